@@ -1,0 +1,33 @@
+// SPDX-License-Identifier: Apache-2.0
+// Which instruction set the kernels run with. Chosen once from the CPU (and what the OS saves), lowered by the
+// environment variable FP8_SIMD=scalar|avx2|avx512|avx512bf16 (an unknown or unsupported word is an error naming the choices).
+#pragma once
+#include <string>
+
+namespace fp8::kernels {
+
+/// Each level includes those before it. avx2: + FMA, F16C. avx512: F, BW, DQ, VL. avx512bf16: + VBMI, BF16.
+enum class SimdLevel { scalar, avx2, avx512, avx512bf16 };
+
+/// The best level this machine runs.
+SimdLevel best_simd_level();
+
+/// The level in force: best_simd_level(), or FP8_SIMD's, or that of the innermost ScopedSimdLevel.
+SimdLevel simd_level();
+
+/// "scalar", "avx2", "avx512", "avx512bf16".
+const char* name_of(SimdLevel level);
+
+/// Forces a level (<= best_simd_level(), else std::invalid_argument) for the whole process while it lives. For tests and benchmarks.
+class ScopedSimdLevel {
+ public:
+  explicit ScopedSimdLevel(SimdLevel level);
+  ~ScopedSimdLevel();
+  ScopedSimdLevel(const ScopedSimdLevel&) = delete;
+  ScopedSimdLevel& operator=(const ScopedSimdLevel&) = delete;
+
+ private:
+  int previous_;
+};
+
+}  // namespace fp8::kernels

@@ -1,0 +1,18 @@
+// SPDX-License-Identifier: Apache-2.0
+// A small fork-join pool of its own: this layer knows no torch, and at::parallel_for is silently serial without OpenMP.
+#pragma once
+#include <cstdint>
+#include <functional>
+
+namespace fp8::kernels {
+
+/// Threads used by parallel_for, the caller included. Default: the CPUs this process may run on.
+int num_threads();
+/// Sets it (>= 1; else std::invalid_argument).
+void set_num_threads(int threads);
+
+/// Calls body(begin, end) on disjoint ranges that cover [0, n), each a multiple of `grain` long but the last; serial when
+/// n <= grain, inside another parallel_for, or with one thread. Returns when all are done; rethrows the first exception.
+void parallel_for(std::int64_t n, std::int64_t grain, const std::function<void(std::int64_t, std::int64_t)>& body);
+
+}  // namespace fp8::kernels

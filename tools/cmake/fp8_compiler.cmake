@@ -1,0 +1,39 @@
+# SPDX-License-Identifier: Apache-2.0
+# Build type, warnings, sanitizers, ccache, and the include tree <build>/include/fp8/<folder>.
+if(NOT CMAKE_BUILD_TYPE AND NOT CMAKE_CONFIGURATION_TYPES)
+  set(CMAKE_BUILD_TYPE Release CACHE STRING "Build type" FORCE)
+endif()
+set(CMAKE_CXX_STANDARD 20)
+set(CMAKE_CXX_STANDARD_REQUIRED ON)
+set(CMAKE_CXX_EXTENSIONS OFF)
+set(CMAKE_POSITION_INDEPENDENT_CODE ON)
+set(CMAKE_CXX_VISIBILITY_PRESET default)
+set(CMAKE_EXPORT_COMPILE_COMMANDS ON)
+set(CMAKE_RUNTIME_OUTPUT_DIRECTORY ${PROJECT_BINARY_DIR}/bin)
+set(CMAKE_LIBRARY_OUTPUT_DIRECTORY ${PROJECT_BINARY_DIR}/lib)
+
+find_program(FP8_CCACHE ccache)
+if(FP8_CCACHE AND NOT CMAKE_CXX_COMPILER_LAUNCHER)
+  set(CMAKE_CXX_COMPILER_LAUNCHER ${FP8_CCACHE})
+endif()
+
+# One include spelling inside and outside: #include "fp8/recipes/scale.h".
+set(FP8_INCLUDE_DIR ${PROJECT_BINARY_DIR}/include)
+file(MAKE_DIRECTORY ${FP8_INCLUDE_DIR}/fp8)
+foreach(folder runtime recipes configs measure quant transformer_engine tools)
+  file(CREATE_LINK ${PROJECT_SOURCE_DIR}/${folder} ${FP8_INCLUDE_DIR}/fp8/${folder} SYMBOLIC)
+endforeach()
+configure_file(${PROJECT_SOURCE_DIR}/tools/cmake/version.h.in ${FP8_INCLUDE_DIR}/fp8/version.h)
+
+add_library(fp8_flags INTERFACE)
+target_include_directories(fp8_flags INTERFACE
+  $<BUILD_INTERFACE:${FP8_INCLUDE_DIR}> $<INSTALL_INTERFACE:include>)
+# NDEBUG always: at::RecordFunction has another layout without it than in the packaged LibTorch.
+target_compile_definitions(fp8_flags INTERFACE NDEBUG)
+target_compile_options(fp8_flags INTERFACE
+  $<BUILD_INTERFACE:-Wall -Wextra -Wno-unused-parameter -ffp-contract=off>
+  $<$<BOOL:${FP8_WERROR}>:$<BUILD_INTERFACE:-Werror>>)
+if(FP8_SANITIZE)
+  target_compile_options(fp8_flags INTERFACE -fsanitize=${FP8_SANITIZE} -fno-omit-frame-pointer -fno-sanitize-recover=undefined)
+  target_link_options(fp8_flags INTERFACE -fsanitize=${FP8_SANITIZE})
+endif()

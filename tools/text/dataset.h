@@ -1,0 +1,34 @@
+// SPDX-License-Identifier: Apache-2.0
+// Text files -> chunks of token ids of one length.
+//
+//   .txt          documents separated by "<|endoftext|>" (with more than one, newlines around each are stripped and empty ones
+//                 dropped), each tokenized with the special tokens the tokenizer adds, joined, cut into consecutive chunks of
+//                 seq_len tokens, remainder dropped
+//   .jsonl        one JSON object a line, field "text": each a document
+//   .safetensors  tensor "input_ids" I64 [N, L], used as it is
+#pragma once
+#include <cstdint>
+#include <filesystem>
+#include <vector>
+
+#include "fp8/tools/text/tokenizer.h"
+
+namespace fp8::text {
+
+struct ChunkOptions {
+  std::int64_t seq_len = 256;
+  std::int64_t samples = -1;  ///< at most this many chunks; -1: all
+  std::int64_t skip = 0;      ///< chunks passed over first
+};
+
+/// Shape [count, length], row-major.
+struct Chunks {
+  std::vector<std::int64_t> ids;
+  std::int64_t count = 0, length = 0;
+};
+
+/// Reads only as much text as the wanted chunks need. Throws io::Error (empty text, text shorter than one chunk, an id outside
+/// the vocabulary, a bad file), naming the file and what was found.
+Chunks load_chunks(const std::filesystem::path& file, const Tokenizer* tokenizer, const ChunkOptions& options);
+
+}  // namespace fp8::text
