@@ -1,13 +1,19 @@
 # SPDX-License-Identifier: Apache-2.0
-# Build type, warnings, sanitizers, ccache, and the include tree <build>/include/fp8/<folder>.
+# Build type, warnings, sanitizers, ccache, and the include tree <build>/include/fp8/<folder> with the two headers
+# that are made here: version.h and fp8.h.
+# A sanitizer build has its own type: -O1 keeps its compile time and memory bearable.
+set(CMAKE_CXX_FLAGS_SANITIZE "-O1 -g1")
 if(NOT CMAKE_BUILD_TYPE AND NOT CMAKE_CONFIGURATION_TYPES)
-  set(CMAKE_BUILD_TYPE Release CACHE STRING "Build type" FORCE)
+  set(_type Release)
+  if(FP8_SANITIZE)
+    set(_type Sanitize)
+  endif()
+  set(CMAKE_BUILD_TYPE ${_type} CACHE STRING "Build type" FORCE)
 endif()
 set(CMAKE_CXX_STANDARD 20)
 set(CMAKE_CXX_STANDARD_REQUIRED ON)
 set(CMAKE_CXX_EXTENSIONS OFF)
 set(CMAKE_POSITION_INDEPENDENT_CODE ON)
-set(CMAKE_CXX_VISIBILITY_PRESET default)
 set(CMAKE_EXPORT_COMPILE_COMMANDS ON)
 set(CMAKE_RUNTIME_OUTPUT_DIRECTORY ${PROJECT_BINARY_DIR}/bin)
 set(CMAKE_LIBRARY_OUTPUT_DIRECTORY ${PROJECT_BINARY_DIR}/lib)
@@ -25,15 +31,25 @@ foreach(folder runtime recipes configs measure quant transformer_engine tools)
 endforeach()
 configure_file(${PROJECT_SOURCE_DIR}/tools/cmake/version.h.in ${FP8_INCLUDE_DIR}/fp8/version.h)
 
+# fp8/fp8.h includes the header of every folder that has one.
+set(FP8_UMBRELLA_INCLUDES "")
+foreach(header runtime/runtime.h recipes/recipes.h configs/configs.h measure/measure.h quant/quant.h transformer_engine/te.h)
+  if(EXISTS ${PROJECT_SOURCE_DIR}/${header})
+    string(APPEND FP8_UMBRELLA_INCLUDES "#include \"fp8/${header}\"\n")
+  endif()
+endforeach()
+configure_file(${PROJECT_SOURCE_DIR}/tools/cmake/fp8.h.in ${FP8_INCLUDE_DIR}/fp8/fp8.h @ONLY)
+
 add_library(fp8_flags INTERFACE)
 target_include_directories(fp8_flags INTERFACE
   $<BUILD_INTERFACE:${FP8_INCLUDE_DIR}> $<INSTALL_INTERFACE:include>)
 # NDEBUG always: at::RecordFunction has another layout without it than in the packaged LibTorch.
 target_compile_definitions(fp8_flags INTERFACE NDEBUG)
 target_compile_options(fp8_flags INTERFACE
-  $<BUILD_INTERFACE:-Wall -Wextra -Wno-unused-parameter -ffp-contract=off>
+  "$<BUILD_INTERFACE:-Wall;-Wextra;-Wno-unused-parameter;-ffp-contract=off>"
   $<$<BOOL:${FP8_WERROR}>:$<BUILD_INTERFACE:-Werror>>)
 if(FP8_SANITIZE)
-  target_compile_options(fp8_flags INTERFACE -fsanitize=${FP8_SANITIZE} -fno-omit-frame-pointer -fno-sanitize-recover=undefined)
-  target_link_options(fp8_flags INTERFACE -fsanitize=${FP8_SANITIZE})
+  target_compile_options(fp8_flags INTERFACE
+    "$<BUILD_INTERFACE:-fsanitize=${FP8_SANITIZE};-fno-omit-frame-pointer;-fno-sanitize-recover=undefined>")
+  target_link_options(fp8_flags INTERFACE $<BUILD_INTERFACE:-fsanitize=${FP8_SANITIZE}>)
 endif()

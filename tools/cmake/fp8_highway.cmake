@@ -1,8 +1,11 @@
 # SPDX-License-Identifier: Apache-2.0
-# fp8::hwy: the packaged Highway, by its own CMake package where there is one, else by pkg-config's names.
-add_library(fp8_hwy INTERFACE IMPORTED GLOBAL)
-add_library(fp8::hwy ALIAS fp8_hwy)
-find_path(FP8_HWY_INCLUDE_DIR hwy/highway.h REQUIRED)
-find_library(FP8_HWY_LIBRARY hwy REQUIRED)
-target_include_directories(fp8_hwy SYSTEM INTERFACE ${FP8_HWY_INCLUDE_DIR})
-target_link_libraries(fp8_hwy INTERFACE ${FP8_HWY_LIBRARY})
+# fp8::hwy: the packaged Highway (>= 1.0.3, Debian 12). Its headers and library are looked up directly, because the
+# CMake package of Debian 12 carries no targets.
+find_path(FP8_HWY_INCLUDE_DIR hwy/highway.h)
+find_library(FP8_HWY_LIBRARY hwy)
+if(NOT FP8_HWY_INCLUDE_DIR OR NOT FP8_HWY_LIBRARY)
+  message(FATAL_ERROR "fp8: Highway (hwy/highway.h, libhwy) not found; run ./tools/setup or install libhwy-dev")
+endif()
+add_library(fp8::hwy INTERFACE IMPORTED GLOBAL)
+target_include_directories(fp8::hwy SYSTEM INTERFACE ${FP8_HWY_INCLUDE_DIR})
+target_link_libraries(fp8::hwy INTERFACE ${FP8_HWY_LIBRARY})

@@ -1,0 +1,51 @@
+# SPDX-License-Identifier: Apache-2.0
+# cmake -DWORK=<scratch folder> -P layering_self_test.cmake: runs layering_test.cmake on small trees made here, one
+# clean and one per kind of violation, and fails unless it passes the first and names file, line and reason of the rest.
+cmake_minimum_required(VERSION 3.22)
+
+# Writes `text` as WORK/tree/<file>, checks that tree; sets rc and output.
+function(check file text rc output)
+  file(REMOVE_RECURSE ${WORK}/tree)
+  file(WRITE ${WORK}/tree/${file} "${text}")
+  execute_process(COMMAND ${CMAKE_COMMAND} -DROOT=${WORK}/tree -P ${CMAKE_CURRENT_LIST_DIR}/layering_test.cmake
+    RESULT_VARIABLE code OUTPUT_VARIABLE out ERROR_VARIABLE out)
+  set(${rc} ${code} PARENT_SCOPE)
+  string(REGEX REPLACE "[ \n]+" " " out "${out}")  # message() wraps its lines
+  set(${output} "${out}" PARENT_SCOPE)
+endfunction()
+
+function(expect_clean file text)
+  check(${file} "${text}" rc output)
+  if(NOT rc EQUAL 0)
+    message(FATAL_ERROR "a legal tree was refused: ${file}: ${output}")
+  endif()
+endfunction()
+
+function(expect_violation file text expected)
+  check(${file} "${text}" rc output)
+  if(rc EQUAL 0)
+    message(FATAL_ERROR "not found: ${file}: ${text}")
+  endif()
+  string(FIND "${output}" "${expected}" position)
+  if(position EQUAL -1)
+    message(FATAL_ERROR "expected '${expected}' in: ${output}")
+  endif()
+endfunction()
+
+expect_clean(quant/good.cpp "#include <vector>\n#include <torch/nn.h>\n#include \"fp8/recipes/scale.h\"\n#include \"fp8/version.h\"\n")
+expect_clean(tools/good.cpp "#include \"fp8/fp8.h\"\n#include \"fp8/transformer_engine/te.h\"\n")
+expect_clean(recipes/good.h "#include \"fp8/runtime/kernels/format.h\"\n// #include \"fp8/quant/convert.h\"\n")
+expect_clean(runtime/kernels/good.cpp "int a[2]; // [;]\n#include \"fp8/runtime/kernels/format.h\"\n")
+
+expect_violation(runtime/device/bad.cpp "// first\n#include \"fp8/recipes/scale.h\"\n"
+  "runtime/device/bad.cpp:2: #include \"fp8/recipes/scale.h\" <- runtime must not know recipes")
+expect_violation(quant/bad.h "int a[] = {1};\n\n  # include <fp8/tools/text/tokenizer.h>\n"
+  "quant/bad.h:3: # include <fp8/tools/text/tokenizer.h> <- quant must not know tools")
+expect_violation(measure/bad.cpp "#include \"fp8/fp8.h\"\n" "measure/bad.cpp:1: #include \"fp8/fp8.h\" <- it includes every folder")
+expect_violation(configs/bad.cpp "#include \"../measure/observer.h\"\n" "<- spell it fp8/<folder>/...")
+expect_violation(runtime/kernels/bad.cpp "#include <ATen/core/Tensor.h>\n" "<- runtime/kernels is torch-free")
+expect_violation(runtime/io/bad.h "#include <c10/util/Exception.h>\n" "<- runtime/io is torch-free")
+expect_violation(recipes/bad.h "#include \"torch/torch.h\"\n" "<- recipes is torch-free")
+expect_violation(recipes/bad.cpp "#include \"fp8/runtime/device/block.h\"\n" "<- recipes is torch-free, that header is not")
+expect_violation(runtime/bad.cpp "#include \"fp8/kernels/cast.h\"\n" "<- no such folder")
+expect_violation(README.md "no sources" "no source files")

@@ -1,0 +1,42 @@
+# SPDX-License-Identifier: Apache-2.0
+# cmake -DBUILD=<fp8's build tree> -DCONSUMER=<this folder> -DVERSION=... -DGENERATOR=... -DCOMPILER=... -DTOOLS=ON|OFF
+#   -P package_test.cmake
+# Installs the build tree into a fresh prefix, moves that prefix (an install tree must not depend on its place), builds
+# the consumer against it and runs the consumer and the installed program.
+cmake_minimum_required(VERSION 3.22)
+set(work ${BUILD}/package)
+set(prefix ${work}/moved)
+file(REMOVE_RECURSE ${work})
+file(MAKE_DIRECTORY ${work})
+
+# Runs a command; fails with its output. The last command's stdout is in `output`.
+macro(run)
+  execute_process(COMMAND ${ARGN} RESULT_VARIABLE rc OUTPUT_VARIABLE output ERROR_VARIABLE errors)
+  if(NOT rc EQUAL 0)
+    message(FATAL_ERROR "rc ${rc}: ${ARGN}\n${output}${errors}")
+  endif()
+endmacro()
+
+run(${CMAKE_COMMAND} --install ${BUILD} --prefix ${work}/prefix)
+file(RENAME ${work}/prefix ${prefix})
+foreach(file include/fp8/fp8.h include/fp8/version.h include/fp8/runtime/kernels/format.h lib/cmake/fp8/fp8Config.cmake)
+  if(NOT EXISTS ${prefix}/${file})
+    message(FATAL_ERROR "not installed: ${file}")
+  endif()
+endforeach()
+
+run(${CMAKE_COMMAND} -S ${CONSUMER} -B ${work}/build -G ${GENERATOR} -DCMAKE_CXX_COMPILER=${COMPILER}
+  -DCMAKE_PREFIX_PATH=${prefix})
+run(${CMAKE_COMMAND} --build ${work}/build)
+run(${work}/build/consumer)
+if(NOT output STREQUAL "fp8 ${VERSION}\n")
+  message(FATAL_ERROR "consumer printed '${output}', expected 'fp8 ${VERSION}'")
+endif()
+
+if(TOOLS)
+  run(${prefix}/bin/fp8 --version)
+  if(NOT output MATCHES "${VERSION}")
+    message(FATAL_ERROR "bin/fp8 --version printed '${output}', expected ${VERSION}")
+  endif()
+endif()
+message(STATUS "package: consumer and bin/fp8 ${VERSION} work from ${prefix}")

@@ -1,0 +1,36 @@
+// SPDX-License-Identifier: Apache-2.0
+// A fresh folder for one test, removed with everything in it when the object goes. Tests run as parallel processes, so
+// the name is made by mkdtemp, never by hand.
+#pragma once
+#include <stdlib.h>
+
+#include <cerrno>
+#include <filesystem>
+#include <string>
+#include <system_error>
+
+namespace fp8::test {
+
+class TempDir {
+ public:
+  /// Throws std::system_error when no folder can be made.
+  TempDir() {
+    std::string name = (std::filesystem::temp_directory_path() / "fp8_test_XXXXXX").string();
+    if (mkdtemp(name.data()) == nullptr) throw std::system_error(errno, std::generic_category(), name);
+    path_ = name;
+  }
+  ~TempDir() {
+    std::error_code ignored;  // a destructor must not throw; a leftover folder in /tmp is no test failure
+    std::filesystem::remove_all(path_, ignored);
+  }
+  TempDir(const TempDir&) = delete;
+  TempDir& operator=(const TempDir&) = delete;
+
+  const std::filesystem::path& path() const { return path_; }
+  std::filesystem::path operator/(const std::string& name) const { return path_ / name; }
+
+ private:
+  std::filesystem::path path_;
+};
+
+}  // namespace fp8::test
