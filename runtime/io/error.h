@@ -1,6 +1,10 @@
 // SPDX-License-Identifier: Apache-2.0
+// The one exception of the readers and writers of files, and how foreign text is shown in its message. No torch here.
 #pragma once
+#include <cstddef>
 #include <stdexcept>
+#include <string>
+#include <string_view>
 
 namespace fp8::io {
 
@@ -9,5 +13,12 @@ namespace fp8::io {
 struct Error : std::runtime_error {
   using std::runtime_error::runtime_error;
 };
+
+/// `text` fit for one line of a message: control characters and bytes that are not UTF-8 become \xNN, and what is longer
+/// than `limit` bytes ends in "...".
+std::string printable(std::string_view text, std::size_t limit = 120);
+
+/// "'text'", printable.
+std::string in_quotes(std::string_view text);
 
 }  // namespace fp8::io

@@ -11,14 +11,20 @@
 #include <filesystem>
 #include <map>
 #include <memory>
+#include <mutex>
 #include <string>
+#include <utility>
 #include <vector>
 
 #include "fp8/runtime/io/atomic_file.h"
+#include "fp8/runtime/io/error.h"
+#include "fp8/runtime/io/file.h"
 
 namespace fp8::io {
 
-enum class DType : std::uint8_t { BOOL, U8, I8, U16, I16, U32, I32, U64, I64, F16, BF16, F32, F64, F8_E4M3, F8_E5M2, F8_E8M0, F8_E4M3FNUZ, F8_E5M2FNUZ, C64 };
+enum class DType : std::uint8_t {
+  BOOL, U8, I8, U16, I16, U32, I32, U64, I64, F16, BF16, F32, F64, F8_E4M3, F8_E5M2, F8_E8M0, F8_E4M3FNUZ, F8_E5M2FNUZ, C64
+};
 const char* name_of(DType dtype);                 ///< "BF16"
 int size_of(DType dtype);                         ///< bytes
 DType dtype_from_name(const std::string& name);   ///< throws io::Error listing the allowed names
@@ -29,9 +35,10 @@ struct TensorInfo {
   std::vector<std::int64_t> shape;
   std::uint64_t begin = 0, end = 0;  ///< bytes, relative to the start of the data
   std::uint64_t bytes() const { return end - begin; }
-  std::int64_t numel() const;
+  std::int64_t numel() const;        ///< 1 for a 0-dim tensor
 };
 
+/// One open file. The constructor reads and checks the whole header; every error is an io::Error that names file and tensor.
 class SafetensorsFile {
  public:
   explicit SafetensorsFile(std::filesystem::path path);
@@ -41,7 +48,7 @@ class SafetensorsFile {
 
   const std::filesystem::path& path() const { return path_; }
   const std::vector<TensorInfo>& tensors() const { return tensors_; }  ///< in file order
-  const TensorInfo* find(const std::string& name) const;
+  const TensorInfo* find(const std::string& name) const;               ///< nullptr: no such tensor
   const std::map<std::string, std::string>& metadata() const { return metadata_; }
   /// Reads `size` bytes of a tensor, from `offset` within it. Thread-safe. Throws if the file is shorter by now.
   void read(const TensorInfo& tensor, void* destination, std::uint64_t offset, std::uint64_t size) const;
@@ -49,7 +56,7 @@ class SafetensorsFile {
 
  private:
   std::filesystem::path path_;
-  int fd_ = -1;
+  Descriptor file_;
   std::uint64_t data_start_ = 0;
   std::vector<TensorInfo> tensors_;
   std::map<std::string, std::size_t> by_name_;
@@ -57,7 +64,8 @@ class SafetensorsFile {
 };
 
 /// All tensors of a checkpoint folder: model.safetensors.index.json names the shards, else model.safetensors is the one file.
-/// Other *.safetensors are never read. A file path instead of a folder is taken as the one file.
+/// Other *.safetensors are never read, nor tensors that the index does not name. A file path instead of a folder is taken as
+/// the one file.
 class Checkpoint {
  public:
   explicit Checkpoint(std::filesystem::path folder);
@@ -80,7 +88,12 @@ class Checkpoint {
 /// Tensors are laid out by descending alignment (8-byte types first, 1-byte types last), then by name; header padded to 8.
 class SafetensorsWriter {
  public:
-  struct Entry { std::string name; DType dtype; std::vector<std::int64_t> shape; };
+  struct Entry {
+    std::string name;
+    DType dtype;
+    std::vector<std::int64_t> shape;
+  };
+  /// Reserves the space for all of it, so that a full disk shows here.
   SafetensorsWriter(std::filesystem::path path, const std::vector<Entry>& entries,
                     const std::map<std::string, std::string>& metadata = {{"format", "pt"}});
   void write(const std::string& name, const void* data, std::uint64_t offset, std::uint64_t size);  ///< bytes within the tensor
@@ -88,8 +101,13 @@ class SafetensorsWriter {
   void commit();  ///< throws if a tensor was not written completely
 
  private:
-  struct Slot { std::uint64_t begin, size, written; };
+  struct Slot {
+    std::uint64_t begin = 0, size = 0;
+    std::map<std::uint64_t, std::uint64_t> written;  // begin -> end, disjoint, neighbours merged
+  };
+  std::filesystem::path path_;
   std::unique_ptr<AtomicFile> file_;
+  std::unique_ptr<std::mutex> mutex_;  // guards Slot::written
   std::uint64_t data_start_ = 0;
   std::map<std::string, Slot> slots_;
 };
