@@ -1,0 +1,61 @@
+# SPDX-License-Identifier: Apache-2.0
+# cmake -DROOT=<source tree> -DLIBTORCH=<a usable LibTorch> -DWORK=<scratch folder> -P setup_test.cmake
+# tools/setup and fp8_torch.cmake choose the same LibTorch: one that is too old or built for CUDA is refused by name and
+# the next candidate is taken; the answer is one line on stdout and is noted in the cache. Nothing is fetched here.
+cmake_minimum_required(VERSION 3.22)
+file(REMOVE_RECURSE ${WORK})
+
+# A folder that looks like LibTorch 2.<minor>.
+function(make_libtorch folder minor)
+  file(WRITE ${folder}/lib/libtorch_cpu.so "")
+  file(WRITE ${folder}/include/ATen/core/Tensor.h "")
+  file(WRITE ${folder}/include/torch/headeronly/version.h
+    "/// major\n#define TORCH_VERSION_MAJOR 2\n\n#define TORCH_VERSION_MINOR ${minor}\n#define TORCH_VERSION_PATCH 0\n")
+endfunction()
+make_libtorch(${WORK}/old/torch 9)
+make_libtorch(${WORK}/cuda/torch 13)
+file(WRITE ${WORK}/cuda/torch/lib/libtorch_cuda.so "")
+make_libtorch("${WORK}/with space/torch" 20)
+
+# Runs tools/setup with LIBTORCH=first and CMAKE_PREFIX_PATH=second; expects the folder `chosen` and `words` on stderr.
+function(expect_choice first second chosen words)
+  execute_process(
+    COMMAND ${CMAKE_COMMAND} -E env XDG_CACHE_HOME=${WORK}/cache LIBTORCH=${first} CMAKE_PREFIX_PATH=${second}
+      bash ${ROOT}/tools/setup --no-packages
+    RESULT_VARIABLE rc OUTPUT_VARIABLE output ERROR_VARIABLE errors)
+  file(REAL_PATH "${chosen}" real)
+  if(NOT rc EQUAL 0 OR NOT output STREQUAL "${real}\n")
+    message(FATAL_ERROR "rc ${rc}, expected ${real}, got: ${output}${errors}")
+  endif()
+  if(NOT errors MATCHES "${words}")
+    message(FATAL_ERROR "expected '${words}' in: ${errors}")
+  endif()
+  file(READ ${WORK}/cache/fp8/libtorch-path noted)
+  if(NOT noted STREQUAL output)
+    message(FATAL_ERROR "the cache notes '${noted}', expected '${output}'")
+  endif()
+endfunction()
+
+expect_choice(${LIBTORCH} /nowhere ${LIBTORCH} "LIBTORCH")
+expect_choice(${LIBTORCH}/share/cmake "" ${LIBTORCH} "LIBTORCH")
+expect_choice("" /nowhere:${LIBTORCH} ${LIBTORCH} "CMAKE_PREFIX_PATH")
+expect_choice(${WORK}/old/torch ${LIBTORCH} ${LIBTORCH} "LibTorch 2.9 in [^ ]*/old/torch .LIBTORCH. is older than 2.13, skipped")
+expect_choice(${WORK}/cuda/torch ${LIBTORCH} ${LIBTORCH} "is a build for cuda, skipped")
+expect_choice("${WORK}/with space" "" "${WORK}/with space/torch" "LibTorch 2.20")
+
+# The same folders through CMake: a project of one line that includes the module.
+file(WRITE ${WORK}/project/CMakeLists.txt
+  "cmake_minimum_required(VERSION 3.22)\nproject(p LANGUAGES NONE)\ninclude(${ROOT}/tools/cmake/fp8_torch.cmake)\n")
+function(expect_cmake argument first code words)
+  file(REMOVE_RECURSE ${WORK}/build)
+  execute_process(
+    COMMAND ${CMAKE_COMMAND} -E env XDG_CACHE_HOME=${WORK}/cache LIBTORCH=${first} CMAKE_PREFIX_PATH=${WORK}/old:${LIBTORCH}
+      ${CMAKE_COMMAND} -S ${WORK}/project -B ${WORK}/build ${argument}
+    RESULT_VARIABLE rc OUTPUT_VARIABLE output ERROR_VARIABLE output)
+  string(REGEX REPLACE "[ \n]+" " " output "${output}")
+  if(NOT rc EQUAL code OR NOT output MATCHES "${words}")
+    message(FATAL_ERROR "rc ${rc}, expected ${code} and '${words}': ${output}")
+  endif()
+endfunction()
+expect_cmake("" ${WORK}/old 0 "LibTorch 2.9 in [^ ]*/old/torch is older than 2.13, skipped.*LibTorch 2.1[3-9] in ")
+expect_cmake(-DFP8_LIBTORCH=${WORK}/old/torch "" 1 "FP8_LIBTORCH=[^ ]*/old/torch holds no LibTorch >= 2.13")
