@@ -1,0 +1,209 @@
+// SPDX-License-Identifier: Apache-2.0
+#include "fp8/runtime/device/allocator.h"
+
+#include <c10/core/CPUAllocator.h>
+#include <c10/util/Exception.h>
+#include <sys/mman.h>
+#include <unistd.h>
+
+#include <array>
+#include <atomic>
+#include <cstdio>
+#include <cstdlib>
+#include <cstring>
+
+#include "fp8/runtime/device/block.h"
+#include "fp8/runtime/device/device.h"
+#include "fp8/runtime/device/memory.h"
+
+namespace fp8::runtime {
+namespace {
+
+constexpr std::size_t kHugePage = std::size_t{2} << 20;
+constexpr std::size_t kHugeFrom = std::size_t{4} << 20;  // below, page faults cost less than the rounding
+
+std::int64_t physical_memory() { return static_cast<std::int64_t>(sysconf(_SC_PHYS_PAGES)) * sysconf(_SC_PAGE_SIZE); }
+
+std::int64_t limit_from_environment() {
+  const char* text = std::getenv("FP8_HPU_MEMORY");
+  if (text == nullptr || *text == '\0') return physical_memory();
+  char* end = nullptr;
+  const double value = std::strtod(text, &end);
+  double unit = 1;
+  if (*end == 'K') unit = 1024.0;
+  if (*end == 'M') unit = 1024.0 * 1024;
+  if (*end == 'G') unit = 1024.0 * 1024 * 1024;
+  if (unit != 1) ++end;
+  TORCH_CHECK(end != text && *end == '\0' && value > 0 && value * unit < 9e18, "[hpu] FP8_HPU_MEMORY: found \"", text,
+              "\", expected a number of bytes > 0, K, M or G may follow");
+  return static_cast<std::int64_t>(value * unit);
+}
+
+/// Counters of one device; relaxed atomics, the peak by compare-exchange.
+struct Books {
+  std::atomic<std::int64_t> limit{0}, in_use{0}, max_in_use{0}, allocs{0}, frees{0}, max_alloc{0}, system_allocs{0}, system_frees{0}, ooms{0};
+};
+
+Books& books(c10::DeviceIndex device) {
+  static std::array<Books, kMaxDevices> all;
+  static const bool ready = [] {
+    for (auto& b : all) b.limit = limit_from_environment();
+    return true;
+  }();
+  (void)ready;
+  return all[device];
+}
+
+Books& checked_books(int device) {
+  TORCH_CHECK(device >= 0 && device < device_count(), "Invalid device id ", device, ", the machine emulates ", device_count());
+  return books(static_cast<c10::DeviceIndex>(device));
+}
+
+void raise_to(std::atomic<std::int64_t>& peak, std::int64_t value) {
+  std::int64_t seen = peak.load(std::memory_order_relaxed);
+  while (seen < value && !peak.compare_exchange_weak(seen, value, std::memory_order_relaxed)) {
+  }
+}
+
+void unmap(void* context) {
+  auto* region = static_cast<std::pair<void*, std::size_t>*>(context);
+  munmap(region->first, region->second);
+  delete region;
+}
+
+/// Large results cost more in page faults than in the kernel that fills them: huge pages make that 3 times cheaper.
+c10::DataPtr allocate_host(std::size_t bytes) {
+  if (bytes < kHugeFrom) return c10::GetCPUAllocator()->allocate(bytes);
+  const std::size_t rounded = (bytes + kHugePage - 1) / kHugePage * kHugePage + kHugePage;
+  void* base = mmap(nullptr, rounded, PROT_READ | PROT_WRITE, MAP_PRIVATE | MAP_ANONYMOUS, -1, 0);
+  TORCH_CHECK_WITH(OutOfMemoryError, base != MAP_FAILED, "[hpu] the host can't give ", bytes, " bytes");
+  const auto address = reinterpret_cast<std::uintptr_t>(base);
+  void* aligned = reinterpret_cast<void*>((address + kHugePage - 1) / kHugePage * kHugePage);
+  madvise(aligned, rounded - kHugePage, MADV_HUGEPAGE);
+  return c10::DataPtr(aligned, new std::pair<void*, std::size_t>(base, rounded), &unmap, c10::Device(c10::kCPU));
+}
+
+class Allocator final : public c10::DeviceAllocator {
+ public:
+  c10::DataPtr allocate(std::size_t bytes) override {
+    const c10::DeviceIndex device = current_device();
+    if (bytes == 0) return c10::DataPtr(nullptr, c10::Device(c10::kHPU, device));
+    check_room(device, bytes);
+    return make_block(allocate_host(bytes), bytes, device);
+  }
+  c10::DeleterFnPtr raw_deleter() const override { return nullptr; }
+  void copy_data(void* to, const void* from, std::size_t bytes) const override { std::memcpy(to, from, bytes); }
+  bool initialized() override { return true; }
+  void emptyCache(c10::MempoolId_t) override {}
+  void recordStream(const c10::DataPtr&, c10::Stream) override {}
+  c10::CachingDeviceAllocator::DeviceStats getDeviceStats(c10::DeviceIndex device) override {
+    const MemoryStats s = memory_stats(device);
+    c10::CachingDeviceAllocator::DeviceStats out;
+    for (auto* bytes : {&out.allocated_bytes[0], &out.active_bytes[0], &out.reserved_bytes[0], &out.requested_bytes[0]}) {
+      bytes->current = s.InUse;
+      bytes->peak = s.MaxInUse;
+    }
+    for (auto* count : {&out.allocation[0], &out.active[0], &out.segment[0]}) {
+      count->current = s.ActiveAllocs;
+      count->allocated = s.NumAllocs;
+      count->freed = s.NumFrees;
+    }
+    out.num_ooms = books(device).ooms;
+    return out;
+  }
+  void resetAccumulatedStats(c10::DeviceIndex device) override { reset_accumulated_memory_stats(device); }
+  void resetPeakStats(c10::DeviceIndex device) override { reset_peak_memory_stats(device); }
+  std::pair<std::size_t, std::size_t> getMemoryInfo(c10::DeviceIndex device) override {
+    const MemoryStats s = memory_stats(device);
+    return {static_cast<std::size_t>(s.Limit - s.InUse), static_cast<std::size_t>(s.Limit)};
+  }
+
+  /// Refuses before the host memory is touched.
+  static void check_room(c10::DeviceIndex device, std::size_t bytes) {
+    Books& b = books(device);
+    if (b.in_use + static_cast<std::int64_t>(bytes) <= b.limit) return;
+    ++b.ooms;
+    TORCH_CHECK_WITH(OutOfMemoryError, false, "[hpu] out of memory on hpu:", static_cast<int>(device), ": tried to allocate ", bytes,
+                     " bytes, ", b.in_use.load(), " of ", b.limit.load(), " are in use");
+  }
+};
+
+Allocator& instance() {
+  static Allocator allocator;
+  return allocator;
+}
+
+const bool registered = [] {
+  c10::SetAllocator(c10::kHPU, &instance());
+  return true;
+}();
+
+}  // namespace
+
+c10::DeviceAllocator* hpu_allocator() { return &instance(); }
+
+void account_allocation(c10::DeviceIndex device, std::size_t bytes) {
+  Allocator::check_room(device, bytes);
+  Books& b = books(device);
+  const auto size = static_cast<std::int64_t>(bytes);
+  raise_to(b.max_in_use, b.in_use.fetch_add(size, std::memory_order_relaxed) + size);
+  raise_to(b.max_alloc, size);
+  b.allocs.fetch_add(1, std::memory_order_relaxed);
+  b.system_allocs.fetch_add(1, std::memory_order_relaxed);
+}
+
+void account_free(c10::DeviceIndex device, std::size_t bytes) noexcept {
+  Books& b = books(device);
+  b.in_use.fetch_sub(static_cast<std::int64_t>(bytes), std::memory_order_relaxed);
+  b.frees.fetch_add(1, std::memory_order_relaxed);
+  b.system_frees.fetch_add(1, std::memory_order_relaxed);
+}
+
+MemoryStats memory_stats(int device) {
+  const Books& b = checked_books(device);
+  MemoryStats s;
+  s.Limit = b.limit;
+  s.InUse = b.in_use;
+  s.MaxInUse = b.max_in_use;
+  s.NumAllocs = b.allocs;
+  s.NumFrees = b.frees;
+  s.TotalSystemAllocs = b.system_allocs;
+  s.TotalSystemFrees = b.system_frees;
+  s.ActiveAllocs = s.TotalActiveAllocs = s.TotalSystemAllocs - s.TotalSystemFrees;
+  s.MaxAllocSize = b.max_alloc;
+  return s;
+}
+
+void set_memory_limit(std::int64_t bytes, int device) {
+  TORCH_CHECK(bytes > 0, "[set_memory_limit] expected bytes > 0, got ", bytes);
+  checked_books(device).limit = bytes;
+}
+
+void reset_peak_memory_stats(int device) {
+  Books& b = checked_books(device);
+  b.max_in_use = b.in_use.load();
+  b.max_alloc = 0;
+}
+
+void reset_accumulated_memory_stats(int device) {
+  Books& b = checked_books(device);
+  b.allocs = 0;
+  b.frees = 0;
+}
+
+std::string memory_summary(int device) {
+  const MemoryStats s = memory_stats(device);
+  const std::string bar(52, '=');
+  char text[1024];
+  const double gib = 1024.0 * 1024 * 1024, mib = 1024.0 * 1024;
+  std::snprintf(text, sizeof text,
+                "|%s|\n|     PyTorch HPU memory summary, device ID %-10d|\n|%s|\n"
+                "  Limit (GB)      %20.2f\n  InUse (MB)      %20.2f\n  MaxInUse (MB)   %20.2f\n  NumAllocs       %20lld\n"
+                "  NumFrees        %20lld\n  MaxAllocSize (MB)%19.2f\n  ActiveAllocs    %20lld\n",
+                bar.c_str(), device, std::string(52, '-').c_str(), s.Limit / gib, s.InUse / mib, s.MaxInUse / mib,
+                static_cast<long long>(s.NumAllocs), static_cast<long long>(s.NumFrees), s.MaxAllocSize / mib,
+                static_cast<long long>(s.ActiveAllocs));
+  return text;
+}
+
+}  // namespace fp8::runtime

@@ -1,0 +1,106 @@
+// SPDX-License-Identifier: Apache-2.0
+#include "fp8/runtime/device/block.h"
+
+#include <c10/core/CPUAllocator.h>
+
+#include "fp8/runtime/device/allocator.h"
+
+namespace fp8::runtime {
+namespace {
+
+void free_block(void* context) {
+  auto* block = static_cast<Block*>(context);
+  account_free(block->device, block->bytes);
+  delete block;
+}
+
+c10::intrusive_ptr<c10::StorageImpl> make_alias(void* memory, std::size_t bytes) {
+  // Resizable with the CPU's allocator, so that out= kernels can enlarge it; adopt_resized_alias() then takes the new memory.
+  return c10::make_intrusive<c10::StorageImpl>(c10::StorageImpl::use_byte_size_t(), bytes,
+                                               c10::DataPtr(memory, c10::Device(c10::kCPU)), c10::GetCPUAllocator(),
+                                               /*resizable=*/true);
+}
+
+c10::Device hpu(c10::DeviceIndex index) { return c10::Device(c10::kHPU, index); }
+
+void copy_geometry(c10::TensorImpl* to, const at::Tensor& from) {
+  to->set_sizes_and_strides(from.sizes(), from.strides(), from.storage_offset());
+  to->set_wrapped_number(from.unsafeGetTensorImpl()->is_wrapped_number());
+  if (from.is_complex()) to->_set_conj(from.is_conj());
+  to->_set_neg(from.is_neg());
+}
+
+}  // namespace
+
+c10::DataPtr make_block(c10::DataPtr memory, std::size_t bytes, c10::DeviceIndex device) {
+  account_allocation(device, bytes);
+  auto* block = new Block{std::move(memory), bytes, device, nullptr, nullptr};
+  block->alias = make_alias(block->memory.get(), bytes);
+  return c10::DataPtr(block->memory.get(), block, &free_block, hpu(device));
+}
+
+Block* block_of(const c10::StorageImpl* storage) {
+  if (storage == nullptr || storage->device_type() != c10::kHPU) return nullptr;
+  const auto& pointer = const_cast<c10::StorageImpl*>(storage)->_mutable_data_ptr_no_checks();
+  return pointer.get_deleter() == &free_block ? static_cast<Block*>(pointer.get_context()) : nullptr;
+}
+
+at::Tensor cpu_alias(const at::Tensor& t) {
+  if (!t.defined() || t.device().type() != c10::kHPU) return t;
+  auto* impl = t.unsafeGetTensorImpl();
+  TORCH_CHECK(impl->has_storage(), "[hpu] a tensor of layout ", t.layout(), " has no memory of the device");
+  auto* storage = impl->unsafe_storage().unsafeGetStorageImpl();
+  Block* block = block_of(storage);
+  c10::intrusive_ptr<c10::StorageImpl> alias =
+      block != nullptr ? block->alias : make_alias(storage->_mutable_data_ptr_no_checks().get(), storage->nbytes());
+  // A VIEW impl does not add the autograd keys by itself, and CPU kernels expect them on tensors that are not inference tensors.
+  c10::DispatchKeySet keys(c10::DispatchKey::CPU);
+  if (!t.is_inference()) {
+    keys = keys | c10::DispatchKeySet({c10::DispatchKey::AutogradCPU, c10::DispatchKey::ADInplaceOrView, c10::DispatchKey::AutocastCPU});
+  }
+  auto result = at::detail::make_tensor<c10::TensorImpl>(c10::TensorImpl::VIEW, c10::Storage(std::move(alias)), keys, t.dtype());
+  copy_geometry(result.unsafeGetTensorImpl(), t);
+  return result;
+}
+
+void adopt(const at::Tensor& fresh, c10::DeviceIndex device) {
+  auto* impl = fresh.unsafeGetTensorImpl();
+  auto cpu_storage = c10::intrusive_ptr<c10::StorageImpl>::reclaim_copy(impl->unsafe_storage().unsafeGetStorageImpl());
+  const std::size_t bytes = cpu_storage->nbytes();
+  void* memory = cpu_storage->mutable_data_ptr().get();
+  c10::DataPtr owned = cpu_storage->set_data_ptr(c10::DataPtr(memory, c10::Device(c10::kCPU)));
+  account_allocation(device, bytes);
+  auto* block = new Block{std::move(owned), bytes, device, cpu_storage, nullptr};
+  auto storage = c10::make_intrusive<c10::StorageImpl>(c10::StorageImpl::use_byte_size_t(), bytes,
+                                                       c10::DataPtr(memory, block, &free_block, hpu(device)), hpu_allocator(),
+                                                       /*resizable=*/true);
+  impl->_change_backend_component_keys(hpu(device));
+  impl->set_storage_keep_dtype(c10::Storage(std::move(storage)));
+}
+
+void adopt_resized_alias(c10::StorageImpl* hpu_storage) {
+  Block* block = block_of(hpu_storage);
+  if (block == nullptr) return;
+  void* grown = block->alias->mutable_data_ptr().get();
+  const std::size_t bytes = block->alias->nbytes();
+  if (grown == block->memory.get()) return;
+  account_free(block->device, block->bytes);
+  account_allocation(block->device, bytes);
+  block->memory = block->alias->set_data_ptr(c10::DataPtr(grown, c10::Device(c10::kCPU)));
+  block->bytes = bytes;
+  auto& pointer = hpu_storage->_mutable_data_ptr_no_checks();
+  (void)pointer.release_context();  // the Block stays; only the address below it changed
+  hpu_storage->set_data_ptr_noswap(c10::DataPtr(grown, block, &free_block, hpu(block->device)));
+  hpu_storage->set_nbytes(bytes);
+}
+
+at::Tensor view_on(const c10::Storage& storage, const at::Tensor& like) {
+  // The source's key set (with CPU replaced) keeps inference tensors inference tensors.
+  auto keys = like.unsafeGetTensorImpl()->key_set();
+  auto result = at::detail::make_tensor<c10::TensorImpl>(c10::TensorImpl::VIEW, c10::Storage(storage), keys, like.dtype());
+  result.unsafeGetTensorImpl()->_change_backend_component_keys(storage.device());
+  copy_geometry(result.unsafeGetTensorImpl(), like);
+  return result;
+}
+
+}  // namespace fp8::runtime

@@ -1,0 +1,61 @@
+// SPDX-License-Identifier: Apache-2.0
+// One allocation of the hpu device, which lives in host memory under two StorageImpls:
+//
+//   hpu StorageImpl --DataPtr--> Block { memory, bytes, alias, tag }
+//                                               |
+//   CPU StorageImpl (alias, non-owning) <-------+   what CPU kernels work on, without a copy
+//
+// Two storages, because a view made inside a CPU kernel takes its device from the storage. This is the only place that knows
+// the trick; everybody else calls cpu_alias() and adopt().
+#pragma once
+#include <ATen/core/Tensor.h>
+#include <c10/core/StorageImpl.h>
+#include <c10/core/TensorImpl.h>
+
+namespace fp8::runtime {
+
+/// What intercept/ hangs on a weight's memory. It survives views, detach, t() and InferenceMode, and may object to accesses
+/// that would misread the memory; dispatch/ asks it without knowing why.
+struct BlockTag : c10::BackendMeta {
+  /// An op that nobody handled is about to use `tensor`, which lies in the tagged block. Throws to refuse.
+  virtual void check_access(const std::string& op, const at::Tensor& tensor) const = 0;
+  /// copy_(to, from) where `from` or `to` lies in the tagged block. Throws to refuse.
+  virtual void check_copy(const at::Tensor& to, const at::Tensor& from) const = 0;
+  /// After that copy, `from` being in the tagged block: the tag may go along.
+  virtual void copied(const at::Tensor& to, const at::Tensor& from) const = 0;
+  /// self.set_(...) is about to give the tagged `self` other memory, whose values are of type `dtype`. Throws to refuse.
+  virtual void check_replace(const at::Tensor& self, at::ScalarType dtype) const = 0;
+};
+
+/// One allocation.
+struct Block {
+  c10::DataPtr memory;
+  std::size_t bytes = 0;
+  c10::DeviceIndex device = 0;
+  c10::intrusive_ptr<c10::StorageImpl> alias;
+  c10::intrusive_ptr<BlockTag> tag;
+};
+
+/// A DataPtr on hpu:device that owns a new Block around `memory`. Throws c10::OutOfMemoryError over the device's limit.
+c10::DataPtr make_block(c10::DataPtr memory, std::size_t bytes, c10::DeviceIndex device);
+
+/// The Block below a storage; nullptr for storages that are not ours (from_blob, other devices).
+Block* block_of(const c10::StorageImpl* storage);
+inline Block* block_of(const at::TensorBase& t) {
+  return t.defined() && t.has_storage() ? block_of(t.unsafeGetTensorImpl()->unsafe_storage().unsafeGetStorageImpl()) : nullptr;
+}
+
+/// A CPU tensor over the same memory (sizes, strides, offset, conj and neg bits alike), without autograd history. The memory
+/// lives as long as the hpu tensor: whoever keeps the alias longer must keep that too. CPU tensors are returned as they are.
+at::Tensor cpu_alias(const at::Tensor& hpu);
+
+/// Turns a freshly made CPU tensor into an hpu tensor in place: its memory moves into a new Block, no copy.
+void adopt(const at::Tensor& fresh, c10::DeviceIndex device);
+
+/// After a CPU kernel enlarged the alias storage (out= of a wrong size): the new memory becomes the Block's.
+void adopt_resized_alias(c10::StorageImpl* hpu_storage);
+
+/// A view of `storage` (hpu) that has the geometry of the CPU tensor `like`.
+at::Tensor view_on(const c10::Storage& storage, const at::Tensor& like);
+
+}  // namespace fp8::runtime

@@ -1,0 +1,17 @@
+// SPDX-License-Identifier: Apache-2.0
+// The zero-copy fallback: an hpu op runs the very CPU kernel, on aliases of its arguments' memory, so results are bit equal.
+//
+//   hpu arguments -> cpu_alias -> op at DispatchKey::CPU -> results: the same TensorImpl  -> the original hpu tensor
+//                                                                  the same storage     -> a view on the hpu storage
+//                                                                  fresh                -> its memory moves to hpu, no copy
+#pragma once
+#include <ATen/core/dispatch/Dispatcher.h>
+#include <ATen/core/stack.h>
+
+namespace fp8::runtime {
+
+/// Boxed kernel for any op. Refuses CPU tensors of dim > 0 beside hpu ones, as a real device does (but for the ops of
+/// kMixedDevices), and memory whose tag objects.
+void cpu_fallback(const c10::OperatorHandle& op, c10::DispatchKeySet keys, torch::jit::Stack* stack);
+
+}  // namespace fp8::runtime

@@ -1,0 +1,142 @@
+// SPDX-License-Identifier: Apache-2.0
+#include "fp8/runtime/dispatch/minimal_ops.h"
+
+#include <ATen/EmptyTensor.h>
+#include <ATen/native/Resize.h>
+#include <ATen/ops/copy_ops.h>
+#include <ATen/ops/resize_native.h>
+#include <c10/core/DeviceGuard.h>
+#include <c10/core/impl/LocalDispatchKeySet.h>
+
+#include <atomic>
+
+#include "fp8/runtime/device/allocator.h"
+#include "fp8/runtime/device/block.h"
+#include "fp8/runtime/device/device.h"
+
+namespace fp8::runtime {
+namespace {
+
+constexpr c10::DispatchKeySet kHpuKey(c10::DispatchKey::HPU);
+
+bool is_float8(at::ScalarType type) { return c10::isFloat8Type(type); }
+
+c10::DeviceGuard guard_for(std::optional<at::Device> device) {
+  const at::Device d = device.value_or(at::Device(c10::kHPU));
+  return c10::DeviceGuard(d.has_index() ? d : at::Device(c10::kHPU, current_device()));
+}
+
+/// The tag on a tensor's memory, or the one its TensorImpl carries (memory may have been replaced since).
+const BlockTag* tag_of(const at::Tensor& t) {
+  if (Block* block = block_of(t); block != nullptr && block->tag) return block->tag.get();
+  return dynamic_cast<const BlockTag*>(t.unsafeGetTensorImpl()->get_backend_meta());
+}
+
+void check_replace(const at::Tensor& self, const at::Tensor& source) {
+  if (!is_float8(self.scalar_type()) && !is_float8(source.scalar_type())) return;
+  if (const BlockTag* tag = tag_of(self)) tag->check_replace(self, source.scalar_type());
+  TORCH_CHECK(self.scalar_type() == source.scalar_type(), "[hpu] set_: expected a source of dtype ", self.scalar_type(), ", got ",
+              source.scalar_type(), "; set_ would take its bytes for float8 codes");
+}
+
+std::atomic<std::int64_t> g_to_device{0}, g_to_host{0}, g_on_device{0};
+
+void count(const at::Tensor& to, const at::Tensor& from) {
+  auto& counter = !to.device().is_hpu() ? g_to_host : from.device().is_hpu() ? g_on_device : g_to_device;
+  counter.fetch_add(static_cast<std::int64_t>(to.nbytes()), std::memory_order_relaxed);
+}
+
+}  // namespace
+
+at::Tensor empty_memory_format(at::IntArrayRef size, std::optional<at::ScalarType> dtype, std::optional<at::Layout> layout,
+                               std::optional<at::Device> device, std::optional<bool>, std::optional<at::MemoryFormat> memory_format) {
+  TORCH_CHECK(layout.value_or(at::kStrided) == at::kStrided, "[hpu] empty: expected layout Strided, got ", *layout);
+  const auto guard = guard_for(device);
+  return at::detail::empty_generic(size, hpu_allocator(), kHpuKey, dtype.value_or(at::get_default_dtype_as_scalartype()), memory_format);
+}
+
+at::Tensor empty_strided(at::IntArrayRef size, at::IntArrayRef stride, std::optional<at::ScalarType> dtype,
+                         std::optional<at::Layout> layout, std::optional<at::Device> device, std::optional<bool>) {
+  TORCH_CHECK(layout.value_or(at::kStrided) == at::kStrided, "[hpu] empty_strided: expected layout Strided, got ", *layout);
+  const auto guard = guard_for(device);
+  return at::detail::empty_strided_generic(size, stride, hpu_allocator(), kHpuKey, dtype.value_or(at::get_default_dtype_as_scalartype()));
+}
+
+const at::Tensor& resize_(const at::Tensor& self, at::IntArrayRef size, std::optional<at::MemoryFormat> memory_format) {
+  const c10::DeviceGuard guard(self.device());
+  if (self.sizes() != size) {
+    if (Block* block = block_of(self); block != nullptr && block->tag) block->tag->check_access("aten::resize_", self);
+  }
+  return at::native::resize_(self, size, memory_format);  // the storage is host memory: the CPU's resize fits
+}
+
+at::Tensor& set_source_storage_offset(at::Tensor& self, at::Storage source, int64_t offset, at::IntArrayRef size, at::IntArrayRef stride) {
+  TORCH_CHECK(source.device().is_hpu(), "[hpu] set_: expected a storage on hpu, got one on ", source.device());
+  auto* impl = self.unsafeGetTensorImpl();
+  at::DimVector strides(stride.begin(), stride.end());
+  if (stride.empty()) {  // empty means contiguous
+    strides.resize(size.size());
+    int64_t next = 1;
+    for (std::size_t i = size.size(); i-- > 0;) {
+      strides[i] = next;
+      next *= std::max<int64_t>(size[i], 1);
+    }
+  }
+  TORCH_CHECK(strides.size() == size.size() && offset >= 0, "[hpu] set_: expected one stride per size and an offset >= 0, got ", strides.size(),
+              " strides for ", size.size(), " sizes, offset ", offset);
+  const auto needed = at::detail::computeStorageNbytes(size, strides, self.itemsize(), offset);
+  if (needed > source.nbytes()) {
+    const c10::DeviceGuard guard(source.device());
+    at::native::resize_bytes_cpu(source.unsafeGetStorageImpl(), needed);  // refuses storages that can't grow
+  }
+  impl->set_storage_keep_dtype(std::move(source));
+  impl->set_sizes_and_strides(size, strides, offset);
+  return self;
+}
+
+at::Tensor& set_source_storage(at::Tensor& self, at::Storage source) {
+  const auto numel = static_cast<int64_t>(source.nbytes() / self.itemsize());
+  return set_source_storage_offset(self, std::move(source), 0, {numel}, {});
+}
+
+at::Tensor& set_source_tensor(at::Tensor& self, const at::Tensor& source) {
+  if (self.unsafeGetTensorImpl() == source.unsafeGetTensorImpl()) return self;
+  check_replace(self, source);
+  return set_source_storage_offset(self, source.storage(), source.storage_offset(), source.sizes(), source.strides());
+}
+
+at::Tensor& set_nothing(at::Tensor& self) {
+  const auto guard = guard_for(self.device());
+  c10::Storage empty(c10::Storage::use_byte_size_t(), 0, hpu_allocator()->allocate(0), hpu_allocator(), /*resizable=*/true);
+  return set_source_storage_offset(self, std::move(empty), 0, {0}, {1});
+}
+
+at::Tensor& copy_(at::Tensor& self, const at::Tensor& source, bool non_blocking) {
+  Block* from = block_of(source);
+  Block* to = block_of(self);
+  if (to != nullptr && to->tag) to->tag->check_copy(self, source);
+  if (from != nullptr && from->tag) from->tag->check_copy(self, source);
+  {
+    at::Tensor to_cpu = cpu_alias(self);
+    c10::impl::ExcludeDispatchKeyGuard below(c10::autograd_dispatch_keyset_with_ADInplaceOrView | c10::autocast_dispatch_keyset);
+    at::_ops::copy_::redispatch(c10::DispatchKeySet(c10::DispatchKey::CPU), to_cpu, cpu_alias(source), non_blocking);
+  }
+  count(self, source);
+  if (from != nullptr && from->tag) from->tag->copied(self, source);
+  return self;
+}
+
+at::Tensor copy_from(const at::Tensor& self, const at::Tensor& destination, bool non_blocking) {
+  at::Tensor to = destination;
+  return copy_(to, self, non_blocking);
+}
+
+at::Tensor copy_from_and_resize(const at::Tensor& self, const at::Tensor& destination) {
+  at::Tensor to = destination;
+  if (to.sizes() != self.sizes()) to.resize_(self.sizes());
+  return copy_(to, self, false);
+}
+
+TransferStats transfer_stats() { return {g_to_device, g_to_host, g_on_device}; }
+
+}  // namespace fp8::runtime

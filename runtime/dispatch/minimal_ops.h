@@ -1,0 +1,35 @@
+// SPDX-License-Identifier: Apache-2.0
+// The few ops an hpu tensor needs to exist: make, view, resize, re-seat, copy. Everything else goes through the fallback.
+#pragma once
+#include <ATen/core/Tensor.h>
+
+#include <optional>
+
+namespace fp8::runtime {
+
+at::Tensor empty_memory_format(at::IntArrayRef size, std::optional<at::ScalarType> dtype, std::optional<at::Layout> layout,
+                               std::optional<at::Device> device, std::optional<bool> pin_memory,
+                               std::optional<at::MemoryFormat> memory_format);
+at::Tensor empty_strided(at::IntArrayRef size, at::IntArrayRef stride, std::optional<at::ScalarType> dtype,
+                         std::optional<at::Layout> layout, std::optional<at::Device> device, std::optional<bool> pin_memory);
+const at::Tensor& resize_(const at::Tensor& self, at::IntArrayRef size, std::optional<at::MemoryFormat> memory_format);
+
+/// set_ in its four forms. Upstream compares no dtypes: bytes of one type would silently become values of another, so a source
+/// of another dtype than a float8 self is refused, and a tag may refuse more.
+at::Tensor& set_source_storage(at::Tensor& self, at::Storage source);
+at::Tensor& set_source_storage_offset(at::Tensor& self, at::Storage source, int64_t offset, at::IntArrayRef size, at::IntArrayRef stride);
+at::Tensor& set_source_tensor(at::Tensor& self, const at::Tensor& source);
+at::Tensor& set_nothing(at::Tensor& self);
+
+/// Between any of hpu and cpu. A tagged float8 weight is copied only to its own dtype.
+at::Tensor& copy_(at::Tensor& self, const at::Tensor& source, bool non_blocking);
+at::Tensor copy_from(const at::Tensor& self, const at::Tensor& destination, bool non_blocking);
+at::Tensor copy_from_and_resize(const at::Tensor& self, const at::Tensor& destination);
+
+/// Bytes moved by copy_ so far.
+struct TransferStats {
+  std::int64_t host_to_device = 0, device_to_host = 0, device_to_device = 0;
+};
+TransferStats transfer_stats();
+
+}  // namespace fp8::runtime

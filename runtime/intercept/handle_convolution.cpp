@@ -1,0 +1,57 @@
+// SPDX-License-Identifier: Apache-2.0
+// Convolutions with a tagged weight: conv1d/2d/3d (typed modules, scripted code), _convolution (traced), convolution (below both).
+#include "fp8/runtime/intercept/intercept.h"
+
+namespace fp8::runtime {
+namespace {
+
+/// One value stands for all spatial dimensions.
+std::vector<std::int64_t> expanded(const c10::IValue& value, std::int64_t spatial) {
+  auto list = value.toIntVector();
+  if (list.size() == 1) list.assign(static_cast<std::size_t>(spatial), list[0]);
+  return list;
+}
+
+/// "valid" -> 0, "same" -> d * (k - 1) / 2 where that is whole; else nullopt: the composite pads the input first and comes back
+/// through `convolution`.
+std::optional<std::vector<std::int64_t>> padding_of(const std::string& mode, const at::Tensor& weight, const std::vector<std::int64_t>& dilation) {
+  std::vector<std::int64_t> padding(dilation.size(), 0);
+  if (mode == "valid") return padding;
+  for (std::size_t i = 0; i < padding.size(); ++i) {
+    const std::int64_t total = dilation[i] * (weight.size(static_cast<std::int64_t>(i) + 2) - 1);
+    if (total % 2 != 0) return std::nullopt;
+    padding[i] = total / 2;
+  }
+  return padding;
+}
+
+}  // namespace
+
+std::optional<at::Tensor> handle_convolution(OpShape shape, const Arguments& arguments) {
+  const auto w = tagged_operand(arguments, 1);
+  if (!w.has_value()) return std::nullopt;
+  TORCH_CHECK(w->view.whole || !w->tag->handler->owns_values(), "[", arguments.op.schema().name(), "] the weight of module '", w->tag->module_names(),
+              "' is ", w->tag->dtype, ": expected all of it, got sizes ", w->tensor.sizes());
+  if (!w->view.whole) return std::nullopt;
+  const std::int64_t spatial = w->tensor.dim() - 2;
+  const auto stride = expanded(arguments[3], spatial), dilation = expanded(arguments[5], spatial);
+  std::optional<std::vector<std::int64_t>> padding;
+  if (shape == OpShape::conv_padding_mode) {
+    padding = padding_of(std::string(arguments[4].toStringView()), w->tensor, dilation);
+    if (!padding.has_value()) return std::nullopt;
+  } else {
+    padding = expanded(arguments[4], spatial);
+  }
+  const bool full_form = shape == OpShape::convolution;
+  const bool transposed = full_form && arguments[6].toBool();
+  const std::int64_t groups = arguments[full_form ? 8 : 6].toInt();
+  const std::function<at::Tensor()> original = [&] { return arguments.run(-1, {}); };
+  if (transposed && w->tag->handler->owns_values()) {
+    return arguments.run(1, w->tag->handler->dequantize(*w->tag, w->view, w->tensor));
+  }
+  const auto bias = arguments.optional_tensor(2);
+  return w->tag->handler->convolution(
+      ConvolutionCall{*w->tag, w->tensor, arguments.tensor(0), bias, stride, *padding, dilation, transposed, groups, original});
+}
+
+}  // namespace fp8::runtime

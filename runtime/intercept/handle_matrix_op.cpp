@@ -1,0 +1,121 @@
+// SPDX-License-Identifier: Apache-2.0
+// Products with a tagged weight, brought to the one form a handler knows: y = x . w^T + bias.
+//
+//   x @ w.t()   -> linear(x, w)             w @ v   -> linear(v, w)
+//   w @ x       -> linear(x.t(), w).t()     x @ w, factors other than 1, embedding of a strange view -> dequantize, original op
+#include <ATen/ops/add.h>
+#include <ATen/ops/mul.h>
+#include <ATen/ops/stack.h>
+
+#include "fp8/runtime/intercept/intercept.h"
+
+namespace fp8::runtime {
+namespace {
+
+bool is_one(const c10::IValue& scalar) { return scalar.toScalar().equal(1); }
+
+/// The op with the weight in high precision; what a handler without a kernel for the form gets.
+at::Tensor with_dequantized(const Arguments& arguments, const Operand& w) {
+  return arguments.run(w.index, w.tag->handler->dequantize(*w.tag, w.view, w.tensor));
+}
+
+/// One matrix of a stacked weight.
+Operand expert(const Operand& w, std::int64_t e) {
+  Operand one = w;
+  one.view.rows = w.view.rows / w.view.batch;
+  one.view.first_row = w.view.first_row + e * one.view.rows;
+  one.view.batch = 0;
+  one.view.whole = false;
+  one.tensor = w.tensor.select(0, e);
+  return one;
+}
+
+/// The view as [N, K] (or [E, N, K]) whatever its orientation in the op.
+at::Tensor upright(const Operand& w) { return w.view.transposed ? w.tensor.transpose(-2, -1) : w.tensor; }
+
+at::Tensor call_linear(const Operand& w, const at::Tensor& x, const std::optional<at::Tensor>& bias, const std::function<at::Tensor()>& original) {
+  return w.tag->handler->linear(LinearCall{*w.tag, w.view, upright(w), x, bias, original});
+}
+
+/// y[..., e, :, :] = x[..., e, :, :] . w[e]^T, expert by expert; x broadcasts over experts.
+at::Tensor batched_linear(const Operand& w, const at::Tensor& x, const std::function<at::Tensor()>& original) {
+  const std::int64_t experts = w.view.batch;
+  if (!w.tag->handler->owns_values()) return call_linear(w, x, std::nullopt, original);  // watchers see the op as a whole
+  std::vector<at::Tensor> y;
+  for (std::int64_t e = 0; e < experts; ++e) {
+    const at::Tensor xe = x.dim() < 3 ? x : x.select(-3, x.size(-3) == 1 ? 0 : e);
+    y.push_back(call_linear(expert(w, e), xe, std::nullopt, original));
+  }
+  return at::stack(y, -3);
+}
+
+at::Tensor product(const Operand& w, const at::Tensor& x, const std::optional<at::Tensor>& bias, const std::function<at::Tensor()>& original) {
+  return w.view.batch > 0 ? batched_linear(w, x, original) : call_linear(w, x, bias, original);
+}
+
+/// x @ w (weight on the right) or w @ x (on the left), no bias. x: argument `other`.
+std::optional<at::Tensor> matrix_product(const Arguments& arguments, const Operand& w, int other) {
+  const at::Tensor x = arguments.tensor(other);
+  const bool right = w.index > other;
+  if (right && w.view.transposed) {
+    return product(w, x, std::nullopt, [&] { return arguments.run(-1, {}); });
+  }
+  if (!right && !w.view.transposed) {
+    if (x.dim() == 1) return product(w, x, std::nullopt, [&] { return arguments.run(-1, {}); });
+    const at::Tensor y = product(w, x.transpose(-2, -1), std::nullopt, [&] { return arguments.run(-1, {}).transpose(-2, -1); });
+    return y.transpose(-2, -1);
+  }
+  if (!w.tag->handler->owns_values()) return std::nullopt;
+  return with_dequantized(arguments, w);
+}
+
+/// beta * self + alpha * (a @ b), a = argument 1, b = argument 2.
+std::optional<at::Tensor> add_product(const Arguments& arguments, const Operand& w) {
+  const at::Tensor self = arguments.tensor(0);
+  const bool plain_factors = is_one(arguments[3]) && is_one(arguments[4]);
+  const int other = w.index == 1 ? 2 : 1;
+  const bool as_linear = w.index == 2 ? w.view.transposed : !w.view.transposed && arguments.tensor(2).dim() == 1;
+  if (plain_factors && as_linear && self.dim() == 1 && w.view.batch == 0 && self.size(0) == w.view.rows) {
+    return call_linear(w, arguments.tensor(other), self, [&] { return arguments.run(-1, {}); });
+  }
+  if (!w.tag->handler->owns_values()) {  // watchers see what comes out of the op as it is
+    return as_linear ? std::optional<at::Tensor>(product(w, arguments.tensor(other), std::nullopt, [&] { return arguments.run(-1, {}); })) : std::nullopt;
+  }
+  const auto y = matrix_product(arguments, w, other);
+  if (!as_linear && !(w.index == 1 && !w.view.transposed)) return y;  // with_dequantized ran the whole op already
+  return at::add(at::mul(*y, arguments[4].toScalar()), self, arguments[3].toScalar());
+}
+
+std::optional<at::Tensor> linear_op(const Arguments& arguments, const Operand& w) {
+  if (w.index == 0) return w.tag->handler->owns_values() ? std::optional<at::Tensor>(with_dequantized(arguments, w)) : std::nullopt;
+  const bool upright_weight = !w.view.transposed && w.view.batch == 0;
+  if (upright_weight) {
+    return call_linear(w, arguments.tensor(0), arguments.optional_tensor(2), [&] { return arguments.run(-1, {}); });
+  }
+  return w.tag->handler->owns_values() ? std::optional<at::Tensor>(with_dequantized(arguments, w)) : std::nullopt;
+}
+
+std::optional<at::Tensor> embedding_op(const Arguments& arguments, const Operand& w) {
+  if (!w.tag->handler->owns_values()) return std::nullopt;
+  if (w.view.transposed || w.view.batch > 0) return with_dequantized(arguments, w);
+  return w.tag->handler->embedding(*w.tag, w.view, w.tensor, arguments.tensor(1));
+}
+
+}  // namespace
+
+std::optional<at::Tensor> handle_matrix_op(OpShape shape, const Arguments& arguments) {
+  // Where the two factors stand among the arguments.
+  const bool adds = shape == OpShape::addmm || shape == OpShape::addmv || shape == OpShape::baddbmm;
+  const int left = adds ? 1 : 0, right = left + 1;
+  std::optional<Operand> w;
+  for (int index : {right, left}) {
+    if (!w.has_value() && !(shape == OpShape::embedding && index == right)) w = tagged_operand(arguments, index);
+  }
+  if (!w.has_value()) return std::nullopt;
+  if (shape == OpShape::linear) return linear_op(arguments, *w);
+  if (shape == OpShape::embedding) return embedding_op(arguments, *w);
+  if (adds) return add_product(arguments, *w);
+  return matrix_product(arguments, *w, w->index == right ? left : right);
+}
+
+}  // namespace fp8::runtime

@@ -1,0 +1,140 @@
+// SPDX-License-Identifier: Apache-2.0
+#include "fp8/runtime/intercept/intercept.h"
+
+#include <ATen/ops/embedding.h>
+#include <torch/library.h>
+
+#include <memory>
+#include <vector>
+
+#include "fp8/runtime/dispatch/fallback.h"
+
+namespace fp8::runtime {
+namespace {
+
+thread_local int g_paused = 0;
+
+/// Composite ops decompose, and their decomposition is what runs when nobody handles them; the others have a derivative.
+struct Row {
+  const char* name;
+  const char* overload;
+  OpShape shape;
+  bool composite;
+};
+
+constexpr Row kIntercepted[] = {
+    {"aten::linear", "", OpShape::linear, true},
+    {"aten::matmul", "", OpShape::matmul, true},
+    {"aten::addmm", "", OpShape::addmm, false},
+    {"aten::mm", "", OpShape::mm, false},
+    {"aten::addmv", "", OpShape::addmv, false},
+    {"aten::mv", "", OpShape::mv, false},
+    {"aten::bmm", "", OpShape::bmm, false},
+    {"aten::baddbmm", "", OpShape::baddbmm, false},
+    {"aten::embedding", "", OpShape::embedding, false},
+    {"aten::conv1d", "", OpShape::conv, true},
+    {"aten::conv2d", "", OpShape::conv, true},
+    {"aten::conv3d", "", OpShape::conv, true},
+    {"aten::conv1d", "padding", OpShape::conv_padding_mode, true},
+    {"aten::conv2d", "padding", OpShape::conv_padding_mode, true},
+    {"aten::conv3d", "padding", OpShape::conv_padding_mode, true},
+    {"aten::_convolution", "", OpShape::convolution, false},
+    {"aten::_convolution", "deprecated", OpShape::convolution, true},
+    {"aten::convolution", "", OpShape::convolution, false},
+};
+
+/// One registered kernel: knows its row, its key and upstream's kernel for that key.
+class Interceptor final : public c10::OperatorKernel {
+ public:
+  Interceptor(const Row& row, c10::DispatchKey key, std::optional<c10::SafeKernelFunction> upstream)
+      : row_(row), key_(key), upstream_(std::move(upstream)) {}
+
+  void operator()(const c10::OperatorHandle& op, c10::DispatchKeySet keys, torch::jit::Stack* stack) {
+    if (g_paused == 0) {
+      if (auto result = handle(op, keys, *stack)) {
+        torch::jit::drop(*stack, op.schema().arguments().size());
+        stack->emplace_back(std::move(*result));
+        return;
+      }
+    }
+    original(op, keys, stack);
+  }
+
+ private:
+  std::optional<at::Tensor> handle(const c10::OperatorHandle& op, c10::DispatchKeySet keys, const torch::jit::Stack& stack) {
+    const std::size_t count = op.schema().arguments().size();
+    if (!any_tagged(stack, stack.size() - count)) return std::nullopt;
+    const Arguments arguments{op, stack, stack.size() - count, [&](int replaced, const at::Tensor& value) {
+                                InterceptionPause pause;
+                                torch::jit::Stack copy(stack.end() - static_cast<std::ptrdiff_t>(count), stack.end());
+                                if (replaced >= 0) copy[replaced] = value;
+                                original(op, keys, &copy);
+                                return copy.back().toTensor();
+                              }};
+    switch (row_.shape) {
+      case OpShape::conv:
+      case OpShape::conv_padding_mode:
+      case OpShape::convolution: return handle_convolution(row_.shape, arguments);
+      default: return handle_matrix_op(row_.shape, arguments);
+    }
+  }
+
+  /// The cheap question asked of every call: 3 tensors at most can be weights.
+  static bool any_tagged(const torch::jit::Stack& stack, std::size_t first) {
+    for (std::size_t i = first; i < stack.size() && i < first + 3; ++i) {
+      if (stack[i].isTensor() && find_tag(stack[i].toTensor()) != nullptr) return true;
+    }
+    return false;
+  }
+
+  void original(const c10::OperatorHandle& op, c10::DispatchKeySet keys, torch::jit::Stack* stack) {
+    if (row_.composite) {
+      op.redispatchBoxed(c10::DispatchKeySet(c10::DispatchKey::CPU), stack);  // a composite's CPU entry is the composite itself
+    } else if (key_ == c10::DispatchKey::AutogradHPU && upstream_.has_value()) {
+      upstream_->callBoxed(op, keys, stack);
+    } else {
+      cpu_fallback(op, keys, stack);
+    }
+  }
+
+  const Row& row_;
+  c10::DispatchKey key_;
+  std::optional<c10::SafeKernelFunction> upstream_;
+};
+
+void register_at(torch::Library& library, c10::DispatchKey key) {
+  for (const Row& row : kIntercepted) {
+    const auto op = c10::Dispatcher::singleton().findSchemaOrThrow(row.name, row.overload);
+    std::optional<c10::SafeKernelFunction> upstream;
+    if (!row.composite && key == c10::DispatchKey::AutogradHPU) upstream = op.getComputedKernelForDispatchKey(key);
+    const std::string full = *row.overload == '\0' ? row.name : std::string(row.name) + "." + row.overload;
+    library.impl(full.c_str(), torch::CppFunction::makeFromBoxedFunctor(std::make_unique<Interceptor>(row, key, std::move(upstream))));
+  }
+}
+
+TORCH_LIBRARY_IMPL(aten, AutogradHPU, m) { register_at(m, c10::DispatchKey::AutogradHPU); }
+TORCH_LIBRARY_IMPL(aten, HPU, m) { register_at(m, c10::DispatchKey::HPU); }
+
+}  // namespace
+
+InterceptionPause::InterceptionPause() { ++g_paused; }
+InterceptionPause::~InterceptionPause() { --g_paused; }
+bool interception_paused() { return g_paused != 0; }
+
+at::Tensor OpHandler::embedding(const WeightTag& tag, const WeightView& view, const at::Tensor& weight, const at::Tensor& indices) {
+  return at::embedding(dequantize(tag, view, weight), indices);
+}
+
+std::optional<Operand> tagged_operand(const Arguments& arguments, int index) {
+  const at::Tensor t = arguments.tensor(index);
+  const WeightTag* tag = t.defined() ? find_tag(t) : nullptr;
+  if (tag == nullptr) return std::nullopt;
+  const auto view = view_of(*tag, t);
+  if (view.has_value()) return Operand{tag, *view, t, index};
+  TORCH_CHECK(!tag->handler->owns_values() || t.scalar_type() != tag->dtype, "[", arguments.op.schema().name(), "] the weight of module '",
+              tag->module_names(), "' is ", tag->dtype, " (", tag->handler->describe(), "): expected all of it or whole rows, got sizes ", t.sizes(),
+              " and strides ", t.strides());
+  return std::nullopt;
+}
+
+}  // namespace fp8::runtime

@@ -1,0 +1,46 @@
+// SPDX-License-Identifier: Apache-2.0
+// What the fp8 operators share: type translation to the kernels' enums, and scales as f32 arrays with broadcast strides.
+#pragma once
+#include <ATen/core/Tensor.h>
+
+#include <optional>
+#include <vector>
+
+#include "fp8/runtime/kernels/format.h"
+
+namespace fp8::runtime::ops {
+
+bool is_fp8(at::ScalarType type);                       ///< float8_e4m3fn or float8_e5m2
+kernels::Format format_of(at::ScalarType type);         ///< of an fp8 dtype
+at::ScalarType dtype_of(kernels::Format format);
+kernels::FloatType float_type_of(at::ScalarType type);  ///< f32, bf16, f16
+bool is_high_precision(at::ScalarType type);            ///< f32, bf16, f16
+
+/// Throws "[op] expected <what> of dtype float8_e4m3fn or float8_e5m2, got ..." unless it is.
+void check_fp8(const char* op, const char* what, at::ScalarType type);
+
+/// A scale argument: empty means 1; `shape` broadcasts against the tensor it scales.
+struct Scale {
+  std::vector<float> values;
+  std::vector<std::int64_t> shape;
+  bool none() const { return values.empty(); }
+  bool per_tensor() const { return values.size() == 1; }
+};
+
+/// From an optional tensor (hpu or cpu, f32/bf16/f16) and an optional shape. Throws the vendor's text when numel(scale) differs from
+/// prod(shape). Without a shape the tensor's own is taken.
+Scale scale_of(const std::optional<at::Tensor>& scale, at::OptionalIntArrayRef shape);
+Scale scale_of(double scale, at::OptionalIntArrayRef shape);
+Scale scale_of(at::ArrayRef<double> scale, at::OptionalIntArrayRef shape);
+
+/// Rounds the values to `type` (the vendor's ops take scales in the tensor's own arithmetic).
+void round_to(Scale& scale, at::ScalarType type);
+
+/// A [rows, cols] matrix's broadcast: value(r, c) = values[r * row_stride + c * col_stride]; nullopt if the shape fits no such pattern
+/// of a tensor of `sizes` (its last dimension being cols).
+struct Broadcast {
+  std::int64_t row_stride = 0, col_stride = 0;
+};
+std::optional<Broadcast> broadcast_of(const Scale& scale, at::IntArrayRef sizes);
+
+}  // namespace fp8::runtime::ops

@@ -1,0 +1,159 @@
+// SPDX-License-Identifier: Apache-2.0
+#include "fp8/runtime/ops/native/gemm.h"
+
+#include <ATen/ExpandUtils.h>
+#include <ATen/ops/empty.h>
+
+#include "fp8/runtime/kernels/gemm.h"
+
+namespace fp8::runtime::ops {
+namespace {
+
+/// What the product looks like, 1-D operands as matrices of one row or column.
+struct Plan {
+  at::Tensor a, bt;                    // [..., M, K] and [..., N, K], any strides
+  std::int64_t m, n, k;
+  std::vector<std::int64_t> batch;     // broadcast batch dimensions
+  std::vector<std::int64_t> sizes;     // of the result
+};
+
+at::Tensor swapped(const at::Tensor& t) { return t.transpose(-2, -1); }
+
+Plan plan_of(const at::Tensor& a, const at::Tensor& b, const GemmOptions& o) {
+  check_fp8("fp8_gemm_v2", "A", a.scalar_type());
+  check_fp8("fp8_gemm_v2", "B", b.scalar_type());
+  TORCH_CHECK(is_high_precision(o.out_dtype), "[fp8_gemm_v2] expected out_dtype Float, BFloat16 or Half, got ", o.out_dtype);
+  TORCH_CHECK(a.dim() >= 1 && b.dim() >= 1, "[fp8_gemm_v2] expected A and B of at least one dimension, got ", a.dim(), " and ", b.dim());
+  Plan p;
+  p.a = a.dim() == 1 ? a.unsqueeze(0) : o.trans_a ? swapped(a) : a;
+  p.bt = b.dim() == 1 ? b.unsqueeze(0) : o.trans_b ? b : swapped(b);
+  p.m = p.a.size(-2);
+  p.k = p.a.size(-1);
+  p.n = p.bt.size(-2);
+  TORCH_CHECK(p.bt.size(-1) == p.k, "[fp8_gemm_v2] expected the inner dimensions to be equal, got A ", a.sizes(), (o.trans_a ? " (transposed)" : ""), " and B ",
+              b.sizes(), (o.trans_b ? " (transposed)" : ""));
+  p.batch = at::infer_size(p.a.sizes().slice(0, p.a.dim() - 2), p.bt.sizes().slice(0, p.bt.dim() - 2));
+  p.sizes = p.batch;
+  if (a.dim() > 1) p.sizes.push_back(p.m);
+  if (b.dim() > 1) p.sizes.push_back(p.n);
+  return p;
+}
+
+/// Row and column factors of the output. B's scale is shaped against the output: [1, N] per column or [M, 1] per row.
+struct Factors {
+  std::vector<float> row, col;
+};
+
+void place(const Scale& s, bool is_a, const Plan& p, Factors& f) {
+  if (s.none()) return;
+  const auto count = static_cast<std::int64_t>(s.values.size());
+  const bool per_row = s.shape.size() >= 2 && s.shape.back() == 1 && count > 1;
+  std::vector<float>& target = is_a || per_row ? f.row : f.col;
+  std::int64_t expected = is_a || per_row ? p.m : p.n;
+  if (is_a && count > 1) {  // one per row of all batches
+    for (std::size_t i = 0; i < p.batch.size(); ++i) expected *= p.batch[i];
+  }
+  TORCH_CHECK(count == 1 || count == expected, "[fp8_gemm_v2] expected ", (is_a ? "A" : "B"), "_scale_inv of 1 or ", expected, " elements, got ", count);
+  if (target.empty()) {
+    target = s.values;
+  } else if (count == 1 || target.size() == 1) {
+    const float one = count == 1 ? s.values[0] : target[0];
+    if (count != 1) target = s.values;
+    for (float& v : target) v *= one;
+  } else {
+    TORCH_CHECK(target.size() == s.values.size(), "[fp8_gemm_v2] expected row scales of one length, got ", target.size(), " and ", s.values.size());
+    for (std::size_t i = 0; i < target.size(); ++i) target[i] *= s.values[i];
+  }
+}
+
+/// Codes as dense [rows, cols] bytes; a transposed view is turned by our own kernel.
+at::Tensor dense(const at::Tensor& t) {
+  const at::Tensor codes = t.view(at::kByte);
+  if (codes.is_contiguous()) return codes;
+  if (codes.dim() == 2 && codes.stride(0) == 1 && codes.stride(1) == codes.size(0)) {
+    at::Tensor out = at::empty(codes.sizes(), codes.options());
+    kernels::transpose_bytes(codes.const_data_ptr<std::uint8_t>(), codes.size(1), codes.size(0), out.mutable_data_ptr<std::uint8_t>());
+    return out;
+  }
+  return codes.contiguous();
+}
+
+kernels::ActivationType activation_of(at::ScalarType type) {
+  return type == at::kFloat8_e5m2 ? kernels::ActivationType::E5M2 : kernels::ActivationType::E4M3;
+}
+
+void check_addends(const Plan& p, const std::optional<at::Tensor>& d, const std::optional<at::Tensor>& bias, bool accumulate) {
+  TORCH_CHECK(!accumulate || (d.has_value() && d->defined()), "[fp8_gemm_v2] accumulate needs D, got none");
+  if (accumulate) {
+    TORCH_CHECK(d->sizes() == at::IntArrayRef(p.sizes), "[fp8_gemm_v2] expected D of sizes ", at::IntArrayRef(p.sizes), ", got ", d->sizes());
+  }
+  if (bias.has_value() && bias->defined()) {
+    TORCH_CHECK(bias->numel() == p.n && is_high_precision(bias->scalar_type()), "[fp8_gemm_v2] expected a bias of ", p.n,
+                " elements of dtype Float, BFloat16 or Half, got ", bias->sizes(), " of ", bias->scalar_type());
+  }
+}
+
+}  // namespace
+
+at::Tensor fp8_gemm_meta(const at::Tensor& a, const at::Tensor& b, const std::optional<at::Tensor>& d, const std::optional<at::Tensor>& bias,
+                         const GemmOptions& o) {
+  const Plan p = plan_of(a, b, o);
+  check_addends(p, d, bias, o.accumulate);
+  return at::empty(p.sizes, a.options().dtype(o.out_dtype));
+}
+
+at::Tensor fp8_gemm(const at::Tensor& a, const at::Tensor& b, const std::optional<at::Tensor>& d, const std::optional<at::Tensor>& bias,
+                    const GemmOptions& o) {
+  const Plan p = plan_of(a, b, o);
+  check_addends(p, d, bias, o.accumulate);
+  Factors f;
+  place(o.a_scale_inv, true, p, f);
+  place(o.b_scale_inv, false, p, f);
+  at::Tensor out = at::empty(p.sizes, a.options().dtype(o.out_dtype));
+  if (o.accumulate) out.copy_(*d);
+  const at::Tensor bias_row = bias.has_value() && bias->defined() ? bias->contiguous() : at::Tensor();
+
+  std::int64_t batches = 1;
+  for (auto size : p.batch) batches *= size;
+  const bool one_weight = p.bt.dim() == 2;  // every batch meets the same weight: one tall product
+  const at::Tensor a_dense = dense(one_weight || batches == 1 ? p.a : p.a.expand(at::infer_size(p.a.sizes(), [&] {
+    auto sizes = p.batch;
+    sizes.insert(sizes.end(), {p.m, p.k});
+    return sizes;
+  }())));
+  const std::int64_t products = one_weight ? 1 : batches;
+  const at::Tensor bt = one_weight ? p.bt : p.bt.expand([&] {
+    auto sizes = p.batch;
+    sizes.insert(sizes.end(), {p.n, p.k});
+    return sizes;
+  }()).reshape({batches, p.n, p.k});
+  const std::int64_t rows = one_weight ? batches * p.m : p.m;
+  for (std::int64_t i = 0; i < products; ++i) {
+    const at::Tensor w = dense(one_weight ? bt : bt[i]);
+    kernels::GemmArgs g;
+    g.m = rows;
+    g.n = p.n;
+    g.k = p.k;
+    g.a = a_dense.const_data_ptr<std::uint8_t>() + i * rows * p.k;
+    g.a_type = activation_of(a.scalar_type());
+    g.a_stride = p.k;
+    g.w = w.const_data_ptr<std::uint8_t>();
+    g.w_format = format_of(b.scalar_type());
+    g.a_scale_inv = f.row.empty() ? nullptr : f.row.data() + (static_cast<std::int64_t>(f.row.size()) > p.m && !one_weight ? i * p.m : 0);
+    g.a_scale_stride = f.row.size() > 1 ? 1 : 0;
+    g.w_scale_inv = f.col.empty() ? nullptr : f.col.data();
+    g.w_scale_stride = f.col.size() > 1 ? 1 : 0;
+    if (bias_row.defined()) {
+      g.bias = bias_row.const_data_ptr();
+      g.bias_type = float_type_of(bias_row.scalar_type());
+    }
+    g.y = static_cast<char*>(out.mutable_data_ptr()) + i * rows * p.n * out.element_size();
+    g.y_type = float_type_of(o.out_dtype);
+    g.y_stride = p.n;
+    g.accumulate = o.accumulate;
+    kernels::gemm(g);
+  }
+  return out;
+}
+
+}  // namespace fp8::runtime::ops
