@@ -1,0 +1,68 @@
+// SPDX-License-Identifier: Apache-2.0
+// Scales as Intel Neural Compressor (INC) computes them, bit for bit. What INC's files call "scale" is our scale_inv.
+//
+//   raw       = amax / (fp8_max * backoff)      PCS: raised to 2^-126, the smallest normal bf16
+//   scale_inv = rounding(raw)                   x ~ code * scale_inv
+//   scale     = 1 / scale_inv                   code = cast(x * scale)
+//
+//   IDENTITY           raw
+//   POW2               2^ceil(log2 raw)
+//   HW_ALIGNED         p = POW2(raw), then 2^(f * ceil(log2(p) / f)) kept within the hardware's set
+//   HW_ALIGNED_FIXED   the first of the set
+//   SCALE_UNIT         1
+//
+//   hardware's set     gaudi2 {2^4, 1, 2^-4, 2^-8}, f = 4      gaudi3 and ocp 2^7, 2^6, ... 2^-55, f = 1
+//                      (that of E4M3 for both formats, as in INC)
+//
+// hp: every line above is computed in the high precision type: its operation in f32, the result rounded to hp. In particular
+// log2 is rounded to hp before ceil, so that bf16 finds 2^10 for raw = 1032 (log2 = 10.011 becomes 10). We take log2 in f64,
+// round to f32 and then to hp, and make the power of two by exponent, which gives torch's result for every bf16 and f16
+// (checked exhaustively) and for f32 around every power of two.
+//
+// Two deliberate differences, where INC's result can't be used:
+//   - raw 0 without a hardware set to clamp it to (amax 0, or one that underflows): INC makes 0, and NaN from it; here 1.
+//   - a scale_inv so small that 1 / scale_inv overflows hp (2^-128 and below; f16: 2^-16) is raised to the next value that
+//     the rounding allows: 2^-127 (f16: 2^-15), with IDENTITY the next number of hp.
+#pragma once
+#include <Eigen/Core>
+#include <string_view>
+#include <vector>
+
+#include "fp8/recipes/format.h"
+#include "fp8/recipes/scale_method.h"
+
+namespace fp8::recipes {
+
+/// What besides the method decides a scale.
+struct IncTarget {
+  Dialect dialect = Dialect::gaudi3;
+  Format format = Format::E4M3;
+  /// hp_dtype. INC takes the per-channel amax of a weight in the weight's own type and goes on in that: pass it here.
+  FloatType hp = FloatType::BF16;
+};
+
+/// `x` rounded to `hp` (nearest, ties to even; beyond the largest finite value: infinite).
+float round_to(float x, FloatType hp);
+
+/// The scales that the hardware applies at no cost, largest first: Shape [4] or [63].
+std::vector<float> hw_scale_set(Dialect dialect);
+
+/// The rounding line above. raw >= 0 and representable in target.hp.
+float round_scale(float raw, Rounding rounding, const IncTarget& target);
+
+/// amax (in the tensor's units, not yet rounded) -> scale_inv. FIXED_VALUE and DUMMY_SCALES do not look at amax.
+/// Throws std::invalid_argument naming `name` for amax NaN, infinite or negative, or too large for hp; for a backoff
+/// outside (0, 1]; and, saying "not built yet", for ScaleValue::OPT.
+float inc_scale_inv(float amax, const ScaleMethod& method, const IncTarget& target, std::string_view name);
+
+/// Elementwise, for PCS. amax: Shape [channels]; result: Shape [channels].
+Eigen::ArrayXf inc_scale_inv(const Eigen::ArrayXf& amax, const ScaleMethod& method, const IncTarget& target,
+                             std::string_view name);
+
+/// The multiplier into fp8: 1 / scale_inv, rounded to hp. scale_inv: from inc_scale_inv (> 0).
+float inc_scale(float scale_inv, FloatType hp);
+
+/// Elementwise. Shape [n] -> [n].
+Eigen::ArrayXf inc_scale(const Eigen::ArrayXf& scale_inv, FloatType hp);
+
+}  // namespace fp8::recipes
