@@ -1,0 +1,85 @@
+// SPDX-License-Identifier: Apache-2.0
+// The stack machine of read_pickle: opcodes in, a graph of nodes out. Internal to runtime/io; no torch here.
+//
+// Nodes, not PyValues, because a pickle may name one object many times (and even within itself): the graph stays as small as the
+// pickle, and pickle_reader.cpp unfolds it under a limit.
+#pragma once
+#include <cstdint>
+#include <deque>
+#include <string>
+#include <string_view>
+#include <vector>
+
+namespace fp8::io {
+
+using PickleId = std::uint32_t;  // index of a node
+
+struct PickleNode {
+  enum Kind : std::uint8_t { None, Bool, Int, Float, Str, Bytes, List, Tuple, Dict, Global, DType, Array, ObjectArray };
+  Kind kind = None;
+  bool fortran = false;        // Array: columns first
+  std::int64_t integer = 0;    // Bool, Int; Global: its PickleGlobal; DType: 1 once its byte order is known to be little
+  double real = 0;             // Float
+  std::string_view text;       // Str, Bytes; DType "f4"; Array: its bytes
+  std::vector<PickleId> children;  // List, Tuple; Dict: key, value, ..; Array: its sizes (Int); ObjectArray: the one object
+  PickleId dtype = 0;          // Array
+};
+
+enum PickleGlobal : std::int64_t { kReconstruct, kNdArrayClass, kDTypeClass, kScalar, kFromBuffer, kEncode };
+
+/// Bytes of an item of "f2", "f4", "f8", "i4" or "i8", 0 for any other dtype.
+int pickle_item_size(std::string_view dtype);
+
+class PickleMachine {
+ public:
+  PickleMachine(std::string_view pickle, const std::string& name) : pickle_(pickle), name_(name) {}
+
+  PickleId run();  ///< the node of the result
+  const PickleNode& node(PickleId id) const { return nodes_[id]; }
+  [[noreturn]] void fail(const std::string& what) const;
+
+ private:
+  void step(std::uint8_t opcode);
+  bool step_scalar(std::uint8_t opcode);
+  bool step_container(std::uint8_t opcode);
+  bool step_memo(std::uint8_t opcode);
+
+  std::string_view take(std::uint64_t size);
+  std::uint64_t take_int(int bytes);
+  std::string_view take_line();
+
+  PickleNode& push_new(PickleNode::Kind kind);
+  void push(PickleId id);
+  PickleId pop();
+  std::vector<PickleId> pop_to_mark();
+  PickleNode& top();
+  void put(std::uint64_t index);
+  void get(std::uint64_t index);
+  void push_text(PickleNode::Kind kind, std::uint64_t size);
+  void push_tuple(std::vector<PickleId> items);
+  void append_to_dict(const std::vector<PickleId>& pairs);
+
+  void global(std::string_view module, std::string_view name);
+  void reduce();
+  void make_dtype(const std::vector<PickleId>& arguments);
+  void make_scalar(const std::vector<PickleId>& arguments);
+  void make_from_buffer(const std::vector<PickleId>& arguments);
+  void encode(const std::vector<PickleId>& arguments);
+  void build();
+  void build_dtype(PickleNode& target, const std::vector<PickleId>& state);
+  void build_array(PickleNode& target, const std::vector<PickleId>& state);
+  void fill_array(PickleNode& target, PickleId shape, PickleId dtype, bool fortran, PickleId data);
+  std::string_view dtype_of(PickleId id) const;
+
+  std::string_view pickle_;
+  const std::string& name_;
+  std::size_t at_ = 0;
+  std::size_t opcode_at_ = 0;
+  std::deque<PickleNode> nodes_;  // references stay valid while it grows
+  std::vector<PickleId> stack_, memo_;
+  std::vector<std::size_t> marks_;
+  std::deque<std::string> encoded_;
+  std::size_t encoded_bytes_ = 0;
+};
+
+}  // namespace fp8::io
