@@ -43,6 +43,7 @@ configure_file(${PROJECT_SOURCE_DIR}/tools/cmake/fp8.h.in ${FP8_INCLUDE_DIR}/fp8
 add_library(fp8_flags INTERFACE)
 target_include_directories(fp8_flags INTERFACE
   $<BUILD_INTERFACE:${FP8_INCLUDE_DIR}> $<INSTALL_INTERFACE:include>)
+target_compile_features(fp8_flags INTERFACE cxx_std_20)
 # NDEBUG always: at::RecordFunction has another layout without it than in the packaged LibTorch.
 target_compile_definitions(fp8_flags INTERFACE NDEBUG)
 target_compile_options(fp8_flags INTERFACE
