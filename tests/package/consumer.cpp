@@ -1,6 +1,9 @@
 // SPDX-License-Identifier: Apache-2.0
 // A program outside the tree: finds the installed headers, links the installed libraries, casts six values to E4M3.
-// The codes are written down from the format's definition (bias 7, three mantissa bits, saturation at 448).
+// The codes are written down from the format's definition (bias 7, three mantissa bits, saturation at 448). It names no
+// symbol of the runtime, which must be loaded all the same: that library registers the device.
+#include <link.h>
+
 #include <cstdint>
 #include <cstdio>
 #include <cstring>
@@ -8,6 +11,11 @@
 #include "fp8/fp8.h"
 #include "fp8/runtime/kernels/cast.h"
 #include "fp8/runtime/kernels/format.h"
+
+/// Called per loaded library: nonzero, which ends the walk, for the one whose name holds `wanted`.
+static int is_library(dl_phdr_info* info, std::size_t, void* wanted) {
+  return std::strstr(info->dlpi_name, static_cast<const char*>(wanted)) != nullptr;
+}
 
 int main() {
   namespace kernels = fp8::kernels;
@@ -26,6 +34,11 @@ int main() {
   if (std::memcmp(codes, expected, sizeof codes) != 0) {
     std::fprintf(stderr, "consumer: wrong codes %02x %02x %02x %02x %02x %02x\n", codes[0], codes[1], codes[2], codes[3],
                  codes[4], codes[5]);
+    return 1;
+  }
+  char runtime[] = "libfp8_runtime.so";
+  if (dl_iterate_phdr(is_library, runtime) == 0) {
+    std::fprintf(stderr, "consumer: %s is not loaded, the linker dropped it\n", runtime);
     return 1;
   }
   std::printf("fp8 %s\n", FP8_VERSION);

@@ -1,8 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
 # fp8_add_library(name SOURCES ... [LINK ...] [PRIVATE_LINK ...]): the shared library fp8_<name>, alias and export
 # fp8::<name>. LINK is what its headers need, PRIVATE_LINK what only its sources need.
-# Shared, because a static archive drops registrations (TORCH_LIBRARY) that nobody refers to. For the same reason
-# whoever links fp8::runtime gets --no-as-needed: a program may use the device without naming one symbol of it.
+# Shared, because a static archive drops registrations (TORCH_LIBRARY) that nobody refers to.
 function(fp8_add_library name)
   cmake_parse_arguments(ARG "" "" "SOURCES;LINK;PRIVATE_LINK" ${ARGN})
   if(ARG_UNPARSED_ARGUMENTS)
@@ -15,8 +14,5 @@ function(fp8_add_library name)
     VERSION ${PROJECT_VERSION} SOVERSION ${PROJECT_VERSION_MAJOR}
     INSTALL_RPATH "$ORIGIN;${FP8_TORCH_ROOT}/lib")
   target_link_libraries(fp8_${name} PUBLIC fp8_flags ${ARG_LINK} PRIVATE ${ARG_PRIVATE_LINK})
-  if(name STREQUAL runtime)
-    target_link_options(fp8_${name} INTERFACE LINKER:--no-as-needed)
-  endif()
   install(TARGETS fp8_${name} EXPORT fp8Targets LIBRARY DESTINATION lib)
 endfunction()
