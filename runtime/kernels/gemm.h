@@ -1,8 +1,14 @@
 // SPDX-License-Identifier: Apache-2.0
 // y[M, N] = (A[M, K] . W[N, K]^T) * a_scale_inv * w_scale_inv + bias, W in fp8.
 //
-// Products are exact, sums are f32 in an order that depends on the kernel and on (M, K) but never on the thread count
-// (threads split N in whole blocks of 16), one rounding to the output type at the end.
+// Numbers, the same on every level:
+//   y = round( f32(f32(f32(sum * f32(a_scale_inv * w_scale_inv)) + bias) + y_old) )      bias and y_old only where given
+// so scales that are powers of two are exact. Products are exact and summed in f32. With m rows, K long:
+//   |error of sum| <= 2K * 2^-24 * sum over k of |a w|
+// A level sums in one fixed order of k. An output's bits depend on its row of A, its row of W and the level (and whether
+// A is BF16/fp8 or F32/F16): not on M or N, nor on the other rows, the layout, the threads or how the work was cut.
+// NaN and infinity go where arithmetic takes them, on every level. With level avx512bf16, BF16 activations smaller than
+// 2^-126 count as 0 (vdpbf16ps flushes them), as do products and sums that small; fp8 values never get there.
 //
 // Packed layout (a byte permutation of W, same size; N a multiple of 16, K of 4, zero padded otherwise):
 //   byte(n, k) = (n/16)*16*K + (k/4)*64 + ((n%16)/4)*16 + ((k%4)/2)*8 + (n%4)*2 + (k%2)
@@ -15,12 +21,12 @@ namespace fp8::kernels {
 
 enum class Layout : std::uint8_t { row_major, packed };
 
-/// Activations: high precision as they are (f32 stays f32 unless the level computes in bf16 and type is BF16), or fp8 codes.
+/// Activations: high precision as they are (F32 and F16 are multiplied in f32, unrounded), or fp8 codes.
 enum class ActivationType : std::uint8_t { F32, BF16, F16, E4M3, E5M2 };
 
 struct GemmArgs {
   std::int64_t m = 0, n = 0, k = 0;
-  const void* a = nullptr;                 ///< [m, k]
+  const void* a = nullptr;                 ///< [m, k], elements contiguous within a row
   ActivationType a_type = ActivationType::F32;
   std::int64_t a_stride = 0;               ///< elements between rows of a, >= k
   const std::uint8_t* w = nullptr;         ///< [n, k] codes, row-major dense or packed
@@ -39,10 +45,16 @@ struct GemmArgs {
   bool accumulate = false;                 ///< add to what y holds (in f32, before the one rounding)
 };
 
+/// Runs on the threads of the pool with the SIMD level in force. m, n, k >= 0; with k = 0 the sum is 0. Allocates nothing that
+/// grows with n: a row-major weight is packed piece by piece, so both layouts give the same bits at nearly the same speed.
+/// Scratch per calling thread: packed activations of at most 512 rows (8 MiB, or 16 rows where those are longer).
+/// Throws std::invalid_argument naming the field for negative sizes, strides that are too small, missing pointers.
 void gemm(const GemmArgs& args);
 
-/// Bytes of the packed form of an [n, k] weight.
+/// Bytes of the packed form of an [n, k] weight: n rounded up to 16 times k rounded up to 4. std::invalid_argument when a size
+/// is negative or the product does not fit 64 bits (so do the three below).
 std::int64_t packed_bytes(std::int64_t n, std::int64_t k);
+/// [n, k] dense row-major codes -> packed (packed_bytes long; the padding becomes 0), and back.
 void pack_weight(const std::uint8_t* row_major, std::int64_t n, std::int64_t k, std::uint8_t* packed);
 void unpack_weight(const std::uint8_t* packed, std::int64_t n, std::int64_t k, std::uint8_t* row_major);
 

@@ -1,0 +1,220 @@
+// SPDX-License-Identifier: Apache-2.0
+// gemm: checks, the cut into work, and the loop over ranges of k. The arithmetic is in the level's kernels.
+//
+//   chunk    <= 512 rows of A, packed once for all threads
+//   group    GemmPlan::blocks blocks of 16 channels: one thread's unit, with all tiles of rows or (few groups) a part of them
+//   range    GemmPlan::range_lines lines of k: row-major weights are packed to scratch range by range, never as a whole
+#include "fp8/runtime/kernels/gemm.h"
+
+#include <algorithm>
+#include <cstring>
+#include <memory>
+#include <new>
+#include <stdexcept>
+#include <string>
+
+#include "fp8/runtime/kernels/gemm_activations.h"
+#include "fp8/runtime/kernels/gemm_kernels.h"
+#include "fp8/runtime/kernels/simd.h"
+#include "fp8/runtime/kernels/thread_pool.h"
+
+namespace fp8::kernels {
+namespace {
+
+constexpr std::int64_t kChunkRows = 512;
+constexpr std::int64_t kChunkBytes = std::int64_t{8} << 20;  // of packed activations
+constexpr std::int64_t kPrefetchBytes = 8192;                // what one core keeps on its way from memory
+constexpr std::int64_t kRowPrefetch = 512;                   // the same for 16 rows at once
+
+// Memory that a thread keeps between calls: fresh pages would cost more than the kernel.
+class Scratch {
+ public:
+  std::uint8_t* get(std::int64_t bytes) {
+    if (bytes > size_) {
+      memory_.reset();
+      size_ = 0;
+      memory_.reset(static_cast<std::uint8_t*>(::operator new(static_cast<std::size_t>(bytes), std::align_val_t{64})));
+      size_ = bytes;
+    }
+    return memory_.get();
+  }
+
+ private:
+  struct Free {
+    void operator()(std::uint8_t* p) const { ::operator delete(p, std::align_val_t{64}); }
+  };
+  std::unique_ptr<std::uint8_t, Free> memory_;
+  std::int64_t size_ = 0;
+};
+
+constexpr std::int64_t round_up(std::int64_t value, std::int64_t unit) { return (value + unit - 1) / unit * unit; }
+
+const GemmKernels& kernels_for(ActivationType type) {
+  const bool exact_in_bf16 = type != ActivationType::F32 && type != ActivationType::F16;
+#if defined(__x86_64__)
+  switch (simd_level()) {
+    case SimdLevel::avx512bf16: return *gemm_kernels_avx512bf16(exact_in_bf16);
+    case SimdLevel::avx512: return *gemm_kernels_avx512();
+    case SimdLevel::avx2: return *gemm_kernels_avx2();
+    case SimdLevel::scalar: break;
+  }
+#else
+  (void)exact_in_bf16;
+#endif
+  return *gemm_kernels_scalar();
+}
+
+void check(bool ok, const char* what, std::int64_t found, const std::string& allowed) {
+  if (!ok) throw std::invalid_argument(std::string("[gemm] ") + what + " must be " + allowed + ", got " + std::to_string(found));
+}
+
+void check_pointer(const void* pointer, const char* what) {
+  if (!pointer) throw std::invalid_argument(std::string("[gemm] ") + what + " must be a pointer, got null");
+}
+
+void check_args(const GemmArgs& args) {
+  check(args.m >= 0, "m", args.m, ">= 0");
+  check(args.n >= 0, "n", args.n, ">= 0");
+  check(args.k >= 0, "k", args.k, ">= 0");
+  packed_bytes(args.n, args.k);  // throws when the weight cannot exist
+  if (args.m > 1) {
+    check(args.a_stride >= args.k, "a_stride", args.a_stride, ">= k = " + std::to_string(args.k));
+    check(args.y_stride >= args.n, "y_stride", args.y_stride, ">= n = " + std::to_string(args.n));
+  }
+  check(args.a_scale_stride == 0 || args.a_scale_stride == 1, "a_scale_stride", args.a_scale_stride, "0 or 1");
+  check(args.w_scale_stride == 0 || args.w_scale_stride == 1, "w_scale_stride", args.w_scale_stride, "0 or 1");
+  if (args.m == 0 || args.n == 0) return;
+  check_pointer(args.y, "y");
+  if (args.k == 0) return;
+  check_pointer(args.a, "a");
+  check_pointer(args.w, "w");
+}
+
+// One chunk of rows: what every unit of work needs to know.
+struct Chunk {
+  const GemmArgs& args;
+  const GemmKernels& kernels;
+  GemmPlan plan;
+  std::int64_t row0, rows, tiles;
+  std::int64_t padded_k, lines;
+  const std::uint8_t* x;           // packed activations
+  std::int64_t x_tile_stride;      // bytes
+};
+
+// Sums of `blocks` blocks from `block0` on, for tiles [tile0, tile1), into acc.
+void accumulate_group(const Chunk& chunk, std::int64_t block0, int blocks, std::int64_t tile0, std::int64_t tile1, std::uint8_t* lines_scratch,
+                      void* panel, float* acc) {
+  const GemmArgs& args = chunk.args;
+  const GemmPlan& plan = chunk.plan;
+  const bool packed = args.w_layout == Layout::packed;
+  const std::int64_t range_lines = packed ? plan.packed_range_lines : plan.range_lines;
+  const std::int64_t block_bytes = chunk.lines * kLineBytes;
+  MultiplyArgs multiply;
+  multiply.blocks = blocks;
+  multiply.format = args.w_format;
+  multiply.tables = &code_tables(args.w_format);
+  multiply.x_tile_stride = chunk.x_tile_stride;
+  multiply.tiles = tile1 - tile0;
+  multiply.acc = acc;
+  multiply.panel = panel;
+  multiply.plan = plan;
+  for (std::int64_t line = 0; line < chunk.lines; line += range_lines) {
+    multiply.range_lines = std::min(range_lines, chunk.lines - line);
+    if (packed) {
+      multiply.lines = args.w + block0 * block_bytes + line * kLineBytes;
+      multiply.block_stride = block_bytes;
+      multiply.prefetch = kPrefetchBytes;
+    } else {
+      multiply.lines = lines_scratch;
+      multiply.block_stride = range_lines * kLineBytes;
+      const std::int64_t k0 = line * kLineK, k = std::min(multiply.range_lines * kLineK, args.k - k0);
+      for (int b = 0; b < blocks; ++b) {
+        const std::int64_t row = (block0 + b) * kBlockChannels;
+        chunk.kernels.pack_lines(args.w + row * args.k + k0, args.k, static_cast<int>(std::min<std::int64_t>(kBlockChannels, args.n - row)), k,
+                                 kRowPrefetch, lines_scratch + b * multiply.block_stride);
+      }
+    }
+    multiply.first = line == 0;
+    multiply.x = chunk.x + tile0 * chunk.x_tile_stride + line * kLineK * plan.tile_rows * element_bytes(chunk.kernels.x_layout);
+    chunk.kernels.multiply(multiply);
+  }
+}
+
+void finish_group(const Chunk& chunk, std::int64_t block0, int blocks, std::int64_t tile0, std::int64_t tile1, const float* acc) {
+  static constexpr float kOne = 1.0f;
+  const GemmArgs& args = chunk.args;
+  const std::int64_t row = chunk.row0 + tile0 * chunk.plan.tile_rows, column = block0 * kBlockChannels;
+  FinishArgs finish;
+  finish.acc = acc;
+  finish.blocks = blocks;
+  finish.rows = std::min(chunk.row0 + chunk.rows, chunk.row0 + tile1 * chunk.plan.tile_rows) - row;
+  finish.channels = static_cast<int>(std::min<std::int64_t>(std::int64_t{blocks} * kBlockChannels, args.n - column));
+  finish.format = args.w_format;
+  finish.a_scale_stride = args.a_scale_inv ? args.a_scale_stride : 0;
+  finish.w_scale_stride = args.w_scale_inv ? args.w_scale_stride : 0;
+  finish.a_scale_inv = args.a_scale_inv ? args.a_scale_inv + row * finish.a_scale_stride : &kOne;
+  finish.w_scale_inv = args.w_scale_inv ? args.w_scale_inv + column * finish.w_scale_stride : &kOne;
+  if (args.bias) finish.bias = static_cast<const std::uint8_t*>(args.bias) + column * size_of(args.bias_type);
+  finish.bias_type = args.bias_type;
+  finish.y = static_cast<std::uint8_t*>(args.y) + (row * args.y_stride + column) * size_of(args.y_type);
+  finish.y_type = args.y_type;
+  finish.y_stride = args.y_stride;
+  finish.accumulate = args.accumulate;
+  chunk.kernels.finish(finish);
+}
+
+void run_chunk(const Chunk& chunk) {
+  const GemmPlan& plan = chunk.plan;
+  const std::int64_t all_blocks = (chunk.args.n + kBlockChannels - 1) / kBlockChannels;
+  const std::int64_t groups = (all_blocks + plan.blocks - 1) / plan.blocks;
+  // Few groups and many tiles: cut the rows too. Every output is the same chain of sums either way.
+  const std::int64_t wanted = std::int64_t{4} * num_threads();
+  const std::int64_t parts = groups >= wanted ? 1 : std::min(chunk.tiles, (wanted + groups - 1) / groups);
+  const std::int64_t part_tiles = (chunk.tiles + parts - 1) / parts;
+  // A unit's time, from 16 bytes of weights and 64 products per ns; at least 5 us per fork.
+  const double group_bytes = static_cast<double>(plan.blocks) * kBlockChannels * static_cast<double>(chunk.padded_k) + 64.0;
+  const double unit_ns = group_bytes / 16 + group_bytes * static_cast<double>(part_tiles) * plan.tile_rows / 64;
+  const std::int64_t grain = std::max<std::int64_t>(1, static_cast<std::int64_t>(5000 / unit_ns));
+
+  const std::int64_t lines_bytes = std::int64_t{plan.range_lines} * kLineBytes * plan.blocks;
+  const std::int64_t acc_bytes = part_tiles * plan.tile_rows * plan.blocks * chunk.kernels.acc_floats * 4;
+  const std::int64_t panel_bytes = round_up(chunk.kernels.panel_bytes, 64);
+  parallel_for(groups * parts, grain, [&](std::int64_t begin, std::int64_t end) {
+    thread_local Scratch scratch;
+    std::uint8_t* lines = scratch.get(lines_bytes + panel_bytes + acc_bytes);
+    void* panel = lines + lines_bytes;
+    auto* acc = reinterpret_cast<float*>(lines + lines_bytes + panel_bytes);
+    for (std::int64_t unit = begin; unit < end; ++unit) {
+      const std::int64_t block0 = unit / parts * plan.blocks;
+      const int blocks = static_cast<int>(std::min<std::int64_t>(plan.blocks, all_blocks - block0));
+      const std::int64_t tile0 = unit % parts * part_tiles, tile1 = std::min(chunk.tiles, tile0 + part_tiles);
+      if (tile0 >= tile1) continue;
+      if (chunk.lines == 0) std::memset(acc, 0, static_cast<std::size_t>(acc_bytes));
+      accumulate_group(chunk, block0, blocks, tile0, tile1, lines, panel, acc);
+      finish_group(chunk, block0, blocks, tile0, tile1, acc);
+    }
+  });
+}
+
+}  // namespace
+
+void gemm(const GemmArgs& args) {
+  check_args(args);
+  if (args.m == 0 || args.n == 0) return;
+  const GemmKernels& kernels = kernels_for(args.a_type);
+  const std::int64_t padded_k = round_up(args.k, kLineK);
+  const std::int64_t row_bytes = std::max<std::int64_t>(1, padded_k * element_bytes(kernels.x_layout));
+  const std::int64_t chunk_rows = std::clamp<std::int64_t>(kChunkBytes / row_bytes, 16, kChunkRows);
+  thread_local Scratch activations;
+  for (std::int64_t row0 = 0; row0 < args.m; row0 += chunk_rows) {
+    const std::int64_t rows = std::min(chunk_rows, args.m - row0);
+    const GemmPlan plan = kernels.plan(rows);
+    const std::int64_t tiles = (rows + plan.tile_rows - 1) / plan.tile_rows;
+    const std::int64_t tile_bytes = plan.tile_rows * padded_k * element_bytes(kernels.x_layout);
+    std::uint8_t* x = activations.get(tiles * tile_bytes);
+    if (args.k > 0) pack_activations(args, row0, rows, plan.tile_rows, kernels.x_layout, x);
+    run_chunk(Chunk{args, kernels, plan, row0, rows, tiles, padded_k, padded_k / kLineK, x, tile_bytes});
+  }
+}
+
+}  // namespace fp8::kernels

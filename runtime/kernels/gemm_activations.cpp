@@ -1,0 +1,136 @@
+// SPDX-License-Identifier: Apache-2.0
+// Packs activations: [m, k] of any type -> tiles [k][R] (F32) or [k/2][R][2] (pairs), R rows per tile.
+// The kernels broadcast one element (or one pair) per row and step; with R of them side by side that is one cache line
+// instead of R lines that are a power of two apart and evict each other.
+#include "fp8/runtime/kernels/gemm_activations.h"
+
+#include <bit>
+#include <cstring>
+
+#include "fp8/runtime/kernels/thread_pool.h"
+
+namespace fp8::kernels {
+namespace {
+
+constexpr std::int64_t kRangeK = 512;            // one unit of work: one tile x this many k
+constexpr std::int64_t kSerialElements = 32768;  // less than this is not worth a fork
+
+// f16 -> f32 without F16C. A normal number's exponent gets 112 more, a subnormal is an integer times 2^-24 (no f32
+// denormal is involved, so a thread that flushes them gets the same), infinity and NaN get the exponent 255.
+float from_f16(std::uint16_t h) {
+  const std::uint32_t magnitude = h & 0x7FFFu;
+  const std::uint32_t subnormal = std::bit_cast<std::uint32_t>(static_cast<float>(magnitude) * 0x1p-24f);
+  const std::uint32_t normal = (magnitude << 13) + (112u << 23);
+  const std::uint32_t special = (magnitude << 13) | 0x7F800000u;
+  const std::uint32_t bits = magnitude < 0x0400u ? subnormal : magnitude < 0x7C00u ? normal : special;
+  return std::bit_cast<float>(bits | static_cast<std::uint32_t>(h & 0x8000u) << 16);
+}
+
+struct LoadF32 {
+  const float* a;
+  float operator()(std::int64_t i) const { return a[i]; }
+};
+struct LoadBf16 {
+  const std::uint16_t* a;
+  float operator()(std::int64_t i) const { return std::bit_cast<float>(static_cast<std::uint32_t>(a[i]) << 16); }
+};
+struct LoadF16 {
+  const std::uint16_t* a;
+  float operator()(std::int64_t i) const { return from_f16(a[i]); }
+};
+struct LoadCode {
+  const std::uint8_t* a;
+  const float* value;
+  float operator()(std::int64_t i) const { return value[a[i]]; }
+};
+struct LoadBf16Bits {
+  const std::uint16_t* a;
+  std::uint16_t operator()(std::int64_t i) const { return a[i]; }
+};
+struct LoadCodeBits {
+  const std::uint8_t* a;
+  const std::uint16_t* bf16;
+  std::uint16_t operator()(std::int64_t i) const { return bf16[a[i]]; }
+};
+
+struct Tile {
+  std::int64_t first_row, rows;  // valid rows of the tile
+  std::int64_t k_begin, k_end, k_padded_end;
+  std::int64_t stride;
+  int tile_rows;
+};
+
+// PairSize 1: [k][R]; 2: [k/2][R][2]. `out` is the tile's first element.
+template <int PairSize, class T, class Load>
+void pack_tile(const Tile& t, const Load& load, T* out) {
+  const std::int64_t step = static_cast<std::int64_t>(t.tile_rows) * PairSize;
+  for (std::int64_t r = 0; r < t.tile_rows; ++r) {
+    T* column = out + r * PairSize;
+    const std::int64_t base = (t.first_row + r) * t.stride;
+    const std::int64_t valid = r < t.rows ? t.k_end : t.k_begin;
+    std::int64_t k = t.k_begin;
+    if constexpr (PairSize == 2) {
+      for (; k + 1 < valid; k += 2) {
+        T* pair = column + (k / 2) * step;
+        pair[0] = load(base + k);
+        pair[1] = load(base + k + 1);
+      }
+    }
+    for (; k < t.k_padded_end; ++k) column[(k / PairSize) * step + k % PairSize] = k < valid ? load(base + k) : T{};
+  }
+}
+
+template <class T, class Load>
+void pack_all(const GemmArgs& args, std::int64_t row0, std::int64_t rows, int tile_rows, bool pairs, const Load& load, T* out) {
+  const std::int64_t padded_k = (args.k + kLineK - 1) / kLineK * kLineK;
+  const std::int64_t tiles = (rows + tile_rows - 1) / tile_rows;
+  const std::int64_t ranges = (args.k + kRangeK - 1) / kRangeK;
+  const auto run = [&](std::int64_t begin, std::int64_t end) {
+    for (std::int64_t unit = begin; unit < end; ++unit) {
+      const std::int64_t tile = unit / ranges, range = unit % ranges;
+      Tile t{};
+      t.first_row = row0 + tile * tile_rows;
+      t.rows = row0 + rows - t.first_row;
+      t.k_begin = range * kRangeK;
+      t.k_end = range + 1 == ranges ? args.k : t.k_begin + kRangeK;
+      t.k_padded_end = range + 1 == ranges ? padded_k : t.k_end;
+      t.stride = args.a_stride;
+      t.tile_rows = tile_rows;
+      T* tile_out = out + tile * tile_rows * padded_k;
+      if (pairs) pack_tile<2>(t, load, tile_out);
+      else pack_tile<1>(t, load, tile_out);
+    }
+  };
+  const std::int64_t units = tiles * ranges;
+  if (rows * args.k < kSerialElements) run(0, units);
+  else parallel_for(units, 1, run);
+}
+
+}  // namespace
+
+void pack_activations(const GemmArgs& args, std::int64_t row0, std::int64_t rows, int tile_rows, XLayout layout, void* out) {
+  const auto* a16 = static_cast<const std::uint16_t*>(args.a);
+  const auto* a8 = static_cast<const std::uint8_t*>(args.a);
+  const CodeTables& tables = code_tables(args.a_type == ActivationType::E5M2 ? Format::E5M2 : Format::E4M3);
+  if (layout == XLayout::BF16Pair) {
+    auto* bits = static_cast<std::uint16_t*>(out);
+    if (args.a_type == ActivationType::BF16) pack_all(args, row0, rows, tile_rows, true, LoadBf16Bits{a16}, bits);
+    else pack_all(args, row0, rows, tile_rows, true, LoadCodeBits{a8, tables.bf16}, bits);
+    return;
+  }
+  const bool pairs = layout == XLayout::F32Pair;
+  auto* values = static_cast<float*>(out);
+  switch (args.a_type) {
+    case ActivationType::F32:
+      return pack_all(args, row0, rows, tile_rows, pairs, LoadF32{static_cast<const float*>(args.a)}, values);
+    case ActivationType::BF16:
+      return pack_all(args, row0, rows, tile_rows, pairs, LoadBf16{a16}, values);
+    case ActivationType::F16:
+      return pack_all(args, row0, rows, tile_rows, pairs, LoadF16{a16}, values);
+    case ActivationType::E4M3:
+    case ActivationType::E5M2:
+      return pack_all(args, row0, rows, tile_rows, pairs, LoadCode{a8, tables.value}, values);
+  }
+}
+
+}  // namespace fp8::kernels

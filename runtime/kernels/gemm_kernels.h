@@ -1,0 +1,105 @@
+// SPDX-License-Identifier: Apache-2.0
+// What gemm.cpp asks of one instruction-set level: a table of functions over plain structs and raw pointers, because the
+// units behind it are compiled with that level's flags and must not emit code that another unit could end up calling.
+//
+//   weights      lines of 64 codes, 16 channels x 4 k, in the packed order of gemm.h; "block" = 16 channels = k/4 lines
+//   activations  packed by gemm_activations.h in tiles of tile_rows rows, zero padded to whole tiles and whole lines
+//   acc          f32 [tiles * tile_rows][blocks][acc_floats], running sums of one group of blocks
+//
+// Every output is one chain of sums in ascending k (per accumulator lane), carried through acc between ranges of k. So its
+// bits depend on neither m, tile_rows, blocks, the ranges of k, the layout nor the threads.
+#pragma once
+#include <cstdint>
+
+#include "fp8/runtime/kernels/format.h"
+
+namespace fp8::kernels {
+
+inline constexpr int kBlockChannels = 16;
+inline constexpr int kLineBytes = 64;
+inline constexpr int kLineK = 4;
+
+/// How a level wants its activations: element (row r of a tile, k) with R = tile_rows
+///   F32       float  at [k][R][1]      index k * R + r
+///   F32Pair   float  at [k/2][R][2]    index (k/2) * 2R + 2r + k%2
+///   BF16Pair  bf16   at [k/2][R][2]
+enum class XLayout : std::uint8_t { F32, F32Pair, BF16Pair };
+
+/// How a level cuts m rows.
+struct GemmPlan {
+  int tile_rows = 1;           ///< rows per tile, 1..16
+  int blocks = 1;              ///< blocks of 16 channels worked on together
+  int range_lines = 128;       ///< lines per range of k (row-major weights: as many lines per block are packed to scratch)
+  int packed_range_lines = 128;  ///< the same where the weight is packed already
+  bool panel = false;          ///< decode a range once to scratch, then use it for every tile
+};
+
+/// 256 values of a format, and (for 128-byte table lookups) the low and high bytes of bf16(code) for the codes without sign.
+struct CodeTables {
+  float value[256];
+  std::uint16_t bf16[256];
+  alignas(64) std::uint8_t bf16_low[128];
+  alignas(64) std::uint8_t bf16_high[128];
+};
+
+/// acc += x . w over one range of k, for one group of blocks and every tile.
+struct MultiplyArgs {
+  const std::uint8_t* lines = nullptr;     ///< first line of the range in the first block
+  std::int64_t block_stride = 0;           ///< bytes between blocks
+  int blocks = 0;
+  std::int64_t range_lines = 0;
+  std::int64_t prefetch = 0;               ///< bytes ahead of the read position that memory should already fetch, all blocks together
+  Format format = Format::E4M3;
+  const CodeTables* tables = nullptr;
+  const void* x = nullptr;                 ///< first tile, at the range's first k
+  std::int64_t x_tile_stride = 0;          ///< bytes between tiles
+  std::int64_t tiles = 0;
+  float* acc = nullptr;
+  bool first = false;                      ///< acc holds nothing yet: start from zero
+  void* panel = nullptr;                   ///< panel_bytes, 64-byte aligned
+  GemmPlan plan;
+};
+
+/// y = round(acc * (a_scale_inv * w_scale_inv) + bias + y_old) for `rows` rows and `channels` valid channels of one group.
+struct FinishArgs {
+  const float* acc = nullptr;
+  int blocks = 0;
+  std::int64_t rows = 0;
+  int channels = 0;
+  Format format = Format::E4M3;
+  const float* a_scale_inv = nullptr;      ///< never null here; strides 0 or 1
+  std::int64_t a_scale_stride = 0;
+  const float* w_scale_inv = nullptr;
+  std::int64_t w_scale_stride = 0;
+  const void* bias = nullptr;              ///< may be null
+  FloatType bias_type = FloatType::F32;
+  void* y = nullptr;
+  FloatType y_type = FloatType::F32;
+  std::int64_t y_stride = 0;               ///< elements
+  bool accumulate = false;
+};
+
+struct GemmKernels {
+  XLayout x_layout;
+  int acc_floats;                          ///< floats of acc per row and block
+  GemmPlan (*plan)(std::int64_t m);
+  /// Bytes of MultiplyArgs::panel that a plan of this level needs.
+  std::int64_t panel_bytes;
+  /// Row-major codes -> lines: `rows` (1..16) rows of `k` codes, row_stride bytes apart, to ceil(k/4) lines; what is missing is 0.
+  /// Reads nothing outside the rows; fetches `prefetch` bytes ahead in each row (a hint only).
+  void (*pack_lines)(const std::uint8_t* w, std::int64_t row_stride, int rows, std::int64_t k, std::int64_t prefetch,
+                     std::uint8_t* lines);
+  void (*multiply)(const MultiplyArgs& args);
+  void (*finish)(const FinishArgs& args);
+};
+
+/// The tables of a level; `dot` asks for products in bf16 where the level has them (nullptr where it has not).
+const GemmKernels* gemm_kernels_scalar();
+const GemmKernels* gemm_kernels_avx2();
+const GemmKernels* gemm_kernels_avx512();
+const GemmKernels* gemm_kernels_avx512bf16(bool dot);
+
+/// Built once from the formats' definition.
+const CodeTables& code_tables(Format format);
+
+}  // namespace fp8::kernels

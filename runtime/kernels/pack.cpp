@@ -1,0 +1,87 @@
+// SPDX-License-Identifier: Apache-2.0
+// The packed weight layout of gemm.h, in both directions, and the transpose of a byte matrix.
+//
+//   byte(n, k) = (n/16)*16*K + (k/4)*64 + ((n%16)/4)*16 + ((k%4)/2)*8 + (n%4)*2 + (k%2)      K = k rounded up to 4
+//
+// One 64-byte line holds 16 channels x 4 k so that the byte unpacks of a decode leave lane = channel: no horizontal sums.
+#include <algorithm>
+#include <limits>
+#include <stdexcept>
+#include <string>
+
+#include "fp8/runtime/kernels/gemm.h"
+#include "fp8/runtime/kernels/gemm_kernels.h"
+#include "fp8/runtime/kernels/thread_pool.h"
+
+namespace fp8::kernels {
+namespace {
+
+constexpr std::int64_t round_up(std::int64_t value, std::int64_t unit) { return (value + unit - 1) / unit * unit; }
+
+// Position of (channel, k) within a line.
+constexpr int in_line(int channel, int k) { return channel / 4 * 16 + k / 2 * 8 + channel % 4 * 2 + k % 2; }
+
+std::int64_t checked_bytes(const char* who, std::int64_t rows, std::int64_t cols) {
+  if (rows < 0 || cols < 0)
+    throw std::invalid_argument(std::string("[") + who + "] sizes must be >= 0, got " + std::to_string(rows) + " x " + std::to_string(cols));
+  constexpr std::int64_t kLimit = std::numeric_limits<std::int64_t>::max() - 64;
+  if (rows > kLimit || cols > kLimit || (cols > 0 && round_up(rows, kBlockChannels) > kLimit / round_up(cols, kLineK)))
+    throw std::invalid_argument(std::string("[") + who + "] " + std::to_string(rows) + " x " + std::to_string(cols) + " bytes do not fit a 64-bit size");
+  return round_up(rows, kBlockChannels) * round_up(cols, kLineK);
+}
+
+std::int64_t blocks_per_task(std::int64_t k) { return std::max<std::int64_t>(1, 65536 / (16 * (k + 1))); }
+
+}  // namespace
+
+std::int64_t packed_bytes(std::int64_t n, std::int64_t k) { return checked_bytes("packed_bytes", n, k); }
+
+void pack_weight(const std::uint8_t* row_major, std::int64_t n, std::int64_t k, std::uint8_t* packed) {
+  if (checked_bytes("pack_weight", n, k) == 0) return;
+  const std::int64_t block_bytes = kBlockChannels * round_up(k, kLineK);
+  parallel_for((n + kBlockChannels - 1) / kBlockChannels, blocks_per_task(k), [&](std::int64_t begin, std::int64_t end) {
+    for (std::int64_t block = begin; block < end; ++block) {
+      const int rows = static_cast<int>(std::min<std::int64_t>(kBlockChannels, n - block * kBlockChannels));
+      const std::uint8_t* w = row_major + block * kBlockChannels * k;
+      std::uint8_t* line = packed + block * block_bytes;
+      for (std::int64_t k0 = 0; k0 < k; k0 += kLineK, line += kLineBytes)
+        for (int c = 0; c < kBlockChannels; ++c)
+          for (int j = 0; j < kLineK; ++j) line[in_line(c, j)] = c < rows && k0 + j < k ? w[c * k + k0 + j] : std::uint8_t{0};
+    }
+  });
+}
+
+void unpack_weight(const std::uint8_t* packed, std::int64_t n, std::int64_t k, std::uint8_t* row_major) {
+  if (checked_bytes("unpack_weight", n, k) == 0) return;
+  const std::int64_t block_bytes = kBlockChannels * round_up(k, kLineK);
+  parallel_for((n + kBlockChannels - 1) / kBlockChannels, blocks_per_task(k), [&](std::int64_t begin, std::int64_t end) {
+    for (std::int64_t block = begin; block < end; ++block) {
+      const int rows = static_cast<int>(std::min<std::int64_t>(kBlockChannels, n - block * kBlockChannels));
+      std::uint8_t* w = row_major + block * kBlockChannels * k;
+      const std::uint8_t* line = packed + block * block_bytes;
+      for (std::int64_t k0 = 0; k0 < k; k0 += kLineK, line += kLineBytes) {
+        const int valid = static_cast<int>(std::min<std::int64_t>(kLineK, k - k0));
+        for (int c = 0; c < rows; ++c)
+          for (int j = 0; j < valid; ++j) w[c * k + k0 + j] = line[in_line(c, j)];
+      }
+    }
+  });
+}
+
+void transpose_bytes(const std::uint8_t* in, std::int64_t rows, std::int64_t cols, std::uint8_t* out) {
+  if (checked_bytes("transpose_bytes", rows, cols) == 0) return;
+  // Tiles of 64 x 64: reads and writes both stay within 64 cache lines.
+  constexpr std::int64_t kTile = 64;
+  parallel_for((cols + kTile - 1) / kTile, std::max<std::int64_t>(1, 1024 / (rows + 1)), [&](std::int64_t begin, std::int64_t end) {
+    for (std::int64_t c0 = begin * kTile; c0 < std::min(cols, end * kTile); c0 += kTile) {
+      const std::int64_t c1 = std::min(cols, c0 + kTile);
+      for (std::int64_t r0 = 0; r0 < rows; r0 += kTile) {
+        const std::int64_t r1 = std::min(rows, r0 + kTile);
+        for (std::int64_t c = c0; c < c1; ++c)
+          for (std::int64_t r = r0; r < r1; ++r) out[c * rows + r] = in[r * cols + c];
+      }
+    }
+  });
+}
+
+}  // namespace fp8::kernels

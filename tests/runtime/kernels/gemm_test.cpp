@@ -1,0 +1,456 @@
+// SPDX-License-Identifier: Apache-2.0
+// gemm against sums in f64, on every level that this machine runs.
+//
+// Tolerance of one output: every product of f32 or narrower with an fp8 value is summed in f32 with one rounding each
+// (vdpbf16ps: up to two per pair), so |error| <= (2K + 8) * 2^-24 * sum |a w| * scale + the rounding of y's own type.
+#include "fp8/runtime/kernels/gemm.h"
+
+#include <gtest/gtest.h>
+
+#include <bit>
+#include <cmath>
+#include <cstdint>
+#include <limits>
+#include <random>
+#include <stdexcept>
+#include <string>
+#include <vector>
+
+#include "fp8/runtime/kernels/simd.h"
+#include "fp8/runtime/kernels/thread_pool.h"
+
+namespace fp8::kernels {
+namespace {
+
+constexpr double kNan = std::numeric_limits<double>::quiet_NaN();
+
+// The formats from their definition: s eeee mmm (bias 7, NaN only at S.1111.111) and s eeeee mm (bias 15, IEEE).
+double value_of(std::uint8_t code, Format format) {
+  const int mantissa_bits = format == Format::E4M3 ? 3 : 2, bias = format == Format::E4M3 ? 7 : 15;
+  const int exponent = (code & 0x7F) >> mantissa_bits, mantissa = code & ((1 << mantissa_bits) - 1);
+  const double sign = code & 0x80 ? -1.0 : 1.0;
+  if (format == Format::E4M3 && (code & 0x7F) == 0x7F) return kNan;
+  if (format == Format::E5M2 && exponent == 31) return mantissa ? kNan : sign * std::numeric_limits<double>::infinity();
+  const double fraction = static_cast<double>(mantissa) / (1 << mantissa_bits);
+  return sign * (exponent ? std::ldexp(1.0 + fraction, exponent - bias) : std::ldexp(fraction, 1 - bias));
+}
+
+// Nearest value with `bits` significant bits and smallest step 2^min_exponent (ties to even).
+double round_to(double value, int bits, int min_exponent) {
+  if (value == 0 || !std::isfinite(value)) return value;
+  const int exponent = std::max(std::ilogb(value) - bits + 1, min_exponent);
+  return std::ldexp(std::nearbyint(std::ldexp(value, -exponent)), exponent);
+}
+
+std::uint16_t bf16_bits(double value) { return static_cast<std::uint16_t>(std::bit_cast<std::uint32_t>(static_cast<float>(round_to(value, 8, -133))) >> 16); }
+double from_bf16(std::uint16_t bits) { return std::bit_cast<float>(static_cast<std::uint32_t>(bits) << 16); }
+
+double from_f16(std::uint16_t bits) {
+  const int exponent = (bits >> 10) & 31, mantissa = bits & 1023;
+  const double sign = bits & 0x8000 ? -1.0 : 1.0;
+  if (exponent == 31) return mantissa ? kNan : sign * std::numeric_limits<double>::infinity();
+  return sign * (exponent ? std::ldexp(1.0 + mantissa / 1024.0, exponent - 15) : std::ldexp(mantissa / 1024.0, -14));
+}
+std::uint16_t f16_bits(double value) {  // finite values up to 65504
+  const double rounded = round_to(value, 11, -24);
+  const std::uint16_t sign = std::signbit(rounded) ? 0x8000 : 0;
+  const double magnitude = std::fabs(rounded);
+  if (magnitude < std::ldexp(1.0, -14)) return sign | static_cast<std::uint16_t>(std::ldexp(magnitude, 24));
+  const int exponent = std::ilogb(magnitude);
+  return static_cast<std::uint16_t>(sign | (exponent + 15) << 10 | static_cast<int>(std::ldexp(magnitude, 10 - exponent) - 1024));
+}
+
+double load(const std::vector<std::uint8_t>& bytes, FloatType type, std::int64_t i) {
+  const std::uint8_t* at = bytes.data() + i * size_of(type);
+  if (type == FloatType::F32) return *reinterpret_cast<const float*>(at);
+  const std::uint16_t half = *reinterpret_cast<const std::uint16_t*>(at);
+  return type == FloatType::BF16 ? from_bf16(half) : from_f16(half);
+}
+void store(std::vector<std::uint8_t>& bytes, FloatType type, std::int64_t i, double value) {
+  std::uint8_t* at = bytes.data() + i * size_of(type);
+  if (type == FloatType::F32) *reinterpret_cast<float*>(at) = static_cast<float>(value);
+  else *reinterpret_cast<std::uint16_t*>(at) = type == FloatType::BF16 ? bf16_bits(value) : std::isnan(value) ? 0x7E00 : f16_bits(value);
+}
+
+// A gemm with everything it reads, surrounded by NaN.
+struct Problem {
+  std::int64_t m = 1, n = 1, k = 1;
+  ActivationType a_type = ActivationType::F32;
+  Format w_format = Format::E4M3;
+  FloatType y_type = FloatType::F32, bias_type = FloatType::F32;
+  bool has_bias = false, accumulate = false, a_rows = false, w_channels = false;
+  std::int64_t a_gap = 0, y_gap = 0;
+  std::vector<std::uint8_t> a, w, packed, bias, y0;
+  std::vector<float> a_scale, w_scale;
+
+  int a_size() const { return a_type == ActivationType::F32 ? 4 : a_type == ActivationType::BF16 || a_type == ActivationType::F16 ? 2 : 1; }
+  std::int64_t a_stride() const { return k + a_gap; }
+  std::int64_t y_stride() const { return n + y_gap; }
+
+  double a_at(std::int64_t row, std::int64_t col) const {
+    const std::int64_t i = row * a_stride() + col;
+    switch (a_type) {
+      case ActivationType::E4M3: return value_of(a[static_cast<std::size_t>(i)], Format::E4M3);
+      case ActivationType::E5M2: return value_of(a[static_cast<std::size_t>(i)], Format::E5M2);
+      case ActivationType::F32: return load(a, FloatType::F32, i);
+      case ActivationType::BF16: return load(a, FloatType::BF16, i);
+      case ActivationType::F16: return load(a, FloatType::F16, i);
+    }
+    return 0;
+  }
+  double w_at(std::int64_t row, std::int64_t col) const { return value_of(w[static_cast<std::size_t>(row * k + col)], w_format); }
+
+  void pack() {
+    packed.resize(static_cast<std::size_t>(packed_bytes(n, k)));
+    pack_weight(w.data(), n, k, packed.data());
+  }
+
+  void fill(unsigned seed) {
+    std::mt19937 random(seed);
+    std::normal_distribution<double> normal;
+    const auto code = [&](Format format) {  // any finite code
+      std::uint8_t c;
+      do c = static_cast<std::uint8_t>(random() >> 9);
+      while (!std::isfinite(value_of(c, format)) || std::fabs(value_of(c, format)) > 500);
+      return c;
+    };
+    a.assign(static_cast<std::size_t>(m * a_stride() * a_size()), 0xFF);  // 0xFF.. is NaN in all five types
+    for (std::int64_t r = 0; r < m; ++r)
+      for (std::int64_t c = 0; c < k; ++c) {
+        const std::int64_t i = r * a_stride() + c;
+        if (a_type == ActivationType::E4M3) a[static_cast<std::size_t>(i)] = code(Format::E4M3);
+        else if (a_type == ActivationType::E5M2) a[static_cast<std::size_t>(i)] = code(Format::E5M2);
+        else store(a, a_type == ActivationType::F32 ? FloatType::F32 : a_type == ActivationType::BF16 ? FloatType::BF16 : FloatType::F16, i, normal(random));
+      }
+    w.resize(static_cast<std::size_t>(n * k));
+    for (auto& c : w) c = code(w_format);
+    pack();
+    const auto scales = [&](std::vector<float>& s, bool vector, std::int64_t count) {
+      s.resize(static_cast<std::size_t>(vector ? count : 1));
+      for (auto& v : s) v = std::exp2(static_cast<float>(normal(random)));
+    };
+    scales(a_scale, a_rows, m);
+    scales(w_scale, w_channels, n);
+    bias.resize(static_cast<std::size_t>(has_bias ? n * size_of(bias_type) : 0));
+    if (has_bias)
+      for (std::int64_t i = 0; i < n; ++i) store(bias, bias_type, i, normal(random));
+    y0.assign(static_cast<std::size_t>(m * y_stride() * size_of(y_type)), 0xFF);
+    if (accumulate)
+      for (std::int64_t r = 0; r < m; ++r)
+        for (std::int64_t c = 0; c < n; ++c) store(y0, y_type, r * y_stride() + c, normal(random));
+  }
+
+  GemmArgs args(Layout layout, std::vector<std::uint8_t>& y) const {
+    GemmArgs g;
+    g.m = m, g.n = n, g.k = k;
+    g.a = a.data(), g.a_type = a_type, g.a_stride = a_stride();
+    g.w = layout == Layout::packed ? packed.data() : w.data();
+    g.w_format = w_format, g.w_layout = layout;
+    g.a_scale_inv = a_scale.data(), g.a_scale_stride = a_rows;
+    g.w_scale_inv = w_scale.data(), g.w_scale_stride = w_channels;
+    g.bias = has_bias ? bias.data() : nullptr, g.bias_type = bias_type;
+    g.y = y.data(), g.y_type = y_type, g.y_stride = y_stride();
+    g.accumulate = accumulate;
+    return g;
+  }
+
+  std::vector<std::uint8_t> run(Layout layout) const {
+    std::vector<std::uint8_t> y = y0;
+    gemm(args(layout, y));
+    return y;
+  }
+
+  // Compares with f64 sums; also that nothing beside the outputs was written.
+  void check(const std::vector<std::uint8_t>& y, const std::string& what) const {
+    for (std::int64_t r = 0; r < m; ++r) {
+      for (std::int64_t c = 0; c < n; ++c) {
+        double sum = 0, magnitude = 0;
+        for (std::int64_t i = 0; i < k; ++i) {
+          const double product = a_at(r, i) * w_at(c, i);
+          sum += product;
+          magnitude += std::fabs(product);
+        }
+        const double scale = static_cast<double>(a_scale[static_cast<std::size_t>(a_rows ? r : 0)]) * w_scale[static_cast<std::size_t>(w_channels ? c : 0)];
+        const std::int64_t at = r * y_stride() + c;
+        const double b = has_bias ? load(bias, bias_type, c) : 0, old = accumulate ? load(y0, y_type, at) : 0;
+        const double expected = sum * scale + b + old, got = load(y, y_type, at);
+        const double half_ulp = y_type == FloatType::F32 ? 0x1p-24 : y_type == FloatType::BF16 ? 0x1p-8 : 0x1p-11;
+        const double size = magnitude * scale + std::fabs(b) + std::fabs(old);
+        const double tolerance = (2.0 * static_cast<double>(k) + 8) * 0x1p-24 * size + std::fabs(expected) * half_ulp * 1.01 + (y_type == FloatType::F16 ? 0x1p-25 : 0);
+        ASSERT_LE(std::fabs(got - expected), tolerance) << what << " at " << r << "," << c << ": got " << got << ", expected " << expected;
+      }
+      for (std::int64_t i = (r * y_stride() + n) * size_of(y_type); i < (r + 1) * y_stride() * size_of(y_type); ++i)
+        ASSERT_EQ(y[static_cast<std::size_t>(i)], 0xFF) << what << ": wrote beside row " << r;
+    }
+  }
+};
+
+std::vector<SimdLevel> levels() {
+  std::vector<SimdLevel> all;
+  for (const SimdLevel level : {SimdLevel::scalar, SimdLevel::avx2, SimdLevel::avx512, SimdLevel::avx512bf16})
+    if (level <= best_simd_level()) all.push_back(level);
+  return all;
+}
+
+constexpr std::int64_t kRows[] = {0, 1, 2, 3, 4, 5, 7, 8, 15, 16, 17, 33};
+constexpr std::int64_t kOdd[] = {1, 3, 4, 5, 15, 16, 17, 31, 33, 63, 64, 65, 130};
+
+class GemmLevel : public testing::TestWithParam<SimdLevel> {};
+
+// Every m with every n and k; types, scales, gaps and formats take turns so that each meets many shapes.
+TEST_P(GemmLevel, OddSizesMatchF64) {
+  const ScopedSimdLevel level(GetParam());
+  unsigned turn = 0;
+  for (const std::int64_t m : kRows)
+    for (const std::int64_t n : kOdd)
+      for (const std::int64_t k : kOdd) {
+        Problem p;
+        p.m = m, p.n = n, p.k = k;
+        p.a_type = static_cast<ActivationType>(turn % 5);
+        p.w_format = turn % 3 == 2 ? Format::E5M2 : Format::E4M3;
+        p.y_type = static_cast<FloatType>(turn / 5 % 3);
+        p.bias_type = static_cast<FloatType>(turn / 2 % 3);
+        p.has_bias = turn % 4 < 2;
+        p.accumulate = turn % 7 < 3;
+        p.a_rows = turn % 2, p.w_channels = turn / 3 % 2;
+        p.a_gap = turn % 4, p.y_gap = turn / 4 % 3;
+        p.fill(++turn);
+        if (p.y_type == FloatType::F16)  // keep the sums within f16
+          for (float& s : p.a_scale) s *= 0x1p-12f;
+        const std::string what = std::to_string(m) + "x" + std::to_string(n) + "x" + std::to_string(k) + " turn " + std::to_string(turn);
+        const auto packed = p.run(Layout::packed), row_major = p.run(Layout::row_major);
+        p.check(packed, what + " packed");
+        if (HasFatalFailure()) return;
+        ASSERT_EQ(packed, row_major) << what << ": layouts differ";
+      }
+}
+
+// Several ranges of k, several chunks of the weight, panels with a left-over block.
+TEST_P(GemmLevel, LongSumsMatchF64) {
+  const ScopedSimdLevel level(GetParam());
+  for (const std::int64_t m : {1, 3, 6, 16, 47})
+    for (const auto a_type : {ActivationType::F32, ActivationType::BF16, ActivationType::E5M2}) {
+      Problem p;
+      p.m = m, p.n = 16 * 7 + 3, p.k = 1283;
+      p.a_type = a_type;
+      p.w_channels = true;
+      p.fill(static_cast<unsigned>(m));
+      const auto packed = p.run(Layout::packed);
+      p.check(packed, "m " + std::to_string(m));
+      if (HasFatalFailure()) return;
+      EXPECT_EQ(packed, p.run(Layout::row_major));
+    }
+}
+
+// One hot activation picks one weight per channel: the output is the weight's value, for all codes of both formats.
+TEST_P(GemmLevel, All256CodesAreExact) {
+  const ScopedSimdLevel level(GetParam());
+  for (const Format format : {Format::E4M3, Format::E5M2})
+    for (const auto a_type : {ActivationType::F32, ActivationType::BF16, ActivationType::E4M3})
+      for (const std::int64_t m : {1, 4, 7, 40}) {
+        Problem p;
+        p.m = m, p.n = 256, p.k = 9, p.a_type = a_type, p.w_format = format;
+        p.fill(5);
+        p.a_scale = p.w_scale = {1.0f};
+        std::fill(p.a.begin(), p.a.end(), std::uint8_t{0});
+        std::fill(p.w.begin(), p.w.end(), std::uint8_t{0});
+        for (std::int64_t c = 0; c < 256; ++c) p.w[static_cast<std::size_t>(c * 9 + c % 9)] = static_cast<std::uint8_t>(c);
+        for (std::int64_t r = 0; r < m; ++r)
+          for (std::int64_t i = 0; i < 9; ++i) {
+            if (a_type == ActivationType::E4M3) p.a[static_cast<std::size_t>(r * 9 + i)] = 0x38;
+            else store(p.a, a_type == ActivationType::F32 ? FloatType::F32 : FloatType::BF16, r * 9 + i, 1.0);
+          }
+        p.pack();
+        for (const Layout layout : {Layout::packed, Layout::row_major}) {
+          const auto y = p.run(layout);
+          for (std::int64_t r = 0; r < m; ++r)
+            for (int c = 0; c < 256; ++c) {
+              const double expected = value_of(static_cast<std::uint8_t>(c), format), got = load(y, FloatType::F32, r * 256 + c);
+              if (std::isnan(expected)) ASSERT_TRUE(std::isnan(got)) << name_of(format) << " code " << c << " m " << m;
+              else ASSERT_EQ(got, expected) << name_of(format) << " code " << c << " m " << m;
+            }
+        }
+      }
+}
+
+// One NaN weight spoils its channel, one NaN activation its row, and nothing else.
+TEST_P(GemmLevel, NanReachesItsOutputsOnly) {
+  const ScopedSimdLevel level(GetParam());
+  for (const Format format : {Format::E4M3, Format::E5M2})
+    for (const auto a_type : {ActivationType::F32, ActivationType::BF16, ActivationType::F16, ActivationType::E4M3, ActivationType::E5M2})
+      for (const std::int64_t m : {1, 3, 9, 35}) {
+        Problem p;
+        p.m = m, p.n = 37, p.k = 700, p.a_type = a_type, p.w_format = format;
+        p.fill(11);
+        const std::int64_t channel = 21, row = m / 2;
+        p.w[static_cast<std::size_t>(channel * p.k + 611)] = 0xFF;
+        p.pack();
+        if (m > 1)
+          for (int i = 0; i < p.a_size(); ++i) p.a[static_cast<std::size_t>((row * p.k + 333) * p.a_size() + i)] = 0xFF;
+        for (const Layout layout : {Layout::packed, Layout::row_major}) {
+          const auto y = p.run(layout);
+          for (std::int64_t r = 0; r < m; ++r)
+            for (std::int64_t c = 0; c < p.n; ++c)
+              ASSERT_EQ(std::isnan(load(y, FloatType::F32, r * p.n + c)), c == channel || (m > 1 && r == row))
+                  << name_of(format) << " m " << m << " at " << r << "," << c;
+        }
+      }
+}
+
+TEST_P(GemmLevel, ThreadsDoNotChangeABit) {
+  const ScopedSimdLevel level(GetParam());
+  const int before = num_threads();
+  for (const std::int64_t m : {1, 4, 16, 130})
+    for (const std::int64_t n : {16, 50, 777})
+      for (const Layout layout : {Layout::packed, Layout::row_major}) {
+        Problem p;
+        p.m = m, p.n = n, p.k = 517;
+        p.a_type = ActivationType::BF16, p.y_type = FloatType::BF16, p.a_rows = p.w_channels = true;
+        p.fill(static_cast<unsigned>(m + n));
+        set_num_threads(1);
+        const auto one = p.run(layout);
+        for (const int threads : {2, 3, 7}) {
+          set_num_threads(threads);
+          EXPECT_EQ(p.run(layout), one) << m << "x" << n << " with " << threads << " threads";
+        }
+      }
+  set_num_threads(before);
+}
+
+// A row's result does not depend on the rows that were computed with it (header: the order depends on k alone).
+TEST_P(GemmLevel, ARowAloneGivesTheSameBits) {
+  const ScopedSimdLevel level(GetParam());
+  for (const auto a_type : {ActivationType::F32, ActivationType::BF16, ActivationType::E4M3}) {
+    Problem p;
+    p.m = 100, p.n = 70, p.k = 1029, p.a_type = a_type;
+    p.fill(77);
+    const auto all = p.run(Layout::packed);
+    for (const std::int64_t rows : {1, 2, 3, 4, 5, 16, 20, 33, 60})
+      for (const Layout layout : {Layout::packed, Layout::row_major}) {
+        std::vector<std::uint8_t> y(static_cast<std::size_t>(rows * p.n * 4), 0xFF);
+        GemmArgs args = p.args(layout, y);
+        args.m = rows;
+        const std::int64_t row0 = 100 - rows;
+        args.a = p.a.data() + row0 * p.k * p.a_size();
+        gemm(args);
+        const std::vector<std::uint8_t> expected(all.begin() + row0 * p.n * 4, all.end());
+        EXPECT_EQ(y, expected) << rows << " rows";
+      }
+  }
+}
+
+// More rows than one chunk, and a K of which few rows fill a chunk.
+TEST_P(GemmLevel, ManyRowsAndLongRows) {
+  const ScopedSimdLevel level(GetParam());
+  for (const auto& [m, n, k] : {std::tuple<int, int, int>{1030, 33, 21}, {40, 5, 140001}}) {
+    Problem p;
+    p.m = m, p.n = n, p.k = k, p.a_type = ActivationType::BF16, p.a_rows = true;
+    p.fill(9);
+    p.check(p.run(Layout::row_major), "row_major");
+    if (HasFatalFailure()) return;
+  }
+}
+
+// Scales that are powers of two only move the exponent; without scales and bias the sum itself comes out.
+TEST_P(GemmLevel, PowerOfTwoScalesAreExact) {
+  const ScopedSimdLevel level(GetParam());
+  Problem p;
+  p.m = 3, p.n = 40, p.k = 333;
+  p.fill(4);
+  std::vector<std::uint8_t> plain(p.y0.size()), scaled(p.y0.size());
+  GemmArgs args = p.args(Layout::packed, plain);
+  args.a_scale_inv = args.w_scale_inv = nullptr;
+  gemm(args);
+  p.a_scale = {0x1p-9f}, p.w_scale = {0x1p5f};
+  gemm(p.args(Layout::packed, scaled));
+  for (std::int64_t i = 0; i < p.m * p.n; ++i) EXPECT_EQ(load(scaled, FloatType::F32, i), load(plain, FloatType::F32, i) * 0x1p-4);
+}
+
+// y = round(sum * (a_scale_inv * w_scale_inv) + bias + y), each step in f32: the one rounding to y's type, ties to even.
+TEST_P(GemmLevel, OutputsRoundOnceToNearestEven) {
+  const ScopedSimdLevel level(GetParam());
+  for (const FloatType type : {FloatType::BF16, FloatType::F16}) {
+    const int bits = type == FloatType::BF16 ? 8 : 11;
+    Problem p;
+    p.m = 1, p.n = 20, p.k = 1, p.y_type = type, p.has_bias = true;
+    p.fill(1);
+    p.a_scale = p.w_scale = {1.0f};
+    store(p.a, FloatType::F32, 0, 0.0);
+    for (std::int64_t c = 0; c < 20; ++c) store(p.bias, FloatType::F32, c, 1.0 + std::ldexp(static_cast<double>(c), -bits - 1) * (c % 2 ? 1 : -0.5));
+    const auto y = p.run(Layout::packed);
+    for (std::int64_t c = 0; c < 20; ++c)
+      EXPECT_EQ(load(y, type, c), round_to(load(p.bias, FloatType::F32, c), bits, -1000)) << name_of(type) << " " << c;
+    // Overflow, infinity, NaN and the smallest subnormals.
+    const double tiny = type == FloatType::BF16 ? 0x1p-133 : 0x1p-24;
+    const double inputs[] = {3.4e38, -std::numeric_limits<double>::infinity(), kNan, tiny, tiny * 2.5, tiny / 2, -tiny * 0.75};
+    const double inf = std::numeric_limits<double>::infinity();
+    const double outputs[] = {inf, -inf, kNan, tiny, tiny * 2, 0.0, -tiny};
+    for (int i = 0; i < 7; ++i) reinterpret_cast<float*>(p.bias.data())[i] = static_cast<float>(inputs[i]);
+    const auto edge = p.run(Layout::packed);
+    for (int i = 0; i < 7; ++i) {
+      const double got = load(edge, type, i);
+      if (std::isnan(outputs[i])) EXPECT_TRUE(std::isnan(got)) << i;
+      else EXPECT_EQ(got, outputs[i]) << name_of(type) << " " << i;
+    }
+  }
+}
+
+TEST_P(GemmLevel, EmptySizes) {
+  const ScopedSimdLevel level(GetParam());
+  for (const auto& [m, n, k] : {std::tuple<int, int, int>{0, 4, 4}, {4, 0, 4}, {4, 20, 0}, {40, 20, 0}, {1, 1, 0}}) {
+    Problem p;
+    p.m = m, p.n = n, p.k = k, p.has_bias = true, p.accumulate = true;
+    p.fill(8);
+    p.check(p.run(Layout::packed), "packed");
+    p.check(p.run(Layout::row_major), "row_major");
+  }
+}
+
+INSTANTIATE_TEST_SUITE_P(Levels, GemmLevel, testing::ValuesIn(levels()), [](const auto& param) { return std::string(name_of(param.param)); });
+
+// Exactly sized heap blocks without a byte around them: a sanitizer build sees every read and write that goes beyond.
+TEST(Gemm, StaysWithinItsBuffers) {
+  for (const SimdLevel level : levels()) {
+    const ScopedSimdLevel scoped(level);
+    for (const std::int64_t m : {1, 5, 17, 35})
+      for (const std::int64_t n : {1, 15, 17, 66})
+        for (const std::int64_t k : {1, 5, 61, 67, 257}) {
+          Problem p;
+          p.m = m, p.n = n, p.k = k;
+          p.a_type = static_cast<ActivationType>(k % 5), p.y_type = static_cast<FloatType>(n % 3), p.w_channels = true, p.has_bias = true;
+          p.a_scale = {1.0f};
+          p.fill(2);
+          for (float& s : p.a_scale) s = 0x1p-8f;
+          for (std::vector<std::uint8_t>* v : {&p.a, &p.w, &p.packed, &p.bias, &p.y0}) v->shrink_to_fit();
+          p.check(p.run(Layout::row_major), "row_major");
+          p.check(p.run(Layout::packed), "packed");
+          if (HasFatalFailure()) return;
+        }
+  }
+}
+
+TEST(Gemm, WrongArgumentsNameTheField) {
+  Problem p;
+  p.m = 2, p.n = 3, p.k = 4;
+  p.fill(1);
+  std::vector<std::uint8_t> y = p.y0;
+  const auto message = [&](auto change) {
+    GemmArgs args = p.args(Layout::row_major, y);
+    change(args);
+    try {
+      gemm(args);
+    } catch (const std::invalid_argument& error) {
+      return std::string(error.what());
+    }
+    return std::string("no error");
+  };
+  EXPECT_EQ(message([](GemmArgs& g) { g.m = -1; }), "[gemm] m must be >= 0, got -1");
+  EXPECT_EQ(message([](GemmArgs& g) { g.a_stride = 3; }), "[gemm] a_stride must be >= k = 4, got 3");
+  EXPECT_EQ(message([](GemmArgs& g) { g.y_stride = 2; }), "[gemm] y_stride must be >= n = 3, got 2");
+  EXPECT_EQ(message([](GemmArgs& g) { g.w_scale_stride = 2; }), "[gemm] w_scale_stride must be 0 or 1, got 2");
+  EXPECT_EQ(message([](GemmArgs& g) { g.w = nullptr; }), "[gemm] w must be a pointer, got null");
+  EXPECT_EQ(message([](GemmArgs& g) { g.n = std::numeric_limits<std::int64_t>::max(); }).substr(0, 14), "[packed_bytes]");
+}
+
+}  // namespace
+}  // namespace fp8::kernels

@@ -1,0 +1,108 @@
+// SPDX-License-Identifier: Apache-2.0
+// The packed layout against the formula in gemm.h, both ways, and transpose_bytes.
+#include <gtest/gtest.h>
+
+#include <cstdint>
+#include <limits>
+#include <random>
+#include <stdexcept>
+#include <vector>
+
+#include "fp8/runtime/kernels/gemm.h"
+#include "fp8/runtime/kernels/thread_pool.h"
+
+namespace fp8::kernels {
+namespace {
+
+std::vector<std::uint8_t> random_bytes(std::int64_t count, unsigned seed) {
+  std::mt19937 random(seed);
+  std::vector<std::uint8_t> bytes(static_cast<std::size_t>(count));
+  for (auto& byte : bytes) byte = static_cast<std::uint8_t>(random() >> 7);
+  return bytes;
+}
+
+// gemm.h's formula, with K rounded up to 4.
+std::int64_t position(std::int64_t n, std::int64_t k, std::int64_t padded_k) {
+  return (n / 16) * 16 * padded_k + (k / 4) * 64 + ((n % 16) / 4) * 16 + ((k % 4) / 2) * 8 + (n % 4) * 2 + (k % 2);
+}
+
+constexpr std::int64_t kSizes[] = {1, 2, 3, 4, 5, 15, 16, 17, 31, 32, 33, 63, 64, 65, 130};
+
+TEST(Pack, BytesAreRoundedUpTo16By4) {
+  EXPECT_EQ(packed_bytes(16, 4), 64);
+  EXPECT_EQ(packed_bytes(1, 1), 64);
+  EXPECT_EQ(packed_bytes(17, 5), 32 * 8);
+  EXPECT_EQ(packed_bytes(4096, 4096), 4096 * 4096);
+  EXPECT_EQ(packed_bytes(0, 7), 0);
+  EXPECT_EQ(packed_bytes(7, 0), 0);
+}
+
+TEST(Pack, ImpossibleSizesAreRefused) {
+  constexpr std::int64_t kMost = std::numeric_limits<std::int64_t>::max();
+  EXPECT_THROW(packed_bytes(-1, 4), std::invalid_argument);
+  EXPECT_THROW(packed_bytes(4, -1), std::invalid_argument);
+  EXPECT_THROW(packed_bytes(kMost, 2), std::invalid_argument);
+  EXPECT_THROW(packed_bytes(std::int64_t{1} << 32, std::int64_t{1} << 32), std::invalid_argument);
+}
+
+TEST(Pack, FollowsTheFormulaAndPadsWithZeros) {
+  for (const std::int64_t n : kSizes)
+    for (const std::int64_t k : kSizes) {
+      const auto w = random_bytes(n * k, static_cast<unsigned>(n * 1000 + k));
+      const std::int64_t padded_n = (n + 15) / 16 * 16, padded_k = (k + 3) / 4 * 4;
+      std::vector<std::uint8_t> packed(static_cast<std::size_t>(packed_bytes(n, k)), 0xEE);
+      pack_weight(w.data(), n, k, packed.data());
+      for (std::int64_t row = 0; row < padded_n; ++row)
+        for (std::int64_t col = 0; col < padded_k; ++col) {
+          const std::uint8_t expected = row < n && col < k ? w[static_cast<std::size_t>(row * k + col)] : 0;
+          ASSERT_EQ(packed[static_cast<std::size_t>(position(row, col, padded_k))], expected) << n << "x" << k << " at " << row << "," << col;
+        }
+    }
+}
+
+TEST(Pack, UnpackRestoresEveryByte) {
+  for (const std::int64_t n : kSizes)
+    for (const std::int64_t k : kSizes) {
+      const auto w = random_bytes(n * k, static_cast<unsigned>(n + k * 777));
+      std::vector<std::uint8_t> packed(static_cast<std::size_t>(packed_bytes(n, k)));
+      pack_weight(w.data(), n, k, packed.data());
+      std::vector<std::uint8_t> back(w.size() + 1, 0xEE);
+      unpack_weight(packed.data(), n, k, back.data());
+      EXPECT_EQ(back.back(), 0xEE) << n << "x" << k;
+      back.pop_back();
+      EXPECT_EQ(back, w) << n << "x" << k;
+    }
+}
+
+TEST(Pack, ManyThreadsDoTheSame) {
+  const std::int64_t n = 1003, k = 517;
+  const auto w = random_bytes(n * k, 3);
+  std::vector<std::uint8_t> one(static_cast<std::size_t>(packed_bytes(n, k))), many(one.size());
+  const int before = num_threads();
+  set_num_threads(1);
+  pack_weight(w.data(), n, k, one.data());
+  set_num_threads(5);
+  pack_weight(w.data(), n, k, many.data());
+  std::vector<std::uint8_t> back(w.size());
+  unpack_weight(many.data(), n, k, back.data());
+  set_num_threads(before);
+  EXPECT_EQ(one, many);
+  EXPECT_EQ(back, w);
+}
+
+TEST(Pack, TransposeSwapsIndices) {
+  for (const std::int64_t rows : kSizes)
+    for (const std::int64_t cols : {std::int64_t{1}, std::int64_t{7}, std::int64_t{64}, std::int64_t{65}, std::int64_t{200}}) {
+      const auto in = random_bytes(rows * cols, static_cast<unsigned>(rows + cols));
+      std::vector<std::uint8_t> out(in.size() + 1, 0xEE);
+      transpose_bytes(in.data(), rows, cols, out.data());
+      for (std::int64_t r = 0; r < rows; ++r)
+        for (std::int64_t c = 0; c < cols; ++c)
+          ASSERT_EQ(out[static_cast<std::size_t>(c * rows + r)], in[static_cast<std::size_t>(r * cols + c)]) << rows << "x" << cols;
+      EXPECT_EQ(out.back(), 0xEE);
+    }
+  transpose_bytes(nullptr, 0, 5, nullptr);
+}
+
+}  // namespace
+}  // namespace fp8::kernels
