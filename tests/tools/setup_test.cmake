@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-# cmake -DROOT=<source tree> -DLIBTORCH=<a usable LibTorch> -DWORK=<scratch folder> -P setup_test.cmake
+# cmake -DROOT=<source tree> -DLIBTORCH=<a usable LibTorch> -DGENERATOR=... -DWORK=<scratch folder> -P setup_test.cmake
 # tools/setup and fp8_torch.cmake choose the same LibTorch: one that is too old or built for CUDA is refused by name and
 # the next candidate is taken; the answer is one line on stdout and is noted in the cache. Nothing is fetched here.
 cmake_minimum_required(VERSION 3.22)
@@ -50,7 +50,7 @@ function(expect_cmake argument first code words)
   file(REMOVE_RECURSE ${WORK}/build)
   execute_process(
     COMMAND ${CMAKE_COMMAND} -E env XDG_CACHE_HOME=${WORK}/cache LIBTORCH=${first} CMAKE_PREFIX_PATH=${WORK}/old:${LIBTORCH}
-      ${CMAKE_COMMAND} -S ${WORK}/project -B ${WORK}/build ${argument}
+      ${CMAKE_COMMAND} -S ${WORK}/project -B ${WORK}/build -G ${GENERATOR} ${argument}
     RESULT_VARIABLE rc OUTPUT_VARIABLE output ERROR_VARIABLE output)
   string(REGEX REPLACE "[ \n]+" " " output "${output}")
   if(NOT rc EQUAL code OR NOT output MATCHES "${words}")
