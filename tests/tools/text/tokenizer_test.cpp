@@ -1,0 +1,282 @@
+// SPDX-License-Identifier: Apache-2.0
+// Tokenizers of the three kinds against what Hugging Face's tokenizers gives (fixtures/, written by make_fixtures.py), and
+// tokenizer.json files that must be refused.
+#include "fp8/tools/text/tokenizer.h"
+
+#include <gmock/gmock.h>
+
+#include <chrono>
+#include <cstdlib>
+#include <functional>
+#include <random>
+#include <thread>
+#include <vector>
+
+#include "tools/text/fixture.h"
+
+namespace fp8::text {
+namespace {
+
+using testing::error_of;
+using testing::fixtures;
+using testing::Folder;
+using ::testing::HasSubstr;
+using Ids = std::vector<std::int64_t>;
+
+Tokenizer fixture_tokenizer(const Folder& folder, const std::string& name) {
+  std::filesystem::copy_file(fixtures() / (name + ".json"), folder.path() / "tokenizer.json");
+  return Tokenizer(folder.path());
+}
+
+class HuggingFace : public ::testing::TestWithParam<const char*> {
+ protected:
+  Folder folder;
+  Tokenizer tokenizer = fixture_tokenizer(folder, GetParam());
+  io::Json lines = io::read_json(fixtures() / "lines.json");
+  io::Json expected = io::read_json(fixtures() / "ids.json").at(GetParam());
+};
+
+TEST_P(HuggingFace, GivesTheSameIds) {
+  ASSERT_GE(lines.size(), 1000u);
+  for (std::size_t n = 0; n < lines.size(); ++n) {
+    const std::string line = lines[n];
+    EXPECT_EQ(tokenizer.encode(line), expected.at("ids")[n].get<Ids>()) << "line " << n << ": " << lines[n];
+  }
+}
+
+TEST_P(HuggingFace, DecodesToTheSameText) {
+  for (std::size_t n = 0; n < lines.size(); ++n) {
+    const auto& differing = expected.at("decoded");
+    const auto found = differing.find(std::to_string(n));
+    const std::string text = found == differing.end() ? lines[n] : *found;
+    EXPECT_EQ(tokenizer.decode(expected.at("ids")[n].get<Ids>()), text) << "line " << n;
+  }
+}
+
+TEST_P(HuggingFace, WithoutSpecialTokensOnlyTheFirstIdsGo) {
+  const Ids with = tokenizer.encode("hello world"), without = tokenizer.encode("hello world", false);
+  const std::size_t added = with.size() - without.size();
+  EXPECT_EQ(added, std::string(GetParam()) == "gpt2" ? 0u : 1u);
+  EXPECT_EQ(Ids(with.begin() + added, with.end()), without);
+}
+
+TEST_P(HuggingFace, ALimitGivesTheFirstIds) {
+  std::string text;
+  for (const auto& line : lines) text += line.get<std::string>() + " ";
+  const Ids all = tokenizer.encode(text);
+  for (const std::size_t limit : {std::size_t{1}, std::size_t{2}, std::size_t{100}, std::size_t{5000}, all.size() + 10}) {
+    const Ids some = tokenizer.encode(text, true, limit);
+    ASSERT_GE(some.size(), std::min(limit, all.size()));
+    EXPECT_TRUE(std::equal(some.begin(), some.end(), all.begin())) << limit;
+  }
+}
+
+TEST_P(HuggingFace, InvalidBytesAreReadAsReplacementCharacters) {
+  EXPECT_EQ(tokenizer.encode("a\xff\xc3(\xe2\x82"), tokenizer.encode("a\xEF\xBF\xBD\xEF\xBF\xBD(\xEF\xBF\xBD"));
+  std::mt19937 random(7);
+  for (int round = 0; round < 300; ++round) {
+    std::string bytes(random() % 60, '\0');
+    for (char& byte : bytes) byte = static_cast<char>(random());
+    for (const std::int64_t id : tokenizer.encode(bytes)) {
+      ASSERT_GE(id, 0);
+      ASSERT_LT(id, tokenizer.vocab_size());
+    }
+  }
+}
+
+TEST_P(HuggingFace, AnIdOutsideTheVocabularyIsAnError) {
+  for (const std::int64_t id : {std::int64_t{-1}, tokenizer.vocab_size(), std::int64_t{1} << 40}) {
+    EXPECT_THAT(error_of([&] { tokenizer.decode({0, id}); }), AllOf(HasSubstr("tokenizer.json"), HasSubstr(std::to_string(id))));
+  }
+}
+
+TEST_P(HuggingFace, EmptyTextHasOnlyTheSpecialTokens) {
+  EXPECT_EQ(tokenizer.encode("").size(), std::string(GetParam()) == "gpt2" ? 0u : 1u);
+  EXPECT_TRUE(tokenizer.encode("", false).empty());
+  EXPECT_EQ(tokenizer.decode({}), "");
+}
+
+TEST_P(HuggingFace, ThreadsShareATokenizer) {
+  std::vector<std::thread> threads;
+  std::vector<int> equal(4, 0);
+  for (int t = 0; t < 4; ++t) {
+    threads.emplace_back([&, t] {
+      for (std::size_t n = 0; n < lines.size(); ++n) equal[t] += tokenizer.encode(lines[n].get<std::string>()) == expected.at("ids")[n].get<Ids>();
+    });
+  }
+  for (std::thread& thread : threads) thread.join();
+  for (const int count : equal) EXPECT_EQ(count, static_cast<int>(lines.size()));
+}
+
+// A text of megabytes is one word for the Llama-2 kind. The bound is generous: a quadratic merge loop would take hours.
+TEST_P(HuggingFace, MegabytesTakeSeconds) {
+  std::string text;
+  while (text.size() < (4u << 20)) {
+    for (const auto& line : lines) text += line.get<std::string>();
+  }
+  const auto start = std::chrono::steady_clock::now();
+  EXPECT_GT(tokenizer.encode(text).size(), text.size() / 8);
+  const std::string one_letter(4u << 20, 'a'), spaces(4u << 20, ' ');
+  tokenizer.encode(one_letter);
+  tokenizer.encode(spaces);
+  const std::chrono::duration<double> seconds = std::chrono::steady_clock::now() - start;
+  EXPECT_LT(seconds.count(), 60);
+  RecordProperty("seconds", std::to_string(seconds.count()));
+}
+
+INSTANTIATE_TEST_SUITE_P(Fixtures, HuggingFace, ::testing::Values("llama2", "gpt2", "llama3"),
+                         [](const auto& info) { return std::string(info.param); });
+
+TEST(Tokenizer, VocabSizeCountsAddedTokens) {
+  Folder folder;
+  EXPECT_EQ(fixture_tokenizer(folder, "llama3").vocab_size(), 4096 + 7);
+}
+
+// kjv-byte-1.7M: each id is its byte's value.
+TEST(SharedModels, ByteTokenizer) {
+  const char* const data = std::getenv("FP8_TEST_DATA");
+  if (!data) GTEST_SKIP() << "FP8_TEST_DATA is not set";
+  const Tokenizer tokenizer(std::filesystem::path(data) / "models/kjv-byte-1.7M");
+  const std::string text = "In the beginning\n\xC3\xA9\x01 \xF0\x9F\x98\x80";
+  Ids ids;
+  for (const char byte : text) ids.push_back(static_cast<unsigned char>(byte));
+  EXPECT_EQ(tokenizer.vocab_size(), 256);
+  EXPECT_EQ(tokenizer.encode(text), ids);
+  EXPECT_EQ(tokenizer.decode(ids), text);
+}
+
+// stories260K: the ids tokenizers 0.23 gives (in this tokenizer Prepend also stands before text after a special token).
+TEST(SharedModels, Stories260K) {
+  const char* const data = std::getenv("FP8_TEST_DATA");
+  if (!data) GTEST_SKIP() << "FP8_TEST_DATA is not set";
+  const Tokenizer tokenizer(std::filesystem::path(data) / "models/stories260K");
+  EXPECT_EQ(tokenizer.vocab_size(), 512);
+  EXPECT_EQ(tokenizer.encode("Once upon a time, there was a girl"), (Ids{1, 403, 407, 261, 378, 432, 383, 286, 261, 298, 315, 421}));
+  EXPECT_EQ(tokenizer.encode("a</s>b \xE2\x82\xAC"), (Ids{1, 261, 2, 268, 410, 503}));
+  EXPECT_EQ(tokenizer.decode(tokenizer.encode("Lily's mom\nsaid \xE2\x82\xAC")), "Lily's mom\nsaid \xE2\x82\xAC");
+}
+
+// A small valid file, and changes that make it wrong; the message names the file and the part.
+struct Wrong {
+  const char* name;
+  const char* pointer;  // JSON pointer; value "REMOVE" removes
+  const char* value;
+  const char* message;
+};
+
+constexpr const char* kSmall = R"({"version":"1.0","added_tokens":[{"id":4,"content":"<s>","special":true}],"normalizer":null,
+  "pre_tokenizer":{"type":"Split","pattern":{"Regex":" "},"behavior":"Isolated","invert":false},
+  "post_processor":{"type":"TemplateProcessing","single":[{"SpecialToken":{"id":"<s>","type_id":0}},{"Sequence":{"id":"A","type_id":0}}],
+    "special_tokens":{"<s>":{"id":"<s>","ids":[4],"tokens":["<s>"]}}},
+  "decoder":{"type":"Fuse"},
+  "model":{"type":"BPE","vocab":{"a":0,"b":1,"ab":2," ":3},"merges":["a b"]}})";
+
+TEST(Tokenizer, SmallFile) {
+  Folder folder;
+  folder.write("tokenizer.json", kSmall);
+  const Tokenizer tokenizer(folder.path());
+  EXPECT_EQ(tokenizer.encode("ab ba<s>a"), (Ids{4, 2, 3, 1, 0, 4, 0}));
+  EXPECT_EQ(tokenizer.decode({4, 2, 3, 1}), "ab b");
+}
+
+class Refused : public ::testing::TestWithParam<Wrong> {};
+
+TEST_P(Refused, NamesFileAndPart) {
+  const Wrong& wrong = GetParam();
+  io::Json json = io::parse_json(kSmall, "small");
+  const io::Json::json_pointer pointer(wrong.pointer);
+  if (std::string(wrong.value) == "REMOVE") {
+    json[pointer.parent_pointer()].erase(pointer.back());
+  } else {
+    json[pointer] = io::parse_json(wrong.value, "value");
+  }
+  Folder folder;
+  const auto path = folder.write("tokenizer.json", json.dump());
+  EXPECT_THAT(error_of([&] { Tokenizer tokenizer(folder.path()); }), AllOf(HasSubstr(path.string() + ": "), HasSubstr(wrong.message)));
+}
+
+INSTANTIATE_TEST_SUITE_P(
+    Files, Refused,
+    ::testing::Values(
+        Wrong{"NoModel", "/model", "REMOVE", "model is missing"},
+        Wrong{"ModelIsAList", "/model", "[]", "model is a JSON array, expected an object"},
+        Wrong{"Unigram", "/model/type", R"("Unigram")", "model.type is 'Unigram', supported: BPE"},
+        Wrong{"WordPiece", "/model/type", R"("WordPiece")", "model.type is 'WordPiece', supported: BPE"},
+        Wrong{"TypeIsANumber", "/model/type", "1", "model.type is a JSON number, expected a string"},
+        Wrong{"NoVocab", "/model/vocab", "REMOVE", "model.vocab is missing"},
+        Wrong{"VocabIsAList", "/model/vocab", R"([["a",1]])", "model.vocab is a JSON array"},
+        Wrong{"NegativeId", "/model/vocab/a", "-1", "gives 'a' the id '-1'"},
+        Wrong{"HugeId", "/model/vocab/a", "4294967296", "gives 'a' the id '4294967296'"},
+        Wrong{"HugerId", "/model/vocab/a", "18446744073709551615", "gives 'a' the id '18446744073709551615'"},
+        Wrong{"FractionalId", "/model/vocab/a", "1.5", "gives 'a' the id '1.5'"},
+        Wrong{"StringId", "/model/vocab/a", R"("1")", "gives 'a' the id"},
+        Wrong{"SameId", "/model/vocab/a", "1", "the same id 1"},
+        Wrong{"NoMerges", "/model/merges", "REMOVE", "model.merges is missing"},
+        Wrong{"MergesIsAString", "/model/merges", R"("a b")", "model.merges is a JSON string, expected an array"},
+        Wrong{"UnknownLeft", "/model/merges/0", R"("x b")", "model.merges names the token 'x', which model.vocab lacks"},
+        Wrong{"UnknownResult", "/model/merges/0", R"("b a")", "model.merges names the token 'ba'"},
+        Wrong{"MergeOfThree", "/model/merges/0", R"("a b c")", "model.merges has at index 0"},
+        Wrong{"MergeOfNumbers", "/model/merges/0", "[0,1]", "model.merges has at index 0"},
+        Wrong{"UnknownUnk", "/model/unk_token", R"("<unk>")", "model.unk_token names the token '<unk>'"},
+        Wrong{"Dropout", "/model/dropout", "0.1", "model.dropout is '0.1'"},
+        Wrong{"Prefix", "/model/continuing_subword_prefix", R"("##")", "model.continuing_subword_prefix is '##'"},
+        Wrong{"Suffix", "/model/end_of_word_suffix", R"("</w>")", "model.end_of_word_suffix is '</w>'"},
+        Wrong{"FallbackIsAString", "/model/byte_fallback", R"("yes")", "model.byte_fallback is a JSON string"},
+        Wrong{"Version", "/version", R"("2.0")", "version is '2.0', supported: 1.0"},
+        Wrong{"Normalizer", "/normalizer", R"({"type":"Lowercase"})", "normalizer.type is 'Lowercase', supported: Prepend"},
+        Wrong{"NormalizerWithoutType", "/normalizer", "{}", "normalizer.type is missing"},
+        Wrong{"InnerNormalizer", "/normalizer", R"({"type":"Sequence","normalizers":[{"type":"NFC"},{"type":"NFKC"}]})", "normalizer.normalizers[1].type is 'NFKC'"},
+        Wrong{"PreTokenizer", "/pre_tokenizer/type", R"("BertPreTokenizer")", "pre_tokenizer.type is 'BertPreTokenizer'"},
+        Wrong{"Behavior", "/pre_tokenizer/behavior", R"("Joined")", "pre_tokenizer.behavior is 'Joined', supported: Isolated"},
+        Wrong{"BadRegex", "/pre_tokenizer/pattern/Regex", R"("(a")", "pre_tokenizer.pattern.Regex is not a regular expression"},
+        Wrong{"NoPattern", "/pre_tokenizer/pattern", "{}", "pre_tokenizer.pattern needs exactly one of String and Regex"},
+        Wrong{"PostProcessor", "/post_processor", R"({"type":"BertProcessing","sep":["a",1],"cls":["b",2]})", "post_processor.type is 'BertProcessing'"},
+        Wrong{"UndefinedSpecial", "/post_processor/special_tokens", "{}", "special_tokens does not define"},
+        Wrong{"SpecialIdOfNoToken", "/post_processor/special_tokens/<s>/ids/0", "99", "post_processor adds the id 99"},
+        Wrong{"TemplateWithoutText", "/post_processor/single", R"([{"SpecialToken":{"id":"<s>"}}])", "post_processor.single has the sequence A 0 times"},
+        Wrong{"Decoder", "/decoder/type", R"("WordPiece")", "decoder.type is 'WordPiece'"},
+        Wrong{"AddedIsAnObject", "/added_tokens", "{}", "added_tokens is a JSON object, expected an array"},
+        Wrong{"AddedWithoutContent", "/added_tokens/0/content", "REMOVE", "added_tokens[0].content is missing"},
+        Wrong{"AddedHugeId", "/added_tokens/0/id", "99999999999", "added_tokens[0].id is 99999999999"},
+        Wrong{"AddedIdTaken", "/added_tokens/0/id", "3", "added_tokens[0] has the id 3"}),
+    [](const auto& info) { return std::string(info.param.name); });
+
+TEST(Tokenizer, FilesThatAreNoTokenizer) {
+  Folder folder;
+  EXPECT_THAT(error_of([&] { Tokenizer tokenizer(folder.path()); }), HasSubstr("tokenizer.json"));
+  for (const char* const content : {"", "[]", "3", "{", "\xff"}) {
+    folder.write("tokenizer.json", content);
+    EXPECT_THAT(error_of([&] { Tokenizer tokenizer(folder.path()); }), HasSubstr("tokenizer.json")) << content;
+  }
+}
+
+TEST(Tokenizer, EveryTruncationIsAnError) {
+  Folder folder;
+  const std::string small = kSmall;
+  for (std::size_t size = 0; size < small.size(); ++size) {
+    folder.write("tokenizer.json", small.substr(0, size));
+    EXPECT_THAT(error_of([&] { Tokenizer tokenizer(folder.path()); }), HasSubstr("tokenizer.json")) << size;
+  }
+}
+
+// Each byte in turn replaced: an error or a tokenizer, nothing else (run under sanitizers, too).
+TEST(Tokenizer, DamagedFilesDoNoHarm) {
+  Folder folder;
+  std::mt19937 random(3);
+  const std::string small = kSmall;
+  int refused = 0;
+  for (std::size_t i = 0; i < small.size(); ++i) {
+    std::string damaged = small;
+    damaged[i] = "\"{}[],:0-x"[random() % 10];
+    folder.write("tokenizer.json", damaged);
+    try {
+      Tokenizer(folder.path()).encode("ab ba <s>");
+    } catch (const io::Error&) {
+      ++refused;
+    }
+  }
+  EXPECT_GT(refused, 100);
+}
+
+}  // namespace
+}  // namespace fp8::text

@@ -1,0 +1,144 @@
+// SPDX-License-Identifier: Apache-2.0
+// See added_tokens.h.
+#include "fp8/tools/text/added_tokens.h"
+
+#include <algorithm>
+#include <utility>
+
+#include "fp8/runtime/io/error.h"
+#include "fp8/tools/text/utf8.h"
+
+namespace fp8::text {
+namespace {
+
+Pattern make_word_character() {
+  static const io::Json nothing;
+  return Pattern::regex("\\w", JsonPart(nothing, "added_tokens"));
+}
+
+std::size_t spaces_before(std::string_view text, std::size_t end) {
+  while (end > 0) {
+    const CodePoint c = decode_before(text, end);
+    if (!is_white_space(c.value)) break;
+    end -= c.size;
+  }
+  return end;
+}
+
+std::size_t spaces_after(std::string_view text, std::size_t begin) {
+  while (begin < text.size()) {
+    const CodePoint c = decode_at(text, begin);
+    if (!is_white_space(c.value)) break;
+    begin += c.size;
+  }
+  return begin;
+}
+
+}  // namespace
+
+void AddedTokens::Trie::insert(const std::string& text, std::int32_t token) {
+  std::int32_t node = 0;
+  starts[static_cast<unsigned char>(text[0])] = true;
+  for (const char c : text) {
+    const auto byte = static_cast<unsigned char>(c);
+    std::int32_t next = child(node, byte);
+    if (next < 0) {
+      next = static_cast<std::int32_t>(nodes.size());
+      nodes.emplace_back();
+      nodes[node].children.emplace_back(byte, next);
+    }
+    node = next;
+  }
+  nodes[node].token = token;
+}
+
+std::int32_t AddedTokens::Trie::child(std::int32_t node, unsigned char byte) const {
+  for (const auto& [key, next] : nodes[node].children) {
+    if (key == byte) return next;
+  }
+  return -1;
+}
+
+std::int32_t AddedTokens::Trie::longest(std::string_view text, std::size_t position) const {
+  std::int32_t found = -1;
+  std::int32_t node = 0;
+  for (std::size_t i = position; i < text.size(); ++i) {
+    node = child(node, static_cast<unsigned char>(text[i]));
+    if (node < 0) break;
+    if (nodes[node].token >= 0) found = nodes[node].token;
+  }
+  return found;
+}
+
+AddedTokens::AddedTokens() : word_character_(make_word_character()) {}
+
+AddedTokens::AddedTokens(const JsonPart& part, const Bpe& bpe, const Normalizer& normalizer) : AddedTokens() {
+  for (const JsonPart& entry : part.elements()) {
+    const std::string& content = entry.at("content").string();
+    const std::int64_t given = entry.at("id").integer(0, Bpe::kMaxId);
+    if (content.empty()) continue;
+    if (content.size() > kMaxBytes) entry.fail("has a content of " + std::to_string(content.size()) + " bytes, allowed " + std::to_string(kMaxBytes));
+    const std::int64_t in_vocab = bpe.id_of(content);
+    const std::int64_t id = in_vocab >= 0 ? in_vocab : given;
+    if (in_vocab < 0 && bpe.token_of(given)) entry.fail("has the id " + std::to_string(given) + ", which model.vocab gives to " + io::in_quotes(*bpe.token_of(given)));
+    if (ids_.count(content) > 0 || by_id_.count(id) > 0) entry.fail("repeats the content or id of an earlier token: " + io::in_quotes(content) + ", " + std::to_string(id));
+    const bool special = entry.boolean_or("special", false);
+    const bool normalized = entry.boolean_or("normalized", !special);
+    Token token{normalized && normalizer ? normalizer(content) : content, id, entry.boolean_or("lstrip", false),
+                entry.boolean_or("rstrip", false), entry.boolean_or("single_word", false)};
+    if (token.text.empty()) entry.fail("is nothing once normalized: " + io::in_quotes(content));
+    if (token.text.size() > kMaxBytes) entry.fail("is longer than " + std::to_string(kMaxBytes) + " bytes once normalized");
+    tries_[normalized].insert(token.text, static_cast<std::int32_t>(tokens_.size()));
+    by_id_.emplace(id, tokens_.size());
+    ids_.emplace(content, id);
+    if (special) special_.insert(content);
+    max_id_ = std::max(max_id_, id);
+    tokens_.push_back(std::move(token));
+  }
+}
+
+bool AddedTokens::stands_alone(std::string_view text, std::size_t begin, std::size_t end) const {
+  const auto word = [&](std::size_t at, CodePoint c) { return word_character_.found_in(text.substr(at, c.size)); };
+  if (begin > 0) {
+    const CodePoint before = decode_before(text, begin);
+    if (word(begin - before.size, before)) return false;
+  }
+  return end == text.size() || !word(end, decode_at(text, end));
+}
+
+std::vector<Segment> AddedTokens::cut(std::string_view text, bool normalized) const {
+  const Trie& trie = tries_[normalized];
+  std::vector<Segment> segments;
+  std::size_t done = 0;
+  const bool any = trie.nodes.size() > 1;
+  for (std::size_t i = 0; any && i < text.size();) {
+    const std::int32_t found = trie.starts[static_cast<unsigned char>(text[i])] ? trie.longest(text, i) : -1;
+    if (found < 0) {
+      ++i;
+      continue;
+    }
+    const Token& token = tokens_[found];
+    std::size_t begin = i, end = i + token.text.size();
+    i = end;  // searching goes on here even where white space after it is taken along
+    if (token.single_word && !stands_alone(text, begin, end)) continue;
+    if (token.lstrip) begin = std::max(spaces_before(text, begin), done);
+    if (token.rstrip) end = spaces_after(text, end);
+    if (done < begin) segments.push_back({done, begin, -1});
+    segments.push_back({begin, end, token.id});
+    done = std::max(done, end);
+  }
+  if (done < text.size()) segments.push_back({done, text.size(), -1});
+  return segments;
+}
+
+const std::string* AddedTokens::text_of(std::int64_t id) const {
+  const auto found = by_id_.find(id);
+  return found == by_id_.end() ? nullptr : &tokens_[found->second].text;
+}
+
+std::int64_t AddedTokens::id_of(const std::string& content) const {
+  const auto found = ids_.find(content);
+  return found == ids_.end() ? -1 : found->second;
+}
+
+}  // namespace fp8::text

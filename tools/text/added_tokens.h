@@ -1,0 +1,79 @@
+// SPDX-License-Identifier: Apache-2.0
+// The "added_tokens" of a tokenizer.json: tokens found in the text itself before the BPE sees it ("<s>", "<|endoftext|>").
+//
+// Those with normalized = false are searched in the text as given, the others (in their normalized form) in what the normalizer
+// makes of each stretch between. Leftmost match first, of those the longest. lstrip / rstrip: the match takes white space to its
+// left / right along; single_word: no match next to a word character.
+#pragma once
+#include <cstdint>
+#include <memory>
+#include <string>
+#include <string_view>
+#include <unordered_map>
+#include <unordered_set>
+#include <vector>
+
+#include "fp8/tools/text/bpe.h"
+#include "fp8/tools/text/json_part.h"
+#include "fp8/tools/text/normalizer.h"
+#include "fp8/tools/text/pattern.h"
+
+namespace fp8::text {
+
+/// A piece of text, or the added token found there.
+struct Segment {
+  std::size_t begin = 0, end = 0;  ///< bytes
+  std::int64_t id = -1;            ///< -1: text
+};
+
+class AddedTokens {
+ public:
+  static constexpr std::size_t kMaxBytes = 4096;  ///< of one token
+
+  AddedTokens();
+  /// part: the array. A token that model.vocab has keeps the vocabulary's id, as for Hugging Face. normalizer: may be empty.
+  AddedTokens(const JsonPart& part, const Bpe& bpe, const Normalizer& normalizer);
+
+  /// Cuts `text`, as given (normalized = false) or normalized (true), in order and without empty pieces of text. \pre well-formed UTF-8.
+  std::vector<Segment> cut(std::string_view text, bool normalized) const;
+
+  /// The text an id decodes to (the normalized form where one was searched), or null.
+  const std::string* text_of(std::int64_t id) const;
+  /// The id of a token's content, or -1.
+  std::int64_t id_of(const std::string& content) const;
+  /// True if a special token is spelled so: decoding leaves it out.
+  bool is_special(const std::string& token) const { return special_.count(token) > 0; }
+  std::int64_t max_id() const { return max_id_; }
+
+ private:
+  struct Token {
+    std::string text;
+    std::int64_t id = -1;
+    bool lstrip = false, rstrip = false, single_word = false;
+  };
+  // A trie over bytes: node 0 is the root, `token` the index of the token that ends here or -1.
+  struct Trie {
+    struct Node {
+      std::vector<std::pair<unsigned char, std::int32_t>> children;
+      std::int32_t token = -1;
+    };
+    std::vector<Node> nodes = std::vector<Node>(1);
+    bool starts[256] = {};
+
+    void insert(const std::string& text, std::int32_t token);
+    std::int32_t child(std::int32_t node, unsigned char byte) const;
+    /// The longest token that starts at `position`, or -1.
+    std::int32_t longest(std::string_view text, std::size_t position) const;
+  };
+  bool stands_alone(std::string_view text, std::size_t begin, std::size_t end) const;
+
+  std::vector<Token> tokens_;
+  Trie tries_[2];  // [normalized]
+  std::unordered_map<std::int64_t, std::size_t> by_id_;
+  std::unordered_map<std::string, std::int64_t> ids_;
+  std::unordered_set<std::string> special_;
+  std::int64_t max_id_ = -1;
+  Pattern word_character_;
+};
+
+}  // namespace fp8::text

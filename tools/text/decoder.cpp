@@ -1,0 +1,144 @@
+// SPDX-License-Identifier: Apache-2.0
+// See decoder.h.
+#include "fp8/tools/text/decoder.h"
+
+#include <algorithm>
+#include <memory>
+#include <optional>
+#include <string_view>
+#include <utility>
+
+#include "fp8/runtime/io/utf8.h"
+#include "fp8/tools/text/byte_alphabet.h"
+#include "fp8/tools/text/pattern.h"
+#include "fp8/tools/text/utf8.h"
+
+namespace fp8::text {
+namespace {
+
+using Tokens = std::vector<std::string>;
+
+// Letters back to bytes, all tokens together (a character's bytes may lie in two); a token with other letters stays as it is.
+Tokens decode_byte_level(Tokens tokens) {
+  std::string bytes;
+  for (const std::string& token : tokens) {
+    const std::size_t start = bytes.size();
+    for (std::size_t i = 0; i < token.size();) {
+      const CodePoint c = decode_at(token, i);
+      const int byte = byte_of_letter(c.value);
+      if (byte < 0) {
+        bytes.replace(start, std::string::npos, token);
+        break;
+      }
+      bytes.push_back(static_cast<char>(byte));
+      i += c.size;
+    }
+  }
+  return {sanitize(bytes)};
+}
+
+std::optional<unsigned char> byte_of_token(std::string_view token) {  // "<0x0A>"
+  if (token.size() != 6 || token.substr(0, 3) != "<0x" || token[5] != '>') return std::nullopt;
+  unsigned value = 0;
+  for (const char c : token.substr(3, 2)) {
+    const char lower = c >= 'A' && c <= 'F' ? static_cast<char>(c + 32) : c;
+    if ((lower < '0' || lower > '9') && (lower < 'a' || lower > 'f')) return std::nullopt;
+    value = value * 16 + static_cast<unsigned>(lower <= '9' ? lower - '0' : lower - 'a' + 10);
+  }
+  return static_cast<unsigned char>(value);
+}
+
+// A run of byte tokens becomes its text, or as many U+FFFD as it has bytes where it is not UTF-8.
+Tokens decode_byte_fallback(Tokens tokens) {
+  Tokens result;
+  std::string bytes;
+  const auto flush = [&] {
+    if (io::is_utf8(bytes)) {
+      if (!bytes.empty()) result.push_back(bytes);
+    } else {
+      result.insert(result.end(), bytes.size(), "\xEF\xBF\xBD");
+    }
+    bytes.clear();
+  };
+  for (std::string& token : tokens) {
+    if (const auto byte = byte_of_token(token)) {
+      bytes.push_back(static_cast<char>(*byte));
+    } else {
+      flush();
+      result.push_back(std::move(token));
+    }
+  }
+  flush();
+  return result;
+}
+
+Tokens fuse(Tokens tokens) {
+  std::string text;
+  for (const std::string& token : tokens) text += token;
+  return {std::move(text)};
+}
+
+Decoder make_metaspace(const JsonPart& part) {
+  const std::string mark = part.at("replacement").character();
+  const auto scheme = part.find("prepend_scheme");
+  const bool prepended = scheme ? scheme->string() != "never" : part.boolean_or("add_prefix_space", true);
+  const auto pattern = std::make_shared<const Pattern>(Pattern::literal(mark));
+  return [=](Tokens tokens) {
+    bool strip = prepended;  // the first token's marks are what encoding prepended
+    for (std::string& token : tokens) {
+      token = pattern->replace(token, strip ? "" : " ");
+      strip = false;
+    }
+    return tokens;
+  };
+}
+
+Decoder make_replace(const JsonPart& part) {
+  const auto pattern = std::make_shared<const Pattern>(Pattern::from_json(part.at("pattern")));
+  return [pattern, content = part.at("content").string()](Tokens tokens) {
+    for (std::string& token : tokens) token = pattern->replace(token, content);
+    return tokens;
+  };
+}
+
+// Takes up to `start` leading and `stop` trailing characters equal to `content` off each token.
+Decoder make_strip(const JsonPart& part) {
+  const std::string content = part.at("content").character();
+  const std::int64_t start = part.at("start").integer(0, 1 << 20), stop = part.at("stop").integer(0, 1 << 20);
+  return [=](Tokens tokens) {
+    for (std::string& token : tokens) {
+      std::string_view rest = token;
+      for (std::int64_t i = 0; i < start && rest.substr(0, content.size()) == content; ++i) rest.remove_prefix(content.size());
+      for (std::int64_t i = 0; i < stop && rest.size() >= content.size() && rest.substr(rest.size() - content.size()) == content; ++i) {
+        rest.remove_suffix(content.size());
+      }
+      token = std::string(rest);
+    }
+    return tokens;
+  };
+}
+
+Decoder make_sequence(const JsonPart& part) {
+  std::vector<Decoder> steps;
+  for (const JsonPart& step : part.at("decoders").elements()) steps.push_back(make_decoder(step));
+  return [steps = std::move(steps)](Tokens tokens) {
+    for (const Decoder& step : steps) tokens = step(std::move(tokens));
+    return tokens;
+  };
+}
+
+}  // namespace
+
+Decoder make_decoder(const JsonPart& part) {
+  const std::string& type = part.type();
+  if (type == "ByteLevel") return decode_byte_level;
+  if (type == "ByteFallback") return decode_byte_fallback;
+  if (type == "Fuse") return fuse;
+  if (type == "Metaspace") return make_metaspace(part);
+  if (type == "Replace") return make_replace(part);
+  if (type == "Strip") return make_strip(part);
+  if (type == "Sequence") return make_sequence(part);
+  part.unsupported_type("ByteLevel, Metaspace, Replace, ByteFallback, Fuse, Strip, Sequence");
+}
+
+}  // namespace fp8::text

@@ -1,0 +1,17 @@
+// SPDX-License-Identifier: Apache-2.0
+// The "normalizer" of a tokenizer.json: text -> text, before anything is split. Known: Prepend, Replace, NFC, Sequence, null.
+#pragma once
+#include <functional>
+#include <string>
+
+#include "fp8/tools/text/json_part.h"
+
+namespace fp8::text {
+
+/// Well-formed UTF-8 in and out. Empty: nothing to do.
+using Normalizer = std::function<std::string(std::string)>;
+
+/// Throws io::Error naming the part on an unknown type.
+Normalizer make_normalizer(const JsonPart& part);
+
+}  // namespace fp8::text

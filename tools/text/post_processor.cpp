@@ -1,0 +1,63 @@
+// SPDX-License-Identifier: Apache-2.0
+// See post_processor.h.
+#include "fp8/tools/text/post_processor.h"
+
+#include <string>
+
+#include "fp8/runtime/io/error.h"
+#include "fp8/tools/text/bpe.h"
+
+namespace fp8::text {
+namespace {
+
+// special_tokens: {"<s>": {"id": "<s>", "ids": [1], "tokens": ["<s>"]}}
+std::vector<std::int64_t> special_ids(const JsonPart& part, const JsonPart& name) {
+  const auto tokens = part.find("special_tokens");
+  const auto token = tokens ? tokens->find(name.string()) : std::nullopt;
+  if (!token) name.fail("is " + io::in_quotes(name.string()) + ", which special_tokens does not define");
+  std::vector<std::int64_t> ids;
+  for (const JsonPart& id : token->at("ids").elements()) ids.push_back(id.integer(0, Bpe::kMaxId));
+  return ids;
+}
+
+// single: [{"SpecialToken": {"id": "<s>", "type_id": 0}}, {"Sequence": {"id": "A", "type_id": 0}}]
+PostProcessor make_template(const JsonPart& part) {
+  PostProcessor result;
+  int sequences = 0;
+  const JsonPart single = part.at("single");
+  for (const JsonPart& piece : single.elements()) {
+    if (const auto sequence = piece.find("Sequence")) {
+      const JsonPart id = sequence->at("id");
+      if (id.string() != "A") id.unsupported(id.string(), "A");
+      ++sequences;
+    } else {
+      const auto ids = special_ids(part, piece.at("SpecialToken").at("id"));
+      auto& side = sequences == 0 ? result.before : result.after;
+      side.insert(side.end(), ids.begin(), ids.end());
+    }
+  }
+  if (sequences != 1) single.fail("has the sequence A " + std::to_string(sequences) + " times, expected once");
+  return result;
+}
+
+PostProcessor make_sequence(const JsonPart& part) {
+  PostProcessor result;
+  for (const JsonPart& step : part.at("processors").elements()) {  // a later one wraps an earlier one
+    const PostProcessor outer = make_post_processor(step);
+    result.before.insert(result.before.begin(), outer.before.begin(), outer.before.end());
+    result.after.insert(result.after.end(), outer.after.begin(), outer.after.end());
+  }
+  return result;
+}
+
+}  // namespace
+
+PostProcessor make_post_processor(const JsonPart& part) {
+  const std::string& type = part.type();
+  if (type == "TemplateProcessing") return make_template(part);
+  if (type == "ByteLevel") return {};
+  if (type == "Sequence") return make_sequence(part);
+  part.unsupported_type("TemplateProcessing, ByteLevel, Sequence");
+}
+
+}  // namespace fp8::text

@@ -1,0 +1,181 @@
+// SPDX-License-Identifier: Apache-2.0
+// See pre_tokenizer.h. Steps are closures; a Sequence chains their sinks, so that no list of words is ever built.
+#include "fp8/tools/text/pre_tokenizer.h"
+
+#include <memory>
+#include <string>
+#include <utility>
+#include <vector>
+
+#include "fp8/tools/text/byte_alphabet.h"
+#include "fp8/tools/text/pattern.h"
+
+namespace fp8::text {
+
+const char* const kGpt2Pattern = R"('s|'t|'re|'ve|'m|'ll|'d| ?\p{L}+| ?\p{N}+| ?[^\s\p{L}\p{N}]+|\s+(?!\S)|\s+)";
+
+namespace {
+
+// What becomes of matches, the delimiters, and of what lies between them, on "the-final--countdown" split at "-":
+//   Isolated            the - final - - countdown
+//   Removed             the final countdown
+//   Contiguous          the - final -- countdown
+//   MergedWithPrevious  the- final- - countdown
+//   MergedWithNext      the -final - -countdown
+enum class Behavior { Isolated, Removed, Contiguous, MergedWithPrevious, MergedWithNext };
+
+Behavior behavior_from_json(const JsonPart& part) {
+  const std::string& name = part.string();
+  if (name == "Isolated") return Behavior::Isolated;
+  if (name == "Removed") return Behavior::Removed;
+  if (name == "Contiguous") return Behavior::Contiguous;
+  if (name == "MergedWithPrevious") return Behavior::MergedWithPrevious;
+  if (name == "MergedWithNext") return Behavior::MergedWithNext;
+  part.unsupported(name, "Isolated, Removed, Contiguous, MergedWithPrevious, MergedWithNext");
+}
+
+// stretches: consecutive, covering the text. The words, empty ones included.
+std::vector<Stretch> words_of(Behavior behavior, const std::vector<Stretch>& stretches) {
+  std::vector<Stretch> words;
+  words.reserve(stretches.size());
+  bool joined = false;  // MergedWithNext: the last word is a delimiter that waits for its successor
+  for (const Stretch& stretch : stretches) {
+    const bool after_match = !words.empty() && words.back().match;
+    bool join = false;
+    switch (behavior) {
+      case Behavior::Isolated:
+        break;
+      case Behavior::Removed:
+        if (stretch.match) continue;
+        break;
+      case Behavior::Contiguous:
+        join = !words.empty() && words.back().match == stretch.match;
+        break;
+      case Behavior::MergedWithPrevious:
+        join = !words.empty() && stretch.match && !after_match;
+        break;
+      case Behavior::MergedWithNext:
+        join = joined && !stretch.match;
+        joined = stretch.match;
+        break;
+    }
+    if (join) {
+      words.back().end = stretch.end;
+      words.back().match = stretch.match;
+    } else {
+      words.push_back(stretch);
+    }
+  }
+  return words;
+}
+
+bool emit(std::string_view text, bool first, const std::vector<Stretch>& words, const WordSink& sink) {
+  for (const Stretch& word : words) {
+    if (word.begin == word.end) continue;
+    if (!sink(text.substr(word.begin, word.end - word.begin), first && word.begin == 0)) return false;
+  }
+  return true;
+}
+
+PreTokenizer make_split(const JsonPart& part) {
+  const auto pattern = std::make_shared<const Pattern>(Pattern::from_json(part.at("pattern")));
+  const Behavior behavior = behavior_from_json(part.at("behavior"));
+  const bool invert = part.at("invert").boolean();
+  return [=](std::string_view text, bool first, const WordSink& sink) {
+    std::vector<Stretch> stretches = pattern->split(text);
+    for (Stretch& stretch : stretches) stretch.match ^= invert;
+    return emit(text, first, words_of(behavior, stretches), sink);
+  };
+}
+
+PreTokenizer make_digits(const JsonPart& part) {
+  const auto digit = std::make_shared<const Pattern>(Pattern::regex("\\p{N}", part));
+  const Behavior behavior = part.at("individual_digits").boolean() ? Behavior::Isolated : Behavior::Contiguous;
+  return [=](std::string_view text, bool first, const WordSink& sink) {
+    return emit(text, first, words_of(behavior, digit->split(text)), sink);
+  };
+}
+
+PreTokenizer make_byte_level(const JsonPart& part) {
+  const bool add_prefix_space = part.at("add_prefix_space").boolean();
+  std::shared_ptr<const Pattern> pattern;
+  if (part.boolean_or("use_regex", true)) pattern = std::make_shared<const Pattern>(Pattern::regex(kGpt2Pattern, part));
+  return [=](std::string_view text, bool first, const WordSink& sink) {
+    std::string prefixed;
+    if (add_prefix_space && text.front() != ' ') {
+      prefixed.append(" ").append(text);
+      text = prefixed;
+    }
+    std::string letters;
+    const WordSink write = [&](std::string_view word, bool word_first) {
+      letters.clear();
+      append_byte_letters(letters, word);
+      return sink(letters, word_first);
+    };
+    return pattern ? emit(text, first, pattern->split(text), write) : write(text, first);
+  };
+}
+
+enum class PrependScheme { first, always, never };
+
+PrependScheme prepend_scheme(const JsonPart& part) {
+  PrependScheme scheme = PrependScheme::always;
+  if (const auto name = part.find("prepend_scheme")) {
+    if (name->string() == "first") {
+      scheme = PrependScheme::first;
+    } else if (name->string() == "never") {
+      scheme = PrependScheme::never;
+    } else if (name->string() != "always") {
+      name->unsupported(name->string(), "first, always, never");
+    }
+  }
+  if (!part.boolean_or("add_prefix_space", true) && scheme != PrependScheme::never) {
+    part.fail("has add_prefix_space false, which needs prepend_scheme 'never'");
+  }
+  return scheme;
+}
+
+// Spaces become the replacement; with split, each replacement starts a word.
+PreTokenizer make_metaspace(const JsonPart& part) {
+  const std::string mark = part.at("replacement").character();
+  const PrependScheme scheme = prepend_scheme(part);
+  const bool split = part.boolean_or("split", true);
+  const auto spaces = std::make_shared<const Pattern>(Pattern::literal(" "));
+  const auto marks = std::make_shared<const Pattern>(Pattern::literal(mark));
+  return [=](std::string_view text, bool first, const WordSink& sink) {
+    std::string marked = spaces->replace(text, mark);
+    const bool wanted = scheme == PrependScheme::always || (scheme == PrependScheme::first && first);
+    if (wanted && marked.compare(0, mark.size(), mark) != 0) marked.insert(0, mark);
+    if (!split) return sink(marked, first);
+    return emit(marked, first, words_of(Behavior::MergedWithNext, marks->split(marked)), sink);
+  };
+}
+
+bool run_steps(const std::vector<PreTokenizer>& steps, std::size_t step, std::string_view text, bool first, const WordSink& sink) {
+  if (step == steps.size()) return sink(text, first);
+  return steps[step](text, first, [&](std::string_view word, bool word_first) {
+    return run_steps(steps, step + 1, word, word_first, sink);
+  });
+}
+
+PreTokenizer make_sequence(const JsonPart& part) {
+  std::vector<PreTokenizer> steps;
+  for (const JsonPart& step : part.at("pretokenizers").elements()) steps.push_back(make_pre_tokenizer(step));
+  return [steps = std::move(steps)](std::string_view text, bool first, const WordSink& sink) {
+    return run_steps(steps, 0, text, first, sink);
+  };
+}
+
+}  // namespace
+
+PreTokenizer make_pre_tokenizer(const JsonPart& part) {
+  const std::string& type = part.type();
+  if (type == "ByteLevel") return make_byte_level(part);
+  if (type == "Metaspace") return make_metaspace(part);
+  if (type == "Split") return make_split(part);
+  if (type == "Digits") return make_digits(part);
+  if (type == "Sequence") return make_sequence(part);
+  part.unsupported_type("ByteLevel, Metaspace, Split, Digits, Sequence");
+}
+
+}  // namespace fp8::text

@@ -1,0 +1,150 @@
+// SPDX-License-Identifier: Apache-2.0
+// See tokenizer.h. The order of Hugging Face's tokenizers:
+//
+//   text -> cut at added tokens -> normalizer -> cut at added tokens (normalized form) -> pre-tokenizer -> BPE -> post-processor
+//   ids -> tokens, special ones left out -> decoder -> joined text
+#include "fp8/tools/text/tokenizer.h"
+
+#include <algorithm>
+#include <limits>
+#include <utility>
+
+#include "fp8/runtime/io/error.h"
+#include "fp8/runtime/io/json.h"
+#include "fp8/runtime/io/utf8.h"
+#include "fp8/tools/text/added_tokens.h"
+#include "fp8/tools/text/bpe.h"
+#include "fp8/tools/text/decoder.h"
+#include "fp8/tools/text/json_part.h"
+#include "fp8/tools/text/normalizer.h"
+#include "fp8/tools/text/post_processor.h"
+#include "fp8/tools/text/pre_tokenizer.h"
+#include "fp8/tools/text/utf8.h"
+
+namespace fp8::text {
+
+struct Tokenizer::Impl {
+  std::string file;
+  Bpe bpe;
+  Normalizer normalizer;        // may be empty
+  PreTokenizer pre_tokenizer;   // may be empty
+  AddedTokens added;
+  PostProcessor post_processor;
+  Decoder decoder;              // may be empty
+
+  explicit Impl(const JsonPart& top, std::string name) : file(std::move(name)), bpe(top.at("model")) {
+    if (const auto version = top.find("version"); version && version->string() != "1.0") version->unsupported(version->string(), "1.0");
+    if (const auto part = top.find("normalizer")) normalizer = make_normalizer(*part);
+    if (const auto part = top.find("pre_tokenizer")) pre_tokenizer = make_pre_tokenizer(*part);
+    if (const auto part = top.find("post_processor")) post_processor = make_post_processor(*part);
+    if (const auto part = top.find("decoder")) decoder = make_decoder(*part);
+    if (const auto part = top.find("added_tokens")) added = AddedTokens(*part, bpe, normalizer);
+    for (const auto* const side : {&post_processor.before, &post_processor.after}) {
+      for (const std::int64_t id : *side) {
+        if (!token_of(id)) throw io::Error(file + ": post_processor adds the id " + std::to_string(id) + ", which no token has");
+      }
+    }
+  }
+
+  const std::string* token_of(std::int64_t id) const {
+    const std::string* const added_text = added.text_of(id);
+    return added_text ? added_text : bpe.token_of(id);
+  }
+};
+
+namespace {
+
+// Encodes one text, stopping at `limit` ids.
+class Encoding {
+ public:
+  Encoding(const Tokenizer::Impl& impl, std::size_t limit) : impl_(impl), limit_(limit) {}
+
+  void add_special(const std::vector<std::int64_t>& special) { ids_.insert(ids_.end(), special.begin(), special.end()); }
+  bool full() const { return ids_.size() >= limit_; }
+  std::vector<std::int64_t> take() { return std::move(ids_); }
+
+  void add_text(std::string_view text) {
+    for (const Segment& segment : impl_.added.cut(text, false)) {
+      if (full()) return;
+      const std::string_view piece = text.substr(segment.begin, segment.end - segment.begin);
+      if (segment.id >= 0) {
+        ids_.push_back(segment.id);
+      } else if (impl_.normalizer) {
+        add_normalized(impl_.normalizer(std::string(piece)), segment.begin == 0);
+      } else {
+        add_normalized(piece, segment.begin == 0);
+      }
+    }
+  }
+
+ private:
+  // first: the text's start is the whole text's start.
+  void add_normalized(std::string_view text, bool first) {
+    for (const Segment& segment : impl_.added.cut(text, true)) {
+      if (full()) return;
+      const std::string_view piece = text.substr(segment.begin, segment.end - segment.begin);
+      if (segment.id >= 0) {
+        ids_.push_back(segment.id);
+      } else if (impl_.pre_tokenizer) {
+        impl_.pre_tokenizer(piece, first && segment.begin == 0, [this](std::string_view word, bool) { return add_word(word); });
+      } else {
+        add_word(piece);
+      }
+    }
+  }
+
+  bool add_word(std::string_view word) {
+    constexpr std::size_t kMaxWord = std::numeric_limits<std::int32_t>::max();
+    if (word.size() > kMaxWord) throw io::Error(impl_.file + ": a word of " + std::to_string(word.size()) + " bytes, allowed " + std::to_string(kMaxWord));
+    impl_.bpe.encode(word, ids_, scratch_, limit_);
+    return !full();
+  }
+
+  const Tokenizer::Impl& impl_;
+  const std::size_t limit_;
+  std::vector<std::int64_t> ids_;
+  Bpe::Scratch scratch_;
+};
+
+}  // namespace
+
+Tokenizer::Tokenizer(const std::filesystem::path& folder) {
+  const std::filesystem::path path = folder / "tokenizer.json";
+  const io::Json json = io::read_json(path);
+  const std::string name = io::printable(path.string(), 4096);
+  impl_ = std::make_unique<Impl>(JsonPart(json, name), name);
+}
+
+Tokenizer::~Tokenizer() = default;
+Tokenizer::Tokenizer(Tokenizer&&) noexcept = default;
+
+std::vector<std::int64_t> Tokenizer::encode(std::string_view text, bool add_special, std::size_t limit) const {
+  Encoding encoding(*impl_, limit);
+  if (add_special) encoding.add_special(impl_->post_processor.before);
+  if (io::is_utf8(text)) {
+    encoding.add_text(text);
+  } else {
+    encoding.add_text(sanitize(text));
+  }
+  if (add_special && !encoding.full()) encoding.add_special(impl_->post_processor.after);
+  return encoding.take();
+}
+
+std::string Tokenizer::decode(const std::vector<std::int64_t>& ids) const {
+  std::vector<std::string> tokens;
+  tokens.reserve(ids.size());
+  for (const std::int64_t id : ids) {
+    const std::string* const token = impl_->token_of(id);
+    if (!token) throw io::Error(impl_->file + ": no token has the id " + std::to_string(id) + ", the vocabulary's are 0 to " + std::to_string(vocab_size() - 1));
+    if (!impl_->added.is_special(*token)) tokens.push_back(*token);
+  }
+  const char* const separator = impl_->decoder ? "" : " ";
+  if (impl_->decoder) tokens = impl_->decoder(std::move(tokens));
+  std::string text;
+  for (std::size_t i = 0; i < tokens.size(); ++i) text.append(i > 0 ? separator : "").append(tokens[i]);
+  return text;
+}
+
+std::int64_t Tokenizer::vocab_size() const { return std::max(impl_->bpe.max_id(), impl_->added.max_id()) + 1; }
+
+}  // namespace fp8::text
