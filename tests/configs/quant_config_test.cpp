@@ -1,0 +1,317 @@
+// SPDX-License-Identifier: Apache-2.0
+// Every key of QUANT_CONFIG: defaults as Intel Neural Compressor's, values, case, aliases, and the text of every error.
+#include "fp8/configs/quant_config.h"
+
+#include <gmock/gmock.h>
+#include <gtest/gtest.h>
+
+#include <cstdlib>
+#include <fstream>
+#include <set>
+
+#include "fp8/runtime/io/error.h"
+
+namespace fp8::configs {
+namespace {
+
+using testing::AllOf;
+using testing::ElementsAre;
+using testing::HasSubstr;
+using testing::StartsWith;
+
+QuantConfig parse(const char* text) { return parse_quant_config(io::parse_json(text, "q.json"), "q.json"); }
+
+std::string error_of(const char* text) {
+  try {
+    parse(text);
+  } catch (const io::Error& error) {
+    return error.what();
+  }
+  return "no error";
+}
+
+TEST(QuantConfig, DefaultsAreIncs) {
+  const QuantConfig c = parse("{}");
+  EXPECT_EQ(c.mode, QuantMode::QUANTIZE);
+  EXPECT_EQ(c.observer, "maxabs");
+  EXPECT_EQ(c.scale_method.name, "MAXABS_HW");
+  EXPECT_TRUE(c.allowlist.empty());
+  EXPECT_TRUE(c.blocklist.empty());
+  EXPECT_EQ(c.dump_stats_path, "stats");
+  EXPECT_EQ(c.fp8_config, recipes::Format::E4M3);
+  EXPECT_EQ(c.hp_dtype, recipes::FloatType::BF16);
+  EXPECT_EQ(c.measure_exclude, MeasureExclude::OUTPUT);
+  EXPECT_FALSE(c.device_for_scales.has_value());
+  EXPECT_FALSE(c.ignore_modules_wo_measures);
+  EXPECT_TRUE(c.separate_measure_files);
+  EXPECT_EQ(c.source, "q.json");
+}
+
+TEST(QuantConfig, Mode) {
+  EXPECT_EQ(parse(R"({"mode": "MEASURE"})").mode, QuantMode::MEASURE);
+  EXPECT_EQ(parse(R"({"mode": "measure"})").mode, QuantMode::MEASURE);
+  EXPECT_EQ(parse(R"({"mode": "None"})").mode, QuantMode::NONE);
+  EXPECT_EQ(parse(R"({"mode": "QUANTIZE"})").mode, QuantMode::QUANTIZE);
+  EXPECT_EQ(error_of(R"({"mode": "MEASUR"})"), "q.json: key 'mode': found \"MEASUR\", allowed: NONE, QUANTIZE, MEASURE");
+  EXPECT_EQ(error_of(R"({"mode": 2})"), "q.json: key 'mode': found 2, allowed: NONE, QUANTIZE, MEASURE");
+  EXPECT_EQ(error_of(R"({"mode": null})"), "q.json: key 'mode': found null, allowed: NONE, QUANTIZE, MEASURE");
+  EXPECT_EQ(error_of(R"({"mode": "shape"})"),
+            "q.json: key 'mode': found \"shape\", which is not built yet, allowed: NONE, QUANTIZE, MEASURE");
+  EXPECT_THAT(error_of(R"({"mode": "LOAD"})"), HasSubstr("found \"LOAD\", which is not built yet"));
+}
+
+TEST(QuantConfig, Observer) {
+  EXPECT_EQ(parse(R"({"observer": "maxabs"})").observer, "maxabs");
+  for (const char* text : {R"({"observer": "shape"})", R"({"observer": "save"})", R"({"observer": "maxabs_per_channel"})"}) {
+    EXPECT_THAT(error_of(text), AllOf(StartsWith("q.json: key 'observer': found \""),
+                                      HasSubstr("which is not built yet, allowed: \"maxabs\"")));
+  }
+  EXPECT_EQ(error_of(R"({"observer": "max"})"), "q.json: key 'observer': found \"max\", allowed: \"maxabs\"");
+  EXPECT_EQ(error_of(R"({"observer": []})"), "q.json: key 'observer': found [], allowed: \"maxabs\"");
+}
+
+TEST(QuantConfig, ScaleMethod) {
+  EXPECT_EQ(parse(R"({"scale_method": "unit_scale"})").scale_method.name, "UNIT_SCALE");
+  EXPECT_EQ(parse(R"({"scale_method": "ACT_maxabs_pow2_weights_pcs_maxabs_pow2"})").scale_method.weight.granularity,
+            recipes::Granularity::PCS);
+  EXPECT_THAT(error_of(R"({"scale_method": "maxabs_hist"})"),
+              AllOf(StartsWith("q.json: key 'scale_method': found \"maxabs_hist\", allowed: unit_scale, "),
+                    HasSubstr("maxabs_pcs_pow2")));
+  EXPECT_THAT(error_of(R"({"scale_method": 1})"), StartsWith("q.json: key 'scale_method': found 1, allowed: unit_scale"));
+  EXPECT_THAT(error_of(R"({"scale_method": {"default": {}}})"),
+              StartsWith("q.json: key 'scale_method': found an object, which is not built yet, allowed: one of unit_scale"));
+}
+
+TEST(QuantConfig, UnbuiltScaleMethodIsRefusedOnlyWhereItWouldBeUsed) {
+  EXPECT_THAT(error_of(R"({"scale_method": "maxabs_hw_opt_weight"})"),
+              AllOf(StartsWith("q.json: key 'scale_method': found \"MAXABS_HW_OPT_WEIGHT\", which is not built yet"),
+                    HasSubstr("allowed: unit_scale, hw_aligned_single_scale, maxabs_hw, ")));
+  EXPECT_THAT(error_of(R"({"scale_method": "maxabs_pcs_pow2", "mode": "QUANTIZE"})"), HasSubstr("not built yet"));
+  EXPECT_EQ(parse(R"({"scale_method": "maxabs_hw_opt_weight", "mode": "MEASURE"})").scale_method.name, "MAXABS_HW_OPT_WEIGHT");
+}
+
+TEST(QuantConfig, ModuleLists) {
+  const QuantConfig c = parse(R"({"allowlist": {"types": ["Linear"], "names": ["fc1", "fc2"]}, "blocklist": {"names": ["a.b"]}})");
+  EXPECT_THAT(c.allowlist.types, ElementsAre("Linear"));
+  EXPECT_THAT(c.allowlist.names, ElementsAre("fc1", "fc2"));
+  EXPECT_THAT(c.blocklist.names, ElementsAre("a.b"));
+  EXPECT_TRUE(c.blocklist.types.empty());
+  ModuleFilter filter = module_filter(c);
+  EXPECT_TRUE(filter.selects("Other", "x.fc2"));
+  EXPECT_FALSE(filter.selects("Linear", "axb"));
+}
+
+TEST(QuantConfig, OldNamesOfTheListsMergePerPartInFileOrder) {
+  EXPECT_THAT(parse(R"({"whitelist": {"types": ["A"]}})").allowlist.types, ElementsAre("A"));
+  EXPECT_THAT(parse(R"({"blacklist": {"names": ["n"]}})").blocklist.names, ElementsAre("n"));
+  const QuantConfig c = parse(R"({"allowlist": {"types": ["A"], "names": ["n"]}, "whitelist": {"types": ["B"]}})");
+  EXPECT_THAT(c.allowlist.types, ElementsAre("B"));
+  EXPECT_THAT(c.allowlist.names, ElementsAre("n"));
+  EXPECT_EQ(c.file_keys.count("allowlist"), 1u);
+  EXPECT_EQ(c.file_keys.count("whitelist"), 0u);
+}
+
+TEST(QuantConfig, BadModuleLists) {
+  EXPECT_EQ(error_of(R"({"allowlist": ["Linear"]})"),
+            "q.json: key 'allowlist': found an array, allowed: an object with the keys names, types");
+  EXPECT_EQ(error_of(R"({"blacklist": null})"),
+            "q.json: key 'blacklist': found null, allowed: an object with the keys names, types");
+  EXPECT_EQ(error_of(R"({"blocklist": {"names": "lm_head"}})"),
+            "q.json: key 'blocklist', names: found \"lm_head\", allowed: an array of strings");
+  EXPECT_EQ(error_of(R"({"blocklist": {"types": ["A", 3]}})"),
+            "q.json: key 'blocklist', types, element 1: found 3, allowed: a string");
+  EXPECT_EQ(error_of(R"({"blocklist": {"name": []}})"),
+            "q.json: key 'blocklist': unknown key 'name', did you mean 'names'? allowed: names, types");
+  EXPECT_THAT(error_of(R"({"blocklist": {"names": ["ok", "mlp.(gate"]}})"),
+              AllOf(StartsWith("q.json: key 'blocklist.names[1]': pattern 'mlp.(gate': "), HasSubstr("at offset 9")));
+}
+
+TEST(QuantConfig, DumpStatsPath) {
+  EXPECT_EQ(parse(R"({"dump_stats_path": "./out/inc_output"})").dump_stats_path, "./out/inc_output");
+  for (const char* text : {R"({"dump_stats_path": ""})", R"({"dump_stats_path": 1})", R"({"dump_stats_path": "a\u0000b"})"}) {
+    EXPECT_THAT(error_of(text), AllOf(StartsWith("q.json: key 'dump_stats_path': found "), HasSubstr("allowed: a path")));
+  }
+}
+
+TEST(QuantConfig, Types) {
+  EXPECT_EQ(parse(R"({"fp8_config": "e5m2"})").fp8_config, recipes::Format::E5M2);
+  EXPECT_EQ(parse(R"({"fp8_config": "E4M3"})").fp8_config, recipes::Format::E4M3);
+  EXPECT_EQ(error_of(R"({"fp8_config": "E3M4"})"), "q.json: key 'fp8_config': found \"E3M4\", allowed: E4M3, E5M2");
+  EXPECT_EQ(parse(R"({"hp_dtype": "bf16"})").hp_dtype, recipes::FloatType::BF16);
+  EXPECT_EQ(parse(R"({"hp_dtype": "FP16"})").hp_dtype, recipes::FloatType::F16);
+  EXPECT_EQ(parse(R"({"hp_dtype": "fp32"})").hp_dtype, recipes::FloatType::F32);
+  EXPECT_EQ(error_of(R"({"hp_dtype": "F32"})"), "q.json: key 'hp_dtype': found \"F32\", allowed: BF16, FP16, FP32");
+}
+
+TEST(QuantConfig, MeasureExclude) {
+  EXPECT_EQ(parse(R"({"measure_exclude": "none"})").measure_exclude, MeasureExclude::NONE);
+  EXPECT_EQ(parse(R"({"measure_exclude": "INPUT"})").measure_exclude, MeasureExclude::INPUT);
+  EXPECT_EQ(parse(R"({"measure_exclude": "OUTPUT"})").measure_exclude, MeasureExclude::OUTPUT);
+  EXPECT_EQ(parse(R"({"measure_exclude": "params"})").measure_exclude, MeasureExclude::PARAMS);
+  EXPECT_EQ(parse(R"({"measure_exclude": "ALL"})").measure_exclude, MeasureExclude::ALL);
+  EXPECT_EQ(error_of(R"({"measure_exclude": "OUTPUTS"})"),
+            "q.json: key 'measure_exclude': found \"OUTPUTS\", allowed: NONE, INPUT, OUTPUT, PARAMS, ALL");
+}
+
+TEST(QuantConfig, DeviceForScalesDecidesTheDialect) {
+  EXPECT_EQ(parse(R"({"device_for_scales": "gaudi2"})").device_for_scales, recipes::Dialect::gaudi2);
+  EXPECT_EQ(parse(R"({"device_for_scales": "GAUDI3"})").device_for_scales, recipes::Dialect::gaudi3);
+  EXPECT_FALSE(parse(R"({"device_for_scales": null})").device_for_scales.has_value());
+  EXPECT_EQ(error_of(R"({"device_for_scales": "GAUDI"})"),
+            "q.json: key 'device_for_scales': found \"GAUDI\", allowed: GAUDI2, GAUDI3, null");
+  EXPECT_THAT(error_of(R"({"device_for_scales": 2})"), HasSubstr("found 2, allowed: GAUDI2, GAUDI3, null"));
+  const recipes::IncTarget target = inc_target(parse(R"({"device_for_scales": "GAUDI2", "hp_dtype": "FP32", "fp8_config": "E5M2"})"),
+                                               recipes::Dialect::ocp);
+  EXPECT_EQ(target.dialect, recipes::Dialect::gaudi2);
+  EXPECT_EQ(target.hp, recipes::FloatType::F32);
+  EXPECT_EQ(target.format, recipes::Format::E5M2);
+  EXPECT_EQ(inc_target(parse("{}"), recipes::Dialect::ocp).dialect, recipes::Dialect::ocp);
+}
+
+TEST(QuantConfig, BooleansInEverySpellingOfInc) {
+  for (const char* text : {R"({"ignore_modules_wo_measures": true})", R"({"ignore_modules_wo_measures": "True"})",
+                           R"({"ignore_modules_wo_measures": "TRUE"})"}) {
+    EXPECT_TRUE(parse(text).ignore_modules_wo_measures) << text;
+  }
+  EXPECT_FALSE(parse(R"({"ignore_modules_wo_measures": "false"})").ignore_modules_wo_measures);
+  EXPECT_EQ(error_of(R"({"ignore_modules_wo_measures": 1})"),
+            "q.json: key 'ignore_modules_wo_measures': found 1, allowed: true, false");
+  EXPECT_EQ(error_of(R"({"ignore_modules_wo_measures": "yes"})"),
+            "q.json: key 'ignore_modules_wo_measures': found \"yes\", allowed: true, false");
+  EXPECT_FALSE(parse(R"({"seperate_measure_files": false})").separate_measure_files);
+}
+
+TEST(QuantConfig, IgnoredKeysAreAcceptedAndChecked) {
+  EXPECT_NO_THROW(parse(R"({"scale_format": "const", "recalc_scales": true, "measure_on_hpu": false, "method": "HOOKS",
+      "calibration_sample_interval": 1, "quantize_weight": false, "dump_stats_xlsx_path": "a.xlsx", "local_rank": 0,
+      "global_rank": null, "world_size": 8, "device_type": "anything"})"));
+  EXPECT_EQ(parse(R"({"scale_format": "SCALAR"})").file_keys.at("scale_format"), "\"SCALAR\"");
+  EXPECT_EQ(error_of(R"({"scale_format": "TENSOR"})"), "q.json: key 'scale_format': found \"TENSOR\", allowed: SCALAR, CONST");
+  EXPECT_EQ(error_of(R"({"method": "GRAPH"})"), "q.json: key 'method': found \"GRAPH\", allowed: HOOKS");
+  EXPECT_EQ(error_of(R"({"recalc_scales": 3})"), "q.json: key 'recalc_scales': found 3, allowed: true, false");
+  EXPECT_EQ(error_of(R"({"measure_on_hpu": "no"})"), "q.json: key 'measure_on_hpu': found \"no\", allowed: true, false");
+  EXPECT_EQ(error_of(R"({"quantize_weight": 0})"), "q.json: key 'quantize_weight': found 0, allowed: true, false");
+  EXPECT_EQ(error_of(R"({"dump_stats_xlsx_path": 0})"), "q.json: key 'dump_stats_xlsx_path': found 0, allowed: a string");
+  EXPECT_EQ(error_of(R"({"local_rank": "0"})"), "q.json: key 'local_rank': found \"0\", allowed: an integer, null");
+  EXPECT_EQ(error_of(R"({"calibration_sample_interval": -1})"),
+            "q.json: key 'calibration_sample_interval': found -1, allowed: an integer >= 0");
+  EXPECT_THAT(error_of(R"({"calibration_sample_interval": 1.5})"), HasSubstr("found 1.5, allowed: an integer >= 0"));
+}
+
+TEST(QuantConfig, UnbuiltKeysAreAcceptedWithTheirDefaultOnly) {
+  EXPECT_NO_THROW(parse(R"({"dynamic_quantization": false, "use_qdq": "False", "fake_quant": false,
+      "row_parallel_linear_allreduce_quantization": false, "scale_params": {}, "mod_dict": {}})"));
+  for (const char* key : {"dynamic_quantization", "use_qdq", "fake_quant", "row_parallel_linear_allreduce_quantization"}) {
+    const std::string text = std::string("{\"") + key + "\": true}";
+    EXPECT_EQ(error_of(text.c_str()),
+              std::string("q.json: key '") + key + "': found true, which is not built yet, allowed: false");
+    const std::string wrong = std::string("{\"") + key + "\": 1}";
+    EXPECT_EQ(error_of(wrong.c_str()), std::string("q.json: key '") + key + "': found 1, allowed: true, false");
+  }
+  for (const char* key : {"scale_params", "mod_dict"}) {
+    const std::string text = std::string("{\"") + key + "\": {\"input_backoff\": 1}}";
+    EXPECT_EQ(error_of(text.c_str()),
+              std::string("q.json: key '") + key + "': found an object, which is not built yet, allowed: {}");
+    const std::string wrong = std::string("{\"") + key + "\": []}";
+    EXPECT_EQ(error_of(wrong.c_str()), std::string("q.json: key '") + key + "': found [], allowed: {}");
+  }
+}
+
+TEST(QuantConfig, UnknownKeysNameTheNearest) {
+  EXPECT_EQ(error_of(R"({"scale_methd": "maxabs_hw"})"), "q.json: unknown key 'scale_methd', did you mean 'scale_method'?");
+  EXPECT_EQ(error_of(R"({"Mode": "MEASURE"})"), "q.json: unknown key 'Mode', did you mean 'mode'?");
+  EXPECT_EQ(error_of(R"({"black_list": {}})"), "q.json: unknown key 'black_list', did you mean 'blacklist'?");
+  EXPECT_EQ(error_of(R"({"separate_measure_files": true})"),
+            "q.json: unknown key 'separate_measure_files', did you mean 'seperate_measure_files'?");
+}
+
+TEST(QuantConfig, ErrorsStayOnOneShortLine) {
+  const std::string name(10000, 'k');
+  const std::string message = error_of(("{\"a\\nb" + name + "\": 1}").c_str());
+  EXPECT_EQ(message.find('\n'), std::string::npos);
+  EXPECT_LT(message.size(), 400u);
+  const std::string value = error_of(("{\"mode\": \"a\\nb" + name + "\"}").c_str());
+  EXPECT_EQ(value.find('\n'), std::string::npos);
+  EXPECT_LT(value.size(), 400u);
+}
+
+TEST(QuantConfig, DuplicateKeysAndOtherThingsThanObjectsAreErrors) {
+  EXPECT_THAT(error_of(R"({"mode": "NONE", "mode": "MEASURE"})"), AllOf(StartsWith("q.json:1:"), HasSubstr("duplicate key 'mode'")));
+  EXPECT_EQ(error_of("[]"), "q.json: found [], allowed: a JSON object with QUANT_CONFIG's keys");
+  EXPECT_EQ(error_of("3"), "q.json: found 3, allowed: a JSON object with QUANT_CONFIG's keys");
+}
+
+// The measure configuration that vLLM's calibration for Gaudi writes.
+TEST(QuantConfig, ReadsWhatCalibrationScriptsWrite) {
+  const QuantConfig c = parse(R"({"method": "HOOKS", "mode": "MEASURE", "observer": "maxabs",
+      "allowlist": {"types": [], "names": []}, "blocklist": {"types": [], "names": ["self_attn", "lm_head"]},
+      "quantize_weight": false, "dump_stats_path": "/out/model/g3/inc_output", "calibration_sample_interval": 1})");
+  EXPECT_EQ(c.mode, QuantMode::MEASURE);
+  EXPECT_THAT(c.blocklist.names, ElementsAre("self_attn", "lm_head"));
+}
+
+TEST(QuantConfig, DescribeTellsValueAndOriginOfEveryKey) {
+  const QuantConfig c = parse(R"({"mode": "measure", "whitelist": {"types": ["Linear"]}, "scale_format": "CONST"})");
+  const std::vector<KeyReport> reports = describe(c);
+  std::map<std::string, KeyReport> by_key;
+  for (const KeyReport& report : reports) EXPECT_TRUE(by_key.emplace(report.key, report).second) << report.key;
+  EXPECT_EQ(by_key.at("mode").value, "MEASURE");
+  EXPECT_EQ(by_key.at("mode").origin, "q.json");
+  EXPECT_EQ(by_key.at("mode").status, KeyStatus::built);
+  EXPECT_EQ(by_key.at("allowlist").value, R"({"names":[],"types":["Linear"]})");
+  EXPECT_EQ(by_key.at("allowlist").origin, "q.json");
+  EXPECT_EQ(by_key.at("blocklist").origin, "default");
+  EXPECT_EQ(by_key.at("hp_dtype").value, "BF16");
+  EXPECT_EQ(by_key.at("scale_method").value, "MAXABS_HW");
+  EXPECT_EQ(by_key.at("measure_exclude").value, "OUTPUT");
+  EXPECT_EQ(by_key.at("device_for_scales").value, "null");
+  EXPECT_EQ(by_key.at("dump_stats_path").value, "stats");
+  EXPECT_EQ(by_key.at("scale_format").value, "\"CONST\"");
+  EXPECT_EQ(by_key.at("scale_format").status, KeyStatus::ignored);
+  EXPECT_NE(by_key.at("scale_format").note, "");
+  EXPECT_EQ(by_key.at("dynamic_quantization").status, KeyStatus::not_built_yet);
+  EXPECT_EQ(by_key.at("dynamic_quantization").value, "false");
+  EXPECT_EQ(by_key.count("whitelist"), 0u);
+  for (const KeyReport& report : reports) EXPECT_EQ(report.note.empty(), report.status != KeyStatus::ignored) << report.key;
+  EXPECT_EQ(std::string(name_of(KeyStatus::not_built_yet)), "not built yet");
+}
+
+TEST(QuantConfig, EveryKeyOfIncIsKnown) {
+  std::set<std::string> known;
+  for (const KeyReport& report : describe(QuantConfig{})) known.insert(report.key);
+  for (const char* key :
+       {"mode", "observer", "dump_stats_path", "fp8_config", "hp_dtype", "scale_method", "scale_params", "scale_format",
+        "allowlist", "blocklist", "measure_exclude", "ignore_modules_wo_measures", "recalc_scales", "fake_quant", "use_qdq",
+        "measure_on_hpu", "device_for_scales", "dynamic_quantization", "row_parallel_linear_allreduce_quantization",
+        "calibration_sample_interval", "seperate_measure_files", "mod_dict", "local_rank", "global_rank", "world_size",
+        "device_type", "method", "quantize_weight"}) {
+    EXPECT_EQ(known.count(key), 1u) << key;
+  }
+}
+
+TEST(QuantConfigFile, ReadsAndNamesTheFileInErrors) {
+  const std::filesystem::path path = std::filesystem::path(testing::TempDir()) / "quant_config_test_bad.json";
+  std::ofstream(path) << R"({"mode": "X"})";
+  try {
+    read_quant_config(path);
+    FAIL() << "no error";
+  } catch (const io::Error& error) {
+    EXPECT_THAT(error.what(), StartsWith(path.string() + ": key 'mode': found \"X\""));
+  }
+  std::ofstream(path) << R"({"mode": "MEASURE"})";
+  EXPECT_EQ(read_quant_config(path).mode, QuantMode::MEASURE);
+  std::filesystem::remove(path);
+  EXPECT_THROW(read_quant_config(path), io::Error);
+}
+
+TEST(QuantConfigFile, EnvironmentNamesIt) {
+  ASSERT_EQ(setenv("QUANT_CONFIG", "a/b.json", 1), 0);
+  EXPECT_EQ(quant_config_from_environment(), std::filesystem::path("a/b.json"));
+  ASSERT_EQ(setenv("QUANT_CONFIG", "", 1), 0);
+  EXPECT_EQ(quant_config_from_environment(), std::nullopt);
+  ASSERT_EQ(unsetenv("QUANT_CONFIG"), 0);
+  EXPECT_EQ(quant_config_from_environment(), std::nullopt);
+}
+
+}  // namespace
+}  // namespace fp8::configs
