@@ -1,0 +1,199 @@
+// SPDX-License-Identifier: Apache-2.0
+// Logits against those that transformers gave (reference.safetensors beside the models, f32), names against Hugging Face's, the
+// cache against the forward without one.
+#include "fp8/tools/models/llama.h"
+
+#include <ATen/Functions.h>
+#include <ATen/Parallel.h>
+#include <c10/core/GradMode.h>
+#include <gmock/gmock.h>
+#include <gtest/gtest.h>
+
+#include <algorithm>
+#include <cmath>
+#include <filesystem>
+#include <set>
+#include <string>
+
+#include "fp8/runtime/io/safetensors.h"
+#include "fp8/tools/models/load.h"
+#include "support/temp_dir.h"
+#include "support/test_data.h"
+#include "tools/models/tiny_checkpoint.h"
+
+namespace fp8::models {
+namespace {
+
+// One thread: barriers of many small matrix products cost far more than the products where other tests share the cores.
+const bool kOneThread = (at::set_num_threads(1), true);
+
+std::filesystem::path kjv() { return test::demo_data() / "kjv-byte-1.7M"; }
+
+at::Tensor read(const io::SafetensorsFile& file, const std::string& name) {
+  const auto* info = file.find(name);
+  EXPECT_NE(info, nullptr) << name;
+  auto tensor = at::empty(info->shape, scalar_type_of(info->dtype, name));
+  file.read(*info, tensor.mutable_data_ptr());
+  return tensor;
+}
+
+void expect_reference_logits(const std::filesystem::path& folder) {
+  c10::NoGradGuard no_grad;
+  const io::SafetensorsFile reference(folder / "reference.safetensors");
+  auto loaded = load_model(folder, {.dtype = at::kFloat});
+  const auto logits = loaded.model->forward(read(reference, "input_ids"));
+  const auto expected = read(reference, "logits");
+  ASSERT_EQ(logits.sizes(), expected.sizes());
+  EXPECT_EQ(logits.scalar_type(), at::kFloat);
+  EXPECT_LT((logits - expected).abs().max().item<float>(), 2e-4f);  // other kernels, so other orders of summation
+}
+
+TEST(Llama, LogitsOfKjvByteEqualTransformers) { expect_reference_logits(kjv()); }
+
+TEST(Llama, LogitsOfStories260KEqualTransformers) {
+  FP8_NEED_TEST_DATA(data);
+  expect_reference_logits(data / "models/stories260K");
+}
+
+TEST(Llama, Bf16StaysCloseToTheReference) {
+  c10::NoGradGuard no_grad;
+  const io::SafetensorsFile reference(kjv() / "reference.safetensors");
+  auto loaded = load_model(kjv());
+  EXPECT_EQ(loaded.dtype, at::kBFloat16);
+  const auto logits = loaded.model->forward(read(reference, "input_ids"));
+  EXPECT_EQ(logits.scalar_type(), at::kBFloat16);
+  // KL(f32 || bf16) of this model is about 1e-4 nats a token; wrong casts or angles in bf16 give ten times that.
+  const auto p = at::log_softmax(read(reference, "logits").to(at::kDouble), -1);
+  const auto q = at::log_softmax(logits.to(at::kDouble), -1);
+  const auto kl = (p.exp() * (p - q)).sum(-1).mean().item<double>();
+  EXPECT_GT(kl, 0);
+  EXPECT_LT(kl, 3e-4);
+}
+
+TEST(Llama, NamesAreHuggingFaces) {
+  const CausalLM model(parse_llama_config(testing::TinyCheckpoint().config, "config.json"));
+  std::set<std::string> parameters, modules;
+  for (const auto& item : model->named_parameters()) parameters.insert(item.key());
+  for (const auto& item : model->named_modules("", false)) modules.insert(item.key());
+  std::set<std::string> expected;
+  for (const auto& [name, tensor] : testing::TinyCheckpoint().tensors) expected.insert(name);
+  EXPECT_EQ(parameters, expected);
+  std::set<std::string> expected_modules = {"model", "model.embed_tokens", "model.layers", "model.norm", "model.rotary_emb", "lm_head"};
+  for (const char* layer : {"model.layers.0", "model.layers.1"}) {
+    expected_modules.insert(layer);
+    for (const char* name : {"self_attn", "self_attn.q_proj", "self_attn.k_proj", "self_attn.v_proj", "self_attn.o_proj", "mlp",
+                             "mlp.gate_proj", "mlp.up_proj", "mlp.down_proj", "mlp.act_fn", "input_layernorm",
+                             "post_attention_layernorm"})
+      expected_modules.insert(std::string(layer) + "." + name);
+  }
+  EXPECT_EQ(modules, expected_modules);
+}
+
+TEST(Llama, FreshModelHasShapesButNoMemory) {
+  auto json = testing::TinyCheckpoint().config;
+  json["vocab_size"] = 1 << 24;
+  json["hidden_size"] = 1 << 20;  // 64 TiB of embeddings
+  json["num_attention_heads"] = 1 << 10;
+  const CausalLM model(parse_llama_config(json, "config.json"));
+  EXPECT_EQ(model->lm_head->weight.sizes(), at::IntArrayRef({1 << 24, 1 << 20}));
+  EXPECT_TRUE(std::isnan(model->lm_head->weight[3][5].item<float>()));
+}
+
+TEST(Llama, TiedEmbeddingsAreOneTensor) {
+  auto json = testing::TinyCheckpoint().config;
+  json["tie_word_embeddings"] = true;
+  CausalLM model(parse_llama_config(json, "config.json"));
+  EXPECT_EQ(model->lm_head->weight.unsafeGetTensorImpl(), model->model->embed_tokens->weight.unsafeGetTensorImpl());
+  EXPECT_EQ(model->named_parameters()["lm_head.weight"].unsafeGetTensorImpl(), model->lm_head->weight.unsafeGetTensorImpl());
+  model->to(at::kBFloat16);
+  EXPECT_EQ(model->lm_head->weight.unsafeGetTensorImpl(), model->model->embed_tokens->weight.unsafeGetTensorImpl());
+}
+
+TEST(Llama, BiasesAreThereWhenAskedFor) {
+  auto json = testing::TinyCheckpoint().config;
+  json["attention_bias"] = true;
+  json["mlp_bias"] = true;
+  const CausalLM model(parse_llama_config(json, "config.json"));
+  const auto parameters = model->named_parameters();
+  EXPECT_EQ(parameters["model.layers.1.self_attn.k_proj.bias"].sizes(), at::IntArrayRef({8}));
+  EXPECT_EQ(parameters["model.layers.1.mlp.gate_proj.bias"].sizes(), at::IntArrayRef({24}));
+  EXPECT_FALSE(parameters.contains("lm_head.bias"));
+}
+
+/// f_i as the formulas of the header say, in double.
+double frequency(double theta, int i, int dim) { return std::pow(theta, -2.0 * i / dim); }
+
+TEST(Llama, RotaryFrequencies) {
+  auto json = testing::TinyCheckpoint().config;
+  json["head_dim"] = 64;
+  json["rope_theta"] = 500000.0;
+  const auto plain = LlamaRotaryEmbedding(parse_llama_config(json, "c"))->inverse_frequencies();
+  json["rope_scaling"] = {{"rope_type", "linear"}, {"factor", 4.0}};
+  const auto linear = LlamaRotaryEmbedding(parse_llama_config(json, "c"))->inverse_frequencies();
+  json["rope_scaling"] = {{"rope_type", "llama3"}, {"factor", 8.0}, {"low_freq_factor", 1.0}, {"high_freq_factor", 4.0},
+                          {"original_max_position_embeddings", 8192}};
+  const auto llama3 = LlamaRotaryEmbedding(parse_llama_config(json, "c"))->inverse_frequencies();
+  ASSERT_EQ(plain.sizes(), at::IntArrayRef({32}));
+  int kept = 0, between = 0, stretched = 0;
+  for (int i = 0; i < 32; ++i) {
+    const double f = frequency(500000.0, i, 64), wavelength = 2 * M_PI / f;
+    EXPECT_NEAR(plain[i].item<float>() / f, 1, 1e-6);
+    EXPECT_NEAR(linear[i].item<float>() / (f / 4), 1, 1e-6);
+    double expected = f;
+    if (wavelength < 8192.0 / 4) {
+      ++kept;
+    } else if (wavelength > 8192.0) {
+      expected = f / 8;
+      ++stretched;
+    } else {
+      const double smooth = (8192.0 / wavelength - 1) / (4 - 1);
+      expected = (1 - smooth) * f / 8 + smooth * f;
+      ++between;
+    }
+    EXPECT_NEAR(llama3[i].item<float>() / expected, 1, 1e-5) << i;
+  }
+  EXPECT_GT(kept, 0);
+  EXPECT_GT(between, 0);
+  EXPECT_GT(stretched, 0);
+}
+
+class LlamaCache : public ::testing::TestWithParam<int> {};
+
+TEST_P(LlamaCache, GivesTheLogitsOfTheForwardWithoutIt) {
+  c10::NoGradGuard no_grad;
+  auto loaded = load_model(kjv(), {.dtype = at::kFloat});
+  const io::SafetensorsFile reference(kjv() / "reference.safetensors");
+  const auto ids = read(reference, "input_ids");
+  const auto expected = read(reference, "logits");
+  KVCache cache(64);
+  const int step = GetParam();
+  for (int start = 0; start < 64; start += step) {
+    const auto length = std::min(step, 64 - start);
+    const auto logits = loaded.model->forward(ids.narrow(1, start, length).contiguous(), &cache);
+    EXPECT_EQ(cache.length(), start + length);
+    EXPECT_LT((logits - expected.narrow(1, start, length)).abs().max().item<float>(), 2e-4f) << start;
+  }
+  EXPECT_THROW(loaded.model->forward(ids.narrow(1, 0, 1), &cache), c10::Error);  // full
+}
+
+INSTANTIATE_TEST_SUITE_P(Steps, LlamaCache, ::testing::Values(1, 7, 64));
+
+TEST(Llama, RefusesIdsOfAnotherKindAndTooManyPositions) {
+  c10::NoGradGuard no_grad;
+  const test::TempDir folder;
+  testing::TinyCheckpoint().write(folder.path());
+  auto loaded = load_model(folder.path());
+  EXPECT_THROW(loaded.model->forward(at::zeros({3}, at::kLong)), c10::Error);
+  EXPECT_THROW(loaded.model->forward(at::zeros({1, 3}, at::kInt)), c10::Error);
+  EXPECT_THROW(loaded.model->forward(at::zeros({1, 0}, at::kLong)), c10::Error);
+  EXPECT_NO_THROW(loaded.model->forward(at::zeros({1, 64}, at::kLong)));
+  try {
+    loaded.model->forward(at::zeros({1, 65}, at::kLong));
+    FAIL();
+  } catch (const c10::Error& error) {
+    EXPECT_THAT(error.what_without_backtrace(), ::testing::HasSubstr("65 positions, but max_position_embeddings is 64"));
+  }
+}
+
+}  // namespace
+}  // namespace fp8::models

@@ -1,0 +1,191 @@
+// SPDX-License-Identifier: Apache-2.0
+#include "fp8/tools/models/load.h"
+
+#include <ATen/Functions.h>
+#include <gmock/gmock.h>
+#include <gtest/gtest.h>
+
+#include <filesystem>
+#include <fstream>
+#include <limits>
+#include <string>
+
+#include "fp8/runtime/io/error.h"
+#include "support/temp_dir.h"
+#include "tools/models/tiny_checkpoint.h"
+
+namespace fp8::models {
+namespace {
+
+using ::testing::ElementsAre;
+using ::testing::HasSubstr;
+using ::testing::IsEmpty;
+using ::testing::Not;
+using Tiny = testing::TinyCheckpoint;
+
+std::string error_of(const std::filesystem::path& folder, const LoadOptions& options = {}) {
+  try {
+    load_model(folder, options);
+  } catch (const io::Error& error) {
+    EXPECT_THAT(error.what(), Not(HasSubstr("\n")));
+    return error.what();
+  }
+  return "no error";
+}
+
+std::string error_of(const Tiny& checkpoint, const LoadOptions& options = {}) {
+  const test::TempDir folder;
+  checkpoint.write(folder.path());
+  return error_of(folder.path(), options);
+}
+
+TEST(LoadModel, ParametersHoldTheValuesOfTheFile) {
+  const test::TempDir folder;
+  const Tiny tiny;
+  tiny.write(folder.path());
+  const auto loaded = load_model(folder.path());
+  EXPECT_EQ(loaded.dtype, at::kFloat);
+  EXPECT_THAT(loaded.unused, IsEmpty());
+  EXPECT_EQ(loaded.config_json["model_type"], "llama");
+  std::int64_t bytes = 0;
+  for (const auto& item : loaded.model->named_parameters()) {
+    const auto& expected = tiny.tensors.at(item.key());
+    ASSERT_EQ(item.value().sizes(), at::IntArrayRef(expected.shape));
+    EXPECT_EQ(std::memcmp(item.value().const_data_ptr(), expected.values.data(), expected.values.size() * 4), 0) << item.key();
+    bytes += static_cast<std::int64_t>(expected.values.size()) * 4;
+  }
+  EXPECT_EQ(weights_bytes(*loaded.model), bytes);
+}
+
+TEST(LoadModel, ConvertsToTheComputeDtype) {
+  const test::TempDir folder;
+  const Tiny tiny;
+  tiny.write(folder.path());
+  const auto loaded = load_model(folder.path(), {.dtype = at::kBFloat16});
+  EXPECT_EQ(loaded.dtype, at::kBFloat16);
+  for (const auto& item : loaded.model->named_parameters()) {
+    EXPECT_EQ(item.value().scalar_type(), at::kBFloat16);
+    const auto& expected = tiny.tensors.at(item.key()).values;
+    // bf16 keeps 8 bits of significand: half a unit in the last place is at most a relative 2^-8.
+    const auto got = item.value().to(at::kFloat).flatten();
+    for (std::size_t i = 0; i < expected.size(); ++i)
+      ASSERT_LE(std::abs(got[static_cast<std::int64_t>(i)].item<float>() - expected[i]), std::abs(expected[i]) / 256) << item.key();
+  }
+}
+
+TEST(LoadModel, TheDtypeIsConfigsThenTheEmbeddings) {
+  Tiny tiny;
+  const test::TempDir a, b;
+  tiny.config["torch_dtype"] = "bfloat16";
+  tiny.write(a.path());
+  EXPECT_EQ(load_model(a.path()).dtype, at::kBFloat16);
+  tiny.config.erase("torch_dtype");
+  tiny.write(b.path());
+  EXPECT_EQ(load_model(b.path()).dtype, at::kFloat);
+}
+
+TEST(LoadModel, TiedModelNeedsNoHead) {
+  Tiny tiny;
+  tiny.config["tie_word_embeddings"] = true;
+  tiny.tensors.erase("lm_head.weight");
+  const test::TempDir folder;
+  tiny.write(folder.path());
+  const auto loaded = load_model(folder.path());
+  EXPECT_EQ(loaded.model->lm_head->weight.unsafeGetTensorImpl(), loaded.model->model->embed_tokens->weight.unsafeGetTensorImpl());
+  EXPECT_EQ(loaded.model->lm_head->weight[1][2].item<float>(), tiny.tensors.at("model.embed_tokens.weight").values[18]);
+  std::int64_t bytes = 0;
+  for (const auto& [name, tensor] : tiny.tensors) bytes += static_cast<std::int64_t>(tensor.values.size()) * 4;
+  EXPECT_EQ(weights_bytes(*loaded.model), bytes);
+}
+
+TEST(LoadModel, UnusedTensorsAreReportedButForDerivedOnes) {
+  Tiny tiny;
+  tiny.add("model.layers.0.self_attn.rotary_emb.inv_freq", {2});
+  tiny.add("model.layers.2.mlp.up_proj.weight", {24, 16});
+  const test::TempDir folder;
+  tiny.write(folder.path());
+  EXPECT_THAT(load_model(folder.path()).unused, ElementsAre("model.layers.2.mlp.up_proj.weight"));
+}
+
+TEST(LoadModel, MissingTensor) {
+  Tiny tiny;
+  tiny.tensors.erase("model.layers.1.mlp.up_proj.weight");
+  EXPECT_THAT(error_of(tiny), HasSubstr(": tensor 'model.layers.1.mlp.up_proj.weight' is missing, expected shape [24, 16]"));
+  Tiny headless;
+  headless.tensors.erase("lm_head.weight");
+  EXPECT_THAT(error_of(headless), HasSubstr("tensor 'lm_head.weight' is missing"));
+}
+
+TEST(LoadModel, MoreLayersThanTheFileHas) {
+  Tiny tiny;
+  tiny.config["num_hidden_layers"] = 4096;
+  EXPECT_THAT(error_of(tiny), HasSubstr("tensor 'model.layers.4095.input_layernorm.weight' is missing (config.json: num_hidden_layers 4096)"));
+}
+
+TEST(LoadModel, WrongShape) {
+  Tiny tiny;
+  tiny.config["intermediate_size"] = 1 << 20;
+  EXPECT_THAT(error_of(tiny), HasSubstr("tensor 'model.layers.0.mlp.gate_proj.weight': found shape [24, 16], config.json asks for [1048576, 16]"));
+  Tiny flat;
+  flat.add("model.norm.weight", {4, 4});
+  EXPECT_THAT(error_of(flat), HasSubstr("tensor 'model.norm.weight': found shape [4, 4], config.json asks for [16]"));
+}
+
+TEST(LoadModel, NaNAndInfinity) {
+  for (const float bad : {std::numeric_limits<float>::quiet_NaN(), std::numeric_limits<float>::infinity(),
+                          -std::numeric_limits<float>::infinity()}) {
+    Tiny tiny;
+    tiny.tensors["model.layers.1.self_attn.o_proj.weight"].values.back() = bad;
+    EXPECT_THAT(error_of(tiny), HasSubstr("tensor 'model.layers.1.self_attn.o_proj.weight' holds NaN or infinity"));
+  }
+  Tiny large;
+  large.tensors["model.norm.weight"].values[3] = 1e6f;
+  EXPECT_EQ(error_of(large), "no error");
+  EXPECT_THAT(error_of(large, {.dtype = at::kHalf}), HasSubstr("tensor 'model.norm.weight' passes 65504"));
+}
+
+TEST(LoadModel, WeightsOfAnotherDtype) {
+  const test::TempDir folder;
+  Tiny().write(folder.path());
+  const std::vector<std::uint8_t> codes(32 * 16, 0x38);
+  std::vector<io::SafetensorsWriter::Entry> entries;
+  for (const auto& [name, tensor] : Tiny().tensors)
+    entries.push_back({name, name == "model.embed_tokens.weight" ? io::DType::F8_E4M3 : io::DType::F32, tensor.shape});
+  io::SafetensorsWriter writer(folder.path() / "model.safetensors", entries);
+  for (const auto& [name, tensor] : Tiny().tensors)
+    writer.write(name, name == "model.embed_tokens.weight" ? static_cast<const void*>(codes.data()) : tensor.values.data());
+  writer.commit();
+  EXPECT_THAT(error_of(folder.path()), HasSubstr("tensor 'model.embed_tokens.weight': found dtype F8_E4M3, allowed: F32, BF16, F16"));
+}
+
+TEST(LoadModel, TruncatedFileAtEveryPart) {
+  const test::TempDir folder;
+  Tiny().write(folder.path());
+  const auto file = folder.path() / "model.safetensors";
+  const auto size = std::filesystem::file_size(file);
+  for (const auto length : {size - 1, size / 2, std::uintmax_t{200}, std::uintmax_t{8}, std::uintmax_t{7}, std::uintmax_t{0}}) {
+    std::filesystem::resize_file(file, length);
+    EXPECT_THAT(error_of(folder.path()), HasSubstr("model.safetensors")) << length;
+  }
+}
+
+TEST(LoadModel, MissingFiles) {
+  const test::TempDir folder;
+  EXPECT_THAT(error_of(folder.path() / "nothing"), HasSubstr("config.json"));
+  Tiny().write(folder.path());
+  std::filesystem::remove(folder.path() / "model.safetensors");
+  EXPECT_THAT(error_of(folder.path()), HasSubstr("model.safetensors"));
+  std::ofstream(folder.path() / "config.json") << "{\"model_type\": \"llama\",";
+  EXPECT_THAT(error_of(folder.path()), HasSubstr("config.json:1:"));
+}
+
+TEST(LoadModel, GenerationConfigSaysWhereToStop) {
+  const test::TempDir folder;
+  Tiny().write(folder.path());
+  EXPECT_THAT(load_model(folder.path()).config.eos_token_ids, ElementsAre(2));
+  std::ofstream(folder.path() / "generation_config.json") << R"({"eos_token_id": [5, 6]})";
+  EXPECT_THAT(load_model(folder.path()).config.eos_token_ids, ElementsAre(5, 6));
+}
+
+}  // namespace
+}  // namespace fp8::models

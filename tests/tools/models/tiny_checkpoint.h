@@ -1,0 +1,75 @@
+// SPDX-License-Identifier: Apache-2.0
+// A Llama checkpoint of a few kilobytes in a folder, every weight small and from a counter, to be spoiled by the tests of the
+// loader. Also the expected names of Hugging Face's Llama, written down independently of the model.
+#pragma once
+#include <cstdint>
+#include <filesystem>
+#include <fstream>
+#include <map>
+#include <string>
+#include <vector>
+
+#include "fp8/runtime/io/json.h"
+#include "fp8/runtime/io/safetensors.h"
+
+namespace fp8::models::testing {
+
+struct TinyTensor {
+  std::vector<std::int64_t> shape;
+  std::vector<float> values;
+};
+
+struct TinyCheckpoint {
+  io::Json config;
+  std::map<std::string, TinyTensor> tensors;
+
+  /// 2 layers, H 16, A 4, K 2, D 4, F 24, V 32.
+  TinyCheckpoint() {
+    config = {{"model_type", "llama"}, {"vocab_size", 32}, {"hidden_size", 16}, {"intermediate_size", 24},
+              {"num_hidden_layers", 2}, {"num_attention_heads", 4}, {"num_key_value_heads", 2},
+              {"max_position_embeddings", 64}, {"rms_norm_eps", 1e-5}, {"torch_dtype", "float32"}, {"eos_token_id", 2}};
+    add("model.embed_tokens.weight", {32, 16});
+    add("lm_head.weight", {32, 16});
+    add("model.norm.weight", {16});
+    for (int layer = 0; layer < 2; ++layer) {
+      const auto p = "model.layers." + std::to_string(layer) + ".";
+      add(p + "self_attn.q_proj.weight", {16, 16});
+      add(p + "self_attn.k_proj.weight", {8, 16});
+      add(p + "self_attn.v_proj.weight", {8, 16});
+      add(p + "self_attn.o_proj.weight", {16, 16});
+      add(p + "mlp.gate_proj.weight", {24, 16});
+      add(p + "mlp.up_proj.weight", {24, 16});
+      add(p + "mlp.down_proj.weight", {16, 24});
+      add(p + "input_layernorm.weight", {16});
+      add(p + "post_attention_layernorm.weight", {16});
+    }
+  }
+
+  /// Values in (-0.5, 0.5) from a multiplicative counter.
+  void add(const std::string& name, std::vector<std::int64_t> shape) {
+    TinyTensor tensor{std::move(shape), {}};
+    std::int64_t n = 1;
+    for (const auto size : tensor.shape) n *= size;
+    for (std::int64_t i = 0; i < n; ++i) {
+      state_ = state_ * 6364136223846793005u + 1442695040888963407u;
+      tensor.values.push_back(static_cast<float>(static_cast<double>(state_ >> 40) / (1 << 24) - 0.5));
+    }
+    tensors[name] = std::move(tensor);
+  }
+
+  /// Writes config.json and model.safetensors (all F32).
+  void write(const std::filesystem::path& folder) const {
+    std::filesystem::create_directories(folder);
+    std::ofstream(folder / "config.json") << config.dump(1) << "\n";
+    std::vector<io::SafetensorsWriter::Entry> entries;
+    for (const auto& [name, tensor] : tensors) entries.push_back({name, io::DType::F32, tensor.shape});
+    io::SafetensorsWriter writer(folder / "model.safetensors", entries);
+    for (const auto& [name, tensor] : tensors) writer.write(name, tensor.values.data());
+    writer.commit();
+  }
+
+ private:
+  std::uint64_t state_ = 1;
+};
+
+}  // namespace fp8::models::testing

@@ -1,0 +1,119 @@
+// SPDX-License-Identifier: Apache-2.0
+#include "fp8/tools/models/config_reader.h"
+
+#include <cmath>
+#include <limits>
+#include <utility>
+
+#include "fp8/runtime/io/error.h"
+
+namespace fp8::models {
+namespace {
+
+constexpr std::size_t kMaxShown = 60;
+constexpr std::size_t kMaxTokenIds = 256;
+
+/// A value as JSON on one line, cut where it gets long.
+std::string shown(const io::Json& value) {
+  std::string text = value.dump(-1, ' ', true, io::Json::error_handler_t::replace);
+  if (text.size() > kMaxShown) text = text.substr(0, kMaxShown) + "...";
+  return text;
+}
+
+std::string plain(double value) {
+  return io::Json(value).dump();
+}
+
+bool fits(const io::Json& value, std::int64_t low, std::int64_t high) {
+  if (!value.is_number_integer()) return false;
+  if (value.is_number_unsigned() &&
+      value.get<std::uint64_t>() > static_cast<std::uint64_t>(std::numeric_limits<std::int64_t>::max()))
+    return false;
+  const auto number = value.get<std::int64_t>();
+  return number >= low && number <= high;
+}
+
+}  // namespace
+
+ConfigReader::ConfigReader(const io::Json& json, std::string name, std::string prefix)
+    : json_(json), name_(std::move(name)), prefix_(std::move(prefix)) {
+  if (json_.is_object()) return;
+  if (prefix_.empty()) fail_with("found " + shown(json_) + ", expected a JSON object");
+  fail_with("key '" + prefix_.substr(0, prefix_.size() - 1) + "': found " + shown(json_) + ", allowed: an object or null");
+}
+
+void ConfigReader::fail_with(const std::string& message) const { throw io::Error("[models] " + name_ + ": " + message); }
+
+void ConfigReader::fail(const std::string& key, const std::string& allowed) const {
+  const auto* value = find(key);
+  fail_with("key '" + prefix_ + key + "': " + (value != nullptr ? "found " + shown(*value) : "missing") + ", allowed: " + allowed);
+}
+
+const io::Json* ConfigReader::find(const std::string& key) const {
+  const auto it = json_.find(key);
+  return it == json_.end() || it->is_null() ? nullptr : &*it;
+}
+
+bool ConfigReader::is_null(const std::string& key) const {
+  const auto it = json_.find(key);
+  return it != json_.end() && it->is_null();
+}
+
+std::int64_t ConfigReader::integer(const std::string& key, std::int64_t low, std::int64_t high,
+                                   std::optional<std::int64_t> fallback) const {
+  const auto* value = find(key);
+  if (value == nullptr && fallback) return *fallback;
+  if (value == nullptr || !fits(*value, low, high))
+    fail(key, "an integer from " + std::to_string(low) + " to " + std::to_string(high));
+  return value->get<std::int64_t>();
+}
+
+double ConfigReader::number(const std::string& key, double low, double high, std::optional<double> fallback) const {
+  const auto* value = find(key);
+  if (value == nullptr && fallback) return *fallback;
+  const bool good = value != nullptr && value->is_number() && value->get<double>() >= low && value->get<double>() <= high;
+  if (!good) fail(key, "a number from " + plain(low) + " to " + plain(high));
+  return value->get<double>();
+}
+
+bool ConfigReader::boolean(const std::string& key, bool fallback) const {
+  const auto* value = find(key);
+  if (value == nullptr) return fallback;
+  if (!value->is_boolean()) fail(key, "true or false");
+  return value->get<bool>();
+}
+
+std::string ConfigReader::word(const std::string& key, std::initializer_list<const char*> allowed, const char* fallback) const {
+  const auto* value = find(key);
+  if (value == nullptr && fallback != nullptr) return fallback;
+  std::string list;
+  for (const char* choice : allowed) {
+    if (value != nullptr && value->is_string() && value->get_ref<const std::string&>() == choice) return choice;
+    list += (list.empty() ? "" : ", ") + std::string(choice);
+  }
+  fail(key, list);
+}
+
+std::vector<std::int64_t> ConfigReader::token_ids(const std::string& key) const {
+  const auto* value = find(key);
+  if (value == nullptr) return {};
+  constexpr auto kMaxId = std::numeric_limits<std::int32_t>::max();
+  std::vector<std::int64_t> ids;
+  if (value->is_array() && value->size() <= kMaxTokenIds) {
+    for (const auto& id : *value) {
+      if (!fits(id, 0, kMaxId)) fail(key, "a token id or a list of token ids");
+      ids.push_back(id.get<std::int64_t>());
+    }
+    return ids;
+  }
+  if (!fits(*value, 0, kMaxId)) fail(key, "a token id or a list of token ids");
+  return {value->get<std::int64_t>()};
+}
+
+ConfigReader ConfigReader::object(const std::string& key) const {
+  const auto* value = find(key);
+  if (value == nullptr) fail(key, "an object");
+  return ConfigReader(*value, name_, prefix_ + key + ".");
+}
+
+}  // namespace fp8::models

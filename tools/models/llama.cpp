@@ -1,0 +1,215 @@
+// SPDX-License-Identifier: Apache-2.0
+#include "fp8/tools/models/llama.h"
+
+#include <ATen/ops/arange.h>
+#include <ATen/ops/cat.h>
+#include <ATen/ops/empty.h>
+#include <ATen/ops/full.h>
+#include <ATen/ops/le.h>
+#include <ATen/ops/pow.h>
+#include <ATen/ops/rsqrt.h>
+#include <ATen/ops/scaled_dot_product_attention.h>
+#include <ATen/ops/where.h>
+
+#include <cmath>
+#include <limits>
+#include <numbers>
+#include <optional>
+#include <string>
+
+namespace fp8::models {
+namespace {
+
+/// A tensor of that shape with one NaN behind all its elements.
+at::Tensor placeholder(at::IntArrayRef shape) {
+  return at::full({1}, std::numeric_limits<float>::quiet_NaN(), at::kFloat).expand(shape);
+}
+
+/// A Linear without the cost of its random initialisation.
+torch::nn::Linear make_linear(std::int64_t in, std::int64_t out, bool bias) {
+  torch::nn::Linear linear(torch::nn::LinearOptions(1, 1).bias(bias));
+  linear->options.in_features(in);
+  linear->options.out_features(out);
+  linear->weight.set_data(placeholder({out, in}));
+  if (bias) linear->bias.set_data(placeholder({out}));
+  return linear;
+}
+
+/// Module::parameters_ is protected, and a Linear subclass would have another class name; a pointer to the member reaches it.
+struct ParameterAccess : torch::nn::Module {
+  static auto member() { return &ParameterAccess::parameters_; }
+};
+
+/// Makes linear's weight the very tensor `weight`.
+void tie(torch::nn::Linear& linear, const at::Tensor& weight) {
+  torch::nn::Module& module = *linear;
+  (module.*ParameterAccess::member())["weight"] = weight;
+  linear->weight = weight;
+}
+
+/// [B, K, L, D] -> [B, K * repeats, L, D], each kv head repeated for its group of query heads.
+at::Tensor repeat_kv(const at::Tensor& x, std::int64_t repeats) {
+  if (repeats == 1) return x;
+  const auto b = x.size(0), k = x.size(1), l = x.size(2), d = x.size(3);
+  return x.unsqueeze(2).expand({b, k, repeats, l, d}).reshape({b, k * repeats, l, d});
+}
+
+/// (x1, x2) -> (x1 cos - x2 sin, x2 cos + x1 sin): element i turns with element i + D/2, as Hugging Face stores q and k.
+at::Tensor rotate(const at::Tensor& x, const RotaryAngles& angles) {
+  const auto half = x.size(-1) / 2;
+  const auto turned = at::cat({x.narrow(-1, half, half).neg(), x.narrow(-1, 0, half)}, -1);
+  return x * angles.cos + turned * angles.sin;
+}
+
+/// Long wavelengths are stretched by factor, short ones kept, those between interpolated (Llama 3.1).
+at::Tensor scale_llama3(const at::Tensor& frequencies, const RopeScaling& scaling) {
+  const auto original = static_cast<double>(scaling.original_max_position_embeddings);
+  const double low = original / scaling.low_freq_factor, high = original / scaling.high_freq_factor;
+  const auto wavelength = 2 * std::numbers::pi / frequencies;
+  auto scaled = at::where(wavelength > low, frequencies / scaling.factor, frequencies);
+  const auto smooth =
+      (original / wavelength - scaling.low_freq_factor) / (scaling.high_freq_factor - scaling.low_freq_factor);
+  const auto smoothed = (1 - smooth) * scaled / scaling.factor + smooth * scaled;
+  const auto medium = wavelength.ge(high).logical_and(wavelength.le(low));
+  return at::where(medium, smoothed, scaled);
+}
+
+}  // namespace
+
+std::pair<at::Tensor, at::Tensor> KVCache::append(std::size_t layer, const at::Tensor& k, const at::Tensor& v) {
+  const auto tokens = k.size(2);
+  TORCH_CHECK(length_ + tokens <= capacity_, "[models] the key/value cache holds ", capacity_, " tokens, found ",
+              length_ + tokens);
+  if (layers_.size() <= layer) layers_.resize(layer + 1);
+  auto& [keys, values] = layers_[layer];
+  if (!keys.defined()) {
+    keys = at::empty({k.size(0), k.size(1), capacity_, k.size(3)}, k.options());
+    values = at::empty({v.size(0), v.size(1), capacity_, v.size(3)}, v.options());
+  }
+  keys.narrow(2, length_, tokens).copy_(k);
+  values.narrow(2, length_, tokens).copy_(v);
+  return {keys.narrow(2, 0, length_ + tokens), values.narrow(2, 0, length_ + tokens)};
+}
+
+LlamaRMSNormImpl::LlamaRMSNormImpl(std::int64_t size, double eps) : torch::nn::Module("LlamaRMSNorm"), eps_(eps) {
+  weight = register_parameter("weight", placeholder({size}));
+}
+
+at::Tensor LlamaRMSNormImpl::forward(const at::Tensor& x) {
+  const auto wide = x.to(at::kFloat);
+  const auto variance = wide.pow(2).mean({-1}, /*keepdim=*/true);
+  return weight * (wide * at::rsqrt(variance + eps_)).to(x.scalar_type());
+}
+
+LlamaRotaryEmbeddingImpl::LlamaRotaryEmbeddingImpl(const LlamaConfig& config) : torch::nn::Module("LlamaRotaryEmbedding") {
+  // f32 throughout, in transformers' order of operations: the last bit of a frequency turns far positions visibly.
+  const auto exponents = at::arange(0, config.head_dim, 2, at::kFloat) / static_cast<double>(config.head_dim);
+  inverse_frequencies_ = at::pow(at::Scalar(config.rope_theta), exponents).reciprocal();
+  if (config.rope_scaling.kind == RopeScaling::Kind::linear) inverse_frequencies_ = inverse_frequencies_ / config.rope_scaling.factor;
+  if (config.rope_scaling.kind == RopeScaling::Kind::llama3)
+    inverse_frequencies_ = scale_llama3(inverse_frequencies_, config.rope_scaling);
+}
+
+RotaryAngles LlamaRotaryEmbeddingImpl::forward(std::int64_t start, std::int64_t length, const at::Tensor& like) {
+  // Made on the host, where the angles are the same for every device, then moved.
+  const auto positions = at::arange(start, start + length, at::kFloat).unsqueeze(1);
+  const auto angles = positions * inverse_frequencies_;
+  const auto both = at::cat({angles, angles}, -1).unsqueeze(0).unsqueeze(0);
+  return {both.cos().to(like.options()), both.sin().to(like.options())};
+}
+
+LlamaAttentionImpl::LlamaAttentionImpl(const LlamaConfig& config, std::size_t layer)
+    : torch::nn::Module("LlamaAttention"),
+      heads_(config.num_attention_heads),
+      kv_heads_(config.num_key_value_heads),
+      head_dim_(config.head_dim),
+      layer_(layer) {
+  const auto q = heads_ * head_dim_, kv = kv_heads_ * head_dim_, hidden = config.hidden_size;
+  q_proj = register_module("q_proj", make_linear(hidden, q, config.attention_bias));
+  k_proj = register_module("k_proj", make_linear(hidden, kv, config.attention_bias));
+  v_proj = register_module("v_proj", make_linear(hidden, kv, config.attention_bias));
+  o_proj = register_module("o_proj", make_linear(q, hidden, config.attention_bias));
+}
+
+at::Tensor LlamaAttentionImpl::forward(const at::Tensor& x, const RotaryAngles& angles, const at::Tensor& mask, KVCache* cache) {
+  const auto b = x.size(0), l = x.size(1);
+  const auto split = [&](const at::Tensor& y) { return y.view({b, l, -1, head_dim_}).transpose(1, 2); };
+  const auto q = rotate(split(q_proj->forward(x)), angles);
+  auto k = rotate(split(k_proj->forward(x)), angles);
+  auto v = split(v_proj->forward(x));
+  if (cache != nullptr) std::tie(k, v) = cache->append(layer_, k, v);
+  k = repeat_kv(k, heads_ / kv_heads_);
+  v = repeat_kv(v, heads_ / kv_heads_);
+  const bool causal = !mask.defined() && l > 1;
+  const auto attended = at::scaled_dot_product_attention(q, k, v, mask.defined() ? std::optional<at::Tensor>(mask) : std::nullopt,
+                                                         /*dropout_p=*/0.0, causal);
+  return o_proj->forward(attended.transpose(1, 2).reshape({b, l, heads_ * head_dim_}));
+}
+
+LlamaMLPImpl::LlamaMLPImpl(const LlamaConfig& config) : torch::nn::Module("LlamaMLP") {
+  gate_proj = register_module("gate_proj", make_linear(config.hidden_size, config.intermediate_size, config.mlp_bias));
+  up_proj = register_module("up_proj", make_linear(config.hidden_size, config.intermediate_size, config.mlp_bias));
+  down_proj = register_module("down_proj", make_linear(config.intermediate_size, config.hidden_size, config.mlp_bias));
+  act_fn = register_module("act_fn", torch::nn::SiLU());
+}
+
+at::Tensor LlamaMLPImpl::forward(const at::Tensor& x) {
+  return down_proj->forward(act_fn->forward(gate_proj->forward(x)) * up_proj->forward(x));
+}
+
+LlamaDecoderLayerImpl::LlamaDecoderLayerImpl(const LlamaConfig& config, std::size_t layer)
+    : torch::nn::Module("LlamaDecoderLayer") {
+  self_attn = register_module("self_attn", LlamaAttention(config, layer));
+  mlp = register_module("mlp", LlamaMLP(config));
+  input_layernorm = register_module("input_layernorm", LlamaRMSNorm(config.hidden_size, config.rms_norm_eps));
+  post_attention_layernorm = register_module("post_attention_layernorm", LlamaRMSNorm(config.hidden_size, config.rms_norm_eps));
+}
+
+at::Tensor LlamaDecoderLayerImpl::forward(const at::Tensor& x, const RotaryAngles& angles, const at::Tensor& mask,
+                                          KVCache* cache) {
+  const auto h = x + self_attn->forward(input_layernorm->forward(x), angles, mask, cache);
+  return h + mlp->forward(post_attention_layernorm->forward(h));
+}
+
+LlamaModelImpl::LlamaModelImpl(const LlamaConfig& config) : torch::nn::Module("LlamaModel") {
+  const auto table = placeholder({config.vocab_size, config.hidden_size});
+  embed_tokens = register_module(
+      "embed_tokens", torch::nn::Embedding(torch::nn::EmbeddingOptions(config.vocab_size, config.hidden_size)._weight(table)));
+  layers = register_module("layers", torch::nn::ModuleList());
+  for (std::int64_t i = 0; i < config.num_hidden_layers; ++i)
+    layers->push_back(LlamaDecoderLayer(config, static_cast<std::size_t>(i)));
+  norm = register_module("norm", LlamaRMSNorm(config.hidden_size, config.rms_norm_eps));
+  rotary_emb = register_module("rotary_emb", LlamaRotaryEmbedding(config));
+}
+
+at::Tensor LlamaModelImpl::forward(const at::Tensor& ids, KVCache* cache) {
+  const auto start = cache != nullptr ? cache->length() : 0;
+  const auto length = ids.size(1);
+  auto h = embed_tokens->forward(ids);
+  const auto angles = rotary_emb->forward(start, length, h);
+  at::Tensor mask;  // several tokens after a filled cache: row i sees columns 0..start + i
+  if (start > 0 && length > 1) {
+    const auto rows = at::arange(start, start + length, at::kLong).unsqueeze(1);
+    mask = at::le(at::arange(0, start + length, at::kLong), rows).to(h.device());
+  }
+  for (const auto& layer : *layers) h = layer->as<LlamaDecoderLayerImpl>()->forward(h, angles, mask, cache);
+  if (cache != nullptr) cache->advance(length);
+  return norm->forward(h);
+}
+
+CausalLMImpl::CausalLMImpl(const LlamaConfig& config) : torch::nn::Module("LlamaForCausalLM"), config_(config) {
+  model = register_module("model", LlamaModel(config));
+  lm_head = register_module("lm_head", make_linear(config.hidden_size, config.vocab_size, /*bias=*/false));
+  if (config.tie_word_embeddings) tie(lm_head, model->embed_tokens->weight);
+}
+
+at::Tensor CausalLMImpl::forward(const at::Tensor& ids, KVCache* cache) {
+  TORCH_CHECK(ids.dim() == 2 && ids.scalar_type() == at::kLong && ids.size(1) >= 1,
+              "[models] expected ids [batch, length >= 1] of int64, got ", ids.sizes(), " of ", ids.scalar_type());
+  const auto end = (cache != nullptr ? cache->length() : 0) + ids.size(1);
+  TORCH_CHECK(end <= config_.max_position_embeddings, "[models] ", end, " positions, but max_position_embeddings is ",
+              config_.max_position_embeddings);
+  return lm_head->forward(model->forward(ids, cache));
+}
+
+}  // namespace fp8::models

@@ -1,0 +1,141 @@
+// SPDX-License-Identifier: Apache-2.0
+// Llama as plain torch::nn modules. Names of modules and parameters are Hugging Face's (model.layers.0.self_attn.q_proj.weight),
+// projections are torch::nn::Linear, so whatever works on unmodified typed modules works on these.
+//
+//   h = embed(ids);  per layer: h += o(attention(rope(q(n)), rope(k(n)), v(n))), n = norm(h);  h += down(silu(gate(n)) * up(n))
+//   logits = lm_head(norm(h))
+//
+// Casts follow transformers: norms and rotary angles in f32, their results in the compute dtype. Nothing here names a device:
+// positions, masks and caches are made where the ids are. Shapes: batch B, length L, vocabulary V, heads A, kv heads K, head_dim D.
+#pragma once
+#include <ATen/core/Tensor.h>
+#include <torch/nn/modules/activation.h>
+#include <torch/nn/modules/container/modulelist.h>
+#include <torch/nn/modules/embedding.h>
+#include <torch/nn/modules/linear.h>
+
+#include <utility>
+#include <vector>
+
+#include "fp8/tools/models/config.h"
+
+namespace fp8::models {
+
+/// Keys and values of the tokens seen so far, per layer [B, K, capacity, D], allocated at the first use.
+class KVCache {
+ public:
+  /// capacity: the most tokens (prompt and generated) it will hold.
+  explicit KVCache(std::int64_t capacity) : capacity_(capacity) {}
+
+  std::int64_t length() const { return length_; }
+  std::int64_t capacity() const { return capacity_; }
+
+  /// Appends k, v [B, K, L, D] of one layer; returns all keys and values so far, [B, K, length + L, D].
+  std::pair<at::Tensor, at::Tensor> append(std::size_t layer, const at::Tensor& k, const at::Tensor& v);
+  /// Called once per forward, after all layers have appended L tokens.
+  void advance(std::int64_t tokens) { length_ += tokens; }
+
+ private:
+  std::int64_t capacity_, length_ = 0;
+  std::vector<std::pair<at::Tensor, at::Tensor>> layers_;
+};
+
+/// cos and sin [1, 1, L, D] of the positions of one forward, in the compute dtype.
+struct RotaryAngles {
+  at::Tensor cos, sin;
+};
+
+/// y = weight * cast(x * rsqrt(mean(x^2) + eps)), the inner part in f32.
+class LlamaRMSNormImpl : public torch::nn::Module {
+ public:
+  LlamaRMSNormImpl(std::int64_t size, double eps);
+  at::Tensor forward(const at::Tensor& x);
+
+  at::Tensor weight;  ///< [H]
+
+ private:
+  double eps_;
+};
+TORCH_MODULE(LlamaRMSNorm);
+
+/// Rotary embedding; has no parameters.
+class LlamaRotaryEmbeddingImpl : public torch::nn::Module {
+ public:
+  explicit LlamaRotaryEmbeddingImpl(const LlamaConfig& config);
+  /// Angles of positions [start, start + length) on like's device, in like's dtype.
+  RotaryAngles forward(std::int64_t start, std::int64_t length, const at::Tensor& like);
+  const at::Tensor& inverse_frequencies() const { return inverse_frequencies_; }  ///< [D / 2], f32, CPU
+
+ private:
+  at::Tensor inverse_frequencies_;  // not a buffer: Module::to() must not change its dtype
+};
+TORCH_MODULE(LlamaRotaryEmbedding);
+
+class LlamaAttentionImpl : public torch::nn::Module {
+ public:
+  LlamaAttentionImpl(const LlamaConfig& config, std::size_t layer);
+  /// x [B, L, H] -> [B, L, H]. mask: bool [L, length + L], or undefined for the causal one.
+  at::Tensor forward(const at::Tensor& x, const RotaryAngles& angles, const at::Tensor& mask, KVCache* cache);
+
+  torch::nn::Linear q_proj{nullptr}, k_proj{nullptr}, v_proj{nullptr}, o_proj{nullptr};
+
+ private:
+  std::int64_t heads_, kv_heads_, head_dim_;
+  std::size_t layer_;
+};
+TORCH_MODULE(LlamaAttention);
+
+class LlamaMLPImpl : public torch::nn::Module {
+ public:
+  explicit LlamaMLPImpl(const LlamaConfig& config);
+  at::Tensor forward(const at::Tensor& x);
+
+  torch::nn::Linear gate_proj{nullptr}, up_proj{nullptr}, down_proj{nullptr};
+  torch::nn::SiLU act_fn{nullptr};
+};
+TORCH_MODULE(LlamaMLP);
+
+class LlamaDecoderLayerImpl : public torch::nn::Module {
+ public:
+  LlamaDecoderLayerImpl(const LlamaConfig& config, std::size_t layer);
+  at::Tensor forward(const at::Tensor& x, const RotaryAngles& angles, const at::Tensor& mask, KVCache* cache);
+
+  LlamaAttention self_attn{nullptr};
+  LlamaMLP mlp{nullptr};
+  LlamaRMSNorm input_layernorm{nullptr}, post_attention_layernorm{nullptr};
+};
+TORCH_MODULE(LlamaDecoderLayer);
+
+class LlamaModelImpl : public torch::nn::Module {
+ public:
+  explicit LlamaModelImpl(const LlamaConfig& config);
+  /// ids [B, L] int64 -> hidden states after the last norm, [B, L, H].
+  at::Tensor forward(const at::Tensor& ids, KVCache* cache);
+
+  torch::nn::Embedding embed_tokens{nullptr};
+  torch::nn::ModuleList layers{nullptr};
+  LlamaRMSNorm norm{nullptr};
+  LlamaRotaryEmbedding rotary_emb{nullptr};
+};
+TORCH_MODULE(LlamaModel);
+
+/// The language model. A fresh one holds no weights: each parameter has its shape and one NaN behind it (no memory, no time spent
+/// on random numbers; use before loading gives NaN). With tied embeddings lm_head.weight and embed_tokens.weight are one tensor,
+/// and C++'s named_parameters() lists it under both names.
+class CausalLMImpl : public torch::nn::Module {
+ public:
+  explicit CausalLMImpl(const LlamaConfig& config);
+  /// ids [B, L] int64, L >= 1, ids in [0, V) -> logits [B, L, V] in the compute dtype. With a cache the ids continue what it
+  /// holds. Throws c10::Error if the positions pass max_position_embeddings.
+  at::Tensor forward(const at::Tensor& ids, KVCache* cache = nullptr);
+  const LlamaConfig& config() const { return config_; }
+
+  LlamaModel model{nullptr};
+  torch::nn::Linear lm_head{nullptr};
+
+ private:
+  LlamaConfig config_;
+};
+TORCH_MODULE(CausalLM);
+
+}  // namespace fp8::models

@@ -1,0 +1,166 @@
+// SPDX-License-Identifier: Apache-2.0
+#include "fp8/tools/models/load.h"
+
+#include <ATen/ops/empty.h>
+#include <torch/nn/module.h>
+
+#include <algorithm>
+#include <cstring>
+#include <set>
+#include <unordered_set>
+#include <utility>
+
+#include "fp8/runtime/io/error.h"
+
+namespace fp8::models {
+namespace {
+
+std::string shape_text(at::IntArrayRef shape) {
+  std::string text = "[";
+  for (const auto size : shape) text += (text.size() > 1 ? ", " : "") + std::to_string(size);
+  return text + "]";
+}
+
+/// True if no element has all exponent bits set. Word: unsigned integer of the element's size.
+template <class Word>
+bool finite_bits(const void* data, std::int64_t n, Word exponent) {
+  constexpr std::int64_t kBlock = 1 << 14;  // an early way out, and small enough to be vectorised
+  const auto* bytes = static_cast<const char*>(data);
+  for (std::int64_t begin = 0; begin < n; begin += kBlock) {
+    const auto end = std::min(n, begin + kBlock);
+    unsigned bad = 0;
+    for (auto i = begin; i < end; ++i) {
+      Word word;
+      std::memcpy(&word, bytes + i * static_cast<std::int64_t>(sizeof word), sizeof word);
+      bad |= static_cast<unsigned>((word & exponent) == exponent);
+    }
+    if (bad != 0) return false;
+  }
+  return true;
+}
+
+/// No NaN and no infinity in a dense CPU tensor of f32, bf16 or f16.
+bool is_finite(const at::Tensor& tensor) {
+  switch (tensor.scalar_type()) {
+    case at::kFloat: return finite_bits<std::uint32_t>(tensor.const_data_ptr(), tensor.numel(), 0x7F800000u);
+    case at::kBFloat16: return finite_bits<std::uint16_t>(tensor.const_data_ptr(), tensor.numel(), 0x7F80);
+    default: return finite_bits<std::uint16_t>(tensor.const_data_ptr(), tensor.numel(), 0x7C00);
+  }
+}
+
+[[noreturn]] void fail(const io::Checkpoint& checkpoint, const std::string& message) {
+  throw io::Error("[models] " + checkpoint.folder().string() + ": " + message);
+}
+
+/// Buffers that old checkpoints carry and that follow from config.json.
+bool is_derived(const std::string& name) {
+  constexpr std::string_view kSuffix = "rotary_emb.inv_freq";
+  return name.size() >= kSuffix.size() && name.compare(name.size() - kSuffix.size(), kSuffix.size(), kSuffix) == 0;
+}
+
+/// The dtype to compute in when neither the caller nor config.json says: that of the embedding.
+at::ScalarType dtype_of_weights(const io::Checkpoint& checkpoint) {
+  const std::string name = "model.embed_tokens.weight";
+  if (!checkpoint.contains(name)) return at::kFloat;
+  const auto dtype = checkpoint.info(name).dtype;
+  return dtype == io::DType::BF16 ? at::kBFloat16 : dtype == io::DType::F16 ? at::kHalf : at::kFloat;
+}
+
+/// config.json may promise more layers than the file has; ask before so many modules are made.
+void check_layer_count(const io::Checkpoint& checkpoint, const LlamaConfig& config) {
+  const auto last = "model.layers." + std::to_string(config.num_hidden_layers - 1) + ".input_layernorm.weight";
+  if (!checkpoint.contains(last))
+    fail(checkpoint, "tensor '" + last + "' is missing (config.json: num_hidden_layers " +
+                         std::to_string(config.num_hidden_layers) + ")");
+}
+
+}  // namespace
+
+at::ScalarType scalar_type_of(io::DType dtype, const std::string& tensor) {
+  switch (dtype) {
+    case io::DType::BOOL: return at::kBool;
+    case io::DType::U8: return at::kByte;
+    case io::DType::I8: return at::kChar;
+    case io::DType::I16: return at::kShort;
+    case io::DType::I32: return at::kInt;
+    case io::DType::I64: return at::kLong;
+    case io::DType::F16: return at::kHalf;
+    case io::DType::BF16: return at::kBFloat16;
+    case io::DType::F32: return at::kFloat;
+    case io::DType::F64: return at::kDouble;
+    case io::DType::F8_E4M3: return at::kFloat8_e4m3fn;
+    case io::DType::F8_E5M2: return at::kFloat8_e5m2;
+    default: throw io::Error("[models] tensor '" + tensor + "': dtype " + io::name_of(dtype) + " is not supported");
+  }
+}
+
+const char* name_of_dtype(at::ScalarType dtype) {
+  return dtype == at::kFloat ? "f32" : dtype == at::kBFloat16 ? "bf16" : dtype == at::kHalf ? "f16" : c10::toString(dtype);
+}
+
+at::Tensor read_tensor(const io::Checkpoint& checkpoint, const std::string& name) {
+  const auto& info = checkpoint.info(name);
+  auto tensor = at::empty(info.shape, scalar_type_of(info.dtype, name));
+  checkpoint.read(name, tensor.mutable_data_ptr());
+  return tensor;
+}
+
+at::Tensor read_weight(const io::Checkpoint& checkpoint, const std::string& name, at::IntArrayRef shape, at::ScalarType dtype,
+                       at::Device device) {
+  if (!checkpoint.contains(name)) fail(checkpoint, "tensor '" + name + "' is missing, expected shape " + shape_text(shape));
+  const auto& info = checkpoint.info(name);
+  if (at::IntArrayRef(info.shape) != shape)
+    fail(checkpoint, "tensor '" + name + "': found shape " + shape_text(info.shape) + ", config.json asks for " + shape_text(shape));
+  if (info.dtype != io::DType::F32 && info.dtype != io::DType::BF16 && info.dtype != io::DType::F16)
+    fail(checkpoint, "tensor '" + name + "': found dtype " + io::name_of(info.dtype) + ", allowed: F32, BF16, F16");
+  auto tensor = read_tensor(checkpoint, name);
+  if (!is_finite(tensor)) fail(checkpoint, "tensor '" + name + "' holds NaN or infinity, allowed: finite weights");
+  tensor = tensor.to(dtype);
+  if (dtype == at::kHalf && info.dtype != io::DType::F16 && !is_finite(tensor))
+    fail(checkpoint, "tensor '" + name + "' passes 65504, the largest f16, allowed here: --dtype f32 or bf16");
+  return tensor.to(device);
+}
+
+void load_parameters(LoadedModel& loaded, const io::Checkpoint& checkpoint, const LoadOptions& options) {
+  std::unordered_set<const void*> done;  // a tied weight comes up twice
+  std::set<std::string> used;
+  for (auto& item : loaded.model->named_parameters()) {
+    auto& parameter = item.value();
+    used.insert(item.key());
+    if (!done.insert(parameter.unsafeGetTensorImpl()).second) continue;
+    parameter.set_data(read_weight(checkpoint, item.key(), parameter.sizes(), loaded.dtype, options.device));
+  }
+  for (const auto& name : checkpoint.names())
+    if (used.count(name) == 0 && !is_derived(name)) loaded.unused.push_back(name);
+}
+
+LoadedModel load_model(const std::filesystem::path& folder, const LoadOptions& options) {
+  LoadedModel loaded;
+  loaded.folder = folder;
+  loaded.config = read_llama_config(folder, &loaded.config_json);
+  const io::Checkpoint checkpoint(folder);
+  loaded.dtype = options.dtype ? *options.dtype : loaded.config.dtype ? *loaded.config.dtype : dtype_of_weights(checkpoint);
+  check_layer_count(checkpoint, loaded.config);
+  loaded.model = CausalLM(loaded.config);
+  const auto quantization = loaded.config_json.find("quantization_config");
+  if (quantization != loaded.config_json.end() && !quantization->is_null())
+    load_quantized(loaded, checkpoint, options);
+  else
+    load_parameters(loaded, checkpoint, options);
+  loaded.model->eval();
+  return loaded;
+}
+
+std::int64_t weights_bytes(const torch::nn::Module& module) {
+  std::unordered_set<const void*> seen;
+  std::int64_t bytes = 0;
+  const auto add = [&](const at::Tensor& tensor) {
+    if (tensor.defined() && seen.insert(tensor.storage().unsafeGetStorageImpl()).second)
+      bytes += static_cast<std::int64_t>(tensor.nbytes());
+  };
+  for (const auto& tensor : module.parameters()) add(tensor);
+  for (const auto& tensor : module.buffers()) add(tensor);
+  return bytes;
+}
+
+}  // namespace fp8::models

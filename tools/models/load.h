@@ -1,0 +1,59 @@
+// SPDX-License-Identifier: Apache-2.0
+// Checkpoint folder -> model with its weights, read one tensor at a time: peak memory is the model and one tensor.
+#pragma once
+#include <ATen/core/Tensor.h>
+
+#include <filesystem>
+#include <optional>
+#include <string>
+#include <vector>
+
+#include "fp8/runtime/io/json.h"
+#include "fp8/runtime/io/safetensors.h"
+#include "fp8/tools/models/config.h"
+#include "fp8/tools/models/llama.h"
+
+namespace fp8::models {
+
+struct LoadOptions {
+  std::optional<at::ScalarType> dtype;  ///< compute dtype f32, bf16 or f16; empty: config.json's, else that of the embedding
+  at::Device device = at::kCPU;
+};
+
+struct LoadedModel {
+  CausalLM model{nullptr};
+  LlamaConfig config;
+  io::Json config_json;               ///< config.json whole
+  std::filesystem::path folder;
+  at::ScalarType dtype = at::kFloat;  ///< compute dtype of the parameters
+  std::vector<std::string> unused;    ///< tensors of the checkpoint that no parameter takes, in file order
+};
+
+/// Loads a checkpoint folder (config.json and model.safetensors or shards). Throws io::Error naming file and tensor: a missing
+/// tensor, a shape or dtype that does not fit, a NaN or infinity among the weights or after conversion to the compute dtype.
+/// A config.json with "quantization_config" goes through load_quantized().
+LoadedModel load_model(const std::filesystem::path& folder, const LoadOptions& options = {});
+
+/// Fills the model of an fp8 checkpoint. loaded: config, config_json, folder and dtype are set, the model has placeholders.
+void load_quantized(LoadedModel& loaded, const io::Checkpoint& checkpoint, const LoadOptions& options);
+
+/// Fills every parameter of the model from the tensor of its name, and lists the others in loaded.unused.
+void load_parameters(LoadedModel& loaded, const io::Checkpoint& checkpoint, const LoadOptions& options);
+
+/// One tensor of a checkpoint on the CPU, in its own dtype. Throws io::Error on a dtype that LibTorch lacks.
+at::Tensor read_tensor(const io::Checkpoint& checkpoint, const std::string& name);
+
+/// One weight: shape checked against `shape`, finite, converted to `dtype` on `device`. Throws io::Error.
+at::Tensor read_weight(const io::Checkpoint& checkpoint, const std::string& name, at::IntArrayRef shape, at::ScalarType dtype,
+                       at::Device device);
+
+/// LibTorch's dtype of a file's. Throws io::Error naming it (U16, U32, F8_E8M0 and others are not weights).
+at::ScalarType scalar_type_of(io::DType dtype, const std::string& tensor);
+
+/// "f32", "bf16", "f16".
+const char* name_of_dtype(at::ScalarType dtype);
+
+/// Bytes of all parameters and buffers, a shared storage counted once.
+std::int64_t weights_bytes(const torch::nn::Module& module);
+
+}  // namespace fp8::models
