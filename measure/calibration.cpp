@@ -1,0 +1,195 @@
+// SPDX-License-Identifier: Apache-2.0
+#include "fp8/measure/calibration.h"
+
+#include <c10/util/Exception.h>
+
+#include <cmath>
+#include <cstdio>
+#include <map>
+
+#include "fp8/measure/weight_watcher.h"
+#include "fp8/runtime/device/block.h"
+#include "fp8/runtime/intercept/weight_tag.h"
+#include "fp8/runtime/kernels/cast.h"
+#include "fp8/runtime/ops/native/arguments.h"
+
+namespace fp8::measure {
+namespace {
+
+bool is_default_type(const std::string&, const std::string& type) { return type == "Linear" || type == "Conv2d"; }
+
+/// max |t|; NaN if any is NaN.
+float amax_of(const at::Tensor& t) {
+  at::Tensor host = runtime::cpu_alias(t.detach());
+  if (!runtime::ops::is_high_precision(host.scalar_type())) host = host.to(at::kFloat);
+  host = host.contiguous();
+  return kernels::amax(host.const_data_ptr(), runtime::ops::float_type_of(host.scalar_type()), host.numel());
+}
+
+WeightWatcher* watcher_on(const at::Tensor& weight) {
+  const auto* tag = runtime::find_tag(weight);
+  return tag != nullptr ? dynamic_cast<WeightWatcher*>(tag->handler.get()) : nullptr;
+}
+
+}  // namespace
+
+std::shared_ptr<CalibrationSession> CalibrationSession::attach(const torch::nn::Module& model, CalibrationOptions options) {
+  return attach(weight_modules(model), std::move(options));
+}
+std::shared_ptr<CalibrationSession> CalibrationSession::attach(const torch::jit::Module& model, CalibrationOptions options) {
+  return attach(weight_modules(model), std::move(options));
+}
+std::shared_ptr<CalibrationSession> CalibrationSession::of(const torch::nn::Module& model) { return of(weight_modules(model)); }
+std::shared_ptr<CalibrationSession> CalibrationSession::of(const torch::jit::Module& model) { return of(weight_modules(model)); }
+
+std::shared_ptr<CalibrationSession> CalibrationSession::attach(const std::vector<WeightModule>& modules, CalibrationOptions options) {
+  if (!options.select) options.select = is_default_type;
+  std::shared_ptr<CalibrationSession> session(new CalibrationSession(std::move(options)));
+  std::map<const void*, std::shared_ptr<WeightWatcher>> by_memory;  // tied weights share one watcher
+  for (const auto& m : modules) {
+    if (!session->options_.select(m.name, m.type)) continue;
+    TORCH_CHECK(m.weight.device().is_hpu(), "[measure] ", m.name, ": expected the weight on hpu, found it on ", m.weight.device());
+    TORCH_CHECK(!c10::isFloat8Type(m.weight.scalar_type()), "[measure] ", m.name, ": the weight is ", m.weight.scalar_type(),
+                " already; measure the high precision model");
+    Record record{m.name};
+    if (session->options_.weights) {
+      record.weight = amax_of(m.weight);
+      record.weight_seen = session->finite(record, "weight", m.weight, record.weight);
+    }
+    auto& watcher = by_memory[m.weight.const_data_ptr()];
+    if (!watcher) {
+      watcher = std::make_shared<WeightWatcher>(session, m.bias);
+      session->weights_.emplace_back(m.weight.getIntrusivePtr());
+    }
+    watcher->add_record(session->records_.size());
+    session->records_.push_back(std::move(record));
+    runtime::tag_weight(m.weight, m.name, watcher);
+  }
+  return session;
+}
+
+std::shared_ptr<CalibrationSession> CalibrationSession::of(const std::vector<WeightModule>& modules) {
+  for (const auto& m : modules) {
+    if (const auto* watcher = watcher_on(m.weight)) return watcher->session();
+  }
+  return nullptr;
+}
+
+CalibrationSession::~CalibrationSession() {
+  if (finalized_ || options_.prefix.empty()) return;
+  try {
+    write_measurements(options_.prefix, result_locked());
+  } catch (const std::exception& error) {
+    std::fprintf(stderr, "fp8: error: measurements of a destroyed model were not written: %s\n", error.what());
+  }
+}
+
+void CalibrationSession::begin_samples(std::int64_t first, std::int64_t count) {
+  const std::lock_guard<std::mutex> lock(mutex_);
+  first_sample_ = first;
+  batch_ = count;
+  samples_ = std::max(samples_, first + count);
+  last_input_ = at::Tensor();
+}
+
+float CalibrationSession::input_amax(const at::Tensor& x) {
+  if (x.is_inference()) return amax_of(x);  // no version to tell whether it was written to since
+  if (!last_input_.defined() || !last_input_.is_same(x) || last_version_ != x._version()) {
+    last_input_ = x;
+    last_version_ = x._version();
+    last_amax_ = amax_of(x);
+  }
+  return last_amax_;
+}
+
+bool CalibrationSession::finite(const Record& record, const char* tensor, const at::Tensor& t, float amax) {
+  if (std::isfinite(amax)) return true;
+  std::int64_t sample = tensor == std::string("weight") ? -1 : first_sample_;
+  if (sample >= 0 && batch_ > 1 && t.dim() > 1 && t.size(0) % batch_ == 0) {  // which of the batch it was
+    const std::int64_t rows = t.size(0) / batch_;
+    for (std::int64_t i = 0; i < batch_; ++i) {
+      if (!std::isfinite(amax_of(t.narrow(0, i * rows, rows)))) {
+        sample = first_sample_ + i;
+        break;
+      }
+    }
+  }
+  non_finite_.push_back({record.module, tensor, sample, std::isnan(amax)});
+  return false;
+}
+
+void CalibrationSession::observe(const std::vector<std::size_t>& records, const at::Tensor& x, const at::Tensor& y) {
+  const std::lock_guard<std::mutex> lock(mutex_);
+  if (finalized_) return;
+  const float in = options_.inputs ? input_amax(x) : 0.0f, out = options_.outputs ? amax_of(y) : 0.0f;
+  for (std::size_t index : records) {
+    Record& record = records_[index];
+    const bool in_ok = finite(record, "input", x, in), out_ok = finite(record, "output", y, out);
+    if (in_ok) record.input = std::max(record.input, in);
+    if (out_ok) record.output = std::max(record.output, out);
+    record.called = record.called || in_ok;
+  }
+}
+
+MeasurementFile CalibrationSession::result_locked() const {
+  MeasurementFile file;
+  if (samples_ > 0) file.num_samples = samples_;
+  for (const Record& r : records_) {
+    file.selected.push_back(r.module);
+    if (!r.called) continue;
+    Measurement m{r.module, {}, std::nullopt, std::nullopt};
+    if (options_.inputs) m.inputs.push_back({r.input});
+    if (options_.outputs) m.outputs = std::vector<Amax>{{r.output}};
+    if (r.weight_seen) m.weight = Amax{r.weight};
+    file.modules.push_back(std::move(m));
+  }
+  return file;
+}
+
+MeasurementFile CalibrationSession::result() const {
+  const std::lock_guard<std::mutex> lock(mutex_);
+  return result_locked();
+}
+
+std::vector<NonFinite> CalibrationSession::non_finite() const {
+  const std::lock_guard<std::mutex> lock(mutex_);
+  return non_finite_;
+}
+
+std::int64_t CalibrationSession::samples() const {
+  const std::lock_guard<std::mutex> lock(mutex_);
+  return samples_;
+}
+
+std::vector<std::filesystem::path> CalibrationSession::finalize() {
+  const auto self = shared_from_this();  // the watchers' references go away below
+  std::vector<at::Tensor> watched;
+  {
+    const std::lock_guard<std::mutex> lock(mutex_);
+    if (finalized_) return {};
+    finalized_ = true;
+    last_input_ = at::Tensor();
+    for (auto& weak : weights_) {
+      if (auto impl = weak.lock(); impl.defined()) watched.emplace_back(std::move(impl));
+    }
+    weights_.clear();
+  }
+  for (const auto& weight : watched) {
+    if (watcher_on(weight) != nullptr) runtime::untag_weight(weight);
+  }
+  return options_.prefix.empty() ? std::vector<std::filesystem::path>{} : write_measurements(options_.prefix, result());
+}
+
+std::vector<std::filesystem::path> finalize_calibration(const torch::nn::Module& model) {
+  const auto session = CalibrationSession::of(model);
+  TORCH_CHECK(session != nullptr, "[finalize_calibration] expected a model that is being calibrated, found no watcher on its weights");
+  return session->finalize();
+}
+
+std::vector<std::filesystem::path> finalize_calibration(const torch::jit::Module& model) {
+  const auto session = CalibrationSession::of(model);
+  TORCH_CHECK(session != nullptr, "[finalize_calibration] expected a model that is being calibrated, found no watcher on its weights");
+  return session->finalize();
+}
+
+}  // namespace fp8::measure

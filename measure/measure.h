@@ -1,0 +1,6 @@
+// SPDX-License-Identifier: Apache-2.0
+// All of measure.
+#pragma once
+#include "fp8/measure/calibration.h"
+#include "fp8/measure/measurement_file.h"
+#include "fp8/measure/module_tree.h"

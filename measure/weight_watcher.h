@@ -1,0 +1,33 @@
+// SPDX-License-Identifier: Apache-2.0
+// The watcher that calibration hangs on a weight: lets the op run, then looks.
+#pragma once
+#include <memory>
+#include <optional>
+#include <vector>
+
+#include "fp8/measure/calibration.h"
+#include "fp8/runtime/intercept/op_handler.h"
+
+namespace fp8::measure {
+
+class WeightWatcher final : public runtime::OpHandler {
+ public:
+  /// records: the session's records of the modules that own the weight (several when tied).
+  WeightWatcher(std::shared_ptr<CalibrationSession> session, std::optional<at::Tensor> bias) : session_(std::move(session)), bias_(std::move(bias)) {}
+
+  void add_record(std::size_t index) { records_.push_back(index); }
+  const std::shared_ptr<CalibrationSession>& session() const { return session_; }
+
+  at::Tensor linear(const runtime::LinearCall& call) override;
+  at::Tensor convolution(const runtime::ConvolutionCall& call) override;
+  at::Tensor dequantize(const runtime::WeightTag&, const runtime::WeightView&, const at::Tensor& weight) override { return weight; }
+  bool owns_values() const override { return false; }
+  std::string describe() const override { return "measured"; }
+
+ private:
+  std::shared_ptr<CalibrationSession> session_;
+  std::vector<std::size_t> records_;
+  std::optional<at::Tensor> bias_;
+};
+
+}  // namespace fp8::measure

@@ -1,0 +1,55 @@
+// SPDX-License-Identifier: Apache-2.0
+// Answers for a weight that has become fp8: activations are cast, the product runs on codes, the result comes out in the compute dtype.
+//
+//   static    hpu::cast_to_fp8_v2(x, input_scale)  -> hpu::fp8_gemm_v2(..., input_scale_inv, weight_scale_inv, bias)
+//   dynamic   per row: input_scale_inv = f32(amax / fp8_max), then the same
+//   weights only   fp8::weight_only_linear(x, w, weight_scale_inv, bias)
+//
+// Under the own convention the activation is given to the cast in f32 (one rounding); under INC's in hp_dtype, as on the device.
+// The compute dtype is the autocast region's, else x's.
+#pragma once
+#include <memory>
+
+#include "fp8/quant/scheme.h"
+#include "fp8/runtime/intercept/op_handler.h"
+
+namespace fp8::quant {
+
+class Fp8Handler final : public runtime::OpHandler, public std::enable_shared_from_this<Fp8Handler> {
+ public:
+  /// weight_scale_inv: f32 on hpu, one value or one per row of the weight. original_dtype: what dequantize() gives back.
+  Fp8Handler(Scheme scheme, at::Tensor weight_scale_inv, at::ScalarType original_dtype);
+
+  at::Tensor linear(const runtime::LinearCall& call) override;
+  at::Tensor convolution(const runtime::ConvolutionCall& call) override;
+  at::Tensor dequantize(const runtime::WeightTag& tag, const runtime::WeightView& view, const at::Tensor& weight) override;
+  at::Tensor embedding(const runtime::WeightTag& tag, const runtime::WeightView& view, const at::Tensor& weight, const at::Tensor& indices) override;
+  bool owns_values() const override { return true; }
+  std::string describe() const override { return scheme_.describe(); }
+
+  const Scheme& scheme() const { return scheme_; }
+  const at::Tensor& weight_scale_inv() const { return weight_scale_inv_; }
+  at::ScalarType original_dtype() const { return original_dtype_; }
+
+  /// The forward product without autograd. weight: [N, K] codes, the rows `view` says.
+  at::Tensor product(const runtime::WeightView& view, const at::Tensor& weight, const at::Tensor& x, const std::optional<at::Tensor>& bias) const;
+  /// The rows of the weight that `view` says (upright [N, K] codes) as values of `dtype`.
+  at::Tensor values(const runtime::WeightView& view, const at::Tensor& upright, at::ScalarType dtype) const;
+
+ private:
+  struct CastInput {
+    at::Tensor codes, scale_inv;
+  };
+  CastInput cast_input(const at::Tensor& x, bool per_row) const;
+  at::Tensor scale_inv_of(const runtime::WeightView& view) const;
+
+  Scheme scheme_;
+  at::Tensor weight_scale_inv_, input_scale_, input_scale_inv_;
+  at::ScalarType original_dtype_;
+};
+
+/// Straight-through gradients for x and bias of a quantized product: dx = dy . dequantized(w), db = sum of dy.
+at::Tensor product_with_gradient(const std::shared_ptr<const Fp8Handler>& handler, const runtime::WeightView& view, const at::Tensor& weight, const at::Tensor& x,
+                                 const std::optional<at::Tensor>& bias);
+
+}  // namespace fp8::quant

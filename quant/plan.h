@@ -1,0 +1,64 @@
+// SPDX-License-Identifier: Apache-2.0
+// Which modules are quantized and how: one decision, used for models in memory and for checkpoint files alike, so that both give the
+// same bytes. No torch here.
+#pragma once
+#include <functional>
+#include <map>
+#include <optional>
+#include <string>
+#include <vector>
+
+#include "fp8/configs/configs.h"
+#include "fp8/measure/measurement_file.h"
+#include "fp8/quant/scheme.h"
+
+namespace fp8::quant {
+
+/// A module of the model, as the plan sees it.
+struct ModuleInfo {
+  std::string name;
+  std::string type;                   ///< "Linear", "Conv2d", "Embedding", ...
+  std::vector<std::int64_t> shape;    ///< of the weight
+};
+
+struct PlannedModule {
+  ModuleInfo info;
+  Scheme scheme;
+  /// Modules of one group share the weight's amax (per-tensor scales of q/k/v, of gate/up): vLLM requantizes them to the largest anyway.
+  std::string fuse_group;
+  std::optional<float> measured_weight_amax;  ///< to tell a measurement of another model
+};
+
+struct SkippedModule {
+  std::string name, reason;
+};
+
+struct Plan {
+  std::vector<PlannedModule> modules;
+  std::vector<SkippedModule> skipped;
+  std::vector<std::string> warnings;
+  std::string scale_method;  ///< "amax" or INC's spelling
+  std::string measurements;  ///< fingerprint, empty without
+  const PlannedModule* find(const std::string& name) const;
+};
+
+struct PlanOptions {
+  ActivationScaling activations = ActivationScaling::dynamic_token;
+  /// Default: tensor with measurements, channel else.
+  std::optional<WeightGranularity> weights;
+  recipes::Dialect dialect = recipes::Dialect::ocp;
+  bool fuse_scales = true;
+  std::vector<std::string> include, exclude;  ///< Python regular expressions, searched in the module's name
+  /// INC's rules instead of ours: methods, lists, hp_dtype. `dialect` above is the device in use.
+  std::optional<configs::QuantConfig> config;
+  std::optional<measure::MeasurementFile> measurements;
+};
+
+/// Decides. Throws io::Error or std::invalid_argument naming module or key: a selected module without measurement, measurements that name
+/// no module of this model, bad patterns, methods that are not built.
+Plan make_plan(const std::vector<ModuleInfo>& modules, const PlanOptions& options);
+
+/// Throws io::Error if the weight's amax is not the measured one (beyond the rounding of hp_dtype): a measurement of another model.
+void check_measured_weight(const PlannedModule& module, float amax);
+
+}  // namespace fp8::quant

@@ -1,0 +1,6 @@
+// SPDX-License-Identifier: Apache-2.0
+// All of quant.
+#pragma once
+#include "fp8/quant/convert.h"
+#include "fp8/quant/plan.h"
+#include "fp8/quant/scheme.h"

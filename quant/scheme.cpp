@@ -1,0 +1,111 @@
+// SPDX-License-Identifier: Apache-2.0
+#include "fp8/quant/scheme.h"
+
+#include <Eigen/Core>
+#include <cstring>
+
+#include "fp8/runtime/kernels/cast.h"
+#include "fp8/runtime/kernels/decode.h"
+
+namespace fp8::quant {
+namespace {
+
+recipes::IncTarget target_of(const Scheme& scheme) { return {scheme.dialect, scheme.format, scheme.hp}; }
+
+std::vector<float> to_vector(const Eigen::ArrayXf& a) { return {a.data(), a.data() + a.size()}; }
+
+float value_at(const void* w, recipes::FloatType type, std::int64_t i) {
+  if (type == recipes::FloatType::F32) return static_cast<const float*>(w)[i];
+  const std::uint16_t bits = static_cast<const std::uint16_t*>(w)[i];
+  if (type == recipes::FloatType::BF16) {
+    const std::uint32_t wide = static_cast<std::uint32_t>(bits) << 16;
+    float v;
+    std::memcpy(&v, &wide, 4);
+    return v;
+  }
+  // f16: sign, 5 bits of exponent (bias 15), 10 of fraction
+  const int exponent = bits >> 10 & 31;
+  const int fraction = bits & 1023;
+  float v = exponent == 0 ? std::ldexp(static_cast<float>(fraction), -24) : std::ldexp(static_cast<float>(1024 + fraction), exponent - 25);
+  if (exponent == 31) v = fraction == 0 ? INFINITY : NAN;
+  return (bits & 0x8000) != 0 ? -v : v;
+}
+
+/// The weight in hp_dtype, held in f32 (every bf16 and f16 is an f32): what the vendor's cast is given.
+std::vector<float> in_hp(const void* w, recipes::FloatType type, std::int64_t n, recipes::FloatType hp) {
+  std::vector<float> out(static_cast<std::size_t>(n));
+  for (std::int64_t i = 0; i < n; ++i) out[i] = recipes::round_to(value_at(w, type, i), hp);
+  return out;
+}
+
+}  // namespace
+
+const char* name_of(Convention convention) { return convention == Convention::own ? "own" : "inc"; }
+const char* name_of(WeightGranularity granularity) { return granularity == WeightGranularity::tensor ? "tensor" : "channel"; }
+const char* name_of(ActivationScaling scaling) {
+  return scaling == ActivationScaling::none ? "high precision" : scaling == ActivationScaling::static_tensor ? "static tensor" : "dynamic token";
+}
+
+std::string Scheme::describe() const {
+  return std::string(kernels::name_of(format)) + " " + name_of(weights) + " weights, " + name_of(activations) + " activations, " + kernels::name_of(dialect);
+}
+
+WeightScales weight_scales(const std::vector<float>& amax, const Scheme& scheme, const std::string& module) {
+  const Eigen::ArrayXf values = Eigen::Map<const Eigen::ArrayXf>(amax.data(), static_cast<Eigen::Index>(amax.size()));
+  WeightScales out;
+  if (scheme.convention == Convention::own) {
+    const Eigen::ArrayXf inv = recipes::scale_inv_from_amax(values, scheme.fp8_max(), module);
+    out.scale_inv = to_vector(inv);
+    out.scale = to_vector(recipes::scale_from_scale_inv(inv, module));
+  } else {
+    const Eigen::ArrayXf inv = recipes::inc_scale_inv(values, scheme.weight_method, target_of(scheme), module);
+    out.scale_inv = to_vector(inv);
+    out.scale = to_vector(recipes::inc_scale(inv, scheme.hp));
+  }
+  return out;
+}
+
+void set_input_scale(Scheme& scheme, float amax, const recipes::ScaleMethod& method, const std::string& module) {
+  if (scheme.convention == Convention::own) {
+    scheme.input_scale_inv = recipes::scale_inv_from_amax(amax, scheme.fp8_max(), module);
+  } else {
+    scheme.input_scale_inv = recipes::inc_scale_inv(amax, method, target_of(scheme), module);
+  }
+  scheme.input_scale = scale_for(scheme, scheme.input_scale_inv, module);
+}
+
+float scale_for(const Scheme& scheme, float scale_inv, const std::string& module) {
+  return scheme.convention == Convention::own ? recipes::scale_from_scale_inv(scale_inv, module) : recipes::inc_scale(scale_inv, scheme.hp);
+}
+
+void cast_weight_rows(const void* w, recipes::FloatType type, std::int64_t rows, std::int64_t cols, std::int64_t first_row, const WeightScales& scales,
+                      const Scheme& scheme, std::uint8_t* codes) {
+  kernels::CastArgs args;
+  args.x = w;
+  args.type = type;
+  args.rows = rows;
+  args.cols = args.row_stride = cols;
+  args.codes = codes;
+  args.format = scheme.format;
+  args.max = scheme.fp8_max();
+  const bool per_channel = scales.scale.size() > 1;
+  args.scale = scales.scale.data() + (per_channel ? first_row : 0);
+  args.scale_row_stride = per_channel ? 1 : 0;
+  if (scheme.convention == Convention::own) return kernels::cast_to_fp8(args);
+  if (type == scheme.hp) {
+    args.round_product = true;
+    return kernels::cast_to_fp8(args);
+  }
+  // The product's rounding to hp_dtype is done here: the kernel rounds to the type of what it is given.
+  std::vector<float> product = in_hp(w, type, rows * cols, scheme.hp);
+  for (std::int64_t r = 0; r < rows; ++r) {
+    const float scale = args.scale[r * args.scale_row_stride];
+    for (std::int64_t c = 0; c < cols; ++c) product[r * cols + c] = recipes::round_to(product[r * cols + c] * scale, scheme.hp);
+  }
+  args.x = product.data();
+  args.type = recipes::FloatType::F32;
+  args.scale = nullptr;
+  kernels::cast_to_fp8(args);
+}
+
+}  // namespace fp8::quant

@@ -1,0 +1,61 @@
+// SPDX-License-Identifier: Apache-2.0
+// What decides the numbers of one quantized module. A plain value; no torch here.
+//
+//   own convention   scale_inv = f32(amax / fp8_max), scale = f32(1 / scale_inv), code = RNE(clamp(f32(w * scale)))
+//   inc convention   (a QUANT_CONFIG is in force) scale_inv = INC's method in hp_dtype, scale = 1 / scale_inv rounded to hp_dtype,
+//                    code = the vendor's cast of the weight in hp_dtype (product rounded to hp_dtype)
+#pragma once
+#include <cstdint>
+#include <string>
+#include <vector>
+
+#include "fp8/recipes/recipes.h"
+
+namespace fp8::quant {
+
+enum class Convention : std::uint8_t { own, inc };
+enum class WeightGranularity : std::uint8_t { tensor, channel };
+/// none: weights only. static_tensor: one measured scale. dynamic_token: a scale per row of the activation, at each call.
+enum class ActivationScaling : std::uint8_t { none, static_tensor, dynamic_token };
+
+const char* name_of(Convention convention);
+const char* name_of(WeightGranularity granularity);
+const char* name_of(ActivationScaling scaling);
+
+struct Scheme {
+  recipes::Format format = recipes::Format::E4M3;
+  recipes::Dialect dialect = recipes::Dialect::ocp;
+  Convention convention = Convention::own;
+  WeightGranularity weights = WeightGranularity::channel;
+  ActivationScaling activations = ActivationScaling::dynamic_token;
+  /// inc only: how the weight's scale is made, and in which type.
+  recipes::ScaleMethod weight_method;
+  recipes::FloatType hp = recipes::FloatType::BF16;
+  /// static_tensor only: multipliers out of and into fp8.
+  float input_scale_inv = 1.0f, input_scale = 1.0f;
+
+  float fp8_max() const { return kernels::fp8_max(format, dialect); }
+  /// "E4M3 channel weights, dynamic token activations, ocp".
+  std::string describe() const;
+};
+
+/// A weight's multipliers: one value, or one per output channel.
+struct WeightScales {
+  std::vector<float> scale, scale_inv;
+};
+
+/// amax (one value, or one per output channel; f32, of the weight as it is stored) -> multipliers. Throws std::invalid_argument naming
+/// `module` for NaN or Inf.
+WeightScales weight_scales(const std::vector<float>& amax, const Scheme& scheme, const std::string& module);
+
+/// amax of a static activation -> scheme.input_scale_inv and input_scale. `method`: inc only.
+void set_input_scale(Scheme& scheme, float amax, const recipes::ScaleMethod& method, const std::string& module);
+
+/// The multiplier that goes with a stored scale_inv under the scheme's convention.
+float scale_for(const Scheme& scheme, float scale_inv, const std::string& module);
+
+/// Casts rows [first_row, first_row + rows) of a weight: w is [rows, cols] dense in `type`; codes [rows, cols].
+void cast_weight_rows(const void* w, recipes::FloatType type, std::int64_t rows, std::int64_t cols, std::int64_t first_row, const WeightScales& scales,
+                      const Scheme& scheme, std::uint8_t* codes);
+
+}  // namespace fp8::quant
