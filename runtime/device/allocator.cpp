@@ -87,7 +87,7 @@ class Allocator final : public c10::DeviceAllocator {
  public:
   c10::DataPtr allocate(std::size_t bytes) override {
     const c10::DeviceIndex device = current_device();
-    if (bytes == 0) return c10::DataPtr(nullptr, c10::Device(c10::kHPU, device));
+    if (bytes == 0) return make_block(c10::DataPtr(nullptr, c10::Device(c10::kCPU)), 0, device);  // a Block: out= may enlarge it
     check_room(device, bytes);
     return make_block(allocate_host(bytes), bytes, device);
   }
@@ -143,6 +143,7 @@ const bool registered = [] {
 c10::DeviceAllocator* hpu_allocator() { return &instance(); }
 
 void account_allocation(c10::DeviceIndex device, std::size_t bytes) {
+  if (bytes == 0) return;
   Allocator::check_room(device, bytes);
   Books& b = books(device);
   const auto size = static_cast<std::int64_t>(bytes);
@@ -153,6 +154,7 @@ void account_allocation(c10::DeviceIndex device, std::size_t bytes) {
 }
 
 void account_free(c10::DeviceIndex device, std::size_t bytes) noexcept {
+  if (bytes == 0) return;
   Books& b = books(device);
   b.in_use.fetch_sub(static_cast<std::int64_t>(bytes), std::memory_order_relaxed);
   b.frees.fetch_add(1, std::memory_order_relaxed);

@@ -10,7 +10,7 @@ namespace fp8::runtime {
 /// The allocator registered for DeviceType::HPU.
 c10::DeviceAllocator* hpu_allocator();
 
-/// Books `bytes` on hpu:device; throws c10::OutOfMemoryError (and books nothing) when the limit would be passed.
+/// Books `bytes` on hpu:device; throws c10::OutOfMemoryError (and books nothing) when the limit would be passed. 0 bytes are no allocation.
 void account_allocation(c10::DeviceIndex device, std::size_t bytes);
 void account_free(c10::DeviceIndex device, std::size_t bytes) noexcept;
 

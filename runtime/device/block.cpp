@@ -25,7 +25,7 @@ c10::Device hpu(c10::DeviceIndex index) { return c10::Device(c10::kHPU, index); 
 
 void copy_geometry(c10::TensorImpl* to, const at::Tensor& from) {
   to->set_sizes_and_strides(from.sizes(), from.strides(), from.storage_offset());
-  to->set_wrapped_number(from.unsafeGetTensorImpl()->is_wrapped_number());
+  if (from.unsafeGetTensorImpl()->is_wrapped_number()) to->set_wrapped_number(true);  // asserts dim() == 0
   if (from.is_complex()) to->_set_conj(from.is_conj());
   to->_set_neg(from.is_neg());
 }
@@ -67,9 +67,9 @@ void adopt(const at::Tensor& fresh, c10::DeviceIndex device) {
   auto* impl = fresh.unsafeGetTensorImpl();
   auto cpu_storage = c10::intrusive_ptr<c10::StorageImpl>::reclaim_copy(impl->unsafe_storage().unsafeGetStorageImpl());
   const std::size_t bytes = cpu_storage->nbytes();
+  account_allocation(device, bytes);  // first: if it throws, the CPU tensor is still whole
   void* memory = cpu_storage->mutable_data_ptr().get();
   c10::DataPtr owned = cpu_storage->set_data_ptr(c10::DataPtr(memory, c10::Device(c10::kCPU)));
-  account_allocation(device, bytes);
   auto* block = new Block{std::move(owned), bytes, device, cpu_storage, nullptr};
   auto storage = c10::make_intrusive<c10::StorageImpl>(c10::StorageImpl::use_byte_size_t(), bytes,
                                                        c10::DataPtr(memory, block, &free_block, hpu(device)), hpu_allocator(),
@@ -84,8 +84,14 @@ void adopt_resized_alias(c10::StorageImpl* hpu_storage) {
   void* grown = block->alias->mutable_data_ptr().get();
   const std::size_t bytes = block->alias->nbytes();
   if (grown == block->memory.get()) return;
+  try {
+    account_allocation(block->device, bytes);
+  } catch (const c10::OutOfMemoryError&) {  // the alias goes back to what the Block owns, the new memory is freed
+    block->alias->set_data_ptr_noswap(c10::DataPtr(block->memory.get(), c10::Device(c10::kCPU)));
+    block->alias->set_nbytes(block->bytes);
+    throw;
+  }
   account_free(block->device, block->bytes);
-  account_allocation(block->device, bytes);
   block->memory = block->alias->set_data_ptr(c10::DataPtr(grown, c10::Device(c10::kCPU)));
   block->bytes = bytes;
   auto& pointer = hpu_storage->_mutable_data_ptr_no_checks();

@@ -8,7 +8,9 @@
 #include <c10/core/DeviceGuard.h>
 #include <c10/core/impl/LocalDispatchKeySet.h>
 
+#include <algorithm>
 #include <atomic>
+#include <vector>
 
 #include "fp8/runtime/device/allocator.h"
 #include "fp8/runtime/device/block.h"
@@ -73,7 +75,7 @@ const at::Tensor& resize_(const at::Tensor& self, at::IntArrayRef size, std::opt
 at::Tensor& set_source_storage_offset(at::Tensor& self, at::Storage source, int64_t offset, at::IntArrayRef size, at::IntArrayRef stride) {
   TORCH_CHECK(source.device().is_hpu(), "[hpu] set_: expected a storage on hpu, got one on ", source.device());
   auto* impl = self.unsafeGetTensorImpl();
-  at::DimVector strides(stride.begin(), stride.end());
+  std::vector<int64_t> strides(stride.begin(), stride.end());
   if (stride.empty()) {  // empty means contiguous
     strides.resize(size.size());
     int64_t next = 1;

@@ -1,0 +1,196 @@
+// SPDX-License-Identifier: Apache-2.0
+// The books of the emulated memory: the ten statistics, the limit, the printed summary. Sizes are counted by hand here.
+#include "fp8/runtime/device/allocator.h"
+
+#include <unistd.h>
+
+#include "fp8/runtime/device/memory.h"
+#include "support/hpu_test.h"
+
+namespace fp8::test {
+namespace {
+
+using runtime::memory_stats;
+
+/// Restores the limit, so that the cases stay independent when they run in one process.
+class LimitScope {
+ public:
+  explicit LimitScope(std::int64_t room) : previous_(memory_stats().Limit) { runtime::set_memory_limit(memory_stats().InUse + room); }
+  ~LimitScope() { runtime::set_memory_limit(previous_); }
+
+ private:
+  std::int64_t previous_;
+};
+
+TEST(MemoryStats, TheTenNumbersFollowTwoTensors) {
+  const auto before = memory_stats();
+  runtime::reset_peak_memory_stats();
+  at::Tensor a = at::empty({1000}, on_hpu());                  // 4000 bytes
+  at::Tensor b = at::empty({300, 10}, on_hpu(at::kBFloat16));  // 6000 bytes
+  auto now = memory_stats();
+  EXPECT_EQ(now.InUse, before.InUse + 10000);
+  EXPECT_EQ(now.MaxInUse, before.InUse + 10000);
+  EXPECT_EQ(now.NumAllocs, before.NumAllocs + 2);
+  EXPECT_EQ(now.NumFrees, before.NumFrees);
+  EXPECT_EQ(now.ActiveAllocs, before.ActiveAllocs + 2);
+  EXPECT_EQ(now.MaxAllocSize, 6000);
+  EXPECT_EQ(now.TotalSystemAllocs, before.TotalSystemAllocs + 2);
+  EXPECT_EQ(now.TotalSystemFrees, before.TotalSystemFrees);
+  EXPECT_EQ(now.TotalActiveAllocs, before.TotalActiveAllocs + 2);
+  EXPECT_EQ(now.Limit, before.Limit);
+  b = at::Tensor();
+  now = memory_stats();
+  EXPECT_EQ(now.InUse, before.InUse + 4000);
+  EXPECT_EQ(now.MaxInUse, before.InUse + 10000);
+  EXPECT_EQ(now.NumFrees, before.NumFrees + 1);
+  EXPECT_EQ(now.ActiveAllocs, before.ActiveAllocs + 1);
+  EXPECT_EQ(now.TotalSystemFrees, before.TotalSystemFrees + 1);
+}
+
+TEST(MemoryStats, ResultsOfCpuKernelsAreBooked) {
+  const at::Tensor a = at::ones({512}, on_hpu());
+  const auto before = memory_stats();
+  const at::Tensor b = at::relu(a);
+  EXPECT_EQ(memory_stats().InUse, before.InUse + 2048);
+  EXPECT_EQ(memory_stats().ActiveAllocs, before.ActiveAllocs + 1);
+}
+
+TEST(MemoryStats, ViewsCostNothing) {
+  const at::Tensor a = at::ones({64, 64}, on_hpu());
+  const auto before = memory_stats();
+  const at::Tensor t = a.t(), row = a[3], flat = a.view(-1), half = a.narrow(0, 0, 32), expanded = row.expand({100, 64});
+  EXPECT_EQ(memory_stats().InUse, before.InUse);
+  EXPECT_EQ(memory_stats().NumAllocs, before.NumAllocs);
+}
+
+TEST(MemoryStats, ZeroBytesAreNoAllocation) {
+  const auto before = memory_stats();
+  const at::Tensor a = at::empty({0, 7}, on_hpu()), b = at::relu(a);
+  EXPECT_EQ(memory_stats().InUse, before.InUse);
+  EXPECT_EQ(memory_stats().ActiveAllocs, before.ActiveAllocs);
+}
+
+TEST(MemoryStats, ResetsKeepWhatIsInUse) {
+  const at::Tensor a = at::empty({100}, on_hpu());
+  { const at::Tensor big = at::empty({100000}, on_hpu()); }
+  const auto before = memory_stats();
+  runtime::reset_peak_memory_stats();
+  EXPECT_EQ(memory_stats().MaxInUse, before.InUse);
+  runtime::reset_accumulated_memory_stats();
+  EXPECT_EQ(memory_stats().NumAllocs, 0);
+  EXPECT_EQ(memory_stats().NumFrees, 0);
+  EXPECT_EQ(memory_stats().InUse, before.InUse);
+  EXPECT_EQ(memory_stats().ActiveAllocs, before.ActiveAllocs);
+  EXPECT_EQ(memory_stats().TotalSystemAllocs, before.TotalSystemAllocs);
+}
+
+TEST(MemoryStats, ACopyToTheHostIsNotBooked) {
+  const at::Tensor a = at::ones({4096}, on_hpu());
+  const auto before = memory_stats();
+  const at::Tensor host = a.cpu();
+  EXPECT_EQ(memory_stats().InUse, before.InUse);
+}
+
+TEST(MemoryStats, UpstreamsInterfaceReadsTheSameBooks) {
+  const at::Tensor a = at::empty({256}, on_hpu());
+  auto* allocator = c10::getDeviceAllocator(at::kHPU);
+  const auto mine = memory_stats();
+  const auto theirs = allocator->getDeviceStats(0);
+  EXPECT_EQ(theirs.allocated_bytes[0].current, mine.InUse);
+  EXPECT_EQ(theirs.allocated_bytes[0].peak, mine.MaxInUse);
+  EXPECT_EQ(theirs.allocation[0].current, mine.ActiveAllocs);
+  const auto [free_bytes, total] = allocator->getMemoryInfo(0);
+  EXPECT_EQ(static_cast<std::int64_t>(total), mine.Limit);
+  EXPECT_EQ(static_cast<std::int64_t>(free_bytes), mine.Limit - mine.InUse);
+}
+
+TEST(MemoryStats, ADeviceThatDoesNotExistIsNamed) {
+  EXPECT_TRUE(throws_with({"Invalid device id 1", "emulates 1"}, [] { memory_stats(1); }));
+  EXPECT_TRUE(throws_with({"Invalid device id -1"}, [] { memory_stats(-1); }));
+  EXPECT_TRUE(throws_with({"Invalid device id 99"}, [] { runtime::reset_peak_memory_stats(99); }));
+}
+
+TEST(MemoryLimit, DefaultIsTheMachinesMemory) {
+  if (std::getenv("FP8_HPU_MEMORY") != nullptr) GTEST_SKIP() << "FP8_HPU_MEMORY is set";
+  EXPECT_EQ(memory_stats().Limit, static_cast<std::int64_t>(sysconf(_SC_PHYS_PAGES)) * sysconf(_SC_PAGE_SIZE));
+}
+
+TEST(MemoryLimit, EmptyThrowsOutOfMemoryAndAllStaysUsable) {
+  const at::Tensor a = at::ones({1000}, on_hpu());
+  const LimitScope limit(100000);
+  const auto before = memory_stats();
+  EXPECT_THROW(at::empty({50000}, on_hpu()), c10::OutOfMemoryError);
+  EXPECT_TRUE(throws_with({"out of memory on hpu:0", "tried to allocate 200000 bytes"}, [] { at::empty({50000}, on_hpu()); }));
+  EXPECT_EQ(memory_stats().InUse, before.InUse);
+  EXPECT_EQ(memory_stats().NumAllocs, before.NumAllocs);
+  EXPECT_EQ(at::sum(a + a).item<float>(), 2000.0f);
+  EXPECT_EQ(c10::getDeviceAllocator(at::kHPU)->getDeviceStats(0).num_ooms, 2);
+}
+
+TEST(MemoryLimit, AResultOverTheLimitThrowsAndLeavesTheBooksRight) {
+  const at::Tensor a = at::ones({1, 20000}, on_hpu()), b = at::ones({100, 1}, on_hpu());
+  const auto before = memory_stats();
+  {
+    const LimitScope limit(1000000);
+    EXPECT_THROW(at::add(a, b), c10::OutOfMemoryError);  // 8 MB
+    EXPECT_EQ(memory_stats().InUse, before.InUse);
+  }
+  EXPECT_EQ(at::add(a, b).sum().item<float>(), 4e6f);
+  EXPECT_EQ(memory_stats().InUse, before.InUse);
+}
+
+TEST(MemoryLimit, AResizedOutOverTheLimitThrowsAndLeavesTheBooksRight) {
+  const at::Tensor a = at::ones({50000}, on_hpu());
+  at::Tensor out = at::empty({0}, on_hpu());
+  const auto before = memory_stats();
+  {
+    const LimitScope limit(1000);
+    EXPECT_THROW(at::abs_out(out, a), c10::OutOfMemoryError);
+    EXPECT_THROW(out.resize_({50000}), c10::OutOfMemoryError);
+    EXPECT_EQ(memory_stats().InUse, before.InUse);
+    EXPECT_EQ(memory_stats().ActiveAllocs, before.ActiveAllocs);
+  }
+  at::Tensor fresh = at::empty({0}, on_hpu());
+  at::abs_out(fresh, a);
+  EXPECT_EQ(fresh.sum().item<float>(), 50000.0f);
+}
+
+TEST(MemoryLimit, MustBePositive) { EXPECT_TRUE(throws_with({"expected bytes > 0, got 0"}, [] { runtime::set_memory_limit(0); })); }
+
+TEST(Memory, LargeTensorsAreReadableAtBothEnds) {
+  const std::int64_t n = (std::int64_t{5} << 20) + 3;  // above the size from which memory comes in huge pages
+  at::Tensor a = at::zeros({n}, on_hpu(at::kByte));
+  a[0].fill_(1);
+  a[n - 1].fill_(2);
+  EXPECT_EQ(a.sum().item<std::int64_t>(), 3);
+}
+
+TEST(MemorySummary, HasTheVendorsRows) {
+  const std::string text = runtime::memory_summary();
+  EXPECT_EQ(text.rfind("|" + std::string(52, '=') + "|\n|     PyTorch HPU memory summary, device ID 0", 0), 0u) << text;
+  for (const char* row : {"Limit (GB)", "InUse (MB)", "MaxInUse (MB)", "NumAllocs", "NumFrees", "MaxAllocSize (MB)", "ActiveAllocs"}) {
+    EXPECT_NE(text.find(std::string("  ") + row), std::string::npos) << row;
+  }
+  EXPECT_TRUE(throws_with({"Invalid device id"}, [] { runtime::memory_summary(3); }));
+}
+
+TEST(Memory, AThousandStepsLeakNothing) {
+  torch::manual_seed(1);
+  auto model = torch::nn::Sequential(torch::nn::Linear(8, 16), torch::nn::ReLU(), torch::nn::Linear(16, 4));
+  model->to(kHpu);
+  torch::optim::SGD optimizer(model->parameters(), torch::optim::SGDOptions(0.01).momentum(0.9));
+  const at::Tensor x = at::randn({4, 8}, on_hpu());
+  const auto step = [&] {
+    optimizer.zero_grad();
+    model->forward(x).square().mean().backward();
+    optimizer.step();
+  };
+  for (int i = 0; i < 3; ++i) step();
+  const auto start = memory_stats();
+  for (int i = 0; i < 1000; ++i) step();
+  EXPECT_EQ(memory_stats().InUse, start.InUse);
+  EXPECT_EQ(memory_stats().ActiveAllocs, start.ActiveAllocs);
+}
+
+}  // namespace
+}  // namespace fp8::test

@@ -1,0 +1,98 @@
+// SPDX-License-Identifier: Apache-2.0
+// FP8_HPU_DEVICES, FP8_HPU_MEMORY and FP8_HPU_DEVICE, read once per process: here 3 devices of 64 MiB, kind gaudi2.
+#include <ATen/DeviceAccelerator.h>
+
+#include <cstdlib>
+
+#include "fp8/runtime/device/memory.h"
+#include "support/hpu_test.h"
+
+namespace fp8::test {
+namespace {
+
+const bool g_environment = [] {
+  setenv("FP8_HPU_DEVICES", "3", 1);
+  setenv("FP8_HPU_MEMORY", "64M", 1);
+  setenv("FP8_HPU_DEVICE", "gaudi2", 1);
+  return true;
+}();
+
+at::Device device(int index) { return {at::kHPU, static_cast<c10::DeviceIndex>(index)}; }
+
+TEST(Environment, IsWhatTheDeviceSays) {
+  ASSERT_TRUE(g_environment);
+  EXPECT_EQ(runtime::device_count(), 3);
+  EXPECT_EQ(at::accelerator::deviceCount(), 3);
+  EXPECT_EQ(runtime::device_kind(), runtime::DeviceKind::gaudi2);
+  for (int i = 0; i < 3; ++i) EXPECT_EQ(runtime::memory_stats(i).Limit, std::int64_t{64} << 20);
+  EXPECT_TRUE(throws_with({"Invalid device id 3"}, [] { runtime::memory_stats(3); }));
+}
+
+TEST(Environment, LimitThrowsOutOfMemory) {
+  EXPECT_THROW(at::empty({17 << 20}, on_hpu()), c10::OutOfMemoryError);
+  EXPECT_NO_THROW(at::empty({15 << 20}, on_hpu()));
+}
+
+TEST(ManyDevices, EachHasItsOwnBooks) {
+  const auto first = runtime::memory_stats(0), third = runtime::memory_stats(2);
+  const at::Tensor a = at::ones({1000}, at::TensorOptions().device(device(2)));
+  EXPECT_EQ(a.device(), device(2));
+  EXPECT_EQ(runtime::memory_stats(0).InUse, first.InUse);
+  EXPECT_EQ(runtime::memory_stats(2).InUse, third.InUse + 4000);
+  const at::Tensor b = a + a;
+  EXPECT_EQ(b.device(), device(2));
+  EXPECT_EQ(runtime::memory_stats(2).InUse, third.InUse + 8000);
+}
+
+TEST(ManyDevices, GuardChoosesWhereThingsGo) {
+  EXPECT_EQ(at::empty({1}, at::kHPU).device(), device(0));
+  {
+    const c10::DeviceGuard guard(device(1));
+    EXPECT_EQ(runtime::current_device(), 1);
+    EXPECT_EQ(at::empty({1}, at::kHPU).device(), device(1));
+    EXPECT_EQ(at::randn({4}, at::kHPU).device(), device(1));
+  }
+  EXPECT_EQ(runtime::current_device(), 0);
+}
+
+TEST(ManyDevices, OpsDoNotMixThem) {
+  const at::Tensor a = at::ones({2}, at::TensorOptions().device(device(0))), b = at::ones({2}, at::TensorOptions().device(device(1)));
+  EXPECT_TRUE(throws_with({"on the same device", "hpu:0", "hpu:1"}, [&] { at::add(a, b); }));
+  EXPECT_TRUE(same_bits(a + b.to(device(0)), at::full({2}, 2.0f)));
+}
+
+TEST(ManyDevices, CopiesGoBetweenThem) {
+  const at::Tensor a = at::arange(10, at::TensorOptions().device(device(1)).dtype(at::kFloat));
+  const at::Tensor b = a.to(device(2));
+  EXPECT_EQ(b.device(), device(2));
+  EXPECT_NE(b.const_data_ptr(), a.const_data_ptr());
+  EXPECT_TRUE(same_bits(b, a));
+}
+
+TEST(ManyDevices, ResizeStaysOnTheTensorsDevice) {
+  at::Tensor a = at::empty({2}, at::TensorOptions().device(device(1)));
+  const auto before = runtime::memory_stats(1);
+  a.resize_({100});
+  EXPECT_EQ(runtime::memory_stats(1).InUse, before.InUse - 8 + 400);
+  EXPECT_EQ(a.storage().device(), device(1));
+}
+
+TEST(ManyDevices, TrainingRunsOnTheSecond) {
+  torch::nn::Linear layer(4, 2);
+  layer->to(device(1));
+  const at::Tensor x = at::ones({3, 4}, at::TensorOptions().device(device(1)));
+  layer(x).sum().backward();
+  EXPECT_EQ(layer->weight.grad().device(), device(1));
+  EXPECT_TRUE(same_bits(layer->weight.grad(), at::full({2, 4}, 3.0f)));
+}
+
+TEST(ManyDevices, EachHasAGenerator) {
+  EXPECT_EQ(at::globalContext().defaultGenerator(device(2)).device(), device(2));
+  torch::manual_seed(3);
+  const at::Tensor cpu = at::randn({6});
+  torch::manual_seed(3);
+  EXPECT_TRUE(same_bits(at::randn({6}, at::TensorOptions().device(device(2))), cpu));
+}
+
+}  // namespace
+}  // namespace fp8::test
