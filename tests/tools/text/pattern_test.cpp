@@ -1,0 +1,103 @@
+// SPDX-License-Identifier: Apache-2.0
+// Patterns: what is accepted, what is refused, how matches are walked. That accepted ones cut as Hugging Face's do is in steps_test.
+#include "fp8/tools/text/pattern.h"
+
+#include <gmock/gmock.h>
+
+#include "fp8/runtime/io/utf8.h"
+#include "fp8/tools/text/pre_tokenizer.h"
+#include "fp8/tools/text/utf8.h"
+#include "tools/text/fixture.h"
+
+namespace fp8::text {
+namespace {
+
+using testing::error_of;
+using ::testing::HasSubstr;
+
+const testing::Source& source() {
+  static const testing::Source instance("{}");
+  return instance;
+}
+
+Pattern regex(const std::string& expression) { return Pattern::regex(expression, source().part()); }
+
+std::string shown(const Pattern& pattern, std::string_view text) {  // matches in [], the rest bare, split by |
+  std::string result;
+  for (const Stretch& stretch : pattern.split(text)) {
+    const std::string piece(text.substr(stretch.begin, stretch.end - stretch.begin));
+    result += (result.empty() ? "" : "|") + (stretch.match ? "[" + piece + "]" : piece);
+  }
+  return result;
+}
+
+TEST(Pattern, SplitCoversTheText) {
+  EXPECT_EQ(shown(regex("b+"), "abbcb"), "a|[bb]|c|[b]");
+  EXPECT_EQ(shown(regex("b+"), "xyz"), "xyz");
+  EXPECT_EQ(shown(regex("b+"), ""), "");
+  EXPECT_EQ(shown(Pattern::literal("bb"), "abbbb"), "a|[bb]|[bb]");
+  EXPECT_EQ(shown(regex("x*"), "axb"), "[]|a|[x]|b|[]");
+  EXPECT_EQ(shown(regex("(?=b)"), "a\xC3\xA9" "b"), "a\xC3\xA9|[]|b");
+}
+
+TEST(Pattern, Replace) {
+  EXPECT_EQ(regex("b+").replace("abbcb", "-"), "a-c-");
+  EXPECT_EQ(Pattern::literal("b").replace("abbcb", ""), "ac");
+  EXPECT_EQ(Pattern::literal(" ").replace("", "x"), "");
+}
+
+// `\s` is White_Space: every code point of the property, and no other (U+180E and U+200B are none).
+TEST(Pattern, SpaceIsWhiteSpace) {
+  const Pattern space = regex(R"(\s)"), other = regex(R"(\S)"), in_set = regex(R"([x\s])");
+  for (std::uint32_t c = 0; c < 0x11000; ++c) {
+    if (c >= 0xD800 && c < 0xE000) continue;
+    std::string text;
+    io::utf8_append(text, c);
+    ASSERT_EQ(space.found_in(text), is_white_space(c)) << std::hex << c;
+    ASSERT_EQ(other.found_in(text), !is_white_space(c)) << std::hex << c;
+    ASSERT_EQ(in_set.found_in(text), is_white_space(c) || c == 'x') << std::hex << c;
+  }
+}
+
+TEST(Pattern, WordHasMarksDigitsAndConnectors) {
+  const Pattern word = regex(R"(^\w$)");
+  for (const char* const yes : {"a", "Z", "5", "_", "\xC3\xA9", "\xCC\x81", "\xE2\x80\xBF", "\xE4\xB8\x80", "\xD9\xA3", "\xE2\x85\xA3", "\xE2\x92\xB6"}) EXPECT_TRUE(word.found_in(yes)) << yes;
+  for (const char* const no : {" ", "-", "\xC2\xBD", "\xE2\x82\xAC", "\xF0\x9F\x98\x80", "'"}) EXPECT_FALSE(word.found_in(no)) << no;
+}
+
+TEST(Pattern, LinesAreMetByAnchors) { EXPECT_EQ(shown(regex("^b|b$"), "b\nb b"), "[b]|\n|[b]| |[b]"); }
+
+TEST(Pattern, WhatMeansAnotherThingIsRefused) {
+  for (const char* const expression : {R"(\h+)", R"(\R)", R"(\X)", R"(\K)", R"([a\S])", R"([\W])", "[a&&b]", "[a[bc]]", "a{1,2}+", "(?m:a)", "(?x) a", "(?<n>a)", "(?P<n>a)", "(*UCP)a", R"(\Qa\E)", R"(\C)"}) {
+    EXPECT_THAT(error_of([&] { regex(expression); }), AllOf(HasSubstr("test.json: part has "), HasSubstr("not supported"))) << expression;
+  }
+  for (const char* const expression : {"(", "[", "a)", "*", "\\", "\\p{Nothing}", "[b-a]"}) {
+    EXPECT_THAT(error_of([&] { regex(expression); }), HasSubstr("is not a regular expression")) << expression;
+  }
+  EXPECT_THAT(error_of([&] { regex(std::string(70000, 'a')); }), HasSubstr("70000 bytes"));
+  for (const char* const expression : {kGpt2Pattern, R"((?i:'s)|[^\r\n\p{L}\p{N}]?+\p{L}++|\p{N}{1,3}|(?>a)|(?<!b)c|\x{e9}|\p{Han})", R"([\]\[^-])", "[]a]"}) {
+    EXPECT_NO_THROW(regex(expression)) << expression;
+  }
+}
+
+// Runaway backtracking ends in an error after PCRE2's limit, not in hours.
+TEST(Pattern, CatastrophicBacktrackingEnds) {
+  const Pattern pattern = regex("(a+)+$");
+  EXPECT_THAT(error_of([&] { pattern.split(std::string(60, 'a') + "b"); }), HasSubstr("can't be matched"));
+}
+
+TEST(Pattern, LongRunsAreLinear) {
+  const Pattern pattern = regex(R"(\s*[\r\n]+|\s+(?!\S)|\s+)");
+  EXPECT_EQ(pattern.split(std::string(2 << 20, ' ') + "x").size(), 3u);
+}
+
+TEST(Pattern, FromJson) {
+  EXPECT_EQ(shown(Pattern::from_json(testing::Source(R"({"String":"b."})").part()), "b.bb"), "[b.]|bb");
+  EXPECT_EQ(shown(Pattern::from_json(testing::Source(R"({"Regex":"b."})").part()), "b.bb"), "[b.]|[bb]");
+  for (const char* const json : {"{}", R"({"String":"a","Regex":"b"})", R"({"String":""})", R"({"String":1})", R"("a")"}) {
+    EXPECT_THAT(error_of([&] { Pattern::from_json(testing::Source(json).part()); }), HasSubstr("test.json: part")) << json;
+  }
+}
+
+}  // namespace
+}  // namespace fp8::text
