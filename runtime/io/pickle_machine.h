@@ -25,7 +25,7 @@ struct PickleNode {
   PickleId dtype = 0;          // Array
 };
 
-enum PickleGlobal : std::int64_t { kReconstruct, kNdArrayClass, kDTypeClass, kScalar, kFromBuffer, kEncode };
+enum PickleGlobal : std::int64_t { kReconstruct, kNdArrayClass, kDTypeClass, kScalar, kFromBuffer, kEncode, kBytes };
 
 /// Bytes of an item of "f2", "f4", "f8", "i4" or "i8", 0 for any other dtype.
 int pickle_item_size(std::string_view dtype);

@@ -6,6 +6,7 @@
 //   scalar(dtype, bytes)                            a number
 //   _frombuffer(bytes, dtype, shape, 'C' or 'F')    protocol 5's form of an array
 //   encode(text, 'latin1')                          protocol 2's form of bytes
+//   bytes()                                         protocol 2's form of no bytes
 #include <array>
 #include <bit>
 #include <cstring>
@@ -27,7 +28,7 @@ constexpr GlobalRow kAllowed[] = {
     {"numpy", "ndarray", kNdArrayClass},                     {"numpy", "dtype", kDTypeClass},
     {"numpy.core.multiarray", "scalar", kScalar},            {"numpy._core.multiarray", "scalar", kScalar},
     {"numpy.core.numeric", "_frombuffer", kFromBuffer},      {"numpy._core.numeric", "_frombuffer", kFromBuffer},
-    {"_codecs", "encode", kEncode},
+    {"_codecs", "encode", kEncode},                          {"__builtin__", "bytes", kBytes},
 };
 
 bool is_global(const PickleNode& node, PickleGlobal global) {
@@ -65,6 +66,10 @@ void PickleMachine::reduce() {
     case kScalar: return make_scalar(list);
     case kFromBuffer: return make_from_buffer(list);
     case kEncode: return encode(list);
+    case kBytes:
+      if (!list.empty()) fail("a call of bytes with arguments is not allowed");
+      push_new(PickleNode::Bytes);
+      return;
     case kNdArrayClass: break;
   }
   fail("a call of numpy.ndarray is not allowed");

@@ -1,0 +1,19 @@
+// SPDX-License-Identifier: Apache-2.0
+// What is fuzzed: each function reads arbitrary bytes as one kind of file and returns; io::Error is an answer, everything else
+// (a crash, a hang, an allocation without limit, another exception) is a finding.
+#pragma once
+#include <cstddef>
+#include <cstdint>
+
+namespace fp8::fuzz {
+
+/// Whatever is accepted, nlohmann's own parser must read as the same value.
+void json(const std::uint8_t* data, std::size_t size);
+/// Reads every tensor of what is accepted.
+void safetensors(const std::uint8_t* data, std::size_t size);
+/// What is accepted must survive being written and read again.
+void npz(const std::uint8_t* data, std::size_t size);
+/// The pickle alone, past the zip's checksum.
+void pickle(const std::uint8_t* data, std::size_t size);
+
+}  // namespace fp8::fuzz
