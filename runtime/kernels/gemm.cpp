@@ -114,10 +114,20 @@ void accumulate_group(const Chunk& chunk, std::int64_t block0, int blocks, std::
   multiply.format = args.w_format;
   multiply.tables = &code_tables(args.w_format);
   multiply.x_tile_stride = chunk.x_tile_stride;
-  multiply.tiles = tile1 - tile0;
   multiply.acc = acc;
   multiply.panel = panel;
   multiply.plan = plan;
+  multiply.tiles = tile1 - tile0;
+  const bool whole_blocks = (block0 + blocks) * kBlockChannels <= args.n;
+  if (!packed && whole_blocks && plan.tile_rows <= chunk.kernels.row_major_tile && chunk.lines > 0) {
+    multiply.lines = args.w + block0 * kBlockChannels * args.k;
+    multiply.row_stride = multiply.k = args.k;
+    multiply.prefetch = kRowPrefetch;
+    multiply.x = chunk.x;
+    multiply.first = true;
+    chunk.kernels.multiply_row_major(multiply);
+    return;
+  }
   for (std::int64_t line = 0; line < chunk.lines; line += range_lines) {
     multiply.range_lines = std::min(range_lines, chunk.lines - line);
     if (packed) {

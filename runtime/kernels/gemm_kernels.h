@@ -48,6 +48,7 @@ struct MultiplyArgs {
   std::int64_t block_stride = 0;           ///< bytes between blocks
   int blocks = 0;
   std::int64_t range_lines = 0;
+  std::int64_t row_stride = 0, k = 0;      ///< multiply_row_major only: `lines` are then whole blocks of rows, k codes of each used
   std::int64_t prefetch = 0;               ///< bytes ahead of the read position that memory should already fetch, all blocks together
   Format format = Format::E4M3;
   const CodeTables* tables = nullptr;
@@ -90,6 +91,9 @@ struct GemmKernels {
   void (*pack_lines)(const std::uint8_t* w, std::int64_t row_stride, int rows, std::int64_t k, std::int64_t prefetch,
                      std::uint8_t* lines);
   void (*multiply)(const MultiplyArgs& args);
+  /// The same sums straight from row-major weights for one tile of at most row_major_tile rows and whole blocks; may be null (0).
+  void (*multiply_row_major)(const MultiplyArgs& args);
+  int row_major_tile;
   void (*finish)(const FinishArgs& args);
 };
 

@@ -118,7 +118,7 @@ CodeTables make_tables(Format format) {
 }  // namespace
 
 const GemmKernels* gemm_kernels_scalar() {
-  static constexpr GemmKernels kKernels{XLayout::F32, kBlockChannels, plan, kPanelBytes, pack_lines, multiply, finish};
+  static constexpr GemmKernels kKernels{XLayout::F32, kBlockChannels, plan, kPanelBytes, pack_lines, multiply, nullptr, 0, finish};
   return &kKernels;
 }
 

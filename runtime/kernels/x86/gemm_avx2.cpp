@@ -254,7 +254,7 @@ void finish(const FinishArgs& args) {
 }  // namespace
 
 const GemmKernels* gemm_kernels_avx2() {
-  static constexpr GemmKernels kKernels{XLayout::F32Pair, kAccFloats, plan, kPanelBytes, pack_lines, multiply, finish};
+  static constexpr GemmKernels kKernels{XLayout::F32Pair, kAccFloats, plan, kPanelBytes, pack_lines, multiply, nullptr, 0, finish};
   return &kKernels;
 }
 

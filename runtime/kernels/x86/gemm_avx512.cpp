@@ -63,12 +63,17 @@ void multiply(const MultiplyArgs& args) {
   else Kernel<NibbleE5M2, SumF32>::multiply(NibbleE5M2{}, args);
 }
 
+void multiply_row_major(const MultiplyArgs& args) {
+  if (args.format == Format::E4M3) Kernel<NibbleE4M3, SumF32>::multiply_row_major(NibbleE4M3{}, args);
+  else Kernel<NibbleE5M2, SumF32>::multiply_row_major(NibbleE5M2{}, args);
+}
+
 GemmPlan plan(std::int64_t m) { return plan_rows(m, 2, kPanelBytes / (2 * SumF32::kSteps * 64)); }
 
 }  // namespace
 
 const GemmKernels* gemm_kernels_avx512() {
-  static constexpr GemmKernels kKernels{XLayout::F32, kBlockChannels, plan, kPanelBytes, pack_lines, multiply, finish};
+  static constexpr GemmKernels kKernels{XLayout::F32, kBlockChannels, plan, kPanelBytes, pack_lines, multiply, multiply_row_major, kFewRows, finish};
   return &kKernels;
 }
 

@@ -16,6 +16,10 @@
 namespace fp8::kernels {
 namespace {
 
+constexpr int kFewRows = 4;     // rows of A in a tile: fewer than memory can be kept busy with,
+constexpr int kSomeRows = 10;   // as many as leave registers for decoding two blocks,
+constexpr int kPanelTile = 14;  // and as many as leave registers for nothing else
+
 // f32 products: a bf16 in the high half of a lane is that f32; x stays f32.
 struct SumF32 {
   static constexpr int kSteps = 4;
@@ -29,36 +33,108 @@ struct SumF32 {
   [[gnu::always_inline]] static inline __m512 add(__m512 acc, __m512 w, const float* item) { return _mm512_fmadd_ps(w, _mm512_set1_ps(*item), acc); }
 };
 
-// acc (R rows x NB blocks) += lines . x, decoded on the fly. Consecutive rows of acc lie acc_stride floats apart.
+// 16 rows x 64 codes -> 16 lines. Two rounds of 16-bit unpacks bring 4 rows into packed order within each 16-byte part
+// (part l of vector q = line 4l + q), two rounds of part shuffles collect the four groups of rows.
+[[gnu::always_inline]] inline void pack_square(const __m512i (&rows)[16], std::uint8_t* lines) {
+  __m512i part[4][4];  // [group of 4 channels][q]
+#pragma GCC unroll 4
+  for (int g = 0; g < 4; ++g) {
+    const __m512i r0 = rows[4 * g], r1 = rows[4 * g + 1], r2 = rows[4 * g + 2], r3 = rows[4 * g + 3];
+    const __m512i even_lo = _mm512_unpacklo_epi16(r0, r2), even_hi = _mm512_unpackhi_epi16(r0, r2);
+    const __m512i odd_lo = _mm512_unpacklo_epi16(r1, r3), odd_hi = _mm512_unpackhi_epi16(r1, r3);
+    part[g][0] = _mm512_unpacklo_epi16(even_lo, odd_lo);
+    part[g][1] = _mm512_unpackhi_epi16(even_lo, odd_lo);
+    part[g][2] = _mm512_unpacklo_epi16(even_hi, odd_hi);
+    part[g][3] = _mm512_unpackhi_epi16(even_hi, odd_hi);
+  }
+#pragma GCC unroll 4
+  for (int q = 0; q < 4; ++q) {
+    const __m512i a01 = _mm512_shuffle_i32x4(part[0][q], part[1][q], 0x44), a23 = _mm512_shuffle_i32x4(part[2][q], part[3][q], 0x44);
+    const __m512i b01 = _mm512_shuffle_i32x4(part[0][q], part[1][q], 0xEE), b23 = _mm512_shuffle_i32x4(part[2][q], part[3][q], 0xEE);
+    _mm512_storeu_si512(lines + (0 + q) * kLineBytes, _mm512_shuffle_i32x4(a01, a23, 0x88));
+    _mm512_storeu_si512(lines + (4 + q) * kLineBytes, _mm512_shuffle_i32x4(a01, a23, 0xDD));
+    _mm512_storeu_si512(lines + (8 + q) * kLineBytes, _mm512_shuffle_i32x4(b01, b23, 0x88));
+    _mm512_storeu_si512(lines + (12 + q) * kLineBytes, _mm512_shuffle_i32x4(b01, b23, 0xDD));
+  }
+}
+
+// The running sums of R rows x NB blocks, in registers.
+template <int R, int NB>
+struct Sums {
+  __m512 c[R][NB];
+
+  [[gnu::always_inline]] inline void load(const float* acc, std::int64_t acc_stride, bool first) {
+#pragma GCC unroll 16
+    for (int r = 0; r < R; ++r)
+#pragma GCC unroll 4
+      for (int b = 0; b < NB; ++b) c[r][b] = first ? _mm512_setzero_ps() : _mm512_loadu_ps(acc + r * acc_stride + b * kBlockChannels);
+  }
+  [[gnu::always_inline]] inline void store(float* acc, std::int64_t acc_stride) const {
+#pragma GCC unroll 16
+    for (int r = 0; r < R; ++r)
+#pragma GCC unroll 4
+      for (int b = 0; b < NB; ++b) _mm512_storeu_ps(acc + r * acc_stride + b * kBlockChannels, c[r][b]);
+  }
+
+  // += `lines` lines of each block, decoded on the fly. Returns where x goes on.
+  template <class Product, bool kPrefetch, class Decode>
+  [[gnu::always_inline]] inline const float* add_lines(const Decode& decode, const std::uint8_t* p, std::int64_t block_stride, std::int64_t lines,
+                                                       std::int64_t prefetch, const float* x) {
+    for (std::int64_t q = 0; q < lines; ++q, p += kLineBytes, x += Product::kSteps * R) {
+      __m512 w[NB][Product::kSteps];
+#pragma GCC unroll 4
+      for (int b = 0; b < NB; ++b) {
+        const std::uint8_t* line = p + b * block_stride;
+        if constexpr (kPrefetch) _mm_prefetch(reinterpret_cast<const char*>(line + prefetch), _MM_HINT_T0);
+        __m512i lo, hi;
+        decode.line(_mm512_loadu_si512(line), lo, hi);
+        Product::expand(lo, hi, w[b]);
+      }
+#pragma GCC unroll 4
+      for (int s = 0; s < Product::kSteps; ++s)
+#pragma GCC unroll 16
+        for (int r = 0; r < R; ++r)
+#pragma GCC unroll 4
+          for (int b = 0; b < NB; ++b) c[r][b] = Product::add(c[r][b], w[b][s], x + s * R + r);
+    }
+    return x;
+  }
+};
+
+// acc (R rows x NB blocks) += lines . x. Consecutive rows of acc lie acc_stride floats apart.
 template <class Decode, class Product, int R, int NB>
 void multiply_lines(const Decode& decode, const std::uint8_t* p, std::int64_t block_stride, std::int64_t lines, std::int64_t prefetch,
                     const float* x, float* acc, std::int64_t acc_stride, bool first) {
-  __m512 c[R][NB];
-#pragma GCC unroll 16
-  for (int r = 0; r < R; ++r)
-#pragma GCC unroll 4
-    for (int b = 0; b < NB; ++b) c[r][b] = first ? _mm512_setzero_ps() : _mm512_loadu_ps(acc + r * acc_stride + b * kBlockChannels);
-  for (std::int64_t q = 0; q < lines; ++q, p += kLineBytes, x += Product::kSteps * R) {
-    __m512 w[NB][Product::kSteps];
-#pragma GCC unroll 4
+  Sums<R, NB> sums;
+  sums.load(acc, acc_stride, first);
+  sums.template add_lines<Product, true>(decode, p, block_stride, lines, prefetch, x);
+  sums.store(acc, acc_stride);
+}
+
+// The same straight from row-major weights, 64 k at a time: 16 NB rows are read as that many streams, which keeps memory as
+// busy as one stream does (several lines of a row in turn, or more scratch than this, halve it).
+template <class Decode, class Product, int R, int NB>
+void multiply_rows(const Decode& decode, const std::uint8_t* w, std::int64_t row_stride, std::int64_t k, std::int64_t prefetch, const float* x,
+                   float* acc, std::int64_t acc_stride, bool first) {
+  alignas(64) std::uint8_t lines[NB][16 * kLineBytes];
+  Sums<R, NB> sums;
+  sums.load(acc, acc_stride, first);
+  for (std::int64_t k0 = 0; k0 < k; k0 += 64) {
+    const std::int64_t left = k - k0;
+    const __mmask64 mask = left >= 64 ? ~0ull : (1ull << left) - 1;
     for (int b = 0; b < NB; ++b) {
-      const std::uint8_t* line = p + b * block_stride;
-      _mm_prefetch(reinterpret_cast<const char*>(line + prefetch), _MM_HINT_T0);
-      __m512i lo, hi;
-      decode.line(_mm512_loadu_si512(line), lo, hi);
-      Product::expand(lo, hi, w[b]);
+      const std::uint8_t* row = w + b * kBlockChannels * row_stride + k0;
+      __m512i r[16];
+#pragma GCC unroll 16
+      for (int i = 0; i < 16; ++i, row += row_stride) {
+        _mm_prefetch(reinterpret_cast<const char*>(row + prefetch), _MM_HINT_T1);  // to L2: rows 2^n apart share one set of L1
+        r[i] = _mm512_maskz_loadu_epi8(mask, row);
+      }
+      pack_square(r, lines[b]);
     }
-#pragma GCC unroll 4
-    for (int s = 0; s < Product::kSteps; ++s)
-#pragma GCC unroll 16
-      for (int r = 0; r < R; ++r)
-#pragma GCC unroll 4
-        for (int b = 0; b < NB; ++b) c[r][b] = Product::add(c[r][b], w[b][s], x + s * R + r);
+    x = sums.template add_lines<Product, false>(decode, lines[0], 16 * kLineBytes, left >= 64 ? 16 : (left + 3) / 4, 0, x);
   }
-#pragma GCC unroll 16
-  for (int r = 0; r < R; ++r)
-#pragma GCC unroll 4
-    for (int b = 0; b < NB; ++b) _mm512_storeu_ps(acc + r * acc_stride + b * kBlockChannels, c[r][b]);
+  sums.store(acc, acc_stride);
 }
 
 // Panel of two blocks: [line][step][block] vectors.
@@ -106,27 +182,21 @@ struct Kernel {
                          std::int64_t, bool);
   using Panel = void (*)(const float*, std::int64_t, const float*, float*, std::int64_t, bool);
 
-  template <int NB>
-  static Fused few_rows(int rows) {  // several blocks together: independent sums hide the latency of the adds
-    static constexpr Fused table[] = {multiply_lines<Decode, Product, 1, NB>, multiply_lines<Decode, Product, 2, NB>,
-                                      multiply_lines<Decode, Product, 3, NB>, multiply_lines<Decode, Product, 4, NB>};
-    return table[rows - 1];
+  // The function for `rows` rows, R <= rows <= Most.
+  template <int NB, int Most, int R = 1>
+  static Fused on_lines(int rows) {
+    if constexpr (R == Most) return multiply_lines<Decode, Product, R, NB>;
+    else return rows == R ? multiply_lines<Decode, Product, R, NB> : on_lines<NB, Most, R + 1>(rows);
   }
-  static Fused one_block(int rows) {
-    static constexpr Fused table[] = {
-        multiply_lines<Decode, Product, 1, 1>,  multiply_lines<Decode, Product, 2, 1>,  multiply_lines<Decode, Product, 3, 1>,
-        multiply_lines<Decode, Product, 4, 1>,  multiply_lines<Decode, Product, 5, 1>,  multiply_lines<Decode, Product, 6, 1>,
-        multiply_lines<Decode, Product, 7, 1>,  multiply_lines<Decode, Product, 8, 1>,  multiply_lines<Decode, Product, 9, 1>,
-        multiply_lines<Decode, Product, 10, 1>, multiply_lines<Decode, Product, 11, 1>, multiply_lines<Decode, Product, 12, 1>,
-        multiply_lines<Decode, Product, 13, 1>, multiply_lines<Decode, Product, 14, 1>, multiply_lines<Decode, Product, 15, 1>,
-        multiply_lines<Decode, Product, 16, 1>};
-    return table[rows - 1];
+  template <int NB, int R = 1>
+  static Fused on_rows(int rows) {
+    if constexpr (R == kFewRows) return multiply_rows<Decode, Product, R, NB>;
+    else return rows == R ? multiply_rows<Decode, Product, R, NB> : on_rows<NB, R + 1>(rows);
   }
-  static Panel panel(int rows) {
-    static constexpr Panel table[] = {multiply_panel<Product, 8>,  multiply_panel<Product, 9>,  multiply_panel<Product, 10>,
-                                      multiply_panel<Product, 11>, multiply_panel<Product, 12>, multiply_panel<Product, 13>,
-                                      multiply_panel<Product, 14>};
-    return table[rows - 8];
+  template <int R = kPanelTile / 2>
+  static Panel on_panel(int rows) {
+    if constexpr (R == kPanelTile) return multiply_panel<Product, R>;
+    else return rows == R ? multiply_panel<Product, R> : on_panel<R + 1>(rows);
   }
 
   // Blocks [block, block + count) with one function, every tile.
@@ -143,24 +213,39 @@ struct Kernel {
     }
   }
 
+  static void panel(const Decode& decode, const MultiplyArgs& args, int block) {
+    const std::int64_t acc_stride = static_cast<std::int64_t>(args.blocks) * kBlockChannels;
+    decode_panel<Decode, Product>(decode, args, args.lines + block * args.block_stride);
+    const Panel function = on_panel(args.plan.tile_rows);
+    const float* x = static_cast<const float*>(args.x);
+    float* acc = args.acc + block * kBlockChannels;
+    for (std::int64_t t = 0; t < args.tiles; ++t, x += args.x_tile_stride / 4, acc += args.plan.tile_rows * acc_stride)
+      function(static_cast<const float*>(args.panel), args.range_lines * Product::kSteps, x, acc, acc_stride, args.first);
+  }
+
   static void multiply(const Decode& decode, const MultiplyArgs& args) {
     const int rows = args.plan.tile_rows;
     int block = 0;
     if (args.plan.panel) {
-      const std::int64_t acc_stride = static_cast<std::int64_t>(args.blocks) * kBlockChannels;
-      for (; block + 2 <= args.blocks; block += 2) {
-        decode_panel<Decode, Product>(decode, args, args.lines + block * args.block_stride);
-        const float* x = static_cast<const float*>(args.x);
-        float* acc = args.acc + block * kBlockChannels;
-        for (std::int64_t t = 0; t < args.tiles; ++t, x += args.x_tile_stride / 4, acc += rows * acc_stride)
-          panel(rows)(static_cast<const float*>(args.panel), args.range_lines * Product::kSteps, x, acc, acc_stride, args.first);
-      }
-    } else if (rows <= 4 && args.plan.blocks == 4) {
-      for (; block + 4 <= args.blocks; block += 4) fused(decode, args, few_rows<4>(rows), block, 4);
-    } else if (rows <= 4 && args.plan.blocks == 2) {
-      for (; block + 2 <= args.blocks; block += 2) fused(decode, args, few_rows<2>(rows), block, 2);
+      for (; block + 2 <= args.blocks; block += 2) panel(decode, args, block);
+    } else if (args.plan.blocks == 4) {
+      for (; block + 4 <= args.blocks; block += 4) fused(decode, args, on_lines<4, kFewRows>(rows), block, 4);
+    } else {
+      for (; block + 2 <= args.blocks; block += 2) fused(decode, args, on_lines<2, kSomeRows>(rows), block, 2);
     }
-    for (; block < args.blocks; ++block) fused(decode, args, one_block(rows), block, 1);
+    for (; block < args.blocks; ++block) fused(decode, args, on_lines<1, kPanelTile>(rows), block, 1);
+  }
+
+  static void multiply_row_major(const Decode& decode, const MultiplyArgs& args) {
+    const int rows = args.plan.tile_rows;
+    const std::int64_t acc_stride = static_cast<std::int64_t>(args.blocks) * kBlockChannels;
+    const Fused one = on_rows<1>(rows), several = args.plan.blocks == 4 ? on_rows<4>(rows) : on_rows<2>(rows);
+    for (int block = 0; block < args.blocks;) {
+      const int count = block + args.plan.blocks <= args.blocks ? args.plan.blocks : 1;
+      (count == 1 ? one : several)(decode, args.lines + block * kBlockChannels * args.row_stride, args.row_stride, args.k, args.prefetch,
+                                   static_cast<const float*>(args.x), args.acc + block * kBlockChannels, acc_stride, args.first);
+      block += count;
+    }
   }
 };
 
@@ -170,22 +255,21 @@ inline int even_tile(std::int64_t m, int most) {
   return static_cast<int>((m + tiles - 1) / tiles);
 }
 
-// Few rows: several blocks at once. Up to kPanelRows: one block, decoded again for each tile of <= 16. Beyond: panel.
+// Few rows: several blocks at once, so that independent sums hide the latency of the adds. Some: two blocks, decoded again
+// for each tile. Many: two blocks decoded once to a panel.
 inline GemmPlan plan_rows(std::int64_t m, int few_rows_blocks, int panel_lines) {
-  constexpr std::int64_t kPanelRows = 32;
   GemmPlan plan;
-  if (m <= 4) {
+  plan.blocks = 2;
+  if (m <= kFewRows) {
     plan.tile_rows = static_cast<int>(m);
     plan.blocks = m <= 2 ? 4 : few_rows_blocks;
     plan.range_lines = 64;
     plan.packed_range_lines = 4096;
-  } else if (m <= kPanelRows) {
-    plan.tile_rows = even_tile(m, 16);
-    plan.blocks = 1;
+  } else if (m <= 2 * kSomeRows) {
+    plan.tile_rows = even_tile(m, kSomeRows);
     plan.range_lines = plan.packed_range_lines = 128;
   } else {
-    plan.tile_rows = even_tile(m, 14);
-    plan.blocks = 2;
+    plan.tile_rows = even_tile(m, kPanelTile);
     plan.range_lines = plan.packed_range_lines = panel_lines;
     plan.panel = true;
   }
@@ -193,31 +277,6 @@ inline GemmPlan plan_rows(std::int64_t m, int few_rows_blocks, int panel_lines) 
 }
 
 constexpr std::int64_t kPanelBytes = 32768;
-
-// 16 rows x 64 codes -> 16 lines. Two rounds of 16-bit unpacks bring 4 rows into packed order within each 16-byte part
-// (part l of vector q = line 4l + q), two rounds of part shuffles collect the four groups of rows.
-[[gnu::always_inline]] inline void pack_square(const __m512i (&rows)[16], std::uint8_t* lines) {
-  __m512i part[4][4];  // [group of 4 channels][q]
-#pragma GCC unroll 4
-  for (int g = 0; g < 4; ++g) {
-    const __m512i r0 = rows[4 * g], r1 = rows[4 * g + 1], r2 = rows[4 * g + 2], r3 = rows[4 * g + 3];
-    const __m512i even_lo = _mm512_unpacklo_epi16(r0, r2), even_hi = _mm512_unpackhi_epi16(r0, r2);
-    const __m512i odd_lo = _mm512_unpacklo_epi16(r1, r3), odd_hi = _mm512_unpackhi_epi16(r1, r3);
-    part[g][0] = _mm512_unpacklo_epi16(even_lo, odd_lo);
-    part[g][1] = _mm512_unpackhi_epi16(even_lo, odd_lo);
-    part[g][2] = _mm512_unpacklo_epi16(even_hi, odd_hi);
-    part[g][3] = _mm512_unpackhi_epi16(even_hi, odd_hi);
-  }
-#pragma GCC unroll 4
-  for (int q = 0; q < 4; ++q) {
-    const __m512i a01 = _mm512_shuffle_i32x4(part[0][q], part[1][q], 0x44), a23 = _mm512_shuffle_i32x4(part[2][q], part[3][q], 0x44);
-    const __m512i b01 = _mm512_shuffle_i32x4(part[0][q], part[1][q], 0xEE), b23 = _mm512_shuffle_i32x4(part[2][q], part[3][q], 0xEE);
-    _mm512_storeu_si512(lines + (0 + q) * kLineBytes, _mm512_shuffle_i32x4(a01, a23, 0x88));
-    _mm512_storeu_si512(lines + (4 + q) * kLineBytes, _mm512_shuffle_i32x4(a01, a23, 0xDD));
-    _mm512_storeu_si512(lines + (8 + q) * kLineBytes, _mm512_shuffle_i32x4(b01, b23, 0x88));
-    _mm512_storeu_si512(lines + (12 + q) * kLineBytes, _mm512_shuffle_i32x4(b01, b23, 0xDD));
-  }
-}
 
 void pack_lines(const std::uint8_t* w, std::int64_t row_stride, int rows, std::int64_t k, std::int64_t prefetch, std::uint8_t* lines) {
   std::int64_t k0 = 0;

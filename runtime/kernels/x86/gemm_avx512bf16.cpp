@@ -34,8 +34,15 @@ struct SumBf16 {
   }
 };
 
-void multiply_bf16(const MultiplyArgs& args) { Kernel<Lookup, SumBf16>::multiply(Lookup(*args.tables), args); }
-void multiply_f32(const MultiplyArgs& args) { Kernel<Lookup, SumF32>::multiply(Lookup(*args.tables), args); }
+template <class Product>
+void multiply(const MultiplyArgs& args) {
+  Kernel<Lookup, Product>::multiply(Lookup(*args.tables), args);
+}
+
+template <class Product>
+void multiply_row_major(const MultiplyArgs& args) {
+  Kernel<Lookup, Product>::multiply_row_major(Lookup(*args.tables), args);
+}
 
 GemmPlan plan_bf16(std::int64_t m) { return plan_rows(m, 4, kPanelBytes / (2 * SumBf16::kSteps * 64)); }
 GemmPlan plan_f32(std::int64_t m) { return plan_rows(m, 2, kPanelBytes / (2 * SumF32::kSteps * 64)); }
@@ -43,8 +50,10 @@ GemmPlan plan_f32(std::int64_t m) { return plan_rows(m, 2, kPanelBytes / (2 * Su
 }  // namespace
 
 const GemmKernels* gemm_kernels_avx512bf16(bool dot) {
-  static constexpr GemmKernels kDot{XLayout::BF16Pair, kBlockChannels, plan_bf16, kPanelBytes, pack_lines, multiply_bf16, finish};
-  static constexpr GemmKernels kF32{XLayout::F32, kBlockChannels, plan_f32, kPanelBytes, pack_lines, multiply_f32, finish};
+  static constexpr GemmKernels kDot{XLayout::BF16Pair, kBlockChannels, plan_bf16, kPanelBytes, pack_lines, multiply<SumBf16>,
+                                    multiply_row_major<SumBf16>, kFewRows, finish};
+  static constexpr GemmKernels kF32{XLayout::F32, kBlockChannels, plan_f32, kPanelBytes, pack_lines, multiply<SumF32>,
+                                    multiply_row_major<SumF32>, kFewRows, finish};
   return dot ? &kDot : &kF32;
 }
 
