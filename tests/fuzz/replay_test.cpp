@@ -86,7 +86,7 @@ TEST(Replay, Npz) { all(npz, {fixture("numpy1_measurement.npz"), fixture("numpy2
 
 TEST(Replay, Pickle) {
   all(pickle, {pickle_of("numpy1_measurement.npz"), pickle_of("numpy2_scalars.npz"), pickle_of("protocol2.npz"), pickle_of("protocol5.npz"),
-               pickle_of("refused_loop.npz"), pickle_of("refused_bomb.npz")});
+               pickle_of("refused_loop.npz")});
 }
 
 }  // namespace
