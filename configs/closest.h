@@ -26,7 +26,8 @@ inline std::size_t edit_distance(std::string_view a, std::string_view b) {
   return row[b.size()];
 }
 
-/// The nearest of `allowed` (the first of equals); "" if there is none. Only the first 64 bytes of `found` are looked at.
+/// The nearest of `allowed` (the first of equals); "" if there is none. Only the first 64 bytes of `found` are looked
+/// at.
 inline std::string closest(std::string_view found, const std::vector<std::string>& allowed) {
   std::string best;
   std::size_t best_distance = 0;

@@ -6,8 +6,8 @@
 //          and  name matches none of blocklist.names
 //
 // types are exact class names ("Linear"), names are Python regular expressions searched in the full dotted name
-// ("lm_head" matches "model.lm_head"), case-sensitive. The blocklist wins. That the type is one that can be quantized at all
-// is the caller's to ask.
+// ("lm_head" matches "model.lm_head"), case-sensitive. The blocklist wins. That the type is one that can be quantized
+// at all is the caller's to ask.
 #pragma once
 #include <set>
 #include <string>

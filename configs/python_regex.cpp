@@ -5,6 +5,7 @@
 #define PCRE2_CODE_UNIT_WIDTH 8
 #include <pcre2.h>
 
+#include <algorithm>
 #include <cstdint>
 #include <vector>
 
@@ -13,6 +14,8 @@
 namespace fp8::configs {
 namespace {
 
+// No start optimizations: those of 10.42 miss "(?=a)(?:ab)*a" in "ab".
+constexpr std::uint32_t kOptions = PCRE2_UTF | PCRE2_UCP | PCRE2_NEVER_BACKSLASH_C | PCRE2_NO_START_OPTIMIZE;
 constexpr std::size_t kMaxPatternBytes = 64 * 1024;
 constexpr std::uint32_t kMaxMatchSteps = 1000000;
 constexpr std::uint32_t kMaxMatchKiB = 32 * 1024;
@@ -67,10 +70,20 @@ class Translator {
     const std::string_view after = in_.substr(at_ + 2, 2);
     const std::string_view first = after.substr(0, 1);
     const bool known = after == "P<" || after == "P=" || after == "<=" || after == "<!" ||
-                       (first == "-" && after.size() == 2 && is_letter(after[1])) ||
-                       (!first.empty() && std::string_view(":#=!(>aiLmsux").find(first[0]) != std::string_view::npos);
-    if (!known) fail("unknown extension (?" + std::string(first), at_ + 1);
+                       (!first.empty() && std::string_view(":#=!(>").find(first[0]) != std::string_view::npos);
+    if (!known) flags(first);
     emit("(?", 2);
+  }
+
+  // "(?i:...)" anywhere; "(?i)" at the start only, for Python gives it to the whole pattern and PCRE2 to the rest.
+  void flags(std::string_view first) {
+    const std::size_t end = std::min(in_.find_first_not_of("aiLmsux-", at_ + 2), in_.size());
+    const char after = end < in_.size() ? in_[end] : '\0';
+    if (end == at_ + 2 || (after != ')' && after != ':')) fail("unknown extension (?" + io::printable(first), at_ + 1);
+    if (after == ':') return;
+    if (at_ != end_of_flags_) fail("global flags not at the start of the expression", at_);
+    if (in_.substr(at_, end - at_).find('-') != std::string_view::npos) fail("missing :", end);
+    end_of_flags_ = end + 1;
   }
 
   void open_class() {
@@ -78,6 +91,9 @@ class Translator {
     emit("[", 1);
     if (at_ < in_.size() && in_[at_] == '^') emit("^", 1);
     if (at_ < in_.size() && in_[at_] == ']') emit("\\]", 1);  // the first ']' is a member
+    // PCRE2 looks for [:...:], [....] and [=...=] here too.
+    const bool posix = at_ < in_.size() && std::string_view(":.=").find(in_[at_]) != std::string_view::npos;
+    if (posix) emit("\\" + std::string(1, in_[at_]), 1);
   }
 
   void class_character(char c) {
@@ -121,6 +137,7 @@ class Translator {
   std::string out_;
   std::vector<std::size_t> origin_;
   std::size_t at_ = 0;
+  std::size_t end_of_flags_ = 0;  // where the (?i)(?s)... at the start end
   bool in_class_ = false;
 };
 
@@ -149,7 +166,7 @@ PythonRegex::PythonRegex(std::string_view pattern, std::string_view where) : pat
   PCRE2_SIZE offset = 0;
   pcre2_code* code =
       pcre2_compile(reinterpret_cast<PCRE2_SPTR>(translator.out().data()), translator.out().size(),
-                    PCRE2_UTF | PCRE2_UCP | PCRE2_NEVER_BACKSLASH_C, &error, &offset, compile.context);
+                    kOptions, &error, &offset, compile.context);
   if (!code) translator.fail(message_of(error), translator.origin(offset));
   code_ = std::shared_ptr<const void>(code, [](const void* p) {
     pcre2_code_free(static_cast<pcre2_code*>(const_cast<void*>(p)));
@@ -169,7 +186,8 @@ bool PythonRegex::search(std::string_view text) const {
   pcre2_set_match_limit(limits.get(), kMaxMatchSteps);
   pcre2_set_heap_limit(limits.get(), kMaxMatchKiB);
   const char* data = text.data() ? text.data() : "";
-  const int result = pcre2_match(code, reinterpret_cast<PCRE2_SPTR>(data), text.size(), 0, 0, match.get(), limits.get());
+  const auto* subject = reinterpret_cast<PCRE2_SPTR>(data);
+  const int result = pcre2_match(code, subject, text.size(), 0, 0, match.get(), limits.get());
   if (result == PCRE2_ERROR_NOMATCH) return false;
   if (result < 0) fail(message_of(result));
   return true;

@@ -51,7 +51,7 @@ QuantConfig parse_quant_config(const io::Json& json, const std::string& name) {
   QuantConfig config;
   config.source = io::printable(name, 4096);
   if (!json.is_object()) {
-    throw io::Error(config.source + ": found " + detail::found_text(json) + ", allowed: a JSON object with QUANT_CONFIG's keys");
+    detail::reject({json, config.source}, "a JSON object with QUANT_CONFIG's keys");
   }
   for (const auto& [found, value] : json.items()) {
     const Key& key = key_named(found, config.source);

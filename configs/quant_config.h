@@ -4,9 +4,9 @@
 //   {"mode": "QUANTIZE", "observer": "maxabs", "scale_method": "maxabs_hw",
 //    "blocklist": {"names": ["lm_head"], "types": []}, "dump_stats_path": "./out/inc_output"}
 //
-// Keys are case-sensitive, enumerated values are not, defaults are INC's. Unlike INC, nothing is ignored in silence: an
-// unknown key is an error that names the nearest one; a known key that is not built yet is an error unless it has its default;
-// a key without effect here says so in describe().
+// Keys are case-sensitive, enumerated values are not, defaults are INC's. Unlike INC, nothing is ignored in silence:
+// an unknown key is an error that names the nearest one; a known key that is not built yet is an error unless it has
+// its default; a key without effect here says so in describe().
 #pragma once
 #include <cstdint>
 #include <filesystem>
@@ -26,7 +26,8 @@ namespace fp8::configs {
 /// NONE: leave the model alone. SHAPE and LOAD are known to INC, not built here.
 enum class QuantMode : std::uint8_t { NONE, QUANTIZE, MEASURE };
 
-/// What is left out of measurements. Only OUTPUT and ALL have an effect: no outputs, unless a module type always needs them.
+/// What is left out of measurements. Only OUTPUT and ALL have an effect: no outputs, unless a module type always
+/// needs them.
 enum class MeasureExclude : std::uint8_t { NONE, INPUT, OUTPUT, PARAMS, ALL };
 
 const char* name_of(QuantMode mode);
@@ -44,15 +45,15 @@ struct QuantConfig {
   MeasureExclude measure_exclude = MeasureExclude::OUTPUT;
   std::optional<recipes::Dialect> device_for_scales;  ///< none: the device in use
   bool ignore_modules_wo_measures = false;            ///< false: a selected module without measurements is an error
-  bool separate_measure_files = true;                 ///< one set of files per rank ("seperate_measure_files" in the file)
+  bool separate_measure_files = true;                 ///< one set of files per rank (JSON: "seperate_measure_files")
 
-  std::string source = "built-in defaults";       ///< the file, for messages
-  std::map<std::string, std::string> file_keys;   ///< keys that stood in the file (aliases resolved) and their text, for describe()
+  std::string source = "built-in defaults";      ///< the file, for messages
+  std::map<std::string, std::string> file_keys;  ///< keys in the file (aliases resolved) and their text, for describe()
 };
 
 /// Reads the parsed JSON; `name` (the file) stands in messages. Throws io::Error, in one line:
-/// "FILE: key 'mode': found \"MEASUR\", allowed: NONE, QUANTIZE, MEASURE". A scale method that is not built yet is an error
-/// in mode QUANTIZE only, where it would be used.
+/// "FILE: key 'mode': found \"MEASUR\", allowed: NONE, QUANTIZE, MEASURE". A scale method that is not built yet is an
+/// error in mode QUANTIZE only, where it would be used.
 QuantConfig parse_quant_config(const io::Json& json, const std::string& name);
 
 /// Reads a file. Throws io::Error.

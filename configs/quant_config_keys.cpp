@@ -97,7 +97,8 @@ void read_allowlist(const KeyValue& value, QuantConfig& config) { read_module_li
 void read_blocklist(const KeyValue& value, QuantConfig& config) { read_module_list(value, config.blocklist); }
 
 std::string show(const ModuleList& list) {
-  return io::Json{{"names", list.names}, {"types", list.types}}.dump(-1, ' ', false, io::Json::error_handler_t::replace);
+  const io::Json json{{"names", list.names}, {"types", list.types}};
+  return json.dump(-1, ' ', false, io::Json::error_handler_t::replace);
 }
 
 void read_dump_stats_path(const KeyValue& value, QuantConfig& config) {

@@ -1,5 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
-// Names of Intel Neural Compressor's measurement and scale files. With P = dump_stats_path and R = "" or "_{rank}_{world}":
+// Names of Intel Neural Compressor's measurement and scale files. With P = dump_stats_path and R = "" or
+// "_{rank}_{world}":
 //
 //   P_hooks_{observer}R.json     P_hooks_{observer}R.npz     P_hooks_{observer}R_mod_list.json       measurements
 //   P_hooks_{observer}_{SCALE_METHOD}R.json and .npz                                                 scales

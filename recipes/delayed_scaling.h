@@ -1,6 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
-// Delayed scaling as a value: the scale of this step comes from the largest magnitudes of earlier steps. State (histories)
-// lives with whoever trains; here stand the settings only. Two dialects share the name and differ in every default:
+// Delayed scaling as a value: the scale of this step comes from the largest magnitudes of earlier steps. State
+// (histories) lives with whoever trains; here stand the settings only. Two dialects share the name and differ in
+// every default:
 //
 //                       fp8_format  amax_history_len  amax_compute_algo  scale
 //   habana()            E5M2        1                 most_recent        power of two

@@ -99,7 +99,8 @@ float usable(float scale_inv, Rounding rounding, FloatType hp) {
 float round_to(float x, FloatType hp) {
   if (hp == FloatType::F32 || x == 0.0f || !std::isfinite(x)) return x;
   const FloatLayout layout = layout_of(hp);
-  // One unit in the last place at x, constant below the smallest normal; x / unit is exact in f64 and nearbyint is RNE.
+  // One unit in the last place at x, constant below the smallest normal; x / unit is exact in f64 and nearbyint is
+  // RNE.
   const int exponent = std::max(std::ilogb(x), layout.min_exponent);
   const double unit = std::ldexp(1.0, exponent - layout.mantissa_bits);
   const double rounded = std::nearbyint(static_cast<double>(x) / unit) * unit;

@@ -14,15 +14,16 @@
 //   hardware's set     gaudi2 {2^4, 1, 2^-4, 2^-8}, f = 4      gaudi3 and ocp 2^7, 2^6, ... 2^-55, f = 1
 //                      (that of E4M3 for both formats, as in INC)
 //
-// hp: every line above is computed in the high precision type: its operation in f32, the result rounded to hp. In particular
-// log2 is rounded to hp before ceil, so that bf16 finds 2^10 for raw = 1032 (log2 = 10.011 becomes 10). We take log2 in f64,
-// round to f32 and then to hp, and make the power of two by exponent, which gives torch's result for every bf16 and f16
-// (checked exhaustively) and for f32 around every power of two.
+// hp: every line above is computed in the high precision type: its operation in f32, the result rounded to hp. In
+// particular log2 is rounded to hp before ceil, so that bf16 finds 2^10 for raw = 1032 (log2 = 10.011 becomes 10). We
+// take log2 in f64, round to f32 and then to hp, and make the power of two by exponent, which gives torch's result
+// for every bf16 and f16 (checked exhaustively) and for f32 around every power of two.
 //
 // Two deliberate differences, where INC's result can't be used:
-//   - raw 0 without a hardware set to clamp it to (amax 0, or one that underflows): INC makes 0, and NaN from it; here 1.
-//   - a scale_inv so small that 1 / scale_inv overflows hp (2^-128 and below; f16: 2^-16) is raised to the next value that
-//     the rounding allows: 2^-127 (f16: 2^-15), with IDENTITY the next number of hp.
+//   - raw 0 without a hardware set to clamp it to (amax 0, or one that underflows): INC makes 0, and NaN from it; here
+//     scale_inv is 1.
+//   - a scale_inv so small that 1 / scale_inv overflows hp (2^-128 and below; f16: 2^-16) is raised to the next value
+//     that the rounding allows: 2^-127 (f16: 2^-15), with IDENTITY the next number of hp.
 #pragma once
 #include <Eigen/Core>
 #include <string_view>

@@ -4,9 +4,9 @@
 //   scale_inv = f32(amax / fp8_max)      multiplies on the way out of fp8 (the one that files store)
 //   scale     = f32(1 / scale_inv)       multiplies on the way in
 //
-// amax 0 gives scale 1 and scale_inv 1. A scale_inv below kMinScaleInv = 2^-126 (the smallest normal f32, so amax below
-// about 5e-36 for 448) is raised to it: a subnormal scale_inv has few bits and its reciprocal overflows below 2^-128. The
-// tensor then uses less than the whole range of the format, and never saturates.
+// amax 0 gives scale 1 and scale_inv 1. A scale_inv below kMinScaleInv = 2^-126 (the smallest normal f32, so amax
+// below about 5e-36 for 448) is raised to it: a subnormal scale_inv has few bits and its reciprocal overflows below
+// 2^-128. The tensor then uses less than the whole range of the format, and never saturates.
 #pragma once
 #include <Eigen/Core>
 #include <string_view>
@@ -23,8 +23,9 @@ struct Scale {
   float scale_inv = 1.0f;  ///< fp8 -> high precision
 };
 
-/// amax / fp8_max with the rules above; amax in the tensor's own units. `name` (the module or tensor) stands in the message
-/// of the std::invalid_argument thrown when amax is NaN, infinite or negative, or fp8_max is not a positive number.
+/// amax / fp8_max with the rules above; amax in the tensor's own units. `name` (the module or tensor) stands in the
+/// message of the std::invalid_argument thrown when amax is NaN, infinite or negative, or fp8_max is not a positive
+/// number.
 float scale_inv_from_amax(float amax, float fp8_max, std::string_view name);
 
 /// Elementwise. amax: Shape [n]; result: Shape [n]. The message names the element too.

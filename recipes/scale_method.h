@@ -3,8 +3,8 @@
 //
 //   granularity x value x rounding x backoff,  once for the weight and once for the activation
 //
-// "act_maxabs_hw_weights_pcs_maxabs_pow2" is {weight: PCS MAXABS POW2 0.5, activation: PTS MAXABS HW_ALIGNED 0.25}. The
-// spelling is for files and messages; arithmetic (inc_scale.h) sees the product only.
+// "act_maxabs_hw_weights_pcs_maxabs_pow2" is {weight: PCS MAXABS POW2 0.5, activation: PTS MAXABS HW_ALIGNED 0.25}.
+// The spelling is for files and messages; arithmetic (inc_scale.h) sees the product only.
 #pragma once
 #include <cstdint>
 #include <string>
@@ -16,18 +16,20 @@ namespace fp8::recipes {
 /// PTS: one scale per tensor. PCS: one per output channel of a weight (per token of an activation).
 enum class Granularity : std::uint8_t { PTS, PCS };
 
-/// Where the unrounded scale comes from: the largest magnitude, a constant, a search for the least error, or always 1.
+/// Where the unrounded scale comes from: the largest magnitude, a constant, a search for the least error, or always
+/// 1.
 enum class ScaleValue : std::uint8_t { MAXABS, FIXED_VALUE, OPT, DUMMY_SCALES };
 
-/// What is done to it then: nothing, next power of two, next value that the hardware applies for free, the first of those
-/// values, or 1.
+/// What is done to it then: nothing, next power of two, next value that the hardware applies for free, the first of
+/// those values, or 1.
 enum class Rounding : std::uint8_t { IDENTITY, POW2, HW_ALIGNED, HW_ALIGNED_FIXED, SCALE_UNIT };
 
 const char* name_of(Granularity granularity);
 const char* name_of(ScaleValue value);
 const char* name_of(Rounding rounding);
 
-/// How one tensor's scale is made. backoff: the share of the format's range that amax is mapped to (0 < backoff <= 1).
+/// How one tensor's scale is made. backoff: the share of the format's range that amax is mapped to (0 < backoff <=
+/// 1).
 struct ScaleMethod {
   Granularity granularity = Granularity::PTS;
   ScaleValue value = ScaleValue::MAXABS;

@@ -1,5 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
-// The rule of allowlist and blocklist: every combination against its formula, the documented cases, and unused entries.
+// The rule of allowlist and blocklist: every combination against its formula, the documented cases, and unused
+// entries.
 #include "fp8/configs/module_filter.h"
 
 #include <gmock/gmock.h>

@@ -41,7 +41,8 @@ TEST_P(PythonSemantics, Search) {
 
 INSTANTIATE_TEST_SUITE_P(SearchNotMatch, PythonSemantics, testing::Values(
     Case{"lm_head", "model.lm_head", true}, Case{"lm_head", "lm_head_norm", true}, Case{"^lm_head", "model.lm_head", false},
-    Case{"lm_head$", "model.lm_head", true}, Case{"LM_HEAD", "model.lm_head", false}, Case{"(?i)LM_HEAD", "model.lm_head", true}, Case{"(?-i:lm)_head", "lm_head", true}, Case{"(?>a+)b", "aab", true},
+    Case{"lm_head$", "model.lm_head", true}, Case{"LM_HEAD", "model.lm_head", false}, Case{"(?i)LM_HEAD", "model.lm_head", true},
+    Case{"(?-i:lm)_head", "lm_head", true}, Case{"(?>a+)b", "aab", true},
     Case{"(?#c)(?<=l)m", "lm", true}, Case{"(?<!l)m", "lm", false}, Case{"(a)?(?(1)b|c)", "c", true},
     Case{"", "anything", true}, Case{"", "", true}, Case{"x", "", false}, Case{"self.attn", "self_attn", true}));
 
@@ -58,6 +59,7 @@ INSTANTIATE_TEST_SUITE_P(WhereTheLanguagesDiffer, PythonSemantics, testing::Valu
     Case{"a{,2}b", "aab", true}, Case{"^a{,2}b", "aaab", false}, Case{"^a{,}b", "aaaab", true}, Case{"^a{,2}b", "a{,2}b", false},
     Case{"^[[:alpha:]]$", "b", false}, Case{"^[[:alpha:]]$", "h]", true}, Case{"^[[:alpha:]]$", "[]", true},
     Case{R"(\u0041)", "A", true}, Case{R"(\U0001F600)", "\xF0\x9F\x98\x80", true}, Case{R"(\x41)", "A", true},
+    Case{"(?=a)(?:ab)*a", "ab", true}, Case{R"(0[.[\d.])", "0.", true}, Case{"^[:a:]$", ":", true},
     Case{"[]a]", "]", true}, Case{"^[^]a]$", "]", false}, Case{R"(\0)", "\0"s, true}, Case{R"([\b])", "\b", true}));
 
 INSTANTIATE_TEST_SUITE_P(Unicode, PythonSemantics, testing::Values(
@@ -83,9 +85,13 @@ TEST(PythonRegex, WhatPythonRejectsIsRejected) {
   for (const char* pattern : {R"(\h)", R"(\K)", R"(\Qa\E)", R"(\R)", R"(\p{L})", R"(\G)", R"(\X)", R"(\e)", R"(\z)", R"([\A])"}) {
     EXPECT_THAT(message_of(pattern), HasSubstr("bad escape \\")) << pattern;
   }
-  for (const char* pattern : {"a(?R)", "a(?1)", "a(?-1)", "a(?+1)", "a(?&n)", "a(?P>n)", "a(?|b)", "a(?<n>b)", "a(?C1)", "a(?"}) {
+  for (const char* pattern : {"a(?R)", "a(?1)", "a(?-1)", "a(?+1)", "a(?&n)", "a(?P>n)", "a(?|b)", "a(?<n>b)", "a(?C1)", "(?J)a",
+                              "(?iU:a)", "(?n)", "(?i", "a(?"}) {
     EXPECT_THAT(message_of(pattern), HasSubstr("unknown extension (?")) << pattern;
   }
+  EXPECT_THAT(message_of("a(?i)b"), HasSubstr("global flags not at the start of the expression, at offset 1"));
+  EXPECT_THAT(message_of("(?-i)b"), HasSubstr("missing :"));
+  EXPECT_TRUE(search("(?i)(?s)A.", "a\n"));
   EXPECT_THAT(message_of("(*LIMIT_MATCH=1)a"), HasSubstr("nothing to repeat, at offset 1"));
   EXPECT_THAT(message_of("(*UCP)a"), HasSubstr("nothing to repeat"));
   EXPECT_THAT(message_of(R"(\x4)"), HasSubstr("incomplete escape \\x, at offset 0"));

@@ -1,5 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
-// Every key of QUANT_CONFIG: defaults as Intel Neural Compressor's, values, case, aliases, and the text of every error.
+// Every key of QUANT_CONFIG: defaults as Intel Neural Compressor's, values, case, aliases, and the text of every
+// error.
 #include "fp8/configs/quant_config.h"
 
 #include <gmock/gmock.h>

@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
-// INC's scales against torch's own arithmetic (inc_scale_table.inc, written by make_scale_table.py), against values that
-// INC's authors noted from real devices, and at the edges where we differ from INC on purpose.
+// INC's scales against torch's own arithmetic (inc_scale_table.inc, written by make_scale_table.py), against values
+// that INC's authors noted from real devices, and at the edges where we differ from INC on purpose.
 #include "fp8/recipes/inc_scale.h"
 
 #include <gmock/gmock.h>
