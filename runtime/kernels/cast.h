@@ -3,7 +3,7 @@
 //
 //   y = x * scale          f32 product (one rounding); with round_product also rounded to x's type, as the vendor's op does
 //   y = clamp(y, -max, max)        infinities saturate too
-//   code = RNE(y)          NaN stays NaN (sign | 0x7F), -0 stays -0, subnormals exact
+//   code = RNE(y)          NaN stays NaN (sign | 0x7F), -0 stays -0, subnormals exact; sign = sign(x) ^ sign(scale) always
 //   amax = max |x|         of the unscaled input, f32; NaN if any x is NaN, inf if any is infinite
 #pragma once
 #include <cstdint>
@@ -31,15 +31,17 @@ struct CastArgs {
   float* amax = nullptr;            ///< optional, one value
 };
 
-/// Runs on all threads of the pool, with the SIMD level in force.
+/// Runs on all threads of the pool, with the SIMD level in force; the result depends on neither. scale_col_stride is 0 or 1,
+/// max a value of the format, no size negative, no needed pointer null; else std::invalid_argument. amax of nothing is 0.
 void cast_to_fp8(const CastArgs& args);
 
 /// Per row: amax[r] = max |x[r, :]|, then scale_inv[r] = f32(amax / args.max), scale[r] = f32(1 / scale_inv[r]) and the cast
-/// with it, while the row is in cache. A row of zeros gets scale 1 and zero codes. args.scale and args.amax are not read.
+/// with it, while the row is in cache. A row of zeros gets scale 1 and zero codes; scale_inv is at least 2^-126 otherwise, so
+/// that scale is finite. A row with a NaN gets a NaN scale_inv and NaN codes. args.scale and args.amax are not read.
 /// scale_inv: [rows]. Dynamic per-token activations and per-channel weights use this.
 void cast_rows_dynamic(const CastArgs& args, float* scale_inv);
 
-/// max |x| over n contiguous elements (NaN if any is NaN).
+/// max |x| over n contiguous elements (NaN if any is NaN, 0 for n = 0). These three throw like cast_to_fp8.
 float amax(const void* x, FloatType type, std::int64_t n);
 
 /// Per row of [rows, cols]: out[r] = max |x[r, :]|.

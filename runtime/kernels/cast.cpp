@@ -1,0 +1,191 @@
+// SPDX-License-Identifier: Apache-2.0
+// Matrices, scales, threads and levels around the casts of one run (cast_kernels.h). Work is cut by element index, never
+// by thread: every element's code depends on its own value, scale and index only.
+#include "fp8/runtime/kernels/cast.h"
+
+#include <algorithm>
+#include <cmath>
+#include <limits>
+#include <stdexcept>
+#include <string>
+
+#include "fp8/runtime/kernels/amax_kernels.h"
+#include "fp8/runtime/kernels/cast_kernels.h"
+#include "fp8/runtime/kernels/check_matrix.h"
+#include "fp8/runtime/kernels/float_bits.h"
+#include "fp8/runtime/kernels/simd.h"
+#include "fp8/runtime/kernels/thread_pool.h"
+
+namespace fp8::kernels {
+namespace {
+
+constexpr std::int64_t kGrain = 64 * 1024;  // elements per range: some 5 us of work, and a multiple of every vector
+constexpr float kOne = 1.0f;
+
+CastKernel kernel_of(FloatType type, Format format) {
+  const CastKernels* table = &kCastScalar;
+#if defined(__x86_64__)
+  switch (simd_level()) {
+    case SimdLevel::scalar:
+      break;
+    case SimdLevel::avx2:
+      table = &kCastAvx2;
+      break;
+    case SimdLevel::avx512:
+      table = &kCastAvx512;
+      break;
+    case SimdLevel::avx512bf16:
+      table = &kCastAvx512Vbmi;
+      break;
+  }
+#endif
+  return table->of[static_cast<int>(type)][static_cast<int>(format)];
+}
+
+std::uint64_t mix(std::uint64_t z) {  // the finalizer of splitmix64
+  z = (z ^ (z >> 30)) * 0xbf58476d1ce4e5b9u;
+  z = (z ^ (z >> 27)) * 0x94d049bb133111ebu;
+  return z ^ (z >> 31);
+}
+
+void check(const CastArgs& args, const char* what) {
+  check_matrix(what, args.rows, args.cols, args.row_stride);
+  if (args.rows > 0 && args.cols > 0 && (args.x == nullptr || args.codes == nullptr)) {
+    throw std::invalid_argument(std::string(what) + ": x and codes must not be null for a non-empty matrix");
+  }
+  const float limit = fp8_max(args.format, Dialect::ocp);
+  const std::uint32_t fraction = args.format == Format::E4M3 ? 0xFFFFFu : 0x1FFFFFu;
+  if (!(args.max >= 0x1p-6f && args.max <= limit) || (bits_of(args.max) & fraction) != 0) {
+    throw std::invalid_argument(std::string(what) + ": max is " + std::to_string(args.max) + ", allowed are the values of " +
+                                name_of(args.format) + " from 2^-6 to " + std::to_string(limit));
+  }
+}
+
+/// A cast after all checks; `scale` may be per row or per column as in CastArgs.
+class Caster {
+ public:
+  /// `first`: index of element (0, 0) for stochastic rounding. `stream`: store around the caches.
+  Caster(const CastArgs& args, std::int64_t first, bool stream)
+      : args_(args), kernel_(kernel_of(args.type, args.format)), first_(first), stream_(stream) {
+    if (args_.scale == nullptr) {
+      args_.scale = &kOne;
+      args_.scale_row_stride = args_.scale_col_stride = 0;
+    }
+    const bool one_run = args_.rows <= 1 || (args_.row_stride == args_.cols && args_.scale_row_stride == 0 &&
+                                             args_.scale_col_stride == 0);
+    if (one_run) {  // few long runs instead of many short ones
+      args_.cols *= args_.rows;
+      args_.rows = args_.cols > 0 ? 1 : 0;
+    }
+  }
+
+  std::int64_t size() const { return args_.rows * args_.cols; }
+
+  /// Casts elements [begin, end) of the dense matrix; returns the bits of their amax.
+  std::uint32_t cast(std::int64_t begin, std::int64_t end) const {
+    std::uint32_t amax = 0;
+    while (begin < end) {
+      const std::int64_t row = begin / args_.cols, col = begin % args_.cols;
+      const std::int64_t until_key = (std::int64_t{1} << 32) - ((first_ + begin) & 0xFFFFFFFF);
+      const std::int64_t n = std::min({end - begin, args_.cols - col, until_key});
+      amax = std::max(amax, cast_run(row, col, n));
+      begin += n;
+    }
+    return amax;
+  }
+
+ private:
+  std::uint32_t cast_run(std::int64_t row, std::int64_t col, std::int64_t n) const {
+    const std::int64_t at = row * args_.cols + col, index = first_ + at;
+    const std::uint64_t key = mix(mix(args_.seed + 0x9e3779b97f4a7c15u) ^ static_cast<std::uint64_t>(index >> 32));
+    CastSpan span;
+    span.x = static_cast<const char*>(args_.x) + (row * args_.row_stride + col) * size_of(args_.type);
+    span.n = n;
+    span.codes = args_.codes + at;
+    span.scales = args_.scale + row * args_.scale_row_stride + col * args_.scale_col_stride;
+    span.max = args_.max;
+    span.key0 = static_cast<std::uint32_t>(key);
+    span.key1 = static_cast<std::uint32_t>(key >> 32);
+    span.index = static_cast<std::uint32_t>(index);
+    span.per_element = args_.scale_col_stride != 0;
+    span.round_product = args_.round_product;
+    span.stochastic = args_.stochastic;
+    span.stream = stream_;
+    return kernel_(span);
+  }
+
+  CastArgs args_;
+  CastKernel kernel_;
+  std::int64_t first_;
+  bool stream_;
+};
+
+std::uint32_t cast_in_parallel(const Caster& caster) {
+  AmaxBits amax;
+  parallel_for(caster.size(), kGrain, [&](std::int64_t begin, std::int64_t end) { amax.add(caster.cast(begin, end)); });
+  return amax.bits();
+}
+
+struct RowScale {
+  float scale, scale_inv;
+};
+
+RowScale row_scale(float amax, float max) {
+  if (amax == 0.0f) return {1.0f, 1.0f};
+  float scale_inv = amax / max;
+  // Below the smallest normal number the reciprocal would be inexact or infinite, and 0 * inf a NaN.
+  if (scale_inv < std::numeric_limits<float>::min()) scale_inv = std::numeric_limits<float>::min();
+  return {1.0f / scale_inv, scale_inv};
+}
+
+}  // namespace
+
+void cast_to_fp8(const CastArgs& args) {
+  check(args, "cast_to_fp8");
+  if (args.scale != nullptr && args.scale_col_stride != 0 && args.scale_col_stride != 1) {
+    throw std::invalid_argument("cast_to_fp8: scale_col_stride is " + std::to_string(args.scale_col_stride) +
+                                ", allowed are 0 and 1");
+  }
+  const std::uint32_t amax = cast_in_parallel(Caster(args, 0, args.rows * args.cols > streaming_bytes()));
+  if (args.amax != nullptr) *args.amax = amax_value(amax);
+}
+
+void cast_rows_dynamic(const CastArgs& args, float* scale_inv) {
+  check(args, "cast_rows_dynamic");
+  if (args.rows > 0 && scale_inv == nullptr) {
+    throw std::invalid_argument("cast_rows_dynamic: scale_inv must not be null");
+  }
+  const AmaxKernels& amax_kernels = amax_kernels_in_force();
+  const bool stream = args.rows * args.cols > streaming_bytes();
+  const auto row_of = [&](std::int64_t r) {
+    CastArgs row = args;
+    row.x = static_cast<const char*>(args.x) + r * args.row_stride * size_of(args.type);
+    row.rows = 1;
+    row.codes = args.codes + r * args.cols;
+    row.scale_row_stride = row.scale_col_stride = 0;
+    return row;
+  };
+  // Rows that are many or short: a row per thread, cast while it is in that core's cache. Few long rows: all threads on each.
+  if (args.rows >= 4 * std::int64_t{num_threads()} || args.cols <= kGrain) {
+    const std::int64_t grain = std::max<std::int64_t>(1, kGrain / std::max<std::int64_t>(1, args.cols));
+    parallel_for(args.rows, grain, [&](std::int64_t begin, std::int64_t end) {
+      for (std::int64_t r = begin; r < end; ++r) {
+        CastArgs row = row_of(r);
+        const RowScale s = row_scale(amax_value(amax_of_run(amax_kernels, row.x, args.type, args.cols)), args.max);
+        row.scale = &s.scale;
+        scale_inv[r] = s.scale_inv;
+        Caster(row, r * args.cols, stream).cast(0, args.cols);
+      }
+    });
+    return;
+  }
+  for (std::int64_t r = 0; r < args.rows; ++r) {
+    CastArgs row = row_of(r);
+    const RowScale s = row_scale(amax(row.x, args.type, args.cols), args.max);
+    row.scale = &s.scale;
+    scale_inv[r] = s.scale_inv;
+    cast_in_parallel(Caster(row, r * args.cols, stream));
+  }
+}
+
+}  // namespace fp8::kernels

@@ -1,0 +1,46 @@
+// SPDX-License-Identifier: Apache-2.0
+// Between cast.cpp, which knows matrices, threads and levels, and the code of each level, which casts one run of elements.
+// Only PODs and plain functions: x86/*.cpp are compiled with instruction sets that the machine may not have, so they may
+// share no inline function with the rest of the library.
+//
+// Stochastic rounding adds 32 random bits below the last kept bit and truncates. They are a function of (seed, element
+// index) alone, with i = index % 2^32 and the two key words drawn from (seed, index / 2^32):
+//
+//   h = i ^ key0;  h ^= h >> 16;  h *= 0x7feb352d;  h ^= key1;  h ^= h >> 15;  h *= 0x846ca68b;  h ^= h >> 16
+#pragma once
+#include <cstdint>
+
+#include "fp8/runtime/kernels/format.h"
+
+namespace fp8::kernels {
+
+/// One run of contiguous elements.
+struct CastSpan {
+  const void* x;             // [n]
+  std::int64_t n;
+  std::uint8_t* codes;       // [n]
+  const float* scales;       // one value, or n with per_element
+  float max;                 // saturation, a value of the format
+  std::uint32_t key0, key1;  // stochastic: see above
+  std::uint32_t index;       // stochastic: index of x[0]; index + n does not pass 2^32
+  bool per_element;
+  bool round_product;
+  bool stochastic;
+  bool stream;               // store around the caches
+};
+
+/// Casts the run; returns the largest magnitude of x as the bits of a float (NaN sorts above infinity).
+using CastKernel = std::uint32_t (*)(const CastSpan& span);
+
+struct CastKernels {
+  CastKernel of[3][2];  // [FloatType][Format]
+};
+
+extern const CastKernels kCastScalar;
+#if defined(__x86_64__)
+extern const CastKernels kCastAvx2;
+extern const CastKernels kCastAvx512;
+extern const CastKernels kCastAvx512Vbmi;
+#endif
+
+}  // namespace fp8::kernels

@@ -1,0 +1,108 @@
+// SPDX-License-Identifier: Apache-2.0
+// Level detection. __builtin_cpu_supports also checks that the OS saves the registers (XCR0), so a level reported here
+// can be executed. The choice is made once; ScopedSimdLevel overrides it for tests and benchmarks.
+#include "fp8/runtime/kernels/simd.h"
+
+#include <unistd.h>
+
+#include <algorithm>
+#include <atomic>
+#include <cstdlib>
+#include <stdexcept>
+#include <string>
+
+namespace fp8::kernels {
+namespace {
+
+constexpr SimdLevel kLevels[] = {SimdLevel::scalar, SimdLevel::avx2, SimdLevel::avx512, SimdLevel::avx512bf16};
+
+/// BMI and AVX512CD are what Highway's targets of the same names may use besides; every CPU with the rest has them.
+SimdLevel detect() {
+#if defined(__x86_64__)
+  __builtin_cpu_init();
+  if (!(__builtin_cpu_supports("avx2") && __builtin_cpu_supports("fma") && __builtin_cpu_supports("f16c") &&
+        __builtin_cpu_supports("bmi") && __builtin_cpu_supports("bmi2"))) {
+    return SimdLevel::scalar;
+  }
+  if (!(__builtin_cpu_supports("avx512f") && __builtin_cpu_supports("avx512bw") && __builtin_cpu_supports("avx512dq") &&
+        __builtin_cpu_supports("avx512vl") && __builtin_cpu_supports("avx512cd"))) {
+    return SimdLevel::avx2;
+  }
+  if (!(__builtin_cpu_supports("avx512vbmi") && __builtin_cpu_supports("avx512bf16"))) return SimdLevel::avx512;
+  return SimdLevel::avx512bf16;
+#else
+  return SimdLevel::scalar;
+#endif
+}
+
+std::string allowed_levels() {
+  std::string text;
+  for (SimdLevel level : kLevels) {
+    if (level <= best_simd_level()) text += std::string(text.empty() ? "" : ", ") + name_of(level);
+  }
+  return text;
+}
+
+SimdLevel from_environment() {
+  const char* word = std::getenv("FP8_SIMD");
+  if (word == nullptr || *word == '\0') return best_simd_level();
+  for (SimdLevel level : kLevels) {
+    if (std::string(word) == name_of(level) && level <= best_simd_level()) return level;
+  }
+  throw std::invalid_argument("FP8_SIMD: found \"" + std::string(word) + "\", this machine allows " + allowed_levels());
+}
+
+/// -1 while no ScopedSimdLevel lives.
+std::atomic<int> forced_level{-1};
+
+}  // namespace
+
+SimdLevel best_simd_level() {
+  static const SimdLevel level = detect();
+  return level;
+}
+
+SimdLevel simd_level() {
+  const int forced = forced_level.load(std::memory_order_relaxed);
+  if (forced >= 0) return static_cast<SimdLevel>(forced);
+  static const SimdLevel level = from_environment();  // a throw leaves it unset: the next call reports the error again
+  return level;
+}
+
+const char* name_of(SimdLevel level) {
+  switch (level) {
+    case SimdLevel::scalar:
+      return "scalar";
+    case SimdLevel::avx2:
+      return "avx2";
+    case SimdLevel::avx512:
+      return "avx512";
+    case SimdLevel::avx512bf16:
+      return "avx512bf16";
+  }
+  return "unknown";
+}
+
+std::int64_t streaming_bytes() {
+  static const std::int64_t bytes = [] {
+    long cache = 0;
+#if defined(_SC_LEVEL3_CACHE_SIZE)
+    cache = sysconf(_SC_LEVEL3_CACHE_SIZE);
+#endif
+    constexpr long kMost = 32L << 20;  // a virtual machine may report the cache of the whole socket
+    return std::int64_t{cache > 0 ? std::min(cache, kMost) : kMost} / 2;
+  }();
+  return bytes;
+}
+
+ScopedSimdLevel::ScopedSimdLevel(SimdLevel level) {
+  if (level < SimdLevel::scalar || level > best_simd_level()) {
+    throw std::invalid_argument(std::string("ScopedSimdLevel: found ") + name_of(level) + ", this machine allows " +
+                                allowed_levels());
+  }
+  previous_ = forced_level.exchange(static_cast<int>(level));
+}
+
+ScopedSimdLevel::~ScopedSimdLevel() { forced_level.store(previous_); }
+
+}  // namespace fp8::kernels

@@ -1,0 +1,150 @@
+// SPDX-License-Identifier: Apache-2.0
+// The cast with AVX2, FMA and F16C: 32 elements per step.
+//
+//   BF16   unpack{lo,hi} with zero below gives f32 lanes, packus_epi32 undoes exactly that order
+//   signs  packs_epi32 / packs_epi16 of the raw bits: signed saturation keeps the sign bit, 3 ops for 32 elements
+#include "fp8/runtime/kernels/x86/cast_loop.h"
+
+namespace fp8::kernels {
+namespace {
+
+struct Avx2 {
+  using V = __m256;
+  using I = __m256i;
+  static constexpr int kLanes = 8;
+
+  static FP8_INLINE V set(float x) { return _mm256_set1_ps(x); }
+  static FP8_INLINE I set(std::uint32_t x) { return _mm256_set1_epi32(static_cast<int>(x)); }
+  static FP8_INLINE V multiply(V a, V b) { return _mm256_mul_ps(a, b); }
+  static FP8_INLINE I multiply(I a, I b) { return _mm256_mullo_epi32(a, b); }
+  static FP8_INLINE I bit_xor(I a, I b) { return _mm256_xor_si256(a, b); }
+  template <int kBits>
+  static FP8_INLINE I shift_right(I a) {
+    return _mm256_srli_epi32(a, kBits);
+  }
+  static FP8_INLINE void store(std::uint8_t* p, I x) { _mm256_storeu_si256(reinterpret_cast<I*>(p), x); }
+  static FP8_INLINE void stream(std::uint8_t* p, I x) { _mm256_stream_si256(reinterpret_cast<I*>(p), x); }
+
+  template <FloatType>
+  static FP8_INLINE I signs(const V* v) {
+    return _mm256_packs_epi16(_mm256_packs_epi32(_mm256_castps_si256(v[0]), _mm256_castps_si256(v[1])),
+                              _mm256_packs_epi32(_mm256_castps_si256(v[2]), _mm256_castps_si256(v[3])));
+  }
+
+  template <FloatType T>
+  static FP8_INLINE void load(const char* x, Lanes<Avx2>& lanes, I& amax) {
+    if constexpr (T == FloatType::BF16) {
+      const I u0 = _mm256_loadu_si256(reinterpret_cast<const I*>(x));
+      const I u1 = _mm256_loadu_si256(reinterpret_cast<const I*>(x + 32));
+      const I zero = _mm256_setzero_si256(), magnitude = _mm256_set1_epi16(0x7FFF);
+      lanes.v[0] = _mm256_castsi256_ps(_mm256_unpacklo_epi16(zero, u0));
+      lanes.v[1] = _mm256_castsi256_ps(_mm256_unpackhi_epi16(zero, u0));
+      lanes.v[2] = _mm256_castsi256_ps(_mm256_unpacklo_epi16(zero, u1));
+      lanes.v[3] = _mm256_castsi256_ps(_mm256_unpackhi_epi16(zero, u1));
+      lanes.sign = _mm256_packs_epi16(u0, u1);
+      amax = _mm256_max_epu16(amax, _mm256_max_epu16(_mm256_and_si256(u0, magnitude), _mm256_and_si256(u1, magnitude)));
+    } else {
+      const I magnitude = _mm256_set1_epi32(0x7FFFFFFF);
+      for (int j = 0; j < 4; ++j) {
+        if constexpr (T == FloatType::F32) {
+          lanes.v[j] = _mm256_loadu_ps(reinterpret_cast<const float*>(x) + 8 * j);
+        } else {
+          lanes.v[j] = _mm256_cvtph_ps(_mm_loadu_si128(reinterpret_cast<const __m128i*>(x) + j));
+        }
+        amax = _mm256_max_epu32(amax, _mm256_and_si256(_mm256_castps_si256(lanes.v[j]), magnitude));
+      }
+      lanes.sign = signs<T>(lanes.v);
+    }
+  }
+
+  template <FloatType T>
+  static FP8_INLINE void load_scales(const float* p, V* scale) {
+    for (int j = 0; j < 4; ++j) scale[j] = _mm256_loadu_ps(p + 8 * j);
+    if constexpr (T == FloatType::BF16) {  // into unpack order
+      for (int j = 0; j < 4; j += 2) {
+        const V a = scale[j], b = scale[j + 1];
+        scale[j] = _mm256_permute2f128_ps(a, b, 0x20);
+        scale[j + 1] = _mm256_permute2f128_ps(a, b, 0x31);
+      }
+    }
+  }
+
+  template <FloatType T>
+  static FP8_INLINE I lane_index(std::uint32_t index, int j) {
+    const I first = set(index + static_cast<std::uint32_t>(T == FloatType::BF16 ? 16 * (j / 2) + 4 * (j % 2) : 8 * j));
+    return _mm256_add_epi32(first, T == FloatType::BF16 ? _mm256_setr_epi32(0, 1, 2, 3, 8, 9, 10, 11)
+                                                        : _mm256_setr_epi32(0, 1, 2, 3, 4, 5, 6, 7));
+  }
+
+  template <FloatType T>
+  static FP8_INLINE V round_to(V y) {
+    if constexpr (T == FloatType::F16) return _mm256_cvtph_ps(_mm256_cvtps_ph(y, _MM_FROUND_TO_NEAREST_INT));
+    const I bits = _mm256_castps_si256(y);
+    const I odd = _mm256_and_si256(_mm256_srli_epi32(bits, 16), _mm256_set1_epi32(1));
+    const I sum = _mm256_add_epi32(_mm256_add_epi32(bits, _mm256_set1_epi32(0x7FFF)), odd);
+    const I rounded = _mm256_and_si256(sum, _mm256_set1_epi32(static_cast<int>(0xFFFF0000u)));
+    return _mm256_blendv_ps(_mm256_castsi256_ps(rounded), y, _mm256_cmp_ps(y, y, _CMP_UNORD_Q));
+  }
+
+  static FP8_INLINE V clamp(V y, V max) {
+    return _mm256_min_ps(_mm256_and_ps(y, _mm256_castsi256_ps(_mm256_set1_epi32(0x7FFFFFFF))), max);
+  }
+  /// Magnitude codes; 0x7F where y is NaN.
+  static FP8_INLINE I keep_nan(I code, V y) {
+    return _mm256_or_si256(code, _mm256_srli_epi32(_mm256_castps_si256(_mm256_cmp_ps(y, y, _CMP_UNORD_Q)), 25));
+  }
+
+  template <Format F>
+  static FP8_INLINE I nearest(V y, V max) {
+    constexpr int kShift = 23 - Magic<F>::kMantissa;
+    const V a = clamp(y, max);
+    const I exponent = _mm256_and_si256(_mm256_castps_si256(a), _mm256_set1_epi32(0x7F800000));
+    const I t = _mm256_max_epu32(exponent, _mm256_set1_epi32(Magic<F>::kMinExponent << 23));
+    const I m = _mm256_add_epi32(t, _mm256_set1_epi32((kShift << 23) + Magic<F>::kBias));
+    const I s = _mm256_castps_si256(_mm256_add_ps(a, _mm256_castsi256_ps(m)));
+    const I code = _mm256_add_epi32(s, _mm256_srli_epi32(t, kShift));
+    return keep_nan(_mm256_and_si256(code, _mm256_set1_epi32(0x7F)), y);
+  }
+
+  template <Format F>
+  static FP8_INLINE I stochastic(V y, V max, I random) {
+    constexpr int kShift = 23 - Magic<F>::kMantissa;
+    const V a = clamp(y, max);
+    const I bits = _mm256_castps_si256(a);
+    const I normal = _mm256_sub_epi32(bits, _mm256_set1_epi32((Magic<F>::kMinExponent - 1) << 23));
+    const I subnormal = _mm256_cvttps_epi32(_mm256_mul_ps(a, set(Magic<F>::kSubnormalToFixed)));
+    const I is_subnormal = _mm256_cmpgt_epi32(_mm256_set1_epi32(Magic<F>::kMinExponent << 23), bits);
+    const I fixed = _mm256_blendv_epi8(normal, subnormal, is_subnormal);
+    const I sum = _mm256_add_epi32(fixed, _mm256_srli_epi32(random, 32 - kShift));
+    return keep_nan(_mm256_srli_epi32(sum, kShift), y);
+  }
+
+  template <FloatType T>
+  static FP8_INLINE I finish(const I* code, I sign) {
+    const I packed = _mm256_packus_epi16(_mm256_packus_epi32(code[0], code[1]), _mm256_packus_epi32(code[2], code[3]));
+    const I all = _mm256_or_si256(packed, _mm256_and_si256(sign, set(0x80808080u)));
+    if constexpr (T == FloatType::BF16) return _mm256_permute4x64_epi64(all, 0xD8);
+    return _mm256_permutevar8x32_epi32(all, _mm256_setr_epi32(0, 4, 1, 5, 2, 6, 3, 7));
+  }
+
+  template <FloatType T>
+  static std::uint32_t reduce_amax(I amax) {
+    alignas(32) std::uint32_t lane[8];
+    _mm256_store_si256(reinterpret_cast<I*>(lane), amax);
+    std::uint32_t best = 0;
+    for (std::uint32_t bits : lane) {
+      if (T == FloatType::BF16) {
+        const std::uint32_t low = bits << 16, high = bits & 0xFFFF0000u;
+        bits = low > high ? low : high;
+      }
+      best = best > bits ? best : bits;
+    }
+    return best;
+  }
+};
+
+}  // namespace
+
+extern const CastKernels kCastAvx2 = FP8_CAST_KERNELS(Avx2);
+
+}  // namespace fp8::kernels

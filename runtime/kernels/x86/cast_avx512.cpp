@@ -1,0 +1,9 @@
+// SPDX-License-Identifier: Apache-2.0
+// The cast for level avx512; see cast_avx512.h.
+#include "fp8/runtime/kernels/x86/cast_avx512.h"
+
+namespace fp8::kernels {
+
+extern const CastKernels kCastAvx512 = FP8_CAST_KERNELS(Avx512<false>);
+
+}  // namespace fp8::kernels

@@ -1,0 +1,185 @@
+// SPDX-License-Identifier: Apache-2.0
+// The cast with AVX-512 F, BW, DQ and VL: 64 elements per step. Included by cast_avx512.cpp (packs by saturating packs) and
+// cast_avx512vbmi.cpp (packs by byte permutation, which needs neither clean upper bits nor a second permutation).
+#pragma once
+#include "fp8/runtime/kernels/x86/cast_loop.h"
+
+namespace fp8::kernels {
+namespace {
+
+/// Indices into two vectors of 16 dwords: byte kByte of the 32 elements in memory order, twice. BF16 lanes are in unpack
+/// order: of every 8 elements, 4 are in the first vector and 4 in the second.
+template <FloatType T, int kByte>
+struct ByteIndex {
+  std::uint8_t byte[64];
+  constexpr ByteIndex() : byte{} {
+    for (int i = 0; i < 64; ++i) {
+      const int e = i % 32;
+      const int lane = T == FloatType::BF16 ? e / 8 * 4 + e % 4 + (e % 8 < 4 ? 0 : 16) : e;
+      byte[i] = static_cast<std::uint8_t>(lane * 4 + kByte);
+    }
+  }
+};
+
+/// The upper bytes of 64 u16 in two vectors.
+struct OddBytes {
+  std::uint8_t byte[64];
+  constexpr OddBytes() : byte{} {
+    for (int i = 0; i < 64; ++i) byte[i] = static_cast<std::uint8_t>(2 * i + 1);
+  }
+};
+
+template <bool kVbmi>
+struct Avx512 {
+  using V = __m512;
+  using I = __m512i;
+  static constexpr int kLanes = 16;
+
+  static FP8_INLINE V set(float x) { return _mm512_set1_ps(x); }
+  static FP8_INLINE I set(std::uint32_t x) { return _mm512_set1_epi32(static_cast<int>(x)); }
+  static FP8_INLINE V multiply(V a, V b) { return _mm512_mul_ps(a, b); }
+  static FP8_INLINE I multiply(I a, I b) { return _mm512_mullo_epi32(a, b); }
+  static FP8_INLINE I bit_xor(I a, I b) { return _mm512_xor_si512(a, b); }
+  template <int kBits>
+  static FP8_INLINE I shift_right(I a) {
+    return _mm512_srli_epi32(a, kBits);
+  }
+  static FP8_INLINE void store(std::uint8_t* p, I x) { _mm512_storeu_si512(p, x); }
+  static FP8_INLINE void stream(std::uint8_t* p, I x) { _mm512_stream_si512(reinterpret_cast<I*>(p), x); }
+
+  /// VBMI: byte kByte of the 64 lanes of four vectors, in memory order.
+  template <FloatType T, int kByte>
+  static FP8_INLINE I gather_bytes(I a, I b, I c, I d) {
+    alignas(64) static constexpr ByteIndex<T, kByte> kIndex{};
+    const I index = _mm512_load_si512(kIndex.byte);
+    const I low = _mm512_permutex2var_epi8(a, index, b), high = _mm512_permutex2var_epi8(c, index, d);
+    return _mm512_inserti64x4(low, _mm512_castsi512_si256(high), 1);
+  }
+
+  /// Bytes whose top bit is that of each lane; VBMI in memory order, else in the order of the packs.
+  template <FloatType T>
+  static FP8_INLINE I signs(const V* v) {
+    const I a = _mm512_castps_si512(v[0]), b = _mm512_castps_si512(v[1]);
+    const I c = _mm512_castps_si512(v[2]), d = _mm512_castps_si512(v[3]);
+    if constexpr (kVbmi) return gather_bytes<T, 3>(a, b, c, d);
+    return _mm512_packs_epi16(_mm512_packs_epi32(a, b), _mm512_packs_epi32(c, d));
+  }
+
+  template <FloatType T>
+  static FP8_INLINE void load(const char* x, Lanes<Avx512>& lanes, I& amax) {
+    if constexpr (T == FloatType::BF16) {
+      const I u0 = _mm512_loadu_si512(x), u1 = _mm512_loadu_si512(x + 64);
+      const I zero = _mm512_setzero_si512(), magnitude = _mm512_set1_epi16(0x7FFF);
+      lanes.v[0] = _mm512_castsi512_ps(_mm512_unpacklo_epi16(zero, u0));
+      lanes.v[1] = _mm512_castsi512_ps(_mm512_unpackhi_epi16(zero, u0));
+      lanes.v[2] = _mm512_castsi512_ps(_mm512_unpacklo_epi16(zero, u1));
+      lanes.v[3] = _mm512_castsi512_ps(_mm512_unpackhi_epi16(zero, u1));
+      if constexpr (kVbmi) {
+        alignas(64) static constexpr OddBytes kOdd{};
+        lanes.sign = _mm512_permutex2var_epi8(u0, _mm512_load_si512(kOdd.byte), u1);
+      } else {
+        lanes.sign = _mm512_packs_epi16(u0, u1);
+      }
+      amax = _mm512_max_epu16(amax, _mm512_max_epu16(_mm512_and_si512(u0, magnitude), _mm512_and_si512(u1, magnitude)));
+    } else {
+      const I magnitude = _mm512_set1_epi32(0x7FFFFFFF);
+      for (int j = 0; j < 4; ++j) {
+        if constexpr (T == FloatType::F32) {
+          lanes.v[j] = _mm512_loadu_ps(x + 64 * j);
+        } else {
+          lanes.v[j] = _mm512_cvtph_ps(_mm256_loadu_si256(reinterpret_cast<const __m256i*>(x) + j));
+        }
+        amax = _mm512_max_epu32(amax, _mm512_and_si512(_mm512_castps_si512(lanes.v[j]), magnitude));
+      }
+      lanes.sign = signs<T>(lanes.v);
+    }
+  }
+
+  template <FloatType T>
+  static FP8_INLINE void load_scales(const float* p, V* scale) {
+    for (int j = 0; j < 4; ++j) scale[j] = _mm512_loadu_ps(p + 16 * j);
+    if constexpr (T == FloatType::BF16) {  // into unpack order
+      for (int j = 0; j < 4; j += 2) {
+        const V a = scale[j], b = scale[j + 1];
+        scale[j] = _mm512_shuffle_f32x4(a, b, 0x88);
+        scale[j + 1] = _mm512_shuffle_f32x4(a, b, 0xDD);
+        // shuffle gives elements {0-3, 8-11, 16-19, 24-27} and {4-7, 12-15, 20-23, 28-31}: those of unpacklo and unpackhi.
+      }
+    }
+  }
+
+  template <FloatType T>
+  static FP8_INLINE I lane_index(std::uint32_t index, int j) {
+    const I first = set(index + static_cast<std::uint32_t>(T == FloatType::BF16 ? 32 * (j / 2) + 4 * (j % 2) : 16 * j));
+    return _mm512_add_epi32(first, T == FloatType::BF16
+                                       ? _mm512_setr_epi32(0, 1, 2, 3, 8, 9, 10, 11, 16, 17, 18, 19, 24, 25, 26, 27)
+                                       : _mm512_setr_epi32(0, 1, 2, 3, 4, 5, 6, 7, 8, 9, 10, 11, 12, 13, 14, 15));
+  }
+
+  template <FloatType T>
+  static FP8_INLINE V round_to(V y) {
+    if constexpr (T == FloatType::F16) return _mm512_cvtph_ps(_mm512_cvtps_ph(y, _MM_FROUND_TO_NEAREST_INT));
+    const I bits = _mm512_castps_si512(y);
+    const I odd = _mm512_and_si512(_mm512_srli_epi32(bits, 16), _mm512_set1_epi32(1));
+    const I sum = _mm512_add_epi32(_mm512_add_epi32(bits, _mm512_set1_epi32(0x7FFF)), odd);
+    const I rounded = _mm512_and_si512(sum, _mm512_set1_epi32(static_cast<int>(0xFFFF0000u)));
+    return _mm512_mask_mov_ps(_mm512_castsi512_ps(rounded), _mm512_cmp_ps_mask(y, y, _CMP_UNORD_Q), y);
+  }
+
+  /// min(|y|, max): 0x0A takes the smaller magnitude and clears the sign.
+  static FP8_INLINE V clamp(V y, V max) { return _mm512_range_ps(y, max, 0x0A); }
+  static FP8_INLINE I keep_nan(I code, V y) {
+    return _mm512_mask_mov_epi32(code, _mm512_cmp_ps_mask(y, y, _CMP_UNORD_Q), _mm512_set1_epi32(0x7F));
+  }
+
+  template <Format F>
+  static FP8_INLINE I nearest(V y, V max) {
+    constexpr int kShift = 23 - Magic<F>::kMantissa;
+    const V a = clamp(y, max);
+    const I exponent = _mm512_and_si512(_mm512_castps_si512(a), _mm512_set1_epi32(0x7F800000));
+    const I t = _mm512_max_epu32(exponent, _mm512_set1_epi32(Magic<F>::kMinExponent << 23));
+    const I m = _mm512_add_epi32(t, _mm512_set1_epi32((kShift << 23) + Magic<F>::kBias));
+    const I s = _mm512_castps_si512(_mm512_add_ps(a, _mm512_castsi512_ps(m)));
+    return keep_nan(_mm512_add_epi32(s, _mm512_srli_epi32(t, kShift)), y);
+  }
+
+  template <Format F>
+  static FP8_INLINE I stochastic(V y, V max, I random) {
+    constexpr int kShift = 23 - Magic<F>::kMantissa;
+    const V a = clamp(y, max);
+    const I bits = _mm512_castps_si512(a);
+    const I normal = _mm512_sub_epi32(bits, _mm512_set1_epi32((Magic<F>::kMinExponent - 1) << 23));
+    const __mmask16 is_subnormal = _mm512_cmplt_epi32_mask(bits, _mm512_set1_epi32(Magic<F>::kMinExponent << 23));
+    const V scaled = _mm512_mul_ps(a, set(Magic<F>::kSubnormalToFixed));
+    const I fixed = _mm512_mask_cvttps_epi32(normal, is_subnormal, scaled);
+    const I sum = _mm512_add_epi32(fixed, _mm512_srli_epi32(random, 32 - kShift));
+    return keep_nan(_mm512_srli_epi32(sum, kShift), y);
+  }
+
+  template <FloatType T>
+  static FP8_INLINE I finish(const I* code, I sign) {
+    const I low7 = set(0x7F7F7F7Fu);
+    if constexpr (kVbmi) {
+      return _mm512_ternarylogic_epi32(low7, gather_bytes<T, 0>(code[0], code[1], code[2], code[3]), sign, 0xCA);
+    }
+    const I mask = set(0x7Fu);
+    const I ab = _mm512_packus_epi32(_mm512_and_si512(code[0], mask), _mm512_and_si512(code[1], mask));
+    const I cd = _mm512_packus_epi32(_mm512_and_si512(code[2], mask), _mm512_and_si512(code[3], mask));
+    const I all = _mm512_ternarylogic_epi32(low7, _mm512_packus_epi16(ab, cd), sign, 0xCA);  // low7 ? code : sign
+    if constexpr (T == FloatType::BF16) {
+      return _mm512_permutexvar_epi64(_mm512_setr_epi64(0, 2, 4, 6, 1, 3, 5, 7), all);
+    }
+    return _mm512_permutexvar_epi32(_mm512_setr_epi32(0, 4, 8, 12, 1, 5, 9, 13, 2, 6, 10, 14, 3, 7, 11, 15), all);
+  }
+
+  template <FloatType T>
+  static std::uint32_t reduce_amax(I amax) {
+    if constexpr (T != FloatType::BF16) return _mm512_reduce_max_epu32(amax);
+    const std::uint32_t low = _mm512_reduce_max_epu32(_mm512_slli_epi32(amax, 16));
+    const std::uint32_t high = _mm512_reduce_max_epu32(amax) & 0xFFFF0000u;
+    return low > high ? low : high;
+  }
+};
+
+}  // namespace
+}  // namespace fp8::kernels

@@ -1,0 +1,162 @@
+// SPDX-License-Identifier: Apache-2.0
+// The cast of one run of elements, written once over an instruction set Isa. Included by each x86/cast_*.cpp, compiled
+// with that file's flags: everything is in an anonymous namespace, so that no copy can reach another level's code.
+//
+//   blocks of 4 vectors of f32 lanes -> 4 vectors of codes -> one vector of bytes
+//   y = x * scale;  a = min(|y|, max);  t = max(exponent of a, EMIN)                                    (cast_scalar.cpp)
+//   m = t + (23-MB << 23) + C       C = -(EMIN << MB) mod 256: 0x38 (E4M3), 0x3C (E5M2)
+//   code = low 7 bits of bits(a + m) + (t >> (23-MB))        NaN: 0x7F        C is even, so ties keep their parity
+//   sign byte = sign(x) ^ sign(scale), packed straight from the input bits
+//
+// Isa gives: V, I (vectors of float, of integers), kLanes, load<T>, scales<T>, lane_index<T>, product rounding, encode
+// functions and finish<T>, which packs. BF16 lanes come in unpack order, undone by the pack at no cost.
+#pragma once
+#include <immintrin.h>
+
+#include "fp8/runtime/kernels/cast_kernels.h"
+
+namespace fp8::kernels {
+namespace {
+
+#define FP8_INLINE inline __attribute__((always_inline))
+
+template <Format F>
+struct Magic {  // E4M3
+  static constexpr int kMantissa = 3, kMinExponent = 121, kBias = 0x38;
+  static constexpr float kSubnormalToFixed = 0x1p29f;
+};
+template <>
+struct Magic<Format::E5M2> {
+  static constexpr int kMantissa = 2, kMinExponent = 113, kBias = 0x3C;
+  static constexpr float kSubnormalToFixed = 0x1p37f;
+};
+
+/// Prefetch distance in bytes; covers the DRAM latency at one core's bandwidth.
+constexpr int kAhead = 8192;
+
+constexpr int bytes_per_element(FloatType type) { return type == FloatType::F32 ? 4 : 2; }
+
+/// What is the same for a whole run.
+template <class Isa>
+struct Run {
+  typename Isa::V scale, max;
+  typename Isa::I sign_flip;  // bytes: 0x80 where the one scale is negative
+  std::uint32_t key0, key1;
+};
+
+template <class Isa>
+struct Lanes {
+  typename Isa::V v[4];  // x as f32
+  typename Isa::I sign;  // bytes whose top bit is the sign of x, in packed order
+};
+
+template <class Isa>
+FP8_INLINE typename Isa::I hash(typename Isa::I index, const Run<Isa>& run) {
+  auto h = Isa::bit_xor(index, Isa::set(run.key0));
+  h = Isa::bit_xor(h, Isa::template shift_right<16>(h));
+  h = Isa::multiply(h, Isa::set(0x7feb352du));
+  h = Isa::bit_xor(h, Isa::set(run.key1));
+  h = Isa::bit_xor(h, Isa::template shift_right<15>(h));
+  h = Isa::multiply(h, Isa::set(0x846ca68bu));
+  return Isa::bit_xor(h, Isa::template shift_right<16>(h));
+}
+
+/// One block of 4 * kLanes elements; returns their codes in memory order.
+template <class Isa, FloatType T, Format F, bool kPerElement, bool kRoundProduct, bool kStochastic>
+FP8_INLINE typename Isa::I cast_block(const char* x, const float* scales, std::uint32_t index, const Run<Isa>& run,
+                                      typename Isa::I& amax) {
+  Lanes<Isa> lanes;
+  Isa::template load<T>(x, lanes, amax);
+  typename Isa::V scale[4] = {run.scale, run.scale, run.scale, run.scale};
+  typename Isa::I sign = Isa::bit_xor(lanes.sign, run.sign_flip);
+  if constexpr (kPerElement) {
+    Isa::template load_scales<T>(scales, scale);
+    sign = Isa::bit_xor(lanes.sign, Isa::template signs<T>(scale));
+  }
+  typename Isa::I code[4];
+  for (int j = 0; j < 4; ++j) {
+    typename Isa::V y = Isa::multiply(lanes.v[j], scale[j]);
+    if constexpr (kRoundProduct) y = Isa::template round_to<T>(y);
+    if constexpr (kStochastic) {
+      code[j] = Isa::template stochastic<F>(y, run.max, hash<Isa>(Isa::template lane_index<T>(index, j), run));
+    } else {
+      code[j] = Isa::template nearest<F>(y, run.max);
+    }
+  }
+  return Isa::template finish<T>(code, sign);
+}
+
+/// Elements [i, i + n) of the run, n less than a block: through zeroed buffers, so that nothing outside is read or written.
+template <class Isa, FloatType T, Format F, bool kPerElement, bool kRoundProduct, bool kStochastic>
+FP8_INLINE void cast_part(const CastSpan& span, std::int64_t i, std::int64_t n, const Run<Isa>& run,
+                          typename Isa::I& amax) {
+  constexpr int kBlock = 4 * Isa::kLanes, kSize = bytes_per_element(T);
+  alignas(64) char x[kBlock * 4] = {};
+  alignas(64) float scales[kBlock] = {};
+  alignas(64) std::uint8_t codes[kBlock];
+  const std::size_t count = static_cast<std::size_t>(n);
+  __builtin_memcpy(x, static_cast<const char*>(span.x) + i * kSize, count * kSize);
+  if (kPerElement) __builtin_memcpy(scales, span.scales + i, count * sizeof(float));
+  Isa::store(codes, cast_block<Isa, T, F, kPerElement, kRoundProduct, kStochastic>(
+                        x, scales, span.index + static_cast<std::uint32_t>(i), run, amax));
+  __builtin_memcpy(span.codes + i, codes, count);
+}
+
+template <class Isa, FloatType T, Format F, bool kPerElement, bool kRoundProduct, bool kStochastic>
+std::uint32_t cast_run(const CastSpan& span) {
+  constexpr int kBlock = 4 * Isa::kLanes, kSize = bytes_per_element(T);
+  Run<Isa> run;
+  run.scale = Isa::set(kPerElement ? 1.0f : span.scales[0]);
+  run.max = Isa::set(span.max);
+  run.sign_flip = Isa::set(!kPerElement && __builtin_signbit(span.scales[0]) ? 0x80808080u : 0u);
+  run.key0 = span.key0;
+  run.key1 = span.key1;
+  typename Isa::I amax = Isa::set(0u);
+
+  const char* x = static_cast<const char*>(span.x);
+  std::int64_t i = 0;
+  if (span.stream) {  // streaming stores want aligned addresses
+    const std::int64_t head = -reinterpret_cast<std::intptr_t>(span.codes) & (kBlock - 1);
+    i = head < span.n ? head : span.n;
+    if (i > 0) cast_part<Isa, T, F, kPerElement, kRoundProduct, kStochastic>(span, 0, i, run, amax);
+  }
+  for (; i + kBlock <= span.n; i += kBlock) {
+    for (int line = 0; line < kBlock * kSize; line += 64) {
+      _mm_prefetch(x + i * kSize + kAhead + line, _MM_HINT_T0);
+    }
+    const auto codes = cast_block<Isa, T, F, kPerElement, kRoundProduct, kStochastic>(
+        x + i * kSize, kPerElement ? span.scales + i : nullptr, span.index + static_cast<std::uint32_t>(i), run, amax);
+    if (span.stream) {
+      Isa::stream(span.codes + i, codes);
+    } else {
+      Isa::store(span.codes + i, codes);
+    }
+  }
+  if (i < span.n) cast_part<Isa, T, F, kPerElement, kRoundProduct, kStochastic>(span, i, span.n - i, run, amax);
+  if (span.stream) _mm_sfence();
+  return Isa::template reduce_amax<T>(amax);
+}
+
+template <class Isa, FloatType T, Format F, bool kPerElement, bool kRoundProduct>
+std::uint32_t cast_rounding(const CastSpan& span) {
+  return span.stochastic ? cast_run<Isa, T, F, kPerElement, kRoundProduct, true>(span)
+                         : cast_run<Isa, T, F, kPerElement, kRoundProduct, false>(span);
+}
+
+template <class Isa, FloatType T, Format F>
+std::uint32_t cast_span(const CastSpan& span) {
+  if constexpr (T != FloatType::F32) {  // an f32 product needs no rounding to f32
+    if (span.round_product) {
+      return span.per_element ? cast_rounding<Isa, T, F, true, true>(span) : cast_rounding<Isa, T, F, false, true>(span);
+    }
+  }
+  return span.per_element ? cast_rounding<Isa, T, F, true, false>(span) : cast_rounding<Isa, T, F, false, false>(span);
+}
+
+#define FP8_CAST_KERNELS(Isa)                                                                                 \
+  {{{cast_span<Isa, FloatType::F32, Format::E4M3>, cast_span<Isa, FloatType::F32, Format::E5M2>},     \
+    {cast_span<Isa, FloatType::BF16, Format::E4M3>, cast_span<Isa, FloatType::BF16, Format::E5M2>},   \
+    {cast_span<Isa, FloatType::F16, Format::E4M3>, cast_span<Isa, FloatType::F16, Format::E5M2>}}}
+
+}  // namespace
+}  // namespace fp8::kernels
