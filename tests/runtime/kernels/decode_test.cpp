@@ -1,0 +1,259 @@
+// SPDX-License-Identifier: Apache-2.0
+// All 256 codes of both formats to every type, on every level, against the formats' definitions in double precision.
+#include "fp8/runtime/kernels/decode.h"
+
+#include <gtest/gtest.h>
+
+#include <random>
+#include <string>
+
+#include "fp8/runtime/kernels/thread_pool.h"
+#include "runtime/kernels/kernel_test.h"
+
+namespace fp8::kernels {
+namespace {
+
+using test::levels;
+
+/// The exact value of a code as ocp reads it.
+double value_of(int code, Format format) {
+  const int magnitude = code & 0x7F;
+  const double sign = code & 0x80 ? -1.0 : 1.0;
+  if (format == Format::E4M3 && magnitude == 0x7F) return std::numeric_limits<double>::quiet_NaN();
+  if (format == Format::E5M2 && magnitude > 0x7C) return std::numeric_limits<double>::quiet_NaN();
+  if (format == Format::E5M2 && magnitude == 0x7C) return sign * std::numeric_limits<double>::infinity();
+  return sign * test::grid_value(magnitude, format);
+}
+
+/// f32 product, then one rounding to the output type.
+double expected(int code, Format format, float scale, FloatType type) {
+  const double product = value_of(code, format) * static_cast<double>(scale);  // exact in double
+  return test::round_to(static_cast<double>(static_cast<float>(product)), type);
+}
+
+void expect_value(const void* y, FloatType type, std::size_t i, int code, Format format, float scale, const std::string& what) {
+  const double want = expected(code, format, scale, type), got = test::element(y, type, i);
+  if (std::isnan(want)) {
+    ASSERT_TRUE(std::isnan(got)) << what << " code " << code;
+    if (std::isnan(value_of(code, format))) {
+      ASSERT_EQ(test::sign_of(y, type, i), (code & 0x80) != 0) << what << " code " << code;
+    }
+  } else {
+    ASSERT_EQ(got, want) << what << " code " << code << " scale " << scale;
+    ASSERT_EQ(test::sign_of(y, type, i), std::signbit(want)) << what << " code " << code;
+  }
+}
+
+TEST(DecodeTable, IsTheFormat) {
+  for (Format format : {Format::E4M3, Format::E5M2}) {
+    for (int code = 0; code < 256; ++code) {
+      const float got = decode_table(format)[code];
+      const double want = value_of(code, format);
+      if (std::isnan(want)) {
+        EXPECT_TRUE(std::isnan(got)) << code;
+      } else {
+        EXPECT_EQ(static_cast<double>(got), want) << code;
+      }
+      EXPECT_EQ(std::signbit(got), code >= 128);
+    }
+  }
+  EXPECT_EQ(decode_table(Format::E4M3)[0x7E], 448.0f);
+  EXPECT_EQ(decode_table(Format::E4M3)[0x77], 240.0f);
+  EXPECT_EQ(decode_table(Format::E4M3)[0x01], 0x1p-9f);
+  EXPECT_EQ(decode_table(Format::E5M2)[0x7B], 57344.0f);
+  EXPECT_EQ(decode_table(Format::E5M2)[0x01], 0x1p-16f);
+}
+
+struct Case {
+  FloatType type;
+  Format format;
+};
+
+class Decode : public testing::TestWithParam<Case> {};
+
+constexpr float kScales[] = {1.0f, 0.0625f, 0.731f, 37.1f, -3.0f, 0.0f, -0.0f, 1e-30f, 1e-38f, 1e-41f, 1e30f, 3.4e38f, 1.17f, 0.0023412f};
+
+TEST_P(Decode, AllCodesOneScale) {
+  const auto [type, format] = GetParam();
+  // 256 codes are short, 8192 take the path of long runs.
+  for (std::size_t n : {std::size_t{256}, std::size_t{8192}}) {
+    std::vector<std::uint8_t> codes(n);
+    for (std::size_t i = 0; i < n; ++i) codes[i] = static_cast<std::uint8_t>(i * 7 + i / 256);
+    for (float scale : kScales) {
+      std::vector<char> first;
+      for (SimdLevel level : levels()) {
+        ScopedSimdLevel scoped(level);
+        std::vector<char> y(n * static_cast<std::size_t>(size_of(type)));
+        DecodeArgs args;
+        args.codes = codes.data();
+        args.rows = 4;
+        args.cols = static_cast<std::int64_t>(n) / 4;
+        args.format = format;
+        args.y = y.data();
+        args.type = type;
+        args.scale_inv = scale == 1.0f ? nullptr : &scale;
+        decode_from_fp8(args);
+        for (std::size_t i = 0; i < n; ++i) {
+          expect_value(y.data(), type, i, codes[i], format, scale, name_of(level));
+          if (HasFatalFailure()) return;
+        }
+        if (first.empty()) first = y;
+        EXPECT_EQ(y == first, true) << name_of(level) << " differs in bits from scalar, scale " << scale;
+      }
+    }
+  }
+}
+
+TEST_P(Decode, ScalePerRowAndPerColumn) {
+  const auto [type, format] = GetParam();
+  std::mt19937 random(3);
+  constexpr std::size_t kRows = 9;
+  for (std::size_t cols : {std::size_t{1}, std::size_t{77}, std::size_t{2500}}) {
+    const std::size_t n = kRows * cols;
+    std::vector<std::uint8_t> codes(n);
+    for (auto& code : codes) code = static_cast<std::uint8_t>(random());
+    std::vector<float> scales(n);
+    for (auto& scale : scales) scale = std::ldexp(1.0f + static_cast<float>(random() % 1000) / 999, static_cast<int>(random() % 20) - 10);
+    for (auto [row_stride, col_stride] : {std::pair{std::size_t{1}, std::size_t{0}}, {0, 1}, {cols, 1}}) {
+      for (SimdLevel level : levels()) {
+        ScopedSimdLevel scoped(level);
+        std::vector<char> y(n * static_cast<std::size_t>(size_of(type)));
+        DecodeArgs args;
+        args.codes = codes.data();
+        args.rows = kRows;
+        args.cols = static_cast<std::int64_t>(cols);
+        args.format = format;
+        args.y = y.data();
+        args.type = type;
+        args.scale_inv = scales.data();
+        args.scale_row_stride = static_cast<std::int64_t>(row_stride);
+        args.scale_col_stride = static_cast<std::int64_t>(col_stride);
+        decode_from_fp8(args);
+        for (std::size_t i = 0; i < n; ++i) {
+          const float scale = scales[i / cols * row_stride + i % cols * col_stride];
+          expect_value(y.data(), type, i, codes[i], format, scale, name_of(level));
+          if (HasFatalFailure()) return;
+        }
+      }
+    }
+  }
+}
+
+TEST_P(Decode, ShortRunsTouchNothingOutside) {
+  const auto [type, format] = GetParam();
+  const std::size_t size = static_cast<std::size_t>(size_of(type));
+  for (SimdLevel level : levels()) {
+    ScopedSimdLevel scoped(level);
+    for (std::size_t n = 0; n <= 130; ++n) {
+      for (bool per_element : {false, true}) {
+        test::GuardedBuffer<std::uint8_t> codes(n);
+        test::GuardedBuffer<float> scales(per_element ? n : 1);
+        for (std::size_t i = 0; i < n; ++i) codes.data()[i] = static_cast<std::uint8_t>(37 * i + n);
+        for (std::size_t i = 0; i < (per_element ? n : 1); ++i) scales.data()[i] = 0.25f + static_cast<float>(i);
+        test::GuardedBuffer<char> guarded(n * size);
+        std::vector<char> padded((n + 6) * size, 0x5A);
+        for (char* y : {guarded.data(), padded.data() + 3 * size}) {
+          DecodeArgs args;
+          args.codes = codes.data();
+          args.rows = 1;
+          args.cols = static_cast<std::int64_t>(n);
+          args.format = format;
+          args.y = y;
+          args.type = type;
+          args.scale_inv = scales.data();
+          args.scale_col_stride = per_element ? 1 : 0;
+          decode_from_fp8(args);
+          for (std::size_t i = 0; i < n; ++i) {
+            expect_value(y, type, i, codes.data()[i], format, scales.data()[per_element ? i : 0], name_of(level));
+            if (HasFatalFailure()) return;
+          }
+        }
+        EXPECT_EQ(std::count(padded.begin(), padded.begin() + static_cast<std::ptrdiff_t>(3 * size), 0x5A),
+                  static_cast<std::ptrdiff_t>(3 * size));
+        EXPECT_EQ(std::count(padded.end() - static_cast<std::ptrdiff_t>(3 * size), padded.end(), 0x5A),
+                  static_cast<std::ptrdiff_t>(3 * size));
+      }
+    }
+  }
+}
+
+TEST_P(Decode, BigOutputsOnSeveralThreads) {
+  const auto [type, format] = GetParam();
+  const std::size_t n = static_cast<std::size_t>(streaming_bytes()) / 2 + 12'345;
+  std::vector<std::uint8_t> codes(n);
+  for (std::size_t i = 0; i < n; ++i) codes[i] = static_cast<std::uint8_t>(i * 13 + i / 256);
+  const float scale = 0.731f;
+  std::vector<double> want(256);
+  for (int code = 0; code < 256; ++code) want[static_cast<std::size_t>(code)] = expected(code, format, scale, type);
+  const int before = num_threads();
+  set_num_threads(3);
+  for (SimdLevel level : levels()) {
+    ScopedSimdLevel scoped(level);
+    std::vector<char> y(n * static_cast<std::size_t>(size_of(type)));
+    DecodeArgs args;
+    args.codes = codes.data();
+    args.rows = 1;
+    args.cols = static_cast<std::int64_t>(n);
+    args.format = format;
+    args.y = y.data();
+    args.type = type;
+    args.scale_inv = &scale;
+    decode_from_fp8(args);
+    std::size_t wrong = 0;
+    for (std::size_t i = 0; i < n; ++i) {
+      const double got = test::element(y.data(), type, i);
+      wrong += got != want[codes[i]] && !(std::isnan(got) && std::isnan(want[codes[i]]));
+    }
+    EXPECT_EQ(wrong, 0u) << name_of(level);
+  }
+  set_num_threads(before);
+}
+
+INSTANTIATE_TEST_SUITE_P(Types, Decode,
+                         testing::Values(Case{FloatType::F32, Format::E4M3}, Case{FloatType::F32, Format::E5M2},
+                                         Case{FloatType::BF16, Format::E4M3}, Case{FloatType::BF16, Format::E5M2},
+                                         Case{FloatType::F16, Format::E4M3}, Case{FloatType::F16, Format::E5M2}),
+                         [](const auto& info) { return std::string(name_of(info.param.type)) + "_" + name_of(info.param.format); });
+
+TEST(HasNaNCode, EachCodeAloneAndHidden) {
+  for (Format format : {Format::E4M3, Format::E5M2}) {
+    for (Dialect dialect : {Dialect::gaudi2, Dialect::gaudi3, Dialect::ocp}) {
+      for (int code = 0; code < 256; ++code) {
+        const double value = value_of(code, format);
+        const bool want = !std::isfinite(value) || (format == Format::E4M3 && dialect == Dialect::gaudi2 && std::fabs(value) > 240);
+        std::vector<std::uint8_t> codes(5001, 0x77 & (format == Format::E5M2 ? 0x3B : 0xFF));
+        codes[4999] = static_cast<std::uint8_t>(code);
+        EXPECT_EQ(has_nan_code(codes.data(), 5001, format, dialect), want) << code << name_of(format) << name_of(dialect);
+        EXPECT_FALSE(has_nan_code(codes.data(), 4999, format, dialect));
+      }
+    }
+  }
+  EXPECT_FALSE(has_nan_code(nullptr, 0, Format::E4M3, Dialect::ocp));
+  EXPECT_THROW(has_nan_code(nullptr, 1, Format::E4M3, Dialect::ocp), std::invalid_argument);
+  EXPECT_THROW(has_nan_code(nullptr, -1, Format::E4M3, Dialect::ocp), std::invalid_argument);
+}
+
+TEST(DecodeErrors, BadArguments) {
+  std::uint8_t codes[4] = {};
+  float y[4] = {}, scale[4] = {};
+  DecodeArgs good;
+  good.codes = codes;
+  good.rows = good.cols = 2;
+  good.y = y;
+  good.scale_inv = scale;
+  EXPECT_NO_THROW(decode_from_fp8(good));
+  const auto refused = [&](auto change) {
+    DecodeArgs args = good;
+    change(args);
+    EXPECT_THROW(decode_from_fp8(args), std::invalid_argument);
+  };
+  refused([](DecodeArgs& a) { a.rows = -1; });
+  refused([](DecodeArgs& a) { a.rows = std::int64_t{1} << 40, a.cols = std::int64_t{1} << 40; });
+  refused([](DecodeArgs& a) { a.codes = nullptr; });
+  refused([](DecodeArgs& a) { a.y = nullptr; });
+  refused([](DecodeArgs& a) { a.scale_col_stride = 3; });
+  EXPECT_NO_THROW(decode_from_fp8(DecodeArgs{}));
+}
+
+}  // namespace
+}  // namespace fp8::kernels

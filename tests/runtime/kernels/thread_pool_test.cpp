@@ -1,0 +1,142 @@
+// SPDX-License-Identifier: Apache-2.0
+// The fork-join pool: every index exactly once, nesting, exceptions, several callers.
+#include "fp8/runtime/kernels/thread_pool.h"
+
+#include <gtest/gtest.h>
+
+#include <atomic>
+#include <chrono>
+#include <limits>
+#include <mutex>
+#include <numeric>
+#include <set>
+#include <stdexcept>
+#include <thread>
+#include <vector>
+
+namespace fp8::kernels {
+namespace {
+
+class ThreadPool : public testing::Test {
+ protected:
+  void SetUp() override { before_ = num_threads(); }
+  void TearDown() override { set_num_threads(before_); }
+  int before_ = 1;
+};
+
+TEST_F(ThreadPool, CoversEveryIndexOnceInMultiplesOfTheGrain) {
+  for (int threads : {1, 2, 7}) {
+    set_num_threads(threads);
+    for (std::int64_t n : {0, 1, 5, 64, 65, 1000, 4097}) {
+      for (std::int64_t grain : {1, 3, 64, 5000}) {
+        std::vector<std::atomic<int>> seen(static_cast<std::size_t>(n));
+        parallel_for(n, grain, [&](std::int64_t begin, std::int64_t end) {
+          EXPECT_LT(begin, end);
+          EXPECT_EQ(begin % grain, 0);
+          EXPECT_TRUE(end == n || end % grain == 0);
+          for (std::int64_t i = begin; i < end; ++i) ++seen[static_cast<std::size_t>(i)];
+        });
+        for (const auto& count : seen) ASSERT_EQ(count.load(), 1);
+      }
+    }
+  }
+}
+
+TEST_F(ThreadPool, SmallWorkStaysOnTheCaller) {
+  set_num_threads(4);
+  const auto caller = std::this_thread::get_id();
+  int calls = 0;
+  parallel_for(100, 100, [&](std::int64_t begin, std::int64_t end) {
+    EXPECT_EQ(std::this_thread::get_id(), caller);
+    EXPECT_EQ(begin, 0);
+    EXPECT_EQ(end, 100);
+    ++calls;
+  });
+  EXPECT_EQ(calls, 1);
+  parallel_for(-3, 1, [&](std::int64_t, std::int64_t) { ++calls; });
+  EXPECT_EQ(calls, 1);
+}
+
+TEST_F(ThreadPool, UsesMoreThanOneThread) {
+  set_num_threads(4);
+  std::mutex mutex;
+  std::set<std::thread::id> ids;
+  // Pieces long enough that sleeping workers wake up in the meantime, also on one core.
+  parallel_for(64, 1, [&](std::int64_t, std::int64_t) {
+    std::this_thread::sleep_for(std::chrono::milliseconds(5));
+    std::lock_guard lock(mutex);
+    ids.insert(std::this_thread::get_id());
+  });
+  EXPECT_GT(ids.size(), 1u);
+  EXPECT_LE(ids.size(), 4u);
+}
+
+TEST_F(ThreadPool, NestedCallsAreSerial) {
+  set_num_threads(4);
+  std::atomic<int> total{0};
+  parallel_for(16, 1, [&](std::int64_t begin, std::int64_t end) {
+    const auto outer = std::this_thread::get_id();
+    for (std::int64_t i = begin; i < end; ++i) {
+      parallel_for(10, 1, [&](std::int64_t from, std::int64_t to) {
+        EXPECT_EQ(std::this_thread::get_id(), outer);
+        total += static_cast<int>(to - from);
+      });
+    }
+  });
+  EXPECT_EQ(total.load(), 160);
+}
+
+TEST_F(ThreadPool, RethrowsAndWorksAfterwards) {
+  for (int threads : {1, 4}) {
+    set_num_threads(threads);
+    for (int round = 0; round < 50; ++round) {
+      try {
+        parallel_for(100, 1, [&](std::int64_t begin, std::int64_t end) {
+          if (begin <= 37 && 37 < end) throw std::out_of_range("thirty-seven");
+        });
+        FAIL() << "no exception";
+      } catch (const std::out_of_range& error) {
+        EXPECT_STREQ(error.what(), "thirty-seven");
+      }
+      std::atomic<std::int64_t> sum{0};
+      parallel_for(100, 1, [&](std::int64_t begin, std::int64_t end) {
+        for (std::int64_t i = begin; i < end; ++i) sum += i;
+      });
+      EXPECT_EQ(sum.load(), 4950);
+    }
+  }
+}
+
+TEST_F(ThreadPool, SeveralCallersAtOnce) {
+  set_num_threads(3);
+  std::vector<std::thread> callers;
+  std::atomic<int> wrong{0};
+  for (int c = 0; c < 6; ++c) {
+    callers.emplace_back([&] {
+      for (int round = 0; round < 500; ++round) {
+        std::atomic<std::int64_t> sum{0};
+        parallel_for(1000, 10, [&](std::int64_t begin, std::int64_t end) {
+          std::int64_t mine = 0;
+          for (std::int64_t i = begin; i < end; ++i) mine += i;
+          sum += mine;
+        });
+        wrong += sum.load() != 499500;
+      }
+    });
+  }
+  for (auto& caller : callers) caller.join();
+  EXPECT_EQ(wrong.load(), 0);
+}
+
+TEST_F(ThreadPool, ThreadCount) {
+  EXPECT_GE(num_threads(), 1);
+  set_num_threads(2);
+  EXPECT_EQ(num_threads(), 2);
+  EXPECT_THROW(set_num_threads(0), std::invalid_argument);
+  EXPECT_THROW(set_num_threads(-5), std::invalid_argument);
+  EXPECT_THROW(set_num_threads(std::numeric_limits<int>::max()), std::invalid_argument);
+  EXPECT_EQ(num_threads(), 2);
+}
+
+}  // namespace
+}  // namespace fp8::kernels
