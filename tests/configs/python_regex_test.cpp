@@ -101,7 +101,7 @@ TEST(PythonRegex, WhatPythonRejectsIsRejected) {
 }
 
 TEST(PythonRegex, ExplodingPatternsEndInAnErrorNotInAHang) {
-  const std::string text = std::string(60, 'a') + "b";
+  const std::string text = std::string(29, 'a') + "b";  // PCRE2's own limit, ten times ours, would let this pass
   EXPECT_THAT(message_of("(a|aa)+$", text), AllOf(HasSubstr("pattern '(a|aa)+$' on '"), HasSubstr("match limit")));
   EXPECT_THAT(message_of(std::string(70000, 'a')), HasSubstr("longer than 65536 bytes"));
   EXPECT_THAT(message_of("(((a{1000}){1000}){1000}){1000}"), HasSubstr("too large"));
