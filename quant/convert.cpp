@@ -65,7 +65,7 @@ ConvertedModule convert_one(const measure::WeightModule& m, const PlannedModule&
   cast_weight_rows(w.const_data_ptr(), runtime::ops::float_type_of(w.scalar_type()), w.size(0), cols, 0, scales, p.scheme,
                    static_cast<std::uint8_t*>(codes.mutable_data_ptr()));
   ConvertedModule out{m.name, m.type, p.scheme.describe(), static_cast<std::int64_t>(w.nbytes()), static_cast<std::int64_t>(codes.nbytes())};
-  attach_fp8(m, codes, scales.scale_inv, p.scheme);
+  attach_fp8(m, codes, scales.scale_inv, p.scheme, w.scalar_type());
   return out;
 }
 
@@ -86,10 +86,10 @@ void describe_into(const torch::nn::Module& module, const std::string& name, con
 
 }  // namespace
 
-void attach_fp8(const measure::WeightModule& module, const at::Tensor& codes, const std::vector<float>& scale_inv, const Scheme& scheme) {
+void attach_fp8(const measure::WeightModule& module, const at::Tensor& codes, const std::vector<float>& scale_inv, const Scheme& scheme,
+                at::ScalarType original) {
   at::Tensor scale = at::empty({static_cast<std::int64_t>(scale_inv.size())}, codes.options().dtype(at::kFloat));
   std::copy(scale_inv.begin(), scale_inv.end(), scale.mutable_data_ptr<float>());
-  const at::ScalarType original = module.weight.scalar_type();
   auto handler = std::make_shared<Fp8Handler>(scheme, std::move(scale), original);
   runtime::untag_weight(module.weight);
   module.weight.set_data(codes);

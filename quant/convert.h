@@ -38,6 +38,8 @@ Plan plan_for(const std::vector<measure::WeightModule>& modules, const PlanOptio
 std::string describe(const torch::nn::Module& model);
 
 /// Puts codes and scales on a module's weight (what convert() and the checkpoint reader end in). codes: fp8 on hpu, of the weight's shape.
-void attach_fp8(const measure::WeightModule& module, const at::Tensor& codes, const std::vector<float>& scale_inv, const Scheme& scheme);
+/// original: the dtype that dequantizing the weight gives.
+void attach_fp8(const measure::WeightModule& module, const at::Tensor& codes, const std::vector<float>& scale_inv, const Scheme& scheme,
+                at::ScalarType original);
 
 }  // namespace fp8::quant

@@ -1,0 +1,139 @@
+// SPDX-License-Identifier: Apache-2.0
+#include "fp8/quant/formats/compressed_tensors.h"
+
+#include <algorithm>
+#include <cmath>
+#include <cstring>
+
+#include "fp8/quant/formats/sidecar.h"
+#include "fp8/runtime/io/error.h"
+
+namespace fp8::quant::compressed_tensors {
+namespace {
+
+using io::Json;
+
+Json arguments(const char* strategy, bool dynamic) {
+  return Json{{"num_bits", 8}, {"type", "float"}, {"strategy", strategy}, {"symmetric", true}, {"dynamic", dynamic}};
+}
+
+bool ends_with(const std::string& text, const std::string& end) {
+  return text.size() >= end.size() && text.compare(text.size() - end.size(), end.size(), end) == 0;
+}
+
+std::string text_of(const Json& object, const char* key) {
+  return object.is_object() && object.contains(key) && object[key].is_string() ? object[key].get<std::string>() : "";
+}
+
+/// The activation scaling of the one group we understand.
+ActivationScaling activations_of(const Json& config, const std::string& where) {
+  const auto groups = config.find("config_groups");
+  if (groups == config.end() || !groups->is_object() || groups->empty()) throw io::Error(where + ": key 'config_groups': expected at least one group");
+  if (groups->size() != 1) throw io::Error(where + ": key 'config_groups': found " + std::to_string(groups->size()) + " groups, more than one is not built yet");
+  const Json& group = groups->begin().value();
+  const std::string strategy = text_of(group.value("weights", Json()), "strategy");
+  if (strategy != "tensor" && strategy != "channel") {
+    throw io::Error(where + ": weights.strategy: found \"" + strategy + "\", built are: tensor, channel");
+  }
+  const Json in = group.value("input_activations", Json());
+  if (in.is_null()) return ActivationScaling::none;
+  const std::string act = text_of(in, "strategy");
+  const bool dynamic = in.contains("dynamic") && in["dynamic"].is_boolean() && in["dynamic"].get<bool>();
+  if (dynamic && act == "token") return ActivationScaling::dynamic_token;
+  if (!dynamic && act == "tensor") return ActivationScaling::static_tensor;
+  throw io::Error(where + ": input_activations: found strategy \"" + act + "\", dynamic " + (dynamic ? "true" : "false") + "; built are: static tensor, dynamic token");
+}
+
+float to_float(io::DType dtype, const std::uint8_t* bytes) {
+  if (dtype == io::DType::F32) {
+    float v;
+    std::memcpy(&v, bytes, 4);
+    return v;
+  }
+  std::uint16_t half;
+  std::memcpy(&half, bytes, 2);
+  const std::uint32_t wide = static_cast<std::uint32_t>(half) << 16;
+  float v;
+  std::memcpy(&v, &wide, 4);
+  return v;
+}
+
+std::vector<float> read_scale(const io::Checkpoint& checkpoint, const std::string& name) {
+  const auto& info = checkpoint.info(name);
+  if (info.dtype != io::DType::F32 && info.dtype != io::DType::BF16) {
+    throw io::Error(checkpoint.folder().string() + ": " + name + ": expected dtype F32 or BF16, found " + io::name_of(info.dtype));
+  }
+  std::vector<std::uint8_t> bytes(info.bytes());
+  checkpoint.read(name, bytes.data());
+  std::vector<float> values(static_cast<std::size_t>(info.numel()));
+  for (std::size_t i = 0; i < values.size(); ++i) {
+    values[i] = to_float(info.dtype, bytes.data() + i * static_cast<std::size_t>(io::size_of(info.dtype)));
+    if (!std::isfinite(values[i]) || values[i] <= 0) {
+      throw io::Error(checkpoint.folder().string() + ": " + name + ": expected finite scales > 0, found " + std::to_string(values[i]));
+    }
+  }
+  return values;
+}
+
+void check_shape(const io::Checkpoint& checkpoint, const std::string& module, std::size_t scales) {
+  const auto& weight = checkpoint.info(module + ".weight");
+  const auto& scale = checkpoint.info(module + ".weight_scale");
+  const bool channel = scale.shape.size() == 2 && scale.shape[1] == 1 && weight.shape.size() == 2 && scale.shape[0] == weight.shape[0];
+  if (weight.shape.size() == 2 && (scales == 1 || channel)) return;
+  throw io::Error(checkpoint.folder().string() + ": " + module + ".weight_scale: expected [1] or [N, 1] for a weight [N, K], found " + std::to_string(scales) +
+                  " values for " + (weight.shape.empty() ? "a scalar" : std::to_string(weight.shape[0]) + " rows"));
+}
+
+}  // namespace
+
+Json make_config(const Scheme& scheme, const std::vector<std::string>& quantized, const std::vector<std::string>& kept_linears) {
+  Json targets = Json::array({"Linear"});
+  // vLLM's class for it is not a Linear: a quantized lm_head must be named.
+  if (std::any_of(quantized.begin(), quantized.end(), [](const std::string& n) { return ends_with(n, "lm_head"); })) targets.push_back("re:.*lm_head");
+  Json group = Json::object();
+  group["targets"] = targets;
+  group["weights"] = arguments(name_of(scheme.weights), false);
+  group["input_activations"] = scheme.activations == ActivationScaling::none            ? Json(nullptr)
+                               : scheme.activations == ActivationScaling::static_tensor ? arguments("tensor", false)
+                                                                                        : arguments("token", true);
+  group["output_activations"] = nullptr;
+  Json config = Json::object();
+  config["quant_method"] = "compressed-tensors";
+  config["format"] = scheme.activations == ActivationScaling::none ? "naive-quantized" : "float-quantized";
+  config["quantization_status"] = "compressed";
+  config["config_groups"] = Json{{"group_0", group}};
+  config["ignore"] = kept_linears;
+  config["kv_cache_scheme"] = nullptr;
+  return config;
+}
+
+std::vector<StoredModule> read_modules(const io::Checkpoint& checkpoint, const Json& config, const Json& sidecar) {
+  const std::string where = (checkpoint.folder() / "config.json").string() + ": quantization_config";
+  if (const std::string method = text_of(config, "quant_method"); method != "compressed-tensors") {
+    throw io::Error(where + ": key 'quant_method': found \"" + method + "\", built is: compressed-tensors");
+  }
+  Scheme base = sidecar.is_null() ? Scheme{} : read_sidecar(sidecar, (checkpoint.folder() / kSidecarName).string());
+  base.activations = activations_of(config, where);
+  std::vector<StoredModule> modules;
+  for (const auto& tensor : checkpoint.names()) {
+    if (!ends_with(tensor, ".weight")) continue;
+    const io::DType dtype = checkpoint.info(tensor).dtype;
+    const std::string name = tensor.substr(0, tensor.size() - 7);
+    if (dtype == io::DType::F8_E5M2) throw io::Error(checkpoint.folder().string() + ": " + tensor + ": F8_E5M2 weights are not part of compressed-tensors");
+    if (dtype != io::DType::F8_E4M3) continue;
+    StoredModule m{name, base, read_scale(checkpoint, name + ".weight_scale")};
+    check_shape(checkpoint, name, m.weight_scale_inv.size());
+    m.scheme.weights = checkpoint.info(name + ".weight_scale").shape.size() == 2 ? WeightGranularity::channel : WeightGranularity::tensor;
+    if (base.activations == ActivationScaling::static_tensor) {
+      const auto in = read_scale(checkpoint, name + ".input_scale");
+      if (in.size() != 1) throw io::Error(checkpoint.folder().string() + ": " + name + ".input_scale: expected 1 value, found " + std::to_string(in.size()));
+      m.scheme.input_scale_inv = in[0];
+      m.scheme.input_scale = scale_for(m.scheme, in[0], name);
+    }
+    modules.push_back(std::move(m));
+  }
+  if (modules.empty()) throw io::Error(checkpoint.folder().string() + ": expected F8_E4M3 weights as config.json says, found none");
+  return modules;
+}
+
+}  // namespace fp8::quant::compressed_tensors

@@ -1,0 +1,53 @@
+// SPDX-License-Identifier: Apache-2.0
+#include "fp8/quant/load.h"
+
+#include <ATen/ops/empty.h>
+
+#include <map>
+#include <sstream>
+
+#include "fp8/quant/convert.h"
+#include "fp8/quant/formats/compressed_tensors.h"
+#include "fp8/quant/formats/sidecar.h"
+#include "fp8/runtime/io/error.h"
+#include "fp8/runtime/kernels/decode.h"
+
+namespace fp8::quant {
+namespace {
+
+at::Tensor read_codes(const io::Checkpoint& checkpoint, const compressed_tensors::StoredModule& stored, at::IntArrayRef shape) {
+  const std::string tensor = stored.name + ".weight";
+  const auto& info = checkpoint.info(tensor);
+  if (at::IntArrayRef(info.shape) != shape) {
+    std::ostringstream text;
+    text << checkpoint.folder().string() << ": " << tensor << ": found shape " << at::IntArrayRef(info.shape) << ", the model's is " << shape;
+    throw io::Error(text.str());
+  }
+  at::Tensor codes = at::empty(shape, at::TensorOptions().dtype(at::kFloat8_e4m3fn).device(at::kHPU));
+  checkpoint.read(tensor, codes.mutable_data_ptr());
+  if (kernels::has_nan_code(static_cast<const std::uint8_t*>(codes.const_data_ptr()), codes.numel(), stored.scheme.format, stored.scheme.dialect)) {
+    throw io::Error(checkpoint.folder().string() + ": " + tensor + ": expected codes of dialect " + recipes::name_of(stored.scheme.dialect) + ", found NaN codes");
+  }
+  return codes;
+}
+
+}  // namespace
+
+std::set<std::string> load_fp8(const std::vector<measure::WeightModule>& modules, const io::Checkpoint& checkpoint, const io::Json& quantization_config,
+                               at::ScalarType compute) {
+  const auto sidecar_path = checkpoint.folder() / kSidecarName;
+  const io::Json sidecar = std::filesystem::exists(sidecar_path) ? io::read_json(sidecar_path) : io::Json(nullptr);
+  std::map<std::string, const measure::WeightModule*> by_name;
+  for (const auto& m : modules) by_name[m.name] = &m;
+  std::set<std::string> taken;
+  for (const auto& stored : compressed_tensors::read_modules(checkpoint, quantization_config, sidecar)) {
+    const auto it = by_name.find(stored.name);
+    if (it == by_name.end()) throw io::Error(checkpoint.folder().string() + ": " + stored.name + ".weight: the model has no such module");
+    attach_fp8(*it->second, read_codes(checkpoint, stored, it->second->weight.sizes()), stored.weight_scale_inv, stored.scheme, compute);
+    taken.insert({stored.name + ".weight", stored.name + ".weight_scale"});
+    if (stored.scheme.activations == ActivationScaling::static_tensor) taken.insert(stored.name + ".input_scale");
+  }
+  return taken;
+}
+
+}  // namespace fp8::quant
