@@ -2,5 +2,7 @@
 // All of quant.
 #pragma once
 #include "fp8/quant/convert.h"
+#include "fp8/quant/load.h"
 #include "fp8/quant/plan.h"
+#include "fp8/quant/save.h"
 #include "fp8/quant/scheme.h"

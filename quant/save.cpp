@@ -1,0 +1,101 @@
+// SPDX-License-Identifier: Apache-2.0
+#include "fp8/quant/save.h"
+
+#include <torch/nn/module.h>
+
+#include <map>
+#include <set>
+#include <vector>
+
+#include "fp8/measure/module_tree.h"
+#include "fp8/quant/formats/checkpoint_folder.h"
+#include "fp8/quant/formats/compressed_tensors.h"
+#include "fp8/quant/formats/sidecar.h"
+#include "fp8/quant/fp8_handler.h"
+#include "fp8/runtime/device/block.h"
+#include "fp8/runtime/intercept/weight_tag.h"
+
+namespace fp8::quant {
+namespace {
+
+io::DType file_dtype(const at::Tensor& t, const std::string& name) {
+  switch (t.scalar_type()) {
+    case at::kFloat: return io::DType::F32;
+    case at::kBFloat16: return io::DType::BF16;
+    case at::kHalf: return io::DType::F16;
+    case at::kFloat8_e4m3fn: return io::DType::F8_E4M3;
+    case at::kLong: return io::DType::I64;
+    case at::kInt: return io::DType::I32;
+    case at::kByte: return io::DType::U8;
+    case at::kBool: return io::DType::BOOL;
+    default: TORCH_CHECK(false, "[save] ", name, ": dtype ", t.scalar_type(), " has no place in the checkpoint");
+  }
+}
+
+const Fp8Handler* handler_of(const at::Tensor& weight) {
+  const auto* tag = runtime::find_tag(weight);
+  return tag != nullptr ? dynamic_cast<const Fp8Handler*>(tag->handler.get()) : nullptr;
+}
+
+/// What goes into the file: host tensors by name, and which modules are fp8.
+struct Contents {
+  std::vector<std::pair<std::string, at::Tensor>> tensors;
+  std::vector<std::string> quantized, kept_linears;
+  std::optional<Scheme> scheme;
+};
+
+void add_module(const measure::WeightModule& m, const Fp8Handler& handler, Contents& out) {
+  TORCH_CHECK(m.type == "Linear" && handler.scheme().format == recipes::Format::E4M3, "[save] ", m.name, ": compressed-tensors holds E4M3 Linear modules only, this is ",
+              m.type, " in ", kernels::name_of(handler.scheme().format));
+  if (out.scheme.has_value()) {
+    TORCH_CHECK(out.scheme->describe() == handler.scheme().describe(), "[save] ", m.name, ": expected all modules in one scheme (", out.scheme->describe(), "), found ",
+                handler.describe());
+  }
+  out.scheme = handler.scheme();
+  out.quantized.push_back(m.name);
+  const at::Tensor scale = handler.weight_scale_inv().cpu();
+  out.tensors.emplace_back(m.name + ".weight_scale", scale.numel() == 1 ? scale.view({1}) : scale.view({-1, 1}));
+  if (handler.scheme().activations == ActivationScaling::static_tensor) {
+    out.tensors.emplace_back(m.name + ".input_scale", at::full({1}, handler.scheme().input_scale_inv, at::kFloat));
+  }
+}
+
+Contents contents_of(const torch::nn::Module& model) {
+  Contents out;
+  std::set<const void*> seen;  // tied parameters are stored once
+  for (const auto& item : model.named_parameters()) {
+    if (seen.insert(item.value().unsafeGetTensorImpl()).second) out.tensors.emplace_back(item.key(), item.value().detach().cpu().contiguous());
+  }
+  for (const auto& item : model.named_buffers()) out.tensors.emplace_back(item.key(), item.value().detach().cpu().contiguous());
+  for (const auto& m : measure::weight_modules(model)) {
+    if (const auto* handler = handler_of(m.weight)) {
+      add_module(m, *handler, out);
+    } else if (m.type == "Linear") {
+      out.kept_linears.push_back(m.name);
+    }
+  }
+  TORCH_CHECK(out.scheme.has_value(), "[save] expected a converted model, found no fp8 module");
+  return out;
+}
+
+}  // namespace
+
+void save(const torch::nn::Module& model, const std::filesystem::path& out, CheckpointFormat, const SaveOptions& options) {
+  const Contents contents = contents_of(model);
+  std::vector<io::SafetensorsWriter::Entry> entries;
+  for (const auto& [name, tensor] : contents.tensors) entries.push_back({name, file_dtype(tensor, name), tensor.sizes().vec()});
+  io::Json config = options.source.empty() ? io::Json::object() : read_model_config(options.source);
+  config["quantization_config"] = compressed_tensors::make_config(*contents.scheme, contents.quantized, contents.kept_linears);
+  Plan plan;
+  plan.scale_method = contents.scheme->convention == Convention::own ? "amax" : "inc";
+  OutputFolder folder(out, options.overwrite);
+  ShardedWriter writer(folder.path(), entries);
+  for (const auto& [name, tensor] : contents.tensors) writer.write(name, tensor.const_data_ptr(), 0, tensor.nbytes());
+  writer.commit();
+  folder.write_json("config.json", config);
+  folder.write_json(kSidecarName, make_sidecar(plan, *contents.scheme));
+  if (!options.source.empty()) folder.carry_through(options.source);
+  folder.commit();
+}
+
+}  // namespace fp8::quant

@@ -1,0 +1,25 @@
+// SPDX-License-Identifier: Apache-2.0
+// A converted model in memory -> checkpoint folder.
+#pragma once
+#include <filesystem>
+
+namespace torch::nn {
+class Module;
+}
+
+namespace fp8::quant {
+
+enum class CheckpointFormat { compressed_tensors };
+
+struct SaveOptions {
+  /// The high precision checkpoint the model came from: its config.json is completed, its tokenizer files carried through. Empty: config.json
+  /// holds the quantization alone.
+  std::filesystem::path source;
+  bool overwrite = false;
+};
+
+/// Writes codes, scales and the parameters that stayed in high precision (in the dtype they have). Throws c10::Error or io::Error: no converted
+/// module, modules of different schemes, forms the format can't hold (E5M2, convolutions, embeddings).
+void save(const torch::nn::Module& model, const std::filesystem::path& out, CheckpointFormat format, const SaveOptions& options = {});
+
+}  // namespace fp8::quant
