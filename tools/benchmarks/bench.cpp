@@ -1,0 +1,148 @@
+// SPDX-License-Identifier: Apache-2.0
+// fp8_bench [FILTER] [--threads N] [--seconds S]: times the host kernels beside torch. FP8_SIMD chooses the level.
+#include "fp8/tools/benchmarks/bench.h"
+
+#include <ATen/Parallel.h>
+#include <sched.h>
+
+#include <algorithm>
+#include <chrono>
+#include <cmath>
+#include <cstdio>
+#include <cstdlib>
+#include <exception>
+#include <stdexcept>
+
+#include "fp8/runtime/kernels/simd.h"
+#include "fp8/runtime/kernels/thread_pool.h"
+
+namespace fp8::bench {
+namespace {
+
+using Clock = std::chrono::steady_clock;
+
+struct Entry {
+  const char* kernel;
+  void (*run)(Runner&);
+};
+std::vector<Entry>& entries() {
+  static std::vector<Entry> all;
+  return all;
+}
+
+double time_ns(const std::function<void()>& call, std::int64_t repeats) {
+  const auto begin = Clock::now();
+  for (std::int64_t i = 0; i < repeats; ++i) call();
+  return std::chrono::duration<double, std::nano>(Clock::now() - begin).count() / static_cast<double>(repeats);
+}
+
+/// One thread is kept on the core it is on: a migration costs more than many of the kernels.
+void pin_this_thread() {
+  cpu_set_t mask;
+  CPU_ZERO(&mask);
+  CPU_SET(static_cast<unsigned>(sched_getcpu()), &mask);
+  sched_setaffinity(0, sizeof mask, &mask);
+}
+
+constexpr const char* kUsage =
+    "usage: fp8_bench [FILTER] [--threads N] [--seconds S]\n"
+    "  FILTER     run the cases whose \"kernel case\" contains it, e.g. cast or 'cast f32'\n"
+    "  --threads  threads of our kernels and of torch (default 1, pinned)\n"
+    "  --seconds  measured per case (default 1)\n"
+    "FP8_SIMD=scalar|avx2|avx512|avx512bf16 lowers the instruction set of our side.\n";
+
+Options parse(int argc, char** argv) {
+  Options options;
+  for (int i = 1; i < argc; ++i) {
+    const std::string word = argv[i];
+    if (word == "--help" || word == "-h") {
+      std::fputs(kUsage, stdout);
+      std::exit(0);
+    }
+    if (word == "--threads" || word == "--seconds") {
+      char* end = nullptr;
+      const double value = i + 1 < argc ? std::strtod(argv[++i], &end) : -1.0;
+      if (end == nullptr || *end != '\0' || !(value > 0 && value <= 1024)) {
+        throw std::invalid_argument(word + ": found \"" + argv[i] + "\", allowed is a number above 0, at most 1024");
+      }
+      if (word == "--threads") options.threads = std::max(1, static_cast<int>(value));
+      if (word == "--seconds") options.seconds = value;
+    } else if (word.rfind("--", 0) == 0 || !options.filter.empty()) {
+      throw std::invalid_argument("unexpected argument \"" + word + "\"\n" + kUsage);
+    } else {
+      options.filter = word;
+    }
+  }
+  return options;
+}
+
+int run(int argc, char** argv) {
+  const Options options = parse(argc, argv);
+  kernels::set_num_threads(options.threads);
+  at::set_num_threads(options.threads);
+  if (options.threads == 1) pin_this_thread();
+  Runner runner(options);
+  std::vector<Entry>& all = entries();
+  std::sort(all.begin(), all.end(), [](const Entry& a, const Entry& b) { return std::string(a.kernel) < b.kernel; });
+  for (const Entry& entry : all) entry.run(runner);
+  return 0;
+}
+
+}  // namespace
+
+bool Runner::wants(const std::string& kernel, const std::string& name) const {
+  return (kernel + " " + name).find(options_.filter) != std::string::npos;
+}
+
+std::vector<double> Runner::medians(const std::vector<std::function<void()>>& alternatives) const {
+  constexpr double kShortestSample = 50e3;
+  std::vector<std::int64_t> repeats;
+  double round = 0;
+  for (const auto& call : alternatives) {
+    call();
+    const double once = time_ns(call, 1);
+    repeats.push_back(std::max<std::int64_t>(1, static_cast<std::int64_t>(std::ceil(kShortestSample / once))));
+    round += once * static_cast<double>(repeats.back());
+  }
+  const int rounds = std::clamp(static_cast<int>(options_.seconds * 1e9 / round), 5, 2001);
+  std::vector<std::vector<double>> samples(alternatives.size());
+  for (int r = 0; r < rounds; ++r) {
+    for (std::size_t a = 0; a < alternatives.size(); ++a) samples[a].push_back(time_ns(alternatives[a], repeats[a]));
+  }
+  std::vector<double> result;
+  for (auto& sample : samples) {
+    std::nth_element(sample.begin(), sample.begin() + rounds / 2, sample.end());
+    result.push_back(sample[static_cast<std::size_t>(rounds / 2)]);
+  }
+  return result;
+}
+
+void Runner::print(const Line& line) const {
+  std::printf("{\"kernel\":\"%s\",\"case\":\"%s\",\"ns\":%.0f", line.kernel.c_str(), line.name.c_str(), line.ns);
+  if (line.bytes > 0) std::printf(",\"gbps\":%.2f", line.bytes / line.ns);
+  if (line.macs > 0) std::printf(",\"gmacs\":%.2f", line.macs / line.ns);
+  if (line.torch_ns > 0) std::printf(",\"torch_ns\":%.0f,\"ratio\":%.2f", line.torch_ns, line.torch_ns / line.ns);
+  for (const auto& [key, value] : line.extra) std::printf(",\"%s\":%.5g", key.c_str(), value);
+  std::printf(",\"simd\":\"%s\",\"threads\":%d}\n", kernels::name_of(kernels::simd_level()), options_.threads);
+  std::fflush(stdout);
+}
+
+Registration::Registration(const char* kernel, void (*run)(Runner&)) { entries().push_back({kernel, run}); }
+
+void require(bool ok, const std::string& what) {
+  if (!ok) throw std::runtime_error(what + ": the result differs from the reference, not timed");
+}
+
+}  // namespace fp8::bench
+
+int main(int argc, char** argv) {
+  try {
+    return fp8::bench::run(argc, argv);
+  } catch (const std::invalid_argument& error) {
+    std::fprintf(stderr, "fp8_bench: error: %s\n", error.what());
+    return 2;
+  } catch (const std::exception& error) {
+    std::fprintf(stderr, "fp8_bench: error: %s\n", error.what());
+    return 1;
+  }
+}

@@ -1,0 +1,107 @@
+// SPDX-License-Identifier: Apache-2.0
+// Cast with scale, saturation and fused amax, beside torch's bare .to(float8) (no scale, no clamp, no amax) and beside what
+// torch needs for the same work: abs().amax(), mul, clamp, to. gbps counts the bytes read.
+#include <ATen/core/Tensor.h>
+#include <ATen/ops/empty.h>
+#include <ATen/ops/randn.h>
+
+#include <cstring>
+
+#include "fp8/runtime/kernels/cast.h"
+#include "fp8/runtime/kernels/simd.h"
+#include "fp8/tools/benchmarks/bench.h"
+
+namespace fp8::bench {
+namespace {
+
+struct Case {
+  const char* name;
+  at::ScalarType torch_type;
+  kernels::FloatType type;
+  kernels::Format format;
+  std::int64_t n;
+  float scale;
+  bool stochastic;
+};
+
+constexpr std::int64_t kInL2 = 64 << 10, kInMemory = 64 << 20;
+constexpr float kAnyScale = 37.1f;
+
+const Case kCases[] = {
+    {"f32 e4m3 L2", at::kFloat, kernels::FloatType::F32, kernels::Format::E4M3, kInL2, kAnyScale, false},
+    {"f32 e4m3 DRAM", at::kFloat, kernels::FloatType::F32, kernels::Format::E4M3, kInMemory, kAnyScale, false},
+    {"f32 e5m2 L2", at::kFloat, kernels::FloatType::F32, kernels::Format::E5M2, kInL2, kAnyScale, false},
+    {"f32 e4m3 stochastic L2", at::kFloat, kernels::FloatType::F32, kernels::Format::E4M3, kInL2, kAnyScale, true},
+    {"bf16 e4m3 L2", at::kBFloat16, kernels::FloatType::BF16, kernels::Format::E4M3, kInL2, kAnyScale, false},
+    {"bf16 e4m3 DRAM", at::kBFloat16, kernels::FloatType::BF16, kernels::Format::E4M3, kInMemory, kAnyScale, false},
+    {"f16 e4m3 L2", at::kHalf, kernels::FloatType::F16, kernels::Format::E4M3, kInL2, kAnyScale, false},
+};
+
+kernels::CastArgs args_of(const Case& c, const at::Tensor& x, at::Tensor& codes, float* amax) {
+  kernels::CastArgs args;
+  args.x = x.const_data_ptr();
+  args.type = c.type;
+  args.rows = 1;
+  args.cols = args.row_stride = c.n;
+  args.codes = static_cast<std::uint8_t*>(codes.mutable_data_ptr());
+  args.format = c.format;
+  args.max = kernels::fp8_max(c.format, kernels::Dialect::ocp);
+  args.scale = &c.scale;
+  args.stochastic = c.stochastic;
+  args.amax = amax;
+  return args;
+}
+
+void check_against_scalar(const Case& c, const kernels::CastArgs& args, const at::Tensor& codes) {
+  at::Tensor reference = at::empty({c.n}, at::kByte);
+  float amax = -1.0f;
+  kernels::CastArgs scalar = args;
+  scalar.codes = static_cast<std::uint8_t*>(reference.mutable_data_ptr());
+  scalar.amax = &amax;
+  kernels::cast_to_fp8(args);
+  kernels::ScopedSimdLevel level(kernels::SimdLevel::scalar);
+  kernels::cast_to_fp8(scalar);
+  const bool same = std::memcmp(codes.const_data_ptr(), reference.const_data_ptr(), static_cast<std::size_t>(c.n)) == 0;
+  require(same && amax == *args.amax, std::string("cast ") + c.name);
+}
+
+void bench_case(Runner& runner, const Case& c) {
+  const at::ScalarType fp8 = c.format == kernels::Format::E4M3 ? at::kFloat8_e4m3fn : at::kFloat8_e5m2;
+  const at::Tensor x = at::randn({c.n}, at::kFloat).to(c.torch_type);
+  at::Tensor codes = at::empty({c.n}, at::kByte), torch_codes = at::empty({c.n}, fp8);
+  float amax = 0.0f;
+  const kernels::CastArgs args = args_of(c, x, codes, &amax);
+  check_against_scalar(c, args, codes);
+
+  // A copy of half the bytes that the cast reads and writes moves exactly as many.
+  const std::size_t moved = static_cast<std::size_t>(c.n) * (static_cast<std::size_t>(kernels::size_of(c.type)) + 1) / 2;
+  std::vector<char> from(moved, 1), to(moved);
+  const auto times = runner.medians({
+      [&] { kernels::cast_to_fp8(args); },
+      [&] { torch_codes.copy_(x); },
+      [&] {
+        const at::Tensor largest = x.abs().amax();
+        torch_codes.copy_(x.mul(c.scale).clamp(-args.max, args.max));
+      },
+      [&] { std::memcpy(to.data(), from.data(), moved); },
+  });
+  Line line;
+  line.kernel = "cast";
+  line.name = c.name;
+  line.ns = times[0];
+  line.bytes = static_cast<double>(c.n) * kernels::size_of(c.type);
+  line.torch_ns = times[1];
+  line.extra = {{"torch_chain_ns", times[2]}, {"chain_ratio", times[2] / times[0]}, {"of_memcpy", times[3] / times[0]}};
+  runner.print(line);
+}
+
+void run(Runner& runner) {
+  for (const Case& c : kCases) {
+    if (runner.wants("cast", c.name)) bench_case(runner, c);
+  }
+}
+
+const Registration registration("cast", run);
+
+}  // namespace
+}  // namespace fp8::bench

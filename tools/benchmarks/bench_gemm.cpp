@@ -1,0 +1,114 @@
+// SPDX-License-Identifier: Apache-2.0
+// fp8-weight products beside torch's linear with the same activations: bf16 linear for bf16 and fp8 activations, f32 linear
+// for f32. N = K = 4096, so a weight (16 MiB of codes) is read from memory: several weights take turns, as in a model, or
+// all but the first call would find it in the last cache. gbps counts the codes read, gmacs the products.
+#include <ATen/TensorOperators.h>
+#include <ATen/core/Tensor.h>
+#include <ATen/ops/empty.h>
+#include <ATen/ops/linear.h>
+#include <ATen/ops/randint.h>
+#include <ATen/ops/randn.h>
+#include <c10/core/InferenceMode.h>
+
+#include <cmath>
+#include <string>
+#include <vector>
+
+#include "fp8/runtime/kernels/gemm.h"
+#include "fp8/tools/benchmarks/bench.h"
+
+namespace fp8::bench {
+namespace {
+
+constexpr std::int64_t kN = 4096, kK = 4096;
+constexpr std::size_t kWeights = 4;
+
+struct Activations {
+  const char* name;
+  kernels::ActivationType type;
+  at::ScalarType torch_type;  // of the linear that it replaces
+};
+const Activations kActivations[] = {
+    {"bf16", kernels::ActivationType::BF16, at::kBFloat16},
+    {"e4m3", kernels::ActivationType::E4M3, at::kBFloat16},
+    {"f32", kernels::ActivationType::F32, at::kFloat},
+};
+
+struct Weights {
+  std::vector<at::Tensor> row_major, packed, bf16, f32;  // the same values
+  Weights() {
+    for (std::size_t i = 0; i < kWeights; ++i) {
+      row_major.push_back(at::randint(0, 0x7F, {kN, kK}, at::kByte) + at::randint(0, 2, {kN, kK}, at::kByte) * 0x80);
+      packed.push_back(at::empty({kernels::packed_bytes(kN, kK)}, at::kByte));
+      kernels::pack_weight(row_major[i].const_data_ptr<std::uint8_t>(), kN, kK, packed[i].mutable_data_ptr<std::uint8_t>());
+      f32.push_back(row_major[i].view(at::kFloat8_e4m3fn).to(at::kFloat));
+      bf16.push_back(f32[i].to(at::kBFloat16));
+    }
+  }
+};
+
+kernels::GemmArgs args_of(std::int64_t m, const Activations& a, const at::Tensor& x, const at::Tensor& w, kernels::Layout layout, at::Tensor& y) {
+  kernels::GemmArgs args;
+  args.m = m, args.n = kN, args.k = kK;
+  args.a = x.const_data_ptr(), args.a_type = a.type, args.a_stride = kK;
+  args.w = w.const_data_ptr<std::uint8_t>(), args.w_layout = layout;
+  args.y = y.mutable_data_ptr(), args.y_stride = kN;
+  args.y_type = a.torch_type == at::kFloat ? kernels::FloatType::F32 : kernels::FloatType::BF16;
+  return args;
+}
+
+// Against torch's f32 linear of the same values: K roundings of sums of this size, and one to bf16.
+void check(const std::string& name, const at::Tensor& y, const at::Tensor& x, const at::Tensor& w) {
+  const at::Tensor expected = at::linear(x, w);
+  const at::Tensor size = at::linear(x.abs(), w.abs());
+  const double rounding = y.scalar_type() == at::kFloat ? 0 : 0x1p-8;
+  const at::Tensor excess = (y.to(at::kFloat) - expected).abs() - size * (4.0 * kK * 0x1p-24) - expected.abs() * rounding;
+  require(excess.max().item<float>() <= 0, "gemm " + name);
+}
+
+void bench_case(Runner& runner, const Weights& weights, std::int64_t m, const Activations& a) {
+  const std::string name = std::string(a.name) + " M=" + std::to_string(m);
+  const at::Tensor codes = at::randint(0, 0x70, {m, kK}, at::kByte);
+  const bool coded = a.type == kernels::ActivationType::E4M3;
+  const at::Tensor torch_x = coded ? codes.view(at::kFloat8_e4m3fn).to(at::kBFloat16) : at::randn({m, kK}).to(a.torch_type);
+  const at::Tensor x = coded ? codes : torch_x;
+  at::Tensor y = at::empty({m, kN}, a.torch_type);
+  const auto& torch_w = a.torch_type == at::kFloat ? weights.f32 : weights.bf16;
+  for (const auto layout : {kernels::Layout::packed, kernels::Layout::row_major}) {
+    const auto& w = layout == kernels::Layout::packed ? weights.packed : weights.row_major;
+    kernels::gemm(args_of(m, a, x, w[0], layout, y));
+    check(name, y, torch_x.to(at::kFloat), weights.f32[0]);
+  }
+  std::size_t turn[3] = {};
+  const auto times = runner.medians({
+      [&] { kernels::gemm(args_of(m, a, x, weights.packed[turn[0]++ % kWeights], kernels::Layout::packed, y)); },
+      [&] { kernels::gemm(args_of(m, a, x, weights.row_major[turn[1]++ % kWeights], kernels::Layout::row_major, y)); },
+      [&] { const at::Tensor out = at::linear(torch_x, torch_w[turn[2]++ % kWeights]); },
+  });
+  for (int i = 0; i < 2; ++i) {
+    Line line;
+    line.kernel = "gemm";
+    line.name = name + (i == 0 ? " packed" : " row_major");
+    line.ns = times[static_cast<std::size_t>(i)];
+    line.bytes = static_cast<double>(kN) * kK;
+    line.macs = line.bytes * static_cast<double>(m);
+    line.torch_ns = times[2];
+    runner.print(line);
+  }
+}
+
+void run(Runner& runner) {
+  const c10::InferenceMode inference;
+  std::vector<std::pair<std::int64_t, const Activations*>> cases;
+  for (const std::int64_t m : {1, 4, 16, 128, 512})
+    for (const Activations& a : kActivations)
+      if (runner.wants("gemm", std::string(a.name) + " M=" + std::to_string(m))) cases.emplace_back(m, &a);
+  if (cases.empty()) return;
+  const Weights weights;
+  for (const auto& [m, a] : cases) bench_case(runner, weights, m, *a);
+}
+
+const Registration registration("gemm", run);
+
+}  // namespace
+}  // namespace fp8::bench
