@@ -3,7 +3,7 @@
 //
 // Numbers, the same on every level:
 //   y = round( f32(f32(f32(sum * f32(a_scale_inv * w_scale_inv)) + bias) + y_old) )      bias and y_old only where given
-// so scales that are powers of two are exact. Products are exact and summed in f32. With m rows, K long:
+// so scales that are powers of two are exact. Products are exact and summed in f32:
 //   |error of sum| <= 2K * 2^-24 * sum over k of |a w|
 // A level sums in one fixed order of k. An output's bits depend on its row of A, its row of W and the level (and whether
 // A is BF16/fp8 or F32/F16): not on M or N, nor on the other rows, the layout, the threads or how the work was cut.

@@ -40,7 +40,8 @@ template <Reading kReading>
 
 // acc (R rows x vectors [g, g + G) of one block) += lines . x
 template <Reading kReading, int R, int G>
-void multiply_lines(const std::uint8_t* p, std::int64_t lines, const float* x, float* acc, std::int64_t acc_stride, bool first, int g) {
+void multiply_lines(const std::uint8_t* p, std::int64_t lines, std::int64_t prefetch, const float* x, float* acc, std::int64_t acc_stride, bool first,
+                    int g) {
   __m256 c[R][G];
 #pragma GCC unroll 8
   for (int r = 0; r < R; ++r)
@@ -48,6 +49,7 @@ void multiply_lines(const std::uint8_t* p, std::int64_t lines, const float* x, f
     for (int i = 0; i < G; ++i) c[r][i] = first ? _mm256_setzero_ps() : _mm256_loadu_ps(acc + r * acc_stride + (g + i) * 8);
   p += g * 16;
   for (std::int64_t q = 0; q < lines; ++q, p += kLineBytes, x += 4 * R) {
+    _mm_prefetch(reinterpret_cast<const char*>(p + prefetch), _MM_HINT_T0);
 #pragma GCC unroll 2
     for (int half = 0; half < 2; ++half)
 #pragma GCC unroll 4
@@ -65,11 +67,13 @@ void multiply_lines(const std::uint8_t* p, std::int64_t lines, const float* x, f
 
 // Panel of one block: [2 halves of 8 channels][line][k pair][2 vectors].
 template <Reading kReading>
-void decode_panel(const std::uint8_t* p, std::int64_t lines, float* panel) {
+void decode_panel(const std::uint8_t* p, std::int64_t lines, std::int64_t prefetch, float* panel) {
   for (int h = 0; h < 2; ++h)
-    for (std::int64_t q = 0; q < lines; ++q)
+    for (std::int64_t q = 0; q < lines; ++q) {
+      _mm_prefetch(reinterpret_cast<const char*>(p + q * kLineBytes + prefetch), _MM_HINT_T0);
       for (int v = 0; v < 4; ++v, panel += 8)
         _mm256_store_ps(panel, decode8<kReading>(p + q * kLineBytes + (h * 2 + v % 2) * 16 + v / 2 * 8));
+    }
 }
 
 template <int R>
@@ -107,7 +111,7 @@ void multiply_block(const MultiplyArgs& args, const std::uint8_t* lines, float* 
   const float* x = static_cast<const float*>(args.x);
   if (!args.plan.panel) {
     const auto run = [&](auto function, int groups) {
-      for (int g = 0; g < 4; g += groups) function(lines, args.range_lines, x, acc, acc_stride, args.first, g);
+      for (int g = 0; g < 4; g += groups) function(lines, args.range_lines, args.prefetch, x, acc, acc_stride, args.first, g);
     };
     switch (rows) {
       case 1: return run(multiply_lines<kReading, 1, 4>, 4);
@@ -117,18 +121,16 @@ void multiply_block(const MultiplyArgs& args, const std::uint8_t* lines, float* 
     }
   }
   float* panel = static_cast<float*>(args.panel);
-  decode_panel<kReading>(lines, args.range_lines, panel);
+  decode_panel<kReading>(lines, args.range_lines, args.prefetch, panel);
   for (std::int64_t t = 0; t < args.tiles; ++t, x += args.x_tile_stride / 4, acc += rows * acc_stride)
     for (int h = 0; h < 2; ++h)
       kPanel[rows - 1](panel + h * args.range_lines * 32, args.range_lines * 2, x, acc + h * 16, acc_stride, args.first);
 }
 
-// Also brings the lines into L1, and what follows `prefetch` bytes later on its way.
-bool has_nan(const std::uint8_t* p, std::int64_t lines, std::int64_t prefetch) {
+bool has_nan(const std::uint8_t* p, std::int64_t lines) {
   const __m256i magnitude = _mm256_set1_epi8(0x7F);
   __m256i found = _mm256_setzero_si256();
   for (std::int64_t q = 0; q < lines; ++q, p += kLineBytes) {
-    _mm_prefetch(reinterpret_cast<const char*>(p + prefetch), _MM_HINT_T0);
     const __m256i a = _mm256_loadu_si256(reinterpret_cast<const __m256i*>(p));
     const __m256i b = _mm256_loadu_si256(reinterpret_cast<const __m256i*>(p + 32));
     found = _mm256_or_si256(found, _mm256_or_si256(_mm256_cmpeq_epi8(_mm256_and_si256(a, magnitude), magnitude),
@@ -141,9 +143,8 @@ void multiply(const MultiplyArgs& args) {
   for (int block = 0; block < args.blocks; ++block) {
     const std::uint8_t* lines = args.lines + block * args.block_stride;
     float* acc = args.acc + block * kAccFloats;
-    const bool nan = has_nan(lines, args.range_lines, args.prefetch);
     if (args.format == Format::E5M2) multiply_block<Reading::E5M2>(args, lines, acc);
-    else if (nan) multiply_block<Reading::E4M3WithNan>(args, lines, acc);
+    else if (has_nan(lines, args.range_lines)) multiply_block<Reading::E4M3WithNan>(args, lines, acc);
     else multiply_block<Reading::E4M3>(args, lines, acc);
   }
 }
@@ -158,7 +159,7 @@ GemmPlan plan(std::int64_t m) {
   return plan;
 }
 
-// 4 rows x 16 codes at a time: 16-bit unpacks as in the AVX-512 form, one group of 4 channels of 4 lines.
+// 4 rows x 16 codes: 16-bit unpacks as in the AVX-512 form, one group of 4 channels of 4 lines.
 void pack_group(__m128i r0, __m128i r1, __m128i r2, __m128i r3, std::uint8_t* out) {
   const __m128i even_lo = _mm_unpacklo_epi16(r0, r2), even_hi = _mm_unpackhi_epi16(r0, r2);
   const __m128i odd_lo = _mm_unpacklo_epi16(r1, r3), odd_hi = _mm_unpackhi_epi16(r1, r3);
@@ -171,15 +172,16 @@ void pack_group(__m128i r0, __m128i r1, __m128i r2, __m128i r3, std::uint8_t* ou
 void pack_lines(const std::uint8_t* w, std::int64_t row_stride, int rows, std::int64_t k, std::int64_t prefetch, std::uint8_t* lines) {
   std::int64_t k0 = 0;
   if (rows == 16)
-    for (; k0 + 16 <= k; k0 += 16, lines += 4 * kLineBytes)
+    // 4 rows x 64 codes before the next 4 rows: 16 rows a power of two apart would not fit their one set of L1.
+    for (; k0 + 64 <= k; k0 += 64, lines += 16 * kLineBytes)
       for (int g = 0; g < 4; ++g) {
-        __m128i r[4];
-        for (int i = 0; i < 4; ++i) {
-          const std::uint8_t* row = w + (4 * g + i) * row_stride + k0;
-          if (k0 % 64 == 0) _mm_prefetch(reinterpret_cast<const char*>(row + prefetch), _MM_HINT_T1);
-          r[i] = _mm_loadu_si128(reinterpret_cast<const __m128i*>(row));
+        const std::uint8_t* row = w + 4 * g * row_stride + k0;
+        for (int i = 0; i < 4; ++i) _mm_prefetch(reinterpret_cast<const char*>(row + i * row_stride + prefetch), _MM_HINT_T1);
+        for (int part = 0; part < 4; ++part) {
+          __m128i r[4];
+          for (int i = 0; i < 4; ++i) r[i] = _mm_loadu_si128(reinterpret_cast<const __m128i*>(row + i * row_stride + part * 16));
+          pack_group(r[0], r[1], r[2], r[3], lines + part * 4 * kLineBytes + g * 16);
         }
-        pack_group(r[0], r[1], r[2], r[3], lines + g * 16);
       }
   for (; k0 < k; k0 += kLineK, lines += kLineBytes)
     for (int c = 0; c < kBlockChannels; ++c)
