@@ -15,6 +15,7 @@ struct Avx2 {
 
   static FP8_INLINE V set(float x) { return _mm256_set1_ps(x); }
   static FP8_INLINE I set(std::uint32_t x) { return _mm256_set1_epi32(static_cast<int>(x)); }
+  static FP8_INLINE V absolute(V a) { return _mm256_and_ps(a, _mm256_castsi256_ps(_mm256_set1_epi32(0x7FFFFFFF))); }
   static FP8_INLINE V multiply(V a, V b) { return _mm256_mul_ps(a, b); }
   static FP8_INLINE I multiply(I a, I b) { return _mm256_mullo_epi32(a, b); }
   static FP8_INLINE I bit_xor(I a, I b) { return _mm256_xor_si256(a, b); }
@@ -37,23 +38,26 @@ struct Avx2 {
       const I u0 = _mm256_loadu_si256(reinterpret_cast<const I*>(x));
       const I u1 = _mm256_loadu_si256(reinterpret_cast<const I*>(x + 32));
       const I zero = _mm256_setzero_si256(), magnitude = _mm256_set1_epi16(0x7FFF);
-      lanes.v[0] = _mm256_castsi256_ps(_mm256_unpacklo_epi16(zero, u0));
-      lanes.v[1] = _mm256_castsi256_ps(_mm256_unpackhi_epi16(zero, u0));
-      lanes.v[2] = _mm256_castsi256_ps(_mm256_unpacklo_epi16(zero, u1));
-      lanes.v[3] = _mm256_castsi256_ps(_mm256_unpackhi_epi16(zero, u1));
+      const I a0 = _mm256_and_si256(u0, magnitude), a1 = _mm256_and_si256(u1, magnitude);
+      lanes.v[0] = _mm256_castsi256_ps(_mm256_unpacklo_epi16(zero, a0));
+      lanes.v[1] = _mm256_castsi256_ps(_mm256_unpackhi_epi16(zero, a0));
+      lanes.v[2] = _mm256_castsi256_ps(_mm256_unpacklo_epi16(zero, a1));
+      lanes.v[3] = _mm256_castsi256_ps(_mm256_unpackhi_epi16(zero, a1));
       lanes.sign = _mm256_packs_epi16(u0, u1);
-      amax = _mm256_max_epu16(amax, _mm256_max_epu16(_mm256_and_si256(u0, magnitude), _mm256_and_si256(u1, magnitude)));
+      amax = _mm256_max_epu16(amax, _mm256_max_epu16(a0, a1));
     } else {
-      const I magnitude = _mm256_set1_epi32(0x7FFFFFFF);
       for (int j = 0; j < 4; ++j) {
         if constexpr (T == FloatType::F32) {
           lanes.v[j] = _mm256_loadu_ps(reinterpret_cast<const float*>(x) + 8 * j);
         } else {
           lanes.v[j] = _mm256_cvtph_ps(_mm_loadu_si128(reinterpret_cast<const __m128i*>(x) + j));
         }
-        amax = _mm256_max_epu32(amax, _mm256_and_si256(_mm256_castps_si256(lanes.v[j]), magnitude));
       }
       lanes.sign = signs<T>(lanes.v);
+      for (int j = 0; j < 4; ++j) {
+        lanes.v[j] = absolute(lanes.v[j]);
+        amax = _mm256_max_epu32(amax, _mm256_castps_si256(lanes.v[j]));
+      }
     }
   }
 
@@ -86,37 +90,33 @@ struct Avx2 {
     return _mm256_blendv_ps(_mm256_castsi256_ps(rounded), y, _mm256_cmp_ps(y, y, _CMP_UNORD_Q));
   }
 
-  static FP8_INLINE V clamp(V y, V max) {
-    return _mm256_min_ps(_mm256_and_ps(y, _mm256_castsi256_ps(_mm256_set1_epi32(0x7FFFFFFF))), max);
-  }
-  /// Magnitude codes; 0x7F where y is NaN.
+  /// 0x7F where y is NaN; expects clean codes.
   static FP8_INLINE I keep_nan(I code, V y) {
     return _mm256_or_si256(code, _mm256_srli_epi32(_mm256_castps_si256(_mm256_cmp_ps(y, y, _CMP_UNORD_Q)), 25));
   }
 
+  /// y >= 0 or NaN (which min turns into max) -> clean magnitude codes.
   template <Format F>
   static FP8_INLINE I nearest(V y, V max) {
-    constexpr int kShift = 23 - Magic<F>::kMantissa;
-    const V a = clamp(y, max);
+    const V a = _mm256_min_ps(y, max);
     const I exponent = _mm256_and_si256(_mm256_castps_si256(a), _mm256_set1_epi32(0x7F800000));
     const I t = _mm256_max_epu32(exponent, _mm256_set1_epi32(Magic<F>::kMinExponent << 23));
-    const I m = _mm256_add_epi32(t, _mm256_set1_epi32((kShift << 23) + Magic<F>::kBias));
-    const I s = _mm256_castps_si256(_mm256_add_ps(a, _mm256_castsi256_ps(m)));
-    const I code = _mm256_add_epi32(s, _mm256_srli_epi32(t, kShift));
-    return keep_nan(_mm256_and_si256(code, _mm256_set1_epi32(0x7F)), y);
+    const V s = _mm256_fmadd_ps(_mm256_castsi256_ps(t), set(Magic<F>::kRound), a);
+    const I code = _mm256_add_epi32(_mm256_castps_si256(s), _mm256_srli_epi32(t, 23 - Magic<F>::kMantissa));
+    return _mm256_and_si256(code, _mm256_set1_epi32(0x7F));
   }
 
   template <Format F>
   static FP8_INLINE I stochastic(V y, V max, I random) {
     constexpr int kShift = 23 - Magic<F>::kMantissa;
-    const V a = clamp(y, max);
+    const V a = _mm256_min_ps(y, max);
     const I bits = _mm256_castps_si256(a);
     const I normal = _mm256_sub_epi32(bits, _mm256_set1_epi32((Magic<F>::kMinExponent - 1) << 23));
     const I subnormal = _mm256_cvttps_epi32(_mm256_mul_ps(a, set(Magic<F>::kSubnormalToFixed)));
     const I is_subnormal = _mm256_cmpgt_epi32(_mm256_set1_epi32(Magic<F>::kMinExponent << 23), bits);
     const I fixed = _mm256_blendv_epi8(normal, subnormal, is_subnormal);
     const I sum = _mm256_add_epi32(fixed, _mm256_srli_epi32(random, 32 - kShift));
-    return keep_nan(_mm256_srli_epi32(sum, kShift), y);
+    return _mm256_srli_epi32(sum, kShift);
   }
 
   template <FloatType T>

@@ -37,6 +37,7 @@ struct Avx512 {
 
   static FP8_INLINE V set(float x) { return _mm512_set1_ps(x); }
   static FP8_INLINE I set(std::uint32_t x) { return _mm512_set1_epi32(static_cast<int>(x)); }
+  static FP8_INLINE V absolute(V a) { return _mm512_castsi512_ps(_mm512_and_si512(_mm512_castps_si512(a), set(0x7FFFFFFFu))); }
   static FP8_INLINE V multiply(V a, V b) { return _mm512_mul_ps(a, b); }
   static FP8_INLINE I multiply(I a, I b) { return _mm512_mullo_epi32(a, b); }
   static FP8_INLINE I bit_xor(I a, I b) { return _mm512_xor_si512(a, b); }
@@ -70,28 +71,31 @@ struct Avx512 {
     if constexpr (T == FloatType::BF16) {
       const I u0 = _mm512_loadu_si512(x), u1 = _mm512_loadu_si512(x + 64);
       const I zero = _mm512_setzero_si512(), magnitude = _mm512_set1_epi16(0x7FFF);
-      lanes.v[0] = _mm512_castsi512_ps(_mm512_unpacklo_epi16(zero, u0));
-      lanes.v[1] = _mm512_castsi512_ps(_mm512_unpackhi_epi16(zero, u0));
-      lanes.v[2] = _mm512_castsi512_ps(_mm512_unpacklo_epi16(zero, u1));
-      lanes.v[3] = _mm512_castsi512_ps(_mm512_unpackhi_epi16(zero, u1));
+      const I a0 = _mm512_and_si512(u0, magnitude), a1 = _mm512_and_si512(u1, magnitude);
+      lanes.v[0] = _mm512_castsi512_ps(_mm512_unpacklo_epi16(zero, a0));
+      lanes.v[1] = _mm512_castsi512_ps(_mm512_unpackhi_epi16(zero, a0));
+      lanes.v[2] = _mm512_castsi512_ps(_mm512_unpacklo_epi16(zero, a1));
+      lanes.v[3] = _mm512_castsi512_ps(_mm512_unpackhi_epi16(zero, a1));
       if constexpr (kVbmi) {
         alignas(64) static constexpr OddBytes kOdd{};
         lanes.sign = _mm512_permutex2var_epi8(u0, _mm512_load_si512(kOdd.byte), u1);
       } else {
         lanes.sign = _mm512_packs_epi16(u0, u1);
       }
-      amax = _mm512_max_epu16(amax, _mm512_max_epu16(_mm512_and_si512(u0, magnitude), _mm512_and_si512(u1, magnitude)));
+      amax = _mm512_max_epu16(amax, _mm512_max_epu16(a0, a1));
     } else {
-      const I magnitude = _mm512_set1_epi32(0x7FFFFFFF);
       for (int j = 0; j < 4; ++j) {
         if constexpr (T == FloatType::F32) {
           lanes.v[j] = _mm512_loadu_ps(x + 64 * j);
         } else {
           lanes.v[j] = _mm512_cvtph_ps(_mm256_loadu_si256(reinterpret_cast<const __m256i*>(x) + j));
         }
-        amax = _mm512_max_epu32(amax, _mm512_and_si512(_mm512_castps_si512(lanes.v[j]), magnitude));
       }
       lanes.sign = signs<T>(lanes.v);
+      for (int j = 0; j < 4; ++j) {
+        lanes.v[j] = absolute(lanes.v[j]);
+        amax = _mm512_max_epu32(amax, _mm512_castps_si512(lanes.v[j]));
+      }
     }
   }
 
@@ -126,34 +130,31 @@ struct Avx512 {
     return _mm512_mask_mov_ps(_mm512_castsi512_ps(rounded), _mm512_cmp_ps_mask(y, y, _CMP_UNORD_Q), y);
   }
 
-  /// min(|y|, max): 0x0A takes the smaller magnitude and clears the sign.
-  static FP8_INLINE V clamp(V y, V max) { return _mm512_range_ps(y, max, 0x0A); }
   static FP8_INLINE I keep_nan(I code, V y) {
     return _mm512_mask_mov_epi32(code, _mm512_cmp_ps_mask(y, y, _CMP_UNORD_Q), _mm512_set1_epi32(0x7F));
   }
 
+  /// y >= 0 or NaN (which min turns into max) -> codes in the low 7 bits, anything above.
   template <Format F>
   static FP8_INLINE I nearest(V y, V max) {
-    constexpr int kShift = 23 - Magic<F>::kMantissa;
-    const V a = clamp(y, max);
+    const V a = _mm512_min_ps(y, max);
     const I exponent = _mm512_and_si512(_mm512_castps_si512(a), _mm512_set1_epi32(0x7F800000));
     const I t = _mm512_max_epu32(exponent, _mm512_set1_epi32(Magic<F>::kMinExponent << 23));
-    const I m = _mm512_add_epi32(t, _mm512_set1_epi32((kShift << 23) + Magic<F>::kBias));
-    const I s = _mm512_castps_si512(_mm512_add_ps(a, _mm512_castsi512_ps(m)));
-    return keep_nan(_mm512_add_epi32(s, _mm512_srli_epi32(t, kShift)), y);
+    const V s = _mm512_fmadd_ps(_mm512_castsi512_ps(t), set(Magic<F>::kRound), a);
+    return _mm512_add_epi32(_mm512_castps_si512(s), _mm512_srli_epi32(t, 23 - Magic<F>::kMantissa));
   }
 
   template <Format F>
   static FP8_INLINE I stochastic(V y, V max, I random) {
     constexpr int kShift = 23 - Magic<F>::kMantissa;
-    const V a = clamp(y, max);
+    const V a = _mm512_min_ps(y, max);
     const I bits = _mm512_castps_si512(a);
     const I normal = _mm512_sub_epi32(bits, _mm512_set1_epi32((Magic<F>::kMinExponent - 1) << 23));
     const __mmask16 is_subnormal = _mm512_cmplt_epi32_mask(bits, _mm512_set1_epi32(Magic<F>::kMinExponent << 23));
     const V scaled = _mm512_mul_ps(a, set(Magic<F>::kSubnormalToFixed));
     const I fixed = _mm512_mask_cvttps_epi32(normal, is_subnormal, scaled);
     const I sum = _mm512_add_epi32(fixed, _mm512_srli_epi32(random, 32 - kShift));
-    return keep_nan(_mm512_srli_epi32(sum, kShift), y);
+    return _mm512_srli_epi32(sum, kShift);
   }
 
   template <FloatType T>

@@ -3,10 +3,13 @@
 // with that file's flags: everything is in an anonymous namespace, so that no copy can reach another level's code.
 //
 //   blocks of 4 vectors of f32 lanes -> 4 vectors of codes -> one vector of bytes
-//   y = x * scale;  a = min(|y|, max);  t = max(exponent of a, EMIN)                                    (cast_scalar.cpp)
-//   m = t + (23-MB << 23) + C       C = -(EMIN << MB) mod 256: 0x38 (E4M3), 0x3C (E5M2)
-//   code = low 7 bits of bits(a + m) + (t >> (23-MB))        NaN: 0x7F        C is even, so ties keep their parity
+//   a = min(|x| * |scale|, max);  t = max(exponent of a, EMIN), a power of two                          (cast_scalar.cpp)
+//   s = a + t * K, one FMA          K = 2^(23-MB) + C * 2^-MB, C = -(EMIN << MB) mod 256: 2^20 + 7 (E4M3), 2^21 + 15 (E5M2)
+//   code = low 7 bits of bits(s) + (bits(t) >> (23-MB))          C is even, so ties keep their parity
 //   sign byte = sign(x) ^ sign(scale), packed straight from the input bits
+//
+// NaN costs two of ten operations per vector, so runs with one finite scale are first cast without it (kNaN = false). Their
+// amax, an integer maximum, says whether there was a NaN; then that piece of the run is cast again.
 //
 // Isa gives: V, I (vectors of float, of integers), kLanes, load<T>, scales<T>, lane_index<T>, product rounding, encode
 // functions and finish<T>, which packs. BF16 lanes come in unpack order, undone by the pack at no cost.
@@ -22,14 +25,19 @@ namespace {
 
 template <Format F>
 struct Magic {  // E4M3
-  static constexpr int kMantissa = 3, kMinExponent = 121, kBias = 0x38;
+  static constexpr int kMantissa = 3, kMinExponent = 121;
+  static constexpr float kRound = 0x1p20f + 7.0f;
   static constexpr float kSubnormalToFixed = 0x1p29f;
 };
 template <>
 struct Magic<Format::E5M2> {
-  static constexpr int kMantissa = 2, kMinExponent = 113, kBias = 0x3C;
+  static constexpr int kMantissa = 2, kMinExponent = 113;
+  static constexpr float kRound = 0x1p21f + 15.0f;
   static constexpr float kSubnormalToFixed = 0x1p37f;
 };
+
+/// Elements that are cast before their amax is asked about NaN; a multiple of every block.
+constexpr std::int64_t kPiece = 8192;
 
 /// Prefetch distance in bytes; covers the DRAM latency at one core's bandwidth.
 constexpr int kAhead = 8192;
@@ -39,14 +47,14 @@ constexpr int bytes_per_element(FloatType type) { return type == FloatType::F32 
 /// What is the same for a whole run.
 template <class Isa>
 struct Run {
-  typename Isa::V scale, max;
+  typename Isa::V scale, max;  // |scale|
   typename Isa::I sign_flip;  // bytes: 0x80 where the one scale is negative
   std::uint32_t key0, key1;
 };
 
 template <class Isa>
 struct Lanes {
-  typename Isa::V v[4];  // x as f32
+  typename Isa::V v[4];  // |x| as f32
   typename Isa::I sign;  // bytes whose top bit is the sign of x, in packed order
 };
 
@@ -62,7 +70,7 @@ FP8_INLINE typename Isa::I hash(typename Isa::I index, const Run<Isa>& run) {
 }
 
 /// One block of 4 * kLanes elements; returns their codes in memory order.
-template <class Isa, FloatType T, Format F, bool kPerElement, bool kRoundProduct, bool kStochastic>
+template <class Isa, FloatType T, Format F, bool kPerElement, bool kRoundProduct, bool kStochastic, bool kNaN>
 FP8_INLINE typename Isa::I cast_block(const char* x, const float* scales, std::uint32_t index, const Run<Isa>& run,
                                       typename Isa::I& amax) {
   Lanes<Isa> lanes;
@@ -72,6 +80,7 @@ FP8_INLINE typename Isa::I cast_block(const char* x, const float* scales, std::u
   if constexpr (kPerElement) {
     Isa::template load_scales<T>(scales, scale);
     sign = Isa::bit_xor(lanes.sign, Isa::template signs<T>(scale));
+    for (int j = 0; j < 4; ++j) scale[j] = Isa::absolute(scale[j]);
   }
   typename Isa::I code[4];
   for (int j = 0; j < 4; ++j) {
@@ -82,12 +91,13 @@ FP8_INLINE typename Isa::I cast_block(const char* x, const float* scales, std::u
     } else {
       code[j] = Isa::template nearest<F>(y, run.max);
     }
+    if constexpr (kNaN) code[j] = Isa::keep_nan(code[j], y);
   }
   return Isa::template finish<T>(code, sign);
 }
 
 /// Elements [i, i + n) of the run, n less than a block: through zeroed buffers, so that nothing outside is read or written.
-template <class Isa, FloatType T, Format F, bool kPerElement, bool kRoundProduct, bool kStochastic>
+template <class Isa, FloatType T, Format F, bool kPerElement, bool kRoundProduct, bool kStochastic, bool kNaN>
 FP8_INLINE void cast_part(const CastSpan& span, std::int64_t i, std::int64_t n, const Run<Isa>& run,
                           typename Isa::I& amax) {
   constexpr int kBlock = 4 * Isa::kLanes, kSize = bytes_per_element(T);
@@ -97,16 +107,16 @@ FP8_INLINE void cast_part(const CastSpan& span, std::int64_t i, std::int64_t n, 
   const std::size_t count = static_cast<std::size_t>(n);
   __builtin_memcpy(x, static_cast<const char*>(span.x) + i * kSize, count * kSize);
   if (kPerElement) __builtin_memcpy(scales, span.scales + i, count * sizeof(float));
-  Isa::store(codes, cast_block<Isa, T, F, kPerElement, kRoundProduct, kStochastic>(
+  Isa::store(codes, cast_block<Isa, T, F, kPerElement, kRoundProduct, kStochastic, kNaN>(
                         x, scales, span.index + static_cast<std::uint32_t>(i), run, amax));
   __builtin_memcpy(span.codes + i, codes, count);
 }
 
-template <class Isa, FloatType T, Format F, bool kPerElement, bool kRoundProduct, bool kStochastic>
+template <class Isa, FloatType T, Format F, bool kPerElement, bool kRoundProduct, bool kStochastic, bool kNaN>
 std::uint32_t cast_run(const CastSpan& span) {
   constexpr int kBlock = 4 * Isa::kLanes, kSize = bytes_per_element(T);
   Run<Isa> run;
-  run.scale = Isa::set(kPerElement ? 1.0f : span.scales[0]);
+  run.scale = Isa::set(kPerElement ? 1.0f : __builtin_fabsf(span.scales[0]));
   run.max = Isa::set(span.max);
   run.sign_flip = Isa::set(!kPerElement && __builtin_signbit(span.scales[0]) ? 0x80808080u : 0u);
   run.key0 = span.key0;
@@ -118,13 +128,13 @@ std::uint32_t cast_run(const CastSpan& span) {
   if (span.stream) {  // streaming stores want aligned addresses
     const std::int64_t head = -reinterpret_cast<std::intptr_t>(span.codes) & (kBlock - 1);
     i = head < span.n ? head : span.n;
-    if (i > 0) cast_part<Isa, T, F, kPerElement, kRoundProduct, kStochastic>(span, 0, i, run, amax);
+    if (i > 0) cast_part<Isa, T, F, kPerElement, kRoundProduct, kStochastic, kNaN>(span, 0, i, run, amax);
   }
   for (; i + kBlock <= span.n; i += kBlock) {
     for (int line = 0; line < kBlock * kSize; line += 64) {
       _mm_prefetch(x + i * kSize + kAhead + line, _MM_HINT_T0);
     }
-    const auto codes = cast_block<Isa, T, F, kPerElement, kRoundProduct, kStochastic>(
+    const auto codes = cast_block<Isa, T, F, kPerElement, kRoundProduct, kStochastic, kNaN>(
         x + i * kSize, kPerElement ? span.scales + i : nullptr, span.index + static_cast<std::uint32_t>(i), run, amax);
     if (span.stream) {
       Isa::stream(span.codes + i, codes);
@@ -132,25 +142,50 @@ std::uint32_t cast_run(const CastSpan& span) {
       Isa::store(span.codes + i, codes);
     }
   }
-  if (i < span.n) cast_part<Isa, T, F, kPerElement, kRoundProduct, kStochastic>(span, i, span.n - i, run, amax);
-  if (span.stream) _mm_sfence();
+  if (i < span.n) cast_part<Isa, T, F, kPerElement, kRoundProduct, kStochastic, kNaN>(span, i, span.n - i, run, amax);
   return Isa::template reduce_amax<T>(amax);
 }
 
-template <class Isa, FloatType T, Format F, bool kPerElement, bool kRoundProduct>
-std::uint32_t cast_rounding(const CastSpan& span) {
-  return span.stochastic ? cast_run<Isa, T, F, kPerElement, kRoundProduct, true>(span)
-                         : cast_run<Isa, T, F, kPerElement, kRoundProduct, false>(span);
+/// One scale for the run, rounding to nearest: piece by piece, again with care for NaN where there was one.
+template <class Isa, FloatType T, Format F, bool kRoundProduct>
+std::uint32_t cast_pieces(const CastSpan& span) {
+  CastSpan piece = span;
+  std::uint32_t amax = 0;
+  for (std::int64_t i = 0; i < span.n; i += piece.n) {
+    piece.x = static_cast<const char*>(span.x) + i * bytes_per_element(T);
+    piece.codes = span.codes + i;
+    piece.n = kPiece - (reinterpret_cast<std::intptr_t>(piece.codes) & 63);  // the next one starts aligned
+    if (piece.n > span.n - i) piece.n = span.n - i;
+    const std::uint32_t found = cast_run<Isa, T, F, false, kRoundProduct, false, false>(piece);
+    if (found > 0x7F800000u) cast_run<Isa, T, F, false, kRoundProduct, false, true>(piece);
+    amax = amax > found ? amax : found;
+  }
+  return amax;
+}
+
+template <class Isa, FloatType T, Format F, bool kRoundProduct>
+std::uint32_t cast_any(const CastSpan& span) {
+  if (span.stochastic) {
+    return span.per_element ? cast_run<Isa, T, F, true, kRoundProduct, true, true>(span)
+                            : cast_run<Isa, T, F, false, kRoundProduct, true, true>(span);
+  }
+  if (span.per_element) return cast_run<Isa, T, F, true, kRoundProduct, false, true>(span);
+  // With any other scale a NaN product can come from an x that is none.
+  const float scale = __builtin_fabsf(span.scales[0]);
+  if (scale > 0.0f && scale < __builtin_inff()) return cast_pieces<Isa, T, F, kRoundProduct>(span);
+  return cast_run<Isa, T, F, false, kRoundProduct, false, true>(span);
 }
 
 template <class Isa, FloatType T, Format F>
 std::uint32_t cast_span(const CastSpan& span) {
-  if constexpr (T != FloatType::F32) {  // an f32 product needs no rounding to f32
-    if (span.round_product) {
-      return span.per_element ? cast_rounding<Isa, T, F, true, true>(span) : cast_rounding<Isa, T, F, false, true>(span);
-    }
+  std::uint32_t amax;
+  if (T != FloatType::F32 && span.round_product) {  // an f32 product needs no rounding to f32
+    amax = cast_any<Isa, T, F, T != FloatType::F32>(span);
+  } else {
+    amax = cast_any<Isa, T, F, false>(span);
   }
-  return span.per_element ? cast_rounding<Isa, T, F, true, false>(span) : cast_rounding<Isa, T, F, false, false>(span);
+  if (span.stream) _mm_sfence();
+  return amax;
 }
 
 #define FP8_CAST_KERNELS(Isa)                                                                                 \
