@@ -4,9 +4,7 @@
 // instead of R lines that are a power of two apart and evict each other.
 #include "fp8/runtime/kernels/gemm_activations.h"
 
-#include <bit>
-#include <cstring>
-
+#include "fp8/runtime/kernels/float_bits.h"
 #include "fp8/runtime/kernels/thread_pool.h"
 
 namespace fp8::kernels {
@@ -15,28 +13,17 @@ namespace {
 constexpr std::int64_t kRangeK = 512;            // one unit of work: one tile x this many k
 constexpr std::int64_t kSerialElements = 32768;  // less than this is not worth a fork
 
-// f16 -> f32 without F16C. A normal number's exponent gets 112 more, a subnormal is an integer times 2^-24 (no f32
-// denormal is involved, so a thread that flushes them gets the same), infinity and NaN get the exponent 255.
-float from_f16(std::uint16_t h) {
-  const std::uint32_t magnitude = h & 0x7FFFu;
-  const std::uint32_t subnormal = std::bit_cast<std::uint32_t>(static_cast<float>(magnitude) * 0x1p-24f);
-  const std::uint32_t normal = (magnitude << 13) + (112u << 23);
-  const std::uint32_t special = (magnitude << 13) | 0x7F800000u;
-  const std::uint32_t bits = magnitude < 0x0400u ? subnormal : magnitude < 0x7C00u ? normal : special;
-  return std::bit_cast<float>(bits | static_cast<std::uint32_t>(h & 0x8000u) << 16);
-}
-
 struct LoadF32 {
   const float* a;
   float operator()(std::int64_t i) const { return a[i]; }
 };
 struct LoadBf16 {
   const std::uint16_t* a;
-  float operator()(std::int64_t i) const { return std::bit_cast<float>(static_cast<std::uint32_t>(a[i]) << 16); }
+  float operator()(std::int64_t i) const { return bf16_to_f32(a[i]); }
 };
 struct LoadF16 {
   const std::uint16_t* a;
-  float operator()(std::int64_t i) const { return from_f16(a[i]); }
+  float operator()(std::int64_t i) const { return f16_to_f32(a[i]); }
 };
 struct LoadCode {
   const std::uint8_t* a;

@@ -1,9 +1,8 @@
 // SPDX-License-Identifier: Apache-2.0
 // gemm with no SIMD level: the same steps in plain C++, for machines without AVX2 and as something to compare with.
 // A sum takes one f32 rounding per product (the product itself, and its sum, are formed in f64), like a fused multiply-add.
-#include <bit>
-
 #include "fp8/runtime/kernels/decode.h"
+#include "fp8/runtime/kernels/float_bits.h"
 #include "fp8/runtime/kernels/gemm_kernels.h"
 
 namespace fp8::kernels {
@@ -45,51 +44,16 @@ void multiply(const MultiplyArgs& args) {
   }
 }
 
-float from_half(std::uint16_t h) {
-  const int exponent = (h >> 10) & 31;
-  const std::uint32_t sign = static_cast<std::uint32_t>(h & 0x8000u) << 16;
-  const std::uint32_t mantissa = h & 0x3FFu;
-  if (exponent == 0) return std::bit_cast<float>(std::bit_cast<std::uint32_t>(static_cast<float>(mantissa) * 0x1p-24f) | sign);
-  const std::uint32_t biased = exponent == 31 ? 255u : static_cast<std::uint32_t>(exponent) + 112u;
-  return std::bit_cast<float>(sign | biased << 23 | mantissa << 13);
-}
-
-std::uint16_t to_half(float value) {
-  const std::uint32_t bits = std::bit_cast<std::uint32_t>(value);
-  const std::uint16_t sign = static_cast<std::uint16_t>(bits >> 16 & 0x8000u);
-  const std::uint32_t magnitude = bits & 0x7FFFFFFFu;
-  if (magnitude > 0x7F800000u) return sign | 0x7E00u;
-  if (magnitude >= 0x477FF000u) return sign | 0x7C00u;  // 65520 and more round to infinity
-  if (magnitude < 0x38800000u) {                        // below 2^-14: a multiple of 2^-24, rounded by adding 2^-1 (ulp 2^-24)
-    const float rounded = std::bit_cast<float>(magnitude) + 0.5f;
-    return static_cast<std::uint16_t>(sign | (std::bit_cast<std::uint32_t>(rounded) - 0x3F000000u));
-  }
-  const std::uint32_t rounded = magnitude + 0xFFFu + (magnitude >> 13 & 1u) - (112u << 23);
-  return static_cast<std::uint16_t>(sign | rounded >> 13);
-}
-
-std::uint16_t to_bf16(float value) {
-  const std::uint32_t bits = std::bit_cast<std::uint32_t>(value);
-  if ((bits & 0x7FFFFFFFu) > 0x7F800000u) return static_cast<std::uint16_t>(bits >> 16 | 0x40u);
-  return static_cast<std::uint16_t>((bits + 0x7FFFu + (bits >> 16 & 1u)) >> 16);
-}
-
-float load(const void* base, FloatType type, std::int64_t i) {
-  if (type == FloatType::F32) return static_cast<const float*>(base)[i];
-  const std::uint16_t half = static_cast<const std::uint16_t*>(base)[i];
-  return type == FloatType::BF16 ? std::bit_cast<float>(static_cast<std::uint32_t>(half) << 16) : from_half(half);
-}
-
 void finish(const FinishArgs& args) {
   for (std::int64_t r = 0; r < args.rows; ++r)
     for (int c = 0; c < args.channels; ++c) {
       const float scale = args.a_scale_inv[r * args.a_scale_stride] * args.w_scale_inv[c * args.w_scale_stride];
       float value = args.acc[r * args.blocks * kBlockChannels + c] * scale;
-      if (args.bias) value += load(args.bias, args.bias_type, c);
+      if (args.bias) value += load_element(args.bias, args.bias_type, c);
       const std::int64_t at = r * args.y_stride + c;
-      if (args.accumulate) value += load(args.y, args.y_type, at);
+      if (args.accumulate) value += load_element(args.y, args.y_type, at);
       if (args.y_type == FloatType::F32) static_cast<float*>(args.y)[at] = value;
-      else static_cast<std::uint16_t*>(args.y)[at] = args.y_type == FloatType::BF16 ? to_bf16(value) : to_half(value);
+      else static_cast<std::uint16_t*>(args.y)[at] = args.y_type == FloatType::BF16 ? f32_to_bf16(value) : f32_to_f16(value);
     }
 }
 
@@ -106,7 +70,7 @@ CodeTables make_tables(Format format) {
   const float* value = decode_table(format);
   for (int code = 0; code < 256; ++code) {
     tables.value[code] = value[code];
-    tables.bf16[code] = static_cast<std::uint16_t>(std::bit_cast<std::uint32_t>(value[code]) >> 16);  // <= 3 mantissa bits: exact
+    tables.bf16[code] = static_cast<std::uint16_t>(bits_of(value[code]) >> 16);  // <= 3 mantissa bits: exact
   }
   for (int code = 0; code < 128; ++code) {
     tables.bf16_low[code] = static_cast<std::uint8_t>(tables.bf16[code] & 0xFF);
