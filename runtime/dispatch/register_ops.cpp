@@ -23,7 +23,7 @@ const std::set<std::string> kNotFallback = {
     "aten::empty",    "aten::empty_strided", "aten::as_strided",  "aten::view",     "aten::_reshape_alias", "aten::resize_",
     "aten::set_",     "aten::copy_",         "aten::_copy_from",  "aten::clone",    "aten::_copy_from_and_resize", "aten::copy",
     "aten::_to_copy", "aten::contiguous",    "aten::lift",        "aten::lift_fresh", "aten::detach",  "aten::alias",
-    "aten::scaled_dot_product_attention", "aten::linear", "aten::matmul", "aten::addmm", "aten::mm", "aten::addmv", "aten::mv",
+    "aten::_fused_sdp_choice", "aten::linear", "aten::matmul", "aten::addmm", "aten::mm", "aten::addmv", "aten::mv",
     "aten::bmm", "aten::baddbmm", "aten::embedding", "aten::_convolution", "aten::convolution", "aten::_has_same_storage_numel", "aten::record_stream", "aten::is_pinned", "aten::_pin_memory",
     "aten::resize_as_", "aten::empty_like", "aten::_lazy_clone"};
 
@@ -94,10 +94,8 @@ TORCH_LIBRARY_IMPL(aten, HPU, m) {
   m.impl("copy_", &copy_);
   m.impl("_copy_from", &copy_from);
   m.impl("_copy_from_and_resize", &copy_from_and_resize);
-  m.impl("scaled_dot_product_attention", &scaled_dot_product_attention);
+  m.impl("_fused_sdp_choice", &fused_sdp_choice);
 }
-
-TORCH_LIBRARY_IMPL(aten, AutogradHPU, m) { m.impl("scaled_dot_product_attention", &scaled_dot_product_attention); }
 
 }  // namespace
 }  // namespace fp8::runtime
