@@ -1,0 +1,31 @@
+// SPDX-License-Identifier: Apache-2.0
+// A command of the fp8 program: a row of the table in main.cpp. add() declares its options and returns what runs it.
+#pragma once
+#include <functional>
+
+#include "fp8/tools/commands/context.h"
+#include "fp8/tools/commands/options.h"
+
+namespace fp8::commands {
+
+using Action = std::function<void(Context&)>;
+
+struct Command {
+  const char* name;
+  const char* summary;         ///< one line of `fp8 --help`
+  const char* example;         ///< below `fp8 NAME --help`
+  Action (*add)(Options&);     ///< called once, before the command line is parsed
+};
+
+Action add_measure(Options& options);
+Action add_quantize(Options& options);
+Action add_evaluate(Options& options);
+Action add_generate(Options& options);
+Action add_inspect(Options& options);
+Action add_doctor(Options& options);
+
+/// Parses the command line and runs the command. Returns the exit code: 0 ok, 1 failure, 2 wrong usage. Failures are one line on
+/// stderr, "fp8: error: ...".
+int run(int argc, char** argv);
+
+}  // namespace fp8::commands

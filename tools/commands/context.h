@@ -1,0 +1,58 @@
+// SPDX-License-Identifier: Apache-2.0
+// What every command gets: the common options, where to print, and whether the user asked to stop.
+#pragma once
+#include <c10/core/Device.h>
+#include <c10/core/ScalarType.h>
+
+#include <cstdint>
+#include <optional>
+#include <stdexcept>
+#include <string>
+#include <string_view>
+
+#include "fp8/runtime/io/json.h"
+#include "fp8/runtime/kernels/format.h"
+
+namespace fp8::commands {
+
+/// The command line can't mean anything: exit code 2.
+struct UsageError : std::runtime_error {
+  using std::runtime_error::runtime_error;
+};
+
+/// Ctrl-C or SIGTERM: exit code 1, "interrupted".
+struct Interrupted : std::runtime_error {
+  Interrupted() : std::runtime_error("interrupted") {}
+};
+
+struct Context {
+  std::string device = "hpu";              ///< "hpu" or "cpu"; see resolve_device()
+  std::optional<kernels::Dialect> dialect;
+  std::optional<c10::ScalarType> dtype;    ///< compute dtype; empty: the checkpoint's
+  std::optional<std::int64_t> threads;     ///< empty: LibTorch's and the kernels' own defaults
+  std::uint64_t seed = 0;
+  bool json = false, quiet = false;
+
+  /// The result of the command, once: `object` as one line with --json, else `text` (ends with a newline).
+  void result(const io::Json& object, std::string_view text) const;
+  /// "fp8: warning: ..." on stderr, unless --quiet.
+  void warn(const std::string& message) const;
+  /// True if a progress bar may be drawn: stderr is a terminal, no --quiet, no --json.
+  bool shows_progress() const;
+};
+
+/// Sets the thread count of LibTorch and of our kernels, and the seed of LibTorch's generator.
+void apply(const Context& context);
+
+/// The device that --device names. Throws UsageError if this program has no hpu runtime.
+c10::Device resolve_device(const Context& context);
+
+/// First SIGINT or SIGTERM: interrupted() is true from now on. Second: temporary files are removed and the process exits.
+/// SIGPIPE is ignored, so that a closed pipe is a failed write. Closed standard streams are held by /dev/null, so that no file
+/// we open becomes one of them.
+void install_signal_handlers();
+bool interrupted();
+/// Throws Interrupted if interrupted().
+void check_interrupted();
+
+}  // namespace fp8::commands

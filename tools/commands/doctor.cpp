@@ -1,0 +1,164 @@
+// SPDX-License-Identifier: Apache-2.0
+// fp8 doctor: what the kernels run with, which LibTorch, and which environment variables are in force. What is wrong is listed under
+// "problems" and makes the exit code 1.
+#include <ATen/Parallel.h>
+#include <ATen/detail/HPUHooksInterface.h>
+#include <torch/version.h>
+
+#include <array>
+#include <cstdlib>
+#include <filesystem>
+#include <fstream>
+#include <functional>
+#include <sstream>
+#include <string>
+#include <system_error>
+#include <thread>
+#include <vector>
+
+#include "fp8/runtime/io/error.h"
+#include "fp8/runtime/io/json.h"
+#include "fp8/runtime/kernels/simd.h"
+#include "fp8/runtime/kernels/thread_pool.h"
+#include "fp8/tools/commands/command.h"
+#include "fp8/tools/commands/output.h"
+#include "fp8/tools/commands/table.h"
+#include "fp8/version.h"
+
+namespace fp8::commands {
+namespace {
+
+/// The instruction sets that a kernel of ours or of LibTorch's asks for.
+constexpr std::array kCpuFlags = {"avx2",        "fma",         "f16c",     "avx512f",     "avx512bw", "avx512dq", "avx512vl",
+                                  "avx512_vnni", "avx512_vbmi", "avx512_bf16", "avx512_fp16", "amx_tile", "amx_bf16", "amx_int8"};
+
+struct Cpu {
+  std::string model = "unknown";
+  std::vector<std::string> flags;
+};
+
+/// The first processor of /proc/cpuinfo.
+Cpu read_cpu() {
+  Cpu cpu;
+  std::ifstream file("/proc/cpuinfo");
+  for (std::string line; std::getline(file, line) && !line.empty();) {
+    const auto colon = line.find(": ");
+    if (colon == std::string::npos) continue;
+    if (line.rfind("model name", 0) == 0) cpu.model = line.substr(colon + 2);
+    if (line.rfind("flags", 0) != 0) continue;
+    const auto all = " " + line.substr(colon + 2) + " ";
+    for (const std::string flag : kCpuFlags)
+      if (all.find(" " + flag + " ") != std::string::npos) cpu.flags.push_back(flag);
+  }
+  return cpu;
+}
+
+/// A variable we read, and what it means when it is not set.
+struct Variable {
+  const char* name;
+  const char* fallback;
+  const char* effect;
+};
+
+constexpr std::array kVariables = {
+    Variable{"FP8_SIMD", "the best level", "instruction set of the kernels"},
+    Variable{"FP8_HPU_DEVICE", "gaudi3", "accelerator that the hpu device stands for"},
+    Variable{"FP8_HPU_DEVICES", "1", "number of hpu devices"},
+    Variable{"FP8_TRACE", "off", "file for a trace of the operators"},
+    Variable{"QUANT_CONFIG", "none", "quantization config of evaluate and generate"},
+    Variable{"OMP_NUM_THREADS", "all CPUs", "threads of LibTorch"},
+    Variable{"NO_COLOR", "not set", "nothing here is coloured"},
+};
+
+struct Report {
+  io::Json json;
+  Table table{{"what", "value", "from"}};
+  std::vector<std::string> problems;
+
+  void add(const std::string& key, const std::string& what, const io::Json& value, const std::string& from) {
+    json[key] = value;
+    table.row({what, value.is_string() ? value.get<std::string>() : value.dump(), from});
+  }
+};
+
+/// What `ask` returns; an exception becomes a problem.
+std::string guarded(Report& report, const std::function<std::string()>& ask) {
+  try {
+    return ask();
+  } catch (const std::exception& error) {
+    report.problems.push_back(one_line(error.what()));
+    return "error";
+  }
+}
+
+void add_variables(Report& report) {
+  io::Json variables = io::Json::object();
+  for (const auto& variable : kVariables) {
+    const char* value = std::getenv(variable.name);
+    variables[variable.name] = {{"value", value != nullptr ? io::Json(value) : io::Json(nullptr)},
+                                {"from", value != nullptr ? "environment" : "default"},
+                                {"default", variable.fallback},
+                                {"effect", variable.effect}};
+    report.table.row({variable.name, value != nullptr ? one_line(value) : variable.fallback,
+                      value != nullptr ? "environment" : "default"});
+  }
+  report.json["environment"] = std::move(variables);
+}
+
+void check_variables(Report& report) {
+  const auto is = [](const char* name) { return std::getenv(name); };
+  if (const char* kind = is("FP8_HPU_DEVICE"); kind != nullptr) {
+    const std::string word = kind;
+    if (word != "gaudi" && word != "gaudi2" && word != "gaudi3")
+      report.problems.push_back("FP8_HPU_DEVICE: found '" + word + "', allowed: gaudi, gaudi2, gaudi3");
+  }
+  if (const char* count = is("FP8_HPU_DEVICES"); count != nullptr) {
+    const auto number = parse_integer(count);
+    if (!number || *number < 0 || *number > 16)
+      report.problems.push_back(std::string("FP8_HPU_DEVICES: found '") + count + "', allowed: an integer from 0 to 16");
+  }
+  if (const char* path = is("QUANT_CONFIG"); path != nullptr) {
+    try {
+      io::read_json(path);
+    } catch (const io::Error& error) {
+      report.problems.push_back(std::string("QUANT_CONFIG: ") + error.what());
+    }
+  }
+}
+
+void doctor(Context& context) {
+  Report report;
+  const auto from_option = context.threads ? "--threads" : "default";
+  report.add("version", "fp8", FP8_VERSION, "build");
+  report.add("libtorch", "LibTorch", TORCH_VERSION, "build");
+  report.add("compiler", "compiler", __VERSION__, "build");
+  const auto level = guarded(report, [] { return std::string(kernels::name_of(kernels::simd_level())); });
+  report.add("simd_level", "SIMD level in use", level, std::getenv("FP8_SIMD") != nullptr ? "FP8_SIMD" : "CPU");
+  report.add("simd_best", "SIMD level, best here", kernels::name_of(kernels::best_simd_level()), "CPU");
+  report.add("threads", "threads, kernels", kernels::num_threads(), from_option);
+  report.add("libtorch_threads", "threads, LibTorch", at::get_num_threads(),
+             !context.threads && std::getenv("OMP_NUM_THREADS") != nullptr ? "OMP_NUM_THREADS" : from_option);
+  report.add("cpus", "CPUs online", std::thread::hardware_concurrency(), "system");
+  const auto cpu = read_cpu();
+  report.add("cpu", "CPU", cpu.model, "/proc/cpuinfo");
+  std::string flags;
+  for (const auto& flag : cpu.flags) flags += (flags.empty() ? "" : " ") + flag;
+  report.table.row({"CPU flags", flags, "/proc/cpuinfo"});
+  report.json["cpu_flags"] = cpu.flags;
+  report.add("hpu", "hpu device", at::detail::getHPUHooks().hasHPU() ? "available" : "not in this build", "build");
+  add_variables(report);
+  check_variables(report);
+  report.json["problems"] = report.problems;
+  auto text = report.table.text();
+  for (const auto& problem : report.problems) text += "problem: " + problem + "\n";
+  context.result(report.json, text);
+  if (!report.problems.empty()) throw io::Error("doctor found " + std::to_string(report.problems.size()) + " problem(s), the first: " + report.problems[0]);
+}
+
+}  // namespace
+
+Action add_doctor(Options&) {
+  return [](Context& context) { doctor(context); };
+}
+
+}  // namespace fp8::commands

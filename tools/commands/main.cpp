@@ -1,0 +1,116 @@
+// SPDX-License-Identifier: Apache-2.0
+// The table of commands, and the one place where errors become exit codes.
+#include <c10/util/Exception.h>
+
+#include <cstdlib>
+#include <exception>
+#include <memory>
+#include <new>
+#include <string>
+#include <vector>
+
+#include "fp8/tools/commands/command.h"
+#include "fp8/tools/commands/output.h"
+#include "fp8/version.h"
+
+namespace fp8::commands {
+namespace {
+
+const std::vector<Command>& commands() {
+  static const std::vector<Command> table = {
+      {"measure", "Run a model on calibration data and write the amax of its tensors",
+       "fp8 measure --model model --data calibration.txt --out stats --samples 128", add_measure},
+      {"quantize", "Write an fp8 checkpoint", "fp8 quantize --model model --measurements stats --out model-fp8", add_quantize},
+      {"evaluate", "Perplexity of a model on a text, and its distance from a reference model",
+       "fp8 evaluate --model out/fp8 --data text.txt --reference model --seq-len 256", add_evaluate},
+      {"generate", "Continue a prompt", "fp8 generate --model model --prompt \"In the beginning\" --tokens 100", add_generate},
+      {"inspect", "Table of a checkpoint, a measurement or a scale file", "fp8 inspect out/fp8", add_inspect},
+      {"doctor", "What this machine, this build and the environment add up to", "fp8 doctor", add_doctor},
+  };
+  return table;
+}
+
+constexpr int kFailure = 1, kUsage = 2;
+
+int report(const std::string& message, int code) {
+  write_stderr("fp8: error: " + one_line(message) + "\n");
+  return code;
+}
+
+std::string command_names() {
+  std::string names;
+  for (const auto& command : commands()) names += (names.empty() ? "" : ", ") + std::string(command.name);
+  return names;
+}
+
+/// No subcommand was recognised: say what was found instead.
+[[noreturn]] void fail_without_command(const CLI::App& app) {
+  const auto found = app.remaining();
+  if (found.empty()) throw UsageError("no command given, allowed: " + command_names() + " (see fp8 --help)");
+  if (found[0].size() > 1 && found[0][0] == '-')
+    throw UsageError("unknown option '" + found[0] + "', allowed: --help, --version or a command: " + command_names());
+  throw UsageError("unknown command '" + found[0] + "', allowed: " + command_names());
+}
+
+struct Entry {
+  CLI::App* app;
+  std::unique_ptr<Options> options;
+  Action action;
+};
+
+int run_command(int argc, char** argv) {
+  Context context;
+  CLI::App app("Measure, quantize and run models in 8-bit floating point.", "fp8");
+  app.set_version_flag("--version", "fp8 " FP8_VERSION);
+  app.footer("Every command has --help with an example.");
+  app.allow_extras();
+  std::vector<Entry> entries;
+  for (const auto& command : commands()) {
+    auto* sub = app.add_subcommand(command.name, command.summary);
+    sub->allow_extras();
+    sub->set_version_flag("--version", "fp8 " FP8_VERSION);
+    sub->footer(std::string("Example:\n  ") + command.example);
+    auto options = std::make_unique<Options>(*sub);
+    auto action = command.add(*options);
+    options->common(context);
+    entries.push_back({sub, std::move(options), std::move(action)});
+  }
+  try {
+    app.parse(argc, argv);
+  } catch (const CLI::CallForHelp&) {
+    write_stdout(app.help());
+    return 0;
+  } catch (const CLI::CallForVersion& version) {
+    write_stdout(std::string(version.what()) + "\n");
+    return 0;
+  }
+  for (auto& entry : entries) {
+    if (!entry.app->parsed()) continue;
+    entry.options->check();
+    apply(context);
+    entry.action(context);
+    return 0;
+  }
+  fail_without_command(app);
+}
+
+}  // namespace
+
+int run(int argc, char** argv) {
+  install_signal_handlers();
+  try {
+    return run_command(argc, argv);
+  } catch (const CLI::ParseError& error) {
+    return report(error.what(), kUsage);
+  } catch (const UsageError& error) {
+    return report(error.what(), kUsage);
+  } catch (const c10::Error& error) {
+    return report(error.what_without_backtrace(), kFailure);
+  } catch (const std::bad_alloc&) {
+    return report("out of memory", kFailure);
+  } catch (const std::exception& error) {
+    return report(error.what(), kFailure);
+  }
+}
+
+}  // namespace fp8::commands

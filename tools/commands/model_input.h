@@ -1,0 +1,28 @@
+// SPDX-License-Identifier: Apache-2.0
+// What measure and evaluate share: the data options, the model, its chunks of token ids.
+#pragma once
+#include <cstdint>
+#include <filesystem>
+
+#include "fp8/tools/commands/context.h"
+#include "fp8/tools/commands/options.h"
+#include "fp8/tools/models/load.h"
+#include "fp8/tools/text/dataset.h"
+
+namespace fp8::commands {
+
+struct DataOptions {
+  std::filesystem::path data;
+  std::int64_t samples = -1, seq_len = 256, skip = 0, batch = 8;
+};
+
+/// --data --samples --seq-len --skip --batch; the values in `target` are the defaults.
+void add_data_options(Options& options, DataOptions& target);
+
+/// The model on the context's device and in its dtype, with a warning about tensors nobody takes.
+models::LoadedModel load_language_model(const std::filesystem::path& folder, const Context& context);
+
+/// The chunks, checked against the model: at least 2 tokens each, at most max_position_embeddings, ids within the vocabulary.
+text::Chunks load_chunks_for(const DataOptions& options, const std::filesystem::path& model, const models::LlamaConfig& config);
+
+}  // namespace fp8::commands

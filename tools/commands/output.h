@@ -1,0 +1,28 @@
+// SPDX-License-Identifier: Apache-2.0
+// Standard streams by plain write(2): nothing is buffered, so nothing is lost unseen. Numbers never follow a locale.
+#pragma once
+#include <cstdint>
+#include <string>
+#include <string_view>
+
+namespace fp8::commands {
+
+/// Writes all of it; throws io::Error ("[stdout] ...") if it can't: a closed pipe, a full disk.
+void write_stdout(std::string_view text);
+
+/// Writes what it can; a lost message is no reason to stop.
+void write_stderr(std::string_view text) noexcept;
+
+/// The text with line breaks and other control characters turned into single spaces.
+std::string one_line(std::string_view text);
+
+/// 1234567 -> "1,234,567".
+std::string grouped(std::int64_t number);
+
+/// 3349936 -> "3.3 MB" (powers of 1000).
+std::string human_bytes(std::int64_t bytes);
+
+/// Seconds -> "0.42 s", "12.3 s", "3 min 20 s".
+std::string human_seconds(double seconds);
+
+}  // namespace fp8::commands

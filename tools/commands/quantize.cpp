@@ -1,0 +1,124 @@
+// SPDX-License-Identifier: Apache-2.0
+// fp8 quantize: checkpoint folder in, fp8 checkpoint folder out, tensor by tensor.
+#include <fmt/format.h>
+#include <sys/resource.h>
+
+#include <chrono>
+#include <memory>
+
+#include "fp8/configs/configs.h"
+#include "fp8/quant/checkpoint_quantize.h"
+#include "fp8/runtime/device/device.h"
+#include "fp8/runtime/io/error.h"
+#include "fp8/tools/commands/command.h"
+#include "fp8/tools/commands/output.h"
+#include "fp8/tools/commands/progress.h"
+#include "fp8/tools/commands/table.h"
+
+namespace fp8::commands {
+namespace {
+
+using Clock = std::chrono::steady_clock;
+
+struct QuantizeOptions {
+  std::filesystem::path model, out, config;
+  std::string measurements;
+  std::vector<std::string> include, exclude;
+  std::optional<quant::WeightGranularity> scheme;
+  bool dynamic = false, weights_only = false, overwrite = false, dry_run = false, no_fuse_scales = false;
+};
+
+quant::ActivationScaling activations_of(const QuantizeOptions& o) {
+  const int given = (o.measurements.empty() ? 0 : 1) + (o.dynamic ? 1 : 0) + (o.weights_only ? 1 : 0);
+  if (given > 1) throw UsageError("quantize: --measurements, --dynamic and --weights-only exclude each other");
+  if (given == 0 && o.config.empty()) throw UsageError("quantize: one of --measurements DIR, --dynamic, --weights-only is required");
+  if (!o.config.empty() && (o.dynamic || o.weights_only)) throw UsageError("quantize: --config decides the scales, --dynamic and --weights-only don't go with it");
+  return o.dynamic ? quant::ActivationScaling::dynamic_token : o.weights_only ? quant::ActivationScaling::none : quant::ActivationScaling::static_tensor;
+}
+
+quant::PlanOptions plan_of(const QuantizeOptions& o, const Context& context) {
+  quant::PlanOptions plan;
+  plan.activations = activations_of(o);
+  plan.weights = o.scheme;
+  plan.fuse_scales = !o.no_fuse_scales;
+  plan.include = o.include;
+  plan.exclude = o.exclude;
+  plan.dialect = context.dialect.value_or(kernels::Dialect::ocp);
+  if (!o.config.empty()) {
+    if (o.scheme.has_value() || !o.include.empty() || !o.exclude.empty()) {
+      throw UsageError("quantize: --config decides modules and scales, --scheme, --include and --exclude don't go with it");
+    }
+    plan.config = configs::read_quant_config(o.config);
+    if (plan.config->mode == configs::QuantMode::MEASURE) throw io::Error(o.config.string() + ": key 'mode': found MEASURE, expected QUANTIZE");
+    if (!context.dialect.has_value()) plan.dialect = runtime::device_dialect("quantize");
+    if (plan.config->scale_method.needs_measurements()) {
+      plan.measurements = measure::read_measurements(o.measurements.empty() ? plan.config->dump_stats_path.string() : o.measurements);
+    }
+  } else if (!o.measurements.empty()) {
+    plan.measurements = measure::read_measurements(o.measurements);
+  }
+  return plan;
+}
+
+std::int64_t peak_rss_bytes() {
+  rusage usage = {};
+  getrusage(RUSAGE_SELF, &usage);
+  return static_cast<std::int64_t>(usage.ru_maxrss) * 1024;
+}
+
+void quantize(const QuantizeOptions& o, Context& context) {
+  const auto start = Clock::now();
+  quant::CheckpointOptions options;
+  options.plan = plan_of(o, context);
+  options.overwrite = o.overwrite;
+  options.dry_run = o.dry_run;
+  options.stop = [] { return interrupted(); };
+  constexpr std::int64_t kSteps = 1000;
+  Progress progress(context, "quantize", kSteps);
+  options.progress = [&](std::uint64_t done, std::uint64_t total) { progress.update(static_cast<std::int64_t>(static_cast<double>(done) / static_cast<double>(std::max<std::uint64_t>(total, 1)) * kSteps)); };
+  const auto report = quant::quantize_checkpoint(o.model, o.out, options);
+  const double seconds = std::chrono::duration<double>(Clock::now() - start).count();
+  for (const auto& warning : report.warnings) context.warn(warning);
+
+  io::Json json = {{"modules_quantized", report.quantized.size()}, {"modules_skipped", io::Json::array()}, {"scheme", report.quantized.front().second},
+                   {"weights_bytes", report.weights_bytes}, {"source_bytes", report.source_bytes}, {"seconds", seconds},
+                   {"peak_rss_bytes", peak_rss_bytes()}, {"dry_run", o.dry_run}, {"out", o.out.string()}};
+  Table table({o.dry_run ? "quantize (dry run)" : "quantize", ">" + o.model.filename().string()});
+  table.row({"modules quantized", std::to_string(report.quantized.size())});
+  table.row({"scheme", report.quantized.front().second});
+  table.row({"source", human_bytes(static_cast<std::int64_t>(report.source_bytes))});
+  table.row({"weights", human_bytes(static_cast<std::int64_t>(report.weights_bytes))});
+  table.row({"seconds", human_seconds(seconds)});
+  for (const auto& s : report.skipped) {
+    json["modules_skipped"].push_back({{"name", s.name}, {"reason", s.reason}});
+    table.row({"kept " + s.name, s.reason});
+  }
+  if (o.dry_run) {
+    json["modules"] = io::Json::array();
+    for (const auto& [name, scheme] : report.quantized) json["modules"].push_back(name);
+  }
+  context.result(json, table.text());
+}
+
+}  // namespace
+
+Action add_quantize(Options& options) {
+  auto values = std::make_shared<QuantizeOptions>();
+  options.path("--model", values->model, "High precision checkpoint folder", Options::Need::required);
+  options.path("--out", values->out, "Folder to write", Options::Need::required);
+  options.text("--measurements", values->measurements, "Static scales from a measurement: its folder or prefix");
+  options.flag("--dynamic", values->dynamic, "Activation scales per token, computed at each call");
+  options.flag("--weights-only", values->weights_only, "Activations stay in high precision");
+  options.choice("--scheme", {"tensor", "channel"}, [values](std::size_t i) { values->scheme = i == 0 ? quant::WeightGranularity::tensor : quant::WeightGranularity::channel; },
+                 "Weight scales (default: tensor with --measurements, else channel)");
+  options.path("--config", values->config, "QUANT_CONFIG JSON: Intel Neural Compressor's methods and lists instead of ours");
+  options.choice("--format", {"compressed-tensors"}, [](std::size_t) {}, "Form of the checkpoint");
+  options.list("--include", values->include, "Regular expression: quantize these modules too (lm_head, routers)");
+  options.list("--exclude", values->exclude, "Regular expression: keep these modules in high precision");
+  options.flag("--no-fuse-scales", values->no_fuse_scales, "Own per-tensor scales for q, k, v and for gate, up");
+  options.flag("--overwrite", values->overwrite, "Replace a non-empty output folder");
+  options.flag("--dry-run", values->dry_run, "Print the plan and the bytes, write nothing");
+  return [values](Context& context) { quantize(*values, context); };
+}
+
+}  // namespace fp8::commands
