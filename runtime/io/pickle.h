@@ -21,6 +21,7 @@
 namespace fp8::io {
 
 struct PyValue;
+struct PyEntry;
 
 /// A float32 array in row-major order. shape {}: one element. data.size() == product of shape.
 struct NdArray {
@@ -41,15 +42,22 @@ using PyKey = std::variant<std::string, std::int64_t>;
 /// Keys in the order of their insertion, each once.
 class PyDict {
  public:
+  PyDict();  // these six stand in the .cpp, where PyEntry is complete
+  ~PyDict();
+  PyDict(const PyDict&);
+  PyDict(PyDict&&) noexcept;
+  PyDict& operator=(const PyDict&);
+  PyDict& operator=(PyDict&&) noexcept;
+
   /// Throws io::Error if the key is there already.
   void insert(PyKey key, PyValue value);
   const PyValue* find(const PyKey& key) const;  ///< nullptr: no such key
   const PyValue& at(const PyKey& key) const;    ///< throws io::Error naming the key
-  const std::vector<std::pair<PyKey, PyValue>>& items() const { return items_; }
-  std::size_t size() const { return items_.size(); }
+  const std::vector<PyEntry>& items() const { return items_; }  ///< for (const auto& [key, value] : dict.items())
+  std::size_t size() const;
 
  private:
-  std::vector<std::pair<PyKey, PyValue>> items_;
+  std::vector<PyEntry> items_;
   std::unordered_map<PyKey, std::size_t> index_;  // only of large dicts
 };
 
@@ -77,6 +85,12 @@ struct PyValue {
   const T* get_if() const {
     return std::get_if<T>(&value);
   }
+};
+
+/// One item of a dict.
+struct PyEntry {
+  PyKey key;
+  PyValue value;
 };
 
 /// Equal types and values, dicts with the same order of keys; NaN equals nothing.

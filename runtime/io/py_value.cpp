@@ -2,6 +2,9 @@
 // PyValue and PyDict of pickle.h.
 #include "fp8/runtime/io/pickle.h"
 
+#include <algorithm>
+#include <iterator>
+
 namespace fp8::io {
 namespace {
 
@@ -14,10 +17,17 @@ std::string text_of(const PyKey& key) {
 
 }  // namespace
 
+PyDict::PyDict() = default;
+PyDict::~PyDict() = default;
+PyDict::PyDict(const PyDict&) = default;
+PyDict::PyDict(PyDict&&) noexcept = default;
+PyDict& PyDict::operator=(const PyDict&) = default;
+PyDict& PyDict::operator=(PyDict&&) noexcept = default;
+
 const PyValue* PyDict::find(const PyKey& key) const {
   if (!index_.empty()) {
     const auto found = index_.find(key);
-    return found == index_.end() ? nullptr : &items_[found->second].second;
+    return found == index_.end() ? nullptr : &items_[found->second].value;
   }
   for (const auto& [known, value] : items_)
     if (known == key) return &value;
@@ -32,10 +42,12 @@ const PyValue& PyDict::at(const PyKey& key) const {
 void PyDict::insert(PyKey key, PyValue value) {
   if (find(key)) throw Error("duplicate key " + text_of(key));
   if (index_.empty() && items_.size() >= kFewKeys)
-    for (std::size_t i = 0; i < items_.size(); ++i) index_.emplace(items_[i].first, i);
+    for (std::size_t i = 0; i < items_.size(); ++i) index_.emplace(items_[i].key, i);
   if (!index_.empty()) index_.emplace(key, items_.size());
-  items_.emplace_back(std::move(key), std::move(value));
+  items_.push_back({std::move(key), std::move(value)});
 }
+
+std::size_t PyDict::size() const { return items_.size(); }
 
 const char* PyValue::type_name() const {
   constexpr const char* kNames[] = {"None", "bool", "int", "float", "str", "list", "tuple", "dict", "ndarray"};
@@ -47,7 +59,11 @@ bool operator==(const PyValue& a, const PyValue& b) {
   if (a.value.index() != b.value.index()) return false;
   if (const auto* list = a.get_if<PyList>()) return list->items == b.get_if<PyList>()->items;
   if (const auto* tuple = a.get_if<PyTuple>()) return tuple->items == b.get_if<PyTuple>()->items;
-  if (const auto* dict = a.get_if<PyDict>()) return dict->items() == b.get_if<PyDict>()->items();
+  if (const auto* dict = a.get_if<PyDict>()) {
+    const auto &ours = dict->items(), &theirs = b.get_if<PyDict>()->items();
+    const auto same = [](const PyEntry& x, const PyEntry& y) { return x.key == y.key && x.value == y.value; };
+    return std::equal(ours.begin(), ours.end(), theirs.begin(), theirs.end(), same);
+  }
   if (const auto* array = a.get_if<NdArray>())
     return array->shape == b.get_if<NdArray>()->shape && array->data == b.get_if<NdArray>()->data;
   if (const auto* text = a.get_if<std::string>()) return *text == *b.get_if<std::string>();

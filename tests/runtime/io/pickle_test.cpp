@@ -51,7 +51,7 @@ TEST(PyDict, FindsFewAndManyKeysAndKeepsTheirOrder) {
     ASSERT_EQ(dict.find(std::int64_t{i + 1}), nullptr);
   }
   EXPECT_EQ(dict.size(), 2000u);
-  EXPECT_EQ(dict.items()[1998].first, PyKey("k999"));
+  EXPECT_EQ(dict.items()[1998].key, PyKey("k999"));
   EXPECT_EQ(message_of([&] { dict.insert("k7", 0); }), "duplicate key 'k7'");
   EXPECT_EQ(message_of([&] { dict.at(std::int64_t{1000}); }), "no key 1000");
 }
