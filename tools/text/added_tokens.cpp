@@ -73,21 +73,30 @@ std::int32_t AddedTokens::Trie::longest(std::string_view text, std::size_t posit
 AddedTokens::AddedTokens() : word_character_(make_word_character()) {}
 
 AddedTokens::AddedTokens(const JsonPart& part, const Bpe& bpe, const Normalizer& normalizer) : AddedTokens() {
+  std::size_t all_bytes = 0;
   for (const JsonPart& entry : part.elements()) {
     const std::string& content = entry.at("content").string();
     const std::int64_t given = entry.at("id").integer(0, Bpe::kMaxId);
     if (content.empty()) continue;
-    if (content.size() > kMaxBytes) entry.fail("has a content of " + std::to_string(content.size()) + " bytes, allowed " + std::to_string(kMaxBytes));
+    if (content.size() > kMaxBytes)
+      entry.fail("has a content of " + std::to_string(content.size()) + " bytes, allowed " + std::to_string(kMaxBytes));
     const std::int64_t in_vocab = bpe.id_of(content);
     const std::int64_t id = in_vocab >= 0 ? in_vocab : given;
-    if (in_vocab < 0 && bpe.token_of(given)) entry.fail("has the id " + std::to_string(given) + ", which model.vocab gives to " + io::in_quotes(*bpe.token_of(given)));
-    if (ids_.count(content) > 0 || by_id_.count(id) > 0) entry.fail("repeats the content or id of an earlier token: " + io::in_quotes(content) + ", " + std::to_string(id));
+    if (in_vocab < 0 && bpe.token_of(given))
+      entry.fail("has the id " + std::to_string(given) + ", which model.vocab gives to " +
+                 io::in_quotes(*bpe.token_of(given)));
+    if (ids_.count(content) > 0 || by_id_.count(id) > 0)
+      entry.fail("repeats the content or id of an earlier token: " + io::in_quotes(content) + ", " +
+                 std::to_string(id));
     const bool special = entry.boolean_or("special", false);
     const bool normalized = entry.boolean_or("normalized", !special);
     Token token{normalized && normalizer ? normalizer(content) : content, id, entry.boolean_or("lstrip", false),
                 entry.boolean_or("rstrip", false), entry.boolean_or("single_word", false)};
     if (token.text.empty()) entry.fail("is nothing once normalized: " + io::in_quotes(content));
-    if (token.text.size() > kMaxBytes) entry.fail("is longer than " + std::to_string(kMaxBytes) + " bytes once normalized");
+    if (token.text.size() > kMaxBytes)
+      entry.fail("is longer than " + std::to_string(kMaxBytes) + " bytes once normalized");
+    all_bytes += token.text.size();
+    if (all_bytes > kMaxAllBytes) part.fail("has more than " + std::to_string(kMaxAllBytes) + " bytes of tokens");
     tries_[normalized].insert(token.text, static_cast<std::int32_t>(tokens_.size()));
     by_id_.emplace(id, tokens_.size());
     ids_.emplace(content, id);
@@ -125,7 +134,9 @@ std::vector<Segment> AddedTokens::cut(std::string_view text, bool normalized) co
     if (token.rstrip) end = spaces_after(text, end);
     if (done < begin) segments.push_back({done, begin, -1});
     segments.push_back({begin, end, token.id});
-    done = std::max(done, end);
+    // Not the maximum: behind a token within white space that was taken along, the rest of it is text, as for Hugging
+    // Face.
+    done = end;
   }
   if (done < text.size()) segments.push_back({done, text.size(), -1});
   return segments;

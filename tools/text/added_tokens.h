@@ -1,9 +1,10 @@
 // SPDX-License-Identifier: Apache-2.0
-// The "added_tokens" of a tokenizer.json: tokens found in the text itself before the BPE sees it ("<s>", "<|endoftext|>").
+// The "added_tokens" of a tokenizer.json: tokens found in the text itself before the BPE sees it ("<s>",
+// "<|endoftext|>").
 //
-// Those with normalized = false are searched in the text as given, the others (in their normalized form) in what the normalizer
-// makes of each stretch between. Leftmost match first, of those the longest. lstrip / rstrip: the match takes white space to its
-// left / right along; single_word: no match next to a word character.
+// Those with normalized = false are searched in the text as given, the others (in their normalized form) in what the
+// normalizer makes of each stretch between. Leftmost match first, of those the longest. lstrip / rstrip: the match
+// takes white space to its left / right along; single_word: no match next to a word character.
 #pragma once
 #include <cstdint>
 #include <memory>
@@ -28,13 +29,16 @@ struct Segment {
 
 class AddedTokens {
  public:
-  static constexpr std::size_t kMaxBytes = 4096;  ///< of one token
+  static constexpr std::size_t kMaxBytes = 4096;            ///< of one token
+  static constexpr std::size_t kMaxAllBytes = 4096 * 1024;  ///< of all tokens
 
   AddedTokens();
-  /// part: the array. A token that model.vocab has keeps the vocabulary's id, as for Hugging Face. normalizer: may be empty.
+  /// part: the array. A token that model.vocab has keeps the vocabulary's id, as for Hugging Face. normalizer: may be
+  /// empty.
   AddedTokens(const JsonPart& part, const Bpe& bpe, const Normalizer& normalizer);
 
-  /// Cuts `text`, as given (normalized = false) or normalized (true), in order and without empty pieces of text. \pre well-formed UTF-8.
+  /// Cuts `text`, as given (normalized = false) or normalized (true), in order and without empty pieces of text. \pre
+  /// well-formed UTF-8.
   std::vector<Segment> cut(std::string_view text, bool normalized) const;
 
   /// The text an id decodes to (the normalized form where one was searched), or null.

@@ -19,7 +19,7 @@ namespace {
 constexpr std::int32_t kNone = -1;
 constexpr std::size_t kCachedWordBytes = 64;  // longer words seldom come again
 constexpr std::size_t kCachedWords = 1 << 16;
-constexpr std::size_t kLongWord = 64;         // bytes from which looking for a cut pays
+constexpr std::size_t kLongWord = 64;  // bytes from which looking for a cut pays
 constexpr std::uint32_t kTableSize = 0x10000;
 
 struct StringHash {
@@ -50,7 +50,9 @@ struct Symbol {
 
 struct Candidate {
   std::int32_t rank, position, token;
-  bool operator>(const Candidate& other) const { return std::pair(rank, position) > std::pair(other.rank, other.position); }
+  bool operator>(const Candidate& other) const {
+    return std::pair(rank, position) > std::pair(other.rank, other.position);
+  }
 };
 
 std::string byte_token(unsigned char byte) {
@@ -76,7 +78,8 @@ struct Bpe::Model {
   std::unordered_map<std::int32_t, const std::string*> tokens;  // points at vocab's keys, whose nodes never move
   std::unordered_map<std::uint64_t, Merge, PairHash> merges;
   std::unordered_set<std::uint64_t, PairHash> joined_characters;
-  std::vector<std::int32_t> of_character = std::vector<std::int32_t>(kTableSize, kNone);  // the BMP's one-character tokens
+  std::vector<std::int32_t> of_character =
+      std::vector<std::int32_t>(kTableSize, kNone);  // the BMP's one-character tokens
   std::int32_t of_byte[256];
   std::unordered_set<std::int32_t> byte_tokens;  // those that byte_fallback may write
   std::int32_t unk = kNone, max_id = kNone;
@@ -86,7 +89,8 @@ struct Bpe::Model {
   void read_merges(const JsonPart& part);
   void add_merge(const JsonPart& part, std::string_view left, std::string_view right, std::size_t rank);
   std::int32_t known(const JsonPart& part, std::string_view token) const;
-  void note_characters(std::string_view left, std::string_view right, const Merge& merge, std::int32_t a, std::int32_t b);
+  void note_characters(std::string_view left, std::string_view right, const Merge& merge, std::int32_t a,
+                       std::int32_t b);
 
   std::int32_t character_token(std::string_view text, std::size_t position, CodePoint c) const;
   std::size_t next_cut(std::string_view word, std::size_t begin) const;
@@ -96,19 +100,22 @@ struct Bpe::Model {
 };
 
 void Bpe::Model::read_vocab(const JsonPart& part) {
-  if (!part.json().is_object()) part.fail("is a JSON " + std::string(part.json().type_name()) + ", expected an object token -> id");
+  if (!part.json().is_object())
+    part.fail("is a JSON " + std::string(part.json().type_name()) + ", expected an object token -> id");
   vocab.reserve(part.json().size());
   tokens.reserve(part.json().size());
   for (const auto& [token, id] : part.json().items()) {
     const bool fits = id.is_number_integer() && id >= 0 && id <= kMaxId;
     if (!fits) {
-      part.fail("gives " + io::in_quotes(token) + " the id " + io::in_quotes(id.dump(-1, ' ', true)) + ", expected an integer from 0 to " + std::to_string(kMaxId));
+      part.fail("gives " + io::in_quotes(token) + " the id " + io::in_quotes(id.dump(-1, ' ', true)) +
+                ", expected an integer from 0 to " + std::to_string(kMaxId));
     }
     const auto value = id.get<std::int32_t>();
     const auto entry = vocab.emplace(token, value).first;
     const auto [known_token, is_new] = tokens.emplace(value, &entry->first);
     if (!is_new) {
-      part.fail("gives " + io::in_quotes(*known_token->second) + " and " + io::in_quotes(token) + " the same id " + std::to_string(value));
+      part.fail("gives " + io::in_quotes(*known_token->second) + " and " + io::in_quotes(token) + " the same id " +
+                std::to_string(value));
     }
     max_id = std::max(max_id, value);
     if (token.empty()) continue;
@@ -135,8 +142,10 @@ void Bpe::Model::add_merge(const JsonPart& part, std::string_view left, std::str
   note_characters(left, right, merge, a, b);
 }
 
-// A symbol that stands for a byte or an unknown character doesn't show the text's own characters: with merges of those no cuts.
-void Bpe::Model::note_characters(std::string_view left, std::string_view right, const Merge& merge, std::int32_t a, std::int32_t b) {
+// A symbol that stands for a byte or an unknown character doesn't show the text's own characters: with merges of those
+// no cuts.
+void Bpe::Model::note_characters(std::string_view left, std::string_view right, const Merge& merge, std::int32_t a,
+                                 std::int32_t b) {
   const auto opaque = [this](std::int32_t token) { return token == unk || byte_tokens.count(token) > 0; };
   if (left.empty() || right.empty() || opaque(a) || opaque(b) || opaque(merge.token)) {
     may_cut = false;
@@ -148,12 +157,14 @@ void Bpe::Model::note_characters(std::string_view left, std::string_view right, 
 void Bpe::Model::read_merges(const JsonPart& part) {
   const auto& list = part.json();
   if (!list.is_array()) part.fail("is a JSON " + std::string(list.type_name()) + ", expected an array");
-  if (list.size() > static_cast<std::size_t>(kMaxId)) part.fail("has " + std::to_string(list.size()) + " merges, allowed " + std::to_string(kMaxId));
+  if (list.size() > static_cast<std::size_t>(kMaxId))
+    part.fail("has " + std::to_string(list.size()) + " merges, allowed " + std::to_string(kMaxId));
   merges.reserve(list.size());
   for (std::size_t rank = 0; rank < list.size(); ++rank) {
     const auto& entry = list[rank];
     const auto fail = [&] {
-      part.fail("has at index " + std::to_string(rank) + " " + io::in_quotes(entry.dump(-1, ' ', true)) + ", expected \"LEFT RIGHT\" or [\"LEFT\", \"RIGHT\"]");
+      part.fail("has at index " + std::to_string(rank) + " " + io::in_quotes(entry.dump(-1, ' ', true)) +
+                ", expected \"LEFT RIGHT\" or [\"LEFT\", \"RIGHT\"]");
     };
     if (entry.is_array() && entry.size() == 2 && entry[0].is_string() && entry[1].is_string()) {
       add_merge(part, entry[0].get_ref<const std::string&>(), entry[1].get_ref<const std::string&>(), rank);
@@ -195,7 +206,8 @@ std::int32_t Bpe::Model::character_token(std::string_view text, std::size_t posi
   return found == vocab.end() ? kNone : found->second;
 }
 
-// The end of the piece that starts at `begin`: the next place after it where both neighbours are tokens that no merge joins.
+// The end of the piece that starts at `begin`: the next place after it where both neighbours are tokens that no merge
+// joins.
 std::size_t Bpe::Model::next_cut(std::string_view word, std::size_t begin) const {
   CodePoint left = decode_at(word, begin);
   bool left_known = character_token(word, begin, left) != kNone;
@@ -216,7 +228,8 @@ void Bpe::Model::read_symbols(std::string_view word, std::vector<Symbol>& symbol
     const auto index = static_cast<std::int32_t>(symbols.size());
     symbols.push_back({token, index - 1, index + 1});
   };
-  bool unk_waits = false;  // an unknown character is written where the next known one (or the end) comes, as Hugging Face does
+  // An unknown character is written where the next known one (or the end) comes, as Hugging Face does.
+  bool unk_waits = false;
   for (std::size_t i = 0; i < word.size();) {
     const CodePoint c = decode_at(word, i);
     const std::int32_t token = character_token(word, i, c);
@@ -242,7 +255,8 @@ void Bpe::Model::read_symbols(std::string_view word, std::vector<Symbol>& symbol
   if (!symbols.empty()) symbols.back().next = kNone;
 }
 
-void Bpe::Model::push_candidate(const std::vector<Symbol>& symbols, std::vector<Candidate>& heap, std::int32_t position) const {
+void Bpe::Model::push_candidate(const std::vector<Symbol>& symbols, std::vector<Candidate>& heap,
+                                std::int32_t position) const {
   const Symbol& left = symbols[position];
   const auto found = merges.find(join(left.token, symbols[left.next].token));
   if (found == merges.end()) return;
@@ -295,7 +309,8 @@ void Bpe::encode(std::string_view word, std::vector<std::int64_t>& ids, Scratch&
     model.read_symbols(piece, data.symbols);
     model.merge_all(data.symbols, data.heap);
     data.piece.clear();
-    for (std::int32_t i = data.symbols.empty() ? kNone : 0; i != kNone; i = data.symbols[i].next) data.piece.push_back(data.symbols[i].token);
+    for (std::int32_t i = data.symbols.empty() ? kNone : 0; i != kNone; i = data.symbols[i].next)
+      data.piece.push_back(data.symbols[i].token);
     ids.insert(ids.end(), data.piece.begin(), data.piece.end());
     if (piece.size() <= kCachedWordBytes && data.words.size() < kCachedWords) data.words.emplace(piece, data.piece);
   }

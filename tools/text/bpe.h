@@ -1,11 +1,14 @@
 // SPDX-License-Identifier: Apache-2.0
-// Byte-pair encoding: a word's characters, then repeatedly the adjacent pair of lowest rank (leftmost first) becomes one token.
+// Byte-pair encoding: a word's characters, then repeatedly the adjacent pair of lowest rank (leftmost first) becomes
+// one token.
 //
-//   characters outside the vocabulary become <0xNN> tokens (byte_fallback), else unk_token (neighbours one: fuse_unk), else nothing
-//   a word that is in the vocabulary as a whole is that token (ignore_merges)
+//   a character outside the vocabulary  becomes <0xNN> tokens (byte_fallback), else unk_token (neighbours become one
+//                                       with fuse_unk), else nothing
+//   a word that is in the vocabulary    is that token (with ignore_merges)
 //
-// O(n log n) in the word's length. Long words are first cut between two characters that no merge joins (no merge has a left side
-// that ends in the one and a right side that starts with the other): merges never cross such a place, so the result is the same.
+// O(n log n) in the word's length. Long words are first cut between two characters that no merge joins (no merge has a
+// left side that ends in the one and a right side that starts with the other): merges never cross such a place, so the
+// result is the same.
 #pragma once
 #include <cstdint>
 #include <memory>
@@ -23,7 +26,8 @@ class Bpe {
   static constexpr std::int64_t kMaxId = (1 << 24) - 1;
 
   /// part: the "model" of a tokenizer.json. Throws io::Error on another model, options that are not supported (dropout,
-  /// continuing_subword_prefix, end_of_word_suffix), ids that are negative, huge or given twice, merges that name unknown tokens.
+  /// continuing_subword_prefix, end_of_word_suffix), ids that are negative, huge or given twice, merges that name
+  /// unknown tokens.
   explicit Bpe(const JsonPart& part);
   ~Bpe();
   Bpe(Bpe&&) noexcept;

@@ -1,8 +1,8 @@
 // SPDX-License-Identifier: Apache-2.0
 // See dataset.h.
 //
-// A document longer than needed is read in part. Where a text is cut, only the last tokens can differ (the cut may fall within a
-// word), so a part counts as enough when kMargin tokens more than wanted came out of it.
+// A document longer than needed is read in part. Where a text is cut, only the last tokens can differ (the cut may fall
+// within a word), so a part counts as enough when kMargin tokens more than wanted came out of it.
 #include "fp8/tools/text/dataset.h"
 
 #include <algorithm>
@@ -18,8 +18,8 @@ namespace fp8::text {
 namespace {
 
 constexpr std::int64_t kEverything = std::numeric_limits<std::int64_t>::max();
-constexpr std::int64_t kMargin = 1024;                                   // tokens
-constexpr std::uint64_t kBytesPerToken = 8, kLeastBytes = 1 << 20;       // how much of a document is read first
+constexpr std::int64_t kMargin = 1024;                              // tokens
+constexpr std::uint64_t kBytesPerToken = 8, kLeastBytes = 1 << 20;  // how much of a document is read first
 
 /// Collects tokens, forgets those of skipped chunks, knows how many are still wanted.
 class ChunkWriter {
@@ -27,7 +27,9 @@ class ChunkWriter {
   explicit ChunkWriter(const ChunkOptions& options) : length_(options.seq_len) {
     const std::int64_t room = kEverything / length_;
     skip_ = std::min(options.skip, room) * length_;
-    const std::int64_t chunks = options.samples < 0 || options.samples > room - std::min(options.skip, room) ? kEverything : options.skip + options.samples;
+    const std::int64_t chunks = options.samples < 0 || options.samples > room - std::min(options.skip, room)
+                                    ? kEverything
+                                    : options.skip + options.samples;
     end_ = chunks == kEverything ? kEverything : chunks * length_;
   }
 
@@ -47,7 +49,8 @@ class ChunkWriter {
     const std::string tokens = std::to_string(seen_) + (seen_ == 1 ? " token" : " tokens");
     if (chunks == 0) io::fail(file, tokens + ", fewer than one chunk of " + std::to_string(length_) + " (--seq-len)");
     if (chunks <= skipped) {
-      io::fail(file, tokens + ", " + std::to_string(chunks) + " chunks of " + std::to_string(length_) + ", none left after skipping " + std::to_string(skipped) + " (--skip)");
+      io::fail(file, tokens + ", " + std::to_string(chunks) + " chunks of " + std::to_string(length_) +
+                         ", none left after skipping " + std::to_string(skipped) + " (--skip)");
     }
     Chunks result;
     result.count = chunks - skipped;
@@ -72,7 +75,8 @@ void check_options(const std::filesystem::path& file, const ChunkOptions& option
 }
 
 std::size_t token_limit(std::int64_t missing) {
-  return missing > kEverything - kMargin ? std::numeric_limits<std::size_t>::max() : static_cast<std::size_t>(missing + kMargin);
+  return missing > kEverything - kMargin ? std::numeric_limits<std::size_t>::max()
+                                         : static_cast<std::size_t>(missing + kMargin);
 }
 
 Chunks load_txt(const std::filesystem::path& file, const Tokenizer& tokenizer, const ChunkOptions& options) {
@@ -113,23 +117,31 @@ Chunks load_safetensors(const std::filesystem::path& file, const Tokenizer* toke
   const io::TensorInfo* const tensor = tensors.find("input_ids");
   if (!tensor) io::fail(file, "has no tensor 'input_ids'");
   if (tensor->dtype != io::DType::I64 || tensor->shape.size() != 2) {
-    io::fail(file, std::string("'input_ids' is ") + io::name_of(tensor->dtype) + " with " + std::to_string(tensor->shape.size()) + " dimensions, expected I64 [chunks, length]");
+    io::fail(file, std::string("'input_ids' is ") + io::name_of(tensor->dtype) + " with " +
+                       std::to_string(tensor->shape.size()) + " dimensions, expected I64 [chunks, length]");
   }
   const std::int64_t rows = tensor->shape[0], length = tensor->shape[1];
-  if (rows < 1 || length < 1) io::fail(file, "'input_ids' is empty: [" + std::to_string(rows) + ", " + std::to_string(length) + "]");
-  if (rows <= options.skip) io::fail(file, std::to_string(rows) + " chunks, none left after skipping " + std::to_string(options.skip) + " (--skip)");
+  if (rows < 1 || length < 1)
+    io::fail(file, "'input_ids' is empty: [" + std::to_string(rows) + ", " + std::to_string(length) + "]");
+  if (rows <= options.skip)
+    io::fail(file,
+             std::to_string(rows) + " chunks, none left after skipping " + std::to_string(options.skip) + " (--skip)");
   Chunks result;
   result.length = length;
   result.count = options.samples < 0 ? rows - options.skip : std::min(options.samples, rows - options.skip);
   result.ids.resize(static_cast<std::size_t>(result.count * length));
   const auto row_bytes = static_cast<std::uint64_t>(length) * sizeof(std::int64_t);
-  tensors.read(*tensor, result.ids.data(), static_cast<std::uint64_t>(options.skip) * row_bytes, static_cast<std::uint64_t>(result.count) * row_bytes);
+  tensors.read(*tensor, result.ids.data(), static_cast<std::uint64_t>(options.skip) * row_bytes,
+               static_cast<std::uint64_t>(result.count) * row_bytes);
   const std::int64_t end = tokenizer ? tokenizer->vocab_size() : kEverything;
   for (std::size_t i = 0; i < result.ids.size(); ++i) {
     if (result.ids[i] >= 0 && result.ids[i] < end) continue;
-    const auto row = options.skip + static_cast<std::int64_t>(i) / length, column = static_cast<std::int64_t>(i) % length;
-    const std::string allowed = tokenizer ? "allowed: 0 to " + std::to_string(end - 1) + " (the tokenizer's vocabulary)" : "allowed: at least 0";
-    io::fail(file, "input_ids[" + std::to_string(row) + ", " + std::to_string(column) + "] is " + std::to_string(result.ids[i]) + ", " + allowed);
+    const auto row = options.skip + static_cast<std::int64_t>(i) / length,
+               column = static_cast<std::int64_t>(i) % length;
+    const std::string allowed = tokenizer ? "allowed: 0 to " + std::to_string(end - 1) + " (the tokenizer's vocabulary)"
+                                          : "allowed: at least 0";
+    io::fail(file, "input_ids[" + std::to_string(row) + ", " + std::to_string(column) + "] is " +
+                       std::to_string(result.ids[i]) + ", " + allowed);
   }
   return result;
 }
@@ -146,7 +158,9 @@ Chunks load_chunks(const std::filesystem::path& file, const Tokenizer* tokenizer
   }
   if (!text) return load_safetensors(file, tokenizer, options);
   io::open_regular(file);
-  if (!tokenizer) io::fail(file, "is text, which needs a tokenizer.json beside the model; without one, pass token ids as .safetensors");
+  if (!tokenizer)
+    io::fail(file,
+             "is text, which needs a tokenizer.json beside the model; without one, pass token ids as .safetensors");
   return suffix == ".txt" ? load_txt(file, *tokenizer, options) : load_jsonl(file, *tokenizer, options);
 }
 

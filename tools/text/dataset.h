@@ -1,9 +1,9 @@
 // SPDX-License-Identifier: Apache-2.0
 // Text files -> chunks of token ids of one length.
 //
-//   .txt          documents separated by "<|endoftext|>" (with more than one, newlines around each are stripped and empty ones
-//                 dropped), each tokenized with the special tokens the tokenizer adds, joined, cut into consecutive chunks of
-//                 seq_len tokens, remainder dropped; line ends \r\n and \r are read as \n
+//   .txt          documents separated by "<|endoftext|>" (with more than one, newlines around each are stripped and
+//                 empty ones dropped), each tokenized with the special tokens the tokenizer adds, joined, cut into
+//                 consecutive chunks of seq_len tokens, remainder dropped; line ends \r\n and \r are read as \n
 //   .jsonl        one JSON object a line, field "text": each a document
 //   .safetensors  tensor "input_ids" I64 [N, L], used as it is (seq_len does not matter); no tokenizer is needed
 #pragma once
@@ -27,9 +27,9 @@ struct Chunks {
   std::int64_t count = 0, length = 0;
 };
 
-/// Reads only as much text as the wanted chunks need. tokenizer: may be null for .safetensors, whose ids are then only checked to be
-/// at least 0. Throws io::Error (empty text, text shorter than one chunk, an id outside the vocabulary, options or a suffix that are
-/// not allowed, a bad file), naming the file and what was found.
+/// Reads only as much text as the wanted chunks need. tokenizer: may be null for .safetensors, whose ids are then only
+/// checked to be at least 0. Throws io::Error (empty text, text shorter than one chunk, an id outside the vocabulary,
+/// options or a suffix that are not allowed, a bad file), naming the file and what was found.
 Chunks load_chunks(const std::filesystem::path& file, const Tokenizer* tokenizer, const ChunkOptions& options);
 
 }  // namespace fp8::text

@@ -18,7 +18,8 @@ namespace {
 
 using Tokens = std::vector<std::string>;
 
-// Letters back to bytes, all tokens together (a character's bytes may lie in two); a token with other letters stays as it is.
+// Letters back to bytes, all tokens together (a character's bytes may lie in two); a token with other letters stays as
+// it is.
 Tokens decode_byte_level(Tokens tokens) {
   std::string bytes;
   for (const std::string& token : tokens) {
@@ -108,8 +109,10 @@ Decoder make_strip(const JsonPart& part) {
   return [=](Tokens tokens) {
     for (std::string& token : tokens) {
       std::string_view rest = token;
-      for (std::int64_t i = 0; i < start && rest.substr(0, content.size()) == content; ++i) rest.remove_prefix(content.size());
-      for (std::int64_t i = 0; i < stop && rest.size() >= content.size() && rest.substr(rest.size() - content.size()) == content; ++i) {
+      for (std::int64_t i = 0; i < start && rest.substr(0, content.size()) == content; ++i)
+        rest.remove_prefix(content.size());
+      for (std::int64_t i = 0;
+           i < stop && rest.size() >= content.size() && rest.substr(rest.size() - content.size()) == content; ++i) {
         rest.remove_suffix(content.size());
       }
       token = std::string(rest);

@@ -40,7 +40,8 @@ std::vector<JsonPart> JsonPart::elements() const {
   if (!json_->is_array()) wrong_type("an array");
   std::vector<JsonPart> parts;
   parts.reserve(json_->size());
-  for (std::size_t i = 0; i < json_->size(); ++i) parts.emplace_back((*json_)[i], file_, path_ + "[" + std::to_string(i) + "]");
+  for (std::size_t i = 0; i < json_->size(); ++i)
+    parts.emplace_back((*json_)[i], file_, path_ + "[" + std::to_string(i) + "]");
   return parts;
 }
 
@@ -57,7 +58,8 @@ bool JsonPart::boolean() const {
 std::int64_t JsonPart::integer(std::int64_t low, std::int64_t high) const {
   const std::string allowed = "an integer from " + std::to_string(low) + " to " + std::to_string(high);
   if (!json_->is_number_integer()) wrong_type(allowed.c_str());
-  const bool too_large = json_->is_number_unsigned() && json_->get<std::uint64_t>() > static_cast<std::uint64_t>(INT64_MAX);
+  const bool too_large =
+      json_->is_number_unsigned() && json_->get<std::uint64_t>() > static_cast<std::uint64_t>(INT64_MAX);
   if (too_large || json_->get<std::int64_t>() < low || json_->get<std::int64_t>() > high) {
     fail("is " + json_->dump() + ", expected " + allowed);
   }
@@ -71,7 +73,8 @@ bool JsonPart::boolean_or(const std::string& key, bool otherwise) const {
 
 const std::string& JsonPart::character() const {
   const std::string& value = string();
-  if (value.empty() || decode_at(value, 0).size != value.size()) fail("is " + io::in_quotes(value) + ", expected one character");
+  if (value.empty() || decode_at(value, 0).size != value.size())
+    fail("is " + io::in_quotes(value) + ", expected one character");
   return value;
 }
 

@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
-// See nfc.h. Hangul: syllable = 0xAC00 + (l * 21 + v) * 28 + t, with l < 19 from U+1100, v < 21 from U+1161, t < 28 from U+11A7
-// (t = 0: none).
+// See nfc.h. Hangul: syllable = 0xAC00 + (l * 21 + v) * 28 + t, with l < 19 from U+1100, v < 21 from U+1161, t < 28
+// from U+11A7 (t = 0: none).
 #include "fp8/tools/text/nfc.h"
 
 #include <algorithm>
@@ -32,7 +32,8 @@ std::uint8_t class_of(char32_t code) {
 
 template <typename T>
 const T* find(const nfc::Table<T>& table, char32_t code) {
-  const T* const found = std::lower_bound(table.begin(), table.end(), code, [](const T& entry, char32_t value) { return entry.code < value; });
+  const T* const found = std::lower_bound(table.begin(), table.end(), code,
+                                          [](const T& entry, char32_t value) { return entry.code < value; });
   return found != table.end() && found->code == code ? found : nullptr;
 }
 
@@ -71,7 +72,8 @@ char32_t composed(char32_t first, char32_t second) {
   if (first >= kL && first < kL + kLs && second >= kV && second < kV + kVs) {
     return kSyllables + ((first - kL) * kVs + (second - kV)) * kTs;
   }
-  const bool open_syllable = first >= kSyllables && first < kSyllables + kLs * kVs * kTs && (first - kSyllables) % kTs == 0;
+  const bool open_syllable =
+      first >= kSyllables && first < kSyllables + kLs * kVs * kTs && (first - kSyllables) % kTs == 0;
   if (open_syllable && second > kT && second < kT + kTs) return first + (second - kT);
   static const auto pairs = [] {
     std::unordered_map<std::uint64_t, char32_t> map;

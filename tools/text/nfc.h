@@ -34,10 +34,10 @@ struct Table {
   const T* begin() const { return begin_; }
   const T* end() const { return begin_ + size; }
 };
-extern const Table<Singleton> kSingletons;   // by code
-extern const Table<Pair> kComposed;          // by code; composition makes these again
-extern const Table<Pair> kOnlyDecomposed;    // by code; composition never makes these
-extern const Table<ClassRange> kClasses;     // by code point
+extern const Table<Singleton> kSingletons;  // by code
+extern const Table<Pair> kComposed;         // by code; composition makes these again
+extern const Table<Pair> kOnlyDecomposed;   // by code; composition never makes these
+extern const Table<ClassRange> kClasses;    // by code point
 
 }  // namespace nfc
 }  // namespace fp8::text

@@ -12,9 +12,14 @@ namespace fp8::text {
 namespace {
 
 // White_Space; PCRE2's own `\s` has U+180E too.
-constexpr const char* kSpace = R"(\x09-\x0d\x20\x{85}\x{a0}\x{1680}\x{2000}-\x{200a}\x{2028}\x{2029}\x{202f}\x{205f}\x{3000})";
-// Alphabetic (with its symbols: circled and squared letters), marks, digits, connectors; PCRE2's own `\w` has letters, numbers and _.
-constexpr const char* kWord = R"(\p{L}\p{M}\p{Nd}\p{Nl}\p{Pc}\x{24b6}-\x{24e9}\x{1f130}-\x{1f149}\x{1f150}-\x{1f169}\x{1f170}-\x{1f189})";
+constexpr const char* kSpace =
+    R"(\x09-\x0d\x20\x{85}\x{a0}\x{1680}\x{2000}-\x{200a}\x{2028}\x{2029}\x{202f}\x{205f}\x{3000})";
+// Alphabetic (with its symbols: circled and squared letters), marks, digits, connectors; PCRE2's own `\w` has letters,
+// numbers and _.
+constexpr const char* kWord =
+    R"(\p{L}\p{M}\p{Nd}\p{Nl}\p{Pc}\x{24b6}-\x{24e9}\x{1f130}-\x{1f149}\x{1f150}-\x{1f169}\x{1f170}-\x{1f189})";
+
+constexpr std::size_t kMaxReplaced = std::size_t{1} << 30;  // bytes
 
 class Translator {
  public:
@@ -142,20 +147,22 @@ Pattern Pattern::literal(std::string text) {
 
 Pattern Pattern::regex(const std::string& expression, const JsonPart& part) {
   constexpr std::size_t kLongest = 65536;
-  if (expression.size() > kLongest) part.fail("is an expression of " + std::to_string(expression.size()) + " bytes, allowed 65536");
+  if (expression.size() > kLongest)
+    part.fail("is an expression of " + std::to_string(expression.size()) + " bytes, allowed 65536");
   const std::string translated = to_pcre2(expression, part);
   Pattern pattern;
   pattern.regex_ = std::make_unique<Regex>();
   pattern.regex_->name = io::in_quotes(expression);
-  const std::unique_ptr<pcre2_compile_context, void (*)(pcre2_compile_context*)> context(pcre2_compile_context_create(nullptr),
-                                                                                       pcre2_compile_context_free);
+  const std::unique_ptr<pcre2_compile_context, void (*)(pcre2_compile_context*)> context(
+      pcre2_compile_context_create(nullptr), pcre2_compile_context_free);
   if (!context) throw std::bad_alloc();
   pcre2_set_newline(context.get(), PCRE2_NEWLINE_LF);
   int code = 0;
   PCRE2_SIZE offset = 0;
   // NEVER_BACKSLASH_C: `\C` would split a code point.
-  pattern.regex_->code = pcre2_compile(reinterpret_cast<PCRE2_SPTR>(translated.data()), translated.size(),
-                                       PCRE2_UTF | PCRE2_UCP | PCRE2_MULTILINE | PCRE2_NEVER_BACKSLASH_C, &code, &offset, context.get());
+  pattern.regex_->code =
+      pcre2_compile(reinterpret_cast<PCRE2_SPTR>(translated.data()), translated.size(),
+                    PCRE2_UTF | PCRE2_UCP | PCRE2_MULTILINE | PCRE2_NEVER_BACKSLASH_C, &code, &offset, context.get());
   if (!pattern.regex_->code) part.fail("is not a regular expression that is supported: " + error_text(code));
   pcre2_jit_compile(pattern.regex_->code, PCRE2_JIT_COMPLETE);  // without JIT the interpreter runs
   return pattern;
@@ -186,7 +193,8 @@ bool Pattern::find(std::string_view text, std::size_t from, Stretch& match) cons
     result = pcre2_match(regex_->code, subject, text.size(), from, PCRE2_NO_UTF_CHECK | PCRE2_NO_JIT, data, nullptr);
   }
   if (result == PCRE2_ERROR_NOMATCH) return false;
-  if (result < 0) throw io::Error("the pattern " + regex_->name + " can't be matched with this text: " + error_text(result));
+  if (result < 0)
+    throw io::Error("the pattern " + regex_->name + " can't be matched with this text: " + error_text(result));
   const PCRE2_SIZE* const bounds = pcre2_get_ovector_pointer(data);
   if (bounds[0] < from || bounds[1] < bounds[0]) throw io::Error("the pattern " + regex_->name + " matches backwards");
   match = {bounds[0], bounds[1], true};
@@ -202,6 +210,8 @@ std::string Pattern::replace(std::string_view text, std::string_view content) co
   std::string result;
   result.reserve(text.size());
   for (const Stretch& stretch : split(text)) {
+    if (result.size() > kMaxReplaced)
+      throw io::Error("replacing by " + io::in_quotes(content) + " makes too long a text");
     result.append(stretch.match ? content : text.substr(stretch.begin, stretch.end - stretch.begin));
   }
   return result;

@@ -1,9 +1,10 @@
 // SPDX-License-Identifier: Apache-2.0
 // The patterns of a tokenizer.json, {"String": "..."} or {"Regex": "..."}, searched in UTF-8 text.
 //
-// Hugging Face runs them with Oniguruma's Ruby syntax, here PCRE2 (UTF + UCP) runs them. Where the two differ the expression is
-// rewritten (`\s` is White_Space, `\w` has the marks, `^ $` meet every line) or refused by name: `\h`, `\S` or `\W` or a nested set or
-// `&&` inside [...], `{n,m}+`, inline options other than i. So what is accepted means the same.
+// Hugging Face runs them with Oniguruma's Ruby syntax, here PCRE2 (UTF + UCP) runs them. Where the two differ the
+// expression is rewritten (`\s` is White_Space, `\w` has the marks, `^ $` meet every line) or refused by name: `\h`,
+// `\S` or `\W` or a nested set or `&&` inside [...], `{n,m}+`, inline options other than i. So what is accepted means
+// the same.
 #pragma once
 #include <cstddef>
 #include <memory>
@@ -32,10 +33,11 @@ class Pattern {
   Pattern(Pattern&&) noexcept;
   Pattern& operator=(Pattern&&) noexcept;
 
-  /// Matches and what lies between them, in order, covering `text` (well-formed UTF-8); a match may be empty. Thread-safe. Throws
-  /// io::Error where matching takes more than PCRE2's limits allow (catastrophic backtracking).
+  /// Matches and what lies between them, in order, covering `text` (well-formed UTF-8); a match may be empty.
+  /// Thread-safe. Throws io::Error where matching takes more than PCRE2's limits allow (catastrophic backtracking).
   std::vector<Stretch> split(std::string_view text) const;
-  /// `text` with each match replaced by `content`.
+  /// `text` with each match replaced by `content`. Throws io::Error if that makes more than 64 MiB
+  /// and more than 16 times the text.
   std::string replace(std::string_view text, std::string_view content) const;
   /// True if `text` has a match.
   bool found_in(std::string_view text) const;

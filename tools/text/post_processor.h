@@ -13,8 +13,8 @@ struct PostProcessor {
   std::vector<std::int64_t> before, after;  ///< ids
 };
 
-/// Throws io::Error naming the part on an unknown type, a template without exactly one sequence A, a special token that the part
-/// does not define.
+/// Throws io::Error naming the part on an unknown type, a template without exactly one sequence A, a special token that
+/// the part does not define.
 PostProcessor make_post_processor(const JsonPart& part);
 
 }  // namespace fp8::text

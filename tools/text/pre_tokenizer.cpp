@@ -151,7 +151,8 @@ PreTokenizer make_metaspace(const JsonPart& part) {
   };
 }
 
-bool run_steps(const std::vector<PreTokenizer>& steps, std::size_t step, std::string_view text, bool first, const WordSink& sink) {
+bool run_steps(const std::vector<PreTokenizer>& steps, std::size_t step, std::string_view text, bool first,
+               const WordSink& sink) {
   if (step == steps.size()) return sink(text, first);
   return steps[step](text, first, [&](std::string_view word, bool word_first) {
     return run_steps(steps, step + 1, word, word_first, sink);

@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
-// The "pre_tokenizer" of a tokenizer.json: text -> words, which the BPE then treats one by one. Known: ByteLevel, Metaspace,
-// Split, Digits, Sequence, null (the whole text is one word).
+// The "pre_tokenizer" of a tokenizer.json: text -> words, which the BPE then treats one by one. Known: ByteLevel,
+// Metaspace, Split, Digits, Sequence, null (the whole text is one word).
 #pragma once
 #include <functional>
 #include <string_view>
@@ -12,7 +12,8 @@ namespace fp8::text {
 /// Takes one word; first: it starts where the whole text starts. Returns false to have no more.
 using WordSink = std::function<bool(std::string_view word, bool first)>;
 
-/// Hands the words of `text` (not empty, well-formed UTF-8) to `sink`, in order, none empty. Returns false where the sink did.
+/// Hands the words of `text` (not empty, well-formed UTF-8) to `sink`, in order, none empty. Returns false where the
+/// sink did.
 using PreTokenizer = std::function<bool(std::string_view text, bool first, const WordSink& sink)>;
 
 /// Throws io::Error naming the part on an unknown type or behaviour.

@@ -61,9 +61,11 @@ bool TextFile::read(std::uint64_t cap, Document& document) {
   document.complete = separator || offset_ + text.size() >= size_;
   next_offset_ = separator ? offset_ + end + kSeparator.size() : size_;
   if (separator) text.resize(end);
-  // The first document's newlines stay only if no separator follows; looking for one is needed only if it starts with one.
+  // The first document's newlines stay only if no separator follows; looking for one is needed only if it starts with
+  // one.
   const bool starts_with_newline = !text.empty() && (text[0] == '\n' || text[0] == '\r');
-  const bool several = separator || offset_ > 0 || (!document.complete && starts_with_newline && separator_after(offset_));
+  const bool several =
+      separator || offset_ > 0 || (!document.complete && starts_with_newline && separator_after(offset_));
   document.text = unify_line_ends(std::move(text));
   if (several) strip_newlines(document.text, document.complete);
   return true;
@@ -77,7 +79,9 @@ bool JsonLines::next_line(std::string& line) {
     const std::size_t end = buffer_.find('\n', position_);
     line.append(buffer_, position_, end == std::string::npos ? end : end - position_);
     position_ = end == std::string::npos ? buffer_.size() : end + 1;
-    if (line.size() > kMaxLine) io::fail(path_, "line " + std::to_string(line_number_ + 1) + " is longer than " + std::to_string(kMaxLine) + " bytes");
+    if (line.size() > kMaxLine)
+      io::fail(path_,
+               "line " + std::to_string(line_number_ + 1) + " is longer than " + std::to_string(kMaxLine) + " bytes");
     if (end != std::string::npos) break;
     if (offset_ >= size_) {
       if (line.empty()) return false;
@@ -100,10 +104,12 @@ bool JsonLines::next(std::string& text) {
   const std::string where = path_.string() + ":" + std::to_string(line_number_);
   const io::Json json = io::parse_json(line, where);
   const std::string place = io::printable(where, 4096);
-  if (!json.is_object()) throw io::Error(place + ": is a JSON " + json.type_name() + ", expected an object with the field 'text'");
+  if (!json.is_object())
+    throw io::Error(place + ": is a JSON " + json.type_name() + ", expected an object with the field 'text'");
   const auto field = json.find("text");
   if (field == json.end()) throw io::Error(place + ": has no field 'text'");
-  if (!field->is_string()) throw io::Error(place + ": field 'text' is a JSON " + field->type_name() + ", expected a string");
+  if (!field->is_string())
+    throw io::Error(place + ": field 'text' is a JSON " + field->type_name() + ", expected a string");
   text = field->get<std::string>();
   return true;
 }

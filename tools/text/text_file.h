@@ -1,8 +1,8 @@
 // SPDX-License-Identifier: Apache-2.0
 // The documents of a text file, read one after the other and only as far as asked.
 //
-//   .txt    documents separated by "<|endoftext|>"; line ends \r\n and \r are read as \n. With a separator in the file, newlines
-//           around each document are stripped.
+//   .txt    documents separated by "<|endoftext|>"; line ends \r\n and \r are read as \n. With a separator in the
+//           file, newlines around each document are stripped.
 //   .jsonl  one JSON object a line, its field "text" is a document; blank lines are passed over.
 #pragma once
 #include <cstdint>
@@ -43,8 +43,8 @@ class JsonLines {
   static constexpr std::uint64_t kMaxLine = std::uint64_t{64} << 20;  ///< bytes
 
   explicit JsonLines(std::filesystem::path path);
-  /// The next line's "text". False past the last one. Throws io::Error naming file and line if a line is longer than kMaxLine, is
-  /// no JSON object or has no string "text".
+  /// The next line's "text". False past the last one. Throws io::Error naming file and line if a line is longer than
+  /// kMaxLine, is no JSON object or has no string "text".
   bool next(std::string& text);
 
  private:

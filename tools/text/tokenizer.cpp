@@ -1,7 +1,8 @@
 // SPDX-License-Identifier: Apache-2.0
 // See tokenizer.h. The order of Hugging Face's tokenizers:
 //
-//   text -> cut at added tokens -> normalizer -> cut at added tokens (normalized form) -> pre-tokenizer -> BPE -> post-processor
+//   text -> cut at added tokens -> normalizer -> cut at added tokens (normalized form) -> pre-tokenizer -> BPE -> ids
+//   ids with what the post-processor puts before and after
 //   ids -> tokens, special ones left out -> decoder -> joined text
 #include "fp8/tools/text/tokenizer.h"
 
@@ -26,14 +27,15 @@ namespace fp8::text {
 struct Tokenizer::Impl {
   std::string file;
   Bpe bpe;
-  Normalizer normalizer;        // may be empty
-  PreTokenizer pre_tokenizer;   // may be empty
+  Normalizer normalizer;       // may be empty
+  PreTokenizer pre_tokenizer;  // may be empty
   AddedTokens added;
   PostProcessor post_processor;
-  Decoder decoder;              // may be empty
+  Decoder decoder;  // may be empty
 
   explicit Impl(const JsonPart& top, std::string name) : file(std::move(name)), bpe(top.at("model")) {
-    if (const auto version = top.find("version"); version && version->string() != "1.0") version->unsupported(version->string(), "1.0");
+    if (const auto version = top.find("version"); version && version->string() != "1.0")
+      version->unsupported(version->string(), "1.0");
     if (const auto part = top.find("normalizer")) normalizer = make_normalizer(*part);
     if (const auto part = top.find("pre_tokenizer")) pre_tokenizer = make_pre_tokenizer(*part);
     if (const auto part = top.find("post_processor")) post_processor = make_post_processor(*part);
@@ -41,7 +43,8 @@ struct Tokenizer::Impl {
     if (const auto part = top.find("added_tokens")) added = AddedTokens(*part, bpe, normalizer);
     for (const auto* const side : {&post_processor.before, &post_processor.after}) {
       for (const std::int64_t id : *side) {
-        if (!token_of(id)) throw io::Error(file + ": post_processor adds the id " + std::to_string(id) + ", which no token has");
+        if (!token_of(id))
+          throw io::Error(file + ": post_processor adds the id " + std::to_string(id) + ", which no token has");
       }
     }
   }
@@ -59,7 +62,9 @@ class Encoding {
  public:
   Encoding(const Tokenizer::Impl& impl, std::size_t limit) : impl_(impl), limit_(limit) {}
 
-  void add_special(const std::vector<std::int64_t>& special) { ids_.insert(ids_.end(), special.begin(), special.end()); }
+  void add_special(const std::vector<std::int64_t>& special) {
+    ids_.insert(ids_.end(), special.begin(), special.end());
+  }
   bool full() const { return ids_.size() >= limit_; }
   std::vector<std::int64_t> take() { return std::move(ids_); }
 
@@ -86,7 +91,8 @@ class Encoding {
       if (segment.id >= 0) {
         ids_.push_back(segment.id);
       } else if (impl_.pre_tokenizer) {
-        impl_.pre_tokenizer(piece, first && segment.begin == 0, [this](std::string_view word, bool) { return add_word(word); });
+        impl_.pre_tokenizer(piece, first && segment.begin == 0,
+                            [this](std::string_view word, bool) { return add_word(word); });
       } else {
         add_word(piece);
       }
@@ -95,7 +101,9 @@ class Encoding {
 
   bool add_word(std::string_view word) {
     constexpr std::size_t kMaxWord = std::numeric_limits<std::int32_t>::max();
-    if (word.size() > kMaxWord) throw io::Error(impl_.file + ": a word of " + std::to_string(word.size()) + " bytes, allowed " + std::to_string(kMaxWord));
+    if (word.size() > kMaxWord)
+      throw io::Error(impl_.file + ": a word of " + std::to_string(word.size()) + " bytes, allowed " +
+                      std::to_string(kMaxWord));
     impl_.bpe.encode(word, ids_, scratch_, limit_);
     return !full();
   }
@@ -135,7 +143,9 @@ std::string Tokenizer::decode(const std::vector<std::int64_t>& ids) const {
   tokens.reserve(ids.size());
   for (const std::int64_t id : ids) {
     const std::string* const token = impl_->token_of(id);
-    if (!token) throw io::Error(impl_->file + ": no token has the id " + std::to_string(id) + ", the vocabulary's are 0 to " + std::to_string(vocab_size() - 1));
+    if (!token)
+      throw io::Error(impl_->file + ": no token has the id " + std::to_string(id) + ", the vocabulary's are 0 to " +
+                      std::to_string(vocab_size() - 1));
     if (!impl_->added.is_special(*token)) tokens.push_back(*token);
   }
   const char* const separator = impl_->decoder ? "" : " ";

@@ -1,7 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
-// Tokenizers read from a Hugging Face tokenizer.json: BPE with metaspace and byte fallback (Llama 2), byte-level BPE with the
-// GPT-2 or Llama-3 split patterns, bytes. Anything else in the file is refused by name. "truncation" and "padding" are not applied
-// (transformers switches them off, too).
+// Tokenizers read from a Hugging Face tokenizer.json: BPE with metaspace and byte fallback (Llama 2), byte-level BPE
+// with the GPT-2 or Llama-3 split patterns, bytes. Anything else in the file is refused by name. "truncation" and
+// "padding" are not applied (transformers switches them off, too).
 #pragma once
 #include <cstddef>
 #include <cstdint>
@@ -20,8 +20,9 @@ class Tokenizer {
   ~Tokenizer();
   Tokenizer(Tokenizer&&) noexcept;
 
-  /// Token ids of a UTF-8 text (invalid bytes become U+FFFD); add_special: what the file's post-processor adds (BOS, EOS).
-  /// limit: stops once there are so many ids, which are then the first of all ids (a few more than limit may come). Thread-safe.
+  /// Token ids of a UTF-8 text (invalid bytes become U+FFFD); add_special: what the file's post-processor adds (BOS,
+  /// EOS). limit: stops once there are so many ids, which are then the first of all ids (a few more than limit may
+  /// come). Thread-safe.
   std::vector<std::int64_t> encode(std::string_view text, bool add_special = true, std::size_t limit = SIZE_MAX) const;
   /// The text of ids, special tokens left out. Throws io::Error on an id outside the vocabulary.
   std::string decode(const std::vector<std::int64_t>& ids) const;

@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
-// Walking through UTF-8 by code points. Text enters through sanitize(); past it every function here may assume that it is
-// well-formed (checks and encoding: runtime/io/utf8.h).
+// Walking through UTF-8 by code points. Text enters through sanitize(); past it every function here may assume that it
+// is well-formed (checks and encoding: runtime/io/utf8.h).
 #pragma once
 #include <cstddef>
 #include <cstdint>
@@ -16,9 +16,7 @@ struct CodePoint {
 };
 
 /// Bytes of the code point whose first byte is `lead` (1..4); 1 for a byte that can't lead.
-inline std::size_t sequence_size(unsigned char lead) {
-  return lead < 0xC0 ? 1 : lead < 0xE0 ? 2 : lead < 0xF0 ? 3 : 4;
-}
+inline std::size_t sequence_size(unsigned char lead) { return lead < 0xC0 ? 1 : lead < 0xE0 ? 2 : lead < 0xF0 ? 3 : 4; }
 
 /// The code point at `position` < text.size(). text: well-formed.
 CodePoint decode_at(std::string_view text, std::size_t position);

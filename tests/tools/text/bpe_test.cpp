@@ -88,12 +88,20 @@ TEST(Bpe, EqualRanksMergeFromTheLeft) {
 
 TEST(Bpe, UnknownCharacters) {
   const char* const vocab = R"("vocab":{"<unk>":0,"a":1,"b":2,"ab":3,"<0xC3>":4,"<0xA9>":5},"merges":[["a","b"]])";
-  const auto ids = [&](const std::string& options, std::string_view word) { return encode(Bpe(Source("{" + options + vocab + "}").part()), word); };
+  const auto ids = [&](const std::string& options, std::string_view word) {
+    return encode(Bpe(Source("{" + options + vocab + "}").part()), word);
+  };
   EXPECT_EQ(ids("", "axyb"), (Ids{3}));  // left out: then a meets b, as for Hugging Face
   EXPECT_EQ(ids(R"("unk_token":"<unk>",)", "axyb"), (Ids{1, 0, 0, 2}));
   EXPECT_EQ(ids(R"("unk_token":"<unk>","fuse_unk":true,)", "axyb"), (Ids{1, 0, 2}));
-  EXPECT_EQ(ids(R"("byte_fallback":true,)", "a\xC3\xA9" "b\xC3\xA8"), (Ids{1, 4, 5, 2}));  // C3 A8: not all bytes are there
-  EXPECT_EQ(ids(R"("unk_token":"<unk>","byte_fallback":true,)", "a\xC3\xA9" "b\xC3\xA8"), (Ids{1, 4, 5, 2, 0}));
+  EXPECT_EQ(ids(R"("byte_fallback":true,)",
+                "a\xC3\xA9"
+                "b\xC3\xA8"),
+            (Ids{1, 4, 5, 2}));  // C3 A8: not all bytes are there
+  EXPECT_EQ(ids(R"("unk_token":"<unk>","byte_fallback":true,)",
+                "a\xC3\xA9"
+                "b\xC3\xA8"),
+            (Ids{1, 4, 5, 2, 0}));
   EXPECT_EQ(ids("", "xyz"), Ids{});
   EXPECT_EQ(ids("", "\xF0\x9F\x98\x80"), Ids{});
 }
@@ -120,7 +128,8 @@ TEST(Bpe, Lookups) {
   EXPECT_EQ(bpe.id_of("a"), 7);
   EXPECT_EQ(bpe.id_of("c"), -1);
   EXPECT_EQ(*bpe.token_of(3), "b");
-  for (const std::int64_t id : {std::int64_t{-1}, std::int64_t{4}, std::int64_t{8}, INT64_MAX, INT64_MIN}) EXPECT_EQ(bpe.token_of(id), nullptr);
+  for (const std::int64_t id : {std::int64_t{-1}, std::int64_t{4}, std::int64_t{8}, INT64_MAX, INT64_MIN})
+    EXPECT_EQ(bpe.token_of(id), nullptr);
   EXPECT_EQ(bpe.max_id(), 7);
 }
 

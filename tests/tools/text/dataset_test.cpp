@@ -13,10 +13,10 @@
 namespace fp8::text {
 namespace {
 
+using ::testing::AllOf;
 using testing::error_of;
 using testing::fixtures;
 using testing::Folder;
-using ::testing::AllOf;
 using ::testing::HasSubstr;
 using Ids = std::vector<std::int64_t>;
 
@@ -30,7 +30,8 @@ class Dataset : public ::testing::Test {
   Folder folder;
   std::unique_ptr<Tokenizer> tokenizer;
 
-  Chunks load(const std::filesystem::path& file, std::int64_t seq_len, std::int64_t samples = -1, std::int64_t skip = 0) const {
+  Chunks load(const std::filesystem::path& file, std::int64_t seq_len, std::int64_t samples = -1,
+              std::int64_t skip = 0) const {
     return load_chunks(file, tokenizer.get(), {seq_len, samples, skip});
   }
 };
@@ -40,7 +41,8 @@ Ids plain_ids(const Tokenizer& tokenizer, const std::string& text) {
   const std::string separator = "<|endoftext|>";
   std::vector<std::string> parts;
   std::size_t begin = 0;
-  for (std::size_t end; (end = text.find(separator, begin)) != std::string::npos; begin = end + separator.size()) parts.push_back(text.substr(begin, end - begin));
+  for (std::size_t end; (end = text.find(separator, begin)) != std::string::npos; begin = end + separator.size())
+    parts.push_back(text.substr(begin, end - begin));
   parts.push_back(text.substr(begin));
   Ids ids;
   for (std::string part : parts) {
@@ -69,7 +71,9 @@ std::string words(int count, unsigned seed) {
 }
 
 TEST_F(Dataset, DocumentsAreJoinedAndCut) {
-  const std::string text = "\n\nOnce upon a time\n<|endoftext|>\n<|endoftext|>The second  one.\n\nhas lines\n\n<|endoftext|>third<|endoftext|>\n";
+  const std::string text =
+      "\n\nOnce upon a time\n<|endoftext|>\n<|endoftext|>The second  one.\n\nhas "
+      "lines\n\n<|endoftext|>third<|endoftext|>\n";
   const auto file = folder.write("a.txt", text);
   const Ids ids = plain_ids(*tokenizer, text);
   ASSERT_GE(ids.size(), 16u);
@@ -95,11 +99,13 @@ TEST_F(Dataset, OneDocumentKeepsItsNewlines) {
 
 TEST_F(Dataset, LineEndsAreUnified) {
   EXPECT_EQ(load(folder.write("a.txt", "a\r\nb\rc\r\r\n\nd"), 1).ids, tokenizer->encode("a\nb\nc\n\n\nd"));
-  EXPECT_EQ(load(folder.write("b.txt", "\r\na\r\n<|endoftext|>\rb\r"), 1).ids, plain_ids(*tokenizer, "\na\n<|endoftext|>\nb\n"));
+  EXPECT_EQ(load(folder.write("b.txt", "\r\na\r\n<|endoftext|>\rb\r"), 1).ids,
+            plain_ids(*tokenizer, "\na\n<|endoftext|>\nb\n"));
 }
 
 TEST_F(Dataset, NulBytesAndInvalidUtf8AreText) {
-  EXPECT_EQ(load(folder.write("a.txt", std::string("a\0b\xff", 4)), 1).ids, tokenizer->encode(std::string("a\0b\xEF\xBF\xBD", 6)));
+  EXPECT_EQ(load(folder.write("a.txt", std::string("a\0b\xff", 4)), 1).ids,
+            tokenizer->encode(std::string("a\0b\xEF\xBF\xBD", 6)));
 }
 
 // Long enough to be read in parts: what comes out is what all of it gives.
@@ -139,7 +145,9 @@ TEST_F(Dataset, OnlyTheNeededPartIsTokenized) {
 }
 
 TEST_F(Dataset, JsonLines) {
-  const std::string content = "{\"text\": \"\\n one\\u00e9 \\ud83d\\ude00\\n\", \"id\": 3}\n\n  \r\n{\"text\":\"\"}\r\n{\"text\":\"two<|endoftext|>\"}";
+  const std::string content =
+      "{\"text\": \"\\n one\\u00e9 \\ud83d\\ude00\\n\", \"id\": 3}\n\n  "
+      "\r\n{\"text\":\"\"}\r\n{\"text\":\"two<|endoftext|>\"}";
   Ids ids = tokenizer->encode("\n one\xC3\xA9 \xF0\x9F\x98\x80\n");
   const Ids two = tokenizer->encode("two<|endoftext|>");
   ids.insert(ids.end(), two.begin(), two.end());
@@ -156,15 +164,17 @@ TEST_F(Dataset, JsonLinesLongerThanABlock) {
 }
 
 TEST_F(Dataset, BadJsonLinesNameTheLine) {
-  const auto message = [&](const std::string& content) { return error_of([&] { load(folder.write("a.jsonl", content), 4); }); };
+  const auto message = [&](const std::string& content) {
+    return error_of([&] { load(folder.write("a.jsonl", content), 4); });
+  };
   EXPECT_THAT(message("{\"text\":\"a\"}\n{\"txt\":\"a\"}\n"), HasSubstr("a.jsonl:2: has no field 'text'"));
   EXPECT_THAT(message("\n{\"text\":7}\n"), HasSubstr("a.jsonl:2: field 'text' is a JSON number, expected a string"));
   EXPECT_THAT(message("[1]\n"), HasSubstr("a.jsonl:1: is a JSON array"));
   EXPECT_THAT(message("{\"text\":\"a\n"), HasSubstr("a.jsonl:1"));
 }
 
-std::filesystem::path write_ids(const Folder& folder, const std::string& name, const std::string& tensor, io::DType dtype,
-                                const std::vector<std::int64_t>& shape, const Ids& ids) {
+std::filesystem::path write_ids(const Folder& folder, const std::string& name, const std::string& tensor,
+                                io::DType dtype, const std::vector<std::int64_t>& shape, const Ids& ids) {
   io::SafetensorsWriter writer(folder.path() / name, {{tensor, dtype, shape}});
   writer.write(tensor, ids.data());
   writer.commit();
@@ -174,7 +184,8 @@ std::filesystem::path write_ids(const Folder& folder, const std::string& name, c
 TEST_F(Dataset, SafetensorsAreUsedAsTheyAre) {
   const Ids ids{1, 2, 3, 4, 5, 6};
   const auto file = write_ids(folder, "a.safetensors", "input_ids", io::DType::I64, {3, 2}, ids);
-  for (const Tokenizer* const t : {static_cast<const Tokenizer*>(nullptr), static_cast<const Tokenizer*>(tokenizer.get())}) {
+  for (const Tokenizer* const t :
+       {static_cast<const Tokenizer*>(nullptr), static_cast<const Tokenizer*>(tokenizer.get())}) {
     const Chunks chunks = load_chunks(file, t, {});
     EXPECT_EQ(chunks.count, 3);
     EXPECT_EQ(chunks.length, 2);
@@ -186,12 +197,18 @@ TEST_F(Dataset, SafetensorsAreUsedAsTheyAre) {
 
 TEST_F(Dataset, BadSafetensors) {
   const auto message = [&](const std::filesystem::path& file) { return error_of([&] { load(file, 256); }); };
-  EXPECT_THAT(message(write_ids(folder, "a.safetensors", "ids", io::DType::I64, {1, 2}, {1, 2})), HasSubstr("a.safetensors: has no tensor 'input_ids'"));
-  EXPECT_THAT(message(write_ids(folder, "b.safetensors", "input_ids", io::DType::F64, {1, 2}, {1, 2})), HasSubstr("'input_ids' is F64 with 2 dimensions, expected I64"));
-  EXPECT_THAT(message(write_ids(folder, "c.safetensors", "input_ids", io::DType::I64, {2}, {1, 2})), HasSubstr("with 1 dimensions"));
-  EXPECT_THAT(message(write_ids(folder, "d.safetensors", "input_ids", io::DType::I64, {2, 2}, {1, 2, 3, 4096})), HasSubstr("input_ids[1, 1] is 4096, allowed: 0 to 4095"));
-  EXPECT_THAT(message(write_ids(folder, "e.safetensors", "input_ids", io::DType::I64, {1, 2}, {-1, 2})), HasSubstr("input_ids[0, 0] is -1"));
-  EXPECT_THAT(message(write_ids(folder, "f.safetensors", "input_ids", io::DType::I64, {0, 2}, {})), HasSubstr("'input_ids' is empty: [0, 2]"));
+  EXPECT_THAT(message(write_ids(folder, "a.safetensors", "ids", io::DType::I64, {1, 2}, {1, 2})),
+              HasSubstr("a.safetensors: has no tensor 'input_ids'"));
+  EXPECT_THAT(message(write_ids(folder, "b.safetensors", "input_ids", io::DType::F64, {1, 2}, {1, 2})),
+              HasSubstr("'input_ids' is F64 with 2 dimensions, expected I64"));
+  EXPECT_THAT(message(write_ids(folder, "c.safetensors", "input_ids", io::DType::I64, {2}, {1, 2})),
+              HasSubstr("with 1 dimensions"));
+  EXPECT_THAT(message(write_ids(folder, "d.safetensors", "input_ids", io::DType::I64, {2, 2}, {1, 2, 3, 4096})),
+              HasSubstr("input_ids[1, 1] is 4096, allowed: 0 to 4095"));
+  EXPECT_THAT(message(write_ids(folder, "e.safetensors", "input_ids", io::DType::I64, {1, 2}, {-1, 2})),
+              HasSubstr("input_ids[0, 0] is -1"));
+  EXPECT_THAT(message(write_ids(folder, "f.safetensors", "input_ids", io::DType::I64, {0, 2}, {})),
+              HasSubstr("'input_ids' is empty: [0, 2]"));
   EXPECT_THAT(message(folder.write("g.safetensors", "no")), HasSubstr("g.safetensors"));
   const auto file = write_ids(folder, "h.safetensors", "input_ids", io::DType::I64, {2, 1}, {1, 2});
   EXPECT_THAT(error_of([&] { load(file, 256, -1, 2); }), HasSubstr("2 chunks, none left after skipping 2 (--skip)"));
@@ -200,13 +217,16 @@ TEST_F(Dataset, BadSafetensors) {
 TEST_F(Dataset, TooLittleText) {
   const auto few = folder.write("few.txt", "a b c");
   const auto tokens = std::to_string(tokenizer->encode("a b c").size());
-  EXPECT_THAT(error_of([&] { load(few, 256); }), HasSubstr("few.txt: " + tokens + " tokens, fewer than one chunk of 256 (--seq-len)"));
-  EXPECT_THAT(error_of([&] { load(few, 1, -1, 100); }), AllOf(HasSubstr(tokens + " chunks of 1"), HasSubstr("(--skip)")));
+  EXPECT_THAT(error_of([&] { load(few, 256); }),
+              HasSubstr("few.txt: " + tokens + " tokens, fewer than one chunk of 256 (--seq-len)"));
+  EXPECT_THAT(error_of([&] { load(few, 1, -1, 100); }),
+              AllOf(HasSubstr(tokens + " chunks of 1"), HasSubstr("(--skip)")));
   EXPECT_THAT(error_of([&] { load(few, 1, 5, INT64_MAX); }), HasSubstr("(--skip)"));
   EXPECT_EQ(load(few, 1, INT64_MAX, 1).count, static_cast<std::int64_t>(tokenizer->encode("a b c").size()) - 1);
   EXPECT_THAT(error_of([&] { load(few, INT64_MAX); }), HasSubstr("fewer than one chunk"));
   for (const char* const nothing : {"", "<|endoftext|>", "\n\n<|endoftext|>\n"}) {
-    EXPECT_THAT(error_of([&] { load(folder.write("none.txt", nothing), 4); }), HasSubstr("none.txt: holds no text")) << nothing;
+    EXPECT_THAT(error_of([&] { load(folder.write("none.txt", nothing), 4); }), HasSubstr("none.txt: holds no text"))
+        << nothing;
   }
   EXPECT_THAT(error_of([&] { load(folder.write("none.jsonl", "\n\n"), 4); }), HasSubstr("none.jsonl: holds no text"));
 }
@@ -217,7 +237,8 @@ TEST_F(Dataset, PathsAndOptions) {
   std::filesystem::create_directory(folder.path() / "folder.txt");
   EXPECT_THAT(error_of([&] { load(folder.path() / "folder.txt", 4); }), HasSubstr("folder"));
   EXPECT_THAT(error_of([&] { load(folder.path(), 4); }), HasSubstr("folder"));
-  EXPECT_THAT(error_of([&] { load(folder.write("a.csv", "x"), 4); }), HasSubstr("a.csv: has the suffix '.csv', allowed: .txt, .jsonl, .safetensors"));
+  EXPECT_THAT(error_of([&] { load(folder.write("a.csv", "x"), 4); }),
+              HasSubstr("a.csv: has the suffix '.csv', allowed: .txt, .jsonl, .safetensors"));
   EXPECT_THAT(error_of([&] { load(folder.write("plain", "x"), 4); }), HasSubstr("suffix ''"));
   EXPECT_THAT(error_of([&] { load(file, 0); }), HasSubstr("--seq-len is 0, allowed: at least 1"));
   EXPECT_THAT(error_of([&] { load(file, -3); }), HasSubstr("--seq-len is -3"));

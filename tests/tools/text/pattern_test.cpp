@@ -1,5 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
-// Patterns: what is accepted, what is refused, how matches are walked. That accepted ones cut as Hugging Face's do is in steps_test.
+// Patterns: what is accepted, what is refused, how matches are walked. That accepted ones cut as Hugging Face's do is
+// in steps_test.
 #include "fp8/tools/text/pattern.h"
 
 #include <gmock/gmock.h>
@@ -37,7 +38,10 @@ TEST(Pattern, SplitCoversTheText) {
   EXPECT_EQ(shown(regex("b+"), ""), "");
   EXPECT_EQ(shown(Pattern::literal("bb"), "abbbb"), "a|[bb]|[bb]");
   EXPECT_EQ(shown(regex("x*"), "axb"), "[]|a|[x]|b|[]");
-  EXPECT_EQ(shown(regex("(?=b)"), "a\xC3\xA9" "b"), "a\xC3\xA9|[]|b");
+  EXPECT_EQ(shown(regex("(?=b)"),
+                  "a\xC3\xA9"
+                  "b"),
+            "a\xC3\xA9|[]|b");
 }
 
 TEST(Pattern, Replace) {
@@ -61,21 +65,30 @@ TEST(Pattern, SpaceIsWhiteSpace) {
 
 TEST(Pattern, WordHasMarksDigitsAndConnectors) {
   const Pattern word = regex(R"(^\w$)");
-  for (const char* const yes : {"a", "Z", "5", "_", "\xC3\xA9", "\xCC\x81", "\xE2\x80\xBF", "\xE4\xB8\x80", "\xD9\xA3", "\xE2\x85\xA3", "\xE2\x92\xB6"}) EXPECT_TRUE(word.found_in(yes)) << yes;
-  for (const char* const no : {" ", "-", "\xC2\xBD", "\xE2\x82\xAC", "\xF0\x9F\x98\x80", "'"}) EXPECT_FALSE(word.found_in(no)) << no;
+  for (const char* const yes : {"a", "Z", "5", "_", "\xC3\xA9", "\xCC\x81", "\xE2\x80\xBF", "\xE4\xB8\x80", "\xD9\xA3",
+                                "\xE2\x85\xA3", "\xE2\x92\xB6"})
+    EXPECT_TRUE(word.found_in(yes)) << yes;
+  for (const char* const no : {" ", "-", "\xC2\xBD", "\xE2\x82\xAC", "\xF0\x9F\x98\x80", "'"})
+    EXPECT_FALSE(word.found_in(no)) << no;
 }
 
 TEST(Pattern, LinesAreMetByAnchors) { EXPECT_EQ(shown(regex("^b|b$"), "b\nb b"), "[b]|\n|[b]| |[b]"); }
 
 TEST(Pattern, WhatMeansAnotherThingIsRefused) {
-  for (const char* const expression : {R"(\h+)", R"(\R)", R"(\X)", R"(\K)", R"([a\S])", R"([\W])", "[a&&b]", "[a[bc]]", "a{1,2}+", "(?m:a)", "(?x) a", "(?<n>a)", "(?P<n>a)", "(*UCP)a", R"(\Qa\E)", R"(\C)"}) {
-    EXPECT_THAT(error_of([&] { regex(expression); }), AllOf(HasSubstr("test.json: part has "), HasSubstr("not supported"))) << expression;
+  for (const char* const expression :
+       {R"(\h+)", R"(\R)", R"(\X)", R"(\K)", R"([a\S])", R"([\W])", "[a&&b]", "[a[bc]]", "a{1,2}+", "(?m:a)", "(?x) a",
+        "(?<n>a)", "(?P<n>a)", "(*UCP)a", R"(\Qa\E)", R"(\C)"}) {
+    EXPECT_THAT(error_of([&] { regex(expression); }),
+                AllOf(HasSubstr("test.json: part has "), HasSubstr("not supported")))
+        << expression;
   }
   for (const char* const expression : {"(", "[", "a)", "*", "\\", "\\p{Nothing}", "[b-a]"}) {
     EXPECT_THAT(error_of([&] { regex(expression); }), HasSubstr("is not a regular expression")) << expression;
   }
   EXPECT_THAT(error_of([&] { regex(std::string(70000, 'a')); }), HasSubstr("70000 bytes"));
-  for (const char* const expression : {kGpt2Pattern, R"((?i:'s)|[^\r\n\p{L}\p{N}]?+\p{L}++|\p{N}{1,3}|(?>a)|(?<!b)c|\x{e9}|\p{Han})", R"([\]\[^-])", "[]a]"}) {
+  for (const char* const expression :
+       {kGpt2Pattern, R"((?i:'s)|[^\r\n\p{L}\p{N}]?+\p{L}++|\p{N}{1,3}|(?>a)|(?<!b)c|\x{e9}|\p{Han})", R"([\]\[^-])",
+        "[]a]"}) {
     EXPECT_NO_THROW(regex(expression)) << expression;
   }
 }
@@ -94,8 +107,10 @@ TEST(Pattern, LongRunsAreLinear) {
 TEST(Pattern, FromJson) {
   EXPECT_EQ(shown(Pattern::from_json(testing::Source(R"({"String":"b."})").part()), "b.bb"), "[b.]|bb");
   EXPECT_EQ(shown(Pattern::from_json(testing::Source(R"({"Regex":"b."})").part()), "b.bb"), "[b.]|[bb]");
-  for (const char* const json : {"{}", R"({"String":"a","Regex":"b"})", R"({"String":""})", R"({"String":1})", R"("a")"}) {
-    EXPECT_THAT(error_of([&] { Pattern::from_json(testing::Source(json).part()); }), HasSubstr("test.json: part")) << json;
+  for (const char* const json :
+       {"{}", R"({"String":"a","Regex":"b"})", R"({"String":""})", R"({"String":1})", R"("a")"}) {
+    EXPECT_THAT(error_of([&] { Pattern::from_json(testing::Source(json).part()); }), HasSubstr("test.json: part"))
+        << json;
   }
 }
 

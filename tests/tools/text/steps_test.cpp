@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
-// Single steps (normalizers, pre-tokenizers, decoders) and small tokenizers with unusual settings, against what Hugging Face's
-// tokenizers makes of the same input (fixtures/steps.json, written by make_step_fixtures.py).
+// Single steps (normalizers, pre-tokenizers, decoders) and small tokenizers with unusual settings, against what Hugging
+// Face's tokenizers makes of the same input (fixtures/steps.json, written by make_step_fixtures.py).
 #include <string>
 #include <vector>
 
@@ -42,7 +42,8 @@ TEST(Steps, APreTokenizerStopsWhenTold) {
   for (const auto& entry : steps().at("pre_tokenizers")) {
     const PreTokenizer pre_tokenizer = make_pre_tokenizer(JsonPart(entry[0], "steps.json", "pre_tokenizer"));
     int words = 0;
-    EXPECT_FALSE(pre_tokenizer("one two 34 five", true, [&](std::string_view, bool) { return ++words < 1; })) << entry[0];
+    EXPECT_FALSE(pre_tokenizer("one two 34 five", true, [&](std::string_view, bool) { return ++words < 1; }))
+        << entry[0];
     EXPECT_EQ(words, 1) << entry[0];
   }
 }
@@ -56,7 +57,8 @@ TEST(Steps, NormalizersWriteAsHuggingFace) {
       for (const auto& text : steps().at("mark_texts")) inputs.push_back(text);
     }
     for (std::size_t n = 0; n < inputs.size(); ++n) {
-      EXPECT_EQ(normalizer(inputs[n]), entry[1].at(n).get<std::string>()) << entry[0] << " on " << io::Json(inputs[n]).dump(-1, ' ', true);
+      EXPECT_EQ(normalizer(inputs[n]), entry[1].at(n).get<std::string>())
+          << entry[0] << " on " << io::Json(inputs[n]).dump(-1, ' ', true);
     }
   }
 }
@@ -83,7 +85,8 @@ TEST(Steps, SmallTokenizersEncodeAsHuggingFace) {
     const Tokenizer tokenizer(folder.path());
     const Strings inputs = texts();
     for (std::size_t n = 0; n < inputs.size(); ++n) {
-      EXPECT_EQ(tokenizer.encode(inputs[n]), entry[1].at(n).get<std::vector<std::int64_t>>()) << "tokenizer " << number << " on " << io::Json(inputs[n]);
+      EXPECT_EQ(tokenizer.encode(inputs[n]), entry[1].at(n).get<std::vector<std::int64_t>>())
+          << "tokenizer " << number << " on " << io::Json(inputs[n]);
     }
     ++number;
   }

@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
-// Tokenizers of the three kinds against what Hugging Face's tokenizers gives (fixtures/, written by make_fixtures.py), and
-// tokenizer.json files that must be refused.
+// Tokenizers of the three kinds against what Hugging Face's tokenizers gives (fixtures/, written by make_fixtures.py),
+// and tokenizer.json files that must be refused.
 #include "fp8/tools/text/tokenizer.h"
 
 #include <gmock/gmock.h>
@@ -64,7 +64,8 @@ TEST_P(HuggingFace, ALimitGivesTheFirstIds) {
   std::string text;
   for (const auto& line : lines) text += line.get<std::string>() + " ";
   const Ids all = tokenizer.encode(text);
-  for (const std::size_t limit : {std::size_t{1}, std::size_t{2}, std::size_t{100}, std::size_t{5000}, all.size() + 10}) {
+  for (const std::size_t limit :
+       {std::size_t{1}, std::size_t{2}, std::size_t{100}, std::size_t{5000}, all.size() + 10}) {
     const Ids some = tokenizer.encode(text, true, limit);
     ASSERT_GE(some.size(), std::min(limit, all.size()));
     EXPECT_TRUE(std::equal(some.begin(), some.end(), all.begin())) << limit;
@@ -86,7 +87,10 @@ TEST_P(HuggingFace, InvalidBytesAreReadAsReplacementCharacters) {
 
 TEST_P(HuggingFace, AnIdOutsideTheVocabularyIsAnError) {
   for (const std::int64_t id : {std::int64_t{-1}, tokenizer.vocab_size(), std::int64_t{1} << 40}) {
-    EXPECT_THAT(error_of([&] { tokenizer.decode({0, id}); }), AllOf(HasSubstr("tokenizer.json"), HasSubstr(std::to_string(id))));
+    EXPECT_THAT(error_of([&] {
+                  tokenizer.decode({0, id});
+                }),
+                AllOf(HasSubstr("tokenizer.json"), HasSubstr(std::to_string(id))));
   }
 }
 
@@ -101,7 +105,8 @@ TEST_P(HuggingFace, ThreadsShareATokenizer) {
   std::vector<int> equal(4, 0);
   for (int t = 0; t < 4; ++t) {
     threads.emplace_back([&, t] {
-      for (std::size_t n = 0; n < lines.size(); ++n) equal[t] += tokenizer.encode(lines[n].get<std::string>()) == expected.at("ids")[n].get<Ids>();
+      for (std::size_t n = 0; n < lines.size(); ++n)
+        equal[t] += tokenizer.encode(lines[n].get<std::string>()) == expected.at("ids")[n].get<Ids>();
     });
   }
   for (std::thread& thread : threads) thread.join();
@@ -151,7 +156,8 @@ TEST(SharedModels, Stories260K) {
   if (!data) GTEST_SKIP() << "FP8_TEST_DATA is not set";
   const Tokenizer tokenizer(std::filesystem::path(data) / "models/stories260K");
   EXPECT_EQ(tokenizer.vocab_size(), 512);
-  EXPECT_EQ(tokenizer.encode("Once upon a time, there was a girl"), (Ids{1, 403, 407, 261, 378, 432, 383, 286, 261, 298, 315, 421}));
+  EXPECT_EQ(tokenizer.encode("Once upon a time, there was a girl"),
+            (Ids{1, 403, 407, 261, 378, 432, 383, 286, 261, 298, 315, 421}));
   EXPECT_EQ(tokenizer.encode("a</s>b \xE2\x82\xAC"), (Ids{1, 261, 2, 268, 410, 503}));
   EXPECT_EQ(tokenizer.decode(tokenizer.encode("Lily's mom\nsaid \xE2\x82\xAC")), "Lily's mom\nsaid \xE2\x82\xAC");
 }
@@ -164,9 +170,11 @@ struct Wrong {
   const char* message;
 };
 
-constexpr const char* kSmall = R"({"version":"1.0","added_tokens":[{"id":4,"content":"<s>","special":true}],"normalizer":null,
+constexpr const char* kSmall =
+    R"({"version":"1.0","added_tokens":[{"id":4,"content":"<s>","special":true}],"normalizer":null,
   "pre_tokenizer":{"type":"Split","pattern":{"Regex":" "},"behavior":"Isolated","invert":false},
-  "post_processor":{"type":"TemplateProcessing","single":[{"SpecialToken":{"id":"<s>","type_id":0}},{"Sequence":{"id":"A","type_id":0}}],
+  "post_processor":{"type":"TemplateProcessing",
+    "single":[{"SpecialToken":{"id":"<s>","type_id":0}},{"Sequence":{"id":"A","type_id":0}}],
     "special_tokens":{"<s>":{"id":"<s>","ids":[4],"tokens":["<s>"]}}},
   "decoder":{"type":"Fuse"},
   "model":{"type":"BPE","vocab":{"a":0,"b":1,"ab":2," ":3},"merges":["a b"]}})";
@@ -192,7 +200,8 @@ TEST_P(Refused, NamesFileAndPart) {
   }
   Folder folder;
   const auto path = folder.write("tokenizer.json", json.dump());
-  EXPECT_THAT(error_of([&] { Tokenizer tokenizer(folder.path()); }), AllOf(HasSubstr(path.string() + ": "), HasSubstr(wrong.message)));
+  EXPECT_THAT(error_of([&] { Tokenizer tokenizer(folder.path()); }),
+              AllOf(HasSubstr(path.string() + ": "), HasSubstr(wrong.message)));
 }
 
 INSTANTIATE_TEST_SUITE_P(
@@ -213,7 +222,8 @@ INSTANTIATE_TEST_SUITE_P(
         Wrong{"SameId", "/model/vocab/a", "1", "the same id 1"},
         Wrong{"NoMerges", "/model/merges", "REMOVE", "model.merges is missing"},
         Wrong{"MergesIsAString", "/model/merges", R"("a b")", "model.merges is a JSON string, expected an array"},
-        Wrong{"UnknownLeft", "/model/merges/0", R"("x b")", "model.merges names the token 'x', which model.vocab lacks"},
+        Wrong{"UnknownLeft", "/model/merges/0", R"("x b")",
+              "model.merges names the token 'x', which model.vocab lacks"},
         Wrong{"UnknownResult", "/model/merges/0", R"("b a")", "model.merges names the token 'ba'"},
         Wrong{"MergeOfThree", "/model/merges/0", R"("a b c")", "model.merges has at index 0"},
         Wrong{"MergeOfNumbers", "/model/merges/0", "[0,1]", "model.merges has at index 0"},
@@ -223,17 +233,25 @@ INSTANTIATE_TEST_SUITE_P(
         Wrong{"Suffix", "/model/end_of_word_suffix", R"("</w>")", "model.end_of_word_suffix is '</w>'"},
         Wrong{"FallbackIsAString", "/model/byte_fallback", R"("yes")", "model.byte_fallback is a JSON string"},
         Wrong{"Version", "/version", R"("2.0")", "version is '2.0', supported: 1.0"},
-        Wrong{"Normalizer", "/normalizer", R"({"type":"Lowercase"})", "normalizer.type is 'Lowercase', supported: Prepend"},
+        Wrong{"Normalizer", "/normalizer", R"({"type":"Lowercase"})",
+              "normalizer.type is 'Lowercase', supported: Prepend"},
         Wrong{"NormalizerWithoutType", "/normalizer", "{}", "normalizer.type is missing"},
-        Wrong{"InnerNormalizer", "/normalizer", R"({"type":"Sequence","normalizers":[{"type":"NFC"},{"type":"NFKC"}]})", "normalizer.normalizers[1].type is 'NFKC'"},
-        Wrong{"PreTokenizer", "/pre_tokenizer/type", R"("BertPreTokenizer")", "pre_tokenizer.type is 'BertPreTokenizer'"},
-        Wrong{"Behavior", "/pre_tokenizer/behavior", R"("Joined")", "pre_tokenizer.behavior is 'Joined', supported: Isolated"},
-        Wrong{"BadRegex", "/pre_tokenizer/pattern/Regex", R"("(a")", "pre_tokenizer.pattern.Regex is not a regular expression"},
-        Wrong{"NoPattern", "/pre_tokenizer/pattern", "{}", "pre_tokenizer.pattern needs exactly one of String and Regex"},
-        Wrong{"PostProcessor", "/post_processor", R"({"type":"BertProcessing","sep":["a",1],"cls":["b",2]})", "post_processor.type is 'BertProcessing'"},
+        Wrong{"InnerNormalizer", "/normalizer", R"({"type":"Sequence","normalizers":[{"type":"NFC"},{"type":"NFKC"}]})",
+              "normalizer.normalizers[1].type is 'NFKC'"},
+        Wrong{"PreTokenizer", "/pre_tokenizer/type", R"("BertPreTokenizer")",
+              "pre_tokenizer.type is 'BertPreTokenizer'"},
+        Wrong{"Behavior", "/pre_tokenizer/behavior", R"("Joined")",
+              "pre_tokenizer.behavior is 'Joined', supported: Isolated"},
+        Wrong{"BadRegex", "/pre_tokenizer/pattern/Regex", R"("(a")",
+              "pre_tokenizer.pattern.Regex is not a regular expression"},
+        Wrong{"NoPattern", "/pre_tokenizer/pattern", "{}",
+              "pre_tokenizer.pattern needs exactly one of String and Regex"},
+        Wrong{"PostProcessor", "/post_processor", R"({"type":"BertProcessing","sep":["a",1],"cls":["b",2]})",
+              "post_processor.type is 'BertProcessing'"},
         Wrong{"UndefinedSpecial", "/post_processor/special_tokens", "{}", "special_tokens does not define"},
         Wrong{"SpecialIdOfNoToken", "/post_processor/special_tokens/<s>/ids/0", "99", "post_processor adds the id 99"},
-        Wrong{"TemplateWithoutText", "/post_processor/single", R"([{"SpecialToken":{"id":"<s>"}}])", "post_processor.single has the sequence A 0 times"},
+        Wrong{"TemplateWithoutText", "/post_processor/single", R"([{"SpecialToken":{"id":"<s>"}}])",
+              "post_processor.single has the sequence A 0 times"},
         Wrong{"Decoder", "/decoder/type", R"("WordPiece")", "decoder.type is 'WordPiece'"},
         Wrong{"AddedIsAnObject", "/added_tokens", "{}", "added_tokens is a JSON object, expected an array"},
         Wrong{"AddedWithoutContent", "/added_tokens/0/content", "REMOVE", "added_tokens[0].content is missing"},
@@ -257,6 +275,33 @@ TEST(Tokenizer, EveryTruncationIsAnError) {
     folder.write("tokenizer.json", small.substr(0, size));
     EXPECT_THAT(error_of([&] { Tokenizer tokenizer(folder.path()); }), HasSubstr("tokenizer.json")) << size;
   }
+}
+
+TEST(Tokenizer, RunawayReplacementsEnd) {
+  io::Json json = io::parse_json(kSmall, "small");
+  io::Json doubling = {{"type", "Replace"}, {"pattern", {{"String", "a"}}}, {"content", "aaaaaaaaaaaaaaaa"}};
+  json["normalizer"] = {{"type", "Sequence"}, {"normalizers", io::Json::array()}};
+  for (int i = 0; i < 20; ++i) json["normalizer"]["normalizers"].push_back(doubling);
+  Folder folder;
+  folder.write("tokenizer.json", json.dump());
+  EXPECT_NO_THROW(Tokenizer(folder.path()).encode("b"));
+  json["normalizer"]["normalizers"][0]["content"] = std::string(1 << 20, 'a');
+  folder.write("tokenizer.json", json.dump());
+  EXPECT_THAT(error_of([&] { Tokenizer(folder.path()).encode(std::string(1 << 12, 'a')); }), HasSubstr("replacing by"));
+}
+
+TEST(Tokenizer, TooMuchAddedText) {
+  io::Json json = io::parse_json(kSmall, "small");
+  json["added_tokens"][0]["content"] = std::string(5000, 'x');
+  Folder folder;
+  folder.write("tokenizer.json", json.dump());
+  EXPECT_THAT(error_of([&] { Tokenizer tokenizer(folder.path()); }), HasSubstr("content of 5000 bytes, allowed 4096"));
+  json["added_tokens"] = io::Json::array();
+  for (int i = 0; i < 1100; ++i) {
+    json["added_tokens"].push_back({{"id", 10 + i}, {"content", std::to_string(i) + std::string(4000, 'x')}});
+  }
+  folder.write("tokenizer.json", json.dump());
+  EXPECT_THAT(error_of([&] { Tokenizer tokenizer(folder.path()); }), HasSubstr("added_tokens has more than 4194304"));
 }
 
 // Each byte in turn replaced: an error or a tokenizer, nothing else (run under sanitizers, too).

@@ -27,10 +27,22 @@ TEST(Utf8, EveryCodePointComesBackFromBothSides) {
 // Python: bytes.decode("utf8", errors="replace").
 TEST(Utf8, IllFormedSubpartsBecomeReplacementCharacters) {
   const std::string r = "\xEF\xBF\xBD";
-  const std::vector<std::pair<std::string, std::string>> cases{
-      {"\x80", r}, {"\xff\xfe", r + r}, {"\xc0\x80", r + r}, {"\xc3", r}, {"\xc3(", r + "("}, {"\xe2\x82", r}, {"\xe2\x82z", r + "z"},
-      {"\xed\xa0\x80", r + r + r}, {"\xf0\x9f\x98", r}, {"\xf0\x80\x80\x80", r + r + r + r}, {"\xf4\x90\x80\x80", r + r + r + r},
-      {"\xf0\x9f\x98\x80\x80", "\xf0\x9f\x98\x80" + r}, {"a\xe0\x80" "b", "a" + r + r + "b"}, {std::string("\0", 1), std::string("\0", 1)}};
+  const std::vector<std::pair<std::string, std::string>> cases{{"\x80", r},
+                                                               {"\xff\xfe", r + r},
+                                                               {"\xc0\x80", r + r},
+                                                               {"\xc3", r},
+                                                               {"\xc3(", r + "("},
+                                                               {"\xe2\x82", r},
+                                                               {"\xe2\x82z", r + "z"},
+                                                               {"\xed\xa0\x80", r + r + r},
+                                                               {"\xf0\x9f\x98", r},
+                                                               {"\xf0\x80\x80\x80", r + r + r + r},
+                                                               {"\xf4\x90\x80\x80", r + r + r + r},
+                                                               {"\xf0\x9f\x98\x80\x80", "\xf0\x9f\x98\x80" + r},
+                                                               {"a\xe0\x80"
+                                                                "b",
+                                                                "a" + r + r + "b"},
+                                                               {std::string("\0", 1), std::string("\0", 1)}};
   for (const auto& [bytes, text] : cases) EXPECT_EQ(sanitize(bytes), text) << io::printable(bytes);
 }
 
@@ -41,7 +53,9 @@ TEST(ByteAlphabet, KnownLetters) {
     append_byte_letters(text, bytes);
     return text;
   };
-  EXPECT_EQ(letters(" a\n"), "\xC4\xA0" "a\xC4\x8A");                       // U+0120 a U+010A
+  EXPECT_EQ(letters(" a\n"),
+            "\xC4\xA0"
+            "a\xC4\x8A");  // U+0120 a U+010A
   EXPECT_EQ(letters(std::string_view("\0\x7f\x80\xa0\xad\xff", 6)), "\xC4\x80\xC4\xA1\xC4\xA2\xC5\x82\xC5\x83\xC3\xBF");
 }
 
