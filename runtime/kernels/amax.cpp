@@ -16,7 +16,8 @@ namespace {
 
 constexpr std::int64_t kGrain = 256 * 1024;  // elements per range: some 5 us from the cache
 
-void check(const char* what, const void* x, std::int64_t rows, std::int64_t cols, std::int64_t row_stride, const void* out) {
+void check(const char* what, const void* x, std::int64_t rows, std::int64_t cols, std::int64_t row_stride,
+           const void* out) {
   check_matrix(what, rows, cols, row_stride);
   if (rows > 0 && cols > 0 && (x == nullptr || out == nullptr)) {
     throw std::invalid_argument(std::string(what) + ": x and out must not be null for a non-empty matrix");
@@ -52,7 +53,8 @@ void amax_cols_of(void (*into)(const T*, std::int64_t, T*), const T* x, std::int
       std::vector<T> mine(static_cast<std::size_t>(std::min(kTileCols, cols - col)), T{0});
       columns(into, x, begin, std::min(rows, begin + tile_rows), row_stride, col, mine);
       std::lock_guard lock(mutex);
-      into(mine.data(), static_cast<std::int64_t>(mine.size()), best.data() + col);  // magnitudes already: unchanged by |.|
+      into(mine.data(), static_cast<std::int64_t>(mine.size()),
+           best.data() + col);  // magnitudes already: unchanged by |.|
     }
   });
   for (std::int64_t c = 0; c < cols; ++c) out[c] = amax_value(widen(best[static_cast<std::size_t>(c)]));
@@ -71,7 +73,8 @@ float amax(const void* x, FloatType type, std::int64_t n) {
   return amax_value(best.bits());
 }
 
-void amax_rows(const void* x, FloatType type, std::int64_t rows, std::int64_t cols, std::int64_t row_stride, float* out) {
+void amax_rows(const void* x, FloatType type, std::int64_t rows, std::int64_t cols, std::int64_t row_stride,
+               float* out) {
   check("amax_rows", x, rows, cols, row_stride, out);
   if (rows > 0 && out == nullptr) throw std::invalid_argument("amax_rows: out must not be null");
   const AmaxKernels& kernels = amax_kernels_in_force();
@@ -87,7 +90,8 @@ void amax_rows(const void* x, FloatType type, std::int64_t rows, std::int64_t co
                });
 }
 
-void amax_cols(const void* x, FloatType type, std::int64_t rows, std::int64_t cols, std::int64_t row_stride, float* out) {
+void amax_cols(const void* x, FloatType type, std::int64_t rows, std::int64_t cols, std::int64_t row_stride,
+               float* out) {
   check("amax_cols", x, rows, cols, row_stride, out);
   if (cols == 0) return;
   if (out == nullptr) throw std::invalid_argument("amax_cols: out must not be null");

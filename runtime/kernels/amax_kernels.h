@@ -1,6 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
-// Between amax.cpp and amax_simd.cpp. Magnitudes are compared as integers: bits of |x| sort like |x|, with infinity above
-// every number and NaN above infinity, so one unsigned maximum finds the amax and says whether anything was not finite.
+// Between amax.cpp and amax_simd.cpp. Magnitudes are compared as integers: bits of |x| sort like |x|, with infinity
+// above every number and NaN above infinity, so one unsigned maximum finds the amax and says whether anything was not
+// finite.
 #pragma once
 #include <atomic>
 #include <cstdint>

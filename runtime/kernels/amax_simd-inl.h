@@ -59,8 +59,12 @@ void MagnitudeMaxInto(const T* HWY_RESTRICT x, std::int64_t count, T* HWY_RESTRI
 
 inline std::uint32_t MagnitudeMax32(const std::uint32_t* x, std::int64_t n) { return MagnitudeMax(x, n); }
 inline std::uint16_t MagnitudeMax16(const std::uint16_t* x, std::int64_t n) { return MagnitudeMax(x, n); }
-inline void MagnitudeMaxInto32(const std::uint32_t* x, std::int64_t n, std::uint32_t* best) { MagnitudeMaxInto(x, n, best); }
-inline void MagnitudeMaxInto16(const std::uint16_t* x, std::int64_t n, std::uint16_t* best) { MagnitudeMaxInto(x, n, best); }
+inline void MagnitudeMaxInto32(const std::uint32_t* x, std::int64_t n, std::uint32_t* best) {
+  MagnitudeMaxInto(x, n, best);
+}
+inline void MagnitudeMaxInto16(const std::uint16_t* x, std::int64_t n, std::uint16_t* best) {
+  MagnitudeMaxInto(x, n, best);
+}
 
 }  // namespace HWY_NAMESPACE
 }  // namespace fp8::kernels

@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
-// One copy of amax_simd-inl.h per Highway target, and the table for the level in force. On a CPU that has no level of ours
-// (anything but x86) the level is scalar and the copy is the best that Highway has for it.
+// One copy of amax_simd-inl.h per Highway target, and the table for the level in force. On a CPU that has no level of
+// ours (anything but x86) the level is scalar and the copy is the best that Highway has for it.
 #undef HWY_TARGET_INCLUDE
 #define HWY_TARGET_INCLUDE "fp8/runtime/kernels/amax_simd.cpp"
 #include <hwy/foreach_target.h>
@@ -17,7 +17,7 @@ namespace {
 #if defined(__x86_64__)
 
 #define FP8_AMAX_KERNELS(target) \
-  {target::MagnitudeMax32, target::MagnitudeMax16, target::MagnitudeMaxInto32, target::MagnitudeMaxInto16}
+  { target::MagnitudeMax32, target::MagnitudeMax16, target::MagnitudeMaxInto32, target::MagnitudeMaxInto16 }
 
 template <class T>
 T magnitude_max(const T* x, std::int64_t n) {

@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
-// Matrices, scales, threads and levels around the casts of one run (cast_kernels.h). Work is cut by element index, never
-// by thread: every element's code depends on its own value, scale and index only.
+// Matrices, scales, threads and levels around the casts of one run (cast_kernels.h). Work is cut by element index,
+// never by thread: every element's code depends on its own value, scale and index only.
 #include "fp8/runtime/kernels/cast.h"
 
 #include <algorithm>
@@ -56,8 +56,9 @@ void check(const CastArgs& args, const char* what) {
   const float limit = fp8_max(args.format, Dialect::ocp);
   const std::uint32_t fraction = args.format == Format::E4M3 ? 0xFFFFFu : 0x1FFFFFu;
   if (!(args.max >= 0x1p-6f && args.max <= limit) || (bits_of(args.max) & fraction) != 0) {
-    throw std::invalid_argument(std::string(what) + ": max is " + std::to_string(args.max) + ", allowed are the values of " +
-                                name_of(args.format) + " from 2^-6 to " + std::to_string(limit));
+    throw std::invalid_argument(std::string(what) + ": max is " + std::to_string(args.max) +
+                                ", allowed are the values of " + name_of(args.format) + " from 2^-6 to " +
+                                std::to_string(limit));
   }
 }
 
@@ -71,8 +72,8 @@ class Caster {
       args_.scale = &kOne;
       args_.scale_row_stride = args_.scale_col_stride = 0;
     }
-    const bool one_run = args_.rows <= 1 || (args_.row_stride == args_.cols && args_.scale_row_stride == 0 &&
-                                             args_.scale_col_stride == 0);
+    const bool one_run = args_.rows <= 1 ||
+                         (args_.row_stride == args_.cols && args_.scale_row_stride == 0 && args_.scale_col_stride == 0);
     if (one_run) {  // few long runs instead of many short ones
       args_.cols *= args_.rows;
       args_.rows = args_.cols > 0 ? 1 : 0;
@@ -165,7 +166,8 @@ void cast_rows_dynamic(const CastArgs& args, float* scale_inv) {
     row.scale_row_stride = row.scale_col_stride = 0;
     return row;
   };
-  // Rows that are many or short: a row per thread, cast while it is in that core's cache. Few long rows: all threads on each.
+  // Rows that are many or short: a row per thread, cast while it is in that core's cache. Few long rows: all threads on
+  // each.
   if (args.rows >= 4 * std::int64_t{num_threads()} || args.cols <= kGrain) {
     const std::int64_t grain = std::max<std::int64_t>(1, kGrain / std::max<std::int64_t>(1, args.cols));
     parallel_for(args.rows, grain, [&](std::int64_t begin, std::int64_t end) {

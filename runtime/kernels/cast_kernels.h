@@ -1,7 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
-// Between cast.cpp, which knows matrices, threads and levels, and the code of each level, which casts one run of elements.
-// Only PODs and plain functions: x86/*.cpp are compiled with instruction sets that the machine may not have, so they may
-// share no inline function with the rest of the library.
+// Between cast.cpp, which knows matrices, threads and levels, and the code of each level, which casts one run of
+// elements. Only PODs and plain functions: x86/*.cpp are compiled with instruction sets that the machine may not have,
+// so they may share no inline function with the rest of the library.
 //
 // Stochastic rounding adds 32 random bits below the last kept bit and truncates. They are a function of (seed, element
 // index) alone, with i = index % 2^32 and the two key words drawn from (seed, index / 2^32):
@@ -16,7 +16,7 @@ namespace fp8::kernels {
 
 /// One run of contiguous elements.
 struct CastSpan {
-  const void* x;             // [n]
+  const void* x;  // [n]
   std::int64_t n;
   std::uint8_t* codes;       // [n]
   const float* scales;       // one value, or n with per_element
@@ -26,7 +26,7 @@ struct CastSpan {
   bool per_element;
   bool round_product;
   bool stochastic;
-  bool stream;               // store around the caches
+  bool stream;  // store around the caches
 };
 
 /// Casts the run; returns the largest magnitude of x as the bits of a float (NaN sorts above infinity).

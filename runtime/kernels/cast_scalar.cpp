@@ -1,11 +1,11 @@
 // SPDX-License-Identifier: Apache-2.0
 // The cast one element at a time: what every level must equal bit for bit.
 //
-// Rounding to nearest even lets the f32 adder do the work. With MB mantissa bits and y = |x * scale| in [2^e, 2^(e+1)), e
-// floored at the smallest normal exponent, the constant m = 2^(e + 23 - MB) has the fp8 step at e as its last bit:
+// Rounding to nearest even lets the f32 adder do the work. With MB mantissa bits and y = |x * scale| in [2^e, 2^(e+1)),
+// e floored at the smallest normal exponent, the constant m = 2^(e + 23 - MB) has the fp8 step at e as its last bit:
 //
-//   bits(y + m) = bits(m) + n       n = y / step, rounded to even: 2^MB <= n <= 2^(MB+1), or 0 <= n <= 2^MB if subnormal
-//   code = n + (e - EMIN) * 2^MB    a carry into the next exponent is already right
+//   bits(y + m) = bits(m) + n       n = y / step, rounded to even: 2^MB <= n <= 2^(MB+1), or 0 <= n <= 2^MB if
+//   subnormal code = n + (e - EMIN) * 2^MB    a carry into the next exponent is already right
 #include <algorithm>
 
 #include "fp8/runtime/kernels/cast_kernels.h"
@@ -19,13 +19,13 @@ struct Layout8;
 template <>
 struct Layout8<Format::E4M3> {
   static constexpr int kMantissa = 3;
-  static constexpr std::uint32_t kMinExponent = 121;  // biased exponent of 2^-6
+  static constexpr std::uint32_t kMinExponent = 121;   // biased exponent of 2^-6
   static constexpr float kSubnormalToFixed = 0x1p29f;  // 2^-9 -> 1.0 with 20 fraction bits
 };
 template <>
 struct Layout8<Format::E5M2> {
   static constexpr int kMantissa = 2;
-  static constexpr std::uint32_t kMinExponent = 113;  // 2^-14
+  static constexpr std::uint32_t kMinExponent = 113;   // 2^-14
   static constexpr float kSubnormalToFixed = 0x1p37f;  // 2^-16 -> 1.0 with 21 fraction bits
 };
 
@@ -40,14 +40,14 @@ std::uint32_t round_nearest(float a) {
   return n + ((exponent - kMin) >> kShift);
 }
 
-/// 0 <= a <= max: fixed point with kShift fraction bits whose integer part is the code, plus kShift random bits, truncated.
+/// 0 <= a <= max: fixed point with kShift fraction bits whose integer part is the code, plus kShift random bits,
+/// truncated.
 template <Format F>
 std::uint32_t round_stochastic(float a, std::uint32_t random) {
   constexpr int kShift = 23 - Layout8<F>::kMantissa;
   constexpr std::uint32_t kMin = Layout8<F>::kMinExponent << 23;
-  const std::uint32_t fixed = bits_of(a) < kMin
-                                  ? static_cast<std::uint32_t>(a * Layout8<F>::kSubnormalToFixed)
-                                  : bits_of(a) - ((Layout8<F>::kMinExponent - 1) << 23);
+  const std::uint32_t fixed = bits_of(a) < kMin ? static_cast<std::uint32_t>(a * Layout8<F>::kSubnormalToFixed)
+                                                : bits_of(a) - ((Layout8<F>::kMinExponent - 1) << 23);
   return (fixed + (random >> (32 - kShift))) >> kShift;
 }
 
@@ -84,7 +84,8 @@ std::uint32_t cast_span(const CastSpan& span) {
       code = span.stochastic ? round_stochastic<F>(a, hash(span.index + static_cast<std::uint32_t>(i), span))
                              : round_nearest<F>(a);
     }
-    // The sign of the product, also where the product is NaN: a platform's own NaN sign would not be the same everywhere.
+    // The sign of the product, also where the product is NaN: a platform's own NaN sign would not be the same
+    // everywhere.
     const std::uint32_t sign = (bits_of(x) ^ bits_of(scale)) >> 31;
     span.codes[i] = static_cast<std::uint8_t>(code | (sign << 7));
   }

@@ -7,7 +7,8 @@
 
 namespace fp8::kernels {
 
-/// Throws std::invalid_argument unless 0 <= rows, cols; row_stride >= cols where there are two rows; fewer than 2^60 elements.
+/// Throws std::invalid_argument unless 0 <= rows, cols; row_stride >= cols where there are two rows; fewer than 2^60
+/// elements.
 inline void check_matrix(const char* what, std::int64_t rows, std::int64_t cols, std::int64_t row_stride) {
   constexpr std::int64_t kMost = std::int64_t{1} << 60;
   if (rows < 0 || cols < 0) {

@@ -1,7 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
-// fp8 -> high precision: y = round(f32(code) * scale_inv). All 256 codes are exact in f32; the product is an f32 product, and
-// bf16 and f16 outputs are that product rounded to nearest even once more, as readers of fp8 checkpoints do. NaN stays NaN
-// with the code's sign.
+// fp8 -> high precision: y = round(f32(code) * scale_inv). All 256 codes are exact in f32; the product is an f32
+// product, and bf16 and f16 outputs are that product rounded to nearest even once more, as readers of fp8 checkpoints
+// do. NaN stays NaN with the code's sign.
 #pragma once
 #include <cstdint>
 
@@ -15,15 +15,15 @@ struct DecodeArgs {
   std::int64_t rows = 0, cols = 0;
   Format format = Format::E4M3;
   void* y = nullptr;
-  FloatType type = FloatType::F32;   ///< type of y
+  FloatType type = FloatType::F32;  ///< type of y
   /// Multiplier on the way out of element (r, c): scale_inv[r * scale_row_stride + c * scale_col_stride]; nullptr
   /// means 1. scale_col_stride is 0 or 1.
   const float* scale_inv = nullptr;
   std::int64_t scale_row_stride = 0, scale_col_stride = 0;
 };
 
-/// Runs on all threads of the pool, with the SIMD level in force; the result depends on neither. Throws std::invalid_argument
-/// for negative sizes, null pointers that are needed, and other column strides.
+/// Runs on all threads of the pool, with the SIMD level in force; the result depends on neither. Throws
+/// std::invalid_argument for negative sizes, null pointers that are needed, and other column strides.
 void decode_from_fp8(const DecodeArgs& args);
 
 /// The value of each of the 256 codes (OCP reading; E4M3 0x7F/0xFF NaN).

@@ -12,10 +12,10 @@ namespace fp8::kernels {
 struct DecodeSpan {
   const std::uint8_t* codes;  // [n]
   std::int64_t n;
-  void* y;                    // [n]
-  const float* scales;        // one value, or n with per_element
+  void* y;              // [n]
+  const float* scales;  // one value, or n with per_element
   bool per_element;
-  bool stream;                // store around the caches
+  bool stream;  // store around the caches
 };
 
 using DecodeKernel = void (*)(const DecodeSpan& span);
@@ -24,8 +24,8 @@ struct DecodeKernels {
   DecodeKernel of[3][2];  // [FloatType][Format]
 };
 
-/// y[i] = entries[codes[i] & 0x7F], sign bit flipped where the code's is set: one scale for the whole run, folded into the
-/// table. 16-bit outputs only.
+/// y[i] = entries[codes[i] & 0x7F], sign bit flipped where the code's is set: one scale for the whole run, folded into
+/// the table. 16-bit outputs only.
 using TableDecodeKernel = void (*)(const DecodeSpan& span, const std::uint16_t* entries);
 
 extern const DecodeKernels kDecodeScalar;

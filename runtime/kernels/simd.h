@@ -1,6 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 // Which instruction set the kernels run with. Chosen once from the CPU (and what the OS saves), lowered by the
-// environment variable FP8_SIMD=scalar|avx2|avx512|avx512bf16 (an unknown or unsupported word is an error naming the choices).
+// environment variable FP8_SIMD=scalar|avx2|avx512|avx512bf16 (an unknown or unsupported word is an error naming the
+// choices).
 #pragma once
 #include <cstdint>
 #include <string>
@@ -19,11 +20,12 @@ SimdLevel simd_level();
 /// "scalar", "avx2", "avx512", "avx512bf16".
 const char* name_of(SimdLevel level);
 
-/// Bytes of output from which a kernel stores around the caches: half of the last-level cache, at most 16 MiB. A smaller
-/// result is likely to be read from the cache soon.
+/// Bytes of output from which a kernel stores around the caches: half of the last-level cache, at most 16 MiB. A
+/// smaller result is likely to be read from the cache soon.
 std::int64_t streaming_bytes();
 
-/// Forces a level (<= best_simd_level(), else std::invalid_argument) for the whole process while it lives. For tests and benchmarks.
+/// Forces a level (<= best_simd_level(), else std::invalid_argument) for the whole process while it lives. For tests
+/// and benchmarks.
 class ScopedSimdLevel {
  public:
   explicit ScopedSimdLevel(SimdLevel level);

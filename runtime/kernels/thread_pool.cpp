@@ -4,8 +4,8 @@
 //   caller: publish -> take pieces until none is left -> close the job -> wait until nobody is inside -> rethrow
 //   worker: (short spin, then sleep) -> enter the open job -> take pieces -> leave
 //
-// A worker that wakes too late finds the job closed and costs nothing, so progress never depends on the workers. The pool
-// is never destroyed: its threads may outlive static destructors without touching anything that is gone.
+// A worker that wakes too late finds the job closed and costs nothing, so progress never depends on the workers. The
+// pool is never destroyed: its threads may outlive static destructors without touching anything that is gone.
 #include "fp8/runtime/kernels/thread_pool.h"
 
 #include <algorithm>
@@ -27,7 +27,8 @@ namespace fp8::kernels {
 namespace {
 
 constexpr int kMaxThreads = 1024;
-constexpr int kSpins = 2000;      // about 20 us: longer than the gap between two kernels of one layer, shorter than a wake-up hurts
+constexpr int kSpins =
+    2000;  // about 20 us: longer than the gap between two kernels of one layer, shorter than a wake-up hurts
 constexpr int kPiecesPerThread = 4;  // so that a thread that loses its core to another process delays the rest little
 
 using Body = std::function<void(std::int64_t, std::int64_t)>;
@@ -185,9 +186,9 @@ class Pool {
   std::mutex mutex_;
   std::condition_variable wake_, left_;
   std::atomic<std::uint64_t> epoch_{0};
-  Job* job_ = nullptr;   // open for entry while not null
-  int places_ = 0;       // workers that may still enter
-  int inside_ = 0;       // workers in the job
+  Job* job_ = nullptr;  // open for entry while not null
+  int places_ = 0;      // workers that may still enter
+  int inside_ = 0;      // workers in the job
   int started_ = 0;
 };
 

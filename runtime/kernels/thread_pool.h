@@ -11,10 +11,10 @@ int num_threads();
 /// Sets it (1 to 1024; else std::invalid_argument). Threads are created when first needed; idle ones sleep.
 void set_num_threads(int threads);
 
-/// Calls body(begin, end) on disjoint ranges that cover [0, n), each a multiple of `grain` long but the last; serial when
-/// n <= grain, inside another parallel_for, with one thread, or while another thread's parallel_for has the workers.
-/// Ranges are handed out in no fixed order: what body computes for an index must not depend on its range. Returns when all
-/// are done; rethrows the first exception (further ranges are then not started).
+/// Calls body(begin, end) on disjoint ranges that cover [0, n), each a multiple of `grain` long but the last; serial
+/// when n <= grain, inside another parallel_for, with one thread, or while another thread's parallel_for has the
+/// workers. Ranges are handed out in no fixed order: what body computes for an index must not depend on its range.
+/// Returns when all are done; rethrows the first exception (further ranges are then not started).
 void parallel_for(std::int64_t n, std::int64_t grain, const std::function<void(std::int64_t, std::int64_t)>& body);
 
 }  // namespace fp8::kernels

@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
-// Cast with scale, saturation and fused amax, beside torch's bare .to(float8) (no scale, no clamp, no amax) and beside what
-// torch needs for the same work: abs().amax(), mul, clamp, to. gbps counts the bytes read.
+// Cast with scale, saturation and fused amax, beside torch's bare .to(float8) (no scale, no clamp, no amax) and beside
+// what torch needs for the same work: abs().amax(), mul, clamp, to. gbps counts the bytes read.
 #include <ATen/core/Tensor.h>
 #include <ATen/ops/empty.h>
 #include <ATen/ops/randn.h>
@@ -74,7 +74,8 @@ void bench_case(Runner& runner, const Case& c) {
   check_against_scalar(c, args, codes);
 
   // A copy of half the bytes that the cast reads and writes moves exactly as many.
-  const std::size_t moved = static_cast<std::size_t>(c.n) * (static_cast<std::size_t>(kernels::size_of(c.type)) + 1) / 2;
+  const std::size_t moved =
+      static_cast<std::size_t>(c.n) * (static_cast<std::size_t>(kernels::size_of(c.type)) + 1) / 2;
   std::vector<char> from(moved, 1), to(moved);
   const auto times = runner.medians({
       [&] { kernels::cast_to_fp8(args); },

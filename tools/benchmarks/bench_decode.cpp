@@ -34,8 +34,7 @@ const Case kCases[] = {
 
 void bench_case(Runner& runner, const Case& c) {
   const at::Tensor codes = at::randint(0, 0x7F, {c.n}, at::kByte);  // no NaN, so that bytes can be compared
-  const at::Tensor torch_codes =
-      codes.view(c.format == kernels::Format::E4M3 ? at::kFloat8_e4m3fn : at::kFloat8_e5m2);
+  const at::Tensor torch_codes = codes.view(c.format == kernels::Format::E4M3 ? at::kFloat8_e4m3fn : at::kFloat8_e5m2);
   at::Tensor y = at::empty({c.n}, c.torch_type), torch_y = at::empty({c.n}, c.torch_type);
   const float scale = 0.0371f;
   kernels::DecodeArgs args;

@@ -1,14 +1,14 @@
 // SPDX-License-Identifier: Apache-2.0
-// The cast with AVX-512 F, BW, DQ and VL: 64 elements per step. Included by cast_avx512.cpp (packs by saturating packs) and
-// cast_avx512vbmi.cpp (packs by byte permutation, which needs neither clean upper bits nor a second permutation).
+// The cast with AVX-512 F, BW, DQ and VL: 64 elements per step. Included by cast_avx512.cpp (packs by saturating packs)
+// and cast_avx512vbmi.cpp (packs by byte permutation, which needs neither clean upper bits nor a second permutation).
 #pragma once
 #include "fp8/runtime/kernels/x86/cast_loop.h"
 
 namespace fp8::kernels {
 namespace {
 
-/// Indices into two vectors of 16 dwords: byte kByte of the 32 elements in memory order, twice. BF16 lanes are in unpack
-/// order: of every 8 elements, 4 are in the first vector and 4 in the second.
+/// Indices into two vectors of 16 dwords: byte kByte of the 32 elements in memory order, twice. BF16 lanes are in
+/// unpack order: of every 8 elements, 4 are in the first vector and 4 in the second.
 template <FloatType T, int kByte>
 struct ByteIndex {
   std::uint8_t byte[64];
@@ -37,7 +37,9 @@ struct Avx512 {
 
   static FP8_INLINE V set(float x) { return _mm512_set1_ps(x); }
   static FP8_INLINE I set(std::uint32_t x) { return _mm512_set1_epi32(static_cast<int>(x)); }
-  static FP8_INLINE V absolute(V a) { return _mm512_castsi512_ps(_mm512_and_si512(_mm512_castps_si512(a), set(0x7FFFFFFFu))); }
+  static FP8_INLINE V absolute(V a) {
+    return _mm512_castsi512_ps(_mm512_and_si512(_mm512_castps_si512(a), set(0x7FFFFFFFu)));
+  }
   static FP8_INLINE V multiply(V a, V b) { return _mm512_mul_ps(a, b); }
   static FP8_INLINE I multiply(I a, I b) { return _mm512_mullo_epi32(a, b); }
   static FP8_INLINE I bit_xor(I a, I b) { return _mm512_xor_si512(a, b); }
@@ -107,7 +109,8 @@ struct Avx512 {
         const V a = scale[j], b = scale[j + 1];
         scale[j] = _mm512_shuffle_f32x4(a, b, 0x88);
         scale[j + 1] = _mm512_shuffle_f32x4(a, b, 0xDD);
-        // shuffle gives elements {0-3, 8-11, 16-19, 24-27} and {4-7, 12-15, 20-23, 28-31}: those of unpacklo and unpackhi.
+        // shuffle gives elements {0-3, 8-11, 16-19, 24-27} and {4-7, 12-15, 20-23, 28-31}: those of unpacklo and
+        // unpackhi.
       }
     }
   }

@@ -3,13 +3,13 @@
 // with that file's flags: everything is in an anonymous namespace, so that no copy can reach another level's code.
 //
 //   blocks of 4 vectors of f32 lanes -> 4 vectors of codes -> one vector of bytes
-//   a = min(|x| * |scale|, max);  t = max(exponent of a, EMIN), a power of two                          (cast_scalar.cpp)
-//   s = a + t * K, one FMA          K = 2^(23-MB) + C * 2^-MB, C = -(EMIN << MB) mod 256: 2^20 + 7 (E4M3), 2^21 + 15 (E5M2)
-//   code = low 7 bits of bits(s) + (bits(t) >> (23-MB))          C is even, so ties keep their parity
-//   sign byte = sign(x) ^ sign(scale), packed straight from the input bits
+//   a = min(|x| * |scale|, max);  t = max(exponent of a, EMIN), a power of two (cast_scalar.cpp) s = a + t * K, one FMA
+//   K = 2^(23-MB) + C * 2^-MB, C = -(EMIN << MB) mod 256: 2^20 + 7 (E4M3), 2^21 + 15 (E5M2) code = low 7 bits of
+//   bits(s) + (bits(t) >> (23-MB))          C is even, so ties keep their parity sign byte = sign(x) ^ sign(scale),
+//   packed straight from the input bits
 //
-// NaN costs two of ten operations per vector, so runs with one finite scale are first cast without it (kNaN = false). Their
-// amax, an integer maximum, says whether there was a NaN; then that piece of the run is cast again.
+// NaN costs two of ten operations per vector, so runs with one finite scale are first cast without it (kNaN = false).
+// Their amax, an integer maximum, says whether there was a NaN; then that piece of the run is cast again.
 //
 // Isa gives: V, I (vectors of float, of integers), kLanes, load<T>, scales<T>, lane_index<T>, product rounding, encode
 // functions and finish<T>, which packs. BF16 lanes come in unpack order, undone by the pack at no cost.
@@ -48,7 +48,7 @@ constexpr int bytes_per_element(FloatType type) { return type == FloatType::F32 
 template <class Isa>
 struct Run {
   typename Isa::V scale, max;  // |scale|
-  typename Isa::I sign_flip;  // bytes: 0x80 where the one scale is negative
+  typename Isa::I sign_flip;   // bytes: 0x80 where the one scale is negative
   std::uint32_t key0, key1;
 };
 
@@ -96,7 +96,8 @@ FP8_INLINE typename Isa::I cast_block(const char* x, const float* scales, std::u
   return Isa::template finish<T>(code, sign);
 }
 
-/// Elements [i, i + n) of the run, n less than a block: through zeroed buffers, so that nothing outside is read or written.
+/// Elements [i, i + n) of the run, n less than a block: through zeroed buffers, so that nothing outside is read or
+/// written.
 template <class Isa, FloatType T, Format F, bool kPerElement, bool kRoundProduct, bool kStochastic, bool kNaN>
 FP8_INLINE void cast_part(const CastSpan& span, std::int64_t i, std::int64_t n, const Run<Isa>& run,
                           typename Isa::I& amax) {
@@ -188,10 +189,15 @@ std::uint32_t cast_span(const CastSpan& span) {
   return amax;
 }
 
-#define FP8_CAST_KERNELS(Isa)                                                                                 \
-  {{{cast_span<Isa, FloatType::F32, Format::E4M3>, cast_span<Isa, FloatType::F32, Format::E5M2>},     \
-    {cast_span<Isa, FloatType::BF16, Format::E4M3>, cast_span<Isa, FloatType::BF16, Format::E5M2>},   \
-    {cast_span<Isa, FloatType::F16, Format::E4M3>, cast_span<Isa, FloatType::F16, Format::E5M2>}}}
+#define FP8_CAST_KERNELS(Isa)                                                                               \
+  {                                                                                                         \
+    {                                                                                                       \
+      {cast_span<Isa, FloatType::F32, Format::E4M3>, cast_span<Isa, FloatType::F32, Format::E5M2>},         \
+          {cast_span<Isa, FloatType::BF16, Format::E4M3>, cast_span<Isa, FloatType::BF16, Format::E5M2>}, { \
+        cast_span<Isa, FloatType::F16, Format::E4M3>, cast_span<Isa, FloatType::F16, Format::E5M2>          \
+      }                                                                                                     \
+    }                                                                                                       \
+  }
 
 }  // namespace
 }  // namespace fp8::kernels

@@ -20,7 +20,8 @@ inline __m256i to_f16(__m128i codes) {
   const __m256i h = _mm256_and_si256(_mm256_slli_epi16(wide, 7), _mm256_set1_epi16(static_cast<short>(0xBFFF)));
   const __m256i all_ones = _mm256_set1_epi16(0x3F80);
   const __m256i is_nan = _mm256_cmpeq_epi16(_mm256_and_si256(h, all_ones), all_ones);
-  const __m256i nan = _mm256_or_si256(_mm256_and_si256(h, _mm256_set1_epi16(static_cast<short>(0x8000))), _mm256_set1_epi16(0x7E00));
+  const __m256i nan =
+      _mm256_or_si256(_mm256_and_si256(h, _mm256_set1_epi16(static_cast<short>(0x8000))), _mm256_set1_epi16(0x7E00));
   return _mm256_blendv_epi8(h, nan, is_nan);
 }
 
@@ -59,7 +60,9 @@ inline void decode_block(const std::uint8_t* codes, __m256 scale0, __m256 scale1
   } else if constexpr (T == FloatType::BF16) {
     put(y, _mm256_permute4x64_epi64(_mm256_packus_epi32(round_bf16(y0), round_bf16(y1)), 0xD8), stream);
   } else {
-    put(y, _mm256_set_m128i(_mm256_cvtps_ph(y1, _MM_FROUND_TO_NEAREST_INT), _mm256_cvtps_ph(y0, _MM_FROUND_TO_NEAREST_INT)),
+    put(y,
+        _mm256_set_m128i(_mm256_cvtps_ph(y1, _MM_FROUND_TO_NEAREST_INT),
+                         _mm256_cvtps_ph(y0, _MM_FROUND_TO_NEAREST_INT)),
         stream);
   }
 }

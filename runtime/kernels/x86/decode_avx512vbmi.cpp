@@ -1,9 +1,11 @@
 // SPDX-License-Identifier: Apache-2.0
-// The decode by table for level avx512bf16: two tables of 128 bytes, the low and the high byte of each code's 16-bit value
-// with the scale folded in, so that any format, scale and rounding costs the same seven instructions per 64 codes.
+// The decode by table for level avx512bf16: two tables of 128 bytes, the low and the high byte of each code's 16-bit
+// value with the scale folded in, so that any format, scale and rounding costs the same seven instructions per 64
+// codes.
 //
-//   l = vpermi2b(codes; L0, L1)   h = vpermi2b(codes; H0, H1)     the index is the low 7 bits: the sign is ignored for free
-//   h ^= codes & 0x80             unpack l, h -> 2 x 32 values; the codes are permuted first so that these are in order
+//   l = vpermi2b(codes; L0, L1)   h = vpermi2b(codes; H0, H1)     the index is the low 7 bits: the sign is ignored for
+//   free h ^= codes & 0x80             unpack l, h -> 2 x 32 values; the codes are permuted first so that these are in
+//   order
 #include <immintrin.h>
 
 #include "fp8/runtime/kernels/decode_kernels.h"
@@ -23,7 +25,8 @@ inline Tables split(const std::uint16_t* entries) {
     low[i] = static_cast<std::uint8_t>(entries[i]);
     high[i] = static_cast<std::uint8_t>(entries[i] >> 8);
   }
-  return {{_mm512_load_si512(low), _mm512_load_si512(low + 64)}, {_mm512_load_si512(high), _mm512_load_si512(high + 64)}};
+  return {{_mm512_load_si512(low), _mm512_load_si512(low + 64)},
+          {_mm512_load_si512(high), _mm512_load_si512(high + 64)}};
 }
 
 inline void decode_block(const std::uint8_t* codes, const Tables& tables, char* y, bool stream) {

@@ -63,7 +63,8 @@ TEST_P(Amax, EveryShortLengthUpToTheEndOfMemory) {
       const std::vector<char> x = finite_values(n, type, static_cast<unsigned>(n));
       test::GuardedBuffer<char> guarded(n * size);
       std::memcpy(guarded.data(), x.data(), x.size());
-      EXPECT_EQ(amax(guarded.data(), type, static_cast<std::int64_t>(n)), plain_amax(x.data(), type, n)) << name_of(level);
+      EXPECT_EQ(amax(guarded.data(), type, static_cast<std::int64_t>(n)), plain_amax(x.data(), type, n))
+          << name_of(level);
       std::vector<char> padded((n + 10) * size, static_cast<char>(0xFF));  // NaN around
       std::memcpy(padded.data() + 3 * size, x.data(), x.size());
       EXPECT_EQ(amax(padded.data() + 3 * size, type, static_cast<std::int64_t>(n)), plain_amax(x.data(), type, n));
@@ -118,7 +119,8 @@ TEST_P(Amax, RowsAndColumns) {
   struct Shape {
     std::size_t rows, cols, stride;
   };
-  for (Shape s : {Shape{1, 1, 1}, {5, 33, 40}, {300, 17, 17}, {3, 5000, 5003}, {2, 300'000, 300'000}, {0, 4, 4}, {4, 0, 0}}) {
+  for (Shape s :
+       {Shape{1, 1, 1}, {5, 33, 40}, {300, 17, 17}, {3, 5000, 5003}, {2, 300'000, 300'000}, {0, 4, 4}, {4, 0, 0}}) {
     std::vector<char> x(s.rows * s.stride * size, static_cast<char>(0xFF));  // NaN between the rows
     const std::vector<char> dense = finite_values(s.rows * s.cols, type, static_cast<unsigned>(s.cols));
     for (std::size_t r = 0; r < s.rows && s.cols > 0; ++r) {
@@ -163,7 +165,8 @@ TEST(AmaxErrors, BadSizesAndPointers) {
   EXPECT_THROW(amax_rows(x, FloatType::F32, 2, 2, 1, out), std::invalid_argument);
   EXPECT_THROW(amax_rows(x, FloatType::F32, 2, 0, 2, nullptr), std::invalid_argument);
   EXPECT_THROW(amax_cols(x, FloatType::F32, 2, 2, 2, nullptr), std::invalid_argument);
-  EXPECT_THROW(amax_cols(x, FloatType::F32, std::int64_t{1} << 40, 2, std::int64_t{1} << 40, out), std::invalid_argument);
+  EXPECT_THROW(amax_cols(x, FloatType::F32, std::int64_t{1} << 40, 2, std::int64_t{1} << 40, out),
+               std::invalid_argument);
   EXPECT_EQ(amax(nullptr, FloatType::F32, 0), 0.0f);
 }
 

@@ -15,7 +15,8 @@ TEST(CastRowsDynamic, ScalesEveryRowByItsOwnAmax) {
     std::mt19937 random(13);
     std::normal_distribution<float> normal;
     std::vector<float> x(shape.rows * shape.cols);
-    for (std::size_t i = 0; i < x.size(); ++i) x[i] = normal(random) * std::ldexp(1.0f, static_cast<int>(i / shape.cols));
+    for (std::size_t i = 0; i < x.size(); ++i)
+      x[i] = normal(random) * std::ldexp(1.0f, static_cast<int>(i / shape.cols));
     for (SimdLevel level : levels()) {
       ScopedSimdLevel scoped(level);
       std::vector<std::uint8_t> codes(x.size());
@@ -27,7 +28,8 @@ TEST(CastRowsDynamic, ScalesEveryRowByItsOwnAmax) {
         float amax = 0.0f;
         for (std::size_t c = 0; c < shape.cols; ++c) amax = std::max(amax, std::fabs(x[r * shape.cols + c]));
         ASSERT_EQ(scale_inv[r], amax / 448.0f);
-        const Reference want = reference(&x[r * shape.cols], FloatType::F32, shape.cols, {1.0f / (amax / 448.0f)}, kTargets[0]);
+        const Reference want =
+            reference(&x[r * shape.cols], FloatType::F32, shape.cols, {1.0f / (amax / 448.0f)}, kTargets[0]);
         const auto first = codes.begin() + static_cast<std::ptrdiff_t>(r * shape.cols);
         expect_same({first, first + static_cast<std::ptrdiff_t>(shape.cols)}, want.codes, name_of(level));
       }

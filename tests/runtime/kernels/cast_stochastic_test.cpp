@@ -13,12 +13,18 @@ TEST(StochasticCast, RoundsToANeighbourWithTheRightProbability) {
     Format format;
     float x;
   };
-  for (const Case& c : {Case{Format::E4M3, 18.5f}, {Format::E4M3, -0.0007f}, {Format::E4M3, 0.0101f}, {Format::E4M3, 300.0f},
-                        {Format::E5M2, 18.5f}, {Format::E5M2, 1.7e-5f}, {Format::E5M2, -40000.0f}}) {
+  for (const Case& c : {Case{Format::E4M3, 18.5f},
+                        {Format::E4M3, -0.0007f},
+                        {Format::E4M3, 0.0101f},
+                        {Format::E4M3, 300.0f},
+                        {Format::E5M2, 18.5f},
+                        {Format::E5M2, 1.7e-5f},
+                        {Format::E5M2, -40000.0f}}) {
     const Target target = {c.format, fp8_max(c.format, Dialect::ocp)};
     const std::vector<double> values = grid(c.format, target.max);
     const double a = std::fabs(static_cast<double>(c.x));
-    const std::size_t above = static_cast<std::size_t>(std::upper_bound(values.begin(), values.end(), a) - values.begin());
+    const std::size_t above =
+        static_cast<std::size_t>(std::upper_bound(values.begin(), values.end(), a) - values.begin());
     const double p = (a - values[above - 1]) / (values[above] - values[above - 1]);
     for (std::uint64_t seed : {std::uint64_t{0}, std::uint64_t{1}, std::uint64_t{0xdeadbeefcafe}}) {
       const std::vector<float> x(kDraws, c.x);

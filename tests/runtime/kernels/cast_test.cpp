@@ -21,8 +21,8 @@ void check_all_levels(const void* x, FloatType type, std::size_t n, float scale,
     args.round_product = round_product;
     args.amax = &amax;
     cast_to_fp8(args);
-    const std::string what = std::string(name_of(level)) + " " + name_of(type) + " " + name_of(target.format) + " max " +
-                             std::to_string(target.max) + " scale " + std::to_string(scale);
+    const std::string what = std::string(name_of(level)) + " " + name_of(type) + " " + name_of(target.format) +
+                             " max " + std::to_string(target.max) + " scale " + std::to_string(scale);
     expect_same(codes, want.codes, what);
     if (std::isnan(want.amax)) {
       EXPECT_TRUE(std::isnan(amax)) << what;
@@ -62,8 +62,8 @@ TEST(Cast, HardF32WithScales) {
   }
 }
 
-/// Every short length, at an odd address, NaN before and after the input, sentinels around the output; then once more with
-/// the input and the scales ending at an unreadable page.
+/// Every short length, at an odd address, NaN before and after the input, sentinels around the output; then once more
+/// with the input and the scales ending at an unreadable page.
 class ShortRuns : public testing::TestWithParam<FloatType> {};
 
 TEST_P(ShortRuns, TouchNothingOutside) {
@@ -90,16 +90,19 @@ TEST_P(ShortRuns, TouchNothingOutside) {
 
         const std::vector<float> used = per_element ? scales : std::vector<float>{scales[0]};
         const Reference want = reference(source, type, n, used, kTargets[0]);
-        for (const char* x : {static_cast<const char*>(padded.data() + offset), static_cast<const char*>(guarded.data())}) {
+        for (const char* x :
+             {static_cast<const char*>(padded.data() + offset), static_cast<const char*>(guarded.data())}) {
           std::vector<std::uint8_t> codes(n + 6, kUntouched);
           float amax = -1.0f;
-          CastArgs args = args_for(x, type, n, kTargets[0], guarded_scales.data() + (per_element ? 1 : 0), codes.data() + 3);
+          CastArgs args =
+              args_for(x, type, n, kTargets[0], guarded_scales.data() + (per_element ? 1 : 0), codes.data() + 3);
           args.scale_col_stride = per_element ? 1 : 0;
           args.amax = &amax;
           cast_to_fp8(args);
           EXPECT_EQ(std::count(codes.begin(), codes.begin() + 3, kUntouched), 3);
           EXPECT_EQ(std::count(codes.end() - 3, codes.end(), kUntouched), 3);
-          expect_same({codes.begin() + 3, codes.end() - 3}, want.codes, std::string(name_of(level)) + " n=" + std::to_string(n));
+          expect_same({codes.begin() + 3, codes.end() - 3}, want.codes,
+                      std::string(name_of(level)) + " n=" + std::to_string(n));
           EXPECT_EQ(amax, want.amax) << name_of(level) << " n=" << n;
           if (HasFailure()) return;
         }
@@ -123,14 +126,16 @@ TEST(Cast, StridesAndScaleLayouts) {
       if (type == FloatType::F32) std::memcpy(dense.data() + 4 * i, &f, 4);
       if (type != FloatType::F32) std::memcpy(dense.data() + 2 * i, &halves[i], 2);
     }
-    for (std::size_t r = 0; r < kRows; ++r) std::memcpy(x.data() + r * kStride * size, dense.data() + r * kCols * size, kCols * size);
+    for (std::size_t r = 0; r < kRows; ++r)
+      std::memcpy(x.data() + r * kStride * size, dense.data() + r * kCols * size, kCols * size);
     std::vector<float> scales(kRows * kCols);
     for (std::size_t i = 0; i < scales.size(); ++i) scales[i] = 0.3f + 0.01f * static_cast<float>(i % 977);
 
     for (auto [row_stride, col_stride] : {std::pair{0, 0}, {1, 0}, {0, 1}, {static_cast<int>(kCols), 1}}) {
       std::vector<float> expanded(kRows * kCols);
       for (std::size_t i = 0; i < expanded.size(); ++i) {
-        expanded[i] = scales[i / kCols * static_cast<std::size_t>(row_stride) + i % kCols * static_cast<std::size_t>(col_stride)];
+        expanded[i] =
+            scales[i / kCols * static_cast<std::size_t>(row_stride) + i % kCols * static_cast<std::size_t>(col_stride)];
       }
       const Reference want = reference(dense.data(), type, kRows * kCols, expanded, kTargets[2]);
       for (SimdLevel level : levels()) {

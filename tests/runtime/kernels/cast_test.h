@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
-// What the tests of the casts share: inputs that are hard to round, and the reference, which rounds by search on the value
-// grid of the format (kernel_test.h).
+// What the tests of the casts share: inputs that are hard to round, and the reference, which rounds by search on the
+// value grid of the format (kernel_test.h).
 #pragma once
 #include <gtest/gtest.h>
 
@@ -25,15 +25,16 @@ struct Reference {
 };
 
 /// scale of element i is scales[i % scales.size()].
-inline Reference reference(const void* x, FloatType type, std::size_t n, const std::vector<float>& scales, Target target,
-                    bool round_product = false) {
+inline Reference reference(const void* x, FloatType type, std::size_t n, const std::vector<float>& scales,
+                           Target target, bool round_product = false) {
   const std::vector<double> values = grid(target.format, target.max);
   Reference result;
   result.codes.resize(n);
   for (std::size_t i = 0; i < n; ++i) {
     const float scale = scales[i % scales.size()];
     const double v = element(x, type, i);
-    double y = static_cast<double>(static_cast<float>(v * static_cast<double>(scale)));  // exact in double, one rounding
+    double y =
+        static_cast<double>(static_cast<float>(v * static_cast<double>(scale)));  // exact in double, one rounding
     if (round_product) y = round_to(y, type);
     const bool sign = sign_of(x, type, i) != std::signbit(scale);
     result.codes[i] = static_cast<std::uint8_t>(nearest_on_grid(y, values) | (sign ? 0x80 : 0));
@@ -46,7 +47,8 @@ inline Reference reference(const void* x, FloatType type, std::size_t n, const s
   return result;
 }
 
-inline CastArgs args_for(const void* x, FloatType type, std::size_t n, Target target, const float* scale, std::uint8_t* codes) {
+inline CastArgs args_for(const void* x, FloatType type, std::size_t n, Target target, const float* scale,
+                         std::uint8_t* codes) {
   CastArgs args;
   args.x = x;
   args.type = type;
@@ -59,15 +61,16 @@ inline CastArgs args_for(const void* x, FloatType type, std::size_t n, Target ta
   return args;
 }
 
-inline void expect_same(const std::vector<std::uint8_t>& got, const std::vector<std::uint8_t>& want, const std::string& what) {
+inline void expect_same(const std::vector<std::uint8_t>& got, const std::vector<std::uint8_t>& want,
+                        const std::string& what) {
   ASSERT_EQ(got.size(), want.size());
   const auto at = std::mismatch(got.begin(), got.end(), want.begin()).first;
   ASSERT_TRUE(at == got.end()) << what << ": element " << at - got.begin() << " is " << int{*at} << ", expected "
                                << int{want[static_cast<std::size_t>(at - got.begin())]};
 }
 
-/// Every grid value, every midpoint and their f32 neighbours, f32 subnormals, the special values; the rest random bits and
-/// random numbers around the formats' ranges.
+/// Every grid value, every midpoint and their f32 neighbours, f32 subnormals, the special values; the rest random bits
+/// and random numbers around the formats' ranges.
 inline std::vector<float> hard_inputs(std::size_t n) {
   std::vector<float> x;
   for (Format format : {Format::E4M3, Format::E5M2}) {
@@ -85,8 +88,8 @@ inline std::vector<float> hard_inputs(std::size_t n) {
       x.insert(x.end(), {y, -y});
     }
   }
-  for (std::uint32_t bits : {0x7fc00000u, 0xffc00000u, 0x7f800001u, 0xff800001u, 0x7fffffffu, 0xffffffffu, 1u, 0x80000001u,
-                             0x007fffffu, 0x00800000u, 0u, 0x80000000u}) {
+  for (std::uint32_t bits : {0x7fc00000u, 0xffc00000u, 0x7f800001u, 0xff800001u, 0x7fffffffu, 0xffffffffu, 1u,
+                             0x80000001u, 0x007fffffu, 0x00800000u, 0u, 0x80000000u}) {
     x.push_back(std::bit_cast<float>(bits));
   }
   std::mt19937_64 random(7);

@@ -31,7 +31,8 @@ double expected(int code, Format format, float scale, FloatType type) {
   return test::round_to(static_cast<double>(static_cast<float>(product)), type);
 }
 
-void expect_value(const void* y, FloatType type, std::size_t i, int code, Format format, float scale, const std::string& what) {
+void expect_value(const void* y, FloatType type, std::size_t i, int code, Format format, float scale,
+                  const std::string& what) {
   const double want = expected(code, format, scale, type), got = test::element(y, type, i);
   if (std::isnan(want)) {
     ASSERT_TRUE(std::isnan(got)) << what << " code " << code;
@@ -71,7 +72,8 @@ struct Case {
 
 class Decode : public testing::TestWithParam<Case> {};
 
-constexpr float kScales[] = {1.0f, 0.0625f, 0.731f, 37.1f, -3.0f, 0.0f, -0.0f, 1e-30f, 1e-38f, 1e-41f, 1e30f, 3.4e38f, 1.17f, 0.0023412f};
+constexpr float kScales[] = {1.0f,   0.0625f, 0.731f, 37.1f, -3.0f,   0.0f,  -0.0f,
+                             1e-30f, 1e-38f,  1e-41f, 1e30f, 3.4e38f, 1.17f, 0.0023412f};
 
 TEST_P(Decode, AllCodesOneScale) {
   const auto [type, format] = GetParam();
@@ -113,7 +115,8 @@ TEST_P(Decode, ScalePerRowAndPerColumn) {
     std::vector<std::uint8_t> codes(n);
     for (auto& code : codes) code = static_cast<std::uint8_t>(random());
     std::vector<float> scales(n);
-    for (auto& scale : scales) scale = std::ldexp(1.0f + static_cast<float>(random() % 1000) / 999, static_cast<int>(random() % 20) - 10);
+    for (auto& scale : scales)
+      scale = std::ldexp(1.0f + static_cast<float>(random() % 1000) / 999, static_cast<int>(random() % 20) - 10);
     for (auto [row_stride, col_stride] : {std::pair{std::size_t{1}, std::size_t{0}}, {0, 1}, {cols, 1}}) {
       for (SimdLevel level : levels()) {
         ScopedSimdLevel scoped(level);
@@ -213,17 +216,21 @@ INSTANTIATE_TEST_SUITE_P(Types, Decode,
                          testing::Values(Case{FloatType::F32, Format::E4M3}, Case{FloatType::F32, Format::E5M2},
                                          Case{FloatType::BF16, Format::E4M3}, Case{FloatType::BF16, Format::E5M2},
                                          Case{FloatType::F16, Format::E4M3}, Case{FloatType::F16, Format::E5M2}),
-                         [](const auto& info) { return std::string(name_of(info.param.type)) + "_" + name_of(info.param.format); });
+                         [](const auto& info) {
+                           return std::string(name_of(info.param.type)) + "_" + name_of(info.param.format);
+                         });
 
 TEST(HasNaNCode, EachCodeAloneAndHidden) {
   for (Format format : {Format::E4M3, Format::E5M2}) {
     for (Dialect dialect : {Dialect::gaudi2, Dialect::gaudi3, Dialect::ocp}) {
       for (int code = 0; code < 256; ++code) {
         const double value = value_of(code, format);
-        const bool want = !std::isfinite(value) || (format == Format::E4M3 && dialect == Dialect::gaudi2 && std::fabs(value) > 240);
+        const bool want =
+            !std::isfinite(value) || (format == Format::E4M3 && dialect == Dialect::gaudi2 && std::fabs(value) > 240);
         std::vector<std::uint8_t> codes(5001, 0x77 & (format == Format::E5M2 ? 0x3B : 0xFF));
         codes[4999] = static_cast<std::uint8_t>(code);
-        EXPECT_EQ(has_nan_code(codes.data(), 5001, format, dialect), want) << code << name_of(format) << name_of(dialect);
+        EXPECT_EQ(has_nan_code(codes.data(), 5001, format, dialect), want)
+            << code << name_of(format) << name_of(dialect);
         EXPECT_FALSE(has_nan_code(codes.data(), 4999, format, dialect));
       }
     }

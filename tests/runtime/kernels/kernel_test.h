@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
-// What the kernel tests share: the levels of this machine, buffers that end at an unreadable page, and the value grid of a
-// format, built from its definition in double precision, with rounding by search on that grid.
+// What the kernel tests share: the levels of this machine, buffers that end at an unreadable page, and the value grid
+// of a format, built from its definition in double precision, with rounding by search on that grid.
 #pragma once
 #include <sys/mman.h>
 #include <unistd.h>

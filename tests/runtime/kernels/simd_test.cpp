@@ -39,7 +39,8 @@ TEST(Simd, StreamingThresholdIsACacheSize) {
   EXPECT_LE(streaming_bytes(), 16 << 20);
 }
 
-/// Prints the level, or the error, that FP8_SIMD=`word` gives, from a fresh process (gtest's threadsafe death test style).
+/// Prints the level, or the error, that FP8_SIMD=`word` gives, from a fresh process (gtest's threadsafe death test
+/// style).
 [[noreturn]] void report_level(const std::string& word) {
   setenv("FP8_SIMD", word.c_str(), 1);
   try {
@@ -64,7 +65,8 @@ TEST_F(SimdDeathTest, EnvironmentLowersTheLevel) {
 }
 
 TEST_F(SimdDeathTest, UnknownWordNamesTheChoices) {
-  EXPECT_EXIT(report_level("sse9"), testing::ExitedWithCode(7), "error=FP8_SIMD: found \"sse9\", this machine allows scalar");
+  EXPECT_EXIT(report_level("sse9"), testing::ExitedWithCode(7),
+              "error=FP8_SIMD: found \"sse9\", this machine allows scalar");
   EXPECT_EXIT(report_level("AVX2"), testing::ExitedWithCode(7), "error=FP8_SIMD: found \"AVX2\"");
 }
 
