@@ -43,7 +43,8 @@ void allocate(int fd, const fs::path& path, std::uint64_t size) {
     if (errno == EINTR) continue;
     if (errno != EOPNOTSUPP && errno != ENOSYS) fail_errno(path, "reserve space", errno, size);
     struct statvfs disk;
-    if (::fstatvfs(fd, &disk) == 0 && disk.f_bavail < size / disk.f_frsize) fail_errno(path, "reserve space", ENOSPC, size);
+    if (::fstatvfs(fd, &disk) == 0 && disk.f_bavail < size / disk.f_frsize)
+      fail_errno(path, "reserve space", ENOSPC, size);
     return;
   }
 }
@@ -102,7 +103,8 @@ void AtomicFile::write_at(std::uint64_t offset, const void* data, std::size_t si
   const auto* bytes = static_cast<const char*>(data);
   constexpr std::size_t kChunk = 1u << 30;  // Linux writes at most 2^31 - 4096 bytes at once
   for (std::size_t done = 0; done < size;) {
-    const ssize_t put = ::pwrite(file_.get(), bytes + done, std::min(size - done, kChunk), static_cast<off_t>(offset + done));
+    const ssize_t put =
+        ::pwrite(file_.get(), bytes + done, std::min(size - done, kChunk), static_cast<off_t>(offset + done));
     if (put < 0 && errno == EINTR) continue;
     if (put < 0) fail_errno(path_, "write", errno, needed(offset + size));
     done += static_cast<std::size_t>(put);

@@ -2,7 +2,8 @@
 // Outputs appear whole or not at all: a temporary sibling, fsync, rename, fsync of the folder. No torch here.
 //
 //   out.json  is written as  .out.json.partial-<pid>-<n>, locked (flock) while it is open
-//   out/      is filled as   .out.partial-<pid>/, under the lock file .out.lock; what it replaces waits as .out.old-<pid>/
+//   out/      is filled as   .out.partial-<pid>/, under the lock file .out.lock; what it replaces waits as
+//   .out.old-<pid>/
 // The next writer of the same output removes what a killed one left, and puts .out.old-<pid> back if out is missing.
 #pragma once
 #include <cstddef>
@@ -45,22 +46,24 @@ class AtomicFile {
   std::uint64_t position_ = 0, reserve_ = 0;
 };
 
-/// Removes the temporary files and folders that are open now; async-signal-safe, for a SIGINT handler that exits after it.
+/// Removes the temporary files and folders that are open now; async-signal-safe, for a SIGINT handler that exits after
+/// it.
 void remove_temporaries() noexcept;
 
 /// A folder being filled under a temporary name beside `path`; renamed to it by commit(). Holds a lock (flock on
 /// "<parent>/.<name>.lock") so that two runs on one output meet an error, not each other.
 class OutputDirectory {
  public:
-  /// Throws io::Error if `path` exists and is not an empty folder, unless overwrite (then it is replaced at commit; a folder
-  /// that holds none of our or a checkpoint's files is still refused), if the parent can't be written, or if another run holds
-  /// it. Missing parent folders are made.
+  /// Throws io::Error if `path` exists and is not an empty folder, unless overwrite (then it is replaced at commit; a
+  /// folder that holds none of our or a checkpoint's files is still refused), if the parent can't be written, or if
+  /// another run holds it. Missing parent folders are made.
   OutputDirectory(std::filesystem::path path, bool overwrite);
   ~OutputDirectory();
   OutputDirectory(const OutputDirectory&) = delete;
   OutputDirectory& operator=(const OutputDirectory&) = delete;
 
-  /// Where to write a file named `name` ("config.json", "chat_templates/a.jinja") until commit(); its subfolder is made.
+  /// Where to write a file named `name` ("config.json", "chat_templates/a.jinja") until commit(); its subfolder is
+  /// made.
   std::filesystem::path file(const std::string& name) const;
   const std::filesystem::path& temporary() const { return temporary_; }
   const std::filesystem::path& path() const { return path_; }  ///< final place: absolute, links resolved

@@ -1,5 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
-// Checkpoint of safetensors.h. model.safetensors.index.json: {"metadata": {..}, "weight_map": {tensor name: file name}}.
+// Checkpoint of safetensors.h. model.safetensors.index.json: {"metadata": {..}, "weight_map": {tensor name: file
+// name}}.
 #include "fp8/runtime/io/json.h"
 #include "fp8/runtime/io/safetensors.h"
 
@@ -23,7 +24,8 @@ std::map<std::string, std::vector<std::string>> read_index(const fs::path& path)
   std::map<std::string, std::vector<std::string>> shards;
   for (const auto& [tensor, file] : map->get_ref<const Json::object_t&>()) {
     if (!file.is_string() || !is_plain_name(file.get_ref<const std::string&>()))
-      fail(path, "weight_map of " + in_quotes(tensor) + " is " + printable(file.dump()) + ", expected a plain file name");
+      fail(path,
+           "weight_map of " + in_quotes(tensor) + " is " + printable(file.dump()) + ", expected a plain file name");
     shards[file.get_ref<const std::string&>()].push_back(tensor);
   }
   return shards;
@@ -54,7 +56,8 @@ Checkpoint::Checkpoint(fs::path folder) : folder_(std::move(folder)) {
     for (const auto& tensor : tensors) {
       const TensorInfo* found = files_.back()->find(tensor);
       if (!found) fail(index, "tensor " + in_quotes(tensor) + " is not in its shard " + in_quotes(name));
-      where_.emplace(tensor, std::pair(files_.size() - 1, static_cast<std::size_t>(found - files_.back()->tensors().data())));
+      where_.emplace(tensor,
+                     std::pair(files_.size() - 1, static_cast<std::size_t>(found - files_.back()->tensors().data())));
     }
   }
   for (std::size_t file = 0; file < files_.size(); ++file) {
@@ -80,7 +83,9 @@ void Checkpoint::read(const std::string& name, void* destination, std::uint64_t 
   files_[where_.at(name).first]->read(tensor, destination, offset, size);
 }
 
-void Checkpoint::read(const std::string& name, void* destination) const { read(name, destination, 0, info(name).bytes()); }
+void Checkpoint::read(const std::string& name, void* destination) const {
+  read(name, destination, 0, info(name).bytes());
+}
 
 std::uint64_t Checkpoint::total_bytes() const {
   std::uint64_t sum = 0;

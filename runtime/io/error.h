@@ -8,14 +8,14 @@
 
 namespace fp8::io {
 
-/// A file that can't be read, written or understood. The message names the file (and key, line or tensor), what was found
-/// and what is allowed, in one line.
+/// A file that can't be read, written or understood. The message names the file (and key, line or tensor), what was
+/// found and what is allowed, in one line.
 struct Error : std::runtime_error {
   using std::runtime_error::runtime_error;
 };
 
-/// `text` fit for one line of a message: control characters and bytes that are not UTF-8 become \xNN, and what is longer
-/// than `limit` bytes ends in "...".
+/// `text` fit for one line of a message: control characters and bytes that are not UTF-8 become \xNN, and what is
+/// longer than `limit` bytes ends in "...".
 std::string printable(std::string_view text, std::size_t limit = 120);
 
 /// "'text'", printable.

@@ -31,12 +31,14 @@ class Descriptor {
 /// Throws io::Error "PATH: <what>".
 [[noreturn]] void fail(const std::filesystem::path& path, const std::string& what);
 
-/// Throws io::Error for the failed system call `doing` ("open", "rename") with errno's text `code`. A full disk or quota is
-/// "PATH: no space left on device (needed N bytes)"; a file size limit names itself likewise. needed: 0 if unknown.
-[[noreturn]] void fail_errno(const std::filesystem::path& path, const std::string& doing, int code, std::uint64_t needed = 0);
+/// Throws io::Error for the failed system call `doing` ("open", "rename") with errno's text `code`. A full disk or
+/// quota is "PATH: no space left on device (needed N bytes)"; a file size limit names itself likewise. needed: 0 if
+/// unknown.
+[[noreturn]] void fail_errno(const std::filesystem::path& path, const std::string& doing, int code,
+                             std::uint64_t needed = 0);
 
-/// Opens a regular file for reading; size: its bytes at that moment. Anything else (folder, pipe, device) is an io::Error,
-/// found without waiting for a pipe's writer.
+/// Opens a regular file for reading; size: its bytes at that moment. Anything else (folder, pipe, device) is an
+/// io::Error, found without waiting for a pipe's writer.
 Descriptor open_regular(const std::filesystem::path& path, std::uint64_t* size = nullptr);
 
 /// Reads exactly `size` bytes at `offset`; throws if the file ends before.

@@ -1,6 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
-// A recursive descent over RFC 8259. nlohmann supplies the value type and the writer; its parser keeps the last of two equal
-// keys, tells no line for its callbacks, and looks keys up one by one (quadratic for a header of 100 000 tensors).
+// A recursive descent over RFC 8259. nlohmann supplies the value type and the writer; its parser keeps the last of two
+// equal keys, tells no line for its callbacks, and looks keys up one by one (quadratic for a header of 100 000
+// tensors).
 #include "fp8/runtime/io/json.h"
 
 #include <algorithm>
@@ -53,7 +54,8 @@ class JsonParser {
   }
 
   void skip_space() {
-    while (at_ < text_.size() && (text_[at_] == ' ' || text_[at_] == '\n' || text_[at_] == '\r' || text_[at_] == '\t')) ++at_;
+    while (at_ < text_.size() && (text_[at_] == ' ' || text_[at_] == '\n' || text_[at_] == '\r' || text_[at_] == '\t'))
+      ++at_;
   }
 
   Json value(int depth) {
@@ -129,7 +131,8 @@ class JsonParser {
         escape(out);
         continue;
       }
-      if (static_cast<unsigned char>(c) < 0x20) fail("control character " + here() + " in a string, expected an escape");
+      if (static_cast<unsigned char>(c) < 0x20)
+        fail("control character " + here() + " in a string, expected an escape");
       const std::size_t length = utf8_length(text_, at_);
       if (length == 0) fail("invalid UTF-8 byte " + here() + " in a string");
       out.append(text_, at_, length);
@@ -155,7 +158,8 @@ class JsonParser {
       return;
     }
     const std::size_t known = at_ < text_.size() ? kLetters.find(c) : std::string_view::npos;
-    if (known == std::string_view::npos) fail("unknown escape, expected one of \\\" \\\\ \\/ \\b \\f \\n \\r \\t \\uXXXX", start);
+    if (known == std::string_view::npos)
+      fail("unknown escape, expected one of \\\" \\\\ \\/ \\b \\f \\n \\r \\t \\uXXXX", start);
     out += kMeanings[known];
     ++at_;
   }
@@ -180,7 +184,8 @@ class JsonParser {
     const std::size_t start = at_;
     if (peek() == '-') ++at_;
     if (text_.substr(at_, 8) == "Infinity") fail("-Infinity is not allowed in JSON", start);
-    if (peek() == '0' && at_ + 1 < text_.size() && is_digit(text_[at_ + 1])) fail("a number may not start with 0", start);
+    if (peek() == '0' && at_ + 1 < text_.size() && is_digit(text_[at_ + 1]))
+      fail("a number may not start with 0", start);
     digits("in a number");
     bool integer = true;
     if (peek() == '.') integer = false, ++at_, digits("after '.'");
@@ -202,7 +207,8 @@ class JsonParser {
     return Json(*first == '-' ? -0.0 : 0.0);
   }
 
-  // Tells overflow from underflow, which from_chars does not: is the first nonzero digit, moved by the exponent, left of the point?
+  // Tells overflow from underflow, which from_chars does not: is the first nonzero digit, moved by the exponent, left
+  // of the point?
   static bool too_large(std::string_view number) {
     const std::size_t mantissa_end = std::min(number.find_first_of("eE"), number.size());
     const std::string_view mantissa = number.substr(0, mantissa_end);
@@ -211,7 +217,8 @@ class JsonParser {
     double exponent = 0;  // exact far beyond any file's length, and never overflows an int
     for (const char c : number.substr(mantissa_end))
       if (is_digit(c)) exponent = std::min(exponent * 10 + (c - '0'), 1e15);
-    if (number.find("e-") != std::string_view::npos || number.find("E-") != std::string_view::npos) exponent = -exponent;
+    if (number.find("e-") != std::string_view::npos || number.find("E-") != std::string_view::npos)
+      exponent = -exponent;
     return static_cast<double>(point) - static_cast<double>(nonzero) + exponent > 0;
   }
 

@@ -12,8 +12,8 @@ namespace fp8::io {
 
 using Json = nlohmann::ordered_json;  // key order is kept: config.json is carried through unchanged
 
-/// Parses `text`; `name` stands in messages: "config.json:3:7: duplicate key 'mode'" (line and column count from 1, columns
-/// in characters). Throws io::Error. Depth <= 64, at most 2^24 values, numbers within the range of a double.
+/// Parses `text`; `name` stands in messages: "config.json:3:7: duplicate key 'mode'" (line and column count from 1,
+/// columns in characters). Throws io::Error. Depth <= 64, at most 2^24 values, numbers within the range of a double.
 Json parse_json(std::string_view text, const std::string& name);
 
 /// Reads and parses a file of at most 256 MiB.

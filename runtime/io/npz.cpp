@@ -11,7 +11,8 @@ namespace {
 constexpr std::uint64_t kMaxBytes = std::uint64_t{512} << 20;
 constexpr const char* kMember = "arr_0.npy";
 
-// What stands behind the header of an .npy with a 0-dim array of objects. Header length: 2 bytes in version 1, 4 in 2 and 3.
+// What stands behind the header of an .npy with a 0-dim array of objects. Header length: 2 bytes in version 1, 4 in 2
+// and 3.
 std::string_view object_of(std::string_view npy, const std::string& name) {
   const auto fail = [&](const std::string& what) { throw Error(printable(name, 4096) + ": " + kMember + ": " + what); };
   const auto byte = [&](std::size_t at) { return static_cast<std::uint8_t>(npy[at]); };
@@ -29,7 +30,8 @@ std::string_view object_of(std::string_view npy, const std::string& name) {
   for (const char c : header.substr(0, 4096))
     if (c != ' ' && c != '\n') dense += c;
   if (length > 4096 || dense != "{'descr':'|O','fortran_order':False,'shape':(),}")
-    fail("holds " + printable(dense) + ", expected one Python object: {'descr': '|O', 'fortran_order': False, 'shape': (), }");
+    fail("holds " + printable(dense) +
+         ", expected one Python object: {'descr': '|O', 'fortran_order': False, 'shape': (), }");
   return npy.substr(8 + length_bytes + length);
 }
 
@@ -42,7 +44,8 @@ void write_npz(const std::filesystem::path& path, const PyValue& value) {
   std::string header = "{'descr': '|O', 'fortran_order': False, 'shape': (), }";
   header.resize(117, ' ');
   npy += header + "\n" + write_pickle(value, path.string());
-  if (npy.size() > kMaxBytes) fail(path, std::to_string(npy.size()) + " bytes to write, allowed at most " + std::to_string(kMaxBytes));
+  if (npy.size() > kMaxBytes)
+    fail(path, std::to_string(npy.size()) + " bytes to write, allowed at most " + std::to_string(kMaxBytes));
   const std::string zip = zip_of(kMember, npy);
   AtomicFile file(path, zip.size());
   file.append(zip);

@@ -25,7 +25,8 @@ bool ends_with(const std::string& text, std::string_view end) {
   return text.size() >= end.size() && text.compare(text.size() - end.size(), end.size(), end) == 0;
 }
 
-// What a checkpoint, a measurement or an earlier output of ours holds: `--overwrite` of anything else is a mistyped path.
+// What a checkpoint, a measurement or an earlier output of ours holds: `--overwrite` of anything else is a mistyped
+// path.
 bool looks_like_an_output(const fs::path& folder) {
   for (const auto& entry : fs::directory_iterator(folder)) {
     const std::string name = entry.path().filename().string();
@@ -45,7 +46,8 @@ bool check_replaceable(const fs::path& path, bool overwrite) {
   if (fs::is_empty(path)) return false;
   if (!overwrite) fail(path, "exists and is not empty, expected a new or empty folder (or overwrite)");
   if (!looks_like_an_output(path))
-    fail(path, "holds no checkpoint or measurement files, so it is not overwritten; remove it yourself if that is meant");
+    fail(path,
+         "holds no checkpoint or measurement files, so it is not overwritten; remove it yourself if that is meant");
   return true;
 }
 
@@ -131,7 +133,8 @@ void OutputDirectory::take_lock() {
         fail(path_, "another run is writing it now (it holds " + printable(lock_path_.string(), 4096) + ")");
       fail_errno(path_, "lock", errno);
     }
-    // The former holder may have removed the name between our open and our lock: then we hold a file nobody else will find.
+    // The former holder may have removed the name between our open and our lock: then we hold a file nobody else will
+    // find.
     struct stat ours, named;
     if (::fstat(lock.get(), &ours) == 0 && ::stat(lock_path_.c_str(), &named) == 0 && ours.st_ino == named.st_ino &&
         ours.st_dev == named.st_dev) {
@@ -155,7 +158,8 @@ void OutputDirectory::clear_leftovers() const {
 fs::path OutputDirectory::file(const std::string& name) const {
   const fs::path relative(name);
   const bool climbs = std::any_of(relative.begin(), relative.end(), [](const fs::path& part) { return part == ".."; });
-  if (name.empty() || relative.is_absolute() || climbs || !relative.has_filename() || name.find('\0') != std::string::npos)
+  if (name.empty() || relative.is_absolute() || climbs || !relative.has_filename() ||
+      name.find('\0') != std::string::npos)
     fail(path_, "can't hold a file named " + in_quotes(name) + ", expected a relative name without '..'");
   const fs::path place = temporary_ / relative;
   if (relative.has_parent_path()) guarded(path_ / relative, [&] { fs::create_directories(place.parent_path()); });

@@ -56,7 +56,8 @@ void PickleMachine::step(std::uint8_t opcode) {
     case 0x93: {  // STACK_GLOBAL
       const PickleNode& name = nodes_[pop()];
       const PickleNode& module = nodes_[pop()];
-      if (name.kind != PickleNode::Str || module.kind != PickleNode::Str) fail("STACK_GLOBAL of something other than two strings");
+      if (name.kind != PickleNode::Str || module.kind != PickleNode::Str)
+        fail("STACK_GLOBAL of something other than two strings");
       return global(module.text, name.text);
     }
     case 'R':
@@ -64,18 +65,32 @@ void PickleMachine::step(std::uint8_t opcode) {
     case 'b':
       return build();
     default:
-      fail(opcode_name(opcode) + " is not allowed, expected dict, list, tuple, str, int, float, bool, None and numpy arrays only");
+      fail(opcode_name(opcode) +
+           " is not allowed, expected dict, list, tuple, str, int, float, bool, None and numpy arrays only");
   }
 }
 
+// clang-format off: a table of opcodes
 bool PickleMachine::step_scalar(std::uint8_t opcode) {
   switch (opcode) {
-    case 'N': push_new(PickleNode::None); return true;
-    case 0x88: push_new(PickleNode::Bool).integer = 1; return true;  // NEWTRUE
-    case 0x89: push_new(PickleNode::Bool); return true;              // NEWFALSE
-    case 'K': push_new(PickleNode::Int).integer = static_cast<std::int64_t>(take_int(1)); return true;
-    case 'M': push_new(PickleNode::Int).integer = static_cast<std::int64_t>(take_int(2)); return true;
-    case 'J': push_new(PickleNode::Int).integer = static_cast<std::int32_t>(take_int(4)); return true;
+    case 'N':
+      push_new(PickleNode::None);
+      return true;
+    case 0x88:
+      push_new(PickleNode::Bool).integer = 1;
+      return true;  // NEWTRUE
+    case 0x89:
+      push_new(PickleNode::Bool);
+      return true;  // NEWFALSE
+    case 'K':
+      push_new(PickleNode::Int).integer = static_cast<std::int64_t>(take_int(1));
+      return true;
+    case 'M':
+      push_new(PickleNode::Int).integer = static_cast<std::int64_t>(take_int(2));
+      return true;
+    case 'J':
+      push_new(PickleNode::Int).integer = static_cast<std::int32_t>(take_int(4));
+      return true;
     case 0x8a: {  // LONG1: n bytes of two's complement
       const auto size = static_cast<int>(take_int(1));
       if (size > 8) fail("integer of " + std::to_string(size) + " bytes, allowed at most 8");
@@ -91,25 +106,52 @@ bool PickleMachine::step_scalar(std::uint8_t opcode) {
       push_new(PickleNode::Float).real = std::bit_cast<double>(bits);
       return true;
     }
-    case 0x8c: push_text(PickleNode::Str, take_int(1)); return true;    // SHORT_BINUNICODE
-    case 'X': push_text(PickleNode::Str, take_int(4)); return true;     // BINUNICODE
-    case 0x8d: push_text(PickleNode::Str, take_int(8)); return true;    // BINUNICODE8
-    case 'C': push_text(PickleNode::Bytes, take_int(1)); return true;   // SHORT_BINBYTES
-    case 'B': push_text(PickleNode::Bytes, take_int(4)); return true;   // BINBYTES
-    case 0x8e: push_text(PickleNode::Bytes, take_int(8)); return true;  // BINBYTES8
-    case 0x96: push_text(PickleNode::Bytes, take_int(8)); return true;  // BYTEARRAY8
-    default: return false;
+    case 0x8c:
+      push_text(PickleNode::Str, take_int(1));
+      return true;  // SHORT_BINUNICODE
+    case 'X':
+      push_text(PickleNode::Str, take_int(4));
+      return true;  // BINUNICODE
+    case 0x8d:
+      push_text(PickleNode::Str, take_int(8));
+      return true;  // BINUNICODE8
+    case 'C':
+      push_text(PickleNode::Bytes, take_int(1));
+      return true;  // SHORT_BINBYTES
+    case 'B':
+      push_text(PickleNode::Bytes, take_int(4));
+      return true;  // BINBYTES
+    case 0x8e:
+      push_text(PickleNode::Bytes, take_int(8));
+      return true;  // BINBYTES8
+    case 0x96:
+      push_text(PickleNode::Bytes, take_int(8));
+      return true;  // BYTEARRAY8
+    default:
+      return false;
   }
 }
 
 bool PickleMachine::step_container(std::uint8_t opcode) {
   switch (opcode) {
-    case '(': marks_.push_back(stack_.size()); return true;
-    case ']': push_new(PickleNode::List); return true;
-    case '}': push_new(PickleNode::Dict); return true;
-    case ')': push_tuple({}); return true;
-    case 't': push_tuple(pop_to_mark()); return true;
-    case 0x85: case 0x86: case 0x87: {  // TUPLE1 .. TUPLE3
+    case '(':
+      marks_.push_back(stack_.size());
+      return true;
+    case ']':
+      push_new(PickleNode::List);
+      return true;
+    case '}':
+      push_new(PickleNode::Dict);
+      return true;
+    case ')':
+      push_tuple({});
+      return true;
+    case 't':
+      push_tuple(pop_to_mark());
+      return true;
+    case 0x85:
+    case 0x86:
+    case 0x87: {  // TUPLE1 .. TUPLE3
       std::vector<PickleId> items(opcode - 0x84u);
       for (std::size_t i = items.size(); i-- > 0;) items[i] = pop();
       push_tuple(std::move(items));
@@ -126,7 +168,8 @@ bool PickleMachine::step_container(std::uint8_t opcode) {
       append_to_dict(pairs);
       return true;
     }
-    case 'a': case 'e': {  // APPEND, APPENDS
+    case 'a':
+    case 'e': {  // APPEND, APPENDS
       const std::vector<PickleId> items = opcode == 'a' ? std::vector<PickleId>{pop()} : pop_to_mark();
       PickleNode& list = top();
       if (list.kind != PickleNode::List) fail("APPEND to something other than a list");
@@ -138,21 +181,36 @@ bool PickleMachine::step_container(std::uint8_t opcode) {
       append_to_dict({key, value});
       return true;
     }
-    case 'u': append_to_dict(pop_to_mark()); return true;  // SETITEMS
-    default: return false;
+    case 'u':
+      append_to_dict(pop_to_mark());
+      return true;  // SETITEMS
+    default:
+      return false;
   }
 }
 
 bool PickleMachine::step_memo(std::uint8_t opcode) {
   switch (opcode) {
-    case 'q': put(take_int(1)); return true;      // BINPUT
-    case 'r': put(take_int(4)); return true;      // LONG_BINPUT
-    case 0x94: put(memo_.size()); return true;    // MEMOIZE
-    case 'h': get(take_int(1)); return true;      // BINGET
-    case 'j': get(take_int(4)); return true;      // LONG_BINGET
-    default: return false;
+    case 'q':
+      put(take_int(1));
+      return true;  // BINPUT
+    case 'r':
+      put(take_int(4));
+      return true;  // LONG_BINPUT
+    case 0x94:
+      put(memo_.size());
+      return true;  // MEMOIZE
+    case 'h':
+      get(take_int(1));
+      return true;  // BINGET
+    case 'j':
+      get(take_int(4));
+      return true;  // LONG_BINGET
+    default:
+      return false;
   }
 }
+// clang-format on
 
 std::string_view PickleMachine::take(std::uint64_t size) {
   if (size > pickle_.size() - at_) fail("ends within an opcode (cut short?)");
@@ -212,7 +270,8 @@ PickleNode& PickleMachine::top() {
 void PickleMachine::put(std::uint64_t index) {
   const PickleId id = pop();
   push(id);
-  if (index > memo_.size()) fail("memo entry " + std::to_string(index) + ", expected at most " + std::to_string(memo_.size()));
+  if (index > memo_.size())
+    fail("memo entry " + std::to_string(index) + ", expected at most " + std::to_string(memo_.size()));
   if (index == memo_.size()) memo_.push_back(kNotStored);
   memo_[index] = id;
 }

@@ -1,8 +1,8 @@
 // SPDX-License-Identifier: Apache-2.0
 // The stack machine of read_pickle: opcodes in, a graph of nodes out. Internal to runtime/io; no torch here.
 //
-// Nodes, not PyValues, because a pickle may name one object many times (and even within itself): the graph stays as small as the
-// pickle, and pickle_reader.cpp unfolds it under a limit.
+// Nodes, not PyValues, because a pickle may name one object many times (and even within itself): the graph stays as
+// small as the pickle, and pickle_reader.cpp unfolds it under a limit.
 #pragma once
 #include <cstdint>
 #include <deque>
@@ -17,12 +17,13 @@ using PickleId = std::uint32_t;  // index of a node
 struct PickleNode {
   enum Kind : std::uint8_t { None, Bool, Int, Float, Str, Bytes, List, Tuple, Dict, Global, DType, Array, ObjectArray };
   Kind kind = None;
-  bool fortran = false;        // Array: columns first
-  std::int64_t integer = 0;    // Bool, Int; Global: its PickleGlobal; DType: 1 once its byte order is known to be little
-  double real = 0;             // Float
-  std::string_view text;       // Str, Bytes; DType "f4"; Array: its bytes
-  std::vector<PickleId> children;  // List, Tuple; Dict: key, value, ..; Array: its sizes (Int); ObjectArray: the one object
-  PickleId dtype = 0;          // Array
+  bool fortran = false;      // Array: columns first
+  std::int64_t integer = 0;  // Bool, Int; Global: its PickleGlobal; DType: 1 once its byte order is known to be little
+  double real = 0;           // Float
+  std::string_view text;     // Str, Bytes; DType "f4"; Array: its bytes
+  std::vector<PickleId>
+      children;        // List, Tuple; Dict: key, value, ..; Array: its sizes (Int); ObjectArray: the one object
+  PickleId dtype = 0;  // Array
 };
 
 enum PickleGlobal : std::int64_t { kReconstruct, kNdArrayClass, kDTypeClass, kScalar, kFromBuffer, kEncode, kBytes };

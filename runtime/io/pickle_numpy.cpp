@@ -24,11 +24,16 @@ struct GlobalRow {
   PickleGlobal global;
 };
 constexpr GlobalRow kAllowed[] = {
-    {"numpy.core.multiarray", "_reconstruct", kReconstruct}, {"numpy._core.multiarray", "_reconstruct", kReconstruct},
-    {"numpy", "ndarray", kNdArrayClass},                     {"numpy", "dtype", kDTypeClass},
-    {"numpy.core.multiarray", "scalar", kScalar},            {"numpy._core.multiarray", "scalar", kScalar},
-    {"numpy.core.numeric", "_frombuffer", kFromBuffer},      {"numpy._core.numeric", "_frombuffer", kFromBuffer},
-    {"_codecs", "encode", kEncode},                          {"__builtin__", "bytes", kBytes},
+    {"numpy.core.multiarray", "_reconstruct", kReconstruct},
+    {"numpy._core.multiarray", "_reconstruct", kReconstruct},
+    {"numpy", "ndarray", kNdArrayClass},
+    {"numpy", "dtype", kDTypeClass},
+    {"numpy.core.multiarray", "scalar", kScalar},
+    {"numpy._core.multiarray", "scalar", kScalar},
+    {"numpy.core.numeric", "_frombuffer", kFromBuffer},
+    {"numpy._core.numeric", "_frombuffer", kFromBuffer},
+    {"_codecs", "encode", kEncode},
+    {"__builtin__", "bytes", kBytes},
 };
 
 bool is_global(const PickleNode& node, PickleGlobal global) {
@@ -49,28 +54,36 @@ void PickleMachine::global(std::string_view module, std::string_view name) {
       push_new(PickleNode::Global).integer = row.global;
       return;
     }
-  fail("asks for " + in_quotes(std::string(module) + "." + std::string(name)) + ", which is not allowed (numpy arrays only)");
+  fail("asks for " + in_quotes(std::string(module) + "." + std::string(name)) +
+       ", which is not allowed (numpy arrays only)");
 }
 
 void PickleMachine::reduce() {
   const PickleNode& arguments = nodes_[pop()];
   const PickleNode& callable = nodes_[pop()];
-  if (callable.kind != PickleNode::Global || arguments.kind != PickleNode::Tuple) fail("REDUCE of something that can't be called");
+  if (callable.kind != PickleNode::Global || arguments.kind != PickleNode::Tuple)
+    fail("REDUCE of something that can't be called");
   const std::vector<PickleId>& list = arguments.children;
   switch (static_cast<PickleGlobal>(callable.integer)) {
     case kReconstruct:
-      if (list.size() != 3 || !is_global(nodes_[list[0]], kNdArrayClass)) fail("_reconstruct of something other than ndarray");
+      if (list.size() != 3 || !is_global(nodes_[list[0]], kNdArrayClass))
+        fail("_reconstruct of something other than ndarray");
       push_new(PickleNode::Array);
       return;
-    case kDTypeClass: return make_dtype(list);
-    case kScalar: return make_scalar(list);
-    case kFromBuffer: return make_from_buffer(list);
-    case kEncode: return encode(list);
+    case kDTypeClass:
+      return make_dtype(list);
+    case kScalar:
+      return make_scalar(list);
+    case kFromBuffer:
+      return make_from_buffer(list);
+    case kEncode:
+      return encode(list);
     case kBytes:
       if (!list.empty()) fail("a call of bytes with arguments is not allowed");
       push_new(PickleNode::Bytes);
       return;
-    case kNdArrayClass: break;
+    case kNdArrayClass:
+      break;
   }
   fail("a call of numpy.ndarray is not allowed");
 }
@@ -126,7 +139,8 @@ void PickleMachine::encode(const std::vector<PickleId>& arguments) {
 }
 
 void PickleMachine::make_from_buffer(const std::vector<PickleId>& arguments) {
-  if (arguments.size() != 4 || nodes_[arguments[3]].kind != PickleNode::Str) fail("_frombuffer without its four arguments");
+  if (arguments.size() != 4 || nodes_[arguments[3]].kind != PickleNode::Str)
+    fail("_frombuffer without its four arguments");
   const std::string_view order = nodes_[arguments[3]].text;
   if (order != "C" && order != "F") fail("_frombuffer of order " + in_quotes(order) + ", expected C or F");
   if (dtype_of(arguments[1]) == "O8") fail("_frombuffer of objects");
@@ -151,11 +165,14 @@ void PickleMachine::build_dtype(PickleNode& target, const std::vector<PickleId>&
 }
 
 void PickleMachine::build_array(PickleNode& target, const std::vector<PickleId>& state) {
-  if (state.size() != 5 || nodes_[state[3]].kind != PickleNode::Bool) fail("an array whose state is not (1, shape, dtype, fortran, data)");
-  if (dtype_of(state[2]) != "O8") return fill_array(target, state[1], state[2], nodes_[state[3]].integer != 0, state[4]);
+  if (state.size() != 5 || nodes_[state[3]].kind != PickleNode::Bool)
+    fail("an array whose state is not (1, shape, dtype, fortran, data)");
+  if (dtype_of(state[2]) != "O8")
+    return fill_array(target, state[1], state[2], nodes_[state[3]].integer != 0, state[4]);
   const PickleNode& shape = nodes_[state[1]];
   const PickleNode& data = nodes_[state[4]];
-  if (shape.kind != PickleNode::Tuple || !shape.children.empty() || data.kind != PickleNode::List || data.children.size() != 1)
+  if (shape.kind != PickleNode::Tuple || !shape.children.empty() || data.kind != PickleNode::List ||
+      data.children.size() != 1)
     fail("an array of objects that is not 0-dimensional");
   target.kind = PickleNode::ObjectArray;
   target.children = data.children;
@@ -169,10 +186,12 @@ void PickleMachine::fill_array(PickleNode& target, PickleId shape, PickleId dtyp
   for (const PickleId id : nodes_[shape].children) {
     const PickleNode& size = nodes_[id];
     if (size.kind != PickleNode::Int || size.integer < 0) fail("an array whose shape holds something other than sizes");
-    if (__builtin_mul_overflow(bytes, static_cast<std::uint64_t>(size.integer), &bytes)) fail("an array whose shape overflows");
+    if (__builtin_mul_overflow(bytes, static_cast<std::uint64_t>(size.integer), &bytes))
+      fail("an array whose shape overflows");
   }
   if (bytes != nodes_[data].text.size())
-    fail("an array of " + std::to_string(nodes_[data].text.size()) + " bytes, its shape asks for " + std::to_string(bytes));
+    fail("an array of " + std::to_string(nodes_[data].text.size()) + " bytes, its shape asks for " +
+         std::to_string(bytes));
   target.text = nodes_[data].text;
   target.children = nodes_[shape].children;
   target.dtype = dtype;

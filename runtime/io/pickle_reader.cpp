@@ -1,8 +1,8 @@
 // SPDX-License-Identifier: Apache-2.0
 // read_pickle of pickle.h: unfolds PickleMachine's graph into a PyValue, in which every object has one owner.
 //
-// A graph of 30 lists, each naming the next twice, unfolds into 2^30 values: a budget proportional to the pickle's size ends
-// that, a depth limit ends a list that contains itself.
+// A graph of 30 lists, each naming the next twice, unfolds into 2^30 values: a budget proportional to the pickle's size
+// ends that, a depth limit ends a list that contains itself.
 #include <algorithm>
 #include <bit>
 #include <cstring>
@@ -18,8 +18,8 @@ static_assert(std::endian::native == std::endian::little, "arrays are read as th
 
 constexpr int kMaxDepth = 64;
 constexpr std::size_t kFreeBytes = std::size_t{64} << 20;  // any pickle may unfold to this,
-constexpr std::size_t kGrowth = 64;                         // a large one to this many times its size,
-constexpr std::size_t kMostBytes = std::size_t{4} << 30;    // none to more than this
+constexpr std::size_t kGrowth = 64;                        // a large one to this many times its size,
+constexpr std::size_t kMostBytes = std::size_t{4} << 30;   // none to more than this
 constexpr std::size_t kValueBytes = sizeof(PyValue);
 
 template <class T>
@@ -49,19 +49,32 @@ class PickleReader {
   PyValue value(const PickleNode& node, int depth) {
     if (depth > kMaxDepth) machine_.fail("nested deeper than " + std::to_string(kMaxDepth) + " levels");
     switch (node.kind) {
-      case PickleNode::None: return {};
-      case PickleNode::Bool: return node.integer != 0;
-      case PickleNode::Int: return node.integer;
-      case PickleNode::Float: return node.real;
-      case PickleNode::Str: return text(node);
-      case PickleNode::List: return PyList{sequence(node, depth)};
-      case PickleNode::Tuple: return PyTuple{sequence(node, depth)};
-      case PickleNode::Dict: return dict(node, depth);
-      case PickleNode::Array: return array(node);
-      case PickleNode::Bytes: machine_.fail("holds bytes, expected dict, list, tuple, str, number, None or array");
-      case PickleNode::Global: machine_.fail("holds a function or class, expected dict, list, tuple, str, number, None or array");
-      case PickleNode::DType: machine_.fail("holds a dtype, expected dict, list, tuple, str, number, None or array");
-      case PickleNode::ObjectArray: machine_.fail("holds an array of objects within another object");
+      case PickleNode::None:
+        return {};
+      case PickleNode::Bool:
+        return node.integer != 0;
+      case PickleNode::Int:
+        return node.integer;
+      case PickleNode::Float:
+        return node.real;
+      case PickleNode::Str:
+        return text(node);
+      case PickleNode::List:
+        return PyList{sequence(node, depth)};
+      case PickleNode::Tuple:
+        return PyTuple{sequence(node, depth)};
+      case PickleNode::Dict:
+        return dict(node, depth);
+      case PickleNode::Array:
+        return array(node);
+      case PickleNode::Bytes:
+        machine_.fail("holds bytes, expected dict, list, tuple, str, number, None or array");
+      case PickleNode::Global:
+        machine_.fail("holds a function or class, expected dict, list, tuple, str, number, None or array");
+      case PickleNode::DType:
+        machine_.fail("holds a dtype, expected dict, list, tuple, str, number, None or array");
+      case PickleNode::ObjectArray:
+        machine_.fail("holds an array of objects within another object");
     }
     machine_.fail("holds an unknown object");
   }
@@ -83,7 +96,8 @@ class PickleReader {
     PyDict result;
     for (std::size_t i = 0; i < node.children.size(); i += 2) {
       const PickleNode& key = machine_.node(node.children[i]);
-      if (key.kind != PickleNode::Str && key.kind != PickleNode::Int) machine_.fail("a dict key that is neither str nor int");
+      if (key.kind != PickleNode::Str && key.kind != PickleNode::Int)
+        machine_.fail("a dict key that is neither str nor int");
       charge(2 * kValueBytes);
       PyKey name = key.kind == PickleNode::Int ? PyKey(key.integer) : PyKey(text(key));
       PyValue member = value(machine_.node(node.children[i + 1]), depth + 1);
@@ -126,7 +140,8 @@ class PickleReader {
     std::vector<float> out(array.data.size());
     std::vector<std::size_t> index(array.shape.size(), 0);
     std::vector<std::size_t> stride(array.shape.size(), 1);
-    for (std::size_t d = 1; d < stride.size(); ++d) stride[d] = stride[d - 1] * static_cast<std::size_t>(array.shape[d - 1]);
+    for (std::size_t d = 1; d < stride.size(); ++d)
+      stride[d] = stride[d - 1] * static_cast<std::size_t>(array.shape[d - 1]);
     for (float& target : out) {
       std::size_t from = 0;
       for (std::size_t d = 0; d < index.size(); ++d) from += index[d] * stride[d];

@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
-// write_pickle of pickle.h: the opcodes and the order that numpy 1's savez writes with protocol 3, named numpy.core (which
-// numpy 2 understands, while numpy 1 does not know numpy._core).
+// write_pickle of pickle.h: the opcodes and the order that numpy 1's savez writes with protocol 3, named numpy.core
+// (which numpy 2 understands, while numpy 1 does not know numpy._core).
 #include <bit>
 #include <cstring>
 
@@ -112,7 +112,11 @@ class PickleWriter {
   void begin_array(const std::vector<std::int64_t>& shape, char type) {
     once(reconstruct_, "cnumpy.core.multiarray\n_reconstruct\n");
     once(ndarray_, "cnumpy\nndarray\n");
-    out_ += std::string("K\0\x85" "C\x01" "b\x87R", 8);
+    out_ += std::string(
+        "K\0\x85"
+        "C\x01"
+        "b\x87R",
+        8);
     out_ += "(K\x01(";
     for (const std::int64_t size : shape) write_int(size);
     out_ += 't';
@@ -120,9 +124,10 @@ class PickleWriter {
       once(dtype_, "cnumpy\ndtype\n");
       out_ += std::string("X\x02\0\0\0", 5) + (type == 'O' ? "O8" : "f4") + "\x89\x88\x87R";
       if (type == 'f') float_ = remember();
-      // State of a dtype: version 3, byte order, no fields, item size and alignment of its own, flags (63: holds references).
-      out_ += std::string("(K\x03X\x01\0\0\0", 8) + (type == 'O' ? "|" : "<") + "NNNJ\xff\xff\xff\xffJ\xff\xff\xff\xffK" +
-              (type == 'O' ? '\x3f' : '\0') + "tb";
+      // State of a dtype: version 3, byte order, no fields, item size and alignment of its own, flags (63: holds
+      // references).
+      out_ += std::string("(K\x03X\x01\0\0\0", 8) + (type == 'O' ? "|" : "<") +
+              "NNNJ\xff\xff\xff\xffJ\xff\xff\xff\xffK" + (type == 'O' ? '\x3f' : '\0') + "tb";
     } else {
       once(float_, "");
     }
@@ -138,7 +143,8 @@ class PickleWriter {
   void write_array(const NdArray& array) {
     std::uint64_t count = 1;
     for (const std::int64_t size : array.shape)
-      if (size < 0 || __builtin_mul_overflow(count, static_cast<std::uint64_t>(size), &count)) fail("array of an impossible shape");
+      if (size < 0 || __builtin_mul_overflow(count, static_cast<std::uint64_t>(size), &count))
+        fail("array of an impossible shape");
     if (count != array.data.size())
       fail("array of " + std::to_string(array.data.size()) + " values, its shape asks for " + std::to_string(count));
     if (count > kMaxBytes / sizeof(float)) fail("can't write an array of " + std::to_string(count) + " values");

@@ -1,9 +1,9 @@
 // SPDX-License-Identifier: Apache-2.0
 // PyValue and PyDict of pickle.h.
-#include "fp8/runtime/io/pickle.h"
-
 #include <algorithm>
 #include <iterator>
+
+#include "fp8/runtime/io/pickle.h"
 
 namespace fp8::io {
 namespace {

@@ -20,13 +20,25 @@ struct DTypeRow {
   int bytes;
 };
 constexpr std::array<DTypeRow, 19> kDTypes{{
-    {DType::BOOL, "BOOL", 1},       {DType::U8, "U8", 1},           {DType::I8, "I8", 1},
-    {DType::U16, "U16", 2},         {DType::I16, "I16", 2},         {DType::U32, "U32", 4},
-    {DType::I32, "I32", 4},         {DType::U64, "U64", 8},         {DType::I64, "I64", 8},
-    {DType::F16, "F16", 2},         {DType::BF16, "BF16", 2},       {DType::F32, "F32", 4},
-    {DType::F64, "F64", 8},         {DType::F8_E4M3, "F8_E4M3", 1}, {DType::F8_E5M2, "F8_E5M2", 1},
-    {DType::F8_E8M0, "F8_E8M0", 1}, {DType::F8_E4M3FNUZ, "F8_E4M3FNUZ", 1},
-    {DType::F8_E5M2FNUZ, "F8_E5M2FNUZ", 1}, {DType::C64, "C64", 8},
+    {DType::BOOL, "BOOL", 1},
+    {DType::U8, "U8", 1},
+    {DType::I8, "I8", 1},
+    {DType::U16, "U16", 2},
+    {DType::I16, "I16", 2},
+    {DType::U32, "U32", 4},
+    {DType::I32, "I32", 4},
+    {DType::U64, "U64", 8},
+    {DType::I64, "I64", 8},
+    {DType::F16, "F16", 2},
+    {DType::BF16, "BF16", 2},
+    {DType::F32, "F32", 4},
+    {DType::F64, "F64", 8},
+    {DType::F8_E4M3, "F8_E4M3", 1},
+    {DType::F8_E5M2, "F8_E5M2", 1},
+    {DType::F8_E8M0, "F8_E8M0", 1},
+    {DType::F8_E4M3FNUZ, "F8_E4M3FNUZ", 1},
+    {DType::F8_E5M2FNUZ, "F8_E5M2FNUZ", 1},
+    {DType::C64, "C64", 8},
 }};
 
 const DTypeRow& row_of(DType dtype) {
@@ -72,12 +84,14 @@ TensorInfo read_entry(const std::string& name, const Json& entry, const Fail& fa
   }
 
   const Json& offsets = member("data_offsets");
-  if (!offsets.is_array() || offsets.size() != 2 || !offsets[0].is_number_unsigned() || !offsets[1].is_number_unsigned())
+  if (!offsets.is_array() || offsets.size() != 2 || !offsets[0].is_number_unsigned() ||
+      !offsets[1].is_number_unsigned())
     fail("data_offsets is " + printable(offsets.dump()) + ", expected [begin, end]");
   info.begin = offsets[0].get<std::uint64_t>();
   info.end = offsets[1].get<std::uint64_t>();
   std::uint64_t bytes = 0;
-  if (__builtin_mul_overflow(static_cast<std::uint64_t>(empty ? 0 : nonzero_product), static_cast<std::uint64_t>(size_of(info.dtype)), &bytes))
+  if (__builtin_mul_overflow(static_cast<std::uint64_t>(empty ? 0 : nonzero_product),
+                             static_cast<std::uint64_t>(size_of(info.dtype)), &bytes))
     fail("shape " + printable(shape.dump()) + " overflows 64 bits");
   if (info.end < info.begin || info.end - info.begin != bytes)
     fail("data_offsets " + printable(offsets.dump()) + " don't hold the " + std::to_string(bytes) + " bytes of " +
@@ -95,8 +109,8 @@ void check_cover(const std::filesystem::path& path, const std::vector<TensorInfo
     if (tensor.begin < next) fail(path, where + " (it overlaps the one before)");
     next = tensor.end;
     if (next > size)
-      fail(path, "tensor " + in_quotes(tensor.name) + " ends at byte " + std::to_string(next) + ", but the file holds " +
-                     std::to_string(size) + " bytes of data (cut short?)");
+      fail(path, "tensor " + in_quotes(tensor.name) + " ends at byte " + std::to_string(next) +
+                     ", but the file holds " + std::to_string(size) + " bytes of data (cut short?)");
   }
   if (next < size) fail(path, std::to_string(size - next) + " bytes after the last tensor, expected none");
 }
@@ -130,10 +144,11 @@ SafetensorsFile::SafetensorsFile(std::filesystem::path path) : path_(std::move(p
   std::uint64_t header_size = 0;
   for (int i = 7; i >= 0; --i) header_size = header_size << 8 | prefix[i];
   if (header_size > kMaxHeaderBytes)
-    fail(path_, "header of " + std::to_string(header_size) + " bytes, allowed at most " + std::to_string(kMaxHeaderBytes) +
-                    " (not a safetensors file?)");
+    fail(path_, "header of " + std::to_string(header_size) + " bytes, allowed at most " +
+                    std::to_string(kMaxHeaderBytes) + " (not a safetensors file?)");
   if (header_size > file_size - 8)
-    fail(path_, "header of " + std::to_string(header_size) + " bytes in a file of " + std::to_string(file_size) + " (cut short?)");
+    fail(path_, "header of " + std::to_string(header_size) + " bytes in a file of " + std::to_string(file_size) +
+                    " (cut short?)");
   std::string text(header_size, '\0');
   read_at(file_.get(), path_, 8, text.data(), text.size());
   if (text.empty() || text[0] != '{') fail(path_, "header is not a JSON object (not a safetensors file?)");
@@ -141,7 +156,9 @@ SafetensorsFile::SafetensorsFile(std::filesystem::path path) : path_(std::move(p
   data_start_ = 8 + header_size;
 
   for (const auto& [name, entry] : header.get_ref<const Json::object_t&>()) {
-    const auto bad = [&, &name = name](const std::string& what) { fail(path_, "tensor " + in_quotes(name) + ": " + what); };
+    const auto bad = [&, &name = name](const std::string& what) {
+      fail(path_, "tensor " + in_quotes(name) + ": " + what);
+    };
     if (name != "__metadata__") {
       tensors_.push_back(read_entry(name, entry, bad));
       continue;
@@ -167,7 +184,8 @@ const TensorInfo* SafetensorsFile::find(const std::string& name) const {
   return found == by_name_.end() ? nullptr : &tensors_[found->second];
 }
 
-void SafetensorsFile::read(const TensorInfo& tensor, void* destination, std::uint64_t offset, std::uint64_t size) const {
+void SafetensorsFile::read(const TensorInfo& tensor, void* destination, std::uint64_t offset,
+                           std::uint64_t size) const {
   if (offset > tensor.bytes() || size > tensor.bytes() - offset)
     fail(path_, "tensor " + in_quotes(tensor.name) + " has " + std::to_string(tensor.bytes()) + " bytes, asked for " +
                     std::to_string(size) + " at " + std::to_string(offset));

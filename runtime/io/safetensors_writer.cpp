@@ -50,26 +50,30 @@ SafetensorsWriter::SafetensorsWriter(std::filesystem::path path, const std::vect
     : path_(std::move(path)), mutex_(std::make_unique<std::mutex>()) {
   std::string header = "{";
   for (const auto& [key, text] : metadata)
-    header += (header.size() == 1 ? "\"__metadata__\":{" : ",") + json_string(key, path_) + ":" + json_string(text, path_);
+    header +=
+        (header.size() == 1 ? "\"__metadata__\":{" : ",") + json_string(key, path_) + ":" + json_string(text, path_);
   if (!metadata.empty()) header += "}";
 
   std::uint64_t end = 0;
   for (const Entry& entry : in_file_order(entries)) {
     if (entry.name == "__metadata__") fail(path_, "a tensor can't be named '__metadata__'");
     const std::uint64_t size = bytes_of(entry, path_);
-    if (!slots_.emplace(entry.name, Slot{end, size, {}}).second) fail(path_, "two tensors are named " + in_quotes(entry.name));
+    if (!slots_.emplace(entry.name, Slot{end, size, {}}).second)
+      fail(path_, "two tensors are named " + in_quotes(entry.name));
     if (end + size > static_cast<std::uint64_t>(std::numeric_limits<std::int64_t>::max()) - kMaxHeaderBytes - 8)
       fail(path_, "the tensors together overflow 64 bits");
     std::string shape;
     for (const std::int64_t length : entry.shape) shape += (shape.empty() ? "" : ",") + std::to_string(length);
-    header += (header.size() == 1 ? "" : ",") + json_string(entry.name, path_) + ":{\"dtype\":\"" + name_of(entry.dtype) +
-              "\",\"shape\":[" + shape + "],\"data_offsets\":[" + std::to_string(end) + "," + std::to_string(end + size) + "]}";
+    header += (header.size() == 1 ? "" : ",") + json_string(entry.name, path_) + ":{\"dtype\":\"" +
+              name_of(entry.dtype) + "\",\"shape\":[" + shape + "],\"data_offsets\":[" + std::to_string(end) + "," +
+              std::to_string(end + size) + "]}";
     end += size;
   }
   header += "}";
   header.resize((header.size() + 7) / 8 * 8, ' ');
   if (header.size() > kMaxHeaderBytes)
-    fail(path_, "header of " + std::to_string(header.size()) + " bytes, allowed at most " + std::to_string(kMaxHeaderBytes));
+    fail(path_,
+         "header of " + std::to_string(header.size()) + " bytes, allowed at most " + std::to_string(kMaxHeaderBytes));
 
   std::string prefix;
   for (int i = 0; i < 8; ++i) prefix += static_cast<char>(static_cast<std::uint64_t>(header.size()) >> (8 * i));
@@ -84,8 +88,8 @@ void SafetensorsWriter::write(const std::string& name, const void* data, std::ui
   if (found == slots_.end()) fail(path_, "has no tensor " + in_quotes(name) + " to write");
   Slot& slot = found->second;
   if (offset > slot.size || size > slot.size - offset)
-    fail(path_, "tensor " + in_quotes(name) + " has " + std::to_string(slot.size) + " bytes, can't write " + std::to_string(size) +
-                    " at " + std::to_string(offset));
+    fail(path_, "tensor " + in_quotes(name) + " has " + std::to_string(slot.size) + " bytes, can't write " +
+                    std::to_string(size) + " at " + std::to_string(offset));
   if (size == 0) return;
   file_->write_at(data_start_ + slot.begin + offset, data, size);
 
@@ -111,7 +115,8 @@ void SafetensorsWriter::commit() {
     std::uint64_t written = 0;
     for (const auto& [begin, end] : slot.written) written += end - begin;
     if (written != slot.size)
-      fail(path_, "tensor " + in_quotes(name) + ": " + std::to_string(written) + " of " + std::to_string(slot.size) + " bytes written");
+      fail(path_, "tensor " + in_quotes(name) + ": " + std::to_string(written) + " of " + std::to_string(slot.size) +
+                      " bytes written");
   }
   file_->commit();
 }

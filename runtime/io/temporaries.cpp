@@ -37,8 +37,8 @@ struct LinuxDirent {  // getdents64's record: linux/dirent.h, which is not expor
   char name[];
 };
 
-// Removes what `parent`/`name` holds, then the folder itself. Reading starts over after each pass, because removing entries
-// moves the others; a pass that removes nothing ends it.
+// Removes what `parent`/`name` holds, then the folder itself. Reading starts over after each pass, because removing
+// entries moves the others; a pass that removes nothing ends it.
 void remove_folder(int parent, const char* name, int depth) noexcept {
   const int folder = ::openat(parent, name, O_RDONLY | O_DIRECTORY | O_NOFOLLOW | O_CLOEXEC);
   if (folder < 0) return;

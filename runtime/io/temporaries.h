@@ -1,6 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
-// The table behind remove_temporaries(): which temporary files and folders are open now. Fixed size and no locks, because a
-// signal handler reads it. A path that finds no free row, or is longer than one, is not listed; the next run removes it.
+// The table behind remove_temporaries(): which temporary files and folders are open now. Fixed size and no locks,
+// because a signal handler reads it. A path that finds no free row, or is longer than one, is not listed; the next run
+// removes it.
 #pragma once
 #include <filesystem>
 

@@ -14,7 +14,8 @@ constexpr std::size_t kLocalBytes = 30, kCentralBytes = 46, kEndBytes = 22;
 
 // Little-endian fields of a header that is known to lie within `bytes`.
 std::uint32_t u16(std::string_view bytes, std::size_t at) {
-  return static_cast<std::uint8_t>(bytes[at]) | static_cast<std::uint32_t>(static_cast<std::uint8_t>(bytes[at + 1])) << 8;
+  return static_cast<std::uint8_t>(bytes[at]) | static_cast<std::uint32_t>(static_cast<std::uint8_t>(bytes[at + 1]))
+                                                    << 8;
 }
 std::uint32_t u32(std::string_view bytes, std::size_t at) { return u16(bytes, at) | u16(bytes, at + 2) << 16; }
 
@@ -31,10 +32,13 @@ class ZipReader {
     const auto complain = [&](const std::string& what) { fail("member " + in_quotes(wanted) + ": " + what); };
     if (member.flags & 1) complain("is encrypted");
     if (member.size > limit) complain(std::to_string(member.size) + " bytes, allowed at most " + std::to_string(limit));
-    if (member.offset > zip_.size() || zip_.size() - member.offset < kLocalBytes || u32(zip_, member.offset) != 0x04034b50)
+    if (member.offset > zip_.size() || zip_.size() - member.offset < kLocalBytes ||
+        u32(zip_, member.offset) != 0x04034b50)
       complain("has no header where the directory says");
-    const std::uint64_t begin = std::uint64_t{member.offset} + kLocalBytes + u16(zip_, member.offset + 26) + u16(zip_, member.offset + 28);
-    if (begin > zip_.size() || member.packed > zip_.size() - begin) complain("reaches past the end of the file (cut short?)");
+    const std::uint64_t begin =
+        std::uint64_t{member.offset} + kLocalBytes + u16(zip_, member.offset + 26) + u16(zip_, member.offset + 28);
+    if (begin > zip_.size() || member.packed > zip_.size() - begin)
+      complain("reaches past the end of the file (cut short?)");
     const std::string_view packed = zip_.substr(begin, member.packed);
     std::string data;
     if (member.method == 0) {
@@ -73,7 +77,8 @@ class ZipReader {
     std::string others;
     for (std::uint32_t i = 0; i < count; ++i) {
       if (at > end || end - at < kCentralBytes || u32(zip_, at) != 0x02014b50) fail("its directory is damaged");
-      const std::uint64_t name_size = u16(zip_, at + 28), next = at + kCentralBytes + name_size + u16(zip_, at + 30) + u16(zip_, at + 32);
+      const std::uint64_t name_size = u16(zip_, at + 28),
+                          next = at + kCentralBytes + name_size + u16(zip_, at + 30) + u16(zip_, at + 32);
       if (next > end) fail("its directory is damaged");
       const std::string_view member = zip_.substr(at + kCentralBytes, name_size);
       if (member == wanted) {
@@ -114,17 +119,19 @@ void append(std::string& out, int bytes, std::uint64_t value) {
 
 }  // namespace
 
-std::string unzip_member(std::string_view zip, const std::string& member, std::uint64_t limit, const std::string& name) {
+std::string unzip_member(std::string_view zip, const std::string& member, std::uint64_t limit,
+                         const std::string& name) {
   return ZipReader(zip, name).read(member, limit);
 }
 
 std::string zip_of(const std::string& member, std::string_view data) {
   const std::uint64_t crc = ::crc32(0, reinterpret_cast<const Bytef*>(data.data()), static_cast<uInt>(data.size()));
-  const auto common = [&](std::string& out) {  // version needed 2.0, no flags, stored, 00:00, 1980-01-01, sizes, name, no extra
-    append(out, 2, 20), append(out, 2, 0), append(out, 2, 0), append(out, 2, 0), append(out, 2, 1 << 5 | 1);
-    append(out, 4, crc), append(out, 4, data.size()), append(out, 4, data.size());
-    append(out, 2, member.size()), append(out, 2, 0);
-  };
+  const auto common =
+      [&](std::string& out) {  // version needed 2.0, no flags, stored, 00:00, 1980-01-01, sizes, name, no extra
+        append(out, 2, 20), append(out, 2, 0), append(out, 2, 0), append(out, 2, 0), append(out, 2, 1 << 5 | 1);
+        append(out, 4, crc), append(out, 4, data.size()), append(out, 4, data.size());
+        append(out, 2, member.size()), append(out, 2, 0);
+      };
   std::string out;
   out.reserve(data.size() + kLocalBytes + kCentralBytes + kEndBytes + 2 * member.size());
   append(out, 4, 0x04034b50);
@@ -136,7 +143,7 @@ std::string zip_of(const std::string& member, std::string_view data) {
   append(out, 4, 0x02014b50);
   append(out, 2, 3 << 8 | 20);  // made by: Unix
   common(out);
-  append(out, 2, 0), append(out, 2, 0), append(out, 2, 0);       // comment, volume, internal attributes
+  append(out, 2, 0), append(out, 2, 0), append(out, 2, 0);          // comment, volume, internal attributes
   append(out, 4, std::uint64_t{0100644} << 16), append(out, 4, 0);  // rw-r--r--; offset of the local header
   out += member;
 

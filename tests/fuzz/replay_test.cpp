@@ -1,8 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
-// The fuzz targets without a fuzzer, for every compiler: small valid files, cut short at every byte, with every bit flipped,
-// with bytes replaced by telling ones, and mixed by a fixed random sequence. Each must be read or refused.
-#include "runtime/io/io_test.h"
-
+// The fuzz targets without a fuzzer, for every compiler: small valid files, cut short at every byte, with every bit
+// flipped, with bytes replaced by telling ones, and mixed by a fixed random sequence. Each must be read or refused.
 #include <functional>
 #include <random>
 #include <vector>
@@ -10,6 +8,7 @@
 #include "fp8/runtime/io/npz.h"
 #include "fp8/runtime/io/zip.h"
 #include "fuzz/targets.h"
+#include "runtime/io/io_test.h"
 #include "runtime/io/safetensors_bytes.h"
 
 namespace fp8::fuzz {
@@ -48,7 +47,8 @@ void shuffle(const Target& target, const std::vector<std::string>& seeds, int ro
     std::string bytes = seeds[below(seeds.size())];
     for (std::size_t change = 0; change <= below(6); ++change) {
       const std::string& other = seeds[below(seeds.size())];
-      const std::size_t at = below(bytes.size() + 1), from = below(other.size()), length = below(std::min<std::size_t>(40, other.size() - from));
+      const std::size_t at = below(bytes.size() + 1), from = below(other.size()),
+                        length = below(std::min<std::size_t>(40, other.size() - from));
       if (random() % 2)
         bytes.insert(at, other.substr(from, length));
       else
@@ -68,25 +68,35 @@ std::string fixture(const std::string& name) {
 }
 
 // The pickle of a fixture: after zip and 128 bytes of npy header.
-std::string pickle_of(const std::string& name) { return io::unzip_member(fixture(name), "arr_0.npy", 1 << 20, name).substr(128); }
+std::string pickle_of(const std::string& name) {
+  return io::unzip_member(fixture(name), "arr_0.npy", 1 << 20, name).substr(128);
+}
 
 TEST(Replay, Json) {
-  all(json, {R"({"mode": "QUANTIZE", "a": [1, -2.5e-3, 1e300, true, false, null, "\u00e4\ud83d\ude00\n", {}], "b": {"c": [[], 0.1]}})",
-             "[18446744073709551615, -9223372036854775808, 1e-320, -0, 0.0]", "{\n \"gr\xc3\xb6\xc3\x9f" "e\": \"\xf0\x9f\x98\x80\"\r\n}\t"});
+  all(json,
+      {R"({"mode": "QUANTIZE", "a": [1, -2.5e-3, 1e300, true, false, null, "\u00e4\ud83d\ude00\n", {}], "b": {"c": [[], 0.1]}})",
+       "[18446744073709551615, -9223372036854775808, 1e-320, -0, 0.0]",
+       "{\n \"gr\xc3\xb6\xc3\x9f"
+       "e\": \"\xf0\x9f\x98\x80\"\r\n}\t"});
 }
 
 TEST(Replay, Safetensors) {
-  all(safetensors, {io::safetensors_bytes(R"({"__metadata__":{"format":"pt"},"a":{"dtype":"F32","shape":[2,1],"data_offsets":[0,8]},)"
-                                          R"("b":{"dtype":"F8_E4M3","shape":[],"data_offsets":[8,9]},"e":{"dtype":"I64","shape":[0,3],"data_offsets":[9,9]}}  )",
-                                          "123456789"),
-                    io::safetensors_bytes("{}"), io::safetensors_bytes(R"({"a":{"dtype":"BOOL","shape":[1],"data_offsets":[0,1]}})", "x")});
+  all(safetensors,
+      {io::safetensors_bytes(
+           R"({"__metadata__":{"format":"pt"},"a":{"dtype":"F32","shape":[2,1],"data_offsets":[0,8]},)"
+           R"("b":{"dtype":"F8_E4M3","shape":[],"data_offsets":[8,9]},"e":{"dtype":"I64","shape":[0,3],"data_offsets":[9,9]}}  )",
+           "123456789"),
+       io::safetensors_bytes("{}"),
+       io::safetensors_bytes(R"({"a":{"dtype":"BOOL","shape":[1],"data_offsets":[0,1]}})", "x")});
 }
 
-TEST(Replay, Npz) { all(npz, {fixture("numpy1_measurement.npz"), fixture("numpy2_compressed.npz"), fixture("refused_system.npz")}); }
+TEST(Replay, Npz) {
+  all(npz, {fixture("numpy1_measurement.npz"), fixture("numpy2_compressed.npz"), fixture("refused_system.npz")});
+}
 
 TEST(Replay, Pickle) {
-  all(pickle, {pickle_of("numpy1_measurement.npz"), pickle_of("numpy2_scalars.npz"), pickle_of("protocol2.npz"), pickle_of("protocol5.npz"),
-               pickle_of("refused_loop.npz")});
+  all(pickle, {pickle_of("numpy1_measurement.npz"), pickle_of("numpy2_scalars.npz"), pickle_of("protocol2.npz"),
+               pickle_of("protocol5.npz"), pickle_of("refused_loop.npz")});
 }
 
 }  // namespace

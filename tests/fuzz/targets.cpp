@@ -23,7 +23,9 @@ void require(bool condition, const char* what) {
   std::abort();
 }
 
-std::string_view view(const std::uint8_t* data, std::size_t size) { return {reinterpret_cast<const char*>(data), size}; }
+std::string_view view(const std::uint8_t* data, std::size_t size) {
+  return {reinterpret_cast<const char*>(data), size};
+}
 
 template <class Work>
 void tolerating_errors(Work&& work) {
@@ -37,7 +39,8 @@ void tolerating_errors(Work&& work) {
 // Values as bytes, since NaN (which a pickle may hold) equals nothing.
 void require_same_pickle(const io::PyValue& value) {
   const std::string written = io::write_pickle(value, "fuzz");
-  require(io::write_pickle(io::read_pickle(written, "fuzz"), "fuzz") == written, "a value does not survive write and read");
+  require(io::write_pickle(io::read_pickle(written, "fuzz"), "fuzz") == written,
+          "a value does not survive write and read");
 }
 
 }  // namespace
@@ -61,7 +64,9 @@ void safetensors(const std::uint8_t* data, std::size_t size) {
       std::string bytes(tensor.bytes(), '\0');
       file.read(tensor, bytes.data());
       sum += bytes.size();
-      require(tensor.bytes() == static_cast<std::uint64_t>(tensor.numel()) * static_cast<std::uint64_t>(size_of(tensor.dtype)), "size");
+      require(tensor.bytes() ==
+                  static_cast<std::uint64_t>(tensor.numel()) * static_cast<std::uint64_t>(size_of(tensor.dtype)),
+              "size");
     }
     require(sum <= size, "more data than the file has");
   });

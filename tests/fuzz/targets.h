@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
-// What is fuzzed: each function reads arbitrary bytes as one kind of file and returns; io::Error is an answer, everything else
-// (a crash, a hang, an allocation without limit, another exception) is a finding.
+// What is fuzzed: each function reads arbitrary bytes as one kind of file and returns; io::Error is an answer,
+// everything else (a crash, a hang, an allocation without limit, another exception) is a finding.
 #pragma once
 #include <cstddef>
 #include <cstdint>

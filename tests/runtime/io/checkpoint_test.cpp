@@ -42,7 +42,10 @@ TEST_F(CheckpointTest, AFileInsteadOfAFolder) {
 
 TEST_F(CheckpointTest, ShardsOfTheIndexOnly) {
   put("m-2.safetensors", shard("b", "34"));
-  put("m-1.safetensors", safetensors_bytes(R"({"extra":{"dtype":"U8","shape":[1],"data_offsets":[0,1]},"a":{"dtype":"U8","shape":[2],"data_offsets":[1,3]}})", "x12"));
+  put("m-1.safetensors",
+      safetensors_bytes(
+          R"({"extra":{"dtype":"U8","shape":[1],"data_offsets":[0,1]},"a":{"dtype":"U8","shape":[2],"data_offsets":[1,3]}})",
+          "x12"));
   put("model.safetensors", "stale");
   put(kIndex, R"({"metadata":{"total_size":4},"weight_map":{"b":"m-2.safetensors","a":"m-1.safetensors"}})");
   const Checkpoint checkpoint(folder_);
@@ -58,7 +61,10 @@ TEST_F(CheckpointTest, ShardsOfTheIndexOnly) {
 
 TEST_F(CheckpointTest, ATensorInTwoShardsComesFromTheOneInTheIndex) {
   put("m-1.safetensors", shard("a", "11"));
-  put("m-2.safetensors", safetensors_bytes(R"({"a":{"dtype":"U8","shape":[1],"data_offsets":[0,1]},"b":{"dtype":"U8","shape":[1],"data_offsets":[1,2]}})", "22"));
+  put("m-2.safetensors",
+      safetensors_bytes(
+          R"({"a":{"dtype":"U8","shape":[1],"data_offsets":[0,1]},"b":{"dtype":"U8","shape":[1],"data_offsets":[1,2]}})",
+          "22"));
   put(kIndex, R"({"weight_map":{"a":"m-1.safetensors","b":"m-2.safetensors"}})");
   const Checkpoint checkpoint(folder_);
   EXPECT_EQ(checkpoint.names(), (std::vector<std::string>{"a", "b"}));
@@ -70,14 +76,17 @@ TEST_F(CheckpointTest, NamesWhatIsMissing) {
   EXPECT_EQ(message_of([&] { Checkpoint c(folder_); }),
             folder_.string() + ": holds neither model.safetensors nor model.safetensors.index.json");
   put(kIndex, R"({"weight_map":{"a":"m-1.safetensors"}})");
-  EXPECT_EQ(message_of([&] { Checkpoint c(folder_); }), path(kIndex).string() + ": names the shard 'm-1.safetensors', which is missing");
+  EXPECT_EQ(message_of([&] { Checkpoint c(folder_); }),
+            path(kIndex).string() + ": names the shard 'm-1.safetensors', which is missing");
   put("m-1.safetensors", shard("b", "12"));
-  EXPECT_EQ(message_of([&] { Checkpoint c(folder_); }), path(kIndex).string() + ": tensor 'a' is not in its shard 'm-1.safetensors'");
+  EXPECT_EQ(message_of([&] { Checkpoint c(folder_); }),
+            path(kIndex).string() + ": tensor 'a' is not in its shard 'm-1.safetensors'");
 }
 
 TEST_F(CheckpointTest, AnIndexLeadsNowhereElse) {
   put("outside.safetensors", shard("a", "12"));
-  for (const char* name : {"\"../outside.safetensors\"", "\"/etc/passwd\"", "\"sub/x\"", "\"..\"", "\"\"", "\"a\\\\b\"", "\"a\\u0000b\"", "3"}) {
+  for (const char* name : {"\"../outside.safetensors\"", "\"/etc/passwd\"", "\"sub/x\"", "\"..\"", "\"\"", "\"a\\\\b\"",
+                           "\"a\\u0000b\"", "3"}) {
     put("model/" + kIndex, std::string("{\"weight_map\":{\"a\":") + name + "}}");
     EXPECT_THAT(message_of([&] { Checkpoint c(path("model")); }), HasSubstr(": weight_map of 'a' is ")) << name;
   }
@@ -86,7 +95,8 @@ TEST_F(CheckpointTest, AnIndexLeadsNowhereElse) {
 TEST_F(CheckpointTest, AnIndexWithoutItsMap) {
   for (const char* text : {"{}", "[]", "3", R"({"weight_map":[]})"}) {
     put(kIndex, text);
-    EXPECT_EQ(message_of([&] { Checkpoint c(folder_); }), path(kIndex).string() + ": has no object 'weight_map' (tensor name: file name)");
+    EXPECT_EQ(message_of([&] { Checkpoint c(folder_); }),
+              path(kIndex).string() + ": has no object 'weight_map' (tensor name: file name)");
   }
   put(kIndex, R"({"weight_map":{"a":"x","a":"y"}})");
   EXPECT_THAT(message_of([&] { Checkpoint c(folder_); }), HasSubstr(kIndex + ":1:24: duplicate key 'a'"));

@@ -8,7 +8,10 @@ namespace {
 
 TEST(Printable, KeepsTextAndEscapesTheRest) {
   EXPECT_EQ(printable("model.layers.0"), "model.layers.0");
-  EXPECT_EQ(printable("gr\xc3\xb6\xc3\x9f" "e"), "gr\xc3\xb6\xc3\x9f" "e");
+  EXPECT_EQ(printable("gr\xc3\xb6\xc3\x9f"
+                      "e"),
+            "gr\xc3\xb6\xc3\x9f"
+            "e");
   EXPECT_EQ(printable(std::string_view("a\nb\0\x7f\xff", 6)), "a\\x0ab\\x00\\x7f\\xff");
 }
 

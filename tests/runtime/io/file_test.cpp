@@ -26,7 +26,8 @@ TEST_F(FileTest, RefusesWhatIsTooLarge) {
 
 TEST_F(FileTest, RefusesWhatIsNoRegularFile) {
   EXPECT_EQ(message_of([&] { read_file(folder_, 4); }), folder_.string() + ": is a folder, expected a file");
-  EXPECT_EQ(message_of([&] { read_file(path("none"), 4); }), path("none").string() + ": can't open: No such file or directory");
+  EXPECT_EQ(message_of([&] { read_file(path("none"), 4); }),
+            path("none").string() + ": can't open: No such file or directory");
   ASSERT_EQ(::mkfifo(path("pipe").c_str(), 0600), 0);  // nobody writes: a plain open would wait for ever
   EXPECT_EQ(message_of([&] { read_file(path("pipe"), 4); }), path("pipe").string() + ": is not a regular file");
   EXPECT_EQ(message_of([&] { read_file("/dev/zero", 4); }), "/dev/zero: is not a regular file");
@@ -43,7 +44,8 @@ TEST_F(FileTest, ReadAtNamesTheEndOfAShortFile) {
 }
 
 TEST(FailErrno, NamesAFullDisk) {
-  EXPECT_EQ(message_of([] { fail_errno("out", "write", ENOSPC, 12); }), "out: no space left on device (needed 12 bytes)");
+  EXPECT_EQ(message_of([] { fail_errno("out", "write", ENOSPC, 12); }),
+            "out: no space left on device (needed 12 bytes)");
   EXPECT_EQ(message_of([] { fail_errno("out", "write", EDQUOT); }), "out: no space left on device");
   EXPECT_EQ(message_of([] { fail_errno("out", "write", EACCES); }), "out: can't write: Permission denied");
 }

@@ -35,7 +35,8 @@ class IoTest : public testing::Test {
   /// Names in a folder, hidden ones too.
   static std::set<std::string> names_in(const std::filesystem::path& folder) {
     std::set<std::string> names;
-    for (const auto& entry : std::filesystem::directory_iterator(folder)) names.insert(entry.path().filename().string());
+    for (const auto& entry : std::filesystem::directory_iterator(folder))
+      names.insert(entry.path().filename().string());
     return names;
   }
 

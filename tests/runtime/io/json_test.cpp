@@ -65,7 +65,8 @@ const Refusal kRefusals[] = {
     {"TooDeep", std::string(65, '['), "1:65: nested deeper than 64 levels"},
     {"MuchTooDeep", std::string(1'000'000, '['), "1:65: nested deeper than 64 levels"},
 };
-INSTANTIATE_TEST_SUITE_P(, JsonRefuses, testing::ValuesIn(kRefusals), [](const auto& info) { return info.param.label; });
+INSTANTIATE_TEST_SUITE_P(, JsonRefuses, testing::ValuesIn(kRefusals),
+                         [](const auto& info) { return info.param.label; });
 
 TEST(Json, UnknownEscapeIsNamed) {
   EXPECT_THAT(message_of([] { parse_json(R"({"a": "\x41"})", "f"); }), testing::HasSubstr("f:1:8: unknown escape"));
@@ -79,9 +80,7 @@ TEST(Json, ManyKeysOneTwice) {
   EXPECT_EQ(message_of([&] { parse_json(text + "\"k7\":0}", "f"); }), "f:100001:1: duplicate key 'k7'");
 }
 
-TEST(Json, SixtyFourLevels) {
-  EXPECT_NO_THROW(parse_json(std::string(64, '[') + std::string(64, ']'), "f"));
-}
+TEST(Json, SixtyFourLevels) { EXPECT_NO_THROW(parse_json(std::string(64, '[') + std::string(64, ']'), "f")); }
 
 TEST(Json, TooManyValues) {
   std::string text = "[0";
@@ -90,7 +89,10 @@ TEST(Json, TooManyValues) {
 }
 
 TEST(Json, ValuesAsTheStandardHasThem) {
-  const Json value = parse_json(" {\"z\": [1, -2, 2.5e-3, true, false, null],\r\n\t\"a\": \"\\\"\\\\\\/\\b\\f\\n\\r\\t\\u00f6\\ud83d\\ude00\xc3\xb6\"} ", "f");
+  const Json value = parse_json(
+      " {\"z\": [1, -2, 2.5e-3, true, false, null],\r\n\t\"a\": "
+      "\"\\\"\\\\\\/\\b\\f\\n\\r\\t\\u00f6\\ud83d\\ude00\xc3\xb6\"} ",
+      "f");
   EXPECT_EQ(value.items().begin().key(), "z");  // order kept
   EXPECT_EQ(value["z"][0], 1);
   EXPECT_EQ(value["z"][1], -2);
@@ -118,7 +120,8 @@ TEST(Json, NumbersKeepTheirKind) {
 
 TEST_F(JsonTest, WritesShortestAndEndsTheLine) {
   write_json(path("o.json"), parse_json(R"({"b": 0.1, "a": [1e-05, 3.0, 1e300], "n": null})", "f"));
-  EXPECT_EQ(bytes_of(path("o.json")), "{\n  \"b\": 0.1,\n  \"a\": [\n    1e-05,\n    3.0,\n    1e+300\n  ],\n  \"n\": null\n}\n");
+  EXPECT_EQ(bytes_of(path("o.json")),
+            "{\n  \"b\": 0.1,\n  \"a\": [\n    1e-05,\n    3.0,\n    1e+300\n  ],\n  \"n\": null\n}\n");
   write_json(path("o.json"), parse_json("{\"b\": [1]}", "f"), -1);
   EXPECT_EQ(bytes_of(path("o.json")), "{\"b\":[1]}\n");
   EXPECT_EQ(names_in(folder_), (std::set<std::string>{"o.json"}));
@@ -140,7 +143,8 @@ TEST_F(JsonTest, EveryFloatComesBack) {
 TEST_F(JsonTest, RefusesToWriteWhatJsonCannotHold) {
   const std::string name = path("o.json").string();
   Json value = {{"scales", {1.0, std::nan("")}}};
-  EXPECT_EQ(message_of([&] { write_json(name, value); }), name + ": key 'scales' is NaN or infinite, which JSON can't hold");
+  EXPECT_EQ(message_of([&] { write_json(name, value); }),
+            name + ": key 'scales' is NaN or infinite, which JSON can't hold");
   value = {{"s", "\xff"}};
   EXPECT_EQ(message_of([&] { write_json(name, value); }), name + ": a string or key to be written is not UTF-8");
   EXPECT_TRUE(names_in(folder_).empty());

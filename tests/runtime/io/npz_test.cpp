@@ -30,7 +30,10 @@ PyValue measurement() {
   umlaut.insert("inputs", PyList{{NdArray{{2, 3}, {0, 1, 2, 3, 4, 5}}}});
   umlaut.insert("outputs", PyList{});
   nodes.insert("model.layers.0.q_proj", q_proj);
-  nodes.insert("gr\xc3\xb6\xc3\x9f" "e", umlaut);
+  nodes.insert(
+      "gr\xc3\xb6\xc3\x9f"
+      "e",
+      umlaut);
   root.insert("NumSamples", 3);
   root.insert("GlobalRank", PyValue());
   root.insert("LocalRank", -70000);
@@ -47,8 +50,8 @@ class NpzReads : public testing::TestWithParam<const char*> {};
 TEST_P(NpzReads, WhatNumpyWrote) { EXPECT_EQ(read_npz(fixture(std::string(GetParam()) + ".npz")), measurement()); }
 
 INSTANTIATE_TEST_SUITE_P(, NpzReads,
-                         testing::Values("numpy1_measurement", "numpy1_compressed", "numpy2_measurement", "numpy2_compressed", "protocol2",
-                                         "protocol3", "protocol4", "protocol5"),
+                         testing::Values("numpy1_measurement", "numpy1_compressed", "numpy2_measurement",
+                                         "numpy2_compressed", "protocol2", "protocol3", "protocol4", "protocol5"),
                          [](const auto& info) { return std::string(info.param); });
 
 TEST(Npz, ReadsScalarsAndOtherTypesOfNumpy) {
@@ -74,7 +77,8 @@ TEST(Npz, RefusesWhatWouldRunCodeOrFillTheMemory) {
       {"refused_complex", "dtype 'c8' is not allowed, expected one of f2, f4, f8, i4, i8"},
       {"refused_loop", "nested deeper than 64 levels"},
       {"refused_bomb", "names the same objects so often that they would fill the memory"},
-      {"refused_plain_array", "arr_0.npy: holds {'descr':'<f4','fortran_order':False,'shape':(3,),}, expected one Python object"},
+      {"refused_plain_array",
+       "arr_0.npy: holds {'descr':'<f4','fortran_order':False,'shape':(3,),}, expected one Python object"},
       {"refused_no_member", "has no member 'arr_0.npy', it holds 'other.npy'"}};
   for (const auto& [name, message] : refused) {
     const auto file = fixture(std::string(name) + ".npz");
@@ -106,7 +110,8 @@ TEST(Npz, RefusesDamagedArrays) {
   EXPECT_EQ(refusal(magic + std::string("\x04\0\0\0\0\0", 6)), "f: arr_0.npy: npy version 4, expected 1 to 3");
   EXPECT_EQ(refusal(magic + std::string("\x01\0\xff\xff\0\0", 6)), "f: arr_0.npy: its header reaches past the end");
   EXPECT_EQ(refusal(magic + std::string("\x02\0\xff\xff\xff\xff", 6)), "f: arr_0.npy: its header reaches past the end");
-  EXPECT_THAT(refusal(magic + std::string("\x01\0\x04\0{ }\n", 8)), HasSubstr("arr_0.npy: holds {}, expected one Python object"));
+  EXPECT_THAT(refusal(magic + std::string("\x01\0\x04\0{ }\n", 8)),
+              HasSubstr("arr_0.npy: holds {}, expected one Python object"));
   EXPECT_EQ(message_of([] { parse_npz("PK", "f"); }), "f: 2 bytes, too short for a zip (npz) file");
 }
 

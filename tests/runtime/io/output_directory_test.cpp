@@ -74,7 +74,8 @@ TEST_F(OutputDirectoryTest, RefusesAFolderWithFilesUnlessOverwrite) {
 
 TEST_F(OutputDirectoryTest, NeverOverwritesAFolderOfSomethingElse) {
   put("home/letters.txt", "dear");
-  EXPECT_THAT(message_of([&] { OutputDirectory out(path("home"), true); }), HasSubstr("holds no checkpoint or measurement files"));
+  EXPECT_THAT(message_of([&] { OutputDirectory out(path("home"), true); }),
+              HasSubstr("holds no checkpoint or measurement files"));
   EXPECT_EQ(bytes_of(path("home/letters.txt")), "dear");
   for (const char* ours : {"a/x_hooks_maxabs.npz", "b/x_mod_list.json", "c/model.safetensors", "d/config.json"}) {
     put(ours, "x");
@@ -84,7 +85,8 @@ TEST_F(OutputDirectoryTest, NeverOverwritesAFolderOfSomethingElse) {
 
 TEST_F(OutputDirectoryTest, RefusesWhatIsNoFolder) {
   put("file", "x");
-  EXPECT_EQ(message_of([&] { OutputDirectory out(path("file"), true); }), path("file").string() + ": exists and is not a folder");
+  EXPECT_EQ(message_of([&] { OutputDirectory out(path("file"), true); }),
+            path("file").string() + ": exists and is not a folder");
   fs::create_symlink("nowhere", path("link"));
   EXPECT_THAT(message_of([&] { OutputDirectory out(path("link"), true); }), HasSubstr("is a link to nothing"));
   EXPECT_THAT(message_of([&] { OutputDirectory out(path("file/out"), true); }), HasSubstr(path("file").string()));
@@ -216,11 +218,13 @@ TEST_F(OutputDirectoryTest, TheInputIsNoOutput) {
   const auto refused = [&](const fs::path& input, const fs::path& output) {
     return message_of([&] { refuse_same_path(input, output); });
   };
-  EXPECT_EQ(refused(path("model"), path("model")), path("model").string() + ": is the input itself, expected another path");
+  EXPECT_EQ(refused(path("model"), path("model")),
+            path("model").string() + ": is the input itself, expected another path");
   EXPECT_THAT(refused(path("model"), path("model/")), HasSubstr("is the input itself"));
   EXPECT_THAT(refused(path("model"), path("model/../model/.")), HasSubstr("is the input itself"));
   EXPECT_THAT(refused(path("model"), path("link")), HasSubstr("is the input itself"));
-  EXPECT_THAT(refused(path("model"), path("model/new/deep")), HasSubstr("lies inside the input " + path("model").string()));
+  EXPECT_THAT(refused(path("model"), path("model/new/deep")),
+              HasSubstr("lies inside the input " + path("model").string()));
   EXPECT_THAT(refused(path("model"), path("link/new")), HasSubstr("lies inside the input"));
   EXPECT_THAT(refused(path("model"), folder_), HasSubstr("holds the input"));
   EXPECT_THAT(refused(path("model/config.json"), path("model")), HasSubstr("holds the input"));

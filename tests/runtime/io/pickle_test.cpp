@@ -86,24 +86,40 @@ TEST(PickleRead, Numbers) {
 
 TEST(PickleRead, Containers) {
   EXPECT_EQ(read("(K\x01K\x02l."), PyValue(PyList{{1, 2}}));
-  EXPECT_EQ(read("](K\x01K\x02""e."), PyValue(PyList{{1, 2}}));
-  EXPECT_EQ(read("]K\x01""a."), PyValue(PyList{{1}}));
+  EXPECT_EQ(read("](K\x01K\x02"
+                 "e."),
+            PyValue(PyList{{1, 2}}));
+  EXPECT_EQ(read("]K\x01"
+                 "a."),
+            PyValue(PyList{{1}}));
   EXPECT_EQ(read("K\x01K\x02\x86."), PyValue(PyTuple{{1, 2}}));
   EXPECT_EQ(read(")."), PyValue(PyTuple{}));
   PyDict dict;
   dict.insert("a", 1);
   dict.insert(std::int64_t{2}, PyValue());
-  EXPECT_EQ(read("}(\x8c\x01""aK\x01K\x02Nu."), PyValue(dict));
-  EXPECT_EQ(read("(\x8c\x01""aK\x01K\x02N""d."), PyValue(dict));
-  EXPECT_EQ(read("}\x8c\x01""aK\x01sK\x02Ns."), PyValue(dict));
+  EXPECT_EQ(read("}(\x8c\x01"
+                 "aK\x01K\x02Nu."),
+            PyValue(dict));
+  EXPECT_EQ(read("(\x8c\x01"
+                 "aK\x01K\x02N"
+                 "d."),
+            PyValue(dict));
+  EXPECT_EQ(read("}\x8c\x01"
+                 "aK\x01sK\x02Ns."),
+            PyValue(dict));
 }
 
 TEST(PickleRead, AnObjectNamedTwiceIsThereTwice) {
-  EXPECT_EQ(read("]\x94(]\x94K\x07""ah\x01""e."), PyValue(PyList{{PyList{{7}}, PyList{{7}}}}));
+  EXPECT_EQ(read("]\x94(]\x94K\x07"
+                 "ah\x01"
+                 "e."),
+            PyValue(PyList{{PyList{{7}}, PyList{{7}}}}));
 }
 
 TEST(PickleRefuses, EveryGlobalButNumpys) {
-  const auto global = [](const std::string& module, const std::string& name) { return refusal("c" + module + "\n" + name + "\n."); };
+  const auto global = [](const std::string& module, const std::string& name) {
+    return refusal("c" + module + "\n" + name + "\n.");
+  };
   EXPECT_EQ(global("os", "system"), "f: pickle byte 2: asks for 'os.system', which is not allowed (numpy arrays only)");
   EXPECT_THAT(global("posix", "system"), HasSubstr("'posix.system'"));
   EXPECT_THAT(global("builtins", "eval"), HasSubstr("'builtins.eval'"));
@@ -117,37 +133,56 @@ TEST(PickleRefuses, EveryGlobalButNumpys) {
 
 TEST(PickleRefuses, EveryOtherOpcodeByName) {
   const std::pair<const char*, const char*> refused[] = {
-      {"ios\nsystem\n", "opcode INST (0x69)"}, {"o", "opcode OBJ (0x6f)"},         {"\x81", "opcode NEWOBJ (0x81)"},
-      {"\x92", "opcode NEWOBJ_EX (0x92)"},     {"\x82\x01", "opcode EXT1 (0x82)"}, {"Pid\n", "opcode PERSID (0x50)"},
-      {"Q", "opcode BINPERSID (0x51)"},        {"\x8f", "opcode EMPTY_SET (0x8f)"}, {"I1\n", "opcode INT (0x49)"},
-      {"U\x01x", "opcode SHORT_BINSTRING (0x55)"}, {"\x97", "opcode NEXT_BUFFER (0x97)"}, {"\xff", "unknown opcode (0xff)"}};
+      {"ios\nsystem\n", "opcode INST (0x69)"}, {"o", "opcode OBJ (0x6f)"},
+      {"\x81", "opcode NEWOBJ (0x81)"},        {"\x92", "opcode NEWOBJ_EX (0x92)"},
+      {"\x82\x01", "opcode EXT1 (0x82)"},      {"Pid\n", "opcode PERSID (0x50)"},
+      {"Q", "opcode BINPERSID (0x51)"},        {"\x8f", "opcode EMPTY_SET (0x8f)"},
+      {"I1\n", "opcode INT (0x49)"},           {"U\x01x", "opcode SHORT_BINSTRING (0x55)"},
+      {"\x97", "opcode NEXT_BUFFER (0x97)"},   {"\xff", "unknown opcode (0xff)"}};
   for (const auto& [opcodes, name] : refused)
-    EXPECT_EQ(refusal(std::string(opcodes) + "."), std::string("f: pickle byte 2: ") + name +
-                                                       " is not allowed, expected dict, list, tuple, str, int, float, bool, None and numpy arrays only");
+    EXPECT_EQ(refusal(std::string(opcodes) + "."),
+              std::string("f: pickle byte 2: ") + name +
+                  " is not allowed, expected dict, list, tuple, str, int, float, bool, None and numpy arrays only");
 }
 
 TEST(PickleRefuses, WhatNumpysGlobalsCouldBeMisusedFor) {
-  const std::string ndarray = "cnumpy\nndarray\n", dtype = "cnumpy\ndtype\n", reconstruct = "cnumpy.core.multiarray\n_reconstruct\n";
+  const std::string ndarray = "cnumpy\nndarray\n", dtype = "cnumpy\ndtype\n",
+                    reconstruct = "cnumpy.core.multiarray\n_reconstruct\n";
   EXPECT_THAT(refusal(ndarray + ")R."), HasSubstr("a call of numpy.ndarray is not allowed"));
   EXPECT_THAT(refusal(reconstruct + dtype + "NN\x87R."), HasSubstr("_reconstruct of something other than ndarray"));
   EXPECT_THAT(refusal(reconstruct + ndarray + "NN\x87R."), HasSubstr("an array without its data"));
-  EXPECT_THAT(refusal(dtype + "\x8c\x03V99\x85R."), HasSubstr("dtype 'V99' is not allowed, expected one of f2, f4, f8, i4, i8"));
-  EXPECT_THAT(refusal(dtype + "\x8c\x02""f4\x85R(K\x03\x8c\x01>tb."), HasSubstr("byte order '>' is not allowed"));
+  EXPECT_THAT(refusal(dtype + "\x8c\x03V99\x85R."),
+              HasSubstr("dtype 'V99' is not allowed, expected one of f2, f4, f8, i4, i8"));
+  EXPECT_THAT(refusal(dtype + "\x8c\x02"
+                              "f4\x85R(K\x03\x8c\x01>tb."),
+              HasSubstr("byte order '>' is not allowed"));
   EXPECT_THAT(refusal(dtype + "."), HasSubstr("holds a function or class"));
-  EXPECT_THAT(refusal(dtype + "\x8c\x02""f4\x85R."), HasSubstr("holds a dtype"));
+  EXPECT_THAT(refusal(dtype + "\x8c\x02"
+                              "f4\x85R."),
+              HasSubstr("holds a dtype"));
   EXPECT_THAT(refusal("C\x01x."), HasSubstr("holds bytes"));
   EXPECT_THAT(refusal("K\x01)R."), HasSubstr("REDUCE of something that can't be called"));
   EXPECT_THAT(refusal("}(K\x01ub."), HasSubstr("a key without its value"));
   EXPECT_THAT(refusal("}}b."), HasSubstr("BUILD without a tuple"));
   EXPECT_THAT(refusal("})b."), HasSubstr("BUILD of something other than an array or dtype"));
-  EXPECT_THAT(refusal("c__builtin__\nbytes\nJ\xff\xff\xff\x7f\x85R."), HasSubstr("a call of bytes with arguments is not allowed"));
-  EXPECT_THAT(refusal("c_codecs\nencode\n\x8c\x01x\x8c\x03hex\x86R."), HasSubstr("_codecs.encode other than of a string to latin1"));
+  EXPECT_THAT(refusal("c__builtin__\nbytes\nJ\xff\xff\xff\x7f\x85R."),
+              HasSubstr("a call of bytes with arguments is not allowed"));
+  EXPECT_THAT(refusal("c_codecs\nencode\n\x8c\x01x\x8c\x03hex\x86R."),
+              HasSubstr("_codecs.encode other than of a string to latin1"));
 }
 
 // _reconstruct(ndarray, (0,), b'b') with the given state.
 std::string array(const std::string& shape, const std::string& data, const std::string& fortran = "\x89") {
-  return "cnumpy.core.multiarray\n_reconstruct\ncnumpy\nndarray\n" + bytes("K\0\x85" "C\x01" "b\x87R(K\x01", 11) + shape +
-         "cnumpy\ndtype\n\x8c\x02" "f4\x89\x88\x87R(K\x03\x8c\x01<NNNJ\xff\xff\xff\xffJ\xff\xff\xff\xffK" + bytes("\0tb", 3) + fortran + data + "tb.";
+  return "cnumpy.core.multiarray\n_reconstruct\ncnumpy\nndarray\n" +
+         bytes(
+             "K\0\x85"
+             "C\x01"
+             "b\x87R(K\x01",
+             11) +
+         shape +
+         "cnumpy\ndtype\n\x8c\x02"
+         "f4\x89\x88\x87R(K\x03\x8c\x01<NNNJ\xff\xff\xff\xffJ\xff\xff\xff\xffK" +
+         bytes("\0tb", 3) + fortran + data + "tb.";
 }
 
 TEST(PickleRead, Arrays) {
@@ -160,7 +195,8 @@ TEST(PickleRead, Arrays) {
 }
 
 TEST(PickleRefuses, ArraysWhoseShapeLies) {
-  EXPECT_THAT(refusal(array("K\x03\x85", bytes("C\x04\0\0\x80\x3f", 6))), HasSubstr("an array of 4 bytes, its shape asks for 12"));
+  EXPECT_THAT(refusal(array("K\x03\x85", bytes("C\x04\0\0\x80\x3f", 6))),
+              HasSubstr("an array of 4 bytes, its shape asks for 12"));
   EXPECT_THAT(refusal(array("J\xff\xff\xff\xff\x85", bytes("C\0", 2))), HasSubstr("holds something other than sizes"));
   const std::string large = bytes("\x8a\x08\0\0\0\0\0\0\0\x40", 10);
   EXPECT_THAT(refusal(array(large + large + "\x86", bytes("C\0", 2))), HasSubstr("shape overflows"));
@@ -185,7 +221,9 @@ TEST(PickleRefuses, DamagedStreams) {
   EXPECT_THAT(refusal("X\xff\xff\xff\xffx."), HasSubstr("ends within an opcode"));
   EXPECT_THAT(refusal("\x8d\xff\xff\xff\xff\xff\xff\xff\xffx."), HasSubstr("ends within an opcode"));
   EXPECT_THAT(refusal("\x8c\x01\xff."), HasSubstr("a string that is not UTF-8"));
-  EXPECT_THAT(refusal("\x8a\x09" "123456789."), HasSubstr("integer of 9 bytes, allowed at most 8"));
+  EXPECT_THAT(refusal("\x8a\x09"
+                      "123456789."),
+              HasSubstr("integer of 9 bytes, allowed at most 8"));
   EXPECT_THAT(refusal("c" + std::string(300, 'x')), HasSubstr("GLOBAL without the end of its name"));
   EXPECT_THAT(refusal("}(K\x01NK\x01Nu."), HasSubstr("duplicate key 1"));
   EXPECT_THAT(refusal("}(NNu."), HasSubstr("a dict key that is neither str nor int"));
@@ -196,7 +234,8 @@ TEST(PickleRefuses, WhatWouldFillTheMemory) {
   for (int i = 0; i < 100'000; ++i) deep += ']';
   for (int i = 0; i < 99'999; ++i) deep += 'a';
   EXPECT_THAT(refusal(deep + "."), HasSubstr("nested deeper than 64 levels"));
-  EXPECT_THAT(refusal("]\x94h" + bytes("\0", 1) + "a."), HasSubstr("nested deeper than 64 levels"));  // a list within itself
+  EXPECT_THAT(refusal("]\x94h" + bytes("\0", 1) + "a."),
+              HasSubstr("nested deeper than 64 levels"));  // a list within itself
   // Each list holds the one before it eight times: 8^20 in all.
   for (char i = 0; i < 20; ++i) {
     bomb += "]\x94(";
@@ -220,11 +259,15 @@ PyValue everything() {
   dict.insert("true", true);
   dict.insert("false", false);
   PyList numbers;
-  for (const std::int64_t n : {0LL, 255LL, 256LL, -1LL, 2147483647LL, -2147483648LL, 2147483648LL, -9223372036854775807LL - 1})
+  for (const std::int64_t n :
+       {0LL, 255LL, 256LL, -1LL, 2147483647LL, -2147483648LL, 2147483648LL, -9223372036854775807LL - 1})
     numbers.items.push_back(n);
   dict.insert("ints", numbers);
   dict.insert("floats", PyTuple{{0.1, -0.0, 1e300, std::numeric_limits<double>::infinity()}});
-  dict.insert("gr\xc3\xb6\xc3\x9f" "e", std::string("zero \0 inside", 13));
+  dict.insert(
+      "gr\xc3\xb6\xc3\x9f"
+      "e",
+      std::string("zero \0 inside", 13));
   dict.insert("arrays", inner);
   dict.insert("scalar", NdArray{{}, {0.25f}});
   dict.insert("empty", PyList{{PyList{}, PyTuple{}, PyDict{}, ""}});

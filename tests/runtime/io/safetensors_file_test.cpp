@@ -19,8 +19,9 @@ namespace fs = std::filesystem;
 
 TEST(DType, NamesAndSizesOfTheFormat) {
   const std::map<std::string, int> expected = {
-      {"BOOL", 1}, {"U8", 1}, {"I8", 1}, {"U16", 2}, {"I16", 2}, {"U32", 4}, {"I32", 4}, {"U64", 8}, {"I64", 8}, {"F16", 2}, {"BF16", 2},
-      {"F32", 4}, {"F64", 8}, {"F8_E4M3", 1}, {"F8_E5M2", 1}, {"F8_E8M0", 1}, {"F8_E4M3FNUZ", 1}, {"F8_E5M2FNUZ", 1}, {"C64", 8}};
+      {"BOOL", 1},    {"U8", 1},      {"I8", 1},          {"U16", 2},         {"I16", 2}, {"U32", 4}, {"I32", 4},
+      {"U64", 8},     {"I64", 8},     {"F16", 2},         {"BF16", 2},        {"F32", 4}, {"F64", 8}, {"F8_E4M3", 1},
+      {"F8_E5M2", 1}, {"F8_E8M0", 1}, {"F8_E4M3FNUZ", 1}, {"F8_E5M2FNUZ", 1}, {"C64", 8}};
   for (const auto& [name, bytes] : expected) {
     EXPECT_STREQ(name_of(dtype_from_name(name)), name.c_str());
     EXPECT_EQ(size_of(dtype_from_name(name)), bytes) << name;
@@ -29,10 +30,16 @@ TEST(DType, NamesAndSizesOfTheFormat) {
 }
 
 TEST_F(SafetensorsFileTest, ReadsTensorsInFileOrder) {
-  const auto name = put("x", safetensors_bytes(R"({"b":{"dtype":"U8","shape":[2],"data_offsets":[8,10]},"__metadata__":{"format":"pt"},)"
-                                               R"("empty":{"dtype":"F32","shape":[0,5],"data_offsets":[8,8]},)"
-                                               R"("a":{"dtype":"F32","shape":[],"data_offsets":[0,4]},"c":{"dtype":"BF16","shape":[1,2],"data_offsets":[4,8]}}   )",
-                                               std::string("\0\0\x80\x3f" "\x01\x02\x03\x04" "\x05\x06", 10)));
+  const auto name = put(
+      "x",
+      safetensors_bytes(
+          R"({"b":{"dtype":"U8","shape":[2],"data_offsets":[8,10]},"__metadata__":{"format":"pt"},)"
+          R"("empty":{"dtype":"F32","shape":[0,5],"data_offsets":[8,8]},)"
+          R"("a":{"dtype":"F32","shape":[],"data_offsets":[0,4]},"c":{"dtype":"BF16","shape":[1,2],"data_offsets":[4,8]}}   )",
+          std::string("\0\0\x80\x3f"
+                      "\x01\x02\x03\x04"
+                      "\x05\x06",
+                      10)));
   const SafetensorsFile file(name);
   std::vector<std::string> names;
   for (const auto& tensor : file.tensors()) names.push_back(tensor.name);
@@ -89,11 +96,15 @@ const Refusal kRefusals[] = {
     {"NoDtype", one(R"({"shape":[1],"data_offsets":[0,1]})", 1), ": tensor 'w': lacks the key 'dtype'"},
     {"NoShape", one(R"({"dtype":"U8","data_offsets":[0,1]})", 1), ": tensor 'w': lacks the key 'shape'"},
     {"NoOffsets", one(R"({"dtype":"U8","shape":[1]})", 1), ": tensor 'w': lacks the key 'data_offsets'"},
-    {"UnknownDtype", one(R"({"dtype":"F4","shape":[1],"data_offsets":[0,1]})", 1), ": tensor 'w': unknown dtype 'F4', expected one of"},
+    {"UnknownDtype", one(R"({"dtype":"F4","shape":[1],"data_offsets":[0,1]})", 1),
+     ": tensor 'w': unknown dtype 'F4', expected one of"},
     {"DtypeIsNumber", one(R"({"dtype":4,"shape":[1],"data_offsets":[0,1]})", 1), ": tensor 'w': dtype is not a string"},
-    {"ShapeIsNumber", one(R"({"dtype":"U8","shape":1,"data_offsets":[0,1]})", 1), ": tensor 'w': shape is not an array"},
-    {"NegativeShape", one(R"({"dtype":"U8","shape":[-1],"data_offsets":[0,1]})", 1), ": tensor 'w': shape holds -1, expected integers"},
-    {"FractionalShape", one(R"({"dtype":"U8","shape":[1.0],"data_offsets":[0,1]})", 1), ": tensor 'w': shape holds 1.0, expected integers"},
+    {"ShapeIsNumber", one(R"({"dtype":"U8","shape":1,"data_offsets":[0,1]})", 1),
+     ": tensor 'w': shape is not an array"},
+    {"NegativeShape", one(R"({"dtype":"U8","shape":[-1],"data_offsets":[0,1]})", 1),
+     ": tensor 'w': shape holds -1, expected integers"},
+    {"FractionalShape", one(R"({"dtype":"U8","shape":[1.0],"data_offsets":[0,1]})", 1),
+     ": tensor 'w': shape holds 1.0, expected integers"},
     {"ShapeAboveInt64", one(R"({"dtype":"U8","shape":[9223372036854775808],"data_offsets":[0,1]})", 1),
      ": tensor 'w': shape holds 9223372036854775808"},
     {"ShapeOverflows", one(R"({"dtype":"U8","shape":[4294967296,4294967296],"data_offsets":[0,0]})", 0),
@@ -102,29 +113,40 @@ const Refusal kRefusals[] = {
      ": tensor 'w': shape [0,4294967296,4294967296] overflows 64 bits"},
     {"BytesOverflow", one(R"({"dtype":"F64","shape":[4611686018427387904],"data_offsets":[0,0]})", 0),
      ": tensor 'w': shape [4611686018427387904] overflows 64 bits"},
-    {"OffsetsAreOne", one(R"({"dtype":"U8","shape":[1],"data_offsets":[0]})", 1), ": tensor 'w': data_offsets is [0], expected [begin, end]"},
-    {"NegativeOffset", one(R"({"dtype":"U8","shape":[1],"data_offsets":[-1,0]})", 1), ": tensor 'w': data_offsets is [-1,0], expected"},
-    {"EndBeforeBegin", one(R"({"dtype":"U8","shape":[1],"data_offsets":[1,0]})", 1), ": tensor 'w': data_offsets [1,0] don't hold the 1 bytes"},
+    {"OffsetsAreOne", one(R"({"dtype":"U8","shape":[1],"data_offsets":[0]})", 1),
+     ": tensor 'w': data_offsets is [0], expected [begin, end]"},
+    {"NegativeOffset", one(R"({"dtype":"U8","shape":[1],"data_offsets":[-1,0]})", 1),
+     ": tensor 'w': data_offsets is [-1,0], expected"},
+    {"EndBeforeBegin", one(R"({"dtype":"U8","shape":[1],"data_offsets":[1,0]})", 1),
+     ": tensor 'w': data_offsets [1,0] don't hold the 1 bytes"},
     {"WrongSize", one(R"({"dtype":"F32","shape":[2,3],"data_offsets":[0,23]})", 23),
      ": tensor 'w': data_offsets [0,23] don't hold the 24 bytes of F32 [2,3]"},
-    {"OffsetOverflows", one(R"({"dtype":"U8","shape":[1],"data_offsets":[18446744073709551615,0]})", 1), ": tensor 'w': data_offsets"},
-    {"Hole", one(R"({"dtype":"U8","shape":[1],"data_offsets":[1,2]})", 2), ": tensor 'w' starts at byte 1 of the data, expected 0 (a hole"},
-    {"Overlap", safetensors_bytes(R"({"a":{"dtype":"U8","shape":[2],"data_offsets":[0,2]},"b":{"dtype":"U8","shape":[2],"data_offsets":[1,3]}})", "xxx"),
+    {"OffsetOverflows", one(R"({"dtype":"U8","shape":[1],"data_offsets":[18446744073709551615,0]})", 1),
+     ": tensor 'w': data_offsets"},
+    {"Hole", one(R"({"dtype":"U8","shape":[1],"data_offsets":[1,2]})", 2),
+     ": tensor 'w' starts at byte 1 of the data, expected 0 (a hole"},
+    {"Overlap",
+     safetensors_bytes(
+         R"({"a":{"dtype":"U8","shape":[2],"data_offsets":[0,2]},"b":{"dtype":"U8","shape":[2],"data_offsets":[1,3]}})",
+         "xxx"),
      ": tensor 'b' starts at byte 1 of the data, expected 2 (it overlaps"},
     {"PastTheEnd", one(R"({"dtype":"U8","shape":[3],"data_offsets":[0,3]})", 2),
      ": tensor 'w' ends at byte 3, but the file holds 2 bytes of data (cut short?)"},
-    {"TrailingBytes", one(R"({"dtype":"U8","shape":[1],"data_offsets":[0,1]})", 3), ": 2 bytes after the last tensor, expected none"},
+    {"TrailingBytes", one(R"({"dtype":"U8","shape":[1],"data_offsets":[0,1]})", 3),
+     ": 2 bytes after the last tensor, expected none"},
     {"MetadataIsArray", safetensors_bytes(R"({"__metadata__":[]})"), ": __metadata__ is not an object"},
     {"MetadataIsNumber", safetensors_bytes(R"({"__metadata__":{"a":1}})"), ": __metadata__ key 'a' is not a string"},
     {"NameWithNewLine", safetensors_bytes("{\"a\\nb\":1}"), ": tensor 'a\\x0ab': is a number"},
 };
-INSTANTIATE_TEST_SUITE_P(, SafetensorsRefuses, testing::ValuesIn(kRefusals), [](const auto& info) { return info.param.label; });
+INSTANTIATE_TEST_SUITE_P(, SafetensorsRefuses, testing::ValuesIn(kRefusals),
+                         [](const auto& info) { return info.param.label; });
 
 TEST_F(SafetensorsFileTest, TooManyDimensions) {
   std::string shape = "1";
   for (int i = 0; i < 64; ++i) shape += ",1";
   const auto name = put("x", one("{\"dtype\":\"U8\",\"shape\":[" + shape + "],\"data_offsets\":[0,1]}", 1));
-  EXPECT_THAT(message_of([&] { SafetensorsFile file(name); }), HasSubstr("tensor 'w': has 65 dimensions, allowed at most 64"));
+  EXPECT_THAT(message_of([&] { SafetensorsFile file(name); }),
+              HasSubstr("tensor 'w': has 65 dimensions, allowed at most 64"));
 }
 
 TEST_F(SafetensorsFileTest, AFileWithoutTensorsIsOne) {
@@ -142,8 +164,8 @@ TEST_F(SafetensorsFileTest, AFileCutShortWhileOpenIsAnErrorNotASignal) {
 TEST_F(SafetensorsFileTest, ManyTensorsTakeNoQuadraticTime) {
   std::string header = "{";
   for (int i = 0; i < 100'000; ++i)
-    header += (i ? "," : "") + ("\"t" + std::to_string(i)) + "\":{\"dtype\":\"U8\",\"shape\":[1],\"data_offsets\":[" + std::to_string(i) + "," +
-              std::to_string(i + 1) + "]}";
+    header += (i ? "," : "") + ("\"t" + std::to_string(i)) + "\":{\"dtype\":\"U8\",\"shape\":[1],\"data_offsets\":[" +
+              std::to_string(i) + "," + std::to_string(i + 1) + "]}";
   const SafetensorsFile file(put("x", safetensors_bytes(header + "}", std::string(100'000, 'x'))));
   EXPECT_EQ(file.tensors().size(), 100'000u);
   EXPECT_EQ(file.find("t99999")->begin, 99'999u);
@@ -152,7 +174,8 @@ TEST_F(SafetensorsFileTest, ManyTensorsTakeNoQuadraticTime) {
 TEST_F(SafetensorsFileTest, ReadsFromManyThreads) {
   std::string data;
   for (int i = 0; i < 4096; ++i) data += static_cast<char>(i * 7);
-  const SafetensorsFile file(put("x", safetensors_bytes(R"({"w":{"dtype":"U8","shape":[4096],"data_offsets":[0,4096]}})", data)));
+  const SafetensorsFile file(
+      put("x", safetensors_bytes(R"({"w":{"dtype":"U8","shape":[4096],"data_offsets":[0,4096]}})", data)));
   std::vector<std::thread> threads;
   for (int t = 0; t < 4; ++t)
     threads.emplace_back([&, t] {
@@ -185,10 +208,12 @@ TEST(SafetensorsOfOtherTools, AreRead) {
         ASSERT_TRUE(std::isfinite(value)) << entry.path() << tensor.name;
       }
     }
-    if (!fs::exists(entry.path().parent_path() / "config.json") || entry.path().filename() != "model.safetensors") continue;
+    if (!fs::exists(entry.path().parent_path() / "config.json") || entry.path().filename() != "model.safetensors")
+      continue;
     const Json config = read_json(entry.path().parent_path() / "config.json");
     if (const auto* embedding = file.find("model.embed_tokens.weight")) {
-      EXPECT_EQ(embedding->shape, (std::vector<std::int64_t>{config["vocab_size"], config["hidden_size"]})) << entry.path();
+      EXPECT_EQ(embedding->shape, (std::vector<std::int64_t>{config["vocab_size"], config["hidden_size"]}))
+          << entry.path();
     }
     if (!config.contains("quantization_config")) continue;
     const auto* weight = file.find("model.layers.0.mlp.down_proj.weight");

@@ -15,7 +15,8 @@ using SafetensorsWriterTest = IoTest;
 using testing::HasSubstr;
 
 TEST_F(SafetensorsWriterTest, TheBytesAreThoseOfTheFormat) {
-  SafetensorsWriter writer(path("x"), {{"b", DType::U8, {3}}, {"s", DType::F32, {}}, {"a", DType::BF16, {1, 2}}, {"e", DType::I64, {0}}});
+  SafetensorsWriter writer(
+      path("x"), {{"b", DType::U8, {3}}, {"s", DType::F32, {}}, {"a", DType::BF16, {1, 2}}, {"e", DType::I64, {0}}});
   writer.write("a", "wxyz");
   writer.write("b", "123");
   const float one = 1;
@@ -36,11 +37,16 @@ TEST_F(SafetensorsWriterTest, TheBytesAreThoseOfTheFormat) {
 TEST_F(SafetensorsWriterTest, WhatIsWrittenIsRead) {
   std::vector<SafetensorsWriter::Entry> entries;
   for (int i = 0; i < 19; ++i) entries.push_back({"t" + std::to_string(i), static_cast<DType>(i), {i, 5}});
-  entries.push_back({"gr\xc3\xb6\xc3\x9f" "e \"quoted\" \\ \n", DType::U8, {2}});
+  entries.push_back(
+      {"gr\xc3\xb6\xc3\x9f"
+       "e \"quoted\" \\ \n",
+       DType::U8,
+       {2}});
   SafetensorsWriter writer(path("x"), entries, {{"key", "value \"1\""}});
   std::map<std::string, std::string> data;
   for (const auto& entry : entries) {
-    const auto bytes = static_cast<std::size_t>(entry.shape[0] * (entry.shape.size() > 1 ? 5 : 1) * size_of(entry.dtype));
+    const auto bytes =
+        static_cast<std::size_t>(entry.shape[0] * (entry.shape.size() > 1 ? 5 : 1) * size_of(entry.dtype));
     for (std::size_t i = 0; i < bytes; ++i) data[entry.name] += static_cast<char>(i * 31 + entry.name.size());
     writer.write(entry.name, data[entry.name].data());
   }
@@ -67,7 +73,7 @@ TEST_F(SafetensorsWriterTest, PiecesInAnyOrderFromAnyThread) {
   std::vector<std::thread> threads;
   for (int t = 0; t < 4; ++t)
     threads.emplace_back([&, t] {
-      for (std::uint64_t at = 9900 + 100 * static_cast<std::uint64_t>(t) - 300; ; at -= 400) {
+      for (std::uint64_t at = 9900 + 100 * static_cast<std::uint64_t>(t) - 300;; at -= 400) {
         writer.write("w", data.data() + at, at, 100);
         if (at < 400) return;
       }
@@ -101,10 +107,12 @@ TEST_F(SafetensorsWriterTest, RefusesWhatItCannotWrite) {
   EXPECT_EQ(refusal({{"w", DType::U8, {1}}, {"w", DType::F32, {1}}}), name + ": two tensors are named 'w'");
   EXPECT_EQ(refusal({{"w", DType::U8, {-1}}}), name + ": tensor 'w': negative size -1");
   EXPECT_EQ(refusal({{"w", DType::F32, {1LL << 62}}}), name + ": tensor 'w': shape overflows 64 bits");
-  EXPECT_EQ(refusal({{"a", DType::U8, {1LL << 62}}, {"b", DType::U8, {1LL << 62}}}), name + ": the tensors together overflow 64 bits");
+  EXPECT_EQ(refusal({{"a", DType::U8, {1LL << 62}}, {"b", DType::U8, {1LL << 62}}}),
+            name + ": the tensors together overflow 64 bits");
   EXPECT_EQ(refusal({{"__metadata__", DType::U8, {1}}}), name + ": a tensor can't be named '__metadata__'");
   EXPECT_EQ(refusal({{"\xff", DType::U8, {1}}}), name + ": name or metadata '\\xff' is not UTF-8");
-  EXPECT_EQ(refusal({{std::string(100'000'000, 'n'), DType::U8, {1}}}).substr(0, name.size() + 11), name + ": header of");
+  EXPECT_EQ(refusal({{std::string(100'000'000, 'n'), DType::U8, {1}}}).substr(0, name.size() + 11),
+            name + ": header of");
   SafetensorsWriter writer(name, {{"w", DType::U8, {2}}});
   EXPECT_EQ(message_of([&] { writer.write("v", "x"); }), name + ": has no tensor 'v' to write");
   EXPECT_EQ(message_of([&] { writer.write("w", "xx", 1, 2); }), name + ": tensor 'w' has 2 bytes, can't write 2 at 1");

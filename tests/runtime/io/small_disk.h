@@ -15,8 +15,10 @@
 
 namespace fp8::io {
 
-/// Runs `work` in a child where `folder` is a tmpfs of 1 MiB and returns its result; nothing where mounting isn't allowed.
-inline std::optional<std::string> on_small_disk(const std::filesystem::path& folder, const std::function<std::string()>& work) {
+/// Runs `work` in a child where `folder` is a tmpfs of 1 MiB and returns its result; nothing where mounting isn't
+/// allowed.
+inline std::optional<std::string> on_small_disk(const std::filesystem::path& folder,
+                                                const std::function<std::string()>& work) {
   int ends[2];
   if (::pipe(ends) != 0) return std::nullopt;
   const pid_t child = ::fork();
@@ -31,7 +33,8 @@ inline std::optional<std::string> on_small_disk(const std::filesystem::path& fol
   ::close(ends[1]);
   std::string result;
   char buffer[4096];
-  for (ssize_t got; (got = ::read(ends[0], buffer, sizeof buffer)) > 0;) result.append(buffer, static_cast<std::size_t>(got));
+  for (ssize_t got; (got = ::read(ends[0], buffer, sizeof buffer)) > 0;)
+    result.append(buffer, static_cast<std::size_t>(got));
   ::close(ends[0]);
   int status = 0;
   ::waitpid(child, &status, 0);

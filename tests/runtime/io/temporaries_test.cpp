@@ -40,7 +40,8 @@ TEST_F(TemporariesTest, DoesNotFollowALinkThatTookTheFoldersPlace) {
 
 TEST_F(TemporariesTest, MoreThanTheTableHoldsAreLeftAlone) {
   std::vector<std::unique_ptr<ListedTemporary>> rows;
-  for (int i = 0; i < 100; ++i) rows.push_back(std::make_unique<ListedTemporary>(put(std::to_string(i), ""), TemporaryKind::file));
+  for (int i = 0; i < 100; ++i)
+    rows.push_back(std::make_unique<ListedTemporary>(put(std::to_string(i), ""), TemporaryKind::file));
   remove_temporaries();
   EXPECT_EQ(names_in(folder_).size(), 100u - 64u);
 }

@@ -46,10 +46,22 @@ TEST(Utf8, NothingElseOfUpToThreeBytesIsValid) {
 }
 
 TEST(Utf8, Refuses) {
-  const char* bad[] = {"\x80", "\xc0\x80", "\xc1\xbf", "\xe0\x80\x80", "\xed\xa0\x80", "\xf0\x80\x80\x80", "\xf4\x90\x80\x80",
-                       "\xf5\x80\x80\x80", "\xff", "\xc3", "\xe2\x82", "\xf0\x9f\x98"};
+  const char* bad[] = {"\x80",
+                       "\xc0\x80",
+                       "\xc1\xbf",
+                       "\xe0\x80\x80",
+                       "\xed\xa0\x80",
+                       "\xf0\x80\x80\x80",
+                       "\xf4\x90\x80\x80",
+                       "\xf5\x80\x80\x80",
+                       "\xff",
+                       "\xc3",
+                       "\xe2\x82",
+                       "\xf0\x9f\x98"};
   for (const char* text : bad) EXPECT_FALSE(is_utf8(text));
-  EXPECT_TRUE(is_utf8("gr\xc3\xb6\xc3\x9f" "e \xf0\x9f\x98\x80"));
+  EXPECT_TRUE(
+      is_utf8("gr\xc3\xb6\xc3\x9f"
+              "e \xf0\x9f\x98\x80"));
 }
 
 }  // namespace

@@ -28,8 +28,10 @@ TEST(Zip, HeadersAsTheFormatHasThem) {
   const std::string data = "hello";
   const std::string zip = zip_of("arr_0.npy", data);
   const std::uint32_t crc = crc_of(data);
-  const std::string crc_bytes = {static_cast<char>(crc), static_cast<char>(crc >> 8), static_cast<char>(crc >> 16), static_cast<char>(crc >> 24)};
-  const std::string common = std::string("\x14\0\0\0\0\0\0\0\x21\0", 10) + crc_bytes + std::string("\5\0\0\0\5\0\0\0\x09\0\0\0", 12);
+  const std::string crc_bytes = {static_cast<char>(crc), static_cast<char>(crc >> 8), static_cast<char>(crc >> 16),
+                                 static_cast<char>(crc >> 24)};
+  const std::string common =
+      std::string("\x14\0\0\0\0\0\0\0\x21\0", 10) + crc_bytes + std::string("\5\0\0\0\5\0\0\0\x09\0\0\0", 12);
   EXPECT_EQ(zip.substr(0, 44), "PK\x03\x04" + common + "arr_0.npy" + "hello");
 }
 
