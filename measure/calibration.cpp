@@ -3,6 +3,7 @@
 
 #include <c10/util/Exception.h>
 
+#include <chrono>
 #include <cmath>
 #include <cstdio>
 #include <map>
@@ -121,6 +122,7 @@ bool CalibrationSession::finite(const Record& record, const char* tensor, const 
 void CalibrationSession::observe(const std::vector<std::size_t>& records, const at::Tensor& x, const at::Tensor& y) {
   const std::lock_guard<std::mutex> lock(mutex_);
   if (finalized_) return;
+  const auto start = std::chrono::steady_clock::now();
   const float in = options_.inputs ? input_amax(x) : 0.0f, out = options_.outputs ? amax_of(y) : 0.0f;
   for (std::size_t index : records) {
     Record& record = records_[index];
@@ -129,6 +131,7 @@ void CalibrationSession::observe(const std::vector<std::size_t>& records, const 
     if (out_ok) record.output = std::max(record.output, out);
     record.called = record.called || in_ok;
   }
+  watch_seconds_ += std::chrono::duration<double>(std::chrono::steady_clock::now() - start).count();
 }
 
 MeasurementFile CalibrationSession::result_locked() const {
@@ -154,6 +157,11 @@ MeasurementFile CalibrationSession::result() const {
 std::vector<NonFinite> CalibrationSession::non_finite() const {
   const std::lock_guard<std::mutex> lock(mutex_);
   return non_finite_;
+}
+
+double CalibrationSession::watch_seconds() const {
+  const std::lock_guard<std::mutex> lock(mutex_);
+  return watch_seconds_;
 }
 
 std::int64_t CalibrationSession::samples() const {

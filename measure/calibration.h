@@ -54,6 +54,8 @@ class CalibrationSession : public std::enable_shared_from_this<CalibrationSessio
   MeasurementFile result() const;
   std::vector<NonFinite> non_finite() const;
   std::int64_t samples() const;
+  /// Time spent looking at tensors so far: what measuring costs on top of the plain forward.
+  double watch_seconds() const;
 
   /// Takes the watchers off and writes the files (none without a prefix). Returns their paths; a second call does nothing.
   std::vector<std::filesystem::path> finalize();
@@ -83,6 +85,7 @@ class CalibrationSession : public std::enable_shared_from_this<CalibrationSessio
   std::vector<WeakWeight> weights_;  ///< weak: the weights own the watchers, and they own the session
   std::vector<NonFinite> non_finite_;
   std::int64_t first_sample_ = 0, batch_ = 0, samples_ = 0;
+  double watch_seconds_ = 0;
   at::Tensor last_input_;  ///< q, k and v read one x: its amax is taken once
   std::uint32_t last_version_ = 0;
   float last_amax_ = 0;

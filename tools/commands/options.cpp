@@ -93,7 +93,9 @@ void Options::choice(const std::string& name, std::vector<std::string> allowed, 
   add(name, type, apply, help);
 }
 
-void Options::flag(const std::string& name, bool& target, const std::string& help) { app_.add_flag(name, target, help); }
+void Options::flag(const std::string& name, bool& target, const std::string& help) {
+  app_.add_flag(name, target, help)->disable_flag_override();  // "--json=3" is an error
+}
 
 void Options::list(const std::string& name, std::vector<std::string>& target, const std::string& help) {
   app_.add_option(name, target, help)->type_name("TEXT")->allow_extra_args(false);
