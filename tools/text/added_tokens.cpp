@@ -13,7 +13,8 @@ namespace {
 
 Pattern make_word_character() {
   static const io::Json nothing;
-  return Pattern::regex("\\w", JsonPart(nothing, "added_tokens"));
+  // Here, unlike in patterns, Hugging Face's `\w` has the two joiners.
+  return Pattern::regex(R"([\w\x{200c}\x{200d}])", JsonPart(nothing, "added_tokens"));
 }
 
 std::size_t spaces_before(std::string_view text, std::size_t end) {

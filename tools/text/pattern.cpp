@@ -5,6 +5,9 @@
 #define PCRE2_CODE_UNIT_WIDTH 8
 #include <pcre2.h>
 
+#include <algorithm>
+#include <new>
+
 #include "fp8/runtime/io/error.h"
 #include "fp8/tools/text/utf8.h"
 
@@ -18,8 +21,12 @@ constexpr const char* kSpace =
 // numbers and _.
 constexpr const char* kWord =
     R"(\p{L}\p{M}\p{Nd}\p{Nl}\p{Pc}\x{24b6}-\x{24e9}\x{1f130}-\x{1f149}\x{1f150}-\x{1f169}\x{1f170}-\x{1f189})";
+// Outside [...] Oniguruma's `\w` also has Latin-1's superscripts and fractions.
+constexpr const char* kWordAlone = R"(\xb2\xb3\xb9\xbc-\xbe)";
 
-constexpr std::size_t kMaxReplaced = std::size_t{1} << 30;  // bytes
+// What replacing may make of a text: so many bytes of any, of a longer one so many times its size.
+constexpr std::size_t kReplacedBytes = std::size_t{64} << 20;
+constexpr std::size_t kReplacedGrowth = 16;
 
 class Translator {
  public:
@@ -52,7 +59,8 @@ class Translator {
     const char c = i_ + 1 < in_.size() ? in_[i_ + 1] : '\0';
     interval_end_ = false;
     if (c == 's' || c == 'w' || ((c == 'S' || c == 'W') && !in_set_)) {
-      const std::string members = c == 's' || c == 'S' ? kSpace : kWord;
+      std::string members = c == 's' || c == 'S' ? kSpace : kWord;
+      if (!in_set_ && (c == 'w' || c == 'W')) members += kWordAlone;
       out_ += in_set_ ? members : (c == 's' || c == 'w' ? "[" : "[^") + members + "]";
       i_ += 2;
     } else if (c == 'S' || c == 'W') {
@@ -207,11 +215,11 @@ bool Pattern::found_in(std::string_view text) const {
 }
 
 std::string Pattern::replace(std::string_view text, std::string_view content) const {
+  const std::size_t limit = std::max(kReplacedBytes, kReplacedGrowth * text.size());
   std::string result;
   result.reserve(text.size());
   for (const Stretch& stretch : split(text)) {
-    if (result.size() > kMaxReplaced)
-      throw io::Error("replacing by " + io::in_quotes(content) + " makes too long a text");
+    if (result.size() > limit) throw io::Error("replacing by " + io::in_quotes(content) + " makes too long a text");
     result.append(stretch.match ? content : text.substr(stretch.begin, stretch.end - stretch.begin));
   }
   return result;

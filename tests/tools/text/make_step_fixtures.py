@@ -101,7 +101,7 @@ def tokenizers():
 
 def main():
     samples = [line for line in lines() if 0 < len(line) < 60]
-    texts = random.Random(4).sample(samples, 70) + TOKENS + SPACES
+    texts = random.Random(4).sample(samples, 70) + TOKENS + SPACES + ["a word\u200d x", "the\u200cword", "the. word\u0301", "(word)"]
     empty = json.loads(Tokenizer(models.BPE()).to_str())
 
     def step(key, config):

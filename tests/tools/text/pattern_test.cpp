@@ -68,8 +68,16 @@ TEST(Pattern, WordHasMarksDigitsAndConnectors) {
   for (const char* const yes : {"a", "Z", "5", "_", "\xC3\xA9", "\xCC\x81", "\xE2\x80\xBF", "\xE4\xB8\x80", "\xD9\xA3",
                                 "\xE2\x85\xA3", "\xE2\x92\xB6"})
     EXPECT_TRUE(word.found_in(yes)) << yes;
-  for (const char* const no : {" ", "-", "\xC2\xBD", "\xE2\x82\xAC", "\xF0\x9F\x98\x80", "'"})
+  for (const char* const no : {" ", "-", "\xE2\x85\x93", "\xE2\x82\xAC", "\xF0\x9F\x98\x80", "'"})
     EXPECT_FALSE(word.found_in(no)) << no;
+}
+
+// As Oniguruma does (seen in tokenizers 0.23): U+00BD is a word character outside [...] only, U+2153 never.
+TEST(Pattern, Latin1Fractions) {
+  EXPECT_TRUE(regex(R"(\w)").found_in("\xC2\xBD"));
+  EXPECT_FALSE(regex(R"(\W)").found_in("\xC2\xBD"));
+  EXPECT_FALSE(regex(R"([\w])").found_in("\xC2\xBD"));
+  EXPECT_FALSE(regex(R"(\w)").found_in("\xE2\x85\x93"));
 }
 
 TEST(Pattern, LinesAreMetByAnchors) { EXPECT_EQ(shown(regex("^b|b$"), "b\nb b"), "[b]|\n|[b]| |[b]"); }

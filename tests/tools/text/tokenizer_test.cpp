@@ -138,7 +138,7 @@ TEST(Tokenizer, VocabSizeCountsAddedTokens) {
 }
 
 // kjv-byte-1.7M: each id is its byte's value.
-TEST(SharedModels, ByteTokenizer) {
+TEST(ModelFolders, ByteTokenizer) {
   const char* const data = std::getenv("FP8_TEST_DATA");
   if (!data) GTEST_SKIP() << "FP8_TEST_DATA is not set";
   const Tokenizer tokenizer(std::filesystem::path(data) / "models/kjv-byte-1.7M");
@@ -151,7 +151,7 @@ TEST(SharedModels, ByteTokenizer) {
 }
 
 // stories260K: the ids tokenizers 0.23 gives (in this tokenizer Prepend also stands before text after a special token).
-TEST(SharedModels, Stories260K) {
+TEST(ModelFolders, Stories260K) {
   const char* const data = std::getenv("FP8_TEST_DATA");
   if (!data) GTEST_SKIP() << "FP8_TEST_DATA is not set";
   const Tokenizer tokenizer(std::filesystem::path(data) / "models/stories260K");
