@@ -25,6 +25,8 @@ struct BlockTag : c10::BackendMeta {
   virtual void copied(const at::Tensor& to, const at::Tensor& from) const = 0;
   /// self.set_(...) is about to give the tagged `self` other memory, whose values are of type `dtype`. Throws to refuse.
   virtual void check_replace(const at::Tensor& self, at::ScalarType dtype) const = 0;
+  /// After that set_: the tag may go along to self's new memory.
+  virtual void replaced(const at::Tensor& self) = 0;
 };
 
 /// One allocation.

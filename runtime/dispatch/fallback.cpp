@@ -11,6 +11,7 @@
 #include "fp8/runtime/device/block.h"
 #include "fp8/runtime/device/device.h"
 #include "fp8/runtime/device/generator.h"
+#include "fp8/runtime/profile/trace.h"
 
 namespace fp8::runtime {
 namespace {
@@ -140,6 +141,7 @@ void cpu_fallback(const c10::OperatorHandle& op, c10::DispatchKeySet, torch::jit
   const auto& schema = op.schema();
   const auto& arguments = schema.arguments();
   const std::size_t first = stack->size() - arguments.size();
+  if (trace_enabled()) trace_op(schema.name(), at::ArrayRef<c10::IValue>(*stack).slice(first));
   Frame frame(op);
   for (std::size_t i = 0; i < arguments.size(); ++i) {
     const auto* info = arguments[i].alias_info();

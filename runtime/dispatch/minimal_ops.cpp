@@ -29,14 +29,14 @@ c10::DeviceGuard guard_for(std::optional<at::Device> device) {
 }
 
 /// The tag on a tensor's memory, or the one its TensorImpl carries (memory may have been replaced since).
-const BlockTag* tag_of(const at::Tensor& t) {
-  if (Block* block = block_of(t); block != nullptr && block->tag) return block->tag.get();
-  return dynamic_cast<const BlockTag*>(t.unsafeGetTensorImpl()->get_backend_meta());
+c10::intrusive_ptr<BlockTag> tag_of(const at::Tensor& t) {
+  if (Block* block = block_of(t); block != nullptr && block->tag) return block->tag;
+  return c10::intrusive_ptr<BlockTag>::reclaim_copy(dynamic_cast<BlockTag*>(t.unsafeGetTensorImpl()->get_backend_meta()));
 }
 
-void check_replace(const at::Tensor& self, const at::Tensor& source) {
+void check_replace(const at::Tensor& self, const at::Tensor& source, const BlockTag* tag) {
   if (!is_float8(self.scalar_type()) && !is_float8(source.scalar_type())) return;
-  if (const BlockTag* tag = tag_of(self)) tag->check_replace(self, source.scalar_type());
+  if (tag != nullptr) tag->check_replace(self, source.scalar_type());
   TORCH_CHECK(self.scalar_type() == source.scalar_type(), "[hpu] set_: expected a source of dtype ", self.scalar_type(), ", got ",
               source.scalar_type(), "; set_ would take its bytes for float8 codes");
 }
@@ -103,8 +103,11 @@ at::Tensor& set_source_storage(at::Tensor& self, at::Storage source) {
 
 at::Tensor& set_source_tensor(at::Tensor& self, const at::Tensor& source) {
   if (self.unsafeGetTensorImpl() == source.unsafeGetTensorImpl()) return self;
-  check_replace(self, source);
-  return set_source_storage_offset(self, source.storage(), source.storage_offset(), source.sizes(), source.strides());
+  const auto tag = tag_of(self);  // lives on when the old memory goes
+  check_replace(self, source, tag.get());
+  set_source_storage_offset(self, source.storage(), source.storage_offset(), source.sizes(), source.strides());
+  if (tag) tag->replaced(self);
+  return self;
 }
 
 at::Tensor& set_nothing(at::Tensor& self) {

@@ -30,9 +30,10 @@ std::optional<std::vector<std::int64_t>> padding_of(const std::string& mode, con
 std::optional<at::Tensor> handle_convolution(OpShape shape, const Arguments& arguments) {
   const auto w = tagged_operand(arguments, 1);
   if (!w.has_value()) return std::nullopt;
-  TORCH_CHECK(w->view.whole || !w->tag->handler->owns_values(), "[", arguments.op.schema().name(), "] the weight of module '", w->tag->module_names(),
-              "' is ", w->tag->dtype, ": expected all of it, got sizes ", w->tensor.sizes());
-  if (!w->view.whole) return std::nullopt;
+  const bool whole = w->tensor.sizes() == at::IntArrayRef(w->tag->sizes) && w->view.whole && !w->view.transposed;
+  TORCH_CHECK(whole || !w->tag->handler->owns_values(), "[", arguments.op.schema().name(), "] the weight of module '", w->tag->module_names(),
+              "' is ", w->tag->dtype, ": expected all of it as it is, got sizes ", w->tensor.sizes(), " and strides ", w->tensor.strides());
+  if (!whole) return std::nullopt;
   const std::int64_t spatial = w->tensor.dim() - 2;
   const auto stride = expanded(arguments[3], spatial), dilation = expanded(arguments[5], spatial);
   std::optional<std::vector<std::int64_t>> padding;
@@ -45,13 +46,20 @@ std::optional<at::Tensor> handle_convolution(OpShape shape, const Arguments& arg
   const bool full_form = shape == OpShape::convolution;
   const bool transposed = full_form && arguments[6].toBool();
   const std::int64_t groups = arguments[full_form ? 8 : 6].toInt();
-  const std::function<at::Tensor()> original = [&] { return arguments.run(-1, {}); };
+  at::Tensor x = arguments.tensor(0);
+  const bool single = x.dim() == spatial + 1;  // one image without the batch dimension
+  if (single) x = x.unsqueeze(0);
+  const std::function<at::Tensor()> original = [&] {
+    const at::Tensor y = arguments.run(-1, {});
+    return single ? y.unsqueeze(0) : y;
+  };
   if (transposed && w->tag->handler->owns_values()) {
     return arguments.run(1, w->tag->handler->dequantize(*w->tag, w->view, w->tensor));
   }
   const auto bias = arguments.optional_tensor(2);
-  return w->tag->handler->convolution(
-      ConvolutionCall{*w->tag, w->tensor, arguments.tensor(0), bias, stride, *padding, dilation, transposed, groups, original});
+  const at::Tensor y =
+      w->tag->handler->convolution(ConvolutionCall{*w->tag, w->tensor, x, bias, stride, *padding, dilation, transposed, groups, original});
+  return single ? y.squeeze(0) : y;
 }
 
 }  // namespace fp8::runtime

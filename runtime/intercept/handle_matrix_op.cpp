@@ -7,12 +7,12 @@
 #include <ATen/ops/mul.h>
 #include <ATen/ops/stack.h>
 
+#include <algorithm>
+
 #include "fp8/runtime/intercept/intercept.h"
 
 namespace fp8::runtime {
 namespace {
-
-bool is_one(const c10::IValue& scalar) { return scalar.toScalar().equal(1); }
 
 /// The op with the weight in high precision; what a handler without a kernel for the form gets.
 at::Tensor with_dequantized(const Arguments& arguments, const Operand& w) {
@@ -34,19 +34,27 @@ Operand expert(const Operand& w, std::int64_t e) {
 at::Tensor upright(const Operand& w) { return w.view.transposed ? w.tensor.transpose(-2, -1) : w.tensor; }
 
 at::Tensor call_linear(const Operand& w, const at::Tensor& x, const std::optional<at::Tensor>& bias, const std::function<at::Tensor()>& original) {
+  TORCH_CHECK(!w.tag->handler->owns_values() || !c10::isFloat8Type(x.scalar_type()), "[", w.op, "] the input of module '", w.tag->module_names(), "' is ",
+              x.scalar_type(), ": expected values, got codes whose scale nobody knows");
   return w.tag->handler->linear(LinearCall{*w.tag, w.view, upright(w), x, bias, original});
 }
 
-/// y[..., e, :, :] = x[..., e, :, :] . w[e]^T, expert by expert; x broadcasts over experts.
+/// y[..., e, :, :] = x[..., e, :, :] . w[e]^T, expert by expert; x broadcasts over experts, and one expert over x's.
 at::Tensor batched_linear(const Operand& w, const at::Tensor& x, const std::function<at::Tensor()>& original) {
   const std::int64_t experts = w.view.batch;
   if (!w.tag->handler->owns_values()) return call_linear(w, x, std::nullopt, original);  // watchers see the op as a whole
+  if (experts == 1) {
+    const at::Tensor y = call_linear(expert(w, 0), x, std::nullopt, original);
+    return x.dim() < 3 ? y.unsqueeze(0) : y;
+  }
+  TORCH_CHECK(x.dim() < 3 || x.size(-3) == 1 || x.size(-3) == experts, "[", w.op, "] module '", w.tag->module_names(), "': expected a batch of 1 or ", experts,
+              ", got an input of sizes ", x.sizes());
   std::vector<at::Tensor> y;
   for (std::int64_t e = 0; e < experts; ++e) {
     const at::Tensor xe = x.dim() < 3 ? x : x.select(-3, x.size(-3) == 1 ? 0 : e);
     y.push_back(call_linear(expert(w, e), xe, std::nullopt, original));
   }
-  return at::stack(y, -3);
+  return at::stack(y, -std::min<std::int64_t>(x.dim(), 2) - 1);
 }
 
 at::Tensor product(const Operand& w, const at::Tensor& x, const std::optional<at::Tensor>& bias, const std::function<at::Tensor()>& original) {
@@ -71,19 +79,18 @@ std::optional<at::Tensor> matrix_product(const Arguments& arguments, const Opera
 
 /// beta * self + alpha * (a @ b), a = argument 1, b = argument 2.
 std::optional<at::Tensor> add_product(const Arguments& arguments, const Operand& w) {
-  const at::Tensor self = arguments.tensor(0);
-  const bool plain_factors = is_one(arguments[3]) && is_one(arguments[4]);
-  const int other = w.index == 1 ? 2 : 1;
-  const bool as_linear = w.index == 2 ? w.view.transposed : !w.view.transposed && arguments.tensor(2).dim() == 1;
-  if (plain_factors && as_linear && self.dim() == 1 && w.view.batch == 0 && self.size(0) == w.view.rows) {
-    return call_linear(w, arguments.tensor(other), self, [&] { return arguments.run(-1, {}); });
+  const bool owns = w.tag->handler->owns_values();
+  if (w.view.transposed != (w.index == 2)) return owns ? std::optional<at::Tensor>(with_dequantized(arguments, w)) : std::nullopt;
+  const at::Tensor self = arguments.tensor(0), x = arguments.tensor(3 - w.index);
+  const auto beta = arguments[3].toScalar(), alpha = arguments[4].toScalar();
+  const bool is_bias = self.dim() == 1 && w.view.batch == 0 && self.size(0) == w.view.rows && (w.index == 2 || x.dim() == 1);
+  if (is_bias && beta.equal(1) && alpha.equal(1)) {
+    return call_linear(w, x, self, [&] { return arguments.run(-1, {}); });
   }
-  if (!w.tag->handler->owns_values()) {  // watchers see what comes out of the op as it is
-    return as_linear ? std::optional<at::Tensor>(product(w, arguments.tensor(other), std::nullopt, [&] { return arguments.run(-1, {}); })) : std::nullopt;
-  }
-  const auto y = matrix_product(arguments, w, other);
-  if (!as_linear && !(w.index == 1 && !w.view.transposed)) return y;  // with_dequantized ran the whole op already
-  return at::add(at::mul(*y, arguments[4].toScalar()), self, arguments[3].toScalar());
+  const auto y = matrix_product(arguments, w, 3 - w.index);
+  if (!owns) return y;  // a watcher's product is the op's own result, self and factors included
+  const at::Tensor scaled = alpha.equal(1) ? *y : at::mul(*y, alpha);
+  return beta.equal(0) ? scaled : at::add(scaled, self, beta);  // beta 0 ignores what self holds, NaN too
 }
 
 std::optional<at::Tensor> linear_op(const Arguments& arguments, const Operand& w) {
@@ -114,6 +121,8 @@ std::optional<at::Tensor> handle_matrix_op(OpShape shape, const Arguments& argum
   if (!w.has_value()) return std::nullopt;
   if (shape == OpShape::linear) return linear_op(arguments, *w);
   if (shape == OpShape::embedding) return embedding_op(arguments, *w);
+  // One element is its own transpose: it stands as the op needs it.
+  if (w->view.cols == 1 && w->view.rows == std::max<std::int64_t>(w->view.batch, 1)) w->view.transposed = w->index == right;
   if (adds) return add_product(arguments, *w);
   return matrix_product(arguments, *w, w->index == right ? left : right);
 }

@@ -8,6 +8,7 @@
 #include <vector>
 
 #include "fp8/runtime/dispatch/fallback.h"
+#include "fp8/runtime/profile/trace.h"
 
 namespace fp8::runtime {
 namespace {
@@ -64,6 +65,8 @@ class Interceptor final : public c10::OperatorKernel {
   std::optional<at::Tensor> handle(const c10::OperatorHandle& op, c10::DispatchKeySet keys, const torch::jit::Stack& stack) {
     const std::size_t count = op.schema().arguments().size();
     if (!any_tagged(stack, stack.size() - count)) return std::nullopt;
+    const std::string module = trace_enabled() ? tagged_modules(stack, stack.size() - count) : std::string();
+    const ModuleScope scope(module);
     const Arguments arguments{op, stack, stack.size() - count, [&](int replaced, const at::Tensor& value) {
                                 InterceptionPause pause;
                                 torch::jit::Stack copy(stack.end() - static_cast<std::ptrdiff_t>(count), stack.end());
@@ -77,6 +80,15 @@ class Interceptor final : public c10::OperatorKernel {
       case OpShape::convolution: return handle_convolution(row_.shape, arguments);
       default: return handle_matrix_op(row_.shape, arguments);
     }
+  }
+
+  /// For traces: whose weights the call met.
+  static std::string tagged_modules(const torch::jit::Stack& stack, std::size_t first) {
+    for (std::size_t i = first; i < stack.size(); ++i) {
+      const auto* tag = stack[i].isTensor() ? find_tag(stack[i].toTensor()) : nullptr;
+      if (tag != nullptr) return tag->module_names();
+    }
+    return "";
   }
 
   /// The cheap question asked of every call: 3 tensors at most can be weights.
@@ -130,7 +142,7 @@ std::optional<Operand> tagged_operand(const Arguments& arguments, int index) {
   const WeightTag* tag = t.defined() ? find_tag(t) : nullptr;
   if (tag == nullptr) return std::nullopt;
   const auto view = view_of(*tag, t);
-  if (view.has_value()) return Operand{tag, *view, t, index};
+  if (view.has_value()) return Operand{arguments.op.schema().name().c_str(), tag, *view, t, index};
   TORCH_CHECK(!tag->handler->owns_values() || t.scalar_type() != tag->dtype, "[", arguments.op.schema().name(), "] the weight of module '",
               tag->module_names(), "' is ", tag->dtype, " (", tag->handler->describe(), "): expected all of it or whole rows, got sizes ", t.sizes(),
               " and strides ", t.strides());

@@ -36,6 +36,7 @@ struct Arguments {
 
 /// A tagged operand of a call.
 struct Operand {
+  const char* op;  ///< name of the op that met it
   const WeightTag* tag;
   WeightView view;
   at::Tensor tensor;

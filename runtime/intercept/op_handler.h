@@ -32,7 +32,7 @@ struct LinearCall {
   const std::function<at::Tensor()>& original;  ///< the op as if nobody had tagged the weight
 };
 
-/// A convolution of any rank. weight: the whole parameter.
+/// A convolution of any rank. weight: the whole parameter; x: [B, C_in, ...], y: [B, C_out, ...].
 struct ConvolutionCall {
   const WeightTag& tag;
   const at::Tensor& weight;

@@ -58,6 +58,11 @@ void WeightTag::check_replace(const at::Tensor& self, at::ScalarType other) cons
               other, "; convert the module after loading, or load before converting");
 }
 
+void WeightTag::replaced(const at::Tensor& self) {
+  Block* block = block_of(self);
+  if (block != nullptr && !block->tag && same_geometry(*this, self)) block->tag = c10::intrusive_ptr<BlockTag>::reclaim_copy(this);
+}
+
 void tag_weight(const at::Tensor& weight, const std::string& module, std::shared_ptr<OpHandler> handler) {
   Block* block = block_of(weight);
   TORCH_CHECK(block != nullptr, "[tag_weight] ", module, ": expected a weight in hpu memory, got one on ", weight.device());
@@ -108,11 +113,12 @@ std::optional<WeightView> view_of(const WeightTag& tag, const at::Tensor& tensor
   }
   if (tensor.dim() < 2 || tensor.dim() > 3 || cols == 0) return std::nullopt;
   const std::int64_t a = tensor.size(-2), b = tensor.size(-1), sa = tensor.stride(-2), sb = tensor.stride(-1);
-  // [N, K] has strides (K, 1); its transpose [K, N] has (1, K). Where both fit (a dimension of 1), the whole shape decides.
-  const std::int64_t tag_rows = tag.sizes[tag.sizes.size() - 2];
-  const bool plain = sb == 1 && sa == cols, turned = sa == 1 && sb == cols;
+  // [N, K] has strides (K, 1); its transpose [K, N] has (1, K); the stride of a dimension of 1 says nothing. Where both fit
+  // (K = 1: a column against a row) the shape decides; a single element is its own transpose.
+  const bool plain = (sb == 1 || b == 1) && (sa == cols || a == 1) && b <= cols;
+  const bool turned = (sa == 1 || a == 1) && (sb == cols || b == 1) && a <= cols;
   if (!plain && !turned) return std::nullopt;
-  view.transposed = plain && turned ? !(a == tag_rows && b == cols) : turned;
+  view.transposed = plain && turned ? cols == 1 && b != 1 : turned;
   const std::int64_t rows = view.transposed ? b : a;
   view.cols = view.transposed ? a : b;
   const std::int64_t from = tensor.storage_offset() - tag.offset;
@@ -126,6 +132,7 @@ std::optional<WeightView> view_of(const WeightTag& tag, const at::Tensor& tensor
     view.rows = rows * view.batch;
   }
   if (view.first_col + view.cols > cols || (view.first_row + view.rows) * cols > total) return std::nullopt;
+  view.whole = view.rows * view.cols == total;
   return view;
 }
 

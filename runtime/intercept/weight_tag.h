@@ -28,6 +28,7 @@ struct WeightTag final : BlockTag {
   void check_copy(const at::Tensor& to, const at::Tensor& from) const override;
   void copied(const at::Tensor& to, const at::Tensor& from) const override;
   void check_replace(const at::Tensor& self, at::ScalarType dtype) const override;
+  void replaced(const at::Tensor& self) override;
   c10::intrusive_ptr<c10::BackendMeta> clone(const c10::intrusive_ptr<c10::BackendMeta>& self) const override { return self; }
 };
 

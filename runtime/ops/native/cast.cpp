@@ -13,6 +13,7 @@
 #include "fp8/runtime/device/device.h"
 #include "fp8/runtime/kernels/cast.h"
 #include "fp8/runtime/kernels/decode.h"
+#include "fp8/runtime/profile/trace.h"
 
 namespace fp8::runtime::ops {
 namespace {
@@ -127,6 +128,7 @@ std::tuple<at::Tensor, at::Tensor> cast_to_fp8_v2_meta(const at::Tensor& input, 
 }
 
 std::tuple<at::Tensor, at::Tensor> cast_to_fp8_v2(const at::Tensor& input, Scale scale, bool stochastic_rounding, bool is_amax, at::ScalarType dtype) {
+  trace_op("hpu::cast_to_fp8_v2", {input});
   auto [out, amax] = cast_to_fp8_v2_meta(input, is_amax, dtype);
   float* amax_data = is_amax ? amax.mutable_data_ptr<float>() : nullptr;
   if (is_amax) *amax_data = 0;
@@ -144,6 +146,7 @@ std::tuple<at::Tensor&, at::Tensor&> cast_to_fp8(const at::Tensor& input, const 
                                                  at::Tensor& amax) {
   TORCH_CHECK(input.scalar_type() == at::kFloat || input.scalar_type() == at::kBFloat16, "[cast_to_fp8] expected input of dtype Float or BFloat16, got ",
               input.scalar_type());
+  trace_op("hpu::cast_to_fp8", {input});
   check_fp8("cast_to_fp8", "out", out.scalar_type());
   TORCH_CHECK(out.sizes() == input.sizes() && out.is_contiguous(), "[cast_to_fp8] expected a contiguous out of sizes ", input.sizes(), ", got sizes ", out.sizes());
   TORCH_CHECK(amax.numel() == 0 || amax.scalar_type() == at::kFloat, "[cast_to_fp8] expected amax of dtype Float, got ", amax.scalar_type());
@@ -158,6 +161,7 @@ at::Tensor cast_from_fp8_meta(const at::Tensor& input, at::ScalarType out_dtype)
 }
 
 at::Tensor cast_from_fp8(const at::Tensor& input, Scale scale, at::ScalarType out_dtype) {
+  trace_op("hpu::cast_from_fp8", {input});
   at::Tensor out = cast_from_fp8_meta(input, out_dtype);
   const at::Tensor codes = input.is_contiguous() ? input : input.view(at::kByte).contiguous();
   round_to(scale, out_dtype);
@@ -189,6 +193,7 @@ at::Tensor calculate_scale_for_cast_meta(const at::Tensor& input, int64_t max_mo
 
 at::Tensor calculate_scale_for_cast(const at::Tensor& input, int64_t max_mode, int64_t scale_mode, int64_t reduce_axis, bool reduce_keepdim,
                                     double fullscale, double backoff) {
+  trace_op("hpu::calculate_scale_for_cast", {input});
   at::Tensor out = calculate_scale_for_cast_meta(input, max_mode, scale_mode, reduce_axis, reduce_keepdim);
   at::Tensor v = at::empty(out.sizes(), out.options().dtype(at::kFloat));
   const at::Tensor host = cpu_alias(input.detach());

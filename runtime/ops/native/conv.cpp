@@ -6,6 +6,7 @@
 #include "fp8/runtime/kernels/gemm.h"
 #include "fp8/runtime/kernels/thread_pool.h"
 #include "fp8/runtime/ops/native/gemm.h"
+#include "fp8/runtime/profile/trace.h"
 
 namespace fp8::runtime::ops {
 namespace {
@@ -82,6 +83,7 @@ at::Tensor conv2d_fp8_meta(const at::Tensor& input, const at::Tensor& weight, co
 }
 
 at::Tensor conv2d_fp8(const at::Tensor& input, const at::Tensor& weight, const std::optional<at::Tensor>& bias, ConvOptions o) {
+  trace_op("hpu::conv2d_fp8", {input, weight});
   const Geometry g = geometry_of(input, weight, bias, o);
   const at::Tensor x = input.view(at::kByte).contiguous(), w = weight.view(at::kByte).contiguous();
   const at::Tensor patches = at::empty({g.pixels(), g.patch()}, x.options());

@@ -5,6 +5,7 @@
 #include <ATen/ops/empty.h>
 
 #include "fp8/runtime/kernels/gemm.h"
+#include "fp8/runtime/profile/trace.h"
 
 namespace fp8::runtime::ops {
 namespace {
@@ -104,6 +105,7 @@ at::Tensor fp8_gemm_meta(const at::Tensor& a, const at::Tensor& b, const std::op
 
 at::Tensor fp8_gemm(const at::Tensor& a, const at::Tensor& b, const std::optional<at::Tensor>& d, const std::optional<at::Tensor>& bias,
                     const GemmOptions& o) {
+  trace_op("hpu::fp8_gemm_v2", {a, b});
   const Plan p = plan_of(a, b, o);
   check_addends(p, d, bias, o.accumulate);
   Factors f;

@@ -6,6 +6,7 @@
 
 #include "fp8/runtime/kernels/gemm.h"
 #include "fp8/runtime/ops/native/arguments.h"
+#include "fp8/runtime/profile/trace.h"
 
 namespace fp8::runtime::ops {
 namespace {
@@ -30,6 +31,7 @@ at::Tensor result_of(const at::Tensor& x, const at::Tensor& weight, const at::Te
 }  // namespace
 
 at::Tensor weight_only_linear(const at::Tensor& x, const at::Tensor& weight, const at::Tensor& scale_inv, const std::optional<at::Tensor>& bias) {
+  trace_op("fp8::weight_only_linear", {x, weight});
   const at::Tensor y = result_of(x, weight, scale_inv, bias);
   const at::Tensor a = x.contiguous(), codes = weight.is_contiguous() ? weight : weight.view(at::kByte).contiguous();
   const Scale scale = scale_of(scale_inv, std::nullopt);
