@@ -78,7 +78,8 @@ int run_command(int argc, char** argv) {
   try {
     app.parse(argc, argv);
   } catch (const CLI::CallForHelp&) {
-    write_stdout(app.help());
+    const auto text = app.help();
+    write_stdout(text.back() == '\n' ? text : text + "\n");
     return 0;
   } catch (const CLI::CallForVersion& version) {
     write_stdout(std::string(version.what()) + "\n");
