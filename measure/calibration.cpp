@@ -17,6 +17,8 @@
 namespace fp8::measure {
 namespace {
 
+constexpr std::size_t kMaxReported = 10000;  // a broken model on a long run must not fill the memory with reports
+
 bool is_default_type(const std::string&, const std::string& type) { return type == "Linear" || type == "Conv2d"; }
 
 /// max |t|; NaN if any is NaN.
@@ -45,27 +47,32 @@ std::shared_ptr<CalibrationSession> CalibrationSession::of(const torch::jit::Mod
 
 std::shared_ptr<CalibrationSession> CalibrationSession::attach(const std::vector<WeightModule>& modules, CalibrationOptions options) {
   if (!options.select) options.select = is_default_type;
-  std::shared_ptr<CalibrationSession> session(new CalibrationSession(std::move(options)));
-  std::map<const void*, std::shared_ptr<WeightWatcher>> by_memory;  // tied weights share one watcher
+  std::vector<const WeightModule*> selected;  // all are checked before the first one is touched
   for (const auto& m : modules) {
-    if (!session->options_.select(m.name, m.type)) continue;
+    if (!options.select(m.name, m.type)) continue;
     TORCH_CHECK(m.weight.device().is_hpu(), "[measure] ", m.name, ": expected the weight on hpu, found it on ", m.weight.device());
     TORCH_CHECK(!c10::isFloat8Type(m.weight.scalar_type()), "[measure] ", m.name, ": the weight is ", m.weight.scalar_type(),
                 " already; measure the high precision model");
+    TORCH_CHECK(m.weight.is_contiguous(), "[measure] ", m.name, ": expected a contiguous weight, found strides ", m.weight.strides());
+    selected.push_back(&m);
+  }
+  std::shared_ptr<CalibrationSession> session(new CalibrationSession(std::move(options)));
+  std::map<const void*, std::shared_ptr<WeightWatcher>> by_memory;  // tied weights share one watcher
+  for (const WeightModule* module : selected) {
+    const WeightModule& m = *module;
     Record record{m.name};
     if (session->options_.weights) {
       record.weight = amax_of(m.weight);
       record.weight_seen = session->finite(record, "weight", m.weight, record.weight);
     }
     auto& watcher = by_memory[m.weight.const_data_ptr()];
-    if (!watcher) {
-      watcher = std::make_shared<WeightWatcher>(session, m.bias);
-      session->weights_.emplace_back(m.weight.getIntrusivePtr());
-    }
+    if (!watcher) watcher = std::make_shared<WeightWatcher>(session, m.bias);
+    session->weights_.emplace_back(m.weight.getIntrusivePtr());
     watcher->add_record(session->records_.size());
     session->records_.push_back(std::move(record));
     runtime::tag_weight(m.weight, m.name, watcher);
   }
+  session->options_.select = nullptr;  // it may refer to what the caller has on its stack
   return session;
 }
 
@@ -90,13 +97,14 @@ void CalibrationSession::begin_samples(std::int64_t first, std::int64_t count) {
   first_sample_ = first;
   batch_ = count;
   samples_ = std::max(samples_, first + count);
-  last_input_ = at::Tensor();
+  last_input_.reset();
 }
 
 float CalibrationSession::input_amax(const at::Tensor& x) {
   if (x.is_inference()) return amax_of(x);  // no version to tell whether it was written to since
-  if (!last_input_.defined() || !last_input_.is_same(x) || last_version_ != x._version()) {
-    last_input_ = x;
+  // The weak pointer keeps the address from being given to another tensor, so the same address is the same tensor.
+  if (last_input_._unsafe_get_target() != x.unsafeGetTensorImpl() || last_version_ != x._version()) {
+    last_input_ = WeakTensor(x.getIntrusivePtr());
     last_version_ = x._version();
     last_amax_ = amax_of(x);
   }
@@ -105,6 +113,7 @@ float CalibrationSession::input_amax(const at::Tensor& x) {
 
 bool CalibrationSession::finite(const Record& record, const char* tensor, const at::Tensor& t, float amax) {
   if (std::isfinite(amax)) return true;
+  if (non_finite_.size() >= kMaxReported) return false;
   std::int64_t sample = tensor == std::string("weight") ? -1 : first_sample_;
   if (sample >= 0 && batch_ > 1 && t.dim() > 1 && t.size(0) % batch_ == 0) {  // which of the batch it was
     const std::int64_t rows = t.size(0) / batch_;
@@ -130,6 +139,7 @@ void CalibrationSession::observe(const std::vector<std::size_t>& records, const 
     if (in_ok) record.input = std::max(record.input, in);
     if (out_ok) record.output = std::max(record.output, out);
     record.called = record.called || in_ok;
+    record.output_seen = record.output_seen || (options_.outputs && out_ok);
   }
   watch_seconds_ += std::chrono::duration<double>(std::chrono::steady_clock::now() - start).count();
 }
@@ -142,7 +152,7 @@ MeasurementFile CalibrationSession::result_locked() const {
     if (!r.called) continue;
     Measurement m{r.module, {}, std::nullopt, std::nullopt};
     if (options_.inputs) m.inputs.push_back({r.input});
-    if (options_.outputs) m.outputs = std::vector<Amax>{{r.output}};
+    if (r.output_seen) m.outputs = std::vector<Amax>{{r.output}};
     if (r.weight_seen) m.weight = Amax{r.weight};
     file.modules.push_back(std::move(m));
   }
@@ -169,23 +179,35 @@ std::int64_t CalibrationSession::samples() const {
   return samples_;
 }
 
-std::vector<std::filesystem::path> CalibrationSession::finalize() {
+/// Ends the session. `lock` holds mutex_ and is let go before tags are touched.
+void CalibrationSession::take_off(std::unique_lock<std::mutex> lock) {
   const auto self = shared_from_this();  // the watchers' references go away below
   std::vector<at::Tensor> watched;
-  {
-    const std::lock_guard<std::mutex> lock(mutex_);
-    if (finalized_) return {};
-    finalized_ = true;
-    last_input_ = at::Tensor();
-    for (auto& weak : weights_) {
-      if (auto impl = weak.lock(); impl.defined()) watched.emplace_back(std::move(impl));
-    }
-    weights_.clear();
+  finalized_ = true;
+  last_input_.reset();
+  for (auto& weak : weights_) {
+    if (auto impl = weak.lock(); impl.defined()) watched.emplace_back(std::move(impl));
   }
+  weights_.clear();
+  lock.unlock();
   for (const auto& weight : watched) {
-    if (watcher_on(weight) != nullptr) runtime::untag_weight(weight);
+    const WeightWatcher* watcher = watcher_on(weight);  // a later calibration's stays
+    if (watcher != nullptr && watcher->session().get() == this) runtime::untag_weight(weight);
   }
-  return options_.prefix.empty() ? std::vector<std::filesystem::path>{} : write_measurements(options_.prefix, result());
+}
+
+std::vector<std::filesystem::path> CalibrationSession::finalize() {
+  std::unique_lock<std::mutex> lock(mutex_);
+  if (finalized_) return {};
+  std::vector<std::filesystem::path> paths;
+  if (!options_.prefix.empty()) paths = write_measurements(options_.prefix, result_locked());
+  take_off(std::move(lock));
+  return paths;
+}
+
+void CalibrationSession::discard() {
+  std::unique_lock<std::mutex> lock(mutex_);
+  if (!finalized_) take_off(std::move(lock));
 }
 
 std::vector<std::filesystem::path> finalize_calibration(const torch::nn::Module& model) {

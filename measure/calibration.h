@@ -28,7 +28,7 @@ struct CalibrationOptions {
   std::string prefix;
 };
 
-/// A NaN or Inf seen in calibration data; its tensor's amax of that call was not stored.
+/// A NaN or Inf seen in calibration data; its tensor's amax of that call was not stored. The first 10000 are kept.
 struct NonFinite {
   std::string module, tensor;  ///< tensor: "input", "output" or "weight"
   std::int64_t sample = -1;    ///< index of the sample, -1 for weights
@@ -57,18 +57,21 @@ class CalibrationSession : public std::enable_shared_from_this<CalibrationSessio
   /// Time spent looking at tensors so far: what measuring costs on top of the plain forward.
   double watch_seconds() const;
 
-  /// Takes the watchers off and writes the files (none without a prefix). Returns their paths; a second call does nothing.
+  /// Writes the files (none without a prefix) and takes the watchers off. Returns their paths; a second call does nothing. If writing
+  /// throws, the calibration goes on: mend the cause and call again.
   std::vector<std::filesystem::path> finalize();
+  /// Takes the watchers off and writes nothing, now and later: the run failed.
+  void discard();
 
  private:
   friend class WeightWatcher;
-  using WeakWeight = c10::weak_intrusive_ptr<c10::TensorImpl, c10::UndefinedTensorImpl>;
+  using WeakTensor = c10::weak_intrusive_ptr<c10::TensorImpl, c10::UndefinedTensorImpl>;
 
   /// What one module showed so far.
   struct Record {
     std::string module;
     float input = 0, output = 0, weight = 0;
-    bool called = false, weight_seen = false;
+    bool called = false, output_seen = false, weight_seen = false;
   };
 
   explicit CalibrationSession(CalibrationOptions options) : options_(std::move(options)) {}
@@ -77,16 +80,17 @@ class CalibrationSession : public std::enable_shared_from_this<CalibrationSessio
   MeasurementFile result_locked() const;
   float input_amax(const at::Tensor& x);
   void observe(const std::vector<std::size_t>& records, const at::Tensor& x, const at::Tensor& y);
+  void take_off(std::unique_lock<std::mutex> lock);
   bool finite(const Record& record, const char* tensor, const at::Tensor& t, float amax);
 
   CalibrationOptions options_;
   mutable std::mutex mutex_;
   std::vector<Record> records_;      ///< one per selected module, in order
-  std::vector<WeakWeight> weights_;  ///< weak: the weights own the watchers, and they own the session
+  std::vector<WeakTensor> weights_;  ///< weak: the weights own the watchers, and they own the session
   std::vector<NonFinite> non_finite_;
   std::int64_t first_sample_ = 0, batch_ = 0, samples_ = 0;
   double watch_seconds_ = 0;
-  at::Tensor last_input_;  ///< q, k and v read one x: its amax is taken once
+  WeakTensor last_input_{c10::intrusive_ptr<c10::TensorImpl, c10::UndefinedTensorImpl>()};  ///< q, k and v read one x: its amax is taken once; weak, so that x and its graph can go
   std::uint32_t last_version_ = 0;
   float last_amax_ = 0;
   bool finalized_ = false;

@@ -1,9 +1,17 @@
 // SPDX-License-Identifier: Apache-2.0
 #include "fp8/measure/measurement_file.h"
 
-#include <cmath>
-#include <cstring>
+#include <unistd.h>
 
+#include <cerrno>
+#include <cmath>
+#include <cstdio>
+#include <cstring>
+#include <list>
+#include <set>
+#include <system_error>
+
+#include "fp8/runtime/io/atomic_file.h"
 #include "fp8/runtime/io/error.h"
 #include "fp8/runtime/io/json.h"
 #include "fp8/runtime/io/npz.h"
@@ -75,6 +83,36 @@ PyValue python_of(const MeasurementFile& file) {
   out.insert("Nodes", std::move(nodes));
   return out;
 }
+
+/// Makes a folder and its parents; takes back what it made unless keep() is called.
+class MadeFolders {
+ public:
+  explicit MadeFolders(const fs::path& folder) {
+    std::error_code error;
+    for (fs::path at = folder; !at.empty() && !fs::exists(at, error); at = at.parent_path()) {
+      made_.push_back(at);
+      if (at == at.parent_path()) break;
+    }
+    if (folder.empty()) return;
+    fs::create_directories(folder, error);
+    if (!error && !fs::is_directory(folder, error)) error = std::make_error_code(std::errc::not_a_directory);
+    if (!error) return;
+    remove();
+    throw io::Error(io::printable(folder.string(), 4096) + ": can't be created: " + error.message());
+  }
+  ~MadeFolders() { remove(); }
+  MadeFolders(const MadeFolders&) = delete;
+  MadeFolders& operator=(const MadeFolders&) = delete;
+  void keep() { made_.clear(); }
+
+ private:
+  void remove() noexcept {
+    std::error_code ignored;  // one that is not empty is somebody else's by now, and stays
+    for (const auto& path : made_) fs::remove(path, ignored);
+    made_.clear();
+  }
+  std::vector<fs::path> made_;  // the deepest first
+};
 
 // --- reading
 
@@ -183,16 +221,28 @@ std::string MeasurementFile::fingerprint() const {
 
 std::vector<fs::path> write_measurements(const std::string& prefix, const MeasurementFile& file) {
   const std::string base = prefix + kSuffix;
-  if (const fs::path folder = fs::path(base).parent_path(); !folder.empty()) {
-    std::error_code error;
-    fs::create_directories(folder, error);
-    if (error) fail(folder.string(), "can't be created: " + error.message());
-  }
   const std::vector<fs::path> paths = {base + ".json", base + ".npz", base + "_mod_list.json"};
-  io::write_json(paths[0], json_of(file), 4);
-  io::write_npz(paths[1], python_of(file));
-  io::write_json(paths[2], Json(file.selected), 4);
+  const std::string contents[] = {io::json_text(paths[0], json_of(file), 4), io::npz_bytes(paths[1], python_of(file)),
+                                  io::json_text(paths[2], Json(file.selected), 4)};
+  MadeFolders folders(paths[0].parent_path());
+  std::list<io::AtomicFile> files;  // all written before the first appears: a full disk leaves none of them
+  for (std::size_t i = 0; i < paths.size(); ++i) {
+    files.emplace_back(paths[i], contents[i].size());
+    files.back().append(contents[i]);
+  }
+  for (auto& written : files) written.commit();
+  folders.keep();
   return paths;
+}
+
+void check_writable(const std::string& prefix) {
+  std::error_code error;
+  fs::path folder = fs::absolute(prefix + kSuffix, error).parent_path();
+  while (!fs::exists(folder, error) && folder != folder.parent_path()) folder = folder.parent_path();
+  if (!fs::is_directory(folder, error)) fail(io::printable(folder.string(), 4096), "expected a folder for measurements, found a file");
+  if (::access(folder.c_str(), W_OK | X_OK) != 0) {
+    fail(io::printable(folder.string(), 4096), std::string("measurements can't be written there: ") + std::strerror(errno));
+  }
 }
 
 std::string find_measurements(const std::string& where) {
@@ -200,14 +250,16 @@ std::string find_measurements(const std::string& where) {
     if (ends_with(where, end)) return where.substr(0, where.size() - end.size());
   }
   if (!fs::is_directory(where)) return where;
-  std::vector<std::string> found;
+  std::set<std::string> found;  // prefixes: the .json and the .npz of one measurement have the same
   for (const auto& entry : fs::directory_iterator(where)) {
-    const std::string name = entry.path().filename().string();
-    if (ends_with(name, std::string(kSuffix) + ".json")) found.push_back(entry.path().string());
+    const std::string path = entry.path().string();
+    for (const std::string& end : {std::string(kSuffix) + ".json", std::string(kSuffix) + ".npz"}) {
+      if (ends_with(path, end)) found.insert(path.substr(0, path.size() - end.size()));
+    }
   }
   if (found.empty()) fail(where, std::string("expected a measurement (*") + kSuffix + ".json), found none");
   if (found.size() > 1) fail(where, "expected one measurement, found " + std::to_string(found.size()) + "; name one by its prefix");
-  return found[0].substr(0, found[0].size() - std::strlen(kSuffix) - 5);
+  return *found.begin();
 }
 
 MeasurementFile read_measurements(const std::string& where) {

@@ -36,8 +36,12 @@ struct MeasurementFile {
   std::string fingerprint() const;
 };
 
-/// Writes the three files atomically; returns their paths. `prefix` as in "out/stats/inc_output".
+/// Writes the three files, each atomically and none before all are on the disk; returns their paths. `prefix` as in "out/stats/inc_output";
+/// its folder is made, and taken back when writing fails. Throws io::Error.
 std::vector<std::filesystem::path> write_measurements(const std::string& prefix, const MeasurementFile& file);
+
+/// Throws io::Error if write_measurements() could not make its files there: to be asked before a long run. Writes nothing.
+void check_writable(const std::string& prefix);
 
 /// Reads PREFIX_hooks_maxabs.json, or the .npz where there is no .json. `where` is a prefix, one of the files, or a folder that holds
 /// exactly one measurement. Throws io::Error naming file and module: missing, malformed, negative, NaN or infinite values.

@@ -49,7 +49,7 @@ class Job {
 
   void write(const fs::path& out) {
     OutputFolder folder(out, options_.overwrite);
-    ShardedWriter writer(folder.path(), entries_);
+    ShardedWriter writer(folder.path(), entries_, options_.shard_bytes);
     total_ = source_.total_bytes();
     for (const auto& e : entries_) {
       if (const PlannedModule* m = weight_of(e.name)) {
@@ -62,7 +62,7 @@ class Job {
     const Scheme scheme = plan_.modules.front().scheme;
     io::Json config = config_;
     config["quantization_config"] = compressed_tensors::make_config(scheme, names_, kept_linears());
-    if (untied_) config["tie_word_embeddings"] = false;
+    if (tied_ && plan_.find("lm_head") != nullptr) config["tie_word_embeddings"] = false;
     folder.write_json("config.json", config);
     folder.write_json(kSidecarName, make_sidecar(plan_, scheme));
     folder.carry_through(source_.folder());
@@ -86,8 +86,12 @@ class Job {
       if (tensor.size() <= 7 || tensor.compare(tensor.size() - 7, 7, ".weight") != 0 || info.shape.size() < 2) continue;
       modules.push_back({module_of(tensor), type_of_weight(module_of(tensor), info.shape), info.shape});
     }
-    const bool tied = config_.value("tie_word_embeddings", io::Json(false)) == io::Json(true);
-    if (tied && !source_.contains("lm_head.weight") && source_.contains("model.embed_tokens.weight")) {
+    const io::Json tie = config_.value("tie_word_embeddings", io::Json(false));
+    if (!tie.is_boolean() && !tie.is_null()) {
+      throw io::Error((source_.folder() / "config.json").string() + ": key 'tie_word_embeddings': found " + io::printable(tie.dump(-1, ' ', true), 60) + ", allowed: true, false");
+    }
+    tied_ = tie == io::Json(true);
+    if (tied_ && !source_.contains("lm_head.weight") && source_.contains("model.embed_tokens.weight")) {
       modules.push_back({"lm_head", "Linear", source_.info("model.embed_tokens.weight").shape});
       tied_head_ = true;
     }
@@ -240,7 +244,9 @@ class Job {
   const CheckpointOptions& options_;
   io::Json config_;
   io::Checkpoint source_;
-  bool tied_head_ = false, untied_ = false;
+  bool tied_ = false;       // config.json says so; a quantized lm_head ends it
+  bool tied_head_ = false;  // and the file has no lm_head.weight
+  bool untied_ = false;     // lm_head is quantized from the embedding's tensor
   Plan plan_;
   std::vector<std::string> names_;
   std::vector<io::SafetensorsWriter::Entry> entries_;
@@ -253,6 +259,7 @@ class Job {
 }  // namespace
 
 CheckpointReport quantize_checkpoint(const fs::path& model, const fs::path& out, const CheckpointOptions& options) {
+  if (!options.dry_run) io::refuse_same_path(model, out);
   Job job(model, options);
   const CheckpointReport report = job.report();
   if (!options.dry_run) job.write(out);

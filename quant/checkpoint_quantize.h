@@ -16,6 +16,7 @@ struct CheckpointOptions {
   PlanOptions plan;
   bool overwrite = false;
   bool dry_run = false;  ///< plan and byte counts only; nothing is written, no data read
+  std::uint64_t shard_bytes = 5'000'000'000;  ///< tensor data of one file, unless a single tensor is larger
   /// Called with bytes done and in all, at most some hundred times; may be empty.
   std::function<void(std::uint64_t, std::uint64_t)> progress;
   /// Asked between chunks; true ends the work with an io::Error "interrupted" and leaves nothing behind. May be empty.

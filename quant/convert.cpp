@@ -6,6 +6,7 @@
 #include <torch/csrc/jit/api/module.h>
 #include <torch/nn/module.h>
 
+#include <algorithm>
 #include <map>
 #include <ostream>
 #include <sstream>
@@ -26,13 +27,28 @@ std::vector<ModuleInfo> infos_of(const std::vector<measure::WeightModule>& modul
   return infos;
 }
 
+/// The weight as a matrix of output channels: [C_out, rest] of a convolution, else [.., K] with one channel per row (stacked experts
+/// [E, N, K] have E * N).
+struct Channels {
+  std::int64_t rows, cols;
+};
+Channels channels_of(const measure::WeightModule& m) {
+  const at::Tensor& w = m.weight;
+  if (w.dim() == 0) return {1, 1};
+  const bool convolution = m.type.rfind("Conv", 0) == 0;
+  std::int64_t rows = w.size(0);
+  for (std::int64_t d = 1; !convolution && d + 1 < w.dim(); ++d) rows *= w.size(d);
+  return {rows, rows == 0 ? 0 : w.numel() / rows};
+}
+
 /// amax of the weight: one value, or one per output channel.
-std::vector<float> weight_amax(const at::Tensor& w, WeightGranularity granularity) {
+std::vector<float> weight_amax(const measure::WeightModule& m, WeightGranularity granularity) {
+  const at::Tensor w = m.weight.detach().contiguous();
   const auto type = runtime::ops::float_type_of(w.scalar_type());
   if (granularity == WeightGranularity::tensor) return {kernels::amax(w.const_data_ptr(), type, w.numel())};
-  std::vector<float> amax(static_cast<std::size_t>(w.size(0)));
-  const std::int64_t cols = w.numel() / std::max<std::int64_t>(w.size(0), 1);
-  kernels::amax_rows(w.const_data_ptr(), type, w.size(0), cols, cols, amax.data());
+  const Channels c = channels_of(m);
+  std::vector<float> amax(static_cast<std::size_t>(c.rows));
+  kernels::amax_rows(w.const_data_ptr(), type, c.rows, c.cols, c.cols, amax.data());
   return amax;
 }
 
@@ -42,31 +58,54 @@ void check_weight(const measure::WeightModule& m) {
               m.weight.scalar_type(), (c10::isFloat8Type(m.weight.scalar_type()) ? " (converted already)" : ""));
 }
 
-/// The largest amax of each fuse group.
-std::map<std::string, float> group_amax(const Plan& plan, const std::map<std::string, const measure::WeightModule*>& by_name) {
-  std::map<std::string, float> largest;
+using ModulesByName = std::map<std::string, const measure::WeightModule*>;
+
+/// The scales of every planned weight, in the plan's order. Throws for NaN, Inf, and weights that are not the measured ones: after this
+/// nothing can fail but memory.
+std::vector<WeightScales> all_scales(const Plan& plan, const ModulesByName& by_name) {
+  std::vector<std::vector<float>> amax;
+  std::map<std::string, float> groups;  // the largest amax of each fuse group
   for (const auto& p : plan.modules) {
-    if (p.fuse_group.empty()) continue;
-    const float amax = weight_amax(by_name.at(p.info.name)->weight.contiguous(), WeightGranularity::tensor)[0];
-    float& group = largest[p.fuse_group];
-    group = std::isnan(amax) || amax > group ? amax : group;  // NaN stays, and is reported with its module
+    amax.push_back(weight_amax(*by_name.at(p.info.name), p.scheme.weights));
+    weight_scales(amax.back(), p.scheme, p.info.name + ".weight");  // finite, or an error that names the module
+    check_measured_weight(p, amax.back().empty() ? 0.0f : *std::max_element(amax.back().begin(), amax.back().end()));
+    if (!p.fuse_group.empty()) groups[p.fuse_group] = std::max(groups[p.fuse_group], amax.back()[0]);
   }
-  return largest;
+  std::vector<WeightScales> scales;
+  for (std::size_t i = 0; i < plan.modules.size(); ++i) {
+    const auto group = groups.find(plan.modules[i].fuse_group);
+    if (group != groups.end()) amax[i] = {group->second};
+    scales.push_back(weight_scales(amax[i], plan.modules[i].scheme, plan.modules[i].info.name + ".weight"));
+  }
+  return scales;
 }
 
-ConvertedModule convert_one(const measure::WeightModule& m, const PlannedModule& p, std::optional<float> fused) {
+ConvertedModule convert_one(const measure::WeightModule& m, const PlannedModule& p, const WeightScales& scales) {
   const at::Tensor w = m.weight.detach().contiguous();
-  std::vector<float> amax = weight_amax(w, p.scheme.weights);
-  check_measured_weight(p, *std::max_element(amax.begin(), amax.end()));
-  if (fused.has_value()) amax = {*fused};
-  const WeightScales scales = weight_scales(amax, p.scheme, m.name + ".weight");
   const at::Tensor codes = at::empty(w.sizes(), w.options().dtype(runtime::ops::dtype_of(p.scheme.format)));
-  const std::int64_t cols = w.numel() / std::max<std::int64_t>(w.size(0), 1);
-  cast_weight_rows(w.const_data_ptr(), runtime::ops::float_type_of(w.scalar_type()), w.size(0), cols, 0, scales, p.scheme,
+  const Channels c = channels_of(m);
+  cast_weight_rows(w.const_data_ptr(), runtime::ops::float_type_of(w.scalar_type()), c.rows, c.cols, 0, scales, p.scheme,
                    static_cast<std::uint8_t*>(codes.mutable_data_ptr()));
   ConvertedModule out{m.name, m.type, p.scheme.describe(), static_cast<std::int64_t>(w.nbytes()), static_cast<std::int64_t>(codes.nbytes())};
   attach_fp8(m, codes, scales.scale_inv, p.scheme, w.scalar_type());
   return out;
+}
+
+/// Modules that the plan keeps, but whose weight is the one of a converted module: they read fp8 too, and the report says so.
+void report_ties(const std::vector<measure::WeightModule>& modules, const std::map<const void*, std::string>& done, ConversionReport& report) {
+  for (auto it = report.skipped.begin(); it != report.skipped.end();) {
+    const auto m = std::find_if(modules.begin(), modules.end(), [&](const auto& w) { return w.name == it->name; });
+    const auto owner = m == modules.end() ? done.end() : done.find(m->weight.unsafeGetTensorImpl());
+    if (owner == done.end()) {
+      ++it;
+      continue;
+    }
+    const auto handler = runtime::find_tag(m->weight)->handler;
+    runtime::tag_weight(m->weight, m->name, handler);
+    report.converted.push_back({m->name, m->type, handler->describe() + " (tied to " + owner->second + ")", 0, 0});
+    report.warnings.push_back(m->name + " shares the weight of " + owner->second + " and became fp8 with it");
+    it = report.skipped.erase(it);
+  }
 }
 
 void describe_into(const torch::nn::Module& module, const std::string& name, const std::string& path, int depth, std::ostream& out) {
@@ -101,24 +140,25 @@ Plan plan_for(const std::vector<measure::WeightModule>& modules, const PlanOptio
 ConversionReport convert(const std::vector<measure::WeightModule>& modules, const PlanOptions& options) {
   TORCH_CHECK(runtime::device_kind() != runtime::DeviceKind::gaudi, "[convert] fp8 is not supported on GAUDI, allowed: gaudi2, gaudi3 (FP8_HPU_DEVICE)");
   const Plan plan = plan_for(modules, options);
-  std::map<std::string, const measure::WeightModule*> by_name;
+  ModulesByName by_name;
   for (const auto& m : modules) by_name[m.name] = &m;
   for (const auto& p : plan.modules) check_weight(*by_name.at(p.info.name));
-  const auto fused = group_amax(plan, by_name);
+  const std::vector<WeightScales> scales = all_scales(plan, by_name);
   ConversionReport report{{}, plan.skipped, plan.warnings};
   std::map<const void*, std::string> done;  // tied weights are converted once
-  for (const auto& p : plan.modules) {
+  for (std::size_t i = 0; i < plan.modules.size(); ++i) {
+    const PlannedModule& p = plan.modules[i];
     const auto& m = *by_name.at(p.info.name);
     if (auto it = done.find(m.weight.unsafeGetTensorImpl()); it != done.end()) {
-      const auto* tag = runtime::find_tag(m.weight);
-      runtime::tag_weight(m.weight, m.name, tag->handler);
+      const auto handler = runtime::find_tag(m.weight)->handler;
+      runtime::tag_weight(m.weight, m.name, handler);
       report.converted.push_back({m.name, m.type, p.scheme.describe() + " (tied to " + it->second + ")", 0, 0});
       continue;
     }
-    const auto group = fused.find(p.fuse_group);
-    report.converted.push_back(convert_one(m, p, group != fused.end() ? std::optional<float>(group->second) : std::nullopt));
+    report.converted.push_back(convert_one(m, p, scales[i]));
     done[m.weight.unsafeGetTensorImpl()] = m.name;
   }
+  report_ties(modules, done, report);
   return report;
 }
 

@@ -25,7 +25,7 @@ struct ConversionReport {
 std::ostream& operator<<(std::ostream& out, const ConversionReport& report);
 
 /// Converts by the plan that make_plan() makes of the model's modules. Throws c10::Error or io::Error naming the module: weights not on hpu,
-/// NaN or Inf in a weight, an unmeasured module, measurements of another model. Nothing is converted when the plan fails.
+/// NaN or Inf in a weight, an unmeasured module, measurements of another model. Nothing is converted then.
 ConversionReport convert(const torch::nn::Module& model, const PlanOptions& options);
 /// TorchScript modules (scripted, traced, frozen afterwards). `optimize_for_inference` output holds weights as constants: refused by name.
 ConversionReport convert(const torch::jit::Module& model, const PlanOptions& options);

@@ -4,14 +4,17 @@
 #include <ATen/autocast_mode.h>
 #include <ATen/core/LegacyTypeDispatch.h>
 #include <ATen/core/grad_mode.h>
-#include <ATen/ops/conv2d.h>
 #include <ATen/ops/convolution.h>
 #include <ATen/ops/empty.h>
 #include <ATen/ops/full.h>
 
+#include <limits>
+#include <numeric>
+
 #include "fp8/runtime/device/device.h"
 #include "fp8/runtime/intercept/weight_tag.h"
 #include "fp8/runtime/kernels/cast.h"
+#include "fp8/runtime/kernels/decode.h"
 #include "fp8/runtime/ops/fp8_ops.h"
 #include "fp8/runtime/ops/native/arguments.h"
 
@@ -42,6 +45,24 @@ bool wants_gradient(const at::Tensor& x, const std::optional<at::Tensor>& bias) 
   return at::GradMode::is_enabled() && (x.requires_grad() || (bias.has_value() && bias->requires_grad()));
 }
 
+/// codes [rows, cols] -> values. The product is taken in f32 and rounded once, to `dtype`: hpu::cast_from_fp8 would round the scale first.
+at::Tensor decode(const at::Tensor& codes, at::IntArrayRef sizes, std::int64_t rows, at::ScalarType dtype, recipes::Format format, const float* scale_inv,
+                  std::int64_t scale_stride) {
+  const at::Tensor dense = codes.is_contiguous() ? codes : codes.view(at::kByte).contiguous();
+  at::Tensor out = at::empty(sizes, codes.options().dtype(dtype));
+  kernels::DecodeArgs args;
+  args.codes = static_cast<const std::uint8_t*>(dense.const_data_ptr());
+  args.rows = rows;
+  args.cols = rows == 0 ? 0 : codes.numel() / rows;
+  args.format = format;
+  args.y = out.mutable_data_ptr();
+  args.type = ops::float_type_of(dtype);
+  args.scale_inv = scale_inv;
+  args.scale_row_stride = scale_stride;
+  kernels::decode_from_fp8(args);
+  return out;
+}
+
 }  // namespace
 
 Fp8Handler::Fp8Handler(Scheme scheme, at::Tensor weight_scale_inv, at::ScalarType original_dtype)
@@ -60,15 +81,17 @@ Fp8Handler::CastInput Fp8Handler::cast_input(const at::Tensor& x, bool per_row) 
   if (scheme_.activations == ActivationScaling::static_tensor) {
     return {ops::call_cast_to_fp8(source, input_scale_, dtype), input_scale_inv_};
   }
-  // Dynamic: scale_inv = f32(amax / fp8_max), 1 for rows of zeros, as recipes/scale.h says.
+  // Dynamic: scale_inv = f32(amax / fp8_max), 1 for rows of zeros, as recipes/scale.h says. A row with NaN or Inf comes out NaN, not
+  // saturated.
   const std::int64_t cols = per_row ? source.size(-1) : source.numel();
-  const std::int64_t rows = cols == 0 ? 0 : source.numel() / cols;
+  const auto sizes = source.sizes();
+  const std::int64_t rows = per_row ? std::accumulate(sizes.begin(), sizes.end() - 1, std::int64_t{1}, std::multiplies<>()) : 1;
   at::Tensor scale = at::empty({rows}, source.options().dtype(at::kFloat)), scale_inv = at::empty_like(scale);
   float* inv = scale_inv.mutable_data_ptr<float>();
   kernels::amax_rows(source.const_data_ptr(), ops::float_type_of(source.scalar_type()), rows, cols, cols, inv);
   for (std::int64_t r = 0; r < rows; ++r) {
     const float amax = inv[r];
-    inv[r] = std::isfinite(amax) ? recipes::scale_inv_from_amax(amax, scheme_.fp8_max(), "activation") : 1.0f;  // NaN and Inf pass through the cast as they are
+    inv[r] = std::isfinite(amax) ? recipes::scale_inv_from_amax(amax, scheme_.fp8_max(), "activation") : std::numeric_limits<float>::quiet_NaN();
     scale.mutable_data_ptr<float>()[r] = 1.0f / inv[r];
   }
   std::vector<std::int64_t> shape(static_cast<std::size_t>(source.dim()), 1);
@@ -96,13 +119,10 @@ at::Tensor Fp8Handler::linear(const runtime::LinearCall& call) {
 
 at::Tensor Fp8Handler::values(const runtime::WeightView& view, const at::Tensor& upright, at::ScalarType dtype) const {
   const at::AutoDispatchBelowADInplaceOrView below;
-  const runtime::DeviceKindScope kind(kind_of(scheme_.dialect));
-  const at::Tensor scale = scale_inv_of(view);
-  if (scale.numel() == 1) return ops::call_cast_from_fp8(upright, scale, dtype);
-  auto shape = upright.sizes().vec();
-  const bool rows_of_matrices = upright.dim() <= 3;  // [N, K] or [E, N, K]; a convolution's rows are its first dimension
-  for (std::size_t i = rows_of_matrices ? shape.size() - 1 : 1; i < shape.size(); ++i) shape[i] = 1;
-  return ops::call_cast_from_fp8(upright, scale, dtype, shape);
+  const float* scale = weight_scale_inv_.const_data_ptr<float>();
+  if (weight_scale_inv_.numel() == 1) return decode(upright, upright.sizes(), 1, dtype, scheme_.format, scale, 0);
+  const std::int64_t rows = view.whole ? weight_scale_inv_.numel() : view.rows;
+  return decode(upright, upright.sizes(), rows, dtype, scheme_.format, scale + (view.whole ? 0 : view.first_row), 1);
 }
 
 at::Tensor Fp8Handler::dequantize(const runtime::WeightTag&, const runtime::WeightView& view, const at::Tensor& weight) {
@@ -117,28 +137,36 @@ at::Tensor Fp8Handler::embedding(const runtime::WeightTag&, const runtime::Weigh
   const at::Tensor scale = scale_inv_of(view);
   auto sizes = indices.sizes().vec();
   sizes.push_back(weight.size(1));
-  if (scale.numel() == 1) return ops::call_cast_from_fp8(codes, scale, original_dtype_).view(sizes);
-  const std::int64_t shape[] = {flat.numel(), 1};
-  return ops::call_cast_from_fp8(codes, scale.index_select(0, flat), original_dtype_, shape).view(sizes);
+  if (scale.numel() == 1) return decode(codes, sizes, 1, original_dtype_, scheme_.format, scale.const_data_ptr<float>(), 0);
+  const at::Tensor rows = scale.index_select(0, flat);
+  return decode(codes, sizes, flat.numel(), original_dtype_, scheme_.format, rows.const_data_ptr<float>(), 1);
 }
 
 at::Tensor Fp8Handler::convolution(const runtime::ConvolutionCall& call) {
   const std::int64_t spatial = call.weight.dim() - 2;
-  const runtime::WeightView whole{0, call.weight.size(0), 0, call.weight.numel() / std::max<std::int64_t>(call.weight.size(0), 1), 0, false, true};
-  if (spatial != 2 || scheme_.activations == ActivationScaling::none || wants_gradient(call.x, call.bias)) {
-    // No fp8 kernel for it (1-D, 3-D), or gradients are wanted: in high precision with the quantized weight's values.
-    const at::Tensor w = values(whole, call.weight, call.x.scalar_type());
+  if (spatial != 2 || scheme_.activations == ActivationScaling::none) {
+    // No fp8 kernel for it: in high precision with the quantized weight's values, and with ATen's own gradients.
+    const at::ScalarType compute = compute_dtype(call.x);
+    const auto bias = call.bias.has_value() && call.bias->defined() ? std::optional<at::Tensor>(call.bias->to(compute)) : std::nullopt;
     const std::vector<std::int64_t> output_padding(static_cast<std::size_t>(spatial), 0);
-    return at::convolution(call.x, w, call.bias, call.stride, call.padding, call.dilation, false, output_padding, call.groups);
+    return at::convolution(call.x.to(compute), all_values(call.weight, compute), bias, call.stride, call.padding, call.dilation, false, output_padding, call.groups);
   }
+  const ConvolutionGeometry geometry{call.stride.vec(), call.padding.vec(), call.dilation.vec(), call.groups};
+  if (wants_gradient(call.x, call.bias)) return convolution_with_gradient(shared_from_this(), geometry, call.weight, call.x, call.bias);
+  return convolution_product(geometry, call.weight, call.x, call.bias);
+}
+
+at::Tensor Fp8Handler::convolution_product(const ConvolutionGeometry& g, const at::Tensor& weight, const at::Tensor& x, const std::optional<at::Tensor>& bias) const {
   const at::AutoDispatchBelowADInplaceOrView below;
   const runtime::DeviceKindScope kind(kind_of(scheme_.dialect));
-  const at::ScalarType compute = compute_dtype(call.x);
-  const bool batched = call.x.dim() == 4;
-  const CastInput in = cast_input(batched ? call.x : call.x.unsqueeze(0), /*per_row=*/false);
-  const at::Tensor y = ops::call_conv2d_fp8(in.codes, call.weight, bias_in(call.bias, compute), call.stride, call.padding, call.dilation, call.groups, compute,
-                                            in.scale_inv, weight_scale_inv_);
-  return batched ? y : y.squeeze(0);
+  const at::ScalarType compute = compute_dtype(x);
+  const CastInput in = cast_input(x, /*per_row=*/false);
+  return ops::call_conv2d_fp8(in.codes, weight, bias_in(bias, compute), g.stride, g.padding, g.dilation, g.groups, compute, in.scale_inv, weight_scale_inv_);
+}
+
+at::Tensor Fp8Handler::all_values(const at::Tensor& weight, at::ScalarType dtype) const {
+  const std::int64_t rows = weight.size(0);
+  return values({0, rows, 0, weight.numel() / std::max<std::int64_t>(rows, 1), 0, false, true}, weight, dtype);
 }
 
 }  // namespace fp8::quant

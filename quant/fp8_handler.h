@@ -9,11 +9,19 @@
 // The compute dtype is the autocast region's, else x's.
 #pragma once
 #include <memory>
+#include <optional>
+#include <vector>
 
 #include "fp8/quant/scheme.h"
 #include "fp8/runtime/intercept/op_handler.h"
 
 namespace fp8::quant {
+
+/// What a 2-D convolution is besides its operands. One value per spatial dimension.
+struct ConvolutionGeometry {
+  std::vector<std::int64_t> stride, padding, dilation;
+  std::int64_t groups = 1;
+};
 
 class Fp8Handler final : public runtime::OpHandler, public std::enable_shared_from_this<Fp8Handler> {
  public:
@@ -33,6 +41,10 @@ class Fp8Handler final : public runtime::OpHandler, public std::enable_shared_fr
 
   /// The forward product without autograd. weight: [N, K] codes, the rows `view` says.
   at::Tensor product(const runtime::WeightView& view, const at::Tensor& weight, const at::Tensor& x, const std::optional<at::Tensor>& bias) const;
+  /// The 2-D convolution without autograd. weight: all of the codes [C_out, C_in / groups, R, S]; x: [B, C_in, H, W]; one activation scale.
+  at::Tensor convolution_product(const ConvolutionGeometry& geometry, const at::Tensor& weight, const at::Tensor& x, const std::optional<at::Tensor>& bias) const;
+  /// All of a convolution's weight as values of `dtype`.
+  at::Tensor all_values(const at::Tensor& weight, at::ScalarType dtype) const;
   /// The rows of the weight that `view` says (upright [N, K] codes) as values of `dtype`.
   at::Tensor values(const runtime::WeightView& view, const at::Tensor& upright, at::ScalarType dtype) const;
 
@@ -51,5 +63,9 @@ class Fp8Handler final : public runtime::OpHandler, public std::enable_shared_fr
 /// Straight-through gradients for x and bias of a quantized product: dx = dy . dequantized(w), db = sum of dy.
 at::Tensor product_with_gradient(const std::shared_ptr<const Fp8Handler>& handler, const runtime::WeightView& view, const at::Tensor& weight, const at::Tensor& x,
                                  const std::optional<at::Tensor>& bias);
+
+/// The same of a 2-D convolution: dx = the transposed convolution of dy with the dequantized w, db = sum of dy over all but channels.
+at::Tensor convolution_with_gradient(const std::shared_ptr<const Fp8Handler>& handler, const ConvolutionGeometry& geometry, const at::Tensor& weight,
+                                     const at::Tensor& x, const std::optional<at::Tensor>& bias);
 
 }  // namespace fp8::quant

@@ -9,6 +9,7 @@
 #include "fp8/quant/convert.h"
 #include "fp8/quant/formats/compressed_tensors.h"
 #include "fp8/quant/formats/sidecar.h"
+#include "fp8/runtime/device/device.h"
 #include "fp8/runtime/io/error.h"
 #include "fp8/runtime/kernels/decode.h"
 
@@ -35,6 +36,7 @@ at::Tensor read_codes(const io::Checkpoint& checkpoint, const compressed_tensors
 
 std::set<std::string> load_fp8(const std::vector<measure::WeightModule>& modules, const io::Checkpoint& checkpoint, const io::Json& quantization_config,
                                at::ScalarType compute) {
+  TORCH_CHECK(runtime::device_kind() != runtime::DeviceKind::gaudi, "[load_fp8] fp8 is not supported on GAUDI, allowed: gaudi2, gaudi3 (FP8_HPU_DEVICE)");
   const auto sidecar_path = checkpoint.folder() / kSidecarName;
   const io::Json sidecar = std::filesystem::exists(sidecar_path) ? io::read_json(sidecar_path) : io::Json(nullptr);
   std::map<std::string, const measure::WeightModule*> by_name;

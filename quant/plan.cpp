@@ -3,6 +3,7 @@
 
 #include <algorithm>
 #include <cmath>
+#include <set>
 #include <sstream>
 
 #include "fp8/configs/python_regex.h"
@@ -64,11 +65,23 @@ const measure::Measurement* measured(const PlanOptions& o, const std::string& na
   return o.measurements.has_value() ? o.measurements->find(name) : nullptr;
 }
 
-void check_fits(const std::vector<ModuleInfo>& modules, const measure::MeasurementFile& file) {
+/// Other tools also measure nodes without a weight (matmul, softmax, key-value caches): these are passed over, with a warning that names
+/// the first. A node with a weight must be a module of the model, and some node must be.
+void check_fits(const std::vector<ModuleInfo>& modules, const measure::MeasurementFile& file, std::vector<std::string>& warnings) {
+  std::set<std::string> names;
+  for (const auto& m : modules) names.insert(m.name);
+  std::size_t passed_over = 0;
+  std::string first;
   for (const auto& m : file.modules) {
-    const bool known = std::any_of(modules.begin(), modules.end(), [&](const ModuleInfo& i) { return i.name == m.module; });
-    if (!known) throw io::Error("measurements: they name module '" + m.module + "', which this model has not; a measurement of another model?");
+    if (names.count(m.module) != 0) continue;
+    if (m.weight.has_value()) throw io::Error("measurements: they name module '" + m.module + "', which this model has not; a measurement of another model?");
+    if (passed_over++ == 0) first = m.module;
   }
+  if (passed_over == 0) return;
+  if (passed_over == file.modules.size()) {
+    throw io::Error("measurements: they name no module of this model, but '" + first + "' and others; a measurement of another model?");
+  }
+  warnings.push_back("measurements: " + std::to_string(passed_over) + " measured nodes without a weight are passed over (the first is '" + first + "')");
 }
 
 /// Fills in what the measurement says; false (and a reason) if there is none.
@@ -170,8 +183,10 @@ const PlannedModule* Plan::find(const std::string& name) const {
 }
 
 Plan make_plan(const std::vector<ModuleInfo>& modules, const PlanOptions& options) {
-  if (options.measurements.has_value()) check_fits(modules, *options.measurements);
+  std::vector<std::string> warnings;
+  if (options.measurements.has_value()) check_fits(modules, *options.measurements, warnings);
   Plan plan = options.config.has_value() ? config_plan(modules, options) : own_plan(modules, options);
+  plan.warnings.insert(plan.warnings.begin(), warnings.begin(), warnings.end());
   if (options.measurements.has_value()) plan.measurements = options.measurements->fingerprint();
   return plan;
 }

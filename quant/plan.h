@@ -54,8 +54,8 @@ struct PlanOptions {
   std::optional<measure::MeasurementFile> measurements;
 };
 
-/// Decides. Throws io::Error or std::invalid_argument naming module or key: a selected module without measurement, measurements that name
-/// no module of this model, bad patterns, methods that are not built.
+/// Decides. Throws io::Error or std::invalid_argument naming module or key: a selected module without measurement, measurements of a weight
+/// (or only of nodes) that this model has not, bad patterns, methods that are not built.
 Plan make_plan(const std::vector<ModuleInfo>& modules, const PlanOptions& options);
 
 /// Throws io::Error if the weight's amax is not the measured one (beyond the rounding of hp_dtype): a measurement of another model.

@@ -47,6 +47,7 @@ struct Contents {
 void add_module(const measure::WeightModule& m, const Fp8Handler& handler, Contents& out) {
   TORCH_CHECK(m.type == "Linear" && handler.scheme().format == recipes::Format::E4M3, "[save] ", m.name, ": compressed-tensors holds E4M3 Linear modules only, this is ",
               m.type, " in ", kernels::name_of(handler.scheme().format));
+  TORCH_CHECK(!m.name.empty(), "[save] expected modules with a name, found the root itself converted; put it into a module of its own");
   if (out.scheme.has_value()) {
     TORCH_CHECK(out.scheme->describe() == handler.scheme().describe(), "[save] ", m.name, ": expected all modules in one scheme (", out.scheme->describe(), "), found ",
                 handler.describe());
@@ -84,6 +85,7 @@ void save(const torch::nn::Module& model, const std::filesystem::path& out, Chec
   const Contents contents = contents_of(model);
   std::vector<io::SafetensorsWriter::Entry> entries;
   for (const auto& [name, tensor] : contents.tensors) entries.push_back({name, file_dtype(tensor, name), tensor.sizes().vec()});
+  if (!options.source.empty()) io::refuse_same_path(options.source, out);
   io::Json config = options.source.empty() ? io::Json::object() : read_model_config(options.source);
   config["quantization_config"] = compressed_tensors::make_config(*contents.scheme, contents.quantized, contents.kept_linears);
   Plan plan;
