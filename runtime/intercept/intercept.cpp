@@ -1,10 +1,12 @@
 // SPDX-License-Identifier: Apache-2.0
 #include "fp8/runtime/intercept/intercept.h"
 
+#include <ATen/TracerMode.h>
 #include <ATen/ops/embedding.h>
 #include <torch/library.h>
 
 #include <memory>
+#include <string_view>
 #include <vector>
 
 #include "fp8/runtime/dispatch/fallback.h"
@@ -21,6 +23,7 @@ struct Row {
   const char* overload;
   OpShape shape;
   bool composite;
+  bool is_convolution_itself() const { return shape == OpShape::convolution && std::string_view(name) == "aten::convolution"; }
 };
 
 constexpr Row kIntercepted[] = {
@@ -100,7 +103,7 @@ class Interceptor final : public c10::OperatorKernel {
   }
 
   void original(const c10::OperatorHandle& op, c10::DispatchKeySet keys, torch::jit::Stack* stack) {
-    if (row_.composite) {
+    if (row_.composite || (key_ == c10::DispatchKey::HPU && is_recorded_inside())) {
       op.redispatchBoxed(c10::DispatchKeySet(c10::DispatchKey::CPU), stack);  // a composite's CPU entry is the composite itself
     } else if (key_ == c10::DispatchKey::AutogradHPU && upstream_.has_value()) {
       upstream_->callBoxed(op, keys, stack);
@@ -108,6 +111,9 @@ class Interceptor final : public c10::OperatorKernel {
       cpu_fallback(op, keys, stack);
     }
   }
+
+  /// torch.jit.trace records not convolution but the _convolution inside it, which must then see hpu tensors, no aliases.
+  bool is_recorded_inside() const { return row_.is_convolution_itself() && at::tracer::impl::is_dispatch_enabled(); }
 
   const Row& row_;
   c10::DispatchKey key_;

@@ -129,6 +129,7 @@ std::tuple<at::Tensor, at::Tensor> cast_to_fp8_v2_meta(const at::Tensor& input, 
 
 std::tuple<at::Tensor, at::Tensor> cast_to_fp8_v2(const at::Tensor& input, Scale scale, bool stochastic_rounding, bool is_amax, at::ScalarType dtype) {
   trace_op("hpu::cast_to_fp8_v2", {input});
+  (void)device_dialect("cast_to_fp8_v2");  // refuses the first generation, whatever the input
   auto [out, amax] = cast_to_fp8_v2_meta(input, is_amax, dtype);
   float* amax_data = is_amax ? amax.mutable_data_ptr<float>() : nullptr;
   if (is_amax) *amax_data = 0;
@@ -162,6 +163,7 @@ at::Tensor cast_from_fp8_meta(const at::Tensor& input, at::ScalarType out_dtype)
 
 at::Tensor cast_from_fp8(const at::Tensor& input, Scale scale, at::ScalarType out_dtype) {
   trace_op("hpu::cast_from_fp8", {input});
+  (void)device_dialect("cast_from_fp8");
   at::Tensor out = cast_from_fp8_meta(input, out_dtype);
   const at::Tensor codes = input.is_contiguous() ? input : input.view(at::kByte).contiguous();
   round_to(scale, out_dtype);

@@ -3,6 +3,7 @@
 // [C_out / groups, C_in / groups * R * S].
 #include <ATen/ops/empty.h>
 
+#include "fp8/runtime/device/device.h"
 #include "fp8/runtime/kernels/gemm.h"
 #include "fp8/runtime/kernels/thread_pool.h"
 #include "fp8/runtime/ops/native/gemm.h"
@@ -22,7 +23,9 @@ void fill_pair(const char* name, const std::vector<std::int64_t>& from, std::int
   TORCH_CHECK(from.size() == 1 || from.size() == 2, "[conv2d_fp8] expected ", name, " of 1 or 2 elements, got ", from.size());
   to[0] = from[0];
   to[1] = from.back();
-  TORCH_CHECK(to[0] >= least && to[1] >= least, "[conv2d_fp8] expected ", name, " >= ", least, ", got ", at::IntArrayRef(from));
+  constexpr std::int64_t kMost = std::int64_t{1} << 31;  // sizes computed from it stay far from overflow
+  TORCH_CHECK(to[0] >= least && to[1] >= least && to[0] <= kMost && to[1] <= kMost, "[conv2d_fp8] expected ", name, " >= ", least, " and <= ", kMost, ", got ",
+              at::IntArrayRef(from));
 }
 
 Geometry geometry_of(const at::Tensor& input, const at::Tensor& weight, const std::optional<at::Tensor>& bias, const ConvOptions& o) {
@@ -84,6 +87,7 @@ at::Tensor conv2d_fp8_meta(const at::Tensor& input, const at::Tensor& weight, co
 
 at::Tensor conv2d_fp8(const at::Tensor& input, const at::Tensor& weight, const std::optional<at::Tensor>& bias, ConvOptions o) {
   trace_op("hpu::conv2d_fp8", {input, weight});
+  (void)device_dialect("conv2d_fp8");  // refuses the first generation
   const Geometry g = geometry_of(input, weight, bias, o);
   const at::Tensor x = input.view(at::kByte).contiguous(), w = weight.view(at::kByte).contiguous();
   const at::Tensor patches = at::empty({g.pixels(), g.patch()}, x.options());

@@ -4,6 +4,7 @@
 #include <ATen/ExpandUtils.h>
 #include <ATen/ops/empty.h>
 
+#include "fp8/runtime/device/device.h"
 #include "fp8/runtime/kernels/gemm.h"
 #include "fp8/runtime/profile/trace.h"
 
@@ -40,31 +41,36 @@ Plan plan_of(const at::Tensor& a, const at::Tensor& b, const GemmOptions& o) {
   return p;
 }
 
-/// Row and column factors of the output. B's scale is shaped against the output: [1, N] per column or [M, 1] per row.
+/// Row and column factors of the output: `col` has 1 or N values, `row` 1 or one per row of every batch; empty means 1.
 struct Factors {
   std::vector<float> row, col;
 };
 
+std::int64_t all_rows(const Plan& p) {
+  std::int64_t rows = p.m;
+  for (auto size : p.batch) rows *= size;
+  return rows;
+}
+
+void multiply_into(std::vector<float>& target, std::vector<float> values) {
+  if (target.size() < values.size()) std::swap(target, values);  // empty or one value against many
+  const std::size_t n = values.size();
+  for (std::size_t i = 0; n > 0 && i < target.size(); ++i) target[i] *= values[n == 1 ? 0 : i];
+}
+
+/// A's scale is one value or one per row; B's is shaped against the output: [N], [1, N] per column or [M, 1] per row.
 void place(const Scale& s, bool is_a, const Plan& p, Factors& f) {
   if (s.none()) return;
   const auto count = static_cast<std::int64_t>(s.values.size());
-  const bool per_row = s.shape.size() >= 2 && s.shape.back() == 1 && count > 1;
-  std::vector<float>& target = is_a || per_row ? f.row : f.col;
-  std::int64_t expected = is_a || per_row ? p.m : p.n;
-  if (is_a && count > 1) {  // one per row of all batches
-    for (std::size_t i = 0; i < p.batch.size(); ++i) expected *= p.batch[i];
-  }
-  TORCH_CHECK(count == 1 || count == expected, "[fp8_gemm_v2] expected ", (is_a ? "A" : "B"), "_scale_inv of 1 or ", expected, " elements, got ", count);
-  if (target.empty()) {
-    target = s.values;
-  } else if (count == 1 || target.size() == 1) {
-    const float one = count == 1 ? s.values[0] : target[0];
-    if (count != 1) target = s.values;
-    for (float& v : target) v *= one;
-  } else {
-    TORCH_CHECK(target.size() == s.values.size(), "[fp8_gemm_v2] expected row scales of one length, got ", target.size(), " and ", s.values.size());
-    for (std::size_t i = 0; i < target.size(); ++i) target[i] *= s.values[i];
-  }
+  const bool per_row = is_a || (count > 1 && s.shape.size() >= 2 && s.shape.back() == 1);
+  const std::int64_t rows = all_rows(p), expected = is_a ? rows : per_row ? p.m : p.n;
+  TORCH_CHECK(count == 1 || count == expected || (per_row && (count == p.m || count == rows)), "[fp8_gemm_v2] expected ", (is_a ? "A" : "B"),
+              "_scale_inv of 1 or ", expected, " elements, got ", count);
+  if (!per_row || count == 1 || count == rows) return multiply_into(per_row ? f.row : f.col, s.values);
+  std::vector<float> tiled;  // the same M values for every batch
+  tiled.reserve(static_cast<std::size_t>(rows));
+  while (static_cast<std::int64_t>(tiled.size()) < rows) tiled.insert(tiled.end(), s.values.begin(), s.values.end());
+  multiply_into(f.row, std::move(tiled));
 }
 
 /// Codes as dense [rows, cols] bytes; a transposed view is turned by our own kernel.
@@ -106,6 +112,7 @@ at::Tensor fp8_gemm_meta(const at::Tensor& a, const at::Tensor& b, const std::op
 at::Tensor fp8_gemm(const at::Tensor& a, const at::Tensor& b, const std::optional<at::Tensor>& d, const std::optional<at::Tensor>& bias,
                     const GemmOptions& o) {
   trace_op("hpu::fp8_gemm_v2", {a, b});
+  (void)device_dialect("fp8_gemm_v2");  // refuses the first generation
   const Plan p = plan_of(a, b, o);
   check_addends(p, d, bias, o.accumulate);
   Factors f;
@@ -141,7 +148,7 @@ at::Tensor fp8_gemm(const at::Tensor& a, const at::Tensor& b, const std::optiona
     g.a_stride = p.k;
     g.w = w.const_data_ptr<std::uint8_t>();
     g.w_format = format_of(b.scalar_type());
-    g.a_scale_inv = f.row.empty() ? nullptr : f.row.data() + (static_cast<std::int64_t>(f.row.size()) > p.m && !one_weight ? i * p.m : 0);
+    g.a_scale_inv = f.row.empty() ? nullptr : f.row.data() + (f.row.size() > 1 ? i * rows : 0);
     g.a_scale_stride = f.row.size() > 1 ? 1 : 0;
     g.w_scale_inv = f.col.empty() ? nullptr : f.col.data();
     g.w_scale_stride = f.col.size() > 1 ? 1 : 0;

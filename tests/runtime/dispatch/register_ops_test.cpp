@@ -53,6 +53,7 @@ TEST(Autocast, NewTensorsOnHpuCarryTheKey) {
 /// linear + relu with a loop and a branch, from source.
 torch::jit::Module scripted() {
   torch::jit::Module m("m");
+  m.register_attribute("training", c10::BoolType::get(), true);  // without it nothing would be frozen
   torch::manual_seed(2);
   m.register_parameter("w", at::randn({4, 4}), false);
   m.register_parameter("b", at::randn({4}), false);

@@ -1,0 +1,233 @@
+// SPDX-License-Identifier: Apache-2.0
+// Interception in the places where models call it: typed modules, autocast regions, TorchScript (scripted, traced, frozen),
+// other threads, and the pause in which the original op runs.
+#include <ATen/autocast_mode.h>
+#include <torch/csrc/jit/frontend/tracer.h>
+#include <torch/script.h>
+
+#include <thread>
+
+#include "support/hpu_test.h"
+
+namespace fp8::test {
+namespace {
+
+at::Tensor input(at::IntArrayRef sizes) {
+  torch::manual_seed(17);
+  return at::randn(sizes, on_hpu());
+}
+
+struct Watched {
+  torch::nn::Linear layer;
+  std::shared_ptr<RecordingHandler> handler = std::make_shared<RecordingHandler>();
+  explicit Watched(bool bias) : layer(torch::nn::LinearOptions(6, 4).bias(bias)) {
+    layer->to(kHpu);
+    runtime::tag_weight(layer->weight, "layer", handler);
+  }
+};
+
+TEST(Modules, LinearOfAnyInputIsSeenOnce) {
+  for (const bool bias : {true, false}) {
+    for (const auto& sizes : std::vector<std::vector<std::int64_t>>{{3, 6}, {2, 3, 6}, {6}, {0, 6}, {2, 1, 3, 6}}) {
+      Watched m(bias);
+      const at::Tensor x = input(sizes);
+      const auto once = [&](const char* mode, std::size_t so_far) {
+        const at::Tensor y = m.layer(x);
+        ASSERT_EQ(m.handler->calls.size(), so_far) << mode << sizes;
+        EXPECT_TRUE(same_bits(m.handler->calls.back().x, x)) << mode;
+        at::Tensor expected = at::matmul(x.cpu().to(at::kDouble), m.layer->weight.cpu().to(at::kDouble).t());
+        if (bias) expected = expected + m.layer->bias.cpu().to(at::kDouble);
+        EXPECT_TRUE(at::allclose(y.cpu().to(at::kDouble), expected, 1e-5, 1e-5)) << mode << sizes;
+      };
+      once("grad", 1);
+      {
+        const at::NoGradGuard no_grad;
+        once("no grad", 2);
+      }
+      const c10::InferenceMode inference;
+      once("inference", 3);
+    }
+  }
+}
+
+TEST(Modules, InsideAnAutocastRegionToo) {
+  Watched m(true);
+  at::autocast::set_autocast_enabled(at::kHPU, true);
+  const std::string text = error_of([&] {
+    m.layer(input({3, 6}));
+    m.layer(input({2, 3, 6}));
+  });
+  at::autocast::set_autocast_enabled(at::kHPU, false);
+  at::autocast::clear_cache();
+  EXPECT_EQ(text, "");
+  EXPECT_EQ(m.handler->calls.size(), 2u);
+}
+
+TEST(Modules, TiedWeightsAnswerForBothUses) {
+  torch::nn::Embedding embed(5, 6);
+  torch::nn::Linear head(torch::nn::LinearOptions(6, 5).bias(false));
+  head->weight = embed->weight;
+  embed->to(kHpu);
+  head->weight.set_data(embed->weight);
+  const auto handler = std::make_shared<CodesHandler>(0.05);
+  const at::Tensor decoded = (embed->weight.detach().cpu() / 0.05).to(at::kFloat8_e4m3fn).to(at::kFloat) * 0.05;
+  convert_to_codes(embed->weight, "embed", handler, 0.05);
+  runtime::tag_weight(embed->weight, "head", handler);
+  const at::Tensor ids = at::tensor({4, 1}, on_hpu(at::kLong));
+  EXPECT_TRUE(same_bits(embed(ids), at::embedding(decoded, ids.cpu())));
+  EXPECT_EQ(handler->dequantized, 1);
+  EXPECT_TRUE(at::allclose(head(input({2, 6})).cpu(), at::linear(input({2, 6}).cpu(), decoded), 1e-5, 1e-5));
+  EXPECT_EQ(handler->linears, 1);
+}
+
+TEST(Modules, UntaggedLayersAreUntouched) {
+  Watched m(true);
+  torch::nn::Linear other(6, 4);
+  other->to(kHpu);
+  other(input({3, 6}));
+  at::matmul(input({3, 6}), input({6, 2}));
+  EXPECT_TRUE(m.handler->calls.empty());
+}
+
+TEST(Threads, EachIsIntercepted) {
+  Watched m(true);
+  const at::Tensor x = input({3, 6});
+  std::thread([&] { m.layer(x); }).join();
+  m.layer(x);
+  EXPECT_EQ(m.handler->calls.size(), 2u);
+}
+
+TEST(Pause, NestsAndIsItsThreadsOwn) {
+  Watched m(true);
+  const at::Tensor x = input({3, 6});
+  {
+    const runtime::InterceptionPause outer;
+    { const runtime::InterceptionPause inner; }
+    EXPECT_TRUE(runtime::interception_paused());
+    m.layer(x);
+    EXPECT_TRUE(m.handler->calls.empty());
+    std::thread([&] { m.layer(x); }).join();
+    EXPECT_EQ(m.handler->calls.size(), 1u);
+  }
+  EXPECT_FALSE(runtime::interception_paused());
+  m.layer(x);
+  EXPECT_EQ(m.handler->calls.size(), 2u);
+}
+
+TEST(Pause, EndsWhenTheOriginalThrows) {
+  Watched m(true);
+  EXPECT_TRUE(throws_with({"cannot be multiplied"}, [&] { m.layer(input({3, 5})); }));
+  EXPECT_FALSE(runtime::interception_paused());
+  m.layer(input({3, 6}));
+  EXPECT_EQ(m.handler->calls.size(), 1u);
+}
+
+/// linear and conv1d in one scripted module.
+torch::jit::Module scripted() {
+  torch::jit::Module m("m");
+  m.register_attribute("training", c10::BoolType::get(), true);  // without it nothing would be frozen
+  torch::manual_seed(2);
+  m.register_parameter("w", at::randn({4, 6}), false);
+  m.register_parameter("b", at::randn({4}), false);
+  m.register_parameter("kernel", at::randn({2, 1, 3}), false);
+  m.define(R"(
+def forward(self, x):
+    y = torch.linear(x, self.w, self.b)
+    return torch.conv1d(y.unsqueeze(1), self.kernel, None, 1, 1)
+)");
+  m.to(kHpu);
+  return m;
+}
+
+std::shared_ptr<RecordingHandler> watch(const torch::jit::Module& m) {
+  auto handler = std::make_shared<RecordingHandler>();
+  for (const auto& p : m.named_parameters()) {
+    if (p.name != "b") runtime::tag_weight(p.value, p.name, handler);
+  }
+  return handler;
+}
+
+TEST(TorchScript, EveryRunIsSeenAndUnchanged) {
+  const torch::jit::Module plain = scripted(), m = scripted();
+  const auto handler = watch(m);
+  const at::Tensor x = input({3, 6}), expected = torch::jit::Module(plain).forward({x}).toTensor();
+  for (std::size_t run = 1; run <= 5; ++run) {
+    EXPECT_TRUE(same_bits(torch::jit::Module(m).forward({x}).toTensor(), expected));
+    ASSERT_EQ(handler->calls.size(), 2 * run);
+    EXPECT_EQ(handler->calls[2 * run - 2].modules, "w");
+    EXPECT_EQ(handler->calls[2 * run - 1].modules, "kernel");
+  }
+  const c10::InferenceMode inference;
+  torch::jit::Module(m).forward({x});
+  EXPECT_EQ(handler->calls.size(), 12u);
+}
+
+TEST(TorchScript, FrozenModulesToo) {
+  torch::jit::Module m = scripted();
+  m.eval();
+  const auto handler = watch(m);
+  const at::Tensor x = input({3, 6}), expected = m.forward({x}).toTensor();
+  const at::NoGradGuard no_grad;
+  torch::jit::Module frozen = torch::jit::freeze(m);
+  handler->calls.clear();
+  for (std::size_t run = 1; run <= 5; ++run) {
+    EXPECT_TRUE(same_bits(frozen.forward({x}).toTensor(), expected));
+    EXPECT_EQ(handler->calls.size(), 2 * run);
+  }
+}
+
+TEST(TorchScript, TracedGraphsToo) {
+  torch::nn::Conv2d conv(torch::nn::Conv2dOptions(1, 2, 3));
+  conv->to(kHpu);
+  for (auto& p : conv->parameters()) p.set_requires_grad(false);  // a trace takes them in as constants
+  const auto handler = std::make_shared<RecordingHandler>();
+  runtime::tag_weight(conv->weight, "conv", handler);
+  const at::Tensor x = input({1, 1, 5, 5}), expected = conv(x);
+  const auto traced = torch::jit::tracer::trace(
+      {x}, [&](torch::jit::Stack in) { return torch::jit::Stack{conv(in[0].toTensor())}; }, [](const at::Tensor&) { return ""; });
+  const auto graph = traced.first->graph;
+  EXPECT_NE(graph->toString().find("aten::_convolution"), std::string::npos) << graph->toString();
+  torch::jit::CompilationUnit unit;
+  auto* function = unit.create_function(c10::QualifiedName("traced"), graph);
+  handler->calls.clear();
+  for (std::size_t run = 1; run <= 5; ++run) {
+    EXPECT_TRUE(same_bits((*function)({x}).toTensor(), expected));
+    EXPECT_EQ(handler->calls.size(), run);
+  }
+  EXPECT_FALSE(same_bits((*function)({x + 1}).toTensor(), expected));  // the input is no constant of the trace
+}
+
+TEST(TorchScript, CodesRunInEveryRun) {
+  torch::jit::Module m = scripted();
+  const auto handler = std::make_shared<CodesHandler>(0.02);
+  at::Tensor w = m.attr("w").toTensor();
+  const at::Tensor x = input({3, 6}), decoded = (w.cpu() / 0.02).to(at::kFloat8_e4m3fn).to(at::kFloat) * 0.02;
+  convert_to_codes(w, "w", handler, 0.02);
+  torch::jit::Module reference = scripted();
+  reference.attr("w").toTensor().copy_(decoded);
+  for (int run = 1; run <= 5; ++run) {
+    EXPECT_TRUE(at::allclose(m.forward({x}).toTensor().cpu(), reference.forward({x}).toTensor().cpu(), 1e-5, 1e-5));
+    EXPECT_EQ(handler->linears, run);
+  }
+  const at::NoGradGuard no_grad;
+  m.eval();
+  torch::jit::Module frozen = torch::jit::freeze(m);
+  frozen.forward({x});
+  EXPECT_EQ(handler->linears, 6);
+}
+
+TEST(TorchScript, OptimizeForInferenceOfCodesThrowsInsteadOfMisreading) {
+  torch::jit::Module m = scripted();
+  m.eval();
+  at::Tensor w = m.attr("w").toTensor();
+  convert_to_codes(w, "w", std::make_shared<CodesHandler>(0.02), 0.02);
+  const at::NoGradGuard no_grad;
+  // It puts a transposed copy of the weight into the graph, which no tag follows.
+  EXPECT_TRUE(throws_with({"same dtype", "Float8_e4m3fn"}, [&] {
+    torch::jit::Module optimized = torch::jit::optimize_for_inference(m);
+    optimized.forward({input({3, 6})});
+  }));
+}
+
+}  // namespace
+}  // namespace fp8::test

@@ -1,0 +1,173 @@
+// SPDX-License-Identifier: Apache-2.0
+// The mark on a weight: where it survives, where it is lost, and which part of the weight a view is.
+#include "fp8/runtime/intercept/weight_tag.h"
+
+#include <sstream>
+
+#include "support/hpu_test.h"
+
+namespace fp8::test {
+namespace {
+
+using runtime::find_tag;
+using runtime::tag_weight;
+using runtime::view_of;
+
+torch::nn::Linear tagged_layer(const std::shared_ptr<runtime::OpHandler>& handler, const std::string& name = "layer") {
+  torch::nn::Linear layer(6, 4);
+  layer->to(kHpu);
+  tag_weight(layer->weight, name, handler);
+  return layer;
+}
+
+TEST(WeightTag, RefusesWhatItCanNotTag) {
+  const auto handler = std::make_shared<RecordingHandler>();
+  EXPECT_TRUE(throws_with({"[tag_weight] up_proj", "hpu memory", "cpu"}, [&] { tag_weight(at::ones({2, 2}), "up_proj", handler); }));
+  EXPECT_TRUE(throws_with({"[tag_weight] up_proj", "contiguous"}, [&] { tag_weight(at::ones({2, 3}, on_hpu()).t(), "up_proj", handler); }));
+  float blob[4] = {};
+  EXPECT_TRUE(throws_with({"hpu memory"}, [&] { tag_weight(torch::from_blob(blob, {2, 2}, on_hpu()), "up_proj", handler); }));
+}
+
+TEST(WeightTag, SurvivesViewsDetachAndInferenceMode) {
+  const auto handler = std::make_shared<RecordingHandler>();
+  auto layer = tagged_layer(handler);
+  const at::Tensor w = layer->weight;
+  const auto* tag = find_tag(w);
+  ASSERT_NE(tag, nullptr);
+  EXPECT_EQ(tag->module_names(), "layer");
+  for (const at::Tensor& t : {w.t(), w.detach(), w.view({24}), w.narrow(0, 1, 2), w[0], w.alias(), w.variable_data(), w.tensor_data()}) EXPECT_EQ(find_tag(t), tag);
+  const c10::InferenceMode inference;
+  EXPECT_EQ(find_tag(w.t()), tag);
+  EXPECT_EQ(find_tag(w.detach().t()), tag);
+}
+
+TEST(WeightTag, SurvivesOptimizerStepsAndLoading) {
+  const auto handler = std::make_shared<RecordingHandler>();
+  auto layer = tagged_layer(handler);
+  torch::optim::AdamW optimizer(layer->parameters(), torch::optim::AdamWOptions(0.1));
+  layer(at::ones({2, 6}, on_hpu())).sum().backward();
+  optimizer.step();
+  ASSERT_NE(find_tag(layer->weight), nullptr);
+  torch::nn::Linear other(6, 4);
+  std::stringstream stream;
+  torch::save(other, stream);
+  torch::load(layer, stream, kHpu);
+  EXPECT_NE(find_tag(layer->weight.t()), nullptr);  // on the new memory at once: a forward looks at w.t() only
+  EXPECT_NE(find_tag(layer->weight), nullptr);
+  EXPECT_TRUE(same_bits(layer->weight, other->weight));
+  layer->to(kHpu);
+  EXPECT_NE(find_tag(layer->weight), nullptr);
+}
+
+TEST(WeightTag, IsLostByToAndPutBackByTaggingAgain) {
+  const auto handler = std::make_shared<RecordingHandler>();
+  auto layer = tagged_layer(handler);
+  layer->to(at::kBFloat16);
+  EXPECT_EQ(find_tag(layer->weight), nullptr);
+  tag_weight(layer->weight, "layer", handler);
+  layer(at::ones({2, 6}, on_hpu(at::kBFloat16)));
+  EXPECT_EQ(handler->calls.size(), 1u);
+}
+
+TEST(WeightTag, ClonesAndCopiesOfWatchedWeightsAreOtherWeights) {
+  auto layer = tagged_layer(std::make_shared<RecordingHandler>());
+  EXPECT_EQ(find_tag(layer->weight.clone()), nullptr);
+  EXPECT_EQ(find_tag(at::empty_like(layer->weight).copy_(layer->weight)), nullptr);
+}
+
+TEST(WeightTag, TiedWeightsShareOneTagWithBothNames) {
+  const auto handler = std::make_shared<RecordingHandler>();
+  auto layer = tagged_layer(handler, "embed");
+  tag_weight(layer->weight, "head", handler);
+  tag_weight(layer->weight, "head", handler);
+  EXPECT_EQ(find_tag(layer->weight)->module_names(), "embed, head");
+  const auto other = std::make_shared<RecordingHandler>();
+  tag_weight(layer->weight, "head", other);
+  EXPECT_EQ(find_tag(layer->weight)->module_names(), "head");
+  EXPECT_EQ(find_tag(layer->weight)->handler, other);
+}
+
+TEST(WeightTag, UntaggedIsUnseen) {
+  const auto handler = std::make_shared<RecordingHandler>();
+  auto layer = tagged_layer(handler);
+  runtime::untag_weight(layer->weight);
+  EXPECT_EQ(find_tag(layer->weight), nullptr);
+  layer(at::ones({2, 6}, on_hpu()));
+  EXPECT_TRUE(handler->calls.empty());
+}
+
+TEST(WeightTag, LivesNoLongerThanTheWeight) {
+  const auto handler = std::make_shared<RecordingHandler>();
+  { auto layer = tagged_layer(handler); }
+  EXPECT_EQ(handler.use_count(), 1);
+}
+
+/// The view as numbers: rows from, rows, cols from, cols, batch, transposed, whole.
+std::vector<std::int64_t> numbers(const runtime::WeightTag& tag, const at::Tensor& t) {
+  const auto v = view_of(tag, t);
+  if (!v.has_value()) return {};
+  return {v->first_row, v->rows, v->first_col, v->cols, v->batch, v->transposed, v->whole};
+}
+using Numbers = std::vector<std::int64_t>;
+
+TEST(ViewOf, TwoDimensional) {
+  const at::Tensor w = at::ones({8, 6}, on_hpu());
+  tag_weight(w, "w", std::make_shared<RecordingHandler>());
+  const auto& tag = *find_tag(w);
+  EXPECT_EQ(numbers(tag, w), (Numbers{0, 8, 0, 6, 0, 0, 1}));
+  EXPECT_EQ(numbers(tag, w.t()), (Numbers{0, 8, 0, 6, 0, 1, 1}));
+  EXPECT_EQ(numbers(tag, w.narrow(0, 2, 3)), (Numbers{2, 3, 0, 6, 0, 0, 0}));
+  EXPECT_EQ(numbers(tag, w.narrow(0, 2, 3).t()), (Numbers{2, 3, 0, 6, 0, 1, 0}));
+  EXPECT_EQ(numbers(tag, w.narrow(0, 7, 1)), (Numbers{7, 1, 0, 6, 0, 0, 0}));
+  EXPECT_EQ(numbers(tag, w.narrow(0, 7, 1).t()), (Numbers{7, 1, 0, 6, 0, 1, 0}));
+  EXPECT_EQ(numbers(tag, w.narrow(1, 2, 4)), (Numbers{0, 8, 2, 4, 0, 0, 0}));
+  EXPECT_EQ(numbers(tag, w.narrow(1, 2, 1).t()), (Numbers{0, 8, 2, 1, 0, 1, 0}));
+  EXPECT_EQ(numbers(tag, w.unsqueeze(0)), (Numbers{0, 8, 0, 6, 1, 0, 1}));
+  EXPECT_EQ(numbers(tag, w.slice(0, 0, 8, 2)), Numbers{});  // every other row
+  EXPECT_EQ(numbers(tag, w.view({16, 3})), Numbers{});
+  EXPECT_EQ(numbers(tag, w.view(-1)), Numbers{});
+  EXPECT_EQ(numbers(tag, w.expand({3, 8, 6})), Numbers{});
+  EXPECT_EQ(numbers(tag, w.view(at::kInt)), Numbers{});  // another type's view of the bytes
+}
+
+TEST(ViewOf, SquareColumnAndRow) {
+  for (const auto& sizes : std::vector<std::vector<std::int64_t>>{{5, 5}, {7, 1}, {1, 7}}) {
+    const at::Tensor w = at::ones(sizes, on_hpu());
+    tag_weight(w, "w", std::make_shared<RecordingHandler>());
+    EXPECT_EQ(numbers(*find_tag(w), w), (Numbers{0, sizes[0], 0, sizes[1], 0, 0, 1})) << sizes;
+    EXPECT_EQ(numbers(*find_tag(w), w.t()), (Numbers{0, sizes[0], 0, sizes[1], 0, 1, 1})) << sizes;
+  }
+  const at::Tensor column = at::ones({7, 1}, on_hpu());
+  tag_weight(column, "w", std::make_shared<RecordingHandler>());
+  EXPECT_EQ(numbers(*find_tag(column), column.narrow(0, 2, 3)), (Numbers{2, 3, 0, 1, 0, 0, 0}));
+  EXPECT_EQ(numbers(*find_tag(column), column.narrow(0, 2, 3).t()), (Numbers{2, 3, 0, 1, 0, 1, 0}));
+}
+
+TEST(ViewOf, StackedExperts) {
+  const at::Tensor w = at::ones({4, 5, 6}, on_hpu());  // seen as [20, 6]
+  tag_weight(w, "w", std::make_shared<RecordingHandler>());
+  const auto& tag = *find_tag(w);
+  EXPECT_EQ(numbers(tag, w), (Numbers{0, 20, 0, 6, 4, 0, 1}));
+  EXPECT_EQ(numbers(tag, w.transpose(1, 2)), (Numbers{0, 20, 0, 6, 4, 1, 1}));
+  EXPECT_EQ(numbers(tag, w[0]), (Numbers{0, 5, 0, 6, 0, 0, 0}));  // offset 0, and yet not the whole
+  EXPECT_EQ(numbers(tag, w[3].t()), (Numbers{15, 5, 0, 6, 0, 1, 0}));
+  EXPECT_EQ(numbers(tag, w[1].narrow(0, 2, 2)), (Numbers{7, 2, 0, 6, 0, 0, 0}));
+  EXPECT_EQ(numbers(tag, w.narrow(0, 1, 2)), (Numbers{5, 10, 0, 6, 2, 0, 0}));
+  EXPECT_EQ(numbers(tag, w.view({20, 6})), (Numbers{0, 20, 0, 6, 0, 0, 1}));
+  EXPECT_EQ(numbers(tag, w.narrow(1, 0, 2)), Numbers{});  // some rows of each: no run of rows
+  EXPECT_EQ(numbers(tag, w.transpose(0, 1)), Numbers{});
+}
+
+TEST(ViewOf, ConvolutionsAndVectors) {
+  const at::Tensor w = at::ones({8, 3, 2, 2}, on_hpu()), v = at::ones({9}, on_hpu());
+  for (const auto& t : {w, v}) tag_weight(t, "w", std::make_shared<RecordingHandler>());
+  EXPECT_EQ(numbers(*find_tag(w), w), (Numbers{0, 8, 0, 12, 0, 0, 1}));
+  EXPECT_EQ(numbers(*find_tag(w), w.view({8, 12})), (Numbers{0, 8, 0, 12, 0, 0, 1}));
+  EXPECT_EQ(numbers(*find_tag(w), w.narrow(0, 0, 4)), Numbers{});
+  EXPECT_EQ(numbers(*find_tag(v), v), (Numbers{0, 9, 0, 1, 0, 0, 1}));
+  EXPECT_EQ(numbers(*find_tag(v), v.view({9, 1})), (Numbers{0, 9, 0, 1, 0, 0, 1}));
+  EXPECT_EQ(numbers(*find_tag(v), v.view({3, 3})), Numbers{});
+}
+
+}  // namespace
+}  // namespace fp8::test
