@@ -257,7 +257,7 @@ Json parse_json(std::string_view text, const std::string& name) { return JsonPar
 
 Json read_json(const std::filesystem::path& path) { return parse_json(read_file(path, kMaxFileBytes), path.string()); }
 
-void write_json(const std::filesystem::path& path, const Json& value, int indent) {
+std::string json_text(const std::filesystem::path& path, const Json& value, int indent) {
   check_finite(value, path, "");
   std::string text;
   try {
@@ -266,6 +266,11 @@ void write_json(const std::filesystem::path& path, const Json& value, int indent
     fail(path, "a string or key to be written is not UTF-8");
   }
   text += '\n';
+  return text;
+}
+
+void write_json(const std::filesystem::path& path, const Json& value, int indent) {
+  const std::string text = json_text(path, value, indent);
   AtomicFile file(path, text.size());
   file.append(text);
   file.commit();

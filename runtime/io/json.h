@@ -23,4 +23,7 @@ Json read_json(const std::filesystem::path& path);
 /// Floats are written shortest-round-trip; NaN, infinities and strings that are not UTF-8 are an io::Error.
 void write_json(const std::filesystem::path& path, const Json& value, int indent = 2);
 
+/// What write_json() writes; `path` stands in messages.
+std::string json_text(const std::filesystem::path& path, const Json& value, int indent = 2);
+
 }  // namespace fp8::io

@@ -37,7 +37,7 @@ std::string_view object_of(std::string_view npy, const std::string& name) {
 
 }  // namespace
 
-void write_npz(const std::filesystem::path& path, const PyValue& value) {
+std::string npz_bytes(const std::filesystem::path& path, const PyValue& value) {
   // The pickle starts at a multiple of 64, as numpy aligns it: 10 bytes, then 118 of header.
   std::string npy = "\x93NUMPY";
   npy += std::string("\x01\0v\0", 4);
@@ -46,7 +46,11 @@ void write_npz(const std::filesystem::path& path, const PyValue& value) {
   npy += header + "\n" + write_pickle(value, path.string());
   if (npy.size() > kMaxBytes)
     fail(path, std::to_string(npy.size()) + " bytes to write, allowed at most " + std::to_string(kMaxBytes));
-  const std::string zip = zip_of(kMember, npy);
+  return zip_of(kMember, npy);
+}
+
+void write_npz(const std::filesystem::path& path, const PyValue& value) {
+  const std::string zip = npz_bytes(path, value);
   AtomicFile file(path, zip.size());
   file.append(zip);
   file.commit();

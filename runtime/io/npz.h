@@ -19,6 +19,9 @@ namespace fp8::io {
 /// bytes.
 void write_npz(const std::filesystem::path& path, const PyValue& value);
 
+/// What write_npz() writes; `path` stands in messages.
+std::string npz_bytes(const std::filesystem::path& path, const PyValue& value);
+
 /// Reads a file of at most 512 MiB, whose member may be compressed (numpy.savez_compressed) and is at most 512 MiB too.
 /// Throws io::Error.
 PyValue read_npz(const std::filesystem::path& path);
