@@ -41,7 +41,8 @@ std::int64_t limit_from_environment() {
 
 /// Counters of one device; relaxed atomics, the peak by compare-exchange.
 struct Books {
-  std::atomic<std::int64_t> limit{0}, in_use{0}, max_in_use{0}, allocs{0}, frees{0}, max_alloc{0}, system_allocs{0}, system_frees{0}, ooms{0};
+  std::atomic<std::int64_t> limit{0}, in_use{0}, max_in_use{0}, allocs{0}, frees{0}, max_alloc{0}, system_allocs{0},
+      system_frees{0}, ooms{0};
 };
 
 Books& books(c10::DeviceIndex device) {
@@ -55,7 +56,8 @@ Books& books(c10::DeviceIndex device) {
 }
 
 Books& checked_books(int device) {
-  TORCH_CHECK(device >= 0 && device < device_count(), "Invalid device id ", device, ", the machine emulates ", device_count());
+  TORCH_CHECK(device >= 0 && device < device_count(), "Invalid device id ", device, ", the machine emulates ",
+              device_count());
   return books(static_cast<c10::DeviceIndex>(device));
 }
 
@@ -87,7 +89,8 @@ class Allocator final : public c10::DeviceAllocator {
  public:
   c10::DataPtr allocate(std::size_t bytes) override {
     const c10::DeviceIndex device = current_device();
-    if (bytes == 0) return make_block(c10::DataPtr(nullptr, c10::Device(c10::kCPU)), 0, device);  // a Block: out= may enlarge it
+    if (bytes == 0)
+      return make_block(c10::DataPtr(nullptr, c10::Device(c10::kCPU)), 0, device);  // a Block: out= may enlarge it
     check_room(device, bytes);
     return make_block(allocate_host(bytes), bytes, device);
   }
@@ -99,7 +102,8 @@ class Allocator final : public c10::DeviceAllocator {
   c10::CachingDeviceAllocator::DeviceStats getDeviceStats(c10::DeviceIndex device) override {
     const MemoryStats s = memory_stats(device);
     c10::CachingDeviceAllocator::DeviceStats out;
-    for (auto* bytes : {&out.allocated_bytes[0], &out.active_bytes[0], &out.reserved_bytes[0], &out.requested_bytes[0]}) {
+    for (auto* bytes :
+         {&out.allocated_bytes[0], &out.active_bytes[0], &out.reserved_bytes[0], &out.requested_bytes[0]}) {
       bytes->current = s.InUse;
       bytes->peak = s.MaxInUse;
     }
@@ -123,8 +127,8 @@ class Allocator final : public c10::DeviceAllocator {
     Books& b = books(device);
     if (b.in_use + static_cast<std::int64_t>(bytes) <= b.limit) return;
     ++b.ooms;
-    TORCH_CHECK_WITH(OutOfMemoryError, false, "[hpu] out of memory on hpu:", static_cast<int>(device), ": tried to allocate ", bytes,
-                     " bytes, ", b.in_use.load(), " of ", b.limit.load(), " are in use");
+    TORCH_CHECK_WITH(OutOfMemoryError, false, "[hpu] out of memory on hpu:", static_cast<int>(device),
+                     ": tried to allocate ", bytes, " bytes, ", b.in_use.load(), " of ", b.limit.load(), " are in use");
   }
 };
 
@@ -198,13 +202,14 @@ std::string memory_summary(int device) {
   const std::string bar(52, '=');
   char text[1024];
   const double gib = 1024.0 * 1024 * 1024, mib = 1024.0 * 1024;
-  std::snprintf(text, sizeof text,
-                "|%s|\n|     PyTorch HPU memory summary, device ID %-10d|\n|%s|\n"
-                "  Limit (GB)      %20.2f\n  InUse (MB)      %20.2f\n  MaxInUse (MB)   %20.2f\n  NumAllocs       %20lld\n"
-                "  NumFrees        %20lld\n  MaxAllocSize (MB)%19.2f\n  ActiveAllocs    %20lld\n",
-                bar.c_str(), device, std::string(52, '-').c_str(), s.Limit / gib, s.InUse / mib, s.MaxInUse / mib,
-                static_cast<long long>(s.NumAllocs), static_cast<long long>(s.NumFrees), s.MaxAllocSize / mib,
-                static_cast<long long>(s.ActiveAllocs));
+  std::snprintf(
+      text, sizeof text,
+      "|%s|\n|     PyTorch HPU memory summary, device ID %-10d|\n|%s|\n"
+      "  Limit (GB)      %20.2f\n  InUse (MB)      %20.2f\n  MaxInUse (MB)   %20.2f\n  NumAllocs       %20lld\n"
+      "  NumFrees        %20lld\n  MaxAllocSize (MB)%19.2f\n  ActiveAllocs    %20lld\n",
+      bar.c_str(), device, std::string(52, '-').c_str(), s.Limit / gib, s.InUse / mib, s.MaxInUse / mib,
+      static_cast<long long>(s.NumAllocs), static_cast<long long>(s.NumFrees), s.MaxAllocSize / mib,
+      static_cast<long long>(s.ActiveAllocs));
   return text;
 }
 

@@ -1,5 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
-// The device's allocator and its books. Limit per device: FP8_HPU_MEMORY (bytes, or with K, M, G) or set_memory_limit().
+// The device's allocator and its books. Limit per device: FP8_HPU_MEMORY (bytes, or with K, M, G) or
+// set_memory_limit().
 #pragma once
 #include <c10/core/CachingDeviceAllocator.h>
 
@@ -10,7 +11,8 @@ namespace fp8::runtime {
 /// The allocator registered for DeviceType::HPU.
 c10::DeviceAllocator* hpu_allocator();
 
-/// Books `bytes` on hpu:device; throws c10::OutOfMemoryError (and books nothing) when the limit would be passed. 0 bytes are no allocation.
+/// Books `bytes` on hpu:device; throws c10::OutOfMemoryError (and books nothing) when the limit would be passed. 0
+/// bytes are no allocation.
 void account_allocation(c10::DeviceIndex device, std::size_t bytes);
 void account_free(c10::DeviceIndex device, std::size_t bytes) noexcept;
 

@@ -15,7 +15,8 @@ void free_block(void* context) {
 }
 
 c10::intrusive_ptr<c10::StorageImpl> make_alias(void* memory, std::size_t bytes) {
-  // Resizable with the CPU's allocator, so that out= kernels can enlarge it; adopt_resized_alias() then takes the new memory.
+  // Resizable with the CPU's allocator, so that out= kernels can enlarge it; adopt_resized_alias() then takes the new
+  // memory.
   return c10::make_intrusive<c10::StorageImpl>(c10::StorageImpl::use_byte_size_t(), bytes,
                                                c10::DataPtr(memory, c10::Device(c10::kCPU)), c10::GetCPUAllocator(),
                                                /*resizable=*/true);
@@ -53,12 +54,15 @@ at::Tensor cpu_alias(const at::Tensor& t) {
   Block* block = block_of(storage);
   c10::intrusive_ptr<c10::StorageImpl> alias =
       block != nullptr ? block->alias : make_alias(storage->_mutable_data_ptr_no_checks().get(), storage->nbytes());
-  // A VIEW impl does not add the autograd keys by itself, and CPU kernels expect them on tensors that are not inference tensors.
+  // A VIEW impl does not add the autograd keys by itself, and CPU kernels expect them on tensors that are not inference
+  // tensors.
   c10::DispatchKeySet keys(c10::DispatchKey::CPU);
   if (!t.is_inference()) {
-    keys = keys | c10::DispatchKeySet({c10::DispatchKey::AutogradCPU, c10::DispatchKey::ADInplaceOrView, c10::DispatchKey::AutocastCPU});
+    keys = keys | c10::DispatchKeySet({c10::DispatchKey::AutogradCPU, c10::DispatchKey::ADInplaceOrView,
+                                       c10::DispatchKey::AutocastCPU});
   }
-  auto result = at::detail::make_tensor<c10::TensorImpl>(c10::TensorImpl::VIEW, c10::Storage(std::move(alias)), keys, t.dtype());
+  auto result =
+      at::detail::make_tensor<c10::TensorImpl>(c10::TensorImpl::VIEW, c10::Storage(std::move(alias)), keys, t.dtype());
   copy_geometry(result.unsafeGetTensorImpl(), t);
   return result;
 }
@@ -71,9 +75,10 @@ void adopt(const at::Tensor& fresh, c10::DeviceIndex device) {
   void* memory = cpu_storage->mutable_data_ptr().get();
   c10::DataPtr owned = cpu_storage->set_data_ptr(c10::DataPtr(memory, c10::Device(c10::kCPU)));
   auto* block = new Block{std::move(owned), bytes, device, cpu_storage, nullptr};
-  auto storage = c10::make_intrusive<c10::StorageImpl>(c10::StorageImpl::use_byte_size_t(), bytes,
-                                                       c10::DataPtr(memory, block, &free_block, hpu(device)), hpu_allocator(),
-                                                       /*resizable=*/true);
+  auto storage =
+      c10::make_intrusive<c10::StorageImpl>(c10::StorageImpl::use_byte_size_t(), bytes,
+                                            c10::DataPtr(memory, block, &free_block, hpu(device)), hpu_allocator(),
+                                            /*resizable=*/true);
   impl->_change_backend_component_keys(hpu(device));
   impl->set_storage_keep_dtype(c10::Storage(std::move(storage)));
 }
@@ -103,7 +108,8 @@ void adopt_resized_alias(c10::StorageImpl* hpu_storage) {
 at::Tensor view_on(const c10::Storage& storage, const at::Tensor& like) {
   // The source's key set (with CPU replaced) keeps inference tensors inference tensors.
   auto keys = like.unsafeGetTensorImpl()->key_set();
-  auto result = at::detail::make_tensor<c10::TensorImpl>(c10::TensorImpl::VIEW, c10::Storage(storage), keys, like.dtype());
+  auto result =
+      at::detail::make_tensor<c10::TensorImpl>(c10::TensorImpl::VIEW, c10::Storage(storage), keys, like.dtype());
   result.unsafeGetTensorImpl()->_change_backend_component_keys(storage.device());
   copy_geometry(result.unsafeGetTensorImpl(), like);
   return result;

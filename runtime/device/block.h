@@ -5,8 +5,8 @@
 //                                               |
 //   CPU StorageImpl (alias, non-owning) <-------+   what CPU kernels work on, without a copy
 //
-// Two storages, because a view made inside a CPU kernel takes its device from the storage. This is the only place that knows
-// the trick; everybody else calls cpu_alias() and adopt().
+// Two storages, because a view made inside a CPU kernel takes its device from the storage. This is the only place that
+// knows the trick; everybody else calls cpu_alias() and adopt().
 #pragma once
 #include <ATen/core/Tensor.h>
 #include <c10/core/StorageImpl.h>
@@ -14,8 +14,8 @@
 
 namespace fp8::runtime {
 
-/// What intercept/ hangs on a weight's memory. It survives views, detach, t() and InferenceMode, and may object to accesses
-/// that would misread the memory; dispatch/ asks it without knowing why.
+/// What intercept/ hangs on a weight's memory. It survives views, detach, t() and InferenceMode, and may object to
+/// accesses that would misread the memory; dispatch/ asks it without knowing why.
 struct BlockTag : c10::BackendMeta {
   /// An op that nobody handled is about to use `tensor`, which lies in the tagged block. Throws to refuse.
   virtual void check_access(const std::string& op, const at::Tensor& tensor) const = 0;
@@ -23,7 +23,8 @@ struct BlockTag : c10::BackendMeta {
   virtual void check_copy(const at::Tensor& to, const at::Tensor& from) const = 0;
   /// After that copy, `from` being in the tagged block: the tag may go along.
   virtual void copied(const at::Tensor& to, const at::Tensor& from) const = 0;
-  /// self.set_(...) is about to give the tagged `self` other memory, whose values are of type `dtype`. Throws to refuse.
+  /// self.set_(...) is about to give the tagged `self` other memory, whose values are of type `dtype`. Throws to
+  /// refuse.
   virtual void check_replace(const at::Tensor& self, at::ScalarType dtype) const = 0;
   /// After that set_: the tag may go along to self's new memory.
   virtual void replaced(const at::Tensor& self) = 0;
@@ -44,11 +45,13 @@ c10::DataPtr make_block(c10::DataPtr memory, std::size_t bytes, c10::DeviceIndex
 /// The Block below a storage; nullptr for storages that are not ours (from_blob, other devices).
 Block* block_of(const c10::StorageImpl* storage);
 inline Block* block_of(const at::TensorBase& t) {
-  return t.defined() && t.has_storage() ? block_of(t.unsafeGetTensorImpl()->unsafe_storage().unsafeGetStorageImpl()) : nullptr;
+  return t.defined() && t.has_storage() ? block_of(t.unsafeGetTensorImpl()->unsafe_storage().unsafeGetStorageImpl())
+                                        : nullptr;
 }
 
-/// A CPU tensor over the same memory (sizes, strides, offset, conj and neg bits alike), without autograd history. The memory
-/// lives as long as the hpu tensor: whoever keeps the alias longer must keep that too. CPU tensors are returned as they are.
+/// A CPU tensor over the same memory (sizes, strides, offset, conj and neg bits alike), without autograd history. The
+/// memory lives as long as the hpu tensor: whoever keeps the alias longer must keep that too. CPU tensors are returned
+/// as they are.
 at::Tensor cpu_alias(const at::Tensor& hpu);
 
 /// Turns a freshly made CPU tensor into an hpu tensor in place: its memory moves into a new Block, no copy.

@@ -28,12 +28,14 @@ int count_from_environment() {
   if (text == nullptr || *text == '\0') return 1;
   char* end = nullptr;
   const long value = std::strtol(text, &end, 10);
-  TORCH_CHECK(*end == '\0' && value >= 1 && value <= kMaxDevices, "[hpu] FP8_HPU_DEVICES: found \"", text, "\", allowed: 1 to ", kMaxDevices);
+  TORCH_CHECK(*end == '\0' && value >= 1 && value <= kMaxDevices, "[hpu] FP8_HPU_DEVICES: found \"", text,
+              "\", allowed: 1 to ", kMaxDevices);
   return static_cast<int>(value);
 }
 
 void check_index(c10::Device device) {
-  TORCH_CHECK(device.is_hpu() && device.index() < device_count(), "Invalid device id: ", device, ", the machine emulates ", device_count(), " hpu");
+  TORCH_CHECK(device.is_hpu() && device.index() < device_count(), "Invalid device id: ", device,
+              ", the machine emulates ", device_count(), " hpu");
 }
 
 /// Work is done when a call returns, so one default stream serves all and events are always complete.
@@ -56,7 +58,9 @@ struct Guard final : c10::impl::DeviceGuardImplInterface {
   c10::Stream getDefaultStream(c10::Device device) const override { return getStream(device); }
   c10::Stream getNewStream(c10::Device device, int) const override { return getStream(device); }
   c10::Stream getStreamFromGlobalPool(c10::Device device, bool) const override { return getStream(device); }
-  c10::Stream exchangeStream(c10::Stream stream) const override { return c10::Stream(c10::Stream::DEFAULT, stream.device()); }
+  c10::Stream exchangeStream(c10::Stream stream) const override {
+    return c10::Stream(c10::Stream::DEFAULT, stream.device());
+  }
   c10::DeviceIndex deviceCount() const noexcept override {
     try {
       return static_cast<c10::DeviceIndex>(device_count());
@@ -75,7 +79,8 @@ struct Guard final : c10::impl::DeviceGuardImplInterface {
 
 /// Two libraries that own the HPU key would answer each other's calls.
 const bool registered = [] {
-  TORCH_CHECK(!c10::impl::hasDeviceGuardImpl(c10::kHPU), "[hpu] another hpu backend is loaded already; load one of the two");
+  TORCH_CHECK(!c10::impl::hasDeviceGuardImpl(c10::kHPU),
+              "[hpu] another hpu backend is loaded already; load one of the two");
   static Guard guard;
   static c10::impl::DeviceGuardImplRegistrar registrar(c10::kHPU, &guard);
   return true;
@@ -101,11 +106,14 @@ const char* name_of(DeviceKind kind) {
 
 kernels::Dialect device_dialect(const char* op) {
   const DeviceKind kind = device_kind();
-  TORCH_CHECK(kind != DeviceKind::gaudi, "[", op, "] fp8 is not supported on GAUDI, allowed: gaudi2, gaudi3 (FP8_HPU_DEVICE)");
+  TORCH_CHECK(kind != DeviceKind::gaudi, "[", op,
+              "] fp8 is not supported on GAUDI, allowed: gaudi2, gaudi3 (FP8_HPU_DEVICE)");
   return kind == DeviceKind::gaudi2 ? kernels::Dialect::gaudi2 : kernels::Dialect::gaudi3;
 }
 
-DeviceKindScope::DeviceKindScope(DeviceKind kind) : previous_(g_kind_override) { g_kind_override = static_cast<int>(kind); }
+DeviceKindScope::DeviceKindScope(DeviceKind kind) : previous_(g_kind_override) {
+  g_kind_override = static_cast<int>(kind);
+}
 DeviceKindScope::~DeviceKindScope() { g_kind_override = previous_; }
 
 void init() { (void)registered; }

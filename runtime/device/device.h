@@ -23,10 +23,12 @@ DeviceKind device_kind();
 /// "GAUDI", "GAUDI2", "GAUDI3".
 const char* name_of(DeviceKind kind);
 
-/// The E4M3 dialect of the hpu:: operators: gaudi2 on Gaudi2, else gaudi3 (= ocp numbers). Throws on the first generation.
+/// The E4M3 dialect of the hpu:: operators: gaudi2 on Gaudi2, else gaudi3 (= ocp numbers). Throws on the first
+/// generation.
 kernels::Dialect device_dialect(const char* op);
 
-/// Emulates another kind on this thread while it lives: a checkpoint made for Gaudi2 runs with 240 whatever the environment says.
+/// Emulates another kind on this thread while it lives: a checkpoint made for Gaudi2 runs with 240 whatever the
+/// environment says.
 class DeviceKindScope {
  public:
   explicit DeviceKindScope(DeviceKind kind);
@@ -38,8 +40,8 @@ class DeviceKindScope {
   int previous_;
 };
 
-/// Makes sure the library is loaded and registered (for programs whose linker drops unused libraries). Throws if another hpu
-/// backend owns the device.
+/// Makes sure the library is loaded and registered (for programs whose linker drops unused libraries). Throws if
+/// another hpu backend owns the device.
 void init();
 
 }  // namespace fp8::runtime

@@ -14,7 +14,8 @@ namespace {
 class HpuGenerator final : public c10::GeneratorImpl {
  public:
   HpuGenerator(at::Generator cpu, c10::DeviceIndex device)
-      : GeneratorImpl(c10::Device(c10::kHPU, device), c10::DispatchKeySet(c10::DispatchKey::HPU)), cpu_(std::move(cpu)) {}
+      : GeneratorImpl(c10::Device(c10::kHPU, device), c10::DispatchKeySet(c10::DispatchKey::HPU)),
+        cpu_(std::move(cpu)) {}
   void set_current_seed(std::uint64_t seed) override { cpu_.set_current_seed(seed); }
   void set_offset(std::uint64_t offset) override { cpu_.set_offset(offset); }
   std::uint64_t get_offset() const override { return cpu_.get_offset(); }
@@ -35,7 +36,8 @@ const at::Generator& default_generator(c10::DeviceIndex device) {
   static const std::vector<at::Generator> all = [] {
     std::vector<at::Generator> generators;
     for (int i = 0; i < device_count(); ++i) {
-      generators.push_back(at::make_generator<HpuGenerator>(at::detail::getDefaultCPUGenerator(), static_cast<c10::DeviceIndex>(i)));
+      generators.push_back(
+          at::make_generator<HpuGenerator>(at::detail::getDefaultCPUGenerator(), static_cast<c10::DeviceIndex>(i)));
     }
     return generators;
   }();

@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
-// Random numbers on hpu are the CPU's: the default generator wraps the CPU's default one, so torch::manual_seed (which knows
-// nothing of hpu) seeds both, and randn or dropout give the same numbers on either device.
+// Random numbers on hpu are the CPU's: the default generator wraps the CPU's default one, so torch::manual_seed (which
+// knows nothing of hpu) seeds both, and randn or dropout give the same numbers on either device.
 #pragma once
 #include <ATen/core/Generator.h>
 #include <c10/core/Device.h>

@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
-// What ATen asks an accelerator: is it there, how many, its generator. The class must be called exactly HPUHooks: the registry
-// key is the class name, and with another one nothing fails until the first backward.
+// What ATen asks an accelerator: is it there, how many, its generator. The class must be called exactly HPUHooks: the
+// registry key is the class name, and with another one nothing fails until the first backward.
 #include <ATen/detail/HPUHooksInterface.h>
 #include <c10/core/CPUAllocator.h>
 #include <c10/core/impl/DeviceGuardImplInterface.h>
@@ -23,7 +23,9 @@ struct HPUHooks final : at::HPUHooksInterface {
   c10::DeviceIndex deviceCount() const override { return static_cast<c10::DeviceIndex>(device_count()); }
   c10::DeviceIndex getCurrentDevice() const override { return current_device(); }
   void setCurrentDevice(c10::DeviceIndex index) const override { guard()->setDevice({c10::kHPU, index}); }
-  c10::DeviceIndex exchangeDevice(c10::DeviceIndex index) const override { return guard()->exchangeDevice({c10::kHPU, index}).index(); }
+  c10::DeviceIndex exchangeDevice(c10::DeviceIndex index) const override {
+    return guard()->exchangeDevice({c10::kHPU, index}).index();
+  }
   c10::DeviceIndex maybeExchangeDevice(c10::DeviceIndex index) const override {
     return index < 0 || index >= device_count() ? current_device() : exchangeDevice(index);
   }

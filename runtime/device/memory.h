@@ -8,9 +8,9 @@ namespace fp8::runtime {
 
 /// Bytes and counts since start or the last reset.
 struct MemoryStats {
-  std::int64_t Limit = 0;              ///< bytes that may be in use
-  std::int64_t InUse = 0;              ///< bytes
-  std::int64_t MaxInUse = 0;           ///< bytes, peak
+  std::int64_t Limit = 0;     ///< bytes that may be in use
+  std::int64_t InUse = 0;     ///< bytes
+  std::int64_t MaxInUse = 0;  ///< bytes, peak
   std::int64_t NumAllocs = 0;
   std::int64_t NumFrees = 0;
   std::int64_t ActiveAllocs = 0;       ///< NumAllocs - NumFrees

@@ -17,11 +17,17 @@ namespace fp8::runtime {
 namespace {
 
 /// Ops whose CPU arguments beside hpu ones are part of their contract: indices and sequence lengths.
-constexpr std::string_view kMixedDevices[] = {"aten::index",           "aten::index_put",          "aten::index_put_",
-                                              "aten::_index_put_impl_", "aten::_pack_padded_sequence", "aten::_pad_packed_sequence"};
+constexpr std::string_view kMixedDevices[] = {"aten::index",
+                                              "aten::index_put",
+                                              "aten::index_put_",
+                                              "aten::_index_put_impl_",
+                                              "aten::_pack_padded_sequence",
+                                              "aten::_pad_packed_sequence"};
 
 /// Results that stay on the CPU: the batch sizes of a packed sequence.
-bool stays_on_cpu(std::string_view op, std::size_t result) { return op == "aten::_pack_padded_sequence" && result == 1; }
+bool stays_on_cpu(std::string_view op, std::size_t result) {
+  return op == "aten::_pack_padded_sequence" && result == 1;
+}
 
 bool mixes_devices(std::string_view op) {
   for (auto name : kMixedDevices) {
@@ -49,15 +55,16 @@ class Frame {
   }
 
   void see_device(c10::DeviceIndex index) {
-    TORCH_CHECK(device_ < 0 || device_ == index, "Expected all tensors to be on the same device, but found at least two devices, hpu:",
+    TORCH_CHECK(device_ < 0 || device_ == index,
+                "Expected all tensors to be on the same device, but found at least two devices, hpu:",
                 static_cast<int>(device_), " and hpu:", static_cast<int>(index), "! (in ", name_, ")");
     device_ = index;
   }
 
   void check_devices() const {
     TORCH_CHECK(!(cpu_argument_ && device_ >= 0) || mixes_devices(name_),
-                "Expected all tensors to be on the same device, but found at least two devices, hpu:", static_cast<int>(device_),
-                " and cpu! (in ", name_, ")");
+                "Expected all tensors to be on the same device, but found at least two devices, hpu:",
+                static_cast<int>(device_), " and cpu! (in ", name_, ")");
   }
 
   /// Written arguments take over the size that the CPU kernel gave their alias.
@@ -66,7 +73,8 @@ class Frame {
       if (!a.written) continue;
       auto* hpu = a.hpu.unsafeGetTensorImpl();
       adopt_resized_alias(hpu->unsafe_storage().unsafeGetStorageImpl());
-      if (hpu->sizes() != a.cpu.sizes() || hpu->strides() != a.cpu.strides() || hpu->storage_offset() != a.cpu.storage_offset()) {
+      if (hpu->sizes() != a.cpu.sizes() || hpu->strides() != a.cpu.strides() ||
+          hpu->storage_offset() != a.cpu.storage_offset()) {
         hpu->set_sizes_and_strides(a.cpu.sizes(), a.cpu.strides(), a.cpu.storage_offset());
       }
     }
@@ -149,8 +157,9 @@ void cpu_fallback(const c10::OperatorHandle& op, c10::DispatchKeySet, torch::jit
   }
   frame.check_devices();
   {
-    c10::impl::ExcludeDispatchKeyGuard below(c10::autograd_dispatch_keyset_with_ADInplaceOrView | c10::autocast_dispatch_keyset |
-                                             c10::DispatchKeySet(c10::DispatchKey::Tracer));  // a trace must not record aliases
+    c10::impl::ExcludeDispatchKeyGuard below(
+        c10::autograd_dispatch_keyset_with_ADInplaceOrView | c10::autocast_dispatch_keyset |
+        c10::DispatchKeySet(c10::DispatchKey::Tracer));  // a trace must not record aliases
     op.redispatchBoxed(c10::DispatchKeySet(c10::DispatchKey::CPU), stack);
   }
   frame.write_back();

@@ -1,9 +1,11 @@
 // SPDX-License-Identifier: Apache-2.0
-// The zero-copy fallback: an hpu op runs the very CPU kernel, on aliases of its arguments' memory, so results are bit equal.
+// The zero-copy fallback: an hpu op runs the very CPU kernel, on aliases of its arguments' memory, so results are bit
+// equal.
 //
 //   hpu arguments -> cpu_alias -> op at DispatchKey::CPU -> results: the same TensorImpl  -> the original hpu tensor
 //                                                                  the same storage     -> a view on the hpu storage
-//                                                                  fresh                -> its memory moves to hpu, no copy
+//                                                                  fresh                -> its memory moves to hpu, no
+//                                                                  copy
 #pragma once
 #include <ATen/core/dispatch/Dispatcher.h>
 #include <ATen/core/stack.h>

@@ -31,14 +31,15 @@ c10::DeviceGuard guard_for(std::optional<at::Device> device) {
 /// The tag on a tensor's memory, or the one its TensorImpl carries (memory may have been replaced since).
 c10::intrusive_ptr<BlockTag> tag_of(const at::Tensor& t) {
   if (Block* block = block_of(t); block != nullptr && block->tag) return block->tag;
-  return c10::intrusive_ptr<BlockTag>::reclaim_copy(dynamic_cast<BlockTag*>(t.unsafeGetTensorImpl()->get_backend_meta()));
+  return c10::intrusive_ptr<BlockTag>::reclaim_copy(
+      dynamic_cast<BlockTag*>(t.unsafeGetTensorImpl()->get_backend_meta()));
 }
 
 void check_replace(const at::Tensor& self, const at::Tensor& source, const BlockTag* tag) {
   if (!is_float8(self.scalar_type()) && !is_float8(source.scalar_type())) return;
   if (tag != nullptr) tag->check_replace(self, source.scalar_type());
-  TORCH_CHECK(self.scalar_type() == source.scalar_type(), "[hpu] set_: expected a source of dtype ", self.scalar_type(), ", got ",
-              source.scalar_type(), "; set_ would take its bytes for float8 codes");
+  TORCH_CHECK(self.scalar_type() == source.scalar_type(), "[hpu] set_: expected a source of dtype ", self.scalar_type(),
+              ", got ", source.scalar_type(), "; set_ would take its bytes for float8 codes");
 }
 
 std::atomic<std::int64_t> g_to_device{0}, g_to_host{0}, g_on_device{0};
@@ -50,18 +51,22 @@ void count(const at::Tensor& to, const at::Tensor& from) {
 
 }  // namespace
 
-at::Tensor empty_memory_format(at::IntArrayRef size, std::optional<at::ScalarType> dtype, std::optional<at::Layout> layout,
-                               std::optional<at::Device> device, std::optional<bool>, std::optional<at::MemoryFormat> memory_format) {
+at::Tensor empty_memory_format(at::IntArrayRef size, std::optional<at::ScalarType> dtype,
+                               std::optional<at::Layout> layout, std::optional<at::Device> device, std::optional<bool>,
+                               std::optional<at::MemoryFormat> memory_format) {
   TORCH_CHECK(layout.value_or(at::kStrided) == at::kStrided, "[hpu] empty: expected layout Strided, got ", *layout);
   const auto guard = guard_for(device);
-  return at::detail::empty_generic(size, hpu_allocator(), kHpuKey, dtype.value_or(at::get_default_dtype_as_scalartype()), memory_format);
+  return at::detail::empty_generic(size, hpu_allocator(), kHpuKey,
+                                   dtype.value_or(at::get_default_dtype_as_scalartype()), memory_format);
 }
 
 at::Tensor empty_strided(at::IntArrayRef size, at::IntArrayRef stride, std::optional<at::ScalarType> dtype,
                          std::optional<at::Layout> layout, std::optional<at::Device> device, std::optional<bool>) {
-  TORCH_CHECK(layout.value_or(at::kStrided) == at::kStrided, "[hpu] empty_strided: expected layout Strided, got ", *layout);
+  TORCH_CHECK(layout.value_or(at::kStrided) == at::kStrided, "[hpu] empty_strided: expected layout Strided, got ",
+              *layout);
   const auto guard = guard_for(device);
-  return at::detail::empty_strided_generic(size, stride, hpu_allocator(), kHpuKey, dtype.value_or(at::get_default_dtype_as_scalartype()));
+  return at::detail::empty_strided_generic(size, stride, hpu_allocator(), kHpuKey,
+                                           dtype.value_or(at::get_default_dtype_as_scalartype()));
 }
 
 const at::Tensor& resize_(const at::Tensor& self, at::IntArrayRef size, std::optional<at::MemoryFormat> memory_format) {
@@ -72,7 +77,8 @@ const at::Tensor& resize_(const at::Tensor& self, at::IntArrayRef size, std::opt
   return at::native::resize_(self, size, memory_format);  // the storage is host memory: the CPU's resize fits
 }
 
-at::Tensor& set_source_storage_offset(at::Tensor& self, at::Storage source, int64_t offset, at::IntArrayRef size, at::IntArrayRef stride) {
+at::Tensor& set_source_storage_offset(at::Tensor& self, at::Storage source, int64_t offset, at::IntArrayRef size,
+                                      at::IntArrayRef stride) {
   TORCH_CHECK(source.device().is_hpu(), "[hpu] set_: expected a storage on hpu, got one on ", source.device());
   auto* impl = self.unsafeGetTensorImpl();
   std::vector<int64_t> strides(stride.begin(), stride.end());
@@ -84,8 +90,9 @@ at::Tensor& set_source_storage_offset(at::Tensor& self, at::Storage source, int6
       next *= std::max<int64_t>(size[i], 1);
     }
   }
-  TORCH_CHECK(strides.size() == size.size() && offset >= 0, "[hpu] set_: expected one stride per size and an offset >= 0, got ", strides.size(),
-              " strides for ", size.size(), " sizes, offset ", offset);
+  TORCH_CHECK(strides.size() == size.size() && offset >= 0,
+              "[hpu] set_: expected one stride per size and an offset >= 0, got ", strides.size(), " strides for ",
+              size.size(), " sizes, offset ", offset);
   const auto needed = at::detail::computeStorageNbytes(size, strides, self.itemsize(), offset);
   if (needed > source.nbytes()) {
     const c10::DeviceGuard guard(source.device());
@@ -112,7 +119,8 @@ at::Tensor& set_source_tensor(at::Tensor& self, const at::Tensor& source) {
 
 at::Tensor& set_nothing(at::Tensor& self) {
   const auto guard = guard_for(self.device());
-  c10::Storage empty(c10::Storage::use_byte_size_t(), 0, hpu_allocator()->allocate(0), hpu_allocator(), /*resizable=*/true);
+  c10::Storage empty(c10::Storage::use_byte_size_t(), 0, hpu_allocator()->allocate(0), hpu_allocator(),
+                     /*resizable=*/true);
   return set_source_storage_offset(self, std::move(empty), 0, {0}, {1});
 }
 
@@ -123,7 +131,8 @@ at::Tensor& copy_(at::Tensor& self, const at::Tensor& source, bool non_blocking)
   if (from != nullptr && from->tag) from->tag->check_copy(self, source);
   {
     at::Tensor to_cpu = cpu_alias(self);
-    c10::impl::ExcludeDispatchKeyGuard below(c10::autograd_dispatch_keyset_with_ADInplaceOrView | c10::autocast_dispatch_keyset);
+    c10::impl::ExcludeDispatchKeyGuard below(c10::autograd_dispatch_keyset_with_ADInplaceOrView |
+                                             c10::autocast_dispatch_keyset);
     at::_ops::copy_::redispatch(c10::DispatchKeySet(c10::DispatchKey::CPU), to_cpu, cpu_alias(source), non_blocking);
   }
   count(self, source);

@@ -1,5 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
-// The few ops an hpu tensor needs to exist: make, view, resize, re-seat, copy. Everything else goes through the fallback.
+// The few ops an hpu tensor needs to exist: make, view, resize, re-seat, copy. Everything else goes through the
+// fallback.
 #pragma once
 #include <ATen/core/Tensor.h>
 
@@ -7,17 +8,19 @@
 
 namespace fp8::runtime {
 
-at::Tensor empty_memory_format(at::IntArrayRef size, std::optional<at::ScalarType> dtype, std::optional<at::Layout> layout,
-                               std::optional<at::Device> device, std::optional<bool> pin_memory,
-                               std::optional<at::MemoryFormat> memory_format);
+at::Tensor empty_memory_format(at::IntArrayRef size, std::optional<at::ScalarType> dtype,
+                               std::optional<at::Layout> layout, std::optional<at::Device> device,
+                               std::optional<bool> pin_memory, std::optional<at::MemoryFormat> memory_format);
 at::Tensor empty_strided(at::IntArrayRef size, at::IntArrayRef stride, std::optional<at::ScalarType> dtype,
-                         std::optional<at::Layout> layout, std::optional<at::Device> device, std::optional<bool> pin_memory);
+                         std::optional<at::Layout> layout, std::optional<at::Device> device,
+                         std::optional<bool> pin_memory);
 const at::Tensor& resize_(const at::Tensor& self, at::IntArrayRef size, std::optional<at::MemoryFormat> memory_format);
 
-/// set_ in its four forms. Upstream compares no dtypes: bytes of one type would silently become values of another, so a source
-/// of another dtype than a float8 self is refused, and a tag may refuse more.
+/// set_ in its four forms. Upstream compares no dtypes: bytes of one type would silently become values of another, so a
+/// source of another dtype than a float8 self is refused, and a tag may refuse more.
 at::Tensor& set_source_storage(at::Tensor& self, at::Storage source);
-at::Tensor& set_source_storage_offset(at::Tensor& self, at::Storage source, int64_t offset, at::IntArrayRef size, at::IntArrayRef stride);
+at::Tensor& set_source_storage_offset(at::Tensor& self, at::Storage source, int64_t offset, at::IntArrayRef size,
+                                      at::IntArrayRef stride);
 at::Tensor& set_source_tensor(at::Tensor& self, const at::Tensor& source);
 at::Tensor& set_nothing(at::Tensor& self);
 

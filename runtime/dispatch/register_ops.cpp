@@ -1,6 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
-// Which kernel each aten op has at DispatchKey::HPU. A table of the own ones; the fallback for the rest, registered per op
-// name: as a mere `_` fallback structured ops would go meta -> empty -> out= (2-3 hops) and convolution would pick another path.
+// Which kernel each aten op has at DispatchKey::HPU. A table of the own ones; the fallback for the rest, registered per
+// op name: as a mere `_` fallback structured ops would go meta -> empty -> out= (2-3 hops) and convolution would pick
+// another path.
 #include <ATen/core/dispatch/Dispatcher.h>
 #include <ATen/ops/_reshape_alias_native.h>
 #include <ATen/ops/as_strided_native.h>
@@ -19,18 +20,49 @@ namespace fp8::runtime {
 namespace {
 
 /// Own kernels, and ops that must stay composites of them: a clone in the fallback would bypass copy_ and lose tags.
-const std::set<std::string> kNotFallback = {
-    "aten::empty",    "aten::empty_strided", "aten::as_strided",  "aten::view",     "aten::_reshape_alias", "aten::resize_",
-    "aten::set_",     "aten::copy_",         "aten::_copy_from",  "aten::clone",    "aten::_copy_from_and_resize", "aten::copy",
-    "aten::_to_copy", "aten::contiguous",    "aten::lift",        "aten::lift_fresh", "aten::detach",  "aten::alias",
-    "aten::_fused_sdp_choice", "aten::linear", "aten::matmul", "aten::addmm", "aten::mm", "aten::addmv", "aten::mv",
-    "aten::bmm", "aten::baddbmm", "aten::embedding", "aten::_convolution", "aten::convolution", "aten::_has_same_storage_numel", "aten::record_stream", "aten::is_pinned", "aten::_pin_memory",
-    "aten::resize_as_", "aten::empty_like", "aten::_lazy_clone"};
+const std::set<std::string> kNotFallback = {"aten::empty",
+                                            "aten::empty_strided",
+                                            "aten::as_strided",
+                                            "aten::view",
+                                            "aten::_reshape_alias",
+                                            "aten::resize_",
+                                            "aten::set_",
+                                            "aten::copy_",
+                                            "aten::_copy_from",
+                                            "aten::clone",
+                                            "aten::_copy_from_and_resize",
+                                            "aten::copy",
+                                            "aten::_to_copy",
+                                            "aten::contiguous",
+                                            "aten::lift",
+                                            "aten::lift_fresh",
+                                            "aten::detach",
+                                            "aten::alias",
+                                            "aten::_fused_sdp_choice",
+                                            "aten::linear",
+                                            "aten::matmul",
+                                            "aten::addmm",
+                                            "aten::mm",
+                                            "aten::addmv",
+                                            "aten::mv",
+                                            "aten::bmm",
+                                            "aten::baddbmm",
+                                            "aten::embedding",
+                                            "aten::_convolution",
+                                            "aten::convolution",
+                                            "aten::_has_same_storage_numel",
+                                            "aten::record_stream",
+                                            "aten::is_pinned",
+                                            "aten::_pin_memory",
+                                            "aten::resize_as_",
+                                            "aten::empty_like",
+                                            "aten::_lazy_clone"};
 
 bool is_tensor_like(const c10::TypePtr& type) {
   const auto kind = type->kind();
   if (kind == c10::TypeKind::TensorType) return true;
-  if (kind == c10::TypeKind::ListType || kind == c10::TypeKind::OptionalType) return is_tensor_like(type->containedType(0));
+  if (kind == c10::TypeKind::ListType || kind == c10::TypeKind::OptionalType)
+    return is_tensor_like(type->containedType(0));
   return false;
 }
 
@@ -56,13 +88,15 @@ bool wants_fallback(const c10::OperatorHandle& op) {
   for (const auto& argument : schema.arguments()) tensors = tensors || is_tensor_like(argument.type());
   if (!tensors || is_view(schema) || takes_device_or_storage(schema)) return false;
   if (op.hasKernelForDispatchKey(c10::DispatchKey::CompositeImplicitAutograd)) return false;
-  return op.hasKernelForDispatchKey(c10::DispatchKey::CPU) || op.hasKernelForDispatchKey(c10::DispatchKey::CompositeExplicitAutograd) ||
+  return op.hasKernelForDispatchKey(c10::DispatchKey::CPU) ||
+         op.hasKernelForDispatchKey(c10::DispatchKey::CompositeExplicitAutograd) ||
          op.hasKernelForDispatchKey(c10::DispatchKey::CompositeExplicitAutogradNonFunctional);
 }
 
 /// Kept for the life of the process; deregistered with it.
 std::unique_ptr<torch::Library> register_fallbacks() {
-  auto library = std::make_unique<torch::Library>(torch::Library::IMPL, "aten", c10::DispatchKey::HPU, __FILE__, __LINE__);
+  auto library =
+      std::make_unique<torch::Library>(torch::Library::IMPL, "aten", c10::DispatchKey::HPU, __FILE__, __LINE__);
   auto& dispatcher = c10::Dispatcher::singleton();
   for (const auto& name : dispatcher.getAllOpNames()) {
     const auto op = dispatcher.findSchema(name);
@@ -85,7 +119,8 @@ TORCH_LIBRARY_IMPL(aten, HPU, m) {
   m.impl("empty_strided", &empty_strided);
   m.impl("as_strided", &at::native::as_strided_tensorimpl);
   m.impl("view", static_cast<at::Tensor (*)(const at::Tensor&, at::IntArrayRef)>(&at::native::view));
-  m.impl("_reshape_alias", static_cast<at::Tensor (*)(const at::Tensor&, at::IntArrayRef, at::IntArrayRef)>(&at::native::_reshape_alias));
+  m.impl("_reshape_alias",
+         static_cast<at::Tensor (*)(const at::Tensor&, at::IntArrayRef, at::IntArrayRef)>(&at::native::_reshape_alias));
   m.impl("resize_", &resize_);
   m.impl("set_.source_Storage", &set_source_storage);
   m.impl("set_.source_Storage_storage_offset", &set_source_storage_offset);

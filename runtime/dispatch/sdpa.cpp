@@ -16,10 +16,14 @@ at::Tensor alias_with_grad(const at::Tensor& t) {
 
 }  // namespace
 
-int64_t fused_sdp_choice(const at::Tensor& query, const at::Tensor& key, const at::Tensor& value, const std::optional<at::Tensor>& attn_mask,
-                         double dropout_p, bool is_causal, std::optional<double> scale, bool enable_gqa) {
-  const auto mask = attn_mask.has_value() && attn_mask->defined() ? std::optional<at::Tensor>(alias_with_grad(*attn_mask)) : std::nullopt;
-  return at::_fused_sdp_choice(alias_with_grad(query), alias_with_grad(key), alias_with_grad(value), mask, dropout_p, is_causal, scale, enable_gqa);
+int64_t fused_sdp_choice(const at::Tensor& query, const at::Tensor& key, const at::Tensor& value,
+                         const std::optional<at::Tensor>& attn_mask, double dropout_p, bool is_causal,
+                         std::optional<double> scale, bool enable_gqa) {
+  const auto mask = attn_mask.has_value() && attn_mask->defined()
+                        ? std::optional<at::Tensor>(alias_with_grad(*attn_mask))
+                        : std::nullopt;
+  return at::_fused_sdp_choice(alias_with_grad(query), alias_with_grad(key), alias_with_grad(value), mask, dropout_p,
+                               is_causal, scale, enable_gqa);
 }
 
 }  // namespace fp8::runtime

@@ -1,5 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
-// Convolutions with a tagged weight: conv1d/2d/3d (typed modules, scripted code), _convolution (traced), convolution (below both).
+// Convolutions with a tagged weight: conv1d/2d/3d (typed modules, scripted code), _convolution (traced), convolution
+// (below both).
 #include "fp8/runtime/intercept/intercept.h"
 
 namespace fp8::runtime {
@@ -12,9 +13,10 @@ std::vector<std::int64_t> expanded(const c10::IValue& value, std::int64_t spatia
   return list;
 }
 
-/// "valid" -> 0, "same" -> d * (k - 1) / 2 where that is whole; else nullopt: the composite pads the input first and comes back
-/// through `convolution`.
-std::optional<std::vector<std::int64_t>> padding_of(const std::string& mode, const at::Tensor& weight, const std::vector<std::int64_t>& dilation) {
+/// "valid" -> 0, "same" -> d * (k - 1) / 2 where that is whole; else nullopt: the composite pads the input first and
+/// comes back through `convolution`.
+std::optional<std::vector<std::int64_t>> padding_of(const std::string& mode, const at::Tensor& weight,
+                                                    const std::vector<std::int64_t>& dilation) {
   std::vector<std::int64_t> padding(dilation.size(), 0);
   if (mode == "valid") return padding;
   for (std::size_t i = 0; i < padding.size(); ++i) {
@@ -31,8 +33,9 @@ std::optional<at::Tensor> handle_convolution(OpShape shape, const Arguments& arg
   const auto w = tagged_operand(arguments, 1);
   if (!w.has_value()) return std::nullopt;
   const bool whole = w->tensor.sizes() == at::IntArrayRef(w->tag->sizes) && w->view.whole && !w->view.transposed;
-  TORCH_CHECK(whole || !w->tag->handler->owns_values(), "[", arguments.op.schema().name(), "] the weight of module '", w->tag->module_names(),
-              "' is ", w->tag->dtype, ": expected all of it as it is, got sizes ", w->tensor.sizes(), " and strides ", w->tensor.strides());
+  TORCH_CHECK(whole || !w->tag->handler->owns_values(), "[", arguments.op.schema().name(), "] the weight of module '",
+              w->tag->module_names(), "' is ", w->tag->dtype, ": expected all of it as it is, got sizes ",
+              w->tensor.sizes(), " and strides ", w->tensor.strides());
   if (!whole) return std::nullopt;
   const std::int64_t spatial = w->tensor.dim() - 2;
   const auto stride = expanded(arguments[3], spatial), dilation = expanded(arguments[5], spatial);
@@ -57,8 +60,8 @@ std::optional<at::Tensor> handle_convolution(OpShape shape, const Arguments& arg
     return arguments.run(1, w->tag->handler->dequantize(*w->tag, w->view, w->tensor));
   }
   const auto bias = arguments.optional_tensor(2);
-  const at::Tensor y =
-      w->tag->handler->convolution(ConvolutionCall{*w->tag, w->tensor, x, bias, stride, *padding, dilation, transposed, groups, original});
+  const at::Tensor y = w->tag->handler->convolution(
+      ConvolutionCall{*w->tag, w->tensor, x, bias, stride, *padding, dilation, transposed, groups, original});
   return single ? y.squeeze(0) : y;
 }
 

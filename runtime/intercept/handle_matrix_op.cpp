@@ -2,7 +2,8 @@
 // Products with a tagged weight, brought to the one form a handler knows: y = x . w^T + bias.
 //
 //   x @ w.t()   -> linear(x, w)             w @ v   -> linear(v, w)
-//   w @ x       -> linear(x.t(), w).t()     x @ w, factors other than 1, embedding of a strange view -> dequantize, original op
+//   w @ x       -> linear(x.t(), w).t()     x @ w, factors other than 1, embedding of a strange view -> dequantize,
+//   original op
 #include <ATen/ops/add.h>
 #include <ATen/ops/mul.h>
 #include <ATen/ops/stack.h>
@@ -33,22 +34,25 @@ Operand expert(const Operand& w, std::int64_t e) {
 /// The view as [N, K] (or [E, N, K]) whatever its orientation in the op.
 at::Tensor upright(const Operand& w) { return w.view.transposed ? w.tensor.transpose(-2, -1) : w.tensor; }
 
-at::Tensor call_linear(const Operand& w, const at::Tensor& x, const std::optional<at::Tensor>& bias, const std::function<at::Tensor()>& original) {
-  TORCH_CHECK(!w.tag->handler->owns_values() || !c10::isFloat8Type(x.scalar_type()), "[", w.op, "] the input of module '", w.tag->module_names(), "' is ",
-              x.scalar_type(), ": expected values, got codes whose scale nobody knows");
+at::Tensor call_linear(const Operand& w, const at::Tensor& x, const std::optional<at::Tensor>& bias,
+                       const std::function<at::Tensor()>& original) {
+  TORCH_CHECK(!w.tag->handler->owns_values() || !c10::isFloat8Type(x.scalar_type()), "[", w.op,
+              "] the input of module '", w.tag->module_names(), "' is ", x.scalar_type(),
+              ": expected values, got codes whose scale nobody knows");
   return w.tag->handler->linear(LinearCall{*w.tag, w.view, upright(w), x, bias, original});
 }
 
 /// y[..., e, :, :] = x[..., e, :, :] . w[e]^T, expert by expert; x broadcasts over experts, and one expert over x's.
 at::Tensor batched_linear(const Operand& w, const at::Tensor& x, const std::function<at::Tensor()>& original) {
   const std::int64_t experts = w.view.batch;
-  if (!w.tag->handler->owns_values()) return call_linear(w, x, std::nullopt, original);  // watchers see the op as a whole
+  if (!w.tag->handler->owns_values())
+    return call_linear(w, x, std::nullopt, original);  // watchers see the op as a whole
   if (experts == 1) {
     const at::Tensor y = call_linear(expert(w, 0), x, std::nullopt, original);
     return x.dim() < 3 ? y.unsqueeze(0) : y;
   }
-  TORCH_CHECK(x.dim() < 3 || x.size(-3) == 1 || x.size(-3) == experts, "[", w.op, "] module '", w.tag->module_names(), "': expected a batch of 1 or ", experts,
-              ", got an input of sizes ", x.sizes());
+  TORCH_CHECK(x.dim() < 3 || x.size(-3) == 1 || x.size(-3) == experts, "[", w.op, "] module '", w.tag->module_names(),
+              "': expected a batch of 1 or ", experts, ", got an input of sizes ", x.sizes());
   std::vector<at::Tensor> y;
   for (std::int64_t e = 0; e < experts; ++e) {
     const at::Tensor xe = x.dim() < 3 ? x : x.select(-3, x.size(-3) == 1 ? 0 : e);
@@ -57,7 +61,8 @@ at::Tensor batched_linear(const Operand& w, const at::Tensor& x, const std::func
   return at::stack(y, -std::min<std::int64_t>(x.dim(), 2) - 1);
 }
 
-at::Tensor product(const Operand& w, const at::Tensor& x, const std::optional<at::Tensor>& bias, const std::function<at::Tensor()>& original) {
+at::Tensor product(const Operand& w, const at::Tensor& x, const std::optional<at::Tensor>& bias,
+                   const std::function<at::Tensor()>& original) {
   return w.view.batch > 0 ? batched_linear(w, x, original) : call_linear(w, x, bias, original);
 }
 
@@ -70,7 +75,8 @@ std::optional<at::Tensor> matrix_product(const Arguments& arguments, const Opera
   }
   if (!right && !w.view.transposed) {
     if (x.dim() == 1) return product(w, x, std::nullopt, [&] { return arguments.run(-1, {}); });
-    const at::Tensor y = product(w, x.transpose(-2, -1), std::nullopt, [&] { return arguments.run(-1, {}).transpose(-2, -1); });
+    const at::Tensor y =
+        product(w, x.transpose(-2, -1), std::nullopt, [&] { return arguments.run(-1, {}).transpose(-2, -1); });
     return y.transpose(-2, -1);
   }
   if (!w.tag->handler->owns_values()) return std::nullopt;
@@ -80,10 +86,12 @@ std::optional<at::Tensor> matrix_product(const Arguments& arguments, const Opera
 /// beta * self + alpha * (a @ b), a = argument 1, b = argument 2.
 std::optional<at::Tensor> add_product(const Arguments& arguments, const Operand& w) {
   const bool owns = w.tag->handler->owns_values();
-  if (w.view.transposed != (w.index == 2)) return owns ? std::optional<at::Tensor>(with_dequantized(arguments, w)) : std::nullopt;
+  if (w.view.transposed != (w.index == 2))
+    return owns ? std::optional<at::Tensor>(with_dequantized(arguments, w)) : std::nullopt;
   const at::Tensor self = arguments.tensor(0), x = arguments.tensor(3 - w.index);
   const auto beta = arguments[3].toScalar(), alpha = arguments[4].toScalar();
-  const bool is_bias = self.dim() == 1 && w.view.batch == 0 && self.size(0) == w.view.rows && (w.index == 2 || x.dim() == 1);
+  const bool is_bias =
+      self.dim() == 1 && w.view.batch == 0 && self.size(0) == w.view.rows && (w.index == 2 || x.dim() == 1);
   if (is_bias && beta.equal(1) && alpha.equal(1)) {
     return call_linear(w, x, self, [&] { return arguments.run(-1, {}); });
   }
@@ -94,7 +102,8 @@ std::optional<at::Tensor> add_product(const Arguments& arguments, const Operand&
 }
 
 std::optional<at::Tensor> linear_op(const Arguments& arguments, const Operand& w) {
-  if (w.index == 0) return w.tag->handler->owns_values() ? std::optional<at::Tensor>(with_dequantized(arguments, w)) : std::nullopt;
+  if (w.index == 0)
+    return w.tag->handler->owns_values() ? std::optional<at::Tensor>(with_dequantized(arguments, w)) : std::nullopt;
   const bool upright_weight = !w.view.transposed && w.view.batch == 0;
   if (upright_weight) {
     return call_linear(w, arguments.tensor(0), arguments.optional_tensor(2), [&] { return arguments.run(-1, {}); });
@@ -122,7 +131,8 @@ std::optional<at::Tensor> handle_matrix_op(OpShape shape, const Arguments& argum
   if (shape == OpShape::linear) return linear_op(arguments, *w);
   if (shape == OpShape::embedding) return embedding_op(arguments, *w);
   // One element is its own transpose: it stands as the op needs it.
-  if (w->view.cols == 1 && w->view.rows == std::max<std::int64_t>(w->view.batch, 1)) w->view.transposed = w->index == right;
+  if (w->view.cols == 1 && w->view.rows == std::max<std::int64_t>(w->view.batch, 1))
+    w->view.transposed = w->index == right;
   if (adds) return add_product(arguments, *w);
   return matrix_product(arguments, *w, w->index == right ? left : right);
 }

@@ -17,13 +17,16 @@ namespace {
 
 thread_local int g_paused = 0;
 
-/// Composite ops decompose, and their decomposition is what runs when nobody handles them; the others have a derivative.
+/// Composite ops decompose, and their decomposition is what runs when nobody handles them; the others have a
+/// derivative.
 struct Row {
   const char* name;
   const char* overload;
   OpShape shape;
   bool composite;
-  bool is_convolution_itself() const { return shape == OpShape::convolution && std::string_view(name) == "aten::convolution"; }
+  bool is_convolution_itself() const {
+    return shape == OpShape::convolution && std::string_view(name) == "aten::convolution";
+  }
 };
 
 constexpr Row kIntercepted[] = {
@@ -65,7 +68,8 @@ class Interceptor final : public c10::OperatorKernel {
   }
 
  private:
-  std::optional<at::Tensor> handle(const c10::OperatorHandle& op, c10::DispatchKeySet keys, const torch::jit::Stack& stack) {
+  std::optional<at::Tensor> handle(const c10::OperatorHandle& op, c10::DispatchKeySet keys,
+                                   const torch::jit::Stack& stack) {
     const std::size_t count = op.schema().arguments().size();
     if (!any_tagged(stack, stack.size() - count)) return std::nullopt;
     const std::string module = trace_enabled() ? tagged_modules(stack, stack.size() - count) : std::string();
@@ -80,8 +84,10 @@ class Interceptor final : public c10::OperatorKernel {
     switch (row_.shape) {
       case OpShape::conv:
       case OpShape::conv_padding_mode:
-      case OpShape::convolution: return handle_convolution(row_.shape, arguments);
-      default: return handle_matrix_op(row_.shape, arguments);
+      case OpShape::convolution:
+        return handle_convolution(row_.shape, arguments);
+      default:
+        return handle_matrix_op(row_.shape, arguments);
     }
   }
 
@@ -104,7 +110,8 @@ class Interceptor final : public c10::OperatorKernel {
 
   void original(const c10::OperatorHandle& op, c10::DispatchKeySet keys, torch::jit::Stack* stack) {
     if (row_.composite || (key_ == c10::DispatchKey::HPU && is_recorded_inside())) {
-      op.redispatchBoxed(c10::DispatchKeySet(c10::DispatchKey::CPU), stack);  // a composite's CPU entry is the composite itself
+      op.redispatchBoxed(c10::DispatchKeySet(c10::DispatchKey::CPU),
+                         stack);  // a composite's CPU entry is the composite itself
     } else if (key_ == c10::DispatchKey::AutogradHPU && upstream_.has_value()) {
       upstream_->callBoxed(op, keys, stack);
     } else {
@@ -112,7 +119,8 @@ class Interceptor final : public c10::OperatorKernel {
     }
   }
 
-  /// torch.jit.trace records not convolution but the _convolution inside it, which must then see hpu tensors, no aliases.
+  /// torch.jit.trace records not convolution but the _convolution inside it, which must then see hpu tensors, no
+  /// aliases.
   bool is_recorded_inside() const { return row_.is_convolution_itself() && at::tracer::impl::is_dispatch_enabled(); }
 
   const Row& row_;
@@ -126,7 +134,8 @@ void register_at(torch::Library& library, c10::DispatchKey key) {
     std::optional<c10::SafeKernelFunction> upstream;
     if (!row.composite && key == c10::DispatchKey::AutogradHPU) upstream = op.getComputedKernelForDispatchKey(key);
     const std::string full = *row.overload == '\0' ? row.name : std::string(row.name) + "." + row.overload;
-    library.impl(full.c_str(), torch::CppFunction::makeFromBoxedFunctor(std::make_unique<Interceptor>(row, key, std::move(upstream))));
+    library.impl(full.c_str(), torch::CppFunction::makeFromBoxedFunctor(
+                                   std::make_unique<Interceptor>(row, key, std::move(upstream))));
   }
 }
 
@@ -139,7 +148,8 @@ InterceptionPause::InterceptionPause() { ++g_paused; }
 InterceptionPause::~InterceptionPause() { --g_paused; }
 bool interception_paused() { return g_paused != 0; }
 
-at::Tensor OpHandler::embedding(const WeightTag& tag, const WeightView& view, const at::Tensor& weight, const at::Tensor& indices) {
+at::Tensor OpHandler::embedding(const WeightTag& tag, const WeightView& view, const at::Tensor& weight,
+                                const at::Tensor& indices) {
   return at::embedding(dequantize(tag, view, weight), indices);
 }
 
@@ -149,9 +159,9 @@ std::optional<Operand> tagged_operand(const Arguments& arguments, int index) {
   if (tag == nullptr) return std::nullopt;
   const auto view = view_of(*tag, t);
   if (view.has_value()) return Operand{arguments.op.schema().name().c_str(), tag, *view, t, index};
-  TORCH_CHECK(!tag->handler->owns_values() || t.scalar_type() != tag->dtype, "[", arguments.op.schema().name(), "] the weight of module '",
-              tag->module_names(), "' is ", tag->dtype, " (", tag->handler->describe(), "): expected all of it or whole rows, got sizes ", t.sizes(),
-              " and strides ", t.strides());
+  TORCH_CHECK(!tag->handler->owns_values() || t.scalar_type() != tag->dtype, "[", arguments.op.schema().name(),
+              "] the weight of module '", tag->module_names(), "' is ", tag->dtype, " (", tag->handler->describe(),
+              "): expected all of it or whole rows, got sizes ", t.sizes(), " and strides ", t.strides());
   return std::nullopt;
 }
 

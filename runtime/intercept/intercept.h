@@ -1,6 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
-// The table of intercepted ops. An op that meets a tagged weight is handed to the weight's handler, once, at the outermost op:
-// at AutogradHPU (grad and no-grad) or at HPU (InferenceMode). Untagged weights go on as if nobody was there.
+// The table of intercepted ops. An op that meets a tagged weight is handed to the weight's handler, once, at the
+// outermost op: at AutogradHPU (grad and no-grad) or at HPU (InferenceMode). Untagged weights go on as if nobody was
+// there.
 //
 //   C++ nn::Linear   2-D + bias: addmm(b, x, w.t())    else: matmul(x, w.t()), += b
 //   TorchScript      linear(x, w, b)                   einsum: bmm          w @ x: mv / mm with the weight on the left
@@ -16,7 +17,20 @@
 namespace fp8::runtime {
 
 /// How to find weight, input and bias among an op's arguments.
-enum class OpShape { linear, addmm, mm, matmul, addmv, mv, bmm, baddbmm, embedding, conv, conv_padding_mode, convolution };
+enum class OpShape {
+  linear,
+  addmm,
+  mm,
+  matmul,
+  addmv,
+  mv,
+  bmm,
+  baddbmm,
+  embedding,
+  conv,
+  conv_padding_mode,
+  convolution
+};
 
 /// The arguments of one intercepted call.
 struct Arguments {

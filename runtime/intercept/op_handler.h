@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
-// Who answers for a weight. measure, quant and transformer_engine derive from OpHandler; the runtime meets a tagged weight in an
-// op and hands the call over. The runtime does not know what a handler does with it.
+// Who answers for a weight. measure, quant and transformer_engine derive from OpHandler; the runtime meets a tagged
+// weight in an op and hands the call over. The runtime does not know what a handler does with it.
 #pragma once
 #include <ATen/core/Tensor.h>
 
@@ -12,14 +12,15 @@ namespace fp8::runtime {
 
 struct WeightTag;
 
-/// Which part of a tagged parameter an op met. The parameter is seen as [rows, cols]: a Linear's [N, K], stacked experts
-/// [E, N, K] as [E*N, K], a convolution's [C_out, C_in/groups, ...] as [C_out, rest].
+/// Which part of a tagged parameter an op met. The parameter is seen as [rows, cols]: a Linear's [N, K], stacked
+/// experts [E, N, K] as [E*N, K], a convolution's [C_out, C_in/groups, ...] as [C_out, rest].
 struct WeightView {
   std::int64_t first_row = 0, rows = 0;
   std::int64_t first_col = 0, cols = 0;
-  std::int64_t batch = 0;     ///< 3-D views: number of [rows/batch, cols] matrices; 0 for 2-D (and whole convolution weights)
-  bool transposed = false;    ///< the op met [cols, rows] (w.t(), w.transpose(1, 2)), which is what x @ w^T looks like
-  bool whole = false;         ///< all of the parameter
+  std::int64_t batch =
+      0;  ///< 3-D views: number of [rows/batch, cols] matrices; 0 for 2-D (and whole convolution weights)
+  bool transposed = false;  ///< the op met [cols, rows] (w.t(), w.transpose(1, 2)), which is what x @ w^T looks like
+  bool whole = false;       ///< all of the parameter
 };
 
 /// y = x . w^T + bias. x: [..., K]; weight: the view as [N, K] on hpu; bias: [N] or none; y: [..., N].
@@ -52,14 +53,16 @@ class OpHandler {
   virtual at::Tensor linear(const LinearCall& call) = 0;
   virtual at::Tensor convolution(const ConvolutionCall& call) = 0;
 
-  /// The weight (a view of it, in the view's own orientation and shape) in high precision, for ops that the handler has no kernel
-  /// for: embedding, x @ w, addmv with factors, ... A handler that only watches returns it unchanged.
+  /// The weight (a view of it, in the view's own orientation and shape) in high precision, for ops that the handler has
+  /// no kernel for: embedding, x @ w, addmv with factors, ... A handler that only watches returns it unchanged.
   virtual at::Tensor dequantize(const WeightTag& tag, const WeightView& view, const at::Tensor& weight) = 0;
 
   /// Rows of the weight. indices: any shape; result: indices' shape + [cols]. The default gathers from dequantize().
-  virtual at::Tensor embedding(const WeightTag& tag, const WeightView& view, const at::Tensor& weight, const at::Tensor& indices);
+  virtual at::Tensor embedding(const WeightTag& tag, const WeightView& view, const at::Tensor& weight,
+                               const at::Tensor& indices);
 
-  /// True: the memory holds fp8 codes, and any op nobody handled must be refused. False: plain values, nothing to refuse.
+  /// True: the memory holds fp8 codes, and any op nobody handled must be refused. False: plain values, nothing to
+  /// refuse.
   virtual bool owns_values() const = 0;
 
   /// One line for print-outs and messages: format, granularity, dialect.

@@ -9,8 +9,8 @@ namespace fp8::runtime {
 namespace {
 
 bool same_geometry(const WeightTag& tag, const at::Tensor& t) {
-  return t.scalar_type() == tag.dtype && t.sizes() == at::IntArrayRef(tag.sizes) && t.strides() == at::IntArrayRef(tag.strides) &&
-         t.storage_offset() == tag.offset;
+  return t.scalar_type() == tag.dtype && t.sizes() == at::IntArrayRef(tag.sizes) &&
+         t.strides() == at::IntArrayRef(tag.strides) && t.storage_offset() == tag.offset;
 }
 
 bool spans_block(const at::Tensor& t) {
@@ -34,8 +34,9 @@ void WeightTag::check_access(const std::string& op, const at::Tensor& tensor) co
 
 void WeightTag::check_copy(const at::Tensor& to, const at::Tensor& from) const {
   if (!handler->owns_values() || to.scalar_type() == from.scalar_type()) return;
-  TORCH_CHECK(false, "[copy] the weight of module '", module_names(), "' is ", dtype, " (", handler->describe(), "): expected a copy of the same dtype, got ",
-              from.scalar_type(), " -> ", to.scalar_type(), "; its codes are no values without the scale");
+  TORCH_CHECK(false, "[copy] the weight of module '", module_names(), "' is ", dtype, " (", handler->describe(),
+              "): expected a copy of the same dtype, got ", from.scalar_type(), " -> ", to.scalar_type(),
+              "; its codes are no values without the scale");
 }
 
 void WeightTag::copied(const at::Tensor& to, const at::Tensor& from) const {
@@ -54,21 +55,26 @@ void WeightTag::copied(const at::Tensor& to, const at::Tensor& from) const {
 
 void WeightTag::check_replace(const at::Tensor& self, at::ScalarType other) const {
   if (!handler->owns_values() || other == dtype) return;
-  TORCH_CHECK(false, "[set_] the weight of module '", module_names(), "' is ", dtype, " (", handler->describe(), "): expected data of the same dtype, got ",
-              other, "; convert the module after loading, or load before converting");
+  TORCH_CHECK(false, "[set_] the weight of module '", module_names(), "' is ", dtype, " (", handler->describe(),
+              "): expected data of the same dtype, got ", other,
+              "; convert the module after loading, or load before converting");
 }
 
 void WeightTag::replaced(const at::Tensor& self) {
   Block* block = block_of(self);
-  if (block != nullptr && !block->tag && same_geometry(*this, self)) block->tag = c10::intrusive_ptr<BlockTag>::reclaim_copy(this);
+  if (block != nullptr && !block->tag && same_geometry(*this, self))
+    block->tag = c10::intrusive_ptr<BlockTag>::reclaim_copy(this);
 }
 
 void tag_weight(const at::Tensor& weight, const std::string& module, std::shared_ptr<OpHandler> handler) {
   Block* block = block_of(weight);
-  TORCH_CHECK(block != nullptr, "[tag_weight] ", module, ": expected a weight in hpu memory, got one on ", weight.device());
-  TORCH_CHECK(weight.is_contiguous(), "[tag_weight] ", module, ": expected a contiguous weight, got strides ", weight.strides());
+  TORCH_CHECK(block != nullptr, "[tag_weight] ", module, ": expected a weight in hpu memory, got one on ",
+              weight.device());
+  TORCH_CHECK(weight.is_contiguous(), "[tag_weight] ", module, ": expected a contiguous weight, got strides ",
+              weight.strides());
   auto tag = c10::make_intrusive<WeightTag>();
-  if (const auto* old = dynamic_cast<const WeightTag*>(block->tag.get()); old != nullptr && old->handler == handler && same_geometry(*old, weight)) {
+  if (const auto* old = dynamic_cast<const WeightTag*>(block->tag.get());
+      old != nullptr && old->handler == handler && same_geometry(*old, weight)) {
     tag->modules = old->modules;
   }
   if (std::find(tag->modules.begin(), tag->modules.end(), module) == tag->modules.end()) tag->modules.push_back(module);
@@ -105,7 +111,9 @@ std::optional<WeightView> view_of(const WeightTag& tag, const at::Tensor& tensor
   const std::int64_t total = std::accumulate(tag.sizes.begin(), tag.sizes.end(), std::int64_t{1}, std::multiplies<>());
   view.whole = same_geometry(tag, tensor);
   const bool stacked = tag.sizes.size() == 3 && tensor.dim() <= 3;
-  const std::int64_t cols = tag.sizes.size() == 1 ? 1 : stacked ? tag.sizes[2] : total / std::max<std::int64_t>(tag.sizes[0], 1);
+  const std::int64_t cols = tag.sizes.size() == 1 ? 1
+                            : stacked             ? tag.sizes[2]
+                                                  : total / std::max<std::int64_t>(tag.sizes[0], 1);
   if (view.whole && tag.sizes.size() != 2 && !stacked) {  // a convolution's: seen as [C_out, rest]
     view.rows = tag.sizes[0];
     view.cols = cols;
@@ -113,8 +121,8 @@ std::optional<WeightView> view_of(const WeightTag& tag, const at::Tensor& tensor
   }
   if (tensor.dim() < 2 || tensor.dim() > 3 || cols == 0) return std::nullopt;
   const std::int64_t a = tensor.size(-2), b = tensor.size(-1), sa = tensor.stride(-2), sb = tensor.stride(-1);
-  // [N, K] has strides (K, 1); its transpose [K, N] has (1, K); the stride of a dimension of 1 says nothing. Where both fit
-  // (K = 1: a column against a row) the shape decides; a single element is its own transpose.
+  // [N, K] has strides (K, 1); its transpose [K, N] has (1, K); the stride of a dimension of 1 says nothing. Where both
+  // fit (K = 1: a column against a row) the shape decides; a single element is its own transpose.
   const bool plain = (sb == 1 || b == 1) && (sa == cols || a == 1) && b <= cols;
   const bool turned = (sa == 1 || a == 1) && (sb == cols || b == 1) && a <= cols;
   if (!plain && !turned) return std::nullopt;
@@ -127,7 +135,8 @@ std::optional<WeightView> view_of(const WeightTag& tag, const at::Tensor& tensor
   view.first_col = from % cols;
   view.rows = rows;
   if (tensor.dim() == 3) {
-    if (tensor.size(0) > 1 && (!stacked || tensor.stride(0) != tag.sizes[1] * cols || rows != tag.sizes[1])) return std::nullopt;
+    if (tensor.size(0) > 1 && (!stacked || tensor.stride(0) != tag.sizes[1] * cols || rows != tag.sizes[1]))
+      return std::nullopt;
     view.batch = tensor.size(0);
     view.rows = rows * view.batch;
   }

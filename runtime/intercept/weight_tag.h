@@ -1,6 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
-// The mark on a weight. It is put in two places: on the TensorImpl (kept by detach, load and optimizer steps, lost by views) and on
-// the memory block (kept by views, t(), InferenceMode, lost when the storage is replaced). Looking it up costs some 3 ns.
+// The mark on a weight. It is put in two places: on the TensorImpl (kept by detach, load and optimizer steps, lost by
+// views) and on the memory block (kept by views, t(), InferenceMode, lost when the storage is replaced). Looking it up
+// costs some 3 ns.
 #pragma once
 #include <ATen/core/Tensor.h>
 
@@ -29,17 +30,20 @@ struct WeightTag final : BlockTag {
   void copied(const at::Tensor& to, const at::Tensor& from) const override;
   void check_replace(const at::Tensor& self, at::ScalarType dtype) const override;
   void replaced(const at::Tensor& self) override;
-  c10::intrusive_ptr<c10::BackendMeta> clone(const c10::intrusive_ptr<c10::BackendMeta>& self) const override { return self; }
+  c10::intrusive_ptr<c10::BackendMeta> clone(const c10::intrusive_ptr<c10::BackendMeta>& self) const override {
+    return self;
+  }
 };
 
-/// Tags `weight` (on hpu, contiguous). A weight that is tagged already (tied) gets `module` added when the handler is the same,
-/// and the new handler otherwise. Throws for a tensor that is not on hpu or not contiguous.
+/// Tags `weight` (on hpu, contiguous). A weight that is tagged already (tied) gets `module` added when the handler is
+/// the same, and the new handler otherwise. Throws for a tensor that is not on hpu or not contiguous.
 void tag_weight(const at::Tensor& weight, const std::string& module, std::shared_ptr<OpHandler> handler);
 
 /// Takes the mark off again (both places).
 void untag_weight(const at::Tensor& weight);
 
-/// The tag of a tensor's memory; if only the TensorImpl has one (memory replaced by load), it is put on the memory too. Null if none.
+/// The tag of a tensor's memory; if only the TensorImpl has one (memory replaced by load), it is put on the memory too.
+/// Null if none.
 const WeightTag* find_tag(const at::Tensor& tensor);
 
 /// What part of the tagged parameter `tensor` is; nullopt if its strides fit no part of it.

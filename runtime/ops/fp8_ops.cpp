@@ -18,32 +18,42 @@ c10::TypedOperatorHandle<Signature> handle(const char* name) {
 }  // namespace
 
 Tensor call_cast_to_fp8(const Tensor& x, const Tensor& scale, at::ScalarType dtype, OptionalIntArrayRef scale_shape) {
-  static const auto op = handle<std::tuple<Tensor, Tensor>(const Tensor&, const OptionalTensor&, bool, bool, at::ScalarType, OptionalIntArrayRef)>("hpu::cast_to_fp8_v2");
+  static const auto op = handle<std::tuple<Tensor, Tensor>(const Tensor&, const OptionalTensor&, bool, bool,
+                                                           at::ScalarType, OptionalIntArrayRef)>("hpu::cast_to_fp8_v2");
   return std::get<0>(op.call(x, scale, false, false, dtype, scale_shape));
 }
 
-Tensor call_cast_from_fp8(const Tensor& x, const Tensor& scale_inv, at::ScalarType out_dtype, OptionalIntArrayRef scale_shape) {
-  static const auto op = handle<Tensor(const Tensor&, const OptionalTensor&, at::ScalarType, OptionalIntArrayRef)>("hpu::cast_from_fp8");
+Tensor call_cast_from_fp8(const Tensor& x, const Tensor& scale_inv, at::ScalarType out_dtype,
+                          OptionalIntArrayRef scale_shape) {
+  static const auto op =
+      handle<Tensor(const Tensor&, const OptionalTensor&, at::ScalarType, OptionalIntArrayRef)>("hpu::cast_from_fp8");
   return op.call(x, scale_inv, out_dtype, scale_shape);
 }
 
-Tensor call_fp8_gemm(const Tensor& x, const Tensor& weight, at::ScalarType out_dtype, const Tensor& x_scale_inv, const Tensor& w_scale_inv, const OptionalTensor& bias) {
-  static const auto op = handle<Tensor(const Tensor&, bool, const Tensor&, bool, const OptionalTensor&, at::ScalarType, const OptionalTensor&, const OptionalTensor&,
-                                       const OptionalTensor&, bool, OptionalIntArrayRef)>("hpu::fp8_gemm_v2");
+Tensor call_fp8_gemm(const Tensor& x, const Tensor& weight, at::ScalarType out_dtype, const Tensor& x_scale_inv,
+                     const Tensor& w_scale_inv, const OptionalTensor& bias) {
+  static const auto op =
+      handle<Tensor(const Tensor&, bool, const Tensor&, bool, const OptionalTensor&, at::ScalarType,
+                    const OptionalTensor&, const OptionalTensor&, const OptionalTensor&, bool, OptionalIntArrayRef)>(
+          "hpu::fp8_gemm_v2");
   const int64_t columns[] = {1, w_scale_inv.numel()};
   return op.call(x, false, weight, true, std::nullopt, out_dtype, x_scale_inv, w_scale_inv, bias, false,
                  w_scale_inv.numel() > 1 ? OptionalIntArrayRef(columns) : OptionalIntArrayRef());
 }
 
-Tensor call_conv2d_fp8(const Tensor& x, const Tensor& weight, const OptionalTensor& bias, at::IntArrayRef stride, at::IntArrayRef padding, at::IntArrayRef dilation,
-                       int64_t groups, at::ScalarType out_dtype, const Tensor& x_scale_inv, const Tensor& w_scale_inv) {
-  static const auto op = handle<Tensor(const Tensor&, const Tensor&, const OptionalTensor&, at::IntArrayRef, at::IntArrayRef, at::IntArrayRef, int64_t,
-                                       std::optional<at::ScalarType>, const OptionalTensor&, const OptionalTensor&)>("hpu::conv2d_fp8");
+Tensor call_conv2d_fp8(const Tensor& x, const Tensor& weight, const OptionalTensor& bias, at::IntArrayRef stride,
+                       at::IntArrayRef padding, at::IntArrayRef dilation, int64_t groups, at::ScalarType out_dtype,
+                       const Tensor& x_scale_inv, const Tensor& w_scale_inv) {
+  static const auto op = handle<Tensor(const Tensor&, const Tensor&, const OptionalTensor&, at::IntArrayRef,
+                                       at::IntArrayRef, at::IntArrayRef, int64_t, std::optional<at::ScalarType>,
+                                       const OptionalTensor&, const OptionalTensor&)>("hpu::conv2d_fp8");
   return op.call(x, weight, bias, stride, padding, dilation, groups, out_dtype, x_scale_inv, w_scale_inv);
 }
 
-Tensor call_weight_only_linear(const Tensor& x, const Tensor& weight, const Tensor& w_scale_inv, const OptionalTensor& bias) {
-  static const auto op = handle<Tensor(const Tensor&, const Tensor&, const Tensor&, const OptionalTensor&)>("fp8::weight_only_linear");
+Tensor call_weight_only_linear(const Tensor& x, const Tensor& weight, const Tensor& w_scale_inv,
+                               const OptionalTensor& bias) {
+  static const auto op =
+      handle<Tensor(const Tensor&, const Tensor&, const Tensor&, const OptionalTensor&)>("fp8::weight_only_linear");
   return op.call(x, weight, w_scale_inv, bias);
 }
 

@@ -16,15 +16,19 @@ using Floats = at::ArrayRef<double>;
 
 // --- cast_to_fp8_v2: the scale as tensor, float or list
 template <typename ScaleArgument>
-TwoTensors to_fp8(const Tensor& input, ScaleArgument scale, bool stochastic, bool is_amax, at::ScalarType dtype, OptionalIntArrayRef shape) {
+TwoTensors to_fp8(const Tensor& input, ScaleArgument scale, bool stochastic, bool is_amax, at::ScalarType dtype,
+                  OptionalIntArrayRef shape) {
   return cast_to_fp8_v2(input, scale_of(scale, shape), stochastic, is_amax, dtype);
 }
 template <typename ScaleArgument>
-TwoTensors to_fp8_meta(const Tensor& input, ScaleArgument, bool, bool is_amax, at::ScalarType dtype, OptionalIntArrayRef) {
+TwoTensors to_fp8_meta(const Tensor& input, ScaleArgument, bool, bool is_amax, at::ScalarType dtype,
+                       OptionalIntArrayRef) {
   return cast_to_fp8_v2_meta(input, is_amax, dtype);
 }
 
-std::tuple<Tensor&, Tensor&> to_fp8_v1_meta(const Tensor&, const OptionalTensor&, bool, Tensor& out, Tensor& amax) { return {out, amax}; }
+std::tuple<Tensor&, Tensor&> to_fp8_v1_meta(const Tensor&, const OptionalTensor&, bool, Tensor& out, Tensor& amax) {
+  return {out, amax};
+}
 
 template <typename ScaleArgument>
 Tensor from_fp8(const Tensor& input, ScaleArgument scale, at::ScalarType out_dtype, OptionalIntArrayRef shape) {
@@ -35,14 +39,16 @@ Tensor from_fp8_meta(const Tensor& input, ScaleArgument, at::ScalarType out_dtyp
   return cast_from_fp8_meta(input, out_dtype);
 }
 
-Tensor calculate_scale_meta(const Tensor& input, int64_t max_mode, int64_t scale_mode, int64_t axis, bool keepdim, double, double) {
+Tensor calculate_scale_meta(const Tensor& input, int64_t max_mode, int64_t scale_mode, int64_t axis, bool keepdim,
+                            double, double) {
   return calculate_scale_for_cast_meta(input, max_mode, scale_mode, axis, keepdim);
 }
 
 // --- fp8_gemm_v2
 template <typename ScaleArgument, bool kMeta>
-Tensor gemm_v2(const Tensor& a, bool trans_a, const Tensor& b, bool trans_b, const OptionalTensor& d, at::ScalarType out_dtype, ScaleArgument a_scale_inv,
-               ScaleArgument b_scale_inv, const OptionalTensor& bias, bool accumulate, OptionalIntArrayRef b_scale_shape) {
+Tensor gemm_v2(const Tensor& a, bool trans_a, const Tensor& b, bool trans_b, const OptionalTensor& d,
+               at::ScalarType out_dtype, ScaleArgument a_scale_inv, ScaleArgument b_scale_inv,
+               const OptionalTensor& bias, bool accumulate, OptionalIntArrayRef b_scale_shape) {
   GemmOptions options{trans_a, trans_b, out_dtype, {}, {}, accumulate};
   if constexpr (kMeta) return fp8_gemm_meta(a, b, d, bias, options);
   options.a_scale_inv = scale_of(a_scale_inv, std::nullopt);
@@ -52,8 +58,9 @@ Tensor gemm_v2(const Tensor& a, bool trans_a, const Tensor& b, bool trans_b, con
 
 // --- conv2d_fp8
 template <typename ScaleArgument, bool kMeta>
-Tensor conv2d(const Tensor& input, const Tensor& weight, const OptionalTensor& bias, at::IntArrayRef stride, at::IntArrayRef padding, at::IntArrayRef dilation,
-              int64_t groups, std::optional<at::ScalarType> out_dtype, ScaleArgument scale_input, ScaleArgument scale_weight) {
+Tensor conv2d(const Tensor& input, const Tensor& weight, const OptionalTensor& bias, at::IntArrayRef stride,
+              at::IntArrayRef padding, at::IntArrayRef dilation, int64_t groups,
+              std::optional<at::ScalarType> out_dtype, ScaleArgument scale_input, ScaleArgument scale_weight) {
   ConvOptions options{stride.vec(), padding.vec(), dilation.vec(), groups, out_dtype.value_or(at::kBFloat16), {}, {}};
   if constexpr (kMeta) return conv2d_fp8_meta(input, weight, bias, std::move(options));
   options.scale_input = scale_of(scale_input, std::nullopt);

@@ -1,7 +1,8 @@
 // SPDX-License-Identifier: Apache-2.0
 // What the tests of the emulated device share: bit comparison, the text of an expected error, and two op handlers.
 //   RecordingHandler   watches: returns what the op gives, and keeps x, w, y of every call
-//   CodesHandler       owns: the weight is float8 with one scale_inv, and only linear, convolution and dequantize know it
+//   CodesHandler       owns: the weight is float8 with one scale_inv, and only linear, convolution and dequantize know
+//   it
 #pragma once
 #include <gtest/gtest.h>
 #include <torch/torch.h>
@@ -21,21 +22,28 @@ namespace fp8::test {
 inline const at::Device kHpu(at::kHPU, 0);
 
 /// Options of a tensor on hpu.
-inline at::TensorOptions on_hpu(at::ScalarType dtype = at::kFloat) { return at::TensorOptions().device(kHpu).dtype(dtype); }
+inline at::TensorOptions on_hpu(at::ScalarType dtype = at::kFloat) {
+  return at::TensorOptions().device(kHpu).dtype(dtype);
+}
 
 /// A copy on hpu.
 inline at::Tensor hpu(const at::Tensor& t) { return t.to(kHpu); }
 
-/// EXPECT_TRUE(same_bits(a, b)): dtype, sizes and every bit of the elements are equal, whatever the device and the strides.
+/// EXPECT_TRUE(same_bits(a, b)): dtype, sizes and every bit of the elements are equal, whatever the device and the
+/// strides.
 inline ::testing::AssertionResult same_bits(const at::Tensor& a, const at::Tensor& b) {
   if (a.defined() != b.defined()) return ::testing::AssertionFailure() << "one of the two is undefined";
   if (!a.defined()) return ::testing::AssertionSuccess();
-  if (a.scalar_type() != b.scalar_type()) return ::testing::AssertionFailure() << "dtypes " << a.scalar_type() << " and " << b.scalar_type();
+  if (a.scalar_type() != b.scalar_type())
+    return ::testing::AssertionFailure() << "dtypes " << a.scalar_type() << " and " << b.scalar_type();
   if (a.sizes() != b.sizes()) return ::testing::AssertionFailure() << "sizes " << a.sizes() << " and " << b.sizes();
-  const at::Tensor x = a.detach().cpu().resolve_conj().resolve_neg().contiguous(), y = b.detach().cpu().resolve_conj().resolve_neg().contiguous();
-  if (x.numel() == 0 || std::memcmp(x.const_data_ptr(), y.const_data_ptr(), x.nbytes()) == 0) return ::testing::AssertionSuccess();
+  const at::Tensor x = a.detach().cpu().resolve_conj().resolve_neg().contiguous(),
+                   y = b.detach().cpu().resolve_conj().resolve_neg().contiguous();
+  if (x.numel() == 0 || std::memcmp(x.const_data_ptr(), y.const_data_ptr(), x.nbytes()) == 0)
+    return ::testing::AssertionSuccess();
   if (c10::isFloat8Type(x.scalar_type()) || x.is_complex()) return ::testing::AssertionFailure() << "elements differ";
-  return ::testing::AssertionFailure() << "elements differ, by at most " << (x.to(at::kDouble) - y.to(at::kDouble)).abs().max().item<double>();
+  return ::testing::AssertionFailure() << "elements differ, by at most "
+                                       << (x.to(at::kDouble) - y.to(at::kDouble)).abs().max().item<double>();
 }
 
 /// The first line of what f() throws; empty when it throws nothing.
@@ -57,7 +65,8 @@ template <typename F>
   const std::string text = error_of(std::forward<F>(f));
   if (text.empty()) return ::testing::AssertionFailure() << "nothing was thrown";
   for (const auto& word : words) {
-    if (text.find(word) == std::string::npos) return ::testing::AssertionFailure() << "no \"" << word << "\" in: " << text;
+    if (text.find(word) == std::string::npos)
+      return ::testing::AssertionFailure() << "no \"" << word << "\" in: " << text;
   }
   return ::testing::AssertionSuccess();
 }
@@ -89,7 +98,9 @@ class RecordingHandler final : public runtime::OpHandler {
     transposed = call.transposed;
     return y;
   }
-  at::Tensor dequantize(const runtime::WeightTag&, const runtime::WeightView&, const at::Tensor& weight) override { return weight; }
+  at::Tensor dequantize(const runtime::WeightTag&, const runtime::WeightView&, const at::Tensor& weight) override {
+    return weight;
+  }
   bool owns_values() const override { return false; }
   std::string describe() const override { return "watched"; }
 
@@ -113,8 +124,8 @@ class CodesHandler final : public runtime::OpHandler {
   }
   at::Tensor convolution(const runtime::ConvolutionCall& call) override {
     ++convolutions;
-    return at::convolution(call.x, decoded(call.weight), call.bias, call.stride, call.padding, call.dilation, call.transposed,
-                           std::vector<std::int64_t>(call.stride.size(), 0), call.groups);
+    return at::convolution(call.x, decoded(call.weight), call.bias, call.stride, call.padding, call.dilation,
+                           call.transposed, std::vector<std::int64_t>(call.stride.size(), 0), call.groups);
   }
   at::Tensor dequantize(const runtime::WeightTag&, const runtime::WeightView& view, const at::Tensor& weight) override {
     ++dequantized;
@@ -132,7 +143,8 @@ class CodesHandler final : public runtime::OpHandler {
 };
 
 /// Replaces a parameter's values by E4M3 codes of w / scale_inv and tags it, as a conversion does.
-inline void convert_to_codes(at::Tensor& parameter, const std::string& module, const std::shared_ptr<CodesHandler>& handler, double scale_inv) {
+inline void convert_to_codes(at::Tensor& parameter, const std::string& module,
+                             const std::shared_ptr<CodesHandler>& handler, double scale_inv) {
   const at::Tensor codes = (parameter.detach().cpu().to(at::kFloat) / scale_inv).to(at::kFloat8_e4m3fn).to(kHpu);
   parameter.set_requires_grad(false);
   parameter.set_data(codes);

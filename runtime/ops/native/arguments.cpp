@@ -13,19 +13,26 @@ namespace {
 std::vector<std::int64_t> shape_or(at::OptionalIntArrayRef shape, std::vector<std::int64_t> own, std::size_t elements) {
   if (!shape.has_value()) return own;
   const auto wanted = static_cast<std::size_t>(c10::multiply_integers(*shape));
-  TORCH_CHECK(elements == wanted, "Number of scale elements (", elements, ") is not equal to number of scale_shape elements (", wanted, ").");
+  TORCH_CHECK(elements == wanted, "Number of scale elements (", elements,
+              ") is not equal to number of scale_shape elements (", wanted, ").");
   return shape->vec();
 }
 
 }  // namespace
 
 bool is_fp8(at::ScalarType type) { return type == at::kFloat8_e4m3fn || type == at::kFloat8_e5m2; }
-kernels::Format format_of(at::ScalarType type) { return type == at::kFloat8_e5m2 ? kernels::Format::E5M2 : kernels::Format::E4M3; }
-at::ScalarType dtype_of(kernels::Format format) { return format == kernels::Format::E5M2 ? at::kFloat8_e5m2 : at::kFloat8_e4m3fn; }
+kernels::Format format_of(at::ScalarType type) {
+  return type == at::kFloat8_e5m2 ? kernels::Format::E5M2 : kernels::Format::E4M3;
+}
+at::ScalarType dtype_of(kernels::Format format) {
+  return format == kernels::Format::E5M2 ? at::kFloat8_e5m2 : at::kFloat8_e4m3fn;
+}
 bool is_high_precision(at::ScalarType type) { return type == at::kFloat || type == at::kBFloat16 || type == at::kHalf; }
 
 kernels::FloatType float_type_of(at::ScalarType type) {
-  return type == at::kFloat ? kernels::FloatType::F32 : type == at::kBFloat16 ? kernels::FloatType::BF16 : kernels::FloatType::F16;
+  return type == at::kFloat      ? kernels::FloatType::F32
+         : type == at::kBFloat16 ? kernels::FloatType::BF16
+                                 : kernels::FloatType::F16;
 }
 
 void check_fp8(const char* op, const char* what, at::ScalarType type) {
@@ -35,7 +42,8 @@ void check_fp8(const char* op, const char* what, at::ScalarType type) {
 Scale scale_of(const std::optional<at::Tensor>& scale, at::OptionalIntArrayRef shape) {
   Scale s;
   if (!scale.has_value() || !scale->defined()) return s;
-  TORCH_CHECK(is_high_precision(scale->scalar_type()), "[fp8] expected a scale of dtype Float, BFloat16 or Half, got ", scale->scalar_type());
+  TORCH_CHECK(is_high_precision(scale->scalar_type()), "[fp8] expected a scale of dtype Float, BFloat16 or Half, got ",
+              scale->scalar_type());
   const at::Tensor host = cpu_alias(scale->detach()).contiguous();
   const auto n = static_cast<std::size_t>(host.numel());
   s.values.resize(n);

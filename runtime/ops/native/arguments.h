@@ -1,5 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
-// What the fp8 operators share: type translation to the kernels' enums, and scales as f32 arrays with broadcast strides.
+// What the fp8 operators share: type translation to the kernels' enums, and scales as f32 arrays with broadcast
+// strides.
 #pragma once
 #include <ATen/core/Tensor.h>
 
@@ -10,8 +11,8 @@
 
 namespace fp8::runtime::ops {
 
-bool is_fp8(at::ScalarType type);                       ///< float8_e4m3fn or float8_e5m2
-kernels::Format format_of(at::ScalarType type);         ///< of an fp8 dtype
+bool is_fp8(at::ScalarType type);                ///< float8_e4m3fn or float8_e5m2
+kernels::Format format_of(at::ScalarType type);  ///< of an fp8 dtype
 at::ScalarType dtype_of(kernels::Format format);
 kernels::FloatType float_type_of(at::ScalarType type);  ///< f32, bf16, f16
 bool is_high_precision(at::ScalarType type);            ///< f32, bf16, f16
@@ -27,8 +28,8 @@ struct Scale {
   bool per_tensor() const { return values.size() == 1; }
 };
 
-/// From an optional tensor (hpu or cpu, f32/bf16/f16) and an optional shape. Throws the vendor's text when numel(scale) differs from
-/// prod(shape). Without a shape the tensor's own is taken.
+/// From an optional tensor (hpu or cpu, f32/bf16/f16) and an optional shape. Throws the vendor's text when numel(scale)
+/// differs from prod(shape). Without a shape the tensor's own is taken.
 Scale scale_of(const std::optional<at::Tensor>& scale, at::OptionalIntArrayRef shape);
 Scale scale_of(double scale, at::OptionalIntArrayRef shape);
 Scale scale_of(at::ArrayRef<double> scale, at::OptionalIntArrayRef shape);
@@ -36,8 +37,8 @@ Scale scale_of(at::ArrayRef<double> scale, at::OptionalIntArrayRef shape);
 /// Rounds the values to `type` (the vendor's ops take scales in the tensor's own arithmetic).
 void round_to(Scale& scale, at::ScalarType type);
 
-/// A [rows, cols] matrix's broadcast: value(r, c) = values[r * row_stride + c * col_stride]; nullopt if the shape fits no such pattern
-/// of a tensor of `sizes` (its last dimension being cols).
+/// A [rows, cols] matrix's broadcast: value(r, c) = values[r * row_stride + c * col_stride]; nullopt if the shape fits
+/// no such pattern of a tensor of `sizes` (its last dimension being cols).
 struct Broadcast {
   std::int64_t row_stride = 0, col_stride = 0;
 };

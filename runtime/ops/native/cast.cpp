@@ -23,11 +23,13 @@ void check_cast(const at::Tensor& input, bool is_amax, at::ScalarType dtype) {
   TORCH_CHECK(is_fp8(dtype), "[cast_to_fp8_v2] expected dtype Float8_e4m3fn or Float8_e5m2, got ", dtype);
   if (c10::isFloat8Type(input.scalar_type())) {
     TORCH_CHECK(!is_amax, "CastToFp8V2 must have no amax for float8.");
-    TORCH_CHECK(input.scalar_type() == dtype, "CastToFp8V2 input and output must have the same dtype for float8, but are ", input.scalar_type(), " and ",
-                dtype);
+    TORCH_CHECK(input.scalar_type() == dtype,
+                "CastToFp8V2 input and output must have the same dtype for float8, but are ", input.scalar_type(),
+                " and ", dtype);
     return;
   }
-  TORCH_CHECK(is_high_precision(input.scalar_type()), "[cast_to_fp8_v2] expected input of dtype Float, BFloat16, Half or ", dtype, ", got ",
+  TORCH_CHECK(is_high_precision(input.scalar_type()),
+              "[cast_to_fp8_v2] expected input of dtype Float, BFloat16, Half or ", dtype, ", got ",
               input.scalar_type());
 }
 
@@ -52,7 +54,8 @@ Matrix matrix_of(const at::Tensor& t) {
 }
 
 /// Runs the kernel over `input` (contiguous, or 2-D with contiguous rows) into `out` (contiguous).
-void run_cast(const at::Tensor& input, const Scale& scale, const Broadcast& broadcast, bool stochastic, const at::Tensor& out, float* amax) {
+void run_cast(const at::Tensor& input, const Scale& scale, const Broadcast& broadcast, bool stochastic,
+              const at::Tensor& out, float* amax) {
   const Matrix m = matrix_of(input);
   kernels::CastArgs args;
   args.x = input.const_data_ptr();
@@ -73,13 +76,17 @@ void run_cast(const at::Tensor& input, const Scale& scale, const Broadcast& broa
   kernels::cast_to_fp8(args);
 }
 
-bool rows_are_contiguous(const at::Tensor& t) { return t.is_contiguous() || (t.dim() == 2 && t.stride(1) == 1 && t.stride(0) >= t.size(1)); }
+bool rows_are_contiguous(const at::Tensor& t) {
+  return t.is_contiguous() || (t.dim() == 2 && t.stride(1) == 1 && t.stride(0) >= t.size(1));
+}
 
 /// Any broadcast the kernel does not know: the product in the input's dtype first, which is what the rule says anyway.
 at::Tensor scaled(const at::Tensor& input, const Scale& scale) {
-  at::Tensor factor = at::from_blob(const_cast<float*>(scale.values.data()), scale.shape, at::kFloat).to(input.scalar_type());
+  at::Tensor factor =
+      at::from_blob(const_cast<float*>(scale.values.data()), scale.shape, at::kFloat).to(input.scalar_type());
   at::Tensor product = at::mul(cpu_alias(input.detach()), factor);
-  TORCH_CHECK(product.sizes() == input.sizes(), "[cast_to_fp8_v2] expected a scale that broadcasts to the input's sizes ", input.sizes(), ", got sizes ",
+  TORCH_CHECK(product.sizes() == input.sizes(),
+              "[cast_to_fp8_v2] expected a scale that broadcasts to the input's sizes ", input.sizes(), ", got sizes ",
               at::IntArrayRef(scale.shape));
   return product;
 }
@@ -90,7 +97,8 @@ void cast_into(const at::Tensor& input, Scale scale, bool stochastic, const at::
   const auto broadcast = broadcast_of(scale, x.sizes());
   if (broadcast.has_value()) return run_cast(x, scale, *broadcast, stochastic, out, amax);
   run_cast(scaled(x, scale), Scale{}, Broadcast{}, stochastic, out, nullptr);
-  if (amax != nullptr) *amax = kernels::amax(x.contiguous().const_data_ptr(), float_type_of(x.scalar_type()), x.numel());
+  if (amax != nullptr)
+    *amax = kernels::amax(x.contiguous().const_data_ptr(), float_type_of(x.scalar_type()), x.numel());
 }
 
 float pow2_ceil(float v) {
@@ -104,7 +112,8 @@ std::vector<int64_t> reduced_sizes(const at::Tensor& input, int64_t max_mode, in
   if (max_mode == 0) return input.sizes().vec();
   if (max_mode == 1) return {1};
   auto sizes = input.sizes().vec();
-  TORCH_CHECK(axis >= -input.dim() && axis < input.dim(), "[calculate_scale_for_cast] expected reduceAxis in [", -input.dim(), ", ", input.dim() - 1, "], got ", axis);
+  TORCH_CHECK(axis >= -input.dim() && axis < input.dim(), "[calculate_scale_for_cast] expected reduceAxis in [",
+              -input.dim(), ", ", input.dim() - 1, "], got ", axis);
   if (axis < 0) axis += input.dim();
   if (keepdim) {
     sizes[axis] = 1;
@@ -115,9 +124,13 @@ std::vector<int64_t> reduced_sizes(const at::Tensor& input, int64_t max_mode, in
 }
 
 void check_modes(const at::Tensor& input, int64_t max_mode, int64_t scale_mode) {
-  TORCH_CHECK(is_high_precision(input.scalar_type()), "[calculate_scale_for_cast] expected input of dtype Float, BFloat16 or Half, got ", input.scalar_type());
-  TORCH_CHECK(max_mode >= 0 && max_mode <= 2, "[calculate_scale_for_cast] expected maxMode 0 (none), 1 (per tensor) or 2 (per channel), got ", max_mode);
-  TORCH_CHECK(scale_mode == 0 || scale_mode == 1, "[calculate_scale_for_cast] expected scaleMode 0 (none) or 1 (power of two), got ", scale_mode);
+  TORCH_CHECK(is_high_precision(input.scalar_type()),
+              "[calculate_scale_for_cast] expected input of dtype Float, BFloat16 or Half, got ", input.scalar_type());
+  TORCH_CHECK(max_mode >= 0 && max_mode <= 2,
+              "[calculate_scale_for_cast] expected maxMode 0 (none), 1 (per tensor) or 2 (per channel), got ",
+              max_mode);
+  TORCH_CHECK(scale_mode == 0 || scale_mode == 1,
+              "[calculate_scale_for_cast] expected scaleMode 0 (none) or 1 (power of two), got ", scale_mode);
 }
 
 }  // namespace
@@ -127,7 +140,8 @@ std::tuple<at::Tensor, at::Tensor> cast_to_fp8_v2_meta(const at::Tensor& input, 
   return {at::empty(input.sizes(), input.options().dtype(dtype)), amax_result(input, is_amax)};
 }
 
-std::tuple<at::Tensor, at::Tensor> cast_to_fp8_v2(const at::Tensor& input, Scale scale, bool stochastic_rounding, bool is_amax, at::ScalarType dtype) {
+std::tuple<at::Tensor, at::Tensor> cast_to_fp8_v2(const at::Tensor& input, Scale scale, bool stochastic_rounding,
+                                                  bool is_amax, at::ScalarType dtype) {
   trace_op("hpu::cast_to_fp8_v2", {input});
   (void)device_dialect("cast_to_fp8_v2");  // refuses the first generation, whatever the input
   auto [out, amax] = cast_to_fp8_v2_meta(input, is_amax, dtype);
@@ -143,21 +157,25 @@ std::tuple<at::Tensor, at::Tensor> cast_to_fp8_v2(const at::Tensor& input, Scale
   return {out, amax};
 }
 
-std::tuple<at::Tensor&, at::Tensor&> cast_to_fp8(const at::Tensor& input, const std::optional<at::Tensor>& scale, bool stochastic_rounding, at::Tensor& out,
-                                                 at::Tensor& amax) {
-  TORCH_CHECK(input.scalar_type() == at::kFloat || input.scalar_type() == at::kBFloat16, "[cast_to_fp8] expected input of dtype Float or BFloat16, got ",
-              input.scalar_type());
+std::tuple<at::Tensor&, at::Tensor&> cast_to_fp8(const at::Tensor& input, const std::optional<at::Tensor>& scale,
+                                                 bool stochastic_rounding, at::Tensor& out, at::Tensor& amax) {
+  TORCH_CHECK(input.scalar_type() == at::kFloat || input.scalar_type() == at::kBFloat16,
+              "[cast_to_fp8] expected input of dtype Float or BFloat16, got ", input.scalar_type());
   trace_op("hpu::cast_to_fp8", {input});
   check_fp8("cast_to_fp8", "out", out.scalar_type());
-  TORCH_CHECK(out.sizes() == input.sizes() && out.is_contiguous(), "[cast_to_fp8] expected a contiguous out of sizes ", input.sizes(), ", got sizes ", out.sizes());
-  TORCH_CHECK(amax.numel() == 0 || amax.scalar_type() == at::kFloat, "[cast_to_fp8] expected amax of dtype Float, got ", amax.scalar_type());
-  cast_into(input, scale_of(scale, std::nullopt), stochastic_rounding, out, amax.numel() != 0 ? amax.mutable_data_ptr<float>() : nullptr);
+  TORCH_CHECK(out.sizes() == input.sizes() && out.is_contiguous(), "[cast_to_fp8] expected a contiguous out of sizes ",
+              input.sizes(), ", got sizes ", out.sizes());
+  TORCH_CHECK(amax.numel() == 0 || amax.scalar_type() == at::kFloat, "[cast_to_fp8] expected amax of dtype Float, got ",
+              amax.scalar_type());
+  cast_into(input, scale_of(scale, std::nullopt), stochastic_rounding, out,
+            amax.numel() != 0 ? amax.mutable_data_ptr<float>() : nullptr);
   return {out, amax};
 }
 
 at::Tensor cast_from_fp8_meta(const at::Tensor& input, at::ScalarType out_dtype) {
   check_fp8("cast_from_fp8", "input", input.scalar_type());
-  TORCH_CHECK(is_high_precision(out_dtype), "[cast_from_fp8] expected out_dtype Float, BFloat16 or Half, got ", out_dtype);
+  TORCH_CHECK(is_high_precision(out_dtype), "[cast_from_fp8] expected out_dtype Float, BFloat16 or Half, got ",
+              out_dtype);
   return at::empty(input.sizes(), input.options().dtype(out_dtype));
 }
 
@@ -188,13 +206,14 @@ at::Tensor cast_from_fp8(const at::Tensor& input, Scale scale, at::ScalarType ou
   return out;
 }
 
-at::Tensor calculate_scale_for_cast_meta(const at::Tensor& input, int64_t max_mode, int64_t scale_mode, int64_t reduce_axis, bool reduce_keepdim) {
+at::Tensor calculate_scale_for_cast_meta(const at::Tensor& input, int64_t max_mode, int64_t scale_mode,
+                                         int64_t reduce_axis, bool reduce_keepdim) {
   check_modes(input, max_mode, scale_mode);
   return at::empty(reduced_sizes(input, max_mode, reduce_axis, reduce_keepdim), input.options());
 }
 
-at::Tensor calculate_scale_for_cast(const at::Tensor& input, int64_t max_mode, int64_t scale_mode, int64_t reduce_axis, bool reduce_keepdim,
-                                    double fullscale, double backoff) {
+at::Tensor calculate_scale_for_cast(const at::Tensor& input, int64_t max_mode, int64_t scale_mode, int64_t reduce_axis,
+                                    bool reduce_keepdim, double fullscale, double backoff) {
   trace_op("hpu::calculate_scale_for_cast", {input});
   at::Tensor out = calculate_scale_for_cast_meta(input, max_mode, scale_mode, reduce_axis, reduce_keepdim);
   at::Tensor v = at::empty(out.sizes(), out.options().dtype(at::kFloat));

@@ -1,7 +1,8 @@
 // SPDX-License-Identifier: Apache-2.0
 // hpu::cast_to_fp8, cast_to_fp8_v2, cast_from_fp8, calculate_scale_for_cast.
 //
-//   cast_to_fp8   q = round_fp8(x * scale): scale is first rounded to x's dtype, the product is rounded in x's dtype, then RNE to
+//   cast_to_fp8   q = round_fp8(x * scale): scale is first rounded to x's dtype, the product is rounded in x's dtype,
+//   then RNE to
 //                 fp8, saturating at 240 (E4M3 on GAUDI2), 448 (E4M3 else) or 57344 (E5M2)
 //   cast_from_fp8 y = x * scale, scale rounded to the output dtype: pass the INVERSE of the quantization scale
 //   amax          max |x| of the unscaled input: f32, 0-dim if is_amax, else shape [0]
@@ -16,20 +17,22 @@
 namespace fp8::runtime::ops {
 
 /// input: f32, bf16, f16 (any shape), or fp8 of the output's dtype without amax. Returns {fp8 of input's shape, amax}.
-std::tuple<at::Tensor, at::Tensor> cast_to_fp8_v2(const at::Tensor& input, Scale scale, bool stochastic_rounding, bool is_amax, at::ScalarType dtype);
+std::tuple<at::Tensor, at::Tensor> cast_to_fp8_v2(const at::Tensor& input, Scale scale, bool stochastic_rounding,
+                                                  bool is_amax, at::ScalarType dtype);
 /// The deprecated form: out (fp8, input's shape) and amax (written only if it has elements) are given.
-std::tuple<at::Tensor&, at::Tensor&> cast_to_fp8(const at::Tensor& input, const std::optional<at::Tensor>& scale, bool stochastic_rounding, at::Tensor& out,
-                                                 at::Tensor& amax);
+std::tuple<at::Tensor&, at::Tensor&> cast_to_fp8(const at::Tensor& input, const std::optional<at::Tensor>& scale,
+                                                 bool stochastic_rounding, at::Tensor& out, at::Tensor& amax);
 /// out_dtype: f32, bf16 or f16.
 at::Tensor cast_from_fp8(const at::Tensor& input, Scale scale, at::ScalarType out_dtype);
-/// maxMode 0: v = input; 1: per-tensor amax (shape [1]); 2: amax along reduceAxis. With maxMode != 0, v / (fullscale * backoff).
-/// scaleMode 1: 2^ceil(log2(v)). Result in input's dtype.
-at::Tensor calculate_scale_for_cast(const at::Tensor& input, int64_t max_mode, int64_t scale_mode, int64_t reduce_axis, bool reduce_keepdim,
-                                    double fullscale, double backoff);
+/// maxMode 0: v = input; 1: per-tensor amax (shape [1]); 2: amax along reduceAxis. With maxMode != 0, v / (fullscale *
+/// backoff). scaleMode 1: 2^ceil(log2(v)). Result in input's dtype.
+at::Tensor calculate_scale_for_cast(const at::Tensor& input, int64_t max_mode, int64_t scale_mode, int64_t reduce_axis,
+                                    bool reduce_keepdim, double fullscale, double backoff);
 
 /// Shapes and dtypes alone, for meta tensors; the same checks.
 std::tuple<at::Tensor, at::Tensor> cast_to_fp8_v2_meta(const at::Tensor& input, bool is_amax, at::ScalarType dtype);
 at::Tensor cast_from_fp8_meta(const at::Tensor& input, at::ScalarType out_dtype);
-at::Tensor calculate_scale_for_cast_meta(const at::Tensor& input, int64_t max_mode, int64_t scale_mode, int64_t reduce_axis, bool reduce_keepdim);
+at::Tensor calculate_scale_for_cast_meta(const at::Tensor& input, int64_t max_mode, int64_t scale_mode,
+                                         int64_t reduce_axis, bool reduce_keepdim);
 
 }  // namespace fp8::runtime::ops

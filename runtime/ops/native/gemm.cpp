@@ -13,10 +13,10 @@ namespace {
 
 /// What the product looks like, 1-D operands as matrices of one row or column.
 struct Plan {
-  at::Tensor a, bt;                    // [..., M, K] and [..., N, K], any strides
+  at::Tensor a, bt;  // [..., M, K] and [..., N, K], any strides
   std::int64_t m, n, k;
-  std::vector<std::int64_t> batch;     // broadcast batch dimensions
-  std::vector<std::int64_t> sizes;     // of the result
+  std::vector<std::int64_t> batch;  // broadcast batch dimensions
+  std::vector<std::int64_t> sizes;  // of the result
 };
 
 at::Tensor swapped(const at::Tensor& t) { return t.transpose(-2, -1); }
@@ -24,16 +24,18 @@ at::Tensor swapped(const at::Tensor& t) { return t.transpose(-2, -1); }
 Plan plan_of(const at::Tensor& a, const at::Tensor& b, const GemmOptions& o) {
   check_fp8("fp8_gemm_v2", "A", a.scalar_type());
   check_fp8("fp8_gemm_v2", "B", b.scalar_type());
-  TORCH_CHECK(is_high_precision(o.out_dtype), "[fp8_gemm_v2] expected out_dtype Float, BFloat16 or Half, got ", o.out_dtype);
-  TORCH_CHECK(a.dim() >= 1 && b.dim() >= 1, "[fp8_gemm_v2] expected A and B of at least one dimension, got ", a.dim(), " and ", b.dim());
+  TORCH_CHECK(is_high_precision(o.out_dtype), "[fp8_gemm_v2] expected out_dtype Float, BFloat16 or Half, got ",
+              o.out_dtype);
+  TORCH_CHECK(a.dim() >= 1 && b.dim() >= 1, "[fp8_gemm_v2] expected A and B of at least one dimension, got ", a.dim(),
+              " and ", b.dim());
   Plan p;
   p.a = a.dim() == 1 ? a.unsqueeze(0) : o.trans_a ? swapped(a) : a;
   p.bt = b.dim() == 1 ? b.unsqueeze(0) : o.trans_b ? b : swapped(b);
   p.m = p.a.size(-2);
   p.k = p.a.size(-1);
   p.n = p.bt.size(-2);
-  TORCH_CHECK(p.bt.size(-1) == p.k, "[fp8_gemm_v2] expected the inner dimensions to be equal, got A ", a.sizes(), (o.trans_a ? " (transposed)" : ""), " and B ",
-              b.sizes(), (o.trans_b ? " (transposed)" : ""));
+  TORCH_CHECK(p.bt.size(-1) == p.k, "[fp8_gemm_v2] expected the inner dimensions to be equal, got A ", a.sizes(),
+              (o.trans_a ? " (transposed)" : ""), " and B ", b.sizes(), (o.trans_b ? " (transposed)" : ""));
   p.batch = at::infer_size(p.a.sizes().slice(0, p.a.dim() - 2), p.bt.sizes().slice(0, p.bt.dim() - 2));
   p.sizes = p.batch;
   if (a.dim() > 1) p.sizes.push_back(p.m);
@@ -64,8 +66,8 @@ void place(const Scale& s, bool is_a, const Plan& p, Factors& f) {
   const auto count = static_cast<std::int64_t>(s.values.size());
   const bool per_row = is_a || (count > 1 && s.shape.size() >= 2 && s.shape.back() == 1);
   const std::int64_t rows = all_rows(p), expected = is_a ? rows : per_row ? p.m : p.n;
-  TORCH_CHECK(count == 1 || count == expected || (per_row && (count == p.m || count == rows)), "[fp8_gemm_v2] expected ", (is_a ? "A" : "B"),
-              "_scale_inv of 1 or ", expected, " elements, got ", count);
+  TORCH_CHECK(count == 1 || count == expected || (per_row && (count == p.m || count == rows)),
+              "[fp8_gemm_v2] expected ", (is_a ? "A" : "B"), "_scale_inv of 1 or ", expected, " elements, got ", count);
   if (!per_row || count == 1 || count == rows) return multiply_into(per_row ? f.row : f.col, s.values);
   std::vector<float> tiled;  // the same M values for every batch
   tiled.reserve(static_cast<std::size_t>(rows));
@@ -79,7 +81,8 @@ at::Tensor dense(const at::Tensor& t) {
   if (codes.is_contiguous()) return codes;
   if (codes.dim() == 2 && codes.stride(0) == 1 && codes.stride(1) == codes.size(0)) {
     at::Tensor out = at::empty(codes.sizes(), codes.options());
-    kernels::transpose_bytes(codes.const_data_ptr<std::uint8_t>(), codes.size(1), codes.size(0), out.mutable_data_ptr<std::uint8_t>());
+    kernels::transpose_bytes(codes.const_data_ptr<std::uint8_t>(), codes.size(1), codes.size(0),
+                             out.mutable_data_ptr<std::uint8_t>());
     return out;
   }
   return codes.contiguous();
@@ -89,28 +92,30 @@ kernels::ActivationType activation_of(at::ScalarType type) {
   return type == at::kFloat8_e5m2 ? kernels::ActivationType::E5M2 : kernels::ActivationType::E4M3;
 }
 
-void check_addends(const Plan& p, const std::optional<at::Tensor>& d, const std::optional<at::Tensor>& bias, bool accumulate) {
+void check_addends(const Plan& p, const std::optional<at::Tensor>& d, const std::optional<at::Tensor>& bias,
+                   bool accumulate) {
   TORCH_CHECK(!accumulate || (d.has_value() && d->defined()), "[fp8_gemm_v2] accumulate needs D, got none");
   if (accumulate) {
-    TORCH_CHECK(d->sizes() == at::IntArrayRef(p.sizes), "[fp8_gemm_v2] expected D of sizes ", at::IntArrayRef(p.sizes), ", got ", d->sizes());
+    TORCH_CHECK(d->sizes() == at::IntArrayRef(p.sizes), "[fp8_gemm_v2] expected D of sizes ", at::IntArrayRef(p.sizes),
+                ", got ", d->sizes());
   }
   if (bias.has_value() && bias->defined()) {
-    TORCH_CHECK(bias->numel() == p.n && is_high_precision(bias->scalar_type()), "[fp8_gemm_v2] expected a bias of ", p.n,
-                " elements of dtype Float, BFloat16 or Half, got ", bias->sizes(), " of ", bias->scalar_type());
+    TORCH_CHECK(bias->numel() == p.n && is_high_precision(bias->scalar_type()), "[fp8_gemm_v2] expected a bias of ",
+                p.n, " elements of dtype Float, BFloat16 or Half, got ", bias->sizes(), " of ", bias->scalar_type());
   }
 }
 
 }  // namespace
 
-at::Tensor fp8_gemm_meta(const at::Tensor& a, const at::Tensor& b, const std::optional<at::Tensor>& d, const std::optional<at::Tensor>& bias,
-                         const GemmOptions& o) {
+at::Tensor fp8_gemm_meta(const at::Tensor& a, const at::Tensor& b, const std::optional<at::Tensor>& d,
+                         const std::optional<at::Tensor>& bias, const GemmOptions& o) {
   const Plan p = plan_of(a, b, o);
   check_addends(p, d, bias, o.accumulate);
   return at::empty(p.sizes, a.options().dtype(o.out_dtype));
 }
 
-at::Tensor fp8_gemm(const at::Tensor& a, const at::Tensor& b, const std::optional<at::Tensor>& d, const std::optional<at::Tensor>& bias,
-                    const GemmOptions& o) {
+at::Tensor fp8_gemm(const at::Tensor& a, const at::Tensor& b, const std::optional<at::Tensor>& d,
+                    const std::optional<at::Tensor>& bias, const GemmOptions& o) {
   trace_op("hpu::fp8_gemm_v2", {a, b});
   (void)device_dialect("fp8_gemm_v2");  // refuses the first generation
   const Plan p = plan_of(a, b, o);
@@ -131,11 +136,13 @@ at::Tensor fp8_gemm(const at::Tensor& a, const at::Tensor& b, const std::optiona
     return sizes;
   }())));
   const std::int64_t products = one_weight ? 1 : batches;
-  const at::Tensor bt = one_weight ? p.bt : p.bt.expand([&] {
-    auto sizes = p.batch;
-    sizes.insert(sizes.end(), {p.n, p.k});
-    return sizes;
-  }()).reshape({batches, p.n, p.k});
+  const at::Tensor bt = one_weight ? p.bt
+                                   : p.bt.expand([&] {
+                                           auto sizes = p.batch;
+                                           sizes.insert(sizes.end(), {p.n, p.k});
+                                           return sizes;
+                                         }())
+                                         .reshape({batches, p.n, p.k});
   const std::int64_t rows = one_weight ? batches * p.m : p.m;
   for (std::int64_t i = 0; i < products; ++i) {
     const at::Tensor w = dense(one_weight ? bt : bt[i]);

@@ -1,8 +1,8 @@
 // SPDX-License-Identifier: Apache-2.0
 // hpu::fp8_gemm_v2 and conv2d_fp8.
 //
-//   fp8_gemm_v2   out = op(A) . op(B) * A_scale_inv * B_scale_inv (+ bias) (+ D)     op(X) = X^T on the last two dims if trans_X
-//   conv2d_fp8    out = conv2d(input, weight) * scale_input * scale_weight (+ bias)
+//   fp8_gemm_v2   out = op(A) . op(B) * A_scale_inv * B_scale_inv (+ bias) (+ D)     op(X) = X^T on the last two dims
+//   if trans_X conv2d_fp8    out = conv2d(input, weight) * scale_input * scale_weight (+ bias)
 //
 // The *_scale_inv are dequantization multipliers: our scale_inv. bias and D are unscaled. Products are exact, sums f32.
 #pragma once
@@ -22,9 +22,12 @@ struct GemmOptions {
   bool accumulate = false;                   ///< add D, which must be given then
 };
 
-/// A: [..., M, K] (or [K]), B: [..., K, N] (or [K]) after op(); batch dimensions broadcast as in matmul. bias: broadcasts to [N].
-at::Tensor fp8_gemm(const at::Tensor& a, const at::Tensor& b, const std::optional<at::Tensor>& d, const std::optional<at::Tensor>& bias, const GemmOptions& options);
-at::Tensor fp8_gemm_meta(const at::Tensor& a, const at::Tensor& b, const std::optional<at::Tensor>& d, const std::optional<at::Tensor>& bias, const GemmOptions& options);
+/// A: [..., M, K] (or [K]), B: [..., K, N] (or [K]) after op(); batch dimensions broadcast as in matmul. bias:
+/// broadcasts to [N].
+at::Tensor fp8_gemm(const at::Tensor& a, const at::Tensor& b, const std::optional<at::Tensor>& d,
+                    const std::optional<at::Tensor>& bias, const GemmOptions& options);
+at::Tensor fp8_gemm_meta(const at::Tensor& a, const at::Tensor& b, const std::optional<at::Tensor>& d,
+                         const std::optional<at::Tensor>& bias, const GemmOptions& options);
 
 struct ConvOptions {
   std::vector<std::int64_t> stride, padding, dilation;  ///< one value stands for both
@@ -34,7 +37,9 @@ struct ConvOptions {
 };
 
 /// input: [B, C_in, H, W] fp8, weight: [C_out, C_in / groups, R, S] fp8, bias: [C_out].
-at::Tensor conv2d_fp8(const at::Tensor& input, const at::Tensor& weight, const std::optional<at::Tensor>& bias, ConvOptions options);
-at::Tensor conv2d_fp8_meta(const at::Tensor& input, const at::Tensor& weight, const std::optional<at::Tensor>& bias, ConvOptions options);
+at::Tensor conv2d_fp8(const at::Tensor& input, const at::Tensor& weight, const std::optional<at::Tensor>& bias,
+                      ConvOptions options);
+at::Tensor conv2d_fp8_meta(const at::Tensor& input, const at::Tensor& weight, const std::optional<at::Tensor>& bias,
+                           ConvOptions options);
 
 }  // namespace fp8::runtime::ops

@@ -9,7 +9,9 @@
 
 namespace fp8::runtime::ops {
 
-/// x: [..., K] f32, bf16 or f16; weight: [N, K] fp8; scale_inv: f32, one value or [N]; bias: [N]. Returns [..., N] in x's dtype.
-at::Tensor weight_only_linear(const at::Tensor& x, const at::Tensor& weight, const at::Tensor& scale_inv, const std::optional<at::Tensor>& bias);
+/// x: [..., K] f32, bf16 or f16; weight: [N, K] fp8; scale_inv: f32, one value or [N]; bias: [N]. Returns [..., N] in
+/// x's dtype.
+at::Tensor weight_only_linear(const at::Tensor& x, const at::Tensor& weight, const at::Tensor& scale_inv,
+                              const std::optional<at::Tensor>& bias);
 
 }  // namespace fp8::runtime::ops

@@ -15,7 +15,9 @@ using runtime::memory_stats;
 /// Restores the limit, so that the cases stay independent when they run in one process.
 class LimitScope {
  public:
-  explicit LimitScope(std::int64_t room) : previous_(memory_stats().Limit) { runtime::set_memory_limit(memory_stats().InUse + room); }
+  explicit LimitScope(std::int64_t room) : previous_(memory_stats().Limit) {
+    runtime::set_memory_limit(memory_stats().InUse + room);
+  }
   ~LimitScope() { runtime::set_memory_limit(previous_); }
 
  private:
@@ -58,7 +60,8 @@ TEST(MemoryStats, ResultsOfCpuKernelsAreBooked) {
 TEST(MemoryStats, ViewsCostNothing) {
   const at::Tensor a = at::ones({64, 64}, on_hpu());
   const auto before = memory_stats();
-  const at::Tensor t = a.t(), row = a[3], flat = a.view(-1), half = a.narrow(0, 0, 32), expanded = row.expand({100, 64});
+  const at::Tensor t = a.t(), row = a[3], flat = a.view(-1), half = a.narrow(0, 0, 32),
+                   expanded = row.expand({100, 64});
   EXPECT_EQ(memory_stats().InUse, before.InUse);
   EXPECT_EQ(memory_stats().NumAllocs, before.NumAllocs);
 }
@@ -120,7 +123,8 @@ TEST(MemoryLimit, EmptyThrowsOutOfMemoryAndAllStaysUsable) {
   const LimitScope limit(100000);
   const auto before = memory_stats();
   EXPECT_THROW(at::empty({50000}, on_hpu()), c10::OutOfMemoryError);
-  EXPECT_TRUE(throws_with({"out of memory on hpu:0", "tried to allocate 200000 bytes"}, [] { at::empty({50000}, on_hpu()); }));
+  EXPECT_TRUE(
+      throws_with({"out of memory on hpu:0", "tried to allocate 200000 bytes"}, [] { at::empty({50000}, on_hpu()); }));
   EXPECT_EQ(memory_stats().InUse, before.InUse);
   EXPECT_EQ(memory_stats().NumAllocs, before.NumAllocs);
   EXPECT_EQ(at::sum(a + a).item<float>(), 2000.0f);
@@ -155,7 +159,9 @@ TEST(MemoryLimit, AResizedOutOverTheLimitThrowsAndLeavesTheBooksRight) {
   EXPECT_EQ(fresh.sum().item<float>(), 50000.0f);
 }
 
-TEST(MemoryLimit, MustBePositive) { EXPECT_TRUE(throws_with({"expected bytes > 0, got 0"}, [] { runtime::set_memory_limit(0); })); }
+TEST(MemoryLimit, MustBePositive) {
+  EXPECT_TRUE(throws_with({"expected bytes > 0, got 0"}, [] { runtime::set_memory_limit(0); }));
+}
 
 TEST(Memory, LargeTensorsAreReadableAtBothEnds) {
   const std::int64_t n = (std::int64_t{5} << 20) + 3;  // above the size from which memory comes in huge pages
@@ -168,7 +174,8 @@ TEST(Memory, LargeTensorsAreReadableAtBothEnds) {
 TEST(MemorySummary, HasTheVendorsRows) {
   const std::string text = runtime::memory_summary();
   EXPECT_EQ(text.rfind("|" + std::string(52, '=') + "|\n|     PyTorch HPU memory summary, device ID 0", 0), 0u) << text;
-  for (const char* row : {"Limit (GB)", "InUse (MB)", "MaxInUse (MB)", "NumAllocs", "NumFrees", "MaxAllocSize (MB)", "ActiveAllocs"}) {
+  for (const char* row :
+       {"Limit (GB)", "InUse (MB)", "MaxInUse (MB)", "NumAllocs", "NumFrees", "MaxAllocSize (MB)", "ActiveAllocs"}) {
     EXPECT_NE(text.find(std::string("  ") + row), std::string::npos) << row;
   }
   EXPECT_TRUE(throws_with({"Invalid device id"}, [] { runtime::memory_summary(3); }));

@@ -1,5 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
-// Two StorageImpls on one allocation: aliases share the bytes, fresh tensors move in without a copy, foreign memory works.
+// Two StorageImpls on one allocation: aliases share the bytes, fresh tensors move in without a copy, foreign memory
+// works.
 #include "fp8/runtime/device/block.h"
 
 #include "fp8/runtime/device/memory.h"
@@ -23,7 +24,8 @@ TEST(CpuAlias, SharesBytesAndGeometry) {
 
 TEST(CpuAlias, IsOneStoragePerBlock) {
   const at::Tensor a = at::zeros({4}, on_hpu());
-  EXPECT_EQ(runtime::cpu_alias(a).storage().unsafeGetStorageImpl(), runtime::cpu_alias(a.view({2, 2})).storage().unsafeGetStorageImpl());
+  EXPECT_EQ(runtime::cpu_alias(a).storage().unsafeGetStorageImpl(),
+            runtime::cpu_alias(a.view({2, 2})).storage().unsafeGetStorageImpl());
 }
 
 TEST(CpuAlias, LeavesOthersAsTheyAre) {
@@ -78,7 +80,8 @@ TEST(FromBlob, CallsItsDeleterOnce) {
   std::vector<float> numbers(4, 1.0f);
   int deleted = 0;
   {
-    const at::Tensor foreign = torch::from_blob(numbers.data(), {4}, [&](void*) { ++deleted; }, on_hpu());
+    const at::Tensor foreign = torch::from_blob(
+        numbers.data(), {4}, [&](void*) { ++deleted; }, on_hpu());
     EXPECT_EQ(foreign.sum().item<float>(), 4.0f);
   }
   EXPECT_EQ(deleted, 1);

@@ -36,7 +36,8 @@ TEST(DeviceKind, DefaultIsGaudi3AndScopesNest) {
     EXPECT_EQ(runtime::device_dialect("op"), kernels::Dialect::gaudi2);
     {
       const DeviceKindScope one(DeviceKind::gaudi);
-      EXPECT_TRUE(throws_with({"[some_op]", "not supported on GAUDI", "gaudi2, gaudi3"}, [] { runtime::device_dialect("some_op"); }));
+      EXPECT_TRUE(throws_with({"[some_op]", "not supported on GAUDI", "gaudi2, gaudi3"},
+                              [] { runtime::device_dialect("some_op"); }));
     }
     EXPECT_EQ(runtime::device_kind(), DeviceKind::gaudi2);
   }
@@ -62,7 +63,8 @@ TEST(Guard, RefusesADeviceThatDoesNotExist) {
   EXPECT_EQ(guard->type(), at::kHPU);
   EXPECT_TRUE(throws_with({"Invalid device id", "hpu:1"}, [&] { guard->setDevice(at::Device(at::kHPU, 1)); }));
   EXPECT_TRUE(throws_with({"Invalid device id", "cpu"}, [&] { guard->setDevice(at::Device(at::kCPU)); }));
-  EXPECT_TRUE(throws_with({"Invalid device id"}, [] { at::empty({2}, at::TensorOptions().device(at::Device(at::kHPU, 5))); }));
+  EXPECT_TRUE(
+      throws_with({"Invalid device id"}, [] { at::empty({2}, at::TensorOptions().device(at::Device(at::kHPU, 5))); }));
   EXPECT_EQ(guard->getDevice(), kHpu);
 }
 
@@ -119,14 +121,18 @@ void ask_with(const char* name, const char* value) {
 TEST(EnvironmentDeathTest, BadValuesAreNamedWithWhatIsAllowed) {
   ::testing::GTEST_FLAG(death_test_style) = "threadsafe";
   for (const char* bad : {"0", "17", "two", "1x", "-1"}) {
-    EXPECT_EXIT(ask_with("FP8_HPU_DEVICES", bad), ::testing::ExitedWithCode(3), "FP8_HPU_DEVICES: found \"" + std::string(bad) + "\", allowed: 1 to 16");
+    EXPECT_EXIT(ask_with("FP8_HPU_DEVICES", bad), ::testing::ExitedWithCode(3),
+                "FP8_HPU_DEVICES: found \"" + std::string(bad) + "\", allowed: 1 to 16");
   }
-  EXPECT_EXIT(ask_with("FP8_HPU_DEVICE", "gaudi4"), ::testing::ExitedWithCode(3), "FP8_HPU_DEVICE: found \"gaudi4\", allowed: gaudi, gaudi2, gaudi3");
+  EXPECT_EXIT(ask_with("FP8_HPU_DEVICE", "gaudi4"), ::testing::ExitedWithCode(3),
+              "FP8_HPU_DEVICE: found \"gaudi4\", allowed: gaudi, gaudi2, gaudi3");
   for (const char* bad : {"lots", "0", "-5", "3Q", "1e30", "nan"}) {
-    EXPECT_EXIT(ask_with("FP8_HPU_MEMORY", bad), ::testing::ExitedWithCode(3), "FP8_HPU_MEMORY: found \"" + std::string(bad) + "\", expected a number of bytes > 0");
+    EXPECT_EXIT(ask_with("FP8_HPU_MEMORY", bad), ::testing::ExitedWithCode(3),
+                "FP8_HPU_MEMORY: found \"" + std::string(bad) + "\", expected a number of bytes > 0");
   }
   EXPECT_EXIT(ask_with("FP8_HPU_MEMORY", "0.5G"), ::testing::ExitedWithCode(0), "");
-  EXPECT_EXIT(ask_with("FP8_HPU_MEMORY", "7"), ::testing::ExitedWithCode(3), "out of memory on hpu:0: tried to allocate 8 bytes, 0 of 7 are in use");
+  EXPECT_EXIT(ask_with("FP8_HPU_MEMORY", "7"), ::testing::ExitedWithCode(3),
+              "out of memory on hpu:0: tried to allocate 8 bytes, 0 of 7 are in use");
 }
 
 }  // namespace

@@ -56,7 +56,8 @@ TEST(ManyDevices, GuardChoosesWhereThingsGo) {
 }
 
 TEST(ManyDevices, OpsDoNotMixThem) {
-  const at::Tensor a = at::ones({2}, at::TensorOptions().device(device(0))), b = at::ones({2}, at::TensorOptions().device(device(1)));
+  const at::Tensor a = at::ones({2}, at::TensorOptions().device(device(0))),
+                   b = at::ones({2}, at::TensorOptions().device(device(1)));
   EXPECT_TRUE(throws_with({"on the same device", "hpu:0", "hpu:1"}, [&] { at::add(a, b); }));
   EXPECT_TRUE(same_bits(a + b.to(device(0)), at::full({2}, 2.0f)));
 }

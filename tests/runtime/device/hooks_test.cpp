@@ -47,7 +47,8 @@ TEST(Hooks, BackwardFindsTheAccelerator) {
 TEST(Hooks, AnErrorInBackwardReachesTheCaller) {
   struct Bad : torch::autograd::Function<Bad> {
     static at::Tensor forward(torch::autograd::AutogradContext*, const at::Tensor& x) { return x.clone(); }
-    static torch::autograd::variable_list backward(torch::autograd::AutogradContext*, const torch::autograd::variable_list&) {
+    static torch::autograd::variable_list backward(torch::autograd::AutogradContext*,
+                                                   const torch::autograd::variable_list&) {
       TORCH_CHECK(false, "backward of Bad");
     }
   };

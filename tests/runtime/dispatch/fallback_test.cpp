@@ -1,5 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
-// The zero-copy fallback's contract: which tensor comes back, what written arguments look like afterwards, what is refused.
+// The zero-copy fallback's contract: which tensor comes back, what written arguments look like afterwards, what is
+// refused.
 #include "fp8/runtime/dispatch/fallback.h"
 
 #include "fp8/runtime/device/block.h"
@@ -34,7 +35,8 @@ TEST(FallbackResult, OutOfAWrongSizeGrowsOnHpu) {
   EXPECT_TRUE(same_bits(out, a.cpu() * a.cpu()));
   EXPECT_GE(out.storage().nbytes(), 48u);
   EXPECT_EQ(runtime::block_of(out)->bytes, out.storage().nbytes());
-  EXPECT_EQ(alias_of_out.const_data_ptr(), out.const_data_ptr());  // a view made before sees the new memory, as on the CPU
+  EXPECT_EQ(alias_of_out.const_data_ptr(),
+            out.const_data_ptr());  // a view made before sees the new memory, as on the CPU
   EXPECT_TRUE(same_bits(out + 1, a.cpu() * a.cpu() + 1));
 }
 
@@ -149,9 +151,17 @@ TEST(Inference, TensorsStayInferenceTensors) {
 
 TEST(StrictDevices, ACpuTensorBesideAnHpuTensorIsRefused) {
   const at::Tensor a = numbers({3}), cpu = at::ones({3});
-  for (const auto& text : {error_of([&] { at::add(a, cpu); }), error_of([&] { at::add(cpu, a); }), error_of([&] { at::cat({a, cpu}); }),
-                           error_of([&] { at::mm(a.view({3, 1}), cpu.view({1, 3})); }), error_of([&] { at::where(a > 1, a, cpu); })}) {
-    EXPECT_NE(text.find("Expected all tensors to be on the same device, but found at least two devices, hpu:0 and cpu!"), std::string::npos) << text;
+  for (const auto& text : {error_of([&] { at::add(a, cpu); }), error_of([&] { at::add(cpu, a); }), error_of([&] {
+                             at::cat({a, cpu});
+                           }),
+                           error_of([&] {
+                             at::mm(a.view({3, 1}), cpu.view({1, 3}));
+                           }),
+                           error_of([&] { at::where(a > 1, a, cpu); })}) {
+    EXPECT_NE(
+        text.find("Expected all tensors to be on the same device, but found at least two devices, hpu:0 and cpu!"),
+        std::string::npos)
+        << text;
   }
   EXPECT_TRUE(throws_with({"aten::add", "hpu:0 and cpu!"}, [&] { at::add(a, cpu); }));
   at::Tensor out = at::empty({3});
@@ -171,7 +181,8 @@ TEST(StrictDevices, CpuIndicesAreWelcome) {
   at::Tensor a = numbers({4, 2});
   const at::Tensor rows = at::tensor({3, 0}, at::kLong);
   EXPECT_TRUE(same_bits(a.index({rows}), at::tensor({6., 7., 0., 1.}, at::kFloat).view({2, 2})));
-  EXPECT_TRUE(same_bits(a.index({at::tensor({0, 0, 1, 0}, at::kInt).to(at::kBool)}), at::tensor({4., 5.}, at::kFloat).view({1, 2})));
+  EXPECT_TRUE(same_bits(a.index({at::tensor({0, 0, 1, 0}, at::kInt).to(at::kBool)}),
+                        at::tensor({4., 5.}, at::kFloat).view({1, 2})));
   a.index_put_({rows}, at::zeros({2, 2}, on_hpu()));
   EXPECT_TRUE(same_bits(a.sum(1), at::tensor({0., 5., 9., 0.}, at::kFloat)));
 }
@@ -180,7 +191,8 @@ TEST(Exceptions, OfCpuKernelsPassThrough) {
   const at::Tensor a = numbers({2, 3});
   EXPECT_TRUE(throws_with({"mat1 and mat2 shapes cannot be multiplied (2x3 and 2x3)"}, [&] { at::mm(a, a); }));
   EXPECT_THROW(a.index({at::tensor({7}, at::kLong)}), c10::IndexError);
-  EXPECT_TRUE(throws_with({"Promotion for Float8 Types is not supported"}, [&] { at::add(a.to(at::kFloat8_e4m3fn), a); }));
+  EXPECT_TRUE(
+      throws_with({"Promotion for Float8 Types is not supported"}, [&] { at::add(a.to(at::kFloat8_e4m3fn), a); }));
   EXPECT_EQ(a.sum().item<float>(), 15.0f);
 }
 

@@ -13,15 +13,18 @@ bool has_hpu_kernel(const char* name, const char* overload = "") {
 }
 
 TEST(Registration, StructuredAndFactoryOpsHaveKernelsOfTheirOwn) {
-  for (const char* name : {"aten::add", "aten::mul", "aten::sub", "aten::div"}) EXPECT_TRUE(has_hpu_kernel(name, "Tensor")) << name;
-  for (const char* name : {"aten::relu", "aten::native_layer_norm", "aten::_softmax", "aten::convolution_backward", "aten::native_batch_norm", "aten::cat"}) {
+  for (const char* name : {"aten::add", "aten::mul", "aten::sub", "aten::div"})
+    EXPECT_TRUE(has_hpu_kernel(name, "Tensor")) << name;
+  for (const char* name : {"aten::relu", "aten::native_layer_norm", "aten::_softmax", "aten::convolution_backward",
+                           "aten::native_batch_norm", "aten::cat"}) {
     EXPECT_TRUE(has_hpu_kernel(name)) << name;
   }
   EXPECT_TRUE(has_hpu_kernel("aten::empty", "memory_format"));
 }
 
 TEST(Registration, ViewsAndCompositesStayUpstreams) {
-  for (const char* name : {"aten::t", "aten::detach", "aten::unsqueeze", "aten::contiguous", "aten::reshape", "aten::layer_norm", "aten::einsum"}) {
+  for (const char* name : {"aten::t", "aten::detach", "aten::unsqueeze", "aten::contiguous", "aten::reshape",
+                           "aten::layer_norm", "aten::einsum"}) {
     EXPECT_FALSE(has_hpu_kernel(name)) << name;
   }
 }
@@ -91,7 +94,8 @@ TEST(TorchScript, FreezesAndOptimizes) {
   torch::jit::Module frozen = torch::jit::freeze(dev);
   for (int i = 0; i < 5; ++i) EXPECT_TRUE(same_bits(frozen.forward({hpu(x), 2}).toTensor(), expected)) << i;
   torch::jit::Module optimized = torch::jit::optimize_for_inference(dev);
-  for (int i = 0; i < 3; ++i) EXPECT_TRUE(at::allclose(optimized.forward({hpu(x), 2}).toTensor().cpu(), expected, 1e-5, 1e-6)) << i;
+  for (int i = 0; i < 3; ++i)
+    EXPECT_TRUE(at::allclose(optimized.forward({hpu(x), 2}).toTensor().cpu(), expected, 1e-5, 1e-6)) << i;
 }
 
 TEST(TorchScript, TrainsInTheProfilingExecutor) {

@@ -19,9 +19,7 @@ struct Attention {
 /// Result and gradients of q, k, v (and of an additive mask).
 std::vector<at::Tensor> run(const Attention& a, at::Device device, bool grad) {
   torch::manual_seed(31);
-  const auto make = [&](at::IntArrayRef sizes) {
-    return at::randn(sizes).to(a.dtype).to(device).requires_grad_(grad);
-  };
+  const auto make = [&](at::IntArrayRef sizes) { return at::randn(sizes).to(a.dtype).to(device).requires_grad_(grad); };
   at::Tensor q = make(a.q), k = make(a.k), v = make(a.k);
   std::optional<at::Tensor> mask;
   if (a.mask == 1) mask = (at::rand({a.q[2], a.k[2]}) > 0.3).to(device);
@@ -77,7 +75,8 @@ TEST(Sdpa, AMaskThatNeedsAGradientGetsOne) {
 TEST(Sdpa, TheChoiceIsTheCpus) {
   const at::Tensor q = at::randn({1, 2, 4, 8}), mask = at::randn({4, 4});
   const auto choice = [&](at::Device device, bool mask_needs_grad) {
-    return at::_fused_sdp_choice(q.to(device), q.to(device), q.to(device), mask.to(device).detach().requires_grad_(mask_needs_grad));
+    return at::_fused_sdp_choice(q.to(device), q.to(device), q.to(device),
+                                 mask.to(device).detach().requires_grad_(mask_needs_grad));
   };
   EXPECT_EQ(choice(kHpu, false), choice(at::kCPU, false));
   EXPECT_EQ(choice(kHpu, true), choice(at::kCPU, true));

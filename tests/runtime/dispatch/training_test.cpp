@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
-// Five training steps on hpu and on the CPU: losses, gradients and weights are equal bit for bit, because the fallback runs the
-// very kernels that the CPU runs, on the same bytes.
+// Five training steps on hpu and on the CPU: losses, gradients and weights are equal bit for bit, because the fallback
+// runs the very kernels that the CPU runs, on the same bytes.
 #include "support/hpu_test.h"
 
 namespace fp8::test {
@@ -26,13 +26,16 @@ struct TextNetImpl : torch::nn::Module {
   at::Tensor forward(const at::Tensor& ids) {
     at::Tensor h = embedding(ids);
     const auto parts = qkv(norm(h)).view({ids.size(0), ids.size(1), 3, 2, 8}).permute({2, 0, 3, 1, 4}).unbind(0);
-    const at::Tensor attended = at::scaled_dot_product_attention(parts[0], parts[1], parts[2], {}, 0.0, /*is_causal=*/true);
+    const at::Tensor attended =
+        at::scaled_dot_product_attention(parts[0], parts[1], parts[2], {}, 0.0, /*is_causal=*/true);
     h = h + attended.transpose(1, 2).reshape({ids.size(0), ids.size(1), 16});
     h = h + dropout(down(at::gelu(up(norm(h)))));
     return at::log_softmax(head(h), -1);
   }
 
-  at::Tensor loss(const at::Tensor& ids) { return at::nll_loss(forward(ids).flatten(0, 1), at::roll(ids, 1, 1).flatten()); }
+  at::Tensor loss(const at::Tensor& ids) {
+    return at::nll_loss(forward(ids).flatten(0, 1), at::roll(ids, 1, 1).flatten());
+  }
   static at::Tensor batch() { return at::randint(0, 20, {3, 9}, at::kLong); }
 };
 TORCH_MODULE(TextNet);
@@ -46,7 +49,8 @@ struct ImageNetImpl : torch::nn::Module {
   ImageNetImpl() {
     first = register_module("first", torch::nn::Conv2d(torch::nn::Conv2dOptions(3, 8, 3).padding(1)));
     norm = register_module("norm", torch::nn::BatchNorm2d(8));
-    second = register_module("second", torch::nn::Conv2d(torch::nn::Conv2dOptions(8, 8, 3).stride(2).groups(2).bias(false)));
+    second =
+        register_module("second", torch::nn::Conv2d(torch::nn::Conv2dOptions(8, 8, 3).stride(2).groups(2).bias(false)));
     mix = register_parameter("mix", at::randn({8, 10}) * 0.3);
   }
 
@@ -61,7 +65,8 @@ struct ImageNetImpl : torch::nn::Module {
 TORCH_MODULE(ImageNet);
 
 struct Trace {
-  std::vector<at::Tensor> values;  ///< per step: loss, clipped norm, then each parameter's gradient and value; buffers at the end
+  std::vector<at::Tensor>
+      values;  ///< per step: loss, clipped norm, then each parameter's gradient and value; buffers at the end
 };
 
 template <typename Net, typename Optimizer, typename Options>
@@ -94,33 +99,40 @@ Trace train(at::Device device, const Options& options) {
 
 void expect_equal(const Trace& hpu_trace, const Trace& cpu_trace) {
   ASSERT_EQ(hpu_trace.values.size(), cpu_trace.values.size());
-  for (std::size_t i = 0; i < cpu_trace.values.size(); ++i) EXPECT_TRUE(same_bits(hpu_trace.values[i], cpu_trace.values[i])) << "value " << i;
-  EXPECT_FALSE(same_bits(cpu_trace.values[0], cpu_trace.values[cpu_trace.values.size() / 5]));  // it did learn something
+  for (std::size_t i = 0; i < cpu_trace.values.size(); ++i)
+    EXPECT_TRUE(same_bits(hpu_trace.values[i], cpu_trace.values[i])) << "value " << i;
+  EXPECT_FALSE(
+      same_bits(cpu_trace.values[0], cpu_trace.values[cpu_trace.values.size() / 5]));  // it did learn something
 }
 
 TEST(Training, TextModelWithAdamEqualsTheCpu) {
   const auto options = torch::optim::AdamOptions(1e-2);
-  expect_equal(train<TextNet, torch::optim::Adam>(kHpu, options), train<TextNet, torch::optim::Adam>(at::kCPU, options));
+  expect_equal(train<TextNet, torch::optim::Adam>(kHpu, options),
+               train<TextNet, torch::optim::Adam>(at::kCPU, options));
 }
 
 TEST(Training, TextModelWithAdamWEqualsTheCpu) {
   const auto options = torch::optim::AdamWOptions(1e-2).weight_decay(0.1);
-  expect_equal(train<TextNet, torch::optim::AdamW>(kHpu, options), train<TextNet, torch::optim::AdamW>(at::kCPU, options));
+  expect_equal(train<TextNet, torch::optim::AdamW>(kHpu, options),
+               train<TextNet, torch::optim::AdamW>(at::kCPU, options));
 }
 
 TEST(Training, ImageModelWithAdamEqualsTheCpu) {
   const auto options = torch::optim::AdamOptions(1e-2).amsgrad(true);
-  expect_equal(train<ImageNet, torch::optim::Adam>(kHpu, options), train<ImageNet, torch::optim::Adam>(at::kCPU, options));
+  expect_equal(train<ImageNet, torch::optim::Adam>(kHpu, options),
+               train<ImageNet, torch::optim::Adam>(at::kCPU, options));
 }
 
 TEST(Training, ImageModelWithAdamWEqualsTheCpu) {
   const auto options = torch::optim::AdamWOptions(1e-2);
-  expect_equal(train<ImageNet, torch::optim::AdamW>(kHpu, options), train<ImageNet, torch::optim::AdamW>(at::kCPU, options));
+  expect_equal(train<ImageNet, torch::optim::AdamW>(kHpu, options),
+               train<ImageNet, torch::optim::AdamW>(at::kCPU, options));
 }
 
 TEST(Training, ImageModelWithSgdMomentumEqualsTheCpu) {
   const auto options = torch::optim::SGDOptions(1e-2).momentum(0.9).nesterov(true);
-  expect_equal(train<ImageNet, torch::optim::SGD>(kHpu, options), train<ImageNet, torch::optim::SGD>(at::kCPU, options));
+  expect_equal(train<ImageNet, torch::optim::SGD>(kHpu, options),
+               train<ImageNet, torch::optim::SGD>(at::kCPU, options));
 }
 
 TEST(Training, DoubleBackwardEqualsTheCpu) {
@@ -129,7 +141,8 @@ TEST(Training, DoubleBackwardEqualsTheCpu) {
     torch::nn::Linear layer(6, 3);
     const at::Tensor x = at::randn({4, 6});
     layer->to(device);
-    const auto first = torch::autograd::grad({layer(x.to(device)).tanh().sum()}, {layer->weight}, {}, true, /*create_graph=*/true);
+    const auto first =
+        torch::autograd::grad({layer(x.to(device)).tanh().sum()}, {layer->weight}, {}, true, /*create_graph=*/true);
     first[0].square().sum().backward();
     return layer->weight.grad().cpu();
   };
@@ -146,7 +159,8 @@ TEST(Training, RecurrentLayersRunAndAgree) {
     y.sum().backward();
     return at::cat({y.flatten(), h.flatten(), gru->parameters()[0].grad().flatten()}).detach().cpu();
   };
-  EXPECT_TRUE(at::allclose(run(kHpu), run(at::kCPU), 1e-5, 1e-6));  // the CPU may take another path for recurrent layers
+  EXPECT_TRUE(
+      at::allclose(run(kHpu), run(at::kCPU), 1e-5, 1e-6));  // the CPU may take another path for recurrent layers
 }
 
 }  // namespace

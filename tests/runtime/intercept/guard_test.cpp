@@ -1,6 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
-// Codes are no values: an op that meets a tagged float8 weight and has no handler throws with the module's and the op's name.
-// Upstream takes codes for values in every one of the silent cases below. Views, saving and same-type copies stay allowed.
+// Codes are no values: an op that meets a tagged float8 weight and has no handler throws with the module's and the op's
+// name. Upstream takes codes for values in every one of the silent cases below. Views, saving and same-type copies stay
+// allowed.
 #include <functional>
 #include <sstream>
 
@@ -29,15 +30,28 @@ struct Silent {
 };
 
 TEST(Guard, EverySilentCaseThrowsWithModuleAndOp) {
-  const at::Tensor ids = at::tensor({1, 0}, on_hpu(at::kLong)), other = at::ones({4, 6}, on_hpu()).to(at::kFloat8_e4m3fn);
+  const at::Tensor ids = at::tensor({1, 0}, on_hpu(at::kLong)),
+                   other = at::ones({4, 6}, on_hpu()).to(at::kFloat8_e4m3fn);
   const at::Tensor mask = at::ones({4, 6}, on_hpu(at::kBool)), scalar = at::scalar_tensor(2.0, on_hpu(at::kBFloat16));
   const std::vector<Silent> cases = {
       {"index_select", [&](const at::Tensor& w) { w.index_select(0, ids); }},
       {"index", [&](const at::Tensor& w) { w.index({ids}); }},
-      {"gather", [&](const at::Tensor& w) { w.gather(0, ids.view({1, 2})); }},
-      {"cat", [&](const at::Tensor& w) { at::cat({w, w}); }},
-      {"cat", [&](const at::Tensor& w) { at::cat({other, w}); }},
-      {"stack", [&](const at::Tensor& w) { at::stack({w, w}); }},
+      {"gather",
+       [&](const at::Tensor& w) {
+         w.gather(0, ids.view({1, 2}));
+       }},
+      {"cat",
+       [&](const at::Tensor& w) {
+         at::cat({w, w});
+       }},
+      {"cat",
+       [&](const at::Tensor& w) {
+         at::cat({other, w});
+       }},
+      {"stack",
+       [&](const at::Tensor& w) {
+         at::stack({w, w});
+       }},
       {"where", [&](const at::Tensor& w) { at::where(mask, w, other); }},
       {"mm", [&](const at::Tensor& w) { at::mm(other, w.t()); }},
       {"mm", [&](const at::Tensor& w) { at::mm(w, w.t()); }},
@@ -45,24 +59,54 @@ TEST(Guard, EverySilentCaseThrowsWithModuleAndOp) {
       {"eq", [&](const at::Tensor& w) { at::eq(w, w); }},
       {"eq", [&](const at::Tensor& w) { at::eq(w, 1); }},
       {"isnan", [&](const at::Tensor& w) { at::isnan(w); }},
-      {"fill_", [&](const at::Tensor& w) { w.view({4, 6}).fill_(1); }},
-      {"zero_", [&](const at::Tensor& w) { w.view({4, 6}).zero_(); }},
-      {"index_put", [&](const at::Tensor& w) { w.view({4, 6}).index_put_({ids}, other.narrow(0, 0, 2)); }},
+      {"fill_",
+       [&](const at::Tensor& w) {
+         w.view({4, 6}).fill_(1);
+       }},
+      {"zero_",
+       [&](const at::Tensor& w) {
+         w.view({4, 6}).zero_();
+       }},
+      {"index_put",
+       [&](const at::Tensor& w) {
+         w.view({4, 6}).index_put_({ids}, other.narrow(0, 0, 2));
+       }},
       {"index_put", [&](const at::Tensor& w) { other.clone().index_put_({ids}, w.narrow(0, 0, 2)); }},
-      {"masked_fill", [&](const at::Tensor& w) { w.view({4, 6}).masked_fill_(mask, 1); }},
-      {"uniform_", [&](const at::Tensor& w) { w.view({4, 6}).uniform_(); }},
+      {"masked_fill",
+       [&](const at::Tensor& w) {
+         w.view({4, 6}).masked_fill_(mask, 1);
+       }},
+      {"uniform_",
+       [&](const at::Tensor& w) {
+         w.view({4, 6}).uniform_();
+       }},
       {"sum", [&](const at::Tensor& w) { w.sum(); }},
       {"max", [&](const at::Tensor& w) { w.max(); }},
       {"equal", [&](const at::Tensor& w) { at::equal(w, other); }},
       {"abs", [&](const at::Tensor& w) { w.abs(); }},
-      {"add", [&](const at::Tensor& w) { at::add(at::ones({4, 6}, on_hpu()), w); }},
+      {"add",
+       [&](const at::Tensor& w) {
+         at::add(at::ones({4, 6}, on_hpu()), w);
+       }},
       {"copy", [](const at::Tensor& w) { w.to(at::kFloat); }},
       {"copy", [](const at::Tensor& w) { w.to(at::kCPU, at::kBFloat16); }},
-      {"copy", [](const at::Tensor& w) { at::empty({4, 6}, on_hpu()).copy_(w); }},
-      {"copy", [](const at::Tensor& w) { w.view({4, 6}).copy_(at::ones({4, 6})); }},
+      {"copy",
+       [](const at::Tensor& w) {
+         at::empty({4, 6}, on_hpu()).copy_(w);
+       }},
+      {"copy",
+       [](const at::Tensor& w) {
+         w.view({4, 6}).copy_(at::ones({4, 6}));
+       }},
       {"copy", [](const at::Tensor& w) { w.to(at::kFloat8_e5m2); }},
-      {"resize_", [](const at::Tensor& w) { w.view({4, 6}).resize_({100}); }},
-      {"set_", [](const at::Tensor& w) { w.view({4, 6}).set_(at::ones({4, 6}, on_hpu())); }},
+      {"resize_",
+       [](const at::Tensor& w) {
+         w.view({4, 6}).resize_({100});
+       }},
+      {"set_",
+       [](const at::Tensor& w) {
+         w.view({4, 6}).set_(at::ones({4, 6}, on_hpu()));
+       }},
       {"embedding_bag", [&](const at::Tensor& w) { at::embedding_bag(w, ids, at::tensor({0}, on_hpu(at::kLong))); }},
       {"softmax", [](const at::Tensor& w) { at::softmax(w, -1); }},
       {"_foreach", [](const at::Tensor& w) { at::_foreach_abs({w}); }},
@@ -74,7 +118,8 @@ TEST(Guard, EverySilentCaseThrowsWithModuleAndOp) {
     for (const Silent& c : cases) {
       const Converted m;
       const auto before = m.w().cpu();
-      EXPECT_TRUE(throws_with({c.op, "module 'up_proj'", "Float8_e4m3fn"}, [&] { c.run(m.w()); })) << mode << ", " << c.op;
+      EXPECT_TRUE(throws_with({c.op, "module 'up_proj'", "Float8_e4m3fn"}, [&] { c.run(m.w()); }))
+          << mode << ", " << c.op;
       EXPECT_TRUE(same_bits(m.w(), before)) << mode << ", " << c.op;
     }
   }
@@ -86,7 +131,9 @@ TEST(Guard, InsideThePauseToo) {
   const at::Tensor x = at::ones({2, 6}, on_hpu()), ids = at::tensor({1, 0}, on_hpu(at::kLong));
   EXPECT_TRUE(throws_with({"addmm", "module 'up_proj'"}, [&] { m.layer.ptr()->forward(x); }));
   EXPECT_TRUE(throws_with({"embedding", "module 'up_proj'"}, [&] { at::embedding(m.w(), ids); }));
-  EXPECT_TRUE(throws_with({"convolution", "module 'up_proj'"}, [&] { at::conv1d(at::ones({1, 6, 3}, on_hpu()), m.w().view({4, 6, 1})); }));
+  EXPECT_TRUE(throws_with({"convolution", "module 'up_proj'"}, [&] {
+    at::conv1d(at::ones({1, 6, 3}, on_hpu()), m.w().view({4, 6, 1}));
+  }));
 }
 
 TEST(Guard, ChangingTheTypeOfAModuleThrows) {
@@ -106,14 +153,18 @@ TEST(Guard, LoadingAnArchiveOfAnotherTypeThrows) {
     source->to(kHpu, type);
     std::stringstream stream;
     torch::save(source, stream);
-    EXPECT_TRUE(throws_with({"set_", "module 'up_proj'", "convert the module after loading"}, [&] { torch::load(m.layer, stream); })) << type;
+    EXPECT_TRUE(throws_with({"set_", "module 'up_proj'", "convert the module after loading"}, [&] {
+      torch::load(m.layer, stream);
+    })) << type;
     EXPECT_TRUE(same_bits(m.w(), before)) << type;
   }
 }
 
 TEST(Guard, AMessageSaysWhatTheWeightIs) {
   const Converted m;
-  EXPECT_TRUE(throws_with({"[aten::abs] the weight of module 'up_proj' is Float8_e4m3fn (E4M3 per tensor) and this op has no handler"}, [&] { m.w().abs(); }));
+  EXPECT_TRUE(throws_with(
+      {"[aten::abs] the weight of module 'up_proj' is Float8_e4m3fn (E4M3 per tensor) and this op has no handler"},
+      [&] { m.w().abs(); }));
 }
 
 TEST(Guard, LoadingCodesIntoAConvertedModuleWorks) {
@@ -133,7 +184,8 @@ TEST(Guard, LoadingCodesIntoAConvertedModuleWorks) {
 TEST(Allowed, ViewsDetachAndEmptyLike) {
   const Converted m;
   const at::Tensor w = m.w();
-  for (const at::Tensor& t : {w.t(), w.view({24}), w[1], w.narrow(0, 1, 2), w.detach(), w.alias(), w.unsqueeze(0), w.expand({2, 4, 6}), w.view(at::kByte)}) {
+  for (const at::Tensor& t : {w.t(), w.view({24}), w[1], w.narrow(0, 1, 2), w.detach(), w.alias(), w.unsqueeze(0),
+                              w.expand({2, 4, 6}), w.view(at::kByte)}) {
     EXPECT_EQ(t.storage().data(), w.storage().data());
   }
   EXPECT_EQ(at::empty_like(w).scalar_type(), at::kFloat8_e4m3fn);

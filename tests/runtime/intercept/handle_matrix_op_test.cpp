@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
-// Every form in which a 2-D weight meets a product: handled exactly once, at the outermost op; a watcher changes no bit, and
-// sees x, w, y with y = x . w^T + bias; a handler that owns codes gives the product with the decoded weight.
+// Every form in which a 2-D weight meets a product: handled exactly once, at the outermost op; a watcher changes no
+// bit, and sees x, w, y with y = x . w^T + bias; a handler that owns codes gives the product with the decoded weight.
 #include <functional>
 
 #include "support/hpu_test.h"
@@ -23,27 +23,78 @@ at::Tensor input(at::IntArrayRef sizes) {
 
 const std::vector<Form>& forms() {
   static const std::vector<Form> all = {
-      {"linear 2-D", [](const at::Tensor& w, const at::Tensor& b) { return at::linear(input({3, 6}), w, b); }},
-      {"linear 3-D", [](const at::Tensor& w, const at::Tensor& b) { return at::linear(input({2, 3, 6}), w, b); }},
+      {"linear 2-D",
+       [](const at::Tensor& w, const at::Tensor& b) {
+         return at::linear(input({3, 6}), w, b);
+       }},
+      {"linear 3-D",
+       [](const at::Tensor& w, const at::Tensor& b) {
+         return at::linear(input({2, 3, 6}), w, b);
+       }},
       {"linear 1-D", [](const at::Tensor& w, const at::Tensor&) { return at::linear(input({6}), w); }},
-      {"F::linear 2-D", [](const at::Tensor& w, const at::Tensor& b) { return torch::nn::functional::linear(input({3, 6}), w, b); }},
-      {"F::linear 2-D, no bias", [](const at::Tensor& w, const at::Tensor&) { return torch::nn::functional::linear(input({3, 6}), w, at::Tensor()); }},
-      {"addmm", [](const at::Tensor& w, const at::Tensor& b) { return at::addmm(b, input({3, 6}), w.t()); }},
-      {"addmm of a matrix", [](const at::Tensor& w, const at::Tensor&) { return at::addmm(input({3, 4}), input({3, 6}), w.t(), 0.5, 2); }, false, true},
-      {"addmm, weight left", [](const at::Tensor& w, const at::Tensor&) { return at::addmm(input({4, 3}), w, input({6, 3})); }, true, true},
-      {"mm", [](const at::Tensor& w, const at::Tensor&) { return at::mm(input({3, 6}), w.t()); }},
-      {"mm, weight left", [](const at::Tensor& w, const at::Tensor&) { return at::mm(w, input({6, 3})); }, true},
+      {"F::linear 2-D",
+       [](const at::Tensor& w, const at::Tensor& b) {
+         return torch::nn::functional::linear(input({3, 6}), w, b);
+       }},
+      {"F::linear 2-D, no bias",
+       [](const at::Tensor& w, const at::Tensor&) {
+         return torch::nn::functional::linear(input({3, 6}), w, at::Tensor());
+       }},
+      {"addmm",
+       [](const at::Tensor& w, const at::Tensor& b) {
+         return at::addmm(b, input({3, 6}), w.t());
+       }},
+      {"addmm of a matrix",
+       [](const at::Tensor& w, const at::Tensor&) {
+         return at::addmm(input({3, 4}), input({3, 6}), w.t(), 0.5, 2);
+       },
+       false, true},
+      {"addmm, weight left",
+       [](const at::Tensor& w, const at::Tensor&) {
+         return at::addmm(input({4, 3}), w, input({6, 3}));
+       },
+       true, true},
+      {"mm",
+       [](const at::Tensor& w, const at::Tensor&) {
+         return at::mm(input({3, 6}), w.t());
+       }},
+      {"mm, weight left",
+       [](const at::Tensor& w, const at::Tensor&) {
+         return at::mm(w, input({6, 3}));
+       },
+       true},
       {"addmv", [](const at::Tensor& w, const at::Tensor& b) { return at::addmv(b, w, input({6})); }},
-      {"addmv with factors", [](const at::Tensor& w, const at::Tensor& b) { return at::addmv(b, w, input({6}), 2, 0.5); }, false, true},
+      {"addmv with factors",
+       [](const at::Tensor& w, const at::Tensor& b) { return at::addmv(b, w, input({6}), 2, 0.5); }, false, true},
       {"mv", [](const at::Tensor& w, const at::Tensor&) { return at::mv(w, input({6})); }},
-      {"matmul 2-D", [](const at::Tensor& w, const at::Tensor&) { return at::matmul(input({3, 6}), w.t()); }},
+      {"matmul 2-D",
+       [](const at::Tensor& w, const at::Tensor&) {
+         return at::matmul(input({3, 6}), w.t());
+       }},
       {"matmul 1-D", [](const at::Tensor& w, const at::Tensor&) { return at::matmul(input({6}), w.t()); }},
-      {"matmul 4-D", [](const at::Tensor& w, const at::Tensor&) { return at::matmul(input({2, 2, 3, 6}), w.t()); }},
+      {"matmul 4-D",
+       [](const at::Tensor& w, const at::Tensor&) {
+         return at::matmul(input({2, 2, 3, 6}), w.t());
+       }},
       {"matmul, weight left, vector", [](const at::Tensor& w, const at::Tensor&) { return at::matmul(w, input({6})); }},
-      {"matmul, weight left", [](const at::Tensor& w, const at::Tensor&) { return at::matmul(w, input({6, 3})); }, true},
-      {"matmul, weight left, batched", [](const at::Tensor& w, const at::Tensor&) { return at::matmul(w, input({2, 6, 3})); }, true},
-      {"einsum", [](const at::Tensor& w, const at::Tensor&) { return at::einsum("tk,nk->tn", {input({3, 6}), w}); }},
-      {"zero rows", [](const at::Tensor& w, const at::Tensor& b) { return at::linear(input({0, 6}), w, b); }},
+      {"matmul, weight left",
+       [](const at::Tensor& w, const at::Tensor&) {
+         return at::matmul(w, input({6, 3}));
+       },
+       true},
+      {"matmul, weight left, batched",
+       [](const at::Tensor& w, const at::Tensor&) {
+         return at::matmul(w, input({2, 6, 3}));
+       },
+       true},
+      {"einsum",
+       [](const at::Tensor& w, const at::Tensor&) {
+         return at::einsum("tk,nk->tn", {input({3, 6}), w});
+       }},
+      {"zero rows",
+       [](const at::Tensor& w, const at::Tensor& b) {
+         return at::linear(input({0, 6}), w, b);
+       }},
   };
   return all;
 }
@@ -132,13 +183,32 @@ TEST(CodesHandlers, GiveTheProductOfTheDecodedWeightInEachForm) {
 
 TEST(CodesHandlers, AreAskedToDequantizeForTheOtherForms) {
   const std::vector<Form> others = {
-      {"x @ w", [](const at::Tensor& w, const at::Tensor&) { return at::matmul(input({3, 4}), w); }},
-      {"mm(x, w)", [](const at::Tensor& w, const at::Tensor&) { return at::mm(input({3, 4}), w); }},
-      {"w.t() @ x", [](const at::Tensor& w, const at::Tensor&) { return at::mm(w.t(), input({4, 3})); }},
-      {"addmm(self, x, w)", [](const at::Tensor& w, const at::Tensor&) { return at::addmm(input({6}), input({3, 4}), w, 0.5, 2); }},
-      {"addmv(self, w.t(), v)", [](const at::Tensor& w, const at::Tensor& b) { return at::addmv(input({6}), w.t(), b); }},
-      {"linear(w, x)", [](const at::Tensor& w, const at::Tensor&) { return at::linear(w, input({3, 6})); }},
-      {"embedding", [](const at::Tensor& w, const at::Tensor&) { return at::embedding(w, at::tensor({3, 0, 3}, on_hpu(at::kLong))); }},
+      {"x @ w",
+       [](const at::Tensor& w, const at::Tensor&) {
+         return at::matmul(input({3, 4}), w);
+       }},
+      {"mm(x, w)",
+       [](const at::Tensor& w, const at::Tensor&) {
+         return at::mm(input({3, 4}), w);
+       }},
+      {"w.t() @ x",
+       [](const at::Tensor& w, const at::Tensor&) {
+         return at::mm(w.t(), input({4, 3}));
+       }},
+      {"addmm(self, x, w)",
+       [](const at::Tensor& w, const at::Tensor&) {
+         return at::addmm(input({6}), input({3, 4}), w, 0.5, 2);
+       }},
+      {"addmv(self, w.t(), v)",
+       [](const at::Tensor& w, const at::Tensor& b) { return at::addmv(input({6}), w.t(), b); }},
+      {"linear(w, x)",
+       [](const at::Tensor& w, const at::Tensor&) {
+         return at::linear(w, input({3, 6}));
+       }},
+      {"embedding",
+       [](const at::Tensor& w, const at::Tensor&) {
+         return at::embedding(w, at::tensor({3, 0, 3}, on_hpu(at::kLong)));
+       }},
   };
   for (const Form& f : others) {
     auto [w, bias] = weights();
@@ -166,7 +236,8 @@ TEST(CodesHandlers, AOneByOneWeightWorksEitherWay) {
   const auto handler = std::make_shared<CodesHandler>(1.0);
   convert_to_codes(w, "layer", handler, 1.0);
   const at::Tensor x = at::full({2, 1}, 2.0f, on_hpu());
-  for (const auto& y : {at::linear(x, w), at::matmul(x, w.t()), at::mm(x, w), at::mm(w, x.t()).t()}) EXPECT_TRUE(same_bits(y, at::full({2, 1}, 6.0f)));
+  for (const auto& y : {at::linear(x, w), at::matmul(x, w.t()), at::mm(x, w), at::mm(w, x.t()).t()})
+    EXPECT_TRUE(same_bits(y, at::full({2, 1}, 6.0f)));
   EXPECT_EQ(handler->linears, 4);
 }
 
@@ -190,7 +261,9 @@ TEST(Slices, TellWhichRowsTheyAre) {
 TEST(Slices, OfCodesThatNoHandlerCanBeToldAboutThrow) {
   auto [w, bias] = weights();
   convert_to_codes(w, "layer", std::make_shared<CodesHandler>(0.02), 0.02);
-  EXPECT_TRUE(throws_with({"aten::", "module 'layer'", "E4M3 per tensor", "whole rows"}, [&, w = w] { at::linear(input({3, 6}), w.slice(0, 0, 4, 2)); }));
+  EXPECT_TRUE(throws_with({"aten::", "module 'layer'", "E4M3 per tensor", "whole rows"}, [&, w = w] {
+    at::linear(input({3, 6}), w.slice(0, 0, 4, 2));
+  }));
   EXPECT_TRUE(throws_with({"aten::", "module 'layer'"}, [&, w = w] { at::matmul(input({6}), w[0]); }));
 }
 

@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
-// Interception in the places where models call it: typed modules, autocast regions, TorchScript (scripted, traced, frozen),
-// other threads, and the pause in which the original op runs.
+// Interception in the places where models call it: typed modules, autocast regions, TorchScript (scripted, traced,
+// frozen), other threads, and the pause in which the original op runs.
 #include <ATen/autocast_mode.h>
 #include <torch/csrc/jit/frontend/tracer.h>
 #include <torch/script.h>
@@ -184,7 +184,8 @@ TEST(TorchScript, TracedGraphsToo) {
   runtime::tag_weight(conv->weight, "conv", handler);
   const at::Tensor x = input({1, 1, 5, 5}), expected = conv(x);
   const auto traced = torch::jit::tracer::trace(
-      {x}, [&](torch::jit::Stack in) { return torch::jit::Stack{conv(in[0].toTensor())}; }, [](const at::Tensor&) { return ""; });
+      {x}, [&](torch::jit::Stack in) { return torch::jit::Stack{conv(in[0].toTensor())}; },
+      [](const at::Tensor&) { return ""; });
   const auto graph = traced.first->graph;
   EXPECT_NE(graph->toString().find("aten::_convolution"), std::string::npos) << graph->toString();
   torch::jit::CompilationUnit unit;

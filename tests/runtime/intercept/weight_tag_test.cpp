@@ -22,10 +22,16 @@ torch::nn::Linear tagged_layer(const std::shared_ptr<runtime::OpHandler>& handle
 
 TEST(WeightTag, RefusesWhatItCanNotTag) {
   const auto handler = std::make_shared<RecordingHandler>();
-  EXPECT_TRUE(throws_with({"[tag_weight] up_proj", "hpu memory", "cpu"}, [&] { tag_weight(at::ones({2, 2}), "up_proj", handler); }));
-  EXPECT_TRUE(throws_with({"[tag_weight] up_proj", "contiguous"}, [&] { tag_weight(at::ones({2, 3}, on_hpu()).t(), "up_proj", handler); }));
+  EXPECT_TRUE(throws_with({"[tag_weight] up_proj", "hpu memory", "cpu"}, [&] {
+    tag_weight(at::ones({2, 2}), "up_proj", handler);
+  }));
+  EXPECT_TRUE(throws_with({"[tag_weight] up_proj", "contiguous"}, [&] {
+    tag_weight(at::ones({2, 3}, on_hpu()).t(), "up_proj", handler);
+  }));
   float blob[4] = {};
-  EXPECT_TRUE(throws_with({"hpu memory"}, [&] { tag_weight(torch::from_blob(blob, {2, 2}, on_hpu()), "up_proj", handler); }));
+  EXPECT_TRUE(throws_with({"hpu memory"}, [&] {
+    tag_weight(torch::from_blob(blob, {2, 2}, on_hpu()), "up_proj", handler);
+  }));
 }
 
 TEST(WeightTag, SurvivesViewsDetachAndInferenceMode) {
@@ -35,7 +41,9 @@ TEST(WeightTag, SurvivesViewsDetachAndInferenceMode) {
   const auto* tag = find_tag(w);
   ASSERT_NE(tag, nullptr);
   EXPECT_EQ(tag->module_names(), "layer");
-  for (const at::Tensor& t : {w.t(), w.detach(), w.view({24}), w.narrow(0, 1, 2), w[0], w.alias(), w.variable_data(), w.tensor_data()}) EXPECT_EQ(find_tag(t), tag);
+  for (const at::Tensor& t :
+       {w.t(), w.detach(), w.view({24}), w.narrow(0, 1, 2), w[0], w.alias(), w.variable_data(), w.tensor_data()})
+    EXPECT_EQ(find_tag(t), tag);
   const c10::InferenceMode inference;
   EXPECT_EQ(find_tag(w.t()), tag);
   EXPECT_EQ(find_tag(w.detach().t()), tag);

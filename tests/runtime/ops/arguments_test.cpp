@@ -11,9 +11,7 @@ using runtime::ops::broadcast_of;
 using runtime::ops::Scale;
 using runtime::ops::scale_of;
 
-Scale scale(const std::vector<std::int64_t>& shape) {
-  return scale_of(at::ones(shape), std::nullopt);
-}
+Scale scale(const std::vector<std::int64_t>& shape) { return scale_of(at::ones(shape), std::nullopt); }
 
 TEST(ScaleOf, TakesTensorsOfThreeTypesOnEitherDevice) {
   for (const auto type : {at::kFloat, at::kBFloat16, at::kHalf}) {
@@ -27,19 +25,23 @@ TEST(ScaleOf, TakesTensorsOfThreeTypesOnEitherDevice) {
   EXPECT_TRUE(scale_of(2.0, std::nullopt).per_tensor());
   const at::Tensor every_other = at::arange(6, at::kFloat).slice(0, 0, 6, 2);
   EXPECT_EQ(scale_of(every_other, std::nullopt).values, (std::vector<float>{0, 2, 4}));
-  EXPECT_TRUE(throws_with({"expected a scale of dtype Float, BFloat16 or Half, got Long"}, [] { scale_of(at::ones({1}, at::kLong), std::nullopt); }));
+  EXPECT_TRUE(throws_with({"expected a scale of dtype Float, BFloat16 or Half, got Long"},
+                          [] { scale_of(at::ones({1}, at::kLong), std::nullopt); }));
 }
 
 TEST(ScaleOf, ShapeMustHoldAsManyElements) {
   const std::vector<std::int64_t> six = {6};
   EXPECT_EQ(scale_of(at::ones({6}), std::vector<std::int64_t>{2, 3}).shape, (std::vector<std::int64_t>{2, 3}));
-  EXPECT_TRUE(throws_with({"Number of scale elements (3) is not equal to number of scale_shape elements (6)."}, [&] { scale_of(at::ones({3}), six); }));
+  EXPECT_TRUE(throws_with({"Number of scale elements (3) is not equal to number of scale_shape elements (6)."},
+                          [&] { scale_of(at::ones({3}), six); }));
   const std::vector<double> list = {1, 2};
-  EXPECT_TRUE(throws_with({"Number of scale elements (2) is not equal to number of scale_shape elements (6)."}, [&] { scale_of(list, six); }));
+  EXPECT_TRUE(throws_with({"Number of scale elements (2) is not equal to number of scale_shape elements (6)."},
+                          [&] { scale_of(list, six); }));
 }
 
 TEST(BroadcastOf, KnowsRowsAndColumns) {
-  const auto strides = [](const std::vector<std::int64_t>& shape, const std::vector<std::int64_t>& sizes) -> std::vector<std::int64_t> {
+  const auto strides = [](const std::vector<std::int64_t>& shape,
+                          const std::vector<std::int64_t>& sizes) -> std::vector<std::int64_t> {
     const auto b = broadcast_of(scale(shape), sizes);
     return b.has_value() ? std::vector<std::int64_t>{b->row_stride, b->col_stride} : std::vector<std::int64_t>{};
   };

@@ -1,6 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
-// cast_to_fp8_v2 and cast_from_fp8 bit for bit against the vendor's rule written in f64: the scale rounded to the input's dtype,
-// the product rounded in it, to nearest even, saturating at 240 (E4M3 on Gaudi2), 448 (E4M3 else), 57344 (E5M2).
+// cast_to_fp8_v2 and cast_from_fp8 bit for bit against the vendor's rule written in f64: the scale rounded to the
+// input's dtype, the product rounded in it, to nearest even, saturating at 240 (E4M3 on Gaudi2), 448 (E4M3 else), 57344
+// (E5M2).
 #include "op_call.h"
 
 namespace fp8::test {
@@ -11,7 +12,8 @@ using runtime::DeviceKindScope;
 
 double saturation(bool e5m2, DeviceKind kind) { return e5m2 ? 57344.0 : kind == DeviceKind::gaudi2 ? 240.0 : 448.0; }
 
-/// Every value of a 16-bit type; for f32 a sweep over all exponents with varied mantissas, and the ties of both formats.
+/// Every value of a 16-bit type; for f32 a sweep over all exponents with varied mantissas, and the ties of both
+/// formats.
 at::Tensor every_value(at::ScalarType type) {
   if (type != at::kFloat) return at::arange(65536, at::kInt).to(at::kShort).view(type);
   std::vector<float> values = {0.0f, -0.0f, INFINITY, -INFINITY, NAN, 1e-45f, 3.4e38f};
@@ -46,7 +48,9 @@ void expect_rule(at::ScalarType type, bool e5m2, DeviceKind kind, double scale) 
     const double product = rounded(values[i] * s, type_of(type));
     const int expected = code_of(product, e5m2, saturation(e5m2, kind));
     if (std::isnan(product) ? (got[i] & 127) != 127 : got[i] != expected) {
-      if (++wrong < 4) ADD_FAILURE() << type << " x " << values[i] << " scale " << scale << ": code " << got[i] << ", expected " << expected;
+      if (++wrong < 4)
+        ADD_FAILURE() << type << " x " << values[i] << " scale " << scale << ": code " << got[i] << ", expected "
+                      << expected;
     }
   }
   EXPECT_EQ(wrong, 0);
@@ -63,16 +67,19 @@ INSTANTIATE_TEST_SUITE_P(All, CastRule,
                          ::testing::Combine(::testing::Values(at::kBFloat16, at::kHalf, at::kFloat), ::testing::Bool(),
                                             ::testing::Values(DeviceKind::gaudi2, DeviceKind::gaudi3)),
                          [](const auto& info) {
-                           return std::string(c10::toString(std::get<0>(info.param))) + (std::get<1>(info.param) ? "_E5M2_" : "_E4M3_") +
+                           return std::string(c10::toString(std::get<0>(info.param))) +
+                                  (std::get<1>(info.param) ? "_E5M2_" : "_E4M3_") +
                                   runtime::name_of(std::get<2>(info.param));
                          });
 
 TEST(CastRule, TheProductIsRoundedInTheInputsType) {
-  // bf16(0.3) = 77/256; 77/256 * 3.53125 (226/64) = 1.0621...: bf16 gives 1.0625, a tie of E4M3 that goes to the even code 1.0.
+  // bf16(0.3) = 77/256; 77/256 * 3.53125 (226/64) = 1.0621...: bf16 gives 1.0625, a tie of E4M3 that goes to the even
+  // code 1.0.
   const at::Tensor x = at::full({1}, 3.53125, on_hpu(at::kBFloat16));
   const double product = rounded(3.53125 * 0.30078125, kBf16);
   EXPECT_EQ(product, 1.0625);
-  EXPECT_EQ(codes_of(call("cast_to_fp8_v2", "scalar", {x, 0.3, false, false, code(at::kFloat8_e4m3fn)})[0])[0], code_of(1.0625, false, 448));
+  EXPECT_EQ(codes_of(call("cast_to_fp8_v2", "scalar", {x, 0.3, false, false, code(at::kFloat8_e4m3fn)})[0])[0],
+            code_of(1.0625, false, 448));
 }
 
 TEST(CastSaturation, IsThePerDeviceMaximumWithBothRoundings) {
@@ -81,9 +88,11 @@ TEST(CastSaturation, IsThePerDeviceMaximumWithBothRoundings) {
     for (const auto kind : {DeviceKind::gaudi2, DeviceKind::gaudi3}) {
       const DeviceKindScope scope(kind);
       const double max = saturation(false, kind);
-      const at::Tensor e4m3 = values_of(call("cast_to_fp8_v2", "", {x, at::IValue(), stochastic, false, code(at::kFloat8_e4m3fn)})[0]);
+      const at::Tensor e4m3 =
+          values_of(call("cast_to_fp8_v2", "", {x, at::IValue(), stochastic, false, code(at::kFloat8_e4m3fn)})[0]);
       EXPECT_TRUE(same_bits(e4m3, at::tensor({max, -max, max, -max}, at::kDouble)));
-      const at::Tensor e5m2 = values_of(call("cast_to_fp8_v2", "", {x * 10, at::IValue(), stochastic, false, code(at::kFloat8_e5m2)})[0]);
+      const at::Tensor e5m2 =
+          values_of(call("cast_to_fp8_v2", "", {x * 10, at::IValue(), stochastic, false, code(at::kFloat8_e5m2)})[0]);
       EXPECT_TRUE(same_bits(e5m2, at::tensor({57344., -57344., 57344., -57344.}, at::kDouble)));
     }
   }
@@ -100,7 +109,8 @@ TEST(CastFrom, AllCodesAllTypesWithAScale) {
         const at::Tensor wide = y.cpu().to(at::kDouble);
         const double s = rounded(static_cast<float>(scale), type_of(type));
         for (int code = 0; code < 256; ++code) {
-          const double got = wide.const_data_ptr<double>()[code], expected = rounded(value_of(code, e5m2) * s, type_of(type));
+          const double got = wide.const_data_ptr<double>()[code],
+                       expected = rounded(value_of(code, e5m2) * s, type_of(type));
           if (std::isnan(expected)) {
             EXPECT_TRUE(std::isnan(got)) << code;
           } else {
@@ -151,12 +161,19 @@ TEST(Stochastic, DiffersFromNearestExactValuesStayAndTheSeedDecides) {
 
 TEST(FirstGeneration, HasNoFp8) {
   const DeviceKindScope scope(DeviceKind::gaudi);
-  const at::Tensor x = at::ones({2, 2}, on_hpu()), q = hpu(at::ones({2, 2}).to(at::kFloat8_e4m3fn)), image = q.view({1, 1, 2, 2});
+  const at::Tensor x = at::ones({2, 2}, on_hpu()), q = hpu(at::ones({2, 2}).to(at::kFloat8_e4m3fn)),
+                   image = q.view({1, 1, 2, 2});
   const std::vector<std::string> words = {"not supported on GAUDI", "gaudi2, gaudi3"};
-  EXPECT_TRUE(throws_with(words, [&] { call("cast_to_fp8_v2", "", {x, at::IValue(), false, false, code(at::kFloat8_e4m3fn)}); }));
-  EXPECT_TRUE(throws_with(words, [&] { call("cast_to_fp8", "", {x, at::IValue(), false, at::empty_like(q), at::empty({0}, on_hpu())}); }));
+  EXPECT_TRUE(throws_with(words, [&] {
+    call("cast_to_fp8_v2", "", {x, at::IValue(), false, false, code(at::kFloat8_e4m3fn)});
+  }));
+  EXPECT_TRUE(throws_with(words, [&] {
+    call("cast_to_fp8", "", {x, at::IValue(), false, at::empty_like(q), at::empty({0}, on_hpu())});
+  }));
   EXPECT_TRUE(throws_with(words, [&] { call("cast_from_fp8", "scalar", {q, 1.0, code(at::kFloat)}); }));
-  EXPECT_TRUE(throws_with(words, [&] { call("fp8_gemm_v2", "scalar", {q, false, q, false, at::IValue(), code(at::kFloat), 1.0, 1.0}); }));
+  EXPECT_TRUE(throws_with(words, [&] {
+    call("fp8_gemm_v2", "scalar", {q, false, q, false, at::IValue(), code(at::kFloat), 1.0, 1.0});
+  }));
   EXPECT_TRUE(throws_with(words, [&] { call("conv2d_fp8", "scalar", {image, image}); }));
 }
 

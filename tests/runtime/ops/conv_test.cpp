@@ -27,14 +27,17 @@ const Case kCases[] = {
     {"empty batch", {0, 2, 4, 4}, {3, 2, 3, 3}},
 };
 
-void expect_convolution(const Case& c, const at::Tensor& y, const at::Tensor& x, const at::Tensor& w, const at::Tensor& bias, double scale) {
-  const std::optional<at::Tensor> b = bias.defined() ? std::optional<at::Tensor>(bias.cpu().to(at::kDouble)) : std::nullopt;
+void expect_convolution(const Case& c, const at::Tensor& y, const at::Tensor& x, const at::Tensor& w,
+                        const at::Tensor& bias, double scale) {
+  const std::optional<at::Tensor> b =
+      bias.defined() ? std::optional<at::Tensor>(bias.cpu().to(at::kDouble)) : std::nullopt;
   const at::Tensor vx = values_of(x) * scale, vw = values_of(w);
   const at::Tensor exact = at::conv2d(vx, vw, b, c.stride, c.padding, c.dilation, c.groups);
   ASSERT_EQ(y.sizes(), exact.sizes()) << c.name;
   EXPECT_TRUE(y.is_contiguous());
   if (y.numel() == 0) return;
-  const at::Tensor magnitude = at::conv2d(vx.abs(), vw.abs(), b.has_value() ? std::optional<at::Tensor>(b->abs()) : b, c.stride, c.padding, c.dilation, c.groups);
+  const at::Tensor magnitude = at::conv2d(vx.abs(), vw.abs(), b.has_value() ? std::optional<at::Tensor>(b->abs()) : b,
+                                          c.stride, c.padding, c.dilation, c.groups);
   const double k = static_cast<double>(vw[0].numel()), unit = std::ldexp(1.0, -type_of(y.scalar_type()).digits);
   const at::Tensor allowed = magnitude * ((k + 4) * std::ldexp(1.0, -23)) + exact.abs() * unit * 1.001 + 1e-30;
   EXPECT_TRUE(((y.cpu().to(at::kDouble) - exact).abs() <= allowed).all().item<bool>()) << c.name;
@@ -42,13 +45,17 @@ void expect_convolution(const Case& c, const at::Tensor& y, const at::Tensor& x,
 
 TEST(Conv2dFp8, EqualsTheExactConvolution) {
   for (const Case& c : kCases) {
-    const at::Tensor x = random_codes(c.input, kE4M3, 5), w = random_codes(c.weight, kE4M3, 6), bias = c.bias ? at::randn({c.weight[0]}, on_hpu()) : at::Tensor();
+    const at::Tensor x = random_codes(c.input, kE4M3, 5), w = random_codes(c.weight, kE4M3, 6),
+                     bias = c.bias ? at::randn({c.weight[0]}, on_hpu()) : at::Tensor();
     const at::IValue b = c.bias ? at::IValue(bias) : at::IValue();
     for (const auto type : {at::kFloat, at::kBFloat16, at::kHalf}) {
-      const at::Tensor tensors = call("conv2d_fp8", "", {x, w, b, c.stride, c.padding, c.dilation, c.groups, code(type), at::full({1}, 0.5f), at::full({1}, 0.25f, on_hpu())})[0];
+      const at::Tensor tensors = call("conv2d_fp8", "",
+                                      {x, w, b, c.stride, c.padding, c.dilation, c.groups, code(type),
+                                       at::full({1}, 0.5f), at::full({1}, 0.25f, on_hpu())})[0];
       EXPECT_EQ(tensors.scalar_type(), type);
       expect_convolution(c, tensors, x, w, bias, 0.125);
-      const at::Tensor scalars = call("conv2d_fp8", "scalar", {x, w, b, c.stride, c.padding, c.dilation, c.groups, code(type), 0.5, 0.25})[0];
+      const at::Tensor scalars =
+          call("conv2d_fp8", "scalar", {x, w, b, c.stride, c.padding, c.dilation, c.groups, code(type), 0.5, 0.25})[0];
       EXPECT_TRUE(same_bits(scalars, tensors)) << c.name;
     }
   }
@@ -66,16 +73,20 @@ TEST(Conv2dFp8, DefaultsAreBf16AndScaleOne) {
 
 TEST(Conv2dFp8, StridedOperands) {
   const Case c = kCases[0];
-  const at::Tensor x = random_codes({2, 8, 7, 3}, kE4M3, 5).permute({0, 3, 1, 2}), w = random_codes({3, 3, 3, 4}, kE4M3, 6).permute({3, 2, 0, 1});
-  const at::Tensor y = call("conv2d_fp8", "", {x, w, at::IValue(), c.stride, c.padding, c.dilation, 1, code(at::kFloat)})[0];
+  const at::Tensor x = random_codes({2, 8, 7, 3}, kE4M3, 5).permute({0, 3, 1, 2}),
+                   w = random_codes({3, 3, 3, 4}, kE4M3, 6).permute({3, 2, 0, 1});
+  const at::Tensor y =
+      call("conv2d_fp8", "", {x, w, at::IValue(), c.stride, c.padding, c.dilation, 1, code(at::kFloat)})[0];
   expect_convolution(c, y, x, w, at::Tensor(), 1.0);
 }
 
 TEST(Conv2dFp8, AWeightScalePerOutputChannel) {
   const Case c = kCases[3];
-  const at::Tensor x = random_codes(c.input, kE4M3, 5), w = random_codes(c.weight, kE4M3, 6), scales = at::tensor({1., 2., 0.5, 4.}, at::kFloat);
+  const at::Tensor x = random_codes(c.input, kE4M3, 5), w = random_codes(c.weight, kE4M3, 6),
+                   scales = at::tensor({1., 2., 0.5, 4.}, at::kFloat);
   const auto run = [&](const at::Tensor& s) {
-    return call("conv2d_fp8", "", {x, w, at::IValue(), c.stride, c.padding, c.dilation, c.groups, code(at::kFloat), at::IValue(), s})[0];
+    return call("conv2d_fp8", "",
+                {x, w, at::IValue(), c.stride, c.padding, c.dilation, c.groups, code(at::kFloat), at::IValue(), s})[0];
   };
   EXPECT_TRUE(same_bits(run(scales), run(at::ones({1})) * hpu(scales).view({1, 4, 1, 1})));  // powers of two: exact
 }
@@ -88,15 +99,21 @@ TEST(Conv2dFp8, BadArgumentsAreNamed) {
   EXPECT_TRUE(throws_with({"[conv2d_fp8]", "[B, C, H, W]"}, conv({x[0], w})));
   EXPECT_TRUE(throws_with({"[conv2d_fp8]", "stride >= 1"}, conv({x, w, none, Sizes{0, 1}})));
   EXPECT_TRUE(throws_with({"[conv2d_fp8]", "padding"}, conv({x, w, none, Sizes{1, 1}, Sizes{-1, 0}})));
-  EXPECT_TRUE(throws_with({"[conv2d_fp8]", "padding"}, conv({x, w, none, Sizes{1, 1}, Sizes{std::int64_t{1} << 62, 0}})));
-  EXPECT_TRUE(throws_with({"[conv2d_fp8]", "dilation"}, conv({x, w, none, Sizes{1, 1}, Sizes{0, 0}, Sizes{std::int64_t{1} << 62, 1}})));
+  EXPECT_TRUE(
+      throws_with({"[conv2d_fp8]", "padding"}, conv({x, w, none, Sizes{1, 1}, Sizes{std::int64_t{1} << 62, 0}})));
+  EXPECT_TRUE(throws_with({"[conv2d_fp8]", "dilation"},
+                          conv({x, w, none, Sizes{1, 1}, Sizes{0, 0}, Sizes{std::int64_t{1} << 62, 1}})));
   EXPECT_TRUE(throws_with({"[conv2d_fp8]", "1 or 2 elements, got 3"}, conv({x, w, none, Sizes{1, 1, 1}})));
   EXPECT_TRUE(throws_with({"[conv2d_fp8]", "groups 3"}, conv({x, w, none, Sizes{1, 1}, Sizes{0, 0}, Sizes{1, 1}, 3})));
-  EXPECT_TRUE(throws_with({"[conv2d_fp8]", "larger than the padded input"}, conv({x, random_codes({6, 4, 7, 7}, kE4M3, 1)})));
-  EXPECT_TRUE(throws_with({"[conv2d_fp8]", "larger than the padded input"}, conv({x, w, none, Sizes{3, 3}, Sizes{0, 0}, Sizes{3, 3}})));
+  EXPECT_TRUE(
+      throws_with({"[conv2d_fp8]", "larger than the padded input"}, conv({x, random_codes({6, 4, 7, 7}, kE4M3, 1)})));
+  EXPECT_TRUE(throws_with({"[conv2d_fp8]", "larger than the padded input"},
+                          conv({x, w, none, Sizes{3, 3}, Sizes{0, 0}, Sizes{3, 3}})));
   EXPECT_TRUE(throws_with({"[conv2d_fp8]", "bias [6]"}, conv({x, w, at::ones({5}, on_hpu())})));
-  EXPECT_TRUE(throws_with({"[conv2d_fp8]", "scale_input of 1 element"}, conv({x, w, none, Sizes{1, 1}, Sizes{0, 0}, Sizes{1, 1}, 1, none, at::ones({2})})));
-  EXPECT_TRUE(throws_with({"[conv2d_fp8]", "scale_weight of 1 or 6 elements"}, conv({x, w, none, Sizes{1, 1}, Sizes{0, 0}, Sizes{1, 1}, 1, none, none, at::ones({2})})));
+  EXPECT_TRUE(throws_with({"[conv2d_fp8]", "scale_input of 1 element"},
+                          conv({x, w, none, Sizes{1, 1}, Sizes{0, 0}, Sizes{1, 1}, 1, none, at::ones({2})})));
+  EXPECT_TRUE(throws_with({"[conv2d_fp8]", "scale_weight of 1 or 6 elements"},
+                          conv({x, w, none, Sizes{1, 1}, Sizes{0, 0}, Sizes{1, 1}, 1, none, none, at::ones({2})})));
 }
 
 }  // namespace

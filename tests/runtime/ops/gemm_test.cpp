@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
-// fp8_gemm_v2 against f64 products of the dequantized operands. Allowed error: f32 sums of K exact products, and one rounding to
-// the result's type.
+// fp8_gemm_v2 against f64 products of the dequantized operands. Allowed error: f32 sums of K exact products, and one
+// rounding to the result's type.
 #include "fp8/runtime/ops/native/gemm.h"
 
 #include "op_call.h"
@@ -14,13 +14,15 @@ using Sizes = std::vector<std::int64_t>;
 at::Tensor swapped(const at::Tensor& t) { return t.dim() > 1 ? t.transpose(-2, -1).contiguous() : t; }
 
 /// |y - exact| <= (K + 4) 2^-23 magnitude + half a unit of y's type.
-void expect_close(const at::Tensor& y, const at::Tensor& exact, const at::Tensor& magnitude, std::int64_t k, const std::string& what) {
+void expect_close(const at::Tensor& y, const at::Tensor& exact, const at::Tensor& magnitude, std::int64_t k,
+                  const std::string& what) {
   ASSERT_EQ(y.sizes(), exact.sizes()) << what;
   EXPECT_EQ(y.device(), kHpu);
   const double unit = std::ldexp(1.0, -type_of(y.scalar_type()).digits);
   const at::Tensor error = (y.cpu().to(at::kDouble) - exact).abs();
   const at::Tensor allowed = magnitude.abs() * ((k + 4) * std::ldexp(1.0, -23)) + exact.abs() * unit * 1.001 + 1e-30;
-  EXPECT_TRUE((error <= allowed).all().item<bool>()) << what << ": worst " << (error / allowed).max().item<double>() << " of the allowed";
+  EXPECT_TRUE((error <= allowed).all().item<bool>())
+      << what << ": worst " << (error / allowed).max().item<double>() << " of the allowed";
 }
 
 struct Case {
@@ -28,9 +30,22 @@ struct Case {
 };
 
 const Case kShapes[] = {
-    {{5, 33}, {33, 7}},         {{1, 64}, {64, 16}},       {{17, 40}, {40, 32}},    {{2, 3, 5, 8}, {8, 6}},  {{3, 5, 8}, {3, 8, 6}}, {{2, 1, 5, 8}, {3, 8, 6}},
-    {{5, 8}, {3, 8, 6}},        {{4, 5, 8}, {1, 8, 6}},    {{8}, {8, 6}},           {{5, 8}, {8}},           {{8}, {8}},             {{8}, {3, 8, 6}},
-    {{3, 5, 8}, {8}},           {{0, 8}, {8, 6}},          {{5, 8}, {8, 0}},        {{0, 5, 8}, {8, 6}},
+    {{5, 33}, {33, 7}},
+    {{1, 64}, {64, 16}},
+    {{17, 40}, {40, 32}},
+    {{2, 3, 5, 8}, {8, 6}},
+    {{3, 5, 8}, {3, 8, 6}},
+    {{2, 1, 5, 8}, {3, 8, 6}},
+    {{5, 8}, {3, 8, 6}},
+    {{4, 5, 8}, {1, 8, 6}},
+    {{8}, {8, 6}},
+    {{5, 8}, {8}},
+    {{8}, {8}},
+    {{8}, {3, 8, 6}},
+    {{3, 5, 8}, {8}},
+    {{0, 8}, {8, 6}},
+    {{5, 8}, {8, 0}},
+    {{0, 5, 8}, {8, 6}},
 };
 
 TEST(Gemm, AllShapesAndTranspositions) {
@@ -38,8 +53,11 @@ TEST(Gemm, AllShapesAndTranspositions) {
     for (const bool trans_a : {false, true}) {
       for (const bool trans_b : {false, true}) {
         if ((trans_a && c.a.size() == 1) || (trans_b && c.b.size() == 1)) continue;
-        const at::Tensor a = random_codes(c.a, kE4M3, 1), b = random_codes(c.b, kE4M3, 2), va = values_of(a), vb = values_of(b);
-        const at::Tensor y = call("fp8_gemm_v2", "scalar", {trans_a ? swapped(a) : a, trans_a, trans_b ? swapped(b) : b, trans_b, at::IValue(), code(at::kFloat), 0.5, 0.37})[0];
+        const at::Tensor a = random_codes(c.a, kE4M3, 1), b = random_codes(c.b, kE4M3, 2), va = values_of(a),
+                         vb = values_of(b);
+        const at::Tensor y = call("fp8_gemm_v2", "scalar",
+                                  {trans_a ? swapped(a) : a, trans_a, trans_b ? swapped(b) : b, trans_b, at::IValue(),
+                                   code(at::kFloat), 0.5, 0.37})[0];
         const double s = 0.5 * static_cast<double>(0.37f);
         std::ostringstream what;
         what << c.a << " x " << c.b << (trans_a ? " A^T" : "") << (trans_b ? " B^T" : "");
@@ -50,7 +68,8 @@ TEST(Gemm, AllShapesAndTranspositions) {
 }
 
 TEST(Gemm, OperandsMayBeViews) {
-  const at::Tensor a = random_codes({33, 5}, kE4M3, 1).t(), b = random_codes({7, 66}, kE4M3, 2).slice(1, 0, 66, 2).t(), va = values_of(a), vb = values_of(b);
+  const at::Tensor a = random_codes({33, 5}, kE4M3, 1).t(), b = random_codes({7, 66}, kE4M3, 2).slice(1, 0, 66, 2).t(),
+                   va = values_of(a), vb = values_of(b);
   const at::Tensor y = call("fp8_gemm_v2", "", {a, false, b, false, at::IValue(), code(at::kFloat)})[0];
   expect_close(y, at::matmul(va, vb), at::matmul(va.abs(), vb.abs()), 33, "views");
 }
@@ -59,7 +78,8 @@ TEST(Gemm, FormatsAndResultTypes) {
   for (const auto fa : {kE4M3, kE5M2}) {
     for (const auto fb : {kE4M3, kE5M2}) {
       for (const auto out : {at::kFloat, at::kBFloat16, at::kHalf}) {
-        const at::Tensor a = random_codes({6, 70}, fa, 3), b = random_codes({19, 70}, fb, 4), va = values_of(a), vb = values_of(b).t();
+        const at::Tensor a = random_codes({6, 70}, fa, 3), b = random_codes({19, 70}, fb, 4), va = values_of(a),
+                         vb = values_of(b).t();
         const at::Tensor y = call("fp8_gemm_v2", "", {a, false, b, true, at::IValue(), code(out)})[0];
         EXPECT_EQ(y.scalar_type(), out);
         expect_close(y, at::matmul(va, vb), at::matmul(va.abs(), vb.abs()), 70, "formats");
@@ -69,15 +89,17 @@ TEST(Gemm, FormatsAndResultTypes) {
 }
 
 TEST(Gemm, BiasAndAccumulateAreUnscaled) {
-  const at::Tensor a = random_codes({6, 40}, kE4M3, 3), b = random_codes({40, 9}, kE4M3, 4), va = values_of(a), vb = values_of(b);
+  const at::Tensor a = random_codes({6, 40}, kE4M3, 3), b = random_codes({40, 9}, kE4M3, 4), va = values_of(a),
+                   vb = values_of(b);
   for (const auto type : {at::kFloat, at::kBFloat16}) {
     torch::manual_seed(8);
     const at::Tensor bias = (at::randn({9}) * 10).to(type), d = (at::randn({6, 9}) * 10).to(type);
     const at::Tensor scale_a = at::full({1}, 0.25f), scale_b = at::full({1}, 3.0f, on_hpu());
     for (const bool with_bias : {false, true}) {
       for (const bool with_d : {false, true}) {
-        const at::Tensor y = call("fp8_gemm_v2", "", {a, false, b, false, with_d ? at::IValue(hpu(d)) : at::IValue(), code(type), scale_a, scale_b,
-                                                      with_bias ? at::IValue(hpu(bias)) : at::IValue(), with_d})[0];
+        const at::Tensor y = call("fp8_gemm_v2", "",
+                                  {a, false, b, false, with_d ? at::IValue(hpu(d)) : at::IValue(), code(type), scale_a,
+                                   scale_b, with_bias ? at::IValue(hpu(bias)) : at::IValue(), with_d})[0];
         at::Tensor exact = at::matmul(va, vb) * 0.75, magnitude = at::matmul(va.abs(), vb.abs()) * 0.75;
         if (with_bias) exact = exact + bias.to(at::kDouble), magnitude = magnitude + bias.to(at::kDouble).abs();
         if (with_d) exact = exact + d.to(at::kDouble), magnitude = magnitude + d.to(at::kDouble).abs();
@@ -85,8 +107,11 @@ TEST(Gemm, BiasAndAccumulateAreUnscaled) {
       }
     }
   }
-  const at::Tensor ignored = call("fp8_gemm_v2", "", {a, false, b, false, at::ones({6, 9}, on_hpu()), code(at::kFloat)})[0];
-  EXPECT_TRUE(same_bits(ignored, call("fp8_gemm_v2", "", {a, false, b, false, at::IValue(), code(at::kFloat)})[0]));  // D without accumulate
+  const at::Tensor ignored =
+      call("fp8_gemm_v2", "", {a, false, b, false, at::ones({6, 9}, on_hpu()), code(at::kFloat)})[0];
+  EXPECT_TRUE(same_bits(
+      ignored,
+      call("fp8_gemm_v2", "", {a, false, b, false, at::IValue(), code(at::kFloat)})[0]));  // D without accumulate
 }
 
 TEST(Gemm, ScalesPerRowAndPerColumn) {
@@ -96,11 +121,16 @@ TEST(Gemm, ScalesPerRowAndPerColumn) {
       sa.insert(sa.end(), {6, 24});
       sb.insert(sb.end(), {24, 10});
       const at::Tensor a = random_codes(sa, kE4M3, 3), b = random_codes(sb, kE4M3, 4);
-      const at::Tensor product = at::matmul(values_of(a), values_of(b)), magnitude = at::matmul(values_of(a).abs(), values_of(b).abs());
+      const at::Tensor product = at::matmul(values_of(a), values_of(b)),
+                       magnitude = at::matmul(values_of(a).abs(), values_of(b).abs());
       const at::Tensor columns = at::rand({10}) + 0.5, rows = at::rand({6}) + 0.5, one = at::full({1}, 0.5f);
-      const at::Tensor per_token = at::rand(product.sizes().slice(0, product.dim() - 1)).unsqueeze(-1) + 0.5;  // one per row of every batch
-      const auto run = [&](const at::Tensor& scale_a, const at::Tensor& scale_b, const at::IValue& shape, const at::Tensor& factor) {
-        const at::Tensor y = call("fp8_gemm_v2", "", {a, false, b, false, at::IValue(), code(at::kFloat), hpu(scale_a), hpu(scale_b), at::IValue(), false, shape})[0];
+      const at::Tensor per_token =
+          at::rand(product.sizes().slice(0, product.dim() - 1)).unsqueeze(-1) + 0.5;  // one per row of every batch
+      const auto run = [&](const at::Tensor& scale_a, const at::Tensor& scale_b, const at::IValue& shape,
+                           const at::Tensor& factor) {
+        const at::Tensor y = call("fp8_gemm_v2", "",
+                                  {a, false, b, false, at::IValue(), code(at::kFloat), hpu(scale_a), hpu(scale_b),
+                                   at::IValue(), false, shape})[0];
         expect_close(y, product * factor.to(at::kDouble), magnitude * factor.to(at::kDouble), 24, "scales");
       };
       run(one, columns, Sizes{1, 10}, one * columns);
@@ -115,16 +145,22 @@ TEST(Gemm, ScalesPerRowAndPerColumn) {
 }
 
 TEST(Gemm, ScaleLists) {
-  const at::Tensor a = random_codes({6, 24}, kE4M3, 3), b = random_codes({24, 4}, kE4M3, 4), va = values_of(a), vb = values_of(b);
+  const at::Tensor a = random_codes({6, 24}, kE4M3, 3), b = random_codes({24, 4}, kE4M3, 4), va = values_of(a),
+                   vb = values_of(b);
   const at::Tensor factor = at::tensor({1., 2., 0.5, 4.}, at::kDouble) * 0.25;
-  const at::Tensor y = call("fp8_gemm_v2", "scalar_list", {a, false, b, false, at::IValue(), code(at::kFloat), c10::List<double>({0.25}), c10::List<double>({1, 2, 0.5, 4})})[0];
+  const at::Tensor y = call("fp8_gemm_v2", "scalar_list",
+                            {a, false, b, false, at::IValue(), code(at::kFloat), c10::List<double>({0.25}),
+                             c10::List<double>({1, 2, 0.5, 4})})[0];
   expect_close(y, at::matmul(va, vb) * factor, at::matmul(va.abs(), vb.abs()) * factor, 24, "list");
 }
 
 TEST(Gemm, ARowScaleForOneRowAndAColumnScaleForOneColumn) {
-  const at::Tensor a = random_codes({1, 24}, kE4M3, 3), b = random_codes({24, 1}, kE4M3, 4), va = values_of(a), vb = values_of(b);
+  const at::Tensor a = random_codes({1, 24}, kE4M3, 3), b = random_codes({24, 1}, kE4M3, 4), va = values_of(a),
+                   vb = values_of(b);
   for (const Sizes& shape : {Sizes{1, 1}, Sizes{1}}) {
-    const at::Tensor y = call("fp8_gemm_v2", "", {a, false, b, false, at::IValue(), code(at::kFloat), at::full({1}, 2.0f), at::full({1}, 0.5f), at::IValue(), false, shape})[0];
+    const at::Tensor y = call("fp8_gemm_v2", "",
+                              {a, false, b, false, at::IValue(), code(at::kFloat), at::full({1}, 2.0f),
+                               at::full({1}, 0.5f), at::IValue(), false, shape})[0];
     expect_close(y, at::matmul(va, vb), at::matmul(va.abs(), vb.abs()), 24, "one");
   }
 }
@@ -133,17 +169,28 @@ TEST(Gemm, BadArgumentsAreNamed) {
   const at::Tensor a = random_codes({6, 24}, kE4M3, 3), b = random_codes({24, 4}, kE4M3, 4);
   const at::IValue none, f32 = code(at::kFloat);
   const auto gemm = [&](torch::jit::Stack args) { return [args] { call("fp8_gemm_v2", "", args); }; };
-  EXPECT_TRUE(throws_with({"[fp8_gemm_v2]", "accumulate needs D"}, gemm({a, false, b, false, none, f32, none, none, none, true})));
-  EXPECT_TRUE(throws_with({"[fp8_gemm_v2]", "D of sizes [6, 4]"}, gemm({a, false, b, false, at::ones({6, 5}, on_hpu()), f32, none, none, none, true})));
+  EXPECT_TRUE(throws_with({"[fp8_gemm_v2]", "accumulate needs D"},
+                          gemm({a, false, b, false, none, f32, none, none, none, true})));
+  EXPECT_TRUE(throws_with({"[fp8_gemm_v2]", "D of sizes [6, 4]"},
+                          gemm({a, false, b, false, at::ones({6, 5}, on_hpu()), f32, none, none, none, true})));
   EXPECT_TRUE(throws_with({"[fp8_gemm_v2]", "inner dimensions"}, gemm({a, true, b, false, none, f32})));
-  EXPECT_TRUE(throws_with({"[fp8_gemm_v2]", "bias of 4"}, gemm({a, false, b, false, none, f32, none, none, at::ones({6}, on_hpu())})));
-  EXPECT_TRUE(throws_with({"[fp8_gemm_v2]", "A of dtype", "BFloat16"}, gemm({a.to(at::kBFloat16), false, b, false, none, f32})));
-  EXPECT_TRUE(throws_with({"[fp8_gemm_v2]", "out_dtype", "Double"}, gemm({a, false, b, false, none, code(at::kDouble)})));
-  EXPECT_TRUE(throws_with({"[fp8_gemm_v2]", "A_scale_inv", "got 5"}, gemm({a, false, b, false, none, f32, at::ones({5})})));
-  EXPECT_TRUE(throws_with({"[fp8_gemm_v2]", "B_scale_inv", "got 3"}, gemm({a, false, b, false, none, f32, none, at::ones({3})})));
-  EXPECT_TRUE(throws_with({"[fp8_gemm_v2]", "B_scale_inv"}, gemm({a, false, b, false, none, f32, none, at::ones({5}), none, false, Sizes{5, 1}})));
-  EXPECT_TRUE(throws_with({"Number of scale elements (4)"}, gemm({a, false, b, false, none, f32, none, at::ones({4}), none, false, Sizes{1, 5}})));
-  EXPECT_NE(error_of(gemm({random_codes({2, 3, 4}, kE4M3, 1), false, random_codes({3, 4, 5}, kE4M3, 1), false, none, f32})), "");
+  EXPECT_TRUE(throws_with({"[fp8_gemm_v2]", "bias of 4"},
+                          gemm({a, false, b, false, none, f32, none, none, at::ones({6}, on_hpu())})));
+  EXPECT_TRUE(throws_with({"[fp8_gemm_v2]", "A of dtype", "BFloat16"},
+                          gemm({a.to(at::kBFloat16), false, b, false, none, f32})));
+  EXPECT_TRUE(
+      throws_with({"[fp8_gemm_v2]", "out_dtype", "Double"}, gemm({a, false, b, false, none, code(at::kDouble)})));
+  EXPECT_TRUE(
+      throws_with({"[fp8_gemm_v2]", "A_scale_inv", "got 5"}, gemm({a, false, b, false, none, f32, at::ones({5})})));
+  EXPECT_TRUE(throws_with({"[fp8_gemm_v2]", "B_scale_inv", "got 3"},
+                          gemm({a, false, b, false, none, f32, none, at::ones({3})})));
+  EXPECT_TRUE(throws_with({"[fp8_gemm_v2]", "B_scale_inv"},
+                          gemm({a, false, b, false, none, f32, none, at::ones({5}), none, false, Sizes{5, 1}})));
+  EXPECT_TRUE(throws_with({"Number of scale elements (4)"},
+                          gemm({a, false, b, false, none, f32, none, at::ones({4}), none, false, Sizes{1, 5}})));
+  EXPECT_NE(
+      error_of(gemm({random_codes({2, 3, 4}, kE4M3, 1), false, random_codes({3, 4, 5}, kE4M3, 1), false, none, f32})),
+      "");
 }
 
 }  // namespace

@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
-// Calls an hpu:: operator as TorchScript and Python do (boxed, missing arguments take their defaults), and the scalar references
-// that the operators are compared with: formats and roundings by their definition, in f64.
+// Calls an hpu:: operator as TorchScript and Python do (boxed, missing arguments take their defaults), and the scalar
+// references that the operators are compared with: formats and roundings by their definition, in f64.
 #pragma once
 #include <torch/torch.h>
 
@@ -31,9 +31,12 @@ struct Type {
   int digits, min_exponent;
   double max;
 };
-inline const Type kF32{24, -126, std::numeric_limits<float>::max()}, kBf16{8, -126, std::ldexp(255.0, 120)}, kF16{11, -14, 65504.0};
+inline const Type kF32{24, -126, std::numeric_limits<float>::max()}, kBf16{8, -126, std::ldexp(255.0, 120)},
+    kF16{11, -14, 65504.0};
 
-inline const Type& type_of(at::ScalarType type) { return type == at::kFloat ? kF32 : type == at::kBFloat16 ? kBf16 : kF16; }
+inline const Type& type_of(at::ScalarType type) {
+  return type == at::kFloat ? kF32 : type == at::kBFloat16 ? kBf16 : kF16;
+}
 
 /// v rounded to nearest even in the type; beyond the largest value infinity.
 inline double rounded(double v, const Type& type) {
@@ -43,11 +46,13 @@ inline double rounded(double v, const Type& type) {
   return std::abs(r) > type.max ? std::copysign(HUGE_VAL, v) : r;
 }
 
-/// The value of a code: s eeee mmm with bias 7 (S.1111.111 NaN) or s eeeee mm with bias 15 (exponent 31: infinity and NaN).
+/// The value of a code: s eeee mmm with bias 7 (S.1111.111 NaN) or s eeeee mm with bias 15 (exponent 31: infinity and
+/// NaN).
 inline double value_of(int code, bool e5m2) {
   const int mantissa_bits = e5m2 ? 2 : 3, bias = e5m2 ? 15 : 7;
   const int exponent = (code & 127) >> mantissa_bits, mantissa = code & ((1 << mantissa_bits) - 1);
-  double v = exponent == 0 ? std::ldexp(mantissa, 1 - bias - mantissa_bits) : std::ldexp(mantissa + (1 << mantissa_bits), exponent - bias - mantissa_bits);
+  double v = exponent == 0 ? std::ldexp(mantissa, 1 - bias - mantissa_bits)
+                           : std::ldexp(mantissa + (1 << mantissa_bits), exponent - bias - mantissa_bits);
   if (e5m2 && exponent == 31) v = mantissa == 0 ? HUGE_VAL : std::nan("");
   if (!e5m2 && (code & 127) == 127) v = std::nan("");
   return code & 128 ? -v : v;

@@ -1,5 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
-// The meta functions say what the real ones give: sizes, dtypes, and the same refusals; and the ops run from TorchScript.
+// The meta functions say what the real ones give: sizes, dtypes, and the same refusals; and the ops run from
+// TorchScript.
 #include <torch/csrc/jit/ir/irparser.h>
 #include <torch/script.h>
 
@@ -23,7 +24,8 @@ TEST(Meta, AgreesWithTheRealOps) {
     torch::jit::Stack args;
   };
   const at::Tensor x = at::randn({2, 5, 8}, on_hpu(at::kBFloat16)), q = x.to(kE4M3), w = random_codes({6, 8}, kE4M3, 1);
-  const at::Tensor image = random_codes({2, 4, 9, 7}, kE4M3, 2), kernel = random_codes({6, 2, 3, 3}, kE4M3, 3), one = at::full({1}, 0.5f, on_hpu());
+  const at::Tensor image = random_codes({2, 4, 9, 7}, kE4M3, 2), kernel = random_codes({6, 2, 3, 3}, kE4M3, 3),
+                   one = at::full({1}, 0.5f, on_hpu());
   const at::IValue none;
   const std::vector<Case> cases = {
       {"cast_to_fp8_v2", "", {x, one, false, true, code(kE4M3)}},
@@ -41,7 +43,9 @@ TEST(Meta, AgreesWithTheRealOps) {
       {"fp8_gemm_v2", "", {q, false, w, true, none, code(at::kFloat), one, one}},
       {"fp8_gemm_v2", "", {q[0][0], false, w, true, none, code(at::kBFloat16)}},
       {"fp8_gemm_v2", "scalar", {q, false, w, true, none, code(at::kBFloat16), 1.0, 1.0}},
-      {"fp8_gemm_v2", "scalar_list", {q[0], false, w, true, none, code(at::kFloat), c10::List<double>({1}), c10::List<double>({1})}},
+      {"fp8_gemm_v2",
+       "scalar_list",
+       {q[0], false, w, true, none, code(at::kFloat), c10::List<double>({1}), c10::List<double>({1})}},
       {"conv2d_fp8", "", {image, kernel, none, Sizes{2, 1}, Sizes{1, 0}, Sizes{1, 2}, 2}},
       {"conv2d_fp8", "scalar", {image, kernel, none, Sizes{1}, Sizes{1}, Sizes{1}, 2, code(at::kFloat)}},
   };
@@ -58,9 +62,14 @@ TEST(Meta, AgreesWithTheRealOps) {
 }
 
 TEST(Meta, RefusesWhatTheRealOnesRefuse) {
-  const at::Tensor q = at::empty({2, 5}, at::TensorOptions(at::kMeta).dtype(kE4M3)), x = at::empty({2, 5}, at::TensorOptions(at::kMeta));
-  EXPECT_TRUE(throws_with({"inner dimensions"}, [&] { call("fp8_gemm_v2", "", {q, false, q, false, at::IValue(), code(at::kFloat)}); }));
-  EXPECT_TRUE(throws_with({"no amax for float8"}, [&] { call("cast_to_fp8_v2", "", {q, at::IValue(), false, true, code(kE4M3)}); }));
+  const at::Tensor q = at::empty({2, 5}, at::TensorOptions(at::kMeta).dtype(kE4M3)),
+                   x = at::empty({2, 5}, at::TensorOptions(at::kMeta));
+  EXPECT_TRUE(throws_with({"inner dimensions"}, [&] {
+    call("fp8_gemm_v2", "", {q, false, q, false, at::IValue(), code(at::kFloat)});
+  }));
+  EXPECT_TRUE(throws_with({"no amax for float8"}, [&] {
+    call("cast_to_fp8_v2", "", {q, at::IValue(), false, true, code(kE4M3)});
+  }));
   EXPECT_TRUE(throws_with({"[cast_from_fp8]"}, [&] { call("cast_from_fp8", "scalar", {x, 1.0, code(at::kFloat)}); }));
   EXPECT_TRUE(throws_with({"[conv2d_fp8]"}, [&] { call("conv2d_fp8", "", {q, q}); }));
 }
@@ -89,7 +98,8 @@ graph(%x : Tensor, %w : Tensor, %scale : float):
   for (int run = 0; run < 3; ++run) {
     const auto result = (*function)({x, w, 16.0}).toTuple();
     const at::Tensor q = call("cast_to_fp8_v2", "scalar", {x, 16.0, false, false, code(kE4M3)})[0];
-    EXPECT_TRUE(at::allclose(result->elements()[0].toTensor().cpu().to(at::kDouble), at::matmul(values_of(q), values_of(w).t()) / 16, 1e-5, 1e-5));
+    EXPECT_TRUE(at::allclose(result->elements()[0].toTensor().cpu().to(at::kDouble),
+                             at::matmul(values_of(q), values_of(w).t()) / 16, 1e-5, 1e-5));
     EXPECT_EQ(result->elements()[1].toTensor().item<float>(), x.abs().max().item<float>());
   }
 }
