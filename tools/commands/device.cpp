@@ -4,6 +4,8 @@
 #include <ATen/Parallel.h>
 #include <ATen/detail/HPUHooksInterface.h>
 
+#include <mutex>
+
 #include "fp8/runtime/kernels/thread_pool.h"
 #include "fp8/tools/commands/context.h"
 
@@ -15,7 +17,10 @@ void apply(const Context& context) {
     at::set_num_threads(threads);
     kernels::set_num_threads(threads);
   }
-  at::manual_seed(context.seed);
+  // The hpu's generator wraps the CPU's. at::manual_seed would ask for devices, and doctor must run where they are misconfigured.
+  auto generator = at::globalContext().defaultGenerator(at::kCPU);
+  const std::lock_guard lock(generator.mutex());
+  generator.set_current_seed(context.seed);
 }
 
 c10::Device resolve_device(const Context& context) {

@@ -114,8 +114,8 @@ void check_variables(Report& report) {
   }
   if (const char* count = is("FP8_HPU_DEVICES"); count != nullptr) {
     const auto number = parse_integer(count);
-    if (!number || *number < 0 || *number > 16)
-      report.problems.push_back(std::string("FP8_HPU_DEVICES: found '") + count + "', allowed: an integer from 0 to 16");
+    if (!number || *number < 1 || *number > 16)
+      report.problems.push_back(std::string("FP8_HPU_DEVICES: found '") + count + "', allowed: an integer from 1 to 16");
   }
   if (const char* path = is("QUANT_CONFIG"); path != nullptr) {
     try {
@@ -145,7 +145,8 @@ void doctor(Context& context) {
   for (const auto& flag : cpu.flags) flags += (flags.empty() ? "" : " ") + flag;
   report.table.row({"CPU flags", flags, "/proc/cpuinfo"});
   report.json["cpu_flags"] = cpu.flags;
-  report.add("hpu", "hpu device", at::detail::getHPUHooks().hasHPU() ? "available" : "not in this build", "build");
+  const auto hpu = guarded(report, [] { return std::string(at::detail::getHPUHooks().hasHPU() ? "available" : "not in this build"); });
+  report.add("hpu", "hpu device", hpu, "build");
   add_variables(report);
   check_variables(report);
   report.json["problems"] = report.problems;

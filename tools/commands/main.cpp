@@ -52,6 +52,13 @@ std::string command_names() {
   throw UsageError("unknown command '" + found[0] + "', allowed: " + command_names());
 }
 
+/// CLI11 drops the dashes when a flag is given a value.
+std::string message_of(const CLI::ParseError& error) {
+  const std::string text = error.what();
+  const auto end = text.find(" was given a disallowed flag override");
+  return end == std::string::npos ? text : "--" + text.substr(0, end) + " takes no value";
+}
+
 struct Entry {
   CLI::App* app;
   std::unique_ptr<Options> options;
@@ -102,7 +109,7 @@ int run(int argc, char** argv) {
   try {
     return run_command(argc, argv);
   } catch (const CLI::ParseError& error) {
-    return report(error.what(), kUsage);
+    return report(message_of(error), kUsage);
   } catch (const UsageError& error) {
     return report(error.what(), kUsage);
   } catch (const c10::Error& error) {

@@ -1,0 +1,117 @@
+// SPDX-License-Identifier: Apache-2.0
+#include <gmock/gmock.h>
+#include <gtest/gtest.h>
+
+#include <fstream>
+#include <string>
+#include <vector>
+
+#include "fp8/runtime/io/json.h"
+#include "fp8/runtime/io/npz.h"
+#include "fp8/runtime/io/safetensors.h"
+#include "support/test_data.h"
+#include "tools/commands/run_fp8.h"
+
+namespace fp8 {
+namespace {
+
+using ::testing::HasSubstr;
+using test::run_fp8;
+
+io::Json inspect(const std::filesystem::path& path) {
+  const auto run = run_fp8({"inspect", path.string(), "--json"});
+  EXPECT_EQ(run.code, 0) << run.err;
+  return io::parse_json(run.out, "stdout");
+}
+
+std::string error_of(const std::filesystem::path& path) {
+  const auto run = run_fp8({"inspect", path.string()});
+  EXPECT_EQ(run.code, 1);
+  EXPECT_EQ(run.error_lines(), 1);
+  return run.err;
+}
+
+TEST(Inspect, CheckpointFolderAndFile) {
+  const auto folder = test::demo_data() / "kjv-byte-1.7M";
+  for (const auto& path : {folder, folder / "model.safetensors"}) {
+    const auto json = inspect(path);
+    EXPECT_EQ(json["kind"], "checkpoint");
+    EXPECT_EQ(json["tensors"].size(), 39u);
+    EXPECT_EQ(json["total_bytes"], 2 * 1672896);
+    EXPECT_EQ(json["dtypes"]["BF16"]["tensors"], 39);
+  }
+  const auto run = run_fp8({"inspect", folder.string()});
+  EXPECT_THAT(run.out, HasSubstr("model.layers.0.mlp.down_proj.weight"));
+  EXPECT_THAT(run.out, HasSubstr("BF16   [192, 512]"));
+}
+
+TEST(Inspect, ScalesOfFp8Weights) {
+  const test::TempDir folder;
+  const std::vector<std::uint8_t> codes(8 * 6, 0x38);
+  const std::vector<float> scales = {0.5f, 0.25f, 2, 1, 1, 1, 1, 0.125f};
+  io::SafetensorsWriter writer(folder / "model.safetensors",
+                               {{"a.weight", io::DType::F8_E4M3, {8, 6}}, {"a.weight_scale", io::DType::F32, {8, 1}},
+                                {"b.weight", io::DType::F8_E4M3, {8, 6}}, {"b.weight_scale", io::DType::F32, {1}},
+                                {"c.weight", io::DType::F8_E5M2, {8, 6}}, {"c.weight_scale_inv", io::DType::F32, {2, 3}},
+                                {"d.weight", io::DType::F8_E4M3, {8, 6}}});
+  for (const char* name : {"a.weight", "b.weight", "c.weight", "d.weight"}) writer.write(name, codes.data());
+  for (const char* name : {"a.weight_scale", "b.weight_scale", "c.weight_scale_inv"}) writer.write(name, scales.data());
+  writer.commit();
+  io::Json by_name;
+  const auto json = inspect(folder.path());
+  for (const auto& tensor : json["tensors"]) by_name[tensor["name"].get<std::string>()] = tensor;
+  EXPECT_EQ(by_name["a.weight"]["scale"], (io::Json{{"name", "weight_scale"}, {"granularity", "channel"}, {"min", 0.125}, {"max", 2.0}}));
+  EXPECT_EQ(by_name["b.weight"]["scale"], (io::Json{{"name", "weight_scale"}, {"granularity", "tensor"}, {"min", 0.5}, {"max", 0.5}}));
+  EXPECT_EQ(by_name["c.weight"]["scale"], (io::Json{{"name", "weight_scale_inv"}, {"granularity", "block 4x2"}, {"min", 0.25}, {"max", 2.0}}));
+  EXPECT_FALSE(by_name["d.weight"].contains("scale"));
+}
+
+TEST(Inspect, MeasurementAsJsonAndNpz) {
+  const test::TempDir folder;
+  const auto name = [&](const char* end) { return folder / (std::string("inc_output_hooks_maxabs") + end); };
+  io::write_json(name(".json"), {{"GlobalRank", nullptr}, {"LocalRank", nullptr}, {"Mode", "DynamicRange"}, {"NumSamples", 24},
+                                 {"Nodes", {{"lm_head", {{"inputs", {{{2.5}}}}, {"params", {{"weight", {{0.75}}}}}}},
+                                            {"matmul", {{"inputs", {{{1.0}}, {{3.0}, {0.5}}}}, {"outputs", {{{9.0}}}}}}}}});
+  io::write_json(name("_mod_list.json"), {"lm_head", "matmul"});
+  io::PyDict weight, head, nodes, file;
+  weight.insert("weight", io::NdArray{{1, 1}, {0.75f}});
+  io::PyList inputs;
+  inputs.items.push_back(io::NdArray{{1, 1}, {2.5f}});
+  head.insert("inputs", inputs);
+  head.insert("params", weight);
+  nodes.insert("lm_head", head);
+  file.insert("Mode", "DynamicRange");
+  file.insert("Nodes", nodes);
+  io::write_npz(name(".npz"), file);
+  for (const auto& path : {name(".json"), name(".npz"), folder.path()}) {
+    const auto json = inspect(path);
+    EXPECT_EQ(json["kind"], "measurement") << path;
+    const auto& module = json["modules"]["lm_head"];
+    EXPECT_EQ(module["inputs"], io::Json::parse(R"([{"count":1,"min":2.5,"max":2.5}])"));
+    EXPECT_EQ(module["params"]["weight"], io::Json::parse(R"({"count":1,"min":0.75,"max":0.75})"));
+  }
+  EXPECT_EQ(inspect(folder.path())["modules"]["matmul"]["inputs"][1], io::Json::parse(R"({"count":2,"min":0.5,"max":3.0})"));
+  const auto run = run_fp8({"inspect", folder.path().string()});
+  EXPECT_THAT(run.out, HasSubstr("measurement: 2 modules, 24 samples"));
+  EXPECT_THAT(run.out, HasSubstr("1, 0.5 .. 3 (2)"));
+}
+
+TEST(Inspect, WhatItIsNot) {
+  const test::TempDir folder;
+  EXPECT_THAT(error_of(folder.path()), HasSubstr("found neither model.safetensors"));
+  EXPECT_THAT(error_of(folder / "gone"), HasSubstr("no such file or folder"));
+  const auto write = [&](const std::string& name, const std::string& text) {
+    std::ofstream(folder / name) << text;
+    return folder / name;
+  };
+  EXPECT_THAT(error_of(write("a.txt", "x")), HasSubstr("found a file ending in '.txt', allowed: a folder, .safetensors, .json, .npz"));
+  EXPECT_THAT(error_of(write("a.json", "[]")), HasSubstr("a.json: found a array"));
+  EXPECT_THAT(error_of(write("b.json", "{}")), HasSubstr("key 'Nodes': missing"));
+  EXPECT_THAT(error_of(write("c.json", R"({"Nodes":{}})")), HasSubstr("key 'Mode': found nothing, allowed: DynamicRange, Scale, Shape"));
+  EXPECT_THAT(error_of(write("d.json", R"({"Mode":"Scale","Nodes":{"m":{"inputs":["x"]}}})")), HasSubstr("m.inputs.0: found \"x\""));
+  EXPECT_THAT(error_of(write("e.safetensors", "short")), HasSubstr("e.safetensors"));
+  EXPECT_THAT(error_of(write("f.npz", "short")), HasSubstr("f.npz"));
+}
+
+}  // namespace
+}  // namespace fp8

@@ -1,0 +1,91 @@
+// SPDX-License-Identifier: Apache-2.0
+// Exit codes and messages of the program as a whole.
+#include <gmock/gmock.h>
+#include <gtest/gtest.h>
+
+#include <regex>
+#include <string>
+#include <vector>
+
+#include "support/test_data.h"
+#include "tools/commands/run_fp8.h"
+
+namespace fp8 {
+namespace {
+
+using ::testing::HasSubstr;
+using ::testing::StartsWith;
+using test::run_fp8;
+
+std::string model() { return (test::demo_data() / "kjv-byte-1.7M").string(); }
+
+/// One line on stderr that starts as promised, nothing on stdout.
+void expect_error(const test::Run& run, int code, const std::string& part) {
+  EXPECT_EQ(run.code, code) << run.err;
+  EXPECT_EQ(run.out, "");
+  EXPECT_EQ(run.error_lines(), 1) << run.err;
+  EXPECT_THAT(run.err, StartsWith("fp8: error: "));
+  EXPECT_THAT(run.err, HasSubstr(part));
+}
+
+TEST(Fp8, WrongUsageIsExitCode2) {
+  expect_error(run_fp8({}), 2, "no command given, allowed: ");
+  expect_error(run_fp8({"evaluat"}), 2, "unknown command 'evaluat', allowed: ");
+  expect_error(run_fp8({"--jsno"}), 2, "unknown option '--jsno', allowed: --help, --version or a command");
+  expect_error(run_fp8({"evaluate", "--modle", "x"}), 2, "unknown option '--modle', allowed: --help, --version, --model, ");
+  expect_error(run_fp8({"evaluate", "--model"}), 2, "--model");
+  expect_error(run_fp8({"evaluate", "--model", model()}), 2, "--data is required");
+  expect_error(run_fp8({"inspect"}), 2, "PATH is required");
+  expect_error(run_fp8({"inspect", "a", "b"}), 2, "unexpected argument 'b'");
+  expect_error(run_fp8({"doctor", "--json=1"}), 2, "--json takes no value");
+}
+
+TEST(Fp8, BadValuesNameTheAllowedOnes) {
+  expect_error(run_fp8({"doctor", "--device", "gpu"}), 2, "--device: found 'gpu', allowed: hpu, cpu");
+  expect_error(run_fp8({"doctor", "--dtype", "f64"}), 2, "--dtype: found 'f64', allowed: f32, bf16, f16");
+  expect_error(run_fp8({"doctor", "--dialect", "gaudi1"}), 2, "--dialect: found 'gaudi1', allowed: gaudi2, gaudi3, ocp");
+  expect_error(run_fp8({"doctor", "--threads", "0"}), 2, "--threads: found '0', allowed: an integer from 1 to 1024");
+  expect_error(run_fp8({"doctor", "--seed", "-1"}), 2, "--seed: found '-1', allowed: an integer from 0 to");
+  expect_error(run_fp8({"evaluate", "--model", "m", "--data", "d", "--seq-len", "1"}), 2, "--seq-len: found '1'");
+  expect_error(run_fp8({"evaluate", "--model", "", "--data", "d"}), 2, "--model");
+}
+
+TEST(Fp8, FailuresAreExitCode1) {
+  expect_error(run_fp8({"inspect", "/no/such/file"}), 1, "/no/such/file");
+  expect_error(run_fp8({"generate", "--model", "/no/such/model", "--prompt", "x", "--device", "cpu"}), 1, "/no/such/model/config.json");
+}
+
+TEST(Fp8, VersionAndHelp) {
+  const auto version = run_fp8({"--version"});
+  EXPECT_EQ(version.code, 0);
+  EXPECT_TRUE(std::regex_match(version.out, std::regex("fp8 [0-9]+\\.[0-9]+\\.[0-9]+\n"))) << version.out;
+  const auto help = run_fp8({"--help"});
+  EXPECT_EQ(help.code, 0);
+  for (const std::string command : {"evaluate", "generate", "inspect", "doctor"}) {
+    EXPECT_THAT(help.out, HasSubstr(command));
+    const auto own = run_fp8({command, "--help"});
+    EXPECT_EQ(own.code, 0);
+    EXPECT_EQ(own.err, "");
+    EXPECT_THAT(own.out, HasSubstr("Example:\n  fp8 " + command));
+    for (const char* option : {"--json", "--device hpu|cpu", "--dialect", "--dtype f32|bf16|f16", "--threads", "--seed", "--quiet"})
+      EXPECT_THAT(own.out, HasSubstr(option)) << command;
+  }
+}
+
+TEST(Fp8, StdoutThatCantBeWrittenIsAFailure) {
+  expect_error(run_fp8({"inspect", model()}, {.close_stdout = true}), 1, "[stdout] can't be written");
+  expect_error(run_fp8({"inspect", model()}, {.stdout_file = "/dev/full"}), 1, "[stdout] can't be written: No space left");
+}
+
+TEST(Fp8, PipeClosedByItsReader) {
+  int ends[2];
+  ASSERT_EQ(pipe2(ends, O_CLOEXEC), 0);
+  close(ends[0]);
+  const auto run = run_fp8({"inspect", model()}, {.stdout_fd = ends[1]});
+  close(ends[1]);
+  EXPECT_EQ(run.code, 1);
+  EXPECT_EQ(run.err, "fp8: error: [stdout] closed by its reader\n");
+}
+
+}  // namespace
+}  // namespace fp8
