@@ -1,0 +1,133 @@
+// SPDX-License-Identifier: Apache-2.0
+// SIGINT and SIGTERM at many moments: quantize leaves nothing behind or everything; measuring keeps what it saw, and its NumSamples says
+// how much that was: the files equal those of a run over that many samples.
+#include "e2e/e2e.h"
+
+namespace fp8::e2e {
+namespace {
+
+using ::testing::AnyOf;
+using ::testing::ElementsAre;
+using ::testing::IsEmpty;
+using std::chrono::milliseconds;
+
+/// Starts fp8, sends it the signal after `delay`, counted from the first file in `watched` (empty: from the start).
+test::Run interrupted(const Arguments& arguments, int number, milliseconds delay, const std::filesystem::path& watched, const Environment& environment = {}) {
+  const test::TempDir folder;
+  test::RunOptions options;
+  options.environment = clean(environment);
+  const std::string out = (folder / "out").string(), err = (folder / "err").string();
+  const pid_t child = fork();
+  if (child == 0) {
+    signal(SIGINT, SIG_DFL);  // the test itself may run in the background
+    test::become_fp8(arguments, options, out, err);
+  }
+  for (int i = 0; !watched.empty() && i < 60000 && std::filesystem::is_empty(watched); ++i) std::this_thread::sleep_for(milliseconds(1));
+  std::this_thread::sleep_for(delay);
+  kill(child, number);
+  int status = 0;
+  while (waitpid(child, &status, 0) < 0 && errno == EINTR) {
+  }
+  return {WIFEXITED(status) ? WEXITSTATUS(status) : -WTERMSIG(status), test::read_file(out), test::read_file(err)};
+}
+
+/// A checkpoint whose quantization takes a while: 24 weights of 4 MiB.
+void write_large_model(const Model& model) {
+  constexpr std::size_t kBytes = std::size_t{4} << 20;
+  Tensors large;
+  std::string weight(kBytes, '\0');
+  for (std::size_t i = 0; i + 3 < kBytes; i += 4) {
+    const float value = static_cast<float>(i * 2654435761u % 1000) / 1000.0f - 0.5f;
+    std::memcpy(&weight[i], &value, sizeof value);
+  }
+  large.header = io::Json::object();
+  for (int i = 0; i < 24; ++i) {
+    large.header["model.layers." + std::to_string(i) + ".mlp.up_proj.weight"] = {
+        {"dtype", "F32"}, {"shape", {1024, 1024}}, {"data_offsets", {large.data.size(), large.data.size() + kBytes}}};
+    large.data += weight;
+  }
+  model.write("model.safetensors", large.bytes());
+}
+
+TEST(Interrupt, QuantizeLeavesNothingOrAll) {
+  const Model model;
+  write_large_model(model);
+  int stopped = 0;
+  for (int i = 0; i < 14; ++i) {
+    SCOPED_TRACE(i);
+    const test::TempDir folder;
+    const auto run = interrupted({"quantize", "--json", "--dynamic", "--model", model.name(), "--out", (folder / "out").string()}, i % 2 == 0 ? SIGINT : SIGTERM,
+                                 milliseconds(i * i), folder.path());
+    if (run.code == 0) {  // it came after the last chunk
+      EXPECT_THAT(names_in(folder.path()), ElementsAre("out"));
+      EXPECT_EQ(names_in(folder / "out").size(), 5u);
+      continue;
+    }
+    ++stopped;
+    expect_refused(run, {"interrupted"});
+    EXPECT_THAT(names_in(folder.path()), IsEmpty());
+  }
+  EXPECT_GE(stopped, 2);
+}
+
+TEST(Interrupt, WhileStartingLeavesNothing) {
+  const Model model;
+  for (int i = 0; i < 6; ++i) {
+    const test::TempDir folder;
+    const int signal = i % 2 == 0 ? SIGINT : SIGTERM;
+    const auto run = interrupted({"quantize", "--dynamic", "--model", model.name(), "--out", (folder / "out").string()}, signal, milliseconds(20 + 40 * i), {});
+    EXPECT_THAT(run.code, AnyOf(0, 1, -signal));  // -signal: before main()
+    if (run.code == 0) continue;
+    EXPECT_THAT(names_in(folder.path()), IsEmpty());
+  }
+}
+
+/// The three files of a measurement, whole and readable: NumSamples; 0 if there are none.
+std::int64_t samples_measured(const std::filesystem::path& folder, const std::string& prefix) {
+  if (!std::filesystem::exists(folder)) return 0;
+  EXPECT_THAT(names_in(folder),
+              ElementsAre(prefix + "_hooks_maxabs.json", prefix + "_hooks_maxabs.npz", prefix + "_hooks_maxabs_mod_list.json"));
+  return io::read_json(folder / (prefix + "_hooks_maxabs.json"))["NumSamples"].get<std::int64_t>();
+}
+
+/// Interrupts `arguments` at several moments and compares what it wrote below `out` with a whole run over as many samples.
+void expect_partial_measurements(const Arguments& arguments, const std::filesystem::path& out, const Environment& environment) {
+  std::map<std::int64_t, std::map<std::string, std::string>> partial;
+  for (int i = 0; i < 8; ++i) {
+    std::filesystem::remove_all(out);
+    const auto run = interrupted(arguments, i % 2 == 0 ? SIGINT : SIGTERM, milliseconds(200 + 150 * i), {}, environment);
+    const std::int64_t samples = samples_measured(out, "inc_output");
+    if (run.code == 0 || run.code == -SIGINT || run.code == -SIGTERM) {
+      EXPECT_EQ(samples, run.code == 0 ? 600 : 0);
+      continue;
+    }
+    expect_refused(run, {"interrupted"});
+    if (samples > 0) partial[samples] = contents(out);
+  }
+  ASSERT_FALSE(partial.empty()) << "no signal came while samples were measured";
+  const auto& [samples, files] = *partial.begin();
+  EXPECT_LT(samples, 600);
+  const test::TempDir folder;
+  measure(demo_model(), calibration_text(), folder / "whole", std::to_string(samples));
+  EXPECT_EQ(files, contents(folder / "whole"));
+}
+
+TEST(Interrupt, MeasureKeepsWhatItSaw) {
+  const test::TempDir folder;
+  const auto out = folder / "out";
+  expect_partial_measurements({"measure", "--model", demo_model(), "--data", calibration_text(), "--samples", "600", "--out", out.string()}, out, {});
+  std::filesystem::remove_all(out);
+  EXPECT_THAT(names_in(folder.path()), IsEmpty());
+}
+
+TEST(Interrupt, EvaluateUnderQuantConfigKeepsWhatItSaw) {
+  const test::TempDir folder;
+  const auto out = folder / "out", config = folder / "config.json";
+  write_file(config, R"({"mode": "MEASURE", "measure_exclude": "NONE", "dump_stats_path": ")" + (out / "inc_output").string() + "\"}");
+  expect_partial_measurements({"evaluate", "--model", demo_model(), "--data", calibration_text(), "--samples", "600"}, out, {{"QUANT_CONFIG", config.string()}});
+  std::filesystem::remove_all(out);
+  EXPECT_THAT(names_in(folder.path()), ElementsAre("config.json"));
+}
+
+}  // namespace
+}  // namespace fp8::e2e

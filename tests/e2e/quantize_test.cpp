@@ -1,0 +1,181 @@
+// SPDX-License-Identifier: Apache-2.0
+// What `fp8 quantize` puts into a checkpoint, checked in the file with formulas written here: scale_inv = f32(amax / 448), the largest of
+// q, k, v and of gate, up where scales are shared; rows of zeros have scale 1 and codes 0.
+#include <cmath>
+
+#include "e2e/e2e.h"
+
+namespace fp8::e2e {
+namespace {
+
+using ::testing::Contains;
+using ::testing::ElementsAre;
+
+std::vector<float> bf16_values(const std::string& bytes) {
+  std::vector<float> values(bytes.size() / 2);
+  for (std::size_t i = 0; i < values.size(); ++i) {
+    std::uint16_t half;
+    std::memcpy(&half, &bytes[2 * i], 2);
+    const std::uint32_t wide = static_cast<std::uint32_t>(half) << 16;
+    std::memcpy(&values[i], &wide, 4);
+  }
+  return values;
+}
+
+std::vector<float> f32_values(const std::string& bytes) {
+  std::vector<float> values(bytes.size() / 4);
+  std::memcpy(values.data(), bytes.data(), values.size() * 4);
+  return values;
+}
+
+float amax_of(const std::vector<float>& values) {
+  float largest = 0;
+  for (const float v : values) largest = std::max(largest, std::fabs(v));
+  return largest;
+}
+
+Tensors source() { return Tensors::read(std::filesystem::path(demo_model()) / "model.safetensors"); }
+float amax_of(const Tensors& file, const std::string& module) { return amax_of(bf16_values(file.bytes_of(module + ".weight"))); }
+float scale_of(const Tensors& file, const std::string& module) { return f32_values(file.bytes_of(module + ".weight_scale")).at(0); }
+
+TEST(Quantize, ScalesAreSharedUnlessToldOtherwise) {
+  const test::TempDir folder;
+  quantize(demo_model(), folder / "shared", {"--weights-only", "--scheme", "tensor"});
+  quantize(demo_model(), folder / "own", {"--weights-only", "--scheme", "tensor", "--no-fuse-scales"});
+  const Tensors from = source(), shared = Tensors::read(folder / "shared/model.safetensors"), own = Tensors::read(folder / "own/model.safetensors");
+  int different = 0;
+  for (int layer = 0; layer < 4; ++layer) {
+    const std::string at = "model.layers." + std::to_string(layer) + ".";
+    for (const std::vector<std::string>& group : {std::vector<std::string>{"self_attn.q_proj", "self_attn.k_proj", "self_attn.v_proj"},
+                                                  {"self_attn.o_proj"}, {"mlp.gate_proj", "mlp.up_proj"}, {"mlp.down_proj"}}) {
+      float largest = 0;
+      for (const auto& name : group) largest = std::max(largest, amax_of(from, at + name));
+      for (const auto& name : group) {
+        EXPECT_EQ(scale_of(shared, at + name), largest / 448.0f) << name;
+        EXPECT_EQ(scale_of(own, at + name), amax_of(from, at + name) / 448.0f) << name;
+        different += scale_of(shared, at + name) != scale_of(own, at + name) ? 1 : 0;
+      }
+    }
+  }
+  EXPECT_GT(different, 0);
+}
+
+TEST(Quantize, ADryRunCountsWhatTheRunWrites) {
+  const test::TempDir folder;
+  measure(demo_model(), calibration_text(), folder / "stats", "1");
+  for (const Arguments& way : {Arguments{"--measurements", (folder / "stats").string()}, Arguments{"--dynamic"}, Arguments{"--weights-only", "--scheme", "tensor"},
+                               Arguments{"--dynamic", "--include", "lm_head"}, Arguments{"--dynamic", "--exclude", "layers\\.[01]\\."}}) {
+    const test::TempDir out;
+    Arguments arguments = {"quantize", "--json", "--model", demo_model(), "--out", (out / "out").string()};
+    arguments.insert(arguments.end(), way.begin(), way.end());
+    const auto real = json_of(fp8(arguments));
+    const Tensors file = Tensors::read(out / "out/model.safetensors");
+    std::filesystem::remove_all(out / "out");
+    arguments.push_back("--dry-run");
+    const auto dry = json_of(fp8(arguments));
+    EXPECT_THAT(names_in(out.path()), ::testing::IsEmpty());
+    for (const char* key : {"modules_quantized", "modules_skipped", "scheme", "weights_bytes", "source_bytes"}) EXPECT_EQ(dry[key], real[key]) << key;
+    EXPECT_EQ(real["weights_bytes"], file.data.size());
+    std::size_t codes = 0;
+    for (const auto& [name, info] : file.header.items()) codes += name != "__metadata__" && info["dtype"] == "F8_E4M3" ? 1 : 0;
+    EXPECT_EQ(real["modules_quantized"], codes);
+    EXPECT_EQ(dry["modules"].size(), codes);
+  }
+}
+
+TEST(Quantize, IncludeAndExcludeChooseModules) {
+  const test::TempDir folder;
+  quantize(demo_model(), folder / "out", {"--dynamic", "--include", "lm_head", "--exclude", "layers\\.2\\.", "--exclude", "up_proj$"});
+  const Tensors file = Tensors::read(folder / "out/model.safetensors");
+  EXPECT_EQ(file.header["lm_head.weight"]["dtype"], "F8_E4M3");
+  EXPECT_EQ(file.header["model.embed_tokens.weight"]["dtype"], "BF16");
+  EXPECT_EQ(file.header["model.layers.2.mlp.down_proj.weight"]["dtype"], "BF16");
+  EXPECT_EQ(file.header["model.layers.1.mlp.up_proj.weight"]["dtype"], "BF16");
+  EXPECT_EQ(file.header["model.layers.1.mlp.gate_proj.weight"]["dtype"], "F8_E4M3");
+  const auto config = io::read_json(folder / "out/config.json");
+  EXPECT_THAT(config["quantization_config"]["ignore"].get<std::vector<std::string>>(), Contains("model.layers.2.mlp.down_proj"));
+  EXPECT_EQ(file.bytes_of("model.layers.2.mlp.down_proj.weight"), source().bytes_of("model.layers.2.mlp.down_proj.weight"));
+  const auto result = json_of(fp8({"evaluate", "--json", "--model", (folder / "out").string(), "--reference", demo_model(), "--data", heldout_text()}));
+  EXPECT_LT(result["kl"].get<double>(), 0.01);
+  expect_quantize_refused(demo_model(), {"--dynamic", "--exclude", "."}, {"no module is left"});
+  expect_quantize_refused(demo_model(), {"--dynamic", "--exclude", "("}, {"--exclude"});
+}
+
+TEST(Quantize, ATiedHeadGetsItsOwnWeight) {
+  FP8_NEED_TEST_DATA(data);
+  const test::TempDir folder;
+  const std::string model = (data / "models/stories260K").string();
+  quantize(model, folder / "kept", {"--dynamic"});
+  quantize(model, folder / "head", {"--dynamic", "--include", "lm_head"});
+  EXPECT_EQ(io::read_json(folder / "kept/config.json")["tie_word_embeddings"], true);
+  EXPECT_EQ(io::read_json(folder / "head/config.json")["tie_word_embeddings"], false);
+  const Tensors file = Tensors::read(folder / "head/model.safetensors");
+  EXPECT_EQ(file.header["lm_head.weight"]["shape"], file.header["model.embed_tokens.weight"]["shape"]);
+  for (const char* name : {"kept", "head"}) {
+    const auto result = json_of(fp8({"evaluate", "--json", "--model", (folder / name).string(), "--reference", model, "--data",
+                                     (data / "text/ts_calib.txt").string(), "--samples", "16"}));
+    EXPECT_GT(result["kl"].get<double>(), 0.0);
+    EXPECT_LT(result["kl"].get<double>(), 0.05);
+  }
+}
+
+TEST(Quantize, RowsOfZerosHaveScaleOneAndCodesZero) {
+  const std::string some = "model.layers.0.mlp.up_proj", all = "model.layers.1.mlp.down_proj";
+  Tensors zeros = source();
+  zeros.poke(some + ".weight", std::string(3 * 192 * 2, '\0'));  // bf16 rows of 192
+  zeros.poke(all + ".weight", std::string(zeros.bytes_of(all + ".weight").size(), '\0'));
+  const Model model;
+  model.write("model.safetensors", zeros.bytes());
+  const test::TempDir folder;
+  measure(model.name(), calibration_text(), folder / "stats", "2");
+  quantize(model.name(), folder / "channel", {"--dynamic"});
+  quantize(model.name(), folder / "tensor", {"--measurements", (folder / "stats").string()});
+  const Tensors channel = Tensors::read(folder / "channel/model.safetensors"), tensor = Tensors::read(folder / "tensor/model.safetensors");
+  const auto scales = f32_values(channel.bytes_of(some + ".weight_scale"));
+  for (int row = 0; row < 3; ++row) EXPECT_EQ(scales[row], 1.0f);
+  EXPECT_NE(scales[3], 1.0f);
+  EXPECT_EQ(channel.bytes_of(some + ".weight").substr(0, 3 * 192), std::string(3 * 192, '\0'));
+  EXPECT_EQ(scale_of(tensor, all), 1.0f);
+  EXPECT_EQ(tensor.bytes_of(all + ".weight"), std::string(tensor.bytes_of(all + ".weight").size(), '\0'));
+  for (const char* name : {"channel", "tensor"}) {
+    const auto result = json_of(fp8({"evaluate", "--json", "--model", (folder / name).string(), "--reference", model.name(), "--data", heldout_text(), "--samples", "8"}));
+    EXPECT_LT(result["kl"].get<double>(), 0.05);
+  }
+}
+
+TEST(Quantize, ShardsGiveTheSameCheckpointAndStrayFilesStayBehind) {
+  const Tensors whole = source();
+  const Model model;
+  std::filesystem::remove(model.path() / "model.safetensors");
+  Tensors shards[3];
+  io::Json map = io::Json::object();
+  int next = 0;
+  for (auto& shard : shards) shard.header = io::Json::object();
+  for (const auto& [name, info] : whole.header.items()) {
+    if (name == "__metadata__") continue;
+    Tensors& shard = shards[next % 3];
+    const std::string bytes = whole.bytes_of(name);
+    shard.header[name] = info;
+    shard.header[name]["data_offsets"] = {shard.data.size(), shard.data.size() + bytes.size()};
+    shard.data += bytes;
+    map[name] = "model-0000" + std::to_string(next++ % 3 + 1) + "-of-00003.safetensors";
+  }
+  for (int i = 0; i < 3; ++i) model.write("model-0000" + std::to_string(i + 1) + "-of-00003.safetensors", shards[i].bytes());
+  model.write("model.safetensors.index.json", io::Json{{"metadata", {{"total_size", whole.data.size()}}}, {"weight_map", map}}.dump());
+  model.write("stray.safetensors", "junk");
+  model.write("pytorch_model.bin", "junk");
+  model.write("hf_quant_config.json", "{}");
+  model.write("generation_config.json", "{\"eos_token_id\": 0}");
+  const test::TempDir folder;
+  quantize(model.name(), folder / "shards", {"--dynamic"});
+  quantize(demo_model(), folder / "whole", {"--dynamic"});
+  EXPECT_THAT(names_in(folder / "shards"), ElementsAre("config.json", "fp8.json", "generation_config.json", "model.safetensors", "tokenizer.json", "tokenizer_config.json"));
+  auto files = contents(folder / "shards");
+  EXPECT_EQ(files.at("generation_config.json"), "{\"eos_token_id\": 0}");
+  files.erase("generation_config.json");
+  EXPECT_EQ(files, contents(folder / "whole"));
+  EXPECT_TRUE(logits(model.name(), heldout_text(), "2") == logits(demo_model(), heldout_text(), "2"));
+}
+
+}  // namespace
+}  // namespace fp8::e2e
