@@ -148,7 +148,11 @@ MeasurementFile from_json(const Json& json, const std::string& name) {
     fail(name, "expected 'Mode' \"DynamicRange\" (a measurement), found " + mode.dump());
   }
   MeasurementFile file;
-  if (json.contains("NumSamples") && json["NumSamples"].is_number_integer()) file.num_samples = json["NumSamples"].get<std::int64_t>();
+  if (const auto samples = json.value("NumSamples", Json()); samples.is_number_integer()) {
+    file.num_samples = samples.get<std::int64_t>();
+  } else if (!samples.is_null()) {
+    fail(name, "key 'NumSamples': expected an integer or null, found " + io::printable(samples.dump(-1, ' ', true), 40));
+  }
   if (json.contains("LocalRank") && json["LocalRank"].is_number_integer()) file.local_rank = json["LocalRank"].get<std::int64_t>();
   for (const auto& [module, node] : json["Nodes"].items()) {
     const std::string where = name + ": Nodes." + module;

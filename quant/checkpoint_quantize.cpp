@@ -111,6 +111,11 @@ class Job {
         throw io::Error(source_.folder().string() + ": " + info.name + ": expected dtype F32, BF16 or F16, found " + io::name_of(info.dtype));
       }
       if (m.scheme.format != recipes::Format::E4M3) throw io::Error("compressed-tensors: expected fp8_config E4M3, found E5M2");
+      for (const char* made : {".weight_scale", ".input_scale"}) {
+        if (source_.contains(m.info.name + made)) {
+          throw io::Error(source_.folder().string() + ": " + m.info.name + made + ": a scale, in what should be a high precision checkpoint");
+        }
+      }
       linears.push_back(m);
     }
     plan_.modules = std::move(linears);

@@ -38,7 +38,9 @@ std::set<std::string> load_fp8(const std::vector<measure::WeightModule>& modules
                                at::ScalarType compute) {
   TORCH_CHECK(runtime::device_kind() != runtime::DeviceKind::gaudi, "[load_fp8] fp8 is not supported on GAUDI, allowed: gaudi2, gaudi3 (FP8_HPU_DEVICE)");
   const auto sidecar_path = checkpoint.folder() / kSidecarName;
-  const io::Json sidecar = std::filesystem::exists(sidecar_path) ? io::read_json(sidecar_path) : io::Json(nullptr);
+  const bool has_sidecar = std::filesystem::exists(sidecar_path);
+  const io::Json sidecar = has_sidecar ? io::read_json(sidecar_path) : io::Json(nullptr);
+  if (has_sidecar && !sidecar.is_object()) throw io::Error(sidecar_path.string() + ": expected an object, found " + sidecar.type_name());
   std::map<std::string, const measure::WeightModule*> by_name;
   for (const auto& m : modules) by_name[m.name] = &m;
   std::set<std::string> taken;

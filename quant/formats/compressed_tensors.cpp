@@ -25,20 +25,50 @@ std::string text_of(const Json& object, const char* key) {
   return object.is_object() && object.contains(key) && object[key].is_string() ? object[key].get<std::string>() : "";
 }
 
+/// Throws unless `args` describes symmetric E4M3: {"num_bits": 8, "type": "float", "symmetric": true}, as compressed-tensors writes it.
+void check_arguments(const Json& args, const std::string& where) {
+  if (!args.is_object()) throw io::Error(where + ": expected an object, found " + args.type_name());
+  const auto expect = [&](const char* key, const Json& wanted) {
+    const Json found = args.value(key, wanted);
+    if (found != wanted) throw io::Error(where + "." + key + ": found " + io::printable(found.dump(-1, ' ', true), 60) + ", built is: " + wanted.dump());
+  };
+  expect("num_bits", 8);
+  expect("type", "float");
+  expect("symmetric", true);
+  if (args.contains("dynamic") && !args["dynamic"].is_boolean()) {
+    throw io::Error(where + ".dynamic: found " + io::printable(args["dynamic"].dump(-1, ' ', true), 60) + ", built are: true, false");
+  }
+}
+
+/// What stands beside the groups: the packing, and the list of modules left alone.
+void check_form(const Json& config, const std::string& where) {
+  const Json format = config.value("format", Json("float-quantized"));
+  if (format != "float-quantized" && format != "naive-quantized") {
+    throw io::Error(where + ": key 'format': found " + io::printable(format.dump(-1, ' ', true), 60) + ", built are: float-quantized, naive-quantized");
+  }
+  const Json ignore = config.value("ignore", Json::array());
+  const bool names = ignore.is_array() && std::all_of(ignore.begin(), ignore.end(), [](const Json& name) { return name.is_string(); });
+  if (!names && !ignore.is_null()) throw io::Error(where + ": key 'ignore': expected a list of module names, found " + io::printable(ignore.dump(-1, ' ', true), 60));
+}
+
 /// The activation scaling of the one group we understand.
 ActivationScaling activations_of(const Json& config, const std::string& where) {
   const auto groups = config.find("config_groups");
   if (groups == config.end() || !groups->is_object() || groups->empty()) throw io::Error(where + ": key 'config_groups': expected at least one group");
   if (groups->size() != 1) throw io::Error(where + ": key 'config_groups': found " + std::to_string(groups->size()) + " groups, more than one is not built yet");
   const Json& group = groups->begin().value();
-  const std::string strategy = text_of(group.value("weights", Json()), "strategy");
+  if (!group.is_object()) throw io::Error(where + ": key 'config_groups': expected a group to be an object, found " + group.type_name());
+  const Json weights = group.value("weights", Json());
+  check_arguments(weights, where + ": weights");
+  const std::string strategy = text_of(weights, "strategy");
   if (strategy != "tensor" && strategy != "channel") {
     throw io::Error(where + ": weights.strategy: found \"" + strategy + "\", built are: tensor, channel");
   }
   const Json in = group.value("input_activations", Json());
   if (in.is_null()) return ActivationScaling::none;
+  check_arguments(in, where + ": input_activations");
   const std::string act = text_of(in, "strategy");
-  const bool dynamic = in.contains("dynamic") && in["dynamic"].is_boolean() && in["dynamic"].get<bool>();
+  const bool dynamic = in.value("dynamic", false);
   if (dynamic && act == "token") return ActivationScaling::dynamic_token;
   if (!dynamic && act == "tensor") return ActivationScaling::static_tensor;
   throw io::Error(where + ": input_activations: found strategy \"" + act + "\", dynamic " + (dynamic ? "true" : "false") + "; built are: static tensor, dynamic token");
@@ -112,6 +142,7 @@ std::vector<StoredModule> read_modules(const io::Checkpoint& checkpoint, const J
   if (const std::string method = text_of(config, "quant_method"); method != "compressed-tensors") {
     throw io::Error(where + ": key 'quant_method': found \"" + method + "\", built is: compressed-tensors");
   }
+  check_form(config, where);
   Scheme base = sidecar.is_null() ? Scheme{} : read_sidecar(sidecar, (checkpoint.folder() / kSidecarName).string());
   base.activations = activations_of(config, where);
   std::vector<StoredModule> modules;
@@ -128,7 +159,7 @@ std::vector<StoredModule> read_modules(const io::Checkpoint& checkpoint, const J
       const auto in = read_scale(checkpoint, name + ".input_scale");
       if (in.size() != 1) throw io::Error(checkpoint.folder().string() + ": " + name + ".input_scale: expected 1 value, found " + std::to_string(in.size()));
       m.scheme.input_scale_inv = in[0];
-      m.scheme.input_scale = scale_for(m.scheme, in[0], name);
+      m.scheme.input_scale = scale_for(m.scheme, in[0], checkpoint.folder().string() + ": " + name + ".input_scale");
     }
     modules.push_back(std::move(m));
   }

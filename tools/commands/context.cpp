@@ -51,6 +51,7 @@ bool Context::shows_progress() const { return !json && !quiet && isatty(STDERR_F
 void install_signal_handlers() {
   hold_standard_streams();
   std::signal(SIGPIPE, SIG_IGN);
+  std::signal(SIGXFSZ, SIG_IGN);  // a file that grows past ulimit -f is a failed write
   struct sigaction action = {};
   action.sa_handler = on_stop_signal;
   action.sa_flags = SA_RESTART;  // reads and writes go on; commands look at interrupted() between chunks

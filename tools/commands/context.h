@@ -48,7 +48,7 @@ void apply(const Context& context);
 c10::Device resolve_device(const Context& context);
 
 /// First SIGINT or SIGTERM: interrupted() is true from now on. Second: temporary files are removed and the process exits.
-/// SIGPIPE is ignored, so that a closed pipe is a failed write. Closed standard streams are held by /dev/null, so that no file
+/// SIGPIPE and SIGXFSZ are ignored, so that a closed pipe or a file past its limit is a failed write. Closed standard streams are held by /dev/null, so that no file
 /// we open becomes one of them.
 void install_signal_handlers();
 bool interrupted();

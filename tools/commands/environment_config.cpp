@@ -20,19 +20,24 @@ EnvironmentConfig::EnvironmentConfig(models::LoadedModel& model, const Context& 
     throw io::Error(model.folder.string() + ": the checkpoint is fp8 already; QUANT_CONFIG asks for " + configs::name_of(config.mode) + " of a high precision one");
   }
   const bool quantize = config.mode == configs::QuantMode::QUANTIZE;
+  // A checkpoint with a quantized lm_head has an embedding of its own too, in high precision; so has the model quantized on load.
+  if (quantize && configs::module_filter(config).selects("Linear", "lm_head")) model.model->untie_lm_head();
   const auto report = te::HPUPrecisionPlugin("fp8").convert_modules(*model.model, {.inference = true, .quant = quantize});
   for (const auto& warning : report.warnings) context.warn(warning);
   if (report.converted.empty()) context.warn(config.source + ": no module of the model is selected");
-  if (!quantize) session_ = measure::CalibrationSession::of(*model.model);
+  if (quantize) return;
+  session_ = measure::CalibrationSession::of(*model.model);
+  if (session_ != nullptr) measure::check_writable(config.dump_stats_path.string());
 }
 
 EnvironmentConfig::~EnvironmentConfig() {
-  if (session_ == nullptr || session_->samples() == 0) return;
+  if (session_ == nullptr) return;
   try {
-    session_->finalize();
+    if (interrupted() && session_->samples() > 0) session_->finalize();
   } catch (const std::exception& error) {
     write_stderr("fp8: warning: measurements were not written: " + one_line(error.what()) + "\n");
   }
+  session_->discard();
 }
 
 void EnvironmentConfig::begin_samples(std::int64_t first, std::int64_t count) {
@@ -42,7 +47,7 @@ void EnvironmentConfig::begin_samples(std::int64_t first, std::int64_t count) {
 void EnvironmentConfig::finish() {
   if (!session_) return;
   warn_non_finite(*session_, context_);
-  session_->finalize();
+  session_->finalize();  // if this throws, the destructor discards
   session_.reset();
 }
 

@@ -14,7 +14,7 @@ class EnvironmentConfig {
  public:
   /// Does nothing without QUANT_CONFIG. Throws io::Error for a bad config, a model on the CPU, or one that is fp8 already.
   EnvironmentConfig(models::LoadedModel& model, const Context& context);
-  /// After an exception (Ctrl-C, ...): writes what was measured so far.
+  /// After Ctrl-C: writes what was measured so far. After an error: writes nothing.
   ~EnvironmentConfig();
   EnvironmentConfig(const EnvironmentConfig&) = delete;
   EnvironmentConfig& operator=(const EnvironmentConfig&) = delete;

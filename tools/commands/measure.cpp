@@ -77,12 +77,30 @@ void run(const MeasureOptions& o, Context& context, measure::CalibrationSession&
   }
 }
 
+/// Watches `model`. Throws io::Error if nothing is selected or the files can't be written: now, not after the run.
+template <class Model>
+std::shared_ptr<measure::CalibrationSession> watch(const MeasureOptions& o, const Selection& s, const Model& model) {
+  measure::check_writable(s.options.prefix);
+  auto session = measure::CalibrationSession::attach(model, s.options);
+  if (!session->result().selected.empty()) return session;
+  session->discard();
+  throw io::Error(o.model.string() + ": no module is selected to be measured");
+}
+
+/// Discards a session that was not finalized when an error leaves the scope.
+struct DiscardOnError {
+  std::shared_ptr<measure::CalibrationSession>& session;
+  ~DiscardOnError() {
+    if (session != nullptr) session->discard();
+  }
+};
+
 /// A language model folder.
 void measure_folder(const MeasureOptions& o, Context& context, const Selection& s, std::shared_ptr<measure::CalibrationSession>& session, double& seconds) {
   auto model = load_language_model(o.model, context);
   if (model.config_json.contains("quantization_config")) throw io::Error(o.model.string() + ": expected a high precision checkpoint, found an fp8 one");
   auto chunks = load_chunks_for(o, o.model, model.config);
-  session = measure::CalibrationSession::attach(*model.model, s.options);
+  session = watch(o, s, *model.model);
   const auto ids = at::from_blob(chunks.ids.data(), {chunks.count, chunks.length}, at::kLong);
   run(o, context, *session, chunks.count, seconds, [&](std::int64_t first, std::int64_t count) { model.model->forward(ids.narrow(0, first, count).to(at::kHPU)); });
 }
@@ -115,7 +133,7 @@ void measure_script(const MeasureOptions& o, Context& context, const Selection& 
   model.to(at::Device(at::kHPU));
   if (context.dtype.has_value()) model.to(*context.dtype);
   const auto inputs = script_inputs(o, model);
-  session = measure::CalibrationSession::attach(model, s.options);
+  session = watch(o, s, model);
   const std::int64_t samples = std::max<std::int64_t>(0, std::min(o.samples, inputs[0].size(0) - o.skip));
   if (samples == 0) throw io::Error(o.data.string() + ": --skip passes over all samples");
   run(o, context, *session, samples, seconds, [&](std::int64_t first, std::int64_t count) {
@@ -134,6 +152,7 @@ void measure(const MeasureOptions& o, Context& context) {
   const auto start = Clock::now();
   const Selection selection = selection_of(o);
   std::shared_ptr<measure::CalibrationSession> session;
+  const DiscardOnError guard{session};
   double forward_seconds = 0;
   const bool script = !std::filesystem::is_directory(o.model) && o.model.has_extension();
   (script ? measure_script : measure_folder)(o, context, selection, session, forward_seconds);
@@ -142,7 +161,6 @@ void measure(const MeasureOptions& o, Context& context) {
   }
   warn_non_finite(*session, context);
   const auto result = session->result();
-  if (result.selected.empty()) throw io::Error(o.model.string() + ": no module is selected to be measured");
   const auto files = session->finalize();
   std::int64_t tensors = 0;
   for (const auto& m : result.modules) tensors += static_cast<std::int64_t>(m.inputs.size() + (m.outputs ? m.outputs->size() : 0) + (m.weight ? 1 : 0));

@@ -203,6 +203,11 @@ CausalLMImpl::CausalLMImpl(const LlamaConfig& config) : torch::nn::Module("Llama
   if (config.tie_word_embeddings) tie(lm_head, model->embed_tokens->weight);
 }
 
+void CausalLMImpl::untie_lm_head() {
+  const auto& shared = model->embed_tokens->weight;
+  if (lm_head->weight.is_same(shared)) tie(lm_head, shared.detach().clone().set_requires_grad(shared.requires_grad()));
+}
+
 at::Tensor CausalLMImpl::forward(const at::Tensor& ids, KVCache* cache) {
   TORCH_CHECK(ids.dim() == 2 && ids.scalar_type() == at::kLong && ids.size(1) >= 1,
               "[models] expected ids [batch, length >= 1] of int64, got ", ids.sizes(), " of ", ids.scalar_type());

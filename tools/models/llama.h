@@ -129,6 +129,8 @@ class CausalLMImpl : public torch::nn::Module {
   /// holds. Throws c10::Error if the positions pass max_position_embeddings.
   at::Tensor forward(const at::Tensor& ids, KVCache* cache = nullptr);
   const LlamaConfig& config() const { return config_; }
+  /// Gives a tied lm_head a weight of its own, a copy: it can be quantized then and the embedding not. Else does nothing.
+  void untie_lm_head();
 
   LlamaModel model{nullptr};
   torch::nn::Linear lm_head{nullptr};
