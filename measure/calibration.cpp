@@ -66,8 +66,10 @@ std::shared_ptr<CalibrationSession> CalibrationSession::attach(const std::vector
       record.weight_seen = session->finite(record, "weight", m.weight, record.weight);
     }
     auto& watcher = by_memory[m.weight.const_data_ptr()];
-    if (!watcher) watcher = std::make_shared<WeightWatcher>(session, m.bias);
-    session->weights_.emplace_back(m.weight.getIntrusivePtr());
+    if (!watcher) {
+      watcher = std::make_shared<WeightWatcher>(session, m.bias);
+      session->watchers_.push_back(watcher);
+    }
     watcher->add_record(session->records_.size());
     session->records_.push_back(std::move(record));
     runtime::tag_weight(m.weight, m.name, watcher);
@@ -78,7 +80,8 @@ std::shared_ptr<CalibrationSession> CalibrationSession::attach(const std::vector
 
 std::shared_ptr<CalibrationSession> CalibrationSession::of(const std::vector<WeightModule>& modules) {
   for (const auto& m : modules) {
-    if (const auto* watcher = watcher_on(m.weight)) return watcher->session();
+    const WeightWatcher* watcher = watcher_on(m.weight);
+    if (auto session = watcher != nullptr ? watcher->session() : nullptr) return session;
   }
   return nullptr;
 }
@@ -101,7 +104,9 @@ void CalibrationSession::begin_samples(std::int64_t first, std::int64_t count) {
 }
 
 float CalibrationSession::input_amax(const at::Tensor& x) {
-  if (x.is_inference()) return amax_of(x);  // no version to tell whether it was written to since
+  // Inference tensors have no version to tell whether they were written to since; a weak pointer to a watched weight would keep its tag,
+  // and with it this session, for ever.
+  if (x.is_inference() || runtime::find_tag(x) != nullptr) return amax_of(x);
   // The weak pointer keeps the address from being given to another tensor, so the same address is the same tensor.
   if (last_input_._unsafe_get_target() != x.unsafeGetTensorImpl() || last_version_ != x._version()) {
     last_input_ = WeakTensor(x.getIntrusivePtr());
@@ -179,20 +184,14 @@ std::int64_t CalibrationSession::samples() const {
   return samples_;
 }
 
-/// Ends the session. `lock` holds mutex_ and is let go before tags are touched.
+/// Ends the session. `lock` holds mutex_ and is let go before the watchers' locks are taken.
 void CalibrationSession::take_off(std::unique_lock<std::mutex> lock) {
   const auto self = shared_from_this();  // the watchers' references go away below
-  std::vector<at::Tensor> watched;
   finalized_ = true;
   last_input_.reset();
-  for (auto& weak : weights_) {
-    if (auto impl = weak.lock(); impl.defined()) watched.emplace_back(std::move(impl));
-  }
-  weights_.clear();
   lock.unlock();
-  for (const auto& weight : watched) {
-    const WeightWatcher* watcher = watcher_on(weight);  // a later calibration's stays
-    if (watcher != nullptr && watcher->session().get() == this) runtime::untag_weight(weight);
+  for (const auto& weak : watchers_) {
+    if (const auto watcher = weak.lock()) watcher->retire();
   }
 }
 
@@ -210,16 +209,23 @@ void CalibrationSession::discard() {
   if (!finalized_) take_off(std::move(lock));
 }
 
-std::vector<std::filesystem::path> finalize_calibration(const torch::nn::Module& model) {
+namespace {
+
+template <class Model>
+std::vector<std::filesystem::path> finalize_model(const Model& model) {
   const auto session = CalibrationSession::of(model);
   TORCH_CHECK(session != nullptr, "[finalize_calibration] expected a model that is being calibrated, found no watcher on its weights");
-  return session->finalize();
+  auto paths = session->finalize();
+  for (const auto& m : weight_modules(model)) {
+    const WeightWatcher* watcher = watcher_on(m.weight);  // another calibration's stays
+    if (watcher != nullptr && watcher->session() == nullptr) runtime::untag_weight(m.weight);
+  }
+  return paths;
 }
 
-std::vector<std::filesystem::path> finalize_calibration(const torch::jit::Module& model) {
-  const auto session = CalibrationSession::of(model);
-  TORCH_CHECK(session != nullptr, "[finalize_calibration] expected a model that is being calibrated, found no watcher on its weights");
-  return session->finalize();
-}
+}  // namespace
+
+std::vector<std::filesystem::path> finalize_calibration(const torch::nn::Module& model) { return finalize_model(model); }
+std::vector<std::filesystem::path> finalize_calibration(const torch::jit::Module& model) { return finalize_model(model); }
 
 }  // namespace fp8::measure

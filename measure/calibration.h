@@ -57,10 +57,10 @@ class CalibrationSession : public std::enable_shared_from_this<CalibrationSessio
   /// Time spent looking at tensors so far: what measuring costs on top of the plain forward.
   double watch_seconds() const;
 
-  /// Writes the files (none without a prefix) and takes the watchers off. Returns their paths; a second call does nothing. If writing
-  /// throws, the calibration goes on: mend the cause and call again.
+  /// Writes the files (none without a prefix) and retires the watchers, which pass everything through from then on. Returns the paths; a
+  /// second call does nothing. If writing throws, the calibration goes on: mend the cause and call again.
   std::vector<std::filesystem::path> finalize();
-  /// Takes the watchers off and writes nothing, now and later: the run failed.
+  /// Retires the watchers and writes nothing, now and later: the run failed.
   void discard();
 
  private:
@@ -86,7 +86,7 @@ class CalibrationSession : public std::enable_shared_from_this<CalibrationSessio
   CalibrationOptions options_;
   mutable std::mutex mutex_;
   std::vector<Record> records_;      ///< one per selected module, in order
-  std::vector<WeakTensor> weights_;  ///< weak: the weights own the watchers, and they own the session
+  std::vector<std::weak_ptr<WeightWatcher>> watchers_;  ///< weak: the weights own the watchers, and they own the session
   std::vector<NonFinite> non_finite_;
   std::int64_t first_sample_ = 0, batch_ = 0, samples_ = 0;
   double watch_seconds_ = 0;

@@ -14,7 +14,7 @@ enum class CheckpointFormat { compressed_tensors };
 struct SaveOptions {
   /// The high precision checkpoint the model came from: its config.json is completed, its tokenizer files carried through. Empty: config.json
   /// holds the quantization alone.
-  std::filesystem::path source;
+  std::filesystem::path source{};
   bool overwrite = false;
 };
 

@@ -31,9 +31,9 @@ at::Tensor once_differentiable(const at::Tensor& g) {
   return (*c10::make_intrusive<torch::autograd::DelayedError>("the fp8 product of fp8::quant has no second derivative", 1))({g.detach().requires_grad_(true)})[0];
 }
 
-void remember(AutogradContext* context, const at::Tensor& x, const at::Tensor& bias, const at::Tensor& weight, const c10::intrusive_ptr<State>& state) {
+void remember(AutogradContext* context, const at::Tensor& x, const std::optional<at::Tensor>& bias, const at::Tensor& weight, const c10::intrusive_ptr<State>& state) {
   context->saved_data["state"] = c10::IValue::make_capsule(state);
-  context->saved_data["bias"] = bias.defined();
+  context->saved_data["bias"] = bias.has_value();
   context->saved_data["dtype"] = x.scalar_type();
   context->saved_data["sizes"] = x.sizes();
   context->save_for_backward({weight});
@@ -43,12 +43,14 @@ c10::intrusive_ptr<State> state_of(AutogradContext* context) {
   return c10::static_intrusive_pointer_cast<State>(context->saved_data["state"].toCapsule());
 }
 
-std::optional<at::Tensor> given(const at::Tensor& bias) { return bias.defined() ? std::optional<at::Tensor>(bias) : std::nullopt; }
+/// Function::apply takes a missing tensor as nullopt, not as an undefined one.
+std::optional<at::Tensor> given(const std::optional<at::Tensor>& bias) { return bias.has_value() && bias->defined() ? bias : std::nullopt; }
 
 struct QuantizedProduct : torch::autograd::Function<QuantizedProduct> {
-  static at::Tensor forward(AutogradContext* context, const at::Tensor& x, const at::Tensor& bias, const at::Tensor& weight, const c10::intrusive_ptr<State>& state) {
+  static at::Tensor forward(AutogradContext* context, const at::Tensor& x, const std::optional<at::Tensor>& bias, const at::Tensor& weight,
+                            const c10::intrusive_ptr<State>& state) {
     remember(context, x, bias, weight, state);
-    return state->handler->product(state->view, weight, x, given(bias));
+    return state->handler->product(state->view, weight, x, bias);
   }
 
   static variable_list backward(AutogradContext* context, variable_list gradients) {
@@ -66,9 +68,10 @@ struct QuantizedProduct : torch::autograd::Function<QuantizedProduct> {
 };
 
 struct QuantizedConvolution : torch::autograd::Function<QuantizedConvolution> {
-  static at::Tensor forward(AutogradContext* context, const at::Tensor& x, const at::Tensor& bias, const at::Tensor& weight, const c10::intrusive_ptr<State>& state) {
+  static at::Tensor forward(AutogradContext* context, const at::Tensor& x, const std::optional<at::Tensor>& bias, const at::Tensor& weight,
+                            const c10::intrusive_ptr<State>& state) {
     remember(context, x, bias, weight, state);
-    return state->handler->convolution_product(state->geometry, weight, x, given(bias));
+    return state->handler->convolution_product(state->geometry, weight, x, bias);
   }
 
   static variable_list backward(AutogradContext* context, variable_list gradients) {
@@ -96,7 +99,7 @@ at::Tensor product_with_gradient(const std::shared_ptr<const Fp8Handler>& handle
   auto state = c10::make_intrusive<State>();
   state->handler = handler;
   state->view = view;
-  return QuantizedProduct::apply(x, bias.value_or(at::Tensor()), weight.detach(), state);
+  return QuantizedProduct::apply(x, given(bias), weight.detach(), state);
 }
 
 at::Tensor convolution_with_gradient(const std::shared_ptr<const Fp8Handler>& handler, const ConvolutionGeometry& geometry, const at::Tensor& weight,
@@ -104,7 +107,7 @@ at::Tensor convolution_with_gradient(const std::shared_ptr<const Fp8Handler>& ha
   auto state = c10::make_intrusive<State>();
   state->handler = handler;
   state->geometry = geometry;
-  return QuantizedConvolution::apply(x, bias.value_or(at::Tensor()), weight.detach(), state);
+  return QuantizedConvolution::apply(x, given(bias), weight.detach(), state);
 }
 
 }  // namespace fp8::quant

@@ -1,0 +1,106 @@
+// SPDX-License-Identifier: Apache-2.0
+// A converted model in memory becomes a checkpoint folder.
+#include "fp8/quant/save.h"
+
+#include <fstream>
+
+#include "fp8/quant/convert.h"
+#include "fp8/quant/load.h"
+#include "fp8/runtime/io/error.h"
+#include "support/fp8_reference.h"
+#include "support/models_for_tests.h"
+#include "support/temp_dir.h"
+
+namespace fp8::quant {
+namespace {
+
+namespace fs = std::filesystem;
+using test::hpu;
+using test::same_bits;
+using test::throws_with;
+
+TEST(Save, WritesCodesScalesAndTheRest) {
+  const test::TempDir dir;
+  auto model = test::tiny_lm(1, at::kBFloat16);
+  model->register_buffer("steps", hpu(torch::tensor({3, 4}, at::kLong)));
+  convert(*model, {});
+  save(*model, dir / "out", CheckpointFormat::compressed_tensors);
+  const io::SafetensorsFile file(dir / "out/model.safetensors");
+  const auto* codes = file.find("layer_0.q_proj.weight");
+  const auto* scale = file.find("layer_0.q_proj.weight_scale");
+  ASSERT_TRUE(codes != nullptr && scale != nullptr);
+  EXPECT_EQ(codes->dtype, io::DType::F8_E4M3);
+  EXPECT_EQ(scale->shape, (std::vector<std::int64_t>{32, 1}));
+  at::Tensor bytes = torch::empty({32, 32}, at::kByte);
+  file.read(*codes, bytes.data_ptr());
+  EXPECT_TRUE(same_bits(bytes, test::code_bytes(model->layers[0]->q_proj->weight)));
+  EXPECT_EQ(file.find("layer_0.q_proj.bias")->dtype, io::DType::BF16);
+  EXPECT_EQ(file.find("embed_tokens.weight")->dtype, io::DType::BF16);
+  EXPECT_EQ(file.find("steps")->dtype, io::DType::I64);
+  EXPECT_EQ(file.find("layer_0.q_proj.input_scale"), nullptr);
+  const auto config = io::read_json(dir / "out/config.json");
+  EXPECT_EQ(config["quantization_config"]["ignore"], io::Json::array({"lm_head"}));
+  EXPECT_EQ(config["quantization_config"]["config_groups"]["group_0"]["weights"]["strategy"], "channel");
+  EXPECT_EQ(io::read_json(dir / "out/fp8.json")["dialect"], "ocp");
+}
+
+TEST(Save, CompletesTheSourcesConfigAndCarriesItsFiles) {
+  const test::TempDir dir;
+  fs::create_directories(dir / "source");
+  std::ofstream(dir / "source/config.json") << R"({"model_type": "tiny", "rope_theta": 10000.0})";
+  std::ofstream(dir / "source/tokenizer.json") << "{}";
+  std::ofstream(dir / "source/model.safetensors") << "not carried";
+  auto model = test::tiny_lm();
+  convert(*model, {});
+  save(*model, dir / "out", CheckpointFormat::compressed_tensors, {dir / "source"});
+  const auto config = io::read_json(dir / "out/config.json");
+  EXPECT_EQ(config["model_type"], "tiny");
+  EXPECT_TRUE(config.contains("quantization_config"));
+  EXPECT_TRUE(fs::exists(dir / "out/tokenizer.json"));
+  EXPECT_TRUE(throws_with({"not empty"}, [&] { save(*model, dir / "out", CheckpointFormat::compressed_tensors, {dir / "source"}); }) ||
+              throws_with({"overwrite"}, [&] { save(*model, dir / "out", CheckpointFormat::compressed_tensors, {dir / "source"}); }));
+  EXPECT_NO_THROW(save(*model, dir / "out", CheckpointFormat::compressed_tensors, {dir / "source", true}));
+  EXPECT_TRUE(throws_with({"is the input itself"}, [&] { save(*model, dir / "source", CheckpointFormat::compressed_tensors, {dir / "source", true}); }));
+  EXPECT_TRUE(fs::exists(dir / "source/tokenizer.json"));
+}
+
+TEST(Save, RefusesWhatTheFormatCannotHold) {
+  const test::TempDir dir;
+  const auto fails = [&](const std::vector<std::string>& words, torch::nn::Module& model) {
+    EXPECT_TRUE(throws_with(words, [&] { save(model, dir / "out", CheckpointFormat::compressed_tensors); }));
+    EXPECT_TRUE(fs::is_empty(dir.path()));
+  };
+  auto plain = test::tiny_lm();
+  fails({"[save]", "no fp8 module"}, *plain);
+  torch::nn::Sequential conv(torch::nn::Conv2d(4, 4, 1));
+  conv->to(test::kHpu);
+  convert(*conv, {});
+  fails({"[save] 0", "Linear modules only", "Conv2d"}, *conv);
+  auto embedding = test::tiny_lm();
+  PlanOptions o;
+  o.include = {"embed_tokens"};
+  convert(*embedding, o);
+  fails({"[save] embed_tokens", "Embedding"}, *embedding);
+  torch::nn::Linear root(4, 4);
+  root->to(test::kHpu);
+  convert(*root, {});
+  fails({"root"}, *root);
+  auto mixed = test::tiny_lm();
+  o = {};
+  o.exclude = {"layer_1"};
+  convert(*mixed, o);
+  auto modules = measure::weight_modules(*mixed);
+  modules.erase(std::remove_if(modules.begin(), modules.end(), [](const auto& m) { return m.name.rfind("layer_1", 0) != 0; }), modules.end());
+  o = {};
+  o.weights = WeightGranularity::tensor;
+  convert(modules, o);
+  fails({"one scheme", "tensor weights"}, *mixed);
+  auto e5m2 = test::tiny_lm();
+  o = {};
+  o.config = configs::parse_quant_config(io::Json{{"scale_method", "unit_scale"}, {"fp8_config", "E5M2"}}, "q");
+  convert(*e5m2, o);
+  fails({"[save]", "E5M2"}, *e5m2);
+}
+
+}  // namespace
+}  // namespace fp8::quant

@@ -1,0 +1,135 @@
+// SPDX-License-Identifier: Apache-2.0
+// The plugin from precision names to a converted model, without a QUANT_CONFIG.
+#include "fp8/transformer_engine/precision_plugin.h"
+
+#include <torch/script.h>
+
+#include "fp8/measure/calibration.h"
+#include "fp8/quant/fp8_handler.h"
+#include "fp8/runtime/io/error.h"
+#include "support/fp8_reference.h"
+#include "support/models_for_tests.h"
+#include "support/temp_dir.h"
+
+namespace fp8::te {
+namespace {
+
+using test::hpu;
+using test::same_bits;
+using test::throws_with;
+
+ConvertOptions options(const test::TempDir& dir, bool quantize) {
+  ConvertOptions o;
+  o.inference = true;
+  o.quant = quantize;
+  o.dump_stats_path = (dir / "stats/inc_output").string();
+  return o;
+}
+
+void calibrate(test::TinyLm& model, const HPUPrecisionPlugin& plugin, const ConvertOptions& o) {
+  plugin.convert_modules(*model, o);
+  for (int i = 0; i < 2; ++i) model(test::token_ids(1 + i, 6));
+}
+
+TEST(PrecisionPlugin, TakesTheKnownNames) {
+  for (const auto& [spelling, precision] : {std::pair("32-true", "32-true"), std::pair("32", "32-true"), std::pair("bf16-mixed", "bf16-mixed"),
+                                            std::pair("bf16", "bf16-mixed"), std::pair("16-mixed", "16-mixed"), std::pair("fp8", "fp8")}) {
+    EXPECT_EQ(HPUPrecisionPlugin(spelling).precision(), precision);
+  }
+  for (const char* wrong : {"", "FP8", "fp16", "fp8 "}) {
+    EXPECT_TRUE(throws_with({std::string("found precision \"") + wrong + "\"", "allowed: 32-true, 32, bf16-mixed, bf16, 16-mixed, fp8"}, [&] { HPUPrecisionPlugin p(wrong); }));
+  }
+}
+
+TEST(PrecisionPlugin, ConvertsForInferenceInFp8Only) {
+  auto model = test::tiny_lm();
+  const test::TempDir dir;
+  EXPECT_TRUE(throws_with({"precision fp8", "bf16-mixed"}, [&] { HPUPrecisionPlugin("bf16").convert_modules(*model, options(dir, true)); }));
+  EXPECT_TRUE(throws_with({"inference = true", "training"}, [&] { HPUPrecisionPlugin("fp8").convert_modules(*model, {}); }));
+}
+
+TEST(PrecisionPlugin, MeasuresAndQuantizesInOneProcess) {
+  const test::TempDir dir;
+  const HPUPrecisionPlugin plugin("fp8");
+  const torch::NoGradGuard no_grad;
+  auto model = test::tiny_lm();
+  const at::Tensor ids = test::token_ids(), plain = model(ids);
+  const auto measuring = plugin.convert_modules(*model, options(dir, false));
+  EXPECT_EQ(measuring.converted.size(), 15u);
+  EXPECT_EQ(measuring.converted[0].scheme, "measured (maxabs)");
+  ASSERT_EQ(measuring.skipped.size(), 1u);
+  EXPECT_EQ(measuring.skipped[0].reason, "type Embedding is not measured");
+  EXPECT_TRUE(same_bits(model(ids), plain));
+  const auto report = plugin.convert_modules(*model, options(dir, true));  // ends the calibration itself
+  EXPECT_EQ(report.converted.size(), 14u);
+  EXPECT_EQ(report.converted[0].scheme, "E4M3 tensor weights, static tensor activations, gaudi3");
+  EXPECT_EQ(measure::CalibrationSession::of(*model), nullptr);
+  const at::Tensor h = model->embed_tokens(ids);
+  const auto& handler = dynamic_cast<const quant::Fp8Handler&>(*runtime::find_tag(model->layers[0]->q_proj->weight)->handler);
+  EXPECT_EQ(handler.scheme().input_scale_inv, test::amax_reference(h, 1)[0] / 448.0f);
+  EXPECT_LT(((model(ids) - plain).norm() / plain.norm()).item<double>(), 0.1);
+}
+
+TEST(PrecisionPlugin, OneProcessOrTwoGiveTheSameBytes) {
+  const test::TempDir dir;
+  const HPUPrecisionPlugin plugin("fp8");
+  const torch::NoGradGuard no_grad;
+  const at::Tensor ids = test::token_ids();
+  auto one = test::tiny_lm(5, at::kBFloat16), first = test::tiny_lm(5, at::kBFloat16);
+  calibrate(one, plugin, options(dir, false));
+  plugin.convert_modules(*one, options(dir, true));
+  const auto codes_before = measure::read_measurements((dir / "stats/inc_output").string()).fingerprint();
+  calibrate(first, plugin, options(dir, false));
+  measure::finalize_calibration(*first);
+  EXPECT_EQ(measure::read_measurements((dir / "stats/inc_output").string()).fingerprint(), codes_before);
+  auto second = test::tiny_lm(5, at::kBFloat16);  // another model object, files only in between
+  plugin.convert_modules(*second, options(dir, true));
+  const auto a = measure::weight_modules(*one), b = measure::weight_modules(*second);
+  for (std::size_t i = 0; i < a.size(); ++i) EXPECT_TRUE(same_bits(a[i].weight, b[i].weight)) << a[i].name;
+  EXPECT_TRUE(same_bits(one(ids), second(ids)));
+}
+
+TEST(PrecisionPlugin, MeasurementsAreWrittenWhenTheModelGoes) {
+  const test::TempDir dir;
+  {
+    auto model = test::tiny_lm();
+    calibrate(model, HPUPrecisionPlugin("fp8"), options(dir, false));
+  }
+  EXPECT_EQ(measure::read_measurements((dir / "stats/inc_output").string()).modules.size(), 15u);
+}
+
+TEST(PrecisionPlugin, WithoutMeasurementsItSaysWhichFile) {
+  const test::TempDir dir;
+  auto model = test::tiny_lm();
+  EXPECT_TRUE(throws_with({(dir / "stats/inc_output_hooks_maxabs.json").string(), "no such file"}, [&] { HPUPrecisionPlugin("fp8").convert_modules(*model, options(dir, true)); }));
+  EXPECT_EQ(model->lm_head->weight.scalar_type(), at::kFloat);
+}
+
+TEST(PrecisionPlugin, TheDevicesKindIsTheDialect) {
+  const test::TempDir dir;
+  auto model = test::tiny_lm();
+  calibrate(model, HPUPrecisionPlugin("fp8"), options(dir, false));
+  {
+    const runtime::DeviceKindScope kind(runtime::DeviceKind::gaudi);
+    EXPECT_TRUE(throws_with({"GAUDI"}, [&] { HPUPrecisionPlugin("fp8").convert_modules(*model, options(dir, true)); }));
+  }
+  const runtime::DeviceKindScope kind(runtime::DeviceKind::gaudi2);
+  const auto report = HPUPrecisionPlugin("fp8").convert_modules(*model, options(dir, true));
+  EXPECT_EQ(report.converted.at(0).scheme, "E4M3 tensor weights, static tensor activations, gaudi2");
+}
+
+TEST(PrecisionPlugin, ScriptedModelsToo) {
+  const test::TempDir dir;
+  const HPUPrecisionPlugin plugin("fp8");
+  const torch::NoGradGuard no_grad;
+  auto model = test::script_mlp();
+  const at::Tensor x = hpu(torch::randn({5, 16})), plain = model.forward({x}).toTensor();
+  plugin.convert_modules(model, options(dir, false));
+  EXPECT_TRUE(same_bits(model.forward({x}).toTensor(), plain));
+  measure::finalize_calibration(model);
+  EXPECT_EQ(plugin.convert_modules(model, options(dir, true)).converted.size(), 2u);
+  EXPECT_LT(((model.forward({x}).toTensor() - plain).norm() / plain.norm()).item<double>(), 0.1);
+}
+
+}  // namespace
+}  // namespace fp8::te
