@@ -1,6 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 // All of quant.
 #pragma once
+#include "fp8/quant/checkpoint_quantize.h"
 #include "fp8/quant/convert.h"
 #include "fp8/quant/load.h"
 #include "fp8/quant/plan.h"

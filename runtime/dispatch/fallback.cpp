@@ -167,4 +167,16 @@ void cpu_fallback(const c10::OperatorHandle& op, c10::DispatchKeySet, torch::jit
   for (std::size_t i = 0; i < results; ++i) wrap_result((*stack)[stack->size() - results + i], i, frame);
 }
 
+void equal_or_fallback(const c10::OperatorHandle& op, c10::DispatchKeySet keys, torch::jit::Stack* stack) {
+  const auto holds_tagged_codes = [](const at::Tensor& t) {
+    const Block* block = block_of(t);
+    return block != nullptr && block->tag && c10::isFloat8Type(t.scalar_type());
+  };
+  const at::Tensor a = torch::jit::peek(*stack, 0, 2).toTensor(), b = torch::jit::peek(*stack, 1, 2).toTensor();
+  if (!holds_tagged_codes(a) || !holds_tagged_codes(b)) return cpu_fallback(op, keys, stack);
+  const bool same = a.const_data_ptr() == b.const_data_ptr() && a.scalar_type() == b.scalar_type() && a.sizes() == b.sizes() && a.strides() == b.strides();
+  torch::jit::drop(*stack, 2);
+  stack->emplace_back(same);
+}
+
 }  // namespace fp8::runtime

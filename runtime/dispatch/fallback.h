@@ -16,4 +16,8 @@ namespace fp8::runtime {
 /// kMixedDevices), and memory whose tag objects.
 void cpu_fallback(const c10::OperatorHandle& op, c10::DispatchKeySet keys, torch::jit::Stack* stack);
 
+/// aten::equal. Two tagged float8 weights are equal only when they are the same memory: codes may agree where scales don't,
+/// and torch::jit::freeze() merges the constants that it takes for equal. All else goes to cpu_fallback.
+void equal_or_fallback(const c10::OperatorHandle& op, c10::DispatchKeySet keys, torch::jit::Stack* stack);
+
 }  // namespace fp8::runtime

@@ -48,6 +48,7 @@ const std::set<std::string> kNotFallback = {"aten::empty",
                                             "aten::bmm",
                                             "aten::baddbmm",
                                             "aten::embedding",
+                                            "aten::equal",
                                             "aten::_convolution",
                                             "aten::convolution",
                                             "aten::_has_same_storage_numel",
@@ -130,6 +131,7 @@ TORCH_LIBRARY_IMPL(aten, HPU, m) {
   m.impl("_copy_from", &copy_from);
   m.impl("_copy_from_and_resize", &copy_from_and_resize);
   m.impl("_fused_sdp_choice", &fused_sdp_choice);
+  m.impl("equal", torch::CppFunction::makeFromBoxedFunction<&equal_or_fallback>());
 }
 
 }  // namespace

@@ -55,6 +55,30 @@ TEST(ConvertScript, FrozenAfterConversion) {
   for (int i = 0; i < 4; ++i) EXPECT_TRUE(same_bits(frozen.forward({x}).toTensor(), expected)) << "run " << i;
 }
 
+/// freeze() merges constants that are equal; the codes of these are, their scales are not.
+TEST(ConvertScript, FreezingKeepsWeightsApartWhoseCodesAgree) {
+  const torch::NoGradGuard no_grad;
+  auto unit = std::make_shared<torch::jit::CompilationUnit>();
+  const at::Tensor w = torch::randn({8, 8});
+  torch::jit::Module model(c10::QualifiedName("__torch__.Pair"), unit);
+  model.register_module("a", test::script_linear(hpu(w), at::Tensor(), unit));
+  model.register_module("b", test::script_linear(hpu(w * 4), at::Tensor(), unit));
+  model.register_attribute("training", c10::BoolType::get(), false);
+  model.define("def forward(self, x):\n  return self.a.forward(x), self.b.forward(x)\n");
+  convert(model, {});
+  const auto modules = measure::weight_modules(model);
+  ASSERT_TRUE(same_bits(test::code_bytes(modules[0].weight), test::code_bytes(modules[1].weight)));
+  EXPECT_FALSE(at::equal(modules[0].weight, modules[1].weight));
+  EXPECT_TRUE(at::equal(modules[0].weight, modules[0].weight));
+  model.eval();
+  auto frozen = torch::jit::freeze(model);
+  const at::Tensor x = hpu(torch::randn({3, 8}));
+  for (int i = 0; i < 3; ++i) {
+    const auto y = frozen.forward({x}).toTuple()->elements();
+    EXPECT_TRUE(same_bits(y[0].toTensor() * 4, y[1].toTensor()));
+  }
+}
+
 TEST(ConvertScript, FrozenOrOptimizedBeforeConversionIsRefused) {
   const torch::NoGradGuard no_grad;
   auto model = test::script_mlp();
