@@ -20,7 +20,8 @@ class BadFp8Checkpoint : public ::testing::Test {
   std::filesystem::path good() const { return folder_ / "fp8"; }
 
   /// evaluate refuses the checkpoint with one JSON file changed.
-  void expect_edit_refused(const std::string& file, const std::function<void(io::Json&)>& change, const std::vector<std::string>& words) const {
+  void expect_edit_refused(const std::string& file, const std::function<void(io::Json&)>& change,
+                           const std::vector<std::string>& words) const {
     const Model model(good());
     model.edit(file, change);
     expect_evaluate_refused(model.name(), words);
@@ -47,14 +48,17 @@ TEST_F(BadFp8Checkpoint, SidecarErrorsNameTheKey) {
 
 TEST_F(BadFp8Checkpoint, QuantizationConfigErrorsNameTheKey) {
   const auto quantization = [](auto change) { return [change](io::Json& j) { change(j["quantization_config"]); }; };
-  const auto group = [](auto change) { return [change](io::Json& j) { change(j["quantization_config"]["config_groups"]["group_0"]); }; };
+  const auto group = [](auto change) {
+    return [change](io::Json& j) { change(j["quantization_config"]["config_groups"]["group_0"]); };
+  };
   const std::vector<std::pair<std::function<void(io::Json&)>, std::string>> edits = {
       {quantization([](io::Json& q) { q["quant_method"] = "awq"; }), "quant_method"},
       {quantization([](io::Json& q) { q["quant_method"] = 3; }), "quant_method"},
       {quantization([](io::Json& q) { q.erase("config_groups"); }), "config_groups"},
       {quantization([](io::Json& q) { q["config_groups"] = {1}; }), "config_groups"},
       {quantization([](io::Json& q) { q["config_groups"]["group_0"] = 3; }), "config_groups"},
-      {quantization([](io::Json& q) { q["config_groups"]["group_1"] = q["config_groups"]["group_0"]; }), "config_groups"},
+      {quantization([](io::Json& q) { q["config_groups"]["group_1"] = q["config_groups"]["group_0"]; }),
+       "config_groups"},
       {quantization([](io::Json& q) { q["format"] = "pack-quantized"; }), "format"},
       {quantization([](io::Json& q) { q["ignore"] = 3; }), "ignore"},
       {quantization([](io::Json& q) { q = io::Json::array(); }), "quant"},
@@ -85,7 +89,8 @@ TEST_F(BadFp8Checkpoint, UnusableScalesAndCodesAreNamed) {
     model.write("model.safetensors", bad.bytes());
     expect_evaluate_refused(model.name(), {model.name(), tensor});
   };
-  const std::string weight = std::string(kModule) + ".weight", scale = weight + "_scale", input = std::string(kModule) + ".input_scale";
+  const std::string weight = std::string(kModule) + ".weight", scale = weight + "_scale",
+                    input = std::string(kModule) + ".input_scale";
   for (const float value : {NAN, INFINITY, 0.0f, -1.0f}) expect_poked(scale, value);
   expect_poked(input, NAN);
   expect_poked(input, 1e-45f);  // its reciprocal is infinite
@@ -94,8 +99,11 @@ TEST_F(BadFp8Checkpoint, UnusableScalesAndCodesAreNamed) {
 
 TEST_F(BadFp8Checkpoint, AnFp8ModelIsNeitherMeasuredNorQuantizedAgain) {
   expect_quantize_refused(good().string(), {"--dynamic"}, {"quantization_config"});
-  expect_refused(fp8({"measure", "--model", good().string(), "--data", calibration_text(), "--out", (folder_ / "more").string()}), {"high precision"});
-  write_file(folder_ / "config.json", R"({"mode": "MEASURE", "dump_stats_path": ")" + (folder_ / "more/s").string() + "\"}");
+  expect_refused(
+      fp8({"measure", "--model", good().string(), "--data", calibration_text(), "--out", (folder_ / "more").string()}),
+      {"high precision"});
+  write_file(folder_ / "config.json",
+             R"({"mode": "MEASURE", "dump_stats_path": ")" + (folder_ / "more/s").string() + "\"}");
   expect_evaluate_refused(good().string(), {"fp8 already"}, {{"QUANT_CONFIG", (folder_ / "config.json").string()}});
   EXPECT_FALSE(std::filesystem::exists(folder_ / "more"));
 }

@@ -1,5 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
-// Measurements, QUANT_CONFIG files and texts that can't be used: refused by quantize --measurements and by QUANT_CONFIG on load.
+// Measurements, QUANT_CONFIG files and texts that can't be used: refused by quantize --measurements and by QUANT_CONFIG
+// on load.
 #include "e2e/e2e.h"
 
 namespace fp8::e2e {
@@ -14,13 +15,15 @@ class BadMeasurement : public ::testing::Test {
  protected:
   void SetUp() override {
     measure(demo_model(), calibration_text(), stats(), "1");
-    write_file(folder_ / "quantize.json", R"({"mode": "QUANTIZE", "dump_stats_path": ")" + (stats() / "inc_output").string() + "\"}");
+    write_file(folder_ / "quantize.json",
+               R"({"mode": "QUANTIZE", "dump_stats_path": ")" + (stats() / "inc_output").string() + "\"}");
   }
   std::filesystem::path stats() const { return folder_ / "stats"; }
   /// By quantize and by evaluate in turn: both read it with the same code.
   void expect_text_refused(const std::string& text, const std::vector<std::string>& words) {
     write_file(stats() / kFile, text);
-    if ((quantize_next_ = !quantize_next_)) return expect_quantize_refused(demo_model(), {"--measurements", stats().string()}, words);
+    if ((quantize_next_ = !quantize_next_))
+      return expect_quantize_refused(demo_model(), {"--measurements", stats().string()}, words);
     expect_evaluate_refused(demo_model(), words, {{"QUANT_CONFIG", (folder_ / "quantize.json").string()}});
   }
   test::TempDir folder_;
@@ -33,8 +36,9 @@ TEST_F(BadMeasurement, MalformedFilesNameTheModule) {
   expect_text_refused("[]", {kFile});
   expect_text_refused(R"({"Nodes": {}, "Nodes": {}})", {kFile, "duplicate key 'Nodes'"});
   expect_text_refused(R"({"Nodes": {}})", {"no measurement"});
-  const std::vector<std::pair<const char*, io::Json>> edits = {{"inputs", {{{-1.0}}}}, {"inputs", {{{"3"}}}}, {"inputs", {{{1.0}, {2.0}}}},
-                                                               {"inputs", {io::Json::array()}}, {"inputs", io::Json::array()}, {"inputs", 3}};
+  const std::vector<std::pair<const char*, io::Json>> edits = {
+      {"inputs", {{{-1.0}}}},          {"inputs", {{{"3"}}}},         {"inputs", {{{1.0}, {2.0}}}},
+      {"inputs", {io::Json::array()}}, {"inputs", io::Json::array()}, {"inputs", 3}};
   for (const auto& [key, value] : edits) {
     SCOPED_TRACE(value.dump());
     io::Json bad = good;
@@ -82,13 +86,18 @@ TEST(QuantConfigFile, ErrorsNameTheKeyInEveryCommand) {
     expect_evaluate_refused(demo_model(), {"config.json", word}, {{"QUANT_CONFIG", config}});
     if (text != bad.back().first) continue;
     expect_quantize_refused(demo_model(), {"--config", config}, {"config.json", word});
-    expect_refused(fp8({"measure", "--model", demo_model(), "--data", calibration_text(), "--out", (folder / "out").string(), "--config", config}),
+    expect_refused(fp8({"measure", "--model", demo_model(), "--data", calibration_text(), "--out",
+                        (folder / "out").string(), "--config", config}),
                    {"config.json", word});
   }
-  expect_refused(fp8({"generate", "--model", demo_model(), "--prompt", "x", "--tokens", "1"}, {{"QUANT_CONFIG", config}}), {"config.json"});
+  expect_refused(
+      fp8({"generate", "--model", demo_model(), "--prompt", "x", "--tokens", "1"}, {{"QUANT_CONFIG", config}}),
+      {"config.json"});
   expect_evaluate_refused(demo_model(), {"none.json"}, {{"QUANT_CONFIG", (folder / "none.json").string()}});
   write_file(config, R"({"mode": "MEASURE", "dump_stats_path": ")" + (folder / "out/s").string() + "\"}");
-  expect_refused(fp8({"evaluate", "--model", demo_model(), "--data", heldout_text(), "--device", "cpu"}, {{"QUANT_CONFIG", config}}), {"--device"}, 2);
+  expect_refused(fp8({"evaluate", "--model", demo_model(), "--data", heldout_text(), "--device", "cpu"},
+                     {{"QUANT_CONFIG", config}}),
+                 {"--device"}, 2);
   EXPECT_THAT(names_in(folder.path()), ::testing::ElementsAre("config.json"));
 }
 
@@ -106,13 +115,19 @@ TEST(Texts, UnusableTextsWriteNoMeasurement) {
     SCOPED_TRACE(name);
     const std::string data = (folder / name).string();
     expect_refused(fp8({"measure", "--json", "--model", demo_model(), "--data", data, "--out", out.string()}), {name});
-    expect_refused(fp8({"evaluate", "--json", "--model", demo_model(), "--data", data}, {{"QUANT_CONFIG", config}}), {name});
+    expect_refused(fp8({"evaluate", "--json", "--model", demo_model(), "--data", data}, {{"QUANT_CONFIG", config}}),
+                   {name});
     EXPECT_FALSE(std::filesystem::exists(out));
   }
-  expect_refused(fp8({"measure", "--model", demo_model(), "--data", calibration_text(), "--skip", "100000", "--out", out.string()}), {"--skip"});
-  expect_refused(fp8({"measure", "--model", demo_model(), "--data", calibration_text(), "--seq-len", "100000", "--out", out.string()}), {"--seq-len"});
+  expect_refused(fp8({"measure", "--model", demo_model(), "--data", calibration_text(), "--skip", "100000", "--out",
+                      out.string()}),
+                 {"--skip"});
+  expect_refused(fp8({"measure", "--model", demo_model(), "--data", calibration_text(), "--seq-len", "100000", "--out",
+                      out.string()}),
+                 {"--seq-len"});
   write_file(config, R"({"mode": "MEASURE", "allowlist": {"names": ["no such module"], "types": []}})");
-  const auto nothing = fp8({"measure", "--quiet", "--model", demo_model(), "--data", calibration_text(), "--config", config, "--out", out.string()});
+  const auto nothing = fp8({"measure", "--quiet", "--model", demo_model(), "--data", calibration_text(), "--config",
+                            config, "--out", out.string()});
   expect_refused(nothing, {"no module is selected"});
   EXPECT_FALSE(std::filesystem::exists(out));
 }

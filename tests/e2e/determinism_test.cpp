@@ -1,5 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
-// The same bytes every time: twice, on 1 and 2 threads, in any batch, and codes and scales on every SIMD level of this machine.
+// The same bytes every time: twice, on 1 and 2 threads, in any batch, and codes and scales on every SIMD level of this
+// machine.
 #include "e2e/e2e.h"
 
 namespace fp8::e2e {
@@ -45,8 +46,9 @@ class DeterminismOfScales : public ::testing::Test {
   void SetUp() override { measure(demo_model(), calibration_text(), folder_ / "stats", "2"); }
   std::string stats() const { return (folder_ / "stats").string(); }
   std::string config(const std::string& method, const std::string& device) const {
-    write_file(folder_ / "config.json", R"({"mode": "QUANTIZE", "scale_method": ")" + method + R"(", "device_for_scales": ")" + device +
-                                            R"(", "dump_stats_path": ")" + stats() + "/inc_output\"}");
+    write_file(folder_ / "config.json", R"({"mode": "QUANTIZE", "scale_method": ")" + method +
+                                            R"(", "device_for_scales": ")" + device + R"(", "dump_stats_path": ")" +
+                                            stats() + "/inc_output\"}");
     return (folder_ / "config.json").string();
   }
   test::TempDir folder_;
@@ -69,7 +71,8 @@ TEST_F(DeterminismOfScales, LogitsAreTheSameBits) {
   quantize(demo_model(), folder_ / "static", {"--measurements", stats()});
   quantize(demo_model(), folder_ / "dynamic", {"--dynamic"});
   quantize(demo_model(), folder_ / "weights", {"--weights-only"});
-  for (const std::string& model : {demo_model(), (folder_ / "static").string(), (folder_ / "dynamic").string(), (folder_ / "weights").string()}) {
+  for (const std::string& model :
+       {demo_model(), (folder_ / "static").string(), (folder_ / "dynamic").string(), (folder_ / "weights").string()}) {
     const std::string first = logits(model, heldout_text(), "5");
     EXPECT_GT(first.size(), 5u * 256 * 256 * 4);
     EXPECT_TRUE(logits(model, heldout_text(), "5", {"--threads", "1"}) == first) << model;

@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
-// What the end-to-end tests share: the program in a clean environment, a copy of the demo model that may be spoiled, and the contract
-// of a failure: exit code, one line on stderr, nothing on stdout, nothing left on disk.
+// What the end-to-end tests share: the program in a clean environment, a copy of the demo model that may be spoiled,
+// and the contract of a failure: exit code, one line on stderr, nothing on stdout, nothing left on disk.
 #pragma once
 #include <gmock/gmock.h>
 #include <gtest/gtest.h>
@@ -79,7 +79,8 @@ inline void expect_refused(const test::Run& run, const std::vector<std::string>&
 /// Names in a folder, sorted, hidden ones too.
 inline std::vector<std::string> names_in(const std::filesystem::path& folder) {
   std::vector<std::string> names;
-  for (const auto& entry : std::filesystem::directory_iterator(folder)) names.push_back(entry.path().filename().string());
+  for (const auto& entry : std::filesystem::directory_iterator(folder))
+    names.push_back(entry.path().filename().string());
   std::sort(names.begin(), names.end());
   return names;
 }
@@ -140,16 +141,25 @@ struct Tensors {
   }
   std::string bytes() const { return file(header.dump(), data); }
 
-  std::size_t begin(const std::string& tensor) const { return header.at(tensor).at("data_offsets").at(0).get<std::size_t>(); }
-  std::size_t end(const std::string& tensor) const { return header.at(tensor).at("data_offsets").at(1).get<std::size_t>(); }
-  std::string bytes_of(const std::string& tensor) const { return data.substr(begin(tensor), end(tensor) - begin(tensor)); }
+  std::size_t begin(const std::string& tensor) const {
+    return header.at(tensor).at("data_offsets").at(0).get<std::size_t>();
+  }
+  std::size_t end(const std::string& tensor) const {
+    return header.at(tensor).at("data_offsets").at(1).get<std::size_t>();
+  }
+  std::string bytes_of(const std::string& tensor) const {
+    return data.substr(begin(tensor), end(tensor) - begin(tensor));
+  }
   /// Overwrites a tensor's first bytes.
   void poke(const std::string& tensor, const std::string& with) { data.replace(begin(tensor), with.size(), with); }
-  void poke(const std::string& tensor, float value) { poke(tensor, std::string(reinterpret_cast<const char*>(&value), sizeof value)); }
+  void poke(const std::string& tensor, float value) {
+    poke(tensor, std::string(reinterpret_cast<const char*>(&value), sizeof value));
+  }
 };
 
 /// `fp8 quantize` of a model that must be refused: nothing may stand in or beside the output folder.
-inline void expect_quantize_refused(const std::string& model, const Arguments& more, const std::vector<std::string>& words = {}, int code = 1,
+inline void expect_quantize_refused(const std::string& model, const Arguments& more,
+                                    const std::vector<std::string>& words = {}, int code = 1,
                                     const Environment& environment = {}) {
   const test::TempDir folder;
   Arguments arguments = {"quantize", "--json", "--model", model, "--out", (folder / "out").string()};
@@ -158,26 +168,38 @@ inline void expect_quantize_refused(const std::string& model, const Arguments& m
   EXPECT_THAT(names_in(folder.path()), ::testing::IsEmpty());
 }
 
-inline void expect_evaluate_refused(const std::string& model, const std::vector<std::string>& words = {}, const Environment& environment = {}) {
-  expect_refused(fp8({"evaluate", "--json", "--model", model, "--data", heldout_text(), "--samples", "1"}, environment), words);
+inline void expect_evaluate_refused(const std::string& model, const std::vector<std::string>& words = {},
+                                    const Environment& environment = {}) {
+  expect_refused(fp8({"evaluate", "--json", "--model", model, "--data", heldout_text(), "--samples", "1"}, environment),
+                 words);
 }
 
 /// `fp8 measure` of the demo model on its first samples.
-inline void measure(const std::string& model, const std::string& text, const std::filesystem::path& out, const std::string& samples = "4") {
+inline void measure(const std::string& model, const std::string& text, const std::filesystem::path& out,
+                    const std::string& samples = "4") {
   expect_success(fp8({"measure", "--model", model, "--data", text, "--samples", samples, "--out", out.string()}));
 }
 
-inline void quantize(const std::string& model, const std::filesystem::path& out, const Arguments& more, const Environment& environment = {}) {
+inline void quantize(const std::string& model, const std::filesystem::path& out, const Arguments& more,
+                     const Environment& environment = {}) {
   Arguments arguments = {"quantize", "--model", model, "--out", out.string()};
   arguments.insert(arguments.end(), more.begin(), more.end());
   expect_success(fp8(arguments, environment));
 }
 
 /// The bytes of the logits that `fp8 evaluate` dumps; empty after a failure.
-inline std::string logits(const std::string& model, const std::string& text, const std::string& samples, const Arguments& more = {},
-                          const Environment& environment = {}) {
+inline std::string logits(const std::string& model, const std::string& text, const std::string& samples,
+                          const Arguments& more = {}, const Environment& environment = {}) {
   const test::TempDir folder;
-  Arguments arguments = {"evaluate", "--model", model, "--data", text, "--samples", samples, "--dump-logits", (folder / "logits").string()};
+  Arguments arguments = {"evaluate",
+                         "--model",
+                         model,
+                         "--data",
+                         text,
+                         "--samples",
+                         samples,
+                         "--dump-logits",
+                         (folder / "logits").string()};
   arguments.insert(arguments.end(), more.begin(), more.end());
   expect_success(fp8(arguments, environment));
   return test::read_file(folder / "logits");

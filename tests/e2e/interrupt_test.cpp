@@ -1,18 +1,19 @@
 // SPDX-License-Identifier: Apache-2.0
-// SIGINT and SIGTERM at many moments: quantize leaves nothing behind or everything; measuring keeps what it saw, and its NumSamples says
-// how much that was: the files equal those of a run over that many samples.
+// SIGINT and SIGTERM at many moments: quantize leaves nothing behind or everything; measuring keeps what it saw, and
+// its NumSamples says how much that was: the files equal those of a run over that many samples.
 #include "e2e/e2e.h"
 
 namespace fp8::e2e {
 namespace {
 
+using std::chrono::milliseconds;
 using ::testing::AnyOf;
 using ::testing::ElementsAre;
 using ::testing::IsEmpty;
-using std::chrono::milliseconds;
 
 /// Starts fp8, sends it the signal after `delay`, counted from the first file in `watched` (empty: from the start).
-test::Run interrupted(const Arguments& arguments, int number, milliseconds delay, const std::filesystem::path& watched, const Environment& environment = {}) {
+test::Run interrupted(const Arguments& arguments, int number, milliseconds delay, const std::filesystem::path& watched,
+                      const Environment& environment = {}) {
   const test::TempDir folder;
   test::RunOptions options;
   options.environment = clean(environment);
@@ -22,7 +23,8 @@ test::Run interrupted(const Arguments& arguments, int number, milliseconds delay
     signal(SIGINT, SIG_DFL);  // the test itself may run in the background
     test::become_fp8(arguments, options, out, err);
   }
-  for (int i = 0; !watched.empty() && i < 60000 && std::filesystem::is_empty(watched); ++i) std::this_thread::sleep_for(milliseconds(1));
+  for (int i = 0; !watched.empty() && i < 60000 && std::filesystem::is_empty(watched); ++i)
+    std::this_thread::sleep_for(milliseconds(1));
   std::this_thread::sleep_for(delay);
   kill(child, number);
   int status = 0;
@@ -56,8 +58,9 @@ TEST(Interrupt, QuantizeLeavesNothingOrAll) {
   for (int i = 0; i < 14; ++i) {
     SCOPED_TRACE(i);
     const test::TempDir folder;
-    const auto run = interrupted({"quantize", "--json", "--dynamic", "--model", model.name(), "--out", (folder / "out").string()}, i % 2 == 0 ? SIGINT : SIGTERM,
-                                 milliseconds(i * i), folder.path());
+    const auto run =
+        interrupted({"quantize", "--json", "--dynamic", "--model", model.name(), "--out", (folder / "out").string()},
+                    i % 2 == 0 ? SIGINT : SIGTERM, milliseconds(i * i), folder.path());
     if (run.code == 0) {  // it came after the last chunk
       EXPECT_THAT(names_in(folder.path()), ElementsAre("out"));
       EXPECT_EQ(names_in(folder / "out").size(), 5u);
@@ -75,7 +78,8 @@ TEST(Interrupt, WhileStartingLeavesNothing) {
   for (int i = 0; i < 6; ++i) {
     const test::TempDir folder;
     const int signal = i % 2 == 0 ? SIGINT : SIGTERM;
-    const auto run = interrupted({"quantize", "--dynamic", "--model", model.name(), "--out", (folder / "out").string()}, signal, milliseconds(20 + 40 * i), {});
+    const auto run = interrupted({"quantize", "--dynamic", "--model", model.name(), "--out", (folder / "out").string()},
+                                 signal, milliseconds(20 + 40 * i), {});
     EXPECT_THAT(run.code, AnyOf(0, 1, -signal));  // -signal: before main()
     if (run.code == 0) continue;
     EXPECT_THAT(names_in(folder.path()), IsEmpty());
@@ -85,18 +89,22 @@ TEST(Interrupt, WhileStartingLeavesNothing) {
 /// The three files of a measurement, whole and readable: NumSamples; 0 if there are none.
 std::int64_t samples_measured(const std::filesystem::path& folder, const std::string& prefix) {
   if (!std::filesystem::exists(folder)) return 0;
-  EXPECT_THAT(names_in(folder),
-              ElementsAre(prefix + "_hooks_maxabs.json", prefix + "_hooks_maxabs.npz", prefix + "_hooks_maxabs_mod_list.json"));
+  EXPECT_THAT(names_in(folder), ElementsAre(prefix + "_hooks_maxabs.json", prefix + "_hooks_maxabs.npz",
+                                            prefix + "_hooks_maxabs_mod_list.json"));
   return io::read_json(folder / (prefix + "_hooks_maxabs.json"))["NumSamples"].get<std::int64_t>();
 }
 
-/// Interrupts `arguments` at several moments and compares what it wrote below `out` with a whole run over as many samples.
-void expect_partial_measurements(const Arguments& arguments, const std::filesystem::path& out, const Environment& environment) {
+/// Interrupts `arguments` at several moments and compares what it wrote below `out` with a whole run over as many
+/// samples.
+void expect_partial_measurements(const Arguments& arguments, const std::filesystem::path& out,
+                                 const Environment& environment) {
   std::map<std::int64_t, std::map<std::string, std::string>> partial;
-  for (int i = 0; i < 8; ++i) {
+  milliseconds delay(200);
+  for (int i = 0; i < 24 && partial.size() < 4; ++i) {
     std::filesystem::remove_all(out);
-    const auto run = interrupted(arguments, i % 2 == 0 ? SIGINT : SIGTERM, milliseconds(200 + 150 * i), {}, environment);
+    const auto run = interrupted(arguments, i % 2 == 0 ? SIGINT : SIGTERM, delay, {}, environment);
     const std::int64_t samples = samples_measured(out, "inc_output");
+    delay = run.code == 0 ? delay / 2 : delay + milliseconds(130);  // too late; else a little later
     if (run.code == 0 || run.code == -SIGINT || run.code == -SIGTERM) {
       EXPECT_EQ(samples, run.code == 0 ? 600 : 0);
       continue;
@@ -115,7 +123,9 @@ void expect_partial_measurements(const Arguments& arguments, const std::filesyst
 TEST(Interrupt, MeasureKeepsWhatItSaw) {
   const test::TempDir folder;
   const auto out = folder / "out";
-  expect_partial_measurements({"measure", "--model", demo_model(), "--data", calibration_text(), "--samples", "600", "--out", out.string()}, out, {});
+  expect_partial_measurements(
+      {"measure", "--model", demo_model(), "--data", calibration_text(), "--samples", "600", "--out", out.string()},
+      out, {});
   std::filesystem::remove_all(out);
   EXPECT_THAT(names_in(folder.path()), IsEmpty());
 }
@@ -123,8 +133,10 @@ TEST(Interrupt, MeasureKeepsWhatItSaw) {
 TEST(Interrupt, EvaluateUnderQuantConfigKeepsWhatItSaw) {
   const test::TempDir folder;
   const auto out = folder / "out", config = folder / "config.json";
-  write_file(config, R"({"mode": "MEASURE", "measure_exclude": "NONE", "dump_stats_path": ")" + (out / "inc_output").string() + "\"}");
-  expect_partial_measurements({"evaluate", "--model", demo_model(), "--data", calibration_text(), "--samples", "600"}, out, {{"QUANT_CONFIG", config.string()}});
+  write_file(config, R"({"mode": "MEASURE", "measure_exclude": "NONE", "dump_stats_path": ")" +
+                         (out / "inc_output").string() + "\"}");
+  expect_partial_measurements({"evaluate", "--model", demo_model(), "--data", calibration_text(), "--samples", "600"},
+                              out, {{"QUANT_CONFIG", config.string()}});
   std::filesystem::remove_all(out);
   EXPECT_THAT(names_in(folder.path()), ElementsAre("config.json"));
 }

@@ -1,5 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
-// The program in odd surroundings: other locales, closed or full standard streams, no colours, --quiet; and that it documents itself.
+// The program in odd surroundings: other locales, closed or full standard streams, no colours, --quiet; and that it
+// documents itself.
 #include "e2e/e2e.h"
 
 namespace fp8::e2e {
@@ -23,23 +24,30 @@ TEST(Program, EveryCommandShowsAnExample) {
 TEST(Program, JsonIsOneObjectAndNothingElse) {
   const test::TempDir folder;
   const std::string stats = (folder / "stats").string(), out = (folder / "fp8").string();
-  const auto measured = fp8({"measure", "--json", "--model", demo_model(), "--data", calibration_text(), "--samples", "2", "--out", stats});
-  for (const char* key : {"modules", "tensors", "samples", "forward_seconds", "seconds", "out"}) EXPECT_TRUE(json_of(measured).contains(key)) << key;
+  const auto measured = fp8(
+      {"measure", "--json", "--model", demo_model(), "--data", calibration_text(), "--samples", "2", "--out", stats});
+  for (const char* key : {"modules", "tensors", "samples", "forward_seconds", "seconds", "out"})
+    EXPECT_TRUE(json_of(measured).contains(key)) << key;
   EXPECT_EQ(json_of(measured)["modules"], 29);  // 4 layers of 7, and lm_head
   EXPECT_EQ(json_of(measured)["tensors"], 3 * 29);
   EXPECT_EQ(json_of(measured)["out"].size(), 3u);
   const auto quantized = fp8({"quantize", "--json", "--model", demo_model(), "--measurements", stats, "--out", out});
-  for (const char* key : {"modules_quantized", "modules_skipped", "weights_bytes", "source_bytes", "seconds", "peak_rss_bytes"})
+  for (const char* key :
+       {"modules_quantized", "modules_skipped", "weights_bytes", "source_bytes", "seconds", "peak_rss_bytes"})
     EXPECT_TRUE(json_of(quantized).contains(key)) << key;
-  const auto evaluated = fp8({"evaluate", "--json", "--model", out, "--reference", demo_model(), "--data", heldout_text(), "--samples", "2"});
-  for (const char* key : {"perplexity", "tokens", "weights_bytes", "seconds", "tokens_per_second", "reference_perplexity", "kl", "top1_agreement"})
+  const auto evaluated = fp8(
+      {"evaluate", "--json", "--model", out, "--reference", demo_model(), "--data", heldout_text(), "--samples", "2"});
+  for (const char* key : {"perplexity", "tokens", "weights_bytes", "seconds", "tokens_per_second",
+                          "reference_perplexity", "kl", "top1_agreement"})
     EXPECT_TRUE(json_of(evaluated).contains(key)) << key;
   for (const auto& run : {measured, quantized, evaluated}) EXPECT_EQ(run.err, "");
 }
 
 TEST(Program, OutputIsPlainTextWithoutATerminal) {
-  for (const Environment& environment : {Environment{}, Environment{{"NO_COLOR", "1"}}, Environment{{"TERM", "xterm-256color"}, {"CLICOLOR_FORCE", "1"}}}) {
-    const auto run = fp8({"evaluate", "--model", demo_model(), "--data", heldout_text(), "--samples", "2"}, environment);
+  for (const Environment& environment : {Environment{}, Environment{{"NO_COLOR", "1"}},
+                                         Environment{{"TERM", "xterm-256color"}, {"CLICOLOR_FORCE", "1"}}}) {
+    const auto run =
+        fp8({"evaluate", "--model", demo_model(), "--data", heldout_text(), "--samples", "2"}, environment);
     expect_success(run);
     EXPECT_THAT(run.out, HasSubstr("perplexity"));
     EXPECT_THAT(run.out, Not(HasSubstr("\x1b")));
@@ -47,7 +55,8 @@ TEST(Program, OutputIsPlainTextWithoutATerminal) {
 }
 
 TEST(Program, LocalesChangeNoNumber) {
-  const Arguments arguments = {"evaluate", "--json", "--model", demo_model(), "--data", heldout_text(), "--samples", "2"};
+  const Arguments arguments = {"evaluate", "--json",       "--model",   demo_model(),
+                               "--data",   heldout_text(), "--samples", "2"};
   const auto plain = json_of(fp8(arguments));
   for (const char* locale : {"de_DE.UTF-8", "tr_TR.UTF-8", "C.UTF-8", "nonsense"}) {
     const auto json = json_of(fp8(arguments, {{"LC_ALL", locale}, {"LANG", locale}}));
@@ -58,7 +67,9 @@ TEST(Program, LocalesChangeNoNumber) {
 TEST(Program, QuietSilencesWarningsNotErrors) {
   const test::TempDir folder;
   const std::string config = (folder / "config.json").string();
-  write_file(config, R"({"mode": "MEASURE", "blocklist": {"names": ["no_such_module"], "types": []}, "dump_stats_path": ")" + (folder / "stats/s").string() + "\"}");
+  write_file(config,
+             R"({"mode": "MEASURE", "blocklist": {"names": ["no_such_module"], "types": []}, "dump_stats_path": ")" +
+                 (folder / "stats/s").string() + "\"}");
   Arguments arguments = {"evaluate", "--model", demo_model(), "--data", heldout_text(), "--samples", "1"};
   const auto loud = fp8(arguments, {{"QUANT_CONFIG", config}});
   EXPECT_EQ(loud.code, 0);
@@ -66,7 +77,8 @@ TEST(Program, QuietSilencesWarningsNotErrors) {
   EXPECT_THAT(loud.err, HasSubstr("no_such_module"));
   arguments.push_back("--quiet");
   expect_success(fp8(arguments, {{"QUANT_CONFIG", config}}));
-  expect_refused(fp8({"evaluate", "--quiet", "--model", (folder / "none").string(), "--data", heldout_text()}), {"none"});
+  expect_refused(fp8({"evaluate", "--quiet", "--model", (folder / "none").string(), "--data", heldout_text()}),
+                 {"none"});
 }
 
 TEST(Program, StdoutThatCannotBeWrittenIsAFailure) {
@@ -81,8 +93,10 @@ TEST(Program, StdoutThatCannotBeWrittenIsAFailure) {
 
 TEST(Program, WrongUsageIsExitCode2) {
   const std::string model = demo_model();
-  for (const Arguments& more : {Arguments{}, Arguments{"--dynamic", "--weights-only"}, Arguments{"--dynamic", "--scheme", "row"}, Arguments{"--dynamic", "--dialect", "gaudi1"},
-                                Arguments{"--dynamic", "--block"}, Arguments{"--dynamic", "--format", "gguf"}, Arguments{"--dynamic", "extra"}}) {
+  for (const Arguments& more :
+       {Arguments{}, Arguments{"--dynamic", "--weights-only"}, Arguments{"--dynamic", "--scheme", "row"},
+        Arguments{"--dynamic", "--dialect", "gaudi1"}, Arguments{"--dynamic", "--block"},
+        Arguments{"--dynamic", "--format", "gguf"}, Arguments{"--dynamic", "extra"}}) {
     expect_quantize_refused(model, more, {}, 2);
   }
 }

@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
-// QUANT_CONFIG in the environment against the explicit way: measuring changes no bit of the logits and writes what fp8 measure writes; a
-// model quantized on load gives the logits of measure + quantize --config + evaluate, bit for bit.
+// QUANT_CONFIG in the environment against the explicit way: measuring changes no bit of the logits and writes what fp8
+// measure writes; a model quantized on load gives the logits of measure + quantize --config + evaluate, bit for bit.
 #include "e2e/e2e.h"
 
 namespace fp8::e2e {
@@ -46,7 +46,8 @@ void expect_measuring_changes_nothing(const Subject& s) {
   const auto explicitly = contents(s.folder / "stats");
   std::filesystem::remove_all(s.folder / "stats");
   const std::string config = s.config({{"mode", "MEASURE"}, {"measure_exclude", "NONE"}});
-  const std::string plain = logits(s.model, s.text, "6"), measuring = logits(s.model, s.text, "6", {}, {{"QUANT_CONFIG", config}});
+  const std::string plain = logits(s.model, s.text, "6"),
+                    measuring = logits(s.model, s.text, "6", {}, {{"QUANT_CONFIG", config}});
   EXPECT_FALSE(plain.empty());
   EXPECT_TRUE(plain == measuring);
   EXPECT_EQ(contents(s.folder / "stats"), explicitly);
@@ -63,13 +64,18 @@ void expect_all_methods_agree(const Subject& s, bool gaudi2_first) {
     s.expect_same(json);
     gaudi2 = !gaudi2;
   }
-  s.expect_same({{"mode", "QUANTIZE"}, {"scale_method", "maxabs_hw"}, {"blocklist", lm_head}}, {{"FP8_HPU_DEVICE", "gaudi2"}});
+  s.expect_same({{"mode", "QUANTIZE"}, {"scale_method", "maxabs_hw"}, {"blocklist", lm_head}},
+                {{"FP8_HPU_DEVICE", "gaudi2"}});
   s.expect_same({{"mode", "QUANTIZE"}, {"blocklist", {{"names", {"layers.0"}}}}, {"hp_dtype", "FP32"}});
 }
 
-TEST(QuantConfig, MeasuringChangesNoBitOfABf16Model) { expect_measuring_changes_nothing({demo_model(), calibration_text(), {}}); }
+TEST(QuantConfig, MeasuringChangesNoBitOfABf16Model) {
+  expect_measuring_changes_nothing({demo_model(), calibration_text(), {}});
+}
 
-TEST(QuantConfig, QuantizedOnLoadEqualsTheCheckpointOfABf16Model) { expect_all_methods_agree({demo_model(), calibration_text(), {}}, true); }
+TEST(QuantConfig, QuantizedOnLoadEqualsTheCheckpointOfABf16Model) {
+  expect_all_methods_agree({demo_model(), calibration_text(), {}}, true);
+}
 
 TEST(QuantConfig, MeasuringChangesNoBitOfAnF32Model) {
   FP8_NEED_TEST_DATA(data);
@@ -85,7 +91,8 @@ TEST(QuantConfig, ATiedHeadIsQuantizedAloneAsInTheCheckpoint) {
   FP8_NEED_TEST_DATA(data);
   const Subject s = {(data / "models/stories260K").string(), (data / "text/ts_calib.txt").string(), {}};
   s.measure_it();
-  for (const char* method : {"maxabs_hw", "unit_scale", "act_maxabs_hw_weights_pcs_maxabs_pow2"}) s.expect_same({{"mode", "QUANTIZE"}, {"scale_method", method}});
+  for (const char* method : {"maxabs_hw", "unit_scale", "act_maxabs_hw_weights_pcs_maxabs_pow2"})
+    s.expect_same({{"mode", "QUANTIZE"}, {"scale_method", method}});
   // lm_head's own codes, and the embedding in high precision.
   const Tensors file = Tensors::read(s.folder / "fp8/model.safetensors");
   EXPECT_EQ(file.header["lm_head.weight"]["dtype"], "F8_E4M3");
@@ -97,7 +104,8 @@ TEST(QuantConfig, TheReferenceIsLeftAlone) {
   const Subject s = {demo_model(), calibration_text(), {}};
   s.measure_it();
   const std::string config = s.config({{"mode", "QUANTIZE"}});
-  const Arguments arguments = {"evaluate", "--json", "--model", s.model, "--reference", s.model, "--data", heldout_text(), "--samples", "4"};
+  const Arguments arguments = {"evaluate", "--json", "--model",      s.model,     "--reference",
+                               s.model,    "--data", heldout_text(), "--samples", "4"};
   const auto plain = json_of(fp8(arguments)), quantized = json_of(fp8(arguments, {{"QUANT_CONFIG", config}}));
   EXPECT_EQ(plain["kl"], 0.0);
   EXPECT_EQ(plain["perplexity"], plain["reference_perplexity"]);

@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
-// What `fp8 quantize` puts into a checkpoint, checked in the file with formulas written here: scale_inv = f32(amax / 448), the largest of
-// q, k, v and of gate, up where scales are shared; rows of zeros have scale 1 and codes 0.
+// What `fp8 quantize` puts into a checkpoint, checked in the file with formulas written here: scale_inv = f32(amax /
+// 448), the largest of q, k, v and of gate, up where scales are shared; rows of zeros have scale 1 and codes 0.
 #include <cmath>
 
 #include "e2e/e2e.h"
@@ -35,19 +35,27 @@ float amax_of(const std::vector<float>& values) {
 }
 
 Tensors source() { return Tensors::read(std::filesystem::path(demo_model()) / "model.safetensors"); }
-float amax_of(const Tensors& file, const std::string& module) { return amax_of(bf16_values(file.bytes_of(module + ".weight"))); }
-float scale_of(const Tensors& file, const std::string& module) { return f32_values(file.bytes_of(module + ".weight_scale")).at(0); }
+float amax_of(const Tensors& file, const std::string& module) {
+  return amax_of(bf16_values(file.bytes_of(module + ".weight")));
+}
+float scale_of(const Tensors& file, const std::string& module) {
+  return f32_values(file.bytes_of(module + ".weight_scale")).at(0);
+}
 
 TEST(Quantize, ScalesAreSharedUnlessToldOtherwise) {
   const test::TempDir folder;
   quantize(demo_model(), folder / "shared", {"--weights-only", "--scheme", "tensor"});
   quantize(demo_model(), folder / "own", {"--weights-only", "--scheme", "tensor", "--no-fuse-scales"});
-  const Tensors from = source(), shared = Tensors::read(folder / "shared/model.safetensors"), own = Tensors::read(folder / "own/model.safetensors");
+  const Tensors from = source(), shared = Tensors::read(folder / "shared/model.safetensors"),
+                own = Tensors::read(folder / "own/model.safetensors");
   int different = 0;
   for (int layer = 0; layer < 4; ++layer) {
     const std::string at = "model.layers." + std::to_string(layer) + ".";
-    for (const std::vector<std::string>& group : {std::vector<std::string>{"self_attn.q_proj", "self_attn.k_proj", "self_attn.v_proj"},
-                                                  {"self_attn.o_proj"}, {"mlp.gate_proj", "mlp.up_proj"}, {"mlp.down_proj"}}) {
+    for (const std::vector<std::string>& group :
+         {std::vector<std::string>{"self_attn.q_proj", "self_attn.k_proj", "self_attn.v_proj"},
+          {"self_attn.o_proj"},
+          {"mlp.gate_proj", "mlp.up_proj"},
+          {"mlp.down_proj"}}) {
       float largest = 0;
       for (const auto& name : group) largest = std::max(largest, amax_of(from, at + name));
       for (const auto& name : group) {
@@ -63,8 +71,10 @@ TEST(Quantize, ScalesAreSharedUnlessToldOtherwise) {
 TEST(Quantize, ADryRunCountsWhatTheRunWrites) {
   const test::TempDir folder;
   measure(demo_model(), calibration_text(), folder / "stats", "1");
-  for (const Arguments& way : {Arguments{"--measurements", (folder / "stats").string()}, Arguments{"--dynamic"}, Arguments{"--weights-only", "--scheme", "tensor"},
-                               Arguments{"--dynamic", "--include", "lm_head"}, Arguments{"--dynamic", "--exclude", "layers\\.[01]\\."}}) {
+  for (const Arguments& way :
+       {Arguments{"--measurements", (folder / "stats").string()}, Arguments{"--dynamic"},
+        Arguments{"--weights-only", "--scheme", "tensor"}, Arguments{"--dynamic", "--include", "lm_head"},
+        Arguments{"--dynamic", "--exclude", "layers\\.[01]\\."}}) {
     const test::TempDir out;
     Arguments arguments = {"quantize", "--json", "--model", demo_model(), "--out", (out / "out").string()};
     arguments.insert(arguments.end(), way.begin(), way.end());
@@ -74,10 +84,12 @@ TEST(Quantize, ADryRunCountsWhatTheRunWrites) {
     arguments.push_back("--dry-run");
     const auto dry = json_of(fp8(arguments));
     EXPECT_THAT(names_in(out.path()), ::testing::IsEmpty());
-    for (const char* key : {"modules_quantized", "modules_skipped", "scheme", "weights_bytes", "source_bytes"}) EXPECT_EQ(dry[key], real[key]) << key;
+    for (const char* key : {"modules_quantized", "modules_skipped", "scheme", "weights_bytes", "source_bytes"})
+      EXPECT_EQ(dry[key], real[key]) << key;
     EXPECT_EQ(real["weights_bytes"], file.data.size());
     std::size_t codes = 0;
-    for (const auto& [name, info] : file.header.items()) codes += name != "__metadata__" && info["dtype"] == "F8_E4M3" ? 1 : 0;
+    for (const auto& [name, info] : file.header.items())
+      codes += name != "__metadata__" && info["dtype"] == "F8_E4M3" ? 1 : 0;
     EXPECT_EQ(real["modules_quantized"], codes);
     EXPECT_EQ(dry["modules"].size(), codes);
   }
@@ -85,7 +97,8 @@ TEST(Quantize, ADryRunCountsWhatTheRunWrites) {
 
 TEST(Quantize, IncludeAndExcludeChooseModules) {
   const test::TempDir folder;
-  quantize(demo_model(), folder / "out", {"--dynamic", "--include", "lm_head", "--exclude", "layers\\.2\\.", "--exclude", "up_proj$"});
+  quantize(demo_model(), folder / "out",
+           {"--dynamic", "--include", "lm_head", "--exclude", "layers\\.2\\.", "--exclude", "up_proj$"});
   const Tensors file = Tensors::read(folder / "out/model.safetensors");
   EXPECT_EQ(file.header["lm_head.weight"]["dtype"], "F8_E4M3");
   EXPECT_EQ(file.header["model.embed_tokens.weight"]["dtype"], "BF16");
@@ -93,9 +106,12 @@ TEST(Quantize, IncludeAndExcludeChooseModules) {
   EXPECT_EQ(file.header["model.layers.1.mlp.up_proj.weight"]["dtype"], "BF16");
   EXPECT_EQ(file.header["model.layers.1.mlp.gate_proj.weight"]["dtype"], "F8_E4M3");
   const auto config = io::read_json(folder / "out/config.json");
-  EXPECT_THAT(config["quantization_config"]["ignore"].get<std::vector<std::string>>(), Contains("model.layers.2.mlp.down_proj"));
-  EXPECT_EQ(file.bytes_of("model.layers.2.mlp.down_proj.weight"), source().bytes_of("model.layers.2.mlp.down_proj.weight"));
-  const auto result = json_of(fp8({"evaluate", "--json", "--model", (folder / "out").string(), "--reference", demo_model(), "--data", heldout_text()}));
+  EXPECT_THAT(config["quantization_config"]["ignore"].get<std::vector<std::string>>(),
+              Contains("model.layers.2.mlp.down_proj"));
+  EXPECT_EQ(file.bytes_of("model.layers.2.mlp.down_proj.weight"),
+            source().bytes_of("model.layers.2.mlp.down_proj.weight"));
+  const auto result = json_of(fp8({"evaluate", "--json", "--model", (folder / "out").string(), "--reference",
+                                   demo_model(), "--data", heldout_text()}));
   EXPECT_LT(result["kl"].get<double>(), 0.01);
   expect_quantize_refused(demo_model(), {"--dynamic", "--exclude", "."}, {"no module is left"});
   expect_quantize_refused(demo_model(), {"--dynamic", "--exclude", "("}, {"--exclude"});
@@ -112,8 +128,8 @@ TEST(Quantize, ATiedHeadGetsItsOwnWeight) {
   const Tensors file = Tensors::read(folder / "head/model.safetensors");
   EXPECT_EQ(file.header["lm_head.weight"]["shape"], file.header["model.embed_tokens.weight"]["shape"]);
   for (const char* name : {"kept", "head"}) {
-    const auto result = json_of(fp8({"evaluate", "--json", "--model", (folder / name).string(), "--reference", model, "--data",
-                                     (data / "text/ts_calib.txt").string(), "--samples", "16"}));
+    const auto result = json_of(fp8({"evaluate", "--json", "--model", (folder / name).string(), "--reference", model,
+                                     "--data", (data / "text/ts_calib.txt").string(), "--samples", "16"}));
     EXPECT_GT(result["kl"].get<double>(), 0.0);
     EXPECT_LT(result["kl"].get<double>(), 0.05);
   }
@@ -130,7 +146,8 @@ TEST(Quantize, RowsOfZerosHaveScaleOneAndCodesZero) {
   measure(model.name(), calibration_text(), folder / "stats", "2");
   quantize(model.name(), folder / "channel", {"--dynamic"});
   quantize(model.name(), folder / "tensor", {"--measurements", (folder / "stats").string()});
-  const Tensors channel = Tensors::read(folder / "channel/model.safetensors"), tensor = Tensors::read(folder / "tensor/model.safetensors");
+  const Tensors channel = Tensors::read(folder / "channel/model.safetensors"),
+                tensor = Tensors::read(folder / "tensor/model.safetensors");
   const auto scales = f32_values(channel.bytes_of(some + ".weight_scale"));
   for (int row = 0; row < 3; ++row) EXPECT_EQ(scales[row], 1.0f);
   EXPECT_NE(scales[3], 1.0f);
@@ -138,7 +155,8 @@ TEST(Quantize, RowsOfZerosHaveScaleOneAndCodesZero) {
   EXPECT_EQ(scale_of(tensor, all), 1.0f);
   EXPECT_EQ(tensor.bytes_of(all + ".weight"), std::string(tensor.bytes_of(all + ".weight").size(), '\0'));
   for (const char* name : {"channel", "tensor"}) {
-    const auto result = json_of(fp8({"evaluate", "--json", "--model", (folder / name).string(), "--reference", model.name(), "--data", heldout_text(), "--samples", "8"}));
+    const auto result = json_of(fp8({"evaluate", "--json", "--model", (folder / name).string(), "--reference",
+                                     model.name(), "--data", heldout_text(), "--samples", "8"}));
     EXPECT_LT(result["kl"].get<double>(), 0.05);
   }
 }
@@ -160,8 +178,10 @@ TEST(Quantize, ShardsGiveTheSameCheckpointAndStrayFilesStayBehind) {
     shard.data += bytes;
     map[name] = "model-0000" + std::to_string(next++ % 3 + 1) + "-of-00003.safetensors";
   }
-  for (int i = 0; i < 3; ++i) model.write("model-0000" + std::to_string(i + 1) + "-of-00003.safetensors", shards[i].bytes());
-  model.write("model.safetensors.index.json", io::Json{{"metadata", {{"total_size", whole.data.size()}}}, {"weight_map", map}}.dump());
+  for (int i = 0; i < 3; ++i)
+    model.write("model-0000" + std::to_string(i + 1) + "-of-00003.safetensors", shards[i].bytes());
+  model.write("model.safetensors.index.json",
+              io::Json{{"metadata", {{"total_size", whole.data.size()}}}, {"weight_map", map}}.dump());
   model.write("stray.safetensors", "junk");
   model.write("pytorch_model.bin", "junk");
   model.write("hf_quant_config.json", "{}");
@@ -169,7 +189,8 @@ TEST(Quantize, ShardsGiveTheSameCheckpointAndStrayFilesStayBehind) {
   const test::TempDir folder;
   quantize(model.name(), folder / "shards", {"--dynamic"});
   quantize(demo_model(), folder / "whole", {"--dynamic"});
-  EXPECT_THAT(names_in(folder / "shards"), ElementsAre("config.json", "fp8.json", "generation_config.json", "model.safetensors", "tokenizer.json", "tokenizer_config.json"));
+  EXPECT_THAT(names_in(folder / "shards"), ElementsAre("config.json", "fp8.json", "generation_config.json",
+                                                       "model.safetensors", "tokenizer.json", "tokenizer_config.json"));
   auto files = contents(folder / "shards");
   EXPECT_EQ(files.at("generation_config.json"), "{\"eos_token_id\": 0}");
   files.erase("generation_config.json");
