@@ -33,7 +33,17 @@ void WeightTag::check_access(const std::string& op, const at::Tensor& tensor) co
 }
 
 void WeightTag::check_copy(const at::Tensor& to, const at::Tensor& from) const {
-  if (!handler->owns_values() || to.scalar_type() == from.scalar_type()) return;
+  if (!handler->owns_values()) return;
+  if (to.scalar_type() == from.scalar_type()) {
+    const Block* source = block_of(from);
+    const bool leaves =
+        source != nullptr && source->tag.get() == this && block_of(to) != nullptr && block_of(to) != source;
+    const auto view = leaves ? view_of(*this, from) : std::nullopt;
+    TORCH_CHECK(!view.has_value() || !view->whole || !view->transposed, "[copy] the weight of module '", module_names(),
+                "' is ", dtype, " (", handler->describe(), "): a transposed copy would hold codes without their scale; ",
+                "torch::jit::optimize_for_inference() makes such copies, use torch::jit::freeze()");
+    return;
+  }
   TORCH_CHECK(false, "[copy] the weight of module '", module_names(), "' is ", dtype, " (", handler->describe(),
               "): expected a copy of the same dtype, got ", from.scalar_type(), " -> ", to.scalar_type(),
               "; its codes are no values without the scale");
