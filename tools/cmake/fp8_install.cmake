@@ -15,8 +15,9 @@ endforeach()
 install(FILES ${FP8_INCLUDE_DIR}/fp8/version.h ${FP8_INCLUDE_DIR}/fp8/fp8.h DESTINATION include/fp8)
 
 if(TARGET fp8)
-  set_target_properties(fp8 PROPERTIES INSTALL_RPATH "$ORIGIN/../lib;${FP8_TORCH_ROOT}/lib")
-  install(TARGETS fp8 RUNTIME DESTINATION bin)
+  set_target_properties(fp8 PROPERTIES INSTALL_RPATH "$ORIGIN/../lib")
+  set_target_properties(fp8_program PROPERTIES INSTALL_RPATH "$ORIGIN;${FP8_TORCH_ROOT}/lib")
+  install(TARGETS fp8 fp8_program RUNTIME DESTINATION bin LIBRARY DESTINATION lib)
   install(DIRECTORY ${PROJECT_SOURCE_DIR}/tools/text ${PROJECT_SOURCE_DIR}/tools/models DESTINATION include/fp8/tools
     FILES_MATCHING PATTERN "*.h" PATTERN "*-inl.h" EXCLUDE)
 endif()
