@@ -10,9 +10,20 @@
 #include <cstdio>
 #include <cstdlib>
 
+namespace {
+
+/// Until the commands install theirs: nothing has been written yet.
+void stop_before_start(int) {
+  constexpr char kMessage[] = "fp8: error: interrupted\n";
+  if (write(STDERR_FILENO, kMessage, sizeof kMessage - 1) < 0) _exit(1);
+  _exit(1);
+}
+
+}  // namespace
+
 int main(int argc, char** argv) {
-  std::signal(SIGINT, [](int) { _exit(1); });  // until the commands install theirs
-  std::signal(SIGTERM, [](int) { _exit(1); });
+  std::signal(SIGINT, stop_before_start);
+  std::signal(SIGTERM, stop_before_start);
   setenv("OMP_WAIT_POLICY", "passive", /*overwrite=*/0);
   void* program = dlopen("libfp8_program.so", RTLD_NOW | RTLD_GLOBAL);
   auto* run = program != nullptr ? reinterpret_cast<int (*)(int, char**)>(dlsym(program, "fp8_run")) : nullptr;
