@@ -39,7 +39,7 @@ bool mixes_devices(std::string_view op) {
 /// The arguments of one call and their aliases.
 class Frame {
  public:
-  explicit Frame(const c10::OperatorHandle& op) : op_(op), name_(op.operator_name().name) {}
+  explicit Frame(const c10::OperatorHandle& op) : name_(op.operator_name().name) {}
 
   at::Tensor alias(const at::Tensor& t, bool written) {
     if (!t.defined()) return t;
@@ -102,7 +102,6 @@ class Frame {
     c10::StorageImpl* cpu_storage;
     bool written;
   };
-  const c10::OperatorHandle& op_;
   const std::string& name_;
   c10::SmallVector<Alias, 8> aliases_;
   c10::DeviceIndex device_ = -1;

@@ -1,6 +1,10 @@
 // SPDX-License-Identifier: Apache-2.0
 // Level detection. __builtin_cpu_supports also checks that the OS saves the registers (XCR0), so a level reported here
 // can be executed. The choice is made once; ScopedSimdLevel overrides it for tests and benchmarks.
+#if defined(__x86_64__)
+#include <cpuid.h>
+#endif
+
 #include "fp8/runtime/kernels/simd.h"
 
 #include <unistd.h>
@@ -16,11 +20,19 @@ namespace {
 
 constexpr SimdLevel kLevels[] = {SimdLevel::scalar, SimdLevel::avx2, SimdLevel::avx512, SimdLevel::avx512bf16};
 
+#if defined(__x86_64__)
+/// clang 16's __builtin_cpu_supports does not know "f16c".
+bool has_f16c() {
+  unsigned eax = 0, ebx = 0, ecx = 0, edx = 0;
+  return __get_cpuid(1, &eax, &ebx, &ecx, &edx) != 0 && (ecx & bit_F16C) != 0;
+}
+#endif
+
 /// BMI and AVX512CD are what Highway's targets of the same names may use besides; every CPU with the rest has them.
 SimdLevel detect() {
 #if defined(__x86_64__)
   __builtin_cpu_init();
-  if (!(__builtin_cpu_supports("avx2") && __builtin_cpu_supports("fma") && __builtin_cpu_supports("f16c") &&
+  if (!(__builtin_cpu_supports("avx2") && __builtin_cpu_supports("fma") && has_f16c() &&
         __builtin_cpu_supports("bmi") && __builtin_cpu_supports("bmi2"))) {
     return SimdLevel::scalar;
   }

@@ -164,7 +164,7 @@ struct Avx512 {
   static FP8_INLINE I finish(const I* code, I sign) {
     const I low7 = set(0x7F7F7F7Fu);
     if constexpr (kVbmi) {
-      return _mm512_ternarylogic_epi32(low7, gather_bytes<T, 0>(code[0], code[1], code[2], code[3]), sign, 0xCA);
+      return _mm512_ternarylogic_epi32(low7, (gather_bytes<T, 0>(code[0], code[1], code[2], code[3])), sign, 0xCA);
     }
     const I mask = set(0x7Fu);
     const I ab = _mm512_packus_epi32(_mm512_and_si512(code[0], mask), _mm512_and_si512(code[1], mask));

@@ -30,7 +30,12 @@ struct SumBf16 {
     w[1] = _mm512_castsi512_ps(hi);
   }
   [[gnu::always_inline]] static inline __m512 add(__m512 acc, __m512 w, const float* item) {
+#if defined(__clang__) && __clang_major__ < 17
+    asm("vdpbf16ps %2, %1, %0" : "+v"(acc) : "v"(w), "v"(_mm512_set1_ps(*item)));  // clang 16's optimizer recurses without end here
+    return acc;
+#else
     return _mm512_dpbf16_ps(acc, (__m512bh)w, (__m512bh)_mm512_set1_ps(*item));
+#endif
   }
 };
 
