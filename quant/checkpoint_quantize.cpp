@@ -70,12 +70,6 @@ class Job {
   }
 
  private:
-  static std::uint64_t bytes_of(const io::SafetensorsWriter::Entry& e) {
-    std::uint64_t n = static_cast<std::uint64_t>(io::size_of(e.dtype));
-    for (auto d : e.shape) n *= static_cast<std::uint64_t>(d);
-    return n;
-  }
-
   /// The tensor that holds a module's weight: its own, or the embedding's for a tied lm_head.
   std::string source_tensor(const std::string& module) const { return untied_ && module == "lm_head" ? "model.embed_tokens.weight" : module + ".weight"; }
 

@@ -41,12 +41,6 @@ void carry_file(const fs::path& from, const fs::path& to) {
   file.commit();
 }
 
-std::uint64_t bytes_of(const io::SafetensorsWriter::Entry& e) {
-  std::uint64_t n = static_cast<std::uint64_t>(io::size_of(e.dtype));
-  for (auto d : e.shape) n *= static_cast<std::uint64_t>(d);
-  return n;
-}
-
 std::string shard_name(std::size_t i, std::size_t n) {
   char text[64];
   std::snprintf(text, sizeof text, "model-%05zu-of-%05zu.safetensors", i + 1, n);
@@ -73,6 +67,12 @@ std::string type_of_weight(const std::string& module, const std::vector<std::int
     if (last == name) return "Embedding";
   }
   return shape.size() == 2 ? "Linear" : "Conv" + std::to_string(shape.size() - 2) + "d";
+}
+
+std::uint64_t bytes_of(const io::SafetensorsWriter::Entry& e) {
+  std::uint64_t n = static_cast<std::uint64_t>(io::size_of(e.dtype));
+  for (auto d : e.shape) n *= static_cast<std::uint64_t>(d);
+  return n;
 }
 
 void OutputFolder::write_json(const std::string& name, const io::Json& value) { io::write_json(directory_.file(name), value); }
