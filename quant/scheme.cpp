@@ -2,10 +2,9 @@
 #include "fp8/quant/scheme.h"
 
 #include <Eigen/Core>
-#include <cstring>
 
 #include "fp8/runtime/kernels/cast.h"
-#include "fp8/runtime/kernels/decode.h"
+#include "fp8/runtime/kernels/float_bits.h"
 
 namespace fp8::quant {
 namespace {
@@ -14,27 +13,10 @@ recipes::IncTarget target_of(const Scheme& scheme) { return {scheme.dialect, sch
 
 std::vector<float> to_vector(const Eigen::ArrayXf& a) { return {a.data(), a.data() + a.size()}; }
 
-float value_at(const void* w, recipes::FloatType type, std::int64_t i) {
-  if (type == recipes::FloatType::F32) return static_cast<const float*>(w)[i];
-  const std::uint16_t bits = static_cast<const std::uint16_t*>(w)[i];
-  if (type == recipes::FloatType::BF16) {
-    const std::uint32_t wide = static_cast<std::uint32_t>(bits) << 16;
-    float v;
-    std::memcpy(&v, &wide, 4);
-    return v;
-  }
-  // f16: sign, 5 bits of exponent (bias 15), 10 of fraction
-  const int exponent = bits >> 10 & 31;
-  const int fraction = bits & 1023;
-  float v = exponent == 0 ? std::ldexp(static_cast<float>(fraction), -24) : std::ldexp(static_cast<float>(1024 + fraction), exponent - 25);
-  if (exponent == 31) v = fraction == 0 ? INFINITY : NAN;
-  return (bits & 0x8000) != 0 ? -v : v;
-}
-
 /// The weight in hp_dtype, held in f32 (every bf16 and f16 is an f32): what the vendor's cast is given.
 std::vector<float> in_hp(const void* w, recipes::FloatType type, std::int64_t n, recipes::FloatType hp) {
   std::vector<float> out(static_cast<std::size_t>(n));
-  for (std::int64_t i = 0; i < n; ++i) out[i] = recipes::round_to(value_at(w, type, i), hp);
+  for (std::int64_t i = 0; i < n; ++i) out[i] = recipes::round_to(kernels::load_element(w, type, i), hp);
   return out;
 }
 

@@ -3,10 +3,10 @@
 
 #include <algorithm>
 #include <cmath>
-#include <cstring>
 
 #include "fp8/quant/formats/sidecar.h"
 #include "fp8/runtime/io/error.h"
+#include "fp8/runtime/kernels/float_bits.h"
 
 namespace fp8::quant::compressed_tensors {
 namespace {
@@ -74,20 +74,6 @@ ActivationScaling activations_of(const Json& config, const std::string& where) {
   throw io::Error(where + ": input_activations: found strategy \"" + act + "\", dynamic " + (dynamic ? "true" : "false") + "; built are: static tensor, dynamic token");
 }
 
-float to_float(io::DType dtype, const std::uint8_t* bytes) {
-  if (dtype == io::DType::F32) {
-    float v;
-    std::memcpy(&v, bytes, 4);
-    return v;
-  }
-  std::uint16_t half;
-  std::memcpy(&half, bytes, 2);
-  const std::uint32_t wide = static_cast<std::uint32_t>(half) << 16;
-  float v;
-  std::memcpy(&v, &wide, 4);
-  return v;
-}
-
 std::vector<float> read_scale(const io::Checkpoint& checkpoint, const std::string& name) {
   const auto& info = checkpoint.info(name);
   if (info.dtype != io::DType::F32 && info.dtype != io::DType::BF16) {
@@ -97,7 +83,7 @@ std::vector<float> read_scale(const io::Checkpoint& checkpoint, const std::strin
   checkpoint.read(name, bytes.data());
   std::vector<float> values(static_cast<std::size_t>(info.numel()));
   for (std::size_t i = 0; i < values.size(); ++i) {
-    values[i] = to_float(info.dtype, bytes.data() + i * static_cast<std::size_t>(io::size_of(info.dtype)));
+    values[i] = kernels::load_element(bytes.data(), info.dtype == io::DType::F32 ? kernels::FloatType::F32 : kernels::FloatType::BF16, static_cast<std::int64_t>(i));
     if (!std::isfinite(values[i]) || values[i] <= 0) {
       throw io::Error(checkpoint.folder().string() + ": " + name + ": expected finite scales > 0, found " + std::to_string(values[i]));
     }
