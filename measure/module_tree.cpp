@@ -6,29 +6,55 @@
 #include <torch/nn/modules/embedding.h>
 #include <torch/nn/modules/linear.h>
 
+#include "fp8/configs/module_types.h"
+#include "fp8/runtime/modules/op_module.h"
+
 namespace fp8::measure {
 namespace {
 
-template <class Impl>
-bool take(const torch::nn::Module& module, const char* type, WeightModule& out) {
-  const auto* typed = dynamic_cast<const Impl*>(&module);
-  if (typed == nullptr) return false;
-  out.type = type;
-  out.weight = typed->weight;
-  if constexpr (!std::is_same_v<Impl, torch::nn::EmbeddingImpl>) {
-    if (typed->bias.defined()) out.bias = typed->bias;
-  }
-  return true;
+using configs::ModuleKind;
+
+/// "ns::RowParallelLinearImpl" -> "RowParallelLinear".
+std::string class_name(const torch::nn::Module& module) {
+  std::string name = module.name();
+  if (const auto colon = name.rfind(':'); colon != std::string::npos) name.erase(0, colon + 1);
+  if (name.size() > 4 && name.compare(name.size() - 4, 4, "Impl") == 0) name.resize(name.size() - 4);
+  return name;
 }
 
-bool known_type(const std::string& type) {
-  for (const char* name : {"Linear", "Conv1d", "Conv2d", "Conv3d", "Embedding"}) {
-    if (type == name) return true;
-  }
-  return false;
+bool holds_weight(const configs::ModuleType& type) { return configs::info_of(type.kind).weight; }
+
+/// The class in the table that `module` counts as; nullptr if none.
+const configs::ModuleType* type_of(const torch::nn::Module& module) {
+  if (const auto* type = configs::find_module_type(class_name(module))) return type;
+  if (dynamic_cast<const torch::nn::LinearImpl*>(&module) != nullptr) return configs::find_module_type("Linear");
+  if (dynamic_cast<const torch::nn::Conv1dImpl*>(&module) != nullptr) return configs::find_module_type("Conv1d");
+  if (dynamic_cast<const torch::nn::Conv2dImpl*>(&module) != nullptr) return configs::find_module_type("Conv2d");
+  if (dynamic_cast<const torch::nn::Conv3dImpl*>(&module) != nullptr) return configs::find_module_type("Conv3d");
+  if (dynamic_cast<const torch::nn::EmbeddingImpl*>(&module) != nullptr) return configs::find_module_type("Embedding");
+  if (dynamic_cast<const torch::nn::EmbeddingBagImpl*>(&module) != nullptr) return configs::find_module_type("EmbeddingBag");
+  return nullptr;
 }
 
-at::Tensor attribute(const torch::jit::Module& module, const char* name) {
+/// Lists the weights of one module. get(name): the parameter, or an undefined tensor.
+template <class Get>
+void add_weights(const std::string& name, const configs::ModuleType& type, const std::vector<std::string>& parameters, const Get& get, std::vector<WeightModule>& out) {
+  const auto add = [&](const std::string& node, const at::Tensor& weight, const at::Tensor& bias) {
+    WeightModule m{node, std::string(type.name), weight, std::nullopt};
+    if (bias.defined()) m.bias = bias;
+    out.push_back(std::move(m));
+  };
+  if (type.kind != ModuleKind::recurrent) {
+    if (const at::Tensor weight = get("weight"); weight.defined()) add(name, weight, get("bias"));
+    return;
+  }
+  for (const std::string& p : parameters) {
+    if (p.rfind("weight_", 0) != 0) continue;
+    add(name.empty() ? p : name + "." + p, get(p), get("bias_" + p.substr(7)));
+  }
+}
+
+at::Tensor attribute(const torch::jit::Module& module, const std::string& name) {
   if (!module.hasattr(name)) return {};
   const auto value = module.attr(name);
   return value.isTensor() ? value.toTensor() : at::Tensor();
@@ -39,14 +65,15 @@ at::Tensor attribute(const torch::jit::Module& module, const char* name) {
 std::vector<WeightModule> weight_modules(const torch::nn::Module& model) {
   std::vector<WeightModule> out;
   for (const auto& item : model.named_modules("", /*include_self=*/true)) {
-    WeightModule m;
-    m.name = item.key();
     const torch::nn::Module& module = *item.value();
-    if (take<torch::nn::LinearImpl>(module, "Linear", m) || take<torch::nn::Conv1dImpl>(module, "Conv1d", m) ||
-        take<torch::nn::Conv2dImpl>(module, "Conv2d", m) || take<torch::nn::Conv3dImpl>(module, "Conv3d", m) ||
-        take<torch::nn::EmbeddingImpl>(module, "Embedding", m)) {
-      out.push_back(std::move(m));
-    }
+    const auto* type = type_of(module);
+    if (type == nullptr || !holds_weight(*type)) continue;
+    const auto parameters = module.named_parameters(/*recurse=*/false);
+    const auto get = [&](const std::string& name) {
+      const auto* found = parameters.find(name);
+      return found != nullptr ? *found : at::Tensor();
+    };
+    add_weights(item.key(), *type, parameters.keys(), get, out);
   }
   return out;
 }
@@ -54,15 +81,21 @@ std::vector<WeightModule> weight_modules(const torch::nn::Module& model) {
 std::vector<WeightModule> weight_modules(const torch::jit::Module& model) {
   std::vector<WeightModule> out;
   for (const auto& item : model.named_modules()) {
-    WeightModule m;
-    m.name = item.name;
     const auto qualified = item.value.type()->name();
-    if (!qualified.has_value()) continue;
-    m.type = qualified->name();
-    m.weight = attribute(item.value, "weight");
-    if (!known_type(m.type) || !m.weight.defined()) continue;
-    if (const auto bias = attribute(item.value, "bias"); bias.defined()) m.bias = bias;
-    out.push_back(std::move(m));
+    const auto* type = qualified.has_value() ? configs::find_module_type(qualified->name()) : nullptr;
+    if (type == nullptr || !holds_weight(*type)) continue;
+    std::vector<std::string> parameters;
+    for (const auto& p : item.value.named_parameters(/*recurse=*/false)) parameters.push_back(p.name);
+    add_weights(item.name, *type, parameters, [&](const std::string& name) { return attribute(item.value, name); }, out);
+  }
+  return out;
+}
+
+std::vector<OpNode> op_nodes(const torch::nn::Module& model) {
+  std::vector<OpNode> out;
+  for (const auto& item : model.named_modules("", /*include_self=*/true)) {
+    const auto* module = dynamic_cast<const runtime::OpModule*>(item.value().get());
+    if (module != nullptr) out.push_back({item.key(), class_name(*module), module->slot()});
   }
   return out;
 }

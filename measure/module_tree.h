@@ -1,11 +1,19 @@
 // SPDX-License-Identifier: Apache-2.0
-// The modules of a model that hold one weight, in one form for typed torch::nn modules and TorchScript.
+// What calibration and quantization find in a model, in one form for typed torch::nn modules and TorchScript: modules
+// that hold a weight, and modules (or TorchScript nodes) that hold none but multiply, normalize or cache.
+//
+// Classes are those of configs/module_types.h. A typed class derived from torch::nn::Linear, Conv or Embedding counts as
+// itself if its name is in the table, else as its base; any other class in the table that has a parameter "weight" counts
+// too. Of recurrent modules each weight is listed by itself: "rnn.weight_ih_l0".
 #pragma once
 #include <ATen/core/Tensor.h>
 
+#include <memory>
 #include <optional>
 #include <string>
 #include <vector>
+
+#include "fp8/runtime/intercept/module_handler.h"
 
 namespace torch::nn {
 class Module;
@@ -16,7 +24,7 @@ struct Module;
 
 namespace fp8::measure {
 
-/// One module with a weight. `type` is the class name as users write it in allow- and blocklists: "Linear", "Conv2d", "Embedding".
+/// One weight of a module. `type` is the class name as users write it in allow- and blocklists: "Linear", "Conv2d", "Embedding".
 struct WeightModule {
   std::string name;  ///< dotted, from the root: "model.layers.0.self_attn.q_proj"; "" for the root itself
   std::string type;
@@ -24,8 +32,18 @@ struct WeightModule {
   std::optional<at::Tensor> bias;
 };
 
-/// In the order of registration; modules that share a weight are all listed. Types: Linear, Conv1d, Conv2d, Conv3d, Embedding.
+/// In the order of registration; modules that share a weight are all listed.
 std::vector<WeightModule> weight_modules(const torch::nn::Module& model);
 std::vector<WeightModule> weight_modules(const torch::jit::Module& model);
+
+/// One module without a weight of its own, or one node of a TorchScript module. Setting slot->handler changes what it does.
+struct OpNode {
+  std::string name;  ///< "model.layers.0.self_attn.matmul_qk"
+  std::string type;  ///< "Matmul", "Softmax", "ModuleFusedSDPA", "KVCache", "VLLMKVCache", "VllmMixtureOfExpertsOp", ...
+  std::shared_ptr<runtime::ModuleSlot> slot;
+};
+
+/// In the order of registration.
+std::vector<OpNode> op_nodes(const torch::nn::Module& model);
 
 }  // namespace fp8::measure

@@ -1,0 +1,56 @@
+// SPDX-License-Identifier: Apache-2.0
+// The module classes that can be measured and quantized, by the class names that users write in allow- and blocklists:
+// Intel Neural Compressor's (INC's) table, and what we add to it. No torch here.
+//
+//   kind                  inputs           weight  outputs                       outputs measured
+//   linear                x                yes     y                             unless excluded
+//   row_parallel_linear   x                yes     local y's maximum, reduced y  always
+//   convolution           x                yes     y                             unless excluded   (INC: "linear")
+//   recurrent             x (or h)         yes     gates                         unless excluded   (not in INC)
+//   embedding             indices          yes     rows                          unless excluded
+//   matmul                a, b             -       a . b                         unless excluded
+//   b2b_matmul            a, b             -       a . b                         always
+//   softmax               x                -       P                             always
+//   fused_sdpa            q, k, v          -       o, amax of P                  always
+//   kv_cache              current          -       the cache as read             unless excluded
+//   dynamic_moe           hidden states    -       y, amax of each expert        always
+//   no_quantize           passed through
+#pragma once
+#include <cstdint>
+#include <string>
+#include <string_view>
+#include <vector>
+
+namespace fp8::configs {
+
+enum class ModuleKind : std::uint8_t {
+  linear, row_parallel_linear, convolution, recurrent, embedding, matmul, b2b_matmul, softmax, fused_sdpa, kv_cache,
+  dynamic_moe, no_quantize
+};
+
+/// "linear", "fused_sdpa", ...
+const char* name_of(ModuleKind kind);
+
+struct ModuleType {
+  std::string_view name;  ///< exact class name: "QKVParallelLinear"
+  ModuleKind kind;
+  bool dynamic;           ///< scales may be computed at each call (dynamic_quantization)
+  bool in_inc = true;     ///< false: INC has no such class, measurements of it are ours
+};
+
+/// What a module of a kind shows to calibration.
+struct KindInfo {
+  int inputs, outputs;
+  bool weight;
+  bool outputs_always;  ///< measured even when measure_exclude leaves outputs out
+};
+
+KindInfo info_of(ModuleKind kind);
+
+/// All known classes.
+const std::vector<ModuleType>& module_types();
+
+/// By exact name; nullptr if the class is not known.
+const ModuleType* find_module_type(std::string_view class_name);
+
+}  // namespace fp8::configs

@@ -1,0 +1,87 @@
+// SPDX-License-Identifier: Apache-2.0
+// Who answers for an operation that has no weight of its own: the products, softmax and key-value cache of attention,
+// and mixtures of experts. A weight finds its handler through its tag; these find theirs through a slot that the
+// module holds (runtime/modules) or that a TorchScript node is bound to. An empty slot costs a null check.
+//
+// measure and quant derive from ModuleHandler; the default of every operation is what the module does unhandled.
+#pragma once
+#include <ATen/core/Tensor.h>
+
+#include <functional>
+#include <memory>
+#include <optional>
+#include <string>
+#include <vector>
+
+namespace fp8::runtime {
+
+using OriginalOp = std::function<at::Tensor()>;  ///< the op as if nobody handled it
+
+/// a . b, batched as at::matmul.
+struct MatmulCall {
+  const at::Tensor& a;
+  const at::Tensor& b;
+  const OriginalOp& original;
+};
+
+/// softmax of x over dim.
+struct SoftmaxCall {
+  const at::Tensor& x;
+  std::int64_t dim;
+  const OriginalOp& original;
+};
+
+/// softmax(q . k^T * scale + mask) . v. q: [..., H, L, E], k: [..., Hkv, S, E], v: [..., Hkv, S, Ev].
+struct AttentionCall {
+  const at::Tensor& q;
+  const at::Tensor& k;
+  const at::Tensor& v;
+  std::optional<at::Tensor> mask;             ///< bool (true: seen) or added to the logits
+  double dropout_p = 0.0;
+  bool is_causal = false;
+  std::optional<double> scale;                ///< default 1 / sqrt(E)
+  bool enable_gqa = false;                    ///< Hkv divides H
+  std::string softmax_mode = "None";          ///< "fast", "fp32" or "None"
+  std::optional<at::Tensor> valid_seq_len;
+  std::string seq_padding_type = "left";
+  const OriginalOp& original;
+};
+
+/// y = sum over experts e of router_weight * (act(x . w1[e]) * (x . w2[e])) . w3[e], as hpu::mixture_of_experts.
+struct MoeCall {
+  const at::Tensor& hidden_states;            ///< [tokens, H]
+  const at::Tensor& expert_routing_table;     ///< [tokens, top_k] int64
+  const at::Tensor& router_weights;           ///< [tokens, top_k]
+  const std::vector<at::Tensor>& w12;         ///< per expert, gate and up stacked: [2 I, H] when permuted_weights
+  const std::vector<at::Tensor>& w3;          ///< per expert: [H, I] when permuted_weights
+  bool permuted_weights;
+  std::string activation;                     ///< "silu", "gelu", "relu"
+  std::int64_t experts_min, experts_max;      ///< this rank's experts, inclusive
+  const OriginalOp& original;
+};
+
+class ModuleHandler {
+ public:
+  virtual ~ModuleHandler() = default;
+
+  virtual at::Tensor matmul(const MatmulCall& call) { return call.original(); }
+  virtual at::Tensor softmax(const SoftmaxCall& call) { return call.original(); }
+  virtual at::Tensor attention(const AttentionCall& call) { return call.original(); }
+  virtual at::Tensor mixture_of_experts(const MoeCall& call) { return call.original(); }
+
+  /// Key-value caches. cache_dtype: what a cache of values of `dtype` is allocated in. store: values -> what the cache
+  /// holds. fetch: what the cache holds -> values of `dtype`.
+  virtual at::ScalarType cache_dtype(at::ScalarType dtype) const { return dtype; }
+  virtual at::Tensor store(const at::Tensor& current) { return current; }
+  virtual at::Tensor fetch(const at::Tensor& stored, at::ScalarType dtype) { return stored.to(dtype); }
+
+  /// One line for print-outs and messages.
+  virtual std::string describe() const = 0;
+};
+
+/// Where a module's handler sits. Shared by the module and whoever sets the handler.
+struct ModuleSlot {
+  std::shared_ptr<ModuleHandler> handler;  ///< null: the module does what it always did
+};
+
+}  // namespace fp8::runtime
