@@ -1,7 +1,10 @@
 // SPDX-License-Identifier: Apache-2.0
 // Everything in configs: JSON that users write, as typed values with errors that name file and key. No tensors.
 #pragma once
+#include "fp8/configs/environment.h"
 #include "fp8/configs/module_filter.h"
 #include "fp8/configs/python_regex.h"
 #include "fp8/configs/quant_config.h"
+#include "fp8/configs/rules.h"
+#include "fp8/configs/scale_methods.h"
 #include "fp8/configs/stats_path.h"

@@ -1,12 +1,15 @@
 // SPDX-License-Identifier: Apache-2.0
-// QUANT_CONFIG as a whole: every key through the table, then what keys demand of each other (see quant_config.h).
+// QUANT_CONFIG as a whole: every key through the table, then what needs several of them (see quant_config.h).
 #include "fp8/configs/quant_config.h"
 
 #include <algorithm>
 #include <cstdlib>
+#include <functional>
 
 #include "fp8/configs/closest.h"
 #include "fp8/configs/quant_config_keys.h"
+#include "fp8/configs/rules.h"
+#include "fp8/configs/scale_methods_reader.h"
 #include "fp8/runtime/io/error.h"
 
 namespace fp8::configs {
@@ -19,23 +22,97 @@ const Key& key_named(const std::string& name, const std::string& source) {
   for (const Key& key : detail::keys()) {
     if (key.name == canonical) return key;
   }
-  std::vector<std::string> known{"whitelist", "blacklist"};
+  std::vector<std::string> known;
+  for (const detail::Alias& alias : detail::aliases()) known.emplace_back(alias.name);
   for (const Key& key : detail::keys()) known.emplace_back(key.name);
   throw io::Error(source + ": unknown key " + io::in_quotes(name) + ", did you mean '" + closest(name, known) + "'?");
 }
 
-void check_together(const QuantConfig& config) {
-  if (config.mode == QuantMode::QUANTIZE && !config.scale_method.built) {
-    const io::Json method = config.scale_method.name;
-    detail::reject_unbuilt({method, config.source + ": key 'scale_method'"}, recipes::list_of_scale_methods(true));
+// Parameters that an observer of ours reads; nullptr for observers of one's own, which may read any.
+const std::vector<std::string>* parameters_of(const std::string& observer) {
+  static const std::vector<std::string> none, bins{"bins"}, percentile{"percentile", "bins"};
+  if (observer == "percentile") return &percentile;
+  if (observer == "histogram" || observer == "mse" || observer == "kl") return &bins;
+  const auto& ours = built_in_observers();
+  return std::find(ours.begin(), ours.end(), observer) != ours.end() ? &none : nullptr;
+}
+
+void check_observer_parameters(const QuantConfig& config) {
+  const std::vector<std::string>* known = parameters_of(config.observer);
+  if (known == nullptr) return;
+  for (const auto& [name, value] : config.scale_params.observer) {
+    if (std::find(known->begin(), known->end(), name) != known->end()) continue;
+    std::vector<std::string> allowed{"input_backoff", "weight_backoff"};
+    allowed.insert(allowed.end(), known->begin(), known->end());
+    std::string list;
+    for (const std::string& word : allowed) list += (list.empty() ? "" : ", ") + word;
+    throw io::Error(config.source + ": key 'scale_params': unknown key " + io::in_quotes(name) + " with observer " +
+                    config.observer + ", did you mean '" + closest(name, allowed) + "'? allowed: " + list);
   }
-  module_filter(config);  // throws for a pattern that does not compile
+}
+
+void check_backoffs_stand_once(const io::Json& json, const QuantConfig& config) {
+  const auto params = json.find("scale_params");
+  if (params == json.end() || !params->is_object()) return;
+  for (const char* name : {"input_backoff", "weight_backoff"}) {
+    if (!json.contains(name) || !params->contains(name)) continue;
+    throw io::Error(config.source + ": key '" + name + "': found here and in scale_params, allowed: one of the two");
+  }
+}
+
+void read_method(const io::Json& json, QuantConfig& config) {
+  const detail::Backoffs backoffs{config.scale_params.weight_backoff, config.scale_params.input_backoff};
+  const auto found = json.find("scale_method");
+  const io::Json method = found != json.end() ? *found : io::Json("MAXABS_HW");
+  config.scale_methods = detail::read_scale_methods(method, config.source, "scale_method", backoffs);
+  config.scale_method = config.scale_methods.default_method;
+}
+
+// What Intel Neural Compressor makes of other keys: an object of methods is always computed anew (unless the file says
+// otherwise), and some scales can't be single numbers.
+void derive(const io::Json& json, QuantConfig& config) {
+  const auto method = json.find("scale_method");
+  const bool is_object = method != json.end() && method->is_object();
+  if (is_object && !json.contains("recalc_scales")) config.recalc_scales = true;
+  const auto entries = config.scale_methods.all();
+  const bool channels = std::any_of(entries.begin(), entries.end(), [](const auto& entry) {
+    return entry.second->weight.granularity == recipes::Granularity::PCS ||
+           entry.second->activation.granularity == recipes::Granularity::PCS;
+  });
+  if (channels || config.fake_quant || config.dynamic_quantization) config.scale_format = ScaleFormat::CONST;
+}
+
+// Reads all keys; `attempt` runs each step and decides what an error means.
+using Attempt = std::function<void(const std::function<void()>&)>;
+
+QuantConfig read_all(const io::Json& json, const std::string& name, const ParseOptions& options, const Attempt& attempt) {
+  QuantConfig config;
+  config.source = io::printable(name, 4096);
+  if (!json.is_object()) {
+    attempt([&] { detail::reject({json, config.source}, "a JSON object with QUANT_CONFIG's keys"); });
+    return config;
+  }
+  for (const auto& [found, value] : json.items()) {
+    attempt([&, &found = found, &value = value] {
+      const Key& key = key_named(found, config.source);
+      config.file_keys[key.name] = detail::found_text(value);
+      key.read({value, config.source + ": key '" + found + "'", &options}, config);
+    });
+  }
+  attempt([&] { check_backoffs_stand_once(json, config); });
+  attempt([&] { read_method(json, config); });
+  attempt([&] { check_observer_parameters(config); });
+  attempt([&] { module_filter(config); });  // throws for a pattern that does not compile
+  derive(json, config);
+  for (const std::string& problem : key_rule_problems(config)) attempt([&] { throw io::Error(problem); });
+  return config;
 }
 
 }  // namespace
 
 const char* name_of(QuantMode mode) {
-  return mode == QuantMode::NONE ? "NONE" : mode == QuantMode::QUANTIZE ? "QUANTIZE" : "MEASURE";
+  constexpr const char* kNames[] = {"NONE", "QUANTIZE", "MEASURE", "SHAPE", "LOAD", "AUTO"};
+  return kNames[static_cast<std::size_t>(mode)];
 }
 
 const char* name_of(MeasureExclude exclude) {
@@ -43,27 +120,41 @@ const char* name_of(MeasureExclude exclude) {
   return kNames[static_cast<std::size_t>(exclude)];
 }
 
+const char* name_of(ScaleFormat format) { return format == ScaleFormat::SCALAR ? "SCALAR" : "CONST"; }
+
 const char* name_of(KeyStatus status) {
   return status == KeyStatus::built ? "built" : status == KeyStatus::ignored ? "ignored" : "not built yet";
 }
 
-QuantConfig parse_quant_config(const io::Json& json, const std::string& name) {
-  QuantConfig config;
-  config.source = io::printable(name, 4096);
-  if (!json.is_object()) {
-    detail::reject({json, config.source}, "a JSON object with QUANT_CONFIG's keys");
-  }
-  for (const auto& [found, value] : json.items()) {
-    const Key& key = key_named(found, config.source);
-    key.read({value, config.source + ": key '" + found + "'"}, config);
-    config.file_keys[key.name] = detail::found_text(value);
-  }
-  check_together(config);
-  return config;
+const std::vector<std::string>& built_in_observers() {
+  static const std::vector<std::string> names{"maxabs", "maxabs_per_channel", "save", "shape",
+                                              "histogram", "percentile", "mse", "kl"};
+  return names;
 }
 
-QuantConfig read_quant_config(const std::filesystem::path& path) {
-  return parse_quant_config(io::read_json(path), path.string());
+bool QuantConfig::needs_measurements() const {
+  const bool quantizes = mode == QuantMode::QUANTIZE || mode == QuantMode::AUTO;
+  return quantizes && !dynamic_quantization && scale_methods.needs_measurements();
+}
+
+QuantConfig parse_quant_config(const io::Json& json, const std::string& name, const ParseOptions& options) {
+  return read_all(json, name, options, [](const std::function<void()>& step) { step(); });
+}
+
+std::vector<std::string> quant_config_problems(const io::Json& json, const std::string& name, const ParseOptions& options) {
+  std::vector<std::string> problems;
+  read_all(json, name, options, [&](const std::function<void()>& step) {
+    try {
+      step();
+    } catch (const io::Error& error) {
+      problems.emplace_back(error.what());
+    }
+  });
+  return problems;
+}
+
+QuantConfig read_quant_config(const std::filesystem::path& path, const ParseOptions& options) {
+  return parse_quant_config(io::read_json(path), path.string(), options);
 }
 
 std::optional<std::filesystem::path> quant_config_from_environment() {
@@ -78,6 +169,10 @@ ModuleFilter module_filter(const QuantConfig& config) {
 
 recipes::IncTarget inc_target(const QuantConfig& config, recipes::Dialect device) {
   return {config.device_for_scales.value_or(device), config.fp8_config, config.hp_dtype};
+}
+
+QuantMode mode_for(const QuantConfig& config, QuantMode automatic) {
+  return config.mode == QuantMode::AUTO ? automatic : config.mode;
 }
 
 std::vector<KeyReport> describe(const QuantConfig& config) {

@@ -4,9 +4,8 @@
 //   {"mode": "QUANTIZE", "observer": "maxabs", "scale_method": "maxabs_hw",
 //    "blocklist": {"names": ["lm_head"], "types": []}, "dump_stats_path": "./out/inc_output"}
 //
-// Keys are case-sensitive, enumerated values are not, defaults are INC's. Unlike INC, nothing is ignored in silence:
-// an unknown key is an error that names the nearest one; a known key that is not built yet is an error unless it has
-// its default; a key without effect here says so in describe().
+// Keys are case-sensitive, enumerated values are not, defaults are INC's. Unlike INC, nothing is ignored in silence: an
+// unknown key is an error that names the nearest one, and a key without effect here says so in describe().
 #pragma once
 #include <cstdint>
 #include <filesystem>
@@ -15,28 +14,48 @@
 #include <string>
 #include <vector>
 
+#include "fp8/configs/environment.h"
 #include "fp8/configs/module_filter.h"
+#include "fp8/configs/scale_methods.h"
+#include "fp8/configs/stats_path.h"
 #include "fp8/recipes/format.h"
 #include "fp8/recipes/inc_scale.h"
-#include "fp8/recipes/scale_method.h"
 #include "fp8/runtime/io/json.h"
 
 namespace fp8::configs {
 
-/// NONE: leave the model alone. SHAPE and LOAD are known to INC, not built here.
-enum class QuantMode : std::uint8_t { NONE, QUANTIZE, MEASURE };
+/// NONE: leave the model alone. SHAPE: measure shapes. LOAD: the model is an fp8 checkpoint. AUTO (INC's FP8Config writes
+/// it): whoever uses the config decides, measuring in prepare and quantizing in convert; see mode_for().
+enum class QuantMode : std::uint8_t { NONE, QUANTIZE, MEASURE, SHAPE, LOAD, AUTO };
 
 /// What is left out of measurements. Only OUTPUT and ALL have an effect: no outputs, unless a module type always
 /// needs them.
 enum class MeasureExclude : std::uint8_t { NONE, INPUT, OUTPUT, PARAMS, ALL };
 
+/// SCALAR: scales as plain numbers. CONST: as tensors of the module.
+enum class ScaleFormat : std::uint8_t { SCALAR, CONST };
+
 const char* name_of(QuantMode mode);
 const char* name_of(MeasureExclude exclude);
+const char* name_of(ScaleFormat format);
+
+/// "scale_params": backoffs (they may stand at the top level too), and parameters of the observer.
+struct ScaleParams {
+  /// Backoff of every activation (weight) whose scale comes from amax or a search, unless a scale_method object says one.
+  std::optional<float> input_backoff, weight_backoff;
+  /// "percentile": (0, 100], "bins": 16 to 65536; others for observers of one's own. Any finite number.
+  std::map<std::string, double, std::less<>> observer;
+};
 
 struct QuantConfig {
   QuantMode mode = QuantMode::QUANTIZE;
-  std::string observer = "maxabs";
+  std::string observer = "maxabs";  ///< one of ParseOptions::observers
+  /// The method of each module, backoffs of scale_params included. scale_method is its default_method.
+  ScaleMethods scale_methods;
   recipes::NamedScaleMethod scale_method = recipes::scale_method_from_name("MAXABS_HW");
+  ScaleParams scale_params;
+  /// CONST where INC makes it so: a PCS method, fake_quant, dynamic_quantization.
+  ScaleFormat scale_format = ScaleFormat::SCALAR;
   ModuleList allowlist, blocklist;
   /// Folder and beginning of the names of measurement files (stats_path.h); relative to the working directory.
   std::filesystem::path dump_stats_path = "stats";
@@ -46,18 +65,40 @@ struct QuantConfig {
   std::optional<recipes::Dialect> device_for_scales;  ///< none: the device in use
   bool ignore_modules_wo_measures = false;            ///< false: a selected module without measurements is an error
   bool separate_measure_files = true;                 ///< one set of files per rank (JSON: "seperate_measure_files")
+  /// True: a file of scales is not read. Default true with a scale_method object, as in INC.
+  bool recalc_scales = false;
+  bool fake_quant = false;             ///< quantize and dequantize at once, weights stay in high precision (training)
+  bool use_qdq = false;                ///< weights in fp8, arithmetic in high precision
+  bool measure_on_hpu = true;          ///< false: the model stays on the host while it is prepared
+  bool dynamic_quantization = false;   ///< scales of activations made at each call; nothing is measured
+  bool row_parallel_allreduce = false; ///< JSON: "row_parallel_linear_allreduce_quantization"
+  std::int64_t calibration_sample_interval = 0;  ///< measurements are written every so many samples too; 0: at the end
 
   std::string source = "built-in defaults";      ///< the file, for messages
   std::map<std::string, std::string> file_keys;  ///< keys in the file (aliases resolved) and their text, for describe()
+
+  /// True if this config reads measurements: it quantizes, not dynamically, with a method that needs them.
+  bool needs_measurements() const;
+};
+
+/// Names of observers that this project has: maxabs, maxabs_per_channel, save, shape, histogram, percentile, mse, kl.
+const std::vector<std::string>& built_in_observers();
+
+struct ParseOptions {
+  std::vector<std::string> observers = built_in_observers();  ///< add those of one's own
 };
 
 /// Reads the parsed JSON; `name` (the file) stands in messages. Throws io::Error, in one line:
-/// "FILE: key 'mode': found \"MEASUR\", allowed: NONE, QUANTIZE, MEASURE". A scale method that is not built yet is an
-/// error in mode QUANTIZE only, where it would be used.
-QuantConfig parse_quant_config(const io::Json& json, const std::string& name);
+/// "FILE: key 'mode': found \"MEASUR\", allowed: NONE, QUANTIZE, MEASURE, SHAPE, LOAD, AUTO". Rules between keys that do
+/// not depend on the machine are checked too (rules.h has all).
+QuantConfig parse_quant_config(const io::Json& json, const std::string& name, const ParseOptions& options = {});
+
+/// Every problem of the JSON, one line each, in the order of the file; empty if parse_quant_config() would not throw.
+std::vector<std::string> quant_config_problems(const io::Json& json, const std::string& name,
+                                               const ParseOptions& options = {});
 
 /// Reads a file. Throws io::Error.
-QuantConfig read_quant_config(const std::filesystem::path& path);
+QuantConfig read_quant_config(const std::filesystem::path& path, const ParseOptions& options = {});
 
 /// What the environment variable QUANT_CONFIG names; none if it is unset or empty. The file is not looked at.
 std::optional<std::filesystem::path> quant_config_from_environment();
@@ -68,7 +109,10 @@ ModuleFilter module_filter(const QuantConfig& config);
 /// What inc_scale_inv() needs. `device`: the dialect of the device in use, for a config without device_for_scales.
 recipes::IncTarget inc_target(const QuantConfig& config, recipes::Dialect device);
 
-/// ignored: accepted, without effect here. not_built_yet: accepted with its default value only.
+/// config.mode, with AUTO replaced by `automatic`.
+QuantMode mode_for(const QuantConfig& config, QuantMode automatic);
+
+/// built: in effect. ignored: accepted, without effect here. not_built_yet: accepted with its default value only.
 enum class KeyStatus : std::uint8_t { built, ignored, not_built_yet };
 const char* name_of(KeyStatus status);  ///< "built", "ignored", "not built yet"
 
@@ -77,7 +121,7 @@ struct KeyReport {
   std::string key, value;
   std::string origin;  ///< "default", or the file
   KeyStatus status = KeyStatus::built;
-  std::string note;    ///< why it is ignored; else empty
+  std::string note;    ///< what it does, or why it is ignored
 };
 
 /// Every key INC knows, in the order of the table.

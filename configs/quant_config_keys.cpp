@@ -4,6 +4,7 @@
 
 #include <algorithm>
 #include <initializer_list>
+#include <limits>
 #include <string_view>
 
 #include "fp8/configs/closest.h"
@@ -12,28 +13,19 @@
 namespace fp8::configs::detail {
 namespace {
 
-std::string upper(std::string text) {
-  for (char& c : text) {
-    if (c >= 'a' && c <= 'z') c = static_cast<char>(c - 'a' + 'A');
-  }
-  return text;
-}
-
 std::string join(std::initializer_list<const char*> words) {
   std::string list;
   for (const char* word : words) list += (list.empty() ? "" : ", ") + std::string(word);
   return list;
 }
 
-// Index into `allowed` of a string, in any case. Words of `unbuilt` are known and refused.
-std::size_t choose(const KeyValue& value, std::initializer_list<const char*> allowed,
-                   std::initializer_list<const char*> unbuilt = {}) {
+// Index into `allowed` of a string, in any case.
+std::size_t choose(const KeyValue& value, std::initializer_list<const char*> allowed) {
   if (!value.json.is_string()) reject(value, join(allowed));
   const std::string word = upper(value.json.get<std::string>());
   const auto found = std::find(allowed.begin(), allowed.end(), word);
-  if (found != allowed.end()) return static_cast<std::size_t>(found - allowed.begin());
-  if (std::find(unbuilt.begin(), unbuilt.end(), word) != unbuilt.end()) reject_unbuilt(value, join(allowed));
-  reject(value, join(allowed));
+  if (found == allowed.end()) reject(value, join(allowed));
+  return static_cast<std::size_t>(found - allowed.begin());
 }
 
 // INC takes JSON's true as well as "True" and "TRUE".
@@ -49,24 +41,53 @@ bool boolean(const KeyValue& value) {
 std::string text(bool value) { return value ? "true" : "false"; }
 
 void read_mode(const KeyValue& value, QuantConfig& config) {
-  config.mode = static_cast<QuantMode>(choose(value, {"NONE", "QUANTIZE", "MEASURE"}, {"SHAPE", "LOAD"}));
+  config.mode = static_cast<QuantMode>(choose(value, {"NONE", "QUANTIZE", "MEASURE", "SHAPE", "LOAD", "AUTO"}));
 }
 
+// Names of observers are case-sensitive: they are part of file names.
 void read_observer(const KeyValue& value, QuantConfig& config) {
-  const std::string allowed = "\"maxabs\"";
-  if (!value.json.is_string()) reject(value, allowed);
-  const auto word = value.json.get<std::string>();
-  if (word == "shape" || word == "save" || word == "maxabs_per_channel") reject_unbuilt(value, allowed);
-  if (word != "maxabs") reject(value, allowed);
-  config.observer = word;
+  std::string allowed;
+  for (const std::string& name : value.options->observers) {
+    if (value.json.is_string() && value.json.get<std::string>() == name) {
+      config.observer = name;
+      return;
+    }
+    allowed += (allowed.empty() ? "" : ", ") + name;
+  }
+  if (value.json.is_string()) {
+    allowed += "; did you mean '" + closest(value.json.get<std::string>(), value.options->observers) + "'?";
+  }
+  reject(value, allowed);
 }
 
-void read_scale_method(const KeyValue& value, QuantConfig& config) {
-  if (value.json.is_object()) reject_unbuilt(value, "one of " + recipes::list_of_scale_methods(true));
-  const recipes::NamedScaleMethod* method =
-      value.json.is_string() ? recipes::find_scale_method(value.json.get<std::string>()) : nullptr;
-  if (!method) reject(value, recipes::list_of_scale_methods(false));
-  config.scale_method = *method;
+// Read when all keys are known, because scale_params has a say (quant_config.cpp).
+void read_scale_method(const KeyValue&, QuantConfig&) {}
+
+std::string show_scale_method(const QuantConfig& config) {
+  const ScaleMethods& methods = config.scale_methods;
+  std::string text = methods.name();
+  const auto add = [&text](const ScaleMethods::Table& table, const char* what) {
+    if (!table.empty()) text += " + " + std::to_string(table.size()) + " " + what;
+  };
+  add(methods.nodes, "nodes");
+  add(methods.layers, "layers");
+  add(methods.layer_types, "layer_types");
+  return text;
+}
+
+void read_scale_format(const KeyValue& value, QuantConfig& config) {
+  config.scale_format = choose(value, {"SCALAR", "CONST"}) == 0 ? ScaleFormat::SCALAR : ScaleFormat::CONST;
+}
+
+void read_input_backoff(const KeyValue& value, QuantConfig& config) {
+  config.scale_params.input_backoff = backoff(value);
+}
+void read_weight_backoff(const KeyValue& value, QuantConfig& config) {
+  config.scale_params.weight_backoff = backoff(value);
+}
+
+std::string show_backoff(const std::optional<float>& value) {
+  return value ? io::Json(*value).dump() : "null";
 }
 
 std::vector<std::string> strings(const KeyValue& value) {
@@ -141,74 +162,120 @@ std::string show_device_for_scales(const QuantConfig& config) {
   return config.device_for_scales ? upper(recipes::name_of(*config.device_for_scales)) : "null";
 }
 
-void read_ignore_modules(const KeyValue& value, QuantConfig& config) {
-  config.ignore_modules_wo_measures = boolean(value);
+template <bool QuantConfig::*member>
+void read_flag(const KeyValue& value, QuantConfig& config) {
+  config.*member = boolean(value);
+}
+template <bool QuantConfig::*member>
+std::string show_flag(const QuantConfig& config) {
+  return text(config.*member);
 }
 
-void read_separate_files(const KeyValue& value, QuantConfig& config) { config.separate_measure_files = boolean(value); }
+void read_interval(const KeyValue& value, QuantConfig& config) {
+  constexpr std::int64_t kMax = std::numeric_limits<std::int32_t>::max();
+  if (!value.json.is_number_integer() || value.json < 0 || value.json > kMax) reject(value, "an integer >= 0");
+  config.calibration_sample_interval = value.json.get<std::int64_t>();
+}
 
 // Readers of keys without effect check the value all the same: a typing error there is a typing error.
-void check_scale_format(const KeyValue& value, QuantConfig&) { choose(value, {"SCALAR", "CONST"}); }
 void check_method(const KeyValue& value, QuantConfig&) { choose(value, {"HOOKS"}); }
 void check_boolean(const KeyValue& value, QuantConfig&) { boolean(value); }
 void check_string(const KeyValue& value, QuantConfig&) {
   if (!value.json.is_string()) reject(value, "a string");
-}
-void check_interval(const KeyValue& value, QuantConfig&) {
-  if (!value.json.is_number_integer() || value.json < 0) reject(value, "an integer >= 0");
 }
 void check_rank(const KeyValue& value, QuantConfig&) {
   if (!value.json.is_null() && !value.json.is_number_integer()) reject(value, "an integer, null");
 }
 void check_nothing(const KeyValue&, QuantConfig&) {}
 
-void only_false(const KeyValue& value, QuantConfig&) {
-  if (boolean(value)) reject_unbuilt(value, "false");
-}
 void only_empty(const KeyValue& value, QuantConfig&) {
-  if (!value.json.is_object()) reject(value, "{}");
-  if (!value.json.empty()) reject_unbuilt(value, "{}");
+  if (value.json.is_object() && value.json.empty()) return;
+  reject(value, "{} (module classes are added in code, not here)");
+}
+
+std::vector<Key> keys_of_methods() {
+  using enum KeyStatus;
+  using C = QuantConfig;
+  return {
+      {"mode", built, "NONE leaves the model alone; MEASURE and SHAPE observe it; QUANTIZE converts it; LOAD takes an fp8 "
+       "checkpoint; AUTO: measuring commands measure, quantizing ones quantize", "", read_mode,
+       [](const C& c) { return std::string(name_of(c.mode)); }},
+      {"observer", built, "what is recorded of tensors; part of the names of measurement files", "", read_observer,
+       [](const C& c) { return c.observer; }},
+      {"scale_method", built, "how scales are made of measurements and weights, per module where it is an object", "",
+       read_scale_method, show_scale_method},
+      {"scale_params", built, "input_backoff and weight_backoff replace the method's; parameters of the observer", "",
+       read_scale_params, show_scale_params},
+      {"input_backoff", built, "as in scale_params", "", read_input_backoff,
+       [](const C& c) { return show_backoff(c.scale_params.input_backoff); }},
+      {"weight_backoff", built, "as in scale_params", "", read_weight_backoff,
+       [](const C& c) { return show_backoff(c.scale_params.weight_backoff); }},
+      {"scale_format", built, "SCALAR keeps scales as numbers, CONST as tensors: the same results; PCS methods, fake_quant "
+       "and dynamic_quantization make it CONST", "", read_scale_format,
+       [](const C& c) { return std::string(name_of(c.scale_format)); }},
+      {"device_for_scales", built, "generation whose range and hardware scales are used; null: the device in use", "",
+       read_device_for_scales, show_device_for_scales},
+      {"fp8_config", built, "format of weights and activations", "", read_fp8_config,
+       [](const C& c) { return std::string(name_of(c.fp8_config)); }},
+      {"hp_dtype", built, "high precision: type of results, and of the arithmetic of scales", "", read_hp_dtype,
+       show_hp_dtype},
+      {"dynamic_quantization", built, "scales of activations made at each call; nothing is measured", "",
+       read_flag<&C::dynamic_quantization>, show_flag<&C::dynamic_quantization>},
+      {"use_qdq", built, "weights in fp8, arithmetic in high precision", "", read_flag<&C::use_qdq>, show_flag<&C::use_qdq>},
+      {"fake_quant", built, "values go through fp8 and back; weights stay in high precision (training)", "",
+       read_flag<&C::fake_quant>, show_flag<&C::fake_quant>},
+      {"row_parallel_linear_allreduce_quantization", built, "fp8 all-reduce behind RowParallelLinear", "",
+       read_flag<&C::row_parallel_allreduce>, show_flag<&C::row_parallel_allreduce>},
+  };
+}
+
+std::vector<Key> keys_of_files() {
+  using enum KeyStatus;
+  using C = QuantConfig;
+  return {
+      {"allowlist", built, "only these modules (types: class names, names: patterns); empty: all", "", read_allowlist,
+       [](const C& c) { return show(c.allowlist); }},
+      {"blocklist", built, "not these modules; wins over allowlist", "", read_blocklist,
+       [](const C& c) { return show(c.blocklist); }},
+      {"dump_stats_path", built, "folder and beginning of the names of measurement and scale files", "",
+       read_dump_stats_path, [](const C& c) { return c.dump_stats_path.string(); }},
+      {"measure_exclude", built, "OUTPUT and ALL: outputs are not measured, unless a module type needs them; the others "
+       "exclude nothing", "", read_measure_exclude, [](const C& c) { return std::string(name_of(c.measure_exclude)); }},
+      {"ignore_modules_wo_measures", built, "true: selected modules without measurement stay in high precision; false: an "
+       "error", "", read_flag<&C::ignore_modules_wo_measures>, show_flag<&C::ignore_modules_wo_measures>},
+      {"seperate_measure_files", built, "several processes: one set of files each, with _RANK_WORLD in their names", "",
+       read_flag<&C::separate_measure_files>, show_flag<&C::separate_measure_files>},
+      {"recalc_scales", built, "true: scale files are not read; false: they are used as long as they fit measurement and "
+       "method", "", read_flag<&C::recalc_scales>, show_flag<&C::recalc_scales>},
+      {"calibration_sample_interval", built, "measurements are written every so many samples too; 0: at the end", "",
+       read_interval, [](const C& c) { return std::to_string(c.calibration_sample_interval); }},
+      {"measure_on_hpu", built, "false: the model stays on the host while it is prepared (block-wise calibration)", "",
+       read_flag<&C::measure_on_hpu>, show_flag<&C::measure_on_hpu>},
+  };
+}
+
+std::vector<Key> keys_without_effect() {
+  using enum KeyStatus;
+  constexpr const char* kProcess = "found out from the process (RANK, LOCAL_RANK, WORLD_SIZE), as in Intel Neural Compressor";
+  return {
+      {"mod_dict", ignored, "module classes are added in code", "{}", only_empty, nullptr},
+      {"method", ignored, "HOOKS is the only one", "HOOKS", check_method, nullptr},
+      {"quantize_weight", ignored, "weights are quantized whenever their module is", "null", check_boolean, nullptr},
+      {"dump_stats_xlsx_path", ignored, "no spreadsheet is written", "null", check_string, nullptr},
+      {"int_gcfg", ignored, "of an older generation of the tool", "null", check_nothing, nullptr},
+      {"local_rank", ignored, kProcess, "null", check_rank, nullptr},
+      {"global_rank", ignored, kProcess, "null", check_rank, nullptr},
+      {"world_size", ignored, kProcess, "null", check_rank, nullptr},
+      {"device_type", ignored, "found out from the device", "null", check_nothing, nullptr},
+  };
 }
 
 std::vector<Key> make_table() {
-  using enum KeyStatus;
-  using C = QuantConfig;
-  constexpr const char* kOverwritten = "found out from the process, as in Intel Neural Compressor";
-  return {
-      {"mode", built, "", "", read_mode, [](const C& c) { return std::string(name_of(c.mode)); }},
-      {"observer", built, "", "", read_observer, [](const C& c) { return c.observer; }},
-      {"scale_method", built, "", "", read_scale_method, [](const C& c) { return c.scale_method.name; }},
-      {"allowlist", built, "", "", read_allowlist, [](const C& c) { return show(c.allowlist); }},
-      {"blocklist", built, "", "", read_blocklist, [](const C& c) { return show(c.blocklist); }},
-      {"dump_stats_path", built, "", "", read_dump_stats_path, [](const C& c) { return c.dump_stats_path.string(); }},
-      {"fp8_config", built, "", "", read_fp8_config, [](const C& c) { return std::string(name_of(c.fp8_config)); }},
-      {"hp_dtype", built, "", "", read_hp_dtype, show_hp_dtype},
-      {"measure_exclude", built, "", "", read_measure_exclude,
-       [](const C& c) { return std::string(name_of(c.measure_exclude)); }},
-      {"device_for_scales", built, "", "", read_device_for_scales, show_device_for_scales},
-      {"ignore_modules_wo_measures", built, "", "", read_ignore_modules,
-       [](const C& c) { return text(c.ignore_modules_wo_measures); }},
-      {"seperate_measure_files", built, "", "", read_separate_files,
-       [](const C& c) { return text(c.separate_measure_files); }},
-      {"scale_format", ignored, "SCALAR and CONST give the same numbers", "SCALAR", check_scale_format, nullptr},
-      {"recalc_scales", ignored, "scales are always computed from the measurements", "false", check_boolean, nullptr},
-      {"measure_on_hpu", ignored, "measuring runs where the model is", "true", check_boolean, nullptr},
-      {"calibration_sample_interval", ignored, "measurements are written at the end, also after an interrupt", "0",
-       check_interval, nullptr},
-      {"method", ignored, "HOOKS is the only one", "HOOKS", check_method, nullptr},
-      {"quantize_weight", ignored, "Intel Neural Compressor ignores it too", "", check_boolean, nullptr},
-      {"dump_stats_xlsx_path", ignored, "no spreadsheet is written", "", check_string, nullptr},
-      {"local_rank", ignored, kOverwritten, "null", check_rank, nullptr},
-      {"global_rank", ignored, kOverwritten, "null", check_rank, nullptr},
-      {"world_size", ignored, kOverwritten, "null", check_rank, nullptr},
-      {"device_type", ignored, kOverwritten, "null", check_nothing, nullptr},
-      {"dynamic_quantization", not_built_yet, "", "false", only_false, nullptr},
-      {"use_qdq", not_built_yet, "", "false", only_false, nullptr},
-      {"fake_quant", not_built_yet, "", "false", only_false, nullptr},
-      {"row_parallel_linear_allreduce_quantization", not_built_yet, "", "false", only_false, nullptr},
-      {"scale_params", not_built_yet, "", "{}", only_empty, nullptr},
-      {"mod_dict", not_built_yet, "", "{}", only_empty, nullptr},
-  };
+  std::vector<Key> table;
+  for (const auto& part : {keys_of_methods(), keys_of_files(), keys_without_effect()}) {
+    table.insert(table.end(), part.begin(), part.end());
+  }
+  return table;
 }
 
 }  // namespace
@@ -218,24 +285,18 @@ const std::vector<Key>& keys() {
   return table;
 }
 
+const std::vector<Alias>& aliases() {
+  static const std::vector<Alias> table{{"whitelist", "allowlist"},
+                                        {"blacklist", "blocklist"},
+                                        {"separate_measure_files", "seperate_measure_files"}};
+  return table;
+}
+
 std::string canonical_name(const std::string& name) {
-  if (name == "whitelist") return "allowlist";
-  if (name == "blacklist") return "blocklist";
+  for (const Alias& alias : aliases()) {
+    if (name == alias.name) return alias.key;
+  }
   return name;
-}
-
-std::string found_text(const io::Json& json) {
-  if (json.is_object()) return json.empty() ? "{}" : "an object";
-  if (json.is_array()) return json.empty() ? "[]" : "an array";
-  return io::printable(json.dump(-1, ' ', false, io::Json::error_handler_t::replace), 80);
-}
-
-void reject(const KeyValue& value, const std::string& allowed) {
-  throw io::Error(value.where + ": found " + found_text(value.json) + ", allowed: " + allowed);
-}
-
-void reject_unbuilt(const KeyValue& value, const std::string& allowed) {
-  throw io::Error(value.where + ": found " + found_text(value.json) + ", which is not built yet, allowed: " + allowed);
 }
 
 }  // namespace fp8::configs::detail

@@ -12,12 +12,13 @@ namespace fp8::configs::detail {
 struct KeyValue {
   const io::Json& json;
   std::string where;
+  const ParseOptions* options = nullptr;  ///< set where a key's reader is called
 };
 
 struct Key {
   const char* name;
   KeyStatus status;
-  const char* note;                              ///< for ignored keys: why
+  const char* note;                              ///< what the key does; for ignored keys: why it does nothing
   const char* default_text;                      ///< shown if the file does not have the key and there is no `show`
   void (*read)(const KeyValue&, QuantConfig&);   ///< throws io::Error
   std::string (*show)(const QuantConfig&);       ///< nullptr: the file's text
@@ -25,16 +26,31 @@ struct Key {
 
 const std::vector<Key>& keys();
 
+/// Other spellings: {"whitelist", "allowlist"}, {"blacklist", "blocklist"}, {"separate_...", "seperate_..."}.
+struct Alias {
+  const char *name, *key;
+};
+const std::vector<Alias>& aliases();
+
 /// "allowlist" for "whitelist"; every other name is its own.
 std::string canonical_name(const std::string& name);
 
 /// One value as messages show it: short text in JSON's spelling, or "an object", "an array".
 std::string found_text(const io::Json& json);
 
+/// ASCII upper case, whatever the locale.
+std::string upper(std::string text);
+
+/// A number above 0, up to 1. Throws io::Error.
+float backoff(const KeyValue& value);
+
+/// "scale_params". Throws io::Error.
+void read_scale_params(const KeyValue& value, QuantConfig& config);
+
+/// As JSON, "{}" if there are none.
+std::string show_scale_params(const QuantConfig& config);
+
 /// Throws io::Error: "WHERE: found X, allowed: Y".
 [[noreturn]] void reject(const KeyValue& value, const std::string& allowed);
-
-/// Throws io::Error: "WHERE: found X, which is not built yet, allowed: Y".
-[[noreturn]] void reject_unbuilt(const KeyValue& value, const std::string& allowed);
 
 }  // namespace fp8::configs::detail

@@ -137,7 +137,7 @@ Plan own_plan(const std::vector<ModuleInfo>& modules, const PlanOptions& o) {
 
 Plan config_plan(const std::vector<ModuleInfo>& modules, const PlanOptions& o) {
   const configs::QuantConfig& config = *o.config;
-  recipes::require_built(config.scale_method);
+  configs::refuse_unbuilt(config, false);
   Plan plan;
   plan.scale_method = config.scale_method.name;
   auto filter = configs::module_filter(config);

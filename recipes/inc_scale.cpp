@@ -68,30 +68,39 @@ std::string text(float value) {
   return out.str();
 }
 
+// The line "raw" of inc_scale.h, unchecked. rounded: amax in hp.
+float raw_of(float rounded, Granularity granularity, float backoff, const IncTarget& target) {
+  const double full_scale = static_cast<double>(fp8_max(target.format, target.dialect)) * backoff;
+  const float raw = round_to(rounded / static_cast<float>(full_scale), target.hp);
+  return granularity == Granularity::PTS ? raw : std::max(raw, round_to(0x1p-126f, target.hp));
+}
+
+void check_amax(float amax, std::string_view name) {
+  if (!std::isfinite(amax) || amax < 0.0f) reject(name, "amax is " + text(amax) + ", allowed: a finite value >= 0");
+}
+
 float raw_scale(float amax, const ScaleMethod& method, const IncTarget& target, std::string_view name) {
   if (!(method.backoff > 0.0f && method.backoff <= 1.0f)) {
     reject(name, "backoff is " + text(method.backoff) + ", allowed: above 0, up to 1");
   }
-  if (!std::isfinite(amax) || amax < 0.0f) reject(name, "amax is " + text(amax) + ", allowed: a finite value >= 0");
+  check_amax(amax, name);
   const float rounded = round_to(amax, target.hp);
   if (!std::isfinite(rounded)) {
     reject(name, "amax is " + text(amax) + ", allowed: values that " + name_of(target.hp) + " (hp_dtype) can hold");
   }
-  const double full_scale = static_cast<double>(fp8_max(target.format, target.dialect)) * method.backoff;
-  const float raw = round_to(rounded / static_cast<float>(full_scale), target.hp);
+  const float raw = raw_of(rounded, method.granularity, method.backoff, target);
   if (!std::isfinite(raw)) reject(name, "amax " + text(amax) + " with backoff " + text(method.backoff) + " overflows");
-  if (method.granularity == Granularity::PTS) return raw;
-  return std::max(raw, round_to(0x1p-126f, target.hp));
+  return raw;
 }
 
-// The two deliberate differences of inc_scale.h. 1 / x is finite in hp exactly for x above 2^-128 (f16: 2^-16).
-float usable(float scale_inv, Rounding rounding, FloatType hp) {
-  if (scale_inv == 0.0f) return 1.0f;
-  const float limit = hp == FloatType::F16 ? 0x1p-16f : 0x1p-128f;
-  if (scale_inv > limit) return scale_inv;
-  if (rounding != Rounding::IDENTITY) return 2.0f * limit;
-  const FloatLayout layout = layout_of(hp);
-  return limit + std::ldexp(1.0f, layout.min_exponent - layout.mantissa_bits);
+float custom_scale_inv(float amax, const ScaleMethod& method, const IncTarget& target, std::string_view name) {
+  if (method.custom == nullptr) reject(name, "a CUSTOM scale method has no function");
+  check_amax(amax, name);
+  const float found = (*method.custom)(amax, target);
+  const float scale_inv = round_to(found, target.hp);
+  if (scale_inv > 0.0f && std::isfinite(scale_inv) && std::isfinite(inc_scale(scale_inv, target.hp))) return scale_inv;
+  reject(name, "the scale method of your own made scale_inv " + text(found) + " of amax " + text(amax) +
+                   ", allowed: a value > 0 that is finite in " + name_of(target.hp) + " and has a finite reciprocal");
 }
 
 }  // namespace
@@ -106,6 +115,16 @@ float round_to(float x, FloatType hp) {
   const double rounded = std::nearbyint(static_cast<double>(x) / unit) * unit;
   if (std::abs(rounded) > layout.max) return std::copysign(std::numeric_limits<float>::infinity(), x);
   return static_cast<float>(rounded);
+}
+
+// The two deliberate differences of inc_scale.h. 1 / x is finite in hp exactly for x above 2^-128 (f16: 2^-16).
+float usable_scale_inv(float scale_inv, Rounding rounding, FloatType hp) {
+  if (scale_inv == 0.0f) return 1.0f;
+  const float limit = hp == FloatType::F16 ? 0x1p-16f : 0x1p-128f;
+  if (scale_inv > limit) return scale_inv;
+  if (rounding != Rounding::IDENTITY) return 2.0f * limit;
+  const FloatLayout layout = layout_of(hp);
+  return limit + std::ldexp(1.0f, layout.min_exponent - layout.mantissa_bits);
 }
 
 std::vector<float> hw_scale_set(Dialect dialect) {
@@ -130,11 +149,12 @@ float inc_scale_inv(float amax, const ScaleMethod& method, const IncTarget& targ
   switch (method.value) {
     case ScaleValue::DUMMY_SCALES: return 1.0f;
     case ScaleValue::FIXED_VALUE: return round_scale(1.0f, method.rounding, target);
-    case ScaleValue::OPT: reject(name, "scale value OPT (search for the least error) is not built yet");
+    case ScaleValue::OPT: reject(name, "scale value OPT is a search over the weight's values, not a function of amax");
+    case ScaleValue::CUSTOM: return custom_scale_inv(amax, method, target, name);
     case ScaleValue::MAXABS: break;
   }
   const float raw = raw_scale(amax, method, target, name);
-  return usable(round_scale(raw, method.rounding, target), method.rounding, target.hp);
+  return usable_scale_inv(round_scale(raw, method.rounding, target), method.rounding, target.hp);
 }
 
 Eigen::ArrayXf inc_scale_inv(const Eigen::ArrayXf& amax, const ScaleMethod& method, const IncTarget& target,
@@ -148,6 +168,24 @@ Eigen::ArrayXf inc_scale_inv(const Eigen::ArrayXf& amax, const ScaleMethod& meth
     }
   }
   return result;
+}
+
+void inc_dynamic_scale_inv(const float* amax, std::int64_t n, const ScaleMethod& method, const IncTarget& target,
+                           float* out) {
+  constexpr float kBackoff = 0.5f;
+  constexpr std::string_view kName = "dynamic quantization";
+  if (method.value == ScaleValue::OPT) reject(kName, "scale value OPT is for weights, allowed: MAXABS, FIXED_VALUE");
+  for (std::int64_t i = 0; i < n; ++i) {
+    if (!std::isfinite(amax[i])) {
+      out[i] = amax[i];
+    } else if (method.value != ScaleValue::MAXABS) {
+      out[i] = inc_scale_inv(amax[i], method, target, kName);
+    } else {
+      const float raw = raw_of(round_to(amax[i], target.hp), method.granularity, kBackoff, target);
+      const float scale_inv = std::isfinite(raw) ? round_scale(raw, method.rounding, target) : raw;
+      out[i] = usable_scale_inv(scale_inv, method.rounding, target.hp);
+    }
+  }
 }
 
 float inc_scale(float scale_inv, FloatType hp) { return round_to(1.0f / scale_inv, hp); }

@@ -26,6 +26,7 @@
 //     that the rounding allows: 2^-127 (f16: 2^-15), with IDENTITY the next number of hp.
 #pragma once
 #include <Eigen/Core>
+#include <cstdint>
 #include <string_view>
 #include <vector>
 
@@ -51,14 +52,26 @@ std::vector<float> hw_scale_set(Dialect dialect);
 /// The rounding line above. raw >= 0 and representable in target.hp.
 float round_scale(float raw, Rounding rounding, const IncTarget& target);
 
+/// The two deliberate differences above: what scale_inv (>= 0 or NaN) becomes so that it and its reciprocal can be used.
+float usable_scale_inv(float scale_inv, Rounding rounding, FloatType hp);
+
 /// amax (in the tensor's units, not yet rounded) -> scale_inv. FIXED_VALUE and DUMMY_SCALES do not look at amax.
 /// Throws std::invalid_argument naming `name` for amax NaN, infinite or negative, or too large for hp; for a backoff
-/// outside (0, 1]; and, saying "not built yet", for ScaleValue::OPT.
+/// outside (0, 1]; for a CUSTOM function whose result can't be used; and for OPT, which needs the weight itself
+/// (opt_scale.h).
 float inc_scale_inv(float amax, const ScaleMethod& method, const IncTarget& target, std::string_view name);
 
 /// Elementwise, for PCS. amax: Shape [channels]; result: Shape [channels].
 Eigen::ArrayXf inc_scale_inv(const Eigen::ArrayXf& amax, const ScaleMethod& method, const IncTarget& target,
                              std::string_view name);
+
+/// Dynamic activations: scales made at each call from the values of that call, one per tensor (PTS, n = 1) or per token
+/// (PCS, n tokens; the second operand of a matmul: per column). As above with backoff 0.5 whatever the method says, as
+/// INC does it, and nothing thrown for the values: amax NaN gives NaN, infinite gives infinite, both of which become
+/// NaN codes. amax, out: [n], may be the same. MAXABS, FIXED_VALUE, DUMMY_SCALES and CUSTOM; throws
+/// std::invalid_argument for OPT. Thread-safe; the caller splits large n.
+void inc_dynamic_scale_inv(const float* amax, std::int64_t n, const ScaleMethod& method, const IncTarget& target,
+                           float* out);
 
 /// The multiplier into fp8: 1 / scale_inv, rounded to hp. scale_inv: from inc_scale_inv (> 0).
 float inc_scale(float scale_inv, FloatType hp);

@@ -4,5 +4,6 @@
 #include "fp8/recipes/delayed_scaling.h"
 #include "fp8/recipes/format.h"
 #include "fp8/recipes/inc_scale.h"
+#include "fp8/recipes/opt_scale.h"
 #include "fp8/recipes/scale.h"
 #include "fp8/recipes/scale_method.h"

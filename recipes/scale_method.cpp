@@ -3,7 +3,9 @@
 #include "fp8/recipes/scale_method.h"
 
 #include <algorithm>
+#include <mutex>
 #include <stdexcept>
+#include <utility>
 
 namespace fp8::recipes {
 namespace {
@@ -33,22 +35,57 @@ std::vector<NamedScaleMethod> make_table() {
   const ScaleMethod channel_pow2{PCS, MAXABS, POW2, kWeight}, token_pow2{PCS, MAXABS, POW2, kPerToken};
   const ScaleMethod opt_hw{PTS, OPT, HW_ALIGNED, kWeight}, opt_pow2{PTS, OPT, POW2, kWeight};
   const ScaleMethod channel_opt{PCS, OPT, POW2, kWeight};
-  constexpr bool kStatic = false, kDynamicOnly = true, kBuilt = true, kNotBuilt = false;
+  constexpr bool kStatic = false, kDynamicOnly = true;
   return {
-      {"UNIT_SCALE", unit, unit, kStatic, kBuilt},
-      {"HW_ALIGNED_SINGLE_SCALE", hw_fixed, hw_fixed, kStatic, kBuilt},
-      {"MAXABS_HW", weight_hw, act_hw, kStatic, kBuilt},
-      {"MAXABS_POW2", weight_pow2, act_pow2, kStatic, kBuilt},
-      {"MAXABS_ARBITRARY", weight_any, act_any, kStatic, kBuilt},
-      {"MAXABS_HW_OPT_WEIGHT", opt_hw, act_hw, kStatic, kNotBuilt},
-      {"MAXABS_POW2_OPT_WEIGHT", opt_pow2, act_pow2, kStatic, kNotBuilt},
-      {"ACT_MAXABS_HW_WEIGHTS_PCS_MAXABS_POW2", channel_pow2, act_hw, kStatic, kBuilt},
-      {"ACT_MAXABS_POW2_WEIGHTS_PCS_MAXABS_POW2", channel_pow2, act_pow2, kStatic, kBuilt},
-      {"ACT_MAXABS_HW_WEIGHTS_PCS_OPT_POW2", channel_opt, act_hw, kStatic, kNotBuilt},
-      {"ACT_MAXABS_POW2_WEIGHTS_PCS_OPT_POW2", channel_opt, act_pow2, kStatic, kNotBuilt},
-      {"ACT_MAXABS_PCS_POW2_WEIGHT_MAXABS_PTS_POW2_HW", weight_hw, token_pow2, kDynamicOnly, kNotBuilt},
-      {"MAXABS_PCS_POW2", channel_pow2, token_pow2, kDynamicOnly, kNotBuilt},
+      {"UNIT_SCALE", unit, unit, kStatic},
+      {"HW_ALIGNED_SINGLE_SCALE", hw_fixed, hw_fixed, kStatic},
+      {"MAXABS_HW", weight_hw, act_hw, kStatic},
+      {"MAXABS_POW2", weight_pow2, act_pow2, kStatic},
+      {"MAXABS_ARBITRARY", weight_any, act_any, kStatic},
+      {"MAXABS_HW_OPT_WEIGHT", opt_hw, act_hw, kStatic},
+      {"MAXABS_POW2_OPT_WEIGHT", opt_pow2, act_pow2, kStatic},
+      {"ACT_MAXABS_HW_WEIGHTS_PCS_MAXABS_POW2", channel_pow2, act_hw, kStatic},
+      {"ACT_MAXABS_POW2_WEIGHTS_PCS_MAXABS_POW2", channel_pow2, act_pow2, kStatic},
+      {"ACT_MAXABS_HW_WEIGHTS_PCS_OPT_POW2", channel_opt, act_hw, kStatic},
+      {"ACT_MAXABS_POW2_WEIGHTS_PCS_OPT_POW2", channel_opt, act_pow2, kStatic},
+      {"ACT_MAXABS_PCS_POW2_WEIGHT_MAXABS_PTS_POW2_HW", weight_hw, token_pow2, kDynamicOnly},
+      {"MAXABS_PCS_POW2", channel_pow2, token_pow2, kDynamicOnly},
   };
+}
+
+// The methods of living registrations.
+struct Registry {
+  std::mutex mutex;
+  std::vector<std::shared_ptr<const NamedScaleMethod>> methods;
+};
+
+Registry& registry() {
+  static Registry instance;
+  return instance;
+}
+
+// The first method that `matches`, of the 13 and then of those registered.
+const NamedScaleMethod* find_if(auto&& matches) {
+  for (const NamedScaleMethod& method : scale_methods()) {
+    if (matches(method)) return &method;
+  }
+  const std::lock_guard lock(registry().mutex);
+  for (const auto& method : registry().methods) {
+    if (matches(*method)) return method.get();
+  }
+  return nullptr;
+}
+
+bool is_word(std::string_view name) {
+  return !name.empty() && name.size() <= 100 && std::all_of(name.begin(), name.end(), [](char c) {
+    return (c >= 'a' && c <= 'z') || (c >= 'A' && c <= 'Z') || (c >= '0' && c <= '9') || c == '_';
+  });
+}
+
+std::string upper(std::string_view text) {
+  std::string result(text);
+  for (char& c : result) c = c >= 'a' && c <= 'z' ? static_cast<char>(c - 'a' + 'A') : c;
+  return result;
 }
 
 }  // namespace
@@ -60,6 +97,7 @@ const char* name_of(ScaleValue value) {
     case ScaleValue::MAXABS: return "MAXABS";
     case ScaleValue::FIXED_VALUE: return "FIXED_VALUE";
     case ScaleValue::OPT: return "OPT";
+    case ScaleValue::CUSTOM: return "CUSTOM";
     case ScaleValue::DUMMY_SCALES: break;
   }
   return "DUMMY_SCALES";
@@ -82,32 +120,67 @@ const std::vector<NamedScaleMethod>& scale_methods() {
 }
 
 const NamedScaleMethod* find_scale_method(std::string_view name) {
-  for (const NamedScaleMethod& method : scale_methods()) {
-    if (equal_ignoring_case(method.name, name)) return &method;
-  }
-  return nullptr;
+  return find_if([&](const NamedScaleMethod& method) { return equal_ignoring_case(method.name, name); });
+}
+
+const NamedScaleMethod* find_scale_method(const ScaleMethod& weight, const ScaleMethod& activation) {
+  return find_if([&](const NamedScaleMethod& method) {
+    return method.weight.same_kind(weight) && method.activation.same_kind(activation) &&
+           method.weight.custom == weight.custom && method.activation.custom == activation.custom;
+  });
 }
 
 const NamedScaleMethod& scale_method_from_name(std::string_view name) {
   if (const NamedScaleMethod* method = find_scale_method(name)) return *method;
   throw std::invalid_argument("scale method '" + std::string(name) +
-                              "' is unknown, allowed: " + list_of_scale_methods(false));
+                              "' is unknown, allowed: " + list_of_scale_methods());
 }
 
-void require_built(const NamedScaleMethod& method) {
-  if (method.built) return;
-  throw std::invalid_argument("scale method '" + lower(method.name) +
-                              "' is not built yet, allowed: " + list_of_scale_methods(true));
-}
-
-std::string list_of_scale_methods(bool built_only) {
+std::string list_of_scale_methods() {
   std::string list;
-  for (const NamedScaleMethod& method : scale_methods()) {
-    if (built_only && !method.built) continue;
-    if (!list.empty()) list += ", ";
-    list += lower(method.name);
-  }
+  find_if([&](const NamedScaleMethod& method) {
+    list += (list.empty() ? "" : ", ") + lower(method.name);
+    return false;
+  });
   return list;
+}
+
+ScaleMethod custom_scale(CustomScale scale, Granularity granularity) {
+  if (!scale) throw std::invalid_argument("custom_scale: found no function, allowed: amax, target -> scale_inv");
+  ScaleMethod method;
+  method.granularity = granularity;
+  method.value = ScaleValue::CUSTOM;
+  method.custom = std::make_shared<const CustomScale>(std::move(scale));
+  return method;
+}
+
+ScaleMethodRegistration::ScaleMethodRegistration(std::string_view name, ScaleMethodPair methods) {
+  if (!is_word(name)) {
+    throw std::invalid_argument("scale method name '" + std::string(name.substr(0, 100)) +
+                                "', allowed: up to 100 letters, digits and '_'");
+  }
+  for (const ScaleMethod* method : {&methods.weight, &methods.activation}) {
+    if ((method->value == ScaleValue::CUSTOM) != (method->custom != nullptr)) {
+      throw std::invalid_argument("scale method '" + std::string(name) + "': CUSTOM and a function go together");
+    }
+  }
+  NamedScaleMethod method;
+  method.name = upper(name);
+  method.weight = std::move(methods.weight);
+  method.activation = std::move(methods.activation);
+  method_ = std::make_shared<const NamedScaleMethod>(std::move(method));
+  const auto is_taken = [&](const NamedScaleMethod& other) { return other.name == method_->name; };
+  const std::lock_guard lock(registry().mutex);
+  if (std::any_of(scale_methods().begin(), scale_methods().end(), is_taken) ||
+      std::any_of(registry().methods.begin(), registry().methods.end(), [&](const auto& m) { return is_taken(*m); })) {
+    throw std::invalid_argument("scale method '" + method_->name + "' exists already");
+  }
+  registry().methods.push_back(method_);
+}
+
+ScaleMethodRegistration::~ScaleMethodRegistration() {
+  const std::lock_guard lock(registry().mutex);
+  std::erase(registry().methods, method_);
 }
 
 }  // namespace fp8::recipes

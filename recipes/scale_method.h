@@ -7,6 +7,8 @@
 // The spelling is for files and messages; arithmetic (inc_scale.h) sees the product only.
 #pragma once
 #include <cstdint>
+#include <functional>
+#include <memory>
 #include <string>
 #include <string_view>
 #include <vector>
@@ -16,9 +18,9 @@ namespace fp8::recipes {
 /// PTS: one scale per tensor. PCS: one per output channel of a weight (per token of an activation).
 enum class Granularity : std::uint8_t { PTS, PCS };
 
-/// Where the unrounded scale comes from: the largest magnitude, a constant, a search for the least error, or always
-/// 1.
-enum class ScaleValue : std::uint8_t { MAXABS, FIXED_VALUE, OPT, DUMMY_SCALES };
+/// Where the unrounded scale comes from: the largest magnitude, a constant, a search for the least error (weights only,
+/// opt_scale.h), always 1, or a function of one's own (custom_scale()).
+enum class ScaleValue : std::uint8_t { MAXABS, FIXED_VALUE, OPT, DUMMY_SCALES, CUSTOM };
 
 /// What is done to it then: nothing, next power of two, next value that the hardware applies for free, the first of
 /// those values, or 1.
@@ -28,6 +30,11 @@ const char* name_of(Granularity granularity);
 const char* name_of(ScaleValue value);
 const char* name_of(Rounding rounding);
 
+struct IncTarget;  // inc_scale.h
+
+/// amax >= 0, finite -> scale_inv. Called from any thread.
+using CustomScale = std::function<float(float amax, const IncTarget& target)>;
+
 /// How one tensor's scale is made. backoff: the share of the format's range that amax is mapped to (0 < backoff <=
 /// 1).
 struct ScaleMethod {
@@ -35,33 +42,67 @@ struct ScaleMethod {
   ScaleValue value = ScaleValue::MAXABS;
   Rounding rounding = Rounding::IDENTITY;
   float backoff = 1.0f;
+  std::vector<float> candidates = {};                   ///< OPT: what is tried; empty: the method's own list
+  std::shared_ptr<const CustomScale> custom = nullptr;  ///< CUSTOM only
   bool operator==(const ScaleMethod&) const = default;
+
+  /// The same granularity, value and rounding: what makes a row of the table (backoff and candidates are free).
+  bool same_kind(const ScaleMethod& other) const {
+    return granularity == other.granularity && value == other.value && rounding == other.rounding;
+  }
 };
+
+/// A method that calls `scale`; its result is rounded to hp_dtype and has to be usable (finite, > 0, with a finite
+/// reciprocal), else std::invalid_argument naming the tensor.
+ScaleMethod custom_scale(CustomScale scale, Granularity granularity = Granularity::PTS);
 
 /// One row of the table: a spelling and its product.
 struct NamedScaleMethod {
   std::string name;  ///< upper case, as in file names: "MAXABS_HW"
   ScaleMethod weight, activation;
-  bool dynamic_only = false;  ///< meant for scales computed at each call only
-  bool built = true;          ///< false: known, and refused by require_built()
+  bool dynamic_only = false;  ///< for scales computed at each call only (dynamic_quantization)
 
-  /// True if a scale depends on measured activations (unit_scale and hw_aligned_single_scale don't).
-  bool needs_measurements() const { return activation.value != ScaleValue::FIXED_VALUE; }
+  /// True if a static scale depends on measured activations (unit_scale and hw_aligned_single_scale don't).
+  bool needs_measurements() const {
+    return activation.value != ScaleValue::FIXED_VALUE && activation.value != ScaleValue::DUMMY_SCALES;
+  }
 };
 
 /// All 13.
 const std::vector<NamedScaleMethod>& scale_methods();
 
-/// Finds a spelling, in any case; nullptr if there is none.
+/// Finds a spelling, in any case, among the 13 and those registered; nullptr if there is none. The pointer to a
+/// registered one is good as long as its registration lives.
 const NamedScaleMethod* find_scale_method(std::string_view name);
 
-/// Finds a spelling, in any case. Throws std::invalid_argument listing the 13.
+/// Finds a spelling, in any case. Throws std::invalid_argument listing the 13 and those registered.
 const NamedScaleMethod& scale_method_from_name(std::string_view name);
 
-/// Throws std::invalid_argument "scale method 'X' is not built yet, ..." naming those that are.
-void require_built(const NamedScaleMethod& method);
+/// The row of the table (or registration) whose weight and activation are of the same kind; nullptr if there is none.
+const NamedScaleMethod* find_scale_method(const ScaleMethod& weight, const ScaleMethod& activation);
 
-/// "UNIT_SCALE, MAXABS_HW, ..." in lower case as users write them; built_only leaves out the others.
-std::string list_of_scale_methods(bool built_only);
+/// "unit_scale, maxabs_hw, ...", as users write them, with those registered.
+std::string list_of_scale_methods();
+
+struct ScaleMethodPair {
+  ScaleMethod weight = {}, activation = {};
+};
+
+/// A scale method of one's own, known to find_scale_method() and so to every QUANT_CONFIG while this object lives:
+///
+///   recipes::ScaleMethodRegistration mine("MY_METHOD", {.weight = custom_scale(f), .activation = custom_scale(g)});
+///
+/// What was planned with it keeps its functions. Thread-safe.
+class ScaleMethodRegistration {
+ public:
+  /// Throws std::invalid_argument for a name that is taken or has other characters than letters, digits and '_'.
+  ScaleMethodRegistration(std::string_view name, ScaleMethodPair methods);
+  ~ScaleMethodRegistration();
+  ScaleMethodRegistration(const ScaleMethodRegistration&) = delete;
+  ScaleMethodRegistration& operator=(const ScaleMethodRegistration&) = delete;
+
+ private:
+  std::shared_ptr<const NamedScaleMethod> method_;
+};
 
 }  // namespace fp8::recipes

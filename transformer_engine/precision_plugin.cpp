@@ -51,6 +51,7 @@ quant::ConversionReport measure_model(const Model& model, const Request& request
   quant::ConversionReport report;
   auto filter = request.config.has_value() ? std::optional<configs::ModuleFilter>(configs::module_filter(*request.config)) : std::nullopt;
   if (request.config.has_value()) {
+    configs::refuse_unbuilt(*request.config, true);
     const auto exclude = request.config->measure_exclude;
     calibration.outputs = exclude != configs::MeasureExclude::OUTPUT && exclude != configs::MeasureExclude::ALL;
   }
@@ -93,6 +94,9 @@ quant::ConversionReport convert(const Model& model, const ConvertOptions& option
     case QuantMode::NONE: return {};
     case QuantMode::MEASURE: return measure_model(model, request, prefix);
     case QuantMode::QUANTIZE: return quantize_model(model, request, prefix);
+    case QuantMode::SHAPE:
+    case QuantMode::LOAD: configs::refuse_unbuilt(*request.config, true); break;
+    case QuantMode::AUTO: TORCH_CHECK(false, "[convert_modules] ", request.config->source, ": key 'mode': found AUTO, allowed with a config that is passed: NONE, QUANTIZE, MEASURE");
   }
   return {};
 }

@@ -43,10 +43,10 @@ std::string message_of(auto&& call) {
   return "no exception";
 }
 
-constexpr ScaleMethod kPow2{Granularity::PTS, ScaleValue::MAXABS, Rounding::POW2, 0.25f};
-constexpr ScaleMethod kHw{Granularity::PTS, ScaleValue::MAXABS, Rounding::HW_ALIGNED, 0.25f};
-constexpr ScaleMethod kArbitrary{Granularity::PTS, ScaleValue::MAXABS, Rounding::IDENTITY, 0.25f};
-constexpr ScaleMethod kPerChannel{Granularity::PCS, ScaleValue::MAXABS, Rounding::POW2, 0.5f};
+const ScaleMethod kPow2{Granularity::PTS, ScaleValue::MAXABS, Rounding::POW2, 0.25f};
+const ScaleMethod kHw{Granularity::PTS, ScaleValue::MAXABS, Rounding::HW_ALIGNED, 0.25f};
+const ScaleMethod kArbitrary{Granularity::PTS, ScaleValue::MAXABS, Rounding::IDENTITY, 0.25f};
+const ScaleMethod kPerChannel{Granularity::PCS, ScaleValue::MAXABS, Rounding::POW2, 0.5f};
 
 TEST(RoundTo, Bf16KeepsTheUpperSixteenBitsRoundedToEven) {
   std::mt19937 random(7);
@@ -249,7 +249,7 @@ TEST(IncScale, ErrorsNameTheTensor) {
   EXPECT_THAT(message_of([&] { inc_scale_inv(70000.0f, kHw, f16, "x"); }), HasSubstr("f16 (hp_dtype) can hold"));
   EXPECT_THAT(message_of([] { inc_scale_inv(3.4e38f, kHw, {}, "x"); }), HasSubstr("bf16 (hp_dtype) can hold"));
   EXPECT_THAT(message_of([] { inc_scale_inv(1.0f, {Granularity::PTS, ScaleValue::OPT}, {}, "w"); }),
-              HasSubstr("w: scale value OPT (search for the least error) is not built yet"));
+              HasSubstr("w: scale value OPT is a search over the weight's values"));
   for (float backoff : {0.0f, -1.0f, 1.5f, std::nanf("")}) {
     const ScaleMethod method{Granularity::PTS, ScaleValue::MAXABS, Rounding::POW2, backoff};
     EXPECT_THAT(message_of([&] { inc_scale_inv(1.0f, method, {}, "w"); }), HasSubstr("w: backoff is "));

@@ -77,7 +77,7 @@ def main():
         for i in range(0, len(cells), 3):
             print("    " + ", ".join(cells[i:i + 3]) + ",")
     print("};\n\nconstexpr float kAmax[] = {" + ", ".join(f"{a}f" for a in AMAX) + "};\n")
-    print("// scale_inv, then its reciprocal, for each of kAmax.\nconstexpr Golden kGolden[] = {")
+    print("// scale_inv, then its reciprocal, for each of kAmax.\nconst Golden kGolden[] = {")
     for method in METHODS:
         for (dialect, fp8) in FULL_SCALE:
             for name, dtype in TYPES.items():

@@ -7,13 +7,16 @@
 
 #include <algorithm>
 #include <cctype>
+#include <cmath>
 #include <set>
 #include <stdexcept>
+#include <thread>
+
+#include "fp8/recipes/inc_scale.h"
 
 namespace fp8::recipes {
 namespace {
 
-using testing::AllOf;
 using testing::HasSubstr;
 using testing::Not;
 
@@ -33,23 +36,23 @@ std::string product(const ScaleMethod& m) {
 
 struct Row {
   const char *spelling, *weight, *activation;
-  bool built;
+  bool dynamic_only = false;
 };
 
 constexpr Row kRows[] = {
-    {"unit_scale", "PTS FIXED_VALUE SCALE_UNIT 1.00", "PTS FIXED_VALUE SCALE_UNIT 1.00", true},
-    {"hw_aligned_single_scale", "PTS FIXED_VALUE HW_ALIGNED_FIXED 1.00", "PTS FIXED_VALUE HW_ALIGNED_FIXED 1.00", true},
-    {"maxabs_hw", "PTS MAXABS HW_ALIGNED 0.50", "PTS MAXABS HW_ALIGNED 0.25", true},
-    {"maxabs_pow2", "PTS MAXABS POW2 0.50", "PTS MAXABS POW2 0.25", true},
-    {"maxabs_arbitrary", "PTS MAXABS IDENTITY 0.50", "PTS MAXABS IDENTITY 0.25", true},
-    {"maxabs_hw_opt_weight", "PTS OPT HW_ALIGNED 0.50", "PTS MAXABS HW_ALIGNED 0.25", false},
-    {"maxabs_pow2_opt_weight", "PTS OPT POW2 0.50", "PTS MAXABS POW2 0.25", false},
-    {"act_maxabs_hw_weights_pcs_maxabs_pow2", "PCS MAXABS POW2 0.50", "PTS MAXABS HW_ALIGNED 0.25", true},
-    {"act_maxabs_pow2_weights_pcs_maxabs_pow2", "PCS MAXABS POW2 0.50", "PTS MAXABS POW2 0.25", true},
-    {"act_maxabs_hw_weights_pcs_opt_pow2", "PCS OPT POW2 0.50", "PTS MAXABS HW_ALIGNED 0.25", false},
-    {"act_maxabs_pow2_weights_pcs_opt_pow2", "PCS OPT POW2 0.50", "PTS MAXABS POW2 0.25", false},
-    {"act_maxabs_pcs_pow2_weight_maxabs_pts_pow2_hw", "PTS MAXABS HW_ALIGNED 0.50", "PCS MAXABS POW2 1.00", false},
-    {"maxabs_pcs_pow2", "PCS MAXABS POW2 0.50", "PCS MAXABS POW2 1.00", false},
+    {"unit_scale", "PTS FIXED_VALUE SCALE_UNIT 1.00", "PTS FIXED_VALUE SCALE_UNIT 1.00"},
+    {"hw_aligned_single_scale", "PTS FIXED_VALUE HW_ALIGNED_FIXED 1.00", "PTS FIXED_VALUE HW_ALIGNED_FIXED 1.00"},
+    {"maxabs_hw", "PTS MAXABS HW_ALIGNED 0.50", "PTS MAXABS HW_ALIGNED 0.25"},
+    {"maxabs_pow2", "PTS MAXABS POW2 0.50", "PTS MAXABS POW2 0.25"},
+    {"maxabs_arbitrary", "PTS MAXABS IDENTITY 0.50", "PTS MAXABS IDENTITY 0.25"},
+    {"maxabs_hw_opt_weight", "PTS OPT HW_ALIGNED 0.50", "PTS MAXABS HW_ALIGNED 0.25"},
+    {"maxabs_pow2_opt_weight", "PTS OPT POW2 0.50", "PTS MAXABS POW2 0.25"},
+    {"act_maxabs_hw_weights_pcs_maxabs_pow2", "PCS MAXABS POW2 0.50", "PTS MAXABS HW_ALIGNED 0.25"},
+    {"act_maxabs_pow2_weights_pcs_maxabs_pow2", "PCS MAXABS POW2 0.50", "PTS MAXABS POW2 0.25"},
+    {"act_maxabs_hw_weights_pcs_opt_pow2", "PCS OPT POW2 0.50", "PTS MAXABS HW_ALIGNED 0.25"},
+    {"act_maxabs_pow2_weights_pcs_opt_pow2", "PCS OPT POW2 0.50", "PTS MAXABS POW2 0.25"},
+    {"act_maxabs_pcs_pow2_weight_maxabs_pts_pow2_hw", "PTS MAXABS HW_ALIGNED 0.50", "PCS MAXABS POW2 1.00", true},
+    {"maxabs_pcs_pow2", "PCS MAXABS POW2 0.50", "PCS MAXABS POW2 1.00", true},
 };
 
 TEST(ScaleMethod, EverySpellingIsItsProduct) {
@@ -58,7 +61,7 @@ TEST(ScaleMethod, EverySpellingIsItsProduct) {
     const NamedScaleMethod& method = scale_method_from_name(row.spelling);
     EXPECT_EQ(product(method.weight), row.weight) << row.spelling;
     EXPECT_EQ(product(method.activation), row.activation) << row.spelling;
-    EXPECT_EQ(method.built, row.built) << row.spelling;
+    EXPECT_EQ(method.dynamic_only, row.dynamic_only) << row.spelling;
   }
 }
 
@@ -82,17 +85,70 @@ TEST(ScaleMethod, UnknownSpellingListsAllThirteen) {
   for (const Row& row : kRows) EXPECT_THAT(message, HasSubstr(row.spelling));
 }
 
-TEST(ScaleMethod, UnbuiltOnesSaySoAndListTheBuilt) {
-  for (const Row& row : kRows) {
-    const std::string message = message_of([&] { require_built(scale_method_from_name(row.spelling)); });
-    if (row.built) {
-      EXPECT_EQ(message, "no exception") << row.spelling;
-    } else {
-      EXPECT_THAT(message, AllOf(HasSubstr(std::string(row.spelling) + "' is not built yet"),
-                                 HasSubstr("maxabs_pow2, maxabs_arbitrary"), Not(HasSubstr("opt_pow2, ")),
-                                 Not(HasSubstr(", maxabs_pcs_pow2"))));
-    }
+TEST(ScaleMethod, KindsOfWeightAndActivationNameTheRow) {
+  for (const NamedScaleMethod& row : scale_methods()) {
+    NamedScaleMethod other = row;
+    other.weight.backoff = 0.125f;
+    other.activation.candidates = {2.0f};
+    EXPECT_EQ(find_scale_method(other.weight, other.activation), &row) << row.name;
   }
+  const ScaleMethod pow2{Granularity::PTS, ScaleValue::MAXABS, Rounding::POW2};
+  EXPECT_EQ(find_scale_method(pow2, {Granularity::PTS, ScaleValue::FIXED_VALUE, Rounding::SCALE_UNIT}), nullptr);
+}
+
+TEST(ScaleMethodRegistration, IsKnownByNameWhileItLives) {
+  {
+    const ScaleMethodPair methods{.weight = custom_scale([](float amax, const IncTarget&) { return amax / 100.0f; }),
+                                  .activation = custom_scale([](float amax, const IncTarget&) { return amax / 50.0f; })};
+    const ScaleMethodRegistration mine("My_Method", methods);
+    const NamedScaleMethod& found = scale_method_from_name("MY_method");
+    EXPECT_EQ(found.name, "MY_METHOD");
+    EXPECT_EQ(inc_scale_inv(400.0f, found.weight, {}, "w"), 4.0f);
+    EXPECT_EQ(inc_scale_inv(400.0f, found.activation, {}, "x"), 8.0f);
+    EXPECT_THAT(list_of_scale_methods(), HasSubstr(", my_method"));
+    EXPECT_EQ(find_scale_method(found.weight, found.activation), &found);
+    EXPECT_THAT(message_of([&] { ScaleMethodRegistration again("MY_METHOD", methods); }), HasSubstr("exists already"));
+  }
+  EXPECT_EQ(find_scale_method("my_method"), nullptr);
+  EXPECT_THAT(list_of_scale_methods(), Not(HasSubstr("my_method")));
+}
+
+TEST(ScaleMethodRegistration, WhatWasTakenOutlivesIt) {
+  NamedScaleMethod kept;
+  {
+    const ScaleMethod one = custom_scale([](float, const IncTarget&) { return 0.5f; });
+    const ScaleMethodRegistration mine("HALF", {.weight = one, .activation = one});
+    kept = scale_method_from_name("half");
+  }
+  EXPECT_EQ(inc_scale_inv(3.0f, kept.weight, {}, "w"), 0.5f);
+}
+
+TEST(ScaleMethodRegistration, BadNamesAndBadResultsAreErrors) {
+  for (const char* name : {"", "a b", "a.b", "MAXABS_HW"}) {
+    EXPECT_THAT(message_of([&] { ScaleMethodRegistration bad(name, {}); }), HasSubstr("scale method")) << name;
+  }
+  EXPECT_THAT(message_of([] { custom_scale(nullptr); }), HasSubstr("found no function"));
+  EXPECT_THAT(message_of([] { ScaleMethodRegistration bad("X", {.weight = {Granularity::PTS, ScaleValue::CUSTOM}}); }),
+              HasSubstr("CUSTOM and a function go together"));
+  for (const float wrong : {0.0f, -1.0f, INFINITY, std::nanf(""), 0x1p-130f}) {
+    const ScaleMethod method = custom_scale([wrong](float, const IncTarget&) { return wrong; });
+    EXPECT_THAT(message_of([&] { inc_scale_inv(1.0f, method, {}, "fc"); }), HasSubstr("fc: the scale method of your own"));
+  }
+}
+
+TEST(ScaleMethodRegistration, ManyThreadsAtOnce) {
+  std::vector<std::thread> threads;
+  for (int t = 0; t < 8; ++t) {
+    threads.emplace_back([t] {
+      const std::string name = "THREAD_" + std::to_string(t);
+      for (int i = 0; i < 200; ++i) {
+        const ScaleMethodRegistration mine(name, {});
+        EXPECT_EQ(scale_method_from_name(name).name, name);
+      }
+      EXPECT_EQ(find_scale_method(name), nullptr);
+    });
+  }
+  for (std::thread& thread : threads) thread.join();
 }
 
 TEST(ScaleMethod, OnlyTheFixedOnesNeedNoMeasurements) {

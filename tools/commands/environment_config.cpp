@@ -15,6 +15,9 @@ EnvironmentConfig::EnvironmentConfig(models::LoadedModel& model, const Context& 
   if (!path.has_value()) return;
   const auto config = configs::read_quant_config(*path);
   if (config.mode == configs::QuantMode::NONE) return;
+  if (config.mode == configs::QuantMode::AUTO) {
+    throw io::Error(config.source + ": key 'mode': found AUTO in QUANT_CONFIG, which leaves the choice open, allowed: NONE, MEASURE, QUANTIZE");
+  }
   if (context.device != "hpu") throw UsageError("--device: found '" + context.device + "', but QUANT_CONFIG asks for " + configs::name_of(config.mode) + ", allowed: hpu");
   if (model.config_json.contains("quantization_config")) {
     throw io::Error(model.folder.string() + ": the checkpoint is fp8 already; QUANT_CONFIG asks for " + configs::name_of(config.mode) + " of a high precision one");

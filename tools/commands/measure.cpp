@@ -46,6 +46,7 @@ Selection selection_of(const MeasureOptions& o) {
   std::string prefix = "inc_output";
   if (!o.config.empty()) {
     const auto config = configs::read_quant_config(o.config);
+    configs::refuse_unbuilt(config, true);
     if (!config.dump_stats_path.filename().empty()) prefix = config.dump_stats_path.filename().string();
     s.filter = std::make_shared<configs::ModuleFilter>(configs::module_filter(config));
     const auto exclude = config.measure_exclude;

@@ -1,0 +1,53 @@
+// SPDX-License-Identifier: Apache-2.0
+// The environment variables that Intel Neural Compressor knows, as typed values. A value that does not parse is an
+// io::Error "environment variable 'WORLD_SIZE': found \"x\", allowed: an integer >= 1"; what has no effect on a host says
+// so in `report`.
+#pragma once
+#include <filesystem>
+#include <functional>
+#include <optional>
+#include <string>
+#include <vector>
+
+#include "fp8/configs/stats_path.h"
+
+namespace fp8::configs {
+
+struct QuantConfig;
+
+/// One variable that is set.
+struct EnvironmentVariable {
+  std::string name, value;
+  bool in_effect = true;
+  std::string effect;  ///< what it does here, or why nothing
+};
+
+struct Environment {
+  std::optional<std::filesystem::path> quant_config;         ///< QUANT_CONFIG
+  std::optional<int> local_rank, rank, world_size;           ///< LOCAL_RANK, RANK, WORLD_SIZE
+  std::optional<std::string> target_device;                  ///< INC_TARGET_DEVICE in lower case: "cpu", "hpu", ...
+  bool runtime_scale_patching = false;                       ///< RUNTIME_SCALE_PATCHING
+  bool calc_scale_with_cguid = true;                         ///< CALC_SCALE_WITH_CGUID
+  bool calc_rounding_with_cguid = false;                     ///< CALC_ROUNDING_WITH_CGUID
+  bool vllm_dynamic_kv_quant = false;                        ///< VLLM_DYNAMIC_KV_QUANT is set
+  std::optional<std::filesystem::path> scale_method_dump;    ///< SCALE_METHOD_CONFIG_DUMP_PATH
+  int measurement_dump_method = 1;                           ///< MEASUREMENT_DUMP_METHOD: 1, 2, 3, 5
+  std::optional<int> log_level;                              ///< LOG_LEVEL_INC, else LOG_LEVEL_ALL: 0 to 6
+  std::vector<EnvironmentVariable> report;                   ///< those that are set, in the order above
+
+  /// This process among several: RANK, else LOCAL_RANK, of WORLD_SIZE; none without a rank. Throws io::Error for a rank
+  /// without or outside of its world.
+  std::optional<Rank> process() const;
+};
+
+/// Looks a variable up: its value, or nullptr.
+using GetVariable = std::function<const char*(const char*)>;
+
+/// The process's environment. Throws io::Error naming the variable.
+Environment environment();
+Environment environment(const GetVariable& get);
+
+/// What stands in the names of measurement files: the process, unless the config has seperate_measure_files false.
+std::optional<Rank> file_rank(const QuantConfig& config, const Environment& environment);
+
+}  // namespace fp8::configs

@@ -1,0 +1,144 @@
+// SPDX-License-Identifier: Apache-2.0
+// Rules between keys, device and environment (see rules.h).
+#include "fp8/configs/rules.h"
+
+#include <algorithm>
+#include <functional>
+
+#include "fp8/runtime/io/error.h"
+
+namespace fp8::configs {
+namespace {
+
+using recipes::Granularity;
+using recipes::NamedScaleMethod;
+using recipes::Rounding;
+using recipes::ScaleValue;
+
+std::string lower(std::string text) {
+  for (char& c : text) c = c >= 'A' && c <= 'Z' ? static_cast<char>(c - 'A' + 'a') : c;
+  return text;
+}
+
+/// Methods that `allowed` accepts, as users write them.
+std::string methods_that(const std::function<bool(const NamedScaleMethod&)>& allowed) {
+  std::string list;
+  for (const NamedScaleMethod& method : recipes::scale_methods()) {
+    if (allowed(method)) list += (list.empty() ? "" : ", ") + lower(method.name);
+  }
+  return list;
+}
+
+/// "FILE: key 'scale_method.layers.3'"; the default of a string is 'scale_method' itself.
+std::string where(const QuantConfig& config, const std::string& entry) {
+  const bool plain = config.scale_methods.uniform() && entry == "default";
+  return config.source + ": key 'scale_method" + (plain ? "" : "." + entry) + "'";
+}
+
+bool is_fixed(const NamedScaleMethod& m) {
+  return m.weight.value == ScaleValue::FIXED_VALUE && m.activation.value == ScaleValue::FIXED_VALUE;
+}
+
+bool fits_dynamic(const NamedScaleMethod& m) { return m.activation.rounding != Rounding::HW_ALIGNED && !is_fixed(m); }
+
+bool has_channels(const NamedScaleMethod& m) {
+  return m.weight.granularity == Granularity::PCS || m.activation.granularity == Granularity::PCS;
+}
+
+void check_dynamic(const QuantConfig& config, std::vector<std::string>& problems) {
+  const std::string key = config.source + ": key 'dynamic_quantization': found true with ";
+  if (config.mode == QuantMode::MEASURE || config.mode == QuantMode::SHAPE || config.mode == QuantMode::NONE) {
+    problems.push_back(key + "mode " + name_of(config.mode) + ", allowed: QUANTIZE, LOAD, AUTO");
+  }
+  if (config.use_qdq) problems.push_back(key + "use_qdq, allowed: one of the two");
+  if (config.fake_quant) problems.push_back(key + "fake_quant, allowed: one of the two");
+  if (config.row_parallel_allreduce) {
+    problems.push_back(key + "row_parallel_linear_allreduce_quantization, allowed: one of the two");
+  }
+  for (const auto& [entry, method] : config.scale_methods.all()) {
+    if (fits_dynamic(*method)) continue;
+    problems.push_back(where(config, entry) + ": found " + lower(method->name) + " with dynamic_quantization, " +
+                       (is_fixed(*method) ? "which looks at no values" : "whose activations are HW_ALIGNED") +
+                       ", allowed: " + methods_that(fits_dynamic));
+  }
+}
+
+void check_static(const QuantConfig& config, std::vector<std::string>& problems) {
+  for (const auto& [entry, method] : config.scale_methods.all()) {
+    if (!method->dynamic_only) continue;
+    problems.push_back(where(config, entry) + ": found " + lower(method->name) +
+                       " without dynamic_quantization, allowed: set dynamic_quantization, or one of " +
+                       methods_that([](const NamedScaleMethod& m) { return !m.dynamic_only; }));
+  }
+}
+
+void check_device(const QuantConfig& config, recipes::Dialect device, std::vector<std::string>& problems) {
+  using recipes::Dialect;
+  if (!config.device_for_scales) return;
+  const Dialect present = device == Dialect::gaudi2 ? Dialect::gaudi2 : Dialect::gaudi3;
+  const Dialect wanted = *config.device_for_scales;
+  if (wanted == present) return;
+  const std::string key = config.source + ": key 'device_for_scales': found " + (wanted == Dialect::gaudi2 ? "GAUDI2" : "GAUDI3");
+  if (wanted == Dialect::gaudi3) {
+    problems.push_back(key + " on a gaudi2 device, allowed: GAUDI2, null");
+    return;
+  }
+  for (const auto& [entry, method] : config.scale_methods.all()) {
+    if (method->name == "MAXABS_HW") continue;
+    problems.push_back(key + " on a gaudi3 device with " + lower(method->name) + " (" + entry +
+                       "), allowed: GAUDI3, null, or scale_method maxabs_hw");
+    return;
+  }
+}
+
+void check_environment(const QuantConfig& config, const Environment& environment, std::vector<std::string>& problems) {
+  const bool quantizes = config.mode == QuantMode::QUANTIZE || config.mode == QuantMode::LOAD || config.mode == QuantMode::AUTO;
+  // As in Intel Neural Compressor, dynamic quantization leaves no constant scales to patch.
+  if (!environment.runtime_scale_patching || !quantizes || config.dynamic_quantization) return;
+  for (const auto& [entry, method] : config.scale_methods.all()) {
+    if (!has_channels(*method)) continue;
+    problems.push_back(where(config, entry) + ": found " + lower(method->name) +
+                       " with RUNTIME_SCALE_PATCHING, which takes one scale per tensor, allowed: " +
+                       methods_that([](const NamedScaleMethod& m) { return !has_channels(m); }));
+  }
+}
+
+}  // namespace
+
+std::vector<std::string> key_rule_problems(const QuantConfig& config) {
+  std::vector<std::string> problems;
+  config.dynamic_quantization ? check_dynamic(config, problems) : check_static(config, problems);
+  return problems;
+}
+
+std::vector<std::string> rule_problems(const QuantConfig& config, recipes::Dialect device, const Environment& environment) {
+  std::vector<std::string> problems = key_rule_problems(config);
+  check_device(config, device, problems);
+  check_environment(config, environment, problems);
+  return problems;
+}
+
+void check_rules(const QuantConfig& config, recipes::Dialect device, const Environment& environment) {
+  const std::vector<std::string> problems = rule_problems(config, device, environment);
+  if (!problems.empty()) throw io::Error(problems.front());
+}
+
+void refuse_unbuilt(const QuantConfig& config, bool measuring) {
+  const auto refuse = [&](bool present, const std::string& key, const std::string& found, const std::string& allowed) {
+    if (!present) return;
+    throw io::Error(config.source + ": key '" + key + "': found " + found + ", which is not built yet, allowed: " + allowed);
+  };
+  refuse(config.mode == QuantMode::SHAPE || config.mode == QuantMode::LOAD, "mode", name_of(config.mode),
+         "NONE, QUANTIZE, MEASURE, AUTO");
+  refuse(config.observer != "maxabs", "observer", config.observer, "maxabs");
+  if (measuring) return;
+  refuse(!config.scale_methods.uniform(), "scale_method", "an object with exceptions", "one method for all modules");
+  refuse(config.scale_method.weight.value == ScaleValue::OPT, "scale_method", lower(config.scale_method.name),
+         methods_that([](const NamedScaleMethod& m) { return m.weight.value != ScaleValue::OPT && !m.dynamic_only; }));
+  refuse(config.dynamic_quantization, "dynamic_quantization", "true", "false");
+  refuse(config.use_qdq, "use_qdq", "true", "false");
+  refuse(config.fake_quant, "fake_quant", "true", "false");
+  refuse(config.row_parallel_allreduce, "row_parallel_linear_allreduce_quantization", "true", "false");
+}
+
+}  // namespace fp8::configs

@@ -1,0 +1,32 @@
+// SPDX-License-Identifier: Apache-2.0
+// What keys of a QUANT_CONFIG demand of each other, of the device and of the environment.
+//
+//   dynamic_quantization   mode QUANTIZE or LOAD; no HW_ALIGNED activation, no method of fixed values, no OPT activation;
+//                          not with use_qdq, fake_quant, row_parallel_linear_allreduce_quantization
+//   *_pcs_pow2 activations only with dynamic_quantization
+//   device_for_scales      another device than the one in use: GAUDI2 on gaudi3, maxabs_hw only
+//   RUNTIME_SCALE_PATCHING no PCS method (scales are single numbers there)
+//   use_qdq, fake_quant    one of the two
+#pragma once
+#include <string>
+#include <vector>
+
+#include "fp8/configs/environment.h"
+#include "fp8/configs/quant_config.h"
+
+namespace fp8::configs {
+
+/// Every violated rule that concerns the keys alone, one line each: parse_quant_config() throws the first.
+std::vector<std::string> key_rule_problems(const QuantConfig& config);
+
+/// All violated rules. device: that of the device in use (ocp counts as gaudi3).
+std::vector<std::string> rule_problems(const QuantConfig& config, recipes::Dialect device, const Environment& environment);
+
+/// Throws io::Error with the first of them.
+void check_rules(const QuantConfig& config, recipes::Dialect device, const Environment& environment);
+
+/// Throws io::Error for what parses but has no one who does it yet: "FILE: key 'K': found V, which is not built yet,
+/// allowed: D". Called by those who measure (`measuring`) or quantize with a config.
+void refuse_unbuilt(const QuantConfig& config, bool measuring);
+
+}  // namespace fp8::configs
