@@ -12,6 +12,8 @@
 #include <map>
 #include <optional>
 #include <string>
+#include <string_view>
+#include <utility>
 #include <vector>
 
 #include "fp8/configs/environment.h"
@@ -44,7 +46,9 @@ struct ScaleParams {
   /// Backoff of every activation (weight) whose scale comes from amax or a search, unless a scale_method object says one.
   std::optional<float> input_backoff, weight_backoff;
   /// "percentile": (0, 100], "bins": 16 to 65536; others for observers of one's own. Any finite number.
-  std::map<std::string, double, std::less<>> observer;
+  std::vector<std::pair<std::string, double>> observer;
+  /// One of them by name.
+  std::optional<double> observer_parameter(std::string_view name) const;
 };
 
 struct QuantConfig {

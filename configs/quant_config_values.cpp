@@ -59,7 +59,7 @@ void read_scale_params(const KeyValue& value, QuantConfig& config) {
       for (const Range& range : kParameters) {
         if (name == range.name) check(range, item, json.get<double>());
       }
-      config.scale_params.observer[name] = json.get<double>();
+      config.scale_params.observer.emplace_back(name, json.get<double>());
     }
   }
 }

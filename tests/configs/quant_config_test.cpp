@@ -53,42 +53,112 @@ TEST(QuantConfig, Mode) {
   EXPECT_EQ(parse(R"({"mode": "measure"})").mode, QuantMode::MEASURE);
   EXPECT_EQ(parse(R"({"mode": "None"})").mode, QuantMode::NONE);
   EXPECT_EQ(parse(R"({"mode": "QUANTIZE"})").mode, QuantMode::QUANTIZE);
-  EXPECT_EQ(error_of(R"({"mode": "MEASUR"})"), "q.json: key 'mode': found \"MEASUR\", allowed: NONE, QUANTIZE, MEASURE");
-  EXPECT_EQ(error_of(R"({"mode": 2})"), "q.json: key 'mode': found 2, allowed: NONE, QUANTIZE, MEASURE");
-  EXPECT_EQ(error_of(R"({"mode": null})"), "q.json: key 'mode': found null, allowed: NONE, QUANTIZE, MEASURE");
-  EXPECT_EQ(error_of(R"({"mode": "shape"})"),
-            "q.json: key 'mode': found \"shape\", which is not built yet, allowed: NONE, QUANTIZE, MEASURE");
-  EXPECT_THAT(error_of(R"({"mode": "LOAD"})"), HasSubstr("found \"LOAD\", which is not built yet"));
+  EXPECT_EQ(parse(R"({"mode": "shape"})").mode, QuantMode::SHAPE);
+  EXPECT_EQ(parse(R"({"mode": "LOAD"})").mode, QuantMode::LOAD);
+  const std::string allowed = ", allowed: NONE, QUANTIZE, MEASURE, SHAPE, LOAD, AUTO";
+  EXPECT_EQ(error_of(R"({"mode": "MEASUR"})"), "q.json: key 'mode': found \"MEASUR\"" + allowed);
+  EXPECT_EQ(error_of(R"({"mode": 2})"), "q.json: key 'mode': found 2" + allowed);
+  EXPECT_EQ(error_of(R"({"mode": null})"), "q.json: key 'mode': found null" + allowed);
 }
 
-TEST(QuantConfig, Observer) {
-  EXPECT_EQ(parse(R"({"observer": "maxabs"})").observer, "maxabs");
-  for (const char* text : {R"({"observer": "shape"})", R"({"observer": "save"})", R"({"observer": "maxabs_per_channel"})"}) {
-    EXPECT_THAT(error_of(text), AllOf(StartsWith("q.json: key 'observer': found \""),
-                                      HasSubstr("which is not built yet, allowed: \"maxabs\"")));
+TEST(QuantConfig, ModeAutoIsDecidedByTheCaller) {
+  const QuantConfig config = parse(R"({"mode": "AUTO"})");
+  EXPECT_EQ(config.mode, QuantMode::AUTO);
+  EXPECT_EQ(mode_for(config, QuantMode::MEASURE), QuantMode::MEASURE);
+  EXPECT_EQ(mode_for(config, QuantMode::QUANTIZE), QuantMode::QUANTIZE);
+  EXPECT_EQ(mode_for(parse(R"({"mode": "NONE"})"), QuantMode::QUANTIZE), QuantMode::NONE);
+}
+
+TEST(QuantConfig, ObserverIsOneOfOursOrOfTheCallers) {
+  for (const char* name : {"maxabs", "maxabs_per_channel", "save", "shape", "histogram", "percentile", "mse", "kl"}) {
+    EXPECT_EQ(parse_quant_config({{"observer", name}}, "q.json").observer, name);
   }
-  EXPECT_EQ(error_of(R"({"observer": "max"})"), "q.json: key 'observer': found \"max\", allowed: \"maxabs\"");
-  EXPECT_EQ(error_of(R"({"observer": []})"), "q.json: key 'observer': found [], allowed: \"maxabs\"");
+  const std::string allowed = ", allowed: maxabs, maxabs_per_channel, save, shape, histogram, percentile, mse, kl";
+  EXPECT_EQ(error_of(R"({"observer": "maxab"})"),
+            "q.json: key 'observer': found \"maxab\"" + allowed + "; did you mean 'maxabs'?");
+  EXPECT_EQ(error_of(R"({"observer": []})"), "q.json: key 'observer': found []" + allowed);
+  ParseOptions options;
+  options.observers.push_back("mine");
+  EXPECT_EQ(parse_quant_config({{"observer", "mine"}}, "q.json", options).observer, "mine");
 }
 
 TEST(QuantConfig, ScaleMethod) {
   EXPECT_EQ(parse(R"({"scale_method": "unit_scale"})").scale_method.name, "UNIT_SCALE");
   EXPECT_EQ(parse(R"({"scale_method": "ACT_maxabs_pow2_weights_pcs_maxabs_pow2"})").scale_method.weight.granularity,
             recipes::Granularity::PCS);
+  for (const recipes::NamedScaleMethod& method : recipes::scale_methods()) {
+    const QuantConfig config =
+        parse_quant_config({{"scale_method", method.name}, {"dynamic_quantization", method.dynamic_only}}, "q.json");
+    EXPECT_EQ(config.scale_method.name, method.name);
+    EXPECT_EQ(config.scale_methods.name(), method.name);
+    EXPECT_TRUE(config.scale_methods.uniform());
+  }
   EXPECT_THAT(error_of(R"({"scale_method": "maxabs_hist"})"),
               AllOf(StartsWith("q.json: key 'scale_method': found \"maxabs_hist\", allowed: unit_scale, "),
-                    HasSubstr("maxabs_pcs_pow2")));
+                    HasSubstr("maxabs_pcs_pow2, or an object with the key default")));
   EXPECT_THAT(error_of(R"({"scale_method": 1})"), StartsWith("q.json: key 'scale_method': found 1, allowed: unit_scale"));
-  EXPECT_THAT(error_of(R"({"scale_method": {"default": {}}})"),
-              StartsWith("q.json: key 'scale_method': found an object, which is not built yet, allowed: one of unit_scale"));
 }
 
-TEST(QuantConfig, UnbuiltScaleMethodIsRefusedOnlyWhereItWouldBeUsed) {
-  EXPECT_THAT(error_of(R"({"scale_method": "maxabs_hw_opt_weight"})"),
-              AllOf(StartsWith("q.json: key 'scale_method': found \"MAXABS_HW_OPT_WEIGHT\", which is not built yet"),
-                    HasSubstr("allowed: unit_scale, hw_aligned_single_scale, maxabs_hw, ")));
-  EXPECT_THAT(error_of(R"({"scale_method": "maxabs_pcs_pow2", "mode": "QUANTIZE"})"), HasSubstr("not built yet"));
-  EXPECT_EQ(parse(R"({"scale_method": "maxabs_hw_opt_weight", "mode": "MEASURE"})").scale_method.name, "MAXABS_HW_OPT_WEIGHT");
+TEST(QuantConfig, RegisteredScaleMethodsAreKnown) {
+  const recipes::ScaleMethod one = recipes::custom_scale([](float, const recipes::IncTarget&) { return 1.0f; });
+  {
+    const recipes::ScaleMethodRegistration mine("MINE", {.weight = one, .activation = one});
+    EXPECT_EQ(parse(R"({"scale_method": "mine"})").scale_method.weight, one);
+  }
+  EXPECT_THAT(error_of(R"({"scale_method": "mine"})"), HasSubstr("found \"mine\""));
+}
+
+TEST(QuantConfig, DocumentedBackoffKeysWork) {
+  for (const char* text : {R"({"scale_params": {"input_backoff": 0.125, "weight_backoff": 1}})",
+                           R"({"input_backoff": 0.125, "weight_backoff": 1, "scale_method": "maxabs_hw"})",
+                           R"({"weight_backoff": 1.0, "scale_params": {"input_backoff": 0.125}})"}) {
+    const QuantConfig config = parse(text);
+    EXPECT_EQ(config.scale_method.activation.backoff, 0.125f) << text;
+    EXPECT_EQ(config.scale_method.weight.backoff, 1.0f) << text;
+    EXPECT_EQ(config.scale_methods.for_module("m", "Linear").weight.backoff, 1.0f) << text;
+  }
+  // 100 / (448 * 0.25) = 0.9 and 100 / (448 * 0.125) = 1.8, rounded up to a power of two: the key changes the scale.
+  const auto scale = [](const char* text) { return recipes::inc_scale_inv(100.0f, parse(text).scale_method.activation, {}, "x"); };
+  EXPECT_EQ(scale("{}"), 1.0f);
+  EXPECT_EQ(scale(R"({"input_backoff": 0.125})"), 2.0f);
+}
+
+TEST(QuantConfig, BackoffsLeaveFixedScalesAndWrittenBackoffsAlone) {
+  EXPECT_EQ(parse(R"({"scale_method": "unit_scale", "input_backoff": 0.5})").scale_method.activation.backoff, 1.0f);
+  const QuantConfig config = parse(R"({"input_backoff": 0.0625, "weight_backoff": 0.0625, "scale_method": {"default":
+      {"weight": {"rounding_method": "POW2", "backoff": 0.5}, "activation": {"rounding_method": "POW2"}}}})");
+  EXPECT_EQ(config.scale_method.weight.backoff, 0.5f);
+  EXPECT_EQ(config.scale_method.activation.backoff, 0.0625f);
+}
+
+TEST(QuantConfig, BadBackoffs) {
+  EXPECT_EQ(error_of(R"({"input_backoff": 0})"), "q.json: key 'input_backoff': found 0, allowed: a number from 2^-20 to 1");
+  EXPECT_EQ(error_of(R"({"scale_params": {"weight_backoff": 1.5}})"),
+            "q.json: key 'scale_params.weight_backoff': found 1.5, allowed: a number from 2^-20 to 1");
+  EXPECT_EQ(error_of(R"({"scale_params": {"weight_backoff": "1"}})"),
+            "q.json: key 'scale_params.weight_backoff': found \"1\", allowed: a number from 2^-20 to 1");
+  EXPECT_EQ(error_of(R"({"scale_params": {"input_backoff": 1}, "input_backoff": 0.5})"),
+            "q.json: key 'input_backoff': found here and in scale_params, allowed: one of the two");
+}
+
+TEST(QuantConfig, ParametersOfObservers) {
+  const QuantConfig config = parse(R"({"observer": "percentile", "scale_params": {"percentile": 99.9, "bins": 2048}})");
+  EXPECT_EQ(config.scale_params.observer_parameter("percentile"), 99.9);
+  EXPECT_EQ(config.scale_params.observer_parameter("bins"), 2048.0);
+  EXPECT_EQ(config.scale_params.observer_parameter("other"), std::nullopt);
+  EXPECT_EQ(error_of(R"({"scale_params": {"percentil": 99}, "observer": "percentile"})"),
+            "q.json: key 'scale_params': unknown key 'percentil' with observer percentile, did you mean 'percentile'? "
+            "allowed: input_backoff, weight_backoff, percentile, bins");
+  EXPECT_THAT(error_of(R"({"scale_params": {"input_backof": 1}})"), HasSubstr("did you mean 'input_backoff'?"));
+  EXPECT_THAT(error_of(R"({"scale_params": {"percentile": 101}, "observer": "percentile"})"),
+              HasSubstr("'scale_params.percentile': found 101, allowed: a number above 0, up to 100"));
+  EXPECT_THAT(error_of(R"({"scale_params": {"bins": 20.5}, "observer": "kl"})"), HasSubstr("an integer from 16 to 65536"));
+  EXPECT_THAT(error_of(R"({"scale_params": {"bins": "many"}, "observer": "mse"})"), HasSubstr("found \"many\", allowed: a number"));
+  EXPECT_THAT(error_of(R"({"scale_params": []})"), HasSubstr("'scale_params': found [], allowed: an object"));
+  EXPECT_NO_THROW(parse(R"({"scale_params": {"hp_dtype": "torch.bfloat16", "lp_dtype": "torch.float8_e4m3fn"}})"));
+  ParseOptions options;
+  options.observers.push_back("mine");
+  EXPECT_NO_THROW(parse_quant_config({{"observer", "mine"}, {"scale_params", {{"anything", 3}}}}, "q", options));
 }
 
 TEST(QuantConfig, ModuleLists) {
@@ -180,50 +250,83 @@ TEST(QuantConfig, BooleansInEverySpellingOfInc) {
   EXPECT_EQ(error_of(R"({"ignore_modules_wo_measures": "yes"})"),
             "q.json: key 'ignore_modules_wo_measures': found \"yes\", allowed: true, false");
   EXPECT_FALSE(parse(R"({"seperate_measure_files": false})").separate_measure_files);
+  EXPECT_FALSE(parse(R"({"separate_measure_files": false})").separate_measure_files);
+  const QuantConfig c = parse(R"({"use_qdq": true, "fake_quant": "true", "recalc_scales": true, "measure_on_hpu": false,
+      "row_parallel_linear_allreduce_quantization": "True"})");
+  EXPECT_TRUE(c.use_qdq && c.fake_quant && c.recalc_scales && !c.measure_on_hpu && c.row_parallel_allreduce);
 }
 
-TEST(QuantConfig, IgnoredKeysAreAcceptedAndChecked) {
-  EXPECT_NO_THROW(parse(R"({"scale_format": "const", "recalc_scales": true, "measure_on_hpu": false, "method": "HOOKS",
-      "calibration_sample_interval": 1, "quantize_weight": false, "dump_stats_xlsx_path": "a.xlsx", "local_rank": 0,
-      "global_rank": null, "world_size": 8, "device_type": "anything"})"));
-  EXPECT_EQ(parse(R"({"scale_format": "SCALAR"})").file_keys.at("scale_format"), "\"SCALAR\"");
+TEST(QuantConfig, ScaleFormatIsConstWhereNumbersDoNotDo) {
+  EXPECT_EQ(parse("{}").scale_format, ScaleFormat::SCALAR);
+  EXPECT_EQ(parse(R"({"scale_format": "const"})").scale_format, ScaleFormat::CONST);
+  EXPECT_EQ(parse(R"({"scale_method": "act_maxabs_hw_weights_pcs_maxabs_pow2", "scale_format": "SCALAR"})").scale_format,
+            ScaleFormat::CONST);
+  EXPECT_EQ(parse(R"({"fake_quant": true})").scale_format, ScaleFormat::CONST);
+  EXPECT_EQ(parse(R"({"dynamic_quantization": true, "scale_method": "maxabs_pow2"})").scale_format, ScaleFormat::CONST);
   EXPECT_EQ(error_of(R"({"scale_format": "TENSOR"})"), "q.json: key 'scale_format': found \"TENSOR\", allowed: SCALAR, CONST");
+}
+
+TEST(QuantConfig, AnObjectOfMethodsIsComputedAnewUnlessTheFileSaysOtherwise) {
+  EXPECT_FALSE(parse("{}").recalc_scales);
+  EXPECT_TRUE(parse(R"({"scale_method": {"default": {}}})").recalc_scales);
+  EXPECT_FALSE(parse(R"({"recalc_scales": false, "scale_method": {"default": {}}})").recalc_scales);
+}
+
+TEST(QuantConfig, SampleInterval) {
+  EXPECT_EQ(parse(R"({"calibration_sample_interval": 7})").calibration_sample_interval, 7);
+  EXPECT_EQ(error_of(R"({"calibration_sample_interval": -1})"),
+            "q.json: key 'calibration_sample_interval': found -1, allowed: an integer >= 0");
+  EXPECT_THAT(error_of(R"({"calibration_sample_interval": 1.5})"), HasSubstr("found 1.5, allowed: an integer >= 0"));
+  EXPECT_THAT(error_of(R"({"calibration_sample_interval": 18446744073709551615})"), HasSubstr("an integer >= 0"));
+}
+
+TEST(QuantConfig, KeysWithoutEffectAreAcceptedAndChecked) {
+  EXPECT_NO_THROW(parse(R"({"method": "HOOKS", "quantize_weight": false, "dump_stats_xlsx_path": "a.xlsx", "local_rank": 0,
+      "global_rank": null, "world_size": 8, "device_type": "anything", "int_gcfg": {"a": 1}, "mod_dict": {}})"));
   EXPECT_EQ(error_of(R"({"method": "GRAPH"})"), "q.json: key 'method': found \"GRAPH\", allowed: HOOKS");
   EXPECT_EQ(error_of(R"({"recalc_scales": 3})"), "q.json: key 'recalc_scales': found 3, allowed: true, false");
   EXPECT_EQ(error_of(R"({"measure_on_hpu": "no"})"), "q.json: key 'measure_on_hpu': found \"no\", allowed: true, false");
   EXPECT_EQ(error_of(R"({"quantize_weight": 0})"), "q.json: key 'quantize_weight': found 0, allowed: true, false");
   EXPECT_EQ(error_of(R"({"dump_stats_xlsx_path": 0})"), "q.json: key 'dump_stats_xlsx_path': found 0, allowed: a string");
   EXPECT_EQ(error_of(R"({"local_rank": "0"})"), "q.json: key 'local_rank': found \"0\", allowed: an integer, null");
-  EXPECT_EQ(error_of(R"({"calibration_sample_interval": -1})"),
-            "q.json: key 'calibration_sample_interval': found -1, allowed: an integer >= 0");
-  EXPECT_THAT(error_of(R"({"calibration_sample_interval": 1.5})"), HasSubstr("found 1.5, allowed: an integer >= 0"));
+  for (const char* text : {R"({"mod_dict": {"Linear": "linear"}})", R"({"mod_dict": []})"}) {
+    EXPECT_THAT(error_of(text), AllOf(StartsWith("q.json: key 'mod_dict': found "), HasSubstr("allowed: {}"))) << text;
+  }
 }
 
-TEST(QuantConfig, UnbuiltKeysAreAcceptedWithTheirDefaultOnly) {
-  EXPECT_NO_THROW(parse(R"({"dynamic_quantization": false, "use_qdq": "False", "fake_quant": false,
-      "row_parallel_linear_allreduce_quantization": false, "scale_params": {}, "mod_dict": {}})"));
-  for (const char* key : {"dynamic_quantization", "use_qdq", "fake_quant", "row_parallel_linear_allreduce_quantization"}) {
-    const std::string text = std::string("{\"") + key + "\": true}";
-    EXPECT_EQ(error_of(text.c_str()),
-              std::string("q.json: key '") + key + "': found true, which is not built yet, allowed: false");
-    const std::string wrong = std::string("{\"") + key + "\": 1}";
-    EXPECT_EQ(error_of(wrong.c_str()), std::string("q.json: key '") + key + "': found 1, allowed: true, false");
+TEST(QuantConfig, AllProblemsAtOnce) {
+  const io::Json json = {{"mode", "X"}, {"scale_methd", 1}, {"scale_method", "maxabs_pcs_pow2"}, {"input_backoff", 7},
+                         {"blocklist", {{"names", {"("}}}}};
+  const auto problems = quant_config_problems(json, "q.json");
+  ASSERT_EQ(problems.size(), 5u) << testing::PrintToString(problems);
+  EXPECT_THAT(problems[0], HasSubstr("key 'mode': found \"X\""));
+  EXPECT_THAT(problems[1], HasSubstr("unknown key 'scale_methd'"));
+  EXPECT_THAT(problems[2], HasSubstr("key 'input_backoff': found 7"));
+  EXPECT_THAT(problems[3], HasSubstr("key 'blocklist.names[0]': pattern '('"));
+  EXPECT_THAT(problems[4], HasSubstr("found maxabs_pcs_pow2 without dynamic_quantization"));
+  EXPECT_TRUE(quant_config_problems(io::Json::object(), "q.json").empty());
+  EXPECT_EQ(quant_config_problems(io::Json(3), "q.json").size(), 1u);
+}
+
+TEST(QuantConfig, MeasurementsAreNeededByStaticMethodsOfAmaxOnly) {
+  EXPECT_TRUE(parse("{}").needs_measurements());
+  EXPECT_TRUE(parse(R"({"mode": "AUTO"})").needs_measurements());
+  for (const char* text : {R"({"scale_method": "unit_scale"})", R"({"mode": "NONE"})", R"({"mode": "LOAD"})", R"({"mode": "MEASURE"})",
+                           R"({"scale_method": "maxabs_pow2", "dynamic_quantization": true})"}) {
+    EXPECT_FALSE(parse(text).needs_measurements()) << text;
   }
-  for (const char* key : {"scale_params", "mod_dict"}) {
-    const std::string text = std::string("{\"") + key + "\": {\"input_backoff\": 1}}";
-    EXPECT_EQ(error_of(text.c_str()),
-              std::string("q.json: key '") + key + "': found an object, which is not built yet, allowed: {}");
-    const std::string wrong = std::string("{\"") + key + "\": []}";
-    EXPECT_EQ(error_of(wrong.c_str()), std::string("q.json: key '") + key + "': found [], allowed: {}");
-  }
+  EXPECT_TRUE(parse(R"({"scale_method": {"default": {"weight": {"scale_value_type": "FIXED_VALUE", "rounding_method": "SCALE_UNIT"},
+      "activation": {"scale_value_type": "FIXED_VALUE", "rounding_method": "SCALE_UNIT"}}, "layers": {"0": {
+      "weight": {"scale_value_type": "MAXABS", "rounding_method": "POW2"}, "activation": {"scale_value_type": "MAXABS", "rounding_method": "POW2"}}}}})")
+                  .needs_measurements());
 }
 
 TEST(QuantConfig, UnknownKeysNameTheNearest) {
   EXPECT_EQ(error_of(R"({"scale_methd": "maxabs_hw"})"), "q.json: unknown key 'scale_methd', did you mean 'scale_method'?");
   EXPECT_EQ(error_of(R"({"Mode": "MEASURE"})"), "q.json: unknown key 'Mode', did you mean 'mode'?");
   EXPECT_EQ(error_of(R"({"black_list": {}})"), "q.json: unknown key 'black_list', did you mean 'blacklist'?");
-  EXPECT_EQ(error_of(R"({"separate_measure_files": true})"),
-            "q.json: unknown key 'separate_measure_files', did you mean 'seperate_measure_files'?");
+  EXPECT_EQ(error_of(R"({"seperate_measure_file": true})"),
+            "q.json: unknown key 'seperate_measure_file', did you mean 'seperate_measure_files'?");
 }
 
 TEST(QuantConfig, ErrorsStayOnOneShortLine) {
@@ -267,14 +370,29 @@ TEST(QuantConfig, DescribeTellsValueAndOriginOfEveryKey) {
   EXPECT_EQ(by_key.at("measure_exclude").value, "OUTPUT");
   EXPECT_EQ(by_key.at("device_for_scales").value, "null");
   EXPECT_EQ(by_key.at("dump_stats_path").value, "stats");
-  EXPECT_EQ(by_key.at("scale_format").value, "\"CONST\"");
-  EXPECT_EQ(by_key.at("scale_format").status, KeyStatus::ignored);
-  EXPECT_NE(by_key.at("scale_format").note, "");
-  EXPECT_EQ(by_key.at("dynamic_quantization").status, KeyStatus::not_built_yet);
+  EXPECT_EQ(by_key.at("scale_format").value, "CONST");
+  EXPECT_EQ(by_key.at("method").status, KeyStatus::ignored);
+  EXPECT_EQ(by_key.at("dynamic_quantization").status, KeyStatus::built);
   EXPECT_EQ(by_key.at("dynamic_quantization").value, "false");
+  EXPECT_EQ(by_key.at("input_backoff").value, "null");
+  EXPECT_EQ(by_key.at("scale_params").value, "{}");
   EXPECT_EQ(by_key.count("whitelist"), 0u);
-  for (const KeyReport& report : reports) EXPECT_EQ(report.note.empty(), report.status != KeyStatus::ignored) << report.key;
+  for (const KeyReport& report : reports) EXPECT_FALSE(report.note.empty()) << report.key;
   EXPECT_EQ(std::string(name_of(KeyStatus::not_built_yet)), "not built yet");
+}
+
+TEST(QuantConfig, DescribeShowsMethodsAndParameters) {
+  const auto value = [](const char* text, const std::string& key) {
+    for (const KeyReport& report : describe(parse(text))) {
+      if (report.key == key) return report.value;
+    }
+    return std::string("no such key");
+  };
+  EXPECT_EQ(value(R"({"scale_method": {"default": {}, "layers": {"0": {}, "1": {}}, "nodes": {"lm_head": {}}}})", "scale_method"),
+            "MAXABS_ARBITRARY + 1 nodes + 2 layers");
+  EXPECT_EQ(value(R"({"observer": "kl", "scale_params": {"bins": 512, "weight_backoff": 0.5}})", "scale_params"),
+            R"({"weight_backoff":0.5,"bins":512.0})");
+  EXPECT_EQ(value(R"({"input_backoff": 0.25})", "input_backoff"), "0.25");
 }
 
 TEST(QuantConfig, EveryKeyOfIncIsKnown) {

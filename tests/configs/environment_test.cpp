@@ -1,0 +1,119 @@
+// SPDX-License-Identifier: Apache-2.0
+// Environment variables: typed values, errors, and who stands in file names.
+#include "fp8/configs/environment.h"
+
+#include <gmock/gmock.h>
+#include <gtest/gtest.h>
+
+#include <cstdlib>
+#include <map>
+
+#include "fp8/configs/quant_config.h"
+#include "fp8/runtime/io/error.h"
+
+namespace fp8::configs {
+namespace {
+
+using testing::HasSubstr;
+using Variables = std::map<std::string, std::string>;
+
+Environment read(const Variables& variables) {
+  return environment([&](const char* name) -> const char* {
+    const auto found = variables.find(name);
+    return found == variables.end() ? nullptr : found->second.c_str();
+  });
+}
+
+std::string error_of(auto&& call) {
+  try {
+    call();
+  } catch (const io::Error& error) {
+    return error.what();
+  }
+  return "no error";
+}
+
+TEST(Environment, NothingSet) {
+  const Environment e = read({});
+  EXPECT_EQ(e.quant_config, std::nullopt);
+  EXPECT_EQ(e.process(), std::nullopt);
+  EXPECT_FALSE(e.runtime_scale_patching);
+  EXPECT_TRUE(e.calc_scale_with_cguid);
+  EXPECT_FALSE(e.calc_rounding_with_cguid);
+  EXPECT_FALSE(e.vllm_dynamic_kv_quant);
+  EXPECT_EQ(e.measurement_dump_method, 1);
+  EXPECT_EQ(e.log_level, std::nullopt);
+  EXPECT_TRUE(e.report.empty());
+  EXPECT_TRUE(read({{"WORLD_SIZE", ""}, {"LOG_LEVEL_INC", ""}}).report.empty());  // empty is unset
+}
+
+TEST(Environment, EveryVariable) {
+  const Environment e = read({{"QUANT_CONFIG", "a/b.json"}, {"LOCAL_RANK", "1"}, {"RANK", "5"}, {"WORLD_SIZE", "8"}, {"INC_TARGET_DEVICE", "CPU"},
+                              {"RUNTIME_SCALE_PATCHING", "1"}, {"CALC_SCALE_WITH_CGUID", "False"}, {"CALC_ROUNDING_WITH_CGUID", "true"},
+                              {"SCALE_METHOD_CONFIG_DUMP_PATH", "m.json"}, {"MEASUREMENT_DUMP_METHOD", "5"}, {"VLLM_DYNAMIC_KV_QUANT", "0"},
+                              {"LOG_LEVEL_ALL", "3"}, {"ENABLE_CONSOLE", "1"}});
+  EXPECT_EQ(e.quant_config, "a/b.json");
+  EXPECT_EQ(e.local_rank, 1);
+  EXPECT_EQ(e.rank, 5);
+  EXPECT_EQ(e.world_size, 8);
+  EXPECT_EQ(e.target_device, "cpu");
+  EXPECT_TRUE(e.runtime_scale_patching);
+  EXPECT_FALSE(e.calc_scale_with_cguid);
+  EXPECT_TRUE(e.calc_rounding_with_cguid);
+  EXPECT_EQ(e.scale_method_dump, "m.json");
+  EXPECT_EQ(e.measurement_dump_method, 5);
+  EXPECT_TRUE(e.vllm_dynamic_kv_quant);  // set is enough
+  EXPECT_EQ(e.log_level, 3);
+  EXPECT_EQ(e.report.size(), 13u);
+  std::map<std::string, bool> in_effect;
+  for (const EnvironmentVariable& variable : e.report) {
+    in_effect[variable.name] = variable.in_effect;
+    EXPECT_FALSE(variable.effect.empty()) << variable.name;
+  }
+  EXPECT_TRUE(in_effect.at("WORLD_SIZE"));
+  EXPECT_FALSE(in_effect.at("CALC_SCALE_WITH_CGUID"));
+  EXPECT_FALSE(in_effect.at("INC_TARGET_DEVICE"));
+  EXPECT_FALSE(in_effect.at("ENABLE_CONSOLE"));
+}
+
+TEST(Environment, RankAndWorldSizeFromTheEnvironmentWork) {
+  const auto process = read({{"LOCAL_RANK", "1"}, {"WORLD_SIZE", "8"}}).process();
+  ASSERT_TRUE(process.has_value());
+  EXPECT_EQ(rank_suffix(process), "_1_8");
+  EXPECT_EQ(rank_suffix(read({{"LOCAL_RANK", "1"}, {"RANK", "5"}, {"WORLD_SIZE", "8"}}).process()), "_5_8");  // across machines
+  EXPECT_EQ(rank_suffix(read({{"RANK", "0"}, {"WORLD_SIZE", "1"}}).process()), "_0_1");
+  EXPECT_EQ(read({{"WORLD_SIZE", "8"}}).process(), std::nullopt);
+}
+
+TEST(Environment, FilesAreNotSeparateIfTheConfigSaysSo) {
+  const Environment e = read({{"LOCAL_RANK", "1"}, {"WORLD_SIZE", "8"}});
+  QuantConfig config;
+  EXPECT_EQ(rank_suffix(file_rank(config, e)), "_1_8");
+  config.separate_measure_files = false;
+  EXPECT_EQ(rank_suffix(file_rank(config, e)), "");
+}
+
+TEST(Environment, BadValuesNameTheVariable) {
+  EXPECT_EQ(error_of([] { read({{"WORLD_SIZE", "eight"}}); }), "environment variable 'WORLD_SIZE': found 'eight', allowed: an integer >= 1");
+  EXPECT_EQ(error_of([] { read({{"WORLD_SIZE", "0"}}); }), "environment variable 'WORLD_SIZE': found '0', allowed: an integer >= 1");
+  EXPECT_EQ(error_of([] { read({{"LOCAL_RANK", "-1"}}); }), "environment variable 'LOCAL_RANK': found '-1', allowed: an integer >= 0");
+  EXPECT_EQ(error_of([] { read({{"RANK", "1 "}}); }), "environment variable 'RANK': found '1 ', allowed: an integer >= 0");
+  EXPECT_EQ(error_of([] { read({{"RANK", "99999999999"}}); }), "environment variable 'RANK': found '99999999999', allowed: an integer >= 0");
+  EXPECT_EQ(error_of([] { read({{"RUNTIME_SCALE_PATCHING", "yes"}}); }),
+            "environment variable 'RUNTIME_SCALE_PATCHING': found 'yes', allowed: true, 1, false, 0");
+  EXPECT_EQ(error_of([] { read({{"MEASUREMENT_DUMP_METHOD", "4"}}); }), "environment variable 'MEASUREMENT_DUMP_METHOD': found '4', allowed: 1, 2, 3, 5");
+  EXPECT_EQ(error_of([] { read({{"LOG_LEVEL_INC", "7"}}); }), "environment variable 'LOG_LEVEL_INC': found '7', allowed: an integer from 0 to 6");
+  EXPECT_THAT(error_of([] { read({{"INC_TARGET_DEVICE", "hpux"}}); }), HasSubstr("found 'hpux', allowed: cpu, hpu, cuda, xpu; did you mean 'hpu'?"));
+  EXPECT_THAT(error_of([] { read({{"RANK", "1"}}).process(); }), HasSubstr("'WORLD_SIZE': found nothing, but RANK is set"));
+  EXPECT_THAT(error_of([] { read({{"RANK", "8"}, {"WORLD_SIZE", "8"}}).process(); }), HasSubstr("'RANK': found '8', allowed: 0 to WORLD_SIZE - 1, which is 7"));
+}
+
+TEST(Environment, OfThisProcess) {
+  ASSERT_EQ(setenv("WORLD_SIZE", "3", 1), 0);
+  EXPECT_EQ(environment().world_size, 3);
+  ASSERT_EQ(unsetenv("WORLD_SIZE"), 0);
+  EXPECT_EQ(environment().world_size, std::nullopt);
+}
+
+}  // namespace
+}  // namespace fp8::configs

@@ -1,0 +1,163 @@
+// SPDX-License-Identifier: Apache-2.0
+// scale_method as an object: who gets which method, which pairs exist, and the path in every error.
+#include "fp8/configs/scale_methods.h"
+
+#include <gmock/gmock.h>
+#include <gtest/gtest.h>
+
+#include <set>
+
+#include "fp8/runtime/io/error.h"
+
+namespace fp8::configs {
+namespace {
+
+using recipes::Rounding;
+using testing::AllOf;
+using testing::HasSubstr;
+using testing::StartsWith;
+
+ScaleMethods parse(const std::string& text) { return parse_scale_methods(io::parse_json(text, "q"), "q.json", "scale_method"); }
+
+std::string error_of(const std::string& text) {
+  try {
+    parse(text);
+  } catch (const io::Error& error) {
+    return error.what();
+  }
+  return "no error";
+}
+
+constexpr const char* kObject = R"({
+  "default":     {"weight": {"rounding_method": "POW2", "backoff": 0.5}, "activation": {"rounding_method": "POW2", "backoff": 0.25}},
+  "layer_types": {"Linear": {"weight": {"granularity": "PCS"}}},
+  "layers":      {"1": {"weight": {"rounding_method": "HW_ALIGNED"}, "activation": {"rounding_method": "hw_aligned"}}},
+  "nodes":       {"model.layers.1.mlp.down_proj": {"weight": {"scale_value_type": "FIXED_VALUE", "rounding_method": "SCALE_UNIT"},
+                                                   "activation": {"scale_value_type": "FIXED_VALUE", "rounding_method": "SCALE_UNIT"}}}})";
+
+TEST(ScaleMethods, NodeBeatsLayerBeatsTypeBeatsDefault) {
+  const ScaleMethods methods = parse(kObject);
+  const auto name = [&](const char* node, const char* type) { return methods.for_module(node, type).name; };
+  EXPECT_EQ(name("model.layers.1.mlp.down_proj", "Linear"), "UNIT_SCALE");
+  EXPECT_EQ(name("model.layers.1.mlp.up_proj", "Linear"), "MAXABS_HW");
+  EXPECT_EQ(name("model.layers.0.mlp.down_proj", "Linear"), "ACT_MAXABS_POW2_WEIGHTS_PCS_MAXABS_POW2");
+  EXPECT_EQ(name("model.layers.0.matmul", "Matmul"), "MAXABS_POW2");
+  EXPECT_EQ(name("model.layers.11.matmul", "Matmul"), "MAXABS_POW2");
+  EXPECT_EQ(methods.source_of("model.layers.1.mlp.down_proj", "Linear"), "nodes.model.layers.1.mlp.down_proj");
+  EXPECT_EQ(methods.source_of("model.layers.1.x", "Linear"), "layers.1");
+  EXPECT_EQ(methods.source_of("lm_head", "Linear"), "layer_types.Linear");
+  EXPECT_EQ(methods.source_of("softmax", "Softmax"), "default");
+  EXPECT_FALSE(methods.uniform());
+  EXPECT_EQ(methods.name(), "MAXABS_POW2");  // for file names, as Intel Neural Compressor
+  EXPECT_EQ(methods.all().size(), 4u);
+}
+
+TEST(ScaleMethods, MissingFieldsAreTheDefaults) {
+  const ScaleMethods methods = parse(kObject);
+  const auto& typed = methods.for_module("lm_head", "Linear");
+  EXPECT_EQ(typed.weight.rounding, Rounding::POW2);
+  EXPECT_EQ(typed.weight.backoff, 0.5f);
+  EXPECT_EQ(typed.activation.backoff, 0.25f);
+  EXPECT_EQ(methods.for_module("model.layers.1.q", "Linear").weight.backoff, 0.5f);
+  EXPECT_EQ(parse(R"({"default": {}})").default_method.name, "MAXABS_ARBITRARY");
+  EXPECT_EQ(parse(R"({"default": {}})").default_method.weight.backoff, 1.0f);
+}
+
+TEST(ScaleMethods, LayersAreFoundBehindTheWordLayersWithDotOrSlash) {
+  const ScaleMethods methods = parse(R"({"default": {}, "layers": {"3": {"weight": {"rounding_method": "POW2"},
+      "activation": {"rounding_method": "POW2"}}}})");
+  const auto is_layer = [&](const char* name) { return methods.source_of(name, "T") == "layers.3"; };
+  EXPECT_TRUE(is_layer("model.layers.3.q"));
+  EXPECT_TRUE(is_layer("layers.3"));
+  EXPECT_TRUE(is_layer("model/layers/3/q"));
+  EXPECT_TRUE(is_layer("layers.x.layers.3"));  // the first that has a number behind it
+  EXPECT_TRUE(is_layer("sublayers.3.q"));      // a pattern that is searched, not a word
+  EXPECT_FALSE(is_layer("model.layers.30.q"));
+  EXPECT_FALSE(is_layer("model.layer.3.q"));
+  EXPECT_FALSE(is_layer("layers.1.layers.3"));
+  EXPECT_FALSE(is_layer("layers"));
+}
+
+// Every pair of two granularities, four values and five roundings for weight and activation: 13 are methods.
+TEST(ScaleMethods, OfAllPairsExactlyTheThirteenAreAccepted) {
+  const std::vector<std::string> granularities{"PTS", "PCS"}, values{"MAXABS", "FIXED_VALUE", "OPT", "DUMMY_SCALES"},
+      roundings{"IDENTITY", "POW2", "HW_ALIGNED", "HW_ALIGNED_FIXED", "SCALE_UNIT"};
+  std::vector<io::Json> triples;
+  for (const auto& g : granularities) {
+    for (const auto& v : values) {
+      for (const auto& r : roundings) triples.push_back({{"granularity", g}, {"scale_value_type", v}, {"rounding_method", r}, {"backoff", 0.3}});
+    }
+  }
+  std::multiset<std::string> accepted;
+  for (const io::Json& weight : triples) {
+    for (const io::Json& activation : triples) {
+      try {
+        const auto methods = parse_scale_methods({{"default", {{"weight", weight}, {"activation", activation}}}}, "q", "scale_method");
+        accepted.insert(methods.name());
+        EXPECT_EQ(methods.default_method.weight.backoff, 0.3f);
+      } catch (const io::Error& error) {
+        EXPECT_THAT(error.what(), HasSubstr("Unsupported config")) << weight << activation;
+      }
+    }
+  }
+  EXPECT_EQ(accepted.size(), 13u);
+  for (const auto& method : recipes::scale_methods()) EXPECT_EQ(accepted.count(method.name), 1u) << method.name;
+}
+
+TEST(ScaleMethods, CandidatesOfASearch) {
+  const std::string search = R"("weight": {"scale_value_type": "OPT", "rounding_method": "POW2", "params": {"weight_scales": [0.5, 1, 2]}},
+      "activation": {"rounding_method": "POW2"})";
+  const ScaleMethods methods = parse(R"({"default": {)" + search + R"(}, "layers": {"0": {"weight": {"scale_value_type": "MAXABS"}}}})");
+  EXPECT_EQ(methods.default_method.weight.candidates, (std::vector<float>{0.5f, 1.0f, 2.0f}));
+  EXPECT_TRUE(methods.for_module("layers.0", "T").weight.candidates.empty());
+  EXPECT_EQ(error_of(R"({"default": {"weight": {"params": {"weight_scales": [1]}}}})"),
+            "q.json: key 'scale_method.default.weight.params.weight_scales': found candidates for scale_value_type MAXABS, allowed: only with OPT");
+  for (const char* bad : {"[]", "[0]", "[-1]", "[\"1\"]", "[1e-60]", "3", "{}"}) {
+    EXPECT_THAT(error_of(std::string(R"({"default": {"weight": {"scale_value_type": "OPT", "params": {"weight_scales": )") + bad + "}}}}"),
+                AllOf(StartsWith("q.json: key 'scale_method.default.weight.params.weight_scales': found "), HasSubstr("allowed: an array of"))) << bad;
+  }
+}
+
+TEST(ScaleMethods, ErrorsNameThePath) {
+  EXPECT_EQ(error_of(R"({"default": {}, "layers": {"3": {"weight": {"rounding_method": "POW"}}}})"),
+            "q.json: key 'scale_method.layers.3.weight.rounding_method': found \"POW\", allowed: IDENTITY, POW2, HW_ALIGNED, "
+            "HW_ALIGNED_FIXED, SCALE_UNIT");
+  EXPECT_EQ(error_of(R"({"default": {"activation": {"granularity": 1}}})"),
+            "q.json: key 'scale_method.default.activation.granularity': found 1, allowed: PTS, PCS");
+  EXPECT_EQ(error_of(R"({"default": {"activation": {"rounding": "POW2"}}})"),
+            "q.json: key 'scale_method.default.activation': unknown key 'rounding', did you mean 'rounding_method'? allowed: granularity, "
+            "scale_value_type, rounding_method, backoff, params");
+  EXPECT_EQ(error_of(R"({"default": {"weights": {}}})"),
+            "q.json: key 'scale_method.default': unknown key 'weights', did you mean 'weight'? allowed: weight, activation");
+  EXPECT_EQ(error_of(R"({"default": {}, "layer_type": {}})"),
+            "q.json: key 'scale_method': unknown key 'layer_type', did you mean 'layer_types'? allowed: default, nodes, layers, layer_types");
+  EXPECT_EQ(error_of(R"({"nodes": {}})"), "q.json: key 'scale_method': found an object without the key default, which it must have");
+  EXPECT_EQ(error_of(R"({"default": {}, "nodes": []})"), "q.json: key 'scale_method.nodes': found [], allowed: an object of methods");
+  EXPECT_EQ(error_of(R"({"default": {}, "nodes": {"a": "maxabs_hw"}})"),
+            "q.json: key 'scale_method.nodes.a': found \"maxabs_hw\", allowed: an object with the keys weight, activation");
+  EXPECT_EQ(error_of(R"({"default": {}, "layers": {"first": {}}})"),
+            "q.json: key 'scale_method.layers': found 'first', allowed: a layer's number");
+  EXPECT_EQ(error_of(R"({"default": {"weight": {"backoff": 2}}})"),
+            "q.json: key 'scale_method.default.weight.backoff': found 2, allowed: a number from 2^-20 to 1");
+}
+
+TEST(ScaleMethods, UnsupportedPairsNameTheEntryAndWhatItsWeightGoesWith) {
+  EXPECT_EQ(error_of(R"({"default": {}, "layer_types": {"Linear": {"weight": {"rounding_method": "HW_ALIGNED"}}}})"),
+            "q.json: key 'scale_method.layer_types.Linear': Unsupported config: weight PTS MAXABS HW_ALIGNED with activation PTS MAXABS "
+            "IDENTITY, allowed for that weight: PTS MAXABS HW_ALIGNED, PCS MAXABS POW2");
+  EXPECT_THAT(error_of(R"({"default": {"weight": {"granularity": "PCS", "scale_value_type": "FIXED_VALUE"}}})"),
+              AllOf(StartsWith("q.json: key 'scale_method.default': Unsupported config: weight PCS FIXED_VALUE IDENTITY, allowed for a weight: "),
+                    HasSubstr("PTS OPT HW_ALIGNED")));
+}
+
+TEST(ScaleMethods, ReportHasTheFormOfTheDump) {
+  const io::Json report = method_report(parse(kObject), {{"model.layers.1.q", "Linear"}, {"lm_head", "Linear"}});
+  EXPECT_EQ(report["model.layers.1.q"]["WEIGHT"],
+            (io::Json{{"granularity", "PTS"}, {"scale_value_type", "MAXABS"}, {"rounding_method", "HW_ALIGNED"}, {"backoff", 0.5}, {"params", io::Json::object()}}));
+  EXPECT_EQ(report["lm_head"]["WEIGHT"]["granularity"], "PCS");
+  EXPECT_EQ(report["lm_head"]["ACTIVATION"]["backoff"], 0.25);
+  EXPECT_EQ(report.size(), 2u);
+}
+
+}  // namespace
+}  // namespace fp8::configs
