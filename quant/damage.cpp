@@ -1,0 +1,140 @@
+// SPDX-License-Identifier: Apache-2.0
+#include "fp8/quant/damage.h"
+
+#include <algorithm>
+#include <cmath>
+#include <limits>
+
+#include "fp8/runtime/kernels/cast.h"
+#include "fp8/runtime/kernels/decode.h"
+#include "fp8/runtime/kernels/float_bits.h"
+#include "fp8/runtime/kernels/thread_pool.h"
+
+namespace fp8::quant {
+namespace {
+
+constexpr std::int64_t kBlock = 1 << 20;  ///< elements cast at a time: codes and values of it stay small
+constexpr std::int64_t kGrain = 1 << 14;  ///< elements of one partial sum
+
+int octave_of(float magnitude) {
+  const int exponent = std::ilogb(magnitude);  // of an infinity INT_MAX: the last octave
+  return std::clamp(exponent, CastDamage::kFirstExponent, CastDamage::kFirstExponent + CastDamage::kOctaves - 1) - CastDamage::kFirstExponent;
+}
+
+/// Elements [begin, end) of a block. decoded: null when nothing was cast.
+void add_range(const void* x, recipes::FloatType type, std::int64_t begin, std::int64_t end, std::int64_t cols, const float* decoded,
+               const std::vector<float>& limits, CastDamage& out) {
+  for (std::int64_t i = begin; i < end; ++i) {
+    const float value = kernels::load_element(x, type, i), magnitude = std::abs(value);
+    out.amax = std::isnan(magnitude) || magnitude > out.amax ? magnitude : out.amax;
+    if (magnitude == 0) {
+      ++out.zeros;
+      continue;
+    }
+    if (!std::isnan(value)) ++out.octaves[static_cast<std::size_t>(octave_of(magnitude))];
+    if (decoded == nullptr) continue;
+    const double error = static_cast<double>(value) - static_cast<double>(decoded[i]);
+    out.signal += static_cast<double>(value) * static_cast<double>(value);
+    out.noise += error * error;
+    out.underflow += decoded[i] == 0.0f ? 1 : 0;
+    out.saturated += magnitude > limits[limits.size() == 1 ? 0 : static_cast<std::size_t>(i / cols)] ? 1 : 0;
+  }
+  out.count += end - begin;
+}
+
+/// One block of whole rows.
+CastDamage block_damage(const void* x, recipes::FloatType type, std::int64_t rows, std::int64_t cols, const WeightScales* scales, const Scheme& scheme) {
+  const std::int64_t n = rows * cols;
+  std::vector<std::uint8_t> codes;
+  std::vector<float> decoded, limits;
+  if (scales != nullptr) {
+    codes.resize(static_cast<std::size_t>(n));
+    decoded.resize(codes.size());
+    cast_weight_rows(x, type, rows, cols, 0, *scales, scheme, codes.data());
+    kernels::DecodeArgs args;
+    args.codes = codes.data();
+    args.rows = rows;
+    args.cols = cols;
+    args.format = scheme.format;
+    args.y = decoded.data();
+    args.scale_inv = scales->scale_inv.data();
+    args.scale_row_stride = scales->scale_inv.size() > 1 ? 1 : 0;
+    kernels::decode_from_fp8(args);
+    for (float s : scales->scale_inv) limits.push_back(s * scheme.fp8_max() * (1.0f + 0x1p-8f));
+  }
+  std::vector<CastDamage> parts(static_cast<std::size_t>((n + kGrain - 1) / kGrain));
+  kernels::parallel_for(n, kGrain, [&](std::int64_t begin, std::int64_t end) {
+    for (std::int64_t at = begin; at < end; at += kGrain) {
+      add_range(x, type, at, std::min(end, at + kGrain), cols, scales != nullptr ? decoded.data() : nullptr, limits, parts[static_cast<std::size_t>(at / kGrain)]);
+    }
+  });
+  CastDamage out;
+  for (const auto& part : parts) out.merge(part);
+  return out;
+}
+
+WeightScales rows_of(const WeightScales& scales, std::int64_t first, std::int64_t rows) {
+  if (scales.scale.size() <= 1) return scales;
+  const auto cut = [&](const std::vector<float>& v) { return std::vector<float>(v.begin() + first, v.begin() + first + rows); };
+  return {cut(scales.scale), cut(scales.scale_inv)};
+}
+
+/// Calls body(data, first_row, rows) over blocks of whole rows.
+template <class Body>
+void for_blocks(const void* x, recipes::FloatType type, std::int64_t rows, std::int64_t cols, Body body) {
+  const std::int64_t size = type == recipes::FloatType::F32 ? 4 : 2, step = std::max<std::int64_t>(1, kBlock / std::max<std::int64_t>(cols, 1));
+  for (std::int64_t row = 0; row < rows && cols > 0; row += step) {
+    body(static_cast<const char*>(x) + row * cols * size, row, std::min(step, rows - row));
+  }
+}
+
+}  // namespace
+
+void CastDamage::merge(const CastDamage& o) {
+  amax = std::isnan(amax) || std::isnan(o.amax) ? std::numeric_limits<float>::quiet_NaN() : std::max(amax, o.amax);
+  count += o.count, zeros += o.zeros, saturated += o.saturated, underflow += o.underflow;
+  signal += o.signal, noise += o.noise;
+  for (std::size_t i = 0; i < octaves.size(); ++i) octaves[i] += o.octaves[i];
+}
+
+double CastDamage::sqnr_db() const { return noise == 0 ? std::numeric_limits<double>::infinity() : 10.0 * std::log10(signal / noise); }
+
+double combined_sqnr_db(double weight_db, double input_db) { return -10.0 * std::log10(std::pow(10.0, -weight_db / 10) + std::pow(10.0, -input_db / 10)); }
+
+CastDamage weight_damage(const void* w, recipes::FloatType type, std::int64_t rows, std::int64_t cols, const WeightScales& scales, const Scheme& scheme) {
+  CastDamage out;
+  for_blocks(w, type, rows, cols, [&](const void* data, std::int64_t first, std::int64_t n) {
+    const WeightScales part = rows_of(scales, first, n);
+    out.merge(block_damage(data, type, n, cols, &part, scheme));
+  });
+  return out;
+}
+
+CastDamage input_damage(const void* x, recipes::FloatType type, std::int64_t rows, std::int64_t cols, const Scheme& scheme) {
+  CastDamage out;
+  for_blocks(x, type, rows, cols, [&](const void* data, std::int64_t, std::int64_t n) {
+    if (scheme.activations == ActivationScaling::none) return out.merge(block_damage(data, type, n, cols, nullptr, scheme));
+    WeightScales scales{{scheme.input_scale}, {scheme.input_scale_inv}};
+    if (scheme.activations != ActivationScaling::static_tensor) {
+      std::vector<float> amax(static_cast<std::size_t>(n));
+      kernels::amax_rows(data, type, n, cols, cols, amax.data());
+      scales = weight_scales(amax, scheme, "activation");
+    }
+    out.merge(block_damage(data, type, n, cols, &scales, scheme));
+  });
+  return out;
+}
+
+double ModuleDamage::sqnr_db() const {
+  const double infinite = std::numeric_limits<double>::infinity();
+  return combined_sqnr_db(weight.sqnr_db(), input.has_value() ? input->sqnr_db() : infinite);
+}
+
+void sort_by_damage(std::vector<ModuleDamage>& modules) {
+  std::sort(modules.begin(), modules.end(), [](const ModuleDamage& a, const ModuleDamage& b) {
+    const double x = a.sqnr_db(), y = b.sqnr_db();
+    return x != y ? x < y : a.name < b.name;
+  });
+}
+
+}  // namespace fp8::quant
