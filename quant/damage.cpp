@@ -42,6 +42,18 @@ void add_range(const void* x, recipes::FloatType type, std::int64_t begin, std::
   out.count += end - begin;
 }
 
+CastDamage sum_ranges(const void* x, recipes::FloatType type, std::int64_t n, std::int64_t cols, const float* decoded, const std::vector<float>& limits) {
+  std::vector<CastDamage> parts(static_cast<std::size_t>((n + kGrain - 1) / kGrain));
+  kernels::parallel_for(n, kGrain, [&](std::int64_t begin, std::int64_t end) {
+    for (std::int64_t at = begin; at < end; at += kGrain) {
+      add_range(x, type, at, std::min(end, at + kGrain), cols, decoded, limits, parts[static_cast<std::size_t>(at / kGrain)]);
+    }
+  });
+  CastDamage out;
+  for (const auto& part : parts) out.merge(part);
+  return out;
+}
+
 /// One block of whole rows.
 CastDamage block_damage(const void* x, recipes::FloatType type, std::int64_t rows, std::int64_t cols, const WeightScales* scales, const Scheme& scheme) {
   const std::int64_t n = rows * cols;
@@ -62,15 +74,7 @@ CastDamage block_damage(const void* x, recipes::FloatType type, std::int64_t row
     kernels::decode_from_fp8(args);
     for (float s : scales->scale_inv) limits.push_back(s * scheme.fp8_max() * (1.0f + 0x1p-8f));
   }
-  std::vector<CastDamage> parts(static_cast<std::size_t>((n + kGrain - 1) / kGrain));
-  kernels::parallel_for(n, kGrain, [&](std::int64_t begin, std::int64_t end) {
-    for (std::int64_t at = begin; at < end; at += kGrain) {
-      add_range(x, type, at, std::min(end, at + kGrain), cols, scales != nullptr ? decoded.data() : nullptr, limits, parts[static_cast<std::size_t>(at / kGrain)]);
-    }
-  });
-  CastDamage out;
-  for (const auto& part : parts) out.merge(part);
-  return out;
+  return sum_ranges(x, type, n, cols, scales != nullptr ? decoded.data() : nullptr, limits);
 }
 
 WeightScales rows_of(const WeightScales& scales, std::int64_t first, std::int64_t rows) {
@@ -123,6 +127,10 @@ CastDamage input_damage(const void* x, recipes::FloatType type, std::int64_t row
     out.merge(block_damage(data, type, n, cols, &scales, scheme));
   });
   return out;
+}
+
+CastDamage compare_cast(const void* x, recipes::FloatType type, std::int64_t rows, std::int64_t cols, const float* decoded) {
+  return sum_ranges(x, type, rows * cols, cols, decoded, {std::numeric_limits<float>::infinity()});
 }
 
 double ModuleDamage::sqnr_db() const {

@@ -50,6 +50,9 @@ CastDamage weight_damage(const void* w, recipes::FloatType type, std::int64_t ro
 /// activations stay in high precision.
 CastDamage input_damage(const void* x, recipes::FloatType type, std::int64_t rows, std::int64_t cols, const Scheme& scheme);
 
+/// x [rows, cols] against what came back of it. Nothing is counted as saturated: the scale is not known here.
+CastDamage compare_cast(const void* x, recipes::FloatType type, std::int64_t rows, std::int64_t cols, const float* decoded);
+
 /// One module's weight and, when data was run, its input.
 struct ModuleDamage {
   std::string name, type, scheme;

@@ -1,0 +1,198 @@
+// SPDX-License-Identifier: Apache-2.0
+#include "fp8/quant/checkpoint_damage.h"
+
+#include <algorithm>
+#include <cmath>
+#include <map>
+
+#include "fp8/quant/formats/checkpoint_folder.h"
+#include "fp8/quant/formats/compressed_tensors.h"
+#include "fp8/quant/formats/sidecar.h"
+#include "fp8/runtime/io/error.h"
+#include "fp8/runtime/io/safetensors.h"
+#include "fp8/runtime/kernels/cast.h"
+#include "fp8/runtime/kernels/decode.h"
+
+namespace fp8::quant {
+namespace {
+
+namespace fs = std::filesystem;
+
+constexpr std::uint64_t kChunkBytes = std::uint64_t{4} << 20;
+
+recipes::FloatType float_type(const io::TensorInfo& info, const fs::path& folder) {
+  switch (info.dtype) {
+    case io::DType::F32: return recipes::FloatType::F32;
+    case io::DType::BF16: return recipes::FloatType::BF16;
+    case io::DType::F16: return recipes::FloatType::F16;
+    default: throw io::Error(folder.string() + ": " + info.name + ": expected dtype F32, BF16 or F16, found " + io::name_of(info.dtype));
+  }
+}
+
+/// Rows of a tensor seen as [shape[0], rest], chunk by chunk.
+class RowReader {
+ public:
+  RowReader(const io::Checkpoint& checkpoint, const std::string& tensor) : checkpoint_(checkpoint), info_(checkpoint.info(tensor)) {
+    rows_ = info_.shape.empty() ? 1 : info_.shape[0];
+    cols_ = rows_ == 0 ? 0 : info_.numel() / rows_;
+  }
+  std::int64_t rows() const { return rows_; }
+  std::int64_t cols() const { return cols_; }
+  std::uint64_t row_bytes() const { return static_cast<std::uint64_t>(cols_) * static_cast<std::uint64_t>(io::size_of(info_.dtype)); }
+  std::int64_t step() const { return std::max<std::int64_t>(1, static_cast<std::int64_t>(kChunkBytes / std::max<std::uint64_t>(row_bytes(), 1))); }
+
+  const void* read(std::int64_t first, std::int64_t rows) {
+    buffer_.resize(static_cast<std::uint64_t>(rows) * row_bytes());
+    checkpoint_.read(info_.name, buffer_.data(), static_cast<std::uint64_t>(first) * row_bytes(), buffer_.size());
+    return buffer_.data();
+  }
+
+ private:
+  const io::Checkpoint& checkpoint_;
+  io::TensorInfo info_;
+  std::int64_t rows_ = 0, cols_ = 0;
+  std::vector<std::uint8_t> buffer_;
+};
+
+void check_stop(const std::function<bool()>& stop) {
+  if (stop && stop()) throw io::Error("interrupted");
+}
+
+std::vector<ModuleInfo> modules_of(const io::Checkpoint& checkpoint) {
+  std::vector<ModuleInfo> modules;
+  constexpr std::string_view kWeight = ".weight";
+  for (const auto& tensor : checkpoint.names()) {
+    const auto& info = checkpoint.info(tensor);
+    if (tensor.size() <= kWeight.size() || tensor.compare(tensor.size() - kWeight.size(), kWeight.size(), kWeight) != 0 || info.shape.size() < 2) continue;
+    const std::string name = tensor.substr(0, tensor.size() - kWeight.size());
+    modules.push_back({name, type_of_weight(name, info.shape), info.shape});
+  }
+  return modules;
+}
+
+/// amax of every planned weight, per row; folded to one value where the scheme has one.
+std::vector<float> row_amax(const io::Checkpoint& source, const PlannedModule& m, const std::function<bool()>& stop) {
+  RowReader reader(source, m.info.name + ".weight");
+  const auto type = float_type(source.info(m.info.name + ".weight"), source.folder());
+  std::vector<float> amax(static_cast<std::size_t>(reader.rows()));
+  for (std::int64_t row = 0; row < reader.rows(); row += reader.step()) {
+    check_stop(stop);
+    const std::int64_t rows = std::min(reader.step(), reader.rows() - row);
+    kernels::amax_rows(reader.read(row, rows), type, rows, reader.cols(), reader.cols(), amax.data() + row);
+  }
+  for (float a : amax) {
+    if (!std::isfinite(a)) throw io::Error(source.folder().string() + ": " + m.info.name + ".weight: expected finite weights, found " + (std::isnan(a) ? "NaN" : "Inf"));
+  }
+  if (m.scheme.weights == WeightGranularity::tensor) amax = {amax.empty() ? 0.0f : *std::max_element(amax.begin(), amax.end())};
+  return amax;
+}
+
+WeightScales part_of(const WeightScales& s, std::int64_t first, std::int64_t rows) {
+  if (s.scale.size() <= 1) return s;
+  const auto cut = [&](const std::vector<float>& v) { return std::vector<float>(v.begin() + first, v.begin() + first + rows); };
+  return {cut(s.scale), cut(s.scale_inv)};
+}
+
+ModuleDamage damage_of(const io::Checkpoint& source, const PlannedModule& m, const WeightScales& scales, const std::function<bool()>& stop) {
+  ModuleDamage out{m.info.name, m.info.type, m.scheme.describe(), 0, std::nullopt, {}, std::nullopt};
+  if (!scales.scale_inv.empty()) out.weight_scale_inv = *std::max_element(scales.scale_inv.begin(), scales.scale_inv.end());
+  if (m.scheme.activations == ActivationScaling::static_tensor) out.input_scale_inv = m.scheme.input_scale_inv;
+  RowReader reader(source, m.info.name + ".weight");
+  const auto type = float_type(source.info(m.info.name + ".weight"), source.folder());
+  for (std::int64_t row = 0; row < reader.rows(); row += reader.step()) {
+    check_stop(stop);
+    const std::int64_t rows = std::min(reader.step(), reader.rows() - row);
+    out.weight.merge(weight_damage(reader.read(row, rows), type, rows, reader.cols(), part_of(scales, row, rows), m.scheme));
+  }
+  return out;
+}
+
+/// scale_inv of rows: values[row * stride].
+struct RowScales {
+  const float* values;
+  std::int64_t stride;
+};
+
+/// Codes and, when given, the values they were made of.
+void add_codes(const std::uint8_t* codes, std::int64_t rows, std::int64_t cols, const RowScales& scale, const Scheme& scheme, const void* reference,
+               recipes::FloatType type, CastDamage& out) {
+  std::vector<float> decoded(static_cast<std::size_t>(rows * cols));
+  kernels::DecodeArgs args;
+  args.codes = codes;
+  args.rows = rows;
+  args.cols = cols;
+  args.format = scheme.format;
+  args.y = decoded.data();
+  args.scale_inv = scale.values;
+  args.scale_row_stride = scale.stride;
+  kernels::decode_from_fp8(args);
+  CastDamage part;
+  if (reference != nullptr) {
+    part = compare_cast(reference, type, rows, cols, decoded.data());
+  } else {
+    Scheme plain = scheme;
+    plain.activations = ActivationScaling::none;
+    part = input_damage(decoded.data(), recipes::FloatType::F32, rows, cols, plain);
+  }
+  const float* table = kernels::decode_table(scheme.format);
+  part.saturated = std::count_if(codes, codes + rows * cols, [&](std::uint8_t c) { return std::abs(table[c]) >= scheme.fp8_max(); });
+  out.merge(part);
+}
+
+}  // namespace
+
+CheckpointDamage damage_of_checkpoint(const fs::path& model, const PlanOptions& options, const std::function<void(std::uint64_t, std::uint64_t)>& progress,
+                                      const std::function<bool()>& stop) {
+  const io::Checkpoint source(model);
+  const Plan plan = make_plan(modules_of(source), options);
+  CheckpointDamage out{{}, plan.skipped, plan.warnings};
+  std::uint64_t total = 0, done = 0;
+  for (const auto& m : plan.modules) total += source.info(m.info.name + ".weight").bytes();
+  std::vector<std::vector<float>> amax;
+  std::map<std::string, float> groups;
+  for (const auto& m : plan.modules) {
+    amax.push_back(row_amax(source, m, stop));
+    if (!m.fuse_group.empty()) groups[m.fuse_group] = std::max(groups[m.fuse_group], amax.back()[0]);
+    if (progress) progress(done += source.info(m.info.name + ".weight").bytes(), 2 * total);
+  }
+  for (std::size_t i = 0; i < plan.modules.size(); ++i) {
+    const auto& m = plan.modules[i];
+    if (const auto group = groups.find(m.fuse_group); group != groups.end()) amax[i] = {group->second};
+    out.modules.push_back(damage_of(source, m, weight_scales(amax[i], m.scheme, m.info.name + ".weight"), stop));
+    if (progress) progress(done += source.info(m.info.name + ".weight").bytes(), 2 * total);
+  }
+  return out;
+}
+
+CheckpointDamage damage_of_fp8_checkpoint(const fs::path& model, const std::optional<fs::path>& reference, const std::function<bool()>& stop) {
+  const io::Checkpoint source(model);
+  const io::Json config = io::read_json(model / "config.json");
+  const fs::path sidecar = model / kSidecarName;
+  const auto stored = compressed_tensors::read_modules(source, config.at("quantization_config"), fs::exists(sidecar) ? io::read_json(sidecar) : io::Json(nullptr));
+  std::optional<io::Checkpoint> original;
+  if (reference.has_value()) original.emplace(*reference);
+  CheckpointDamage out;
+  for (const auto& m : stored) {
+    const std::string tensor = m.name + ".weight";
+    ModuleDamage damage{m.name, "Linear", m.scheme.describe(), *std::max_element(m.weight_scale_inv.begin(), m.weight_scale_inv.end()), std::nullopt, {}, std::nullopt};
+    if (m.scheme.activations == ActivationScaling::static_tensor) damage.input_scale_inv = m.scheme.input_scale_inv;
+    if (original.has_value() && (!original->contains(tensor) || original->info(tensor).shape != source.info(tensor).shape)) {
+      throw io::Error(reference->string() + ": expected a tensor '" + tensor + "' of the same shape; the checkpoint was made of another model");
+    }
+    RowReader codes(source, tensor);
+    std::optional<RowReader> values;
+    if (original.has_value()) values.emplace(*original, tensor);
+    const bool per_row = m.weight_scale_inv.size() > 1;
+    for (std::int64_t row = 0; row < codes.rows(); row += codes.step()) {
+      check_stop(stop);
+      const std::int64_t rows = std::min(codes.step(), codes.rows() - row);
+      const auto* data = static_cast<const std::uint8_t*>(codes.read(row, rows));
+      add_codes(data, rows, codes.cols(), {m.weight_scale_inv.data() + (per_row ? row : 0), per_row ? 1 : 0}, m.scheme, values ? values->read(row, rows) : nullptr,
+                values ? float_type(original->info(tensor), *reference) : recipes::FloatType::F32, damage.weight);
+    }
+    out.modules.push_back(std::move(damage));
+  }
+  return out;
+}
+
+}  // namespace fp8::quant

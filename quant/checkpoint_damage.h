@@ -1,0 +1,32 @@
+// SPDX-License-Identifier: Apache-2.0
+// The damage report of a checkpoint folder, read in chunks: memory stays bounded whatever the model's size. No torch here.
+#pragma once
+#include <filesystem>
+#include <functional>
+#include <optional>
+#include <string>
+#include <utility>
+#include <vector>
+
+#include "fp8/quant/damage.h"
+#include "fp8/quant/plan.h"
+
+namespace fp8::quant {
+
+struct CheckpointDamage {
+  std::vector<ModuleDamage> modules;  ///< weights only; in the checkpoint's order
+  std::vector<SkippedModule> skipped;
+  std::vector<std::string> warnings;
+};
+
+/// What quantizing the high precision checkpoint `model` by `options` would do to its weights. progress(done, total) in bytes may be
+/// empty; stop() true ends the work with an io::Error "interrupted". Throws io::Error naming file and tensor.
+CheckpointDamage damage_of_checkpoint(const std::filesystem::path& model, const PlanOptions& options,
+                                      const std::function<void(std::uint64_t, std::uint64_t)>& progress, const std::function<bool()>& stop);
+
+/// What has been done to the weights of the compressed-tensors checkpoint `model`: amax, zeros and saturated codes (those at the
+/// format's largest value); with `reference`, the high precision checkpoint it was made of, also underflow and SQNR.
+CheckpointDamage damage_of_fp8_checkpoint(const std::filesystem::path& model, const std::optional<std::filesystem::path>& reference,
+                                          const std::function<bool()>& stop);
+
+}  // namespace fp8::quant
