@@ -94,9 +94,7 @@ WeightScales part_of(const WeightScales& s, std::int64_t first, std::int64_t row
 }
 
 ModuleDamage damage_of(const io::Checkpoint& source, const PlannedModule& m, const WeightScales& scales, const std::function<bool()>& stop) {
-  ModuleDamage out{m.info.name, m.info.type, m.scheme.describe(), 0, std::nullopt, {}, std::nullopt};
-  if (!scales.scale_inv.empty()) out.weight_scale_inv = *std::max_element(scales.scale_inv.begin(), scales.scale_inv.end());
-  if (m.scheme.activations == ActivationScaling::static_tensor) out.input_scale_inv = m.scheme.input_scale_inv;
+  ModuleDamage out = ModuleDamage::of(m.info.name, m.info.type, m.scheme, scales.scale_inv);
   RowReader reader(source, m.info.name + ".weight");
   const auto type = float_type(source.info(m.info.name + ".weight"), source.folder());
   for (std::int64_t row = 0; row < reader.rows(); row += reader.step()) {
@@ -174,8 +172,7 @@ CheckpointDamage damage_of_fp8_checkpoint(const fs::path& model, const std::opti
   CheckpointDamage out;
   for (const auto& m : stored) {
     const std::string tensor = m.name + ".weight";
-    ModuleDamage damage{m.name, "Linear", m.scheme.describe(), *std::max_element(m.weight_scale_inv.begin(), m.weight_scale_inv.end()), std::nullopt, {}, std::nullopt};
-    if (m.scheme.activations == ActivationScaling::static_tensor) damage.input_scale_inv = m.scheme.input_scale_inv;
+    ModuleDamage damage = ModuleDamage::of(m.name, "Linear", m.scheme, m.weight_scale_inv);
     if (original.has_value() && (!original->contains(tensor) || original->info(tensor).shape != source.info(tensor).shape)) {
       throw io::Error(reference->string() + ": expected a tensor '" + tensor + "' of the same shape; the checkpoint was made of another model");
     }

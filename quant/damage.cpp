@@ -133,6 +133,18 @@ CastDamage compare_cast(const void* x, recipes::FloatType type, std::int64_t row
   return sum_ranges(x, type, rows * cols, cols, decoded, {std::numeric_limits<float>::infinity()});
 }
 
+ModuleDamage ModuleDamage::of(std::string name, std::string type, const Scheme& scheme, const std::vector<float>& weight_scale_inv) {
+  ModuleDamage out;
+  out.name = std::move(name);
+  out.type = std::move(type);
+  out.scheme = scheme.describe();
+  if (!weight_scale_inv.empty()) out.weight_scale_inv = *std::max_element(weight_scale_inv.begin(), weight_scale_inv.end());
+  if (scheme.activations == ActivationScaling::static_tensor) out.input_scale_inv = scheme.input_scale_inv;
+  out.fp8_max = scheme.fp8_max();
+  out.fp8_min = kernels::decode_table(scheme.format)[1];
+  return out;
+}
+
 double ModuleDamage::sqnr_db() const {
   const double infinite = std::numeric_limits<double>::infinity();
   return combined_sqnr_db(weight.sqnr_db(), input.has_value() ? input->sqnr_db() : infinite);

@@ -60,7 +60,11 @@ struct ModuleDamage {
   std::optional<float> input_scale_inv;  ///< static scales only
   CastDamage weight;
   std::optional<CastDamage> input;
+  float fp8_max = 0, fp8_min = 0;      ///< largest and smallest positive value of the format
   double sqnr_db() const;
+
+  /// name, type and what the scheme says; damage still to be taken.
+  static ModuleDamage of(std::string name, std::string type, const Scheme& scheme, const std::vector<float>& weight_scale_inv);
 };
 
 /// The most damaged first; equal ones by name.

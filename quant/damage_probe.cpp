@@ -69,8 +69,7 @@ ModuleDamage damage_of(const measure::WeightModule& m, const PlannedModule& p) {
     kernels::amax_rows(w.const_data_ptr(), type, rows, cols, cols, amax.data());
   }
   const WeightScales scales = weight_scales(amax, p.scheme, m.name + ".weight");
-  ModuleDamage out{m.name, m.type, p.scheme.describe(), *std::max_element(scales.scale_inv.begin(), scales.scale_inv.end()), std::nullopt, {}, std::nullopt};
-  if (p.scheme.activations == ActivationScaling::static_tensor) out.input_scale_inv = p.scheme.input_scale_inv;
+  ModuleDamage out = ModuleDamage::of(m.name, m.type, p.scheme, scales.scale_inv);
   out.weight = weight_damage(w.const_data_ptr(), type, rows, cols, scales, p.scheme);
   return out;
 }

@@ -109,6 +109,13 @@ bool apply_measurement(PlannedModule& planned, const PlanOptions& o, const recip
   throw io::Error("measurements: no measurement of module '" + m.name + "', which is to be quantized; " + hint);
 }
 
+/// True (and listed with its reason) if the caller keeps the module.
+bool kept(const ModuleInfo& m, const PlanOptions& o, Plan& plan) {
+  const auto found = o.keep.find(m.name);
+  if (found != o.keep.end()) plan.skipped.push_back({m.name, found->second});
+  return found != o.keep.end();
+}
+
 Plan own_plan(const std::vector<ModuleInfo>& modules, const PlanOptions& o) {
   Plan plan;
   plan.scale_method = "amax";
@@ -116,6 +123,7 @@ Plan own_plan(const std::vector<ModuleInfo>& modules, const PlanOptions& o) {
   const bool is_static = o.activations == ActivationScaling::static_tensor;
   const auto weights = o.weights.value_or(is_static ? WeightGranularity::tensor : WeightGranularity::channel);
   for (const auto& m : modules) {
+    if (kept(m, o, plan)) continue;
     if (std::string reason = own_reason(m, include, exclude); !reason.empty()) {
       plan.skipped.push_back({m.name, reason});
       continue;
@@ -144,6 +152,7 @@ Plan config_plan(const std::vector<ModuleInfo>& modules, const PlanOptions& o) {
   const auto target = configs::inc_target(config, o.dialect);
   for (const auto& m : modules) {
     const bool selected = filter.selects(m.type, m.name);
+    if (kept(m, o, plan)) continue;
     if (m.type != "Linear" && m.type != "Conv2d") {
       plan.skipped.push_back({m.name, "type " + m.type + " is not quantized"});
       continue;

@@ -49,6 +49,7 @@ struct PlanOptions {
   recipes::Dialect dialect = recipes::Dialect::ocp;
   bool fuse_scales = true;
   std::vector<std::string> include, exclude;  ///< Python regular expressions, searched in the module's name
+  std::map<std::string, std::string> keep;  ///< modules that stay in high precision, with the reason; whatever else selects them
   /// INC's rules instead of ours: methods, lists, hp_dtype. `dialect` above is the device in use.
   std::optional<configs::QuantConfig> config;
   std::optional<measure::MeasurementFile> measurements;

@@ -9,6 +9,8 @@
 
 #include "fp8/runtime/io/error.h"
 #include "fp8/tools/commands/command.h"
+#include "fp8/tools/commands/inspect_damage.h"
+#include "fp8/tools/commands/report_page.h"
 
 namespace fp8::commands {
 namespace {
@@ -51,15 +53,78 @@ Inspection inspect(const fs::path& path) {
   throw io::Error(path.string() + ": found a file ending in '" + extension + "', allowed: a folder, .safetensors, .json, .npz");
 }
 
+struct InspectOptions : DamageOptions {
+  fs::path path, html;
+  bool tensors_only = false;
+};
+
+/// Adds what casting does to the modules of a checkpoint folder. A form that can't be looked at so is a warning.
+void add_damage(const InspectOptions& o, const Context& context, Inspection& inspection) {
+  if (o.tensors_only || inspection.json["kind"] != "checkpoint" || !fs::exists(o.path / "config.json")) return;
+  quant::CheckpointDamage damage;
+  try {
+    damage = checkpoint_damage(o.path, o, context);
+  } catch (const io::Error& error) {
+    if (interrupted()) throw Interrupted();
+    if (!o.data.empty() || !o.measurements.empty() || !o.reference.empty() || !o.html.empty()) throw;
+    context.warn(std::string("no damage report: ") + error.what());
+    return;
+  }
+  for (const auto& warning : damage.warnings) context.warn(warning);
+  inspection.json["modules"] = damage_json(damage.modules);
+  inspection.json["skipped"] = io::Json::array();
+  for (const auto& s : damage.skipped) inspection.json["skipped"].push_back({{"name", s.name}, {"reason", s.reason}});
+  if (!damage.modules.empty()) inspection.text += "\nBy damage, " + damage.modules.front().scheme + ":\n" + damage_table(damage.modules);
+}
+
+/// What the page shows: the modules of a damage report, or of a measurement its amax values.
+io::Json page_of(const InspectOptions& o, const Inspection& inspection) {
+  io::Json page = {{"title", o.path.string()}, {"summary", ""}, {"modules", io::Json::array()}, {"skipped", io::Json::array()}};
+  const auto& json = inspection.json;
+  if (json["kind"] == "checkpoint") {
+    if (!json.contains("modules")) throw io::Error(o.path.string() + ": --html expects a checkpoint folder with config.json, or a measurement");
+    page["modules"] = json["modules"];
+    page["skipped"] = json["skipped"];
+    page["summary"] = std::to_string(page["modules"].size()) + " modules" + (page["modules"].empty() ? "" : ", " + page["modules"][0]["scheme"].get<std::string>());
+    return page;
+  }
+  const auto largest = [](const io::Json& tensor) { return io::Json{{"amax", tensor.value("max", io::Json(nullptr))}}; };
+  for (const auto& [name, m] : json["modules"].items()) {
+    io::Json entry = {{"name", name}, {"type", ""}, {"sqnr_db", nullptr}, {"weight", nullptr}, {"input", nullptr}};
+    if (m["params"].contains("weight")) entry["weight"] = largest(m["params"]["weight"]);
+    if (!m["inputs"].empty()) entry["input"] = largest(m["inputs"][0]);
+    page["modules"].push_back(std::move(entry));
+  }
+  page["summary"] = json["kind"].get<std::string>() + ", " + std::to_string(page["modules"].size()) + " modules";
+  return page;
+}
+
+void run_inspect(const InspectOptions& o, Context& context) {
+  auto inspection = inspect(o.path);
+  add_damage(o, context, inspection);
+  if (!o.html.empty()) {
+    write_report_page(o.html, page_of(o, inspection));
+    inspection.json["html"] = o.html.string();
+  }
+  context.result(inspection.json, inspection.text);
+}
+
 }  // namespace
 
 Action add_inspect(Options& options) {
-  auto path = std::make_shared<fs::path>();
-  options.path("PATH", *path, "Checkpoint folder, .safetensors, or a measurement or scale file (.json, .npz)", Options::Need::required);
-  return [path](Context& context) {
-    const auto inspection = inspect(*path);
-    context.result(inspection.json, inspection.text);
-  };
+  auto values = std::make_shared<InspectOptions>();
+  options.path("PATH", values->path, "Checkpoint folder, .safetensors, or a measurement or scale file (.json, .npz)", Options::Need::required);
+  options.path("--html", values->html, "Write a page with heat map, histograms and table there");
+  add_data_options(options, *values, Options::Need::optional);
+  options.text("--measurements", values->measurements, "Static input scales from a measurement (default: per token)");
+  options.path("--reference", values->reference, "Of an fp8 checkpoint: the high precision one it was made of");
+  options.choice("--scheme", {"tensor", "channel"}, [values](std::size_t i) { values->scheme = i == 0 ? quant::WeightGranularity::tensor : quant::WeightGranularity::channel; },
+                 "Weight scales (default: tensor with --measurements, else channel)");
+  options.flag("--weights-only", values->weights_only, "Inputs stay in high precision");
+  options.list("--include", values->include, "Regular expression: look at these modules too (lm_head, routers)");
+  options.list("--exclude", values->exclude, "Regular expression: leave these modules out");
+  options.flag("--tensors-only", values->tensors_only, "No damage report: headers are read, weights are not");
+  return [values](Context& context) { run_inspect(*values, context); };
 }
 
 }  // namespace fp8::commands

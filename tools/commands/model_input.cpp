@@ -9,9 +9,9 @@
 
 namespace fp8::commands {
 
-void add_data_options(Options& options, DataOptions& target) {
+void add_data_options(Options& options, DataOptions& target, Options::Need need) {
   constexpr std::int64_t kMany = std::int64_t{1} << 40;
-  options.path("--data", target.data, ".txt, .jsonl (field text) or .safetensors (input_ids)", Options::Need::required);
+  options.path("--data", target.data, ".txt, .jsonl (field text) or .safetensors (input_ids)", need);
   options.integer("--samples", target.samples, 1, kMany, "Chunks to use", target.samples < 0 ? "all" : "");
   options.integer("--seq-len", target.seq_len, 2, 1 << 20, "Tokens per chunk");
   options.integer("--skip", target.skip, 0, kMany, "Chunks to pass over first");

@@ -17,7 +17,7 @@ struct DataOptions {
 };
 
 /// --data --samples --seq-len --skip --batch; the values in `target` are the defaults.
-void add_data_options(Options& options, DataOptions& target);
+void add_data_options(Options& options, DataOptions& target, Options::Need need = Options::Need::required);
 
 /// The model on the context's device and in its dtype, with a warning about tensors nobody takes.
 models::LoadedModel load_language_model(const std::filesystem::path& folder, const Context& context);
