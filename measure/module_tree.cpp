@@ -54,6 +54,20 @@ void add_weights(const std::string& name, const configs::ModuleType& type, const
   }
 }
 
+/// A member of torch's own classes: `lm_head->weight = embed->weight` ties the members and leaves the registered
+/// parameters as they were. Undefined for other classes and names.
+at::Tensor member(const torch::nn::Module& module, const std::string& name) {
+  const auto of = [&](const auto* m) { return name == "weight" ? m->weight : name == "bias" ? m->bias : at::Tensor(); };
+  if (const auto* m = dynamic_cast<const torch::nn::LinearImpl*>(&module)) return of(m);
+  if (const auto* m = dynamic_cast<const torch::nn::Conv1dImpl*>(&module)) return of(m);
+  if (const auto* m = dynamic_cast<const torch::nn::Conv2dImpl*>(&module)) return of(m);
+  if (const auto* m = dynamic_cast<const torch::nn::Conv3dImpl*>(&module)) return of(m);
+  const auto rows = [&](const auto* m) { return name == "weight" ? m->weight : at::Tensor(); };
+  if (const auto* m = dynamic_cast<const torch::nn::EmbeddingImpl*>(&module)) return rows(m);
+  if (const auto* m = dynamic_cast<const torch::nn::EmbeddingBagImpl*>(&module)) return rows(m);
+  return {};
+}
+
 at::Tensor attribute(const torch::jit::Module& module, const std::string& name) {
   if (!module.hasattr(name)) return {};
   const auto value = module.attr(name);
@@ -70,6 +84,7 @@ std::vector<WeightModule> weight_modules(const torch::nn::Module& model) {
     if (type == nullptr || !holds_weight(*type)) continue;
     const auto parameters = module.named_parameters(/*recurse=*/false);
     const auto get = [&](const std::string& name) {
+      if (const at::Tensor own = member(module, name); own.defined()) return own;
       const auto* found = parameters.find(name);
       return found != nullptr ? *found : at::Tensor();
     };

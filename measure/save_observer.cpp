@@ -1,0 +1,59 @@
+// SPDX-License-Identifier: Apache-2.0
+// save: every tensor as a file that Python's torch.load reads, for a look at what a model computes.
+//
+//   FOLDER/tensorsR/{module}_{input0|weight|output0}_iter{n}.pt     n counts the tensor's calls; R = "" or _{rank}_{world}
+#include <torch/csrc/jit/serialization/pickle.h>
+
+#include <algorithm>
+
+#include "fp8/measure/built_in_observers.h"
+#include "fp8/runtime/io/atomic_file.h"
+
+namespace fp8::measure {
+namespace {
+
+constexpr double kDefaultMib = 1024;
+
+class Save final : public Observer {
+ public:
+  explicit Save(const ObserverContext& context)
+      : folder_(context.folder / ("tensors" + configs::rank_suffix(context.rank))),
+        limit_(static_cast<std::int64_t>(std::clamp(context.parameter("save_mib", kDefaultMib), 0.0, 1e9) * 1048576.0)),
+        bytes_saved_(context.bytes_saved ? context.bytes_saved : std::make_shared<std::atomic<std::int64_t>>(0)) {
+    std::string module = context.module.empty() ? "model" : context.module;
+    std::replace(module.begin(), module.end(), '/', '_');
+    stem_ = module + "_" + context.tensor + "_iter";
+  }
+
+  void observe(const Observed& x) override {
+    amax_ = std::max(amax_, x.amax());
+    const std::int64_t call = calls_++;
+    const auto size = static_cast<std::int64_t>(x.tensor().nbytes());
+    // Counted before it is written: what does not fit any more is left out, the smaller ones after it may still fit.
+    if (bytes_saved_->fetch_add(size) + size > limit_) {
+      bytes_saved_->fetch_sub(size);
+      return;
+    }
+    const auto bytes = torch::jit::pickle_save(x.tensor().detach().clone(at::MemoryFormat::Contiguous));
+    std::filesystem::create_directories(folder_);
+    io::AtomicFile file(folder_ / (stem_ + std::to_string(call) + ".pt"), bytes.size());
+    file.append(bytes.data(), bytes.size());
+    file.commit();
+  }
+  Amax result() const override { return {amax_}; }
+  void merge(const Observer& other) override { amax_ = std::max(amax_, other.result().at(0)); }
+
+ private:
+  std::filesystem::path folder_;
+  std::string stem_;
+  std::int64_t limit_;
+  std::shared_ptr<std::atomic<std::int64_t>> bytes_saved_;
+  std::int64_t calls_ = 0;
+  float amax_ = 0.0f;
+};
+
+}  // namespace
+
+std::unique_ptr<Observer> make_save(const ObserverContext& context) { return std::make_unique<Save>(context); }
+
+}  // namespace fp8::measure
