@@ -3,4 +3,6 @@
 #pragma once
 #include "fp8/measure/calibration.h"
 #include "fp8/measure/measurement_file.h"
+#include "fp8/measure/model_fingerprint.h"
 #include "fp8/measure/module_tree.h"
+#include "fp8/measure/stats_files.h"

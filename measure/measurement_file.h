@@ -1,11 +1,16 @@
 // SPDX-License-Identifier: Apache-2.0
-// Measurements as Intel Neural Compressor writes and reads them: PREFIX_hooks_maxabs.json (indent 4), the same as .npz, and
-// PREFIX_hooks_maxabs_mod_list.json, the names that were selected. No torch here.
+// Measurements as Intel Neural Compressor writes and reads them: PREFIX_hooks_{observer}R.json (indent 4), the same as .npz, and
+// PREFIX_hooks_{observer}R_mod_list.json, the names that were selected; R is "" or "_{rank}_{world}" (stats_files.h). No torch here.
 //
-//   {"NumSamples": n?, "GlobalRank": null, "LocalRank": null, "Mode": "DynamicRange",
+//   {"NumSamples": n?, "GlobalRank": null, "LocalRank": null | rank | -1 (unified), "Mode": "DynamicRange" | "Shape",
 //    "Nodes": {module: {"inputs": [[[amax]], ...], "outputs": [[[amax]]]?, "params": {"weight": [[amax]]}?}}}
 //
-// An amax is float32, >= 0, of the unscaled tensor; its JSON form is [[v]] (shape [1, 1]), per channel [C, 1].
+// An amax is float32, >= 0, of the unscaled tensor; its form is [[v]] (shape [1, 1]), per channel [C, 1]. In mode "Shape" the form is
+// [[d0, d1, ...]], the tensor's sizes. Old files say "input" and "output"; an "output" that is one array is one output.
+//
+// With a model's fingerprint there is a fourth file, PREFIX_hooks_{observer}R.fingerprint:
+//   {"measurement": digest of the values, "weights": {module: {"dtype", "shape", "samples"}}}
+// It counts only while the digest fits: files that another tool has put in their place are judged by names and values alone.
 #pragma once
 #include <cstdint>
 #include <filesystem>
@@ -13,9 +18,13 @@
 #include <string>
 #include <vector>
 
+#include "fp8/configs/stats_path.h"
+#include "fp8/measure/model_fingerprint.h"
+#include "fp8/measure/stats_files.h"
+
 namespace fp8::measure {
 
-/// The amax values of one tensor: one, or one per channel.
+/// The amax values of one tensor: one, or one per channel. In mode shape: its sizes.
 using Amax = std::vector<float>;
 
 struct Measurement {
@@ -25,29 +34,48 @@ struct Measurement {
   std::optional<Amax> weight;                ///< params.weight
 };
 
+enum class MeasurementMode : std::uint8_t { dynamic_range, shape };
+
 struct MeasurementFile {
   std::optional<std::int64_t> num_samples;
-  std::optional<std::int64_t> local_rank;
+  std::optional<std::int64_t> local_rank;   ///< -1: unified from several ranks
   std::vector<Measurement> modules;   ///< only those that were called
   std::vector<std::string> selected;  ///< mod_list
+  MeasurementMode mode = MeasurementMode::dynamic_range;
+  std::optional<std::int64_t> global_rank;  ///< INC writes null
+  std::optional<ModelFingerprint> model;    ///< of which model, if known
 
   const Measurement* find(const std::string& module) const;
   /// 16 hex digits (FNV-1a) over names and values: changes when a measurement does.
   std::string fingerprint() const;
 };
 
-/// Writes the three files, each atomically and none before all are on the disk; returns their paths. `prefix` as in "out/stats/inc_output";
-/// its folder is made, and taken back when writing fails. Throws io::Error.
-std::vector<std::filesystem::path> write_measurements(const std::string& prefix, const MeasurementFile& file);
+/// Which of the files under one prefix.
+struct MeasurementName {
+  std::string observer = "maxabs";
+  std::optional<configs::Rank> rank = {};
+};
+
+/// Writes the files, each atomically and none before all are on the disk; returns their paths. `prefix` as in "out/stats/inc_output"; its
+/// folder is made, and taken back when writing fails. A rank is also the LocalRank, unless the file has one. Throws io::Error.
+std::vector<std::filesystem::path> write_measurements(const std::string& prefix, const MeasurementFile& file, const MeasurementName& name = {});
+std::vector<std::filesystem::path> write_measurements(const StatsName& name, const MeasurementFile& file);
 
 /// Throws io::Error if write_measurements() could not make its files there: to be asked before a long run. Writes nothing.
 void check_writable(const std::string& prefix);
 
-/// Reads PREFIX_hooks_maxabs.json, or the .npz where there is no .json. `where` is a prefix, one of the files, or a folder that holds
-/// exactly one measurement. Throws io::Error naming file and module: missing, malformed, negative, NaN or infinite values.
+/// Reads the .json or the .npz, whichever is there; both must agree. `where` is a prefix (of observer maxabs, without rank), one of the
+/// files, or a folder that holds one measurement. Throws io::Error naming file and module: missing, malformed, negative, NaN or infinite.
 MeasurementFile read_measurements(const std::string& where);
+MeasurementFile read_measurements(const StatsName& name);
 
-/// The prefix that read_measurements() would use for `where`.
+/// What read_measurements() would read for `where`. In a folder: the one measurement of observer maxabs without rank, else the only one.
+StatsName find_measurement(const std::string& where);
+
+/// Its prefix.
 std::string find_measurements(const std::string& where);
+
+/// The tree of a file that was read already; `name` stands in messages.
+MeasurementFile measurement_from_json(const io::Json& json, const std::string& name);
 
 }  // namespace fp8::measure

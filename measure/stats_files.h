@@ -1,0 +1,78 @@
+// SPDX-License-Identifier: Apache-2.0
+// What Intel Neural Compressor's measurement and scale files have in common: their names, their two forms, and that a set of files
+// appears whole. No torch here.
+//
+//   P_hooks_{observer}R.json  .npz  _mod_list.json         a measurement; R = "" or "_{rank}_{world}"
+//   P_hooks_{observer}_{METHOD}R.json  .npz                scales
+//   <either>.fingerprint                                   ours: JSON that says which model and data the files belong to
+//
+// .json and .npz hold the same tree {"GlobalRank", "LocalRank", "Mode", "Nodes": {module: {...}}}; arrays of the .npz are nested lists in the
+// .json. (The third file does not end in .json, because other tools count those to learn the number of ranks.)
+#pragma once
+#include <filesystem>
+#include <optional>
+#include <string>
+#include <utility>
+#include <vector>
+
+#include "fp8/configs/stats_path.h"
+#include "fp8/runtime/io/json.h"
+#include "fp8/runtime/io/pickle.h"
+
+namespace fp8::measure {
+
+/// Names one set of files.
+struct StatsName {
+  std::string prefix;               ///< "out/stats/inc_output"
+  std::string observer = "maxabs";
+  std::string method = {};          ///< upper case; empty: a measurement
+  std::optional<configs::Rank> rank = {};
+
+  /// "out/stats/inc_output_hooks_maxabs_MAXABS_HW_0_8".
+  std::string base() const;
+  std::filesystem::path json() const { return base() + ".json"; }
+  std::filesystem::path npz() const { return base() + ".npz"; }
+  std::filesystem::path mod_list() const { return base() + "_mod_list.json"; }
+  std::filesystem::path fingerprint() const { return base() + ".fingerprint"; }
+  /// Either form is there.
+  bool exists() const;
+  bool is_scales() const { return !method.empty(); }
+  /// The same set of another rank (none: the set without a rank).
+  StatsName with_rank(std::optional<configs::Rank> other) const;
+  /// The same set of files but for the rank.
+  bool same_set(const StatsName& other) const;
+};
+
+/// What a path that ends in .json or .npz names; empty if it is none of these files (a mod_list, say).
+std::optional<StatsName> parse_stats_name(const std::string& path);
+
+/// All sets in `folder`, each once, sorted by name and rank. Originals kept as orig_* beside the changed files are left out, as is
+/// everything that is named otherwise. Throws io::Error if the folder can't be read.
+std::vector<StatsName> list_stats(const std::filesystem::path& folder);
+
+/// Reads .json or .npz, whichever is there, and checks that they agree where both are. Throws io::Error naming file and key.
+io::Json read_stats(const StatsName& name);
+
+/// A pickle's tree as JSON: arrays become nested lists, keys text.
+io::Json stats_json(const io::PyValue& value);
+
+/// Writes the tree in both forms, and `more` files (path, bytes): each atomically, and none before all are on the disk. The folder is made,
+/// and taken back when writing fails. Returns the paths: .json, .npz, then `more`. Throws io::Error.
+std::vector<std::filesystem::path> write_stats(const StatsName& name, const io::PyValue& tree,
+                                               const std::vector<std::pair<std::filesystem::path, std::string>>& more);
+
+/// The same for any files.
+void write_together(const std::vector<std::pair<std::filesystem::path, std::string>>& files);
+
+/// The header of both kinds of file, up to "Nodes".
+struct StatsHeader {
+  std::optional<std::int64_t> num_samples = {}, global_rank = {}, local_rank = {};
+  std::string mode = "DynamicRange";
+};
+
+io::PyDict header_of(const StatsHeader& header);
+
+/// Checks that `json` is an object with "Nodes" and reads the header; `name` stands in messages. allowed: modes.
+StatsHeader read_header(const io::Json& json, const std::string& name, const std::vector<std::string>& allowed);
+
+}  // namespace fp8::measure
