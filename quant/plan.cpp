@@ -27,14 +27,6 @@ bool any_of(const char* const* begin, const char* const* end, const std::string&
   return std::any_of(begin, end, [&](const char* s) { return name == s; });
 }
 
-std::string group_of(const std::string& name) {
-  const std::string last = last_part(name);
-  for (const auto& group : kFuseGroups) {
-    if (any_of(std::begin(group), std::end(group), last)) return parent_of(name) + "." + group[0];
-  }
-  return "";
-}
-
 class Patterns {
  public:
   Patterns(const std::vector<std::string>& patterns, const char* option) {
@@ -132,7 +124,7 @@ Plan own_plan(const std::vector<ModuleInfo>& modules, const PlanOptions& o) {
     planned.scheme.dialect = o.dialect;
     planned.scheme.activations = m.type == "Embedding" ? ActivationScaling::none : o.activations;
     planned.scheme.weights = weights;
-    if (weights == WeightGranularity::tensor && o.fuse_scales) planned.fuse_group = group_of(m.name);
+    if (weights == WeightGranularity::tensor && o.fuse_scales) planned.fuse_group = fuse_group_of(m.name);
     std::string reason;
     if (!apply_measurement(planned, o, {}, true, reason)) fail_unmeasured(m, o);
     plan.modules.push_back(std::move(planned));
@@ -198,6 +190,14 @@ Plan make_plan(const std::vector<ModuleInfo>& modules, const PlanOptions& option
   plan.warnings.insert(plan.warnings.begin(), warnings.begin(), warnings.end());
   if (options.measurements.has_value()) plan.measurements = options.measurements->fingerprint();
   return plan;
+}
+
+std::string fuse_group_of(const std::string& name) {
+  const std::string last = last_part(name);
+  for (const auto& group : kFuseGroups) {
+    if (any_of(std::begin(group), std::end(group), last)) return parent_of(name) + "." + group[0];
+  }
+  return "";
 }
 
 void check_measured_weight(const PlannedModule& module, float amax) {

@@ -59,6 +59,10 @@ struct PlanOptions {
 /// (or only of nodes) that this model has not, bad patterns, methods that are not built.
 Plan make_plan(const std::vector<ModuleInfo>& modules, const PlanOptions& options);
 
+/// The group that a module shares its weight scale with (and that engines run as one product): "PARENT.q_proj" for q, k and v,
+/// "PARENT.gate_proj" for gate and up; empty for others.
+std::string fuse_group_of(const std::string& name);
+
 /// Throws io::Error if the weight's amax is not the measured one (beyond the rounding of hp_dtype): a measurement of another model.
 void check_measured_weight(const PlannedModule& module, float amax);
 

@@ -10,6 +10,7 @@
 #include "fp8/quant/checkpoint_quantize.h"
 #include "fp8/runtime/device/device.h"
 #include "fp8/runtime/io/error.h"
+#include "fp8/tools/commands/budget.h"
 #include "fp8/tools/commands/command.h"
 #include "fp8/tools/commands/output.h"
 #include "fp8/tools/commands/progress.h"
@@ -21,6 +22,8 @@ namespace {
 using Clock = std::chrono::steady_clock;
 
 struct QuantizeOptions {
+  BudgetOptions data;
+  std::string budget;
   std::filesystem::path model, out, config;
   std::string measurements;
   std::vector<std::string> include, exclude;
@@ -67,9 +70,17 @@ std::int64_t peak_rss_bytes() {
 }
 
 void quantize(const QuantizeOptions& o, Context& context) {
+  if (o.budget.empty() != o.data.data.empty()) throw UsageError("quantize: --budget and --data go together");
   const auto start = Clock::now();
   quant::CheckpointOptions options;
   options.plan = plan_of(o, context);
+  std::optional<BudgetResult> budget;
+  if (!o.budget.empty()) {
+    BudgetOptions data = o.data;
+    data.kl = parse_budget(o.budget);
+    budget = meet_budget(o.model, options.plan, data, context);
+    options.plan.keep = budget->keep;
+  }
   options.overwrite = o.overwrite;
   options.dry_run = o.dry_run;
   options.stop = [] { return interrupted(); };
@@ -89,6 +100,11 @@ void quantize(const QuantizeOptions& o, Context& context) {
   table.row({"source", human_bytes(static_cast<std::int64_t>(report.source_bytes))});
   table.row({"weights", human_bytes(static_cast<std::int64_t>(report.weights_bytes))});
   table.row({"seconds", human_seconds(seconds)});
+  if (budget.has_value()) {
+    json["budget"] = budget->report;
+    table.row({"KL, all in fp8", fmt::format("{:.3e}", budget->kl_of_all)});
+    table.row({"KL, as written", fmt::format("{:.3e} (budget {})", budget->kl, o.budget)});
+  }
   for (const auto& s : report.skipped) {
     json["modules_skipped"].push_back({{"name", s.name}, {"reason", s.reason}});
     table.row({"kept " + s.name, s.reason});
@@ -116,6 +132,8 @@ Action add_quantize(Options& options) {
   options.list("--include", values->include, "Regular expression: quantize these modules too (lm_head, routers)");
   options.list("--exclude", values->exclude, "Regular expression: keep these modules in high precision");
   options.flag("--no-fuse-scales", values->no_fuse_scales, "Own per-tensor scales for q, k, v and for gate, up");
+  options.text("--budget", values->budget, "kl=X: keep the most damaged modules in high precision until the KL measured on --data is at most X");
+  add_data_options(options, values->data, Options::Need::optional);
   options.flag("--overwrite", values->overwrite, "Replace a non-empty output folder");
   options.flag("--dry-run", values->dry_run, "Print the plan and the bytes, write nothing");
   return [values](Context& context) { quantize(*values, context); };

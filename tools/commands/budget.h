@@ -1,0 +1,40 @@
+// SPDX-License-Identifier: Apache-2.0
+// `fp8 quantize --budget kl=X --data FILE`: keeps as few modules in high precision as it takes for the KL divergence from the high
+// precision model, measured on FILE, to be at most X.
+//
+//   1. run the model with probes: every module's SQNR (quant/damage.h)
+//   2. order the units by the KL that each causes alone in fp8, or of large models by SQNR; a unit is what engines run as one
+//      product: q, k, v; gate, up; else one module
+//   3. smallest n such that KL(model with the n most damaged units kept) <= X, by bisection; every KL is measured, none is estimated
+#pragma once
+#include <filesystem>
+#include <map>
+#include <string>
+#include <vector>
+
+#include "fp8/quant/plan.h"
+#include "fp8/runtime/io/json.h"
+#include "fp8/tools/commands/context.h"
+#include "fp8/tools/commands/model_input.h"
+
+namespace fp8::commands {
+
+struct BudgetOptions : DataOptions {
+  BudgetOptions() { samples = 64; }
+  double kl = 0;  ///< nats, mean over all positions
+};
+
+/// "kl=0.01" -> 0.01. Throws UsageError.
+double parse_budget(const std::string& text);
+
+struct BudgetResult {
+  std::map<std::string, std::string> keep;  ///< module -> why, for PlanOptions::keep
+  double kl = 0;                            ///< measured with these kept
+  double kl_of_all = 0;                     ///< measured with none kept
+  io::Json report;                          ///< {"kl", "budget", "kl_of_all", "kept": [...], "runs": [{"kept", "kl"}]}
+};
+
+/// Throws io::Error if only the high precision model itself meets the budget.
+BudgetResult meet_budget(const std::filesystem::path& model, const quant::PlanOptions& plan, const BudgetOptions& options, const Context& context);
+
+}  // namespace fp8::commands
