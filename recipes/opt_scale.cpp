@@ -36,14 +36,52 @@ float to_hp(float x, FloatType hp) {
   return x;
 }
 
-// w - q(w, s) of the formula above, for n <= kBlock values in hp.
+// The loops over values are compiled once per hp: the type is known outside of them.
+template <class Loop>
+void with_type(FloatType hp, Loop&& loop) {
+  switch (hp) {
+    case FloatType::BF16: loop([](float x) { return kernels::bf16_to_f32(kernels::f32_to_bf16(x)); }); return;
+    case FloatType::F16: loop([](float x) { return kernels::f16_to_f32(kernels::f32_to_f16(x)); }); return;
+    case FloatType::F32: loop([](float x) { return x; }); return;
+  }
+}
+
+// Sums of (w - q(w, s))^2 of the formulas above, for n <= kBlock values in hp.
 struct Quantizer {
   IncTarget target;
-  std::array<float, kBlock> scaled;
+  bool round_squares;  ///< PCS
+  std::array<float, kBlock> values, scaled;
   std::array<std::uint8_t, kBlock> codes;
 
-  void errors(const float* w, std::int64_t n, float s, float* out) {
-    for (std::int64_t i = 0; i < n; ++i) scaled[static_cast<std::size_t>(i)] = to_hp(w[i] / s, target.hp);
+  Quantizer(const IncTarget& t, bool squares) : target(t), round_squares(squares) {}
+
+  // counts: how often each value occurs; nullptr for once.
+  double error(const float* w, const double* counts, std::int64_t n, float s) {
+    const auto size = static_cast<std::size_t>(n);
+    with_type(target.hp, [&](auto to_type) {
+      for (std::size_t i = 0; i < size; ++i) values[i] = to_type(w[i]);
+      for (std::size_t i = 0; i < size; ++i) scaled[i] = to_type(values[i] / s);
+    });
+    cast(n);
+    const float* value = kernels::decode_table(target.format);
+    for (std::size_t i = 0; i < size; ++i) scaled[i] = value[codes[i]];
+    double sum = 0.0;
+    with_type(target.hp, [&](auto to_type) {
+      for (std::size_t i = 0; i < size; ++i) scaled[i] = to_type(values[i] - to_type(scaled[i] * s));
+      if (round_squares) {
+        for (std::size_t i = 0; i < size; ++i) sum += static_cast<double>(to_type(scaled[i] * scaled[i]));
+      } else {
+        for (std::size_t i = 0; i < size; ++i) {
+          const double e = scaled[i];
+          sum += counts != nullptr ? e * e * counts[i] : e * e;
+        }
+      }
+    });
+    return sum;
+  }
+
+ private:
+  void cast(std::int64_t n) {
     kernels::CastArgs args;
     args.x = scaled.data();
     args.rows = 1;
@@ -52,17 +90,8 @@ struct Quantizer {
     args.format = target.format;
     args.max = fp8_max(target.format, target.dialect);
     kernels::cast_to_fp8(args);
-    const float* value = kernels::decode_table(target.format);
-    for (std::int64_t i = 0; i < n; ++i) {
-      out[i] = to_hp(w[i] - to_hp(value[codes[static_cast<std::size_t>(i)]] * s, target.hp), target.hp);
-    }
   }
 };
-
-// The weight in hp, by block and index.
-void load(const float* w, std::int64_t n, FloatType hp, float* out) {
-  for (std::int64_t i = 0; i < n; ++i) out[i] = to_hp(w[i], hp);
-}
 
 void check_finite(const float* w, std::int64_t rows, std::int64_t cols, FloatType hp, std::string_view name) {
   const float largest = kernels::amax(w, FloatType::F32, rows * cols);
@@ -94,63 +123,75 @@ Counted count_magnitudes(const float* w, std::int64_t n, FloatType hp) {
   return result;
 }
 
-// Sum of squared errors of a tensor for one candidate. counts: nullptr for 1 each.
-double tensor_error(const float* w, const double* counts, std::int64_t n, float s, const IncTarget& target) {
-  const std::int64_t blocks = (n + kBlock - 1) / kBlock;
-  std::vector<double> sums(static_cast<std::size_t>(blocks), 0.0);
-  kernels::parallel_for(blocks, 1, [&](std::int64_t begin, std::int64_t end) {
-    Quantizer quantizer{target, {}, {}};
-    std::array<float, kBlock> values, error;
-    for (std::int64_t b = begin; b < end; ++b) {
-      const std::int64_t first = b * kBlock, size = std::min(kBlock, n - first);
-      load(w + first, size, target.hp, values.data());
-      quantizer.errors(values.data(), size, s, error.data());
-      double sum = 0.0;
-      for (std::int64_t i = 0; i < size; ++i) {
-        const double e = error[static_cast<std::size_t>(i)];
-        sum += e * e * (counts != nullptr ? counts[first + i] : 1.0);
-      }
-      sums[static_cast<std::size_t>(b)] = sum;
-    }
-  });
+// The values that are compared: each of a tensor, or each different one with its count.
+struct Values {
+  const float* w;
+  const double* counts;
+  std::int64_t n;
+};
+
+// error(s) of a tensor; infinite as soon as it is beyond `limit`, because errors only add up.
+float tensor_error(const Values& values, float s, float limit, const IncTarget& target) {
+  constexpr std::int64_t kWave = 64;  // blocks between two looks at the limit
+  const std::int64_t blocks = (values.n + kBlock - 1) / kBlock;
+  std::array<double, kWave> sums;
   double total = 0.0;
-  for (const double sum : sums) total += sum;
-  return total;
+  float error = 0.0f;
+  for (std::int64_t wave = 0; wave < blocks; wave += kWave) {
+    const std::int64_t size = std::min(kWave, blocks - wave);
+    kernels::parallel_for(size, 1, [&](std::int64_t begin, std::int64_t end) {
+      Quantizer quantizer(target, false);
+      for (std::int64_t b = begin; b < end; ++b) {
+        const std::int64_t first = (wave + b) * kBlock;
+        const double* counts = values.counts != nullptr ? values.counts + first : nullptr;
+        sums[static_cast<std::size_t>(b)] =
+            quantizer.error(values.w + first, counts, std::min(kBlock, values.n - first), s);
+      }
+    });
+    for (std::int64_t b = 0; b < size; ++b) total += sums[static_cast<std::size_t>(b)];
+    error = to_hp(static_cast<float>(std::sqrt(total)), target.hp);
+    if (error > limit) return std::numeric_limits<float>::infinity();
+  }
+  return error;
+}
+
+// The candidate with amax in the upper half of the range: usually near the best, so that others are dropped soon.
+float first_guess(const std::vector<float>& candidates, float amax, const IncTarget& target) {
+  const float raw = std::max(amax / fp8_max(target.format, target.dialect), std::numeric_limits<float>::min());
+  return *std::min_element(candidates.begin(), candidates.end(), [raw](float a, float b) {
+    return std::abs(std::log2(a / raw)) < std::abs(std::log2(b / raw));
+  });
 }
 
 float best_of_tensor(const float* w, std::int64_t n, const std::vector<float>& candidates, const IncTarget& target) {
+  constexpr float kInfinity = std::numeric_limits<float>::infinity();
   Counted counted;
-  if (target.hp != FloatType::F32) counted = count_magnitudes(w, n, target.hp);
-  const bool direct = target.hp == FloatType::F32;
-  float best = candidates.back(), least = std::numeric_limits<float>::infinity();
+  Values values{w, nullptr, n};
+  if (target.hp != FloatType::F32) {
+    counted = count_magnitudes(w, n, target.hp);
+    values = {counted.values.data(), counted.counts.data(), static_cast<std::int64_t>(counted.values.size())};
+  }
+  const float guess = first_guess(candidates, kernels::amax(w, FloatType::F32, n), target);
+  float limit = tensor_error(values, guess, kInfinity, target);
+  float best = candidates.back();
   for (const float s : candidates) {
-    const double sum = direct ? tensor_error(w, nullptr, n, s, target)
-                              : tensor_error(counted.values.data(), counted.counts.data(),
-                                             static_cast<std::int64_t>(counted.values.size()), s, target);
-    const float error = to_hp(static_cast<float>(std::sqrt(sum)), target.hp);
-    if (error <= least) least = error, best = s;
+    const float error = tensor_error(values, s, limit, target);
+    if (error <= limit) limit = error, best = s;  // limit starts at what a candidate has, so one is taken
   }
   return best;
 }
 
-// The multiplier of the reference for one channel; `quantizer` is scratch.
+// The multiplier of the reference for one channel.
 float best_of_channel(const float* w, std::int64_t cols, float reference, const std::vector<float>& candidates,
                       Quantizer& quantizer) {
   const FloatType hp = quantizer.target.hp;
-  std::array<float, kBlock> values, error;
   float best = 1.0f, least = std::numeric_limits<float>::infinity();
   for (const float s : candidates) {
     const float candidate = to_hp(reference * to_hp(s, hp), hp);
     if (!(candidate > 0.0f)) continue;  // the product underflowed
     double sum = 0.0;
     for (std::int64_t first = 0; first < cols; first += kBlock) {
-      const std::int64_t size = std::min(kBlock, cols - first);
-      load(w + first, size, hp, values.data());
-      quantizer.errors(values.data(), size, candidate, error.data());
-      for (std::int64_t i = 0; i < size; ++i) {
-        const float e = error[static_cast<std::size_t>(i)];
-        sum += static_cast<double>(to_hp(e * e, hp));
-      }
+      sum += quantizer.error(w + first, nullptr, std::min(kBlock, cols - first), candidate);
     }
     const float rounded = to_hp(static_cast<float>(sum), hp);
     if (rounded < least) least = rounded, best = to_hp(s, hp);
@@ -164,7 +205,7 @@ Eigen::ArrayXf best_of_channels(const float* w, std::int64_t rows, std::int64_t 
   reference.value = ScaleValue::MAXABS;
   Eigen::ArrayXf scale_inv(rows);
   kernels::parallel_for(rows, 1, [&](std::int64_t begin, std::int64_t end) {
-    Quantizer quantizer{target, {}, {}};
+    Quantizer quantizer(target, true);
     for (std::int64_t r = begin; r < end; ++r) {
       const float* row = w + r * cols;
       const float maxabs = inc_scale_inv(kernels::amax(row, FloatType::F32, cols), reference, target, name);
