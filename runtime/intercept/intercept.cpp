@@ -39,6 +39,8 @@ constexpr Row kIntercepted[] = {
     {"aten::bmm", "", OpShape::bmm, false},
     {"aten::baddbmm", "", OpShape::baddbmm, false},
     {"aten::embedding", "", OpShape::embedding, false},
+    {"aten::embedding_bag", "", OpShape::embedding_bag, true},
+    {"aten::embedding_bag", "padding_idx", OpShape::embedding_bag, true},
     {"aten::conv1d", "", OpShape::conv, true},
     {"aten::conv2d", "", OpShape::conv, true},
     {"aten::conv3d", "", OpShape::conv, true},
@@ -58,9 +60,9 @@ class Interceptor final : public c10::OperatorKernel {
 
   void operator()(const c10::OperatorHandle& op, c10::DispatchKeySet keys, torch::jit::Stack* stack) {
     if (g_paused == 0) {
-      if (auto result = handle(op, keys, *stack)) {
+      if (auto results = handle(op, keys, *stack)) {
         torch::jit::drop(*stack, op.schema().arguments().size());
-        stack->emplace_back(std::move(*result));
+        for (auto& result : *results) stack->push_back(std::move(result));
         return;
       }
     }
@@ -68,8 +70,8 @@ class Interceptor final : public c10::OperatorKernel {
   }
 
  private:
-  std::optional<at::Tensor> handle(const c10::OperatorHandle& op, c10::DispatchKeySet keys,
-                                   const torch::jit::Stack& stack) {
+  std::optional<torch::jit::Stack> handle(const c10::OperatorHandle& op, c10::DispatchKeySet keys,
+                                          const torch::jit::Stack& stack) {
     const std::size_t count = op.schema().arguments().size();
     if (!any_tagged(stack, stack.size() - count)) return std::nullopt;
     const std::string module = trace_enabled() ? tagged_modules(stack, stack.size() - count) : std::string();
@@ -81,14 +83,12 @@ class Interceptor final : public c10::OperatorKernel {
                                 original(op, keys, &copy);
                                 return copy.back().toTensor();
                               }};
-    switch (row_.shape) {
-      case OpShape::conv:
-      case OpShape::conv_padding_mode:
-      case OpShape::convolution:
-        return handle_convolution(row_.shape, arguments);
-      default:
-        return handle_matrix_op(row_.shape, arguments);
-    }
+    if (row_.shape == OpShape::embedding_bag) return handle_embedding_bag(arguments);
+    const bool convolves = row_.shape == OpShape::conv || row_.shape == OpShape::conv_padding_mode ||
+                           row_.shape == OpShape::convolution;
+    auto result = convolves ? handle_convolution(row_.shape, arguments) : handle_matrix_op(row_.shape, arguments);
+    if (!result.has_value()) return std::nullopt;
+    return torch::jit::Stack{std::move(*result)};
   }
 
   /// For traces: whose weights the call met.

@@ -4,6 +4,7 @@
 // there.
 //
 //   C++ nn::Linear   2-D + bias: addmm(b, x, w.t())    else: matmul(x, w.t()), += b
+//   nn::LSTM, GRU    linear per step and weight, also inside lstm_cell, gru_cell, ...
 //   TorchScript      linear(x, w, b)                   einsum: bmm          w @ x: mv / mm with the weight on the left
 #pragma once
 #include <ATen/core/dispatch/Dispatcher.h>
@@ -27,6 +28,7 @@ enum class OpShape {
   bmm,
   baddbmm,
   embedding,
+  embedding_bag,
   conv,
   conv_padding_mode,
   convolution
@@ -63,6 +65,8 @@ std::optional<Operand> tagged_operand(const Arguments& arguments, int index);
 /// The result if a tagged weight was met and handled.
 std::optional<at::Tensor> handle_matrix_op(OpShape shape, const Arguments& arguments);
 std::optional<at::Tensor> handle_convolution(OpShape shape, const Arguments& arguments);
+/// The op's four results.
+std::optional<torch::jit::Stack> handle_embedding_bag(const Arguments& arguments);
 
 /// No interception on this thread while it lives (the original op runs inside).
 class InterceptionPause {

@@ -133,6 +133,26 @@ const std::vector<Form>& forms() {
        {1, 1},
        {0, 0},
        {1, 1}},
+      {"conv_transpose1d",
+       {3, 4, 3},
+       [](const at::Tensor& w) {
+         return at::conv_transpose1d(input({2, 3, 5}), w, input({4}), 2, 1, 1);
+       },
+       {2},
+       {1},
+       {1},
+       1,
+       true},
+      {"conv_transpose3d",
+       {3, 2, 2, 2, 2},
+       [](const at::Tensor& w) {
+         return at::conv_transpose3d(input({1, 3, 3, 4, 5}), w);
+       },
+       {1, 1, 1},
+       {0, 0, 0},
+       {1, 1, 1},
+       1,
+       true},
       {"conv_transpose2d",
        {3, 4, 3, 3},
        [](const at::Tensor& w) {

@@ -1,0 +1,75 @@
+// SPDX-License-Identifier: Apache-2.0
+// hpu:: operators on cache layout, 4-bit formats and the deprecated ones.
+#include <ATen/ops/empty.h>
+#include <torch/library.h>
+
+#include "fp8/runtime/ops/native/gemm_v1.h"
+#include "fp8/runtime/ops/native/layout.h"
+#include "fp8/runtime/ops/native/low_bit.h"
+
+namespace fp8::runtime::ops {
+namespace {
+
+using at::Tensor;
+using OptionalTensor = std::optional<Tensor>;
+
+Tensor from_int4(const Tensor& input, const Tensor& scale, const OptionalTensor& zero_point, at::ScalarType dtype) {
+  return convert_from_int4(input, scale, zero_point, dtype, true);
+}
+Tensor from_uint4(const Tensor& input, const Tensor& scale, const OptionalTensor& zero_point, at::ScalarType dtype) {
+  return convert_from_int4(input, scale, zero_point, dtype, false);
+}
+Tensor int4_meta(const Tensor& input, const Tensor&, const OptionalTensor&, at::ScalarType dtype) {
+  return convert_from_int4_meta(input, dtype);
+}
+Tensor fp4_meta(const Tensor& input, bool, int64_t axis, std::string_view dtype) {
+  return fake_quant_fp4_meta(input, axis, dtype);
+}
+
+Tensor reorder_meta(const Tensor& self, const Tensor& start, const Tensor& end, const Tensor& beam_idx) {
+  check_kv_reorder(self, start, end, beam_idx);
+  return at::empty(self.sizes(), self.options());
+}
+Tensor& reorder_meta_(Tensor& self, const Tensor& start, const Tensor& end, const Tensor& beam_idx) {
+  check_kv_reorder(self, start, end, beam_idx);
+  return self;
+}
+
+/// Those that only call other operators serve meta tensors as they are.
+void register_movers(torch::Library& m) {
+  m.impl("in_place_interleave", &in_place_interleave);
+  m.impl("in_place_interleave_", &in_place_interleave_);
+  m.impl("fp8_copy_", &fp8_copy_);
+  m.impl("fp8_transpose", &fp8_transpose);
+  m.impl("fp8_permute", &fp8_permute);
+  m.impl("fp8_reshape", &fp8_reshape);
+  m.impl("fp8_index_copy_", &fp8_index_copy_);
+  m.impl("fp8_index_select_v2", &fp8_index_select_v2);
+  m.impl("fp8_repeat_v2", &fp8_repeat_v2);
+}
+
+}  // namespace
+
+TORCH_LIBRARY_IMPL(hpu, HPU, m) {
+  register_movers(m);
+  m.impl("kv_reorder", &kv_reorder);
+  m.impl("kv_reorder_", &kv_reorder_);
+  m.impl("fp8_kv_reorder_", &fp8_kv_reorder_);
+  m.impl("convert_from_int4", &from_int4);
+  m.impl("convert_from_uint4", &from_uint4);
+  m.impl("fake_quant_fp4", &fake_quant_fp4);
+  m.impl("fp8_gemm", &fp8_gemm_v1);
+}
+
+TORCH_LIBRARY_IMPL(hpu, Meta, m) {
+  register_movers(m);
+  m.impl("kv_reorder", &reorder_meta);
+  m.impl("kv_reorder_", &reorder_meta_);
+  m.impl("fp8_kv_reorder_", &reorder_meta_);
+  m.impl("convert_from_int4", &int4_meta);
+  m.impl("convert_from_uint4", &int4_meta);
+  m.impl("fake_quant_fp4", &fp4_meta);
+  m.impl("fp8_gemm", &fp8_gemm_v1_meta);
+}
+
+}  // namespace fp8::runtime::ops
