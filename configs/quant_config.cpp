@@ -30,7 +30,8 @@ const Key& key_named(const std::string& name, const std::string& source) {
 
 // Parameters that an observer of ours reads; nullptr for observers of one's own, which may read any.
 const std::vector<std::string>* parameters_of(const std::string& observer) {
-  static const std::vector<std::string> none, bins{"bins"}, percentile{"percentile", "bins"};
+  static const std::vector<std::string> none, bins{"bins"}, percentile{"percentile", "bins"}, save{"save_mib"};
+  if (observer == "save") return &save;
   if (observer == "percentile") return &percentile;
   if (observer == "histogram" || observer == "mse" || observer == "kl") return &bins;
   const auto& ours = built_in_observers();

@@ -45,7 +45,7 @@ const char* name_of(ScaleFormat format);
 struct ScaleParams {
   /// Backoff of every activation (weight) whose scale comes from amax or a search, unless a scale_method object says one.
   std::optional<float> input_backoff, weight_backoff;
-  /// "percentile": (0, 100], "bins": 16 to 65536; others for observers of one's own. Any finite number.
+  /// "percentile": (0, 100], "bins": 16 to 65536, "save_mib": above 0; others for observers of one's own, any number.
   std::vector<std::pair<std::string, double>> observer;
   /// One of them by name.
   std::optional<double> observer_parameter(std::string_view name) const;

@@ -266,6 +266,7 @@ std::vector<Key> keys_without_effect() {
       {"local_rank", ignored, kProcess, "null", check_rank, nullptr},
       {"global_rank", ignored, kProcess, "null", check_rank, nullptr},
       {"world_size", ignored, kProcess, "null", check_rank, nullptr},
+      {"$schema", ignored, "for editors: the JSON Schema of this file", "null", check_string, nullptr},
       {"device_type", ignored, "found out from the device", "null", check_nothing, nullptr},
   };
 }

@@ -19,6 +19,7 @@ struct Range {
 constexpr Range kParameters[] = {
     {"percentile", 0.0, 100.0, false, "a number above 0, up to 100"},
     {"bins", 16.0, 65536.0, true, "an integer from 16 to 65536"},
+    {"save_mib", 0.0, 1e9, false, "a number above 0, up to 1e9"},
 };
 
 void check(const Range& range, const KeyValue& value, double number) {

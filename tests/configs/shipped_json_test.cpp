@@ -1,40 +1,112 @@
 // SPDX-License-Identifier: Apache-2.0
-// The configurations in configs/json: all of them parse, and say what their names say.
+// The configurations in configs/json: all of them parse and say what their names say; and the JSON Schema knows the keys
+// and values that the parser knows.
+#include <gmock/gmock.h>
 #include <gtest/gtest.h>
 
 #include <filesystem>
 #include <set>
 
 #include "fp8/configs/configs.h"
+#include "fp8/configs/quant_config_keys.h"
+#include "fp8/runtime/io/error.h"
 
 namespace fp8::configs {
 namespace {
 
+using testing::ElementsAre;
+
 const std::filesystem::path kFolder = std::filesystem::path(FP8_SOURCE_DIR) / "configs/json";
+constexpr const char* kSchema = "quant_config.schema.json";
+
+QuantConfig read(const std::string& name) { return read_quant_config(kFolder / name); }
 
 TEST(ShippedJson, AllParse) {
-  std::set<std::string> names;
+  int presets = 0;
   for (const auto& entry : std::filesystem::directory_iterator(kFolder)) {
     ASSERT_EQ(entry.path().extension(), ".json");
-    EXPECT_NO_THROW(read_quant_config(entry.path())) << entry.path();
-    names.insert(entry.path().filename());
+    if (entry.path().filename() == kSchema) continue;
+    EXPECT_NO_THROW(check_rules(read_quant_config(entry.path()), recipes::Dialect::gaudi2, {})) << entry.path();
+    ++presets;
   }
-  EXPECT_EQ(names, (std::set<std::string>{"maxabs_measure.json", "maxabs_quant.json", "unit_scale_quant.json"}));
+  EXPECT_EQ(presets, 12);
 }
 
 TEST(ShippedJson, SayWhatTheirNamesSay) {
-  EXPECT_EQ(read_quant_config(kFolder / "maxabs_measure.json").mode, QuantMode::MEASURE);
-  const QuantConfig quant = read_quant_config(kFolder / "maxabs_quant.json");
-  EXPECT_EQ(quant.mode, QuantMode::QUANTIZE);
-  EXPECT_EQ(quant.scale_method.name, "MAXABS_HW");
-  const QuantConfig unit = read_quant_config(kFolder / "unit_scale_quant.json");
-  EXPECT_EQ(unit.mode, QuantMode::QUANTIZE);
-  EXPECT_EQ(unit.scale_method.name, "UNIT_SCALE");
+  for (const char* model : {"maxabs", "llama", "mixtral", "deepseek"}) {
+    const std::string name = model;
+    const QuantConfig measure = read(name + "_measure.json"), quant = read(name + "_quant.json");
+    EXPECT_EQ(measure.mode, QuantMode::MEASURE) << model;
+    EXPECT_EQ(quant.mode, QuantMode::QUANTIZE) << model;
+    EXPECT_EQ(quant.scale_method.name, "MAXABS_HW") << model;
+    EXPECT_EQ(measure.dump_stats_path, quant.dump_stats_path) << model;  // quantizing finds what measuring wrote
+    EXPECT_EQ(measure.observer, quant.observer) << model;
+    if (name == "maxabs") continue;
+    const QuantConfig dynamic = read(name + "_dynamic_quant.json");
+    EXPECT_TRUE(dynamic.dynamic_quantization) << model;
+    EXPECT_FALSE(dynamic.needs_measurements()) << model;
+    EXPECT_EQ(dynamic.blocklist, quant.blocklist) << model;
+  }
+  EXPECT_EQ(read("unit_scale_quant.json").scale_method.name, "UNIT_SCALE");
 }
 
-TEST(ShippedJson, QuantizingFindsWhatMeasuringWrote) {
-  EXPECT_EQ(read_quant_config(kFolder / "maxabs_measure.json").dump_stats_path,
-            read_quant_config(kFolder / "maxabs_quant.json").dump_stats_path);
+TEST(ShippedJson, BlocklistsOfTheModels) {
+  EXPECT_THAT(read("llama_quant.json").blocklist.names, ElementsAre("lm_head"));
+  EXPECT_THAT(read("mixtral_quant.json").blocklist.names, ElementsAre("self_attn", "lm_head"));
+  EXPECT_THAT(read("deepseek_quant.json").blocklist.names, ElementsAre("lm_head", "mlp\\.gate\\b"));
+  ModuleFilter deepseek = module_filter(read("deepseek_quant.json"));
+  EXPECT_FALSE(deepseek.selects("Linear", "model.layers.3.mlp.gate"));
+  EXPECT_TRUE(deepseek.selects("Linear", "model.layers.3.mlp.gate_proj"));
+}
+
+TEST(Schema, NamesTheKeysOfTheParser) {
+  const io::Json schema = io::read_json(kFolder / kSchema);
+  EXPECT_EQ(schema["$schema"], "https://json-schema.org/draft/2020-12/schema");
+  std::set<std::string> of_schema, of_parser;
+  for (const auto& [name, property] : schema["properties"].items()) {
+    of_schema.insert(name);
+    EXPECT_TRUE(property.contains("description")) << name;
+  }
+  for (const detail::Key& key : detail::keys()) of_parser.insert(key.name);
+  for (const detail::Alias& alias : detail::aliases()) of_parser.insert(alias.name);
+  EXPECT_EQ(of_schema, of_parser);
+}
+
+TEST(Schema, ItsValuesParseAndItsDefaultsAreOurs) {
+  const io::Json schema = io::read_json(kFolder / kSchema);
+  std::map<std::string, std::string> defaults;
+  for (const KeyReport& report : describe(QuantConfig{})) defaults[report.key] = report.value;
+  for (const auto& [name, property] : schema["properties"].items()) {
+    for (const io::Json& value : property.value("enum", io::Json::array())) {
+      io::Json json = {{"scale_method", "maxabs_pow2"}};  // goes with dynamic_quantization too
+      json[name] = value;
+      EXPECT_NO_THROW(parse_quant_config(json, "q")) << json;
+    }
+    for (const io::Json& value : property.value("examples", io::Json::array())) {
+      EXPECT_NO_THROW(parse_quant_config({{name, value}}, "q")) << name << " " << value;
+    }
+    if (!property.contains("default") || name == "quantize_weight") continue;
+    const QuantConfig config = parse_quant_config({{name, property["default"]}}, "q");
+    for (const KeyReport& report : describe(config)) EXPECT_EQ(report.value, defaults.at(report.key)) << name;
+  }
+  for (const io::Json& method : schema["properties"]["scale_method"]["anyOf"][0]["enum"]) {
+    EXPECT_NE(recipes::find_scale_method(method.get<std::string>()), nullptr) << method;
+  }
+  EXPECT_EQ(schema["properties"]["scale_method"]["anyOf"][0]["enum"].size(), 2 * recipes::scale_methods().size());
+}
+
+// Enumerations of a tensor's method, tried one by one: "Unsupported config" is a rule, "allowed: A, B" a value unknown.
+TEST(Schema, FieldsOfATensorsMethodAreTheParsers) {
+  const io::Json fields = io::read_json(kFolder / kSchema)["$defs"]["tensor"]["properties"];
+  for (const auto& [field, property] : fields.items()) {
+    for (const io::Json& value : property.value("enum", io::Json::array())) {
+      try {
+        parse_scale_methods({{"default", {{"weight", {{field, value}}}}}}, "q", "scale_method");
+      } catch (const io::Error& error) {
+        EXPECT_THAT(error.what(), testing::HasSubstr("Unsupported config")) << field << value;
+      }
+    }
+  }
 }
 
 }  // namespace
