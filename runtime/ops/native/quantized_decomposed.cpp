@@ -85,8 +85,9 @@ at::Tensor per_token(const char* what, const at::Tensor& t, const at::Tensor& in
   sizes.back() = 1;
   std::int64_t tokens = 1;
   for (const auto size : sizes) tokens *= size;
-  TORCH_CHECK(t.numel() == tokens, "[quantized_decomposed] expected ", what, " of ", tokens,
+  TORCH_CHECK(t.numel() == 1 || t.numel() == tokens, "[quantized_decomposed] expected ", what, " of 1 or ", tokens,
               " elements, one per token, got ", t.numel());
+  if (t.numel() == 1) sizes.assign(sizes.size(), 1);
   return t.to(input.device()).reshape(sizes);
 }
 

@@ -25,7 +25,7 @@ at::Tensor quantize_per_tensor(const at::Tensor& input, double scale, double zer
 /// scales, zero_points: one element per index of `axis` (negative counts from the end); one element stands for all.
 at::Tensor quantize_per_channel(const at::Tensor& input, const at::Tensor& scales, const at::Tensor& zero_points,
                                 int64_t axis, const QuantRange& range);
-/// scales, zero_points: one element per token, which is a row of the last dimension.
+/// scales, zero_points: one element per token, which is a row of the last dimension; one element stands for all.
 at::Tensor quantize_per_token(const at::Tensor& input, const at::Tensor& scales, const at::Tensor& zero_points,
                               const QuantRange& range);
 

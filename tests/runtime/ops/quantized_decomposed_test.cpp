@@ -94,6 +94,12 @@ TEST(QuantizePerToken, Float8AndIntegers) {
                         at::clamp(at::round(x * (1.0 / scales) + zeros), -128, 127).to(at::kChar)));
 }
 
+TEST(QuantizePerToken, AZeroDimZeroPointStandsForAllTokens) {
+  const Tensor x = input({5, 7}), scales = at::rand({5}) + 0.25;
+  const Tensor q = run("quantize_per_token", "", {hpu(x), hpu(scales), hpu(torch::tensor(3)), -448, 448, code(kE4M3)});
+  EXPECT_EQ(codes_of(q), codes_for(x * (1.0f / scales.view({5, 1})) + 3, kE4M3, -448, 448));
+}
+
 TEST(Dequantize, Float8ValuesTimesScale) {
   for (const auto type : {kE4M3, kE5M2}) {
     const Tensor q = random_codes({4, 6}, type, 3), v = values_of(q).to(at::kFloat);
@@ -175,7 +181,7 @@ TEST(QuantizedDecomposed, BadArgumentsAreNamed) {
                           [&] { run("quantize_per_channel", "", {x, two, two, 2, 0, 1, code(kE4M3)}); }));
   EXPECT_TRUE(throws_with({"scales of 1 or 3 elements, got 2"},
                           [&] { run("quantize_per_channel", "", {x, two, two, 0, 0, 1, code(kE4M3)}); }));
-  EXPECT_TRUE(throws_with({"scales of 3 elements, one per token, got 2"},
+  EXPECT_TRUE(throws_with({"scales of 1 or 3 elements, one per token, got 2"},
                           [&] { run("quantize_per_token", "", {x, two, two, 0, 1, code(kE4M3)}); }));
   EXPECT_TRUE(throws_with({"input of dtype Float8_e4m3fn, got Float"},
                           [&] { run("dequantize_per_tensor", "", {x, 1.0, 0, 0, 0, code(kE4M3), at::IValue()}); }));
