@@ -51,12 +51,18 @@ HWY_INLINE void Tile(const float* HWY_RESTRICT a, std::int64_t a_row, std::int64
 inline void TileOf(int rows, const float* a, std::int64_t a_row, std::int64_t a_col, const float* panel, std::int64_t k,
                    float* c, std::int64_t c_stride, bool first) {
   switch (rows) {
-    case 1: return Tile<1>(a, a_row, a_col, panel, k, c, c_stride, first);
-    case 2: return Tile<2>(a, a_row, a_col, panel, k, c, c_stride, first);
-    case 3: return Tile<3>(a, a_row, a_col, panel, k, c, c_stride, first);
-    case 4: return Tile<4>(a, a_row, a_col, panel, k, c, c_stride, first);
-    case 5: return Tile<5>(a, a_row, a_col, panel, k, c, c_stride, first);
-    default: return Tile<6>(a, a_row, a_col, panel, k, c, c_stride, first);
+    case 1:
+      return Tile<1>(a, a_row, a_col, panel, k, c, c_stride, first);
+    case 2:
+      return Tile<2>(a, a_row, a_col, panel, k, c, c_stride, first);
+    case 3:
+      return Tile<3>(a, a_row, a_col, panel, k, c, c_stride, first);
+    case 4:
+      return Tile<4>(a, a_row, a_col, panel, k, c, c_stride, first);
+    case 5:
+      return Tile<5>(a, a_row, a_col, panel, k, c, c_stride, first);
+    default:
+      return Tile<6>(a, a_row, a_col, panel, k, c, c_stride, first);
   }
 }
 
@@ -100,7 +106,8 @@ inline void Multiply(const F32View& a, const F32View& b, std::int64_t m, std::in
           continue;
         }
         for (int r = 0; r < rows; ++r) {  // a tile that is cut at the right: through a whole one
-          for (std::int64_t q = 0; q < columns; ++q) edge[r * columns + q] = !first && q < width ? y[r * c_stride + q] : 0;
+          for (std::int64_t q = 0; q < columns; ++q)
+            edge[r * columns + q] = !first && q < width ? y[r * c_stride + q] : 0;
         }
         TileOf(rows, x, a.row_stride, a.col_stride, panel, depth, edge, columns, false);
         for (int r = 0; r < rows; ++r) {

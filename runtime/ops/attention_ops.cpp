@@ -47,27 +47,27 @@ bool needs_gradient(std::initializer_list<Tensor> tensors) {
 // --- the operators, typed
 FourTensors sdpa_recomp_fwd(const Tensor& q, const Tensor& k, const Tensor& v, const OptionalTensor& mask,
                             const FusedSdpaOptions& o, bool requires_backward) {
-  static const auto op = handle<FourTensors(const Tensor&, const Tensor&, const Tensor&, const OptionalTensor&, double,
-                                            double, bool, bool, string_view, const OptionalTensor&, string_view)>(
-      "hpu::sdpa_recomp_fwd");
+  static const auto op =
+      handle<FourTensors(const Tensor&, const Tensor&, const Tensor&, const OptionalTensor&, double, double, bool, bool,
+                         string_view, const OptionalTensor&, string_view)>("hpu::sdpa_recomp_fwd");
   return op.call(q, k, v, mask, o.dropout_p, *o.scale, o.is_causal, requires_backward, o.softmax_mode, o.valid_seq_len,
                  o.seq_padding_type);
 }
 
 ThreeTensors sdpa_fwd(const Tensor& q, const Tensor& k, const Tensor& v, const OptionalTensor& mask,
                       const FusedSdpaOptions& o) {
-  static const auto op = handle<ThreeTensors(const Tensor&, const Tensor&, const Tensor&, const OptionalTensor&, double,
-                                             double, bool, string_view, const OptionalTensor&, string_view)>(
-      "hpu::sdpa_fwd");
-  return op.call(q, k, v, mask, o.dropout_p, *o.scale, o.is_causal, o.softmax_mode, o.valid_seq_len, o.seq_padding_type);
+  static const auto op =
+      handle<ThreeTensors(const Tensor&, const Tensor&, const Tensor&, const OptionalTensor&, double, double, bool,
+                          string_view, const OptionalTensor&, string_view)>("hpu::sdpa_fwd");
+  return op.call(q, k, v, mask, o.dropout_p, *o.scale, o.is_causal, o.softmax_mode, o.valid_seq_len,
+                 o.seq_padding_type);
 }
 
 ThreeTensors sdpa_recomp_bwd(const Tensor& grad, const variable_list& saved, const OptionalTensor& mask,
                              const FusedSdpaOptions& o) {  // saved: q, k, v, out, m, linv, seed
-  static const auto op =
-      handle<ThreeTensors(const Tensor&, const Tensor&, const Tensor&, const Tensor&, const OptionalTensor&,
-                          const Tensor&, const Tensor&, const OptionalTensor&, bool, double, double, string_view,
-                          const Tensor&)>("hpu::sdpa_recomp_bwd");
+  static const auto op = handle<ThreeTensors(const Tensor&, const Tensor&, const Tensor&, const Tensor&,
+                                             const OptionalTensor&, const Tensor&, const Tensor&, const OptionalTensor&,
+                                             bool, double, double, string_view, const Tensor&)>("hpu::sdpa_recomp_bwd");
   return op.call(grad, saved[0], saved[1], saved[2], mask, saved[4], saved[5], saved[6], o.is_causal, o.dropout_p,
                  *o.scale, o.softmax_mode, saved[3]);
 }
@@ -81,8 +81,8 @@ ThreeTensors sdpa_bwd(const Tensor& grad, const variable_list& saved, const Fuse
 
 Tensor rotary(const char* name, const Tensor& x, const Tensor& sin, const Tensor& cos, const OptionalTensor& ids,
               int64_t offset, int64_t mode) {
-  return handle<Tensor(const Tensor&, const Tensor&, const Tensor&, const OptionalTensor&, int64_t, int64_t)>(name).call(
-      x, sin, cos, ids, offset, mode);
+  return handle<Tensor(const Tensor&, const Tensor&, const Tensor&, const OptionalTensor&, int64_t, int64_t)>(name)
+      .call(x, sin, cos, ids, offset, mode);
 }
 
 TwoTensors rms_norm(bool fast, const Tensor& x, const Tensor& gamma, double eps) {
@@ -195,8 +195,8 @@ Grouped grouped(const Tensor& q, const Tensor& k, const Tensor& v, const Optiona
   if (q.dim() != 4 || k.dim() != 4 || v.dim() != 4) return g;
   const std::int64_t heads = q.size(1), groups = k.size(1);
   if (heads == groups || groups == 1) return g;
-  TORCH_CHECK(groups > 0 && heads % groups == 0, "[fused_sdpa] expected heads of q to be a multiple of those of k, got ",
-              heads, " and ", groups);
+  TORCH_CHECK(groups > 0 && heads % groups == 0,
+              "[fused_sdpa] expected heads of q to be a multiple of those of k, got ", heads, " and ", groups);
   g.grouped = true;
   g.q = q.unflatten(1, {groups, heads / groups});
   g.k = k.unsqueeze(2);
@@ -281,11 +281,10 @@ Fp8SdpaOutput fp8_fused_sdpa(const Tensor& q, const Tensor& k, const Tensor& v, 
                 s.q_s, s.q_o, s.d_s, is_amax_s, is_amax_o, o.valid_seq_len, o.seq_padding_type);
     r = {out, amax_s, amax_o};
   } else {
-    static const auto op =
-        handle<FourTensors(const Tensor&, const Tensor&, const Tensor&, const OptionalTensor&, double, double, bool,
-                           string_view, const OptionalTensor&, const OptionalTensor&, const OptionalTensor&,
-                           const OptionalTensor&, const OptionalTensor&, const OptionalTensor&, bool,
-                           const OptionalTensor&, string_view)>("hpu::fp8_sdpa_fwd");
+    static const auto op = handle<FourTensors(
+        const Tensor&, const Tensor&, const Tensor&, const OptionalTensor&, double, double, bool, string_view,
+        const OptionalTensor&, const OptionalTensor&, const OptionalTensor&, const OptionalTensor&,
+        const OptionalTensor&, const OptionalTensor&, bool, const OptionalTensor&, string_view)>("hpu::fp8_sdpa_fwd");
     TORCH_CHECK(!is_amax_o, "[fp8_fused_sdpa] expected recompute beside is_amax_o: hpu::fp8_sdpa_fwd has no amax_o");
     auto [out, p, dm, amax_s] =
         op.call(g.q, g.k, g.v, g.mask, o.dropout_p, *o.scale, o.is_causal, o.softmax_mode, s.d_q, s.d_k, s.d_v, s.q_s,
@@ -304,7 +303,8 @@ Tensor fused_rms_norm(const Tensor& x, const Tensor& gamma, double eps, bool fas
 Tensor apply_rotary_pos_emb(const Tensor& x, const Tensor& cos, const Tensor& sin, const OptionalTensor& position_ids,
                             int64_t offset, RotaryMode mode) {
   const auto code = static_cast<int64_t>(mode);
-  if (needs_gradient({x})) return RotaryFunction::apply(x, sin.detach(), cos.detach(), given(position_ids), offset, code);
+  if (needs_gradient({x}))
+    return RotaryFunction::apply(x, sin.detach(), cos.detach(), given(position_ids), offset, code);
   return rotary("hpu::rotary_pos_embedding", x, sin, cos, position_ids, offset, code);
 }
 

@@ -25,9 +25,9 @@ struct FusedSdpaOptions {
   std::optional<at::Tensor> mask;  ///< bool (true: seen) or added to the scores; broadcasts to [..., L, S]
   double dropout_p = 0.0;          ///< the seed is drawn from the default generator
   bool is_causal = false;
-  std::optional<double> scale;     ///< default 1 / sqrt(D)
+  std::optional<double> scale;  ///< default 1 / sqrt(D)
   std::string softmax_mode = "none";
-  bool recompute = true;           ///< keep the rows' statistics for the backward, not P
+  bool recompute = true;                    ///< keep the rows' statistics for the backward, not P
   std::optional<at::Tensor> valid_seq_len;  ///< int32 or int64 [batch]; inference with is_causal and no mask only
   std::string seq_padding_type = "left";
 };

@@ -116,7 +116,7 @@ SdpaGradients recomp_bwd(const Tensor& grad, const Tensor& q, const Tensor& k, c
 }
 
 // --- fp8 attention
-#define FP8_SDPA_SCALES                                                                                       \
+#define FP8_SDPA_SCALES \
   ScaleArgument d_q, ScaleArgument d_k, ScaleArgument d_v, ScaleArgument q_s, ScaleArgument q_o, ScaleArgument d_s
 
 template <Run run, typename ScaleArgument>
@@ -147,10 +147,9 @@ Fp8SdpaRecompResult fp8_recomp_with(const OptionalTensor& seed, const Tensor& q,
                                     const OptionalTensor& mask, double p, double scale, bool is_causal,
                                     bool requires_backward, string_view softmax_mode, FP8_SDPA_SCALES, bool is_amax_s,
                                     bool is_amax_o, const OptionalTensor& valid_seq_len, string_view padding) {
-  return sdpa_recomp_forward("hpu::fp8_sdpa_recomp_fwd", run, q, k, v,
-                             {mask, p, scale, is_causal, softmax_mode, valid_seq_len, padding, seed},
-                             forward_scales<ScaleArgument>(d_q, d_k, d_v, q_s, q_o, d_s), requires_backward, is_amax_s,
-                             is_amax_o);
+  return sdpa_recomp_forward(
+      "hpu::fp8_sdpa_recomp_fwd", run, q, k, v, {mask, p, scale, is_causal, softmax_mode, valid_seq_len, padding, seed},
+      forward_scales<ScaleArgument>(d_q, d_k, d_v, q_s, q_o, d_s), requires_backward, is_amax_s, is_amax_o);
 }
 template <Run run, typename ScaleArgument>
 Fp8SdpaRecompResult fp8_recomp(const Tensor& q, const Tensor& k, const Tensor& v, const OptionalTensor& mask, double p,
@@ -158,7 +157,8 @@ Fp8SdpaRecompResult fp8_recomp(const Tensor& q, const Tensor& k, const Tensor& v
                                FP8_SDPA_SCALES, bool is_amax_s, bool is_amax_o, const OptionalTensor& valid_seq_len,
                                string_view padding) {
   return fp8_recomp_with<run, ScaleArgument>({}, q, k, v, mask, p, scale, is_causal, requires_backward, softmax_mode,
-                                             d_q, d_k, d_v, q_s, q_o, d_s, is_amax_s, is_amax_o, valid_seq_len, padding);
+                                             d_q, d_k, d_v, q_s, q_o, d_s, is_amax_s, is_amax_o, valid_seq_len,
+                                             padding);
 }
 template <Run run, typename ScaleArgument>
 Fp8SdpaRecompResult fp8_recomp_seed(const Tensor& seed, const Tensor& q, const Tensor& k, const Tensor& v,
@@ -166,7 +166,8 @@ Fp8SdpaRecompResult fp8_recomp_seed(const Tensor& seed, const Tensor& q, const T
                                     bool requires_backward, string_view softmax_mode, FP8_SDPA_SCALES, bool is_amax_s,
                                     bool is_amax_o, const OptionalTensor& valid_seq_len, string_view padding) {
   return fp8_recomp_with<run, ScaleArgument>(seed, q, k, v, mask, p, scale, is_causal, requires_backward, softmax_mode,
-                                             d_q, d_k, d_v, q_s, q_o, d_s, is_amax_s, is_amax_o, valid_seq_len, padding);
+                                             d_q, d_k, d_v, q_s, q_o, d_s, is_amax_s, is_amax_o, valid_seq_len,
+                                             padding);
 }
 #undef FP8_SDPA_SCALES
 
@@ -185,9 +186,11 @@ Fp8SdpaGradients fp8_bwd(const Tensor& grad, const Tensor& q, const Tensor& k, c
                          const Tensor& probabilities, const OptionalTensor& dm, bool is_causal, double p, double scale,
                          const OptionalTensor& d_q, const OptionalTensor& d_k, const OptionalTensor& d_v,
                          const OptionalTensor& d_s, const OptionalTensor& d_do, const OptionalTensor& d_ds,
-                         const OptionalTensor& q_s, const OptionalTensor& q_ds, bool is_amax_ds, const Tensor& fwd_out) {
-  return sdpa_backward("hpu::fp8_sdpa_bwd", run, grad, q, k, v, {probabilities, {}, {}, dm, {}, {}}, is_causal, p, scale,
-                       backward_scales(d_q, d_k, d_v, d_s, d_do, d_ds, q_s, q_ds), is_amax_ds, fwd_out, at::kBFloat16);
+                         const OptionalTensor& q_s, const OptionalTensor& q_ds, bool is_amax_ds,
+                         const Tensor& fwd_out) {
+  return sdpa_backward("hpu::fp8_sdpa_bwd", run, grad, q, k, v, {probabilities, {}, {}, dm, {}, {}}, is_causal, p,
+                       scale, backward_scales(d_q, d_k, d_v, d_s, d_do, d_ds, q_s, q_ds), is_amax_ds, fwd_out,
+                       at::kBFloat16);
 }
 template <Run run>
 Fp8SdpaGradients fp8_recomp_bwd(const Tensor& grad, const Tensor& q, const Tensor& k, const Tensor& v,
@@ -239,8 +242,7 @@ void register_all(torch::Library& m) {
   m.impl("rotary_pos_embedding_backward", &rotary<run, true>);
   for (const char* name : {"rms_norm", "rms_norm_fast"}) {
     m.impl(name, run == Run::meta ? &rms_norm_meta : &rms_norm);
-    m.impl((std::string(name) + "_backward").c_str(),
-           run == Run::meta ? &rms_norm_backward_meta : &rms_norm_backward);
+    m.impl((std::string(name) + "_backward").c_str(), run == Run::meta ? &rms_norm_backward_meta : &rms_norm_backward);
   }
 }
 

@@ -40,8 +40,8 @@ std::vector<std::int64_t> Heads::sizes(std::int64_t rows, std::int64_t cols) con
 }
 
 Heads heads_of(const char* op, const at::Tensor& q, const at::Tensor& k, const at::Tensor& v) {
-  TORCH_CHECK(q.dim() >= 3 && k.dim() == q.dim() && v.dim() == q.dim(),
-              "[", op, "] expected q, k and v of one rank, at least 3, got sizes ", q.sizes(), ", ", k.sizes(), " and ",
+  TORCH_CHECK(q.dim() >= 3 && k.dim() == q.dim() && v.dim() == q.dim(), "[", op,
+              "] expected q, k and v of one rank, at least 3, got sizes ", q.sizes(), ", ", k.sizes(), " and ",
               v.sizes());
   const std::size_t lead = static_cast<std::size_t>(q.dim()) - 2;
   Heads h;
@@ -64,8 +64,8 @@ Heads heads_of(const char* op, const at::Tensor& q, const at::Tensor& k, const a
   return h;
 }
 
-Visibility::Visibility(const char* op, const Heads& heads, bool is_causal, const std::optional<at::Tensor>& valid_seq_len,
-                       std::string_view seq_padding_type)
+Visibility::Visibility(const char* op, const Heads& heads, bool is_causal,
+                       const std::optional<at::Tensor>& valid_seq_len, std::string_view seq_padding_type)
     : keys_(heads.keys), heads_per_sequence_(heads.heads_per_sequence), is_causal_(is_causal) {
   if (!valid_seq_len.has_value() || !valid_seq_len->defined()) return;
   TORCH_CHECK(seq_padding_type == "left" || seq_padding_type == "right", "[", op,
@@ -77,8 +77,8 @@ Visibility::Visibility(const char* op, const Heads& heads, bool is_causal, const
               " of ", type);
   const at::Tensor lengths = cpu_alias(valid_seq_len->detach()).contiguous();
   for (std::int64_t i = 0; i < lengths.numel(); ++i) {
-    const std::int64_t n = type == at::kInt ? lengths.const_data_ptr<std::int32_t>()[i]
-                                            : lengths.const_data_ptr<std::int64_t>()[i];
+    const std::int64_t n =
+        type == at::kInt ? lengths.const_data_ptr<std::int32_t>()[i] : lengths.const_data_ptr<std::int64_t>()[i];
     TORCH_CHECK(n >= 0 && n <= keys_, "[", op, "] expected lengths in valid_seq_len from 0 to ", keys_, ", got ", n);
     valid_.push_back(n);
   }
@@ -118,7 +118,8 @@ MaskReader::MaskReader(const char* op, const Heads& heads, const std::optional<a
   for (std::size_t i = 0; i < heads.batch.size(); ++i) {
     std::vector<std::int64_t> next;
     for (const std::int64_t base : head_offset_) {
-      for (std::int64_t j = 0; j < heads.batch[i]; ++j) next.push_back(base + j * all.stride(static_cast<std::int64_t>(i)));
+      for (std::int64_t j = 0; j < heads.batch[i]; ++j)
+        next.push_back(base + j * all.stride(static_cast<std::int64_t>(i)));
     }
     head_offset_ = std::move(next);
   }

@@ -10,7 +10,8 @@
 //
 // Products are exact (but f32's own), sums f32, one rounding at the end. Work is done in blocks of query rows against all
 // visible keys, so nothing of size L x S is held but what the caller asked for. The bits depend on neither the threads nor
-// the blocks. Dropout of element e of P (counted through heads, rows, keys) is a function of (seed, e) alone.
+// the blocks; those of fp8 forwards on the SIMD level, as kernels::gemm's do. Dropout of element e of P (counted through
+// heads, rows, keys) is a function of (seed, e) alone.
 #pragma once
 #include <ATen/core/Tensor.h>
 
@@ -94,9 +95,9 @@ struct AttentionInputs {
 };
 
 struct ForwardOptions {
-  float p_scale = 1;              ///< fp8: multiplier of P into codes
-  float value_factor = 1;         ///< of P . v, the dropout's scale included
-  float o_scale = 1;              ///< fp8 outputs: multiplier of O into codes
+  float p_scale = 1;                                 ///< fp8: multiplier of P into codes
+  float value_factor = 1;                            ///< of P . v, the dropout's scale included
+  float o_scale = 1;                                 ///< fp8 outputs: multiplier of O into codes
   kernels::Dialect dialect = kernels::Dialect::ocp;  ///< of the casts
 };
 
@@ -109,11 +110,11 @@ struct ForwardOutputs {
 void attention_forward(const AttentionInputs& inputs, const ForwardOptions& options, const ForwardOutputs& outputs);
 
 struct BackwardOptions {
-  at::Tensor grad;      ///< batch + [L, Dv], contiguous, high precision or fp8
-  at::Tensor p;         ///< as forward gave it; or undefined, then recomputed from m and linv
-  at::Tensor m, linv;   ///< batch + [L, 1]
-  at::Tensor dm;        ///< as forward gave it; undefined: the inputs' dropout decides
-  float p_factor = 1;   ///< of a given p: its dequantization multiplier
+  at::Tensor grad;     ///< batch + [L, Dv], contiguous, high precision or fp8
+  at::Tensor p;        ///< as forward gave it; or undefined, then recomputed from m and linv
+  at::Tensor m, linv;  ///< batch + [L, 1]
+  at::Tensor dm;       ///< as forward gave it; undefined: the inputs' dropout decides
+  float p_factor = 1;  ///< of a given p: its dequantization multiplier
   std::optional<kernels::Format> p_format, ds_format;  ///< cast a recomputed P (for dV), and dS
   float p_scale = 1, ds_scale = 1;                     ///< multipliers of those casts
   float grad_factor = 1, dq_factor = 1, dk_factor = 1, dv_factor = 1;

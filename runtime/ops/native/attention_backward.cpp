@@ -81,7 +81,7 @@ class BackwardGroup {
   Gradients& sums_;
   ScoreBlock scores_of_;
   std::int64_t first_ = 0, last_ = 0;
-  std::vector<float> p_, ds_;                // [rows, last - first]
+  std::vector<float> p_, ds_;                  // [rows, last - first]
   std::vector<float> q_s_, k_s_, v_s_, do_s_;  // scratch of conversions
   const float *k_ = nullptr, *v_ = nullptr;
 };
@@ -122,7 +122,8 @@ void BackwardGroup::drop(std::int64_t head, std::int64_t row, std::int64_t rows,
   const std::int64_t n = last_ - first_;
   for (std::int64_t r = 0; r < rows; ++r) {
     const std::int64_t at = (head * in_.heads.queries + row + r) * in_.heads.keys + first_;
-    const auto* kept = options_.dm.defined() ? reinterpret_cast<const std::int8_t*>(const_bytes_at(options_.dm, at)) : nullptr;
+    const auto* kept =
+        options_.dm.defined() ? reinterpret_cast<const std::int8_t*>(const_bytes_at(options_.dm, at)) : nullptr;
     for (std::int64_t j = 0; j < n; ++j) {
       const bool keep = kept != nullptr ? kept[j] != 0 : in_.dropout.keep(static_cast<std::uint64_t>(at + j));
       if (!keep) x[static_cast<std::size_t>(r * n + j)] = 0;

@@ -50,7 +50,7 @@ class ForwardThread {
   std::vector<std::uint8_t> codes_;    // of p_
   std::vector<float> o_;               // [rows, Dv]
   std::int64_t v_index_ = -1;
-  std::vector<float> v_;               // [S, Dv]
+  std::vector<float> v_;  // [S, Dv]
   const float* v_rows_ = nullptr;
   std::vector<std::uint8_t> v_turned_;  // chunks of [Dv, kKeyChunk] codes
 };
@@ -76,7 +76,8 @@ void ForwardThread::softmax(std::int64_t head, std::int64_t row, std::int64_t ro
   for (std::int64_t r = 0; r < rows; ++r) {
     float* s = p_.data() + r * n;
     float max = kernels::max_of(s, n), linv = 0;
-    if (max == -std::numeric_limits<float>::infinity() && std::none_of(s, s + n, [](float v) { return std::isnan(v); })) {
+    if (max == -std::numeric_limits<float>::infinity() &&
+        std::none_of(s, s + n, [](float v) { return std::isnan(v); })) {
       std::fill(s, s + n, 0.0f);
       max = 0;
     } else {
@@ -149,8 +150,8 @@ void ForwardThread::load_v(std::int64_t head) {
   }
   v_turned_.resize(static_cast<std::size_t>(keys * depth));
   for (std::int64_t key = 0; key < keys; key += kKeyChunk) {
-    kernels::transpose_bytes(const_bytes_at(in_.v, (index * keys + key) * depth), std::min(kKeyChunk, keys - key), depth,
-                             v_turned_.data() + key * depth);
+    kernels::transpose_bytes(const_bytes_at(in_.v, (index * keys + key) * depth), std::min(kKeyChunk, keys - key),
+                             depth, v_turned_.data() + key * depth);
   }
 }
 
@@ -181,8 +182,7 @@ void ForwardThread::multiply_v_fp8(std::int64_t rows) {
 }
 
 void ForwardThread::store_out(std::int64_t head, std::int64_t row, std::int64_t rows) {
-  const std::int64_t depth = in_.heads.value_depth, count = rows * depth,
-                     at = (head * in_.heads.queries + row) * depth;
+  const std::int64_t depth = in_.heads.value_depth, count = rows * depth, at = (head * in_.heads.queries + row) * depth;
   if (count == 0) return;
   for (float& v : o_) v *= options_.value_factor;
   if (out_.amax_o.defined()) amaxes_.o.add(kernels::amax(o_.data(), kernels::FloatType::F32, count));

@@ -20,11 +20,11 @@ constexpr std::int64_t kBlockRows = 64;  // rows whose part of dgamma is summed 
 
 void check_norm(const at::Tensor& x, const at::Tensor& gamma) {
   for (const at::Tensor* t : {&x, &gamma}) {
-    TORCH_CHECK(is_high_precision(t->scalar_type()), "[rms_norm] expected data_in and gamma of dtype Float, BFloat16 or Half, got ",
-                t->scalar_type());
+    TORCH_CHECK(is_high_precision(t->scalar_type()),
+                "[rms_norm] expected data_in and gamma of dtype Float, BFloat16 or Half, got ", t->scalar_type());
   }
-  TORCH_CHECK(x.dim() >= 1 && x.size(-1) > 0 && gamma.numel() == x.size(-1), "[rms_norm] expected data_in [..., N] and gamma [N], got sizes ",
-              x.sizes(), " and ", gamma.sizes());
+  TORCH_CHECK(x.dim() >= 1 && x.size(-1) > 0 && gamma.numel() == x.size(-1),
+              "[rms_norm] expected data_in [..., N] and gamma [N], got sizes ", x.sizes(), " and ", gamma.sizes());
 }
 
 std::vector<std::int64_t> row_sizes(const at::Tensor& x) {
@@ -70,8 +70,8 @@ std::tuple<at::Tensor, at::Tensor> rms_norm(const at::Tensor& data_in, const at:
 }
 
 std::tuple<at::Tensor, at::Tensor> rms_norm_backward_meta(const at::Tensor& grad_in, const at::Tensor& data_in,
-                                                          const at::Tensor& gamma, const at::Tensor& inverse_rms,
-                                                          bool, int64_t bwd_mode) {
+                                                          const at::Tensor& gamma, const at::Tensor& inverse_rms, bool,
+                                                          int64_t bwd_mode) {
   check_norm(data_in, gamma);
   TORCH_CHECK(is_high_precision(grad_in.scalar_type()) && is_high_precision(inverse_rms.scalar_type()),
               "[rms_norm_backward] expected grad_in and inverse_rms of dtype Float, BFloat16 or Half, got ",

@@ -24,9 +24,7 @@ struct Table {
   std::int64_t width = 0;
 };
 
-Table table_of(const at::Tensor& t) {
-  return {cpu_alias(t.detach()).to(at::kFloat).contiguous(), t.size(-1)};
-}
+Table table_of(const at::Tensor& t) { return {cpu_alias(t.detach()).to(at::kFloat).contiguous(), t.size(-1)}; }
 
 /// sin's row for every row of input, sin broadcasting to input's leading sizes.
 std::vector<std::int64_t> rows_by_broadcast(const at::Tensor& input, const at::Tensor& sin) {
@@ -80,7 +78,8 @@ void check_positions(const at::Tensor& input, const at::Tensor& sin, const at::T
 }
 
 /// One row; `sign` is +1 forward and -1 backward, where the rotation is undone.
-void rotate_row(const float* x, const float* sin, const float* cos, std::int64_t n, bool pairwise, bool backward, float* y) {
+void rotate_row(const float* x, const float* sin, const float* cos, std::int64_t n, bool pairwise, bool backward,
+                float* y) {
   const std::int64_t half = n / 2, next = pairwise ? 1 : half, step = pairwise ? 2 : 1;
   for (std::int64_t i = 0; i < half; ++i) {
     const std::int64_t a = i * step, b = a + next;

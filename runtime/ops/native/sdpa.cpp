@@ -25,10 +25,12 @@ void check_dtypes(const char* op, const at::Tensor& q, const at::Tensor& k, cons
                              v.scalar_type() == q.scalar_type();
   TORCH_CHECK(fit, "[", op, "] expected q, k and v all of float8 or all of one dtype of Float, BFloat16, Half, got ",
               q.scalar_type(), ", ", k.scalar_type(), " and ", v.scalar_type());
+  TORCH_CHECK(k.device() == q.device() && v.device() == q.device(), "[", op,
+              "] expected q, k and v on one device, got ", q.device(), ", ", k.device(), " and ", v.device());
   const std::pair<const char*, const Scale&> all[] = {
-      {"d_scale_q", scales.d_q},   {"d_scale_k", scales.d_k},   {"d_scale_v", scales.d_v},
-      {"d_scale_s", scales.d_s},   {"d_scale_do", scales.d_do}, {"d_scale_ds", scales.d_ds},
-      {"q_scale_s", scales.q_s},   {"q_scale_o", scales.q_o},   {"q_scale_ds", scales.q_ds}};
+      {"d_scale_q", scales.d_q}, {"d_scale_k", scales.d_k},   {"d_scale_v", scales.d_v},
+      {"d_scale_s", scales.d_s}, {"d_scale_do", scales.d_do}, {"d_scale_ds", scales.d_ds},
+      {"q_scale_s", scales.q_s}, {"q_scale_o", scales.q_o},   {"q_scale_ds", scales.q_ds}};
   for (const auto& [name, scale] : all) {
     TORCH_CHECK(scale.values.size() <= 1, "[", op, "] expected ", name, " of one element, got ", scale.values.size());
     TORCH_CHECK(scale.none() || fp8, "[", op, "] expected q, k and v of dtype float8 beside ", name, ", got ",
@@ -92,7 +94,8 @@ ForwardOptions forward_options(const char* op, const AttentionInputs& in, const 
   options.dialect = dialect_for(op, in.q);
   options.p_scale = static_cast<float>(value_or(scales.q_s, 1));
   options.o_scale = static_cast<float>(value_or(scales.q_o, 1));
-  options.value_factor = static_cast<float>(value_or(scales.d_v, 1) * undo(scales.d_s, scales.q_s) * in.dropout.scale());
+  options.value_factor =
+      static_cast<float>(value_or(scales.d_v, 1) * undo(scales.d_s, scales.q_s) * in.dropout.scale());
   return options;
 }
 
@@ -182,6 +185,7 @@ void check_backward(const char* op, const Heads& h, const at::Tensor& grad, cons
   check_saved(op, "grad", grad, out_sizes);
   check_saved(op, "fwd_out", fwd_out, out_sizes);
   const auto ok = [](const at::Tensor& t) { return is_high_precision(t.scalar_type()) || is_fp8(t.scalar_type()); };
+  TORCH_CHECK(grad.device() == q.device(), "[", op, "] expected grad on ", q.device(), ", got ", grad.device());
   TORCH_CHECK(ok(grad), "[", op, "] expected grad of dtype Float, BFloat16, Half or float8, got ", grad.scalar_type());
   TORCH_CHECK(scales.d_do.none() || is_fp8(grad.scalar_type()), "[", op,
               "] expected grad of dtype float8 beside d_scale_do, got ", grad.scalar_type());

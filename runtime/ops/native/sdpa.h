@@ -41,9 +41,9 @@ struct SdpaScales {
 /// Tensors only, no arithmetic: sizes and dtypes of the results, for meta tensors too.
 enum class Run { meta, real };
 
-using SdpaResult = std::tuple<at::Tensor, at::Tensor, at::Tensor>;                       // out, P, dm
-using SdpaRecompResult = std::tuple<at::Tensor, at::Tensor, at::Tensor, at::Tensor>;     // out, m, linv, seed
-using Fp8SdpaResult = std::tuple<at::Tensor, at::Tensor, at::Tensor, at::Tensor>;        // out, P, dm, amax_s
+using SdpaResult = std::tuple<at::Tensor, at::Tensor, at::Tensor>;                    // out, P, dm
+using SdpaRecompResult = std::tuple<at::Tensor, at::Tensor, at::Tensor, at::Tensor>;  // out, m, linv, seed
+using Fp8SdpaResult = std::tuple<at::Tensor, at::Tensor, at::Tensor, at::Tensor>;     // out, P, dm, amax_s
 using Fp8SdpaRecompResult =
     std::tuple<at::Tensor, at::Tensor, at::Tensor, at::Tensor, at::Tensor, at::Tensor>;  // ..., seed, amax_s, amax_o
 using SdpaGradients = std::tuple<at::Tensor, at::Tensor, at::Tensor>;                    // dq, dk, dv

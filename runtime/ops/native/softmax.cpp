@@ -84,7 +84,8 @@ at::Tensor softmax_fp8(const at::Tensor& input, int64_t dim, const SoftmaxScales
   const at::Tensor out = softmax_fp8_meta(input, dim, scales, fused_add);
   const auto dialect = device_dialect("softmax_fp8");
   const at::Tensor host = cpu_alias(input.detach());
-  const at::Tensor x = is_fp8(host.scalar_type()) ? host.view(at::kByte).contiguous().view(host.scalar_type()) : host.contiguous();
+  const at::Tensor x =
+      is_fp8(host.scalar_type()) ? host.view(at::kByte).contiguous().view(host.scalar_type()) : host.contiguous();
   const bool adds = fused_add.has_value() && fused_add->defined();
   const at::Tensor add = adds ? cpu_alias(fused_add->detach()).expand(input.sizes()) : at::Tensor();
   const std::int64_t cols = input.dim() == 0 ? 1 : input.size(-1), rows = cols == 0 ? 0 : input.numel() / cols;

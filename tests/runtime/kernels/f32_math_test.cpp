@@ -33,7 +33,8 @@ std::vector<float> chain(const F32View& a, const F32View& b, std::int64_t m, std
     for (std::int64_t j = 0; j < n; ++j) {
       volatile float sum = c[static_cast<std::size_t>(i * n + j)];
       for (std::int64_t p = 0; p < k; ++p) {
-        volatile float product = a.data[i * a.row_stride + p * a.col_stride] * b.data[p * b.row_stride + j * b.col_stride];
+        volatile float product =
+            a.data[i * a.row_stride + p * a.col_stride] * b.data[p * b.row_stride + j * b.col_stride];
         sum = sum + product;
       }
       c[static_cast<std::size_t>(i * n + j)] = sum;
@@ -43,12 +44,15 @@ std::vector<float> chain(const F32View& a, const F32View& b, std::int64_t m, std
 }
 
 TEST(Multiply, IsOneChainOfSumsOnEveryLevel) {
-  const std::int64_t sizes[][3] = {{1, 1, 1}, {5, 7, 3}, {6, 32, 64}, {13, 33, 300}, {7, 65, 513}, {64, 20, 17}, {3, 4, 0}};
+  const std::int64_t sizes[][3] = {{1, 1, 1},    {5, 7, 3},    {6, 32, 64}, {13, 33, 300},
+                                   {7, 65, 513}, {64, 20, 17}, {3, 4, 0}};
   for (const auto& [m, n, k] : sizes) {
-    const auto a = random_values(static_cast<std::size_t>(m * k + 1), 1), b = random_values(static_cast<std::size_t>(n * k + 1), 2);
+    const auto a = random_values(static_cast<std::size_t>(m * k + 1), 1),
+               b = random_values(static_cast<std::size_t>(n * k + 1), 2);
     for (const bool a_turned : {false, true}) {
       for (const bool b_turned : {false, true}) {
-        const F32View av{a.data(), a_turned ? 1 : k, a_turned ? m : 1}, bv{b.data(), b_turned ? 1 : n, b_turned ? k : 1};
+        const F32View av{a.data(), a_turned ? 1 : k, a_turned ? m : 1},
+            bv{b.data(), b_turned ? 1 : n, b_turned ? k : 1};
         const std::vector<float> start = random_values(static_cast<std::size_t>(m * n), 3), zero(start.size(), 0.0f);
         for (const SimdLevel level : levels()) {
           const ScopedSimdLevel scope(level);
@@ -96,7 +100,8 @@ TEST(ExpShifted, SpecialValuesAndEveryLength) {
     for (std::int64_t n = 0; n < 40; ++n) {
       std::vector<float> x(static_cast<std::size_t>(n) + 1, 1.0f);
       exp_shifted(x.data(), n, 1.0f);
-      for (std::int64_t i = 0; i <= n; ++i) EXPECT_EQ(x[static_cast<std::size_t>(i)], 1.0f);  // e^0, and one not touched
+      for (std::int64_t i = 0; i <= n; ++i)
+        EXPECT_EQ(x[static_cast<std::size_t>(i)], 1.0f);  // e^0, and one not touched
     }
     std::vector<float> x = {-INFINITY, INFINITY, NAN, -1e30f, 1e30f, -150.0f};
     exp_shifted(x.data(), 6, 0.0f);

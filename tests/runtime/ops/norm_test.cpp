@@ -8,13 +8,19 @@ namespace {
 struct Types {
   at::ScalarType x, gamma;
 };
-const Types kTypes[] = {{at::kFloat, at::kFloat}, {at::kBFloat16, at::kBFloat16}, {at::kHalf, at::kHalf}, {at::kBFloat16, at::kFloat}, {at::kFloat, at::kHalf}};
+const Types kTypes[] = {{at::kFloat, at::kFloat},
+                        {at::kBFloat16, at::kBFloat16},
+                        {at::kHalf, at::kHalf},
+                        {at::kBFloat16, at::kFloat},
+                        {at::kFloat, at::kHalf}};
 
 TEST(RmsNorm, ForwardAndBackwardAreTheFormula) {
   const double epsilon = 3e-5;
   for (const Types& types : kTypes) {
-    for (const std::vector<std::int64_t>& sizes : {std::vector<std::int64_t>{32, 1, 40}, {8, 2, 2, 4}, {1, 2, 4, 17, 20}, {300, 33}, {7}}) {
-      const at::Tensor x = random_hpu(sizes, types.x, 1), gamma = random_hpu({sizes.back()}, types.gamma, 2), grad = random_hpu(sizes, types.x, 3);
+    for (const std::vector<std::int64_t>& sizes :
+         {std::vector<std::int64_t>{32, 1, 40}, {8, 2, 2, 4}, {1, 2, 4, 17, 20}, {300, 33}, {7}}) {
+      const at::Tensor x = random_hpu(sizes, types.x, 1), gamma = random_hpu({sizes.back()}, types.gamma, 2),
+                       grad = random_hpu(sizes, types.x, 3);
       const at::Tensor x64 = wide(x).requires_grad_(true), g64 = wide(gamma).requires_grad_(true);
       const at::Tensor inverse = 1 / at::sqrt((x64 * x64).mean(-1, true) + epsilon), y = x64 * inverse * g64;
       const auto exact = torch::autograd::grad({y}, {x64, g64}, {wide(grad)});
@@ -54,17 +60,33 @@ TEST(RmsNorm, ViewsZerosAndEmptyInputs) {
   EXPECT_EQ(call("rms_norm", "", {at::zeros({2, 8}, on_hpu()), gamma, 1e-5})[0].cpu().abs().max().item<float>(), 0.0f);
   EXPECT_EQ(call("rms_norm", "", {at::zeros({0, 8}, on_hpu()), gamma, 1e-5})[1].sizes(), at::IntArrayRef({0, 1}));
   const at::Tensor none = at::zeros({0, 8}, on_hpu());
-  EXPECT_EQ(call("rms_norm_backward", "", {none, none, gamma, at::zeros({0, 1}, on_hpu()), true, 0})[1].cpu().abs().max().item<float>(), 0.0f);
+  EXPECT_EQ(call("rms_norm_backward", "", {none, none, gamma, at::zeros({0, 1}, on_hpu()), true, 0})[1]
+                .cpu()
+                .abs()
+                .max()
+                .item<float>(),
+            0.0f);
 }
 
 TEST(RmsNorm, BadArgumentsAreNamed) {
-  const at::Tensor x = at::ones({2, 8}, on_hpu()), gamma = at::ones({8}, on_hpu()), inverse = at::ones({2, 1}, on_hpu());
-  EXPECT_TRUE(throws_with({"[rms_norm]", "gamma [N]", "[7]"}, [&] { call("rms_norm", "", {x, gamma.slice(0, 0, 7), 1e-5}); }));
+  const at::Tensor x = at::ones({2, 8}, on_hpu()), gamma = at::ones({8}, on_hpu()),
+                   inverse = at::ones({2, 1}, on_hpu());
+  EXPECT_TRUE(throws_with({"[rms_norm]", "gamma [N]", "[7]"}, [&] {
+    call("rms_norm", "", {x, gamma.slice(0, 0, 7), 1e-5});
+  }));
   EXPECT_TRUE(throws_with({"[rms_norm]", "Double"}, [&] { call("rms_norm", "", {x.to(at::kDouble), gamma, 1e-5}); }));
-  EXPECT_TRUE(throws_with({"[rms_norm]"}, [&] { call("rms_norm", "", {x.slice(1, 0, 0), gamma.slice(0, 0, 0), 1e-5}); }));
-  EXPECT_TRUE(throws_with({"[rms_norm_backward]", "inverse_rms of"}, [&] { call("rms_norm_backward", "", {x, x, gamma, inverse[0], true, 0}); }));
-  EXPECT_TRUE(throws_with({"[rms_norm_backward]", "grad_in of sizes"}, [&] { call("rms_norm_backward", "", {x[0], x, gamma, inverse, true, 0}); }));
-  EXPECT_TRUE(throws_with({"[rms_norm_backward]", "bwd_mode 0 or 1, got 2"}, [&] { call("rms_norm_backward", "", {x, x, gamma, inverse, true, 2}); }));
+  EXPECT_TRUE(throws_with({"[rms_norm]"}, [&] {
+    call("rms_norm", "", {x.slice(1, 0, 0), gamma.slice(0, 0, 0), 1e-5});
+  }));
+  EXPECT_TRUE(throws_with({"[rms_norm_backward]", "inverse_rms of"}, [&] {
+    call("rms_norm_backward", "", {x, x, gamma, inverse[0], true, 0});
+  }));
+  EXPECT_TRUE(throws_with({"[rms_norm_backward]", "grad_in of sizes"}, [&] {
+    call("rms_norm_backward", "", {x[0], x, gamma, inverse, true, 0});
+  }));
+  EXPECT_TRUE(throws_with({"[rms_norm_backward]", "bwd_mode 0 or 1, got 2"}, [&] {
+    call("rms_norm_backward", "", {x, x, gamma, inverse, true, 2});
+  }));
 }
 
 }  // namespace

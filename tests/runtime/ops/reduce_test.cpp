@@ -12,7 +12,8 @@ TEST(SumFp8, EqualsTheFloatSum) {
   for (const auto type : {kE4M3, kE5M2}) {
     torch::manual_seed(1);
     const at::Tensor host = (at::randn({10, 20, 30}) * 10).to(type), x = host.to(kHpu), values = host.to(at::kFloat);
-    for (const at::IValue& dim : {at::IValue(Dims{0}), at::IValue(Dims{1}), at::IValue(Dims{-1}), at::IValue(Dims{0, 1}), at::IValue(Dims{}), kNone}) {
+    for (const at::IValue& dim : {at::IValue(Dims{0}), at::IValue(Dims{1}), at::IValue(Dims{-1}),
+                                  at::IValue(Dims{0, 1}), at::IValue(Dims{}), kNone}) {
       for (const bool keep : {false, true}) {
         const auto list = dim.isNone() ? Dims{} : dim.toIntVector();
         const at::Tensor exact = at::sum(values, list, keep);
@@ -29,11 +30,16 @@ TEST(SumFp8, EqualsTheFloatSum) {
 
 TEST(SumFp8, OtherInputsAndEdges) {
   const at::Tensor x = random_hpu({3, 4}, at::kBFloat16, 1);
-  EXPECT_TRUE(same_bits(call("sum_fp8", "", {x, Dims{1}, false, code(at::kFloat)})[0], at::sum(x.cpu().to(at::kFloat), Dims{1})));
+  EXPECT_TRUE(same_bits(call("sum_fp8", "", {x, Dims{1}, false, code(at::kFloat)})[0],
+                        at::sum(x.cpu().to(at::kFloat), Dims{1})));
   EXPECT_EQ(call("sum_fp8", "", {x.to(kE4M3).t(), Dims{0}})[0].sizes(), at::IntArrayRef({3}));
-  EXPECT_EQ(values_of(call("sum_fp8", "", {at::empty({0, 4}, on_hpu()).to(kE4M3), Dims{0}})[0]).abs().max().item<double>(), 0.0);
+  EXPECT_EQ(
+      values_of(call("sum_fp8", "", {at::empty({0, 4}, on_hpu()).to(kE4M3), Dims{0}})[0]).abs().max().item<double>(),
+      0.0);
   EXPECT_TRUE(throws_with({"[sum_fp8]", "Int"}, [] { call("sum_fp8", "", {at::ones({2}, on_hpu(at::kInt))}); }));
-  EXPECT_TRUE(throws_with({"[sum_fp8]", "out_dtype", "Long"}, [&] { call("sum_fp8", "", {x, kNone, false, code(at::kLong)}); }));
+  EXPECT_TRUE(throws_with({"[sum_fp8]", "out_dtype", "Long"}, [&] {
+    call("sum_fp8", "", {x, kNone, false, code(at::kLong)});
+  }));
   EXPECT_NE(error_of([&] { call("sum_fp8", "", {x, Dims{2}}); }), "");
 }
 

@@ -134,8 +134,9 @@ at::Tensor one(double v) { return at::full({1}, v, on_hpu()); }
 std::vector<Case> attention_cases(at::ScalarType type) {
   const bool fp8 = c10::isFloat8Type(type);
   const at::Tensor q = at::ones({2, 3, 5, 8}, on_hpu()).to(type), k = at::ones({2, 1, 6, 8}, on_hpu()).to(type),
-                   v = at::ones({2, 1, 6, 4}, on_hpu()).to(type), mask = at::zeros({5, 6}, on_hpu()), out = at::ones({2, 3, 5, 4}, on_hpu()),
-                   p = at::ones({2, 3, 5, 6}, on_hpu()).to(type), stat = at::ones({2, 3, 5, 1}, on_hpu()), seed = at::full({1}, 3, on_hpu(at::kInt)),
+                   v = at::ones({2, 1, 6, 4}, on_hpu()).to(type), mask = at::zeros({5, 6}, on_hpu()),
+                   out = at::ones({2, 3, 5, 4}, on_hpu()), p = at::ones({2, 3, 5, 6}, on_hpu()).to(type),
+                   stat = at::ones({2, 3, 5, 1}, on_hpu()), seed = at::full({1}, 3, on_hpu(at::kInt)),
                    dm = at::ones({2, 3, 5, 6}, on_hpu(at::kChar));
   const at::IValue s = fp8 ? at::IValue(one(2)) : kNone, grad = fp8 ? out.to(kE5M2) : out;
   const double f = fp8 ? 2.0 : 0.0;
@@ -147,18 +148,35 @@ std::vector<Case> attention_cases(at::ScalarType type) {
       cases.push_back({"sdpa_bwd", "", {grad, q, k, v, p, dm, true, drop, 0.5, out}});
       cases.push_back({"sdpa_recomp_bwd", "", {grad, q, k, v, mask, stat, stat, seed, true, drop, 0.5, "fast", out}});
     }
-    cases.push_back({"fp8_sdpa_fwd", "", {q, k, v, mask, drop, 0.5, true, "none", s, s, s, s, kNone, s, true, kNone, "left"}});
-    cases.push_back({"fp8_sdpa_fwd_dropout", "", {q, k, v, mask, drop, 0.5, true, "none", s, s, s, s, s, s, true, kNone, "left"}});
-    cases.push_back({"fp8_sdpa_fwd_dropout_seed", "", {seed, q, k, v, mask, drop, 0.5, true, "none", s, s, s, s, s, s, true, kNone, "left"}});
+    cases.push_back(
+        {"fp8_sdpa_fwd", "", {q, k, v, mask, drop, 0.5, true, "none", s, s, s, s, kNone, s, true, kNone, "left"}});
+    cases.push_back(
+        {"fp8_sdpa_fwd_dropout", "", {q, k, v, mask, drop, 0.5, true, "none", s, s, s, s, s, s, true, kNone, "left"}});
+    cases.push_back({"fp8_sdpa_fwd_dropout_seed",
+                     "",
+                     {seed, q, k, v, mask, drop, 0.5, true, "none", s, s, s, s, s, s, true, kNone, "left"}});
     cases.push_back({"fp8_sdpa_bwd", "", {grad, q, k, v, p, dm, true, drop, 0.5, s, s, s, s, s, s, s, s, true, out}});
-    cases.push_back({"fp8_sdpa_recomp_bwd", "", {grad, q, k, v, mask, stat, stat, seed, true, drop, 0.5, "fast", s, s, s, s, s, s, s, s, true, out}});
+    cases.push_back({"fp8_sdpa_recomp_bwd", "", {grad,   q, k, v, mask, stat, stat, seed, true, drop, 0.5,
+                                                 "fast", s, s, s, s,    s,    s,    s,    s,    true, out}});
     for (const bool backward : {false, true}) {
       for (const char* mode : {"none", "fast"}) {
-        if (!fp8) cases.push_back({"sdpa_recomp_fwd", "", {q, k, v, mask, drop, 0.5, true, backward, mode, kNone, "left"}});
-        if (!fp8) cases.push_back({"sdpa_recomp_fwd_dropout_seed", "", {seed, q, k, v, mask, drop, 0.5, true, backward, mode, kNone, "left"}});
-        cases.push_back({"fp8_sdpa_recomp_fwd", "", {q, k, v, mask, drop, 0.5, true, backward, mode, s, s, s, s, kNone, s, true, true, kNone, "left"}});
-        cases.push_back({"fp8_sdpa_recomp_fwd_non_dropout", "scalar", {q, k, v, mask, drop, 0.5, true, backward, mode, f, f, f, f, f, f, true, true, kNone, "left"}});
-        cases.push_back({"fp8_sdpa_recomp_fwd_dropout_seed", "scalar", {seed, q, k, v, mask, drop, 0.5, true, backward, mode, f, f, f, f, 0.0, f, true, true, kNone, "left"}});
+        if (!fp8)
+          cases.push_back({"sdpa_recomp_fwd", "", {q, k, v, mask, drop, 0.5, true, backward, mode, kNone, "left"}});
+        if (!fp8)
+          cases.push_back({"sdpa_recomp_fwd_dropout_seed",
+                           "",
+                           {seed, q, k, v, mask, drop, 0.5, true, backward, mode, kNone, "left"}});
+        cases.push_back(
+            {"fp8_sdpa_recomp_fwd",
+             "",
+             {q, k, v, mask, drop, 0.5, true, backward, mode, s, s, s, s, kNone, s, true, true, kNone, "left"}});
+        cases.push_back(
+            {"fp8_sdpa_recomp_fwd_non_dropout",
+             "scalar",
+             {q, k, v, mask, drop, 0.5, true, backward, mode, f, f, f, f, f, f, true, true, kNone, "left"}});
+        cases.push_back(
+            {"fp8_sdpa_recomp_fwd_dropout_seed", "scalar", {seed, q, k, v, mask, drop, 0.5,  true, backward, mode,
+                                                            f,    f, f, f, 0.0,  f,    true, true, kNone,    "left"}});
       }
     }
   }
@@ -166,8 +184,9 @@ std::vector<Case> attention_cases(at::ScalarType type) {
 }
 
 std::vector<Case> other_cases() {
-  const at::Tensor x = at::ones({2, 3, 5, 8}, on_hpu(at::kBFloat16)), table = at::ones({1, 1, 9, 8}, on_hpu()), ids = at::zeros({2, 5}, on_hpu(at::kLong)),
-                   gamma = at::ones({8}, on_hpu()), inverse = at::ones({2, 3, 5, 1}, on_hpu());
+  const at::Tensor x = at::ones({2, 3, 5, 8}, on_hpu(at::kBFloat16)), table = at::ones({1, 1, 9, 8}, on_hpu()),
+                   ids = at::zeros({2, 5}, on_hpu(at::kLong)), gamma = at::ones({8}, on_hpu()),
+                   inverse = at::ones({2, 3, 5, 1}, on_hpu());
   return {{"softmax_fp8", "", {x, -1}},
           {"softmax_fp8", "", {x, -1, one(1), one(1), one(1), x}},
           {"softmax_fp8", "Scalar_scales", {x.to(kE4M3), 3, 1.0, 1.0}},
@@ -184,7 +203,8 @@ std::vector<Case> other_cases() {
 
 void expect_meta_agrees(const Case& c) {
   torch::jit::Stack on_meta;
-  for (const auto& value : c.args) on_meta.push_back(value.isTensor() ? at::IValue(value.toTensor().to(at::kMeta)) : value);
+  for (const auto& value : c.args)
+    on_meta.push_back(value.isTensor() ? at::IValue(value.toTensor().to(at::kMeta)) : value);
   const auto real = call(c.name, c.overload, c.args), meta = call(c.name, c.overload, on_meta);
   ASSERT_EQ(real.size(), meta.size()) << c.name;
   for (std::size_t i = 0; i < real.size(); ++i) {
@@ -206,7 +226,9 @@ TEST(AttentionMeta, AgreesWithTheRealOps) {
 TEST(AttentionMeta, RefusesWhatTheRealOnesRefuse) {
   const auto meta = at::TensorOptions(at::kMeta);
   const at::Tensor q = at::empty({2, 3, 5, 8}, meta), k = at::empty({2, 3, 6, 7}, meta);
-  EXPECT_TRUE(throws_with({"[..., S, D]"}, [&] { call("sdpa_fwd", "", {q, k, k, kNone, 0.0, 1.0, false, "none", kNone, "left"}); }));
+  EXPECT_TRUE(throws_with({"[..., S, D]"}, [&] {
+    call("sdpa_fwd", "", {q, k, k, kNone, 0.0, 1.0, false, "none", kNone, "left"});
+  }));
   EXPECT_TRUE(throws_with({"must be of torch.bfloat16"}, [&] { call("softmax_fp8", "", {q, -1}); }));
   EXPECT_TRUE(throws_with({"gamma [N]"}, [&] { call("rms_norm", "", {q, k, 1e-5}); }));
   EXPECT_TRUE(throws_with({"columns"}, [&] { call("rotary_pos_embedding", "", {q, k, k, kNone, 0, 0}); }));

@@ -13,7 +13,7 @@ const at::IValue kNone;
 
 at::Tensor one(double v) { return at::full({1}, v, on_hpu()); }
 
-/// q, k, v as codes with their dequantization multipliers; 2^-3 each.
+/// q, k, v as codes with their dequantization multipliers, and P's multiplier into codes.
 struct Codes {
   at::Tensor q, k, v;
   double d_q = 0.125, d_k = 0.25, d_v = 0.5, q_s = 128, scale = 0.35;
@@ -66,14 +66,15 @@ TEST_P(Fp8Sdpa, ForwardIsTheFormula) {
     Codes c(f.q, f.k, f.v, type());
     for (const double q_s : {128.0, 300.0}) {  // 300 saturates on gaudi2
       const auto r = call("fp8_sdpa_fwd", "",
-                          {c.q, c.k, c.v, kNone, 0.0, c.scale, f.causal, "none", one(c.d_q), one(c.d_k), one(c.d_v), one(q_s),
-                           kNone, one(1 / q_s), true, kNone, "left"});
+                          {c.q, c.k, c.v, kNone, 0.0, c.scale, f.causal, "none", one(c.d_q), one(c.d_k), one(c.d_v),
+                           one(q_s), kNone, one(1 / q_s), true, kNone, "left"});
       ASSERT_EQ(r.size(), 4u);
       EXPECT_EQ(r[0].scalar_type(), at::kBFloat16);
       EXPECT_EQ(r[1].scalar_type(), type());
       const at::Tensor p = c.p64(mask_of(f));
       expect_codes_of(r[1], p, q_s, max(), f.name);
-      const at::Tensor cast = values_of(r[1]) * (static_cast<double>(static_cast<float>(1 / q_s)) * c.d_v), v = wide(c.v);
+      const at::Tensor cast = values_of(r[1]) * (static_cast<double>(static_cast<float>(1 / q_s)) * c.d_v),
+                       v = wide(c.v);
       expect_rounded(r[0], at::matmul(cast, v), at::matmul(cast, v.abs()), f.name);
       EXPECT_NEAR(r[3].item<float>(), p.max().item<double>(), 1e-5);
       EXPECT_EQ(r[3].sizes(), at::IntArrayRef({1}));
@@ -85,8 +86,9 @@ TEST_P(Fp8Sdpa, TheRecomputingFormGivesTheSame) {
   const DeviceKindScope scope(std::get<1>(GetParam()));
   for (const Form& f : kForms) {
     Codes c(f.q, f.k, f.v, type());
-    const at::Tensor p = c.p64(mask_of(f)), cast = rounded_fp8(p * c.q_s, type() == kE5M2, max()) * (c.d_v / c.q_s), v = wide(c.v),
-                     exact = at::matmul(cast, v), step = at::matmul(p, v.abs()) * c.d_v * (type() == kE5M2 ? 0.25 : 0.125) / 50;
+    const at::Tensor p = c.p64(mask_of(f)), cast = rounded_fp8(p * c.q_s, type() == kE5M2, max()) * (c.d_v / c.q_s),
+                     v = wide(c.v), exact = at::matmul(cast, v),
+                     step = at::matmul(p, v.abs()) * c.d_v * (type() == kE5M2 ? 0.25 : 0.125) / 50;
     const auto r = call("fp8_sdpa_recomp_fwd", "",
                         {c.q, c.k, c.v, kNone, 0.0, c.scale, f.causal, true, "none", one(c.d_q), one(c.d_k), one(c.d_v),
                          one(c.q_s), kNone, kNone, true, true, kNone, "left"});  // no d_scale_s: 1 / q_scale_s
@@ -104,26 +106,28 @@ TEST_P(Fp8Sdpa, OutputsInFp8AreScaledAndSaturate) {
   Codes c({2, 3, 9, 16}, {2, 3, 13, 16}, {2, 3, 13, 8}, type());
   for (const double q_o : {64.0, 1e6}) {
     const auto fwd = call("fp8_sdpa_fwd", "",
-                          {c.q, c.k, c.v, kNone, 0.0, c.scale, false, "none", one(c.d_q), one(c.d_k), one(c.d_v), one(c.q_s),
-                           one(q_o), kNone, false, kNone, "left"});
+                          {c.q, c.k, c.v, kNone, 0.0, c.scale, false, "none", one(c.d_q), one(c.d_k), one(c.d_v),
+                           one(c.q_s), one(q_o), kNone, false, kNone, "left"});
     EXPECT_EQ(fwd[0].scalar_type(), type());
     EXPECT_EQ(fwd[3].item<float>(), 0.0f);
     const at::Tensor o = at::matmul(values_of(fwd[1]) / c.q_s * c.d_v, wide(c.v)).contiguous();
     const auto got = codes_of(fwd[0]);
     for (std::size_t i = 0; i < got.size(); ++i) {
       const double v = o.const_data_ptr<double>()[i] * q_o;
-      const int a = code_of(v * (1 - 1e-5), type() == kE5M2, max()), b = code_of(v * (1 + 1e-5), type() == kE5M2, max());
+      const int a = code_of(v * (1 - 1e-5), type() == kE5M2, max()),
+                b = code_of(v * (1 + 1e-5), type() == kE5M2, max());
       ASSERT_TRUE(got[i] == a || got[i] == b) << v;
     }
     const auto recomp = call("fp8_sdpa_recomp_fwd", "scalar",
-                             {c.q, c.k, c.v, kNone, 0.0, c.scale, false, false, "none", c.d_q, c.d_k, c.d_v, c.q_s, q_o, 0.0,
-                              false, false, kNone, "left"});
+                             {c.q, c.k, c.v, kNone, 0.0, c.scale, false, false, "none", c.d_q, c.d_k, c.d_v, c.q_s, q_o,
+                              0.0, false, false, kNone, "left"});
     EXPECT_TRUE(same_bits(recomp[0], fwd[0]));
   }
 }
 
 INSTANTIATE_TEST_SUITE_P(All, Fp8Sdpa,
-                         ::testing::Combine(::testing::Values(kE4M3, kE5M2), ::testing::Values(DeviceKind::gaudi2, DeviceKind::gaudi3)),
+                         ::testing::Combine(::testing::Values(kE4M3, kE5M2),
+                                            ::testing::Values(DeviceKind::gaudi2, DeviceKind::gaudi3)),
                          [](const auto& info) {
                            return std::string(std::get<0>(info.param) == kE4M3 ? "E4M3_" : "E5M2_") +
                                   runtime::name_of(std::get<1>(info.param));
@@ -132,17 +136,21 @@ INSTANTIATE_TEST_SUITE_P(All, Fp8Sdpa,
 TEST(Fp8SdpaForms, TensorAndScalarScalesAreOne) {
   Codes c({2, 3, 9, 16}, {2, 3, 13, 16}, {2, 3, 13, 8}, kE4M3);
   const auto scalar = call("fp8_sdpa_recomp_fwd", "scalar",
-                           {c.q, c.k, c.v, kNone, 0.0, c.scale, true, true, "none", c.d_q, c.d_k, c.d_v, c.q_s, 0.0, 1 / c.q_s, true, true, kNone, "left"});
-  const auto tensor = call("fp8_sdpa_recomp_fwd", "",
-                           {c.q, c.k, c.v, kNone, 0.0, c.scale, true, true, "none", one(c.d_q), one(c.d_k), one(c.d_v), one(c.q_s),
-                            at::empty({0}, on_hpu()), one(1 / c.q_s), true, true, kNone, "left"});  // an empty scale is none
+                           {c.q, c.k, c.v, kNone, 0.0, c.scale, true, true, "none", c.d_q, c.d_k, c.d_v, c.q_s, 0.0,
+                            1 / c.q_s, true, true, kNone, "left"});
+  const auto tensor =
+      call("fp8_sdpa_recomp_fwd", "",
+           {c.q, c.k, c.v, kNone, 0.0, c.scale, true, true, "none", one(c.d_q), one(c.d_k), one(c.d_v), one(c.q_s),
+            at::empty({0}, on_hpu()), one(1 / c.q_s), true, true, kNone, "left"});  // an empty scale is none
   for (std::size_t i = 0; i < scalar.size(); ++i) EXPECT_TRUE(same_bits(scalar[i], tensor[i])) << i;
   EXPECT_EQ(scalar[0].scalar_type(), at::kBFloat16);
 }
 
 TEST(Fp8SdpaForms, WithoutScalesTheMultipliersAreOne) {
   Codes c({1, 2, 5, 8}, {1, 2, 6, 8}, {1, 2, 6, 8}, kE4M3);
-  const auto r = call("fp8_sdpa_fwd", "", {c.q, c.k, c.v, kNone, 0.0, 0.01, false, "none", kNone, kNone, kNone, kNone, kNone, kNone, false, kNone, "left"});
+  const auto r = call(
+      "fp8_sdpa_fwd", "",
+      {c.q, c.k, c.v, kNone, 0.0, 0.01, false, "none", kNone, kNone, kNone, kNone, kNone, kNone, false, kNone, "left"});
   expect_codes_of(r[1], probabilities(wide(c.q), wide(c.k), 0.01), 1, 448, "P");
   const at::Tensor p = values_of(r[1]), v = wide(c.v);
   expect_rounded(r[0], at::matmul(p, v), at::matmul(p, v.abs()), "out");
@@ -150,14 +158,19 @@ TEST(Fp8SdpaForms, WithoutScalesTheMultipliersAreOne) {
 
 TEST(Fp8SdpaForms, MeasuringInHighPrecision) {  // what a measurement calls: no scales, amax wanted
   for (const auto type : {at::kBFloat16, at::kFloat}) {
-    const at::Tensor q = random_hpu({2, 3, 9, 8}, type, 1), k = random_hpu({2, 3, 9, 8}, type, 2), v = random_hpu({2, 3, 9, 8}, type, 3);
-    const at::Tensor p = probabilities(wide(q), wide(k), 0.4, causal_mask(9, 9)), out = at::matmul(p, wide(v)), magnitude = at::matmul(p, wide(v).abs());
-    const auto fwd = call("fp8_sdpa_fwd", "", {q, k, v, kNone, 0.0, 0.4, true, "fast", kNone, kNone, kNone, kNone, kNone, kNone, true, kNone, "left"});
+    const at::Tensor q = random_hpu({2, 3, 9, 8}, type, 1), k = random_hpu({2, 3, 9, 8}, type, 2),
+                     v = random_hpu({2, 3, 9, 8}, type, 3);
+    const at::Tensor p = probabilities(wide(q), wide(k), 0.4, causal_mask(9, 9)), out = at::matmul(p, wide(v)),
+                     magnitude = at::matmul(p, wide(v).abs());
+    const auto fwd =
+        call("fp8_sdpa_fwd", "",
+             {q, k, v, kNone, 0.0, 0.4, true, "fast", kNone, kNone, kNone, kNone, kNone, kNone, true, kNone, "left"});
     EXPECT_EQ(fwd[1].scalar_type(), type);
     expect_rounded(fwd[0], out, magnitude, "out");
     EXPECT_NEAR(fwd[3].item<float>(), 1.0, 1e-6);  // the first row sees one key
     const auto recomp = call("fp8_sdpa_recomp_fwd", "",
-                             {q, k, v, kNone, 0.0, 0.4, true, false, "fast", kNone, kNone, kNone, kNone, kNone, kNone, true, true, kNone, "left"});
+                             {q, k, v, kNone, 0.0, 0.4, true, false, "fast", kNone, kNone, kNone, kNone, kNone, kNone,
+                              true, true, kNone, "left"});
     expect_rounded(recomp[0], out, magnitude, "out");
     EXPECT_NEAR(recomp[5].item<float>(), out.abs().max().item<double>(), 1e-5);
     EXPECT_EQ(recomp[1].sizes(), at::IntArrayRef({1}));
@@ -168,7 +181,8 @@ TEST(Fp8SdpaForms, MasksPaddingAndDropout) {
   Codes c({2, 2, 9, 16}, {2, 2, 9, 16}, {2, 2, 9, 16}, kE4M3);
   const at::Tensor lengths = at::tensor({4, 0}, at::kInt).to(kHpu), seed = at::full({1}, 5, on_hpu(at::kInt));
   const auto r = call("fp8_sdpa_fwd_dropout_seed", "",
-                      {seed, c.q, c.k, c.v, kNone, 0.25, c.scale, true, "none", one(c.d_q), one(c.d_k), one(c.d_v), one(c.q_s), kNone, kNone, true, lengths, "left"});
+                      {seed, c.q, c.k, c.v, kNone, 0.25, c.scale, true, "none", one(c.d_q), one(c.d_k), one(c.d_v),
+                       one(c.q_s), kNone, kNone, true, lengths, "left"});
   const at::Tensor p = c.p64(causal_mask(9, 9) + padding_mask({4, 0}, 9, true).unsqueeze(1));
   expect_codes_of(r[1], p, c.q_s, 448, "P");
   const at::Tensor dropped = values_of(r[1]) * r[2].cpu().to(at::kDouble) * (c.d_v / c.q_s / 0.75), v = wide(c.v);
@@ -177,15 +191,18 @@ TEST(Fp8SdpaForms, MasksPaddingAndDropout) {
 }
 
 /// The backward formulas on given P (values, after its dequantization), dS cast with ds_scale into E5M2.
-std::vector<at::Tensor> backward(const Codes& c, const at::Tensor& p, const at::Tensor& p_for_dv, const at::Tensor& grad, double q_ds, double* amax) {
+std::vector<at::Tensor> backward(const Codes& c, const at::Tensor& p, const at::Tensor& p_for_dv,
+                                 const at::Tensor& grad, double q_ds, double* amax) {
   const at::Tensor q = wide(c.q) * c.d_q, k = wide(c.k) * c.d_k, v = wide(c.v) * c.d_v;
   const at::Tensor dp = at::matmul(grad, v.transpose(-2, -1)), ds = p * (dp - (p * dp).sum(-1, true));
   *amax = ds.abs().max().item<double>();
   const at::Tensor cast = rounded_fp8(ds * q_ds, true, 57344) / q_ds;
-  return {at::matmul(cast, k) * c.scale, at::matmul(cast.transpose(-2, -1), q) * c.scale, at::matmul(p_for_dv.transpose(-2, -1), grad)};
+  return {at::matmul(cast, k) * c.scale, at::matmul(cast.transpose(-2, -1), q) * c.scale,
+          at::matmul(p_for_dv.transpose(-2, -1), grad)};
 }
 
-void expect_gradients(const std::vector<at::Tensor>& got, const std::vector<at::Tensor>& exact, double amax, double tolerance, const char* what) {
+void expect_gradients(const std::vector<at::Tensor>& got, const std::vector<at::Tensor>& exact, double amax,
+                      double tolerance, const char* what) {
   for (std::size_t i = 0; i < 3; ++i) {
     EXPECT_EQ(got[i].scalar_type(), at::kBFloat16);
     const double size = exact[i].abs().max().item<double>();
@@ -198,13 +215,15 @@ TEST(Fp8SdpaBackward, IsTheFormula) {
   for (const auto type : {kE4M3, kE5M2}) {
     Codes c({2, 2, 20, 16}, {2, 2, 24, 16}, {2, 2, 24, 8}, type);
     const at::Tensor p = c.p64(causal_mask(20, 24)), p8 = hpu((p * 128).to(at::kFloat)).to(type);
-    const at::Tensor grad = random_codes({2, 2, 20, 8}, kE5M2, 4), out = at::zeros({2, 2, 20, 8}, on_hpu(at::kBFloat16));
+    const at::Tensor grad = random_codes({2, 2, 20, 8}, kE5M2, 4),
+                     out = at::zeros({2, 2, 20, 8}, on_hpu(at::kBFloat16));
     const double d_do = 0.25, q_ds = 64;
     const at::Tensor p64 = values_of(p8) / 128;
     for (const bool undo : {false, true}) {  // d_scale_ds given, or 1 / q_scale_ds
-      const auto got = call("fp8_sdpa_bwd", "",
-                            {grad, c.q, c.k, c.v, p8, kNone, true, 0.0, c.scale, one(c.d_q), one(c.d_k), one(c.d_v), one(1.0 / 128), one(d_do),
-                             undo ? kNone : at::IValue(one(1 / q_ds)), kNone, one(q_ds), true, out});
+      const auto got =
+          call("fp8_sdpa_bwd", "",
+               {grad, c.q, c.k, c.v, p8, kNone, true, 0.0, c.scale, one(c.d_q), one(c.d_k), one(c.d_v), one(1.0 / 128),
+                one(d_do), undo ? kNone : at::IValue(one(1 / q_ds)), kNone, one(q_ds), true, out});
       double amax = 0;
       const auto exact = backward(c, p64, p64, wide(grad) * d_do, q_ds, &amax);
       expect_gradients(got, exact, amax, 0x1p-8, "P given");
@@ -217,27 +236,32 @@ TEST(Fp8SdpaBackward, RecomputesFromTheStatistics) {
   const at::Tensor grad = random_codes({2, 2, 20, 8}, kE5M2, 4);
   const double d_do = 0.25, q_ds = 64;
   const auto saved = call("fp8_sdpa_recomp_fwd", "",
-                          {c.q, c.k, c.v, kNone, 0.0, c.scale, true, true, "none", one(c.d_q), one(c.d_k), one(c.d_v), one(c.q_s), kNone, kNone, false, false, kNone, "left"});
-  const at::Tensor s = at::matmul(wide(c.q), wide(c.k).transpose(-2, -1)) * (c.scale * c.d_q * c.d_k) + causal_mask(20, 24),
+                          {c.q, c.k, c.v, kNone, 0.0, c.scale, true, true, "none", one(c.d_q), one(c.d_k), one(c.d_v),
+                           one(c.q_s), kNone, kNone, false, false, kNone, "left"});
+  const at::Tensor s = at::matmul(wide(c.q), wide(c.k).transpose(-2, -1)) * (c.scale * c.d_q * c.d_k) +
+                       causal_mask(20, 24),
                    p = at::exp(s - wide(saved[1])) * wide(saved[2]);  // with m and linv as they were stored
-  const auto got = call("fp8_sdpa_recomp_bwd", "",
-                        {grad, c.q, c.k, c.v, kNone, saved[1], saved[2], kNone, true, 0.0, c.scale, "none", one(c.d_q), one(c.d_k), one(c.d_v),
-                         kNone, one(d_do), kNone, one(c.q_s), one(q_ds), true, saved[0]});
+  const auto got = call(
+      "fp8_sdpa_recomp_bwd", "",
+      {grad,   c.q,        c.k,        c.v,        kNone, saved[1],  saved[2], kNone,      true,      0.0,  c.scale,
+       "none", one(c.d_q), one(c.d_k), one(c.d_v), kNone, one(d_do), kNone,    one(c.q_s), one(q_ds), true, saved[0]});
   double amax = 0;
   const auto exact = backward(c, p, rounded_fp8(p * c.q_s, false, 448) / c.q_s, wide(grad) * d_do, q_ds, &amax);
   expect_gradients(got, exact, amax, 0x1p-8, "recomputed");
 }
 
 TEST(Fp8SdpaBackward, HighPrecisionHasNoCasts) {
-  const at::Tensor q = random_hpu({2, 3, 9, 8}, at::kFloat, 1), k = random_hpu({2, 3, 9, 8}, at::kFloat, 2), v = random_hpu({2, 3, 9, 8}, at::kFloat, 3),
-                   grad = random_hpu({2, 3, 9, 8}, at::kFloat, 4);
+  const at::Tensor q = random_hpu({2, 3, 9, 8}, at::kFloat, 1), k = random_hpu({2, 3, 9, 8}, at::kFloat, 2),
+                   v = random_hpu({2, 3, 9, 8}, at::kFloat, 3), grad = random_hpu({2, 3, 9, 8}, at::kFloat, 4);
   const auto saved = call("sdpa_fwd", "", {q, k, v, kNone, 0.0, 0.4, true, "none", kNone, "left"});
   const auto got = call("fp8_sdpa_bwd", "",
-                        {grad, q, k, v, saved[1], kNone, true, 0.0, 0.4, kNone, kNone, kNone, kNone, kNone, kNone, kNone, kNone, true, saved[0]});
-  const at::Tensor q64 = wide(q).requires_grad_(true), k64 = wide(k).requires_grad_(true), v64 = wide(v).requires_grad_(true),
-                   p = probabilities(q64, k64, 0.4, causal_mask(9, 9));
+                        {grad, q, k, v, saved[1], kNone, true, 0.0, 0.4, kNone, kNone, kNone, kNone, kNone, kNone,
+                         kNone, kNone, true, saved[0]});
+  const at::Tensor q64 = wide(q).requires_grad_(true), k64 = wide(k).requires_grad_(true),
+                   v64 = wide(v).requires_grad_(true), p = probabilities(q64, k64, 0.4, causal_mask(9, 9));
   const auto exact = torch::autograd::grad({at::matmul(p, v64)}, {q64, k64, v64}, {wide(grad)});
-  const at::Tensor dp = at::matmul(wide(grad), wide(v).transpose(-2, -1)), pd = p.detach(), ds = pd * (dp - (pd * dp).sum(-1, true));
+  const at::Tensor dp = at::matmul(wide(grad), wide(v).transpose(-2, -1)), pd = p.detach(),
+                   ds = pd * (dp - (pd * dp).sum(-1, true));
   expect_gradients(got, exact, ds.abs().max().item<double>(), 0x1p-8, "f32");
 }
 
@@ -245,11 +269,17 @@ TEST(Fp8SdpaRefusals, NameTheArgument) {
   Codes c({1, 2, 5, 8}, {1, 2, 6, 8}, {1, 2, 6, 8}, kE4M3);
   const at::Tensor bf16 = at::ones({1, 2, 5, 8}, on_hpu(at::kBFloat16));
   const auto fwd = [&](const at::Tensor& q, const at::Tensor& k, const at::IValue& d_q, const at::IValue& q_s) {
-    return [=, &c] { call("fp8_sdpa_fwd", "", {q, k, k, kNone, 0.0, 1.0, false, "none", d_q, kNone, kNone, q_s, kNone, kNone, false, kNone, "left"}); };
+    return [=, &c] {
+      call("fp8_sdpa_fwd", "",
+           {q, k, k, kNone, 0.0, 1.0, false, "none", d_q, kNone, kNone, q_s, kNone, kNone, false, kNone, "left"});
+    };
   };
-  EXPECT_TRUE(throws_with({"[hpu::fp8_sdpa_fwd]", "float8 beside q_scale_s", "BFloat16"}, fwd(bf16, bf16, kNone, one(2))));
-  EXPECT_TRUE(throws_with({"[hpu::fp8_sdpa_fwd]", "all of float8", "Float8_e4m3fn, BFloat16"}, fwd(c.q, bf16, kNone, kNone)));
-  EXPECT_TRUE(throws_with({"[hpu::fp8_sdpa_fwd]", "d_scale_q of one element, got 2"}, fwd(c.q, c.k, at::ones({2}, on_hpu()), kNone)));
+  EXPECT_TRUE(
+      throws_with({"[hpu::fp8_sdpa_fwd]", "float8 beside q_scale_s", "BFloat16"}, fwd(bf16, bf16, kNone, one(2))));
+  EXPECT_TRUE(
+      throws_with({"[hpu::fp8_sdpa_fwd]", "all of float8", "Float8_e4m3fn, BFloat16"}, fwd(c.q, bf16, kNone, kNone)));
+  EXPECT_TRUE(throws_with({"[hpu::fp8_sdpa_fwd]", "d_scale_q of one element, got 2"},
+                          fwd(c.q, c.k, at::ones({2}, on_hpu()), kNone)));
   EXPECT_NE(error_of(fwd(c.q, c.k, at::ones({1}, on_hpu(at::kInt)), kNone)), "");
   const DeviceKindScope scope(DeviceKind::gaudi);
   EXPECT_NE(error_of(fwd(c.q, c.k, kNone, kNone)), "");  // the first generation has no fp8

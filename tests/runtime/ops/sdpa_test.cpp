@@ -14,9 +14,9 @@ struct Case {
   const char* name;
   Sizes q, k, v;
   bool causal = false;
-  Sizes mask = {};       ///< sizes; empty: none
+  Sizes mask = {};  ///< sizes; empty: none
   bool bool_mask = false;
-  Sizes valid = {};      ///< valid_seq_len
+  Sizes valid = {};  ///< valid_seq_len
   const char* padding = "left";
 };
 
@@ -58,9 +58,11 @@ void make_mask(const Case& c, Problem& p) {
   if (c.causal) p.mask64 = p.mask64 + causal_mask(queries, keys);
   if (!c.mask.empty()) {
     torch::manual_seed(5);
-    const at::Tensor seen = at::rand(c.mask) > 0.3, addend = at::where(seen, at::randn(c.mask), at::full(c.mask, -HUGE_VAL, at::kFloat));
+    const at::Tensor seen = at::rand(c.mask) > 0.3,
+                     addend = at::where(seen, at::randn(c.mask), at::full(c.mask, -HUGE_VAL, at::kFloat));
     p.mask = (c.bool_mask ? seen : addend).to(kHpu);
-    p.mask64 = p.mask64 + (c.bool_mask ? at::zeros(c.mask, at::kDouble).masked_fill(seen.logical_not(), -HUGE_VAL) : addend.to(at::kDouble));
+    p.mask64 = p.mask64 + (c.bool_mask ? at::zeros(c.mask, at::kDouble).masked_fill(seen.logical_not(), -HUGE_VAL)
+                                       : addend.to(at::kDouble));
   }
   if (!c.valid.empty()) {
     p.lengths = at::tensor(c.valid, at::kLong).to(at::kInt).to(kHpu);
@@ -92,7 +94,8 @@ class Sdpa : public ::testing::TestWithParam<at::ScalarType> {};
 TEST_P(Sdpa, ForwardIsTheFormula) {
   for (const Case& c : kCases) {
     const Problem p = make(c, GetParam());
-    const auto r = call("sdpa_fwd", "", {p.q, p.k, p.v, p.mask_arg(), 0.0, p.scale, c.causal, "none", p.lengths_arg(), c.padding});
+    const auto r =
+        call("sdpa_fwd", "", {p.q, p.k, p.v, p.mask_arg(), 0.0, p.scale, c.causal, "none", p.lengths_arg(), c.padding});
     ASSERT_EQ(r.size(), 3u);
     for (int i = 0; i < 2; ++i) EXPECT_EQ(r[i].scalar_type(), GetParam());
     EXPECT_EQ(r[2].scalar_type(), at::kChar);
@@ -102,7 +105,9 @@ TEST_P(Sdpa, ForwardIsTheFormula) {
     const at::Tensor magnitude = p.p64.defined() ? at::matmul(p.p64, p.v64.abs()).detach() : zero;
     expect_rounded(r[0], p.out64.detach(), magnitude, c.name);
     for (const bool requires_backward : {false, true}) {
-      const auto again = call("sdpa_recomp_fwd", "", {p.q, p.k, p.v, p.mask_arg(), 0.0, p.scale, c.causal, requires_backward, "none", p.lengths_arg(), c.padding});
+      const auto again = call(
+          "sdpa_recomp_fwd", "",
+          {p.q, p.k, p.v, p.mask_arg(), 0.0, p.scale, c.causal, requires_backward, "none", p.lengths_arg(), c.padding});
       expect_rounded(again[0], p.out64.detach(), magnitude, c.name);
     }
   }
@@ -119,7 +124,9 @@ TEST_P(Sdpa, StatisticsGiveProbabilities) {
     const Problem p = make(c, GetParam());
     if (!p.p64.defined()) continue;
     for (const char* mode : {"none", "fast"}) {
-      const auto r = call("sdpa_recomp_fwd", "", {p.q, p.k, p.v, p.mask_arg(), 0.0, p.scale, c.causal, true, mode, p.lengths_arg(), c.padding});
+      const auto r =
+          call("sdpa_recomp_fwd", "",
+               {p.q, p.k, p.v, p.mask_arg(), 0.0, p.scale, c.causal, true, mode, p.lengths_arg(), c.padding});
       const bool narrow = std::string(mode) == "fast" && GetParam() == at::kBFloat16;
       EXPECT_EQ(r[1].scalar_type(), GetParam());
       EXPECT_EQ(r[2].scalar_type(), narrow ? at::kBFloat16 : at::kFloat);
@@ -129,7 +136,8 @@ TEST_P(Sdpa, StatisticsGiveProbabilities) {
       sizes.back() = 1;
       EXPECT_EQ(r[1].sizes(), at::IntArrayRef(sizes));
       EXPECT_EQ(r[2].sizes(), at::IntArrayRef(sizes));
-      EXPECT_TRUE(at::allclose(from_stats(p, r[1], r[2]), p.p64.detach(), narrow ? 0x1p-8 : 2e-6, 1e-30)) << c.name << " " << mode;
+      EXPECT_TRUE(at::allclose(from_stats(p, r[1], r[2]), p.p64.detach(), narrow ? 0x1p-8 : 2e-6, 1e-30))
+          << c.name << " " << mode;
     }
   }
 }
@@ -156,8 +164,11 @@ TEST_P(Sdpa, BackwardIsTheGradient) {
     const auto exact = gradients(p, p.grad);
     const auto r = call("sdpa_fwd", "", {p.q, p.k, p.v, p.mask_arg(), 0.0, p.scale, c.causal, "none", kNone, "left"});
     const auto got = call("sdpa_bwd", "", {p.grad, p.q, p.k, p.v, r[1], kNone, c.causal, 0.0, p.scale, r[0]});
-    const auto saved = call("sdpa_recomp_fwd", "", {p.q, p.k, p.v, p.mask_arg(), 0.0, p.scale, c.causal, true, "none", kNone, "left"});
-    const auto again = call("sdpa_recomp_bwd", "", {p.grad, p.q, p.k, p.v, p.mask_arg(), saved[1], saved[2], kNone, c.causal, 0.0, p.scale, "none", saved[0]});
+    const auto saved =
+        call("sdpa_recomp_fwd", "", {p.q, p.k, p.v, p.mask_arg(), 0.0, p.scale, c.causal, true, "none", kNone, "left"});
+    const auto again = call(
+        "sdpa_recomp_bwd", "",
+        {p.grad, p.q, p.k, p.v, p.mask_arg(), saved[1], saved[2], kNone, c.causal, 0.0, p.scale, "none", saved[0]});
     for (std::size_t i = 0; i < 3; ++i) {
       EXPECT_EQ(got[i].scalar_type(), GetParam());
       expect_near(got[i], exact[i], relative, std::string(c.name) + ", gradient " + std::to_string(i));
@@ -170,8 +181,10 @@ INSTANTIATE_TEST_SUITE_P(All, Sdpa, ::testing::Values(at::kFloat, at::kBFloat16,
                          [](const auto& info) { return c10::toString(info.param); });
 
 TEST(SdpaForms, ViewsGiveTheirValues) {
-  const at::Tensor q = random_hpu({2, 9, 3, 8}, at::kBFloat16, 1).transpose(1, 2), k = random_hpu({2, 3, 8, 9}, at::kBFloat16, 2).transpose(2, 3),
-                   v = random_hpu({2, 3, 18, 8}, at::kBFloat16, 3).slice(2, 0, 18, 2), mask = random_hpu({9, 9}, at::kBFloat16, 4).t();
+  const at::Tensor q = random_hpu({2, 9, 3, 8}, at::kBFloat16, 1).transpose(1, 2),
+                   k = random_hpu({2, 3, 8, 9}, at::kBFloat16, 2).transpose(2, 3),
+                   v = random_hpu({2, 3, 18, 8}, at::kBFloat16, 3).slice(2, 0, 18, 2),
+                   mask = random_hpu({9, 9}, at::kBFloat16, 4).t();
   const at::Tensor p = probabilities(wide(q), wide(k), 0.5, wide(mask)), exact = at::matmul(p, wide(v));
   expect_rounded(call("sdpa_recomp_fwd", "", {q, k, v, mask, 0.0, 0.5, false, false, "none", kNone, "left"})[0], exact,
                  at::matmul(p, wide(v).abs()), "views");
@@ -179,7 +192,8 @@ TEST(SdpaForms, ViewsGiveTheirValues) {
 
 TEST(SdpaForms, TheBitsDoNotDependOnTheThreads) {
   const int before = kernels::num_threads();
-  const at::Tensor q = random_hpu({1, 4, 200, 32}, at::kFloat, 1), k = random_hpu({1, 2, 200, 32}, at::kFloat, 2).repeat_interleave(2, 1),
+  const at::Tensor q = random_hpu({1, 4, 200, 32}, at::kFloat, 1),
+                   k = random_hpu({1, 2, 200, 32}, at::kFloat, 2).repeat_interleave(2, 1),
                    v = random_hpu({1, 4, 200, 32}, at::kFloat, 3), grad = random_hpu({1, 4, 200, 32}, at::kFloat, 4);
   std::vector<std::vector<at::Tensor>> results;
   for (const int threads : {1, 3, 8}) {
@@ -196,7 +210,8 @@ TEST(SdpaForms, TheBitsDoNotDependOnTheThreads) {
 }
 
 TEST(SdpaForms, RowsThatSeeNothingGiveZerosAndNoGradient) {
-  const at::Tensor q = random_hpu({1, 1, 3, 8}, at::kFloat, 1), k = random_hpu({1, 1, 4, 8}, at::kFloat, 2), v = random_hpu({1, 1, 4, 8}, at::kFloat, 3);
+  const at::Tensor q = random_hpu({1, 1, 3, 8}, at::kFloat, 1), k = random_hpu({1, 1, 4, 8}, at::kFloat, 2),
+                   v = random_hpu({1, 1, 4, 8}, at::kFloat, 3);
   at::Tensor seen = at::ones({3, 4}, at::kBool);
   seen[1].fill_(false);
   const at::Tensor mask = seen.to(kHpu), grad = at::ones({1, 1, 3, 8}, on_hpu());
@@ -209,7 +224,8 @@ TEST(SdpaForms, RowsThatSeeNothingGiveZerosAndNoGradient) {
 }
 
 TEST(SdpaForms, ALargeNegativeMaskIsAValueNotAWall) {
-  const at::Tensor q = random_hpu({1, 1, 1, 8}, at::kFloat, 1), k = random_hpu({1, 1, 4, 8}, at::kFloat, 2), v = random_hpu({1, 1, 4, 8}, at::kFloat, 3);
+  const at::Tensor q = random_hpu({1, 1, 1, 8}, at::kFloat, 1), k = random_hpu({1, 1, 4, 8}, at::kFloat, 2),
+                   v = random_hpu({1, 1, 4, 8}, at::kFloat, 3);
   const at::Tensor mask = at::full({1, 4}, -1e9f, on_hpu());  // swallows the scores: every key alike
   const at::Tensor out = call("sdpa_recomp_fwd", "", {q, k, v, mask, 0.0, 0.3, false, false, "none", kNone, "left"})[0];
   EXPECT_TRUE(at::allclose(wide(out), wide(v).mean(-2, true), 1e-6, 1e-6));
@@ -218,7 +234,9 @@ TEST(SdpaForms, ALargeNegativeMaskIsAValueNotAWall) {
 TEST(SdpaForms, NanStaysNan) {
   at::Tensor q = at::ones({1, 1, 2, 4});
   q[0][0][1][2] = NAN;
-  const at::Tensor k = at::ones({1, 1, 3, 4}, on_hpu()), out = call("sdpa_recomp_fwd", "", {hpu(q), k, k, kNone, 0.0, 1.0, false, false, "none", kNone, "left"})[0].cpu();
+  const at::Tensor
+      k = at::ones({1, 1, 3, 4}, on_hpu()),
+      out = call("sdpa_recomp_fwd", "", {hpu(q), k, k, kNone, 0.0, 1.0, false, false, "none", kNone, "left"})[0].cpu();
   EXPECT_EQ(out[0][0][0][0].item<float>(), 1.0f);
   EXPECT_TRUE(at::isnan(out[0][0][1]).all().item<bool>());
 }

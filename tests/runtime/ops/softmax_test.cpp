@@ -35,14 +35,19 @@ TEST(SoftmaxFp8, EveryFormIsTheFormula) {
   const at::Tensor bf16 = random_hpu(sizes, at::kBFloat16, 1) * 4, fp8 = random_codes(sizes, kE4M3, 2);
   const double in = 0.05f, out = 240.0, heads = 0.1f;
   for (const at::Tensor& x : {bf16, fp8}) {
-    for (const std::vector<std::int64_t>& add_sizes : {std::vector<std::int64_t>{}, {5, 1, 1, 37}, {5, 4, 3, 37}, {5, 1, 3, 37}}) {
+    for (const std::vector<std::int64_t>& add_sizes :
+         {std::vector<std::int64_t>{}, {5, 1, 1, 37}, {5, 4, 3, 37}, {5, 1, 3, 37}}) {
       const at::Tensor add = add_sizes.empty() ? at::Tensor() : random_hpu(add_sizes, at::kBFloat16, 3);
       const at::IValue add_arg = add.defined() ? at::IValue(add) : kNone;
       expect_codes(call("softmax_fp8", "", {x, -1, one(in), one(out), kNone, add_arg})[0], exact(x, in, add), out, 448);
-      expect_codes(call("softmax_fp8", "", {x, 3, one(in), one(out), one(heads), add_arg})[0], exact(x, in * heads, add), out, 448);
-      expect_codes(call("softmax_fp8", "Scalar_scales", {x, -1, in, out, one(heads), add_arg})[0], exact(x, in * heads, add), out, 448);
-      expect_codes(call("softmax_fp8", "Scalar_scales", {x, -1, in, out, kNone, add_arg})[0], exact(x, in, add), out, 448);
-      expect_codes(call("softmax_fp8", "Scalar", {x, -1, in, out, heads, add_arg})[0], exact(x, in * heads, add), out, 448);
+      expect_codes(call("softmax_fp8", "", {x, 3, one(in), one(out), one(heads), add_arg})[0],
+                   exact(x, in * heads, add), out, 448);
+      expect_codes(call("softmax_fp8", "Scalar_scales", {x, -1, in, out, one(heads), add_arg})[0],
+                   exact(x, in * heads, add), out, 448);
+      expect_codes(call("softmax_fp8", "Scalar_scales", {x, -1, in, out, kNone, add_arg})[0], exact(x, in, add), out,
+                   448);
+      expect_codes(call("softmax_fp8", "Scalar", {x, -1, in, out, heads, add_arg})[0], exact(x, in * heads, add), out,
+                   448);
     }
   }
 }
@@ -50,7 +55,8 @@ TEST(SoftmaxFp8, EveryFormIsTheFormula) {
 TEST(SoftmaxFp8, WithoutScalesGivesBf16) {
   const at::Tensor x = random_hpu({7, 100}, at::kBFloat16, 1);
   for (const bool heads : {false, true}) {
-    const at::Tensor y = call("softmax_fp8", "", {x, -1, kNone, kNone, heads ? at::IValue(one(0.5)) : kNone})[0], v = exact(x, heads ? 0.5 : 1);
+    const at::Tensor y = call("softmax_fp8", "", {x, -1, kNone, kNone, heads ? at::IValue(one(0.5)) : kNone})[0],
+                     v = exact(x, heads ? 0.5 : 1);
     EXPECT_EQ(y.scalar_type(), at::kBFloat16);
     expect_rounded(y, v, v, "bf16");
   }
@@ -73,25 +79,31 @@ TEST(SoftmaxFp8, ViewsEmptyAndWalledOffRows) {
   }
   at::Tensor wall = at::zeros({2, 3}, at::kBFloat16);
   wall[1].fill_(-INFINITY);
-  const at::Tensor y = values_of(call("softmax_fp8", "Scalar_scales", {at::ones({2, 3}, on_hpu(at::kBFloat16)), -1, 1.0, 3.0, kNone, hpu(wall)})[0]);
+  const at::Tensor y = values_of(call("softmax_fp8", "Scalar_scales",
+                                      {at::ones({2, 3}, on_hpu(at::kBFloat16)), -1, 1.0, 3.0, kNone, hpu(wall)})[0]);
   EXPECT_TRUE((y[0] == 1).all().item<bool>());
   EXPECT_TRUE((y[1] == 0).all().item<bool>());
 }
 
 TEST(SoftmaxFp8, RefusesInTheVendorsWords) {
-  const at::Tensor x = at::ones({2, 3, 4}, on_hpu(at::kBFloat16)), q = x.to(kE4M3), add = at::ones({2, 3, 4}, on_hpu(at::kBFloat16));
+  const at::Tensor x = at::ones({2, 3, 4}, on_hpu(at::kBFloat16)), q = x.to(kE4M3),
+                   add = at::ones({2, 3, 4}, on_hpu(at::kBFloat16));
   const auto softmax = [](torch::jit::Stack args) { return [args] { call("softmax_fp8", "", args); }; };
-  EXPECT_TRUE(throws_with({"Input tensor must be of torch.bfloat16 or torch.float8_e4m3fn dtype."}, softmax({x.to(at::kFloat), -1})));
+  EXPECT_TRUE(throws_with({"Input tensor must be of torch.bfloat16 or torch.float8_e4m3fn dtype."},
+                          softmax({x.to(at::kFloat), -1})));
   EXPECT_TRUE(throws_with({"Output and input scales must be both given or None"}, softmax({x, -1, one(1)})));
   EXPECT_TRUE(throws_with({"then input scale must be given."}, softmax({q, -1})));
   EXPECT_TRUE(throws_with({"Input scale must be of dtype: Float"}, softmax({x, -1, one(1).to(at::kBFloat16), one(1)})));
-  EXPECT_TRUE(throws_with({"Input fused_add must be of dtype: BFloat16"}, softmax({x, -1, one(1), one(1), kNone, add.to(at::kFloat)})));
+  EXPECT_TRUE(throws_with({"Input fused_add must be of dtype: BFloat16"},
+                          softmax({x, -1, one(1), one(1), kNone, add.to(at::kFloat)})));
   EXPECT_TRUE(throws_with({"FusedAdd available only for Float8 output"}, softmax({x, -1, kNone, kNone, kNone, add})));
   EXPECT_TRUE(throws_with({"same rank"}, softmax({x, -1, one(1), one(1), kNone, add[0]})));
   EXPECT_TRUE(throws_with({"same first and last dim"}, softmax({x, -1, one(1), one(1), kNone, add.slice(0, 0, 1)})));
-  EXPECT_TRUE(throws_with({"dim other than first and last"}, softmax({x, -1, one(1), one(1), kNone, add.slice(1, 0, 2)})));
+  EXPECT_TRUE(
+      throws_with({"dim other than first and last"}, softmax({x, -1, one(1), one(1), kNone, add.slice(1, 0, 2)})));
   EXPECT_TRUE(throws_with({"[softmax_fp8]", "last dimension", "got dim 0"}, softmax({x, 0})));
-  EXPECT_TRUE(throws_with({"[softmax_fp8]", "one element, got 4"}, softmax({x, -1, at::ones({4}, on_hpu()), at::ones({4}, on_hpu())})));
+  EXPECT_TRUE(throws_with({"[softmax_fp8]", "one element, got 4"},
+                          softmax({x, -1, at::ones({4}, on_hpu()), at::ones({4}, on_hpu())})));
 }
 
 }  // namespace
