@@ -5,6 +5,8 @@
 #include <algorithm>
 #include <functional>
 
+#include "fp8/configs/closest.h"
+#include "fp8/configs/module_types.h"
 #include "fp8/runtime/io/error.h"
 
 namespace fp8::configs {
@@ -115,6 +117,22 @@ std::vector<std::string> rule_problems(const QuantConfig& config, recipes::Diale
   std::vector<std::string> problems = key_rule_problems(config);
   check_device(config, device, problems);
   check_environment(config, environment, problems);
+  return problems;
+}
+
+std::vector<std::string> unknown_type_problems(const QuantConfig& config) {
+  std::vector<std::string> known, problems;
+  for (const ModuleType& type : module_types()) known.emplace_back(type.name);
+  const auto check = [&](const std::string& key, const std::string& type) {
+    if (find_module_type(type) != nullptr) return;
+    const std::string last = type.substr(type.rfind('.') + 1);  // the class name behind a path is what people mean
+    problems.push_back(config.source + ": key '" + key + "': found " + io::in_quotes(type) +
+                       ", which is no class that can be quantized, did you mean '" + closest(last, known) +
+                       "'? (class names without a module path)");
+  };
+  for (const std::string& type : config.allowlist.types) check("allowlist.types", type);
+  for (const std::string& type : config.blocklist.types) check("blocklist.types", type);
+  for (const auto& [type, method] : config.scale_methods.layer_types) check("scale_method.layer_types", type);
   return problems;
 }
 

@@ -25,6 +25,11 @@ std::vector<std::string> rule_problems(const QuantConfig& config, recipes::Diale
 /// Throws io::Error with the first of them.
 void check_rules(const QuantConfig& config, recipes::Dialect device, const Environment& environment);
 
+/// One line for each class name of allowlist, blocklist and scale_method.layer_types that no module can have, because the
+/// class is not one that can be quantized ("torch.nn.Linear"), with the nearest that is. Not a violation: INC takes it and
+/// selects nothing.
+std::vector<std::string> unknown_type_problems(const QuantConfig& config);
+
 /// Throws io::Error for what parses but has no one who does it yet: "FILE: key 'K': found V, which is not built yet,
 /// allowed: D". Called by those who measure (`measuring`) or quantize with a config.
 void refuse_unbuilt(const QuantConfig& config, bool measuring);

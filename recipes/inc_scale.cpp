@@ -9,6 +9,8 @@
 #include <stdexcept>
 #include <string>
 
+#include "fp8/runtime/kernels/float_bits.h"
+
 namespace fp8::recipes {
 namespace {
 
@@ -106,15 +108,12 @@ float custom_scale_inv(float amax, const ScaleMethod& method, const IncTarget& t
 }  // namespace
 
 float round_to(float x, FloatType hp) {
-  if (hp == FloatType::F32 || x == 0.0f || !std::isfinite(x)) return x;
-  const FloatLayout layout = layout_of(hp);
-  // One unit in the last place at x, constant below the smallest normal; x / unit is exact in f64 and nearbyint is
-  // RNE.
-  const int exponent = std::max(std::ilogb(x), layout.min_exponent);
-  const double unit = std::ldexp(1.0, exponent - layout.mantissa_bits);
-  const double rounded = std::nearbyint(static_cast<double>(x) / unit) * unit;
-  if (std::abs(rounded) > layout.max) return std::copysign(std::numeric_limits<float>::infinity(), x);
-  return static_cast<float>(rounded);
+  switch (hp) {
+    case FloatType::BF16: return kernels::bf16_to_f32(kernels::f32_to_bf16(x));
+    case FloatType::F16: return kernels::f16_to_f32(kernels::f32_to_f16(x));
+    case FloatType::F32: break;
+  }
+  return x;
 }
 
 // The two deliberate differences of inc_scale.h. 1 / x is finite in hp exactly for x above 2^-128 (f16: 2^-16).
@@ -170,6 +169,19 @@ Eigen::ArrayXf inc_scale_inv(const Eigen::ArrayXf& amax, const ScaleMethod& meth
   return result;
 }
 
+// POW2 of every bf16 >= 0, because two logarithms per token are slower than the token's cast.
+static float round_pow2_bf16(float raw) {
+  static const std::vector<float> table = [] {
+    std::vector<float> result(0x7F80);  // up to the largest finite value
+    for (std::size_t bits = 0; bits < result.size(); ++bits) {
+      const float x = kernels::bf16_to_f32(static_cast<std::uint16_t>(bits));
+      result[bits] = usable_scale_inv(round_pow2(x, FloatType::BF16), Rounding::POW2, FloatType::BF16);
+    }
+    return result;
+  }();
+  return table[kernels::f32_to_bf16(raw)];
+}
+
 void inc_dynamic_scale_inv(const float* amax, std::int64_t n, const ScaleMethod& method, const IncTarget& target,
                            float* out) {
   constexpr float kBackoff = 0.5f;
@@ -182,8 +194,13 @@ void inc_dynamic_scale_inv(const float* amax, std::int64_t n, const ScaleMethod&
       out[i] = inc_scale_inv(amax[i], method, target, kName);
     } else {
       const float raw = raw_of(round_to(amax[i], target.hp), method.granularity, kBackoff, target);
-      const float scale_inv = std::isfinite(raw) ? round_scale(raw, method.rounding, target) : raw;
-      out[i] = usable_scale_inv(scale_inv, method.rounding, target.hp);
+      if (!std::isfinite(raw)) {
+        out[i] = raw;
+      } else if (method.rounding == Rounding::POW2 && target.hp == FloatType::BF16) {
+        out[i] = round_pow2_bf16(raw);
+      } else {
+        out[i] = usable_scale_inv(round_scale(raw, method.rounding, target), method.rounding, target.hp);
+      }
     }
   }
 }

@@ -204,6 +204,10 @@ TEST(QuantConfig, DumpStatsPath) {
   }
 }
 
+TEST(QuantConfig, TheDefaultDumpPathIsUsable) {
+  EXPECT_EQ(measurement_files(parse("{}").dump_stats_path, "maxabs").json, "stats_hooks_maxabs.json");  // the working directory
+}
+
 TEST(QuantConfig, Types) {
   EXPECT_EQ(parse(R"({"fp8_config": "e5m2"})").fp8_config, recipes::Format::E5M2);
   EXPECT_EQ(parse(R"({"fp8_config": "E4M3"})").fp8_config, recipes::Format::E4M3);

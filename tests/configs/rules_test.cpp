@@ -111,6 +111,14 @@ TEST(Rules, RuntimeScalePatchingTakesOneScalePerTensor) {
   EXPECT_THAT(problems({{"scale_method", "maxabs_pcs_pow2"}, {"dynamic_quantization", true}}, Dialect::gaudi3, patching), IsEmpty());
 }
 
+TEST(Rules, ATypeWithAModulePathIsReportedWithTheNearestType) {
+  const QuantConfig config = parse_quant_config({{"allowlist", {{"types", {"torch.nn.Linear", "Linear"}}}}, {"blocklist", {{"types", {"linear", "Softmax"}}}}}, "q.json");
+  const auto found = unknown_type_problems(config);
+  ASSERT_EQ(found.size(), 2u);
+  EXPECT_THAT(found[0], HasSubstr("q.json: key 'allowlist.types': found 'torch.nn.Linear', which is no class that can be quantized, did you mean 'Linear'?"));
+  EXPECT_THAT(found[1], HasSubstr("key 'blocklist.types': found 'linear', which is no class that can be quantized, did you mean 'Linear'?"));
+}
+
 TEST(Rules, CheckThrowsTheFirst) {
   Environment patching;
   patching.runtime_scale_patching = true;

@@ -10,6 +10,7 @@
 #include "fp8/recipes/recipes.h"
 #include "fp8/runtime/kernels/cast.h"
 #include "fp8/runtime/kernels/decode.h"
+#include "fp8/runtime/kernels/float_bits.h"
 
 namespace fp8::recipes {
 namespace {
@@ -132,6 +133,21 @@ TEST(DynamicScale, BackoffIsAHalfWhateverTheMethodSays) {
     for (int i = 0; i < 4; ++i) EXPECT_EQ(made[i], amax[i] / 224.0f);
     inc_dynamic_scale_inv(amax, 4, {Granularity::PCS, ScaleValue::MAXABS, Rounding::POW2, backoff}, target, made);
     EXPECT_THAT(made, testing::ElementsAre(2.0f, 1.0f, 0.5f, 0x1p-6f));
+  }
+}
+
+// Dynamic and static scales differ in nothing but the backoff.
+TEST(DynamicScale, EqualsTheStaticFormulaForEveryBf16) {
+  for (const Rounding rounding : {Rounding::POW2, Rounding::IDENTITY}) {
+    for (const Granularity granularity : {Granularity::PTS, Granularity::PCS}) {
+      const ScaleMethod method{granularity, ScaleValue::MAXABS, rounding, 0.5f};
+      for (std::uint32_t bits = 0; bits < 0x7F80; ++bits) {
+        const float amax = kernels::bf16_to_f32(static_cast<std::uint16_t>(bits));
+        float made = 0.0f;
+        inc_dynamic_scale_inv(&amax, 1, method, {}, &made);
+        ASSERT_EQ(made, inc_scale_inv(amax, method, {}, "x")) << std::hexfloat << amax;
+      }
+    }
   }
 }
 

@@ -22,6 +22,7 @@ Action add_quantize(Options& options);
 Action add_evaluate(Options& options);
 Action add_generate(Options& options);
 Action add_inspect(Options& options);
+Action add_config(Options& options);
 Action add_doctor(Options& options);
 
 /// Parses the command line and runs the command. Returns the exit code: 0 ok, 1 failure, 2 wrong usage. Failures are one line on
