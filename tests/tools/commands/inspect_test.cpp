@@ -45,6 +45,27 @@ TEST(Inspect, CheckpointFolderAndFile) {
   EXPECT_THAT(run.out, HasSubstr("BF16   [192, 512]"));
 }
 
+TEST(Inspect, DamageOfACheckpointByModule) {
+  const auto folder = test::demo_data() / "kjv-byte-1.7M";
+  const test::TempDir dir;
+  const auto run = run_fp8({"inspect", folder.string(), "--data", (test::demo_data() / "kjv_heldout_16k.txt").string(), "--samples", "2", "--html", (dir / "r.html").string(), "--json"});
+  ASSERT_EQ(run.code, 0) << run.err;
+  const auto json = io::parse_json(run.out, "stdout");
+  ASSERT_EQ(json["modules"].size(), 28u);
+  double last = 0;
+  for (const auto& m : json["modules"]) {
+    EXPECT_GE(m["sqnr_db"].get<double>(), last);  // the most damaged first
+    last = m["sqnr_db"];
+    for (const char* part : {"weight", "input"}) {
+      EXPECT_GT(m[part]["sqnr_db"].get<double>(), 25);  // 3 bits of mantissa: about 31 dB
+      EXPECT_LT(m[part]["sqnr_db"].get<double>(), 40);
+      EXPECT_EQ(m[part]["saturation"], 0.0);
+    }
+  }
+  EXPECT_TRUE(std::filesystem::exists(dir / "r.html"));
+  EXPECT_FALSE(io::parse_json(run_fp8({"inspect", folder.string(), "--tensors-only", "--json"}).out, "stdout").contains("modules"));
+}
+
 TEST(Inspect, ScalesOfFp8Weights) {
   const test::TempDir folder;
   const std::vector<std::uint8_t> codes(8 * 6, 0x38);
