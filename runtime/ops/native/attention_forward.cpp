@@ -111,6 +111,7 @@ void ForwardThread::cast_p(std::int64_t rows) {
 
 void ForwardThread::store_p(std::int64_t head, std::int64_t row, std::int64_t rows) {
   const std::int64_t n = last_ - first_, keys = in_.heads.keys;
+  if (keys == 0) return;
   for (std::int64_t r = 0; r < rows; ++r) {
     const std::int64_t at = (head * in_.heads.queries + row + r) * keys;
     std::memset(bytes_at(out_.p, at), 0, static_cast<std::size_t>(keys) * out_.p.element_size());

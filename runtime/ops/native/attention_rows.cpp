@@ -37,6 +37,7 @@ const float* as_f32(const at::Tensor& t, std::int64_t first, std::int64_t n, std
 }
 
 void store_f32(const float* x, std::int64_t n, const at::Tensor& t, std::int64_t first) {
+  if (n == 0) return;  // no memory to point at
   void* data = bytes_at(t, first);
   if (t.scalar_type() == at::kFloat) {
     std::memcpy(data, x, static_cast<std::size_t>(n) * sizeof(float));
