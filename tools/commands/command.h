@@ -21,6 +21,7 @@ Action add_measure(Options& options);
 Action add_quantize(Options& options);
 Action add_evaluate(Options& options);
 Action add_generate(Options& options);
+Action add_run(Options& options);
 Action add_inspect(Options& options);
 Action add_config(Options& options);
 Action add_doctor(Options& options);

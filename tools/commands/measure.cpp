@@ -2,11 +2,9 @@
 // fp8 measure: the model runs on calibration data with watchers on its weights; amax of inputs, outputs and weights go to files in
 // Intel Neural Compressor's form.
 #include <ATen/core/grad_mode.h>
-#include <ATen/ops/empty.h>
 #include <ATen/ops/from_blob.h>
 #include <fmt/format.h>
 #include <torch/csrc/jit/api/module.h>
-#include <torch/csrc/jit/serialization/import.h>
 
 #include <algorithm>
 #include <chrono>
@@ -14,6 +12,8 @@
 #include <optional>
 
 #include "fp8/configs/configs.h"
+#include "fp8/configs/module_types.h"
+#include "fp8/configs/python_regex.h"
 #include "fp8/measure/calibration.h"
 #include "fp8/runtime/io/error.h"
 #include "fp8/tools/commands/command.h"
@@ -21,6 +21,7 @@
 #include "fp8/tools/commands/model_input.h"
 #include "fp8/tools/commands/output.h"
 #include "fp8/tools/commands/progress.h"
+#include "fp8/tools/commands/script_input.h"
 #include "fp8/tools/commands/table.h"
 
 namespace fp8::commands {
@@ -31,8 +32,13 @@ using Clock = std::chrono::steady_clock;
 double seconds_since(Clock::time_point start) { return std::chrono::duration<double>(Clock::now() - start).count(); }
 
 struct MeasureOptions : DataOptions {
-  MeasureOptions() { samples = 128; }
+  MeasureOptions() {
+    samples = 128;
+    batch = 0;  // 8; for a TorchScript model that keeps state 1
+  }
   std::filesystem::path model, out, config;
+  std::vector<std::string> exclude;
+  std::int64_t chunk = 512;
 };
 
 /// Which modules, what of them, and where to: the config's word, or everything into OUT/inc_output*.
@@ -40,6 +46,13 @@ struct Selection {
   measure::CalibrationOptions options;
   std::shared_ptr<configs::ModuleFilter> filter;  ///< null without a config
 };
+
+/// TorchScript models are measured in all weights that multiply: of sound models most are Conv1d, LSTM and GRU.
+bool holds_product(const std::string& type) {
+  const auto* known = configs::find_module_type(type);
+  if (known == nullptr) return false;
+  return known->kind == configs::ModuleKind::linear || known->kind == configs::ModuleKind::convolution || known->kind == configs::ModuleKind::recurrent;
+}
 
 Selection selection_of(const MeasureOptions& o) {
   Selection s;
@@ -52,9 +65,14 @@ Selection selection_of(const MeasureOptions& o) {
     const auto exclude = config.measure_exclude;
     s.options.outputs = exclude != configs::MeasureExclude::OUTPUT && exclude != configs::MeasureExclude::ALL;
   }
-  s.options.select = [filter = s.filter](const std::string& name, const std::string& type) {
+  std::vector<configs::PythonRegex> exclude;
+  for (const auto& pattern : o.exclude) exclude.emplace_back(pattern, "--exclude");
+  s.options.select = [filter = s.filter, exclude, script = is_script(o.model)](const std::string& name, const std::string& type) {
+    for (const auto& pattern : exclude) {
+      if (pattern.search(name)) return false;
+    }
     const bool selected = filter == nullptr || filter->selects(type, name);
-    return selected && (type == "Linear" || type == "Conv2d");
+    return selected && (type == "Linear" || type == "Conv2d" || (script && holds_product(type)));
   };
   s.options.prefix = (o.out / prefix).string();
   return s;
@@ -62,14 +80,14 @@ Selection selection_of(const MeasureOptions& o) {
 
 /// Runs forward(first, count) over all samples. What was seen before Ctrl-C is written, then Interrupted is thrown.
 template <class Forward>
-void run(const MeasureOptions& o, Context& context, measure::CalibrationSession& session, std::int64_t samples, double& forward_seconds, Forward forward) {
+void run(std::int64_t batch, Context& context, measure::CalibrationSession& session, std::int64_t samples, double& forward_seconds, Forward forward) {
   Progress progress(context, "measure", samples);
-  for (std::int64_t first = 0; first < samples; first += o.batch) {
+  for (std::int64_t first = 0; first < samples; first += batch) {
     if (interrupted()) {
       if (session.samples() > 0) session.finalize();
       throw Interrupted();
     }
-    const std::int64_t count = std::min(o.batch, samples - first);
+    const std::int64_t count = std::min(batch, samples - first);
     session.begin_samples(first, count);
     const auto start = Clock::now();
     forward(first, count);
@@ -103,47 +121,15 @@ void measure_folder(const MeasureOptions& o, Context& context, const Selection& 
   auto chunks = load_chunks_for(o, o.model, model.config);
   session = watch(o, s, *model.model);
   const auto ids = at::from_blob(chunks.ids.data(), {chunks.count, chunks.length}, at::kLong);
-  run(o, context, *session, chunks.count, seconds, [&](std::int64_t first, std::int64_t count) { model.model->forward(ids.narrow(0, first, count).to(at::kHPU)); });
-}
-
-/// The inputs of a TorchScript model: tensors named as forward's arguments, the first dimension counts samples.
-std::vector<at::Tensor> script_inputs(const MeasureOptions& o, const torch::jit::Module& model) {
-  if (o.data.extension() != ".safetensors") throw io::Error(o.data.string() + ": a TorchScript model takes its inputs from a .safetensors file");
-  const io::Checkpoint file(o.data);
-  const auto arguments = model.get_method("forward").function().getSchema().arguments();
-  std::vector<at::Tensor> inputs;
-  for (std::size_t i = 1; i < arguments.size(); ++i) {
-    if (!file.contains(arguments[i].name())) {
-      if (arguments[i].default_value().has_value()) break;
-      throw io::Error(o.data.string() + ": expected a tensor '" + arguments[i].name() + "' (forward's argument), found none");
-    }
-    at::Tensor t = models::read_tensor(file, arguments[i].name());
-    if (t.dim() < 1 || (!inputs.empty() && t.size(0) != inputs[0].size(0))) {
-      throw io::Error(o.data.string() + ": " + arguments[i].name() + ": expected the same number of samples in dimension 0 of every input");
-    }
-    inputs.push_back(std::move(t));
-  }
-  if (inputs.empty() || inputs[0].size(0) == 0) throw io::Error(o.data.string() + ": expected at least one sample");
-  return inputs;
+  run(o.batch > 0 ? o.batch : 8, context, *session, chunks.count, seconds, [&](std::int64_t first, std::int64_t count) { model.model->forward(ids.narrow(0, first, count).to(at::kHPU)); });
 }
 
 void measure_script(const MeasureOptions& o, Context& context, const Selection& s, std::shared_ptr<measure::CalibrationSession>& session, double& seconds) {
-  if (!std::filesystem::exists(o.model)) throw io::Error(o.model.string() + ": no such file");
-  torch::jit::Module model = torch::jit::load(o.model.string(), at::Device(at::kCPU));
-  model.eval();
-  model.to(at::Device(at::kHPU));
-  if (context.dtype.has_value()) model.to(*context.dtype);
-  const auto inputs = script_inputs(o, model);
+  auto model = load_script(o.model, context);
+  const ScriptInputs inputs(o.data, model, {o.samples, o.skip, o.batch, o.chunk});
   session = watch(o, s, model);
-  const std::int64_t samples = std::max<std::int64_t>(0, std::min(o.samples, inputs[0].size(0) - o.skip));
-  if (samples == 0) throw io::Error(o.data.string() + ": --skip passes over all samples");
-  run(o, context, *session, samples, seconds, [&](std::int64_t first, std::int64_t count) {
-    std::vector<c10::IValue> arguments;
-    for (const auto& t : inputs) {
-      at::Tensor part = t.narrow(0, o.skip + first, count).to(at::kHPU);
-      arguments.emplace_back(context.dtype.has_value() && part.is_floating_point() ? part.to(*context.dtype) : part);
-    }
-    model.forward(std::move(arguments));
+  run(inputs.batch(), context, *session, inputs.samples(), seconds, [&](std::int64_t first, std::int64_t count) {
+    model.forward(inputs.arguments(first, count, at::kHPU, context.dtype));
   });
 }
 
@@ -155,8 +141,7 @@ void measure(const MeasureOptions& o, Context& context) {
   std::shared_ptr<measure::CalibrationSession> session;
   const DiscardOnError guard{session};
   double forward_seconds = 0;
-  const bool script = !std::filesystem::is_directory(o.model) && o.model.has_extension();
-  (script ? measure_script : measure_folder)(o, context, selection, session, forward_seconds);
+  (is_script(o.model) ? measure_script : measure_folder)(o, context, selection, session, forward_seconds);
   if (selection.filter != nullptr) {
     for (const auto& entry : selection.filter->unused_entries()) context.warn(entry.message);
   }
@@ -184,8 +169,10 @@ void measure(const MeasureOptions& o, Context& context) {
 
 Action add_measure(Options& options) {
   auto values = std::make_shared<MeasureOptions>();
-  options.path("--model", values->model, "Checkpoint folder, or a TorchScript file (.pt)", Options::Need::required);
+  options.path("--model", values->model, "Checkpoint folder, or a TorchScript file (.pt, .jit)", Options::Need::required);
   options.path("--out", values->out, "Folder for the measurement files", Options::Need::required);
+  options.list("--exclude", values->exclude, "Do not measure modules whose name matches this regular expression");
+  options.integer("--chunk", values->chunk, 1, 1 << 24, "Frames of sound per sample of a .wav file");
   options.path("--config", values->config, "QUANT_CONFIG JSON: allowlist, blocklist, measure_exclude, dump_stats_path");
   add_data_options(options, *values);
   return [values](Context& context) { measure(*values, context); };

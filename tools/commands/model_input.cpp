@@ -15,7 +15,7 @@ void add_data_options(Options& options, DataOptions& target, Options::Need need)
   options.integer("--samples", target.samples, 1, kMany, "Chunks to use", target.samples < 0 ? "all" : "");
   options.integer("--seq-len", target.seq_len, 2, 1 << 20, "Tokens per chunk");
   options.integer("--skip", target.skip, 0, kMany, "Chunks to pass over first");
-  options.integer("--batch", target.batch, 1, 65536, "Chunks per forward");
+  options.integer("--batch", target.batch, 1, 65536, "Chunks per forward", target.batch == 0 ? "8" : "");
 }
 
 models::LoadedModel load_language_model(const std::filesystem::path& folder, const Context& context) {
