@@ -33,6 +33,7 @@ double seconds_since(Clock::time_point start) { return std::chrono::duration<dou
 
 struct EvaluateOptions : DataOptions {
   std::filesystem::path model, reference, dump_logits;
+  models::AttentionKind attention = models::AttentionKind::fused;
 };
 
 struct Totals {
@@ -133,11 +134,11 @@ void print(const EvaluateOptions& options, const Context& context, const models:
 
 void evaluate(const EvaluateOptions& options, Context& context) {
   at::NoGradGuard no_grad;
-  auto model = load_language_model(options.model, context);
+  auto model = load_language_model(options.model, context, options.attention);
   EnvironmentConfig quant_config(model, context);
   std::optional<models::LoadedModel> reference;
   if (!options.reference.empty()) {
-    reference = load_language_model(options.reference, context);
+    reference = load_language_model(options.reference, context, options.attention);
     if (reference->config.vocab_size != model.config.vocab_size)
       throw io::Error(fmt::format("{}: vocab_size {}, but the model has {}", options.reference.string(), reference->config.vocab_size,
                                   model.config.vocab_size));
@@ -155,6 +156,7 @@ Action add_evaluate(Options& options) {
   options.path("--model", values->model, "Checkpoint folder", Options::Need::required);
   options.path("--reference", values->reference, "Checkpoint folder to compare with");
   add_data_options(options, *values);
+  add_attention_option(options, values->attention);
   options.path("--dump-logits", values->dump_logits, "Write the logits there: safetensors, \"logits\" F32 [chunks, seq-len, vocabulary]");
   return [values](Context& context) { evaluate(*values, context); };
 }

@@ -31,6 +31,7 @@ struct GenerateOptions {
   std::string prompt;
   std::int64_t tokens = 128;
   double temperature = 0;
+  models::AttentionKind attention = models::AttentionKind::fused;
 };
 
 /// The next token from logits [V]: the largest, or drawn from softmax(logits / temperature). The draw uses only the generator's bits
@@ -111,7 +112,7 @@ Generated run_model(const GenerateOptions& options, const Context& context, mode
 
 void generate(const GenerateOptions& options, Context& context) {
   at::NoGradGuard no_grad;
-  auto loaded = load_language_model(options.model, context);
+  auto loaded = load_language_model(options.model, context, options.attention);
   EnvironmentConfig quant_config(loaded, context);
   const text::Tokenizer tokenizer(options.model);
   const auto prompt = encode_prompt(options, tokenizer, loaded.config);
@@ -132,6 +133,7 @@ Action add_generate(Options& options) {
   options.text("--prompt", values->prompt, "Text to continue; stdout shows it, then what the model adds", Options::Need::required);
   options.integer("--tokens", values->tokens, 1, 1 << 20, "Most tokens to add");
   options.number("--temperature", values->temperature, 0, 1000, "0: the most likely token; else sampling, steered by --seed");
+  add_attention_option(options, values->attention);
   return [values](Context& context) { generate(*values, context); };
 }
 

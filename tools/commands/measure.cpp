@@ -39,6 +39,7 @@ struct MeasureOptions : DataOptions {
   std::filesystem::path model, out, config;
   std::vector<std::string> exclude;
   std::int64_t chunk = 512;
+  models::AttentionKind attention = models::AttentionKind::fused;
 };
 
 /// Which modules, what of them, and where to: the config's word, or everything into OUT/inc_output*.
@@ -116,7 +117,7 @@ struct DiscardOnError {
 
 /// A language model folder.
 void measure_folder(const MeasureOptions& o, Context& context, const Selection& s, std::shared_ptr<measure::CalibrationSession>& session, double& seconds) {
-  auto model = load_language_model(o.model, context);
+  auto model = load_language_model(o.model, context, o.attention);
   if (model.config_json.contains("quantization_config")) throw io::Error(o.model.string() + ": expected a high precision checkpoint, found an fp8 one");
   auto chunks = load_chunks_for(o, o.model, model.config);
   session = watch(o, s, *model.model);
@@ -175,6 +176,7 @@ Action add_measure(Options& options) {
   options.integer("--chunk", values->chunk, 1, 1 << 24, "Frames of sound per sample of a .wav file");
   options.path("--config", values->config, "QUANT_CONFIG JSON: allowlist, blocklist, measure_exclude, dump_stats_path");
   add_data_options(options, *values);
+  add_attention_option(options, values->attention);
   return [values](Context& context) { measure(*values, context); };
 }
 

@@ -18,8 +18,13 @@ void add_data_options(Options& options, DataOptions& target, Options::Need need)
   options.integer("--batch", target.batch, 1, 65536, "Chunks per forward", target.batch == 0 ? "8" : "");
 }
 
-models::LoadedModel load_language_model(const std::filesystem::path& folder, const Context& context) {
-  auto loaded = models::load_model(folder, {.dtype = context.dtype, .device = resolve_device(context)});
+void add_attention_option(Options& options, models::AttentionKind& target) {
+  options.choice("--attention", {"fused", "eager"}, [&target](std::size_t i) { target = i == 0 ? models::AttentionKind::fused : models::AttentionKind::eager; },
+                 "One fused operation (default), or products and softmax that are measured and quantized each by itself");
+}
+
+models::LoadedModel load_language_model(const std::filesystem::path& folder, const Context& context, models::AttentionKind attention) {
+  auto loaded = models::load_model(folder, {.dtype = context.dtype, .device = resolve_device(context), .attention = attention});
   if (!loaded.unused.empty())
     context.warn(fmt::format("{}: {} tensors are not used, the first is '{}'", folder.string(), loaded.unused.size(), loaded.unused[0]));
   return loaded;

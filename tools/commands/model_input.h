@@ -20,7 +20,11 @@ struct DataOptions {
 void add_data_options(Options& options, DataOptions& target, Options::Need need = Options::Need::required);
 
 /// The model on the context's device and in its dtype, with a warning about tensors nobody takes.
-models::LoadedModel load_language_model(const std::filesystem::path& folder, const Context& context);
+models::LoadedModel load_language_model(const std::filesystem::path& folder, const Context& context,
+                                        models::AttentionKind attention = models::AttentionKind::fused);
+
+/// --attention fused|eager
+void add_attention_option(Options& options, models::AttentionKind& target);
 
 /// The chunks, checked against the model: at least 2 tokens each, at most max_position_embeddings, ids within the vocabulary.
 text::Chunks load_chunks_for(const DataOptions& options, const std::filesystem::path& model, const models::LlamaConfig& config);

@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-// The keys of config.json, their ranges and their defaults (those of transformers' LlamaConfig).
+// The keys of config.json, their ranges and their defaults (those of transformers' LlamaConfig and MixtralConfig).
 #include "fp8/tools/models/config.h"
 
 #include <system_error>
@@ -16,18 +16,33 @@ constexpr std::int64_t kMaxWidth = 1 << 20;
 constexpr std::int64_t kMaxHeads = 1 << 14;
 constexpr std::int64_t kMaxHeadDim = 1 << 14;
 constexpr std::int64_t kMaxLayers = 4096;
+constexpr std::int64_t kMaxExperts = 4096;
 constexpr std::int64_t kMaxPositions = 1 << 30;
 
-/// Llama, or a Mistral without its sliding window, which is the same function.
-void check_model_type(const ConfigReader& reader) {
+/// Llama, a Mistral without its sliding window, which is the same function, or a Mixtral likewise. Returns the name.
+std::string read_model_type(const ConfigReader& reader) {
   const auto* type = reader.find("model_type");
-  if (type == nullptr || !type->is_string()) reader.fail("model_type", "llama, mistral");
+  if (type == nullptr || !type->is_string()) reader.fail("model_type", "llama, mistral, mixtral");
   const auto name = type->get<std::string>();
-  if (name == "llama") return;
+  if (name == "llama") return name;
+  if (name == "mixtral") {
+    if (reader.find("sliding_window") != nullptr) reader.fail("sliding_window", "null (a sliding window of attention is not supported)");
+    return name;
+  }
   if (name != "mistral") reader.fail_with("model_type " + type->dump(-1, ' ', true, io::Json::error_handler_t::replace) +
-                                          " is not supported, allowed: llama, mistral");
+                                          " is not supported, allowed: llama, mistral, mixtral");
   // Absent means 4096 to transformers, so only an explicit null is exact.
   if (!reader.is_null("sliding_window")) reader.fail("sliding_window", "null (a sliding window of attention is not supported)");
+  return name;
+}
+
+/// Mixtral's own keys, and its defaults where they are not Llama's.
+void read_mixtral(const ConfigReader& reader, LlamaConfig& config) {
+  config.num_local_experts = reader.integer("num_local_experts", 1, kMaxExperts, 8);
+  config.num_experts_per_tok = reader.integer("num_experts_per_tok", 1, config.num_local_experts, 2);
+  config.max_position_embeddings = 4096 * 32;
+  config.rms_norm_eps = 1e-5;
+  config.rope_theta = 1e6;
 }
 
 RopeScaling read_scaling(const ConfigReader& rope) {
@@ -74,8 +89,8 @@ std::optional<c10::ScalarType> read_dtype(const ConfigReader& reader) {
 
 LlamaConfig parse_llama_config(const io::Json& json, const std::string& name) {
   const ConfigReader reader(json, name);
-  check_model_type(reader);
   LlamaConfig config;
+  if (read_model_type(reader) == "mixtral") read_mixtral(reader, config);
   config.vocab_size = reader.integer("vocab_size", 1, kMaxVocabulary);
   config.hidden_size = reader.integer("hidden_size", 1, kMaxWidth);
   config.intermediate_size = reader.integer("intermediate_size", 1, kMaxWidth);

@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-// config.json of a Llama checkpoint as a typed value. Every key that changes the numbers is read or refused by name: a model that
+// config.json of a Llama, Mistral or Mixtral checkpoint as a typed value. Every key that changes the numbers is read or refused by name: a model that
 // we can't compute exactly is an error, not an approximation.
 //
 // Two spellings of the rotary embedding are met: "rope_theta" + "rope_scaling" (transformers 4) and "rope_parameters" (5).
@@ -27,6 +27,9 @@ struct RopeScaling {
   std::int64_t original_max_position_embeddings = 0;  ///< llama3 only
 };
 
+/// How attention is computed: by one fused operation, or by two products and a softmax.
+enum class AttentionKind : std::uint8_t { fused, eager };
+
 /// Shapes: hidden H, heads A, key/value heads K (A a multiple of K), head_dim D, intermediate F, vocabulary V.
 struct LlamaConfig {
   std::int64_t vocab_size = 0, hidden_size = 0, intermediate_size = 0;
@@ -36,6 +39,8 @@ struct LlamaConfig {
   double rope_theta = 10000;
   RopeScaling rope_scaling;
   bool attention_bias = false, mlp_bias = false, tie_word_embeddings = false;
+  std::int64_t num_local_experts = 0, num_experts_per_tok = 0;  ///< Mixtral's; 0: a dense MLP
+  AttentionKind attention = AttentionKind::fused;          ///< the caller's choice, not config.json's
   std::vector<std::int64_t> bos_token_ids, eos_token_ids;  ///< as config.json or generation_config.json give them; may be empty
   std::optional<c10::ScalarType> dtype;                    ///< "torch_dtype" or "dtype"; empty: that of the weights
 };

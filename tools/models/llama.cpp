@@ -6,9 +6,9 @@
 #include <ATen/ops/empty.h>
 #include <ATen/ops/full.h>
 #include <ATen/ops/le.h>
+#include <ATen/ops/ones.h>
 #include <ATen/ops/pow.h>
 #include <ATen/ops/rsqrt.h>
-#include <ATen/ops/scaled_dot_product_attention.h>
 #include <ATen/ops/where.h>
 
 #include <cmath>
@@ -54,6 +54,11 @@ at::Tensor repeat_kv(const at::Tensor& x, std::int64_t repeats) {
   return x.unsqueeze(2).expand({b, k, repeats, l, d}).reshape({b, k * repeats, l, d});
 }
 
+/// The most negative finite value: what a masked score is set to.
+double lowest_of(at::ScalarType dtype) {
+  return dtype == at::kHalf ? -65504.0 : dtype == at::kBFloat16 ? -0x1.FEp127 : static_cast<double>(std::numeric_limits<float>::lowest());
+}
+
 /// (x1, x2) -> (x1 cos - x2 sin, x2 cos + x1 sin): element i turns with element i + D/2, as Hugging Face stores q and k.
 at::Tensor rotate(const at::Tensor& x, const RotaryAngles& angles) {
   const auto half = x.size(-1) / 2;
@@ -76,19 +81,24 @@ at::Tensor scale_llama3(const at::Tensor& frequencies, const RopeScaling& scalin
 
 }  // namespace
 
-std::pair<at::Tensor, at::Tensor> KVCache::append(std::size_t layer, const at::Tensor& k, const at::Tensor& v) {
-  const auto tokens = k.size(2);
-  TORCH_CHECK(length_ + tokens <= capacity_, "[models] the key/value cache holds ", capacity_, " tokens, found ",
-              length_ + tokens);
+at::Tensor KVCache::append(at::Tensor& stored, const at::Tensor& current, const runtime::KVCache& module) const {
+  const auto handler = module->slot()->handler;
+  const auto dtype = handler != nullptr ? handler->cache_dtype(current.scalar_type()) : current.scalar_type();
+  const auto tokens = current.size(2);
+  if (!stored.defined()) stored = at::empty({current.size(0), current.size(1), capacity_, current.size(3)}, current.options().dtype(dtype));
+  TORCH_CHECK(stored.scalar_type() == dtype, "[models] the key/value cache was filled before the model was converted: it holds ", stored.scalar_type(), ", not ", dtype);
+  stored.narrow(2, length_, tokens).copy_(handler != nullptr ? handler->store(current) : current);
+  const auto seen = stored.narrow(2, 0, length_ + tokens);
+  return handler != nullptr ? handler->fetch(seen, current.scalar_type()) : seen;
+}
+
+std::pair<at::Tensor, at::Tensor> KVCache::append(std::size_t layer, const at::Tensor& k, const at::Tensor& v, const runtime::KVCache& keys,
+                                                  const runtime::KVCache& values) {
+  TORCH_CHECK(length_ + k.size(2) <= capacity_, "[models] the key/value cache holds ", capacity_, " tokens, found ",
+              length_ + k.size(2));
   if (layers_.size() <= layer) layers_.resize(layer + 1);
-  auto& [keys, values] = layers_[layer];
-  if (!keys.defined()) {
-    keys = at::empty({k.size(0), k.size(1), capacity_, k.size(3)}, k.options());
-    values = at::empty({v.size(0), v.size(1), capacity_, v.size(3)}, v.options());
-  }
-  keys.narrow(2, length_, tokens).copy_(k);
-  values.narrow(2, length_, tokens).copy_(v);
-  return {keys.narrow(2, 0, length_ + tokens), values.narrow(2, 0, length_ + tokens)};
+  auto& [stored_keys, stored_values] = layers_[layer];
+  return {append(stored_keys, k, keys), append(stored_values, v, values)};
 }
 
 LlamaRMSNormImpl::LlamaRMSNormImpl(std::int64_t size, double eps) : torch::nn::Module("LlamaRMSNorm"), eps_(eps) {
@@ -129,6 +139,32 @@ LlamaAttentionImpl::LlamaAttentionImpl(const LlamaConfig& config, std::size_t la
   k_proj = register_module("k_proj", make_linear(hidden, kv, config.attention_bias));
   v_proj = register_module("v_proj", make_linear(hidden, kv, config.attention_bias));
   o_proj = register_module("o_proj", make_linear(q, hidden, config.attention_bias));
+  k_cache = register_module("k_cache", runtime::KVCache());
+  v_cache = register_module("v_cache", runtime::KVCache());
+  if (config.attention == AttentionKind::fused) {
+    fused_scaled_dot_product_attention = register_module("fused_scaled_dot_product_attention", runtime::ModuleFusedSDPA());
+  } else {
+    matmul_qk = register_module("matmul_qk", runtime::Matmul());
+    softmax = register_module("softmax", runtime::Softmax());
+    matmul_av = register_module("matmul_av", runtime::Matmul());
+  }
+}
+
+/// q [B, A, L, D], k and v [B, A, S, D] -> [B, A, L, D]. The eager form is transformers': softmax in f32, its result in q's dtype.
+at::Tensor LlamaAttentionImpl::attend(const at::Tensor& q, const at::Tensor& k, const at::Tensor& v, const at::Tensor& mask) {
+  const auto length = q.size(2);
+  if (fused_scaled_dot_product_attention) {
+    runtime::AttentionOptions options;
+    if (mask.defined()) options.mask = mask;
+    options.is_causal = !mask.defined() && length > 1;
+    return fused_scaled_dot_product_attention->forward(q, k, v, options);
+  }
+  auto scores = matmul_qk->forward(q, k.transpose(2, 3)) * (1.0 / std::sqrt(static_cast<double>(head_dim_)));
+  if (mask.defined() || length > 1) {
+    const auto seen = mask.defined() ? mask : at::ones({length, k.size(2)}, q.options().dtype(at::kBool)).tril();
+    scores = scores.masked_fill(seen.logical_not(), lowest_of(scores.scalar_type()));
+  }
+  return matmul_av->forward(softmax->forward(scores.to(at::kFloat)).to(q.scalar_type()), v);
 }
 
 at::Tensor LlamaAttentionImpl::forward(const at::Tensor& x, const RotaryAngles& angles, const at::Tensor& mask, KVCache* cache) {
@@ -137,12 +173,13 @@ at::Tensor LlamaAttentionImpl::forward(const at::Tensor& x, const RotaryAngles& 
   const auto q = rotate(split(q_proj->forward(x)), angles);
   auto k = rotate(split(k_proj->forward(x)), angles);
   auto v = split(v_proj->forward(x));
-  if (cache != nullptr) std::tie(k, v) = cache->append(layer_, k, v);
-  k = repeat_kv(k, heads_ / kv_heads_);
-  v = repeat_kv(v, heads_ / kv_heads_);
-  const bool causal = !mask.defined() && l > 1;
-  const auto attended = at::scaled_dot_product_attention(q, k, v, mask.defined() ? std::optional<at::Tensor>(mask) : std::nullopt,
-                                                         /*dropout_p=*/0.0, causal);
+  if (cache != nullptr) {
+    std::tie(k, v) = cache->append(layer_, k, v, k_cache, v_cache);
+  } else {
+    k = k_cache->forward(k);
+    v = v_cache->forward(v);
+  }
+  const auto attended = attend(q, repeat_kv(k, heads_ / kv_heads_), repeat_kv(v, heads_ / kv_heads_), mask);
   return o_proj->forward(attended.transpose(1, 2).reshape({b, l, heads_ * head_dim_}));
 }
 
@@ -160,7 +197,12 @@ at::Tensor LlamaMLPImpl::forward(const at::Tensor& x) {
 LlamaDecoderLayerImpl::LlamaDecoderLayerImpl(const LlamaConfig& config, std::size_t layer)
     : torch::nn::Module("LlamaDecoderLayer") {
   self_attn = register_module("self_attn", LlamaAttention(config, layer));
-  mlp = register_module("mlp", LlamaMLP(config));
+  if (config.num_local_experts > 0) {
+    const auto gate = make_linear(config.hidden_size, config.num_local_experts, /*bias=*/false);
+    block_sparse_moe = register_module("block_sparse_moe", MixtralSparseMoeBlock(config, gate));
+  } else {
+    mlp = register_module("mlp", LlamaMLP(config));
+  }
   input_layernorm = register_module("input_layernorm", LlamaRMSNorm(config.hidden_size, config.rms_norm_eps));
   post_attention_layernorm = register_module("post_attention_layernorm", LlamaRMSNorm(config.hidden_size, config.rms_norm_eps));
 }
@@ -168,7 +210,8 @@ LlamaDecoderLayerImpl::LlamaDecoderLayerImpl(const LlamaConfig& config, std::siz
 at::Tensor LlamaDecoderLayerImpl::forward(const at::Tensor& x, const RotaryAngles& angles, const at::Tensor& mask,
                                           KVCache* cache) {
   const auto h = x + self_attn->forward(input_layernorm->forward(x), angles, mask, cache);
-  return h + mlp->forward(post_attention_layernorm->forward(h));
+  const auto n = post_attention_layernorm->forward(h);
+  return h + (mlp ? mlp->forward(n) : block_sparse_moe->forward(n));
 }
 
 LlamaModelImpl::LlamaModelImpl(const LlamaConfig& config) : torch::nn::Module("LlamaModel") {

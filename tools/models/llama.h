@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-// Llama as plain torch::nn modules. Names of modules and parameters are Hugging Face's (model.layers.0.self_attn.q_proj.weight),
+// Llama, Mistral and Mixtral as plain torch::nn modules. Names of modules and parameters are Hugging Face's (model.layers.0.self_attn.q_proj.weight),
 // projections are torch::nn::Linear, so whatever works on unmodified typed modules works on these.
 //
 //   h = embed(ids);  per layer: h += o(attention(rope(q(n)), rope(k(n)), v(n))), n = norm(h);  h += down(silu(gate(n)) * up(n))
@@ -17,11 +17,14 @@
 #include <utility>
 #include <vector>
 
+#include "fp8/runtime/modules/attention.h"
 #include "fp8/tools/models/config.h"
+#include "fp8/tools/models/sparse_moe.h"
 
 namespace fp8::models {
 
-/// Keys and values of the tokens seen so far, per layer [B, K, capacity, D], allocated at the first use.
+/// Keys and values of the tokens seen so far, per layer [B, K, capacity, D], allocated at the first use. What they are stored in (fp8
+/// codes after conversion) is the word of the layer's runtime::KVCache modules; the memory is this object's.
 class KVCache {
  public:
   /// capacity: the most tokens (prompt and generated) it will hold.
@@ -30,12 +33,15 @@ class KVCache {
   std::int64_t length() const { return length_; }
   std::int64_t capacity() const { return capacity_; }
 
-  /// Appends k, v [B, K, L, D] of one layer; returns all keys and values so far, [B, K, length + L, D].
-  std::pair<at::Tensor, at::Tensor> append(std::size_t layer, const at::Tensor& k, const at::Tensor& v);
+  /// Appends k, v [B, K, L, D] of one layer; returns all keys and values so far, [B, K, length + L, D], as their readers see them.
+  std::pair<at::Tensor, at::Tensor> append(std::size_t layer, const at::Tensor& k, const at::Tensor& v, const runtime::KVCache& keys,
+                                           const runtime::KVCache& values);
   /// Called once per forward, after all layers have appended L tokens.
   void advance(std::int64_t tokens) { length_ += tokens; }
 
  private:
+  at::Tensor append(at::Tensor& stored, const at::Tensor& current, const runtime::KVCache& module) const;
+
   std::int64_t capacity_, length_ = 0;
   std::vector<std::pair<at::Tensor, at::Tensor>> layers_;
 };
@@ -71,6 +77,8 @@ class LlamaRotaryEmbeddingImpl : public torch::nn::Module {
 };
 TORCH_MODULE(LlamaRotaryEmbedding);
 
+/// The pieces that hold no weight are modules too, named as optimum-habana's, so that they can be measured and run in fp8:
+///   both   k_cache, v_cache       fused   fused_scaled_dot_product_attention       eager   matmul_qk, softmax, matmul_av
 class LlamaAttentionImpl : public torch::nn::Module {
  public:
   LlamaAttentionImpl(const LlamaConfig& config, std::size_t layer);
@@ -78,8 +86,14 @@ class LlamaAttentionImpl : public torch::nn::Module {
   at::Tensor forward(const at::Tensor& x, const RotaryAngles& angles, const at::Tensor& mask, KVCache* cache);
 
   torch::nn::Linear q_proj{nullptr}, k_proj{nullptr}, v_proj{nullptr}, o_proj{nullptr};
+  runtime::KVCache k_cache{nullptr}, v_cache{nullptr};
+  runtime::ModuleFusedSDPA fused_scaled_dot_product_attention{nullptr};  ///< AttentionKind::fused
+  runtime::Matmul matmul_qk{nullptr}, matmul_av{nullptr};                ///< AttentionKind::eager
+  runtime::Softmax softmax{nullptr};
 
  private:
+  at::Tensor attend(const at::Tensor& q, const at::Tensor& k, const at::Tensor& v, const at::Tensor& mask);
+
   std::int64_t heads_, kv_heads_, head_dim_;
   std::size_t layer_;
 };
@@ -101,7 +115,8 @@ class LlamaDecoderLayerImpl : public torch::nn::Module {
   at::Tensor forward(const at::Tensor& x, const RotaryAngles& angles, const at::Tensor& mask, KVCache* cache);
 
   LlamaAttention self_attn{nullptr};
-  LlamaMLP mlp{nullptr};
+  LlamaMLP mlp{nullptr};                            ///< of a dense layer
+  MixtralSparseMoeBlock block_sparse_moe{nullptr};  ///< of Mixtral
   LlamaRMSNorm input_layernorm{nullptr}, post_attention_layernorm{nullptr};
 };
 TORCH_MODULE(LlamaDecoderLayer);

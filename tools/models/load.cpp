@@ -11,6 +11,7 @@
 #include <utility>
 
 #include "fp8/runtime/io/error.h"
+#include "fp8/tools/models/expert_weights.h"
 
 namespace fp8::models {
 namespace {
@@ -66,12 +67,27 @@ at::ScalarType dtype_of_weights(const io::Checkpoint& checkpoint) {
   return dtype == io::DType::BF16 ? at::kBFloat16 : dtype == io::DType::F16 ? at::kHalf : at::kFloat;
 }
 
-/// config.json may promise more layers than the file has; ask before so many modules are made.
+/// The tensor is there with that shape; index: it is a stack [N, shape...] that holds matrix `index`.
+void check_shape(const io::Checkpoint& checkpoint, const std::string& name, at::IntArrayRef shape, std::optional<std::int64_t> index) {
+  if (!checkpoint.contains(name)) fail(checkpoint, "tensor '" + name + "' is missing, expected shape " + shape_text(shape));
+  const at::IntArrayRef found(checkpoint.info(name).shape);
+  const bool stacked = index.has_value() && !found.empty() && found.slice(1) == shape && *index < found[0];
+  if (index.has_value() ? !stacked : found != shape)
+    fail(checkpoint, "tensor '" + name + "': found shape " + shape_text(found) + ", config.json asks for " +
+                         (index.has_value() ? "matrix " + std::to_string(*index) + " of a stack of " : "") + shape_text(shape));
+}
+
+/// config.json may promise more layers and experts than the file has; ask before so many modules are made.
 void check_layer_count(const io::Checkpoint& checkpoint, const LlamaConfig& config) {
   const auto last = "model.layers." + std::to_string(config.num_hidden_layers - 1) + ".input_layernorm.weight";
   if (!checkpoint.contains(last))
     fail(checkpoint, "tensor '" + last + "' is missing (config.json: num_hidden_layers " +
                          std::to_string(config.num_hidden_layers) + ")");
+  if (config.num_local_experts == 0) return;
+  const auto expert = "model.layers." + std::to_string(config.num_hidden_layers - 1) + ".block_sparse_moe.experts.moe_op.w2_list." +
+                      std::to_string(config.num_local_experts - 1) + ".weight";
+  const auto piece = pieces_of(expert, checkpoint)[0];
+  check_shape(checkpoint, piece.tensor, {config.hidden_size, config.intermediate_size}, piece.index);
 }
 
 }  // namespace
@@ -106,14 +122,13 @@ at::Tensor read_tensor(const io::Checkpoint& checkpoint, const std::string& name
 }
 
 at::Tensor read_weight(const io::Checkpoint& checkpoint, const std::string& name, at::IntArrayRef shape, at::ScalarType dtype,
-                       at::Device device) {
-  if (!checkpoint.contains(name)) fail(checkpoint, "tensor '" + name + "' is missing, expected shape " + shape_text(shape));
+                       at::Device device, std::optional<std::int64_t> index) {
+  check_shape(checkpoint, name, shape, index);
   const auto& info = checkpoint.info(name);
-  if (at::IntArrayRef(info.shape) != shape)
-    fail(checkpoint, "tensor '" + name + "': found shape " + shape_text(info.shape) + ", config.json asks for " + shape_text(shape));
   if (info.dtype != io::DType::F32 && info.dtype != io::DType::BF16 && info.dtype != io::DType::F16)
     fail(checkpoint, "tensor '" + name + "': found dtype " + io::name_of(info.dtype) + ", allowed: F32, BF16, F16");
-  auto tensor = read_tensor(checkpoint, name);
+  auto tensor = at::empty(shape, scalar_type_of(info.dtype, name));
+  checkpoint.read(name, tensor.mutable_data_ptr(), static_cast<std::uint64_t>(index.value_or(0)) * tensor.nbytes(), tensor.nbytes());
   if (!is_finite(tensor)) fail(checkpoint, "tensor '" + name + "' holds NaN or infinity, allowed: finite weights");
   tensor = tensor.to(dtype);
   if (dtype == at::kHalf && info.dtype != io::DType::F16 && !is_finite(tensor))
@@ -121,14 +136,31 @@ at::Tensor read_weight(const io::Checkpoint& checkpoint, const std::string& name
   return tensor.to(device);
 }
 
+namespace {
+
+/// A parameter from its pieces, one of them in memory at a time beside it.
+at::Tensor read_pieces(const io::Checkpoint& checkpoint, const std::vector<WeightPiece>& pieces, at::IntArrayRef shape, at::ScalarType dtype, at::Device device) {
+  if (pieces.size() == 1) return read_weight(checkpoint, pieces[0].tensor, shape, dtype, device, pieces[0].index);
+  auto part = shape.vec();
+  part[0] /= static_cast<std::int64_t>(pieces.size());
+  auto whole = at::empty(shape, at::TensorOptions(dtype).device(device));
+  for (std::size_t i = 0; i < pieces.size(); ++i) {
+    whole.narrow(0, static_cast<std::int64_t>(i) * part[0], part[0]).copy_(read_weight(checkpoint, pieces[i].tensor, part, dtype, device, pieces[i].index));
+  }
+  return whole;
+}
+
+}  // namespace
+
 void load_parameters(LoadedModel& loaded, const io::Checkpoint& checkpoint, const LoadOptions& options) {
   std::unordered_set<const void*> done;  // a tied weight comes up twice
   std::set<std::string> used;
   for (auto& item : loaded.model->named_parameters()) {
     auto& parameter = item.value();
-    used.insert(item.key());
+    const auto pieces = pieces_of(item.key(), checkpoint);
+    for (const auto& piece : pieces) used.insert(piece.tensor);
     if (!done.insert(parameter.unsafeGetTensorImpl()).second) continue;
-    parameter.set_data(read_weight(checkpoint, item.key(), parameter.sizes(), loaded.dtype, options.device));
+    parameter.set_data(read_pieces(checkpoint, pieces, parameter.sizes(), loaded.dtype, options.device));
   }
   for (const auto& name : checkpoint.names())
     if (used.count(name) == 0 && !is_derived(name)) loaded.unused.push_back(name);
@@ -138,6 +170,7 @@ LoadedModel load_model(const std::filesystem::path& folder, const LoadOptions& o
   LoadedModel loaded;
   loaded.folder = folder;
   loaded.config = read_llama_config(folder, &loaded.config_json);
+  loaded.config.attention = options.attention;
   const io::Checkpoint checkpoint(folder);
   loaded.dtype = options.dtype ? *options.dtype : loaded.config.dtype ? *loaded.config.dtype : dtype_of_weights(checkpoint);
   check_layer_count(checkpoint, loaded.config);

@@ -18,6 +18,7 @@ namespace fp8::models {
 struct LoadOptions {
   std::optional<at::ScalarType> dtype;  ///< compute dtype f32, bf16 or f16; empty: config.json's, else that of the embedding
   at::Device device = at::kCPU;
+  AttentionKind attention = AttentionKind::fused;
 };
 
 struct LoadedModel {
@@ -43,9 +44,10 @@ void load_parameters(LoadedModel& loaded, const io::Checkpoint& checkpoint, cons
 /// One tensor of a checkpoint on the CPU, in its own dtype. Throws io::Error on a dtype that LibTorch lacks.
 at::Tensor read_tensor(const io::Checkpoint& checkpoint, const std::string& name);
 
-/// One weight: shape checked against `shape`, finite, converted to `dtype` on `device`. Throws io::Error.
+/// One weight: shape checked against `shape`, finite, converted to `dtype` on `device`. index: the weight is that matrix of a stacked
+/// tensor [N, shape...]. Throws io::Error.
 at::Tensor read_weight(const io::Checkpoint& checkpoint, const std::string& name, at::IntArrayRef shape, at::ScalarType dtype,
-                       at::Device device);
+                       at::Device device, std::optional<std::int64_t> index = std::nullopt);
 
 /// LibTorch's dtype of a file's. Throws io::Error naming it (U16, U32, F8_E8M0 and others are not weights).
 at::ScalarType scalar_type_of(io::DType dtype, const std::string& tensor);

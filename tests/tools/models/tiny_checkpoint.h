@@ -72,4 +72,50 @@ struct TinyCheckpoint {
   std::uint64_t state_ = 1;
 };
 
+/// The same as a Mixtral: 4 experts, 2 of them for each token.
+struct TinyMixtral : TinyCheckpoint {
+  static constexpr int kExperts = 4;
+
+  TinyMixtral() {
+    config["model_type"] = "mixtral";
+    config["rope_theta"] = 10000.0;
+    config["num_local_experts"] = kExperts;
+    config["num_experts_per_tok"] = 2;
+    std::erase_if(tensors, [](const auto& item) { return item.first.find(".mlp.") != std::string::npos; });
+    for (int layer = 0; layer < 2; ++layer) {
+      const auto p = "model.layers." + std::to_string(layer) + ".block_sparse_moe.";
+      add(p + "gate.weight", {kExperts, 16});
+      for (int e = 0; e < kExperts; ++e) {
+        const auto expert = p + "experts." + std::to_string(e) + ".";
+        add(expert + "w1.weight", {24, 16});
+        add(expert + "w2.weight", {16, 24});
+        add(expert + "w3.weight", {24, 16});
+      }
+    }
+  }
+
+  /// The experts of each layer as two stacked tensors below "mlp", as transformers 5 holds them.
+  void stack() {
+    for (int layer = 0; layer < 2; ++layer) {
+      const auto p = "model.layers." + std::to_string(layer) + ".";
+      TinyTensor gate_up{{kExperts, 48, 16}, {}}, down{{kExperts, 16, 24}, {}};
+      const auto move = [&](const std::string& name, TinyTensor& to) {
+        const auto& from = tensors.at(name).values;
+        to.values.insert(to.values.end(), from.begin(), from.end());
+        tensors.erase(name);
+      };
+      for (int e = 0; e < kExperts; ++e) {
+        const auto expert = p + "block_sparse_moe.experts." + std::to_string(e) + ".";
+        move(expert + "w1.weight", gate_up);
+        move(expert + "w3.weight", gate_up);
+        move(expert + "w2.weight", down);
+      }
+      tensors[p + "mlp.experts.gate_up_proj"] = std::move(gate_up);
+      tensors[p + "mlp.experts.down_proj"] = std::move(down);
+      tensors[p + "mlp.gate.weight"] = tensors.at(p + "block_sparse_moe.gate.weight");
+      tensors.erase(p + "block_sparse_moe.gate.weight");
+    }
+  }
+};
+
 }  // namespace fp8::models::testing
