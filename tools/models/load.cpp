@@ -136,10 +136,8 @@ at::Tensor read_weight(const io::Checkpoint& checkpoint, const std::string& name
   return tensor.to(device);
 }
 
-namespace {
-
-/// A parameter from its pieces, one of them in memory at a time beside it.
-at::Tensor read_pieces(const io::Checkpoint& checkpoint, const std::vector<WeightPiece>& pieces, at::IntArrayRef shape, at::ScalarType dtype, at::Device device) {
+at::Tensor read_parameter(const io::Checkpoint& checkpoint, const std::string& name, at::IntArrayRef shape, at::ScalarType dtype, at::Device device) {
+  const auto pieces = pieces_of(name, checkpoint);
   if (pieces.size() == 1) return read_weight(checkpoint, pieces[0].tensor, shape, dtype, device, pieces[0].index);
   auto part = shape.vec();
   part[0] /= static_cast<std::int64_t>(pieces.size());
@@ -150,17 +148,14 @@ at::Tensor read_pieces(const io::Checkpoint& checkpoint, const std::vector<Weigh
   return whole;
 }
 
-}  // namespace
-
 void load_parameters(LoadedModel& loaded, const io::Checkpoint& checkpoint, const LoadOptions& options) {
   std::unordered_set<const void*> done;  // a tied weight comes up twice
   std::set<std::string> used;
   for (auto& item : loaded.model->named_parameters()) {
     auto& parameter = item.value();
-    const auto pieces = pieces_of(item.key(), checkpoint);
-    for (const auto& piece : pieces) used.insert(piece.tensor);
+    for (const auto& piece : pieces_of(item.key(), checkpoint)) used.insert(piece.tensor);
     if (!done.insert(parameter.unsafeGetTensorImpl()).second) continue;
-    parameter.set_data(read_pieces(checkpoint, pieces, parameter.sizes(), loaded.dtype, options.device));
+    parameter.set_data(read_parameter(checkpoint, item.key(), parameter.sizes(), loaded.dtype, options.device));
   }
   for (const auto& name : checkpoint.names())
     if (used.count(name) == 0 && !is_derived(name)) loaded.unused.push_back(name);

@@ -49,6 +49,9 @@ at::Tensor read_tensor(const io::Checkpoint& checkpoint, const std::string& name
 at::Tensor read_weight(const io::Checkpoint& checkpoint, const std::string& name, at::IntArrayRef shape, at::ScalarType dtype,
                        at::Device device, std::optional<std::int64_t> index = std::nullopt);
 
+/// A parameter of the model from wherever the checkpoint keeps it (expert_weights.h), one piece in memory at a time beside it.
+at::Tensor read_parameter(const io::Checkpoint& checkpoint, const std::string& name, at::IntArrayRef shape, at::ScalarType dtype, at::Device device);
+
 /// LibTorch's dtype of a file's. Throws io::Error naming it (U16, U32, F8_E8M0 and others are not weights).
 at::ScalarType scalar_type_of(io::DType dtype, const std::string& tensor);
 

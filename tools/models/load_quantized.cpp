@@ -1,24 +1,108 @@
 // SPDX-License-Identifier: Apache-2.0
 // Where an fp8 checkpoint enters the model: codes and scales through quant, everything else as in any checkpoint.
+//
+// Experts stand in a checkpoint one by one (experts.E.w1, w2, w3) and in the model as two weights per expert. Each is read as a module
+// of its own; w1's codes are then put above w3's, each row with the scale it has there.
+#include <ATen/ops/cat.h>
+#include <ATen/ops/full.h>
 #include <torch/nn/module.h>
 
+#include <algorithm>
 #include <unordered_set>
 
 #include "fp8/measure/module_tree.h"
+#include "fp8/quant/convert.h"
+#include "fp8/quant/fp8_handler.h"
 #include "fp8/quant/load.h"
+#include "fp8/runtime/intercept/weight_tag.h"
 #include "fp8/runtime/io/error.h"
+#include "fp8/tools/models/expert_weights.h"
 #include "fp8/tools/models/load.h"
 
 namespace fp8::models {
+namespace {
+
+/// A weight of the model and the modules of the checkpoint that it is made of.
+struct Stacked {
+  measure::WeightModule module;
+  std::vector<measure::WeightModule> parts;
+};
+
+std::string module_of(const std::string& tensor) { return tensor.substr(0, tensor.rfind('.')); }
+
+/// Splits the model's weights: those that the checkpoint has by themselves stay in `plain`.
+std::vector<Stacked> stacked_weights(const std::vector<measure::WeightModule>& all, const io::Checkpoint& checkpoint, std::vector<measure::WeightModule>& plain) {
+  std::vector<Stacked> stacked;
+  for (const auto& m : all) {
+    const auto pieces = pieces_of(m.name + ".weight", checkpoint);
+    if (pieces.size() == 1 && pieces[0].tensor == m.name + ".weight") {
+      plain.push_back(m);
+      continue;
+    }
+    if (pieces[0].index.has_value()) throw io::Error(checkpoint.folder().string() + ": " + pieces[0].tensor + ": stacked experts are read in high precision only, allowed in an fp8 checkpoint: experts.E.w1, w2, w3");
+    Stacked s{m, {}};
+    auto shape = m.weight.sizes().vec();
+    shape[0] /= static_cast<std::int64_t>(pieces.size());
+    for (const auto& piece : pieces) {
+      s.parts.push_back({module_of(piece.tensor), "Linear", at::full({1}, 0.0f, at::TensorOptions().device(at::kHPU)).expand(shape), std::nullopt});
+    }
+    stacked.push_back(std::move(s));
+  }
+  return stacked;
+}
+
+const quant::Fp8Handler* handler_of(const at::Tensor& weight) {
+  const auto* tag = runtime::find_tag(weight);
+  return tag != nullptr ? dynamic_cast<const quant::Fp8Handler*>(tag->handler.get()) : nullptr;
+}
+
+/// Puts the parts' codes on the model's weight. Parts that are not fp8 are left to the caller: false.
+bool join(const Stacked& s, at::ScalarType compute, const io::Checkpoint& checkpoint) {
+  std::vector<at::Tensor> codes;
+  std::vector<float> scale_inv;
+  quant::Scheme scheme;
+  for (const auto& part : s.parts) {
+    const auto* handler = handler_of(part.weight);
+    if (handler == nullptr) {
+      if (!codes.empty()) throw io::Error(checkpoint.folder().string() + ": " + part.name + ": expected fp8 as " + s.parts[0].name + " is");
+      return false;
+    }
+    const bool first = codes.empty();
+    const float input = std::max(first ? 0.0f : scheme.input_scale_inv, handler->scheme().input_scale_inv);  // they read one x
+    scheme = handler->scheme();
+    if (scheme.activations == quant::ActivationScaling::static_tensor) {
+      scheme.input_scale_inv = input;
+      scheme.input_scale = quant::scale_for(scheme, input, part.name);
+    }
+    const at::Tensor scales = handler->weight_scale_inv().cpu().contiguous();
+    const auto rows = part.weight.size(0);
+    for (std::int64_t r = 0; r < rows; ++r) scale_inv.push_back(scales.const_data_ptr<float>()[scales.numel() == 1 ? 0 : r]);
+    codes.push_back(part.weight.detach());
+    runtime::untag_weight(part.weight);
+  }
+  scheme.weights = quant::WeightGranularity::channel;
+  std::vector<at::Tensor> bytes;
+  for (const auto& c : codes) bytes.push_back(c.view(at::kByte));
+  quant::attach_fp8(s.module, at::cat(bytes).view(codes[0].scalar_type()), scale_inv, scheme, compute);
+  return true;
+}
+
+}  // namespace
 
 void load_quantized(LoadedModel& loaded, const io::Checkpoint& checkpoint, const LoadOptions& options) {
   if (!options.device.is_hpu()) throw io::Error("[models] " + loaded.folder.string() + " is an fp8 checkpoint: it runs on hpu (--device), not on cpu");
-  auto taken = quant::load_fp8(measure::weight_modules(*loaded.model), checkpoint, loaded.config_json["quantization_config"], loaded.dtype);
+  std::vector<measure::WeightModule> modules;
+  const auto stacked = stacked_weights(measure::weight_modules(*loaded.model), checkpoint, modules);
+  for (const auto& s : stacked) modules.insert(modules.end(), s.parts.begin(), s.parts.end());
+  auto taken = quant::load_fp8(modules, checkpoint, loaded.config_json["quantization_config"], loaded.dtype);
   std::unordered_set<const void*> done;  // a tied weight comes up twice
+  for (const auto& s : stacked) {
+    if (join(s, loaded.dtype, checkpoint)) done.insert(s.module.weight.unsafeGetTensorImpl());
+  }
   for (auto& item : loaded.model->named_parameters()) {
     if (taken.count(item.key()) != 0 || !done.insert(item.value().unsafeGetTensorImpl()).second) continue;
-    item.value().set_data(read_weight(checkpoint, item.key(), item.value().sizes(), loaded.dtype, options.device));
-    taken.insert(item.key());
+    for (const auto& piece : pieces_of(item.key(), checkpoint)) taken.insert(piece.tensor);
+    item.value().set_data(read_parameter(checkpoint, item.key(), item.value().sizes(), loaded.dtype, options.device));
   }
   for (const auto& name : checkpoint.names())
     if (taken.count(name) == 0) loaded.unused.push_back(name);

@@ -86,8 +86,8 @@ TEST(LlamaConfig, Dtype) {
 
 TEST(LlamaConfig, OtherArchitecturesAreRefusedByName) {
   EXPECT_EQ(error_of(with("model_type", "gpt2")),
-            "[models] m/config.json: model_type \"gpt2\" is not supported, allowed: llama, mistral");
-  EXPECT_THAT(error_of(with("model_type", 3)), HasSubstr("key 'model_type': found 3, allowed: llama, mistral"));
+            "[models] m/config.json: model_type \"gpt2\" is not supported, allowed: llama, mistral, mixtral");
+  EXPECT_THAT(error_of(with("model_type", 3)), HasSubstr("key 'model_type': found 3, allowed: llama, mistral, mixtral"));
   EXPECT_THAT(error_of(with("model_type", "mistral")), HasSubstr("key 'sliding_window': missing, allowed: null"));
   auto mistral = with("model_type", "mistral");
   mistral["sliding_window"] = nullptr;

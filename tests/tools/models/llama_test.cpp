@@ -37,10 +37,10 @@ at::Tensor read(const io::SafetensorsFile& file, const std::string& name) {
   return tensor;
 }
 
-void expect_reference_logits(const std::filesystem::path& folder) {
+void expect_reference_logits(const std::filesystem::path& folder, AttentionKind attention = AttentionKind::fused) {
   c10::NoGradGuard no_grad;
   const io::SafetensorsFile reference(folder / "reference.safetensors");
-  auto loaded = load_model(folder, {.dtype = at::kFloat});
+  auto loaded = load_model(folder, {.dtype = at::kFloat, .attention = attention});
   const auto logits = loaded.model->forward(read(reference, "input_ids"));
   const auto expected = read(reference, "logits");
   ASSERT_EQ(logits.sizes(), expected.sizes());
@@ -49,6 +49,42 @@ void expect_reference_logits(const std::filesystem::path& folder) {
 }
 
 TEST(Llama, LogitsOfKjvByteEqualTransformers) { expect_reference_logits(kjv()); }
+
+TEST(Llama, EagerAttentionGivesThemToo) { expect_reference_logits(kjv(), AttentionKind::eager); }
+
+TEST(Llama, OnlyTheModulesOfTheChosenAttentionAreThere) {
+  const auto names = [](AttentionKind attention) {
+    auto loaded = load_model(kjv(), {.dtype = at::kFloat, .attention = attention});
+    std::vector<std::string> found;
+    for (const auto& child : loaded.model->model->layers[0]->as<LlamaDecoderLayer>()->self_attn->named_children()) found.push_back(child.key());
+    return found;
+  };
+  EXPECT_THAT(names(AttentionKind::fused), ::testing::ElementsAre("q_proj", "k_proj", "v_proj", "o_proj", "k_cache", "v_cache", "fused_scaled_dot_product_attention"));
+  EXPECT_THAT(names(AttentionKind::eager), ::testing::ElementsAre("q_proj", "k_proj", "v_proj", "o_proj", "k_cache", "v_cache", "matmul_qk", "softmax", "matmul_av"));
+}
+
+/// Stores halves, so that what a reader sees tells whether the handler was asked both ways.
+struct HalvingCache : runtime::ModuleHandler {
+  at::ScalarType cache_dtype(at::ScalarType) const override { return at::kDouble; }
+  at::Tensor store(const at::Tensor& x) override { return (x * 0.5).to(at::kDouble); }
+  at::Tensor fetch(const at::Tensor& x, at::ScalarType dtype) override { return (x * 2.0).to(dtype); }
+  std::string describe() const override { return "halves"; }
+};
+
+TEST(Llama, TheCacheAsksTheHandlersOfItsLayer) {
+  c10::NoGradGuard no_grad;
+  auto plain = load_model(kjv(), {.dtype = at::kFloat}), handled = load_model(kjv(), {.dtype = at::kFloat});
+  for (const auto& layer : *handled.model->model->layers) {
+    const auto& attention = layer->as<LlamaDecoderLayer>()->self_attn;
+    attention->k_cache->slot()->handler = std::make_shared<HalvingCache>();
+    attention->v_cache->slot()->handler = std::make_shared<HalvingCache>();
+  }
+  const auto ids = at::arange(12, at::kLong).unsqueeze(0);
+  KVCache a(16), b(16), filled(16);
+  for (const auto& part : ids.split(4, 1)) EXPECT_TRUE(at::equal(plain.model->forward(part, &a), handled.model->forward(part, &b)));
+  plain.model->forward(ids, &filled);
+  EXPECT_THROW(handled.model->forward(ids.narrow(1, 0, 1), &filled), c10::Error);  // filled before there was a handler
+}
 
 TEST(Llama, LogitsOfStories260KEqualTransformers) {
   FP8_NEED_TEST_DATA(data);
@@ -157,16 +193,16 @@ TEST(Llama, RotaryFrequencies) {
   EXPECT_GT(stretched, 0);
 }
 
-class LlamaCache : public ::testing::TestWithParam<int> {};
+class LlamaCache : public ::testing::TestWithParam<std::tuple<int, AttentionKind>> {};
 
 TEST_P(LlamaCache, GivesTheLogitsOfTheForwardWithoutIt) {
   c10::NoGradGuard no_grad;
-  auto loaded = load_model(kjv(), {.dtype = at::kFloat});
+  const auto [step, attention] = GetParam();
+  auto loaded = load_model(kjv(), {.dtype = at::kFloat, .attention = attention});
   const io::SafetensorsFile reference(kjv() / "reference.safetensors");
   const auto ids = read(reference, "input_ids");
   const auto expected = read(reference, "logits");
   KVCache cache(64);
-  const int step = GetParam();
   for (int start = 0; start < 64; start += step) {
     const auto length = std::min(step, 64 - start);
     const auto logits = loaded.model->forward(ids.narrow(1, start, length).contiguous(), &cache);
@@ -176,7 +212,7 @@ TEST_P(LlamaCache, GivesTheLogitsOfTheForwardWithoutIt) {
   EXPECT_THROW(loaded.model->forward(ids.narrow(1, 0, 1), &cache), c10::Error);  // full
 }
 
-INSTANTIATE_TEST_SUITE_P(Steps, LlamaCache, ::testing::Values(1, 7, 64));
+INSTANTIATE_TEST_SUITE_P(Steps, LlamaCache, ::testing::Combine(::testing::Values(1, 7, 64), ::testing::Values(AttentionKind::fused, AttentionKind::eager)));
 
 TEST(Llama, RefusesIdsOfAnotherKindAndTooManyPositions) {
   c10::NoGradGuard no_grad;
