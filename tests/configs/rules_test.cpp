@@ -112,7 +112,8 @@ TEST(Rules, RuntimeScalePatchingTakesOneScalePerTensor) {
 }
 
 TEST(Rules, ATypeWithAModulePathIsReportedWithTheNearestType) {
-  const QuantConfig config = parse_quant_config({{"allowlist", {{"types", {"torch.nn.Linear", "Linear"}}}}, {"blocklist", {{"types", {"linear", "Softmax"}}}}}, "q.json");
+  const io::Json json = {{"allowlist", {{"types", {"torch.nn.Linear", "Linear"}}}}, {"blocklist", {{"types", {"linear", "Softmax"}}}}};
+  const QuantConfig config = parse_quant_config(json, "q.json");
   const auto found = unknown_type_problems(config);
   ASSERT_EQ(found.size(), 2u);
   EXPECT_THAT(found[0], HasSubstr("q.json: key 'allowlist.types': found 'torch.nn.Linear', which is no class that can be quantized, did you mean 'Linear'?"));
