@@ -1,0 +1,137 @@
+// SPDX-License-Identifier: Apache-2.0
+// fp8 run: what it writes equals what the model returns, modules go into fp8 as they were measured, and what is refused.
+#include <gmock/gmock.h>
+#include <gtest/gtest.h>
+#include <torch/script.h>
+#include <torch/torch.h>
+
+#include <fstream>
+
+#include "fp8/runtime/io/json.h"
+#include "fp8/runtime/io/safetensors.h"
+#include "support/temp_dir.h"
+#include "tools/commands/run_fp8.h"
+
+namespace fp8::commands {
+namespace {
+
+using ::testing::HasSubstr;
+using torch::jit::Module;
+
+test::Run fp8(const std::vector<std::string>& arguments) {
+  test::RunOptions options;
+  options.environment = {{"QUANT_CONFIG", ""}, {"FP8_HPU_DEVICE", "gaudi3"}, {"OMP_WAIT_POLICY", "passive"}};
+  return test::run_fp8(arguments, options);
+}
+
+class RunCommand : public ::testing::Test {
+ protected:
+  Module linear() {
+    Module m("Linear");
+    m.register_attribute("training", c10::BoolType::get(), false);
+    m.register_parameter("weight", torch::randn({6, 4}), /*is_buffer=*/false);
+    m.define("def forward(self, x):\n  return torch.linear(x, self.weight)\n");
+    return m;
+  }
+  /// Two Linears, of which forward calls one, and a product of activations.
+  std::string model() {
+    torch::manual_seed(1);
+    Module m("M");
+    m.register_attribute("training", c10::BoolType::get(), false);
+    m.register_module("used", linear());
+    m.register_module("never", linear());
+    m.define(R"(
+def forward(self, x, twice: bool=False):
+    y = self.used.forward(x)
+    if x.dim() == 7:
+        y = self.never.forward(x)
+    if twice:
+        y = y + y
+    return y, torch.matmul(y.unsqueeze(-1), y.unsqueeze(-2)).sum()
+)");
+    m.save((folder / "m.pt").string());
+    module = m;
+    return (folder / "m.pt").string();
+  }
+  std::string inputs(std::int64_t samples) {
+    torch::manual_seed(2);
+    x = torch::randn({samples, 4});
+    io::SafetensorsWriter writer(folder / "in.safetensors", {{"x", io::DType::F32, {samples, 4}}});
+    writer.write("x", x.const_data_ptr());
+    writer.commit();
+    return (folder / "in.safetensors").string();
+  }
+  at::Tensor output(const std::string& name) {
+    const io::SafetensorsFile file(folder / "out.safetensors");
+    const auto* info = file.find(name);
+    EXPECT_NE(info, nullptr) << name;
+    at::Tensor t = torch::empty(info->shape);
+    file.read(*info, t.mutable_data_ptr());
+    return t;
+  }
+  test::Run run(std::vector<std::string> more) {
+    std::vector<std::string> arguments = {"run", "--json", "--out", (folder / "out.safetensors").string()};
+    arguments.insert(arguments.end(), more.begin(), more.end());
+    return fp8(arguments);
+  }
+  test::TempDir folder;
+  Module module;
+  at::Tensor x;
+};
+
+TEST_F(RunCommand, WritesWhatForwardReturns) {
+  const auto result = run({model(), "--inputs", inputs(5), "--batch", "1"});
+  ASSERT_EQ(result.code, 0) << result.err;
+  EXPECT_EQ(output("output.0").sizes(), at::IntArrayRef({5, 6}));
+  EXPECT_EQ(output("output.1").sizes(), at::IntArrayRef({5}));
+  for (int i = 0; i < 5; ++i) {
+    const auto expected = module.forward({x.narrow(0, i, 1)}).toTuple();
+    EXPECT_TRUE(torch::equal(output("output.0").narrow(0, i, 1), expected->elements()[0].toTensor())) << i;
+    EXPECT_EQ(output("output.1")[i].item<float>(), expected->elements()[1].toTensor().item<float>()) << i;
+  }
+  const auto json = io::parse_json(result.out, "stdout");
+  EXPECT_EQ(json.at("chunks"), 5);
+  EXPECT_NEAR(json.at("outputs").at("output.0").at("mean").get<double>(), output("output.0").mean().item<float>(), 1e-6);
+  EXPECT_NEAR(json.at("outputs").at("output.0").at("max").get<double>(), output("output.0").max().item<float>(), 1e-6);
+}
+
+TEST_F(RunCommand, MeasuredModulesRunInFp8AndUncalledOnesAreListed) {
+  const auto file = model(), data = inputs(64);
+  const auto stats = (folder / "stats").string();
+  ASSERT_EQ(fp8({"measure", "--model", file, "--data", data, "--out", stats}).code, 0);
+  ASSERT_EQ(run({file, "--inputs", data, "--batch", "1"}).code, 0);
+  std::filesystem::rename(folder / "out.safetensors", folder / "f32.safetensors");
+  const auto result = run({file, "--inputs", data, "--batch", "1", "--measurements", stats, "--reference", (folder / "f32.safetensors").string()});
+  ASSERT_EQ(result.code, 0) << result.err;
+  const auto json = io::parse_json(result.out, "stdout");
+  ASSERT_EQ(json.at("modules_quantized").size(), 1u);
+  EXPECT_EQ(json.at("modules_quantized")[0].at("name"), "used");
+  std::string reason;
+  for (const auto& m : json.at("modules_kept")) {
+    if (m.at("name") == "never") reason = m.at("reason");
+  }
+  EXPECT_THAT(reason, HasSubstr("never called"));
+  const auto& difference = json.at("outputs").at("output.0");
+  // Rounding to E4M3 is at most 2^-4 of a value; a sum of 4 products of two rounded factors of size ~1.
+  EXPECT_GT(difference.at("mean_difference").get<double>(), 1e-3);
+  EXPECT_LT(difference.at("mean_difference").get<double>(), 0.25);
+}
+
+TEST_F(RunCommand, WhatIsRefused) {
+  const auto file = model(), data = inputs(4);
+  const auto refused = [&](const test::Run& r, const std::string& words, int code = 1) {
+    EXPECT_EQ(r.code, code) << r.err;
+    EXPECT_THAT(r.err, HasSubstr(words));
+    EXPECT_FALSE(std::filesystem::exists(folder / "out.safetensors"));
+  };
+  refused(run({file, "--inputs", data}), "output.1 has 1 rows for 4 samples, allowed: as many for each sample (try --batch 1)");
+  refused(run({file, "--inputs", (folder / "none.wav").string()}), "none.wav");
+  refused(run({(folder / "none.pt").string(), "--inputs", data}), "none.pt");
+  refused(run({file, "--inputs", data, "--exclude", "x"}), "--include and --exclude go with --measurements", 2);
+  refused(run({file, "--inputs", data, "--measurements", (folder / "none").string()}), "none");
+  std::ofstream(folder / "c.json") << R"({"mode": "MEASURE", "dump_stats_path": "a/b"})";
+  refused(run({file, "--inputs", data, "--config", (folder / "c.json").string()}), "expected QUANTIZE");
+}
+
+}  // namespace
+}  // namespace fp8::commands
