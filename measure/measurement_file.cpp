@@ -140,18 +140,19 @@ std::string MeasurementFile::fingerprint() const {
   return hash.text();
 }
 
-std::vector<fs::path> write_measurements(const StatsName& name, const MeasurementFile& file) {
+std::vector<FileBytes> measurement_bytes(const StatsName& name, const MeasurementFile& file) {
   MeasurementFile written = file;
   if (!written.local_rank.has_value() && name.rank.has_value()) written.local_rank = name.rank->index;
-  std::vector<std::pair<fs::path, std::string>> more;
-  more.emplace_back(name.mod_list(), io::json_text(name.mod_list(), Json(file.selected), 4));
+  auto files = stats_bytes(name, tree_of(written));
+  files.emplace_back(name.mod_list(), io::json_text(name.mod_list(), Json(file.selected), 4));
   if (file.model.has_value()) {
     const Json json = {{"measurement", file.fingerprint()}, {"weights", to_json(*file.model)}};
-    more.emplace_back(name.fingerprint(), io::json_text(name.fingerprint(), json, -1));
+    files.emplace_back(name.fingerprint(), io::json_text(name.fingerprint(), json, -1));
   }
-  auto paths = write_stats(name, tree_of(written), more);
-  return paths;
+  return files;
 }
+
+std::vector<fs::path> write_measurements(const StatsName& name, const MeasurementFile& file) { return write_together(measurement_bytes(name, file)); }
 
 std::vector<fs::path> write_measurements(const std::string& prefix, const MeasurementFile& file, const MeasurementName& name) {
   return write_measurements(StatsName{prefix, name.observer, "", name.rank}, file);

@@ -61,6 +61,9 @@ struct MeasurementName {
 std::vector<std::filesystem::path> write_measurements(const std::string& prefix, const MeasurementFile& file, const MeasurementName& name = {});
 std::vector<std::filesystem::path> write_measurements(const StatsName& name, const MeasurementFile& file);
 
+/// What write_measurements() writes: to be written together with other files.
+std::vector<FileBytes> measurement_bytes(const StatsName& name, const MeasurementFile& file);
+
 /// Throws io::Error if write_measurements() could not make its files there: to be asked before a long run. Writes nothing.
 void check_writable(const std::string& prefix);
 

@@ -69,14 +69,16 @@ Json nested(const io::NdArray& array, std::size_t dim, std::size_t& at) {
 std::string difference(const Json& a, const Json& b, const std::string& where) {
   const auto text = [](const Json& v) { return io::printable(v.dump(-1, ' ', true, Json::error_handler_t::replace), 40); };
   if (a.is_number() && b.is_number()) return a.get<float>() == b.get<float>() ? "" : where + ": " + text(a) + " and " + text(b);
+  if (a.empty() && b.empty()) return "";  // null, [] and {}: nothing there
   if (a.is_object() && b.is_object()) {
     for (const auto& [key, value] : a.items()) {
       const auto found = b.find(key);
+      if (found == b.end() && value.empty()) continue;
       if (found == b.end()) return where + ": '" + io::printable(key) + "' is in the first only";
       if (auto d = difference(value, *found, where + "." + io::printable(key)); !d.empty()) return d;
     }
     for (const auto& [key, value] : b.items()) {
-      if (!a.contains(key)) return where + ": '" + io::printable(key) + "' is in the second only";
+      if (!a.contains(key) && !value.empty()) return where + ": '" + io::printable(key) + "' is in the second only";
     }
     return "";
   }
@@ -234,26 +236,22 @@ Json read_stats(const StatsName& name) {
   return json;
 }
 
-void write_together(const std::vector<std::pair<fs::path, std::string>>& contents) {
+std::vector<FileBytes> stats_bytes(const StatsName& name, const PyValue& tree) {
+  return {{name.json(), io::json_text(name.json(), stats_json(tree), 4)}, {name.npz(), io::npz_bytes(name.npz(), tree)}};
+}
+
+std::vector<fs::path> write_together(const std::vector<FileBytes>& contents) {
   MadeFolders folders;
   for (const auto& [path, bytes] : contents) folders.make(path.parent_path());
   std::list<io::AtomicFile> files;  // all written before the first appears: a full disk leaves none of them
+  std::vector<fs::path> paths;
   for (const auto& [path, bytes] : contents) {
     files.emplace_back(path, bytes.size());
     files.back().append(bytes);
+    paths.push_back(path);
   }
   for (auto& written : files) written.commit();
   folders.keep();
-}
-
-std::vector<fs::path> write_stats(const StatsName& name, const PyValue& tree, const std::vector<std::pair<fs::path, std::string>>& more) {
-  std::vector<std::pair<fs::path, std::string>> files;
-  files.emplace_back(name.json(), io::json_text(name.json(), stats_json(tree), 4));
-  files.emplace_back(name.npz(), io::npz_bytes(name.npz(), tree));
-  files.insert(files.end(), more.begin(), more.end());
-  write_together(files);
-  std::vector<fs::path> paths;
-  for (const auto& [path, bytes] : files) paths.push_back(path);
   return paths;
 }
 

@@ -56,13 +56,15 @@ io::Json read_stats(const StatsName& name);
 /// A pickle's tree as JSON: arrays become nested lists, keys text.
 io::Json stats_json(const io::PyValue& value);
 
-/// Writes the tree in both forms, and `more` files (path, bytes): each atomically, and none before all are on the disk. The folder is made,
-/// and taken back when writing fails. Returns the paths: .json, .npz, then `more`. Throws io::Error.
-std::vector<std::filesystem::path> write_stats(const StatsName& name, const io::PyValue& tree,
-                                               const std::vector<std::pair<std::filesystem::path, std::string>>& more);
+/// A file to be written: path and bytes.
+using FileBytes = std::pair<std::filesystem::path, std::string>;
 
-/// The same for any files.
-void write_together(const std::vector<std::pair<std::filesystem::path, std::string>>& files);
+/// The tree in both forms: .json (indent 4), .npz.
+std::vector<FileBytes> stats_bytes(const StatsName& name, const io::PyValue& tree);
+
+/// Writes each file atomically, and none before all are on the disk. Folders are made, and taken back when writing fails. Returns the paths.
+/// Throws io::Error.
+std::vector<std::filesystem::path> write_together(const std::vector<FileBytes>& files);
 
 /// The header of both kinds of file, up to "Nodes".
 struct StatsHeader {

@@ -197,15 +197,19 @@ std::string ScaleFile::fingerprint() const {
   return hash.text();
 }
 
-std::vector<fs::path> write_scales(const StatsName& name, const ScaleFile& file, const std::optional<ScaleOrigin>& origin) {
+std::vector<measure::FileBytes> scale_bytes(const StatsName& name, const ScaleFile& file, const std::optional<ScaleOrigin>& origin) {
   if (!name.is_scales()) throw std::invalid_argument(name.base() + ": expected the name of a scale file, found no method");
   const auto local_rank = file.local_rank.has_value() || !name.rank.has_value() ? file.local_rank : std::optional<std::int64_t>(name.rank->index);
-  std::vector<std::pair<fs::path, std::string>> more;
+  auto files = measure::stats_bytes(name, tree_of(file, local_rank));
   if (origin.has_value()) {
     const Json json = {{"scales", file.fingerprint()}, {"model", origin->model}, {"measurement", origin->measurement}, {"method", origin->method}};
-    more.emplace_back(name.fingerprint(), io::json_text(name.fingerprint(), json, 4));
+    files.emplace_back(name.fingerprint(), io::json_text(name.fingerprint(), json, 4));
   }
-  return write_stats(name, tree_of(file, local_rank), more);
+  return files;
+}
+
+std::vector<fs::path> write_scales(const StatsName& name, const ScaleFile& file, const std::optional<ScaleOrigin>& origin) {
+  return measure::write_together(scale_bytes(name, file, origin));
 }
 
 ScaleFile scales_from_json(const Json& json, const std::string& name) { return Reader(name).read(json); }

@@ -64,6 +64,9 @@ struct ScaleOrigin {
 /// one. Throws io::Error; std::invalid_argument for a value that is not finite and > 0, naming the module.
 std::vector<std::filesystem::path> write_scales(const measure::StatsName& name, const ScaleFile& file, const std::optional<ScaleOrigin>& origin = std::nullopt);
 
+/// What write_scales() writes: to be written together with other files.
+std::vector<measure::FileBytes> scale_bytes(const measure::StatsName& name, const ScaleFile& file, const std::optional<ScaleOrigin>& origin = std::nullopt);
+
 /// Reads .json or .npz, whichever is there; both must agree. Throws io::Error naming file and module: missing, malformed, negative, NaN, Inf.
 ScaleFile read_scales(const measure::StatsName& name);
 

@@ -154,6 +154,56 @@ TEST(MeasurementFile, MalformedFilesAreNamed) {
   fails({"Nodes.m.params.weight", "expected [[amax]]"}, node(R"({"params": {"weight": true}})"));
 }
 
+TEST(MeasurementFile, EveryObserverAndRankHasItsFiles) {
+  const test::TempDir dir;
+  const std::string prefix = (dir / "p").string();
+  const auto paths = write_measurements(prefix, example(), {"maxabs_per_channel", configs::Rank{1, 4}});
+  EXPECT_EQ(paths[0], dir / "p_hooks_maxabs_per_channel_1_4.json");
+  EXPECT_EQ(paths[2], dir / "p_hooks_maxabs_per_channel_1_4_mod_list.json");
+  EXPECT_EQ(io::read_json(paths[0])["LocalRank"], 1);
+  const auto read = read_measurements(paths[1].string());
+  expect_equal(read, example());
+  EXPECT_EQ(read.local_rank, 1);
+  expect_equal(read_measurements(prefix), example());  // the only one of that prefix
+  write_measurements(prefix, example(), {"maxabs_per_channel", configs::Rank{0, 4}});
+  EXPECT_TRUE(throws_with({prefix, "found 2 ranks", "p_hooks_maxabs_per_channel_0_4.json", "unify"}, [&] { read_measurements(prefix); }));
+  write_measurements(prefix, example());
+  EXPECT_FALSE(read_measurements(prefix).local_rank.has_value());
+}
+
+TEST(MeasurementFile, ShapesAreSizes) {
+  const test::TempDir dir;
+  MeasurementFile file;
+  file.mode = MeasurementMode::shape;
+  file.modules.push_back({"m", {{4, 128, 0}}, std::vector<Amax>{{}}, Amax{256, 128}});
+  const auto paths = write_measurements((dir / "p").string(), file, {"shape", std::nullopt});
+  EXPECT_EQ(paths[0], dir / "p_hooks_shape.json");
+  const auto json = io::read_json(paths[0]);
+  EXPECT_EQ(json["Mode"], "Shape");
+  EXPECT_EQ(json["Nodes"]["m"]["inputs"], io::Json::parse("[[[4.0, 128.0, 0.0]]]"));
+  const auto read = read_measurements((dir / "p").string());
+  EXPECT_EQ(read.mode, MeasurementMode::shape);
+  EXPECT_EQ(read.modules[0].inputs, file.modules[0].inputs);
+  EXPECT_EQ(read.modules[0].weight, file.modules[0].weight);
+  const auto fails = [](const std::string& sizes) {
+    EXPECT_TRUE(throws_with({"Nodes.m.inputs[0]", "expected"}, [&] { read_text(R"({"Mode": "Shape", "Nodes": {"m": {"inputs": [)" + sizes + "]}}}"); })) << sizes;
+  };
+  fails("[[1.5]]");
+  fails("[[-1]]");
+  fails("[[16777217]]");
+  fails("[[\"4\"]]");
+}
+
+TEST(MeasurementFile, OldKeysAndBareArraysAreRead) {
+  const auto file = read_text(R"({"LocalRank": -1, "GlobalRank": 3, "Nodes": {"m": {"input": [[[2]]], "output": [[1.5]], "params": {}}, "n": {"inputs": [0.5], "outputs": null}}})");
+  EXPECT_EQ(file.local_rank, -1);
+  EXPECT_EQ(file.global_rank, 3);
+  EXPECT_EQ(file.find("m")->inputs, (std::vector<Amax>{{2.0f}}));
+  EXPECT_EQ(*file.find("m")->outputs, (std::vector<Amax>{{1.5f}}));
+  EXPECT_EQ(file.find("n")->inputs, (std::vector<Amax>{{0.5f}}));
+  EXPECT_FALSE(file.find("n")->outputs.has_value());
+}
+
 TEST(MeasurementFile, NaNInAnNpzIsNamed) {
   const test::TempDir dir;
   auto file = example();

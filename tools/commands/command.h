@@ -2,6 +2,7 @@
 // A command of the fp8 program: a row of the table in main.cpp. add() declares its options and returns what runs it.
 #pragma once
 #include <functional>
+#include <vector>
 
 #include "fp8/tools/commands/context.h"
 #include "fp8/tools/commands/options.h"
@@ -14,7 +15,8 @@ struct Command {
   const char* name;
   const char* summary;         ///< one line of `fp8 --help`
   const char* example;         ///< below `fp8 NAME --help`
-  Action (*add)(Options&);     ///< called once, before the command line is parsed
+  Action (*add)(Options&);     ///< called once, before the command line is parsed; null: a group of commands
+  std::vector<Command> children = {};  ///< of a group: `fp8 GROUP NAME ...`
 };
 
 Action add_measure(Options& options);
@@ -25,6 +27,9 @@ Action add_run(Options& options);
 Action add_inspect(Options& options);
 Action add_config(Options& options);
 Action add_doctor(Options& options);
+
+/// The group `fp8 measurements`.
+std::vector<Command> measurements_commands();
 
 /// Parses the command line and runs the command. Returns the exit code: 0 ok, 1 failure, 2 wrong usage. Failures are one line on
 /// stderr, "fp8: error: ...".

@@ -28,6 +28,8 @@ const std::vector<Command>& commands() {
        "fp8 run model.jit --inputs sound.wav --measurements stats --out result.safetensors", add_run},
       {"inspect", "Table of a checkpoint, a measurement or a scale file", "fp8 inspect out/fp8", add_inspect},
       {"config", "What a QUANT_CONFIG means, or what is wrong with it", "fp8 config explain quant.json --model model", add_config},
+      {"measurements", "Merge, unify, expand, compare and show measurement and scale files", "fp8 measurements diff stats-old stats-new", nullptr,
+       measurements_commands()},
       {"doctor", "What this machine, this build and the environment add up to", "fp8 doctor", add_doctor},
   };
   return table;
@@ -40,19 +42,20 @@ int report(const std::string& message, int code) {
   return code;
 }
 
-std::string command_names() {
+std::string names_of(const std::vector<Command>& list) {
   std::string names;
-  for (const auto& command : commands()) names += (names.empty() ? "" : ", ") + std::string(command.name);
+  for (const auto& command : list) names += (names.empty() ? "" : ", ") + std::string(command.name);
   return names;
 }
 
-/// No subcommand was recognised: say what was found instead.
-[[noreturn]] void fail_without_command(const CLI::App& app) {
+/// No command of `list` was recognised below `app`: say what was found instead. `group`: "" or "measurements ".
+[[noreturn]] void fail_without_command(const CLI::App& app, const std::vector<Command>& list, const std::string& group) {
   const auto found = app.remaining();
-  if (found.empty()) throw UsageError("no command given, allowed: " + command_names() + " (see fp8 --help)");
+  const std::string where = group.empty() ? "" : group + ": ";
+  if (found.empty()) throw UsageError(where + "no command given, allowed: " + names_of(list) + " (see fp8 " + group + (group.empty() ? "" : " ") + "--help)");
   if (found[0].size() > 1 && found[0][0] == '-')
-    throw UsageError("unknown option '" + found[0] + "', allowed: --help, --version or a command: " + command_names());
-  throw UsageError("unknown command '" + found[0] + "', allowed: " + command_names());
+    throw UsageError(where + "unknown option '" + found[0] + "', allowed: --help, --version or a command: " + names_of(list));
+  throw UsageError(where + "unknown command '" + found[0] + "', allowed: " + names_of(list));
 }
 
 /// CLI11 drops the dashes when a flag is given a value.
@@ -64,9 +67,28 @@ std::string message_of(const CLI::ParseError& error) {
 
 struct Entry {
   CLI::App* app;
-  std::unique_ptr<Options> options;
+  std::unique_ptr<Options> options;  ///< null: a group
   Action action;
+  const Command* command;
 };
+
+void add_commands(CLI::App& parent, const std::vector<Command>& list, Context& context, std::vector<Entry>& entries) {
+  for (const auto& command : list) {
+    auto* sub = parent.add_subcommand(command.name, command.summary);
+    sub->allow_extras();
+    sub->set_version_flag("--version", "fp8 " FP8_VERSION);
+    sub->footer(std::string("Example:\n  ") + command.example);
+    if (command.add == nullptr) {
+      add_commands(*sub, command.children, context, entries);  // the leaves stand before their group
+      entries.push_back({sub, nullptr, {}, &command});
+      continue;
+    }
+    auto options = std::make_unique<Options>(*sub);
+    auto action = command.add(*options);
+    options->common(context);
+    entries.push_back({sub, std::move(options), std::move(action), &command});
+  }
+}
 
 int run_command(int argc, char** argv) {
   Context context;
@@ -75,16 +97,7 @@ int run_command(int argc, char** argv) {
   app.footer("Every command has --help with an example.");
   app.allow_extras();
   std::vector<Entry> entries;
-  for (const auto& command : commands()) {
-    auto* sub = app.add_subcommand(command.name, command.summary);
-    sub->allow_extras();
-    sub->set_version_flag("--version", "fp8 " FP8_VERSION);
-    sub->footer(std::string("Example:\n  ") + command.example);
-    auto options = std::make_unique<Options>(*sub);
-    auto action = command.add(*options);
-    options->common(context);
-    entries.push_back({sub, std::move(options), std::move(action)});
-  }
+  add_commands(app, commands(), context, entries);
   try {
     app.parse(argc, argv);
   } catch (const CLI::CallForHelp&) {
@@ -97,12 +110,13 @@ int run_command(int argc, char** argv) {
   }
   for (auto& entry : entries) {
     if (!entry.app->parsed()) continue;
+    if (entry.options == nullptr) fail_without_command(*entry.app, entry.command->children, entry.command->name);
     entry.options->check();
     apply(context);
     entry.action(context);
     return 0;
   }
-  fail_without_command(app);
+  fail_without_command(app, commands(), "");
 }
 
 }  // namespace

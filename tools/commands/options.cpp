@@ -97,6 +97,17 @@ void Options::flag(const std::string& name, bool& target, const std::string& hel
   app_.add_flag(name, target, help)->disable_flag_override();  // "--json=3" is an error
 }
 
+void Options::paths(const std::string& name, std::vector<std::filesystem::path>& target, const std::string& help) {
+  const auto set = [&target, name](const std::vector<std::string>& values) {
+    for (const auto& value : values) {
+      if (value.empty()) bad_value(name, value, "a path");
+      target.emplace_back(value);
+    }
+    return true;
+  };
+  required_.push_back(app_.add_option(name, set, help)->type_name("PATH")->expected(1, -1));
+}
+
 void Options::list(const std::string& name, std::vector<std::string>& target, const std::string& help) {
   app_.add_option(name, target, help)->type_name("TEXT")->allow_extra_args(false);
 }

@@ -41,6 +41,8 @@ class Options {
   void choice(const std::string& name, std::vector<std::string> allowed, std::function<void(std::size_t)> set,
               const std::string& help);
   void flag(const std::string& name, bool& target, const std::string& help);
+  /// One or more positional arguments.
+  void paths(const std::string& name, std::vector<std::filesystem::path>& target, const std::string& help);
   /// May be given several times, one value each.
   void list(const std::string& name, std::vector<std::string>& target, const std::string& help);
   /// --json --device --dialect --dtype --threads --seed --quiet.

@@ -1,0 +1,157 @@
+// SPDX-License-Identifier: Apache-2.0
+// fp8 measurements, run as processes: each command once, and its messages.
+#include <gmock/gmock.h>
+#include <gtest/gtest.h>
+
+#include <fstream>
+
+#include "fp8/runtime/io/json.h"
+#include "tools/commands/run_fp8.h"
+
+namespace fp8 {
+namespace {
+
+namespace fs = std::filesystem;
+using ::testing::ElementsAre;
+using ::testing::HasSubstr;
+using test::run_fp8;
+
+/// FOLDER/p_hooks_maxabs[_R_W].json with one module "m".
+void write_measurement(const test::TempDir& dir, const std::string& rank, float input, const std::string& folder = "in") {
+  fs::create_directories(dir / folder);
+  io::write_json(dir / (folder + "/p_hooks_maxabs" + rank + ".json"),
+                 {{"NumSamples", 2}, {"GlobalRank", nullptr}, {"LocalRank", nullptr}, {"Mode", "DynamicRange"},
+                  {"Nodes", {{"m", {{"inputs", {{{input}}}}, {"params", {{"weight", {{0.5}}}}}}}}}});
+}
+
+void write_scale(const test::TempDir& dir, const std::string& rank, float input) {
+  io::write_json(dir / ("in/p_hooks_maxabs_MAXABS_POW2" + rank + ".json"),
+                 {{"GlobalRank", nullptr}, {"LocalRank", nullptr}, {"Mode", "Scale"}, {"Nodes", {{"m", {{"inputs", {input}}, {"outputs", {1.0}}, {"params", {{"weight", 0.25}}}}}}}});
+}
+
+std::vector<std::string> files_in(const fs::path& folder) {
+  std::vector<std::string> names;
+  for (const auto& entry : fs::directory_iterator(folder)) names.push_back(entry.path().filename());
+  std::sort(names.begin(), names.end());
+  return names;
+}
+
+io::Json json_of(const std::vector<std::string>& arguments) {
+  const auto run = run_fp8(arguments);
+  EXPECT_EQ(run.code, 0) << run.err;
+  return io::parse_json(run.out, "stdout");
+}
+
+std::string error_of(const std::vector<std::string>& arguments, int code = 1) {
+  const auto run = run_fp8(arguments);
+  EXPECT_EQ(run.code, code) << run.err;
+  EXPECT_EQ(run.error_lines(), 1) << run.err;
+  return run.err;
+}
+
+TEST(Measurements, UnifyAndExpandWithScales) {
+  const test::TempDir dir;
+  for (int r = 0; r < 4; ++r) {
+    const std::string rank = "_" + std::to_string(r) + "_4";
+    write_measurement(dir, rank, static_cast<float>(10 - r));
+    write_scale(dir, rank, static_cast<float>(1 << r));
+  }
+  std::ofstream(dir / "in/notes.json") << "[]";  // what else lies there is nobody's rank
+  std::ofstream(dir / "in/p_hooks_maxabs_0_4.json.bak") << "x";
+  const auto in = (dir / "in").string(), two = (dir / "two").string(), eight = (dir / "eight").string();
+  const auto json = json_of({"measurements", "unify", in, "--ranks", "2", "--out", two, "--json"});
+  EXPECT_EQ(json["source_ranks"], 4);
+  EXPECT_EQ(json["out"].size(), 2u * 5);
+  EXPECT_EQ(io::read_json(dir / "two/p_hooks_maxabs_1_2.json")["Nodes"]["m"]["inputs"][0][0][0], 8);
+  EXPECT_EQ(io::read_json(dir / "two/p_hooks_maxabs_MAXABS_POW2_0_2.json")["Nodes"]["m"]["inputs"][0], 2);
+  EXPECT_EQ(io::read_json(dir / "two/p_hooks_maxabs_1_2.json")["LocalRank"], 1);
+  EXPECT_EQ(json_of({"measurements", "unify", two, "--out", (dir / "one").string(), "--json"})["ranks"], 1);  // again: the mod_list is there
+  EXPECT_EQ(io::read_json(dir / "one/p_hooks_maxabs_0_1.json")["LocalRank"], -1);
+  EXPECT_EQ(io::read_json(dir / "one/p_hooks_maxabs_0_1.json")["Nodes"]["m"]["inputs"][0][0][0], 10);
+  EXPECT_EQ(json_of({"measurements", "expand", (dir / "one").string(), "--world-size", "8", "--out", eight, "--json"})["sets"], 2);
+  EXPECT_EQ(files_in(eight).size(), 8u * 5);
+  EXPECT_EQ(io::read_json(dir / "eight/p_hooks_maxabs_MAXABS_POW2_7_8.json")["Nodes"]["m"]["inputs"][0], 8);
+}
+
+TEST(Measurements, MissingRanksAndWrongNumbersAreNamed) {
+  const test::TempDir dir;
+  for (int r : {0, 2, 3}) write_measurement(dir, "_" + std::to_string(r) + "_4", 1);
+  const auto in = (dir / "in").string(), out = (dir / "out").string();
+  EXPECT_THAT(error_of({"measurements", "unify", in, "--out", out}), HasSubstr("1 of 4 ranks are missing: p_hooks_maxabs_1_4.json"));
+  EXPECT_THAT(error_of({"measurements", "unify", in, "--ranks", "3", "--out", out}, 2), HasSubstr("--ranks: found 3, allowed: a divisor of the number of ranks (4)"));
+  EXPECT_THAT(error_of({"measurements", "unify", in}, 2), HasSubstr("--out is required"));
+  EXPECT_FALSE(fs::exists(out));
+  write_measurement(dir, "_0_8", 1);
+  EXPECT_THAT(error_of({"measurements", "unify", in, "--out", out}, 2), HasSubstr("say which with --world-size"));
+  EXPECT_THAT(error_of({"measurements", "unify", in, "--world-size", "8", "--out", out}), HasSubstr("7 of 8 ranks are missing"));
+  EXPECT_THAT(error_of({"measurements", "expand", in, "--world-size", "2", "--out", out}), HasSubstr("unify them first"));
+  EXPECT_THAT(error_of({"measurements", "show", (dir / "gone").string()}), HasSubstr("gone: expected measurement or scale files"));
+}
+
+TEST(Measurements, MergeAddsSamples) {
+  const test::TempDir dir;
+  write_measurement(dir, "", 3, "a");
+  write_measurement(dir, "", 5, "b");
+  const auto json = json_of({"measurements", "merge", (dir / "a").string(), (dir / "b").string(), "--out", (dir / "c/all").string(), "--json"});
+  EXPECT_EQ(json["samples"], 4);
+  EXPECT_EQ(io::read_json(dir / "c/all_hooks_maxabs.json")["Nodes"]["m"]["inputs"][0][0][0], 5);
+  EXPECT_EQ(io::read_json(dir / "c/all_hooks_maxabs.json")["NumSamples"], 4);
+  EXPECT_THAT(error_of({"measurements", "merge", (dir / "a").string(), "--out", (dir / "c/all").string()}, 2), HasSubstr("two or more"));
+}
+
+TEST(Measurements, PostprocessKeepsOriginalsOnRequest) {
+  const test::TempDir dir;
+  fs::create_directory(dir / "in");
+  io::write_json(dir / "in/p_hooks_maxabs.json", io::Json::parse(R"({"GlobalRank": null, "LocalRank": null, "Mode": "DynamicRange", "Nodes": {
+    "l.impl.matmul_qk": {"inputs": [[[1.0]], [[2.0]]]}, "l.impl.k_cache": {"inputs": [[[9.0]]]}}})"));
+  const auto json = json_of({"measurements", "postprocess", (dir / "in").string(), "-k", "--json"});
+  EXPECT_EQ(json["changed"].size(), 1u);
+  EXPECT_EQ(json["changed"][0]["module"], "l.impl.matmul_qk");
+  EXPECT_THAT(files_in(dir / "in"), ElementsAre("orig_p_hooks_maxabs.json", "p_hooks_maxabs.json", "p_hooks_maxabs.npz", "p_hooks_maxabs_mod_list.json"));
+  EXPECT_EQ(io::read_json(dir / "in/p_hooks_maxabs.json")["Nodes"]["l.impl.matmul_qk"]["inputs"][1][0][0], 9);
+  EXPECT_EQ(io::read_json(dir / "in/orig_p_hooks_maxabs.json")["Nodes"]["l.impl.matmul_qk"]["inputs"][1][0][0], 2);
+  const auto again = run_fp8({"measurements", "postprocess", (dir / "in").string()});
+  EXPECT_EQ(again.code, 0);
+  EXPECT_THAT(again.err, HasSubstr("nothing changes"));
+}
+
+TEST(Measurements, DiffFailsBeyondItsTolerance) {
+  const test::TempDir dir;
+  write_measurement(dir, "", 4, "a");
+  write_measurement(dir, "", 5, "b");
+  const auto a = (dir / "a").string(), b = (dir / "b").string();
+  EXPECT_EQ(run_fp8({"measurements", "diff", a, a}).code, 0);
+  EXPECT_EQ(run_fp8({"measurements", "diff", a, b, "--tolerance", "0.25"}).code, 0);
+  const auto run = run_fp8({"measurements", "diff", a, b, "--tolerance", "0.24", "--json"});
+  EXPECT_EQ(run.code, 1);
+  EXPECT_EQ(run.error_lines(), 1);
+  const auto json = io::parse_json(run.out, "stdout");
+  EXPECT_EQ(json["changes"], io::Json::parse(R"([{"module": "m", "tensor": "inputs[0]", "before": 4.0, "after": 5.0, "ratio": 1.25}])"));
+  EXPECT_FALSE(json["same"]);
+}
+
+TEST(Measurements, ShowListsSetsAndValues) {
+  const test::TempDir dir;
+  write_measurement(dir, "", 4);
+  EXPECT_EQ(json_of({"measurements", "show", (dir / "in").string(), "--json"})["kind"], "measurement");
+  write_scale(dir, "", 2);
+  const auto json = json_of({"measurements", "show", (dir / "in").string(), "--json"});
+  ASSERT_EQ(json["sets"].size(), 2u);
+  EXPECT_EQ(json["sets"][0]["samples"], 2);
+  EXPECT_EQ(json["sets"][1]["kind"], "scales");
+  EXPECT_EQ(json["sets"][1]["method"], "MAXABS_POW2");
+  EXPECT_THAT(run_fp8({"measurements", "show", (dir / "in/p_hooks_maxabs_MAXABS_POW2.json").string()}).out, HasSubstr("scales: 1 modules"));
+}
+
+TEST(Measurements, TheGroupNamesItsCommands) {
+  EXPECT_THAT(error_of({"measurements"}, 2), HasSubstr("measurements: no command given, allowed: merge, unify, expand, postprocess, diff, show"));
+  EXPECT_THAT(error_of({"measurements", "shuffle"}, 2), HasSubstr("measurements: unknown command 'shuffle'"));
+  for (const char* name : {"merge", "unify", "expand", "postprocess", "diff", "show"}) {
+    const auto help = run_fp8({"measurements", name, "--help"});
+    EXPECT_EQ(help.code, 0);
+    EXPECT_THAT(help.out, HasSubstr(std::string("Example:\n  fp8 measurements ") + name));
+  }
+}
+
+}  // namespace
+}  // namespace fp8
