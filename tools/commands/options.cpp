@@ -98,14 +98,13 @@ void Options::flag(const std::string& name, bool& target, const std::string& hel
 }
 
 void Options::paths(const std::string& name, std::vector<std::filesystem::path>& target, const std::string& help) {
-  const auto set = [&target, name](const std::vector<std::string>& values) {
+  const std::function<void(const std::vector<std::string>&)> set = [&target, name](const std::vector<std::string>& values) {
     for (const auto& value : values) {
       if (value.empty()) bad_value(name, value, "a path");
       target.emplace_back(value);
     }
-    return true;
   };
-  required_.push_back(app_.add_option(name, set, help)->type_name("PATH")->expected(1, -1));
+  required_.push_back(app_.add_option_function<std::vector<std::string>>(name, set, help)->type_name("PATH"));
 }
 
 void Options::list(const std::string& name, std::vector<std::string>& target, const std::string& help) {
