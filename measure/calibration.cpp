@@ -1,17 +1,20 @@
 // SPDX-License-Identifier: Apache-2.0
 #include "fp8/measure/calibration.h"
 
+#include <ATen/core/grad_mode.h>
+#include <ATen/ops/zeros.h>
 #include <c10/util/Exception.h>
 
-#include <chrono>
+#include <algorithm>
 #include <cmath>
 #include <cstdio>
-#include <map>
 
+#include "fp8/measure/exit_dump.h"
+#include "fp8/measure/module_watcher.h"
+#include "fp8/measure/observer_states.h"
 #include "fp8/measure/weight_watcher.h"
 #include "fp8/runtime/device/block.h"
 #include "fp8/runtime/intercept/weight_tag.h"
-#include "fp8/runtime/kernels/cast.h"
 #include "fp8/runtime/ops/native/arguments.h"
 
 namespace fp8::measure {
@@ -21,105 +24,163 @@ constexpr std::size_t kMaxReported = 10000;  // a broken model on a long run mus
 
 bool is_default_type(const std::string&, const std::string& type) { return type == "Linear" || type == "Conv2d"; }
 
-/// max |t|; NaN if any is NaN.
-float amax_of(const at::Tensor& t) {
-  at::Tensor host = runtime::cpu_alias(t.detach());
-  if (!runtime::ops::is_high_precision(host.scalar_type())) host = host.to(at::kFloat);
-  host = host.contiguous();
-  return kernels::amax(host.const_data_ptr(), runtime::ops::float_type_of(host.scalar_type()), host.numel());
-}
-
 WeightWatcher* watcher_on(const at::Tensor& weight) {
   const auto* tag = runtime::find_tag(weight);
   return tag != nullptr ? dynamic_cast<WeightWatcher*>(tag->handler.get()) : nullptr;
 }
 
+ModuleWatcher* watcher_in(const OpNode& node) { return dynamic_cast<ModuleWatcher*>(node.slot->handler.get()); }
+
+void check_weight(const WeightModule& m) {
+  TORCH_CHECK(m.weight.device().is_hpu(), "[measure] ", m.name, ": expected the weight on hpu, found it on ", m.weight.device());
+  TORCH_CHECK(!c10::isFloat8Type(m.weight.scalar_type()), "[measure] ", m.name, ": the weight is ", m.weight.scalar_type(),
+              " already; measure the high precision model");
+  TORCH_CHECK(m.weight.is_contiguous(), "[measure] ", m.name, ": expected a contiguous weight, found strides ", m.weight.strides());
+}
+
+void check_op(const OpNode& node) {
+  TORCH_CHECK(node.slot->handler == nullptr || watcher_in(node) != nullptr, "[measure] ", node.name, ": is handled already (",
+              node.slot->handler->describe(), "); measure the high precision model");
+}
+
+ObserverSettings settings_of(const CalibrationOptions& o) {
+  ObserverSettings settings{find_observer(o.observer), {}};
+  settings.context.format = o.format;
+  settings.context.fp8_max = o.fp8_max;
+  settings.context.parameters = o.parameters;
+  settings.context.folder = std::filesystem::path(o.prefix).parent_path();
+  settings.context.rank = o.rank;
+  settings.context.bytes_saved = std::make_shared<std::atomic<std::int64_t>>(0);
+  settings.type.make(settings.context);  // throws for parameters it can't use: now, not in the first forward
+  return settings;
+}
+
 }  // namespace
 
+CalibrationSession::CalibrationSession(CalibrationOptions options)
+    : options_(std::move(options)), observers_(settings_of(options_)), files_(options_.prefix, {options_.observer, options_.rank}) {}
+
 std::shared_ptr<CalibrationSession> CalibrationSession::attach(const torch::nn::Module& model, CalibrationOptions options) {
-  return attach(weight_modules(model), std::move(options));
+  return attach(weight_modules(model), op_nodes(model), std::move(options));
 }
 std::shared_ptr<CalibrationSession> CalibrationSession::attach(const torch::jit::Module& model, CalibrationOptions options) {
-  return attach(weight_modules(model), std::move(options));
+  return attach(weight_modules(model), {}, std::move(options));
 }
-std::shared_ptr<CalibrationSession> CalibrationSession::of(const torch::nn::Module& model) { return of(weight_modules(model)); }
-std::shared_ptr<CalibrationSession> CalibrationSession::of(const torch::jit::Module& model) { return of(weight_modules(model)); }
 
-std::shared_ptr<CalibrationSession> CalibrationSession::attach(const std::vector<WeightModule>& modules, CalibrationOptions options) {
+std::shared_ptr<CalibrationSession> CalibrationSession::attach(const std::vector<WeightModule>& weights, const std::vector<OpNode>& ops,
+                                                               CalibrationOptions options) {
   if (!options.select) options.select = is_default_type;
-  std::vector<const WeightModule*> selected;  // all are checked before the first one is touched
-  for (const auto& m : modules) {
+  std::vector<const WeightModule*> selected_weights;  // all are checked before the first one is touched
+  std::vector<const OpNode*> selected_ops;
+  for (const auto& m : weights) {
     if (!options.select(m.name, m.type)) continue;
-    TORCH_CHECK(m.weight.device().is_hpu(), "[measure] ", m.name, ": expected the weight on hpu, found it on ", m.weight.device());
-    TORCH_CHECK(!c10::isFloat8Type(m.weight.scalar_type()), "[measure] ", m.name, ": the weight is ", m.weight.scalar_type(),
-                " already; measure the high precision model");
-    TORCH_CHECK(m.weight.is_contiguous(), "[measure] ", m.name, ": expected a contiguous weight, found strides ", m.weight.strides());
-    selected.push_back(&m);
+    check_weight(m);
+    selected_weights.push_back(&m);
   }
+  for (const auto& node : ops) {
+    if (!options.select(node.name, node.type)) continue;
+    check_op(node);
+    selected_ops.push_back(&node);
+  }
+  options.select = nullptr;  // it may refer to what the caller has on its stack
   std::shared_ptr<CalibrationSession> session(new CalibrationSession(std::move(options)));
+  session->records_.reserve(selected_weights.size() + selected_ops.size());
   std::map<const void*, std::shared_ptr<WeightWatcher>> by_memory;  // tied weights share one watcher
-  for (const WeightModule* module : selected) {
-    const WeightModule& m = *module;
-    Record record{m.name};
-    if (session->options_.weights) {
-      record.weight = amax_of(m.weight);
-      record.weight_seen = session->finite(record, "weight", m.weight, record.weight);
-    }
-    auto& watcher = by_memory[m.weight.const_data_ptr()];
-    if (!watcher) {
-      watcher = std::make_shared<WeightWatcher>(session, m.bias);
-      session->watchers_.push_back(watcher);
-    }
-    watcher->add_record(session->records_.size());
-    session->records_.push_back(std::move(record));
-    runtime::tag_weight(m.weight, m.name, watcher);
-  }
-  session->options_.select = nullptr;  // it may refer to what the caller has on its stack
+  for (const auto* m : selected_weights) session->add_weight(*m, by_memory);
+  for (const auto* node : selected_ops) session->add_op(*node);
+  if (!session->options_.prefix.empty()) ExitDump::at_exit(session);
   return session;
 }
 
-std::shared_ptr<CalibrationSession> CalibrationSession::of(const std::vector<WeightModule>& modules) {
-  for (const auto& m : modules) {
-    const WeightWatcher* watcher = watcher_on(m.weight);
+void CalibrationSession::add_weight(const WeightModule& m, std::map<const void*, std::shared_ptr<WeightWatcher>>& by_memory) {
+  const std::size_t index = records_.size();
+  records_.emplace_back(m.name, m.type, m.weight.dim(), options_.inputs, options_.outputs);
+  if (options_.weights) show(index, TensorRole::weight, 0, m.weight);
+  if (records_[index].is_holder()) show(index, TensorRole::input, 0, at::zeros({1, 1}));
+  if (runtime::ops::is_high_precision(m.weight.scalar_type())) {
+    if (!model_) model_.emplace();
+    model_->weights.push_back(fingerprint_of(m.name, runtime::cpu_alias(m.weight.detach()).const_data_ptr(),
+                                             runtime::ops::float_type_of(m.weight.scalar_type()), m.weight.sizes().vec()));
+  }
+  auto& watcher = by_memory[m.weight.const_data_ptr()];
+  if (!watcher) {
+    watcher = std::make_shared<WeightWatcher>(shared_from_this(), m.bias);
+    watchers_.push_back(watcher);
+  }
+  if (records_[index].observes_calls()) watcher->add_record(index);
+  runtime::tag_weight(m.weight, m.name, watcher);
+}
+
+void CalibrationSession::add_op(const OpNode& node) {
+  const auto watcher = std::make_shared<ModuleWatcher>(shared_from_this(), records_.size());
+  records_.emplace_back(node.name, node.type, 0, options_.inputs, options_.outputs);
+  op_watchers_.push_back(watcher);
+  node.slot->handler = watcher;
+}
+
+namespace {
+
+std::shared_ptr<CalibrationSession> session_of(const std::vector<WeightModule>& weights, const std::vector<OpNode>& ops) {
+  for (const auto& m : weights) {
+    const auto* watcher = watcher_on(m.weight);
+    if (auto session = watcher != nullptr ? watcher->session() : nullptr) return session;
+  }
+  for (const auto& node : ops) {
+    const auto* watcher = watcher_in(node);
     if (auto session = watcher != nullptr ? watcher->session() : nullptr) return session;
   }
   return nullptr;
 }
 
-CalibrationSession::~CalibrationSession() {
-  if (finalized_ || options_.prefix.empty()) return;
+}  // namespace
+
+std::shared_ptr<CalibrationSession> CalibrationSession::of(const torch::nn::Module& model) {
+  return session_of(weight_modules(model), op_nodes(model));
+}
+std::shared_ptr<CalibrationSession> CalibrationSession::of(const torch::jit::Module& model) { return session_of(weight_modules(model), {}); }
+
+CalibrationSession::~CalibrationSession() { write_if_unfinished("a destroyed model"); }
+
+void CalibrationSession::write_if_unfinished(const char* of_what) noexcept {
   try {
-    write_measurements(options_.prefix, result_locked());
+    const std::lock_guard<std::mutex> lock(mutex_);
+    if (finalized_) return;
+    finalized_ = true;
+    write_locked();
   } catch (const std::exception& error) {
-    std::fprintf(stderr, "fp8: error: measurements of a destroyed model were not written: %s\n", error.what());
+    std::fprintf(stderr, "fp8: error: measurements of %s were not written: %s\n", of_what, error.what());
   }
 }
 
 void CalibrationSession::begin_samples(std::int64_t first, std::int64_t count) {
   const std::lock_guard<std::mutex> lock(mutex_);
+  if (!finalized_) dump_if_due(samples_);
   first_sample_ = first;
   batch_ = count;
   samples_ = std::max(samples_, first + count);
-  last_input_.reset();
+  memory_.clear();
 }
 
-float CalibrationSession::input_amax(const at::Tensor& x) {
-  // Inference tensors have no version to tell whether they were written to since; a weak pointer to a watched weight would keep its tag,
-  // and with it this session, for ever.
-  if (x.is_inference() || runtime::find_tag(x) != nullptr) return amax_of(x);
-  // The weak pointer keeps the address from being given to another tensor, so the same address is the same tensor.
-  if (last_input_._unsafe_get_target() != x.unsafeGetTensorImpl() || last_version_ != x._version()) {
-    last_input_ = WeakTensor(x.getIntrusivePtr());
-    last_version_ = x._version();
-    last_amax_ = amax_of(x);
-  }
-  return last_amax_;
+/// `done` samples are through: writes the files if sample_interval says so.
+void CalibrationSession::dump_if_due(std::int64_t done) {
+  if (options_.sample_interval <= 0 || done / options_.sample_interval <= dumps_) return;
+  write_locked();
+  dumps_ = done / options_.sample_interval;
 }
 
-bool CalibrationSession::finite(const Record& record, const char* tensor, const at::Tensor& t, float amax) {
+/// Who does not say which samples come counts forwards: whenever the module that was called first is called again.
+void CalibrationSession::count_forward(std::size_t record) {
+  if (options_.sample_interval <= 0 || samples_ > 0) return;
+  if (!first_called_.has_value()) first_called_ = record;
+  if (*first_called_ != record) return;
+  dump_if_due(forwards_);
+  ++forwards_;
+}
+
+bool CalibrationSession::finite(const std::string& module, TensorRole role, std::size_t index, const at::Tensor& t, float amax) {
   if (std::isfinite(amax)) return true;
   if (non_finite_.size() >= kMaxReported) return false;
-  std::int64_t sample = tensor == std::string("weight") ? -1 : first_sample_;
+  std::int64_t sample = role == TensorRole::weight ? -1 : first_sample_;
   if (sample >= 0 && batch_ > 1 && t.dim() > 1 && t.size(0) % batch_ == 0) {  // which of the batch it was
     const std::int64_t rows = t.size(0) / batch_;
     for (std::int64_t i = 0; i < batch_; ++i) {
@@ -129,39 +190,70 @@ bool CalibrationSession::finite(const Record& record, const char* tensor, const 
       }
     }
   }
-  non_finite_.push_back({record.module, tensor, sample, std::isnan(amax)});
+  const std::string name = role == TensorRole::weight ? "weight" : role == TensorRole::input ? "input" : "output";
+  non_finite_.push_back({module, index == 0 ? name : name + std::to_string(index), sample, std::isnan(amax)});
   return false;
 }
 
-void CalibrationSession::observe(const std::vector<std::size_t>& records, const at::Tensor& x, const at::Tensor& y) {
+void CalibrationSession::show(std::size_t record, TensorRole role, std::size_t index, const at::Tensor& t) {
+  WatchedNode& node = records_[record];
+  if (!t.defined() || !node.observes(role)) return;
+  TensorMemory::Entry alone;  // a weight is looked at once, and remembering it would keep its tag alive
+  if (role == TensorRole::weight && observers_.type.reads_values) alone.amax = amax_of(t);
+  auto& entry = role == TensorRole::weight ? alone : memory_.find(t, observers_.type.reads_values);
+  if (!finite(node.module(), role, index, t, entry.amax)) return;
+  WatchedTensor& watched = node.tensor(role, index, observers_);
+  watched.observer->observe(Observed(runtime::cpu_alias(t.detach()), entry.amax, &entry.memo));
+  watched.seen = true;
+}
+
+void CalibrationSession::observe(const std::vector<std::size_t>& records, const std::vector<at::Tensor>& inputs,
+                                 const std::vector<at::Tensor>& outputs) {
+  const at::NoGradGuard no_grad;
   const std::lock_guard<std::mutex> lock(mutex_);
   if (finalized_) return;
   const auto start = std::chrono::steady_clock::now();
-  const float in = options_.inputs ? input_amax(x) : 0.0f, out = options_.outputs ? amax_of(y) : 0.0f;
-  for (std::size_t index : records) {
-    Record& record = records_[index];
-    const bool in_ok = finite(record, "input", x, in), out_ok = finite(record, "output", y, out);
-    if (in_ok) record.input = std::max(record.input, in);
-    if (out_ok) record.output = std::max(record.output, out);
-    record.called = record.called || in_ok;
-    record.output_seen = record.output_seen || (options_.outputs && out_ok);
+  for (const std::size_t record : records) {
+    if (!inputs.empty()) count_forward(record);
+    for (std::size_t i = 0; i < inputs.size(); ++i) show(record, TensorRole::input, i, inputs[i]);
+    for (std::size_t i = 0; i < outputs.size(); ++i) show(record, TensorRole::output, i, outputs[i]);
   }
   watch_seconds_ += std::chrono::duration<double>(std::chrono::steady_clock::now() - start).count();
+}
+
+void CalibrationSession::observe_output(const std::vector<std::size_t>& records, std::size_t index, const at::Tensor& y) {
+  const at::NoGradGuard no_grad;
+  const std::lock_guard<std::mutex> lock(mutex_);
+  if (finalized_) return;
+  for (const std::size_t record : records) {
+    if (records_[record].kind() == configs::ModuleKind::row_parallel_linear) show(record, TensorRole::output, index, y);
+  }
 }
 
 MeasurementFile CalibrationSession::result_locked() const {
   MeasurementFile file;
   if (samples_ > 0) file.num_samples = samples_;
-  for (const Record& r : records_) {
-    file.selected.push_back(r.module);
-    if (!r.called) continue;
-    Measurement m{r.module, {}, std::nullopt, std::nullopt};
-    if (options_.inputs) m.inputs.push_back({r.input});
-    if (r.output_seen) m.outputs = std::vector<Amax>{{r.output}};
-    if (r.weight_seen) m.weight = Amax{r.weight};
-    file.modules.push_back(std::move(m));
+  if (samples_ == 0 && forwards_ > 0) file.num_samples = forwards_;
+  if (options_.observer == "shape") file.mode = MeasurementMode::shape;
+  file.model = model_;
+  for (const WatchedNode& node : records_) {
+    file.selected.push_back(node.module());
+    if (auto m = node.measurement()) file.modules.push_back(std::move(*m));
   }
   return file;
+}
+
+std::vector<std::filesystem::path> CalibrationSession::write_locked() {
+  if (options_.prefix.empty()) return {};
+  io::Json states;
+  if (observers_.type.keeps_state) {
+    ObserverStates all{options_.observer, options_.format, options_.fp8_max, options_.parameters, {}};
+    for (const WatchedNode& node : records_) {
+      if (node.measurement().has_value()) all.nodes[node.module()] = node.states();
+    }
+    states = to_json(all);
+  }
+  return files_.write(result_locked(), states);
 }
 
 MeasurementFile CalibrationSession::result() const {
@@ -188,9 +280,12 @@ std::int64_t CalibrationSession::samples() const {
 void CalibrationSession::take_off(std::unique_lock<std::mutex> lock) {
   const auto self = shared_from_this();  // the watchers' references go away below
   finalized_ = true;
-  last_input_.reset();
+  memory_.clear();
   lock.unlock();
   for (const auto& weak : watchers_) {
+    if (const auto watcher = weak.lock()) watcher->retire();
+  }
+  for (const auto& weak : op_watchers_) {
     if (const auto watcher = weak.lock()) watcher->retire();
   }
 }
@@ -198,8 +293,7 @@ void CalibrationSession::take_off(std::unique_lock<std::mutex> lock) {
 std::vector<std::filesystem::path> CalibrationSession::finalize() {
   std::unique_lock<std::mutex> lock(mutex_);
   if (finalized_) return {};
-  std::vector<std::filesystem::path> paths;
-  if (!options_.prefix.empty()) paths = write_measurements(options_.prefix, result_locked());
+  auto paths = write_locked();
   take_off(std::move(lock));
   return paths;
 }
@@ -209,23 +303,35 @@ void CalibrationSession::discard() {
   if (!finalized_) take_off(std::move(lock));
 }
 
+void observe_reduced(const at::Tensor& weight, const at::Tensor& y) {
+  const WeightWatcher* watcher = watcher_on(weight);
+  if (const auto session = watcher != nullptr ? watcher->session() : nullptr) session->observe_output(watcher->records(), 1, y);
+}
+
 namespace {
 
-template <class Model>
-std::vector<std::filesystem::path> finalize_model(const Model& model) {
-  const auto session = CalibrationSession::of(model);
+std::vector<std::filesystem::path> finalize_model(const std::shared_ptr<CalibrationSession>& session, const std::vector<WeightModule>& weights,
+                                                  const std::vector<OpNode>& ops) {
   TORCH_CHECK(session != nullptr, "[finalize_calibration] expected a model that is being calibrated, found no watcher on its weights");
   auto paths = session->finalize();
-  for (const auto& m : weight_modules(model)) {
+  for (const auto& m : weights) {
     const WeightWatcher* watcher = watcher_on(m.weight);  // another calibration's stays
     if (watcher != nullptr && watcher->session() == nullptr) runtime::untag_weight(m.weight);
+  }
+  for (const auto& node : ops) {
+    const ModuleWatcher* watcher = watcher_in(node);
+    if (watcher != nullptr && watcher->session() == nullptr) node.slot->handler.reset();
   }
   return paths;
 }
 
 }  // namespace
 
-std::vector<std::filesystem::path> finalize_calibration(const torch::nn::Module& model) { return finalize_model(model); }
-std::vector<std::filesystem::path> finalize_calibration(const torch::jit::Module& model) { return finalize_model(model); }
+std::vector<std::filesystem::path> finalize_calibration(const torch::nn::Module& model) {
+  return finalize_model(CalibrationSession::of(model), weight_modules(model), op_nodes(model));
+}
+std::vector<std::filesystem::path> finalize_calibration(const torch::jit::Module& model) {
+  return finalize_model(CalibrationSession::of(model), weight_modules(model), {});
+}
 
 }  // namespace fp8::measure

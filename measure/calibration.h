@@ -1,54 +1,87 @@
 // SPDX-License-Identifier: Apache-2.0
-// Calibration: the model runs on real data while watchers, hung on its weights, keep the largest magnitude of every input, output
-// and weight. The watched ops run as they always do: not a bit of the model's results changes.
+// Calibration: the model runs on real data while watchers, hung on its weights and put into the slots of modules
+// without a weight, show what passes to observers. The watched ops run as they always do: not a bit of the model's
+// results changes.
+//
+//   kind                 inputs           outputs
+//   linear, convolution  x                y
+//   recurrent            what this weight multiplies, at every step   the product
+//   row_parallel_linear  x                y of this process without bias; y after the all-reduce (observe_reduced())
+//   embedding            -                -                                              the weight alone
+//   matmul               a, b             a . b
+//   softmax              logits, without the -inf of masks            P
+//   fused_sdpa           q, k, v          o, largest P
+//   kv_cache             what is stored   what is read
+//   dynamic_moe          hidden states    y, the largest activation of each held expert (0: it got no tokens)
 #pragma once
 #include <ATen/core/Tensor.h>
-#include <c10/core/UndefinedTensorImpl.h>
 
+#include <chrono>
 #include <cstdint>
 #include <filesystem>
 #include <functional>
+#include <map>
 #include <memory>
 #include <mutex>
+#include <optional>
 #include <string>
 #include <vector>
 
+#include "fp8/configs/stats_path.h"
+#include "fp8/measure/calibration_files.h"
 #include "fp8/measure/measurement_file.h"
 #include "fp8/measure/module_tree.h"
+#include "fp8/measure/tensor_memory.h"
+#include "fp8/measure/watched_node.h"
+#include "fp8/recipes/format.h"
 
 namespace fp8::measure {
 
+class ModuleWatcher;
 class WeightWatcher;
 
 struct CalibrationOptions {
   /// Which modules to watch: (name, type) -> bool. Default: every Linear and Conv2d.
   std::function<bool(const std::string&, const std::string&)> select;
+  /// outputs: false leaves out the outputs of kinds that don't need them (configs::KindInfo::outputs_always).
   bool inputs = true, outputs = true, weights = true;
   /// Where finalize() writes, "stats/inc_output"; empty: nowhere, the caller asks for result().
   std::string prefix;
+  std::string observer = "maxabs";                             ///< observer.h
+  std::map<std::string, double, std::less<>> parameters = {};  ///< of the observer: percentile, bins, save_mib
+  recipes::Format format = recipes::Format::E4M3;              ///< what will be cast to, for mse and kl,
+  float fp8_max = 448.0f;                                      ///< and where that saturates
+  std::optional<configs::Rank> rank = {};  ///< one of several processes: its own files, P_hooks_maxabs_0_8.json
+  /// The files are written every so many samples too (0: at the end). Without begin_samples() a sample is one forward.
+  std::int64_t sample_interval = 0;
 };
 
-/// A NaN or Inf seen in calibration data; its tensor's amax of that call was not stored. The first 10000 are kept.
+/// A NaN or Inf seen in calibration data; its tensor was not shown to the observer in that call. The first 10000 are kept.
 struct NonFinite {
-  std::string module, tensor;  ///< tensor: "input", "output" or "weight"
+  std::string module, tensor;  ///< tensor: "input", "output" or "weight"; "input1" and so on where there are several
   std::int64_t sample = -1;    ///< index of the sample, -1 for weights
   bool nan = false;            ///< else infinite
 };
 
-/// One calibration of one model. Lives as long as the watchers on the model's weights do.
+/// One calibration of one model. Lives as long as the watchers on the model's weights and in its slots do.
 class CalibrationSession : public std::enable_shared_from_this<CalibrationSession> {
  public:
-  /// Watches the model's selected weights (all on hpu, else c10::Error naming the module).
+  /// Watches the model's selected modules (weights all on hpu, else c10::Error naming the module). Throws
+  /// std::invalid_argument for an unknown observer.
   static std::shared_ptr<CalibrationSession> attach(const torch::nn::Module& model, CalibrationOptions options);
   static std::shared_ptr<CalibrationSession> attach(const torch::jit::Module& model, CalibrationOptions options);
-  /// The session whose watchers sit on the model's weights; null if none.
+  static std::shared_ptr<CalibrationSession> attach(const std::vector<WeightModule>& weights, const std::vector<OpNode>& ops,
+                                                    CalibrationOptions options);
+  /// The session whose watchers sit in the model; null if none.
   static std::shared_ptr<CalibrationSession> of(const torch::nn::Module& model);
   static std::shared_ptr<CalibrationSession> of(const torch::jit::Module& model);
 
-  /// Writes the files if a prefix was given and finalize() was not called (errors go to stderr).
+  /// Writes the files if a prefix was given and finalize() was not called (errors go to stderr). So does the end of the
+  /// program while the session lives.
   ~CalibrationSession();
 
-  /// The next forward sees samples [first, first + count): names them in NonFinite and counts them.
+  /// The next forward sees samples [first, first + count): names them in NonFinite and counts them. Throws io::Error if
+  /// the files were due (sample_interval) and can't be written.
   void begin_samples(std::int64_t first, std::int64_t count);
 
   MeasurementFile result() const;
@@ -63,38 +96,56 @@ class CalibrationSession : public std::enable_shared_from_this<CalibrationSessio
   /// Retires the watchers and writes nothing, now and later: the run failed.
   void discard();
 
+  /// For watchers. Shows tensors to the observers of `records`; undefined ones are passed over.
+  void observe(const std::vector<std::size_t>& records, const std::vector<at::Tensor>& inputs, const std::vector<at::Tensor>& outputs);
+  /// One tensor, when it is known at another moment than the others.
+  void observe_output(const std::vector<std::size_t>& records, std::size_t index, const at::Tensor& y);
+  /// For watchers: the kind of a record.
+  configs::ModuleKind kind_of(std::size_t record) const { return records_[record].kind(); }
+  /// For watchers: runs f and counts its time as watching.
+  template <class F>
+  auto timed(const F& f) {
+    const auto start = std::chrono::steady_clock::now();
+    auto result = f();
+    const std::lock_guard<std::mutex> lock(mutex_);
+    watch_seconds_ += std::chrono::duration<double>(std::chrono::steady_clock::now() - start).count();
+    return result;
+  }
+
  private:
-  friend class WeightWatcher;
-  using WeakTensor = c10::weak_intrusive_ptr<c10::TensorImpl, c10::UndefinedTensorImpl>;
+  friend class ExitDump;
 
-  /// What one module showed so far.
-  struct Record {
-    std::string module;
-    float input = 0, output = 0, weight = 0;
-    bool called = false, output_seen = false, weight_seen = false;
-  };
-
-  explicit CalibrationSession(CalibrationOptions options) : options_(std::move(options)) {}
-  static std::shared_ptr<CalibrationSession> attach(const std::vector<WeightModule>& modules, CalibrationOptions options);
-  static std::shared_ptr<CalibrationSession> of(const std::vector<WeightModule>& modules);
+  explicit CalibrationSession(CalibrationOptions options);
+  void add_weight(const WeightModule& module, std::map<const void*, std::shared_ptr<WeightWatcher>>& by_memory);
+  void add_op(const OpNode& node);
   MeasurementFile result_locked() const;
-  float input_amax(const at::Tensor& x);
-  void observe(const std::vector<std::size_t>& records, const at::Tensor& x, const at::Tensor& y);
+  std::vector<std::filesystem::path> write_locked();
+  void write_if_unfinished(const char* of_what) noexcept;
+  void show(std::size_t record, TensorRole role, std::size_t index, const at::Tensor& t);
+  bool finite(const std::string& module, TensorRole role, std::size_t index, const at::Tensor& t, float amax);
+  void count_forward(std::size_t record);
+  void dump_if_due(std::int64_t done);
   void take_off(std::unique_lock<std::mutex> lock);
-  bool finite(const Record& record, const char* tensor, const at::Tensor& t, float amax);
 
   CalibrationOptions options_;
+  ObserverSettings observers_;
+  CalibrationFiles files_;
   mutable std::mutex mutex_;
-  std::vector<Record> records_;      ///< one per selected module, in order
-  std::vector<std::weak_ptr<WeightWatcher>> watchers_;  ///< weak: the weights own the watchers, and they own the session
+  std::vector<WatchedNode> records_;                    ///< one per selected module; their number is fixed after attach()
+  std::optional<ModelFingerprint> model_;
+  std::vector<std::weak_ptr<WeightWatcher>> watchers_;  ///< weak: the model owns the watchers, and they own the session
+  std::vector<std::weak_ptr<ModuleWatcher>> op_watchers_;
   std::vector<NonFinite> non_finite_;
-  std::int64_t first_sample_ = 0, batch_ = 0, samples_ = 0;
+  TensorMemory memory_;
+  std::int64_t first_sample_ = 0, batch_ = 0, samples_ = 0, forwards_ = 0, dumps_ = 0;
+  std::optional<std::size_t> first_called_;             ///< its calls count the forwards
   double watch_seconds_ = 0;
-  WeakTensor last_input_{c10::intrusive_ptr<c10::TensorImpl, c10::UndefinedTensorImpl>()};  ///< q, k and v read one x: its amax is taken once; weak, so that x and its graph can go
-  std::uint32_t last_version_ = 0;
-  float last_amax_ = 0;
   bool finalized_ = false;
 };
+
+/// Of a RowParallelLinear that is calibrated: y after the all-reduce. Called by the module itself, with its weight; does
+/// nothing when the weight is not watched.
+void observe_reduced(const at::Tensor& weight, const at::Tensor& y);
 
 /// Ends the calibration of `model`: writes its measurement files and takes the watchers off. Returns the paths. Throws if the model is
 /// not being calibrated.

@@ -8,6 +8,7 @@
 
 #include "fp8/measure/calibration.h"
 #include "fp8/runtime/intercept/op_handler.h"
+#include "fp8/runtime/intercept/weight_tag.h"
 
 namespace fp8::measure {
 
@@ -17,6 +18,7 @@ class WeightWatcher final : public runtime::OpHandler {
   WeightWatcher(std::shared_ptr<CalibrationSession> session, std::optional<at::Tensor> bias) : session_(std::move(session)), bias_(std::move(bias)) {}
 
   void add_record(std::size_t index) { records_.push_back(index); }
+  const std::vector<std::size_t>& records() const { return records_; }
   /// Null once retired.
   std::shared_ptr<CalibrationSession> session() const {
     const std::lock_guard<std::mutex> lock(mutex_);

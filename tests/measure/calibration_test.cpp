@@ -109,7 +109,7 @@ TEST(Calibration, FinalizeWritesTheFilesOnce) {
   model(test::token_ids());
   const auto expected = CalibrationSession::of(*model)->result();
   const auto paths = finalize_calibration(*model);
-  ASSERT_EQ(paths.size(), 3u);
+  ASSERT_EQ(paths.size(), 4u);
   for (const auto& path : paths) EXPECT_TRUE(fs::is_regular_file(path)) << path;
   const auto read = read_measurements(options.prefix);
   EXPECT_EQ(read.fingerprint(), expected.fingerprint());
@@ -142,7 +142,7 @@ TEST(Calibration, WhenWritingFailsItGoesOn) {
   EXPECT_TRUE(throws_with({(dir / "file").string()}, [&] { session->finalize(); }));
   EXPECT_EQ(CalibrationSession::of(*model), session);
   fs::remove(dir / "file");
-  EXPECT_EQ(session->finalize().size(), 3u);
+  EXPECT_EQ(session->finalize().size(), 4u);
   EXPECT_EQ(read_measurements(options.prefix).modules.size(), 15u);
 }
 

@@ -1,0 +1,66 @@
+// SPDX-License-Identifier: Apache-2.0
+// One module under calibration: an observer for each of its tensors, and the measurement that comes of them.
+//
+// The dimension of channels (maxabs_per_channel) is that of the features, in INC's way:
+//   linear, attention, mixtures     last of inputs and outputs      first of the weight [N, K]
+//   matmul a . b                    a: last, b: last but one, output: last
+//   convolution [B, C, ...]         C                               first of the weight [C_out, ...]
+//   embedding                                                       first of the weight [rows, D]
+#pragma once
+#include <memory>
+#include <optional>
+#include <string>
+#include <vector>
+
+#include "fp8/measure/measurement_file.h"
+#include "fp8/measure/observer.h"
+
+namespace fp8::measure {
+
+/// A tensor of a module and who observes it.
+struct WatchedTensor {
+  std::unique_ptr<Observer> observer;
+  bool seen = false;
+};
+
+enum class TensorRole : std::uint8_t { input, output, weight };
+
+/// What observers of a calibration have in common.
+struct ObserverSettings {
+  ObserverType type;
+  ObserverContext context;  ///< module, tensor and what depends on them are filled in by WatchedNode
+};
+
+class WatchedNode {
+ public:
+  /// dims: of the weight, 0 for a module without one. outputs: whether outputs are observed.
+  WatchedNode(std::string module, const std::string& type, std::int64_t weight_dims, bool inputs, bool outputs);
+
+  const std::string& module() const { return module_; }
+  configs::ModuleKind kind() const { return kind_; }
+  bool observes(TensorRole role) const;
+  /// Calls are watched: an embedding's are not, as its inputs are indices and its outputs rows of the weight.
+  bool observes_calls() const { return kind_ != configs::ModuleKind::embedding; }
+  /// A holder of an expert's weight, which another module multiplies with: INC shows it a 0 so that it has a node.
+  bool is_holder() const { return holder_; }
+
+  /// The observer of one tensor, made at the first call.
+  WatchedTensor& tensor(TensorRole role, std::size_t index, const ObserverSettings& settings);
+
+  /// none: it was never called, or an input was not seen whole.
+  std::optional<Measurement> measurement() const;
+  /// The observers' states: {"inputs": [...], "outputs": [...]?, "weight": ...?}.
+  io::Json states() const;
+
+ private:
+  ObserverContext context_for(TensorRole role, std::size_t index, const ObserverContext& base) const;
+
+  std::string module_;
+  configs::ModuleKind kind_;
+  std::int64_t weight_dims_;
+  bool holder_, watch_inputs_, watch_outputs_;
+  std::vector<WatchedTensor> inputs_, outputs_;
+  WatchedTensor weight_;
+};
+
+}  // namespace fp8::measure
