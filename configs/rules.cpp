@@ -146,10 +146,9 @@ void refuse_unbuilt(const QuantConfig& config, bool measuring) {
     if (!present) return;
     throw io::Error(config.source + ": key '" + key + "': found " + found + ", which is not built yet, allowed: " + allowed);
   };
-  refuse(config.mode == QuantMode::SHAPE || config.mode == QuantMode::LOAD, "mode", name_of(config.mode),
-         "NONE, QUANTIZE, MEASURE, AUTO");
-  refuse(config.observer != "maxabs", "observer", config.observer, "maxabs");
+  refuse(config.mode == QuantMode::LOAD, "mode", name_of(config.mode), "NONE, QUANTIZE, MEASURE, SHAPE, AUTO");
   if (measuring) return;
+  refuse(config.mode == QuantMode::SHAPE, "mode", name_of(config.mode), "NONE, QUANTIZE, MEASURE, AUTO");
   refuse(!config.scale_methods.uniform(), "scale_method", "an object with exceptions", "one method for all modules");
   refuse(config.scale_method.weight.value == ScaleValue::OPT, "scale_method", lower(config.scale_method.name),
          methods_that([](const NamedScaleMethod& m) { return m.weight.value != ScaleValue::OPT && !m.dynamic_only; }));

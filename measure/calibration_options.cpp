@@ -31,6 +31,10 @@ ConfiguredCalibration calibration_options(const configs::QuantConfig& config) {
   return calibration_options(config, runtime::device_dialect("measure"), configs::environment());
 }
 
+StatsName measurement_of(const configs::QuantConfig& config, const std::string& prefix) {
+  return {prefix, config.observer, {}, configs::file_rank(config, configs::environment())};
+}
+
 configs::ParseOptions parse_options() { return {observer_names()}; }
 
 }  // namespace fp8::measure

@@ -22,6 +22,9 @@ ConfiguredCalibration calibration_options(const configs::QuantConfig& config, re
 /// On the device and in the environment of this process. Throws io::Error for environment variables that don't parse.
 ConfiguredCalibration calibration_options(const configs::QuantConfig& config);
 
+/// The measurement that a config reads when it quantizes: its observer's, of this process's rank.
+StatsName measurement_of(const configs::QuantConfig& config, const std::string& prefix);
+
 /// Configs may name observers that are registered (observer.h) as well as those built in.
 configs::ParseOptions parse_options();
 

@@ -5,7 +5,7 @@
 #include <torch/csrc/jit/api/module.h>
 #include <torch/nn/module.h>
 
-#include "fp8/measure/calibration.h"
+#include "fp8/measure/calibration_options.h"
 #include "fp8/runtime/device/device.h"
 
 namespace fp8::te {
@@ -31,7 +31,7 @@ Request request_of(const ConvertOptions& options) {
   const auto environment = configs::quant_config_from_environment();
   const auto& value = options.quant.value();
   if (const bool* quantize = std::get_if<bool>(&value)) {
-    if (environment.has_value()) request.config = configs::read_quant_config(*environment);
+    if (environment.has_value()) request.config = configs::read_quant_config(*environment, measure::parse_options());
     request.mode = *quantize ? QuantMode::QUANTIZE : QuantMode::MEASURE;
     return request;
   }
@@ -39,35 +39,33 @@ Request request_of(const ConvertOptions& options) {
     TORCH_WARN("[convert_modules] the config that was passed wins over QUANT_CONFIG=", environment->string());
   }
   const auto* path = std::get_if<std::filesystem::path>(&value);
-  request.config = path != nullptr ? configs::read_quant_config(*path) : configs::parse_quant_config(std::get<io::Json>(value), "quant");
+  const auto observers = measure::parse_options();
+  request.config = path != nullptr ? configs::read_quant_config(*path, observers) : configs::parse_quant_config(std::get<io::Json>(value), "quant", observers);
   request.mode = request.config->mode;
   return request;
 }
 
 template <class Model>
 quant::ConversionReport measure_model(const Model& model, const Request& request, const std::string& prefix) {
-  measure::CalibrationOptions calibration;
-  calibration.prefix = prefix;
-  quant::ConversionReport report;
-  auto filter = request.config.has_value() ? std::optional<configs::ModuleFilter>(configs::module_filter(*request.config)) : std::nullopt;
+  measure::ConfiguredCalibration calibration;
   if (request.config.has_value()) {
     configs::refuse_unbuilt(*request.config, true);
-    const auto exclude = request.config->measure_exclude;
-    calibration.outputs = exclude != configs::MeasureExclude::OUTPUT && exclude != configs::MeasureExclude::ALL;
+    calibration = measure::calibration_options(*request.config);
   }
-  calibration.select = [&](const std::string& name, const std::string& type) {
-    const bool selected = !filter.has_value() || filter->selects(type, name);  // asked of every module, so that unused entries are known
-    const bool measured = selected && (type == "Linear" || type == "Conv2d");
+  calibration.options.prefix = prefix;
+  quant::ConversionReport report;
+  calibration.options.select = [&, select = calibration.options.select](const std::string& name, const std::string& type) {
+    const bool measured = select ? select(name, type) : type == "Linear" || type == "Conv2d";
     if (measured) {
-      report.converted.push_back({name, type, "measured (maxabs)", 0, 0});
+      report.converted.push_back({name, type, "measured (" + calibration.options.observer + ")", 0, 0});
     } else {
-      report.skipped.push_back({name, selected ? "type " + type + " is not measured" : "not selected by allowlist and blocklist"});
+      report.skipped.push_back({name, select ? "not selected by allowlist and blocklist" : "type " + type + " is not measured"});
     }
     return measured;
   };
-  measure::CalibrationSession::attach(model, calibration);
-  if (filter.has_value()) {
-    for (const auto& entry : filter->unused_entries()) report.warnings.push_back(entry.message);
+  measure::CalibrationSession::attach(model, calibration.options);
+  if (calibration.filter != nullptr) {
+    for (const auto& entry : calibration.filter->unused_entries()) report.warnings.push_back(entry.message);
   }
   return report;
 }
@@ -80,7 +78,10 @@ quant::ConversionReport quantize_model(const Model& model, const Request& reques
   plan.config = request.config;
   plan.activations = quant::ActivationScaling::static_tensor;
   const bool needed = !request.config.has_value() || request.config->scale_method.needs_measurements();
-  if (needed) plan.measurements = measure::read_measurements(prefix);
+  if (needed) {
+    const auto& config = request.config;
+    plan.measurements = measure::read_measurements(config.has_value() ? measure::measurement_of(*config, prefix) : measure::StatsName{prefix});
+  }
   return quant::convert(model, plan);
 }
 
@@ -92,9 +93,9 @@ quant::ConversionReport convert(const Model& model, const ConvertOptions& option
   const std::string prefix = request.config.has_value() ? request.config->dump_stats_path.string() : options.dump_stats_path;
   switch (request.mode) {
     case QuantMode::NONE: return {};
-    case QuantMode::MEASURE: return measure_model(model, request, prefix);
+    case QuantMode::MEASURE:
+    case QuantMode::SHAPE: return measure_model(model, request, prefix);
     case QuantMode::QUANTIZE: return quantize_model(model, request, prefix);
-    case QuantMode::SHAPE:
     case QuantMode::LOAD: configs::refuse_unbuilt(*request.config, true); break;
     case QuantMode::AUTO: TORCH_CHECK(false, "[convert_modules] ", request.config->source, ": key 'mode': found AUTO, allowed with a config that is passed: NONE, QUANTIZE, MEASURE");
   }

@@ -40,13 +40,13 @@ class SoftmaxImpl : public OpModule {
 TORCH_MODULE(Softmax);
 
 struct AttentionOptions {
-  std::optional<at::Tensor> mask;  ///< bool (true: seen) or added to the logits
+  std::optional<at::Tensor> mask = {};  ///< bool (true: seen) or added to the logits
   double dropout_p = 0.0;
   bool is_causal = false;
-  std::optional<double> scale;     ///< default 1 / sqrt(E)
+  std::optional<double> scale = {};     ///< default 1 / sqrt(E)
   bool enable_gqa = false;
   std::string softmax_mode = "None";
-  std::optional<at::Tensor> valid_seq_len;
+  std::optional<at::Tensor> valid_seq_len = {};
   std::string seq_padding_type = "left";
 };
 

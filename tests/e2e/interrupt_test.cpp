@@ -86,10 +86,10 @@ TEST(Interrupt, WhileStartingLeavesNothing) {
   }
 }
 
-/// The three files of a measurement, whole and readable: NumSamples; 0 if there are none.
+/// The files of a measurement, whole and readable: NumSamples; 0 if there are none.
 std::int64_t samples_measured(const std::filesystem::path& folder, const std::string& prefix) {
   if (!std::filesystem::exists(folder)) return 0;
-  EXPECT_THAT(names_in(folder), ElementsAre(prefix + "_hooks_maxabs.json", prefix + "_hooks_maxabs.npz",
+  EXPECT_THAT(names_in(folder), ElementsAre(prefix + "_hooks_maxabs.fingerprint", prefix + "_hooks_maxabs.json", prefix + "_hooks_maxabs.npz",
                                             prefix + "_hooks_maxabs_mod_list.json"));
   return io::read_json(folder / (prefix + "_hooks_maxabs.json"))["NumSamples"].get<std::int64_t>();
 }
@@ -133,7 +133,7 @@ TEST(Interrupt, MeasureKeepsWhatItSaw) {
 TEST(Interrupt, EvaluateUnderQuantConfigKeepsWhatItSaw) {
   const test::TempDir folder;
   const auto out = folder / "out", config = folder / "config.json";
-  write_file(config, R"({"mode": "MEASURE", "measure_exclude": "NONE", "dump_stats_path": ")" +
+  write_file(config, R"({"mode": "MEASURE", "measure_exclude": "NONE", "allowlist": {"types": ["Linear"]}, "dump_stats_path": ")" +
                          (out / "inc_output").string() + "\"}");
   expect_partial_measurements({"evaluate", "--model", demo_model(), "--data", calibration_text(), "--samples", "600"},
                               out, {{"QUANT_CONFIG", config.string()}});

@@ -45,7 +45,7 @@ void expect_measuring_changes_nothing(const Subject& s) {
   s.measure_it();
   const auto explicitly = contents(s.folder / "stats");
   std::filesystem::remove_all(s.folder / "stats");
-  const std::string config = s.config({{"mode", "MEASURE"}, {"measure_exclude", "NONE"}});
+  const std::string config = s.config({{"mode", "MEASURE"}, {"measure_exclude", "NONE"}, {"allowlist", {{"types", {"Linear"}}}}});
   const std::string plain = logits(s.model, s.text, "6"),
                     measuring = logits(s.model, s.text, "6", {}, {{"QUANT_CONFIG", config}});
   EXPECT_FALSE(plain.empty());

@@ -14,7 +14,7 @@
 #include "fp8/configs/configs.h"
 #include "fp8/configs/module_types.h"
 #include "fp8/configs/python_regex.h"
-#include "fp8/measure/calibration.h"
+#include "fp8/measure/calibration_options.h"
 #include "fp8/runtime/io/error.h"
 #include "fp8/tools/commands/command.h"
 #include "fp8/tools/commands/environment_config.h"
@@ -61,19 +61,19 @@ Selection selection_of(const MeasureOptions& o) {
   if (!o.config.empty()) {
     const auto config = configs::read_quant_config(o.config);
     configs::refuse_unbuilt(config, true);
+    auto configured = measure::calibration_options(config);
+    s = {std::move(configured.options), std::move(configured.filter)};
     if (!config.dump_stats_path.filename().empty()) prefix = config.dump_stats_path.filename().string();
-    s.filter = std::make_shared<configs::ModuleFilter>(configs::module_filter(config));
-    const auto exclude = config.measure_exclude;
-    s.options.outputs = exclude != configs::MeasureExclude::OUTPUT && exclude != configs::MeasureExclude::ALL;
+  } else {
+    s.options.rank = configs::environment().process();
   }
   std::vector<configs::PythonRegex> exclude;
   for (const auto& pattern : o.exclude) exclude.emplace_back(pattern, "--exclude");
-  s.options.select = [filter = s.filter, exclude, script = is_script(o.model)](const std::string& name, const std::string& type) {
+  s.options.select = [configured = s.options.select, exclude, script = is_script(o.model)](const std::string& name, const std::string& type) {
     for (const auto& pattern : exclude) {
       if (pattern.search(name)) return false;
     }
-    const bool selected = filter == nullptr || filter->selects(type, name);
-    return selected && (type == "Linear" || type == "Conv2d" || (script && holds_product(type)));
+    return configured ? configured(name, type) : type == "Linear" || type == "Conv2d" || (script && holds_product(type));
   };
   s.options.prefix = (o.out / prefix).string();
   return s;
