@@ -12,6 +12,7 @@
 #include "fp8/measure/exit_dump.h"
 #include "fp8/measure/module_watcher.h"
 #include "fp8/measure/observer_states.h"
+#include "fp8/measure/script_nodes.h"
 #include "fp8/measure/weight_watcher.h"
 #include "fp8/runtime/device/block.h"
 #include "fp8/runtime/intercept/weight_tag.h"
@@ -64,7 +65,9 @@ std::shared_ptr<CalibrationSession> CalibrationSession::attach(const torch::nn::
   return attach(weight_modules(model), op_nodes(model), std::move(options));
 }
 std::shared_ptr<CalibrationSession> CalibrationSession::attach(const torch::jit::Module& model, CalibrationOptions options) {
-  return attach(weight_modules(model), {}, std::move(options));
+  // Finding the nodes of a script rewrites its code: only for who wants them.
+  const bool ops = static_cast<bool>(options.select);
+  return attach(weight_modules(model), ops ? op_nodes(model) : std::vector<OpNode>(), std::move(options));
 }
 
 std::shared_ptr<CalibrationSession> CalibrationSession::attach(const std::vector<WeightModule>& weights, const std::vector<OpNode>& ops,
@@ -137,7 +140,10 @@ std::shared_ptr<CalibrationSession> session_of(const std::vector<WeightModule>& 
 std::shared_ptr<CalibrationSession> CalibrationSession::of(const torch::nn::Module& model) {
   return session_of(weight_modules(model), op_nodes(model));
 }
-std::shared_ptr<CalibrationSession> CalibrationSession::of(const torch::jit::Module& model) { return session_of(weight_modules(model), {}); }
+std::shared_ptr<CalibrationSession> CalibrationSession::of(const torch::jit::Module& model) {
+  auto session = session_of(weight_modules(model), {});
+  return session != nullptr ? session : session_of({}, op_nodes(model));
+}
 
 CalibrationSession::~CalibrationSession() { write_if_unfinished("a destroyed model"); }
 
@@ -331,7 +337,9 @@ std::vector<std::filesystem::path> finalize_calibration(const torch::nn::Module&
   return finalize_model(CalibrationSession::of(model), weight_modules(model), op_nodes(model));
 }
 std::vector<std::filesystem::path> finalize_calibration(const torch::jit::Module& model) {
-  return finalize_model(CalibrationSession::of(model), weight_modules(model), {});
+  const auto session = CalibrationSession::of(model);
+  const bool ops = session != nullptr && session->watches_ops();
+  return finalize_model(session, weight_modules(model), ops ? op_nodes(model) : std::vector<OpNode>());
 }
 
 }  // namespace fp8::measure

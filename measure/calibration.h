@@ -87,6 +87,7 @@ class CalibrationSession : public std::enable_shared_from_this<CalibrationSessio
   MeasurementFile result() const;
   std::vector<NonFinite> non_finite() const;
   std::int64_t samples() const;
+  bool watches_ops() const { return !op_watchers_.empty(); }
   /// Time spent looking at tensors so far: what measuring costs on top of the plain forward.
   double watch_seconds() const;
 
