@@ -8,6 +8,7 @@
 
 #include "fp8/quant/formats/checkpoint_folder.h"
 #include "fp8/quant/formats/compressed_tensors.h"
+#include "fp8/quant/formats/inc_checkpoint.h"
 #include "fp8/quant/formats/sidecar.h"
 #include "fp8/runtime/io/error.h"
 #include "fp8/runtime/io/safetensors.h"
@@ -61,7 +62,9 @@ class Job {
     writer.commit();
     const Scheme scheme = plan_.modules.front().scheme;
     io::Json config = config_;
-    config["quantization_config"] = compressed_tensors::make_config(scheme, names_, kept_linears());
+    config["quantization_config"] = is_inc() ? inc::make_config(scheme, plan_.scale_method, names_, kept_linears(), layout_)
+                                             : compressed_tensors::make_config(scheme, names_, kept_linears());
+    if (is_inc()) folder.write_json("quantization_config.json", config["quantization_config"]);
     if (tied_ && plan_.find("lm_head") != nullptr) config["tie_word_embeddings"] = false;
     folder.write_json("config.json", config);
     folder.write_json(kSidecarName, make_sidecar(plan_, scheme));
@@ -92,20 +95,33 @@ class Job {
     return modules;
   }
 
+  bool is_inc() const { return options_.format == CheckpointFormat::inc; }
+
+  /// Throws if the form can't hold the module's scheme.
+  void check_form(const PlannedModule& m) const {
+    if (is_inc()) return inc::check_scheme(m.scheme, m.info.name);
+    const std::string form = name_of(options_.format);
+    if (m.scheme.format != recipes::Format::E4M3) throw io::Error(form + ": expected fp8_config E4M3, found E5M2");
+    if (options_.format != CheckpointFormat::inc_vllm) return;
+    if (m.scheme.weights != WeightGranularity::tensor || m.scheme.activations != ActivationScaling::static_tensor) {
+      throw io::Error(form + ": " + m.info.name + ": expected one static scale per tensor, found " + m.scheme.describe());
+    }
+  }
+
   void check_plan() {
     if (plan_.modules.empty()) throw io::Error(source_.folder().string() + ": no module is left to quantize (--include, --exclude, allowlist, blocklist)");
     std::vector<PlannedModule> linears;
     for (auto& m : plan_.modules) {
       if (m.info.type != "Linear" || m.info.shape.size() != 2) {
-        plan_.skipped.push_back({m.info.name, "compressed-tensors quantizes Linear only, this is " + m.info.type});
+        plan_.skipped.push_back({m.info.name, name_of(options_.format) + std::string(" quantizes Linear only, this is ") + m.info.type});
         continue;
       }
       const auto& info = source_.info(m.info.name == "lm_head" && tied_head_ ? "model.embed_tokens.weight" : m.info.name + ".weight");
       if (!is_float(info.dtype)) {
         throw io::Error(source_.folder().string() + ": " + info.name + ": expected dtype F32, BF16 or F16, found " + io::name_of(info.dtype));
       }
-      if (m.scheme.format != recipes::Format::E4M3) throw io::Error("compressed-tensors: expected fp8_config E4M3, found E5M2");
-      for (const char* made : {".weight_scale", ".input_scale"}) {
+      check_form(m);
+      for (const char* made : {".weight_scale", ".input_scale", ".scale_weight", ".scale_input"}) {
         if (source_.contains(m.info.name + made)) {
           throw io::Error(source_.folder().string() + ": " + m.info.name + made + ": a scale, in what should be a high precision checkpoint");
         }
@@ -123,7 +139,12 @@ class Job {
       const auto& info = source_.info(tensor);
       if (weight_of(tensor) == nullptr) entries_.push_back({tensor, info.dtype, info.shape});
     }
+    if (is_inc()) layout_ = inc::layout_of(plan_.modules.front().scheme, options_.plan.config.has_value() && options_.plan.config->use_qdq);
     for (const auto& m : plan_.modules) {
+      if (is_inc()) {
+        for (auto& e : inc::entries(m.info.name, m.info.shape[0], m.info.shape[1], m.scheme, layout_)) entries_.push_back(std::move(e));
+        continue;
+      }
       entries_.push_back({m.info.name + ".weight", DType::F8_E4M3, m.info.shape});
       entries_.push_back({m.info.name + ".weight_scale", DType::F32,
                           m.scheme.weights == WeightGranularity::channel ? std::vector<std::int64_t>{m.info.shape[0], 1} : std::vector<std::int64_t>{1}});
@@ -216,11 +237,16 @@ class Job {
       }
       out_.resize(static_cast<std::size_t>(rows * cols));
       cast_weight_rows(in_.data(), type, rows, cols, 0, scales, m.scheme, out_.data());
-      writer.write(name + ".weight", out_.data(), static_cast<std::uint64_t>(row * cols), out_.size());
+      if (is_inc()) {
+        inc::write_rows(writer, name, out_.data(), rows, cols, row, info.shape[0]);
+      } else {
+        writer.write(name + ".weight", out_.data(), static_cast<std::uint64_t>(row * cols), out_.size());
+      }
       advance(in_.size());
     });
     if (per_channel) check_measured_weight(m, largest);
     if (!per_channel) stored = scales.scale_inv;
+    if (is_inc()) return inc::write_scales(writer, name, stored, m.scheme, layout_);
     writer.write(name + ".weight_scale", stored.data(), 0, stored.size() * sizeof(float));
     if (m.scheme.activations == ActivationScaling::static_tensor) writer.write(name + ".input_scale", &m.scheme.input_scale_inv, 0, sizeof(float));
   }
@@ -247,6 +273,7 @@ class Job {
   bool tied_head_ = false;  // and the file has no lm_head.weight
   bool untied_ = false;     // lm_head is quantized from the embedding's tensor
   Plan plan_;
+  inc::Layout layout_;
   std::vector<std::string> names_;
   std::vector<io::SafetensorsWriter::Entry> entries_;
   std::map<std::string, std::size_t> by_weight_;

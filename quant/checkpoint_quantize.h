@@ -8,12 +8,14 @@
 #include <string>
 #include <vector>
 
+#include "fp8/quant/formats/checkpoint_format.h"
 #include "fp8/quant/plan.h"
 
 namespace fp8::quant {
 
 struct CheckpointOptions {
   PlanOptions plan;
+  CheckpointFormat format = CheckpointFormat::compressed_tensors;
   bool overwrite = false;
   bool dry_run = false;  ///< plan and byte counts only; nothing is written, no data read
   std::uint64_t shard_bytes = 5'000'000'000;  ///< tensor data of one file, unless a single tensor is larger
@@ -31,7 +33,7 @@ struct CheckpointReport {
   std::uint64_t source_bytes = 0;
 };
 
-/// Reads `model` (config.json, *.safetensors), writes `out` in compressed-tensors form with tokenizer and generation files carried
+/// Reads `model` (config.json, *.safetensors), writes `out` in the form asked for, with tokenizer and generation files carried
 /// through. Throws io::Error or std::invalid_argument, naming file, tensor or key; nothing stands under `out` then.
 CheckpointReport quantize_checkpoint(const std::filesystem::path& model, const std::filesystem::path& out, const CheckpointOptions& options);
 

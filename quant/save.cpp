@@ -10,6 +10,7 @@
 #include "fp8/measure/module_tree.h"
 #include "fp8/quant/formats/checkpoint_folder.h"
 #include "fp8/quant/formats/compressed_tensors.h"
+#include "fp8/quant/formats/inc_checkpoint.h"
 #include "fp8/quant/formats/sidecar.h"
 #include "fp8/quant/fp8_handler.h"
 #include "fp8/runtime/device/block.h"
@@ -42,11 +43,16 @@ struct Contents {
   std::vector<std::pair<std::string, at::Tensor>> tensors;
   std::vector<std::string> quantized, kept_linears;
   std::optional<Scheme> scheme;
+  std::map<std::string, const Fp8Handler*> handlers;  ///< of weights that INC's writer stores, by tensor
 };
 
-void add_module(const measure::WeightModule& m, const Fp8Handler& handler, Contents& out) {
-  TORCH_CHECK(m.type == "Linear" && handler.scheme().format == recipes::Format::E4M3, "[save] ", m.name, ": compressed-tensors holds E4M3 Linear modules only, this is ",
-              m.type, " in ", kernels::name_of(handler.scheme().format));
+/// The scheme that all modules share, and the module's name. Throws if the form can't hold the module.
+void add_scheme(const measure::WeightModule& m, const Fp8Handler& handler, CheckpointFormat format, Contents& out) {
+  const bool format_fits = format == CheckpointFormat::inc || handler.scheme().format == recipes::Format::E4M3;
+  TORCH_CHECK(m.type == "Linear" && format_fits, "[save] ", m.name, ": ", name_of(format), " holds ", format == CheckpointFormat::inc ? "" : "E4M3 ",
+              "Linear modules only, this is ", m.type, " in ", kernels::name_of(handler.scheme().format));
+  TORCH_CHECK(format != CheckpointFormat::inc_vllm || (handler.scheme().weights == WeightGranularity::tensor && handler.scheme().activations == ActivationScaling::static_tensor),
+              "[save] ", m.name, ": inc-vllm holds one static scale per tensor, this has ", handler.describe());
   TORCH_CHECK(!m.name.empty(), "[save] expected modules with a name, found the root itself converted; put it into a module of its own");
   if (out.scheme.has_value()) {
     TORCH_CHECK(out.scheme->describe() == handler.scheme().describe(), "[save] ", m.name, ": expected all modules in one scheme (", out.scheme->describe(), "), found ",
@@ -54,6 +60,14 @@ void add_module(const measure::WeightModule& m, const Fp8Handler& handler, Conte
   }
   out.scheme = handler.scheme();
   out.quantized.push_back(m.name);
+}
+
+void add_module(const measure::WeightModule& m, const Fp8Handler& handler, CheckpointFormat format, Contents& out) {
+  add_scheme(m, handler, format, out);
+  if (format == CheckpointFormat::inc) {
+    inc::check_scheme(handler.scheme(), m.name);
+    return;  // the writer makes its tensors
+  }
   const at::Tensor scale = handler.weight_scale_inv().cpu();
   out.tensors.emplace_back(m.name + ".weight_scale", scale.numel() == 1 ? scale.view({1}) : scale.view({-1, 1}));
   if (handler.scheme().activations == ActivationScaling::static_tensor) {
@@ -61,7 +75,7 @@ void add_module(const measure::WeightModule& m, const Fp8Handler& handler, Conte
   }
 }
 
-Contents contents_of(const torch::nn::Module& model) {
+Contents contents_of(const torch::nn::Module& model, CheckpointFormat format) {
   Contents out;
   std::set<const void*> seen;  // tied parameters are stored once
   for (const auto& item : model.named_parameters()) {
@@ -70,7 +84,8 @@ Contents contents_of(const torch::nn::Module& model) {
   for (const auto& item : model.named_buffers()) out.tensors.emplace_back(item.key(), item.value().detach().cpu().contiguous());
   for (const auto& m : measure::weight_modules(model)) {
     if (const auto* handler = handler_of(m.weight)) {
-      add_module(m, *handler, out);
+      add_module(m, *handler, format, out);
+      if (format == CheckpointFormat::inc) out.handlers[m.name + ".weight"] = handler;
     } else if (m.type == "Linear") {
       out.kept_linears.push_back(m.name);
     }
@@ -81,19 +96,40 @@ Contents contents_of(const torch::nn::Module& model) {
 
 }  // namespace
 
-void save(const torch::nn::Module& model, const std::filesystem::path& out, CheckpointFormat, const SaveOptions& options) {
-  const Contents contents = contents_of(model);
+void save(const torch::nn::Module& model, const std::filesystem::path& out, CheckpointFormat format, const SaveOptions& options) {
+  const Contents contents = contents_of(model, format);
+  const inc::Layout layout = inc::layout_of(*contents.scheme, options.use_qdq);
+  const bool is_inc = format == CheckpointFormat::inc;
   std::vector<io::SafetensorsWriter::Entry> entries;
-  for (const auto& [name, tensor] : contents.tensors) entries.push_back({name, file_dtype(tensor, name), tensor.sizes().vec()});
+  for (const auto& [name, tensor] : contents.tensors) {
+    if (const auto it = contents.handlers.find(name); it != contents.handlers.end()) {
+      for (auto& e : inc::entries(name.substr(0, name.size() - 7), tensor.size(0), tensor.size(1), it->second->scheme(), layout)) entries.push_back(std::move(e));
+    } else {
+      entries.push_back({name, file_dtype(tensor, name), tensor.sizes().vec()});
+    }
+  }
   if (!options.source.empty()) io::refuse_same_path(options.source, out);
   io::Json config = options.source.empty() ? io::Json::object() : read_model_config(options.source);
-  config["quantization_config"] = compressed_tensors::make_config(*contents.scheme, contents.quantized, contents.kept_linears);
+  config["quantization_config"] = is_inc ? inc::make_config(*contents.scheme, "", contents.quantized, contents.kept_linears, layout)
+                                         : compressed_tensors::make_config(*contents.scheme, contents.quantized, contents.kept_linears);
   Plan plan;
   plan.scale_method = contents.scheme->convention == Convention::own ? "amax" : "inc";
   OutputFolder folder(out, options.overwrite);
   ShardedWriter writer(folder.path(), entries);
-  for (const auto& [name, tensor] : contents.tensors) writer.write(name, tensor.const_data_ptr(), 0, tensor.nbytes());
+  for (const auto& [name, tensor] : contents.tensors) {
+    const auto it = contents.handlers.find(name);
+    if (it == contents.handlers.end()) {
+      writer.write(name, tensor.const_data_ptr(), 0, tensor.nbytes());
+      continue;
+    }
+    const std::string module = name.substr(0, name.size() - 7);
+    const at::Tensor scale = it->second->weight_scale_inv().cpu().contiguous();
+    const float* values = scale.const_data_ptr<float>();
+    inc::write_rows(writer, module, static_cast<const std::uint8_t*>(tensor.const_data_ptr()), tensor.size(0), tensor.size(1), 0, tensor.size(0));
+    inc::write_scales(writer, module, std::vector<float>(values, values + scale.numel()), it->second->scheme(), layout);
+  }
   writer.commit();
+  if (is_inc) folder.write_json("quantization_config.json", config["quantization_config"]);
   folder.write_json("config.json", config);
   folder.write_json(kSidecarName, make_sidecar(plan, *contents.scheme));
   if (!options.source.empty()) folder.carry_through(options.source);

@@ -3,19 +3,21 @@
 #pragma once
 #include <filesystem>
 
+#include "fp8/quant/formats/checkpoint_format.h"
+
 namespace torch::nn {
 class Module;
 }
 
 namespace fp8::quant {
 
-enum class CheckpointFormat { compressed_tensors };
-
 struct SaveOptions {
   /// The high precision checkpoint the model came from: its config.json is completed, its tokenizer files carried through. Empty: config.json
   /// holds the quantization alone.
   std::filesystem::path source{};
   bool overwrite = false;
+  /// INC's form only: for quantize-dequantize mode, which is how INC runs on a CPU.
+  bool use_qdq = false;
 };
 
 /// Writes codes, scales and the parameters that stayed in high precision (in the dtype they have). Throws c10::Error or io::Error: no converted

@@ -38,7 +38,7 @@ PyValue value_of(const StoredScale& s, const std::string& module, bool weight) {
     if (s.values.size() != 1) throw std::invalid_argument(module + ": expected one scale, found " + std::to_string(s.values.size()));
     return io::NdArray{{}, s.values};
   }
-  if (!weight) return list_of(s.values);
+  if (!weight || s.in.empty()) return list_of(s.values);
   io::PyDict dict;
   dict.insert(std::int64_t{0}, list_of(s.values));
   dict.insert(std::int64_t{1}, list_of(s.in));

@@ -28,6 +28,7 @@ struct QuantizeOptions {
   std::string measurements;
   std::vector<std::string> include, exclude;
   std::optional<quant::WeightGranularity> scheme;
+  quant::CheckpointFormat format = quant::CheckpointFormat::compressed_tensors;
   bool dynamic = false, weights_only = false, overwrite = false, dry_run = false, no_fuse_scales = false;
 };
 
@@ -81,6 +82,7 @@ void quantize(const QuantizeOptions& o, Context& context) {
     budget = meet_budget(o.model, options.plan, data, context);
     options.plan.keep = budget->keep;
   }
+  options.format = o.format;
   options.overwrite = o.overwrite;
   options.dry_run = o.dry_run;
   options.stop = [] { return interrupted(); };
@@ -128,7 +130,8 @@ Action add_quantize(Options& options) {
   options.choice("--scheme", {"tensor", "channel"}, [values](std::size_t i) { values->scheme = i == 0 ? quant::WeightGranularity::tensor : quant::WeightGranularity::channel; },
                  "Weight scales (default: tensor with --measurements, else channel)");
   options.path("--config", values->config, "QUANT_CONFIG JSON: Intel Neural Compressor's methods and lists instead of ours");
-  options.choice("--format", {"compressed-tensors"}, [](std::size_t) {}, "Form of the checkpoint");
+  options.choice("--format", {"compressed-tensors", "inc", "inc-vllm"}, [values](std::size_t i) { values->format = static_cast<quant::CheckpointFormat>(i); },
+                 "Form of the checkpoint: for transformers and vLLM, for neural-compressor, what the latter calls vllm");
   options.list("--include", values->include, "Regular expression: quantize these modules too (lm_head, routers)");
   options.list("--exclude", values->exclude, "Regular expression: keep these modules in high precision");
   options.flag("--no-fuse-scales", values->no_fuse_scales, "Own per-tensor scales for q, k, v and for gate, up");
