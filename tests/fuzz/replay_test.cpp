@@ -1,6 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 // The fuzz targets without a fuzzer, for every compiler: small valid files, cut short at every byte, with every bit
 // flipped, with bytes replaced by telling ones, and mixed by a fixed random sequence. Each must be read or refused.
+#include <algorithm>
 #include <functional>
 #include <random>
 #include <vector>
@@ -97,6 +98,23 @@ TEST(Replay, Npz) {
 TEST(Replay, Pickle) {
   all(pickle, {pickle_of("numpy1_measurement.npz"), pickle_of("numpy2_scalars.npz"), pickle_of("protocol2.npz"),
                pickle_of("protocol5.npz"), pickle_of("refused_loop.npz")});
+}
+
+// The seeds that the fuzzers start from.
+TEST(Replay, Seeds) {
+  const std::pair<const char*, Target> targets[] = {{"json", json}, {"safetensors", safetensors}, {"npz", npz}, {"pickle", pickle},
+                                                    {"quant_config", quant_config}, {"measurement", measurement}, {"scales", scales}};
+  for (const auto& [name, target] : targets) {
+    std::vector<std::string> seeds;
+    for (const auto& entry : std::filesystem::directory_iterator(std::filesystem::path(FP8_SOURCE_DIR) / "tests/fuzz/seeds" / name)) seeds.push_back(io::bytes_of(entry.path()));
+    std::sort(seeds.begin(), seeds.end());  // a fixed order for a fixed random sequence
+    ASSERT_FALSE(seeds.empty()) << name;
+    for (const auto& seed : seeds) {
+      run(target, seed);
+      if (seed.size() <= 2000) cut_and_flip(target, seed);
+    }
+    shuffle(target, seeds, 2'000);
+  }
 }
 
 }  // namespace

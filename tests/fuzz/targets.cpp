@@ -9,6 +9,9 @@
 #include <string>
 #include <string_view>
 
+#include "fp8/configs/quant_config.h"
+#include "fp8/measure/measurement_file.h"
+#include "fp8/quant/formats/scale_file.h"
 #include "fp8/runtime/io/json.h"
 #include "fp8/runtime/io/npz.h"
 #include "fp8/runtime/io/pickle.h"
@@ -75,6 +78,44 @@ void safetensors(const std::uint8_t* data, std::size_t size) {
 
 void npz(const std::uint8_t* data, std::size_t size) {
   tolerating_errors([&] { require_same_pickle(io::parse_npz(view(data, size), "fuzz")); });
+}
+
+void quant_config(const std::uint8_t* data, std::size_t size) {
+  tolerating_errors([&] {
+    const auto config = configs::parse_quant_config(io::parse_json(view(data, size), "fuzz"), "fuzz");
+    for (const auto& key : configs::describe(config)) require(!key.key.empty() && !key.origin.empty(), "a key without its name or origin");
+    auto filter = configs::module_filter(config);
+    for (const char* name : {"model.layers.0.self_attn.q_proj", "lm_head", ""}) filter.selects("Linear", name);
+    filter.unused_entries();
+  });
+}
+
+namespace {
+
+/// The tree of either form.
+io::Json tree_of(std::string_view bytes) {
+  return bytes.substr(0, 2) == "PK" ? measure::stats_json(io::parse_npz(bytes, "fuzz")) : io::parse_json(bytes, "fuzz");
+}
+
+}  // namespace
+
+void measurement(const std::uint8_t* data, std::size_t size) {
+  tolerating_errors([&] {
+    const auto file = measure::measurement_from_json(tree_of(view(data, size)), "fuzz");
+    for (const auto& [path, bytes] : measure::measurement_bytes({"fuzz"}, file)) {
+      if (path.string().find("_mod_list") != std::string::npos) continue;
+      require(measure::measurement_from_json(tree_of(bytes), "fuzz").fingerprint() == file.fingerprint(), "a measurement does not survive write and read");
+    }
+  });
+}
+
+void scales(const std::uint8_t* data, std::size_t size) {
+  tolerating_errors([&] {
+    const auto file = quant::scales_from_json(tree_of(view(data, size)), "fuzz");
+    for (const auto& [path, bytes] : quant::scale_bytes({"fuzz", "maxabs", "UNIT_SCALE"}, file)) {
+      require(quant::scales_from_json(tree_of(bytes), "fuzz").modules == file.modules, "scales do not survive write and read");
+    }
+  });
 }
 
 void pickle(const std::uint8_t* data, std::size_t size) {

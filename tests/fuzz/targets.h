@@ -13,6 +13,12 @@ void json(const std::uint8_t* data, std::size_t size);
 void safetensors(const std::uint8_t* data, std::size_t size);
 /// What is accepted must survive being written and read again.
 void npz(const std::uint8_t* data, std::size_t size);
+/// A JSON that is a QUANT_CONFIG: what is accepted must describe itself and choose modules.
+void quant_config(const std::uint8_t* data, std::size_t size);
+/// A measurement as .json or (from "PK" on) .npz: what is accepted must survive being written and read in both forms.
+void measurement(const std::uint8_t* data, std::size_t size);
+/// The same of a scale file.
+void scales(const std::uint8_t* data, std::size_t size);
 /// The pickle alone, past the zip's checksum.
 void pickle(const std::uint8_t* data, std::size_t size);
 
