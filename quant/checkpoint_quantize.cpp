@@ -35,6 +35,7 @@ class Job {
   Job(const fs::path& model, const CheckpointOptions& options)
       : options_(options), config_(read_model_config(model)), source_(model), plan_(make_plan(find_modules(), options.plan)) {
     check_plan();
+    check_model();
     lay_out();
   }
 
@@ -132,6 +133,15 @@ class Job {
     if (plan_.modules.empty()) throw io::Error(source_.folder().string() + ": no Linear module is left to quantize");
     untied_ = tied_head_ && plan_.find("lm_head") != nullptr;
     for (const auto& m : plan_.modules) names_.push_back(m.info.name);
+  }
+
+  /// The measurement's fingerprint, if it has one, against the weights that are to be quantized.
+  void check_model() const {
+    const auto& measurements = options_.plan.measurements;
+    if (!measurements.has_value() || !measurements->model.has_value()) return;
+    measure::ModelFingerprint model;
+    for (const auto& m : plan_.modules) model.weights.push_back(measure::fingerprint_of(m.info.name, source_, source_tensor(m.info.name)));
+    measure::require_same_model(*measurements->model, model, "measurements");
   }
 
   void lay_out() {

@@ -258,5 +258,23 @@ TEST(CheckpointQuantize, DryRunReportsAndWritesNothing) {
   EXPECT_EQ(last, total);
 }
 
+TEST(CheckpointQuantize, RefusesTheMeasurementOfAnotherModel) {
+  const test::TempDir dir;
+  const auto tensors = test::small_llama(at::kBFloat16);
+  test::write_llama(dir / "in", tensors);
+  CheckpointOptions o;
+  o.plan.activations = ActivationScaling::static_tensor;
+  o.plan.measurements = measured(tensors);
+  const io::Checkpoint source(dir / "in");
+  measure::ModelFingerprint model;
+  for (const auto& m : o.plan.measurements->modules) model.weights.push_back(measure::fingerprint_of(m.module, source, m.module + ".weight"));
+  o.plan.measurements->model = model;
+  o.dry_run = true;
+  EXPECT_NO_THROW(quantize_checkpoint(dir / "in", dir / "out", o));
+  o.plan.measurements->model->weights[3].samples[7] += 1.0f;  // the same amax, another weight
+  const std::string module = o.plan.measurements->model->weights[3].module;
+  EXPECT_TRUE(test::throws_with({"measurements: " + module + ".weight has other values", "another model"}, [&] { quantize_checkpoint(dir / "in", dir / "out", o); }));
+}
+
 }  // namespace
 }  // namespace fp8::quant

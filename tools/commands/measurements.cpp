@@ -6,6 +6,7 @@
 #include <system_error>
 
 #include "fp8/measure/compare.h"
+#include "fp8/measure/observer_states.h"
 #include "fp8/measure/ranks.h"
 #include "fp8/quant/formats/scale_ranks.h"
 #include "fp8/runtime/io/error.h"
@@ -33,6 +34,7 @@ void merge(const MergeOptions& o, Context& context) {
   if (o.paths.size() < 2) throw UsageError("merge: PATH: found one measurement, allowed: two or more");
   std::vector<measure::MeasurementFile> files;
   std::vector<std::string> names;
+  std::vector<StatsName> sets;
   StatsName out;
   for (const auto& path : o.paths) {
     const StatsName name = measure::find_measurement(path.string());
@@ -43,10 +45,16 @@ void merge(const MergeOptions& o, Context& context) {
     out = {o.out, name.observer, "", name.rank};
     files.push_back(measure::read_measurements(name));
     names.push_back(name.json().string());
+    sets.push_back(name);
   }
-  const auto merged = measure::merge(files, names);
+  auto merged = measure::merge(files, names);
+  std::vector<std::string> warnings;
+  auto written = merge_states(sets, out, merged, warnings);
+  for (const auto& warning : warnings) context.warn(warning);
+  const auto bytes = measure::measurement_bytes(out, merged);
+  written.insert(written.begin(), bytes.begin(), bytes.end());
   const std::string samples = merged.num_samples.has_value() ? std::to_string(*merged.num_samples) : "unknown";
-  write_and_report(context, measure::measurement_bytes(out, merged),
+  write_and_report(context, written,
                    {{"modules", merged.modules.size()}, {"samples", merged.num_samples.has_value() ? io::Json(*merged.num_samples) : io::Json(nullptr)}}, "merge",
                    {{"measurements", std::to_string(files.size())}, {"modules", std::to_string(merged.modules.size())}, {"samples", samples}});
 }
@@ -110,6 +118,24 @@ std::vector<StatsName> sets_at(const fs::path& path) {
   }
   if (found.empty()) throw io::Error(path.string() + ": expected measurement or scale files (*_hooks_maxabs*.json or .npz), found none");
   return found;
+}
+
+std::vector<FileBytes> merge_states(const std::vector<StatsName>& names, const StatsName& target, measure::MeasurementFile& file, std::vector<std::string>& warnings) {
+  std::vector<fs::path> paths;
+  std::error_code ignored;
+  for (const auto& name : names) {
+    if (fs::exists(measure::observer_states_path(name), ignored)) paths.push_back(measure::observer_states_path(name));
+  }
+  if (paths.empty()) return {};
+  if (paths.size() != names.size()) {
+    warnings.push_back(short_name(target) + ": only " + std::to_string(paths.size()) + " of " + std::to_string(names.size()) + " files have observers' states; the largest values are taken instead");
+    return {};
+  }
+  auto states = measure::read_observer_states(paths[0]);
+  for (std::size_t i = 1; i < paths.size(); ++i) measure::merge(states, measure::read_observer_states(paths[i]), paths[i].string());
+  measure::apply(states, file, paths[0].string());
+  const auto path = measure::observer_states_path(target);
+  return {{path, io::json_text(path, measure::to_json(states), -1)}};
 }
 
 std::string short_name(const StatsName& name) { return fs::path(name.base()).filename().string(); }

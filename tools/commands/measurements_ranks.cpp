@@ -107,7 +107,11 @@ void unify_set(const StatsName& set, int world, const UnifyOptions& o, std::vect
     } else {
       auto file = measure::unify(measured, words, {o.experts, measure::ExpertValues::outputs}, warnings);
       file.local_rank = local_rank;
+      const std::vector<StatsName> sources(names.begin() + r * size, names.begin() + (r + 1) * size);
+      // With expert parallelism, each rank's states are of other experts under the same names.
+      const auto states = o.experts ? std::vector<FileBytes>{} : merge_states(sources, target, file, warnings);
       bytes = measure::measurement_bytes(target, file);
+      bytes.insert(bytes.end(), states.begin(), states.end());
     }
     files.insert(files.end(), bytes.begin(), bytes.end());
   }

@@ -99,6 +99,29 @@ TEST(Measurements, MergeAddsSamples) {
   EXPECT_THAT(error_of({"measurements", "merge", (dir / "a").string(), "--out", (dir / "c/all").string()}, 2), HasSubstr("two or more"));
 }
 
+TEST(Measurements, MergeAsksTheObserversThatKnowMore) {
+  const test::TempDir dir;
+  const std::string data = FP8_SOURCE_DIR "/tools/demo_data/kjv_calib.txt", model = FP8_SOURCE_DIR "/tools/demo_data/kjv-byte-1.7M";
+  std::ofstream(dir / "config.json") << R"({"mode": "MEASURE", "observer": "percentile", "dump_stats_path": "s/inc", "allowlist": {"types": [], "names": ["layers.0.mlp.*proj"]}})";
+  const auto measure = [&](const char* out, const char* skip, const char* samples) {
+    const auto run = run_fp8({"measure", "--model", model, "--data", data, "--config", (dir / "config.json").string(), "--out", (dir / out).string(), "--skip", skip, "--samples", samples,
+                              "--seq-len", "64"});
+    ASSERT_EQ(run.code, 0) << run.err;
+  };
+  measure("all", "0", "6");
+  measure("a", "0", "2");
+  measure("b", "2", "4");
+  json_of({"measurements", "merge", (dir / "a").string(), (dir / "b").string(), "--out", (dir / "ab/inc").string(), "--json"});
+  // Percentiles of all the data are no function of the parts' percentiles; of the parts' histograms they are.
+  const auto nodes = io::read_json(dir / "all/inc_hooks_percentile.json")["Nodes"];
+  EXPECT_EQ(io::read_json(dir / "ab/inc_hooks_percentile.json")["Nodes"], nodes);
+  EXPECT_EQ(nodes.size(), 3u);
+  fs::remove(dir / "a/inc_hooks_percentile.observers");
+  const auto run = run_fp8({"measurements", "merge", (dir / "a").string(), (dir / "b").string(), "--out", (dir / "ab/inc").string()});
+  EXPECT_EQ(run.code, 0);
+  EXPECT_THAT(run.err, HasSubstr("only 1 of 2 files have observers' states"));
+}
+
 TEST(Measurements, PostprocessKeepsOriginalsOnRequest) {
   const test::TempDir dir;
   fs::create_directory(dir / "in");
