@@ -229,5 +229,28 @@ TEST(Calibration, ScriptedModelsAreMeasured) {
   EXPECT_TRUE(throws_with({"found no watcher"}, [&] { finalize_calibration(model); }));
 }
 
+TEST(Calibration, NodesOfScriptedModelsAreMeasuredToo) {
+  torch::jit::Module model("Attention");
+  model.register_attribute("training", c10::BoolType::get(), false);
+  model.define("def forward(self, x):\n  return torch.matmul(torch.softmax(torch.matmul(x, x.transpose(-2, -1)), -1), x)\n");
+  const at::Tensor x = hpu(torch::randn({2, 5, 4}));
+  const torch::NoGradGuard no_grad;
+  const at::Tensor plain = model.forward({x}).toTensor(), logits = torch::matmul(x, x.transpose(-2, -1)), p = torch::softmax(logits, -1);
+  CalibrationOptions options;
+  options.select = [](const std::string&, const std::string& type) { return type == "Matmul" || type == "Softmax"; };
+  const auto session = CalibrationSession::attach(model, options);
+  EXPECT_EQ(CalibrationSession::of(model), session);
+  for (int i = 0; i < 3; ++i) EXPECT_TRUE(same_bits(model.forward({x}).toTensor(), plain));
+  const auto file = session->result();
+  ASSERT_EQ(file.modules.size(), 3u);
+  EXPECT_EQ(file.find("matmul")->inputs, (std::vector<Amax>{{largest(x)}, {largest(x)}}));
+  EXPECT_EQ(file.find("softmax")->inputs, (std::vector<Amax>{{largest(logits)}}));
+  EXPECT_EQ(*file.find("softmax")->outputs, (std::vector<Amax>{{largest(p)}}));
+  EXPECT_EQ(file.find("matmul_1")->inputs, (std::vector<Amax>{{largest(p)}, {largest(x)}}));
+  finalize_calibration(model);
+  EXPECT_EQ(CalibrationSession::of(model), nullptr);
+  EXPECT_TRUE(same_bits(model.forward({x}).toTensor(), plain));
+}
+
 }  // namespace
 }  // namespace fp8::measure

@@ -87,9 +87,9 @@ TEST(AttentionModules, FusedAttentionPassesItsOptionsOn) {
   const at::Tensor plain = at::scaled_dot_product_attention(q, k, v, mask, 0.0, false, 0.7, true);
   EXPECT_TRUE(same_bits(m(q, k, v, options), plain));
   const at::Tensor wide = hpu(torch::randn({1, 4, 6, 8}));
-  EXPECT_TRUE(same_bits(m(wide, k, v, {.is_causal = true, .enable_gqa = true}), at::scaled_dot_product_attention(wide, k, v, {}, 0.0, true, {}, true)));
+  EXPECT_TRUE(same_bits(m->forward(wide, k, v, {.is_causal = true, .enable_gqa = true}), at::scaled_dot_product_attention(wide, k, v, {}, 0.0, true, {}, true)));
   const auto handler = handle(*m);
-  EXPECT_TRUE(same_bits(m(q, k, v, {.mask = mask, .scale = 0.7, .enable_gqa = true, .softmax_mode = "fast"}), plain * 2));
+  EXPECT_TRUE(same_bits(m->forward(q, k, v, {.mask = mask, .scale = 0.7, .enable_gqa = true, .softmax_mode = "fast"}), plain * 2));
   EXPECT_EQ(handler->scale, 0.7);
   EXPECT_EQ(handler->mode, "fast");
 }
@@ -97,7 +97,7 @@ TEST(AttentionModules, FusedAttentionPassesItsOptionsOn) {
 TEST(AttentionModules, LengthsNeedAHandler) {
   const at::Tensor q = hpu(torch::randn({1, 1, 2, 4}));
   ModuleFusedSDPA m;
-  EXPECT_TRUE(throws_with({"ModuleFusedSDPA", "valid_seq_len"}, [&] { m(q, q, q, {.valid_seq_len = hpu(torch::tensor({2}))}); }));
+  EXPECT_TRUE(throws_with({"ModuleFusedSDPA", "valid_seq_len"}, [&] { m->forward(q, q, q, {.valid_seq_len = hpu(torch::tensor({2}))}); }));
 }
 
 TEST(AttentionModules, CacheGrowsAlongItsDimension) {

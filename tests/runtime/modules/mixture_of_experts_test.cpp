@@ -102,9 +102,9 @@ TEST(MixtureOfExperts, AHandlerGetsTheExpertsWeights) {
 }
 
 TEST(MixtureOfExperts, BadOptionsAreNamed) {
-  EXPECT_TRUE(throws_with({"experts_min, experts_max", "[2, 4]", "[0, 3]"}, [] { MixtureOfExperts({4, 6, 4, 2, 4, "silu"}); }));
-  EXPECT_TRUE(throws_with({"experts_min"}, [] { MixtureOfExperts({0, 6, 4, 0, -1, "silu"}); }));
-  EXPECT_TRUE(throws_with({"'swish'", "silu, gelu, relu"}, [] { MixtureOfExperts({4, 6, 4, 0, -1, "swish"}); }));
+  EXPECT_TRUE(throws_with({"experts_min, experts_max", "[2, 4]", "[0, 3]"}, [] { MixtureOfExperts(MixtureOfExpertsOptions{4, 6, 4, 2, 4, "silu"}); }));
+  EXPECT_TRUE(throws_with({"experts_min"}, [] { MixtureOfExperts(MixtureOfExpertsOptions{0, 6, 4, 0, -1, "silu"}); }));
+  EXPECT_TRUE(throws_with({"'swish'", "silu, gelu, relu"}, [] { MixtureOfExperts(MixtureOfExpertsOptions{4, 6, 4, 0, -1, "swish"}); }));
 }
 
 }  // namespace
