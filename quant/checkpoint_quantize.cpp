@@ -227,6 +227,17 @@ class Job {
     return amax;
   }
 
+  /// One scale for all of a weight. A search needs all of it in memory.
+  WeightScales tensor_scales(const PlannedModule& m, recipes::FloatType type) {
+    const std::string tensor = source_tensor(m.info.name);
+    const float amax = scale_amax(m);
+    if (!searches(m.scheme)) return weight_scales({amax}, m.scheme, tensor);
+    const auto& info = source_.info(tensor);
+    std::vector<std::uint8_t> all(static_cast<std::size_t>(info.bytes()));
+    source_.read(tensor, all.data(), 0, all.size());
+    return searched_weight_scales(all.data(), type, info.shape[0], info.shape[1], m.scheme, tensor);
+  }
+
   void quantize(const PlannedModule& m, ShardedWriter& writer) {
     const std::string tensor = source_tensor(m.info.name), name = m.info.name;
     const auto& info = source_.info(tensor);
@@ -235,14 +246,14 @@ class Job {
     const bool per_channel = m.scheme.weights == WeightGranularity::channel;
     WeightScales scales;
     float largest = 0;
-    if (!per_channel) scales = weight_scales({scale_amax(m)}, m.scheme, tensor);
+    if (!per_channel) scales = tensor_scales(m, type);
     std::vector<float> stored;
     for_rows(tensor, [&](std::int64_t row, std::int64_t rows) {
       if (per_channel) {  // a row's scale needs that row only: amax and cast while it is in cache
         std::vector<float> amax(static_cast<std::size_t>(rows));
         kernels::amax_rows(in_.data(), type, rows, cols, cols, amax.data());
         for (float a : amax) largest = std::isnan(a) || a > largest ? a : largest;
-        scales = weight_scales(amax, m.scheme, tensor);
+        scales = searches(m.scheme) ? searched_weight_scales(in_.data(), type, rows, cols, m.scheme, tensor) : weight_scales(amax, m.scheme, tensor, type);
         stored.insert(stored.end(), scales.scale_inv.begin(), scales.scale_inv.end());
       }
       out_.resize(static_cast<std::size_t>(rows * cols));

@@ -4,6 +4,8 @@
 //   static    hpu::cast_to_fp8_v2(x, input_scale)  -> hpu::fp8_gemm_v2(..., input_scale_inv, weight_scale_inv, bias)
 //   dynamic   per row: input_scale_inv = f32(amax / fp8_max), then the same
 //   weights only   fp8::weight_only_linear(x, w, weight_scale_inv, bias)
+//   qdq       linear(cast and decoded x, decoded w, bias) in the compute dtype
+//   conv1d    as a convolution of images of height 1; conv3d: the convolution of decoded values
 //
 // Under the own convention the activation is given to the cast in f32 (one rounding); under INC's in hp_dtype, as on the device.
 // The compute dtype is the autocast region's, else x's.
@@ -12,16 +14,12 @@
 #include <optional>
 #include <vector>
 
-#include "fp8/quant/scheme.h"
+#include "fp8/quant/quantizer.h"
 #include "fp8/runtime/intercept/op_handler.h"
 
 namespace fp8::quant {
 
-/// What a 2-D convolution is besides its operands. One value per spatial dimension.
-struct ConvolutionGeometry {
-  std::vector<std::int64_t> stride, padding, dilation;
-  std::int64_t groups = 1;
-};
+struct ConvolutionGeometry;
 
 class Fp8Handler final : public runtime::OpHandler, public std::enable_shared_from_this<Fp8Handler> {
  public:
@@ -39,6 +37,11 @@ class Fp8Handler final : public runtime::OpHandler, public std::enable_shared_fr
   const at::Tensor& weight_scale_inv() const { return weight_scale_inv_; }
   at::ScalarType original_dtype() const { return original_dtype_; }
 
+  /// Puts another scale in force, from the next call on; codes stay as they are. Not while a forward runs. Throws std::invalid_argument where
+  /// the scheme has no such single scale (dynamic, per channel) or the value is not positive and finite.
+  void set_input_scale_inv(float scale_inv);
+  void set_weight_scale_inv(float scale_inv);
+
   /// The forward product without autograd. weight: [N, K] codes, the rows `view` says.
   at::Tensor product(const runtime::WeightView& view, const at::Tensor& weight, const at::Tensor& x, const std::optional<at::Tensor>& bias) const;
   /// The 2-D convolution without autograd. weight: all of the codes [C_out, C_in / groups, R, S]; x: [B, C_in, H, W]; one activation scale.
@@ -49,23 +52,14 @@ class Fp8Handler final : public runtime::OpHandler, public std::enable_shared_fr
   at::Tensor values(const runtime::WeightView& view, const at::Tensor& upright, at::ScalarType dtype) const;
 
  private:
-  struct CastInput {
-    at::Tensor codes, scale_inv;
-  };
-  CastInput cast_input(const at::Tensor& x, bool per_row) const;
   at::Tensor scale_inv_of(const runtime::WeightView& view) const;
+  at::Tensor convolution_of_values(const runtime::ConvolutionCall& call) const;
+  void make_quantizers();
 
   Scheme scheme_;
-  at::Tensor weight_scale_inv_, input_scale_, input_scale_inv_;
+  at::Tensor weight_scale_inv_;
+  std::optional<Quantizer> input_, image_;  ///< image_: of convolutions, where tokens are no rows; none: weights only
   at::ScalarType original_dtype_;
 };
-
-/// Straight-through gradients for x and bias of a quantized product: dx = dy . dequantized(w), db = sum of dy.
-at::Tensor product_with_gradient(const std::shared_ptr<const Fp8Handler>& handler, const runtime::WeightView& view, const at::Tensor& weight, const at::Tensor& x,
-                                 const std::optional<at::Tensor>& bias);
-
-/// The same of a 2-D convolution: dx = the transposed convolution of dy with the dequantized w, db = sum of dy over all but channels.
-at::Tensor convolution_with_gradient(const std::shared_ptr<const Fp8Handler>& handler, const ConvolutionGeometry& geometry, const at::Tensor& weight,
-                                     const at::Tensor& x, const std::optional<at::Tensor>& bias);
 
 }  // namespace fp8::quant

@@ -6,10 +6,15 @@
 #include <set>
 #include <sstream>
 
+#include "fp8/configs/module_types.h"
 #include "fp8/configs/python_regex.h"
+#include "fp8/quant/plan_rules.h"
 #include "fp8/runtime/io/error.h"
 
 namespace fp8::quant {
+
+using configs::ModuleKind;
+
 namespace {
 
 /// Kept in high precision unless included: their errors cost most, their products least.
@@ -40,28 +45,30 @@ class Patterns {
   std::vector<configs::PythonRegex> patterns_;
 };
 
-bool is_quantizable(const std::string& type) { return type == "Linear" || type == "Conv2d" || type == "Embedding"; }
+ModuleKind kind_of_type(const std::string& type) {
+  const auto* found = configs::find_module_type(type);
+  return found != nullptr ? found->kind : ModuleKind::no_quantize;
+}
+bool is_quantizable(const std::string& type) { return configs::info_of(kind_of_type(type)).weight; }
 
 /// Why a module stays in high precision without a config; empty: it is quantized.
 std::string own_reason(const ModuleInfo& m, const Patterns& include, const Patterns& exclude) {
   if (exclude.match(m.name)) return "excluded by --exclude";
   if (include.match(m.name)) return is_quantizable(m.type) ? "" : "no fp8 kernel for type " + m.type;
   const std::string last = last_part(m.name);
-  if (m.type == "Embedding" || any_of(std::begin(kKeptNames), std::end(kKeptNames), last)) return "kept in high precision by default (--include quantizes it)";
+  if (plan_rules::is_adapter(m.name)) return "a LoRA adapter, kept in high precision (--include quantizes it)";
+  if (kind_of_type(m.type) == ModuleKind::embedding || any_of(std::begin(kKeptNames), std::end(kKeptNames), last)) return "kept in high precision by default (--include quantizes it)";
   if (any_of(std::begin(kRouterNames), std::end(kRouterNames), last)) return "a router, kept in high precision (--include quantizes it)";
   if (!is_quantizable(m.type)) return "no fp8 kernel for type " + m.type;
   return "";
 }
 
-const measure::Measurement* measured(const PlanOptions& o, const std::string& name) {
-  return o.measurements.has_value() ? o.measurements->find(name) : nullptr;
-}
-
-/// Other tools also measure nodes without a weight (matmul, softmax, key-value caches): these are passed over, with a warning that names
+/// Nodes without a weight (matmul, softmax, key-value caches) that this model has not are passed over, with a warning that names
 /// the first. A node with a weight must be a module of the model, and some node must be.
-void check_fits(const std::vector<ModuleInfo>& modules, const measure::MeasurementFile& file, std::vector<std::string>& warnings) {
+void check_fits(const std::vector<ModuleInfo>& modules, const std::vector<NodeInfo>& nodes, const measure::MeasurementFile& file, std::vector<std::string>& warnings) {
   std::set<std::string> names;
   for (const auto& m : modules) names.insert(m.name);
+  for (const auto& n : nodes) names.insert(n.name);
   std::size_t passed_over = 0;
   std::string first;
   for (const auto& m : file.modules) {
@@ -76,101 +83,62 @@ void check_fits(const std::vector<ModuleInfo>& modules, const measure::Measureme
   warnings.push_back("measurements: " + std::to_string(passed_over) + " measured nodes without a weight are passed over (the first is '" + first + "')");
 }
 
-/// Fills in what the measurement says; false (and a reason) if there is none.
-bool apply_measurement(PlannedModule& planned, const PlanOptions& o, const recipes::ScaleMethod& activation_method, bool needed, std::string& reason) {
-  const auto* m = measured(o, planned.info.name);
-  if (m != nullptr && m->weight.has_value() && m->weight->size() == 1) planned.measured_weight_amax = (*m->weight)[0];
-  if (planned.scheme.activations != ActivationScaling::static_tensor) return true;
-  if (!needed) {  // a fixed value: nothing to measure
-    set_input_scale(planned.scheme, 0.0f, activation_method, planned.info.name);
-    return true;
+/// Without a config. Mixtures of experts follow their weights; the rest is asked for.
+void plan_own_node(const NodeInfo& n, const std::vector<ModuleInfo>& modules, const PlanOptions& o, const Patterns& exclude, Plan& plan) {
+  const ModuleKind kind = kind_of_type(n.type);
+  const bool cache = kind == ModuleKind::kv_cache, mixture = kind == ModuleKind::dynamic_moe;
+  const auto skip = [&](const std::string& reason) { plan.skipped.push_back({n.name, reason}); };
+  if (plan_rules::kept(n.name, o, plan)) return;
+  if (exclude.match(n.name)) return skip("excluded by --exclude");
+  if (kind == ModuleKind::no_quantize) return skip("no fp8 kernel for type " + n.type);
+  if (mixture && !plan_rules::experts_planned(n.name, modules, plan)) return skip("its experts' weights stay in high precision");
+  if (!mixture && !(cache ? o.kv_cache : o.attention)) return skip(cache ? "key-value caches stay in high precision by default" : "attention stays in high precision by default");
+  if (o.activations == ActivationScaling::none && !cache) return skip("only weights are quantized");
+  PlannedNode planned{n, {}};
+  NodeScheme& s = planned.scheme;
+  s.kind = kind;
+  s.dialect = o.dialect;
+  s.dynamic = o.activations != ActivationScaling::static_tensor && !cache;
+  s.per_token = o.activations == ActivationScaling::dynamic_token;
+  if (!s.dynamic) {
+    const auto* m = plan_rules::measured(o, n.name);
+    if (m == nullptr && mixture) return skip("no measurement of its inputs");
+    if (m == nullptr) plan_rules::fail_unmeasured(n.name, o);
+    set_node_scales(s, m, {}, n.name, plan_rules::experts_of(n.name, modules), plan.warnings);
   }
-  if (m == nullptr || m->inputs.empty()) {
-    reason = "no measurement of its input";
-    return false;
-  }
-  if (m->inputs[0].size() != 1) {
-    throw io::Error("measurements: " + planned.info.name + ".inputs[0]: expected one amax, found " + std::to_string(m->inputs[0].size()));
-  }
-  set_input_scale(planned.scheme, m->inputs[0][0], activation_method, planned.info.name);
-  return true;
+  plan.nodes.push_back(std::move(planned));
 }
 
-[[noreturn]] void fail_unmeasured(const ModuleInfo& m, const PlanOptions& o) {
-  const std::string hint = o.config.has_value() ? "set 'ignore_modules_wo_measures' or blocklist it" : "measure it, or leave it out with --exclude";
-  throw io::Error("measurements: no measurement of module '" + m.name + "', which is to be quantized; " + hint);
-}
-
-/// True (and listed with its reason) if the caller keeps the module.
-bool kept(const ModuleInfo& m, const PlanOptions& o, Plan& plan) {
-  const auto found = o.keep.find(m.name);
-  if (found != o.keep.end()) plan.skipped.push_back({m.name, found->second});
-  return found != o.keep.end();
-}
-
-Plan own_plan(const std::vector<ModuleInfo>& modules, const PlanOptions& o) {
+/// Without a config: what activations are, and whether a module's input was measured.
+Plan own_plan(const std::vector<ModuleInfo>& modules, const std::vector<NodeInfo>& nodes, const PlanOptions& o) {
   Plan plan;
   plan.scale_method = "amax";
   const Patterns include(o.include, "--include"), exclude(o.exclude, "--exclude");
   const bool is_static = o.activations == ActivationScaling::static_tensor;
   const auto weights = o.weights.value_or(is_static ? WeightGranularity::tensor : WeightGranularity::channel);
   for (const auto& m : modules) {
-    if (kept(m, o, plan)) continue;
+    if (plan_rules::kept(m.name, o, plan)) continue;
     if (std::string reason = own_reason(m, include, exclude); !reason.empty()) {
       plan.skipped.push_back({m.name, reason});
       continue;
     }
-    PlannedModule planned{m, {}, "", std::nullopt};
+    PlannedModule planned{m, {}, "", {}, std::nullopt};
     planned.scheme.dialect = o.dialect;
-    planned.scheme.activations = m.type == "Embedding" ? ActivationScaling::none : o.activations;
+    planned.scheme.activations = kind_of_type(m.type) == ModuleKind::embedding ? ActivationScaling::none : o.activations;
     planned.scheme.weights = weights;
     if (weights == WeightGranularity::tensor && o.fuse_scales) planned.fuse_group = fuse_group_of(m.name);
     std::string reason;
-    if (!apply_measurement(planned, o, {}, true, reason)) fail_unmeasured(m, o);
+    if (!plan_rules::apply_measurement(planned, o, nodes, {}, true, plan.warnings, reason)) {
+      if (m.type == "Linear" || m.type == "Conv2d" || include.match(m.name)) plan_rules::fail_unmeasured(m.name, o);
+      plan.skipped.push_back({m.name, reason});  // measured only when a config asks for its type
+      continue;
+    }
     plan.modules.push_back(std::move(planned));
   }
+  for (const auto& n : nodes) plan_own_node(n, modules, o, exclude, plan);
   if (is_static && weights == WeightGranularity::channel) {
     plan.warnings.push_back("channel weights with static activations load in transformers; vLLM's fallback kernel can't run them, --scheme tensor or --dynamic can");
   }
-  return plan;
-}
-
-Plan config_plan(const std::vector<ModuleInfo>& modules, const PlanOptions& o) {
-  const configs::QuantConfig& config = *o.config;
-  configs::refuse_unbuilt(config, false);
-  Plan plan;
-  plan.scale_method = config.scale_method.name;
-  auto filter = configs::module_filter(config);
-  const auto target = configs::inc_target(config, o.dialect);
-  for (const auto& m : modules) {
-    const bool selected = filter.selects(m.type, m.name);
-    if (kept(m, o, plan)) continue;
-    if (m.type != "Linear" && m.type != "Conv2d") {
-      plan.skipped.push_back({m.name, "type " + m.type + " is not quantized"});
-      continue;
-    }
-    if (!selected) {
-      plan.skipped.push_back({m.name, "not selected by allowlist and blocklist of " + config.source});
-      continue;
-    }
-    PlannedModule planned{m, {}, "", std::nullopt};
-    Scheme& s = planned.scheme;
-    s.format = config.fp8_config;
-    s.dialect = target.dialect;
-    s.convention = Convention::inc;
-    s.hp = config.hp_dtype;
-    s.weight_method = config.scale_method.weight;
-    s.weights = config.scale_method.weight.granularity == recipes::Granularity::PCS ? WeightGranularity::channel : WeightGranularity::tensor;
-    s.activations = ActivationScaling::static_tensor;
-    std::string reason;
-    if (!apply_measurement(planned, o, config.scale_method.activation, config.scale_method.needs_measurements(), reason)) {
-      if (!config.ignore_modules_wo_measures) fail_unmeasured(m, o);
-      plan.skipped.push_back({m.name, reason + " (ignore_modules_wo_measures)"});
-      continue;
-    }
-    plan.modules.push_back(std::move(planned));
-  }
-  for (const auto& entry : filter.unused_entries()) plan.warnings.push_back(entry.message);
   return plan;
 }
 
@@ -183,10 +151,17 @@ const PlannedModule* Plan::find(const std::string& name) const {
   return nullptr;
 }
 
-Plan make_plan(const std::vector<ModuleInfo>& modules, const PlanOptions& options) {
+const PlannedNode* Plan::find_node(const std::string& name) const {
+  for (const auto& n : nodes) {
+    if (n.info.name == name) return &n;
+  }
+  return nullptr;
+}
+
+Plan make_plan(const std::vector<ModuleInfo>& modules, const std::vector<NodeInfo>& nodes, const PlanOptions& options) {
   std::vector<std::string> warnings;
-  if (options.measurements.has_value()) check_fits(modules, *options.measurements, warnings);
-  Plan plan = options.config.has_value() ? config_plan(modules, options) : own_plan(modules, options);
+  if (options.measurements.has_value()) check_fits(modules, nodes, *options.measurements, warnings);
+  Plan plan = options.config.has_value() ? plan_rules::config_plan(modules, nodes, options) : own_plan(modules, nodes, options);
   plan.warnings.insert(plan.warnings.begin(), warnings.begin(), warnings.end());
   if (options.measurements.has_value()) plan.measurements = options.measurements->fingerprint();
   return plan;

@@ -1,6 +1,9 @@
 // SPDX-License-Identifier: Apache-2.0
 // Which modules are quantized and how: one decision, used for models in memory and for checkpoint files alike, so that both give the
 // same bytes. No torch here.
+//
+// Modules with a weight (Linear, convolutions, embeddings, recurrent weights, experts) and modules without one (products, softmax, attention,
+// key-value caches, mixtures of experts: "nodes") are planned together: an expert's input scale is its mixture's measurement.
 #pragma once
 #include <functional>
 #include <map>
@@ -10,6 +13,8 @@
 
 #include "fp8/configs/configs.h"
 #include "fp8/measure/measurement_file.h"
+#include "fp8/quant/formats/scale_file.h"
+#include "fp8/quant/node_scheme.h"
 #include "fp8/quant/scheme.h"
 
 namespace fp8::quant {
@@ -26,7 +31,19 @@ struct PlannedModule {
   Scheme scheme;
   /// Modules of one group share the weight's amax (per-tensor scales of q/k/v, of gate/up): vLLM requantizes them to the largest anyway.
   std::string fuse_group;
+  std::vector<float> stored_weight_scale_inv; ///< from a scale file: one, or one per output channel; empty: made of the weight
   std::optional<float> measured_weight_amax;  ///< to tell a measurement of another model
+};
+
+/// A module without a weight, as the plan sees it.
+struct NodeInfo {
+  std::string name;
+  std::string type;  ///< "Matmul", "Softmax", "ModuleFusedSDPA", "KVCache", ...
+};
+
+struct PlannedNode {
+  NodeInfo info;
+  NodeScheme scheme;
 };
 
 struct SkippedModule {
@@ -35,11 +52,13 @@ struct SkippedModule {
 
 struct Plan {
   std::vector<PlannedModule> modules;
+  std::vector<PlannedNode> nodes;
   std::vector<SkippedModule> skipped;
   std::vector<std::string> warnings;
   std::string scale_method;  ///< "amax" or INC's spelling
   std::string measurements;  ///< fingerprint, empty without
   const PlannedModule* find(const std::string& name) const;
+  const PlannedNode* find_node(const std::string& name) const;
 };
 
 struct PlanOptions {
@@ -48,16 +67,21 @@ struct PlanOptions {
   std::optional<WeightGranularity> weights;
   recipes::Dialect dialect = recipes::Dialect::ocp;
   bool fuse_scales = true;
+  /// Attention (products, softmax, fused) and key-value caches in fp8 too. A config selects them by its lists instead.
+  bool attention = false, kv_cache = false;
   std::vector<std::string> include, exclude;  ///< Python regular expressions, searched in the module's name
   std::map<std::string, std::string> keep;  ///< modules that stay in high precision, with the reason; whatever else selects them
   /// INC's rules instead of ours: methods, lists, hp_dtype. `dialect` above is the device in use.
   std::optional<configs::QuantConfig> config;
   std::optional<measure::MeasurementFile> measurements;
+  /// Scales that were made before, INC's convention only: a module found here takes them instead of its measurement.
+  std::optional<ScaleFile> scales;
 };
 
 /// Decides. Throws io::Error or std::invalid_argument naming module or key: a selected module without measurement, measurements of a weight
-/// (or only of nodes) that this model has not, bad patterns, methods that are not built.
-Plan make_plan(const std::vector<ModuleInfo>& modules, const PlanOptions& options);
+/// (or only of nodes) that this model has not, bad patterns.
+Plan make_plan(const std::vector<ModuleInfo>& modules, const std::vector<NodeInfo>& nodes, const PlanOptions& options);
+inline Plan make_plan(const std::vector<ModuleInfo>& modules, const PlanOptions& options) { return make_plan(modules, {}, options); }
 
 /// The group that a module shares its weight scale with (and that engines run as one product): "PARENT.q_proj" for q, k and v,
 /// "PARENT.gate_proj" for gate and up; empty for others.

@@ -7,12 +7,14 @@
 #include <set>
 #include <vector>
 
+#include "fp8/configs/module_types.h"
 #include "fp8/measure/module_tree.h"
 #include "fp8/quant/formats/checkpoint_folder.h"
 #include "fp8/quant/formats/compressed_tensors.h"
 #include "fp8/quant/formats/inc_checkpoint.h"
 #include "fp8/quant/formats/sidecar.h"
 #include "fp8/quant/fp8_handler.h"
+#include "fp8/quant/node_handler.h"
 #include "fp8/runtime/device/block.h"
 #include "fp8/runtime/intercept/weight_tag.h"
 
@@ -38,6 +40,15 @@ const Fp8Handler* handler_of(const at::Tensor& weight) {
   return tag != nullptr ? dynamic_cast<const Fp8Handler*>(tag->handler.get()) : nullptr;
 }
 
+/// Modules without a weight that are in fp8: the form has no place for their scales, a reader runs them in high precision.
+std::vector<SkippedModule> nodes_left_behind(const torch::nn::Module& model) {
+  std::vector<SkippedModule> out;
+  for (const auto& n : measure::op_nodes(model)) {
+    if (dynamic_cast<const NodeHandler*>(n.slot->handler.get()) != nullptr) out.push_back({n.name, "in fp8 in memory; compressed-tensors has no place for its scales"});
+  }
+  return out;
+}
+
 /// What goes into the file: host tensors by name, and which modules are fp8.
 struct Contents {
   std::vector<std::pair<std::string, at::Tensor>> tensors;
@@ -48,8 +59,10 @@ struct Contents {
 
 /// The scheme that all modules share, and the module's name. Throws if the form can't hold the module.
 void add_scheme(const measure::WeightModule& m, const Fp8Handler& handler, CheckpointFormat format, Contents& out) {
+  const auto* type = configs::find_module_type(m.type);
+  const bool linear = type != nullptr && (type->kind == configs::ModuleKind::linear || type->kind == configs::ModuleKind::row_parallel_linear) && m.weight.dim() == 2;
   const bool format_fits = format == CheckpointFormat::inc || handler.scheme().format == recipes::Format::E4M3;
-  TORCH_CHECK(m.type == "Linear" && format_fits, "[save] ", m.name, ": ", name_of(format), " holds ", format == CheckpointFormat::inc ? "" : "E4M3 ",
+  TORCH_CHECK(linear && format_fits, "[save] ", m.name, ": ", name_of(format), " holds ", format == CheckpointFormat::inc ? "" : "E4M3 ",
               "Linear modules only, this is ", m.type, " in ", kernels::name_of(handler.scheme().format));
   TORCH_CHECK(format != CheckpointFormat::inc_vllm || (handler.scheme().weights == WeightGranularity::tensor && handler.scheme().activations == ActivationScaling::static_tensor),
               "[save] ", m.name, ": inc-vllm holds one static scale per tensor, this has ", handler.describe());
@@ -114,6 +127,7 @@ void save(const torch::nn::Module& model, const std::filesystem::path& out, Chec
                                          : compressed_tensors::make_config(*contents.scheme, contents.quantized, contents.kept_linears);
   Plan plan;
   plan.scale_method = contents.scheme->convention == Convention::own ? "amax" : "inc";
+  plan.skipped = nodes_left_behind(model);
   OutputFolder folder(out, options.overwrite);
   ShardedWriter writer(folder.path(), entries);
   for (const auto& [name, tensor] : contents.tensors) {

@@ -9,7 +9,14 @@
 namespace fp8::quant {
 namespace {
 
-recipes::IncTarget target_of(const Scheme& scheme) { return {scheme.dialect, scheme.format, scheme.hp}; }
+recipes::IncTarget target_of(const Numbers& numbers) { return {numbers.dialect, numbers.format, numbers.hp}; }
+
+/// INC makes scales per channel in the weight's own type, of which f16 has become bf16.
+recipes::IncTarget weight_target(const Scheme& scheme, std::optional<recipes::FloatType> type) {
+  recipes::IncTarget target = target_of(scheme);
+  if (scheme.weights == WeightGranularity::channel && type.has_value()) target.hp = *type == recipes::FloatType::F16 ? recipes::FloatType::BF16 : *type;
+  return target;
+}
 
 std::vector<float> to_vector(const Eigen::ArrayXf& a) { return {a.data(), a.data() + a.size()}; }
 
@@ -25,14 +32,22 @@ std::vector<float> in_hp(const void* w, recipes::FloatType type, std::int64_t n,
 const char* name_of(Convention convention) { return convention == Convention::own ? "own" : "inc"; }
 const char* name_of(WeightGranularity granularity) { return granularity == WeightGranularity::tensor ? "tensor" : "channel"; }
 const char* name_of(ActivationScaling scaling) {
-  return scaling == ActivationScaling::none ? "high precision" : scaling == ActivationScaling::static_tensor ? "static tensor" : "dynamic token";
+  switch (scaling) {
+    case ActivationScaling::none: return "high precision";
+    case ActivationScaling::static_tensor: return "static tensor";
+    case ActivationScaling::dynamic_token: return "dynamic token";
+    case ActivationScaling::dynamic_tensor: break;
+  }
+  return "dynamic tensor";
 }
+const char* name_of(Compute compute) { return compute == Compute::fp8 ? "fp8" : compute == Compute::qdq ? "quantize-dequantize" : "fake quantization"; }
 
 std::string Scheme::describe() const {
-  return std::string(kernels::name_of(format)) + " " + name_of(weights) + " weights, " + name_of(activations) + " activations, " + kernels::name_of(dialect);
+  return std::string(kernels::name_of(format)) + " " + name_of(weights) + " weights, " + name_of(activations) + " activations, " + kernels::name_of(dialect) +
+         (compute == Compute::fp8 ? "" : std::string(", ") + name_of(compute));
 }
 
-WeightScales weight_scales(const std::vector<float>& amax, const Scheme& scheme, const std::string& module) {
+WeightScales weight_scales(const std::vector<float>& amax, const Scheme& scheme, const std::string& module, std::optional<recipes::FloatType> type) {
   const Eigen::ArrayXf values = Eigen::Map<const Eigen::ArrayXf>(amax.data(), static_cast<Eigen::Index>(amax.size()));
   WeightScales out;
   if (scheme.convention == Convention::own) {
@@ -40,24 +55,35 @@ WeightScales weight_scales(const std::vector<float>& amax, const Scheme& scheme,
     out.scale_inv = to_vector(inv);
     out.scale = to_vector(recipes::scale_from_scale_inv(inv, module));
   } else {
-    const Eigen::ArrayXf inv = recipes::inc_scale_inv(values, scheme.weight_method, target_of(scheme), module);
+    const recipes::IncTarget target = weight_target(scheme, type);
+    const Eigen::ArrayXf inv = recipes::inc_scale_inv(values, scheme.weight_method, target, module);
     out.scale_inv = to_vector(inv);
-    out.scale = to_vector(recipes::inc_scale(inv, scheme.hp));
+    out.scale = to_vector(recipes::inc_scale(inv, target.hp));
   }
   return out;
 }
 
+bool searches(const Scheme& scheme) { return scheme.convention == Convention::inc && scheme.weight_method.value == recipes::ScaleValue::OPT; }
+
+WeightScales searched_weight_scales(const void* w, recipes::FloatType type, std::int64_t rows, std::int64_t cols, const Scheme& scheme, const std::string& module) {
+  const recipes::IncTarget target = weight_target(scheme, type);
+  const std::vector<float> values = in_hp(w, type, rows * cols, target.hp);
+  const Eigen::ArrayXf inv = recipes::opt_scale_inv(values.data(), rows, cols, scheme.weight_method, target, module);
+  return {to_vector(recipes::inc_scale(inv, target.hp)), to_vector(inv)};
+}
+
+float activation_scale_inv(float amax, const Numbers& numbers, const recipes::ScaleMethod& method, const std::string& tensor) {
+  if (numbers.convention == Convention::own) return recipes::scale_inv_from_amax(amax, numbers.fp8_max(), tensor);
+  return recipes::inc_scale_inv(amax, method, target_of(numbers), tensor);
+}
+
 void set_input_scale(Scheme& scheme, float amax, const recipes::ScaleMethod& method, const std::string& module) {
-  if (scheme.convention == Convention::own) {
-    scheme.input_scale_inv = recipes::scale_inv_from_amax(amax, scheme.fp8_max(), module);
-  } else {
-    scheme.input_scale_inv = recipes::inc_scale_inv(amax, method, target_of(scheme), module);
-  }
+  scheme.input_scale_inv = activation_scale_inv(amax, scheme, method, module);
   scheme.input_scale = scale_for(scheme, scheme.input_scale_inv, module);
 }
 
-float scale_for(const Scheme& scheme, float scale_inv, const std::string& module) {
-  return scheme.convention == Convention::own ? recipes::scale_from_scale_inv(scale_inv, module) : recipes::inc_scale(scale_inv, scheme.hp);
+float scale_for(const Numbers& numbers, float scale_inv, const std::string& module) {
+  return numbers.convention == Convention::own ? recipes::scale_from_scale_inv(scale_inv, module) : recipes::inc_scale(scale_inv, numbers.hp);
 }
 
 void cast_weight_rows(const void* w, recipes::FloatType type, std::int64_t rows, std::int64_t cols, std::int64_t first_row, const WeightScales& scales,

@@ -6,6 +6,7 @@
 //                    code = the vendor's cast of the weight in hp_dtype (product rounded to hp_dtype)
 #pragma once
 #include <cstdint>
+#include <optional>
 #include <string>
 #include <vector>
 
@@ -15,26 +16,37 @@ namespace fp8::quant {
 
 enum class Convention : std::uint8_t { own, inc };
 enum class WeightGranularity : std::uint8_t { tensor, channel };
-/// none: weights only. static_tensor: one measured scale. dynamic_token: a scale per row of the activation, at each call.
-enum class ActivationScaling : std::uint8_t { none, static_tensor, dynamic_token };
+/// none: weights only. static_tensor: one measured scale. dynamic_token: a scale per row of the activation, at each call. dynamic_tensor: one
+/// scale for all of it, at each call.
+enum class ActivationScaling : std::uint8_t { none, static_tensor, dynamic_token, dynamic_tensor };
+/// fp8: products of codes. qdq: values are cast to fp8 and back, products are in high precision. fake_quant: the same in training, weights
+/// keep their dtype and get gradients.
+enum class Compute : std::uint8_t { fp8, qdq, fake_quant };
 
 const char* name_of(Convention convention);
 const char* name_of(WeightGranularity granularity);
 const char* name_of(ActivationScaling scaling);
+const char* name_of(Compute compute);
 
-struct Scheme {
+/// What every tensor of a module shares: the numbers' format and the arithmetic of scales.
+struct Numbers {
   recipes::Format format = recipes::Format::E4M3;
   recipes::Dialect dialect = recipes::Dialect::ocp;
   Convention convention = Convention::own;
+  recipes::FloatType hp = recipes::FloatType::BF16;  ///< inc only: the type that scales are computed in
+  Compute compute = Compute::fp8;
+
+  float fp8_max() const { return kernels::fp8_max(format, dialect); }
+};
+
+struct Scheme : Numbers {
   WeightGranularity weights = WeightGranularity::channel;
   ActivationScaling activations = ActivationScaling::dynamic_token;
-  /// inc only: how the weight's scale is made, and in which type.
-  recipes::ScaleMethod weight_method;
-  recipes::FloatType hp = recipes::FloatType::BF16;
+  /// inc only: how the weight's scale is made, and with dynamic activations that of each call.
+  recipes::ScaleMethod weight_method, activation_method;
   /// static_tensor only: multipliers out of and into fp8.
   float input_scale_inv = 1.0f, input_scale = 1.0f;
 
-  float fp8_max() const { return kernels::fp8_max(format, dialect); }
   /// "E4M3 channel weights, dynamic token activations, ocp".
   std::string describe() const;
 };
@@ -44,15 +56,23 @@ struct WeightScales {
   std::vector<float> scale, scale_inv;
 };
 
-/// amax (one value, or one per output channel; f32, of the weight as it is stored) -> multipliers. Throws std::invalid_argument naming
-/// `module` for NaN or Inf.
-WeightScales weight_scales(const std::vector<float>& amax, const Scheme& scheme, const std::string& module);
+/// amax (one value, or one per output channel; f32, of the weight as it is stored) -> multipliers. type: the weight's; INC makes scales per
+/// channel in that (f16: bf16) instead of hp. Throws std::invalid_argument naming `module` for NaN or Inf, and for methods that search.
+WeightScales weight_scales(const std::vector<float>& amax, const Scheme& scheme, const std::string& module, std::optional<recipes::FloatType> type = std::nullopt);
+
+/// True if the scales need the weight itself, not only its amax: INC's *_opt_* methods.
+bool searches(const Scheme& scheme);
+/// Those scales. w: [rows, cols] dense in `type`, rows = output channels.
+WeightScales searched_weight_scales(const void* w, recipes::FloatType type, std::int64_t rows, std::int64_t cols, const Scheme& scheme, const std::string& module);
+
+/// amax of an activation -> scale_inv. `method`: inc only. Throws std::invalid_argument naming `tensor` for NaN or Inf.
+float activation_scale_inv(float amax, const Numbers& numbers, const recipes::ScaleMethod& method, const std::string& tensor);
 
 /// amax of a static activation -> scheme.input_scale_inv and input_scale. `method`: inc only.
 void set_input_scale(Scheme& scheme, float amax, const recipes::ScaleMethod& method, const std::string& module);
 
 /// The multiplier that goes with a stored scale_inv under the scheme's convention.
-float scale_for(const Scheme& scheme, float scale_inv, const std::string& module);
+float scale_for(const Numbers& numbers, float scale_inv, const std::string& module);
 
 /// Casts rows [first_row, first_row + rows) of a weight: w is [rows, cols] dense in `type`; codes [rows, cols].
 void cast_weight_rows(const void* w, recipes::FloatType type, std::int64_t rows, std::int64_t cols, std::int64_t first_row, const WeightScales& scales,

@@ -8,8 +8,11 @@
 #include <ATen/ops/convolution_backward.h>
 #include <ATen/ops/empty.h>
 #include <ATen/ops/matmul.h>
+#include <torch/csrc/autograd/autograd.h>
 #include <torch/csrc/autograd/custom_function.h>
 #include <torch/csrc/autograd/functions/basic_ops.h>
+
+#include "fp8/quant/straight_through.h"
 
 #include "fp8/quant/fp8_handler.h"
 
@@ -92,7 +95,66 @@ struct QuantizedConvolution : torch::autograd::Function<QuantizedConvolution> {
   }
 };
 
+struct OpState : torch::CustomClassHolder {
+  StraightThrough op;
+};
+
+/// Of one to three tensors (Function does not look into lists).
+struct AnyOp : torch::autograd::Function<AnyOp> {
+  static constexpr std::size_t kMost = 3;
+
+  static at::Tensor forward(AutogradContext* context, const at::Tensor& first, const std::optional<at::Tensor>& second, const std::optional<at::Tensor>& third,
+                            const c10::intrusive_ptr<OpState>& state) {
+    variable_list inputs{first};
+    if (second.has_value()) inputs.push_back(*second);
+    if (third.has_value()) inputs.push_back(*third);
+    context->saved_data["state"] = c10::IValue::make_capsule(state);
+    context->save_for_backward(inputs);
+    return state->op.forward(inputs);
+  }
+
+  static variable_list backward(AutogradContext* context, variable_list gradients) {
+    const auto state = c10::static_intrusive_pointer_cast<OpState>(context->saved_data["state"].toCapsule());
+    const variable_list saved = context->get_saved_variables();
+    variable_list seen = saved, wanted, result(kMost + 1);
+    std::vector<std::size_t> index;
+    {
+      const at::NoGradGuard no_grad;
+      if (state->op.values) seen = state->op.values(saved);
+    }
+    for (std::size_t i = 0; i < saved.size(); ++i) {
+      if (!saved[i].defined()) continue;
+      seen[i] = seen[i].detach();
+      if (!context->needs_input_grad(i)) continue;
+      seen[i].requires_grad_(true);
+      wanted.push_back(seen[i]);
+      index.push_back(i);
+    }
+    variable_list found;
+    {
+      const at::AutoGradMode with_grad(true);
+      const at::Tensor y = state->op.differentiable(seen);
+      found = torch::autograd::grad({y}, wanted, {gradients[0].detach().to(y.scalar_type())}, /*retain_graph=*/false, /*create_graph=*/false, /*allow_unused=*/true);
+    }
+    for (std::size_t i = 0; i < index.size(); ++i) {
+      if (found[i].defined()) result[index[i]] = once_differentiable(found[i].to(saved[index[i]].scalar_type()));
+    }
+    return result;
+  }
+};
+
 }  // namespace
+
+at::Tensor straight_through(const StraightThrough& op, const Tensors& inputs) {
+  bool wanted = false;
+  for (const auto& t : inputs) wanted = wanted || (t.defined() && t.requires_grad());
+  if (!wanted || !at::GradMode::is_enabled()) return op.forward(inputs);
+  auto state = c10::make_intrusive<OpState>();
+  state->op = op;
+  TORCH_INTERNAL_ASSERT(inputs.size() <= AnyOp::kMost);
+  const auto nth = [&](std::size_t i) { return i < inputs.size() ? std::optional<at::Tensor>(inputs[i]) : std::nullopt; };
+  return AnyOp::apply(inputs[0], nth(1), nth(2), state);
+}
 
 at::Tensor product_with_gradient(const std::shared_ptr<const Fp8Handler>& handler, const runtime::WeightView& view, const at::Tensor& weight, const at::Tensor& x,
                                  const std::optional<at::Tensor>& bias) {

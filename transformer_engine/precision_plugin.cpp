@@ -6,6 +6,7 @@
 #include <torch/nn/module.h>
 
 #include "fp8/measure/calibration_options.h"
+#include "fp8/quant/config_convert.h"
 #include "fp8/runtime/device/device.h"
 
 namespace fp8::te {
@@ -32,7 +33,8 @@ Request request_of(const ConvertOptions& options) {
   const auto& value = options.quant.value();
   if (const bool* quantize = std::get_if<bool>(&value)) {
     if (environment.has_value()) request.config = configs::read_quant_config(*environment, measure::parse_options());
-    request.mode = *quantize ? QuantMode::QUANTIZE : QuantMode::MEASURE;
+    const bool load = request.config.has_value() && request.config->mode == QuantMode::LOAD;
+    request.mode = !*quantize ? QuantMode::MEASURE : load ? QuantMode::LOAD : QuantMode::QUANTIZE;
     return request;
   }
   if (environment.has_value()) {
@@ -73,15 +75,16 @@ quant::ConversionReport measure_model(const Model& model, const Request& request
 template <class Model>
 quant::ConversionReport quantize_model(const Model& model, const Request& request, const std::string& prefix) {
   if (const auto session = measure::CalibrationSession::of(model)) session->finalize();
-  quant::PlanOptions plan;
-  plan.dialect = runtime::device_dialect("convert_modules");
-  plan.config = request.config;
-  plan.activations = quant::ActivationScaling::static_tensor;
-  const bool needed = !request.config.has_value() || request.config->scale_method.needs_measurements();
-  if (needed) {
-    const auto& config = request.config;
-    plan.measurements = measure::read_measurements(config.has_value() ? measure::measurement_of(*config, prefix) : measure::StatsName{prefix});
+  const auto dialect = runtime::device_dialect("convert_modules");
+  if (request.config.has_value()) {
+    configs::QuantConfig config = *request.config;
+    config.mode = request.mode;
+    return quant::convert_with_config(model, config, dialect);
   }
+  quant::PlanOptions plan;
+  plan.dialect = dialect;
+  plan.activations = quant::ActivationScaling::static_tensor;
+  plan.measurements = measure::read_measurements(prefix);
   return quant::convert(model, plan);
 }
 
@@ -95,8 +98,8 @@ quant::ConversionReport convert(const Model& model, const ConvertOptions& option
     case QuantMode::NONE: return {};
     case QuantMode::MEASURE:
     case QuantMode::SHAPE: return measure_model(model, request, prefix);
+    case QuantMode::LOAD:
     case QuantMode::QUANTIZE: return quantize_model(model, request, prefix);
-    case QuantMode::LOAD: configs::refuse_unbuilt(*request.config, true); break;
     case QuantMode::AUTO: TORCH_CHECK(false, "[convert_modules] ", request.config->source, ": key 'mode': found AUTO, allowed with a config that is passed: NONE, QUANTIZE, MEASURE");
   }
   return {};

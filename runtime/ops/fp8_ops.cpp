@@ -15,6 +15,14 @@ c10::TypedOperatorHandle<Signature> handle(const char* name) {
   return c10::Dispatcher::singleton().findSchemaOrThrow(name, "").typed<Signature>();
 }
 
+using Gemm = Tensor(const Tensor&, bool, const Tensor&, bool, const OptionalTensor&, at::ScalarType,
+                    const OptionalTensor&, const OptionalTensor&, const OptionalTensor&, bool, OptionalIntArrayRef);
+
+const c10::TypedOperatorHandle<Gemm>& gemm_op() {
+  static const auto op = handle<Gemm>("hpu::fp8_gemm_v2");
+  return op;
+}
+
 }  // namespace
 
 Tensor call_cast_to_fp8(const Tensor& x, const Tensor& scale, at::ScalarType dtype, OptionalIntArrayRef scale_shape) {
@@ -32,13 +40,15 @@ Tensor call_cast_from_fp8(const Tensor& x, const Tensor& scale_inv, at::ScalarTy
 
 Tensor call_fp8_gemm(const Tensor& x, const Tensor& weight, at::ScalarType out_dtype, const Tensor& x_scale_inv,
                      const Tensor& w_scale_inv, const OptionalTensor& bias) {
-  static const auto op =
-      handle<Tensor(const Tensor&, bool, const Tensor&, bool, const OptionalTensor&, at::ScalarType,
-                    const OptionalTensor&, const OptionalTensor&, const OptionalTensor&, bool, OptionalIntArrayRef)>(
-          "hpu::fp8_gemm_v2");
   const int64_t columns[] = {1, w_scale_inv.numel()};
-  return op.call(x, false, weight, true, std::nullopt, out_dtype, x_scale_inv, w_scale_inv, bias, false,
-                 w_scale_inv.numel() > 1 ? OptionalIntArrayRef(columns) : OptionalIntArrayRef());
+  return gemm_op().call(x, false, weight, true, std::nullopt, out_dtype, x_scale_inv, w_scale_inv, bias, false,
+                        w_scale_inv.numel() > 1 ? OptionalIntArrayRef(columns) : OptionalIntArrayRef());
+}
+
+Tensor call_fp8_matmul(const Tensor& a, const Tensor& b, at::ScalarType out_dtype, const OptionalTensor& a_scale_inv,
+                       const OptionalTensor& b_scale_inv) {
+  return gemm_op().call(a, false, b, false, std::nullopt, out_dtype, a_scale_inv, b_scale_inv, std::nullopt, false,
+                        OptionalIntArrayRef());
 }
 
 Tensor call_conv2d_fp8(const Tensor& x, const Tensor& weight, const OptionalTensor& bias, at::IntArrayRef stride,

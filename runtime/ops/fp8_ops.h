@@ -21,6 +21,10 @@ at::Tensor call_fp8_gemm(const at::Tensor& x, const at::Tensor& weight, at::Scal
                          const at::Tensor& x_scale_inv, const at::Tensor& w_scale_inv,
                          const std::optional<at::Tensor>& bias);
 
+/// hpu::fp8_gemm_v2 of a [..., M, K] and b [..., K, N], batched as at::matmul; scales of one value, none is 1.
+at::Tensor call_fp8_matmul(const at::Tensor& a, const at::Tensor& b, at::ScalarType out_dtype,
+                           const std::optional<at::Tensor>& a_scale_inv, const std::optional<at::Tensor>& b_scale_inv);
+
 /// hpu::conv2d_fp8.
 at::Tensor call_conv2d_fp8(const at::Tensor& x, const at::Tensor& weight, const std::optional<at::Tensor>& bias,
                            at::IntArrayRef stride, at::IntArrayRef padding, at::IntArrayRef dilation, int64_t groups,

@@ -15,7 +15,7 @@ const std::vector<ModuleInfo> kModel = {
     {"model.layers.0.self_attn.k_proj", "Linear", {16, 32}}, {"model.layers.0.self_attn.v_proj", "Linear", {16, 32}},
     {"model.layers.0.self_attn.o_proj", "Linear", {32, 32}}, {"model.layers.0.mlp.gate", "Linear", {4, 32}},
     {"model.layers.0.mlp.gate_proj", "Linear", {40, 32}},    {"model.layers.0.mlp.up_proj", "Linear", {40, 32}},
-    {"vision.patch", "Conv2d", {8, 3, 4, 4}},                {"vision.mix", "Conv1d", {8, 8, 3}},
+    {"vision.patch", "Conv2d", {8, 3, 4, 4}},                {"vision.mix", "Conv1d", {8, 8, 3}}, {"vision.odd", "ConvTranspose2d", {8, 8, 3, 3}},
     {"lm_head", "Linear", {48, 32}}};
 
 measure::MeasurementFile measured(const std::vector<std::string>& names, float input = 2.0f, float weight = 1.0f) {
@@ -35,7 +35,7 @@ std::string reason(const Plan& plan, const std::string& name) {
 
 TEST(Plan, DynamicByDefault) {
   const Plan plan = make_plan(kModel, {});
-  EXPECT_EQ(plan.modules.size(), 7u);
+  EXPECT_EQ(plan.modules.size(), 8u);
   EXPECT_EQ(plan.scale_method, "amax");
   EXPECT_TRUE(plan.measurements.empty());
   for (const auto& m : plan.modules) {
@@ -48,18 +48,18 @@ TEST(Plan, DynamicByDefault) {
   EXPECT_EQ(reason(plan, "lm_head"), "kept in high precision by default (--include quantizes it)");
   EXPECT_EQ(reason(plan, "model.embed_tokens"), "kept in high precision by default (--include quantizes it)");
   EXPECT_EQ(reason(plan, "model.layers.0.mlp.gate"), "a router, kept in high precision (--include quantizes it)");
-  EXPECT_EQ(reason(plan, "vision.mix"), "no fp8 kernel for type Conv1d");
+  EXPECT_EQ(reason(plan, "vision.odd"), "no fp8 kernel for type ConvTranspose2d");
 }
 
 TEST(Plan, IncludeAndExcludeArePatterns) {
   PlanOptions o;
-  o.include = {"lm_head$", "embed", "mix"};
+  o.include = {"lm_head$", "embed", "odd"};
   o.exclude = {R"(mlp\.)", "vision.patch"};
   const Plan plan = make_plan(kModel, o);
   EXPECT_NE(plan.find("lm_head"), nullptr);
   ASSERT_NE(plan.find("model.embed_tokens"), nullptr);
   EXPECT_EQ(plan.find("model.embed_tokens")->scheme.activations, ActivationScaling::none);
-  EXPECT_EQ(reason(plan, "vision.mix"), "no fp8 kernel for type Conv1d");  // not even when included
+  EXPECT_EQ(reason(plan, "vision.odd"), "no fp8 kernel for type ConvTranspose2d");  // not even when included
   EXPECT_EQ(reason(plan, "vision.patch"), "excluded by --exclude");
   EXPECT_EQ(reason(plan, "model.layers.0.mlp.gate"), "excluded by --exclude");
   o.include = {"lm_head"}, o.exclude = {"lm_head"};
@@ -138,7 +138,7 @@ TEST(Plan, TheWeightsAmaxTellsAnotherModel) {
 TEST(Plan, AConfigBringsItsOwnRules) {
   PlanOptions o;
   o.dialect = recipes::Dialect::gaudi2;
-  o.config = config(R"({"scale_method": "maxabs_hw", "blocklist": {"names": ["lm_head", "mlp\\.gate$"], "types": ["Conv2d", "Softmax"]}})");
+  o.config = config(R"({"scale_method": "maxabs_hw", "blocklist": {"names": ["lm_head", "mlp\\.gate$"], "types": ["Conv1d", "Conv2d", "Softmax"]}})");
   o.measurements = measured({"model.layers.0.self_attn.q_proj", "model.layers.0.self_attn.k_proj", "model.layers.0.self_attn.v_proj", "model.layers.0.self_attn.o_proj",
                              "model.layers.0.mlp.gate_proj", "model.layers.0.mlp.up_proj"}, 3.0f);
   const Plan plan = make_plan(kModel, o);
@@ -150,7 +150,7 @@ TEST(Plan, AConfigBringsItsOwnRules) {
   EXPECT_EQ(s.input_scale_inv, 0x1p-4f);  // 3 / (240 * 0.25) = 0.05 -> 2^-4, one of gaudi2's four
   EXPECT_TRUE(plan.modules[0].fuse_group.empty());
   EXPECT_EQ(reason(plan, "lm_head"), "not selected by allowlist and blocklist of q.json");
-  EXPECT_EQ(reason(plan, "model.embed_tokens"), "type Embedding is not quantized");
+  EXPECT_EQ(reason(plan, "model.embed_tokens"), "type Embedding is not quantized unless the allowlist names it");
   ASSERT_EQ(plan.warnings.size(), 1u);
   EXPECT_NE(plan.warnings[0].find("Softmax"), std::string::npos);
 }

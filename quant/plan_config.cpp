@@ -1,0 +1,120 @@
+// SPDX-License-Identifier: Apache-2.0
+// The plan that a QUANT_CONFIG makes: INC's selection, methods per module, fixed, searched and dynamic scales.
+#include <algorithm>
+
+#include "fp8/configs/module_types.h"
+#include "fp8/quant/plan_rules.h"
+#include "fp8/runtime/io/error.h"
+
+namespace fp8::quant::plan_rules {
+namespace {
+
+using configs::ModuleKind;
+using recipes::Granularity;
+
+class ConfigPlanner {
+ public:
+  ConfigPlanner(const std::vector<ModuleInfo>& modules, const std::vector<NodeInfo>& nodes, const PlanOptions& options)
+      : modules_(modules), nodes_(nodes), options_(options), config_(*options.config), filter_(configs::module_filter(config_)) {
+    numbers_.format = config_.fp8_config;
+    numbers_.dialect = configs::inc_target(config_, options.dialect).dialect;
+    numbers_.convention = Convention::inc;
+    numbers_.hp = config_.hp_dtype;
+    numbers_.compute = config_.fake_quant ? Compute::fake_quant : config_.use_qdq ? Compute::qdq : Compute::fp8;
+    plan_.scale_method = config_.scale_methods.name();
+  }
+
+  Plan plan() {
+    for (const auto& m : modules_) plan_module(m);
+    for (const auto& n : nodes_) plan_node(n);
+    for (const auto& entry : filter_.unused_entries()) plan_.warnings.push_back(entry.message);
+    if (config_.row_parallel_allreduce) plan_.warnings.push_back(config_.source + ": key 'row_parallel_linear_allreduce_quantization' has no effect: modules here are not split");
+    return std::move(plan_);
+  }
+
+ private:
+  const recipes::NamedScaleMethod& method_of(const std::string& name, const std::string& type) const { return config_.scale_methods.for_module(name, type); }
+
+  /// Why a module stays in high precision; empty: it is quantized. Asks the filter of every module, so that it knows its unused entries.
+  std::string why_not(const std::string& name, const std::string& type) {
+    const bool selected = filter_.selects(type, name);
+    const auto* found = configs::find_module_type(type);
+    if (found == nullptr || found->kind == ModuleKind::no_quantize) return "type " + type + " is not quantized";
+    if (!selected) return "not selected by allowlist and blocklist of " + config_.source;
+    const bool named = !config_.allowlist.empty();
+    if (type == "Embedding" && !named) return "type Embedding is not quantized unless the allowlist names it";
+    if (is_adapter(name) && !named) return "a LoRA adapter, kept in high precision unless the allowlist names it";
+    if (config_.dynamic_quantization) {
+      if (found->kind == ModuleKind::kv_cache) return "a key-value cache has no place for the scales of each call (dynamic_quantization)";
+      if (!found->dynamic) return "type " + type + " has no dynamic scales (dynamic_quantization)";
+    }
+    const bool linear = found->kind == ModuleKind::linear || found->kind == ModuleKind::row_parallel_linear;
+    if (config_.fake_quant && !linear && found->kind != ModuleKind::matmul) return "fake_quant takes linear modules and Matmul only, this is " + type;
+    return "";
+  }
+
+  void skip(const std::string& name, const std::string& reason) { plan_.skipped.push_back({name, reason}); }
+
+  void unmeasured(const std::string& name, const std::string& reason) {
+    if (!config_.ignore_modules_wo_measures) fail_unmeasured(name, options_);
+    skip(name, reason + " (ignore_modules_wo_measures)");
+  }
+
+  void plan_module(const ModuleInfo& m) {
+    const std::string reason_against = why_not(m.name, m.type);
+    if (kept(m.name, options_, plan_)) return;
+    if (!reason_against.empty()) return skip(m.name, reason_against);
+    const auto& method = method_of(m.name, m.type);
+    PlannedModule planned{m, {}, "", {}, std::nullopt};
+    Scheme& s = planned.scheme;
+    static_cast<Numbers&>(s) = numbers_;
+    s.weight_method = method.weight;
+    s.activation_method = method.activation;
+    s.weights = method.weight.granularity == Granularity::PCS ? WeightGranularity::channel : WeightGranularity::tensor;
+    const bool per_token = method.activation.granularity == Granularity::PCS;
+    s.activations = configs::find_module_type(m.type)->kind == ModuleKind::embedding ? ActivationScaling::none
+                    : !config_.dynamic_quantization                                  ? ActivationScaling::static_tensor
+                    : per_token                                                      ? ActivationScaling::dynamic_token
+                                                                                     : ActivationScaling::dynamic_tensor;
+    std::string reason;
+    if (!apply_stored(planned, options_) && !apply_measurement(planned, options_, nodes_, method.activation, method.needs_measurements(), plan_.warnings, reason)) return unmeasured(m.name, reason);
+    plan_.modules.push_back(std::move(planned));
+  }
+
+  void plan_node(const NodeInfo& n) {
+    const std::string reason_against = why_not(n.name, n.type);
+    if (kept(n.name, options_, plan_)) return;
+    if (!reason_against.empty()) return skip(n.name, reason_against);
+    const auto& method = method_of(n.name, n.type);
+    PlannedNode planned{n, {}};
+    NodeScheme& s = planned.scheme;
+    static_cast<Numbers&>(s) = numbers_;
+    s.kind = configs::find_module_type(n.type)->kind;
+    if (s.kind == ModuleKind::dynamic_moe && !experts_planned(n.name, modules_, plan_)) return skip(n.name, "its experts' weights stay in high precision");
+    s.dynamic = config_.dynamic_quantization;
+    s.dynamic_method = method.activation;
+    s.per_token = method.activation.granularity == Granularity::PCS;
+    if (!s.dynamic && !apply_stored(planned, options_)) {
+      const auto* m = method.needs_measurements() ? measured(options_, n.name) : nullptr;
+      if (m == nullptr && method.needs_measurements()) return unmeasured(n.name, "no measurement of its inputs");
+      set_node_scales(s, m, method.activation, n.name, experts_of(n.name, modules_), plan_.warnings);
+    }
+    plan_.nodes.push_back(std::move(planned));
+  }
+
+  const std::vector<ModuleInfo>& modules_;
+  const std::vector<NodeInfo>& nodes_;
+  const PlanOptions& options_;
+  const configs::QuantConfig& config_;
+  configs::ModuleFilter filter_;
+  Numbers numbers_;
+  Plan plan_;
+};
+
+}  // namespace
+
+Plan config_plan(const std::vector<ModuleInfo>& modules, const std::vector<NodeInfo>& nodes, const PlanOptions& options) {
+  return ConfigPlanner(modules, nodes, options).plan();
+}
+
+}  // namespace fp8::quant::plan_rules
