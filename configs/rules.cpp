@@ -141,21 +141,9 @@ void check_rules(const QuantConfig& config, recipes::Dialect device, const Envir
   if (!problems.empty()) throw io::Error(problems.front());
 }
 
-void refuse_unbuilt(const QuantConfig& config, bool measuring) {
-  const auto refuse = [&](bool present, const std::string& key, const std::string& found, const std::string& allowed) {
-    if (!present) return;
-    throw io::Error(config.source + ": key '" + key + "': found " + found + ", which is not built yet, allowed: " + allowed);
-  };
-  refuse(config.mode == QuantMode::LOAD, "mode", name_of(config.mode), "NONE, QUANTIZE, MEASURE, SHAPE, AUTO");
-  if (measuring) return;
-  refuse(config.mode == QuantMode::SHAPE, "mode", name_of(config.mode), "NONE, QUANTIZE, MEASURE, AUTO");
-  refuse(!config.scale_methods.uniform(), "scale_method", "an object with exceptions", "one method for all modules");
-  refuse(config.scale_method.weight.value == ScaleValue::OPT, "scale_method", lower(config.scale_method.name),
-         methods_that([](const NamedScaleMethod& m) { return m.weight.value != ScaleValue::OPT && !m.dynamic_only; }));
-  refuse(config.dynamic_quantization, "dynamic_quantization", "true", "false");
-  refuse(config.use_qdq, "use_qdq", "true", "false");
-  refuse(config.fake_quant, "fake_quant", "true", "false");
-  refuse(config.row_parallel_allreduce, "row_parallel_linear_allreduce_quantization", "true", "false");
+void refuse_load(const QuantConfig& config) {
+  if (config.mode != QuantMode::LOAD) return;
+  throw io::Error(config.source + ": key 'mode': found LOAD, which measures nothing, allowed: NONE, QUANTIZE, MEASURE, SHAPE, AUTO");
 }
 
 }  // namespace fp8::configs

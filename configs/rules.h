@@ -30,8 +30,7 @@ void check_rules(const QuantConfig& config, recipes::Dialect device, const Envir
 /// selects nothing.
 std::vector<std::string> unknown_type_problems(const QuantConfig& config);
 
-/// Throws io::Error for what parses but has no one who does it yet: "FILE: key 'K': found V, which is not built yet,
-/// allowed: D". Called by those who measure (`measuring`) or quantize with a config.
-void refuse_unbuilt(const QuantConfig& config, bool measuring);
+/// Throws io::Error for mode LOAD: asked by those who measure.
+void refuse_load(const QuantConfig& config);
 
 }  // namespace fp8::configs

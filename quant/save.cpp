@@ -111,7 +111,7 @@ Contents contents_of(const torch::nn::Module& model, CheckpointFormat format) {
 
 void save(const torch::nn::Module& model, const std::filesystem::path& out, CheckpointFormat format, const SaveOptions& options) {
   const Contents contents = contents_of(model, format);
-  const inc::Layout layout = inc::layout_of(*contents.scheme, options.use_qdq);
+  const inc::Layout layout = inc::layout_of(*contents.scheme, options.use_qdq || contents.scheme->compute == Compute::qdq);
   const bool is_inc = format == CheckpointFormat::inc;
   std::vector<io::SafetensorsWriter::Entry> entries;
   for (const auto& [name, tensor] : contents.tensors) {

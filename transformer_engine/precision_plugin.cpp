@@ -51,7 +51,7 @@ template <class Model>
 quant::ConversionReport measure_model(const Model& model, const Request& request, const std::string& prefix) {
   measure::ConfiguredCalibration calibration;
   if (request.config.has_value()) {
-    configs::refuse_unbuilt(*request.config, true);
+    configs::refuse_load(*request.config);
     calibration = measure::calibration_options(*request.config);
   }
   calibration.options.prefix = prefix;

@@ -20,15 +20,10 @@ kernels::Dialect device_of(const Context& context) {
   return context.dialect.has_value() ? *context.dialect : runtime::device_dialect("config");
 }
 
-/// What is wrong with a config that parses: rules, class names that mean nothing, and what nobody does yet.
+/// What is wrong with a config that parses: rules, and class names that mean nothing.
 std::vector<std::string> problems_in_use(const configs::QuantConfig& config, const configs::Environment& environment, const Context& context) {
   auto problems = configs::rule_problems(config, device_of(context), environment);
   for (auto& problem : configs::unknown_type_problems(config)) problems.push_back(std::move(problem));
-  try {
-    configs::refuse_unbuilt(config, config.mode == configs::QuantMode::MEASURE || config.mode == configs::QuantMode::SHAPE);
-  } catch (const io::Error& error) {
-    problems.emplace_back(error.what());
-  }
   return problems;
 }
 

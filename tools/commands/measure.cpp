@@ -60,7 +60,7 @@ Selection selection_of(const MeasureOptions& o) {
   std::string prefix = "inc_output";
   if (!o.config.empty()) {
     const auto config = configs::read_quant_config(o.config);
-    configs::refuse_unbuilt(config, true);
+    configs::refuse_load(config);
     auto configured = measure::calibration_options(config);
     s = {std::move(configured.options), std::move(configured.filter)};
     if (!config.dump_stats_path.filename().empty()) prefix = config.dump_stats_path.filename().string();
