@@ -108,6 +108,13 @@ class Frame {
   bool cpu_argument_ = false;
 };
 
+/// Tensor?[]; TorchScript's lists have a type object of their own, which isOptionalTensorList() takes for another type.
+bool is_optional_tensor_list(const c10::IValue& value) {
+  if (!value.isList() || value.isTensorList()) return value.isOptionalTensorList();
+  const auto optional = value.toList().elementType()->cast<c10::OptionalType>();
+  return optional != nullptr && optional->getElementType()->kind() == c10::TypeKind::TensorType;
+}
+
 void alias_argument(c10::IValue& value, bool written, Frame& frame) {
   if (value.isTensor()) {
     value = frame.alias(value.toTensor(), written);
@@ -115,10 +122,10 @@ void alias_argument(c10::IValue& value, bool written, Frame& frame) {
     c10::List<at::Tensor> list;
     for (const at::Tensor& t : value.toTensorVector()) list.push_back(frame.alias(t, written));
     value = std::move(list);
-  } else if (value.isOptionalTensorList()) {
+  } else if (is_optional_tensor_list(value)) {
     c10::List<std::optional<at::Tensor>> list;
-    for (const auto& t : value.toOptionalTensorVector()) {
-      list.push_back(t.has_value() ? std::optional<at::Tensor>(frame.alias(*t, written)) : std::nullopt);
+    for (const c10::IValue& t : value.toListRef()) {
+      list.push_back(t.isTensor() ? std::optional<at::Tensor>(frame.alias(t.toTensor(), written)) : std::nullopt);
     }
     value = std::move(list);
   } else if (value.isDevice()) {

@@ -130,7 +130,7 @@ void measure_script(const MeasureOptions& o, Context& context, const Selection& 
   const ScriptInputs inputs(o.data, model, {o.samples, o.skip, o.batch, o.chunk});
   session = watch(o, s, model);
   run(inputs.batch(), context, *session, inputs.samples(), seconds, [&](std::int64_t first, std::int64_t count) {
-    model.forward(inputs.arguments(first, count, at::kHPU, context.dtype));
+    call_forward(model, inputs.arguments(first, count, at::kHPU, context.dtype), o.model);
   });
 }
 

@@ -108,7 +108,7 @@ io::Json json_of(const quant::ConversionReport& report) {
 }
 
 /// All samples through the model; returns the seconds spent in forward.
-double forward_all(torch::jit::Module& model, const ScriptInputs& inputs, const Context& context, RunOutput& output) {
+double forward_all(const RunOptions& o, torch::jit::Module& model, const ScriptInputs& inputs, const Context& context, RunOutput& output) {
   const auto device = resolve_device(context);
   Progress progress(context, "run", inputs.samples());
   double seconds = 0;
@@ -117,7 +117,7 @@ double forward_all(torch::jit::Module& model, const ScriptInputs& inputs, const 
     const std::int64_t count = std::min(inputs.batch(), inputs.samples() - first);
     auto arguments = inputs.arguments(first, count, device, context.dtype);
     const auto start = Clock::now();
-    const auto result = model.forward(std::move(arguments));
+    const auto result = call_forward(model, std::move(arguments), o.model);
     seconds += std::chrono::duration<double>(Clock::now() - start).count();
     output.append(output_tensors(result), first, count);
     progress.update(first + count);
@@ -139,7 +139,7 @@ void run_script(const RunOptions& o, Context& context) {
     if (report.converted.empty()) context.warn(o.model.string() + ": no module is quantized");
   }
   RunOutput output(o.out, inputs.samples(), o.reference);
-  const double forward_seconds = forward_all(model, inputs, context, output);
+  const double forward_seconds = forward_all(o, model, inputs, context, output);
   output.commit();
   const double seconds = std::chrono::duration<double>(Clock::now() - start).count();
   io::Json json = json_of(report);

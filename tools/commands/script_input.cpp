@@ -3,10 +3,12 @@
 
 #include <ATen/ops/from_blob.h>
 #include <fmt/format.h>
+#include <torch/csrc/jit/api/function_impl.h>
 #include <torch/csrc/jit/api/module.h>
 #include <torch/csrc/jit/serialization/import.h>
 
 #include <algorithm>
+#include <set>
 
 #include "fp8/runtime/io/error.h"
 #include "fp8/runtime/io/file.h"
@@ -26,6 +28,39 @@ bool sets_attributes(at::ArrayRef<const torch::jit::Block*> blocks) {
     }
   }
   return false;
+}
+
+/// Device constants in the code of a function, and of the free functions that it calls, become `device`; tensor constants go there.
+void move_constants(torch::jit::Function& function, const c10::Device& device, std::set<torch::jit::Function*>& done);
+
+void move_constants(torch::jit::Block* block, const c10::Device& device, std::set<torch::jit::Function*>& done) {
+  for (torch::jit::Node* node : block->nodes()) {
+    for (auto* inner : node->blocks()) move_constants(inner, device, done);
+    constexpr auto kValue = torch::jit::attr::value;
+    const bool constant = node->kind() == torch::jit::prim::Constant && node->hasAttribute(kValue);
+    if (constant && node->output()->type()->kind() == c10::TypeKind::DeviceObjType) {
+      node->s_(kValue, device.str());
+    } else if (constant && node->kindOf(kValue) == torch::jit::AttributeKind::t) {
+      node->t_(kValue, node->t(kValue).to(device));
+    } else if (node->kind() == torch::jit::prim::CallFunction) {
+      if (const auto type = node->input(0)->type()->cast<c10::FunctionType>()) move_constants(*type->function(), device, done);
+    }
+  }
+}
+
+void move_constants(torch::jit::Function& function, const c10::Device& device, std::set<torch::jit::Function*>& done) {
+  auto* code = torch::jit::tryToGraphFunction(function);
+  if (code == nullptr || !done.insert(&function).second) return;
+  code->ensure_defined();
+  move_constants(code->graph()->block(), device, done);
+}
+
+/// The last line of a message with its kind, "RuntimeError: ", taken off; TorchScript puts the trace of its code before it.
+std::string last_line(std::string text) {
+  while (!text.empty() && (text.back() == '\n' || text.back() == ' ')) text.pop_back();
+  constexpr std::string_view kKind = "\nRuntimeError: ";
+  if (const auto kind = text.rfind(kKind); kind != std::string::npos) return text.substr(kind + kKind.size());
+  return text.substr(text.rfind('\n') + 1);
 }
 
 /// forward's arguments without self.
@@ -94,11 +129,26 @@ torch::jit::Module load_script(const std::filesystem::path& path, const Context&
   }
   if (!model.find_method("forward").has_value()) throw io::Error(path.string() + ": the module has no method 'forward'");
   model.eval();
-  model.to(resolve_device(context));
+  const auto device = resolve_device(context);
+  model.to(device);
+  std::set<torch::jit::Function*> done;
+  for (const auto& module : model.modules()) {
+    for (auto* method : module.type()->methods()) move_constants(*method, device, done);
+  }
   if (context.dtype.has_value()) model.to(*context.dtype);
   const auto reset = model.find_method("reset_states");
   if (reset.has_value() && reset->function().getSchema().arguments().size() == 1) (*reset)({});
   return model;
+}
+
+c10::IValue call_forward(torch::jit::Module& model, std::vector<c10::IValue> arguments, const std::filesystem::path& path) {
+  try {
+    return model.forward(std::move(arguments));
+  } catch (const c10::Error& error) {
+    throw io::Error(path.string() + ": forward failed: " + last_line(error.what_without_backtrace()));
+  } catch (const std::exception& error) {
+    throw io::Error(path.string() + ": forward failed: " + last_line(error.what()));
+  }
 }
 
 bool keeps_state(const torch::jit::Module& model) {

@@ -28,8 +28,13 @@ namespace fp8::commands {
 bool is_script(const std::filesystem::path& model);
 
 /// The model in eval mode on the context's device and, floating point, in its dtype; its state as reset_states() (if it has one) leaves
-/// it. Throws io::Error for a missing or foreign file.
+/// it. Tracing writes the device of its day into the code, torch.device("cpu") or "cuda:0", and tensors there: these constants become the
+/// context's device, and go to it.
+/// Throws io::Error for a missing or foreign file.
 torch::jit::Module load_script(const std::filesystem::path& path, const Context& context);
+
+/// model.forward(arguments). Throws io::Error naming `path`, with the last line of what TorchScript says, if that fails.
+c10::IValue call_forward(torch::jit::Module& model, std::vector<c10::IValue> arguments, const std::filesystem::path& path);
 
 /// True if a method of the model sets an attribute: what it computes depends on the calls before.
 bool keeps_state(const torch::jit::Module& model);

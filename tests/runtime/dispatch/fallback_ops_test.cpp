@@ -251,6 +251,25 @@ TEST(FallbackOps, Float8Types) {
   }
 }
 
+TEST(FallbackOps, ListsOfOptionalTensorsAsTorchScriptBuildsThem) {
+  const Tensors cpu = inputs();
+  const at::Tensor x = cpu[0], rows = at::arange(3, at::kLong).unsqueeze(1), columns = at::arange(2, at::kLong);
+  // An equal type, but not the object that c10 compares with.
+  c10::impl::GenericList list(c10::OptionalType::create(c10::TensorType::get()));
+  list.push_back(hpu(rows));
+  list.push_back(hpu(columns));
+  const auto op = c10::Dispatcher::singleton().findSchemaOrThrow("aten::index", "Tensor");
+  torch::jit::Stack stack = {hpu(x), list};
+  op.callBoxed(stack);
+  EXPECT_TRUE(same_bits(stack.back().toTensor(), x.index({rows, columns})));
+  c10::impl::GenericList some(c10::OptionalType::create(c10::TensorType::get()));
+  some.push_back(c10::IValue());
+  some.push_back(hpu(columns));
+  stack = {hpu(x), some};
+  op.callBoxed(stack);
+  EXPECT_TRUE(same_bits(stack.back().toTensor(), x.index({torch::indexing::Slice(), columns})));
+}
+
 TEST(FallbackOps, ZeroSizeAndZeroDim) {
   for (const Case& c : std::vector<Case>{
            {"zero size",

@@ -151,6 +151,22 @@ TEST(ScriptInputs, LoadResetsTheState) {
   EXPECT_THAT(message_of([&] { load_script(folder / "none.pt", context); }), HasSubstr("none.pt"));
 }
 
+TEST(ScriptInputs, DeviceConstantsOfATraceFollowTheModel) {
+  const test::TempDir folder;
+  with_forward("def forward(self, x):\n  return x + torch.ones([1], device=torch.device('cuda:0'))\n").save((folder / "m.pt").string());
+  Context context;
+  context.device = "cpu";
+  Module loaded = load_script(folder / "m.pt", context);
+  EXPECT_TRUE(torch::equal(call_forward(loaded, {torch::ones({2})}, "m.pt").toTensor(), torch::full({2}, 2.0f)));
+}
+
+TEST(ScriptInputs, AFailureOfForwardIsOneLine) {
+  Module model = with_forward("def forward(self, x):\n  return torch.matmul(x, x)\n");
+  const auto message = message_of([&] { call_forward(model, {torch::ones({2, 3})}, "m.pt"); });
+  EXPECT_THAT(message, HasSubstr("m.pt: forward failed: mat1 and mat2 shapes cannot be multiplied (2x3 and 2x3)"));
+  EXPECT_EQ(message.find('\n'), std::string::npos);
+}
+
 TEST(OutputTensors, TuplesListsAndDicts) {
   const at::Tensor a = torch::zeros({1}), b = torch::ones({2});
   c10::Dict<std::string, at::Tensor> dict;
