@@ -90,27 +90,16 @@ std::vector<fs::path> in_the_way(const fs::path& folder, const std::string& stem
   return paths;
 }
 
-/// backup_{prefix}_{dd-mm_HH:MM:SS}, in local time as INC has it.
-fs::path backup_folder(const fs::path& folder, const std::string& prefix) {
-  const std::time_t now = std::time(nullptr);
-  std::tm local = {};
-  ::localtime_r(&now, &local);
-  char text[32];
-  std::strftime(text, sizeof text, "%d-%m_%H:%M:%S", &local);
-  return folder / ("backup_" + prefix + "_" + text);
-}
-
 /// Moves files away; puts them back unless keep() is called.
 class Backup {
  public:
-  Backup(const std::vector<fs::path>& files, const fs::path& folder) {
+  Backup(const std::vector<fs::path>& files, const fs::path& folder, const std::string& prefix) {
     if (files.empty()) return;
-    fs::path to = folder;
-    for (int n = 2; !fs::create_directory(to); ++n) to = folder.string() + "_" + std::to_string(n);
-    made_ = to;
+    while (!fs::create_directory(made_ = backup_path(folder, prefix))) {  // another may have been made in between
+    }
     try {
       for (const auto& file : files) {
-        fs::rename(file, to / file.filename());
+        fs::rename(file, made_ / file.filename());
         moved_.push_back(file);
       }
     } catch (...) {
@@ -136,6 +125,18 @@ class Backup {
 
 }  // namespace
 
+fs::path backup_path(const fs::path& folder, const std::string& name) {
+  const std::time_t now = std::time(nullptr);
+  std::tm local = {};
+  ::localtime_r(&now, &local);
+  char time[32];
+  std::strftime(time, sizeof time, "%d-%m_%H:%M:%S", &local);
+  const std::string first = (folder / ("backup_" + name + "_" + time)).string();
+  fs::path path = first;
+  for (int n = 2; fs::exists(path); ++n) path = first + "_" + std::to_string(n);
+  return path;
+}
+
 std::vector<fs::path> CalibrationFiles::write(const MeasurementFile& file, const io::Json& states) {
   if (prefix_.empty()) return {};
   const fs::path states_file = observer_states_path({prefix_, name_.observer, {}, name_.rank});
@@ -143,7 +144,7 @@ std::vector<fs::path> CalibrationFiles::write(const MeasurementFile& file, const
   const fs::path folder = states_file.has_parent_path() ? states_file.parent_path() : fs::path(".");
   try {
     const FolderLock lock(folder);
-    Backup backup(written_ ? std::vector<fs::path>{} : in_the_way(folder, prefix + "_hooks_", name_.rank), backup_folder(folder, prefix));
+    Backup backup(written_ ? std::vector<fs::path>{} : in_the_way(folder, prefix + "_hooks_", name_.rank), folder, prefix);
     auto paths = write_measurements(prefix_, file, name_);
     if (!states.is_null()) {
       io::write_json(states_file, states, -1);

@@ -1,5 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
-// save: every tensor as a file that Python's torch.load reads, for a look at what a model computes.
+// save: every tensor as a file that Python's torch.load reads, for a look at what a model computes. Those of an earlier
+// run are moved to backup_tensorsR_{dd-mm_HH:MM:SS}.
 //
 //   FOLDER/tensorsR/{module}_{input0|weight|output0}_iter{n}.pt     n counts the tensor's calls; R = "" or _{rank}_{world}
 #include <torch/csrc/jit/serialization/pickle.h>
@@ -7,6 +8,7 @@
 #include <algorithm>
 
 #include "fp8/measure/built_in_observers.h"
+#include "fp8/measure/calibration_files.h"
 #include "fp8/runtime/io/atomic_file.h"
 
 namespace fp8::measure {
@@ -30,10 +32,12 @@ class Save final : public Observer {
     const std::int64_t call = calls_++;
     const auto size = static_cast<std::int64_t>(x.tensor().nbytes());
     // Counted before it is written: what does not fit any more is left out, the smaller ones after it may still fit.
-    if (bytes_saved_->fetch_add(size) + size > limit_) {
+    const std::int64_t before = bytes_saved_->fetch_add(size);
+    if (before + size > limit_) {
       bytes_saved_->fetch_sub(size);
       return;
     }
+    if (before == 0) put_earlier_run_aside();
     const auto bytes = torch::jit::pickle_save(x.tensor().detach().clone(at::MemoryFormat::Contiguous));
     std::filesystem::create_directories(folder_);
     io::AtomicFile file(folder_ / (stem_ + std::to_string(call) + ".pt"), bytes.size());
@@ -44,6 +48,12 @@ class Save final : public Observer {
   void merge(const Observer& other) override { amax_ = std::max(amax_, other.result().at(0)); }
 
  private:
+  /// Files of an earlier, longer run would look like this run's last calls.
+  void put_earlier_run_aside() const {
+    if (!std::filesystem::exists(folder_) || std::filesystem::is_empty(folder_)) return;
+    std::filesystem::rename(folder_, backup_path(folder_.parent_path(), folder_.filename().string()));
+  }
+
   std::filesystem::path folder_;
   std::string stem_;
   std::int64_t limit_;

@@ -5,6 +5,7 @@
 #include <torch/torch.h>
 
 #include <fstream>
+#include <map>
 #include <thread>
 
 #include "fp8/measure/histogram.h"
@@ -172,6 +173,22 @@ TEST(Observer, SaveKeepsToItsLimit) {
   EXPECT_EQ(result_of("save", {t, t, t, t}, context), Amax{2.0f});
   EXPECT_EQ(std::distance(std::filesystem::directory_iterator(dir / "tensors"), {}), 2);
   EXPECT_EQ(*context.bytes_saved, 400000);
+}
+
+TEST(Observer, SavedTensorsOfAnEarlierRunAreMovedAside) {
+  const test::TempDir dir;
+  ObserverContext context;
+  context.module = "m";
+  context.tensor = "input0";
+  context.folder = dir.path();
+  const at::Tensor t = torch::ones({3});
+  result_of("save", {t, t, t}, context);
+  result_of("save", {t}, context);
+  std::map<std::string, std::ptrdiff_t> files;
+  for (const auto& entry : std::filesystem::directory_iterator(dir.path())) {
+    files[entry.path().filename().string().substr(0, 15)] = std::distance(std::filesystem::directory_iterator(entry.path()), {});
+  }
+  EXPECT_EQ(files, (std::map<std::string, std::ptrdiff_t>{{"backup_tensors_", 3}, {"tensors", 1}}));
 }
 
 TEST(Observer, UnknownNamesAreRefusedWithTheKnownOnes) {
