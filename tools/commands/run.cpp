@@ -7,12 +7,11 @@
 
 #include <algorithm>
 #include <chrono>
-#include <cctype>
 #include <memory>
 #include <optional>
-#include <set>
 
 #include "fp8/configs/configs.h"
+#include "fp8/quant/config_convert.h"
 #include "fp8/quant/convert.h"
 #include "fp8/runtime/device/device.h"
 #include "fp8/runtime/io/error.h"
@@ -59,9 +58,7 @@ std::optional<quant::PlanOptions> plan_of(const RunOptions& o, const Context& co
   if (plan.config.has_value()) {
     if (!o.include.empty() || !o.exclude.empty()) throw UsageError("run: the QUANT_CONFIG decides the modules, --include and --exclude don't go with it");
     if (!context.dialect.has_value()) plan.dialect = runtime::device_dialect("run");
-    if (plan.config->scale_method.needs_measurements()) {
-      plan.measurements = measure::read_measurements(o.measurements.empty() ? plan.config->dump_stats_path.string() : o.measurements);
-    }
+    if (!o.measurements.empty()) plan.measurements = measure::read_measurements(o.measurements);
     return plan;
   }
   if (o.measurements.empty()) {
@@ -72,32 +69,15 @@ std::optional<quant::PlanOptions> plan_of(const RunOptions& o, const Context& co
   return plan;
 }
 
-/// A regular expression that matches `name` alone.
-std::string exactly(const std::string& name) {
-  std::string pattern = "^";
-  for (const char c : name) {
-    if (c != '_' && std::ispunct(static_cast<unsigned char>(c)) != 0) pattern += '\\';
-    pattern += c;
-  }
-  return pattern + "$";
-}
-
-constexpr const char* kNeverCalled = "never called while it was measured";
-
 /// Converts the model. Modules that were watched and never called stay as they are.
-quant::ConversionReport convert_script(const torch::jit::Module& model, quant::PlanOptions plan) {
-  std::set<std::string> never_called;
+quant::ConversionReport convert_script(const torch::jit::Module& model, const RunOptions& o, quant::PlanOptions plan) {
+  if (plan.config.has_value() && o.measurements.empty()) return quant::convert_with_config(model, *plan.config, plan.dialect);
   if (plan.measurements.has_value() && !plan.config.has_value()) {
     for (const auto& name : plan.measurements->selected) {
-      if (plan.measurements->find(name) == nullptr) never_called.insert(name);
+      if (plan.measurements->find(name) == nullptr) plan.keep[name] = "never called while it was measured";
     }
   }
-  for (const auto& name : never_called) plan.exclude.push_back(exactly(name));
-  auto report = quant::convert(model, plan);
-  for (auto& skipped : report.skipped) {
-    if (never_called.count(skipped.name) != 0) skipped.reason = kNeverCalled;
-  }
-  return report;
+  return quant::convert(model, plan);
 }
 
 io::Json json_of(const quant::ConversionReport& report) {
@@ -134,7 +114,7 @@ void run_script(const RunOptions& o, Context& context) {
   const ScriptInputs inputs(o.inputs, model, o);
   quant::ConversionReport report;
   if (plan.has_value()) {
-    report = convert_script(model, *plan);
+    report = convert_script(model, o, *plan);
     for (const auto& warning : report.warnings) context.warn(warning);
     if (report.converted.empty()) context.warn(o.model.string() + ": no module is quantized");
   }

@@ -117,6 +117,27 @@ TEST_F(RunCommand, MeasuredModulesRunInFp8AndUncalledOnesAreListed) {
   EXPECT_LT(difference.at("mean_difference").get<double>(), 0.25);
 }
 
+TEST_F(RunCommand, AQuantConfigMeasuresAndQuantizesNodesWithoutAWeightToo) {
+  const auto file = model(), data = inputs(32);
+  const auto config = [&](const std::string& mode) {
+    std::ofstream(folder / (mode + ".json")) << R"({"mode": ")" << mode << R"(", "observer": "maxabs", "scale_method": "maxabs_hw", "ignore_modules_wo_measures": true, "dump_stats_path": ")"
+                                             << (folder / "stats" / "s").string() << "\"}";
+    return (folder / (mode + ".json")).string();
+  };
+  const auto measured = fp8({"measure", "--model", file, "--data", data, "--out", (folder / "stats").string(), "--config", config("MEASURE")});
+  ASSERT_EQ(measured.code, 0) << measured.err;
+  const auto nodes = io::read_json(folder / "stats" / "s_hooks_maxabs.json").at("Nodes");
+  ASSERT_TRUE(nodes.contains("matmul")) << nodes.dump();
+  EXPECT_EQ(nodes.at("matmul").at("inputs").size(), 2u);
+  EXPECT_FALSE(nodes.contains("never"));
+  const auto result = run({file, "--inputs", data, "--batch", "1", "--config", config("QUANTIZE")});
+  ASSERT_EQ(result.code, 0) << result.err;
+  std::vector<std::string> quantized;
+  const auto json = io::parse_json(result.out, "stdout");
+  for (const auto& m : json.at("modules_quantized")) quantized.push_back(m.at("name").get<std::string>() + ":" + m.at("type").get<std::string>());
+  EXPECT_THAT(quantized, ::testing::UnorderedElementsAre("used:Linear", "matmul:Matmul"));
+}
+
 TEST_F(RunCommand, WhatIsRefused) {
   const auto file = model(), data = inputs(4);
   const auto refused = [&](const test::Run& r, const std::string& words, int code = 1) {

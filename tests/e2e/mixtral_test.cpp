@@ -1,0 +1,67 @@
+// SPDX-License-Identifier: Apache-2.0
+// A tiny Mixtral from the command line: measured and quantized on load by QUANT_CONFIG, and written as an fp8 checkpoint and read back.
+// Its weights are noise, so the KL bounds are loose: they tell fp8 (some 1e-3) from a wrong scale or expert (1e-1 and more).
+#include "e2e/e2e.h"
+#include "fp8/runtime/io/safetensors.h"
+#include "tools/models/tiny_checkpoint.h"
+
+namespace fp8::e2e {
+namespace {
+
+using models::testing::TinyMixtral;
+
+constexpr std::int64_t kChunks = 6, kLength = 32;
+
+class Mixtral : public ::testing::Test {
+ protected:
+  void SetUp() override {
+    TinyMixtral().write(folder / "model");
+    std::vector<std::int64_t> ids(kChunks * kLength);
+    for (std::size_t i = 0; i < ids.size(); ++i) ids[i] = static_cast<std::int64_t>((i * i + 5 * i + i / 7) % 32);
+    io::SafetensorsWriter writer(folder / "ids.safetensors", {{"input_ids", io::DType::I64, {kChunks, kLength}}});
+    writer.write("input_ids", ids.data());
+    writer.commit();
+  }
+  std::string model() const { return (folder / "model").string(); }
+  std::string data() const { return (folder / "ids.safetensors").string(); }
+  double kl(const std::string& of, const Environment& environment = {}) const {
+    return json_of(fp8({"evaluate", "--json", "--model", of, "--data", data(), "--reference", model()}, environment)).value("kl", 1e9);
+  }
+  test::TempDir folder;
+};
+
+TEST_F(Mixtral, QuantConfigMeasuresAndQuantizesItsExperts) {
+  const auto config = [&](const std::string& mode) {
+    const auto path = folder / (mode + ".json");
+    write_file(path, R"({"mode": ")" + mode + R"(", "observer": "maxabs", "scale_method": "maxabs_hw", "blocklist": {"names": ["lm_head", "gate"], "types": ["Embedding"]},
+      "dump_stats_path": ")" + (folder / "stats" / "s").string() + "\"}");
+    return Environment{{"QUANT_CONFIG", path.string()}};
+  };
+  expect_success(fp8({"evaluate", "--model", model(), "--data", data()}, config("MEASURE")));
+  const auto nodes = io::read_json(folder / "stats" / "s_hooks_maxabs.json").at("Nodes");
+  const std::string op = "model.layers.1.block_sparse_moe.experts.moe_op";
+  ASSERT_TRUE(nodes.contains(op));
+  EXPECT_EQ(nodes.at(op).at("inputs").size(), 1u);
+  EXPECT_EQ(nodes.at(op).at("outputs").size(), 1u + TinyMixtral::kExperts);
+  EXPECT_TRUE(nodes.contains(op + ".w13_list.3"));
+  EXPECT_TRUE(nodes.contains(op + ".w2_list.0"));
+  const double distance = kl(model(), config("QUANTIZE"));
+  EXPECT_LE(distance, 2e-2);
+  EXPECT_GT(distance, 1e-5);
+}
+
+TEST_F(Mixtral, AnFp8CheckpointRunsWithItsExperts) {
+  for (const std::string scheme : {"--dynamic", "--weights-only"}) {
+    const auto out = folder / ("fp8" + scheme);
+    quantize(model(), out, {scheme});
+    const auto tensors = Tensors::read(out / "model.safetensors");
+    EXPECT_EQ(tensors.header.at("model.layers.0.block_sparse_moe.experts.2.w3.weight").at("dtype"), "F8_E4M3");
+    EXPECT_NE(tensors.header.at("model.layers.0.block_sparse_moe.gate.weight").at("dtype"), "F8_E4M3");  // the router
+    const double distance = kl(out.string());
+    EXPECT_LE(distance, 2e-2) << scheme;
+    EXPECT_GT(distance, 1e-5) << scheme;
+  }
+}
+
+}  // namespace
+}  // namespace fp8::e2e
