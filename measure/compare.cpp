@@ -11,10 +11,13 @@ namespace {
 
 double change_of(float before, float after) {
   if (before == after) return 1;
-  return before == 0 ? std::numeric_limits<double>::infinity() : static_cast<double>(after) / static_cast<double>(before);
+  return before == 0 ? std::numeric_limits<double>::infinity()
+                     : static_cast<double>(after) / static_cast<double>(before);
 }
 
-double size_of_change(double ratio) { return ratio == 0 ? std::numeric_limits<double>::infinity() : std::abs(std::log(ratio)); }
+double size_of_change(double ratio) {
+  return ratio == 0 ? std::numeric_limits<double>::infinity() : std::abs(std::log(ratio));
+}
 
 Change compare_tensor(const std::string& module, const std::string& tensor, const Amax& before, const Amax& after) {
   Change change{module, tensor, 0, 0, 1};
@@ -33,9 +36,11 @@ Change compare_tensor(const std::string& module, const std::string& tensor, cons
 /// All tensors of a node with their names.
 std::vector<std::pair<std::string, const Amax*>> tensors_of(const Measurement& m) {
   std::vector<std::pair<std::string, const Amax*>> list;
-  for (std::size_t i = 0; i < m.inputs.size(); ++i) list.emplace_back("inputs[" + std::to_string(i) + "]", &m.inputs[i]);
+  for (std::size_t i = 0; i < m.inputs.size(); ++i)
+    list.emplace_back("inputs[" + std::to_string(i) + "]", &m.inputs[i]);
   if (m.outputs.has_value()) {
-    for (std::size_t i = 0; i < m.outputs->size(); ++i) list.emplace_back("outputs[" + std::to_string(i) + "]", &(*m.outputs)[i]);
+    for (std::size_t i = 0; i < m.outputs->size(); ++i)
+      list.emplace_back("outputs[" + std::to_string(i) + "]", &(*m.outputs)[i]);
   }
   if (m.weight.has_value()) list.emplace_back("weight", &*m.weight);
   return list;
@@ -60,7 +65,8 @@ void compare_node(const Measurement& before, const Measurement& after, Differenc
 
 std::size_t Difference::beyond(double tolerance) const {
   const double allowed = std::log1p(tolerance);
-  return static_cast<std::size_t>(std::count_if(changes.begin(), changes.end(), [&](const Change& c) { return size_of_change(c.ratio) > allowed; }));
+  return static_cast<std::size_t>(std::count_if(changes.begin(), changes.end(),
+                                                [&](const Change& c) { return size_of_change(c.ratio) > allowed; }));
 }
 
 Difference compare(const std::vector<Measurement>& before, const std::vector<Measurement>& after) {
@@ -79,7 +85,8 @@ Difference compare(const std::vector<Measurement>& before, const std::vector<Mea
   for (const auto& m : after) {
     if (by_name.count(m.module) != 0) out.added.push_back(m.module);
   }
-  std::stable_sort(out.changes.begin(), out.changes.end(), [](const Change& a, const Change& b) { return size_of_change(a.ratio) > size_of_change(b.ratio); });
+  std::stable_sort(out.changes.begin(), out.changes.end(),
+                   [](const Change& a, const Change& b) { return size_of_change(a.ratio) > size_of_change(b.ratio); });
   return out;
 }
 
@@ -96,7 +103,8 @@ std::vector<std::string> apply_cache_ranges(std::vector<Measurement>& modules) {
   std::vector<std::string> changed;
   for (auto& m : modules) {
     const auto dot = m.module.rfind('.');
-    const std::string parent = dot == std::string::npos ? "" : m.module.substr(0, dot + 1), last = m.module.substr(parent.size());
+    const std::string parent = dot == std::string::npos ? "" : m.module.substr(0, dot + 1),
+                      last = m.module.substr(parent.size());
     if ((last != "matmul_qk" && last != "matmul_av") || m.inputs.size() < 2) continue;
     const Measurement* from = cache(parent, last == "matmul_qk" ? "k_cache" : "v_cache");
     if (from == nullptr || m.inputs[1] == from->inputs[0]) continue;

@@ -12,12 +12,12 @@ namespace fp8::measure {
 struct Change {
   std::string module, tensor;  ///< tensor: "inputs[0]", "outputs[1]", "weight"
   float before = 0, after = 0;
-  double ratio = 1;            ///< after / before; infinity from 0, 1 for 0 and 0
+  double ratio = 1;  ///< after / before; infinity from 0, 1 for 0 and 0
 };
 
 struct Difference {
-  std::vector<Change> changes;                    ///< of every tensor in both, the largest change first (either direction)
-  std::vector<std::string> missing, added;        ///< modules or tensors in the first only, in the second only
+  std::vector<Change> changes;              ///< of every tensor in both, the largest change first (either direction)
+  std::vector<std::string> missing, added;  ///< modules or tensors in the first only, in the second only
   /// Tensors whose ratio is outside [1 / (1 + tolerance), 1 + tolerance].
   std::size_t beyond(double tolerance) const;
   bool same(double tolerance) const { return missing.empty() && added.empty() && beyond(tolerance) == 0; }

@@ -13,7 +13,8 @@ namespace fp8::measure {
 class Fnv {
  public:
   void add(const void* data, std::size_t size) {
-    for (std::size_t i = 0; i < size; ++i) hash_ = (hash_ ^ static_cast<const unsigned char*>(data)[i]) * 0x100000001b3u;
+    for (std::size_t i = 0; i < size; ++i)
+      hash_ = (hash_ ^ static_cast<const unsigned char*>(data)[i]) * 0x100000001b3u;
   }
   void add(const std::string& text) { add(text.data(), text.size() + 1); }
   void add(const std::vector<float>& values) { add(values.data(), values.size() * sizeof(float)); }

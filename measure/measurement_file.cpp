@@ -23,7 +23,9 @@ constexpr double kMaxSize = 16'777'216;  // 2^24: beyond it float32, the .npz's 
 
 [[noreturn]] void fail(const std::string& where, const std::string& what) { throw io::Error(where + ": " + what); }
 
-std::string shown(const Json& value) { return io::printable(value.dump(-1, ' ', true, Json::error_handler_t::replace), 40); }
+std::string shown(const Json& value) {
+  return io::printable(value.dump(-1, ' ', true, Json::error_handler_t::replace), 40);
+}
 
 // --- writing
 
@@ -60,7 +62,8 @@ PyValue tree_of(const MeasurementFile& file) {
 
 void check_value(double v, MeasurementMode mode, const std::string& where) {
   if (mode == MeasurementMode::shape) {
-    if (!(v >= 0 && v <= kMaxSize && v == std::floor(v))) fail(where, "expected sizes from 0 to 2^24, found " + std::to_string(v));
+    if (!(v >= 0 && v <= kMaxSize && v == std::floor(v)))
+      fail(where, "expected sizes from 0 to 2^24, found " + std::to_string(v));
   } else if (!std::isfinite(v) || v < 0 || v > 3.4028234663852886e38) {
     fail(where, "expected a finite amax >= 0, found " + std::to_string(v));
   }
@@ -81,7 +84,8 @@ Amax amax_from(const Json& value, MeasurementMode mode, const std::string& where
     add(rows);
     return amax;
   }
-  if (!rows.is_array() || (rows.empty() && !shape)) fail(where, std::string("expected ") + form + ", found " + (rows.is_array() ? "[]" : rows.type_name()));
+  if (!rows.is_array() || (rows.empty() && !shape))
+    fail(where, std::string("expected ") + form + ", found " + (rows.is_array() ? "[]" : rows.type_name()));
   for (const auto& row : rows) add(!shape && row.is_array() && row.size() == 1 ? row[0] : row);
   return amax;
 }
@@ -89,7 +93,8 @@ Amax amax_from(const Json& value, MeasurementMode mode, const std::string& where
 std::vector<Amax> list_from(const Json& value, MeasurementMode mode, const std::string& where) {
   if (!value.is_array()) fail(where, "expected a list of tensors, found " + std::string(value.type_name()));
   std::vector<Amax> list;
-  for (std::size_t i = 0; i < value.size(); ++i) list.push_back(amax_from(value[i], mode, where + "[" + std::to_string(i) + "]"));
+  for (std::size_t i = 0; i < value.size(); ++i)
+    list.push_back(amax_from(value[i], mode, where + "[" + std::to_string(i) + "]"));
   return list;
 }
 
@@ -105,9 +110,11 @@ Measurement node_from(const std::string& module, const Json& node, MeasurementMo
   if (!node.is_object()) fail(where, "expected an object, found " + std::string(node.type_name()));
   Measurement m{module, {}, std::nullopt, std::nullopt};
   if (const Json* inputs = field(node, "inputs", "input")) m.inputs = list_from(*inputs, mode, where + ".inputs");
-  if (const Json* outputs = field(node, "outputs", "output"); outputs != nullptr && !outputs->is_null()) m.outputs = list_from(*outputs, mode, where + ".outputs");
+  if (const Json* outputs = field(node, "outputs", "output"); outputs != nullptr && !outputs->is_null())
+    m.outputs = list_from(*outputs, mode, where + ".outputs");
   const auto params = node.find("params");
-  if (params != node.end() && params->is_object() && params->contains("weight")) m.weight = amax_from((*params)["weight"], mode, where + ".params.weight");
+  if (params != node.end() && params->is_object() && params->contains("weight"))
+    m.weight = amax_from((*params)["weight"], mode, where + ".params.weight");
   return m;
 }
 
@@ -117,7 +124,8 @@ std::optional<ModelFingerprint> model_of(const StatsName& name, const Measuremen
   if (!fs::exists(name.fingerprint(), ignored)) return std::nullopt;
   const Json json = io::read_json(name.fingerprint());
   const std::string where = name.fingerprint().string();
-  if (!json.is_object() || !json.contains("measurement") || !json.contains("weights")) fail(where, "expected an object with 'measurement' and 'weights'");
+  if (!json.is_object() || !json.contains("measurement") || !json.contains("weights"))
+    fail(where, "expected an object with 'measurement' and 'weights'");
   if (json["measurement"] != file.fingerprint()) return std::nullopt;
   return model_from_json(json["weights"], where + ": weights");
 }
@@ -125,7 +133,8 @@ std::optional<ModelFingerprint> model_of(const StatsName& name, const Measuremen
 }  // namespace
 
 const Measurement* MeasurementFile::find(const std::string& module) const {
-  const auto it = std::find_if(modules.begin(), modules.end(), [&](const Measurement& m) { return m.module == module; });
+  const auto it =
+      std::find_if(modules.begin(), modules.end(), [&](const Measurement& m) { return m.module == module; });
   return it == modules.end() ? nullptr : &*it;
 }
 
@@ -152,9 +161,12 @@ std::vector<FileBytes> measurement_bytes(const StatsName& name, const Measuremen
   return files;
 }
 
-std::vector<fs::path> write_measurements(const StatsName& name, const MeasurementFile& file) { return write_together(measurement_bytes(name, file)); }
+std::vector<fs::path> write_measurements(const StatsName& name, const MeasurementFile& file) {
+  return write_together(measurement_bytes(name, file));
+}
 
-std::vector<fs::path> write_measurements(const std::string& prefix, const MeasurementFile& file, const MeasurementName& name) {
+std::vector<fs::path> write_measurements(const std::string& prefix, const MeasurementFile& file,
+                                         const MeasurementName& name) {
   return write_measurements(StatsName{prefix, name.observer, "", name.rank}, file);
 }
 
@@ -162,9 +174,11 @@ void check_writable(const std::string& prefix) {
   std::error_code error;
   fs::path folder = fs::absolute(StatsName{prefix}.json(), error).parent_path();
   while (!fs::exists(folder, error) && folder != folder.parent_path()) folder = folder.parent_path();
-  if (!fs::is_directory(folder, error)) fail(io::printable(folder.string(), 4096), "expected a folder for measurements, found a file");
+  if (!fs::is_directory(folder, error))
+    fail(io::printable(folder.string(), 4096), "expected a folder for measurements, found a file");
   if (::access(folder.c_str(), W_OK | X_OK) != 0) {
-    fail(io::printable(folder.string(), 4096), std::string("measurements can't be written there: ") + std::strerror(errno));
+    fail(io::printable(folder.string(), 4096),
+         std::string("measurements can't be written there: ") + std::strerror(errno));
   }
 }
 
@@ -188,10 +202,14 @@ StatsName find_measurement(const std::string& where) {
   if (all.size() == 1) return all[0];
   if (all.empty() && !folder) return plain;  // reading it says what is missing
   if (all.empty()) fail(where, "expected a measurement (*_hooks_maxabs.json), found none");
-  const bool ranks = std::all_of(all.begin(), all.end(), [&](const StatsName& n) { return n.same_set(all[0]) && n.rank.has_value(); });
+  const bool ranks =
+      std::all_of(all.begin(), all.end(), [&](const StatsName& n) { return n.same_set(all[0]) && n.rank.has_value(); });
   const std::string first = fs::path(all[0].base()).filename().string();
-  if (ranks) fail(where, "expected one measurement, found " + std::to_string(all.size()) + " ranks (" + first + ".json, ...); name one, or unify them");
-  fail(where, "expected one measurement, found " + std::to_string(all.size()) + " (" + first + ".json, ...); name one by its prefix or file");
+  if (ranks)
+    fail(where, "expected one measurement, found " + std::to_string(all.size()) + " ranks (" + first +
+                    ".json, ...); name one, or unify them");
+  fail(where, "expected one measurement, found " + std::to_string(all.size()) + " (" + first +
+                  ".json, ...); name one by its prefix or file");
 }
 
 std::string find_measurements(const std::string& where) { return find_measurement(where).prefix; }
@@ -210,7 +228,8 @@ MeasurementFile measurement_from_json(const Json& json, const std::string& name)
 }
 
 MeasurementFile read_measurements(const StatsName& name) {
-  MeasurementFile file = measurement_from_json(read_stats(name), (fs::exists(name.json()) ? name.json() : name.npz()).string());
+  MeasurementFile file =
+      measurement_from_json(read_stats(name), (fs::exists(name.json()) ? name.json() : name.npz()).string());
   if (fs::exists(name.mod_list())) {
     const Json list = io::read_json(name.mod_list());
     if (list.is_array()) {

@@ -38,9 +38,9 @@ enum class MeasurementMode : std::uint8_t { dynamic_range, shape };
 
 struct MeasurementFile {
   std::optional<std::int64_t> num_samples;
-  std::optional<std::int64_t> local_rank;   ///< -1: unified from several ranks
-  std::vector<Measurement> modules;   ///< only those that were called
-  std::vector<std::string> selected;  ///< mod_list
+  std::optional<std::int64_t> local_rank;  ///< -1: unified from several ranks
+  std::vector<Measurement> modules;        ///< only those that were called
+  std::vector<std::string> selected;       ///< mod_list
   MeasurementMode mode = MeasurementMode::dynamic_range;
   std::optional<std::int64_t> global_rank;  ///< INC writes null
   std::optional<ModelFingerprint> model;    ///< of which model, if known
@@ -58,7 +58,8 @@ struct MeasurementName {
 
 /// Writes the files, each atomically and none before all are on the disk; returns their paths. `prefix` as in "out/stats/inc_output"; its
 /// folder is made, and taken back when writing fails. A rank is also the LocalRank, unless the file has one. Throws io::Error.
-std::vector<std::filesystem::path> write_measurements(const std::string& prefix, const MeasurementFile& file, const MeasurementName& name = {});
+std::vector<std::filesystem::path> write_measurements(const std::string& prefix, const MeasurementFile& file,
+                                                      const MeasurementName& name = {});
 std::vector<std::filesystem::path> write_measurements(const StatsName& name, const MeasurementFile& file);
 
 /// What write_measurements() writes: to be written together with other files.

@@ -43,17 +43,23 @@ bool same(const std::vector<float>& a, const std::vector<float>& b, bool exact) 
 }
 
 WeightFingerprint weight_from(const std::string& module, const Json& json, const std::string& where) {
-  const auto bad = [&](const char* key, const char* wanted) { fail(where + "." + io::printable(module), std::string("key '") + key + "': expected " + wanted); };
+  const auto bad = [&](const char* key, const char* wanted) {
+    fail(where + "." + io::printable(module), std::string("key '") + key + "': expected " + wanted);
+  };
   WeightFingerprint w{module, {}, {}, {}};
-  if (!json.is_object()) fail(where + "." + io::printable(module), "expected an object, found " + std::string(json.type_name()));
+  if (!json.is_object())
+    fail(where + "." + io::printable(module), "expected an object, found " + std::string(json.type_name()));
   if (!json.contains("dtype") || !json["dtype"].is_string()) bad("dtype", "a string");
   w.dtype = json["dtype"].get<std::string>();
-  if (!json.contains("shape") || !json["shape"].is_array() || json["shape"].size() > 16) bad("shape", "a list of sizes");
+  if (!json.contains("shape") || !json["shape"].is_array() || json["shape"].size() > 16)
+    bad("shape", "a list of sizes");
   for (const auto& size : json["shape"]) {
     if (!size.is_number_integer() || size.get<std::int64_t>() < 0) bad("shape", "a list of sizes");
     w.shape.push_back(size.get<std::int64_t>());
   }
-  if (!json.contains("samples") || !json["samples"].is_array() || json["samples"].size() > static_cast<std::size_t>(kSamples)) bad("samples", "at most 32 numbers");
+  if (!json.contains("samples") || !json["samples"].is_array() ||
+      json["samples"].size() > static_cast<std::size_t>(kSamples))
+    bad("samples", "at most 32 numbers");
   for (const auto& value : json["samples"]) {
     if (!value.is_number() && !value.is_null()) bad("samples", "numbers");
     w.samples.push_back(value.is_null() ? std::nanf("") : value.get<float>());
@@ -84,26 +90,36 @@ std::vector<std::int64_t> sampled_positions(std::int64_t numel) {
   std::vector<std::int64_t> positions;
   for (std::int64_t i = 0; i < count; ++i) {
     // i * (numel - 1) / (count - 1) without the product, which a weight of 2^60 elements would overflow
-    const std::int64_t steps = std::max<std::int64_t>(count - 1, 1), whole = (numel - 1) / steps, rest = (numel - 1) % steps;
+    const std::int64_t steps = std::max<std::int64_t>(count - 1, 1), whole = (numel - 1) / steps,
+                       rest = (numel - 1) % steps;
     positions.push_back(i * whole + i * rest / steps);
   }
   return positions;
 }
 
-WeightFingerprint fingerprint_of(const std::string& module, const void* data, kernels::FloatType type, const std::vector<std::int64_t>& shape) {
+WeightFingerprint fingerprint_of(const std::string& module, const void* data, kernels::FloatType type,
+                                 const std::vector<std::int64_t>& shape) {
   WeightFingerprint w{module, kernels::name_of(type), shape, {}};
   for (auto at : sampled_positions(numel_of(shape))) w.samples.push_back(kernels::load_element(data, type, at));
   return w;
 }
 
-WeightFingerprint fingerprint_of(const std::string& module, const io::Checkpoint& checkpoint, const std::string& tensor) {
+WeightFingerprint fingerprint_of(const std::string& module, const io::Checkpoint& checkpoint,
+                                 const std::string& tensor) {
   const auto& info = checkpoint.info(tensor);
   kernels::FloatType type = kernels::FloatType::F32;
   switch (info.dtype) {
-    case io::DType::F32: break;
-    case io::DType::BF16: type = kernels::FloatType::BF16; break;
-    case io::DType::F16: type = kernels::FloatType::F16; break;
-    default: fail(checkpoint.folder().string() + ": " + tensor, std::string("expected dtype F32, BF16 or F16, found ") + io::name_of(info.dtype));
+    case io::DType::F32:
+      break;
+    case io::DType::BF16:
+      type = kernels::FloatType::BF16;
+      break;
+    case io::DType::F16:
+      type = kernels::FloatType::F16;
+      break;
+    default:
+      fail(checkpoint.folder().string() + ": " + tensor,
+           std::string("expected dtype F32, BF16 or F16, found ") + io::name_of(info.dtype));
   }
   WeightFingerprint w{module, kernels::name_of(type), info.shape, {}};
   const auto size = static_cast<std::uint64_t>(io::size_of(info.dtype));
@@ -123,7 +139,8 @@ void require_same_model(const ModelFingerprint& measured, const ModelFingerprint
     if (it == known.end()) continue;
     const WeightFingerprint& then = *it->second;
     if (then.shape != w.shape) {
-      fail(where, w.module + ".weight was " + text_of(then.shape) + " when measured and is " + text_of(w.shape) + " in this model; a measurement of another model?");
+      fail(where, w.module + ".weight was " + text_of(then.shape) + " when measured and is " + text_of(w.shape) +
+                      " in this model; a measurement of another model?");
     }
     if (!same(then.samples, w.samples, then.dtype == w.dtype)) {
       fail(where, w.module + ".weight has other values than when measured; a measurement of another model?");
@@ -135,7 +152,9 @@ Json to_json(const ModelFingerprint& model) {
   Json out = Json::object();
   for (const auto& w : model.weights) {
     Json samples = Json::array();
-    for (float v : w.samples) samples.push_back(std::isfinite(v) ? Json(v) : Json(nullptr));  // JSON has no infinities; such a weight is refused elsewhere
+    for (float v : w.samples)
+      samples.push_back(
+          std::isfinite(v) ? Json(v) : Json(nullptr));  // JSON has no infinities; such a weight is refused elsewhere
     out[w.module] = Json{{"dtype", w.dtype}, {"shape", w.shape}, {"samples", samples}};
   }
   return out;

@@ -19,10 +19,10 @@
 namespace fp8::measure {
 
 struct WeightFingerprint {
-  std::string module;                ///< "model.layers.0.mlp.up_proj"
-  std::string dtype;                 ///< "bf16", as kernels::name_of
+  std::string module;  ///< "model.layers.0.mlp.up_proj"
+  std::string dtype;   ///< "bf16", as kernels::name_of
   std::vector<std::int64_t> shape;
-  std::vector<float> samples;        ///< at most 32
+  std::vector<float> samples;  ///< at most 32
 };
 
 struct ModelFingerprint {
@@ -37,10 +37,12 @@ struct ModelFingerprint {
 std::vector<std::int64_t> sampled_positions(std::int64_t numel);
 
 /// Of a dense weight in memory.
-WeightFingerprint fingerprint_of(const std::string& module, const void* data, kernels::FloatType type, const std::vector<std::int64_t>& shape);
+WeightFingerprint fingerprint_of(const std::string& module, const void* data, kernels::FloatType type,
+                                 const std::vector<std::int64_t>& shape);
 
 /// Of a checkpoint's tensor `tensor` (F32, BF16 or F16; else io::Error).
-WeightFingerprint fingerprint_of(const std::string& module, const io::Checkpoint& checkpoint, const std::string& tensor);
+WeightFingerprint fingerprint_of(const std::string& module, const io::Checkpoint& checkpoint,
+                                 const std::string& tensor);
 
 /// Throws io::Error "WHERE: MODULE.weight ..., a measurement of another model?" for a module of both whose shape or values differ. Modules of
 /// only one of them are not looked at: a plan knows what it needs.

@@ -27,7 +27,9 @@ struct ExpertName {
 ExpertName split(const std::string& module) {
   const auto dot = module.rfind('.');
   const std::string last = dot == std::string::npos ? "" : module.substr(dot + 1);
-  if (last.empty() || last.size() > 7 || !std::all_of(last.begin(), last.end(), [](char c) { return c >= '0' && c <= '9'; })) return {module, -1};
+  if (last.empty() || last.size() > 7 ||
+      !std::all_of(last.begin(), last.end(), [](char c) { return c >= '0' && c <= '9'; }))
+    return {module, -1};
   return {module.substr(0, dot), std::stoll(last)};
 }
 
@@ -79,12 +81,14 @@ std::vector<Amax>* expert_values(Measurement& m, ExpertValues where) {
 }
 
 void take_largest(Amax& into, const Amax& from, const std::string& where) {
-  if (into.size() != from.size()) fail(where, "found " + std::to_string(into.size()) + " values there and " + std::to_string(from.size()) + " here");
+  if (into.size() != from.size())
+    fail(where, "found " + std::to_string(into.size()) + " values there and " + std::to_string(from.size()) + " here");
   for (std::size_t i = 0; i < into.size(); ++i) into[i] = std::max(into[i], from[i]);
 }
 
 void take_largest(std::vector<Amax>& into, const std::vector<Amax>& from, const std::string& where) {
-  if (into.size() != from.size()) fail(where, "found " + std::to_string(into.size()) + " tensors there and " + std::to_string(from.size()) + " here");
+  if (into.size() != from.size())
+    fail(where, "found " + std::to_string(into.size()) + " tensors there and " + std::to_string(from.size()) + " here");
   for (std::size_t i = 0; i < into.size(); ++i) take_largest(into[i], from[i], where + "[" + std::to_string(i) + "]");
 }
 
@@ -110,20 +114,24 @@ void append_experts(Measurement& into, Measurement from, ExpertValues place, con
   a->insert(a->end(), behind_b.begin(), behind_b.end());
 }
 
-std::string module_in_group(const std::string& module, std::size_t position, const std::map<std::string, std::int64_t>& counts) {
+std::string module_in_group(const std::string& module, std::size_t position,
+                            const std::map<std::string, std::int64_t>& counts) {
   if (!is_expert(module)) return module;
   const auto [list, id] = split(module);
   return list + "." + std::to_string(static_cast<std::int64_t>(position) * counts.at(list) + id);
 }
 
-void require_same_counts(const std::vector<MeasurementFile>& group, const std::vector<std::string>& names, const std::map<std::string, std::int64_t>& counts) {
+void require_same_counts(const std::vector<MeasurementFile>& group, const std::vector<std::string>& names,
+                         const std::map<std::string, std::int64_t>& counts) {
   for (std::size_t i = 1; i < group.size(); ++i) {
     const auto other = expert_counts(names_of(group[i]));
     if (other == counts) continue;
     for (const auto& [list, count] : counts) {
       const auto it = other.find(list);
       const std::int64_t found = it == other.end() ? 0 : it->second;
-      if (found != count) fail(names[i], list + ": found " + std::to_string(found) + " experts, rank " + names[0] + " has " + std::to_string(count));
+      if (found != count)
+        fail(names[i], list + ": found " + std::to_string(found) + " experts, rank " + names[0] + " has " +
+                           std::to_string(count));
     }
     fail(names[i], "found experts that " + names[0] + " lacks");
   }
@@ -155,11 +163,12 @@ void join(std::vector<std::string>& into, std::set<std::string>& seen, const std
 
 bool is_expert(const std::string& module) {
   const auto [list, id] = split(module);
-  return id >= 0 && lower(module).find("moe") != std::string::npos && (ends_with(list, ".w13_list") || ends_with(list, ".w2_list"));
+  return id >= 0 && lower(module).find("moe") != std::string::npos &&
+         (ends_with(list, ".w13_list") || ends_with(list, ".w2_list"));
 }
 
-MeasurementFile unify(const std::vector<MeasurementFile>& group, const std::vector<std::string>& names, const RankOptions& options,
-                      std::vector<std::string>& warnings) {
+MeasurementFile unify(const std::vector<MeasurementFile>& group, const std::vector<std::string>& names,
+                      const RankOptions& options, std::vector<std::string>& warnings) {
   if (group.empty()) fail("unify", "expected at least one file");
   MeasurementFile out = group[0];
   out.model.reset();  // each rank saw a part of the model
@@ -172,8 +181,10 @@ MeasurementFile unify(const std::vector<MeasurementFile>& group, const std::vect
   std::set<std::string> seen;
   for (std::size_t rank = 0; rank < group.size(); ++rank) {
     if (group[rank].mode != out.mode) fail(names[rank], "found another 'Mode' than in " + names[0]);
-    for (const auto& name : group[rank].selected) join(out.selected, seen, options.experts ? module_in_group(name, rank, counts) : name);
-    if (group[rank].num_samples.has_value()) out.num_samples = std::max(out.num_samples.value_or(0), *group[rank].num_samples);
+    for (const auto& name : group[rank].selected)
+      join(out.selected, seen, options.experts ? module_in_group(name, rank, counts) : name);
+    if (group[rank].num_samples.has_value())
+      out.num_samples = std::max(out.num_samples.value_or(0), *group[rank].num_samples);
     for (const auto& node : group[rank].modules) {
       Measurement m = node;
       if (options.experts) m.module = module_in_group(node.module, rank, counts);
@@ -195,11 +206,14 @@ MeasurementFile unify(const std::vector<MeasurementFile>& group, const std::vect
     if (count == group.size()) continue;
     if (partial++ == 0) first = module;
   }
-  if (partial > 0) warnings.push_back(names[0] + " and its group: " + std::to_string(partial) + " nodes are not in every rank's file (the first is '" + first + "')");
+  if (partial > 0)
+    warnings.push_back(names[0] + " and its group: " + std::to_string(partial) +
+                       " nodes are not in every rank's file (the first is '" + first + "')");
   return out;
 }
 
-MeasurementFile expand(const MeasurementFile& file, const configs::Rank& rank, const RankOptions& options, const std::string& name) {
+MeasurementFile expand(const MeasurementFile& file, const configs::Rank& rank, const RankOptions& options,
+                       const std::string& name) {
   MeasurementFile out = file;
   out.local_rank = rank.index;
   out.model.reset();
@@ -208,7 +222,9 @@ MeasurementFile expand(const MeasurementFile& file, const configs::Rank& rank, c
   const auto counts = expert_counts(names_of(file));
   const Mixtures mixtures(names_of(file));
   const auto share = [&](std::int64_t experts, const std::string& what) {
-    if (experts % rank.world != 0) fail(name, what + ": " + std::to_string(experts) + " experts can't be shared out to " + std::to_string(rank.world) + " ranks");
+    if (experts % rank.world != 0)
+      fail(name, what + ": " + std::to_string(experts) + " experts can't be shared out to " +
+                     std::to_string(rank.world) + " ranks");
     return experts / rank.world;
   };
   /// The expert's name on this rank; empty: another rank's.
@@ -227,7 +243,8 @@ MeasurementFile expand(const MeasurementFile& file, const configs::Rank& rank, c
     if (m.module.empty()) continue;
     auto* values = expert_values(m, options.values);
     if (mixtures.contains(node) && values != nullptr && values->size() > 1) {
-      const std::int64_t mine = share(static_cast<std::int64_t>(values->size()) - 1, node.module), begin = 1 + mine * rank.index;
+      const std::int64_t mine = share(static_cast<std::int64_t>(values->size()) - 1, node.module),
+                         begin = 1 + mine * rank.index;
       std::vector<Amax> kept = {(*values)[0]};
       kept.insert(kept.end(), values->begin() + begin, values->begin() + begin + mine);
       *values = std::move(kept);
@@ -248,7 +265,8 @@ MeasurementFile merge(const std::vector<MeasurementFile>& files, const std::vect
   for (std::size_t i = 0; i < files.size(); ++i) {
     const auto& file = files[i];
     if (file.mode != out.mode) fail(names[i], "found another 'Mode' than in " + names[0]);
-    if (file.local_rank != out.local_rank) fail(names[i], "found another 'LocalRank' than in " + names[0] + "; unify ranks, merge calibrations");
+    if (file.local_rank != out.local_rank)
+      fail(names[i], "found another 'LocalRank' than in " + names[0] + "; unify ranks, merge calibrations");
     if (out.model.has_value() && file.model.has_value()) require_same_model(*out.model, *file.model, names[i]);
     if (!out.model.has_value()) out.model = file.model;
     counted = counted && file.num_samples.has_value();

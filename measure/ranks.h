@@ -32,12 +32,13 @@ bool is_expert(const std::string& module);
 
 /// One rank's file out of a group's, in order. `names` (one per file) stand in messages. A node that some ranks lack is taken from those that
 /// have it; `warnings` gets one line about them. Throws io::Error for values of different sizes and for ranks with different numbers of experts.
-MeasurementFile unify(const std::vector<MeasurementFile>& group, const std::vector<std::string>& names, const RankOptions& options,
-                      std::vector<std::string>& warnings);
+MeasurementFile unify(const std::vector<MeasurementFile>& group, const std::vector<std::string>& names,
+                      const RankOptions& options, std::vector<std::string>& warnings);
 
 /// What rank.index of rank.world gets of a unified file. Throws io::Error (`name` stands in front) if the experts of a mixture can't be shared out
 /// evenly.
-MeasurementFile expand(const MeasurementFile& file, const configs::Rank& rank, const RankOptions& options, const std::string& name);
+MeasurementFile expand(const MeasurementFile& file, const configs::Rank& rank, const RankOptions& options,
+                       const std::string& name);
 
 /// Several calibrations of one model into one: elementwise the largest, samples added, selections joined. Throws io::Error for different modes,
 /// sizes or models.

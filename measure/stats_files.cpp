@@ -51,7 +51,8 @@ std::size_t method_at(const std::string& text) {
   for (std::size_t at = text.find('_'); at != std::string::npos; at = text.find('_', at + 1)) {
     const std::string rest = text.substr(at + 1);
     const bool upper = !rest.empty() && rest[0] >= 'A' && rest[0] <= 'Z' &&
-                       std::all_of(rest.begin(), rest.end(), [](char c) { return (c >= 'A' && c <= 'Z') || (c >= '0' && c <= '9') || c == '_'; });
+                       std::all_of(rest.begin(), rest.end(),
+                                   [](char c) { return (c >= 'A' && c <= 'Z') || (c >= '0' && c <= '9') || c == '_'; });
     if (upper) return at;
   }
   return std::string::npos;
@@ -67,8 +68,11 @@ Json nested(const io::NdArray& array, std::size_t dim, std::size_t& at) {
 
 /// Where two trees differ first, as "key.key: a and b"; empty if they don't. Numbers are compared as float32, which the .npz holds.
 std::string difference(const Json& a, const Json& b, const std::string& where) {
-  const auto text = [](const Json& v) { return io::printable(v.dump(-1, ' ', true, Json::error_handler_t::replace), 40); };
-  if (a.is_number() && b.is_number()) return a.get<float>() == b.get<float>() ? "" : where + ": " + text(a) + " and " + text(b);
+  const auto text = [](const Json& v) {
+    return io::printable(v.dump(-1, ' ', true, Json::error_handler_t::replace), 40);
+  };
+  if (a.is_number() && b.is_number())
+    return a.get<float>() == b.get<float>() ? "" : where + ": " + text(a) + " and " + text(b);
   if (a.empty() && b.empty()) return "";  // null, [] and {}: nothing there
   if (a.is_object() && b.is_object()) {
     for (const auto& [key, value] : a.items()) {
@@ -83,7 +87,8 @@ std::string difference(const Json& a, const Json& b, const std::string& where) {
     return "";
   }
   if (a.is_array() && b.is_array()) {
-    if (a.size() != b.size()) return where + ": " + std::to_string(a.size()) + " and " + std::to_string(b.size()) + " values";
+    if (a.size() != b.size())
+      return where + ": " + std::to_string(a.size()) + " and " + std::to_string(b.size()) + " values";
     for (std::size_t i = 0; i < a.size(); ++i) {
       if (auto d = difference(a[i], b[i], where + "[" + std::to_string(i) + "]"); !d.empty()) return d;
     }
@@ -128,13 +133,18 @@ class MadeFolders {
 std::optional<std::int64_t> integer_or_null(const Json& json, const char* key, const std::string& name) {
   const auto it = json.find(key);
   if (it == json.end() || it->is_null()) return std::nullopt;
-  if (it->is_number_integer() && (!it->is_number_unsigned() || it->get<std::uint64_t>() <= static_cast<std::uint64_t>(INT64_MAX))) return it->get<std::int64_t>();
-  fail(name, std::string("key '") + key + "': expected an integer or null, found " + io::printable(it->dump(-1, ' ', true), 40));
+  if (it->is_number_integer() &&
+      (!it->is_number_unsigned() || it->get<std::uint64_t>() <= static_cast<std::uint64_t>(INT64_MAX)))
+    return it->get<std::int64_t>();
+  fail(name, std::string("key '") + key + "': expected an integer or null, found " +
+                 io::printable(it->dump(-1, ' ', true), 40));
 }
 
 }  // namespace
 
-std::string StatsName::base() const { return prefix + kHooks + observer + (method.empty() ? "" : "_" + method) + configs::rank_suffix(rank); }
+std::string StatsName::base() const {
+  return prefix + kHooks + observer + (method.empty() ? "" : "_" + method) + configs::rank_suffix(rank);
+}
 
 bool StatsName::exists() const {
   std::error_code ignored;
@@ -147,7 +157,9 @@ StatsName StatsName::with_rank(std::optional<configs::Rank> other) const {
   return copy;
 }
 
-bool StatsName::same_set(const StatsName& other) const { return prefix == other.prefix && observer == other.observer && method == other.method; }
+bool StatsName::same_set(const StatsName& other) const {
+  return prefix == other.prefix && observer == other.observer && method == other.method;
+}
 
 std::optional<StatsName> parse_stats_name(const std::string& path) {
   const fs::path file(path);
@@ -175,12 +187,14 @@ std::vector<StatsName> list_stats(const fs::path& folder) {
   fs::directory_iterator entries(folder, error);
   if (error) fail(io::printable(folder.string(), 4096), "can't be read: " + error.message());
   const auto key = [](const StatsName& n) {
-    return std::tuple(n.prefix, n.observer, n.method, n.rank.has_value() ? n.rank->world : 0, n.rank.has_value() ? n.rank->index : 0);
+    return std::tuple(n.prefix, n.observer, n.method, n.rank.has_value() ? n.rank->world : 0,
+                      n.rank.has_value() ? n.rank->index : 0);
   };
   const auto less = [&](const StatsName& a, const StatsName& b) { return key(a) < key(b); };
   std::set<StatsName, decltype(less)> found(less);
   for (const auto& entry : entries) {
-    if (auto name = parse_stats_name(entry.path().string()); name.has_value() && !entry.is_directory(error)) found.insert(*name);
+    if (auto name = parse_stats_name(entry.path().string()); name.has_value() && !entry.is_directory(error))
+      found.insert(*name);
   }
   std::vector<StatsName> names;
   for (const auto& name : found) {
@@ -229,15 +243,18 @@ Json read_stats(const StatsName& name) {
   Json json = has_json ? io::read_json(name.json()) : stats_json(io::read_npz(name.npz()));
   if (!has_json || !has_npz) return json;
   const Json other = stats_json(io::read_npz(name.npz()));
-  if (!json.is_object() || !json.contains("Nodes") || !other.is_object() || !other.contains("Nodes")) return json;  // the caller says what it is
+  if (!json.is_object() || !json.contains("Nodes") || !other.is_object() || !other.contains("Nodes"))
+    return json;  // the caller says what it is
   if (const auto d = difference(json["Nodes"], other["Nodes"], "Nodes"); !d.empty()) {
-    fail(name.json().string(), "and " + name.npz().filename().string() + " disagree: " + d + "; remove the one that is out of date");
+    fail(name.json().string(),
+         "and " + name.npz().filename().string() + " disagree: " + d + "; remove the one that is out of date");
   }
   return json;
 }
 
 std::vector<FileBytes> stats_bytes(const StatsName& name, const PyValue& tree) {
-  return {{name.json(), io::json_text(name.json(), stats_json(tree), 4)}, {name.npz(), io::npz_bytes(name.npz(), tree)}};
+  return {{name.json(), io::json_text(name.json(), stats_json(tree), 4)},
+          {name.npz(), io::npz_bytes(name.npz(), tree)}};
 }
 
 std::vector<fs::path> write_together(const std::vector<FileBytes>& contents) {
@@ -267,7 +284,8 @@ io::PyDict header_of(const StatsHeader& header) {
 
 StatsHeader read_header(const Json& json, const std::string& name, const std::vector<std::string>& allowed) {
   if (!json.is_object()) fail(name, "expected an object, found " + std::string(json.type_name()));
-  if (!json.contains("Nodes") || !json["Nodes"].is_object()) fail(name, "expected a measurement, found no object 'Nodes'");
+  if (!json.contains("Nodes") || !json["Nodes"].is_object())
+    fail(name, "expected a measurement, found no object 'Nodes'");
   StatsHeader header;
   header.mode = "";
   const Json mode = json.value("Mode", Json(allowed.front()));
@@ -276,7 +294,8 @@ StatsHeader read_header(const Json& json, const std::string& name, const std::ve
     list += (list.empty() ? "" : ", ") + word;
     if (mode == word) header.mode = word;
   }
-  if (mode != header.mode) fail(name, "key 'Mode': found " + io::printable(mode.dump(-1, ' ', true), 40) + ", allowed: " + list);
+  if (mode != header.mode)
+    fail(name, "key 'Mode': found " + io::printable(mode.dump(-1, ' ', true), 40) + ", allowed: " + list);
   header.num_samples = integer_or_null(json, "NumSamples", name);
   header.global_rank = integer_or_null(json, "GlobalRank", name);
   header.local_rank = integer_or_null(json, "LocalRank", name);

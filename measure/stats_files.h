@@ -23,9 +23,9 @@ namespace fp8::measure {
 
 /// Names one set of files.
 struct StatsName {
-  std::string prefix;               ///< "out/stats/inc_output"
+  std::string prefix;  ///< "out/stats/inc_output"
   std::string observer = "maxabs";
-  std::string method = {};          ///< upper case; empty: a measurement
+  std::string method = {};  ///< upper case; empty: a measurement
   std::optional<configs::Rank> rank = {};
 
   /// "out/stats/inc_output_hooks_maxabs_MAXABS_HW_0_8".

@@ -10,7 +10,9 @@ namespace fp8::quant {
 enum class CheckpointFormat : std::uint8_t { compressed_tensors, inc, inc_vllm };
 
 constexpr const char* name_of(CheckpointFormat format) {
-  return format == CheckpointFormat::compressed_tensors ? "compressed-tensors" : format == CheckpointFormat::inc ? "inc" : "inc-vllm";
+  return format == CheckpointFormat::compressed_tensors ? "compressed-tensors"
+         : format == CheckpointFormat::inc              ? "inc"
+                                                        : "inc-vllm";
 }
 
 }  // namespace fp8::quant

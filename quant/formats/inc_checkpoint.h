@@ -36,13 +36,16 @@ Layout layout_of(const Scheme& scheme, bool qdq);
 void check_scheme(const Scheme& scheme, const std::string& module);
 
 /// The tensors of a module with a weight [n, k]: the weight itself, then its scales.
-std::vector<io::SafetensorsWriter::Entry> entries(const std::string& module, std::int64_t n, std::int64_t k, const Scheme& scheme, const Layout& layout);
+std::vector<io::SafetensorsWriter::Entry> entries(const std::string& module, std::int64_t n, std::int64_t k,
+                                                  const Scheme& scheme, const Layout& layout);
 
 /// Rows [first_row, first_row + rows) of the codes [n, k] of X.weight, into the transposed tensor.
-void write_rows(ShardedWriter& writer, const std::string& module, const std::uint8_t* codes, std::int64_t rows, std::int64_t k, std::int64_t first_row, std::int64_t n);
+void write_rows(ShardedWriter& writer, const std::string& module, const std::uint8_t* codes, std::int64_t rows,
+                std::int64_t k, std::int64_t first_row, std::int64_t n);
 
 /// All but the weight.
-void write_scales(ShardedWriter& writer, const std::string& module, const std::vector<float>& weight_scale_inv, const Scheme& scheme, const Layout& layout);
+void write_scales(ShardedWriter& writer, const std::string& module, const std::vector<float>& weight_scale_inv,
+                  const Scheme& scheme, const Layout& layout);
 
 /// Entries and values of a key-value cache module ("model.layers.0.self_attn.k_cache").
 std::vector<io::SafetensorsWriter::Entry> cache_entries(const std::string& module, const Layout& layout);
@@ -50,17 +53,20 @@ void write_cache(ShardedWriter& writer, const std::string& module, float scale_i
 
 /// quantization_config for modules that all have `scheme`. kept: modules that stay in high precision, though a Linear. scale_method: INC's
 /// spelling, or anything else: then the spelling that has the same granularity.
-io::Json make_config(const Scheme& scheme, const std::string& scale_method, const std::vector<std::string>& quantized, const std::vector<std::string>& kept, const Layout& layout);
+io::Json make_config(const Scheme& scheme, const std::string& scale_method, const std::vector<std::string>& quantized,
+                     const std::vector<std::string>& kept, const Layout& layout);
 
 /// True for a quantization_config of this form.
 bool is_config(const io::Json& quantization_config);
 
 /// What a checkpoint of one rank holds, as compressed_tensors::read_modules(). Throws io::Error naming file, tensor or key; for a checkpoint of
 /// several ranks, saying how to unify it.
-std::vector<StoredModule> read_modules(const io::Checkpoint& checkpoint, const io::Json& config, const io::Json& sidecar);
+std::vector<StoredModule> read_modules(const io::Checkpoint& checkpoint, const io::Json& config,
+                                       const io::Json& sidecar);
 
 /// The codes of a module upright, [n, k]: codes has room for n * k. Throws io::Error if the tensor is not [k, n].
-void read_codes(const io::Checkpoint& checkpoint, const StoredModule& module, std::int64_t n, std::int64_t k, std::uint8_t* codes);
+void read_codes(const io::Checkpoint& checkpoint, const StoredModule& module, std::int64_t n, std::int64_t k,
+                std::uint8_t* codes);
 
 /// The tensors that belong to a module in the checkpoint: its weight and all of its scales.
 std::vector<std::string> tensors_of(const io::Checkpoint& checkpoint, const std::string& module);

@@ -27,7 +27,9 @@ bool ends_with(const std::string& text, const std::string& end) {
   return text.size() >= end.size() && text.compare(text.size() - end.size(), end.size(), end) == 0;
 }
 
-std::string with_rank(const std::string& name, int rank, int world) { return world == 1 ? name : name + "_" + std::to_string(rank) + "_" + std::to_string(world); }
+std::string with_rank(const std::string& name, int rank, int world) {
+  return world == 1 ? name : name + "_" + std::to_string(rank) + "_" + std::to_string(world);
+}
 
 bool is_fp8(DType dtype) { return dtype == DType::F8_E4M3 || dtype == DType::F8_E5M2; }
 
@@ -36,7 +38,8 @@ struct Parts {
   std::string module, field;
 };
 Parts parts_of(const std::string& tensor) {
-  for (const char* end : {".quant_input.scale_inv", ".quant_input.scale", ".quant_input.zero_point", ".dequant_weights.scale", ".dequant_weights.zero_point"}) {
+  for (const char* end : {".quant_input.scale_inv", ".quant_input.scale", ".quant_input.zero_point",
+                          ".dequant_weights.scale", ".dequant_weights.zero_point"}) {
     if (ends_with(tensor, end)) return {tensor.substr(0, tensor.size() - std::strlen(end)), end + 1};
   }
   const auto dot = tensor.rfind('.');
@@ -66,7 +69,8 @@ Tensor read(const io::Checkpoint& checkpoint, const std::string& name) {
 Tensor slice(const Tensor& t, std::size_t dim, std::int64_t first, std::int64_t count) {
   Tensor out{t.dtype, t.shape, {}};
   out.shape[dim] = count;
-  const std::int64_t inner = dim + 1 < t.shape.size() ? t.shape[dim + 1] * t.item() : t.item(), outer = dim == 0 ? 1 : t.shape[0];
+  const std::int64_t inner = dim + 1 < t.shape.size() ? t.shape[dim + 1] * t.item() : t.item(),
+                     outer = dim == 0 ? 1 : t.shape[0];
   for (std::int64_t o = 0; o < outer; ++o) {
     const auto* begin = t.bytes.data() + (o * t.shape[dim] + first) * inner;
     out.bytes.insert(out.bytes.end(), begin, begin + count * inner);
@@ -96,12 +100,16 @@ Tensor concatenate(const std::vector<Tensor>& parts, std::size_t dim, const std:
 }
 
 std::vector<float> values_of(const Tensor& t, const std::string& where) {
-  if (t.dtype != DType::F32 && t.dtype != DType::BF16 && t.dtype != DType::F16) fail(where, std::string("expected dtype F32, BF16 or F16, found ") + io::name_of(t.dtype));
-  const auto type = t.dtype == DType::F32 ? kernels::FloatType::F32 : t.dtype == DType::BF16 ? kernels::FloatType::BF16 : kernels::FloatType::F16;
+  if (t.dtype != DType::F32 && t.dtype != DType::BF16 && t.dtype != DType::F16)
+    fail(where, std::string("expected dtype F32, BF16 or F16, found ") + io::name_of(t.dtype));
+  const auto type = t.dtype == DType::F32    ? kernels::FloatType::F32
+                    : t.dtype == DType::BF16 ? kernels::FloatType::BF16
+                                             : kernels::FloatType::F16;
   std::vector<float> values(t.bytes.size() / static_cast<std::size_t>(t.item()));
   for (std::size_t i = 0; i < values.size(); ++i) {
     values[i] = kernels::load_element(t.bytes.data(), type, static_cast<std::int64_t>(i));
-    if (!std::isfinite(values[i]) || values[i] <= 0) fail(where, "expected finite scales > 0, found " + std::to_string(values[i]));
+    if (!std::isfinite(values[i]) || values[i] <= 0)
+      fail(where, "expected finite scales > 0, found " + std::to_string(values[i]));
   }
   return values;
 }
@@ -112,11 +120,13 @@ Tensor extreme(const std::vector<Tensor>& parts, bool largest, const std::string
   std::vector<float> best = values_of(out, where);
   for (const auto& p : parts) {
     const auto values = values_of(p, where);
-    if (values.size() != best.size() || p.dtype != out.dtype) fail(where, "the scales of its ranks do not fit each other");
+    if (values.size() != best.size() || p.dtype != out.dtype)
+      fail(where, "the scales of its ranks do not fit each other");
     for (std::size_t i = 0; i < values.size(); ++i) {
       if (largest ? values[i] <= best[i] : values[i] >= best[i]) continue;
       best[i] = values[i];
-      std::memcpy(out.bytes.data() + i * static_cast<std::size_t>(out.item()), p.bytes.data() + i * static_cast<std::size_t>(p.item()), static_cast<std::size_t>(out.item()));
+      std::memcpy(out.bytes.data() + i * static_cast<std::size_t>(out.item()),
+                  p.bytes.data() + i * static_cast<std::size_t>(p.item()), static_cast<std::size_t>(out.item()));
     }
   }
   return out;
@@ -157,7 +167,8 @@ struct Source {
       fail(where, "key 'quantization_config': expected INC's ('fp8_config', 'scale_method')");
     }
     const Json found = config["quantization_config"].value("world_size", Json(-1));
-    if (!found.is_number_integer() || found.get<std::int64_t>() > 65536) fail(where, "key 'world_size': expected an integer up to 65536");
+    if (!found.is_number_integer() || found.get<std::int64_t>() > 65536)
+      fail(where, "key 'world_size': expected an integer up to 65536");
     world = static_cast<int>(std::max<std::int64_t>(found.get<std::int64_t>(), 1));
     const fs::path sidecar_path = folder / kSidecarName;
     if (fs::exists(sidecar_path)) {
@@ -172,7 +183,8 @@ struct Source {
 };
 
 /// Lays out the tensors first (name, dtype, shape), then takes their bytes.
-void write_folder(const Source& source, const fs::path& out, int world, bool overwrite, const std::vector<io::SafetensorsWriter::Entry>& entries,
+void write_folder(const Source& source, const fs::path& out, int world, bool overwrite,
+                  const std::vector<io::SafetensorsWriter::Entry>& entries,
                   const std::function<void(ShardedWriter&)>& write) {
   io::refuse_same_path(source.checkpoint.folder(), out);
   OutputFolder folder(out, overwrite);
@@ -188,11 +200,15 @@ void write_folder(const Source& source, const fs::path& out, int world, bool ove
   folder.commit();
 }
 
-void write_tensor(ShardedWriter& writer, const std::string& name, const Tensor& t) { writer.write(name, t.bytes.data(), 0, t.bytes.size()); }
+void write_tensor(ShardedWriter& writer, const std::string& name, const Tensor& t) {
+  writer.write(name, t.bytes.data(), 0, t.bytes.size());
+}
 
 /// The dimension of a tensor that ranks share out; none: all have the same.
-std::optional<std::size_t> dimension_of(const Parts& parts, const std::vector<std::int64_t>& shape, bool fp8, Split split) {
-  if (parts.field == "weight" && shape.size() == 2) return (split == Split::output) == fp8 ? 1 : 0;  // codes are stored [K, N], the rest [N, K]
+std::optional<std::size_t> dimension_of(const Parts& parts, const std::vector<std::int64_t>& shape, bool fp8,
+                                        Split split) {
+  if (parts.field == "weight" && shape.size() == 2)
+    return (split == Split::output) == fp8 ? 1 : 0;  // codes are stored [K, N], the rest [N, K]
   const bool per_output = (is_weight_scale(parts.field) || parts.field == "bias") && shape.size() == 1;
   return per_output && split == Split::output ? std::optional<std::size_t>(0) : std::nullopt;
 }
@@ -200,7 +216,8 @@ std::optional<std::size_t> dimension_of(const Parts& parts, const std::vector<st
 /// All parts of a tensor for the target rank that takes ranks [first, first + count).
 class Group {
  public:
-  Group(const Source& source, const SplitOf& split, int first, int count) : source_(source), split_(split), first_(first), count_(count) {}
+  Group(const Source& source, const SplitOf& split, int first, int count)
+      : source_(source), split_(split), first_(first), count_(count) {}
 
   Tensor unify(const std::string& base) const {
     const Parts parts = parts_of(base);
@@ -211,15 +228,19 @@ class Group {
     if (fp8) {
       const std::string name = scale_name(parts.module);
       const auto scales = read_all(name);
-      const auto to = split_(parts.module) == Split::input || scales[0].shape.empty() ? values_of(extreme(scales, true, where), where) : std::vector<float>{};
+      const auto to = split_(parts.module) == Split::input || scales[0].shape.empty()
+                          ? values_of(extreme(scales, true, where), where)
+                          : std::vector<float>{};
       for (std::size_t i = 0; i < tensors.size() && !to.empty(); ++i) {
         const auto from = values_of(scales[i], where);
-        if (from.size() != 1 && static_cast<std::int64_t>(from.size()) != tensors[i].shape.at(1)) fail(where, "found " + std::to_string(from.size()) + " scales for other outputs");
+        if (from.size() != 1 && static_cast<std::int64_t>(from.size()) != tensors[i].shape.at(1))
+          fail(where, "found " + std::to_string(from.size()) + " scales for other outputs");
         requantize(tensors[i], from, to, source_.dialect);
       }
     }
     if (dim.has_value()) return concatenate(tensors, *dim, where);
-    if (is_weight_scale(parts.field) || is_input_scale(parts.field) || parts.field == "scale") return extreme(tensors, true, where);
+    if (is_weight_scale(parts.field) || is_input_scale(parts.field) || parts.field == "scale")
+      return extreme(tensors, true, where);
     if (parts.field == "quant_input.scale_inv") return extreme(tensors, false, where);
     for (const auto& t : tensors) {
       if (t.bytes != tensors[0].bytes) fail(where, "ranks hold different values, expected copies");
@@ -230,12 +251,14 @@ class Group {
  private:
   std::vector<Tensor> read_all(const std::string& base) const {
     std::vector<Tensor> tensors;
-    for (int r = first_; r < first_ + count_; ++r) tensors.push_back(read(source_.checkpoint, with_rank(base, r, source_.world)));
+    for (int r = first_; r < first_ + count_; ++r)
+      tensors.push_back(read(source_.checkpoint, with_rank(base, r, source_.world)));
     return tensors;
   }
   std::string scale_name(const std::string& module) const {
     const std::string plain = module + ".scale_weight";
-    return source_.checkpoint.contains(with_rank(plain, first_, source_.world)) ? plain : module + ".dequant_weights.scale";
+    return source_.checkpoint.contains(with_rank(plain, first_, source_.world)) ? plain
+                                                                                : module + ".dequant_weights.scale";
   }
 
   const Source& source_;
@@ -255,7 +278,8 @@ Split usual_split(const std::string& module) {
 
 void split_checkpoint(const fs::path& in, const fs::path& out, int world, bool overwrite, const SplitOf& split) {
   const Source source(in);
-  if (source.world != 1) fail(in.string(), "expected a checkpoint of one rank, found " + std::to_string(source.world) + "; unify it first");
+  if (source.world != 1)
+    fail(in.string(), "expected a checkpoint of one rank, found " + std::to_string(source.world) + "; unify it first");
   if (world < 2) fail(in.string(), "expected at least 2 ranks to write, found " + std::to_string(world));
   struct Item {
     std::string name;
@@ -269,15 +293,18 @@ void split_checkpoint(const fs::path& in, const fs::path& out, int world, bool o
     const Parts parts = parts_of(name);
     const std::string weight = parts.module + ".weight";
     const bool shared_out = source.checkpoint.contains(weight) && is_fp8(source.checkpoint.info(weight).dtype);
-    Item item{name, shared_out, shared_out ? dimension_of(parts, info.shape, is_fp8(info.dtype), split(parts.module)) : std::nullopt};
+    Item item{name, shared_out,
+              shared_out ? dimension_of(parts, info.shape, is_fp8(info.dtype), split(parts.module)) : std::nullopt};
     auto shape = info.shape;
     if (item.dim.has_value()) {
       if (shape[*item.dim] % world != 0) {
-        fail(in.string() + ": " + name, "size " + std::to_string(shape[*item.dim]) + " can't be shared out to " + std::to_string(world) + " ranks");
+        fail(in.string() + ": " + name, "size " + std::to_string(shape[*item.dim]) + " can't be shared out to " +
+                                            std::to_string(world) + " ranks");
       }
       shape[*item.dim] /= world;
     }
-    for (int r = 0; r < (shared_out ? world : 1); ++r) entries.push_back({shared_out ? with_rank(name, r, world) : name, info.dtype, shape});
+    for (int r = 0; r < (shared_out ? world : 1); ++r)
+      entries.push_back({shared_out ? with_rank(name, r, world) : name, info.dtype, shape});
     items.push_back(std::move(item));
   }
   write_folder(source, out, world, overwrite, entries, [&](ShardedWriter& writer) {
@@ -299,7 +326,8 @@ void split_checkpoint(const fs::path& in, const fs::path& out, int world, bool o
 void unify_checkpoint(const fs::path& in, const fs::path& out, int world, bool overwrite, const SplitOf& split) {
   const Source source(in);
   if (world < 1 || world >= source.world || source.world % world != 0) {
-    fail(in.string(), "found " + std::to_string(source.world) + " ranks to read and " + std::to_string(world) + " to write, allowed: a smaller divisor");
+    fail(in.string(), "found " + std::to_string(source.world) + " ranks to read and " + std::to_string(world) +
+                          " to write, allowed: a smaller divisor");
   }
   const int size = source.world / world;
   std::vector<std::string> whole, shared_out;  // base names
@@ -309,7 +337,8 @@ void unify_checkpoint(const fs::path& in, const fs::path& out, int world, bool o
       shared_out.push_back(name.substr(0, name.size() - first.size()));
       for (int r = 1; r < source.world; ++r) {
         if (!source.checkpoint.contains(with_rank(shared_out.back(), r, source.world))) {
-          fail(in.string(), "rank " + std::to_string(r) + " of " + std::to_string(source.world) + " is missing: " + with_rank(shared_out.back(), r, source.world));
+          fail(in.string(), "rank " + std::to_string(r) + " of " + std::to_string(source.world) +
+                                " is missing: " + with_rank(shared_out.back(), r, source.world));
         }
       }
       continue;
@@ -324,7 +353,8 @@ void unify_checkpoint(const fs::path& in, const fs::path& out, int world, bool o
     }
   }
   std::vector<io::SafetensorsWriter::Entry> entries;
-  for (const auto& name : whole) entries.push_back({name, source.checkpoint.info(name).dtype, source.checkpoint.info(name).shape});
+  for (const auto& name : whole)
+    entries.push_back({name, source.checkpoint.info(name).dtype, source.checkpoint.info(name).shape});
   for (const auto& base : shared_out) {
     const Parts parts = parts_of(base);
     for (int j = 0; j < world; ++j) {
@@ -333,8 +363,10 @@ void unify_checkpoint(const fs::path& in, const fs::path& out, int world, bool o
       if (const auto dim = dimension_of(parts, shape, is_fp8(info.dtype), split(parts.module))) {
         for (int r = j * size + 1; r < (j + 1) * size; ++r) {
           const auto& other = source.checkpoint.info(with_rank(base, r, source.world)).shape;
-          if (other.size() != shape.size()) fail(in.string() + ": " + base, "the parts of its ranks do not fit each other");
-          if (__builtin_add_overflow(shape[*dim], other[*dim], &shape[*dim])) fail(in.string() + ": " + base, "the parts of its ranks are too large");
+          if (other.size() != shape.size())
+            fail(in.string() + ": " + base, "the parts of its ranks do not fit each other");
+          if (__builtin_add_overflow(shape[*dim], other[*dim], &shape[*dim]))
+            fail(in.string() + ": " + base, "the parts of its ranks are too large");
         }
       }
       entries.push_back({with_rank(base, j, world), info.dtype, shape});
@@ -343,7 +375,8 @@ void unify_checkpoint(const fs::path& in, const fs::path& out, int world, bool o
   write_folder(source, out, world, overwrite, entries, [&](ShardedWriter& writer) {
     for (const auto& name : whole) write_tensor(writer, name, read(source.checkpoint, name));
     for (const auto& base : shared_out) {
-      for (int j = 0; j < world; ++j) write_tensor(writer, with_rank(base, j, world), Group(source, split, j * size, size).unify(base));
+      for (int j = 0; j < world; ++j)
+        write_tensor(writer, with_rank(base, j, world), Group(source, split, j * size, size).unify(base));
     }
   });
 }

@@ -23,10 +23,12 @@ using SplitOf = std::function<Split(const std::string& module)>;
 
 /// Writes the checkpoint `in` (of one rank) for `world` ranks: its fp8 modules are shared out, the rest stays whole. Throws io::Error naming the
 /// tensor: a size that `world` does not divide, a checkpoint that is not INC's or has ranks already.
-void split_checkpoint(const std::filesystem::path& in, const std::filesystem::path& out, int world, bool overwrite = false, const SplitOf& split = usual_split);
+void split_checkpoint(const std::filesystem::path& in, const std::filesystem::path& out, int world,
+                      bool overwrite = false, const SplitOf& split = usual_split);
 
 /// Writes the checkpoint `in` of several ranks for `world` ranks, a smaller divisor; 1 gives an ordinary checkpoint. Tensors of high precision with
 /// a suffix are put together too ([N, K] as usual). Throws io::Error naming the tensor: ranks that are missing, parts that do not fit.
-void unify_checkpoint(const std::filesystem::path& in, const std::filesystem::path& out, int world = 1, bool overwrite = false, const SplitOf& split = usual_split);
+void unify_checkpoint(const std::filesystem::path& in, const std::filesystem::path& out, int world = 1,
+                      bool overwrite = false, const SplitOf& split = usual_split);
 
 }  // namespace fp8::quant::inc

@@ -19,23 +19,29 @@ using measure::StatsName;
 
 [[noreturn]] void fail(const std::string& where, const std::string& what) { throw io::Error(where + ": " + what); }
 
-std::string shown(const Json& value) { return io::printable(value.dump(-1, ' ', true, Json::error_handler_t::replace), 40); }
+std::string shown(const Json& value) {
+  return io::printable(value.dump(-1, ' ', true, Json::error_handler_t::replace), 40);
+}
 
 // --- writing
 
 void check_written(const std::vector<float>& values, const std::string& module) {
   for (float v : values) {
-    if (!std::isfinite(v) || v <= 0) throw std::invalid_argument(module + ": expected finite scales > 0, found " + std::to_string(v));
+    if (!std::isfinite(v) || v <= 0)
+      throw std::invalid_argument(module + ": expected finite scales > 0, found " + std::to_string(v));
   }
   if (values.empty()) throw std::invalid_argument(module + ": expected a scale, found none");
 }
 
-PyValue list_of(const std::vector<float>& values) { return io::NdArray{{static_cast<std::int64_t>(values.size())}, values}; }
+PyValue list_of(const std::vector<float>& values) {
+  return io::NdArray{{static_cast<std::int64_t>(values.size())}, values};
+}
 
 PyValue value_of(const StoredScale& s, const std::string& module, bool weight) {
   check_written(s.values, module);
   if (!s.per_channel) {
-    if (s.values.size() != 1) throw std::invalid_argument(module + ": expected one scale, found " + std::to_string(s.values.size()));
+    if (s.values.size() != 1)
+      throw std::invalid_argument(module + ": expected one scale, found " + std::to_string(s.values.size()));
     return io::NdArray{{}, s.values};
   }
   if (!weight || s.in.empty()) return list_of(s.values);
@@ -76,7 +82,8 @@ class Reader {
     file_.local_rank = header.local_rank;
     for (const auto& [module, node] : json["Nodes"].items()) read_node(module, node);
     if (zeros_ > 0) {
-      file_.warnings.push_back(name_ + ": " + std::to_string(zeros_) + " scales are 0 (the first in '" + first_zero_ + "'), read as 1: a tensor of zeros was measured");
+      file_.warnings.push_back(name_ + ": " + std::to_string(zeros_) + " scales are 0 (the first in '" + first_zero_ +
+                               "'), read as 1: a tensor of zeros was measured");
     }
     return std::move(file_);
   }
@@ -88,7 +95,8 @@ class Reader {
     ModuleScales m;
     m.module = module;
     module_ = io::printable(module);
-    for (const auto& [key, old_key, target] : {std::tuple{"inputs", "input", &m.inputs}, std::tuple{"outputs", "output", &m.outputs}}) {
+    for (const auto& [key, old_key, target] :
+         {std::tuple{"inputs", "input", &m.inputs}, std::tuple{"outputs", "output", &m.outputs}}) {
       const auto it = node.contains(key) ? node.find(key) : node.find(old_key);
       if (it == node.end() || it->is_null()) continue;
       // One output may stand without its list.
@@ -97,10 +105,12 @@ class Reader {
         continue;
       }
       if (!it->is_array()) fail(where + "." + key, "expected a list of scales, found " + std::string(it->type_name()));
-      for (std::size_t i = 0; i < it->size(); ++i) target->push_back(scale((*it)[i], where + "." + key + "[" + std::to_string(i) + "]"));
+      for (std::size_t i = 0; i < it->size(); ++i)
+        target->push_back(scale((*it)[i], where + "." + key + "[" + std::to_string(i) + "]"));
     }
     const auto params = node.find("params");
-    if (params != node.end() && params->is_object() && params->contains("weight")) m.weight = weight((*params)["weight"], where + ".params.weight");
+    if (params != node.end() && params->is_object() && params->contains("weight"))
+      m.weight = weight((*params)["weight"], where + ".params.weight");
     file_.modules.push_back(std::move(m));
   }
 
@@ -108,7 +118,8 @@ class Reader {
     if (!value.is_number()) fail(where, "expected a scale, found " + shown(value));
     const double v = value.get<double>();
     const float f = value.get<float>();
-    if (!std::isfinite(v) || v < 0 || !std::isfinite(f)) fail(where, "expected a finite scale > 0, found " + shown(value));
+    if (!std::isfinite(v) || v < 0 || !std::isfinite(f))
+      fail(where, "expected a finite scale > 0, found " + shown(value));
     if (f > 0) return f;
     if (zeros_++ == 0) first_zero_ = module_;
     return 1.0f;
@@ -120,13 +131,15 @@ class Reader {
     if (!value.is_array() || value.empty()) fail(where, "expected a scale, found " + shown(value));
     StoredScale s;
     s.per_channel = true;
-    for (const auto& item : value) s.values.push_back(number(item.is_array() && item.size() == 1 ? item[0] : item, where));
+    for (const auto& item : value)
+      s.values.push_back(number(item.is_array() && item.size() == 1 ? item[0] : item, where));
     return s;
   }
 
   StoredScale weight(const Json& value, const std::string& where) {
     if (!value.is_object()) return scale(value, where);
-    if (value.size() != 2 || !value.contains("0") || !value.contains("1")) fail(where, "expected a scale or {0: per output channel, 1: per input channel}, found " + shown(value));
+    if (value.size() != 2 || !value.contains("0") || !value.contains("1"))
+      fail(where, "expected a scale or {0: per output channel, 1: per input channel}, found " + shown(value));
     StoredScale s = scale(value["0"], where + ".0");
     s.per_channel = true;
     s.in = scale(value["1"], where + ".1").values;
@@ -144,7 +157,8 @@ bool read_origin(const StatsName& name, const ScaleFile& file, ScaleOrigin& orig
   if (!fs::exists(name.fingerprint(), ignored)) return false;
   const Json json = io::read_json(name.fingerprint());
   const auto text = [&](const char* key) {
-    if (!json.is_object() || !json.contains(key) || !json[key].is_string()) fail(name.fingerprint().string(), std::string("key '") + key + "': expected a string");
+    if (!json.is_object() || !json.contains(key) || !json[key].is_string())
+      fail(name.fingerprint().string(), std::string("key '") + key + "': expected a string");
     return json[key].get<std::string>();
   };
   origin = {text("model"), text("measurement"), text("method")};
@@ -165,16 +179,21 @@ std::string changed(const ScaleOrigin& stored, const ScaleOrigin& wanted) {
 
 const char* name_of(ScaleState state) {
   switch (state) {
-    case ScaleState::missing: return "missing";
-    case ScaleState::fresh: return "fresh";
-    case ScaleState::stale: return "stale";
-    case ScaleState::foreign: break;
+    case ScaleState::missing:
+      return "missing";
+    case ScaleState::fresh:
+      return "fresh";
+    case ScaleState::stale:
+      return "stale";
+    case ScaleState::foreign:
+      break;
   }
   return "foreign";
 }
 
 const ModuleScales* ScaleFile::find(const std::string& module) const {
-  const auto it = std::find_if(modules.begin(), modules.end(), [&](const ModuleScales& m) { return m.module == module; });
+  const auto it =
+      std::find_if(modules.begin(), modules.end(), [&](const ModuleScales& m) { return m.module == module; });
   return it == modules.end() ? nullptr : &*it;
 }
 
@@ -197,18 +216,26 @@ std::string ScaleFile::fingerprint() const {
   return hash.text();
 }
 
-std::vector<measure::FileBytes> scale_bytes(const StatsName& name, const ScaleFile& file, const std::optional<ScaleOrigin>& origin) {
-  if (!name.is_scales()) throw std::invalid_argument(name.base() + ": expected the name of a scale file, found no method");
-  const auto local_rank = file.local_rank.has_value() || !name.rank.has_value() ? file.local_rank : std::optional<std::int64_t>(name.rank->index);
+std::vector<measure::FileBytes> scale_bytes(const StatsName& name, const ScaleFile& file,
+                                            const std::optional<ScaleOrigin>& origin) {
+  if (!name.is_scales())
+    throw std::invalid_argument(name.base() + ": expected the name of a scale file, found no method");
+  const auto local_rank = file.local_rank.has_value() || !name.rank.has_value()
+                              ? file.local_rank
+                              : std::optional<std::int64_t>(name.rank->index);
   auto files = measure::stats_bytes(name, tree_of(file, local_rank));
   if (origin.has_value()) {
-    const Json json = {{"scales", file.fingerprint()}, {"model", origin->model}, {"measurement", origin->measurement}, {"method", origin->method}};
+    const Json json = {{"scales", file.fingerprint()},
+                       {"model", origin->model},
+                       {"measurement", origin->measurement},
+                       {"method", origin->method}};
     files.emplace_back(name.fingerprint(), io::json_text(name.fingerprint(), json, 4));
   }
   return files;
 }
 
-std::vector<fs::path> write_scales(const StatsName& name, const ScaleFile& file, const std::optional<ScaleOrigin>& origin) {
+std::vector<fs::path> write_scales(const StatsName& name, const ScaleFile& file,
+                                   const std::optional<ScaleOrigin>& origin) {
   return measure::write_together(scale_bytes(name, file, origin));
 }
 
@@ -227,7 +254,9 @@ ScaleChoice choose_scales(const StatsName& name, const ScaleOrigin& wanted, bool
   if (!read_origin(name, file, stored)) {
     choice.state = ScaleState::foreign;
     if (recalc_scales) return choice;
-    choice.warning = path + ": nothing says what these scales were made of; they are used as they are (recalc_scales computes them anew)";
+    choice.warning =
+        path +
+        ": nothing says what these scales were made of; they are used as they are (recalc_scales computes them anew)";
   } else if (const std::string what = changed(stored, wanted); !what.empty()) {
     choice.state = ScaleState::stale;
     choice.warning = path + ": made of another " + what + "; the scales are computed anew";

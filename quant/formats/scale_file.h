@@ -23,9 +23,10 @@ namespace fp8::quant {
 
 /// One tensor's scale_inv.
 struct StoredScale {
-  std::vector<float> values;    ///< one, or one per output channel
-  std::vector<float> in = {};   ///< a weight's second list, per input channel (ones); empty: a single value or a plain list
-  bool per_channel = false;     ///< a list even when it has one value
+  std::vector<float> values;  ///< one, or one per output channel
+  std::vector<float> in =
+      {};  ///< a weight's second list, per input channel (ones); empty: a single value or a plain list
+  bool per_channel = false;  ///< a list even when it has one value
 
   static StoredScale of(float scale_inv) { return {{scale_inv}, {}, false}; }
   /// in_channels: of a weight; 0 for an output.
@@ -62,10 +63,12 @@ struct ScaleOrigin {
 
 /// Writes .json and .npz, and .fingerprint with an origin; returns their paths. A rank in the name is also the LocalRank, unless the file has
 /// one. Throws io::Error; std::invalid_argument for a value that is not finite and > 0, naming the module.
-std::vector<std::filesystem::path> write_scales(const measure::StatsName& name, const ScaleFile& file, const std::optional<ScaleOrigin>& origin = std::nullopt);
+std::vector<std::filesystem::path> write_scales(const measure::StatsName& name, const ScaleFile& file,
+                                                const std::optional<ScaleOrigin>& origin = std::nullopt);
 
 /// What write_scales() writes: to be written together with other files.
-std::vector<measure::FileBytes> scale_bytes(const measure::StatsName& name, const ScaleFile& file, const std::optional<ScaleOrigin>& origin = std::nullopt);
+std::vector<measure::FileBytes> scale_bytes(const measure::StatsName& name, const ScaleFile& file,
+                                            const std::optional<ScaleOrigin>& origin = std::nullopt);
 
 /// Reads .json or .npz, whichever is there; both must agree. Throws io::Error naming file and module: missing, malformed, negative, NaN, Inf.
 ScaleFile read_scales(const measure::StatsName& name);

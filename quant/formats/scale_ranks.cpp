@@ -41,7 +41,8 @@ ScaleFile from_nodes(const MeasurementFile& nodes, const std::map<std::string, c
     if (node.outputs.has_value()) m.outputs = scales_of(*node.outputs, model != nullptr ? &model->outputs : nullptr);
     if (node.weight.has_value()) {
       const bool known = model != nullptr && model->weight.has_value();
-      m.weight = StoredScale{*node.weight, known ? model->weight->in : std::vector<float>{}, node.weight->size() != 1 || (known && model->weight->per_channel)};
+      m.weight = StoredScale{*node.weight, known ? model->weight->in : std::vector<float>{},
+                             node.weight->size() != 1 || (known && model->weight->per_channel)};
     }
     out.modules.push_back(std::move(m));
   }
@@ -80,7 +81,8 @@ std::vector<Measurement> as_nodes(const ScaleFile& file) {
   return nodes;
 }
 
-ScaleFile unify(const std::vector<ScaleFile>& group, const std::vector<std::string>& names, bool experts, std::vector<std::string>& warnings) {
+ScaleFile unify(const std::vector<ScaleFile>& group, const std::vector<std::string>& names, bool experts,
+                std::vector<std::string>& warnings) {
   std::vector<MeasurementFile> files;
   std::map<std::string, const ModuleScales*> like;
   for (const auto& file : group) {
@@ -104,8 +106,10 @@ std::vector<std::string> apply_cache_ranges(ScaleFile& file) {
   for (std::size_t i = 0; i < nodes.size(); ++i) {
     auto& m = file.modules[i];
     if (std::find(changed.begin(), changed.end(), m.module) == changed.end()) continue;
-    const bool single = nodes[i].inputs[0].size() == 1 && nodes[i].inputs[1].size() == 1 && m.inputs[1].values.size() == 1;
-    const bool product = single && m.outputs.size() == 1 && m.outputs[0].values == std::vector<float>{m.inputs[0].values[0] * m.inputs[1].values[0]};
+    const bool single =
+        nodes[i].inputs[0].size() == 1 && nodes[i].inputs[1].size() == 1 && m.inputs[1].values.size() == 1;
+    const bool product = single && m.outputs.size() == 1 &&
+                         m.outputs[0].values == std::vector<float>{m.inputs[0].values[0] * m.inputs[1].values[0]};
     m.inputs[1] = {nodes[i].inputs[1], {}, nodes[i].inputs[1].size() != 1};
     if (product) m.outputs[0] = StoredScale::of(m.inputs[0].values[0] * m.inputs[1].values[0]);
   }

@@ -12,7 +12,8 @@
 namespace fp8::quant {
 
 /// As measure::unify(). options.values is taken as `inputs`: a mixture's scales are [hidden states, one per expert].
-ScaleFile unify(const std::vector<ScaleFile>& group, const std::vector<std::string>& names, bool experts, std::vector<std::string>& warnings);
+ScaleFile unify(const std::vector<ScaleFile>& group, const std::vector<std::string>& names, bool experts,
+                std::vector<std::string>& warnings);
 
 /// As measure::expand().
 ScaleFile expand(const ScaleFile& file, const configs::Rank& rank, const std::string& name);

@@ -102,11 +102,15 @@ TEST(Replay, Pickle) {
 
 // The seeds that the fuzzers start from.
 TEST(Replay, Seeds) {
-  const std::pair<const char*, Target> targets[] = {{"json", json}, {"safetensors", safetensors}, {"npz", npz}, {"pickle", pickle},
-                                                    {"quant_config", quant_config}, {"measurement", measurement}, {"scales", scales}};
+  const std::pair<const char*, Target> targets[] = {
+      {"json", json},     {"safetensors", safetensors},   {"npz", npz},
+      {"pickle", pickle}, {"quant_config", quant_config}, {"measurement", measurement},
+      {"scales", scales}};
   for (const auto& [name, target] : targets) {
     std::vector<std::string> seeds;
-    for (const auto& entry : std::filesystem::directory_iterator(std::filesystem::path(FP8_SOURCE_DIR) / "tests/fuzz/seeds" / name)) seeds.push_back(io::bytes_of(entry.path()));
+    for (const auto& entry :
+         std::filesystem::directory_iterator(std::filesystem::path(FP8_SOURCE_DIR) / "tests/fuzz/seeds" / name))
+      seeds.push_back(io::bytes_of(entry.path()));
     std::sort(seeds.begin(), seeds.end());  // a fixed order for a fixed random sequence
     ASSERT_FALSE(seeds.empty()) << name;
     for (const auto& seed : seeds) {

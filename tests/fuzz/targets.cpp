@@ -83,7 +83,8 @@ void npz(const std::uint8_t* data, std::size_t size) {
 void quant_config(const std::uint8_t* data, std::size_t size) {
   tolerating_errors([&] {
     const auto config = configs::parse_quant_config(io::parse_json(view(data, size), "fuzz"), "fuzz");
-    for (const auto& key : configs::describe(config)) require(!key.key.empty() && !key.origin.empty(), "a key without its name or origin");
+    for (const auto& key : configs::describe(config))
+      require(!key.key.empty() && !key.origin.empty(), "a key without its name or origin");
     auto filter = configs::module_filter(config);
     for (const char* name : {"model.layers.0.self_attn.q_proj", "lm_head", ""}) filter.selects("Linear", name);
     filter.unused_entries();
@@ -104,7 +105,8 @@ void measurement(const std::uint8_t* data, std::size_t size) {
     const auto file = measure::measurement_from_json(tree_of(view(data, size)), "fuzz");
     for (const auto& [path, bytes] : measure::measurement_bytes({"fuzz"}, file)) {
       if (path.string().find("_mod_list") != std::string::npos) continue;
-      require(measure::measurement_from_json(tree_of(bytes), "fuzz").fingerprint() == file.fingerprint(), "a measurement does not survive write and read");
+      require(measure::measurement_from_json(tree_of(bytes), "fuzz").fingerprint() == file.fingerprint(),
+              "a measurement does not survive write and read");
     }
   });
 }
@@ -113,7 +115,8 @@ void scales(const std::uint8_t* data, std::size_t size) {
   tolerating_errors([&] {
     const auto file = quant::scales_from_json(tree_of(view(data, size)), "fuzz");
     for (const auto& [path, bytes] : quant::scale_bytes({"fuzz", "maxabs", "UNIT_SCALE"}, file)) {
-      require(quant::scales_from_json(tree_of(bytes), "fuzz").modules == file.modules, "scales do not survive write and read");
+      require(quant::scales_from_json(tree_of(bytes), "fuzz").modules == file.modules,
+              "scales do not survive write and read");
     }
   });
 }

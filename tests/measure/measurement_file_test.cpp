@@ -75,7 +75,8 @@ TEST(MeasurementFile, IsWrittenInTheFormOtherToolsRead) {
   auto file = example();
   file.modules.resize(1);
   const auto paths = write_measurements((dir / "p").string(), file);
-  EXPECT_EQ(paths, (std::vector<fs::path>{dir / "p_hooks_maxabs.json", dir / "p_hooks_maxabs.npz", dir / "p_hooks_maxabs_mod_list.json"}));
+  EXPECT_EQ(paths, (std::vector<fs::path>{dir / "p_hooks_maxabs.json", dir / "p_hooks_maxabs.npz",
+                                          dir / "p_hooks_maxabs_mod_list.json"}));
   const auto json = io::read_json(paths[0]);
   EXPECT_EQ(json, io::Json::parse(R"({"NumSamples": 12, "GlobalRank": null, "LocalRank": null, "Mode": "DynamicRange",
     "Nodes": {"model.layers.0.mlp.up_proj": {"inputs": [[[1.5]]], "outputs": [[[0.10000000149011612]]], "params": {"weight": [[0.25]]}}}})"))
@@ -83,7 +84,11 @@ TEST(MeasurementFile, IsWrittenInTheFormOtherToolsRead) {
   EXPECT_EQ(text_of(paths[0]).rfind("{\n    \"NumSamples\": 12,\n", 0), 0u);  // indent 4
   EXPECT_EQ(io::read_json(paths[2]), io::Json(file.selected));
   const auto npz = io::read_npz(paths[1]);
-  const auto& node = *npz.get_if<io::PyDict>()->at(std::string("Nodes")).get_if<io::PyDict>()->at(std::string("model.layers.0.mlp.up_proj")).get_if<io::PyDict>();
+  const auto& node = *npz.get_if<io::PyDict>()
+                          ->at(std::string("Nodes"))
+                          .get_if<io::PyDict>()
+                          ->at(std::string("model.layers.0.mlp.up_proj"))
+                          .get_if<io::PyDict>();
   const auto* input = node.at(std::string("inputs")).get_if<io::PyList>()->items.at(0).get_if<io::NdArray>();
   ASSERT_NE(input, nullptr);
   EXPECT_EQ(input->shape, (std::vector<std::int64_t>{1, 1}));
@@ -166,7 +171,8 @@ TEST(MeasurementFile, EveryObserverAndRankHasItsFiles) {
   EXPECT_EQ(read.local_rank, 1);
   expect_equal(read_measurements(prefix), example());  // the only one of that prefix
   write_measurements(prefix, example(), {"maxabs_per_channel", configs::Rank{0, 4}});
-  EXPECT_TRUE(throws_with({prefix, "found 2 ranks", "p_hooks_maxabs_per_channel_0_4.json", "unify"}, [&] { read_measurements(prefix); }));
+  EXPECT_TRUE(throws_with({prefix, "found 2 ranks", "p_hooks_maxabs_per_channel_0_4.json", "unify"},
+                          [&] { read_measurements(prefix); }));
   write_measurements(prefix, example());
   EXPECT_FALSE(read_measurements(prefix).local_rank.has_value());
 }
@@ -186,7 +192,9 @@ TEST(MeasurementFile, ShapesAreSizes) {
   EXPECT_EQ(read.modules[0].inputs, file.modules[0].inputs);
   EXPECT_EQ(read.modules[0].weight, file.modules[0].weight);
   const auto fails = [](const std::string& sizes) {
-    EXPECT_TRUE(throws_with({"Nodes.m.inputs[0]", "expected"}, [&] { read_text(R"({"Mode": "Shape", "Nodes": {"m": {"inputs": [)" + sizes + "]}}}"); })) << sizes;
+    EXPECT_TRUE(throws_with({"Nodes.m.inputs[0]", "expected"}, [&] {
+      read_text(R"({"Mode": "Shape", "Nodes": {"m": {"inputs": [)" + sizes + "]}}}");
+    })) << sizes;
   };
   fails("[[1.5]]");
   fails("[[-1]]");
@@ -195,7 +203,8 @@ TEST(MeasurementFile, ShapesAreSizes) {
 }
 
 TEST(MeasurementFile, OldKeysAndBareArraysAreRead) {
-  const auto file = read_text(R"({"LocalRank": -1, "GlobalRank": 3, "Nodes": {"m": {"input": [[[2]]], "output": [[1.5]], "params": {}}, "n": {"inputs": [0.5], "outputs": null}}})");
+  const auto file = read_text(
+      R"({"LocalRank": -1, "GlobalRank": 3, "Nodes": {"m": {"input": [[[2]]], "output": [[1.5]], "params": {}}, "n": {"inputs": [0.5], "outputs": null}}})");
   EXPECT_EQ(file.local_rank, -1);
   EXPECT_EQ(file.global_rank, 3);
   EXPECT_EQ(file.find("m")->inputs, (std::vector<Amax>{{2.0f}}));
@@ -214,14 +223,16 @@ TEST(MeasurementFile, NaNInAnNpzIsNamed) {
   nodes.insert("m", node);
   top.insert("Nodes", nodes);
   io::write_npz(dir / "q_hooks_maxabs.npz", top);
-  EXPECT_TRUE(throws_with({"q_hooks_maxabs.npz: Nodes.m.inputs[0]", "finite"}, [&] { read_measurements((dir / "q").string()); }));
+  EXPECT_TRUE(throws_with({"q_hooks_maxabs.npz: Nodes.m.inputs[0]", "finite"},
+                          [&] { read_measurements((dir / "q").string()); }));
 }
 
 TEST(MeasurementFile, FindsThePrefix) {
   const test::TempDir dir;
   const std::string prefix = (dir / "out/inc_output").string();
   write_measurements(prefix, example());
-  for (const std::string& where : {prefix, prefix + "_hooks_maxabs.json", prefix + "_hooks_maxabs.npz", (dir / "out").string()}) {
+  for (const std::string& where :
+       {prefix, prefix + "_hooks_maxabs.json", prefix + "_hooks_maxabs.npz", (dir / "out").string()}) {
     EXPECT_EQ(find_measurements(where), prefix) << where;
     EXPECT_EQ(read_measurements(where).modules.size(), 3u);
   }
@@ -231,7 +242,8 @@ TEST(MeasurementFile, FindsThePrefix) {
 
 TEST(MeasurementFile, SaysWhatIsMissing) {
   const test::TempDir dir;
-  EXPECT_TRUE(throws_with({(dir / "p").string() + "_hooks_maxabs.json", "no such file", ".npz"}, [&] { read_measurements((dir / "p").string()); }));
+  EXPECT_TRUE(throws_with({(dir / "p").string() + "_hooks_maxabs.json", "no such file", ".npz"},
+                          [&] { read_measurements((dir / "p").string()); }));
   EXPECT_TRUE(throws_with({dir.path().string(), "found none"}, [&] { read_measurements(dir.path().string()); }));
   write_measurements((dir / "a").string(), example());
   write_measurements((dir / "b").string(), example());

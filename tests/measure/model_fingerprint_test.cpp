@@ -17,7 +17,9 @@ using kernels::FloatType;
 using test::throws_with;
 
 WeightFingerprint of(const at::Tensor& t, const std::string& module = "m") {
-  const FloatType type = t.scalar_type() == at::kFloat ? FloatType::F32 : t.scalar_type() == at::kHalf ? FloatType::F16 : FloatType::BF16;
+  const FloatType type = t.scalar_type() == at::kFloat  ? FloatType::F32
+                         : t.scalar_type() == at::kHalf ? FloatType::F16
+                                                        : FloatType::BF16;
   return fingerprint_of(module, t.const_data_ptr(), type, t.sizes().vec());
 }
 
@@ -46,11 +48,15 @@ TEST(ModelFingerprint, TheSameModelInAnotherDtypeIsTheSame) {
 TEST(ModelFingerprint, AnotherModelIsRefusedByName) {
   const at::Tensor w = torch::randn({8, 8});
   const ModelFingerprint measured{{of(w)}};
-  EXPECT_TRUE(throws_with({"x: m.weight was [8, 8] when measured and is [4, 16]", "another model"}, [&] { require_same_model(measured, {{of(w.view({4, 16}))}}, "x"); }));
+  EXPECT_TRUE(throws_with({"x: m.weight was [8, 8] when measured and is [4, 16]", "another model"}, [&] {
+    require_same_model(measured, {{of(w.view({4, 16}))}}, "x");
+  }));
   at::Tensor other = w.clone();
   other.view({-1})[63] *= 1.0001;  // within a dtype, every bit counts
   EXPECT_TRUE(throws_with({"x: m.weight has other values"}, [&] { require_same_model(measured, {{of(other)}}, "x"); }));
-  EXPECT_TRUE(throws_with({"m.weight has other values"}, [&] { require_same_model(measured, {{of(torch::randn({8, 8}).to(at::kBFloat16))}}, "x"); }));
+  EXPECT_TRUE(throws_with({"m.weight has other values"}, [&] {
+    require_same_model(measured, {{of(torch::randn({8, 8}).to(at::kBFloat16))}}, "x");
+  }));
   require_same_model(measured, {{of(torch::randn({3, 3}), "not_measured")}}, "x");
 }
 
@@ -59,7 +65,8 @@ TEST(ModelFingerprint, RoundTripsThroughJson) {
   const auto read = model_from_json(to_json(model), "x");
   EXPECT_EQ(read.digest(), model.digest());
   EXPECT_NE(read.find("n"), nullptr);
-  for (const char* bad : {"[]", R"({"m": 1})", R"({"m": {"shape": [1], "samples": []}})", R"({"m": {"dtype": "f32", "shape": [-1], "samples": []}})",
+  for (const char* bad : {"[]", R"({"m": 1})", R"({"m": {"shape": [1], "samples": []}})",
+                          R"({"m": {"dtype": "f32", "shape": [-1], "samples": []}})",
                           R"({"m": {"dtype": "f32", "shape": [1], "samples": ["x"]}})"}) {
     EXPECT_THROW(model_from_json(io::Json::parse(bad), "x"), io::Error) << bad;
   }
@@ -68,14 +75,17 @@ TEST(ModelFingerprint, RoundTripsThroughJson) {
 TEST(ModelFingerprint, OfACheckpointIsThatOfTheTensor) {
   const test::TempDir dir;
   const at::Tensor w = torch::randn({11, 13}).to(at::kBFloat16);
-  io::SafetensorsWriter writer(dir / "model.safetensors", {{"m.weight", io::DType::BF16, {11, 13}}, {"ids.weight", io::DType::I64, {1, 1}}});
+  io::SafetensorsWriter writer(dir / "model.safetensors",
+                               {{"m.weight", io::DType::BF16, {11, 13}}, {"ids.weight", io::DType::I64, {1, 1}}});
   const std::int64_t id = 3;
   writer.write("m.weight", w.const_data_ptr());
   writer.write("ids.weight", &id);
   writer.commit();
   const io::Checkpoint checkpoint(dir.path());
-  EXPECT_EQ((ModelFingerprint{{fingerprint_of("m", checkpoint, "m.weight")}}.digest()), (ModelFingerprint{{of(w)}}.digest()));
-  EXPECT_TRUE(throws_with({"ids.weight", "F32, BF16 or F16", "I64"}, [&] { fingerprint_of("ids", checkpoint, "ids.weight"); }));
+  EXPECT_EQ((ModelFingerprint{{fingerprint_of("m", checkpoint, "m.weight")}}.digest()),
+            (ModelFingerprint{{of(w)}}.digest()));
+  EXPECT_TRUE(
+      throws_with({"ids.weight", "F32, BF16 or F16", "I64"}, [&] { fingerprint_of("ids", checkpoint, "ids.weight"); }));
 }
 
 TEST(ModelFingerprint, GoesWithAMeasurementAsLongAsItIsOfIt) {

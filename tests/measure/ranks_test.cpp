@@ -42,7 +42,8 @@ std::vector<std::string> names(std::size_t n) {
 TEST(Ranks, ExpertsAreToldByTheirNames) {
   EXPECT_TRUE(is_expert("model.layers.3.mlp.experts.moe_op.w13_list.11"));
   EXPECT_TRUE(is_expert("block_sparse_MoE.w2_list.0"));
-  for (const char* name : {"model.layers.3.mlp.experts.moe_op", "x.w13_list.1", "moe.w13_list", "moe.w13_list.a", "moe.w3_list.1", "moe.gate", "moe.w2_list.12345678", "11", ""}) {
+  for (const char* name : {"model.layers.3.mlp.experts.moe_op", "x.w13_list.1", "moe.w13_list", "moe.w13_list.a",
+                           "moe.w3_list.1", "moe.gate", "moe.w2_list.12345678", "11", ""}) {
     EXPECT_FALSE(is_expert(name)) << name;
   }
 }
@@ -87,7 +88,8 @@ TEST(Ranks, UnifyInStepsIsUnifyAtOnce) {
   std::vector<std::string> warnings;
   const RankOptions experts{true, ExpertValues::outputs};
   const auto at_once = unify(ranks, names(4), experts, warnings);
-  const auto a = unify({ranks[0], ranks[1]}, names(2), experts, warnings), b = unify({ranks[2], ranks[3]}, names(2), experts, warnings);
+  const auto a = unify({ranks[0], ranks[1]}, names(2), experts, warnings),
+             b = unify({ranks[2], ranks[3]}, names(2), experts, warnings);
   const auto in_steps = unify({a, b}, names(2), experts, warnings);
   EXPECT_EQ(in_steps.modules.size(), 2u + 2 * 8);
   for (const auto& m : at_once.modules) {
@@ -108,7 +110,8 @@ TEST(Ranks, ExpandGivesEveryRankItsExpertsBack) {
     const auto out = expand(unified, {r, 4}, experts, "unified");
     const auto& was = ranks[static_cast<std::size_t>(r)];
     EXPECT_EQ(out.local_rank, r);
-    EXPECT_TRUE(std::is_permutation(out.selected.begin(), out.selected.end(), was.selected.begin(), was.selected.end()));
+    EXPECT_TRUE(
+        std::is_permutation(out.selected.begin(), out.selected.end(), was.selected.begin(), was.selected.end()));
     ASSERT_EQ(out.modules.size(), was.modules.size());
     for (const auto& m : was.modules) {
       const auto* back = out.find(m.module);
@@ -125,7 +128,9 @@ TEST(Ranks, ExpandGivesEveryRankItsExpertsBack) {
     EXPECT_EQ(mine[1], theirs[1]);
     EXPECT_EQ(mine[2], theirs[2]);
   }
-  EXPECT_TRUE(throws_with({"unified: ", "8 experts can't be shared out to 3 ranks"}, [&] { expand(unified, {0, 3}, experts, "unified"); }));
+  EXPECT_TRUE(throws_with({"unified: ", "8 experts can't be shared out to 3 ranks"}, [&] {
+    expand(unified, {0, 3}, experts, "unified");
+  }));
 }
 
 TEST(Ranks, RoutersAndSharedExpertsAreNoMixtures) {
@@ -147,24 +152,31 @@ TEST(Ranks, NodesOfSomeRanksAreKeptAndReported) {
   const auto out = unify({ranks[0], ranks[1]}, names(2), {}, warnings);
   EXPECT_EQ(out.find("q_proj")->weight, ranks[1].find("q_proj")->weight);
   ASSERT_EQ(warnings.size(), 1u);
-  EXPECT_NE(warnings[0].find("1 nodes are not in every rank's file (the first is 'q_proj')"), std::string::npos) << warnings[0];
+  EXPECT_NE(warnings[0].find("1 nodes are not in every rank's file (the first is 'q_proj')"), std::string::npos)
+      << warnings[0];
 }
 
 TEST(Ranks, WhatDoesNotFitIsNamed) {
   std::vector<std::string> warnings;
   auto a = rank_file(1), b = rank_file(2);
   b.modules[0].inputs[0] = {1, 2};
-  EXPECT_TRUE(throws_with({"rank1: q_proj.inputs[0]", "1 values", "2 here"}, [&] { unify({a, b}, names(2), {}, warnings); }));
+  EXPECT_TRUE(throws_with({"rank1: q_proj.inputs[0]", "1 values", "2 here"}, [&] {
+    unify({a, b}, names(2), {}, warnings);
+  }));
   b = rank_file(2);
   b.modules[0].inputs.push_back({1});
-  EXPECT_TRUE(throws_with({"rank1: q_proj.inputs", "1 tensors", "2 here"}, [&] { unify({a, b}, names(2), {}, warnings); }));
+  EXPECT_TRUE(throws_with({"rank1: q_proj.inputs", "1 tensors", "2 here"}, [&] {
+    unify({a, b}, names(2), {}, warnings);
+  }));
   b = rank_file(2);
   b.mode = MeasurementMode::shape;
   EXPECT_TRUE(throws_with({"rank1", "Mode"}, [&] { unify({a, b}, names(2), {}, warnings); }));
   b = rank_file(2);
   b.modules.pop_back();
   b.selected.erase(b.selected.end() - 2);  // w2_list.1
-  EXPECT_TRUE(throws_with({"rank1: " + kMoe + ".w2_list", "1 experts", "rank0 has 2"}, [&] { unify({a, b}, names(2), {true, ExpertValues::outputs}, warnings); }));
+  EXPECT_TRUE(throws_with({"rank1: " + kMoe + ".w2_list", "1 experts", "rank0 has 2"}, [&] {
+    unify({a, b}, names(2), {true, ExpertValues::outputs}, warnings);
+  }));
 }
 
 TEST(Merge, AddsSamplesAndTakesTheLargest) {

@@ -38,9 +38,12 @@ void merge(const MergeOptions& o, Context& context) {
   StatsName out;
   for (const auto& path : o.paths) {
     const StatsName name = measure::find_measurement(path.string());
-    if (name.is_scales()) throw io::Error(path.string() + ": found scales, expected a measurement; merge measurements and compute scales from them");
+    if (name.is_scales())
+      throw io::Error(path.string() +
+                      ": found scales, expected a measurement; merge measurements and compute scales from them");
     if (!files.empty() && name.observer != out.observer) {
-      throw io::Error(path.string() + ": found observer '" + name.observer + "', " + names[0] + " has '" + out.observer + "'");
+      throw io::Error(path.string() + ": found observer '" + name.observer + "', " + names[0] + " has '" +
+                      out.observer + "'");
     }
     out = {o.out, name.observer, "", name.rank};
     files.push_back(measure::read_measurements(name));
@@ -55,8 +58,12 @@ void merge(const MergeOptions& o, Context& context) {
   written.insert(written.begin(), bytes.begin(), bytes.end());
   const std::string samples = merged.num_samples.has_value() ? std::to_string(*merged.num_samples) : "unknown";
   write_and_report(context, written,
-                   {{"modules", merged.modules.size()}, {"samples", merged.num_samples.has_value() ? io::Json(*merged.num_samples) : io::Json(nullptr)}}, "merge",
-                   {{"measurements", std::to_string(files.size())}, {"modules", std::to_string(merged.modules.size())}, {"samples", samples}});
+                   {{"modules", merged.modules.size()},
+                    {"samples", merged.num_samples.has_value() ? io::Json(*merged.num_samples) : io::Json(nullptr)}},
+                   "merge",
+                   {{"measurements", std::to_string(files.size())},
+                    {"modules", std::to_string(merged.modules.size())},
+                    {"samples", samples}});
 }
 
 // --- postprocess
@@ -88,12 +95,16 @@ void postprocess(const PostprocessOptions& o, Context& context) {
     changed += modules.size();
     if (o.keep && o.out.empty()) {
       for (const auto& original : {name.json(), name.npz()}) {
-        if (fs::exists(original)) files.emplace_back(original.parent_path() / ("orig_" + original.filename().string()), io::read_file(original, kMaxFileBytes));
+        if (fs::exists(original))
+          files.emplace_back(original.parent_path() / ("orig_" + original.filename().string()),
+                             io::read_file(original, kMaxFileBytes));
       }
     }
     files.insert(files.end(), written.begin(), written.end());
   }
-  if (changed == 0) context.warn(o.path.string() + ": no matmul_qk or matmul_av has a cache beside it that measured another range; nothing changes");
+  if (changed == 0)
+    context.warn(o.path.string() +
+                 ": no matmul_qk or matmul_av has a cache beside it that measured another range; nothing changes");
   write_and_report(context, files, std::move(json), "postprocess", {{"products changed", std::to_string(changed)}});
 }
 
@@ -116,11 +127,13 @@ std::vector<StatsName> sets_at(const fs::path& path) {
       if (folder || fs::path(name.prefix).filename() == path.filename()) found.push_back(std::move(name));
     }
   }
-  if (found.empty()) throw io::Error(path.string() + ": expected measurement or scale files (*_hooks_maxabs*.json or .npz), found none");
+  if (found.empty())
+    throw io::Error(path.string() + ": expected measurement or scale files (*_hooks_maxabs*.json or .npz), found none");
   return found;
 }
 
-std::vector<FileBytes> merge_states(const std::vector<StatsName>& names, const StatsName& target, measure::MeasurementFile& file, std::vector<std::string>& warnings) {
+std::vector<FileBytes> merge_states(const std::vector<StatsName>& names, const StatsName& target,
+                                    measure::MeasurementFile& file, std::vector<std::string>& warnings) {
   std::vector<fs::path> paths;
   std::error_code ignored;
   for (const auto& name : names) {
@@ -128,11 +141,14 @@ std::vector<FileBytes> merge_states(const std::vector<StatsName>& names, const S
   }
   if (paths.empty()) return {};
   if (paths.size() != names.size()) {
-    warnings.push_back(short_name(target) + ": only " + std::to_string(paths.size()) + " of " + std::to_string(names.size()) + " files have observers' states; the largest values are taken instead");
+    warnings.push_back(short_name(target) + ": only " + std::to_string(paths.size()) + " of " +
+                       std::to_string(names.size()) +
+                       " files have observers' states; the largest values are taken instead");
     return {};
   }
   auto states = measure::read_observer_states(paths[0]);
-  for (std::size_t i = 1; i < paths.size(); ++i) measure::merge(states, measure::read_observer_states(paths[i]), paths[i].string());
+  for (std::size_t i = 1; i < paths.size(); ++i)
+    measure::merge(states, measure::read_observer_states(paths[i]), paths[i].string());
   measure::apply(states, file, paths[0].string());
   const auto path = measure::observer_states_path(target);
   return {{path, io::json_text(path, measure::to_json(states), -1)}};
@@ -140,8 +156,8 @@ std::vector<FileBytes> merge_states(const std::vector<StatsName>& names, const S
 
 std::string short_name(const StatsName& name) { return fs::path(name.base()).filename().string(); }
 
-void write_and_report(const Context& context, const std::vector<FileBytes>& files, io::Json json, const std::string& title,
-                      const std::vector<std::pair<std::string, std::string>>& rows) {
+void write_and_report(const Context& context, const std::vector<FileBytes>& files, io::Json json,
+                      const std::string& title, const std::vector<std::pair<std::string, std::string>>& rows) {
   const auto paths = measure::write_together(files);
   Table table({title, ">"});
   for (const auto& [name, value] : rows) table.row({name, value});
@@ -172,11 +188,14 @@ std::vector<Command> measurements_commands() {
   return {
       {"merge", "Several calibrations of one model into one: the largest values, samples added",
        "fp8 measurements merge stats-news stats-code --out merged/inc_output", add_measurements_merge},
-      {"unify", "Files of many ranks into files of fewer", "fp8 measurements unify stats --ranks 2 --out unified", add_measurements_unify},
-      {"expand", "A unified file into one per rank", "fp8 measurements expand unified --world-size 8 --out expanded", add_measurements_expand},
+      {"unify", "Files of many ranks into files of fewer", "fp8 measurements unify stats --ranks 2 --out unified",
+       add_measurements_unify},
+      {"expand", "A unified file into one per rank", "fp8 measurements expand unified --world-size 8 --out expanded",
+       add_measurements_expand},
       {"postprocess", "vLLM: attention's products take the ranges that the key and value caches measured",
        "fp8 measurements postprocess stats/inc_output --keep-orig", add_measurements_postprocess},
-      {"diff", "Compare two calibrations, module by module", "fp8 measurements diff stats-old stats-new --tolerance 0.05", add_measurements_diff},
+      {"diff", "Compare two calibrations, module by module",
+       "fp8 measurements diff stats-old stats-new --tolerance 0.05", add_measurements_diff},
       {"show", "What measurement and scale files hold", "fp8 measurements show stats", add_measurements_show},
   };
 }

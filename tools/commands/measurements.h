@@ -20,12 +20,13 @@ std::string short_name(const measure::StatsName& name);
 /// What observers of several ranks or runs know, merged (histograms, measure/observer_states.h): `file` gets what they make of all data, and
 /// their merged states are returned, to be written beside it under `target`. Nothing happens if none of `names` has states; if only some have,
 /// there is a warning, and the elementwise maximum in `file` stays.
-std::vector<measure::FileBytes> merge_states(const std::vector<measure::StatsName>& names, const measure::StatsName& target, measure::MeasurementFile& file,
+std::vector<measure::FileBytes> merge_states(const std::vector<measure::StatsName>& names,
+                                             const measure::StatsName& target, measure::MeasurementFile& file,
                                              std::vector<std::string>& warnings);
 
 /// Writes all of `files` or none, and prints their paths beside `json` and the table's `rows`.
-void write_and_report(const Context& context, const std::vector<measure::FileBytes>& files, io::Json json, const std::string& title,
-                      const std::vector<std::pair<std::string, std::string>>& rows);
+void write_and_report(const Context& context, const std::vector<measure::FileBytes>& files, io::Json json,
+                      const std::string& title, const std::vector<std::pair<std::string, std::string>>& rows);
 
 Action add_measurements_merge(Options& options);
 Action add_measurements_unify(Options& options);

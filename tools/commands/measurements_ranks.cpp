@@ -29,7 +29,8 @@ std::string joined(const std::vector<std::string>& words, std::size_t most = 8) 
 void require_one_family(const std::vector<StatsName>& sets, const fs::path& path) {
   for (const auto& name : sets) {
     if (name.prefix == sets[0].prefix && name.observer == sets[0].observer) continue;
-    throw io::Error(path.string() + ": found " + short_name(sets[0]) + " and " + short_name(name) + ", expected files of one prefix and observer; name the prefix");
+    throw io::Error(path.string() + ": found " + short_name(sets[0]) + " and " + short_name(name) +
+                    ", expected files of one prefix and observer; name the prefix");
   }
 }
 
@@ -57,14 +58,24 @@ int world_of(const std::vector<StatsName>& sets, const UnifyOptions& o) {
   }
   std::vector<std::string> words;
   for (int world : all) words.push_back(std::to_string(world));
-  if (all.empty()) throw io::Error(o.path.string() + ": expected files of ranks (" + short_name(sets[0].with_rank(configs::Rank{0, 8})) + ".json), found none");
+  if (all.empty())
+    throw io::Error(o.path.string() + ": expected files of ranks (" +
+                    short_name(sets[0].with_rank(configs::Rank{0, 8})) + ".json), found none");
   if (o.world != 0) {
-    if (all.count(static_cast<int>(o.world)) == 0) throw io::Error(o.path.string() + ": found files of " + joined(words) + " ranks, none of --world-size " + std::to_string(o.world));
-    if (o.world <= o.ranks || o.world % o.ranks != 0) throw UsageError("unify: --ranks: found " + std::to_string(o.ranks) + ", allowed: a divisor of " + std::to_string(o.world) + ", smaller than it");
+    if (all.count(static_cast<int>(o.world)) == 0)
+      throw io::Error(o.path.string() + ": found files of " + joined(words) + " ranks, none of --world-size " +
+                      std::to_string(o.world));
+    if (o.world <= o.ranks || o.world % o.ranks != 0)
+      throw UsageError("unify: --ranks: found " + std::to_string(o.ranks) + ", allowed: a divisor of " +
+                       std::to_string(o.world) + ", smaller than it");
     return static_cast<int>(o.world);
   }
-  if (fitting.empty()) throw UsageError("unify: --ranks: found " + std::to_string(o.ranks) + ", allowed: a divisor of the number of ranks (" + joined(words) + "), smaller than it");
-  if (fitting.size() > 1) throw UsageError("unify: " + o.path.string() + " has files of " + joined(words) + " ranks; say which with --world-size");
+  if (fitting.empty())
+    throw UsageError("unify: --ranks: found " + std::to_string(o.ranks) +
+                     ", allowed: a divisor of the number of ranks (" + joined(words) + "), smaller than it");
+  if (fitting.size() > 1)
+    throw UsageError("unify: " + o.path.string() + " has files of " + joined(words) +
+                     " ranks; say which with --world-size");
   return *fitting.begin();
 }
 
@@ -77,12 +88,14 @@ std::vector<StatsName> all_ranks(const StatsName& set, int world) {
     if (!names.back().exists()) missing.push_back(short_name(names.back()) + ".json");
   }
   if (!missing.empty()) {
-    throw io::Error(fs::path(set.prefix).parent_path().string() + ": " + std::to_string(missing.size()) + " of " + std::to_string(world) + " ranks are missing: " + joined(missing));
+    throw io::Error(fs::path(set.prefix).parent_path().string() + ": " + std::to_string(missing.size()) + " of " +
+                    std::to_string(world) + " ranks are missing: " + joined(missing));
   }
   return names;
 }
 
-void unify_set(const StatsName& set, int world, const UnifyOptions& o, std::vector<FileBytes>& files, std::vector<std::string>& warnings) {
+void unify_set(const StatsName& set, int world, const UnifyOptions& o, std::vector<FileBytes>& files,
+               std::vector<std::string>& warnings) {
   const auto names = all_ranks(set, world);
   const int ranks = static_cast<int>(o.ranks), size = world / ranks;
   for (int r = 0; r < ranks; ++r) {
@@ -130,7 +143,8 @@ std::vector<StatsName> ranked_sets(const fs::path& path) {
 
 void unify(const UnifyOptions& o, Context& context) {
   const auto sets = ranked_sets(o.path);
-  if (sets.empty()) throw io::Error(o.path.string() + ": expected files of ranks (*_hooks_maxabs_0_8.json), found none");
+  if (sets.empty())
+    throw io::Error(o.path.string() + ": expected files of ranks (*_hooks_maxabs_0_8.json), found none");
   require_one_family(sets, o.path);
   const int world = world_of(sets, o);
   std::vector<FileBytes> files;
@@ -141,8 +155,9 @@ void unify(const UnifyOptions& o, Context& context) {
     unify_set(name.with_rank(std::nullopt), world, o, files, warnings);
   }
   for (const auto& warning : warnings) context.warn(warning);
-  write_and_report(context, files, {{"source_ranks", world}, {"ranks", o.ranks}, {"sets", done.size()}, {"warnings", warnings}}, "unify",
-                   {{"ranks read", std::to_string(world)}, {"ranks written", std::to_string(o.ranks)}});
+  write_and_report(context, files,
+                   {{"source_ranks", world}, {"ranks", o.ranks}, {"sets", done.size()}, {"warnings", warnings}},
+                   "unify", {{"ranks read", std::to_string(world)}, {"ranks written", std::to_string(o.ranks)}});
 }
 
 // --- expand
@@ -159,7 +174,10 @@ std::vector<StatsName> unified_sets(const fs::path& path) {
     if (name.rank.has_value() && name.rank->world == 1) unified.push_back(name);
     if (!name.rank.has_value()) plain.push_back(name);
   }
-  if (unified.empty() && plain.empty()) throw io::Error(path.string() + ": expected a unified measurement (*_hooks_maxabs_0_1.json), found files of ranks only; unify them first");
+  if (unified.empty() && plain.empty())
+    throw io::Error(
+        path.string() +
+        ": expected a unified measurement (*_hooks_maxabs_0_1.json), found files of ranks only; unify them first");
   return unified.empty() ? plain : unified;
 }
 
@@ -174,12 +192,16 @@ void expand(const ExpandOptions& o, Context& context) {
     for (int r = 0; r < o.world; ++r) {
       const configs::Rank rank{r, static_cast<int>(o.world)};
       const auto target = out_name(name, o.out, rank);
-      const auto bytes = name.is_scales() ? quant::scale_bytes(target, quant::expand(scales, rank, short_name(name)))
-                                          : measure::measurement_bytes(target, measure::expand(measured, rank, {true, measure::ExpertValues::outputs}, short_name(name)));
+      const auto bytes =
+          name.is_scales()
+              ? quant::scale_bytes(target, quant::expand(scales, rank, short_name(name)))
+              : measure::measurement_bytes(
+                    target, measure::expand(measured, rank, {true, measure::ExpertValues::outputs}, short_name(name)));
       files.insert(files.end(), bytes.begin(), bytes.end());
     }
   }
-  write_and_report(context, files, {{"ranks", o.world}, {"sets", sets.size()}}, "expand", {{"ranks written", std::to_string(o.world)}});
+  write_and_report(context, files, {{"ranks", o.world}, {"sets", sets.size()}}, "expand",
+                   {{"ranks written", std::to_string(o.world)}});
 }
 
 }  // namespace
@@ -189,7 +211,8 @@ Action add_measurements_unify(Options& options) {
   options.path("PATH", values->path, "Folder, prefix or one of the files", Options::Need::required);
   options.integer("--ranks", values->ranks, 1, kMaxRanks, "Ranks to write: a divisor of those read");
   options.path("--out", values->out, "Folder to write to", Options::Need::required);
-  options.integer("--world-size", values->world, 2, kMaxRanks, "Ranks to read, if there are files of several numbers of ranks", "found");
+  options.integer("--world-size", values->world, 2, kMaxRanks,
+                  "Ranks to read, if there are files of several numbers of ranks", "found");
   options.flag("-u,--experts", values->experts, "Expert parallelism: every rank has experts of its own");
   options.flag("--no-scales", values->no_scales, "Measurements only");
   return [values](Context& context) { unify(*values, context); };

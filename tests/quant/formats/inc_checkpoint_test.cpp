@@ -28,13 +28,17 @@ measure::MeasurementFile measured(const test::NamedTensors& tensors) {
   for (const auto& [name, t] : tensors) {
     const std::string module = name.substr(0, name.size() - 7);
     if (t.dim() != 2 || module == "model.embed_tokens") continue;
-    file.modules.push_back({module, {{1.0f + static_cast<float>(file.modules.size())}}, std::nullopt, measure::Amax{test::amax_reference(t, 1)[0]}});
+    file.modules.push_back({module,
+                            {{1.0f + static_cast<float>(file.modules.size())}},
+                            std::nullopt,
+                            measure::Amax{test::amax_reference(t, 1)[0]}});
   }
   return file;
 }
 
 /// The same plan in two forms, below `dir`/plain and `dir`/inc.
-void quantize_both(const test::TempDir& dir, PlanOptions plan, bool measure, CheckpointFormat format = CheckpointFormat::inc) {
+void quantize_both(const test::TempDir& dir, PlanOptions plan, bool measure,
+                   CheckpointFormat format = CheckpointFormat::inc) {
   const auto tensors = test::small_llama(at::kBFloat16);
   test::write_llama(dir / "in", tensors);
   CheckpointOptions o;
@@ -52,8 +56,12 @@ TEST(IncCheckpoint, HasTheTransposedCodesAndTheSameScales) {
   plan.include = {"lm_head"};
   quantize_both(dir, plan, true);
   for (const std::string& module : {kLayer + "self_attn.k_proj", kLayer + "mlp.down_proj", std::string("lm_head")}) {
-    EXPECT_TRUE(same_bits(read_tensor(dir / "inc", module + ".weight"), read_tensor(dir / "plain", module + ".weight").t().contiguous())) << module;
-    EXPECT_TRUE(same_bits(read_tensor(dir / "inc", module + ".scale_weight"), read_tensor(dir / "plain", module + ".weight_scale").squeeze())) << module;
+    EXPECT_TRUE(same_bits(read_tensor(dir / "inc", module + ".weight"),
+                          read_tensor(dir / "plain", module + ".weight").t().contiguous()))
+        << module;
+    EXPECT_TRUE(same_bits(read_tensor(dir / "inc", module + ".scale_weight"),
+                          read_tensor(dir / "plain", module + ".weight_scale").squeeze()))
+        << module;
     const at::Tensor in = read_tensor(dir / "plain", module + ".input_scale").squeeze();
     EXPECT_TRUE(same_bits(read_tensor(dir / "inc", module + ".scale_input"), in)) << module;
     EXPECT_TRUE(same_bits(read_tensor(dir / "inc", module + ".quant_input.scale_inv"), in.reciprocal())) << module;
@@ -74,7 +82,8 @@ TEST(IncCheckpoint, LargeWeightsAreTransposedChunkByChunk) {
   quantize_checkpoint(dir / "in", dir / "plain", o);
   o.format = CheckpointFormat::inc;
   quantize_checkpoint(dir / "in", dir / "inc", o);
-  EXPECT_TRUE(same_bits(read_tensor(dir / "inc", "up_proj.weight"), read_tensor(dir / "plain", "up_proj.weight").t().contiguous()));
+  EXPECT_TRUE(same_bits(read_tensor(dir / "inc", "up_proj.weight"),
+                        read_tensor(dir / "plain", "up_proj.weight").t().contiguous()));
   const auto config = io::read_json(dir / "inc/config.json")["quantization_config"];
   EXPECT_EQ(config["dynamic_quantization"], true);
   const auto modules = read_modules(io::Checkpoint(dir / "inc"), config, nullptr);
@@ -82,7 +91,8 @@ TEST(IncCheckpoint, LargeWeightsAreTransposedChunkByChunk) {
   EXPECT_EQ(modules[0].scheme.activations, ActivationScaling::dynamic_token);
   std::vector<std::uint8_t> codes(3001 * 1531);
   read_codes(io::Checkpoint(dir / "inc"), modules[0], 3001, 1531, codes.data());
-  EXPECT_TRUE(same_bits(torch::from_blob(codes.data(), {3001, 1531}, at::kByte), read_tensor(dir / "plain", "up_proj.weight")));
+  EXPECT_TRUE(
+      same_bits(torch::from_blob(codes.data(), {3001, 1531}, at::kByte), read_tensor(dir / "plain", "up_proj.weight")));
 }
 
 TEST(IncCheckpoint, QuantizeDequantizeModeHasItsOwnNames) {
@@ -139,14 +149,22 @@ TEST(IncCheckpoint, QuantizeDequantizeModeHasItsOwnNames) {
 TEST(IncCheckpoint, WhatIncItselfWritesIsRead) {
   // Names, dtypes and shapes as neural-compressor 3.9 saves them, per channel in quantize-dequantize mode, without our sidecar.
   const test::TempDir dir;
-  const at::Tensor codes = torch::tensor({0x38, 0x40, 0xb8, 0x30, 0x00, 0x7e}, at::kByte).view({3, 2}).view(at::kFloat8_e4m3fn);  // [in 3, out 2]
+  const at::Tensor codes = torch::tensor({0x38, 0x40, 0xb8, 0x30, 0x00, 0x7e}, at::kByte)
+                               .view({3, 2})
+                               .view(at::kFloat8_e4m3fn);  // [in 3, out 2]
   const auto bf16 = [](at::Tensor t) { return t.to(at::kBFloat16); };
-  test::write_tensors(dir / "m", {{"a.weight", codes}, {"a.dequant_weights.scale", bf16(torch::tensor({0.5f, 0.25f}))}, {"a.dequant_weights.zero_point", torch::tensor(0.0f)},
-                                  {"a.quant_input.scale", bf16(torch::tensor(2.0f))}, {"a.quant_input.scale_inv", bf16(torch::tensor(0.5f))},
-                                  {"a.quant_input.zero_point", torch::tensor(0.0f)}, {"l.k_cache.quant_input.scale_inv", bf16(torch::tensor(0.125f))},
+  test::write_tensors(dir / "m", {{"a.weight", codes},
+                                  {"a.dequant_weights.scale", bf16(torch::tensor({0.5f, 0.25f}))},
+                                  {"a.dequant_weights.zero_point", torch::tensor(0.0f)},
+                                  {"a.quant_input.scale", bf16(torch::tensor(2.0f))},
+                                  {"a.quant_input.scale_inv", bf16(torch::tensor(0.5f))},
+                                  {"a.quant_input.zero_point", torch::tensor(0.0f)},
+                                  {"l.k_cache.quant_input.scale_inv", bf16(torch::tensor(0.125f))},
                                   {"l.k_cache.dequant_output.scale", bf16(torch::tensor(8.0f))}});
   test::write_text(dir / "m/config.json", "{}");
-  const io::Json config = {{"mode", "LOAD"}, {"fp8_config", "E4M3"}, {"hp_dtype", "bf16"}, {"scale_method", "act_maxabs_pow2_weights_pcs_maxabs_pow2"}, {"use_qdq", "True"}, {"world_size", -1}};
+  const io::Json config = {{"mode", "LOAD"},     {"fp8_config", "E4M3"},
+                           {"hp_dtype", "bf16"}, {"scale_method", "act_maxabs_pow2_weights_pcs_maxabs_pow2"},
+                           {"use_qdq", "True"},  {"world_size", -1}};
   const io::Checkpoint checkpoint(dir / "m");
   const auto modules = read_modules(checkpoint, config, nullptr);
   ASSERT_EQ(modules.size(), 1u);
@@ -158,7 +176,8 @@ TEST(IncCheckpoint, WhatIncItselfWritesIsRead) {
   std::vector<std::uint8_t> upright(6);
   read_codes(checkpoint, modules[0], 2, 3, upright.data());
   EXPECT_EQ(upright, (std::vector<std::uint8_t>{0x38, 0xb8, 0x00, 0x40, 0x30, 0x7e}));
-  EXPECT_TRUE(throws_with({"a.weight", "[3, 2]", "stored as [2, 3]"}, [&] { read_codes(checkpoint, modules[0], 3, 2, upright.data()); }));
+  EXPECT_TRUE(throws_with({"a.weight", "[3, 2]", "stored as [2, 3]"},
+                          [&] { read_codes(checkpoint, modules[0], 3, 2, upright.data()); }));
   const auto caches = read_caches(checkpoint);
   ASSERT_EQ(caches.size(), 1u);
   EXPECT_EQ(caches[0].name, "l.k_cache");
@@ -183,7 +202,8 @@ TEST(IncCheckpoint, SavedModelsComeBackBitForBit) {
     save(*model, dir / "out", CheckpointFormat::inc);
     auto other = test::tiny_lm(2, at::kBFloat16);
     const io::Checkpoint checkpoint(dir / "out");
-    const auto taken = load_fp8(measure::weight_modules(*other), checkpoint, io::read_json(dir / "out/config.json")["quantization_config"], at::kBFloat16);
+    const auto taken = load_fp8(measure::weight_modules(*other), checkpoint,
+                                io::read_json(dir / "out/config.json")["quantization_config"], at::kBFloat16);
     EXPECT_EQ(taken.size(), dynamic ? 28u : 56u);
     for (auto& item : other->named_parameters()) {
       if (taken.count(item.key()) == 0) item.value().data().copy_(read_tensor(dir / "out", item.key()));
@@ -203,7 +223,8 @@ TEST(IncCheckpoint, TheVllmFormIsCompressedTensorsWithOneStaticScalePerTensor) {
     PlanOptions bad;
     bad.activations = channel ? ActivationScaling::static_tensor : ActivationScaling::dynamic_token;
     bad.weights = channel ? WeightGranularity::channel : WeightGranularity::tensor;
-    EXPECT_TRUE(throws_with({"inc-vllm", "one static scale per tensor"}, [&] { quantize_both(other, bad, channel, CheckpointFormat::inc_vllm); }));
+    EXPECT_TRUE(throws_with({"inc-vllm", "one static scale per tensor"},
+                            [&] { quantize_both(other, bad, channel, CheckpointFormat::inc_vllm); }));
     EXPECT_FALSE(fs::exists(other / "inc"));
   }
 }
@@ -222,7 +243,8 @@ TEST(IncCheckpoint, KeptNamesFindNoQuantizedModule) {
 
 TEST(IncCheckpoint, WhatDoesNotFitIsNamed) {
   const io::Json config = {{"fp8_config", "E4M3"}, {"scale_method", "maxabs_hw"}};
-  const auto fails = [&](const std::vector<std::string>& words, const test::NamedTensors& tensors, const io::Json& with) {
+  const auto fails = [&](const std::vector<std::string>& words, const test::NamedTensors& tensors,
+                         const io::Json& with) {
     const test::TempDir dir;
     test::write_tensors(dir / "m", tensors);
     EXPECT_TRUE(throws_with(words, [&] { read_modules(io::Checkpoint(dir / "m"), with, nullptr); }));
@@ -230,8 +252,10 @@ TEST(IncCheckpoint, WhatDoesNotFitIsNamed) {
   const at::Tensor codes = torch::zeros({3, 2}).to(at::kFloat8_e4m3fn), one = torch::tensor(1.0f);
   fails({"expected fp8 weights", "found none"}, {{"a.weight", one.view({1, 1})}}, config);
   fails({"a.dequant_weights.scale"}, {{"a.weight", codes}}, config);
-  fails({"a.weight", "one per output", "found 3"}, {{"a.weight", codes}, {"a.scale_weight", torch::ones({3})}, {"a.scale_input", one}}, config);
-  fails({"a.scale_weight", "finite scales > 0"}, {{"a.weight", codes}, {"a.scale_weight", torch::tensor(0.0f)}, {"a.scale_input", one}}, config);
+  fails({"a.weight", "one per output", "found 3"},
+        {{"a.weight", codes}, {"a.scale_weight", torch::ones({3})}, {"a.scale_input", one}}, config);
+  fails({"a.scale_weight", "finite scales > 0"},
+        {{"a.weight", codes}, {"a.scale_weight", torch::tensor(0.0f)}, {"a.scale_input", one}}, config);
   fails({"a.scale_input"}, {{"a.weight", codes}, {"a.scale_weight", one}}, config);
   auto ranks = config;
   ranks["world_size"] = 8;

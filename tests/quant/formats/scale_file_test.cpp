@@ -24,15 +24,24 @@ measure::StatsName name_in(const test::TempDir& dir, std::optional<configs::Rank
 
 ScaleFile example() {
   ScaleFile file;
-  file.modules.push_back({"up_proj", {StoredScale::of(0.0625f)}, {StoredScale::channels({0.5f, 0.25f})}, StoredScale::channels({0.5f, 2.0f}, 3)});
-  file.modules.push_back({"attn", {StoredScale::of(1.0f), StoredScale::of(2.0f), StoredScale::of(4.0f), StoredScale::of(0.00390625f)}, {StoredScale::of(8.0f)}, std::nullopt});
+  file.modules.push_back({"up_proj",
+                          {StoredScale::of(0.0625f)},
+                          {StoredScale::channels({0.5f, 0.25f})},
+                          StoredScale::channels({0.5f, 2.0f}, 3)});
+  file.modules.push_back(
+      {"attn",
+       {StoredScale::of(1.0f), StoredScale::of(2.0f), StoredScale::of(4.0f), StoredScale::of(0.00390625f)},
+       {StoredScale::of(8.0f)},
+       std::nullopt});
   file.modules.push_back({"lm_head", {StoredScale::of(0.1f)}, {}, StoredScale::of(0.001f)});
-  file.modules.push_back({"one_row", {StoredScale::of(1.0f)}, {StoredScale::channels({3.0f})}, StoredScale::channels({3.0f}, 1)});
+  file.modules.push_back(
+      {"one_row", {StoredScale::of(1.0f)}, {StoredScale::channels({3.0f})}, StoredScale::channels({3.0f}, 1)});
   return file;
 }
 
 void write_json(const test::TempDir& dir, const std::string& nodes) {
-  std::ofstream(dir / "p_hooks_maxabs_MAXABS_HW.json") << R"({"GlobalRank": null, "LocalRank": null, "Mode": "Scale", "Nodes": )" << nodes << "}";
+  std::ofstream(dir / "p_hooks_maxabs_MAXABS_HW.json")
+      << R"({"GlobalRank": null, "LocalRank": null, "Mode": "Scale", "Nodes": )" << nodes << "}";
 }
 
 TEST(ScaleFile, RoundTripsThroughEitherFile) {
@@ -40,7 +49,8 @@ TEST(ScaleFile, RoundTripsThroughEitherFile) {
     const test::TempDir dir;
     const auto name = name_in(dir, configs::Rank{2, 8});
     const auto paths = write_scales(name, example());
-    EXPECT_EQ(paths, (std::vector<fs::path>{dir / "p_hooks_maxabs_MAXABS_HW_2_8.json", dir / "p_hooks_maxabs_MAXABS_HW_2_8.npz"}));
+    EXPECT_EQ(paths, (std::vector<fs::path>{dir / "p_hooks_maxabs_MAXABS_HW_2_8.json",
+                                            dir / "p_hooks_maxabs_MAXABS_HW_2_8.npz"}));
     fs::remove(name.base() + removed);
     const auto read = read_scales(name);
     EXPECT_EQ(read.modules, example().modules) << removed;
@@ -54,14 +64,20 @@ TEST(ScaleFile, IsWrittenInIncsForm) {
   auto file = example();
   file.modules.resize(1);
   write_scales(name_in(dir), file);
-  EXPECT_EQ(io::read_json(name_in(dir).json()), io::Json::parse(R"({"GlobalRank": null, "LocalRank": null, "Mode": "Scale", "Nodes":
+  EXPECT_EQ(io::read_json(name_in(dir).json()),
+            io::Json::parse(R"({"GlobalRank": null, "LocalRank": null, "Mode": "Scale", "Nodes":
     {"up_proj": {"inputs": [0.0625], "outputs": [[0.5, 0.25]], "params": {"weight": {"0": [0.5, 2.0], "1": [1.0, 1.0, 1.0]}}}}})"));
   const auto npz = io::read_npz(name_in(dir).npz());
-  const auto& node = *npz.get_if<io::PyDict>()->at(std::string("Nodes")).get_if<io::PyDict>()->at(std::string("up_proj")).get_if<io::PyDict>();
+  const auto& node = *npz.get_if<io::PyDict>()
+                          ->at(std::string("Nodes"))
+                          .get_if<io::PyDict>()
+                          ->at(std::string("up_proj"))
+                          .get_if<io::PyDict>();
   const auto* input = node.at(std::string("inputs")).get_if<io::PyList>()->items.at(0).get_if<io::NdArray>();
   ASSERT_NE(input, nullptr);
   EXPECT_TRUE(input->shape.empty());  // 0-dim
-  const auto* weight = node.at(std::string("params")).get_if<io::PyDict>()->at(std::string("weight")).get_if<io::PyDict>();
+  const auto* weight =
+      node.at(std::string("params")).get_if<io::PyDict>()->at(std::string("weight")).get_if<io::PyDict>();
   ASSERT_NE(weight, nullptr);
   EXPECT_EQ(weight->at(std::int64_t{0}).get_if<io::NdArray>()->data, (std::vector<float>{0.5f, 2.0f}));
   EXPECT_EQ(weight->at(std::int64_t{1}).get_if<io::NdArray>()->shape, std::vector<std::int64_t>{3});
@@ -103,7 +119,8 @@ TEST(ScaleFile, MalformedFilesAreNamed) {
   fails({"Nodes.m.inputs[0]", "finite scale > 0"}, R"({"m": {"inputs": [1e39]}})");
   fails({"Nodes.m.inputs[0]", "expected a scale", "[]"}, R"({"m": {"inputs": [[]]}})");
   fails({"Nodes.m.params.weight", "per output channel"}, R"({"m": {"params": {"weight": {"0": [1]}}}})");
-  fails({"Nodes.m.params.weight.1", "expected a scale", "true"}, R"({"m": {"params": {"weight": {"0": [1], "1": [true]}}}})");
+  fails({"Nodes.m.params.weight.1", "expected a scale", "true"},
+        R"({"m": {"params": {"weight": {"0": [1], "1": [true]}}}})");
 }
 
 TEST(ScaleFile, WhatCannotBeWrittenIsNamed) {
@@ -124,7 +141,9 @@ TEST(ScaleFile, DisagreeingFilesAreAnError) {
   const test::TempDir elsewhere;
   write_scales(name_in(elsewhere), other);
   fs::copy_file(name_in(elsewhere).npz(), name_in(dir).npz(), fs::copy_options::overwrite_existing);
-  EXPECT_TRUE(throws_with({"MAXABS_HW.json", "MAXABS_HW.npz", "disagree", "Nodes.up_proj.params.weight.0[1]: 2.0 and 3.0"}, [&] { read_scales(name_in(dir)); }));
+  EXPECT_TRUE(
+      throws_with({"MAXABS_HW.json", "MAXABS_HW.npz", "disagree", "Nodes.up_proj.params.weight.0[1]: 2.0 and 3.0"},
+                  [&] { read_scales(name_in(dir)); }));
 }
 
 TEST(ScaleChoice, FreshScalesAreUsedInSilence) {
@@ -146,7 +165,8 @@ TEST(ScaleChoice, StaleScalesNeverWin) {
     const auto choice = choose_scales(name_in(dir), wanted, false);
     EXPECT_EQ(choice.state, ScaleState::stale);
     EXPECT_FALSE(choice.scales.has_value());
-    EXPECT_NE(choice.warning.find("p_hooks_maxabs_MAXABS_HW.json: made of another " + word), std::string::npos) << choice.warning;
+    EXPECT_NE(choice.warning.find("p_hooks_maxabs_MAXABS_HW.json: made of another " + word), std::string::npos)
+        << choice.warning;
   };
   changed({"M", "c", "x"}, "model");
   changed({"m", "C", "x"}, "measurement");

@@ -13,10 +13,19 @@ const std::string kMoe = "mlp.moe_op";
 
 ScaleFile rank_file(float base) {
   ScaleFile file;
-  file.modules.push_back({"q", {StoredScale::of(base)}, {StoredScale::channels({base, 4 - base})}, StoredScale::channels({9 - base, base}, 3)});
-  file.modules.push_back({kMoe, {StoredScale::of(base), StoredScale::of(base + 0.25f), StoredScale::of(base + 0.5f)}, {StoredScale::of(base)}, std::nullopt});
+  file.modules.push_back({"q",
+                          {StoredScale::of(base)},
+                          {StoredScale::channels({base, 4 - base})},
+                          StoredScale::channels({9 - base, base}, 3)});
+  file.modules.push_back({kMoe,
+                          {StoredScale::of(base), StoredScale::of(base + 0.25f), StoredScale::of(base + 0.5f)},
+                          {StoredScale::of(base)},
+                          std::nullopt});
   for (int e = 0; e < 2; ++e) {
-    file.modules.push_back({kMoe + ".w13_list." + std::to_string(e), {StoredScale::of(1)}, {}, StoredScale::channels({base + static_cast<float>(e)}, 2)});
+    file.modules.push_back({kMoe + ".w13_list." + std::to_string(e),
+                            {StoredScale::of(1)},
+                            {},
+                            StoredScale::channels({base + static_cast<float>(e)}, 2)});
   }
   return file;
 }
@@ -24,8 +33,11 @@ ScaleFile rank_file(float base) {
 TEST(ScaleRanks, TheLargerScaleInvOfEveryChannelWins) {
   std::vector<std::string> warnings;
   const auto out = unify({rank_file(1), rank_file(2)}, {"a", "b"}, false, warnings);
-  EXPECT_EQ(*out.find("q"), (ModuleScales{"q", {StoredScale::of(2)}, {StoredScale::channels({2, 3})}, StoredScale::channels({8, 2}, 3)}));
-  EXPECT_EQ(out.find(kMoe)->inputs, (std::vector<StoredScale>{StoredScale::of(2), StoredScale::of(2.25f), StoredScale::of(2.5f)}));
+  EXPECT_EQ(
+      *out.find("q"),
+      (ModuleScales{"q", {StoredScale::of(2)}, {StoredScale::channels({2, 3})}, StoredScale::channels({8, 2}, 3)}));
+  EXPECT_EQ(out.find(kMoe)->inputs,
+            (std::vector<StoredScale>{StoredScale::of(2), StoredScale::of(2.25f), StoredScale::of(2.5f)}));
   EXPECT_EQ(out.modules.size(), 4u);
 }
 
@@ -33,12 +45,15 @@ TEST(ScaleRanks, ExpertsStandSideBySideAndGoBack) {
   const ScaleFile a = rank_file(1), b = rank_file(2);
   std::vector<std::string> warnings;
   const auto out = unify({a, b}, {"a", "b"}, true, warnings);
-  EXPECT_EQ(out.find(kMoe)->inputs, (std::vector<StoredScale>{StoredScale::of(2), StoredScale::of(1.25f), StoredScale::of(1.5f), StoredScale::of(2.25f), StoredScale::of(2.5f)}));
+  EXPECT_EQ(out.find(kMoe)->inputs,
+            (std::vector<StoredScale>{StoredScale::of(2), StoredScale::of(1.25f), StoredScale::of(1.5f),
+                                      StoredScale::of(2.25f), StoredScale::of(2.5f)}));
   EXPECT_EQ(out.find(kMoe + ".w13_list.3")->weight, StoredScale::channels({3}, 2));  // a list of one stays a list
   const auto back = expand(out, {1, 2}, "out");
   EXPECT_EQ(back.local_rank, 1);
   ASSERT_EQ(back.modules.size(), 4u);
-  EXPECT_EQ(back.find(kMoe)->inputs, (std::vector<StoredScale>{StoredScale::of(2), StoredScale::of(2.25f), StoredScale::of(2.5f)}));
+  EXPECT_EQ(back.find(kMoe)->inputs,
+            (std::vector<StoredScale>{StoredScale::of(2), StoredScale::of(2.25f), StoredScale::of(2.5f)}));
   EXPECT_EQ(back.find(kMoe + ".w13_list.1")->weight, b.find(kMoe + ".w13_list.1")->weight);
   EXPECT_EQ(back.find("q")->weight, out.find("q")->weight);
 }
@@ -52,8 +67,10 @@ TEST(ScaleRanks, DifferentSizesAreAnError) {
 
 TEST(ScaleRanks, CacheRangesReachTheOutputOfTheProduct) {
   ScaleFile file;
-  file.modules.push_back({"l.matmul_qk", {StoredScale::of(0.5f), StoredScale::of(2)}, {StoredScale::of(1)}, std::nullopt});
-  file.modules.push_back({"l.matmul_av", {StoredScale::of(0.5f), StoredScale::of(2)}, {StoredScale::of(7)}, std::nullopt});
+  file.modules.push_back(
+      {"l.matmul_qk", {StoredScale::of(0.5f), StoredScale::of(2)}, {StoredScale::of(1)}, std::nullopt});
+  file.modules.push_back(
+      {"l.matmul_av", {StoredScale::of(0.5f), StoredScale::of(2)}, {StoredScale::of(7)}, std::nullopt});
   file.modules.push_back({"l.k_cache", {StoredScale::of(4)}, {StoredScale::of(4)}, std::nullopt});
   file.modules.push_back({"l.v_cache", {StoredScale::of(8)}, {StoredScale::of(8)}, std::nullopt});
   EXPECT_EQ(apply_cache_ranges(file).size(), 2u);

@@ -12,21 +12,28 @@ namespace fp8 {
 namespace {
 
 namespace fs = std::filesystem;
+using test::run_fp8;
 using ::testing::ElementsAre;
 using ::testing::HasSubstr;
-using test::run_fp8;
 
 /// FOLDER/p_hooks_maxabs[_R_W].json with one module "m".
-void write_measurement(const test::TempDir& dir, const std::string& rank, float input, const std::string& folder = "in") {
+void write_measurement(const test::TempDir& dir, const std::string& rank, float input,
+                       const std::string& folder = "in") {
   fs::create_directories(dir / folder);
   io::write_json(dir / (folder + "/p_hooks_maxabs" + rank + ".json"),
-                 {{"NumSamples", 2}, {"GlobalRank", nullptr}, {"LocalRank", nullptr}, {"Mode", "DynamicRange"},
+                 {{"NumSamples", 2},
+                  {"GlobalRank", nullptr},
+                  {"LocalRank", nullptr},
+                  {"Mode", "DynamicRange"},
                   {"Nodes", {{"m", {{"inputs", {{{input}}}}, {"params", {{"weight", {{0.5}}}}}}}}}});
 }
 
 void write_scale(const test::TempDir& dir, const std::string& rank, float input) {
   io::write_json(dir / ("in/p_hooks_maxabs_MAXABS_POW2" + rank + ".json"),
-                 {{"GlobalRank", nullptr}, {"LocalRank", nullptr}, {"Mode", "Scale"}, {"Nodes", {{"m", {{"inputs", {input}}, {"outputs", {1.0}}, {"params", {{"weight", 0.25}}}}}}}});
+                 {{"GlobalRank", nullptr},
+                  {"LocalRank", nullptr},
+                  {"Mode", "Scale"},
+                  {"Nodes", {{"m", {{"inputs", {input}}, {"outputs", {1.0}}, {"params", {{"weight", 0.25}}}}}}}});
 }
 
 std::vector<std::string> files_in(const fs::path& folder) {
@@ -65,10 +72,13 @@ TEST(Measurements, UnifyAndExpandWithScales) {
   EXPECT_EQ(io::read_json(dir / "two/p_hooks_maxabs_1_2.json")["Nodes"]["m"]["inputs"][0][0][0], 8);
   EXPECT_EQ(io::read_json(dir / "two/p_hooks_maxabs_MAXABS_POW2_0_2.json")["Nodes"]["m"]["inputs"][0], 2);
   EXPECT_EQ(io::read_json(dir / "two/p_hooks_maxabs_1_2.json")["LocalRank"], 1);
-  EXPECT_EQ(json_of({"measurements", "unify", two, "--out", (dir / "one").string(), "--json"})["ranks"], 1);  // again: the mod_list is there
+  EXPECT_EQ(json_of({"measurements", "unify", two, "--out", (dir / "one").string(), "--json"})["ranks"],
+            1);  // again: the mod_list is there
   EXPECT_EQ(io::read_json(dir / "one/p_hooks_maxabs_0_1.json")["LocalRank"], -1);
   EXPECT_EQ(io::read_json(dir / "one/p_hooks_maxabs_0_1.json")["Nodes"]["m"]["inputs"][0][0][0], 10);
-  EXPECT_EQ(json_of({"measurements", "expand", (dir / "one").string(), "--world-size", "8", "--out", eight, "--json"})["sets"], 2);
+  EXPECT_EQ(json_of({"measurements", "expand", (dir / "one").string(), "--world-size", "8", "--out", eight,
+                     "--json"})["sets"],
+            2);
   EXPECT_EQ(files_in(eight).size(), 8u * 5);
   EXPECT_EQ(io::read_json(dir / "eight/p_hooks_maxabs_MAXABS_POW2_7_8.json")["Nodes"]["m"]["inputs"][0], 8);
 }
@@ -77,47 +87,58 @@ TEST(Measurements, MissingRanksAndWrongNumbersAreNamed) {
   const test::TempDir dir;
   for (int r : {0, 2, 3}) write_measurement(dir, "_" + std::to_string(r) + "_4", 1);
   const auto in = (dir / "in").string(), out = (dir / "out").string();
-  EXPECT_THAT(error_of({"measurements", "unify", in, "--out", out}), HasSubstr("1 of 4 ranks are missing: p_hooks_maxabs_1_4.json"));
-  EXPECT_THAT(error_of({"measurements", "unify", in, "--ranks", "3", "--out", out}, 2), HasSubstr("--ranks: found 3, allowed: a divisor of the number of ranks (4)"));
+  EXPECT_THAT(error_of({"measurements", "unify", in, "--out", out}),
+              HasSubstr("1 of 4 ranks are missing: p_hooks_maxabs_1_4.json"));
+  EXPECT_THAT(error_of({"measurements", "unify", in, "--ranks", "3", "--out", out}, 2),
+              HasSubstr("--ranks: found 3, allowed: a divisor of the number of ranks (4)"));
   EXPECT_THAT(error_of({"measurements", "unify", in}, 2), HasSubstr("--out is required"));
   EXPECT_FALSE(fs::exists(out));
   write_measurement(dir, "_0_8", 1);
   EXPECT_THAT(error_of({"measurements", "unify", in, "--out", out}, 2), HasSubstr("say which with --world-size"));
-  EXPECT_THAT(error_of({"measurements", "unify", in, "--world-size", "8", "--out", out}), HasSubstr("7 of 8 ranks are missing"));
-  EXPECT_THAT(error_of({"measurements", "expand", in, "--world-size", "2", "--out", out}), HasSubstr("unify them first"));
-  EXPECT_THAT(error_of({"measurements", "show", (dir / "gone").string()}), HasSubstr("gone: expected measurement or scale files"));
+  EXPECT_THAT(error_of({"measurements", "unify", in, "--world-size", "8", "--out", out}),
+              HasSubstr("7 of 8 ranks are missing"));
+  EXPECT_THAT(error_of({"measurements", "expand", in, "--world-size", "2", "--out", out}),
+              HasSubstr("unify them first"));
+  EXPECT_THAT(error_of({"measurements", "show", (dir / "gone").string()}),
+              HasSubstr("gone: expected measurement or scale files"));
 }
 
 TEST(Measurements, MergeAddsSamples) {
   const test::TempDir dir;
   write_measurement(dir, "", 3, "a");
   write_measurement(dir, "", 5, "b");
-  const auto json = json_of({"measurements", "merge", (dir / "a").string(), (dir / "b").string(), "--out", (dir / "c/all").string(), "--json"});
+  const auto json = json_of({"measurements", "merge", (dir / "a").string(), (dir / "b").string(), "--out",
+                             (dir / "c/all").string(), "--json"});
   EXPECT_EQ(json["samples"], 4);
   EXPECT_EQ(io::read_json(dir / "c/all_hooks_maxabs.json")["Nodes"]["m"]["inputs"][0][0][0], 5);
   EXPECT_EQ(io::read_json(dir / "c/all_hooks_maxabs.json")["NumSamples"], 4);
-  EXPECT_THAT(error_of({"measurements", "merge", (dir / "a").string(), "--out", (dir / "c/all").string()}, 2), HasSubstr("two or more"));
+  EXPECT_THAT(error_of({"measurements", "merge", (dir / "a").string(), "--out", (dir / "c/all").string()}, 2),
+              HasSubstr("two or more"));
 }
 
 TEST(Measurements, MergeAsksTheObserversThatKnowMore) {
   const test::TempDir dir;
-  const std::string data = FP8_SOURCE_DIR "/tools/demo_data/kjv_calib.txt", model = FP8_SOURCE_DIR "/tools/demo_data/kjv-byte-1.7M";
-  std::ofstream(dir / "config.json") << R"({"mode": "MEASURE", "observer": "percentile", "dump_stats_path": "s/inc", "allowlist": {"types": [], "names": ["layers.0.mlp.*proj"]}})";
+  const std::string data = FP8_SOURCE_DIR "/tools/demo_data/kjv_calib.txt",
+                    model = FP8_SOURCE_DIR "/tools/demo_data/kjv-byte-1.7M";
+  std::ofstream(dir / "config.json")
+      << R"({"mode": "MEASURE", "observer": "percentile", "dump_stats_path": "s/inc", "allowlist": {"types": [], "names": ["layers.0.mlp.*proj"]}})";
   const auto measure = [&](const char* out, const char* skip, const char* samples) {
-    const auto run = run_fp8({"measure", "--model", model, "--data", data, "--config", (dir / "config.json").string(), "--out", (dir / out).string(), "--skip", skip, "--samples", samples,
-                              "--seq-len", "64"});
+    const auto run = run_fp8({"measure", "--model", model, "--data", data, "--config", (dir / "config.json").string(),
+                              "--out", (dir / out).string(), "--skip", skip, "--samples", samples, "--seq-len", "64"});
     ASSERT_EQ(run.code, 0) << run.err;
   };
   measure("all", "0", "6");
   measure("a", "0", "2");
   measure("b", "2", "4");
-  json_of({"measurements", "merge", (dir / "a").string(), (dir / "b").string(), "--out", (dir / "ab/inc").string(), "--json"});
+  json_of({"measurements", "merge", (dir / "a").string(), (dir / "b").string(), "--out", (dir / "ab/inc").string(),
+           "--json"});
   // Percentiles of all the data are no function of the parts' percentiles; of the parts' histograms they are.
   const auto nodes = io::read_json(dir / "all/inc_hooks_percentile.json")["Nodes"];
   EXPECT_EQ(io::read_json(dir / "ab/inc_hooks_percentile.json")["Nodes"], nodes);
   EXPECT_EQ(nodes.size(), 3u);
   fs::remove(dir / "a/inc_hooks_percentile.observers");
-  const auto run = run_fp8({"measurements", "merge", (dir / "a").string(), (dir / "b").string(), "--out", (dir / "ab/inc").string()});
+  const auto run = run_fp8(
+      {"measurements", "merge", (dir / "a").string(), (dir / "b").string(), "--out", (dir / "ab/inc").string()});
   EXPECT_EQ(run.code, 0);
   EXPECT_THAT(run.err, HasSubstr("only 1 of 2 files have observers' states"));
 }
@@ -125,12 +146,14 @@ TEST(Measurements, MergeAsksTheObserversThatKnowMore) {
 TEST(Measurements, PostprocessKeepsOriginalsOnRequest) {
   const test::TempDir dir;
   fs::create_directory(dir / "in");
-  io::write_json(dir / "in/p_hooks_maxabs.json", io::Json::parse(R"({"GlobalRank": null, "LocalRank": null, "Mode": "DynamicRange", "Nodes": {
+  io::write_json(dir / "in/p_hooks_maxabs.json",
+                 io::Json::parse(R"({"GlobalRank": null, "LocalRank": null, "Mode": "DynamicRange", "Nodes": {
     "l.impl.matmul_qk": {"inputs": [[[1.0]], [[2.0]]]}, "l.impl.k_cache": {"inputs": [[[9.0]]]}}})"));
   const auto json = json_of({"measurements", "postprocess", (dir / "in").string(), "-k", "--json"});
   EXPECT_EQ(json["changed"].size(), 1u);
   EXPECT_EQ(json["changed"][0]["module"], "l.impl.matmul_qk");
-  EXPECT_THAT(files_in(dir / "in"), ElementsAre("orig_p_hooks_maxabs.json", "p_hooks_maxabs.json", "p_hooks_maxabs.npz", "p_hooks_maxabs_mod_list.json"));
+  EXPECT_THAT(files_in(dir / "in"), ElementsAre("orig_p_hooks_maxabs.json", "p_hooks_maxabs.json", "p_hooks_maxabs.npz",
+                                                "p_hooks_maxabs_mod_list.json"));
   EXPECT_EQ(io::read_json(dir / "in/p_hooks_maxabs.json")["Nodes"]["l.impl.matmul_qk"]["inputs"][1][0][0], 9);
   EXPECT_EQ(io::read_json(dir / "in/orig_p_hooks_maxabs.json")["Nodes"]["l.impl.matmul_qk"]["inputs"][1][0][0], 2);
   const auto again = run_fp8({"measurements", "postprocess", (dir / "in").string()});
@@ -149,7 +172,8 @@ TEST(Measurements, DiffFailsBeyondItsTolerance) {
   EXPECT_EQ(run.code, 1);
   EXPECT_EQ(run.error_lines(), 1);
   const auto json = io::parse_json(run.out, "stdout");
-  EXPECT_EQ(json["changes"], io::Json::parse(R"([{"module": "m", "tensor": "inputs[0]", "before": 4.0, "after": 5.0, "ratio": 1.25}])"));
+  EXPECT_EQ(json["changes"],
+            io::Json::parse(R"([{"module": "m", "tensor": "inputs[0]", "before": 4.0, "after": 5.0, "ratio": 1.25}])"));
   EXPECT_FALSE(json["same"]);
 }
 
@@ -163,11 +187,13 @@ TEST(Measurements, ShowListsSetsAndValues) {
   EXPECT_EQ(json["sets"][0]["samples"], 2);
   EXPECT_EQ(json["sets"][1]["kind"], "scales");
   EXPECT_EQ(json["sets"][1]["method"], "MAXABS_POW2");
-  EXPECT_THAT(run_fp8({"measurements", "show", (dir / "in/p_hooks_maxabs_MAXABS_POW2.json").string()}).out, HasSubstr("scales: 1 modules"));
+  EXPECT_THAT(run_fp8({"measurements", "show", (dir / "in/p_hooks_maxabs_MAXABS_POW2.json").string()}).out,
+              HasSubstr("scales: 1 modules"));
 }
 
 TEST(Measurements, TheGroupNamesItsCommands) {
-  EXPECT_THAT(error_of({"measurements"}, 2), HasSubstr("measurements: no command given, allowed: merge, unify, expand, postprocess, diff, show"));
+  EXPECT_THAT(error_of({"measurements"}, 2),
+              HasSubstr("measurements: no command given, allowed: merge, unify, expand, postprocess, diff, show"));
   EXPECT_THAT(error_of({"measurements", "shuffle"}, 2), HasSubstr("measurements: unknown command 'shuffle'"));
   for (const char* name : {"merge", "unify", "expand", "postprocess", "diff", "show"}) {
     const auto help = run_fp8({"measurements", name, "--help"});
