@@ -1,6 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 // The plan that a QUANT_CONFIG makes: INC's selection, methods per module, fixed, searched and dynamic scales.
 #include <algorithm>
+#include <set>
 
 #include "fp8/configs/module_types.h"
 #include "fp8/quant/plan_rules.h"
@@ -60,6 +61,18 @@ class ConfigPlanner {
     skip(name, reason + " (ignore_modules_wo_measures)");
   }
 
+  bool type_was_measured(const std::string& type) const {
+    return std::any_of(nodes_.begin(), nodes_.end(), [&](const NodeInfo& n) { return n.type == type && measured(options_, n.name) != nullptr; });
+  }
+
+  /// Measurements of a model that has no such modules (other code writes its attention in other ways) fit all the same: what they know of
+  /// is quantized, the rest stays.
+  void skip_unmeasured_type(const NodeInfo& n) {
+    const std::string reason = "no module of type " + n.type + " was measured";
+    if (unmeasured_types_.insert(n.type).second) plan_.warnings.push_back("measurements: " + reason + ": these stay in high precision (the first is '" + n.name + "')");
+    skip(n.name, reason);
+  }
+
   void plan_module(const ModuleInfo& m) {
     const std::string reason_against = why_not(m.name, m.type);
     if (kept(m.name, options_, plan_)) return;
@@ -96,7 +109,10 @@ class ConfigPlanner {
     s.per_token = method.activation.granularity == Granularity::PCS;
     if (!s.dynamic && !apply_stored(planned, options_)) {
       const auto* m = method.needs_measurements() ? measured(options_, n.name) : nullptr;
-      if (m == nullptr && method.needs_measurements()) return unmeasured(n.name, "no measurement of its inputs");
+      if (m == nullptr && method.needs_measurements()) {
+        if (type_was_measured(n.type)) return unmeasured(n.name, "no measurement of its inputs");
+        return skip_unmeasured_type(n);
+      }
       set_node_scales(s, m, method.activation, n.name, experts_of(n.name, modules_), plan_.warnings);
     }
     plan_.nodes.push_back(std::move(planned));
@@ -108,6 +124,7 @@ class ConfigPlanner {
   const configs::QuantConfig& config_;
   configs::ModuleFilter filter_;
   Numbers numbers_;
+  std::set<std::string> unmeasured_types_;  ///< warned of
   Plan plan_;
 };
 

@@ -67,15 +67,28 @@ TEST(PlanNodes, ScalesOfEveryKindFollowIncsRules) {
 
 TEST(PlanNodes, AnUnmeasuredNodeIsNamedBeforeAnythingRuns) {
   PlanOptions o = options(R"({"scale_method": "maxabs_pow2"})");
-  o.measurements->modules.erase(o.measurements->modules.begin() + 3);
-  EXPECT_TRUE(throws_with({"'l.softmax'", "ignore_modules_wo_measures"}, [&] { make_plan(kWeights, kNodes, o); }));
+  auto nodes = kNodes;
+  nodes.push_back({"m.softmax", "Softmax"});
+  o.measurements->modules[3].module = "m.softmax";  // one of two was measured
+  EXPECT_TRUE(throws_with({"'l.softmax'", "ignore_modules_wo_measures"}, [&] { make_plan(kWeights, nodes, o); }));
   o.config->ignore_modules_wo_measures = true;
-  EXPECT_EQ(reason(make_plan(kWeights, kNodes, o), "l.softmax"), "no measurement of its inputs (ignore_modules_wo_measures)");
+  EXPECT_EQ(reason(make_plan(kWeights, nodes, o), "l.softmax"), "no measurement of its inputs (ignore_modules_wo_measures)");
+  o.measurements->modules.erase(o.measurements->modules.begin() + 3);
   o.measurements->modules[3].outputs = std::vector<measure::Amax>{{16.0f}};  // sdpa without P
   EXPECT_TRUE(throws_with({"l.sdpa.outputs[1]", "not measured"}, [&] { make_plan(kWeights, kNodes, o); }));
   o = options(R"({"scale_method": "maxabs_pow2"})");
   o.measurements->modules[6].outputs->pop_back();
   EXPECT_TRUE(throws_with({"l.moe.outputs", "expert 1"}, [&] { make_plan(kWeights, kNodes, o); }));
+}
+
+TEST(PlanNodes, MeasurementsOfAModelWithoutSuchModulesFit) {
+  PlanOptions o = options(R"({"scale_method": "maxabs_pow2"})");
+  o.measurements->modules.erase(o.measurements->modules.begin() + 3);
+  const Plan plan = make_plan(kWeights, kNodes, o);
+  EXPECT_EQ(reason(plan, "l.softmax"), "no module of type Softmax was measured");
+  EXPECT_NE(plan.find_node("l.sdpa"), nullptr);
+  ASSERT_EQ(plan.warnings.size(), 1u);
+  EXPECT_NE(plan.warnings[0].find("the first is 'l.softmax'"), std::string::npos);
 }
 
 TEST(PlanNodes, ListsAndMethodsAreOfTheNode) {
