@@ -53,6 +53,7 @@ float rows_amax(const Problem& p, std::int64_t first, std::int64_t n) {
   return 1.0f / sums.masked_fill(seen.logical_not(), std::numeric_limits<float>::infinity()).min().item<float>();
 }
 
+/// Nothing can be larger than 1, and causal attention has a 1 in its first row: there the search ends.
 float amax_of_problem(const Problem& p) {
   const std::int64_t B = p.q.size(0), groups = p.k.size(1), L = p.q.size(2);
   const std::int64_t per_row = B * p.q.size(1) * p.k.size(2);
@@ -60,7 +61,7 @@ float amax_of_problem(const Problem& p) {
   if (per_row > kLogitsAtOnce && (B > 1 || groups > 1)) {  // one sample, then one head's keys, at a time
     const int dim = B > 1 ? 0 : 1;
     const std::int64_t per_group = dim == 0 ? 1 : p.q.size(1) / groups;
-    for (std::int64_t i = 0; i < p.k.size(dim); ++i) {
+    for (std::int64_t i = 0; i < p.k.size(dim) && amax < 1.0f; ++i) {
       Problem part = p;
       part.q = p.q.narrow(dim, i * per_group, per_group);
       part.k = p.k.narrow(dim, i, 1);
@@ -70,8 +71,8 @@ float amax_of_problem(const Problem& p) {
     return amax;
   }
   const std::int64_t rows = std::max<std::int64_t>(1, kLogitsAtOnce / per_row);
-  for (std::int64_t first = 0; first < L; first += rows) {
-    amax = std::max(amax, rows_amax(p, first, std::min(rows, L - first)));
+  for (std::int64_t first = 0, n = 1; first < L && amax < 1.0f; first += n, n = std::min(rows, L - first)) {
+    amax = std::max(amax, rows_amax(p, first, n));
   }
   return amax;
 }

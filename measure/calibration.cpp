@@ -251,15 +251,19 @@ MeasurementFile CalibrationSession::result_locked() const {
 
 std::vector<std::filesystem::path> CalibrationSession::write_locked() {
   if (options_.prefix.empty()) return {};
+  const MeasurementFile file = result_locked();
   io::Json states;
   if (observers_.type.keeps_state) {
     ObserverStates all{options_.observer, options_.format, options_.fp8_max, options_.parameters, {}};
+    std::size_t next = 0;  // file.modules are those of records_ that were called, in the same order
     for (const WatchedNode& node : records_) {
-      if (node.measurement().has_value()) all.nodes[node.module()] = node.states();
+      if (next == file.modules.size() || file.modules[next].module != node.module()) continue;
+      all.nodes[node.module()] = node.states();
+      ++next;
     }
     states = to_json(all);
   }
-  return files_.write(result_locked(), states);
+  return files_.write(file, states);
 }
 
 MeasurementFile CalibrationSession::result() const {

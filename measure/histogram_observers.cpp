@@ -1,6 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 // The observers that keep a histogram, and differ in what they read off it at the end.
 #include <functional>
+#include <optional>
 #include <stdexcept>
 
 #include "fp8/measure/built_in_observers.h"
@@ -20,27 +21,37 @@ class HistogramObserver final : public Observer {
     const auto* seen = std::any_cast<Histogram>(&x.memo());
     if (seen == nullptr || seen->bins() != histogram_.bins()) {
       Histogram h(histogram_.bins());
-      const at::Tensor& t = x.values();
+      // The order of values does not matter: a permuted tensor is counted as it lies in memory.
+      const bool as_it_lies = runtime::ops::is_high_precision(x.tensor().scalar_type()) &&
+                              x.tensor().unsafeGetTensorImpl()->is_non_overlapping_and_dense();
+      const at::Tensor& t = as_it_lies ? x.tensor() : x.values();
       h.add(t.const_data_ptr(), runtime::ops::float_type_of(t.scalar_type()), t.numel());
       x.memo() = std::move(h);
       seen = std::any_cast<Histogram>(&x.memo());
     }
     histogram_.merge(*seen);
+    found_.reset();
   }
-  Amax result() const override { return {threshold_(histogram_)}; }
+  Amax result() const override {
+    if (!found_) found_ = threshold_(histogram_);
+    return {*found_};
+  }
   void merge(const Observer& other) override {
     const auto* same = dynamic_cast<const HistogramObserver*>(&other);
     if (same == nullptr) throw std::invalid_argument("merge: expected an observer of the same kind");
     histogram_.merge(same->histogram_);
+    found_.reset();
   }
   io::Json state() const override { return histogram_.to_json(); }
   void restore(const io::Json& state, const std::string& where) override {
     histogram_ = Histogram::from_json(state, where);
+    found_.reset();
   }
 
  private:
   Histogram histogram_;
   Threshold threshold_;
+  mutable std::optional<float> found_;  ///< what threshold_ says of histogram_ as it is
 };
 
 std::unique_ptr<Observer> make(const ObserverContext& context, Threshold threshold) {

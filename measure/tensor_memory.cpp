@@ -11,7 +11,8 @@ namespace fp8::measure {
 float amax_of(const at::Tensor& t) {
   at::Tensor host = runtime::cpu_alias(t.detach());
   if (!runtime::ops::is_high_precision(host.scalar_type())) host = host.to(at::kFloat);
-  host = host.contiguous();
+  // A permuted tensor is read as it lies in memory.
+  if (!host.unsafeGetTensorImpl()->is_non_overlapping_and_dense()) host = host.contiguous();
   return kernels::amax(host.const_data_ptr(), runtime::ops::float_type_of(host.scalar_type()), host.numel());
 }
 

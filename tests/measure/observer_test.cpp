@@ -106,6 +106,18 @@ TEST(Observer, HistogramsKeepTheMaximumAndTheThresholdsClip) {
   EXPECT_NEAR(result_of("percentile", {x}, context)[0], 0.6745, 0.02);  // the normal distribution's quartile
 }
 
+TEST(Observer, HistogramsOfViewsCountTheViewsValues) {
+  const at::Tensor t = torch::randn({6, 7, 8});
+  const auto state = [](const at::Tensor& x) {
+    const auto observer = make("histogram");
+    show(*observer, x);
+    return observer->state();
+  };
+  for (const at::Tensor& view : {t.transpose(0, 2), t.narrow(1, 2, 3), t.select(2, 1), t.narrow(0, 1, 2).transpose(1, 2), t.expand({2, 6, 7, 8})}) {
+    EXPECT_EQ(state(view), state(view.clone(at::MemoryFormat::Contiguous))) << view.sizes();
+  }
+}
+
 TEST(Observer, ParametersOutOfRangeAreRefusedAtOnce) {
   ObserverContext context;
   context.parameters = {{"percentile", 101.0}};

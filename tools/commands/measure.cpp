@@ -174,7 +174,7 @@ Action add_measure(Options& options) {
   options.path("--out", values->out, "Folder for the measurement files", Options::Need::required);
   options.list("--exclude", values->exclude, "Do not measure modules whose name matches this regular expression");
   options.integer("--chunk", values->chunk, 1, 1 << 24, "Frames of sound per sample of a .wav file");
-  options.path("--config", values->config, "QUANT_CONFIG JSON: allowlist, blocklist, measure_exclude, dump_stats_path");
+  options.path("--config", values->config, "QUANT_CONFIG JSON: observer, allowlist, blocklist, measure_exclude, dump_stats_path, ...");
   add_data_options(options, *values);
   add_attention_option(options, values->attention);
   return [values](Context& context) { measure(*values, context); };
