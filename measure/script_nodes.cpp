@@ -25,7 +25,8 @@ using torch::jit::GraphFunction;
 using torch::jit::Node;
 using torch::jit::Value;
 
-/// LibTorch caches what it compiled per function and offers no way to forget it; the pointer to the member reaches the cache.
+/// LibTorch caches what it compiled per function and offers no way to forget it; the pointer to the member reaches the
+/// cache.
 using Executors = std::array<std::optional<torch::jit::GraphExecutor>, 4>;
 Executors& executors_of(GraphFunction& function);
 template <Executors GraphFunction::*Member>
@@ -68,8 +69,9 @@ void for_each_node(Block* block, const Visit& visit) {
 
 /// The tensor comes from an attribute or constant by views alone: a weight.
 bool is_weight(const Value* value) {
-  static const std::set<std::string> views = {"aten::t", "aten::transpose", "aten::permute", "aten::view", "aten::reshape", "aten::to", "aten::expand",
-                                              "aten::unsqueeze", "aten::squeeze", "aten::contiguous", "aten::numpy_T", "aten::detach"};
+  static const std::set<std::string> views = {"aten::t",       "aten::transpose",  "aten::permute", "aten::view",
+                                              "aten::reshape", "aten::to",         "aten::expand",  "aten::unsqueeze",
+                                              "aten::squeeze", "aten::contiguous", "aten::numpy_T", "aten::detach"};
   for (const Node* node = value->node();; node = node->inputs()[0]->node()) {
     if (node->kind() == torch::jit::prim::GetAttr || node->kind() == torch::jit::prim::Constant) return true;
     if (views.count(node->kind().toQualString()) == 0 || node->inputs().empty()) return false;
@@ -79,7 +81,8 @@ bool is_weight(const Value* value) {
 const OpKind* op_kind(const Node* node) {
   const std::string name = node->kind().toQualString();
   for (const auto& op : kOps) {
-    if (name != op.aten || node->outputs().size() != 1 || !node->input(0)->type()->isSubtypeOf(*c10::TensorType::get())) continue;
+    if (name != op.aten || node->outputs().size() != 1 || !node->input(0)->type()->isSubtypeOf(*c10::TensorType::get()))
+      continue;
     const bool weight = op.kind == ModuleKind::matmul && (is_weight(node->input(0)) || is_weight(node->input(1)));
     return weight ? nullptr : &op;
   }
@@ -97,7 +100,8 @@ GraphFunction* own_callee(const Node* node, const Value* self) {
   return type ? torch::jit::tryToGraphFunction(type->getMethod(node->s(torch::jit::attr::name))) : nullptr;
 }
 
-/// True if the function's code, with what it calls of its own, has a node of ours to be. `open`: functions being looked at (recursion).
+/// True if the function's code, with what it calls of its own, has a node of ours to be. `open`: functions being looked
+/// at (recursion).
 bool has_ops(GraphFunction& function, std::set<const GraphFunction*>& open) {
   function.ensure_defined();
   if (!open.insert(&function).second) return false;
@@ -179,7 +183,8 @@ class ClassRewriter {
     }
     if (known_ != nullptr && count_ == 0) count_ = 1;  // place 0 is the module's own
     std::string name = op.name;
-    for (int i = 1; !taken_.insert(name).second || type_->hasAttribute(name); ++i) name = std::string(op.name) + "_" + std::to_string(i);
+    for (int i = 1; !taken_.insert(name).second || type_->hasAttribute(name); ++i)
+      name = std::string(op.name) + "_" + std::to_string(i);
     return {count_++, name, op.type};
   }
 
@@ -270,8 +275,10 @@ std::vector<NodeSpec> specs_of(const c10::ClassTypePtr& type) {
     for_each_node(function->graph()->block(), [&](Node* node) {
       if (!starts_with(node->kind().toQualString(), "fp8::script_")) return;
       const auto index = torch::jit::constant_as<std::int64_t>(node->input(1));
-      const auto name = torch::jit::constant_as<std::string>(node->input(2)), kind = torch::jit::constant_as<std::string>(node->input(3));
-      if (index && name && kind) specs.insert({static_cast<std::size_t>(*index), {static_cast<std::size_t>(*index), *name, *kind}});
+      const auto name = torch::jit::constant_as<std::string>(node->input(2)),
+                 kind = torch::jit::constant_as<std::string>(node->input(3));
+      if (index && name && kind)
+        specs.insert({static_cast<std::size_t>(*index), {static_cast<std::size_t>(*index), *name, *kind}});
     });
   }
   std::vector<NodeSpec> list;
@@ -294,7 +301,8 @@ Classes classes_of(const torch::jit::Module& model) {
       const auto graph = function->graph();
       for_each_node(graph->block(), [&](Node* node) {
         if (node->kind() != torch::jit::prim::CallMethod || node->input(0) == graph->inputs()[0]) return;
-        if (const auto callee = node->input(0)->type()->cast<c10::ClassType>()) calls.emplace_back(callee, node->s(torch::jit::attr::name));
+        if (const auto callee = node->input(0)->type()->cast<c10::ClassType>())
+          calls.emplace_back(callee, node->s(torch::jit::attr::name));
       });
     }
   }
@@ -320,7 +328,8 @@ c10::intrusive_ptr<runtime::ScriptNodes> slots_of(const torch::jit::Module& modu
   const auto slot = module.type()->getAttributeSlot(runtime::kScriptNodesAttribute);
   const auto object = module._ivalue();
   if (slot < object->slots().size()) {
-    if (auto nodes = runtime::script_nodes_of(object->getSlot(slot)); nodes != nullptr && nodes->size() >= count) return nodes;
+    if (auto nodes = runtime::script_nodes_of(object->getSlot(slot)); nodes != nullptr && nodes->size() >= count)
+      return nodes;
   }
   object->setSlot(slot, runtime::make_script_nodes(count));
   return runtime::script_nodes_of(object->getSlot(slot));

@@ -14,8 +14,8 @@
 namespace fp8::runtime {
 namespace {
 
-using torch::jit::Stack;
 using c10::IValue;
+using torch::jit::Stack;
 
 /// The arguments of a call, taken off the stack: nodes, index, name, type, then the aten operator's.
 struct Call {
@@ -58,12 +58,16 @@ void attention(Stack& stack) {
   const auto scale = call[6].toOptional<double>();
   const double dropout = call[4].toDouble();
   const bool causal = call[5].toBool(), gqa = call[7].toBool();
-  const OriginalOp original = [&] { return at::scaled_dot_product_attention(call.tensor(0), call.tensor(1), call.tensor(2), mask, dropout, causal, scale, gqa); };
+  const OriginalOp original = [&] {
+    return at::scaled_dot_product_attention(call.tensor(0), call.tensor(1), call.tensor(2), mask, dropout, causal,
+                                            scale, gqa);
+  };
   if (!call.handler) {
     stack.emplace_back(original());
     return;
   }
-  stack.emplace_back(call.handler->attention({call.tensor(0), call.tensor(1), call.tensor(2), mask, dropout, causal, scale, gqa, "None", std::nullopt, "left", original}));
+  stack.emplace_back(call.handler->attention({call.tensor(0), call.tensor(1), call.tensor(2), mask, dropout, causal,
+                                              scale, gqa, "None", std::nullopt, "left", original}));
 }
 
 void cache(Stack& stack) {
@@ -82,25 +86,35 @@ void has_script_nodes(Stack& stack) {
 
 #define FP8_NODE "Any nodes, int index, str name, str type, "
 const torch::jit::RegisterOperators kOperators({
-    torch::jit::Operator("fp8::script_matmul(" FP8_NODE "Tensor self, Tensor other) -> Tensor", product<at::matmul>, c10::AliasAnalysisKind::FROM_SCHEMA),
-    torch::jit::Operator("fp8::script_bmm(" FP8_NODE "Tensor self, Tensor mat2) -> Tensor", product<at::bmm>, c10::AliasAnalysisKind::FROM_SCHEMA),
-    torch::jit::Operator("fp8::script_softmax(" FP8_NODE "Tensor self, int dim, int? dtype) -> Tensor", softmax, c10::AliasAnalysisKind::FROM_SCHEMA),
-    torch::jit::Operator("fp8::script_attention(" FP8_NODE "Tensor query, Tensor key, Tensor value, Tensor? attn_mask, float dropout_p, bool is_causal, float? scale, "
-                         "bool enable_gqa) -> Tensor",
-                         attention, c10::AliasAnalysisKind::FROM_SCHEMA),
-    torch::jit::Operator("fp8::script_cache(" FP8_NODE "Tensor(a) current) -> Tensor(a)", cache, c10::AliasAnalysisKind::FROM_SCHEMA),
-    torch::jit::Operator("fp8::has_script_nodes(Any module) -> bool", has_script_nodes, c10::AliasAnalysisKind::FROM_SCHEMA),
+    torch::jit::Operator("fp8::script_matmul(" FP8_NODE "Tensor self, Tensor other) -> Tensor", product<at::matmul>,
+                         c10::AliasAnalysisKind::FROM_SCHEMA),
+    torch::jit::Operator("fp8::script_bmm(" FP8_NODE "Tensor self, Tensor mat2) -> Tensor", product<at::bmm>,
+                         c10::AliasAnalysisKind::FROM_SCHEMA),
+    torch::jit::Operator("fp8::script_softmax(" FP8_NODE "Tensor self, int dim, int? dtype) -> Tensor", softmax,
+                         c10::AliasAnalysisKind::FROM_SCHEMA),
+    torch::jit::Operator(
+        "fp8::script_attention(" FP8_NODE
+        "Tensor query, Tensor key, Tensor value, Tensor? attn_mask, float dropout_p, bool is_causal, float? scale, "
+        "bool enable_gqa) -> Tensor",
+        attention, c10::AliasAnalysisKind::FROM_SCHEMA),
+    torch::jit::Operator("fp8::script_cache(" FP8_NODE "Tensor(a) current) -> Tensor(a)", cache,
+                         c10::AliasAnalysisKind::FROM_SCHEMA),
+    torch::jit::Operator("fp8::has_script_nodes(Any module) -> bool", has_script_nodes,
+                         c10::AliasAnalysisKind::FROM_SCHEMA),
 });
 #undef FP8_NODE
 
 const torch::class_<ScriptNodes>& script_class() {
-  static const auto registered = torch::class_<ScriptNodes>("fp8", "ScriptNodes")
-                                     .def(torch::init<std::int64_t>())
-                                     .def_pickle([](const c10::intrusive_ptr<ScriptNodes>& self) { return static_cast<std::int64_t>(self->size()); },
-                                                 [](std::int64_t count) {
-                                                   TORCH_CHECK(count >= 0 && count < (1 << 20), "[fp8] ScriptNodes: found ", count, " slots, allowed: 0 to ", 1 << 20);
-                                                   return c10::make_intrusive<ScriptNodes>(static_cast<std::size_t>(count));
-                                                 });
+  static const auto registered =
+      torch::class_<ScriptNodes>("fp8", "ScriptNodes")
+          .def(torch::init<std::int64_t>())
+          .def_pickle(
+              [](const c10::intrusive_ptr<ScriptNodes>& self) { return static_cast<std::int64_t>(self->size()); },
+              [](std::int64_t count) {
+                TORCH_CHECK(count >= 0 && count < (1 << 20), "[fp8] ScriptNodes: found ", count,
+                            " slots, allowed: 0 to ", 1 << 20);
+                return c10::make_intrusive<ScriptNodes>(static_cast<std::size_t>(count));
+              });
   return registered;
 }
 [[maybe_unused]] const auto& kScriptClass = script_class();
@@ -111,17 +125,22 @@ ScriptNodes::ScriptNodes(std::size_t count) {
   for (std::size_t i = 0; i < count; ++i) slots_.push_back(std::make_shared<ModuleSlot>());
 }
 
-c10::TypePtr script_nodes_type() { return c10::OptionalType::create(c10::getCustomClassType<c10::intrusive_ptr<ScriptNodes>>()); }
+c10::TypePtr script_nodes_type() {
+  return c10::OptionalType::create(c10::getCustomClassType<c10::intrusive_ptr<ScriptNodes>>());
+}
 
 IValue make_script_nodes(std::size_t count) { return IValue(c10::make_intrusive<ScriptNodes>(count)); }
 
-c10::intrusive_ptr<ScriptNodes> script_nodes_of(const IValue& value) { return value.isNone() ? nullptr : value.toCustomClass<ScriptNodes>(); }
+c10::intrusive_ptr<ScriptNodes> script_nodes_of(const IValue& value) {
+  return value.isNone() ? nullptr : value.toCustomClass<ScriptNodes>();
+}
 
 const char* script_op_of(const std::string& aten_op) {
-  static const std::map<std::string, const char*> table = {{"aten::matmul", "fp8::script_matmul"},
-                                                           {"aten::bmm", "fp8::script_bmm"},
-                                                           {"aten::softmax", "fp8::script_softmax"},
-                                                           {"aten::scaled_dot_product_attention", "fp8::script_attention"}};
+  static const std::map<std::string, const char*> table = {
+      {"aten::matmul", "fp8::script_matmul"},
+      {"aten::bmm", "fp8::script_bmm"},
+      {"aten::softmax", "fp8::script_softmax"},
+      {"aten::scaled_dot_product_attention", "fp8::script_attention"}};
   const auto found = table.find(aten_op);
   return found == table.end() ? nullptr : found->second;
 }

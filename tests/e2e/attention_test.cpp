@@ -1,7 +1,8 @@
 // SPDX-License-Identifier: Apache-2.0
-// Language models with attention, softmax and the key/value cache in fp8 as well as the projections, by QUANT_CONFIG as a user of Intel
-// Neural Compressor sets it: one run measures, the next quantizes on load. Gated on the KL divergence to the high precision model,
-// which bounds simulated on these models and texts give with room for the rounding grid's luck (1.25 times the worst measured).
+// Language models with attention, softmax and the key/value cache in fp8 as well as the projections, by QUANT_CONFIG as
+// a user of Intel Neural Compressor sets it: one run measures, the next quantizes on load. Gated on the KL divergence
+// to the high precision model, which bounds simulated on these models and texts give with room for the rounding grid's
+// luck (1.25 times the worst measured).
 #include "e2e/e2e.h"
 
 namespace fp8::e2e {
@@ -21,7 +22,8 @@ Language stories(const std::filesystem::path& data) {
 
 std::string config(const test::TempDir& folder, const std::string& mode, const std::string& method) {
   const auto path = folder / (mode + ".json");
-  write_file(path, R"({"mode": ")" + mode + R"(", "observer": "maxabs", "scale_method": ")" + method + R"(", "hp_dtype": "fp32",
+  write_file(path, R"({"mode": ")" + mode + R"(", "observer": "maxabs", "scale_method": ")" + method +
+                       R"(", "hp_dtype": "fp32",
     "blocklist": {"names": ["lm_head"], "types": ["Embedding"]}, "dump_stats_path": ")" +
                        (folder / "stats" / "s").string() + "\"}");
   return path.string();
@@ -33,22 +35,29 @@ std::size_t measured(const std::filesystem::path& file, const std::string& suffi
   const auto json = io::read_json(file);
   for (const auto& item : json.at("Nodes").items()) {
     const std::string& name = item.key();
-    count += name.size() > suffix.size() && name.compare(name.size() - suffix.size(), suffix.size(), suffix) == 0 ? 1 : 0;
+    count +=
+        name.size() > suffix.size() && name.compare(name.size() - suffix.size(), suffix.size(), suffix) == 0 ? 1 : 0;
   }
   return count;
 }
 
 /// KL of the model quantized with everything in fp8 after a calibration on the first 32 chunks.
-io::Json measure_and_quantize(const Language& l, const std::string& attention, const std::string& method, const std::string& device, std::size_t layers) {
+io::Json measure_and_quantize(const Language& l, const std::string& attention, const std::string& method,
+                              const std::string& device, std::size_t layers) {
   const test::TempDir folder;
   const Arguments common = {"--model", l.model, "--seq-len", "256", "--attention", attention, "--dtype", "f32"};
-  Arguments measure = {"evaluate", "--data", l.calibration, "--samples", "32"}, quantize = {"evaluate", "--json", "--data", l.text, "--skip", l.skip, "--samples", l.samples, "--reference", l.model};
+  Arguments measure = {"evaluate", "--data", l.calibration, "--samples", "32"},
+            quantize = {"evaluate", "--json",    "--data",  l.text,        "--skip",
+                        l.skip,     "--samples", l.samples, "--reference", l.model};
   measure.insert(measure.end(), common.begin(), common.end());
   quantize.insert(quantize.end(), common.begin(), common.end());
   expect_success(fp8(measure, {{"QUANT_CONFIG", config(folder, "MEASURE", method)}, {"FP8_HPU_DEVICE", device}}));
   const auto stats = folder / "stats" / "s_hooks_maxabs.json";
-  const std::vector<std::string> nodes = attention == "fused" ? std::vector<std::string>{"self_attn.fused_scaled_dot_product_attention", "self_attn.k_cache", "self_attn.v_cache"}
-                                                              : std::vector<std::string>{"self_attn.matmul_qk", "self_attn.softmax", "self_attn.matmul_av", "self_attn.k_cache", "self_attn.v_cache"};
+  const std::vector<std::string> nodes =
+      attention == "fused" ? std::vector<std::string>{"self_attn.fused_scaled_dot_product_attention",
+                                                      "self_attn.k_cache", "self_attn.v_cache"}
+                           : std::vector<std::string>{"self_attn.matmul_qk", "self_attn.softmax", "self_attn.matmul_av",
+                                                      "self_attn.k_cache", "self_attn.v_cache"};
   for (const auto& node : nodes) EXPECT_EQ(measured(stats, node), layers) << node;
   return json_of(fp8(quantize, {{"QUANT_CONFIG", config(folder, "QUANTIZE", method)}, {"FP8_HPU_DEVICE", device}}));
 }
@@ -75,14 +84,19 @@ TEST_P(Attention, Stories260KWithEverythingInFp8) {
 }
 
 INSTANTIATE_TEST_SUITE_P(All, Attention,
-                         ::testing::Combine(::testing::Values("fused", "eager"), ::testing::Values("maxabs_hw", "maxabs_arbitrary"), ::testing::Values("gaudi2", "gaudi3")),
-                         [](const auto& info) { return std::string(std::get<0>(info.param)) + "_" + std::get<1>(info.param) + "_" + std::get<2>(info.param); });
+                         ::testing::Combine(::testing::Values("fused", "eager"),
+                                            ::testing::Values("maxabs_hw", "maxabs_arbitrary"),
+                                            ::testing::Values("gaudi2", "gaudi3")),
+                         [](const auto& info) {
+                           return std::string(std::get<0>(info.param)) + "_" + std::get<1>(info.param) + "_" +
+                                  std::get<2>(info.param);
+                         });
 
 TEST(AttentionKinds, InHighPrecisionBothGiveTheSameDistribution) {
   const auto evaluate = [](const std::string& attention) {
     const test::TempDir folder;
-    expect_success(fp8({"evaluate", "--model", demo_model(), "--data", heldout_text(), "--samples", "2", "--dtype", "f32", "--attention", attention, "--dump-logits",
-                        (folder / "logits").string()}));
+    expect_success(fp8({"evaluate", "--model", demo_model(), "--data", heldout_text(), "--samples", "2", "--dtype",
+                        "f32", "--attention", attention, "--dump-logits", (folder / "logits").string()}));
     const std::string bytes = Tensors::read(folder / "logits").bytes_of("logits");
     std::vector<float> logits(bytes.size() / sizeof(float));
     std::memcpy(logits.data(), bytes.data(), bytes.size());
@@ -96,9 +110,12 @@ TEST(AttentionKinds, InHighPrecisionBothGiveTheSameDistribution) {
 
 TEST(AttentionKinds, GenerateKeepsItsCacheInFp8) {
   const test::TempDir folder;
-  const Arguments generate = {"generate", "--json", "--model", demo_model(), "--prompt", "And the LORD said unto Moses, ", "--tokens", "60"};
-  expect_success(fp8({"evaluate", "--model", demo_model(), "--data", calibration_text(), "--samples", "8"}, {{"QUANT_CONFIG", config(folder, "MEASURE", "maxabs_hw")}}));
-  const auto text = json_of(fp8(generate, {{"QUANT_CONFIG", config(folder, "QUANTIZE", "maxabs_hw")}})).at("text").get<std::string>();
+  const Arguments generate = {
+      "generate", "--json", "--model", demo_model(), "--prompt", "And the LORD said unto Moses, ", "--tokens", "60"};
+  expect_success(fp8({"evaluate", "--model", demo_model(), "--data", calibration_text(), "--samples", "8"},
+                     {{"QUANT_CONFIG", config(folder, "MEASURE", "maxabs_hw")}}));
+  const auto text =
+      json_of(fp8(generate, {{"QUANT_CONFIG", config(folder, "QUANTIZE", "maxabs_hw")}})).at("text").get<std::string>();
   const auto plain = json_of(fp8(generate)).at("text").get<std::string>();
   EXPECT_EQ(text.size(), plain.size());
   std::size_t same = 0;  // greedy text from fp8 follows the high precision one at first

@@ -1,6 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
-// A tiny Mixtral from the command line: measured and quantized on load by QUANT_CONFIG, and written as an fp8 checkpoint and read back.
-// Its weights are noise, so the KL bounds are loose: they tell fp8 (some 1e-3) from a wrong scale or expert (1e-1 and more).
+// A tiny Mixtral from the command line: measured and quantized on load by QUANT_CONFIG, and written as an fp8
+// checkpoint and read back. Its weights are noise, so the KL bounds are loose: they tell fp8 (some 1e-3) from a wrong
+// scale or expert (1e-1 and more).
 #include "e2e/e2e.h"
 #include "fp8/runtime/io/safetensors.h"
 #include "tools/models/tiny_checkpoint.h"
@@ -25,7 +26,8 @@ class Mixtral : public ::testing::Test {
   std::string model() const { return (folder / "model").string(); }
   std::string data() const { return (folder / "ids.safetensors").string(); }
   double kl(const std::string& of, const Environment& environment = {}) const {
-    return json_of(fp8({"evaluate", "--json", "--model", of, "--data", data(), "--reference", model()}, environment)).value("kl", 1e9);
+    return json_of(fp8({"evaluate", "--json", "--model", of, "--data", data(), "--reference", model()}, environment))
+        .value("kl", 1e9);
   }
   test::TempDir folder;
 };
@@ -33,8 +35,12 @@ class Mixtral : public ::testing::Test {
 TEST_F(Mixtral, QuantConfigMeasuresAndQuantizesItsExperts) {
   const auto config = [&](const std::string& mode) {
     const auto path = folder / (mode + ".json");
-    write_file(path, R"({"mode": ")" + mode + R"(", "observer": "maxabs", "scale_method": "maxabs_hw", "blocklist": {"names": ["lm_head", "gate"], "types": ["Embedding"]},
-      "dump_stats_path": ")" + (folder / "stats" / "s").string() + "\"}");
+    write_file(
+        path,
+        R"({"mode": ")" + mode +
+            R"(", "observer": "maxabs", "scale_method": "maxabs_hw", "blocklist": {"names": ["lm_head", "gate"], "types": ["Embedding"]},
+      "dump_stats_path": ")" +
+            (folder / "stats" / "s").string() + "\"}");
     return Environment{{"QUANT_CONFIG", path.string()}};
   };
   expect_success(fp8({"evaluate", "--model", model(), "--data", data()}, config("MEASURE")));
@@ -61,6 +67,29 @@ TEST_F(Mixtral, AnFp8CheckpointRunsWithItsExperts) {
     EXPECT_LE(distance, 2e-2) << scheme;
     EXPECT_GT(distance, 1e-5) << scheme;
   }
+}
+
+TEST_F(Mixtral, MeasuredExpertsGetStaticScalesInTheCheckpoint) {
+  expect_success(fp8({"measure", "--model", model(), "--data", data(), "--out", (folder / "stats").string()}));
+  const auto out = folder / "static";
+  quantize(model(), out, {"--measurements", (folder / "stats").string()});
+  const auto nodes = io::read_json(folder / "stats" / "inc_output_hooks_maxabs.json").at("Nodes");
+  const auto tensors = Tensors::read(out / "model.safetensors");
+  const auto scale = [&](const std::string& tensor) {
+    float value = 0;
+    std::memcpy(&value, tensors.bytes_of(tensor).data(), sizeof value);
+    return value;
+  };
+  const std::string experts = "model.layers.1.block_sparse_moe.experts.";
+  const auto& mixture = nodes.at(experts + "moe_op");
+  const float hidden = mixture.at("inputs")[0][0][0],
+              inner = mixture.at("outputs")[3][0][0];  // y, then experts 0, 1, 2
+  EXPECT_FLOAT_EQ(scale(experts + "2.w1.input_scale"), hidden / 448.0f);
+  EXPECT_FLOAT_EQ(scale(experts + "2.w3.input_scale"), hidden / 448.0f);
+  EXPECT_FLOAT_EQ(scale(experts + "2.w2.input_scale"), inner / 448.0f);
+  const double distance = kl(out.string());
+  EXPECT_LE(distance, 2e-2);
+  EXPECT_GT(distance, 1e-5);
 }
 
 }  // namespace

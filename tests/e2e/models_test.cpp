@@ -1,11 +1,12 @@
 // SPDX-License-Identifier: Apache-2.0
-// A BERT encoder and a residual network, typed modules as users write them, measured and quantized by one QUANT_CONFIG: every kind of
-// module that they hold is measured, converted, and the fp8 result stays within the error that rounding to E4M3 explains.
+// A BERT encoder and a residual network, typed modules as users write them, measured and quantized by one QUANT_CONFIG:
+// every kind of module that they hold is measured, converted, and the fp8 result stays within the error that rounding
+// to E4M3 explains.
 //
-//   Rounding to 3 mantissa bits: the relative error is uniform in +-2^-4 / m for a mantissa m in [1, 2), log-uniform, so its variance is
-//   2^-6 / 12 * integral over [1, 2] of m^-3 dm / ln 2 = 7.0e-4, e = 0.0265. A product of two rounded operands, signs mixed: e sqrt 2.
-//   P products in a row whose errors are independent: e sqrt(2 P). The bound is twice that, for ranges that are not log-uniform and
-//   values below the smallest normal number.
+//   Rounding to 3 mantissa bits: the relative error is uniform in +-2^-4 / m for a mantissa m in [1, 2), log-uniform,
+//   so its variance is 2^-6 / 12 * integral over [1, 2] of m^-3 dm / ln 2 = 7.0e-4, e = 0.0265. A product of two
+//   rounded operands, signs mixed: e sqrt 2. P products in a row whose errors are independent: e sqrt(2 P). The bound
+//   is twice that, for ranges that are not log-uniform and values below the smallest normal number.
 #include <gmock/gmock.h>
 #include <gtest/gtest.h>
 
@@ -31,7 +32,11 @@ double relative_error(const at::Tensor& y, const at::Tensor& expected) {
 }
 
 io::Json config(const std::string& mode, const std::filesystem::path& folder, const std::string& method) {
-  return {{"mode", mode}, {"observer", "maxabs"}, {"scale_method", method}, {"hp_dtype", "fp32"}, {"dump_stats_path", (folder / "s" / "inc").string()}};
+  return {{"mode", mode},
+          {"observer", "maxabs"},
+          {"scale_method", method},
+          {"hp_dtype", "fp32"},
+          {"dump_stats_path", (folder / "s" / "inc").string()}};
 }
 
 struct Outcome {
@@ -51,8 +56,10 @@ Outcome measure_and_quantize(Model& model, const Input& batch, const std::string
   for (int i = 0; i < 4; ++i) model(batch(i));
   measure::finalize_calibration(*model);
   Outcome outcome;
-  for (const auto& m : measure::read_measurements((folder / "s" / "inc").string()).modules) outcome.measured.push_back(m.module);
-  const auto report = plugin.convert_modules(*model, {.inference = true, .quant = config("QUANTIZE", folder.path(), method)});
+  for (const auto& m : measure::read_measurements((folder / "s" / "inc").string()).modules)
+    outcome.measured.push_back(m.module);
+  const auto report =
+      plugin.convert_modules(*model, {.inference = true, .quant = config("QUANTIZE", folder.path(), method)});
   for (const auto& m : report.converted) outcome.converted.push_back(m.name);
   outcome.error = relative_error(model(batch(100)), expected);
   ::testing::Test::RecordProperty("relative_error", std::to_string(outcome.error));
@@ -74,7 +81,8 @@ TEST_P(BertModel, EveryModuleInFp8) {
   const Outcome outcome = measure_and_quantize(model, batch, method);
   std::vector<std::string> expected = {"pooler"};
   for (const std::string layer : {"layer_0.", "layer_1."}) {
-    for (const char* name : {"query", "key", "value", "attention_output", "intermediate", "output"}) expected.push_back(layer + name);
+    for (const char* name : {"query", "key", "value", "attention_output", "intermediate", "output"})
+      expected.push_back(layer + name);
     if (fused) {
       expected.push_back(layer + "sdpa");
     } else {
@@ -82,15 +90,20 @@ TEST_P(BertModel, EveryModuleInFp8) {
     }
   }
   EXPECT_THAT(outcome.converted, UnorderedElementsAreArray(expected));
-  for (const char* name : {"word_embeddings", "position_embeddings"}) expected.push_back(name);  // measured, and kept unless allowlisted
+  for (const char* name : {"word_embeddings", "position_embeddings"})
+    expected.push_back(name);  // measured, and kept unless allowlisted
   EXPECT_THAT(outcome.measured, UnorderedElementsAreArray(expected));
   EXPECT_LE(outcome.error, bound(15));  // 2 layers of q/k/v, q k^T, softmax, p v, o, up, down, and the pooler
   EXPECT_GT(outcome.error, 0.002);
 }
 
 INSTANTIATE_TEST_SUITE_P(All, BertModel,
-                         ::testing::Combine(::testing::Bool(), ::testing::Values("maxabs_hw", "maxabs_arbitrary", "act_maxabs_pow2_weights_pcs_maxabs_pow2")),
-                         [](const auto& info) { return std::string(std::get<0>(info.param) ? "fused_" : "eager_") + std::get<1>(info.param); });
+                         ::testing::Combine(::testing::Bool(),
+                                            ::testing::Values("maxabs_hw", "maxabs_arbitrary",
+                                                              "act_maxabs_pow2_weights_pcs_maxabs_pow2")),
+                         [](const auto& info) {
+                           return std::string(std::get<0>(info.param) ? "fused_" : "eager_") + std::get<1>(info.param);
+                         });
 
 TEST(ResNetModel, EveryModuleInFp8) {
   torch::manual_seed(6);
@@ -107,7 +120,8 @@ TEST(ResNetModel, EveryModuleInFp8) {
   }
   model->eval();
   const Outcome outcome = measure_and_quantize(model, batch, "maxabs_arbitrary");
-  const std::vector<std::string> expected = {"conv1", "layer1.conv1", "layer1.conv2", "layer2.conv1", "layer2.conv2", "layer2.downsample", "fc"};
+  const std::vector<std::string> expected = {
+      "conv1", "layer1.conv1", "layer1.conv2", "layer2.conv1", "layer2.conv2", "layer2.downsample", "fc"};
   EXPECT_THAT(outcome.measured, UnorderedElementsAreArray(expected));
   EXPECT_THAT(outcome.converted, UnorderedElementsAreArray(expected));
   EXPECT_LE(outcome.error, bound(6));  // the longest path

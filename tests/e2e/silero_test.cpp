@@ -1,6 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
-// silero_vad.jit, a real stateful TorchScript model, from the command line: its f32 run against the reference made by the original
-// code, and its fp8 run (convolutions and LSTM products; STFT and the last 1x1 in f32) within the bounds that simulated fp8 leaves.
+// silero_vad.jit, a real stateful TorchScript model, from the command line: its f32 run against the reference made by
+// the original code, and its fp8 run (convolutions and LSTM products; STFT and the last 1x1 in f32) within the bounds
+// that simulated fp8 leaves.
 #include <cmath>
 
 #include "e2e/e2e.h"
@@ -29,15 +30,16 @@ class Silero : public ::testing::Test {
     ASSERT_EQ(reference.size(), kChunks);
   }
   std::vector<float> run(const Arguments& more, io::Json* json = nullptr) {
-    Arguments arguments = {"run", model(), "--inputs", sound(), "--out", (folder / "out.safetensors").string(), "--json"};
+    Arguments arguments = {"run",   model(), "--inputs", sound(), "--out", (folder / "out.safetensors").string(),
+                           "--json"};
     arguments.insert(arguments.end(), more.begin(), more.end());
     const auto result = json_of(fp8(arguments));
     if (json != nullptr) *json = result;
     return values(folder / "out.safetensors", "output");
   }
   void measure() {
-    expect_success(fp8({"measure", "--model", model(), "--data", sound(), "--samples", std::to_string(kCalibrated), "--exclude", "decoder\\.decoder", "--out",
-                        (folder / "stats").string()}));
+    expect_success(fp8({"measure", "--model", model(), "--data", sound(), "--samples", std::to_string(kCalibrated),
+                        "--exclude", "decoder\\.decoder", "--out", (folder / "stats").string()}));
   }
   std::vector<float> reference;
   test::TempDir folder;
@@ -71,8 +73,9 @@ TEST_F(Silero, InFp8ItStaysWithinTheBounds) {
   for (const auto& m : json.at("modules_kept")) {
     if (m.at("reason").get<std::string>().find("never called") != std::string::npos) never.push_back(m.at("name"));
   }
-  EXPECT_THAT(quantized, ::testing::ElementsAre("_model.encoder.0.reparam_conv", "_model.encoder.1.reparam_conv", "_model.encoder.2.reparam_conv",
-                                                "_model.encoder.3.reparam_conv", "_model.decoder.rnn.weight_ih", "_model.decoder.rnn.weight_hh"));
+  EXPECT_THAT(quantized, ::testing::ElementsAre("_model.encoder.0.reparam_conv", "_model.encoder.1.reparam_conv",
+                                                "_model.encoder.2.reparam_conv", "_model.encoder.3.reparam_conv",
+                                                "_model.decoder.rnn.weight_ih", "_model.decoder.rnn.weight_hh"));
   EXPECT_THAT(never, ::testing::Each(::testing::StartsWith("_model_8k.")));
   EXPECT_EQ(never.size(), 6u);
 }
@@ -80,13 +83,14 @@ TEST_F(Silero, InFp8ItStaysWithinTheBounds) {
 TEST_F(Silero, AQuantConfigSaysTheSame) {
   const auto config = [&](const std::string& mode) {
     const auto path = folder / (mode + ".json");
-    write_file(path, R"({"mode": ")" + mode + R"(", "observer": "maxabs", "scale_method": "maxabs_arbitrary", "hp_dtype": "fp32",
+    write_file(path, R"({"mode": ")" + mode +
+                         R"(", "observer": "maxabs", "scale_method": "maxabs_arbitrary", "hp_dtype": "fp32",
       "blocklist": {"names": ["decoder\\.decoder"], "types": []}, "ignore_modules_wo_measures": true, "dump_stats_path": ")" +
                          (folder / "stats" / "s").string() + "\"}");
     return path.string();
   };
-  expect_success(fp8({"measure", "--model", model(), "--data", sound(), "--samples", std::to_string(kCalibrated), "--out", (folder / "stats").string(), "--config",
-                      config("MEASURE")}));
+  expect_success(fp8({"measure", "--model", model(), "--data", sound(), "--samples", std::to_string(kCalibrated),
+                      "--out", (folder / "stats").string(), "--config", config("MEASURE")}));
   const auto p = run({"--config", config("QUANTIZE")});
   ASSERT_EQ(p.size(), kChunks);
   double sum = 0;
@@ -101,8 +105,8 @@ TEST_F(Silero, AnEarlierRunIsTheReferenceOfALaterOne) {
   io::Json json;
   run({"--samples", "40", "--reference", (folder / "first.safetensors").string()}, &json);
   EXPECT_EQ(json.at("outputs").at("output").at("max_difference"), 0.0);
-  expect_refused(fp8({"run", model(), "--inputs", sound(), "--samples", "41", "--reference", (folder / "first.safetensors").string(), "--out",
-                      (folder / "x").string(), "--json"}),
+  expect_refused(fp8({"run", model(), "--inputs", sound(), "--samples", "41", "--reference",
+                      (folder / "first.safetensors").string(), "--out", (folder / "x").string(), "--json"}),
                  {"expected a tensor 'output' of shape [41,1], found [40,1]"});
 }
 

@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
-// Nodes of TorchScript modules: which there are and what they are called, that an unhandled one changes no bit, and that a handler
-// is met by its own instance only, whatever was done to the module before and after.
+// Nodes of TorchScript modules: which there are and what they are called, that an unhandled one changes no bit, and
+// that a handler is met by its own instance only, whatever was done to the module before and after.
 #include "fp8/measure/script_nodes.h"
 
 #include <gmock/gmock.h>
@@ -88,8 +88,9 @@ at::Tensor input() {
 
 TEST(ScriptNodes, NamesFollowTheModulesAndTheCode) {
   EXPECT_THAT(names(op_nodes(pair_of(attention()))),
-              ElementsAre("matmul:Matmul", "a.matmul:Matmul", "a.softmax:Softmax", "a.matmul_1:Matmul", "a.sdpa:ModuleFusedSDPA", "b.matmul:Matmul",
-                          "b.softmax:Softmax", "b.matmul_1:Matmul", "b.sdpa:ModuleFusedSDPA"));
+              ElementsAre("matmul:Matmul", "a.matmul:Matmul", "a.softmax:Softmax", "a.matmul_1:Matmul",
+                          "a.sdpa:ModuleFusedSDPA", "b.matmul:Matmul", "b.softmax:Softmax", "b.matmul_1:Matmul",
+                          "b.sdpa:ModuleFusedSDPA"));
 }
 
 TEST(ScriptNodes, AskingAgainGivesTheSameSlots) {
@@ -103,7 +104,8 @@ TEST(ScriptNodes, UnhandledResultsAreTheSameBits) {
   const at::Tensor x = input();
   Module plain = pair_of(attention()), ours = pair_of(attention());
   op_nodes(ours);
-  for (int i = 0; i < 4; ++i) EXPECT_TRUE(torch::equal(run(ours, x), run(plain, x))) << i;  // the profiling executor recompiles
+  for (int i = 0; i < 4; ++i)
+    EXPECT_TRUE(torch::equal(run(ours, x), run(plain, x))) << i;  // the profiling executor recompiles
   const at::Tensor xa = x.clone().requires_grad_(), xb = x.clone().requires_grad_();
   for (int i = 0; i < 3; ++i) {
     run(ours, xa).sum().backward();
@@ -206,15 +208,23 @@ Module of_class(const std::string& name, const std::string& code) {
 TEST(ScriptNodes, AModuleOfAKnownClassIsOneNode) {
   Module root = of_class("Root", "");
   root.register_module("mul", of_class("Matmul", "def forward(self, a, b):\n  return torch.matmul(a, b)\n"));
-  root.register_module("soft", of_class("Softmax", "def forward(self, x):\n  if x.dim() == 3:\n    y = torch.softmax(x, -1)\n  else:\n    y = torch.softmax(x, 0)\n  return y\n"));
-  root.register_module("fused", of_class("ModuleFusedSDPA", "def forward(self, q, k, v):\n  return torch.scaled_dot_product_attention(q, k, v)\n"));
+  root.register_module("soft", of_class("Softmax",
+                                        "def forward(self, x):\n  if x.dim() == 3:\n    y = torch.softmax(x, -1)\n  "
+                                        "else:\n    y = torch.softmax(x, 0)\n  return y\n"));
+  root.register_module("fused",
+                       of_class("ModuleFusedSDPA",
+                                "def forward(self, q, k, v):\n  return torch.scaled_dot_product_attention(q, k, v)\n"));
   root.register_module("block", of_class("B2BMatmul", "def forward(self, a, b):\n  return torch.matmul(a, b)\n"));
   root.register_module("cache", of_class("KVCache", "def forward(self, cur):\n  return cur\n"));
-  root.define("def forward(self, x):\n  return self.fused.forward(self.mul.forward(x, x), self.soft.forward(x), self.block.forward(x, self.cache.forward(x)))\n");
+  root.define(
+      "def forward(self, x):\n  return self.fused.forward(self.mul.forward(x, x), self.soft.forward(x), "
+      "self.block.forward(x, self.cache.forward(x)))\n");
   const auto nodes = op_nodes(root);
-  EXPECT_THAT(names(nodes), ElementsAre("mul:Matmul", "soft:Softmax", "fused:ModuleFusedSDPA", "block:B2BMatmul", "cache:KVCache"));
+  EXPECT_THAT(names(nodes),
+              ElementsAre("mul:Matmul", "soft:Softmax", "fused:ModuleFusedSDPA", "block:B2BMatmul", "cache:KVCache"));
   const at::Tensor x = input();
-  EXPECT_TRUE(torch::equal(run(root, x), at::scaled_dot_product_attention(at::matmul(x, x), at::softmax(x, -1), at::matmul(x, x))));
+  EXPECT_TRUE(torch::equal(run(root, x),
+                           at::scaled_dot_product_attention(at::matmul(x, x), at::softmax(x, -1), at::matmul(x, x))));
   const auto recorders = record(nodes);
   run(root, x);
   for (const auto& r : recorders) EXPECT_EQ(r->calls, 1);
@@ -281,9 +291,13 @@ TEST(ScriptNodes, TracedModules) {
   Module target("Traced");
   target.register_attribute("training", c10::BoolType::get(), false);
   const auto traced = torch::jit::tracer::trace(
-      {x}, [](const torch::jit::Stack& inputs) -> torch::jit::Stack { return {at::softmax(at::matmul(inputs[0].toTensor(), inputs[0].toTensor()), -1)}; },
+      {x},
+      [](const torch::jit::Stack& inputs) -> torch::jit::Stack {
+        return {at::softmax(at::matmul(inputs[0].toTensor(), inputs[0].toTensor()), -1)};
+      },
       [](const at::Tensor&) { return std::string(); }, /*strict=*/true, /*force_outplace=*/false, &target);
-  const auto function = target._ivalue()->compilation_unit()->create_function(c10::QualifiedName(*target.type()->name(), "forward"), traced.first->graph);
+  const auto function = target._ivalue()->compilation_unit()->create_function(
+      c10::QualifiedName(*target.type()->name(), "forward"), traced.first->graph);
   target.type()->addMethod(function);
   const at::Tensor expected = run(target, x);
   const auto nodes = op_nodes(target);

@@ -1,6 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
-// A BERT encoder and a residual network as typed modules, small, with the wrapper modules where attention multiplies: models as users
-// bring them, for tests of measuring and quantizing all kinds of modules at once. Weights and inputs come from fixed seeds.
+// A BERT encoder and a residual network as typed modules, small, with the wrapper modules where attention multiplies:
+// models as users bring them, for tests of measuring and quantizing all kinds of modules at once. Weights and inputs
+// come from fixed seeds.
 #pragma once
 #include <torch/torch.h>
 
@@ -20,8 +21,12 @@ struct BertSize {
 struct BertLayerImpl : torch::nn::Module {
   /// fused: one fused attention, else two products and a softmax.
   BertLayerImpl(const BertSize& s, bool fused) : heads(s.heads) {
-    const auto linear = [&](const char* name, std::int64_t in, std::int64_t out) { return register_module(name, torch::nn::Linear(in, out)); };
-    const auto norm = [&](const char* name) { return register_module(name, torch::nn::LayerNorm(torch::nn::LayerNormOptions({s.hidden}))); };
+    const auto linear = [&](const char* name, std::int64_t in, std::int64_t out) {
+      return register_module(name, torch::nn::Linear(in, out));
+    };
+    const auto norm = [&](const char* name) {
+      return register_module(name, torch::nn::LayerNorm(torch::nn::LayerNormOptions({s.hidden})));
+    };
     query = linear("query", s.hidden, s.hidden);
     key = linear("key", s.hidden, s.hidden);
     value = linear("value", s.hidden, s.hidden);
@@ -47,7 +52,8 @@ struct BertLayerImpl : torch::nn::Module {
     return output_norm(h + output(at::gelu(intermediate(h))));
   }
   std::int64_t heads;
-  torch::nn::Linear query{nullptr}, key{nullptr}, value{nullptr}, dense{nullptr}, intermediate{nullptr}, output{nullptr};
+  torch::nn::Linear query{nullptr}, key{nullptr}, value{nullptr}, dense{nullptr}, intermediate{nullptr},
+      output{nullptr};
   torch::nn::LayerNorm attention_norm{nullptr}, output_norm{nullptr};
   runtime::ModuleFusedSDPA sdpa{nullptr};
   runtime::Matmul matmul_qk{nullptr}, matmul_av{nullptr};
@@ -60,7 +66,8 @@ struct BertImpl : torch::nn::Module {
     words = register_module("word_embeddings", torch::nn::Embedding(s.vocabulary, s.hidden));
     positions = register_module("position_embeddings", torch::nn::Embedding(s.positions, s.hidden));
     norm = register_module("norm", torch::nn::LayerNorm(torch::nn::LayerNormOptions({s.hidden})));
-    for (std::int64_t i = 0; i < s.layers; ++i) layers.push_back(register_module("layer_" + std::to_string(i), BertLayer(s, fused)));
+    for (std::int64_t i = 0; i < s.layers; ++i)
+      layers.push_back(register_module("layer_" + std::to_string(i), BertLayer(s, fused)));
     pooler = register_module("pooler", torch::nn::Linear(s.hidden, s.hidden));
   }
   /// ids [B, L] -> [B, L, hidden]; the first position goes through the pooler.
@@ -82,7 +89,9 @@ TORCH_MODULE(Bert);
 struct BasicBlockImpl : torch::nn::Module {
   BasicBlockImpl(std::int64_t in, std::int64_t out, std::int64_t stride) {
     const auto conv = [&](const char* name, std::int64_t from, std::int64_t kernel, std::int64_t s) {
-      return register_module(name, torch::nn::Conv2d(torch::nn::Conv2dOptions(from, out, kernel).stride(s).padding(kernel / 2).bias(false)));
+      return register_module(
+          name,
+          torch::nn::Conv2d(torch::nn::Conv2dOptions(from, out, kernel).stride(s).padding(kernel / 2).bias(false)));
     };
     conv1 = conv("conv1", in, 3, stride);
     conv2 = conv("conv2", out, 3, 1);

@@ -55,6 +55,12 @@ bool holds_product(const std::string& type) {
   return known->kind == configs::ModuleKind::linear || known->kind == configs::ModuleKind::convolution || known->kind == configs::ModuleKind::recurrent;
 }
 
+/// A mixture of experts shows the inputs of all its experts' weights.
+bool is_mixture(const std::string& type) {
+  const auto* known = configs::find_module_type(type);
+  return known != nullptr && known->kind == configs::ModuleKind::dynamic_moe;
+}
+
 Selection selection_of(const MeasureOptions& o) {
   Selection s;
   std::string prefix = "inc_output";
@@ -73,7 +79,7 @@ Selection selection_of(const MeasureOptions& o) {
     for (const auto& pattern : exclude) {
       if (pattern.search(name)) return false;
     }
-    return configured ? configured(name, type) : type == "Linear" || type == "Conv2d" || (script && holds_product(type));
+    return configured ? configured(name, type) : type == "Linear" || type == "Conv2d" || is_mixture(type) || (script && holds_product(type));
   };
   s.options.prefix = (o.out / prefix).string();
   return s;

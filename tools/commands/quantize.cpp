@@ -15,6 +15,7 @@
 #include "fp8/tools/commands/output.h"
 #include "fp8/tools/commands/progress.h"
 #include "fp8/tools/commands/table.h"
+#include "fp8/tools/models/expert_weights.h"
 
 namespace fp8::commands {
 namespace {
@@ -56,10 +57,11 @@ quant::PlanOptions plan_of(const QuantizeOptions& o, const Context& context) {
     if (plan.config->mode == configs::QuantMode::MEASURE) throw io::Error(o.config.string() + ": key 'mode': found MEASURE, expected QUANTIZE");
     if (!context.dialect.has_value()) plan.dialect = runtime::device_dialect("quantize");
     if (plan.config->scale_method.needs_measurements()) {
-      plan.measurements = measure::read_measurements(o.measurements.empty() ? plan.config->dump_stats_path.string() : o.measurements);
+      plan.measurements =
+          models::in_names_of_checkpoint(measure::read_measurements(o.measurements.empty() ? plan.config->dump_stats_path.string() : o.measurements));
     }
   } else if (!o.measurements.empty()) {
-    plan.measurements = measure::read_measurements(o.measurements);
+    plan.measurements = models::in_names_of_checkpoint(measure::read_measurements(o.measurements));
   }
   return plan;
 }

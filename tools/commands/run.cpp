@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
-// fp8 run: a TorchScript model on inputs from a file, in high precision or with measured modules in fp8. Samples run in order, so a
-// model that keeps state in itself carries it from one to the next.
+// fp8 run: a TorchScript model on inputs from a file, in high precision or with measured modules in fp8. Samples run in
+// order, so a model that keeps state in itself carries it from one to the next.
 #include <ATen/core/grad_mode.h>
 #include <fmt/format.h>
 #include <torch/csrc/jit/api/module.h>
@@ -43,7 +43,8 @@ std::optional<configs::QuantConfig> config_of(const RunOptions& o) {
     config = configs::read_quant_config(*path);
   }
   if (!config.has_value() || config->mode == configs::QuantMode::NONE) return std::nullopt;
-  if (config->mode == configs::QuantMode::MEASURE) throw io::Error(config->source + ": key 'mode': found MEASURE, expected QUANTIZE (fp8 measure --config measures)");
+  if (config->mode == configs::QuantMode::MEASURE)
+    throw io::Error(config->source + ": key 'mode': found MEASURE, expected QUANTIZE (fp8 measure --config measures)");
   return config;
 }
 
@@ -56,13 +57,15 @@ std::optional<quant::PlanOptions> plan_of(const RunOptions& o, const Context& co
   plan.exclude = o.exclude;
   plan.dialect = context.dialect.value_or(kernels::Dialect::ocp);
   if (plan.config.has_value()) {
-    if (!o.include.empty() || !o.exclude.empty()) throw UsageError("run: the QUANT_CONFIG decides the modules, --include and --exclude don't go with it");
+    if (!o.include.empty() || !o.exclude.empty())
+      throw UsageError("run: the QUANT_CONFIG decides the modules, --include and --exclude don't go with it");
     if (!context.dialect.has_value()) plan.dialect = runtime::device_dialect("run");
     if (!o.measurements.empty()) plan.measurements = measure::read_measurements(o.measurements);
     return plan;
   }
   if (o.measurements.empty()) {
-    if (!o.include.empty() || !o.exclude.empty()) throw UsageError("run: --include and --exclude go with --measurements");
+    if (!o.include.empty() || !o.exclude.empty())
+      throw UsageError("run: --include and --exclude go with --measurements");
     return std::nullopt;
   }
   plan.measurements = measure::read_measurements(o.measurements);
@@ -71,7 +74,8 @@ std::optional<quant::PlanOptions> plan_of(const RunOptions& o, const Context& co
 
 /// Converts the model. Modules that were watched and never called stay as they are.
 quant::ConversionReport convert_script(const torch::jit::Module& model, const RunOptions& o, quant::PlanOptions plan) {
-  if (plan.config.has_value() && o.measurements.empty()) return quant::convert_with_config(model, *plan.config, plan.dialect);
+  if (plan.config.has_value() && o.measurements.empty())
+    return quant::convert_with_config(model, *plan.config, plan.dialect);
   if (plan.measurements.has_value() && !plan.config.has_value()) {
     for (const auto& name : plan.measurements->selected) {
       if (plan.measurements->find(name) == nullptr) plan.keep[name] = "never called while it was measured";
@@ -82,13 +86,15 @@ quant::ConversionReport convert_script(const torch::jit::Module& model, const Ru
 
 io::Json json_of(const quant::ConversionReport& report) {
   io::Json kept = io::Json::array(), converted = io::Json::array();
-  for (const auto& m : report.converted) converted.push_back({{"name", m.name}, {"type", m.type}, {"scheme", m.scheme}});
+  for (const auto& m : report.converted)
+    converted.push_back({{"name", m.name}, {"type", m.type}, {"scheme", m.scheme}});
   for (const auto& m : report.skipped) kept.push_back({{"name", m.name}, {"reason", m.reason}});
   return {{"modules_quantized", converted}, {"modules_kept", kept}};
 }
 
 /// All samples through the model; returns the seconds spent in forward.
-double forward_all(const RunOptions& o, torch::jit::Module& model, const ScriptInputs& inputs, const Context& context, RunOutput& output) {
+double forward_all(const RunOptions& o, torch::jit::Module& model, const ScriptInputs& inputs, const Context& context,
+                   RunOutput& output) {
   const auto device = resolve_device(context);
   Progress progress(context, "run", inputs.samples());
   double seconds = 0;
@@ -109,7 +115,8 @@ void run_script(const RunOptions& o, Context& context) {
   const at::NoGradGuard no_grad;
   const auto start = Clock::now();
   const auto plan = plan_of(o, context);
-  if (plan.has_value() && context.device != "hpu") throw UsageError("--device: found '" + context.device + "', but fp8 modules run on hpu");
+  if (plan.has_value() && context.device != "hpu")
+    throw UsageError("--device: found '" + context.device + "', but fp8 modules run on hpu");
   auto model = load_script(o.model, context);
   const ScriptInputs inputs(o.inputs, model, o);
   quant::ConversionReport report;
@@ -123,8 +130,12 @@ void run_script(const RunOptions& o, Context& context) {
   output.commit();
   const double seconds = std::chrono::duration<double>(Clock::now() - start).count();
   io::Json json = json_of(report);
-  json.update({{"chunks", inputs.samples()}, {"batch", inputs.batch()}, {"seconds", seconds}, {"forward_seconds", forward_seconds},
-               {"outputs", output.json()}, {"out", o.out.string()}});
+  json.update({{"chunks", inputs.samples()},
+               {"batch", inputs.batch()},
+               {"seconds", seconds},
+               {"forward_seconds", forward_seconds},
+               {"outputs", output.json()},
+               {"out", o.out.string()}});
   Table table({"run", ">" + o.model.filename().string()});
   table.row({"chunks", grouped(inputs.samples())});
   table.row({"modules in fp8", std::to_string(report.converted.size())});
@@ -143,12 +154,15 @@ Action add_run(Options& options) {
   auto values = std::make_shared<RunOptions>();
   constexpr std::int64_t kMany = std::int64_t{1} << 40;
   options.path("MODEL", values->model, "TorchScript file (.pt, .jit)", Options::Need::required);
-  options.path("--inputs", values->inputs, ".wav, or .safetensors with tensors named as forward's arguments", Options::Need::required);
+  options.path("--inputs", values->inputs, ".wav, or .safetensors with tensors named as forward's arguments",
+               Options::Need::required);
   options.path("--out", values->out, "Safetensors file for what forward returns", Options::Need::required);
-  options.text("--measurements", values->measurements, "Measured modules run in fp8: folder, prefix or file of fp8 measure");
+  options.text("--measurements", values->measurements,
+               "Measured modules run in fp8: folder, prefix or file of fp8 measure");
   options.path("--config", values->config, "QUANT_CONFIG JSON instead of our own rules");
   options.list("--include", values->include, "Quantize modules whose name matches this regular expression too");
-  options.list("--exclude", values->exclude, "Keep modules whose name matches this regular expression in high precision");
+  options.list("--exclude", values->exclude,
+               "Keep modules whose name matches this regular expression in high precision");
   options.path("--reference", values->reference, "Output of an earlier run to compare with");
   options.integer("--samples", values->samples, 1, kMany, "Samples (chunks of sound) to run", "all");
   options.integer("--skip", values->skip, 0, kMany, "Samples to pass over first");

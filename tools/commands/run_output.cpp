@@ -15,23 +15,36 @@ namespace {
 
 io::DType file_dtype(at::ScalarType dtype, const std::string& name) {
   switch (dtype) {
-    case at::kBool: return io::DType::BOOL;
-    case at::kByte: return io::DType::U8;
-    case at::kChar: return io::DType::I8;
-    case at::kShort: return io::DType::I16;
-    case at::kInt: return io::DType::I32;
-    case at::kLong: return io::DType::I64;
-    case at::kHalf: return io::DType::F16;
-    case at::kBFloat16: return io::DType::BF16;
-    case at::kFloat: return io::DType::F32;
-    case at::kDouble: return io::DType::F64;
-    default: throw io::Error("forward's result: " + name + " is of dtype " + c10::toString(dtype) + ", allowed: bool, integers, f16, bf16, f32, f64");
+    case at::kBool:
+      return io::DType::BOOL;
+    case at::kByte:
+      return io::DType::U8;
+    case at::kChar:
+      return io::DType::I8;
+    case at::kShort:
+      return io::DType::I16;
+    case at::kInt:
+      return io::DType::I32;
+    case at::kLong:
+      return io::DType::I64;
+    case at::kHalf:
+      return io::DType::F16;
+    case at::kBFloat16:
+      return io::DType::BF16;
+    case at::kFloat:
+      return io::DType::F32;
+    case at::kDouble:
+      return io::DType::F64;
+    default:
+      throw io::Error("forward's result: " + name + " is of dtype " + c10::toString(dtype) +
+                      ", allowed: bool, integers, f16, bf16, f32, f64");
   }
 }
 
 }  // namespace
 
-RunOutput::RunOutput(std::filesystem::path path, std::int64_t samples, const std::filesystem::path& reference) : path_(std::move(path)), samples_(samples) {
+RunOutput::RunOutput(std::filesystem::path path, std::int64_t samples, const std::filesystem::path& reference)
+    : path_(std::move(path)), samples_(samples) {
   if (!reference.empty()) reference_ = std::make_unique<io::SafetensorsFile>(reference);
 }
 
@@ -45,7 +58,9 @@ void RunOutput::lay_out(const std::vector<std::pair<std::string, at::Tensor>>& t
     o.dtype = tensor.scalar_type();
     o.shape = tensor.dim() == 0 ? std::vector<std::int64_t>{1} : tensor.sizes().vec();
     if (o.shape[0] % count != 0) {
-      throw io::Error(fmt::format("forward's result: {} has {} rows for {} samples, allowed: as many for each sample (try --batch 1)", name, o.shape[0], count));
+      throw io::Error(fmt::format(
+          "forward's result: {} has {} rows for {} samples, allowed: as many for each sample (try --batch 1)", name,
+          o.shape[0], count));
     }
     o.rows_per_sample = o.shape[0] / count;
     o.shape[0] = o.rows_per_sample * samples_;
@@ -53,7 +68,8 @@ void RunOutput::lay_out(const std::vector<std::pair<std::string, at::Tensor>>& t
     if (reference_ != nullptr) {
       const auto* other = reference_->find(name);
       if (other == nullptr || other->shape != o.shape) {
-        throw io::Error(fmt::format("{}: expected a tensor '{}' of shape {}, found {}", reference_->path().string(), name, io::Json(o.shape).dump(),
+        throw io::Error(fmt::format("{}: expected a tensor '{}' of shape {}, found {}", reference_->path().string(),
+                                    name, io::Json(o.shape).dump(),
                                     other == nullptr ? "none" : io::Json(other->shape).dump()));
       }
     }
@@ -62,9 +78,12 @@ void RunOutput::lay_out(const std::vector<std::pair<std::string, at::Tensor>>& t
   writer_ = std::make_unique<io::SafetensorsWriter>(path_, entries);
 }
 
-void RunOutput::append(const std::vector<std::pair<std::string, at::Tensor>>& tensors, std::int64_t first, std::int64_t count) {
+void RunOutput::append(const std::vector<std::pair<std::string, at::Tensor>>& tensors, std::int64_t first,
+                       std::int64_t count) {
   if (writer_ == nullptr) lay_out(tensors, count);
-  if (tensors.size() != outputs_.size()) throw io::Error(fmt::format("forward's result: {} tensors for sample {}, {} before", tensors.size(), first, outputs_.size()));
+  if (tensors.size() != outputs_.size())
+    throw io::Error(
+        fmt::format("forward's result: {} tensors for sample {}, {} before", tensors.size(), first, outputs_.size()));
   for (std::size_t i = 0; i < tensors.size(); ++i) {
     Output& o = outputs_[i];
     at::Tensor values = tensors[i].second.detach().to(at::kCPU).contiguous();
@@ -72,10 +91,14 @@ void RunOutput::append(const std::vector<std::pair<std::string, at::Tensor>>& te
     auto expected = o.shape;
     expected[0] = o.rows_per_sample * count;
     if (tensors[i].first != o.name || values.scalar_type() != o.dtype || values.sizes() != at::IntArrayRef(expected)) {
-      throw io::Error(fmt::format("forward's result: {} is {} {} for sample {}, expected {} {} as before", tensors[i].first, c10::toString(values.scalar_type()),
-                                  io::Json(values.sizes().vec()).dump(), first, c10::toString(o.dtype), io::Json(expected).dump()));
+      throw io::Error(fmt::format("forward's result: {} is {} {} for sample {}, expected {} {} as before",
+                                  tensors[i].first, c10::toString(values.scalar_type()),
+                                  io::Json(values.sizes().vec()).dump(), first, c10::toString(o.dtype),
+                                  io::Json(expected).dump()));
     }
-    const auto row_bytes = samples_ > 0 && values.size(0) > 0 ? static_cast<std::uint64_t>(values.nbytes()) / static_cast<std::uint64_t>(values.size(0)) : 0;
+    const auto row_bytes = samples_ > 0 && values.size(0) > 0 ? static_cast<std::uint64_t>(values.nbytes()) /
+                                                                    static_cast<std::uint64_t>(values.size(0))
+                                                              : 0;
     const std::uint64_t offset = static_cast<std::uint64_t>(first * o.rows_per_sample) * row_bytes;
     writer_->write(o.name, values.const_data_ptr(), offset, values.nbytes());
     look_at(o, values, offset);
@@ -115,7 +138,9 @@ void RunOutput::commit() { writer_->commit(); }
 io::Json RunOutput::json() const {
   io::Json all = io::Json::object();
   for (const auto& o : outputs_) {
-    io::Json one = {{"shape", o.shape}, {"dtype", io::name_of(file_dtype(o.dtype, o.name))}, {"min", o.min}, {"max", o.max}, {"mean", o.mean()}, {"non_finite", o.non_finite}};
+    io::Json one = {{"shape", o.shape}, {"dtype", io::name_of(file_dtype(o.dtype, o.name))},
+                    {"min", o.min},     {"max", o.max},
+                    {"mean", o.mean()}, {"non_finite", o.non_finite}};
     if (reference_ != nullptr) {
       one["mean_difference"] = o.mean_difference();
       one["max_difference"] = o.difference_max;
@@ -130,7 +155,9 @@ void RunOutput::rows(Table& table) const {
     table.row({o.name, fmt::format("{} {}", io::name_of(file_dtype(o.dtype, o.name)), io::Json(o.shape).dump())});
     table.row({o.name + " min, mean, max", fmt::format("{:.6g}, {:.6g}, {:.6g}", o.min, o.mean(), o.max)});
     if (o.non_finite > 0) table.row({o.name + " NaN or Inf", std::to_string(o.non_finite)});
-    if (reference_ != nullptr) table.row({o.name + " difference mean, max", fmt::format("{:.3e}, {:.3e}", o.mean_difference(), o.difference_max)});
+    if (reference_ != nullptr)
+      table.row(
+          {o.name + " difference mean, max", fmt::format("{:.3e}, {:.3e}", o.mean_difference(), o.difference_max)});
   }
 }
 

@@ -1,5 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
-// What `fp8 run` keeps of a run: the tensors, written as they come, their statistics, and how far they are from an earlier run's.
+// What `fp8 run` keeps of a run: the tensors, written as they come, their statistics, and how far they are from an
+// earlier run's.
 #pragma once
 #include <ATen/core/Tensor.h>
 
@@ -16,8 +17,8 @@
 
 namespace fp8::commands {
 
-/// Collects the outputs of all calls along dimension 0. Memory is bounded by one call: the file's layout follows from the first call,
-/// and every later one must return tensors of the same dtypes and shapes per sample.
+/// Collects the outputs of all calls along dimension 0. Memory is bounded by one call: the file's layout follows from
+/// the first call, and every later one must return tensors of the same dtypes and shapes per sample.
 class RunOutput {
  public:
   /// samples: of the whole run. reference: a file that an earlier run wrote, or empty.
@@ -27,7 +28,8 @@ class RunOutput {
   void append(const std::vector<std::pair<std::string, at::Tensor>>& tensors, std::int64_t first, std::int64_t count);
   void commit();
 
-  /// {"output": {"shape", "dtype", "min", "max", "mean", "non_finite", "mean_difference"?, "max_difference"?}}; after commit().
+  /// {"output": {"shape", "dtype", "min", "max", "mean", "non_finite", "mean_difference"?, "max_difference"?}}; after
+  /// commit().
   io::Json json() const;
   void rows(Table& table) const;
 

@@ -30,7 +30,8 @@ bool sets_attributes(at::ArrayRef<const torch::jit::Block*> blocks) {
   return false;
 }
 
-/// Device constants in the code of a function, and of the free functions that it calls, become `device`; tensor constants go there.
+/// Device constants in the code of a function, and of the free functions that it calls, become `device`; tensor
+/// constants go there.
 void move_constants(torch::jit::Function& function, const c10::Device& device, std::set<torch::jit::Function*>& done);
 
 void move_constants(torch::jit::Block* block, const c10::Device& device, std::set<torch::jit::Function*>& done) {
@@ -43,7 +44,8 @@ void move_constants(torch::jit::Block* block, const c10::Device& device, std::se
     } else if (constant && node->kindOf(kValue) == torch::jit::AttributeKind::t) {
       node->t_(kValue, node->t(kValue).to(device));
     } else if (node->kind() == torch::jit::prim::CallFunction) {
-      if (const auto type = node->input(0)->type()->cast<c10::FunctionType>()) move_constants(*type->function(), device, done);
+      if (const auto type = node->input(0)->type()->cast<c10::FunctionType>())
+        move_constants(*type->function(), device, done);
     }
   }
 }
@@ -55,7 +57,8 @@ void move_constants(torch::jit::Function& function, const c10::Device& device, s
   move_constants(code->graph()->block(), device, done);
 }
 
-/// The last line of a message with its kind, "RuntimeError: ", taken off; TorchScript puts the trace of its code before it.
+/// The last line of a message with its kind, "RuntimeError: ", taken off; TorchScript puts the trace of its code before
+/// it.
 std::string last_line(std::string text) {
   while (!text.empty() && (text.back() == '\n' || text.back() == ' ')) text.pop_back();
   constexpr std::string_view kKind = "\nRuntimeError: ";
@@ -72,7 +75,8 @@ std::vector<c10::Argument> forward_arguments(const torch::jit::Module& model) {
 bool is_tensor(const c10::Argument& argument) {
   const auto& type = argument.type();
   if (type->kind() == c10::TypeKind::TensorType) return true;
-  return type->kind() == c10::TypeKind::OptionalType && type->expectRef<c10::OptionalType>().getElementType()->kind() == c10::TypeKind::TensorType;
+  return type->kind() == c10::TypeKind::OptionalType &&
+         type->expectRef<c10::OptionalType>().getElementType()->kind() == c10::TypeKind::TensorType;
 }
 
 bool is_number(const c10::Argument& argument) {
@@ -82,41 +86,53 @@ bool is_number(const c10::Argument& argument) {
 
 /// A tensor of one element as the number that the argument takes.
 c10::IValue number_of(const at::Tensor& tensor, const c10::Argument& argument, const std::string& file) {
-  if (tensor.numel() != 1) throw io::Error(fmt::format("{}: {}: found {} elements, allowed: 1 (forward takes {})", file, argument.name(), tensor.numel(), argument.type()->str()));
+  if (tensor.numel() != 1)
+    throw io::Error(fmt::format("{}: {}: found {} elements, allowed: 1 (forward takes {})", file, argument.name(),
+                                tensor.numel(), argument.type()->str()));
   if (argument.type()->kind() == c10::TypeKind::FloatType) return tensor.item().toDouble();
-  if (tensor.is_floating_point()) throw io::Error(fmt::format("{}: {}: found {}, allowed: an integer (forward takes {})", file, argument.name(), c10::toString(tensor.scalar_type()), argument.type()->str()));
+  if (tensor.is_floating_point())
+    throw io::Error(fmt::format("{}: {}: found {}, allowed: an integer (forward takes {})", file, argument.name(),
+                                c10::toString(tensor.scalar_type()), argument.type()->str()));
   if (argument.type()->kind() == c10::TypeKind::BoolType) return tensor.item().toBool();
   return tensor.item().toLong();
 }
 
 [[noreturn]] void fail_missing(const std::string& file, const c10::Argument& argument) {
-  throw io::Error(fmt::format("{}: expected a tensor '{}' (forward's argument of type {}), found none", file, argument.name(), argument.type()->str()));
+  throw io::Error(fmt::format("{}: expected a tensor '{}' (forward's argument of type {}), found none", file,
+                              argument.name(), argument.type()->str()));
 }
 
-void collect(const c10::IValue& value, const std::string& name, int depth, std::vector<std::pair<std::string, at::Tensor>>& out) {
+void collect(const c10::IValue& value, const std::string& name, int depth,
+             std::vector<std::pair<std::string, at::Tensor>>& out) {
   if (depth > kMaxDepth) throw io::Error("forward's result: found more than " + std::to_string(kMaxDepth) + " levels");
   if (value.isNone()) return;
   if (value.isTensor()) {
     out.emplace_back(name, value.toTensor());
   } else if (value.isTuple()) {
     const auto& elements = value.toTupleRef().elements();
-    for (std::size_t i = 0; i < elements.size(); ++i) collect(elements[i], name + "." + std::to_string(i), depth + 1, out);
+    for (std::size_t i = 0; i < elements.size(); ++i)
+      collect(elements[i], name + "." + std::to_string(i), depth + 1, out);
   } else if (value.isList()) {
     const auto list = value.toListRef();
     for (std::size_t i = 0; i < list.size(); ++i) collect(list[i], name + "." + std::to_string(i), depth + 1, out);
   } else if (value.isGenericDict()) {
     for (const auto& item : value.toGenericDict()) {
-      if (!item.key().isString()) throw io::Error("forward's result: found a dict with keys that are " + item.key().tagKind() + ", allowed: strings");
+      if (!item.key().isString())
+        throw io::Error("forward's result: found a dict with keys that are " + item.key().tagKind() +
+                        ", allowed: strings");
       collect(item.value(), name + "." + item.key().toStringRef(), depth + 1, out);
     }
   } else {
-    throw io::Error("forward's result: " + name + " is " + value.tagKind() + ", allowed: tensors, tuples, lists and dicts of them");
+    throw io::Error("forward's result: " + name + " is " + value.tagKind() +
+                    ", allowed: tensors, tuples, lists and dicts of them");
   }
 }
 
 }  // namespace
 
-bool is_script(const std::filesystem::path& model) { return !std::filesystem::is_directory(model) && model.has_extension(); }
+bool is_script(const std::filesystem::path& model) {
+  return !std::filesystem::is_directory(model) && model.has_extension();
+}
 
 torch::jit::Module load_script(const std::filesystem::path& path, const Context& context) {
   io::open_regular(path);  // a missing file or a folder has a better message here than in LibTorch
@@ -125,9 +141,11 @@ torch::jit::Module load_script(const std::filesystem::path& path, const Context&
     model = torch::jit::load(path.string(), at::Device(at::kCPU));
   } catch (const c10::Error& error) {
     const std::string text = error.what_without_backtrace();
-    throw io::Error(path.string() + ": not a TorchScript file that LibTorch can load: " + io::printable(text.substr(0, text.find('\n'))));
+    throw io::Error(path.string() + ": not a TorchScript file that LibTorch can load: " +
+                    io::printable(text.substr(0, text.find('\n'))));
   }
-  if (!model.find_method("forward").has_value()) throw io::Error(path.string() + ": the module has no method 'forward'");
+  if (!model.find_method("forward").has_value())
+    throw io::Error(path.string() + ": the module has no method 'forward'");
   model.eval();
   const auto device = resolve_device(context);
   model.to(device);
@@ -141,7 +159,8 @@ torch::jit::Module load_script(const std::filesystem::path& path, const Context&
   return model;
 }
 
-c10::IValue call_forward(torch::jit::Module& model, std::vector<c10::IValue> arguments, const std::filesystem::path& path) {
+c10::IValue call_forward(torch::jit::Module& model, std::vector<c10::IValue> arguments,
+                         const std::filesystem::path& path) {
   try {
     return model.forward(std::move(arguments));
   } catch (const c10::Error& error) {
@@ -161,7 +180,8 @@ bool keeps_state(const torch::jit::Module& model) {
   return false;
 }
 
-ScriptInputs::ScriptInputs(const std::filesystem::path& data, const torch::jit::Module& model, const ScriptDataOptions& options) {
+ScriptInputs::ScriptInputs(const std::filesystem::path& data, const torch::jit::Module& model,
+                           const ScriptDataOptions& options) {
   const auto extension = data.extension();
   if (extension == ".wav") {
     read_sound(data, model, options.chunk);
@@ -173,7 +193,8 @@ ScriptInputs::ScriptInputs(const std::filesystem::path& data, const torch::jit::
   const std::int64_t all = samples_;
   first_ = std::min(options.skip, all);
   samples_ = std::min(options.samples < 0 ? all : options.samples, all - first_);
-  if (samples_ <= 0) throw io::Error(fmt::format("{}: found {} samples, --skip passes over all of them", data.string(), all));
+  if (samples_ <= 0)
+    throw io::Error(fmt::format("{}: found {} samples, --skip passes over all of them", data.string(), all));
   batch_ = options.batch > 0 ? options.batch : keeps_state(model) ? 1 : kBatch;
 }
 
@@ -189,7 +210,9 @@ void ScriptInputs::read_tensors(const std::filesystem::path& data, const torch::
       a.value = *argument.default_value();
     } else if (at::Tensor t = models::read_tensor(file, argument.name()); is_tensor(argument)) {
       if (t.dim() < 1 || t.size(0) == 0 || (samples_ >= 0 && t.size(0) != samples_)) {
-        throw io::Error(fmt::format("{}: {}: expected the same number of samples, at least one, in dimension 0 of every input", name, argument.name()));
+        throw io::Error(
+            fmt::format("{}: {}: expected the same number of samples, at least one, in dimension 0 of every input",
+                        name, argument.name()));
       }
       samples_ = t.size(0);
       a.tensor = std::move(t);
@@ -198,7 +221,8 @@ void ScriptInputs::read_tensors(const std::filesystem::path& data, const torch::
       a.value = number_of(t, argument, name);
       needed = arguments_.size() + 1;
     } else {
-      throw io::Error(fmt::format("{}: {}: forward takes {}, allowed: Tensor, int, float, bool", name, argument.name(), argument.type()->str()));
+      throw io::Error(fmt::format("{}: {}: forward takes {}, allowed: Tensor, int, float, bool", name, argument.name(),
+                                  argument.type()->str()));
     }
     arguments_.push_back(std::move(a));
   }
@@ -211,7 +235,9 @@ void ScriptInputs::read_sound(const std::filesystem::path& data, const torch::ji
   const std::string name = data.string();
   const auto frames = static_cast<std::int64_t>(wav.samples.size());
   samples_ = frames / chunk;
-  if (samples_ == 0) throw io::Error(fmt::format("{}: found {} frames, allowed: at least one chunk of {} (--chunk)", name, frames, chunk));
+  if (samples_ == 0)
+    throw io::Error(
+        fmt::format("{}: found {} frames, allowed: at least one chunk of {} (--chunk)", name, frames, chunk));
   bool sound_given = false;
   for (const auto& argument : forward_arguments(model)) {
     Argument a{argument.name(), {}, {}};
@@ -224,14 +250,17 @@ void ScriptInputs::read_sound(const std::filesystem::path& data, const torch::ji
     } else if (argument.default_value().has_value()) {
       a.value = *argument.default_value();
     } else {
-      throw io::Error(fmt::format("{}: forward's argument '{}' of type {} is none that a .wav file gives, allowed: one Tensor, an int sr", name, argument.name(), argument.type()->str()));
+      throw io::Error(fmt::format(
+          "{}: forward's argument '{}' of type {} is none that a .wav file gives, allowed: one Tensor, an int sr", name,
+          argument.name(), argument.type()->str()));
     }
     arguments_.push_back(std::move(a));
   }
   if (!sound_given) throw io::Error(name + ": forward takes no Tensor");
 }
 
-std::vector<c10::IValue> ScriptInputs::arguments(std::int64_t first, std::int64_t count, at::Device device, std::optional<at::ScalarType> dtype) const {
+std::vector<c10::IValue> ScriptInputs::arguments(std::int64_t first, std::int64_t count, at::Device device,
+                                                 std::optional<at::ScalarType> dtype) const {
   std::vector<c10::IValue> values;
   for (const auto& a : arguments_) {
     if (!a.tensor.defined()) {

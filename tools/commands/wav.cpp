@@ -35,7 +35,8 @@ class Reader {
       const std::uint64_t size = number<std::uint32_t>(bytes_, at + 4);
       at += 8;
       if (size > bytes_.size() - at) {
-        fail("chunk " + io::in_quotes(id) + ": found " + std::to_string(bytes_.size() - at) + " bytes, its header says " + std::to_string(size));
+        fail("chunk " + io::in_quotes(id) + ": found " + std::to_string(bytes_.size() - at) +
+             " bytes, its header says " + std::to_string(size));
       }
       const auto chunk = bytes_.substr(at, size);
       if (id == "fmt ") format = parse_format(chunk);
@@ -67,38 +68,50 @@ class Reader {
     f.frame_bytes = number<std::uint16_t>(chunk, 12);
     f.bits = number<std::uint16_t>(chunk, 14);
     if (f.code == kExtensible) {
-      if (chunk.size() < 40) fail("chunk 'fmt ': an extensible format of " + std::to_string(chunk.size()) + " bytes, allowed: 40");
+      if (chunk.size() < 40)
+        fail("chunk 'fmt ': an extensible format of " + std::to_string(chunk.size()) + " bytes, allowed: 40");
       f.code = number<std::uint16_t>(chunk, 24);
     }
-    const bool known = (f.code == kPcm && (f.bits == 8 || f.bits == 16 || f.bits == 24 || f.bits == 32)) || (f.code == kFloat && f.bits == 32);
+    const bool known = (f.code == kPcm && (f.bits == 8 || f.bits == 16 || f.bits == 24 || f.bits == 32)) ||
+                       (f.code == kFloat && f.bits == 32);
     if (!known) {
-      fail("found format " + std::to_string(f.code) + " of " + std::to_string(f.bits) + " bits, allowed: PCM (1) of 8, 16, 24 or 32 bits, float (3) of 32");
+      fail("found format " + std::to_string(f.code) + " of " + std::to_string(f.bits) +
+           " bits, allowed: PCM (1) of 8, 16, 24 or 32 bits, float (3) of 32");
     }
-    if (f.channels == 0 || f.channels > kMaxChannels) fail("found " + std::to_string(f.channels) + " channels, allowed: 1 to " + std::to_string(kMaxChannels));
-    if (f.rate == 0 || f.rate > kMaxRate) fail("found a sampling rate of " + std::to_string(f.rate) + ", allowed: 1 to " + std::to_string(kMaxRate));
+    if (f.channels == 0 || f.channels > kMaxChannels)
+      fail("found " + std::to_string(f.channels) + " channels, allowed: 1 to " + std::to_string(kMaxChannels));
+    if (f.rate == 0 || f.rate > kMaxRate)
+      fail("found a sampling rate of " + std::to_string(f.rate) + ", allowed: 1 to " + std::to_string(kMaxRate));
     if (f.frame_bytes != f.channels * (f.bits / 8)) {
-      fail("found " + std::to_string(f.frame_bytes) + " bytes per frame, allowed: " + std::to_string(f.channels * (f.bits / 8)) + " (channels * bits / 8)");
+      fail("found " + std::to_string(f.frame_bytes) +
+           " bytes per frame, allowed: " + std::to_string(f.channels * (f.bits / 8)) + " (channels * bits / 8)");
     }
     return f;
   }
 
   static double sample(const Format& f, std::string_view data, std::size_t at) {
     switch (f.bits) {
-      case 8: return (static_cast<double>(static_cast<std::uint8_t>(data[at])) - 128.0) / 128.0;
-      case 16: return number<std::int16_t>(data, at) / 32768.0;
+      case 8:
+        return (static_cast<double>(static_cast<std::uint8_t>(data[at])) - 128.0) / 128.0;
+      case 16:
+        return number<std::int16_t>(data, at) / 32768.0;
       case 24: {
-        const std::uint32_t u = static_cast<std::uint8_t>(data[at]) | static_cast<std::uint32_t>(static_cast<std::uint8_t>(data[at + 1])) << 8 |
+        const std::uint32_t u = static_cast<std::uint8_t>(data[at]) |
+                                static_cast<std::uint32_t>(static_cast<std::uint8_t>(data[at + 1])) << 8 |
                                 static_cast<std::uint32_t>(static_cast<std::uint8_t>(data[at + 2])) << 16;
         return (static_cast<std::int32_t>(u << 8) >> 8) / 8388608.0;
       }
-      default: return f.code == kFloat ? static_cast<double>(number<float>(data, at)) : number<std::int32_t>(data, at) / 2147483648.0;
+      default:
+        return f.code == kFloat ? static_cast<double>(number<float>(data, at))
+                                : number<std::int32_t>(data, at) / 2147483648.0;
     }
   }
 
   Wav decode(const Format& f, std::string_view data) const {
     if (data.empty()) fail("found no samples");
     if (data.size() % f.frame_bytes != 0) {
-      fail("chunk 'data': found " + std::to_string(data.size()) + " bytes, allowed: a multiple of the frame's " + std::to_string(f.frame_bytes));
+      fail("chunk 'data': found " + std::to_string(data.size()) + " bytes, allowed: a multiple of the frame's " +
+           std::to_string(f.frame_bytes));
     }
     Wav wav{f.rate, f.channels, std::vector<float>(data.size() / f.frame_bytes)};
     const std::size_t width = f.bits / 8;
@@ -106,7 +119,8 @@ class Reader {
       double sum = 0;
       for (std::size_t c = 0; c < f.channels; ++c) sum += sample(f, data, i * f.frame_bytes + c * width);
       wav.samples[i] = static_cast<float>(sum / f.channels);
-      if (!std::isfinite(wav.samples[i])) fail("frame " + std::to_string(i) + ": found NaN or infinity, allowed: finite samples");
+      if (!std::isfinite(wav.samples[i]))
+        fail("frame " + std::to_string(i) + ": found NaN or infinity, allowed: finite samples");
     }
     return wav;
   }

@@ -18,14 +18,15 @@ namespace fp8::commands {
 
 struct Wav {
   std::int64_t sample_rate = 0;
-  std::int64_t channels = 0;      ///< of the file; `samples` is mono
+  std::int64_t channels = 0;  ///< of the file; `samples` is mono
   std::vector<float> samples;
 };
 
 /// Reads a file of at most 1 GiB. Throws io::Error naming the file, what was found and what is allowed.
 Wav read_wav(const std::filesystem::path& path);
 
-/// The same of a file's bytes; `name` stands in messages. Takes memory in proportion to `bytes`, whatever the header says.
+/// The same of a file's bytes; `name` stands in messages. Takes memory in proportion to `bytes`, whatever the header
+/// says.
 Wav parse_wav(std::string_view bytes, const std::string& name);
 
 }  // namespace fp8::commands

@@ -1,6 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 #include "fp8/tools/models/expert_weights.h"
 
+#include <algorithm>
 #include <charconv>
 
 namespace fp8::models {
@@ -16,7 +17,9 @@ struct Place {
 };
 std::optional<Place> place_of(std::string_view rest) {
   const auto dot = rest.find('.');
-  if (dot == std::string_view::npos || rest.size() <= kWeight.size() || rest.substr(rest.size() - kWeight.size()) != kWeight) return std::nullopt;
+  if (dot == std::string_view::npos || rest.size() <= kWeight.size() ||
+      rest.substr(rest.size() - kWeight.size()) != kWeight)
+    return std::nullopt;
   const auto list = rest.substr(0, dot);
   if (list != "w13_list" && list != "w2_list") return std::nullopt;
   const auto number = rest.substr(dot + 1, rest.size() - kWeight.size() - dot - 1);
@@ -52,6 +55,40 @@ std::vector<WeightPiece> pieces_of(const std::string& name, const io::Checkpoint
     if (checkpoint.contains(form[0].tensor)) return form;
   }
   return forms[0];
+}
+
+measure::MeasurementFile in_names_of_checkpoint(measure::MeasurementFile file) {
+  constexpr std::string_view kMixture = ".experts.moe_op";
+  const auto ends_in_mixture = [&](const std::string& name) {
+    return name.size() > kMixture.size() && name.compare(name.size() - kMixture.size(), kMixture.size(), kMixture) == 0;
+  };
+  const auto is_part = [&](const std::string& name) {
+    return name.find(std::string(kMixture) + ".") != std::string::npos;
+  };
+  const bool any =
+      std::any_of(file.modules.begin(), file.modules.end(), [&](const auto& m) { return ends_in_mixture(m.module); });
+  if (!any) return file;
+  measure::MeasurementFile out = file;
+  out.model.reset();  // of the model in memory, which has other names
+  out.modules.clear();
+  std::erase_if(out.selected, [&](const std::string& name) { return ends_in_mixture(name) || is_part(name); });
+  for (auto& m : file.modules) {
+    if (!ends_in_mixture(m.module)) {
+      if (!is_part(m.module)) out.modules.push_back(std::move(m));
+      continue;
+    }
+    if (m.inputs.empty() || !m.outputs.has_value()) continue;
+    const std::string experts = m.module.substr(0, m.module.size() - std::string_view("moe_op").size());
+    for (std::size_t e = 0; e + 1 < m.outputs->size(); ++e) {
+      const std::string expert = experts + std::to_string(e) + ".";
+      for (const char* name : {"w1", "w2", "w3"}) {
+        const auto& amax = std::string_view(name) == "w2" ? (*m.outputs)[e + 1] : m.inputs[0];
+        out.modules.push_back({expert + name, {amax}, std::nullopt, std::nullopt});
+        out.selected.push_back(expert + name);
+      }
+    }
+  }
+  return out;
 }
 
 }  // namespace fp8::models

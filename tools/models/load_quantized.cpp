@@ -1,8 +1,8 @@
 // SPDX-License-Identifier: Apache-2.0
 // Where an fp8 checkpoint enters the model: codes and scales through quant, everything else as in any checkpoint.
 //
-// Experts stand in a checkpoint one by one (experts.E.w1, w2, w3) and in the model as two weights per expert. Each is read as a module
-// of its own; w1's codes are then put above w3's, each row with the scale it has there.
+// Experts stand in a checkpoint one by one (experts.E.w1, w2, w3) and in the model as two weights per expert. Each is
+// read as a module of its own; w1's codes are then put above w3's, each row with the scale it has there.
 #include <ATen/ops/cat.h>
 #include <ATen/ops/full.h>
 #include <torch/nn/module.h>
@@ -31,7 +31,8 @@ struct Stacked {
 std::string module_of(const std::string& tensor) { return tensor.substr(0, tensor.rfind('.')); }
 
 /// Splits the model's weights: those that the checkpoint has by themselves stay in `plain`.
-std::vector<Stacked> stacked_weights(const std::vector<measure::WeightModule>& all, const io::Checkpoint& checkpoint, std::vector<measure::WeightModule>& plain) {
+std::vector<Stacked> stacked_weights(const std::vector<measure::WeightModule>& all, const io::Checkpoint& checkpoint,
+                                     std::vector<measure::WeightModule>& plain) {
   std::vector<Stacked> stacked;
   for (const auto& m : all) {
     const auto pieces = pieces_of(m.name + ".weight", checkpoint);
@@ -39,12 +40,16 @@ std::vector<Stacked> stacked_weights(const std::vector<measure::WeightModule>& a
       plain.push_back(m);
       continue;
     }
-    if (pieces[0].index.has_value()) throw io::Error(checkpoint.folder().string() + ": " + pieces[0].tensor + ": stacked experts are read in high precision only, allowed in an fp8 checkpoint: experts.E.w1, w2, w3");
+    if (pieces[0].index.has_value())
+      throw io::Error(
+          checkpoint.folder().string() + ": " + pieces[0].tensor +
+          ": stacked experts are read in high precision only, allowed in an fp8 checkpoint: experts.E.w1, w2, w3");
     Stacked s{m, {}};
     auto shape = m.weight.sizes().vec();
     shape[0] /= static_cast<std::int64_t>(pieces.size());
     for (const auto& piece : pieces) {
-      s.parts.push_back({module_of(piece.tensor), "Linear", at::full({1}, 0.0f, at::TensorOptions().device(at::kHPU)).expand(shape), std::nullopt});
+      s.parts.push_back({module_of(piece.tensor), "Linear",
+                         at::full({1}, 0.0f, at::TensorOptions().device(at::kHPU)).expand(shape), std::nullopt});
     }
     stacked.push_back(std::move(s));
   }
@@ -64,11 +69,14 @@ bool join(const Stacked& s, at::ScalarType compute, const io::Checkpoint& checkp
   for (const auto& part : s.parts) {
     const auto* handler = handler_of(part.weight);
     if (handler == nullptr) {
-      if (!codes.empty()) throw io::Error(checkpoint.folder().string() + ": " + part.name + ": expected fp8 as " + s.parts[0].name + " is");
+      if (!codes.empty())
+        throw io::Error(checkpoint.folder().string() + ": " + part.name + ": expected fp8 as " + s.parts[0].name +
+                        " is");
       return false;
     }
     const bool first = codes.empty();
-    const float input = std::max(first ? 0.0f : scheme.input_scale_inv, handler->scheme().input_scale_inv);  // they read one x
+    const float input =
+        std::max(first ? 0.0f : scheme.input_scale_inv, handler->scheme().input_scale_inv);  // they read one x
     scheme = handler->scheme();
     if (scheme.activations == quant::ActivationScaling::static_tensor) {
       scheme.input_scale_inv = input;
@@ -76,7 +84,8 @@ bool join(const Stacked& s, at::ScalarType compute, const io::Checkpoint& checkp
     }
     const at::Tensor scales = handler->weight_scale_inv().cpu().contiguous();
     const auto rows = part.weight.size(0);
-    for (std::int64_t r = 0; r < rows; ++r) scale_inv.push_back(scales.const_data_ptr<float>()[scales.numel() == 1 ? 0 : r]);
+    for (std::int64_t r = 0; r < rows; ++r)
+      scale_inv.push_back(scales.const_data_ptr<float>()[scales.numel() == 1 ? 0 : r]);
     codes.push_back(part.weight.detach());
     runtime::untag_weight(part.weight);
   }
@@ -90,7 +99,9 @@ bool join(const Stacked& s, at::ScalarType compute, const io::Checkpoint& checkp
 }  // namespace
 
 void load_quantized(LoadedModel& loaded, const io::Checkpoint& checkpoint, const LoadOptions& options) {
-  if (!options.device.is_hpu()) throw io::Error("[models] " + loaded.folder.string() + " is an fp8 checkpoint: it runs on hpu (--device), not on cpu");
+  if (!options.device.is_hpu())
+    throw io::Error("[models] " + loaded.folder.string() +
+                    " is an fp8 checkpoint: it runs on hpu (--device), not on cpu");
   std::vector<measure::WeightModule> modules;
   const auto stacked = stacked_weights(measure::weight_modules(*loaded.model), checkpoint, modules);
   for (const auto& s : stacked) modules.insert(modules.end(), s.parts.begin(), s.parts.end());

@@ -1,5 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
-// fp8 run: what it writes equals what the model returns, modules go into fp8 as they were measured, and what is refused.
+// fp8 run: what it writes equals what the model returns, modules go into fp8 as they were measured, and what is
+// refused.
 #include <gmock/gmock.h>
 #include <gtest/gtest.h>
 #include <torch/script.h>
@@ -91,7 +92,8 @@ TEST_F(RunCommand, WritesWhatForwardReturns) {
   }
   const auto json = io::parse_json(result.out, "stdout");
   EXPECT_EQ(json.at("chunks"), 5);
-  EXPECT_NEAR(json.at("outputs").at("output.0").at("mean").get<double>(), output("output.0").mean().item<float>(), 1e-6);
+  EXPECT_NEAR(json.at("outputs").at("output.0").at("mean").get<double>(), output("output.0").mean().item<float>(),
+              1e-6);
   EXPECT_NEAR(json.at("outputs").at("output.0").at("max").get<double>(), output("output.0").max().item<float>(), 1e-6);
 }
 
@@ -101,7 +103,8 @@ TEST_F(RunCommand, MeasuredModulesRunInFp8AndUncalledOnesAreListed) {
   ASSERT_EQ(fp8({"measure", "--model", file, "--data", data, "--out", stats}).code, 0);
   ASSERT_EQ(run({file, "--inputs", data, "--batch", "1"}).code, 0);
   std::filesystem::rename(folder / "out.safetensors", folder / "f32.safetensors");
-  const auto result = run({file, "--inputs", data, "--batch", "1", "--measurements", stats, "--reference", (folder / "f32.safetensors").string()});
+  const auto result = run({file, "--inputs", data, "--batch", "1", "--measurements", stats, "--reference",
+                           (folder / "f32.safetensors").string()});
   ASSERT_EQ(result.code, 0) << result.err;
   const auto json = io::parse_json(result.out, "stdout");
   ASSERT_EQ(json.at("modules_quantized").size(), 1u);
@@ -120,11 +123,14 @@ TEST_F(RunCommand, MeasuredModulesRunInFp8AndUncalledOnesAreListed) {
 TEST_F(RunCommand, AQuantConfigMeasuresAndQuantizesNodesWithoutAWeightToo) {
   const auto file = model(), data = inputs(32);
   const auto config = [&](const std::string& mode) {
-    std::ofstream(folder / (mode + ".json")) << R"({"mode": ")" << mode << R"(", "observer": "maxabs", "scale_method": "maxabs_hw", "ignore_modules_wo_measures": true, "dump_stats_path": ")"
-                                             << (folder / "stats" / "s").string() << "\"}";
+    std::ofstream(folder / (mode + ".json"))
+        << R"({"mode": ")" << mode
+        << R"(", "observer": "maxabs", "scale_method": "maxabs_hw", "ignore_modules_wo_measures": true, "dump_stats_path": ")"
+        << (folder / "stats" / "s").string() << "\"}";
     return (folder / (mode + ".json")).string();
   };
-  const auto measured = fp8({"measure", "--model", file, "--data", data, "--out", (folder / "stats").string(), "--config", config("MEASURE")});
+  const auto measured = fp8({"measure", "--model", file, "--data", data, "--out", (folder / "stats").string(),
+                             "--config", config("MEASURE")});
   ASSERT_EQ(measured.code, 0) << measured.err;
   const auto nodes = io::read_json(folder / "stats" / "s_hooks_maxabs.json").at("Nodes");
   ASSERT_TRUE(nodes.contains("matmul")) << nodes.dump();
@@ -134,7 +140,8 @@ TEST_F(RunCommand, AQuantConfigMeasuresAndQuantizesNodesWithoutAWeightToo) {
   ASSERT_EQ(result.code, 0) << result.err;
   std::vector<std::string> quantized;
   const auto json = io::parse_json(result.out, "stdout");
-  for (const auto& m : json.at("modules_quantized")) quantized.push_back(m.at("name").get<std::string>() + ":" + m.at("type").get<std::string>());
+  for (const auto& m : json.at("modules_quantized"))
+    quantized.push_back(m.at("name").get<std::string>() + ":" + m.at("type").get<std::string>());
   EXPECT_THAT(quantized, ::testing::UnorderedElementsAre("used:Linear", "matmul:Matmul"));
 }
 
@@ -145,7 +152,8 @@ TEST_F(RunCommand, WhatIsRefused) {
     EXPECT_THAT(r.err, HasSubstr(words));
     EXPECT_FALSE(std::filesystem::exists(folder / "out.safetensors"));
   };
-  refused(run({file, "--inputs", data}), "output.1 has 1 rows for 4 samples, allowed: as many for each sample (try --batch 1)");
+  refused(run({file, "--inputs", data}),
+          "output.1 has 1 rows for 4 samples, allowed: as many for each sample (try --batch 1)");
   refused(run({file, "--inputs", (folder / "none.wav").string()}), "none.wav");
   refused(run({(folder / "none.pt").string(), "--inputs", data}), "none.pt");
   refused(run({file, "--inputs", data, "--exclude", "x"}), "--include and --exclude go with --measurements", 2);

@@ -33,7 +33,9 @@ struct Entry {
 
 std::filesystem::path write(const test::TempDir& folder, const std::vector<Entry>& tensors) {
   std::vector<io::SafetensorsWriter::Entry> entries;
-  for (const auto& t : tensors) entries.push_back({t.name, t.tensor.scalar_type() == at::kLong ? io::DType::I64 : io::DType::F32, t.tensor.sizes().vec()});
+  for (const auto& t : tensors)
+    entries.push_back(
+        {t.name, t.tensor.scalar_type() == at::kLong ? io::DType::I64 : io::DType::F32, t.tensor.sizes().vec()});
   io::SafetensorsWriter writer(folder / "in.safetensors", entries);
   for (const auto& t : tensors) writer.write(t.name, t.tensor.contiguous().const_data_ptr());
   writer.commit();
@@ -53,7 +55,8 @@ std::string message_of(Function f) {
 TEST(ScriptInputs, TensorsAreNamedAsTheArguments) {
   const test::TempDir folder;
   const at::Tensor x = torch::randn({5, 3}), y = torch::randn({5});
-  const auto model = with_forward("def forward(self, x, scale: float, y, flag: bool=True, more: int=3):\n  return x * scale + y.sum()\n");
+  const auto model = with_forward(
+      "def forward(self, x, scale: float, y, flag: bool=True, more: int=3):\n  return x * scale + y.sum()\n");
   const auto file = write(folder, {{"y", y}, {"x", x}, {"scale", torch::tensor({0.5f})}});
   const ScriptInputs inputs(file, model, {});
   EXPECT_EQ(inputs.samples(), 5);
@@ -101,16 +104,24 @@ TEST(ScriptInputs, SamplesAndSkipSelectAndBatchFollowsTheState) {
 TEST(ScriptInputs, WhatIsRefused) {
   const test::TempDir folder;
   const auto model = with_forward("def forward(self, x, n: int):\n  return x\n");
-  const auto refused = [&](const std::vector<Entry>& tensors) { return message_of([&] { ScriptInputs(write(folder, tensors), model, {}); }); };
+  const auto refused = [&](const std::vector<Entry>& tensors) {
+    return message_of([&] { ScriptInputs(write(folder, tensors), model, {}); });
+  };
   EXPECT_THAT(refused({{"y", torch::zeros({2})}}), HasSubstr("expected a tensor 'x'"));
   EXPECT_THAT(refused({{"x", torch::zeros({2})}}), HasSubstr("expected a tensor 'n' (forward's argument of type int)"));
-  EXPECT_THAT(refused({{"x", torch::zeros({2})}, {"n", torch::zeros({2}, at::kLong)}}), HasSubstr("n: found 2 elements"));
+  EXPECT_THAT(refused({{"x", torch::zeros({2})}, {"n", torch::zeros({2}, at::kLong)}}),
+              HasSubstr("n: found 2 elements"));
   EXPECT_THAT(refused({{"x", torch::zeros({2})}, {"n", torch::zeros({1})}}), HasSubstr("allowed: an integer"));
-  EXPECT_THAT(refused({{"x", torch::zeros({})}, {"n", torch::zeros({1}, at::kLong)}}), HasSubstr("the same number of samples"));
+  EXPECT_THAT(refused({{"x", torch::zeros({})}, {"n", torch::zeros({1}, at::kLong)}}),
+              HasSubstr("the same number of samples"));
   EXPECT_EQ(refused({{"x", torch::zeros({2})}, {"n", torch::zeros({1}, at::kLong)}}), "accepted");
-  EXPECT_THAT(message_of([&] { ScriptInputs(folder / "x.txt", model, {}); }), HasSubstr("from a .safetensors or .wav file"));
+  EXPECT_THAT(message_of([&] { ScriptInputs(folder / "x.txt", model, {}); }),
+              HasSubstr("from a .safetensors or .wav file"));
   const auto lists = with_forward("def forward(self, x: List[int]):\n  return x\n");
-  EXPECT_THAT(message_of([&] { ScriptInputs(write(folder, {{"x", torch::zeros({2}, at::kLong)}}), lists, {}); }), HasSubstr("allowed: Tensor, int, float, bool"));
+  EXPECT_THAT(message_of([&] {
+                ScriptInputs(write(folder, {{"x", torch::zeros({2}, at::kLong)}}), lists, {});
+              }),
+              HasSubstr("allowed: Tensor, int, float, bool"));
 }
 
 TEST(ScriptInputs, SoundComesInChunksWithItsRate) {
@@ -120,9 +131,11 @@ TEST(ScriptInputs, SoundComesInChunksWithItsRate) {
     const std::int16_t sample = static_cast<std::int16_t>(i * 1024);
     data.append(reinterpret_cast<const char*>(&sample), 2);
   }
-  const std::string format("\x01\x00\x01\x00\x40\x1F\x00\x00\x80\x3E\x00\x00\x02\x00\x10\x00", 16);  // PCM, mono, 8000 Hz, 16 bits
-  std::ofstream(folder / "a.wav", std::ios::binary) << "RIFF" << std::string("\x38\x00\x00\x00", 4) << "WAVEfmt " << std::string("\x10\x00\x00\x00", 4) << format << "data"
-                                                    << std::string("\x14\x00\x00\x00", 4) << data;
+  const std::string format("\x01\x00\x01\x00\x40\x1F\x00\x00\x80\x3E\x00\x00\x02\x00\x10\x00",
+                           16);  // PCM, mono, 8000 Hz, 16 bits
+  std::ofstream(folder / "a.wav", std::ios::binary)
+      << "RIFF" << std::string("\x38\x00\x00\x00", 4) << "WAVEfmt " << std::string("\x10\x00\x00\x00", 4) << format
+      << "data" << std::string("\x14\x00\x00\x00", 4) << data;
   const auto model = with_forward("def forward(self, x, sr: int):\n  return x\n");
   const ScriptInputs inputs(folder / "a.wav", model, {.chunk = 4});
   EXPECT_EQ(inputs.samples(), 2);  // the last two frames are dropped
@@ -131,7 +144,8 @@ TEST(ScriptInputs, SoundComesInChunksWithItsRate) {
   EXPECT_EQ(arguments[1].toInt(), 8000);
   EXPECT_THAT(message_of([&] { ScriptInputs(folder / "a.wav", model, {.chunk = 11}); }), HasSubstr("found 10 frames"));
   const auto other = with_forward("def forward(self, x, rate: int):\n  return x\n");
-  EXPECT_THAT(message_of([&] { ScriptInputs(folder / "a.wav", other, {.chunk = 4}); }), HasSubstr("'rate' of type int"));
+  EXPECT_THAT(message_of([&] { ScriptInputs(folder / "a.wav", other, {.chunk = 4}); }),
+              HasSubstr("'rate' of type int"));
 }
 
 TEST(ScriptInputs, LoadResetsTheState) {
@@ -139,7 +153,9 @@ TEST(ScriptInputs, LoadResetsTheState) {
   Module m("M");
   m.register_attribute("training", c10::BoolType::get(), true);
   m.register_attribute("sum", c10::TensorType::get(), torch::full({1}, 5.0));
-  m.define("def reset_states(self):\n  self.sum = torch.zeros([1])\ndef forward(self, x):\n  self.sum = self.sum + x\n  return self.sum\n");
+  m.define(
+      "def reset_states(self):\n  self.sum = torch.zeros([1])\ndef forward(self, x):\n  self.sum = self.sum + x\n  "
+      "return self.sum\n");
   m.save((folder / "m.pt").string());
   Context context;
   context.device = "cpu";
@@ -153,7 +169,8 @@ TEST(ScriptInputs, LoadResetsTheState) {
 
 TEST(ScriptInputs, DeviceConstantsOfATraceFollowTheModel) {
   const test::TempDir folder;
-  with_forward("def forward(self, x):\n  return x + torch.ones([1], device=torch.device('cuda:0'))\n").save((folder / "m.pt").string());
+  with_forward("def forward(self, x):\n  return x + torch.ones([1], device=torch.device('cuda:0'))\n")
+      .save((folder / "m.pt").string());
   Context context;
   context.device = "cpu";
   Module loaded = load_script(folder / "m.pt", context);
@@ -171,7 +188,8 @@ TEST(OutputTensors, TuplesListsAndDicts) {
   const at::Tensor a = torch::zeros({1}), b = torch::ones({2});
   c10::Dict<std::string, at::Tensor> dict;
   dict.insert("k", b);
-  const c10::IValue nested = c10::ivalue::Tuple::create({a, c10::ivalue::Tuple::create({c10::List<at::Tensor>({a, b}), dict}), c10::IValue()});
+  const c10::IValue nested =
+      c10::ivalue::Tuple::create({a, c10::ivalue::Tuple::create({c10::List<at::Tensor>({a, b}), dict}), c10::IValue()});
   std::vector<std::string> names;
   for (const auto& [name, tensor] : output_tensors(nested)) names.push_back(name);
   EXPECT_THAT(names, ::testing::ElementsAre("output.0", "output.1.0.0", "output.1.0.1", "output.1.1.k"));

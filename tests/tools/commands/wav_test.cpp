@@ -23,7 +23,8 @@ std::string bytes(T value) {
 }
 
 std::string chunk(const std::string& id, const std::string& data) {
-  return id + bytes(static_cast<std::uint32_t>(data.size())) + data + (data.size() % 2 == 1 ? std::string(1, '\0') : "");
+  return id + bytes(static_cast<std::uint32_t>(data.size())) + data +
+         (data.size() % 2 == 1 ? std::string(1, '\0') : "");
 }
 
 struct Header {
@@ -54,7 +55,8 @@ std::string message_of(const std::string& file) {
 }
 
 TEST(Wav, SixteenBitSamplesAreMultiplesOfTwoToTheMinus15) {
-  const auto file = wav({}, bytes<std::int16_t>(0) + bytes<std::int16_t>(-32768) + bytes<std::int16_t>(32767) + bytes<std::int16_t>(-1));
+  const auto file = wav(
+      {}, bytes<std::int16_t>(0) + bytes<std::int16_t>(-32768) + bytes<std::int16_t>(32767) + bytes<std::int16_t>(-1));
   const Wav sound = parse_wav(file, "a.wav");
   EXPECT_EQ(sound.sample_rate, 16000);
   EXPECT_EQ(sound.channels, 1);
@@ -62,13 +64,16 @@ TEST(Wav, SixteenBitSamplesAreMultiplesOfTwoToTheMinus15) {
 }
 
 TEST(Wav, OtherWidths) {
-  EXPECT_THAT(parse_wav(wav({.bits = 8}, std::string("\x00\x80\xFF\x81", 4)), "").samples, ElementsAre(-1.0f, 0.0f, 127.0f / 128, 1.0f / 128));
+  EXPECT_THAT(parse_wav(wav({.bits = 8}, std::string("\x00\x80\xFF\x81", 4)), "").samples,
+              ElementsAre(-1.0f, 0.0f, 127.0f / 128, 1.0f / 128));
   // 24 bits, low byte first: 0x000001, 0xFFFFFF = -1, 0x800000 = -2^23, 0x7FFFFF
   const std::string three("\x01\x00\x00\xFF\xFF\xFF\x00\x00\x80\xFF\xFF\x7F", 12);
-  EXPECT_THAT(parse_wav(wav({.bits = 24}, three), "").samples, ElementsAre(0x1p-23f, -0x1p-23f, -1.0f, 8388607.0f / 8388608.0f));
+  EXPECT_THAT(parse_wav(wav({.bits = 24}, three), "").samples,
+              ElementsAre(0x1p-23f, -0x1p-23f, -1.0f, 8388607.0f / 8388608.0f));
   const auto four = bytes<std::int32_t>(1 << 30) + bytes<std::int32_t>(std::numeric_limits<std::int32_t>::min());
   EXPECT_THAT(parse_wav(wav({.bits = 32}, four), "").samples, ElementsAre(0.5f, -1.0f));
-  EXPECT_THAT(parse_wav(wav({.format = 3, .bits = 32}, bytes(0.1f) + bytes(-3.5f)), "").samples, ElementsAre(0.1f, -3.5f));
+  EXPECT_THAT(parse_wav(wav({.format = 3, .bits = 32}, bytes(0.1f) + bytes(-3.5f)), "").samples,
+              ElementsAre(0.1f, -3.5f));
 }
 
 TEST(Wav, ChannelsAreAveraged) {
@@ -81,15 +86,20 @@ TEST(Wav, ChannelsAreAveraged) {
 }
 
 TEST(Wav, ExtensibleFormatNamesItsRealOne) {
-  std::string guid = bytes<std::uint16_t>(1) + std::string("\x00\x00\x00\x00\x10\x00\x80\x00\x00\xAA\x00\x38\x9B\x71", 14);
-  const std::string format = Header{.format = 0xFFFE}.text() + bytes<std::uint16_t>(22) + bytes<std::uint16_t>(16) + bytes<std::uint32_t>(4) + guid;
-  const auto file = [](const std::string& f) { return "RIFF" + bytes(0u) + "WAVE" + chunk("fmt ", f) + chunk("data", bytes<std::int16_t>(16384)); };
+  std::string guid =
+      bytes<std::uint16_t>(1) + std::string("\x00\x00\x00\x00\x10\x00\x80\x00\x00\xAA\x00\x38\x9B\x71", 14);
+  const std::string format = Header{.format = 0xFFFE}.text() + bytes<std::uint16_t>(22) + bytes<std::uint16_t>(16) +
+                             bytes<std::uint32_t>(4) + guid;
+  const auto file = [](const std::string& f) {
+    return "RIFF" + bytes(0u) + "WAVE" + chunk("fmt ", f) + chunk("data", bytes<std::int16_t>(16384));
+  };
   EXPECT_THAT(parse_wav(file(format), "").samples, ElementsAre(0.5f));
   EXPECT_THAT(message_of(file(format.substr(0, 26))), HasSubstr("extensible"));
 }
 
 TEST(Wav, OtherChunksArePassedOverWithTheirPadByte) {
-  EXPECT_THAT(parse_wav(wav({}, bytes<std::int16_t>(16384), chunk("LIST", "abc") + chunk("junk", "")), "").samples, ElementsAre(0.5f));
+  EXPECT_THAT(parse_wav(wav({}, bytes<std::int16_t>(16384), chunk("LIST", "abc") + chunk("junk", "")), "").samples,
+              ElementsAre(0.5f));
 }
 
 TEST(Wav, WhatIsRefused) {
@@ -108,12 +118,14 @@ TEST(Wav, WhatIsRefused) {
   EXPECT_THAT(message_of("RIFF0000WAVE" + chunk("data", two)), HasSubstr("before 'fmt '"));
   EXPECT_THAT(message_of("RIFF0000WAVE" + chunk("fmt ", "0123456789")), HasSubstr("found 10 bytes"));
   EXPECT_THAT(message_of("RIFF0000WAVE" + chunk("fmt ", Header().text())), HasSubstr("no chunk 'data'"));
-  EXPECT_THAT(message_of(wav({.format = 3, .bits = 32}, bytes(std::numeric_limits<float>::quiet_NaN()))), HasSubstr("frame 0: found NaN"));
+  EXPECT_THAT(message_of(wav({.format = 3, .bits = 32}, bytes(std::numeric_limits<float>::quiet_NaN()))),
+              HasSubstr("frame 0: found NaN"));
 }
 
 TEST(Wav, AFileCutAnywhereIsRefused) {
   const std::string whole = wav({}, std::string(64, 'a'), chunk("LIST", "ab"));
-  for (std::size_t length = 0; length < whole.size(); ++length) EXPECT_NE(message_of(whole.substr(0, length)), "accepted") << length;
+  for (std::size_t length = 0; length < whole.size(); ++length)
+    EXPECT_NE(message_of(whole.substr(0, length)), "accepted") << length;
 }
 
 TEST(Wav, AHeaderThatPromisesMoreThanTheFileHolds) {

@@ -1,5 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
-// Mixtral: logits against those that transformers 5.23 gave for the same weights, both forms of expert weights, messages.
+// Mixtral: logits against those that transformers 5.23 gave for the same weights, both forms of expert weights,
+// messages.
 #include <ATen/ops/arange.h>
 #include <ATen/ops/equal.h>
 #include <gmock/gmock.h>
@@ -20,11 +21,13 @@ namespace {
 using ::testing::HasSubstr;
 using testing::TinyMixtral;
 
-/// MixtralForCausalLM(vocab 32, H 16, F 24, 2 layers, 4 heads, 2 kv heads, 4 experts, top 2, eps 1e-5, theta 1e4), the weights of
-/// TinyMixtral, ids (7 i + 3) mod 32 for i < 9: logits of the last position.
-constexpr float kExpected[32] = {-0.490687f, 0.192377f, 0.060693f, 0.912907f, -0.288463f, 0.601851f, -0.352495f, 0.442797f, -0.120072f, -0.405856f, -0.359588f,
-                                 -0.792800f, 0.446748f, 0.027425f, 0.484523f, -0.900479f, -0.060375f, 0.079572f, -0.143254f, 0.166673f, -0.246656f, -0.073335f,
-                                 -0.165740f, 0.323439f, 0.093614f, -0.512299f, -0.607556f, -0.220215f, 0.161448f, 0.470490f, 0.051644f, 0.124963f};
+/// MixtralForCausalLM(vocab 32, H 16, F 24, 2 layers, 4 heads, 2 kv heads, 4 experts, top 2, eps 1e-5, theta 1e4), the
+/// weights of TinyMixtral, ids (7 i + 3) mod 32 for i < 9: logits of the last position.
+constexpr float kExpected[32] = {-0.490687f, 0.192377f,  0.060693f,  0.912907f,  -0.288463f, 0.601851f,  -0.352495f,
+                                 0.442797f,  -0.120072f, -0.405856f, -0.359588f, -0.792800f, 0.446748f,  0.027425f,
+                                 0.484523f,  -0.900479f, -0.060375f, 0.079572f,  -0.143254f, 0.166673f,  -0.246656f,
+                                 -0.073335f, -0.165740f, 0.323439f,  0.093614f,  -0.512299f, -0.607556f, -0.220215f,
+                                 0.161448f,  0.470490f,  0.051644f,  0.124963f};
 
 LoadedModel load(const TinyMixtral& checkpoint, const LoadOptions& options = {}) {
   const test::TempDir folder;
@@ -74,7 +77,8 @@ TEST(Mixtral, ExpertsAreNodesNamedAsVllms) {
     if (n.name.find("moe") != std::string::npos) ops.push_back(n.name + ":" + n.type);
   }
   const std::string layer = "model.layers.0.block_sparse_moe.";
-  EXPECT_THAT(weights, ::testing::IsSupersetOf({layer + "gate:Linear", layer + "experts.moe_op.w13_list.0:MoeMatmul", layer + "experts.moe_op.w2_list.3:MoeMatmul"}));
+  EXPECT_THAT(weights, ::testing::IsSupersetOf({layer + "gate:Linear", layer + "experts.moe_op.w13_list.0:MoeMatmul",
+                                                layer + "experts.moe_op.w2_list.3:MoeMatmul"}));
   EXPECT_EQ(weights.size(), 2u * (1 + 2 * TinyMixtral::kExperts));
   EXPECT_THAT(ops, ::testing::ElementsAre("model.layers.0.block_sparse_moe.experts.moe_op:VllmMixtureOfExpertsOp",
                                           "model.layers.1.block_sparse_moe.experts.moe_op:VllmMixtureOfExpertsOp"));
@@ -99,7 +103,8 @@ TEST(Mixtral, WhatIsRefused) {
   TinyMixtral stacked;
   stacked.stack();
   stacked.config["num_local_experts"] = 5;
-  EXPECT_THAT(message_of(stacked), HasSubstr("found shape [4, 16, 24], config.json asks for matrix 4 of a stack of [16, 24]"));
+  EXPECT_THAT(message_of(stacked),
+              HasSubstr("found shape [4, 16, 24], config.json asks for matrix 4 of a stack of [16, 24]"));
   TinyMixtral nan;
   nan.tensors.at("model.layers.0.block_sparse_moe.experts.1.w2.weight").values[5] = std::nanf("");
   EXPECT_THAT(message_of(nan), HasSubstr("experts.1.w2.weight' holds NaN"));
