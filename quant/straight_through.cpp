@@ -110,7 +110,9 @@ struct AnyOp : torch::autograd::Function<AnyOp> {
     if (third.has_value()) inputs.push_back(*third);
     context->saved_data["state"] = c10::IValue::make_capsule(state);
     context->save_for_backward(inputs);
-    return state->op.forward(inputs);
+    const at::Tensor y = state->op.forward(inputs);
+    state->op.forward = nullptr;  // it may refer to the caller's arguments
+    return y;
   }
 
   static variable_list backward(AutogradContext* context, variable_list gradients) {
