@@ -87,12 +87,6 @@ std::vector<float> row_amax(const io::Checkpoint& source, const PlannedModule& m
   return amax;
 }
 
-WeightScales part_of(const WeightScales& s, std::int64_t first, std::int64_t rows) {
-  if (s.scale.size() <= 1) return s;
-  const auto cut = [&](const std::vector<float>& v) { return std::vector<float>(v.begin() + first, v.begin() + first + rows); };
-  return {cut(s.scale), cut(s.scale_inv)};
-}
-
 ModuleDamage damage_of(const io::Checkpoint& source, const PlannedModule& m, const WeightScales& scales, const std::function<bool()>& stop) {
   ModuleDamage out = ModuleDamage::of(m.info.name, m.info.type, m.scheme, scales.scale_inv);
   RowReader reader(source, m.info.name + ".weight");
@@ -100,7 +94,7 @@ ModuleDamage damage_of(const io::Checkpoint& source, const PlannedModule& m, con
   for (std::int64_t row = 0; row < reader.rows(); row += reader.step()) {
     check_stop(stop);
     const std::int64_t rows = std::min(reader.step(), reader.rows() - row);
-    out.weight.merge(weight_damage(reader.read(row, rows), type, rows, reader.cols(), part_of(scales, row, rows), m.scheme));
+    out.weight.merge(weight_damage(reader.read(row, rows), type, rows, reader.cols(), scales.of_rows(row, rows), m.scheme));
   }
   return out;
 }

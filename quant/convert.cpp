@@ -261,6 +261,13 @@ ConversionReport convert(const std::vector<measure::WeightModule>& modules, cons
   return convert_by(plan_for(modules, nodes, options), modules, nodes);
 }
 
+std::vector<WeightScales> planned_weight_scales(const Plan& plan, const std::vector<measure::WeightModule>& modules) {
+  ModulesByName by_name;
+  for (const auto& m : modules) by_name[m.name] = &m;
+  for (const auto& p : plan.modules) check_weight(*by_name.at(p.info.name));
+  return all_scales(plan, by_name);
+}
+
 ConversionReport convert_by(const Plan& plan, const std::vector<measure::WeightModule>& modules, const std::vector<measure::OpNode>& nodes,
                             std::vector<ModuleScales>* used) {
   TORCH_CHECK(runtime::device_kind() != runtime::DeviceKind::gaudi, "[convert] fp8 is not supported on GAUDI, allowed: gaudi2, gaudi3 (FP8_HPU_DEVICE)");

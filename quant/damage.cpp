@@ -77,12 +77,6 @@ CastDamage block_damage(const void* x, recipes::FloatType type, std::int64_t row
   return sum_ranges(x, type, n, cols, scales != nullptr ? decoded.data() : nullptr, limits);
 }
 
-WeightScales rows_of(const WeightScales& scales, std::int64_t first, std::int64_t rows) {
-  if (scales.scale.size() <= 1) return scales;
-  const auto cut = [&](const std::vector<float>& v) { return std::vector<float>(v.begin() + first, v.begin() + first + rows); };
-  return {cut(scales.scale), cut(scales.scale_inv)};
-}
-
 /// Calls body(data, first_row, rows) over blocks of whole rows.
 template <class Body>
 void for_blocks(const void* x, recipes::FloatType type, std::int64_t rows, std::int64_t cols, Body body) {
@@ -108,7 +102,7 @@ double combined_sqnr_db(double weight_db, double input_db) { return -10.0 * std:
 CastDamage weight_damage(const void* w, recipes::FloatType type, std::int64_t rows, std::int64_t cols, const WeightScales& scales, const Scheme& scheme) {
   CastDamage out;
   for_blocks(w, type, rows, cols, [&](const void* data, std::int64_t first, std::int64_t n) {
-    const WeightScales part = rows_of(scales, first, n);
+    const WeightScales part = scales.of_rows(first, n);
     out.merge(block_damage(data, type, n, cols, &part, scheme));
   });
   return out;

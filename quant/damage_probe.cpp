@@ -4,14 +4,13 @@
 #include <ATen/core/Tensor.h>
 #include <c10/util/Exception.h>
 
-#include <algorithm>
 #include <map>
 #include <mutex>
 
+#include "fp8/quant/convert.h"
 #include "fp8/runtime/device/block.h"
 #include "fp8/runtime/intercept/op_handler.h"
 #include "fp8/runtime/intercept/weight_tag.h"
-#include "fp8/runtime/kernels/cast.h"
 #include "fp8/runtime/ops/native/arguments.h"
 
 namespace fp8::quant {
@@ -58,19 +57,12 @@ class DamageProbe::Handler final : public runtime::OpHandler {
 
 namespace {
 
-ModuleDamage damage_of(const measure::WeightModule& m, const PlannedModule& p) {
+ModuleDamage damage_of(const measure::WeightModule& m, const PlannedModule& p, const WeightScales& scales) {
   const at::Tensor w = runtime::cpu_alias(m.weight.detach()).contiguous();
-  const auto type = runtime::ops::float_type_of(w.scalar_type());
-  const std::int64_t rows = w.dim() == 0 ? 1 : w.size(0), cols = rows == 0 ? 0 : w.numel() / rows;
-  std::vector<float> amax(p.scheme.weights == WeightGranularity::tensor ? 1 : static_cast<std::size_t>(rows));
-  if (amax.size() == 1) {
-    amax[0] = kernels::amax(w.const_data_ptr(), type, w.numel());
-  } else {
-    kernels::amax_rows(w.const_data_ptr(), type, rows, cols, cols, amax.data());
-  }
-  const WeightScales scales = weight_scales(amax, p.scheme, m.name + ".weight");
+  // Stacked experts have a scale for each row of each expert.
+  const std::int64_t rows = scales.scale.size() > 1 ? static_cast<std::int64_t>(scales.scale.size()) : w.size(0), cols = rows == 0 ? 0 : w.numel() / rows;
   ModuleDamage out = ModuleDamage::of(m.name, m.type, p.scheme, scales.scale_inv);
-  out.weight = weight_damage(w.const_data_ptr(), type, rows, cols, scales, p.scheme);
+  out.weight = weight_damage(w.const_data_ptr(), runtime::ops::float_type_of(w.scalar_type()), rows, cols, scales, p.scheme);
   return out;
 }
 
@@ -78,19 +70,17 @@ ModuleDamage damage_of(const measure::WeightModule& m, const PlannedModule& p) {
 
 DamageProbe::DamageProbe(const std::vector<measure::WeightModule>& modules, const Plan& plan) {
   std::map<std::string, const measure::WeightModule*> by_name;
-  for (const auto& m : modules) by_name[m.name] = &m;
-  for (const auto& p : plan.modules) {
-    const auto found = by_name.find(p.info.name);
-    if (found == by_name.end()) continue;  // a module without a weight
-    const measure::WeightModule& m = *found->second;
-    TORCH_CHECK(m.weight.device().is_hpu(), "[damage] ", m.name, ": expected the weight on hpu, found it on ", m.weight.device());
-    TORCH_CHECK(runtime::find_tag(m.weight) == nullptr, "[damage] ", m.name, ": expected a model that is neither measured nor converted");
+  for (const auto& m : modules) {
+    by_name[m.name] = &m;
+    TORCH_CHECK(plan.find(m.name) == nullptr || runtime::find_tag(m.weight) == nullptr, "[damage] ", m.name,
+                ": expected a model that is neither measured nor converted");
   }
-  for (const auto& p : plan.modules) {
-    const auto found = by_name.find(p.info.name);
-    if (found == by_name.end() || runtime::find_tag(found->second->weight) != nullptr) continue;  // tied: the first module speaks for both
-    const measure::WeightModule& m = *found->second;
-    auto handler = std::make_shared<Handler>(damage_of(m, p), p.scheme);
+  const std::vector<WeightScales> scales = planned_weight_scales(plan, modules);
+  for (std::size_t i = 0; i < plan.modules.size(); ++i) {
+    const PlannedModule& p = plan.modules[i];
+    const measure::WeightModule& m = *by_name.at(p.info.name);
+    if (runtime::find_tag(m.weight) != nullptr) continue;  // tied: the first module speaks for both
+    auto handler = std::make_shared<Handler>(damage_of(m, p, scales[i]), p.scheme);
     runtime::tag_weight(m.weight, m.name, handler);
     handlers_.push_back(std::move(handler));
     weights_.push_back(m.weight);

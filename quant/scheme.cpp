@@ -47,6 +47,12 @@ std::string Scheme::describe() const {
          (compute == Compute::fp8 ? "" : std::string(", ") + name_of(compute));
 }
 
+WeightScales WeightScales::of_rows(std::int64_t first, std::int64_t rows) const {
+  if (scale.size() <= 1) return *this;
+  const auto cut = [&](const std::vector<float>& v) { return std::vector<float>(v.begin() + first, v.begin() + first + rows); };
+  return {cut(scale), cut(scale_inv)};
+}
+
 WeightScales weight_scales(const std::vector<float>& amax, const Scheme& scheme, const std::string& module, std::optional<recipes::FloatType> type) {
   const Eigen::ArrayXf values = Eigen::Map<const Eigen::ArrayXf>(amax.data(), static_cast<Eigen::Index>(amax.size()));
   WeightScales out;

@@ -54,6 +54,9 @@ struct Scheme : Numbers {
 /// A weight's multipliers: one value, or one per output channel.
 struct WeightScales {
   std::vector<float> scale, scale_inv;
+
+  /// Those of output channels [first, first + rows); one value stands for all of them.
+  WeightScales of_rows(std::int64_t first, std::int64_t rows) const;
 };
 
 /// amax (one value, or one per output channel; f32, of the weight as it is stored) -> multipliers. type: the weight's; INC makes scales per

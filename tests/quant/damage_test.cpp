@@ -2,6 +2,7 @@
 // Damage against sums in f64 over codes found by search, on a weight, an activation, a probed model and checkpoints.
 #include "fp8/quant/damage.h"
 
+#include "fp8/measure/calibration.h"
 #include "fp8/quant/checkpoint_damage.h"
 #include "fp8/quant/convert.h"
 #include "fp8/quant/damage_probe.h"
@@ -154,6 +155,25 @@ TEST(DamageProbe, SeesInputsAndChangesNothing) {
     EXPECT_TRUE(test::throws_with({"layer_0.q_proj: expected a model that is neither measured nor converted"}, [&] { DamageProbe(modules, plan); }));
   }
   EXPECT_NO_THROW(DamageProbe(modules, plan));  // the first took its probes off
+}
+
+TEST(DamageProbe, TakesTheScalesThatConvertingTakes) {
+  const torch::NoGradGuard no_grad;
+  auto model = test::tiny_lm(1, at::kBFloat16);
+  PlanOptions o;
+  o.dialect = recipes::Dialect::gaudi2;
+  o.config = configs::parse_quant_config(io::Json{{"scale_method", "maxabs_hw_opt_weight"}, {"dump_stats_path", "x/y"}, {"blocklist", {{"names", {"lm_head"}}}}}, "q");
+  const auto session = measure::CalibrationSession::attach(*model, {});
+  model(test::token_ids());
+  o.measurements = session->result();
+  measure::finalize_calibration(*model);
+  const auto modules = measure::weight_modules(*model);
+  const Plan plan = plan_for(modules, o);
+  const std::vector<ModuleDamage> damage = DamageProbe(modules, plan).result();
+  std::vector<ModuleScales> used;
+  convert_by(plan, modules, {}, &used);
+  ASSERT_EQ(used.size(), damage.size());
+  for (std::size_t i = 0; i < used.size(); ++i) EXPECT_EQ(used[i].weight->values[0], damage[i].weight_scale_inv) << used[i].module;
 }
 
 TEST(CheckpointDamage, IsWhatQuantizingDoes) {
