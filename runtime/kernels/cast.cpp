@@ -22,26 +22,6 @@ namespace {
 constexpr std::int64_t kGrain = 64 * 1024;  // elements per range: some 5 us of work, and a multiple of every vector
 constexpr float kOne = 1.0f;
 
-CastKernel kernel_of(FloatType type, Format format) {
-  const CastKernels* table = &kCastScalar;
-#if defined(__x86_64__)
-  switch (simd_level()) {
-    case SimdLevel::scalar:
-      break;
-    case SimdLevel::avx2:
-      table = &kCastAvx2;
-      break;
-    case SimdLevel::avx512:
-      table = &kCastAvx512;
-      break;
-    case SimdLevel::avx512bf16:
-      table = &kCastAvx512Vbmi;
-      break;
-  }
-#endif
-  return table->of[static_cast<int>(type)][static_cast<int>(format)];
-}
-
 std::uint64_t mix(std::uint64_t z) {  // the finalizer of splitmix64
   z = (z ^ (z >> 30)) * 0xbf58476d1ce4e5b9u;
   z = (z ^ (z >> 27)) * 0x94d049bb133111ebu;
@@ -53,13 +33,7 @@ void check(const CastArgs& args, const char* what) {
   if (args.rows > 0 && args.cols > 0 && (args.x == nullptr || args.codes == nullptr)) {
     throw std::invalid_argument(std::string(what) + ": x and codes must not be null for a non-empty matrix");
   }
-  const float limit = fp8_max(args.format, Dialect::ocp);
-  const std::uint32_t fraction = args.format == Format::E4M3 ? 0xFFFFFu : 0x1FFFFFu;
-  if (!(args.max >= 0x1p-6f && args.max <= limit) || (bits_of(args.max) & fraction) != 0) {
-    throw std::invalid_argument(std::string(what) + ": max is " + std::to_string(args.max) +
-                                ", allowed are the values of " + name_of(args.format) + " from 2^-6 to " +
-                                std::to_string(limit));
-  }
+  check_cast_max(what, args.format, args.max);
 }
 
 /// A cast after all checks; `scale` may be per row or per column as in CastArgs.
@@ -67,7 +41,7 @@ class Caster {
  public:
   /// `first`: index of element (0, 0) for stochastic rounding. `stream`: store around the caches.
   Caster(const CastArgs& args, std::int64_t first, bool stream)
-      : args_(args), kernel_(kernel_of(args.type, args.format)), first_(first), stream_(stream) {
+      : args_(args), kernel_(cast_kernel_in_force(args.type, args.format)), first_(first), stream_(stream) {
     if (args_.scale == nullptr) {
       args_.scale = &kOne;
       args_.scale_row_stride = args_.scale_col_stride = 0;
@@ -87,8 +61,7 @@ class Caster {
     std::uint32_t amax = 0;
     while (begin < end) {
       const std::int64_t row = begin / args_.cols, col = begin % args_.cols;
-      const std::int64_t until_key = (std::int64_t{1} << 32) - ((first_ + begin) & 0xFFFFFFFF);
-      const std::int64_t n = std::min({end - begin, args_.cols - col, until_key});
+      const std::int64_t n = std::min(end - begin, args_.cols - col);
       amax = std::max(amax, cast_run(row, col, n));
       begin += n;
     }
@@ -97,22 +70,18 @@ class Caster {
 
  private:
   std::uint32_t cast_run(std::int64_t row, std::int64_t col, std::int64_t n) const {
-    const std::int64_t at = row * args_.cols + col, index = first_ + at;
-    const std::uint64_t key = mix(mix(args_.seed + 0x9e3779b97f4a7c15u) ^ static_cast<std::uint64_t>(index >> 32));
-    CastSpan span;
+    const std::int64_t at = row * args_.cols + col;
+    CastSpan span{};
     span.x = static_cast<const char*>(args_.x) + (row * args_.row_stride + col) * size_of(args_.type);
     span.n = n;
     span.codes = args_.codes + at;
     span.scales = args_.scale + row * args_.scale_row_stride + col * args_.scale_col_stride;
     span.max = args_.max;
-    span.key0 = static_cast<std::uint32_t>(key);
-    span.key1 = static_cast<std::uint32_t>(key >> 32);
-    span.index = static_cast<std::uint32_t>(index);
     span.per_element = args_.scale_col_stride != 0;
     span.round_product = args_.round_product;
     span.stochastic = args_.stochastic;
     span.stream = stream_;
-    return kernel_(span);
+    return cast_span_at(kernel_, args_.type, span, args_.seed, first_ + at);
   }
 
   CastArgs args_;
@@ -140,6 +109,53 @@ RowScale row_scale(float amax, float max) {
 }
 
 }  // namespace
+
+CastKernel cast_kernel_in_force(FloatType type, Format format) {
+  const CastKernels* table = &kCastScalar;
+#if defined(__x86_64__)
+  switch (simd_level()) {
+    case SimdLevel::scalar:
+      break;
+    case SimdLevel::avx2:
+      table = &kCastAvx2;
+      break;
+    case SimdLevel::avx512:
+      table = &kCastAvx512;
+      break;
+    case SimdLevel::avx512bf16:
+      table = &kCastAvx512Vbmi;
+      break;
+  }
+#endif
+  return table->of[static_cast<int>(type)][static_cast<int>(format)];
+}
+
+std::uint32_t cast_span_at(CastKernel kernel, FloatType type, CastSpan span, std::uint64_t seed, std::int64_t index) {
+  if (!span.stochastic) return kernel(span);
+  std::uint32_t amax = 0;
+  for (std::int64_t left = span.n; left > 0; left -= span.n) {
+    const std::uint64_t key = mix(mix(seed + 0x9e3779b97f4a7c15u) ^ static_cast<std::uint64_t>(index >> 32));
+    span.key0 = static_cast<std::uint32_t>(key);
+    span.key1 = static_cast<std::uint32_t>(key >> 32);
+    span.index = static_cast<std::uint32_t>(index);
+    span.n = std::min(left, (std::int64_t{1} << 32) - (index & 0xFFFFFFFF));
+    amax = std::max(amax, kernel(span));
+    span.x = static_cast<const char*>(span.x) + span.n * size_of(type);
+    span.codes += span.n;
+    if (span.per_element) span.scales += span.n;
+    index += span.n;
+  }
+  return amax;
+}
+
+void check_cast_max(const char* what, Format format, float max) {
+  const float limit = fp8_max(format, Dialect::ocp);
+  const std::uint32_t fraction = format == Format::E4M3 ? 0xFFFFFu : 0x1FFFFFu;
+  if (!(max >= 0x1p-6f && max <= limit) || (bits_of(max) & fraction) != 0) {
+    throw std::invalid_argument(std::string(what) + ": max is " + std::to_string(max) + ", allowed are the values of " +
+                                name_of(format) + " from 2^-6 to " + std::to_string(limit));
+  }
+}
 
 void cast_to_fp8(const CastArgs& args) {
   check(args, "cast_to_fp8");

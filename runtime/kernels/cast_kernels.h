@@ -36,6 +36,17 @@ struct CastKernels {
   CastKernel of[3][2];  // [FloatType][Format]
 };
 
+/// The cast of the level in force.
+CastKernel cast_kernel_in_force(FloatType type, Format format);
+
+/// Casts `span`, whose x[0] is element `index` of the tensor: sets key0, key1 and index where span.stochastic, and cuts
+/// where the index passes a multiple of 2^32. Returns what the kernel does.
+std::uint32_t cast_span_at(CastKernel kernel, FloatType type, CastSpan span, std::uint64_t seed, std::int64_t index);
+
+/// Throws std::invalid_argument unless max is a value of the format that every kernel handles: one from 2^-6 up to the
+/// format's largest.
+void check_cast_max(const char* what, Format format, float max);
+
 extern const CastKernels kCastScalar;
 #if defined(__x86_64__)
 extern const CastKernels kCastAvx2;

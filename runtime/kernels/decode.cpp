@@ -67,7 +67,7 @@ class RunDecoder {
   RunDecoder(const DecodeArgs& args, bool stream)
       : args_(args),
         stream_(stream),
-        kernel_(kernels_in_force().of[static_cast<int>(args.type)][static_cast<int>(args.format)]),
+        kernel_(decode_kernel_in_force(args.type, args.format)),
         table_kernel_(args.type == FloatType::F32 || args.scale_col_stride != 0 ? nullptr : table_kernel_in_force()) {
     if (table_kernel_ != nullptr && args.scale_row_stride == 0) fill_table(args, *args.scale_inv, shared_table_);
   }
@@ -103,6 +103,10 @@ class RunDecoder {
 };
 
 }  // namespace
+
+DecodeKernel decode_kernel_in_force(FloatType type, Format format) {
+  return kernels_in_force().of[static_cast<int>(type)][static_cast<int>(format)];
+}
 
 void decode_from_fp8(const DecodeArgs& given) {
   check(given);

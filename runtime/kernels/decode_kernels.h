@@ -24,6 +24,9 @@ struct DecodeKernels {
   DecodeKernel of[3][2];  // [FloatType][Format]
 };
 
+/// The decode of the level in force.
+DecodeKernel decode_kernel_in_force(FloatType type, Format format);
+
 /// y[i] = entries[codes[i] & 0x7F], sign bit flipped where the code's is set: one scale for the whole run, folded into
 /// the table. 16-bit outputs only.
 using TableDecodeKernel = void (*)(const DecodeSpan& span, const std::uint16_t* entries);

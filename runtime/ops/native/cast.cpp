@@ -38,12 +38,6 @@ at::Tensor amax_result(const at::Tensor& like, bool is_amax) {
   return is_amax ? at::empty({}, options) : at::empty({0}, options);
 }
 
-std::uint64_t draw_seed() {
-  auto generator = at::detail::getDefaultCPUGenerator();
-  const std::lock_guard<std::mutex> lock(generator.mutex());
-  return generator.get<at::CPUGeneratorImpl>()->random64();
-}
-
 struct Matrix {
   std::int64_t rows, cols;
 };
@@ -134,6 +128,12 @@ void check_modes(const at::Tensor& input, int64_t max_mode, int64_t scale_mode) 
 }
 
 }  // namespace
+
+std::uint64_t draw_seed() {
+  auto generator = at::detail::getDefaultCPUGenerator();
+  const std::lock_guard<std::mutex> lock(generator.mutex());
+  return generator.get<at::CPUGeneratorImpl>()->random64();
+}
 
 std::tuple<at::Tensor, at::Tensor> cast_to_fp8_v2_meta(const at::Tensor& input, bool is_amax, at::ScalarType dtype) {
   check_cast(input, is_amax, dtype);

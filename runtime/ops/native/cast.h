@@ -16,6 +16,9 @@
 
 namespace fp8::runtime::ops {
 
+/// 64 bits from the default generator of the CPU: the seed of one stochastic cast.
+std::uint64_t draw_seed();
+
 /// input: f32, bf16, f16 (any shape), or fp8 of the output's dtype without amax. Returns {fp8 of input's shape, amax}.
 std::tuple<at::Tensor, at::Tensor> cast_to_fp8_v2(const at::Tensor& input, Scale scale, bool stochastic_rounding,
                                                   bool is_amax, at::ScalarType dtype);

@@ -1,7 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
 #include "fp8/runtime/ops/native/low_bit.h"
 
-#include <ATen/CPUGeneratorImpl.h>
 #include <ATen/ops/empty.h>
 #include <ATen/ops/mul.h>
 #include <ATen/ops/sub.h>
@@ -10,7 +9,6 @@
 #include <array>
 #include <cmath>
 #include <limits>
-#include <mutex>
 
 #include "fp8/runtime/device/block.h"
 #include "fp8/runtime/kernels/cast.h"
@@ -106,12 +104,6 @@ void quantize_slice(const Fp4& f, float* x, std::int64_t n, const std::uint64_t*
     const float random = seed != nullptr ? uniform(*seed, first + static_cast<std::uint64_t>(i)) : 0.0f;
     x[i] = std::copysign(rounded(f, std::fabs(x[i] * scale), seed != nullptr ? &random : nullptr) * scale_inv, x[i]);
   }
-}
-
-std::uint64_t draw_seed() {
-  auto generator = at::detail::getDefaultCPUGenerator();
-  const std::lock_guard<std::mutex> lock(generator.mutex());
-  return generator.get<at::CPUGeneratorImpl>()->random64();
 }
 
 }  // namespace

@@ -1,0 +1,232 @@
+// SPDX-License-Identifier: Apache-2.0
+// Blocks, threads and scales around the maxima of a run (amax_kernels.h) and the casts of a run (cast_kernels.h).
+//
+//   band   block_rows rows: a row of the grid
+//   unit   a band x some of its blocks: what one thread works on, twice over memory that is in its cache by then
+//
+// Blocks narrower than kWide columns share one cast per row: their scales are spread to one per element first, so that
+// a run is long however small the block is.
+#include "fp8/runtime/kernels/block_cast.h"
+
+#include <algorithm>
+#include <bit>
+#include <cmath>
+#include <limits>
+#include <stdexcept>
+#include <string>
+
+#include "fp8/runtime/kernels/amax_kernels.h"
+#include "fp8/runtime/kernels/cast_kernels.h"
+#include "fp8/runtime/kernels/check_matrix.h"
+#include "fp8/runtime/kernels/float_bits.h"
+#include "fp8/runtime/kernels/thread_pool.h"
+
+namespace fp8::kernels {
+namespace {
+
+constexpr std::int64_t kWide = 512;        // columns from which a block is a run of its own
+constexpr std::int64_t kPiece = 2048;      // columns of a unit of narrow blocks, at most
+constexpr std::int64_t kGrain = 64 * 1024;  // elements per range of units
+
+/// What cast_blocks and cast_mx share; the scale rule is the template argument of the functions below.
+struct Problem {
+  const void* x;
+  FloatType type;
+  std::int64_t rows, cols, row_stride;
+  std::uint8_t* codes;
+  Format format;
+  float max;
+  std::int64_t block_rows, block_cols;
+  bool stochastic;
+  std::uint64_t seed;
+
+  std::int64_t grid_cols() const { return blocks_of(cols, block_cols); }
+  const void* element(std::int64_t row, std::int64_t col) const {
+    return static_cast<const char*>(x) + (row * row_stride + col) * size_of(type);
+  }
+};
+
+void check(const char* what, const Problem& p, const void* scales) {
+  check_matrix(what, p.rows, p.cols, p.row_stride);
+  if (p.block_rows < 1 || p.block_cols < 1) {
+    throw std::invalid_argument(std::string(what) + ": found blocks of " + std::to_string(p.block_rows) + " x " +
+                                std::to_string(p.block_cols) + ", sizes must be at least 1");
+  }
+  if (p.rows > 0 && p.cols > 0 && (p.x == nullptr || p.codes == nullptr || scales == nullptr)) {
+    throw std::invalid_argument(std::string(what) + ": x, codes and the scales must not be null for a non-empty matrix");
+  }
+  check_cast_max(what, p.format, p.max);
+}
+
+float largest_of(FloatType type) {
+  if (type == FloatType::F16) return 65504.0f;
+  return type == FloatType::BF16 ? float_of(0x7F7F0000u) : std::numeric_limits<float>::max();
+}
+
+/// Scale rules: (place in the grid, magnitude bits of the amax) -> the multiplier, having stored what goes out.
+struct FloatRule {
+  FloatType type;
+  float max, epsilon;
+  bool power_of_two;
+  float* scale_inv;
+  float operator()(std::int64_t at, std::uint32_t amax_bits) const {
+    const float scale = block_scale(amax_value(amax_bits), type, max, epsilon, power_of_two);
+    scale_inv[at] = std::isnan(scale) ? scale : 1.0f / scale;
+    return scale;
+  }
+};
+
+struct MxRule {
+  float max;
+  std::uint8_t* e8m0;
+  float operator()(std::int64_t at, std::uint32_t amax_bits) const {
+    const std::uint8_t e = e8m0_from_amax(amax_value(amax_bits), max);
+    e8m0[at] = e;
+    return e == 0xFF ? e8m0_value(e) : e8m0_value(static_cast<std::uint8_t>(254 - e));
+  }
+};
+
+class Caster {
+ public:
+  explicit Caster(const Problem& p)
+      : p_(p), cast_(cast_kernel_in_force(p.type, p.format)), amax_(amax_kernels_in_force()) {}
+
+  /// One wide block: rows [row, row_end), columns [col, col + n), place `at` in the grid.
+  template <class Rule>
+  void wide(const Rule& rule, std::int64_t row, std::int64_t row_end, std::int64_t col, std::int64_t n,
+            std::int64_t at) const {
+    std::uint32_t bits = 0;
+    for (std::int64_t r = row; r < row_end; ++r) {
+      bits = std::max(bits, amax_of_run(amax_, p_.element(r, col), p_.type, n));
+    }
+    const float scale = rule(at, bits);
+    for (std::int64_t r = row; r < row_end; ++r) cast(r, col, n, &scale, false);
+  }
+
+  /// Narrow blocks side by side: n <= kPiece columns from `col` on, the first of them at place `at`.
+  template <class Rule>
+  void narrow(const Rule& rule, std::int64_t row, std::int64_t row_end, std::int64_t col, std::int64_t n,
+              std::int64_t at) const {
+    std::uint32_t bits[kPiece];
+    if (row_end - row == 1) {
+      row_maxima(row, col, n, bits);
+    } else if (p_.type == FloatType::F32) {
+      column_maxima(amax_.into_32, row, row_end, col, n, bits);
+    } else {
+      column_maxima(amax_.into_16, row, row_end, col, n, bits);
+    }
+    float scales[kPiece];
+    for (std::int64_t c = 0, block = 0; c < n; c += p_.block_cols, ++block) {
+      std::fill(scales + c, scales + std::min(n, c + p_.block_cols), rule(at + block, bits[block]));
+    }
+    for (std::int64_t r = row; r < row_end; ++r) cast(r, col, n, scales, true);
+  }
+
+ private:
+  void row_maxima(std::int64_t row, std::int64_t col, std::int64_t n, std::uint32_t* bits) const {
+    for (std::int64_t c = 0; c < n; c += p_.block_cols) {
+      *bits++ = amax_of_run(amax_, p_.element(row, col + c), p_.type, std::min(p_.block_cols, n - c));
+    }
+  }
+
+  /// Maxima down the columns by vectors of columns, then across each block's.
+  template <class T>
+  void column_maxima(void (*into)(const T*, std::int64_t, T*), std::int64_t row, std::int64_t row_end, std::int64_t col,
+                     std::int64_t n, std::uint32_t* bits) const {
+    T best[kPiece] = {};
+    for (std::int64_t r = row; r < row_end; ++r) into(static_cast<const T*>(p_.element(r, col)), n, best);
+    for (std::int64_t c = 0; c < n; c += p_.block_cols) {
+      const T block = *std::max_element(best + c, best + std::min(n, c + p_.block_cols));
+      *bits++ = sizeof(T) == 4 ? block : widen_bits(static_cast<std::uint16_t>(block), p_.type);
+    }
+  }
+
+  void cast(std::int64_t row, std::int64_t col, std::int64_t n, const float* scales, bool per_element) const {
+    CastSpan span{};
+    span.x = p_.element(row, col);
+    span.n = n;
+    span.codes = p_.codes + row * p_.cols + col;
+    span.scales = scales;
+    span.max = p_.max;
+    span.per_element = per_element;
+    span.stochastic = p_.stochastic;
+    cast_span_at(cast_, p_.type, span, p_.seed, row * p_.cols + col);
+  }
+
+  const Problem& p_;
+  CastKernel cast_;
+  const AmaxKernels& amax_;
+};
+
+template <class Rule>
+void run(Problem p, const Rule& rule) {
+  if (p.rows == 0 || p.cols == 0) return;
+  p.block_rows = std::min(p.block_rows, p.rows);  // a larger block is the same, and sizes stay below 2^60
+  p.block_cols = std::min(p.block_cols, p.cols);
+  const bool wide = p.block_cols >= kWide;
+  const std::int64_t blocks_per_unit = wide ? 1 : kPiece / p.block_cols;
+  const std::int64_t unit_cols = blocks_per_unit * p.block_cols, units_across = blocks_of(p.cols, unit_cols);
+  const std::int64_t grain = std::max<std::int64_t>(1, kGrain / p.block_rows / std::min(unit_cols, p.cols));
+  const Caster caster(p);
+  parallel_for(blocks_of(p.rows, p.block_rows) * units_across, grain, [&](std::int64_t begin, std::int64_t end) {
+    for (std::int64_t unit = begin; unit < end; ++unit) {
+      const std::int64_t band = unit / units_across, across = unit % units_across;
+      const std::int64_t row = band * p.block_rows, row_end = std::min(p.rows, row + p.block_rows);
+      const std::int64_t col = across * unit_cols, n = std::min(unit_cols, p.cols - col);
+      const std::int64_t at = band * p.grid_cols() + across * blocks_per_unit;
+      if (wide) {
+        caster.wide(rule, row, row_end, col, n, at);
+      } else {
+        caster.narrow(rule, row, row_end, col, n, at);
+      }
+    }
+  });
+}
+
+}  // namespace
+
+float block_scale(float amax, FloatType type, float max, float amax_epsilon, bool power_of_two) {
+  if (std::isnan(amax)) return std::numeric_limits<float>::quiet_NaN();
+  if (amax < amax_epsilon) amax = amax_epsilon;
+  if (amax == 0.0f) return 1.0f;
+  float scale = max / amax;
+  if (std::isinf(scale)) scale = largest_of(type);
+  if (!power_of_two) return scale;
+  const std::uint32_t bits = bits_of(scale);  // of a subnormal the leading bit, which 0 has none of
+  return float_of(bits < 0x00800000u ? std::bit_floor(bits) : bits & 0x7F800000u);
+}
+
+std::uint8_t e8m0_from_amax(float amax, float max) {
+  const float value = amax * (1.0f / max);
+  if (std::isnan(value)) return 0xFF;
+  if (std::isinf(value)) return 0xFE;
+  const std::uint32_t bits = bits_of(value), exponent = bits >> 23, mantissa = bits & 0x7FFFFFu;
+  if (exponent == 0) return mantissa <= 0x400000u ? 0 : 1;  // 2^-127 is the smallest that E8M0 has
+  return static_cast<std::uint8_t>(exponent + (mantissa != 0 && exponent != 0xFE ? 1 : 0));
+}
+
+float e8m0_value(std::uint8_t e) {
+  if (e == 0xFF) return std::numeric_limits<float>::quiet_NaN();
+  return float_of(e == 0 ? 0x00400000u : static_cast<std::uint32_t>(e) << 23);
+}
+
+void cast_blocks(const BlockCastArgs& a) {
+  const Problem p = {a.x,   a.type,       a.rows,       a.cols,       a.row_stride, a.codes, a.format,
+                     a.max, a.block_rows, a.block_cols, a.stochastic, a.seed};
+  check("cast_blocks", p, a.scale_inv);
+  if (!(a.amax_epsilon >= 0.0f) || std::isinf(a.amax_epsilon)) {
+    throw std::invalid_argument("cast_blocks: amax_epsilon is " + std::to_string(a.amax_epsilon) +
+                                ", must be finite and not negative");
+  }
+  run(p, FloatRule{a.type, a.max, a.amax_epsilon, a.power_of_two, a.scale_inv});
+}
+
+void cast_mx(const MxCastArgs& a) {
+  const Problem p = {a.x,      a.type, a.rows, a.cols, a.row_stride, a.codes,
+                     a.format, a.max,  a.columnwise ? kMxBlock : 1,  a.columnwise ? 1 : kMxBlock,
+                     a.stochastic, a.seed};
+  check("cast_mx", p, a.e8m0);
+  run(p, MxRule{a.max, a.e8m0});
+}
+
+}  // namespace fp8::kernels
