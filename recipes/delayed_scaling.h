@@ -1,16 +1,29 @@
 // SPDX-License-Identifier: Apache-2.0
 // Delayed scaling as a value: the scale of this step comes from the largest magnitudes of earlier steps. State
-// (histories) lives with whoever trains; here stand the settings only. Two dialects share the name and differ in
-// every default:
+// (histories, scales) is a TensorMeta (tensor_meta.h); here stand the settings and the formulas. Two dialects share the
+// name and differ in every default, in the formula and in the timing:
 //
-//                       fp8_format  amax_history_len  amax_compute_algo  scale
-//   habana()            E5M2        1                 most_recent        power of two
-//   nvidia()            HYBRID      1024              max                any real number
+//                       fp8_format  amax_history_len  amax_compute_algo  scale                                 history
+//   habana()            E5M2        1                 most_recent        2^(floor(log2(fp8_max / amax)) - m)   ring
+//   nvidia()            HYBRID      1024              max                (fp8_max / amax) / 2^m                rolled
 //
-//   scale = (fp8_max / amax) / 2^margin        one more of margin halves the scale
+// m is the margin: one more of it halves the scale. An amax that says nothing (0, NaN, infinite) keeps the old scale.
+//
+// Steps of the habana dialect, r = 1, 2, ... counting forwards, i the interval, H the history's length:
+//
+//   amax is measured in step r            if i == 1  or  (r + i - 2) mod i >= i - H      (the H steps before an update)
+//   the scale is updated on entering r    if i == 1  or  (r + i - 2) mod i == 0          (r = 2, 2 + i, 2 + 2i, ...)
+//
+// so i = 16, H = 1 measures steps 1, 17, 33 and uses what they gave from steps 2, 18, 34 on. The nvidia dialect has no
+// interval: it measures in every step and updates when the step ends.
 #pragma once
+#include <Eigen/Core>
+#include <array>
 #include <cstdint>
+#include <functional>
+#include <optional>
 
+#include "fp8/recipes/field_problem.h"
 #include "fp8/recipes/format.h"
 
 namespace fp8::recipes {
@@ -18,30 +31,83 @@ namespace fp8::recipes {
 /// Which entry of the history stands for the tensor.
 enum class AmaxComputeAlgo : std::uint8_t { most_recent, max };
 
+/// Whose timing, history and backward operands: habana quantizes input and weight once more to E5M2 for the backward
+/// products of HYBRID; nvidia multiplies the forward's E4M3 codes with E5M2 gradients.
+enum class RecipeDialect : std::uint8_t { habana, nvidia };
+
+/// A history of n tensors, Shape [H, n].
+using AmaxRows = Eigen::ArrayXXf;
+
+constexpr int kMaxHistory = 65536;
+constexpr int kMaxMargin = 64;
+constexpr int kMaxInterval = 1 << 20;
+
 struct DelayedScaling {
   int margin = 0;                                                     ///< powers of two kept free
   int interval = 1;                                                   ///< steps from one new scale to the next
   RecipeFormat fp8_format = RecipeFormat::E5M2;
-  int amax_history_len = 1;                                           ///< steps remembered
+  int amax_history_len = 1;                                           ///< measured steps remembered
   AmaxComputeAlgo amax_compute_algo = AmaxComputeAlgo::most_recent;
+  /// One's own choice from the history, in place of amax_compute_algo: [H, n], the newest row first -> [n].
+  std::function<Eigen::ArrayXf(const AmaxRows& history)> amax_compute = {};
+  /// One's own scale, in place of next_scale(): amax [n], the scale so far [n] -> [n]. Where the result is not a finite
+  /// number above 0 with a finite reciprocal, the old scale stays.
+  std::function<Eigen::ArrayXf(const Eigen::ArrayXf& amax, const Eigen::ArrayXf& scale, float fp8_max,
+                               const DelayedScaling& recipe)>
+      scaling_factor_compute = {};
+  /// Products kept in high precision: forward, gradient of the input, gradient of the weight.
+  std::array<bool, 3> override_linear_precision = {false, false, false};
   bool reduce_amax = true;                                            ///< maximum over all ranks
   bool power_of_two_scale = true;                                     ///< scale rounded down to a power of two
-
-  bool operator==(const DelayedScaling&) const = default;
+  RecipeDialect dialect = RecipeDialect::habana;
+  /// most_recent as the vendor has it: row 0 of the ring, which is the newest only for a history of 1.
+  bool stale_row_compat = false;
 
   /// The Gaudi dialect's defaults, the same as DelayedScaling{}.
-  static constexpr DelayedScaling habana() { return {}; }
+  static DelayedScaling habana() { return {}; }
 
   /// The defaults of NVIDIA's Transformer Engine.
-  static constexpr DelayedScaling nvidia() {
+  static DelayedScaling nvidia() {
     return {.fp8_format = RecipeFormat::HYBRID, .amax_history_len = 1024, .amax_compute_algo = AmaxComputeAlgo::max,
-            .power_of_two_scale = false};
+            .power_of_two_scale = false, .dialect = RecipeDialect::nvidia};
   }
+
+  /// Callables can't be compared: recipes that have one equal nothing.
+  bool operator==(const DelayedScaling& other) const;
 };
 
 /// "most_recent", "max".
 constexpr const char* name_of(AmaxComputeAlgo algo) {
   return algo == AmaxComputeAlgo::max ? "max" : "most_recent";
 }
+
+/// "habana", "nvidia".
+constexpr const char* name_of(RecipeDialect dialect) {
+  return dialect == RecipeDialect::nvidia ? "nvidia" : "habana";
+}
+
+/// The first field that is out of its range, if any:
+///   margin -64..64; interval 1..2^20, nvidia: 1; amax_history_len 1..65536
+///   fp8_format habana: E5M2, HYBRID; nvidia: E4M3, HYBRID
+///   override_linear_precision habana: all false; nvidia: all false, or the weight's gradient alone
+///   stale_row_compat nvidia: false
+std::optional<FieldProblem> find_problem(const DelayedScaling& recipe);
+
+/// Throws std::invalid_argument naming field, found and allowed values.
+void validate(const DelayedScaling& recipe);
+
+/// True if forward `run_cnt` (from 1) records amaxes, its backward included. nvidia: always.
+bool measures_amax(const DelayedScaling& recipe, std::int64_t run_cnt);
+
+/// habana: true if new scales are due on entering forward `run_cnt`. nvidia (whose update is at the end of each step):
+/// always.
+bool updates_scale(const DelayedScaling& recipe, std::int64_t run_cnt);
+
+/// The scale that `amax` calls for; old_scale if amax is 0, negative, NaN or infinite. With power_of_two_scale exactly
+/// 2^(floor(log2(fp8_max / amax)) - margin), from the bits, kept within 2^-126 .. 2^126. Otherwise
+/// f32(f32(fp8_max / amax) / 2^margin), FLT_MAX where that is infinite (its reciprocal, about 2^-128, is subnormal but
+/// not 0) and not below 2^-126. So the result and its reciprocal are always finite and above 0, if old_scale's are.
+/// Throws std::invalid_argument if fp8_max is not a finite number above 0. Does not look at the callables.
+float next_scale(float amax, float old_scale, float fp8_max, const DelayedScaling& recipe);
 
 }  // namespace fp8::recipes
