@@ -7,8 +7,8 @@
 //   v    = f32(amax * f32(1 / fp8_max))
 //   code = 127 + the smallest e in -127 .. 127 with 2^e >= v; NaN 0xFF, infinity 0xFE, 0 0x00
 //
-// The block's values are multiplied with 2^(127 - code) and then saturate. Rounding up means that they saturate only
-// where 1 / fp8_max was rounded down, by one step of f32, or where v is above 2^127.
+// The block's values are multiplied with 2^(127 - code) and then saturate; since the exponent is rounded up, they do so
+// only where v itself was rounded down to a power of two, and lose a step of f32.
 #pragma once
 #include <cstdint>
 #include <optional>
