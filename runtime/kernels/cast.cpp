@@ -20,6 +20,7 @@ namespace fp8::kernels {
 namespace {
 
 constexpr std::int64_t kGrain = 64 * 1024;  // elements per range: some 5 us of work, and a multiple of every vector
+constexpr std::int64_t kTwicePiece = 4096;  // elements: 16 KiB of f32 stay in L1 from the first cast to the second
 constexpr float kOne = 1.0f;
 
 std::uint64_t mix(std::uint64_t z) {  // the finalizer of splitmix64
@@ -34,6 +35,16 @@ void check(const CastArgs& args, const char* what) {
     throw std::invalid_argument(std::string(what) + ": x and codes must not be null for a non-empty matrix");
   }
   check_cast_max(what, args.format, args.max);
+}
+
+float smallest(Format format) { return format == Format::E4M3 ? 0x1p-9f : 0x1p-16f; }
+
+void check_scaled(const CastArgs& args, const char* what) {
+  check(args, what);
+  if (args.scale != nullptr && args.scale_col_stride != 0 && args.scale_col_stride != 1) {
+    throw std::invalid_argument(std::string(what) + ": scale_col_stride is " + std::to_string(args.scale_col_stride) +
+                                ", allowed are 0 and 1");
+  }
 }
 
 /// A cast after all checks; `scale` may be per row or per column as in CastArgs.
@@ -80,6 +91,7 @@ class Caster {
     span.per_element = args_.scale_col_stride != 0;
     span.round_product = args_.round_product;
     span.stochastic = args_.stochastic;
+    span.flush_below = args_.flush_subnormal ? smallest(args_.format) : 0.0f;
     span.stream = stream_;
     return cast_span_at(kernel_, args_.type, span, args_.seed, first_ + at);
   }
@@ -158,13 +170,31 @@ void check_cast_max(const char* what, Format format, float max) {
 }
 
 void cast_to_fp8(const CastArgs& args) {
-  check(args, "cast_to_fp8");
-  if (args.scale != nullptr && args.scale_col_stride != 0 && args.scale_col_stride != 1) {
-    throw std::invalid_argument("cast_to_fp8: scale_col_stride is " + std::to_string(args.scale_col_stride) +
-                                ", allowed are 0 and 1");
-  }
+  check_scaled(args, "cast_to_fp8");
   const std::uint32_t amax = cast_in_parallel(Caster(args, 0, args.rows * args.cols > streaming_bytes()));
   if (args.amax != nullptr) *args.amax = amax_value(amax);
+}
+
+void cast_to_fp8_twice(const CastArgs& first, const CastArgs& second) {
+  check_scaled(first, "cast_to_fp8_twice");
+  check_scaled(second, "cast_to_fp8_twice");
+  if (first.x != second.x || first.type != second.type || first.rows != second.rows || first.cols != second.cols ||
+      first.row_stride != second.row_stride) {
+    throw std::invalid_argument("cast_to_fp8_twice: x, type, rows, cols and row_stride must be the same in both");
+  }
+  const bool stream = 2 * first.rows * first.cols > streaming_bytes();
+  const Caster a(first, 0, stream), b(second, 0, stream);
+  AmaxBits amax;
+  parallel_for(first.rows * first.cols, kGrain, [&](std::int64_t begin, std::int64_t end) {
+    for (std::int64_t at = begin; at < end; at += kTwicePiece) {
+      const std::int64_t piece_end = std::min(end, at + kTwicePiece);
+      amax.add(a.cast(at, piece_end));
+      b.cast(at, piece_end);
+    }
+  });
+  for (float* out : {first.amax, second.amax}) {
+    if (out != nullptr) *out = amax_value(amax.bits());
+  }
 }
 
 void cast_rows_dynamic(const CastArgs& args, float* scale_inv) {

@@ -28,6 +28,9 @@ struct CastArgs {
   bool round_product = false;  ///< round x * scale to x's type before the cast (no effect for F32)
   bool stochastic = false;     ///< stochastic rounding: bits from (seed, element index), the same on any thread count
   std::uint64_t seed = 0;
+  /// Stochastic: products smaller than the format's smallest number become 0 (signed). Otherwise they too are that
+  /// number or 0, with the right probability, so that sums of many stay unbiased.
+  bool flush_subnormal = false;
   float* amax = nullptr;  ///< optional, one value
 };
 
@@ -35,6 +38,10 @@ struct CastArgs {
 /// or 1, max a value of the format, no size negative, no needed pointer null; else std::invalid_argument. amax of
 /// nothing is 0.
 void cast_to_fp8(const CastArgs& args);
+
+/// Both casts of one x (type, rows, cols and row_stride are equal, else std::invalid_argument) in one pass over memory:
+/// the second reads from the cache. Bit for bit what two calls of cast_to_fp8 give.
+void cast_to_fp8_twice(const CastArgs& first, const CastArgs& second);
 
 /// Per row: amax[r] = max |x[r, :]|, then scale_inv[r] = f32(amax / args.max), scale[r] = f32(1 / scale_inv[r]) and the
 /// cast with it, while the row is in cache. A row of zeros gets scale 1 and zero codes; scale_inv is at least 2^-126

@@ -7,6 +7,8 @@
 // index) alone, with i = index % 2^32 and the two key words drawn from (seed, index / 2^32):
 //
 //   h = i ^ key0;  h ^= h >> 16;  h *= 0x7feb352d;  h ^= key1;  h ^= h >> 15;  h *= 0x846ca68b;  h ^= h >> 16
+//
+// Magnitudes below flush_below count as 0 before that.
 #pragma once
 #include <cstdint>
 
@@ -23,6 +25,7 @@ struct CastSpan {
   float max;                 // saturation, a value of the format
   std::uint32_t key0, key1;  // stochastic: see above
   std::uint32_t index;       // stochastic: index of x[0]; index + n does not pass 2^32
+  float flush_below;         // stochastic: see above, 0 for none
   bool per_element;
   bool round_product;
   bool stochastic;

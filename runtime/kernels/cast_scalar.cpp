@@ -80,7 +80,8 @@ std::uint32_t cast_span(const CastSpan& span) {
 
     std::uint32_t code = 0x7F;
     if (!std::isnan(y)) {
-      const float a = std::fabs(y) < span.max ? std::fabs(y) : span.max;
+      float a = std::fabs(y) < span.max ? std::fabs(y) : span.max;
+      if (span.stochastic && a < span.flush_below) a = 0.0f;
       code = span.stochastic ? round_stochastic<F>(a, hash(span.index + static_cast<std::uint32_t>(i), span))
                              : round_nearest<F>(a);
     }

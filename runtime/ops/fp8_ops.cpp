@@ -23,12 +23,32 @@ const c10::TypedOperatorHandle<Gemm>& gemm_op() {
   return op;
 }
 
+using Cast = std::tuple<Tensor, Tensor>(const Tensor&, const OptionalTensor&, bool, bool, at::ScalarType,
+                                        OptionalIntArrayRef);
+
+const c10::TypedOperatorHandle<Cast>& cast_op() {
+  static const auto op = handle<Cast>("hpu::cast_to_fp8_v2");
+  return op;
+}
+
 }  // namespace
 
 Tensor call_cast_to_fp8(const Tensor& x, const Tensor& scale, at::ScalarType dtype, OptionalIntArrayRef scale_shape) {
-  static const auto op = handle<std::tuple<Tensor, Tensor>(const Tensor&, const OptionalTensor&, bool, bool,
-                                                           at::ScalarType, OptionalIntArrayRef)>("hpu::cast_to_fp8_v2");
-  return std::get<0>(op.call(x, scale, false, false, dtype, scale_shape));
+  return std::get<0>(cast_op().call(x, scale, false, false, dtype, scale_shape));
+}
+
+std::tuple<Tensor, Tensor> call_cast_to_fp8_v2(const Tensor& x, const OptionalTensor& scale, bool stochastic_rounding,
+                                               bool is_amax, at::ScalarType dtype) {
+  return cast_op().call(x, scale, stochastic_rounding, is_amax, dtype, OptionalIntArrayRef());
+}
+
+std::tuple<Tensor, Tensor, Tensor> call_cast_to_fp8_hybrid(const Tensor& x, const OptionalTensor& scale_152,
+                                                           const OptionalTensor& scale_143, bool stochastic_rounding,
+                                                           bool is_amax) {
+  static const auto op =
+      handle<std::tuple<Tensor, Tensor, Tensor>(const Tensor&, const OptionalTensor&, const OptionalTensor&, bool,
+                                                bool)>("hpu::cast_to_fp8_hybrid");
+  return op.call(x, scale_152, scale_143, stochastic_rounding, is_amax);
 }
 
 Tensor call_cast_from_fp8(const Tensor& x, const Tensor& scale_inv, at::ScalarType out_dtype,
@@ -48,6 +68,13 @@ Tensor call_fp8_gemm(const Tensor& x, const Tensor& weight, at::ScalarType out_d
 Tensor call_fp8_matmul(const Tensor& a, const Tensor& b, at::ScalarType out_dtype, const OptionalTensor& a_scale_inv,
                        const OptionalTensor& b_scale_inv) {
   return gemm_op().call(a, false, b, false, std::nullopt, out_dtype, a_scale_inv, b_scale_inv, std::nullopt, false,
+                        OptionalIntArrayRef());
+}
+
+Tensor call_fp8_gemm_v2(const Tensor& a, bool trans_a, const Tensor& b, bool trans_b, const OptionalTensor& d,
+                        at::ScalarType out_dtype, const OptionalTensor& a_scale_inv, const OptionalTensor& b_scale_inv,
+                        const OptionalTensor& bias, bool accumulate) {
+  return gemm_op().call(a, trans_a, b, trans_b, d, out_dtype, a_scale_inv, b_scale_inv, bias, accumulate,
                         OptionalIntArrayRef());
 }
 

@@ -30,6 +30,11 @@ std::tuple<Tensor&, Tensor&> to_fp8_v1_meta(const Tensor&, const OptionalTensor&
   return {out, amax};
 }
 
+std::tuple<Tensor, Tensor, Tensor> to_fp8_hybrid_meta(const Tensor& input, const OptionalTensor&, const OptionalTensor&,
+                                                      bool, bool is_amax) {
+  return cast_to_fp8_hybrid_meta(input, is_amax);
+}
+
 template <typename ScaleArgument>
 Tensor from_fp8(const Tensor& input, ScaleArgument scale, at::ScalarType out_dtype, OptionalIntArrayRef shape) {
   return cast_from_fp8(input, scale_of(scale, shape), out_dtype);
@@ -75,6 +80,7 @@ TORCH_LIBRARY_IMPL(hpu, HPU, m) {
   m.impl("cast_to_fp8_v2", &to_fp8<const OptionalTensor&>);
   m.impl("cast_to_fp8_v2.scalar", &to_fp8<double>);
   m.impl("cast_to_fp8_v2.scalar_list", &to_fp8<Floats>);
+  m.impl("cast_to_fp8_hybrid", &cast_to_fp8_hybrid);
   m.impl("cast_from_fp8", &from_fp8<const OptionalTensor&>);
   m.impl("cast_from_fp8.scalar", &from_fp8<double>);
   m.impl("cast_from_fp8.scalar_list", &from_fp8<Floats>);
@@ -91,6 +97,7 @@ TORCH_LIBRARY_IMPL(hpu, Meta, m) {
   m.impl("cast_to_fp8_v2", &to_fp8_meta<const OptionalTensor&>);
   m.impl("cast_to_fp8_v2.scalar", &to_fp8_meta<double>);
   m.impl("cast_to_fp8_v2.scalar_list", &to_fp8_meta<Floats>);
+  m.impl("cast_to_fp8_hybrid", &to_fp8_hybrid_meta);
   m.impl("cast_from_fp8", &from_fp8_meta<const OptionalTensor&>);
   m.impl("cast_from_fp8.scalar", &from_fp8_meta<double>);
   m.impl("cast_from_fp8.scalar_list", &from_fp8_meta<Floats>);

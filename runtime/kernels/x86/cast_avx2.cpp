@@ -106,6 +106,9 @@ struct Avx2 {
     return _mm256_and_si256(code, _mm256_set1_epi32(0x7F));
   }
 
+  /// y below the limit becomes 0; NaN stays.
+  static FP8_INLINE V flush(V y, V below) { return _mm256_and_ps(y, _mm256_cmp_ps(y, below, _CMP_NLT_UQ)); }
+
   template <Format F>
   static FP8_INLINE I stochastic(V y, V max, I random) {
     constexpr int kShift = 23 - Magic<F>::kMantissa;

@@ -147,6 +147,9 @@ struct Avx512 {
     return _mm512_add_epi32(_mm512_castps_si512(s), _mm512_srli_epi32(t, 23 - Magic<F>::kMantissa));
   }
 
+  /// y below the limit becomes 0; NaN stays.
+  static FP8_INLINE V flush(V y, V below) { return _mm512_maskz_mov_ps(_mm512_cmp_ps_mask(y, below, _CMP_NLT_UQ), y); }
+
   template <Format F>
   static FP8_INLINE I stochastic(V y, V max, I random) {
     constexpr int kShift = 23 - Magic<F>::kMantissa;

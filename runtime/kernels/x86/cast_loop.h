@@ -47,7 +47,7 @@ constexpr int bytes_per_element(FloatType type) { return type == FloatType::F32 
 /// What is the same for a whole run.
 template <class Isa>
 struct Run {
-  typename Isa::V scale, max;  // |scale|
+  typename Isa::V scale, max, flush_below;  // |scale|
   typename Isa::I sign_flip;   // bytes: 0x80 where the one scale is negative
   std::uint32_t key0, key1;
 };
@@ -87,6 +87,7 @@ FP8_INLINE typename Isa::I cast_block(const char* x, const float* scales, std::u
     typename Isa::V y = Isa::multiply(lanes.v[j], scale[j]);
     if constexpr (kRoundProduct) y = Isa::template round_to<T>(y);
     if constexpr (kStochastic) {
+      y = Isa::flush(y, run.flush_below);
       code[j] = Isa::template stochastic<F>(y, run.max, hash<Isa>(Isa::template lane_index<T>(index, j), run));
     } else {
       code[j] = Isa::template nearest<F>(y, run.max);
@@ -119,6 +120,7 @@ std::uint32_t cast_run(const CastSpan& span) {
   Run<Isa> run;
   run.scale = Isa::set(kPerElement ? 1.0f : __builtin_fabsf(span.scales[0]));
   run.max = Isa::set(span.max);
+  run.flush_below = Isa::set(span.flush_below);
   run.sign_flip = Isa::set(!kPerElement && __builtin_signbit(span.scales[0]) ? 0x80808080u : 0u);
   run.key0 = span.key0;
   run.key1 = span.key1;

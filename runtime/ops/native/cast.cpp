@@ -7,7 +7,9 @@
 #include <ATen/ops/mul.h>
 
 #include <cmath>
+#include <cstdlib>
 #include <mutex>
+#include <string_view>
 
 #include "fp8/runtime/device/block.h"
 #include "fp8/runtime/device/device.h"
@@ -47,9 +49,20 @@ Matrix matrix_of(const at::Tensor& t) {
   return {cols == 0 ? 0 : t.numel() / cols, cols};
 }
 
-/// Runs the kernel over `input` (contiguous, or 2-D with contiguous rows) into `out` (contiguous).
-void run_cast(const at::Tensor& input, const Scale& scale, const Broadcast& broadcast, bool stochastic,
-              const at::Tensor& out, float* amax) {
+/// PT_HPU_STOCHASTIC_ROUNDING_MODE: 1 rounds stochastically below the smallest number too, 0 flushes.
+bool flushes(at::ScalarType from, at::ScalarType to) {
+  if (from != at::kBFloat16 || to != at::kFloat8_e5m2) return false;
+  const char* mode = std::getenv("PT_HPU_STOCHASTIC_ROUNDING_MODE");
+  if (mode == nullptr) return false;
+  TORCH_CHECK(std::string_view(mode) == "0" || std::string_view(mode) == "1",
+              "PT_HPU_STOCHASTIC_ROUNDING_MODE is '", mode, "', allowed are 0 and 1");
+  return mode[0] == '0';
+}
+
+/// The kernel's arguments for `input` (contiguous, or 2-D with contiguous rows) into `out` (contiguous). They point into
+/// `scale`.
+kernels::CastArgs arguments(const at::Tensor& input, const Scale& scale, const Broadcast& broadcast, bool stochastic,
+                            const at::Tensor& out, float* amax) {
   const Matrix m = matrix_of(input);
   kernels::CastArgs args;
   args.x = input.const_data_ptr();
@@ -66,8 +79,14 @@ void run_cast(const at::Tensor& input, const Scale& scale, const Broadcast& broa
   args.round_product = true;
   args.stochastic = stochastic;
   if (stochastic) args.seed = draw_seed();
+  args.flush_subnormal = stochastic && flushes(input.scalar_type(), out.scalar_type());
   args.amax = amax;
-  kernels::cast_to_fp8(args);
+  return args;
+}
+
+void run_cast(const at::Tensor& input, const Scale& scale, const Broadcast& broadcast, bool stochastic,
+              const at::Tensor& out, float* amax) {
+  kernels::cast_to_fp8(arguments(input, scale, broadcast, stochastic, out, amax));
 }
 
 bool rows_are_contiguous(const at::Tensor& t) {
@@ -170,6 +189,35 @@ std::tuple<at::Tensor&, at::Tensor&> cast_to_fp8(const at::Tensor& input, const 
   cast_into(input, scale_of(scale, std::nullopt), stochastic_rounding, out,
             amax.numel() != 0 ? amax.mutable_data_ptr<float>() : nullptr);
   return {out, amax};
+}
+
+std::tuple<at::Tensor, at::Tensor, at::Tensor> cast_to_fp8_hybrid_meta(const at::Tensor& input, bool is_amax) {
+  TORCH_CHECK(input.scalar_type() == at::kFloat || input.scalar_type() == at::kBFloat16,
+              "[cast_to_fp8_hybrid] expected input of dtype Float or BFloat16, got ", input.scalar_type());
+  return {at::empty(input.sizes(), input.options().dtype(at::kFloat8_e5m2)),
+          at::empty(input.sizes(), input.options().dtype(at::kFloat8_e4m3fn)), amax_result(input, is_amax)};
+}
+
+std::tuple<at::Tensor, at::Tensor, at::Tensor> cast_to_fp8_hybrid(const at::Tensor& input,
+                                                                  const std::optional<at::Tensor>& scale_152,
+                                                                  const std::optional<at::Tensor>& scale_143,
+                                                                  bool stochastic_rounding, bool is_amax) {
+  trace_op("hpu::cast_to_fp8_hybrid", {input});
+  auto [e5m2, e4m3, amax] = cast_to_fp8_hybrid_meta(input, is_amax);
+  float* amax_data = is_amax ? amax.mutable_data_ptr<float>() : nullptr;
+  const at::Tensor x = rows_are_contiguous(input) ? input : input.contiguous();
+  Scale wide = scale_of(scale_152, std::nullopt), narrow = scale_of(scale_143, std::nullopt);
+  round_to(wide, x.scalar_type());
+  round_to(narrow, x.scalar_type());
+  const auto wide_broadcast = broadcast_of(wide, x.sizes()), narrow_broadcast = broadcast_of(narrow, x.sizes());
+  if (wide_broadcast.has_value() && narrow_broadcast.has_value()) {
+    kernels::cast_to_fp8_twice(arguments(x, wide, *wide_broadcast, stochastic_rounding, e5m2, amax_data),
+                               arguments(x, narrow, *narrow_broadcast, false, e4m3, nullptr));
+  } else {
+    cast_into(x, std::move(wide), stochastic_rounding, e5m2, amax_data);
+    cast_into(x, std::move(narrow), false, e4m3, nullptr);
+  }
+  return {e5m2, e4m3, amax};
 }
 
 at::Tensor cast_from_fp8_meta(const at::Tensor& input, at::ScalarType out_dtype) {

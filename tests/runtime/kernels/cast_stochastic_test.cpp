@@ -94,5 +94,137 @@ TEST(StochasticCast, EveryTypeAndLayoutIsTheSameOnEveryLevel) {
   }
 }
 
+TEST(StochasticCast, IsTheSameOnAnyLevelThreadsAndCut) {
+  constexpr std::size_t kN = 200'003;  // several ranges of the pool and an odd end
+  const std::vector<float> x = hard_inputs(kN);
+  for (const Target& target : kTargets) {
+    for (const bool flush : {false, true}) {
+      std::vector<std::uint8_t> first;
+      for (const SimdLevel level : levels()) {
+        for (const int threads : {1, 3}) {
+          const ScopedSimdLevel scoped(level);
+          const Threads pool(threads);
+          const float scale = 1.7f;
+          std::vector<std::uint8_t> codes(kN);
+          CastArgs args = args_for(x.data(), FloatType::F32, kN, target, &scale, codes.data());
+          args.stochastic = true;
+          args.flush_subnormal = flush;
+          args.seed = 77;
+          cast_to_fp8(args);
+          if (first.empty()) first = codes;
+          expect_same(codes, first, std::string(name_of(level)) + " threads " + std::to_string(threads));
+          // Rows of other lengths hold the same elements: 200003 = 109 * 1834 + 97.
+          std::vector<std::uint8_t> cut(109 * 1834);
+          args.rows = 1834;
+          args.cols = args.row_stride = 109;
+          args.codes = cut.data();
+          cast_to_fp8(args);
+          expect_same(cut, {first.begin(), first.begin() + 109 * 1834}, std::string("rows, ") + name_of(level));
+        }
+      }
+    }
+  }
+}
+
+TEST(StochasticCast, IsUnbiasedOverManyValues) {
+  // The error of each element has mean 0 and is at most one step, so its sum over n elements stays within 5 sqrt(n)
+  // steps / 2, whatever the values: here from below the smallest number to the largest.
+  constexpr std::size_t kN = 400'000;
+  std::mt19937 random(3);
+  for (const Target& target : {kTargets[0], kTargets[2]}) {
+    const std::vector<double> values = grid(target.format, target.max);
+    std::vector<float> x(kN);
+    for (float& v : x) {
+      const std::size_t i = random() % (values.size() - 1);
+      const double f = (random() % 65536) / 65536.0;
+      v = static_cast<float>(values[i] + f * (values[i + 1] - values[i]));
+    }
+    std::vector<std::uint8_t> codes(kN);
+    CastArgs args = args_for(x.data(), FloatType::F32, kN, target, nullptr, codes.data());
+    args.stochastic = true;
+    args.seed = 9;
+    cast_to_fp8(args);
+    double steps = 0;
+    for (std::size_t i = 0; i < kN; ++i) {
+      const double a = static_cast<double>(x[i]);
+      const auto above = std::upper_bound(values.begin(), values.end() - 1, a);
+      steps += (values[codes[i]] - a) / (*above - *(above - 1));
+    }
+    EXPECT_LT(std::fabs(steps), 5 * 0.5 * std::sqrt(static_cast<double>(kN)));
+  }
+}
+
+TEST(StochasticCast, FlushesBelowTheSmallestNumberWhenTold) {
+  for (const Target& target : {kTargets[0], kTargets[2]}) {
+    const float smallest = static_cast<float>(grid(target.format, target.max)[1]);
+    std::vector<float> x;
+    for (int i = 0; i < 3000; ++i) {
+      x.insert(x.end(), {std::nextafter(smallest, 0.0f), -smallest * 0.5f, smallest, 1.5f * smallest,
+                         std::numeric_limits<float>::quiet_NaN(), 1e-44f});
+    }
+    for (const SimdLevel level : levels()) {
+      const ScopedSimdLevel scoped(level);
+      std::vector<std::uint8_t> codes(x.size());
+      CastArgs args = args_for(x.data(), FloatType::F32, x.size(), target, nullptr, codes.data());
+      args.stochastic = true;
+      args.flush_subnormal = true;
+      cast_to_fp8(args);
+      std::size_t ones = 0;
+      for (std::size_t i = 0; i < codes.size(); i += 6) {
+        ASSERT_EQ(codes[i], 0) << name_of(level);
+        ASSERT_EQ(codes[i + 1], 0x80);
+        ASSERT_EQ(codes[i + 2], 1);
+        ASSERT_TRUE(codes[i + 3] == 1 || codes[i + 3] == 2);
+        ASSERT_EQ(codes[i + 4], 0x7F);
+        ASSERT_EQ(codes[i + 5], 0);
+        ones += codes[i + 3] == 1;
+      }
+      EXPECT_NEAR(static_cast<double>(ones), 1500.0, 5 * std::sqrt(750.0));
+    }
+  }
+}
+
+TEST(CastTwice, EqualsTwoCasts) {
+  const std::vector<float> x = hard_inputs(150'000);
+  const float s1 = 3.0f, s2 = 0.125f;
+  for (const SimdLevel level : levels()) {
+    const ScopedSimdLevel scoped(level);
+    for (const std::int64_t cols : {1499, 1500}) {  // rows of x with and without a gap
+      const std::size_t n = 100 * static_cast<std::size_t>(cols);
+      std::vector<std::uint8_t> a(n), b(n), want_a(n), want_b(n);
+      float amax = 0, want_amax = 0;
+      CastArgs first = args_for(x.data(), FloatType::F32, n, kTargets[2], &s1, a.data());
+      first.rows = 100;
+      first.cols = cols;
+      first.row_stride = 1500;
+      first.stochastic = true;
+      first.seed = 4;
+      CastArgs second = first;
+      second.stochastic = false;
+      second.format = kTargets[1].format;
+      second.max = kTargets[1].max;
+      second.scale = &s2;
+      second.codes = b.data();
+      second.amax = &amax;
+      cast_to_fp8_twice(first, second);
+      first.codes = want_a.data();
+      first.amax = &want_amax;
+      second.codes = want_b.data();
+      second.amax = nullptr;
+      cast_to_fp8(first);
+      cast_to_fp8(second);
+      expect_same(a, want_a, name_of(level));
+      expect_same(b, want_b, name_of(level));
+      EXPECT_EQ(std::bit_cast<std::uint32_t>(amax), std::bit_cast<std::uint32_t>(want_amax));
+    }
+  }
+  CastArgs one = args_for(x.data(), FloatType::F32, 4, kTargets[0], nullptr, nullptr);
+  std::vector<std::uint8_t> codes(8);
+  one.codes = codes.data();
+  CastArgs other = one;
+  other.cols = 3;
+  EXPECT_THROW(cast_to_fp8_twice(one, other), std::invalid_argument);
+}
+
 }  // namespace
 }  // namespace fp8::kernels

@@ -33,6 +33,8 @@ TEST(Meta, AgreesWithTheRealOps) {
       {"cast_to_fp8_v2", "scalar", {x, 0.5, false, true, code(kE4M3)}},
       {"cast_to_fp8_v2", "scalar_list", {x, c10::List<double>({0.5}), false, false, code(kE4M3)}},
       {"cast_to_fp8", "", {x, none, false, at::empty_like(q), at::empty({1}, on_hpu())}},
+      {"cast_to_fp8_hybrid", "", {x, one, none, false, true}},
+      {"cast_to_fp8_hybrid", "", {x}},
       {"cast_from_fp8", "", {q, one, code(at::kFloat)}},
       {"cast_from_fp8", "scalar", {q, 0.5, code(at::kBFloat16)}},
       {"cast_from_fp8", "scalar_list", {q, c10::List<double>({0.5}), code(at::kBFloat16)}},
