@@ -5,6 +5,7 @@
 #include "fp8/configs/module_filter.h"
 #include "fp8/configs/python_regex.h"
 #include "fp8/configs/quant_config.h"
+#include "fp8/configs/recipe_config.h"
 #include "fp8/configs/rules.h"
 #include "fp8/configs/scale_methods.h"
 #include "fp8/configs/stats_path.h"

@@ -25,7 +25,8 @@ TEST(ShippedJson, AllParse) {
   int presets = 0;
   for (const auto& entry : std::filesystem::directory_iterator(kFolder)) {
     ASSERT_EQ(entry.path().extension(), ".json");
-    if (entry.path().filename() == kSchema) continue;
+    const std::string name = entry.path().filename().string();
+    if (name == kSchema || name.rfind("recipe_", 0) == 0) continue;  // recipes: recipe_config_test
     EXPECT_NO_THROW(check_rules(read_quant_config(entry.path()), recipes::Dialect::gaudi2, {})) << entry.path();
     ++presets;
   }

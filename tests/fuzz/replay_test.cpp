@@ -105,7 +105,7 @@ TEST(Replay, Seeds) {
   const std::pair<const char*, Target> targets[] = {
       {"json", json},     {"safetensors", safetensors},   {"npz", npz},
       {"pickle", pickle}, {"quant_config", quant_config}, {"measurement", measurement},
-      {"scales", scales}};
+      {"scales", scales}, {"recipe", recipe}};
   for (const auto& [name, target] : targets) {
     std::vector<std::string> seeds;
     for (const auto& entry :

@@ -10,6 +10,7 @@
 #include <string_view>
 
 #include "fp8/configs/quant_config.h"
+#include "fp8/configs/recipe_config.h"
 #include "fp8/measure/measurement_file.h"
 #include "fp8/quant/formats/scale_file.h"
 #include "fp8/runtime/io/json.h"
@@ -88,6 +89,15 @@ void quant_config(const std::uint8_t* data, std::size_t size) {
     auto filter = configs::module_filter(config);
     for (const char* name : {"model.layers.0.self_attn.q_proj", "lm_head", ""}) filter.selects("Linear", name);
     filter.unused_entries();
+  });
+}
+
+void recipe(const std::uint8_t* data, std::size_t size) {
+  tolerating_errors([&] {
+    const auto config = configs::parse_recipe(io::parse_json(view(data, size), "fuzz"), "fuzz");
+    const io::Json written = configs::to_json(config);
+    require(configs::to_json(configs::parse_recipe(written, "fuzz")) == written, "a recipe does not survive write and read");
+    for (const char* name : {"model.layers.0.self_attn.q_proj", "lm_head", ""}) config.for_module(name);
   });
 }
 

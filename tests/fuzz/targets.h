@@ -15,6 +15,8 @@ void safetensors(const std::uint8_t* data, std::size_t size);
 void npz(const std::uint8_t* data, std::size_t size);
 /// A JSON that is a QUANT_CONFIG: what is accepted must describe itself and choose modules.
 void quant_config(const std::uint8_t* data, std::size_t size);
+/// A JSON that is a training recipe: what is accepted must survive being written and read again, and choose for modules.
+void recipe(const std::uint8_t* data, std::size_t size);
 /// A measurement as .json or (from "PK" on) .npz: what is accepted must survive being written and read in both forms.
 void measurement(const std::uint8_t* data, std::size_t size);
 /// The same of a scale file.

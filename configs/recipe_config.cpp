@@ -1,0 +1,326 @@
+// SPDX-License-Identifier: Apache-2.0
+// One table of fields per recipe, used to read, to write and to name what is allowed (see recipe_config.h).
+#include "fp8/configs/recipe_config.h"
+
+#include <algorithm>
+#include <array>
+#include <cstdint>
+#include <limits>
+#include <system_error>
+#include <utility>
+#include <variant>
+
+#include "fp8/configs/closest.h"
+#include "fp8/configs/python_regex.h"
+#include "fp8/configs/quant_config_keys.h"
+#include "fp8/runtime/io/error.h"
+
+namespace fp8::configs {
+namespace {
+
+using detail::KeyValue;
+using recipes::AmaxComputeAlgo;
+using recipes::BlockScaling;
+using recipes::CurrentScaling;
+using recipes::DelayedScaling;
+using recipes::MXFP8;
+using recipes::Recipe;
+using recipes::RecipeFormat;
+
+template <class R>
+using Member = std::variant<int R::*, bool R::*, float R::*, RecipeFormat R::*, AmaxComputeAlgo R::*,
+                            std::array<bool, 3> R::*>;
+
+template <class R>
+struct Field {
+  const char* name;
+  Member<R> member;
+};
+
+const std::vector<Field<DelayedScaling>>& fields_of(const DelayedScaling&) {
+  using R = DelayedScaling;
+  static const std::vector<Field<R>> fields = {
+      {"fp8_format", &R::fp8_format},
+      {"margin", &R::margin},
+      {"interval", &R::interval},
+      {"amax_history_len", &R::amax_history_len},
+      {"amax_compute_algo", &R::amax_compute_algo},
+      {"override_linear_precision", &R::override_linear_precision},
+      {"reduce_amax", &R::reduce_amax},
+      {"power_of_two_scale", &R::power_of_two_scale},
+      {"stale_row_compat", &R::stale_row_compat},
+  };
+  return fields;
+}
+
+const std::vector<Field<CurrentScaling>>& fields_of(const CurrentScaling&) {
+  using R = CurrentScaling;
+  static const std::vector<Field<R>> fields = {
+      {"fp8_format", &R::fp8_format},
+      {"power_of_two_scale", &R::power_of_two_scale},
+      {"amax_epsilon", &R::amax_epsilon},
+  };
+  return fields;
+}
+
+const std::vector<Field<BlockScaling>>& fields_of(const BlockScaling&) {
+  using R = BlockScaling;
+  static const std::vector<Field<R>> fields = {
+      {"fp8_format", &R::fp8_format},
+      {"x_block_scaling_dim", &R::x_block_scaling_dim},
+      {"w_block_scaling_dim", &R::w_block_scaling_dim},
+      {"grad_block_scaling_dim", &R::grad_block_scaling_dim},
+      {"power_of_two_scale", &R::power_of_two_scale},
+      {"block", &R::block},
+      {"amax_epsilon", &R::amax_epsilon},
+  };
+  return fields;
+}
+
+const std::vector<Field<MXFP8>>& fields_of(const MXFP8&) {
+  static const std::vector<Field<MXFP8>> fields = {{"fp8_format", &MXFP8::fp8_format}, {"block", &MXFP8::block}};
+  return fields;
+}
+
+std::string joined(const std::vector<std::string>& words) {
+  std::string list;
+  for (const std::string& word : words) list += (list.empty() ? "" : ", ") + word;
+  return list;
+}
+
+// Index in `words`, whatever the case of ASCII letters. Throws io::Error that lists them and names the nearest.
+std::size_t choice(const KeyValue& value, const std::vector<std::string>& words) {
+  if (!value.json.is_string()) detail::reject(value, joined(words));
+  const std::string found = value.json.get<std::string>();
+  for (std::size_t i = 0; i < words.size(); ++i) {
+    if (detail::upper(found) == detail::upper(words[i])) return i;
+  }
+  detail::reject(value, joined(words) + "; did you mean '" + closest(found, words) + "'?");
+}
+
+// ---- reading and writing one value
+
+void read(const KeyValue& value, int& to) {
+  constexpr auto kLow = std::numeric_limits<int>::min(), kHigh = std::numeric_limits<int>::max();
+  const io::Json& json = value.json;
+  if (!json.is_number_integer()) detail::reject(value, "an integer");
+  const bool fits = json.is_number_unsigned() ? json.get<std::uint64_t>() <= static_cast<std::uint64_t>(kHigh)
+                                              : json.get<std::int64_t>() >= kLow && json.get<std::int64_t>() <= kHigh;
+  if (!fits) detail::reject(value, "an integer of 32 bits");
+  to = json.get<int>();
+}
+
+void read(const KeyValue& value, bool& to) {
+  if (!value.json.is_boolean()) detail::reject(value, "true, false");
+  to = value.json.get<bool>();
+}
+
+void read(const KeyValue& value, float& to) {
+  const double number = value.json.is_number() ? value.json.get<double>() : -1.0;
+  if (!(number >= 0.0 && number <= static_cast<double>(std::numeric_limits<float>::max()))) {
+    detail::reject(value, "a finite number >= 0");
+  }
+  to = static_cast<float>(number);
+}
+
+void read(const KeyValue& value, RecipeFormat& to) {
+  constexpr RecipeFormat kFormats[] = {RecipeFormat::E4M3, RecipeFormat::E5M2, RecipeFormat::HYBRID};
+  to = kFormats[choice(value, {"E4M3", "E5M2", "HYBRID"})];
+}
+
+void read(const KeyValue& value, AmaxComputeAlgo& to) {
+  to = choice(value, {"most_recent", "max"}) == 0 ? AmaxComputeAlgo::most_recent : AmaxComputeAlgo::max;
+}
+
+void read(const KeyValue& value, std::array<bool, 3>& to) {
+  const auto is_bool = [](const io::Json& item) { return item.is_boolean(); };
+  if (!value.json.is_array() || value.json.size() != 3 || !std::all_of(value.json.begin(), value.json.end(), is_bool)) {
+    detail::reject(value, "three of true, false");
+  }
+  for (std::size_t i = 0; i < 3; ++i) to[i] = value.json[i].get<bool>();
+}
+
+io::Json written(int value) { return value; }
+io::Json written(bool value) { return value; }
+io::Json written(float value) { return static_cast<double>(value); }
+io::Json written(RecipeFormat value) { return name_of(value); }
+io::Json written(AmaxComputeAlgo value) { return name_of(value); }
+io::Json written(const std::array<bool, 3>& value) { return {value[0], value[1], value[2]}; }
+
+// ---- reading a recipe
+
+std::string key_in(const std::string& source, const std::string& path) { return source + ": key '" + path + "'"; }
+
+// "modules[1].margin", with what the file says made printable.
+std::string path_of(const std::string& prefix, const std::string& key) { return prefix + io::printable(key); }
+
+// A JSON object that says a recipe, inside of `source` under `prefix` ("", "modules[1]."), besides the keys in `others`.
+struct Reading {
+  const io::Json& json;
+  std::string source, prefix;
+  std::vector<std::string> others;
+
+  std::string where(const std::string& key) const { return key_in(source, path_of(prefix, key)); }
+};
+
+Recipe preset_recipe(const std::string& name) {
+  if (name == "nvidia") return DelayedScaling::nvidia();
+  if (name == "current") return CurrentScaling{};
+  if (name == "block") return BlockScaling{};
+  if (name == "mxfp8") return MXFP8{};
+  return DelayedScaling::habana();
+}
+
+// What "recipe" and "preset" say.
+Recipe starting_point(const Reading& in) {
+  const std::vector<std::string> kinds = {"delayed", "current", "block", "mxfp8"}, dialects = {"habana", "nvidia"};
+  const auto kind = in.json.find("recipe"), preset = in.json.find("preset");
+  const std::size_t which = kind == in.json.end() ? 0 : choice({*kind, in.where("recipe")}, kinds);
+  if (preset == in.json.end()) return preset_recipe(kinds[which]);
+  if (which != 0) detail::reject({*preset, in.where("preset")}, "no preset with recipe " + kinds[which]);
+  return preset_recipe(dialects[choice({*preset, in.where("preset")}, dialects)]);
+}
+
+template <class R>
+void read_fields(const Reading& in, R& recipe, const char* kind) {
+  std::vector<std::string> known = {"recipe", "preset"};
+  known.insert(known.end(), in.others.begin(), in.others.end());
+  const std::size_t special = known.size();
+  for (const Field<R>& field : fields_of(recipe)) known.emplace_back(field.name);
+  for (const auto& [key, value] : in.json.items()) {
+    std::size_t at = 0;
+    while (at < known.size() && known[at] != key) ++at;
+    if (at == known.size()) {
+      throw io::Error(in.source + ": unknown key " + io::in_quotes(path_of(in.prefix, key)) + " of recipe " + kind +
+                      ", did you mean '" + closest(key, known) + "'?");
+    }
+    if (at < special) continue;
+    const KeyValue found{value, in.where(key)};
+    std::visit([&](auto member) { read(found, recipe.*member); }, fields_of(recipe)[at - special].member);
+  }
+}
+
+Recipe read_one(const Reading& in) {
+  Recipe recipe = starting_point(in);
+  std::visit([&](auto& r) { read_fields(in, r, recipes::name_of(recipe)); }, recipe);
+  if (const auto problem = recipes::find_problem(recipe)) {
+    throw io::Error(in.where(problem->field) + ": found " + problem->found + ", allowed: " + problem->allowed);
+  }
+  return recipe;
+}
+
+RecipeRule read_rule(const io::Json& json, const std::string& source, const std::string& path) {
+  if (!json.is_object()) detail::reject({json, key_in(source, path)}, "an object with match, and keep or recipe");
+  const Reading in{json, source, path + ".", {"match", "keep"}};
+  const auto match = json.find("match"), keep = json.find("keep");
+  if (match == json.end()) throw io::Error(in.where("match") + ": not found, allowed: a pattern of module names");
+  if (!match->is_string()) detail::reject({*match, in.where("match")}, "a pattern of module names");
+  RecipeRule rule{match->get<std::string>(), std::nullopt};
+  PythonRegex(rule.pattern, in.where("match"));
+  if (keep == json.end() && !json.contains("recipe")) {
+    throw io::Error(key_in(source, path) + ": found neither keep nor recipe, allowed: one of the two");
+  }
+  if (keep == json.end()) {
+    rule.recipe = read_one(in);
+    return rule;
+  }
+  choice({*keep, in.where("keep")}, {"bf16"});
+  for (const auto& [key, value] : json.items()) {
+    if (key == "match" || key == "keep") continue;
+    throw io::Error(in.where(key) + ": found with keep, allowed: match and keep alone, or match and a recipe");
+  }
+  return rule;
+}
+
+// ---- writing
+
+io::Json recipe_json(const Recipe& recipe, const std::string& where) {
+  if (const auto* delayed = std::get_if<DelayedScaling>(&recipe)) {
+    for (const auto& [name, set] : {std::pair("amax_compute", static_cast<bool>(delayed->amax_compute)),
+                                    std::pair("scaling_factor_compute", static_cast<bool>(delayed->scaling_factor_compute))}) {
+      if (set) throw io::Error(where + name + "': found a callable, which JSON can't hold, allowed: not set");
+    }
+  }
+  if (const auto problem = recipes::find_problem(recipe)) {
+    throw io::Error(where + problem->field + "': found " + problem->found + ", allowed: " + problem->allowed);
+  }
+  io::Json json = {{"recipe", recipes::name_of(recipe)}};
+  if (const auto* delayed = std::get_if<DelayedScaling>(&recipe)) json["preset"] = recipes::name_of(delayed->dialect);
+  std::visit(
+      [&](const auto& r) {
+        for (const auto& field : fields_of(r)) {
+          json[field.name] = std::visit([&](auto member) { return written(r.*member); }, field.member);
+        }
+      },
+      recipe);
+  return json;
+}
+
+}  // namespace
+
+const Recipe* RecipeConfig::for_module(const std::string& name) const {
+  for (std::size_t i = 0; i < rules.size(); ++i) {
+    const PythonRegex regex(rules[i].pattern, key_in(source, "modules[" + std::to_string(i) + "].match"));
+    if (regex.search(name)) return rules[i].recipe ? &*rules[i].recipe : nullptr;
+  }
+  return &recipe;
+}
+
+RecipeConfig parse_recipe(const io::Json& json, const std::string& source) {
+  RecipeConfig config;
+  config.source = io::printable(source, 4096);
+  if (!json.is_object()) detail::reject({json, config.source}, "a JSON object with a recipe's keys");
+  config.recipe = read_one({json, config.source, "", {"modules"}});
+  const auto modules = json.find("modules");
+  if (modules == json.end()) return config;
+  if (!modules->is_array()) detail::reject({*modules, key_in(config.source, "modules")}, "an array of rules");
+  for (std::size_t i = 0; i < modules->size(); ++i) {
+    config.rules.push_back(read_rule((*modules)[i], config.source, "modules[" + std::to_string(i) + "]"));
+  }
+  return config;
+}
+
+RecipeConfig read_recipe(const std::filesystem::path& path) { return parse_recipe(io::read_json(path), path.string()); }
+
+io::Json to_json(const RecipeConfig& config) {
+  io::Json json = recipe_json(config.recipe, config.source + ": key '");
+  if (config.rules.empty()) return json;
+  io::Json& modules = json["modules"] = io::Json::array();
+  for (std::size_t i = 0; i < config.rules.size(); ++i) {
+    const RecipeRule& rule = config.rules[i];
+    const std::string path = "modules[" + std::to_string(i) + "].";
+    PythonRegex(rule.pattern, key_in(config.source, path + "match"));
+    io::Json item = {{"match", rule.pattern}};
+    if (rule.recipe) {
+      item.update(recipe_json(*rule.recipe, config.source + ": key '" + path));
+    } else {
+      item["keep"] = "bf16";
+    }
+    modules.push_back(std::move(item));
+  }
+  return json;
+}
+
+const std::vector<std::string>& recipe_preset_names() {
+  static const std::vector<std::string> names{"habana", "nvidia", "current", "block", "mxfp8"};
+  return names;
+}
+
+std::optional<RecipeConfig> recipe_preset(const std::string& name) {
+  for (const std::string& known : recipe_preset_names()) {
+    if (known == name) return RecipeConfig{preset_recipe(name), {}, "preset " + name};
+  }
+  return std::nullopt;
+}
+
+RecipeConfig recipe_from_argument(const std::string& argument) {
+  if (auto preset = recipe_preset(argument)) return *std::move(preset);
+  std::error_code ignored;
+  if (argument.find_first_of("/.") != std::string::npos || std::filesystem::exists(argument, ignored)) {
+    return read_recipe(argument);
+  }
+  throw io::Error("recipe: found " + io::in_quotes(argument) + ", allowed: " + joined(recipe_preset_names()) +
+                  ", or a JSON file; did you mean '" + closest(argument, recipe_preset_names()) + "'?");
+}
+
+}  // namespace fp8::configs

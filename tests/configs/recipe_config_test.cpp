@@ -1,0 +1,228 @@
+// SPDX-License-Identifier: Apache-2.0
+// Recipes from JSON: every key, every rejection by file and key, rules by module name, exact round trips, and the shipped
+// files against the structs' defaults.
+#include "fp8/configs/recipe_config.h"
+
+#include <gmock/gmock.h>
+#include <gtest/gtest.h>
+
+#include <cmath>
+#include <filesystem>
+#include <random>
+#include <string>
+
+#include "support/temp_dir.h"
+
+namespace fp8::configs {
+namespace {
+
+using recipes::AmaxComputeAlgo;
+using recipes::BlockScaling;
+using recipes::CurrentScaling;
+using recipes::DelayedScaling;
+using recipes::MXFP8;
+using recipes::Recipe;
+using recipes::RecipeDialect;
+using recipes::RecipeFormat;
+using testing::AllOf;
+using testing::HasSubstr;
+
+RecipeConfig parse(const std::string& text) { return parse_recipe(io::parse_json(text, "r.json"), "r.json"); }
+
+std::string error_of(auto&& call) {
+  try {
+    call();
+  } catch (const io::Error& error) {
+    return error.what();
+  }
+  return "no error";
+}
+
+std::string error_in(const std::string& text) {
+  return error_of([&] { parse(text); });
+}
+
+TEST(RecipeConfig, EmptyObjectIsTheDefault) {
+  const RecipeConfig config = parse("{}");
+  EXPECT_EQ(config.recipe, Recipe(DelayedScaling::habana()));
+  EXPECT_TRUE(config.rules.empty());
+  EXPECT_EQ(config.source, "r.json");
+  EXPECT_EQ(parse(R"({"recipe": "delayed"})").recipe, Recipe(DelayedScaling::habana()));
+}
+
+TEST(RecipeConfig, EveryKeyOfDelayedScaling) {
+  DelayedScaling expected{.margin = -2, .interval = 16, .fp8_format = RecipeFormat::HYBRID, .amax_history_len = 8,
+                          .amax_compute_algo = AmaxComputeAlgo::max};
+  expected.reduce_amax = false, expected.power_of_two_scale = false, expected.stale_row_compat = true;
+  EXPECT_EQ(parse(R"({"margin": -2, "interval": 16, "fp8_format": "hybrid", "amax_history_len": 8,
+                      "amax_compute_algo": "MAX", "reduce_amax": false, "power_of_two_scale": false,
+                      "stale_row_compat": true, "override_linear_precision": [false, false, false]})").recipe,
+            Recipe(expected));
+  DelayedScaling nvidia = DelayedScaling::nvidia();
+  nvidia.margin = 3, nvidia.override_linear_precision = {false, false, true};
+  EXPECT_EQ(parse(R"({"margin": 3, "override_linear_precision": [false, false, true], "preset": "nvidia"})").recipe,
+            Recipe(nvidia));  // the preset comes first wherever it stands
+}
+
+TEST(RecipeConfig, EveryKeyOfTheOthers) {
+  EXPECT_EQ(parse(R"({"recipe": "current", "fp8_format": "E4M3", "power_of_two_scale": true, "amax_epsilon": 0.25})").recipe,
+            Recipe(CurrentScaling{RecipeFormat::E4M3, true, 0.25f}));
+  EXPECT_EQ(parse(R"({"recipe": "block", "fp8_format": "HYBRID", "x_block_scaling_dim": 2, "w_block_scaling_dim": 1,
+                      "grad_block_scaling_dim": 1, "power_of_two_scale": false, "block": 64, "amax_epsilon": 1e-3})").recipe,
+            Recipe(BlockScaling{RecipeFormat::HYBRID, 2, 1, 1, false, 64, 1e-3f}));
+  EXPECT_EQ(parse(R"({"recipe": "MXFP8", "fp8_format": "HYBRID", "block": 32})").recipe, Recipe(MXFP8{RecipeFormat::HYBRID, 32}));
+}
+
+TEST(RecipeConfig, RulesByNameTheFirstCounts) {
+  const RecipeConfig config = parse(R"({"recipe": "mxfp8", "modules": [
+      {"match": "lm_head$", "keep": "bf16"},
+      {"match": "^layers\\.0\\.", "recipe": "current", "power_of_two_scale": true},
+      {"match": "layers\\.\\d+\\.mlp", "recipe": "delayed", "preset": "nvidia", "amax_history_len": 4}]})");
+  ASSERT_EQ(config.rules.size(), 3u);
+  EXPECT_EQ(config.for_module("model.lm_head"), nullptr);
+  EXPECT_EQ(*config.for_module("lm_head.norm"), Recipe(MXFP8{}));
+  EXPECT_EQ(*config.for_module("layers.0.mlp"), Recipe(CurrentScaling{.power_of_two_scale = true}));
+  EXPECT_EQ(*config.for_module("model.layers.0.attention"), Recipe(MXFP8{}));
+  DelayedScaling nvidia = DelayedScaling::nvidia();
+  nvidia.amax_history_len = 4;
+  EXPECT_EQ(*config.for_module("model.layers.12.mlp.up"), Recipe(nvidia));
+  EXPECT_EQ(*config.for_module(""), Recipe(MXFP8{}));
+}
+
+TEST(RecipeConfig, RejectionsNameFileKeyFoundAndAllowed) {
+  EXPECT_EQ(error_in("[]"), "r.json: found [], allowed: a JSON object with a recipe's keys");
+  EXPECT_EQ(error_in(R"({"margin": 99})"), "r.json: key 'margin': found 99, allowed: -64 to 64");
+  EXPECT_EQ(error_in(R"({"margin": 1.5})"), "r.json: key 'margin': found 1.5, allowed: an integer");
+  EXPECT_EQ(error_in(R"({"interval": 9223372036854775808})"),
+            "r.json: key 'interval': found 9223372036854775808, allowed: an integer of 32 bits");
+  EXPECT_EQ(error_in(R"({"interval": -9223372036854775807})"),
+            "r.json: key 'interval': found -9223372036854775807, allowed: an integer of 32 bits");
+  EXPECT_EQ(error_in(R"({"reduce_amax": 1})"), "r.json: key 'reduce_amax': found 1, allowed: true, false");
+  EXPECT_EQ(error_in(R"({"recipe": "delayd"})"), "r.json: key 'recipe': found \"delayd\", allowed: delayed, current, "
+                                                 "block, mxfp8; did you mean 'delayed'?");
+  EXPECT_EQ(error_in(R"({"recipe": null})"), "r.json: key 'recipe': found null, allowed: delayed, current, block, mxfp8");
+  EXPECT_EQ(error_in(R"({"fp8_format": "E4M3"})"),
+            "r.json: key 'fp8_format': found E4M3, allowed: E5M2, HYBRID (habana dialect)");
+  EXPECT_THAT(error_in(R"({"fp8_format": "E4M2"})"), HasSubstr("found \"E4M2\", allowed: E4M3, E5M2, HYBRID; did you mean 'E4M3'?"));
+  EXPECT_EQ(error_in(R"({"amax_history_length": 4})"),
+            "r.json: unknown key 'amax_history_length' of recipe delayed, did you mean 'amax_history_len'?");
+  EXPECT_THAT(error_in(R"({"recipe": "current", "interval": 4})"), HasSubstr("unknown key 'interval' of recipe current"));
+  EXPECT_THAT(error_in(R"({"match": "x"})"), HasSubstr("unknown key 'match' of recipe delayed"));
+  EXPECT_EQ(error_in(R"({"recipe": "block", "preset": "nvidia"})"),
+            "r.json: key 'preset': found \"nvidia\", allowed: no preset with recipe block");
+  EXPECT_THAT(error_in(R"({"preset": "nvidea"})"), HasSubstr("did you mean 'nvidia'?"));
+  EXPECT_THAT(error_in(R"({"recipe": "current", "amax_epsilon": -1})"), HasSubstr("found -1, allowed: a finite number >= 0"));
+  EXPECT_THAT(error_in(R"({"recipe": "current", "amax_epsilon": 1e300})"), HasSubstr("key 'amax_epsilon': found 1e+300"));
+  EXPECT_THAT(error_in(R"({"override_linear_precision": [false]})"), HasSubstr("found an array, allowed: three of true, false"));
+  EXPECT_THAT(error_in(R"({"recipe": "block", "x_block_scaling_dim": 2})"),
+              HasSubstr("key 'w_block_scaling_dim': found 2, allowed: 1 where x_block_scaling_dim is 2"));
+}
+
+TEST(RecipeConfig, RejectionsInsideOfRules) {
+  EXPECT_EQ(error_in(R"({"modules": {}})"), "r.json: key 'modules': found {}, allowed: an array of rules");
+  EXPECT_EQ(error_in(R"({"modules": [1]})"),
+            "r.json: key 'modules[0]': found 1, allowed: an object with match, and keep or recipe");
+  EXPECT_EQ(error_in(R"({"modules": [{"keep": "bf16"}]})"),
+            "r.json: key 'modules[0].match': not found, allowed: a pattern of module names");
+  EXPECT_EQ(error_in(R"({"modules": [{"match": "a", "keep": "bf16"}, {"match": "b"}]})"),
+            "r.json: key 'modules[1]': found neither keep nor recipe, allowed: one of the two");
+  EXPECT_THAT(error_in(R"({"modules": [{"match": "a", "keep": "bf16", "recipe": "current"}]})"),
+              AllOf(HasSubstr("key 'modules[0].recipe'"), HasSubstr("found with keep")));
+  EXPECT_THAT(error_in(R"({"modules": [{"match": "a", "keep": "fp8"}]})"), HasSubstr("found \"fp8\", allowed: bf16"));
+  EXPECT_THAT(error_in(R"({"modules": [{"match": "a(b", "keep": "bf16"}]})"),
+              AllOf(HasSubstr("key 'modules[0].match'"), HasSubstr("missing closing parenthesis")));
+  EXPECT_EQ(error_in(R"({"modules": [{"match": "a", "recipe": "delayed", "margin": 99}]})"),
+            "r.json: key 'modules[0].margin': found 99, allowed: -64 to 64");
+  EXPECT_THAT(error_in(R"({"modules": [{"match": "a", "recipe": "mxfp8", "blok": 1}]})"),
+              AllOf(HasSubstr("unknown key 'modules[0].blok' of recipe mxfp8"), HasSubstr("'block'")));
+  EXPECT_THAT(error_in(R"({"modules": [{"match": "a", "recipe": "mxfp8", "modules": []}]})"), HasSubstr("unknown key"));
+  EXPECT_THAT(error_in("{\"a\\nb\": 1}"), HasSubstr("'a\\x0ab'"));  // one line, whatever the file says
+}
+
+Recipe random_recipe(std::mt19937& random) {
+  const auto upto = [&](int n) { return static_cast<int>(random() % static_cast<unsigned>(n)); };
+  const RecipeFormat format = upto(2) == 0 ? RecipeFormat::HYBRID : RecipeFormat::E4M3;
+  const float epsilon = std::ldexp(static_cast<float>(random()), -40 - upto(100));
+  switch (upto(5)) {
+    case 0: return CurrentScaling{format, upto(2) == 0, epsilon};
+    case 1: return BlockScaling{format, 1 + upto(2), 1, 1, upto(2) == 0, 16 << upto(7), epsilon};
+    case 2: return MXFP8{format, 32};
+    case 3: {
+      DelayedScaling nvidia = DelayedScaling::nvidia();
+      nvidia.fp8_format = format, nvidia.margin = upto(9) - 4, nvidia.override_linear_precision[2] = upto(2) == 0;
+      return nvidia;
+    }
+    default: {
+      DelayedScaling habana{.margin = upto(129) - 64, .interval = 1 + upto(100), .amax_history_len = 1 + upto(65536)};
+      habana.reduce_amax = upto(2) == 0, habana.stale_row_compat = upto(2) == 0, habana.power_of_two_scale = upto(2) == 0;
+      habana.amax_compute_algo = upto(2) == 0 ? AmaxComputeAlgo::max : AmaxComputeAlgo::most_recent;
+      return habana;
+    }
+  }
+}
+
+TEST(RecipeConfig, RoundTripsAreExact) {
+  const test::TempDir folder;
+  std::mt19937 random(21);
+  for (int i = 0; i < 300; ++i) {
+    RecipeConfig config{random_recipe(random), {}, "made"};
+    for (unsigned rule = random() % 4; rule > 0; --rule) {
+      config.rules.push_back({"layers\\.[0-" + std::to_string(rule) + "]\"\u00e4", std::nullopt});
+      if (random() % 2 == 0) config.rules.back().recipe = random_recipe(random);
+    }
+    const auto path = folder.path() / "r.json";
+    RecipeConfig back = parse(io::json_text(path, to_json(config)));
+    if (i == 0) {  // once through a file, which costs an fsync
+      io::write_json(path, to_json(config));
+      back = read_recipe(path);
+    }
+    ASSERT_EQ(back.recipe, config.recipe) << to_json(config);
+    ASSERT_EQ(back.rules.size(), config.rules.size());
+    for (std::size_t rule = 0; rule < back.rules.size(); ++rule) {
+      ASSERT_EQ(back.rules[rule].pattern, config.rules[rule].pattern);
+      ASSERT_EQ(back.rules[rule].recipe, config.rules[rule].recipe) << to_json(config);
+    }
+  }
+}
+
+TEST(RecipeConfig, WhatCannotBeWritten) {
+  DelayedScaling callable;
+  callable.amax_compute = [](const recipes::AmaxRows& history) -> Eigen::ArrayXf { return history.row(0).transpose(); };
+  EXPECT_EQ(error_of([&] { to_json({callable, {}, "mine"}); }),
+            "mine: key 'amax_compute': found a callable, which JSON can't hold, allowed: not set");
+  EXPECT_EQ(error_of([&] { to_json({MXFP8{}, {{"a", Recipe(callable)}}, "mine"}); }),
+            "mine: key 'modules[0].amax_compute': found a callable, which JSON can't hold, allowed: not set");
+  EXPECT_EQ(error_of([&] { to_json({DelayedScaling{.margin = 99}, {}, "mine"}); }),
+            "mine: key 'margin': found 99, allowed: -64 to 64");
+  EXPECT_THAT(error_of([&] { to_json({MXFP8{}, {{"a(b", std::nullopt}}, "mine"}); }), HasSubstr("modules[0].match"));
+  EXPECT_THAT(error_of([&] { RecipeConfig{MXFP8{}, {{"a(b", std::nullopt}}, "mine"}.for_module("x"); }),
+              HasSubstr("mine: key 'modules[0].match'"));
+}
+
+TEST(RecipeConfig, PresetsAreTheShippedFilesAndTheDefaults) {
+  const std::filesystem::path folder = std::filesystem::path(FP8_SOURCE_DIR) / "configs/json";
+  const Recipe expected[] = {DelayedScaling::habana(), DelayedScaling::nvidia(), CurrentScaling{}, BlockScaling{}, MXFP8{}};
+  ASSERT_EQ(recipe_preset_names().size(), std::size(expected));
+  for (std::size_t i = 0; i < std::size(expected); ++i) {
+    const std::string& name = recipe_preset_names()[i];
+    const auto path = folder / ("recipe_" + name + ".json");
+    const auto preset = recipe_preset(name);
+    ASSERT_TRUE(preset.has_value()) << name;
+    EXPECT_EQ(preset->recipe, expected[i]) << name;
+    EXPECT_EQ(read_recipe(path).recipe, expected[i]) << name;
+    EXPECT_TRUE(read_recipe(path).rules.empty() && preset->rules.empty());
+    EXPECT_EQ(to_json(*preset), io::read_json(path)) << name;  // the file says every key
+    EXPECT_EQ(recipe_from_argument(name).recipe, expected[i]);
+    EXPECT_EQ(recipe_from_argument(path.string()).source, path.string());
+  }
+  EXPECT_EQ(recipe_preset("Habana"), std::nullopt);
+}
+
+TEST(RecipeConfig, ArgumentThatIsNeither) {
+  EXPECT_EQ(error_of([] { recipe_from_argument("nvida"); }),
+            "recipe: found 'nvida', allowed: habana, nvidia, current, block, mxfp8, or a JSON file; did you mean 'nvidia'?");
+  EXPECT_THAT(error_of([] { recipe_from_argument("no/such.json"); }), HasSubstr("no/such.json"));
+}
+
+}  // namespace
+}  // namespace fp8::configs
