@@ -33,7 +33,7 @@ std::optional<FieldProblem> find_problem(const MXFP8& recipe);
 /// Throws std::invalid_argument naming field, found and allowed values.
 void validate(const MXFP8& recipe);
 
-/// The code of a block's scale_inv. The sign of amax is not looked at.
+/// The code of a block's scale_inv; amax 0 or more, infinite or NaN. The kernels' casts use this very function.
 std::uint8_t e8m0_from_amax(float amax, float fp8_max);
 
 /// 2^(code - 127), the multiplier out of fp8; NaN for 0xFF. 0x00 is the subnormal 2^-127.
