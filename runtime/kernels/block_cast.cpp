@@ -9,7 +9,6 @@
 #include "fp8/runtime/kernels/block_cast.h"
 
 #include <algorithm>
-#include <bit>
 #include <cmath>
 #include <limits>
 #include <stdexcept>
@@ -71,7 +70,7 @@ struct FloatRule {
   float* scale_inv;
   float operator()(std::int64_t at, std::uint32_t amax_bits) const {
     const float scale = block_scale(amax_value(amax_bits), type, max, epsilon, power_of_two);
-    scale_inv[at] = std::isnan(scale) ? scale : 1.0f / scale;
+    scale_inv[at] = 1.0f / scale;
     return scale;
   }
 };
@@ -186,14 +185,11 @@ void run(Problem p, const Rule& rule) {
 }  // namespace
 
 float block_scale(float amax, FloatType type, float max, float amax_epsilon, bool power_of_two) {
-  if (std::isnan(amax)) return std::numeric_limits<float>::quiet_NaN();
   if (amax < amax_epsilon) amax = amax_epsilon;
-  if (amax == 0.0f) return 1.0f;
-  float scale = max / amax;
+  if (!(amax > 0.0f) || std::isinf(amax)) return 1.0f;
+  float scale = std::max(max / amax, std::numeric_limits<float>::min());  // lets the power of two be read from the bits
   if (std::isinf(scale)) scale = largest_of(type);
-  if (!power_of_two) return scale;
-  const std::uint32_t bits = bits_of(scale);  // of a subnormal the leading bit, which 0 has none of
-  return float_of(bits < 0x00800000u ? std::bit_floor(bits) : bits & 0x7F800000u);
+  return power_of_two ? float_of(bits_of(scale) & 0x7F800000u) : scale;
 }
 
 std::uint8_t e8m0_from_amax(float amax, float max) {

@@ -4,15 +4,15 @@
 // [ceil(rows / block_rows), ceil(cols / block_cols)].
 //
 //   cast_blocks   amax = max(max |x| of the block, amax_epsilon)
-//                 scale = f32(max / amax); infinite: the largest number of x's type;  power_of_two: then its exponent alone
-//                 amax 0: scale 1;  amax inf: scale 0, so scale_inv inf;  amax NaN: scale NaN
+//                 scale = f32(max / amax), infinite: the largest number of x's type;  power_of_two: then its exponent alone
+//                 amax 0, infinite or NaN: scale 1
 //                 code = RNE(clamp(f32(x * scale)))              scale_inv = f32(1 / scale)
 //   cast_mx       e = the smallest power of two >= f32(amax * f32(1 / max)), as E8M0 (OCP MX rev 1.0):
 //                     2^(e - 127), e = 0..254; 0 for amax 0; 0xFE for inf; 0xFF is NaN
 //                 code = RNE(clamp(f32(x * 2^(127 - e))))         0xFF: NaN codes
 //   decode_*      y = round to y's type(f32(value of the code * scale_inv))
 //
-// A block with a NaN or an infinity decodes to NaN or infinity all over: it is not quietly cast with another scale.
+// Infinities saturate and NaN stays NaN; an MX block with a NaN is NaN all over.
 #pragma once
 #include <cstdint>
 

@@ -8,7 +8,8 @@
 //   bits(s) + (bits(t) >> (23-MB))          C is even, so ties keep their parity sign byte = sign(x) ^ sign(scale),
 //   packed straight from the input bits
 //
-// NaN costs two of ten operations per vector, so runs with one finite scale are first cast without it (kNaN = false).
+// NaN costs two of ten operations per vector, so runs with one finite scale are first cast without it (kNaN = false,
+// which also leaves out flush_below).
 // Their amax, an integer maximum, says whether there was a NaN; then that piece of the run is cast again.
 //
 // Isa gives: V, I (vectors of float, of integers), kLanes, load<T>, scales<T>, lane_index<T>, product rounding, encode
@@ -87,7 +88,7 @@ FP8_INLINE typename Isa::I cast_block(const char* x, const float* scales, std::u
     typename Isa::V y = Isa::multiply(lanes.v[j], scale[j]);
     if constexpr (kRoundProduct) y = Isa::template round_to<T>(y);
     if constexpr (kStochastic) {
-      y = Isa::flush(y, run.flush_below);
+      if constexpr (kNaN) y = Isa::flush(y, run.flush_below);
       code[j] = Isa::template stochastic<F>(y, run.max, hash<Isa>(Isa::template lane_index<T>(index, j), run));
     } else {
       code[j] = Isa::template nearest<F>(y, run.max);
@@ -149,8 +150,8 @@ std::uint32_t cast_run(const CastSpan& span) {
   return Isa::template reduce_amax<T>(amax);
 }
 
-/// One scale for the run, rounding to nearest: piece by piece, again with care for NaN where there was one.
-template <class Isa, FloatType T, Format F, bool kRoundProduct>
+/// One scale for the run: piece by piece, again with care for NaN where there was one.
+template <class Isa, FloatType T, Format F, bool kRoundProduct, bool kStochastic>
 std::uint32_t cast_pieces(const CastSpan& span) {
   CastSpan piece = span;
   std::uint32_t amax = 0;
@@ -159,8 +160,9 @@ std::uint32_t cast_pieces(const CastSpan& span) {
     piece.codes = span.codes + i;
     piece.n = kPiece - (reinterpret_cast<std::intptr_t>(piece.codes) & 63);  // the next one starts aligned
     if (piece.n > span.n - i) piece.n = span.n - i;
-    const std::uint32_t found = cast_run<Isa, T, F, false, kRoundProduct, false, false>(piece);
-    if (found > 0x7F800000u) cast_run<Isa, T, F, false, kRoundProduct, false, true>(piece);
+    if (kStochastic) piece.index = span.index + static_cast<std::uint32_t>(i);
+    const std::uint32_t found = cast_run<Isa, T, F, false, kRoundProduct, kStochastic, false>(piece);
+    if (found > 0x7F800000u) cast_run<Isa, T, F, false, kRoundProduct, kStochastic, true>(piece);
     amax = amax > found ? amax : found;
   }
   return amax;
@@ -168,14 +170,18 @@ std::uint32_t cast_pieces(const CastSpan& span) {
 
 template <class Isa, FloatType T, Format F, bool kRoundProduct>
 std::uint32_t cast_any(const CastSpan& span) {
-  if (span.stochastic) {
-    return span.per_element ? cast_run<Isa, T, F, true, kRoundProduct, true, true>(span)
-                            : cast_run<Isa, T, F, false, kRoundProduct, true, true>(span);
+  if (span.per_element) {
+    return span.stochastic ? cast_run<Isa, T, F, true, kRoundProduct, true, true>(span)
+                           : cast_run<Isa, T, F, true, kRoundProduct, false, true>(span);
   }
-  if (span.per_element) return cast_run<Isa, T, F, true, kRoundProduct, false, true>(span);
   // With any other scale a NaN product can come from an x that is none.
   const float scale = __builtin_fabsf(span.scales[0]);
-  if (scale > 0.0f && scale < __builtin_inff()) return cast_pieces<Isa, T, F, kRoundProduct>(span);
+  const bool plain = scale > 0.0f && scale < __builtin_inff();
+  if (span.stochastic) {
+    return plain && span.flush_below == 0.0f ? cast_pieces<Isa, T, F, kRoundProduct, true>(span)
+                                             : cast_run<Isa, T, F, false, kRoundProduct, true, true>(span);
+  }
+  if (plain) return cast_pieces<Isa, T, F, kRoundProduct, false>(span);
   return cast_run<Isa, T, F, false, kRoundProduct, false, true>(span);
 }
 
