@@ -58,7 +58,9 @@ std::int64_t packed_bytes(std::int64_t n, std::int64_t k);
 void pack_weight(const std::uint8_t* row_major, std::int64_t n, std::int64_t k, std::uint8_t* packed);
 void unpack_weight(const std::uint8_t* packed, std::int64_t n, std::int64_t k, std::uint8_t* row_major);
 
-/// out[c, r] = in[r, c] for a dense byte matrix (an fp8 operand that arrives as [K, N]).
-void transpose_bytes(const std::uint8_t* in, std::int64_t rows, std::int64_t cols, std::uint8_t* out);
+/// out[c, r] = in[r, c] for bytes (an fp8 operand that arrives as [K, N]): in [rows, cols], rows in_stride >= cols apart (0
+/// means cols), out [cols, rows] dense. On the threads of the pool.
+void transpose_bytes(const std::uint8_t* in, std::int64_t rows, std::int64_t cols, std::uint8_t* out,
+                     std::int64_t in_stride = 0);
 
 }  // namespace fp8::kernels

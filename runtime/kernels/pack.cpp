@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-// The packed weight layout of gemm.h, in both directions, and the transpose of a byte matrix.
+// The packed weight layout of gemm.h, in both directions.
 //
 //   byte(n, k) = (n/16)*16*K + (k/4)*64 + ((n%16)/4)*16 + ((k%4)/2)*8 + (n%4)*2 + (k%2)      K = k rounded up to 4
 //
@@ -63,22 +63,6 @@ void unpack_weight(const std::uint8_t* packed, std::int64_t n, std::int64_t k, s
         const int valid = static_cast<int>(std::min<std::int64_t>(kLineK, k - k0));
         for (int c = 0; c < rows; ++c)
           for (int j = 0; j < valid; ++j) w[c * k + k0 + j] = line[in_line(c, j)];
-      }
-    }
-  });
-}
-
-void transpose_bytes(const std::uint8_t* in, std::int64_t rows, std::int64_t cols, std::uint8_t* out) {
-  if (checked_bytes("transpose_bytes", rows, cols) == 0) return;
-  // Tiles of 64 x 64: reads and writes both stay within 64 cache lines.
-  constexpr std::int64_t kTile = 64;
-  parallel_for((cols + kTile - 1) / kTile, std::max<std::int64_t>(1, 1024 / (rows + 1)), [&](std::int64_t begin, std::int64_t end) {
-    for (std::int64_t c0 = begin * kTile; c0 < std::min(cols, end * kTile); c0 += kTile) {
-      const std::int64_t c1 = std::min(cols, c0 + kTile);
-      for (std::int64_t r0 = 0; r0 < rows; r0 += kTile) {
-        const std::int64_t r1 = std::min(rows, r0 + kTile);
-        for (std::int64_t c = c0; c < c1; ++c)
-          for (std::int64_t r = r0; r < r1; ++r) out[c * rows + r] = in[r * cols + c];
       }
     }
   });

@@ -6,6 +6,7 @@
 #include <ATen/core/Tensor.h>
 #include <ATen/ops/empty.h>
 #include <ATen/ops/linear.h>
+#include <ATen/ops/mm.h>
 #include <ATen/ops/randint.h>
 #include <ATen/ops/randn.h>
 #include <c10/core/InferenceMode.h>
@@ -97,8 +98,44 @@ void bench_case(Runner& runner, const Weights& weights, std::int64_t m, const Ac
   }
 }
 
+// The products of a backward pass, e5m2 gradients with e4m3 operands, both transposed first: dW = g^T . x with g [K, M] and
+// x [K, N], beside the same product of operands that lie as the kernel wants them, and torch's bf16 product of g^T and x.
+void bench_transposed(Runner& runner, std::int64_t m, std::int64_t n, std::int64_t k) {
+  const std::string name = "transposed " + std::to_string(m) + "x" + std::to_string(n) + "x" + std::to_string(k);
+  if (!runner.wants("gemm", name)) return;
+  const at::Tensor g = at::randint(0, 0x60, {k, m}, at::kByte), x = at::randint(0, 0x60, {k, n}, at::kByte);
+  at::Tensor gt = g.t().contiguous(), xt = x.t().contiguous(), y = at::empty({m, n}, at::kBFloat16);
+  const at::Tensor bf16_g = g.view(at::kFloat8_e5m2).to(at::kBFloat16), bf16_x = x.view(at::kFloat8_e4m3fn).to(at::kBFloat16);
+  kernels::GemmArgs args;
+  args.m = m, args.n = n, args.k = k;
+  args.a = gt.const_data_ptr(), args.a_type = kernels::ActivationType::E5M2, args.a_stride = k;
+  args.w = xt.const_data_ptr<std::uint8_t>();
+  args.y = y.mutable_data_ptr(), args.y_stride = n, args.y_type = kernels::FloatType::BF16;
+  kernels::gemm(args);
+  check(name, y, gt.view(at::kFloat8_e5m2).to(at::kFloat), xt.view(at::kFloat8_e4m3fn).to(at::kFloat));
+  const auto times = runner.medians({
+      [&] {
+        kernels::transpose_bytes(g.const_data_ptr<std::uint8_t>(), k, m, gt.mutable_data_ptr<std::uint8_t>());
+        kernels::transpose_bytes(x.const_data_ptr<std::uint8_t>(), k, n, xt.mutable_data_ptr<std::uint8_t>());
+        kernels::gemm(args);
+      },
+      [&] { kernels::gemm(args); },
+      [&] { const at::Tensor out = at::mm(bf16_g.t(), bf16_x); },
+  });
+  Line line;
+  line.kernel = "gemm";
+  line.name = name;
+  line.ns = times[0];
+  line.macs = static_cast<double>(m) * static_cast<double>(n) * static_cast<double>(k);
+  line.torch_ns = times[2];
+  line.extra = {{"of_untransposed", times[0] / times[1]}};
+  runner.print(line);
+}
+
 void run(Runner& runner) {
   const c10::InferenceMode inference;
+  bench_transposed(runner, 1024, 1024, 1024);
+  bench_transposed(runner, 512, 2048, 1024);
   std::vector<std::pair<std::int64_t, const Activations*>> cases;
   for (const std::int64_t m : {1, 4, 16, 128, 512})
     for (const Activations& a : kActivations)

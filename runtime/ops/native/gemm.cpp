@@ -4,6 +4,8 @@
 #include <ATen/ExpandUtils.h>
 #include <ATen/ops/empty.h>
 
+#include <memory>
+
 #include "fp8/runtime/device/device.h"
 #include "fp8/runtime/kernels/gemm.h"
 #include "fp8/runtime/profile/trace.h"
@@ -75,17 +77,75 @@ void place(const Scale& s, bool is_a, const Plan& p, Factors& f) {
   multiply_into(f.row, std::move(tiled));
 }
 
-/// Codes as dense [rows, cols] bytes; a transposed view is turned by our own kernel.
-at::Tensor dense(const at::Tensor& t) {
-  const at::Tensor codes = t.view(at::kByte);
-  if (codes.is_contiguous()) return codes;
-  if (codes.dim() == 2 && codes.stride(0) == 1 && codes.stride(1) == codes.size(0)) {
-    at::Tensor out = at::empty(codes.sizes(), codes.options());
-    kernels::transpose_bytes(codes.const_data_ptr<std::uint8_t>(), codes.size(1), codes.size(0),
-                             out.mutable_data_ptr<std::uint8_t>());
+/// Memory for a transposed operand that a thread keeps between calls: fresh pages cost more than the transpose. Above
+/// kKept it is given back.
+class Scratch {
+ public:
+  static constexpr std::int64_t kKept = std::int64_t{32} << 20;
+  std::uint8_t* get(std::int64_t bytes) {
+    if (bytes > size_) {
+      size_ = 0;
+      memory_ = std::make_unique_for_overwrite<std::uint8_t[]>(static_cast<std::size_t>(bytes));
+      size_ = bytes;
+    }
+    return memory_.get();
+  }
+  void release() {
+    if (size_ <= kKept) return;
+    memory_.reset();
+    size_ = 0;
+  }
+
+ private:
+  std::unique_ptr<std::uint8_t[]> memory_;
+  std::int64_t size_ = 0;
+};
+
+/// The codes of one operand as dense [..., rows, cols] bytes: where they are, turned in scratch (matrices whose columns
+/// are contiguous, as transposed ones have), or copied.
+class DenseCodes {
+ public:
+  DenseCodes(const at::Tensor& t, Scratch& scratch) : tensor_(t.view(at::kByte)), scratch_(scratch) {
+    if (tensor_.is_contiguous()) {
+      data_ = tensor_.const_data_ptr<std::uint8_t>();
+    } else if (tensor_.numel() > 0 && tensor_.stride(-2) == 1 && tensor_.stride(-1) >= tensor_.size(-2)) {
+      data_ = transposed();
+    } else {
+      tensor_ = tensor_.contiguous();
+      data_ = tensor_.const_data_ptr<std::uint8_t>();
+    }
+  }
+  ~DenseCodes() { scratch_.release(); }
+  DenseCodes(const DenseCodes&) = delete;
+  DenseCodes& operator=(const DenseCodes&) = delete;
+
+  const std::uint8_t* data() const { return data_; }
+
+ private:
+  const std::uint8_t* transposed() {
+    const std::int64_t rows = tensor_.size(-2), cols = tensor_.size(-1), matrix = rows * cols;
+    std::uint8_t* out = scratch_.get(tensor_.numel());
+    const auto* base = tensor_.const_data_ptr<std::uint8_t>();
+    for (std::int64_t i = 0; i < tensor_.numel() / matrix; ++i) {
+      std::int64_t offset = 0, rest = i;
+      for (std::int64_t dim = tensor_.dim() - 3; dim >= 0; --dim) {
+        offset += rest % tensor_.size(dim) * tensor_.stride(dim);
+        rest /= tensor_.size(dim);
+      }
+      kernels::transpose_bytes(base + offset, cols, rows, out + i * matrix, tensor_.stride(-1));
+    }
     return out;
   }
-  return codes.contiguous();
+
+  at::Tensor tensor_;
+  Scratch& scratch_;
+  const std::uint8_t* data_;
+};
+
+/// Matrices broadcast to `batch`.
+at::Tensor expanded(const at::Tensor& t, std::vector<std::int64_t> batch) {
+  batch.insert(batch.end(), {t.size(-2), t.size(-1)});
+  return t.expand(batch);
 }
 
 kernels::ActivationType activation_of(at::ScalarType type) {
@@ -130,30 +190,21 @@ at::Tensor fp8_gemm(const at::Tensor& a, const at::Tensor& b, const std::optiona
   std::int64_t batches = 1;
   for (auto size : p.batch) batches *= size;
   const bool one_weight = p.bt.dim() == 2;  // every batch meets the same weight: one tall product
-  const at::Tensor a_dense = dense(one_weight || batches == 1 ? p.a : p.a.expand(at::infer_size(p.a.sizes(), [&] {
-    auto sizes = p.batch;
-    sizes.insert(sizes.end(), {p.m, p.k});
-    return sizes;
-  }())));
+  thread_local Scratch a_scratch, w_scratch;
+  const DenseCodes a_codes(one_weight || batches == 1 ? p.a : expanded(p.a, p.batch), a_scratch);
   const std::int64_t products = one_weight ? 1 : batches;
-  const at::Tensor bt = one_weight ? p.bt
-                                   : p.bt.expand([&] {
-                                           auto sizes = p.batch;
-                                           sizes.insert(sizes.end(), {p.n, p.k});
-                                           return sizes;
-                                         }())
-                                         .reshape({batches, p.n, p.k});
+  const at::Tensor bt = one_weight ? p.bt : expanded(p.bt, p.batch).reshape({batches, p.n, p.k});
   const std::int64_t rows = one_weight ? batches * p.m : p.m;
   for (std::int64_t i = 0; i < products; ++i) {
-    const at::Tensor w = dense(one_weight ? bt : bt[i]);
+    const DenseCodes w(one_weight ? bt : bt[i], w_scratch);
     kernels::GemmArgs g;
     g.m = rows;
     g.n = p.n;
     g.k = p.k;
-    g.a = a_dense.const_data_ptr<std::uint8_t>() + i * rows * p.k;
+    g.a = a_codes.data() + i * rows * p.k;
     g.a_type = activation_of(a.scalar_type());
     g.a_stride = p.k;
-    g.w = w.const_data_ptr<std::uint8_t>();
+    g.w = w.data();
     g.w_format = format_of(b.scalar_type());
     g.a_scale_inv = f.row.empty() ? nullptr : f.row.data() + (f.row.size() > 1 ? i * rows : 0);
     g.a_scale_stride = f.row.size() > 1 ? 1 : 0;

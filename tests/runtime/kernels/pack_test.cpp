@@ -2,6 +2,7 @@
 // The packed layout against the formula in gemm.h, both ways, and transpose_bytes.
 #include <gtest/gtest.h>
 
+#include <array>
 #include <cstdint>
 #include <limits>
 #include <random>
@@ -102,6 +103,25 @@ TEST(Pack, TransposeSwapsIndices) {
       EXPECT_EQ(out.back(), 0xEE);
     }
   transpose_bytes(nullptr, 0, 5, nullptr);
+}
+
+TEST(Pack, TransposeOfLargeAndStridedMatrices) {
+  const int before = num_threads();
+  set_num_threads(3);
+  for (const auto& [rows, cols, stride] : {std::array<std::int64_t, 3>{256, 512, 512}, {600, 300, 300}, {257, 321, 400}, {70, 64, 1000}}) {
+    const auto in = random_bytes(rows * stride, static_cast<unsigned>(rows + cols));
+    std::vector<std::uint8_t> out(static_cast<std::size_t>(rows * cols) + 1, 0xEE);
+    transpose_bytes(in.data(), rows, cols, out.data(), stride);
+    for (std::int64_t r = 0; r < rows; ++r)
+      for (std::int64_t c = 0; c < cols; ++c)
+        ASSERT_EQ(out[static_cast<std::size_t>(c * rows + r)], in[static_cast<std::size_t>(r * stride + c)]) << rows << "x" << cols;
+    EXPECT_EQ(out.back(), 0xEE);
+  }
+  set_num_threads(before);
+  std::vector<std::uint8_t> one(1);
+  EXPECT_THROW(transpose_bytes(nullptr, 2, 2, one.data()), std::invalid_argument);
+  EXPECT_THROW(transpose_bytes(one.data(), -1, 2, one.data()), std::invalid_argument);
+  EXPECT_THROW(transpose_bytes(one.data(), 2, 5, one.data(), 4), std::invalid_argument);
 }
 
 }  // namespace
