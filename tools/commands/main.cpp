@@ -24,6 +24,8 @@ const std::vector<Command>& commands() {
       {"evaluate", "Perplexity of a model on a text, and its distance from a reference model",
        "fp8 evaluate --model out/fp8 --data text.txt --reference model --seq-len 256", add_evaluate},
       {"generate", "Continue a prompt", "fp8 generate --model model --prompt \"In the beginning\" --tokens 100", add_generate},
+      {"train", "Train a model on a text, from drawn weights or from a checkpoint, in fp8 or in higher precision",
+       "fp8 train --init config.json --data text.txt --out run --steps 1000 --precision fp8 --eval heldout.txt", add_train},
       {"run", "Run a TorchScript model on sound or tensors, in high precision or with measured modules in fp8",
        "fp8 run model.jit --inputs sound.wav --measurements stats --out result.safetensors", add_run},
       {"inspect", "Table of a checkpoint, a measurement or a scale file", "fp8 inspect out/fp8", add_inspect},

@@ -1,0 +1,224 @@
+// SPDX-License-Identifier: Apache-2.0
+// Checkpoints: a run that was cut off and goes on ends with the bits of one that was not, and what a damaged checkpoint says.
+#include <torch/torch.h>
+
+#include <gmock/gmock.h>
+#include <gtest/gtest.h>
+
+#include <filesystem>
+#include <fstream>
+#include <functional>
+#include <map>
+
+#include "fp8/runtime/io/error.h"
+#include "fp8/transformer_engine/trainer/trainer.h"
+#include "support/temp_dir.h"
+#include "transformer_engine/trainer/toy_task.h"
+
+namespace fp8::te {
+namespace {
+
+using testing::Recorder;
+using testing::ToyBatches;
+using testing::ToyOptimizer;
+using testing::ToyTask;
+using ::testing::ElementsAre;
+using ::testing::HasSubstr;
+
+std::string message_of(const std::function<void()>& call) {
+  try {
+    call();
+  } catch (const std::exception& error) {
+    return error.what();
+  }
+  return "";
+}
+
+struct Outcome {
+  std::map<std::string, at::Tensor> tensors;
+  std::vector<double> losses, rates;
+  FitResult result;
+};
+
+struct Case {
+  at::Device device = at::kCPU;
+  ToyOptimizer optimizer = ToyOptimizer::adamw;
+  ScheduleInterval interval = ScheduleInterval::epoch;
+  std::int64_t accumulate = 1;
+};
+
+/// Trains; ends after `stop_at` more steps if that is above 0.
+Outcome train(const Case& c, const std::filesystem::path& root, bool resume, std::int64_t stop_at) {
+  ToyTask task(resume ? 99 : 1, c.device, c.optimizer);  // a resumed run starts from other weights and random numbers
+  task.step_lr = true;
+  task.interval = c.interval;
+  if (!resume) task.note = 41;
+  ToyBatches data(9, 2);
+  auto recorder = std::make_shared<Recorder>();
+  TrainerOptions options{.max_steps = 13, .accumulate_grad_batches = c.accumulate, .gradient_clip_val = 0.7, .checkpoint_root = root, .save_every_n_steps = 4, .resume = resume};
+  std::int64_t steps = 0;
+  options.should_stop = [&] { return ++steps == stop_at; };
+  Outcome outcome;
+  outcome.result = Trainer(options, {recorder}).fit(task, data);
+  EXPECT_EQ(task.note, 41);
+  for (const auto& item : task.net->named_parameters()) outcome.tensors[item.key()] = item.value().detach().cpu().clone();
+  outcome.tensors["calls"] = task.net->calls.cpu().clone();
+  for (const auto& r : recorder->reports) {
+    outcome.losses.push_back(r.loss);
+    outcome.rates.push_back(r.lr);
+  }
+  return outcome;
+}
+
+void expect_resume_is_exact(const Case& c) {
+  const test::TempDir whole_root, cut_root;
+  const auto whole = train(c, whole_root.path(), false, 0);
+  auto cut = train(c, cut_root.path(), false, 6);
+  EXPECT_TRUE(cut.result.stopped);
+  const auto rest = train(c, cut_root.path(), true, 0);
+  EXPECT_EQ(rest.result.resumed_from, 6);
+  cut.losses.insert(cut.losses.end(), rest.losses.begin(), rest.losses.end());
+  cut.rates.insert(cut.rates.end(), rest.rates.begin(), rest.rates.end());
+  EXPECT_EQ(cut.losses, whole.losses);
+  EXPECT_EQ(cut.rates, whole.rates);
+  EXPECT_EQ(rest.result.loss_last20, whole.result.loss_last20);
+  EXPECT_EQ(rest.result.samples, whole.result.samples);
+  for (const auto& [name, tensor] : whole.tensors) EXPECT_TRUE(torch::equal(tensor, rest.tensors.at(name))) << name;
+}
+
+TEST(Resume, AdamWIsBitEqual) { expect_resume_is_exact({}); }
+TEST(Resume, OnHpuIsBitEqual) { expect_resume_is_exact({.device = at::kHPU}); }
+TEST(Resume, SgdWithStepScheduleIsBitEqual) { expect_resume_is_exact({.optimizer = ToyOptimizer::sgd, .interval = ScheduleInterval::step}); }
+TEST(Resume, WithAccumulationIsBitEqual) { expect_resume_is_exact({.accumulate = 2}); }
+
+TEST(Resume, ByTheLastStepOfAnEpoch) {
+  const test::TempDir whole_root, cut_root;
+  const auto whole = train({}, whole_root.path(), false, 0);
+  train({}, cut_root.path(), false, 5);  // 5 batches an epoch
+  const auto rest = train({}, cut_root.path(), true, 0);
+  for (const auto& [name, tensor] : whole.tensors) EXPECT_TRUE(torch::equal(tensor, rest.tensors.at(name))) << name;
+  EXPECT_EQ(std::vector<double>(whole.rates.begin() + 5, whole.rates.end()), rest.rates);
+}
+
+TEST(Resume, AFinishedRunStaysAsItIs) {
+  const test::TempDir root;
+  const auto whole = train({}, root.path(), false, 0);
+  const auto again = train({}, root.path(), true, 0);
+  EXPECT_TRUE(again.losses.empty());
+  EXPECT_EQ(again.result.steps, 13);
+  EXPECT_EQ(again.result.loss_last20, whole.result.loss_last20);
+  for (const auto& [name, tensor] : whole.tensors) EXPECT_TRUE(torch::equal(tensor, again.tensors.at(name))) << name;
+}
+
+TEST(Resume, WithoutCheckpointStartsAnew) {
+  const test::TempDir root;
+  ToyTask task;
+  ToyBatches data(4, 2);
+  const auto result = Trainer({.max_steps = 2, .checkpoint_root = root.path(), .resume = true}).fit(task, data);
+  EXPECT_EQ(result.resumed_from, 0);
+  EXPECT_THAT(checkpoint_steps(root.path()), ElementsAre(2));
+}
+
+TEST(Checkpoints, TheNewestStay) {
+  const test::TempDir root;
+  train({}, root.path(), false, 0);
+  EXPECT_THAT(checkpoint_steps(root.path()), ElementsAre(12, 13));
+}
+
+TEST(Checkpoints, AreNamedByStepAndIncompleteOnesDoNotCount) {
+  const test::TempDir root;
+  EXPECT_EQ(checkpoint_folder("a", 12).string(), "a/step-00000012");
+  EXPECT_EQ(checkpoint_folder("a", 123456789012).string(), "a/step-123456789012");
+  for (const char* name : {"step-00000003", "step-00000020", "step-x", "other"}) std::filesystem::create_directories(root / name);
+  std::ofstream(root / "step-00000003/trainer_state.json") << "{}";
+  std::ofstream(root / "step-x/trainer_state.json") << "{}";
+  EXPECT_THAT(checkpoint_steps(root.path()), ElementsAre(3));
+  EXPECT_THAT(checkpoint_steps(root / "missing"), ElementsAre());
+}
+
+TEST(Checkpoints, AFailedWriteLeavesTheOldOne) {
+  const test::TempDir root;
+  const HPUCheckpointIO files;
+  files.save_checkpoint({{{"a", 1}}, {{"t", torch::arange(3)}}}, root / "c");
+  EXPECT_THAT(message_of([&] {
+                files.save_checkpoint({{{"a", 2}}, {}}, root / "c", [](const std::filesystem::path&) { throw std::runtime_error("stopped"); });
+              }),
+              HasSubstr("stopped"));
+  const auto state = files.load_checkpoint(root / "c");
+  EXPECT_EQ(state.json["a"], 1);
+  EXPECT_TRUE(torch::equal(state.tensors.at("t"), torch::arange(3)));
+  files.save_checkpoint({{{"a", 2}}, {}}, root / "c");
+  EXPECT_EQ(files.load_checkpoint(root / "c").json["a"], 2);
+  files.remove_checkpoint(root / "c");
+  EXPECT_FALSE(std::filesystem::exists(root / "c"));
+}
+
+TEST(Checkpoints, StorageOptionsAreRefused) {
+  const test::TempDir root;
+  EXPECT_THAT(message_of([&] { HPUCheckpointIO().save_checkpoint({}, root / "c", {}, io::Json{{"a", 1}}); }), HasSubstr("storage_options is not supported"));
+  EXPECT_FALSE(std::filesystem::exists(root / "c"));
+}
+
+TEST(Checkpoints, EveryDtypeComesBack) {
+  const test::TempDir root;
+  std::map<std::string, at::Tensor> tensors;
+  for (const auto dtype : {at::kBool, at::kByte, at::kChar, at::kShort, at::kInt, at::kLong, at::kHalf, at::kBFloat16, at::kFloat, at::kDouble, at::kFloat8_e4m3fn, at::kFloat8_e5m2})
+    tensors[c10::toString(dtype)] = torch::arange(6).to(dtype).view({2, 3});
+  tensors["empty"] = torch::zeros({0, 3});
+  tensors["scalar"] = torch::tensor(3.5);
+  tensors["strided"] = torch::arange(6).view({2, 3}).t();
+  write_tensors(root / "t.safetensors", tensors);
+  const auto found = read_tensors(root / "t.safetensors");
+  ASSERT_EQ(found.size(), tensors.size());
+  for (const auto& [name, tensor] : tensors) {
+    EXPECT_EQ(found.at(name).scalar_type(), tensor.scalar_type()) << name;
+    EXPECT_TRUE(torch::equal(found.at(name).to(at::kDouble), tensor.to(at::kDouble))) << name;
+  }
+  EXPECT_THAT(message_of([&] { write_tensors(root / "u.safetensors", {{"c", torch::zeros({1}, at::kComplexFloat)}}); }), HasSubstr("tensor 'c'"));
+}
+
+/// What a spoilt trainer_state.json says.
+std::string message_after(const std::function<void(io::Json&)>& spoil) {
+  const test::TempDir root;
+  ToyTask task;
+  ToyBatches data(8, 2);
+  Trainer({.max_steps = 2, .checkpoint_root = root.path()}).fit(task, data);
+  const auto file = checkpoint_folder(root.path(), 2) / HPUCheckpointIO::kJson;
+  auto json = io::read_json(file);
+  spoil(json);
+  io::write_json(file, json);
+  return message_of([&] { Trainer({.max_steps = 3, .checkpoint_root = root.path(), .resume = true}).fit(task, data); });
+}
+
+TEST(Checkpoints, DamageIsNamed) {
+  EXPECT_EQ(message_after([](io::Json&) {}), "");
+  EXPECT_THAT(message_after([](io::Json& json) { json["format"] = 7; }), HasSubstr("format 7, allowed: 1"));
+  EXPECT_THAT(message_after([](io::Json& json) { json.erase("epoch"); }), HasSubstr("epoch"));
+  EXPECT_THAT(message_after([](io::Json& json) { json["batch"] = 1000; }), HasSubstr("batch 1000"));
+  EXPECT_THAT(message_after([](io::Json& json) { json["step"] = "two"; }), HasSubstr("trainer_state.json"));
+  EXPECT_THAT(message_after([](io::Json& json) { json.erase("optimizer.0"); }), HasSubstr("optimizer.0"));
+  EXPECT_THAT(message_after([](io::Json& json) { json["optimizer.0"] = 3; }), HasSubstr("optimizer.0"));
+  EXPECT_THAT(message_after([](io::Json& json) {
+                auto& states = json["optimizer.0"]["archive"]["state"]["archive"];
+                states["@other.weight"] = states.begin().value();
+              }),
+              HasSubstr("parameter 'other.weight' is not one of the model"));
+  EXPECT_THAT(message_after([](io::Json& json) {
+                auto& entry = json["optimizer.0"]["archive"]["state"]["archive"]["@out.bias"]["archive"]["exp_avg"];
+                entry["tensor"] = "optimizer.0.999";
+              }),
+              HasSubstr("tensor 'optimizer.0.999' is missing"));
+}
+
+TEST(Checkpoints, AnotherModelIsNamed) {
+  const test::TempDir root;
+  ToyTask task;
+  ToyBatches data(8, 2);
+  Trainer({.max_steps = 2, .checkpoint_root = root.path()}).fit(task, data);
+  task.net->out->weight.set_data(torch::zeros({1, 9}));
+  EXPECT_THAT(message_of([&] { Trainer({.max_steps = 3, .checkpoint_root = root.path(), .resume = true}).fit(task, data); }),
+              HasSubstr("tensor 'parameter.out.weight' has another shape or dtype"));
+}
+
+}  // namespace
+}  // namespace fp8::te

@@ -1,0 +1,342 @@
+// SPDX-License-Identifier: Apache-2.0
+// The loop: counts, order of callbacks, accumulation against one large batch, what is not finite or empty. Checkpoints: trainer_resume_test.
+#include "fp8/transformer_engine/trainer/trainer.h"
+
+#include <torch/torch.h>
+
+#include <gmock/gmock.h>
+#include <gtest/gtest.h>
+
+#include <cmath>
+#include <functional>
+#include <numbers>
+#include <thread>
+
+#include "transformer_engine/trainer/toy_task.h"
+
+namespace fp8::te {
+namespace {
+
+using testing::Recorder;
+using testing::ToyBatches;
+using testing::ToyOptimizer;
+using testing::ToyTask;
+using ::testing::ElementsAre;
+using ::testing::HasSubstr;
+
+std::string message_of(const std::function<void()>& call) {
+  try {
+    call();
+  } catch (const std::exception& error) {
+    return error.what();
+  }
+  return "";
+}
+
+TEST(Trainer, CallbacksInOrder) {
+  ToyTask task;
+  ToyBatches train(6, 2), val(2, 2);
+  auto recorder = std::make_shared<Recorder>();
+  Trainer trainer({.max_epochs = 1, .accumulate_grad_batches = 2}, {recorder});
+  const auto result = trainer.fit(task, train, &val);
+  EXPECT_THAT(recorder->events,
+              ElementsAre("fit_start 0", "epoch_start 0", "batch_start 0", "batch_end 0", "batch_start 1", "batch_end 1", "before_step", "after_step", "step_end 1",
+                          "batch_start 2", "batch_end 2", "before_step", "after_step", "val_start", "val_batch_start 0", "val_batch_end 0", "val_end", "step_end 2",
+                          "epoch_end 0", "fit_end"));
+  EXPECT_EQ(result.steps, 2);
+  EXPECT_EQ(result.epochs, 1);
+  EXPECT_EQ(result.samples, 6);
+  EXPECT_TRUE(result.val_loss.has_value());
+  EXPECT_EQ(task.net->calls.item<int>(), 3);  // the validation ran in eval mode
+  EXPECT_TRUE(task.net->is_training());
+}
+
+TEST(Trainer, RaggedBatchesAndSteps) {
+  ToyTask task;
+  ToyBatches train(7, 2);  // 2 2 2 1
+  auto recorder = std::make_shared<Recorder>();
+  Trainer trainer({.max_steps = 4, .accumulate_grad_batches = 3}, {recorder});
+  const auto result = trainer.fit(task, train);
+  std::vector<std::int64_t> batches, samples;
+  for (const auto& r : recorder->reports) {
+    batches.push_back(r.batches);
+    samples.push_back(r.samples);
+  }
+  EXPECT_THAT(batches, ElementsAre(3, 1, 3, 1));
+  EXPECT_THAT(samples, ElementsAre(6, 1, 6, 1));
+  EXPECT_EQ(result.samples, 14);
+  EXPECT_EQ(result.epochs, 2);
+}
+
+TEST(Trainer, BatchOfOneSample) {
+  ToyTask task;
+  ToyBatches train(1, 1);
+  EXPECT_EQ(Trainer({.max_steps = 3}).fit(task, train).steps, 3);
+}
+
+/// Two batches of 2 accumulated are the mean over 4, so plain gradient descent moves to the same place.
+TEST(Trainer, AccumulationIsTheMeanOfItsBatches) {
+  const auto run = [](std::int64_t batch, std::int64_t accumulate) {
+    ToyTask task(1, at::kCPU, ToyOptimizer::sgd);
+    task.net->eval();
+    ToyBatches train(8, batch);
+    class Eval : public TrainerCallback {  // no dropout
+      void on_train_batch_start(Trainer&, const Batch&, std::int64_t) override { net->eval(); }
+     public:
+      explicit Eval(testing::ToyNet n) : net(std::move(n)) {}
+      testing::ToyNet net;
+    };
+    Trainer({.max_epochs = 1, .accumulate_grad_batches = accumulate}, {std::make_shared<Eval>(task.net)}).fit(task, train);
+    return task.net->hidden->weight.detach().clone();
+  };
+  EXPECT_TRUE(torch::allclose(run(4, 1), run(2, 2), 1e-6, 1e-7));
+  EXPECT_FALSE(torch::allclose(run(4, 1), run(2, 1), 1e-6, 1e-7));
+}
+
+TEST(Trainer, StepLrPerEpochAndPerStep) {
+  const auto rates = [](ScheduleInterval interval) {
+    ToyTask task;
+    task.step_lr = true;
+    task.interval = interval;
+    ToyBatches train(4, 2);
+    auto recorder = std::make_shared<Recorder>();
+    Trainer({.max_epochs = 2}, {recorder}).fit(task, train);
+    std::vector<double> found;
+    for (const auto& r : recorder->reports) found.push_back(r.lr);
+    return found;
+  };
+  EXPECT_THAT(rates(ScheduleInterval::epoch), ElementsAre(0.01, 0.01, 0.005, 0.005));
+  EXPECT_THAT(rates(ScheduleInterval::step), ElementsAre(0.01, 0.005, 0.0025, 0.00125));
+}
+
+TEST(Trainer, CosineWithWarmup) {
+  const auto f = cosine_with_warmup(4, 12, 0.1);
+  EXPECT_DOUBLE_EQ(f(0), 0.25);
+  EXPECT_DOUBLE_EQ(f(3), 1.0);
+  EXPECT_DOUBLE_EQ(f(4), 1.0);
+  EXPECT_NEAR(f(8), 0.1 + 0.9 / 2, 1e-15);
+  EXPECT_NEAR(f(11), 0.1 + 0.45 * (1 + std::cos(7 * std::numbers::pi / 8)), 1e-15);
+  EXPECT_EQ(f(12), 0.1);
+  EXPECT_EQ(f(1000), 0.1);
+  EXPECT_EQ(cosine_with_warmup(0, 0, 0.5)(0), 0.5);
+}
+
+TEST(Trainer, LimitsAsCountAndFraction) {
+  EXPECT_EQ(resolve_limit("l", std::int64_t{3}, 10), 3);
+  EXPECT_EQ(resolve_limit("l", std::int64_t{30}, 10), 10);
+  EXPECT_EQ(resolve_limit("l", 0.25, 10), 2);
+  EXPECT_EQ(resolve_limit("l", 1.0, 10), 10);
+  EXPECT_EQ(resolve_limit("l", 0.0, 10), 0);
+  EXPECT_THAT(message_of([] { resolve_limit("limit_train_batches", 0.05, 10); }), HasSubstr("limit_train_batches: found 0.05, which leaves none of 10 batches, allowed: 0, or 0.1 or more"));
+  EXPECT_THAT(message_of([] { resolve_limit("limit_train_batches", 1.5, 10); }), HasSubstr("limit_train_batches: found 1.5, allowed:"));
+  EXPECT_THAT(message_of([] { resolve_limit("limit_train_batches", std::int64_t{-1}, 10); }), HasSubstr("limit_train_batches: found -1, allowed:"));
+  EXPECT_THAT(message_of([] { resolve_limit("limit_train_batches", std::nan(""), 10); }), HasSubstr("allowed:"));
+}
+
+TEST(Trainer, LimitsAreKept) {
+  ToyTask task;
+  ToyBatches train(20, 2), val(20, 2);
+  Trainer({.max_epochs = 2, .limit_train_batches = 0.31, .limit_val_batches = std::int64_t{4}}).fit(task, train, &val);
+  EXPECT_EQ(train.seen.size(), 6u);
+  EXPECT_EQ(val.seen.size(), 8u);
+}
+
+TEST(Trainer, ValidationIntervals) {
+  const auto steps = [](TrainerOptions options) {
+    ToyTask task;
+    ToyBatches train(16, 2), val(2, 2);  // 8 batches
+    auto recorder = std::make_shared<Recorder>();
+    Trainer(options, {recorder}).fit(task, train, &val);
+    std::vector<std::int64_t> found;
+    for (const auto& r : recorder->reports)
+      if (r.val_loss) found.push_back(r.step);
+    return found;
+  };
+  EXPECT_THAT(steps({.max_epochs = 1}), ElementsAre(8));
+  EXPECT_THAT(steps({.max_epochs = 1, .val_check_interval = 0.5}), ElementsAre(4, 8));
+  EXPECT_THAT(steps({.max_epochs = 1, .val_check_interval = std::int64_t{3}}), ElementsAre(3, 6));
+  EXPECT_THAT(steps({.max_epochs = 1, .accumulate_grad_batches = 2, .val_check_interval = std::int64_t{3}}), ElementsAre(2, 3));
+  EXPECT_THAT(steps({.max_epochs = 1, .val_check_interval = 0.0}), ElementsAre());
+  EXPECT_THAT(steps({.max_steps = 7, .val_every_n_steps = 3}), ElementsAre(3, 6, 7));
+}
+
+TEST(Trainer, FastDevRun) {
+  struct Logger : Recorder {
+    bool is_logger() const override { return true; }
+  };
+  ToyTask task;
+  ToyBatches train(20, 2), val(20, 2);
+  auto logger = std::make_shared<Logger>();
+  Trainer trainer({.max_epochs = 5, .fast_dev_run = 3, .checkpoint_root = "/nonexistent/never/made", .save_every_n_steps = 1}, {logger});
+  const auto result = trainer.fit(task, train, &val);
+  EXPECT_EQ(result.steps, 3);
+  EXPECT_EQ(val.seen.size(), 3u);
+  EXPECT_TRUE(logger->events.empty());
+}
+
+TEST(Trainer, ANanLossEndsItNamingTheStep) {
+  ToyTask task;
+  ToyBatches train(8, 2);
+  train.poison = 3;
+  const auto message = message_of([&] { Trainer({.max_epochs = 1}).fit(task, train); });
+  EXPECT_THAT(message, HasSubstr("step 3: the loss is nan"));
+  EXPECT_THAT(message, HasSubstr("parameters are those of step 2"));
+  for (const auto& p : task.net->parameters()) EXPECT_TRUE(p.isfinite().all().item<bool>());
+}
+
+TEST(Trainer, ANanLossCanBeLeftOut) {
+  ToyTask task;
+  ToyBatches train(8, 2);
+  train.poison = 3;
+  auto recorder = std::make_shared<Recorder>();
+  const auto result = Trainer({.max_epochs = 1, .accumulate_grad_batches = 2, .nonfinite = NonFinite::skip}, {recorder}).fit(task, train);
+  EXPECT_EQ(result.steps, 2);
+  EXPECT_EQ(result.skipped_steps, 1);
+  EXPECT_FALSE(recorder->reports[0].skipped);
+  EXPECT_TRUE(recorder->reports[1].skipped);
+  EXPECT_TRUE(std::isfinite(result.loss_last20));
+  for (const auto& p : task.net->parameters()) {
+    EXPECT_TRUE(p.isfinite().all().item<bool>());
+    EXPECT_FALSE(p.grad().defined());
+  }
+}
+
+TEST(Trainer, InfiniteGradientsAreNoStep) {
+  ToyTask task;
+  task.loss_factor = 1e38;  // the loss is finite, squares of its gradients are not all
+  task.net->out->bias.data().fill_(1.5);
+  ToyBatches train(2, 2);
+  const auto before = task.net->out->weight.detach().clone();
+  const auto message = message_of([&] { Trainer({.max_steps = 1}).fit(task, train); });
+  EXPECT_THAT(message, ::testing::AnyOf(HasSubstr("the norm of the gradients is inf"), HasSubstr("the loss is inf")));
+  EXPECT_TRUE(torch::equal(before, task.net->out->weight));
+}
+
+TEST(Trainer, AStepWithoutGradientsIsAStep) {
+  ToyTask task(1, at::kCPU, ToyOptimizer::sgd);
+  task.loss_factor = 0;
+  ToyBatches train(2, 2);
+  const auto before = task.net->out->weight.detach().clone();
+  auto recorder = std::make_shared<Recorder>();
+  Trainer({.max_steps = 2, .gradient_clip_val = 1}, {recorder}).fit(task, train);
+  EXPECT_EQ(recorder->reports[1].grad_norm, 0);
+  EXPECT_TRUE(torch::equal(before, task.net->out->weight));
+}
+
+TEST(Trainer, DataThatIsNoneOrEndsEarly) {
+  ToyTask task;
+  ToyBatches none(0, 2), early(8, 2), empty(8, 2), fine(8, 2);
+  early.end_early_at = 2;
+  empty.empty_at = 2;
+  EXPECT_THAT(message_of([&] { Trainer({.max_steps = 1}).fit(task, none); }), HasSubstr("training data: found no batch"));
+  EXPECT_THAT(message_of([&] { Trainer({.max_steps = 9}).fit(task, early); }), HasSubstr("training data: ended after 2 of 4 batches"));
+  EXPECT_THAT(message_of([&] { Trainer({.max_steps = 9}).fit(task, empty); }), HasSubstr("batch 1 is empty"));
+  EXPECT_THAT(message_of([&] { Trainer({.max_steps = 9}).validate(task, none); }), HasSubstr("validation data: found no batch"));
+  EXPECT_EQ(Trainer({.max_steps = 1, .val_every_n_steps = 1}).fit(task, fine, &none).val_loss, std::nullopt);
+}
+
+TEST(Trainer, OptionsNameThemselves) {
+  const auto message = [](TrainerOptions options) { return message_of([&] { Trainer trainer(options); }); };
+  EXPECT_THAT(message({}), HasSubstr("max_steps and max_epochs: found neither"));
+  EXPECT_THAT(message({.max_steps = 0}), HasSubstr("max_steps: found 0, allowed: 1 or more, or -1"));
+  EXPECT_THAT(message({.max_steps = 1, .accumulate_grad_batches = 0}), HasSubstr("accumulate_grad_batches: found 0, allowed: 1 or more"));
+  EXPECT_THAT(message({.max_steps = 1, .gradient_clip_val = -1}), HasSubstr("gradient_clip_val"));
+  EXPECT_THAT(message({.max_steps = 1, .throughput_warmup_steps = -1}), HasSubstr("throughput_warmup_steps: found -1, allowed: 0 or more"));
+  EXPECT_THAT(message({.max_steps = 1, .limit_val_batches = 2.0}), HasSubstr("limit_val_batches"));
+}
+
+TEST(Trainer, BackwardRunsOnTheCallingThread) {
+  class Watch : public ToyTask {
+   public:
+    at::Tensor training_step(const Batch& batch, std::int64_t index) override {
+      auto loss = ToyTask::training_step(batch, index);
+      loss.register_hook([this](const at::Tensor&) { thread = std::this_thread::get_id(); });
+      return loss;
+    }
+    std::thread::id thread;
+    explicit Watch(at::Device device) : ToyTask(1, device) {}
+  };
+  Watch task(at::kHPU);
+  ToyBatches train(2, 2);
+  Trainer({.max_steps = 1}).fit(task, train);
+  EXPECT_EQ(task.thread, std::this_thread::get_id());
+}
+
+TEST(Trainer, ForwardContextEndsBeforeBackward) {
+  ToyTask task;
+  ToyBatches train(4, 2);
+  std::vector<std::string> events;
+  struct Scope {
+    explicit Scope(std::vector<std::string>& e) : events(e) { events.push_back("in"); }
+    ~Scope() { events.push_back("out"); }
+    std::vector<std::string>& events;
+  };
+  struct Log : TrainerCallback {
+    explicit Log(std::vector<std::string>& e) : events(e) {}
+    void on_before_optimizer_step(Trainer&) override { events.push_back("step"); }
+    std::vector<std::string>& events;
+  };
+  TrainerOptions options{.max_steps = 1, .accumulate_grad_batches = 2};
+  options.forward_context = [&] { return std::make_shared<Scope>(events); };
+  Trainer(options, {std::make_shared<Log>(events)}).fit(task, train);
+  EXPECT_THAT(events, ElementsAre("in", "out", "in", "out", "step"));
+}
+
+TEST(ClipGradients, NormOverAllAndScaleAboveTheLimitOnly) {
+  auto a = torch::zeros({2}, torch::requires_grad()), b = torch::zeros({1}, torch::requires_grad()), c = torch::zeros({1}, torch::requires_grad());
+  a.mutable_grad() = torch::tensor({3.0f, 0.0f});
+  b.mutable_grad() = torch::tensor({4.0f});
+  EXPECT_DOUBLE_EQ(clip_gradients({a, b, c}, 6), 5);
+  EXPECT_EQ(a.grad()[0].item<float>(), 3);
+  EXPECT_DOUBLE_EQ(clip_gradients({a, b, c}, 2.5), 5);
+  EXPECT_NEAR(a.grad()[0].item<float>(), 1.5, 1e-6);
+  EXPECT_NEAR(b.grad()[0].item<float>(), 2.0, 1e-6);
+  EXPECT_DOUBLE_EQ(clip_gradients({c}, 1), 0);
+}
+
+/// A clock that nobody reads: 10 steps of 4 samples in 20 s, the first 3 of which took 8 s; 2 s of the rest were for saving.
+TEST(Throughput, SpeedMetrics) {
+  SpeedInput input{.start = 100, .end = 120, .samples = 40, .steps = 10, .tokens = 4000};
+  auto m = speed_metrics("train", input);
+  EXPECT_EQ(m["train_runtime"], 20.0);
+  EXPECT_EQ(m["train_samples_per_second"], 2.0);
+  EXPECT_EQ(m["train_steps_per_second"], 0.5);
+  EXPECT_EQ(m["train_tokens_per_second"], 200.0);
+  input.start_after_warmup = 108;
+  input.warmup_steps = 3;
+  input.warmup_samples = 12;
+  input.warmup_tokens = 1200;
+  input.log_evaluate_save_seconds = 2;
+  m = speed_metrics("train", input);
+  EXPECT_EQ(m["train_runtime"], 20.0);
+  EXPECT_EQ(m["train_samples_per_second"], 2.8);
+  EXPECT_EQ(m["train_steps_per_second"], 0.7);
+  EXPECT_EQ(m["train_tokens_per_second"], 280.0);
+  input.start = 0;
+  input.end = 1.0 / 3;
+  input.start_after_warmup.reset();
+  input.log_evaluate_save_seconds = 0;
+  m = speed_metrics("eval", input);
+  EXPECT_EQ(m["eval_runtime"], 0.3333);
+  EXPECT_EQ(m["eval_steps_per_second"], 30.0);
+  input.end = 0;
+  EXPECT_EQ(speed_metrics("eval", input).size(), 1u);
+  input = {.start = 0, .end = 4, .start_after_warmup = 3.0, .steps = 2, .warmup_steps = 2};
+  EXPECT_EQ(speed_metrics("eval", input)["eval_steps_per_second"], 0.5);  // nothing after the warm-up: all of it counts
+}
+
+TEST(Trainer, WarmupStepsDoNotCount) {
+  ToyTask task;
+  ToyBatches train(20, 2);
+  struct SlowStart : TrainerCallback {
+    void on_train_batch_start(Trainer&, const Batch&, std::int64_t index) override {
+      if (index < 2) std::this_thread::sleep_for(std::chrono::milliseconds(150));
+    }
+  };
+  const auto result = Trainer({.max_epochs = 1, .throughput_warmup_steps = 2}, {std::make_shared<SlowStart>()}).fit(task, train);
+  EXPECT_GT(result.speed["train_runtime"].get<double>(), 0.3);
+  EXPECT_GT(result.speed["train_steps_per_second"].get<double>(), 10 / 0.3);
+}
+
+}  // namespace
+}  // namespace fp8::te

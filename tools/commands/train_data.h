@@ -1,0 +1,38 @@
+// SPDX-License-Identifier: Apache-2.0
+// The chunks of a text as batches of token ids [B, L], in an order drawn anew for each epoch from (seed, epoch).
+#pragma once
+#include <c10/core/Device.h>
+
+#include <cstdint>
+#include <vector>
+
+#include "fp8/tools/text/dataset.h"
+#include "fp8/transformer_engine/trainer/batch_source.h"
+
+namespace fp8::commands {
+
+class TextBatches : public te::BatchSource {
+ public:
+  /// shuffle: false keeps the order of the text. The last batch of an epoch has what is left over.
+  TextBatches(text::Chunks chunks, std::int64_t batch, bool shuffle, std::uint64_t seed, c10::Device device);
+
+  std::int64_t batches() const override { return (chunks_.count + batch_ - 1) / batch_; }
+  void seek(std::int64_t epoch, std::int64_t batch) override;
+  /// tensors[0]: ids [B, L] int64 on the device. tokens: B * L.
+  std::optional<te::Batch> next() override;
+
+  const text::Chunks& chunks() const { return chunks_; }
+  /// FNV-1a of all ids: a text that changed is another text.
+  std::uint64_t fingerprint() const;
+
+ private:
+  text::Chunks chunks_;
+  std::int64_t batch_;
+  bool shuffle_;
+  std::uint64_t seed_;
+  c10::Device device_;
+  std::int64_t epoch_ = -1, position_ = 0;
+  std::vector<std::int64_t> order_;
+};
+
+}  // namespace fp8::commands

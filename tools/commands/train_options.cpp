@@ -1,0 +1,87 @@
+// SPDX-License-Identifier: Apache-2.0
+#include "fp8/tools/commands/train_options.h"
+
+#include <fmt/format.h>
+
+#include <utility>
+
+#include "fp8/runtime/io/error.h"
+#include "fp8/tools/models/load.h"
+
+namespace fp8::commands {
+namespace {
+
+constexpr std::int64_t kMany = std::int64_t{1} << 40;
+
+std::string full_path(const std::filesystem::path& path) { return path.empty() ? "" : std::filesystem::weakly_canonical(path).string(); }
+
+}  // namespace
+
+void add_train_options(Options& options, std::shared_ptr<TrainOptions> v) {
+  options.path("--init", v->init, "config.json (or its folder): train from drawn weights, steered by --seed");
+  options.path("--model", v->model, "Checkpoint folder: go on from these weights");
+  options.path("--tokenizer", v->tokenizer, "Folder with tokenizer.json (default: beside the config or checkpoint)");
+  options.path("--data", v->data, "Text to train on: .txt, .jsonl (field text) or .safetensors (input_ids)", Options::Need::required);
+  options.path("--out", v->out, "Folder for the model, log.jsonl and checkpoints", Options::Need::required);
+  options.integer("--steps", v->optimizer.steps, 1, kMany, "Optimizer steps");
+  options.integer("--batch", v->batch, 1, 65536, "Chunks per forward");
+  options.integer("--seq-len", v->seq_len, 2, 1 << 20, "Tokens per chunk");
+  options.number("--lr", v->optimizer.lr, 0, 100, "Highest learning rate");
+  options.number("--min-lr", v->optimizer.min_lr, 0, 100, "Learning rate at the end of the cosine");
+  options.integer("--warmup", v->optimizer.warmup, 0, kMany, "Steps of linear warm-up");
+  options.number("--weight-decay", v->optimizer.weight_decay, 0, 100, "Of matrices and embeddings");
+  options.integer("--grad-accum", v->grad_accum, 1, 1 << 20, "Forwards per step");
+  options.number("--clip", v->clip, 0, 1e30, "Largest norm of the gradients; 0: not clipped");
+  const auto word = [&](const char* name, std::vector<std::string> words, std::string& target, const char* help) {
+    options.choice(name, words, [words, &target](std::size_t i) { target = words[i]; }, help);
+  };
+  word("--precision", {"32-true", "bf16-mixed", "16-mixed", "fp8"}, v->precision, "Default bf16-mixed; weights are f32 in each");
+  options.text("--recipe", v->recipe, "Of --precision fp8: habana (default), nvidia, current, block, mxfp8 or a JSON file");
+  options.list("--keep", v->keep, "Regular expression: modules that stay in bf16 (default lm_head and embeddings)");
+  options.choice("--optimizer", {"adamw", "muon"}, [v](std::size_t i) { v->optimizer.kind = i == 0 ? OptimizerSettings::Kind::adamw : OptimizerSettings::Kind::muon; },
+                 "Default adamw; muon: for the matrices of the layers, adamw for the rest");
+  options.path("--eval", v->eval, "Text for eval_loss, after the last step");
+  options.integer("--eval-every", v->eval_every, 1, kMany, "Steps between evaluations", "at the end only");
+  options.integer("--eval-batch", v->eval_batch, 1, 65536, "Chunks per forward of an evaluation", "--batch");
+  options.integer("--save-every", v->save_every, 1, kMany, "Steps between checkpoints", "at the end only");
+  options.integer("--keep-checkpoints", v->keep_checkpoints, 1, kMany, "Newest checkpoints that stay");
+  options.flag("--resume", v->resume, "Go on from the newest checkpoint in --out, if there is one");
+  options.flag("--overwrite", v->overwrite, "Begin anew in an --out that holds a run");
+  options.flag("--activation-checkpointing", v->activation_checkpointing, "Keep the inputs of layers only, run them again in backward");
+  options.choice("--save-dtype", {"bf16", "f32", "f16"},
+                 [v](std::size_t i) { v->save_dtype = i == 0 ? c10::kBFloat16 : i == 1 ? c10::kFloat : c10::kHalf; }, "Of the weights that are written (default bf16)");
+  options.choice("--non-finite", {"error", "skip"}, [v](std::size_t i) { v->skip_nonfinite = i == 1; },
+                 "A loss or gradient is NaN or infinite: end (default), or leave that step out");
+  options.integer("--throughput-warmup", v->throughput_warmup, 0, kMany, "First steps that do not count for tokens_per_second");
+}
+
+void check_train_options(const TrainOptions& o) {
+  if (o.init.empty() == o.model.empty()) throw UsageError(o.init.empty() ? "--init or --model is required" : "--init and --model: found both, allowed: one of them");
+  if (o.eval_every > 0 && o.eval.empty()) throw UsageError("--eval-every: found " + std::to_string(o.eval_every) + ", but no --eval");
+  if (o.resume && o.overwrite) throw UsageError("--resume and --overwrite: found both, allowed: one of them");
+  if (o.optimizer.min_lr > o.optimizer.lr) throw UsageError(fmt::format("--min-lr: found {}, allowed: at most --lr {}", o.optimizer.min_lr, o.optimizer.lr));
+  if (o.optimizer.warmup > o.optimizer.steps) throw UsageError(fmt::format("--warmup: found {}, allowed: at most --steps {}", o.optimizer.warmup, o.optimizer.steps));
+}
+
+io::Json train_settings(const TrainOptions& o, const Context& context, const io::Json& more) {
+  io::Json json = {{"init", full_path(o.init)}, {"model", full_path(o.model)}, {"data", full_path(o.data)}, {"eval", full_path(o.eval)},
+                   {"steps", o.optimizer.steps}, {"batch", o.batch}, {"seq_len", o.seq_len}, {"grad_accum", o.grad_accum},
+                   {"optimizer", o.optimizer.kind == OptimizerSettings::Kind::adamw ? "adamw" : "muon"}, {"lr", o.optimizer.lr},
+                   {"min_lr", o.optimizer.min_lr}, {"warmup", o.optimizer.warmup}, {"weight_decay", o.optimizer.weight_decay}, {"clip", o.clip},
+                   {"precision", o.precision}, {"recipe", o.precision == "fp8" ? io::Json(o.recipe) : io::Json(nullptr)}, {"keep", o.keep},
+                   {"activation_checkpointing", o.activation_checkpointing}, {"save_dtype", models::name_of_dtype(o.save_dtype)},
+                   {"non_finite", o.skip_nonfinite ? "skip" : "error"}, {"device", context.device}, {"seed", context.seed}};
+  json.update(more);
+  return json;
+}
+
+void compare_settings(const std::filesystem::path& file, const io::Json& written, const io::Json& asked) {
+  for (const auto& [key, value] : asked.items()) {
+    const auto found = written.find(key);
+    if (found == written.end() || *found != value)
+      throw io::Error(fmt::format("{}: key '{}': the run was started with {}, --resume found {}, allowed: the same", file.string(), key,
+                                  found == written.end() ? "none" : found->dump(), value.dump()));
+  }
+}
+
+}  // namespace fp8::commands

@@ -1,0 +1,42 @@
+// SPDX-License-Identifier: Apache-2.0
+// The options of `fp8 train`, and OUT/train.json: what a run was started with, so that a resumed one is the same run.
+#pragma once
+#include <c10/core/ScalarType.h>
+
+#include <cstdint>
+#include <filesystem>
+#include <memory>
+#include <string>
+#include <vector>
+
+#include "fp8/runtime/io/json.h"
+#include "fp8/tools/commands/options.h"
+#include "fp8/tools/commands/train_task.h"
+
+namespace fp8::commands {
+
+struct TrainOptions {
+  std::filesystem::path init, model, tokenizer, data, out, eval;
+  std::int64_t batch = 16, seq_len = 256, grad_accum = 1, eval_every = 0, eval_batch = 0, save_every = 0, keep_checkpoints = 2;
+  std::int64_t throughput_warmup = 0;
+  OptimizerSettings optimizer;
+  double clip = 1;
+  std::string precision = "bf16-mixed", recipe = "habana";
+  std::vector<std::string> keep;  ///< empty: lm_head and embeddings
+  c10::ScalarType save_dtype = c10::kBFloat16;
+  bool resume = false, overwrite = false, activation_checkpointing = false, skip_nonfinite = false;
+};
+
+/// Declares them.
+void add_train_options(Options& options, std::shared_ptr<TrainOptions> values);
+
+/// Throws UsageError for options that exclude or need each other.
+void check_train_options(const TrainOptions& options);
+
+/// What decides about the numbers of a run. more: keys that the options alone do not tell (the text's fingerprint).
+io::Json train_settings(const TrainOptions& options, const Context& context, const io::Json& more);
+
+/// Throws io::Error naming the first key that differs, unless the settings are the same.
+void compare_settings(const std::filesystem::path& file, const io::Json& written, const io::Json& asked);
+
+}  // namespace fp8::commands

@@ -1,0 +1,38 @@
+// SPDX-License-Identifier: Apache-2.0
+// --precision and --recipe applied to a model: the plugin's context, the conversion, the fp8 state in checkpoints and the log.
+#pragma once
+#include <functional>
+#include <memory>
+
+#include "fp8/runtime/io/json.h"
+#include "fp8/tools/commands/context.h"
+#include "fp8/tools/commands/train_options.h"
+#include "fp8/tools/models/llama.h"
+
+namespace fp8::commands {
+
+class TrainPrecision {
+ public:
+  /// Converts the model for fp8. Throws UsageError for options that this device or precision can't take.
+  TrainPrecision(const TrainOptions& options, const Context& context, models::CausalLM& model);
+  ~TrainPrecision();
+  TrainPrecision(const TrainPrecision&) = delete;
+  TrainPrecision& operator=(const TrainPrecision&) = delete;
+
+  /// For te::TrainerOptions::forward_context; empty for 32-true.
+  std::function<std::shared_ptr<void>()> context() const;
+  /// Keys for train.json: the recipe as it was read.
+  io::Json settings() const;
+  /// State that the model's parameters do not hold.
+  StateHooks state_hooks() const;
+  /// Adds "fp8" to a step's line in the log; empty without fp8.
+  std::function<void(io::Json&)> log_hook() const;
+  /// Keys for --json: how many modules are in fp8.
+  io::Json summary() const;
+
+ private:
+  struct Impl;
+  std::unique_ptr<Impl> impl_;
+};
+
+}  // namespace fp8::commands

@@ -1,0 +1,48 @@
+// SPDX-License-Identifier: Apache-2.0
+#include "fp8/tools/commands/train_task.h"
+
+#include <ATen/ops/cross_entropy_loss.h>
+#include <torch/optim/adamw.h>
+
+#include <unordered_set>
+#include <utility>
+
+#include "fp8/tools/models/save.h"
+
+namespace fp8::commands {
+
+at::Tensor next_token_loss(const at::Tensor& logits, const at::Tensor& ids) {
+  const auto predicting = logits.narrow(1, 0, logits.size(1) - 1).reshape({-1, logits.size(2)});
+  return at::cross_entropy_loss(predicting.to(at::kFloat), ids.narrow(1, 1, ids.size(1) - 1).reshape({-1}));
+}
+
+LanguageModelTask::LanguageModelTask(models::CausalLM model, OptimizerSettings settings, Files files, StateHooks hooks)
+    : model_(std::move(model)), settings_(settings), files_(std::move(files)), hooks_(std::move(hooks)) {}
+
+torch::nn::Module& LanguageModelTask::network() { return *model_; }
+
+at::Tensor LanguageModelTask::training_step(const te::Batch& batch, std::int64_t) {
+  const auto& ids = batch.tensors.at(0);
+  return next_token_loss(model_->forward(ids), ids);
+}
+
+te::Optimizers LanguageModelTask::configure_optimizers() {
+  std::vector<at::Tensor> matrices, vectors;  // vectors: norms and biases, which do not decay
+  std::unordered_set<const void*> done;
+  for (const auto& p : model_->parameters())
+    if (done.insert(p.unsafeGetTensorImpl()).second) (p.dim() >= 2 ? matrices : vectors).push_back(p);
+  const auto with_decay = [&](double decay) {
+    return torch::optim::AdamWOptions(settings_.lr).betas({settings_.beta1, settings_.beta2}).eps(settings_.eps).weight_decay(decay);
+  };
+  std::vector<torch::optim::OptimizerParamGroup> groups;
+  groups.emplace_back(matrices, std::make_unique<torch::optim::AdamWOptions>(with_decay(settings_.weight_decay)));
+  groups.emplace_back(vectors, std::make_unique<torch::optim::AdamWOptions>(with_decay(0)));
+  te::Optimizers optimizers;
+  optimizers.optimizers.push_back(std::make_shared<torch::optim::AdamW>(std::move(groups), with_decay(settings_.weight_decay)));
+  optimizers.lr_factor = te::cosine_with_warmup(settings_.warmup, settings_.steps, settings_.lr > 0 ? settings_.min_lr / settings_.lr : 0);
+  return optimizers;
+}
+
+void LanguageModelTask::save_files(const std::filesystem::path& folder) { models::save_model(model_, files_.config, files_.tokenizer, folder, files_.dtype); }
+
+}  // namespace fp8::commands

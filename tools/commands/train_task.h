@@ -1,0 +1,61 @@
+// SPDX-License-Identifier: Apache-2.0
+// A language model as something to train: cross entropy of the next token in f32, AdamW with weight decay on matrices, cosine schedule.
+#pragma once
+#include <cstdint>
+#include <filesystem>
+#include <functional>
+#include <memory>
+#include <vector>
+
+#include "fp8/runtime/io/json.h"
+#include "fp8/tools/models/llama.h"
+#include "fp8/transformer_engine/trainer/training_module.h"
+
+namespace fp8::commands {
+
+struct OptimizerSettings {
+  enum class Kind : std::uint8_t { adamw, muon };
+  Kind kind = Kind::adamw;
+  double lr = 1e-3, min_lr = 0;  ///< at the end of the cosine
+  std::int64_t warmup = 0, steps = 0;
+  double weight_decay = 0.1, beta1 = 0.9, beta2 = 0.95, eps = 1e-8;
+};
+
+/// State beside the parameters that checkpoints hold, for whoever has some (fp8 scales).
+struct StateHooks {
+  std::function<te::TrainingState()> save = {};
+  std::function<void(const te::TrainingState&)> load = {};
+};
+
+class LanguageModelTask : public te::TrainingModule {
+ public:
+  struct Files {
+    io::Json config;                  ///< config.json of what is trained
+    std::filesystem::path tokenizer;  ///< folder; may be empty
+    at::ScalarType dtype;             ///< of saved weights
+  };
+
+  LanguageModelTask(models::CausalLM model, OptimizerSettings settings, Files files, StateHooks hooks = {});
+
+  torch::nn::Module& network() override;
+  /// Mean over the B (L - 1) predicted tokens of a batch from TextBatches.
+  at::Tensor training_step(const te::Batch& batch, std::int64_t index) override;
+  te::Optimizers configure_optimizers() override;
+  /// A checkpoint that `fp8 evaluate --model` loads.
+  void save_files(const std::filesystem::path& folder) override;
+  te::TrainingState extra_state() override { return hooks_.save ? hooks_.save() : te::TrainingState{}; }
+  void load_extra_state(const te::TrainingState& state) override {
+    if (hooks_.load) hooks_.load(state);
+  }
+
+ private:
+  models::CausalLM model_;
+  OptimizerSettings settings_;
+  Files files_;
+  StateHooks hooks_;
+};
+
+/// Mean of -log softmax(logits[b, i])[ids[b, i + 1]] over i < L - 1, in f32. logits [B, L, V] of any float dtype, ids [B, L], L >= 2.
+at::Tensor next_token_loss(const at::Tensor& logits, const at::Tensor& ids);
+
+}  // namespace fp8::commands

@@ -1,0 +1,65 @@
+// SPDX-License-Identifier: Apache-2.0
+#include "fp8/tools/models/save.h"
+
+#include <ATen/core/grad_mode.h>
+#include <ATen/ops/isfinite.h>
+
+#include <string>
+#include <unordered_set>
+#include <vector>
+
+#include "fp8/runtime/io/atomic_file.h"
+#include "fp8/runtime/io/error.h"
+#include "fp8/runtime/io/file.h"
+#include "fp8/runtime/io/safetensors.h"
+
+namespace fp8::models {
+namespace {
+
+namespace fs = std::filesystem;
+
+constexpr std::uint64_t kMaxTokenizerFile = std::uint64_t{256} << 20;
+constexpr const char* kCopied[] = {"tokenizer.json", "tokenizer_config.json", "special_tokens_map.json", "added_tokens.json", "vocab.json",
+                                   "merges.txt",     "tokenizer.model",       "chat_template.jinja",     "generation_config.json"};
+
+void copy_tokenizer(const fs::path& from, const fs::path& to) {
+  std::error_code ignored;
+  if (from.empty() || fs::equivalent(from, to, ignored)) return;
+  for (const char* name : kCopied) {
+    if (!fs::exists(from / name, ignored)) continue;
+    io::AtomicFile file(to / name);
+    file.append(io::read_file(from / name, kMaxTokenizerFile));
+    file.commit();
+  }
+}
+
+}  // namespace
+
+void save_model(const CausalLM& model, const io::Json& config, const fs::path& tokenizer, const fs::path& folder, at::ScalarType dtype) {
+  at::NoGradGuard no_grad;
+  const auto stored = dtype == at::kFloat ? io::DType::F32 : dtype == at::kHalf ? io::DType::F16 : io::DType::BF16;
+  auto written = config;
+  const char* key = written.contains("dtype") ? "dtype" : "torch_dtype";
+  written[key] = dtype == at::kFloat ? "float32" : dtype == at::kHalf ? "float16" : "bfloat16";
+  io::write_json(folder / "config.json", written);
+  copy_tokenizer(tokenizer, folder);
+
+  std::unordered_set<const void*> done;  // a tied lm_head comes last and is left out, as transformers does
+  std::vector<io::SafetensorsWriter::Entry> entries;
+  std::vector<at::Tensor> tensors;
+  for (const auto& item : model->named_parameters()) {
+    if (!done.insert(item.value().unsafeGetTensorImpl()).second) continue;
+    entries.push_back({item.key(), stored, item.value().sizes().vec()});
+    tensors.push_back(item.value());
+  }
+  const auto file = folder / "model.safetensors";
+  io::SafetensorsWriter writer(file, entries);
+  for (std::size_t i = 0; i < tensors.size(); ++i) {
+    const auto values = tensors[i].detach().to(at::kCPU).to(dtype).contiguous();
+    if (!at::isfinite(values).all().item<bool>()) io::fail(file, "tensor '" + entries[i].name + "' holds NaN or infinity, allowed: finite weights");
+    writer.write(entries[i].name, values.const_data_ptr());
+  }
+  writer.commit();
+}
+
+}  // namespace fp8::models

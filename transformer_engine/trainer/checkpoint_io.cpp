@@ -1,0 +1,110 @@
+// SPDX-License-Identifier: Apache-2.0
+#include "fp8/transformer_engine/trainer/checkpoint_io.h"
+
+#include <ATen/ops/empty.h>
+
+#include <algorithm>
+#include <charconv>
+#include <stdexcept>
+#include <system_error>
+#include <utility>
+#include <vector>
+
+#include "fp8/runtime/io/atomic_file.h"
+#include "fp8/runtime/io/error.h"
+#include "fp8/runtime/io/safetensors.h"
+
+namespace fp8::te {
+namespace {
+
+namespace fs = std::filesystem;
+
+constexpr std::string_view kPrefix = "step-";
+
+constexpr std::pair<at::ScalarType, io::DType> kDTypes[] = {
+    {at::kBool, io::DType::BOOL}, {at::kByte, io::DType::U8},   {at::kChar, io::DType::I8},      {at::kShort, io::DType::I16},
+    {at::kInt, io::DType::I32},   {at::kLong, io::DType::I64},  {at::kHalf, io::DType::F16},     {at::kBFloat16, io::DType::BF16},
+    {at::kFloat, io::DType::F32}, {at::kDouble, io::DType::F64}, {at::kFloat8_e4m3fn, io::DType::F8_E4M3}, {at::kFloat8_e5m2, io::DType::F8_E5M2},
+};
+
+io::DType file_dtype(at::ScalarType dtype, const std::string& name) {
+  for (const auto& [own, file] : kDTypes)
+    if (own == dtype) return file;
+  throw io::Error("[trainer] tensor '" + name + "': dtype " + c10::toString(dtype) + " cannot be saved");
+}
+
+at::ScalarType tensor_dtype(const fs::path& file, const io::TensorInfo& info) {
+  for (const auto& [own, stored] : kDTypes)
+    if (stored == info.dtype) return own;
+  io::fail(file, "tensor '" + info.name + "': found dtype " + io::name_of(info.dtype) + ", which LibTorch lacks");
+}
+
+}  // namespace
+
+void write_tensors(const fs::path& file, const std::map<std::string, at::Tensor>& tensors) {
+  std::vector<io::SafetensorsWriter::Entry> entries;
+  for (const auto& [name, tensor] : tensors) entries.push_back({name, file_dtype(tensor.scalar_type(), name), tensor.sizes().vec()});
+  io::SafetensorsWriter writer(file, entries);
+  for (const auto& [name, tensor] : tensors) writer.write(name, tensor.detach().to(at::kCPU).contiguous().const_data_ptr());
+  writer.commit();
+}
+
+std::map<std::string, at::Tensor> read_tensors(const fs::path& path) {
+  const io::SafetensorsFile file(path);
+  std::map<std::string, at::Tensor> tensors;
+  for (const auto& info : file.tensors()) {
+    auto tensor = at::empty(info.shape, tensor_dtype(path, info));
+    if (info.bytes() > 0) file.read(info, tensor.mutable_data_ptr());
+    tensors.emplace(info.name, std::move(tensor));
+  }
+  return tensors;
+}
+
+void HPUCheckpointIO::save_checkpoint(const TrainingState& state, const fs::path& folder, const std::function<void(const fs::path&)>& fill,
+                                      const std::optional<io::Json>& storage_options) const {
+  if (storage_options)
+    throw std::invalid_argument("HPUCheckpointIO.save_checkpoint: storage_options is not supported, found " + storage_options->dump() + ", allowed: none");
+  io::OutputDirectory output(folder, /*overwrite=*/true);
+  if (fill) fill(output.temporary());
+  write_tensors(output.file(kTensors), state.tensors);
+  io::write_json(output.file(kJson), state.json);
+  output.commit();
+}
+
+TrainingState HPUCheckpointIO::load_checkpoint(const fs::path& folder) const {
+  TrainingState state;
+  state.json = io::read_json(folder / kJson);
+  if (!state.json.is_object()) io::fail(folder / kJson, "holds no JSON object");
+  state.tensors = read_tensors(folder / kTensors);
+  return state;
+}
+
+void HPUCheckpointIO::remove_checkpoint(const fs::path& folder) const {
+  // The state first: a folder without it is no checkpoint any more, wherever removing stops.
+  std::error_code error;
+  fs::remove(folder / kJson, error);
+  if (!error) fs::remove_all(folder, error);
+  if (error) io::fail(folder, "can't be removed: " + error.message());
+}
+
+fs::path checkpoint_folder(const fs::path& root, std::int64_t step) {
+  const auto digits = std::to_string(step);
+  return root / (std::string(kPrefix) + std::string(digits.size() < 8 ? 8 - digits.size() : 0, '0') + digits);
+}
+
+std::vector<std::int64_t> checkpoint_steps(const fs::path& root) {
+  std::vector<std::int64_t> steps;
+  std::error_code error;
+  for (fs::directory_iterator it(root, error), end; !error && it != end; it.increment(error)) {
+    const auto name = it->path().filename().string();
+    std::int64_t step = 0;
+    if (name.compare(0, kPrefix.size(), kPrefix) != 0) continue;
+    const auto [stop, bad] = std::from_chars(name.data() + kPrefix.size(), name.data() + name.size(), step);
+    if (bad != std::errc() || stop != name.data() + name.size() || step < 0) continue;
+    if (fs::exists(it->path() / HPUCheckpointIO::kJson, error)) steps.push_back(step);
+  }
+  std::sort(steps.begin(), steps.end());
+  return steps;
+}
+
+}  // namespace fp8::te

@@ -1,0 +1,47 @@
+// SPDX-License-Identifier: Apache-2.0
+// A training state as a folder: trainer_state.json and trainer_state.safetensors, no pickle. The folder is there whole or not at all.
+#pragma once
+#include <ATen/core/Tensor.h>
+
+#include <cstdint>
+#include <filesystem>
+#include <functional>
+#include <map>
+#include <optional>
+#include <string>
+
+#include "fp8/runtime/io/json.h"
+
+namespace fp8::te {
+
+struct TrainingState {
+  io::Json json = io::Json::object();
+  std::map<std::string, at::Tensor> tensors = {};  ///< any device; read back on the CPU
+};
+
+class HPUCheckpointIO {
+ public:
+  static constexpr const char* kJson = "trainer_state.json";
+  static constexpr const char* kTensors = "trainer_state.safetensors";
+
+  /// Writes `folder` under a temporary name beside it, syncs, renames; a folder that was there before is replaced. fill: adds more
+  /// files to the temporary folder. storage_options: there are none; std::invalid_argument if given. Throws io::Error.
+  void save_checkpoint(const TrainingState& state, const std::filesystem::path& folder,
+                       const std::function<void(const std::filesystem::path&)>& fill = {},
+                       const std::optional<io::Json>& storage_options = std::nullopt) const;
+  /// Throws io::Error naming the file and what is wrong with it.
+  TrainingState load_checkpoint(const std::filesystem::path& folder) const;
+  void remove_checkpoint(const std::filesystem::path& folder) const;
+};
+
+/// "step-00000120" below `root`.
+std::filesystem::path checkpoint_folder(const std::filesystem::path& root, std::int64_t step);
+
+/// Steps of the complete checkpoints below `root`, ascending; none if the folder does not exist.
+std::vector<std::int64_t> checkpoint_steps(const std::filesystem::path& root);
+
+/// Tensors of any dtype that a safetensors file can hold, written atomically.
+void write_tensors(const std::filesystem::path& file, const std::map<std::string, at::Tensor>& tensors);
+std::map<std::string, at::Tensor> read_tensors(const std::filesystem::path& file);
+
+}  // namespace fp8::te

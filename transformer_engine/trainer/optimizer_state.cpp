@@ -1,0 +1,175 @@
+// SPDX-License-Identifier: Apache-2.0
+#include "fp8/transformer_engine/trainer/optimizer_state.h"
+
+#include <torch/nn/module.h>
+#include <torch/optim/optimizer.h>
+#include <torch/serialize/input-archive.h>
+#include <torch/serialize/output-archive.h>
+
+#include <algorithm>
+#include <charconv>
+#include <sstream>
+#include <utility>
+#include <vector>
+
+#include "fp8/runtime/io/error.h"
+
+namespace fp8::te {
+namespace {
+
+using io::Json;
+using torch::serialize::InputArchive;
+using torch::serialize::OutputArchive;
+
+constexpr char kParameter = '@';  // "@name": the parameter of that name, where the archive has its address
+constexpr int kMaxDepth = 32;
+
+std::string address_of(const at::Tensor& tensor) { return std::to_string(reinterpret_cast<std::size_t>(tensor.unsafeGetTensorImpl())); }
+
+/// Archive -> tree.
+struct Reader {
+  std::map<std::string, std::string> names;  // address -> parameter
+  std::string prefix;
+  TrainingState& state;
+  int count = 0;
+
+  std::string named(const std::string& text) const {
+    const auto found = names.find(text);
+    return found == names.end() ? text : kParameter + found->second;
+  }
+
+  Json value(const c10::IValue& value) {
+    if (value.isNone()) return {{"none", nullptr}};
+    if (value.isTensor()) {
+      const auto name = prefix + "." + std::to_string(count++);
+      const auto& tensor = value.toTensor();
+      state.tensors[name] = tensor;
+      return {{"tensor", name}, {"device", tensor.is_cpu() ? "cpu" : "own"}};
+    }
+    if (value.isInt()) return {{"int", value.toInt()}};
+    if (value.isDouble()) return {{"double", value.toDouble()}};
+    if (value.isBool()) return {{"bool", value.toBool()}};
+    if (value.isString()) return {{"string", named(value.toStringRef())}};
+    const bool tuple = value.isTuple();
+    if (!tuple && !value.isList()) throw io::Error("[trainer] " + prefix + ": a value of kind " + value.tagKind() + " cannot be saved");
+    Json items = Json::array();
+    if (tuple)
+      for (const auto& item : value.toTupleRef().elements()) items.push_back(this->value(item));
+    else
+      for (const auto& item : value.toListRef()) items.push_back(this->value(item));
+    return {{tuple ? "tuple" : value.isDoubleList() ? "doubles" : value.isIntList() ? "ints" : "list", std::move(items)}};
+  }
+
+  Json archive(InputArchive& archive) {
+    Json entries = Json::object();
+    auto keys = archive.keys();
+    std::sort(keys.begin(), keys.end());
+    for (const auto& key : keys) {
+      c10::IValue found;
+      archive.read(key, found);
+      if (found.isObject()) {
+        InputArchive inner;
+        archive.read(key, inner);
+        entries[named(key)] = this->archive(inner);
+      } else {
+        entries[named(key)] = value(found);
+      }
+    }
+    return {{"archive", std::move(entries)}};
+  }
+};
+
+/// Tree -> archive.
+struct Writer {
+  std::map<std::string, std::string> addresses;  // parameter -> address
+  std::string where;
+  const TrainingState& state;
+  c10::Device device;
+
+  [[noreturn]] void fail(const std::string& what) const { throw io::Error("[trainer] checkpoint, '" + where + "': " + what); }
+
+  std::string addressed(const std::string& text) const {
+    if (text.empty() || text[0] != kParameter) return text;
+    const auto found = addresses.find(text.substr(1));
+    if (found == addresses.end()) fail("parameter '" + text.substr(1) + "' is not one of the model");
+    return found->second;
+  }
+
+  at::Tensor tensor(const Json& node) const {
+    const auto found = state.tensors.find(node.at("tensor").get<std::string>());
+    if (found == state.tensors.end()) fail("tensor '" + node.at("tensor").get<std::string>() + "' is missing");
+    return node.value("device", "cpu") == "cpu" ? found->second : found->second.to(device);
+  }
+
+  c10::IValue value(const Json& node, int depth) const {
+    if (depth > kMaxDepth || !node.is_object() || node.empty()) fail("found a value that is no archive entry");
+    const auto& kind = node.begin().key();
+    const auto& held = node.begin().value();
+    if (kind == "none") return {};
+    if (kind == "tensor") return tensor(node);
+    if (kind == "int") return held.get<std::int64_t>();
+    if (kind == "double") return held.get<double>();
+    if (kind == "bool") return held.get<bool>();
+    if (kind == "string") return addressed(held.get<std::string>());
+    if (kind == "doubles" || kind == "ints") {
+      c10::List<double> doubles;
+      c10::List<std::int64_t> ints;
+      for (const auto& item : held) kind == "ints" ? ints.push_back(value(item, depth + 1).toInt()) : doubles.push_back(value(item, depth + 1).toDouble());
+      return kind == "ints" ? c10::IValue(ints) : c10::IValue(doubles);
+    }
+    if (kind != "tuple") fail("found kind '" + kind + "', allowed: archive, tensor, int, double, bool, string, tuple, ints, doubles, none");
+    std::vector<c10::IValue> items;
+    for (const auto& item : held) items.push_back(value(item, depth + 1));
+    return c10::ivalue::Tuple::create(std::move(items));
+  }
+
+  void fill(OutputArchive& archive, const Json& node, int depth) const {
+    if (depth > kMaxDepth || !node.is_object() || !node.contains("archive")) fail("found no archive");
+    for (const auto& [key, entry] : node.at("archive").items()) {
+      if (entry.is_object() && entry.contains("archive")) {
+        OutputArchive inner(archive.compilation_unit());
+        fill(inner, entry, depth + 1);
+        archive.write(addressed(key), inner);
+      } else if (entry.is_object() && entry.contains("tensor")) {
+        archive.write(addressed(key), tensor(entry), /*is_buffer=*/true);
+      } else {
+        archive.write(addressed(key), value(entry, 0));
+      }
+    }
+  }
+};
+
+}  // namespace
+
+void save_optimizer(torch::optim::Optimizer& optimizer, const torch::nn::Module& network, const std::string& name, TrainingState& state) {
+  OutputArchive archive;
+  optimizer.save(archive);
+  std::stringstream stream;
+  archive.save_to(stream);
+  InputArchive saved;
+  saved.load_from(stream);
+  Reader reader{{}, name, state};
+  for (const auto& item : network.named_parameters()) reader.names.emplace(address_of(item.value()), item.key());
+  state.json[name] = reader.archive(saved);
+}
+
+void load_optimizer(torch::optim::Optimizer& optimizer, const torch::nn::Module& network, const std::string& name, const TrainingState& state,
+                    c10::Device device) {
+  const auto found = state.json.find(name);
+  if (found == state.json.end()) throw io::Error("[trainer] checkpoint: '" + name + "' is missing");
+  Writer writer{{}, name, state, device};
+  for (const auto& item : network.named_parameters()) writer.addresses.emplace(item.key(), address_of(item.value()));
+  OutputArchive archive;
+  try {
+    writer.fill(archive, *found, 0);
+  } catch (const Json::exception& error) {
+    writer.fail(error.what());
+  }
+  std::stringstream stream;
+  archive.save_to(stream);
+  InputArchive saved;
+  saved.load_from(stream);
+  optimizer.load(saved);
+}
+
+}  // namespace fp8::te

@@ -1,0 +1,313 @@
+// SPDX-License-Identifier: Apache-2.0
+#include "fp8/transformer_engine/trainer/trainer.h"
+
+#include <ATen/core/grad_mode.h>
+#include <ATen/ops/isfinite.h>
+#include <ATen/ops/linalg_vector_norm.h>
+#include <c10/core/AutogradState.h>
+#include <torch/nn/module.h>
+#include <torch/optim/optimizer.h>
+#include <torch/optim/schedulers/lr_scheduler.h>
+
+#include <algorithm>
+#include <chrono>
+#include <cmath>
+#include <numbers>
+#include <stdexcept>
+#include <utility>
+
+#include "fp8/transformer_engine/trainer/trainer_run.h"
+
+namespace fp8::te {
+namespace {
+
+double now() { return std::chrono::duration<double>(std::chrono::steady_clock::now().time_since_epoch()).count(); }
+
+[[noreturn]] void refuse(const std::string& name, const std::string& found, const std::string& allowed) {
+  throw std::invalid_argument("[trainer] " + name + ": found " + found + ", allowed: " + allowed);
+}
+
+void check_at_least(const char* name, std::int64_t value, std::int64_t least, bool or_minus_one = false) {
+  if (value >= least || (or_minus_one && value == -1)) return;
+  refuse(name, std::to_string(value), std::to_string(least) + " or more" + (or_minus_one ? ", or -1 for no limit" : ""));
+}
+
+std::string text_of(const BatchLimit& limit) {
+  return std::holds_alternative<double>(limit) ? io::Json(std::get<double>(limit)).dump() : std::to_string(std::get<std::int64_t>(limit));
+}
+
+/// Backward on the thread that calls it.
+class OnThisThread {
+ public:
+  OnThisThread() : before_(state().get_multithreading_enabled()) { state().set_multithreading_enabled(false); }
+  ~OnThisThread() { state().set_multithreading_enabled(before_); }
+  OnThisThread(const OnThisThread&) = delete;
+  OnThisThread& operator=(const OnThisThread&) = delete;
+
+ private:
+  static c10::AutogradState& state() { return c10::AutogradState::get_tls_state(); }
+  bool before_;
+};
+
+std::int64_t weight_of(const Batch& batch) { return batch.tokens > 0 ? batch.tokens : batch.samples; }
+
+/// The next batch; the source promised it.
+Batch take(BatchSource& source, std::int64_t index, std::int64_t count, const char* what) {
+  auto batch = source.next();
+  if (!batch)
+    throw std::invalid_argument("[trainer] " + std::string(what) + " data: ended after " + std::to_string(index) + " of " + std::to_string(count) + " batches");
+  if (batch->samples < 1) throw std::invalid_argument("[trainer] " + std::string(what) + " data: batch " + std::to_string(index) + " is empty, allowed: 1 sample or more");
+  return std::move(*batch);
+}
+
+at::Tensor check_loss(at::Tensor loss, const char* step) {
+  if (!loss.defined() || loss.numel() != 1 || !at::isFloatingType(loss.scalar_type()))
+    throw std::invalid_argument("[trainer] " + std::string(step) + ": found " + (loss.defined() ? "a tensor of " + std::to_string(loss.numel()) + " elements of " + c10::toString(loss.scalar_type()) : "no tensor") + ", allowed: a loss of one floating point element");
+  return loss;
+}
+
+}  // namespace
+
+std::function<double(std::int64_t)> cosine_with_warmup(std::int64_t warmup, std::int64_t steps, double min_factor) {
+  return [=](std::int64_t step) {
+    if (step < warmup) return static_cast<double>(step + 1) / static_cast<double>(warmup);
+    if (step >= steps) return min_factor;
+    const double share = static_cast<double>(step - warmup) / static_cast<double>(steps - warmup);
+    return min_factor + (1 - min_factor) * 0.5 * (1 + std::cos(std::numbers::pi * share));
+  };
+}
+
+std::int64_t resolve_limit(const std::string& name, const BatchLimit& limit, std::int64_t batches) {
+  if (const auto* count = std::get_if<std::int64_t>(&limit)) {
+    if (*count < 0) refuse(name, std::to_string(*count), "a count of 0 or more, or a fraction from 0.0 to 1.0");
+    return std::min(*count, batches);
+  }
+  const double fraction = std::get<double>(limit);
+  if (!(fraction >= 0 && fraction <= 1)) refuse(name, text_of(limit), "a count of 0 or more, or a fraction from 0.0 to 1.0");
+  const auto count = static_cast<std::int64_t>(fraction * static_cast<double>(batches));
+  if (count == 0 && fraction > 0 && batches > 0)
+    refuse(name, text_of(limit) + ", which leaves none of " + std::to_string(batches) + " batches", "0, or " + io::Json(1.0 / static_cast<double>(batches)).dump() + " or more");
+  return count;
+}
+
+double clip_gradients(const std::vector<at::Tensor>& parameters, double max_norm) {
+  at::NoGradGuard no_grad;
+  double squares = 0;
+  for (const auto& p : parameters) {
+    if (!p.grad().defined()) continue;
+    const double norm = at::linalg_vector_norm(p.grad(), 2, std::nullopt, false, at::kFloat).item<double>();
+    squares += norm * norm;
+  }
+  const double norm = std::sqrt(squares);
+  if (max_norm > 0 && norm > max_norm)
+    for (const auto& p : parameters)
+      if (p.grad().defined()) p.grad().mul_(max_norm / (norm + 1e-6));
+  return norm;
+}
+
+Trainer::Trainer(TrainerOptions options, std::vector<std::shared_ptr<TrainerCallback>> callbacks)
+    : options_(std::move(options)), callbacks_(std::move(callbacks)) {
+  auto& o = options_;
+  check_at_least("max_steps", o.max_steps, 1, true);
+  check_at_least("max_epochs", o.max_epochs, 1, true);
+  check_at_least("accumulate_grad_batches", o.accumulate_grad_batches, 1);
+  check_at_least("fast_dev_run", o.fast_dev_run, 0);
+  check_at_least("val_every_n_steps", o.val_every_n_steps, 0);
+  check_at_least("throughput_warmup_steps", o.throughput_warmup_steps, 0);
+  check_at_least("save_every_n_steps", o.save_every_n_steps, 0);
+  check_at_least("keep_checkpoints", o.keep_checkpoints, 1);
+  if (!(o.gradient_clip_val >= 0) || std::isinf(o.gradient_clip_val)) refuse("gradient_clip_val", std::to_string(o.gradient_clip_val), "0 (none) or more");
+  for (const auto& [name, limit] : {std::pair("limit_train_batches", o.limit_train_batches), std::pair("limit_val_batches", o.limit_val_batches),
+                                    std::pair("val_check_interval", o.val_check_interval)})
+    resolve_limit(name, limit, 0);
+  if (o.fast_dev_run > 0) {
+    o.limit_train_batches = o.limit_val_batches = o.fast_dev_run;
+    o.max_epochs = 1;
+    o.max_steps = -1;
+    o.checkpoint_root.clear();
+    o.resume = false;
+    std::erase_if(callbacks_, [](const auto& callback) { return callback->is_logger(); });
+  }
+  if (o.max_steps == -1 && o.max_epochs == -1) refuse("max_steps and max_epochs", "neither", "one of them, 1 or more");
+}
+
+template <class F>
+void Trainer::each(F&& call) {
+  for (const auto& callback : callbacks_) call(*callback);
+}
+
+double Trainer::forward_backward(Run& run, std::int64_t count, StepReport& report) {
+  double sum = 0;
+  for (std::int64_t i = 0; i < count; ++i, ++run.batch) {
+    const auto batch = take(run.train, run.batch, run.train_batches, "training");
+    each([&](auto& callback) { callback.on_train_batch_start(*this, batch, run.batch); });
+    at::Tensor loss;
+    {
+      const auto context = options_.forward_context ? options_.forward_context() : nullptr;
+      loss = check_loss(run.module.training_step(batch, run.batch), "training_step");
+    }
+    const double value = loss.item<double>();
+    sum += value;
+    if (std::isfinite(value)) (count > 1 ? loss / static_cast<double>(count) : loss).backward();
+    report.batches += 1;
+    report.samples += batch.samples;
+    report.tokens += weight_of(batch);
+    each([&](auto& callback) { callback.on_train_batch_end(*this, batch, run.batch, value); });
+  }
+  return sum / static_cast<double>(count);
+}
+
+void Trainer::apply_gradients(Run& run, StepReport& report) {
+  report.grad_norm = clip_gradients(run.parameters, options_.gradient_clip_val);
+  const bool finite = std::isfinite(report.loss) && std::isfinite(report.grad_norm);
+  if (!finite && options_.nonfinite == NonFinite::error)
+    throw std::runtime_error("[trainer] step " + std::to_string(report.step) + ": " +
+                             (std::isfinite(report.loss) ? "the norm of the gradients is " + std::to_string(report.grad_norm) : "the loss is " + std::to_string(report.loss)) +
+                             " (batches " + std::to_string(run.batch - report.batches) + " to " + std::to_string(run.batch - 1) + " of epoch " + std::to_string(run.epoch) +
+                             "), allowed: a finite number; parameters are those of step " + std::to_string(run.step));
+  report.skipped = !finite;
+  if (finite) {
+    each([&](auto& callback) { callback.on_before_optimizer_step(*this); });
+    for (const auto& optimizer : run.optimizers.optimizers) optimizer->step();
+    each([&](auto& callback) { callback.on_after_optimizer_step(*this); });
+  }
+  for (const auto& optimizer : run.optimizers.optimizers) optimizer->zero_grad();
+}
+
+StepReport Trainer::train_step(Run& run, std::int64_t count) {
+  const double start = now();
+  StepReport report;
+  report.step = run.step + 1;
+  report.epoch = run.epoch;
+  run.set_learning_rates();
+  report.lr = run.learning_rate();
+  report.loss = forward_backward(run, count, report);
+  apply_gradients(run, report);
+  run.step_schedulers(ScheduleInterval::step);
+  report.seconds = now() - start;
+  report.tokens_per_second = report.seconds > 0 ? static_cast<double>(report.tokens) / report.seconds : 0;
+  return report;
+}
+
+bool Trainer::finished(const Run& run) const { return options_.max_steps >= 0 && run.step >= options_.max_steps; }
+
+bool Trainer::validation_due(const Run& run) const {
+  if (run.val == nullptr || run.val_batches == 0) return false;
+  if (options_.val_every_n_steps > 0) return run.step % options_.val_every_n_steps == 0 || finished(run);
+  const auto last = run.batch - run.batch_before;  // a step may pass over several batches
+  return run.val_interval > 0 && (run.batch / run.val_interval > last / run.val_interval);
+}
+
+void Trainer::after_step(Run& run, StepReport report) {
+  const double start = now();
+  run.step = report.step;
+  run.count(report);
+  if (validation_due(run)) report.val_loss = run.val_loss = validate(run.module, *run.val);
+  each([&](auto& callback) { callback.on_step_end(*this, report); });
+  run.stopped = options_.should_stop && options_.should_stop();
+  const bool last = finished(run) || run.stopped;
+  if (!options_.checkpoint_root.empty() && (last || (options_.save_every_n_steps > 0 && run.step % options_.save_every_n_steps == 0))) save(run);
+  const double end = now();
+  const auto own_steps = run.step - run.first_step;
+  if (own_steps == options_.throughput_warmup_steps && own_steps > 0) {
+    run.speed.start_after_warmup = end;
+    run.speed.warmup_steps = own_steps;
+    run.speed.warmup_samples = run.speed.samples;
+    run.speed.warmup_tokens = run.speed.tokens;
+    run.speed.log_evaluate_save_seconds = 0;
+  } else {
+    run.speed.log_evaluate_save_seconds += end - start;
+  }
+}
+
+void Trainer::run_epoch(Run& run) {
+  run.train.seek(run.epoch, run.batch);
+  each([&](auto& callback) { callback.on_train_epoch_start(*this, run.epoch); });
+  while (run.batch < run.train_batches && !finished(run) && !run.stopped) {
+    const auto count = std::min(options_.accumulate_grad_batches, run.train_batches - run.batch);
+    run.batch_before = count;
+    after_step(run, train_step(run, count));
+  }
+  if (run.batch < run.train_batches || run.stopped) return;
+  run.step_schedulers(ScheduleInterval::epoch);
+  each([&](auto& callback) { callback.on_train_epoch_end(*this, run.epoch); });
+  ++run.epoch;
+  run.batch = 0;
+}
+
+FitResult Trainer::fit(TrainingModule& module, BatchSource& train, BatchSource* val) {
+  const OnThisThread on_this_thread;
+  Run run(module, train, val, options_);
+  if (options_.resume) {
+    const auto steps = checkpoint_steps(options_.checkpoint_root);
+    if (!steps.empty()) load(run, steps.back());
+  }
+  module.network().train();
+  each([&](auto& callback) { callback.on_fit_start(*this, run.step); });
+  run.speed.start = now();
+  while (!finished(run) && !run.stopped && (options_.max_epochs == -1 || run.epoch < options_.max_epochs)) run_epoch(run);
+  run.speed.end = now();
+  // Epochs may end training at a step that nobody knew to be the last.
+  if (!options_.checkpoint_root.empty() && run.saved_step != run.step) save(run);
+  each([&](auto& callback) { callback.on_fit_end(*this); });
+  return result_of(run);
+}
+
+double Trainer::validate(TrainingModule& module, BatchSource& val) {
+  at::NoGradGuard no_grad;
+  const auto batches = resolve_limit("limit_val_batches", options_.limit_val_batches, val.batches());
+  if (batches < 1) throw std::invalid_argument("[trainer] validation data: found no batch, allowed: 1 or more");
+  auto& network = module.network();
+  const bool training = network.is_training();
+  network.eval();
+  each([&](auto& callback) { callback.on_validation_start(*this); });
+  val.seek(0, 0);
+  double sum = 0, weight = 0;
+  for (std::int64_t i = 0; i < batches; ++i) {
+    const auto batch = take(val, i, batches, "validation");
+    each([&](auto& callback) { callback.on_validation_batch_start(*this, batch, i); });
+    const auto context = options_.forward_context ? options_.forward_context() : nullptr;
+    const double loss = check_loss(module.validation_step(batch, i), "validation_step").item<double>();
+    sum += loss * static_cast<double>(weight_of(batch));
+    weight += static_cast<double>(weight_of(batch));
+    each([&](auto& callback) { callback.on_validation_batch_end(*this, batch, i, loss); });
+  }
+  network.train(training);
+  each([&](auto& callback) { callback.on_validation_end(*this, sum / weight); });
+  return sum / weight;
+}
+
+FitResult Trainer::result_of(const Run& run) const {
+  FitResult result;
+  result.steps = run.step;
+  result.epochs = run.epoch;
+  result.resumed_from = run.first_step;
+  result.samples = run.samples;
+  result.tokens = run.tokens;
+  result.skipped_steps = run.skipped;
+  result.stopped = run.stopped;
+  result.val_loss = run.val_loss;
+  if (!run.recent.empty()) {
+    result.last_loss = run.recent.back();
+    for (const double loss : run.recent) result.loss_last20 += loss / static_cast<double>(run.recent.size());
+  }
+  result.speed = speed_metrics("train", run.speed);
+  return result;
+}
+
+void Trainer::save(Run& run) {
+  each([&](auto& callback) { callback.on_save_checkpoint(*this, run.step); });
+  const HPUCheckpointIO files;
+  files.save_checkpoint(run.state(), checkpoint_folder(options_.checkpoint_root, run.step), [&](const std::filesystem::path& folder) { run.module.save_files(folder); });
+  run.saved_step = run.step;
+  auto steps = checkpoint_steps(options_.checkpoint_root);
+  for (std::size_t i = 0; i + static_cast<std::size_t>(options_.keep_checkpoints) < steps.size(); ++i)
+    if (steps[i] != run.step) files.remove_checkpoint(checkpoint_folder(options_.checkpoint_root, steps[i]));
+}
+
+void Trainer::load(Run& run, std::int64_t step) {
+  run.restore(HPUCheckpointIO().load_checkpoint(checkpoint_folder(options_.checkpoint_root, step)));
+  run.first_step = run.saved_step = run.step;
+}
+
+}  // namespace fp8::te

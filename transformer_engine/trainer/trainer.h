@@ -1,0 +1,112 @@
+// SPDX-License-Identifier: Apache-2.0
+// The training loop. One optimizer step is
+//
+//   for each of accumulate_grad_batches batches (fewer at the end of an epoch):  (loss / batches).backward()   in forward_context()
+//   clip, optimizers step, gradients dropped, schedules step, validation if due, callbacks, checkpoint if due
+//
+// and everything that the next step depends on is in the checkpoint: parameters, buffers, optimizers, schedules, place in the data, the
+// random generator, the module's extra state. A run that is killed and resumed ends with the bits of one that was not.
+// Backward runs on the calling thread, so that set_num_threads() and thread-local state count for it.
+#pragma once
+#include <cstdint>
+#include <deque>
+#include <filesystem>
+#include <functional>
+#include <memory>
+#include <optional>
+#include <string>
+#include <variant>
+#include <vector>
+
+#include "fp8/runtime/io/json.h"
+#include "fp8/transformer_engine/trainer/batch_source.h"
+#include "fp8/transformer_engine/trainer/checkpoint_io.h"
+#include "fp8/transformer_engine/trainer/throughput.h"
+#include "fp8/transformer_engine/trainer/trainer_callback.h"
+#include "fp8/transformer_engine/trainer/training_module.h"
+
+namespace fp8::te {
+
+/// A number of batches, or a fraction of those there are (0.0 to 1.0).
+using BatchLimit = std::variant<std::int64_t, double>;
+
+/// Batches that `limit` leaves of `batches`, rounded down. Throws std::invalid_argument naming `name`, the value and what is allowed: a
+/// negative count, a fraction outside [0, 1], or one above 0 that leaves nothing.
+std::int64_t resolve_limit(const std::string& name, const BatchLimit& limit, std::int64_t batches);
+
+/// What to do when a loss or a gradient is NaN or infinite: end with an error naming the step, or leave the parameters as they are.
+enum class NonFinite : std::uint8_t { error, skip };
+
+struct TrainerOptions {
+  std::int64_t max_steps = -1;   ///< optimizer steps; -1: no limit. max_steps or max_epochs must be given
+  std::int64_t max_epochs = -1;  ///< -1: no limit
+  std::int64_t accumulate_grad_batches = 1;
+  double gradient_clip_val = 0;  ///< largest L2 norm of all gradients; 0: no clipping
+  BatchLimit limit_train_batches = 1.0, limit_val_batches = 1.0;
+  /// N > 0: a trial of N training and N validation batches, one epoch, no checkpoints, no loggers.
+  std::int64_t fast_dev_run = 0;
+  /// Validation after so many batches of an epoch (a count), or after each such fraction of it. 0: never.
+  BatchLimit val_check_interval = 1.0;
+  std::int64_t val_every_n_steps = 0;        ///< > 0: validation after every so many optimizer steps and the last, instead
+  std::int64_t throughput_warmup_steps = 0;  ///< left out of the speed
+  NonFinite nonfinite = NonFinite::error;
+
+  std::filesystem::path checkpoint_root = {};  ///< empty: no checkpoints
+  std::int64_t save_every_n_steps = 0;         ///< 0: at the end only, and when stopped
+  std::int64_t keep_checkpoints = 2;           ///< the newest ones
+  bool resume = false;                         ///< from the newest checkpoint; from the start if there is none
+
+  /// Entered around every step's forward and left before backward: a precision plugin's context.
+  std::function<std::shared_ptr<void>()> forward_context = {};
+  /// Asked after every step; true: write a checkpoint and end.
+  std::function<bool()> should_stop = {};
+};
+
+struct FitResult {
+  std::int64_t steps = 0, epochs = 0;                  ///< in all, those before a resume included; whole epochs
+  std::int64_t resumed_from = 0;                       ///< step, 0: from the start
+  std::int64_t samples = 0, tokens = 0, skipped_steps = 0;  ///< in all
+  double last_loss = 0, loss_last20 = 0;               ///< of the last step; mean of the last 20 (or fewer) that were not skipped
+  std::optional<double> val_loss = {};                 ///< the newest
+  bool stopped = false;                                ///< should_stop() said so
+  io::Json speed = io::Json::object();                 ///< speed_metrics("train", ...) of this process
+};
+
+class Trainer {
+ public:
+  /// Throws std::invalid_argument naming the option, the value and what is allowed.
+  explicit Trainer(TrainerOptions options, std::vector<std::shared_ptr<TrainerCallback>> callbacks = {});
+
+  /// val: may be null. Throws std::invalid_argument for data without batches, an empty batch or a loss that is no number;
+  /// std::runtime_error for a NaN or infinite loss or gradient; io::Error for a checkpoint that can't be read or written.
+  FitResult fit(TrainingModule& module, BatchSource& train, BatchSource* val = nullptr);
+  /// Mean loss over the validation batches, weighted by their tokens; no gradients, eval mode. Also within fit().
+  double validate(TrainingModule& module, BatchSource& val);
+
+  const TrainerOptions& options() const { return options_; }
+
+ private:
+  struct Run;
+
+  template <class F>
+  void each(F&& call);
+  StepReport train_step(Run& run, std::int64_t count);
+  double forward_backward(Run& run, std::int64_t count, StepReport& report);
+  void apply_gradients(Run& run, StepReport& report);
+  void run_epoch(Run& run);
+  void after_step(Run& run, StepReport report);
+  bool validation_due(const Run& run) const;
+  bool finished(const Run& run) const;
+  void save(Run& run);
+  void load(Run& run, std::int64_t step);
+  FitResult result_of(const Run& run) const;
+
+  TrainerOptions options_;
+  std::vector<std::shared_ptr<TrainerCallback>> callbacks_;
+};
+
+/// L2 norm over all gradients of `parameters` (those without one do not count), f64 sum of f32 norms. If it is above max_norm > 0, gradients
+/// are multiplied by max_norm / (norm + 1e-6).
+double clip_gradients(const std::vector<at::Tensor>& parameters, double max_norm);
+
+}  // namespace fp8::te

@@ -1,0 +1,55 @@
+// SPDX-License-Identifier: Apache-2.0
+// What happens during fit(), for whoever wants to look on: loggers, progress bars, tests. All functions run on fit()'s thread; what they
+// throw ends fit().
+#pragma once
+#include <cstdint>
+#include <optional>
+
+#include "fp8/transformer_engine/trainer/batch_source.h"
+
+namespace fp8::te {
+
+class Trainer;
+
+/// One optimizer step.
+struct StepReport {
+  std::int64_t step = 0;     ///< from 1
+  std::int64_t epoch = 0;    ///< from 0
+  std::int64_t batches = 0, samples = 0, tokens = 0;  ///< of this step
+  double loss = 0;           ///< mean over the step's batches; NaN or infinite only if skipped
+  double lr = 0;             ///< of the first group of the first optimizer
+  double grad_norm = 0;      ///< L2 of all gradients, before clipping
+  double seconds = 0;        ///< of this step, without validation, logging and saving
+  double tokens_per_second = 0;
+  bool skipped = false;      ///< loss or gradients were not finite, parameters are as before
+  std::optional<double> val_loss = {};  ///< if the step was followed by a validation
+};
+
+class TrainerCallback {
+ public:
+  virtual ~TrainerCallback() = default;
+
+  /// Loggers are left out of a fast_dev_run.
+  virtual bool is_logger() const { return false; }
+
+  /// step: where training starts, above 0 after a resume.
+  virtual void on_fit_start(Trainer&, std::int64_t /*step*/) {}
+  virtual void on_fit_end(Trainer&) {}
+  virtual void on_train_epoch_start(Trainer&, std::int64_t /*epoch*/) {}
+  virtual void on_train_epoch_end(Trainer&, std::int64_t /*epoch*/) {}
+  virtual void on_train_batch_start(Trainer&, const Batch&, std::int64_t /*index*/) {}
+  virtual void on_train_batch_end(Trainer&, const Batch&, std::int64_t /*index*/, double /*loss*/) {}
+  /// Gradients are whole and clipped.
+  virtual void on_before_optimizer_step(Trainer&) {}
+  virtual void on_after_optimizer_step(Trainer&) {}
+  virtual void on_validation_start(Trainer&) {}
+  virtual void on_validation_batch_start(Trainer&, const Batch&, std::int64_t /*index*/) {}
+  virtual void on_validation_batch_end(Trainer&, const Batch&, std::int64_t /*index*/, double /*loss*/) {}
+  virtual void on_validation_end(Trainer&, double /*loss*/) {}
+  /// Everything of the step is done, its validation included, but not its checkpoint.
+  virtual void on_step_end(Trainer&, const StepReport&) {}
+  /// A checkpoint of `step` is about to be written: what it counts on must be on disk first.
+  virtual void on_save_checkpoint(Trainer&, std::int64_t /*step*/) {}
+};
+
+}  // namespace fp8::te

@@ -1,0 +1,164 @@
+// SPDX-License-Identifier: Apache-2.0
+#include "fp8/transformer_engine/trainer/trainer_run.h"
+
+#include <ATen/Context.h>
+#include <ATen/core/grad_mode.h>
+#include <torch/nn/module.h>
+#include <torch/optim/optimizer.h>
+#include <torch/optim/schedulers/lr_scheduler.h>
+
+#include <mutex>
+#include <stdexcept>
+#include <string>
+#include <unordered_set>
+
+#include "fp8/runtime/io/error.h"
+#include "fp8/transformer_engine/trainer/optimizer_state.h"
+
+namespace fp8::te {
+namespace {
+
+constexpr std::size_t kRecent = 20;
+constexpr int kFormat = 1;
+
+/// A fraction is one of the epoch; an interval is at least one batch unless it was 0.
+std::int64_t interval_of(const BatchLimit& limit, std::int64_t batches) {
+  if (const auto* count = std::get_if<std::int64_t>(&limit)) return *count;
+  return resolve_limit("val_check_interval", limit, batches);
+}
+
+void copy_into(const at::Tensor& target, const TrainingState& state, const std::string& name) {
+  const auto found = state.tensors.find(name);
+  if (found == state.tensors.end()) throw io::Error("[trainer] checkpoint: tensor '" + name + "' is missing");
+  const auto& from = found->second;
+  if (from.sizes() != target.sizes() || from.scalar_type() != target.scalar_type())
+    throw io::Error("[trainer] checkpoint: tensor '" + name + "' has another shape or dtype than the model's");
+  target.copy_(from);
+}
+
+template <class F>
+void for_each_tensor(const torch::nn::Module& network, F&& call) {
+  std::unordered_set<const void*> done;  // a tied weight comes up twice
+  for (const auto& item : network.named_parameters())
+    if (done.insert(item.value().unsafeGetTensorImpl()).second) call("parameter." + item.key(), item.value());
+  for (const auto& item : network.named_buffers())
+    if (item.value().defined() && done.insert(item.value().unsafeGetTensorImpl()).second) call("buffer." + item.key(), item.value());
+}
+
+std::string optimizer_name(std::size_t index) { return "optimizer." + std::to_string(index); }
+
+}  // namespace
+
+Trainer::Run::Run(TrainingModule& module_, BatchSource& train_, BatchSource* val_, const TrainerOptions& options)
+    : module(module_), train(train_), val(val_), train_batches(resolve_limit("limit_train_batches", options.limit_train_batches, train_.batches())) {
+  if (train_batches < 1) throw std::invalid_argument("[trainer] training data: found no batch, allowed: 1 or more");
+  val_interval = interval_of(options.val_check_interval, train_batches);
+  if (val != nullptr) val_batches = resolve_limit("limit_val_batches", options.limit_val_batches, val->batches());
+  std::unordered_set<const void*> done;
+  for (const auto& p : module.network().parameters())
+    if (done.insert(p.unsafeGetTensorImpl()).second) parameters.push_back(p);
+  optimizers = module.configure_optimizers();
+  if (optimizers.optimizers.empty()) throw std::invalid_argument("[trainer] configure_optimizers: found no optimizer, allowed: 1 or more");
+  for (const auto& optimizer : optimizers.optimizers) {
+    auto& rates = base_rates.emplace_back();
+    for (const auto& group : optimizer->param_groups()) rates.push_back(group.options().get_lr());
+  }
+  // LibTorch's schedulers set the rate of step n at call n, from 0; those of Python do call 0 when they are made.
+  for (const auto& item : optimizers.schedulers) item.scheduler->step();
+  scheduler_steps.assign(optimizers.schedulers.size(), 0);
+}
+
+void Trainer::Run::set_learning_rates() {
+  if (!optimizers.lr_factor) return;
+  const double factor = optimizers.lr_factor(step);
+  for (std::size_t i = 0; i < base_rates.size(); ++i) {
+    auto& groups = optimizers.optimizers[i]->param_groups();
+    for (std::size_t g = 0; g < groups.size(); ++g) groups[g].options().set_lr(base_rates[i][g] * factor);
+  }
+}
+
+double Trainer::Run::learning_rate() const {
+  const auto& groups = optimizers.optimizers[0]->param_groups();
+  return groups.empty() ? 0.0 : groups[0].options().get_lr();
+}
+
+void Trainer::Run::step_schedulers(ScheduleInterval interval) {
+  for (std::size_t i = 0; i < optimizers.schedulers.size(); ++i) {
+    if (optimizers.schedulers[i].interval != interval) continue;
+    optimizers.schedulers[i].scheduler->step();
+    ++scheduler_steps[i];
+  }
+}
+
+void Trainer::Run::count(const StepReport& report) {
+  samples += report.samples;
+  tokens += report.tokens;
+  speed.samples += report.samples;
+  speed.tokens += report.tokens;
+  speed.steps += 1;
+  if (report.skipped) {
+    ++skipped;
+    return;
+  }
+  recent.push_back(report.loss);
+  if (recent.size() > kRecent) recent.pop_front();
+}
+
+TrainingState Trainer::Run::state() const {
+  TrainingState state;
+  state.json = {{"format", kFormat}, {"step", step}, {"epoch", epoch}, {"batch", batch}, {"samples", samples}, {"tokens", tokens},
+                {"skipped", skipped}, {"recent_losses", recent}, {"val_loss", nullptr}, {"schedulers", scheduler_steps}};
+  if (val_loss) state.json["val_loss"] = *val_loss;
+  for (std::size_t i = 0; i < optimizers.optimizers.size(); ++i) save_optimizer(*optimizers.optimizers[i], module.network(), optimizer_name(i), state);
+  for_each_tensor(module.network(), [&](const std::string& name, const at::Tensor& tensor) { state.tensors[name] = tensor.detach(); });
+  auto generator = at::globalContext().defaultGenerator(at::kCPU);
+  {
+    const std::lock_guard lock(generator.mutex());
+    state.tensors["rng.cpu"] = generator.get_state();
+  }
+  auto extra = module.extra_state();
+  state.json["extra"] = std::move(extra.json);
+  for (auto& [name, tensor] : extra.tensors) state.tensors["extra." + name] = std::move(tensor);
+  return state;
+}
+
+void Trainer::Run::restore(const TrainingState& state) {
+  at::NoGradGuard no_grad;
+  const auto& json = state.json;
+  try {
+    if (json.at("format") != kFormat) throw io::Error("[trainer] checkpoint: format " + json.at("format").dump() + ", allowed: " + std::to_string(kFormat));
+    step = json.at("step");
+    epoch = json.at("epoch");
+    batch = json.at("batch");
+    samples = json.at("samples");
+    tokens = json.at("tokens");
+    skipped = json.at("skipped");
+    recent = json.at("recent_losses").get<std::deque<double>>();
+    if (!json.at("val_loss").is_null()) val_loss = json.at("val_loss").get<double>();
+    const auto steps = json.at("schedulers").get<std::vector<std::int64_t>>();
+    if (steps.size() != scheduler_steps.size()) throw io::Error("[trainer] checkpoint: " + std::to_string(steps.size()) + " schedulers, the module has " + std::to_string(scheduler_steps.size()));
+    // A scheduler keeps nothing but its count; the rates that it set are in the optimizer's state, loaded below.
+    for (std::size_t i = 0; i < steps.size(); ++i)
+      for (; scheduler_steps[i] < steps[i]; ++scheduler_steps[i]) optimizers.schedulers[i].scheduler->step();
+    TrainingState extra;
+    extra.json = json.at("extra");
+    for (const auto& [name, tensor] : state.tensors)
+      if (name.compare(0, 6, "extra.") == 0) extra.tensors[name.substr(6)] = tensor;
+    for_each_tensor(module.network(), [&](const std::string& name, const at::Tensor& tensor) { copy_into(tensor, state, name); });
+    const auto device = parameters.empty() ? c10::Device(at::kCPU) : parameters[0].device();
+    for (std::size_t i = 0; i < optimizers.optimizers.size(); ++i) load_optimizer(*optimizers.optimizers[i], module.network(), optimizer_name(i), state, device);
+    module.load_extra_state(extra);
+  } catch (const io::Json::exception& error) {
+    throw io::Error(std::string("[trainer] checkpoint, ") + HPUCheckpointIO::kJson + ": " + error.what());
+  }
+  if (step < 0 || epoch < 0 || batch < 0 || batch > train_batches)
+    throw io::Error("[trainer] checkpoint: step " + std::to_string(step) + ", epoch " + std::to_string(epoch) + ", batch " + std::to_string(batch) + " is not a place in " +
+                    std::to_string(train_batches) + " batches an epoch");
+  const auto rng = state.tensors.find("rng.cpu");
+  if (rng == state.tensors.end()) throw io::Error("[trainer] checkpoint: tensor 'rng.cpu' is missing");
+  auto generator = at::globalContext().defaultGenerator(at::kCPU);
+  const std::lock_guard lock(generator.mutex());
+  generator.set_state(rng->second);
+}
+
+}  // namespace fp8::te

@@ -1,0 +1,67 @@
+// SPDX-License-Identifier: Apache-2.0
+// What is trained: a network, how its loss comes about, its optimizers and schedules. The names are those of Lightning's modules.
+#pragma once
+#include <ATen/core/Tensor.h>
+
+#include <cstdint>
+#include <filesystem>
+#include <functional>
+#include <memory>
+#include <string>
+#include <utility>
+#include <vector>
+
+#include "fp8/transformer_engine/trainer/batch_source.h"
+#include "fp8/transformer_engine/trainer/checkpoint_io.h"
+
+namespace torch::nn {
+class Module;
+}
+namespace torch::optim {
+class Optimizer;
+class LRScheduler;
+}  // namespace torch::optim
+
+namespace fp8::te {
+
+enum class ScheduleInterval : std::uint8_t { step, epoch };
+
+/// One of LibTorch's schedulers. It holds a reference to its optimizer. fit() calls step() once at the start, which sets the first rate, and then
+/// after every interval.
+struct Scheduler {
+  std::shared_ptr<torch::optim::LRScheduler> scheduler;
+  ScheduleInterval interval = ScheduleInterval::epoch;
+};
+
+struct Optimizers {
+  std::vector<std::shared_ptr<torch::optim::Optimizer>> optimizers;
+  std::vector<Scheduler> schedulers = {};
+  /// The learning rate of optimizer step `step` (from 0) as a factor of the rate each group was made with; none: constant.
+  std::function<double(std::int64_t step)> lr_factor = {};
+};
+
+class TrainingModule {
+ public:
+  virtual ~TrainingModule() = default;
+
+  virtual torch::nn::Module& network() = 0;
+  /// The mean loss of a batch, a tensor of one element with a gradient. index: the batch within its epoch.
+  virtual at::Tensor training_step(const Batch& batch, std::int64_t index) = 0;
+  /// The mean loss of a batch; called without gradients, in eval mode.
+  virtual at::Tensor validation_step(const Batch& batch, std::int64_t index) { return training_step(batch, index); }
+  /// Called once at the start of fit().
+  virtual Optimizers configure_optimizers() = 0;
+
+  /// More files for the checkpoint being written into `folder` (a temporary name).
+  virtual void save_files(const std::filesystem::path& /*folder*/) {}
+  /// State beside parameters, buffers and optimizers: scales and amax histories.
+  virtual TrainingState extra_state() { return {}; }
+  virtual void load_extra_state(const TrainingState& /*state*/) {}
+};
+
+/// Linear warm-up over `warmup` steps, then a cosine to `min_factor` at step `steps`, there to stay:
+///   (step + 1) / warmup                                               step < warmup
+///   min + (1 - min) (1 + cos(pi (step - warmup) / (steps - warmup))) / 2
+std::function<double(std::int64_t)> cosine_with_warmup(std::int64_t warmup, std::int64_t steps, double min_factor);
+
+}  // namespace fp8::te
