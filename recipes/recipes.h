@@ -7,6 +7,7 @@
 #include "fp8/recipes/format.h"
 #include "fp8/recipes/inc_scale.h"
 #include "fp8/recipes/mxfp8.h"
+#include "fp8/recipes/nvfp4.h"
 #include "fp8/recipes/opt_scale.h"
 #include "fp8/recipes/recipe.h"
 #include "fp8/recipes/scale.h"
