@@ -1,12 +1,12 @@
 // SPDX-License-Identifier: Apache-2.0
 #include "fp8/quant/fake_quant_handler.h"
 
-#include <ATen/autocast_mode.h>
 #include <ATen/core/LegacyTypeDispatch.h>
 #include <ATen/ops/empty.h>
 #include <ATen/ops/linear.h>
 
 #include "fp8/quant/straight_through.h"
+#include "fp8/runtime/autocast/autocast.h"
 #include "fp8/runtime/ops/native/arguments.h"
 
 namespace fp8::quant {
@@ -36,7 +36,7 @@ at::Tensor FakeQuantHandler::weight_through_fp8(const at::Tensor& weight, std::i
 }
 
 at::Tensor FakeQuantHandler::linear(const runtime::LinearCall& call) {
-  const at::ScalarType compute = at::autocast::is_autocast_enabled(at::kHPU) ? at::autocast::get_autocast_dtype(at::kHPU) : call.x.scalar_type();
+  const at::ScalarType compute = runtime::autocast::region_dtype().value_or(call.x.scalar_type());
   const at::Tensor x = call.x.to(compute);
   const auto bias = call.bias.has_value() && call.bias->defined() ? std::optional<at::Tensor>(call.bias->to(compute)) : std::nullopt;
   return at::linear(input_.has_value() ? input_->through_fp8(x) : x, weight_through_fp8(call.weight, call.view.first_row).to(compute), bias);

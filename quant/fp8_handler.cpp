@@ -1,7 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
 #include "fp8/quant/fp8_handler.h"
 
-#include <ATen/autocast_mode.h>
 #include <ATen/core/LegacyTypeDispatch.h>
 #include <ATen/core/grad_mode.h>
 #include <ATen/ops/convolution.h>
@@ -12,6 +11,7 @@
 #include <stdexcept>
 
 #include "fp8/quant/straight_through.h"
+#include "fp8/runtime/autocast/autocast.h"
 #include "fp8/runtime/device/device.h"
 #include "fp8/runtime/intercept/weight_tag.h"
 #include "fp8/runtime/ops/fp8_ops.h"
@@ -23,7 +23,7 @@ namespace {
 namespace ops = runtime::ops;
 
 at::ScalarType compute_dtype(const at::Tensor& x) {
-  return at::autocast::is_autocast_enabled(at::kHPU) ? at::autocast::get_autocast_dtype(at::kHPU) : x.scalar_type();
+  return runtime::autocast::region_dtype().value_or(x.scalar_type());
 }
 
 std::optional<at::Tensor> bias_in(const std::optional<at::Tensor>& bias, at::ScalarType compute) {
@@ -99,7 +99,7 @@ at::Tensor Fp8Handler::values(const runtime::WeightView& view, const at::Tensor&
 }
 
 at::Tensor Fp8Handler::dequantize(const runtime::WeightTag&, const runtime::WeightView& view, const at::Tensor& weight) {
-  const at::ScalarType dtype = at::autocast::is_autocast_enabled(at::kHPU) ? at::autocast::get_autocast_dtype(at::kHPU) : original_dtype_;
+  const at::ScalarType dtype = runtime::autocast::region_dtype().value_or(original_dtype_);
   return view.transposed ? values(view, weight.transpose(-2, -1), dtype).transpose(-2, -1) : values(view, weight, dtype);
 }
 

@@ -1,8 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
 #include "fp8/quant/node_handler.h"
 
-#include <ATen/autocast_mode.h>
-
 #include <stdexcept>
 
 #include "fp8/quant/attention_handler.h"
@@ -10,6 +8,7 @@
 #include "fp8/quant/matmul_handler.h"
 #include "fp8/quant/moe_handler.h"
 #include "fp8/quant/softmax_handler.h"
+#include "fp8/runtime/autocast/autocast.h"
 
 namespace fp8::quant {
 namespace {
@@ -35,7 +34,7 @@ Needed needed_by(ModuleKind kind) {
 }  // namespace
 
 at::ScalarType compute_dtype(const at::Tensor& x) {
-  return at::autocast::is_autocast_enabled(at::kHPU) ? at::autocast::get_autocast_dtype(at::kHPU) : x.scalar_type();
+  return runtime::autocast::region_dtype().value_or(x.scalar_type());
 }
 
 NodeHandler::NodeHandler(NodeScheme scheme) : scheme_(std::move(scheme)) { make_quantizers(); }

@@ -115,7 +115,8 @@ const std::unique_ptr<torch::Library> g_fallbacks = register_fallbacks();
 
 TORCH_LIBRARY_IMPL(_, HPU, m) { m.fallback(torch::CppFunction::makeFromBoxedFunction<&cpu_fallback>()); }
 
-// Upstream registers nothing for AutocastHPU: without this, enabling autocast on hpu breaks every op.
+// Upstream registers nothing for AutocastHPU: without this, enabling autocast on hpu breaks every op that has no rule
+// (runtime/autocast).
 TORCH_LIBRARY_IMPL(_, AutocastHPU, m) { m.fallback(torch::CppFunction::makeFallthrough()); }
 
 TORCH_LIBRARY_IMPL(aten, HPU, m) {

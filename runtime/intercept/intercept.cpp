@@ -9,6 +9,8 @@
 #include <string_view>
 #include <vector>
 
+#include "fp8/runtime/autocast/autocast.h"
+#include "fp8/runtime/autocast/rules.h"
 #include "fp8/runtime/dispatch/fallback.h"
 #include "fp8/runtime/profile/trace.h"
 
@@ -47,6 +49,9 @@ constexpr Row kIntercepted[] = {
     {"aten::conv1d", "padding", OpShape::conv_padding_mode, true},
     {"aten::conv2d", "padding", OpShape::conv_padding_mode, true},
     {"aten::conv3d", "padding", OpShape::conv_padding_mode, true},
+    {"aten::conv_transpose1d", "", OpShape::conv_transpose, true},
+    {"aten::conv_transpose2d", "input", OpShape::conv_transpose, true},
+    {"aten::conv_transpose3d", "input", OpShape::conv_transpose, true},
     {"aten::_convolution", "", OpShape::convolution, false},
     {"aten::_convolution", "deprecated", OpShape::convolution, true},
     {"aten::convolution", "", OpShape::convolution, false},
@@ -59,36 +64,47 @@ class Interceptor final : public c10::OperatorKernel {
       : row_(row), key_(key), upstream_(std::move(upstream)) {}
 
   void operator()(const c10::OperatorHandle& op, c10::DispatchKeySet keys, torch::jit::Stack* stack) {
-    if (g_paused == 0) {
-      if (auto results = handle(op, keys, *stack)) {
-        torch::jit::drop(*stack, op.schema().arguments().size());
-        for (auto& result : *results) stack->push_back(std::move(result));
-        return;
-      }
+    const std::size_t count = op.schema().arguments().size();
+    const auto arguments = at::ArrayRef<c10::IValue>(*stack).slice(stack->size() - count);
+    if (g_paused != 0 || !meets_tagged(arguments)) return original(op, keys, stack);
+    // A region's kernel leaves calls with a tagged weight to us: uncast, and with autocast still on.
+    const auto cast = autocast::cast_of_call(op, arguments);
+    const auto region = cast.has_value() ? cast->region : autocast::region_dtype();
+    if (auto results = handle(op, keys, *stack, cast, region)) {
+      torch::jit::drop(*stack, count);
+      for (auto& result : *results) stack->push_back(std::move(result));
+      return;
     }
+    if (!cast.has_value()) return original(op, keys, stack);
+    autocast::cast_arguments(*cast, stack->data() + (stack->size() - count), count);
+    const autocast::InsideOp inside(region);
     original(op, keys, stack);
   }
 
  private:
   std::optional<torch::jit::Stack> handle(const c10::OperatorHandle& op, c10::DispatchKeySet keys,
-                                          const torch::jit::Stack& stack) {
+                                          const torch::jit::Stack& stack,
+                                          const std::optional<autocast::CallCast>& cast,
+                                          std::optional<at::ScalarType> region) {
     const std::size_t count = op.schema().arguments().size();
-    if (!any_tagged(stack, stack.size() - count)) return std::nullopt;
     const std::string module = trace_enabled() ? tagged_modules(stack, stack.size() - count) : std::string();
     const ModuleScope scope(module);
+    const autocast::InsideOp inside(region);
     const Arguments arguments{op, stack, stack.size() - count, [&](int replaced, const at::Tensor& value) {
                                 InterceptionPause pause;
                                 torch::jit::Stack copy(stack.end() - static_cast<std::ptrdiff_t>(count), stack.end());
                                 if (replaced >= 0) copy[replaced] = value;
+                                if (cast.has_value()) autocast::cast_arguments(*cast, copy.data(), copy.size());
+                                const autocast::OutsideOp outside(inside.was_enabled() && !cast.has_value());
                                 original(op, keys, &copy);
                                 return copy.back().toTensor();
                               }};
     if (row_.shape == OpShape::embedding_bag) return handle_embedding_bag(arguments);
     const bool convolves = row_.shape == OpShape::conv || row_.shape == OpShape::conv_padding_mode ||
-                           row_.shape == OpShape::convolution;
+                           row_.shape == OpShape::conv_transpose || row_.shape == OpShape::convolution;
     auto result = convolves ? handle_convolution(row_.shape, arguments) : handle_matrix_op(row_.shape, arguments);
     if (!result.has_value()) return std::nullopt;
-    return torch::jit::Stack{std::move(*result)};
+    return torch::jit::Stack{autocast::cast_result(cast, *result)};
   }
 
   /// For traces: whose weights the call met.
@@ -98,14 +114,6 @@ class Interceptor final : public c10::OperatorKernel {
       if (tag != nullptr) return tag->module_names();
     }
     return "";
-  }
-
-  /// The cheap question asked of every call: 3 tensors at most can be weights.
-  static bool any_tagged(const torch::jit::Stack& stack, std::size_t first) {
-    for (std::size_t i = first; i < stack.size() && i < first + 3; ++i) {
-      if (stack[i].isTensor() && find_tag(stack[i].toTensor()) != nullptr) return true;
-    }
-    return false;
   }
 
   void original(const c10::OperatorHandle& op, c10::DispatchKeySet keys, torch::jit::Stack* stack) {
@@ -143,6 +151,20 @@ TORCH_LIBRARY_IMPL(aten, AutogradHPU, m) { register_at(m, c10::DispatchKey::Auto
 TORCH_LIBRARY_IMPL(aten, HPU, m) { register_at(m, c10::DispatchKey::HPU); }
 
 }  // namespace
+
+bool is_intercepted(const std::string& name, const std::string& overload) {
+  for (const Row& row : kIntercepted)
+    if (name == row.name && overload == row.overload) return true;
+  return false;
+}
+
+/// The cheap question asked of every call: 3 tensors at most can be weights.
+bool meets_tagged(at::ArrayRef<c10::IValue> arguments) {
+  for (std::size_t i = 0; i < arguments.size() && i < 3; ++i) {
+    if (arguments[i].isTensor() && find_tag(arguments[i].toTensor()) != nullptr) return true;
+  }
+  return false;
+}
 
 InterceptionPause::InterceptionPause() { ++g_paused; }
 InterceptionPause::~InterceptionPause() { --g_paused; }

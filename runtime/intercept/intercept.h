@@ -12,6 +12,7 @@
 
 #include <functional>
 #include <optional>
+#include <string>
 
 #include "fp8/runtime/intercept/weight_tag.h"
 
@@ -31,15 +32,22 @@ enum class OpShape {
   embedding_bag,
   conv,
   conv_padding_mode,
+  conv_transpose,
   convolution
 };
+
+/// Whether the table has this op.
+bool is_intercepted(const std::string& name, const std::string& overload);
+/// Whether an op of the table that is called with `arguments` meets a tagged weight.
+bool meets_tagged(at::ArrayRef<c10::IValue> arguments);
 
 /// The arguments of one intercepted call.
 struct Arguments {
   const c10::OperatorHandle& op;
   const torch::jit::Stack& stack;
   std::size_t first;
-  /// Runs the op as if nobody had intercepted it, with argument `replaced` (-1: none) given as `value`.
+  /// Runs the op as if nobody had intercepted it, with argument `replaced` (-1: none) given as `value`; inside an
+  /// autocast region with the casts that the region makes.
   std::function<at::Tensor(int replaced, const at::Tensor& value)> run;
 
   const c10::IValue& operator[](std::size_t i) const { return stack[first + i]; }

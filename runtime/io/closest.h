@@ -1,0 +1,41 @@
+// SPDX-License-Identifier: Apache-2.0
+// Spelling help: the allowed word that is nearest to what was found, by edit distance.
+#pragma once
+#include <algorithm>
+#include <cstddef>
+#include <string>
+#include <string_view>
+#include <vector>
+
+namespace fp8::io {
+
+/// Least number of insertions, deletions and replacements of one byte that make `a` to `b` (ASCII case is ignored).
+inline std::size_t edit_distance(std::string_view a, std::string_view b) {
+  const auto lower = [](char c) { return c >= 'A' && c <= 'Z' ? static_cast<char>(c - 'A' + 'a') : c; };
+  std::vector<std::size_t> row(b.size() + 1);
+  for (std::size_t j = 0; j <= b.size(); ++j) row[j] = j;
+  for (std::size_t i = 1; i <= a.size(); ++i) {
+    std::size_t diagonal = row[0];
+    row[0] = i;
+    for (std::size_t j = 1; j <= b.size(); ++j) {
+      const std::size_t replaced = diagonal + (lower(a[i - 1]) == lower(b[j - 1]) ? 0 : 1);
+      diagonal = row[j];
+      row[j] = std::min({replaced, row[j] + 1, row[j - 1] + 1});
+    }
+  }
+  return row[b.size()];
+}
+
+/// The nearest of `allowed` (the first of equals); "" if there is none. Only the first 64 bytes of `found` are looked
+/// at.
+inline std::string closest(std::string_view found, const std::vector<std::string>& allowed) {
+  std::string best;
+  std::size_t best_distance = 0;
+  for (const std::string& word : allowed) {
+    const std::size_t distance = edit_distance(found.substr(0, 64), word);
+    if (best.empty() || distance < best_distance) best = word, best_distance = distance;
+  }
+  return best;
+}
+
+}  // namespace fp8::io

@@ -1,0 +1,330 @@
+// SPDX-License-Identifier: Apache-2.0
+// What a region does to each op: against the same op outside of a region, its arguments cast by hand.
+#include "fp8/runtime/autocast/rules.h"
+
+#include <gmock/gmock.h>
+
+#include <atomic>
+#include <functional>
+#include <thread>
+
+#include "fp8/runtime/autocast/autocast.h"
+#include "support/hpu_test.h"
+
+namespace fp8::test {
+namespace {
+
+namespace autocast = runtime::autocast;
+using autocast::AutocastGuard;
+using autocast::AutocastLists;
+using autocast::ListsGuard;
+using ::testing::ElementsAre;
+using ::testing::HasSubstr;
+
+at::Tensor random(at::IntArrayRef sizes, at::ScalarType dtype = at::kFloat, std::uint64_t seed = 3) {
+  torch::manual_seed(seed);
+  return at::randn(sizes, on_hpu()).to(dtype);
+}
+
+using Op = std::function<at::Tensor(const std::vector<at::Tensor>&)>;
+
+/// f's arguments as `to`, outside of a region; `count` of them from the front.
+at::Tensor by_hand(const Op& f, std::vector<at::Tensor> arguments, at::ScalarType to, std::size_t count = 99) {
+  for (std::size_t i = 0; i < std::min(count, arguments.size()); ++i) arguments[i] = arguments[i].to(to);
+  return f(arguments);
+}
+
+struct Case {
+  const char* name;
+  std::vector<std::vector<std::int64_t>> sizes;
+  Op op;
+};
+
+const std::vector<Case>& lower_cases() {
+  using V = const std::vector<at::Tensor>&;
+  static const std::vector<Case> cases = {
+      {"mm", {{3, 4}, {4, 5}}, [](V a) { return at::mm(a[0], a[1]); }},
+      {"addmm", {{5}, {3, 4}, {4, 5}}, [](V a) { return at::addmm(a[0], a[1], a[2]); }},
+      {"addmm 2-D", {{3, 5}, {3, 4}, {4, 5}}, [](V a) { return at::addmm(a[0], a[1], a[2], 0.5, 2); }},
+      {"matmul", {{2, 3, 4}, {4, 5}}, [](V a) { return at::matmul(a[0], a[1]); }},
+      {"linear", {{2, 3, 4}, {5, 4}, {5}}, [](V a) { return at::linear(a[0], a[1], a[2]); }},
+      {"bmm", {{2, 3, 4}, {2, 4, 5}}, [](V a) { return at::bmm(a[0], a[1]); }},
+      {"baddbmm", {{2, 3, 5}, {2, 3, 4}, {2, 4, 5}}, [](V a) { return at::baddbmm(a[0], a[1], a[2]); }},
+      {"addbmm", {{3, 5}, {2, 3, 4}, {2, 4, 5}}, [](V a) { return at::addbmm(a[0], a[1], a[2]); }},
+      {"mv", {{3, 4}, {4}}, [](V a) { return at::mv(a[0], a[1]); }},
+      {"dot", {{4}, {4}}, [](V a) { return at::dot(a[0], a[1]); }},
+      {"mul", {{3, 4}, {3, 4}}, [](V a) { return at::mul(a[0], a[1]); }},
+      {"mul by a number", {{3, 4}}, [](V a) { return at::mul(a[0], 1.5); }},
+      {"mean", {{3, 4}}, [](V a) { return at::mean(a[0]); }},
+      {"mean of a dimension", {{3, 4}}, [](V a) { return at::mean(a[0], at::IntArrayRef{1}); }},
+      {"softmax", {{3, 4}}, [](V a) { return at::softmax(a[0], -1); }},
+      {"log_softmax", {{3, 4}}, [](V a) { return at::log_softmax(a[0], -1); }},
+      {"leaky_relu", {{3, 4}}, [](V a) { return at::leaky_relu(a[0]); }},
+      {"dropout", {{3, 4}}, [](V a) { return at::dropout(a[0], 0.5, false); }},
+      {"conv1d", {{2, 3, 9}, {4, 3, 3}, {4}}, [](V a) { return at::conv1d(a[0], a[1], a[2]); }},
+      {"conv2d", {{2, 3, 9, 8}, {4, 3, 3, 3}, {4}}, [](V a) { return at::conv2d(a[0], a[1], a[2]); }},
+      {"conv2d without bias", {{2, 3, 9, 8}, {4, 3, 3, 3}}, [](V a) { return at::conv2d(a[0], a[1]); }},
+      {"conv3d", {{1, 2, 4, 4, 4}, {3, 2, 2, 2, 2}, {3}}, [](V a) { return at::conv3d(a[0], a[1], a[2]); }},
+      {"conv_transpose1d", {{2, 3, 9}, {3, 4, 3}, {4}}, [](V a) { return at::conv_transpose1d(a[0], a[1], a[2]); }},
+      {"conv_transpose2d", {{2, 3, 5, 5}, {3, 4, 3, 3}}, [](V a) { return at::conv_transpose2d(a[0], a[1]); }},
+      {"sdpa", {{1, 2, 4, 8}, {1, 2, 6, 8}, {1, 2, 6, 8}},
+       [](V a) { return at::scaled_dot_product_attention(a[0], a[1], a[2]); }},
+      {"sdpa with a mask", {{1, 2, 4, 8}, {1, 2, 6, 8}, {1, 2, 6, 8}, {4, 6}},
+       [](V a) { return at::scaled_dot_product_attention(a[0], a[1], a[2], a[3]); }},
+  };
+  return cases;
+}
+
+std::vector<at::Tensor> arguments_of(const Case& c, at::ScalarType dtype = at::kFloat) {
+  std::vector<at::Tensor> arguments;
+  for (std::size_t i = 0; i < c.sizes.size(); ++i) arguments.push_back(random(c.sizes[i], dtype, i + 1));
+  return arguments;
+}
+
+TEST(LowerPrecision, ArgumentsAreOfTheRegionsType) {
+  for (const auto dtype : {at::kBFloat16, at::kHalf}) {
+    for (const Case& c : lower_cases()) {
+      const auto arguments = arguments_of(c);
+      const at::Tensor expected = by_hand(c.op, arguments, dtype);
+      EXPECT_EQ(expected.scalar_type(), dtype) << c.name;
+      const AutocastGuard region(dtype);
+      EXPECT_TRUE(same_bits(c.op(arguments), expected)) << c.name;
+      const c10::InferenceMode inference;
+      EXPECT_TRUE(same_bits(c.op(arguments), expected)) << c.name << ", inference";
+    }
+  }
+}
+
+TEST(LowerPrecision, OfNormalizationsOnlyTheFirstArgument) {
+  const at::Tensor x = random({4, 6, 5}), w = random({5}, at::kFloat, 5), b = random({5}, at::kFloat, 6);
+  const at::Tensor channels = random({6}, at::kFloat, 7), mean = random({6}, at::kFloat, 8);
+  const at::Tensor variance = random({6}, at::kFloat, 9).abs() + 0.5;
+  const std::vector<std::pair<const char*, std::function<at::Tensor(const at::Tensor&)>>> ops = {
+      {"layer_norm", [&](const at::Tensor& t) { return at::layer_norm(t, {5}, w, b); }},
+      {"group_norm", [&](const at::Tensor& t) { return at::group_norm(t, 2, channels, mean); }},
+      {"batch_norm", [&](const at::Tensor& t) { return at::batch_norm(t, channels, mean, mean, variance, false, 0.1, 1e-5, false); }},
+      {"instance_norm", [&](const at::Tensor& t) { return at::instance_norm(t, {}, {}, {}, {}, true, 0.1, 1e-5, false); }},
+  };
+  for (const auto& [name, op] : ops) {
+    const at::Tensor expected = op(x.to(at::kBFloat16));
+    EXPECT_EQ(expected.scalar_type(), at::kBFloat16) << name;
+    const AutocastGuard region;
+    EXPECT_TRUE(same_bits(op(x), expected)) << name;
+  }
+}
+
+TEST(Float32, ArgumentsAreFloat32) {
+  using V = const std::vector<at::Tensor>&;
+  const at::Tensor classes = hpu(at::tensor({1, 0, 3}, at::kLong));
+  const std::vector<Case> cases = {
+      {"div", {{3, 4}, {3, 4}}, [](V a) { return at::div(a[0], a[1]); }},
+      {"div by a number", {{3, 4}}, [](V a) { return at::div(a[0], 3.0); }},
+      {"exp", {{3, 4}}, [](V a) { return at::exp(a[0]); }},
+      {"pow", {{3, 4}}, [](V a) { return at::pow(a[0], 3); }},
+      {"log1p", {{3, 4}}, [](V a) { return at::log1p(a[0].abs()); }},
+      {"rsqrt", {{3, 4}}, [](V a) { return at::rsqrt(a[0].abs()); }},
+      {"softplus", {{3, 4}}, [](V a) { return at::softplus(a[0]); }},
+      {"topk", {{3, 4}}, [](V a) { return std::get<0>(at::topk(a[0], 2)); }},
+      {"mse_loss", {{3, 4}, {3, 4}}, [](V a) { return at::mse_loss(a[0], a[1]); }},
+      {"cross_entropy_loss", {{3, 4}}, [&](V a) { return at::cross_entropy_loss(a[0], classes); }},
+      {"embedding", {{7, 4}}, [&](V a) { return at::embedding(a[0], classes); }},
+      {"cosine_similarity", {{3, 4}, {3, 4}}, [](V a) { return at::cosine_similarity(a[0], a[1]); }},
+      {"logsumexp", {{3, 4}}, [](V a) { return at::logsumexp(a[0], {1}); }},
+  };
+  for (const auto dtype : {at::kBFloat16, at::kHalf, at::kFloat}) {
+    for (const Case& c : cases) {
+      const auto arguments = arguments_of(c, dtype);
+      const at::Tensor expected = by_hand(c.op, arguments, at::kFloat);
+      const AutocastGuard region;
+      EXPECT_TRUE(same_bits(c.op(arguments), expected)) << c.name << " of " << dtype;
+    }
+  }
+}
+
+TEST(Promote, ToTheWidestOfTheArguments) {
+  const at::Tensor f = random({3, 4}), b = random({3, 4}, at::kBFloat16, 4), h = random({3, 4}, at::kHalf, 5);
+  const at::Tensor scalar = random({}, at::kFloat, 6);
+  const at::Tensor list = at::cat({f, b.to(at::kFloat)}), sum = at::addcmul(b.to(at::kFloat), b.to(at::kFloat), f);
+  const AutocastGuard region;
+  EXPECT_EQ(at::add(b, b).scalar_type(), at::kBFloat16);
+  EXPECT_EQ(at::add(f, f).scalar_type(), at::kFloat);
+  EXPECT_EQ(at::add(b, f).scalar_type(), at::kFloat);
+  EXPECT_EQ(at::sub(b, h).scalar_type(), at::kFloat);
+  EXPECT_EQ(at::add(b, scalar).scalar_type(), at::kFloat) << "a float32 tensor counts whatever its dimensions";
+  EXPECT_EQ(at::add(b, 1.5).scalar_type(), at::kBFloat16) << "a number does not";
+  EXPECT_TRUE(same_bits(at::cat({f, b}), list));
+  EXPECT_EQ(at::stack({b, b}).scalar_type(), at::kBFloat16);
+  EXPECT_TRUE(same_bits(at::addcmul(b, b, f), sum));
+  EXPECT_EQ(at::add(hpu(at::arange(3)), hpu(at::arange(3))).scalar_type(), at::kLong);
+}
+
+TEST(Casts, OnlyFloat16Bfloat16AndFloat32OnHpu) {
+  const AutocastGuard region;
+  const at::Tensor i = at::ones({3, 3}, on_hpu(at::kLong)), d = at::ones({3, 3}, on_hpu(at::kDouble));
+  const at::Tensor c = at::ones({3, 3}, on_hpu(at::kComplexFloat)), cpu = at::ones({3, 3});
+  EXPECT_EQ(at::mul(i, i).scalar_type(), at::kLong);
+  EXPECT_EQ(at::mm(i, i).scalar_type(), at::kLong);
+  EXPECT_EQ(at::mm(d, d).scalar_type(), at::kDouble);
+  EXPECT_EQ(at::exp(d).scalar_type(), at::kDouble);
+  EXPECT_EQ(at::mm(c, c).scalar_type(), at::kComplexFloat);
+  EXPECT_EQ(at::mm(cpu, cpu).scalar_type(), at::kFloat);
+  const at::Tensor codes = at::ones({3, 3}, on_hpu(at::kByte)).view(at::kFloat8_e4m3fn);
+  EXPECT_EQ(at::cat({codes, codes}).scalar_type(), at::kFloat8_e4m3fn);
+}
+
+TEST(Casts, InPlaceAndOutFormsAndOpsInNoListAreLeftAlone) {
+  const at::Tensor f = random({3, 3}), b = f.to(at::kBFloat16);
+  const at::Tensor sine = at::sin(f), product = f * f, root = at::sqrt(b);
+  const AutocastGuard region;
+  EXPECT_TRUE(same_bits(at::sin(f), sine));
+  EXPECT_TRUE(same_bits(at::sqrt(b), root));
+  EXPECT_TRUE(same_bits(f.clone().mul_(f), product));
+  at::Tensor out = at::empty({3, 3}, on_hpu());
+  EXPECT_TRUE(same_bits(at::mul_out(out, f, f), product));
+  EXPECT_EQ(b.clone().exp_().scalar_type(), at::kBFloat16);
+}
+
+TEST(Casts, AreNotCached) {
+  const AutocastGuard region;
+  const at::Tensor x = at::ones({2, 2}, on_hpu());
+  at::Tensor w = at::ones({2, 2}, on_hpu()).requires_grad_(true);
+  EXPECT_EQ(at::mm(x, w).sum().item<float>(), 8.0f);
+  {
+    const at::NoGradGuard no_grad;
+    w.mul_(2);
+  }
+  EXPECT_EQ(at::mm(x, w).sum().item<float>(), 16.0f);
+}
+
+// ---- lists
+
+AutocastLists lists_of(std::vector<std::string> lower, std::vector<std::string> fp32, std::vector<std::string> promote = {}) {
+  AutocastLists lists;
+  lists.lower = std::move(lower);
+  lists.fp32 = std::move(fp32);
+  lists.promote = std::move(promote);
+  return lists;
+}
+
+TEST(Registration, EveryDefaultNameIsAnOpOrAKnownExceptionOfPythons) {
+  const AutocastLists lists = AutocastLists::defaults();
+  EXPECT_THAT(autocast::check_lists(lists), ElementsAre());
+  std::vector<std::string> not_ops;
+  auto& dispatcher = c10::Dispatcher::singleton();
+  for (const auto* names : {&lists.lower, &lists.fp32, &lists.promote}) {
+    for (const std::string& name : *names) {
+      std::size_t overloads = 0;
+      for (const auto& op_name : dispatcher.getAllOpNames()) {
+        if (op_name.name != "aten::" + name) continue;
+        const auto op = dispatcher.findSchemaOrThrow(op_name.name.c_str(), op_name.overload_name.c_str());
+        if (op.schema().is_mutable()) continue;
+        ++overloads;
+        EXPECT_TRUE(op.hasKernelForDispatchKey(c10::DispatchKey::AutocastHPU)) << op_name;
+      }
+      if (overloads == 0) not_ops.push_back(name);
+    }
+  }
+  EXPECT_THAT(not_ops, ElementsAre("truediv", "iadd", "truediv"));
+  for (const std::string& name : not_ops) EXPECT_TRUE(autocast::is_python_name(name));
+}
+
+TEST(CustomLists, ReplaceTheDefaultsAndComeBack) {
+  const at::Tensor a = random({3, 3});
+  const AutocastGuard region;
+  {
+    const ListsGuard lists(lists_of({"add", "mm"}, {"matmul"}));
+    EXPECT_EQ(at::add(a, a).scalar_type(), at::kBFloat16);
+    EXPECT_EQ(at::mm(a, a).scalar_type(), at::kBFloat16);
+    EXPECT_EQ(at::matmul(a, a).scalar_type(), at::kFloat);
+    EXPECT_EQ(at::softmax(a, -1).scalar_type(), at::kFloat);
+    EXPECT_THAT(autocast::lists().lower, ElementsAre("add", "mm"));
+  }
+  EXPECT_EQ(at::add(a, a).scalar_type(), at::kFloat);
+  EXPECT_EQ(at::matmul(a, a).scalar_type(), at::kBFloat16);
+  EXPECT_EQ(at::softmax(a, -1).scalar_type(), at::kBFloat16);
+  EXPECT_EQ(autocast::lists().lower, AutocastLists::defaults().lower);
+}
+
+TEST(CustomLists, TakeOpsThatWereInNoList) {
+  const at::Tensor a = random({3, 3});
+  const AutocastGuard region;
+  EXPECT_EQ(at::gelu(a).scalar_type(), at::kFloat);
+  {
+    const ListsGuard lists(lists_of({"gelu", "rsub", "where"}, {}));
+    EXPECT_EQ(at::gelu(a).scalar_type(), at::kBFloat16);
+    EXPECT_EQ(at::rsub(a, 1).scalar_type(), at::kBFloat16);
+    EXPECT_EQ(at::where(a > 0, a, a).scalar_type(), at::kBFloat16);
+  }
+  EXPECT_EQ(at::gelu(a).scalar_type(), at::kFloat);
+}
+
+TEST(CustomLists, TheFirstOfLowerFp32PromoteCounts) {
+  const at::Tensor a = random({3, 3}), b = a.to(at::kBFloat16);
+  const AutocastGuard region;
+  const ListsGuard lists(lists_of({"add"}, {"add", "sub"}, {"add", "sub", "mm"}));
+  EXPECT_EQ(at::add(a, a).scalar_type(), at::kBFloat16);
+  EXPECT_EQ(at::sub(b, b).scalar_type(), at::kFloat);
+  EXPECT_EQ(at::mm(a, b).scalar_type(), at::kFloat);
+}
+
+TEST(CustomLists, LinearReachesTypedModules) {
+  torch::nn::Linear layer(4, 5), without_bias(torch::nn::LinearOptions(4, 5).bias(false));
+  layer->to(kHpu);
+  without_bias->to(kHpu);
+  const at::Tensor flat = random({3, 4}), deep = random({2, 3, 4}), other = random({4, 5});
+  const auto dtypes = [&] {
+    const AutocastGuard region;
+    return std::vector<at::ScalarType>{layer(flat).scalar_type(), layer(deep).scalar_type(),
+                                       without_bias(flat).scalar_type(), without_bias(deep).scalar_type()};
+  };
+  EXPECT_THAT(dtypes(), ::testing::Each(at::kBFloat16)) << "by addmm and matmul in the default lists";
+  const ListsGuard lists(lists_of({"linear"}, {}));
+  EXPECT_THAT(dtypes(), ::testing::Each(at::kBFloat16));
+  {
+    const AutocastGuard region;
+    EXPECT_EQ(at::matmul(deep, other).scalar_type(), at::kFloat) << "no weight's form";
+    EXPECT_EQ(at::addmm(layer->bias, flat, other).scalar_type(), at::kFloat);
+    EXPECT_EQ(at::addmm(layer->bias, flat, layer->weight.t(), 1, 2).scalar_type(), at::kFloat);
+  }
+  const ListsGuard exact(lists_of({"linear"}, {"addmm", "matmul"}));
+  EXPECT_THAT(dtypes(), ::testing::Each(at::kFloat)) << "their own rule comes first";
+}
+
+TEST(CustomLists, UnknownNamesAreReportedWithTheNearest) {
+  const auto messages = autocast::check_lists(lists_of({"mm", "sofmax", "add_"}, {"layer_nrom", "topk"}, {"iadd"}));
+  ASSERT_EQ(messages.size(), 3u);
+  EXPECT_THAT(messages[0], HasSubstr("lower (default): found 'sofmax', no op that can be cast; nearest: 'softmax'"));
+  EXPECT_THAT(messages[1], HasSubstr("'add_'"));
+  EXPECT_THAT(messages[1], HasSubstr("nearest: 'add'"));
+  EXPECT_THAT(messages[2], HasSubstr("fp32"));
+  EXPECT_THAT(messages[2], HasSubstr("'layer_norm'"));
+  std::vector<std::string> junk;
+  for (int i = 0; i < 5000; ++i) junk.push_back("no_such_op_" + std::to_string(i));
+  const auto many = autocast::check_lists(lists_of(junk, {}));
+  ASSERT_EQ(many.size(), 11u);
+  EXPECT_THAT(many.back(), HasSubstr("4990 more"));
+}
+
+TEST(CustomLists, AreInForceAtOnceInEveryThread) {
+  std::atomic<int> step{0};
+  at::ScalarType before = at::kDouble, after = at::kDouble;
+  std::thread other([&] {
+    const AutocastGuard region;
+    const at::Tensor a = at::ones({2, 2}, on_hpu());
+    before = at::erf(a).scalar_type();
+    step = 1;
+    while (step != 2) std::this_thread::yield();
+    after = at::erf(a).scalar_type();
+  });
+  while (step != 1) std::this_thread::yield();
+  {
+    const ListsGuard lists(lists_of({"erf"}, {}));
+    step = 2;
+    other.join();
+  }
+  EXPECT_EQ(before, at::kFloat);
+  EXPECT_EQ(after, at::kBFloat16);
+}
+
+}  // namespace
+}  // namespace fp8::test
