@@ -32,7 +32,7 @@ std::optional<FieldProblem> find_problem(const BlockScaling& recipe);
 void validate(const BlockScaling& recipe);
 
 /// The scale of a block with largest magnitude `amax`: current_scale()'s rule with this recipe's power_of_two_scale and
-/// amax_epsilon. A block of zeros has scale 1, one with an infinity 0, one with a NaN NaN.
+/// amax_epsilon. A block of zeros has scale 1.
 float block_scale(float amax, float fp8_max, const BlockScaling& recipe,
                   float dtype_max = std::numeric_limits<float>::max());
 

@@ -38,9 +38,7 @@ float current_scale(float amax, float fp8_max, const CurrentScaling& recipe, flo
   check_positive("fp8_max", fp8_max);
   check_positive("dtype_max", dtype_max);
   if (amax < recipe.amax_epsilon) amax = recipe.amax_epsilon;
-  if (std::isnan(amax)) return std::numeric_limits<float>::quiet_NaN();
-  if (std::isinf(amax)) return 0.0f;
-  if (amax <= 0.0f) return 1.0f;
+  if (!(amax > 0.0f) || !std::isfinite(amax)) return 1.0f;
   float scale = fp8_max / amax;
   if (std::isinf(scale)) scale = dtype_max;
   scale = std::max(scale, kMinScale);

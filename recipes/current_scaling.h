@@ -4,9 +4,7 @@
 //
 //   a = max(amax, amax_epsilon)      scale = f32(fp8_max / a)      scale_inv = f32(1 / scale)
 //
-//   a = 0                            1 (a tensor of zeros stays zeros)
-//   a infinite                       0, so scale_inv is infinite; a NaN: NaN. What is cast with them decodes to NaN all
-//                                    over, so that an overflow (of scaled f16 gradients, say) is seen, not saturated away
+//   a = 0, infinite or NaN           1 (a tensor of zeros stays zeros; infinities saturate, NaN stays NaN)
 //   fp8_max / a above FLT_MAX        dtype_max, the largest number of the tensor's own type
 //   power_of_two_scale               rounded down to a power of two (the bits of the significand cleared)
 //
@@ -34,8 +32,9 @@ std::optional<FieldProblem> find_problem(const CurrentScaling& recipe);
 /// Throws std::invalid_argument naming field, found and allowed values.
 void validate(const CurrentScaling& recipe);
 
-/// The scale of a tensor with largest magnitude `amax`, 0 or more. dtype_max: largest finite number of the tensor's type
-/// (65504 for f16). For a finite amax the result and its reciprocal are finite and above 0 (not below 2^-126). Throws std::invalid_argument if fp8_max or dtype_max is not a finite number above 0.
+/// The scale of a tensor with largest magnitude `amax` (NaN and infinity by the rules above, a negative one as 0).
+/// dtype_max: largest finite number of the tensor's type (65504 for f16). The result and its reciprocal are finite and
+/// above 0 (not below 2^-126). Throws std::invalid_argument if fp8_max or dtype_max is not a finite number above 0.
 float current_scale(float amax, float fp8_max, const CurrentScaling& recipe,
                     float dtype_max = std::numeric_limits<float>::max());
 
