@@ -1,0 +1,392 @@
+// SPDX-License-Identifier: Apache-2.0
+// Casts and decodes with a scale per block against the formulas of block_cast.h in f64, every level, thread count and
+// kind of block; rows of x have gaps full of NaN, which nobody may read into an amax.
+#include "fp8/runtime/kernels/block_cast.h"
+
+#include "runtime/kernels/cast_test.h"
+
+namespace fp8::kernels {
+namespace {
+
+using namespace test;
+constexpr float kInf = std::numeric_limits<float>::infinity(), kNaN = std::numeric_limits<float>::quiet_NaN();
+
+struct Shape {
+  std::int64_t rows, cols, block_rows, block_cols;
+};
+// 1 x B, B x 1, B x B; whole and partial tiles; blocks beyond the matrix, wide ones, more columns than one unit of work.
+const Shape kShapes[] = {{1, 1, 1, 1},       {5, 256, 1, 128},   {7, 1000, 1, 128}, {300, 37, 128, 1}, {64, 64, 16, 16},
+                         {130, 333, 32, 32}, {9, 2100, 4, 3},    {33, 5000, 1, 16}, {3, 1700, 1, 513}, {70, 600, 64, 4096},
+                         {20, 77, 9999, 10}, {40, 4111, 128, 128}, {2, 90, 1, 1}};
+
+float max_of_type(FloatType type) {
+  return type == FloatType::F32    ? std::numeric_limits<float>::max()
+         : type == FloatType::BF16 ? std::bit_cast<float>(0x7F7F0000u)
+                                   : 65504.0f;
+}
+
+/// A matrix of a type, row_stride = cols + 3, the gap NaN.
+struct Matrix {
+  FloatType type;
+  std::int64_t rows, cols;
+  std::vector<float> f32;
+  std::vector<std::uint16_t> half;
+
+  Matrix(FloatType t, std::int64_t r, std::int64_t c, unsigned seed) : type(t), rows(r), cols(c) {
+    std::mt19937 random(seed);
+    std::normal_distribution<float> normal;
+    for (std::int64_t i = 0; i < rows * stride(); ++i) {
+      const bool gap = i % stride() >= cols;
+      const float v = std::ldexp(normal(random), static_cast<int>(random() % 12) - 6);
+      if (type == FloatType::F32) f32.push_back(gap ? kNaN : v);
+      else if (type == FloatType::BF16) half.push_back(gap ? 0x7FC0 : static_cast<std::uint16_t>(std::bit_cast<std::uint32_t>(v) >> 16));
+      else half.push_back(gap ? 0x7E00 : static_cast<std::uint16_t>((random() & 0x8000) | (0x2000 + random() % 0x2800)));
+    }
+  }
+  std::int64_t stride() const { return cols + 3; }
+  const void* data() const { return type == FloatType::F32 ? static_cast<const void*>(f32.data()) : half.data(); }
+  double at(std::int64_t r, std::int64_t c) const { return element(data(), type, static_cast<std::size_t>(r * stride() + c)); }
+  bool sign(std::int64_t r, std::int64_t c) const { return sign_of(data(), type, static_cast<std::size_t>(r * stride() + c)); }
+};
+
+double amax_of(const Matrix& x, const Shape& s, std::int64_t tile_row, std::int64_t tile_col) {
+  double amax = 0;
+  for (std::int64_t r = tile_row * s.block_rows; r < std::min(s.rows, (tile_row + 1) * s.block_rows); ++r)
+    for (std::int64_t c = tile_col * s.block_cols; c < std::min(s.cols, (tile_col + 1) * s.block_cols); ++c) {
+      if (std::isnan(x.at(r, c))) return std::numeric_limits<double>::quiet_NaN();
+      amax = std::max(amax, std::fabs(x.at(r, c)));
+    }
+  return amax;
+}
+
+/// The code of x(r, c) * scale by search on the grid.
+int code_of(const Matrix& x, std::int64_t r, std::int64_t c, double scale, const std::vector<double>& values) {
+  const double y = static_cast<double>(static_cast<float>(x.at(r, c) * scale));
+  return nearest_on_grid(y, values) | (x.sign(r, c) ? 0x80 : 0);
+}
+
+std::int64_t tiles(std::int64_t size, std::int64_t block) { return (size + block - 1) / block; }
+
+double scale_rule(double amax, FloatType type, float max, float epsilon, bool power_of_two) {
+  amax = std::max(amax, static_cast<double>(epsilon));
+  if (amax == 0 || !std::isfinite(amax)) return 1;
+  double scale = static_cast<double>(static_cast<float>(static_cast<double>(max) / amax));
+  if (std::isinf(scale)) scale = static_cast<double>(max_of_type(type));
+  return power_of_two ? std::ldexp(1.0, std::ilogb(scale)) : scale;
+}
+
+BlockCastArgs args_for(const Matrix& x, const Shape& s, Target target, std::vector<std::uint8_t>& codes,
+                       std::vector<float>& scale_inv) {
+  codes.assign(static_cast<std::size_t>(s.rows * s.cols), 0xAA);
+  scale_inv.assign(static_cast<std::size_t>(tiles(s.rows, s.block_rows) * tiles(s.cols, s.block_cols)), -1.0f);
+  BlockCastArgs args;
+  args.x = x.data();
+  args.type = x.type;
+  args.rows = s.rows;
+  args.cols = s.cols;
+  args.row_stride = x.stride();
+  args.codes = codes.data();
+  args.format = target.format;
+  args.max = target.max;
+  args.block_rows = s.block_rows;
+  args.block_cols = s.block_cols;
+  args.scale_inv = scale_inv.data();
+  return args;
+}
+
+/// Codes and scales against the formula.
+void expect_blocks(const Matrix& x, const Shape& s, const BlockCastArgs& args, const std::string& what) {
+  const std::vector<double> values = grid(args.format, args.max);
+  for (std::int64_t tr = 0; tr < tiles(s.rows, s.block_rows); ++tr) {
+    for (std::int64_t tc = 0; tc < tiles(s.cols, s.block_cols); ++tc) {
+      const double scale = scale_rule(amax_of(x, s, tr, tc), x.type, args.max, args.amax_epsilon, args.power_of_two);
+      ASSERT_EQ(args.scale_inv[tr * tiles(s.cols, s.block_cols) + tc], static_cast<float>(1 / scale)) << what;
+      for (std::int64_t r = tr * s.block_rows; r < std::min(s.rows, (tr + 1) * s.block_rows); ++r)
+        for (std::int64_t c = tc * s.block_cols; c < std::min(s.cols, (tc + 1) * s.block_cols); ++c)
+          ASSERT_EQ(int{args.codes[r * s.cols + c]}, code_of(x, r, c, scale, values)) << what << " at " << r << ", " << c;
+    }
+  }
+}
+
+TEST(BlockCast, FollowsTheFormulaForEveryShape) {
+  unsigned seed = 1;
+  for (const Shape& s : kShapes) {
+    for (const FloatType type : {FloatType::F32, FloatType::BF16, FloatType::F16}) {
+      const Matrix x(type, s.rows, s.cols, ++seed);
+      const Target& target = kTargets[seed % 3];
+      std::vector<std::uint8_t> codes;
+      std::vector<float> scale_inv;
+      for (const SimdLevel level : levels()) {
+        const ScopedSimdLevel scoped(level);
+        const Threads pool(level == levels().back() ? 3 : 1);
+        BlockCastArgs args = args_for(x, s, target, codes, scale_inv);
+        args.power_of_two = seed % 2 == 0;
+        cast_blocks(args);
+        expect_blocks(x, s, args, std::string(name_of(level)) + " " + name_of(type) + " shape " + std::to_string(&s - kShapes));
+      }
+    }
+  }
+}
+
+TEST(BlockCast, ReadsAndWritesOnlyItsElements) {
+  for (const Shape& s : {Shape{3, 1001, 1, 128}, {33, 35, 16, 16}, {5, 700, 1, 600}}) {
+    const std::size_t n = static_cast<std::size_t>(s.rows * s.cols);
+    GuardedBuffer<float> x(n);
+    GuardedBuffer<std::uint8_t> codes(n);
+    GuardedBuffer<float> scale_inv(static_cast<std::size_t>(tiles(s.rows, s.block_rows) * tiles(s.cols, s.block_cols)));
+    std::fill(x.data(), x.data() + n, 2.0f);
+    for (const SimdLevel level : levels()) {
+      const ScopedSimdLevel scoped(level);
+      BlockCastArgs args;
+      args.x = x.data();
+      args.rows = s.rows;
+      args.cols = args.row_stride = s.cols;
+      args.block_rows = s.block_rows;
+      args.block_cols = s.block_cols;
+      args.codes = codes.data();
+      args.scale_inv = scale_inv.data();
+      cast_blocks(args);
+      for (std::size_t i = 0; i < n; ++i) ASSERT_EQ(codes.data()[i], 0x7E);  // 448: 2 is every block's amax
+    }
+  }
+}
+
+TEST(BlockCast, SpecialValuesOfTheAmax) {
+  const float tiny = std::numeric_limits<float>::denorm_min(), huge = std::numeric_limits<float>::max();
+  const std::vector<float> x = {0.0f, -0.0f, tiny, 0.0f,  huge, 1.0f,   kInf, 3.0f,    -kInf, 0.0f,
+                                kNaN, 3.0f,  1.0f, -0.5f, 448.f, -448.f, 1e-37f, 1e-39f, 240.0f, 1.0f};
+  for (const bool power_of_two : {false, true}) {
+    for (const SimdLevel level : levels()) {
+      const ScopedSimdLevel scoped(level);
+      std::vector<std::uint8_t> codes(20);
+      std::vector<float> scale_inv(10);
+      BlockCastArgs args;
+      args.x = x.data();
+      args.rows = 1;
+      args.cols = args.row_stride = 20;
+      args.block_cols = 2;
+      args.codes = codes.data();
+      args.scale_inv = scale_inv.data();
+      args.power_of_two = power_of_two;
+      cast_blocks(args);
+      const std::vector<double> values = grid(Format::E4M3, 448.0f);
+      for (std::size_t i = 0; i < 10; ++i) {
+        const double a = std::fabs(static_cast<double>(x[2 * i])), b = std::fabs(static_cast<double>(x[2 * i + 1]));
+        const double amax = std::isnan(a) ? a : std::max(a, b);
+        const double scale = std::isnan(amax) ? 1 : scale_rule(amax, FloatType::F32, 448.0f, 0, power_of_two);
+        EXPECT_EQ(scale_inv[i], static_cast<float>(1 / scale)) << i;
+        for (const std::size_t j : {2 * i, 2 * i + 1}) {
+          const double y = static_cast<double>(static_cast<float>(static_cast<double>(x[j]) * scale));
+          EXPECT_EQ(int{codes[j]}, nearest_on_grid(y, values) | (std::signbit(x[j]) ? 0x80 : 0)) << j;
+        }
+      }
+    }
+  }
+}
+
+TEST(BlockCast, EpsilonIsTheSmallestAmax) {
+  const Shape s = {4, 64, 1, 16};
+  Matrix x(FloatType::F32, s.rows, s.cols, 5);
+  for (std::int64_t c = 0; c < 16; ++c) x.f32[static_cast<std::size_t>(c)] = 0.0f;
+  std::vector<std::uint8_t> codes;
+  std::vector<float> scale_inv;
+  BlockCastArgs args = args_for(x, s, kTargets[0], codes, scale_inv);
+  args.amax_epsilon = 20.0f;  // above some blocks' amax, below others'
+  cast_blocks(args);
+  expect_blocks(x, s, args, "epsilon");
+  EXPECT_EQ(scale_inv[0], 1.0f / (448.0f / 20.0f));
+}
+
+TEST(BlockCast, StochasticRoundingHasTheBitsOfThePlainCast) {
+  const Shape s = {40, 1100, 8, 32};
+  const Matrix x(FloatType::BF16, s.rows, s.cols, 8);
+  std::vector<std::uint8_t> codes, first;
+  std::vector<float> scale_inv;
+  for (const SimdLevel level : levels()) {
+    for (const int threads : {1, 4}) {
+      const ScopedSimdLevel scoped(level);
+      const Threads pool(threads);
+      BlockCastArgs args = args_for(x, s, kTargets[0], codes, scale_inv);
+      args.stochastic = true;
+      args.seed = 99;
+      cast_blocks(args);
+      if (first.empty()) {  // row by row with the scales spread out, by the cast without blocks
+        std::vector<float> scales(static_cast<std::size_t>(s.cols));
+        first.resize(codes.size());
+        std::vector<std::uint8_t> all(codes.size());
+        for (std::int64_t band = 0; band < s.rows / s.block_rows; ++band) {
+          for (std::int64_t c = 0; c < s.cols; ++c) {
+            const double amax = amax_of(x, s, band, c / s.block_cols);
+            scales[static_cast<std::size_t>(c)] = static_cast<float>(scale_rule(amax, x.type, 448.0f, 0, false));
+          }
+          CastArgs plain;
+          plain.x = x.data();
+          plain.type = x.type;
+          plain.rows = s.rows;
+          plain.cols = s.cols;
+          plain.row_stride = x.stride();
+          plain.codes = all.data();
+          plain.scale = scales.data();
+          plain.scale_col_stride = 1;
+          plain.stochastic = true;
+          plain.seed = 99;
+          cast_to_fp8(plain);
+          const std::ptrdiff_t begin = band * s.block_rows * s.cols, end = begin + s.block_rows * s.cols;
+          std::copy(all.begin() + begin, all.begin() + end, first.begin() + begin);
+        }
+      }
+      expect_same(codes, first, std::string(name_of(level)) + " threads " + std::to_string(threads));
+    }
+  }
+}
+
+// --- MX
+
+int e8m0_by_definition(double amax, float max) {
+  const float v = static_cast<float>(amax * static_cast<double>(1.0f / max));
+  if (std::isnan(v)) return 0xFF;
+  for (int e = 0; e < 0xFE; ++e) {
+    if (std::ldexp(1.0, e - 127) >= static_cast<double>(v)) return e;
+  }
+  return 0xFE;
+}
+
+TEST(MxCast, FollowsTheFormulaInBothDirections) {
+  unsigned seed = 40;
+  for (const auto& [rows, cols] : {std::pair<std::int64_t, std::int64_t>{1, 1}, {3, 320}, {64, 33}, {100, 2500}, {31, 32}, {33, 31}}) {
+    for (const bool columnwise : {false, true}) {
+      for (const FloatType type : {FloatType::F32, FloatType::BF16, FloatType::F16}) {
+        const Matrix x(type, rows, cols, ++seed);
+        const Target& target = kTargets[seed % 3];
+        const Shape s = {rows, cols, columnwise ? 32 : 1, columnwise ? 1 : 32};
+        const std::vector<double> values = grid(target.format, target.max);
+        const std::int64_t across = tiles(cols, s.block_cols);
+        std::vector<int> want;
+        for (std::int64_t tile = 0; tile < tiles(rows, s.block_rows) * across; ++tile)
+          want.push_back(e8m0_by_definition(amax_of(x, s, tile / across, tile % across), target.max));
+        for (const SimdLevel level : levels()) {
+          const ScopedSimdLevel scoped(level);
+          std::vector<std::uint8_t> codes(static_cast<std::size_t>(rows * cols));
+          std::vector<std::uint8_t> e8m0(static_cast<std::size_t>(tiles(rows, s.block_rows) * across));
+          MxCastArgs args;
+          args.x = x.data();
+          args.type = type;
+          args.rows = rows;
+          args.cols = cols;
+          args.row_stride = x.stride();
+          args.codes = codes.data();
+          args.format = target.format;
+          args.max = target.max;
+          args.columnwise = columnwise;
+          args.e8m0 = e8m0.data();
+          cast_mx(args);
+          for (std::int64_t r = 0; r < rows; ++r) {
+            for (std::int64_t c = 0; c < cols; ++c) {
+              const auto tile = static_cast<std::size_t>(r / s.block_rows * across + c / s.block_cols);
+              const int e = want[tile];
+              ASSERT_EQ(int{e8m0[tile]}, e) << name_of(level);
+              ASSERT_EQ(int{codes[static_cast<std::size_t>(r * cols + c)]}, code_of(x, r, c, std::ldexp(1.0, 127 - e), values))
+                  << name_of(level) << " " << r << ", " << c;
+            }
+          }
+        }
+      }
+    }
+  }
+}
+
+TEST(MxCast, ExponentsOfHardAmaxes) {
+  // From the formula alone: powers of two times max, their neighbours, subnormal quotients, the ends of the range.
+  for (const float max : {448.0f, 240.0f, 57344.0f}) {
+    for (int e = -149; e <= 127; ++e) {
+      const float power = static_cast<float>(std::ldexp(1.0, e));
+      for (const float base : {power, power * max, power * 1.5f}) {
+        if (std::isinf(base)) continue;
+        for (const float amax : {base, std::nextafter(base, 0.0f), std::nextafter(base, kInf)}) {
+          EXPECT_EQ(int{e8m0_from_amax(amax, max)}, e8m0_by_definition(static_cast<double>(amax), max)) << amax << " " << max;
+        }
+      }
+    }
+    EXPECT_EQ(e8m0_from_amax(0.0f, max), 0);
+    EXPECT_EQ(e8m0_from_amax(kInf, max), 0xFE);
+    EXPECT_EQ(e8m0_from_amax(kNaN, max), 0xFF);
+  }
+  for (int e = 0; e < 0xFF; ++e) EXPECT_EQ(static_cast<double>(e8m0_value(static_cast<std::uint8_t>(e))), std::ldexp(1.0, e - 127));
+  EXPECT_TRUE(std::isnan(e8m0_value(0xFF)));
+}
+
+TEST(MxCast, InfinitiesSaturateAndNaNIsNaNAllOver) {
+  std::vector<float> x(96, 1.0f);
+  x[3] = -kInf;
+  x[40] = kNaN;
+  for (const SimdLevel level : levels()) {
+    const ScopedSimdLevel scoped(level);
+    std::vector<std::uint8_t> codes(96), e8m0(3);
+    MxCastArgs args;
+    args.x = x.data();
+    args.rows = 1;
+    args.cols = args.row_stride = 96;
+    args.codes = codes.data();
+    args.e8m0 = e8m0.data();
+    cast_mx(args);
+    EXPECT_EQ(e8m0, (std::vector<std::uint8_t>{0xFE, 0xFF, 119}));  // 1 / 448 is between 2^-9 and 2^-8
+    EXPECT_EQ(codes[3], 0xFE);                                     // -448
+    EXPECT_EQ(codes[0], 0);
+    for (std::size_t i = 32; i < 64; ++i) EXPECT_EQ(codes[i] & 0x7F, 0x7F);
+    for (std::size_t i = 64; i < 96; ++i) EXPECT_EQ(codes[i], 0x78);  // 256
+  }
+}
+
+// --- refusals
+
+template <class F>
+std::string error_of(F&& f) {
+  try {
+    f();
+  } catch (const std::invalid_argument& e) {
+    return e.what();
+  }
+  return "";
+}
+
+TEST(BlockCast, NamesWhatItCannotTake) {
+  std::vector<float> x(16), scale_inv(16);
+  std::vector<std::uint8_t> codes(16), e8m0(16);
+  BlockCastArgs good;
+  good.x = x.data();
+  good.rows = good.cols = good.row_stride = 4;
+  good.codes = codes.data();
+  good.scale_inv = scale_inv.data();
+  cast_blocks(good);
+  const auto refused = [&](auto&& change, const char* word) {
+    BlockCastArgs args = good;
+    change(args);
+    const std::string text = error_of([&] { cast_blocks(args); });
+    EXPECT_NE(text.find(word), std::string::npos) << text;
+  };
+  refused([](BlockCastArgs& a) { a.rows = -1; }, "-1 x 4");
+  refused([](BlockCastArgs& a) { a.row_stride = 3; }, "row_stride is 3");
+  refused([](BlockCastArgs& a) { a.block_cols = 0; }, "blocks of 1 x 0");
+  refused([](BlockCastArgs& a) { a.x = nullptr; }, "must not be null");
+  refused([](BlockCastArgs& a) { a.scale_inv = nullptr; }, "must not be null");
+  refused([](BlockCastArgs& a) { a.max = 449.0f; }, "max is 449");
+  refused([](BlockCastArgs& a) { a.amax_epsilon = kNaN; }, "amax_epsilon is nan");
+  refused([](BlockCastArgs& a) { a.amax_epsilon = -1.0f; }, "amax_epsilon is -1");
+  BlockDecodeArgs decode;
+  decode.codes = codes.data();
+  decode.rows = decode.cols = 4;
+  decode.y = x.data();
+  EXPECT_NE(error_of([&] { decode_blocks(decode); }).find("got neither"), std::string::npos);
+  decode.scale_inv = scale_inv.data();
+  decode.e8m0 = e8m0.data();
+  EXPECT_NE(error_of([&] { decode_blocks(decode); }).find("got both"), std::string::npos);
+  BlockCastArgs empty;  // no elements: nothing is needed
+  cast_blocks(empty);
+  empty.rows = 5;
+  cast_blocks(empty);
+  cast_mx(MxCastArgs{});
+  decode_blocks(BlockDecodeArgs{});
+}
+
+}  // namespace
+}  // namespace fp8::kernels
