@@ -1,0 +1,62 @@
+// SPDX-License-Identifier: Apache-2.0
+// The fp8 state of a model that trains: what must be saved with it so that training goes on bit for bit. JSON and plain tensors, no pickle.
+//
+//   DIR/fp8_state.json           {"version": 1, "states": {"model.layers.0.mlp.up_proj": {"recipe": "delayed habana HYBRID", "step": 300, ...}}}
+//   DIR/fp8_state.safetensors    NAME.forward.scale [n], NAME.forward.amax_history [H, n], the same of hybrid and backward   (F32)
+#pragma once
+#include <ATen/core/Tensor.h>
+
+#include <filesystem>
+#include <map>
+#include <memory>
+#include <string>
+#include <vector>
+
+#include "fp8/runtime/io/json.h"
+#include "fp8/transformer_engine/fp8_state.h"
+
+namespace torch::nn {
+class Module;
+}
+
+namespace fp8::te {
+
+struct NamedState {
+  std::string name;  ///< of the module, with a number where it has several products: "encoder.mlp.1"
+  std::shared_ptr<Fp8State> state;
+};
+
+/// Every fp8 state of a model: te modules and converted ones, in the order of registration. Also gives the states these names.
+std::vector<NamedState> fp8_states(const torch::nn::Module& model);
+
+struct ExtraState {
+  io::Json json;
+  std::map<std::string, at::Tensor> tensors;  ///< f32, on the CPU
+};
+
+ExtraState get_extra_state(const torch::nn::Module& model);
+
+/// What could not be taken over; empty: everything was.
+struct ExtraStateReport {
+  std::vector<std::string> missing;     ///< products of the model without state: they start anew
+  std::vector<std::string> unexpected;  ///< states of products that the model does not have
+};
+
+/// Another history length is fine: it is resized at the next step. Throws c10::Error naming the product for sizes that do not fit,
+/// values that are no scales, or another version.
+ExtraStateReport set_extra_state(const torch::nn::Module& model, const ExtraState& state);
+
+/// The two files, each written atomically. Throws io::Error.
+void save_extra_state(const torch::nn::Module& model, const std::filesystem::path& folder);
+/// Throws io::Error naming the file, or what set_extra_state() throws.
+ExtraStateReport load_extra_state(const torch::nn::Module& model, const std::filesystem::path& folder);
+
+/// One state as JSON and tensors, and back; what modules put into their archives.
+io::Json state_json(const Fp8StateValues& values);
+std::map<std::string, at::Tensor> state_tensors(const Fp8StateValues& values);
+Fp8StateValues state_from(const std::string& name, const io::Json& json, const std::map<std::string, at::Tensor>& tensors);
+
+/// Throws c10::Error if the bytes are a pickle, as other libraries store their extra state.
+void refuse_pickle(const std::string& name, const at::Tensor& bytes);
+
+}  // namespace fp8::te

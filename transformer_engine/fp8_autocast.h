@@ -1,0 +1,102 @@
+// SPDX-License-Identifier: Apache-2.0
+// The region in which products run in fp8. What a forward pass finds in force is captured by its autograd nodes: the region may have ended
+// when backward runs, on another thread.
+//
+//   { te::fp8_autocast region({.recipe = recipes::DelayedScaling::nvidia()}); loss = model(x); }   loss.backward();
+//
+// Regions nest: the innermost decides, an outer one's recipe and group are inherited where the inner names none. Scales whose dialect moves
+// them at the end of a step (nvidia) move when the outermost region ends without an exception.
+#pragma once
+#include <cstdint>
+#include <memory>
+#include <mutex>
+#include <optional>
+#include <vector>
+
+#include "fp8/recipes/recipe.h"
+#include "fp8/runtime/distributed/process_group.h"
+
+namespace fp8::te {
+
+class Fp8State;
+
+struct Fp8AutocastOptions {
+  bool enabled = true;
+  std::optional<recipes::Recipe> recipe = {};               ///< default: the outer region's, else DelayedScaling::habana()
+  bool calibrating = false;                                 ///< with enabled = false: high precision, but amaxes are recorded
+  std::optional<bool> force_measurement = {};               ///< overrules the recipe's interval: measure this pass, or don't
+  std::shared_ptr<runtime::distributed::ProcessGroup> group = nullptr;  ///< amaxes become the largest of all ranks (recipe.reduce_amax)
+  std::optional<bool> is_first_microbatch = {};             ///< true: fp8 weights are cast and kept; false: the kept ones are used
+  std::uint64_t seed = 0;                                   ///< of stochastic rounding
+  bool statistics = false;                                  ///< count saturated and underflowed elements of every cast
+};
+
+/// One region, shared by its RAII guard and the nodes made inside.
+class Fp8Region {
+ public:
+  Fp8Region(Fp8AutocastOptions options, std::shared_ptr<Fp8Region> outer);
+
+  const Fp8AutocastOptions& options() const { return options_; }
+  const recipes::Recipe& recipe() const { return recipe_; }
+  bool enabled() const { return options_.enabled; }
+
+  /// For modules: `state` recorded amaxes in a forward pass here. True if it is the first of the outermost region: its backward runs last.
+  bool ran_forward(const std::shared_ptr<Fp8State>& state);
+  void ran_backward(const std::shared_ptr<Fp8State>& state);
+  /// Reduces what the backward passes recorded and moves the scales that move at the end of a step.
+  void finish_backward();
+  void finish_forward();
+
+ private:
+  Fp8Region& root();
+
+  Fp8AutocastOptions options_;
+  recipes::Recipe recipe_;
+  std::shared_ptr<Fp8Region> outer_;
+  std::mutex mutex_;
+  std::vector<std::weak_ptr<Fp8State>> forward_, backward_;  // of the outermost region
+  bool any_forward_ = false;
+};
+
+/// The innermost region of this thread; null outside.
+const std::shared_ptr<Fp8Region>& current_region();
+/// A region is in force and enabled.
+bool is_fp8_enabled();
+
+class fp8_autocast {
+ public:
+  /// Throws std::invalid_argument for a recipe that does not validate, c10::Error on a first-generation device (no fp8 there).
+  explicit fp8_autocast(Fp8AutocastOptions options);
+  explicit fp8_autocast(bool enabled = true) : fp8_autocast(Fp8AutocastOptions{.enabled = enabled}) {}
+  fp8_autocast(bool enabled, recipes::Recipe recipe) : fp8_autocast(Fp8AutocastOptions{.enabled = enabled, .recipe = std::move(recipe)}) {}
+  ~fp8_autocast() noexcept(false);  ///< a group's failure to reduce is thrown here
+  fp8_autocast(const fp8_autocast&) = delete;
+  fp8_autocast& operator=(const fp8_autocast&) = delete;
+
+ private:
+  std::shared_ptr<Fp8Region> region_, previous_;
+  int exceptions_;
+};
+
+/// A captured region in force again on this thread (activation checkpointing); ends without moving any scale.
+class RegionScope {
+ public:
+  explicit RegionScope(std::shared_ptr<Fp8Region> region);
+  ~RegionScope();
+  RegionScope(const RegionScope&) = delete;
+  RegionScope& operator=(const RegionScope&) = delete;
+
+ private:
+  std::shared_ptr<Fp8Region> previous_;
+};
+
+/// f that runs in a region of its own each time: fp8_autocast as a decorator.
+template <class F>
+auto in_fp8_autocast(F f, Fp8AutocastOptions options = {}) {
+  return [f = std::move(f), options = std::move(options)](auto&&... arguments) {
+    const fp8_autocast region(options);
+    return f(std::forward<decltype(arguments)>(arguments)...);
+  };
+}
+
+}  // namespace fp8::te

@@ -1,0 +1,73 @@
+// SPDX-License-Identifier: Apache-2.0
+#include "fp8/transformer_engine/fp8_module.h"
+
+#include <ATen/ops/empty.h>
+#include <c10/util/Exception.h>
+#include <torch/serialize/input-archive.h>
+#include <torch/serialize/output-archive.h>
+
+#include <cstring>
+
+#include "fp8/transformer_engine/extra_state.h"
+
+namespace fp8::te {
+namespace {
+
+std::string key_of(std::size_t i) { return "fp8_extra_state_" + std::to_string(i); }
+constexpr const char* kForeignKeys[] = {"_extra_state", "fp8_extra_state"};
+
+at::Tensor bytes_of(const std::string& text) {
+  at::Tensor t = at::empty({static_cast<std::int64_t>(text.size())}, at::kByte);
+  std::memcpy(t.mutable_data_ptr(), text.data(), text.size());
+  return t;
+}
+
+}  // namespace
+
+void Fp8Module::save_fp8(torch::serialize::OutputArchive& archive) const {
+  const auto states = fp8_states();
+  for (std::size_t i = 0; i < states.size(); ++i) {
+    const Fp8StateValues values = states[i]->values();
+    archive.write(key_of(i), bytes_of(state_json(values).dump()), /*is_buffer=*/true);
+    for (const auto& [key, tensor] : state_tensors(values)) {
+      std::string name = key_of(i) + "_" + key;
+      for (char& c : name) c = c == '.' ? '_' : c;  // archives take no dots
+      archive.write(name, tensor, /*is_buffer=*/true);
+    }
+  }
+}
+
+void Fp8Module::load_fp8(torch::serialize::InputArchive& archive) {
+  const auto states = fp8_states();
+  for (const char* foreign : kForeignKeys) {
+    at::Tensor blob;
+    if (archive.try_read(foreign, blob, /*is_buffer=*/true) && blob.defined()) refuse_pickle(states.empty() ? foreign : states[0]->name(), blob);
+  }
+  for (std::size_t i = 0; i < states.size(); ++i) {
+    const std::string& name = states[i]->name();
+    at::Tensor text;
+    if (!archive.try_read(key_of(i), text, /*is_buffer=*/true)) {
+      TORCH_WARN("[load] '", name, "': the archive holds no fp8 state: its scales stay as they are");
+      continue;
+    }
+    text = text.cpu().contiguous();
+    const io::Json json = io::parse_json({static_cast<const char*>(text.const_data_ptr()), static_cast<std::size_t>(text.nbytes())}, name);
+    std::map<std::string, at::Tensor> tensors;
+    for (const char* key : {"forward.scale", "forward.amax_history", "hybrid.scale", "hybrid.amax_history", "backward.scale", "backward.amax_history", "amax_seen"}) {
+      std::string in_archive = key_of(i) + "_" + key;
+      for (char& c : in_archive) c = c == '.' ? '_' : c;
+      at::Tensor t;
+      if (archive.try_read(in_archive, t, /*is_buffer=*/true)) tensors[key] = t.cpu();
+    }
+    states[i]->set_values(state_from(name, json, tensors));
+  }
+}
+
+void check_parallel(const char* module, const ParallelOptions& options) {
+  TORCH_CHECK(options.tp_size == 1, "[", module, "] tp_size: found ", options.tp_size, ", allowed: 1 (tensor parallelism comes with distributed training)");
+  TORCH_CHECK(!options.sequence_parallel, "[", module, "] sequence_parallel: found true, allowed: false (it comes with distributed training)");
+  const std::string& mode = options.parallel_mode;
+  TORCH_CHECK(mode.empty() || mode == "column" || mode == "row", "[", module, "] parallel_mode: found \"", mode, "\", allowed: \"\", \"column\", \"row\"");
+}
+
+}  // namespace fp8::te

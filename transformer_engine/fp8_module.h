@@ -1,0 +1,40 @@
+// SPDX-License-Identifier: Apache-2.0
+// What the modules of this folder share: fp8 states that are saved and loaded with the module, and the arguments of tensor parallelism, which
+// are taken when they ask for nothing.
+#pragma once
+#include <memory>
+#include <string>
+#include <vector>
+
+#include "fp8/transformer_engine/fp8_state.h"
+
+namespace torch::serialize {
+class OutputArchive;
+class InputArchive;
+}  // namespace torch::serialize
+
+namespace fp8::te {
+
+/// Beside torch::nn::Module in a module's bases. save() and load() of the module call save_fp8() and load_fp8().
+class Fp8Module {
+ public:
+  virtual ~Fp8Module() = default;
+  /// Its own states (not those of submodules), always in the same order.
+  virtual std::vector<std::shared_ptr<Fp8State>> fp8_states() const = 0;
+
+ protected:
+  void save_fp8(torch::serialize::OutputArchive& archive) const;
+  /// An archive without fp8 state leaves the states as they are, with a warning. Throws c10::Error for state of other tensors and for pickles.
+  void load_fp8(torch::serialize::InputArchive& archive);
+};
+
+/// Tensor parallelism: accepted where there is one process, so that code written for several runs.
+struct ParallelOptions {
+  int tp_size = 1;
+  std::string parallel_mode = {};   ///< "", "column" or "row"
+  bool sequence_parallel = false;
+};
+/// Throws c10::Error "[te::Linear] tp_size: found 2, allowed: 1 (...)".
+void check_parallel(const char* module, const ParallelOptions& options);
+
+}  // namespace fp8::te

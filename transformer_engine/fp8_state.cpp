@@ -1,0 +1,242 @@
+// SPDX-License-Identifier: Apache-2.0
+#include "fp8/transformer_engine/fp8_state.h"
+
+#include <c10/util/Exception.h>
+
+#include <algorithm>
+#include <cmath>
+#include <utility>
+
+#include "fp8/runtime/device/device.h"
+#include "fp8/transformer_engine/replay_log.h"
+
+namespace fp8::te {
+namespace {
+
+using recipes::DelayedScaling;
+using recipes::RecipeDialect;
+using recipes::RecipeFormat;
+using recipes::TensorMeta;
+
+/// What must not change while a history is of use.
+std::string key_of(const recipes::Recipe& recipe) {
+  std::string key = recipes::name_of(recipe);
+  if (const auto* d = std::get_if<DelayedScaling>(&recipe)) {
+    key += d->dialect == RecipeDialect::habana ? " habana " : " nvidia ";
+  } else {
+    key += " ";
+  }
+  return key + recipes::name_of(recipes::format_of(recipe));
+}
+
+bool keeps_hybrid_copies(const DelayedScaling& d) { return d.dialect == RecipeDialect::habana && d.fp8_format == RecipeFormat::HYBRID; }
+
+int current_row(const TensorMeta& meta, const DelayedScaling& d) { return d.dialect == RecipeDialect::habana ? meta.amax_history_index : 0; }
+
+std::vector<float> to_vector(const Eigen::ArrayXf& a) { return {a.data(), a.data() + a.size()}; }
+
+void fit_history(TensorMeta& meta, const DelayedScaling& d) {
+  if (meta.amax_history.rows() != d.amax_history_len) recipes::resize_history(meta, d, d.amax_history_len);
+}
+
+}  // namespace
+
+Fp8State::Fp8State(std::string name, int forward_tensors, int backward_tensors)
+    : name_(std::move(name)), forward_tensors_(forward_tensors), backward_tensors_(backward_tensors) {
+  values_.amax_seen.assign(static_cast<std::size_t>(forward_tensors), 0.0f);
+}
+
+void Fp8State::set_recipe(std::optional<recipes::Recipe> recipe) {
+  if (recipe.has_value()) recipes::validate(*recipe);
+  const std::lock_guard<std::mutex> lock(mutex_);
+  own_ = std::move(recipe);
+}
+
+recipes::Recipe Fp8State::recipe_in(const Fp8Region& region) const {
+  const std::lock_guard<std::mutex> lock(mutex_);
+  return own_.has_value() ? *own_ : region.recipe();
+}
+
+void Fp8State::adopt(const recipes::Recipe& recipe) {
+  const std::string key = key_of(recipe);
+  in_use_ = recipe;
+  const auto* d = delayed();
+  if (values_.recipe != key) {
+    if (!values_.recipe.empty()) TORCH_WARN("[fp8_autocast] the recipe of '", name_, "' changed from ", values_.recipe, " to ", key, ": its scales start anew");
+    const int history = d != nullptr ? d->amax_history_len : 1;
+    values_.forward = TensorMeta(forward_tensors_, history);
+    values_.backward = TensorMeta(backward_tensors_, history);
+    values_.hybrid = d != nullptr && keeps_hybrid_copies(*d) ? TensorMeta(forward_tensors_, history) : TensorMeta();
+    values_.forward_due = values_.backward_due = false;
+    values_.recipe = key;
+    kept.reset();
+  } else if (d != nullptr) {
+    fit_history(values_.forward, *d);
+    fit_history(values_.backward, *d);
+    if (keeps_hybrid_copies(*d)) fit_history(values_.hybrid, *d);
+  }
+}
+
+void Fp8State::move_scales(Pass pass, bool due) {
+  const DelayedScaling& d = *delayed();
+  const float forward_max = recipes::fp8_max(recipes::forward_format(d.fp8_format), dialect_);
+  const float backward_max = recipes::fp8_max(recipes::backward_format(d.fp8_format), dialect_);
+  const auto move = [&](TensorMeta& meta, float max) {
+    if (due) recipes::update_scales(meta, d, max);
+    recipes::finish_step(meta, d);
+  };
+  if (pass == Pass::backward) {
+    move(values_.backward, backward_max);
+    values_.backward_due = false;
+    return;
+  }
+  move(values_.forward, forward_max);
+  if (keeps_hybrid_copies(d)) move(values_.hybrid, backward_max);
+  values_.forward_due = false;
+}
+
+StepScales Fp8State::begin_forward(Fp8Region& region, bool training) {
+  ReplayLog* log = current_replay_log();
+  if (log != nullptr) {
+    if (auto given = log->given(*this)) return std::move(*given);
+  }
+  const recipes::Recipe recipe = recipe_in(region);
+  StepScales s;
+  {
+    const std::lock_guard<std::mutex> lock(mutex_);
+    dialect_ = runtime::device_dialect("fp8_autocast");
+    adopt(recipe);
+    s.step = values_.step + 1;
+    const auto* d = delayed();
+    const auto& forced = region.options().force_measurement;
+    if (training) {
+      values_.step = s.step;
+      if (d != nullptr && d->dialect == RecipeDialect::habana && values_.forward_due) {
+        move_scales(Pass::forward, forced.has_value() || recipes::updates_scale(*d, s.step));
+      }
+      s.record = d != nullptr && forced.value_or(recipes::measures_amax(*d, s.step));
+    }
+    s.scale = to_vector(values_.forward.scale);
+    s.scale_inv = to_vector(values_.forward.scale_inv);
+    if (d != nullptr && keeps_hybrid_copies(*d)) {
+      s.hybrid_scale = to_vector(values_.hybrid.scale);
+      s.hybrid_scale_inv = to_vector(values_.hybrid.scale_inv);
+    }
+  }
+  if (training) s.last_backward = region.ran_forward(shared_from_this());
+  if (log != nullptr) log->remember(*this, s);
+  return s;
+}
+
+StepScales Fp8State::begin_backward(Fp8Region& region, const StepScales& forward) {
+  StepScales s;
+  s.step = forward.step;
+  s.record = forward.record;
+  s.last_backward = forward.last_backward;
+  {
+    const std::lock_guard<std::mutex> lock(mutex_);
+    const auto* d = delayed();
+    if (d != nullptr && d->dialect == RecipeDialect::habana && values_.backward_due) {
+      move_scales(Pass::backward, region.options().force_measurement.has_value() || recipes::updates_scale(*d, s.step));
+    }
+    values_.backward_step = s.step;
+    s.scale = to_vector(values_.backward.scale);
+    s.scale_inv = to_vector(values_.backward.scale_inv);
+  }
+  region.ran_backward(shared_from_this());
+  return s;
+}
+
+void Fp8State::record(Pass pass, const StepScales& scales, int index, float amax, float format_max) {
+  if (!scales.record) return;
+  const std::lock_guard<std::mutex> lock(mutex_);
+  const auto* d = delayed();
+  if (d == nullptr) return;
+  ++statistics_.casts;
+  const float reached = amax * scales.scale[static_cast<std::size_t>(index)] / format_max;
+  if (scales.step > 1 && reached > 1.0f) {
+    ++statistics_.stale;
+    statistics_.worst = std::max(statistics_.worst, reached);
+  }
+  (pass == Pass::forward ? values_.forward_due : values_.backward_due) = true;
+  // A NaN or an infinity says nothing about the next step, and would stay in the history for its whole length.
+  if (!std::isfinite(amax)) return;
+  recipes::record_amax(pass == Pass::forward ? values_.forward : values_.backward, *d, index, amax);
+  if (pass == Pass::backward) return;
+  if (keeps_hybrid_copies(*d)) recipes::record_amax(values_.hybrid, *d, index, amax);
+  auto& seen = values_.amax_seen[static_cast<std::size_t>(index)];
+  seen = std::max(seen, amax);
+}
+
+void Fp8State::count(std::int64_t elements, std::int64_t saturated, std::int64_t underflowed) {
+  const std::lock_guard<std::mutex> lock(mutex_);
+  statistics_.elements += elements;
+  statistics_.saturated += saturated;
+  statistics_.underflowed += underflowed;
+}
+
+void Fp8State::copy_recorded(Pass pass, std::vector<float>& to) const {
+  const std::lock_guard<std::mutex> lock(mutex_);
+  const auto* d = delayed();
+  if (d == nullptr || !d->reduce_amax) return;
+  const TensorMeta& meta = pass == Pass::forward ? values_.forward : values_.backward;
+  for (Eigen::Index i = 0; i < meta.amax_history.cols(); ++i) to.push_back(meta.amax_history(current_row(meta, *d), i));
+}
+
+const float* Fp8State::replace_recorded(Pass pass, const float* from) {
+  const std::lock_guard<std::mutex> lock(mutex_);
+  const auto* d = delayed();
+  if (d == nullptr || !d->reduce_amax) return from;
+  TensorMeta& meta = pass == Pass::forward ? values_.forward : values_.backward;
+  const int row = current_row(meta, *d);
+  for (Eigen::Index i = 0; i < meta.amax_history.cols(); ++i, ++from) {
+    meta.amax_history(row, i) = *from;
+    if (pass == Pass::forward && keeps_hybrid_copies(*d)) values_.hybrid.amax_history(row, i) = *from;
+  }
+  return from;
+}
+
+void Fp8State::end_of_step(Pass pass) {
+  const std::lock_guard<std::mutex> lock(mutex_);
+  const auto* d = delayed();
+  if (d == nullptr || d->dialect != RecipeDialect::nvidia) return;
+  if (pass == Pass::forward ? values_.forward_due : values_.backward_due) move_scales(pass, true);
+}
+
+CastStatistics Fp8State::take_statistics() {
+  const std::lock_guard<std::mutex> lock(mutex_);
+  return std::exchange(statistics_, {});
+}
+
+void Fp8State::seed(const std::vector<float>& amax, const recipes::Recipe& recipe) {
+  TORCH_CHECK(amax.size() == static_cast<std::size_t>(forward_tensors_), "[seed] '", name_, "': expected ", forward_tensors_, " amaxes, got ", amax.size());
+  const std::lock_guard<std::mutex> lock(mutex_);
+  dialect_ = runtime::device_dialect("fp8_autocast");
+  adopt(recipe);
+  const auto* d = delayed();
+  if (d == nullptr) return;  // the other recipes look at the tensor itself
+  const auto fill = [&](TensorMeta& meta, float max) {
+    for (Eigen::Index i = 0; i < meta.amax_history.cols(); ++i) meta.amax_history.col(i).setConstant(amax[static_cast<std::size_t>(i)]);
+    recipes::update_scales(meta, *d, max);
+  };
+  fill(values_.forward, recipes::fp8_max(recipes::forward_format(d->fp8_format), dialect_));
+  if (keeps_hybrid_copies(*d)) fill(values_.hybrid, recipes::fp8_max(recipes::backward_format(d->fp8_format), dialect_));
+  for (std::size_t i = 0; i < amax.size(); ++i) values_.amax_seen[i] = std::max(values_.amax_seen[i], amax[i]);
+}
+
+Fp8StateValues Fp8State::values() const {
+  const std::lock_guard<std::mutex> lock(mutex_);
+  return values_;
+}
+
+void Fp8State::set_values(Fp8StateValues values) {
+  TORCH_CHECK(values.recipe.empty() || (values.forward.scale.size() == forward_tensors_ && values.backward.scale.size() == backward_tensors_),
+              "[set_extra_state] '", name_, "': expected the state of ", forward_tensors_, " forward and ", backward_tensors_, " backward tensors, got ",
+              values.forward.scale.size(), " and ", values.backward.scale.size());
+  const std::lock_guard<std::mutex> lock(mutex_);
+  values_ = std::move(values);
+  values_.amax_seen.resize(static_cast<std::size_t>(forward_tensors_), 0.0f);
+  kept.reset();
+}
+
+}  // namespace fp8::te

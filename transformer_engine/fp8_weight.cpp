@@ -1,0 +1,123 @@
+// SPDX-License-Identifier: Apache-2.0
+#include "fp8/transformer_engine/fp8_weight.h"
+
+#include <ATen/core/grad_mode.h>
+#include <ATen/ops/linear.h>
+#include <torch/csrc/autograd/custom_function.h>
+
+#include <stdexcept>
+#include <utility>
+
+#include "fp8/runtime/device/device.h"
+#include "fp8/runtime/ops/native/arguments.h"
+#include "fp8/transformer_engine/quantized_operand.h"
+
+namespace fp8::te {
+namespace {
+
+thread_local std::optional<QuantizedInitOptions> t_options;
+
+recipes::Recipe recipe_of(const QuantizedInitOptions& options) { return options.recipe.value_or(recipes::Recipe(recipes::DelayedScaling::habana())); }
+
+bool power_of_two(const recipes::Recipe& recipe) {
+  if (const auto* d = std::get_if<recipes::DelayedScaling>(&recipe)) return d->power_of_two_scale;
+  return std::get<recipes::CurrentScaling>(recipe).power_of_two_scale;
+}
+
+/// Decoded values whose gradient goes to the codes' parameter.
+struct Decode : torch::autograd::Function<Decode> {
+  static at::Tensor forward(torch::autograd::AutogradContext* context, const at::Tensor& parameter) {
+    context->saved_data["dtype"] = parameter.grad_dtype().value_or(at::kFloat);
+    return fp8_weight(parameter)->values().detach().clone();
+  }
+  static torch::autograd::variable_list backward(torch::autograd::AutogradContext* context, torch::autograd::variable_list gradients) {
+    return {gradients[0].defined() ? gradients[0].to(context->saved_data["dtype"].toScalarType()) : at::Tensor()};
+  }
+};
+
+}  // namespace
+
+quantized_model_init::quantized_model_init(QuantizedInitOptions options) : previous_(t_options) {
+  const recipes::Recipe recipe = recipe_of(options);
+  recipes::validate(recipe);
+  if (!std::holds_alternative<recipes::DelayedScaling>(recipe) && !std::holds_alternative<recipes::CurrentScaling>(recipe)) {
+    throw std::invalid_argument(std::string("quantized_model_init: recipe: found ") + recipes::name_of(recipe) + ", allowed: delayed, current (one scale per tensor)");
+  }
+  t_options = std::move(options);
+}
+quantized_model_init::~quantized_model_init() { t_options = std::move(previous_); }
+
+Fp8Weight::Fp8Weight(const at::Tensor& values, QuantizedInitOptions options)
+    : options_(std::move(options)),
+      format_(recipes::forward_format(recipes::format_of(recipe_of(options_)))),
+      dialect_(runtime::device_dialect("quantized_model_init")) {
+  const at::NoGradGuard no_grad;
+  const at::Tensor initial = values.detach().to(at::kFloat).contiguous();
+  cast(initial);
+  if (options_.preserve_high_precision_init_val) initial_ = initial.clone();
+  if (options_.keep_master) master_ = initial.clone();
+}
+
+void Fp8Weight::cast(const at::Tensor& values) {
+  const float max = recipes::fp8_max(format_, dialect_), amax = amax_of(values);
+  recipes::DelayedScaling rule = recipes::DelayedScaling::nvidia();
+  if (power_of_two(recipe_of(options_))) rule = recipes::DelayedScaling::habana();
+  const float scale = recipes::next_scale(amax, 1.0f, max, rule);
+  scale_inv_ = 1.0f / scale;
+  const at::Tensor codes = cast_tensor(values, format_, dialect_, scale, nullptr);
+  if (!codes_.defined()) {
+    codes_ = codes;
+  } else {
+    codes_.view(at::kByte).copy_(codes.view(at::kByte));
+  }
+}
+
+Operand Fp8Weight::operand(const at::Tensor& codes) const {
+  Operand o;
+  o.codes = codes.detach();
+  o.scale_inv = scale_inv_;
+  return o;
+}
+
+at::Tensor Fp8Weight::values() { return master_.defined() ? master_ : te::dequantize(operand(codes_), at::kFloat); }
+
+void Fp8Weight::assign(const at::Tensor& values) {
+  TORCH_CHECK(values.sizes() == codes_.sizes(), "[Fp8Weight] expected values of sizes ", codes_.sizes(), ", got ", values.sizes());
+  const at::NoGradGuard no_grad;
+  const at::Tensor v = values.detach().to(at::kFloat).contiguous();
+  if (master_.defined() && !master_.is_same(values)) master_.copy_(v);
+  cast(v);
+}
+
+at::Tensor Fp8Weight::linear(const runtime::LinearCall& call) { return at::linear(call.x, dequantize(call.tag, call.view, call.weight).to(call.x.scalar_type()), call.bias); }
+
+at::Tensor Fp8Weight::convolution(const runtime::ConvolutionCall& call) {
+  TORCH_CHECK(false, "[Fp8Weight] the weight of module '", call.tag.module_names(), "' is held in fp8: expected a linear product, got a convolution");
+}
+
+at::Tensor Fp8Weight::dequantize(const runtime::WeightTag&, const runtime::WeightView&, const at::Tensor& weight) {
+  return te::dequantize(operand(weight.contiguous()), at::kFloat);
+}
+
+std::string Fp8Weight::describe() const { return std::string(recipes::name_of(format_)) + " parameter, one scale"; }
+
+at::Tensor make_weight_parameter(at::Tensor values, const std::string& module) {
+  if (!t_options.has_value() || !t_options->enabled) return values;
+  const auto handler = std::make_shared<Fp8Weight>(values, *t_options);
+  const at::Tensor codes = handler->codes();
+  runtime::tag_weight(codes, module, handler);
+  codes.requires_grad_(true);
+  codes.set_grad_dtype(values.scalar_type());
+  return codes;
+}
+
+Fp8Weight* fp8_weight(const at::Tensor& parameter) {
+  return c10::isFloat8Type(parameter.scalar_type()) ? dynamic_cast<Fp8Weight*>(runtime::quantized_parameter(parameter)) : nullptr;
+}
+
+at::Tensor weight_values(const at::Tensor& parameter) {
+  if (fp8_weight(parameter) == nullptr) return parameter;
+  return at::GradMode::is_enabled() ? Decode::apply(parameter) : fp8_weight(parameter)->values();
+}
+
+}  // namespace fp8::te

@@ -1,0 +1,84 @@
+// SPDX-License-Identifier: Apache-2.0
+// Parameters that are held in fp8 only: one byte an element, one scale, and no copy in high precision unless one is asked for.
+//
+//   te::quantized_model_init init({.preserve_high_precision_init_val = true});   modules made here hold fp8 weights
+//   step:  w = decode(codes) or the kept copy;  update;  scale = f(max |w|);  codes = cast(w * scale)
+//
+// The codes are the parameter (dtype float8_e4m3fn, or e5m2 for E5M2 recipes); its gradient has the dtype it would have had
+// (Tensor::set_grad_dtype). Optimizers of runtime/optim know them (runtime::QuantizedParameter); upstream's throw on the dtype.
+#pragma once
+#include <ATen/core/Tensor.h>
+
+#include <memory>
+#include <optional>
+
+#include "fp8/recipes/recipe.h"
+#include "fp8/runtime/intercept/op_handler.h"
+#include "fp8/runtime/intercept/quantized_parameter.h"
+#include "fp8/transformer_engine/operand.h"
+
+namespace fp8::te {
+
+struct QuantizedInitOptions {
+  bool enabled = true;
+  std::optional<recipes::Recipe> recipe = {};     ///< format and kind of scale (power of two or not); one scale per tensor: delayed or current
+  bool preserve_high_precision_init_val = false;  ///< keep the initial values in f32 until clear_high_precision_init_val()
+  bool keep_master = false;                       ///< optimizers work on an f32 copy instead of decoding the codes
+};
+
+/// te modules made on this thread while it lives hold fp8 weights (on hpu). Throws std::invalid_argument for a recipe with block scales.
+class quantized_model_init {
+ public:
+  explicit quantized_model_init(QuantizedInitOptions options = {});
+  ~quantized_model_init();
+  quantized_model_init(const quantized_model_init&) = delete;
+  quantized_model_init& operator=(const quantized_model_init&) = delete;
+
+ private:
+  std::optional<QuantizedInitOptions> previous_;
+};
+
+class Fp8Weight final : public runtime::OpHandler, public runtime::QuantizedParameter {
+ public:
+  /// values: f32, bf16 or f16 on hpu. The handler of the parameter that make_fp8_weight() makes.
+  Fp8Weight(const at::Tensor& values, QuantizedInitOptions options);
+
+  /// Both ways of the codes as a product's operand.
+  Operand operand(const at::Tensor& codes) const;
+  float scale_inv() const { return scale_inv_; }
+  at::Tensor codes() const { return codes_; }
+
+  at::Tensor values() override;
+  void assign(const at::Tensor& values) override;
+
+  at::Tensor high_precision_init_val() const { return initial_; }  ///< undefined: not kept, or cleared
+  void clear_high_precision_init_val() { initial_ = {}; }
+
+  at::Tensor linear(const runtime::LinearCall& call) override;
+  at::Tensor convolution(const runtime::ConvolutionCall& call) override;
+  at::Tensor dequantize(const runtime::WeightTag& tag, const runtime::WeightView& view, const at::Tensor& weight) override;
+  bool owns_values() const override { return true; }
+  std::string describe() const override;
+
+ private:
+  void cast(const at::Tensor& values);
+
+  QuantizedInitOptions options_;
+  recipes::Format format_;
+  recipes::Dialect dialect_;
+  float scale_inv_ = 1.0f;
+  at::Tensor codes_, master_, initial_;
+};
+
+/// The parameter that a te module registers for a weight of these initial values: the tensor itself outside of quantized_model_init, else fp8
+/// codes with an Fp8Weight, named `module` in messages. Call it where the values are.
+at::Tensor make_weight_parameter(at::Tensor values, const std::string& module);
+
+/// The weight in `dtype` with a gradient that reaches the parameter: what a te module multiplies with where fp8 is off. An ordinary parameter
+/// comes back as it is.
+at::Tensor weight_values(const at::Tensor& parameter);
+
+/// The Fp8Weight of a parameter; null for ordinary ones.
+Fp8Weight* fp8_weight(const at::Tensor& parameter);
+
+}  // namespace fp8::te

@@ -1,0 +1,66 @@
+// SPDX-License-Identifier: Apache-2.0
+// y = x w^T + b, in fp8 inside an enabled fp8_autocast region, else bit-equal to torch::nn::functional::linear.
+#pragma once
+#include <ATen/core/Tensor.h>
+#include <torch/nn/cloneable.h>
+#include <torch/nn/pimpl.h>
+
+#include <functional>
+#include <optional>
+#include <utility>
+
+#include "fp8/transformer_engine/fp8_linear.h"
+#include "fp8/transformer_engine/fp8_module.h"
+
+namespace fp8::te {
+
+/// Fills a weight in place. Default: normal(0, 0.023).
+using InitMethod = std::function<void(at::Tensor)>;
+
+struct LinearOptions {
+  std::int64_t in_features = 0, out_features = 0;
+  bool bias = true;                                  ///< initialised to zeros
+  bool return_bias = false;                          ///< forward_with_bias() gives the bias back instead of adding it
+  at::ScalarType params_dtype = at::kFloat;          ///< f32, bf16 or f16
+  InitMethod init_method = nullptr;
+  at::Device device = at::Device(at::kHPU, 0);
+  bool minimize_memory = false;                      ///< the fp8 weight is cast again in backward (also PT_HPU_FP8_MINIMIZE_MEMORY=1)
+  std::string name = "linear";                       ///< in messages, and in the seeds of stochastic rounding
+  ParallelOptions parallel = {};
+};
+
+class LinearImpl : public torch::nn::Cloneable<LinearImpl>, public Fp8Module {
+ public:
+  /// Throws c10::Error naming the argument.
+  explicit LinearImpl(LinearOptions options);
+  LinearImpl(std::int64_t in_features, std::int64_t out_features) : LinearImpl(LinearOptions{.in_features = in_features, .out_features = out_features}) {}
+
+  void reset() override;
+  /// x: [..., in_features] -> [..., out_features]. With return_bias the bias is left out.
+  at::Tensor forward(const at::Tensor& x, std::optional<bool> is_first_microbatch = std::nullopt);
+  /// {y, bias}: y without the bias, where return_bias is set; else {y, undefined}.
+  std::pair<at::Tensor, at::Tensor> forward_with_bias(const at::Tensor& x, std::optional<bool> is_first_microbatch = std::nullopt);
+
+  std::vector<std::shared_ptr<Fp8State>> fp8_states() const override { return {state_}; }
+  void save(torch::serialize::OutputArchive& archive) const override;
+  void load(torch::serialize::InputArchive& archive) override;
+  void pretty_print(std::ostream& stream) const override;
+
+  const LinearOptions& options() const { return options_; }
+
+  at::Tensor weight;  ///< [out_features, in_features]
+  at::Tensor bias;    ///< [out_features]; undefined without
+
+ private:
+  LinearOptions options_;
+  std::shared_ptr<Fp8State> state_;
+};
+TORCH_MODULE(Linear);
+
+/// What every module with a product does: fp8_linear in an enabled region, else at::linear (after recording, in a calibrating one).
+at::Tensor linear_or_fp8(const at::Tensor& x, const at::Tensor& weight, const at::Tensor& bias, const std::shared_ptr<Fp8State>& state, const Fp8LinearOptions& options);
+
+/// A weight of these sizes, drawn by `init` (default normal(0, 0.023)) on `device`.
+at::Tensor initial_weight(at::IntArrayRef sizes, const InitMethod& init, at::ScalarType dtype, at::Device device);
+
+}  // namespace fp8::te
