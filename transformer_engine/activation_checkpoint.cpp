@@ -62,7 +62,7 @@ struct Recompute final : torch::autograd::Node {
     TORCH_CHECK(!inputs.empty() || needs_grad.empty(), "[checkpoint] backward ran twice: expected it once (retain_graph keeps no checkpointed inputs)");
     variable_list again;
     for (std::size_t i = 0; i < inputs.size(); ++i) {
-      at::Tensor t = inputs[i].unpack(shared_from_this());
+      at::Tensor t = inputs[i].unpack();
       if (t.defined()) t = t.detach();
       if (needs_grad[i]) t.requires_grad_(true);
       again.push_back(std::move(t));
@@ -117,7 +117,7 @@ std::optional<StepScales> ReplayLog::given(const Fp8State& state) {
 
 std::vector<at::Tensor> checkpoint(const CheckpointedFunction& function, const std::vector<at::Tensor>& inputs, const CheckpointOptions& options) {
   if (!at::GradMode::is_enabled()) return function(inputs);
-  auto node = std::shared_ptr<Recompute>(new Recompute, torch::autograd::deleteNode);
+  auto node = c10::make_intrusive<Recompute>();
   node->function = function;
   node->log = ReplayLog(current_replay_log());
   node->region = current_region();
@@ -132,7 +132,9 @@ std::vector<at::Tensor> checkpoint(const CheckpointedFunction& function, const s
     node->inputs.emplace_back(t, /*is_output=*/false);
     node->needs_grad.push_back(t.defined() && t.requires_grad());
   }
-  node->set_next_edges(torch::autograd::collect_next_edges(inputs));
+  torch::autograd::edge_list edges;
+  for (const auto& t : inputs) edges.push_back(t.defined() && t.requires_grad() ? torch::autograd::impl::gradient_edge(t) : torch::autograd::Edge());
+  node->set_next_edges(std::move(edges));
   std::vector<at::Tensor> outputs;
   {
     const at::NoGradGuard no_grad;

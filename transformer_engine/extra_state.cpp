@@ -183,7 +183,7 @@ ExtraStateReport set_extra_state(const torch::nn::Module& model, const ExtraStat
 
 void save_extra_state(const torch::nn::Module& model, const std::filesystem::path& folder) {
   const ExtraState extra = get_extra_state(model);
-  std::vector<io::TensorSpec> specs;
+  std::vector<io::SafetensorsWriter::Entry> specs;
   for (const auto& [name, tensor] : extra.tensors) specs.push_back({name, io::DType::F32, tensor.sizes().vec()});
   io::SafetensorsWriter writer(folder / kTensorFile, specs);
   for (const auto& [name, tensor] : extra.tensors) writer.write(name, tensor.const_data_ptr());

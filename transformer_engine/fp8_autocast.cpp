@@ -103,7 +103,10 @@ fp8_autocast::fp8_autocast(Fp8AutocastOptions options) : previous_(t_region), ex
   t_region = region_;
 }
 
-fp8_autocast::~fp8_autocast() noexcept(false) {
+fp8_autocast::~fp8_autocast() noexcept(false) { end(); }
+
+void fp8_autocast::end() {
+  if (std::exchange(ended_, true)) return;
   t_region = previous_;
   if (previous_ == nullptr && std::uncaught_exceptions() == exceptions_) region_->finish_forward();
 }

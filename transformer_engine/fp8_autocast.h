@@ -69,13 +69,16 @@ class fp8_autocast {
   explicit fp8_autocast(Fp8AutocastOptions options);
   explicit fp8_autocast(bool enabled = true) : fp8_autocast(Fp8AutocastOptions{.enabled = enabled}) {}
   fp8_autocast(bool enabled, recipes::Recipe recipe) : fp8_autocast(Fp8AutocastOptions{.enabled = enabled, .recipe = std::move(recipe)}) {}
-  ~fp8_autocast() noexcept(false);  ///< a group's failure to reduce is thrown here
+  ~fp8_autocast() noexcept(false);
+  /// Ends the region now; a group's failure to reduce is thrown here, or by the destructor.
+  void end();
   fp8_autocast(const fp8_autocast&) = delete;
   fp8_autocast& operator=(const fp8_autocast&) = delete;
 
  private:
   std::shared_ptr<Fp8Region> region_, previous_;
   int exceptions_;
+  bool ended_ = false;
 };
 
 /// A captured region in force again on this thread (activation checkpointing); ends without moving any scale.

@@ -52,7 +52,7 @@ class Fp8Weight final : public runtime::OpHandler, public runtime::QuantizedPara
   void assign(const at::Tensor& values) override;
 
   at::Tensor high_precision_init_val() const { return initial_; }  ///< undefined: not kept, or cleared
-  void clear_high_precision_init_val() { initial_ = {}; }
+  void clear_high_precision_init_val() { initial_ = at::Tensor(); }
 
   at::Tensor linear(const runtime::LinearCall& call) override;
   at::Tensor convolution(const runtime::ConvolutionCall& call) override;

@@ -88,12 +88,16 @@ quant::ConversionReport quantize_model(const Model& model, const Request& reques
   return quant::convert(model, plan);
 }
 
+/// Where measurements are without a config: as the vendor's packages put them under fp8_data_path.
+std::string prefix_of(const ConvertOptions& options, const Request& request) {
+  if (request.config.has_value()) return request.config->dump_stats_path.string();
+  return options.fp8_data_path.empty() ? options.dump_stats_path : options.fp8_data_path + "/inc_output/measure";
+}
+
 template <class Model>
-quant::ConversionReport convert(const Model& model, const ConvertOptions& options, const std::string& precision) {
-  TORCH_CHECK(precision == "fp8", "[convert_modules] expected a plugin of precision fp8, got ", precision);
-  TORCH_CHECK(options.inference, "[convert_modules] expected inference = true; conversion for training is not built yet");
+quant::ConversionReport convert_for_inference(const Model& model, const ConvertOptions& options) {
   const Request request = request_of(options);
-  const std::string prefix = request.config.has_value() ? request.config->dump_stats_path.string() : options.dump_stats_path;
+  const std::string prefix = prefix_of(options, request);
   switch (request.mode) {
     case QuantMode::NONE: return {};
     case QuantMode::MEASURE:
@@ -107,21 +111,78 @@ quant::ConversionReport convert(const Model& model, const ConvertOptions& option
 
 }  // namespace
 
-HPUPrecisionPlugin::HPUPrecisionPlugin(const std::string& precision) {
+Availability is_fp8_available() {
+  if (runtime::device_kind() != runtime::DeviceKind::gaudi) return {};
+  return {false, "fp8 not supported on GAUDI: Gaudi2 or higher required (FP8_HPU_DEVICE=gaudi2|gaudi3)"};
+}
+
+Availability is_fp16_available() {
+  if (runtime::device_kind() != runtime::DeviceKind::gaudi) return {};
+  return {false, "fp16 not supported on GAUDI: Gaudi2 or higher required (FP8_HPU_DEVICE=gaudi2|gaudi3)"};
+}
+
+ForwardContext::ForwardContext(std::optional<at::ScalarType> autocast, std::optional<Fp8AutocastOptions> fp8) {
+  if (autocast.has_value()) autocast_.emplace(*autocast);
+  if (fp8.has_value()) fp8_.emplace(std::move(*fp8));
+}
+
+ForwardContext::~ForwardContext() noexcept(false) {
+  if (fp8_.has_value()) fp8_->end();  // may throw, which optional's own end may not
+}
+
+HPUPrecisionPlugin::HPUPrecisionPlugin(const std::string& precision, const std::string& device) : device_(device) {
   std::string allowed;
   for (const Name& name : kPrecisions) {
     if (precision == name.spelling) precision_ = name.precision;
     allowed += (allowed.empty() ? "" : ", ") + std::string(name.spelling);
   }
   TORCH_CHECK(!precision_.empty(), "[HPUPrecisionPlugin] found precision \"", precision, "\", allowed: ", allowed);
+  TORCH_CHECK(device == "hpu" || device == "hpu:0", "[HPUPrecisionPlugin] found device \"", device, "\", allowed: hpu, hpu:0");
+  const Availability needed = precision_ == "fp8" ? is_fp8_available() : precision_ == "16-mixed" ? is_fp16_available() : Availability{};
+  TORCH_CHECK(needed.available, "[HPUPrecisionPlugin] ", needed.reason);
 }
 
-quant::ConversionReport HPUPrecisionPlugin::convert_modules(torch::nn::Module& model, const ConvertOptions& options) const {
-  return convert(model, options, precision_);
+ForwardContext HPUPrecisionPlugin::forward_context(Fp8AutocastOptions options) const {
+  if (precision_ == "bf16-mixed") return {at::kBFloat16, std::nullopt};
+  if (precision_ == "16-mixed") return {at::kHalf, std::nullopt};
+  if (precision_ == "32-true") return {std::nullopt, std::nullopt};
+  options.enabled = true;
+  options.recipe = recipe_;
+  return {nested_bf16 ? std::optional<at::ScalarType>(at::kBFloat16) : std::nullopt, std::move(options)};
+}
+
+void HPUPrecisionPlugin::check_precision() const {
+  TORCH_CHECK(precision_ == "fp8", "[convert_modules] HPUPrecisionPlugin.convert_modules() should only be used with precision=`fp8`, found ", precision_);
+}
+
+quant::ConversionReport HPUPrecisionPlugin::convert_modules(torch::nn::Module& model, const ConvertOptions& options) {
+  check_precision();
+  if (options.inference) return convert_for_inference(model, options);
+  if (options.recipe.has_value()) {
+    recipes::validate(*options.recipe);
+    recipe_ = *options.recipe;
+  }
+  TrainingOptions training;
+  training.recipe = recipe_;
+  training.rules = options.rules;
+  training.allow = options.allow;
+  training.block = options.block;
+  training.alignment = options.alignment;
+  training.minimize_memory = options.minimize_memory;
+  training.plan_only = options.plan_only || !options.replace_layers;
+  if (!options.warm_start.empty()) training.warm_start = measure::read_measurements(options.warm_start);
+  quant::ConversionReport report = convert_for_training(model, training);
+  if (!options.replace_layers && !options.plan_only) {
+    report = {};
+    report.warnings.push_back("replace_layers is false: the recipe is kept for forward_context(), no module was converted");
+  }
+  return report;
 }
 
 quant::ConversionReport HPUPrecisionPlugin::convert_modules(torch::jit::Module& model, const ConvertOptions& options) const {
-  return convert(model, options, precision_);
+  check_precision();
+  TORCH_CHECK(options.inference, "[convert_modules] expected inference = true for a TorchScript module: training is of torch::nn::Module trees");
+  return convert_for_inference(model, options);
 }
 
 }  // namespace fp8::te

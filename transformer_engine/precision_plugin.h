@@ -4,10 +4,15 @@
 #include <filesystem>
 #include <optional>
 #include <string>
+#include <utility>
 #include <variant>
+#include <vector>
 
 #include "fp8/quant/convert.h"
+#include "fp8/runtime/autocast/autocast.h"
 #include "fp8/runtime/io/json.h"
+#include "fp8/transformer_engine/convert_training.h"
+#include "fp8/transformer_engine/fp8_autocast.h"
 
 namespace fp8::te {
 
@@ -27,31 +32,95 @@ class QuantSource {
   std::variant<bool, std::filesystem::path, io::Json> value_;
 };
 
+/// What convert_modules() is asked for. inference = false (training): the fields of TrainingOptions; inference = true: quant and where the
+/// measurements are.
 struct ConvertOptions {
-  bool inference = false;       ///< only inference is built so far
+  bool replace_layers = false;                     ///< training: give linear modules their fp8 handlers; false: only remember the recipe
+  std::optional<recipes::Recipe> recipe = {};      ///< of forward_context(); default DelayedScaling::habana()
+  bool inference = false;
   QuantSource quant = true;
-  /// Where measurements are written to and read from when no config says so.
-  std::string dump_stats_path = "fp8_measure/inc_output";
+  std::string fp8_data_path = {};                  ///< measurements are PATH/inc_output/measure...; default: dump_stats_path, or HABANA_LOGS
+  std::string dump_stats_path = "fp8_measure/inc_output";  ///< prefix where neither fp8_data_path nor a config says it
+  std::vector<std::string> allow = {}, block = {}; ///< training: Python regular expressions of module names
+  std::vector<ModuleRecipe> rules = {};            ///< training: recipes of single modules
+  Alignment alignment = Alignment::any;
+  bool minimize_memory = false;
+  bool plan_only = false;                          ///< report, change nothing
+  std::string warm_start = {};                     ///< training: measurement file whose amaxes give the first step's scales
+};
+
+/// "yes" and why not.
+struct Availability {
+  bool available = true;
+  std::string reason;
+};
+/// Whether the emulated device (FP8_HPU_DEVICE) has them: the first generation has neither.
+Availability is_fp8_available();
+Availability is_fp16_available();
+
+/// The regions of one step, as RAII: autocast (bf16 or f16), with fp8_autocast inside for precision fp8.
+class ForwardContext {
+ public:
+  ForwardContext(std::optional<at::ScalarType> autocast, std::optional<Fp8AutocastOptions> fp8);
+  ~ForwardContext() noexcept(false);
+  ForwardContext(const ForwardContext&) = delete;
+  ForwardContext& operator=(const ForwardContext&) = delete;
+
+ private:
+  std::optional<runtime::autocast::AutocastGuard> autocast_;
+  std::optional<fp8_autocast> fp8_;
 };
 
 /// "32-true" ("32"), "bf16-mixed" ("bf16"), "16-mixed", "fp8".
+///
+///   te::HPUPrecisionPlugin plugin("fp8");
+///   plugin.convert_modules(*model, {.replace_layers = true, .recipe = recipes::DelayedScaling::nvidia()});
+///   { auto region = plugin.forward_context(); loss = step(batch); }      bf16 autocast, fp8_autocast inside: outputs are bf16
+///   loss.backward();
 class HPUPrecisionPlugin {
  public:
-  /// Throws c10::Error listing the allowed precisions for any other word.
-  explicit HPUPrecisionPlugin(const std::string& precision);
+  /// Throws c10::Error listing the allowed values for any other precision or device ("hpu", "hpu:0"), and for fp8 and 16-mixed on a device
+  /// that has none.
+  explicit HPUPrecisionPlugin(const std::string& precision = "32-true", const std::string& device = "hpu");
+  virtual ~HPUPrecisionPlugin() = default;
 
   const std::string& precision() const { return precision_; }
+  const std::string& device() const { return device_; }
+  /// What forward_context() trains with.
+  const recipes::Recipe& recipe() const { return recipe_; }
+  /// With precision fp8, nested_bf16 = false leaves f32 tensors f32 (the regions of later vendor releases).
+  bool nested_bf16 = true;
 
+  /// The regions for one training, validation, test or prediction step. The options' enabled and recipe are the plugin's.
+  ForwardContext forward_context(Fp8AutocastOptions options = {}) const;
+  /// f, each call of it in its own forward_context().
+  template <class F>
+  auto in_forward_context(F f) const {
+    return [f = std::move(f), this](auto&&... arguments) {
+      const auto region = forward_context();
+      return f(std::forward<decltype(arguments)>(arguments)...);
+    };
+  }
+
+  /// Training: remembers the recipe and, with replace_layers, gives every linear module its handler (convert_for_training).
   /// Measuring: hangs watchers on the selected weights; run data, then fp8::measure::finalize_calibration(model) (also on destruction)
   /// writes the files. Quantizing: ends a calibration of the model that is going on, reads the measurements (unless the scale method
   /// needs none) and converts. Parameters keep identity, device and requires_grad. Without a QUANT_CONFIG every Linear and Conv2d is
   /// measured, and static per-tensor scales of our own convention are used.
   /// Throws c10::Error or io::Error naming key or module; needs precision "fp8" and a model on hpu.
-  quant::ConversionReport convert_modules(torch::nn::Module& model, const ConvertOptions& options) const;
+  virtual quant::ConversionReport convert_modules(torch::nn::Module& model, const ConvertOptions& options = {});
+  /// Inference only.
   quant::ConversionReport convert_modules(torch::jit::Module& model, const ConvertOptions& options) const;
 
+  /// Back to high precision: takes the training handlers off. Returns how many.
+  int restore(torch::nn::Module& model) const { return te::restore(model); }
+
+ protected:
+  void check_precision() const;
+
  private:
-  std::string precision_;
+  std::string precision_, device_;
+  recipes::Recipe recipe_ = recipes::DelayedScaling::habana();
 };
 
 }  // namespace fp8::te

@@ -51,7 +51,7 @@ const quant::Scheme& scheme_of(const at::Tensor& weight) { return dynamic_cast<c
 
 TEST(PrecisionPluginConfig, TheEnvironmentAppliesWithItsModeOverruled) {
   const test::TempDir dir;
-  const HPUPrecisionPlugin plugin("fp8");
+  HPUPrecisionPlugin plugin("fp8");
   const torch::NoGradGuard no_grad;
   auto model = test::tiny_lm();
   {
@@ -73,7 +73,7 @@ TEST(PrecisionPluginConfig, TheEnvironmentAppliesWithItsModeOverruled) {
 
 TEST(PrecisionPluginConfig, APathOrJsonBringsItsMode) {
   const test::TempDir dir;
-  const HPUPrecisionPlugin plugin("fp8");
+  HPUPrecisionPlugin plugin("fp8");
   const torch::NoGradGuard no_grad;
   auto a = test::tiny_lm(), b = test::tiny_lm();
   EXPECT_TRUE(plugin.convert_modules(*a, inference(config(dir, "NONE"))).converted.empty());
@@ -124,7 +124,7 @@ TEST(PrecisionPluginConfig, EntriesThatMatchNothingAreReported) {
 TEST(PrecisionPluginConfig, BadConfigsAreNamed) {
   const test::TempDir dir;
   auto model = test::tiny_lm();
-  const HPUPrecisionPlugin plugin("fp8");
+  HPUPrecisionPlugin plugin("fp8");
   EXPECT_TRUE(throws_with({"missing.json"}, [&] { plugin.convert_modules(*model, inference((dir / "missing.json").string())); }));
   EXPECT_TRUE(throws_with({"'mode'", "MEASUR", "QUANTIZE"}, [&] { plugin.convert_modules(*model, inference(config(dir, "MEASUR"))); }));
   const Environment environment((dir / "missing.json").string());

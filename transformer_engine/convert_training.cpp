@@ -1,0 +1,187 @@
+// SPDX-License-Identifier: Apache-2.0
+#include "fp8/transformer_engine/convert_training.h"
+
+#include <torch/nn/module.h>
+
+#include <memory>
+#include <utility>
+
+#include "fp8/configs/module_types.h"
+#include "fp8/configs/python_regex.h"
+#include "fp8/measure/module_tree.h"
+#include "fp8/runtime/intercept/weight_tag.h"
+#include "fp8/transformer_engine/extra_state.h"
+#include "fp8/transformer_engine/fp8_module.h"
+#include "fp8/transformer_engine/quantized_operand.h"
+#include "fp8/transformer_engine/training_handler.h"
+
+namespace fp8::te {
+namespace {
+
+using configs::ModuleKind;
+using configs::PythonRegex;
+using measure::WeightModule;
+
+std::vector<PythonRegex> compile(const std::vector<std::string>& patterns, const char* where) {
+  std::vector<PythonRegex> compiled;
+  for (const auto& p : patterns) compiled.emplace_back(p, where);
+  return compiled;
+}
+
+const PythonRegex* first_match(const std::vector<PythonRegex>& patterns, const std::string& name) {
+  for (const auto& p : patterns) {
+    if (p.search(name)) return &p;
+  }
+  return nullptr;
+}
+
+/// Which modules become what, decided before anything is touched.
+class Selection {
+ public:
+  explicit Selection(const TrainingOptions& options)
+      : options_(options), allow_(compile(options.allow, "convert_modules: allow")), block_(compile(options.block, "convert_modules: block")) {
+    for (const auto& rule : options.rules) {
+      rules_.emplace_back(rule.pattern, "convert_modules: rules");
+      if (rule.recipe.has_value()) recipes::validate(*rule.recipe);
+    }
+  }
+
+  /// Why a module stays in high precision; nullopt: it is converted.
+  std::optional<std::string> reason_to_keep(const WeightModule& m) const {
+    const auto* type = configs::find_module_type(m.type);
+    const bool linear = type != nullptr && (type->kind == ModuleKind::linear || type->kind == ModuleKind::row_parallel_linear);
+    if (!linear) return "type " + m.type + " is trained in high precision";
+    if (const auto* p = first_match(block_, m.name)) return "blocked by \"" + p->pattern() + "\"";
+    if (!allow_.empty() && first_match(allow_, m.name) == nullptr) return "not in the allow list";
+    const auto* rule = rule_for(m.name);
+    if (rule != nullptr && !rule->recipe.has_value()) return "kept by \"" + rule->pattern + "\"";
+    if (m.weight.dim() != 2) return "its weight has " + std::to_string(m.weight.dim()) + " dimensions";
+    if (!at::isFloatingType(m.weight.scalar_type()) || m.weight.scalar_type() == at::kDouble) return std::string("its weight is ") + c10::toString(m.weight.scalar_type());
+    if (options_.alignment == Alignment::leave && !aligned(m.weight)) return "sizes " + sizes_text(m.weight) + " are no multiples of 16";
+    return std::nullopt;
+  }
+
+  const ModuleRecipe* rule_for(const std::string& name) const {
+    for (std::size_t i = 0; i < rules_.size(); ++i) {
+      if (rules_[i].search(name)) return &options_.rules[i];
+    }
+    return nullptr;
+  }
+
+  std::string scheme(const WeightModule& m) const {
+    const auto* rule = rule_for(m.name);
+    std::string text = "fp8 training, " + recipes::describe(rule != nullptr ? *rule->recipe : options_.recipe);
+    if (options_.alignment == Alignment::pad && !aligned(m.weight)) {
+      const auto up = [](std::int64_t n) { return (n + kAlignment - 1) / kAlignment * kAlignment; };
+      text += ", padded to " + std::to_string(up(m.weight.size(0))) + "x" + std::to_string(up(m.weight.size(1)));
+    }
+    return text;
+  }
+
+ private:
+  static bool aligned(const at::Tensor& w) { return w.size(0) % kAlignment == 0 && w.size(1) % kAlignment == 0; }
+  static std::string sizes_text(const at::Tensor& w) { return std::to_string(w.size(0)) + "x" + std::to_string(w.size(1)); }
+
+  const TrainingOptions& options_;
+  std::vector<PythonRegex> allow_, block_, rules_;
+};
+
+void check_weight(const WeightModule& m) {
+  TORCH_CHECK(m.weight.is_hpu(), "[convert_modules] module '", m.name, "': expected its weight on hpu, found it on ", m.weight.device());
+  TORCH_CHECK(m.weight.is_contiguous(), "[convert_modules] module '", m.name, "': expected a contiguous weight, got strides ", m.weight.strides());
+  const auto* tag = runtime::find_tag(m.weight);
+  TORCH_CHECK(tag == nullptr || training_handler(m.weight) != nullptr, "[convert_modules] module '", m.name, "': its weight is in use by another handler (",
+              tag == nullptr ? "" : tag->handler->describe(), "): expected a plain one; finalize the calibration or load the model anew");
+}
+
+void seed_state(const measure::MeasurementFile& file, const std::string& name, const recipes::Recipe& recipe, Fp8State& state, quant::ConversionReport& report) {
+  const auto* m = file.find(name);
+  if (m == nullptr || m->inputs.size() != 1 || m->inputs[0].empty() || !m->weight.has_value() || m->weight->empty()) {
+    report.warnings.push_back("warm start: no measurement of '" + name + "': its first step is unscaled");
+    return;
+  }
+  const auto largest = [](const measure::Amax& amax) {
+    float most = 0.0f;
+    for (const float a : amax) most = std::max(most, a);
+    return most;
+  };
+  state.seed({largest(m->inputs[0]), largest(*m->weight)}, recipe);
+}
+
+/// A tensor is one weight however many modules share it.
+const void* memory_of(const at::Tensor& t) { return t.unsafeGetTensorImpl(); }
+
+}  // namespace
+
+quant::ConversionReport convert_for_training(const torch::nn::Module& model, const TrainingOptions& options) {
+  recipes::validate(options.recipe);
+  const Selection selection(options);
+  quant::ConversionReport report;
+  std::vector<WeightModule> chosen;
+  for (auto& m : measure::weight_modules(model)) {
+    if (auto reason = selection.reason_to_keep(m)) {
+      report.skipped.push_back({m.name, std::move(*reason)});
+      continue;
+    }
+    check_weight(m);
+    report.converted.push_back({m.name, m.type, selection.scheme(m), m.weight.numel() * m.weight.element_size(), m.weight.numel() * m.weight.element_size()});
+    chosen.push_back(std::move(m));
+  }
+  if (report.converted.empty()) report.warnings.push_back("no module was selected: the model trains in high precision");
+  if (options.plan_only) return report;
+  Fp8LinearOptions linear;
+  linear.minimize_memory = options.minimize_memory;
+  std::map<const void*, std::shared_ptr<TrainingHandler>> by_memory;
+  for (const auto& m : chosen) {
+    auto& handler = by_memory[memory_of(m.weight)];
+    if (handler == nullptr) {
+      const auto* before = training_handler(m.weight);
+      const auto state = before != nullptr ? before->state() : std::make_shared<Fp8State>(m.name, 2, 1);
+      const auto* rule = selection.rule_for(m.name);
+      state->set_recipe(rule != nullptr ? rule->recipe : std::nullopt);
+      if (options.warm_start.has_value()) seed_state(*options.warm_start, m.name, rule != nullptr ? *rule->recipe : options.recipe, *state, report);
+      handler = std::make_shared<TrainingHandler>(state, linear);
+      if (before != nullptr) runtime::untag_weight(m.weight);
+    }
+    runtime::tag_weight(m.weight, m.name, handler);
+  }
+  return report;
+}
+
+int restore(const torch::nn::Module& model) {
+  int count = 0;
+  for (const auto& m : measure::weight_modules(model)) {
+    if (training_handler(m.weight) == nullptr) continue;
+    runtime::untag_weight(m.weight);
+    ++count;
+  }
+  return count;
+}
+
+measure::MeasurementFile export_amax(const torch::nn::Module& model) {
+  measure::MeasurementFile file;
+  std::int64_t steps = 0;
+  for (const auto& m : measure::weight_modules(model)) {
+    const auto* handler = training_handler(m.weight);
+    if (handler == nullptr) continue;
+    const Fp8StateValues values = handler->state()->values();
+    file.selected.push_back(m.name);
+    if (values.amax_seen.empty() || values.amax_seen[0] <= 0.0f) continue;
+    measure::Measurement one;
+    one.module = m.name;
+    one.inputs = {{values.amax_seen[0]}};
+    one.weight = measure::Amax{amax_of(m.weight.detach().contiguous())};
+    steps = std::max(steps, values.step);
+    file.modules.push_back(std::move(one));
+  }
+  if (!file.modules.empty()) file.num_samples = steps;
+  return file;
+}
+
+std::map<std::string, CastStatistics> take_statistics(const torch::nn::Module& model) {
+  std::map<std::string, CastStatistics> all;
+  for (const auto& [name, state] : fp8_states(model)) all[name] = state->take_statistics();
+  return all;
+}
+
+}  // namespace fp8::te

@@ -1,0 +1,55 @@
+// SPDX-License-Identifier: Apache-2.0
+// Conversion for training: every linear weight of a module tree gets a handler that runs its products in fp8 inside an fp8_autocast region.
+// Nothing is re-initialised or replaced: parameters keep identity, dtype, device, requires_grad, so an optimizer that was built before works on.
+#pragma once
+#include <map>
+#include <optional>
+#include <string>
+#include <vector>
+
+#include "fp8/measure/measurement_file.h"
+#include "fp8/quant/convert.h"
+#include "fp8/recipes/recipe.h"
+#include "fp8/transformer_engine/fp8_state.h"
+
+namespace fp8::te {
+
+/// What to do with a weight whose sizes an fp8 GEMM of the target does not take (multiples of kAlignment).
+enum class Alignment : std::uint8_t {
+  any,    ///< convert it: the host takes all sizes
+  leave,  ///< leave it in high precision
+  pad     ///< convert it as the target would, zero padded; results are those of `any`, the report names the padded sizes
+};
+inline constexpr std::int64_t kAlignment = 16;
+
+/// A recipe for some modules: the first rule whose pattern (a Python regular expression, searched in the name) matches.
+struct ModuleRecipe {
+  std::string pattern;
+  std::optional<recipes::Recipe> recipe;  ///< none: the module stays in high precision
+};
+
+struct TrainingOptions {
+  std::vector<ModuleRecipe> rules;
+  std::vector<std::string> allow, block;  ///< Python regular expressions; empty allow: all
+  Alignment alignment = Alignment::any;
+  bool minimize_memory = false;           ///< fp8 weights are cast again in backward
+  bool plan_only = false;                 ///< report, change nothing
+  /// Scales of the first step from amaxes measured before (measure, or export_amax() of another run); needs `recipe`.
+  std::optional<measure::MeasurementFile> warm_start;
+  recipes::Recipe recipe = recipes::DelayedScaling::habana();  ///< what the region will say: for the report, and to seed scales by
+};
+
+/// Throws c10::Error or io::Error naming module or pattern: a weight that is not on hpu, one that is quantized for inference, a rule that
+/// does not compile. Converting again keeps the state of what is converted already. Nothing is changed when it throws.
+quant::ConversionReport convert_for_training(const torch::nn::Module& model, const TrainingOptions& options = {});
+
+/// Takes the handlers off again: the model is what it was. Returns how many.
+int restore(const torch::nn::Module& model);
+
+/// The largest amaxes of inputs and weights that training has recorded, as a measurement file that quantization reads.
+measure::MeasurementFile export_amax(const torch::nn::Module& model);
+
+/// Per module, what casts did since the last call (saturation, underflow, stale scales), by name.
+std::map<std::string, CastStatistics> take_statistics(const torch::nn::Module& model);
+
+}  // namespace fp8::te
