@@ -1,0 +1,150 @@
+// SPDX-License-Identifier: Apache-2.0
+#include "fp8/runtime/optim/fused_adamw.h"
+
+#include <ATen/ops/full.h>
+#include <ATen/ops/zeros_like.h>
+
+#include <cmath>
+
+#include "fp8/runtime/device/device.h"
+#include "fp8/runtime/kernels/cast.h"
+#include "fp8/runtime/ops/native/arguments.h"
+#include "fp8/runtime/ops/native/cast.h"
+#include "fp8/runtime/ops/native/optim.h"
+
+namespace fp8::runtime::optim {
+namespace {
+
+struct TypeWord {
+  at::ScalarType type;
+  const char* word;
+};
+constexpr TypeWord kTypes[] = {{at::kFloat, "f32"}, {at::kBFloat16, "bf16"}, {at::kFloat8_e4m3fn, "e4m3"}, {at::kFloat8_e5m2, "e5m2"}};
+
+const char* word_of(at::ScalarType type) {
+  for (const auto& entry : kTypes) {
+    if (entry.type == type) return entry.word;
+  }
+  return "other";
+}
+
+at::ScalarType type_of(const std::string& word) {
+  for (const auto& entry : kTypes) {
+    if (word == entry.word) return entry.type;
+  }
+  TORCH_CHECK(false, "FusedAdamW: moments_dtype is \"", word, "\", allowed are f32, bf16, e4m3 and e5m2");
+}
+
+at::Tensor scale_tensor(const at::Tensor& like, float value) {
+  return at::full({1}, value, like.options().dtype(at::kFloat).memory_format(std::nullopt));
+}
+
+/// The moment `name` of a parameter in the wanted type; zeros (scale 1) where there is none yet.
+at::Tensor& moment(Participant& p, const std::string& name, at::ScalarType type) {
+  at::Tensor &tensor = p.state->tensors[name], &scale = p.state->tensors[name + "_scale"];
+  const bool fp8 = ops::is_fp8(type);
+  if (!tensor.defined()) {
+    tensor = at::zeros_like(p.weight, p.weight.options().dtype(type));
+    if (fp8) scale = scale_tensor(p.weight, 1);
+  } else if (tensor.scalar_type() != type) {
+    at::Tensor values = tensor;
+    if (ops::is_fp8(tensor.scalar_type())) {
+      TORCH_CHECK(scale.defined() && scale.numel() == 1, "FusedAdamW: ", name, " is fp8 without ", name, "_scale");
+      values = ops::cast_from_fp8(tensor, ops::scale_of(1.0 / scale.item<double>(), std::nullopt), at::kFloat);
+    }
+    if (fp8) {
+      values = values.to(at::kFloat);
+      const auto format = ops::format_of(type);
+      const float amax = values.numel() == 0 ? 0 : values.abs().max().item<float>();
+      scale = scale_tensor(p.weight, kernels::moment_scale(amax, format, device_dialect("FusedAdamW"), 1));
+      tensor = std::get<0>(ops::cast_to_fp8_v2(values, ops::scale_of(scale.item<double>(), std::nullopt), false, false, type));
+    } else {
+      tensor = values.to(type);
+    }
+  }
+  if (!fp8) p.state->tensors.erase(name + "_scale");
+  return tensor;
+}
+
+}  // namespace
+
+c10::IValue to_value(EpsMode mode) { return mode == EpsMode::habana ? "habana" : "torch"; }
+void from_value(const c10::IValue& value, EpsMode& mode) {
+  const std::string& word = value.toStringRef();
+  TORCH_CHECK(word == "habana" || word == "torch", "FusedAdamW: eps_mode is \"", word, "\", allowed are habana and torch");
+  mode = word == "habana" ? EpsMode::habana : EpsMode::torch;
+}
+
+c10::IValue to_value(const MomentTypes& types) {
+  return std::string(word_of(types.exp_avg)) + "," + word_of(types.exp_avg_sq);
+}
+void from_value(const c10::IValue& value, MomentTypes& types) {
+  const std::string& words = value.toStringRef();
+  const auto comma = words.find(',');
+  types.exp_avg = type_of(words.substr(0, comma));
+  types.exp_avg_sq = comma == std::string::npos ? types.exp_avg : type_of(words.substr(comma + 1));
+}
+
+void FusedAdamWOptions::check(const char* optimizer) const {
+  check_lr(optimizer, lr());
+  check_betas(optimizer, betas());
+  check_eps(optimizer, eps());
+  check_weight_decay(optimizer, weight_decay());
+  for (const auto type : {moments_dtype().exp_avg, moments_dtype().exp_avg_sq}) {
+    TORCH_CHECK(std::string(word_of(type)) != "other", optimizer, ": moments_dtype is ", type,
+                ", allowed are Float, BFloat16, Float8_e4m3fn and Float8_e5m2");
+  }
+}
+
+void adamw_update(const char* optimizer, const std::vector<Participant>& participants) {
+  std::vector<ops::AdamItem> items;
+  items.reserve(participants.size());
+  for (Participant p : participants) {
+    const auto& o = static_cast<const FusedAdamWOptions&>(*p.options);
+    const auto [beta1, beta2] = o.betas();
+    const auto t = static_cast<double>(p.state->step);
+    const double correction1 = o.bias_correction() ? 1 - std::pow(beta1, t) : 1;
+    const double correction2 = o.bias_correction() ? 1 - std::pow(beta2, t) : 1;
+    ops::AdamItem item;
+    item.grad = p.grad;
+    item.weight = p.weight;
+    item.exp_avg = moment(p, "exp_avg", o.moments_dtype().exp_avg);
+    item.exp_avg_sq = moment(p, "exp_avg_sq", o.moments_dtype().exp_avg_sq);
+    const auto scale_of = [&](const char* name) {
+      const auto found = p.state->tensors.find(name);
+      return found == p.state->tensors.end() ? at::Tensor() : found->second;
+    };
+    item.exp_avg_scale = scale_of("exp_avg_scale");
+    item.exp_avg_sq_scale = scale_of("exp_avg_sq_scale");
+    item.factors.beta1 = static_cast<float>(beta1);
+    item.factors.rest1 = static_cast<float>(1 - beta1);
+    item.factors.beta2 = static_cast<float>(beta2);
+    item.factors.rest2 = static_cast<float>(1 - beta2);
+    item.factors.eps = static_cast<float>(o.eps());
+    item.factors.decay = static_cast<float>(1 - o.lr() * o.weight_decay());
+    const bool habana = o.eps_mode() == EpsMode::habana;
+    item.factors.root_scale = static_cast<float>(habana ? 1 : 1 / std::sqrt(correction2));
+    item.factors.neg_step = static_cast<float>(-o.lr() * (habana ? std::sqrt(correction2) : 1) / correction1);
+    item.seed = ops::seed_of(ops::seed_of(static_cast<std::uint64_t>(o.seed()), static_cast<std::uint64_t>(p.state->step)),
+                             p.number);
+    items.push_back(std::move(item));
+  }
+  ops::adam_step(optimizer, items);
+}
+
+FusedAdamW::FusedAdamW(std::vector<at::Tensor> parameters, FusedAdamWOptions defaults)
+    : FusedAdamW({torch::optim::OptimizerParamGroup(std::move(parameters))}, std::move(defaults)) {}
+
+FusedAdamW::FusedAdamW(const std::vector<torch::optim::OptimizerParamGroup>& groups, FusedAdamWOptions defaults)
+    : FusedOptimizer("FusedAdamW", groups, std::make_unique<FusedAdamWOptions>(std::move(defaults))) {
+  for (const auto& group : groups) add_param_group(group);
+}
+
+void FusedAdamW::update(const std::vector<Participant>& participants) { adamw_update(name(), participants); }
+
+void FusedAdamW::check_group(const FusedOptions& options, const std::vector<at::Tensor>&) const {
+  TORCH_CHECK(dynamic_cast<const FusedAdamWOptions*>(&options) != nullptr,
+              "FusedAdamW: the options of a group are another optimizer's, allowed are FusedAdamWOptions");
+}
+
+}  // namespace fp8::runtime::optim

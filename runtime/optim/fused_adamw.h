@@ -1,0 +1,73 @@
+// SPDX-License-Identifier: Apache-2.0
+// AdamW. With t the step, b1^t and b2^t the powers:
+//
+//   m = b1 m + (1 - b1) g        v = b2 v + (1 - b2) g^2        w = w (1 - lr wd) - update
+//   habana   update = lr sqrt(1 - b2^t) / (1 - b1^t) * m / (sqrt(v) + eps)                    the device's; the default
+//   torch    update = lr / (1 - b1^t)                * m / (sqrt(v) / sqrt(1 - b2^t) + eps)   torch.optim.AdamW's
+//
+// In the first eps is not divided by the correction: with tiny gradients its early steps are smaller.
+//
+// Moments may be kept in bf16 (2 bytes each) or fp8 (1 byte each and one power-of-two scale per tensor, rounded
+// stochastically). For exp_avg_sq E5M2 is the better fp8: E4M3 has no code between 0 and amax / 2^17, E5M2 none between 0 and
+// amax / 2^31, and where exp_avg_sq is 0 the step is exp_avg / eps.
+#pragma once
+#include "fp8/runtime/optim/fused_optimizer.h"
+
+namespace fp8::runtime::optim {
+
+enum class EpsMode : std::uint8_t { habana, torch };
+c10::IValue to_value(EpsMode mode);  ///< "habana", "torch"
+void from_value(const c10::IValue& value, EpsMode& mode);
+
+/// Types of exp_avg and exp_avg_sq: Float, BFloat16, Float8_e4m3fn or Float8_e5m2.
+struct MomentTypes {
+  MomentTypes() = default;
+  MomentTypes(at::ScalarType both) : exp_avg(both), exp_avg_sq(both) {}
+  MomentTypes(at::ScalarType first, at::ScalarType second) : exp_avg(first), exp_avg_sq(second) {}
+  at::ScalarType exp_avg = at::kFloat, exp_avg_sq = at::kFloat;
+};
+c10::IValue to_value(const MomentTypes& types);  ///< "f32,bf16"
+void from_value(const c10::IValue& value, MomentTypes& types);
+
+struct FusedAdamWOptions : public FusedOptionsOf<FusedAdamWOptions> {
+  FusedAdamWOptions(double lr = 1e-3) : lr_(lr) {}
+  TORCH_ARG(double, lr) = 1e-3;
+  using Betas = std::tuple<double, double>;
+  TORCH_ARG(Betas, betas) = std::make_tuple(0.9, 0.999);
+  TORCH_ARG(double, eps) = 1e-6;
+  TORCH_ARG(double, weight_decay) = 0;
+  TORCH_ARG(bool, bias_correction) = true;
+  TORCH_ARG(EpsMode, eps_mode) = EpsMode::habana;
+  TORCH_ARG(MomentTypes, moments_dtype) = MomentTypes();
+  TORCH_ARG(std::int64_t, seed) = 0;  ///< of stochastic rounding
+
+ public:
+  void check(const char* optimizer) const override;
+  template <class Self, class F>
+  static void each(Self& self, F&& f) {
+    f("lr", self.lr());
+    f("betas", self.betas());
+    f("eps", self.eps());
+    f("weight_decay", self.weight_decay());
+    f("bias_correction", self.bias_correction());
+    f("eps_mode", self.eps_mode());
+    f("moments_dtype", self.moments_dtype());
+    f("seed", self.seed());
+  }
+};
+
+class FusedAdamW : public FusedOptimizer {
+ public:
+  explicit FusedAdamW(std::vector<at::Tensor> parameters, FusedAdamWOptions defaults = {});
+  explicit FusedAdamW(const std::vector<torch::optim::OptimizerParamGroup>& groups, FusedAdamWOptions defaults = {});
+
+ protected:
+  void update(const std::vector<Participant>& participants) override;
+  void check_group(const FusedOptions& options, const std::vector<at::Tensor>& parameters) const override;
+};
+
+/// One AdamW step of participants whose options are FusedAdamWOptions: states exp_avg, exp_avg_sq and, for fp8,
+/// exp_avg_scale, exp_avg_sq_scale. Moments of another type (from a checkpoint) are converted.
+void adamw_update(const char* optimizer, const std::vector<Participant>& participants);
+
+}  // namespace fp8::runtime::optim

@@ -1,0 +1,273 @@
+// SPDX-License-Identifier: Apache-2.0
+#include "fp8/runtime/optim/fused_optimizer.h"
+
+#include <ATen/core/grad_mode.h>
+#include <ATen/ops/tensor.h>
+#include <torch/serialize/archive.h>
+
+#include <cmath>
+
+#include "fp8/runtime/intercept/quantized_parameter.h"
+
+namespace fp8::runtime::optim {
+namespace {
+
+using torch::optim::OptimizerParamGroup;
+using torch::optim::OptimizerParamState;
+using torch::serialize::InputArchive;
+using torch::serialize::OutputArchive;
+using States = ska::flat_hash_map<void*, std::unique_ptr<OptimizerParamState>>;
+
+constexpr std::int64_t kMostItems = std::int64_t{1} << 24;  // groups or parameters of an archive
+
+std::int64_t size_in(InputArchive& archive, const std::string& key) {
+  at::Tensor size;
+  archive.read(key, size);
+  TORCH_CHECK(size.numel() == 1 && !size.is_floating_point(), "optimizer archive: ", key, " is not one whole number");
+  const auto value = size.item<std::int64_t>();
+  TORCH_CHECK(value >= 0 && value <= kMostItems, "optimizer archive: ", key, " is ", value, ", allowed is 0 to ", kMostItems);
+  return value;
+}
+
+at::Tensor size_tensor(std::size_t size) { return at::tensor(static_cast<std::int64_t>(size), at::kLong); }
+
+const FusedOptions& options_of(const OptimizerParamGroup& group) {
+  return static_cast<const FusedOptions&>(group.options());
+}
+
+}  // namespace
+
+void FusedOptions::serialize(OutputArchive& archive) const {
+  for (const auto& [name, value] : values()) archive.write(name, value);
+}
+
+void FusedOptions::serialize(InputArchive& archive) {
+  for (const auto& entry : values()) {
+    c10::IValue value;
+    if (archive.try_read(entry.first, value)) set(entry.first, value);
+  }
+}
+
+void check_option(bool ok, const char* optimizer, const char* option, double value, const char* range) {
+  TORCH_CHECK(ok, optimizer, ": ", option, " is ", value, ", allowed is ", range);
+}
+void check_lr(const char* optimizer, double lr) {
+  check_option(lr >= 0 && std::isfinite(lr), optimizer, "lr", lr, "0 or more");
+}
+void check_weight_decay(const char* optimizer, double weight_decay) {
+  check_option(weight_decay >= 0 && std::isfinite(weight_decay), optimizer, "weight_decay", weight_decay, "0 or more");
+}
+void check_betas(const char* optimizer, const std::tuple<double, double>& betas) {
+  const auto [first, second] = betas;
+  check_option(first >= 0 && first < 1, optimizer, "betas[0]", first, "0 to below 1");
+  check_option(second >= 0 && second < 1, optimizer, "betas[1]", second, "0 to below 1");
+}
+void check_eps(const char* optimizer, double eps) {
+  check_option(eps > 0 && std::isfinite(eps), optimizer, "eps", eps, "above 0");
+}
+
+// Tensors are saved from the CPU, so that any machine can read them.
+void FusedState::serialize(OutputArchive& archive) const {
+  archive.write("step", c10::IValue(step));
+  for (const auto& [name, tensor] : tensors) archive.write(name, c10::IValue(tensor.cpu()));
+}
+
+void FusedState::serialize(InputArchive& archive) {
+  step = 0;
+  tensors.clear();
+  for (const std::string& name : archive.keys()) {
+    c10::IValue value;
+    if (!archive.try_read(name, value)) continue;
+    if (name == "step") {
+      step = value.isTensor() ? value.toTensor().item<std::int64_t>() : value.toInt();
+    } else if (value.isTensor() && value.toTensor().defined()) {
+      tensors[name] = value.toTensor();
+    }
+  }
+}
+
+FusedOptimizer::FusedOptimizer(const char* name, const std::vector<OptimizerParamGroup>& groups,
+                               std::unique_ptr<FusedOptions> defaults)
+    : Optimizer(std::vector<OptimizerParamGroup>{}, std::move(defaults)), name_(name) {
+  static_cast<const FusedOptions&>(*defaults_).check(name_);
+}
+
+void FusedOptimizer::add_param_group(const OptimizerParamGroup& group) {
+  const torch::optim::OptimizerOptions& given = group.has_options() ? group.options() : *defaults_;
+  const auto* options = dynamic_cast<const FusedOptions*>(&given);
+  TORCH_CHECK(options != nullptr, name_, ": the options of a group are another optimizer's");
+  options->check(name_);
+  std::map<void*, std::size_t> known;
+  for (const auto& other : param_groups_) {
+    for (const auto& p : other.params()) known.emplace(p.unsafeGetTensorImpl(), known.size());
+  }
+  for (std::size_t i = 0; i < group.params().size(); ++i) {
+    const at::Tensor& p = group.params()[i];
+    TORCH_CHECK(p.defined(), name_, ": parameter ", i, " is undefined");
+    TORCH_CHECK(known.emplace(p.unsafeGetTensorImpl(), i).second, name_, ": parameter ", i, " is there already");
+  }
+  check_group(*options, group.params());
+  Optimizer::add_param_group(OptimizerParamGroup(group.params()));  // with options, upstream would take the defaults
+  param_groups_.back().set_options(given.clone());
+}
+
+at::Tensor FusedOptimizer::step(LossClosure closure) {
+  at::Tensor loss;
+  if (closure) {
+    const at::AutoGradMode enabled(true);
+    loss = closure();
+  }
+  const at::NoGradGuard disabled;
+  std::vector<Participant> participants;
+  std::vector<std::pair<QuantizedParameter*, at::Tensor>> held;
+  std::uint64_t number = 0;
+  for (std::size_t g = 0; g < param_groups_.size(); ++g) {
+    const auto& group = param_groups_[g];
+    options_of(group).check(name_);
+    for (std::size_t i = 0; i < group.params().size(); ++i, ++number) {
+      const at::Tensor &p = group.params()[i], &grad = p.grad();
+      if (!grad.defined()) continue;
+      TORCH_CHECK(grad.layout() == at::kStrided, name_, ": the gradient of parameter ", i, " of group ", g, " is ",
+                  grad.layout(), ", allowed are dense ones");
+      auto* quantized = quantized_parameter(p);
+      const at::Tensor weight = quantized != nullptr ? quantized->values().detach() : p.detach();
+      for (const at::Tensor* t : {&weight, &grad}) {
+        TORCH_CHECK(t->scalar_type() == at::kFloat || t->scalar_type() == at::kBFloat16, name_, ": ",
+                    t == &grad ? "the gradient of parameter " : "parameter ", i, " of group ", g, " is ", t->scalar_type(),
+                    ", allowed are Float and BFloat16");
+      }
+      auto& state = state_[p.unsafeGetTensorImpl()];
+      if (state == nullptr) state = std::make_unique<FusedState>();
+      if (quantized != nullptr) held.emplace_back(quantized, weight);
+      participants.push_back({weight, grad, static_cast<FusedState*>(state.get()), &options_of(group), number});
+    }
+  }
+  for (const Participant& participant : participants) ++participant.state->step;
+  try {
+    update(participants);
+  } catch (...) {  // nothing was updated: arguments are checked before the kernels run
+    for (const Participant& participant : participants) --participant.state->step;
+    throw;
+  }
+  for (auto& [parameter, values] : held) parameter->assign(values);
+  return loss;
+}
+
+void FusedOptimizer::save(OutputArchive& archive) const {
+  archive.write("pytorch_version", c10::IValue("1.5.0"));
+  OutputArchive states(archive.compilation_unit()), groups(archive.compilation_unit());
+  groups.write("param_groups/size", size_tensor(param_groups_.size()));
+  std::size_t number = 0;
+  for (std::size_t g = 0; g < param_groups_.size(); ++g) {
+    const auto& params = param_groups_[g].params();
+    OutputArchive group(archive.compilation_unit()), options(archive.compilation_unit());
+    group.write("params/size", size_tensor(params.size()));
+    for (std::size_t i = 0; i < params.size(); ++i, ++number) {
+      const std::string key = std::to_string(number);
+      group.write("params/" + std::to_string(i), c10::IValue(key));
+      const auto state = state_.find(params[i].unsafeGetTensorImpl());
+      if (state == state_.end()) continue;
+      OutputArchive one(archive.compilation_unit());
+      state->second->serialize(one);
+      states.write(key, one);
+    }
+    options_of(param_groups_[g]).serialize(options);
+    group.write("options", options);
+    groups.write("param_groups/" + std::to_string(g), group);
+  }
+  archive.write("state", states);
+  archive.write("param_groups", groups);
+}
+
+void FusedOptimizer::assign_state(std::unique_ptr<FusedState> state, const at::Tensor& parameter, const std::string& key,
+                                  States& into) const {
+  TORCH_CHECK(state->step >= 0, name_, ": ", key, ".step is ", state->step, ", allowed is 0 or more");
+  for (auto& [name, tensor] : state->tensors) {
+    TORCH_CHECK(tensor.sizes() == parameter.sizes() || tensor.numel() == 1, name_, ": ", key, ".", name, " has sizes ",
+                tensor.sizes(), ", the parameter has ", parameter.sizes());
+    tensor = tensor.detach().to(parameter.device(), tensor.scalar_type(), false, true);
+  }
+  into[parameter.unsafeGetTensorImpl()] = std::move(state);
+}
+
+void FusedOptimizer::load(InputArchive& archive) {
+  InputArchive states, groups;
+  archive.read("state", states);
+  archive.read("param_groups", groups);
+  const std::int64_t count = size_in(groups, "param_groups/size");
+  TORCH_CHECK(count == static_cast<std::int64_t>(param_groups_.size()), name_, ": the archive has ", count,
+              " groups, the optimizer ", param_groups_.size());
+  States loaded;
+  std::vector<std::unique_ptr<torch::optim::OptimizerOptions>> all_options;
+  for (std::size_t g = 0; g < param_groups_.size(); ++g) {
+    const auto& params = param_groups_[g].params();
+    InputArchive group, options;
+    groups.read("param_groups/" + std::to_string(g), group);
+    const std::int64_t size = size_in(group, "params/size");
+    TORCH_CHECK(size == static_cast<std::int64_t>(params.size()), name_, ": group ", g, " of the archive has ", size,
+                " parameters, the optimizer's ", params.size());
+    for (std::size_t i = 0; i < params.size(); ++i) {
+      c10::IValue key;
+      group.read("params/" + std::to_string(i), key);
+      TORCH_CHECK(key.isString(), name_, ": params/", i, " of the archive's group ", g, " is not a string");
+      InputArchive one;
+      if (!states.try_read(key.toStringRef(), one)) continue;
+      auto state = std::make_unique<FusedState>();
+      state->serialize(one);
+      assign_state(std::move(state), params[i], std::to_string(g) + "." + std::to_string(i), loaded);
+    }
+    group.read("options", options);
+    all_options.push_back(param_groups_[g].options().clone());
+    all_options.back()->serialize(options);
+    static_cast<const FusedOptions&>(*all_options.back()).check(name_);
+  }
+  state_ = std::move(loaded);
+  for (std::size_t g = 0; g < param_groups_.size(); ++g) param_groups_[g].set_options(std::move(all_options[g]));
+}
+
+std::map<std::string, at::Tensor> FusedOptimizer::tensors() const {
+  std::map<std::string, at::Tensor> result;
+  for (std::size_t g = 0; g < param_groups_.size(); ++g) {
+    const auto& params = param_groups_[g].params();
+    for (std::size_t i = 0; i < params.size(); ++i) {
+      const auto found = state_.find(params[i].unsafeGetTensorImpl());
+      if (found == state_.end()) continue;
+      const auto& state = static_cast<const FusedState&>(*found->second);
+      const std::string prefix = std::to_string(g) + "." + std::to_string(i) + ".";
+      result[prefix + "step"] = at::tensor({state.step}, at::kLong);
+      for (const auto& [name, tensor] : state.tensors) result[prefix + name] = tensor.cpu();
+    }
+  }
+  return result;
+}
+
+void FusedOptimizer::load_tensors(const std::map<std::string, at::Tensor>& tensors) {
+  States loaded;
+  std::size_t used = 0;
+  for (std::size_t g = 0; g < param_groups_.size(); ++g) {
+    const auto& params = param_groups_[g].params();
+    for (std::size_t i = 0; i < params.size(); ++i) {
+      const std::string key = std::to_string(g) + "." + std::to_string(i), prefix = key + ".";
+      auto state = std::make_unique<FusedState>();
+      bool any = false;
+      for (auto entry = tensors.lower_bound(prefix); entry != tensors.end() && entry->first.starts_with(prefix); ++entry) {
+        const std::string name = entry->first.substr(prefix.size());
+        any = true;
+        ++used;
+        if (name != "step") {
+          state->tensors[name] = entry->second;
+          continue;
+        }
+        TORCH_CHECK(entry->second.numel() == 1 && entry->second.scalar_type() == at::kLong, name_, ": ", entry->first,
+                    " is not one int64");
+        state->step = entry->second.item<std::int64_t>();
+      }
+      if (any) assign_state(std::move(state), params[i], key, loaded);
+    }
+  }
+  TORCH_CHECK(used == tensors.size(), name_, ": ", tensors.size() - used, " of ", tensors.size(),
+              " tensors belong to no parameter of the optimizer");
+  state_ = std::move(loaded);
+}
+
+}  // namespace fp8::runtime::optim

@@ -1,0 +1,134 @@
+// SPDX-License-Identifier: Apache-2.0
+// What the optimizers of this folder share. They are torch::optim::Optimizers, so schedulers, zero_grad and closures work,
+// and each step is one call of a kernel for all parameters of all groups.
+//
+//   step():  closure -> parameters that have a gradient -> update() -> parameters held in fp8 take their new values back
+//
+// Parameters are f32 or bf16 on cpu or hpu, or held in fp8 (runtime/intercept/quantized_parameter.h; gradients in f32 or
+// bf16). Those without gradient are passed over and keep their state; sparse gradients are an error. NaN and infinity go
+// where the formulas take them.
+#pragma once
+#include <torch/optim/optimizer.h>
+
+#include <map>
+#include <string>
+#include <tuple>
+#include <vector>
+
+#include <ATen/core/ivalue.h>
+
+namespace fp8::runtime::optim {
+
+/// Options of one group, with names under which they are saved.
+class FusedOptions : public torch::optim::OptimizerOptions {
+ public:
+  /// Throws c10::Error naming optimizer, option and allowed range.
+  virtual void check(const char* optimizer) const = 0;
+  /// Name and value of each option.
+  virtual std::vector<std::pair<std::string, c10::IValue>> values() const = 0;
+  /// Sets the option of that name; false if there is none. Throws for a value of another type or unknown word.
+  virtual bool set(const std::string& name, const c10::IValue& value) = 0;
+
+  void serialize(torch::serialize::OutputArchive& archive) const override;
+  void serialize(torch::serialize::InputArchive& archive) override;  ///< options that the archive lacks stay as they are
+};
+
+/// How options become values of an archive and back; enumerations do it by words, in overloads of their own.
+inline c10::IValue to_value(double x) { return x; }
+inline c10::IValue to_value(bool x) { return x; }
+inline c10::IValue to_value(std::int64_t x) { return x; }
+inline c10::IValue to_value(const std::tuple<double, double>& x) { return x; }
+inline void from_value(const c10::IValue& value, double& x) { x = value.toDouble(); }
+inline void from_value(const c10::IValue& value, bool& x) { x = value.toBool(); }
+inline void from_value(const c10::IValue& value, std::int64_t& x) { x = value.toInt(); }
+inline void from_value(const c10::IValue& value, std::tuple<double, double>& x) { x = value.to<std::tuple<double, double>>(); }
+
+/// Derived has lr() and `template <class Self, class F> static void each(Self& self, F&& f)`, which calls f(name, field).
+template <class Derived>
+class FusedOptionsOf : public FusedOptions {
+ public:
+  std::unique_ptr<torch::optim::OptimizerOptions> clone() const override {
+    return std::make_unique<Derived>(static_cast<const Derived&>(*this));
+  }
+  double get_lr() const override { return static_cast<const Derived&>(*this).lr(); }
+  void set_lr(double lr) override { static_cast<Derived&>(*this).lr(lr); }
+  std::vector<std::pair<std::string, c10::IValue>> values() const override {
+    std::vector<std::pair<std::string, c10::IValue>> result;
+    Derived::each(static_cast<const Derived&>(*this),
+                  [&](const char* name, const auto& field) { result.emplace_back(name, to_value(field)); });
+    return result;
+  }
+  bool set(const std::string& name, const c10::IValue& value) override {
+    bool found = false;
+    Derived::each(static_cast<Derived&>(*this), [&](const char* of, auto& field) {
+      if (name == of) from_value(value, field), found = true;
+    });
+    return found;
+  }
+};
+
+/// Throws unless ok: "<optimizer>: <option> is <value>, allowed is <range>".
+void check_option(bool ok, const char* optimizer, const char* option, double value, const char* range);
+/// The checks that several optimizers have. eps > 0 keeps an element without any gradient from becoming 0 / 0.
+void check_lr(const char* optimizer, double lr);
+void check_weight_decay(const char* optimizer, double weight_decay);
+void check_betas(const char* optimizer, const std::tuple<double, double>& betas);
+void check_eps(const char* optimizer, double eps);
+
+/// What an optimizer keeps for one parameter: steps taken, and tensors by name (sizes of the parameter, or one element).
+struct FusedState : public torch::optim::OptimizerCloneableParamState<FusedState> {
+  std::int64_t step = 0;
+  std::map<std::string, at::Tensor> tensors;
+
+  void serialize(torch::serialize::OutputArchive& archive) const override;
+  void serialize(torch::serialize::InputArchive& archive) override;
+};
+
+/// A parameter that takes part in a step.
+struct Participant {
+  at::Tensor weight;  ///< the values to update in place: the parameter itself, or the f32 values of one held in fp8
+  at::Tensor grad;
+  FusedState* state = nullptr;
+  const FusedOptions* options = nullptr;
+  std::uint64_t number = 0;  ///< place among all parameters of the optimizer
+};
+
+class FusedOptimizer : public torch::optim::Optimizer {
+ public:
+  /// Returns the closure's loss, or an undefined tensor.
+  at::Tensor step(LossClosure closure = nullptr) final;
+
+  /// A group's options are complete: they are taken as they are, nothing is inherited from the defaults (copy those and change
+  /// what differs). Groups without options get the defaults. Throws for options of another optimizer, out of range, and for a
+  /// parameter that is there already or is no leaf.
+  void add_param_group(const torch::optim::OptimizerParamGroup& group);
+
+  /// Upstream's archive layout: FusedAdamW reads archives of torch::optim::Adam and AdamW, FusedSGD those of SGD. Keys are the
+  /// parameters' places, so that equal states give equal bytes. load() keeps the optimizer as it was when it throws.
+  void save(torch::serialize::OutputArchive& archive) const override;
+  void load(torch::serialize::InputArchive& archive) override;
+
+  /// The state of all parameters as CPU tensors, for checkpoints without pickle: "<group>.<index>.step" (int64, one element)
+  /// and "<group>.<index>.<name>". load_tensors takes the same; parameters of which it says nothing start anew. Throws for
+  /// keys that no parameter has and for tensors of other sizes.
+  std::map<std::string, at::Tensor> tensors() const;
+  void load_tensors(const std::map<std::string, at::Tensor>& tensors);
+
+ protected:
+  FusedOptimizer(const char* name, const std::vector<torch::optim::OptimizerParamGroup>& groups,
+                 std::unique_ptr<FusedOptions> defaults);
+
+  const char* name() const { return name_; }
+  /// One step; weights, gradients and options are checked, gradients are enabled nowhere, states exist.
+  virtual void update(const std::vector<Participant>& participants) = 0;
+  /// Throws if a group of these options may not be part of this optimizer, or `parameter` not of that group.
+  virtual void check_group(const FusedOptions& options, const std::vector<at::Tensor>& parameters) const = 0;
+
+ private:
+  void assign_state(std::unique_ptr<FusedState> state, const at::Tensor& parameter, const std::string& key,
+                    ska::flat_hash_map<void*, std::unique_ptr<torch::optim::OptimizerParamState>>& into) const;
+
+  const char* name_;
+};
+
+}  // namespace fp8::runtime::optim

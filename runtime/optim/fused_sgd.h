@@ -1,0 +1,77 @@
+// SPDX-License-Identifier: Apache-2.0
+// SGD with momentum, and LARS, which gives each tensor a learning rate of its own.
+//
+//   FusedSGD    d = g + wd w;  buf = momentum buf + (1 - dampening) d  (first step: buf = d);
+//               d = nesterov ? d + momentum buf : buf;  w = w - lr d                            torch.optim.SGD's
+//   FusedLars   trust = eeta |w| / (|g| + wd |w| + eps)   (1 where a norm is 0)
+//               buf = momentum buf - lr trust (g + wd w);  w = w + buf                          the device's optimizer_lars and
+//               with skip: buf = momentum buf - lr g                                            resource_apply_momentum
+// The gradients are not changed (the device's optimizer_lars writes into them).
+#pragma once
+#include "fp8/runtime/optim/fused_optimizer.h"
+
+namespace fp8::runtime::optim {
+
+struct FusedSGDOptions : public FusedOptionsOf<FusedSGDOptions> {
+  FusedSGDOptions(double lr = 1e-3) : lr_(lr) {}
+  TORCH_ARG(double, lr) = 1e-3;
+  TORCH_ARG(double, momentum) = 0;
+  TORCH_ARG(double, dampening) = 0;
+  TORCH_ARG(double, weight_decay) = 0;
+  TORCH_ARG(bool, nesterov) = false;  ///< needs momentum > 0 and dampening 0
+
+ public:
+  void check(const char* optimizer) const override;
+  template <class Self, class F>
+  static void each(Self& self, F&& f) {
+    f("lr", self.lr());
+    f("momentum", self.momentum());
+    f("dampening", self.dampening());
+    f("weight_decay", self.weight_decay());
+    f("nesterov", self.nesterov());
+  }
+};
+
+class FusedSGD : public FusedOptimizer {
+ public:
+  explicit FusedSGD(std::vector<at::Tensor> parameters, FusedSGDOptions defaults = {});
+  explicit FusedSGD(const std::vector<torch::optim::OptimizerParamGroup>& groups, FusedSGDOptions defaults = {});
+
+ protected:
+  void update(const std::vector<Participant>& participants) override;
+  void check_group(const FusedOptions& options, const std::vector<at::Tensor>& parameters) const override;
+};
+
+struct FusedLarsOptions : public FusedOptionsOf<FusedLarsOptions> {
+  FusedLarsOptions(double lr = 1e-3) : lr_(lr) {}
+  TORCH_ARG(double, lr) = 1e-3;
+  TORCH_ARG(double, momentum) = 0.9;
+  TORCH_ARG(double, weight_decay) = 0;
+  TORCH_ARG(double, eeta) = 1e-3;  ///< trust coefficient
+  TORCH_ARG(double, eps) = 1e-8;
+  TORCH_ARG(bool, skip) = false;  ///< for groups of biases and norms: plain learning rate, no decay
+
+ public:
+  void check(const char* optimizer) const override;
+  template <class Self, class F>
+  static void each(Self& self, F&& f) {
+    f("lr", self.lr());
+    f("momentum", self.momentum());
+    f("weight_decay", self.weight_decay());
+    f("eeta", self.eeta());
+    f("eps", self.eps());
+    f("skip", self.skip());
+  }
+};
+
+class FusedLars : public FusedOptimizer {
+ public:
+  explicit FusedLars(std::vector<at::Tensor> parameters, FusedLarsOptions defaults = {});
+  explicit FusedLars(const std::vector<torch::optim::OptimizerParamGroup>& groups, FusedLarsOptions defaults = {});
+
+ protected:
+  void update(const std::vector<Participant>& participants) override;
+  void check_group(const FusedOptions& options, const std::vector<at::Tensor>& parameters) const override;
+};
+
+}  // namespace fp8::runtime::optim

@@ -1,0 +1,61 @@
+// SPDX-License-Identifier: Apache-2.0
+// Muon, for the 2-D weights inside a network (not embeddings, not the output layer): momentum, made nearly orthogonal.
+//
+//   buf = momentum buf + (1 - momentum) g
+//   u   = nesterov ? (1 - momentum) g + momentum buf : buf
+//   w   = w (1 - lr wd) - lr ratio orthogonalize(u)         runtime/kernels/optim_orthogonalize.h: 5 Newton-Schulz steps
+//   ratio   original           sqrt(max(1, rows / cols))
+//           match_rms_adamw    0.2 sqrt(max(rows, cols)): updates as large as AdamW's, so its learning rates can be used
+//
+// A group whose options are FusedAdamWOptions is AdamW's: embeddings, norms, biases and the output layer go there.
+#pragma once
+#include "fp8/runtime/optim/fused_adamw.h"
+
+namespace fp8::runtime::optim {
+
+enum class MuonRatio : std::uint8_t { original, match_rms_adamw };
+c10::IValue to_value(MuonRatio ratio);  ///< the two words
+void from_value(const c10::IValue& value, MuonRatio& ratio);
+
+struct MuonOptions : public FusedOptionsOf<MuonOptions> {
+  MuonOptions(double lr = 0.02) : lr_(lr) {}
+  TORCH_ARG(double, lr) = 0.02;
+  TORCH_ARG(double, momentum) = 0.95;
+  TORCH_ARG(bool, nesterov) = true;
+  TORCH_ARG(double, weight_decay) = 0;  ///< decoupled
+  TORCH_ARG(std::int64_t, ns_steps) = 5;
+  TORCH_ARG(double, eps) = 1e-7;  ///< least norm of u to divide by
+  TORCH_ARG(MuonRatio, ratio) = MuonRatio::original;
+
+ public:
+  void check(const char* optimizer) const override;
+  template <class Self, class F>
+  static void each(Self& self, F&& f) {
+    f("lr", self.lr());
+    f("momentum", self.momentum());
+    f("nesterov", self.nesterov());
+    f("weight_decay", self.weight_decay());
+    f("ns_steps", self.ns_steps());
+    f("eps", self.eps());
+    f("ratio", self.ratio());
+  }
+};
+
+class Muon : public FusedOptimizer {
+ public:
+  /// Two groups: `hidden` (all 2-D) with Muon, `others` with AdamW. Either may be empty.
+  Muon(std::vector<at::Tensor> hidden, std::vector<at::Tensor> others, MuonOptions muon = {},
+       FusedAdamWOptions adamw = FusedAdamWOptions(3e-4));
+  /// Groups with MuonOptions (2-D parameters only) or FusedAdamWOptions; without options they get `defaults`.
+  explicit Muon(const std::vector<torch::optim::OptimizerParamGroup>& groups, MuonOptions defaults = {});
+
+ protected:
+  void update(const std::vector<Participant>& participants) override;
+  void check_group(const FusedOptions& options, const std::vector<at::Tensor>& parameters) const override;
+};
+
+/// Which of a model's named parameters are Muon's: 2-D, and no part of the name (between dots) is an embedding's or the output
+/// layer's as Hugging Face and PyTorch models call them (holding "embed", or wte, wpe, lm_head, output, head, classifier, score).
+bool is_hidden_weight(const std::string& name, const at::Tensor& parameter);
+
+}  // namespace fp8::runtime::optim
