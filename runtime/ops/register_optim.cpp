@@ -12,6 +12,7 @@
 
 #include "fp8/runtime/device/block.h"
 #include "fp8/runtime/ops/native/arguments.h"
+#include "fp8/runtime/ops/native/cast.h"
 #include "fp8/runtime/ops/native/optim.h"
 
 namespace fp8::runtime::ops {

@@ -1,13 +1,11 @@
 // SPDX-License-Identifier: Apache-2.0
 #include "fp8/runtime/ops/native/optim.h"
 
-#include <ATen/CPUGeneratorImpl.h>
 #include <ATen/ops/empty_strided.h>
 #include <c10/util/strides.h>
 
 #include <algorithm>
 #include <cmath>
-#include <mutex>
 
 #include "fp8/runtime/device/block.h"
 #include "fp8/runtime/device/device.h"
@@ -259,12 +257,6 @@ double lars_factor(double weight_norm, double grad_norm, double eeta, double wei
 
 double lamb_trust(double weight_norm, double step_norm, bool wanted) {
   return wanted && weight_norm > 0 && step_norm > 0 ? weight_norm / step_norm : 1.0;
-}
-
-std::uint64_t draw_seed() {
-  auto generator = at::detail::getDefaultCPUGenerator();
-  const std::lock_guard<std::mutex> lock(generator.mutex());
-  return generator.get<at::CPUGeneratorImpl>()->random64();
 }
 
 std::uint64_t seed_of(std::uint64_t seed, std::uint64_t i) {

@@ -1,0 +1,217 @@
+// SPDX-License-Identifier: Apache-2.0
+#include "fp8/runtime/optim/fused_adamw.h"
+
+#include "fp8/runtime/intercept/quantized_parameter.h"
+#include "optim_test.h"
+
+namespace fp8::runtime::optim {
+namespace {
+
+using test::parameters;
+using test::set_grads;
+
+TEST(FusedAdamW, WithTorchsEpsIsTorchs) {
+  for (const at::Device device : {at::Device(at::kCPU), test::kHpu}) {
+    for (const double weight_decay : {0.0, 0.1}) {
+      const auto ours = parameters(device), theirs = parameters(at::kCPU);
+      FusedAdamW a(ours, FusedAdamWOptions(1e-2).betas({0.8, 0.95}).eps(1e-8).weight_decay(weight_decay).eps_mode(EpsMode::torch));
+      torch::optim::AdamW b(theirs, torch::optim::AdamWOptions(1e-2).betas({0.8, 0.95}).eps(1e-8).weight_decay(weight_decay));
+      for (int step = 0; step < 20; ++step) {
+        set_grads(ours, step, step % 3 == 0 ? 1e-6 : 1);
+        set_grads(theirs, step, step % 3 == 0 ? 1e-6 : 1);
+        a.step();
+        b.step();
+      }
+      for (std::size_t i = 0; i < ours.size(); ++i) {
+        EXPECT_TRUE(torch::allclose(ours[i].detach().cpu(), theirs[i].detach(), 2e-5, 2e-5)) << i;
+      }
+    }
+  }
+}
+
+TEST(FusedAdamW, WithHabanasEpsIsTheDevices) {
+  const std::pair<double, double> kWorked[] = {{1e-3, 9.6935e-4}, {1e-5, 2.4025e-4}};
+  const std::pair<double, double> kTorch[] = {{1e-3, 9.9900e-4}, {1e-5, 9.0909e-4}};
+  for (const bool torch_mode : {false, true}) {
+    for (int i = 0; i < 2; ++i) {
+      const auto [gradient, update] = torch_mode ? kTorch[i] : kWorked[i];
+      const at::Tensor p = torch::zeros({1}, test::on_hpu()).requires_grad_();
+      p.mutable_grad() = torch::full({1}, gradient, test::on_hpu());
+      FusedAdamW optimizer({p}, FusedAdamWOptions().eps_mode(torch_mode ? EpsMode::torch : EpsMode::habana));
+      optimizer.step();
+      EXPECT_NEAR(p.item<double>(), -update, 5e-9) << gradient;
+    }
+  }
+}
+
+/// Largest absolute and relative error that a moment type may cause, as the device's tests have them.
+struct Tolerance {
+  MomentTypes types;
+  double relative, absolute;
+};
+
+TEST(FusedAdamW, SmallMomentsStayWithinTheDevicesTolerances) {
+  const Tolerance kTypes[] = {{at::kBFloat16, 1.6e-2, 1e-3},
+                              {{at::kFloat8_e4m3fn, at::kFloat8_e5m2}, 5e-2, 1e-1},
+                              {at::kFloat8_e5m2, 5e-2, 1e-1},
+                              {{at::kBFloat16, at::kFloat8_e4m3fn}, 5e-2, 1e-1}};
+  for (const Tolerance& t : kTypes) {
+    const auto small = parameters(test::kHpu), full = parameters(test::kHpu);
+    FusedAdamW a(small, FusedAdamWOptions(1e-3).moments_dtype(t.types)), b(full, FusedAdamWOptions(1e-3));
+    for (int step = 0; step < 5; ++step) {
+      set_grads(small, step);
+      set_grads(full, step);
+      a.step();
+      b.step();
+    }
+    for (std::size_t i = 0; i < small.size(); ++i) {
+      const auto& state = static_cast<const FusedState&>(*a.state().at(small[i].unsafeGetTensorImpl())).tensors;
+      EXPECT_EQ(state.at("exp_avg").scalar_type(), t.types.exp_avg);
+      EXPECT_EQ(state.at("exp_avg_sq").scalar_type(), t.types.exp_avg_sq);
+      EXPECT_TRUE(torch::allclose(small[i].detach().cpu(), full[i].detach().cpu(), t.relative, t.absolute)) << i;
+      EXPECT_FALSE(torch::equal(small[i].detach().cpu(), full[i].detach().cpu())) << i;  // they were really rounded
+    }
+  }
+}
+
+TEST(FusedAdamW, Bf16ParametersFollowF32OnesWithinTheirRounding) {
+  const auto low = parameters(test::kHpu, at::kBFloat16), high = parameters(at::kCPU);
+  for (std::size_t i = 0; i < low.size(); ++i) high[i].detach().copy_(low[i].detach().cpu());
+  FusedAdamW a(low, FusedAdamWOptions(1e-2)), b(high, FusedAdamWOptions(1e-2));
+  for (int step = 0; step < 3; ++step) {
+    set_grads(low, step);
+    set_grads(high, step);
+    a.step();
+    b.step();
+  }
+  for (std::size_t i = 0; i < low.size(); ++i) {
+    EXPECT_EQ(low[i].scalar_type(), at::kBFloat16);
+    EXPECT_TRUE(torch::allclose(low[i].detach().cpu().to(at::kFloat), high[i].detach(), 4e-2, 2e-3)) << i;
+  }
+}
+
+TEST(FusedAdamW, BitsDependNotOnThreadsAndSeedsChooseTheRounding) {
+  const auto run = [](int threads, std::int64_t seed) {
+    const test::Threads set(threads);
+    const auto params = parameters(at::kCPU);
+    FusedAdamW optimizer(params, FusedAdamWOptions(1e-2).moments_dtype({at::kFloat8_e4m3fn, at::kFloat8_e5m2}).seed(seed));
+    for (int step = 0; step < 4; ++step) {
+      set_grads(params, step);
+      optimizer.step();
+    }
+    return test::values(params)[3];
+  };
+  EXPECT_TRUE(test::same_bits(run(1, 0), run(2, 0)));
+  EXPECT_FALSE(torch::equal(run(1, 0), run(1, 1)));
+}
+
+TEST(FusedAdamW, GroupsHaveOptionsOfTheirOwn) {
+  const auto ours = parameters(at::kCPU), theirs = parameters(at::kCPU);
+  FusedAdamWOptions decayed = FusedAdamWOptions(1e-2).weight_decay(0.5).eps_mode(EpsMode::torch).eps(1e-8);
+  FusedAdamWOptions plain = FusedAdamWOptions(decayed).weight_decay(0).lr(3e-2).betas({0.5, 0.5});
+  std::vector<torch::optim::OptimizerParamGroup> groups;
+  groups.emplace_back(std::vector<at::Tensor>{ours[0], ours[1]});
+  groups.emplace_back(std::vector<at::Tensor>{ours[2]}, plain.clone());
+  groups.emplace_back(std::vector<at::Tensor>{});
+  FusedAdamW a(groups, decayed);
+  torch::optim::AdamW b({theirs[0], theirs[1]}, torch::optim::AdamWOptions(1e-2).weight_decay(0.5)),
+      c({theirs[2]}, torch::optim::AdamWOptions(3e-2).weight_decay(0).betas({0.5, 0.5}));
+  for (int step = 0; step < 5; ++step) {
+    set_grads(ours, step);
+    set_grads(theirs, step);
+    a.step();
+    b.step();
+    c.step();
+  }
+  for (int i = 0; i < 3; ++i) EXPECT_TRUE(torch::allclose(ours[i], theirs[i], 2e-5, 2e-6)) << i;
+}
+
+TEST(FusedAdamW, StridedParametersAndGradientsAreUpdatedInPlace) {
+  const at::Tensor base = torch::randn({8, 6}), holder = torch::randn({8, 12});
+  const at::Tensor turned = base.clone().t().requires_grad_(), every = holder.clone().slice(1, 0, 12, 2).detach().requires_grad_(),
+                   plain = base.clone().t().contiguous().requires_grad_(), dense = every.detach().contiguous().requires_grad_();
+  const at::Tensor g = torch::randn({6, 8}), h = torch::randn({8, 6});
+  turned.mutable_grad() = g.clone();
+  plain.mutable_grad() = g.clone();
+  every.mutable_grad() = h.t().clone().t();
+  dense.mutable_grad() = h.clone();
+  FusedAdamW({turned, every}, FusedAdamWOptions(0.1)).step();
+  FusedAdamW({plain, dense}, FusedAdamWOptions(0.1)).step();
+  EXPECT_TRUE(test::same_bits(turned, plain));
+  EXPECT_TRUE(test::same_bits(every, dense));
+}
+
+TEST(FusedAdamW, CountsVersionsUpSoThatAutogradNotices) {
+  const at::Tensor w = torch::randn({4}).requires_grad_();
+  const at::Tensor y = (w * w).sum();
+  w.mutable_grad() = torch::ones({4});
+  FusedAdamW({w}).step();
+  EXPECT_TRUE(test::throws_with({"modified by an inplace operation"}, [&] { y.backward(); }));
+}
+
+/// A parameter held in fp8 with one scale, with or without a copy in high precision.
+class HeldCodes final : public OpHandler, public QuantizedParameter {
+ public:
+  HeldCodes(at::Tensor parameter, at::Tensor master, double scale) : parameter_(parameter), master_(master), scale_(scale) {}
+  at::Tensor values() override {
+    return master_.defined() ? master_ : (parameter_.detach().cpu().to(at::kFloat) / scale_).to(parameter_.device());
+  }
+  void assign(const at::Tensor& values) override {
+    parameter_.detach().copy_((values.cpu() * scale_).to(at::kFloat8_e4m3fn).to(parameter_.device()));
+  }
+  at::Tensor linear(const LinearCall& call) override { return call.original(); }
+  at::Tensor convolution(const ConvolutionCall& call) override { return call.original(); }
+  at::Tensor dequantize(const WeightTag&, const WeightView&, const at::Tensor& weight) override { return weight; }
+  bool owns_values() const override { return true; }
+  std::string describe() const override { return "held"; }
+
+ private:
+  at::Tensor parameter_, master_;
+  double scale_;
+};
+
+TEST(FusedAdamW, ParametersHeldInFp8Learn) {
+  for (const bool keep : {true, false}) {
+    const double scale = 64;
+    const at::Tensor start = (torch::randn({16, 16}) * scale).to(at::kFloat8_e4m3fn);
+    const at::Tensor p = start.to(test::kHpu), master = keep ? (start.to(at::kFloat) / scale).to(test::kHpu) : at::Tensor();
+    p.requires_grad_();
+    tag_weight(p, "held", std::make_shared<HeldCodes>(p, master, scale));
+    at::Tensor mirror = (start.to(at::kFloat) / scale).requires_grad_();
+    const at::Tensor g = torch::randn({16, 16});
+    p.unsafeGetTensorImpl();
+    p.set_grad_dtype(at::kFloat);
+    p.mutable_grad() = g.to(test::kHpu);
+    mirror.mutable_grad() = g.clone();
+    FusedAdamW a({p}, FusedAdamWOptions(0.05)), b({mirror}, FusedAdamWOptions(0.05));
+    for (int step = 0; step < 3; ++step) {
+      a.step();
+      b.step();
+      if (!keep) {
+        const at::NoGradGuard guard;
+        mirror.copy_((mirror * scale).to(at::kFloat8_e4m3fn).to(at::kFloat) / scale);
+      }
+    }
+    EXPECT_TRUE(test::same_bits(p.detach().cpu(), (mirror.detach() * scale).to(at::kFloat8_e4m3fn))) << keep;
+    EXPECT_FALSE(test::same_bits(p.detach().cpu(), start));
+  }
+}
+
+TEST(FusedAdamW, BadOptionsNameThemselves) {
+  const auto p = parameters(at::kCPU);
+  const std::pair<FusedAdamWOptions, std::vector<std::string>> kBad[] = {
+      {FusedAdamWOptions(-1), {"FusedAdamW: lr is -1", "0 or more"}},
+      {FusedAdamWOptions(std::nan("")), {"lr is nan"}},
+      {FusedAdamWOptions().betas({1, 0.9}), {"betas[0] is 1", "0 to below 1"}},
+      {FusedAdamWOptions().betas({0.9, -0.1}), {"betas[1] is -0.1"}},
+      {FusedAdamWOptions().eps(0), {"eps is 0", "above 0"}},
+      {FusedAdamWOptions().weight_decay(-1), {"weight_decay is -1", "0 or more"}},
+      {FusedAdamWOptions().moments_dtype(at::kHalf), {"moments_dtype is Half", "BFloat16"}},
+  };
+  for (const auto& [options, words] : kBad) {
+    EXPECT_TRUE(test::throws_with(words, [&] { FusedAdamW(p, options); }));
+  }
+}
+
+}  // namespace
+}  // namespace fp8::runtime::optim

@@ -1,0 +1,100 @@
+// SPDX-License-Identifier: Apache-2.0
+#include "fp8/runtime/optim/fused_ema.h"
+
+#include "fp8/runtime/optim/fused_clip_norm.h"
+#include "optim_test.h"
+
+namespace fp8::runtime::optim {
+namespace {
+
+using test::parameters;
+using test::set_grads;
+
+TEST(FusedClipNorm, IsTorchs) {
+  for (const at::ScalarType type : {at::kFloat, at::kBFloat16}) {
+    const double tolerance = type == at::kFloat ? 1e-5 : 1e-2;
+    const auto ours = parameters(test::kHpu, type), theirs = parameters(at::kCPU, type);
+    set_grads(ours, 1), set_grads(theirs, 1);
+    const at::Tensor norm = FusedClipNorm(ours, 2.5).clip_norm();
+    const double expected = torch::nn::utils::clip_grad_norm_(theirs, 2.5);
+    EXPECT_NEAR(norm.item<double>(), expected, tolerance * expected);
+    EXPECT_EQ(norm.scalar_type(), at::kFloat);
+    EXPECT_EQ(norm.dim(), 0);
+    for (std::size_t i = 0; i < ours.size(); ++i) EXPECT_TRUE(torch::allclose(ours[i].grad().cpu(), theirs[i].grad(), tolerance, 1e-6)) << i;
+  }
+}
+
+TEST(FusedClipNorm, TouchesNothingBelowTheThreshold) {
+  const auto params = parameters(at::kCPU);
+  set_grads(params, 1);
+  std::vector<at::Tensor> before;
+  double squares = 0;
+  for (const auto& p : params) {
+    before.push_back(p.grad().clone());
+    squares += p.grad().to(at::kDouble).square().sum().item<double>();
+  }
+  const double norm = FusedClipNorm(params, std::sqrt(squares) * (1 + 1e-6)).clip_norm().item<double>();
+  EXPECT_NEAR(norm, std::sqrt(squares), 1e-5 * norm);
+  for (std::size_t i = 0; i < params.size(); ++i) EXPECT_TRUE(test::same_bits(params[i].grad(), before[i]));
+}
+
+TEST(FusedClipNorm, HasDefinedAnswersAtTheEdges) {
+  const auto params = parameters(at::kCPU);
+  const FusedClipNorm clip({}, 1);
+  EXPECT_EQ(clip.clip_norm().item<double>(), 0);
+  EXPECT_EQ(clip.clip_norm(params).item<double>(), 0);  // none has a gradient
+  set_grads(params, 1);
+  params[0].mutable_grad()[0] = std::numeric_limits<float>::infinity();
+  EXPECT_TRUE(clip.clip_norm(params).isinf().item<bool>());
+  EXPECT_TRUE(params[0].grad()[0].isnan().item<bool>());
+  EXPECT_EQ(params[1].grad().abs().max().item<double>(), 0);
+  set_grads(params, 1);
+  params[0].mutable_grad()[0] = std::nan("");
+  const at::Tensor before = params[1].grad().clone();
+  EXPECT_TRUE(clip.clip_norm(params).isnan().item<bool>());
+  EXPECT_TRUE(test::same_bits(params[1].grad(), before));
+  EXPECT_TRUE(test::throws_with({"max_norm is 0", "above 0"}, [] { FusedClipNorm({}, 0); }));
+  EXPECT_TRUE(test::throws_with({"norm_type is 1", "allowed is 2"}, [] { FusedClipNorm({}, 1, 1); }));
+  const at::Tensor sparse = torch::zeros({4, 2}).requires_grad_();
+  sparse.mutable_grad() = torch::ones({4, 2}).to_sparse();
+  EXPECT_TRUE(test::throws_with({"dense"}, [&] { clip.clip_norm({sparse}); }));
+}
+
+TEST(FusedEMA, AveragesInF64sNeighbourhood) {
+  for (const at::ScalarType type : {at::kFloat, at::kBFloat16}) {
+    const auto params = parameters(test::kHpu, type);
+    FusedEMA ema(params, 0.99);
+    std::vector<at::Tensor> expected;
+    for (const auto& p : params) expected.push_back(p.detach().cpu().to(at::kDouble));
+    for (int step = 0; step < 5; ++step) {
+      for (std::size_t i = 0; i < params.size(); ++i) {
+        params[i].detach().mul_(1.5).add_(0.1);
+        expected[i] = 0.99 * expected[i] + (1 - 0.99) * params[i].detach().cpu().to(at::kDouble);
+      }
+      ema.update();
+    }
+    for (std::size_t i = 0; i < params.size(); ++i) {
+      EXPECT_TRUE(torch::allclose(ema.averages()[i].cpu().to(at::kDouble), expected[i], 1e-5, 1e-6)) << i;
+    }
+  }
+}
+
+TEST(FusedEMA, SwapsThereAndBackToTheBit) {
+  const auto params = parameters(test::kHpu, at::kBFloat16);
+  FusedEMA ema(params, 0.5);
+  for (const auto& p : params) p.detach().mul_(2);
+  ema.update();
+  const auto before = test::values(params);
+  const at::Tensor average = ema.averages()[1].clone();
+  ema.swap();
+  EXPECT_TRUE(test::same_bits(params[1].detach(), average.to(at::kBFloat16)));
+  EXPECT_TRUE(test::throws_with({"swap"}, [&] { ema.update(); }));
+  ema.swap();
+  for (std::size_t i = 0; i < params.size(); ++i) EXPECT_TRUE(test::same_bits(params[i].detach(), before[i]));
+  EXPECT_TRUE(test::same_bits(ema.averages()[1], average));
+  EXPECT_TRUE(test::throws_with({"decay is 2", "0 to 1"}, [&] { ema.decay(2); }));
+  EXPECT_TRUE(test::throws_with({"3 parameters", "4"}, [&] { ema.update({params[0], params[1], params[2]}); }));
+}
+
+}  // namespace
+}  // namespace fp8::runtime::optim

@@ -1,0 +1,181 @@
+// SPDX-License-Identifier: Apache-2.0
+// hpu::optimizer_* and hpu::fused_clip_norm: the vendor's schemas, and its math in f64.
+#include "optim_test.h"
+#include "support/schema_test.h"
+
+namespace fp8::runtime {
+namespace {
+
+using at::Tensor;
+
+TEST(OptimOps, SchemasEqualTheVendors) {
+  const char* const kVendor[] = {
+      "hpu::optimizer_adamw(Tensor[] gradient_vec, Tensor(a!)[] weight_vec, Tensor(b!)[] exp_avg_vec, Tensor(c!)[] exp_avg_sq_vec, "
+      "Tensor neg_step_t, float beta1, float beta2, float epsilon, Tensor weight_decay, bool has_weight_decay, Tensor(d!)[]? "
+      "exp_avg_scales=None, Tensor(e!)[]? exp_avg_sq_scales=None) -> ()",
+      "hpu::optimizer_ema(Tensor[] model_inputs, Tensor(a!)[] updated_ema, Tensor decay) -> ()",
+      "hpu::fused_clip_norm(Tensor(a!)[] grad, Tensor max_norm, float norm_type) -> Tensor",
+      "hpu::optimizer_lamb_fused_norm(Tensor[] grad, float max_norm) -> Tensor",
+      "hpu::optimizer_lamb_phase1(Tensor[] gradients, Tensor[] weights, Tensor(a!)[] exp_avg, Tensor(b!)[] exp_avg_sq, Tensor(c!)[] "
+      "out_weight_norms, Tensor(d!)[] out_adam_norms, Tensor(e!)[] out_adam_steps, Tensor clip_global_grad_norm, int "
+      "grad_averaging, float beta1, float beta2, float epsilon, Tensor bias_correction1, Tensor bias_correction2, float "
+      "weight_decay) -> ()",
+      "hpu::optimizer_lamb_phase2(Tensor(a!)[] weights, Tensor[] adam_norms, Tensor[] weight_norms, Tensor[] adam_steps, Tensor "
+      "neg_step, float wd, bool use_lamb) -> ()",
+      "hpu::optimizer_lars(Tensor[] params, Tensor(a!)[] grads, int[] skip_masks, float eeta, float weight_decay, float eps, Tensor "
+      "lr) -> ()",
+      "hpu::optimizer_resource_apply_momentum(Tensor(a!)[] params_momentum_buf_list, Tensor[] dp_list, float momentum) -> ()",
+      "hpu::optimizer_sgd(Tensor[] gradients, Tensor(a!)[] weights_in, Tensor(b!) learning_rate, float wd, float mom, float damp, "
+      "bool nesterov) -> ()",
+      "hpu::optimizer_sgd_momentum(Tensor[] gradients, Tensor(a!)[] weights_in, Tensor(b!)[] momentum_in, Tensor epoch_num, "
+      "Tensor(c!) learning_rate, Tensor(d!) mom, float wd, float damp, bool nesterov) -> ()",
+  };
+  for (const char* text : kVendor) test::expect_schema(text);
+}
+
+/// hpu::<name>(args...) as scripts call it.
+torch::jit::Stack call(const char* name, torch::jit::Stack args) {
+  const auto op = c10::Dispatcher::singleton().findSchemaOrThrow((std::string("hpu::") + name).c_str(), "");
+  op.schema().checkAndNormalizeInputs(args);
+  op.callBoxed(args);
+  return args;
+}
+
+Tensor scalar(double x) { return torch::full({1}, x, test::on_hpu()); }
+Tensor normal(at::IntArrayRef sizes, double size = 1) { return (torch::randn(sizes) * size).to(test::kHpu); }
+Tensor f64(const Tensor& t) { return t.cpu().to(at::kDouble); }
+::testing::AssertionResult near(const Tensor& ours, const Tensor& expected, double relative = 1e-5, double absolute = 1e-6) {
+  if (torch::allclose(f64(ours), expected, relative, absolute)) return ::testing::AssertionSuccess();
+  return ::testing::AssertionFailure() << "by at most " << (f64(ours) - expected).abs().max().item<double>();
+}
+
+TEST(OptimOps, AdamwHasTheDevicesFormula) {
+  for (const bool decays : {true, false}) {
+    torch::manual_seed(1);
+    std::vector<Tensor> g{normal({9, 5}), normal({300})}, w{normal({9, 5}), normal({300})}, m{normal({9, 5}), normal({300})},
+        v{normal({9, 5}).square(), normal({300}).square()};
+    std::vector<Tensor> expected;
+    for (int i = 0; i < 2; ++i) {
+      const Tensor m1 = 0.9 * f64(m[i]) + 0.1 * f64(g[i]), v1 = 0.99 * f64(v[i]) + 0.01 * f64(g[i]).square();
+      expected.push_back(f64(w[i]) * (decays ? 0.95 : 1) - 0.02 * m1 / (v1.sqrt() + 1e-6));
+    }
+    call("optimizer_adamw", {g, w, m, v, scalar(-0.02), 0.9, 0.99, 1e-6, scalar(0.95), decays});
+    for (int i = 0; i < 2; ++i) EXPECT_TRUE(near(w[i], expected[i])) << i;
+  }
+}
+
+TEST(OptimOps, AdamwRenewsTheScalesOfFp8Moments) {
+  torch::manual_seed(2);
+  std::vector<Tensor> g{normal({1000}, 1e-3)}, w{normal({1000})}, m{torch::zeros({1000}, test::on_hpu(at::kFloat8_e4m3fn))},
+      v{torch::zeros({1000}, test::on_hpu(at::kFloat8_e5m2))}, m_scale{scalar(1)}, v_scale{scalar(1)};
+  call("optimizer_adamw", {g, w, m, v, scalar(-0.01), 0.9, 0.999, 1e-6, scalar(1), false, m_scale, v_scale});
+  const double most = f64(g[0]).abs().max().item<double>();
+  EXPECT_EQ(m_scale[0].item<double>(), std::exp2(std::floor(std::log2(448 / (0.1 * most)))));
+  EXPECT_EQ(v_scale[0].item<double>(), std::exp2(std::floor(std::log2(57344 / (0.001 * most * most)))));
+  const Tensor values = f64(m[0].cpu().to(at::kFloat)) / m_scale[0].item<double>();
+  EXPECT_TRUE(torch::allclose(values, 0.1 * f64(g[0]), 0.126, 1e-9 + 0x1p-9 / m_scale[0].item<double>()));
+  EXPECT_TRUE(test::throws_with({"exp_avg_scales[0]", "none"}, [&] {
+    call("optimizer_adamw", {g, w, m, v, scalar(-0.01), 0.9, 0.999, 1e-6, scalar(1), false});
+  }));
+}
+
+TEST(OptimOps, EmaAndClipNorm) {
+  torch::manual_seed(3);
+  std::vector<Tensor> x{normal({40}), normal({3, 3})}, e{normal({40}), normal({3, 3})};
+  const Tensor expected = 0.75 * f64(e[1]) + 0.25 * f64(x[1]);
+  call("optimizer_ema", {x, e, scalar(0.75)});
+  EXPECT_TRUE(near(e[1], expected, 1e-5, 1e-7));
+
+  const Tensor before = f64(x[0]);
+  const double norm = std::sqrt(before.square().sum().item<double>() + f64(x[1]).square().sum().item<double>());
+  std::vector<Tensor> list{x[0], x[1], scalar(0)};
+  const Tensor result = call("fused_clip_norm", {list, scalar(0.5), 2.0})[0].toTensor();
+  EXPECT_NEAR(result.item<double>(), norm, 1e-5 * norm);
+  EXPECT_NEAR(list[2].item<double>(), norm, 1e-5 * norm);
+  EXPECT_TRUE(near(x[0], before * (0.5 / (norm + 1e-6))));
+  EXPECT_TRUE(test::throws_with({"norm_type 2", "got 1"}, [&] { call("fused_clip_norm", {list, scalar(1), 1.0}); }));
+  EXPECT_TRUE(test::throws_with({"one element as last"}, [&] { call("fused_clip_norm", {x, scalar(1), 2.0}); }));
+}
+
+TEST(OptimOps, LambInItsThreeParts) {
+  torch::manual_seed(4);
+  std::vector<Tensor> g{normal({50}), normal({6, 7})}, w{normal({50}), normal({6, 7})}, m{normal({50}), normal({6, 7})},
+      v{normal({50}).square(), normal({6, 7}).square()}, wn{scalar(0), scalar(0)}, an{scalar(0), scalar(0)},
+      steps{normal({50}), normal({6, 7})};
+  const double norm = std::sqrt(f64(g[0]).square().sum().item<double>() + f64(g[1]).square().sum().item<double>());
+  const Tensor clip = call("optimizer_lamb_fused_norm", {g, 2.0})[0].toTensor();
+  EXPECT_EQ(clip.sizes(), at::IntArrayRef({1}));
+  EXPECT_NEAR(clip.item<double>(), norm / 2, 1e-6 * norm);
+  EXPECT_EQ(call("optimizer_lamb_fused_norm", {g, norm + 1})[0].toTensor().item<double>(), 1);
+
+  std::vector<Tensor> expected_step, expected_weight;
+  for (int i = 0; i < 2; ++i) {
+    const Tensor d = f64(g[i]) / clip.item<double>(), m1 = 0.9 * f64(m[i]) + 0.1 * d, v1 = 0.99 * f64(v[i]) + 0.01 * d * d;
+    expected_step.push_back(m1 / 0.1 / ((v1 / 0.01).sqrt() + 1e-6) + 0.3 * f64(w[i]));
+    const double trust = (f64(w[i]).norm() / expected_step[i].norm()).item<double>();
+    expected_weight.push_back(f64(w[i]) - 0.01 * trust * expected_step[i]);
+  }
+  call("optimizer_lamb_phase1",
+       {g, w, m, v, wn, an, steps, clip, 1, 0.9, 0.99, 1e-6, scalar(0.1), scalar(0.01), 0.3});
+  for (int i = 0; i < 2; ++i) {
+    EXPECT_TRUE(near(steps[i], expected_step[i], 1e-5, 1e-5));
+    EXPECT_TRUE(near(wn[i][0], f64(w[i]).norm()));
+    EXPECT_TRUE(near(an[i][0], expected_step[i].norm(), 1e-5));
+  }
+  call("optimizer_lamb_phase2", {w, an, wn, steps, scalar(-0.01), 0.3, false});
+  for (int i = 0; i < 2; ++i) EXPECT_TRUE(near(w[i], expected_weight[i], 1e-5, 1e-6));
+}
+
+TEST(OptimOps, LarsAndItsMomentum) {
+  torch::manual_seed(5);
+  std::vector<Tensor> p{normal({50}), normal({8}), torch::zeros({4}, test::on_hpu())}, g{normal({50}), normal({8}), normal({4})};
+  const double pn = f64(p[0]).norm().item<double>(), gn = f64(g[0]).norm().item<double>();
+  const Tensor scaled = (f64(g[0]) + 0.1 * f64(p[0])) * 0.5 * (0.01 * pn / (gn + 0.1 * pn + 1e-8));
+  const Tensor skipped = f64(g[1]) * 0.5, without_norm = f64(g[2]) * 0.5;
+  call("optimizer_lars", {p, g, std::vector<std::int64_t>{1, 0, 1}, 0.01, 0.1, 1e-8, scalar(0.5)});
+  EXPECT_TRUE(near(g[0], scaled));
+  EXPECT_TRUE(near(g[1], skipped));
+  EXPECT_TRUE(near(g[2], without_norm));
+
+  std::vector<Tensor> list{p[0], normal({50})}, dp{g[0]};
+  const Tensor buffer = 0.9 * f64(list[1]) - f64(dp[0]), moved = f64(p[0]) + buffer;
+  call("optimizer_resource_apply_momentum", {list, dp, 0.9});
+  EXPECT_TRUE(near(list[1], buffer));
+  EXPECT_TRUE(near(p[0], moved));
+}
+
+TEST(OptimOps, SgdWithAndWithoutMomentum) {
+  torch::manual_seed(6);
+  std::vector<Tensor> g{normal({30})}, w{normal({30})}, b{normal({30})};
+  Tensor d = f64(g[0]) + 0.2 * f64(w[0]), expected = f64(w[0]) - 0.1 * d;
+  call("optimizer_sgd", {g, w, scalar(0.1), 0.2, 0.0, 0.0, false});
+  EXPECT_TRUE(near(w[0], expected));
+  EXPECT_TRUE(test::throws_with({"mom 0", "0.5"}, [&] { call("optimizer_sgd", {g, w, scalar(0.1), 0.2, 0.5, 0.0, false}); }));
+  for (const int epoch : {0, 1}) {
+    d = f64(g[0]) + 0.2 * f64(w[0]);
+    const Tensor buffer = epoch == 0 ? d : 0.9 * f64(b[0]) + 0.5 * d;
+    expected = f64(w[0]) - 0.1 * (d + 0.9 * buffer);
+    call("optimizer_sgd_momentum",
+         {g, w, b, torch::full({1}, epoch, test::on_hpu(at::kInt)), scalar(0.1), scalar(0.9), 0.2, 0.5, true});
+    EXPECT_TRUE(near(b[0], buffer)) << epoch;
+    EXPECT_TRUE(near(w[0], expected)) << epoch;
+  }
+}
+
+TEST(OptimOps, BadListsAreErrorsAndEmptyOnesWork) {
+  std::vector<Tensor> one{normal({3})}, other{normal({4})}, none, same{one[0], one[0]}, two{normal({3}), normal({3})};
+  call("optimizer_ema", {none, none, scalar(0.5)});
+  EXPECT_TRUE(test::throws_with({"[optimizer_ema]", "1 tensors in model_inputs, got 0"}, [&] { call("optimizer_ema", {none, one, scalar(0.5)}); }));
+  EXPECT_TRUE(test::throws_with({"input[0] of sizes [4], got [3]"}, [&] { call("optimizer_ema", {one, other, scalar(0.5)}); }));
+  EXPECT_TRUE(test::throws_with({"two with the same"}, [&] { call("optimizer_ema", {two, same, scalar(0.5)}); }));
+  EXPECT_TRUE(test::throws_with({"decay of one element"}, [&] { call("optimizer_ema", {one, one, normal({2})}); }));
+  std::vector<Tensor> half{normal({3}).to(at::kHalf)};
+  EXPECT_TRUE(test::throws_with({"result[0] of dtype Float or BFloat16, got Half"}, [&] { call("optimizer_ema", {one, half, scalar(1)}); }));
+  EXPECT_TRUE(test::throws_with({"at least one tensor"}, [&] {
+    c10::Dispatcher::singleton().findSchemaOrThrow("hpu::optimizer_lamb_fused_norm", "").typed<Tensor(at::TensorList, double)>()
+        .redispatch(c10::DispatchKeySet(c10::DispatchKey::HPU), at::TensorList(), 1.0);
+  }));
+}
+
+}  // namespace
+}  // namespace fp8::runtime

@@ -1,0 +1,57 @@
+// SPDX-License-Identifier: Apache-2.0
+// What the tests of optimizers share.
+#pragma once
+#include <torch/torch.h>
+
+#include "fp8/runtime/kernels/thread_pool.h"
+#include "support/hpu_test.h"
+
+namespace fp8::test {
+
+/// Parameters of several shapes with gradients, the same for the same seed.
+inline std::vector<at::Tensor> parameters(const at::Device& device, at::ScalarType type = at::kFloat, int seed = 1) {
+  torch::manual_seed(seed);
+  std::vector<at::Tensor> result;
+  for (const auto& sizes : std::vector<std::vector<std::int64_t>>{{7}, {33, 65}, {3, 5, 2}, {5000}}) {
+    result.push_back(torch::randn(sizes).to(device, type).requires_grad_());
+  }
+  return result;
+}
+
+/// New gradients of that step, standard deviation `size`.
+inline void set_grads(const std::vector<at::Tensor>& params, int step, double size = 1) {
+  torch::manual_seed(1000 + step);
+  for (const at::Tensor& p : params) {
+    p.mutable_grad() = (torch::randn(p.sizes()) * size).to(p.device(), p.scalar_type());
+  }
+}
+
+inline std::vector<at::Tensor> values(const std::vector<at::Tensor>& params) {
+  std::vector<at::Tensor> result;
+  for (const at::Tensor& p : params) result.push_back(p.detach().cpu().clone());
+  return result;
+}
+
+/// Sets the kernels' threads while it lives.
+struct Threads {
+  explicit Threads(int n) : before(kernels::num_threads()) { kernels::set_num_threads(n); }
+  ~Threads() { kernels::set_num_threads(before); }
+  int before;
+};
+
+template <class F>
+std::string through_archive(const F& save) {
+  torch::serialize::OutputArchive archive;
+  save(archive);
+  std::ostringstream stream;
+  archive.save_to(stream);
+  return stream.str();
+}
+inline torch::serialize::InputArchive archive_of(const std::string& bytes) {
+  std::istringstream stream(bytes);
+  torch::serialize::InputArchive archive;
+  archive.load_from(stream);
+  return archive;
+}
+
+}  // namespace fp8::test
