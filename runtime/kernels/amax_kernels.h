@@ -18,6 +18,9 @@ struct AmaxKernels {
   /// best[i] = max(best[i], magnitude bits of x[i]).
   void (*into_32)(const std::uint32_t* x, std::int64_t n, std::uint32_t* best);
   void (*into_16)(const std::uint16_t* x, std::int64_t n, std::uint16_t* best);
+  /// best[g] = max of the magnitude bits of x[g * width, min(n, (g + 1) * width)), width >= 1.
+  void (*groups_32)(const std::uint32_t* x, std::int64_t n, std::int64_t width, std::uint32_t* best);
+  void (*groups_16)(const std::uint16_t* x, std::int64_t n, std::int64_t width, std::uint16_t* best);
 };
 
 const AmaxKernels& amax_kernels_in_force();

@@ -31,10 +31,7 @@ T MagnitudeMax(const T* HWY_RESTRICT x, std::int64_t count) {
     e = hn::Max(e, hn::And(hn::LoadU(d, x + i + 3 * lanes), magnitude));
   }
   for (; i + lanes <= n; i += lanes) a = hn::Max(a, hn::And(hn::LoadU(d, x + i), magnitude));
-  HWY_ALIGN T lane[hn::MaxLanes(hn::ScalableTag<T>())];
-  hn::Store(hn::Max(hn::Max(a, b), hn::Max(c, e)), d, lane);
-  T best = 0;
-  for (std::size_t j = 0; j < lanes; ++j) best = best < lane[j] ? lane[j] : best;
+  T best = hn::GetLane(hn::MaxOfLanes(d, hn::Max(hn::Max(a, b), hn::Max(c, e))));
   for (; i < n; ++i) {
     const T bits = static_cast<T>(x[i] & static_cast<T>(static_cast<T>(~T{0}) >> 1));
     best = best < bits ? bits : best;
@@ -57,6 +54,34 @@ void MagnitudeMaxInto(const T* HWY_RESTRICT x, std::int64_t count, T* HWY_RESTRI
   }
 }
 
+/// The maxima of runs of `width` elements, the last of them maybe shorter; vectors of d.
+template <class D, class T = hn::TFromD<D>>
+void GroupMaxima(D d, const T* HWY_RESTRICT x, std::size_t n, std::size_t width, T* HWY_RESTRICT best) {
+  const std::size_t lanes = hn::Lanes(d);
+  const T magnitude = static_cast<T>(static_cast<T>(~T{0}) >> 1);
+  for (std::size_t first = 0; first < n; first += width) {
+    const std::size_t end = n - first < width ? n : first + width;
+    auto v = hn::Zero(d);
+    std::size_t i = first;
+    for (; i + lanes <= end; i += lanes) v = hn::Max(v, hn::And(hn::LoadU(d, x + i), hn::Set(d, magnitude)));
+    T group = hn::GetLane(hn::MaxOfLanes(d, v));
+    for (; i < end; ++i) {
+      const T bits = static_cast<T>(x[i] & magnitude);
+      group = group < bits ? bits : group;
+    }
+    *best++ = group;
+  }
+}
+
+template <class T>
+void MagnitudeMaxGroups(const T* x, std::int64_t n, std::int64_t width, T* best) {
+  const hn::ScalableTag<T> d;
+  const hn::CappedTag<T, 16 / sizeof(T)> small;
+  const std::size_t count = static_cast<std::size_t>(n), group = static_cast<std::size_t>(width);
+  if (group >= hn::Lanes(d)) return GroupMaxima(d, x, count, group, best);
+  GroupMaxima(small, x, count, group, best);
+}
+
 inline std::uint32_t MagnitudeMax32(const std::uint32_t* x, std::int64_t n) { return MagnitudeMax(x, n); }
 inline std::uint16_t MagnitudeMax16(const std::uint16_t* x, std::int64_t n) { return MagnitudeMax(x, n); }
 inline void MagnitudeMaxInto32(const std::uint32_t* x, std::int64_t n, std::uint32_t* best) {
@@ -64,6 +89,13 @@ inline void MagnitudeMaxInto32(const std::uint32_t* x, std::int64_t n, std::uint
 }
 inline void MagnitudeMaxInto16(const std::uint16_t* x, std::int64_t n, std::uint16_t* best) {
   MagnitudeMaxInto(x, n, best);
+}
+
+inline void MagnitudeMaxGroups32(const std::uint32_t* x, std::int64_t n, std::int64_t width, std::uint32_t* best) {
+  MagnitudeMaxGroups(x, n, width, best);
+}
+inline void MagnitudeMaxGroups16(const std::uint16_t* x, std::int64_t n, std::int64_t width, std::uint16_t* best) {
+  MagnitudeMaxGroups(x, n, width, best);
 }
 
 }  // namespace HWY_NAMESPACE

@@ -107,7 +107,9 @@ class Caster {
   void narrow(const Rule& rule, std::int64_t row, std::int64_t row_end, std::int64_t col, std::int64_t n,
               std::int64_t at) const {
     std::uint32_t bits[kPiece];
-    if (row_end - row == 1) {
+    if (row_end - row == 1 && p_.type == FloatType::F32) {
+      amax_.groups_32(static_cast<const std::uint32_t*>(p_.element(row, col)), n, p_.block_cols, bits);
+    } else if (row_end - row == 1) {
       row_maxima(row, col, n, bits);
     } else if (p_.type == FloatType::F32) {
       column_maxima(amax_.into_32, row, row_end, col, n, bits);
@@ -122,10 +124,11 @@ class Caster {
   }
 
  private:
+  /// Maxima of 16-bit elements along a row.
   void row_maxima(std::int64_t row, std::int64_t col, std::int64_t n, std::uint32_t* bits) const {
-    for (std::int64_t c = 0; c < n; c += p_.block_cols) {
-      *bits++ = amax_of_run(amax_, p_.element(row, col + c), p_.type, std::min(p_.block_cols, n - c));
-    }
+    std::uint16_t best[kPiece];
+    amax_.groups_16(static_cast<const std::uint16_t*>(p_.element(row, col)), n, p_.block_cols, best);
+    for (std::int64_t block = 0; block * p_.block_cols < n; ++block) bits[block] = widen_bits(best[block], p_.type);
   }
 
   /// Maxima down the columns by vectors of columns, then across each block's.
