@@ -121,7 +121,8 @@ TEST(Fp8Linear, EveryRecipeIsNearTheExactProducts) {
           }
           EXPECT_EQ(y.scalar_type(), activation);
           y.backward(g.to(y.scalar_type()));
-          (on ? fp8 : exact) = {y.detach().to(at::kFloat), x.grad(), layer->weight.grad().clone()};
+          const Step found{y.detach().to(at::kFloat), x.grad(), layer->weight.grad().clone()};
+          (on ? fp8 : exact) = found;
           EXPECT_EQ(layer->weight.grad().scalar_type(), at::kFloat);
           EXPECT_TRUE(torch::allclose(layer->bias.grad(), g.sum({0, 1}), 1e-2, 1e-2));
         }
