@@ -9,8 +9,8 @@
 //   packed straight from the input bits
 //
 // NaN costs two of ten operations per vector, so runs with one finite scale are first cast without it (kNaN = false,
-// which also leaves out flush_below).
-// Their amax, an integer maximum, says whether there was a NaN; then that piece of the run is cast again.
+// which also leaves out flush_below). Their amax, an integer maximum, says whether there was a NaN; then that piece of
+// the run is cast again.
 //
 // Isa gives: V, I (vectors of float, of integers), kLanes, load<T>, scales<T>, lane_index<T>, product rounding, encode
 // functions and finish<T>, which packs. BF16 lanes come in unpack order, undone by the pack at no cost.
