@@ -7,6 +7,7 @@
 #include <string>
 #include <vector>
 
+#include "fp8/configs/recipe_config.h"
 #include "fp8/measure/measurement_file.h"
 #include "fp8/quant/convert.h"
 #include "fp8/recipes/recipe.h"
@@ -22,11 +23,8 @@ enum class Alignment : std::uint8_t {
 };
 inline constexpr std::int64_t kAlignment = 16;
 
-/// A recipe for some modules: the first rule whose pattern (a Python regular expression, searched in the name) matches.
-struct ModuleRecipe {
-  std::string pattern;
-  std::optional<recipes::Recipe> recipe;  ///< none: the module stays in high precision
-};
+/// A recipe for some modules: the first rule whose pattern matches; none: the module stays in high precision.
+using ModuleRecipe = configs::RecipeRule;
 
 struct TrainingOptions {
   std::vector<ModuleRecipe> rules;

@@ -1,0 +1,89 @@
+// SPDX-License-Identifier: Apache-2.0
+// A training step (forward and backward) of two linear layers, hidden 1024, batch x length 1024, inner 4096: fp8 by each recipe beside bf16
+// autocast of the same parameters. step ratio: fp8's time by bf16's; saved_bytes: memory of the device between forward and backward
+// that was not there before, of both.
+#include <ATen/TensorOperators.h>
+#include <ATen/core/Tensor.h>
+#include <ATen/ops/linear.h>
+#include <ATen/ops/randn.h>
+#include <ATen/ops/relu.h>
+
+#include <memory>
+#include <string>
+#include <vector>
+
+#include "fp8/runtime/autocast/autocast.h"
+#include "fp8/runtime/device/device.h"
+#include "fp8/runtime/device/memory.h"
+#include "fp8/tools/benchmarks/bench.h"
+#include "fp8/transformer_engine/fp8_linear.h"
+
+namespace fp8::bench {
+namespace {
+
+constexpr std::int64_t kTokens = 1024, kHidden = 1024, kInner = 4096;
+
+struct Layers {
+  at::Tensor x, w1, w2, g;
+  std::shared_ptr<te::Fp8State> up = std::make_shared<te::Fp8State>("up", 2, 1), down = std::make_shared<te::Fp8State>("down", 2, 1);
+
+  Layers() {
+    const auto on_hpu = at::TensorOptions().device(at::Device(at::kHPU, 0)).dtype(at::kFloat);
+    x = at::randn({kTokens, kHidden}, on_hpu).requires_grad_(true);
+    w1 = (at::randn({kInner, kHidden}, on_hpu) * 0.02).requires_grad_(true);
+    w2 = (at::randn({kHidden, kInner}, on_hpu) * 0.02).requires_grad_(true);
+    g = at::randn({kTokens, kHidden}, on_hpu).to(at::kBFloat16);
+  }
+
+  at::Tensor product(const at::Tensor& input, const at::Tensor& w, const std::shared_ptr<te::Fp8State>& state) const {
+    return te::is_fp8_enabled() ? te::fp8_linear(input, w, std::nullopt, state) : at::linear(input, w);
+  }
+
+  /// Bytes kept for backward.
+  std::int64_t step(const te::Fp8AutocastOptions& options) {
+    for (auto* t : {&x, &w1, &w2}) t->mutable_grad() = at::Tensor();
+    const std::int64_t before = runtime::memory_stats().InUse;
+    at::Tensor y;
+    {
+      const runtime::autocast::AutocastGuard bf16;
+      const te::fp8_autocast region(options);
+      y = product(at::relu(product(x, w1, up)), w2, down);
+    }
+    const std::int64_t kept = runtime::memory_stats().InUse - before - static_cast<std::int64_t>(y.nbytes());
+    y.backward(g);
+    return kept;
+  }
+};
+
+void bench_training(Runner& runner) {
+  using recipes::DelayedScaling;
+  DelayedScaling habana = DelayedScaling::habana();
+  habana.fp8_format = recipes::RecipeFormat::HYBRID;
+  const std::vector<std::pair<const char*, recipes::Recipe>> all = {{"habana HYBRID", habana},
+                                                                    {"habana E5M2", DelayedScaling::habana()},
+                                                                    {"nvidia", DelayedScaling::nvidia()},
+                                                                    {"current", recipes::CurrentScaling{}},
+                                                                    {"block", recipes::BlockScaling{}},
+                                                                    {"mxfp8", recipes::MXFP8{}}};
+  runtime::init();
+  for (const auto& [name, recipe] : all) {
+    if (!runner.wants("training", name)) continue;
+    Layers layers;
+    const te::Fp8AutocastOptions on{.enabled = true, .recipe = recipe}, off{.enabled = false};
+    const std::int64_t fp8_kept = layers.step(on), bf16_kept = layers.step(off);
+    const auto ns = runner.medians({[&] { layers.step(on); }, [&] { layers.step(off); }});
+    Line line;
+    line.kernel = "training";
+    line.name = name;
+    line.ns = ns[0];
+    line.torch_ns = ns[1];
+    line.macs = 3.0 * 2.0 * kTokens * kHidden * kInner;
+    line.extra = {{"step_ratio", ns[0] / ns[1]}, {"saved_bytes", static_cast<double>(fp8_kept)}, {"bf16_saved_bytes", static_cast<double>(bf16_kept)}};
+    runner.print(line);
+  }
+}
+
+const Registration kTraining("training", bench_training);
+
+}  // namespace
+}  // namespace fp8::bench
