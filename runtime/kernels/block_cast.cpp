@@ -70,7 +70,7 @@ struct FloatRule {
   float* scale_inv;
   float operator()(std::int64_t at, std::uint32_t amax_bits) const {
     const float scale = block_scale(amax_value(amax_bits), type, max, epsilon, power_of_two);
-    scale_inv[at] = std::isnan(scale) ? scale : 1.0f / scale;
+    scale_inv[at] = 1.0f / scale;
     return scale;
   }
 };
@@ -189,9 +189,7 @@ void run(Problem p, const Rule& rule) {
 
 float block_scale(float amax, FloatType type, float max, float amax_epsilon, bool power_of_two) {
   if (amax < amax_epsilon) amax = amax_epsilon;
-  if (std::isnan(amax)) return std::numeric_limits<float>::quiet_NaN();
-  if (std::isinf(amax)) return 0.0f;
-  if (amax == 0.0f) return 1.0f;
+  if (!(amax > 0.0f) || std::isinf(amax)) return 1.0f;
   float scale = std::max(max / amax, std::numeric_limits<float>::min());  // lets the power of two be read from the bits
   if (std::isinf(scale)) scale = largest_of(type);
   return power_of_two ? float_of(bits_of(scale) & 0x7F800000u) : scale;

@@ -5,15 +5,15 @@
 //
 //   cast_blocks   amax = max(max |x| of the block, amax_epsilon)
 //                 scale = f32(max / amax), infinite: the largest number of x's type;  power_of_two: then its exponent alone
-//                 amax 0: scale 1;  amax inf: scale 0, so scale_inv inf;  amax NaN: both NaN
+//                 amax 0, infinite or NaN: scale 1
 //                 code = RNE(clamp(f32(x * scale)))              scale_inv = f32(1 / scale)
 //   cast_mx       e = the smallest power of two >= f32(amax * f32(1 / max)), as E8M0 (OCP MX rev 1.0):
 //                     2^(e - 127), e = 0..254; 0 for amax 0; 0xFE for inf; 0xFF is NaN
 //                 code = RNE(clamp(f32(x * 2^(127 - e))))         0xFF: NaN codes
 //   decode_*      y = round to y's type(f32(value of the code * scale_inv))
 //
-// What is not finite is seen, not saturated away: cast_blocks' block with an infinity or a NaN decodes to NaN all over
-// (0 * inf), cast_mx' block with a NaN too; its infinity decodes to infinity, beside zeros.
+// So infinities saturate and a NaN stays one (recipes/current_scaling.h has the same rule); an MX block with a NaN is NaN
+// all over, one with an infinity decodes to that infinity and zeros.
 #pragma once
 #include <cstdint>
 
