@@ -21,7 +21,7 @@
 namespace fp8::kernels {
 namespace {
 
-constexpr std::int64_t kGrain = 8;  // chunks per range
+constexpr std::int64_t kGrain = 16;  // chunks per range
 constexpr int kSlots = 5;
 
 void require(bool ok, const char* what, const char* rule) {

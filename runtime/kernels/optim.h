@@ -15,7 +15,7 @@
 
 namespace fp8::kernels {
 
-inline constexpr std::int64_t kOptimChunk = 4096;
+inline constexpr std::int64_t kOptimChunk = 2048;
 
 /// How an array is stored.
 enum class Storage : std::uint8_t { F32, BF16, E4M3, E5M2 };

@@ -15,22 +15,33 @@
 namespace fp8::kernels {
 namespace {
 
-constexpr std::int64_t kBlockRows = 48;  // whole tiles of multiply(), and few enough that half a matrix is nearly half the work
+constexpr std::int64_t kTile = 32;  // of the mirror: 4 KiB from two places
 
-std::int64_t blocks_of(std::int64_t rows) { return (rows + kBlockRows - 1) / kBlockRows; }
+/// Rows of one call of multiply(): whole tiles of it; few enough that half a matrix is nearly half the work, and enough to
+/// pay for its packing of b.
+std::int64_t block_rows(std::int64_t rows) { return std::clamp<std::int64_t>(rows / 8 / 6 * 6, 48, 192); }
+
+/// c[j, i] = c[i, j] for j < i.
+void mirror(float* c, std::int64_t n) {
+  for (std::int64_t row = 0; row < n; row += kTile) {
+    for (std::int64_t col = 0; col <= row; col += kTile) {
+      for (std::int64_t i = row; i < std::min(n, row + kTile); ++i) {
+        for (std::int64_t j = col; j < std::min(i, col + kTile); ++j) c[j * n + i] = c[i * n + j];
+      }
+    }
+  }
+}
 
 /// c [n, n] = a [n, k] . b [k, n] for a product that is symmetric: the blocks on and below the diagonal, then their mirror.
 void multiply_symmetric(const F32View& a, const F32View& b, std::int64_t n, std::int64_t k, float* c) {
-  const std::int64_t blocks = blocks_of(n);
+  const std::int64_t height = block_rows(n), blocks = (n + height - 1) / height;
   parallel_for(blocks, 1, [&](std::int64_t first, std::int64_t last) {
-    for (std::int64_t i = first; i < last; ++i) {
-      const std::int64_t block = blocks - 1 - i, row = block * kBlockRows, rows = std::min(kBlockRows, n - row);
+    for (std::int64_t i = first; i < last; ++i) {  // the longest first
+      const std::int64_t row = (blocks - 1 - i) * height, rows = std::min(height, n - row);
       multiply({a.data + row * a.row_stride, a.row_stride, a.col_stride}, b, rows, row + rows, k, c + row * n, n, false);
     }
   });
-  for (std::int64_t i = 0; i < n; ++i) {
-    for (std::int64_t j = 0; j < i; ++j) c[j * n + i] = c[i * n + j];
-  }
+  mirror(c, n);
 }
 
 F32View square(const std::vector<float>& a, std::int64_t n) { return {a.data(), n, 1}; }
@@ -70,12 +81,11 @@ void orthogonalize_one(const Matrix& m, const NewtonSchulz& o) {
   const std::vector<float> copy(m.data, m.data + size);
   const F32View from{copy.data(), tall ? n : k, 1};
   const F32View left = tall ? from : square(q, n), right = tall ? square(q, n) : from;
-  const std::int64_t depth = n;
-  parallel_for(blocks_of(m.rows), 1, [&](std::int64_t first, std::int64_t last) {
-    for (std::int64_t block = first; block < last; ++block) {
-      const std::int64_t row = block * kBlockRows;
-      multiply({left.data + row * left.row_stride, left.row_stride, 1}, right, std::min(kBlockRows, m.rows - row), m.cols,
-               depth, m.data + row * m.cols, m.cols, false);
+  const std::int64_t height = block_rows(m.rows);
+  parallel_for((m.rows + height - 1) / height, 1, [&](std::int64_t first, std::int64_t last) {
+    for (std::int64_t row = first * height; row < std::min(m.rows, last * height); row += height) {
+      multiply({left.data + row * left.row_stride, left.row_stride, 1}, right, std::min(height, m.rows - row), m.cols, n,
+               m.data + row * m.cols, m.cols, false);
     }
   });
 }
