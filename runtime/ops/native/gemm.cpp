@@ -5,6 +5,7 @@
 #include <ATen/ops/empty.h>
 
 #include <memory>
+#include <new>
 
 #include "fp8/runtime/device/device.h"
 #include "fp8/runtime/kernels/gemm.h"
@@ -85,7 +86,8 @@ class Scratch {
   std::uint8_t* get(std::int64_t bytes) {
     if (bytes > size_) {
       size_ = 0;
-      memory_ = std::make_unique_for_overwrite<std::uint8_t[]>(static_cast<std::size_t>(bytes));
+      memory_.reset();
+      memory_.reset(static_cast<std::uint8_t*>(::operator new(static_cast<std::size_t>(bytes), kLine)));
       size_ = bytes;
     }
     return memory_.get();
@@ -97,7 +99,11 @@ class Scratch {
   }
 
  private:
-  std::unique_ptr<std::uint8_t[]> memory_;
+  static constexpr std::align_val_t kLine{64};  // rows that start in the middle of cache lines are read at half speed
+  struct Free {
+    void operator()(std::uint8_t* p) const { ::operator delete(p, kLine); }
+  };
+  std::unique_ptr<std::uint8_t, Free> memory_;
   std::int64_t size_ = 0;
 };
 
