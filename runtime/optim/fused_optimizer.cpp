@@ -130,7 +130,7 @@ at::Tensor FusedOptimizer::step(LossClosure closure) {
       TORCH_CHECK(grad.layout() == at::kStrided, name_, ": the gradient of parameter ", i, " of group ", g, " is ",
                   grad.layout(), ", allowed are dense ones");
       auto* quantized = quantized_parameter(p);
-      const at::Tensor weight = quantized != nullptr ? quantized->values().detach() : p.detach();
+      const at::Tensor weight = quantized != nullptr ? quantized->values() : p.detach();
       for (const at::Tensor* t : {&weight, &grad}) {
         TORCH_CHECK(t->scalar_type() == at::kFloat || t->scalar_type() == at::kBFloat16, name_, ": ",
                     t == &grad ? "the gradient of parameter " : "parameter ", i, " of group ", g, " is ", t->scalar_type(),
