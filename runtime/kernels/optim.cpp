@@ -140,6 +140,23 @@ void cast_moments(const OptimKernels& k, const AdamTensor& t, const Moment (&mom
   }
 }
 
+struct Both {
+  Moment moments[2];
+  bool fp8 = false;
+};
+
+/// The new scale of each fp8 moment, from the maxima of its chunks. As bits NaN is above infinity and that above all numbers.
+void choose_scales(const Chunks& chunks, const std::vector<std::uint32_t> (&amax)[2], Dialect dialect, std::vector<Both>& all) {
+  for (std::size_t i = 0; i < all.size(); ++i) {
+    for (int which = 0; which < 2; ++which) {
+      Moment& moment = all[i].moments[which];
+      if (!is_fp8(moment.array.type)) continue;
+      const auto bits = chunks.fold(i, amax[which], [](std::uint32_t a, std::uint32_t b) { return std::max(a, b); });
+      moment.new_scale = moment_scale(std::bit_cast<float>(bits), format_of(moment.array.type), dialect, *moment.scale);
+    }
+  }
+}
+
 }  // namespace
 
 float moment_scale(float amax, Format format, Dialect dialect, float old) {
@@ -181,10 +198,6 @@ void sums_of_squares(std::span<const Array> x, double* out) {
 }
 
 void adam_step(std::span<const AdamTensor> work, Dialect dialect) {
-  struct Both {
-    Moment moments[2];
-    bool fp8 = false;
-  };
   Chunks chunks(work.size());
   std::vector<Both> all(work.size());
   bool any_fp8 = false;
@@ -221,16 +234,7 @@ void adam_step(std::span<const AdamTensor> work, Dialect dialect) {
   });
   if (!any_fp8) return;
 
-  for (std::size_t i = 0; i < work.size(); ++i) {
-    for (int which = 0; which < 2; ++which) {
-      Moment& moment = all[i].moments[which];
-      if (!is_fp8(moment.array.type)) continue;
-      // As bits NaN is above infinity and that above all numbers.
-      const auto bits = chunks.fold(i, amax[which], [](std::uint32_t a, std::uint32_t b) { return std::max(a, b); });
-      moment.new_scale =
-          moment_scale(std::bit_cast<float>(bits), format_of(moment.array.type), dialect, *moment.scale);
-    }
-  }
+  choose_scales(chunks, amax, dialect, all);
   chunks.run([&](std::size_t i, std::size_t, std::int64_t begin, std::int64_t n, float* scratch) {
     if (all[i].fp8) cast_moments(k, work[i], all[i].moments, dialect, begin, n, scratch);
   });

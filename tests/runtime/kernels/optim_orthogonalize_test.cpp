@@ -71,7 +71,8 @@ TEST(Orthogonalize, KeepsALowRankGradientOfLowRank) {
   std::vector<float> before(96 * 128);
   for (int i = 0; i < 96; ++i) {
     for (int j = 0; j < 128; ++j) {
-      for (int k = 0; k < 3; ++k) before[static_cast<std::size_t>(i * 128 + j)] += left[static_cast<std::size_t>(i * 3 + k)] * right[static_cast<std::size_t>(k * 128 + j)];
+      float& sum = before[static_cast<std::size_t>(i * 128 + j)];
+      for (int k = 0; k < 3; ++k) sum += left[static_cast<std::size_t>(i * 3 + k)] * right[static_cast<std::size_t>(k * 128 + j)];
     }
   }
   auto after = before;
