@@ -197,6 +197,20 @@ void sums_of_squares(std::span<const Array> x, double* out) {
   for (std::size_t i = 0; i < x.size(); ++i) out[i] = chunks.fold(i, sums, [](double a, double b) { return a + b; });
 }
 
+namespace {
+
+/// Adam on one chunk, straight on the arrays where neither is fp8 and weight and gradient, and the moments, are of one type.
+bool adam_in_place(const OptimKernels& k, const AdamTensor& t, std::int64_t begin, std::int64_t n) {
+  if (t.weight.type != t.grad.type || t.m.type != t.v.type || is_fp8(t.m.type)) return false;
+  const bool low_weight = t.weight.type == Storage::BF16, low_moment = t.m.type == Storage::BF16;
+  const auto at = [begin](const Array& a, bool low) { return static_cast<char*>(a.data) + begin * (low ? 2 : 4); };
+  k.adam[low_weight][low_moment](at(t.weight, low_weight), at(t.grad, low_weight), at(t.m, low_moment), at(t.v, low_moment),
+                                 n, t.factors);
+  return true;
+}
+
+}  // namespace
+
 void adam_step(std::span<const AdamTensor> work, Dialect dialect) {
   Chunks chunks(work.size());
   std::vector<Both> all(work.size());
@@ -215,6 +229,7 @@ void adam_step(std::span<const AdamTensor> work, Dialect dialect) {
 
   chunks.run([&](std::size_t i, std::size_t chunk, std::int64_t begin, std::int64_t n, float* scratch) {
     const AdamTensor& t = work[i];
+    if (adam_in_place(k, t, begin, n)) return;
     float* weight = load(k, t.weight, begin, n, scratch);
     const float* grad = load(k, t.grad, begin, n, scratch + kOptimChunk);
     float* moment[2];
@@ -222,7 +237,7 @@ void adam_step(std::span<const AdamTensor> work, Dialect dialect) {
       const Moment& of = all[i].moments[which];
       moment[which] = load(k, of.array, begin, n, scratch + (2 + which) * kOptimChunk, of.scale_inv());
     }
-    k.adam(weight, grad, moment[0], moment[1], n, t.factors);
+    k.adam[0][0](weight, grad, moment[0], moment[1], n, t.factors);
     store(k, t.weight, begin, n, weight);
     for (int which = 0; which < 2; ++which) {
       const Array& array = all[i].moments[which].array;

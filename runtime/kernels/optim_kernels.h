@@ -14,8 +14,9 @@ struct OptimKernels {
   void (*scale_add)(float* y, const float* x, std::int64_t n, float a, float b);
   /// v = a * v + (b * g) * g
   void (*scale_add_square)(float* v, const float* g, std::int64_t n, float a, float b);
-  /// The three lines of AdamFactors.
-  void (*adam)(float* w, const float* g, float* m, float* v, std::int64_t n, const AdamFactors& f);
+  /// The three lines of AdamFactors: [w and g are bf16][m and v are bf16]. Converting in registers instead of by chunks keeps
+  /// memory and arithmetic busy at the same time.
+  void (*adam[2][2])(void* w, const void* g, void* m, void* v, std::int64_t n, const AdamFactors& f);
   /// step = (m / correction1) / (sqrt(v / correction2) + eps) + weight_decay * w
   void (*lamb)(float* step, const float* m, const float* v, const float* w, std::int64_t n, const LambTensor& f);
   /// Sum of squares in f64: element i goes to sum i % 16; those are added pairwise.

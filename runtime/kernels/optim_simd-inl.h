@@ -46,20 +46,65 @@ inline void ScaleAddSquare(float* HWY_RESTRICT v, const float* HWY_RESTRICT g, s
   });
 }
 
-inline void Adam(float* HWY_RESTRICT w, const float* HWY_RESTRICT g, float* HWY_RESTRICT m, float* HWY_RESTRICT v,
-                 std::int64_t n, const AdamFactors& f) {
+template <class D>
+HWY_INLINE hn::Vec<D> LoadAs(D d, const float* p) {
+  return hn::LoadU(d, p);
+}
+template <class D>
+HWY_INLINE hn::Vec<D> LoadAs(D d, const std::uint16_t* p) {
+  const hn::RebindToUnsigned<D> du;
+  return hn::BitCast(d, hn::ShiftLeft<16>(hn::PromoteTo(du, hn::LoadU(hn::Rebind<std::uint16_t, D>(), p))));
+}
+
+/// bf16 to nearest even, NaN stays NaN, in the lower half of each lane.
+template <class D>
+HWY_INLINE hn::Vec<hn::RebindToUnsigned<D>> RoundToBf16(D d, hn::Vec<D> x) {
+  const hn::RebindToUnsigned<D> du;
+  const auto bits = hn::BitCast(du, x), upper = hn::ShiftRight<16>(bits);
+  const auto rounded = hn::ShiftRight<16>(hn::Add(bits, hn::Add(hn::And(upper, hn::Set(du, 1)), hn::Set(du, 0x7FFF))));
+  const auto nan = hn::Gt(hn::And(bits, hn::Set(du, 0x7FFFFFFF)), hn::Set(du, 0x7F800000));
+  return hn::IfThenElse(nan, hn::Or(upper, hn::Set(du, 0x40)), rounded);
+}
+
+template <class D>
+HWY_INLINE void StoreAs(D d, hn::Vec<D> x, float* p) {
+  hn::StoreU(x, d, p);
+}
+template <class D>
+HWY_INLINE void StoreAs(D d, hn::Vec<D> x, std::uint16_t* p) {
+  const hn::Rebind<std::uint16_t, D> half;
+  hn::StoreU(hn::DemoteTo(half, hn::BitCast(hn::RebindToSigned<D>(), RoundToBf16(d, x))), half, p);
+}
+
+template <class Weight, class Moment>
+void Adam(void* weight, const void* grad, void* exp_avg, void* exp_avg_sq, std::int64_t n, const AdamFactors& f) {
+  auto* HWY_RESTRICT w = static_cast<Weight*>(weight);
+  auto* HWY_RESTRICT g = static_cast<const Weight*>(grad);
+  auto* HWY_RESTRICT m = static_cast<Moment*>(exp_avg);
+  auto* HWY_RESTRICT v = static_cast<Moment*>(exp_avg_sq);
   ForVectors(n, [&](auto d, std::size_t i) HWY_ATTR {
-    const auto x = hn::LoadU(d, g + i);
-    const auto first =
-        hn::Add(hn::Mul(hn::Set(d, f.beta1), hn::LoadU(d, m + i)), hn::Mul(hn::Set(d, f.rest1), x));
-    const auto second = hn::Add(hn::Mul(hn::Set(d, f.beta2), hn::LoadU(d, v + i)),
-                                hn::Mul(hn::Mul(hn::Set(d, f.rest2), x), x));
-    hn::StoreU(first, d, m + i);
-    hn::StoreU(second, d, v + i);
+    const auto x = LoadAs(d, g + i);
+    const auto first = hn::Add(hn::Mul(hn::Set(d, f.beta1), LoadAs(d, m + i)), hn::Mul(hn::Set(d, f.rest1), x));
+    const auto second =
+        hn::Add(hn::Mul(hn::Set(d, f.beta2), LoadAs(d, v + i)), hn::Mul(hn::Mul(hn::Set(d, f.rest2), x), x));
+    StoreAs(d, first, m + i);
+    StoreAs(d, second, v + i);
     const auto root = hn::Add(hn::Mul(hn::Sqrt(second), hn::Set(d, f.root_scale)), hn::Set(d, f.eps));
-    const auto kept = hn::Mul(hn::LoadU(d, w + i), hn::Set(d, f.decay));
-    hn::StoreU(hn::Add(kept, hn::Mul(hn::Set(d, f.neg_step), hn::Div(first, root))), d, w + i);
+    const auto kept = hn::Mul(LoadAs(d, w + i), hn::Set(d, f.decay));
+    StoreAs(d, hn::Add(kept, hn::Mul(hn::Set(d, f.neg_step), hn::Div(first, root))), w + i);
   });
+}
+inline void AdamF32(void* w, const void* g, void* m, void* v, std::int64_t n, const AdamFactors& f) {
+  Adam<float, float>(w, g, m, v, n, f);
+}
+inline void AdamF32Bf16(void* w, const void* g, void* m, void* v, std::int64_t n, const AdamFactors& f) {
+  Adam<float, std::uint16_t>(w, g, m, v, n, f);
+}
+inline void AdamBf16F32(void* w, const void* g, void* m, void* v, std::int64_t n, const AdamFactors& f) {
+  Adam<std::uint16_t, float>(w, g, m, v, n, f);
+}
+inline void AdamBf16(void* w, const void* g, void* m, void* v, std::int64_t n, const AdamFactors& f) {
+  Adam<std::uint16_t, std::uint16_t>(w, g, m, v, n, f);
 }
 
 inline void Lamb(float* HWY_RESTRICT step, const float* HWY_RESTRICT m, const float* HWY_RESTRICT v,
@@ -103,28 +148,7 @@ inline void Widen(const std::uint16_t* HWY_RESTRICT x, float* HWY_RESTRICT y, st
 }
 
 inline void Narrow(const float* HWY_RESTRICT x, std::uint16_t* HWY_RESTRICT y, std::int64_t n) {
-  const hn::ScalableTag<float> d;
-  const hn::RebindToUnsigned<decltype(d)> du;
-  const auto lanes = hn::Lanes(d), count = static_cast<std::size_t>(n);
-  HWY_ALIGN std::uint32_t upper[hn::MaxLanes(hn::ScalableTag<float>())];
-  const auto round = [&](auto tag, std::size_t i) HWY_ATTR {
-    const auto bits = hn::BitCast(du, hn::LoadU(tag, x + i));
-    const auto odd = hn::And(hn::ShiftRight<16>(bits), hn::Set(du, 1));
-    const auto rounded = hn::ShiftRight<16>(hn::Add(bits, hn::Add(odd, hn::Set(du, 0x7FFF))));
-    const auto nan = hn::Gt(hn::And(bits, hn::Set(du, 0x7FFFFFFF)), hn::Set(du, 0x7F800000));
-    return hn::IfThenElse(nan, hn::Or(hn::ShiftRight<16>(bits), hn::Set(du, 0x40)), rounded);
-  };
-  std::size_t i = 0;
-  for (; i + lanes <= count; i += lanes) {
-    const hn::Rebind<std::uint16_t, decltype(d)> half;
-    hn::StoreU(hn::DemoteTo(half, hn::BitCast(hn::RebindToSigned<decltype(d)>(), round(d, i))), half, y + i);
-  }
-  if (i == count) return;
-  HWY_ALIGN float rest[hn::MaxLanes(hn::ScalableTag<float>())] = {};
-  for (std::size_t j = 0; i + j < count; ++j) rest[j] = x[i + j];
-  x = rest;
-  hn::Store(round(d, 0), du, upper);
-  for (std::size_t j = 0; i + j < count; ++j) y[i + j] = static_cast<std::uint16_t>(upper[j]);
+  ForVectors(n, [&](auto d, std::size_t i) HWY_ATTR { StoreAs(d, hn::LoadU(d, x + i), y + i); });
 }
 
 }  // namespace HWY_NAMESPACE

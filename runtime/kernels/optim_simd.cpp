@@ -16,8 +16,11 @@
 namespace fp8::kernels {
 namespace {
 
-#define FP8_OPTIM_KERNELS(of) \
-  { of(Scale), of(ScaleAddTo), of(ScaleAddSquare), of(Adam), of(Lamb), of(SumOfSquares), of(Widen), of(Narrow) }
+#define FP8_OPTIM_KERNELS(of)                                                                              \
+  {                                                                                                        \
+    of(Scale), of(ScaleAddTo), of(ScaleAddSquare), {{of(AdamF32), of(AdamF32Bf16)}, {of(AdamBf16F32), of(AdamBf16)}}, \
+        of(Lamb), of(SumOfSquares), of(Widen), of(Narrow)                                                  \
+  }
 
 #if defined(__x86_64__)
 #define FP8_AVX2(f) N_AVX2::f
@@ -37,7 +40,10 @@ constexpr OptimKernels kAvx512 = kAvx2;
 HWY_EXPORT(Scale);
 HWY_EXPORT(ScaleAddTo);
 HWY_EXPORT(ScaleAddSquare);
-HWY_EXPORT(Adam);
+HWY_EXPORT(AdamF32);
+HWY_EXPORT(AdamF32Bf16);
+HWY_EXPORT(AdamBf16F32);
+HWY_EXPORT(AdamBf16);
 HWY_EXPORT(Lamb);
 HWY_EXPORT(SumOfSquares);
 HWY_EXPORT(Widen);
