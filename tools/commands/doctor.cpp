@@ -16,6 +16,7 @@
 #include <thread>
 #include <vector>
 
+#include "fp8/runtime/autocast/rules.h"
 #include "fp8/runtime/io/error.h"
 #include "fp8/runtime/io/json.h"
 #include "fp8/runtime/kernels/simd.h"
@@ -65,6 +66,10 @@ constexpr std::array kVariables = {
     Variable{"FP8_HPU_DEVICE", "gaudi3", "accelerator that the hpu device stands for"},
     Variable{"FP8_HPU_DEVICES", "1", "number of hpu devices"},
     Variable{"FP8_TRACE", "off", "file for a trace of the operators"},
+    Variable{"PT_HPU_AUTOCAST_LOWER_PRECISION_OPS_LIST", "LOWER_LIST", "file of the ops that autocast runs in bf16 or f16"},
+    Variable{"PT_HPU_AUTOCAST_FP32_OPS_LIST", "FP32_LIST", "file of the ops that autocast runs in f32"},
+    Variable{"LOWER_LIST", "the built-in list", "as PT_HPU_AUTOCAST_LOWER_PRECISION_OPS_LIST, which wins"},
+    Variable{"FP32_LIST", "the built-in list", "as PT_HPU_AUTOCAST_FP32_OPS_LIST, which wins"},
     Variable{"QUANT_CONFIG", "none", "quantization config of evaluate and generate"},
     Variable{"OMP_NUM_THREADS", "all CPUs", "threads of LibTorch"},
     Variable{"NO_COLOR", "not set", "nothing here is coloured"},
@@ -103,6 +108,21 @@ void add_variables(Report& report) {
                       value != nullptr ? "environment" : "default"});
   }
   report.json["environment"] = std::move(variables);
+}
+
+/// The lists in force, and what was wrong with the files that were named.
+void add_autocast(Report& report) {
+  namespace autocast = runtime::autocast;
+  const autocast::AutocastLists lists = autocast::lists();
+  const auto count = [](const std::vector<std::string>& names) { return std::to_string(names.size()) + " ops"; };
+  report.table.row({"autocast in bf16/f16", count(lists.lower), one_line(lists.lower_from)});
+  report.table.row({"autocast in f32", count(lists.fp32), one_line(lists.fp32_from)});
+  report.json["autocast"] = {{"lower", lists.lower}, {"lower_from", lists.lower_from}, {"fp32", lists.fp32},
+                             {"fp32_from", lists.fp32_from}, {"promote", lists.promote}};
+  std::vector<std::string> warnings;
+  autocast::AutocastLists::from_environment(warnings);  // said at start too, but here it is what was asked for
+  for (const auto& warning : warnings) report.problems.push_back(one_line(warning));
+  for (const auto& unknown : autocast::check_lists(lists)) report.problems.push_back(one_line(unknown));
 }
 
 void check_variables(Report& report) {
@@ -148,6 +168,7 @@ void doctor(Context& context) {
   const auto hpu = guarded(report, [] { return std::string(at::detail::getHPUHooks().hasHPU() ? "available" : "not in this build"); });
   report.add("hpu", "hpu device", hpu, "build");
   add_variables(report);
+  add_autocast(report);
   check_variables(report);
   report.json["problems"] = report.problems;
   auto text = report.table.text();
