@@ -12,6 +12,7 @@
 #include <map>
 #include <memory>
 #include <mutex>
+#include <set>
 #include <shared_mutex>
 #include <string_view>
 
@@ -122,6 +123,10 @@ std::optional<CallCast> cast_by(const Entry& entry, Form form, Arguments argumen
   return to.has_value() ? std::optional(CallCast{*to, false, region}) : std::nullopt;
 }
 
+c10::DispatchKeySet below_autocast(c10::DispatchKeySet keys) {
+  return keys & c10::DispatchKeySet(c10::DispatchKeySet::FULL_AFTER, c10::DispatchKey::AutocastHPU);
+}
+
 /// The registered kernel of one overload.
 class Kernel final : public c10::OperatorKernel {
  public:
@@ -130,8 +135,7 @@ class Kernel final : public c10::OperatorKernel {
         hands_on_(among(kHandOn, name)) {}
 
   void operator()(const c10::OperatorHandle& op, c10::DispatchKeySet keys, torch::jit::Stack* stack) {
-    const c10::DispatchKeySet below =
-        keys & c10::DispatchKeySet(c10::DispatchKeySet::FULL_AFTER, c10::DispatchKey::AutocastHPU);
+    const c10::DispatchKeySet below = below_autocast(keys);
     const std::size_t count = op.schema().arguments().size();
     const Arguments arguments = Arguments(*stack).slice(stack->size() - count);
     const auto cast = cast_by(entry_, form_, arguments);
@@ -265,6 +269,24 @@ Registry& registry() {
   return registry;
 }
 
+/// The kernel of our own ops.
+void run_inside(const c10::OperatorHandle& op, c10::DispatchKeySet keys, torch::jit::Stack* stack) {
+  const InsideOp inside;
+  op.redispatchBoxed(below_autocast(keys), stack);
+}
+
+/// Kept for the life of the process.
+struct OwnOps {
+  std::mutex mutex;
+  std::set<std::pair<std::string, std::string>> seen;
+  std::map<std::string, torch::Library, std::less<>> libraries;
+
+  OwnOps() {
+    for (const char* name : {"hpu", "fp8", "quantized_decomposed"})
+      libraries.try_emplace(name, torch::Library::IMPL, name, c10::DispatchKey::AutocastHPU, __FILE__, __LINE__);
+  }
+};
+
 /// The environment's lists, when the library is loaded.
 [[maybe_unused]] const bool g_registered = [] {
   std::vector<std::string> warnings;
@@ -283,6 +305,17 @@ at::Tensor cast_tensor(const at::Tensor& t, at::ScalarType to) {
 std::vector<std::string> set_lists(AutocastLists lists) { return registry().put(std::move(lists)); }
 AutocastLists lists() { return registry().lists(); }
 std::vector<std::string> check_lists(const AutocastLists& lists) { return registry().check(lists); }
+
+void keep_out_of_own_ops() {
+  static OwnOps own;
+  const std::lock_guard lock(own.mutex);
+  for (const auto& op : c10::Dispatcher::singleton().getAllOpNames()) {
+    const auto library = own.libraries.find(op.name.substr(0, op.name.find("::")));
+    if (library == own.libraries.end() || !own.seen.emplace(op.name, op.overload_name).second) continue;
+    library->second.impl((op.overload_name.empty() ? op.name : op.name + "." + op.overload_name).c_str(),
+                         torch::CppFunction::makeFromBoxedFunction<&run_inside>());
+  }
+}
 
 std::optional<CallCast> cast_of_call(const c10::OperatorHandle& op, Arguments arguments) {
   if (!is_autocast_hpu_enabled()) return std::nullopt;

@@ -58,4 +58,9 @@ void cast_arguments(const CallCast& cast, c10::IValue* arguments, std::size_t co
 /// The result of a handler in the dtype that the op would have had.
 at::Tensor cast_result(const std::optional<CallCast>& cast, const at::Tensor& result);
 
+/// Our own operators (hpu::, fp8::, quantized_decomposed::) choose their dtypes themselves: each runs with autocast off
+/// inside, so that ATen calls in its kernel give the dtypes it was written for. To be called after the definitions of
+/// such ops; those that have been seen before are passed over.
+void keep_out_of_own_ops();
+
 }  // namespace fp8::runtime::autocast

@@ -13,9 +13,21 @@
 #include <string>
 #include <vector>
 
+#include "fp8/runtime/autocast/autocast.h"
+
 namespace fp8::runtime {
 
 using OriginalOp = std::function<at::Tensor()>;  ///< the op as if nobody handled it
+
+/// f for a handler that runs with autocast off inside: with autocast as it was around the handler. What f
+/// refers to must outlive the result.
+template <typename F>
+OriginalOp outside_of(const autocast::InsideOp& inside, const F& f) {
+  return [was_enabled = inside.was_enabled(), f] {
+    const autocast::OutsideOp outside(was_enabled);
+    return f();
+  };
+}
 
 /// a . b, batched as at::matmul.
 struct MatmulCall {

@@ -11,22 +11,26 @@ namespace fp8::runtime {
 
 at::Tensor MatmulImpl::forward(const at::Tensor& a, const at::Tensor& b) {
   if (handler() == nullptr) return at::matmul(a, b);
-  const OriginalOp original = [&] { return at::matmul(a, b); };
+  const autocast::InsideOp inside;
+  const OriginalOp original = outside_of(inside, [&] { return at::matmul(a, b); });
   return handler()->matmul({a, b, original});
 }
 
 at::Tensor SoftmaxImpl::forward(const at::Tensor& x, std::int64_t dim) {
   if (handler() == nullptr) return at::softmax(x, dim);
-  const OriginalOp original = [&] { return at::softmax(x, dim); };
+  const autocast::InsideOp inside;
+  const OriginalOp original = outside_of(inside, [&] { return at::softmax(x, dim); });
   return handler()->softmax({x, dim, original});
 }
 
 at::Tensor ModuleFusedSDPAImpl::forward(const at::Tensor& q, const at::Tensor& k, const at::Tensor& v, const AttentionOptions& o) {
-  const OriginalOp original = [&] {
+  const auto attention = [&] {
     TORCH_CHECK(!o.valid_seq_len.has_value(), "[ModuleFusedSDPA] expected a mask instead of valid_seq_len where nothing handles the module");
     return at::scaled_dot_product_attention(q, k, v, o.mask, o.dropout_p, o.is_causal, o.scale, o.enable_gqa);
   };
-  if (handler() == nullptr) return original();
+  if (handler() == nullptr) return attention();
+  const autocast::InsideOp inside;
+  const OriginalOp original = outside_of(inside, attention);
   return handler()->attention({q, k, v, o.mask, o.dropout_p, o.is_causal, o.scale, o.enable_gqa, o.softmax_mode, o.valid_seq_len, o.seq_padding_type, original});
 }
 

@@ -44,7 +44,7 @@ at::Tensor MixtureOfExpertsImpl::forward(const at::Tensor& hidden_states, const 
     w12.push_back(w13_list->ptr(e)->as<MoeMatmulImpl>()->weight);
     w3.push_back(w2_list->ptr(e)->as<MoeMatmulImpl>()->weight);
   }
-  const OriginalOp original = [&] {
+  const auto mixture = [&] {
     at::Tensor y = at::zeros_like(hidden_states);
     for (std::size_t e = 0; e < w12.size(); ++e) {
       const auto chosen = expert_routing_table.eq(options_.experts_min + static_cast<std::int64_t>(e)).nonzero();
@@ -53,11 +53,14 @@ at::Tensor MixtureOfExpertsImpl::forward(const at::Tensor& hidden_states, const 
       const at::Tensor x = hidden_states.index_select(0, token);
       const auto gate_up = w13_list->ptr(e)->as<MoeMatmulImpl>()->forward(x).chunk(2, -1);
       const at::Tensor out = w2_list->ptr(e)->as<MoeMatmulImpl>()->forward(activate(options_.activation, gate_up[0]) * gate_up[1]);
-      y.index_add_(0, token, out * router_weights.index({token, slot}).unsqueeze(-1).to(out.scalar_type()));
+      const at::Tensor weighted = out * router_weights.index({token, slot}).unsqueeze(-1).to(out.scalar_type());
+      y.index_add_(0, token, weighted.to(y.scalar_type()));  // an autocast region multiplies in its own dtype
     }
     return y;
   };
-  if (handler() == nullptr) return original();
+  if (handler() == nullptr) return mixture();
+  const autocast::InsideOp inside;
+  const OriginalOp original = outside_of(inside, mixture);
   return handler()->mixture_of_experts({hidden_states, expert_routing_table, router_weights, w12, w3, /*permuted_weights=*/true, options_.activation,
                                         options_.experts_min, options_.experts_max, original});
 }

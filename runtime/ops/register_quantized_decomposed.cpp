@@ -8,6 +8,7 @@
 
 #include <memory>
 
+#include "fp8/runtime/autocast/rules.h"
 #include "fp8/runtime/ops/native/quantized_decomposed.h"
 
 namespace fp8::runtime::ops {
@@ -176,6 +177,7 @@ struct Definitions {
 };
 
 const Definitions g_definitions;
+[[maybe_unused]] const bool g_kept_out = (autocast::keep_out_of_own_ops(), true);
 
 }  // namespace
 }  // namespace fp8::runtime::ops

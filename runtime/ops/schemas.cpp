@@ -6,6 +6,8 @@
 // Register a schema here, its kernel and meta function in register_fp8.cpp, its work in native/<op>.cpp.
 #include <torch/library.h>
 
+#include "fp8/runtime/autocast/rules.h"
+
 TORCH_LIBRARY(hpu, m) {
   // --- casts
   m.def(
@@ -52,4 +54,5 @@ TORCH_LIBRARY(hpu, m) {
       "conv2d_fp8.scalar(Tensor input, Tensor weight, Tensor? bias=None, SymInt[2] stride=1, SymInt[2] padding=0, "
       "SymInt[2] dilation=1, int groups=1, ScalarType? out_dtype=None, float scale_input=1.0, float scale_weight=1.0) "
       "-> Tensor");
+  fp8::runtime::autocast::keep_out_of_own_ops();
 }

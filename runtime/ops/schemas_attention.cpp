@@ -5,6 +5,8 @@
 // Register a schema here, its kernel and meta function in register_attention.cpp, its work in native/<op>.cpp.
 #include <torch/library.h>
 
+#include "fp8/runtime/autocast/rules.h"
+
 TORCH_LIBRARY_FRAGMENT(hpu, m) {
   // --- softmax and sum
   m.def(
@@ -143,4 +145,5 @@ TORCH_LIBRARY_FRAGMENT(hpu, m) {
   m.def(
       "rms_norm_fast_backward(Tensor grad_in, Tensor data_in, Tensor gamma, Tensor inverse_rms, bool use_stages, "
       "int bwd_mode) -> (Tensor, Tensor)");
+  fp8::runtime::autocast::keep_out_of_own_ops();
 }

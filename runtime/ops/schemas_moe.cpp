@@ -7,6 +7,8 @@
 // split: accepted, without effect on results.
 #include <torch/library.h>
 
+#include "fp8/runtime/autocast/rules.h"
+
 namespace {
 
 #define FP8_MOE_INPUTS "Tensor hidden_states, Tensor expert_routing_table, Tensor router_weights, "
@@ -79,6 +81,7 @@ TORCH_LIBRARY_FRAGMENT(hpu, m) {
   m.def("fp8_index_select_v2(Tensor self, int dim, Tensor index) -> Tensor");
   m.def("fp8_repeat_v2(Tensor self, SymInt[] repeats) -> Tensor");
   m.def("fp8_kv_reorder_(Tensor(a!) self, Tensor start, Tensor end, Tensor beam_idx) -> Tensor(a!)");
+  fp8::runtime::autocast::keep_out_of_own_ops();
 }
 
 #undef FP8_MOE_INPUTS

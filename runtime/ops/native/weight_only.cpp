@@ -4,6 +4,7 @@
 #include <ATen/ops/empty.h>
 #include <torch/library.h>
 
+#include "fp8/runtime/autocast/rules.h"
 #include "fp8/runtime/kernels/gemm.h"
 #include "fp8/runtime/ops/native/arguments.h"
 #include "fp8/runtime/profile/trace.h"
@@ -68,6 +69,7 @@ at::Tensor weight_only_linear(const at::Tensor& x, const at::Tensor& weight, con
 
 TORCH_LIBRARY_FRAGMENT(fp8, m) {
   m.def("weight_only_linear(Tensor x, Tensor weight, Tensor scale_inv, Tensor? bias=None) -> Tensor");
+  autocast::keep_out_of_own_ops();
 }
 TORCH_LIBRARY_IMPL(fp8, HPU, m) { m.impl("weight_only_linear", &weight_only_linear); }
 TORCH_LIBRARY_IMPL(fp8, Meta, m) { m.impl("weight_only_linear", &result_of); }

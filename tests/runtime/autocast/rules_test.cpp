@@ -196,6 +196,40 @@ TEST(Casts, AreNotCached) {
   EXPECT_EQ(at::mm(x, w).sum().item<float>(), 16.0f);
 }
 
+// ---- operators of our own
+
+TEST(OwnOps, RunWithAutocastOffInside) {
+  std::size_t kernels = 0;
+  for (const auto& name : c10::Dispatcher::singleton().getAllOpNames()) {
+    const std::string space = name.name.substr(0, name.name.find("::"));
+    if (space != "hpu" && space != "fp8" && space != "quantized_decomposed") continue;
+    const auto op = c10::Dispatcher::singleton().findOp(name);
+    if (!op->hasKernelForDispatchKey(c10::DispatchKey::HPU)) continue;
+    ++kernels;
+    EXPECT_TRUE(op->hasKernelForDispatchKey(c10::DispatchKey::AutocastHPU))
+        << name << ": end the block that defines it with autocast::keep_out_of_own_ops()";
+  }
+  EXPECT_GT(kernels, 20u);
+}
+
+at::Tensor call(const char* name, const char* overload, torch::jit::Stack stack) {
+  c10::Dispatcher::singleton().findSchemaOrThrow(name, overload).callBoxed(&stack);
+  return stack[0].toTensor();
+}
+
+TEST(OwnOps, GiveTheSameBitsInARegion) {
+  const at::Tensor codes = hpu(at::arange(-8, 8, at::kChar).reshape({4, 4}));
+  const auto values = [&] {
+    return call("quantized_decomposed::dequantize_per_tensor", "", {codes, 0.1234567, 1, -128, 127, at::kChar, c10::IValue()});
+  };
+  const at::Tensor w = hpu(at::arange(8, at::kInt).reshape({2, 4})), scale = random({1}).abs();
+  const auto from_int4 = [&] { return call("hpu::convert_from_int4", "", {w, scale, c10::IValue(), at::kFloat}); };
+  const at::Tensor expected = values(), expected4 = from_int4();
+  const AutocastGuard region;
+  EXPECT_TRUE(same_bits(values(), expected));
+  EXPECT_TRUE(same_bits(from_int4(), expected4));
+}
+
 // ---- lists
 
 AutocastLists lists_of(std::vector<std::string> lower, std::vector<std::string> fp32, std::vector<std::string> promote = {}) {

@@ -5,6 +5,8 @@
 
 #include "fp8/runtime/autocast/autocast.h"
 #include "fp8/runtime/autocast/rules.h"
+#include "fp8/runtime/modules/attention.h"
+#include "fp8/runtime/modules/mixture_of_experts.h"
 #include "support/hpu_test.h"
 
 namespace fp8::test {
@@ -212,6 +214,71 @@ TEST(Handlers, SeeTheRegion) {
   }
   const ListsGuard lists(only({}, {"linear"}));
   EXPECT_EQ(seen(), at::kFloat) << "an op of the f32 list asks for it";
+}
+
+/// Notes the region, leaves the work to the op.
+class RegionModuleHandler final : public runtime::ModuleHandler {
+ public:
+  std::optional<at::ScalarType> region;
+  at::ScalarType inside = at::kDouble;
+
+  at::Tensor matmul(const runtime::MatmulCall& call) override { return note(call.original); }
+  at::Tensor softmax(const runtime::SoftmaxCall& call) override { return note(call.original); }
+  at::Tensor attention(const runtime::AttentionCall& call) override { return note(call.original); }
+  at::Tensor mixture_of_experts(const runtime::MoeCall& call) override { return note(call.original); }
+  std::string describe() const override { return "watched"; }
+
+ private:
+  at::Tensor note(const runtime::OriginalOp& original) {
+    region = autocast::region_dtype();
+    const at::Tensor one = at::ones({1, 1}, on_hpu());
+    inside = at::mm(one, one).scalar_type();
+    return original();
+  }
+};
+
+TEST(Handlers, OfModulesWithoutAWeightSeeTheRegionToo) {
+  runtime::Matmul matmul;
+  runtime::Softmax softmax;
+  runtime::ModuleFusedSDPA sdpa;
+  const at::Tensor x = random({1, 2, 4, 8}), y = random({1, 2, 8, 4}, at::kFloat, 4);
+  const auto expect_same = [&](const auto& module, const std::function<at::Tensor()>& run) {
+    for (const bool on : {false, true}) {
+      const AutocastGuard region(at::kBFloat16, on);
+      const at::Tensor expected = run();
+      EXPECT_EQ(expected.scalar_type(), on ? at::kBFloat16 : at::kFloat);
+      const auto handler = std::make_shared<RegionModuleHandler>();
+      module->slot()->handler = handler;
+      EXPECT_TRUE(same_bits(run(), expected));
+      EXPECT_EQ(handler->region.has_value(), on);
+      EXPECT_EQ(handler->inside, at::kFloat);
+      module->slot()->handler = nullptr;
+    }
+  };
+  expect_same(matmul, [&] { return matmul(x, y); });
+  expect_same(softmax, [&] { return softmax(x, -1); });
+  expect_same(sdpa, [&] { return sdpa(x, x, x); });
+}
+
+TEST(Handlers, MixturesOfExpertsRunInARegion) {
+  torch::manual_seed(5);
+  runtime::MixtureOfExpertsOptions options;
+  options.num_experts = 4;
+  options.hidden_size = 8;
+  options.intermediate_size = 16;
+  runtime::MixtureOfExperts moe(options);
+  moe->to(kHpu);
+  for (auto& p : moe->parameters()) at::NoGradGuard(), p.data().normal_();
+  const at::Tensor x = random({6, 8}), weights = at::softmax(random({6, 2}), -1);
+  const at::Tensor table = hpu(at::tensor({0, 1, 1, 2, 2, 3, 3, 0, 0, 2, 1, 3}, at::kLong).reshape({6, 2}));
+  const at::Tensor exact = moe(x, table, weights);
+  const AutocastGuard region;
+  const at::Tensor y = moe(x, table, weights);
+  const auto handler = std::make_shared<RegionModuleHandler>();
+  moe->slot()->handler = handler;
+  EXPECT_TRUE(same_bits(moe(x, table, weights), y));
+  EXPECT_EQ(handler->region, at::kBFloat16);
+  EXPECT_TRUE(at::allclose(y.cpu(), exact.cpu(), 5e-2, exact.abs().max().item<double>() * 2e-2));
 }
 
 /// A converted layer: its handler computes in the input's dtype, the region decides the result's.
