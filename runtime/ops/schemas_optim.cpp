@@ -3,6 +3,8 @@
 // rules as in schemas.cpp.
 #include <torch/library.h>
 
+#include "fp8/runtime/autocast/rules.h"
+
 namespace {
 
 TORCH_LIBRARY_FRAGMENT(hpu, m) {
@@ -32,6 +34,7 @@ TORCH_LIBRARY_FRAGMENT(hpu, m) {
   m.def(
       "optimizer_sgd_momentum(Tensor[] gradients, Tensor(a!)[] weights_in, Tensor(b!)[] momentum_in, Tensor epoch_num, "
       "Tensor(c!) learning_rate, Tensor(d!) mom, float wd, float damp, bool nesterov) -> ()");
+  fp8::runtime::autocast::keep_out_of_own_ops();
 }
 
 }  // namespace
