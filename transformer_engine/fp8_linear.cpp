@@ -8,8 +8,6 @@
 #include <torch/csrc/autograd/custom_function.h>
 #include <torch/csrc/autograd/functions/basic_ops.h>
 
-#include <cstdlib>
-#include <string_view>
 #include <utility>
 
 #include "fp8/runtime/autocast/autocast.h"
@@ -41,23 +39,6 @@ struct Call : torch::CustomClassHolder {
   StepScales scales;
   Operand x_rows, weight_rows;  ///< without their tensors
 };
-
-/// True where gradients are rounded stochastically: the Gaudi dialect's HYBRID, unless PT_TE_FORCE_SR_BWD says otherwise.
-bool rounds_gradients_stochastically(const recipes::Recipe& recipe) {
-  const char* forced = std::getenv("PT_TE_FORCE_SR_BWD");
-  if (forced != nullptr) return std::string_view(forced) == "1" || std::string_view(forced) == "true";
-  const auto* d = std::get_if<recipes::DelayedScaling>(&recipe);
-  return d != nullptr && d->dialect == recipes::RecipeDialect::habana && d->fp8_format == recipes::RecipeFormat::HYBRID;
-}
-
-/// One seed per product and step, the same in every process and on any number of threads.
-std::uint64_t seed_of(const Call& call) {
-  std::uint64_t h = 0xcbf29ce484222325ull ^ call.region->options().seed;
-  for (const char c : call.state->name()) h = (h ^ static_cast<unsigned char>(c)) * 0x100000001b3ull;
-  h ^= static_cast<std::uint64_t>(call.scales.step) * 0x9e3779b97f4a7c15ull;
-  h = (h ^ (h >> 31)) * 0xbf58476d1ce4e5b9ull;
-  return h ^ (h >> 29);
-}
 
 CastPlan plan_of(const Call& call, Role role, int index, const StepScales& scales) {
   CastPlan plan{.recipe = call.recipe, .dialect = call.dialect, .role = role, .need_rows = call.needs_grad, .state = call.state.get(), .scales = &scales, .index = index};
@@ -144,7 +125,7 @@ variable_list backward_products(AutogradContext* context, const at::Tensor& grad
     const StepScales scales = call->state->begin_backward(*call->region, call->scales);
     CastPlan plan = plan_of(*call, Role::grad, 0, scales);
     plan.need_rows = wants_w;
-    if (rounds_gradients_stochastically(call->recipe)) plan.stochastic = seed_of(*call);
+    plan.stochastic = gradient_seed(call->recipe, *call->region, call->state->name(), call->scales.step);
     const OperandPair g8 = quantize_operand(g, plan);
     const variable_list saved = context->get_saved_variables();
     if (wants_x) dx = product(g8.columns, false, weight_of(*call, saved), false, call->activation).reshape(call->x_sizes).to(call->x_dtype);

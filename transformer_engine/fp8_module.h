@@ -28,6 +28,13 @@ class Fp8Module {
   void load_fp8(torch::serialize::InputArchive& archive);
 };
 
+/// What a forward pass gives beside its result, for modules that are asked to.
+struct ModuleOutputs {
+  at::Tensor y;
+  at::Tensor bias;              ///< with return_bias: not added to y, else undefined
+  at::Tensor layernorm_output;  ///< with return_layernorm_output, else undefined
+};
+
 /// Tensor parallelism: accepted where there is one process, so that code written for several runs.
 struct ParallelOptions {
   int tp_size = 1;

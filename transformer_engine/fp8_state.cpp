@@ -35,6 +35,12 @@ int current_row(const TensorMeta& meta, const DelayedScaling& d) { return d.dial
 
 std::vector<float> to_vector(const Eigen::ArrayXf& a) { return {a.data(), a.data() + a.size()}; }
 
+/// The second run of activation checkpointing: the first one recorded the same casts.
+bool in_second_run() {
+  const ReplayLog* log = current_replay_log();
+  return log != nullptr && log->replaying();
+}
+
 void fit_history(TensorMeta& meta, const DelayedScaling& d) {
   if (meta.amax_history.rows() != d.amax_history_len) recipes::resize_history(meta, d, d.amax_history_len);
 }
@@ -148,7 +154,7 @@ StepScales Fp8State::begin_backward(Fp8Region& region, const StepScales& forward
 }
 
 void Fp8State::record(Pass pass, const StepScales& scales, int index, float amax, float format_max) {
-  if (!scales.record) return;
+  if (!scales.record || in_second_run()) return;
   const std::lock_guard<std::mutex> lock(mutex_);
   const auto* d = delayed();
   if (d == nullptr) return;
@@ -169,6 +175,7 @@ void Fp8State::record(Pass pass, const StepScales& scales, int index, float amax
 }
 
 void Fp8State::count(std::int64_t elements, std::int64_t saturated, std::int64_t underflowed) {
+  if (in_second_run()) return;
   const std::lock_guard<std::mutex> lock(mutex_);
   statistics_.elements += elements;
   statistics_.saturated += saturated;

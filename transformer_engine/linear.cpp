@@ -13,14 +13,19 @@
 #include "fp8/transformer_engine/fp8_weight.h"
 
 namespace fp8::te {
-namespace {
 
-bool minimizes_memory(bool asked) {
+Fp8LinearOptions product_options(bool minimize_memory, std::optional<bool> is_first_microbatch, bool training) {
   const char* variable = std::getenv("PT_HPU_FP8_MINIMIZE_MEMORY");
-  return asked || (variable != nullptr && std::string_view(variable) == "1");
+  Fp8LinearOptions o;
+  o.minimize_memory = minimize_memory || (variable != nullptr && std::string_view(variable) == "1");
+  o.is_first_microbatch = is_first_microbatch;
+  o.training = training;
+  return o;
 }
 
-}  // namespace
+void check_params_dtype(const char* module, at::ScalarType dtype) {
+  TORCH_CHECK(dtype == at::kFloat || dtype == at::kBFloat16 || dtype == at::kHalf, "[", module, "] params_dtype: found ", dtype, ", allowed: Float, BFloat16, Half");
+}
 
 at::Tensor initial_weight(at::IntArrayRef sizes, const InitMethod& init, at::ScalarType dtype, at::Device device) {
   const at::NoGradGuard no_grad;
@@ -44,8 +49,7 @@ at::Tensor linear_or_fp8(const at::Tensor& x, const at::Tensor& weight, const at
 LinearImpl::LinearImpl(LinearOptions options) : options_(std::move(options)) {
   TORCH_CHECK(options_.in_features >= 1 && options_.out_features >= 1, "[te::Linear] in_features, out_features: found ", options_.in_features, ", ",
               options_.out_features, ", allowed: integers >= 1");
-  const auto dtype = options_.params_dtype;
-  TORCH_CHECK(dtype == at::kFloat || dtype == at::kBFloat16 || dtype == at::kHalf, "[te::Linear] params_dtype: found ", dtype, ", allowed: Float, BFloat16, Half");
+  check_params_dtype("te::Linear", options_.params_dtype);
   check_parallel("te::Linear", options_.parallel);
   reset();
 }
@@ -62,10 +66,7 @@ void LinearImpl::reset() {
 }
 
 at::Tensor LinearImpl::forward(const at::Tensor& x, std::optional<bool> is_first_microbatch) {
-  Fp8LinearOptions o;
-  o.minimize_memory = minimizes_memory(options_.minimize_memory);
-  o.is_first_microbatch = is_first_microbatch;
-  o.training = is_training();
+  const Fp8LinearOptions o = product_options(options_.minimize_memory, is_first_microbatch, is_training());
   return linear_or_fp8(x, weight, options_.return_bias ? at::Tensor() : bias, state_, o);
 }
 

@@ -60,6 +60,12 @@ TORCH_MODULE(Linear);
 /// What every module with a product does: fp8_linear in an enabled region, else at::linear (after recording, in a calibrating one).
 at::Tensor linear_or_fp8(const at::Tensor& x, const at::Tensor& weight, const at::Tensor& bias, const std::shared_ptr<Fp8State>& state, const Fp8LinearOptions& options);
 
+/// What a module hands to linear_or_fp8(); minimize_memory also where PT_HPU_FP8_MINIMIZE_MEMORY=1.
+Fp8LinearOptions product_options(bool minimize_memory, std::optional<bool> is_first_microbatch, bool training);
+
+/// Throws c10::Error "[module] params_dtype: found ..., allowed: Float, BFloat16, Half".
+void check_params_dtype(const char* module, at::ScalarType dtype);
+
 /// A weight of these sizes, drawn by `init` (default normal(0, 0.023)) on `device`.
 at::Tensor initial_weight(at::IntArrayRef sizes, const InitMethod& init, at::ScalarType dtype, at::Device device);
 

@@ -5,7 +5,9 @@
 #include <ATen/ops/matmul.h>
 
 #include <cmath>
+#include <cstdlib>
 #include <limits>
+#include <string_view>
 
 #include "fp8/runtime/kernels/cast.h"
 #include "fp8/runtime/kernels/decode.h"
@@ -74,7 +76,7 @@ OperandPair delayed(const at::Tensor& x, const recipes::DelayedScaling& recipe, 
 
 OperandPair current(const at::Tensor& x, const recipes::CurrentScaling& recipe, const CastPlan& plan) {
   const Format format = format_for(plan.role, recipe.fp8_format);
-  const float scale = recipes::current_scale(amax_of(x), recipes::fp8_max(format, plan.dialect), recipe, dtype_max(x.scalar_type()));
+  const float scale = current_scale_of(amax_of(x), format, plan.dialect, recipe, x.scalar_type());
   OperandPair pair;
   pair.columns.codes = cast_tensor(x, format, plan.dialect, scale, nullptr, plan.stochastic);
   pair.columns.scale_inv = 1.0f / scale;
@@ -157,6 +159,22 @@ at::Tensor product(const Operand& a, bool transpose_a, const Operand& b, bool tr
   at::Tensor y = at::matmul(transpose_a ? x.t() : x, transpose_b ? w.t() : w);
   if (bias.has_value() && bias->defined()) y = y.add_(*bias);
   return y.to(out);
+}
+
+std::optional<std::uint64_t> gradient_seed(const recipes::Recipe& recipe, const Fp8Region& region, const std::string& product, std::int64_t step) {
+  const auto* d = std::get_if<recipes::DelayedScaling>(&recipe);
+  bool stochastic = d != nullptr && d->dialect == recipes::RecipeDialect::habana && d->fp8_format == recipes::RecipeFormat::HYBRID;
+  if (const char* forced = std::getenv("PT_TE_FORCE_SR_BWD")) stochastic = std::string_view(forced) == "1" || std::string_view(forced) == "true";
+  if (!stochastic) return std::nullopt;
+  std::uint64_t h = 0xcbf29ce484222325ull ^ region.options().seed;
+  for (const char c : product) h = (h ^ static_cast<unsigned char>(c)) * 0x100000001b3ull;
+  h ^= static_cast<std::uint64_t>(step) * 0x9e3779b97f4a7c15ull;
+  h = (h ^ (h >> 31)) * 0xbf58476d1ce4e5b9ull;
+  return h ^ (h >> 29);
+}
+
+float current_scale_of(float amax, Format format, recipes::Dialect dialect, const recipes::CurrentScaling& recipe, at::ScalarType dtype) {
+  return recipes::current_scale(amax, recipes::fp8_max(format, dialect), recipe, dtype_max(dtype));
 }
 
 float amax_of(const at::Tensor& x) {

@@ -44,6 +44,13 @@ at::Tensor dequantize(const Operand& operand, at::ScalarType dtype);
 /// One scale for all: RNE or stochastic cast of x * scale (f32 product), saturating. amax: where not null gets max |x|.
 at::Tensor cast_tensor(const at::Tensor& x, recipes::Format format, recipes::Dialect dialect, float scale, float* amax,
                        std::optional<std::uint64_t> stochastic = {});
+/// Whether, and from which seed, this recipe's gradients are rounded stochastically: in the Gaudi dialect's HYBRID, unless
+/// PT_TE_FORCE_SR_BWD says otherwise. One seed per product and step, the same in every process and on any number of threads.
+std::optional<std::uint64_t> gradient_seed(const recipes::Recipe& recipe, const Fp8Region& region, const std::string& product, std::int64_t step);
+
+/// current_scale() of a tensor of this dtype.
+float current_scale_of(float amax, recipes::Format format, recipes::Dialect dialect, const recipes::CurrentScaling& recipe, at::ScalarType dtype);
+
 /// max |x|; NaN if any is.
 float amax_of(const at::Tensor& x);
 

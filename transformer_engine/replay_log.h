@@ -20,6 +20,8 @@ class ReplayLog {
     outer_ = nullptr;
     left_ = noted_;
   }
+  /// A second run is going on, here or around: its casts were recorded by the first.
+  bool replaying() const { return replaying_ || (outer_ != nullptr && outer_->replaying()); }
   void remember(const Fp8State& state, const StepScales& scales) { noted_[&state].push_back(scales); }
   /// In a second run what the first was given, nothing in a first run. Throws c10::Error if the second run calls a product more often.
   std::optional<StepScales> given(const Fp8State& state);

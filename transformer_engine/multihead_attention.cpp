@@ -1,0 +1,201 @@
+// SPDX-License-Identifier: Apache-2.0
+#include "fp8/transformer_engine/multihead_attention.h"
+
+#include <ostream>
+
+namespace fp8::te {
+namespace {
+
+constexpr const char* kName = "te::MultiheadAttention";
+
+void complete(MultiheadAttentionOptions& o) {
+  TORCH_CHECK(o.hidden_size >= 1 && o.num_attention_heads >= 1, "[", kName, "] hidden_size, num_attention_heads: found ", o.hidden_size, ", ", o.num_attention_heads,
+              ", allowed: integers >= 1");
+  TORCH_CHECK(o.kv_channels >= 0, "[", kName, "] kv_channels: found ", o.kv_channels, ", allowed: integers >= 1, or 0 for hidden_size / num_attention_heads");
+  if (o.kv_channels == 0) {
+    TORCH_CHECK(o.hidden_size % o.num_attention_heads == 0, "[", kName, "] num_attention_heads: found ", o.num_attention_heads,
+                ", allowed without kv_channels: divisors of hidden_size = ", o.hidden_size);
+    o.kv_channels = o.hidden_size / o.num_attention_heads;
+  }
+  if (o.num_gqa_groups == 0) o.num_gqa_groups = o.num_attention_heads;
+  TORCH_CHECK(o.num_gqa_groups >= 1 && o.num_attention_heads % o.num_gqa_groups == 0, "[", kName, "] num_gqa_groups: found ", o.num_gqa_groups,
+              ", allowed: divisors of num_attention_heads = ", o.num_attention_heads);
+  TORCH_CHECK(o.attention_type == "self" || o.attention_type == "cross", "[", kName, "] attention_type: found \"", o.attention_type, "\", allowed: \"self\", \"cross\"");
+  TORCH_CHECK(o.input_layernorm || !o.return_layernorm_output, "[", kName, "] return_layernorm_output: found true, allowed without input_layernorm: false");
+  check_qkv_format(kName, "qkv_format", o.qkv_format);
+  check_attn_mask_type(kName, "attn_mask_type", o.attn_mask_type);
+  check_eps(kName, o.layernorm_epsilon);
+  check_params_dtype(kName, o.params_dtype);
+  check_parallel(kName, o.parallel);
+}
+
+}  // namespace
+
+MultiheadAttentionImpl::MultiheadAttentionImpl(MultiheadAttentionOptions options) : options_(std::move(options)) {
+  complete(options_);
+  reset();
+}
+
+Linear MultiheadAttentionImpl::add_linear(const std::string& name, std::int64_t in, std::int64_t out) {
+  const auto& o = options_;
+  const bool last = name == "proj";
+  return register_module(name, Linear(LinearOptions{.in_features = in,
+                                                    .out_features = out,
+                                                    .bias = o.bias,
+                                                    .return_bias = last && o.return_bias,
+                                                    .params_dtype = o.params_dtype,
+                                                    .init_method = last ? o.output_layer_init_method : o.init_method,
+                                                    .device = o.device,
+                                                    .minimize_memory = o.minimize_memory,
+                                                    .name = o.name + "." + name}));
+}
+
+LayerNormLinear MultiheadAttentionImpl::add_norm_linear(const std::string& name, std::int64_t out) {
+  const auto& o = options_;
+  return register_module(name, LayerNormLinear(LayerNormLinearOptions{.in_features = o.hidden_size,
+                                                                      .out_features = out,
+                                                                      .eps = o.layernorm_epsilon,
+                                                                      .normalization = o.normalization,
+                                                                      .zero_centered_gamma = o.zero_centered_gamma,
+                                                                      .bias = o.bias,
+                                                                      .return_layernorm_output = o.return_layernorm_output,
+                                                                      .params_dtype = o.params_dtype,
+                                                                      .init_method = o.init_method,
+                                                                      .device = o.device,
+                                                                      .minimize_memory = o.minimize_memory,
+                                                                      .name = o.name + "." + name}));
+}
+
+void MultiheadAttentionImpl::reset() {
+  const auto& o = options_;
+  const Normalization kind = normalization_of(kName, o.normalization);
+  const std::int64_t q_out = o.num_attention_heads * o.kv_channels, kv_out = o.num_gqa_groups * o.kv_channels;
+  const bool self = o.attention_type == "self";
+  if (o.fuse_qkv_params && self) {
+    if (o.input_layernorm) {
+      layernorm_qkv = add_norm_linear("layernorm_qkv", q_out + 2 * kv_out);
+    } else {
+      qkv = add_linear("qkv", o.hidden_size, q_out + 2 * kv_out);
+    }
+  } else {
+    if (o.input_layernorm && self) {
+      layernorm = AnyNorm(kind, {.normalized_shape = o.hidden_size,
+                                 .eps = o.layernorm_epsilon,
+                                 .zero_centered_gamma = o.zero_centered_gamma,
+                                 .params_dtype = o.params_dtype,
+                                 .device = o.device});
+      register_module("layernorm", layernorm.module());
+    }
+    if (o.input_layernorm && !self) {
+      layernorm_query = add_norm_linear("layernorm_query", q_out);
+    } else {
+      query_layer = add_linear("query_layer", o.hidden_size, q_out);
+    }
+    if (o.fuse_qkv_params) {
+      key_value = add_linear("key_value", o.hidden_size, 2 * kv_out);
+    } else {
+      key_layer = add_linear("key_layer", o.hidden_size, kv_out);
+      value_layer = add_linear("value_layer", o.hidden_size, kv_out);
+    }
+  }
+  core_attention = register_module("core_attention", DotProductAttention(DotProductAttentionOptions{.num_attention_heads = o.num_attention_heads,
+                                                                                                    .kv_channels = o.kv_channels,
+                                                                                                    .num_gqa_groups = o.num_gqa_groups,
+                                                                                                    .attention_dropout = o.attention_dropout,
+                                                                                                    .qkv_format = o.qkv_format,
+                                                                                                    .attn_mask_type = o.attn_mask_type,
+                                                                                                    .window_size = o.window_size,
+                                                                                                    .fp8_dpa = o.fp8_dpa,
+                                                                                                    .name = o.name + ".core_attention"}));
+  proj = add_linear("proj", q_out, o.hidden_size);
+}
+
+MultiheadAttentionImpl::Projected MultiheadAttentionImpl::project_fused_self(const at::Tensor& x, std::optional<bool> first) {
+  const auto& o = options_;
+  const std::int64_t groups = o.num_gqa_groups, per_group = o.num_attention_heads / groups, depth = o.kv_channels;
+  Projected p;
+  at::Tensor all;
+  if (layernorm_qkv) {
+    const ModuleOutputs out = layernorm_qkv->forward_all(x, first);
+    all = out.y;
+    p.normal = out.layernorm_output;
+  } else {
+    all = qkv->forward(x, first);
+  }
+  if (o.qkv_weight_interleaved) {
+    all = all.unflatten(-1, {groups, per_group + 2, depth});
+    p.q = all.narrow(-2, 0, per_group).flatten(-3, -2);
+    p.k = all.select(-2, per_group);
+    p.v = all.select(-2, per_group + 1);
+  } else {
+    all = all.unflatten(-1, {(per_group + 2) * groups, depth});
+    p.q = all.narrow(-2, 0, o.num_attention_heads);
+    p.k = all.narrow(-2, o.num_attention_heads, groups);
+    p.v = all.narrow(-2, o.num_attention_heads + groups, groups);
+  }
+  return p;
+}
+
+std::pair<at::Tensor, at::Tensor> MultiheadAttentionImpl::project_fused_kv(const at::Tensor& x, std::optional<bool> first) {
+  const std::int64_t groups = options_.num_gqa_groups, depth = options_.kv_channels;
+  const at::Tensor both = key_value->forward(x, first);
+  if (options_.qkv_weight_interleaved) {
+    const at::Tensor pairs = both.unflatten(-1, {groups, 2, depth});
+    return {pairs.select(-2, 0), pairs.select(-2, 1)};
+  }
+  const at::Tensor rows = both.unflatten(-1, {2 * groups, depth});
+  return {rows.narrow(-2, 0, groups), rows.narrow(-2, groups, groups)};
+}
+
+MultiheadAttentionImpl::Projected MultiheadAttentionImpl::project(const at::Tensor& x, const at::Tensor& encoder_output, std::optional<bool> first) {
+  if (layernorm_qkv || qkv) return project_fused_self(x, first);
+  const std::int64_t heads = options_.num_attention_heads, groups = options_.num_gqa_groups, depth = options_.kv_channels;
+  Projected p;
+  at::Tensor source = x, q;
+  if (layernorm_query) {
+    const ModuleOutputs out = layernorm_query->forward_all(x, first);
+    q = out.y;
+    p.normal = out.layernorm_output;
+  } else {
+    if (layernorm.module()) {
+      source = layernorm(x);
+      if (options_.return_layernorm_output) p.normal = source;
+    }
+    q = query_layer->forward(source, first);
+  }
+  p.q = q.unflatten(-1, {heads, depth});
+  if (encoder_output.defined()) source = encoder_output;
+  if (key_value) {
+    std::tie(p.k, p.v) = project_fused_kv(source, first);
+    return p;
+  }
+  p.k = key_layer->forward(source, first).unflatten(-1, {groups, depth});
+  p.v = value_layer->forward(source, first).unflatten(-1, {groups, depth});
+  return p;
+}
+
+ModuleOutputs MultiheadAttentionImpl::forward_all(const at::Tensor& hidden_states, const at::Tensor& attention_mask, const at::Tensor& encoder_output,
+                                                  std::optional<bool> is_first_microbatch) {
+  const auto check = [&](const char* what, const at::Tensor& t) {
+    TORCH_CHECK(t.dim() == 3 && t.size(2) == options_.hidden_size, "[", kName, "] '", options_.name, "': ", what, ": found sizes ", t.sizes(), ", allowed: ",
+                options_.qkv_format == "sbhd" ? "[length, batch, " : "[batch, length, ", options_.hidden_size, "]");
+  };
+  check("hidden_states", hidden_states);
+  const bool cross = options_.attention_type == "cross";
+  TORCH_CHECK(encoder_output.defined() == cross, "[", kName, "] '", options_.name, "': encoder_output: found ", encoder_output.defined() ? "one" : "none",
+              ", allowed with attention_type \"", options_.attention_type, "\": ", cross ? "one" : "none");
+  if (cross) check("encoder_output", encoder_output);
+  const Projected p = project(hidden_states, encoder_output, is_first_microbatch);
+  const at::Tensor context = core_attention->forward(p.q, p.k, p.v, attention_mask);
+  ModuleOutputs out;
+  std::tie(out.y, out.bias) = proj->forward_with_bias(context, is_first_microbatch);
+  out.layernorm_output = p.normal;
+  return out;
+}
+
+void MultiheadAttentionImpl::pretty_print(std::ostream& stream) const {
+  stream << "fp8::te::MultiheadAttention(hidden_size=" << options_.hidden_size << ", num_attention_heads=" << options_.num_attention_heads
+         << ", num_gqa_groups=" << options_.num_gqa_groups << ", attention_type=" << options_.attention_type << ")";
+}
+
+}  // namespace fp8::te
