@@ -1,0 +1,221 @@
+// SPDX-License-Identifier: Apache-2.0
+// Two and three processes: what they exchange, and that one that dies, differs or does not come is an error on the others.
+#include "fp8/runtime/distributed/gloo_group.h"
+
+#include <arpa/inet.h>
+#include <netinet/in.h>
+#include <sys/socket.h>
+
+#include <cmath>
+#include <limits>
+
+#include "support/hpu_test.h"
+#include "support/ranks.h"
+
+namespace fp8::runtime::distributed {
+namespace {
+
+using test::all_pass;
+using test::on_hpu;
+using test::run_ranks;
+using test::same_bits;
+using test::throws_with;
+
+// ---- what ranks run
+
+#define FP8_RANK_ONLY() \
+  if (!test::is_rank()) GTEST_SKIP() << "run by another case, once per rank"
+
+TEST(GlooRanks, DISABLED_MaxOfFloats) {
+  FP8_RANK_ONLY();
+  const auto group = test::rank_group();
+  const float inf = std::numeric_limits<float>::infinity(), nan = std::numeric_limits<float>::quiet_NaN(), tiny = std::numeric_limits<float>::denorm_min();
+  const bool first = group->rank() == 0;
+  std::vector<float> v = first ? std::vector<float>{1, 5, nan, inf, 0, -3, tiny, -0.0f, inf} : std::vector<float>{2, 4, inf, nan, -0.0f, -2, 0, -tiny, 3};
+  group->all_reduce_max(v.data(), v.size());
+  EXPECT_EQ(v[0], 2);
+  EXPECT_EQ(v[1], 5);
+  EXPECT_TRUE(std::isnan(v[2]));
+  EXPECT_TRUE(std::isnan(v[3]));
+  EXPECT_EQ(v[4], 0);
+  EXPECT_EQ(v[5], -2);
+  EXPECT_EQ(v[6], tiny);
+  EXPECT_EQ(v[7], 0);
+  EXPECT_EQ(v[8], inf);
+  group->all_reduce_max(v.data(), 0);
+  group->barrier();
+}
+
+TEST(GlooRanks, DISABLED_Tensors) {
+  FP8_RANK_ONLY();
+  const auto group = test::rank_group();
+  const int n = group->size(), r = group->rank();
+  for (const at::Device device : {at::Device(at::kCPU), at::Device(at::kHPU, 0)}) {
+    for (const auto dtype : {at::kFloat, at::kBFloat16, at::kHalf, at::kLong}) {
+      const at::Tensor ramp = torch::arange(12, at::kFloat).view({3, 4});
+      const auto of_rank = [&](int rank) { return (ramp * (rank + 1)).to(dtype).to(device); };
+      at::Tensor sum = of_rank(r), most = -of_rank(r), strided = of_rank(r).t();
+      group->all_reduce(sum, ReduceOp::sum);
+      group->all_reduce(most, ReduceOp::max);
+      group->all_reduce(strided, ReduceOp::sum);
+      const at::Tensor total = (ramp * (n * (n + 1) / 2)).to(dtype).to(device);  // exact in every dtype
+      EXPECT_TRUE(same_bits(sum, total));
+      EXPECT_TRUE(torch::equal(most, -of_rank(0)));
+      EXPECT_TRUE(same_bits(strided.contiguous(), total.t().contiguous()));
+      at::Tensor sent = of_rank(r), part = of_rank(r);
+      group->broadcast(sent, n - 1);
+      group->broadcast(part.narrow(1, 1, 2), 0);
+      EXPECT_TRUE(same_bits(sent, of_rank(n - 1)));
+      EXPECT_TRUE(same_bits(part.narrow(1, 1, 2).contiguous(), of_rank(0).narrow(1, 1, 2).contiguous()));
+      EXPECT_TRUE(same_bits(part.narrow(1, 0, 1).contiguous(), of_rank(r).narrow(1, 0, 1).contiguous()));
+    }
+    at::Tensor codes = (torch::arange(8, at::kFloat) + r).to(at::kFloat8_e4m3fn).to(device), none = torch::empty({0}, at::device(device));
+    group->broadcast(codes, 1);
+    EXPECT_TRUE(same_bits(codes.cpu().view(at::kByte), (torch::arange(8, at::kFloat) + 1).to(at::kFloat8_e4m3fn).view(at::kByte)));
+    group->all_reduce(none, ReduceOp::sum);
+    group->broadcast(none, 0);
+  }
+  EXPECT_TRUE(throws_with({"all_reduce", "Bool"}, [&] { group->all_reduce(torch::zeros({2}, at::kBool), ReduceOp::sum); }));
+  EXPECT_TRUE(throws_with({"root: found 7"}, [&] { group->broadcast(torch::zeros({2}), 7); }));
+  group->barrier();  // what was refused before it was sent has not spoilt the group
+}
+
+// bf16: 256 + 1 + 1 + ... is 256 when every sum is rounded, exact in f32 and rounded once.
+TEST(GlooRanks, DISABLED_SumsOfBf16AreRoundedOnce) {
+  FP8_RANK_ONLY();
+  const auto group = test::rank_group();
+  at::Tensor t = torch::full({100}, group->rank() == 0 ? 256.0 : 1.0, on_hpu(at::kBFloat16));
+  group->all_reduce(t, ReduceOp::sum);
+  EXPECT_TRUE(same_bits(t, torch::full({100}, 258.0, on_hpu(at::kBFloat16))));  // 256 + 1 + 1
+}
+
+TEST(GlooRanks, DISABLED_DifferentCalls) {
+  FP8_RANK_ONLY();
+  const auto group = test::rank_group();
+  const at::Tensor t = torch::zeros({group->rank() == 0 ? 3 : 4});
+  EXPECT_TRUE(throws_with({"rank " + std::to_string(group->rank()) + " of 2", "the ranks make different calls", "of 3 elements", "of 4 elements"},
+                          [&] { group->all_reduce(t, ReduceOp::sum); }));
+  EXPECT_TRUE(throws_with({"the group failed before", "different calls"}, [&] { group->barrier(); }));
+}
+
+TEST(GlooRanks, DISABLED_DifferentKindsOfCalls) {
+  FP8_RANK_ONLY();
+  const auto group = test::rank_group();
+  EXPECT_TRUE(throws_with({"different calls", "barrier", "broadcast"}, [&] { group->rank() == 0 ? group->barrier() : group->broadcast(torch::zeros({1 << 20}), 0); }));
+}
+
+TEST(GlooRanks, DISABLED_OneDies) {
+  FP8_RANK_ONLY();
+  const auto group = test::rank_group();
+  group->barrier();
+  if (group->rank() == 1) _exit(3);
+  EXPECT_TRUE(throws_with({"rank 0 of 2", "all_reduce sum of 5 elements"}, [&] { group->all_reduce(torch::zeros({5}), ReduceOp::sum); }));
+}
+
+TEST(GlooRanks, DISABLED_OneIsLate) {
+  FP8_RANK_ONLY();
+  const auto group = test::rank_group();
+  group->barrier();
+  if (group->rank() == 1) {
+    std::this_thread::sleep_for(std::chrono::seconds(5));
+    _exit(0);
+  }
+  const auto start = std::chrono::steady_clock::now();
+  EXPECT_TRUE(throws_with({"rank 0 of 2", "barrier", "imed out"}, [&] { group->barrier(); }));
+  EXPECT_LT(std::chrono::steady_clock::now() - start, std::chrono::seconds(4));
+}
+
+TEST(GlooRanks, DISABLED_OneDoesNotCome) {
+  FP8_RANK_ONLY();
+  GroupOptions options = test::rank_options();
+  if (options.rank == 1) return;
+  const std::string place = options.file;
+  EXPECT_TRUE(throws_with({"[make_gloo_group] rank 0 of 2 at " + place}, [&] { make_gloo_group(options); }));
+}
+
+TEST(GlooRanks, DISABLED_MeetsByAddress) {
+  FP8_RANK_ONLY();
+  GroupOptions options = test::rank_options();
+  options.file.clear();
+  const auto group = make_gloo_group(options);
+  float v = static_cast<float>(group->rank() + 1);
+  group->all_reduce_max(&v, 1);
+  EXPECT_EQ(v, 2.0f);
+}
+
+TEST(GlooRanks, DISABLED_AddressInUse) {
+  FP8_RANK_ONLY();
+  GroupOptions options = test::rank_options();
+  options.file.clear();
+  if (options.rank == 1) return;
+  EXPECT_TRUE(throws_with({"rank 0 of 2 at 127.0.0.1:" + std::to_string(options.port), "in use"}, [&] { make_gloo_group(options); }));
+}
+
+// ---- the cases
+
+/// A socket on a free port of the loopback interface.
+struct Listener {
+  int socket = ::socket(AF_INET, SOCK_STREAM, 0);
+  int port = 0;
+  Listener() {
+    sockaddr_in address{};
+    address.sin_family = AF_INET;
+    address.sin_addr.s_addr = htonl(INADDR_ANY);
+    socklen_t length = sizeof(address);
+    if (bind(socket, reinterpret_cast<sockaddr*>(&address), length) != 0 || listen(socket, 1) != 0) return;
+    if (getsockname(socket, reinterpret_cast<sockaddr*>(&address), &length) == 0) port = ntohs(address.sin_port);
+  }
+  ~Listener() { close(socket); }
+};
+
+TEST(GlooGroup, AloneNeedsNoNetwork) {
+  const auto group = make_gloo_group({.host = "no.such.host.invalid"});
+  EXPECT_EQ(group->rank(), 0);
+  EXPECT_EQ(group->size(), 1);
+  std::vector<float> v = {1, NAN, -2};
+  group->all_reduce_max(v.data(), v.size());
+  EXPECT_EQ(v[0], 1);
+  EXPECT_TRUE(std::isnan(v[1]));
+  at::Tensor t = torch::arange(4, on_hpu(at::kFloat)), before = t.clone();
+  group->all_reduce(t, ReduceOp::sum);
+  group->broadcast(t, 0);
+  group->barrier();
+  EXPECT_TRUE(same_bits(t, before));
+  EXPECT_TRUE(throws_with({"Bool"}, [&] { group->all_reduce(torch::zeros({2}, at::kBool), ReduceOp::sum); }));
+  EXPECT_TRUE(throws_with({"root: found 1"}, [&] { group->broadcast(t, 1); }));
+}
+
+TEST(GlooGroup, LargestFloatOrNaN) { EXPECT_EQ(run_ranks("GlooRanks.DISABLED_MaxOfFloats", 2), all_pass(2)); }
+TEST(GlooGroup, ReducesAndBroadcastsTensors) {
+  EXPECT_EQ(run_ranks("GlooRanks.DISABLED_Tensors", 2), all_pass(2));
+  EXPECT_EQ(run_ranks("GlooRanks.DISABLED_Tensors", 3), all_pass(3));
+}
+TEST(GlooGroup, SumsOfBf16AreRoundedOnce) { EXPECT_EQ(run_ranks("GlooRanks.DISABLED_SumsOfBf16AreRoundedOnce", 3), all_pass(3)); }
+TEST(GlooGroup, DifferentCallsAreAnErrorOnEveryRank) {
+  EXPECT_EQ(run_ranks("GlooRanks.DISABLED_DifferentCalls", 2), all_pass(2));
+  EXPECT_EQ(run_ranks("GlooRanks.DISABLED_DifferentKindsOfCalls", 2), all_pass(2));
+}
+TEST(GlooGroup, ARankThatDiesIsAnErrorOnTheOther) { EXPECT_EQ(run_ranks("GlooRanks.DISABLED_OneDies", 2), (std::vector<int>{0, 3})); }
+TEST(GlooGroup, ARankThatIsLateIsAnErrorOnTheOther) {
+  EXPECT_EQ(run_ranks("GlooRanks.DISABLED_OneIsLate", 2, {{test::kRanksTimeout, "1500"}}), all_pass(2));
+}
+TEST(GlooGroup, ARankThatDoesNotComeIsAnError) {
+  EXPECT_EQ(run_ranks("GlooRanks.DISABLED_OneDoesNotCome", 2, {{test::kRanksTimeout, "1000"}}), all_pass(2));
+}
+TEST(GlooGroup, MeetsByAddress) {
+  int port = 0;
+  {
+    const Listener listener;
+    port = listener.port;
+  }
+  ASSERT_GT(port, 0);
+  EXPECT_EQ(run_ranks("GlooRanks.DISABLED_MeetsByAddress", 2, {{"MASTER_PORT", std::to_string(port)}}), all_pass(2));
+}
+TEST(GlooGroup, AnAddressInUseIsAnError) {
+  const Listener listener;
+  ASSERT_GT(listener.port, 0);
+  EXPECT_EQ(run_ranks("GlooRanks.DISABLED_AddressInUse", 2, {{"MASTER_PORT", std::to_string(listener.port)}, {test::kRanksTimeout, "5000"}}), all_pass(2));
+}
+
+}  // namespace
+}  // namespace fp8::runtime::distributed
