@@ -53,18 +53,18 @@ Fp8Weight::Fp8Weight(const at::Tensor& values, QuantizedInitOptions options)
       dialect_(runtime::device_dialect("quantized_model_init")) {
   const at::NoGradGuard no_grad;
   const at::Tensor initial = values.detach().to(at::kFloat).contiguous();
-  cast(initial);
+  cast(initial, std::nullopt);
   if (options_.preserve_high_precision_init_val) initial_ = initial.clone();
   if (options_.keep_master) master_ = initial.clone();
 }
 
-void Fp8Weight::cast(const at::Tensor& values) {
+void Fp8Weight::cast(const at::Tensor& values, std::optional<std::uint64_t> stochastic) {
   const float max = recipes::fp8_max(format_, dialect_), amax = amax_of(values);
   recipes::DelayedScaling rule = recipes::DelayedScaling::nvidia();
   if (power_of_two(recipe_of(options_))) rule = recipes::DelayedScaling::habana();
   const float scale = recipes::next_scale(amax, 1.0f, max, rule);
   scale_inv_ = 1.0f / scale;
-  const at::Tensor codes = cast_tensor(values, format_, dialect_, scale, nullptr);
+  const at::Tensor codes = cast_tensor(values, format_, dialect_, scale, nullptr, stochastic);
   if (!codes_.defined()) {
     codes_ = codes;
   } else {
@@ -86,7 +86,8 @@ void Fp8Weight::assign(const at::Tensor& values) {
   const at::NoGradGuard no_grad;
   const at::Tensor v = values.detach().to(at::kFloat).contiguous();
   if (master_.defined() && !master_.is_same(values)) master_.copy_(v);
-  cast(v);
+  ++assigned_;
+  cast(v, master_.defined() ? std::nullopt : std::optional<std::uint64_t>(assigned_ * 0x9e3779b97f4a7c15ull));
 }
 
 at::Tensor Fp8Weight::linear(const runtime::LinearCall& call) { return at::linear(call.x, dequantize(call.tag, call.view, call.weight).to(call.x.scalar_type()), call.bias); }

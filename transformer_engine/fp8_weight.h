@@ -4,11 +4,14 @@
 //   te::quantized_model_init init({.preserve_high_precision_init_val = true});   modules made here hold fp8 weights
 //   step:  w = decode(codes) or the kept copy;  update;  scale = f(max |w|);  codes = cast(w * scale)
 //
+// Without a kept copy the cast of a step rounds stochastically: updates smaller than half a step of the format would be lost for good else.
+//
 // The codes are the parameter (dtype float8_e4m3fn, or e5m2 for E5M2 recipes); its gradient has the dtype it would have had
 // (Tensor::set_grad_dtype). Optimizers of runtime/optim know them (runtime::QuantizedParameter); upstream's throw on the dtype.
 #pragma once
 #include <ATen/core/Tensor.h>
 
+#include <cstdint>
 #include <memory>
 #include <optional>
 
@@ -61,12 +64,13 @@ class Fp8Weight final : public runtime::OpHandler, public runtime::QuantizedPara
   std::string describe() const override;
 
  private:
-  void cast(const at::Tensor& values);
+  void cast(const at::Tensor& values, std::optional<std::uint64_t> stochastic);
 
   QuantizedInitOptions options_;
   recipes::Format format_;
   recipes::Dialect dialect_;
   float scale_inv_ = 1.0f;
+  std::uint64_t assigned_ = 0;  ///< how often; the seed of the rounding
   at::Tensor codes_, master_, initial_;
 };
 
