@@ -10,6 +10,7 @@
 #include "fp8/runtime/io/error.h"
 #include "fp8/tools/commands/command.h"
 #include "fp8/tools/commands/inspect_damage.h"
+#include "fp8/tools/commands/inspect_training.h"
 #include "fp8/tools/commands/report_page.h"
 
 namespace fp8::commands {
@@ -55,6 +56,7 @@ Inspection inspect(const fs::path& path) {
 
 struct InspectOptions : DamageOptions {
   fs::path path, html;
+  std::vector<std::string> with;  ///< more training runs
   bool tensors_only = false;
 };
 
@@ -99,7 +101,22 @@ io::Json page_of(const InspectOptions& o, const Inspection& inspection) {
   return page;
 }
 
+/// A training run, alone or with others in one picture.
+void run_inspect_training(const InspectOptions& o, Context& context) {
+  std::vector<fs::path> paths = {o.path};
+  if (!o.reference.empty()) paths.push_back(o.reference);
+  for (const auto& more : o.with) paths.emplace_back(more);
+  auto inspection = inspect_training(paths);
+  if (!o.html.empty()) {
+    write_training_page(o.html, paths, inspection);
+    inspection.json["html"] = o.html.string();
+  }
+  context.result(inspection.json, inspection.text);
+}
+
 void run_inspect(const InspectOptions& o, Context& context) {
+  if (is_training(o.path)) return run_inspect_training(o, context);
+  if (!o.with.empty()) throw UsageError("--with: found '" + o.with[0] + "', but " + o.path.string() + " is no training run");
   auto inspection = inspect(o.path);
   add_damage(o, context, inspection);
   if (!o.html.empty()) {
@@ -113,16 +130,17 @@ void run_inspect(const InspectOptions& o, Context& context) {
 
 Action add_inspect(Options& options) {
   auto values = std::make_shared<InspectOptions>();
-  options.path("PATH", values->path, "Checkpoint folder, .safetensors, or a measurement or scale file (.json, .npz)", Options::Need::required);
-  options.path("--html", values->html, "Write a page with heat map, histograms and table there");
+  options.path("PATH", values->path, "Checkpoint folder, .safetensors, a measurement or scale file (.json, .npz), or the folder of a training run", Options::Need::required);
+  options.path("--html", values->html, "Write a page with heat map, histograms and table there; of a training run, one with its loss curve (or the curve alone: .svg)");
   add_data_options(options, *values, Options::Need::optional);
   options.text("--measurements", values->measurements, "Static input scales from a measurement (default: per token)");
-  options.path("--reference", values->reference, "Of an fp8 checkpoint: the high precision one it was made of");
+  options.path("--reference", values->reference, "Of an fp8 checkpoint: the high precision one it was made of; of a training run: one to compare with");
   options.choice("--scheme", {"tensor", "channel"}, [values](std::size_t i) { values->scheme = i == 0 ? quant::WeightGranularity::tensor : quant::WeightGranularity::channel; },
                  "Weight scales (default: tensor with --measurements, else channel)");
   options.flag("--weights-only", values->weights_only, "Inputs stay in high precision");
   options.list("--include", values->include, "Regular expression: look at these modules too (lm_head, routers)");
   options.list("--exclude", values->exclude, "Regular expression: leave these modules out");
+  options.list("--with", values->with, "Of a training run: more runs in the same table and picture");
   options.flag("--tensors-only", values->tensors_only, "No damage report: headers are read, weights are not");
   return [values](Context& context) { run_inspect(*values, context); };
 }

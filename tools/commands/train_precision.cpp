@@ -16,7 +16,7 @@ TrainPrecision::TrainPrecision(const TrainOptions& options, const Context&, mode
 
 TrainPrecision::~TrainPrecision() = default;
 
-std::function<std::shared_ptr<void>()> TrainPrecision::context() const { return {}; }
+std::function<std::shared_ptr<void>(const te::ForwardInfo&)> TrainPrecision::context() const { return {}; }
 io::Json TrainPrecision::settings() const { return io::Json::object(); }
 StateHooks TrainPrecision::state_hooks() const { return {}; }
 std::function<void(io::Json&)> TrainPrecision::log_hook() const { return {}; }

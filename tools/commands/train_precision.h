@@ -8,6 +8,7 @@
 #include "fp8/tools/commands/context.h"
 #include "fp8/tools/commands/train_options.h"
 #include "fp8/tools/models/llama.h"
+#include "fp8/transformer_engine/trainer/trainer.h"
 
 namespace fp8::commands {
 
@@ -20,7 +21,7 @@ class TrainPrecision {
   TrainPrecision& operator=(const TrainPrecision&) = delete;
 
   /// For te::TrainerOptions::forward_context; empty for 32-true.
-  std::function<std::shared_ptr<void>()> context() const;
+  std::function<std::shared_ptr<void>(const te::ForwardInfo&)> context() const;
   /// Keys for train.json: the recipe as it was read.
   io::Json settings() const;
   /// State that the model's parameters do not hold.

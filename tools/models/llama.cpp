@@ -235,7 +235,13 @@ at::Tensor LlamaModelImpl::forward(const at::Tensor& ids, KVCache* cache) {
     const auto rows = at::arange(start, start + length, at::kLong).unsqueeze(1);
     mask = at::le(at::arange(0, start + length, at::kLong), rows).to(h.device());
   }
-  for (const auto& layer : *layers) h = layer->as<LlamaDecoderLayerImpl>()->forward(h, angles, mask, cache);
+  for (const auto& item : *layers) {
+    auto* layer = item->as<LlamaDecoderLayerImpl>();
+    if (run_layer_ && cache == nullptr && is_training())
+      h = run_layer_([layer, angles](const at::Tensor& x) { return layer->forward(x, angles, {}, nullptr); }, h);
+    else
+      h = layer->forward(h, angles, mask, cache);
+  }
   if (cache != nullptr) cache->advance(length);
   return norm->forward(h);
 }

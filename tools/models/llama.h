@@ -14,6 +14,7 @@
 #include <torch/nn/modules/embedding.h>
 #include <torch/nn/modules/linear.h>
 
+#include <functional>
 #include <utility>
 #include <vector>
 
@@ -123,14 +124,22 @@ TORCH_MODULE(LlamaDecoderLayer);
 
 class LlamaModelImpl : public torch::nn::Module {
  public:
+  /// Runs layer(h), or sees to it that it is run: te::checkpoint(layer, h) in training. layer may be called again while the model lives.
+  using LayerRunner = std::function<at::Tensor(const std::function<at::Tensor(const at::Tensor&)>& layer, const at::Tensor& h)>;
+
   explicit LlamaModelImpl(const LlamaConfig& config);
   /// ids [B, L] int64 -> hidden states after the last norm, [B, L, H].
   at::Tensor forward(const at::Tensor& ids, KVCache* cache);
+  /// How the decoder layers of a forward in train mode and without a cache are run; empty: called.
+  void set_layer_runner(LayerRunner runner) { run_layer_ = std::move(runner); }
 
   torch::nn::Embedding embed_tokens{nullptr};
   torch::nn::ModuleList layers{nullptr};
   LlamaRMSNorm norm{nullptr};
   LlamaRotaryEmbedding rotary_emb{nullptr};
+
+ private:
+  LayerRunner run_layer_;
 };
 TORCH_MODULE(LlamaModel);
 

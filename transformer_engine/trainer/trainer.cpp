@@ -143,7 +143,7 @@ double Trainer::forward_backward(Run& run, std::int64_t count, StepReport& repor
     each([&](auto& callback) { callback.on_train_batch_start(*this, batch, run.batch); });
     at::Tensor loss;
     {
-      const auto context = options_.forward_context ? options_.forward_context() : nullptr;
+      const auto context = options_.forward_context ? options_.forward_context({true, report.step, i, count}) : nullptr;
       loss = check_loss(run.module.training_step(batch, run.batch), "training_step");
     }
     const double value = loss.item<double>();
@@ -266,7 +266,7 @@ double Trainer::validate(TrainingModule& module, BatchSource& val) {
   for (std::int64_t i = 0; i < batches; ++i) {
     const auto batch = take(val, i, batches, "validation");
     each([&](auto& callback) { callback.on_validation_batch_start(*this, batch, i); });
-    const auto context = options_.forward_context ? options_.forward_context() : nullptr;
+    const auto context = options_.forward_context ? options_.forward_context({.training = false}) : nullptr;
     const double loss = check_loss(module.validation_step(batch, i), "validation_step").item<double>();
     sum += loss * static_cast<double>(weight_of(batch));
     weight += static_cast<double>(weight_of(batch));

@@ -37,6 +37,13 @@ std::int64_t resolve_limit(const std::string& name, const BatchLimit& limit, std
 /// What to do when a loss or a gradient is NaN or infinite: end with an error naming the step, or leave the parameters as they are.
 enum class NonFinite : std::uint8_t { error, skip };
 
+/// The forward that a context is asked for.
+struct ForwardInfo {
+  bool training = true;                             ///< false: validation
+  std::int64_t step = 0;                            ///< optimizer step, from 1
+  std::int64_t microbatch = 0, microbatches = 1;    ///< number within the step, and how many it has
+};
+
 struct TrainerOptions {
   std::int64_t max_steps = -1;   ///< optimizer steps; -1: no limit. max_steps or max_epochs must be given
   std::int64_t max_epochs = -1;  ///< -1: no limit
@@ -57,7 +64,7 @@ struct TrainerOptions {
   bool resume = false;                         ///< from the newest checkpoint; from the start if there is none
 
   /// Entered around every step's forward and left before backward: a precision plugin's context.
-  std::function<std::shared_ptr<void>()> forward_context = {};
+  std::function<std::shared_ptr<void>(const ForwardInfo&)> forward_context = {};
   /// Asked after every step; true: write a checkpoint and end.
   std::function<bool()> should_stop = {};
 };

@@ -277,7 +277,13 @@ TEST(Trainer, ForwardContextEndsBeforeBackward) {
     std::vector<std::string>& events;
   };
   TrainerOptions options{.max_steps = 1, .accumulate_grad_batches = 2};
-  options.forward_context = [&] { return std::make_shared<Scope>(events); };
+  options.forward_context = [&](const ForwardInfo& info) {
+    EXPECT_TRUE(info.training);
+    EXPECT_EQ(info.step, 1);
+    EXPECT_EQ(info.microbatches, 2);
+    EXPECT_EQ(info.microbatch, static_cast<std::int64_t>(events.size() / 2));
+    return std::make_shared<Scope>(events);
+  };
   Trainer(options, {std::make_shared<Log>(events)}).fit(task, train);
   EXPECT_THAT(events, ElementsAre("in", "out", "in", "out", "step"));
 }

@@ -1,0 +1,266 @@
+// SPDX-License-Identifier: Apache-2.0
+// The program trains a small model: what it leaves behind, what `fp8 evaluate` says about it, that a run which was killed or interrupted and
+// resumed is the run that was not, and what it refuses.
+#include <gmock/gmock.h>
+#include <gtest/gtest.h>
+
+#include <chrono>
+#include <cmath>
+#include <filesystem>
+#include <fstream>
+#include <sstream>
+#include <string>
+#include <thread>
+#include <vector>
+
+#include "fp8/runtime/io/json.h"
+#include "support/temp_dir.h"
+#include "support/test_data.h"
+#include "tools/commands/run_fp8.h"
+
+namespace fp8 {
+namespace {
+
+namespace fs = std::filesystem;
+using ::testing::HasSubstr;
+using test::read_file;
+using test::run_fp8;
+
+std::string demo(const char* name) { return (test::demo_data() / name).string(); }
+
+/// config.json of a Llama of 30,000 parameters over bytes, with its tokenizer.
+fs::path small_config(const test::TempDir& folder) {
+  const auto path = folder / "init";
+  fs::create_directories(path);
+  auto json = io::read_json(test::demo_data() / "kjv-byte-1.7M/config.json");
+  json["hidden_size"] = 32;
+  json["intermediate_size"] = 64;
+  json["num_hidden_layers"] = 2;
+  json["num_attention_heads"] = 4;
+  json["num_key_value_heads"] = 2;
+  json["head_dim"] = 8;
+  io::write_json(path / "config.json", json);
+  for (const char* name : {"tokenizer.json", "tokenizer_config.json"}) fs::copy_file(test::demo_data() / "kjv-byte-1.7M" / name, path / name);
+  return path;
+}
+
+std::vector<std::string> arguments(const test::TempDir& folder, const std::string& out, std::vector<std::string> more = {}) {
+  std::vector<std::string> list = {"train",   "--init",    (folder / "init").string(), "--data", demo("kjv_calib.txt"), "--out", (folder / out).string(), "--batch", "4",
+                                   "--seq-len", "64", "--lr", "0.01", "--steps", "40", "--warmup", "4", "--precision", "32-true", "--threads", "1", "--json", "--seed", "5"};
+  list.insert(list.end(), more.begin(), more.end());
+  return list;
+}
+
+std::vector<io::Json> log_of(const fs::path& out) {
+  std::ifstream file(out / "log.jsonl");
+  std::vector<io::Json> lines;
+  for (std::string line; std::getline(file, line);) lines.push_back(io::parse_json(line, "log.jsonl"));
+  return lines;
+}
+
+/// Without what a clock decides.
+std::vector<io::Json> timeless(std::vector<io::Json> lines) {
+  for (auto& line : lines)
+    for (const char* key : {"seconds", "tokens_per_second", "memory"}) line.erase(key);
+  return lines;
+}
+
+void expect_same_run(const fs::path& a, const fs::path& b) {
+  EXPECT_EQ(timeless(log_of(a)), timeless(log_of(b)));
+  EXPECT_EQ(read_file(a / "model.safetensors"), read_file(b / "model.safetensors"));
+  const fs::path last = "checkpoints/step-00000040";
+  EXPECT_EQ(read_file(a / last / "trainer_state.safetensors"), read_file(b / last / "trainer_state.safetensors"));
+  EXPECT_EQ(read_file(a / last / "trainer_state.json"), read_file(b / last / "trainer_state.json"));
+}
+
+/// Starts fp8, waits until `out` has logged `lines` steps, sends the signal. Returns the wait status.
+int run_and_signal(const std::vector<std::string>& list, const fs::path& out, std::size_t lines, int number) {
+  const test::TempDir streams;
+  const auto stdout_file = (streams / "out").string(), stderr_file = (streams / "err").string();
+  const pid_t child = fork();
+  if (child == 0) test::become_fp8(list, {}, stdout_file, stderr_file);
+  int status = 0;
+  for (int i = 0; i < 12000; ++i) {
+    const auto text = read_file(out / "log.jsonl");
+    if (static_cast<std::size_t>(std::count(text.begin(), text.end(), '\n')) >= lines) break;
+    if (waitpid(child, &status, WNOHANG) == child) return status;
+    std::this_thread::sleep_for(std::chrono::milliseconds(5));
+  }
+  kill(child, number);
+  while (waitpid(child, &status, 0) < 0 && errno == EINTR) {
+  }
+  return status;
+}
+
+TEST(Train, LearnsAndLeavesACheckpointThatEvaluateLoads) {
+  const test::TempDir folder;
+  small_config(folder);
+  const auto run = run_fp8(arguments(folder, "run", {"--save-dtype", "f32", "--eval", demo("kjv_heldout_16k.txt"), "--eval-every", "15", "--grad-accum", "2"}));
+  ASSERT_EQ(run.code, 0) << run.err;
+  const auto json = io::parse_json(run.out, "stdout");
+  const auto log = log_of(folder / "run");
+  ASSERT_EQ(log.size(), 40u);
+  double last = 0;
+  for (std::size_t i = 0; i < log.size(); ++i) {
+    EXPECT_EQ(log[i]["step"], i + 1);
+    EXPECT_EQ(log[i]["tokens"], 2 * 4 * 64);
+    EXPECT_GT(log[i]["seconds"].get<double>(), 0);
+    EXPECT_GT(log[i]["grad_norm"].get<double>(), 0);
+    EXPECT_GT(log[i]["memory"]["max"].get<std::int64_t>(), 0);
+    EXPECT_EQ(log[i].contains("eval_loss"), i == 14 || i == 29 || i == 39) << i;
+    if (i >= 20) last += log[i]["loss"].get<double>() / 20;
+  }
+  EXPECT_NEAR(log[0]["loss"].get<double>(), std::log(256), 0.1);  // drawn weights know nothing
+  EXPECT_LT(last, 3.2);
+  EXPECT_DOUBLE_EQ(log[0]["lr"].get<double>(), 0.0025);
+  EXPECT_DOUBLE_EQ(log[4]["lr"].get<double>(), 0.01);
+  EXPECT_NEAR(json["loss_last20"].get<double>(), last, 1e-12);
+  EXPECT_EQ(json["tokens"], 40 * 2 * 4 * 64);
+  EXPECT_GT(json["tokens_per_second"].get<double>(), 0);
+
+  const auto evaluate = run_fp8({"evaluate", "--model", (folder / "run").string(), "--data", demo("kjv_heldout_16k.txt"), "--seq-len", "64", "--threads", "1", "--json"});
+  ASSERT_EQ(evaluate.code, 0) << evaluate.err;
+  EXPECT_NEAR(json["eval_loss"].get<double>(), std::log(io::parse_json(evaluate.out, "stdout")["perplexity"].get<double>()), 1e-5);
+}
+
+TEST(Train, GoesOnFromACheckpoint) {
+  const test::TempDir folder;
+  std::vector<std::string> list = {"train", "--model", demo("kjv-byte-1.7M"), "--data", demo("kjv_calib.txt"), "--out", (folder / "run").string(), "--steps", "2", "--batch", "2",
+                                   "--seq-len", "64", "--precision", "32-true", "--lr", "1e-6", "--json"};
+  const auto run = run_fp8(list);
+  ASSERT_EQ(run.code, 0) << run.err;
+  EXPECT_LT(io::parse_json(run.out, "stdout")["loss"].get<double>(), 1.6);  // it knew this text
+  EXPECT_EQ(io::read_json(folder / "run/config.json")["torch_dtype"], "bfloat16");
+}
+
+TEST(Train, ThreadsChangeNothing) {
+  const test::TempDir folder;
+  small_config(folder);
+  for (const char* threads : {"1", "2"}) ASSERT_EQ(run_fp8(arguments(folder, threads, {"--threads", threads})).code, 0);
+  expect_same_run(folder / "1", folder / "2");
+}
+
+TEST(Train, KilledAndResumedIsTheSameRun) {
+  const test::TempDir folder;
+  small_config(folder);
+  ASSERT_EQ(run_fp8(arguments(folder, "whole", {"--save-every", "7"})).code, 0);
+  const auto list = arguments(folder, "cut", {"--save-every", "7", "--resume"});
+  for (const std::size_t lines : {3u, 17u, 30u}) {  // before the first checkpoint, and twice after one
+    const int status = run_and_signal(list, folder / "cut", lines, SIGKILL);
+    ASSERT_TRUE(WIFSIGNALED(status)) << lines;
+  }
+  std::ofstream(folder / "cut/log.jsonl", std::ios::app) << "{\"step\": 31, \"lo";  // as a cut off write leaves it
+  const auto last = run_fp8(list);
+  ASSERT_EQ(last.code, 0) << last.err;
+  EXPECT_GE(io::parse_json(last.out, "stdout")["resumed_from"].get<int>(), 28);
+  expect_same_run(folder / "whole", folder / "cut");
+}
+
+TEST(Train, InterruptedItSavesAndGoesOn) {
+  const test::TempDir folder;
+  small_config(folder);
+  ASSERT_EQ(run_fp8(arguments(folder, "whole")).code, 0);
+  const auto list = arguments(folder, "cut", {"--resume"});
+  const int status = run_and_signal(list, folder / "cut", 9, SIGINT);
+  ASSERT_TRUE(WIFEXITED(status));
+  EXPECT_EQ(WEXITSTATUS(status), 1);
+  const auto steps = log_of(folder / "cut").size();
+  ASSERT_GE(steps, 9u);
+  ASSERT_LT(steps, 40u);
+  EXPECT_FALSE(fs::exists(folder / "cut/model.safetensors"));
+  const auto rest = run_fp8(list);
+  ASSERT_EQ(rest.code, 0) << rest.err;
+  EXPECT_EQ(io::parse_json(rest.out, "stdout")["resumed_from"], steps);
+  expect_same_run(folder / "whole", folder / "cut");
+}
+
+TEST(Train, AnotherRunIsNotOverwrittenOrResumed) {
+  const test::TempDir folder;
+  small_config(folder);
+  const auto with = [&](std::vector<std::string> more) {
+    auto list = arguments(folder, "run", {"--steps", "3", "--warmup", "1"});
+    list.insert(list.end(), more.begin(), more.end());
+    return run_fp8(list);
+  };
+  ASSERT_EQ(with({}).code, 0);
+  auto run = with({});
+  EXPECT_EQ(run.code, 1);
+  EXPECT_THAT(run.err, HasSubstr("holds a run, allowed: --resume"));
+  run = with({"--resume", "--lr", "0.5"});
+  EXPECT_EQ(run.code, 1);
+  EXPECT_THAT(run.err, HasSubstr("key 'lr': the run was started with 0.01, --resume found 0.5"));
+  EXPECT_EQ(with({"--resume"}).code, 0);
+  EXPECT_EQ(with({"--overwrite", "--lr", "0.5"}).code, 0);
+  std::ofstream(folder / "init/precious.txt") << "mine";
+  auto list = arguments(folder, "init");
+  run = run_fp8(list);
+  EXPECT_EQ(run.code, 1);
+  EXPECT_THAT(run.err, HasSubstr("is not empty and holds no run of fp8 train"));
+  EXPECT_EQ(read_file(folder / "init/precious.txt"), "mine");
+}
+
+struct Refusal {
+  std::vector<std::string> more;
+  int code;
+  std::string message;
+};
+
+TEST(Train, RefusesByName) {
+  const test::TempDir folder;
+  small_config(folder);
+  std::ofstream(folder / "short.txt") << "too short";
+  std::ofstream(folder / "empty.txt") << "";
+  const std::vector<Refusal> cases = {
+      {{"--model", demo("kjv-byte-1.7M")}, 2, "--init and --model: found both"},
+      {{"--precision", "fp16"}, 2, "--precision: found 'fp16', allowed: 32-true, bf16-mixed, 16-mixed, fp8"},
+      {{"--optimizer", "sgd"}, 2, "--optimizer: found 'sgd', allowed: adamw, muon"},
+      {{"--eval-every", "3"}, 2, "--eval-every: found 3, but no --eval"},
+      {{"--min-lr", "1"}, 2, "--min-lr: found 1, allowed: at most --lr 0.01"},
+      {{"--warmup", "50"}, 2, "--warmup: found 50, allowed: at most --steps 40"},
+      {{"--resume", "--overwrite"}, 2, "--resume and --overwrite"},
+      {{"--steps", "0"}, 2, "--steps: found '0', allowed: an integer from 1"},
+      {{"--batch", "0"}, 2, "--batch: found '0'"},
+      {{"--seq-len", "1024"}, 1, "allowed: up to max_position_embeddings 512"},
+      {{"--data", (folder / "short.txt").string()}, 1, "short.txt"},
+      {{"--data", (folder / "empty.txt").string()}, 1, "empty.txt"},
+      {{"--tokenizer", (folder / "nowhere").string()}, 1, "nowhere"},
+  };
+  for (const auto& c : cases) {
+    const auto run = run_fp8(arguments(folder, "run", c.more));
+    EXPECT_EQ(run.code, c.code) << c.message;
+    EXPECT_THAT(run.err, HasSubstr(c.message));
+    EXPECT_EQ(run.error_lines(), 1) << run.err;
+    EXPECT_FALSE(fs::exists(folder / "run")) << c.message;
+  }
+  EXPECT_EQ(run_fp8({"train", "--data", "x.txt", "--out", "y"}).code, 2);
+}
+
+TEST(Train, InspectDrawsItsLoss) {
+  const test::TempDir folder;
+  small_config(folder);
+  for (const char* name : {"a", "b"})
+    ASSERT_EQ(run_fp8(arguments(folder, name, {"--steps", "6", "--eval", demo("kjv_heldout_16k.txt"), "--lr", name[0] == 'a' ? "0.01" : "0.02"})).code, 0);
+  const auto html = (folder / "loss.html").string(), svg = (folder / "loss.svg").string();
+  const auto run = run_fp8({"inspect", (folder / "a").string(), "--reference", (folder / "b").string(), "--html", html, "--json"});
+  ASSERT_EQ(run.code, 0) << run.err;
+  const auto json = io::parse_json(run.out, "stdout");
+  EXPECT_EQ(json["kind"], "training");
+  ASSERT_EQ(json["runs"].size(), 2u);
+  const auto log = log_of(folder / "a");
+  EXPECT_EQ(json["runs"][0]["steps"], 6);
+  EXPECT_EQ(json["runs"][0]["first_loss"], log[0]["loss"]);
+  EXPECT_EQ(json["runs"][0]["eval_loss"], log[5]["eval_loss"]);
+  const auto page = read_file(html);
+  EXPECT_THAT(page, HasSubstr("<svg"));
+  EXPECT_THAT(page, HasSubstr((folder / "b").string()));
+  EXPECT_EQ(run_fp8({"inspect", (folder / "a").string(), "--with", (folder / "b").string(), "--html", svg}).code, 0);
+  EXPECT_EQ(read_file(svg).rfind("<svg", 0), 0u);
+  EXPECT_EQ(run_fp8({"inspect", demo("kjv-byte-1.7M"), "--with", (folder / "b").string()}).code, 2);
+  std::ofstream(folder / "a/log.jsonl") << "{\"step\": 1}\n";
+  const auto bad = run_fp8({"inspect", (folder / "a").string()});
+  EXPECT_EQ(bad.code, 1);
+  EXPECT_THAT(bad.err, HasSubstr("log.jsonl, line 1"));
+}
+
+}  // namespace
+}  // namespace fp8
