@@ -96,12 +96,20 @@ class ProgressCallback : public te::TrainerCallback {
   std::optional<Progress> progress_;
 };
 
+/// Nothing in the folder but what a killed run may have left under a temporary name.
+bool holds_nothing(const fs::path& folder) {
+  std::error_code error;
+  for (const auto& entry : fs::directory_iterator(folder, error))
+    if (entry.path().filename().string()[0] != '.') return false;
+  return true;
+}
+
 /// Makes OUT, or finds the run in it that is to go on. Returns true for the latter.
 bool open_out(const TrainOptions& o, const io::Json& settings) {
   const auto file = o.out / "train.json";
   std::error_code error;
   if (fs::exists(o.out, error) && !fs::is_directory(o.out, error)) throw io::Error(o.out.string() + ": found a file, allowed: a folder");
-  const bool empty = !fs::exists(o.out, error) || fs::is_empty(o.out, error);
+  const bool empty = holds_nothing(o.out);
   const bool run = fs::exists(file, error);
   if (o.resume && run) {
     compare_settings(file, io::read_json(file), settings);
@@ -153,7 +161,7 @@ void print(const TrainOptions& o, const Context& context, const te::FitResult& r
 }
 
 void train(const TrainOptions& o, Context& context) {
-  check_train_options(o);
+  check_train_options(o, context);
   auto start = start_of(o, context);
   auto data = batches_of(o.data, o, context, start, o.batch, /*shuffle=*/true);
   std::optional<TextBatches> eval;

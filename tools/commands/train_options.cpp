@@ -52,10 +52,12 @@ void add_train_options(Options& options, std::shared_ptr<TrainOptions> v) {
                  [v](std::size_t i) { v->save_dtype = i == 0 ? c10::kBFloat16 : i == 1 ? c10::kFloat : c10::kHalf; }, "Of the weights that are written (default bf16)");
   options.choice("--non-finite", {"error", "skip"}, [v](std::size_t i) { v->skip_nonfinite = i == 1; },
                  "A loss or gradient is NaN or infinite: end (default), or leave that step out");
+  options.integer("--stats-every", v->statistics_every, 0, kMany, "With fp8: steps between counts of saturated and underflowed elements in the log; 0: never");
   options.integer("--throughput-warmup", v->throughput_warmup, 0, kMany, "First steps that do not count for tokens_per_second");
 }
 
-void check_train_options(const TrainOptions& o) {
+void check_train_options(const TrainOptions& o, const Context& context) {
+  if (context.dtype) throw UsageError("--dtype: weights are f32 in training, allowed: --precision and --save-dtype");
   if (o.init.empty() == o.model.empty()) throw UsageError(o.init.empty() ? "--init or --model is required" : "--init and --model: found both, allowed: one of them");
   if (o.eval_every > 0 && o.eval.empty()) throw UsageError("--eval-every: found " + std::to_string(o.eval_every) + ", but no --eval");
   if (o.resume && o.overwrite) throw UsageError("--resume and --overwrite: found both, allowed: one of them");

@@ -18,7 +18,7 @@ namespace fp8::commands {
 struct TrainOptions {
   std::filesystem::path init, model, tokenizer, data, out, eval;
   std::int64_t batch = 16, seq_len = 256, grad_accum = 1, eval_every = 0, eval_batch = 0, save_every = 0, keep_checkpoints = 2;
-  std::int64_t throughput_warmup = 0;
+  std::int64_t throughput_warmup = 0, statistics_every = 10;
   OptimizerSettings optimizer;
   double clip = 1;
   std::string precision = "bf16-mixed", recipe = "habana";
@@ -31,7 +31,7 @@ struct TrainOptions {
 void add_train_options(Options& options, std::shared_ptr<TrainOptions> values);
 
 /// Throws UsageError for options that exclude or need each other.
-void check_train_options(const TrainOptions& options);
+void check_train_options(const TrainOptions& options, const Context& context);
 
 /// What decides about the numbers of a run. more: keys that the options alone do not tell (the text's fingerprint).
 io::Json train_settings(const TrainOptions& options, const Context& context, const io::Json& more);

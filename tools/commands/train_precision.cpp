@@ -1,25 +1,133 @@
 // SPDX-License-Identifier: Apache-2.0
 #include "fp8/tools/commands/train_precision.h"
 
+#include <fmt/format.h>
+#include <torch/nn/module.h>
+
+#include <optional>
 #include <string>
+#include <utility>
+
+#include "fp8/configs/recipe_config.h"
+#include "fp8/transformer_engine/activation_checkpoint.h"
+#include "fp8/transformer_engine/convert_training.h"
+#include "fp8/transformer_engine/extra_state.h"
+#include "fp8/transformer_engine/precision_plugin.h"
 
 namespace fp8::commands {
+namespace {
+
+constexpr int kMostWarnings = 5;
+constexpr const char* kDefaultKeep[] = {"lm_head", "embed"};
+
+}  // namespace
 
 struct TrainPrecision::Impl {
-  std::string precision;
+  Impl(const Context& context_, models::CausalLM model_, std::int64_t every) : context(context_), model(std::move(model_)), statistics_every(every) {}
+
+  const Context& context;
+  models::CausalLM model;
+  std::int64_t statistics_every;
+  std::optional<te::HPUPrecisionPlugin> plugin;  ///< none on the CPU, in f32
+  std::optional<configs::RecipeConfig> recipe;   ///< of fp8
+  std::size_t converted = 0, kept = 0;
+  int warnings = 0;
+
+  bool fp8() const { return recipe.has_value(); }
+  bool counts(std::int64_t step) const { return statistics_every > 0 && (step == 1 || step % statistics_every == 0); }
+
+  std::shared_ptr<void> enter(const te::ForwardInfo& info) const {
+    te::Fp8AutocastOptions options;
+    options.seed = context.seed;
+    options.statistics = info.training && counts(info.step);
+    if (info.training && info.microbatches > 1) options.is_first_microbatch = info.microbatch == 0;
+    return std::shared_ptr<void>(new te::ForwardContext(plugin->forward_context(options)));
+  }
+
+  void convert(const TrainOptions& o) {
+    recipe = configs::recipe_from_argument(o.recipe);
+    te::ConvertOptions options;
+    options.replace_layers = true;
+    options.recipe = recipe->recipe;
+    for (const auto& rule : recipe->rules) options.rules.push_back({rule.pattern, rule.recipe});
+    options.block = o.keep.empty() ? std::vector<std::string>(std::begin(kDefaultKeep), std::end(kDefaultKeep)) : o.keep;
+    const auto report = plugin->convert_modules(*model, options);
+    converted = report.converted.size();
+    kept = report.skipped.size();
+    if (converted == 0) throw UsageError("--precision fp8: no module is left to run in fp8, see --keep and --recipe");
+  }
+
+  void warn_stale(std::int64_t step, const std::string& module, const te::CastStatistics& s) {
+    if (++warnings > kMostWarnings) return;
+    context.warn(fmt::format("step {}: '{}': {} of {} casts met an amax beyond what the delayed scale covers, up to {:.3g} times{}", step, module, s.stale, s.casts, s.worst,
+                             warnings == kMostWarnings ? " (more of these are in the log only)" : ""));
+  }
+
+  void log(io::Json& entry) {
+    const auto step = entry["step"].get<std::int64_t>();
+    io::Json modules = io::Json::object(), stale = io::Json::object();
+    te::CastStatistics sum;
+    for (const auto& [name, s] : te::take_statistics(*model)) {
+      sum.elements += s.elements;
+      sum.saturated += s.saturated;
+      sum.underflowed += s.underflowed;
+      if (s.elements > 0) modules[name] = {{"elements", s.elements}, {"saturated", s.saturated}, {"underflowed", s.underflowed}};
+      if (s.stale == 0) continue;
+      stale[name] = {{"casts", s.stale}, {"worst", s.worst}};
+      warn_stale(step, name, s);
+    }
+    io::Json fp8 = io::Json::object();
+    if (sum.elements > 0) fp8 = {{"elements", sum.elements}, {"saturated", sum.saturated}, {"underflowed", sum.underflowed}, {"modules", std::move(modules)}};
+    if (!stale.empty()) fp8["stale"] = std::move(stale);
+    if (!fp8.empty()) entry["fp8"] = std::move(fp8);
+  }
 };
 
-TrainPrecision::TrainPrecision(const TrainOptions& options, const Context&, models::CausalLM&) : impl_(std::make_unique<Impl>()) {
-  impl_->precision = options.precision;
-  if (options.precision != "32-true") throw UsageError("--precision: found '" + options.precision + "', allowed: 32-true");
+TrainPrecision::TrainPrecision(const TrainOptions& options, const Context& context, models::CausalLM& model)
+    : impl_(std::make_unique<Impl>(context, model, options.statistics_every)) {
+  if (context.device == "cpu" && options.precision != "32-true") throw UsageError("--precision: found '" + options.precision + "' with --device cpu, allowed: 32-true");
+  if (context.device != "cpu") impl_->plugin.emplace(options.precision);
+  if (options.precision == "fp8") impl_->convert(options);
+  if (options.activation_checkpointing)
+    model->model->set_layer_runner([](const std::function<at::Tensor(const at::Tensor&)>& layer, const at::Tensor& h) {
+      return te::checkpoint(layer, h, {.preserve_rng_state = false});  // no layer draws random numbers
+    });
 }
 
 TrainPrecision::~TrainPrecision() = default;
 
-std::function<std::shared_ptr<void>(const te::ForwardInfo&)> TrainPrecision::context() const { return {}; }
-io::Json TrainPrecision::settings() const { return io::Json::object(); }
-StateHooks TrainPrecision::state_hooks() const { return {}; }
-std::function<void(io::Json&)> TrainPrecision::log_hook() const { return {}; }
-io::Json TrainPrecision::summary() const { return io::Json::object(); }
+std::function<std::shared_ptr<void>(const te::ForwardInfo&)> TrainPrecision::context() const {
+  if (!impl_->plugin) return {};
+  return [impl = impl_.get()](const te::ForwardInfo& info) { return impl->enter(info); };
+}
+
+io::Json TrainPrecision::settings() const {
+  if (!impl_->fp8()) return io::Json::object();
+  return {{"recipe_values", configs::to_json(*impl_->recipe)}};
+}
+
+StateHooks TrainPrecision::state_hooks() const {
+  if (!impl_->fp8()) return {};
+  StateHooks hooks;
+  hooks.save = [impl = impl_.get()] {
+    auto state = te::get_extra_state(*impl->model);
+    return te::TrainingState{std::move(state.json), std::move(state.tensors)};
+  };
+  hooks.load = [impl = impl_.get()](const te::TrainingState& state) {
+    const auto report = te::set_extra_state(*impl->model, {state.json, state.tensors});
+    for (const auto& name : report.missing) impl->context.warn("the checkpoint has no fp8 state of '" + name + "': its scales start anew");
+  };
+  return hooks;
+}
+
+std::function<void(io::Json&)> TrainPrecision::log_hook() const {
+  if (!impl_->fp8()) return {};
+  return [impl = impl_.get()](io::Json& entry) { impl->log(entry); };
+}
+
+io::Json TrainPrecision::summary() const {
+  if (!impl_->fp8()) return io::Json::object();
+  return {{"modules_fp8", impl_->converted}, {"modules_kept", impl_->kept}};
+}
 
 }  // namespace fp8::commands

@@ -39,6 +39,16 @@ at::ScalarType tensor_dtype(const fs::path& file, const io::TensorInfo& info) {
   io::fail(file, "tensor '" + info.name + "': found dtype " + io::name_of(info.dtype) + ", which LibTorch lacks");
 }
 
+/// The step in the name of a checkpoint's folder.
+std::optional<std::int64_t> step_of(const fs::path& folder) {
+  const auto name = folder.filename().string();
+  if (name.compare(0, kPrefix.size(), kPrefix) != 0) return std::nullopt;
+  std::int64_t step = 0;
+  const auto [stop, bad] = std::from_chars(name.data() + kPrefix.size(), name.data() + name.size(), step);
+  if (bad != std::errc() || stop != name.data() + name.size() || step < 0) return std::nullopt;
+  return step;
+}
+
 }  // namespace
 
 void write_tensors(const fs::path& file, const std::map<std::string, at::Tensor>& tensors) {
@@ -92,16 +102,20 @@ fs::path checkpoint_folder(const fs::path& root, std::int64_t step) {
   return root / (std::string(kPrefix) + std::string(digits.size() < 8 ? 8 - digits.size() : 0, '0') + digits);
 }
 
+void remove_incomplete_checkpoints(const fs::path& root) {
+  std::error_code error;
+  std::vector<fs::path> found;
+  for (fs::directory_iterator it(root, error), end; !error && it != end; it.increment(error))
+    if (step_of(it->path()) && !fs::exists(it->path() / HPUCheckpointIO::kJson)) found.push_back(it->path());
+  for (const auto& folder : found) fs::remove_all(folder, error);
+}
+
 std::vector<std::int64_t> checkpoint_steps(const fs::path& root) {
   std::vector<std::int64_t> steps;
   std::error_code error;
   for (fs::directory_iterator it(root, error), end; !error && it != end; it.increment(error)) {
-    const auto name = it->path().filename().string();
-    std::int64_t step = 0;
-    if (name.compare(0, kPrefix.size(), kPrefix) != 0) continue;
-    const auto [stop, bad] = std::from_chars(name.data() + kPrefix.size(), name.data() + name.size(), step);
-    if (bad != std::errc() || stop != name.data() + name.size() || step < 0) continue;
-    if (fs::exists(it->path() / HPUCheckpointIO::kJson, error)) steps.push_back(step);
+    const auto step = step_of(it->path());
+    if (step && fs::exists(it->path() / HPUCheckpointIO::kJson)) steps.push_back(*step);
   }
   std::sort(steps.begin(), steps.end());
   return steps;

@@ -9,6 +9,7 @@
 #include <map>
 #include <optional>
 #include <string>
+#include <vector>
 
 #include "fp8/runtime/io/json.h"
 
@@ -36,6 +37,9 @@ class HPUCheckpointIO {
 
 /// "step-00000120" below `root`.
 std::filesystem::path checkpoint_folder(const std::filesystem::path& root, std::int64_t step);
+
+/// Removes what removing a checkpoint left behind when it was cut off: folders named like one, without its state.
+void remove_incomplete_checkpoints(const std::filesystem::path& root);
 
 /// Steps of the complete checkpoints below `root`, ascending; none if the folder does not exist.
 std::vector<std::int64_t> checkpoint_steps(const std::filesystem::path& root);

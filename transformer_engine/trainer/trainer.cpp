@@ -242,6 +242,7 @@ FitResult Trainer::fit(TrainingModule& module, BatchSource& train, BatchSource* 
     const auto steps = checkpoint_steps(options_.checkpoint_root);
     if (!steps.empty()) load(run, steps.back());
   }
+  if (!options_.checkpoint_root.empty()) remove_incomplete_checkpoints(options_.checkpoint_root);
   module.network().train();
   each([&](auto& callback) { callback.on_fit_start(*this, run.step); });
   run.speed.start = now();

@@ -174,6 +174,62 @@ TEST(Train, InterruptedItSavesAndGoesOn) {
   expect_same_run(folder / "whole", folder / "cut");
 }
 
+TEST(Train, Fp8LogsItsCastsAndResumesBitEqual) {
+  const test::TempDir folder;
+  small_config(folder);
+  const std::vector<std::string> more = {"--precision", "fp8", "--recipe", "habana", "--save-every", "7", "--grad-accum", "2"};
+  auto whole = arguments(folder, "whole", more);
+  const auto run = run_fp8(whole);
+  ASSERT_EQ(run.code, 0) << run.err;
+  const auto json = io::parse_json(run.out, "stdout");
+  EXPECT_EQ(json["modules_fp8"], 14);  // seven linear modules in each of two layers
+  const auto log = log_of(folder / "whole");
+  for (std::size_t i = 0; i < log.size(); ++i) {
+    const bool counted = i == 0 || (i + 1) % 10 == 0;
+    ASSERT_EQ(log[i].contains("fp8") && log[i]["fp8"].contains("elements"), counted) << i;
+    if (!counted) continue;
+    const auto& fp8 = log[i]["fp8"];
+    EXPECT_EQ(fp8["modules"].size(), 14u);
+    EXPECT_GT(fp8["elements"].get<std::int64_t>(), 0);
+    EXPECT_LE(fp8["saturated"].get<std::int64_t>() + fp8["underflowed"].get<std::int64_t>(), fp8["elements"].get<std::int64_t>());
+  }
+  auto list = arguments(folder, "cut", more);
+  list.push_back("--resume");
+  ASSERT_TRUE(WIFSIGNALED(run_and_signal(list, folder / "cut", 18, SIGKILL)));
+  ASSERT_EQ(run_fp8(list).code, 0);
+  expect_same_run(folder / "whole", folder / "cut");
+}
+
+TEST(Train, EveryPrecisionAndRecipeLearnsTheSame) {
+  const test::TempDir folder;
+  small_config(folder);
+  const auto loss = [&](const std::string& name, std::vector<std::string> more) {
+    const auto run = run_fp8(arguments(folder, name, std::move(more)));
+    EXPECT_EQ(run.code, 0) << name << ": " << run.err;
+    return run.code == 0 ? io::parse_json(run.out, "stdout")["loss_last20"].get<double>() : 0.0;
+  };
+  const double expected = loss("f32", {});
+  EXPECT_NEAR(loss("bf16", {"--precision", "bf16-mixed"}) / expected, 1, 0.01);
+  for (const std::string recipe : {"habana", "nvidia", "current", "block", "mxfp8"}) EXPECT_NEAR(loss(recipe, {"--precision", "fp8", "--recipe", recipe}) / expected, 1, 0.02) << recipe;
+}
+
+/// Layers that run again in backward give the gradients that they would have given.
+TEST(Train, ActivationCheckpointingChangesMemoryOnly) {
+  const test::TempDir folder;
+  small_config(folder);
+  for (const std::string precision : {"32-true", "fp8"}) {
+    const std::vector<std::string> more = {"--precision", precision, "--steps", "8", "--seq-len", "256"};
+    ASSERT_EQ(run_fp8(arguments(folder, "plain" + precision, more)).code, 0);
+    auto again = more;
+    again.push_back("--activation-checkpointing");
+    const auto run = run_fp8(arguments(folder, "again" + precision, again));
+    ASSERT_EQ(run.code, 0) << run.err;
+    const auto plain = log_of(folder / ("plain" + precision)), repeated = log_of(folder / ("again" + precision));
+    EXPECT_EQ(timeless(plain), timeless(repeated)) << precision;
+    EXPECT_LT(repeated[0]["memory"]["max"].get<double>(), plain[0]["memory"]["max"].get<double>()) << precision;
+  }
+}
+
 TEST(Train, AnotherRunIsNotOverwrittenOrResumed) {
   const test::TempDir folder;
   small_config(folder);
@@ -213,6 +269,10 @@ TEST(Train, RefusesByName) {
   const std::vector<Refusal> cases = {
       {{"--model", demo("kjv-byte-1.7M")}, 2, "--init and --model: found both"},
       {{"--precision", "fp16"}, 2, "--precision: found 'fp16', allowed: 32-true, bf16-mixed, 16-mixed, fp8"},
+      {{"--device", "cpu", "--precision", "fp8"}, 2, "--precision: found 'fp8' with --device cpu, allowed: 32-true"},
+      {{"--precision", "fp8", "--recipe", "habanna"}, 1, "habana"},
+      {{"--precision", "fp8", "--keep", "."}, 2, "--precision fp8: no module is left"},
+      {{"--dtype", "bf16"}, 2, "--dtype: weights are f32 in training"},
       {{"--optimizer", "sgd"}, 2, "--optimizer: found 'sgd', allowed: adamw, muon"},
       {{"--eval-every", "3"}, 2, "--eval-every: found 3, but no --eval"},
       {{"--min-lr", "1"}, 2, "--min-lr: found 1, allowed: at most --lr 0.01"},

@@ -134,6 +134,9 @@ TEST(Checkpoints, AreNamedByStepAndIncompleteOnesDoNotCount) {
   std::ofstream(root / "step-x/trainer_state.json") << "{}";
   EXPECT_THAT(checkpoint_steps(root.path()), ElementsAre(3));
   EXPECT_THAT(checkpoint_steps(root / "missing"), ElementsAre());
+  remove_incomplete_checkpoints(root.path());
+  EXPECT_FALSE(std::filesystem::exists(root / "step-00000020"));
+  for (const char* name : {"step-00000003", "step-x", "other"}) EXPECT_TRUE(std::filesystem::exists(root / name)) << name;
 }
 
 TEST(Checkpoints, AFailedWriteLeavesTheOldOne) {
