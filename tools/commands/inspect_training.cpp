@@ -66,18 +66,30 @@ io::Json summary(const fs::path& path) {
     last += number(*it, "loss");
     ++counted;
   }
-  io::Json run = {{"path", name_of_run(path)}, {"precision", settings.value("precision", io::Json(nullptr))}, {"recipe", settings.value("recipe", io::Json(nullptr))},
-                  {"steps", entries.back()["step"]}, {"first_loss", or_null(number(entries.front(), "loss"))},
-                  {"loss_last20", counted > 0 ? or_null(last / static_cast<double>(counted)) : io::Json(nullptr)}, {"eval_loss", or_null(evaluation)}, {"tokens", or_null(tokens)},
-                  {"seconds", or_null(seconds)}, {"tokens_per_second", or_null(seconds > 0 ? tokens / seconds : 0)}, {"skipped_steps", skipped}, {"steps_with_stale_scales", stale}};
+  io::Json run = {{"path", name_of_run(path)},
+                  {"precision", settings.value("precision", io::Json(nullptr))},
+                  {"recipe", settings.value("recipe", io::Json(nullptr))},
+                  {"steps", entries.back()["step"]},
+                  {"first_loss", or_null(number(entries.front(), "loss"))},
+                  {"loss_last20", counted > 0 ? or_null(last / static_cast<double>(counted)) : io::Json(nullptr)},
+                  {"eval_loss", or_null(evaluation)},
+                  {"tokens", or_null(tokens)},
+                  {"seconds", or_null(seconds)},
+                  {"tokens_per_second", or_null(seconds > 0 ? tokens / seconds : 0)},
+                  {"skipped_steps", skipped},
+                  {"steps_with_stale_scales", stale}};
   return run;
 }
 
-std::string text_of(const io::Json& value, int digits) { return value.is_number() ? fmt::format("{:.{}f}", value.get<double>(), digits) : "-"; }
+std::string text_of(const io::Json& value, int digits) {
+  return value.is_number() ? fmt::format("{:.{}f}", value.get<double>(), digits) : "-";
+}
 
 std::string label_of(const io::Json& run) {
   auto label = run["path"].get<std::string>();
-  if (run["precision"].is_string()) label += " (" + run["precision"].get<std::string>() + (run["recipe"].is_string() ? ", " + run["recipe"].get<std::string>() : "") + ")";
+  if (run["precision"].is_string())
+    label += " (" + run["precision"].get<std::string>() +
+             (run["recipe"].is_string() ? ", " + run["recipe"].get<std::string>() : "") + ")";
   return label;
 }
 
@@ -102,10 +114,14 @@ std::string lines(const std::string& text) {
 }
 
 std::string page(const std::string& svg, const Inspection& inspection) {
-  return "<!doctype html>\n<html lang=\"en\">\n<head><meta charset=\"utf-8\"><meta name=\"viewport\" content=\"width=device-width, initial-scale=1\">"
-         "<title>fp8 training</title>\n<style>:root { color-scheme: light dark; } body { font: 14px/1.45 system-ui, sans-serif; margin: 0 auto; max-width: 960px; padding: 1.5rem; }"
-         " svg { width: 100%; height: auto; } pre { overflow: auto; }</style></head>\n<body>\n<h1>Training loss</h1>\n" +
-         svg + "<p>Faint: every step; strong: smoothed; dots: evaluations.</p>\n<pre>" + lines(inspection.text) + "</pre>\n</body>\n</html>\n";
+  return "<!doctype html>\n<html lang=\"en\">\n<head><meta charset=\"utf-8\"><meta name=\"viewport\" "
+         "content=\"width=device-width, initial-scale=1\">"
+         "<title>fp8 training</title>\n<style>:root { color-scheme: light dark; } body { font: 14px/1.45 system-ui, "
+         "sans-serif; margin: 0 auto; max-width: 960px; padding: 1.5rem; }"
+         " svg { width: 100%; height: auto; } pre { overflow: auto; }</style></head>\n<body>\n<h1>Training "
+         "loss</h1>\n" +
+         svg + "<p>Faint: every step; strong: smoothed; dots: evaluations.</p>\n<pre>" + lines(inspection.text) +
+         "</pre>\n</body>\n</html>\n";
 }
 
 }  // namespace
@@ -121,8 +137,9 @@ Inspection inspect_training(const std::vector<fs::path>& paths) {
   Table table({"run", "steps", "first loss", "last 20", "eval", "tokens/s", "left out", "stale"});
   for (const auto& path : paths) {
     auto run = summary(path);
-    table.row({label_of(run), run["steps"].dump(), text_of(run["first_loss"], 4), text_of(run["loss_last20"], 5), text_of(run["eval_loss"], 5),
-               text_of(run["tokens_per_second"], 0), run["skipped_steps"].dump(), run["steps_with_stale_scales"].dump()});
+    table.row({label_of(run), run["steps"].dump(), text_of(run["first_loss"], 4), text_of(run["loss_last20"], 5),
+               text_of(run["eval_loss"], 5), text_of(run["tokens_per_second"], 0), run["skipped_steps"].dump(),
+               run["steps_with_stale_scales"].dump()});
     inspection.json["runs"].push_back(std::move(run));
   }
   inspection.text = table.text();

@@ -71,20 +71,29 @@ struct Axes {
 
 std::string polyline(const Points& points, const Axes& axes, const char* color, double width, double opacity) {
   std::string path;
-  for (const auto& [step, loss] : points) path += fmt::format("{}{:.1f},{:.1f}", path.empty() ? "" : " ", axes.px(static_cast<double>(step)), axes.py(loss));
-  return fmt::format("<polyline fill=\"none\" stroke=\"{}\" stroke-width=\"{}\" stroke-opacity=\"{}\" points=\"{}\"/>\n", color, width, opacity, path);
+  for (const auto& [step, loss] : points)
+    path += fmt::format("{}{:.1f},{:.1f}", path.empty() ? "" : " ", axes.px(static_cast<double>(step)), axes.py(loss));
+  return fmt::format(
+      "<polyline fill=\"none\" stroke=\"{}\" stroke-width=\"{}\" stroke-opacity=\"{}\" points=\"{}\"/>\n", color, width,
+      opacity, path);
 }
 
 std::string grid(const Axes& axes) {
   std::string svg;
   for (const double v : axis_ticks(axes.y.low, axes.y.high, 6))
-    svg += fmt::format("<line x1=\"{}\" x2=\"{}\" y1=\"{:.1f}\" y2=\"{:.1f}\" stroke=\"#8886\"/><text x=\"{}\" y=\"{:.1f}\" text-anchor=\"end\">{:.6g}</text>\n", kLeft, kWidth - kRight,
-                       axes.py(v), axes.py(v), kLeft - 6, axes.py(v) + 4, v);
+    svg += fmt::format(
+        "<line x1=\"{}\" x2=\"{}\" y1=\"{:.1f}\" y2=\"{:.1f}\" stroke=\"#8886\"/><text x=\"{}\" y=\"{:.1f}\" "
+        "text-anchor=\"end\">{:.6g}</text>\n",
+        kLeft, kWidth - kRight, axes.py(v), axes.py(v), kLeft - 6, axes.py(v) + 4, v);
   for (const double v : axis_ticks(axes.x.low, axes.x.high, 8))
-    svg += fmt::format("<line x1=\"{:.1f}\" x2=\"{:.1f}\" y1=\"{}\" y2=\"{}\" stroke=\"#8886\"/><text x=\"{:.1f}\" y=\"{}\" text-anchor=\"middle\">{:.10g}</text>\n", axes.px(v), axes.px(v),
-                       kHeight - kBottom, kHeight - kBottom + 4, axes.px(v), kHeight - kBottom + 18, v);
-  svg += fmt::format("<text x=\"{}\" y=\"{}\" text-anchor=\"middle\">step</text><text x=\"14\" y=\"{}\" text-anchor=\"middle\" transform=\"rotate(-90 14 {})\">loss (nats per token)</text>\n",
-                     kWidth / 2, kHeight - 8, kHeight / 2, kHeight / 2);
+    svg += fmt::format(
+        "<line x1=\"{:.1f}\" x2=\"{:.1f}\" y1=\"{}\" y2=\"{}\" stroke=\"#8886\"/><text x=\"{:.1f}\" y=\"{}\" "
+        "text-anchor=\"middle\">{:.10g}</text>\n",
+        axes.px(v), axes.px(v), kHeight - kBottom, kHeight - kBottom + 4, axes.px(v), kHeight - kBottom + 18, v);
+  svg += fmt::format(
+      "<text x=\"{}\" y=\"{}\" text-anchor=\"middle\">step</text><text x=\"14\" y=\"{}\" text-anchor=\"middle\" "
+      "transform=\"rotate(-90 14 {})\">loss (nats per token)</text>\n",
+      kWidth / 2, kHeight - 8, kHeight / 2, kHeight / 2);
   return svg;
 }
 
@@ -94,12 +103,23 @@ std::string xml_text(const std::string& text) {
   std::string out;
   for (const char c : text) {
     switch (c) {
-      case '&': out += "&amp;"; break;
-      case '<': out += "&lt;"; break;
-      case '>': out += "&gt;"; break;
-      case '"': out += "&quot;"; break;
-      case '\'': out += "&#39;"; break;
-      default: out += static_cast<unsigned char>(c) < 0x20 ? ' ' : c;  // control characters are not XML
+      case '&':
+        out += "&amp;";
+        break;
+      case '<':
+        out += "&lt;";
+        break;
+      case '>':
+        out += "&gt;";
+        break;
+      case '"':
+        out += "&quot;";
+        break;
+      case '\'':
+        out += "&#39;";
+        break;
+      default:
+        out += static_cast<unsigned char>(c) < 0x20 ? ' ' : c;  // control characters are not XML
     }
   }
   return out;
@@ -123,7 +143,10 @@ std::string loss_svg(const std::vector<LossCurve>& curves) {
         y.add(loss);
       }
   const Axes axes{x.usable(), y.usable()};
-  std::string svg = fmt::format("<svg xmlns=\"http://www.w3.org/2000/svg\" viewBox=\"0 0 {0} {1}\" width=\"{0}\" height=\"{1}\" font-family=\"system-ui, sans-serif\" font-size=\"12\" fill=\"#808080\">\n", kWidth, kHeight);
+  std::string svg = fmt::format(
+      "<svg xmlns=\"http://www.w3.org/2000/svg\" viewBox=\"0 0 {0} {1}\" width=\"{0}\" height=\"{1}\" "
+      "font-family=\"system-ui, sans-serif\" font-size=\"12\" fill=\"#808080\">\n",
+      kWidth, kHeight);
   svg += grid(axes);
   double legend = kTop + 12;
   for (std::size_t i = 0; i < curves.size(); ++i, legend += 18) {
@@ -131,10 +154,15 @@ std::string loss_svg(const std::vector<LossCurve>& curves) {
     const auto points = thinned(finite(curves[i].steps));
     svg += polyline(points, axes, color, 1, 0.3) + polyline(smoothed(points), axes, color, 1.8, 1);
     for (const auto& [step, loss] : finite(curves[i].evaluations))
-      svg += fmt::format("<circle cx=\"{:.1f}\" cy=\"{:.1f}\" r=\"3.5\" fill=\"{}\"><title>{}: eval {:.5f} at step {}</title></circle>\n", axes.px(static_cast<double>(step)), axes.py(loss), color,
-                         xml_text(curves[i].name), loss, step);
-    svg += fmt::format("<line x1=\"{0}\" x2=\"{1}\" y1=\"{2}\" y2=\"{2}\" stroke=\"{3}\" stroke-width=\"2.5\"/><text x=\"{4}\" y=\"{5}\" text-anchor=\"end\">{6}</text>\n", kWidth - kRight - 24,
-                       kWidth - kRight, legend - 4, color, kWidth - kRight - 30, legend, xml_text(curves[i].name));
+      svg += fmt::format(
+          "<circle cx=\"{:.1f}\" cy=\"{:.1f}\" r=\"3.5\" fill=\"{}\"><title>{}: eval {:.5f} at step "
+          "{}</title></circle>\n",
+          axes.px(static_cast<double>(step)), axes.py(loss), color, xml_text(curves[i].name), loss, step);
+    svg += fmt::format(
+        "<line x1=\"{0}\" x2=\"{1}\" y1=\"{2}\" y2=\"{2}\" stroke=\"{3}\" stroke-width=\"2.5\"/><text x=\"{4}\" "
+        "y=\"{5}\" text-anchor=\"end\">{6}</text>\n",
+        kWidth - kRight - 24, kWidth - kRight, legend - 4, color, kWidth - kRight - 30, legend,
+        xml_text(curves[i].name));
   }
   return svg + "</svg>\n";
 }

@@ -10,15 +10,17 @@ namespace fp8::commands {
 
 struct LossCurve {
   std::string name;  ///< any text
-  std::vector<std::pair<std::int64_t, double>> steps = {};  ///< (step, loss), ascending; points that are not finite are left out
+  std::vector<std::pair<std::int64_t, double>> steps =
+      {};  ///< (step, loss), ascending; points that are not finite are left out
   std::vector<std::pair<std::int64_t, double>> evaluations = {};
 };
 
-/// Complete <svg> element, 900 x 420, its colours legible on white and on black. Curves of more than 600 steps are drawn as means of equal
-/// stretches. Curves may be empty.
+/// Complete <svg> element, 900 x 420, its colours legible on white and on black. Curves of more than 600 steps are
+/// drawn as means of equal stretches. Curves may be empty.
 std::string loss_svg(const std::vector<LossCurve>& curves);
 
-/// Round numbers that divide [low, high] into `about` parts or so: steps of 1, 2 or 5 times a power of ten, ascending, within the range.
+/// Round numbers that divide [low, high] into `about` parts or so: steps of 1, 2 or 5 times a power of ten, ascending,
+/// within the range.
 std::vector<double> axis_ticks(double low, double high, int about);
 
 /// The text with & < > " ' as references.

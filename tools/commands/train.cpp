@@ -3,7 +3,8 @@
 //
 //   OUT/config.json, tokenizer files, model.safetensors    the trained model, there when training ended
 //   OUT/log.jsonl, OUT/train.json                          a line per step; what the run was started with
-//   OUT/checkpoints/step-00000200/                         the same model files, and trainer_state.{json,safetensors} to go on from
+//   OUT/checkpoints/step-00000200/                         the same model files, and trainer_state.{json,safetensors}
+//   to go on from
 #include <fmt/format.h>
 
 #include <cmath>
@@ -40,7 +41,8 @@ struct Start {
 
 /// Experts run through hpu::mixture_of_experts, which has no derivative.
 void refuse_experts(const models::LlamaConfig& config, const std::string& name) {
-  if (config.num_local_experts > 0) throw io::Error(name + ": key 'model_type': found \"mixtral\", which cannot be trained, allowed: llama, mistral");
+  if (config.num_local_experts > 0)
+    throw io::Error(name + ": key 'model_type': found \"mixtral\", which cannot be trained, allowed: llama, mistral");
 }
 
 /// The model before its first step, f32 on the device.
@@ -51,7 +53,8 @@ Start start_of(const TrainOptions& o, const Context& context) {
     auto loaded = models::load_model(o.model, {.dtype = at::kFloat, .device = device});
     const auto quantized = loaded.config_json.find("quantization_config");
     if (quantized != loaded.config_json.end() && !quantized->is_null())
-      throw io::Error((o.model / "config.json").string() + ": key 'quantization_config': the model is quantized, allowed: a high precision checkpoint");
+      throw io::Error((o.model / "config.json").string() +
+                      ": key 'quantization_config': the model is quantized, allowed: a high precision checkpoint");
     refuse_experts(loaded.config, (o.model / "config.json").string());
     start = {loaded.model, loaded.config, std::move(loaded.config_json), o.model};
   } else {
@@ -59,7 +62,8 @@ Start start_of(const TrainOptions& o, const Context& context) {
     start.config_json = io::read_json(file);
     start.config = models::parse_llama_config(start.config_json, file.string());
     refuse_experts(start.config, file.string());
-    const double range = models::ConfigReader(start.config_json, file.string()).number("initializer_range", 0, 100, 0.02);
+    const double range =
+        models::ConfigReader(start.config_json, file.string()).number("initializer_range", 0, 100, 0.02);
     start.model = models::CausalLM(start.config);
     models::initialize(start.model, range, context.seed, device);
     start.tokenizer = file.parent_path();
@@ -69,7 +73,8 @@ Start start_of(const TrainOptions& o, const Context& context) {
   return start;
 }
 
-TextBatches batches_of(const fs::path& file, const TrainOptions& o, const Context& context, const Start& start, std::int64_t batch, bool shuffle) {
+TextBatches batches_of(const fs::path& file, const TrainOptions& o, const Context& context, const Start& start,
+                       std::int64_t batch, bool shuffle) {
   DataOptions data;
   data.data = file;
   data.seq_len = o.seq_len;
@@ -108,15 +113,18 @@ bool holds_nothing(const fs::path& folder) {
 bool open_out(const TrainOptions& o, const io::Json& settings) {
   const auto file = o.out / "train.json";
   std::error_code error;
-  if (fs::exists(o.out, error) && !fs::is_directory(o.out, error)) throw io::Error(o.out.string() + ": found a file, allowed: a folder");
+  if (fs::exists(o.out, error) && !fs::is_directory(o.out, error))
+    throw io::Error(o.out.string() + ": found a file, allowed: a folder");
   const bool empty = holds_nothing(o.out);
   const bool run = fs::exists(file, error);
   if (o.resume && run) {
     compare_settings(file, io::read_json(file), settings);
     return true;
   }
-  if (!empty && !run) throw io::Error(o.out.string() + ": is not empty and holds no run of fp8 train, allowed: a new or empty folder");
-  if (!empty && !o.overwrite) throw io::Error(o.out.string() + ": holds a run, allowed: --resume to go on with it, --overwrite to begin anew");
+  if (!empty && !run)
+    throw io::Error(o.out.string() + ": is not empty and holds no run of fp8 train, allowed: a new or empty folder");
+  if (!empty && !o.overwrite)
+    throw io::Error(o.out.string() + ": holds a run, allowed: --resume to go on with it, --overwrite to begin anew");
   fs::create_directories(o.out);
   fs::remove_all(o.out / "checkpoints");
   for (const char* name : {"model.safetensors", "log.jsonl"}) fs::remove(o.out / name, error);
@@ -142,9 +150,15 @@ te::TrainerOptions trainer_options(const TrainOptions& o, const TrainPrecision& 
 
 void print(const TrainOptions& o, const Context& context, const te::FitResult& result, io::Json more) {
   const double speed = result.speed.value("train_tokens_per_second", 0.0);
-  io::Json json = {{"steps", result.steps}, {"epochs", result.epochs}, {"tokens", result.tokens}, {"resumed_from", result.resumed_from},
-                   {"skipped_steps", result.skipped_steps}, {"loss", result.last_loss}, {"loss_last20", result.loss_last20},
-                   {"eval_loss", result.val_loss ? io::Json(*result.val_loss) : io::Json(nullptr)}, {"precision", o.precision}};
+  io::Json json = {{"steps", result.steps},
+                   {"epochs", result.epochs},
+                   {"tokens", result.tokens},
+                   {"resumed_from", result.resumed_from},
+                   {"skipped_steps", result.skipped_steps},
+                   {"loss", result.last_loss},
+                   {"loss_last20", result.loss_last20},
+                   {"eval_loss", result.val_loss ? io::Json(*result.val_loss) : io::Json(nullptr)},
+                   {"precision", o.precision}};
   json.update(more);
   json.update(result.speed);
   json["tokens_per_second"] = speed;
@@ -165,20 +179,23 @@ void train(const TrainOptions& o, Context& context) {
   auto start = start_of(o, context);
   auto data = batches_of(o.data, o, context, start, o.batch, /*shuffle=*/true);
   std::optional<TextBatches> eval;
-  if (!o.eval.empty()) eval = batches_of(o.eval, o, context, start, o.eval_batch > 0 ? o.eval_batch : o.batch, /*shuffle=*/false);
+  if (!o.eval.empty())
+    eval = batches_of(o.eval, o, context, start, o.eval_batch > 0 ? o.eval_batch : o.batch, /*shuffle=*/false);
   TrainPrecision precision(o, context, start.model);
   io::Json more = {{"chunks", data.chunks().count}, {"data_fingerprint", fmt::format("{:016x}", data.fingerprint())}};
   more.update(precision.settings());
   const bool resume = open_out(o, train_settings(o, context, more));
 
-  LanguageModelTask task(start.model, o.optimizer, {start.config_json, start.tokenizer, o.save_dtype}, precision.state_hooks());
+  LanguageModelTask task(start.model, o.optimizer, {start.config_json, start.tokenizer, o.save_dtype},
+                         precision.state_hooks());
   auto options = trainer_options(o, precision);
   options.resume = resume;
   auto log = std::make_shared<TrainLog>(o.out / "log.jsonl", precision.log_hook());
   te::Trainer trainer(std::move(options), {log, std::make_shared<ProgressCallback>(context, o.optimizer.steps)});
   const auto result = trainer.fit(task, data, eval ? &*eval : nullptr);
   if (result.stopped && result.steps < o.optimizer.steps) {
-    context.warn(fmt::format("stopped after step {}: a checkpoint is in {}, --resume goes on", result.steps, (o.out / "checkpoints").string()));
+    context.warn(fmt::format("stopped after step {}: a checkpoint is in {}, --resume goes on", result.steps,
+                             (o.out / "checkpoints").string()));
     throw Interrupted();
   }
   task.save_files(o.out);

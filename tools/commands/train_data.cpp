@@ -24,7 +24,12 @@ std::uint64_t below(std::uint64_t n, std::mt19937_64& generator) {
 }  // namespace
 
 TextBatches::TextBatches(text::Chunks chunks, std::int64_t batch, bool shuffle, std::uint64_t seed, c10::Device device)
-    : chunks_(std::move(chunks)), batch_(batch), shuffle_(shuffle), seed_(seed), device_(device), order_(static_cast<std::size_t>(chunks_.count)) {}
+    : chunks_(std::move(chunks)),
+      batch_(batch),
+      shuffle_(shuffle),
+      seed_(seed),
+      device_(device),
+      order_(static_cast<std::size_t>(chunks_.count)) {}
 
 void TextBatches::seek(std::int64_t epoch, std::int64_t batch) {
   position_ = std::min(batch * batch_, chunks_.count);
@@ -32,7 +37,8 @@ void TextBatches::seek(std::int64_t epoch, std::int64_t batch) {
   epoch_ = epoch;
   std::iota(order_.begin(), order_.end(), std::int64_t{0});
   if (!shuffle_) return;
-  std::seed_seq sequence{static_cast<std::uint32_t>(seed_), static_cast<std::uint32_t>(seed_ >> 32), static_cast<std::uint32_t>(epoch)};
+  std::seed_seq sequence{static_cast<std::uint32_t>(seed_), static_cast<std::uint32_t>(seed_ >> 32),
+                         static_cast<std::uint32_t>(epoch)};
   std::mt19937_64 generator(sequence);
   for (std::size_t i = order_.size(); i > 1; --i) std::swap(order_[i - 1], order_[below(i, generator)]);
 }
@@ -43,7 +49,8 @@ std::optional<te::Batch> TextBatches::next() {
   auto ids = at::empty({count, length}, at::kLong);
   auto* to = ids.mutable_data_ptr<std::int64_t>();
   for (std::int64_t i = 0; i < count; ++i)
-    std::memcpy(to + i * length, chunks_.ids.data() + order_[static_cast<std::size_t>(position_ + i)] * length, static_cast<std::size_t>(length) * sizeof *to);
+    std::memcpy(to + i * length, chunks_.ids.data() + order_[static_cast<std::size_t>(position_ + i)] * length,
+                static_cast<std::size_t>(length) * sizeof *to);
   position_ += count;
   return te::Batch{{ids.to(device_)}, count, count * length};
 }

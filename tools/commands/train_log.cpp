@@ -37,8 +37,14 @@ void for_each_line(const std::filesystem::path& path, F&& found) {
 }  // namespace
 
 io::Json log_entry(const te::StepReport& r) {
-  io::Json entry = {{"step", r.step}, {"epoch", r.epoch}, {"loss", number(r.loss)}, {"lr", r.lr}, {"grad_norm", number(r.grad_norm)},
-                    {"tokens", r.tokens}, {"seconds", r.seconds}, {"tokens_per_second", r.tokens_per_second}};
+  io::Json entry = {{"step", r.step},
+                    {"epoch", r.epoch},
+                    {"loss", number(r.loss)},
+                    {"lr", r.lr},
+                    {"grad_norm", number(r.grad_norm)},
+                    {"tokens", r.tokens},
+                    {"seconds", r.seconds},
+                    {"tokens_per_second", r.tokens_per_second}};
   const auto memory = runtime::memory_stats();
   entry["memory"] = {{"in_use", memory.InUse}, {"max", memory.MaxInUse}};
   if (r.val_loss) entry["eval_loss"] = number(*r.val_loss);
@@ -55,7 +61,8 @@ std::vector<io::Json> read_log(const std::filesystem::path& path) {
   return entries;
 }
 
-TrainLog::TrainLog(std::filesystem::path path, std::function<void(io::Json&)> more) : path_(std::move(path)), more_(std::move(more)) {
+TrainLog::TrainLog(std::filesystem::path path, std::function<void(io::Json&)> more)
+    : path_(std::move(path)), more_(std::move(more)) {
   file_ = io::Descriptor(open(path_.c_str(), O_RDWR | O_CREAT | O_APPEND | O_CLOEXEC, 0666));
   if (file_.get() < 0) io::fail_errno(path_, "open", errno);
   if (flock(file_.get(), LOCK_EX | LOCK_NB) != 0) io::fail(path_, "another run is writing it");
@@ -66,12 +73,14 @@ void TrainLog::on_fit_start(te::Trainer&, std::int64_t step) {
   std::int64_t last = 0;
   if (step > 0)
     for_each_line(path_, [&](const io::Json& entry, std::size_t end) {
-      if (entry["step"] != last + 1) throw io::Error(path_.string() + ": step " + entry["step"].dump() + " follows step " + std::to_string(last));
+      if (entry["step"] != last + 1)
+        throw io::Error(path_.string() + ": step " + entry["step"].dump() + " follows step " + std::to_string(last));
       last = entry["step"];
       keep = end;
       return last < step;
     });
-  if (last != step) io::fail(path_, "ends at step " + std::to_string(last) + ", but the checkpoint is of step " + std::to_string(step));
+  if (last != step)
+    io::fail(path_, "ends at step " + std::to_string(last) + ", but the checkpoint is of step " + std::to_string(step));
   if (ftruncate(file_.get(), static_cast<off_t>(keep)) != 0) io::fail_errno(path_, "truncate", errno);
 }
 

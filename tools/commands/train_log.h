@@ -1,11 +1,13 @@
 // SPDX-License-Identifier: Apache-2.0
 // OUT/log.jsonl: one object a line for each optimizer step.
 //
-//   {"step": 1, "epoch": 0, "loss": 5.54, "lr": 1e-05, "grad_norm": 3.2, "tokens": 4096, "seconds": 0.31, "tokens_per_second": 13213.1,
+//   {"step": 1, "epoch": 0, "loss": 5.54, "lr": 1e-05, "grad_norm": 3.2, "tokens": 4096, "seconds": 0.31,
+//   "tokens_per_second": 13213.1,
 //    "memory": {"in_use": 21000000, "max": 91000000}}
 //    and, where there is something to say: "eval_loss", "skipped": true (loss or grad_norm is null then), "fp8": {...}
 //
-// tokens, seconds: of this step. A line is one write(2): a killed run leaves whole lines, or one cut short, which a resumed run drops.
+// tokens, seconds: of this step. A line is one write(2): a killed run leaves whole lines, or one cut short, which a
+// resumed run drops.
 #pragma once
 #include <cstdint>
 #include <filesystem>
@@ -21,13 +23,14 @@ namespace fp8::commands {
 /// The line of a step.
 io::Json log_entry(const te::StepReport& report);
 
-/// The lines of a log; a last line cut short is left out. Throws io::Error naming file and line for anything else that is no such log.
+/// The lines of a log; a last line cut short is left out. Throws io::Error naming file and line for anything else that
+/// is no such log.
 std::vector<io::Json> read_log(const std::filesystem::path& path);
 
 class TrainLog : public te::TrainerCallback {
  public:
-  /// more: adds to a step's entry what else is to be logged. Opens the file and locks it for this process; throws io::Error if another run
-  /// holds it.
+  /// more: adds to a step's entry what else is to be logged. Opens the file and locks it for this process; throws
+  /// io::Error if another run holds it.
   TrainLog(std::filesystem::path path, std::function<void(io::Json&)> more);
 
   bool is_logger() const override { return true; }

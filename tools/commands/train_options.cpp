@@ -13,7 +13,9 @@ namespace {
 
 constexpr std::int64_t kMany = std::int64_t{1} << 40;
 
-std::string full_path(const std::filesystem::path& path) { return path.empty() ? "" : std::filesystem::weakly_canonical(path).string(); }
+std::string full_path(const std::filesystem::path& path) {
+  return path.empty() ? "" : std::filesystem::weakly_canonical(path).string();
+}
 
 }  // namespace
 
@@ -21,7 +23,8 @@ void add_train_options(Options& options, std::shared_ptr<TrainOptions> v) {
   options.path("--init", v->init, "config.json (or its folder): train from drawn weights, steered by --seed");
   options.path("--model", v->model, "Checkpoint folder: go on from these weights");
   options.path("--tokenizer", v->tokenizer, "Folder with tokenizer.json (default: beside the config or checkpoint)");
-  options.path("--data", v->data, "Text to train on: .txt, .jsonl (field text) or .safetensors (input_ids)", Options::Need::required);
+  options.path("--data", v->data, "Text to train on: .txt, .jsonl (field text) or .safetensors (input_ids)",
+               Options::Need::required);
   options.path("--out", v->out, "Folder for the model, log.jsonl and checkpoints", Options::Need::required);
   options.integer("--steps", v->optimizer.steps, 1, kMany, "Optimizer steps");
   options.integer("--batch", v->batch, 1, 65536, "Chunks per forward");
@@ -33,13 +36,20 @@ void add_train_options(Options& options, std::shared_ptr<TrainOptions> v) {
   options.integer("--grad-accum", v->grad_accum, 1, 1 << 20, "Forwards per step");
   options.number("--clip", v->clip, 0, 1e30, "Largest norm of the gradients; 0: not clipped");
   const auto word = [&](const char* name, std::vector<std::string> words, std::string& target, const char* help) {
-    options.choice(name, words, [words, &target](std::size_t i) { target = words[i]; }, help);
+    options.choice(
+        name, words, [words, &target](std::size_t i) { target = words[i]; }, help);
   };
-  word("--precision", {"32-true", "bf16-mixed", "16-mixed", "fp8"}, v->precision, "Default bf16-mixed; weights are f32 in each");
-  options.text("--recipe", v->recipe, "Of --precision fp8: habana (default), nvidia, current, block, mxfp8 or a JSON file");
+  word("--precision", {"32-true", "bf16-mixed", "16-mixed", "fp8"}, v->precision,
+       "Default bf16-mixed; weights are f32 in each");
+  options.text("--recipe", v->recipe,
+               "Of --precision fp8: habana (default), nvidia, current, block, mxfp8 or a JSON file");
   options.list("--keep", v->keep, "Regular expression: modules that stay in bf16 (default lm_head and embeddings)");
-  options.choice("--optimizer", {"adamw", "muon"}, [v](std::size_t i) { v->optimizer.kind = i == 0 ? OptimizerSettings::Kind::adamw : OptimizerSettings::Kind::muon; },
-                 "Default adamw; muon: for the matrices of the layers, adamw for the rest");
+  options.choice(
+      "--optimizer", {"adamw", "muon"},
+      [v](std::size_t i) {
+        v->optimizer.kind = i == 0 ? OptimizerSettings::Kind::adamw : OptimizerSettings::Kind::muon;
+      },
+      "Default adamw; muon: for the matrices of the layers, adamw for the rest");
   options.path("--eval", v->eval, "Text for eval_loss, after the last step");
   options.integer("--eval-every", v->eval_every, 1, kMany, "Steps between evaluations", "at the end only");
   options.integer("--eval-batch", v->eval_batch, 1, 65536, "Chunks per forward of an evaluation", "--batch");
@@ -47,32 +57,61 @@ void add_train_options(Options& options, std::shared_ptr<TrainOptions> v) {
   options.integer("--keep-checkpoints", v->keep_checkpoints, 1, kMany, "Newest checkpoints that stay");
   options.flag("--resume", v->resume, "Go on from the newest checkpoint in --out, if there is one");
   options.flag("--overwrite", v->overwrite, "Begin anew in an --out that holds a run");
-  options.flag("--activation-checkpointing", v->activation_checkpointing, "Keep the inputs of layers only, run them again in backward");
-  options.choice("--save-dtype", {"bf16", "f32", "f16"},
-                 [v](std::size_t i) { v->save_dtype = i == 0 ? c10::kBFloat16 : i == 1 ? c10::kFloat : c10::kHalf; }, "Of the weights that are written (default bf16)");
-  options.choice("--non-finite", {"error", "skip"}, [v](std::size_t i) { v->skip_nonfinite = i == 1; },
-                 "A loss or gradient is NaN or infinite: end (default), or leave that step out");
-  options.integer("--stats-every", v->statistics_every, 0, kMany, "With fp8: steps between counts of saturated and underflowed elements in the log; 0: never");
-  options.integer("--throughput-warmup", v->throughput_warmup, 0, kMany, "First steps that do not count for tokens_per_second");
+  options.flag("--activation-checkpointing", v->activation_checkpointing,
+               "Keep the inputs of layers only, run them again in backward");
+  options.choice(
+      "--save-dtype", {"bf16", "f32", "f16"},
+      [v](std::size_t i) { v->save_dtype = i == 0   ? c10::kBFloat16
+                                           : i == 1 ? c10::kFloat
+                                                    : c10::kHalf; },
+      "Of the weights that are written (default bf16)");
+  options.choice(
+      "--non-finite", {"error", "skip"}, [v](std::size_t i) { v->skip_nonfinite = i == 1; },
+      "A loss or gradient is NaN or infinite: end (default), or leave that step out");
+  options.integer("--stats-every", v->statistics_every, 0, kMany,
+                  "With fp8: steps between counts of saturated and underflowed elements in the log; 0: never");
+  options.integer("--throughput-warmup", v->throughput_warmup, 0, kMany,
+                  "First steps that do not count for tokens_per_second");
 }
 
 void check_train_options(const TrainOptions& o, const Context& context) {
   if (context.dtype) throw UsageError("--dtype: weights are f32 in training, allowed: --precision and --save-dtype");
-  if (o.init.empty() == o.model.empty()) throw UsageError(o.init.empty() ? "--init or --model is required" : "--init and --model: found both, allowed: one of them");
-  if (o.eval_every > 0 && o.eval.empty()) throw UsageError("--eval-every: found " + std::to_string(o.eval_every) + ", but no --eval");
+  if (o.init.empty() == o.model.empty())
+    throw UsageError(o.init.empty() ? "--init or --model is required"
+                                    : "--init and --model: found both, allowed: one of them");
+  if (o.eval_every > 0 && o.eval.empty())
+    throw UsageError("--eval-every: found " + std::to_string(o.eval_every) + ", but no --eval");
   if (o.resume && o.overwrite) throw UsageError("--resume and --overwrite: found both, allowed: one of them");
-  if (o.optimizer.min_lr > o.optimizer.lr) throw UsageError(fmt::format("--min-lr: found {}, allowed: at most --lr {}", o.optimizer.min_lr, o.optimizer.lr));
-  if (o.optimizer.warmup > o.optimizer.steps) throw UsageError(fmt::format("--warmup: found {}, allowed: at most --steps {}", o.optimizer.warmup, o.optimizer.steps));
+  if (o.optimizer.min_lr > o.optimizer.lr)
+    throw UsageError(fmt::format("--min-lr: found {}, allowed: at most --lr {}", o.optimizer.min_lr, o.optimizer.lr));
+  if (o.optimizer.warmup > o.optimizer.steps)
+    throw UsageError(
+        fmt::format("--warmup: found {}, allowed: at most --steps {}", o.optimizer.warmup, o.optimizer.steps));
 }
 
 io::Json train_settings(const TrainOptions& o, const Context& context, const io::Json& more) {
-  io::Json json = {{"init", full_path(o.init)}, {"model", full_path(o.model)}, {"data", full_path(o.data)}, {"eval", full_path(o.eval)},
-                   {"steps", o.optimizer.steps}, {"batch", o.batch}, {"seq_len", o.seq_len}, {"grad_accum", o.grad_accum},
-                   {"optimizer", o.optimizer.kind == OptimizerSettings::Kind::adamw ? "adamw" : "muon"}, {"lr", o.optimizer.lr},
-                   {"min_lr", o.optimizer.min_lr}, {"warmup", o.optimizer.warmup}, {"weight_decay", o.optimizer.weight_decay}, {"clip", o.clip},
-                   {"precision", o.precision}, {"recipe", o.precision == "fp8" ? io::Json(o.recipe) : io::Json(nullptr)}, {"keep", o.keep},
-                   {"activation_checkpointing", o.activation_checkpointing}, {"save_dtype", models::name_of_dtype(o.save_dtype)},
-                   {"non_finite", o.skip_nonfinite ? "skip" : "error"}, {"device", context.device}, {"seed", context.seed}};
+  io::Json json = {{"init", full_path(o.init)},
+                   {"model", full_path(o.model)},
+                   {"data", full_path(o.data)},
+                   {"eval", full_path(o.eval)},
+                   {"steps", o.optimizer.steps},
+                   {"batch", o.batch},
+                   {"seq_len", o.seq_len},
+                   {"grad_accum", o.grad_accum},
+                   {"optimizer", o.optimizer.kind == OptimizerSettings::Kind::adamw ? "adamw" : "muon"},
+                   {"lr", o.optimizer.lr},
+                   {"min_lr", o.optimizer.min_lr},
+                   {"warmup", o.optimizer.warmup},
+                   {"weight_decay", o.optimizer.weight_decay},
+                   {"clip", o.clip},
+                   {"precision", o.precision},
+                   {"recipe", o.precision == "fp8" ? io::Json(o.recipe) : io::Json(nullptr)},
+                   {"keep", o.keep},
+                   {"activation_checkpointing", o.activation_checkpointing},
+                   {"save_dtype", models::name_of_dtype(o.save_dtype)},
+                   {"non_finite", o.skip_nonfinite ? "skip" : "error"},
+                   {"device", context.device},
+                   {"seed", context.seed}};
   json.update(more);
   return json;
 }
@@ -81,8 +120,8 @@ void compare_settings(const std::filesystem::path& file, const io::Json& written
   for (const auto& [key, value] : asked.items()) {
     const auto found = written.find(key);
     if (found == written.end() || *found != value)
-      throw io::Error(fmt::format("{}: key '{}': the run was started with {}, --resume found {}, allowed: the same", file.string(), key,
-                                  found == written.end() ? "none" : found->dump(), value.dump()));
+      throw io::Error(fmt::format("{}: key '{}': the run was started with {}, --resume found {}, allowed: the same",
+                                  file.string(), key, found == written.end() ? "none" : found->dump(), value.dump()));
   }
 }
 

@@ -18,12 +18,14 @@ namespace fp8::commands {
 namespace {
 
 constexpr int kMostWarnings = 5;
+constexpr float kJump = 4;  // times what the scale covers
 constexpr const char* kDefaultKeep[] = {"lm_head", "embed"};
 
 }  // namespace
 
 struct TrainPrecision::Impl {
-  Impl(const Context& context_, models::CausalLM model_, std::int64_t every) : context(context_), model(std::move(model_)), statistics_every(every) {}
+  Impl(const Context& context_, models::CausalLM model_, std::int64_t every)
+      : context(context_), model(std::move(model_)), statistics_every(every) {}
 
   const Context& context;
   models::CausalLM model;
@@ -50,17 +52,20 @@ struct TrainPrecision::Impl {
     options.replace_layers = true;
     options.recipe = recipe->recipe;
     for (const auto& rule : recipe->rules) options.rules.push_back({rule.pattern, rule.recipe});
-    options.block = o.keep.empty() ? std::vector<std::string>(std::begin(kDefaultKeep), std::end(kDefaultKeep)) : o.keep;
+    options.block =
+        o.keep.empty() ? std::vector<std::string>(std::begin(kDefaultKeep), std::end(kDefaultKeep)) : o.keep;
     const auto report = plugin->convert_modules(*model, options);
     converted = report.converted.size();
     kept = report.skipped.size();
     if (converted == 0) throw UsageError("--precision fp8: no module is left to run in fp8, see --keep and --recipe");
   }
 
+  /// Early steps pass the scale a little all the time; a jump is what a user wants to hear of.
   void warn_stale(std::int64_t step, const std::string& module, const te::CastStatistics& s) {
-    if (++warnings > kMostWarnings) return;
-    context.warn(fmt::format("step {}: '{}': {} of {} casts met an amax beyond what the delayed scale covers, up to {:.3g} times{}", step, module, s.stale, s.casts, s.worst,
-                             warnings == kMostWarnings ? " (more of these are in the log only)" : ""));
+    if (s.worst < kJump || ++warnings > kMostWarnings) return;
+    context.warn(fmt::format(
+        "step {}: '{}': {} of {} casts met an amax beyond what the delayed scale covers, up to {:.3g} times{}", step,
+        module, s.stale, s.casts, s.worst, warnings == kMostWarnings ? " (more of these are in the log only)" : ""));
   }
 
   void log(io::Json& entry) {
@@ -71,13 +76,18 @@ struct TrainPrecision::Impl {
       sum.elements += s.elements;
       sum.saturated += s.saturated;
       sum.underflowed += s.underflowed;
-      if (s.elements > 0) modules[name] = {{"elements", s.elements}, {"saturated", s.saturated}, {"underflowed", s.underflowed}};
+      if (s.elements > 0)
+        modules[name] = {{"elements", s.elements}, {"saturated", s.saturated}, {"underflowed", s.underflowed}};
       if (s.stale == 0) continue;
       stale[name] = {{"casts", s.stale}, {"worst", s.worst}};
       warn_stale(step, name, s);
     }
     io::Json fp8 = io::Json::object();
-    if (sum.elements > 0) fp8 = {{"elements", sum.elements}, {"saturated", sum.saturated}, {"underflowed", sum.underflowed}, {"modules", std::move(modules)}};
+    if (sum.elements > 0)
+      fp8 = {{"elements", sum.elements},
+             {"saturated", sum.saturated},
+             {"underflowed", sum.underflowed},
+             {"modules", std::move(modules)}};
     if (!stale.empty()) fp8["stale"] = std::move(stale);
     if (!fp8.empty()) entry["fp8"] = std::move(fp8);
   }
@@ -85,7 +95,8 @@ struct TrainPrecision::Impl {
 
 TrainPrecision::TrainPrecision(const TrainOptions& options, const Context& context, models::CausalLM& model)
     : impl_(std::make_unique<Impl>(context, model, options.statistics_every)) {
-  if (context.device == "cpu" && options.precision != "32-true") throw UsageError("--precision: found '" + options.precision + "' with --device cpu, allowed: 32-true");
+  if (context.device == "cpu" && options.precision != "32-true")
+    throw UsageError("--precision: found '" + options.precision + "' with --device cpu, allowed: 32-true");
   if (context.device != "cpu") impl_->plugin.emplace(options.precision);
   if (options.precision == "fp8") impl_->convert(options);
   if (options.activation_checkpointing)
@@ -115,7 +126,8 @@ StateHooks TrainPrecision::state_hooks() const {
   };
   hooks.load = [impl = impl_.get()](const te::TrainingState& state) {
     const auto report = te::set_extra_state(*impl->model, {state.json, state.tensors});
-    for (const auto& name : report.missing) impl->context.warn("the checkpoint has no fp8 state of '" + name + "': its scales start anew");
+    for (const auto& name : report.missing)
+      impl->context.warn("the checkpoint has no fp8 state of '" + name + "': its scales start anew");
   };
   return hooks;
 }

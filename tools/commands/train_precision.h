@@ -1,5 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
-// --precision and --recipe applied to a model: the plugin's context, the conversion, the fp8 state in checkpoints and the log.
+// --precision and --recipe applied to a model: the plugin's context, the conversion, the fp8 state in checkpoints and
+// the log.
 #pragma once
 #include <functional>
 #include <memory>

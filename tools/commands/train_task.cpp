@@ -2,11 +2,12 @@
 #include "fp8/tools/commands/train_task.h"
 
 #include <ATen/ops/cross_entropy_loss.h>
-#include <torch/optim/adamw.h>
+#include <torch/nn/module.h>
 
 #include <unordered_set>
 #include <utility>
 
+#include "fp8/runtime/optim/muon.h"
 #include "fp8/tools/models/save.h"
 
 namespace fp8::commands {
@@ -27,22 +28,41 @@ at::Tensor LanguageModelTask::training_step(const te::Batch& batch, std::int64_t
 }
 
 te::Optimizers LanguageModelTask::configure_optimizers() {
-  std::vector<at::Tensor> matrices, vectors;  // vectors: norms and biases, which do not decay
+  namespace optim = runtime::optim;
+  const bool muon = settings_.kind == OptimizerSettings::Kind::muon;
+  std::vector<at::Tensor> hidden, matrices, vectors;  // vectors: norms and biases, which do not decay
   std::unordered_set<const void*> done;
-  for (const auto& p : model_->parameters())
-    if (done.insert(p.unsafeGetTensorImpl()).second) (p.dim() >= 2 ? matrices : vectors).push_back(p);
-  const auto with_decay = [&](double decay) {
-    return torch::optim::AdamWOptions(settings_.lr).betas({settings_.beta1, settings_.beta2}).eps(settings_.eps).weight_decay(decay);
+  for (const auto& item : model_->named_parameters()) {
+    const auto& p = item.value();
+    if (!done.insert(p.unsafeGetTensorImpl()).second) continue;
+    (muon && optim::is_hidden_weight(item.key(), p) ? hidden : p.dim() >= 2 ? matrices : vectors).push_back(p);
+  }
+  const auto adamw = [&](double decay) {
+    return optim::FusedAdamWOptions(settings_.lr)
+        .betas({settings_.beta1, settings_.beta2})
+        .eps(settings_.eps)
+        .eps_mode(optim::EpsMode::torch)
+        .weight_decay(decay);
   };
+  // Muon's updates as large as AdamW's: one learning rate serves both.
+  const auto orthogonal =
+      optim::MuonOptions(settings_.lr).weight_decay(settings_.weight_decay).ratio(optim::MuonRatio::match_rms_adamw);
   std::vector<torch::optim::OptimizerParamGroup> groups;
-  groups.emplace_back(matrices, std::make_unique<torch::optim::AdamWOptions>(with_decay(settings_.weight_decay)));
-  groups.emplace_back(vectors, std::make_unique<torch::optim::AdamWOptions>(with_decay(0)));
+  if (!hidden.empty()) groups.emplace_back(hidden, std::make_unique<optim::MuonOptions>(orthogonal));
+  groups.emplace_back(matrices, std::make_unique<optim::FusedAdamWOptions>(adamw(settings_.weight_decay)));
+  groups.emplace_back(vectors, std::make_unique<optim::FusedAdamWOptions>(adamw(0)));
   te::Optimizers optimizers;
-  optimizers.optimizers.push_back(std::make_shared<torch::optim::AdamW>(std::move(groups), with_decay(settings_.weight_decay)));
-  optimizers.lr_factor = te::cosine_with_warmup(settings_.warmup, settings_.steps, settings_.lr > 0 ? settings_.min_lr / settings_.lr : 0);
+  if (muon)
+    optimizers.optimizers.push_back(std::make_shared<optim::Muon>(groups, orthogonal));
+  else
+    optimizers.optimizers.push_back(std::make_shared<optim::FusedAdamW>(groups, adamw(settings_.weight_decay)));
+  const double least = settings_.lr > 0 ? settings_.min_lr / settings_.lr : 0;
+  optimizers.lr_factor = te::cosine_with_warmup(settings_.warmup, settings_.steps, least);
   return optimizers;
 }
 
-void LanguageModelTask::save_files(const std::filesystem::path& folder) { models::save_model(model_, files_.config, files_.tokenizer, folder, files_.dtype); }
+void LanguageModelTask::save_files(const std::filesystem::path& folder) {
+  models::save_model(model_, files_.config, files_.tokenizer, folder, files_.dtype);
+}
 
 }  // namespace fp8::commands

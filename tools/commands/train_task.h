@@ -1,5 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
-// A language model as something to train: cross entropy of the next token in f32, AdamW with weight decay on matrices, cosine schedule.
+// A language model as something to train: cross entropy of the next token in f32, AdamW with weight decay on matrices,
+// cosine schedule.
 #pragma once
 #include <cstdint>
 #include <filesystem>
@@ -55,7 +56,8 @@ class LanguageModelTask : public te::TrainingModule {
   StateHooks hooks_;
 };
 
-/// Mean of -log softmax(logits[b, i])[ids[b, i + 1]] over i < L - 1, in f32. logits [B, L, V] of any float dtype, ids [B, L], L >= 2.
+/// Mean of -log softmax(logits[b, i])[ids[b, i + 1]] over i < L - 1, in f32. logits [B, L, V] of any float dtype, ids
+/// [B, L], L >= 2.
 at::Tensor next_token_loss(const at::Tensor& logits, const at::Tensor& ids);
 
 }  // namespace fp8::commands

@@ -19,8 +19,9 @@ namespace {
 namespace fs = std::filesystem;
 
 constexpr std::uint64_t kMaxTokenizerFile = std::uint64_t{256} << 20;
-constexpr const char* kCopied[] = {"tokenizer.json", "tokenizer_config.json", "special_tokens_map.json", "added_tokens.json", "vocab.json",
-                                   "merges.txt",     "tokenizer.model",       "chat_template.jinja",     "generation_config.json"};
+constexpr const char* kCopied[] = {
+    "tokenizer.json", "tokenizer_config.json", "special_tokens_map.json", "added_tokens.json",     "vocab.json",
+    "merges.txt",     "tokenizer.model",       "chat_template.jinja",     "generation_config.json"};
 
 void copy_tokenizer(const fs::path& from, const fs::path& to) {
   std::error_code ignored;
@@ -35,7 +36,8 @@ void copy_tokenizer(const fs::path& from, const fs::path& to) {
 
 }  // namespace
 
-void save_model(const CausalLM& model, const io::Json& config, const fs::path& tokenizer, const fs::path& folder, at::ScalarType dtype) {
+void save_model(const CausalLM& model, const io::Json& config, const fs::path& tokenizer, const fs::path& folder,
+                at::ScalarType dtype) {
   at::NoGradGuard no_grad;
   const auto stored = dtype == at::kFloat ? io::DType::F32 : dtype == at::kHalf ? io::DType::F16 : io::DType::BF16;
   auto written = config;
@@ -56,7 +58,8 @@ void save_model(const CausalLM& model, const io::Json& config, const fs::path& t
   io::SafetensorsWriter writer(file, entries);
   for (std::size_t i = 0; i < tensors.size(); ++i) {
     const auto values = tensors[i].detach().to(at::kCPU).to(dtype).contiguous();
-    if (!at::isfinite(values).all().item<bool>()) io::fail(file, "tensor '" + entries[i].name + "' holds NaN or infinity, allowed: finite weights");
+    if (!at::isfinite(values).all().item<bool>())
+      io::fail(file, "tensor '" + entries[i].name + "' holds NaN or infinity, allowed: finite weights");
     writer.write(entries[i].name, values.const_data_ptr());
   }
   writer.commit();

@@ -1,5 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
-// A model in memory -> a checkpoint folder that load_model(), transformers and vLLM read: config.json, tokenizer files, model.safetensors.
+// A model in memory -> a checkpoint folder that load_model(), transformers and vLLM read: config.json, tokenizer files,
+// model.safetensors.
 #pragma once
 #include <ATen/core/Tensor.h>
 
@@ -10,10 +11,11 @@
 
 namespace fp8::models {
 
-/// Writes the parameters of a dense model in `dtype` (f32, bf16 or f16) under their names, a tied lm_head not twice. Each file appears whole or not
-/// at all, model.safetensors last. config: config.json as it was read; its dtype is set to what is written. tokenizer: a folder whose
-/// tokenizer and generation files are copied; empty: none. Throws io::Error, also for a weight that is no longer finite in `dtype`.
-void save_model(const CausalLM& model, const io::Json& config, const std::filesystem::path& tokenizer, const std::filesystem::path& folder,
-                at::ScalarType dtype);
+/// Writes the parameters of a dense model in `dtype` (f32, bf16 or f16) under their names, a tied lm_head not twice.
+/// Each file appears whole or not at all, model.safetensors last. config: config.json as it was read; its dtype is set
+/// to what is written. tokenizer: a folder whose tokenizer and generation files are copied; empty: none. Throws
+/// io::Error, also for a weight that is no longer finite in `dtype`.
+void save_model(const CausalLM& model, const io::Json& config, const std::filesystem::path& tokenizer,
+                const std::filesystem::path& folder, at::ScalarType dtype);
 
 }  // namespace fp8::models

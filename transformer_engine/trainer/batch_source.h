@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
-// Where the trainer's batches come from. An epoch is a sequence of batches that is a function of (source, epoch) alone; a place in it
-// is (epoch, number of batches taken), which the trainer saves and comes back to.
+// Where the trainer's batches come from. An epoch is a sequence of batches that is a function of (source, epoch) alone;
+// a place in it is (epoch, number of batches taken), which the trainer saves and comes back to.
 #pragma once
 #include <ATen/core/Tensor.h>
 

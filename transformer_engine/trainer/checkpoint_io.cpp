@@ -22,9 +22,18 @@ namespace fs = std::filesystem;
 constexpr std::string_view kPrefix = "step-";
 
 constexpr std::pair<at::ScalarType, io::DType> kDTypes[] = {
-    {at::kBool, io::DType::BOOL}, {at::kByte, io::DType::U8},   {at::kChar, io::DType::I8},      {at::kShort, io::DType::I16},
-    {at::kInt, io::DType::I32},   {at::kLong, io::DType::I64},  {at::kHalf, io::DType::F16},     {at::kBFloat16, io::DType::BF16},
-    {at::kFloat, io::DType::F32}, {at::kDouble, io::DType::F64}, {at::kFloat8_e4m3fn, io::DType::F8_E4M3}, {at::kFloat8_e5m2, io::DType::F8_E5M2},
+    {at::kBool, io::DType::BOOL},
+    {at::kByte, io::DType::U8},
+    {at::kChar, io::DType::I8},
+    {at::kShort, io::DType::I16},
+    {at::kInt, io::DType::I32},
+    {at::kLong, io::DType::I64},
+    {at::kHalf, io::DType::F16},
+    {at::kBFloat16, io::DType::BF16},
+    {at::kFloat, io::DType::F32},
+    {at::kDouble, io::DType::F64},
+    {at::kFloat8_e4m3fn, io::DType::F8_E4M3},
+    {at::kFloat8_e5m2, io::DType::F8_E5M2},
 };
 
 io::DType file_dtype(at::ScalarType dtype, const std::string& name) {
@@ -53,9 +62,11 @@ std::optional<std::int64_t> step_of(const fs::path& folder) {
 
 void write_tensors(const fs::path& file, const std::map<std::string, at::Tensor>& tensors) {
   std::vector<io::SafetensorsWriter::Entry> entries;
-  for (const auto& [name, tensor] : tensors) entries.push_back({name, file_dtype(tensor.scalar_type(), name), tensor.sizes().vec()});
+  for (const auto& [name, tensor] : tensors)
+    entries.push_back({name, file_dtype(tensor.scalar_type(), name), tensor.sizes().vec()});
   io::SafetensorsWriter writer(file, entries);
-  for (const auto& [name, tensor] : tensors) writer.write(name, tensor.detach().to(at::kCPU).contiguous().const_data_ptr());
+  for (const auto& [name, tensor] : tensors)
+    writer.write(name, tensor.detach().to(at::kCPU).contiguous().const_data_ptr());
   writer.commit();
 }
 
@@ -70,10 +81,12 @@ std::map<std::string, at::Tensor> read_tensors(const fs::path& path) {
   return tensors;
 }
 
-void HPUCheckpointIO::save_checkpoint(const TrainingState& state, const fs::path& folder, const std::function<void(const fs::path&)>& fill,
+void HPUCheckpointIO::save_checkpoint(const TrainingState& state, const fs::path& folder,
+                                      const std::function<void(const fs::path&)>& fill,
                                       const std::optional<io::Json>& storage_options) const {
   if (storage_options)
-    throw std::invalid_argument("HPUCheckpointIO.save_checkpoint: storage_options is not supported, found " + storage_options->dump() + ", allowed: none");
+    throw std::invalid_argument("HPUCheckpointIO.save_checkpoint: storage_options is not supported, found " +
+                                storage_options->dump() + ", allowed: none");
   io::OutputDirectory output(folder, /*overwrite=*/true);
   if (fill) fill(output.temporary());
   write_tensors(output.file(kTensors), state.tensors);

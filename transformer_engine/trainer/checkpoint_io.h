@@ -1,5 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
-// A training state as a folder: trainer_state.json and trainer_state.safetensors, no pickle. The folder is there whole or not at all.
+// A training state as a folder: trainer_state.json and trainer_state.safetensors, no pickle. The folder is there whole
+// or not at all.
 #pragma once
 #include <ATen/core/Tensor.h>
 
@@ -25,8 +26,9 @@ class HPUCheckpointIO {
   static constexpr const char* kJson = "trainer_state.json";
   static constexpr const char* kTensors = "trainer_state.safetensors";
 
-  /// Writes `folder` under a temporary name beside it, syncs, renames; a folder that was there before is replaced. fill: adds more
-  /// files to the temporary folder. storage_options: there are none; std::invalid_argument if given. Throws io::Error.
+  /// Writes `folder` under a temporary name beside it, syncs, renames; a folder that was there before is replaced.
+  /// fill: adds more files to the temporary folder. storage_options: there are none; std::invalid_argument if given.
+  /// Throws io::Error.
   void save_checkpoint(const TrainingState& state, const std::filesystem::path& folder,
                        const std::function<void(const std::filesystem::path&)>& fill = {},
                        const std::optional<io::Json>& storage_options = std::nullopt) const;

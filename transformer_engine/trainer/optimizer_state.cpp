@@ -13,6 +13,7 @@
 #include <vector>
 
 #include "fp8/runtime/io/error.h"
+#include "fp8/runtime/optim/fused_optimizer.h"
 
 namespace fp8::te {
 namespace {
@@ -24,7 +25,9 @@ using torch::serialize::OutputArchive;
 constexpr char kParameter = '@';  // "@name": the parameter of that name, where the archive has its address
 constexpr int kMaxDepth = 32;
 
-std::string address_of(const at::Tensor& tensor) { return std::to_string(reinterpret_cast<std::size_t>(tensor.unsafeGetTensorImpl())); }
+std::string address_of(const at::Tensor& tensor) {
+  return std::to_string(reinterpret_cast<std::size_t>(tensor.unsafeGetTensorImpl()));
+}
 
 /// Archive -> tree.
 struct Reader {
@@ -51,13 +54,18 @@ struct Reader {
     if (value.isBool()) return {{"bool", value.toBool()}};
     if (value.isString()) return {{"string", named(value.toStringRef())}};
     const bool tuple = value.isTuple();
-    if (!tuple && !value.isList()) throw io::Error("[trainer] " + prefix + ": a value of kind " + value.tagKind() + " cannot be saved");
+    if (!tuple && !value.isList())
+      throw io::Error("[trainer] " + prefix + ": a value of kind " + value.tagKind() + " cannot be saved");
     Json items = Json::array();
     if (tuple)
       for (const auto& item : value.toTupleRef().elements()) items.push_back(this->value(item));
     else
       for (const auto& item : value.toListRef()) items.push_back(this->value(item));
-    return {{tuple ? "tuple" : value.isDoubleList() ? "doubles" : value.isIntList() ? "ints" : "list", std::move(items)}};
+    return {{tuple                  ? "tuple"
+             : value.isDoubleList() ? "doubles"
+             : value.isIntList()    ? "ints"
+                                    : "list",
+             std::move(items)}};
   }
 
   Json archive(InputArchive& archive) {
@@ -86,7 +94,9 @@ struct Writer {
   const TrainingState& state;
   c10::Device device;
 
-  [[noreturn]] void fail(const std::string& what) const { throw io::Error("[trainer] checkpoint, '" + where + "': " + what); }
+  [[noreturn]] void fail(const std::string& what) const {
+    throw io::Error("[trainer] checkpoint, '" + where + "': " + what);
+  }
 
   std::string addressed(const std::string& text) const {
     if (text.empty() || text[0] != kParameter) return text;
@@ -114,10 +124,14 @@ struct Writer {
     if (kind == "doubles" || kind == "ints") {
       c10::List<double> doubles;
       c10::List<std::int64_t> ints;
-      for (const auto& item : held) kind == "ints" ? ints.push_back(value(item, depth + 1).toInt()) : doubles.push_back(value(item, depth + 1).toDouble());
+      for (const auto& item : held)
+        kind == "ints" ? ints.push_back(value(item, depth + 1).toInt())
+                       : doubles.push_back(value(item, depth + 1).toDouble());
       return kind == "ints" ? c10::IValue(ints) : c10::IValue(doubles);
     }
-    if (kind != "tuple") fail("found kind '" + kind + "', allowed: archive, tensor, int, double, bool, string, tuple, ints, doubles, none");
+    if (kind != "tuple")
+      fail("found kind '" + kind +
+           "', allowed: archive, tensor, int, double, bool, string, tuple, ints, doubles, none");
     std::vector<c10::IValue> items;
     for (const auto& item : held) items.push_back(value(item, depth + 1));
     return c10::ivalue::Tuple::create(std::move(items));
@@ -139,9 +153,37 @@ struct Writer {
   }
 };
 
+/// Ours give their tensors without an archive between: {"learning_rates": [per group]}, tensors
+/// NAME.GROUP.PARAMETER.KIND.
+void save_fused(runtime::optim::FusedOptimizer& optimizer, const std::string& name, TrainingState& state) {
+  Json rates = Json::array();
+  for (const auto& group : optimizer.param_groups()) rates.push_back(group.options().get_lr());
+  state.json[name] = {{"learning_rates", std::move(rates)}};
+  for (auto& [key, tensor] : optimizer.tensors()) state.tensors[name + "." + key] = tensor;
+}
+
+void load_fused(runtime::optim::FusedOptimizer& optimizer, const std::string& name, const TrainingState& state) {
+  const auto found = state.json.find(name);
+  auto& groups = optimizer.param_groups();
+  if (found == state.json.end() || !found->contains("learning_rates") ||
+      found->at("learning_rates").size() != groups.size())
+    throw io::Error("[trainer] checkpoint: '" + name + "' has no learning_rates of " + std::to_string(groups.size()) +
+                    " groups");
+  for (std::size_t i = 0; i < groups.size(); ++i)
+    groups[i].options().set_lr(found->at("learning_rates")[i].get<double>());
+  std::map<std::string, at::Tensor> tensors;
+  const auto prefix = name + ".";
+  for (auto it = state.tensors.lower_bound(prefix);
+       it != state.tensors.end() && it->first.compare(0, prefix.size(), prefix) == 0; ++it)
+    tensors[it->first.substr(prefix.size())] = it->second;
+  optimizer.load_tensors(tensors);
+}
+
 }  // namespace
 
-void save_optimizer(torch::optim::Optimizer& optimizer, const torch::nn::Module& network, const std::string& name, TrainingState& state) {
+void save_optimizer(torch::optim::Optimizer& optimizer, const torch::nn::Module& network, const std::string& name,
+                    TrainingState& state) {
+  if (auto* fused = dynamic_cast<runtime::optim::FusedOptimizer*>(&optimizer)) return save_fused(*fused, name, state);
   OutputArchive archive;
   optimizer.save(archive);
   std::stringstream stream;
@@ -153,8 +195,9 @@ void save_optimizer(torch::optim::Optimizer& optimizer, const torch::nn::Module&
   state.json[name] = reader.archive(saved);
 }
 
-void load_optimizer(torch::optim::Optimizer& optimizer, const torch::nn::Module& network, const std::string& name, const TrainingState& state,
-                    c10::Device device) {
+void load_optimizer(torch::optim::Optimizer& optimizer, const torch::nn::Module& network, const std::string& name,
+                    const TrainingState& state, c10::Device device) {
+  if (auto* fused = dynamic_cast<runtime::optim::FusedOptimizer*>(&optimizer)) return load_fused(*fused, name, state);
   const auto found = state.json.find(name);
   if (found == state.json.end()) throw io::Error("[trainer] checkpoint: '" + name + "' is missing");
   Writer writer{{}, name, state, device};

@@ -2,8 +2,6 @@
 #include "fp8/transformer_engine/trainer/trainer.h"
 
 #include <ATen/core/grad_mode.h>
-#include <ATen/ops/isfinite.h>
-#include <ATen/ops/linalg_vector_norm.h>
 #include <c10/core/AutogradState.h>
 #include <torch/nn/module.h>
 #include <torch/optim/optimizer.h>
@@ -12,10 +10,12 @@
 #include <algorithm>
 #include <chrono>
 #include <cmath>
+#include <limits>
 #include <numbers>
 #include <stdexcept>
 #include <utility>
 
+#include "fp8/runtime/optim/fused_clip_norm.h"
 #include "fp8/transformer_engine/trainer/trainer_run.h"
 
 namespace fp8::te {
@@ -29,11 +29,13 @@ double now() { return std::chrono::duration<double>(std::chrono::steady_clock::n
 
 void check_at_least(const char* name, std::int64_t value, std::int64_t least, bool or_minus_one = false) {
   if (value >= least || (or_minus_one && value == -1)) return;
-  refuse(name, std::to_string(value), std::to_string(least) + " or more" + (or_minus_one ? ", or -1 for no limit" : ""));
+  refuse(name, std::to_string(value),
+         std::to_string(least) + " or more" + (or_minus_one ? ", or -1 for no limit" : ""));
 }
 
 std::string text_of(const BatchLimit& limit) {
-  return std::holds_alternative<double>(limit) ? io::Json(std::get<double>(limit)).dump() : std::to_string(std::get<std::int64_t>(limit));
+  return std::holds_alternative<double>(limit) ? io::Json(std::get<double>(limit)).dump()
+                                               : std::to_string(std::get<std::int64_t>(limit));
 }
 
 /// Backward on the thread that calls it.
@@ -55,14 +57,21 @@ std::int64_t weight_of(const Batch& batch) { return batch.tokens > 0 ? batch.tok
 Batch take(BatchSource& source, std::int64_t index, std::int64_t count, const char* what) {
   auto batch = source.next();
   if (!batch)
-    throw std::invalid_argument("[trainer] " + std::string(what) + " data: ended after " + std::to_string(index) + " of " + std::to_string(count) + " batches");
-  if (batch->samples < 1) throw std::invalid_argument("[trainer] " + std::string(what) + " data: batch " + std::to_string(index) + " is empty, allowed: 1 sample or more");
+    throw std::invalid_argument("[trainer] " + std::string(what) + " data: ended after " + std::to_string(index) +
+                                " of " + std::to_string(count) + " batches");
+  if (batch->samples < 1)
+    throw std::invalid_argument("[trainer] " + std::string(what) + " data: batch " + std::to_string(index) +
+                                " is empty, allowed: 1 sample or more");
   return std::move(*batch);
 }
 
 at::Tensor check_loss(at::Tensor loss, const char* step) {
   if (!loss.defined() || loss.numel() != 1 || !at::isFloatingType(loss.scalar_type()))
-    throw std::invalid_argument("[trainer] " + std::string(step) + ": found " + (loss.defined() ? "a tensor of " + std::to_string(loss.numel()) + " elements of " + c10::toString(loss.scalar_type()) : "no tensor") + ", allowed: a loss of one floating point element");
+    throw std::invalid_argument("[trainer] " + std::string(step) + ": found " +
+                                (loss.defined() ? "a tensor of " + std::to_string(loss.numel()) + " elements of " +
+                                                      c10::toString(loss.scalar_type())
+                                                : "no tensor") +
+                                ", allowed: a loss of one floating point element");
   return loss;
 }
 
@@ -83,26 +92,13 @@ std::int64_t resolve_limit(const std::string& name, const BatchLimit& limit, std
     return std::min(*count, batches);
   }
   const double fraction = std::get<double>(limit);
-  if (!(fraction >= 0 && fraction <= 1)) refuse(name, text_of(limit), "a count of 0 or more, or a fraction from 0.0 to 1.0");
+  if (!(fraction >= 0 && fraction <= 1))
+    refuse(name, text_of(limit), "a count of 0 or more, or a fraction from 0.0 to 1.0");
   const auto count = static_cast<std::int64_t>(fraction * static_cast<double>(batches));
   if (count == 0 && fraction > 0 && batches > 0)
-    refuse(name, text_of(limit) + ", which leaves none of " + std::to_string(batches) + " batches", "0, or " + io::Json(1.0 / static_cast<double>(batches)).dump() + " or more");
+    refuse(name, text_of(limit) + ", which leaves none of " + std::to_string(batches) + " batches",
+           "0, or " + io::Json(1.0 / static_cast<double>(batches)).dump() + " or more");
   return count;
-}
-
-double clip_gradients(const std::vector<at::Tensor>& parameters, double max_norm) {
-  at::NoGradGuard no_grad;
-  double squares = 0;
-  for (const auto& p : parameters) {
-    if (!p.grad().defined()) continue;
-    const double norm = at::linalg_vector_norm(p.grad(), 2, std::nullopt, false, at::kFloat).item<double>();
-    squares += norm * norm;
-  }
-  const double norm = std::sqrt(squares);
-  if (max_norm > 0 && norm > max_norm)
-    for (const auto& p : parameters)
-      if (p.grad().defined()) p.grad().mul_(max_norm / (norm + 1e-6));
-  return norm;
 }
 
 Trainer::Trainer(TrainerOptions options, std::vector<std::shared_ptr<TrainerCallback>> callbacks)
@@ -116,9 +112,11 @@ Trainer::Trainer(TrainerOptions options, std::vector<std::shared_ptr<TrainerCall
   check_at_least("throughput_warmup_steps", o.throughput_warmup_steps, 0);
   check_at_least("save_every_n_steps", o.save_every_n_steps, 0);
   check_at_least("keep_checkpoints", o.keep_checkpoints, 1);
-  if (!(o.gradient_clip_val >= 0) || std::isinf(o.gradient_clip_val)) refuse("gradient_clip_val", std::to_string(o.gradient_clip_val), "0 (none) or more");
-  for (const auto& [name, limit] : {std::pair("limit_train_batches", o.limit_train_batches), std::pair("limit_val_batches", o.limit_val_batches),
-                                    std::pair("val_check_interval", o.val_check_interval)})
+  if (!(o.gradient_clip_val >= 0) || std::isinf(o.gradient_clip_val))
+    refuse("gradient_clip_val", std::to_string(o.gradient_clip_val), "0 (none) or more");
+  for (const auto& [name, limit] :
+       {std::pair("limit_train_batches", o.limit_train_batches), std::pair("limit_val_batches", o.limit_val_batches),
+        std::pair("val_check_interval", o.val_check_interval)})
     resolve_limit(name, limit, 0);
   if (o.fast_dev_run > 0) {
     o.limit_train_batches = o.limit_val_batches = o.fast_dev_run;
@@ -158,12 +156,17 @@ double Trainer::forward_backward(Run& run, std::int64_t count, StepReport& repor
 }
 
 void Trainer::apply_gradients(Run& run, StepReport& report) {
-  report.grad_norm = clip_gradients(run.parameters, options_.gradient_clip_val);
+  // Without a limit the norm is wanted all the same.
+  const double limit = options_.gradient_clip_val > 0 ? options_.gradient_clip_val : std::numeric_limits<float>::max();
+  report.grad_norm = runtime::optim::FusedClipNorm(run.parameters, limit).clip_norm().item<double>();
   const bool finite = std::isfinite(report.loss) && std::isfinite(report.grad_norm);
   if (!finite && options_.nonfinite == NonFinite::error)
     throw std::runtime_error("[trainer] step " + std::to_string(report.step) + ": " +
-                             (std::isfinite(report.loss) ? "the norm of the gradients is " + std::to_string(report.grad_norm) : "the loss is " + std::to_string(report.loss)) +
-                             " (batches " + std::to_string(run.batch - report.batches) + " to " + std::to_string(run.batch - 1) + " of epoch " + std::to_string(run.epoch) +
+                             (std::isfinite(report.loss)
+                                  ? "the norm of the gradients is " + std::to_string(report.grad_norm)
+                                  : "the loss is " + std::to_string(report.loss)) +
+                             " (batches " + std::to_string(run.batch - report.batches) + " to " +
+                             std::to_string(run.batch - 1) + " of epoch " + std::to_string(run.epoch) +
                              "), allowed: a finite number; parameters are those of step " + std::to_string(run.step));
   report.skipped = !finite;
   if (finite) {
@@ -206,7 +209,9 @@ void Trainer::after_step(Run& run, StepReport report) {
   each([&](auto& callback) { callback.on_step_end(*this, report); });
   run.stopped = options_.should_stop && options_.should_stop();
   const bool last = finished(run) || run.stopped;
-  if (!options_.checkpoint_root.empty() && (last || (options_.save_every_n_steps > 0 && run.step % options_.save_every_n_steps == 0))) save(run);
+  if (!options_.checkpoint_root.empty() &&
+      (last || (options_.save_every_n_steps > 0 && run.step % options_.save_every_n_steps == 0)))
+    save(run);
   const double end = now();
   const auto own_steps = run.step - run.first_step;
   if (own_steps == options_.throughput_warmup_steps && own_steps > 0) {
@@ -246,7 +251,8 @@ FitResult Trainer::fit(TrainingModule& module, BatchSource& train, BatchSource* 
   module.network().train();
   each([&](auto& callback) { callback.on_fit_start(*this, run.step); });
   run.speed.start = now();
-  while (!finished(run) && !run.stopped && (options_.max_epochs == -1 || run.epoch < options_.max_epochs)) run_epoch(run);
+  while (!finished(run) && !run.stopped && (options_.max_epochs == -1 || run.epoch < options_.max_epochs))
+    run_epoch(run);
   run.speed.end = now();
   // Epochs may end training at a step that nobody knew to be the last.
   if (!options_.checkpoint_root.empty() && run.saved_step != run.step) save(run);
@@ -299,7 +305,8 @@ FitResult Trainer::result_of(const Run& run) const {
 void Trainer::save(Run& run) {
   each([&](auto& callback) { callback.on_save_checkpoint(*this, run.step); });
   const HPUCheckpointIO files;
-  files.save_checkpoint(run.state(), checkpoint_folder(options_.checkpoint_root, run.step), [&](const std::filesystem::path& folder) { run.module.save_files(folder); });
+  files.save_checkpoint(run.state(), checkpoint_folder(options_.checkpoint_root, run.step),
+                        [&](const std::filesystem::path& folder) { run.module.save_files(folder); });
   run.saved_step = run.step;
   auto steps = checkpoint_steps(options_.checkpoint_root);
   for (std::size_t i = 0; i + static_cast<std::size_t>(options_.keep_checkpoints) < steps.size(); ++i)

@@ -1,12 +1,13 @@
 // SPDX-License-Identifier: Apache-2.0
 // The training loop. One optimizer step is
 //
-//   for each of accumulate_grad_batches batches (fewer at the end of an epoch):  (loss / batches).backward()   in forward_context()
-//   clip, optimizers step, gradients dropped, schedules step, validation if due, callbacks, checkpoint if due
+//   for each of accumulate_grad_batches batches (fewer at the end of an epoch):  (loss / batches).backward()   in
+//   forward_context() clip, optimizers step, gradients dropped, schedules step, validation if due, callbacks,
+//   checkpoint if due
 //
-// and everything that the next step depends on is in the checkpoint: parameters, buffers, optimizers, schedules, place in the data, the
-// random generator, the module's extra state. A run that is killed and resumed ends with the bits of one that was not.
-// Backward runs on the calling thread, so that set_num_threads() and thread-local state count for it.
+// and everything that the next step depends on is in the checkpoint: parameters, buffers, optimizers, schedules, place
+// in the data, the random generator, the module's extra state. A run that is killed and resumed ends with the bits of
+// one that was not. Backward runs on the calling thread, so that set_num_threads() and thread-local state count for it.
 #pragma once
 #include <cstdint>
 #include <deque>
@@ -30,18 +31,19 @@ namespace fp8::te {
 /// A number of batches, or a fraction of those there are (0.0 to 1.0).
 using BatchLimit = std::variant<std::int64_t, double>;
 
-/// Batches that `limit` leaves of `batches`, rounded down. Throws std::invalid_argument naming `name`, the value and what is allowed: a
-/// negative count, a fraction outside [0, 1], or one above 0 that leaves nothing.
+/// Batches that `limit` leaves of `batches`, rounded down. Throws std::invalid_argument naming `name`, the value and
+/// what is allowed: a negative count, a fraction outside [0, 1], or one above 0 that leaves nothing.
 std::int64_t resolve_limit(const std::string& name, const BatchLimit& limit, std::int64_t batches);
 
-/// What to do when a loss or a gradient is NaN or infinite: end with an error naming the step, or leave the parameters as they are.
+/// What to do when a loss or a gradient is NaN or infinite: end with an error naming the step, or leave the parameters
+/// as they are.
 enum class NonFinite : std::uint8_t { error, skip };
 
 /// The forward that a context is asked for.
 struct ForwardInfo {
-  bool training = true;                             ///< false: validation
-  std::int64_t step = 0;                            ///< optimizer step, from 1
-  std::int64_t microbatch = 0, microbatches = 1;    ///< number within the step, and how many it has
+  bool training = true;                           ///< false: validation
+  std::int64_t step = 0;                          ///< optimizer step, from 1
+  std::int64_t microbatch = 0, microbatches = 1;  ///< number within the step, and how many it has
 };
 
 struct TrainerOptions {
@@ -54,7 +56,7 @@ struct TrainerOptions {
   std::int64_t fast_dev_run = 0;
   /// Validation after so many batches of an epoch (a count), or after each such fraction of it. 0: never.
   BatchLimit val_check_interval = 1.0;
-  std::int64_t val_every_n_steps = 0;        ///< > 0: validation after every so many optimizer steps and the last, instead
+  std::int64_t val_every_n_steps = 0;  ///< > 0: validation after every so many optimizer steps and the last, instead
   std::int64_t throughput_warmup_steps = 0;  ///< left out of the speed
   NonFinite nonfinite = NonFinite::error;
 
@@ -70,13 +72,13 @@ struct TrainerOptions {
 };
 
 struct FitResult {
-  std::int64_t steps = 0, epochs = 0;                  ///< in all, those before a resume included; whole epochs
-  std::int64_t resumed_from = 0;                       ///< step, 0: from the start
+  std::int64_t steps = 0, epochs = 0;                       ///< in all, those before a resume included; whole epochs
+  std::int64_t resumed_from = 0;                            ///< step, 0: from the start
   std::int64_t samples = 0, tokens = 0, skipped_steps = 0;  ///< in all
-  double last_loss = 0, loss_last20 = 0;               ///< of the last step; mean of the last 20 (or fewer) that were not skipped
-  std::optional<double> val_loss = {};                 ///< the newest
-  bool stopped = false;                                ///< should_stop() said so
-  io::Json speed = io::Json::object();                 ///< speed_metrics("train", ...) of this process
+  double last_loss = 0, loss_last20 = 0;  ///< of the last step; mean of the last 20 (or fewer) that were not skipped
+  std::optional<double> val_loss = {};    ///< the newest
+  bool stopped = false;                   ///< should_stop() said so
+  io::Json speed = io::Json::object();    ///< speed_metrics("train", ...) of this process
 };
 
 class Trainer {
@@ -84,8 +86,9 @@ class Trainer {
   /// Throws std::invalid_argument naming the option, the value and what is allowed.
   explicit Trainer(TrainerOptions options, std::vector<std::shared_ptr<TrainerCallback>> callbacks = {});
 
-  /// val: may be null. Throws std::invalid_argument for data without batches, an empty batch or a loss that is no number;
-  /// std::runtime_error for a NaN or infinite loss or gradient; io::Error for a checkpoint that can't be read or written.
+  /// val: may be null. Throws std::invalid_argument for data without batches, an empty batch or a loss that is no
+  /// number; std::runtime_error for a NaN or infinite loss or gradient; io::Error for a checkpoint that can't be read
+  /// or written.
   FitResult fit(TrainingModule& module, BatchSource& train, BatchSource* val = nullptr);
   /// Mean loss over the validation batches, weighted by their tokens; no gradients, eval mode. Also within fit().
   double validate(TrainingModule& module, BatchSource& val);
@@ -111,9 +114,5 @@ class Trainer {
   TrainerOptions options_;
   std::vector<std::shared_ptr<TrainerCallback>> callbacks_;
 };
-
-/// L2 norm over all gradients of `parameters` (those without one do not count), f64 sum of f32 norms. If it is above max_norm > 0, gradients
-/// are multiplied by max_norm / (norm + 1e-6).
-double clip_gradients(const std::vector<at::Tensor>& parameters, double max_norm);
 
 }  // namespace fp8::te

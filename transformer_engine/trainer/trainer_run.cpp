@@ -42,7 +42,8 @@ void for_each_tensor(const torch::nn::Module& network, F&& call) {
   for (const auto& item : network.named_parameters())
     if (done.insert(item.value().unsafeGetTensorImpl()).second) call("parameter." + item.key(), item.value());
   for (const auto& item : network.named_buffers())
-    if (item.value().defined() && done.insert(item.value().unsafeGetTensorImpl()).second) call("buffer." + item.key(), item.value());
+    if (item.value().defined() && done.insert(item.value().unsafeGetTensorImpl()).second)
+      call("buffer." + item.key(), item.value());
 }
 
 std::string optimizer_name(std::size_t index) { return "optimizer." + std::to_string(index); }
@@ -50,7 +51,10 @@ std::string optimizer_name(std::size_t index) { return "optimizer." + std::to_st
 }  // namespace
 
 Trainer::Run::Run(TrainingModule& module_, BatchSource& train_, BatchSource* val_, const TrainerOptions& options)
-    : module(module_), train(train_), val(val_), train_batches(resolve_limit("limit_train_batches", options.limit_train_batches, train_.batches())) {
+    : module(module_),
+      train(train_),
+      val(val_),
+      train_batches(resolve_limit("limit_train_batches", options.limit_train_batches, train_.batches())) {
   if (train_batches < 1) throw std::invalid_argument("[trainer] training data: found no batch, allowed: 1 or more");
   val_interval = interval_of(options.val_check_interval, train_batches);
   if (val != nullptr) val_batches = resolve_limit("limit_val_batches", options.limit_val_batches, val->batches());
@@ -58,7 +62,8 @@ Trainer::Run::Run(TrainingModule& module_, BatchSource& train_, BatchSource* val
   for (const auto& p : module.network().parameters())
     if (done.insert(p.unsafeGetTensorImpl()).second) parameters.push_back(p);
   optimizers = module.configure_optimizers();
-  if (optimizers.optimizers.empty()) throw std::invalid_argument("[trainer] configure_optimizers: found no optimizer, allowed: 1 or more");
+  if (optimizers.optimizers.empty())
+    throw std::invalid_argument("[trainer] configure_optimizers: found no optimizer, allowed: 1 or more");
   for (const auto& optimizer : optimizers.optimizers) {
     auto& rates = base_rates.emplace_back();
     for (const auto& group : optimizer->param_groups()) rates.push_back(group.options().get_lr());
@@ -106,11 +111,16 @@ void Trainer::Run::count(const StepReport& report) {
 
 TrainingState Trainer::Run::state() const {
   TrainingState state;
-  state.json = {{"format", kFormat}, {"step", step}, {"epoch", epoch}, {"batch", batch}, {"samples", samples}, {"tokens", tokens},
-                {"skipped", skipped}, {"recent_losses", recent}, {"val_loss", nullptr}, {"schedulers", scheduler_steps}};
+  state.json = {{"format", kFormat},   {"step", step},
+                {"epoch", epoch},      {"batch", batch},
+                {"samples", samples},  {"tokens", tokens},
+                {"skipped", skipped},  {"recent_losses", recent},
+                {"val_loss", nullptr}, {"schedulers", scheduler_steps}};
   if (val_loss) state.json["val_loss"] = *val_loss;
-  for (std::size_t i = 0; i < optimizers.optimizers.size(); ++i) save_optimizer(*optimizers.optimizers[i], module.network(), optimizer_name(i), state);
-  for_each_tensor(module.network(), [&](const std::string& name, const at::Tensor& tensor) { state.tensors[name] = tensor.detach(); });
+  for (std::size_t i = 0; i < optimizers.optimizers.size(); ++i)
+    save_optimizer(*optimizers.optimizers[i], module.network(), optimizer_name(i), state);
+  for_each_tensor(module.network(),
+                  [&](const std::string& name, const at::Tensor& tensor) { state.tensors[name] = tensor.detach(); });
   auto generator = at::globalContext().defaultGenerator(at::kCPU);
   {
     const std::lock_guard lock(generator.mutex());
@@ -126,7 +136,9 @@ void Trainer::Run::restore(const TrainingState& state) {
   at::NoGradGuard no_grad;
   const auto& json = state.json;
   try {
-    if (json.at("format") != kFormat) throw io::Error("[trainer] checkpoint: format " + json.at("format").dump() + ", allowed: " + std::to_string(kFormat));
+    if (json.at("format") != kFormat)
+      throw io::Error("[trainer] checkpoint: format " + json.at("format").dump() +
+                      ", allowed: " + std::to_string(kFormat));
     step = json.at("step");
     epoch = json.at("epoch");
     batch = json.at("batch");
@@ -136,7 +148,9 @@ void Trainer::Run::restore(const TrainingState& state) {
     recent = json.at("recent_losses").get<std::deque<double>>();
     if (!json.at("val_loss").is_null()) val_loss = json.at("val_loss").get<double>();
     const auto steps = json.at("schedulers").get<std::vector<std::int64_t>>();
-    if (steps.size() != scheduler_steps.size()) throw io::Error("[trainer] checkpoint: " + std::to_string(steps.size()) + " schedulers, the module has " + std::to_string(scheduler_steps.size()));
+    if (steps.size() != scheduler_steps.size())
+      throw io::Error("[trainer] checkpoint: " + std::to_string(steps.size()) + " schedulers, the module has " +
+                      std::to_string(scheduler_steps.size()));
     // A scheduler keeps nothing but its count; the rates that it set are in the optimizer's state, loaded below.
     for (std::size_t i = 0; i < steps.size(); ++i)
       for (; scheduler_steps[i] < steps[i]; ++scheduler_steps[i]) optimizers.schedulers[i].scheduler->step();
@@ -144,16 +158,19 @@ void Trainer::Run::restore(const TrainingState& state) {
     extra.json = json.at("extra");
     for (const auto& [name, tensor] : state.tensors)
       if (name.compare(0, 6, "extra.") == 0) extra.tensors[name.substr(6)] = tensor;
-    for_each_tensor(module.network(), [&](const std::string& name, const at::Tensor& tensor) { copy_into(tensor, state, name); });
+    for_each_tensor(module.network(),
+                    [&](const std::string& name, const at::Tensor& tensor) { copy_into(tensor, state, name); });
     const auto device = parameters.empty() ? c10::Device(at::kCPU) : parameters[0].device();
-    for (std::size_t i = 0; i < optimizers.optimizers.size(); ++i) load_optimizer(*optimizers.optimizers[i], module.network(), optimizer_name(i), state, device);
+    for (std::size_t i = 0; i < optimizers.optimizers.size(); ++i)
+      load_optimizer(*optimizers.optimizers[i], module.network(), optimizer_name(i), state, device);
     module.load_extra_state(extra);
   } catch (const io::Json::exception& error) {
     throw io::Error(std::string("[trainer] checkpoint, ") + HPUCheckpointIO::kJson + ": " + error.what());
   }
   if (step < 0 || epoch < 0 || batch < 0 || batch > train_batches)
-    throw io::Error("[trainer] checkpoint: step " + std::to_string(step) + ", epoch " + std::to_string(epoch) + ", batch " + std::to_string(batch) + " is not a place in " +
-                    std::to_string(train_batches) + " batches an epoch");
+    throw io::Error("[trainer] checkpoint: step " + std::to_string(step) + ", epoch " + std::to_string(epoch) +
+                    ", batch " + std::to_string(batch) + " is not a place in " + std::to_string(train_batches) +
+                    " batches an epoch");
   const auto rng = state.tensors.find("rng.cpu");
   if (rng == state.tensors.end()) throw io::Error("[trainer] checkpoint: tensor 'rng.cpu' is missing");
   auto generator = at::globalContext().defaultGenerator(at::kCPU);

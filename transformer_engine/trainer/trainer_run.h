@@ -1,7 +1,8 @@
 // SPDX-License-Identifier: Apache-2.0
 // What changes during one fit(), and its form in a checkpoint. Not for users.
 //
-//   trainer_state.json         {"format": 1, "step", "epoch", "batch", "samples", "tokens", "skipped", "recent_losses", "val_loss",
+//   trainer_state.json         {"format": 1, "step", "epoch", "batch", "samples", "tokens", "skipped", "recent_losses",
+//   "val_loss",
 //                               "schedulers": [steps], "optimizer.0": tree, "extra": the module's}
 //   trainer_state.safetensors  parameter.NAME, buffer.NAME, rng.cpu, optimizer.N.K, extra.NAME
 #pragma once
@@ -36,7 +37,7 @@ struct Trainer::Run {
   std::int64_t batch_before = 0;                ///< batches of the step in progress
   std::int64_t first_step = 0, saved_step = 0;
   std::int64_t samples = 0, tokens = 0, skipped = 0;
-  std::deque<double> recent;                    ///< the last 20 losses
+  std::deque<double> recent;  ///< the last 20 losses
   std::optional<double> val_loss;
   bool stopped = false;
   SpeedInput speed;

@@ -1,5 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
-// What is trained: a network, how its loss comes about, its optimizers and schedules. The names are those of Lightning's modules.
+// What is trained: a network, how its loss comes about, its optimizers and schedules. The names are those of
+// Lightning's modules.
 #pragma once
 #include <ATen/core/Tensor.h>
 
@@ -26,8 +27,8 @@ namespace fp8::te {
 
 enum class ScheduleInterval : std::uint8_t { step, epoch };
 
-/// One of LibTorch's schedulers. It holds a reference to its optimizer. fit() calls step() once at the start, which sets the first rate, and then
-/// after every interval.
+/// One of LibTorch's schedulers. It holds a reference to its optimizer. fit() calls step() once at the start, which
+/// sets the first rate, and then after every interval.
 struct Scheduler {
   std::shared_ptr<torch::optim::LRScheduler> scheduler;
   ScheduleInterval interval = ScheduleInterval::epoch;
@@ -36,7 +37,8 @@ struct Scheduler {
 struct Optimizers {
   std::vector<std::shared_ptr<torch::optim::Optimizer>> optimizers;
   std::vector<Scheduler> schedulers = {};
-  /// The learning rate of optimizer step `step` (from 0) as a factor of the rate each group was made with; none: constant.
+  /// The learning rate of optimizer step `step` (from 0) as a factor of the rate each group was made with; none:
+  /// constant.
   std::function<double(std::int64_t step)> lr_factor = {};
 };
 

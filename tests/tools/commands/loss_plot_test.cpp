@@ -35,7 +35,8 @@ TEST(LossPlot, TicksAreRoundAndInside) {
 
 TEST(LossPlot, PointsLieWhereTheyBelong) {
   const auto svg = loss_svg({{"run", {{0, 4.0}, {10, 2.0}}, {{10, 3.0}}}});
-  EXPECT_EQ(count(svg, "points=\"62.0,18.0 880.0,374.0\""), 2u);  // the plot spans 62..880 x 18..374; two points are too few to smooth
+  EXPECT_EQ(count(svg, "points=\"62.0,18.0 880.0,374.0\""),
+            2u);  // the plot spans 62..880 x 18..374; two points are too few to smooth
   EXPECT_THAT(svg, HasSubstr("<circle cx=\"880.0\" cy=\"196.0\""));
 }
 
@@ -45,7 +46,8 @@ TEST(LossPlot, EmptyFlatAndBrokenCurves) {
   const auto flat = loss_svg({{"flat", {{1, 2.0}, {2, 2.0}}, {}}, {"one", {{1, 2.0}}, {}}});
   EXPECT_THAT(flat, Not(HasSubstr("nan")));
   EXPECT_THAT(flat, Not(HasSubstr("inf")));
-  const auto broken = loss_svg({{"gaps", {{1, 2.0}, {2, std::nan("")}, {3, 1.0}, {4, std::numeric_limits<double>::infinity()}}, {}}});
+  const auto broken =
+      loss_svg({{"gaps", {{1, 2.0}, {2, std::nan("")}, {3, 1.0}, {4, std::numeric_limits<double>::infinity()}}, {}}});
   EXPECT_THAT(broken, Not(HasSubstr("nan")));
   EXPECT_THAT(broken, Not(HasSubstr("inf")));
 }

@@ -1,5 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
-// Batches of chunks: every chunk once an epoch, another order in each, any place can be gone back to. The loss by its formula in f64.
+// Batches of chunks: every chunk once an epoch, another order in each, any place can be gone back to. The loss by its
+// formula in f64.
 #include "fp8/tools/commands/train_data.h"
 
 #include <ATen/Functions.h>
@@ -51,7 +52,8 @@ TEST(TextBatches, InOrderWithARaggedLast) {
 }
 
 TEST(TextBatches, EveryEpochIsAnotherOrderOfAll) {
-  TextBatches a(chunks(100), 8, true, 3, at::kCPU), b(chunks(100), 8, true, 3, at::kCPU), other(chunks(100), 8, true, 4, at::kCPU);
+  TextBatches a(chunks(100), 8, true, 3, at::kCPU), b(chunks(100), 8, true, 3, at::kCPU),
+      other(chunks(100), 8, true, 4, at::kCPU);
   a.seek(0, 0);
   const auto first = first_ids(a);
   a.seek(1, 0);
@@ -69,7 +71,8 @@ TEST(TextBatches, EveryEpochIsAnotherOrderOfAll) {
 TEST(TextBatches, TheFingerprintIsThatOfTheText) {
   auto changed = chunks(5);
   changed.ids.back() += 1;
-  const TextBatches a(chunks(5), 2, true, 0, at::kCPU), b(chunks(5), 3, false, 9, at::kCPU), c(changed, 2, true, 0, at::kCPU);
+  const TextBatches a(chunks(5), 2, true, 0, at::kCPU), b(chunks(5), 3, false, 9, at::kCPU),
+      c(changed, 2, true, 0, at::kCPU);
   EXPECT_EQ(a.fingerprint(), b.fingerprint());
   EXPECT_NE(a.fingerprint(), c.fingerprint());
 }

@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
-// The program trains a small model: what it leaves behind, what `fp8 evaluate` says about it, that a run which was killed or interrupted and
-// resumed is the run that was not, and what it refuses.
+// The program trains a small model: what it leaves behind, what `fp8 evaluate` says about it, that a run which was
+// killed or interrupted and resumed is the run that was not, and what it refuses.
 #include <gmock/gmock.h>
 #include <gtest/gtest.h>
 
@@ -22,9 +22,9 @@ namespace fp8 {
 namespace {
 
 namespace fs = std::filesystem;
-using ::testing::HasSubstr;
 using test::read_file;
 using test::run_fp8;
+using ::testing::HasSubstr;
 
 std::string demo(const char* name) { return (test::demo_data() / name).string(); }
 
@@ -40,13 +40,37 @@ fs::path small_config(const test::TempDir& folder) {
   json["num_key_value_heads"] = 2;
   json["head_dim"] = 8;
   io::write_json(path / "config.json", json);
-  for (const char* name : {"tokenizer.json", "tokenizer_config.json"}) fs::copy_file(test::demo_data() / "kjv-byte-1.7M" / name, path / name);
+  for (const char* name : {"tokenizer.json", "tokenizer_config.json"})
+    fs::copy_file(test::demo_data() / "kjv-byte-1.7M" / name, path / name);
   return path;
 }
 
-std::vector<std::string> arguments(const test::TempDir& folder, const std::string& out, std::vector<std::string> more = {}) {
-  std::vector<std::string> list = {"train",   "--init",    (folder / "init").string(), "--data", demo("kjv_calib.txt"), "--out", (folder / out).string(), "--batch", "4",
-                                   "--seq-len", "64", "--lr", "0.01", "--steps", "40", "--warmup", "4", "--precision", "32-true", "--threads", "1", "--json", "--seed", "5"};
+std::vector<std::string> arguments(const test::TempDir& folder, const std::string& out,
+                                   std::vector<std::string> more = {}) {
+  std::vector<std::string> list = {"train",
+                                   "--init",
+                                   (folder / "init").string(),
+                                   "--data",
+                                   demo("kjv_calib.txt"),
+                                   "--out",
+                                   (folder / out).string(),
+                                   "--batch",
+                                   "4",
+                                   "--seq-len",
+                                   "64",
+                                   "--lr",
+                                   "0.01",
+                                   "--steps",
+                                   "40",
+                                   "--warmup",
+                                   "4",
+                                   "--precision",
+                                   "32-true",
+                                   "--threads",
+                                   "1",
+                                   "--json",
+                                   "--seed",
+                                   "5"};
   list.insert(list.end(), more.begin(), more.end());
   return list;
 }
@@ -95,7 +119,9 @@ int run_and_signal(const std::vector<std::string>& list, const fs::path& out, st
 TEST(Train, LearnsAndLeavesACheckpointThatEvaluateLoads) {
   const test::TempDir folder;
   small_config(folder);
-  const auto run = run_fp8(arguments(folder, "run", {"--save-dtype", "f32", "--eval", demo("kjv_heldout_16k.txt"), "--eval-every", "15", "--grad-accum", "2"}));
+  const auto run = run_fp8(arguments(
+      folder, "run",
+      {"--save-dtype", "f32", "--eval", demo("kjv_heldout_16k.txt"), "--eval-every", "15", "--grad-accum", "2"}));
   ASSERT_EQ(run.code, 0) << run.err;
   const auto json = io::parse_json(run.out, "stdout");
   const auto log = log_of(folder / "run");
@@ -118,15 +144,33 @@ TEST(Train, LearnsAndLeavesACheckpointThatEvaluateLoads) {
   EXPECT_EQ(json["tokens"], 40 * 2 * 4 * 64);
   EXPECT_GT(json["tokens_per_second"].get<double>(), 0);
 
-  const auto evaluate = run_fp8({"evaluate", "--model", (folder / "run").string(), "--data", demo("kjv_heldout_16k.txt"), "--seq-len", "64", "--threads", "1", "--json"});
+  const auto evaluate = run_fp8({"evaluate", "--model", (folder / "run").string(), "--data",
+                                 demo("kjv_heldout_16k.txt"), "--seq-len", "64", "--threads", "1", "--json"});
   ASSERT_EQ(evaluate.code, 0) << evaluate.err;
-  EXPECT_NEAR(json["eval_loss"].get<double>(), std::log(io::parse_json(evaluate.out, "stdout")["perplexity"].get<double>()), 1e-5);
+  EXPECT_NEAR(json["eval_loss"].get<double>(),
+              std::log(io::parse_json(evaluate.out, "stdout")["perplexity"].get<double>()), 1e-5);
 }
 
 TEST(Train, GoesOnFromACheckpoint) {
   const test::TempDir folder;
-  std::vector<std::string> list = {"train", "--model", demo("kjv-byte-1.7M"), "--data", demo("kjv_calib.txt"), "--out", (folder / "run").string(), "--steps", "2", "--batch", "2",
-                                   "--seq-len", "64", "--precision", "32-true", "--lr", "1e-6", "--json"};
+  std::vector<std::string> list = {"train",
+                                   "--model",
+                                   demo("kjv-byte-1.7M"),
+                                   "--data",
+                                   demo("kjv_calib.txt"),
+                                   "--out",
+                                   (folder / "run").string(),
+                                   "--steps",
+                                   "2",
+                                   "--batch",
+                                   "2",
+                                   "--seq-len",
+                                   "64",
+                                   "--precision",
+                                   "32-true",
+                                   "--lr",
+                                   "1e-6",
+                                   "--json"};
   const auto run = run_fp8(list);
   ASSERT_EQ(run.code, 0) << run.err;
   EXPECT_LT(io::parse_json(run.out, "stdout")["loss"].get<double>(), 1.6);  // it knew this text
@@ -177,7 +221,8 @@ TEST(Train, InterruptedItSavesAndGoesOn) {
 TEST(Train, Fp8LogsItsCastsAndResumesBitEqual) {
   const test::TempDir folder;
   small_config(folder);
-  const std::vector<std::string> more = {"--precision", "fp8", "--recipe", "habana", "--save-every", "7", "--grad-accum", "2"};
+  const std::vector<std::string> more = {"--precision",  "fp8", "--recipe",     "habana",
+                                         "--save-every", "7",   "--grad-accum", "2"};
   auto whole = arguments(folder, "whole", more);
   const auto run = run_fp8(whole);
   ASSERT_EQ(run.code, 0) << run.err;
@@ -191,7 +236,8 @@ TEST(Train, Fp8LogsItsCastsAndResumesBitEqual) {
     const auto& fp8 = log[i]["fp8"];
     EXPECT_EQ(fp8["modules"].size(), 14u);
     EXPECT_GT(fp8["elements"].get<std::int64_t>(), 0);
-    EXPECT_LE(fp8["saturated"].get<std::int64_t>() + fp8["underflowed"].get<std::int64_t>(), fp8["elements"].get<std::int64_t>());
+    EXPECT_LE(fp8["saturated"].get<std::int64_t>() + fp8["underflowed"].get<std::int64_t>(),
+              fp8["elements"].get<std::int64_t>());
   }
   auto list = arguments(folder, "cut", more);
   list.push_back("--resume");
@@ -210,7 +256,8 @@ TEST(Train, EveryPrecisionAndRecipeLearnsTheSame) {
   };
   const double expected = loss("f32", {});
   EXPECT_NEAR(loss("bf16", {"--precision", "bf16-mixed"}) / expected, 1, 0.01);
-  for (const std::string recipe : {"habana", "nvidia", "current", "block", "mxfp8"}) EXPECT_NEAR(loss(recipe, {"--precision", "fp8", "--recipe", recipe}) / expected, 1, 0.02) << recipe;
+  for (const std::string recipe : {"habana", "nvidia", "current", "block", "mxfp8"})
+    EXPECT_NEAR(loss(recipe, {"--precision", "fp8", "--recipe", recipe}) / expected, 1, 0.02) << recipe;
 }
 
 /// Layers that run again in backward give the gradients that they would have given.
@@ -299,9 +346,14 @@ TEST(Train, InspectDrawsItsLoss) {
   const test::TempDir folder;
   small_config(folder);
   for (const char* name : {"a", "b"})
-    ASSERT_EQ(run_fp8(arguments(folder, name, {"--steps", "6", "--eval", demo("kjv_heldout_16k.txt"), "--lr", name[0] == 'a' ? "0.01" : "0.02"})).code, 0);
+    ASSERT_EQ(run_fp8(arguments(folder, name,
+                                {"--steps", "6", "--eval", demo("kjv_heldout_16k.txt"), "--lr",
+                                 name[0] == 'a' ? "0.01" : "0.02"}))
+                  .code,
+              0);
   const auto html = (folder / "loss.html").string(), svg = (folder / "loss.svg").string();
-  const auto run = run_fp8({"inspect", (folder / "a").string(), "--reference", (folder / "b").string(), "--html", html, "--json"});
+  const auto run =
+      run_fp8({"inspect", (folder / "a").string(), "--reference", (folder / "b").string(), "--html", html, "--json"});
   ASSERT_EQ(run.code, 0) << run.err;
   const auto json = io::parse_json(run.out, "stdout");
   EXPECT_EQ(json["kind"], "training");

@@ -2,9 +2,8 @@
 // First weights by their statistics, and the gradients of a model on hpu against those on the CPU.
 #include "fp8/tools/models/initialize.h"
 
-#include <torch/torch.h>
-
 #include <gtest/gtest.h>
+#include <torch/torch.h>
 
 #include <cmath>
 #include <map>

@@ -10,6 +10,7 @@
 #include <string>
 #include <vector>
 
+#include "fp8/runtime/optim/muon.h"
 #include "fp8/transformer_engine/trainer/trainer.h"
 
 namespace fp8::te::testing {
@@ -28,13 +29,16 @@ class ToyBatches : public BatchSource {
     if (next_ >= batches() || next_ == end_early_at) return std::nullopt;
     const auto count = std::min(batch_, samples_ - next_ * batch_);
     const auto first = next_++ * batch_;
-    auto x = torch::arange(first * 4, (first + count) * 4, torch::kFloat).add(static_cast<double>(epoch_)).sin().view({count, 4});
+    auto x = torch::arange(first * 4, (first + count) * 4, torch::kFloat)
+                 .add(static_cast<double>(epoch_))
+                 .sin()
+                 .view({count, 4});
     if (poison == next_) x = x * std::numeric_limits<float>::quiet_NaN();
     seen.push_back(count);
     return Batch{{x, x.sum(1, true)}, next_ == empty_at ? 0 : count, 0};
   }
 
-  std::vector<std::int64_t> seen;                         ///< sizes of the batches given out
+  std::vector<std::int64_t> seen;                              ///< sizes of the batches given out
   std::int64_t poison = -1, end_early_at = -1, empty_at = -1;  ///< numbers from 1, 0 and 1
 
  private:
@@ -42,7 +46,9 @@ class ToyBatches : public BatchSource {
 };
 
 struct ToyNetImpl : torch::nn::Module {
-  ToyNetImpl() : hidden(register_module("hidden", torch::nn::Linear(4, 8))), out(register_module("out", torch::nn::Linear(8, 1))) {
+  ToyNetImpl()
+      : hidden(register_module("hidden", torch::nn::Linear(4, 8))),
+        out(register_module("out", torch::nn::Linear(8, 1))) {
     register_buffer("calls", calls = torch::zeros({}, torch::kLong));
   }
   torch::Tensor forward(const torch::Tensor& x) {
@@ -54,11 +60,12 @@ struct ToyNetImpl : torch::nn::Module {
 };
 TORCH_MODULE(ToyNet);
 
-enum class ToyOptimizer { adamw, sgd };
+enum class ToyOptimizer { adamw, sgd, fused, muon };
 
 class ToyTask : public TrainingModule {
  public:
-  explicit ToyTask(std::uint64_t seed = 1, at::Device device = at::kCPU, ToyOptimizer kind = ToyOptimizer::adamw) : kind(kind) {
+  explicit ToyTask(std::uint64_t seed = 1, at::Device device = at::kCPU, ToyOptimizer kind = ToyOptimizer::adamw)
+      : kind(kind) {
     torch::manual_seed(seed);
     net = ToyNet();
     net->to(device);
@@ -71,14 +78,26 @@ class ToyTask : public TrainingModule {
   Optimizers configure_optimizers() override {
     Optimizers result;
     if (kind == ToyOptimizer::adamw)
-      result.optimizers.push_back(std::make_shared<torch::optim::AdamW>(net->parameters(), torch::optim::AdamWOptions(lr)));
+      result.optimizers.push_back(
+          std::make_shared<torch::optim::AdamW>(net->parameters(), torch::optim::AdamWOptions(lr)));
+    else if (kind == ToyOptimizer::fused)
+      result.optimizers.push_back(
+          std::make_shared<runtime::optim::FusedAdamW>(net->parameters(), runtime::optim::FusedAdamWOptions(lr)));
+    else if (kind == ToyOptimizer::muon)
+      result.optimizers.push_back(std::make_shared<runtime::optim::Muon>(
+          std::vector<at::Tensor>{net->hidden->weight},
+          std::vector<at::Tensor>{net->hidden->bias, net->out->weight, net->out->bias},
+          runtime::optim::MuonOptions(lr)));
     else
       result.optimizers.push_back(std::make_shared<torch::optim::SGD>(net->parameters(), torch::optim::SGDOptions(lr)));
-    if (step_lr) result.schedulers.push_back({std::make_shared<torch::optim::StepLR>(*result.optimizers[0], 1, 0.5), interval});
+    if (step_lr)
+      result.schedulers.push_back({std::make_shared<torch::optim::StepLR>(*result.optimizers[0], 1, 0.5), interval});
     result.lr_factor = lr_factor;
     return result;
   }
-  TrainingState extra_state() override { return {{{"note", note}}, {{"note", torch::full({1}, static_cast<double>(note))}}}; }
+  TrainingState extra_state() override {
+    return {{{"note", note}}, {{"note", torch::full({1}, static_cast<double>(note))}}};
+  }
   void load_extra_state(const TrainingState& state) override {
     note = state.json.at("note").get<int>();
     EXPECT_EQ(state.tensors.at("note").item<int>(), note);
@@ -99,13 +118,21 @@ struct Recorder : TrainerCallback {
   void on_fit_end(Trainer&) override { add("fit_end"); }
   void on_train_epoch_start(Trainer&, std::int64_t epoch) override { add("epoch_start " + std::to_string(epoch)); }
   void on_train_epoch_end(Trainer&, std::int64_t epoch) override { add("epoch_end " + std::to_string(epoch)); }
-  void on_train_batch_start(Trainer&, const Batch&, std::int64_t index) override { add("batch_start " + std::to_string(index)); }
-  void on_train_batch_end(Trainer&, const Batch&, std::int64_t index, double) override { add("batch_end " + std::to_string(index)); }
+  void on_train_batch_start(Trainer&, const Batch&, std::int64_t index) override {
+    add("batch_start " + std::to_string(index));
+  }
+  void on_train_batch_end(Trainer&, const Batch&, std::int64_t index, double) override {
+    add("batch_end " + std::to_string(index));
+  }
   void on_before_optimizer_step(Trainer&) override { add("before_step"); }
   void on_after_optimizer_step(Trainer&) override { add("after_step"); }
   void on_validation_start(Trainer&) override { add("val_start"); }
-  void on_validation_batch_start(Trainer&, const Batch&, std::int64_t index) override { add("val_batch_start " + std::to_string(index)); }
-  void on_validation_batch_end(Trainer&, const Batch&, std::int64_t index, double) override { add("val_batch_end " + std::to_string(index)); }
+  void on_validation_batch_start(Trainer&, const Batch&, std::int64_t index) override {
+    add("val_batch_start " + std::to_string(index));
+  }
+  void on_validation_batch_end(Trainer&, const Batch&, std::int64_t index, double) override {
+    add("val_batch_end " + std::to_string(index));
+  }
   void on_validation_end(Trainer&, double) override { add("val_end"); }
   void on_step_end(Trainer&, const StepReport& report) override {
     add("step_end " + std::to_string(report.step));

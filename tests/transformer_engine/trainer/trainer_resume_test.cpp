@@ -1,9 +1,9 @@
 // SPDX-License-Identifier: Apache-2.0
-// Checkpoints: a run that was cut off and goes on ends with the bits of one that was not, and what a damaged checkpoint says.
-#include <torch/torch.h>
-
+// Checkpoints: a run that was cut off and goes on ends with the bits of one that was not, and what a damaged checkpoint
+// says.
 #include <gmock/gmock.h>
 #include <gtest/gtest.h>
+#include <torch/torch.h>
 
 #include <filesystem>
 #include <fstream>
@@ -18,12 +18,12 @@
 namespace fp8::te {
 namespace {
 
+using ::testing::ElementsAre;
+using ::testing::HasSubstr;
 using testing::Recorder;
 using testing::ToyBatches;
 using testing::ToyOptimizer;
 using testing::ToyTask;
-using ::testing::ElementsAre;
-using ::testing::HasSubstr;
 
 std::string message_of(const std::function<void()>& call) {
   try {
@@ -55,13 +55,19 @@ Outcome train(const Case& c, const std::filesystem::path& root, bool resume, std
   if (!resume) task.note = 41;
   ToyBatches data(9, 2);
   auto recorder = std::make_shared<Recorder>();
-  TrainerOptions options{.max_steps = 13, .accumulate_grad_batches = c.accumulate, .gradient_clip_val = 0.7, .checkpoint_root = root, .save_every_n_steps = 4, .resume = resume};
+  TrainerOptions options{.max_steps = 13,
+                         .accumulate_grad_batches = c.accumulate,
+                         .gradient_clip_val = 0.7,
+                         .checkpoint_root = root,
+                         .save_every_n_steps = 4,
+                         .resume = resume};
   std::int64_t steps = 0;
   options.should_stop = [&] { return ++steps == stop_at; };
   Outcome outcome;
   outcome.result = Trainer(options, {recorder}).fit(task, data);
   EXPECT_EQ(task.note, 41);
-  for (const auto& item : task.net->named_parameters()) outcome.tensors[item.key()] = item.value().detach().cpu().clone();
+  for (const auto& item : task.net->named_parameters())
+    outcome.tensors[item.key()] = item.value().detach().cpu().clone();
   outcome.tensors["calls"] = task.net->calls.cpu().clone();
   for (const auto& r : recorder->reports) {
     outcome.losses.push_back(r.loss);
@@ -88,7 +94,13 @@ void expect_resume_is_exact(const Case& c) {
 
 TEST(Resume, AdamWIsBitEqual) { expect_resume_is_exact({}); }
 TEST(Resume, OnHpuIsBitEqual) { expect_resume_is_exact({.device = at::kHPU}); }
-TEST(Resume, SgdWithStepScheduleIsBitEqual) { expect_resume_is_exact({.optimizer = ToyOptimizer::sgd, .interval = ScheduleInterval::step}); }
+TEST(Resume, SgdWithStepScheduleIsBitEqual) {
+  expect_resume_is_exact({.optimizer = ToyOptimizer::sgd, .interval = ScheduleInterval::step});
+}
+TEST(Resume, FusedAdamWIsBitEqual) { expect_resume_is_exact({.device = at::kHPU, .optimizer = ToyOptimizer::fused}); }
+TEST(Resume, MuonIsBitEqual) {
+  expect_resume_is_exact({.device = at::kHPU, .optimizer = ToyOptimizer::muon, .interval = ScheduleInterval::step});
+}
 TEST(Resume, WithAccumulationIsBitEqual) { expect_resume_is_exact({.accumulate = 2}); }
 
 TEST(Resume, ByTheLastStepOfAnEpoch) {
@@ -129,14 +141,16 @@ TEST(Checkpoints, AreNamedByStepAndIncompleteOnesDoNotCount) {
   const test::TempDir root;
   EXPECT_EQ(checkpoint_folder("a", 12).string(), "a/step-00000012");
   EXPECT_EQ(checkpoint_folder("a", 123456789012).string(), "a/step-123456789012");
-  for (const char* name : {"step-00000003", "step-00000020", "step-x", "other"}) std::filesystem::create_directories(root / name);
+  for (const char* name : {"step-00000003", "step-00000020", "step-x", "other"})
+    std::filesystem::create_directories(root / name);
   std::ofstream(root / "step-00000003/trainer_state.json") << "{}";
   std::ofstream(root / "step-x/trainer_state.json") << "{}";
   EXPECT_THAT(checkpoint_steps(root.path()), ElementsAre(3));
   EXPECT_THAT(checkpoint_steps(root / "missing"), ElementsAre());
   remove_incomplete_checkpoints(root.path());
   EXPECT_FALSE(std::filesystem::exists(root / "step-00000020"));
-  for (const char* name : {"step-00000003", "step-x", "other"}) EXPECT_TRUE(std::filesystem::exists(root / name)) << name;
+  for (const char* name : {"step-00000003", "step-x", "other"})
+    EXPECT_TRUE(std::filesystem::exists(root / name)) << name;
 }
 
 TEST(Checkpoints, AFailedWriteLeavesTheOldOne) {
@@ -144,7 +158,8 @@ TEST(Checkpoints, AFailedWriteLeavesTheOldOne) {
   const HPUCheckpointIO files;
   files.save_checkpoint({{{"a", 1}}, {{"t", torch::arange(3)}}}, root / "c");
   EXPECT_THAT(message_of([&] {
-                files.save_checkpoint({{{"a", 2}}, {}}, root / "c", [](const std::filesystem::path&) { throw std::runtime_error("stopped"); });
+                files.save_checkpoint({{{"a", 2}}, {}}, root / "c",
+                                      [](const std::filesystem::path&) { throw std::runtime_error("stopped"); });
               }),
               HasSubstr("stopped"));
   const auto state = files.load_checkpoint(root / "c");
@@ -158,14 +173,18 @@ TEST(Checkpoints, AFailedWriteLeavesTheOldOne) {
 
 TEST(Checkpoints, StorageOptionsAreRefused) {
   const test::TempDir root;
-  EXPECT_THAT(message_of([&] { HPUCheckpointIO().save_checkpoint({}, root / "c", {}, io::Json{{"a", 1}}); }), HasSubstr("storage_options is not supported"));
+  EXPECT_THAT(message_of([&] {
+                HPUCheckpointIO().save_checkpoint({}, root / "c", {}, io::Json{{"a", 1}});
+              }),
+              HasSubstr("storage_options is not supported"));
   EXPECT_FALSE(std::filesystem::exists(root / "c"));
 }
 
 TEST(Checkpoints, EveryDtypeComesBack) {
   const test::TempDir root;
   std::map<std::string, at::Tensor> tensors;
-  for (const auto dtype : {at::kBool, at::kByte, at::kChar, at::kShort, at::kInt, at::kLong, at::kHalf, at::kBFloat16, at::kFloat, at::kDouble, at::kFloat8_e4m3fn, at::kFloat8_e5m2})
+  for (const auto dtype : {at::kBool, at::kByte, at::kChar, at::kShort, at::kInt, at::kLong, at::kHalf, at::kBFloat16,
+                           at::kFloat, at::kDouble, at::kFloat8_e4m3fn, at::kFloat8_e5m2})
     tensors[c10::toString(dtype)] = torch::arange(6).to(dtype).view({2, 3});
   tensors["empty"] = torch::zeros({0, 3});
   tensors["scalar"] = torch::tensor(3.5);
@@ -177,7 +196,10 @@ TEST(Checkpoints, EveryDtypeComesBack) {
     EXPECT_EQ(found.at(name).scalar_type(), tensor.scalar_type()) << name;
     EXPECT_TRUE(torch::equal(found.at(name).to(at::kDouble), tensor.to(at::kDouble))) << name;
   }
-  EXPECT_THAT(message_of([&] { write_tensors(root / "u.safetensors", {{"c", torch::zeros({1}, at::kComplexFloat)}}); }), HasSubstr("tensor 'c'"));
+  EXPECT_THAT(message_of([&] {
+                write_tensors(root / "u.safetensors", {{"c", torch::zeros({1}, at::kComplexFloat)}});
+              }),
+              HasSubstr("tensor 'c'"));
 }
 
 /// What a spoilt trainer_state.json says.
@@ -219,8 +241,9 @@ TEST(Checkpoints, AnotherModelIsNamed) {
   ToyBatches data(8, 2);
   Trainer({.max_steps = 2, .checkpoint_root = root.path()}).fit(task, data);
   task.net->out->weight.set_data(torch::zeros({1, 9}));
-  EXPECT_THAT(message_of([&] { Trainer({.max_steps = 3, .checkpoint_root = root.path(), .resume = true}).fit(task, data); }),
-              HasSubstr("tensor 'parameter.out.weight' has another shape or dtype"));
+  EXPECT_THAT(
+      message_of([&] { Trainer({.max_steps = 3, .checkpoint_root = root.path(), .resume = true}).fit(task, data); }),
+      HasSubstr("tensor 'parameter.out.weight' has another shape or dtype"));
 }
 
 }  // namespace
