@@ -1,6 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 // What the tests of te modules share: the recipes, one training step, and the comparison of fp8 with f32.
 #pragma once
+#include <algorithm>
 #include <map>
 #include <sstream>
 
@@ -52,33 +53,41 @@ inline ::testing::AssertionResult same_step(const TrainingStep& a, const Trainin
   return ::testing::AssertionSuccess();
 }
 
-/// |a - b| <= atol * max|b| + rtol * |b|, with the tolerances of E4M3 (.125, .0675) or of E5M2 (.25, .125).
-inline ::testing::AssertionResult near_by(const at::Tensor& a, const at::Tensor& b, double rtol, double atol) {
-  const at::Tensor x = a.detach().cpu().to(at::kDouble), y = b.detach().cpu().to(at::kDouble);
-  if (x.sizes() != y.sizes()) return ::testing::AssertionFailure() << "sizes " << a.sizes() << " and " << b.sizes();
-  if (x.numel() == 0) return ::testing::AssertionSuccess();
-  const double max = y.abs().max().item<double>();
-  if (!x.isfinite().all().item<bool>()) return ::testing::AssertionFailure() << "not finite";
-  const double excess = ((x - y).abs() - rtol * y.abs()).max().item<double>();
-  if (excess > atol * max) return ::testing::AssertionFailure() << "off by " << excess / max << " of the largest " << max << " beyond rtol";
-  return ::testing::AssertionSuccess();
-}
-
-/// An fp8 step against the f32 one: E4M3's tolerance for y, E5M2's for what a gradient in that format went into.
-inline ::testing::AssertionResult near_step(const TrainingStep& fp8, const TrainingStep& exact) {
-  if (auto r = near_by(fp8.y, exact.y, 0.125, 0.0675); !r) return r << " (y)";
-  if (auto r = near_by(fp8.dx, exact.dx, 0.25, 0.125); !r) return r << " (dx)";
-  for (const auto& [name, g] : exact.gradients) {
-    if (!g.defined()) continue;
-    if (auto r = near_by(fp8.gradients.at(name), g, 0.25, 0.125); !r) return r << " (" << name << ")";
-  }
-  return ::testing::AssertionSuccess();
-}
-
 /// ||a - b|| / ||b||.
 inline double norm_error(const at::Tensor& a, const at::Tensor& b) {
   const at::Tensor x = a.detach().cpu().to(at::kDouble), y = b.detach().cpu().to(at::kDouble);
   return ((x - y).norm() / y.norm()).item<double>();
+}
+
+/// |a - b| <= atol * max|b| + rtol * |b|, with the tolerances of E4M3 (.125, .0675) or of E5M2 (.25, .125), for all but `exempt` of the elements.
+/// largest: stands for max|b| where that is smaller.
+inline ::testing::AssertionResult near_by(const at::Tensor& a, const at::Tensor& b, double rtol, double atol, double exempt = 0, double largest = 0) {
+  const at::Tensor x = a.detach().cpu().to(at::kDouble), y = b.detach().cpu().to(at::kDouble);
+  if (x.sizes() != y.sizes()) return ::testing::AssertionFailure() << "sizes " << a.sizes() << " and " << b.sizes();
+  if (x.numel() == 0) return ::testing::AssertionSuccess();
+  if (!x.isfinite().all().item<bool>()) return ::testing::AssertionFailure() << "not finite";
+  const double max = std::max(y.abs().max().item<double>(), largest);
+  const at::Tensor excess = (x - y).abs() - rtol * y.abs();
+  const auto beyond = excess.gt(atol * max).sum().item<std::int64_t>();
+  if (static_cast<double>(beyond) <= exempt * static_cast<double>(x.numel())) return ::testing::AssertionSuccess();
+  return ::testing::AssertionFailure() << beyond << " of " << x.numel() << " elements off, by up to " << excess.max().item<double>() / max << " of the largest " << max;
+}
+
+/// An fp8 step against the f32 one: E4M3's tolerance for y. Gradients went through several casts to E5M2: its tolerance for 99 % of the elements,
+/// and for the whole its rtol. What is zero but for rounding (the gradient of the keys' bias) is measured by dx.
+inline ::testing::AssertionResult near_step(const TrainingStep& fp8, const TrainingStep& exact) {
+  if (auto r = near_by(fp8.y, exact.y, 0.125, 0.0675); !r) return r << " (y)";
+  const double dx = exact.dx.abs().max().item<double>();
+  auto all = exact.gradients, found = fp8.gradients;
+  all["dx"] = exact.dx;
+  found["dx"] = fp8.dx;
+  for (const auto& [name, g] : all) {
+    if (!g.defined()) continue;
+    if (auto r = near_by(found.at(name), g, 0.25, 0.125, 0.01, dx * 0.05); !r) return r << " (" << name << ")";
+    if (g.abs().max().item<double>() < dx * 1e-5) continue;
+    if (const double e = norm_error(found.at(name), g); e > 0.25) return ::testing::AssertionFailure() << "error " << e << " (" << name << ")";
+  }
+  return ::testing::AssertionSuccess();
 }
 
 /// A module's archive, as torch::save writes it.
