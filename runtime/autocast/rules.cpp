@@ -310,7 +310,7 @@ void keep_out_of_own_ops() {
   static OwnOps own;
   const std::lock_guard lock(own.mutex);
   for (const auto& op : c10::Dispatcher::singleton().getAllOpNames()) {
-    const auto library = own.libraries.find(op.name.substr(0, op.name.find("::")));
+    const auto library = own.libraries.find(std::string_view(op.name).substr(0, op.name.find("::")));
     if (library == own.libraries.end() || !own.seen.emplace(op.name, op.overload_name).second) continue;
     library->second.impl((op.overload_name.empty() ? op.name : op.name + "." + op.overload_name).c_str(),
                          torch::CppFunction::makeFromBoxedFunction<&run_inside>());
