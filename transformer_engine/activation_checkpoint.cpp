@@ -74,11 +74,12 @@ struct Recompute final : torch::autograd::Node {
   }
 
   void run(const variable_list& again, const variable_list& gradients) {
-    const RegionScope in_region(region);
-    const runtime::autocast::AutocastGuard cast(autocast_dtype, autocast);
     const at::AutoGradMode with_grad(true);
     variable_list outputs;
     {
+      // Forward only: a backward pass in an autocast region would round what the plain one does not.
+      const RegionScope in_region(region);
+      const runtime::autocast::AutocastGuard cast(autocast_dtype, autocast);
       const RngScope numbers(rng);
       log.start_replay();
       const ReplayScope replay(&log);

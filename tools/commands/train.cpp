@@ -68,7 +68,8 @@ Start start_of(const TrainOptions& o, const Context& context) {
     models::initialize(start.model, range, context.seed, device);
     start.tokenizer = file.parent_path();
   }
-  if (!o.tokenizer.empty()) start.tokenizer = fs::is_directory(o.tokenizer) ? o.tokenizer : o.tokenizer.parent_path();
+  if (!o.tokenizer.empty())
+    start.tokenizer = o.tokenizer.filename() == "tokenizer.json" ? o.tokenizer.parent_path() : o.tokenizer;
   if (start.tokenizer.empty()) start.tokenizer = ".";
   return start;
 }
