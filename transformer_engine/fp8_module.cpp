@@ -3,12 +3,14 @@
 
 #include <ATen/ops/empty.h>
 #include <c10/util/Exception.h>
+#include <torch/nn/module.h>
 #include <torch/serialize/input-archive.h>
 #include <torch/serialize/output-archive.h>
 
 #include <cstring>
 
 #include "fp8/transformer_engine/extra_state.h"
+#include "fp8/transformer_engine/fp8_weight.h"
 
 namespace fp8::te {
 namespace {
@@ -20,6 +22,24 @@ at::Tensor bytes_of(const std::string& text) {
   at::Tensor t = at::empty({static_cast<std::int64_t>(text.size())}, at::kByte);
   std::memcpy(t.mutable_data_ptr(), text.data(), text.size());
   return t;
+}
+
+/// A module's own parameters that are held in fp8, by name.
+std::vector<std::pair<std::string, Fp8Weight*>> fp8_weights(const Fp8Module& self) {
+  std::vector<std::pair<std::string, Fp8Weight*>> weights;
+  const auto* module = dynamic_cast<const torch::nn::Module*>(&self);
+  if (module == nullptr) return weights;
+  for (const auto& p : module->named_parameters(/*recurse=*/false)) {
+    if (auto* w = p.value().defined() ? fp8_weight(p.value()) : nullptr) weights.emplace_back(p.key(), w);
+  }
+  return weights;
+}
+
+std::string weight_key(const std::string& parameter) { return "fp8_weight_" + parameter; }
+
+io::Json json_of(const at::Tensor& bytes, const std::string& name) {
+  const at::Tensor text = bytes.cpu().contiguous();
+  return io::parse_json({static_cast<const char*>(text.const_data_ptr()), static_cast<std::size_t>(text.nbytes())}, name);
 }
 
 }  // namespace
@@ -34,6 +54,10 @@ void Fp8Module::save_fp8(torch::serialize::OutputArchive& archive) const {
       for (char& c : name) c = c == '.' ? '_' : c;  // archives take no dots
       archive.write(name, tensor, /*is_buffer=*/true);
     }
+  }
+  for (const auto& [name, weight] : fp8_weights(*this)) {
+    const auto [scale_inv, assigned] = weight->state();
+    archive.write(weight_key(name), bytes_of(io::Json{{"scale_inv", scale_inv}, {"assigned", assigned}}.dump()), /*is_buffer=*/true);
   }
 }
 
@@ -50,8 +74,7 @@ void Fp8Module::load_fp8(torch::serialize::InputArchive& archive) {
       TORCH_WARN("[load] '", name, "': the archive holds no fp8 state: its scales stay as they are");
       continue;
     }
-    text = text.cpu().contiguous();
-    const io::Json json = io::parse_json({static_cast<const char*>(text.const_data_ptr()), static_cast<std::size_t>(text.nbytes())}, name);
+    const io::Json json = json_of(text, name);
     std::map<std::string, at::Tensor> tensors;
     for (const char* key : {"forward.scale", "forward.amax_history", "hybrid.scale", "hybrid.amax_history", "backward.scale", "backward.amax_history", "amax_seen"}) {
       std::string in_archive = key_of(i) + "_" + key;
@@ -60,6 +83,15 @@ void Fp8Module::load_fp8(torch::serialize::InputArchive& archive) {
       if (archive.try_read(in_archive, t, /*is_buffer=*/true)) tensors[key] = t.cpu();
     }
     states[i]->set_values(state_from(name, json, tensors));
+  }
+  for (const auto& [name, weight] : fp8_weights(*this)) {
+    at::Tensor text;
+    TORCH_CHECK(archive.try_read(weight_key(name), text, /*is_buffer=*/true), "[load] parameter '", name, "' is held in fp8, and the archive holds no scale for it: expected ",
+                "an archive of a module made in quantized_model_init");
+    const io::Json json = json_of(text, name);
+    TORCH_CHECK(json.is_object() && json.contains("scale_inv") && json["scale_inv"].is_number() && json.contains("assigned") && json["assigned"].is_number_unsigned(),
+                "[load] parameter '", name, "': expected its fp8 scale, found ", json.dump());
+    weight->set_state(json["scale_inv"].get<float>(), json["assigned"].get<std::uint64_t>());
   }
 }
 

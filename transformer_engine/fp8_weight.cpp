@@ -5,6 +5,7 @@
 #include <ATen/ops/linear.h>
 #include <torch/csrc/autograd/custom_function.h>
 
+#include <cmath>
 #include <stdexcept>
 #include <utility>
 
@@ -80,6 +81,13 @@ Operand Fp8Weight::operand(const at::Tensor& codes) const {
 }
 
 at::Tensor Fp8Weight::values() { return master_.defined() ? master_ : te::dequantize(operand(codes_), at::kFloat); }
+
+void Fp8Weight::set_state(float scale_inv, std::uint64_t assigned) {
+  TORCH_CHECK(scale_inv > 0.0f && std::isfinite(scale_inv), "[Fp8Weight] scale_inv: found ", scale_inv, ", allowed: finite values > 0");
+  scale_inv_ = scale_inv;
+  assigned_ = assigned;
+  if (master_.defined()) master_.copy_(te::dequantize(operand(codes_), at::kFloat));
+}
 
 void Fp8Weight::assign(const at::Tensor& values) {
   TORCH_CHECK(values.sizes() == codes_.sizes(), "[Fp8Weight] expected values of sizes ", codes_.sizes(), ", got ", values.sizes());

@@ -14,6 +14,7 @@
 #include <cstdint>
 #include <memory>
 #include <optional>
+#include <utility>
 
 #include "fp8/recipes/recipe.h"
 #include "fp8/runtime/intercept/op_handler.h"
@@ -53,6 +54,11 @@ class Fp8Weight final : public runtime::OpHandler, public runtime::QuantizedPara
 
   at::Tensor values() override;
   void assign(const at::Tensor& values) override;
+
+  /// What must be stored beside the codes: {scale_inv, how often values were assigned}. set_state() throws c10::Error for a scale_inv that is
+  /// not positive and finite; a kept copy becomes the decoded codes.
+  std::pair<float, std::uint64_t> state() const { return {scale_inv_, assigned_}; }
+  void set_state(float scale_inv, std::uint64_t assigned);
 
   at::Tensor high_precision_init_val() const { return initial_; }  ///< undefined: not kept, or cleared
   void clear_high_precision_init_val() { initial_ = at::Tensor(); }

@@ -1,0 +1,101 @@
+// SPDX-License-Identifier: Apache-2.0
+// Parameters held in fp8: what modules compute with them, how they learn, and how they are stored.
+#include "fp8/transformer_engine/fp8_weight.h"
+
+#include "fp8/runtime/optim/fused_adamw.h"
+#include "fp8/transformer_engine/linear.h"
+#include "support/hpu_test.h"
+#include "support/temp_dir.h"
+
+namespace fp8::te {
+namespace {
+
+using test::on_hpu;
+using test::same_bits;
+using test::throws_with;
+
+Linear held_in_fp8(QuantizedInitOptions options = {}) {
+  torch::manual_seed(5);
+  const quantized_model_init init(std::move(options));
+  return Linear(LinearOptions{.in_features = 32, .out_features = 48});
+}
+
+QuantizedInitOptions options(bool master, bool initial) {
+  QuantizedInitOptions o;
+  o.recipe = recipes::Recipe(recipes::DelayedScaling::nvidia());
+  o.keep_master = master;
+  o.preserve_high_precision_init_val = initial;
+  return o;
+}
+
+TEST(Fp8Weight, OneByteAnElementAndTheValuesItDecodesTo) {
+  Linear layer = held_in_fp8(options(false, true));
+  EXPECT_EQ(layer->weight.scalar_type(), at::kFloat8_e4m3fn);
+  EXPECT_TRUE(layer->weight.requires_grad());
+  Fp8Weight* weight = fp8_weight(layer->weight);
+  ASSERT_NE(weight, nullptr);
+  const at::Tensor initial = weight->high_precision_init_val();
+  // One scale: amax is at the format's end, every value within half a step of a 4-bit significand.
+  EXPECT_NEAR(weight->scale_inv(), initial.abs().max().item<float>() / 448.0f, 1e-6f);
+  EXPECT_TRUE((weight->values() - initial).abs().le(initial.abs() / 16 + weight->scale_inv() * 0x1p-10).all().item<bool>());
+  weight->clear_high_precision_init_val();
+  EXPECT_FALSE(weight->high_precision_init_val().defined());
+  // With fp8 off: the product of the decoded values.
+  const at::Tensor x = torch::randn({4, 32}, on_hpu());
+  EXPECT_TRUE(same_bits(layer(x), torch::nn::functional::linear(x, weight->values(), layer->bias)));
+}
+
+TEST(Fp8Weight, LearnsWithOurOptimizersAndNotWithOthers) {
+  for (const bool fp8_on : {false, true}) {
+    for (const bool master : {false, true}) {
+      Linear layer = held_in_fp8(options(master, false));
+      const at::Tensor x = torch::randn({64, 32}, on_hpu()), target = torch::randn({64, 48}, on_hpu()) * 0.1;
+      runtime::optim::FusedAdamW optimizer(layer->parameters(), runtime::optim::FusedAdamWOptions(3e-3));
+      double first = 0, last = 0;
+      for (int i = 0; i < 60; ++i) {
+        at::Tensor loss;
+        {
+          const fp8_autocast region(fp8_on, recipes::CurrentScaling{});
+          loss = torch::mse_loss(layer(x), target);
+        }
+        optimizer.zero_grad();
+        loss.backward();
+        EXPECT_EQ(layer->weight.grad().scalar_type(), at::kFloat);
+        optimizer.step();
+        (i == 0 ? first : last) = loss.item<double>();
+      }
+      EXPECT_EQ(layer->weight.scalar_type(), at::kFloat8_e4m3fn);
+      EXPECT_LT(last, 0.9 * first) << fp8_on << master;
+    }
+  }
+  Linear layer = held_in_fp8();
+  torch::optim::AdamW upstream(layer->parameters(), torch::optim::AdamWOptions(1e-3));
+  layer(torch::randn({4, 32}, on_hpu())).sum().backward();
+  EXPECT_NE(test::error_of([&] { upstream.step(); }), "");
+}
+
+TEST(Fp8Weight, ArchivesHoldTheScale) {
+  const test::TempDir dir;
+  const std::string file = (dir / "layer.pt").string();
+  Linear layer = held_in_fp8(options(false, false)), other = held_in_fp8(options(false, false));
+  fp8_weight(layer->weight)->assign(torch::randn({48, 32}, on_hpu()) * 7);
+  torch::save(layer, file);
+  torch::load(other, file);
+  EXPECT_EQ(fp8_weight(other->weight)->state(), fp8_weight(layer->weight)->state());
+  EXPECT_TRUE(same_bits(fp8_weight(other->weight)->values(), fp8_weight(layer->weight)->values()));
+  const at::Tensor x = torch::randn({4, 32}, on_hpu());
+  const fp8_autocast region(true, recipes::CurrentScaling{});
+  EXPECT_TRUE(same_bits(other(x), layer(x)));
+  Linear plain(32, 48);
+  torch::save(plain, file);
+  EXPECT_NE(test::error_of([&] { torch::load(other, file); }), "");  // values must not be taken for codes
+}
+
+TEST(Fp8Weight, RefusesRecipesWithBlockScales) {
+  QuantizedInitOptions o;
+  o.recipe = recipes::Recipe(recipes::MXFP8{});
+  EXPECT_TRUE(throws_with({"quantized_model_init", "mxfp8", "delayed, current"}, [&] { quantized_model_init init(o); }));
+}
+
+}  // namespace
+}  // namespace fp8::te
