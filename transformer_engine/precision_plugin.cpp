@@ -157,11 +157,17 @@ void HPUPrecisionPlugin::check_precision() const {
 
 quant::ConversionReport HPUPrecisionPlugin::convert_modules(torch::nn::Module& model, const ConvertOptions& options) {
   check_precision();
+  return convert_now(model, options);
+}
+
+void HPUPrecisionPlugin::set_recipe(const recipes::Recipe& recipe) {
+  recipes::validate(recipe);
+  recipe_ = recipe;
+}
+
+quant::ConversionReport HPUPrecisionPlugin::convert_now(torch::nn::Module& model, const ConvertOptions& options) {
   if (options.inference) return convert_for_inference(model, options);
-  if (options.recipe.has_value()) {
-    recipes::validate(*options.recipe);
-    recipe_ = *options.recipe;
-  }
+  if (options.recipe.has_value()) set_recipe(*options.recipe);
   TrainingOptions training;
   training.recipe = recipe_;
   training.rules = options.rules;

@@ -117,6 +117,9 @@ class HPUPrecisionPlugin {
 
  protected:
   void check_precision() const;
+  /// convert_modules() without the check of the precision.
+  quant::ConversionReport convert_now(torch::nn::Module& model, const ConvertOptions& options);
+  void set_recipe(const recipes::Recipe& recipe);
 
  private:
   std::string precision_, device_;

@@ -4,6 +4,7 @@
 #include "fp8/transformer_engine/activation_checkpoint.h"
 #include "fp8/transformer_engine/attention.h"
 #include "fp8/transformer_engine/convert_training.h"
+#include "fp8/transformer_engine/deepspeed_plugin.h"
 #include "fp8/transformer_engine/extra_state.h"
 #include "fp8/transformer_engine/fp8_autocast.h"
 #include "fp8/transformer_engine/fp8_weight.h"
