@@ -91,7 +91,9 @@ struct Recompute final : torch::autograd::Node {
       roots.push_back(outputs[i]);
       root_gradients.push_back(gradients[i]);
     }
-    if (!roots.empty()) torch::autograd::backward(roots, root_gradients);
+    if (roots.empty()) return;
+    const Fp8Region::InnerBackward inner(region);
+    torch::autograd::backward(roots, root_gradients);
   }
 
   void release_variables() override { inputs.clear(); }

@@ -166,7 +166,6 @@ struct Fp8Attention : torch::autograd::Function<Fp8Attention> {
     {
       const at::NoGradGuard no_grad;
       result = backward_products(*call, context->get_saved_variables(), gradients[0]);
-      if (call->scales.last_backward) call->region->finish_backward();
     }
     for (auto& g : result) g = once_differentiable(g);
     result.resize(5);

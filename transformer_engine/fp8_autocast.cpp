@@ -2,7 +2,9 @@
 #include "fp8/transformer_engine/fp8_autocast.h"
 
 #include <c10/util/Exception.h>
+#include <torch/csrc/autograd/engine.h>
 
+#include <algorithm>
 #include <exception>
 #include <utility>
 
@@ -14,30 +16,30 @@ namespace {
 
 thread_local std::shared_ptr<Fp8Region> t_region;
 
+using runtime::distributed::ProcessGroup;
 using States = std::vector<std::shared_ptr<Fp8State>>;
 
-States take(std::vector<std::weak_ptr<Fp8State>>& from) {
-  States states;
-  for (const auto& weak : from) {
-    if (auto state = weak.lock()) states.push_back(std::move(state));
+/// The names of the products as a number that f32 holds exactly.
+float names_number(const States& states) {
+  std::uint32_t h = 2166136261u;
+  for (const auto& state : states) {
+    for (const char c : state->name() + '\n') h = (h ^ static_cast<unsigned char>(c)) * 16777619u;
   }
-  from.clear();
-  return states;
+  return static_cast<float>((h ^ (h >> 24)) & 0xFFFFFF);
 }
 
-void add_once(std::vector<std::weak_ptr<Fp8State>>& to, const std::shared_ptr<Fp8State>& state) {
-  for (const auto& known : to) {
-    if (!known.owner_before(state) && !state.owner_before(known)) return;
-  }
-  to.push_back(state);
-}
-
-/// All ranks' amaxes in one message, in the order in which the modules ran.
-void reduce(const States& states, Pass pass, runtime::distributed::ProcessGroup* group) {
-  if (group == nullptr) return;
+/// All ranks' amaxes in one message, in the order in which the modules ran: {amax, amax, ..., names, -names}.
+void reduce(const States& states, Pass pass, ProcessGroup& group) {
   std::vector<float> all;
   for (const auto& state : states) state->copy_recorded(pass, all);
-  group->all_reduce_max(all.data(), all.size());
+  if (all.empty()) return;
+  const float names = names_number(states);
+  all.push_back(names);
+  all.push_back(-names);
+  group.all_reduce_max(all.data(), all.size());
+  TORCH_CHECK(all[all.size() - 2] == -all.back(), "[fp8_autocast] rank ", group.rank(), " of ", group.size(), ": the ranks ran different products ",
+              pass == Pass::forward ? "forward" : "backward", ": this one ran ", states.size(), ", '", states.front()->name(), "' to '", states.back()->name(),
+              "'; with reduce_amax all run the same ones in the same order");
   const float* next = all.data();
   for (const auto& state : states) next = state->replace_recorded(pass, next);
 }
@@ -51,47 +53,82 @@ Fp8Region::Fp8Region(Fp8AutocastOptions options, std::shared_ptr<Fp8Region> oute
   } else if (outer_ != nullptr) {
     recipe_ = outer_->recipe_;
   }
+  if (options_.group == nullptr && outer_ != nullptr) options_.group = outer_->options_.group;
+  if (options_.group != nullptr && options_.group->size() > 1) group_ = options_.group;
   if (outer_ == nullptr) return;
-  if (options_.group == nullptr) options_.group = outer_->options_.group;
   if (!options_.is_first_microbatch.has_value()) options_.is_first_microbatch = outer_->options_.is_first_microbatch;
   if (options_.seed == 0) options_.seed = outer_->options_.seed;
 }
 
-Fp8Region& Fp8Region::root() { return outer_ == nullptr ? *this : outer_->root(); }
+void Fp8Region::add_once(std::vector<Ran>& to, const std::shared_ptr<Fp8State>& state, const std::shared_ptr<ProcessGroup>& group) {
+  for (const auto& known : to) {
+    if (!known.state.owner_before(state) && !state.owner_before(known.state)) return;
+  }
+  to.push_back({state, group});
+}
 
-bool Fp8Region::ran_forward(const std::shared_ptr<Fp8State>& state) {
+Fp8Region::Taken Fp8Region::take(std::vector<Ran>& from) {
+  const std::lock_guard<std::mutex> lock(mutex_);
+  Taken taken;
+  for (const auto& ran : from) {
+    auto state = ran.state.lock();
+    if (state == nullptr) continue;
+    taken.states.push_back(state);
+    if (ran.group == nullptr) continue;
+    auto same = std::find_if(taken.by_group.begin(), taken.by_group.end(), [&](const auto& g) { return g.first == ran.group; });
+    if (same == taken.by_group.end()) same = taken.by_group.insert(same, {ran.group, {}});
+    same->second.push_back(std::move(state));
+  }
+  from.clear();
+  return taken;
+}
+
+void Fp8Region::ran_forward(const std::shared_ptr<Fp8State>& state) {
   Fp8Region& r = root();
   const std::lock_guard<std::mutex> lock(r.mutex_);
-  add_once(r.forward_, state);
-  return !std::exchange(r.any_forward_, true);
+  add_once(r.forward_, state, group_);
 }
 
 void Fp8Region::ran_backward(const std::shared_ptr<Fp8State>& state) {
   Fp8Region& r = root();
   const std::lock_guard<std::mutex> lock(r.mutex_);
-  add_once(r.backward_, state);
+  add_once(r.backward_, state, group_);
+  r.finish_after_backward();
 }
 
-void Fp8Region::finish_backward() {
-  Fp8Region& r = root();
-  States states;
-  {
-    const std::lock_guard<std::mutex> lock(r.mutex_);
-    states = take(r.backward_);
-  }
-  reduce(states, Pass::backward, r.options_.group.get());
-  for (const auto& state : states) state->end_of_step(Pass::backward);
+/// Once per backward(), whichever products take part in it. Holds the lock.
+void Fp8Region::finish_after_backward() {
+  const int task = torch::autograd::get_current_graph_task_id();
+  if (task < 0 || task == graph_task_ || inner_backwards_ > 0) return;
+  torch::autograd::Engine::get_default_engine().queue_callback([region = shared_from_this()] { region->finish_backward(); });
+  graph_task_ = task;
+}
+
+Fp8Region::InnerBackward::InnerBackward(std::shared_ptr<Fp8Region> region) {
+  if (region == nullptr) return;
+  root_ = region->root().shared_from_this();
+  const std::lock_guard<std::mutex> lock(root_->mutex_);
+  root_->finish_after_backward();
+  ++root_->inner_backwards_;
+}
+Fp8Region::InnerBackward::~InnerBackward() {
+  if (root_ == nullptr) return;
+  const std::lock_guard<std::mutex> lock(root_->mutex_);
+  --root_->inner_backwards_;
 }
 
 void Fp8Region::finish_forward() {
   Fp8Region& r = root();
-  States states;
-  {
-    const std::lock_guard<std::mutex> lock(r.mutex_);
-    states = take(r.forward_);
-  }
-  reduce(states, Pass::forward, r.options_.group.get());
-  for (const auto& state : states) state->end_of_step(Pass::forward);
+  const Taken taken = r.take(r.forward_);
+  for (const auto& [group, states] : taken.by_group) reduce(states, Pass::forward, *group);
+  for (const auto& state : taken.states) state->end_of_step(Pass::forward);
+}
+
+void Fp8Region::finish_backward() {
+  Fp8Region& r = root();
+  const Taken taken = r.take(r.backward_);
+  for (const auto& [group, states] : taken.by_group) reduce(states, Pass::backward, *group);
+  for (const auto& state : taken.states) state->end_of_step(Pass::backward);
 }
 
 const std::shared_ptr<Fp8Region>& current_region() { return t_region; }

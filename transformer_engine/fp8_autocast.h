@@ -11,6 +11,7 @@
 #include <memory>
 #include <mutex>
 #include <optional>
+#include <utility>
 #include <vector>
 
 #include "fp8/recipes/recipe.h"
@@ -32,7 +33,11 @@ struct Fp8AutocastOptions {
 };
 
 /// One region, shared by its RAII guard and the nodes made inside.
-class Fp8Region {
+///
+/// Amaxes meet those of the other ranks twice a step: those of forward when the outermost region ends, those of backward when backward() does
+/// (in the engine's final callback, on the thread that ran last). Every rank must run the same products in the same order between two
+/// meetings; other products, or none at all, are an error on all of them.
+class Fp8Region : public std::enable_shared_from_this<Fp8Region> {
  public:
   Fp8Region(Fp8AutocastOptions options, std::shared_ptr<Fp8Region> outer);
 
@@ -40,22 +45,51 @@ class Fp8Region {
   const recipes::Recipe& recipe() const { return recipe_; }
   bool enabled() const { return options_.enabled; }
 
-  /// For modules: `state` recorded amaxes in a forward pass here. True if it is the first of the outermost region: its backward runs last.
-  bool ran_forward(const std::shared_ptr<Fp8State>& state);
+  /// The ranks that share amaxes; null where there are no others.
+  const std::shared_ptr<runtime::distributed::ProcessGroup>& group() const { return group_; }
+
+  /// For modules: `state` ran a forward pass that trains, or a backward pass, in this region.
+  void ran_forward(const std::shared_ptr<Fp8State>& state);
   void ran_backward(const std::shared_ptr<Fp8State>& state);
-  /// Reduces what the backward passes recorded and moves the scales that move at the end of a step.
-  void finish_backward();
+  /// Reduces what was recorded over the ranks, and moves the scales that move at the end of a step. Called by the region itself.
   void finish_forward();
+  void finish_backward();
+
+  /// A backward() inside of a backward() (activation checkpointing): what runs in it is finished by the one around it.
+  class InnerBackward {
+   public:
+    explicit InnerBackward(std::shared_ptr<Fp8Region> region);
+    ~InnerBackward();
+    InnerBackward(const InnerBackward&) = delete;
+    InnerBackward& operator=(const InnerBackward&) = delete;
+
+   private:
+    std::shared_ptr<Fp8Region> root_;
+  };
 
  private:
-  Fp8Region& root();
+  struct Ran {
+    std::weak_ptr<Fp8State> state;
+    std::shared_ptr<runtime::distributed::ProcessGroup> group;
+  };
+  struct Taken {
+    std::vector<std::shared_ptr<Fp8State>> states;
+    std::vector<std::pair<std::shared_ptr<runtime::distributed::ProcessGroup>, std::vector<std::shared_ptr<Fp8State>>>> by_group;
+  };
+  static void add_once(std::vector<Ran>& to, const std::shared_ptr<Fp8State>& state, const std::shared_ptr<runtime::distributed::ProcessGroup>& group);
+  Taken take(std::vector<Ran>& from);
+  Fp8Region& root() { return outer_ == nullptr ? *this : outer_->root(); }
+  void finish_after_backward();
 
   Fp8AutocastOptions options_;
   recipes::Recipe recipe_;
   std::shared_ptr<Fp8Region> outer_;
+  std::shared_ptr<runtime::distributed::ProcessGroup> group_;
+  // Of the outermost region:
   std::mutex mutex_;
-  std::vector<std::weak_ptr<Fp8State>> forward_, backward_;  // of the outermost region
-  bool any_forward_ = false;
+  std::vector<Ran> forward_, backward_;
+  int inner_backwards_ = 0;
+  int graph_task_ = -1;  ///< the backward() that will call finish_backward()
 };
 
 /// The innermost region of this thread; null outside.

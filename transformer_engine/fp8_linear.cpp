@@ -1,6 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 #include "fp8/transformer_engine/fp8_linear.h"
 
+#include <ATen/core/LegacyTypeDispatch.h>
 #include <ATen/core/grad_mode.h>
 #include <ATen/ops/matmul.h>
 #include <ATen/ops/sum.h>
@@ -87,9 +88,12 @@ at::Tensor forward_product(const at::Tensor& x, const at::Tensor& weight, const 
     call.x_rows = std::move(input.rows);
     call.weight_rows = std::move(w.rows);
     const at::Tensor x_codes = without_tensors(call.x_rows, x_grid), w_codes = without_tensors(call.weight_rows, w_grid);
-    const bool keep_weight = !call.options.minimize_memory;
+    // Codes that stay between microbatches cost nothing to keep; cast again, they would have this microbatch's scale.
+    const bool keep_weight = !call.options.minimize_memory || call.first_microbatch.has_value();
     *kept = {call.exact_weight_grad ? x2 : x_codes, x_grid, keep_weight ? w_codes : at::Tensor(), keep_weight ? w_grid : at::Tensor(), keep_weight ? at::Tensor() : weight.detach()};
   }
+  // As the op's own result it must be no view: the code around changes results in place (linear adds its bias so).
+  const at::AutoDispatchBelowADInplaceOrView own_memory;
   return y.reshape(sizes);
 }
 
@@ -139,7 +143,6 @@ variable_list backward_products(AutogradContext* context, const at::Tensor& grad
     }
   }
   if (wants_b) db = at::sum(grad.detach().reshape({-1, grad.size(-1)}), at::IntArrayRef{0}, false, at::kFloat).to(call->bias_dtype);
-  if (call->scales.last_backward) call->region->finish_backward();
   return {once_differentiable(dx), once_differentiable(dw), once_differentiable(db), at::Tensor()};
 }
 

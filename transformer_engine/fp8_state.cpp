@@ -73,7 +73,7 @@ void Fp8State::adopt(const recipes::Recipe& recipe) {
     values_.forward = TensorMeta(forward_tensors_, history);
     values_.backward = TensorMeta(backward_tensors_, history);
     values_.hybrid = d != nullptr && keeps_hybrid_copies(*d) ? TensorMeta(forward_tensors_, history) : TensorMeta();
-    values_.forward_due = values_.backward_due = false;
+    values_.forward_due = values_.backward_due = forward_alone_ = backward_alone_ = false;
     values_.recipe = key;
     kept.reset();
   } else if (d != nullptr) {
@@ -117,10 +117,11 @@ StepScales Fp8State::begin_forward(Fp8Region& region, bool training) {
     const auto& forced = region.options().force_measurement;
     if (training) {
       values_.step = s.step;
-      if (d != nullptr && d->dialect == RecipeDialect::habana && values_.forward_due) {
+      if (d != nullptr && d->dialect == RecipeDialect::habana && values_.forward_due && !forward_alone_) {
         move_scales(Pass::forward, forced.has_value() || recipes::updates_scale(*d, s.step));
       }
       s.record = d != nullptr && forced.value_or(recipes::measures_amax(*d, s.step));
+      s.reduce = s.record && d->reduce_amax && region.group() != nullptr;
     }
     s.scale = to_vector(values_.forward.scale);
     s.scale_inv = to_vector(values_.forward.scale_inv);
@@ -129,7 +130,7 @@ StepScales Fp8State::begin_forward(Fp8Region& region, bool training) {
       s.hybrid_scale_inv = to_vector(values_.hybrid.scale_inv);
     }
   }
-  if (training) s.last_backward = region.ran_forward(shared_from_this());
+  if (training) region.ran_forward(shared_from_this());
   if (log != nullptr) log->remember(*this, s);
   return s;
 }
@@ -138,11 +139,11 @@ StepScales Fp8State::begin_backward(Fp8Region& region, const StepScales& forward
   StepScales s;
   s.step = forward.step;
   s.record = forward.record;
-  s.last_backward = forward.last_backward;
+  s.reduce = forward.reduce;
   {
     const std::lock_guard<std::mutex> lock(mutex_);
     const auto* d = delayed();
-    if (d != nullptr && d->dialect == RecipeDialect::habana && values_.backward_due) {
+    if (d != nullptr && d->dialect == RecipeDialect::habana && values_.backward_due && !backward_alone_) {
       move_scales(Pass::backward, region.options().force_measurement.has_value() || recipes::updates_scale(*d, s.step));
     }
     values_.backward_step = s.step;
@@ -165,6 +166,7 @@ void Fp8State::record(Pass pass, const StepScales& scales, int index, float amax
     statistics_.worst = std::max(statistics_.worst, reached);
   }
   (pass == Pass::forward ? values_.forward_due : values_.backward_due) = true;
+  if (scales.reduce) (pass == Pass::forward ? forward_alone_ : backward_alone_) = true;
   // A NaN or an infinity says nothing about the next step, and would stay in the history for its whole length.
   if (!std::isfinite(amax)) return;
   recipes::record_amax(pass == Pass::forward ? values_.forward : values_.backward, *d, index, amax);
@@ -194,11 +196,12 @@ const float* Fp8State::replace_recorded(Pass pass, const float* from) {
   const std::lock_guard<std::mutex> lock(mutex_);
   const auto* d = delayed();
   if (d == nullptr || !d->reduce_amax) return from;
+  (pass == Pass::forward ? forward_alone_ : backward_alone_) = false;
   TensorMeta& meta = pass == Pass::forward ? values_.forward : values_.backward;
-  const int row = current_row(meta, *d);
+  const bool hybrid = pass == Pass::forward && keeps_hybrid_copies(*d);
   for (Eigen::Index i = 0; i < meta.amax_history.cols(); ++i, ++from) {
-    meta.amax_history(row, i) = *from;
-    if (pass == Pass::forward && keeps_hybrid_copies(*d)) values_.hybrid.amax_history(row, i) = *from;
+    meta.amax_history(current_row(meta, *d), i) = *from;
+    if (hybrid) values_.hybrid.amax_history(current_row(values_.hybrid, *d), i) = *from;
   }
   return from;
 }
@@ -240,8 +243,16 @@ void Fp8State::set_values(Fp8StateValues values) {
   TORCH_CHECK(values.recipe.empty() || (values.forward.scale.size() == forward_tensors_ && values.backward.scale.size() == backward_tensors_),
               "[set_extra_state] '", name_, "': expected the state of ", forward_tensors_, " forward and ", backward_tensors_, " backward tensors, got ",
               values.forward.scale.size(), " and ", values.backward.scale.size());
+  const auto& h = values.hybrid;
+  const bool needs_hybrid = values.recipe == key_of(DelayedScaling{.fp8_format = RecipeFormat::HYBRID});
+  TORCH_CHECK((h.tensors() == 0 && !needs_hybrid) ||
+                  (h.tensors() == forward_tensors_ && h.history() == values.forward.history() && h.amax_history_index == values.forward.amax_history_index),
+              "[set_extra_state] '", name_, "': hybrid: expected ", forward_tensors_, " tensors, a history of ", values.forward.history(), " and index ",
+              values.forward.amax_history_index, ", as forward has, got ", h.tensors(), ", ", h.history(), " and ", h.amax_history_index);
+  for (const float a : values.amax_seen) TORCH_CHECK(std::isfinite(a) && a >= 0.0f, "[set_extra_state] '", name_, "': amax_seen: found ", a, ", allowed: finite values >= 0");
   const std::lock_guard<std::mutex> lock(mutex_);
   values_ = std::move(values);
+  forward_alone_ = backward_alone_ = false;
   values_.amax_seen.resize(static_cast<std::size_t>(forward_tensors_), 0.0f);
   kept.reset();
 }

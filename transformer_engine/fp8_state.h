@@ -7,7 +7,9 @@
 // Two timings, by the recipe's dialect:
 //   habana   at the next forward (backward) entry: if the last one measured, new scales when the interval says so, then the ring's index
 //            moves on. HYBRID keeps a second set of scales for the E5M2 copies that the backward pass reads.
-//   nvidia   at the end of the outermost region (forward) and after the last backward of a step: new scales, then the history rolls
+//   nvidia   at the end of the outermost region (forward) and when backward() ends: new scales, then the history rolls
+// Where ranks share amaxes, habana's scales wait for the same two moments, at which the amaxes meet: a product that runs twice in between
+// records the larger amax.
 //
 // Recipes without history (current, block, mxfp8) use the step counter alone, for stochastic rounding's seeds.
 #pragma once
@@ -34,7 +36,7 @@ struct StepScales {
   std::vector<float> scale, scale_inv;                ///< per tensor of the pass
   std::vector<float> hybrid_scale, hybrid_scale_inv;  ///< of the E5M2 copies; empty: the backward pass reads the forward's codes
   bool record = false;                                ///< amaxes go into the history
-  bool last_backward = false;                         ///< forward: this product's backward is the step's last
+  bool reduce = false;                                ///< the ranks' amaxes meet before scales are made of them
   std::int64_t step = 0;                              ///< of this product, from 1
 };
 
@@ -107,6 +109,7 @@ class Fp8State : public std::enable_shared_from_this<Fp8State> {
   std::optional<recipes::Recipe> own_, in_use_;
   recipes::Dialect dialect_ = recipes::Dialect::gaudi3;
   Fp8StateValues values_;
+  bool forward_alone_ = false, backward_alone_ = false;  ///< what is recorded has not met the other ranks' yet
   CastStatistics statistics_;
 };
 

@@ -1,0 +1,352 @@
+// SPDX-License-Identifier: Apache-2.0
+// What fp8 training remembers: saved and loaded bit for bit, the same under activation checkpointing, kept between microbatches, counted, and
+// small in memory.
+#include <torch/torch.h>
+
+#include "fp8/runtime/device/memory.h"
+#include "fp8/runtime/kernels/thread_pool.h"
+#include "fp8/runtime/optim/fused_adamw.h"
+#include "fp8/transformer_engine/activation_checkpoint.h"
+#include "fp8/transformer_engine/extra_state.h"
+#include "fp8/transformer_engine/fp8_weight.h"
+#include "fp8/transformer_engine/linear.h"
+#include "support/temp_dir.h"
+#include "transformer_engine/training_models.h"
+
+namespace fp8::te {
+namespace {
+
+using namespace test;
+using recipes::DelayedScaling;
+
+DelayedScaling nvidia(int history) {
+  DelayedScaling d = DelayedScaling::nvidia();
+  d.amax_history_len = history;
+  return d;
+}
+DelayedScaling every_second_step() {
+  DelayedScaling d = habana_hybrid(2);
+  d.interval = 2;
+  return d;
+}
+
+void set_values(const torch::nn::Module& model, const std::vector<at::Tensor>& values) {
+  const torch::NoGradGuard no_grad;
+  auto parameters = model.parameters();
+  for (std::size_t i = 0; i < values.size(); ++i) parameters[i].copy_(values[i]);
+}
+
+std::vector<float> sgd(const Task& task, const HPUPrecisionPlugin& plugin, int steps) {
+  torch::optim::SGD optimizer(task.model->parameters(), 0.05);
+  return train(task, plugin, optimizer, steps);
+}
+
+::testing::AssertionResult same_state(const torch::nn::Module& a, const torch::nn::Module& b) {
+  const ExtraState x = get_extra_state(a), y = get_extra_state(b);
+  if (x.json != y.json) return ::testing::AssertionFailure() << x.json.dump() << "\n" << y.json.dump();
+  for (const auto& [name, tensor] : x.tensors) {
+    if (!same_bits(tensor, y.tensors.at(name))) return ::testing::AssertionFailure() << name;
+  }
+  return ::testing::AssertionSuccess();
+}
+
+// ---- saved and loaded
+
+TEST(ExtraState, ResumedTrainingIsBitEqual) {
+  for (const DelayedScaling& recipe : {habana_hybrid(1), habana_hybrid(3), every_second_step(), DelayedScaling::habana(), nvidia(1), nvidia(4)}) {
+    const TempDir dir;
+    const Task through = mlp_task(), first = mlp_task(), second = mlp_task(/*seed=*/9);
+    const auto whole = sgd(through, converted(through, recipe), 7);
+    sgd(first, converted(first, recipe), 3);
+    save_extra_state(*first.model, dir.path());
+    set_values(*second.model, values_of(*first.model));
+    const HPUPrecisionPlugin plugin = converted(second, recipe);
+    const auto report = load_extra_state(*second.model, dir.path());
+    EXPECT_TRUE(report.missing.empty() && report.unexpected.empty());
+    const Task resumed{second.model, second.forward, first.x, first.labels};
+    const auto rest = sgd(resumed, plugin, 4);
+    EXPECT_EQ(rest, std::vector<float>(whole.begin() + 3, whole.end())) << recipes::describe(recipe);
+    EXPECT_TRUE(all_same(values_of(*second.model), values_of(*through.model))) << recipes::describe(recipe);
+    EXPECT_TRUE(same_state(*second.model, *through.model)) << recipes::describe(recipe);
+  }
+}
+
+// With algorithm max, rows of zeros change nothing.
+TEST(ExtraState, GoesIntoAnotherHistoryLength) {
+  for (const bool is_nvidia : {false, true}) {
+    const auto recipe = [&](int history) { return is_nvidia ? nvidia(history) : habana_hybrid(history); };
+    const Task task = mlp_task(), longer = mlp_task(), shorter = mlp_task();
+    const HPUPrecisionPlugin plugin = converted(task, recipe(3));
+    sgd(task, plugin, 3);
+    const ExtraState state = get_extra_state(*task.model);
+    for (const Task* other : {&longer, &shorter}) set_values(*other->model, values_of(*task.model));
+    const HPUPrecisionPlugin five = converted(longer, recipe(5)), one = converted(shorter, recipe(1));
+    set_extra_state(*longer.model, state);
+    set_extra_state(*shorter.model, state);
+    EXPECT_EQ(sgd(longer, five, 1), sgd(task, plugin, 1));
+    sgd(shorter, one, 1);
+    for (const auto& [name, s] : fp8_states(*longer.model)) EXPECT_EQ(s->values().forward.history(), 5) << name;
+    for (const auto& [name, s] : fp8_states(*shorter.model)) EXPECT_EQ(s->values().backward.history(), 1) << name;
+  }
+}
+
+TEST(ExtraState, SaysWhatIsMissingAndRefusesWhatIsWrong) {
+  const Task task = mlp_task();
+  const HPUPrecisionPlugin plugin = converted(task, habana_hybrid(2));
+  sgd(task, plugin, 2);
+  const ExtraState good = get_extra_state(*task.model);
+  ExtraState part = good;
+  part.json["states"].erase("fc2");
+  part.json["states"]["other"] = part.json["states"]["fc1"];
+  const auto report = set_extra_state(*task.model, part);
+  EXPECT_EQ(report.missing, std::vector<std::string>{"fc2"});
+  EXPECT_EQ(report.unexpected, std::vector<std::string>{"other"});
+
+  const auto refused = [&](const std::vector<std::string>& words, const std::function<void(ExtraState&)>& spoil) {
+    ExtraState bad = good;
+    spoil(bad);
+    return throws_with(words, [&] { set_extra_state(*task.model, bad); });
+  };
+  EXPECT_TRUE(refused({"version", "2"}, [](ExtraState& s) { s.json["version"] = 2; }));
+  EXPECT_TRUE(refused({"'fc1'", "forward.scale"}, [](ExtraState& s) { s.tensors.erase("fc1.forward.scale"), s.tensors["fc1.forward.scale"] = torch::ones({2}, at::kDouble); }));
+  EXPECT_TRUE(refused({"'fc1'", "forward_index", "7"}, [](ExtraState& s) { s.json["states"]["fc1"]["forward_index"] = 7; }));
+  EXPECT_TRUE(refused({"'fc1'", "step"}, [](ExtraState& s) { s.json["states"]["fc1"]["step"] = -1; }));
+  EXPECT_TRUE(refused({"'fc1'", "scale"}, [](ExtraState& s) { s.tensors["fc1.forward.scale"] = torch::tensor({1.0f, 0.0f}); }));
+  EXPECT_TRUE(refused({"'fc1'", "2 forward", "3"}, [](ExtraState& s) {
+    s.tensors["fc1.forward.scale"] = torch::ones({3});
+    s.tensors["fc1.forward.amax_history"] = torch::ones({2, 3});
+  }));
+  // The second set of scales must fit the first, or a pass would read past its end.
+  EXPECT_TRUE(refused({"'fc1'", "hybrid", "2 tensors"}, [](ExtraState& s) {
+    s.tensors["fc1.hybrid.scale"] = torch::ones({1});
+    s.tensors["fc1.hybrid.amax_history"] = torch::ones({2, 1});
+  }));
+  EXPECT_TRUE(refused({"'fc1'", "hybrid"}, [](ExtraState& s) { s.tensors.erase("fc1.hybrid.scale"); }));
+  EXPECT_TRUE(refused({"'fc1'", "hybrid"}, [](ExtraState& s) { s.json["states"]["fc1"]["hybrid_index"] = 1 - s.json["states"]["fc1"]["hybrid_index"].get<int>(); }));
+  EXPECT_TRUE(refused({"'fc1'", "amax_seen"}, [](ExtraState& s) { s.tensors["fc1.amax_seen"] = torch::tensor({1.0f, NAN}); }));
+  set_extra_state(*task.model, good);
+  EXPECT_EQ(get_extra_state(*task.model).json, good.json);
+}
+
+TEST(ExtraState, TravelsInAModulesArchive) {
+  torch::manual_seed(2);
+  Linear layer(16, 24), again(16, 24), fresh(16, 24);
+  const at::Tensor x = torch::randn({8, 16}, on_hpu());
+  const auto step = [&](Linear& l) {
+    const fp8_autocast region(true, habana_hybrid(3));
+    at::Tensor y = l(x);
+    y.square().sum().backward();
+    return y.detach();
+  };
+  for (int i = 0; i < 3; ++i) step(layer);
+  std::stringstream bytes;
+  torch::save(layer, bytes);
+  torch::load(again, bytes);
+  EXPECT_TRUE(same_bits(step(again), step(layer)));
+  EXPECT_TRUE(same_bits(step(again), step(layer)));
+
+  torch::nn::Linear plain(16, 24);  // an archive without fp8 state: weights are taken, scales stay
+  std::stringstream plain_bytes;
+  torch::save(plain, plain_bytes);
+  torch::load(fresh, plain_bytes);
+  EXPECT_EQ(fresh->fp8_states()[0]->values().step, 0);
+  EXPECT_TRUE(same_bits(fresh->weight.cpu(), plain->weight));
+
+  torch::serialize::OutputArchive foreign;
+  plain->save(foreign);
+  foreign.write("_extra_state", torch::tensor({0x80, 4, 0x95}, at::kByte), /*is_buffer=*/true);
+  std::stringstream foreign_bytes;
+  foreign.save_to(foreign_bytes);
+  torch::serialize::InputArchive input;
+  input.load_from(foreign_bytes);
+  EXPECT_TRUE(throws_with({"pickle"}, [&] { fresh->load(input); }));
+}
+
+// ---- activation checkpointing
+
+TEST(ActivationCheckpoint, GradientsAndScalesAreThoseWithout) {
+  for (const recipes::Recipe& recipe : {recipes::Recipe(habana_hybrid(2)), recipes::Recipe(nvidia(3)), recipes::Recipe(recipes::CurrentScaling{})}) {
+    for (const bool nested : {false, true}) {
+      const Task task = mlp_task(), plain = mlp_task();
+      const HPUPrecisionPlugin plugin = converted(task, recipe);
+      converted(plain, recipe);
+      auto net = std::dynamic_pointer_cast<MnistNetImpl>(task.model);
+      const auto inner = [&](const at::Tensor& x) { return torch::dropout(torch::relu(net->fc2(x)), 0.25, true); };
+      const auto outer = [&](const at::Tensor& x) {
+        const at::Tensor h = torch::relu(net->fc1(x));
+        return nested ? checkpoint(inner, h) : inner(h);
+      };
+      auto plain_net = std::dynamic_pointer_cast<MnistNetImpl>(plain.model);
+      Task with = task, without = plain;
+      with.forward = [&](const at::Tensor& x) { return net->fc3(checkpoint(outer, x.flatten(1))); };
+      without.forward = [&](const at::Tensor& x) { return plain_net->fc3(torch::dropout(torch::relu(plain_net->fc2(torch::relu(plain_net->fc1(x.flatten(1))))), 0.25, true)); };
+      for (int step = 1; step <= 4; ++step) {
+        task.model->zero_grad();
+        plain.model->zero_grad();
+        torch::manual_seed(step);
+        const float a = backward_step(with, plugin);
+        torch::manual_seed(step);
+        const float b = backward_step(without, plugin);
+        EXPECT_EQ(a, b);
+        EXPECT_TRUE(all_same(gradients_of(*task.model), gradients_of(*plain.model))) << recipes::describe(recipe) << ", step " << step << ", nested " << nested;
+        EXPECT_TRUE(same_state(*task.model, *plain.model));
+      }
+    }
+  }
+}
+
+// ---- microbatches and memory
+
+TEST(Microbatches, TheKeptWeightGivesTheSameGradients) {
+  const Task cached = mlp_task(), anew = mlp_task(), small = mlp_task();
+  const HPUPrecisionPlugin plugin = converted(cached, recipes::CurrentScaling{});
+  converted(anew, recipes::CurrentScaling{});
+  converted(small, recipes::CurrentScaling{}, {.minimize_memory = true});
+  for (int step = 0; step < 2; ++step) {
+    for (int micro = 0; micro < 3; ++micro) {
+      const float a = backward_step(cached, plugin, {.is_first_microbatch = micro == 0});
+      EXPECT_EQ(a, backward_step(anew, plugin));
+      EXPECT_EQ(a, backward_step(small, plugin, {.is_first_microbatch = micro == 0}));
+    }
+    EXPECT_TRUE(all_same(gradients_of(*cached.model), gradients_of(*anew.model)));
+    EXPECT_TRUE(all_same(gradients_of(*cached.model), gradients_of(*small.model)));
+    for (const Task* t : {&cached, &anew, &small}) {
+      torch::optim::SGD(t->model->parameters(), 0.05).step();
+      t->model->zero_grad();
+    }
+  }
+  // The weight is cast in the first one only: casts are x, w and the gradient, then x and the gradient.
+  const Task counted = mlp_task();
+  const HPUPrecisionPlugin delayed = converted(counted, nvidia(4));
+  backward_step(counted, delayed, {.is_first_microbatch = true});
+  EXPECT_EQ(take_statistics(*counted.model).at("fc2").casts, 3);
+  backward_step(counted, delayed, {.is_first_microbatch = false});
+  EXPECT_EQ(take_statistics(*counted.model).at("fc2").casts, 2);
+  // Delayed scales move between microbatches; what backward multiplies with is what forward did, also where codes are not kept.
+  const Task kept = mlp_task(), minimal = mlp_task();
+  const HPUPrecisionPlugin kept_plugin = converted(kept, habana_hybrid());
+  converted(minimal, habana_hybrid(), {.minimize_memory = true});
+  for (int micro = 0; micro < 3; ++micro) {
+    for (const Task* t : {&kept, &minimal}) backward_step(*t, kept_plugin, {.is_first_microbatch = micro == 0});
+  }
+  EXPECT_TRUE(all_same(gradients_of(*kept.model), gradients_of(*minimal.model)));
+}
+
+/// Bytes that a forward pass leaves behind for its backward pass.
+std::int64_t saved_bytes(const Task& task, const HPUPrecisionPlugin& plugin) {
+  backward_step(task, plugin);  // gradients and scales exist
+  const std::int64_t before = runtime::memory_stats().InUse;
+  const auto region = plugin.forward_context();
+  const at::Tensor loss = loss_of(task, task.forward(task.x));
+  return runtime::memory_stats().InUse - before;
+}
+
+TEST(Memory, LessIsSavedForBackwardThanInBf16) {
+  const std::int64_t bf16 = saved_bytes(lm_task(), HPUPrecisionPlugin("bf16-mixed"));
+  for (const recipes::Recipe& recipe : {recipes::Recipe(nvidia(4)), recipes::Recipe(habana_hybrid()), recipes::Recipe(recipes::CurrentScaling{})}) {
+    const Task task = lm_task(), small = lm_task();
+    const HPUPrecisionPlugin plugin = converted(task, recipe);
+    converted(small, recipe, {.minimize_memory = true});
+    const std::int64_t fp8 = saved_bytes(task, plugin), minimal = saved_bytes(small, plugin);
+    EXPECT_LT(fp8, bf16) << recipes::describe(recipe);
+    EXPECT_LT(minimal, fp8) << recipes::describe(recipe);
+    EXPECT_TRUE(all_same(gradients_of(*task.model), gradients_of(*small.model))) << recipes::describe(recipe);
+  }
+}
+
+// ---- counters, threads, parameters in fp8
+
+TEST(Statistics, CountWhatCastsDo) {
+  torch::nn::Linear layer(torch::nn::LinearOptions(16, 16).bias(false));
+  layer->to(kHpu);
+  {
+    const torch::NoGradGuard no_grad;
+    layer->weight.fill_(1.0);
+  }
+  torch::nn::Sequential model(layer);
+  convert_for_training(*model);
+  at::Tensor x = torch::ones({8, 16});
+  x.narrow(0, 0, 2).fill_(1000.0);  // above 448: 32 elements
+  x.narrow(0, 2, 1).fill_(1e-6);    // below 2^-10: 16 elements
+  x[3][0] = 0.0;                    // zero is no underflow
+  const auto step = [&](const at::Tensor& input, bool statistics) {
+    at::Tensor y;
+    {
+      const fp8_autocast region({.recipe = nvidia(1), .statistics = statistics});
+      y = model->forward(hpu(input));
+    }
+    y.sum().backward();
+    return take_statistics(*model).at("0");
+  };
+  const CastStatistics first = step(x, true);
+  EXPECT_EQ(first.elements, 8 * 16 + 16 * 16 + 8 * 16);
+  EXPECT_EQ(first.saturated, 32);
+  EXPECT_EQ(first.underflowed, 16);
+  EXPECT_EQ(first.casts, 3);
+  EXPECT_EQ(first.stale, 0);  // a first step has no scale yet
+  const CastStatistics jumped = step(x * 4, false);
+  EXPECT_EQ(jumped.elements, 0);
+  EXPECT_EQ(jumped.stale, 1);
+  EXPECT_FLOAT_EQ(jumped.worst, 4.0f);
+  EXPECT_EQ(step(x * 4, false).stale, 0);
+}
+
+TEST(StochasticRounding, SameBitsOnAnyNumberOfThreads) {
+  const int before = kernels::num_threads();
+  std::vector<std::vector<at::Tensor>> runs;
+  for (const int threads : {1, 4}) {
+    kernels::set_num_threads(threads);
+    torch::manual_seed(4);
+    torch::nn::Sequential model(torch::nn::Linear(512, 512), torch::nn::ReLU(), torch::nn::Linear(512, 512));
+    model->to(kHpu);
+    convert_for_training(*model);
+    const at::Tensor x = hpu(torch::randn({256, 512}));
+    for (int i = 0; i < 2; ++i) {
+      at::Tensor y;
+      {
+        const fp8_autocast region(true, habana_hybrid());
+        y = model->forward(x);
+      }
+      y.square().mean().backward();
+    }
+    runs.push_back(gradients_of(*model));
+  }
+  kernels::set_num_threads(before);
+  EXPECT_TRUE(all_same(runs[0], runs[1]));
+}
+
+TEST(QuantizedModelInit, OurOptimizersTrainItAndUpstreamsThrow) {
+  torch::manual_seed(12);
+  Linear up{nullptr}, down{nullptr};
+  {
+    const quantized_model_init init({.recipe = recipes::CurrentScaling{}, .keep_master = true});
+    up = Linear(16, 48);
+    down = Linear(48, 8);
+  }
+  EXPECT_TRUE(c10::isFloat8Type(up->weight.scalar_type()));
+  const at::Tensor x = torch::randn({32, 16}, on_hpu()), target = torch::matmul(x, torch::randn({16, 8}, on_hpu())) * 0.1;
+  const std::vector<at::Tensor> parameters = {up->weight, up->bias, down->weight, down->bias};
+  runtime::optim::FusedAdamW ours(parameters, runtime::optim::FusedAdamWOptions(1e-2));
+  torch::optim::AdamW upstream(parameters);
+  std::vector<float> losses;
+  for (int i = 0; i < 40; ++i) {
+    ours.zero_grad();
+    at::Tensor loss;
+    {
+      const fp8_autocast region(true, recipes::CurrentScaling{});
+      loss = torch::mse_loss(down(torch::relu(up(x))), target);
+    }
+    loss.backward();
+    EXPECT_EQ(up->weight.grad().scalar_type(), at::kFloat);
+    if (i == 0) {
+      EXPECT_NE(error_of([&] { upstream.step(); }), "");
+    }
+    ours.step();
+    losses.push_back(loss.item<float>());
+  }
+  EXPECT_LT(mean_of_last(losses, 5), 0.2 * losses[0]);
+  EXPECT_TRUE(c10::isFloat8Type(up->weight.scalar_type()));
+}
+
+}  // namespace
+}  // namespace fp8::te
