@@ -6,8 +6,8 @@
 //   dq = scale dS k        dk = scale dS^T q     dv = P^T do
 //
 // FusedAttention has the Gaudi dialect's arguments: inside an enabled fp8_autocast region it runs in fp8, elsewhere it is fused_sdpa().
-// DotProductAttention has those of NVIDIA's Transformer Engine: it is torch's scaled_dot_product_attention, bit for bit, unless fp8_dpa is set
-// and an enabled region is in force; then it is a FusedAttention.
+// DotProductAttention has those of NVIDIA's Transformer Engine: it is torch's scaled_dot_product_attention, bit for bit, unless fp8_dpa is
+// set and an enabled region is in force; then it is a FusedAttention.
 #pragma once
 #include <ATen/core/Tensor.h>
 #include <torch/nn/cloneable.h>
@@ -38,8 +38,8 @@ class FusedAttentionImpl : public torch::nn::Cloneable<FusedAttentionImpl>, publ
   /// [B, H, L, Dv] in the dtype of the autocast region in force, else of q. attention_mask: bool (true: seen) or added to S; broadcasts to
   /// [B, H, L, S]. is_causal: query i sees keys 0 to i. softmax_mode: "none", "fast".
   /// In fp8: fp8_attention.h.
-  at::Tensor forward(const at::Tensor& q, const at::Tensor& k, const at::Tensor& v, const at::Tensor& attention_mask = {}, bool is_causal = false,
-                     const std::string& softmax_mode = "none");
+  at::Tensor forward(const at::Tensor& q, const at::Tensor& k, const at::Tensor& v, const at::Tensor& attention_mask = {},
+                     bool is_causal = false, const std::string& softmax_mode = "none");
 
   std::vector<std::shared_ptr<Fp8State>> fp8_states() const override { return {state_}; }
   void save(torch::serialize::OutputArchive& archive) const override;
@@ -64,8 +64,8 @@ struct DotProductAttentionOptions {
   std::string attn_mask_type = "causal";
   /// Query i sees keys i + d - first to i + d + second, where d is S - L, or 0 for masks that are causal from the top left; -1: no limit.
   std::pair<std::int64_t, std::int64_t> window_size = {-1, -1};
-  std::optional<double> softmax_scale = {};               ///< default 1 / sqrt(kv_channels)
-  bool fp8_dpa = false;                                   ///< in fp8 inside an enabled region
+  std::optional<double> softmax_scale = {};  ///< default 1 / sqrt(kv_channels)
+  bool fp8_dpa = false;                      ///< in fp8 inside an enabled region
   std::string name = "attention";
 };
 
@@ -76,8 +76,8 @@ class DotProductAttentionImpl : public torch::nn::Cloneable<DotProductAttentionI
   void reset() override;
 
   /// q: [L, B, H, D], k, v: [S, B, G, D] ("sbhd"; "bshd" has B first). Result: [L, B, H * D] ("bshd": [B, L, H * D]).
-  /// attention_mask: bool, **true where a key is masked out**; padding masks: [B, 1, 1, S]; arbitrary: broadcasts to [B, H, L, S]; none with the
-  /// other types. Throws c10::Error naming the argument.
+  /// attention_mask: bool, **true where a key is masked out**; padding masks: [B, 1, 1, S]; arbitrary: broadcasts to [B, H, L, S]; none
+  /// with the other types. Throws c10::Error naming the argument.
   at::Tensor forward(const at::Tensor& q, const at::Tensor& k, const at::Tensor& v, const at::Tensor& attention_mask = {});
 
   void pretty_print(std::ostream& stream) const override;

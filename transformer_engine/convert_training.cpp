@@ -108,6 +108,15 @@ void seed_state(const measure::MeasurementFile& file, const std::string& name, c
   state.seed({largest(m->inputs[0]), largest(*m->weight)}, recipe);
 }
 
+/// Modules that run in fp8 by themselves, by name.
+std::map<std::string, const Fp8Module*> te_modules(const torch::nn::Module& model) {
+  std::map<std::string, const Fp8Module*> found;
+  for (const auto& item : model.named_modules("", /*include_self=*/true)) {
+    if (const auto* module = dynamic_cast<const Fp8Module*>(item.value().get())) found[item.key()] = module;
+  }
+  return found;
+}
+
 /// A tensor is one weight however many modules share it.
 const void* memory_of(const at::Tensor& t) { return t.unsafeGetTensorImpl(); }
 
@@ -118,7 +127,12 @@ quant::ConversionReport convert_for_training(const torch::nn::Module& model, con
   const Selection selection(options);
   quant::ConversionReport report;
   std::vector<WeightModule> chosen;
+  const auto own = te_modules(model);
   for (auto& m : measure::weight_modules(model)) {
+    if (own.count(m.name) != 0) {
+      report.skipped.push_back({m.name, "a module of transformer_engine runs in fp8 by itself"});
+      continue;
+    }
     if (auto reason = selection.reason_to_keep(m)) {
       report.skipped.push_back({m.name, std::move(*reason)});
       continue;
@@ -161,10 +175,12 @@ int restore(const torch::nn::Module& model) {
 measure::MeasurementFile export_amax(const torch::nn::Module& model) {
   measure::MeasurementFile file;
   std::int64_t steps = 0;
+  const auto own = te_modules(model);
   for (const auto& m : measure::weight_modules(model)) {
     const auto* handler = training_handler(m.weight);
-    if (handler == nullptr) continue;
-    const Fp8StateValues values = handler->state()->values();
+    const auto te = own.find(m.name);
+    if (handler == nullptr && (te == own.end() || te->second->fp8_states().size() != 1 || c10::isFloat8Type(m.weight.scalar_type()))) continue;
+    const Fp8StateValues values = (handler != nullptr ? handler->state() : te->second->fp8_states()[0])->values();
     file.selected.push_back(m.name);
     if (values.amax_seen.empty() || values.amax_seen[0] <= 0.0f) continue;
     measure::Measurement one;

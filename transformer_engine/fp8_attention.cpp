@@ -41,7 +41,13 @@ struct Call : torch::CustomClassHolder {
 ops::Scale one(float value) { return {{value}, {}}; }
 
 CastPlan plan_of(const Call& call, Role role, int index, const StepScales& scales) {
-  CastPlan plan{.recipe = call.recipe, .dialect = call.dialect, .role = role, .need_rows = false, .state = call.state.get(), .scales = &scales, .index = index};
+  CastPlan plan{.recipe = call.recipe,
+                .dialect = call.dialect,
+                .role = role,
+                .need_rows = false,
+                .state = call.state.get(),
+                .scales = &scales,
+                .index = index};
   plan.statistics = call.region->options().statistics;
   return plan;
 }
@@ -65,7 +71,8 @@ at::Tensor grouped_mask(const Call& call, const at::Tensor& mask, std::int64_t h
 }
 
 /// The fp8 forward. kept: where a gradient is wanted gets {q, k, v codes, P codes, dm} or {q, k, v codes, m, linv, seed}, and the mask.
-at::Tensor forward_product(const at::Tensor& q, const at::Tensor& k, const at::Tensor& v, const at::Tensor& mask, Call& call, variable_list* kept) {
+at::Tensor forward_product(const at::Tensor& q, const at::Tensor& k, const at::Tensor& v, const at::Tensor& mask, Call& call,
+                           variable_list* kept) {
   const auto cast = [&](const at::Tensor& t, int index, float* scale_inv) {
     const OperandPair pair = quantize_operand(t.detach().to(call.activation).contiguous(), plan_of(call, Role::input, index, call.scales));
     *scale_inv = pair.columns.scale_inv;
@@ -83,8 +90,14 @@ at::Tensor forward_product(const at::Tensor& q, const at::Tensor& k, const at::T
   s.d_q = one(call.d_q), s.d_k = one(call.d_k), s.d_v = one(call.d_v), s.q_s = one(call.q_s), s.d_s = one(call.d_s);
   const at::Tensor seen = grouped_mask(call, mask, q.size(1));
   const std::optional<at::Tensor> m = seen.defined() ? std::optional<at::Tensor>(seen) : std::nullopt, none;
-  const ops::SdpaOptions o{.mask = m, .p = call.options.p, .scale = call.options.scale, .is_causal = call.options.is_causal, .softmax_mode = call.options.softmax_mode, .valid_seq_len = none,
-                           .seq_padding_type = "left", .seed = {}};
+  const ops::SdpaOptions o{.mask = m,
+                           .p = call.options.p,
+                           .scale = call.options.scale,
+                           .is_causal = call.options.is_causal,
+                           .softmax_mode = call.options.softmax_mode,
+                           .valid_seq_len = none,
+                           .seq_padding_type = "left",
+                           .seed = {}};
   at::Tensor out, amax;
   if (call.options.recompute || kept == nullptr) {
     auto r = ops::sdpa_recomp_forward("fp8_sdpa_recomp_fwd", ops::Run::real, q8, k8, v8, o, s, kept != nullptr, call.scales.record, false);
@@ -106,7 +119,8 @@ at::Tensor forward_product(const at::Tensor& q, const at::Tensor& k, const at::T
 /// First order passes; asking for a second one throws by name instead of silently losing this part.
 at::Tensor once_differentiable(const at::Tensor& g) {
   if (!g.defined() || !at::GradMode::is_enabled()) return g;
-  return (*c10::make_intrusive<torch::autograd::DelayedError>("the fp8 attention of fp8::te has no second derivative", 1))({g.detach().requires_grad_(true)})[0];
+  return (*c10::make_intrusive<torch::autograd::DelayedError>("the fp8 attention of fp8::te has no second derivative", 1))(
+      {g.detach().requires_grad_(true)})[0];
 }
 
 variable_list backward_products(Call& call, const variable_list& saved, const at::Tensor& grad) {
@@ -118,7 +132,8 @@ variable_list backward_products(Call& call, const variable_list& saved, const at
   at::Tensor g8 = pair.columns.codes;
   if (call.groups > 0) g8 = g8.unflatten(1, {call.groups, g8.size(1) / call.groups});
   ops::SdpaScales s;
-  s.d_q = one(call.d_q), s.d_k = one(call.d_k), s.d_v = one(call.d_v), s.q_s = one(call.q_s), s.d_s = one(call.d_s), s.d_do = one(pair.columns.scale_inv);
+  s.d_q = one(call.d_q), s.d_k = one(call.d_k), s.d_v = one(call.d_v), s.q_s = one(call.q_s), s.d_s = one(call.d_s),
+  s.d_do = one(pair.columns.scale_inv);
   ops::SdpaSaved kept;
   if (call.options.recompute) {
     kept.m = saved[3], kept.linv = saved[4], kept.seed = saved[5];
@@ -128,7 +143,8 @@ variable_list backward_products(Call& call, const variable_list& saved, const at
   }
   const auto run = [&](bool amax) {
     // Of the forward's output only the sizes are looked at.
-    return ops::sdpa_backward("fp8_sdpa_bwd", ops::Run::real, g8, saved[0], saved[1], saved[2], kept, call.options.is_causal, call.options.p, call.options.scale, s, amax, g8, call.activation);
+    return ops::sdpa_backward("fp8_sdpa_bwd", ops::Run::real, g8, saved[0], saved[1], saved[2], kept, call.options.is_causal,
+                              call.options.p, call.options.scale, s, amax, g8, call.activation);
   };
   const auto* current = std::get_if<recipes::CurrentScaling>(&call.recipe);
   float q_ds = current != nullptr ? 1.0f : scales.scale[kDS];
@@ -148,8 +164,8 @@ variable_list backward_products(Call& call, const variable_list& saved, const at
 }
 
 struct Fp8Attention : torch::autograd::Function<Fp8Attention> {
-  static at::Tensor forward(AutogradContext* context, const at::Tensor& q, const at::Tensor& k, const at::Tensor& v, const std::optional<at::Tensor>& mask,
-                            const c10::intrusive_ptr<Call>& call) {
+  static at::Tensor forward(AutogradContext* context, const at::Tensor& q, const at::Tensor& k, const at::Tensor& v,
+                            const std::optional<at::Tensor>& mask, const c10::intrusive_ptr<Call>& call) {
     variable_list kept;
     at::Tensor out = forward_product(q, k, v, mask.value_or(at::Tensor()), *call, &kept);
     context->saved_data["call"] = c10::IValue::make_capsule(call);
@@ -178,8 +194,9 @@ bool is_high(at::ScalarType t) { return t == at::kFloat || t == at::kBFloat16 ||
 void check_operands(const std::string& name, const at::Tensor& q, const at::Tensor& k, const at::Tensor& v) {
   TORCH_CHECK((q.dim() == 3 || q.dim() == 4) && k.dim() == q.dim() && v.dim() == q.dim(), "[te::FusedAttention] '", name,
               "': expected q, k and v of 3 or 4 dimensions each, got sizes ", q.sizes(), ", ", k.sizes(), " and ", v.sizes());
-  TORCH_CHECK(is_high(q.scalar_type()) && k.scalar_type() == q.scalar_type() && v.scalar_type() == q.scalar_type(), "[te::FusedAttention] '", name,
-              "': expected q, k and v of one dtype of Float, BFloat16, Half, got ", q.scalar_type(), ", ", k.scalar_type(), " and ", v.scalar_type());
+  TORCH_CHECK(is_high(q.scalar_type()) && k.scalar_type() == q.scalar_type() && v.scalar_type() == q.scalar_type(),
+              "[te::FusedAttention] '", name, "': expected q, k and v of one dtype of Float, BFloat16, Half, got ", q.scalar_type(), ", ",
+              k.scalar_type(), " and ", v.scalar_type());
   if (q.dim() == 3) return;
   TORCH_CHECK(k.size(1) >= 1 && k.size(1) == v.size(1) && q.size(1) % k.size(1) == 0, "[te::FusedAttention] '", name,
               "': expected heads of q to be a multiple of those of k and v, got ", q.size(1), ", ", k.size(1), " and ", v.size(1));
@@ -187,9 +204,12 @@ void check_operands(const std::string& name, const at::Tensor& q, const at::Tens
 
 void check_recipe(const std::string& name, const recipes::Recipe& recipe) {
   const bool known = std::holds_alternative<recipes::DelayedScaling>(recipe) || std::holds_alternative<recipes::CurrentScaling>(recipe);
-  TORCH_CHECK(known, "[te::FusedAttention] '", name, "': recipe: found ", recipes::name_of(recipe), ", allowed in fp8 attention: delayed, current (one scale per tensor)");
-  TORCH_CHECK(recipes::format_of(recipe) != recipes::RecipeFormat::HYBRID || runtime::device_kind() != runtime::DeviceKind::gaudi2, "[te::FusedAttention] '", name,
-              "': fp8_format: found HYBRID on GAUDI2, allowed there: E5M2, E4M3 (hybrid mode not supported on Gaudi2: no product of E4M3 with E5M2)");
+  TORCH_CHECK(known, "[te::FusedAttention] '", name, "': recipe: found ", recipes::name_of(recipe),
+              ", allowed in fp8 attention: delayed, current (one scale per tensor)");
+  TORCH_CHECK(recipes::format_of(recipe) != recipes::RecipeFormat::HYBRID || runtime::device_kind() != runtime::DeviceKind::gaudi2,
+              "[te::FusedAttention] '", name,
+              "': fp8_format: found HYBRID on GAUDI2, allowed there: E5M2, E4M3 (hybrid mode not supported on Gaudi2: no product of E4M3 "
+              "with E5M2)");
 }
 
 }  // namespace
@@ -199,19 +219,21 @@ void record_attention(const at::Tensor& q, const at::Tensor& k, const at::Tensor
   if (region == nullptr || !region->options().calibrating) return;
   const at::NoGradGuard no_grad;
   const StepScales scales = state->begin_forward(*region, true);
-  const float max = recipes::fp8_max(recipes::forward_format(recipes::format_of(state->recipe_in(*region))), runtime::device_dialect("te::FusedAttention"));
+  const float max = recipes::fp8_max(recipes::forward_format(recipes::format_of(state->recipe_in(*region))),
+                                     runtime::device_dialect("te::FusedAttention"));
   const at::Tensor* const tensors[] = {&q, &k, &v};
   for (int i = 0; i < 3; ++i) state->record(Pass::forward, scales, i, amax_of(tensors[i]->detach().contiguous()), max);
   state->record(Pass::forward, scales, kP, 1.0f, max);
 }
 
-at::Tensor fp8_attention(const at::Tensor& q, const at::Tensor& k, const at::Tensor& v, const at::Tensor& mask, const std::shared_ptr<Fp8State>& state,
-                         const Fp8AttentionOptions& options) {
+at::Tensor fp8_attention(const at::Tensor& q, const at::Tensor& k, const at::Tensor& v, const at::Tensor& mask,
+                         const std::shared_ptr<Fp8State>& state, const Fp8AttentionOptions& options) {
   check_operands(state->name(), q, k, v);
   TORCH_CHECK(!mask.defined() || !mask.requires_grad() || !at::GradMode::is_enabled(), "[te::FusedAttention] '", state->name(),
               "': attention_mask: found one that requires a gradient, allowed: masks without");
   const std::shared_ptr<Fp8Region>& region = current_region();
-  TORCH_CHECK(region != nullptr && region->enabled(), "[te::FusedAttention] '", state->name(), "': expected an enabled fp8_autocast region, found none");
+  TORCH_CHECK(region != nullptr && region->enabled(), "[te::FusedAttention] '", state->name(),
+              "': expected an enabled fp8_autocast region, found none");
   auto call = c10::make_intrusive<Call>();
   call->state = state;
   call->options = options;

@@ -15,25 +15,28 @@ constexpr std::int64_t kMaxGemms = 65536;
 
 /// Throws unless the splits are as many as the products and sum to the rows.
 void check_splits(const GroupedLinearOptions& o, const at::Tensor& x, const std::vector<std::int64_t>& m_splits) {
-  TORCH_CHECK(x.dim() >= 1 && x.size(-1) == o.in_features, "[te::GroupedLinear] '", o.name, "': expected an input whose last dimension is ", o.in_features, ", got sizes ",
-              x.sizes());
-  TORCH_CHECK(static_cast<std::int64_t>(m_splits.size()) == o.num_gemms, "[te::GroupedLinear] '", o.name, "': m_splits: found ", m_splits.size(),
-              " splits, allowed: num_gemms = ", o.num_gemms);
+  TORCH_CHECK(x.dim() >= 1 && x.size(-1) == o.in_features, "[te::GroupedLinear] '", o.name, "': expected an input whose last dimension is ",
+              o.in_features, ", got sizes ", x.sizes());
+  TORCH_CHECK(static_cast<std::int64_t>(m_splits.size()) == o.num_gemms, "[te::GroupedLinear] '", o.name, "': m_splits: found ",
+              m_splits.size(), " splits, allowed: num_gemms = ", o.num_gemms);
   const std::int64_t rows = x.numel() / o.in_features;
   std::int64_t sum = 0;
   for (const std::int64_t m : m_splits) {
-    TORCH_CHECK(m >= 0 && m <= rows, "[te::GroupedLinear] '", o.name, "': m_splits: found ", m, ", allowed: 0 to the ", rows, " rows of the input");
+    TORCH_CHECK(m >= 0 && m <= rows, "[te::GroupedLinear] '", o.name, "': m_splits: found ", m, ", allowed: 0 to the ", rows,
+                " rows of the input");
     sum += m;
   }
-  TORCH_CHECK(sum == rows, "[te::GroupedLinear] '", o.name, "': m_splits: found a sum of ", sum, ", allowed: the ", rows, " rows of the input");
+  TORCH_CHECK(sum == rows, "[te::GroupedLinear] '", o.name, "': m_splits: found a sum of ", sum, ", allowed: the ", rows,
+              " rows of the input");
 }
 
 }  // namespace
 
 GroupedLinearImpl::GroupedLinearImpl(GroupedLinearOptions options) : options_(std::move(options)) {
-  TORCH_CHECK(options_.num_gemms >= 1 && options_.num_gemms <= kMaxGemms, "[te::GroupedLinear] num_gemms: found ", options_.num_gemms, ", allowed: 1 to ", kMaxGemms);
-  TORCH_CHECK(options_.in_features >= 1 && options_.out_features >= 1, "[te::GroupedLinear] in_features, out_features: found ", options_.in_features, ", ",
-              options_.out_features, ", allowed: integers >= 1");
+  TORCH_CHECK(options_.num_gemms >= 1 && options_.num_gemms <= kMaxGemms, "[te::GroupedLinear] num_gemms: found ", options_.num_gemms,
+              ", allowed: 1 to ", kMaxGemms);
+  TORCH_CHECK(options_.in_features >= 1 && options_.out_features >= 1, "[te::GroupedLinear] in_features, out_features: found ",
+              options_.in_features, ", ", options_.out_features, ", allowed: integers >= 1");
   check_params_dtype("te::GroupedLinear", options_.params_dtype);
   check_parallel("te::GroupedLinear", options_.parallel);
   reset();
@@ -49,11 +52,13 @@ void GroupedLinearImpl::reset() {
     states_.push_back(std::make_shared<Fp8State>(o.name + "." + n, 2, 1));
     const at::Tensor values = initial_weight({o.out_features, o.in_features}, o.init_method, o.params_dtype, o.device);
     weights.push_back(register_parameter("weight" + n, make_weight_parameter(values, o.name + ".weight" + n)));
-    biases.push_back(register_parameter("bias" + n, o.bias ? at::zeros({o.out_features}, values.options()) : at::Tensor(), /*requires_grad=*/o.bias));
+    biases.push_back(
+        register_parameter("bias" + n, o.bias ? at::zeros({o.out_features}, values.options()) : at::Tensor(), /*requires_grad=*/o.bias));
   }
 }
 
-at::Tensor GroupedLinearImpl::forward(const at::Tensor& x, const std::vector<std::int64_t>& m_splits, std::optional<bool> is_first_microbatch) {
+at::Tensor GroupedLinearImpl::forward(const at::Tensor& x, const std::vector<std::int64_t>& m_splits,
+                                      std::optional<bool> is_first_microbatch) {
   check_splits(options_, x, m_splits);
   const Fp8LinearOptions o = product_options(options_.minimize_memory, is_first_microbatch, is_training());
   const auto parts = x.reshape({-1, options_.in_features}).split_with_sizes(m_splits, 0);
@@ -77,8 +82,8 @@ void GroupedLinearImpl::load(torch::serialize::InputArchive& archive) {
 }
 
 void GroupedLinearImpl::pretty_print(std::ostream& stream) const {
-  stream << "fp8::te::GroupedLinear(num_gemms=" << options_.num_gemms << ", in_features=" << options_.in_features << ", out_features=" << options_.out_features
-         << ", bias=" << (options_.bias ? "true" : "false") << ")";
+  stream << "fp8::te::GroupedLinear(num_gemms=" << options_.num_gemms << ", in_features=" << options_.in_features
+         << ", out_features=" << options_.out_features << ", bias=" << (options_.bias ? "true" : "false") << ")";
 }
 
 }  // namespace fp8::te

@@ -32,9 +32,10 @@ class GroupedLinearImpl : public torch::nn::Cloneable<GroupedLinearImpl>, public
       : GroupedLinearImpl(GroupedLinearOptions{.num_gemms = num_gemms, .in_features = in_features, .out_features = out_features}) {}
 
   void reset() override;
-  /// x: [..., in_features]; m_splits: num_gemms numbers >= 0 of rows (all but the last dimension counted together) that sum to those of x. Throws
-  /// c10::Error naming both where they don't fit.
-  at::Tensor forward(const at::Tensor& x, const std::vector<std::int64_t>& m_splits, std::optional<bool> is_first_microbatch = std::nullopt);
+  /// x: [..., in_features]; m_splits: num_gemms numbers >= 0 of rows (all but the last dimension counted together) that sum to those of x.
+  /// Throws c10::Error naming both where they don't fit.
+  at::Tensor forward(const at::Tensor& x, const std::vector<std::int64_t>& m_splits,
+                     std::optional<bool> is_first_microbatch = std::nullopt);
 
   /// One per product.
   std::vector<std::shared_ptr<Fp8State>> fp8_states() const override { return states_; }

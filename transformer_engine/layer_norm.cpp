@@ -16,13 +16,15 @@ namespace fp8::te {
 namespace {
 
 void check(const char* module, const NormOptions& options) {
-  TORCH_CHECK(options.normalized_shape >= 1, "[", module, "] normalized_shape: found ", options.normalized_shape, ", allowed: an integer >= 1");
+  TORCH_CHECK(options.normalized_shape >= 1, "[", module, "] normalized_shape: found ", options.normalized_shape,
+              ", allowed: an integer >= 1");
   check_eps(module, options.eps);
   check_params_dtype(module, options.params_dtype);
 }
 
 void print(std::ostream& stream, const char* name, const NormOptions& options) {
-  stream << "fp8::te::" << name << "(" << options.normalized_shape << ", eps=" << options.eps << (options.zero_centered_gamma ? ", zero_centered_gamma=true" : "") << ")";
+  stream << "fp8::te::" << name << "(" << options.normalized_shape << ", eps=" << options.eps
+         << (options.zero_centered_gamma ? ", zero_centered_gamma=true" : "") << ")";
 }
 
 }  // namespace
@@ -42,7 +44,8 @@ at::Tensor initial_gamma(const NormOptions& options) {
   return options.zero_centered_gamma ? at::zeros({options.normalized_shape}, to) : at::ones({options.normalized_shape}, to);
 }
 
-at::Tensor normalize(Normalization kind, const at::Tensor& x, const at::Tensor& weight, const at::Tensor& beta, double eps, bool zero_centered_gamma) {
+at::Tensor normalize(Normalization kind, const at::Tensor& x, const at::Tensor& weight, const at::Tensor& beta, double eps,
+                     bool zero_centered_gamma) {
   const at::Tensor gamma = zero_centered_gamma ? weight + 1 : weight;
   if (kind == Normalization::RMSNorm) return at::rms_norm(x, weight.sizes(), gamma, eps);
   return at::layer_norm(x, weight.sizes(), gamma, beta, eps);
@@ -58,7 +61,9 @@ void LayerNormImpl::reset() {
   bias = register_parameter("bias", at::zeros_like(weight));
 }
 
-at::Tensor LayerNormImpl::forward(const at::Tensor& x) { return normalize(Normalization::LayerNorm, x, weight, bias, options_.eps, options_.zero_centered_gamma); }
+at::Tensor LayerNormImpl::forward(const at::Tensor& x) {
+  return normalize(Normalization::LayerNorm, x, weight, bias, options_.eps, options_.zero_centered_gamma);
+}
 void LayerNormImpl::pretty_print(std::ostream& stream) const { print(stream, "LayerNorm", options_); }
 
 RMSNormImpl::RMSNormImpl(NormOptions options) : options_(options) {
@@ -68,7 +73,9 @@ RMSNormImpl::RMSNormImpl(NormOptions options) : options_(options) {
 
 void RMSNormImpl::reset() { weight = register_parameter("weight", initial_gamma(options_)); }
 
-at::Tensor RMSNormImpl::forward(const at::Tensor& x) { return normalize(Normalization::RMSNorm, x, weight, {}, options_.eps, options_.zero_centered_gamma); }
+at::Tensor RMSNormImpl::forward(const at::Tensor& x) {
+  return normalize(Normalization::RMSNorm, x, weight, {}, options_.eps, options_.zero_centered_gamma);
+}
 void RMSNormImpl::pretty_print(std::ostream& stream) const { print(stream, "RMSNorm", options_); }
 
 AnyNorm::AnyNorm(Normalization kind, const NormOptions& options) {

@@ -65,7 +65,8 @@ void check_eps(const char* module, double eps);
 /// A weight at its start: ones, or zeros where gamma is 1 + weight.
 at::Tensor initial_gamma(const NormOptions& options);
 /// beta: undefined for RMSNorm. x, weight, beta as in the classes above.
-at::Tensor normalize(Normalization kind, const at::Tensor& x, const at::Tensor& weight, const at::Tensor& beta, double eps, bool zero_centered_gamma);
+at::Tensor normalize(Normalization kind, const at::Tensor& x, const at::Tensor& weight, const at::Tensor& beta, double eps,
+                     bool zero_centered_gamma);
 
 /// A submodule of either kind.
 struct AnyNorm {

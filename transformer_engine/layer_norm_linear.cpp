@@ -12,8 +12,8 @@ namespace fp8::te {
 
 LayerNormLinearImpl::LayerNormLinearImpl(LayerNormLinearOptions options)
     : options_(std::move(options)), kind_(normalization_of("te::LayerNormLinear", options_.normalization)) {
-  TORCH_CHECK(options_.in_features >= 1 && options_.out_features >= 1, "[te::LayerNormLinear] in_features, out_features: found ", options_.in_features, ", ",
-              options_.out_features, ", allowed: integers >= 1");
+  TORCH_CHECK(options_.in_features >= 1 && options_.out_features >= 1, "[te::LayerNormLinear] in_features, out_features: found ",
+              options_.in_features, ", ", options_.out_features, ", allowed: integers >= 1");
   check_eps("te::LayerNormLinear", options_.eps);
   check_params_dtype("te::LayerNormLinear", options_.params_dtype);
   check_parallel("te::LayerNormLinear", options_.parallel);
@@ -23,7 +23,11 @@ LayerNormLinearImpl::LayerNormLinearImpl(LayerNormLinearOptions options)
 void LayerNormLinearImpl::reset() {
   const auto& o = options_;
   state_ = std::make_shared<Fp8State>(o.name, 2, 1);
-  const NormOptions norm{.normalized_shape = o.in_features, .eps = o.eps, .zero_centered_gamma = o.zero_centered_gamma, .params_dtype = o.params_dtype, .device = o.device};
+  const NormOptions norm{.normalized_shape = o.in_features,
+                         .eps = o.eps,
+                         .zero_centered_gamma = o.zero_centered_gamma,
+                         .params_dtype = o.params_dtype,
+                         .device = o.device};
   layer_norm_weight = register_parameter("layer_norm_weight", initial_gamma(norm));
   if (kind_ == Normalization::LayerNorm) layer_norm_bias = register_parameter("layer_norm_bias", at::zeros_like(layer_norm_weight));
   const at::Tensor values = initial_weight({o.out_features, o.in_features}, o.init_method, o.params_dtype, o.device);
@@ -56,8 +60,8 @@ void LayerNormLinearImpl::load(torch::serialize::InputArchive& archive) {
 }
 
 void LayerNormLinearImpl::pretty_print(std::ostream& stream) const {
-  stream << "fp8::te::LayerNormLinear(in_features=" << options_.in_features << ", out_features=" << options_.out_features << ", normalization=" << options_.normalization
-         << ", bias=" << (options_.bias ? "true" : "false") << ")";
+  stream << "fp8::te::LayerNormLinear(in_features=" << options_.in_features << ", out_features=" << options_.out_features
+         << ", normalization=" << options_.normalization << ", bias=" << (options_.bias ? "true" : "false") << ")";
 }
 
 }  // namespace fp8::te

@@ -1,9 +1,11 @@
 // SPDX-License-Identifier: Apache-2.0
-// y = norm(x) w^T + b: the normalization in high precision, the product in fp8 inside an enabled fp8_autocast region. With fp8 off bit-equal to
-// at::layer_norm (at::rms_norm) and torch::nn::functional::linear one after the other.
+// y = norm(x) w^T + b: the normalization in high precision, the product in fp8 inside an enabled fp8_autocast region. With fp8 off
+// bit-equal to at::layer_norm (at::rms_norm) and at::linear one after the other.
 #pragma once
 #include <ATen/core/Tensor.h>
 #include <torch/nn/cloneable.h>
+#include <torch/nn/modules/common.h>
+#include <torch/nn/modules/container/any_value.h>
 #include <torch/nn/pimpl.h>
 
 #include "fp8/transformer_engine/layer_norm.h"
@@ -14,7 +16,7 @@ namespace fp8::te {
 struct LayerNormLinearOptions {
   std::int64_t in_features = 0, out_features = 0;
   double eps = 1e-5;
-  std::string normalization = "LayerNorm";   ///< or "RMSNorm"
+  std::string normalization = "LayerNorm";  ///< or "RMSNorm"
   bool zero_centered_gamma = false;
   bool bias = true;                          ///< of the product
   bool return_bias = false;                  ///< y comes without the bias; forward_all() gives it
@@ -34,7 +36,9 @@ class LayerNormLinearImpl : public torch::nn::Cloneable<LayerNormLinearImpl>, pu
 
   void reset() override;
   /// x: [..., in_features] -> [..., out_features].
-  at::Tensor forward(const at::Tensor& x, std::optional<bool> is_first_microbatch = std::nullopt) { return forward_all(x, is_first_microbatch).y; }
+  at::Tensor forward(const at::Tensor& x, std::optional<bool> is_first_microbatch = std::nullopt) {
+    return forward_all(x, is_first_microbatch).y;
+  }
   ModuleOutputs forward_all(const at::Tensor& x, std::optional<bool> is_first_microbatch = std::nullopt);
 
   std::vector<std::shared_ptr<Fp8State>> fp8_states() const override { return {state_}; }
@@ -47,6 +51,9 @@ class LayerNormLinearImpl : public torch::nn::Cloneable<LayerNormLinearImpl>, pu
   at::Tensor layer_norm_weight, layer_norm_bias;  ///< [in_features]; the bias is undefined for RMSNorm
   at::Tensor weight;                              ///< [out_features, in_features]
   at::Tensor bias;                                ///< [out_features]; undefined without
+
+ protected:
+  FORWARD_HAS_DEFAULT_ARGS({1, torch::nn::AnyValue(std::optional<bool>())})
 
  private:
   LayerNormLinearOptions options_;

@@ -31,9 +31,10 @@ at::Tensor relu(const at::Tensor& x) { return at::relu(x); }
 at::Tensor silu(const at::Tensor& x) { return at::silu(x); }
 at::Tensor sigmoid(const at::Tensor& x) { return at::sigmoid(x); }
 
-constexpr Activation kActivations[] = {{"gelu", gelu, false},          {"relu", relu, false},   {"silu", silu, false},   {"qgelu", quick_gelu, false},
-                                       {"srelu", squared_relu, false}, {"geglu", gelu, true},   {"reglu", relu, true},   {"swiglu", silu, true},
-                                       {"qgeglu", quick_gelu, true},   {"glu", sigmoid, true},  {"sreglu", squared_relu, true}};
+constexpr Activation kActivations[] = {{"gelu", gelu, false},        {"relu", relu, false},          {"silu", silu, false},
+                                       {"qgelu", quick_gelu, false}, {"srelu", squared_relu, false}, {"geglu", gelu, true},
+                                       {"reglu", relu, true},        {"swiglu", silu, true},         {"qgeglu", quick_gelu, true},
+                                       {"glu", sigmoid, true},       {"sreglu", squared_relu, true}};
 
 const Activation& activation_of(const std::string& name) {
   std::string allowed;
@@ -55,8 +56,8 @@ at::Tensor mlp_activation(const std::string& name, const at::Tensor& x) {
 
 LayerNormMLPImpl::LayerNormMLPImpl(LayerNormMLPOptions options)
     : options_(std::move(options)), kind_(normalization_of("te::LayerNormMLP", options_.normalization)) {
-  TORCH_CHECK(options_.hidden_size >= 1 && options_.ffn_hidden_size >= 1, "[te::LayerNormMLP] hidden_size, ffn_hidden_size: found ", options_.hidden_size, ", ",
-              options_.ffn_hidden_size, ", allowed: integers >= 1");
+  TORCH_CHECK(options_.hidden_size >= 1 && options_.ffn_hidden_size >= 1, "[te::LayerNormMLP] hidden_size, ffn_hidden_size: found ",
+              options_.hidden_size, ", ", options_.ffn_hidden_size, ", allowed: integers >= 1");
   (void)activation_of(options_.activation);
   check_eps("te::LayerNormMLP", options_.eps);
   check_params_dtype("te::LayerNormMLP", options_.params_dtype);
@@ -68,10 +69,15 @@ void LayerNormMLPImpl::reset() {
   const auto& o = options_;
   fc1_state_ = std::make_shared<Fp8State>(o.name + ".fc1", 2, 1);
   fc2_state_ = std::make_shared<Fp8State>(o.name + ".fc2", 2, 1);
-  const NormOptions norm{.normalized_shape = o.hidden_size, .eps = o.eps, .zero_centered_gamma = o.zero_centered_gamma, .params_dtype = o.params_dtype, .device = o.device};
+  const NormOptions norm{.normalized_shape = o.hidden_size,
+                         .eps = o.eps,
+                         .zero_centered_gamma = o.zero_centered_gamma,
+                         .params_dtype = o.params_dtype,
+                         .device = o.device};
   layer_norm_weight = register_parameter("layer_norm_weight", initial_gamma(norm));
   if (kind_ == Normalization::LayerNorm) layer_norm_bias = register_parameter("layer_norm_bias", at::zeros_like(layer_norm_weight));
-  const auto layer = [&](const std::string& fc, std::int64_t out, std::int64_t in, const InitMethod& init, at::Tensor& weight, at::Tensor& bias) {
+  const auto layer = [&](const std::string& fc, std::int64_t out, std::int64_t in, const InitMethod& init, at::Tensor& weight,
+                         at::Tensor& bias) {
     const at::Tensor values = initial_weight({out, in}, init, o.params_dtype, o.device);
     weight = register_parameter(fc + "_weight", make_weight_parameter(values, o.name + "." + fc));
     bias = register_parameter(fc + "_bias", o.bias ? at::zeros({out}, values.options()) : at::Tensor(), /*requires_grad=*/o.bias);
@@ -121,8 +127,9 @@ void LayerNormMLPImpl::load(torch::serialize::InputArchive& archive) {
 }
 
 void LayerNormMLPImpl::pretty_print(std::ostream& stream) const {
-  stream << "fp8::te::LayerNormMLP(hidden_size=" << options_.hidden_size << ", ffn_hidden_size=" << options_.ffn_hidden_size << ", activation=" << options_.activation
-         << ", normalization=" << options_.normalization << ", bias=" << (options_.bias ? "true" : "false") << ")";
+  stream << "fp8::te::LayerNormMLP(hidden_size=" << options_.hidden_size << ", ffn_hidden_size=" << options_.ffn_hidden_size
+         << ", activation=" << options_.activation << ", normalization=" << options_.normalization
+         << ", bias=" << (options_.bias ? "true" : "false") << ")";
 }
 
 }  // namespace fp8::te

@@ -9,6 +9,8 @@
 #pragma once
 #include <ATen/core/Tensor.h>
 #include <torch/nn/cloneable.h>
+#include <torch/nn/modules/common.h>
+#include <torch/nn/modules/container/any_value.h>
 #include <torch/nn/pimpl.h>
 
 #include "fp8/transformer_engine/layer_norm.h"
@@ -19,8 +21,8 @@ namespace fp8::te {
 struct LayerNormMLPOptions {
   std::int64_t hidden_size = 0, ffn_hidden_size = 0;
   double eps = 1e-5;
-  std::string normalization = "LayerNorm";   ///< or "RMSNorm"
-  std::string activation = "gelu";           ///< one of the eleven above
+  std::string normalization = "LayerNorm";  ///< or "RMSNorm"
+  std::string activation = "gelu";          ///< one of the eleven above
   bool zero_centered_gamma = false;
   bool bias = true;                          ///< of both products
   bool return_bias = false;                  ///< y comes without fc2's bias; forward_all() gives it
@@ -41,7 +43,9 @@ class LayerNormMLPImpl : public torch::nn::Cloneable<LayerNormMLPImpl>, public F
 
   void reset() override;
   /// x: [..., hidden_size] -> the same sizes. With `checkpoint` the module must be held by a shared pointer (as torch's modules are).
-  at::Tensor forward(const at::Tensor& x, std::optional<bool> is_first_microbatch = std::nullopt) { return forward_all(x, is_first_microbatch).y; }
+  at::Tensor forward(const at::Tensor& x, std::optional<bool> is_first_microbatch = std::nullopt) {
+    return forward_all(x, is_first_microbatch).y;
+  }
   ModuleOutputs forward_all(const at::Tensor& x, std::optional<bool> is_first_microbatch = std::nullopt);
 
   /// Of fc1 and of fc2.
@@ -55,6 +59,9 @@ class LayerNormMLPImpl : public torch::nn::Cloneable<LayerNormMLPImpl>, public F
   at::Tensor layer_norm_weight, layer_norm_bias;  ///< [hidden_size]; the bias is undefined for RMSNorm
   at::Tensor fc1_weight, fc1_bias;                ///< [ffn_hidden_size or twice that, hidden_size]
   at::Tensor fc2_weight, fc2_bias;                ///< [hidden_size, ffn_hidden_size]
+
+ protected:
+  FORWARD_HAS_DEFAULT_ARGS({1, torch::nn::AnyValue(std::optional<bool>())})
 
  private:
   std::pair<at::Tensor, at::Tensor> run(const at::Tensor& x, std::optional<bool> is_first_microbatch) const;

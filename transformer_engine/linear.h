@@ -3,6 +3,8 @@
 #pragma once
 #include <ATen/core/Tensor.h>
 #include <torch/nn/cloneable.h>
+#include <torch/nn/modules/common.h>
+#include <torch/nn/modules/container/any_value.h>
 #include <torch/nn/pimpl.h>
 
 #include <functional>
@@ -50,6 +52,9 @@ class LinearImpl : public torch::nn::Cloneable<LinearImpl>, public Fp8Module {
 
   at::Tensor weight;  ///< [out_features, in_features]
   at::Tensor bias;    ///< [out_features]; undefined without
+
+ protected:
+  FORWARD_HAS_DEFAULT_ARGS({1, torch::nn::AnyValue(std::optional<bool>())})
 
  private:
   LinearOptions options_;

@@ -9,19 +9,22 @@ namespace {
 constexpr const char* kName = "te::MultiheadAttention";
 
 void complete(MultiheadAttentionOptions& o) {
-  TORCH_CHECK(o.hidden_size >= 1 && o.num_attention_heads >= 1, "[", kName, "] hidden_size, num_attention_heads: found ", o.hidden_size, ", ", o.num_attention_heads,
-              ", allowed: integers >= 1");
-  TORCH_CHECK(o.kv_channels >= 0, "[", kName, "] kv_channels: found ", o.kv_channels, ", allowed: integers >= 1, or 0 for hidden_size / num_attention_heads");
+  TORCH_CHECK(o.hidden_size >= 1 && o.num_attention_heads >= 1, "[", kName, "] hidden_size, num_attention_heads: found ", o.hidden_size,
+              ", ", o.num_attention_heads, ", allowed: integers >= 1");
+  TORCH_CHECK(o.kv_channels >= 0, "[", kName, "] kv_channels: found ", o.kv_channels,
+              ", allowed: integers >= 1, or 0 for hidden_size / num_attention_heads");
   if (o.kv_channels == 0) {
     TORCH_CHECK(o.hidden_size % o.num_attention_heads == 0, "[", kName, "] num_attention_heads: found ", o.num_attention_heads,
                 ", allowed without kv_channels: divisors of hidden_size = ", o.hidden_size);
     o.kv_channels = o.hidden_size / o.num_attention_heads;
   }
   if (o.num_gqa_groups == 0) o.num_gqa_groups = o.num_attention_heads;
-  TORCH_CHECK(o.num_gqa_groups >= 1 && o.num_attention_heads % o.num_gqa_groups == 0, "[", kName, "] num_gqa_groups: found ", o.num_gqa_groups,
-              ", allowed: divisors of num_attention_heads = ", o.num_attention_heads);
-  TORCH_CHECK(o.attention_type == "self" || o.attention_type == "cross", "[", kName, "] attention_type: found \"", o.attention_type, "\", allowed: \"self\", \"cross\"");
-  TORCH_CHECK(o.input_layernorm || !o.return_layernorm_output, "[", kName, "] return_layernorm_output: found true, allowed without input_layernorm: false");
+  TORCH_CHECK(o.num_gqa_groups >= 1 && o.num_attention_heads % o.num_gqa_groups == 0, "[", kName, "] num_gqa_groups: found ",
+              o.num_gqa_groups, ", allowed: divisors of num_attention_heads = ", o.num_attention_heads);
+  TORCH_CHECK(o.attention_type == "self" || o.attention_type == "cross", "[", kName, "] attention_type: found \"", o.attention_type,
+              "\", allowed: \"self\", \"cross\"");
+  TORCH_CHECK(o.input_layernorm || !o.return_layernorm_output, "[", kName,
+              "] return_layernorm_output: found true, allowed without input_layernorm: false");
   check_qkv_format(kName, "qkv_format", o.qkv_format);
   check_attn_mask_type(kName, "attn_mask_type", o.attn_mask_type);
   check_eps(kName, o.layernorm_epsilon);
@@ -98,15 +101,16 @@ void MultiheadAttentionImpl::reset() {
       value_layer = add_linear("value_layer", o.hidden_size, kv_out);
     }
   }
-  core_attention = register_module("core_attention", DotProductAttention(DotProductAttentionOptions{.num_attention_heads = o.num_attention_heads,
-                                                                                                    .kv_channels = o.kv_channels,
-                                                                                                    .num_gqa_groups = o.num_gqa_groups,
-                                                                                                    .attention_dropout = o.attention_dropout,
-                                                                                                    .qkv_format = o.qkv_format,
-                                                                                                    .attn_mask_type = o.attn_mask_type,
-                                                                                                    .window_size = o.window_size,
-                                                                                                    .fp8_dpa = o.fp8_dpa,
-                                                                                                    .name = o.name + ".core_attention"}));
+  core_attention =
+      register_module("core_attention", DotProductAttention(DotProductAttentionOptions{.num_attention_heads = o.num_attention_heads,
+                                                                                       .kv_channels = o.kv_channels,
+                                                                                       .num_gqa_groups = o.num_gqa_groups,
+                                                                                       .attention_dropout = o.attention_dropout,
+                                                                                       .qkv_format = o.qkv_format,
+                                                                                       .attn_mask_type = o.attn_mask_type,
+                                                                                       .window_size = o.window_size,
+                                                                                       .fp8_dpa = o.fp8_dpa,
+                                                                                       .name = o.name + ".core_attention"}));
   proj = add_linear("proj", q_out, o.hidden_size);
 }
 
@@ -147,7 +151,8 @@ std::pair<at::Tensor, at::Tensor> MultiheadAttentionImpl::project_fused_kv(const
   return {rows.narrow(-2, 0, groups), rows.narrow(-2, groups, groups)};
 }
 
-MultiheadAttentionImpl::Projected MultiheadAttentionImpl::project(const at::Tensor& x, const at::Tensor& encoder_output, std::optional<bool> first) {
+MultiheadAttentionImpl::Projected MultiheadAttentionImpl::project(const at::Tensor& x, const at::Tensor& encoder_output,
+                                                                  std::optional<bool> first) {
   if (layernorm_qkv || qkv) return project_fused_self(x, first);
   const std::int64_t heads = options_.num_attention_heads, groups = options_.num_gqa_groups, depth = options_.kv_channels;
   Projected p;
@@ -174,16 +179,18 @@ MultiheadAttentionImpl::Projected MultiheadAttentionImpl::project(const at::Tens
   return p;
 }
 
-ModuleOutputs MultiheadAttentionImpl::forward_all(const at::Tensor& hidden_states, const at::Tensor& attention_mask, const at::Tensor& encoder_output,
-                                                  std::optional<bool> is_first_microbatch) {
+ModuleOutputs MultiheadAttentionImpl::forward_all(const at::Tensor& hidden_states, const at::Tensor& attention_mask,
+                                                  const at::Tensor& encoder_output, std::optional<bool> is_first_microbatch) {
   const auto check = [&](const char* what, const at::Tensor& t) {
-    TORCH_CHECK(t.dim() == 3 && t.size(2) == options_.hidden_size, "[", kName, "] '", options_.name, "': ", what, ": found sizes ", t.sizes(), ", allowed: ",
-                options_.qkv_format == "sbhd" ? "[length, batch, " : "[batch, length, ", options_.hidden_size, "]");
+    TORCH_CHECK(t.dim() == 3 && t.size(2) == options_.hidden_size, "[", kName, "] '", options_.name, "': ", what, ": found sizes ",
+                t.sizes(), ", allowed: ", options_.qkv_format == "sbhd" ? "[length, batch, " : "[batch, length, ", options_.hidden_size,
+                "]");
   };
   check("hidden_states", hidden_states);
   const bool cross = options_.attention_type == "cross";
-  TORCH_CHECK(encoder_output.defined() == cross, "[", kName, "] '", options_.name, "': encoder_output: found ", encoder_output.defined() ? "one" : "none",
-              ", allowed with attention_type \"", options_.attention_type, "\": ", cross ? "one" : "none");
+  TORCH_CHECK(encoder_output.defined() == cross, "[", kName, "] '", options_.name, "': encoder_output: found ",
+              encoder_output.defined() ? "one" : "none", ", allowed with attention_type \"", options_.attention_type,
+              "\": ", cross ? "one" : "none");
   if (cross) check("encoder_output", encoder_output);
   const Projected p = project(hidden_states, encoder_output, is_first_microbatch);
   const at::Tensor context = core_attention->forward(p.q, p.k, p.v, attention_mask);

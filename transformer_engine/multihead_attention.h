@@ -5,11 +5,14 @@
 //   cross   q from x, k and v from encoder_output
 //   y = concat(attention(q, k, v)) Wo^T + bo
 //
-// With fuse_qkv_params one weight holds all three (cross: k and v): rows [G, H / G + 2, D] with qkv_weight_interleaved, else [H, D], [G, D], [G, D]
-// one after the other, for H heads in G groups of depth D. Without, each has its own weight and its own fp8 scales.
+// With fuse_qkv_params one weight holds all three (cross: k and v). Its rows, for H heads in G groups of depth D:
+// [G, H / G + 2, D] with qkv_weight_interleaved, else [H, D], [G, D], [G, D] one after the other.
+// Without, each has its own weight and its own fp8 scales.
 #pragma once
 #include <ATen/core/Tensor.h>
 #include <torch/nn/cloneable.h>
+#include <torch/nn/modules/common.h>
+#include <torch/nn/modules/container/any_value.h>
 #include <torch/nn/pimpl.h>
 
 #include "fp8/transformer_engine/attention.h"
@@ -49,8 +52,8 @@ class MultiheadAttentionImpl : public torch::nn::Cloneable<MultiheadAttentionImp
   explicit MultiheadAttentionImpl(MultiheadAttentionOptions options);
   void reset() override;
 
-  /// hidden_states: see qkv_format; attention_mask: see DotProductAttention; encoder_output: with attention_type "cross" alone, in the same format.
-  /// Result: the sizes of hidden_states.
+  /// hidden_states: see qkv_format; attention_mask: see DotProductAttention; encoder_output: with attention_type "cross" alone, in the same
+  /// format. Result: the sizes of hidden_states.
   at::Tensor forward(const at::Tensor& hidden_states, const at::Tensor& attention_mask = {}, const at::Tensor& encoder_output = {},
                      std::optional<bool> is_first_microbatch = std::nullopt) {
     return forward_all(hidden_states, attention_mask, encoder_output, is_first_microbatch).y;
@@ -66,6 +69,10 @@ class MultiheadAttentionImpl : public torch::nn::Cloneable<MultiheadAttentionImp
   Linear qkv{nullptr}, query_layer{nullptr}, key_layer{nullptr}, value_layer{nullptr}, key_value{nullptr};
   DotProductAttention core_attention{nullptr};
   Linear proj{nullptr};
+
+ protected:
+  FORWARD_HAS_DEFAULT_ARGS({1, torch::nn::AnyValue(at::Tensor())}, {2, torch::nn::AnyValue(at::Tensor())},
+                           {3, torch::nn::AnyValue(std::optional<bool>())})
 
  private:
   struct Projected {

@@ -11,15 +11,21 @@ namespace {
 constexpr const char* kName = "te::TransformerLayer";
 
 void check(const TransformerLayerOptions& o) {
-  TORCH_CHECK(o.hidden_size >= 1 && o.ffn_hidden_size >= 1 && o.num_attention_heads >= 1, "[", kName, "] hidden_size, ffn_hidden_size, num_attention_heads: found ",
-              o.hidden_size, ", ", o.ffn_hidden_size, ", ", o.num_attention_heads, ", allowed: integers >= 1");
-  TORCH_CHECK(o.layer_type == "encoder" || o.layer_type == "decoder", "[", kName, "] layer_type: found \"", o.layer_type, "\", allowed: \"encoder\", \"decoder\"");
-  TORCH_CHECK(o.hidden_dropout >= 0 && o.hidden_dropout <= 1, "[", kName, "] hidden_dropout: found ", o.hidden_dropout, ", allowed: 0 to 1");
+  TORCH_CHECK(o.hidden_size >= 1 && o.ffn_hidden_size >= 1 && o.num_attention_heads >= 1, "[", kName,
+              "] hidden_size, ffn_hidden_size, num_attention_heads: found ", o.hidden_size, ", ", o.ffn_hidden_size, ", ",
+              o.num_attention_heads, ", allowed: integers >= 1");
+  TORCH_CHECK(o.layer_type == "encoder" || o.layer_type == "decoder", "[", kName, "] layer_type: found \"", o.layer_type,
+              "\", allowed: \"encoder\", \"decoder\"");
+  TORCH_CHECK(o.hidden_dropout >= 0 && o.hidden_dropout <= 1, "[", kName, "] hidden_dropout: found ", o.hidden_dropout,
+              ", allowed: 0 to 1");
   check_attn_mask_type(kName, "self_attn_mask_type", o.self_attn_mask_type);
   check_attn_mask_type(kName, "enc_dec_attn_mask_type", o.enc_dec_attn_mask_type);
   check_qkv_format(kName, "attn_input_format", o.attn_input_format);
-  TORCH_CHECK(!o.parallel_attention_mlp || (o.layer_type == "encoder" && !o.apply_residual_connection_post_layernorm && !o.output_layernorm), "[", kName,
-              "] parallel_attention_mlp: found true, allowed with layer_type \"encoder\" and neither apply_residual_connection_post_layernorm nor output_layernorm");
+  TORCH_CHECK(
+      !o.parallel_attention_mlp || (o.layer_type == "encoder" && !o.apply_residual_connection_post_layernorm && !o.output_layernorm), "[",
+      kName,
+      "] parallel_attention_mlp: found true, allowed with layer_type \"encoder\" and neither apply_residual_connection_post_layernorm nor "
+      "output_layernorm");
   check_parallel(kName, o.parallel);
 }
 
@@ -94,14 +100,20 @@ at::Tensor TransformerLayerImpl::add_residual(const at::Tensor& x, const at::Ten
   return residual + (is_training() && options_.hidden_dropout > 0 ? at::dropout(x, options_.hidden_dropout, true) : x);
 }
 
-at::Tensor TransformerLayerImpl::forward(const at::Tensor& hidden_states, const at::Tensor& attention_mask, const at::Tensor& encoder_output,
-                                         const at::Tensor& enc_dec_attn_mask, std::optional<bool> is_first_microbatch) {
+at::Tensor TransformerLayerImpl::forward(const at::Tensor& hidden_states, const at::Tensor& attention_mask,
+                                         const at::Tensor& encoder_output, const at::Tensor& enc_dec_attn_mask,
+                                         std::optional<bool> is_first_microbatch) {
   TORCH_CHECK(encoder_output.defined() == static_cast<bool>(inter_attention), "[", kName, "] '", options_.name, "': encoder_output: found ",
-              encoder_output.defined() ? "one" : "none", ", allowed with layer_type \"", options_.layer_type, "\": ", inter_attention ? "one" : "none");
-  TORCH_CHECK(inter_attention || !enc_dec_attn_mask.defined(), "[", kName, "] '", options_.name, "': enc_dec_attn_mask: found one, allowed with layer_type \"encoder\": none");
-  const auto or_normal = [](const ModuleOutputs& out, const at::Tensor& x) { return out.layernorm_output.defined() ? out.layernorm_output : x; };
+              encoder_output.defined() ? "one" : "none", ", allowed with layer_type \"", options_.layer_type,
+              "\": ", inter_attention ? "one" : "none");
+  TORCH_CHECK(inter_attention || !enc_dec_attn_mask.defined(), "[", kName, "] '", options_.name,
+              "': enc_dec_attn_mask: found one, allowed with layer_type \"encoder\": none");
+  const auto or_normal = [](const ModuleOutputs& out, const at::Tensor& x) {
+    return out.layernorm_output.defined() ? out.layernorm_output : x;
+  };
   const ModuleOutputs attention = self_attention->forward_all(hidden_states, attention_mask, {}, is_first_microbatch);
-  if (options_.parallel_attention_mlp) return add_residual(attention.y + layernorm_mlp->forward(hidden_states, is_first_microbatch), hidden_states);
+  if (options_.parallel_attention_mlp)
+    return add_residual(attention.y + layernorm_mlp->forward(hidden_states, is_first_microbatch), hidden_states);
   at::Tensor h = add_residual(attention.y, or_normal(attention, hidden_states));
   if (inter_attention) {
     const ModuleOutputs cross = inter_attention->forward_all(h, enc_dec_attn_mask, encoder_output, is_first_microbatch);

@@ -9,6 +9,8 @@
 #pragma once
 #include <ATen/core/Tensor.h>
 #include <torch/nn/cloneable.h>
+#include <torch/nn/modules/common.h>
+#include <torch/nn/modules/container/any_value.h>
 #include <torch/nn/pimpl.h>
 
 #include "fp8/transformer_engine/layer_norm_mlp.h"
@@ -47,8 +49,8 @@ class TransformerLayerImpl : public torch::nn::Cloneable<TransformerLayerImpl> {
   explicit TransformerLayerImpl(TransformerLayerOptions options);
   void reset() override;
 
-  /// hidden_states: see attn_input_format. attention_mask, enc_dec_attn_mask: bool, true where a key is masked out (see DotProductAttention).
-  /// encoder_output: with layer_type "decoder" alone. Result: the sizes of hidden_states.
+  /// hidden_states: see attn_input_format. attention_mask, enc_dec_attn_mask: bool, true where a key is masked out (see
+  /// DotProductAttention). encoder_output: with layer_type "decoder" alone. Result: the sizes of hidden_states.
   at::Tensor forward(const at::Tensor& hidden_states, const at::Tensor& attention_mask = {}, const at::Tensor& encoder_output = {},
                      const at::Tensor& enc_dec_attn_mask = {}, std::optional<bool> is_first_microbatch = std::nullopt);
 
@@ -58,6 +60,10 @@ class TransformerLayerImpl : public torch::nn::Cloneable<TransformerLayerImpl> {
   MultiheadAttention self_attention{nullptr}, inter_attention{nullptr};
   LayerNormMLP layernorm_mlp{nullptr};
   AnyNorm layernorm;  ///< with output_layernorm
+
+ protected:
+  FORWARD_HAS_DEFAULT_ARGS({1, torch::nn::AnyValue(at::Tensor())}, {2, torch::nn::AnyValue(at::Tensor())},
+                           {3, torch::nn::AnyValue(at::Tensor())}, {4, torch::nn::AnyValue(std::optional<bool>())})
 
  private:
   MultiheadAttention add_attention(const std::string& name, bool cross);

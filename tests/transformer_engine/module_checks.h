@@ -26,7 +26,8 @@ struct TrainingStep {
 
 /// y = f(x) (in fp8 with a recipe), then backward of sum(y * g).
 template <class F>
-TrainingStep training_step(torch::nn::Module& module, const at::Tensor& x, const at::Tensor& g, const std::optional<recipes::Recipe>& recipe, F&& f) {
+TrainingStep training_step(torch::nn::Module& module, const at::Tensor& x, const at::Tensor& g,
+                           const std::optional<recipes::Recipe>& recipe, F&& f) {
   const at::Tensor input = x.detach().clone().requires_grad_(true);
   module.zero_grad();
   TrainingStep step;
@@ -40,7 +41,8 @@ TrainingStep training_step(torch::nn::Module& module, const at::Tensor& x, const
   step.y.backward(g.to(step.y.scalar_type()));
   step.y = step.y.detach();
   step.dx = input.grad();
-  for (const auto& p : module.named_parameters()) step.gradients[p.key()] = p.value().grad().defined() ? p.value().grad().clone() : at::Tensor();
+  for (const auto& p : module.named_parameters())
+    step.gradients[p.key()] = p.value().grad().defined() ? p.value().grad().clone() : at::Tensor();
   return step;
 }
 
@@ -59,9 +61,10 @@ inline double norm_error(const at::Tensor& a, const at::Tensor& b) {
   return ((x - y).norm() / y.norm()).item<double>();
 }
 
-/// |a - b| <= atol * max|b| + rtol * |b|, with the tolerances of E4M3 (.125, .0675) or of E5M2 (.25, .125), for all but `exempt` of the elements.
-/// largest: stands for max|b| where that is smaller.
-inline ::testing::AssertionResult near_by(const at::Tensor& a, const at::Tensor& b, double rtol, double atol, double exempt = 0, double largest = 0) {
+/// |a - b| <= atol * max|b| + rtol * |b|, with the tolerances of E4M3 (.125, .0675) or of E5M2 (.25, .125), for all but `exempt` of the
+/// elements. largest: stands for max|b| where that is smaller.
+inline ::testing::AssertionResult near_by(const at::Tensor& a, const at::Tensor& b, double rtol, double atol, double exempt = 0,
+                                          double largest = 0) {
   const at::Tensor x = a.detach().cpu().to(at::kDouble), y = b.detach().cpu().to(at::kDouble);
   if (x.sizes() != y.sizes()) return ::testing::AssertionFailure() << "sizes " << a.sizes() << " and " << b.sizes();
   if (x.numel() == 0) return ::testing::AssertionSuccess();
@@ -70,11 +73,12 @@ inline ::testing::AssertionResult near_by(const at::Tensor& a, const at::Tensor&
   const at::Tensor excess = (x - y).abs() - rtol * y.abs();
   const auto beyond = excess.gt(atol * max).sum().item<std::int64_t>();
   if (static_cast<double>(beyond) <= exempt * static_cast<double>(x.numel())) return ::testing::AssertionSuccess();
-  return ::testing::AssertionFailure() << beyond << " of " << x.numel() << " elements off, by up to " << excess.max().item<double>() / max << " of the largest " << max;
+  return ::testing::AssertionFailure() << beyond << " of " << x.numel() << " elements off, by up to " << excess.max().item<double>() / max
+                                       << " of the largest " << max;
 }
 
-/// An fp8 step against the f32 one: E4M3's tolerance for y. Gradients went through several casts to E5M2: its tolerance for 99 % of the elements,
-/// and for the whole its rtol. What is zero but for rounding (the gradient of the keys' bias) is measured by dx.
+/// An fp8 step against the f32 one: E4M3's tolerance for y. Gradients went through several casts to E5M2: its tolerance for 99 % of the
+/// elements, and for the whole its rtol. What is zero but for rounding (the gradient of the keys' bias) is measured by dx.
 inline ::testing::AssertionResult near_step(const TrainingStep& fp8, const TrainingStep& exact) {
   if (auto r = near_by(fp8.y, exact.y, 0.125, 0.0675); !r) return r << " (y)";
   const double dx = exact.dx.abs().max().item<double>();
@@ -85,7 +89,8 @@ inline ::testing::AssertionResult near_step(const TrainingStep& fp8, const Train
     if (!g.defined()) continue;
     if (auto r = near_by(found.at(name), g, 0.25, 0.125, 0.01, dx * 0.05); !r) return r << " (" << name << ")";
     if (g.abs().max().item<double>() < dx * 1e-5) continue;
-    if (const double e = norm_error(found.at(name), g); e > 0.25) return ::testing::AssertionFailure() << "error " << e << " (" << name << ")";
+    if (const double e = norm_error(found.at(name), g); e > 0.25)
+      return ::testing::AssertionFailure() << "error " << e << " (" << name << ")";
   }
   return ::testing::AssertionSuccess();
 }

@@ -80,25 +80,45 @@ at::Tensor reference_visible(const MaskCase& c, const at::Tensor& masked_out) {
 
 TEST(TeDotProductAttention, OffIsTorchBitForBit) {
   torch::manual_seed(1);
-  const std::vector<MaskCase> cases{{"no_mask"}, {"no_mask", {-1, -1}, 5, 9}, {"no_mask", {2, 1}}, {"causal"}, {"causal", {3, -1}}, {"causal", {-1, -1}, 5, 9},
-                                    {"causal_bottom_right", {-1, -1}, 5, 9}, {"causal_bottom_right", {2, 0}, 5, 9}, {"padding"}, {"padding", {-1, -1}, 5, 9},
-                                    {"padding_causal"}, {"padding_causal_bottom_right", {-1, -1}, 5, 9}, {"arbitrary"}};
+  const std::vector<MaskCase> cases{{"no_mask"},
+                                    {"no_mask", {-1, -1}, 5, 9},
+                                    {"no_mask", {2, 1}},
+                                    {"causal"},
+                                    {"causal", {3, -1}},
+                                    {"causal", {-1, -1}, 5, 9},
+                                    {"causal_bottom_right", {-1, -1}, 5, 9},
+                                    {"causal_bottom_right", {2, 0}, 5, 9},
+                                    {"padding"},
+                                    {"padding", {-1, -1}, 5, 9},
+                                    {"padding_causal"},
+                                    {"padding_causal_bottom_right", {-1, -1}, 5, 9},
+                                    {"arbitrary"}};
   for (const MaskCase& c : cases) {
     for (const std::int64_t groups : {4, 2, 1}) {
       for (const char* format : {"sbhd", "bshd"}) {
-        const at::Tensor q = torch::randn({2, c.queries, 4, 8}, on_hpu()), k = torch::randn({2, c.keys, groups, 8}, on_hpu()), v = torch::randn({2, c.keys, groups, 8}, on_hpu());
+        const at::Tensor q = torch::randn({2, c.queries, 4, 8}, on_hpu()), k = torch::randn({2, c.keys, groups, 8}, on_hpu()),
+                         v = torch::randn({2, c.keys, groups, 8}, on_hpu());
         at::Tensor masked;  // the second sequence has three keys less
         if (std::string(c.type).find("padding") == 0) {
           masked = torch::zeros({2, 1, 1, c.keys}, on_hpu(at::kBool));
           masked.select(0, 1).slice(-1, c.keys - 3).fill_(true);
         }
-        if (std::string(c.type) == "arbitrary") masked = torch::rand({2, 1, 9, 9}, on_hpu()).gt(0.7).logical_and(torch::eye(9, on_hpu()).eq(0));
-        DotProductAttention m(DotProductAttentionOptions{.num_attention_heads = 4, .kv_channels = 8, .num_gqa_groups = groups, .qkv_format = format, .attn_mask_type = c.type, .window_size = c.window});
+        if (std::string(c.type) == "arbitrary")
+          masked = torch::rand({2, 1, 9, 9}, on_hpu()).gt(0.7).logical_and(torch::eye(9, on_hpu()).eq(0));
+        DotProductAttention m(DotProductAttentionOptions{.num_attention_heads = 4,
+                                                         .kv_channels = 8,
+                                                         .num_gqa_groups = groups,
+                                                         .qkv_format = format,
+                                                         .attn_mask_type = c.type,
+                                                         .window_size = c.window});
         const at::Tensor visible = reference_visible(c, masked.defined() ? masked.cpu() : masked);
-        const bool plain_causal = std::string(c.type) == "causal" && c.window.first < 0, nothing = std::string(c.type) == "no_mask" && c.window.first < 0;
+        const bool plain_causal = std::string(c.type) == "causal" && c.window.first < 0,
+                   nothing = std::string(c.type) == "no_mask" && c.window.first < 0;
         const auto t = [](const at::Tensor& x) { return x.transpose(1, 2); };
         const std::optional<at::Tensor> mask = plain_causal || nothing ? std::nullopt : std::optional<at::Tensor>(visible.to(test::kHpu));
-        at::Tensor expected = torch::scaled_dot_product_attention(t(q), t(k), t(v), mask, 0.0, plain_causal, std::nullopt, groups != 4).transpose(1, 2).flatten(2);
+        at::Tensor expected = torch::scaled_dot_product_attention(t(q), t(k), t(v), mask, 0.0, plain_causal, std::nullopt, groups != 4)
+                                  .transpose(1, 2)
+                                  .flatten(2);
         at::Tensor y;
         if (std::string(format) == "sbhd") {
           y = m(q.transpose(0, 1), k.transpose(0, 1), v.transpose(0, 1), masked).transpose(0, 1);
@@ -117,9 +137,12 @@ TEST(TeDotProductAttention, NamesWhatItRejects) {
   using O = DotProductAttentionOptions;
   const auto make = [](O o) { return [o] { DotProductAttention m(o); }; };
   EXPECT_TRUE(throws_with({"num_attention_heads"}, make({})));
-  EXPECT_TRUE(throws_with({"num_gqa_groups: found 3", "divisors of num_attention_heads = 4"}, make({.num_attention_heads = 4, .kv_channels = 8, .num_gqa_groups = 3})));
-  EXPECT_TRUE(throws_with({"qkv_format: found \"thd\"", "\"sbhd\", \"bshd\"", "packed"}, make({.num_attention_heads = 4, .kv_channels = 8, .qkv_format = "thd"})));
-  EXPECT_TRUE(throws_with({"attn_mask_type: found \"triangle\"", "\"causal\"", "\"arbitrary\""}, make({.num_attention_heads = 4, .kv_channels = 8, .attn_mask_type = "triangle"})));
+  EXPECT_TRUE(throws_with({"num_gqa_groups: found 3", "divisors of num_attention_heads = 4"},
+                          make({.num_attention_heads = 4, .kv_channels = 8, .num_gqa_groups = 3})));
+  EXPECT_TRUE(throws_with({"qkv_format: found \"thd\"", "\"sbhd\", \"bshd\"", "packed"},
+                          make({.num_attention_heads = 4, .kv_channels = 8, .qkv_format = "thd"})));
+  EXPECT_TRUE(throws_with({"attn_mask_type: found \"triangle\"", "\"causal\"", "\"arbitrary\""},
+                          make({.num_attention_heads = 4, .kv_channels = 8, .attn_mask_type = "triangle"})));
   EXPECT_TRUE(throws_with({"window_size: found (-2, 0)"}, make({.num_attention_heads = 4, .kv_channels = 8, .window_size = {-2, 0}})));
   EXPECT_TRUE(throws_with({"attention_dropout: found 1.5"}, make({.num_attention_heads = 4, .kv_channels = 8, .attention_dropout = 1.5})));
   DotProductAttention m(O{.num_attention_heads = 4, .kv_channels = 8});
@@ -133,13 +156,17 @@ TEST(TeDotProductAttention, NamesWhatItRejects) {
 
 TEST(TeFusedAttention, OffIsFusedSdpaWithItsGradients) {
   torch::manual_seed(2);
-  const at::Tensor q = torch::randn({2, 4, 7, 8}, on_hpu()), k = torch::randn({2, 2, 7, 8}, on_hpu()), v = torch::randn({2, 2, 7, 8}, on_hpu()), g = torch::randn({2, 4, 7, 8}, on_hpu());
+  const at::Tensor q = torch::randn({2, 4, 7, 8}, on_hpu()), k = torch::randn({2, 2, 7, 8}, on_hpu()),
+                   v = torch::randn({2, 2, 7, 8}, on_hpu()), g = torch::randn({2, 4, 7, 8}, on_hpu());
   const at::Tensor visible = torch::ones({7, 7}, at::kBool).tril();
-  const Gradients exact = attention_step(f64(q), f64(k), f64(v), g, [&](const at::Tensor& a, const at::Tensor& b, const at::Tensor& c) { return formula(a, b, c, visible); });
+  const Gradients exact = attention_step(
+      f64(q), f64(k), f64(v), g, [&](const at::Tensor& a, const at::Tensor& b, const at::Tensor& c) { return formula(a, b, c, visible); });
   for (const bool recompute : {false, true}) {
     FusedAttention m(FusedAttentionOptions{.enable_recompute = recompute});
-    const Gradients got = attention_step(q, k, v, g, [&](const at::Tensor& a, const at::Tensor& b, const at::Tensor& c) { return m(a, b, c, at::Tensor(), true); });
-    for (const auto& [x, y] : {std::pair(got.out, exact.out), std::pair(got.dq, exact.dq), std::pair(got.dk, exact.dk), std::pair(got.dv, exact.dv)}) {
+    const Gradients got = attention_step(
+        q, k, v, g, [&](const at::Tensor& a, const at::Tensor& b, const at::Tensor& c) { return m(a, b, c, at::Tensor(), true); });
+    for (const auto& [x, y] :
+         {std::pair(got.out, exact.out), std::pair(got.dq, exact.dq), std::pair(got.dk, exact.dk), std::pair(got.dv, exact.dv)}) {
       EXPECT_TRUE(torch::allclose(x.cpu().to(at::kDouble), y, 1e-4, 1e-5));
     }
   }
@@ -148,7 +175,9 @@ TEST(TeFusedAttention, OffIsFusedSdpaWithItsGradients) {
 // q = 0: every P is 1/16. Values of v and dO have one bit, so nothing is rounded on the way to o = mean(v) and dv = mean(dO).
 TEST(TeFusedAttention, IsExactWhereNothingIsRounded) {
   torch::manual_seed(3);
-  const auto powers = [] { return torch::pow(2.0, torch::randint(0, 3, {2, 3, 16, 8}, at::kFloat)) * (torch::randint(0, 2, {2, 3, 16, 8}, at::kFloat) * 2 - 1); };
+  const auto powers = [] {
+    return torch::pow(2.0, torch::randint(0, 3, {2, 3, 16, 8}, at::kFloat)) * (torch::randint(0, 2, {2, 3, 16, 8}, at::kFloat) * 2 - 1);
+  };
   const at::Tensor v = test::hpu(powers()), g = test::hpu(powers()), k = test::hpu(powers()), q = torch::zeros_like(v);
   DelayedScaling hybrid = DelayedScaling::habana();
   hybrid.fp8_format = RecipeFormat::HYBRID;
@@ -177,15 +206,19 @@ TEST(TeFusedAttention, IsNearF32InBothPasses) {
     for (const std::int64_t groups : {4, 2}) {
       const auto random = [&](std::int64_t heads) { return torch::randn({2, heads, 33, 16}, on_hpu()).to(dtype); };
       const at::Tensor q = random(4), k = random(groups), v = random(groups), g = random(4);
-      const Gradients exact = attention_step(f64(q), f64(k), f64(v), g, [&](const at::Tensor& a, const at::Tensor& b, const at::Tensor& c) { return formula(a, b, c, visible); });
-      for (const recipes::Recipe& recipe : {recipes::Recipe(hybrid), recipes::Recipe(DelayedScaling::habana()), recipes::Recipe(DelayedScaling::nvidia()), recipes::Recipe(narrow),
-                                            recipes::Recipe(recipes::CurrentScaling{}), recipes::Recipe(current_e4m3)}) {
+      const Gradients exact = attention_step(f64(q), f64(k), f64(v), g, [&](const at::Tensor& a, const at::Tensor& b, const at::Tensor& c) {
+        return formula(a, b, c, visible);
+      });
+      for (const recipes::Recipe& recipe :
+           {recipes::Recipe(hybrid), recipes::Recipe(DelayedScaling::habana()), recipes::Recipe(DelayedScaling::nvidia()),
+            recipes::Recipe(narrow), recipes::Recipe(recipes::CurrentScaling{}), recipes::Recipe(current_e4m3)}) {
         const bool e5m2 = recipes::format_of(recipe) == RecipeFormat::E5M2;
         for (const bool recompute : {false, true}) {
           for (const bool as_mask : {false, true}) {
             FusedAttention m(FusedAttentionOptions{.enable_recompute = recompute});
             Gradients s;
-            for (int i = 0; i < 3; ++i) s = attention_step(q, k, v, g, in_region(m, recipe, as_mask ? test::hpu(visible) : at::Tensor(), !as_mask));
+            for (int i = 0; i < 3; ++i)
+              s = attention_step(q, k, v, g, in_region(m, recipe, as_mask ? test::hpu(visible) : at::Tensor(), !as_mask));
             EXPECT_EQ(s.out.scalar_type(), dtype);
             EXPECT_TRUE(near_by(s.out, exact.out, e5m2 ? 0.25 : 0.125, e5m2 ? 0.125 : 0.0675)) << recipes::describe(recipe) << dtype;
             for (const auto& [x, y] : {std::pair(s.dq, exact.dq), std::pair(s.dk, exact.dk), std::pair(s.dv, exact.dv)}) {
@@ -202,7 +235,8 @@ TEST(TeFusedAttention, IsNearF32InBothPasses) {
 // After one step the scales are those of the six tensors: q, k, v, P and dO, dS.
 TEST(TeFusedAttention, SixTensorsHaveScalesOfTheirOwn) {
   torch::manual_seed(5);
-  const at::Tensor q = torch::randn({1, 2, 16, 8}, on_hpu()), k = torch::randn({1, 2, 16, 8}, on_hpu()) * 2, v = torch::randn({1, 2, 16, 8}, on_hpu()) * 3, g = torch::randn({1, 2, 16, 8}, on_hpu()) * 4;
+  const at::Tensor q = torch::randn({1, 2, 16, 8}, on_hpu()), k = torch::randn({1, 2, 16, 8}, on_hpu()) * 2,
+                   v = torch::randn({1, 2, 16, 8}, on_hpu()) * 3, g = torch::randn({1, 2, 16, 8}, on_hpu()) * 4;
   FusedAttention m;
   attention_step(q, k, v, g, in_region(m, DelayedScaling::nvidia()));
   const auto values = m->fp8_states()[0]->values();
@@ -211,7 +245,8 @@ TEST(TeFusedAttention, SixTensorsHaveScalesOfTheirOwn) {
   EXPECT_EQ(values.forward.scale[1], 448.0f / amax(k));
   EXPECT_EQ(values.forward.scale[2], 448.0f / amax(v));
   EXPECT_EQ(values.backward.scale[0], 57344.0f / amax(g));
-  const at::Tensor p = torch::softmax(torch::matmul(f64(q), f64(k).transpose(-2, -1)) / std::sqrt(8.0), -1), dp = torch::matmul(f64(g), f64(v).transpose(-2, -1));
+  const at::Tensor p = torch::softmax(torch::matmul(f64(q), f64(k).transpose(-2, -1)) / std::sqrt(8.0), -1),
+                   dp = torch::matmul(f64(g), f64(v).transpose(-2, -1));
   EXPECT_NEAR(values.forward.scale[3], 448.0 / amax(p.to(at::kFloat)), 448.0 / amax(p.to(at::kFloat)) * 0.1);
   const double ds = (p * (dp - (p * dp).sum(-1, true))).abs().max().item<double>();
   EXPECT_NEAR(values.backward.scale[1], 57344.0 / ds, 57344.0 / ds * 0.2);
@@ -219,12 +254,14 @@ TEST(TeFusedAttention, SixTensorsHaveScalesOfTheirOwn) {
 
 TEST(TeFusedAttention, GroupsOfHeadsAreRepeatedHeads) {
   torch::manual_seed(6);
-  const at::Tensor q = torch::randn({2, 6, 5, 8}, on_hpu()), k = torch::randn({2, 2, 5, 8}, on_hpu()), v = torch::randn({2, 2, 5, 8}, on_hpu()), g = torch::randn({2, 6, 5, 8}, on_hpu());
+  const at::Tensor q = torch::randn({2, 6, 5, 8}, on_hpu()), k = torch::randn({2, 2, 5, 8}, on_hpu()),
+                   v = torch::randn({2, 2, 5, 8}, on_hpu()), g = torch::randn({2, 6, 5, 8}, on_hpu());
   const at::Tensor mask = torch::rand({2, 1, 5, 5}, on_hpu()).lt(0.8).logical_or(torch::eye(5, on_hpu()).ne(0));
   FusedAttention grouped, repeated;
   for (int i = 0; i < 2; ++i) {
     const Gradients a = attention_step(q, k, v, g, in_region(grouped, DelayedScaling::nvidia(), mask));
-    const Gradients b = attention_step(q, k.repeat_interleave(3, 1), v.repeat_interleave(3, 1), g, in_region(repeated, DelayedScaling::nvidia(), mask));
+    const Gradients b =
+        attention_step(q, k.repeat_interleave(3, 1), v.repeat_interleave(3, 1), g, in_region(repeated, DelayedScaling::nvidia(), mask));
     EXPECT_TRUE(same_bits(a.out, b.out));
     EXPECT_TRUE(same_bits(a.dq, b.dq));
     EXPECT_TRUE(torch::allclose(a.dk, b.dk.unflatten(1, {2, 3}).sum(2), 1e-5, 1e-5));
@@ -234,7 +271,8 @@ TEST(TeFusedAttention, GroupsOfHeadsAreRepeatedHeads) {
 
 TEST(TeFusedAttention, DropoutIsOfTheGeneratorAndSurvivesCheckpointing) {
   const at::Tensor q = torch::randn({1, 2, 16, 8}, on_hpu()), g = torch::randn({1, 2, 16, 8}, on_hpu());
-  for (const recipes::Recipe& recipe : {recipes::Recipe(DelayedScaling::nvidia()), recipes::Recipe(DelayedScaling::habana()), recipes::Recipe(recipes::CurrentScaling{})}) {
+  for (const recipes::Recipe& recipe :
+       {recipes::Recipe(DelayedScaling::nvidia()), recipes::Recipe(DelayedScaling::habana()), recipes::Recipe(recipes::CurrentScaling{})}) {
     for (const bool recompute : {false, true}) {
       const FusedAttentionOptions options{.attention_dropout = 0.4, .enable_recompute = recompute};
       FusedAttention a(options), b(options);
@@ -245,7 +283,9 @@ TEST(TeFusedAttention, DropoutIsOfTheGeneratorAndSurvivesCheckpointing) {
         torch::manual_seed(7);
         const Gradients again = attention_step(x, q, q, g, [&](const at::Tensor& t, const at::Tensor& k, const at::Tensor& v) {
           const fp8_autocast region(true, recipe);
-          const CheckpointedFunction f = [&b](const std::vector<at::Tensor>& in) { return std::vector<at::Tensor>{b(in[0], in[1], in[2])}; };
+          const CheckpointedFunction f = [&b](const std::vector<at::Tensor>& in) {
+            return std::vector<at::Tensor>{b(in[0], in[1], in[2])};
+          };
           return checkpoint(f, std::vector<at::Tensor>{t, k, v})[0];
         });
         EXPECT_TRUE(same(plain, again)) << recipes::describe(recipe) << i;
@@ -301,9 +341,13 @@ TEST(TeFusedAttention, NamesWhatItRejects) {
   FusedAttention m(FusedAttentionOptions{.name = "core"});
   EXPECT_TRUE(throws_with({"'core'", "recipe: found block", "delayed, current"}, [&] { in_region(m, recipes::BlockScaling{})(q, q, q); }));
   EXPECT_TRUE(throws_with({"'core'", "recipe: found mxfp8"}, [&] { in_region(m, recipes::MXFP8{})(q, q, q); }));
-  EXPECT_TRUE(throws_with({"heads of q", "2, 3"}, [&] { in_region(m, recipes::CurrentScaling{})(q, torch::zeros({1, 3, 6, 8}, on_hpu()), torch::zeros({1, 3, 6, 8}, on_hpu())); }));
+  EXPECT_TRUE(throws_with({"heads of q", "2, 3"}, [&] {
+    in_region(m, recipes::CurrentScaling{})(q, torch::zeros({1, 3, 6, 8}, on_hpu()), torch::zeros({1, 3, 6, 8}, on_hpu()));
+  }));
   EXPECT_TRUE(throws_with({"one dtype"}, [&] { in_region(m, recipes::CurrentScaling{})(q, q.to(at::kBFloat16), q); }));
-  EXPECT_TRUE(throws_with({"attention_mask", "requires a gradient"}, [&] { in_region(m, recipes::CurrentScaling{}, torch::zeros({6, 6}, on_hpu()).requires_grad_(true))(q, q, q); }));
+  EXPECT_TRUE(throws_with({"attention_mask", "requires a gradient"}, [&] {
+    in_region(m, recipes::CurrentScaling{}, torch::zeros({6, 6}, on_hpu()).requires_grad_(true))(q, q, q);
+  }));
   EXPECT_TRUE(throws_with({"softmax_mode: found \"slow\""}, [&] { m(q, q, q, at::Tensor(), false, "slow"); }));
   EXPECT_TRUE(throws_with({"attention_dropout: found -1"}, [] { FusedAttention f(FusedAttentionOptions{.attention_dropout = -1}); }));
   const at::Tensor x = q.clone().requires_grad_(true);

@@ -1,5 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
-// LayerNorm, RMSNorm, LayerNormLinear, LayerNormMLP and GroupedLinear: with fp8 off they are torch's functions bit for bit; in fp8 near f32.
+// LayerNorm, RMSNorm, LayerNormLinear, LayerNormMLP and GroupedLinear: with fp8 off they are torch's functions bit for bit; in fp8 near
+// f32.
 #include <cmath>
 
 #include "fp8/runtime/autocast/autocast.h"
@@ -36,7 +37,8 @@ at::Tensor reference_activation(const std::string& name, const at::Tensor& x) {
     if (n == "silu") return F::silu(t);
     return torch::sigmoid(t);
   };
-  static const std::map<std::string, std::string> gated{{"geglu", "gelu"}, {"glu", "sigmoid"}, {"qgeglu", "qgelu"}, {"reglu", "relu"}, {"sreglu", "srelu"}, {"swiglu", "silu"}};
+  static const std::map<std::string, std::string> gated{{"geglu", "gelu"}, {"glu", "sigmoid"},  {"qgeglu", "qgelu"},
+                                                        {"reglu", "relu"}, {"sreglu", "srelu"}, {"swiglu", "silu"}};
   const auto inner = gated.find(name);
   if (inner == gated.end()) return f(name, x);
   const std::int64_t half = x.size(-1) / 2;
@@ -59,8 +61,7 @@ TEST(TeNorms, AreTorchsBitForBitAndTheFormula) {
     }
     const auto step = [&](torch::nn::Module& m, auto&& f) { return training_step(m, x0, g, std::nullopt, f); };
     const auto gamma = [&](const at::Tensor& w) { return centered ? w + 1 : w; };
-    EXPECT_TRUE(same_step(step(*layer, [&](const at::Tensor& x) { return layer(x); }),
-                          step(*layer, [&](const at::Tensor& x) {
+    EXPECT_TRUE(same_step(step(*layer, [&](const at::Tensor& x) { return layer(x); }), step(*layer, [&](const at::Tensor& x) {
                             return F::layer_norm(x, F::LayerNormFuncOptions({37}).weight(gamma(layer->weight)).bias(layer->bias).eps(1e-3));
                           })));
     EXPECT_TRUE(same_step(step(*rms, [&](const at::Tensor& x) { return rms(x); }),
@@ -87,7 +88,8 @@ TEST(TeLayerNormLinear, OffIsTorchBitForBit) {
                                                     : torch::rms_norm(x, {24}, m->layer_norm_weight, 1e-5),
                        m->weight, m->bias);
     };
-    EXPECT_TRUE(same_step(training_step(*m, x0, g, std::nullopt, [&](const at::Tensor& x) { return m(x); }), training_step(*m, x0, g, std::nullopt, torchs)));
+    EXPECT_TRUE(same_step(training_step(*m, x0, g, std::nullopt, [&](const at::Tensor& x) { return m(x); }),
+                          training_step(*m, x0, g, std::nullopt, torchs)));
   }
   LayerNormLinear m(LayerNormLinearOptions{.in_features = 24, .out_features = 40, .return_bias = true, .return_layernorm_output = true});
   const ModuleOutputs out = m->forward_all(x0);
@@ -106,7 +108,8 @@ TEST(TeLayerNormMLP, OffIsTorchBitForBitForEveryActivation) {
     const bool gated = std::string(activation).find("glu") != std::string::npos;
     EXPECT_EQ(m->fc1_weight.sizes(), at::IntArrayRef({gated ? 112 : 56, 24}));
     const auto torchs = [&](const at::Tensor& x) {
-      const at::Tensor inner = F::linear(torch::layer_norm(x, {24}, m->layer_norm_weight, m->layer_norm_bias, 1e-5), m->fc1_weight, m->fc1_bias);
+      const at::Tensor inner =
+          F::linear(torch::layer_norm(x, {24}, m->layer_norm_weight, m->layer_norm_bias, 1e-5), m->fc1_weight, m->fc1_bias);
       return F::linear(reference_activation(activation, inner), m->fc2_weight, m->fc2_bias);
     };
     const auto step = training_step(*m, x0, g, std::nullopt, [&](const at::Tensor& x) { return m(x); });
@@ -136,7 +139,8 @@ TEST(TeGroupedLinear, IsOneLinearPerShareOfTheRows) {
       for (auto& l : layers) list->push_back(l);
       const auto apart = training_step(*list, x0, g, recipe, [&](const at::Tensor& x) {
         const auto rows = x.reshape({34, 32});
-        return torch::cat({layers[0](rows.slice(0, 0, 9)), layers[1](rows.slice(0, 9, 9)), layers[2](rows.slice(0, 9, 34))}).reshape({2, 17, 48});
+        return torch::cat({layers[0](rows.slice(0, 0, 9)), layers[1](rows.slice(0, 9, 9)), layers[2](rows.slice(0, 9, 34))})
+            .reshape({2, 17, 48});
       });
       EXPECT_TRUE(same_bits(grouped.y, apart.y));
       EXPECT_TRUE(same_bits(grouped.dx, apart.dx));
@@ -165,7 +169,8 @@ TEST(TeModules, InFp8AreNearF32WithEveryRecipe) {
       EXPECT_TRUE(near_step(fp8, exact)) << recipes::describe(recipe) << " " << m.name();
       EXPECT_FALSE(same_bits(fp8.y, exact.y));
     };
-    LayerNormLinear linear(LayerNormLinearOptions{.in_features = 128, .out_features = 384, .normalization = "RMSNorm", .zero_centered_gamma = true});
+    LayerNormLinear linear(
+        LayerNormLinearOptions{.in_features = 128, .out_features = 384, .normalization = "RMSNorm", .zero_centered_gamma = true});
     check(*linear, 384, [&](const at::Tensor& t) { return linear(t); });
     LayerNormMLP mlp(LayerNormMLPOptions{.hidden_size = 128, .ffn_hidden_size = 512, .activation = "swiglu"});
     check(*mlp, 128, [&](const at::Tensor& t) { return mlp(t); });
@@ -186,9 +191,11 @@ TEST(TeModules, TakeAnySize) {
       for (int i = 0; i < 3; ++i) fp8 = training_step(*m, x, g, recipe, [&](const at::Tensor& t) { return m(t); });
       EXPECT_LT(test::norm_error(fp8.y, exact.y), 0.125) << recipes::describe(recipe) << " " << x.sizes();
       EXPECT_LT(test::norm_error(fp8.dx, exact.dx), 0.25) << recipes::describe(recipe) << " " << x.sizes();
-      EXPECT_LT(test::norm_error(fp8.gradients.at("fc1_weight"), exact.gradients.at("fc1_weight")), 0.25) << recipes::describe(recipe) << " " << x.sizes();
+      EXPECT_LT(test::norm_error(fp8.gradients.at("fc1_weight"), exact.gradients.at("fc1_weight")), 0.25)
+          << recipes::describe(recipe) << " " << x.sizes();
     }
-    const auto none = training_step(*m, torch::empty({0, 33}, on_hpu()), torch::empty({0, 33}, on_hpu()), recipe, [&](const at::Tensor& t) { return m(t); });
+    const auto none = training_step(*m, torch::empty({0, 33}, on_hpu()), torch::empty({0, 33}, on_hpu()), recipe,
+                                    [&](const at::Tensor& t) { return m(t); });
     EXPECT_EQ(none.y.sizes(), at::IntArrayRef({0, 33}));
   }
 }
@@ -209,7 +216,8 @@ TEST(TeLayerNormMLP, CheckpointChangesNoBit) {
           return out.y + out.layernorm_output;
         };
       };
-      EXPECT_TRUE(same_step(training_step(*plain, x, g, recipe, with(plain)), training_step(*checkpointed, x, g, recipe, with(checkpointed))))
+      EXPECT_TRUE(
+          same_step(training_step(*plain, x, g, recipe, with(plain)), training_step(*checkpointed, x, g, recipe, with(checkpointed))))
           << recipes::describe(recipe) << " step " << i;
       for (const int s : {0, 1}) {
         const auto a = plain->fp8_states()[s]->values(), b = checkpointed->fp8_states()[s]->values();
@@ -229,15 +237,17 @@ TEST(TeModules, GoOnBitForBitAfterSaveAndLoad) {
     const auto check = [&](auto m, auto other, auto&& f) {
       for (int i = 0; i < 2; ++i) training_step(*m, x, g, recipe, f(m));
       test::load(other, test::saved(m));
-      EXPECT_TRUE(same_step(training_step(*m, x * 3, g, recipe, f(m)), training_step(*other, x * 3, g, recipe, f(other)))) << recipes::describe(recipe) << m->name();
+      EXPECT_TRUE(same_step(training_step(*m, x * 3, g, recipe, f(m)), training_step(*other, x * 3, g, recipe, f(other))))
+          << recipes::describe(recipe) << m->name();
     };
     const auto plain = [](auto m) { return [m](const at::Tensor& t) mutable { return m(t); }; };
     const LayerNormLinearOptions linear{.in_features = 32, .out_features = 32};
     check(LayerNormLinear(linear), LayerNormLinear(linear), plain);
     const LayerNormMLPOptions mlp{.hidden_size = 32, .ffn_hidden_size = 48};
     check(LayerNormMLP(mlp), LayerNormMLP(mlp), plain);
-    check(GroupedLinear(2, 32, 32), GroupedLinear(2, 32, 32),
-          [](auto m) { return [m](const at::Tensor& t) mutable { return m(t, std::vector<std::int64_t>{2, 4}); }; });
+    check(GroupedLinear(2, 32, 32), GroupedLinear(2, 32, 32), [](auto m) {
+      return [m](const at::Tensor& t) mutable { return m(t, std::vector<std::int64_t>{2, 4}); };
+    });
   }
 }
 
@@ -281,7 +291,8 @@ TEST(TeModules, HoldFp8WeightsUnderQuantizedModelInit) {
   }
   EXPECT_EQ(m->layer_norm_weight.scalar_type(), at::kFloat);
   const auto f = [&](const at::Tensor& t) { return m(t) + linear(t) + grouped(t, std::vector<std::int64_t>{1, 5}); };
-  for (const std::optional<recipes::Recipe>& recipe : {std::optional<recipes::Recipe>(), std::optional<recipes::Recipe>(recipes::CurrentScaling{})}) {
+  for (const std::optional<recipes::Recipe>& recipe :
+       {std::optional<recipes::Recipe>(), std::optional<recipes::Recipe>(recipes::CurrentScaling{})}) {
     training_step(*linear, x, g, recipe, f);
     EXPECT_EQ(linear->weight.grad().scalar_type(), at::kFloat);
     EXPECT_GT(grouped->weights[1].grad().abs().max().item<float>(), 0.0f);
@@ -292,8 +303,9 @@ TEST(TeModules, HoldFp8WeightsUnderQuantizedModelInit) {
 TEST(TeModules, NameWhatTheyReject) {
   EXPECT_TRUE(throws_with({"[te::LayerNorm] normalized_shape", "found 0"}, [] { LayerNorm m(0); }));
   EXPECT_TRUE(throws_with({"[te::RMSNorm] eps", "-1"}, [] { RMSNorm m(NormOptions{.normalized_shape = 4, .eps = -1}); }));
-  EXPECT_TRUE(throws_with({"[te::LayerNormLinear] normalization", "BatchNorm", "\"LayerNorm\", \"RMSNorm\""},
-                          [] { LayerNormLinear m(LayerNormLinearOptions{.in_features = 4, .out_features = 4, .normalization = "BatchNorm"}); }));
+  EXPECT_TRUE(throws_with({"[te::LayerNormLinear] normalization", "BatchNorm", "\"LayerNorm\", \"RMSNorm\""}, [] {
+    LayerNormLinear m(LayerNormLinearOptions{.in_features = 4, .out_features = 4, .normalization = "BatchNorm"});
+  }));
   EXPECT_TRUE(throws_with({"[te::LayerNormMLP] activation", "found \"tanh\"", "\"gelu\"", "\"sreglu\""},
                           [] { LayerNormMLP m(LayerNormMLPOptions{.hidden_size = 4, .ffn_hidden_size = 4, .activation = "tanh"}); }));
   EXPECT_TRUE(throws_with({"[te::LayerNormMLP] params_dtype", "Long"},

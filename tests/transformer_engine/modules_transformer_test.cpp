@@ -1,10 +1,11 @@
 // SPDX-License-Identifier: Apache-2.0
-// MultiheadAttention and TransformerLayer: the composition of torch's functions bit for bit with fp8 off, near f32 in fp8, and the same bits with
-// checkpointing and after a restart.
+// MultiheadAttention and TransformerLayer: the composition of torch's functions bit for bit with fp8 off, near f32 in fp8, and the same
+// bits with checkpointing and after a restart.
 #include <cmath>
 
 #include "fp8/runtime/autocast/autocast.h"
 #include "fp8/transformer_engine/activation_checkpoint.h"
+#include "fp8/transformer_engine/convert_training.h"
 #include "fp8/transformer_engine/extra_state.h"
 #include "fp8/transformer_engine/fp8_weight.h"
 #include "fp8/transformer_engine/transformer_layer.h"
@@ -34,16 +35,21 @@ at::Tensor norm(torch::nn::Module& m, const std::string& weight, const std::stri
   return b.defined() ? torch::layer_norm(x, w.sizes(), w, b, 1e-5) : torch::rms_norm(x, w.sizes(), w, 1e-5);
 }
 
-at::Tensor product(torch::nn::Module& m, const std::string& name, const at::Tensor& x) { return torch::linear(x, parameter(m, name + ".weight"), parameter(m, name + ".bias")); }
+at::Tensor product(torch::nn::Module& m, const std::string& name, const at::Tensor& x) {
+  return torch::linear(x, parameter(m, name + ".weight"), parameter(m, name + ".bias"));
+}
 
 /// The module's words in torch's functions, for "sbhd" and masks "causal", "no_mask". normal: gets the input behind its norm.
 at::Tensor reference_attention(MultiheadAttention& m, const at::Tensor& x, const at::Tensor& encoder = {}, at::Tensor* normal = nullptr) {
   const auto& o = m->options();
-  const std::int64_t heads = o.num_attention_heads, groups = o.num_gqa_groups, depth = o.kv_channels, each = heads / groups, s = x.size(0), b = x.size(1);
+  const std::int64_t heads = o.num_attention_heads, groups = o.num_gqa_groups, depth = o.kv_channels, each = heads / groups, s = x.size(0),
+                     b = x.size(1);
   const bool cross = encoder.defined();
   at::Tensor h = x;
   if (o.input_layernorm) {
-    const std::string at = !o.fuse_qkv_params && !cross ? "layernorm." : cross ? "layernorm_query.layer_norm_" : "layernorm_qkv.layer_norm_";
+    const std::string at = !o.fuse_qkv_params && !cross ? "layernorm."
+                           : cross                      ? "layernorm_query.layer_norm_"
+                                                        : "layernorm_qkv.layer_norm_";
     h = norm(*m, at + "weight", at + "bias", x);
   }
   if (normal != nullptr) *normal = h;
@@ -66,7 +72,8 @@ at::Tensor reference_attention(MultiheadAttention& m, const at::Tensor& x, const
     q = product(*m, cross && o.input_layernorm ? "layernorm_query" : "query_layer", h).unflatten(2, {heads, depth});
     if (o.fuse_qkv_params) {
       const at::Tensor both = product(*m, "key_value", source);
-      const at::Tensor pairs = o.qkv_weight_interleaved ? both.reshape({keys, b, groups, 2, depth}) : both.reshape({keys, b, 2, groups, depth}).transpose(2, 3);
+      const at::Tensor pairs =
+          o.qkv_weight_interleaved ? both.reshape({keys, b, groups, 2, depth}) : both.reshape({keys, b, 2, groups, depth}).transpose(2, 3);
       k = pairs.select(3, 0);
       v = pairs.select(3, 1);
     } else {
@@ -75,13 +82,15 @@ at::Tensor reference_attention(MultiheadAttention& m, const at::Tensor& x, const
     }
   }
   const auto t = [](const at::Tensor& a) { return a.permute({1, 2, 0, 3}); };
-  const at::Tensor y = torch::scaled_dot_product_attention(t(q), t(k), t(v), std::nullopt, 0.0, o.attn_mask_type == "causal", std::nullopt, groups != heads);
+  const at::Tensor y =
+      torch::scaled_dot_product_attention(t(q), t(k), t(v), std::nullopt, 0.0, o.attn_mask_type == "causal", std::nullopt, groups != heads);
   return product(*m, "proj", y.permute({2, 0, 1, 3}).reshape({s, b, heads * depth}));
 }
 
 TEST(TeMultiheadAttention, OffIsTorchBitForBit) {
   torch::manual_seed(1);
-  const at::Tensor x = torch::randn({6, 2, 32}, on_hpu()), g = torch::randn({6, 2, 32}, on_hpu()), encoder = torch::randn({9, 2, 32}, on_hpu());
+  const at::Tensor x = torch::randn({6, 2, 32}, on_hpu()), g = torch::randn({6, 2, 32}, on_hpu()),
+                   encoder = torch::randn({9, 2, 32}, on_hpu());
   for (const bool cross : {false, true}) {
     for (const bool fused : {false, true}) {
       for (const bool interleaved : {false, true}) {
@@ -132,7 +141,8 @@ at::Tensor reference_layer(TransformerLayer& m, const at::Tensor& x, const at::T
   const auto mlp = [&](const at::Tensor& t, at::Tensor* normal) {
     *normal = norm(*m, "layernorm_mlp.layer_norm_weight", "layernorm_mlp.layer_norm_bias", t);
     const at::Tensor inner = torch::linear(*normal, m->layernorm_mlp->fc1_weight, m->layernorm_mlp->fc1_bias);
-    return torch::linear(F::gelu(inner, F::GELUFuncOptions().approximate("tanh")), m->layernorm_mlp->fc2_weight, m->layernorm_mlp->fc2_bias);
+    return torch::linear(F::gelu(inner, F::GELUFuncOptions().approximate("tanh")), m->layernorm_mlp->fc2_weight,
+                         m->layernorm_mlp->fc2_bias);
   };
   at::Tensor normal, mlp_normal;
   const at::Tensor attention = reference_attention(m->self_attention, x, {}, &normal);
@@ -156,7 +166,8 @@ TransformerLayerOptions small_layer() {
 
 TEST(TeTransformerLayer, OffIsTorchBitForBit) {
   torch::manual_seed(3);
-  const at::Tensor x = torch::randn({6, 2, 32}, on_hpu()), g = torch::randn({6, 2, 32}, on_hpu()), encoder = torch::randn({9, 2, 32}, on_hpu());
+  const at::Tensor x = torch::randn({6, 2, 32}, on_hpu()), g = torch::randn({6, 2, 32}, on_hpu()),
+                   encoder = torch::randn({9, 2, 32}, on_hpu());
   for (int variant = 0; variant < 7; ++variant) {
     TransformerLayerOptions o = small_layer();
     o.fuse_qkv_params = variant % 2 == 0;
@@ -176,7 +187,8 @@ TEST(TeTransformerLayer, OffIsTorchBitForBit) {
 
 TEST(TeTransformerLayer, InFp8IsNearF32WithEveryRecipe) {
   torch::manual_seed(4);
-  const at::Tensor x = torch::randn({32, 2, 128}, on_hpu()), g = torch::randn({32, 2, 128}, on_hpu()), encoder = torch::randn({24, 2, 128}, on_hpu());
+  const at::Tensor x = torch::randn({32, 2, 128}, on_hpu()), g = torch::randn({32, 2, 128}, on_hpu()),
+                   encoder = torch::randn({24, 2, 128}, on_hpu());
   for (const auto& recipe : test::training_recipes()) {
     const bool one_scale = std::holds_alternative<DelayedScaling>(recipe) || std::holds_alternative<recipes::CurrentScaling>(recipe);
     for (const bool decoder : {false, true}) {
@@ -200,7 +212,8 @@ TEST(TeTransformerLayer, InFp8IsNearF32WithEveryRecipe) {
 
 // Dropout, attention in fp8, a second run in backward: the same bits as without, in every step.
 TEST(TeTransformerLayer, CheckpointingChangesNoBit) {
-  for (const auto& recipe : {recipes::Recipe(DelayedScaling::nvidia()), recipes::Recipe(DelayedScaling::habana()), recipes::Recipe(recipes::CurrentScaling{})}) {
+  for (const auto& recipe :
+       {recipes::Recipe(DelayedScaling::nvidia()), recipes::Recipe(DelayedScaling::habana()), recipes::Recipe(recipes::CurrentScaling{})}) {
     TransformerLayerOptions o = small_layer();
     o.hidden_dropout = o.attention_dropout = 0.2;
     o.fp8_dpa = true;
@@ -237,7 +250,9 @@ TEST(TeTransformerLayer, GoesOnBitForBitAfterSaveAndLoad) {
     o.fuse_qkv_params = true;
     o.fp8_dpa = std::holds_alternative<DelayedScaling>(recipe);
     TransformerLayer m(o), other(o);
-    const auto step = [&](TransformerLayer& l, double factor) { return training_step(*l, x * factor, g, recipe, [&](const at::Tensor& t) { return l(t); }); };
+    const auto step = [&](TransformerLayer& l, double factor) {
+      return training_step(*l, x * factor, g, recipe, [&](const at::Tensor& t) { return l(t); });
+    };
     for (int i = 0; i < 2; ++i) step(m, 1);
     test::load(other, test::saved(m));
     EXPECT_TRUE(same_step(step(m, 3), step(other, 3))) << recipes::describe(recipe);
@@ -284,7 +299,8 @@ TEST(TeTransformerLayer, TakesOneTokenOddSizesAndAutocast) {
       EXPECT_LT(test::norm_error(fp8.dx, exact.dx), 0.05) << recipes::describe(recipe);
     }
     const runtime::autocast::AutocastGuard cast(at::kBFloat16);
-    const auto mixed = training_step(*m, torch::randn({4, 2, 33}, on_hpu()), torch::randn({4, 2, 33}, on_hpu()), recipe, [&](const at::Tensor& t) { return m(t); });
+    const auto mixed = training_step(*m, torch::randn({4, 2, 33}, on_hpu()), torch::randn({4, 2, 33}, on_hpu()), recipe,
+                                     [&](const at::Tensor& t) { return m(t); });
     EXPECT_EQ(mixed.gradients.at("layernorm_mlp.fc1_weight").scalar_type(), at::kFloat);
     EXPECT_TRUE(mixed.y.isfinite().all().item<bool>());
   }
@@ -305,6 +321,68 @@ TEST(TeTransformerLayer, PaddingIsNotSeen) {
   EXPECT_TRUE(same_bits(m(x, mask).slice(1, 0, 4), m(other, mask).slice(1, 0, 4)));
 }
 
+// A model of a user: te modules beside torch's. Conversion takes torch's alone, and a restart finds every state once.
+struct MixedModel : torch::nn::Module {
+  MixedModel() {
+    in = register_module("in", torch::nn::Linear(16, 32));
+    layer = register_module("layer", TransformerLayer(small_layer()));
+    out = register_module("out", Linear(32, 16));
+  }
+  at::Tensor forward(const at::Tensor& x) { return out(layer(in(x))); }
+  torch::nn::Linear in{nullptr};
+  TransformerLayer layer{nullptr};
+  Linear out{nullptr};
+};
+
+TEST(TeTransformerLayer, IsNotConvertedAgain) {
+  torch::manual_seed(9);
+  const auto model = std::make_shared<MixedModel>(), other = std::make_shared<MixedModel>();
+  for (const auto& m : {model, other}) {
+    m->in->to(test::kHpu);
+    const auto report = convert_for_training(*m);
+    ASSERT_EQ(report.converted.size(), 1u);
+    EXPECT_EQ(report.converted[0].name, "in");
+    EXPECT_EQ(report.skipped.size(), 5u);  // q, k, v, proj, out
+    for (const auto& s : report.skipped) EXPECT_NE(s.reason.find("by itself"), std::string::npos) << s.name;
+  }
+  const at::Tensor x = torch::randn({4, 2, 16}, on_hpu());
+  const auto step = [&](const std::shared_ptr<MixedModel>& m, double factor) {
+    return training_step(*m, x * factor, x, DelayedScaling::nvidia(), [&](const at::Tensor& t) { return m->forward(t); });
+  };
+  for (int i = 0; i < 2; ++i) step(model, 1);
+  test::copy_parameters(*model, *other);
+  const auto report = set_extra_state(*other, get_extra_state(*model));
+  EXPECT_TRUE(report.missing.empty() && report.unexpected.empty());
+  EXPECT_TRUE(same_step(step(model, 3), step(other, 3)));
+  const auto measured = export_amax(*model);
+  ASSERT_NE(measured.find("out"), nullptr);
+  EXPECT_GT(measured.find("out")->inputs[0][0], 0.0f);
+}
+
+// A clone has the values and states of its own.
+TEST(TeTransformerLayer, Clones) {
+  TransformerLayer m(small_layer());
+  m->eval();
+  const auto copy = std::dynamic_pointer_cast<TransformerLayerImpl>(m->clone());
+  const at::Tensor x = torch::randn({4, 2, 32}, on_hpu());
+  EXPECT_TRUE(same_bits(m(x), copy->forward(x)));
+  {
+    const torch::NoGradGuard no_grad;
+    m->layernorm_mlp->fc1_weight.zero_();
+  }
+  EXPECT_FALSE(same_bits(m(x), copy->forward(x)));
+  EXPECT_NE(m->layernorm_mlp->fp8_states()[0], copy->layernorm_mlp->fp8_states()[0]);
+}
+
+// They stand in torch's containers.
+TEST(TeTransformerLayer, StandsInASequential) {
+  TransformerLayerOptions o = small_layer();
+  torch::nn::Sequential net(Linear(16, 32), LayerNorm(32), TransformerLayer(o),
+                            LayerNormMLP(LayerNormMLPOptions{.hidden_size = 32, .ffn_hidden_size = 48}),
+                            LayerNormLinear(LayerNormLinearOptions{.in_features = 32, .out_features = 8}));
+  EXPECT_EQ(net->forward(torch::randn({4, 2, 16}, on_hpu())).sizes(), at::IntArrayRef({4, 2, 8}));
+}
+
 TEST(TeTransformerLayer, NamesWhatItRejects) {
   const auto make = [](auto&& change) {
     return [change] {
@@ -314,7 +392,8 @@ TEST(TeTransformerLayer, NamesWhatItRejects) {
     };
   };
   using O = TransformerLayerOptions;
-  EXPECT_TRUE(throws_with({"[te::TransformerLayer] layer_type: found \"both\"", "\"encoder\", \"decoder\""}, make([](O& o) { o.layer_type = "both"; })));
+  EXPECT_TRUE(throws_with({"[te::TransformerLayer] layer_type: found \"both\"", "\"encoder\", \"decoder\""},
+                          make([](O& o) { o.layer_type = "both"; })));
   EXPECT_TRUE(throws_with({"self_attn_mask_type: found \"none\""}, make([](O& o) { o.self_attn_mask_type = "none"; })));
   EXPECT_TRUE(throws_with({"attn_input_format: found \"thd\""}, make([](O& o) { o.attn_input_format = "thd"; })));
   EXPECT_TRUE(throws_with({"parallel_attention_mlp", "encoder"}, make([](O& o) { o.parallel_attention_mlp = o.output_layernorm = true; })));
