@@ -2,6 +2,7 @@
 #include "fp8/transformer_engine/fp8_attention.h"
 
 #include <ATen/core/grad_mode.h>
+#include <ATen/ops/_unsafe_view.h>
 #include <torch/csrc/autograd/autograd.h>
 #include <torch/csrc/autograd/custom_function.h>
 #include <torch/csrc/autograd/functions/basic_ops.h>
@@ -112,7 +113,7 @@ at::Tensor forward_product(const at::Tensor& q, const at::Tensor& k, const at::T
   }
   if (kept != nullptr) kept->push_back(call.options.recompute ? seen : at::Tensor());  // P knows the mask
   if (call.scales.record) call.state->record(Pass::forward, call.scales, kP, *amax.const_data_ptr<float>(), max_of(call, Pass::forward));
-  if (call.groups > 0) out = out.flatten(1, 2);
+  if (call.groups > 0) out = at::_unsafe_view(out, {q.size(0), q.size(1), q.size(2), v.size(3)});  // no view to autograd
   return out.to(call.activation);
 }
 

@@ -3,6 +3,7 @@
 
 #include <ATen/core/LegacyTypeDispatch.h>
 #include <ATen/core/grad_mode.h>
+#include <ATen/ops/_unsafe_view.h>
 #include <ATen/ops/matmul.h>
 #include <ATen/ops/sum.h>
 #include <torch/csrc/autograd/autograd.h>
@@ -94,7 +95,7 @@ at::Tensor forward_product(const at::Tensor& x, const at::Tensor& weight, const 
   }
   // As the op's own result it must be no view: the code around changes results in place (linear adds its bias so).
   const at::AutoDispatchBelowADInplaceOrView own_memory;
-  return y.reshape(sizes);
+  return at::_unsafe_view(y, sizes);  // no view to autograd: the caller may add a bias in place
 }
 
 /// First order passes; asking for a second one throws by name instead of silently losing this part.

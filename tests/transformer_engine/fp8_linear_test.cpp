@@ -144,6 +144,20 @@ TEST(Fp8Linear, OffIsBitEqualToTorch) {
   EXPECT_TRUE(same_bits(layer(x), torch::nn::functional::linear(x, layer->weight, layer->bias)));
 }
 
+// torch::nn::Linear adds its bias in place where the input has three dimensions.
+TEST(Fp8Linear, ResultsMayBeChangedInPlace) {
+  Linear layer(LinearOptions{.in_features = 16, .out_features = 8, .bias = false});
+  const at::Tensor x = torch::randn({2, 3, 16}, on_hpu());
+  at::Tensor y;
+  {
+    const fp8_autocast region(true, recipes::CurrentScaling{});
+    y = layer(x);
+    y += 1;
+  }
+  y.sum().backward();
+  EXPECT_TRUE(layer->weight.grad().defined());
+}
+
 TEST(Fp8Linear, SecondDerivativeThrowsByName) {
   Linear layer(16, 16);
   const at::Tensor x = torch::randn({4, 16}, on_hpu()).requires_grad_(true);

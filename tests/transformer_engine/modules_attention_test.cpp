@@ -356,6 +356,16 @@ TEST(TeFusedAttention, NamesWhatItRejects) {
   EXPECT_TRUE(throws_with({"fp8 attention of fp8::te has no second derivative"}, [&] { dx.sum().backward(); }));
 }
 
+TEST(TeFusedAttention, ResultsMayBeChangedInPlace) {
+  const at::Tensor k = torch::randn({1, 2, 6, 8}, on_hpu());
+  for (const std::int64_t heads : {2, 4}) {
+    const at::Tensor q = torch::randn({1, heads, 6, 8}, on_hpu()).to(at::kBFloat16).requires_grad_(true);
+    FusedAttention m;
+    in_region(m, recipes::CurrentScaling{})(q, k.to(at::kBFloat16), k.to(at::kBFloat16)).mul_(2).sum().backward();
+    EXPECT_TRUE(q.grad().defined());
+  }
+}
+
 // One token, one sequence, no sequence; a row that sees nothing is zero; without a gradient nothing is recorded.
 TEST(TeFusedAttention, EdgesAreDefined) {
   for (const recipes::Recipe& recipe : {recipes::Recipe(DelayedScaling::nvidia()), recipes::Recipe(recipes::CurrentScaling{})}) {
