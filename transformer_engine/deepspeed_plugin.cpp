@@ -18,7 +18,8 @@ quant::ConversionReport HPUDeepSpeedPrecisionPlugin::convert_modules(torch::nn::
 }
 
 quant::ConversionReport HPUDeepSpeedPrecisionPlugin::attach(ZeroEngine& engine) {
-  TORCH_CHECK(engine_ == nullptr, "[HPUDeepSpeedPrecisionPlugin] attach: found an engine that is attached already, allowed: one; call detach() first");
+  TORCH_CHECK(engine_ == nullptr,
+              "[HPUDeepSpeedPrecisionPlugin] attach: found an engine that is attached already, allowed: one; call detach() first");
   quant::ConversionReport report;
   if (deferred_.has_value()) report = convert_now(engine.module(), *deferred_);
   deferred_.reset();
@@ -27,23 +28,28 @@ quant::ConversionReport HPUDeepSpeedPrecisionPlugin::attach(ZeroEngine& engine) 
 }
 
 ZeroEngine& HPUDeepSpeedPrecisionPlugin::engine(const char* call) const {
-  TORCH_CHECK(engine_ != nullptr, "[HPUDeepSpeedPrecisionPlugin] ", call, ": found no engine, allowed: after attach(engine); training with this plugin needs a ZeRO engine");
+  TORCH_CHECK(engine_ != nullptr, "[HPUDeepSpeedPrecisionPlugin] ", call,
+              ": found no engine, allowed: after attach(engine); training with this plugin needs a ZeRO engine");
   return *engine_;
 }
 
 void HPUDeepSpeedPrecisionPlugin::backward(const at::Tensor& loss) {
   ZeroEngine& e = engine("backward");
-  TORCH_CHECK(loss.defined(), "[HPUDeepSpeedPrecisionPlugin] backward: found an undefined loss, allowed: a tensor; a training step can't be skipped under DeepSpeed");
+  TORCH_CHECK(loss.defined(),
+              "[HPUDeepSpeedPrecisionPlugin] backward: found an undefined loss, allowed: a tensor; a training step can't be skipped under DeepSpeed");
   e.backward(loss);
 }
 
-void HPUDeepSpeedPrecisionPlugin::optimizer_step(torch::optim::Optimizer& optimizer, const std::function<at::Tensor()>& closure, bool manual_optimization) {
+void HPUDeepSpeedPrecisionPlugin::optimizer_step(torch::optim::Optimizer& optimizer, const std::function<at::Tensor()>& closure,
+                                                 bool manual_optimization) {
   TORCH_CHECK(dynamic_cast<const torch::optim::LBFGS*>(&optimizer) == nullptr,
-              "[HPUDeepSpeedPrecisionPlugin] optimizer_step: found LBFGS, allowed: optimizers that evaluate the closure once; DeepSpeed and the LBFGS optimizer are not compatible");
+              "[HPUDeepSpeedPrecisionPlugin] optimizer_step: found LBFGS, allowed: optimizers that evaluate the closure once; DeepSpeed and the "
+              "LBFGS optimizer are not compatible");
   ZeroEngine& e = engine("optimizer_step");
   const at::Tensor loss = closure();
   TORCH_CHECK(manual_optimization || loss.defined(),
-              "[HPUDeepSpeedPrecisionPlugin] optimizer_step: found an undefined loss, allowed: a tensor; skipping backward by returning none from the training step is not "
+              "[HPUDeepSpeedPrecisionPlugin] optimizer_step: found an undefined loss, allowed: a tensor; skipping backward by returning none from "
+              "the training step is not "
               "supported by DeepSpeed");
   e.step();
 }

@@ -36,7 +36,8 @@ class ZeroEngine {
 /// As HPUPrecisionPlugin, with these differences. All errors are c10::Error.
 class HPUDeepSpeedPrecisionPlugin : public HPUPrecisionPlugin {
  public:
-  explicit HPUDeepSpeedPrecisionPlugin(const std::string& precision = "32-true", const std::string& device = "hpu") : HPUPrecisionPlugin(precision, device) {}
+  explicit HPUDeepSpeedPrecisionPlugin(const std::string& precision = "32-true", const std::string& device = "hpu")
+      : HPUPrecisionPlugin(precision, device) {}
 
   /// Before attach(): remembers the options (the last call's count) and validates the recipe; nothing is converted, and the report says so. With
   /// plan_only the report is that of `model` as it is now. After attach(): converts `model` at once. Any precision is taken.

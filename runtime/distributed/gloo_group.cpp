@@ -5,13 +5,12 @@
 //   {kind, element type, elements, root}, and the same negated;   maximum over all ranks  ->  {largest ..., -smallest ...}
 #include "fp8/runtime/distributed/gloo_group.h"
 
-#include <torch/csrc/distributed/c10d/FileStore.hpp>
-#include <torch/csrc/distributed/c10d/ProcessGroupGloo.hpp>
-#include <torch/csrc/distributed/c10d/TCPStore.hpp>
-
 #include <array>
 #include <bit>
 #include <cmath>
+#include <torch/csrc/distributed/c10d/FileStore.hpp>
+#include <torch/csrc/distributed/c10d/ProcessGroupGloo.hpp>
+#include <torch/csrc/distributed/c10d/TCPStore.hpp>
 #include <utility>
 
 #include "fp8/runtime/device/block.h"
@@ -52,7 +51,9 @@ void check_reducible(const at::Tensor& t) {
               ", allowed: Float, BFloat16, Half, Long");
 }
 
-void check_root(int root, int size) { TORCH_CHECK(root >= 0 && root < size, "[ProcessGroup] broadcast: root: found ", root, ", allowed: 0 to ", size - 1); }
+void check_root(int root, int size) {
+  TORCH_CHECK(root >= 0 && root < size, "[ProcessGroup] broadcast: root: found ", root, ", allowed: 0 to ", size - 1);
+}
 
 /// One process alone.
 class LocalGroup final : public ProcessGroup {
@@ -182,15 +183,16 @@ class GlooGroup final : public ProcessGroup {
     reduce_now(call, message, c10d::ReduceOp::MAX);
     for (std::size_t i = 0; i < 4; ++i) {
       if (values[i] == -values[i + 4]) continue;
-      failure_ = "the ranks make different calls: this one " + describe(call) + ", others from " + kKindNames.at(static_cast<std::size_t>(-values[4])) + " of " +
-                 std::to_string(-values[6]) + " elements to " + kKindNames.at(static_cast<std::size_t>(values[0])) + " of " + std::to_string(values[2]) + " elements";
+      failure_ = "the ranks make different calls: this one " + describe(call) + ", others from " +
+                 kKindNames.at(static_cast<std::size_t>(-values[4])) + " of " + std::to_string(-values[6]) + " elements to " +
+                 kKindNames.at(static_cast<std::size_t>(values[0])) + " of " + std::to_string(values[2]) + " elements";
       TORCH_CHECK(false, "[ProcessGroup] rank ", rank_, " of ", size_, ": ", failure_);
     }
   }
 
   static std::string describe(const Call& call) {
-    return std::string(kKindNames.at(static_cast<std::size_t>(call.kind))) + " of " + std::to_string(call.elements) + " elements of " + c10::toString(call.type) +
-           (call.kind == Kind::broadcast ? " from rank " + std::to_string(call.root) : "");
+    return std::string(kKindNames.at(static_cast<std::size_t>(call.kind))) + " of " + std::to_string(call.elements) + " elements of " +
+           c10::toString(call.type) + (call.kind == Kind::broadcast ? " from rank " + std::to_string(call.root) : "");
   }
 
   template <class F>

@@ -32,7 +32,8 @@ void all_reduce_gradients(const std::vector<at::Tensor>& parameters, ProcessGrou
   for (std::size_t i = 0; i < parameters.size(); ++i) {
     const at::Tensor& p = parameters[i];
     if (!p.defined() || !p.requires_grad()) continue;
-    TORCH_CHECK(!p.grad().defined() || p.grad().layout() == at::kStrided, "[all_reduce_gradients] parameter ", i, ": found a sparse gradient, allowed: dense ones");
+    TORCH_CHECK(!p.grad().defined() || p.grad().layout() == at::kStrided, "[all_reduce_gradients] parameter ", i,
+                ": found a sparse gradient, allowed: dense ones");
     learning.push_back(p);
     total += p.numel();
   }

@@ -30,7 +30,8 @@ struct Net {
     std::vector<float> all;
     for (const auto& layer : {a, b}) {
       const Fp8StateValues v = layer->fp8_states()[0]->values();
-      for (const auto* meta : {&v.forward, &v.hybrid, &v.backward}) all.insert(all.end(), meta->scale.data(), meta->scale.data() + meta->scale.size());
+      for (const auto* meta : {&v.forward, &v.hybrid, &v.backward})
+        all.insert(all.end(), meta->scale.data(), meta->scale.data() + meta->scale.size());
     }
     return torch::tensor(all);
   }
@@ -88,10 +89,12 @@ TEST(AmaxRanks, DISABLED_ScalesAgree) {
       const bool nvidia = recipe.dialect == recipes::RecipeDialect::nvidia;
       float amax = 0.0f;
       for (const int r : {0, 1}) {
-        for (const int step : nvidia ? std::vector<int>{1, 2, 3, 4} : std::vector<int>{3}) amax = std::max(amax, data(r, step).abs().max().item<float>());
+        for (const int step : nvidia ? std::vector<int>{1, 2, 3, 4} : std::vector<int>{3})
+          amax = std::max(amax, data(r, step).abs().max().item<float>());
       }
       const double max = recipe.fp8_format == RecipeFormat::E5M2 ? 57344.0 : 448.0;
-      EXPECT_EQ(net.input_scale(), nvidia ? static_cast<float>(max) / amax : static_cast<float>(std::exp2(std::floor(std::log2(max / amax))))) << recipes::describe(recipe);
+      EXPECT_EQ(net.input_scale(), nvidia ? static_cast<float>(max) / amax : static_cast<float>(std::exp2(std::floor(std::log2(max / amax)))))
+          << recipes::describe(recipe);
     }
   }
 }
@@ -220,9 +223,7 @@ TEST(BackwardScales, MoveOnceForEachBackward) {
     DelayedScaling recipe = DelayedScaling::nvidia();
     recipe.amax_history_len = 1;  // a product whose scale moved twice in a backward would have the second amax alone
     const fp8_autocast region(true, recipe);
-    const auto run = [&](const at::Tensor& x) {
-      return checkpointed ? checkpoint([&](const at::Tensor& t) { return net.b(t); }, x) : net.b(x);
-    };
+    const auto run = [&](const at::Tensor& x) { return checkpointed ? checkpoint([&](const at::Tensor& t) { return net.b(t); }, x) : net.b(x); };
     const auto x = [] { return torch::ones({2, 32}, on_hpu()).requires_grad_(true); };
     (run(x()).sum() * 4 + run(x()).sum() * 2).backward();
     EXPECT_EQ(net.backward_scale(net.b), 57344.0f / 4.0f);

@@ -28,51 +28,57 @@ int tags(const torch::nn::Module& model) {
 }
 
 struct Case {
+  const char* name;
   std::function<Task()> make;
   recipes::Recipe recipe;
   std::size_t linears;
   double learning_rate;
 };
 
+const Case kCases[] = {{"MlpNvidia", [] { return mlp_task(); }, DelayedScaling::nvidia(), 3, 2e-3},
+                       {"MlpHabanaHybrid", [] { return mlp_task(); }, habana_hybrid(), 3, 2e-3},
+                       {"MlpHabanaE5M2", [] { return mlp_task(); }, DelayedScaling::habana(), 3, 2e-3},
+                       {"MlpCurrent", [] { return mlp_task(); }, recipes::CurrentScaling{}, 3, 2e-3},
+                       {"MlpBlock", [] { return mlp_task(); }, recipes::BlockScaling{}, 3, 2e-3},
+                       {"MlpMxfp8", [] { return mlp_task(); }, recipes::MXFP8{}, 3, 2e-3},
+                       {"ResNet", resnet_task, DelayedScaling::nvidia(), 1, 4e-3},
+                       {"Bert", bert_task, DelayedScaling::nvidia(), 13, 2e-3},
+                       {"LanguageModel", lm_task, habana_hybrid(4), 15, 2e-3}};
+
+class UsersModels : public ::testing::TestWithParam<Case> {};
+INSTANTIATE_TEST_SUITE_P(ConvertTraining, UsersModels, ::testing::ValuesIn(kCases), [](const auto& info) { return info.param.name; });
+
 // The optimizer is built before the conversion; the curve is that of bf16-mixed within a tenth.
-TEST(ConvertTraining, UsersModelsLearnAsInBf16) {
-  const std::vector<Case> cases = {
-      {[] { return mlp_task(); }, DelayedScaling::nvidia(), 3, 2e-3}, {[] { return mlp_task(); }, habana_hybrid(), 3, 2e-3},
-      {[] { return mlp_task(); }, DelayedScaling::habana(), 3, 2e-3}, {[] { return mlp_task(); }, recipes::CurrentScaling{}, 3, 2e-3},
-      {[] { return mlp_task(); }, recipes::BlockScaling{}, 3, 2e-3},  {[] { return mlp_task(); }, recipes::MXFP8{}, 3, 2e-3},
-      {resnet_task, DelayedScaling::nvidia(), 1, 4e-3},               {bert_task, DelayedScaling::nvidia(), 13, 2e-3},
-      {lm_task, habana_hybrid(4), 15, 2e-3}};
-  for (const Case& c : cases) {
-    const std::string name = recipes::describe(c.recipe) + ", " + std::to_string(c.linears) + " layers";
-    std::vector<std::vector<float>> curves;
-    for (const char* precision : {"bf16-mixed", "fp8"}) {
-      const Task task = c.make();
-      torch::optim::AdamW optimizer(task.model->parameters(), torch::optim::AdamWOptions(c.learning_rate));
-      HPUPrecisionPlugin plugin(precision);
-      if (plugin.precision() == "fp8") {
-        const auto before = task.model->named_parameters();
-        std::vector<std::pair<void*, void*>> identity;
-        for (const auto& p : before) identity.emplace_back(p.value().unsafeGetTensorImpl(), p.value().data_ptr());
-        EXPECT_EQ(plugin.convert_modules(*task.model, {.replace_layers = true, .recipe = c.recipe}).converted.size(), c.linears) << name;
-        std::size_t i = 0;
-        for (const auto& p : task.model->named_parameters()) {
-          const std::pair<void*, void*> now(p.value().unsafeGetTensorImpl(), p.value().data_ptr());
-          EXPECT_EQ(identity[i++], now) << p.key();
-          EXPECT_TRUE(p.value().requires_grad() && p.value().scalar_type() == at::kFloat && p.value().is_hpu()) << p.key();
-        }
+TEST_P(UsersModels, LearnAsInBf16) {
+  const Case& c = GetParam();
+  std::vector<std::vector<float>> curves;
+  for (const char* precision : {"bf16-mixed", "fp8"}) {
+    const Task task = c.make();
+    torch::optim::AdamW optimizer(task.model->parameters(), torch::optim::AdamWOptions(c.learning_rate));
+    HPUPrecisionPlugin plugin(precision);
+    if (plugin.precision() == "fp8") {
+      const auto before = task.model->named_parameters();
+      std::vector<std::pair<void*, void*>> identity;
+      for (const auto& p : before) identity.emplace_back(p.value().unsafeGetTensorImpl(), p.value().data_ptr());
+      EXPECT_EQ(plugin.convert_modules(*task.model, {.replace_layers = true, .recipe = c.recipe}).converted.size(), c.linears);
+      std::size_t i = 0;
+      for (const auto& p : task.model->named_parameters()) {
+        const std::pair<void*, void*> now(p.value().unsafeGetTensorImpl(), p.value().data_ptr());
+        EXPECT_EQ(identity[i++], now) << p.key();
+        EXPECT_TRUE(p.value().requires_grad() && p.value().scalar_type() == at::kFloat && p.value().is_hpu()) << p.key();
       }
-      {
-        const auto region = plugin.forward_context();
-        EXPECT_EQ(task.forward(task.x).scalar_type(), at::kBFloat16) << name;
-      }
-      curves.push_back(train(task, plugin, optimizer, 40));
-      for (const auto& p : task.model->parameters()) EXPECT_EQ(p.grad().scalar_type(), at::kFloat);
     }
-    const double bf16 = mean_of_last(curves[0], 5), fp8 = mean_of_last(curves[1], 5);
-    EXPECT_LT(fp8, 0.75 * curves[1][0]) << name;
-    EXPECT_NEAR(fp8, bf16, 0.1 * bf16 + 0.02) << name;
-    EXPECT_NE(curves[0], curves[1]) << name;  // it did run in fp8
+    {
+      const auto region = plugin.forward_context();
+      EXPECT_EQ(task.forward(task.x).scalar_type(), at::kBFloat16);
+    }
+    curves.push_back(train(task, plugin, optimizer, 40));
+    for (const auto& p : task.model->parameters()) EXPECT_EQ(p.grad().scalar_type(), at::kFloat);
   }
+  const double bf16 = mean_of_last(curves[0], 5), fp8 = mean_of_last(curves[1], 5);
+  EXPECT_LT(fp8, 0.75 * curves[1][0]);
+  EXPECT_NEAR(fp8, bf16, 0.1 * bf16 + 0.02);
+  EXPECT_NE(curves[0], curves[1]);  // it did run in fp8
 }
 
 TEST(ConvertTraining, OffIsBitEqual) {
@@ -167,7 +173,8 @@ TEST(ConvertTraining, SizesThatTheTargetDoesNotTake) {
   EXPECT_EQ(padded.converted.size(), 15u);
   for (const auto& m : padded.converted) {
     const bool odd = m.name.find("gate") != std::string::npos || m.name.find("up_") != std::string::npos || m.name.find("down") != std::string::npos;
-    EXPECT_EQ(m.scheme.find(m.name.find("down") != std::string::npos ? "padded to 32x48" : "padded to 48x32") != std::string::npos, odd) << m.name << ": " << m.scheme;
+    EXPECT_EQ(m.scheme.find(m.name.find("down") != std::string::npos ? "padded to 32x48" : "padded to 48x32") != std::string::npos, odd)
+        << m.name << ": " << m.scheme;
   }
   EXPECT_EQ(any_loss, padded_loss);  // zeros add nothing
   EXPECT_TRUE(all_same(any_gradients, padded_gradients));
@@ -183,7 +190,8 @@ TEST(ConvertTraining, WarmStartSeedsTheFirstScales) {
   file.selected = {"fc1"};
   measure::write_measurements((dir / "m").string(), file);
   HPUPrecisionPlugin plugin("fp8");
-  const auto report = plugin.convert_modules(*task.model, {.replace_layers = true, .recipe = DelayedScaling::nvidia(), .warm_start = (dir / "m").string()});
+  const auto report =
+      plugin.convert_modules(*task.model, {.replace_layers = true, .recipe = DelayedScaling::nvidia(), .warm_start = (dir / "m").string()});
   EXPECT_EQ(report.warnings.size(), 2u);
   EXPECT_NE(report.warnings[0].find("'fc2'"), std::string::npos);
   const auto states = fp8_states(*task.model);
@@ -193,7 +201,8 @@ TEST(ConvertTraining, WarmStartSeedsTheFirstScales) {
   EXPECT_EQ(fc2.forward.tensors(), 0);
   backward_step(task, plugin);
   EXPECT_EQ(states[1].state->values().step, 1);
-  EXPECT_TRUE(throws_with({"nothing_here"}, [&] { plugin.convert_modules(*task.model, {.replace_layers = true, .warm_start = (dir / "nothing_here").string()}); }));
+  EXPECT_TRUE(throws_with({"nothing_here"},
+                          [&] { plugin.convert_modules(*task.model, {.replace_layers = true, .warm_start = (dir / "nothing_here").string()}); }));
 }
 
 TEST(ConvertTraining, ExportedAmaxesQuantizeTheModel) {

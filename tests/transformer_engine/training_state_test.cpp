@@ -108,7 +108,8 @@ TEST(ExtraState, SaysWhatIsMissingAndRefusesWhatIsWrong) {
     return throws_with(words, [&] { set_extra_state(*task.model, bad); });
   };
   EXPECT_TRUE(refused({"version", "2"}, [](ExtraState& s) { s.json["version"] = 2; }));
-  EXPECT_TRUE(refused({"'fc1'", "forward.scale"}, [](ExtraState& s) { s.tensors.erase("fc1.forward.scale"), s.tensors["fc1.forward.scale"] = torch::ones({2}, at::kDouble); }));
+  EXPECT_TRUE(refused({"'fc1'", "forward.scale"},
+                      [](ExtraState& s) { s.tensors.erase("fc1.forward.scale"), s.tensors["fc1.forward.scale"] = torch::ones({2}, at::kDouble); }));
   EXPECT_TRUE(refused({"'fc1'", "forward_index", "7"}, [](ExtraState& s) { s.json["states"]["fc1"]["forward_index"] = 7; }));
   EXPECT_TRUE(refused({"'fc1'", "step"}, [](ExtraState& s) { s.json["states"]["fc1"]["step"] = -1; }));
   EXPECT_TRUE(refused({"'fc1'", "scale"}, [](ExtraState& s) { s.tensors["fc1.forward.scale"] = torch::tensor({1.0f, 0.0f}); }));
@@ -122,7 +123,8 @@ TEST(ExtraState, SaysWhatIsMissingAndRefusesWhatIsWrong) {
     s.tensors["fc1.hybrid.amax_history"] = torch::ones({2, 1});
   }));
   EXPECT_TRUE(refused({"'fc1'", "hybrid"}, [](ExtraState& s) { s.tensors.erase("fc1.hybrid.scale"); }));
-  EXPECT_TRUE(refused({"'fc1'", "hybrid"}, [](ExtraState& s) { s.json["states"]["fc1"]["hybrid_index"] = 1 - s.json["states"]["fc1"]["hybrid_index"].get<int>(); }));
+  EXPECT_TRUE(refused({"'fc1'", "hybrid"},
+                      [](ExtraState& s) { s.json["states"]["fc1"]["hybrid_index"] = 1 - s.json["states"]["fc1"]["hybrid_index"].get<int>(); }));
   EXPECT_TRUE(refused({"'fc1'", "amax_seen"}, [](ExtraState& s) { s.tensors["fc1.amax_seen"] = torch::tensor({1.0f, NAN}); }));
   set_extra_state(*task.model, good);
   EXPECT_EQ(get_extra_state(*task.model).json, good.json);
@@ -179,7 +181,9 @@ TEST(ActivationCheckpoint, GradientsAndScalesAreThoseWithout) {
       auto plain_net = std::dynamic_pointer_cast<MnistNetImpl>(plain.model);
       Task with = task, without = plain;
       with.forward = [&](const at::Tensor& x) { return net->fc3(checkpoint(outer, x.flatten(1))); };
-      without.forward = [&](const at::Tensor& x) { return plain_net->fc3(torch::dropout(torch::relu(plain_net->fc2(torch::relu(plain_net->fc1(x.flatten(1))))), 0.25, true)); };
+      without.forward = [&](const at::Tensor& x) {
+        return plain_net->fc3(torch::dropout(torch::relu(plain_net->fc2(torch::relu(plain_net->fc1(x.flatten(1))))), 0.25, true));
+      };
       for (int step = 1; step <= 4; ++step) {
         task.model->zero_grad();
         plain.model->zero_grad();
@@ -188,7 +192,8 @@ TEST(ActivationCheckpoint, GradientsAndScalesAreThoseWithout) {
         torch::manual_seed(step);
         const float b = backward_step(without, plugin);
         EXPECT_EQ(a, b);
-        EXPECT_TRUE(all_same(gradients_of(*task.model), gradients_of(*plain.model))) << recipes::describe(recipe) << ", step " << step << ", nested " << nested;
+        EXPECT_TRUE(all_same(gradients_of(*task.model), gradients_of(*plain.model)))
+            << recipes::describe(recipe) << ", step " << step << ", nested " << nested;
         EXPECT_TRUE(same_state(*task.model, *plain.model));
       }
     }

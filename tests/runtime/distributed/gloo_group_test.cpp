@@ -29,9 +29,11 @@ using test::throws_with;
 TEST(GlooRanks, DISABLED_MaxOfFloats) {
   FP8_RANK_ONLY();
   const auto group = test::rank_group();
-  const float inf = std::numeric_limits<float>::infinity(), nan = std::numeric_limits<float>::quiet_NaN(), tiny = std::numeric_limits<float>::denorm_min();
+  const float inf = std::numeric_limits<float>::infinity(), nan = std::numeric_limits<float>::quiet_NaN(),
+              tiny = std::numeric_limits<float>::denorm_min();
   const bool first = group->rank() == 0;
-  std::vector<float> v = first ? std::vector<float>{1, 5, nan, inf, 0, -3, tiny, -0.0f, inf} : std::vector<float>{2, 4, inf, nan, -0.0f, -2, 0, -tiny, 3};
+  std::vector<float> v =
+      first ? std::vector<float>{1, 5, nan, inf, 0, -3, tiny, -0.0f, inf} : std::vector<float>{2, 4, inf, nan, -0.0f, -2, 0, -tiny, 3};
   group->all_reduce_max(v.data(), v.size());
   EXPECT_EQ(v[0], 2);
   EXPECT_EQ(v[1], 5);
@@ -101,7 +103,8 @@ TEST(GlooRanks, DISABLED_DifferentCalls) {
 TEST(GlooRanks, DISABLED_DifferentKindsOfCalls) {
   FP8_RANK_ONLY();
   const auto group = test::rank_group();
-  EXPECT_TRUE(throws_with({"different calls", "barrier", "broadcast"}, [&] { group->rank() == 0 ? group->barrier() : group->broadcast(torch::zeros({1 << 20}), 0); }));
+  EXPECT_TRUE(throws_with({"different calls", "barrier", "broadcast"},
+                          [&] { group->rank() == 0 ? group->barrier() : group->broadcast(torch::zeros({1 << 20}), 0); }));
 }
 
 TEST(GlooRanks, DISABLED_OneDies) {
@@ -214,7 +217,8 @@ TEST(GlooGroup, MeetsByAddress) {
 TEST(GlooGroup, AnAddressInUseIsAnError) {
   const Listener listener;
   ASSERT_GT(listener.port, 0);
-  EXPECT_EQ(run_ranks("GlooRanks.DISABLED_AddressInUse", 2, {{"MASTER_PORT", std::to_string(listener.port)}, {test::kRanksTimeout, "5000"}}), all_pass(2));
+  EXPECT_EQ(run_ranks("GlooRanks.DISABLED_AddressInUse", 2, {{"MASTER_PORT", std::to_string(listener.port)}, {test::kRanksTimeout, "5000"}}),
+            all_pass(2));
 }
 
 }  // namespace

@@ -17,7 +17,8 @@ TEST(GradientRanks, DISABLED_Mean) {
   const auto group = test::rank_group();
   const bool first = group->rank() == 0;
   const auto parameter = [](at::ScalarType dtype) { return torch::zeros({2, 3}, on_hpu(dtype)).requires_grad_(true); };
-  at::Tensor both = parameter(at::kFloat), low = parameter(at::kBFloat16), one = parameter(at::kFloat), none = parameter(at::kFloat), frozen = torch::zeros({2}, on_hpu());
+  at::Tensor both = parameter(at::kFloat), low = parameter(at::kBFloat16), one = parameter(at::kFloat), none = parameter(at::kFloat),
+             frozen = torch::zeros({2}, on_hpu());
   both.mutable_grad() = torch::full({2, 3}, first ? 1.0 : 4.0, on_hpu());
   low.mutable_grad() = torch::full({3, 2}, first ? 1.0 : 1.0078125, on_hpu(at::kBFloat16)).t();
   if (first) one.mutable_grad() = torch::full({2, 3}, 3.0, on_hpu());

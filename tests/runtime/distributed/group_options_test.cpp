@@ -27,7 +27,8 @@ class Environment {
   }
 
  private:
-  static constexpr const char* kNames[] = {"RANK", "WORLD_SIZE", "LOCAL_RANK", "LOCAL_WORLD_SIZE", "NODE_RANK", "GROUP_RANK", "MASTER_ADDR", "MASTER_PORT"};
+  static constexpr const char* kNames[] = {"RANK",      "WORLD_SIZE", "LOCAL_RANK",  "LOCAL_WORLD_SIZE",
+                                           "NODE_RANK", "GROUP_RANK", "MASTER_ADDR", "MASTER_PORT"};
   std::map<std::string, std::string> before_;
 };
 
@@ -52,7 +53,8 @@ TEST(GroupOptions, ReadsRankSizeAndAddress) {
 }
 
 TEST(GroupOptions, RankFromNodeAndLocalRank) {
-  const std::map<std::string, std::string> two_nodes = {{"WORLD_SIZE", "4"}, {"LOCAL_WORLD_SIZE", "2"}, {"MASTER_ADDR", "a"}, {"MASTER_PORT", "1"}, {"LOCAL_RANK", "1"}};
+  const std::map<std::string, std::string> two_nodes = {
+      {"WORLD_SIZE", "4"}, {"LOCAL_WORLD_SIZE", "2"}, {"MASTER_ADDR", "a"}, {"MASTER_PORT", "1"}, {"LOCAL_RANK", "1"}};
   auto with = [&](const char* name, const char* value) {
     auto v = two_nodes;
     v[name] = value;
@@ -73,11 +75,15 @@ TEST(GroupOptions, NamesTheVariableThatIsWrong) {
     EXPECT_TRUE(throws_with({"RANK: found '" + std::string(wrong) + "'", "0 to 1"}, [&] { from({{"WORLD_SIZE", "2"}, {"RANK", wrong}}); })) << wrong;
   }
   for (const char* wrong : {"0", "65537", "two"}) {
-    EXPECT_TRUE(throws_with({"WORLD_SIZE: found '" + std::string(wrong) + "'", "1 to 65536"}, [&] { from({{"WORLD_SIZE", wrong}, {"RANK", "0"}}); })) << wrong;
+    EXPECT_TRUE(throws_with({"WORLD_SIZE: found '" + std::string(wrong) + "'", "1 to 65536"}, [&] {
+      from({{"WORLD_SIZE", wrong}, {"RANK", "0"}});
+    })) << wrong;
   }
   EXPECT_TRUE(throws_with({"MASTER_ADDR: found none"}, [] { from({{"WORLD_SIZE", "2"}, {"RANK", "0"}, {"MASTER_PORT", "1"}}); }));
   EXPECT_TRUE(throws_with({"MASTER_PORT: found none", "65535"}, [] { from({{"WORLD_SIZE", "2"}, {"RANK", "0"}, {"MASTER_ADDR", "a"}}); }));
-  EXPECT_TRUE(throws_with({"MASTER_PORT: found '65536'", "65535"}, [] { from({{"WORLD_SIZE", "2"}, {"RANK", "0"}, {"MASTER_ADDR", "a"}, {"MASTER_PORT", "65536"}}); }));
+  EXPECT_TRUE(throws_with({"MASTER_PORT: found '65536'", "65535"}, [] {
+    from({{"WORLD_SIZE", "2"}, {"RANK", "0"}, {"MASTER_ADDR", "a"}, {"MASTER_PORT", "65536"}});
+  }));
 }
 
 TEST(GroupOptions, RefusesOptionsOutOfRange) {
