@@ -1,6 +1,14 @@
 // SPDX-License-Identifier: Apache-2.0
 #include "fp8/transformer_engine/multihead_attention.h"
 
+#include <ATen/ops/arange.h>
+#include <ATen/ops/cat.h>
+#include <ATen/ops/cos.h>
+#include <ATen/ops/outer.h>
+#include <ATen/ops/pow.h>
+#include <ATen/ops/sin.h>
+
+#include <cmath>
 #include <ostream>
 
 namespace fp8::te {
@@ -32,7 +40,38 @@ void complete(MultiheadAttentionOptions& o) {
   check_parallel(kName, o.parallel);
 }
 
+/// x: [length, batch, heads, depth] ("bshd": batch first); the first R of depth are turned: x cos + [-x2, x1] sin of the halves x1, x2.
+at::Tensor turned(const at::Tensor& x, const at::Tensor& angles, bool batch_first) {
+  const std::int64_t length = x.size(batch_first ? 1 : 0), rotary = angles.size(3);
+  at::Tensor a = angles.narrow(0, 0, length);
+  if (batch_first) a = a.transpose(0, 1);
+  const at::Tensor part = x.narrow(-1, 0, rotary);
+  const auto halves = part.chunk(2, -1);
+  const at::Tensor y = part * a.cos().to(x.scalar_type()) + at::cat({-halves[1], halves[0]}, -1) * a.sin().to(x.scalar_type());
+  return rotary == x.size(-1) ? y : at::cat({y, x.narrow(-1, rotary, x.size(-1) - rotary)}, -1);
+}
+
+void check_rotary(const MultiheadAttentionOptions& o, const at::Tensor& angles, std::int64_t length) {
+  TORCH_CHECK(o.attention_type == "self", "[", kName, "] '", o.name,
+              "': rotary_pos_emb: found one, allowed with attention_type \"cross\": none");
+  const bool fits = angles.dim() == 4 && angles.size(0) >= length && angles.size(1) == 1 && angles.size(2) == 1 && angles.size(3) >= 2 &&
+                    angles.size(3) <= o.kv_channels && angles.size(3) % 2 == 0;
+  TORCH_CHECK(fits && angles.is_floating_point(), "[", kName, "] '", o.name, "': rotary_pos_emb: found sizes ", angles.sizes(),
+              " of dtype ", angles.scalar_type(), ", allowed: [", length, " or more, 1, 1, an even number up to ", o.kv_channels,
+              "] of a floating-point dtype");
+}
+
 }  // namespace
+
+at::Tensor rotary_position_embedding(std::int64_t dim, std::int64_t positions, double base, at::Device device) {
+  TORCH_CHECK(dim >= 2 && dim % 2 == 0, "[te::rotary_position_embedding] dim: found ", dim, ", allowed: even numbers >= 2");
+  TORCH_CHECK(positions >= 1, "[te::rotary_position_embedding] positions: found ", positions, ", allowed: integers >= 1");
+  TORCH_CHECK(std::isfinite(base) && base > 0, "[te::rotary_position_embedding] base: found ", base, ", allowed: finite numbers > 0");
+  const auto f32 = at::TensorOptions().dtype(at::kFloat).device(device);
+  const at::Tensor inverse = at::pow(base, -at::arange(0, dim, 2, f32) / static_cast<double>(dim));
+  const at::Tensor angles = at::outer(at::arange(positions, f32), inverse);
+  return at::cat({angles, angles}, -1).unsqueeze(1).unsqueeze(1);
+}
 
 MultiheadAttentionImpl::MultiheadAttentionImpl(MultiheadAttentionOptions options) : options_(std::move(options)) {
   complete(options_);
@@ -180,7 +219,8 @@ MultiheadAttentionImpl::Projected MultiheadAttentionImpl::project(const at::Tens
 }
 
 ModuleOutputs MultiheadAttentionImpl::forward_all(const at::Tensor& hidden_states, const at::Tensor& attention_mask,
-                                                  const at::Tensor& encoder_output, std::optional<bool> is_first_microbatch) {
+                                                  const at::Tensor& encoder_output, std::optional<bool> is_first_microbatch,
+                                                  const at::Tensor& rotary_pos_emb) {
   const auto check = [&](const char* what, const at::Tensor& t) {
     TORCH_CHECK(t.dim() == 3 && t.size(2) == options_.hidden_size, "[", kName, "] '", options_.name, "': ", what, ": found sizes ",
                 t.sizes(), ", allowed: ", options_.qkv_format == "sbhd" ? "[length, batch, " : "[batch, length, ", options_.hidden_size,
@@ -192,7 +232,13 @@ ModuleOutputs MultiheadAttentionImpl::forward_all(const at::Tensor& hidden_state
               encoder_output.defined() ? "one" : "none", ", allowed with attention_type \"", options_.attention_type,
               "\": ", cross ? "one" : "none");
   if (cross) check("encoder_output", encoder_output);
-  const Projected p = project(hidden_states, encoder_output, is_first_microbatch);
+  const bool batch_first = options_.qkv_format == "bshd";
+  if (rotary_pos_emb.defined()) check_rotary(options_, rotary_pos_emb, hidden_states.size(batch_first ? 1 : 0));
+  Projected p = project(hidden_states, encoder_output, is_first_microbatch);
+  if (rotary_pos_emb.defined()) {
+    p.q = turned(p.q, rotary_pos_emb, batch_first);
+    p.k = turned(p.k, rotary_pos_emb, batch_first);
+  }
   const at::Tensor context = core_attention->forward(p.q, p.k, p.v, attention_mask);
   ModuleOutputs out;
   std::tie(out.y, out.bias) = proj->forward_with_bias(context, is_first_microbatch);

@@ -53,13 +53,14 @@ class MultiheadAttentionImpl : public torch::nn::Cloneable<MultiheadAttentionImp
   void reset() override;
 
   /// hidden_states: see qkv_format; attention_mask: see DotProductAttention; encoder_output: with attention_type "cross" alone, in the same
-  /// format. Result: the sizes of hidden_states.
+  /// format. rotary_pos_emb: angles [positions, 1, 1, R] by which q and k are turned (see rotary_position_embedding()), at least as many
+  /// positions as the input has and R <= depth, even; with attention_type "self" alone. Result: the sizes of hidden_states.
   at::Tensor forward(const at::Tensor& hidden_states, const at::Tensor& attention_mask = {}, const at::Tensor& encoder_output = {},
-                     std::optional<bool> is_first_microbatch = std::nullopt) {
-    return forward_all(hidden_states, attention_mask, encoder_output, is_first_microbatch).y;
+                     std::optional<bool> is_first_microbatch = std::nullopt, const at::Tensor& rotary_pos_emb = {}) {
+    return forward_all(hidden_states, attention_mask, encoder_output, is_first_microbatch, rotary_pos_emb).y;
   }
   ModuleOutputs forward_all(const at::Tensor& hidden_states, const at::Tensor& attention_mask = {}, const at::Tensor& encoder_output = {},
-                            std::optional<bool> is_first_microbatch = std::nullopt);
+                            std::optional<bool> is_first_microbatch = std::nullopt, const at::Tensor& rotary_pos_emb = {});
 
   void pretty_print(std::ostream& stream) const override;
   const MultiheadAttentionOptions& options() const { return options_; }
@@ -72,7 +73,7 @@ class MultiheadAttentionImpl : public torch::nn::Cloneable<MultiheadAttentionImp
 
  protected:
   FORWARD_HAS_DEFAULT_ARGS({1, torch::nn::AnyValue(at::Tensor())}, {2, torch::nn::AnyValue(at::Tensor())},
-                           {3, torch::nn::AnyValue(std::optional<bool>())})
+                           {3, torch::nn::AnyValue(std::optional<bool>())}, {4, torch::nn::AnyValue(at::Tensor())})
 
  private:
   struct Projected {
@@ -87,5 +88,10 @@ class MultiheadAttentionImpl : public torch::nn::Cloneable<MultiheadAttentionImp
   MultiheadAttentionOptions options_;
 };
 TORCH_MODULE(MultiheadAttention);
+
+/// Angles for rotary_pos_emb, f32 [positions, 1, 1, dim] of even dim: (position * base^(-2 i / dim)) for i < dim / 2, twice. Element i of a
+/// head is turned against element i + dim / 2. Throws c10::Error naming the argument.
+at::Tensor rotary_position_embedding(std::int64_t dim, std::int64_t positions, double base = 10000.0,
+                                     at::Device device = at::Device(at::kHPU, 0));
 
 }  // namespace fp8::te

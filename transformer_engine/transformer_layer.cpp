@@ -100,9 +100,9 @@ at::Tensor TransformerLayerImpl::add_residual(const at::Tensor& x, const at::Ten
   return residual + (is_training() && options_.hidden_dropout > 0 ? at::dropout(x, options_.hidden_dropout, true) : x);
 }
 
-at::Tensor TransformerLayerImpl::forward(const at::Tensor& hidden_states, const at::Tensor& attention_mask,
-                                         const at::Tensor& encoder_output, const at::Tensor& enc_dec_attn_mask,
-                                         std::optional<bool> is_first_microbatch) {
+at::Tensor TransformerLayerImpl::forward(const at::Tensor& hidden_states, const at::Tensor& attention_mask, const at::Tensor& encoder_output,
+                                         const at::Tensor& enc_dec_attn_mask, std::optional<bool> is_first_microbatch,
+                                         const at::Tensor& rotary_pos_emb) {
   TORCH_CHECK(encoder_output.defined() == static_cast<bool>(inter_attention), "[", kName, "] '", options_.name, "': encoder_output: found ",
               encoder_output.defined() ? "one" : "none", ", allowed with layer_type \"", options_.layer_type,
               "\": ", inter_attention ? "one" : "none");
@@ -111,7 +111,7 @@ at::Tensor TransformerLayerImpl::forward(const at::Tensor& hidden_states, const 
   const auto or_normal = [](const ModuleOutputs& out, const at::Tensor& x) {
     return out.layernorm_output.defined() ? out.layernorm_output : x;
   };
-  const ModuleOutputs attention = self_attention->forward_all(hidden_states, attention_mask, {}, is_first_microbatch);
+  const ModuleOutputs attention = self_attention->forward_all(hidden_states, attention_mask, {}, is_first_microbatch, rotary_pos_emb);
   if (options_.parallel_attention_mlp)
     return add_residual(attention.y + layernorm_mlp->forward(hidden_states, is_first_microbatch), hidden_states);
   at::Tensor h = add_residual(attention.y, or_normal(attention, hidden_states));

@@ -50,9 +50,11 @@ class TransformerLayerImpl : public torch::nn::Cloneable<TransformerLayerImpl> {
   void reset() override;
 
   /// hidden_states: see attn_input_format. attention_mask, enc_dec_attn_mask: bool, true where a key is masked out (see
-  /// DotProductAttention). encoder_output: with layer_type "decoder" alone. Result: the sizes of hidden_states.
+  /// DotProductAttention). encoder_output: with layer_type "decoder" alone. rotary_pos_emb: of the self attention (see MultiheadAttention).
+  /// Result: the sizes of hidden_states.
   at::Tensor forward(const at::Tensor& hidden_states, const at::Tensor& attention_mask = {}, const at::Tensor& encoder_output = {},
-                     const at::Tensor& enc_dec_attn_mask = {}, std::optional<bool> is_first_microbatch = std::nullopt);
+                     const at::Tensor& enc_dec_attn_mask = {}, std::optional<bool> is_first_microbatch = std::nullopt,
+                     const at::Tensor& rotary_pos_emb = {});
 
   void pretty_print(std::ostream& stream) const override;
   const TransformerLayerOptions& options() const { return options_; }
@@ -63,7 +65,8 @@ class TransformerLayerImpl : public torch::nn::Cloneable<TransformerLayerImpl> {
 
  protected:
   FORWARD_HAS_DEFAULT_ARGS({1, torch::nn::AnyValue(at::Tensor())}, {2, torch::nn::AnyValue(at::Tensor())},
-                           {3, torch::nn::AnyValue(at::Tensor())}, {4, torch::nn::AnyValue(std::optional<bool>())})
+                           {3, torch::nn::AnyValue(at::Tensor())}, {4, torch::nn::AnyValue(std::optional<bool>())},
+                           {5, torch::nn::AnyValue(at::Tensor())})
 
  private:
   MultiheadAttention add_attention(const std::string& name, bool cross);

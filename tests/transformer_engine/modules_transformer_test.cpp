@@ -321,6 +321,42 @@ TEST(TeTransformerLayer, PaddingIsNotSeen) {
   EXPECT_TRUE(same_bits(m(x, mask).slice(1, 0, 4), m(other, mask).slice(1, 0, 4)));
 }
 
+// Elements i and i + R / 2 of a head are turned by position * base^(-2 i / R), in q and k; the rest of the head stays. One head, scores from f64.
+TEST(TeMultiheadAttention, TurnsQueriesAndKeys) {
+  torch::manual_seed(20);
+  constexpr int kLength = 5, kDepth = 8, kRotary = 6;
+  for (const bool batch_first : {false, true}) {
+    MultiheadAttentionOptions o{.hidden_size = kDepth, .num_attention_heads = 1};
+    o.attention_dropout = 0;
+    o.bias = false;
+    o.qkv_format = batch_first ? "bshd" : "sbhd";
+    o.init_method = [](at::Tensor w) { w.copy_(torch::eye(kDepth)); };  // q = k = v = x, y = attention
+    o.output_layer_init_method = o.init_method;
+    MultiheadAttention m(o);
+    const at::Tensor x = torch::randn({kLength, kDepth}), angles = rotary_position_embedding(kRotary, 9, 100.0);
+    const at::Tensor y = m(x.unsqueeze(batch_first ? 0 : 1).to(test::kHpu), at::Tensor(), at::Tensor(), std::optional<bool>(), angles);
+    at::Tensor turned = x.to(at::kDouble).clone();
+    for (int s = 0; s < kLength; ++s) {
+      for (int i = 0; i < kRotary / 2; ++i) {
+        const double a = s * std::pow(100.0, -2.0 * i / kRotary), u = x[s][i].item<double>(), v = x[s][i + kRotary / 2].item<double>();
+        turned[s][i] = u * std::cos(a) - v * std::sin(a);
+        turned[s][i + kRotary / 2] = v * std::cos(a) + u * std::sin(a);
+      }
+    }
+    const at::Tensor scores = torch::matmul(turned, turned.t()) / std::sqrt(8.0);
+    const at::Tensor visible = torch::ones({kLength, kLength}, at::kBool).tril();
+    const at::Tensor expected = torch::matmul(torch::softmax(scores.masked_fill(visible.logical_not(), -INFINITY), -1), x.to(at::kDouble));
+    EXPECT_TRUE(torch::allclose(y.squeeze(batch_first ? 0 : 1).cpu().to(at::kDouble), expected, 1e-4, 1e-5));
+    EXPECT_TRUE(throws_with({"rotary_pos_emb: found sizes [4, 1, 1, 6]", "[5 or more, 1, 1, an even number up to 8]"}, [&] {
+      m(x.unsqueeze(batch_first ? 0 : 1).to(test::kHpu), at::Tensor(), at::Tensor(), std::optional<bool>(), angles.slice(0, 0, 4));
+    }));
+  }
+  TransformerLayer layer(small_layer());
+  const at::Tensor x = torch::randn({4, 2, 32}, on_hpu()), none, angles = rotary_position_embedding(8, 4);
+  EXPECT_FALSE(same_bits(layer(x), layer(x, none, none, none, std::optional<bool>(), angles)));
+  EXPECT_TRUE(throws_with({"dim: found 7"}, [] { rotary_position_embedding(7, 4); }));
+}
+
 // A model of a user: te modules beside torch's. Conversion takes torch's alone, and a restart finds every state once.
 struct MixedModel : torch::nn::Module {
   MixedModel() {
