@@ -249,7 +249,7 @@ at::Tensor fp8_attention(const at::Tensor& q, const at::Tensor& k, const at::Ten
   const bool grad_mode = at::GradMode::is_enabled(), learns = q.requires_grad() || k.requires_grad() || v.requires_grad();
   call->needs_grad = grad_mode && learns;
   const bool first_of_two_runs = !grad_mode && current_replay_log() != nullptr;
-  call->scales = state->begin_forward(*region, options.training && (call->needs_grad || first_of_two_runs));
+  call->scales = state->begin_forward(*region, options.training && (grad_mode || first_of_two_runs));
   const runtime::autocast::InsideOp inside(std::nullopt);
   const runtime::InterceptionPause pause;
   if (!call->needs_grad) {

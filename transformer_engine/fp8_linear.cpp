@@ -209,7 +209,8 @@ at::Tensor fp8_linear(const at::Tensor& x, const at::Tensor& weight, const std::
   const bool learns = x.requires_grad() || weight.requires_grad() || (call->has_bias && bias->requires_grad());
   call->needs_grad = grad_mode && learns;
   const bool first_of_two_runs = current_replay_log() != nullptr;
-  call->scales = state->begin_forward(*region, options.training && learns && (grad_mode || first_of_two_runs));
+  // A frozen product is part of training too: it needs scales, and its backward pass leads to what learns before it.
+  call->scales = state->begin_forward(*region, options.training && (grad_mode || first_of_two_runs));
   const runtime::autocast::InsideOp inside(std::nullopt);
   const runtime::InterceptionPause pause;
   if (!call->needs_grad) {

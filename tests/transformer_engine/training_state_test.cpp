@@ -200,6 +200,38 @@ TEST(ActivationCheckpoint, GradientsAndScalesAreThoseWithout) {
   }
 }
 
+// A frozen layer between layers that learn: its operands need scales, in the first of two runs too, where nothing requires a gradient.
+TEST(ActivationCheckpoint, FrozenLayersGetScales) {
+  for (const bool checkpointed : {false, true}) {
+    const Task task = mlp_task();
+    const HPUPrecisionPlugin plugin = converted(task, nvidia(3));
+    auto net = std::dynamic_pointer_cast<MnistNetImpl>(task.model);
+    for (const auto& layer : {net->fc1, net->fc2}) {
+      for (auto& p : layer->parameters()) p.requires_grad_(false);
+    }
+    const at::Tensor prompt = torch::zeros({64}, on_hpu()).requires_grad_(true);  // learns, before all
+    const auto body = [&](const at::Tensor& x) { return torch::relu(net->fc2(torch::relu(net->fc1(x)))); };
+    Task with = task;
+    with.forward = [&](const at::Tensor& x) {
+      const at::Tensor h = x.flatten(1) + prompt;
+      return net->fc3(checkpointed ? checkpoint(body, h) : body(h));
+    };
+    backward_step(with, plugin);
+    EXPECT_TRUE(prompt.grad().defined());
+    for (const auto& [name, state] : fp8_states(*task.model)) {
+      const Fp8StateValues v = state->values();
+      EXPECT_EQ(v.step, 1) << name;
+      EXPECT_NE(v.forward.scale[0], 1.0f) << name;
+      EXPECT_NE(v.forward.scale[1], 1.0f) << name;
+      EXPECT_NE(v.backward.scale[0], 1.0f) << name;
+    }
+    const torch::NoGradGuard no_grad;  // evaluation leaves no trace
+    const auto region = plugin.forward_context();
+    task.forward(task.x * 100);
+    for (const auto& [name, state] : fp8_states(*task.model)) EXPECT_EQ(state->values().step, 1) << name;
+  }
+}
+
 // ---- microbatches and memory
 
 TEST(Microbatches, TheKeptWeightGivesTheSameGradients) {

@@ -10,7 +10,7 @@ install(EXPORT fp8Targets NAMESPACE fp8:: DESTINATION ${FP8_CMAKE_DIR})
 
 foreach(folder runtime recipes configs measure quant transformer_engine)
   install(DIRECTORY ${PROJECT_SOURCE_DIR}/${folder} DESTINATION include/fp8
-    FILES_MATCHING PATTERN "*.h" PATTERN "*-inl.h" EXCLUDE)
+    FILES_MATCHING PATTERN "*.h" PATTERN "*-inl.h" EXCLUDE PATTERN "gloo_stub" EXCLUDE)
 endforeach()
 install(FILES ${FP8_INCLUDE_DIR}/fp8/version.h ${FP8_INCLUDE_DIR}/fp8/fp8.h DESTINATION include/fp8)
 
@@ -19,7 +19,7 @@ if(TARGET fp8)
   set_target_properties(fp8_program PROPERTIES INSTALL_RPATH "$ORIGIN;${FP8_TORCH_ROOT}/lib")
   install(TARGETS fp8 fp8_program RUNTIME DESTINATION bin LIBRARY DESTINATION lib)
   install(DIRECTORY ${PROJECT_SOURCE_DIR}/tools/text ${PROJECT_SOURCE_DIR}/tools/models DESTINATION include/fp8/tools
-    FILES_MATCHING PATTERN "*.h" PATTERN "*-inl.h" EXCLUDE)
+    FILES_MATCHING PATTERN "*.h" PATTERN "*-inl.h" EXCLUDE PATTERN "gloo_stub" EXCLUDE)
 endif()
 
 configure_package_config_file(${PROJECT_SOURCE_DIR}/tools/cmake/fp8Config.cmake.in
