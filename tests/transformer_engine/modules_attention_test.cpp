@@ -2,6 +2,7 @@
 // DotProductAttention is torch's function bit for bit with fp8 off; FusedAttention in fp8 against exact cases and the f64 formula.
 #include <cmath>
 
+#include "fp8/runtime/kernels/thread_pool.h"
 #include "fp8/transformer_engine/activation_checkpoint.h"
 #include "fp8/transformer_engine/attention.h"
 #include "module_checks.h"
@@ -354,6 +355,26 @@ TEST(TeFusedAttention, NamesWhatItRejects) {
   const at::Tensor y = in_region(m, recipes::CurrentScaling{})(x, q, q);
   const auto dx = torch::autograd::grad({y.sum()}, {x}, {}, true, true)[0];
   EXPECT_TRUE(throws_with({"fp8 attention of fp8::te has no second derivative"}, [&] { dx.sum().backward(); }));
+}
+
+TEST(TeFusedAttention, BitsDoNotDependOnThreads) {
+  torch::manual_seed(13);
+  const at::Tensor q = torch::randn({2, 4, 150, 16}, on_hpu()), k = torch::randn({2, 2, 150, 16}, on_hpu()), g = torch::randn({2, 4, 150, 16}, on_hpu());
+  DelayedScaling hybrid = DelayedScaling::habana();  // gradients are rounded stochastically
+  hybrid.fp8_format = RecipeFormat::HYBRID;
+  const int threads = kernels::num_threads();
+  for (const bool recompute : {false, true}) {
+    std::vector<Gradients> found;
+    for (const int n : {1, 3}) {
+      kernels::set_num_threads(n);
+      FusedAttention m(FusedAttentionOptions{.attention_dropout = 0.1, .enable_recompute = recompute});
+      torch::manual_seed(14);
+      for (int i = 0; i < 2; ++i) found.push_back(attention_step(q, k, k, g, in_region(m, hybrid, {}, true)));
+    }
+    kernels::set_num_threads(threads);
+    EXPECT_TRUE(same(found[0], found[2]));
+    EXPECT_TRUE(same(found[1], found[3]));
+  }
 }
 
 TEST(TeFusedAttention, ResultsMayBeChangedInPlace) {
