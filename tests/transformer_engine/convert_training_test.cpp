@@ -33,6 +33,7 @@ struct Case {
   recipes::Recipe recipe;
   std::size_t linears;
   double learning_rate;
+  friend void PrintTo(const Case& c, std::ostream* out) { *out << c.name; }
 };
 
 const Case kCases[] = {{"MlpNvidia", [] { return mlp_task(); }, DelayedScaling::nvidia(), 3, 2e-3},
