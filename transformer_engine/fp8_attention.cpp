@@ -118,9 +118,9 @@ at::Tensor forward_product(const at::Tensor& q, const at::Tensor& k, const at::T
 }
 
 /// First order passes; asking for a second one throws by name instead of silently losing this part.
-at::Tensor once_differentiable(const at::Tensor& g) {
+at::Tensor once_differentiable(const at::Tensor& g, const std::string& name) {
   if (!g.defined() || !at::GradMode::is_enabled()) return g;
-  return (*c10::make_intrusive<torch::autograd::DelayedError>("the fp8 attention of fp8::te has no second derivative", 1))(
+  return (*c10::make_intrusive<torch::autograd::DelayedError>("'" + name + "': the fp8 attention of fp8::te has no second derivative", 1))(
       {g.detach().requires_grad_(true)})[0];
 }
 
@@ -184,7 +184,7 @@ struct Fp8Attention : torch::autograd::Function<Fp8Attention> {
       const at::NoGradGuard no_grad;
       result = backward_products(*call, context->get_saved_variables(), gradients[0]);
     }
-    for (auto& g : result) g = once_differentiable(g);
+    for (auto& g : result) g = once_differentiable(g, call->state->name());
     result.resize(5);
     return result;
   }

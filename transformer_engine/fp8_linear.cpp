@@ -99,9 +99,10 @@ at::Tensor forward_product(const at::Tensor& x, const at::Tensor& weight, const 
 }
 
 /// First order passes; asking for a second one throws by name instead of silently losing this part.
-at::Tensor once_differentiable(const at::Tensor& g) {
+at::Tensor once_differentiable(const at::Tensor& g, const std::string& name) {
   if (!g.defined() || !at::GradMode::is_enabled()) return g;
-  return (*c10::make_intrusive<torch::autograd::DelayedError>("the fp8 product of fp8::te has no second derivative", 1))({g.detach().requires_grad_(true)})[0];
+  return (*c10::make_intrusive<torch::autograd::DelayedError>("'" + name + "': the fp8 product of fp8::te has no second derivative", 1))(
+      {g.detach().requires_grad_(true)})[0];
 }
 
 /// The weight along its rows, as it was in the forward pass.
@@ -144,7 +145,7 @@ variable_list backward_products(AutogradContext* context, const at::Tensor& grad
     }
   }
   if (wants_b) db = at::sum(grad.detach().reshape({-1, grad.size(-1)}), at::IntArrayRef{0}, false, at::kFloat).to(call->bias_dtype);
-  return {once_differentiable(dx), once_differentiable(dw), once_differentiable(db), at::Tensor()};
+  return {dx, dw, db, at::Tensor()};
 }
 
 struct Fp8Linear : torch::autograd::Function<Fp8Linear> {
@@ -166,7 +167,8 @@ struct Fp8Linear : torch::autograd::Function<Fp8Linear> {
       const at::NoGradGuard no_grad;
       result = backward_products(context, gradients[0]);
     }
-    for (auto& g : result) g = once_differentiable(g);
+    const auto call = c10::static_intrusive_pointer_cast<Call>(context->saved_data["call"].toCapsule());
+    for (auto& g : result) g = once_differentiable(g, call->state->name());
     return result;
   }
 };

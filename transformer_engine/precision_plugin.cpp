@@ -5,6 +5,8 @@
 #include <torch/csrc/jit/api/module.h>
 #include <torch/nn/module.h>
 
+#include <cstdlib>
+
 #include "fp8/measure/calibration_options.h"
 #include "fp8/quant/config_convert.h"
 #include "fp8/runtime/device/device.h"
@@ -91,7 +93,10 @@ quant::ConversionReport quantize_model(const Model& model, const Request& reques
 /// Where measurements are without a config: as the vendor's packages put them under fp8_data_path.
 std::string prefix_of(const ConvertOptions& options, const Request& request) {
   if (request.config.has_value()) return request.config->dump_stats_path.string();
-  return options.fp8_data_path.empty() ? options.dump_stats_path : options.fp8_data_path + "/inc_output/measure";
+  if (!options.fp8_data_path.empty()) return options.fp8_data_path + "/inc_output/measure";
+  if (!options.dump_stats_path.empty()) return options.dump_stats_path;
+  const char* logs = std::getenv("HABANA_LOGS");
+  return logs != nullptr && *logs != '\0' ? std::string(logs) + "/inc_output/measure" : "fp8_measure/inc_output";
 }
 
 template <class Model>

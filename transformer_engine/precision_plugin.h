@@ -39,8 +39,9 @@ struct ConvertOptions {
   std::optional<recipes::Recipe> recipe = {};      ///< of forward_context(); default DelayedScaling::habana()
   bool inference = false;
   QuantSource quant = true;
-  std::string fp8_data_path = {};                  ///< measurements are PATH/inc_output/measure...; default: dump_stats_path, or HABANA_LOGS
-  std::string dump_stats_path = "fp8_measure/inc_output";  ///< prefix where neither fp8_data_path nor a config says it
+  std::string fp8_data_path = {};    ///< measurements are PATH/inc_output/measure_hooks_maxabs.json and so on, without a config
+  std::string dump_stats_path = {};  ///< their prefix, where neither fp8_data_path nor a config says it; default:
+                                     ///< $HABANA_LOGS/inc_output/measure if that is set, else fp8_measure/inc_output
   std::vector<std::string> allow = {}, block = {}; ///< training: Python regular expressions of module names
   std::vector<ModuleRecipe> rules = {};            ///< training: recipes of single modules
   Alignment alignment = Alignment::any;

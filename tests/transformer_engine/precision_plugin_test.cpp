@@ -15,6 +15,8 @@ namespace fp8::te {
 namespace {
 
 using test::hpu;
+using test::kHpu;
+using test::on_hpu;
 using test::same_bits;
 using test::throws_with;
 
@@ -38,6 +40,64 @@ TEST(PrecisionPlugin, TakesTheKnownNames) {
   }
   for (const char* wrong : {"", "FP8", "fp16", "fp8 "}) {
     EXPECT_TRUE(throws_with({std::string("found precision \"") + wrong + "\"", "allowed: 32-true, 32, bf16-mixed, bf16, 16-mixed, fp8"}, [&] { HPUPrecisionPlugin p(wrong); }));
+  }
+}
+
+TEST(PrecisionPlugin, TheFirstGenerationHasNeitherFp8NorF16) {
+  const runtime::DeviceKindScope kind(runtime::DeviceKind::gaudi);
+  EXPECT_FALSE(is_fp8_available().available);
+  for (const auto& [precision, what] : {std::pair("fp8", "fp8"), std::pair("16-mixed", "fp16")}) {
+    EXPECT_TRUE(throws_with({std::string(what) + " not supported", "Gaudi2 or higher required"}, [&] { HPUPrecisionPlugin p(precision); }));
+  }
+  EXPECT_EQ(HPUPrecisionPlugin("bf16-mixed").precision(), "bf16-mixed");
+  EXPECT_TRUE(throws_with({"found device \"cuda\", allowed: hpu, hpu:0"}, [] { HPUPrecisionPlugin p("32-true", "cuda"); }));
+}
+
+TEST(PrecisionPlugin, ForwardContextsDecideTheDtype) {
+  torch::nn::Linear model(16, 8);
+  model->to(kHpu);
+  const at::Tensor x = torch::randn({4, 16}, on_hpu());
+  for (const auto& [precision, dtype] : {std::pair("32-true", at::kFloat), std::pair("bf16-mixed", at::kBFloat16), std::pair("16-mixed", at::kHalf),
+                                         std::pair("fp8", at::kBFloat16)}) {
+    const HPUPrecisionPlugin plugin(precision);
+    const bool fp8 = plugin.precision() == "fp8";
+    {
+      const auto region = plugin.forward_context();
+      EXPECT_EQ(model->forward(x).scalar_type(), dtype) << precision;
+      EXPECT_EQ(is_fp8_enabled(), fp8);
+    }
+    const auto decorated = plugin.in_forward_context([&](const at::Tensor& t) { return std::pair(model->forward(t).scalar_type(), is_fp8_enabled()); });
+    EXPECT_EQ(decorated(x), std::pair(dtype, fp8)) << precision;
+    EXPECT_FALSE(is_fp8_enabled());
+    EXPECT_EQ(model->forward(x).scalar_type(), at::kFloat);
+  }
+  HPUPrecisionPlugin plain("fp8");
+  plain.nested_bf16 = false;
+  const auto region = plain.forward_context();
+  EXPECT_EQ(model->forward(x).scalar_type(), at::kFloat);
+}
+
+// fp8_data_path, else dump_stats_path, else HABANA_LOGS, as the vendor's packages name the files.
+TEST(PrecisionPlugin, MeasurementsLieWhereTheyAreToldTo) {
+  const test::TempDir dir;
+  const auto path = [&](const char* name) { return (dir / name).string(); };
+  const auto measured = [](const ConvertOptions& o) {
+    auto model = test::tiny_lm();
+    calibrate(model, HPUPrecisionPlugin("fp8"), o);
+    measure::finalize_calibration(*model);
+  };
+  ConvertOptions o;
+  o.inference = true;
+  o.quant = false;
+  setenv("HABANA_LOGS", path("logs").c_str(), 1);
+  measured(o);
+  o.dump_stats_path = path("own/stats");
+  measured(o);
+  o.fp8_data_path = path("data");
+  measured(o);
+  unsetenv("HABANA_LOGS");
+  for (const char* prefix : {"logs/inc_output/measure", "own/stats", "data/inc_output/measure"}) {
+    EXPECT_EQ(measure::read_measurements(path(prefix)).modules.size(), 15u) << prefix;
   }
 }
 

@@ -3,6 +3,7 @@
 //
 //   OUT/config.json, tokenizer files, model.safetensors    the trained model, there when training ended
 //   OUT/log.jsonl, OUT/train.json                          a line per step; what the run was started with
+//   OUT/measurements/                                      with fp8 and delayed scales: the amaxes met, for fp8 quantize
 //   OUT/checkpoints/step-00000200/                         the same model files, and trainer_state.{json,safetensors}
 //   to go on from
 #include <fmt/format.h>
@@ -127,7 +128,7 @@ bool open_out(const TrainOptions& o, const io::Json& settings) {
   if (!empty && !o.overwrite)
     throw io::Error(o.out.string() + ": holds a run, allowed: --resume to go on with it, --overwrite to begin anew");
   fs::create_directories(o.out);
-  fs::remove_all(o.out / "checkpoints");
+  for (const char* name : {"checkpoints", "measurements"}) fs::remove_all(o.out / name);
   for (const char* name : {"model.safetensors", "log.jsonl"}) fs::remove(o.out / name, error);
   io::write_json(file, settings);
   return false;
@@ -200,6 +201,7 @@ void train(const TrainOptions& o, Context& context) {
     throw Interrupted();
   }
   task.save_files(o.out);
+  precision.write_measurements(o.out / "measurements");
   print(o, context, result, precision.summary());
 }
 

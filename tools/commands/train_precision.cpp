@@ -9,6 +9,7 @@
 #include <utility>
 
 #include "fp8/configs/recipe_config.h"
+#include "fp8/measure/measurement_file.h"
 #include "fp8/transformer_engine/activation_checkpoint.h"
 #include "fp8/transformer_engine/convert_training.h"
 #include "fp8/transformer_engine/extra_state.h"
@@ -33,6 +34,7 @@ struct TrainPrecision::Impl {
   std::optional<te::HPUPrecisionPlugin> plugin;  ///< none on the CPU, in f32
   std::optional<configs::RecipeConfig> recipe;   ///< of fp8
   std::size_t converted = 0, kept = 0;
+  std::filesystem::path measured;  ///< folder of the measurement; empty: none
   int warnings = 0;
 
   bool fp8() const { return recipe.has_value(); }
@@ -137,9 +139,20 @@ std::function<void(io::Json&)> TrainPrecision::log_hook() const {
   return [impl = impl_.get()](io::Json& entry) { impl->log(entry); };
 }
 
+void TrainPrecision::write_measurements(const std::filesystem::path& folder) {
+  if (!impl_->fp8()) return;
+  const auto amaxes = te::export_amax(*impl_->model);
+  if (amaxes.modules.empty()) return;
+  measure::write_measurements((folder / "inc_output").string(), amaxes);
+  impl_->measured = folder;
+}
+
 io::Json TrainPrecision::summary() const {
   if (!impl_->fp8()) return io::Json::object();
-  return {{"modules_fp8", impl_->converted}, {"modules_kept", impl_->kept}};
+  const auto& folder = impl_->measured;
+  return {{"modules_fp8", impl_->converted},
+          {"modules_kept", impl_->kept},
+          {"measurements", folder.empty() ? io::Json(nullptr) : io::Json(folder.string())}};
 }
 
 }  // namespace fp8::commands

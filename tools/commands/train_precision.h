@@ -2,6 +2,7 @@
 // --precision and --recipe applied to a model: the plugin's context, the conversion, the fp8 state in checkpoints and
 // the log.
 #pragma once
+#include <filesystem>
 #include <functional>
 #include <memory>
 
@@ -29,7 +30,11 @@ class TrainPrecision {
   StateHooks state_hooks() const;
   /// Adds "fp8" to a step's line in the log; empty without fp8.
   std::function<void(io::Json&)> log_hook() const;
-  /// Keys for --json: how many modules are in fp8.
+  /// Writes the amaxes that training has met as a measurement, FOLDER/inc_output_hooks_maxabs.json and so on, which
+  /// `fp8 quantize --measurements FOLDER` reads. Nothing without fp8, or with recipes that keep no amaxes: only
+  /// habana and nvidia do.
+  void write_measurements(const std::filesystem::path& folder);
+  /// Keys for --json: how many modules are in fp8, and where their measurement is (null: none was written).
   io::Json summary() const;
 
  private:

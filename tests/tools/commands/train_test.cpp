@@ -264,8 +264,41 @@ TEST(Train, EveryPrecisionAndRecipeLearnsTheSame) {
   };
   const double expected = loss("f32", {});
   EXPECT_NEAR(loss("bf16", {"--precision", "bf16-mixed"}) / expected, 1, 0.01);
+  EXPECT_NEAR(loss("f16", {"--precision", "16-mixed"}) / expected, 1, 0.01);
   for (const std::string recipe : {"habana", "nvidia", "current", "block", "mxfp8"})
     EXPECT_NEAR(loss(recipe, {"--precision", "fp8", "--recipe", recipe}) / expected, 1, 0.02) << recipe;
+}
+
+// What training met stands for a calibration. Only delayed scaling keeps it.
+TEST(Train, ItsMeasurementQuantizesItsModel) {
+  const test::TempDir folder;
+  small_config(folder);
+  const auto out = (folder / "run").string(), measurement = (folder / "run/measurements").string();
+  const auto run = run_fp8(arguments(folder, "run", {"--precision", "fp8", "--recipe", "nvidia"}));
+  ASSERT_EQ(run.code, 0) << run.err;
+  EXPECT_EQ(io::parse_json(run.out, "stdout")["measurements"], measurement);
+  const auto nodes = io::read_json(folder / "run/measurements/inc_output_hooks_maxabs.json")["Nodes"];
+  ASSERT_EQ(nodes.size(), 14u);
+  // q, k and v read the same tensor.
+  const auto input = [&](const std::string& name) { return nodes["model.layers.1.self_attn." + name + "_proj"]["inputs"]; };
+  EXPECT_GT(input("q")[0][0][0].get<double>(), 0);
+  EXPECT_EQ(input("q"), input("k"));
+  const auto quantize = run_fp8(
+      {"quantize", "--model", out, "--measurements", measurement, "--out", (folder / "fp8").string(), "--json"});
+  ASSERT_EQ(quantize.code, 0) << quantize.err;
+  EXPECT_EQ(io::parse_json(quantize.out, "stdout")["modules_quantized"], 14);
+  EXPECT_FALSE(fs::exists(folder / "fp8/checkpoints"));
+  const auto perplexity = [&](const std::string& model) {
+    const auto e = run_fp8({"evaluate", "--model", model, "--data", demo("kjv_heldout_16k.txt"), "--seq-len", "64", "--json"});
+    EXPECT_EQ(e.code, 0) << e.err;
+    return e.code == 0 ? io::parse_json(e.out, "stdout")["perplexity"].get<double>() : 0.0;
+  };
+  EXPECT_NEAR(perplexity((folder / "fp8").string()) / perplexity(out), 1, 0.02);
+
+  const auto current = run_fp8(arguments(folder, "run", {"--overwrite", "--precision", "fp8", "--recipe", "current", "--steps", "4"}));
+  ASSERT_EQ(current.code, 0) << current.err;
+  EXPECT_TRUE(io::parse_json(current.out, "stdout")["measurements"].is_null());
+  EXPECT_FALSE(fs::exists(measurement));  // not that of the run before
 }
 
 std::vector<io::Json> without_counts(std::vector<io::Json> lines) {
