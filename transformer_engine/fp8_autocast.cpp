@@ -58,6 +58,8 @@ Fp8Region::Fp8Region(Fp8AutocastOptions options, std::shared_ptr<Fp8Region> oute
   if (outer_ == nullptr) return;
   if (!options_.is_first_microbatch.has_value()) options_.is_first_microbatch = outer_->options_.is_first_microbatch;
   if (options_.seed == 0) options_.seed = outer_->options_.seed;
+  if (!options_.force_measurement.has_value()) options_.force_measurement = outer_->options_.force_measurement;
+  options_.statistics = options_.statistics || outer_->options_.statistics;
 }
 
 void Fp8Region::add_once(std::vector<Ran>& to, const std::shared_ptr<Fp8State>& state, const std::shared_ptr<ProcessGroup>& group) {

@@ -4,8 +4,8 @@
 //
 //   { te::fp8_autocast region({.recipe = recipes::DelayedScaling::nvidia()}); loss = model(x); }   loss.backward();
 //
-// Regions nest: the innermost decides, an outer one's recipe and group are inherited where the inner names none. Scales whose dialect moves
-// them at the end of a step (nvidia) move when the outermost region ends without an exception.
+// Regions nest: the innermost decides, and inherits from the outer one what it does not say (all but enabled and calibrating). Scales whose
+// dialect moves them at the end of a step (nvidia) move when the outermost region ends without an exception.
 #pragma once
 #include <cstdint>
 #include <memory>

@@ -309,6 +309,7 @@ TEST(Regions, ForcedMeasurementOverrulesTheInterval) {
   const auto two_steps = [&](Linear& layer, double x, std::optional<bool> force) {
     for (int i = 0; i < 2; ++i) {
       const fp8_autocast region(Fp8AutocastOptions{.recipe = recipe, .force_measurement = force});
+      const fp8_autocast inner;  // inherits it
       layer(torch::full({4, 16}, x, on_hpu()));
     }
     return input_scale(layer);
