@@ -12,6 +12,7 @@
 #include "fp8/runtime/intercept/weight_tag.h"
 #include "fp8/transformer_engine/extra_state.h"
 #include "fp8/transformer_engine/fp8_module.h"
+#include "fp8/transformer_engine/linear.h"
 #include "fp8/transformer_engine/quantized_operand.h"
 #include "fp8/transformer_engine/training_handler.h"
 
@@ -143,8 +144,7 @@ quant::ConversionReport convert_for_training(const torch::nn::Module& model, con
   }
   if (report.converted.empty()) report.warnings.push_back("no module was selected: the model trains in high precision");
   if (options.plan_only) return report;
-  Fp8LinearOptions linear;
-  linear.minimize_memory = options.minimize_memory;
+  const Fp8LinearOptions linear = product_options(options.minimize_memory, std::nullopt, /*training=*/true);
   std::map<const void*, std::shared_ptr<TrainingHandler>> by_memory;
   for (const auto& m : chosen) {
     auto& handler = by_memory[memory_of(m.weight)];

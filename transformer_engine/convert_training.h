@@ -30,7 +30,7 @@ struct TrainingOptions {
   std::vector<ModuleRecipe> rules;
   std::vector<std::string> allow, block;  ///< Python regular expressions; empty allow: all
   Alignment alignment = Alignment::any;
-  bool minimize_memory = false;           ///< fp8 weights are cast again in backward
+  bool minimize_memory = false;           ///< fp8 weights are cast again in backward (also PT_HPU_FP8_MINIMIZE_MEMORY=1)
   bool plan_only = false;                 ///< report, change nothing
   /// Scales of the first step from amaxes measured before (measure, or export_amax() of another run); needs `recipe`.
   std::optional<measure::MeasurementFile> warm_start;

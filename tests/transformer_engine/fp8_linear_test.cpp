@@ -73,6 +73,11 @@ TEST(Fp8Linear, RoundsAsTheVendorSays) {
   const Step s = step(mixed, 0.47, nvidia);
   EXPECT_TRUE(same_bits(s.dx, all(16 * 3.25)));  // backward reads the forward's codes
   EXPECT_TRUE(same_bits(s.dw, all(16 * 0.46875)));
+  nvidia.override_linear_precision[2] = true;  // the weight's gradient alone is of the unrounded operands
+  Linear exact = constant_layer(3.26);
+  const Step e = step(exact, 0.47, nvidia);
+  EXPECT_TRUE(same_bits(e.dx, s.dx));
+  EXPECT_TRUE(torch::allclose(e.dw, all(16 * 0.47), 1e-6, 0));
 }
 
 // 109000 is beyond both formats: unscaled it saturates in the first step; the second step's scale fits.

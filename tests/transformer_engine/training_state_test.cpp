@@ -278,6 +278,16 @@ std::int64_t saved_bytes(const Task& task, const HPUPrecisionPlugin& plugin) {
   return runtime::memory_stats().InUse - before;
 }
 
+TEST(Memory, TheVendorsVariableMinimizesIt) {
+  const Task plain = lm_task(), small = lm_task();
+  const HPUPrecisionPlugin plugin = converted(plain, nvidia(4));
+  const std::int64_t expected = saved_bytes(plain, plugin);
+  setenv("PT_HPU_FP8_MINIMIZE_MEMORY", "1", 1);
+  converted(small, nvidia(4));
+  unsetenv("PT_HPU_FP8_MINIMIZE_MEMORY");
+  EXPECT_LT(saved_bytes(small, plugin), expected);
+}
+
 TEST(Memory, LessIsSavedForBackwardThanInBf16) {
   const std::int64_t bf16 = saved_bytes(lm_task(), HPUPrecisionPlugin("bf16-mixed"));
   for (const recipes::Recipe& recipe : {recipes::Recipe(nvidia(4)), recipes::Recipe(habana_hybrid()), recipes::Recipe(recipes::CurrentScaling{})}) {
@@ -350,6 +360,25 @@ TEST(StochasticRounding, SameBitsOnAnyNumberOfThreads) {
   }
   kernels::set_num_threads(before);
   EXPECT_TRUE(all_same(runs[0], runs[1]));
+}
+
+// On in backward for HYBRID of the habana dialect, unless the variable says otherwise.
+TEST(StochasticRounding, TheVendorsVariableDecides) {
+  const auto gradients = [](const DelayedScaling& recipe, std::uint64_t seed, const char* force) {
+    if (force != nullptr) setenv("PT_TE_FORCE_SR_BWD", force, 1);
+    const Task task = mlp_task();
+    backward_step(task, converted(task, recipe), {.seed = seed});
+    unsetenv("PT_TE_FORCE_SR_BWD");
+    return gradients_of(*task.model);
+  };
+  const DelayedScaling hybrid = habana_hybrid(), e5m2 = DelayedScaling::habana();
+  const auto depends_on_seed = [&](const DelayedScaling& recipe, const char* force) {
+    return !all_same(gradients(recipe, 1, force), gradients(recipe, 2, force));
+  };
+  EXPECT_TRUE(depends_on_seed(hybrid, nullptr));
+  EXPECT_FALSE(depends_on_seed(hybrid, "0"));
+  EXPECT_FALSE(depends_on_seed(e5m2, nullptr));
+  EXPECT_TRUE(depends_on_seed(e5m2, "1"));
 }
 
 TEST(QuantizedModelInit, OurOptimizersTrainItAndUpstreamsThrow) {

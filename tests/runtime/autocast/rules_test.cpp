@@ -3,6 +3,7 @@
 #include "fp8/runtime/autocast/rules.h"
 
 #include <gmock/gmock.h>
+#include <torch/library.h>
 
 #include <atomic>
 #include <functional>
@@ -182,6 +183,18 @@ TEST(Casts, InPlaceAndOutFormsAndOpsInNoListAreLeftAlone) {
   at::Tensor out = at::empty({3, 3}, on_hpu());
   EXPECT_TRUE(same_bits(at::mul_out(out, f, f), product));
   EXPECT_EQ(b.clone().exp_().scalar_type(), at::kBFloat16);
+}
+
+at::Tensor users_op(const at::Tensor& x) { return x.sin(); }
+TORCH_LIBRARY_FRAGMENT(fp8_autocast_test, m) { m.def("users_op(Tensor x) -> Tensor"); }
+TORCH_LIBRARY_IMPL(fp8_autocast_test, HPU, m) { m.impl("users_op", &users_op); }
+
+TEST(Casts, OperatorsOfOthersFallThrough) {
+  const auto op = c10::Dispatcher::singleton().findSchemaOrThrow("fp8_autocast_test::users_op", "").typed<at::Tensor(const at::Tensor&)>();
+  const at::Tensor f = random({3, 3}), expected = at::sin(f);
+  const AutocastGuard region;
+  EXPECT_TRUE(same_bits(op.call(f), expected));
+  EXPECT_EQ(op.call(f.to(at::kHalf)).scalar_type(), at::kHalf);
 }
 
 TEST(Casts, AreNotCached) {
