@@ -211,6 +211,34 @@ TEST(Fp8Linear, EmptyBatchNaNAndZeroGradient) {
   EXPECT_TRUE(fine.isfinite().all().item<bool>());
 }
 
+// Recipes without a history: nothing, zeros, one row, NaN and infinities.
+TEST(Fp8Linear, EdgesOfRecipesThatLookAtTheTensor) {
+  for (const recipes::Recipe& recipe : {recipes::Recipe(recipes::CurrentScaling{}), recipes::Recipe(recipes::BlockScaling{}), recipes::Recipe(recipes::MXFP8{})}) {
+    Linear layer(16, 8);
+    const auto run = [&](const at::Tensor& input, double loss_scale) {
+      const at::Tensor x = input.detach().requires_grad_(true);
+      layer->zero_grad();
+      at::Tensor y;
+      {
+        const fp8_autocast region(true, recipe);
+        y = layer(x);
+      }
+      (y.sum() * loss_scale).backward();
+      EXPECT_EQ(x.grad().sizes(), x.sizes());
+      return y.detach();
+    };
+    const auto gradient = [&] { return layer->weight.grad().abs().max().item<float>(); };
+    EXPECT_EQ(run(torch::empty({0, 16}, on_hpu()), 1.0).sizes(), at::IntArrayRef({0, 8})) << recipes::describe(recipe);
+    EXPECT_EQ(gradient(), 0.0f);
+    EXPECT_EQ(run(torch::zeros({1, 16}, on_hpu()), 1.0).abs().max().item<float>(), 0.0f) << recipes::describe(recipe);
+    EXPECT_EQ(gradient(), 0.0f);
+    EXPECT_TRUE(run(torch::full({1, 16}, NAN, on_hpu()), 1.0).isnan().all().item<bool>()) << recipes::describe(recipe);
+    run(torch::full({1, 16}, INFINITY, on_hpu()), 1.0);
+    EXPECT_TRUE(run(torch::randn({1, 16}, on_hpu()), 0.0).isfinite().all().item<bool>()) << recipes::describe(recipe);
+    EXPECT_EQ(gradient(), 0.0f);  // of zero gradients
+  }
+}
+
 // ---- regions
 
 at::Tensor torch_linear(Linear& layer, const at::Tensor& x) { return torch::nn::functional::linear(x, layer->weight, layer->bias); }
