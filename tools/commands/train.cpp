@@ -173,6 +173,8 @@ void print(const TrainOptions& o, const Context& context, const te::FitResult& r
   if (result.skipped_steps > 0) table.row({"steps left out", grouped(result.skipped_steps)});
   table.row({"seconds", human_seconds(result.speed.value("train_runtime", 0.0))});
   table.row({"tokens per second", grouped(std::llround(speed))});
+  const auto measured = json.find("measurements");
+  if (measured != json.end() && measured->is_string()) table.row({"measurements", measured->get<std::string>()});
   context.result(json, table.text());
 }
 
