@@ -59,7 +59,7 @@ struct Recompute final : torch::autograd::Node {
 
   variable_list apply(variable_list&& gradients) override {
     TORCH_CHECK(!at::GradMode::is_enabled(), "[checkpoint] a checkpointed function has no second derivative: expected backward() without create_graph");
-    TORCH_CHECK(!inputs.empty() || needs_grad.empty(), "[checkpoint] backward ran twice: expected it once (retain_graph keeps no checkpointed inputs)");
+    TORCH_CHECK(!inputs.empty() || needs_grad.empty(), "[checkpoint] backward ran twice: the first time needs retain_graph = true");
     variable_list again;
     for (std::size_t i = 0; i < inputs.size(); ++i) {
       at::Tensor t = inputs[i].unpack();
@@ -146,8 +146,12 @@ std::vector<at::Tensor> checkpoint(const CheckpointedFunction& function, const s
   }
   for (auto& t : outputs) {
     if (t.defined()) t = t.detach();  // an input that is returned must not become its own result
+    if (t.defined() && !torch::autograd::isDifferentiableType(t.scalar_type())) {
+      node->add_input_metadata(torch::autograd::Node::undefined_input());  // indices, masks: results without a gradient
+    } else {
+      torch::autograd::set_history(t, node);
+    }
   }
-  torch::autograd::set_history(outputs, node);
   return outputs;
 }
 

@@ -17,6 +17,7 @@ namespace {
 using recipes::TensorMeta;
 
 constexpr int kVersion = 1;
+constexpr std::int64_t kMaxStep = std::int64_t{1} << 53;
 constexpr const char* kJsonFile = "fp8_state.json";
 constexpr const char* kTensorFile = "fp8_state.safetensors";
 
@@ -105,6 +106,7 @@ io::Json state_json(const Fp8StateValues& values) {
   io::Json json;
   json["recipe"] = values.recipe;
   json["step"] = values.step;
+  json["forward_step"] = values.forward_step;
   json["backward_step"] = values.backward_step;
   json["forward_due"] = values.forward_due;
   json["backward_due"] = values.backward_due;
@@ -129,10 +131,13 @@ Fp8StateValues state_from(const std::string& name, const io::Json& json, const s
   Fp8StateValues values;
   values.recipe = value_of<std::string>(name, json, "recipe");
   values.step = value_of<std::int64_t>(name, json, "step");
+  values.forward_step = json.contains("forward_step") ? value_of<std::int64_t>(name, json, "forward_step") : values.step;
   values.backward_step = value_of<std::int64_t>(name, json, "backward_step");
   values.forward_due = value_of<bool>(name, json, "forward_due");
   values.backward_due = value_of<bool>(name, json, "backward_due");
-  TORCH_CHECK(values.step >= 0 && values.backward_step >= 0, "[set_extra_state] '", name, "': key 'step': found ", values.step, ", allowed: integers >= 0");
+  for (const auto& [key, step] : {std::pair("step", values.step), std::pair("forward_step", values.forward_step), std::pair("backward_step", values.backward_step)}) {
+    TORCH_CHECK(step >= 0 && step <= kMaxStep, "[set_extra_state] '", name, "': key '", key, "': found ", step, ", allowed: 0 to ", kMaxStep);
+  }
   for (const Part& part : kParts) {
     if (tensors.count(std::string(part.name) + ".scale") != 0) values.*part.meta = meta_from(name, part.name, json, tensors);
   }

@@ -23,7 +23,7 @@ using States = std::vector<std::shared_ptr<Fp8State>>;
 float names_number(const States& states) {
   std::uint32_t h = 2166136261u;
   for (const auto& state : states) {
-    for (const char c : state->name() + '\n') h = (h ^ static_cast<unsigned char>(c)) * 16777619u;
+    for (const char c : state->origin() + '\n') h = (h ^ static_cast<unsigned char>(c)) * 16777619u;
   }
   return static_cast<float>((h ^ (h >> 24)) & 0xFFFFFF);
 }
@@ -57,8 +57,8 @@ Fp8Region::Fp8Region(Fp8AutocastOptions options, std::shared_ptr<Fp8Region> oute
   if (options_.group != nullptr && options_.group->size() > 1) group_ = options_.group;
   if (outer_ == nullptr) return;
   if (!options_.is_first_microbatch.has_value()) options_.is_first_microbatch = outer_->options_.is_first_microbatch;
-  if (options_.seed == 0) options_.seed = outer_->options_.seed;
   if (!options_.force_measurement.has_value()) options_.force_measurement = outer_->options_.force_measurement;
+  if (options_.seed == 0) options_.seed = outer_->options_.seed;
   options_.statistics = options_.statistics || outer_->options_.statistics;
 }
 

@@ -42,6 +42,9 @@ struct Call : torch::CustomClassHolder {
   Operand x_rows, weight_rows;  ///< without their tensors
 };
 
+/// [..., n] -> [rows, n]; n may be 0.
+at::Tensor as_matrix(const at::Tensor& t) { return t.reshape({c10::multiply_integers(t.sizes().slice(0, t.dim() - 1)), t.size(-1)}); }
+
 CastPlan plan_of(const Call& call, Role role, int index, const StepScales& scales) {
   CastPlan plan{.recipe = call.recipe, .dialect = call.dialect, .role = role, .need_rows = call.needs_grad, .state = call.state.get(), .scales = &scales, .index = index};
   plan.statistics = call.region->options().statistics;
@@ -58,9 +61,11 @@ OperandPair weight_operands(const at::Tensor& weight, Call& call) {
   CastPlan plan = plan_of(call, Role::weight, 1, call.scales);
   plan.need_rows = call.needs_grad || call.first_microbatch.has_value();
   if (!call.first_microbatch.has_value()) return quantize_operand(values, plan);
-  if (!*call.first_microbatch && call.state->kept.has_value()) return *call.state->kept;
+  if (!*call.first_microbatch) {
+    if (auto kept = call.state->kept()) return *std::move(kept);
+  }
   OperandPair pair = quantize_operand(values, plan);
-  call.state->kept = pair;
+  call.state->keep(pair);
   return pair;
 }
 
@@ -71,8 +76,7 @@ at::Tensor without_tensors(Operand& operand, at::Tensor& grid) {
 
 /// The forward product. Fills `call` and, where a gradient is wanted, what has to be kept: {x codes, x grid, w codes, w grid, weight}.
 at::Tensor forward_product(const at::Tensor& x, const at::Tensor& weight, const std::optional<at::Tensor>& bias, Call& call, variable_list* kept) {
-  const std::int64_t k = weight.size(1), n = weight.size(0);
-  const at::Tensor x2 = x.detach().to(call.activation).reshape({-1, k}).contiguous();
+  const at::Tensor x2 = as_matrix(x.detach().to(call.activation)).contiguous();
   OperandPair input = quantize_operand(x2, plan_of(call, Role::input, 0, call.scales));
   OperandPair w = weight_operands(weight, call);
   std::optional<at::Tensor> b;
@@ -83,7 +87,7 @@ at::Tensor forward_product(const at::Tensor& x, const at::Tensor& weight, const 
   }
   at::Tensor y = product(input.columns, false, w.columns, true, call.activation, b);
   auto sizes = x.sizes().vec();
-  sizes.back() = n;
+  sizes.back() = weight.size(0);
   if (kept != nullptr) {
     at::Tensor x_grid, w_grid;
     call.x_rows = std::move(input.rows);
@@ -127,13 +131,13 @@ variable_list backward_products(AutogradContext* context, const at::Tensor& grad
   const bool wants_x = context->needs_input_grad(0), wants_w = context->needs_input_grad(1), wants_b = call->has_bias && context->needs_input_grad(2);
   at::Tensor dx, dw, db;
   if (wants_x || wants_w) {
-    const at::Tensor g = grad.detach().to(call->activation).reshape({-1, grad.size(-1)}).contiguous();
+    const variable_list saved = context->get_saved_variables();  // first: it throws where backward ran before
+    const at::Tensor g = as_matrix(grad.detach().to(call->activation)).contiguous();
     const StepScales scales = call->state->begin_backward(*call->region, call->scales);
     CastPlan plan = plan_of(*call, Role::grad, 0, scales);
     plan.need_rows = wants_w;
-    plan.stochastic = gradient_seed(call->recipe, *call->region, call->state->name(), call->scales.step);
+    plan.stochastic = gradient_seed(call->recipe, *call->region, call->state->origin(), call->scales.step);
     const OperandPair g8 = quantize_operand(g, plan);
-    const variable_list saved = context->get_saved_variables();
     if (wants_x) dx = product(g8.columns, false, weight_of(*call, saved), false, call->activation).reshape(call->x_sizes).to(call->x_dtype);
     if (wants_w && call->exact_weight_grad) {
       dw = at::matmul(g.t(), saved[0]).to(call->weight_grad);
@@ -144,7 +148,7 @@ variable_list backward_products(AutogradContext* context, const at::Tensor& grad
       dw = product(g8.rows, true, x, false, call->weight_grad);
     }
   }
-  if (wants_b) db = at::sum(grad.detach().reshape({-1, grad.size(-1)}), at::IntArrayRef{0}, false, at::kFloat).to(call->bias_dtype);
+  if (wants_b) db = at::sum(as_matrix(grad.detach()), at::IntArrayRef{0}, false, at::kFloat).to(call->bias_dtype);
   return {dx, dw, db, at::Tensor()};
 }
 

@@ -45,10 +45,20 @@ void fit_history(TensorMeta& meta, const DelayedScaling& d) {
   if (meta.amax_history.rows() != d.amax_history_len) recipes::resize_history(meta, d, d.amax_history_len);
 }
 
+/// A step in which new scales are due, of those after `recorded` up to `now`. One pass per step: updates_scale(now). A product that runs twice
+/// before its backward passes has them in reverse order: the step of new scales comes first, the one that measures after it.
+bool update_since(const DelayedScaling& d, std::int64_t recorded, std::int64_t now) {
+  if (d.dialect == RecipeDialect::nvidia || d.interval <= 1) return true;
+  for (std::int64_t step = std::max(recorded + 1, now - d.interval + 1); step <= now; ++step) {
+    if (recipes::updates_scale(d, step)) return true;
+  }
+  return false;
+}
+
 }  // namespace
 
 Fp8State::Fp8State(std::string name, int forward_tensors, int backward_tensors)
-    : name_(std::move(name)), forward_tensors_(forward_tensors), backward_tensors_(backward_tensors) {
+    : name_(std::move(name)), origin_(name_), forward_tensors_(forward_tensors), backward_tensors_(backward_tensors) {
   values_.amax_seen.assign(static_cast<std::size_t>(forward_tensors), 0.0f);
 }
 
@@ -75,7 +85,7 @@ void Fp8State::adopt(const recipes::Recipe& recipe) {
     values_.hybrid = d != nullptr && keeps_hybrid_copies(*d) ? TensorMeta(forward_tensors_, history) : TensorMeta();
     values_.forward_due = values_.backward_due = forward_alone_ = backward_alone_ = false;
     values_.recipe = key;
-    kept.reset();
+    kept_.reset();
   } else if (d != nullptr) {
     fit_history(values_.forward, *d);
     fit_history(values_.backward, *d);
@@ -117,11 +127,12 @@ StepScales Fp8State::begin_forward(Fp8Region& region, bool training) {
     const auto& forced = region.options().force_measurement;
     if (training) {
       values_.step = s.step;
-      if (d != nullptr && d->dialect == RecipeDialect::habana && values_.forward_due && !forward_alone_) {
-        move_scales(Pass::forward, forced.has_value() || recipes::updates_scale(*d, s.step));
+      if (d != nullptr && d->dialect == RecipeDialect::habana && values_.forward_due && !(forward_alone_ && shares_amaxes(region))) {
+        move_scales(Pass::forward, forced.has_value() || update_since(*d, values_.forward_step, s.step));
       }
       s.record = d != nullptr && forced.value_or(recipes::measures_amax(*d, s.step));
-      s.reduce = s.record && d->reduce_amax && region.group() != nullptr;
+      if (s.record) values_.forward_step = s.step;
+      s.reduce = s.record && shares_amaxes(region);
     }
     s.scale = to_vector(values_.forward.scale);
     s.scale_inv = to_vector(values_.forward.scale_inv);
@@ -143,10 +154,11 @@ StepScales Fp8State::begin_backward(Fp8Region& region, const StepScales& forward
   {
     const std::lock_guard<std::mutex> lock(mutex_);
     const auto* d = delayed();
-    if (d != nullptr && d->dialect == RecipeDialect::habana && values_.backward_due && !backward_alone_) {
-      move_scales(Pass::backward, region.options().force_measurement.has_value() || recipes::updates_scale(*d, s.step));
+    if (values_.backward.tensors() != backward_tensors_) values_.backward = TensorMeta(backward_tensors_);  // a state of before its first step was loaded
+    if (d != nullptr && d->dialect == RecipeDialect::habana && values_.backward_due && !(backward_alone_ && shares_amaxes(region))) {
+      move_scales(Pass::backward, region.options().force_measurement.has_value() || update_since(*d, values_.backward_step, s.step));
     }
-    values_.backward_step = s.step;
+    if (s.record) values_.backward_step = s.step;
     s.scale = to_vector(values_.backward.scale);
     s.scale_inv = to_vector(values_.backward.scale_inv);
   }
@@ -213,6 +225,21 @@ void Fp8State::end_of_step(Pass pass) {
   if (pass == Pass::forward ? values_.forward_due : values_.backward_due) move_scales(pass, true);
 }
 
+bool Fp8State::shares_amaxes(const Fp8Region& region) const {
+  const auto* d = delayed();
+  return d != nullptr && d->reduce_amax && region.group() != nullptr;
+}
+
+std::optional<OperandPair> Fp8State::kept() const {
+  const std::lock_guard<std::mutex> lock(mutex_);
+  return kept_;
+}
+
+void Fp8State::keep(OperandPair weight) {
+  const std::lock_guard<std::mutex> lock(mutex_);
+  kept_ = std::move(weight);
+}
+
 CastStatistics Fp8State::take_statistics() {
   const std::lock_guard<std::mutex> lock(mutex_);
   return std::exchange(statistics_, {});
@@ -254,7 +281,8 @@ void Fp8State::set_values(Fp8StateValues values) {
   values_ = std::move(values);
   forward_alone_ = backward_alone_ = false;
   values_.amax_seen.resize(static_cast<std::size_t>(forward_tensors_), 0.0f);
-  kept.reset();
+  in_use_.reset();  // the next forward pass says which recipe these are of
+  kept_.reset();
 }
 
 }  // namespace fp8::te

@@ -5,8 +5,8 @@
 //   backward tensors  Linear: 0 gradient of the output attention: dO, dS
 //
 // Two timings, by the recipe's dialect:
-//   habana   at the next forward (backward) entry: if the last one measured, new scales when the interval says so, then the ring's index
-//            moves on. HYBRID keeps a second set of scales for the E5M2 copies that the backward pass reads.
+//   habana   at the next forward (backward) entry: if the last one measured, new scales when the interval says so (a step of new scales has
+//            begun since; passes need not run in the order of steps), then the ring's index moves on. HYBRID keeps a second set of scales for the E5M2 copies that the backward pass reads.
 //   nvidia   at the end of the outermost region (forward) and when backward() ends: new scales, then the history rolls
 // Where ranks share amaxes, habana's scales wait for the same two moments, at which the amaxes meet: a product that runs twice in between
 // records the larger amax.
@@ -53,7 +53,7 @@ struct Fp8StateValues {
   std::vector<float> amax_seen;  ///< largest amax of each forward tensor ever recorded
   std::int64_t step = 0;
   bool forward_due = false, backward_due = false;  ///< recorded, scales not moved yet
-  std::int64_t backward_step = 0;
+  std::int64_t forward_step = 0, backward_step = 0;  ///< which pass recorded last
   std::string recipe;                              ///< describe() of the one in use; empty before the first pass
 };
 
@@ -61,8 +61,11 @@ class Fp8State : public std::enable_shared_from_this<Fp8State> {
  public:
   Fp8State(std::string name, int forward_tensors, int backward_tensors);
 
+  /// In messages and files. fp8_states() renames; not while passes run.
   const std::string& name() const { return name_; }
   void rename(std::string name) { name_ = std::move(name); }
+  /// The name it was made with: seeds of stochastic rounding come from it and ranks compare it, so that looking at a model's state changes nothing.
+  const std::string& origin() const { return origin_; }
   int forward_tensors() const { return forward_tensors_; }
   int backward_tensors() const { return backward_tensors_; }
 
@@ -95,21 +98,24 @@ class Fp8State : public std::enable_shared_from_this<Fp8State> {
   void set_values(Fp8StateValues values);
 
   /// The weight's cast, kept between microbatches.
-  std::optional<OperandPair> kept;
+  std::optional<OperandPair> kept() const;
+  void keep(OperandPair weight);
 
  private:
   void adopt(const recipes::Recipe& recipe);
   void move_scales(Pass pass, bool due);
-  Eigen::ArrayXXf& history(Pass pass) { return pass == Pass::forward ? values_.forward.amax_history : values_.backward.amax_history; }
+  bool shares_amaxes(const Fp8Region& region) const;
   const recipes::DelayedScaling* delayed() const { return in_use_.has_value() ? std::get_if<recipes::DelayedScaling>(&*in_use_) : nullptr; }
 
   std::string name_;
+  const std::string origin_;
   int forward_tensors_, backward_tensors_;
   mutable std::mutex mutex_;
   std::optional<recipes::Recipe> own_, in_use_;
   recipes::Dialect dialect_ = recipes::Dialect::gaudi3;
   Fp8StateValues values_;
   bool forward_alone_ = false, backward_alone_ = false;  ///< what is recorded has not met the other ranks' yet
+  std::optional<OperandPair> kept_;
   CastStatistics statistics_;
 };
 

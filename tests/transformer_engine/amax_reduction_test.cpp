@@ -146,6 +146,21 @@ TEST(AmaxRanks, DISABLED_AnyOrderOfRegions) {
   }
 }
 
+// Steps 1 and 2 are in one region: what 1 measured waits for the ranks until after 2, the step of new scales, and must not wait for step 10.
+TEST(AmaxRanks, DISABLED_IntervalsOfAProductThatRunsTwice) {
+  FP8_RANK_ONLY();
+  const Group group = test::rank_group();
+  DelayedScaling recipe = DelayedScaling::habana();
+  recipe.interval = 8;
+  Net net;
+  for (int step = 0; step < 2; ++step) {
+    const fp8_autocast region({.recipe = recipe, .group = group});
+    for (int i = 0; i < 2; ++i) net(data(group->rank(), 10 * step + i));
+  }
+  const double amax = std::max(data(0, 0).abs().max().item<double>(), data(1, 0).abs().max().item<double>());
+  EXPECT_EQ(net.input_scale(), std::exp2(std::floor(std::log2(57344.0 / amax))));
+}
+
 TEST(AmaxRanks, DISABLED_EvaluationOnOneRank) {
   FP8_RANK_ONLY();
   const Group group = test::rank_group();
@@ -195,6 +210,9 @@ TEST(AmaxRanks, DISABLED_OtherProductsBackward) {
 }
 
 TEST(AmaxReduction, TwoRanksHaveTheSameScales) { EXPECT_EQ(test::run_ranks("AmaxRanks.DISABLED_ScalesAgree", 2), test::all_pass(2)); }
+TEST(AmaxReduction, ScalesWaitForTheirIntervalAndTheOtherRanks) {
+  EXPECT_EQ(test::run_ranks("AmaxRanks.DISABLED_IntervalsOfAProductThatRunsTwice", 2), test::all_pass(2));
+}
 TEST(AmaxReduction, InAnyOrderOfRegions) { EXPECT_EQ(test::run_ranks("AmaxRanks.DISABLED_AnyOrderOfRegions", 2), test::all_pass(2)); }
 TEST(AmaxReduction, OneRankMayEvaluateAlone) { EXPECT_EQ(test::run_ranks("AmaxRanks.DISABLED_EvaluationOnOneRank", 2), test::all_pass(2)); }
 TEST(AmaxReduction, OtherProductsAreAnError) {
@@ -215,6 +233,33 @@ TEST(BackwardScales, MoveWithoutTheFirstProductsBackward) {
   (y.sum() * 8).backward();
   EXPECT_EQ(net.backward_scale(net.b), 57344.0f / 8.0f);
   EXPECT_EQ(net.backward_scale(net.a), 1.0f);
+}
+
+// Backward passes of a product that ran twice come in reverse order: the step of new scales (2), then the one that measures (1).
+TEST(BackwardScales, MoveAtIntervalsWhereAProductRunsTwice) {
+  DelayedScaling recipe = DelayedScaling::habana();
+  recipe.interval = 16;
+  for (const bool one_region : {false, true}) {
+    Net net;
+    for (int step = 0; step < 10; ++step) {
+      const double size = step < 8 ? 4.0 : 64.0;  // of the gradient; steps 17 and 18 measure 64 and use it
+      std::vector<at::Tensor> y;
+      const auto run = [&] { y.push_back(net.b(torch::ones({2, 32}, on_hpu()).requires_grad_(true))); };
+      if (one_region) {
+        const fp8_autocast region(true, recipe);
+        run();
+        run();
+      } else {
+        for (int i = 0; i < 2; ++i) {
+          const fp8_autocast region(true, recipe);
+          run();
+        }
+      }
+      (y[0].sum() * size + y[1].sum() * 2).backward();
+      const float expected = step == 0 ? 1.0f : step < 9 ? 8192.0f : 512.0f;  // 2^floor(log2(57344 / 4)), 2^floor(log2(57344 / 64))
+      EXPECT_EQ(net.backward_scale(net.b), expected) << "step " << step << ", one region " << one_region;
+    }
+  }
 }
 
 TEST(BackwardScales, MoveOnceForEachBackward) {

@@ -354,6 +354,46 @@ TEST(Regions, ForcedMeasurementOverrulesTheInterval) {
   EXPECT_EQ(two_steps(never, 8.0, false), 1.0f);
 }
 
+// ---- edges
+
+TEST(Fp8Linear, NothingToSumGivesTheBias) {
+  for (const recipes::Recipe& recipe : {recipes::Recipe(DelayedScaling::nvidia()), recipes::Recipe(recipes::CurrentScaling{})}) {
+    const auto state = std::make_shared<Fp8State>("empty", 2, 1);
+    const at::Tensor x = torch::empty({2, 3, 0}, on_hpu()).requires_grad_(true), w = torch::empty({5, 0}, on_hpu()).requires_grad_(true);
+    const at::Tensor b = torch::arange(5, on_hpu(at::kFloat)).requires_grad_(true);
+    const at::Tensor no_rows = torch::empty({0, 4}, on_hpu()).requires_grad_(true), x4 = torch::ones({2, 4}, on_hpu()).requires_grad_(true);
+    at::Tensor y, none;
+    {
+      const fp8_autocast region(true, recipe);
+      y = fp8_linear(x, w, b, state);
+      none = fp8_linear(x4, no_rows, std::nullopt, state);
+    }
+    EXPECT_TRUE(same_bits(y.detach(), b.detach().expand({2, 3, 5}).contiguous()));
+    y.sum().backward();
+    EXPECT_EQ(x.grad().sizes(), x.sizes());
+    EXPECT_EQ(w.grad().sizes(), w.sizes());
+    EXPECT_TRUE(same_bits(b.grad(), torch::full({5}, 6.0, on_hpu())));
+    EXPECT_EQ(none.sizes(), at::IntArrayRef({2, 0}));
+    none.sum().backward();
+    EXPECT_TRUE(same_bits(x4.grad(), torch::zeros({2, 4}, on_hpu())));
+  }
+}
+
+TEST(Fp8Linear, ASecondBackwardThatThrowsLeavesNoTrace) {
+  Linear layer(16, 8);
+  at::Tensor y;
+  {
+    const fp8_autocast region(true, habana(RecipeFormat::HYBRID));
+    y = layer(torch::randn({4, 16}, on_hpu()));
+  }
+  y.backward(torch::ones_like(y));
+  const auto before = layer->fp8_states()[0]->values();
+  EXPECT_TRUE(throws_with({"second time"}, [&] { y.backward(torch::full_like(y, 64.0)); }));
+  const auto after = layer->fp8_states()[0]->values();
+  EXPECT_EQ(after.backward.amax_history(0, 0), before.backward.amax_history(0, 0));
+  EXPECT_EQ(after.backward.scale[0], before.backward.scale[0]);
+}
+
 TEST(Fp8Linear, NamesWhatDoesNotFit) {
   Linear layer(LinearOptions{.in_features = 16, .out_features = 8, .name = "up_proj"});
   const fp8_autocast region;

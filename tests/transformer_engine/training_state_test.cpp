@@ -164,6 +164,41 @@ TEST(ExtraState, TravelsInAModulesArchive) {
   EXPECT_TRUE(throws_with({"pickle"}, [&] { fresh->load(input); }));
 }
 
+TEST(ExtraState, MayBeLoadedBetweenForwardAndBackward) {
+  for (const recipes::Recipe& recipe : {recipes::Recipe(habana_hybrid(3)), recipes::Recipe(nvidia(3))}) {
+    const Task task = mlp_task();
+    const HPUPrecisionPlugin plugin = converted(task, recipe);
+    const ExtraState fresh = get_extra_state(*task.model);  // of no recipe yet: no scales
+    backward_step(task, plugin);
+    at::Tensor loss;
+    {
+      const auto region = plugin.forward_context();
+      loss = loss_of(task, task.forward(task.x));
+    }
+    set_extra_state(*task.model, fresh);
+    loss.backward();
+    for (const at::Tensor& g : gradients_of(*task.model)) EXPECT_TRUE(g.isfinite().all().item<bool>());
+    backward_step(task, plugin);
+    for (const auto& [name, state] : fp8_states(*task.model)) EXPECT_EQ(state->values().step, 1) << name;
+  }
+}
+
+// States of before this key was written.
+TEST(ExtraState, GoesOnWithoutTheForwardStep) {
+  const Task task = mlp_task();
+  const HPUPrecisionPlugin plugin = converted(task, every_second_step());
+  for (int i = 0; i < 3; ++i) backward_step(task, plugin);
+  ExtraState old = get_extra_state(*task.model);
+  for (auto& state : old.json["states"]) EXPECT_EQ(state.erase("forward_step"), 1u);
+  const Task resumed = mlp_task();
+  converted(resumed, every_second_step());
+  EXPECT_TRUE(set_extra_state(*resumed.model, old).missing.empty());
+  for (const Task* t : {&task, &resumed}) backward_step(*t, plugin);
+  EXPECT_TRUE(same_state(*task.model, *resumed.model));
+  old.json["states"]["fc1"]["forward_step"] = -1;
+  EXPECT_TRUE(throws_with({"fc1", "forward_step", "found -1"}, [&] { set_extra_state(*resumed.model, old); }));
+}
+
 // ---- activation checkpointing
 
 TEST(ActivationCheckpoint, GradientsAndScalesAreThoseWithout) {
@@ -230,6 +265,31 @@ TEST(ActivationCheckpoint, FrozenLayersGetScales) {
     task.forward(task.x * 100);
     for (const auto& [name, state] : fp8_states(*task.model)) EXPECT_EQ(state->values().step, 1) << name;
   }
+}
+
+// Indices among the results have no gradient; the others do.
+TEST(ActivationCheckpoint, ResultsWithoutGradient) {
+  const Task task = mlp_task();
+  const HPUPrecisionPlugin plugin = converted(task, habana_hybrid());
+  auto net = std::dynamic_pointer_cast<MnistNetImpl>(task.model);
+  const CheckpointedFunction top = [&](const std::vector<at::Tensor>& in) {
+    const auto [values, indices] = net->fc1(in[0]).topk(3, 1);
+    return std::vector<at::Tensor>{indices, values};
+  };
+  const at::Tensor x = task.x.flatten(1);
+  std::vector<at::Tensor> results;
+  {
+    const auto region = plugin.forward_context();
+    results = checkpoint(top, {x});
+  }
+  EXPECT_FALSE(results[0].requires_grad());
+  ASSERT_TRUE(results[1].requires_grad());
+  const at::Tensor loss = results[1].square().sum();
+  loss.backward({}, /*retain_graph=*/true);
+  const at::Tensor once = net->fc1->weight.grad().clone();
+  EXPECT_GT(once.abs().max().item<float>(), 0.0f);
+  EXPECT_NO_THROW(loss.backward());
+  EXPECT_TRUE(throws_with({"[checkpoint] backward ran twice", "retain_graph"}, [&] { results[1].sum().backward(); }));
 }
 
 // ---- microbatches and memory
@@ -379,6 +439,27 @@ TEST(StochasticRounding, TheVendorsVariableDecides) {
   EXPECT_FALSE(depends_on_seed(hybrid, "0"));
   EXPECT_FALSE(depends_on_seed(e5m2, nullptr));
   EXPECT_TRUE(depends_on_seed(e5m2, "1"));
+}
+
+// Looking at a model gives its products the names of their modules, which must not be what their rounding comes from.
+TEST(StochasticRounding, SameBitsWhetherTheStateIsReadOrNot) {
+  std::vector<std::vector<at::Tensor>> runs;
+  for (const bool look : {false, true}) {
+    torch::manual_seed(4);
+    torch::nn::Sequential model(Linear(64, 64), torch::nn::ReLU(), Linear(64, 64));
+    const at::Tensor x = hpu(torch::randn({32, 64}));
+    for (int i = 0; i < 2; ++i) {
+      at::Tensor y;
+      {
+        const fp8_autocast region(true, habana_hybrid());
+        y = model->forward(x);
+      }
+      y.square().mean().backward();
+      if (look) take_statistics(*model);
+    }
+    runs.push_back(gradients_of(*model));
+  }
+  EXPECT_TRUE(all_same(runs[0], runs[1]));
 }
 
 TEST(QuantizedModelInit, OurOptimizersTrainItAndUpstreamsThrow) {
