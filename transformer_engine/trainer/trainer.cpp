@@ -155,6 +155,12 @@ double Trainer::forward_backward(Run& run, std::int64_t count, StepReport& repor
   return sum / static_cast<double>(count);
 }
 
+/// Those of parameters that no optimizer has, too: the next step's norm would count them again.
+void Trainer::drop_gradients(Run& run) {
+  for (const auto& optimizer : run.optimizers.optimizers) optimizer->zero_grad();
+  for (const auto& p : run.parameters) p.mutable_grad().reset();
+}
+
 void Trainer::apply_gradients(Run& run, StepReport& report) {
   // Without a limit the norm is wanted all the same.
   const double limit = options_.gradient_clip_val > 0 ? options_.gradient_clip_val : std::numeric_limits<float>::max();
@@ -174,7 +180,7 @@ void Trainer::apply_gradients(Run& run, StepReport& report) {
     for (const auto& optimizer : run.optimizers.optimizers) optimizer->step();
     each([&](auto& callback) { callback.on_after_optimizer_step(*this); });
   }
-  for (const auto& optimizer : run.optimizers.optimizers) optimizer->zero_grad();
+  drop_gradients(run);
 }
 
 StepReport Trainer::train_step(Run& run, std::int64_t count) {
@@ -248,6 +254,7 @@ FitResult Trainer::fit(TrainingModule& module, BatchSource& train, BatchSource* 
     if (!steps.empty()) load(run, steps.back());
   }
   if (!options_.checkpoint_root.empty()) remove_incomplete_checkpoints(options_.checkpoint_root);
+  drop_gradients(run);  // of a fit() that an error ended
   module.network().train();
   each([&](auto& callback) { callback.on_fit_start(*this, run.step); });
   run.speed.start = now();

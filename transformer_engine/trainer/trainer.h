@@ -103,6 +103,7 @@ class Trainer {
   StepReport train_step(Run& run, std::int64_t count);
   double forward_backward(Run& run, std::int64_t count, StepReport& report);
   void apply_gradients(Run& run, StepReport& report);
+  static void drop_gradients(Run& run);
   void run_epoch(Run& run);
   void after_step(Run& run, StepReport report);
   bool validation_due(const Run& run) const;

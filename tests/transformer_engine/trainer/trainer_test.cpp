@@ -304,6 +304,36 @@ TEST(Trainer, ForwardContextEndsBeforeBackward) {
   EXPECT_THAT(events, ElementsAre("in", "out", "in", "out", "step"));
 }
 
+// The optimizer has one layer; the other's gradients must not add up in the norm, nor stay after a step that failed.
+TEST(Trainer, NoGradientOutlivesItsStep) {
+  struct OneLayer : ToyTask {
+    Optimizers configure_optimizers() override {
+      return {{std::make_shared<torch::optim::SGD>(net->out->parameters(), torch::optim::SGDOptions(0.0))}};
+    }
+  };
+  struct Gradients : TrainerCallback {
+    explicit Gradients(testing::ToyNet n) : net(std::move(n)) {}
+    void on_step_end(Trainer&, const StepReport&) override {
+      for (const auto& p : net->parameters()) EXPECT_FALSE(p.grad().defined());
+    }
+    testing::ToyNet net;
+  };
+  OneLayer task;
+  ToyBatches train(8, 2);
+  Trainer({.max_steps = 2}, {std::make_shared<Gradients>(task.net)}).fit(task, train);
+  const auto first_norm = [&] {
+    auto recorder = std::make_shared<Recorder>();
+    torch::manual_seed(3);
+    Trainer({.max_steps = 1}, {recorder}).fit(task, train);
+    return recorder->reports[0].grad_norm;
+  };
+  const double clean = first_norm();
+  train.poison = 2;
+  EXPECT_ANY_THROW(Trainer({.max_steps = 1, .accumulate_grad_batches = 2}).fit(task, train));
+  train.poison = -1;
+  EXPECT_EQ(first_norm(), clean);
+}
+
 TEST(Trainer, GradientsAreClippedToTheirCommonNorm) {
   struct Norms : TrainerCallback {
     explicit Norms(testing::ToyNet n) : net(std::move(n)) {}
