@@ -17,9 +17,12 @@ struct CheckpointOptions {
 using CheckpointedFunction = std::function<std::vector<at::Tensor>(const std::vector<at::Tensor>&)>;
 
 /// function(inputs), recomputed in backward. Parameters that the function uses get their gradients in backward() (not through
-/// autograd::grad()). Undefined inputs are passed on. The function must outlive backward and give the same result on the same inputs. A second derivative throws by name.
-std::vector<at::Tensor> checkpoint(const CheckpointedFunction& function, const std::vector<at::Tensor>& inputs, const CheckpointOptions& options = {});
+/// autograd::grad()). Undefined inputs are passed on; results that are indices or masks have no gradient. The function must outlive backward
+/// and give the same result on the same inputs. A second derivative throws by name.
+std::vector<at::Tensor> checkpoint(const CheckpointedFunction& function, const std::vector<at::Tensor>& inputs,
+                                   const CheckpointOptions& options = {});
 /// One result.
-at::Tensor checkpoint(const std::function<at::Tensor(const at::Tensor&)>& function, const at::Tensor& input, const CheckpointOptions& options = {});
+at::Tensor checkpoint(const std::function<at::Tensor(const at::Tensor&)>& function, const at::Tensor& input,
+                      const CheckpointOptions& options = {});
 
 }  // namespace fp8::te

@@ -135,7 +135,8 @@ Fp8StateValues state_from(const std::string& name, const io::Json& json, const s
   values.backward_step = value_of<std::int64_t>(name, json, "backward_step");
   values.forward_due = value_of<bool>(name, json, "forward_due");
   values.backward_due = value_of<bool>(name, json, "backward_due");
-  for (const auto& [key, step] : {std::pair("step", values.step), std::pair("forward_step", values.forward_step), std::pair("backward_step", values.backward_step)}) {
+  const std::pair<const char*, std::int64_t> steps[] = {{"step", values.step}, {"forward_step", values.forward_step}, {"backward_step", values.backward_step}};
+  for (const auto& [key, step] : steps) {
     TORCH_CHECK(step >= 0 && step <= kMaxStep, "[set_extra_state] '", name, "': key '", key, "': found ", step, ", allowed: 0 to ", kMaxStep);
   }
   for (const Part& part : kParts) {

@@ -6,7 +6,8 @@
 //
 // Two timings, by the recipe's dialect:
 //   habana   at the next forward (backward) entry: if the last one measured, new scales when the interval says so (a step of new scales has
-//            begun since; passes need not run in the order of steps), then the ring's index moves on. HYBRID keeps a second set of scales for the E5M2 copies that the backward pass reads.
+//            begun since; passes need not run in the order of steps), then the ring's index moves on.
+//            HYBRID keeps a second set of scales for the E5M2 copies that the backward pass reads.
 //   nvidia   at the end of the outermost region (forward) and when backward() ends: new scales, then the history rolls
 // Where ranks share amaxes, habana's scales wait for the same two moments, at which the amaxes meet: a product that runs twice in between
 // records the larger amax.
@@ -64,7 +65,8 @@ class Fp8State : public std::enable_shared_from_this<Fp8State> {
   /// In messages and files. fp8_states() renames; not while passes run.
   const std::string& name() const { return name_; }
   void rename(std::string name) { name_ = std::move(name); }
-  /// The name it was made with: seeds of stochastic rounding come from it and ranks compare it, so that looking at a model's state changes nothing.
+  /// The name it was made with: seeds of stochastic rounding come from it and ranks compare it, so that looking at a model's state changes
+  /// nothing.
   const std::string& origin() const { return origin_; }
   int forward_tensors() const { return forward_tensors_; }
   int backward_tensors() const { return backward_tensors_; }
