@@ -188,6 +188,8 @@ ExtraStateReport set_extra_state(const torch::nn::Module& model, const ExtraStat
 }
 
 void save_extra_state(const torch::nn::Module& model, const std::filesystem::path& folder) {
+  std::error_code made;  // what went wrong shows in the first write
+  std::filesystem::create_directories(folder, made);
   const ExtraState extra = get_extra_state(model);
   std::vector<io::SafetensorsWriter::Entry> specs;
   for (const auto& [name, tensor] : extra.tensors) specs.push_back({name, io::DType::F32, tensor.sizes().vec()});

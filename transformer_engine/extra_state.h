@@ -46,7 +46,7 @@ struct ExtraStateReport {
 /// values that are no scales, or another version.
 ExtraStateReport set_extra_state(const torch::nn::Module& model, const ExtraState& state);
 
-/// The two files, each written atomically. Throws io::Error.
+/// The two files, each written atomically; the folder is made if it is not there. Throws io::Error.
 void save_extra_state(const torch::nn::Module& model, const std::filesystem::path& folder);
 /// Throws io::Error naming the file, or what set_extra_state() throws.
 ExtraStateReport load_extra_state(const torch::nn::Module& model, const std::filesystem::path& folder);
