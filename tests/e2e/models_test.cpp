@@ -49,7 +49,7 @@ template <class Model, class Input>
 Outcome measure_and_quantize(Model& model, const Input& batch, const std::string& method) {
   const TempDir folder;
   const torch::NoGradGuard no_grad;
-  const te::HPUPrecisionPlugin plugin("fp8");
+  te::HPUPrecisionPlugin plugin("fp8");
   const at::Tensor expected = model(batch(100)).cpu();
   plugin.convert_modules(*model, {.inference = true, .quant = config("MEASURE", folder.path(), method)});
   EXPECT_TRUE(at::equal(model(batch(100)).cpu(), expected)) << "measuring changes no bit";
