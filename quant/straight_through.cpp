@@ -10,11 +10,11 @@
 #include <ATen/ops/matmul.h>
 #include <torch/csrc/autograd/autograd.h>
 #include <torch/csrc/autograd/custom_function.h>
-#include <torch/csrc/autograd/functions/basic_ops.h>
 
 #include "fp8/quant/straight_through.h"
 
 #include "fp8/quant/fp8_handler.h"
+#include "fp8/runtime/ops/once_differentiable.h"
 
 namespace fp8::quant {
 namespace {
@@ -28,11 +28,7 @@ struct State : torch::CustomClassHolder {
   ConvolutionGeometry geometry;
 };
 
-/// First order passes; asking for a second one throws by name instead of silently losing this part.
-at::Tensor once_differentiable(const at::Tensor& g) {
-  if (!g.defined() || !at::GradMode::is_enabled()) return g;
-  return (*c10::make_intrusive<torch::autograd::DelayedError>("the fp8 product of fp8::quant has no second derivative", 1))({g.detach().requires_grad_(true)})[0];
-}
+at::Tensor once_differentiable(const at::Tensor& g) { return runtime::ops::once_differentiable(g, "the fp8 product of fp8::quant"); }
 
 void remember(AutogradContext* context, const at::Tensor& x, const std::optional<at::Tensor>& bias, const at::Tensor& weight, const c10::intrusive_ptr<State>& state) {
   context->saved_data["state"] = c10::IValue::make_capsule(state);

@@ -5,12 +5,13 @@
 #include <ATen/ops/_unsafe_view.h>
 #include <torch/csrc/autograd/autograd.h>
 #include <torch/csrc/autograd/custom_function.h>
-#include <torch/csrc/autograd/functions/basic_ops.h>
 
 #include "fp8/runtime/autocast/autocast.h"
 #include "fp8/runtime/device/device.h"
 #include "fp8/runtime/intercept/intercept.h"
+#include "fp8/runtime/ops/native/arguments.h"
 #include "fp8/runtime/ops/native/sdpa.h"
+#include "fp8/runtime/ops/once_differentiable.h"
 #include "fp8/transformer_engine/quantized_operand.h"
 #include "fp8/transformer_engine/replay_log.h"
 
@@ -117,13 +118,6 @@ at::Tensor forward_product(const at::Tensor& q, const at::Tensor& k, const at::T
   return out.to(call.activation);
 }
 
-/// First order passes; asking for a second one throws by name instead of silently losing this part.
-at::Tensor once_differentiable(const at::Tensor& g, const std::string& name) {
-  if (!g.defined() || !at::GradMode::is_enabled()) return g;
-  return (*c10::make_intrusive<torch::autograd::DelayedError>("'" + name + "': the fp8 attention of fp8::te has no second derivative", 1))(
-      {g.detach().requires_grad_(true)})[0];
-}
-
 variable_list backward_products(Call& call, const variable_list& saved, const at::Tensor& grad) {
   const at::Tensor g = grad.detach().to(call.activation).contiguous();
   const StepScales scales = call.state->begin_backward(*call.region, call.scales);
@@ -184,18 +178,16 @@ struct Fp8Attention : torch::autograd::Function<Fp8Attention> {
       const at::NoGradGuard no_grad;
       result = backward_products(*call, context->get_saved_variables(), gradients[0]);
     }
-    for (auto& g : result) g = once_differentiable(g, call->state->name());
+    for (auto& g : result) g = runtime::ops::once_differentiable(g, "the fp8 attention of fp8::te", call->state->name());
     result.resize(5);
     return result;
   }
 };
 
-bool is_high(at::ScalarType t) { return t == at::kFloat || t == at::kBFloat16 || t == at::kHalf; }
-
 void check_operands(const std::string& name, const at::Tensor& q, const at::Tensor& k, const at::Tensor& v) {
   TORCH_CHECK((q.dim() == 3 || q.dim() == 4) && k.dim() == q.dim() && v.dim() == q.dim(), "[te::FusedAttention] '", name,
               "': expected q, k and v of 3 or 4 dimensions each, got sizes ", q.sizes(), ", ", k.sizes(), " and ", v.sizes());
-  TORCH_CHECK(is_high(q.scalar_type()) && k.scalar_type() == q.scalar_type() && v.scalar_type() == q.scalar_type(),
+  TORCH_CHECK(runtime::ops::is_high_precision(q.scalar_type()) && k.scalar_type() == q.scalar_type() && v.scalar_type() == q.scalar_type(),
               "[te::FusedAttention] '", name, "': expected q, k and v of one dtype of Float, BFloat16, Half, got ", q.scalar_type(), ", ",
               k.scalar_type(), " and ", v.scalar_type());
   if (q.dim() == 3) return;

@@ -8,14 +8,14 @@
 #include <ATen/ops/sum.h>
 #include <torch/csrc/autograd/autograd.h>
 #include <torch/csrc/autograd/custom_function.h>
-#include <torch/csrc/autograd/functions/basic_ops.h>
 
 #include <utility>
 
 #include "fp8/runtime/autocast/autocast.h"
 #include "fp8/runtime/device/device.h"
 #include "fp8/runtime/intercept/intercept.h"
-#include "fp8/runtime/intercept/quantized_parameter.h"
+#include "fp8/runtime/ops/native/arguments.h"
+#include "fp8/runtime/ops/once_differentiable.h"
 #include "fp8/transformer_engine/fp8_weight.h"
 #include "fp8/transformer_engine/quantized_operand.h"
 #include "fp8/transformer_engine/replay_log.h"
@@ -53,7 +53,7 @@ CastPlan plan_of(const Call& call, Role role, int index, const StepScales& scale
 
 /// The weight in fp8: cast, or one of an earlier microbatch, or the parameter's own codes.
 OperandPair weight_operands(const at::Tensor& weight, Call& call) {
-  if (auto* parameter = dynamic_cast<Fp8Weight*>(runtime::quantized_parameter(weight))) {
+  if (auto* parameter = fp8_weight(weight)) {
     const Operand w = parameter->operand(weight.detach());
     return {w, w};
   }
@@ -99,14 +99,7 @@ at::Tensor forward_product(const at::Tensor& x, const at::Tensor& weight, const 
   }
   // As the op's own result it must be no view: the code around changes results in place (linear adds its bias so).
   const at::AutoDispatchBelowADInplaceOrView own_memory;
-  return at::_unsafe_view(y, sizes);  // no view to autograd: the caller may add a bias in place
-}
-
-/// First order passes; asking for a second one throws by name instead of silently losing this part.
-at::Tensor once_differentiable(const at::Tensor& g, const std::string& name) {
-  if (!g.defined() || !at::GradMode::is_enabled()) return g;
-  return (*c10::make_intrusive<torch::autograd::DelayedError>("'" + name + "': the fp8 product of fp8::te has no second derivative", 1))(
-      {g.detach().requires_grad_(true)})[0];
+  return at::_unsafe_view(y, sizes);
 }
 
 /// The weight along its rows, as it was in the forward pass.
@@ -122,12 +115,11 @@ Operand weight_of(const Call& call, const variable_list& saved) {
   CastPlan plan = plan_of(call, Role::weight, 1, again);
   plan.need_rows = true;
   plan.statistics = false;
-  if (auto* parameter = dynamic_cast<Fp8Weight*>(runtime::quantized_parameter(saved[4]))) return parameter->operand(saved[4]);
+  if (auto* parameter = fp8_weight(saved[4])) return parameter->operand(saved[4]);
   return quantize_operand(saved[4].contiguous(), plan).rows;
 }
 
-variable_list backward_products(AutogradContext* context, const at::Tensor& grad) {
-  const auto call = c10::static_intrusive_pointer_cast<Call>(context->saved_data["call"].toCapsule());
+variable_list backward_products(AutogradContext* context, const c10::intrusive_ptr<Call>& call, const at::Tensor& grad) {
   const bool wants_x = context->needs_input_grad(0), wants_w = context->needs_input_grad(1), wants_b = call->has_bias && context->needs_input_grad(2);
   at::Tensor dx, dw, db;
   if (wants_x || wants_w) {
@@ -166,24 +158,24 @@ struct Fp8Linear : torch::autograd::Function<Fp8Linear> {
     if (!gradients[0].defined()) return variable_list(4);
     // The region in force now is the backward thread's, not the forward's: dtypes are those of the call.
     const runtime::autocast::InsideOp inside(std::nullopt);
+    const auto call = c10::static_intrusive_pointer_cast<Call>(context->saved_data["call"].toCapsule());
     variable_list result;
     {
       const at::NoGradGuard no_grad;
-      result = backward_products(context, gradients[0]);
+      result = backward_products(context, call, gradients[0]);
     }
-    const auto call = c10::static_intrusive_pointer_cast<Call>(context->saved_data["call"].toCapsule());
-    for (auto& g : result) g = once_differentiable(g, call->state->name());
+    for (auto& g : result) g = runtime::ops::once_differentiable(g, "the fp8 product of fp8::te", call->state->name());
     return result;
   }
 };
 
 void check_operands(const at::Tensor& x, const at::Tensor& weight, const std::optional<at::Tensor>& bias, const std::string& name) {
-  const auto high = [](at::ScalarType t) { return t == at::kFloat || t == at::kBFloat16 || t == at::kHalf; };
+  using runtime::ops::is_high_precision;
   TORCH_CHECK(weight.dim() == 2, "[fp8_linear] '", name, "': expected a weight of two dimensions, got sizes ", weight.sizes());
   TORCH_CHECK(x.dim() >= 1 && x.size(-1) == weight.size(1), "[fp8_linear] '", name, "': expected an input whose last dimension is ", weight.size(1), ", got sizes ",
               x.sizes());
-  TORCH_CHECK(high(x.scalar_type()), "[fp8_linear] '", name, "': expected an input of dtype Float, BFloat16 or Half, got ", x.scalar_type());
-  TORCH_CHECK(high(weight.scalar_type()) || runtime::quantized_parameter(weight) != nullptr, "[fp8_linear] '", name,
+  TORCH_CHECK(is_high_precision(x.scalar_type()), "[fp8_linear] '", name, "': expected an input of dtype Float, BFloat16 or Half, got ", x.scalar_type());
+  TORCH_CHECK(is_high_precision(weight.scalar_type()) || fp8_weight(weight) != nullptr, "[fp8_linear] '", name,
               "': expected a weight of dtype Float, BFloat16, Half or one held in fp8, got ", weight.scalar_type());
   TORCH_CHECK(!bias.has_value() || !bias->defined() || (bias->dim() == 1 && bias->size(0) == weight.size(0)), "[fp8_linear] '", name, "': expected a bias of ",
               weight.size(0), " elements, got sizes ", bias.has_value() ? bias->sizes() : at::IntArrayRef());

@@ -5,10 +5,11 @@
 #include <ATen/core/dispatch/Dispatcher.h>
 #include <ATen/core/grad_mode.h>
 #include <torch/csrc/autograd/custom_function.h>
-#include <torch/csrc/autograd/functions/basic_ops.h>
 
 #include <algorithm>
 #include <cmath>
+
+#include "fp8/runtime/ops/once_differentiable.h"
 
 namespace fp8::runtime::ops {
 namespace {
@@ -27,13 +28,6 @@ using SixTensors = std::tuple<Tensor, Tensor, Tensor, Tensor, Tensor, Tensor>;
 template <class Signature>
 c10::TypedOperatorHandle<Signature> handle(const char* name) {
   return c10::Dispatcher::singleton().findSchemaOrThrow(name, "").typed<Signature>();
-}
-
-/// First order passes; asking for a second one throws by name instead of silently losing this part.
-Tensor once_differentiable(const Tensor& g, const char* what) {
-  if (!g.defined() || !at::GradMode::is_enabled()) return g;
-  const std::string text = std::string(what) + " has no second derivative";
-  return (*c10::make_intrusive<torch::autograd::DelayedError>(text, 1))({g.detach().requires_grad_(true)})[0];
 }
 
 /// Function::apply takes a missing tensor as nullopt, not as an undefined one.
