@@ -49,16 +49,6 @@ at::Tensor FusedAttentionImpl::forward(const at::Tensor& q, const at::Tensor& k,
   return fp8_attention(q, k, v, attention_mask, state_, o);
 }
 
-void FusedAttentionImpl::save(torch::serialize::OutputArchive& archive) const {
-  torch::nn::Module::save(archive);
-  save_fp8(archive);
-}
-
-void FusedAttentionImpl::load(torch::serialize::InputArchive& archive) {
-  torch::nn::Module::load(archive);
-  load_fp8(archive);
-}
-
 void FusedAttentionImpl::pretty_print(std::ostream& stream) const {
   stream << "fp8::te::FusedAttention(attention_dropout=" << options_.attention_dropout
          << ", enable_recompute=" << (options_.enable_recompute ? "true" : "false") << ")";

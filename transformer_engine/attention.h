@@ -17,7 +17,7 @@
 #include <string>
 #include <utility>
 
-#include "fp8/transformer_engine/fp8_module.h"
+#include "fp8/transformer_engine/fp8_cloneable.h"
 
 namespace fp8::te {
 
@@ -28,7 +28,7 @@ struct FusedAttentionOptions {
   std::string name = "fused_attention";
 };
 
-class FusedAttentionImpl : public torch::nn::Cloneable<FusedAttentionImpl>, public Fp8Module {
+class FusedAttentionImpl : public Fp8Cloneable<FusedAttentionImpl> {
  public:
   /// Throws c10::Error naming the argument.
   explicit FusedAttentionImpl(FusedAttentionOptions options = {});
@@ -42,8 +42,6 @@ class FusedAttentionImpl : public torch::nn::Cloneable<FusedAttentionImpl>, publ
                      bool is_causal = false, const std::string& softmax_mode = "none");
 
   std::vector<std::shared_ptr<Fp8State>> fp8_states() const override { return {state_}; }
-  void save(torch::serialize::OutputArchive& archive) const override;
-  void load(torch::serialize::InputArchive& archive) override;
   void pretty_print(std::ostream& stream) const override;
 
   const FusedAttentionOptions& options() const { return options_; }

@@ -71,16 +71,6 @@ at::Tensor GroupedLinearImpl::forward(const at::Tensor& x, const std::vector<std
   return at::cat(results, 0).reshape(sizes);
 }
 
-void GroupedLinearImpl::save(torch::serialize::OutputArchive& archive) const {
-  torch::nn::Module::save(archive);
-  save_fp8(archive);
-}
-
-void GroupedLinearImpl::load(torch::serialize::InputArchive& archive) {
-  torch::nn::Module::load(archive);
-  load_fp8(archive);
-}
-
 void GroupedLinearImpl::pretty_print(std::ostream& stream) const {
   stream << "fp8::te::GroupedLinear(num_gemms=" << options_.num_gemms << ", in_features=" << options_.in_features
          << ", out_features=" << options_.out_features << ", bias=" << (options_.bias ? "true" : "false") << ")";

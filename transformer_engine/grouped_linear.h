@@ -3,11 +3,11 @@
 // scales of its own inside an enabled fp8_autocast region.
 #pragma once
 #include <ATen/core/Tensor.h>
-#include <torch/nn/cloneable.h>
 #include <torch/nn/pimpl.h>
 
 #include <vector>
 
+#include "fp8/transformer_engine/fp8_cloneable.h"
 #include "fp8/transformer_engine/linear.h"
 
 namespace fp8::te {
@@ -24,7 +24,7 @@ struct GroupedLinearOptions {
   ParallelOptions parallel = {};
 };
 
-class GroupedLinearImpl : public torch::nn::Cloneable<GroupedLinearImpl>, public Fp8Module {
+class GroupedLinearImpl : public Fp8Cloneable<GroupedLinearImpl> {
  public:
   /// Throws c10::Error naming the argument.
   explicit GroupedLinearImpl(GroupedLinearOptions options);
@@ -39,8 +39,6 @@ class GroupedLinearImpl : public torch::nn::Cloneable<GroupedLinearImpl>, public
 
   /// One per product.
   std::vector<std::shared_ptr<Fp8State>> fp8_states() const override { return states_; }
-  void save(torch::serialize::OutputArchive& archive) const override;
-  void load(torch::serialize::InputArchive& archive) override;
   void pretty_print(std::ostream& stream) const override;
 
   const GroupedLinearOptions& options() const { return options_; }

@@ -49,16 +49,6 @@ ModuleOutputs LayerNormLinearImpl::forward_all(const at::Tensor& x, std::optiona
   return out;
 }
 
-void LayerNormLinearImpl::save(torch::serialize::OutputArchive& archive) const {
-  torch::nn::Module::save(archive);
-  save_fp8(archive);
-}
-
-void LayerNormLinearImpl::load(torch::serialize::InputArchive& archive) {
-  torch::nn::Module::load(archive);
-  load_fp8(archive);
-}
-
 void LayerNormLinearImpl::pretty_print(std::ostream& stream) const {
   stream << "fp8::te::LayerNormLinear(in_features=" << options_.in_features << ", out_features=" << options_.out_features
          << ", normalization=" << options_.normalization << ", bias=" << (options_.bias ? "true" : "false") << ")";

@@ -3,11 +3,11 @@
 // bit-equal to at::layer_norm (at::rms_norm) and at::linear one after the other.
 #pragma once
 #include <ATen/core/Tensor.h>
-#include <torch/nn/cloneable.h>
 #include <torch/nn/modules/common.h>
 #include <torch/nn/modules/container/any_value.h>
 #include <torch/nn/pimpl.h>
 
+#include "fp8/transformer_engine/fp8_cloneable.h"
 #include "fp8/transformer_engine/layer_norm.h"
 #include "fp8/transformer_engine/linear.h"
 
@@ -29,7 +29,7 @@ struct LayerNormLinearOptions {
   ParallelOptions parallel = {};
 };
 
-class LayerNormLinearImpl : public torch::nn::Cloneable<LayerNormLinearImpl>, public Fp8Module {
+class LayerNormLinearImpl : public Fp8Cloneable<LayerNormLinearImpl> {
  public:
   /// Throws c10::Error naming the argument.
   explicit LayerNormLinearImpl(LayerNormLinearOptions options);
@@ -42,8 +42,6 @@ class LayerNormLinearImpl : public torch::nn::Cloneable<LayerNormLinearImpl>, pu
   ModuleOutputs forward_all(const at::Tensor& x, std::optional<bool> is_first_microbatch = std::nullopt);
 
   std::vector<std::shared_ptr<Fp8State>> fp8_states() const override { return {state_}; }
-  void save(torch::serialize::OutputArchive& archive) const override;
-  void load(torch::serialize::InputArchive& archive) override;
   void pretty_print(std::ostream& stream) const override;
 
   const LayerNormLinearOptions& options() const { return options_; }

@@ -116,16 +116,6 @@ ModuleOutputs LayerNormMLPImpl::forward_all(const at::Tensor& x, std::optional<b
   return out;
 }
 
-void LayerNormMLPImpl::save(torch::serialize::OutputArchive& archive) const {
-  torch::nn::Module::save(archive);
-  save_fp8(archive);
-}
-
-void LayerNormMLPImpl::load(torch::serialize::InputArchive& archive) {
-  torch::nn::Module::load(archive);
-  load_fp8(archive);
-}
-
 void LayerNormMLPImpl::pretty_print(std::ostream& stream) const {
   stream << "fp8::te::LayerNormMLP(hidden_size=" << options_.hidden_size << ", ffn_hidden_size=" << options_.ffn_hidden_size
          << ", activation=" << options_.activation << ", normalization=" << options_.normalization

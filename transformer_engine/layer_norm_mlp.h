@@ -8,11 +8,11 @@
 //   geglu   reglu   swiglu   qgeglu   sreglu   glu: f = sigmoid
 #pragma once
 #include <ATen/core/Tensor.h>
-#include <torch/nn/cloneable.h>
 #include <torch/nn/modules/common.h>
 #include <torch/nn/modules/container/any_value.h>
 #include <torch/nn/pimpl.h>
 
+#include "fp8/transformer_engine/fp8_cloneable.h"
 #include "fp8/transformer_engine/layer_norm.h"
 #include "fp8/transformer_engine/linear.h"
 
@@ -36,7 +36,7 @@ struct LayerNormMLPOptions {
   ParallelOptions parallel = {};
 };
 
-class LayerNormMLPImpl : public torch::nn::Cloneable<LayerNormMLPImpl>, public Fp8Module {
+class LayerNormMLPImpl : public Fp8Cloneable<LayerNormMLPImpl> {
  public:
   /// Throws c10::Error naming the argument.
   explicit LayerNormMLPImpl(LayerNormMLPOptions options);
@@ -50,8 +50,6 @@ class LayerNormMLPImpl : public torch::nn::Cloneable<LayerNormMLPImpl>, public F
 
   /// Of fc1 and of fc2.
   std::vector<std::shared_ptr<Fp8State>> fp8_states() const override { return {fc1_state_, fc2_state_}; }
-  void save(torch::serialize::OutputArchive& archive) const override;
-  void load(torch::serialize::InputArchive& archive) override;
   void pretty_print(std::ostream& stream) const override;
 
   const LayerNormMLPOptions& options() const { return options_; }

@@ -10,6 +10,7 @@
 #include <ostream>
 #include <string_view>
 
+#include "fp8/runtime/ops/native/arguments.h"
 #include "fp8/transformer_engine/fp8_weight.h"
 
 namespace fp8::te {
@@ -24,7 +25,7 @@ Fp8LinearOptions product_options(bool minimize_memory, std::optional<bool> is_fi
 }
 
 void check_params_dtype(const char* module, at::ScalarType dtype) {
-  TORCH_CHECK(dtype == at::kFloat || dtype == at::kBFloat16 || dtype == at::kHalf, "[", module, "] params_dtype: found ", dtype, ", allowed: Float, BFloat16, Half");
+  TORCH_CHECK(runtime::ops::is_high_precision(dtype), "[", module, "] params_dtype: found ", dtype, ", allowed: Float, BFloat16, Half");
 }
 
 at::Tensor initial_weight(at::IntArrayRef sizes, const InitMethod& init, at::ScalarType dtype, at::Device device) {
@@ -73,16 +74,6 @@ at::Tensor LinearImpl::forward(const at::Tensor& x, std::optional<bool> is_first
 std::pair<at::Tensor, at::Tensor> LinearImpl::forward_with_bias(const at::Tensor& x, std::optional<bool> is_first_microbatch) {
   at::Tensor y = forward(x, is_first_microbatch);
   return {std::move(y), options_.return_bias ? bias : at::Tensor()};
-}
-
-void LinearImpl::save(torch::serialize::OutputArchive& archive) const {
-  torch::nn::Module::save(archive);
-  save_fp8(archive);
-}
-
-void LinearImpl::load(torch::serialize::InputArchive& archive) {
-  torch::nn::Module::load(archive);
-  load_fp8(archive);
 }
 
 void LinearImpl::pretty_print(std::ostream& stream) const {

@@ -2,7 +2,6 @@
 // y = x w^T + b, in fp8 inside an enabled fp8_autocast region, else bit-equal to torch::nn::functional::linear.
 #pragma once
 #include <ATen/core/Tensor.h>
-#include <torch/nn/cloneable.h>
 #include <torch/nn/modules/common.h>
 #include <torch/nn/modules/container/any_value.h>
 #include <torch/nn/pimpl.h>
@@ -12,7 +11,7 @@
 #include <utility>
 
 #include "fp8/transformer_engine/fp8_linear.h"
-#include "fp8/transformer_engine/fp8_module.h"
+#include "fp8/transformer_engine/fp8_cloneable.h"
 
 namespace fp8::te {
 
@@ -31,7 +30,7 @@ struct LinearOptions {
   ParallelOptions parallel = {};
 };
 
-class LinearImpl : public torch::nn::Cloneable<LinearImpl>, public Fp8Module {
+class LinearImpl : public Fp8Cloneable<LinearImpl> {
  public:
   /// Throws c10::Error naming the argument.
   explicit LinearImpl(LinearOptions options);
@@ -44,8 +43,6 @@ class LinearImpl : public torch::nn::Cloneable<LinearImpl>, public Fp8Module {
   std::pair<at::Tensor, at::Tensor> forward_with_bias(const at::Tensor& x, std::optional<bool> is_first_microbatch = std::nullopt);
 
   std::vector<std::shared_ptr<Fp8State>> fp8_states() const override { return {state_}; }
-  void save(torch::serialize::OutputArchive& archive) const override;
-  void load(torch::serialize::InputArchive& archive) override;
   void pretty_print(std::ostream& stream) const override;
 
   const LinearOptions& options() const { return options_; }
