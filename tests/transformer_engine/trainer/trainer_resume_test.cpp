@@ -13,6 +13,7 @@
 #include "fp8/runtime/io/error.h"
 #include "fp8/transformer_engine/trainer/trainer.h"
 #include "support/temp_dir.h"
+#include "support/hpu_test.h"
 #include "transformer_engine/trainer/toy_task.h"
 
 namespace fp8::te {
@@ -20,19 +21,11 @@ namespace {
 
 using ::testing::ElementsAre;
 using ::testing::HasSubstr;
+using test::error_of;
 using testing::Recorder;
 using testing::ToyBatches;
 using testing::ToyOptimizer;
 using testing::ToyTask;
-
-std::string message_of(const std::function<void()>& call) {
-  try {
-    call();
-  } catch (const std::exception& error) {
-    return error.what();
-  }
-  return "";
-}
 
 struct Outcome {
   std::map<std::string, at::Tensor> tensors;
@@ -157,7 +150,7 @@ TEST(Checkpoints, AFailedWriteLeavesTheOldOne) {
   const test::TempDir root;
   const HPUCheckpointIO files;
   files.save_checkpoint({{{"a", 1}}, {{"t", torch::arange(3)}}}, root / "c");
-  EXPECT_THAT(message_of([&] {
+  EXPECT_THAT(error_of([&] {
                 files.save_checkpoint({{{"a", 2}}, {}}, root / "c",
                                       [](const std::filesystem::path&) { throw std::runtime_error("stopped"); });
               }),
@@ -173,7 +166,7 @@ TEST(Checkpoints, AFailedWriteLeavesTheOldOne) {
 
 TEST(Checkpoints, StorageOptionsAreRefused) {
   const test::TempDir root;
-  EXPECT_THAT(message_of([&] {
+  EXPECT_THAT(error_of([&] {
                 HPUCheckpointIO().save_checkpoint({}, root / "c", {}, io::Json{{"a", 1}});
               }),
               HasSubstr("storage_options is not supported"));
@@ -196,7 +189,7 @@ TEST(Checkpoints, EveryDtypeComesBack) {
     EXPECT_EQ(found.at(name).scalar_type(), tensor.scalar_type()) << name;
     EXPECT_TRUE(torch::equal(found.at(name).to(at::kDouble), tensor.to(at::kDouble))) << name;
   }
-  EXPECT_THAT(message_of([&] {
+  EXPECT_THAT(error_of([&] {
                 write_tensors(root / "u.safetensors", {{"c", torch::zeros({1}, at::kComplexFloat)}});
               }),
               HasSubstr("tensor 'c'"));
@@ -212,7 +205,7 @@ std::string message_after(const std::function<void(io::Json&)>& spoil) {
   auto json = io::read_json(file);
   spoil(json);
   io::write_json(file, json);
-  return message_of([&] { Trainer({.max_steps = 3, .checkpoint_root = root.path(), .resume = true}).fit(task, data); });
+  return error_of([&] { Trainer({.max_steps = 3, .checkpoint_root = root.path(), .resume = true}).fit(task, data); });
 }
 
 TEST(Checkpoints, DamageIsNamed) {
@@ -242,7 +235,7 @@ TEST(Checkpoints, AnotherModelIsNamed) {
   Trainer({.max_steps = 2, .checkpoint_root = root.path()}).fit(task, data);
   task.net->out->weight.set_data(torch::zeros({1, 9}));
   EXPECT_THAT(
-      message_of([&] { Trainer({.max_steps = 3, .checkpoint_root = root.path(), .resume = true}).fit(task, data); }),
+      error_of([&] { Trainer({.max_steps = 3, .checkpoint_root = root.path(), .resume = true}).fit(task, data); }),
       HasSubstr("tensor 'parameter.out.weight' has another shape or dtype"));
 }
 

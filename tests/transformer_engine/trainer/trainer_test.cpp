@@ -8,10 +8,10 @@
 #include <torch/torch.h>
 
 #include <cmath>
-#include <functional>
 #include <numbers>
 #include <thread>
 
+#include "support/hpu_test.h"
 #include "transformer_engine/trainer/toy_task.h"
 
 namespace fp8::te {
@@ -19,19 +19,11 @@ namespace {
 
 using ::testing::ElementsAre;
 using ::testing::HasSubstr;
+using test::error_of;
 using testing::Recorder;
 using testing::ToyBatches;
 using testing::ToyOptimizer;
 using testing::ToyTask;
-
-std::string message_of(const std::function<void()>& call) {
-  try {
-    call();
-  } catch (const std::exception& error) {
-    return error.what();
-  }
-  return "";
-}
 
 TEST(Trainer, CallbacksInOrder) {
   ToyTask task;
@@ -131,13 +123,13 @@ TEST(Trainer, LimitsAsCountAndFraction) {
   EXPECT_EQ(resolve_limit("l", 1.0, 10), 10);
   EXPECT_EQ(resolve_limit("l", 0.0, 10), 0);
   EXPECT_THAT(
-      message_of([] { resolve_limit("limit_train_batches", 0.05, 10); }),
+      error_of([] { resolve_limit("limit_train_batches", 0.05, 10); }),
       HasSubstr("limit_train_batches: found 0.05, which leaves none of 10 batches, allowed: 0, or 0.1 or more"));
-  EXPECT_THAT(message_of([] { resolve_limit("limit_train_batches", 1.5, 10); }),
+  EXPECT_THAT(error_of([] { resolve_limit("limit_train_batches", 1.5, 10); }),
               HasSubstr("limit_train_batches: found 1.5, allowed:"));
-  EXPECT_THAT(message_of([] { resolve_limit("limit_train_batches", std::int64_t{-1}, 10); }),
+  EXPECT_THAT(error_of([] { resolve_limit("limit_train_batches", std::int64_t{-1}, 10); }),
               HasSubstr("limit_train_batches: found -1, allowed:"));
-  EXPECT_THAT(message_of([] { resolve_limit("limit_train_batches", std::nan(""), 10); }), HasSubstr("allowed:"));
+  EXPECT_THAT(error_of([] { resolve_limit("limit_train_batches", std::nan(""), 10); }), HasSubstr("allowed:"));
 }
 
 TEST(Trainer, LimitsAreKept) {
@@ -188,7 +180,7 @@ TEST(Trainer, ANanLossEndsItNamingTheStep) {
   ToyTask task;
   ToyBatches train(8, 2);
   train.poison = 3;
-  const auto message = message_of([&] { Trainer({.max_epochs = 1}).fit(task, train); });
+  const auto message = error_of([&] { Trainer({.max_epochs = 1}).fit(task, train); });
   EXPECT_THAT(message, HasSubstr("step 3: the loss is nan"));
   EXPECT_THAT(message, HasSubstr("parameters are those of step 2"));
   for (const auto& p : task.net->parameters()) EXPECT_TRUE(p.isfinite().all().item<bool>());
@@ -218,7 +210,7 @@ TEST(Trainer, InfiniteGradientsAreNoStep) {
   task.net->out->bias.data().fill_(1.5);
   ToyBatches train(2, 2);
   const auto before = task.net->out->weight.detach().clone();
-  const auto message = message_of([&] { Trainer({.max_steps = 1}).fit(task, train); });
+  const auto message = error_of([&] { Trainer({.max_steps = 1}).fit(task, train); });
   EXPECT_THAT(message, ::testing::AnyOf(HasSubstr("the norm of the gradients is inf"), HasSubstr("the loss is inf")));
   EXPECT_TRUE(torch::equal(before, task.net->out->weight));
 }
@@ -239,18 +231,18 @@ TEST(Trainer, DataThatIsNoneOrEndsEarly) {
   ToyBatches none(0, 2), early(8, 2), empty(8, 2), fine(8, 2);
   early.end_early_at = 2;
   empty.empty_at = 2;
-  EXPECT_THAT(message_of([&] { Trainer({.max_steps = 1}).fit(task, none); }),
+  EXPECT_THAT(error_of([&] { Trainer({.max_steps = 1}).fit(task, none); }),
               HasSubstr("training data: found no batch"));
-  EXPECT_THAT(message_of([&] { Trainer({.max_steps = 9}).fit(task, early); }),
+  EXPECT_THAT(error_of([&] { Trainer({.max_steps = 9}).fit(task, early); }),
               HasSubstr("training data: ended after 2 of 4 batches"));
-  EXPECT_THAT(message_of([&] { Trainer({.max_steps = 9}).fit(task, empty); }), HasSubstr("batch 1 is empty"));
-  EXPECT_THAT(message_of([&] { Trainer({.max_steps = 9}).validate(task, none); }),
+  EXPECT_THAT(error_of([&] { Trainer({.max_steps = 9}).fit(task, empty); }), HasSubstr("batch 1 is empty"));
+  EXPECT_THAT(error_of([&] { Trainer({.max_steps = 9}).validate(task, none); }),
               HasSubstr("validation data: found no batch"));
   EXPECT_EQ(Trainer({.max_steps = 1, .val_every_n_steps = 1}).fit(task, fine, &none).val_loss, std::nullopt);
 }
 
 TEST(Trainer, OptionsNameThemselves) {
-  const auto message = [](TrainerOptions options) { return message_of([&] { Trainer trainer(options); }); };
+  const auto message = [](TrainerOptions options) { return error_of([&] { Trainer trainer(options); }); };
   EXPECT_THAT(message({}), HasSubstr("max_steps and max_epochs: found neither"));
   EXPECT_THAT(message({.max_steps = 0}), HasSubstr("max_steps: found 0, allowed: 1 or more, or -1"));
   EXPECT_THAT(message({.max_steps = 1, .accumulate_grad_batches = 0}),
