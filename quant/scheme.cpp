@@ -2,7 +2,9 @@
 #include "fp8/quant/scheme.h"
 
 #include <Eigen/Core>
+#include <algorithm>
 
+#include "fp8/runtime/kernels/block_cast.h"
 #include "fp8/runtime/kernels/cast.h"
 #include "fp8/runtime/kernels/float_bits.h"
 
@@ -30,20 +32,33 @@ std::vector<float> in_hp(const void* w, recipes::FloatType type, std::int64_t n,
 }  // namespace
 
 const char* name_of(Convention convention) { return convention == Convention::own ? "own" : "inc"; }
-const char* name_of(WeightGranularity granularity) { return granularity == WeightGranularity::tensor ? "tensor" : "channel"; }
+const char* name_of(WeightGranularity granularity) {
+  return granularity == WeightGranularity::tensor ? "tensor" : granularity == WeightGranularity::channel ? "channel" : "block";
+}
 const char* name_of(ActivationScaling scaling) {
   switch (scaling) {
     case ActivationScaling::none: return "high precision";
     case ActivationScaling::static_tensor: return "static tensor";
     case ActivationScaling::dynamic_token: return "dynamic token";
+    case ActivationScaling::dynamic_group: return "dynamic group";
     case ActivationScaling::dynamic_tensor: break;
   }
   return "dynamic tensor";
 }
 const char* name_of(Compute compute) { return compute == Compute::fp8 ? "fp8" : compute == Compute::qdq ? "quantize-dequantize" : "fake quantization"; }
 
+ScaleGrid scale_grid(const Scheme& scheme, std::int64_t rows, std::int64_t cols) {
+  switch (scheme.weights) {
+    case WeightGranularity::tensor: return {std::max<std::int64_t>(rows, 1), std::max<std::int64_t>(cols, 1), 1, 1};
+    case WeightGranularity::channel: return {1, std::max<std::int64_t>(cols, 1), rows, 1};
+    case WeightGranularity::block: break;
+  }
+  return {scheme.block.rows, scheme.block.cols, kernels::blocks_of(rows, scheme.block.rows), kernels::blocks_of(cols, scheme.block.cols)};
+}
+
 std::string Scheme::describe() const {
-  return std::string(kernels::name_of(format)) + " " + name_of(weights) + " weights, " + name_of(activations) + " activations, " + kernels::name_of(dialect) +
+  const std::string blocks = weights != WeightGranularity::block ? "" : " " + std::to_string(block.rows) + "x" + std::to_string(block.cols) + (power_of_two ? " E8M0" : "");
+  return std::string(kernels::name_of(format)) + " " + name_of(weights) + blocks + " weights, " + name_of(activations) + " activations, " + kernels::name_of(dialect) +
          (compute == Compute::fp8 ? "" : std::string(", ") + name_of(compute));
 }
 

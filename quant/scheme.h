@@ -15,10 +15,11 @@
 namespace fp8::quant {
 
 enum class Convention : std::uint8_t { own, inc };
-enum class WeightGranularity : std::uint8_t { tensor, channel };
+/// block: a scale per rectangle of the weight (Scheme::block).
+enum class WeightGranularity : std::uint8_t { tensor, channel, block };
 /// none: weights only. static_tensor: one measured scale. dynamic_token: a scale per row of the activation, at each call. dynamic_tensor: one
-/// scale for all of it, at each call.
-enum class ActivationScaling : std::uint8_t { none, static_tensor, dynamic_token, dynamic_tensor };
+/// scale for all of it, at each call. dynamic_group: one per Scheme::block.cols neighbours in a row, at each call.
+enum class ActivationScaling : std::uint8_t { none, static_tensor, dynamic_token, dynamic_tensor, dynamic_group };
 /// fp8: products of codes. qdq: values are cast to fp8 and back, products are in high precision. fake_quant: the same in training, weights
 /// keep their dtype and get gradients.
 enum class Compute : std::uint8_t { fp8, qdq, fake_quant };
@@ -39,9 +40,17 @@ struct Numbers {
   float fp8_max() const { return kernels::fp8_max(format, dialect); }
 };
 
+/// Rows (output channels) and columns of a weight that share a scale; at the right and lower edge there are fewer.
+struct Block {
+  std::int64_t rows = 128, cols = 128;
+  bool operator==(const Block&) const = default;
+};
+
 struct Scheme : Numbers {
   WeightGranularity weights = WeightGranularity::channel;
   ActivationScaling activations = ActivationScaling::dynamic_token;
+  Block block;                 ///< granularity block, dynamic_group
+  bool power_of_two = false;   ///< granularity block: scale_inv is the smallest power of two >= amax / fp8_max (E8M0)
   /// inc only: how the weight's scale is made, and with dynamic activations that of each call.
   recipes::ScaleMethod weight_method, activation_method;
   /// static_tensor only: multipliers out of and into fp8.
@@ -51,7 +60,15 @@ struct Scheme : Numbers {
   std::string describe() const;
 };
 
-/// A weight's multipliers: one value, or one per output channel.
+/// How the scales of a weight [rows, cols] lie over it: a dense grid of blocks. Per tensor it is one block, per channel each row is one.
+struct ScaleGrid {
+  std::int64_t block_rows = 1, block_cols = 1;  ///< >= 1
+  std::int64_t rows = 1, cols = 1;              ///< of the grid
+  std::int64_t size() const { return rows * cols; }
+};
+ScaleGrid scale_grid(const Scheme& scheme, std::int64_t rows, std::int64_t cols);
+
+/// A weight's multipliers: one value, one per output channel, or a grid of blocks in row-major order.
 struct WeightScales {
   std::vector<float> scale, scale_inv;
 

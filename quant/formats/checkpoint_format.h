@@ -6,13 +6,19 @@
 namespace fp8::quant {
 
 /// compressed_tensors: transformers, vLLM. inc: Intel Neural Compressor's own ("huggingface"), which its load() reads. inc_vllm: what it calls
-/// "vllm": compressed_tensors with one static scale per tensor.
-enum class CheckpointFormat : std::uint8_t { compressed_tensors, inc, inc_vllm };
+/// "vllm": compressed_tensors with one static scale per tensor. fp8: fine-grained (DeepSeek) with block scales, vLLM's plain fp8 with one scale
+/// per tensor. modelopt: NVIDIA ModelOpt's.
+enum class CheckpointFormat : std::uint8_t { compressed_tensors, inc, inc_vllm, fp8, modelopt };
 
 constexpr const char* name_of(CheckpointFormat format) {
-  return format == CheckpointFormat::compressed_tensors ? "compressed-tensors"
-         : format == CheckpointFormat::inc              ? "inc"
-                                                        : "inc-vllm";
+  switch (format) {
+    case CheckpointFormat::compressed_tensors: return "compressed-tensors";
+    case CheckpointFormat::inc: return "inc";
+    case CheckpointFormat::inc_vllm: return "inc-vllm";
+    case CheckpointFormat::fp8: return "fp8";
+    case CheckpointFormat::modelopt: break;
+  }
+  return "modelopt";
 }
 
 }  // namespace fp8::quant

@@ -1,0 +1,62 @@
+// SPDX-License-Identifier: Apache-2.0
+// An output checkpoint made piece by piece: units of work run on all threads, each streams its tensors from the source through a few
+// megabytes into place. What is finished is noted with its checksum, so that a run that was cut short can go on. No torch here.
+//
+//   .OUT.partial/    tensors at their final places in files of their final size; journal.jsonl: one line per finished unit
+//   OUT/             appears whole, by rename, when every unit is finished
+#pragma once
+#include <cstdint>
+#include <filesystem>
+#include <functional>
+#include <string>
+#include <vector>
+
+#include "fp8/quant/formats/checkpoint_folder.h"
+#include "fp8/quant/formats/form.h"
+
+namespace fp8::quant {
+
+/// What a running unit may use. One per thread, so nothing in it is shared but the files behind it.
+class UnitContext : public TensorSink {
+ public:
+  /// Buffers that keep their memory from unit to unit.
+  std::vector<std::uint8_t> in, out;
+  /// Tells the progress bar and looks whether the user wants to stop (io::Error "interrupted"). Once per chunk read.
+  virtual void advance(std::uint64_t source_bytes) = 0;
+  /// Copies a tensor's bytes as they are, in the kernel where it can.
+  virtual void copy(const io::Checkpoint& source, const std::string& from, const std::string& to) = 0;
+};
+
+/// Some tensors of the output that are made together. Runs on any thread, at any time, alone or beside others; its bytes depend on nothing
+/// but the source and the options.
+struct Unit {
+  std::string name;                                   ///< unique: of the module or tensor
+  std::vector<io::SafetensorsWriter::Entry> entries;  ///< what it writes, all of it
+  std::uint64_t source_bytes = 0;                     ///< that it reads, for progress and for sharing work out
+  std::function<void(UnitContext&)> run;
+};
+
+struct StreamOptions {
+  bool overwrite = false;
+  /// Goes on where a run with the same identity was cut short; and what this one finishes stays if it is cut short.
+  bool resume = false;
+  /// What must be equal for a part to be kept: command, options, the source's files with sizes and times. Compared as a whole.
+  io::Json identity;
+  std::uint64_t shard_bytes = 5'000'000'000;  ///< tensor data of one file, unless a single tensor is larger
+  /// This process' share: whole files, by size. With world_size > 1 nothing appears under the final name; join_checkpoint() makes it.
+  std::int64_t rank = 0, world_size = 1;
+  std::function<void(std::uint64_t, std::uint64_t)> progress;  ///< bytes done and in all; may be empty
+  std::function<bool()> stop;                                  ///< asked between chunks; may be empty
+};
+
+/// Runs the units, then finish() (config.json, sidecar, carried files), then puts `out` in place. Throws io::Error: nothing stands under
+/// `out` then.
+void write_checkpoint(const std::filesystem::path& out, const std::vector<Unit>& units, const StreamOptions& options, const std::function<void(OutputFolder&)>& finish);
+
+/// After every rank has written its share: checks them, writes the index and what finish() adds, puts `out` in place.
+void join_checkpoint(const std::filesystem::path& out, const std::vector<Unit>& units, const StreamOptions& options, const std::function<void(OutputFolder&)>& finish);
+
+/// The part of an identity that tells the source: names, sizes and modification times of its files.
+io::Json identity_of(const std::filesystem::path& model);
+
+}  // namespace fp8::quant
