@@ -51,6 +51,8 @@ struct StoredCheckpoint {
   std::vector<StoredWeight> weights;
   std::vector<KvScales> kv;
   std::vector<std::string> kv_tensors;  ///< the names that those were read from
+  /// Scales beside weights that are in high precision (transformers leaves them there, uninitialised): not to be carried through.
+  std::vector<std::string> strays;
 };
 
 /// What a config tells of a whole checkpoint.
