@@ -33,8 +33,13 @@ struct Unit {
   std::string name;                                   ///< unique: of the module or tensor
   std::vector<io::SafetensorsWriter::Entry> entries;  ///< what it writes, all of it
   std::uint64_t source_bytes = 0;                     ///< that it reads, for progress and for sharing work out
-  std::function<void(UnitContext&)> run;
+  std::function<void(UnitContext&)> run;              ///< may be empty where there are parts
+  /// Pieces that may run side by side, before run(): for a tensor so large that a thread would be left alone with it.
+  std::vector<std::function<void(UnitContext&)>> parts;
 };
+
+/// A tensor that stays as it is. A float tensor with a NaN is an io::Error naming it.
+Unit copy_unit(const io::Checkpoint& source, const std::string& from, const std::string& to);
 
 struct StreamOptions {
   bool overwrite = false;
@@ -42,16 +47,23 @@ struct StreamOptions {
   bool resume = false;
   /// What must be equal for a part to be kept: command, options, the source's files with sizes and times. Compared as a whole.
   io::Json identity;
-  std::uint64_t shard_bytes = 5'000'000'000;  ///< tensor data of one file, unless a single tensor is larger
+  std::uint64_t shard_bytes = 5'000'000'000;  ///< tensor data of one file, unless a single unit is larger
+  /// The source's folder, if its files must still be those of identity["source"] at the end; may be empty.
+  std::filesystem::path source;
   /// This process' share: whole files, by size. With world_size > 1 nothing appears under the final name; join_checkpoint() makes it.
   std::int64_t rank = 0, world_size = 1;
   std::function<void(std::uint64_t, std::uint64_t)> progress;  ///< bytes done and in all; may be empty
   std::function<bool()> stop;                                  ///< asked between chunks; may be empty
 };
 
+struct StreamResult {
+  std::size_t kept = 0;  ///< units that an earlier run had finished
+  std::vector<std::string> warnings;
+};
+
 /// Runs the units, then finish() (config.json, sidecar, carried files), then puts `out` in place. Throws io::Error: nothing stands under
 /// `out` then.
-void write_checkpoint(const std::filesystem::path& out, const std::vector<Unit>& units, const StreamOptions& options, const std::function<void(OutputFolder&)>& finish);
+StreamResult write_checkpoint(const std::filesystem::path& out, const std::vector<Unit>& units, const StreamOptions& options, const std::function<void(OutputFolder&)>& finish);
 
 /// After every rank has written its share: checks them, writes the index and what finish() adds, puts `out` in place.
 void join_checkpoint(const std::filesystem::path& out, const std::vector<Unit>& units, const StreamOptions& options, const std::function<void(OutputFolder&)>& finish);

@@ -87,6 +87,11 @@ void Checkpoint::read(const std::string& name, void* destination) const {
   read(name, destination, 0, info(name).bytes());
 }
 
+std::optional<Place> Checkpoint::place(const std::string& name) const {
+  const TensorInfo& tensor = info(name);
+  return files_[where_.at(name).first]->place(tensor);
+}
+
 std::uint64_t Checkpoint::total_bytes() const {
   std::uint64_t sum = 0;
   for (const auto& name : names_) sum += info(name).bytes();

@@ -14,6 +14,7 @@
 #include <map>
 #include <memory>
 #include <mutex>
+#include <optional>
 #include <string>
 #include <utility>
 #include <vector>
@@ -58,6 +59,12 @@ struct TensorInfo {
   std::int64_t numel() const;  ///< 1 for a 0-dim tensor
 };
 
+/// Where a tensor's bytes stand, for a copy within the kernel: an open file and the offset in it.
+struct Place {
+  int fd = -1;
+  std::uint64_t offset = 0;
+};
+
 /// One open file. The constructor reads and checks the whole header; every error is an io::Error that names file and
 /// tensor.
 class SafetensorsFile {
@@ -74,6 +81,7 @@ class SafetensorsFile {
   /// Reads `size` bytes of a tensor, from `offset` within it. Thread-safe. Throws if the file is shorter by now.
   void read(const TensorInfo& tensor, void* destination, std::uint64_t offset, std::uint64_t size) const;
   void read(const TensorInfo& tensor, void* destination) const { read(tensor, destination, 0, tensor.bytes()); }
+  Place place(const TensorInfo& tensor) const { return {file_.get(), data_start_ + tensor.begin}; }
 
  private:
   std::filesystem::path path_;
@@ -96,6 +104,8 @@ class Checkpoint {
   const TensorInfo& info(const std::string& name) const;  ///< throws io::Error naming folder and tensor
   void read(const std::string& name, void* destination, std::uint64_t offset, std::uint64_t size) const;
   void read(const std::string& name, void* destination) const;
+  /// Empty where the bytes of the file are not those that read() gives.
+  std::optional<Place> place(const std::string& name) const;
   std::uint64_t total_bytes() const;  ///< of tensor data
 
  private:
