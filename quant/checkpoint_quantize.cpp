@@ -62,14 +62,14 @@ class Job {
     }
     writer.commit();
     const Scheme scheme = plan_.modules.front().scheme;
-    io::Json config = config_;
-    config["quantization_config"] = is_inc() ? inc::make_config(scheme, plan_.scale_method, names_, kept_linears(), layout_)
-                                             : compressed_tensors::make_config(scheme, names_, kept_linears());
-    if (is_inc()) folder.write_json("quantization_config.json", config["quantization_config"]);
-    if (tied_ && plan_.find("lm_head") != nullptr) config["tie_word_embeddings"] = false;
-    folder.write_json("config.json", config);
+    io::Json edits;
+    edits["quantization_config"] = is_inc() ? inc::make_config(scheme, plan_.scale_method, names_, kept_linears(), layout_)
+                                            : compressed_tensors::make_config(scheme, names_, kept_linears());
+    if (is_inc()) folder.write_json("quantization_config.json", edits["quantization_config"]);
+    if (tied_ && plan_.find("lm_head") != nullptr) edits["tie_word_embeddings"] = false;
+    folder.write_config(source_.folder() / "config.json", edits);
     folder.write_json(kSidecarName, make_sidecar(plan_, scheme));
-    folder.carry_through(source_.folder());
+    for (auto& warning : folder.carry_through(source_.folder())) plan_.warnings.push_back(std::move(warning));
     folder.commit();
   }
 
@@ -308,9 +308,8 @@ class Job {
 CheckpointReport quantize_checkpoint(const fs::path& model, const fs::path& out, const CheckpointOptions& options) {
   if (!options.dry_run) io::refuse_same_path(model, out);
   Job job(model, options);
-  const CheckpointReport report = job.report();
   if (!options.dry_run) job.write(out);
-  return report;
+  return job.report();
 }
 
 }  // namespace fp8::quant

@@ -122,9 +122,10 @@ void save(const torch::nn::Module& model, const std::filesystem::path& out, Chec
     }
   }
   if (!options.source.empty()) io::refuse_same_path(options.source, out);
-  io::Json config = options.source.empty() ? io::Json::object() : read_model_config(options.source);
-  config["quantization_config"] = is_inc ? inc::make_config(*contents.scheme, "", contents.quantized, contents.kept_linears, layout)
-                                         : compressed_tensors::make_config(*contents.scheme, contents.quantized, contents.kept_linears);
+  if (!options.source.empty()) read_model_config(options.source);  // throws unless it is of a high precision model
+  io::Json edits;
+  edits["quantization_config"] = is_inc ? inc::make_config(*contents.scheme, "", contents.quantized, contents.kept_linears, layout)
+                                        : compressed_tensors::make_config(*contents.scheme, contents.quantized, contents.kept_linears);
   Plan plan;
   plan.scale_method = contents.scheme->convention == Convention::own ? "amax" : "inc";
   plan.skipped = nodes_left_behind(model);
@@ -143,8 +144,8 @@ void save(const torch::nn::Module& model, const std::filesystem::path& out, Chec
     inc::write_scales(writer, module, std::vector<float>(values, values + scale.numel()), it->second->scheme(), layout);
   }
   writer.commit();
-  if (is_inc) folder.write_json("quantization_config.json", config["quantization_config"]);
-  folder.write_json("config.json", config);
+  if (is_inc) folder.write_json("quantization_config.json", edits["quantization_config"]);
+  folder.write_config(options.source.empty() ? options.source : options.source / "config.json", edits);
   folder.write_json(kSidecarName, make_sidecar(plan, *contents.scheme));
   if (!options.source.empty()) folder.carry_through(options.source);
   folder.commit();

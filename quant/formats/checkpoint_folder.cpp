@@ -1,45 +1,18 @@
 // SPDX-License-Identifier: Apache-2.0
 #include "fp8/quant/formats/checkpoint_folder.h"
 
-#include <algorithm>
 #include <cstdio>
-#include <fstream>
 
+#include "fp8/quant/formats/carry_through.h"
 #include "fp8/runtime/io/error.h"
+#include "fp8/runtime/io/json_edit.h"
 
 namespace fp8::quant {
 namespace {
 
 namespace fs = std::filesystem;
 
-constexpr const char* kCarriedNames[] = {"generation_config.json",      "tokenizer.json",          "tokenizer_config.json", "special_tokens_map.json",
-                                         "added_tokens.json",           "vocab.json",              "merges.txt",            "vocab.txt",
-                                         "chat_template.jinja",         "chat_template.json",      "processor_config.json", "preprocessor_config.json",
-                                         "image_processor_config.json", "video_preprocessor_config.json"};
-constexpr const char* kCarriedEndings[] = {".model", ".tiktoken", ".py"};
-constexpr const char* kCarriedBeginnings[] = {"README", "LICENSE", "NOTICE"};
 constexpr const char* kEmbeddingNames[] = {"embed_tokens", "wte", "wpe", "embeddings", "word_embeddings", "position_embeddings"};
-
-bool is_carried(const std::string& name) {
-  for (const char* n : kCarriedNames) {
-    if (name == n) return true;
-  }
-  for (const std::string end : kCarriedEndings) {
-    if (name.size() > end.size() && name.compare(name.size() - end.size(), end.size(), end) == 0) return true;
-  }
-  return std::any_of(std::begin(kCarriedBeginnings), std::end(kCarriedBeginnings), [&](const char* b) { return name.rfind(b, 0) == 0; });
-}
-
-void carry_file(const fs::path& from, const fs::path& to) {
-  std::ifstream in(from, std::ios::binary);
-  if (!in) throw io::Error(from.string() + ": can't be read");
-  io::AtomicFile file(to);
-  std::vector<char> buffer(1 << 20);
-  while (in.read(buffer.data(), static_cast<std::streamsize>(buffer.size())) || in.gcount() > 0) {
-    file.append(buffer.data(), static_cast<std::size_t>(in.gcount()));
-  }
-  file.commit();
-}
 
 std::string shard_name(std::size_t i, std::size_t n) {
   char text[64];
@@ -77,12 +50,15 @@ std::uint64_t bytes_of(const io::SafetensorsWriter::Entry& e) {
 
 void OutputFolder::write_json(const std::string& name, const io::Json& value) { io::write_json(directory_.file(name), value); }
 
-void OutputFolder::carry_through(const fs::path& source) {
-  for (const auto& entry : fs::directory_iterator(source)) {
-    const std::string name = entry.path().filename().string();
-    if (entry.is_regular_file() && is_carried(name)) carry_file(entry.path(), directory_.file(name));
-  }
+void OutputFolder::write_config(const fs::path& source, const io::Json& edits) {
+  io::JsonEdit config = source.empty() ? io::JsonEdit("{}\n", "config.json") : io::read_json_edit(source);
+  config.apply(edits);
+  io::AtomicFile file(directory_.file("config.json"), config.text().size());
+  file.append(config.text());
+  file.commit();
 }
+
+std::vector<std::string> OutputFolder::carry_through(const fs::path& source) { return carry_files(source, directory_); }
 
 ShardedWriter::ShardedWriter(io::OutputDirectory& folder, const std::vector<io::SafetensorsWriter::Entry>& entries, std::uint64_t shard_bytes) : folder_(folder) {
   std::vector<std::vector<io::SafetensorsWriter::Entry>> shards(1);

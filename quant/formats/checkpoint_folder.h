@@ -29,8 +29,11 @@ class OutputFolder {
   OutputFolder(const std::filesystem::path& out, bool overwrite) : directory_(out, overwrite) {}
   io::OutputDirectory& path() { return directory_; }
   void write_json(const std::string& name, const io::Json& value);
-  /// Copies tokenizer, generation, template and licence files of `source`; never weights, indexes or training state.
-  void carry_through(const std::filesystem::path& source);
+  /// config.json: the text of `source` (empty: of an object without members) with the members of `edits` set, or removed
+  /// where they are null. Every other byte stays: order of keys, spelling of numbers, indentation.
+  void write_config(const std::filesystem::path& source, const io::Json& edits);
+  /// Copies what carry_through.h names. Returns warnings.
+  std::vector<std::string> carry_through(const std::filesystem::path& source);
   void commit() { directory_.commit(); }
 
  private:

@@ -191,10 +191,10 @@ void write_folder(const Source& source, const fs::path& out, int world, bool ove
   ShardedWriter writer(folder.path(), entries);
   write(writer);
   writer.commit();
-  Json config = source.config;
-  config["quantization_config"]["world_size"] = world == 1 ? -1 : world;
-  folder.write_json("config.json", config);
-  folder.write_json("quantization_config.json", config["quantization_config"]);
+  Json edits = {{"quantization_config", source.config["quantization_config"]}};
+  edits["quantization_config"]["world_size"] = world == 1 ? -1 : world;
+  folder.write_config(source.checkpoint.folder() / "config.json", edits);
+  folder.write_json("quantization_config.json", edits["quantization_config"]);
   if (!source.sidecar.is_null()) folder.write_json(kSidecarName, source.sidecar);
   folder.carry_through(source.checkpoint.folder());
   folder.commit();

@@ -149,14 +149,14 @@ TEST(CheckpointQuantize, ConfigKeepsItsOrderAndSpelling) {
 TEST(CheckpointQuantize, CarriesFilesButNoStrayWeights) {
   const test::TempDir dir;
   test::write_llama(dir / "in", test::small_llama(at::kBFloat16));
-  for (const char* name : {"tokenizer.json", "tokenizer.model", "generation_config.json", "chat_template.jinja", "modeling_x.py", "LICENSE.txt"}) test::write_text(dir / "in" / name, name);
-  for (const char* name : {"optimizer.pt", "pytorch_model.bin", "training_args.bin", "other.safetensors.index.json"}) test::write_text(dir / "in" / name, "no");
+  for (const char* name : {"tokenizer.json", "tokenizer.model", "generation_config.json", "chat_template.jinja", "LICENSE.txt"}) test::write_text(dir / "in" / name, name);
+  for (const char* name : {"optimizer.pt", "script.py", "pytorch_model.bin", "training_args.bin", "other.safetensors.index.json"}) test::write_text(dir / "in" / name, "no");
   test::write_tensors(dir / "in", {{"stray", torch::ones({2})}}, "consolidated.safetensors");
   quantize_checkpoint(dir / "in", dir / "out", {});
   const auto files = test::folder_bytes(dir / "out");
   std::vector<std::string> names;
   for (const auto& [name, bytes] : files) names.push_back(name);
-  EXPECT_EQ(names, (std::vector<std::string>{"LICENSE.txt", "chat_template.jinja", "config.json", "fp8.json", "generation_config.json", "model.safetensors", "modeling_x.py",
+  EXPECT_EQ(names, (std::vector<std::string>{"LICENSE.txt", "chat_template.jinja", "config.json", "fp8.json", "generation_config.json", "model.safetensors",
                                              "tokenizer.json", "tokenizer.model"}));
   EXPECT_EQ(files.at("tokenizer.model"), "tokenizer.model");
 }

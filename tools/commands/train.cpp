@@ -14,6 +14,7 @@
 #include <utility>
 
 #include "fp8/runtime/io/error.h"
+#include "fp8/runtime/io/json_edit.h"
 #include "fp8/tools/commands/command.h"
 #include "fp8/tools/commands/model_input.h"
 #include "fp8/tools/commands/output.h"
@@ -36,7 +37,7 @@ namespace fs = std::filesystem;
 struct Start {
   models::CausalLM model{nullptr};
   models::LlamaConfig config;
-  io::Json config_json;
+  std::string config_text;
   fs::path tokenizer;
 };
 
@@ -57,14 +58,15 @@ Start start_of(const TrainOptions& o, const Context& context) {
       throw io::Error((o.model / "config.json").string() +
                       ": key 'quantization_config': the model is quantized, allowed: a high precision checkpoint");
     refuse_experts(loaded.config, (o.model / "config.json").string());
-    start = {loaded.model, loaded.config, std::move(loaded.config_json), o.model};
+    start = {loaded.model, loaded.config, io::read_json_edit(o.model / "config.json").text(), o.model};
   } else {
     const auto file = fs::is_directory(o.init) ? o.init / "config.json" : o.init;
-    start.config_json = io::read_json(file);
-    start.config = models::parse_llama_config(start.config_json, file.string());
+    start.config_text = io::read_json_edit(file).text();
+    const auto json = io::parse_json(start.config_text, file.string());
+    start.config = models::parse_llama_config(json, file.string());
     refuse_experts(start.config, file.string());
     const double range =
-        models::ConfigReader(start.config_json, file.string()).number("initializer_range", 0, 100, 0.02);
+        models::ConfigReader(json, file.string()).number("initializer_range", 0, 100, 0.02);
     start.model = models::CausalLM(start.config);
     models::initialize(start.model, range, context.seed, device);
     start.tokenizer = file.parent_path();
@@ -190,7 +192,7 @@ void train(const TrainOptions& o, Context& context) {
   more.update(precision.settings());
   const bool resume = open_out(o, train_settings(o, context, more));
 
-  LanguageModelTask task(start.model, o.optimizer, {start.config_json, start.tokenizer, o.save_dtype},
+  LanguageModelTask task(start.model, o.optimizer, {start.config_text, start.tokenizer, o.save_dtype},
                          precision.state_hooks());
   auto options = trainer_options(o, precision);
   options.resume = resume;

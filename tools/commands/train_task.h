@@ -6,9 +6,9 @@
 #include <filesystem>
 #include <functional>
 #include <memory>
+#include <string>
 #include <vector>
 
-#include "fp8/runtime/io/json.h"
 #include "fp8/tools/models/llama.h"
 #include "fp8/transformer_engine/trainer/training_module.h"
 
@@ -31,7 +31,7 @@ struct StateHooks {
 class LanguageModelTask : public te::TrainingModule {
  public:
   struct Files {
-    io::Json config;                  ///< config.json of what is trained
+    std::string config;               ///< text of config.json of what is trained
     std::filesystem::path tokenizer;  ///< folder; may be empty
     at::ScalarType dtype;             ///< of saved weights
   };

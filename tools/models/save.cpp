@@ -11,6 +11,7 @@
 #include "fp8/runtime/io/atomic_file.h"
 #include "fp8/runtime/io/error.h"
 #include "fp8/runtime/io/file.h"
+#include "fp8/runtime/io/json_edit.h"
 #include "fp8/runtime/io/safetensors.h"
 
 namespace fp8::models {
@@ -36,14 +37,16 @@ void copy_tokenizer(const fs::path& from, const fs::path& to) {
 
 }  // namespace
 
-void save_model(const CausalLM& model, const io::Json& config, const fs::path& tokenizer, const fs::path& folder,
+void save_model(const CausalLM& model, const std::string& config, const fs::path& tokenizer, const fs::path& folder,
                 at::ScalarType dtype) {
   at::NoGradGuard no_grad;
   const auto stored = dtype == at::kFloat ? io::DType::F32 : dtype == at::kHalf ? io::DType::F16 : io::DType::BF16;
-  auto written = config;
-  const char* key = written.contains("dtype") ? "dtype" : "torch_dtype";
-  written[key] = dtype == at::kFloat ? "float32" : dtype == at::kHalf ? "float16" : "bfloat16";
-  io::write_json(folder / "config.json", written);
+  io::JsonEdit written(config, "config.json");
+  written.set(written.contains("dtype") ? "dtype" : "torch_dtype",
+              dtype == at::kFloat ? "float32" : dtype == at::kHalf ? "float16" : "bfloat16");
+  io::AtomicFile config_file(folder / "config.json");
+  config_file.append(written.text());
+  config_file.commit();
   copy_tokenizer(tokenizer, folder);
 
   std::unordered_set<const void*> done;  // a tied lm_head comes last and is left out, as transformers does
