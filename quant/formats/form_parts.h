@@ -1,0 +1,68 @@
+// SPDX-License-Identifier: Apache-2.0
+// What the readers and writers of all checkpoint forms share: messages, checked scale tensors, spellings of key-value scales. Used by
+// formats/*_form.cpp alone. No torch here.
+#pragma once
+#include <initializer_list>
+#include <string>
+#include <vector>
+
+#include "fp8/quant/formats/form.h"
+
+namespace fp8::quant::form_parts {
+
+[[noreturn]] void fail(const std::string& where, const std::string& what);
+bool ends_with(const std::string& text, const std::string& end);
+/// A value in one line of a message.
+std::string shown(const io::Json& value);
+/// "[64, 172]".
+std::string shape_text(const std::vector<std::int64_t>& shape);
+/// The string under a key; `fallback` if it is absent or null. Throws "WHERE: key 'k': expected a string, found ...".
+std::string string_of(const io::Json& object, const char* key, const std::string& where, const std::string& fallback = "");
+/// A list of strings, empty if absent or null.
+std::vector<std::string> strings_of(const io::Json& object, const char* key, const std::string& where);
+
+/// "/folder/config.json: quantization_config", for messages.
+std::string config_place(const io::Checkpoint& checkpoint);
+/// "/folder: tensor", for messages.
+std::string place(const io::Checkpoint& checkpoint, const std::string& tensor);
+
+/// Dialect, convention and hp_dtype of a sidecar, ocp and our own without one.
+Scheme base_scheme(const io::Checkpoint& checkpoint, const io::Json& sidecar);
+
+/// The modules X whose X.weight is fp8, in file order. Throws for E5M2 unless allowed, AMD's FNUZ types, weights that are not two-dimensional.
+std::vector<std::string> fp8_modules(const io::Checkpoint& checkpoint, const char* form, bool e5m2_allowed = false);
+/// The tensors X.ending that stand beside an X.weight in high precision.
+std::vector<std::string> stray_scales(const io::Checkpoint& checkpoint, std::initializer_list<const char*> endings);
+
+/// A weight's own tensor [N, K] and its scale; spec.scheme = `scheme`.
+StoredWeight stored_weight(const io::Checkpoint& checkpoint, const std::string& module, const Scheme& scheme, const std::string& scale, bool transposed = false);
+
+/// The scale tensor is there, F32, BF16 or F16 (or E8M0), and of one of these shapes. Throws naming what was found and what is allowed.
+void check_scale(const io::Checkpoint& checkpoint, const StoredWeight& weight, const std::vector<std::vector<std::int64_t>>& shapes, bool e8m0_allowed = false);
+
+/// The values of a scale tensor, whatever dtype it has. Throws for values that are not finite and > 0.
+std::vector<float> read_scales(const io::Checkpoint& checkpoint, const std::string& tensor);
+/// One value, of shape [], [1] or [1, 1].
+float read_scale(const io::Checkpoint& checkpoint, const std::string& tensor);
+/// Fills in the static input scale and notes its tensor.
+void read_input_scale(const io::Checkpoint& checkpoint, StoredWeight& weight, const std::string& tensor);
+
+/// Powers of two as E8M0 bytes: 2^(byte - 127). Throws std::invalid_argument naming `tensor` for a value that is none.
+std::vector<std::uint8_t> e8m0_bytes(const std::vector<float>& values, const std::string& tensor);
+void write_f32(TensorSink& sink, const std::string& tensor, const std::vector<float>& values);
+
+/// Where keys' and values' scales stand below an attention module: {"k_scale", "v_scale"}.
+struct KvNames {
+  std::string k, v;
+};
+/// Finds the scales of key-value caches under any of these spellings; `shared` (may be empty): one for both. Throws for one of two missing,
+/// shapes other than [], [1], [H], [H, 1, 1], two spellings at once.
+void read_kv(const io::Checkpoint& checkpoint, const std::vector<KvNames>& spellings, const std::string& shared, StoredCheckpoint& out);
+
+/// vLLM puts q, k and v (gate and up) into one matrix: each but the last must be whole blocks high. Empty, or why this one is not.
+std::string fused_rows_problem(const WeightSpec& weight);
+
+/// The problem of one scale each: empty, or why per head scales have no place in `form`.
+std::string one_each(const KvScales& kv, const char* form);
+
+}  // namespace fp8::quant::form_parts
