@@ -39,7 +39,11 @@ class RowReader {
   std::int64_t rows() const { return rows_; }
   std::int64_t cols() const { return cols_; }
   std::uint64_t row_bytes() const { return static_cast<std::uint64_t>(cols_) * static_cast<std::uint64_t>(io::size_of(info_.dtype)); }
-  std::int64_t step() const { return std::max<std::int64_t>(1, static_cast<std::int64_t>(kChunkBytes / std::max<std::uint64_t>(row_bytes(), 1))); }
+  /// Rows to read at a time: a multiple of `band`.
+  std::int64_t step(std::int64_t band = 1) const {
+    const auto rows = static_cast<std::int64_t>(kChunkBytes / std::max<std::uint64_t>(row_bytes(), 1));
+    return band >= rows_ ? std::max<std::int64_t>(rows_, 1) : std::max<std::int64_t>(rows / band, 1) * band;
+  }
 
   const void* read(std::int64_t first, std::int64_t rows) {
     buffer_.resize(static_cast<std::uint64_t>(rows) * row_bytes());
@@ -70,15 +74,25 @@ std::vector<ModuleInfo> modules_of(const io::Checkpoint& checkpoint) {
   return modules;
 }
 
-/// amax of every planned weight, per row; folded to one value where the scheme has one.
-std::vector<float> row_amax(const io::Checkpoint& source, const PlannedModule& m, const std::function<bool()>& stop) {
+std::int64_t band_of(const Scheme& scheme) { return scheme.weights == WeightGranularity::block ? scheme.block.rows : 1; }
+
+/// amax of a planned weight: per row or block, or one value, as the scheme has scales.
+std::vector<float> amax_of(const io::Checkpoint& source, const PlannedModule& m, const std::function<bool()>& stop) {
   RowReader reader(source, m.info.name + ".weight");
   const auto type = float_type(source.info(m.info.name + ".weight"), source.folder());
-  std::vector<float> amax(static_cast<std::size_t>(reader.rows()));
-  for (std::int64_t row = 0; row < reader.rows(); row += reader.step()) {
+  std::vector<float> amax;
+  const std::int64_t step = reader.step(band_of(m.scheme));
+  for (std::int64_t row = 0; row < reader.rows(); row += step) {
     check_stop(stop);
-    const std::int64_t rows = std::min(reader.step(), reader.rows() - row);
-    kernels::amax_rows(reader.read(row, rows), type, rows, reader.cols(), reader.cols(), amax.data() + row);
+    const std::int64_t rows = std::min(step, reader.rows() - row);
+    const void* data = reader.read(row, rows);
+    std::vector<float> part(static_cast<std::size_t>(rows));
+    if (m.scheme.weights == WeightGranularity::block) {
+      part = block_amax(data, type, rows, reader.cols(), m.scheme);
+    } else {
+      kernels::amax_rows(data, type, rows, reader.cols(), reader.cols(), part.data());
+    }
+    amax.insert(amax.end(), part.begin(), part.end());
   }
   for (float a : amax) {
     if (!std::isfinite(a)) throw io::Error(source.folder().string() + ": " + m.info.name + ".weight: expected finite weights, found " + (std::isnan(a) ? "NaN" : "Inf"));
@@ -91,33 +105,20 @@ ModuleDamage damage_of(const io::Checkpoint& source, const PlannedModule& m, con
   ModuleDamage out = ModuleDamage::of(m.info.name, m.info.type, m.scheme, scales.scale_inv);
   RowReader reader(source, m.info.name + ".weight");
   const auto type = float_type(source.info(m.info.name + ".weight"), source.folder());
-  for (std::int64_t row = 0; row < reader.rows(); row += reader.step()) {
+  const std::int64_t step = reader.step(band_of(m.scheme)), cols = reader.cols();
+  for (std::int64_t row = 0; row < reader.rows(); row += step) {
     check_stop(stop);
-    const std::int64_t rows = std::min(reader.step(), reader.rows() - row);
-    out.weight.merge(weight_damage(reader.read(row, rows), type, rows, reader.cols(), scales.of_rows(row, rows), m.scheme));
+    const std::int64_t rows = std::min(step, reader.rows() - row);
+    out.weight.merge(weight_damage(reader.read(row, rows), type, rows, cols, scales.of_rows(row, rows, m.scheme, cols), m.scheme));
   }
   return out;
 }
 
-/// scale_inv of rows: values[row * stride].
-struct RowScales {
-  const float* values;
-  std::int64_t stride;
-};
-
-/// Codes and, when given, the values they were made of.
-void add_codes(const std::uint8_t* codes, std::int64_t rows, std::int64_t cols, const RowScales& scale, const Scheme& scheme, const void* reference,
-               recipes::FloatType type, CastDamage& out) {
+/// Codes of rows from first_row on and, when given, the values they were made of. scale_inv: of all of the weight.
+void add_codes(const std::uint8_t* codes, std::int64_t rows, std::int64_t cols, std::int64_t first_row, const std::vector<float>& scale_inv, const Scheme& scheme,
+               const void* reference, recipes::FloatType type, CastDamage& out) {
   std::vector<float> decoded(static_cast<std::size_t>(rows * cols));
-  kernels::DecodeArgs args;
-  args.codes = codes;
-  args.rows = rows;
-  args.cols = cols;
-  args.format = scheme.format;
-  args.y = decoded.data();
-  args.scale_inv = scale.values;
-  args.scale_row_stride = scale.stride;
-  kernels::decode_from_fp8(args);
+  decode_weight_rows(codes, rows, cols, first_row, scale_inv.data(), static_cast<std::int64_t>(scale_inv.size()), scheme, decoded.data(), recipes::FloatType::F32);
   CastDamage part;
   if (reference != nullptr) {
     part = compare_cast(reference, type, rows, cols, decoded.data());
@@ -143,7 +144,7 @@ CheckpointDamage damage_of_checkpoint(const fs::path& model, const PlanOptions& 
   std::vector<std::vector<float>> amax;
   std::map<std::string, float> groups;
   for (const auto& m : plan.modules) {
-    amax.push_back(row_amax(source, m, stop));
+    amax.push_back(amax_of(source, m, stop));
     if (!m.fuse_group.empty()) groups[m.fuse_group] = std::max(groups[m.fuse_group], amax.back()[0]);
     if (progress) progress(done += source.info(m.info.name + ".weight").bytes(), 2 * total);
   }
@@ -173,12 +174,11 @@ CheckpointDamage damage_of_fp8_checkpoint(const fs::path& model, const std::opti
     RowReader codes(source, tensor);
     std::optional<RowReader> values;
     if (original.has_value()) values.emplace(*original, tensor);
-    const bool per_row = m.weight_scale_inv.size() > 1;
     for (std::int64_t row = 0; row < codes.rows(); row += codes.step()) {
       check_stop(stop);
       const std::int64_t rows = std::min(codes.step(), codes.rows() - row);
       const auto* data = static_cast<const std::uint8_t*>(codes.read(row, rows));
-      add_codes(data, rows, codes.cols(), {m.weight_scale_inv.data() + (per_row ? row : 0), per_row ? 1 : 0}, m.scheme, values ? values->read(row, rows) : nullptr,
+      add_codes(data, rows, codes.cols(), row, m.weight_scale_inv, m.scheme, values ? values->read(row, rows) : nullptr,
                 values ? float_type(original->info(tensor), *reference) : recipes::FloatType::F32, damage.weight);
     }
     out.modules.push_back(std::move(damage));

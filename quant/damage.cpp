@@ -21,9 +21,19 @@ int octave_of(float magnitude) {
   return std::clamp(exponent, CastDamage::kFirstExponent, CastDamage::kFirstExponent + CastDamage::kOctaves - 1) - CastDamage::kFirstExponent;
 }
 
+/// The largest values that the scales leave room for: one, or one per block of a grid.
+struct Limits {
+  std::vector<float> values;
+  std::int64_t cols = 1;  ///< of the matrix
+  ScaleGrid grid;
+  float at(std::int64_t i) const {
+    if (values.size() == 1) return values[0];
+    return values[static_cast<std::size_t>(i / cols / grid.block_rows * grid.cols + i % cols / grid.block_cols)];
+  }
+};
+
 /// Elements [begin, end) of a block. decoded: null when nothing was cast.
-void add_range(const void* x, recipes::FloatType type, std::int64_t begin, std::int64_t end, std::int64_t cols, const float* decoded,
-               const std::vector<float>& limits, CastDamage& out) {
+void add_range(const void* x, recipes::FloatType type, std::int64_t begin, std::int64_t end, const float* decoded, const Limits& limits, CastDamage& out) {
   for (std::int64_t i = begin; i < end; ++i) {
     const float value = kernels::load_element(x, type, i), magnitude = std::abs(value);
     out.amax = std::isnan(magnitude) || magnitude > out.amax ? magnitude : out.amax;
@@ -37,16 +47,16 @@ void add_range(const void* x, recipes::FloatType type, std::int64_t begin, std::
     out.signal += static_cast<double>(value) * static_cast<double>(value);
     out.noise += error * error;
     out.underflow += decoded[i] == 0.0f ? 1 : 0;
-    out.saturated += magnitude > limits[limits.size() == 1 ? 0 : static_cast<std::size_t>(i / cols)] ? 1 : 0;
+    out.saturated += magnitude > limits.at(i) ? 1 : 0;
   }
   out.count += end - begin;
 }
 
-CastDamage sum_ranges(const void* x, recipes::FloatType type, std::int64_t n, std::int64_t cols, const float* decoded, const std::vector<float>& limits) {
+CastDamage sum_ranges(const void* x, recipes::FloatType type, std::int64_t n, const float* decoded, const Limits& limits) {
   std::vector<CastDamage> parts(static_cast<std::size_t>((n + kGrain - 1) / kGrain));
   kernels::parallel_for(n, kGrain, [&](std::int64_t begin, std::int64_t end) {
     for (std::int64_t at = begin; at < end; at += kGrain) {
-      add_range(x, type, at, std::min(end, at + kGrain), cols, decoded, limits, parts[static_cast<std::size_t>(at / kGrain)]);
+      add_range(x, type, at, std::min(end, at + kGrain), decoded, limits, parts[static_cast<std::size_t>(at / kGrain)]);
     }
   });
   CastDamage out;
@@ -58,29 +68,25 @@ CastDamage sum_ranges(const void* x, recipes::FloatType type, std::int64_t n, st
 CastDamage block_damage(const void* x, recipes::FloatType type, std::int64_t rows, std::int64_t cols, const WeightScales* scales, const Scheme& scheme) {
   const std::int64_t n = rows * cols;
   std::vector<std::uint8_t> codes;
-  std::vector<float> decoded, limits;
+  std::vector<float> decoded;
+  Limits limits{{}, std::max<std::int64_t>(cols, 1), {}};
   if (scales != nullptr) {
     codes.resize(static_cast<std::size_t>(n));
     decoded.resize(codes.size());
     cast_weight_rows(x, type, rows, cols, 0, *scales, scheme, codes.data());
-    kernels::DecodeArgs args;
-    args.codes = codes.data();
-    args.rows = rows;
-    args.cols = cols;
-    args.format = scheme.format;
-    args.y = decoded.data();
-    args.scale_inv = scales->scale_inv.data();
-    args.scale_row_stride = scales->scale_inv.size() > 1 ? 1 : 0;
-    kernels::decode_from_fp8(args);
-    for (float s : scales->scale_inv) limits.push_back(s * scheme.fp8_max() * (1.0f + 0x1p-8f));
+    decode_weight_rows(codes.data(), rows, cols, 0, scales->scale_inv.data(), static_cast<std::int64_t>(scales->scale_inv.size()), scheme, decoded.data(), recipes::FloatType::F32);
+    // Stacked experts have a tensor's scale spread over its rows: a grid of rows all the same.
+    limits.grid = scheme.weights == WeightGranularity::block ? scale_grid(scheme, rows, cols) : ScaleGrid{1, limits.cols, rows, 1};
+    for (float s : scales->scale_inv) limits.values.push_back(s * scheme.fp8_max() * (1.0f + 0x1p-8f));
   }
-  return sum_ranges(x, type, n, cols, scales != nullptr ? decoded.data() : nullptr, limits);
+  return sum_ranges(x, type, n, scales != nullptr ? decoded.data() : nullptr, limits);
 }
 
-/// Calls body(data, first_row, rows) over blocks of whole rows.
+/// Calls body(data, first_row, rows) over blocks of whole rows, each but the last a multiple of `band` rows.
 template <class Body>
-void for_blocks(const void* x, recipes::FloatType type, std::int64_t rows, std::int64_t cols, Body body) {
-  const std::int64_t size = type == recipes::FloatType::F32 ? 4 : 2, step = std::max<std::int64_t>(1, kBlock / std::max<std::int64_t>(cols, 1));
+void for_blocks(const void* x, recipes::FloatType type, std::int64_t rows, std::int64_t cols, std::int64_t band, Body body) {
+  const std::int64_t size = type == recipes::FloatType::F32 ? 4 : 2;
+  const std::int64_t bands = std::max<std::int64_t>(1, kBlock / std::max<std::int64_t>(cols, 1) / band), step = std::min(rows, bands * band);
   for (std::int64_t row = 0; row < rows && cols > 0; row += step) {
     body(static_cast<const char*>(x) + row * cols * size, row, std::min(step, rows - row));
   }
@@ -101,8 +107,9 @@ double combined_sqnr_db(double weight_db, double input_db) { return -10.0 * std:
 
 CastDamage weight_damage(const void* w, recipes::FloatType type, std::int64_t rows, std::int64_t cols, const WeightScales& scales, const Scheme& scheme) {
   CastDamage out;
-  for_blocks(w, type, rows, cols, [&](const void* data, std::int64_t first, std::int64_t n) {
-    const WeightScales part = scales.of_rows(first, n);
+  const std::int64_t band = scheme.weights == WeightGranularity::block ? std::min(scheme.block.rows, std::max<std::int64_t>(rows, 1)) : 1;
+  for_blocks(w, type, rows, cols, band, [&](const void* data, std::int64_t first, std::int64_t n) {
+    const WeightScales part = scales.of_rows(first, n, scheme, cols);
     out.merge(block_damage(data, type, n, cols, &part, scheme));
   });
   return out;
@@ -110,21 +117,27 @@ CastDamage weight_damage(const void* w, recipes::FloatType type, std::int64_t ro
 
 CastDamage input_damage(const void* x, recipes::FloatType type, std::int64_t rows, std::int64_t cols, const Scheme& scheme) {
   CastDamage out;
-  for_blocks(x, type, rows, cols, [&](const void* data, std::int64_t, std::int64_t n) {
+  Scheme rule = scheme;  // an activation's scales lie over it as those of a weight per channel, or of one in blocks of one row
+  rule.weights = scheme.activations == ActivationScaling::dynamic_group ? WeightGranularity::block : WeightGranularity::channel;
+  rule.block.rows = 1;
+  rule.power_of_two = false;
+  for_blocks(x, type, rows, cols, 1, [&](const void* data, std::int64_t, std::int64_t n) {
     if (scheme.activations == ActivationScaling::none) return out.merge(block_damage(data, type, n, cols, nullptr, scheme));
     WeightScales scales{{scheme.input_scale}, {scheme.input_scale_inv}};
-    if (scheme.activations != ActivationScaling::static_tensor) {
+    if (scheme.activations == ActivationScaling::dynamic_group) {
+      scales = weight_scales(block_amax(data, type, n, cols, rule), rule, "activation");
+    } else if (scheme.activations != ActivationScaling::static_tensor) {
       std::vector<float> amax(static_cast<std::size_t>(n));
       kernels::amax_rows(data, type, n, cols, cols, amax.data());
-      scales = weight_scales(amax, scheme, "activation");
+      scales = weight_scales(amax, rule, "activation");
     }
-    out.merge(block_damage(data, type, n, cols, &scales, scheme));
+    out.merge(block_damage(data, type, n, cols, &scales, rule));
   });
   return out;
 }
 
 CastDamage compare_cast(const void* x, recipes::FloatType type, std::int64_t rows, std::int64_t cols, const float* decoded) {
-  return sum_ranges(x, type, rows * cols, cols, decoded, {std::numeric_limits<float>::infinity()});
+  return sum_ranges(x, type, rows * cols, decoded, {{std::numeric_limits<float>::infinity()}, std::max<std::int64_t>(cols, 1), {}});
 }
 
 ModuleDamage ModuleDamage::of(std::string name, std::string type, const Scheme& scheme, const std::vector<float>& weight_scale_inv) {

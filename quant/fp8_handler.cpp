@@ -51,6 +51,8 @@ void Fp8Handler::make_quantizers() {
     case ActivationScaling::dynamic_tensor:
       input_ = Quantizer(scheme_, per_token ? Over::row : Over::tensor, scheme_.activation_method);
       image_ = Quantizer(scheme_, Over::tensor, scheme_.activation_method);
+      break;
+    case ActivationScaling::dynamic_group: input_ = Quantizer(scheme_, scheme_.block.cols); break;
   }
 }
 

@@ -2,7 +2,8 @@
 // Activations into fp8 and back: what the handlers of all module types share.
 //
 //   static        scale_inv given                        one value
-//   dynamic       scale_inv = method(amax) at each call   one value, or one per row (dim -1) or column (dim -2)
+//   dynamic       scale_inv = method(amax) at each call   one value, one per row (dim -1) or column (dim -2), or one per group of
+//                                                         neighbours in a row
 //
 //   codes = cast(x * scale)      own convention: x in f32, one rounding      INC's: x and the product in hp, as on the device
 //
@@ -20,7 +21,7 @@ namespace fp8::quant {
 /// fp8 codes and their multipliers out of fp8.
 struct Codes {
   at::Tensor codes;
-  at::Tensor scale_inv;  ///< f32: [1], or the shape of codes with 1 in the dimension that shares a scale; on the host when static
+  at::Tensor scale_inv;  ///< f32: [1], or the shape of codes with 1 in the dimension that shares a scale, groups: the number of groups in the last; on the host when static
 };
 
 /// The device whose arithmetic `dialect` is.
@@ -34,15 +35,21 @@ at::ScalarType source_dtype(const Numbers& numbers);
 at::Tensor decode(const at::Tensor& codes, at::IntArrayRef sizes, std::int64_t rows, at::ScalarType dtype, recipes::Format format, const float* scale_inv,
                   std::int64_t scale_stride);
 
+/// The same by the rule of decode_weight_rows(): codes, seen as rows of `cols`, are those from first_row on of a weight with the scheme's scales.
+at::Tensor decode(const at::Tensor& codes, at::IntArrayRef sizes, std::int64_t cols, at::ScalarType dtype, const Scheme& scheme, std::int64_t first_row,
+                  const float* scale_inv, std::int64_t scales);
+
 class Quantizer {
  public:
   /// Which elements share a scale that is made at the call.
-  enum class Over : std::uint8_t { tensor, row, column };
+  enum class Over : std::uint8_t { tensor, row, column, group };
 
   /// Static. Throws std::invalid_argument for a scale_inv that is not positive and finite.
   Quantizer(const Numbers& numbers, float scale_inv);
   /// Dynamic. method: INC's convention only.
   Quantizer(const Numbers& numbers, Over over, const recipes::ScaleMethod& method);
+  /// Dynamic, one scale per `group` neighbours in a row (fewer at its end). Throws std::invalid_argument for a group < 1 and for INC's convention.
+  Quantizer(const Numbers& numbers, std::int64_t group);
 
   /// x: f32, bf16 or f16 on hpu.
   Codes cast(const at::Tensor& x) const;
@@ -57,12 +64,14 @@ class Quantizer {
 
  private:
   Codes cast_dynamic(const at::Tensor& source) const;
+  Codes cast_groups(const at::Tensor& source) const;
   at::Tensor values_of_rows(const at::Tensor& codes, const at::Tensor& scale_inv, at::ScalarType dtype) const;
 
   Numbers numbers_;
   std::optional<float> scale_inv_;
   at::Tensor scale_tensor_, scale_inv_tensor_;  ///< static, on the host: the operators read them there
   Over over_ = Over::tensor;
+  std::int64_t group_ = 0;
   recipes::ScaleMethod method_;
 };
 

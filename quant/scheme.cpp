@@ -3,9 +3,12 @@
 
 #include <Eigen/Core>
 #include <algorithm>
+#include <cmath>
+#include <stdexcept>
 
 #include "fp8/runtime/kernels/block_cast.h"
 #include "fp8/runtime/kernels/cast.h"
+#include "fp8/runtime/kernels/decode.h"
 #include "fp8/runtime/kernels/float_bits.h"
 
 namespace fp8::quant {
@@ -27,6 +30,26 @@ std::vector<float> in_hp(const void* w, recipes::FloatType type, std::int64_t n,
   std::vector<float> out(static_cast<std::size_t>(n));
   for (std::int64_t i = 0; i < n; ++i) out[i] = recipes::round_to(kernels::load_element(w, type, i), hp);
   return out;
+}
+
+void require_band(std::int64_t first_row, const Scheme& scheme) {
+  if (first_row % scheme.block.rows == 0) return;
+  throw std::invalid_argument("block scales: expected rows from a multiple of " + std::to_string(scheme.block.rows) + ", found row " + std::to_string(first_row));
+}
+
+kernels::BlockCastArgs block_args(const void* w, recipes::FloatType type, std::int64_t rows, std::int64_t cols, const Scheme& scheme, std::uint8_t* codes) {
+  kernels::BlockCastArgs args;
+  args.x = w;
+  args.type = type;
+  args.rows = rows;
+  args.cols = args.row_stride = cols;
+  args.codes = codes;
+  args.format = scheme.format;
+  args.max = scheme.fp8_max();
+  args.block_rows = scheme.block.rows;
+  args.block_cols = scheme.block.cols;
+  args.power_of_two = scheme.power_of_two;
+  return args;
 }
 
 }  // namespace
@@ -62,9 +85,16 @@ std::string Scheme::describe() const {
          (compute == Compute::fp8 ? "" : std::string(", ") + name_of(compute));
 }
 
-WeightScales WeightScales::of_rows(std::int64_t first, std::int64_t rows) const {
+WeightScales WeightScales::of_rows(std::int64_t first, std::int64_t rows, const Scheme& scheme, std::int64_t cols) const {
   if (scale.size() <= 1) return *this;
-  const auto cut = [&](const std::vector<float>& v) { return std::vector<float>(v.begin() + first, v.begin() + first + rows); };
+  std::int64_t begin = first, end = first + rows;
+  if (scheme.weights == WeightGranularity::block) {
+    require_band(first, scheme);
+    const ScaleGrid grid = scale_grid(scheme, rows, cols);
+    begin = first / grid.block_rows * grid.cols;
+    end = begin + grid.size();
+  }
+  const auto cut = [&](const std::vector<float>& v) { return std::vector<float>(v.begin() + begin, v.begin() + end); };
   return {cut(scale), cut(scale_inv)};
 }
 
@@ -72,7 +102,10 @@ WeightScales weight_scales(const std::vector<float>& amax, const Scheme& scheme,
   const Eigen::ArrayXf values = Eigen::Map<const Eigen::ArrayXf>(amax.data(), static_cast<Eigen::Index>(amax.size()));
   WeightScales out;
   if (scheme.convention == Convention::own) {
-    const Eigen::ArrayXf inv = recipes::scale_inv_from_amax(values, scheme.fp8_max(), module);
+    Eigen::ArrayXf inv = recipes::scale_inv_from_amax(values, scheme.fp8_max(), module);
+    if (scheme.weights == WeightGranularity::block && scheme.power_of_two) {
+      for (float& v : inv) v = kernels::block_scale_inv(v, 1.0f, true);
+    }
     out.scale_inv = to_vector(inv);
     out.scale = to_vector(recipes::scale_from_scale_inv(inv, module));
   } else {
@@ -107,8 +140,60 @@ float scale_for(const Numbers& numbers, float scale_inv, const std::string& modu
   return numbers.convention == Convention::own ? recipes::scale_from_scale_inv(scale_inv, module) : recipes::inc_scale(scale_inv, numbers.hp);
 }
 
+std::vector<float> block_amax(const void* w, recipes::FloatType type, std::int64_t rows, std::int64_t cols, const Scheme& scheme) {
+  std::vector<float> amax(static_cast<std::size_t>(scale_grid(scheme, rows, cols).size()));
+  kernels::amax_blocks({w, type, rows, cols, cols, scheme.block.rows, scheme.block.cols, amax.data()});
+  return amax;
+}
+
+std::vector<float> quantize_weight_blocks(const void* w, recipes::FloatType type, std::int64_t rows, std::int64_t cols, const Scheme& scheme,
+                                          const std::string& module, std::uint8_t* codes) {
+  if (scheme.convention != Convention::own) throw std::invalid_argument(module + ": block scales are made by the own convention only, found INC's");
+  std::vector<float> scale_inv(static_cast<std::size_t>(scale_grid(scheme, rows, cols).size()));
+  kernels::BlockCastArgs args = block_args(w, type, rows, cols, scheme, codes);
+  args.rule = kernels::BlockRule::amax_over_max;
+  args.scale_inv = scale_inv.data();
+  kernels::cast_blocks(args);
+  for (float v : scale_inv) {
+    if (!std::isfinite(v)) recipes::scale_inv_from_amax(v, scheme.fp8_max(), module);  // says so
+  }
+  return scale_inv;
+}
+
+void decode_weight_rows(const std::uint8_t* codes, std::int64_t rows, std::int64_t cols, std::int64_t first_row, const float* scale_inv, std::int64_t scales,
+                        const Scheme& scheme, void* y, recipes::FloatType type) {
+  if (scheme.weights != WeightGranularity::block) {
+    const bool per_row = scales > 1;
+    return kernels::decode_from_fp8({codes, rows, cols, scheme.format, y, type, scale_inv + (per_row ? first_row : 0), per_row ? 1 : 0, 0});
+  }
+  const ScaleGrid grid = scale_grid(scheme, rows, cols);
+  const auto bands = [&](std::int64_t row, std::int64_t n) {  // first_row + row starts a band, or they are within one
+    kernels::BlockDecodeArgs args;
+    args.codes = codes + row * cols;
+    args.rows = n;
+    args.cols = cols;
+    args.format = scheme.format;
+    args.block_rows = grid.block_rows;
+    args.block_cols = grid.block_cols;
+    args.scale_inv = scale_inv + (first_row + row) / grid.block_rows * grid.cols;
+    args.y = static_cast<char*>(y) + row * cols * kernels::size_of(type);
+    args.type = type;
+    kernels::decode_blocks(args);
+  };
+  const std::int64_t begun = first_row % grid.block_rows, rest = begun == 0 ? 0 : std::min(rows, grid.block_rows - begun);
+  if (rest > 0) bands(0, rest);
+  if (rest < rows) bands(rest, rows - rest);
+}
+
 void cast_weight_rows(const void* w, recipes::FloatType type, std::int64_t rows, std::int64_t cols, std::int64_t first_row, const WeightScales& scales,
                       const Scheme& scheme, std::uint8_t* codes) {
+  if (scheme.weights == WeightGranularity::block) {
+    require_band(first_row, scheme);
+    kernels::BlockCastArgs args = block_args(w, type, rows, cols, scheme, codes);
+    args.rule = kernels::BlockRule::given;
+    args.scale = scales.scale.data() + first_row / scheme.block.rows * kernels::blocks_of(cols, scheme.block.cols);
+    return kernels::cast_blocks(args);
+  }
   kernels::CastArgs args;
   args.x = w;
   args.type = type;

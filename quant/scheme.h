@@ -72,11 +72,12 @@ ScaleGrid scale_grid(const Scheme& scheme, std::int64_t rows, std::int64_t cols)
 struct WeightScales {
   std::vector<float> scale, scale_inv;
 
-  /// Those of output channels [first, first + rows); one value stands for all of them.
-  WeightScales of_rows(std::int64_t first, std::int64_t rows) const;
+  /// Those of output channels [first, first + rows) of a weight with `cols` columns; one value stands for all of them. Granularity block:
+  /// `first` is a multiple of block.rows, std::invalid_argument otherwise.
+  WeightScales of_rows(std::int64_t first, std::int64_t rows, const Scheme& scheme, std::int64_t cols) const;
 };
 
-/// amax (one value, or one per output channel; f32, of the weight as it is stored) -> multipliers. type: the weight's; INC makes scales per
+/// amax (one value, one per output channel or block; f32, of the weight as it is stored) -> multipliers. type: the weight's; INC makes scales per
 /// channel in that (f16: bf16) instead of hp. Throws std::invalid_argument naming `module` for NaN or Inf, and for methods that search.
 WeightScales weight_scales(const std::vector<float>& amax, const Scheme& scheme, const std::string& module, std::optional<recipes::FloatType> type = std::nullopt);
 
@@ -94,7 +95,22 @@ void set_input_scale(Scheme& scheme, float amax, const recipes::ScaleMethod& met
 /// The multiplier that goes with a stored scale_inv under the scheme's convention.
 float scale_for(const Numbers& numbers, float scale_inv, const std::string& module);
 
-/// Casts rows [first_row, first_row + rows) of a weight: w is [rows, cols] dense in `type`; codes [rows, cols].
+/// Granularity block: amax of each block of w, [rows, cols] dense in `type`, in the order of scale_grid().
+std::vector<float> block_amax(const void* w, recipes::FloatType type, std::int64_t rows, std::int64_t cols, const Scheme& scheme);
+
+/// Granularity block: scales and codes of a piece of a weight, at once. w: [rows, cols] dense in `type`, starting at a multiple of
+/// block.rows; codes [rows, cols]. Returns scale_inv of the piece's blocks, row by row of the grid: pieces follow each other in it. Throws
+/// std::invalid_argument naming `module` for NaN or Inf, and for INC's convention.
+std::vector<float> quantize_weight_blocks(const void* w, recipes::FloatType type, std::int64_t rows, std::int64_t cols, const Scheme& scheme,
+                                          const std::string& module, std::uint8_t* codes);
+
+/// Codes of rows [first_row, first_row + rows) of a weight -> y = round to type(f32(value * scale_inv)). codes, y: [rows, cols] dense.
+/// scale_inv: of the whole weight: one value, one per row, or scale_grid()'s. Any first_row.
+void decode_weight_rows(const std::uint8_t* codes, std::int64_t rows, std::int64_t cols, std::int64_t first_row, const float* scale_inv, std::int64_t scales,
+                        const Scheme& scheme, void* y, recipes::FloatType type);
+
+/// Casts rows [first_row, first_row + rows) of a weight: w is [rows, cols] dense in `type`; codes [rows, cols]. scales: of the whole
+/// weight. Granularity block: first_row is a multiple of block.rows, std::invalid_argument otherwise.
 void cast_weight_rows(const void* w, recipes::FloatType type, std::int64_t rows, std::int64_t cols, std::int64_t first_row, const WeightScales& scales,
                       const Scheme& scheme, std::uint8_t* codes);
 

@@ -38,6 +38,7 @@ struct Problem {
   std::int64_t block_rows, block_cols;
   bool stochastic;
   std::uint64_t seed;
+  bool amax_only = false;
 
   std::int64_t grid_cols() const { return blocks_of(cols, block_cols); }
   const void* element(std::int64_t row, std::int64_t col) const {
@@ -51,7 +52,7 @@ void check(const char* what, const Problem& p, const void* scales) {
     throw std::invalid_argument(std::string(what) + ": found blocks of " + std::to_string(p.block_rows) + " x " +
                                 std::to_string(p.block_cols) + ", sizes must be at least 1");
   }
-  if (p.rows > 0 && p.cols > 0 && (p.x == nullptr || p.codes == nullptr || scales == nullptr)) {
+  if (p.rows > 0 && p.cols > 0 && (p.x == nullptr || (p.codes == nullptr && !p.amax_only) || scales == nullptr)) {
     throw std::invalid_argument(std::string(what) + ": x, codes and the scales must not be null for a non-empty matrix");
   }
   check_cast_max(what, p.format, p.max);
@@ -64,6 +65,7 @@ float largest_of(FloatType type) {
 
 /// Scale rules: (place in the grid, magnitude bits of the amax) -> the multiplier, having stored what goes out.
 struct FloatRule {
+  static constexpr bool kNeedsAmax = true;
   FloatType type;
   float max, epsilon;
   bool power_of_two;
@@ -75,7 +77,34 @@ struct FloatRule {
   }
 };
 
+struct InverseRule {
+  static constexpr bool kNeedsAmax = true;
+  float max;
+  bool power_of_two;
+  float* scale_inv;
+  float operator()(std::int64_t at, std::uint32_t amax_bits) const {
+    scale_inv[at] = block_scale_inv(amax_value(amax_bits), max, power_of_two);
+    return std::isfinite(scale_inv[at]) ? 1.0f / scale_inv[at] : 1.0f;
+  }
+};
+
+struct GivenRule {
+  static constexpr bool kNeedsAmax = false;
+  const float* scale;
+  float operator()(std::int64_t at, std::uint32_t) const { return scale[at]; }
+};
+
+struct AmaxRule {
+  static constexpr bool kNeedsAmax = true;
+  float* amax;
+  float operator()(std::int64_t at, std::uint32_t amax_bits) const {
+    amax[at] = amax_value(amax_bits);
+    return 1.0f;
+  }
+};
+
 struct MxRule {
+  static constexpr bool kNeedsAmax = true;
   float max;
   std::uint8_t* e8m0;
   float operator()(std::int64_t at, std::uint32_t amax_bits) const {
@@ -95,7 +124,7 @@ class Caster {
   void wide(const Rule& rule, std::int64_t row, std::int64_t row_end, std::int64_t col, std::int64_t n,
             std::int64_t at) const {
     std::uint32_t bits = 0;
-    for (std::int64_t r = row; r < row_end; ++r) {
+    for (std::int64_t r = row; Rule::kNeedsAmax && r < row_end; ++r) {
       bits = std::max(bits, amax_of_run(amax_, p_.element(r, col), p_.type, n));
     }
     const float scale = rule(at, bits);
@@ -107,14 +136,10 @@ class Caster {
   void narrow(const Rule& rule, std::int64_t row, std::int64_t row_end, std::int64_t col, std::int64_t n,
               std::int64_t at) const {
     std::uint32_t bits[kPiece];
-    if (row_end - row == 1 && p_.type == FloatType::F32) {
-      amax_.groups_32(static_cast<const std::uint32_t*>(p_.element(row, col)), n, p_.block_cols, bits);
-    } else if (row_end - row == 1) {
-      row_maxima(row, col, n, bits);
-    } else if (p_.type == FloatType::F32) {
-      column_maxima(amax_.into_32, row, row_end, col, n, bits);
+    if constexpr (Rule::kNeedsAmax) {
+      maxima(row, row_end, col, n, bits);
     } else {
-      column_maxima(amax_.into_16, row, row_end, col, n, bits);
+      std::fill(bits, bits + blocks_of(n, p_.block_cols), 0u);
     }
     float scales[kPiece];
     for (std::int64_t c = 0, block = 0; c < n; c += p_.block_cols, ++block) {
@@ -124,6 +149,19 @@ class Caster {
   }
 
  private:
+  /// bits[b] = magnitude bits of the amax of the b-th narrow block.
+  void maxima(std::int64_t row, std::int64_t row_end, std::int64_t col, std::int64_t n, std::uint32_t* bits) const {
+    if (row_end - row == 1 && p_.type == FloatType::F32) {
+      amax_.groups_32(static_cast<const std::uint32_t*>(p_.element(row, col)), n, p_.block_cols, bits);
+    } else if (row_end - row == 1) {
+      row_maxima(row, col, n, bits);
+    } else if (p_.type == FloatType::F32) {
+      column_maxima(amax_.into_32, row, row_end, col, n, bits);
+    } else {
+      column_maxima(amax_.into_16, row, row_end, col, n, bits);
+    }
+  }
+
   /// Maxima of 16-bit elements along a row.
   void row_maxima(std::int64_t row, std::int64_t col, std::int64_t n, std::uint32_t* bits) const {
     std::uint16_t best[kPiece];
@@ -144,6 +182,7 @@ class Caster {
   }
 
   void cast(std::int64_t row, std::int64_t col, std::int64_t n, const float* scales, bool per_element) const {
+    if (p_.amax_only) return;
     CastSpan span{};
     span.x = p_.element(row, col);
     span.n = n;
@@ -195,6 +234,14 @@ float block_scale(float amax, FloatType type, float max, float amax_epsilon, boo
   return power_of_two ? float_of(bits_of(scale) & 0x7F800000u) : scale;
 }
 
+float block_scale_inv(float amax, float max, bool power_of_two) {
+  if (amax == 0.0f) return 1.0f;
+  const float inv = amax / max;
+  if (!std::isfinite(inv)) return inv;
+  const std::uint32_t bits = bits_of(std::max(inv, std::numeric_limits<float>::min()));
+  return float_of(power_of_two ? (bits + 0x7FFFFFu) & 0x7F800000u : bits);
+}
+
 std::uint8_t e8m0_from_amax(float amax, float max) {
   const float value = amax * (1.0f / max);
   if (std::isnan(value)) return 0xFF;
@@ -212,12 +259,21 @@ float e8m0_value(std::uint8_t e) {
 void cast_blocks(const BlockCastArgs& a) {
   const Problem p = {a.x,   a.type,       a.rows,       a.cols,       a.row_stride, a.codes, a.format,
                      a.max, a.block_rows, a.block_cols, a.stochastic, a.seed};
-  check("cast_blocks", p, a.scale_inv);
+  check("cast_blocks", p, a.rule == BlockRule::given ? a.scale : a.scale_inv);
   if (!(a.amax_epsilon >= 0.0f) || std::isinf(a.amax_epsilon)) {
     throw std::invalid_argument("cast_blocks: amax_epsilon is " + std::to_string(a.amax_epsilon) +
                                 ", must be finite and not negative");
   }
+  if (a.rule == BlockRule::given) return run(p, GivenRule{a.scale});
+  if (a.rule == BlockRule::amax_over_max) return run(p, InverseRule{a.max, a.power_of_two, a.scale_inv});
   run(p, FloatRule{a.type, a.max, a.amax_epsilon, a.power_of_two, a.scale_inv});
+}
+
+void amax_blocks(const BlockAmaxArgs& a) {
+  Problem p = {a.x, a.type, a.rows, a.cols, a.row_stride, nullptr, Format::E4M3, 448.0f, a.block_rows, a.block_cols, false, 0};
+  p.amax_only = true;
+  check("amax_blocks", p, a.amax);
+  run(p, AmaxRule{a.amax});
 }
 
 void cast_mx(const MxCastArgs& a) {

@@ -167,5 +167,90 @@ TEST(Scheme, DescribesItself) {
   EXPECT_STREQ(name_of(Convention::inc), "inc");
 }
 
+Scheme blocks(std::int64_t rows, std::int64_t cols, bool power_of_two = false, Dialect dialect = Dialect::ocp) {
+  Scheme s = own(dialect, WeightGranularity::block);
+  s.block = {rows, cols};
+  s.power_of_two = power_of_two;
+  return s;
+}
+
+/// amax of each block of a matrix, row by row of the grid.
+std::vector<float> block_amax_reference(const at::Tensor& w, const Block& b) {
+  const at::Tensor v = w.to(at::kFloat).abs();
+  std::vector<float> amax;
+  for (std::int64_t r = 0; r < w.size(0); r += b.rows)
+    for (std::int64_t c = 0; c < w.size(1); c += b.cols)
+      amax.push_back(v.slice(0, r, std::min(w.size(0), r + b.rows)).slice(1, c, std::min(w.size(1), c + b.cols)).max().item<float>());
+  return amax;
+}
+
+TEST(Scheme, BlocksHaveScalesAndCodesOfTheirOwn) {
+  torch::manual_seed(5);
+  for (const auto& [rows, cols, block] : {std::tuple<std::int64_t, std::int64_t, Block>{256, 384, {128, 128}}, {300, 200, {128, 128}}, {7, 33, {4, 16}}, {9, 5, {64, 64}}, {5, 40, {1, 8}}}) {
+    at::Tensor w = torch::randn({rows, cols}) * torch::logspace(-2, 2, rows).unsqueeze(1);
+    w.slice(0, 0, block.rows).slice(1, 0, block.cols).zero_();
+    for (const auto& [dtype, type] : kTypes) {
+      for (bool power_of_two : {false, true}) {
+        const at::Tensor typed = w.to(dtype);
+        const Scheme s = blocks(block.rows, block.cols, power_of_two, rows == 7 ? Dialect::gaudi2 : Dialect::ocp);
+        const ScaleGrid grid = scale_grid(s, rows, cols);
+        const std::vector<float> amax = block_amax_reference(typed, block);
+        ASSERT_EQ(grid.size(), static_cast<std::int64_t>(amax.size()));
+        EXPECT_EQ(block_amax(typed.const_data_ptr(), type, rows, cols, s), amax);
+        const WeightScales scales = weight_scales(amax, s, "m");
+        for (std::size_t i = 0; i < amax.size(); ++i) {
+          const float raw = test::own_scale_inv(amax[i], s.fp8_max());
+          EXPECT_EQ(scales.scale_inv[i], power_of_two ? std::exp2(std::ceil(std::log2(raw))) : raw);
+          EXPECT_EQ(scales.scale[i], 1.0f / scales.scale_inv[i]);
+        }
+        std::vector<std::uint8_t> codes(static_cast<std::size_t>(rows * cols)), cast(codes.size()), pieces;
+        EXPECT_EQ(quantize_weight_blocks(typed.const_data_ptr(), type, rows, cols, s, "m", codes.data()), scales.scale_inv);
+        cast_weight_rows(typed.const_data_ptr(), type, rows, cols, 0, scales, s, cast.data());
+        EXPECT_EQ(codes, cast);
+        const at::Tensor values = typed.to(at::kFloat).contiguous();
+        const auto place = [&](std::int64_t r, std::int64_t c) { return static_cast<std::size_t>(r / block.rows * grid.cols + c / block.cols); };
+        for (std::int64_t i = 0; i < rows * cols; ++i) {
+          ASSERT_EQ(codes[static_cast<std::size_t>(i)], test::nearest_code(values.const_data_ptr<float>()[i] * scales.scale[place(i / cols, i % cols)], s.fp8_max())) << i;
+        }
+        std::vector<float> piece_scales;  // band by band, as a stream does
+        for (std::int64_t row = 0; row < rows; row += block.rows) {
+          const std::int64_t n = std::min(block.rows, rows - row);
+          const void* data = static_cast<const char*>(typed.const_data_ptr()) + row * cols * typed.element_size();
+          std::vector<std::uint8_t> piece(static_cast<std::size_t>(n * cols)), same(piece.size());
+          const auto inv = quantize_weight_blocks(data, type, n, cols, s, "m", piece.data());
+          cast_weight_rows(data, type, n, cols, row, scales, s, same.data());
+          EXPECT_EQ(piece, same);
+          EXPECT_EQ(scales.of_rows(row, n, s, cols).scale_inv, inv);
+          pieces.insert(pieces.end(), piece.begin(), piece.end());
+          piece_scales.insert(piece_scales.end(), inv.begin(), inv.end());
+        }
+        EXPECT_EQ(pieces, codes);
+        EXPECT_EQ(piece_scales, scales.scale_inv);
+        for (const auto& [first, n] : {std::pair<std::int64_t, std::int64_t>{0, rows}, {rows / 3, rows - rows / 3}, {rows / 2, 1}, {1, rows / 2}}) {  // any rows
+          std::vector<float> y(static_cast<std::size_t>(n * cols));
+          decode_weight_rows(codes.data() + first * cols, n, cols, first, scales.scale_inv.data(), grid.size(), s, y.data(), FloatType::F32);
+          for (std::int64_t i = 0; i < n * cols; ++i) {
+            const std::int64_t at = first * cols + i;
+            ASSERT_EQ(y[static_cast<std::size_t>(i)], test::e4m3_value(codes[static_cast<std::size_t>(at)]) * scales.scale_inv[place(at / cols, at % cols)]);
+          }
+        }
+      }
+    }
+  }
+}
+
+TEST(Scheme, BlocksRefuseWhatTheyCannotDo) {
+  const std::vector<float> w = {1, 2, 3, NAN, 5, 6, INFINITY, 8};
+  std::vector<std::uint8_t> codes(8);
+  const Scheme s = blocks(2, 2);
+  EXPECT_TRUE(throws_with({"up_proj", "nan"}, [&] { quantize_weight_blocks(w.data(), FloatType::F32, 2, 4, s, "up_proj", codes.data()); }));
+  EXPECT_TRUE(throws_with({"up_proj", "inf"}, [&] { quantize_weight_blocks(w.data() + 4, FloatType::F32, 1, 4, s, "up_proj", codes.data()); }));
+  EXPECT_TRUE(throws_with({"multiple of 2", "row 1"}, [&] { cast_weight_rows(w.data(), FloatType::F32, 1, 4, 1, {{1, 1, 1, 1}, {1, 1, 1, 1}}, s, codes.data()); }));
+  EXPECT_TRUE(throws_with({"multiple of 2", "row 1"}, [&] { WeightScales{{1, 1, 1, 1}, {1, 1, 1, 1}}.of_rows(1, 1, s, 4); }));
+  Scheme config = s;
+  config.convention = Convention::inc;
+  EXPECT_TRUE(throws_with({"up_proj", "own convention"}, [&] { quantize_weight_blocks(w.data(), FloatType::F32, 1, 2, config, "up_proj", codes.data()); }));
+}
+
 }  // namespace
 }  // namespace fp8::quant

@@ -240,6 +240,89 @@ TEST(BlockCast, StochasticRoundingHasTheBitsOfThePlainCast) {
   }
 }
 
+// --- the rules of checkpoints
+
+double inverse_rule(double amax, float max, bool power_of_two) {
+  if (amax == 0) return 1;
+  const double inv = std::max(static_cast<double>(static_cast<float>(amax / static_cast<double>(max))), std::ldexp(1.0, -126));
+  return power_of_two ? std::exp2(std::ceil(std::log2(inv))) : inv;
+}
+
+TEST(BlockCast, AmaxOverMaxFollowsTheFormulaForEveryShape) {
+  unsigned seed = 70;
+  for (const Shape& s : kShapes) {
+    for (const FloatType type : {FloatType::F32, FloatType::BF16, FloatType::F16}) {
+      Matrix x(type, s.rows, s.cols, ++seed);
+      for (std::int64_t c = 0; c < std::min(s.cols, s.block_cols); ++c) {  // the first block of the first band: zeros
+        for (std::int64_t r = 0; r < std::min(s.rows, s.block_rows); ++r) {
+          const auto i = static_cast<std::size_t>(r * x.stride() + c);
+          if (type == FloatType::F32) x.f32[i] = 0; else x.half[i] = 0;
+        }
+      }
+      const Target& target = kTargets[seed % 3];
+      const std::vector<double> values = grid(target.format, target.max);
+      for (const SimdLevel level : levels()) {
+        const ScopedSimdLevel scoped(level);
+        const Threads pool(level == levels().back() ? 3 : 1);
+        const std::string what = std::string(name_of(level)) + " " + name_of(type) + " shape " + std::to_string(&s - kShapes);
+        std::vector<std::uint8_t> codes, again;
+        std::vector<float> scale_inv, unused;
+        BlockCastArgs args = args_for(x, s, target, codes, scale_inv);
+        args.rule = BlockRule::amax_over_max;
+        args.power_of_two = seed % 2 == 0;
+        cast_blocks(args);
+        std::vector<float> amax(scale_inv.size()), scale;
+        amax_blocks({x.data(), type, s.rows, s.cols, x.stride(), s.block_rows, s.block_cols, amax.data()});
+        const std::int64_t across = tiles(s.cols, s.block_cols);
+        for (std::size_t i = 0; i < scale_inv.size(); ++i) {
+          const double largest = amax_of(x, s, static_cast<std::int64_t>(i) / across, static_cast<std::int64_t>(i) % across);
+          ASSERT_EQ(static_cast<double>(amax[i]), largest) << what;
+          ASSERT_EQ(static_cast<double>(scale_inv[i]), inverse_rule(largest, target.max, args.power_of_two)) << what << " block " << i;
+          scale.push_back(static_cast<float>(1 / static_cast<double>(scale_inv[i])));
+        }
+        for (std::int64_t r = 0; r < s.rows; ++r) {
+          for (std::int64_t c = 0; c < s.cols; ++c) {
+            const double by = static_cast<double>(scale[static_cast<std::size_t>(r / s.block_rows * across + c / s.block_cols)]);
+            ASSERT_EQ(int{codes[static_cast<std::size_t>(r * s.cols + c)]}, code_of(x, r, c, by, values)) << what << " at " << r << ", " << c;
+          }
+        }
+        BlockCastArgs given = args_for(x, s, target, again, unused);
+        given.rule = BlockRule::given;
+        given.scale = scale.data();
+        given.scale_inv = nullptr;
+        cast_blocks(given);
+        expect_same(again, codes, what + " given");
+      }
+    }
+  }
+}
+
+TEST(BlockCast, AmaxOverMaxTellsWhatIsNotFinite) {
+  const std::vector<float> x = {0.0f, -0.0f, 1e-45f, 0.0f, 3e38f, 1.0f, kInf, 3.0f, kNaN, 3.0f, 448.0f, -1.0f, -449.0f, 1.0f};
+  for (const bool power_of_two : {false, true}) {
+    std::vector<std::uint8_t> codes(x.size());
+    std::vector<float> found(x.size() / 2);
+    BlockCastArgs args;
+    args.x = x.data();
+    args.rows = 1;
+    args.cols = args.row_stride = static_cast<std::int64_t>(x.size());
+    args.block_cols = 2;
+    args.codes = codes.data();
+    args.scale_inv = found.data();
+    args.rule = BlockRule::amax_over_max;
+    args.power_of_two = power_of_two;
+    cast_blocks(args);
+    EXPECT_EQ(found[0], 1.0f);
+    EXPECT_EQ(found[1], 0x1p-126f);
+    EXPECT_EQ(static_cast<double>(found[2]), inverse_rule(static_cast<double>(3e38f), 448.0f, power_of_two));
+    EXPECT_EQ(found[3], kInf);
+    EXPECT_TRUE(std::isnan(found[4]));
+    EXPECT_EQ(found[5], 1.0f);
+    EXPECT_EQ(found[6], power_of_two ? 2.0f : 449.0f / 448.0f);
+    EXPECT_EQ(codes[10], 0x7E);
+  }
+}
+
 // --- MX
 
 int e8m0_by_definition(double amax, float max) {
