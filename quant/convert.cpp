@@ -63,11 +63,13 @@ std::vector<float> per_row(const std::vector<float>& values, const Channels& c) 
   return rows;
 }
 
-/// amax of the weight: one value, or one per output channel.
-std::vector<float> weight_amax(const measure::WeightModule& m, WeightGranularity granularity) {
+/// amax of the weight: one value, or one per output channel or block.
+std::vector<float> weight_amax(const measure::WeightModule& m, const Scheme& scheme) {
+  const WeightGranularity granularity = scheme.weights;
   const at::Tensor w = m.weight.detach().contiguous();
   const auto type = runtime::ops::float_type_of(w.scalar_type());
   const Channels c = channels_of(m);
+  if (granularity == WeightGranularity::block) return block_amax(w.const_data_ptr(), type, c.rows, c.cols, scheme);
   const std::int64_t n = granularity == WeightGranularity::tensor ? c.parts : c.rows;
   std::vector<float> amax(static_cast<std::size_t>(n));
   const std::int64_t each = n == 0 ? 0 : w.numel() / n;
@@ -144,7 +146,7 @@ std::vector<WeightScales> all_scales(const Plan& plan, const ModulesByName& by_n
     return searches(p.scheme) ? best_scales(m, p.scheme) : weight_scales(a, p.scheme, p.info.name + ".weight", runtime::ops::float_type_of(m.weight.scalar_type()));
   };
   for (const auto& p : plan.modules) {
-    amax.push_back(weight_amax(*by_name.at(p.info.name), p.scheme.weights));
+    amax.push_back(weight_amax(*by_name.at(p.info.name), p.scheme));
     for (float a : amax.back()) recipes::scale_inv_from_amax(a, p.scheme.fp8_max(), p.info.name + ".weight");  // finite, or an error that names the module
     check_measured_weight(p, amax.back().empty() ? 0.0f : *std::max_element(amax.back().begin(), amax.back().end()));
     if (!p.fuse_group.empty() && amax.back().size() == 1) groups[p.fuse_group] = std::max(groups[p.fuse_group], amax.back()[0]);
@@ -236,6 +238,12 @@ void describe_into(const torch::nn::Module& module, const std::string& name, con
 
 void attach_fp8(const measure::WeightModule& module, const at::Tensor& codes, const std::vector<float>& scale_inv, const Scheme& scheme,
                 at::ScalarType original) {
+  if (scheme.weights == WeightGranularity::block) {
+    const Channels c = channels_of(module);
+    const ScaleGrid grid = scale_grid(scheme, c.rows, c.cols);
+    TORCH_CHECK(grid.size() == static_cast<std::int64_t>(scale_inv.size()), "[convert] ", module.name, ".weight: expected ", grid.rows, " x ", grid.cols, " block scales, found ",
+                scale_inv.size());
+  }
   at::Tensor scale = at::empty({static_cast<std::int64_t>(scale_inv.size())}, codes.options().dtype(at::kFloat));
   std::copy(scale_inv.begin(), scale_inv.end(), scale.mutable_data_ptr<float>());
   auto handler = std::make_shared<Fp8Handler>(scheme, std::move(scale), original);

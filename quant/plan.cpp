@@ -5,6 +5,7 @@
 #include <cmath>
 #include <set>
 #include <sstream>
+#include <stdexcept>
 
 #include "fp8/configs/module_types.h"
 #include "fp8/configs/python_regex.h"
@@ -50,6 +51,27 @@ ModuleKind kind_of_type(const std::string& type) {
   return found != nullptr ? found->kind : ModuleKind::no_quantize;
 }
 bool is_quantizable(const std::string& type) { return configs::info_of(kind_of_type(type)).weight; }
+
+/// Scales per block are what 2-D weights have that meet activations in groups of a row.
+bool has_blocks(const ModuleInfo& m) {
+  const ModuleKind kind = kind_of_type(m.type);
+  return m.shape.size() == 2 && (kind == ModuleKind::linear || kind == ModuleKind::row_parallel_linear || kind == ModuleKind::embedding);
+}
+
+void check_blocks(const PlanOptions& o) {
+  if (o.weights != WeightGranularity::block) {
+    if (o.activations == ActivationScaling::dynamic_group) throw std::invalid_argument("dynamic group activations go with block scales of weights, found others");
+    if (o.power_of_two) throw std::invalid_argument("scales that are powers of two (e8m0) go with block scales of weights, found others");
+    return;
+  }
+  if (o.config.has_value()) throw std::invalid_argument("block scales: found a QUANT_CONFIG, which has no such granularity, allowed without one");
+  if (o.activations == ActivationScaling::static_tensor) {
+    throw std::invalid_argument("block scales: found static activations (measurements), allowed are dynamic ones (--dynamic) or none (--weights-only)");
+  }
+  if (o.block.rows < 1 || o.block.cols < 1) {
+    throw std::invalid_argument("block scales: found blocks of " + std::to_string(o.block.rows) + " x " + std::to_string(o.block.cols) + ", sizes must be at least 1");
+  }
+}
 
 /// Why a module stays in high precision without a config; empty: it is quantized.
 std::string own_reason(const ModuleInfo& m, const Patterns& include, const Patterns& exclude) {
@@ -99,7 +121,7 @@ void plan_own_node(const NodeInfo& n, const std::vector<ModuleInfo>& modules, co
   s.kind = kind;
   s.dialect = o.dialect;
   s.dynamic = o.activations != ActivationScaling::static_tensor && !cache;
-  s.per_token = o.activations == ActivationScaling::dynamic_token;
+  s.per_token = o.activations == ActivationScaling::dynamic_token || o.activations == ActivationScaling::dynamic_group;
   if (!s.dynamic) {
     const auto* m = plan_rules::measured(o, n.name);
     if (m == nullptr && mixture) return skip("no measurement of its inputs");
@@ -116,16 +138,26 @@ Plan own_plan(const std::vector<ModuleInfo>& modules, const std::vector<NodeInfo
   const Patterns include(o.include, "--include"), exclude(o.exclude, "--exclude");
   const bool is_static = o.activations == ActivationScaling::static_tensor;
   const auto weights = o.weights.value_or(is_static ? WeightGranularity::tensor : WeightGranularity::channel);
+  const bool groups = weights == WeightGranularity::block && o.activations != ActivationScaling::none;
+  const auto activations = groups ? ActivationScaling::dynamic_group : o.activations;
   for (const auto& m : modules) {
     if (plan_rules::kept(m.name, o, plan)) continue;
     if (std::string reason = own_reason(m, include, exclude); !reason.empty()) {
       plan.skipped.push_back({m.name, reason});
       continue;
     }
+    if (weights == WeightGranularity::block && !has_blocks(m)) {
+      plan.skipped.push_back({m.name, "no block scales for type " + m.type});
+      continue;
+    }
     PlannedModule planned{m, {}, "", {}, std::nullopt};
     planned.scheme.dialect = o.dialect;
-    planned.scheme.activations = kind_of_type(m.type) == ModuleKind::embedding ? ActivationScaling::none : o.activations;
+    planned.scheme.activations = kind_of_type(m.type) == ModuleKind::embedding ? ActivationScaling::none : activations;
     planned.scheme.weights = weights;
+    if (weights == WeightGranularity::block) {
+      planned.scheme.block = o.block;
+      planned.scheme.power_of_two = o.power_of_two;
+    }
     if (weights == WeightGranularity::tensor && o.fuse_scales) planned.fuse_group = fuse_group_of(m.name);
     std::string reason;
     if (!plan_rules::apply_measurement(planned, o, nodes, {}, true, plan.warnings, reason)) {
@@ -160,6 +192,7 @@ const PlannedNode* Plan::find_node(const std::string& name) const {
 
 Plan make_plan(const std::vector<ModuleInfo>& modules, const std::vector<NodeInfo>& nodes, const PlanOptions& options) {
   std::vector<std::string> warnings;
+  check_blocks(options);
   if (options.measurements.has_value()) check_fits(modules, nodes, *options.measurements, warnings);
   Plan plan = options.config.has_value() ? plan_rules::config_plan(modules, nodes, options) : own_plan(modules, nodes, options);
   plan.warnings.insert(plan.warnings.begin(), warnings.begin(), warnings.end());

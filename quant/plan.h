@@ -63,8 +63,10 @@ struct Plan {
 
 struct PlanOptions {
   ActivationScaling activations = ActivationScaling::dynamic_token;
-  /// Default: tensor with measurements, channel else.
+  /// Default: tensor with measurements, channel else. block: dynamic activations are per group of block.cols then.
   std::optional<WeightGranularity> weights;
+  Block block;                ///< granularity block
+  bool power_of_two = false;  ///< granularity block: scales are powers of two (E8M0)
   recipes::Dialect dialect = recipes::Dialect::ocp;
   bool fuse_scales = true;
   /// Attention (products, softmax, fused) and key-value caches in fp8 too. A config selects them by its lists instead.
@@ -79,7 +81,7 @@ struct PlanOptions {
 };
 
 /// Decides. Throws io::Error or std::invalid_argument naming module or key: a selected module without measurement, measurements of a weight
-/// (or only of nodes) that this model has not, bad patterns.
+/// (or only of nodes) that this model has not, bad patterns, block scales with static activations, with a config or with an empty block.
 Plan make_plan(const std::vector<ModuleInfo>& modules, const std::vector<NodeInfo>& nodes, const PlanOptions& options);
 inline Plan make_plan(const std::vector<ModuleInfo>& modules, const PlanOptions& options) { return make_plan(modules, {}, options); }
 
