@@ -6,8 +6,7 @@
 #include <map>
 
 #include "fp8/quant/formats/checkpoint_folder.h"
-#include "fp8/quant/formats/compressed_tensors.h"
-#include "fp8/quant/formats/sidecar.h"
+#include "fp8/quant/formats/form.h"
 #include "fp8/runtime/io/error.h"
 #include "fp8/runtime/io/safetensors.h"
 #include "fp8/runtime/kernels/cast.h"
@@ -159,27 +158,27 @@ CheckpointDamage damage_of_checkpoint(const fs::path& model, const PlanOptions& 
 
 CheckpointDamage damage_of_fp8_checkpoint(const fs::path& model, const std::optional<fs::path>& reference, const std::function<bool()>& stop) {
   const io::Checkpoint source(model);
-  const io::Json config = io::read_json(model / "config.json");
-  const fs::path sidecar = model / kSidecarName;
-  const auto stored = compressed_tensors::read_modules(source, config.at("quantization_config"), fs::exists(sidecar) ? io::read_json(sidecar) : io::Json(nullptr));
   std::optional<io::Checkpoint> original;
   if (reference.has_value()) original.emplace(*reference);
   CheckpointDamage out;
-  for (const auto& m : stored) {
-    const std::string tensor = m.name + ".weight";
-    ModuleDamage damage = ModuleDamage::of(m.name, "Linear", m.scheme, m.weight_scale_inv);
-    if (original.has_value() && (!original->contains(tensor) || original->info(tensor).shape != source.info(tensor).shape)) {
-      throw io::Error(reference->string() + ": expected a tensor '" + tensor + "' of the same shape; the checkpoint was made of another model");
+  std::vector<std::uint8_t> codes;
+  for (const auto& w : read_stored(source).weights) {
+    const auto& [module, all_rows, cols, scheme] = w.spec;
+    const auto scale_inv = read_scale_inv(source, w);
+    ModuleDamage damage = ModuleDamage::of(module, "Linear", scheme, scale_inv);
+    if (original.has_value() && (!original->contains(w.weight) || original->info(w.weight).shape != std::vector<std::int64_t>{all_rows, cols})) {
+      throw io::Error(reference->string() + ": expected a tensor '" + w.weight + "' of the same shape; the checkpoint was made of another model");
     }
-    RowReader codes(source, tensor);
     std::optional<RowReader> values;
-    if (original.has_value()) values.emplace(*original, tensor);
-    for (std::int64_t row = 0; row < codes.rows(); row += codes.step()) {
+    if (original.has_value()) values.emplace(*original, w.weight);
+    const std::int64_t step = std::max<std::int64_t>(static_cast<std::int64_t>(kChunkBytes) / std::max<std::int64_t>(cols, 1), 1);
+    for (std::int64_t row = 0; row < all_rows; row += step) {
       check_stop(stop);
-      const std::int64_t rows = std::min(codes.step(), codes.rows() - row);
-      const auto* data = static_cast<const std::uint8_t*>(codes.read(row, rows));
-      add_codes(data, rows, codes.cols(), row, m.weight_scale_inv, m.scheme, values ? values->read(row, rows) : nullptr,
-                values ? float_type(original->info(tensor), *reference) : recipes::FloatType::F32, damage.weight);
+      const std::int64_t rows = std::min(step, all_rows - row);
+      codes.resize(static_cast<std::size_t>(rows * cols));
+      read_code_rows(source, w, row, rows, codes.data());
+      add_codes(codes.data(), rows, cols, row, scale_inv, scheme, values ? values->read(row, rows) : nullptr,
+                values ? float_type(original->info(w.weight), *reference) : recipes::FloatType::F32, damage.weight);
     }
     out.modules.push_back(std::move(damage));
   }

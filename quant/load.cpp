@@ -3,68 +3,65 @@
 
 #include <ATen/ops/empty.h>
 
+#include <algorithm>
 #include <map>
 #include <sstream>
 
 #include "fp8/quant/convert.h"
-#include "fp8/quant/formats/compressed_tensors.h"
-#include "fp8/quant/formats/inc_checkpoint.h"
-#include "fp8/quant/formats/sidecar.h"
+#include "fp8/quant/formats/form.h"
+#include "fp8/quant/node_handler.h"
 #include "fp8/runtime/device/device.h"
 #include "fp8/runtime/io/error.h"
-#include "fp8/runtime/kernels/decode.h"
 
 namespace fp8::quant {
 namespace {
 
-at::Tensor read_codes(const io::Checkpoint& checkpoint, const compressed_tensors::StoredModule& stored, at::IntArrayRef shape, bool is_inc) {
-  const std::string tensor = stored.name + ".weight";
-  const auto& info = checkpoint.info(tensor);
-  // What INC calls its vllm form has the codes of everything but *proj transposed (a quantized lm_head), as its own form has all of them.
-  const bool projection = stored.name.size() >= 4 && stored.name.compare(stored.name.size() - 4, 4, "proj") == 0;
-  const bool transposed = is_inc || (!projection && shape.size() == 2 && shape[0] != shape[1] && info.shape == std::vector<std::int64_t>{shape[1], shape[0]});
-  if (!transposed && at::IntArrayRef(info.shape) != shape) {
+at::Tensor read_codes(const io::Checkpoint& checkpoint, const StoredWeight& stored, at::IntArrayRef shape) {
+  if (shape != at::IntArrayRef({stored.spec.rows, stored.spec.cols})) {
     std::ostringstream text;
-    text << checkpoint.folder().string() << ": " << tensor << ": found shape " << at::IntArrayRef(info.shape) << ", the model's is " << shape;
+    text << checkpoint.folder().string() << ": " << stored.weight << ": found shape [" << stored.spec.rows << ", " << stored.spec.cols << "]"
+         << (stored.transposed ? ", stored transposed" : "") << "; the model's is " << shape;
     throw io::Error(text.str());
   }
-  at::Tensor codes = at::empty(shape, at::TensorOptions().dtype(stored.scheme.format == recipes::Format::E4M3 ? at::kFloat8_e4m3fn : at::kFloat8_e5m2).device(at::kHPU));
-  if (transposed) {
-    TORCH_CHECK(shape.size() == 2, "[load_fp8] ", tensor, ": expected a weight [out, in], found shape ", shape);
-    inc::read_codes(checkpoint, stored, shape[0], shape[1], static_cast<std::uint8_t*>(codes.mutable_data_ptr()));
-  } else {
-    checkpoint.read(tensor, codes.mutable_data_ptr());
-  }
-  if (kernels::has_nan_code(static_cast<const std::uint8_t*>(codes.const_data_ptr()), codes.numel(), stored.scheme.format, stored.scheme.dialect)) {
-    throw io::Error(checkpoint.folder().string() + ": " + tensor + ": expected codes of dialect " + recipes::name_of(stored.scheme.dialect) + ", found NaN codes");
-  }
+  const auto dtype = stored.spec.scheme.format == recipes::Format::E4M3 ? at::kFloat8_e4m3fn : at::kFloat8_e5m2;
+  at::Tensor codes = at::empty(shape, at::TensorOptions().dtype(dtype).device(at::kHPU));
+  read_code_rows(checkpoint, stored, 0, stored.spec.rows, static_cast<std::uint8_t*>(codes.mutable_data_ptr()));
   return codes;
+}
+
+/// Puts a cache's scales in force. `numbers`: format, dialect and convention of the checkpoint's weights.
+void attach_cache(const std::vector<measure::OpNode>& nodes, const std::string& name, const std::vector<float>& scale_inv, const Numbers& numbers,
+                  const io::Checkpoint& checkpoint) {
+  const auto node = std::find_if(nodes.begin(), nodes.end(), [&](const auto& n) { return n.name == name; });
+  if (node == nodes.end() || node->slot == nullptr) {
+    throw io::Error(checkpoint.folder().string() + ": scales of a key-value cache for " + io::printable(name) + ", which the model has not");
+  }
+  NodeScheme scheme;
+  static_cast<Numbers&>(scheme) = numbers;
+  scheme.kind = configs::ModuleKind::kv_cache;
+  scheme.input_scale_inv = scheme.output_scale_inv = scale_inv;
+  node->slot->handler = make_node_handler(scheme);
 }
 
 }  // namespace
 
-std::set<std::string> load_fp8(const std::vector<measure::WeightModule>& modules, const io::Checkpoint& checkpoint, const io::Json& quantization_config,
+std::set<std::string> load_fp8(const std::vector<measure::WeightModule>& modules, const std::vector<measure::OpNode>& nodes, const io::Checkpoint& checkpoint,
                                at::ScalarType compute) {
   TORCH_CHECK(runtime::device_kind() != runtime::DeviceKind::gaudi, "[load_fp8] fp8 is not supported on GAUDI, allowed: gaudi2, gaudi3 (FP8_HPU_DEVICE)");
-  const auto sidecar_path = checkpoint.folder() / kSidecarName;
-  const bool has_sidecar = std::filesystem::exists(sidecar_path);
-  const io::Json sidecar = has_sidecar ? io::read_json(sidecar_path) : io::Json(nullptr);
-  if (has_sidecar && !sidecar.is_object()) throw io::Error(sidecar_path.string() + ": expected an object, found " + sidecar.type_name());
+  const StoredCheckpoint stored = read_stored(checkpoint);
   std::map<std::string, const measure::WeightModule*> by_name;
   for (const auto& m : modules) by_name[m.name] = &m;
-  std::set<std::string> taken;
-  const bool is_inc = inc::is_config(quantization_config);
-  for (const auto& stored : is_inc ? inc::read_modules(checkpoint, quantization_config, sidecar) : compressed_tensors::read_modules(checkpoint, quantization_config, sidecar)) {
-    const auto it = by_name.find(stored.name);
-    if (it == by_name.end()) throw io::Error(checkpoint.folder().string() + ": " + stored.name + ".weight: the model has no such module");
-    attach_fp8(*it->second, read_codes(checkpoint, stored, it->second->weight.sizes(), is_inc), stored.weight_scale_inv, stored.scheme, compute);
-    if (is_inc) {
-      const auto names = inc::tensors_of(checkpoint, stored.name);
-      taken.insert(names.begin(), names.end());
-      continue;
-    }
-    taken.insert({stored.name + ".weight", stored.name + ".weight_scale"});
-    if (stored.scheme.activations == ActivationScaling::static_tensor) taken.insert(stored.name + ".input_scale");
+  std::set<std::string> taken(stored.kv_tensors.begin(), stored.kv_tensors.end());
+  taken.insert(stored.strays.begin(), stored.strays.end());
+  for (const auto& w : stored.weights) {
+    const auto it = by_name.find(w.spec.module);
+    if (it == by_name.end()) throw io::Error(checkpoint.folder().string() + ": " + io::printable(w.weight) + ": the model has no such module");
+    attach_fp8(*it->second, read_codes(checkpoint, w, it->second->weight.sizes()), read_scale_inv(checkpoint, w), w.spec.scheme, compute);
+    taken.insert(w.tensors.begin(), w.tensors.end());
+  }
+  for (const auto& kv : stored.kv) {
+    attach_cache(nodes, kv.attention + ".k_cache", kv.k, stored.weights.front().spec.scheme, checkpoint);
+    attach_cache(nodes, kv.attention + ".v_cache", kv.v, stored.weights.front().spec.scheme, checkpoint);
   }
   return taken;
 }

@@ -3,6 +3,7 @@
 
 #include <torch/nn/module.h>
 
+#include <iterator>
 #include <map>
 #include <set>
 #include <vector>
@@ -10,8 +11,7 @@
 #include "fp8/configs/module_types.h"
 #include "fp8/measure/module_tree.h"
 #include "fp8/quant/formats/checkpoint_folder.h"
-#include "fp8/quant/formats/compressed_tensors.h"
-#include "fp8/quant/formats/inc_checkpoint.h"
+#include "fp8/quant/formats/form.h"
 #include "fp8/quant/formats/sidecar.h"
 #include "fp8/quant/fp8_handler.h"
 #include "fp8/quant/node_handler.h"
@@ -40,55 +40,63 @@ const Fp8Handler* handler_of(const at::Tensor& weight) {
   return tag != nullptr ? dynamic_cast<const Fp8Handler*>(tag->handler.get()) : nullptr;
 }
 
-/// Modules without a weight that are in fp8: the form has no place for their scales, a reader runs them in high precision.
-std::vector<SkippedModule> nodes_left_behind(const torch::nn::Module& model) {
-  std::vector<SkippedModule> out;
-  for (const auto& n : measure::op_nodes(model)) {
-    if (dynamic_cast<const NodeHandler*>(n.slot->handler.get()) != nullptr) out.push_back({n.name, "in fp8 in memory; compressed-tensors has no place for its scales"});
-  }
-  return out;
-}
-
 /// What goes into the file: host tensors by name, and which modules are fp8.
 struct Contents {
   std::vector<std::pair<std::string, at::Tensor>> tensors;
-  std::vector<std::string> quantized, kept_linears;
-  std::optional<Scheme> scheme;
-  std::map<std::string, const Fp8Handler*> handlers;  ///< of weights that INC's writer stores, by tensor
+  std::map<std::string, const Fp8Handler*> handlers;  ///< of fp8 weights, by tensor
+  ConfigSpec config;
+  bool any = false;  ///< config.scheme is set
 };
 
 /// The scheme that all modules share, and the module's name. Throws if the form can't hold the module.
-void add_scheme(const measure::WeightModule& m, const Fp8Handler& handler, CheckpointFormat format, Contents& out) {
+void add_module(const measure::WeightModule& m, const Fp8Handler& handler, const CheckpointForm& form, Contents& out) {
   const auto* type = configs::find_module_type(m.type);
+  const Scheme& scheme = handler.scheme();
   const bool linear = type != nullptr && (type->kind == configs::ModuleKind::linear || type->kind == configs::ModuleKind::row_parallel_linear) && m.weight.dim() == 2;
-  const bool format_fits = format == CheckpointFormat::inc || handler.scheme().format == recipes::Format::E4M3;
-  TORCH_CHECK(linear && format_fits, "[save] ", m.name, ": ", name_of(format), " holds ", format == CheckpointFormat::inc ? "" : "E4M3 ",
-              "Linear modules only, this is ", m.type, " in ", kernels::name_of(handler.scheme().format));
-  TORCH_CHECK(format != CheckpointFormat::inc_vllm || (handler.scheme().weights == WeightGranularity::tensor && handler.scheme().activations == ActivationScaling::static_tensor),
-              "[save] ", m.name, ": inc-vllm holds one static scale per tensor, this has ", handler.describe());
+  const bool format_fits = form.format() == CheckpointFormat::inc || scheme.format == recipes::Format::E4M3;
+  TORCH_CHECK(linear && format_fits, "[save] ", m.name, ": ", name_of(form.format()), " holds ", form.format() == CheckpointFormat::inc ? "" : "E4M3 ",
+              "Linear modules only, this is ", m.type, " in ", kernels::name_of(scheme.format));
   TORCH_CHECK(!m.name.empty(), "[save] expected modules with a name, found the root itself converted; put it into a module of its own");
-  if (out.scheme.has_value()) {
-    TORCH_CHECK(out.scheme->describe() == handler.scheme().describe(), "[save] ", m.name, ": expected all modules in one scheme (", out.scheme->describe(), "), found ",
-                handler.describe());
-  }
-  out.scheme = handler.scheme();
-  out.quantized.push_back(m.name);
+  const std::string problem = form.scheme_problem(scheme), weight_problem = form.weight_problem({m.name, m.weight.size(0), m.weight.size(1), scheme});
+  TORCH_CHECK(problem.empty(), "[save] ", m.name, ": ", problem);
+  TORCH_CHECK(weight_problem.empty(), "[save] ", m.name, ": ", weight_problem, "; convert without it (exclude), or save in another form");
+  Scheme& shared = out.config.scheme;
+  TORCH_CHECK(!out.any || shared.describe() == scheme.describe(), "[save] ", m.name, ": expected all modules in one scheme (", shared.describe(), "), found ", handler.describe());
+  shared = scheme;
+  out.any = true;
+  out.config.quantized.push_back(m.name);
+  out.handlers[m.name + ".weight"] = &handler;
 }
 
-void add_module(const measure::WeightModule& m, const Fp8Handler& handler, CheckpointFormat format, Contents& out) {
-  add_scheme(m, handler, format, out);
-  if (format == CheckpointFormat::inc) {
-    inc::check_scheme(handler.scheme(), m.name);
-    return;  // the writer makes its tensors
+/// Modules without a weight that are in fp8: scales of key-value caches go into the file, the others have no place there.
+std::vector<SkippedModule> add_nodes(const torch::nn::Module& model, const CheckpointForm& form, Contents& out) {
+  std::vector<SkippedModule> left;
+  std::map<std::string, KvScales> caches;  // by attention module
+  for (const auto& n : measure::op_nodes(model)) {
+    const auto* handler = dynamic_cast<const NodeHandler*>(n.slot->handler.get());
+    if (handler == nullptr) continue;
+    const auto dot = n.name.rfind('.');
+    const std::string last = n.name.substr(dot + 1);
+    if (dot != std::string::npos && handler->scheme().kind == configs::ModuleKind::kv_cache && (last == "k_cache" || last == "v_cache")) {
+      auto& kv = caches[n.name.substr(0, dot)];
+      (last == "k_cache" ? kv.k : kv.v) = handler->scheme().input_scale_inv;
+      continue;
+    }
+    left.push_back({n.name, std::string("in fp8 in memory; ") + name_of(form.format()) + " has no place for its scales"});
   }
-  const at::Tensor scale = handler.weight_scale_inv().cpu();
-  out.tensors.emplace_back(m.name + ".weight_scale", scale.numel() == 1 ? scale.view({1}) : scale.view({-1, 1}));
-  if (handler.scheme().activations == ActivationScaling::static_tensor) {
-    out.tensors.emplace_back(m.name + ".input_scale", at::full({1}, handler.scheme().input_scale_inv, at::kFloat));
+  for (auto& [attention, kv] : caches) {
+    kv.attention = attention;
+    const std::string problem = kv.k.empty() || kv.v.empty() ? "only one of keys and values is in fp8" : form.kv_problem(kv);
+    if (problem.empty()) {
+      out.config.kv.push_back(kv);
+    } else {
+      for (const char* cache : {".k_cache", ".v_cache"}) left.push_back({attention + cache, problem});
+    }
   }
+  return left;
 }
 
-Contents contents_of(const torch::nn::Module& model, CheckpointFormat format) {
+Contents contents_of(const torch::nn::Module& model, const CheckpointForm& form) {
   Contents out;
   std::set<const void*> seen;  // tied parameters are stored once
   for (const auto& item : model.named_parameters()) {
@@ -97,56 +105,74 @@ Contents contents_of(const torch::nn::Module& model, CheckpointFormat format) {
   for (const auto& item : model.named_buffers()) out.tensors.emplace_back(item.key(), item.value().detach().cpu().contiguous());
   for (const auto& m : measure::weight_modules(model)) {
     if (const auto* handler = handler_of(m.weight)) {
-      add_module(m, *handler, format, out);
-      if (format == CheckpointFormat::inc) out.handlers[m.name + ".weight"] = handler;
+      add_module(m, *handler, form, out);
     } else if (m.type == "Linear") {
-      out.kept_linears.push_back(m.name);
+      out.config.kept_linears.push_back(m.name);
     }
   }
-  TORCH_CHECK(out.scheme.has_value(), "[save] expected a converted model, found no fp8 module");
+  TORCH_CHECK(out.any, "[save] expected a converted model, found no fp8 module");
   return out;
 }
 
-}  // namespace
+/// The forms write through this into the files.
+struct FileSink final : TensorSink {
+  explicit FileSink(ShardedWriter& writer) : files(writer) {}
+  void write(const std::string& tensor, const void* data, std::uint64_t offset, std::uint64_t size) override { files.write(tensor, data, offset, size); }
+  ShardedWriter& files;
+};
 
-void save(const torch::nn::Module& model, const std::filesystem::path& out, CheckpointFormat format, const SaveOptions& options) {
-  const Contents contents = contents_of(model, format);
-  const inc::Layout layout = inc::layout_of(*contents.scheme, options.use_qdq || contents.scheme->compute == Compute::qdq);
-  const bool is_inc = format == CheckpointFormat::inc;
+WeightSpec spec_of(const std::string& tensor, const at::Tensor& codes, const Fp8Handler& handler) {
+  return {tensor.substr(0, tensor.size() - 7), codes.size(0), codes.size(1), handler.scheme()};
+}
+
+void write_tensors(const Contents& contents, const CheckpointForm& form, io::OutputDirectory& folder) {
   std::vector<io::SafetensorsWriter::Entry> entries;
+  const auto add = [&](std::vector<io::SafetensorsWriter::Entry> more) { std::move(more.begin(), more.end(), std::back_inserter(entries)); };
   for (const auto& [name, tensor] : contents.tensors) {
-    if (const auto it = contents.handlers.find(name); it != contents.handlers.end()) {
-      for (auto& e : inc::entries(name.substr(0, name.size() - 7), tensor.size(0), tensor.size(1), it->second->scheme(), layout)) entries.push_back(std::move(e));
+    const auto it = contents.handlers.find(name);
+    if (it != contents.handlers.end()) {
+      add(form.entries(spec_of(name, tensor, *it->second), contents.config));
     } else {
       entries.push_back({name, file_dtype(tensor, name), tensor.sizes().vec()});
     }
   }
-  if (!options.source.empty()) io::refuse_same_path(options.source, out);
-  if (!options.source.empty()) read_model_config(options.source);  // throws unless it is of a high precision model
-  io::Json edits;
-  edits["quantization_config"] = is_inc ? inc::make_config(*contents.scheme, "", contents.quantized, contents.kept_linears, layout)
-                                        : compressed_tensors::make_config(*contents.scheme, contents.quantized, contents.kept_linears);
-  Plan plan;
-  plan.scale_method = contents.scheme->convention == Convention::own ? "amax" : "inc";
-  plan.skipped = nodes_left_behind(model);
-  OutputFolder folder(out, options.overwrite);
-  ShardedWriter writer(folder.path(), entries);
+  for (const auto& kv : contents.config.kv) add(form.kv_entries(kv, contents.config));
+  ShardedWriter writer(folder, entries);
+  FileSink sink(writer);
   for (const auto& [name, tensor] : contents.tensors) {
     const auto it = contents.handlers.find(name);
     if (it == contents.handlers.end()) {
       writer.write(name, tensor.const_data_ptr(), 0, tensor.nbytes());
       continue;
     }
-    const std::string module = name.substr(0, name.size() - 7);
+    const WeightSpec spec = spec_of(name, tensor, *it->second);
     const at::Tensor scale = it->second->weight_scale_inv().cpu().contiguous();
     const float* values = scale.const_data_ptr<float>();
-    inc::write_rows(writer, module, static_cast<const std::uint8_t*>(tensor.const_data_ptr()), tensor.size(0), tensor.size(1), 0, tensor.size(0));
-    inc::write_scales(writer, module, std::vector<float>(values, values + scale.numel()), it->second->scheme(), layout);
+    form.write_codes(sink, spec, static_cast<const std::uint8_t*>(tensor.const_data_ptr()), 0, spec.rows);
+    form.write_scales(sink, spec, contents.config, std::vector<float>(values, values + scale.numel()));
   }
+  for (const auto& kv : contents.config.kv) form.write_kv(sink, kv, contents.config);
   writer.commit();
-  if (is_inc) folder.write_json("quantization_config.json", edits["quantization_config"]);
-  folder.write_config(options.source.empty() ? options.source : options.source / "config.json", edits);
-  folder.write_json(kSidecarName, make_sidecar(plan, *contents.scheme));
+}
+
+}  // namespace
+
+void save(const torch::nn::Module& model, const std::filesystem::path& out, CheckpointFormat format, const SaveOptions& options) {
+  const CheckpointForm& form = form_of(format);
+  Contents contents = contents_of(model, form);
+  const Scheme& scheme = contents.config.scheme;
+  contents.config.qdq = options.use_qdq || scheme.compute == Compute::qdq;
+  Plan plan;
+  plan.skipped = add_nodes(model, form, contents);
+  plan.scale_method = contents.config.scale_method = scheme.convention == Convention::own ? "amax" : "inc";
+  if (!options.source.empty()) io::refuse_same_path(options.source, out);
+  if (!options.source.empty()) read_model_config(options.source);  // refuses a quantized one
+  const io::Json config = form.config(contents.config);
+  OutputFolder folder(out, options.overwrite);
+  write_tensors(contents, form, folder.path());
+  for (const auto& [name, value] : form.extra_files(config)) folder.write_json(name, value);
+  folder.write_config(options.source.empty() ? std::filesystem::path() : options.source / "config.json", {{"quantization_config", config}});
+  folder.write_json(kSidecarName, make_sidecar(plan, scheme));
   if (!options.source.empty()) folder.carry_through(options.source);
   folder.commit();
 }

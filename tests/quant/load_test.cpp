@@ -23,7 +23,7 @@ using test::throws_with;
 /// The folder's fp8 modules into `model`; its other parameters too.
 std::set<std::string> load(test::TinyLm& model, const fs::path& folder, at::ScalarType dtype) {
   const io::Checkpoint checkpoint(folder);
-  const auto taken = load_fp8(measure::weight_modules(*model), checkpoint, io::read_json(folder / "config.json")["quantization_config"], dtype);
+  const auto taken = load_fp8(measure::weight_modules(*model), measure::op_nodes(*model), checkpoint, dtype);
   for (auto& item : model->named_parameters()) {
     if (taken.count(item.key()) != 0) continue;
     at::Tensor value = torch::empty(item.value().sizes(), item.value().scalar_type());

@@ -10,6 +10,7 @@
 #include <unordered_set>
 #include <utility>
 
+#include "fp8/quant/formats/form.h"
 #include "fp8/runtime/io/error.h"
 #include "fp8/tools/models/expert_weights.h"
 
@@ -170,8 +171,7 @@ LoadedModel load_model(const std::filesystem::path& folder, const LoadOptions& o
   loaded.dtype = options.dtype ? *options.dtype : loaded.config.dtype ? *loaded.config.dtype : dtype_of_weights(checkpoint);
   check_layer_count(checkpoint, loaded.config);
   loaded.model = CausalLM(loaded.config);
-  const auto quantization = loaded.config_json.find("quantization_config");
-  if (quantization != loaded.config_json.end() && !quantization->is_null())
+  if (!quant::read_quantization_config(folder).is_null())
     load_quantized(loaded, checkpoint, options);
   else
     load_parameters(loaded, checkpoint, options);

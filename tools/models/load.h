@@ -32,7 +32,7 @@ struct LoadedModel {
 
 /// Loads a checkpoint folder (config.json and model.safetensors or shards). Throws io::Error naming file and tensor: a missing
 /// tensor, a shape or dtype that does not fit, a NaN or infinity among the weights or after conversion to the compute dtype.
-/// A config.json with "quantization_config" goes through load_quantized().
+/// A folder whose config.json or hf_quant_config.json tells of a quantization goes through load_quantized().
 LoadedModel load_model(const std::filesystem::path& folder, const LoadOptions& options = {});
 
 /// Fills the model of an fp8 checkpoint. loaded: config, config_json, folder and dtype are set, the model has placeholders.

@@ -2,7 +2,8 @@
 // Where an fp8 checkpoint enters the model: codes and scales through quant, everything else as in any checkpoint.
 //
 // Experts stand in a checkpoint one by one (experts.E.w1, w2, w3) and in the model as two weights per expert. Each is
-// read as a module of its own; w1's codes are then put above w3's, each row with the scale it has there.
+// read as a module of its own; w1's codes are then put above w3's, each row with the scale it has there; blocks of w1
+// end where w3 begins, or the two are decoded into high precision.
 #include <ATen/ops/cat.h>
 #include <ATen/ops/full.h>
 #include <torch/nn/module.h>
@@ -61,6 +62,34 @@ const quant::Fp8Handler* handler_of(const at::Tensor& weight) {
   return tag != nullptr ? dynamic_cast<const quant::Fp8Handler*>(tag->handler.get()) : nullptr;
 }
 
+/// Appends a part's scales: those of its rows, or of its rows of blocks.
+void add_scales(const quant::Fp8Handler& handler, std::int64_t rows, std::vector<float>& scale_inv) {
+  const at::Tensor scales = handler.weight_scale_inv().cpu().contiguous();
+  const float* values = scales.const_data_ptr<float>();
+  if (handler.scheme().weights == quant::WeightGranularity::block) {
+    scale_inv.insert(scale_inv.end(), values, values + scales.numel());
+    return;
+  }
+  for (std::int64_t r = 0; r < rows; ++r) scale_inv.push_back(values[scales.numel() == 1 ? 0 : r]);
+}
+
+/// True if a block of one part would reach into the next one.
+bool blocks_overlap(const Stacked& s, const quant::Scheme& scheme) {
+  return scheme.weights == quant::WeightGranularity::block && s.parts.size() > 1 &&
+         s.parts[0].weight.size(0) % scheme.block.rows != 0;
+}
+
+/// The parts' values, as the model's weight in high precision.
+void join_values(const Stacked& s, at::ScalarType compute) {
+  std::vector<at::Tensor> values;
+  for (const auto& part : s.parts) {
+    values.push_back(handler_of(part.weight)->all_values(part.weight.detach(), compute));
+    runtime::untag_weight(part.weight);
+  }
+  at::Tensor weight = s.module.weight;
+  weight.set_data(at::cat(values));
+}
+
 /// Puts the parts' codes on the model's weight. Parts that are not fp8 are left to the caller: false.
 bool join(const Stacked& s, at::ScalarType compute, const io::Checkpoint& checkpoint) {
   std::vector<at::Tensor> codes;
@@ -82,14 +111,15 @@ bool join(const Stacked& s, at::ScalarType compute, const io::Checkpoint& checkp
       scheme.input_scale_inv = input;
       scheme.input_scale = quant::scale_for(scheme, input, part.name);
     }
-    const at::Tensor scales = handler->weight_scale_inv().cpu().contiguous();
-    const auto rows = part.weight.size(0);
-    for (std::int64_t r = 0; r < rows; ++r)
-      scale_inv.push_back(scales.const_data_ptr<float>()[scales.numel() == 1 ? 0 : r]);
+    add_scales(*handler, part.weight.size(0), scale_inv);
     codes.push_back(part.weight.detach());
-    runtime::untag_weight(part.weight);
   }
-  scheme.weights = quant::WeightGranularity::channel;
+  if (blocks_overlap(s, scheme)) {
+    join_values(s, compute);
+    return true;
+  }
+  for (const auto& part : s.parts) runtime::untag_weight(part.weight);
+  if (scheme.weights != quant::WeightGranularity::block) scheme.weights = quant::WeightGranularity::channel;
   std::vector<at::Tensor> bytes;
   for (const auto& c : codes) bytes.push_back(c.view(at::kByte));
   quant::attach_fp8(s.module, at::cat(bytes).view(codes[0].scalar_type()), scale_inv, scheme, compute);
@@ -105,7 +135,7 @@ void load_quantized(LoadedModel& loaded, const io::Checkpoint& checkpoint, const
   std::vector<measure::WeightModule> modules;
   const auto stacked = stacked_weights(measure::weight_modules(*loaded.model), checkpoint, modules);
   for (const auto& s : stacked) modules.insert(modules.end(), s.parts.begin(), s.parts.end());
-  auto taken = quant::load_fp8(modules, checkpoint, loaded.config_json["quantization_config"], loaded.dtype);
+  auto taken = quant::load_fp8(modules, measure::op_nodes(*loaded.model), checkpoint, loaded.dtype);
   std::unordered_set<const void*> done;  // a tied weight comes up twice
   for (const auto& s : stacked) {
     if (join(s, loaded.dtype, checkpoint)) done.insert(s.module.weight.unsafeGetTensorImpl());

@@ -68,6 +68,31 @@ TEST(FormsReading, OlderKeyOfCompressedTensors) {
   }
 }
 
+TEST(FormsReading, TheSidecarTellsDialectAndConvention) {
+  const HandCheckpoint checkpoint(compressed(args("tensor", false), args("tensor", false)), {codes("m", 4, 2), f32("m.weight_scale", {1}, {0.5f}), f32("m.input_scale", {1}, {0.30078125f})});
+  checkpoint.write("fp8.json", {{"dialect", "gaudi2"}, {"convention", "inc"}, {"hp_dtype", "bf16"}});
+  const Scheme scheme = only(checkpoint.read()).spec.scheme;
+  EXPECT_EQ(scheme.dialect, recipes::Dialect::gaudi2);
+  EXPECT_EQ(scheme.convention, Convention::inc);
+  EXPECT_EQ(scheme.input_scale, 3.328125f);  // 1 / 0.30078125 = 3.3247 in bf16
+  checkpoint.write("fp8.json", Json::array());
+  EXPECT_TRUE(throws_with({"fp8.json", "expected an object"}, [&] { checkpoint.read(); }));
+}
+
+TEST(FormsReading, OddJsonIsRefused) {
+  for (const Json& odd : {Json(3), Json::array({1}), Json("x")}) {
+    refused({"'quantization_config'", "expected an object"}, odd, {codes("m", 4, 2)});
+    Json config = kTensor;
+    config["config_groups"]["group_0"] = odd;
+    refused({"config_groups.group_0", "expected an object"}, config, {codes("m", 4, 2)});
+    config = kTensor;
+    config["config_groups"]["group_0"]["weights"] = odd;
+    refused({"group_0.weights", "expected an object"}, config, {codes("m", 4, 2)});
+    config["config_groups"] = odd;
+    refused({"'config_groups'", "at least one"}, config, {codes("m", 4, 2)});
+  }
+}
+
 TEST(FormsReading, GroupsAreToldApartByTheirTargets) {
   Json config = kTensor;
   const auto group = [&](const Json& targets, const std::string& strategy, const Json& activations) {

@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
 // INC's checkpoint form: what is written against the plain form's codes and scales, what INC itself writes, and the way back.
-#include "fp8/quant/formats/inc_checkpoint.h"
+#include "fp8/quant/formats/form.h"
 
 #include "fp8/measure/calibration.h"
 #include "fp8/quant/checkpoint_quantize.h"
@@ -13,7 +13,7 @@
 #include "support/models_for_tests.h"
 #include "support/temp_dir.h"
 
-namespace fp8::quant::inc {
+namespace fp8::quant {
 namespace {
 
 namespace fs = std::filesystem;
@@ -34,6 +34,13 @@ measure::MeasurementFile measured(const test::NamedTensors& tensors) {
                             measure::Amax{test::amax_reference(t, 1)[0]}});
   }
   return file;
+}
+
+/// The codes of a stored weight, upright.
+std::vector<std::uint8_t> all_codes(const io::Checkpoint& checkpoint, const StoredWeight& w) {
+  std::vector<std::uint8_t> codes(static_cast<std::size_t>(w.spec.rows * w.spec.cols));
+  read_code_rows(checkpoint, w, 0, w.spec.rows, codes.data());
+  return codes;
 }
 
 /// The same plan in two forms, below `dir`/plain and `dir`/inc.
@@ -68,7 +75,7 @@ TEST(IncCheckpoint, HasTheTransposedCodesAndTheSameScales) {
   }
   const auto config = io::read_json(dir / "inc/config.json")["quantization_config"];
   EXPECT_EQ(config, io::read_json(dir / "inc/quantization_config.json"));
-  EXPECT_TRUE(is_config(config));
+  EXPECT_EQ(&form_of_config(config, "here"), &form_of(CheckpointFormat::inc));
   EXPECT_EQ(config["mode"], "LOAD");
   EXPECT_EQ(config["scale_method"], "maxabs_arbitrary");
   EXPECT_EQ(config["world_size"], -1);
@@ -86,13 +93,12 @@ TEST(IncCheckpoint, LargeWeightsAreTransposedChunkByChunk) {
                         read_tensor(dir / "plain", "up_proj.weight").t().contiguous()));
   const auto config = io::read_json(dir / "inc/config.json")["quantization_config"];
   EXPECT_EQ(config["dynamic_quantization"], true);
-  const auto modules = read_modules(io::Checkpoint(dir / "inc"), config, nullptr);
-  ASSERT_EQ(modules.size(), 1u);
-  EXPECT_EQ(modules[0].scheme.activations, ActivationScaling::dynamic_token);
-  std::vector<std::uint8_t> codes(3001 * 1531);
-  read_codes(io::Checkpoint(dir / "inc"), modules[0], 3001, 1531, codes.data());
-  EXPECT_TRUE(
-      same_bits(torch::from_blob(codes.data(), {3001, 1531}, at::kByte), read_tensor(dir / "plain", "up_proj.weight")));
+  const io::Checkpoint out(dir / "inc");
+  const auto weights = read_stored(out).weights;
+  ASSERT_EQ(weights.size(), 1u);
+  EXPECT_EQ(weights[0].spec.scheme.activations, ActivationScaling::dynamic_token);
+  std::vector<std::uint8_t> codes = all_codes(out, weights[0]);
+  EXPECT_TRUE(same_bits(torch::from_blob(codes.data(), {3001, 1531}, at::kByte), read_tensor(dir / "plain", "up_proj.weight")));
 }
 
 TEST(IncCheckpoint, QuantizeDequantizeModeHasItsOwnNames) {
@@ -104,20 +110,25 @@ TEST(IncCheckpoint, QuantizeDequantizeModeHasItsOwnNames) {
     scheme.activations = ActivationScaling::static_tensor;
     scheme.input_scale_inv = 4.0f;
     scheme.input_scale = 0.25f;
-    const Layout layout = layout_of(scheme, true);
+    const CheckpointForm& form = form_of(CheckpointFormat::inc);
+    const ConfigSpec spec{scheme, {"q"}, {}, "MAXABS_POW2", true, {{"l", {8.0f}, {2.0f}}}};
+    const WeightSpec weight{"q", 2, 3, scheme};
     const std::vector<std::uint8_t> codes = {0x38, 0xb8, 0x00, 0x40, 0x30, 0x7e};  // [2, 3]
     const std::vector<float> scales = channel ? std::vector<float>{0.5f, 0.25f} : std::vector<float>{0.5f};
-    OutputFolder folder(dir / "m", false);
-    auto list = entries("q", 2, 3, scheme, layout);
-    for (auto& e : cache_entries("l.v_cache", layout)) list.push_back(e);
-    ShardedWriter writer(folder.path(), list);
-    write_rows(writer, "q", codes.data(), 1, 3, 0, 2);
-    write_rows(writer, "q", codes.data() + 3, 1, 3, 1, 2);
-    write_scales(writer, "q", scales, scheme, layout);
-    write_cache(writer, "l.v_cache", 8.0f, layout);
-    writer.commit();
-    folder.write_json("config.json", io::Json::object());
-    folder.commit();
+    auto list = form.entries(weight, spec);
+    for (auto& e : form.kv_entries(spec.kv[0], spec)) list.push_back(e);
+    fs::create_directories(dir / "m");
+    struct Sink : TensorSink {
+      Sink(const fs::path& path, const std::vector<io::SafetensorsWriter::Entry>& entries) : file(path, entries) {}
+      void write(const std::string& tensor, const void* data, std::uint64_t offset, std::uint64_t size) override { file.write(tensor, data, offset, size); }
+      io::SafetensorsWriter file;
+    } sink(dir / "m/model.safetensors", list);
+    form.write_codes(sink, weight, codes.data(), 0, 1);
+    form.write_codes(sink, weight, codes.data() + 3, 1, 1);
+    form.write_scales(sink, weight, spec, scales);
+    form.write_kv(sink, spec.kv[0], spec);
+    sink.file.commit();
+    io::write_json(dir / "m/config.json", io::Json{{"quantization_config", form.config(spec)}});
     const io::Checkpoint out(dir / "m");
     // Names, dtypes and shapes as neural-compressor 3.9 saves them.
     const auto expect = [&](const std::string& name, io::DType dtype, const std::vector<std::int64_t>& shape) {
@@ -131,18 +142,19 @@ TEST(IncCheckpoint, QuantizeDequantizeModeHasItsOwnNames) {
     expect("q.quant_input.scale", scale_type, {});
     expect("q.quant_input.scale_inv", scale_type, {});
     if (channel) expect("q.dequant_weights.zero_point", io::DType::F32, {});
-    EXPECT_EQ(out.names().size(), channel ? 8u : 6u);
+    EXPECT_EQ(out.names().size(), channel ? 10u : 8u);
     EXPECT_EQ(read_tensor(dir / "m", "q.quant_input.scale_inv").item<float>(), 0.25f);
-    EXPECT_EQ(read_tensor(dir / "m", "l.v_cache.quant_input.scale_inv").item<float>(), 0.125f);
-    EXPECT_EQ(read_caches(out)[0].scale_inv, 8.0f);
-    const auto modules = read_modules(out, make_config(scheme, "MAXABS_POW2", {"q"}, {}, layout), nullptr);
-    ASSERT_EQ(modules.size(), 1u);
-    EXPECT_EQ(modules[0].weight_scale_inv, scales);
-    EXPECT_EQ(modules[0].scheme.weights, scheme.weights);
-    EXPECT_EQ(modules[0].scheme.input_scale_inv, 4.0f);
-    std::vector<std::uint8_t> back(6);
-    read_codes(out, modules[0], 2, 3, back.data());
-    EXPECT_EQ(back, codes);
+    EXPECT_EQ(read_tensor(dir / "m", "l.k_cache.quant_input.scale_inv").item<float>(), 0.125f);
+    const auto stored = read_stored(out);
+    ASSERT_EQ(stored.kv.size(), 1u);
+    EXPECT_EQ(stored.kv[0].attention, "l");
+    EXPECT_EQ(stored.kv[0].k, std::vector<float>{8.0f});
+    EXPECT_EQ(stored.kv[0].v, std::vector<float>{2.0f});
+    ASSERT_EQ(stored.weights.size(), 1u);
+    EXPECT_EQ(read_scale_inv(out, stored.weights[0]), scales);
+    EXPECT_EQ(stored.weights[0].spec.scheme.weights, scheme.weights);
+    EXPECT_EQ(stored.weights[0].spec.scheme.input_scale_inv, 4.0f);
+    EXPECT_EQ(all_codes(out, stored.weights[0]), codes);
   }
 }
 
@@ -160,28 +172,30 @@ TEST(IncCheckpoint, WhatIncItselfWritesIsRead) {
                                   {"a.quant_input.scale_inv", bf16(torch::tensor(0.5f))},
                                   {"a.quant_input.zero_point", torch::tensor(0.0f)},
                                   {"l.k_cache.quant_input.scale_inv", bf16(torch::tensor(0.125f))},
-                                  {"l.k_cache.dequant_output.scale", bf16(torch::tensor(8.0f))}});
-  test::write_text(dir / "m/config.json", "{}");
+                                  {"l.k_cache.dequant_output.scale", bf16(torch::tensor(8.0f))},
+                                  {"l.v_cache.quant_input.scale_inv", bf16(torch::tensor(0.25f))},
+                                  {"l.v_cache.dequant_output.scale", bf16(torch::tensor(4.0f))}});
   const io::Json config = {{"mode", "LOAD"},     {"fp8_config", "E4M3"},
                            {"hp_dtype", "bf16"}, {"scale_method", "act_maxabs_pow2_weights_pcs_maxabs_pow2"},
                            {"use_qdq", "True"},  {"world_size", -1}};
+  io::write_json(dir / "m/config.json", io::Json{{"quantization_config", config}});
   const io::Checkpoint checkpoint(dir / "m");
-  const auto modules = read_modules(checkpoint, config, nullptr);
-  ASSERT_EQ(modules.size(), 1u);
-  EXPECT_EQ(modules[0].weight_scale_inv, (std::vector<float>{0.5f, 0.25f}));
-  EXPECT_EQ(modules[0].scheme.weights, WeightGranularity::channel);
-  EXPECT_EQ(modules[0].scheme.convention, Convention::inc);
-  EXPECT_EQ(modules[0].scheme.input_scale_inv, 2.0f);
-  EXPECT_EQ(modules[0].scheme.input_scale, 0.5f);
-  std::vector<std::uint8_t> upright(6);
-  read_codes(checkpoint, modules[0], 2, 3, upright.data());
-  EXPECT_EQ(upright, (std::vector<std::uint8_t>{0x38, 0xb8, 0x00, 0x40, 0x30, 0x7e}));
-  EXPECT_TRUE(throws_with({"a.weight", "[3, 2]", "stored as [2, 3]"},
-                          [&] { read_codes(checkpoint, modules[0], 3, 2, upright.data()); }));
-  const auto caches = read_caches(checkpoint);
-  ASSERT_EQ(caches.size(), 1u);
-  EXPECT_EQ(caches[0].name, "l.k_cache");
-  EXPECT_EQ(caches[0].scale_inv, 8.0f);
+  const auto stored = read_stored(checkpoint);
+  ASSERT_EQ(stored.weights.size(), 1u);
+  const auto& w = stored.weights[0];
+  EXPECT_EQ(read_scale_inv(checkpoint, w), (std::vector<float>{0.5f, 0.25f}));
+  EXPECT_EQ(w.spec.scheme.weights, WeightGranularity::channel);
+  EXPECT_EQ(w.spec.scheme.convention, Convention::inc);
+  EXPECT_EQ(w.spec.scheme.input_scale_inv, 2.0f);
+  EXPECT_EQ(w.spec.scheme.input_scale, 0.5f);
+  EXPECT_EQ(w.spec.rows, 2);
+  EXPECT_EQ(w.spec.cols, 3);
+  EXPECT_EQ(all_codes(checkpoint, w), (std::vector<std::uint8_t>{0x38, 0xb8, 0x00, 0x40, 0x30, 0x7e}));
+  ASSERT_EQ(stored.kv.size(), 1u);
+  EXPECT_EQ(stored.kv[0].attention, "l");
+  EXPECT_EQ(stored.kv[0].k, std::vector<float>{8.0f});
+  EXPECT_EQ(stored.kv[0].v, std::vector<float>{4.0f});
+  EXPECT_EQ(w.tensors.size() + stored.kv_tensors.size(), checkpoint.names().size());
 }
 
 TEST(IncCheckpoint, SavedModelsComeBackBitForBit) {
@@ -202,8 +216,7 @@ TEST(IncCheckpoint, SavedModelsComeBackBitForBit) {
     save(*model, dir / "out", CheckpointFormat::inc);
     auto other = test::tiny_lm(2, at::kBFloat16);
     const io::Checkpoint checkpoint(dir / "out");
-    const auto taken = load_fp8(measure::weight_modules(*other), checkpoint,
-                                io::read_json(dir / "out/config.json")["quantization_config"], at::kBFloat16);
+    const auto taken = load_fp8(measure::weight_modules(*other), measure::op_nodes(*other), checkpoint, at::kBFloat16);
     EXPECT_EQ(taken.size(), dynamic ? 28u : 56u);
     for (auto& item : other->named_parameters()) {
       if (taken.count(item.key()) == 0) item.value().data().copy_(read_tensor(dir / "out", item.key()));
@@ -237,7 +250,7 @@ TEST(IncCheckpoint, WeightsAloneAreRefused) {
 }
 
 TEST(IncCheckpoint, KeptNamesFindNoQuantizedModule) {
-  const auto config = make_config({}, "amax", {"l.mlp.gate_proj", "l.mlp.up_proj"}, {"l.mlp.gate", "lm_head"}, {});
+  const auto config = form_of(CheckpointFormat::inc).config({{}, {"l.mlp.gate_proj", "l.mlp.up_proj"}, {"l.mlp.gate", "lm_head"}, "amax", false, {}});
   EXPECT_EQ(config["blocklist"]["names"], io::Json::parse(R"(["^l\\.mlp\\.gate$", "lm_head"])"));
 }
 
@@ -247,12 +260,16 @@ TEST(IncCheckpoint, WhatDoesNotFitIsNamed) {
                          const io::Json& with) {
     const test::TempDir dir;
     test::write_tensors(dir / "m", tensors);
-    EXPECT_TRUE(throws_with(words, [&] { read_modules(io::Checkpoint(dir / "m"), with, nullptr); }));
+    io::write_json(dir / "m/config.json", io::Json{{"quantization_config", with}});
+    EXPECT_TRUE(throws_with(words, [&] {
+      const io::Checkpoint checkpoint(dir / "m");
+      for (const auto& w : read_stored(checkpoint).weights) read_scale_inv(checkpoint, w);
+    }));
   };
   const at::Tensor codes = torch::zeros({3, 2}).to(at::kFloat8_e4m3fn), one = torch::tensor(1.0f);
   fails({"expected fp8 weights", "found none"}, {{"a.weight", one.view({1, 1})}}, config);
   fails({"a.dequant_weights.scale"}, {{"a.weight", codes}}, config);
-  fails({"a.weight", "one per output", "found 3"},
+  fails({"a.scale_weight", "expected shape [] or [1] or [2]", "found [3]"},
         {{"a.weight", codes}, {"a.scale_weight", torch::ones({3})}, {"a.scale_input", one}}, config);
   fails({"a.scale_weight", "finite scales > 0"},
         {{"a.weight", codes}, {"a.scale_weight", torch::tensor(0.0f)}, {"a.scale_input", one}}, config);
@@ -260,8 +277,8 @@ TEST(IncCheckpoint, WhatDoesNotFitIsNamed) {
   auto ranks = config;
   ranks["world_size"] = 8;
   fails({"world_size", "found 8", "unify"}, {{"a.weight", codes}}, ranks);
-  fails({"'fp8_config'"}, {{"a.weight", codes}}, {{"quant_method", "fp8"}});
+  fails({"INC's form"}, {{"a.weight", codes}}, {{"fp8_config", "E4M3"}});
 }
 
 }  // namespace
-}  // namespace fp8::quant::inc
+}  // namespace fp8::quant
