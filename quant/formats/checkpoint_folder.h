@@ -26,7 +26,7 @@ std::uint64_t bytes_of(const io::SafetensorsWriter::Entry& entry);
 /// An output folder in the making.
 class OutputFolder {
  public:
-  OutputFolder(const std::filesystem::path& out, bool overwrite) : directory_(out, overwrite) {}
+  OutputFolder(const std::filesystem::path& out, bool overwrite, io::Partial partial = io::Partial::never) : directory_(out, overwrite, partial) {}
   io::OutputDirectory& path() { return directory_; }
   void write_json(const std::string& name, const io::Json& value);
   /// config.json: the text of `source` (empty: of an object without members) with the members of `edits` set, or removed

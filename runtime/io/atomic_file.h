@@ -5,6 +5,7 @@
 //   out/      is filled as   .out.partial-<pid>/, under the lock file .out.lock; what it replaces waits as
 //   .out.old-<pid>/
 // The next writer of the same output removes what a killed one left, and puts .out.old-<pid> back if out is missing.
+// An output that may be continued is filled as .out.partial/ (Partial).
 #pragma once
 #include <cstddef>
 #include <cstdint>
@@ -50,6 +51,12 @@ class AtomicFile {
 /// it.
 void remove_temporaries() noexcept;
 
+/// Whether one run goes on where another was cut short.
+///   never   the folder is this run's own; it goes with it, and so does what killed runs left
+///   later   as never, but if this run is killed another can go on with what it leaves
+///   now     goes on with what an earlier run left, and leaves what it has itself when it fails
+enum class Partial : std::uint8_t { never, later, now };
+
 /// A folder being filled under a temporary name beside `path`; renamed to it by commit(). Holds a lock (flock on
 /// "<parent>/.<name>.lock") so that two runs on one output meet an error, not each other.
 class OutputDirectory {
@@ -57,7 +64,7 @@ class OutputDirectory {
   /// Throws io::Error if `path` exists and is not an empty folder, unless overwrite (then it is replaced at commit; a
   /// folder that holds none of our or a checkpoint's files is still refused), if the parent can't be written, or if
   /// another run holds it. Missing parent folders are made.
-  OutputDirectory(std::filesystem::path path, bool overwrite);
+  OutputDirectory(std::filesystem::path path, bool overwrite, Partial partial = Partial::never);
   ~OutputDirectory();
   OutputDirectory(const OutputDirectory&) = delete;
   OutputDirectory& operator=(const OutputDirectory&) = delete;
@@ -67,18 +74,26 @@ class OutputDirectory {
   std::filesystem::path file(const std::string& name) const;
   const std::filesystem::path& temporary() const { return temporary_; }
   const std::filesystem::path& path() const { return path_; }  ///< final place: absolute, links resolved
-  /// fsync of everything, then the rename. Once; an error leaves what was at `path` as it was.
+  /// True if the folder holds what an earlier run left.
+  bool continued() const { return continued_; }
+  /// True if an earlier run had left something to go on with, and it was removed.
+  bool discarded() const { return discarded_; }
+  /// fsync of everything now, so that commit() need not do it.
+  void sync();
+  /// sync(), then the rename. Once; an error leaves what was at `path` as it was.
   void commit();
 
  private:
   void take_lock();
-  void clear_leftovers() const;
+  void clear_leftovers();
+  void make_temporary();
   void put_in_place();
 
   std::filesystem::path path_, temporary_, lock_path_;
   Descriptor lock_;
   std::optional<ListedTemporary> listed_, listed_lock_;
-  bool overwrite_ = false, committed_ = false;
+  Partial partial_;
+  bool overwrite_ = false, committed_ = false, synced_ = false, continued_ = false, discarded_ = false;
 };
 
 /// Throws io::Error if writing `output` would touch `input`: the same place (links resolved), or one inside the other.

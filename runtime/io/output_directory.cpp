@@ -2,6 +2,7 @@
 // OutputDirectory of atomic_file.h: states on disk and what the next run makes of them.
 //
 //   .out.partial-7/ (lock free)                      a run died while it wrote:   removed
+//   .out.partial/   (lock free)                      the same, and it can be continued: Partial::now does, others remove it
 //   .out.old-7/ and no out                           it died between two renames: .out.old-7 becomes out again
 //   .out.old-7/ and out                              it died while cleaning up:   .out.old-7 is removed
 #include <fcntl.h>
@@ -32,7 +33,7 @@ bool looks_like_an_output(const fs::path& folder) {
     const std::string name = entry.path().filename().string();
     if (name == "config.json" || name == "model.safetensors.index.json" || ends_with(name, ".safetensors")) return true;
     if (name.find("_hooks_") != std::string::npos && (ends_with(name, ".json") || ends_with(name, ".npz"))) return true;
-    if (ends_with(name, "_mod_list.json")) return true;
+    if (ends_with(name, "_mod_list.json") || name == "share.json") return true;
   }
   return false;
 }
@@ -90,7 +91,7 @@ auto guarded(const fs::path& path, Work&& work) {
 
 }  // namespace
 
-OutputDirectory::OutputDirectory(fs::path path, bool overwrite) : overwrite_(overwrite) {
+OutputDirectory::OutputDirectory(fs::path path, bool overwrite, Partial partial) : partial_(partial), overwrite_(overwrite) {
   if (path.empty()) fail(path, "no output folder named");
   guarded(path, [&] {
     path_ = fs::absolute(path).lexically_normal();
@@ -105,21 +106,34 @@ OutputDirectory::OutputDirectory(fs::path path, bool overwrite) : overwrite_(ove
     guarded(path_, [&] {
       clear_leftovers();
       check_replaceable(path_, overwrite_);
+      make_temporary();
     });
-    temporary_ = path_.parent_path() / ("." + path_.filename().string() + ".partial-" + std::to_string(::getpid()));
-    if (::mkdir(temporary_.c_str(), 0777) != 0) fail_errno(path_, "create", errno);
   } catch (...) {
     ::unlink(lock_path_.c_str());
     throw;
   }
-  listed_.emplace(temporary_, TemporaryKind::folder);
+  if (partial_ != Partial::now) listed_.emplace(temporary_, TemporaryKind::folder);
   listed_lock_.emplace(lock_path_, TemporaryKind::file);
 }
 
 OutputDirectory::~OutputDirectory() {
   std::error_code ignored;
-  if (!committed_) fs::remove_all(temporary_, ignored);
+  if (!committed_) {
+    if (partial_ == Partial::now)
+      fs::remove(temporary_, ignored);  // if nothing was made yet
+    else
+      fs::remove_all(temporary_, ignored);
+  }
   ::unlink(lock_path_.c_str());
+}
+
+void OutputDirectory::make_temporary() {
+  const std::string name = "." + path_.filename().string() + ".partial";
+  temporary_ = path_.parent_path() / (partial_ == Partial::never ? name + "-" + std::to_string(::getpid()) : name);
+  if (::mkdir(temporary_.c_str(), 0777) == 0) return;
+  const int code = errno;
+  if (partial_ != Partial::now || code != EEXIST || !fs::is_directory(fs::symlink_status(temporary_))) fail_errno(path_, "create", code);
+  continued_ = !fs::is_empty(temporary_);
 }
 
 void OutputDirectory::take_lock() {
@@ -144,7 +158,7 @@ void OutputDirectory::take_lock() {
   }
 }
 
-void OutputDirectory::clear_leftovers() const {
+void OutputDirectory::clear_leftovers() {
   const std::string hidden = "." + path_.filename().string();
   for (const auto& old : numbered_siblings(path_.parent_path(), hidden + ".old-")) {
     if (!fs::exists(fs::symlink_status(path_)))
@@ -153,6 +167,8 @@ void OutputDirectory::clear_leftovers() const {
       fs::remove_all(old);
   }
   for (const auto& partial : numbered_siblings(path_.parent_path(), hidden + ".partial-")) fs::remove_all(partial);
+  if (partial_ == Partial::now) return;
+  discarded_ = fs::remove_all(path_.parent_path() / (hidden + ".partial")) > 0;
 }
 
 fs::path OutputDirectory::file(const std::string& name) const {
@@ -184,12 +200,15 @@ void OutputDirectory::put_in_place() {
   fs::remove_all(old, ignored);  // the next run removes what stays
 }
 
+void OutputDirectory::sync() {
+  guarded(path_, [&] { sync_tree(temporary_, path_); });
+  synced_ = true;
+}
+
 void OutputDirectory::commit() {
   if (committed_) fail(path_, "was committed before");
-  guarded(path_, [&] {
-    sync_tree(temporary_, path_);
-    put_in_place();
-  });
+  if (!synced_) sync();
+  guarded(path_, [&] { put_in_place(); });
   committed_ = true;
   listed_.reset();
   sync_folder(path_.parent_path());

@@ -135,13 +135,12 @@ class SafetensorsWriter {
 
  private:
   struct Slot {
-    std::uint64_t begin = 0, size = 0;
+    std::uint64_t begin = 0, size = 0;               // begin: in the file
     std::map<std::uint64_t, std::uint64_t> written;  // begin -> end, disjoint, neighbours merged
   };
   std::filesystem::path path_;
   std::unique_ptr<AtomicFile> file_;
   std::unique_ptr<std::mutex> mutex_;  // guards Slot::written
-  std::uint64_t data_start_ = 0;
   std::map<std::string, Slot> slots_;
 };
 
