@@ -2,41 +2,64 @@
 #include "fp8/quant/checkpoint_quantize.h"
 
 #include <algorithm>
-#include <cmath>
+#include <cstring>
 #include <map>
-#include <memory>
+#include <set>
 
-#include "fp8/quant/formats/checkpoint_folder.h"
-#include "fp8/quant/formats/compressed_tensors.h"
-#include "fp8/quant/formats/inc_checkpoint.h"
+#include "fp8/quant/checkpoint_stream.h"
 #include "fp8/quant/formats/sidecar.h"
+#include "fp8/quant/quantize_units.h"
+#include "fp8/runtime/io/checksum.h"
 #include "fp8/runtime/io/error.h"
-#include "fp8/runtime/io/safetensors.h"
-#include "fp8/runtime/kernels/cast.h"
 
 namespace fp8::quant {
 namespace {
 
 namespace fs = std::filesystem;
-using io::DType;
 
-constexpr std::uint64_t kChunkBytes = std::uint64_t{8} << 20;
+constexpr const char* kTransposed = "Conv1D";
+constexpr const char* kTransposedModels[] = {"gpt2", "openai-gpt", "imagegpt", "decision_transformer"};
+constexpr const char* kTransposedNames[] = {"c_attn", "q_attn", "c_proj", "c_fc"};
+constexpr const char* kScaleEndings[] = {".weight_scale", ".weight_scale_inv", ".input_scale", ".scale_weight", ".scale_input"};
 
-bool is_float(DType dtype) { return dtype == DType::F32 || dtype == DType::BF16 || dtype == DType::F16; }
-recipes::FloatType float_type(DType dtype) {
-  return dtype == DType::F32 ? recipes::FloatType::F32 : dtype == DType::BF16 ? recipes::FloatType::BF16 : recipes::FloatType::F16;
-}
-
+std::string last_part(const std::string& name) { return name.substr(name.rfind('.') + 1); }
 std::string module_of(const std::string& tensor) { return tensor.substr(0, tensor.size() - 7); }
+bool is_weight(const std::string& tensor) { return tensor.size() > 7 && tensor.compare(tensor.size() - 7, 7, ".weight") == 0; }
 
-/// One run: the plan, the source, the outputs.
+/// GPT-2's Conv1D keeps a weight as [in, out]. A model that does not say so shows it by a c_attn three times as wide as tall, a c_fc wider
+/// than tall.
+class Transposed {
+ public:
+  Transposed(const io::Checkpoint& source, const io::Json& config) {
+    const io::Json type = config.value("model_type", io::Json());
+    yes_ = std::any_of(std::begin(kTransposedModels), std::end(kTransposedModels), [&](const char* name) { return type == name; });
+    for (const auto& tensor : source.names()) {
+      if (yes_) return;
+      if (!is_weight(tensor)) continue;
+      const auto& shape = source.info(tensor).shape;
+      const std::string last = last_part(module_of(tensor));
+      if (shape.size() == 2) yes_ = (last == "c_attn" && shape[1] == 3 * shape[0]) || (last == "c_fc" && shape[1] > shape[0]);
+    }
+  }
+  bool holds(const std::string& module) const {
+    const std::string last = last_part(module);
+    return yes_ && std::any_of(std::begin(kTransposedNames), std::end(kTransposedNames), [&](const char* name) { return last == name; });
+  }
+
+ private:
+  bool yes_ = false;
+};
+
+/// One run: the plan, the source, the units.
 class Job {
  public:
   Job(const fs::path& model, const CheckpointOptions& options)
-      : options_(options), config_(read_model_config(model)), source_(model), plan_(make_plan(find_modules(), options.plan)) {
+      : options_(options), source_identity_(identity_of(model)), config_(read_model_config(model)), source_(model), transposed_(source_, config_), form_(form_of(options.format)),
+        plan_(make_plan(find_modules(), options.plan)) {
     check_plan();
     check_model();
-    lay_out();
+    make_spec();
+    make_units();
   }
 
   CheckpointReport report() const {
@@ -45,44 +68,45 @@ class Job {
     r.skipped = plan_.skipped;
     r.warnings = plan_.warnings;
     r.source_bytes = source_.total_bytes();
-    for (const auto& e : entries_) r.weights_bytes += bytes_of(e);
+    r.units = units_.size();
+    for (const auto& unit : units_) {
+      for (const auto& e : unit.entries) r.weights_bytes += bytes_of(e);
+    }
     return r;
   }
 
-  void write(const fs::path& out) {
-    OutputFolder folder(out, options_.overwrite);
-    ShardedWriter writer(folder.path(), entries_, options_.shard_bytes);
-    total_ = source_.total_bytes();
-    for (const auto& e : entries_) {
-      if (const PlannedModule* m = weight_of(e.name)) {
-        quantize(*m, writer);
-      } else if (source_.contains(e.name)) {
-        keep(e.name, writer);
-      }
-    }
-    writer.commit();
-    const Scheme scheme = plan_.modules.front().scheme;
-    io::Json edits;
-    edits["quantization_config"] = is_inc() ? inc::make_config(scheme, plan_.scale_method, names_, kept_linears(), layout_)
-                                            : compressed_tensors::make_config(scheme, names_, kept_linears());
-    if (is_inc()) folder.write_json("quantization_config.json", edits["quantization_config"]);
-    if (tied_ && plan_.find("lm_head") != nullptr) edits["tie_word_embeddings"] = false;
-    folder.write_config(source_.folder() / "config.json", edits);
-    folder.write_json(kSidecarName, make_sidecar(plan_, scheme));
-    for (auto& warning : folder.carry_through(source_.folder())) plan_.warnings.push_back(std::move(warning));
-    folder.commit();
+  void write(const fs::path& out, CheckpointReport& report) {
+    StreamOptions stream;
+    stream.overwrite = options_.overwrite;
+    stream.resume = options_.resume;
+    stream.identity = identity();
+    stream.source = source_.folder();
+    stream.shard_bytes = options_.shard_bytes;
+    stream.rank = options_.rank;
+    stream.world_size = options_.world_size;
+    stream.progress = options_.progress;
+    stream.stop = options_.stop;
+    const auto finish = [&](OutputFolder& folder) { finish_folder(folder, report); };
+    if (options_.join) return join_checkpoint(out, units_, stream, finish);
+    const auto result = write_checkpoint(out, units_, stream, finish);
+    report.units_kept = result.kept;
+    report.warnings.insert(report.warnings.end(), result.warnings.begin(), result.warnings.end());
   }
 
  private:
   /// The tensor that holds a module's weight: its own, or the embedding's for a tied lm_head.
   std::string source_tensor(const std::string& module) const { return untied_ && module == "lm_head" ? "model.embed_tokens.weight" : module + ".weight"; }
 
+  std::string type_of(const std::string& module, const std::vector<std::int64_t>& shape) const {
+    return shape.size() == 2 && transposed_.holds(module) ? kTransposed : type_of_weight(module, shape);
+  }
+
   std::vector<ModuleInfo> find_modules() {
     std::vector<ModuleInfo> modules;
     for (const auto& tensor : source_.names()) {
       const auto& info = source_.info(tensor);
-      if (tensor.size() <= 7 || tensor.compare(tensor.size() - 7, 7, ".weight") != 0 || info.shape.size() < 2) continue;
-      modules.push_back({module_of(tensor), type_of_weight(module_of(tensor), info.shape), info.shape});
+      if (!is_weight(tensor) || info.shape.size() < 2) continue;
+      modules.push_back({module_of(tensor), type_of(module_of(tensor), info.shape), info.shape});
     }
     const io::Json tie = config_.value("tie_word_embeddings", io::Json(false));
     if (!tie.is_boolean() && !tie.is_null()) {
@@ -96,43 +120,85 @@ class Job {
     return modules;
   }
 
-  bool is_inc() const { return options_.format == CheckpointFormat::inc; }
+  std::string form_name() const { return name_of(options_.format); }
 
-  /// Throws if the form can't hold the module's scheme.
-  void check_form(const PlannedModule& m) const {
-    if (is_inc()) return inc::check_scheme(m.scheme, m.info.name);
-    const std::string form = name_of(options_.format);
-    if (m.scheme.format != recipes::Format::E4M3) throw io::Error(form + ": expected fp8_config E4M3, found E5M2");
-    if (options_.format != CheckpointFormat::inc_vllm) return;
-    if (m.scheme.weights != WeightGranularity::tensor || m.scheme.activations != ActivationScaling::static_tensor) {
-      throw io::Error(form + ": " + m.info.name + ": expected one static scale per tensor, found " + m.scheme.describe());
+  void check_source(const PlannedModule& m) const {
+    const auto& info = source_.info(m.info.name == "lm_head" && tied_head_ ? "model.embed_tokens.weight" : m.info.name + ".weight");
+    if (!units::is_float(info.dtype)) {
+      throw io::Error(source_.folder().string() + ": " + info.name + ": expected dtype F32, BF16 or F16, found " + io::name_of(info.dtype));
     }
+    for (const char* made : kScaleEndings) {
+      if (source_.contains(m.info.name + made)) {
+        throw io::Error(source_.folder().string() + ": " + m.info.name + made + ": a scale, in what should be a high precision checkpoint");
+      }
+    }
+  }
+
+  static WeightSpec spec_of(const PlannedModule& m) { return {m.info.name, m.info.shape[0], m.info.shape[1], m.scheme}; }
+
+  /// What the form's readers would misread; and what they run as one product with that.
+  std::map<std::string, std::string> misread() const {
+    std::map<std::string, std::string> reasons, groups;
+    for (const auto& m : plan_.modules) {
+      if (m.info.type != "Linear" || m.info.shape.size() != 2) continue;
+      const std::string problem = form_.weight_problem(spec_of(m)), group = fuse_group_of(m.info.name);
+      if (problem.empty()) continue;
+      reasons[m.info.name] = problem;
+      if (!group.empty()) groups.emplace(group, m.info.name);
+    }
+    for (const auto& m : plan_.modules) {
+      const auto group = groups.find(fuse_group_of(m.info.name));
+      if (group != groups.end()) reasons.emplace(m.info.name, "readers run it as one product with " + group->second + ", which is not converted");
+    }
+    return reasons;
   }
 
   void check_plan() {
     if (plan_.modules.empty()) throw io::Error(source_.folder().string() + ": no module is left to quantize (--include, --exclude, allowlist, blocklist)");
+    const auto misread_modules = misread();
     std::vector<PlannedModule> linears;
+    std::set<std::string> checked;
     for (auto& m : plan_.modules) {
       if (m.info.type != "Linear" || m.info.shape.size() != 2) {
-        plan_.skipped.push_back({m.info.name, name_of(options_.format) + std::string(" quantizes Linear only, this is ") + m.info.type});
+        plan_.skipped.push_back({m.info.name, form_name() + " quantizes Linear only, this is " + m.info.type});
         continue;
       }
-      const auto& info = source_.info(m.info.name == "lm_head" && tied_head_ ? "model.embed_tokens.weight" : m.info.name + ".weight");
-      if (!is_float(info.dtype)) {
-        throw io::Error(source_.folder().string() + ": " + info.name + ": expected dtype F32, BF16 or F16, found " + io::name_of(info.dtype));
+      check_source(m);
+      if (checked.insert(m.scheme.describe()).second) {
+        if (const std::string problem = form_.scheme_problem(m.scheme); !problem.empty()) throw io::Error(problem + " (" + m.info.name + ")");
       }
-      check_form(m);
-      for (const char* made : {".weight_scale", ".input_scale", ".scale_weight", ".scale_input"}) {
-        if (source_.contains(m.info.name + made)) {
-          throw io::Error(source_.folder().string() + ": " + m.info.name + made + ": a scale, in what should be a high precision checkpoint");
-        }
+      if (const auto found = misread_modules.find(m.info.name); found != misread_modules.end()) {
+        plan_.skipped.push_back({m.info.name, found->second});
+        continue;
       }
       linears.push_back(m);
     }
     plan_.modules = std::move(linears);
-    if (plan_.modules.empty()) throw io::Error(source_.folder().string() + ": no Linear module is left to quantize");
+    if (plan_.modules.empty()) {
+      throw io::Error(source_.folder().string() + ": no Linear module is left to quantize" +
+                      (misread_modules.empty() ? "" : "; " + misread_modules.begin()->first + ": " + misread_modules.begin()->second));
+    }
     untied_ = tied_head_ && plan_.find("lm_head") != nullptr;
-    for (const auto& m : plan_.modules) names_.push_back(m.info.name);
+    list_transposed_and_stacked();
+  }
+
+  /// Weights that look like those of a Linear and are none to a reader of this form.
+  void list_transposed_and_stacked() {
+    for (auto& s : plan_.skipped) {
+      if (source_.contains(s.name + ".weight") && type_of(s.name, source_.info(s.name + ".weight").shape) == kTransposed)
+        s.reason = "stored transposed, [in, out] (Conv1D): readers of this form take Linear weights only";
+    }
+    std::set<std::string> listed;
+    for (const auto& s : plan_.skipped) listed.insert(s.name);
+    for (const auto& tensor : source_.names()) {
+      const auto& info = source_.info(tensor);
+      if (info.shape.size() != 3 || !units::is_float(info.dtype) || tensor.find("expert") == std::string::npos) continue;
+      const std::string name = is_weight(tensor) ? module_of(tensor) : tensor, reason = "experts stacked in one tensor: readers of this form take one weight per expert";
+      if (listed.count(name) == 0) plan_.skipped.push_back({name, reason});
+      for (auto& s : plan_.skipped) {
+        if (s.name == name) s.reason = reason;
+      }
+    }
   }
 
   /// The measurement's fingerprint, if it has one, against the weights that are to be quantized.
@@ -144,163 +210,100 @@ class Job {
     measure::require_same_model(*measurements->model, model, "measurements");
   }
 
-  void lay_out() {
-    for (const auto& tensor : source_.names()) {
-      const auto& info = source_.info(tensor);
-      if (weight_of(tensor) == nullptr) entries_.push_back({tensor, info.dtype, info.shape});
-    }
-    if (is_inc()) layout_ = inc::layout_of(plan_.modules.front().scheme, options_.plan.config.has_value() && options_.plan.config->use_qdq);
-    for (const auto& m : plan_.modules) {
-      if (is_inc()) {
-        for (auto& e : inc::entries(m.info.name, m.info.shape[0], m.info.shape[1], m.scheme, layout_)) entries_.push_back(std::move(e));
-        continue;
-      }
-      entries_.push_back({m.info.name + ".weight", DType::F8_E4M3, m.info.shape});
-      entries_.push_back({m.info.name + ".weight_scale", DType::F32,
-                          m.scheme.weights == WeightGranularity::channel ? std::vector<std::int64_t>{m.info.shape[0], 1} : std::vector<std::int64_t>{1}});
-      if (m.scheme.activations == ActivationScaling::static_tensor) entries_.push_back({m.info.name + ".input_scale", DType::F32, {1}});
-    }
-    for (std::size_t i = 0; i < plan_.modules.size(); ++i) by_weight_[plan_.modules[i].info.name + ".weight"] = i;
-  }
-
-  const PlannedModule* weight_of(const std::string& tensor) const {
-    if (tensor.size() <= 7 || tensor.compare(tensor.size() - 7, 7, ".weight") != 0) return nullptr;
-    if (by_weight_.empty()) return plan_.find(module_of(tensor));
-    const auto it = by_weight_.find(tensor);
-    return it == by_weight_.end() ? nullptr : &plan_.modules[it->second];
-  }
-
-  /// Linears that stay as they are: transformers needs each by name.
-  std::vector<std::string> kept_linears() const {
-    std::vector<std::string> kept;
-    for (const auto& s : plan_.skipped) {
+  void make_spec() {
+    spec_.scheme = plan_.modules.front().scheme;
+    for (const auto& m : plan_.modules) spec_.quantized.push_back(m.info.name);
+    for (const auto& s : plan_.skipped) {  // transformers needs each Linear that stays by name
       const std::string tensor = s.name + ".weight";
-      const bool linear = source_.contains(tensor) ? type_of_weight(s.name, source_.info(tensor).shape) == "Linear" : s.name == "lm_head";
-      if (linear) kept.push_back(s.name);
+      if (source_.contains(tensor) ? type_of(s.name, source_.info(tensor).shape) == "Linear" : s.name == "lm_head") spec_.kept_linears.push_back(s.name);
     }
-    return kept;
-  }
-
-  void advance(std::uint64_t bytes) {
-    done_ += bytes;
-    if (options_.stop && options_.stop()) throw io::Error("interrupted");
-    if (options_.progress) options_.progress(std::min(done_, total_), total_);
-  }
-
-  /// Calls body(first_row, rows, data) over a weight, chunk by chunk.
-  template <class Body>
-  void for_rows(const std::string& tensor, Body body) {
-    const auto& info = source_.info(tensor);
-    const std::uint64_t row_bytes = static_cast<std::uint64_t>(info.shape[1]) * static_cast<std::uint64_t>(io::size_of(info.dtype));
-    const std::int64_t step = std::max<std::int64_t>(1, static_cast<std::int64_t>(kChunkBytes / std::max<std::uint64_t>(row_bytes, 1)));
-    for (std::int64_t row = 0; row < info.shape[0]; row += step) {
-      const std::int64_t rows = std::min(step, info.shape[0] - row);
-      in_.resize(static_cast<std::uint64_t>(rows) * row_bytes);
-      source_.read(tensor, in_.data(), static_cast<std::uint64_t>(row) * row_bytes, in_.size());
-      body(row, rows);
+    spec_.scale_method = plan_.scale_method;
+    spec_.qdq = options_.plan.config.has_value() && options_.plan.config->use_qdq;
+    spec_.kv = options_.kv;
+    for (const auto& kv : spec_.kv) {
+      if (const std::string problem = form_.kv_problem(kv); !problem.empty()) throw io::Error(form_name() + ": " + kv.attention + ": " + problem);
     }
   }
 
-  float tensor_amax(const std::string& tensor) {
-    if (auto it = amax_.find(tensor); it != amax_.end()) return it->second;
-    const auto& info = source_.info(tensor);
-    float largest = 0;
-    for_rows(tensor, [&](std::int64_t, std::int64_t rows) {
-      const float a = kernels::amax(in_.data(), float_type(info.dtype), rows * info.shape[1]);
-      largest = std::isnan(a) || a > largest ? a : largest;
-      advance(0);
-    });
-    if (!std::isfinite(largest)) {
-      throw io::Error(source_.folder().string() + ": " + tensor + ": expected finite weights, found " + (std::isnan(largest) ? "NaN" : "Inf"));
+  /// In the source's order: what belongs together there stays together.
+  void make_units() {
+    std::map<std::string, std::size_t> by_weight;
+    std::map<std::string, std::vector<std::size_t>> groups;
+    for (std::size_t i = 0; i < plan_.modules.size(); ++i) {
+      const auto& m = plan_.modules[i];
+      by_weight[m.info.name + ".weight"] = i;
+      if (!m.fuse_group.empty()) groups[m.fuse_group].push_back(i);
     }
-    return amax_[tensor] = largest;
-  }
-
-  /// The amax that a per-tensor scale is made of: the module's own, or the largest of its group.
-  float scale_amax(const PlannedModule& m) {
-    float amax = tensor_amax(source_tensor(m.info.name));
-    check_measured_weight(m, amax);
-    if (m.fuse_group.empty()) return amax;
-    for (const auto& other : plan_.modules) {
-      if (other.fuse_group == m.fuse_group) amax = std::max(amax, tensor_amax(source_tensor(other.info.name)));
-    }
-    return amax;
-  }
-
-  /// One scale for all of a weight. A search needs all of it in memory.
-  WeightScales tensor_scales(const PlannedModule& m, recipes::FloatType type) {
-    const std::string tensor = source_tensor(m.info.name);
-    const float amax = scale_amax(m);
-    if (!searches(m.scheme)) return weight_scales({amax}, m.scheme, tensor);
-    const auto& info = source_.info(tensor);
-    std::vector<std::uint8_t> all(static_cast<std::size_t>(info.bytes()));
-    source_.read(tensor, all.data(), 0, all.size());
-    return searched_weight_scales(all.data(), type, info.shape[0], info.shape[1], m.scheme, tensor);
-  }
-
-  void quantize(const PlannedModule& m, ShardedWriter& writer) {
-    const std::string tensor = source_tensor(m.info.name), name = m.info.name;
-    const auto& info = source_.info(tensor);
-    const auto type = float_type(info.dtype);
-    const std::int64_t cols = info.shape[1];
-    const bool per_channel = m.scheme.weights == WeightGranularity::channel;
-    WeightScales scales;
-    float largest = 0;
-    if (!per_channel) scales = tensor_scales(m, type);
-    std::vector<float> stored;
-    for_rows(tensor, [&](std::int64_t row, std::int64_t rows) {
-      if (per_channel) {  // a row's scale needs that row only: amax and cast while it is in cache
-        std::vector<float> amax(static_cast<std::size_t>(rows));
-        kernels::amax_rows(in_.data(), type, rows, cols, cols, amax.data());
-        for (float a : amax) largest = std::isnan(a) || a > largest ? a : largest;
-        scales = searches(m.scheme) ? searched_weight_scales(in_.data(), type, rows, cols, m.scheme, tensor) : weight_scales(amax, m.scheme, tensor, type);
-        stored.insert(stored.end(), scales.scale_inv.begin(), scales.scale_inv.end());
+    const auto add_module = [&](std::size_t i) {
+      const auto& m = plan_.modules[i];
+      std::vector<std::size_t> members = m.fuse_group.empty() ? std::vector<std::size_t>{i} : groups.at(m.fuse_group);
+      if (members.front() != i) return;  // the first of a group stands for all
+      std::vector<units::Weight> weights;
+      for (const std::size_t member : members) {
+        const auto& module = plan_.modules[member];
+        weights.push_back({module, source_tensor(module.info.name), spec_of(module)});
       }
-      out_.resize(static_cast<std::size_t>(rows * cols));
-      cast_weight_rows(in_.data(), type, rows, cols, 0, scales, m.scheme, out_.data());
-      if (is_inc()) {
-        inc::write_rows(writer, name, out_.data(), rows, cols, row, info.shape[0]);
-      } else {
-        writer.write(name + ".weight", out_.data(), static_cast<std::uint64_t>(row * cols), out_.size());
-      }
-      advance(in_.size());
-    });
-    if (per_channel) check_measured_weight(m, largest);
-    if (!per_channel) stored = scales.scale_inv;
-    if (is_inc()) return inc::write_scales(writer, name, stored, m.scheme, layout_);
-    writer.write(name + ".weight_scale", stored.data(), 0, stored.size() * sizeof(float));
-    if (m.scheme.activations == ActivationScaling::static_tensor) writer.write(name + ".input_scale", &m.scheme.input_scale_inv, 0, sizeof(float));
+      units_.push_back(units::quantize_unit(shared_, std::move(weights)));
+    };
+    for (const auto& tensor : source_.names()) {
+      const auto found = by_weight.find(tensor);
+      if (found == by_weight.end())
+        units_.push_back(copy_unit(source_, tensor, tensor));
+      else
+        add_module(found->second);
+    }
+    if (untied_) add_module(by_weight.at("lm_head.weight"));
+    for (const auto& kv : spec_.kv) {
+      units_.push_back({kv.attention, form_.kv_entries(kv, spec_), 0, [this, &kv](UnitContext& context) {
+                          form_.write_kv(context, kv, spec_);
+                          context.advance(0);
+                        }, {}});
+    }
   }
 
-  void keep(const std::string& tensor, ShardedWriter& writer) {
-    const auto& info = source_.info(tensor);
-    for (std::uint64_t at = 0; at < info.bytes() || at == 0; at += kChunkBytes) {
-      const std::uint64_t size = std::min(kChunkBytes, info.bytes() - at);
-      in_.resize(size);
-      source_.read(tensor, in_.data(), at, size);
-      if (is_float(info.dtype)) {
-        const float a = kernels::amax(in_.data(), float_type(info.dtype), static_cast<std::int64_t>(size) / io::size_of(info.dtype));
-        if (std::isnan(a)) throw io::Error(source_.folder().string() + ": " + tensor + ": expected finite weights, found NaN");
-      }
-      writer.write(tensor, in_.data(), at, size);
-      advance(size);
+  /// What decides the bytes.
+  io::Json identity() const {
+    io::Checksum modules;
+    const auto add = [&](const void* data, std::size_t size) { modules.update(data, size); };
+    for (const auto& m : plan_.modules) {
+      const std::string text = m.info.name + "\n" + m.scheme.describe() + "\n" + m.fuse_group + "\n";
+      add(text.data(), text.size());
+      add(&m.scheme.input_scale_inv, sizeof(float));
     }
+    for (const auto& kv : spec_.kv) {
+      add(kv.attention.c_str(), kv.attention.size() + 1);
+      add(kv.k.data(), kv.k.size() * sizeof(float));
+      add(kv.v.data(), kv.v.size() * sizeof(float));
+    }
+    const io::Json options = {{"format", form_name()},          {"scheme", spec_.scheme.describe()},           {"convention", name_of(spec_.scheme.convention)},
+                              {"hp_dtype", recipes::name_of(spec_.scheme.hp)}, {"scale_method", plan_.scale_method}, {"use_qdq", spec_.qdq},
+                              {"measurements", plan_.measurements}, {"fuse_scales", options_.plan.fuse_scales},   {"modules and their scales", io::checksum_text(modules.value())}};
+    return {{"command", "quantize"}, {"option", options}, {"source", source_identity_}};
+  }
+
+  void finish_folder(OutputFolder& folder, CheckpointReport& report) const {
+    const io::Json config = form_.config(spec_);
+    io::Json edits = {{"quantization_config", config}};
+    if (tied_ && plan_.find("lm_head") != nullptr) edits["tie_word_embeddings"] = false;
+    folder.write_config(source_.folder() / "config.json", edits);
+    for (const auto& [name, json] : form_.extra_files(config)) folder.write_json(name, json);
+    folder.write_json(kSidecarName, make_sidecar(plan_, spec_.scheme));
+    for (auto& warning : folder.carry_through(source_.folder())) report.warnings.push_back(std::move(warning));
   }
 
   const CheckpointOptions& options_;
+  io::Json source_identity_;
   io::Json config_;
   io::Checkpoint source_;
+  Transposed transposed_;
+  const CheckpointForm& form_;
   bool tied_ = false;       // config.json says so; a quantized lm_head ends it
   bool tied_head_ = false;  // and the file has no lm_head.weight
   bool untied_ = false;     // lm_head is quantized from the embedding's tensor
   Plan plan_;
-  inc::Layout layout_;
-  std::vector<std::string> names_;
-  std::vector<io::SafetensorsWriter::Entry> entries_;
-  std::map<std::string, std::size_t> by_weight_;
-  std::map<std::string, float> amax_;
-  std::vector<std::uint8_t> in_, out_;
-  std::uint64_t done_ = 0, total_ = 0;
+  ConfigSpec spec_;
+  units::Shared shared_{source_, form_, spec_};
+  std::vector<Unit> units_;
 };
 
 }  // namespace
@@ -308,8 +311,9 @@ class Job {
 CheckpointReport quantize_checkpoint(const fs::path& model, const fs::path& out, const CheckpointOptions& options) {
   if (!options.dry_run) io::refuse_same_path(model, out);
   Job job(model, options);
-  if (!options.dry_run) job.write(out);
-  return job.report();
+  CheckpointReport report = job.report();
+  if (!options.dry_run) job.write(out, report);
+  return report;
 }
 
 }  // namespace fp8::quant

@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-// Checkpoint folder in, fp8 checkpoint folder out, tensor by tensor: memory is bounded by a few chunks, whatever the model's size.
+// Checkpoint folder in, fp8 checkpoint folder out, tensor by tensor: memory is bounded by a few chunks per thread, whatever the model's size.
 // No torch here.
 #pragma once
 #include <cstdint>
@@ -8,7 +8,7 @@
 #include <string>
 #include <vector>
 
-#include "fp8/quant/formats/checkpoint_format.h"
+#include "fp8/quant/formats/form.h"
 #include "fp8/quant/plan.h"
 
 namespace fp8::quant {
@@ -16,12 +16,18 @@ namespace fp8::quant {
 struct CheckpointOptions {
   PlanOptions plan;
   CheckpointFormat format = CheckpointFormat::compressed_tensors;
+  std::vector<KvScales> kv;  ///< scales of key-value caches to write, by attention module
   bool overwrite = false;
   bool dry_run = false;  ///< plan and byte counts only; nothing is written, no data read
-  std::uint64_t shard_bytes = 5'000'000'000;  ///< tensor data of one file, unless a single tensor is larger
-  /// Called with bytes done and in all, at most some hundred times; may be empty.
+  /// Goes on where a run with the same options was cut short, and leaves what it has if it is cut short itself.
+  bool resume = false;
+  std::uint64_t shard_bytes = 5'000'000'000;  ///< tensor data of one file, unless that of a single unit (a module, q with k and v) is larger
+  /// One process of several: writes its share of the files beside `out`.
+  std::int64_t rank = 0, world_size = 1;
+  bool join = false;  ///< makes `out` of the shares of world_size ranks
+  /// Called with bytes done and in all, at most some hundred times, by one thread at a time; may be empty.
   std::function<void(std::uint64_t, std::uint64_t)> progress;
-  /// Asked between chunks; true ends the work with an io::Error "interrupted" and leaves nothing behind. May be empty.
+  /// Asked between chunks; true ends the work with an io::Error "interrupted" and, without resume, leaves nothing behind. May be empty.
   std::function<bool()> stop;
 };
 
@@ -29,12 +35,14 @@ struct CheckpointReport {
   std::vector<std::pair<std::string, std::string>> quantized;  ///< module, scheme
   std::vector<SkippedModule> skipped;
   std::vector<std::string> warnings;
-  std::uint64_t weights_bytes = 0;  ///< tensor data written (or to be written)
+  std::uint64_t weights_bytes = 0;  ///< tensor data written (or to be written), by all ranks
   std::uint64_t source_bytes = 0;
+  std::size_t units = 0, units_kept = 0;  ///< pieces of work; those that a run that was cut short had finished
 };
 
-/// Reads `model` (config.json, *.safetensors), writes `out` in the form asked for, with tokenizer and generation files carried
-/// through. Throws io::Error or std::invalid_argument, naming file, tensor or key; nothing stands under `out` then.
+/// Reads `model` (config.json, weights), writes `out` in the form asked for, with tokenizer and generation files carried through. Modules
+/// that the form's readers would misread, transposed and 3-D weights stay as they are and are listed. Throws io::Error or
+/// std::invalid_argument, naming file, tensor or key; nothing stands under `out` then.
 CheckpointReport quantize_checkpoint(const std::filesystem::path& model, const std::filesystem::path& out, const CheckpointOptions& options);
 
 }  // namespace fp8::quant

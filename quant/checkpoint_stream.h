@@ -2,8 +2,9 @@
 // An output checkpoint made piece by piece: units of work run on all threads, each streams its tensors from the source through a few
 // megabytes into place. What is finished is noted with its checksum, so that a run that was cut short can go on. No torch here.
 //
-//   .OUT.partial/    tensors at their final places in files of their final size; journal.jsonl: one line per finished unit
-//   OUT/             appears whole, by rename, when every unit is finished
+//   .OUT.partial/      tensors at their final places in files of their final size; journal.jsonl: one line per finished unit
+//   OUT/               appears whole, by rename, when every unit is finished
+//   OUT.rank-R-of-N/   instead, where N processes share the work: whole files of it, and share.json; joined into OUT
 #pragma once
 #include <cstdint>
 #include <filesystem>
@@ -23,8 +24,10 @@ class UnitContext : public TensorSink {
   std::vector<std::uint8_t> in, out;
   /// Tells the progress bar and looks whether the user wants to stop (io::Error "interrupted"). Once per chunk read.
   virtual void advance(std::uint64_t source_bytes) = 0;
-  /// Copies a tensor's bytes as they are, in the kernel where it can.
-  virtual void copy(const io::Checkpoint& source, const std::string& from, const std::string& to) = 0;
+  /// Copies bytes [offset, offset + size) of a tensor as they are, in the kernel where it can, and advances. A float tensor with a NaN is
+  /// an io::Error naming it. offset: a multiple of 8.
+  virtual void copy(const io::Checkpoint& source, const std::string& from, const std::string& to, std::uint64_t offset, std::uint64_t size) = 0;
+  void copy(const io::Checkpoint& source, const std::string& from, const std::string& to) { copy(source, from, to, 0, source.info(from).bytes()); }
 };
 
 /// Some tensors of the output that are made together. Runs on any thread, at any time, alone or beside others; its bytes depend on nothing
@@ -38,7 +41,7 @@ struct Unit {
   std::vector<std::function<void(UnitContext&)>> parts;
 };
 
-/// A tensor that stays as it is. A float tensor with a NaN is an io::Error naming it.
+/// A tensor that stays as it is, as UnitContext::copy() does it.
 Unit copy_unit(const io::Checkpoint& source, const std::string& from, const std::string& to);
 
 struct StreamOptions {
@@ -67,6 +70,9 @@ StreamResult write_checkpoint(const std::filesystem::path& out, const std::vecto
 
 /// After every rank has written its share: checks them, writes the index and what finish() adds, puts `out` in place.
 void join_checkpoint(const std::filesystem::path& out, const std::vector<Unit>& units, const StreamOptions& options, const std::function<void(OutputFolder&)>& finish);
+
+/// World sizes, ascending, of the shares that stand beside `out`.
+std::vector<std::int64_t> shares_of(const std::filesystem::path& out);
 
 /// The part of an identity that tells the source: names, sizes and modification times of its files.
 io::Json identity_of(const std::filesystem::path& model);

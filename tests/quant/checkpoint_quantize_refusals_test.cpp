@@ -77,7 +77,7 @@ TEST(CheckpointRefusals, OnlyConvolutionsLeft) {
 TEST(CheckpointRefusals, E5M2HasNoPlaceInTheFormat) {
   Refusal r;
   r.options.plan.config = configs::parse_quant_config(io::Json{{"scale_method", "unit_scale"}, {"fp8_config", "E5M2"}}, "q");
-  r.expect({"expected fp8_config E4M3, found E5M2"});
+  r.expect({"compressed-tensors holds E4M3, found E5M2"});
 }
 
 TEST(CheckpointRefusals, MeasurementsThatDoNotFit) {

@@ -1,0 +1,158 @@
+// SPDX-License-Identifier: Apache-2.0
+// The two ways to a finished checkpoint: one process writes it, or several write shares of it that are joined.
+#include "fp8/quant/checkpoint_stream.h"
+
+#include <algorithm>
+#include <array>
+
+#include "fp8/quant/checkpoint_files.h"
+#include "fp8/quant/checkpoint_run.h"
+#include "fp8/runtime/io/error.h"
+#include "fp8/runtime/kernels/thread_pool.h"
+
+namespace fp8::quant {
+namespace {
+
+namespace fs = std::filesystem;
+using stream::File;
+
+constexpr std::uint64_t kPartBytes = std::uint64_t{32} << 20;
+
+io::Partial partial_of(const StreamOptions& options) { return options.resume ? io::Partial::now : io::Partial::later; }
+
+void check_rank(const StreamOptions& options) {
+  if (options.world_size < 1 || options.rank < 0 || options.rank >= options.world_size)
+    throw io::Error("rank " + std::to_string(options.rank) + " of " + std::to_string(options.world_size) + ": allowed are 0 to world size - 1");
+}
+
+/// What several runs of one work have in common.
+io::Json share_of(const std::vector<Unit>& units, const std::vector<File>& files, std::int64_t rank, const StreamOptions& options) {
+  io::Json names = io::Json::array();
+  for (const auto& file : files) {
+    if (file.rank == rank) names.push_back(file.name);
+  }
+  return {{"identity", stream::whole_identity(units, options)}, {"rank", rank}, {"files", names}};
+}
+
+/// Throws io::Error if the share's files are not there in full.
+void check_share(const fs::path& folder, const std::vector<Unit>& units, const std::vector<File>& files, std::int64_t rank, const StreamOptions& options) {
+  const io::Json found = io::read_json(folder / stream::kShareName);
+  if (const std::string text = stream::difference(found, share_of(units, files, rank, options)); !text.empty())
+    io::fail(folder, "was made from something else: " + text);
+  for (const auto& file : files) {
+    if (file.rank != rank) continue;
+    const fs::path path = folder / file.name;
+    const auto layout = stream::layout_of(file, units, path);
+    std::uint64_t size = 0;
+    const io::Descriptor in = io::open_regular(path, &size);
+    if (size != layout.file_bytes) io::fail(path, std::to_string(size) + " bytes, expected " + std::to_string(layout.file_bytes));
+    std::string head(layout.head.size(), '\0');
+    io::read_at(in.get(), path, 0, head.data(), head.size());
+    if (head != layout.head) io::fail(path, "has another header than this run would write");
+  }
+}
+
+bool share_is_finished(const fs::path& folder, const std::vector<Unit>& units, const std::vector<File>& files, const StreamOptions& options) {
+  std::error_code error;
+  if (!options.resume || !fs::exists(folder / stream::kShareName, error)) return false;
+  check_share(folder, units, files, options.rank, options);
+  return true;
+}
+
+void require_free(const fs::path& out, const StreamOptions& options) {
+  std::error_code error;
+  if (!options.overwrite && fs::exists(out, error) && !(fs::is_directory(out, error) && fs::is_empty(out, error)))
+    io::fail(out, "exists and is not empty, expected a new or empty folder (or overwrite)");
+}
+
+void place_file(const fs::path& from, const fs::path& to, const fs::path& shown) {
+  std::error_code error;
+  fs::create_hard_link(from, to, error);
+  if (!error) return;
+  std::uint64_t size = 0;
+  const io::Descriptor in = io::open_regular(from, &size);
+  io::PlacedFile file(to, size, shown);
+  if (file.copy(in.get(), 0, 0, size)) return;
+  std::vector<std::uint8_t> buffer(std::size_t{1} << 20);
+  for (std::uint64_t at = 0; at < size;) {
+    const std::uint64_t chunk = std::min<std::uint64_t>(buffer.size(), size - at);
+    io::read_at(in.get(), from, at, buffer.data(), chunk);
+    file.write(at, buffer.data(), chunk);
+    at += chunk;
+  }
+}
+
+}  // namespace
+
+Unit copy_unit(const io::Checkpoint& source, const std::string& from, const std::string& to) {
+  const auto& info = source.info(from);
+  Unit unit{to, {{to, info.dtype, info.shape}}, info.bytes(), {}, {}};
+  if (info.bytes() <= 2 * kPartBytes) {
+    unit.run = [&source, from, to](UnitContext& context) { context.copy(source, from, to); };
+    return unit;
+  }
+  for (std::uint64_t at = 0; at < info.bytes(); at += kPartBytes) {
+    const std::uint64_t size = std::min(kPartBytes, info.bytes() - at);
+    unit.parts.push_back([&source, from, to, at, size](UnitContext& context) { context.copy(source, from, to, at, size); });
+  }
+  return unit;
+}
+
+StreamResult write_checkpoint(const fs::path& out, const std::vector<Unit>& units, const StreamOptions& options, const std::function<void(OutputFolder&)>& finish) {
+  check_rank(options);
+  StreamResult result;
+  const auto files = stream::lay_out(units, options);
+  const bool shared = options.world_size > 1;
+  const fs::path target = shared ? stream::share_folder(out, options.rank, options.world_size) : out;
+  if (shared) {
+    require_free(out, options);
+    if (share_is_finished(target, units, files, options)) {
+      for (const auto& file : files) result.kept += file.rank == options.rank ? file.units.size() : 0;
+      return result;
+    }
+  }
+  OutputFolder folder(target, options.overwrite, partial_of(options));
+  if (folder.path().discarded()) result.warnings.push_back(folder.path().path().string() + ": what a run that was cut short had finished is removed; --resume would have gone on with it");
+  stream::Run run(folder, units, files, options);
+  try {
+    run.work();
+    result.kept = run.kept();
+    if (shared) {
+      folder.write_json(stream::kShareName, share_of(units, files, options.rank, options));
+    } else {
+      stream::write_index(folder, files, units);
+      finish(folder);
+    }
+    stream::require_unchanged(options);
+    folder.path().sync();
+  } catch (const io::Error& error) {
+    if (!options.resume) throw;
+    throw io::Error(std::string(error.what()) + "; what was finished is kept in " + io::printable(folder.path().temporary().string(), 4096) + ", --resume goes on with it");
+  }
+  run.remove_journal();
+  folder.commit();
+  return result;
+}
+
+void join_checkpoint(const fs::path& out, const std::vector<Unit>& units, const StreamOptions& options, const std::function<void(OutputFolder&)>& finish) {
+  check_rank(options);
+  const auto files = stream::lay_out(units, options);
+  std::string missing;
+  std::error_code error;
+  for (std::int64_t rank = 0; rank < options.world_size; ++rank) {
+    if (!fs::exists(stream::share_folder(out, rank, options.world_size) / stream::kShareName, error)) missing += (missing.empty() ? "" : ", ") + std::to_string(rank);
+  }
+  if (!missing.empty()) io::fail(out, "can't join the shares of " + std::to_string(options.world_size) + " ranks, missing: " + missing);
+  for (std::int64_t rank = 0; rank < options.world_size; ++rank) check_share(stream::share_folder(out, rank, options.world_size), units, files, rank, options);
+  OutputFolder folder(out, options.overwrite);
+  for (const auto& file : files) {
+    place_file(stream::share_folder(out, file.rank, options.world_size) / file.name, folder.path().file(file.name), folder.path().path() / file.name);
+  }
+  stream::write_index(folder, files, units);
+  finish(folder);
+  stream::require_unchanged(options);
+  folder.commit();
+  for (std::int64_t rank = 0; rank < options.world_size; ++rank) fs::remove_all(stream::share_folder(out, rank, options.world_size), error);
+}
+
+}  // namespace fp8::quant

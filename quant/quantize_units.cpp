@@ -1,0 +1,182 @@
+// SPDX-License-Identifier: Apache-2.0
+#include "fp8/quant/quantize_units.h"
+
+#include <algorithm>
+#include <cmath>
+#include <memory>
+
+#include "fp8/runtime/io/error.h"
+#include "fp8/runtime/kernels/cast.h"
+
+namespace fp8::quant::units {
+namespace {
+
+using io::DType;
+
+constexpr std::uint64_t kChunkBytes = std::uint64_t{1} << 20;
+/// Transposed codes are written in runs of a chunk's rows: longer runs, fewer writes.
+constexpr std::uint64_t kTransposedChunkBytes = std::uint64_t{8} << 20;
+constexpr std::uint64_t kPartBytes = std::uint64_t{32} << 20;
+
+recipes::FloatType float_type(DType dtype) {
+  return dtype == DType::F32 ? recipes::FloatType::F32 : dtype == DType::BF16 ? recipes::FloatType::BF16 : recipes::FloatType::F16;
+}
+
+float larger(float a, float b) { return std::isnan(a) || a > b ? a : b; }
+
+/// One weight's tensor in the source, in chunks of rows.
+class Rows {
+ public:
+  Rows(const Shared& shared, const Weight& weight)
+      : shared_(shared), weight_(weight), type_(float_type(shared.source.info(weight.tensor).dtype)), bytes_(static_cast<std::uint64_t>(weight.spec.cols) * width()) {}
+
+  recipes::FloatType type() const { return type_; }
+  std::uint64_t row_bytes() const { return bytes_; }
+  /// Rows that belong together: those of a block.
+  std::int64_t grain() const { return weight_.spec.scheme.weights == WeightGranularity::block ? std::max<std::int64_t>(weight_.spec.scheme.block.rows, 1) : 1; }
+
+  /// body(first_row, rows, data) over [begin, end).
+  template <class Body>
+  void each(UnitContext& context, std::int64_t begin, std::int64_t end, Body body) const {
+    const auto format = shared_.form.format();
+    const std::uint64_t chunk = format == CheckpointFormat::inc ? kTransposedChunkBytes : kChunkBytes;
+    const std::int64_t step = std::max<std::int64_t>(1, static_cast<std::int64_t>(chunk / std::max<std::uint64_t>(bytes_, 1)) / grain()) * grain();
+    for (std::int64_t row = begin; row < end; row += step) {
+      const std::int64_t rows = std::min(step, end - row);
+      context.in.resize(static_cast<std::uint64_t>(rows) * bytes_);
+      shared_.source.read(weight_.tensor, context.in.data(), static_cast<std::uint64_t>(row) * bytes_, context.in.size());
+      body(row, rows);
+    }
+  }
+
+ private:
+  std::uint64_t width() const { return static_cast<std::uint64_t>(io::size_of(shared_.source.info(weight_.tensor).dtype)); }
+
+  const Shared& shared_;
+  const Weight& weight_;
+  recipes::FloatType type_;
+  std::uint64_t bytes_;
+};
+
+float tensor_amax(const Shared& shared, const Weight& w, UnitContext& context) {
+  const Rows rows(shared, w);
+  float largest = 0;
+  rows.each(context, 0, w.spec.rows, [&](std::int64_t, std::int64_t count) {
+    largest = larger(kernels::amax(context.in.data(), rows.type(), count * w.spec.cols), largest);
+    context.advance(0);
+  });
+  if (!std::isfinite(largest)) {
+    throw io::Error(shared.source.folder().string() + ": " + w.tensor + ": expected finite weights, found " + (std::isnan(largest) ? "NaN" : "Inf"));
+  }
+  check_measured_weight(w.module, largest);
+  return largest;
+}
+
+/// A search needs all of the weight in memory.
+WeightScales searched(const Shared& shared, const Weight& w) {
+  const auto& info = shared.source.info(w.tensor);
+  std::vector<std::uint8_t> all(static_cast<std::size_t>(info.bytes()));
+  shared.source.read(w.tensor, all.data(), 0, all.size());
+  return searched_weight_scales(all.data(), float_type(info.dtype), w.spec.rows, w.spec.cols, w.spec.scheme, w.tensor);
+}
+
+void per_tensor(const Shared& shared, const std::vector<Weight>& weights, UnitContext& context) {
+  float amax = 0;
+  for (const auto& w : weights) amax = std::max(amax, tensor_amax(shared, w, context));
+  for (const auto& w : weights) {
+    const Rows rows(shared, w);
+    const WeightScales scales = searches(w.spec.scheme) ? searched(shared, w) : weight_scales({amax}, w.spec.scheme, w.tensor);
+    rows.each(context, 0, w.spec.rows, [&](std::int64_t row, std::int64_t count) {
+      context.out.resize(static_cast<std::size_t>(count * w.spec.cols));
+      cast_weight_rows(context.in.data(), rows.type(), count, w.spec.cols, 0, scales, w.spec.scheme, context.out.data());
+      shared.form.write_codes(context, w.spec, context.out.data(), row, count);
+      context.advance(context.in.size());
+    });
+    if (w.spec.rows == 0) context.advance(0);
+    shared.form.write_scales(context, w.spec, shared.config, scales.scale_inv);
+  }
+}
+
+/// A weight whose rows, or rows of blocks, are independent: its ranges fill one list of scales.
+class Ranges {
+ public:
+  Ranges(const Shared& shared, Weight weight)
+      : shared_(shared), w_(std::move(weight)), rows_(shared_, w_), grid_(scale_grid(w_.spec.scheme, w_.spec.rows, w_.spec.cols)),
+        scale_inv_(static_cast<std::size_t>(grid_.size())), parts_(part_count()), largest_(parts_, 0.0f) {}
+
+  std::size_t parts() const { return parts_; }
+
+  /// One of parts() ranges.
+  void run(UnitContext& context, std::size_t part) {
+    const std::int64_t grains = (w_.spec.rows + rows_.grain() - 1) / rows_.grain(), n = static_cast<std::int64_t>(parts_), i = static_cast<std::int64_t>(part);
+    const std::int64_t begin = grains * i / n * rows_.grain(), end = std::min(w_.spec.rows, grains * (i + 1) / n * rows_.grain());
+    rows_.each(context, begin, end, [&](std::int64_t row, std::int64_t count) {
+      context.out.resize(static_cast<std::size_t>(count * w_.spec.cols));
+      const std::vector<float> made = w_.spec.scheme.weights == WeightGranularity::block ? blocks(context, count) : channels(context, count, largest_[part]);
+      std::copy(made.begin(), made.end(), scale_inv_.begin() + row / grid_.block_rows * grid_.cols);
+      shared_.form.write_codes(context, w_.spec, context.out.data(), row, count);
+      context.advance(context.in.size());
+    });
+    if (begin == end) context.advance(0);
+  }
+
+  /// After all of them.
+  void finish(UnitContext& context) {
+    check_measured_weight(w_.module, *std::max_element(largest_.begin(), largest_.end()));
+    shared_.form.write_scales(context, w_.spec, shared_.config, scale_inv_);
+  }
+
+ private:
+  std::size_t part_count() const {
+    const std::uint64_t bytes = static_cast<std::uint64_t>(w_.spec.rows) * rows_.row_bytes();
+    const auto most = static_cast<std::uint64_t>(std::max<std::int64_t>(1, w_.spec.rows / rows_.grain()));
+    return static_cast<std::size_t>(bytes <= 2 * kPartBytes ? 1 : std::min(bytes / kPartBytes, most));
+  }
+
+  /// A row's scale needs that row only: amax and cast while it is in cache.
+  std::vector<float> channels(UnitContext& context, std::int64_t count, float& largest) const {
+    const auto& scheme = w_.spec.scheme;
+    std::vector<float> amax(static_cast<std::size_t>(count));
+    kernels::amax_rows(context.in.data(), rows_.type(), count, w_.spec.cols, w_.spec.cols, amax.data());
+    for (const float a : amax) largest = larger(a, largest);
+    WeightScales scales = searches(scheme) ? searched_weight_scales(context.in.data(), rows_.type(), count, w_.spec.cols, scheme, w_.tensor)
+                                           : weight_scales(amax, scheme, w_.tensor, rows_.type());
+    cast_weight_rows(context.in.data(), rows_.type(), count, w_.spec.cols, 0, scales, scheme, context.out.data());
+    return std::move(scales.scale_inv);
+  }
+
+  std::vector<float> blocks(UnitContext& context, std::int64_t count) const {
+    return quantize_weight_blocks(context.in.data(), rows_.type(), count, w_.spec.cols, w_.spec.scheme, w_.tensor, context.out.data());
+  }
+
+  const Shared& shared_;
+  const Weight w_;
+  const Rows rows_;
+  const ScaleGrid grid_;
+  std::vector<float> scale_inv_;
+  std::size_t parts_;
+  std::vector<float> largest_;  // per part
+};
+
+}  // namespace
+
+bool is_float(DType dtype) { return dtype == DType::F32 || dtype == DType::BF16 || dtype == DType::F16; }
+
+Unit quantize_unit(const Shared& shared, std::vector<Weight> weights) {
+  Unit unit;
+  unit.name = weights.front().spec.module;
+  for (const auto& w : weights) {
+    unit.source_bytes += shared.source.info(w.tensor).bytes();
+    for (auto& e : shared.form.entries(w.spec, shared.config)) unit.entries.push_back(std::move(e));
+  }
+  if (weights.front().spec.scheme.weights == WeightGranularity::tensor) {
+    unit.run = [&shared, weights = std::move(weights)](UnitContext& context) { per_tensor(shared, weights, context); };
+    return unit;
+  }
+  const auto ranges = std::make_shared<Ranges>(shared, std::move(weights.front()));
+  for (std::size_t i = 0; i < ranges->parts(); ++i) unit.parts.push_back([ranges, i](UnitContext& context) { ranges->run(context, i); });
+  unit.run = [ranges](UnitContext& context) { ranges->finish(context); };
+  return unit;
+}
+
+}  // namespace fp8::quant::units
