@@ -14,6 +14,7 @@
 #include "fp8/tools/commands/command.h"
 #include "fp8/tools/commands/output.h"
 #include "fp8/tools/commands/progress.h"
+#include "fp8/tools/commands/share.h"
 #include "fp8/tools/commands/table.h"
 #include "fp8/tools/models/expert_weights.h"
 
@@ -29,6 +30,9 @@ struct QuantizeOptions {
   std::string measurements;
   std::vector<std::string> include, exclude;
   std::optional<quant::WeightGranularity> scheme;
+  std::int64_t block = 0;  ///< 0: not given
+  std::optional<bool> power_of_two;
+  ShareOptions share;
   quant::CheckpointFormat format = quant::CheckpointFormat::compressed_tensors;
   bool dynamic = false, weights_only = false, overwrite = false, dry_run = false, no_fuse_scales = false;
 };
@@ -45,6 +49,9 @@ quant::PlanOptions plan_of(const QuantizeOptions& o, const Context& context) {
   quant::PlanOptions plan;
   plan.activations = activations_of(o);
   plan.weights = o.scheme;
+  if (o.scheme != quant::WeightGranularity::block && (o.block > 0 || o.power_of_two.has_value())) throw UsageError("quantize: --block and --scale-format go with --scheme block");
+  if (o.block > 0) plan.block = {o.block, o.block};
+  plan.power_of_two = o.power_of_two.value_or(false);
   plan.fuse_scales = !o.no_fuse_scales;
   plan.include = o.include;
   plan.exclude = o.exclude;
@@ -87,6 +94,13 @@ void quantize(const QuantizeOptions& o, Context& context) {
   options.format = o.format;
   options.overwrite = o.overwrite;
   options.dry_run = o.dry_run;
+  const Share share = find_share(o.share, o.out);
+  if (!share.warning.empty()) context.warn(share.warning);
+  options.rank = share.rank;
+  options.world_size = share.world_size;
+  options.join = o.share.join;
+  options.resume = o.share.resume;
+  options.shard_bytes = static_cast<std::uint64_t>(o.share.shard_bytes);
   options.stop = [] { return interrupted(); };
   constexpr std::int64_t kSteps = 1000;
   Progress progress(context, "quantize", kSteps);
@@ -97,13 +111,16 @@ void quantize(const QuantizeOptions& o, Context& context) {
 
   io::Json json = {{"modules_quantized", report.quantized.size()}, {"modules_skipped", io::Json::array()}, {"scheme", report.quantized.front().second},
                    {"weights_bytes", report.weights_bytes}, {"source_bytes", report.source_bytes}, {"seconds", seconds},
-                   {"peak_rss_bytes", peak_rss_bytes()}, {"dry_run", o.dry_run}, {"out", o.out.string()}};
+                   {"peak_rss_bytes", peak_rss_bytes()}, {"dry_run", o.dry_run}, {"out", o.out.string()}, {"units", report.units}, {"units_kept", report.units_kept},
+                   {"rank", share.rank}, {"world_size", share.world_size}};
   Table table({o.dry_run ? "quantize (dry run)" : "quantize", ">" + o.model.filename().string()});
   table.row({"modules quantized", std::to_string(report.quantized.size())});
   table.row({"scheme", report.quantized.front().second});
   table.row({"source", human_bytes(static_cast<std::int64_t>(report.source_bytes))});
   table.row({"weights", human_bytes(static_cast<std::int64_t>(report.weights_bytes))});
   table.row({"seconds", human_seconds(seconds)});
+  if (share.world_size > 1 && !options.join) table.row({"share", fmt::format("rank {} of {}; --join puts all together", share.rank, share.world_size)});
+  if (report.units_kept > 0) table.row({"kept of an earlier run", fmt::format("{} of {} parts", report.units_kept, report.units)});
   if (budget.has_value()) {
     json["budget"] = budget->report;
     table.row({"KL, all in fp8", fmt::format("{:.3e}", budget->kl_of_all)});
@@ -129,16 +146,20 @@ Action add_quantize(Options& options) {
   options.text("--measurements", values->measurements, "Static scales from a measurement: its folder or prefix");
   options.flag("--dynamic", values->dynamic, "Activation scales per token, computed at each call");
   options.flag("--weights-only", values->weights_only, "Activations stay in high precision");
-  options.choice("--scheme", {"tensor", "channel"}, [values](std::size_t i) { values->scheme = i == 0 ? quant::WeightGranularity::tensor : quant::WeightGranularity::channel; },
-                 "Weight scales (default: tensor with --measurements, else channel)");
+  options.choice("--scheme", {"tensor", "channel", "block"}, [values](std::size_t i) { values->scheme = static_cast<quant::WeightGranularity>(i); },
+                 "Weight scales (default: tensor with --measurements, else channel); block: one per square, activations per group");
+  options.integer("--block", values->block, 1, 65536, "Rows and columns of a block", "128");
+  options.choice("--scale-format", {"f32", "e8m0"}, [values](std::size_t i) { values->power_of_two = i == 1; }, "Scales of blocks: any number, or powers of two");
   options.path("--config", values->config, "QUANT_CONFIG JSON: Intel Neural Compressor's methods and lists instead of ours");
-  options.choice("--format", {"compressed-tensors", "inc", "inc-vllm"}, [values](std::size_t i) { values->format = static_cast<quant::CheckpointFormat>(i); },
-                 "Form of the checkpoint: for transformers and vLLM, for neural-compressor, what the latter calls vllm");
+  options.choice("--format", {"compressed-tensors", "inc", "inc-vllm", "fp8", "modelopt"}, [values](std::size_t i) { values->format = static_cast<quant::CheckpointFormat>(i); },
+                 "Form of the checkpoint: for transformers and vLLM, for neural-compressor, what the latter calls vllm, DeepSeek's with blocks and vLLM's "
+                 "with one scale per tensor, NVIDIA ModelOpt's");
   options.list("--include", values->include, "Regular expression: quantize these modules too (lm_head, routers)");
   options.list("--exclude", values->exclude, "Regular expression: keep these modules in high precision");
   options.flag("--no-fuse-scales", values->no_fuse_scales, "Own per-tensor scales for q, k, v and for gate, up");
   options.text("--budget", values->budget, "kl=X: keep the most damaged modules in high precision until the KL measured on --data is at most X");
   add_data_options(options, values->data, Options::Need::optional);
+  add_share_options(options, values->share);
   options.flag("--overwrite", values->overwrite, "Replace a non-empty output folder");
   options.flag("--dry-run", values->dry_run, "Print the plan and the bytes, write nothing");
   return [values](Context& context) { quantize(*values, context); };

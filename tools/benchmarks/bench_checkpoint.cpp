@@ -1,0 +1,107 @@
+// SPDX-License-Identifier: Apache-2.0
+// A bf16 checkpoint of 1 GB quantized on disk, beside `cp` of the source: ns is ours with everything on disk (fsync) at the end;
+// cp_ns and cp_sync_ns are cp alone and cp followed by an fsync; ratio = ns / cp_ns, ratio_sync = ns / cp_sync_ns. Below 1: faster than
+// a copy. Files lie in TMPDIR (default /tmp); the page cache is warm.
+#include <fcntl.h>
+#include <stdlib.h>
+#include <unistd.h>
+
+#include <filesystem>
+#include <fstream>
+#include <memory>
+#include <system_error>
+#include <vector>
+
+#include "fp8/quant/checkpoint_quantize.h"
+#include "fp8/tools/benchmarks/bench.h"
+
+namespace fp8::bench {
+namespace {
+
+namespace fs = std::filesystem;
+
+constexpr std::int64_t kHidden = 2048, kInner = 5632, kLayers = 10, kVocabulary = 16000;
+
+/// The folder with the source, and where outputs go.
+class Files {
+ public:
+  Files() {
+    std::string name = (fs::temp_directory_path() / "fp8_bench_XXXXXX").string();
+    if (::mkdtemp(name.data()) == nullptr) throw std::system_error(errno, std::generic_category(), name);
+    folder_ = name;
+    fs::create_directory(model());
+    std::ofstream(model() / "config.json") << "{\"model_type\": \"llama\", \"torch_dtype\": \"bfloat16\"}\n";
+    write_weights();
+  }
+  ~Files() {
+    std::error_code ignored;
+    fs::remove_all(folder_, ignored);
+  }
+  fs::path model() const { return folder_ / "model"; }
+  fs::path out() const { return folder_ / "out"; }
+  fs::path copy() const { return folder_ / "copy.safetensors"; }
+
+ private:
+  void write_weights() const {
+    std::vector<io::SafetensorsWriter::Entry> entries = {{"model.embed_tokens.weight", io::DType::BF16, {kVocabulary, kHidden}}};
+    for (std::int64_t i = 0; i < kLayers; ++i) {
+      const std::string layer = "model.layers." + std::to_string(i) + ".";
+      for (const char* name : {"self_attn.q_proj", "self_attn.k_proj", "self_attn.v_proj", "self_attn.o_proj"})
+        entries.push_back({layer + name + ".weight", io::DType::BF16, {kHidden, kHidden}});
+      for (const char* name : {"mlp.gate_proj", "mlp.up_proj"}) entries.push_back({layer + name + ".weight", io::DType::BF16, {kInner, kHidden}});
+      entries.push_back({layer + "mlp.down_proj.weight", io::DType::BF16, {kHidden, kInner}});
+    }
+    std::vector<std::uint16_t> values(static_cast<std::size_t>(kVocabulary * kHidden));
+    std::uint32_t state = 1;
+    for (auto& v : values) {  // signs and sizes of all kinds, from 2^-8 to 1
+      state = state * 1664525u + 1013904223u;
+      v = static_cast<std::uint16_t>((state >> 31 << 15) | (0x3B80u + (state >> 16) % 0x400u));
+    }
+    io::SafetensorsWriter writer(model() / "model.safetensors", entries);
+    for (const auto& e : entries) writer.write(e.name, values.data());
+    writer.commit();
+  }
+  fs::path folder_;
+};
+
+void copy(const Files& files, bool sync) {
+  std::error_code ignored;
+  fs::remove(files.copy(), ignored);
+  const std::string command = "cp '" + (files.model() / "model.safetensors").string() + "' '" + files.copy().string() + "'";
+  require(std::system(command.c_str()) == 0, "cp");
+  if (!sync) return;
+  const int fd = ::open(files.copy().c_str(), O_RDONLY);
+  require(fd >= 0 && ::fsync(fd) == 0, "fsync");
+  ::close(fd);
+}
+
+void run(Runner& runner) {
+  const std::vector<std::pair<const char*, quant::WeightGranularity>> cases = {
+      {"quantize channel", quant::WeightGranularity::channel}, {"quantize tensor", quant::WeightGranularity::tensor}, {"quantize block", quant::WeightGranularity::block}};
+  std::unique_ptr<Files> files;
+  for (const auto& [name, granularity] : cases) {
+    if (!runner.wants("checkpoint", name)) continue;
+    if (!files) files = std::make_unique<Files>();
+    quant::CheckpointOptions options;
+    options.plan.weights = granularity;
+    quant::CheckpointReport report;
+    const auto times = runner.medians({[&] {
+                                         std::error_code ignored;
+                                         fs::remove_all(files->out(), ignored);
+                                         report = quant::quantize_checkpoint(files->model(), files->out(), options);
+                                       },
+                                       [&] { copy(*files, false); }, [&] { copy(*files, true); }});
+    Line line;
+    line.kernel = "checkpoint";
+    line.name = name;
+    line.ns = times[0];
+    line.bytes = static_cast<double>(report.source_bytes + report.weights_bytes);
+    line.extra = {{"cp_ns", times[1]}, {"cp_sync_ns", times[2]}, {"ratio", times[0] / times[1]}, {"ratio_sync", times[0] / times[2]}};
+    runner.print(line);
+  }
+}
+
+const Registration registration("checkpoint", run);
+
+}  // namespace
+}  // namespace fp8::bench

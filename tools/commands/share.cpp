@@ -1,0 +1,76 @@
+// SPDX-License-Identifier: Apache-2.0
+#include "fp8/tools/commands/share.h"
+
+#include <algorithm>
+#include <cstdlib>
+#include <optional>
+
+#include "fp8/quant/checkpoint_stream.h"
+#include "fp8/runtime/io/error.h"
+
+namespace fp8::commands {
+namespace {
+
+constexpr std::int64_t kMaxRanks = 65536;
+constexpr const char* kVariables[][2] = {{"RANK", "WORLD_SIZE"}, {"SLURM_PROCID", "SLURM_NTASKS"}, {"OMPI_COMM_WORLD_RANK", "OMPI_COMM_WORLD_SIZE"}, {"PMI_RANK", "PMI_SIZE"}};
+
+/// Empty: not set.
+std::optional<std::int64_t> integer(const char* name, std::int64_t low, std::int64_t high, const std::function<const char*(const char*)>& get) {
+  const char* text = get(name);
+  if (text == nullptr || *text == '\0') return std::nullopt;
+  const auto value = parse_integer(text);
+  if (!value || *value < low || *value > high) {
+    throw io::Error(std::string("environment variable '") + name + "': found \"" + io::printable(text) + "\", allowed: an integer from " + std::to_string(low) + " to " +
+                    std::to_string(high) + " (--rank and --world-size win over it)");
+  }
+  return value;
+}
+
+Share from_environment(const std::function<const char*(const char*)>& get) {
+  for (const auto& [rank_name, size_name] : kVariables) {
+    const auto size = integer(size_name, 1, kMaxRanks, get);
+    if (size.value_or(1) == 1) continue;
+    const auto rank = integer(rank_name, 0, *size - 1, get);
+    if (!rank) throw io::Error(std::string("environment variable '") + rank_name + "': found nothing, but " + size_name + " is " + std::to_string(*size) + " (--world-size 1 does all of the work)");
+    return {*rank, *size,
+            std::string("this is rank ") + std::to_string(*rank) + " of " + std::to_string(*size) + ", as " + rank_name + " and " + size_name +
+                " say: it writes its share, then --join puts all together (--world-size 1 does all of the work)"};
+  }
+  return {};
+}
+
+std::int64_t shares_beside(const std::filesystem::path& out) {
+  const auto found = quant::shares_of(out);
+  if (found.empty()) throw io::Error(out.string() + ": no shares to join stand beside it (" + out.filename().string() + ".rank-R-of-N); each rank writes one with --rank R --world-size N");
+  if (found.size() > 1) throw UsageError("--join: shares of different world sizes stand beside " + out.string() + ": say which with --world-size");
+  return found[0];
+}
+
+}  // namespace
+
+void add_share_options(Options& options, ShareOptions& values) {
+  options.flag("--resume", values.resume, "Go on where a run with the same options was cut short; finished parts are verified and kept");
+  options.integer("--rank", values.rank, 0, kMaxRanks - 1, "This process of --world-size: writes its share of the files beside --out", "the launcher's");
+  options.integer("--world-size", values.world_size, 1, kMaxRanks, "Processes that share the work", "the launcher's, else 1");
+  options.flag("--join", values.join, "Make --out of the shares that all ranks have written; the other options as theirs");
+  options.integer("--shard-size", values.shard_bytes, 1, std::int64_t{1} << 60, "Bytes of tensors in one file");
+}
+
+Share find_share(const ShareOptions& o, const std::filesystem::path& out, const std::function<const char*(const char*)>& get) {
+  if (o.join) {
+    if (o.rank >= 0) throw UsageError("--join and --rank exclude each other");
+    return {0, o.world_size > 0 ? o.world_size : shares_beside(out), ""};
+  }
+  if (o.world_size == 0 && o.rank < 0) return from_environment(get);
+  if (o.world_size == 0) throw UsageError("--rank needs --world-size");
+  if (o.rank < 0 && o.world_size > 1) throw UsageError("--world-size needs --rank (or --join)");
+  const std::int64_t rank = std::max<std::int64_t>(o.rank, 0);
+  if (rank >= o.world_size) throw UsageError("--rank: found " + std::to_string(rank) + ", allowed: 0 to " + std::to_string(o.world_size - 1) + " (--world-size is " + std::to_string(o.world_size) + ")");
+  return {rank, o.world_size, ""};
+}
+
+Share find_share(const ShareOptions& options, const std::filesystem::path& out) {
+  return find_share(options, out, [](const char* name) { return static_cast<const char*>(std::getenv(name)); });
+}
+
+}  // namespace fp8::commands
