@@ -83,8 +83,15 @@ void check_args(const GemmArgs& args) {
   }
   check(args.a_scale_stride == 0 || args.a_scale_stride == 1, "a_scale_stride", args.a_scale_stride, "0 or 1");
   check(args.w_scale_stride == 0 || args.w_scale_stride == 1, "w_scale_stride", args.w_scale_stride, "0 or 1");
+  if (args.k_group != 0) {
+    constexpr std::int64_t kMost = std::int64_t{1} << 40;
+    check(args.k_group > 0 && args.k_group <= kMost && args.k_group % kLineK == 0, "k_group", args.k_group, "0 or a multiple of 4 up to 2^40");
+    check(args.w_block_rows >= 1 && args.w_block_rows <= kMost, "w_block_rows", args.w_block_rows, "1 to 2^40");
+    check(args.w_first_row >= 0 && args.w_first_row < args.w_block_rows, "w_first_row", args.w_first_row, ">= 0 and below w_block_rows");
+  }
   if (args.m == 0 || args.n == 0) return;
   check_pointer(args.y, "y");
+  if (args.k_group != 0) check_pointer(args.w_scale_inv, "w_scale_inv of groups");
   if (args.k == 0) return;
   check_pointer(args.a, "a");
   check_pointer(args.w, "w");
@@ -101,9 +108,20 @@ struct Chunk {
   std::int64_t x_tile_stride;      // bytes
 };
 
-// Sums of `blocks` blocks from `block0` on, for tiles [tile0, tile1), into acc.
-void accumulate_group(const Chunk& chunk, std::int64_t block0, int blocks, std::int64_t tile0, std::int64_t tile1, std::uint8_t* lines_scratch,
-                      void* panel, float* acc) {
+// One unit of work: `blocks` blocks from block0 on, tiles [tile0, tile1), and its scratch.
+struct Unit {
+  std::int64_t block0;
+  int blocks;
+  std::int64_t tile0, tile1;
+  std::uint8_t* lines;
+  void* panel;
+};
+
+// Sums over lines [begin, end) into acc.
+void accumulate_lines(const Chunk& chunk, const Unit& unit, std::int64_t begin, std::int64_t end, float* acc) {
+  const std::int64_t block0 = unit.block0, tile0 = unit.tile0;
+  const int blocks = unit.blocks;
+  std::uint8_t* lines_scratch = unit.lines;
   const GemmArgs& args = chunk.args;
   const GemmPlan& plan = chunk.plan;
   const bool packed = args.w_layout == Layout::packed;
@@ -115,21 +133,23 @@ void accumulate_group(const Chunk& chunk, std::int64_t block0, int blocks, std::
   multiply.tables = &code_tables(args.w_format);
   multiply.x_tile_stride = chunk.x_tile_stride;
   multiply.acc = acc;
-  multiply.panel = panel;
+  multiply.panel = unit.panel;
   multiply.plan = plan;
-  multiply.tiles = tile1 - tile0;
+  multiply.tiles = unit.tile1 - tile0;
+  const auto x_at = [&](std::int64_t line) { return chunk.x + tile0 * chunk.x_tile_stride + line * kLineK * plan.tile_rows * element_bytes(chunk.kernels.x_layout); };
   const bool whole_blocks = (block0 + blocks) * kBlockChannels <= args.n;
-  if (!packed && whole_blocks && plan.tile_rows <= chunk.kernels.row_major_tile && chunk.lines > 0) {
-    multiply.lines = args.w + block0 * kBlockChannels * args.k;
-    multiply.row_stride = multiply.k = args.k;
+  if (!packed && whole_blocks && plan.tile_rows <= chunk.kernels.row_major_tile && begin < end) {
+    multiply.lines = args.w + block0 * kBlockChannels * args.k + begin * kLineK;
+    multiply.row_stride = args.k;
+    multiply.k = std::min(end * kLineK, args.k) - begin * kLineK;
     multiply.prefetch = kRowPrefetch;
-    multiply.x = chunk.x;
+    multiply.x = x_at(begin);
     multiply.first = true;
     chunk.kernels.multiply_row_major(multiply);
     return;
   }
-  for (std::int64_t line = 0; line < chunk.lines; line += range_lines) {
-    multiply.range_lines = std::min(range_lines, chunk.lines - line);
+  for (std::int64_t line = begin; line < end; line += range_lines) {
+    multiply.range_lines = std::min(range_lines, end - line);
     if (packed) {
       multiply.lines = args.w + block0 * block_bytes + line * kLineBytes;
       multiply.block_stride = block_bytes;
@@ -144,26 +164,60 @@ void accumulate_group(const Chunk& chunk, std::int64_t block0, int blocks, std::
                                  kRowPrefetch, lines_scratch + b * multiply.block_stride);
       }
     }
-    multiply.first = line == 0;
-    multiply.x = chunk.x + tile0 * chunk.x_tile_stride + line * kLineK * plan.tile_rows * element_bytes(chunk.kernels.x_layout);
+    multiply.first = line == begin;
+    multiply.x = x_at(line);
     chunk.kernels.multiply(multiply);
   }
 }
 
-void finish_group(const Chunk& chunk, std::int64_t block0, int blocks, std::int64_t tile0, std::int64_t tile1, const float* acc) {
+std::int64_t valid_rows(const Chunk& chunk, const Unit& unit) {
+  return std::min(chunk.rows, unit.tile1 * chunk.plan.tile_rows) - unit.tile0 * chunk.plan.tile_rows;
+}
+
+// Range by range of k_group columns: sums into acc, their scaled values into total. lane_scale: [blocks * acc_floats], scratch.
+void accumulate_scaled(const Chunk& chunk, const Unit& unit, float* acc, float* total, float* lane_scale) {
+  const GemmArgs& args = chunk.args;
+  const std::int64_t group_lines = args.k_group / kLineK, groups = (args.k + args.k_group - 1) / args.k_group;
+  const int lanes = chunk.kernels.acc_floats;
+  ScaleArgs scale;
+  scale.acc = acc;
+  scale.total = total;
+  scale.rows = valid_rows(chunk, unit);
+  scale.width = std::int64_t{unit.blocks} * lanes;
+  scale.lane_scale = lane_scale;
+  scale.a_scale_stride = groups;
+  const std::int64_t row = chunk.row0 + unit.tile0 * chunk.plan.tile_rows, column = unit.block0 * kBlockChannels;
+  for (std::int64_t g = 0; g < groups; ++g) {
+    accumulate_lines(chunk, unit, g * group_lines, std::min((g + 1) * group_lines, chunk.lines), acc);
+    for (std::int64_t lane = 0; lane < scale.width;) {  // channels of one block of W share a scale
+      const std::int64_t channel = std::min(column + lane * kBlockChannels / lanes, args.n - 1), block = (args.w_first_row + channel) / args.w_block_rows;
+      const std::int64_t end_channel = (block + 1) * args.w_block_rows - args.w_first_row - column;
+      const std::int64_t end = channel == args.n - 1 ? scale.width : std::min(scale.width, end_channel * lanes / kBlockChannels);
+      std::fill(lane_scale + lane, lane_scale + end, args.w_scale_inv[block * groups + g]);
+      lane = end;
+    }
+    if (args.a_scale_inv) scale.a_scale = args.a_scale_inv + row * groups + g;
+    scale.first = g == 0;
+    chunk.kernels.add_scaled(scale);
+  }
+}
+
+void finish_group(const Chunk& chunk, const Unit& unit, const float* acc) {
   static constexpr float kOne = 1.0f;
   const GemmArgs& args = chunk.args;
-  const std::int64_t row = chunk.row0 + tile0 * chunk.plan.tile_rows, column = block0 * kBlockChannels;
+  const bool grouped = args.k_group > 0;  // scaled already
+  const int blocks = unit.blocks;
+  const std::int64_t row = chunk.row0 + unit.tile0 * chunk.plan.tile_rows, column = unit.block0 * kBlockChannels;
   FinishArgs finish;
   finish.acc = acc;
   finish.blocks = blocks;
-  finish.rows = std::min(chunk.row0 + chunk.rows, chunk.row0 + tile1 * chunk.plan.tile_rows) - row;
+  finish.rows = valid_rows(chunk, unit);
   finish.channels = static_cast<int>(std::min<std::int64_t>(std::int64_t{blocks} * kBlockChannels, args.n - column));
   finish.format = args.w_format;
-  finish.a_scale_stride = args.a_scale_inv ? args.a_scale_stride : 0;
-  finish.w_scale_stride = args.w_scale_inv ? args.w_scale_stride : 0;
-  finish.a_scale_inv = args.a_scale_inv ? args.a_scale_inv + row * finish.a_scale_stride : &kOne;
-  finish.w_scale_inv = args.w_scale_inv ? args.w_scale_inv + column * finish.w_scale_stride : &kOne;
+  finish.a_scale_stride = args.a_scale_inv && !grouped ? args.a_scale_stride : 0;
+  finish.w_scale_stride = args.w_scale_inv && !grouped ? args.w_scale_stride : 0;
+  finish.a_scale_inv = args.a_scale_inv && !grouped ? args.a_scale_inv + row * finish.a_scale_stride : &kOne;
+  finish.w_scale_inv = args.w_scale_inv && !grouped ? args.w_scale_inv + column * finish.w_scale_stride : &kOne;
   if (args.bias) finish.bias = static_cast<const std::uint8_t*>(args.bias) + column * size_of(args.bias_type);
   finish.bias_type = args.bias_type;
   finish.y = static_cast<std::uint8_t*>(args.y) + (row * args.y_stride + column) * size_of(args.y_type);
@@ -186,22 +240,26 @@ void run_chunk(const Chunk& chunk) {
   const double unit_ns = group_bytes / 16 + group_bytes * static_cast<double>(part_tiles) * plan.tile_rows / 64;
   const std::int64_t grain = std::max<std::int64_t>(1, static_cast<std::int64_t>(5000 / unit_ns));
 
+  const bool grouped = chunk.args.k_group > 0;
   const std::int64_t lines_bytes = std::int64_t{plan.range_lines} * kLineBytes * plan.blocks;
-  const std::int64_t acc_bytes = part_tiles * plan.tile_rows * plan.blocks * chunk.kernels.acc_floats * 4;
+  const std::int64_t row_floats = std::int64_t{plan.blocks} * chunk.kernels.acc_floats, acc_floats = part_tiles * plan.tile_rows * row_floats;
   const std::int64_t panel_bytes = round_up(chunk.kernels.panel_bytes, 64);
+  const std::int64_t sums_bytes = (grouped ? 2 * acc_floats + row_floats : acc_floats) * 4;
   parallel_for(groups * parts, grain, [&](std::int64_t begin, std::int64_t end) {
     thread_local Scratch scratch;
-    std::uint8_t* lines = scratch.get(lines_bytes + panel_bytes + acc_bytes);
-    void* panel = lines + lines_bytes;
+    std::uint8_t* lines = scratch.get(lines_bytes + panel_bytes + sums_bytes);
     auto* acc = reinterpret_cast<float*>(lines + lines_bytes + panel_bytes);
-    for (std::int64_t unit = begin; unit < end; ++unit) {
-      const std::int64_t block0 = unit / parts * plan.blocks;
+    float *total = grouped ? acc + acc_floats : acc, *lane_scale = total + acc_floats;
+    for (std::int64_t at = begin; at < end; ++at) {
+      const std::int64_t block0 = at / parts * plan.blocks;
       const int blocks = static_cast<int>(std::min<std::int64_t>(plan.blocks, all_blocks - block0));
-      const std::int64_t tile0 = unit % parts * part_tiles, tile1 = std::min(chunk.tiles, tile0 + part_tiles);
+      const std::int64_t tile0 = at % parts * part_tiles, tile1 = std::min(chunk.tiles, tile0 + part_tiles);
       if (tile0 >= tile1) continue;
-      if (chunk.lines == 0) std::memset(acc, 0, static_cast<std::size_t>(acc_bytes));
-      accumulate_group(chunk, block0, blocks, tile0, tile1, lines, panel, acc);
-      finish_group(chunk, block0, blocks, tile0, tile1, acc);
+      const Unit unit{block0, blocks, tile0, tile1, lines, lines + lines_bytes};
+      if (chunk.lines == 0) std::memset(total, 0, static_cast<std::size_t>(acc_floats) * 4);
+      if (grouped) accumulate_scaled(chunk, unit, acc, total, lane_scale);
+      else accumulate_lines(chunk, unit, 0, chunk.lines, acc);
+      finish_group(chunk, unit, total);
     }
   });
 }

@@ -7,6 +7,10 @@
 //   |error of sum| <= 2K * 2^-24 * sum over k of |a w|
 // A level sums in one fixed order of k. An output's bits depend on its row of A, its row of W and the level (and whether
 // A is BF16/fp8 or F32/F16): not on M or N, nor on the other rows, the layout, the threads or how the work was cut.
+// Scales per block (k_group > 0) are taken range by range of k, g ascending, on every level:
+//   total = f32(total + f32(sum_g * f32(a_scale_inv[m, g] * w_scale_inv[block of n, g])))     y = round( f32(f32(total + bias) + y_old) )
+// (a level with two running sums per output scales both and adds them at the end).
+//
 // NaN and infinity go where arithmetic takes them, on every level. With level avx512bf16, BF16 activations smaller than
 // 2^-126 count as 0 (vdpbf16ps flushes them), as do products and sums that small; fp8 values never get there.
 //
@@ -37,6 +41,10 @@ struct GemmArgs {
   std::int64_t a_scale_stride = 0;
   const float* w_scale_inv = nullptr;
   std::int64_t w_scale_stride = 0;
+  /// Columns that share a scale, a multiple of 4 (the last group may be shorter); 0: all, and what follows is not read. Else a_scale_inv is
+  /// [m, groups] or nullptr, w_scale_inv [ceil((w_first_row + n) / w_block_rows), groups], both dense: w begins at row w_first_row of a block.
+  std::int64_t k_group = 0;
+  std::int64_t w_block_rows = 1, w_first_row = 0;
   const void* bias = nullptr;              ///< [n] or nullptr, unscaled
   FloatType bias_type = FloatType::F32;
   void* y = nullptr;                       ///< [m, n]

@@ -80,9 +80,20 @@ struct FinishArgs {
   bool accumulate = false;
 };
 
+/// total += acc * (a_scale * lane_scale), or = with `first`: one group's sums into those of all. acc, total: [rows][width].
+struct ScaleArgs {
+  const float* acc = nullptr;
+  float* total = nullptr;
+  std::int64_t rows = 0, width = 0;        ///< width: blocks * acc_floats
+  const float* a_scale = nullptr;          ///< row r's at r * a_scale_stride; nullptr means 1
+  std::int64_t a_scale_stride = 0;
+  const float* lane_scale = nullptr;       ///< [width]
+  bool first = false;
+};
+
 struct GemmKernels {
   XLayout x_layout;
-  int acc_floats;                          ///< floats of acc per row and block
+  int acc_floats;                          ///< floats of acc per row and block; lane l is channel l * 16 / acc_floats
   GemmPlan (*plan)(std::int64_t m);
   /// Bytes of MultiplyArgs::panel that a plan of this level needs.
   std::int64_t panel_bytes;
@@ -95,6 +106,7 @@ struct GemmKernels {
   void (*multiply_row_major)(const MultiplyArgs& args);
   int row_major_tile;
   void (*finish)(const FinishArgs& args);
+  void (*add_scaled)(const ScaleArgs& args);
 };
 
 /// The tables of a level; `dot` asks for products in bf16 where the level has them (nullptr where it has not).

@@ -4,6 +4,7 @@
 #include "fp8/runtime/kernels/decode.h"
 #include "fp8/runtime/kernels/float_bits.h"
 #include "fp8/runtime/kernels/gemm_kernels.h"
+#include "fp8/runtime/kernels/gemm_scale-inl.h"
 
 namespace fp8::kernels {
 namespace {
@@ -82,7 +83,7 @@ CodeTables make_tables(Format format) {
 }  // namespace
 
 const GemmKernels* gemm_kernels_scalar() {
-  static constexpr GemmKernels kKernels{XLayout::F32, kBlockChannels, plan, kPanelBytes, pack_lines, multiply, nullptr, 0, finish};
+  static constexpr GemmKernels kKernels{XLayout::F32, kBlockChannels, plan, kPanelBytes, pack_lines, multiply, nullptr, 0, finish, add_scaled};
   return &kKernels;
 }
 

@@ -94,4 +94,13 @@ Tensor call_weight_only_linear(const Tensor& x, const Tensor& weight, const Tens
   return op.call(x, weight, w_scale_inv, bias);
 }
 
+Tensor call_block_linear(const Tensor& x, const OptionalTensor& x_scale_inv, const Tensor& weight,
+                         const Tensor& weight_scale_inv, int64_t block_rows, int64_t block_cols, int64_t first_row,
+                         const OptionalTensor& bias, at::ScalarType out_dtype) {
+  static const auto op =
+      handle<Tensor(const Tensor&, const OptionalTensor&, const Tensor&, const Tensor&, int64_t, int64_t, int64_t,
+                    const OptionalTensor&, at::ScalarType)>("fp8::block_linear");
+  return op.call(x, x_scale_inv, weight, weight_scale_inv, block_rows, block_cols, first_row, bias, out_dtype);
+}
+
 }  // namespace fp8::runtime::ops

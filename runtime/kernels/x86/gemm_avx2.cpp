@@ -12,6 +12,7 @@
 #include <cstdint>
 
 #include "fp8/runtime/kernels/gemm_kernels.h"
+#include "fp8/runtime/kernels/gemm_scale-inl.h"
 
 namespace fp8::kernels {
 namespace {
@@ -256,7 +257,7 @@ void finish(const FinishArgs& args) {
 }  // namespace
 
 const GemmKernels* gemm_kernels_avx2() {
-  static constexpr GemmKernels kKernels{XLayout::F32Pair, kAccFloats, plan, kPanelBytes, pack_lines, multiply, nullptr, 0, finish};
+  static constexpr GemmKernels kKernels{XLayout::F32Pair, kAccFloats, plan, kPanelBytes, pack_lines, multiply, nullptr, 0, finish, add_scaled};
   return &kKernels;
 }
 

@@ -12,6 +12,7 @@
 #include <cstdint>
 
 #include "fp8/runtime/kernels/gemm_kernels.h"
+#include "fp8/runtime/kernels/gemm_scale-inl.h"
 
 namespace fp8::kernels {
 namespace {
