@@ -238,13 +238,15 @@ void describe_into(const torch::nn::Module& module, const std::string& name, con
 
 void attach_fp8(const measure::WeightModule& module, const at::Tensor& codes, const std::vector<float>& scale_inv, const Scheme& scheme,
                 at::ScalarType original) {
+  std::vector<std::int64_t> shape{static_cast<std::int64_t>(scale_inv.size())};
   if (scheme.weights == WeightGranularity::block) {
     const Channels c = channels_of(module);
     const ScaleGrid grid = scale_grid(scheme, c.rows, c.cols);
+    shape = {grid.rows, grid.cols};
     TORCH_CHECK(grid.size() == static_cast<std::int64_t>(scale_inv.size()), "[convert] ", module.name, ".weight: expected ", grid.rows, " x ", grid.cols, " block scales, found ",
                 scale_inv.size());
   }
-  at::Tensor scale = at::empty({static_cast<std::int64_t>(scale_inv.size())}, codes.options().dtype(at::kFloat));
+  at::Tensor scale = at::empty(shape, codes.options().dtype(at::kFloat));
   std::copy(scale_inv.begin(), scale_inv.end(), scale.mutable_data_ptr<float>());
   auto handler = std::make_shared<Fp8Handler>(scheme, std::move(scale), original);
   runtime::untag_weight(module.weight);

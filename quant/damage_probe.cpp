@@ -60,7 +60,7 @@ namespace {
 ModuleDamage damage_of(const measure::WeightModule& m, const PlannedModule& p, const WeightScales& scales) {
   const at::Tensor w = runtime::cpu_alias(m.weight.detach()).contiguous();
   // Stacked experts have a scale for each row of each expert.
-  const std::int64_t rows = scales.scale.size() > 1 ? static_cast<std::int64_t>(scales.scale.size()) : w.size(0), cols = rows == 0 ? 0 : w.numel() / rows;
+  const std::int64_t rows = p.scheme.weights != WeightGranularity::block && scales.scale.size() > 1 ? static_cast<std::int64_t>(scales.scale.size()) : w.size(0), cols = rows == 0 ? 0 : w.numel() / rows;
   ModuleDamage out = ModuleDamage::of(m.name, m.type, p.scheme, scales.scale_inv);
   out.weight = weight_damage(w.const_data_ptr(), runtime::ops::float_type_of(w.scalar_type()), rows, cols, scales, p.scheme);
   return out;

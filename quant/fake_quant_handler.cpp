@@ -5,6 +5,8 @@
 #include <ATen/ops/empty.h>
 #include <ATen/ops/linear.h>
 
+#include <stdexcept>
+
 #include "fp8/quant/straight_through.h"
 #include "fp8/runtime/autocast/autocast.h"
 #include "fp8/runtime/ops/native/arguments.h"
@@ -12,6 +14,7 @@
 namespace fp8::quant {
 
 FakeQuantHandler::FakeQuantHandler(const Scheme& scheme, std::vector<float> weight_scale_inv) : scheme_(scheme), weight_scale_inv_(std::move(weight_scale_inv)) {
+  if (scheme_.weights == WeightGranularity::block) throw std::invalid_argument("fake quantization: found block scales, allowed are scales per tensor or channel");
   if (scheme_.activations == ActivationScaling::static_tensor) input_.emplace(scheme_, scheme_.input_scale_inv);
 }
 

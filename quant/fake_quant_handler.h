@@ -13,7 +13,7 @@ namespace fp8::quant {
 
 class FakeQuantHandler final : public runtime::OpHandler {
  public:
-  /// weight_scale_inv: one value or one per row of the weight.
+  /// weight_scale_inv: one value or one per row of the weight. Throws std::invalid_argument for block scales.
   FakeQuantHandler(const Scheme& scheme, std::vector<float> weight_scale_inv);
 
   at::Tensor linear(const runtime::LinearCall& call) override;

@@ -4,6 +4,7 @@
 #include <ATen/core/LegacyTypeDispatch.h>
 #include <ATen/core/grad_mode.h>
 #include <ATen/ops/convolution.h>
+#include <ATen/ops/arange.h>
 #include <ATen/ops/full.h>
 #include <ATen/ops/linear.h>
 
@@ -38,6 +39,8 @@ bool wants_gradient(const at::Tensor& x, const std::optional<at::Tensor>& bias) 
 
 Fp8Handler::Fp8Handler(Scheme scheme, at::Tensor weight_scale_inv, at::ScalarType original_dtype)
     : scheme_(std::move(scheme)), weight_scale_inv_(std::move(weight_scale_inv)), original_dtype_(original_dtype) {
+  if (has_blocks() && scheme_.convention != Convention::own) throw std::invalid_argument("block scales: expected the own convention, found INC's");
+  if (has_blocks() && weight_scale_inv_.dim() != 2) throw std::invalid_argument("block scales: expected a grid [rows, cols]");
   make_quantizers();
 }
 
@@ -69,11 +72,35 @@ void Fp8Handler::set_input_scale_inv(float scale_inv) {
 void Fp8Handler::set_weight_scale_inv(float scale_inv) {
   if (weight_scale_inv_.numel() != 1) throw std::invalid_argument("expected one weight scale, found " + std::to_string(weight_scale_inv_.numel()));
   if (!(scale_inv > 0.0f) || !std::isfinite(scale_inv)) throw std::invalid_argument("scale_inv: expected a positive finite number");
-  weight_scale_inv_ = at::full({1}, scale_inv, weight_scale_inv_.options());
+  weight_scale_inv_ = at::full(weight_scale_inv_.sizes(), scale_inv, weight_scale_inv_.options());
 }
 
 at::Tensor Fp8Handler::scale_inv_of(const runtime::WeightView& view) const {
   return weight_scale_inv_.numel() == 1 ? weight_scale_inv_ : weight_scale_inv_.narrow(0, view.first_row, view.rows);
+}
+
+Fp8Handler::ColumnBlocks Fp8Handler::column_blocks(std::int64_t first_col, std::int64_t cols) const {
+  const std::int64_t block = scheme_.block.cols, groups = cols == 0 ? 0 : (cols - 1) / block + 1;
+  if (first_col % block == 0) return {weight_scale_inv_.narrow(1, first_col / block, groups).contiguous(), block};
+  const at::Tensor at = at::arange(first_col, first_col + cols, weight_scale_inv_.options().dtype(at::kLong)).floor_divide(block);
+  return {weight_scale_inv_.index_select(1, at), 1};
+}
+
+at::Tensor Fp8Handler::block_product(const runtime::WeightView& view, const at::Tensor& weight, const at::Tensor& x, at::ScalarType compute,
+                                     const std::optional<at::Tensor>& bias) const {
+  const ColumnBlocks blocks = column_blocks(view.first_col, weight.size(1));
+  if (!input_.has_value()) return ops::call_block_linear(x.to(compute), std::nullopt, weight, blocks.scale_inv, scheme_.block.rows, blocks.cols, view.first_row, bias, compute);
+  if (blocks.cols == scheme_.block.cols) {
+    const Codes in = input_->cast(x);
+    const std::int64_t groups = blocks.scale_inv.size(1), rows = x.size(-1) == 0 ? 0 : x.numel() / x.size(-1);
+    // One scale, or one per row, stands for all of its groups.
+    const bool per_group = scheme_.activations == ActivationScaling::dynamic_group;
+    const at::Tensor x_scale = per_group ? in.scale_inv : in.scale_inv.to(weight_scale_inv_.device()).reshape({-1, 1}).expand({rows, groups}).contiguous();
+    return ops::call_block_linear(in.codes, x_scale, weight, blocks.scale_inv, scheme_.block.rows, blocks.cols, view.first_row, bias, compute);
+  }
+  // A view that begins within a block: x's groups and the weight's don't meet.
+  const at::Tensor values_of_x = input_->values(input_->cast(x), at::kFloat);
+  return ops::call_block_linear(values_of_x, std::nullopt, weight, blocks.scale_inv, scheme_.block.rows, blocks.cols, view.first_row, bias, at::kFloat).to(compute);
 }
 
 at::Tensor Fp8Handler::product(const runtime::WeightView& view, const at::Tensor& weight, const at::Tensor& x, const std::optional<at::Tensor>& bias) const {
@@ -82,6 +109,7 @@ at::Tensor Fp8Handler::product(const runtime::WeightView& view, const at::Tensor
   const at::ScalarType compute = compute_dtype(x);
   const auto b = bias_in(bias, compute);
   if (scheme_.compute == Compute::qdq) return at::linear(input_.has_value() ? input_->through_fp8(x.to(compute)) : x.to(compute), values(view, weight, compute), b);
+  if (has_blocks()) return block_product(view, weight, x, compute, b);
   if (!input_.has_value()) return ops::call_weight_only_linear(x.to(compute), weight, scale_inv_of(view), b);
   const Codes in = input_->cast(x);
   return ops::call_fp8_gemm(in.codes, weight, compute, in.scale_inv, scale_inv_of(view), b);
@@ -94,6 +122,13 @@ at::Tensor Fp8Handler::linear(const runtime::LinearCall& call) {
 
 at::Tensor Fp8Handler::values(const runtime::WeightView& view, const at::Tensor& upright, at::ScalarType dtype) const {
   const at::AutoDispatchBelowADInplaceOrView below;
+  if (has_blocks()) {
+    const std::int64_t cols = view.whole && view.batch == 0 && view.rows > 0 ? upright.numel() / view.rows : upright.size(-1);
+    const ColumnBlocks blocks = column_blocks(view.first_col, cols);
+    Scheme scheme = scheme_;
+    scheme.block.cols = blocks.cols;
+    return decode(upright, upright.sizes(), cols, dtype, scheme, view.first_row, blocks.scale_inv.const_data_ptr<float>(), blocks.scale_inv.numel());
+  }
   const float* scale = weight_scale_inv_.const_data_ptr<float>();
   if (weight_scale_inv_.numel() == 1) return decode(upright, upright.sizes(), 1, dtype, scheme_.format, scale, 0);
   const std::int64_t rows = view.whole ? weight_scale_inv_.numel() : view.rows;
@@ -109,9 +144,16 @@ at::Tensor Fp8Handler::embedding(const runtime::WeightTag&, const runtime::Weigh
   const at::AutoDispatchBelowADInplaceOrView below;
   const at::Tensor flat = indices.reshape({-1});
   const at::Tensor codes = weight.view(at::kByte).index_select(0, flat).view(weight.scalar_type());
-  const at::Tensor scale = scale_inv_of(view);
   auto sizes = indices.sizes().vec();
   sizes.push_back(weight.size(1));
+  if (has_blocks()) {  // each row with its row of the grid
+    const ColumnBlocks blocks = column_blocks(view.first_col, weight.size(1));
+    const at::Tensor grid = blocks.scale_inv.index_select(0, flat.add(view.first_row).floor_divide(scheme_.block.rows));
+    Scheme rows = scheme_;
+    rows.block = {1, blocks.cols};
+    return decode(codes, sizes, weight.size(1), original_dtype_, rows, 0, grid.const_data_ptr<float>(), grid.numel());
+  }
+  const at::Tensor scale = scale_inv_of(view);
   if (scale.numel() == 1) return decode(codes, sizes, 1, original_dtype_, scheme_.format, scale.const_data_ptr<float>(), 0);
   const at::Tensor rows = scale.index_select(0, flat);
   return decode(codes, sizes, flat.numel(), original_dtype_, scheme_.format, rows.const_data_ptr<float>(), 1);
@@ -128,7 +170,7 @@ at::Tensor Fp8Handler::convolution_of_values(const runtime::ConvolutionCall& cal
 at::Tensor Fp8Handler::convolution(const runtime::ConvolutionCall& call) {
   const std::int64_t spatial = call.weight.dim() - 2;
   // No fp8 kernel for these: in high precision with the quantized values, and with ATen's own gradients.
-  if (spatial > 2 || !image_.has_value() || scheme_.compute == Compute::qdq) return convolution_of_values(call);
+  if (spatial > 2 || !image_.has_value() || has_blocks() || scheme_.compute == Compute::qdq) return convolution_of_values(call);
   ConvolutionGeometry geometry{call.stride.vec(), call.padding.vec(), call.dilation.vec(), call.groups};
   at::Tensor weight = call.weight, x = call.x;
   if (spatial == 1) {

@@ -4,6 +4,7 @@
 //   static    hpu::cast_to_fp8_v2(x, input_scale)  -> hpu::fp8_gemm_v2(..., input_scale_inv, weight_scale_inv, bias)
 //   dynamic   per row: input_scale_inv = f32(amax / fp8_max), then the same
 //   weights only   fp8::weight_only_linear(x, w, weight_scale_inv, bias)
+//   blocks    fp8::block_linear(x, x_scale_inv, w, weight_scale_inv, bias): x in groups of block.cols columns, or in high precision
 //   qdq       linear(cast and decoded x, decoded w, bias) in the compute dtype
 //   conv1d    as a convolution of images of height 1; conv3d: the convolution of decoded values
 //
@@ -23,7 +24,8 @@ struct ConvolutionGeometry;
 
 class Fp8Handler final : public runtime::OpHandler, public std::enable_shared_from_this<Fp8Handler> {
  public:
-  /// weight_scale_inv: f32 on hpu, one value or one per row of the weight. original_dtype: what dequantize() gives back.
+  /// weight_scale_inv: f32 on hpu, one value, one per row of the weight, or [rows, cols] of its grid of blocks. original_dtype: what
+  /// dequantize() gives back. Throws std::invalid_argument for INC's convention with blocks.
   Fp8Handler(Scheme scheme, at::Tensor weight_scale_inv, at::ScalarType original_dtype);
 
   at::Tensor linear(const runtime::LinearCall& call) override;
@@ -38,7 +40,7 @@ class Fp8Handler final : public runtime::OpHandler, public std::enable_shared_fr
   at::ScalarType original_dtype() const { return original_dtype_; }
 
   /// Puts another scale in force, from the next call on; codes stay as they are. Not while a forward runs. Throws std::invalid_argument where
-  /// the scheme has no such single scale (dynamic, per channel) or the value is not positive and finite.
+  /// the scheme has no such single scale (dynamic, per channel or block) or the value is not positive and finite.
   void set_input_scale_inv(float scale_inv);
   void set_weight_scale_inv(float scale_inv);
 
@@ -53,6 +55,14 @@ class Fp8Handler final : public runtime::OpHandler, public std::enable_shared_fr
 
  private:
   at::Tensor scale_inv_of(const runtime::WeightView& view) const;
+  /// The grid over a view's columns, and how many of them share a scale there: 1 where the view begins within a block.
+  struct ColumnBlocks {
+    at::Tensor scale_inv;
+    std::int64_t cols;
+  };
+  ColumnBlocks column_blocks(std::int64_t first_col, std::int64_t cols) const;
+  at::Tensor block_product(const runtime::WeightView& view, const at::Tensor& weight, const at::Tensor& x, at::ScalarType compute, const std::optional<at::Tensor>& bias) const;
+  bool has_blocks() const { return scheme_.weights == WeightGranularity::block; }
   at::Tensor convolution_of_values(const runtime::ConvolutionCall& call) const;
   void make_quantizers();
 
