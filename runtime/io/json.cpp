@@ -13,6 +13,7 @@
 
 #include "fp8/runtime/io/atomic_file.h"
 #include "fp8/runtime/io/file.h"
+#include "fp8/runtime/io/json_members.h"
 #include "fp8/runtime/io/utf8.h"
 
 namespace fp8::io {
@@ -25,13 +26,17 @@ constexpr std::size_t kFewKeys = 16;  // up to here a scan finds duplicates fast
 
 bool is_digit(char c) { return c >= '0' && c <= '9'; }
 
+using MemberVisitor = std::function<void(std::string&& key, Json&& value)>;
+
 class JsonParser {
  public:
   JsonParser(std::string_view text, const std::string& name) : text_(text), name_(name) {}
+  JsonParser(std::string_view text, const std::string& name, std::string_view within, const MemberVisitor& visitor)
+      : text_(text), name_(name), within_(within), visitor_(&visitor) {}
 
   Json parse() {
     if (text_.substr(0, 3) == "\xef\xbb\xbf") fail("a byte order mark is not allowed", 0);
-    Json result = value(0);
+    Json result = value(0, visitor_ != nullptr && within_.empty());
     skip_space();
     if (at_ < text_.size()) fail("text after the end of the value: " + here());
     return result;
@@ -58,17 +63,49 @@ class JsonParser {
       ++at_;
   }
 
-  Json value(int depth) {
+  // visited: an object's members go to the visitor.
+  Json value(int depth, bool visited = false) {
     skip_space();
     if (++values_ > kMaxValues) fail("more than " + std::to_string(kMaxValues) + " values");
     const char c = peek();
     if (c == '{' || c == '[') {
       if (depth == kMaxDepth) fail("nested deeper than " + std::to_string(kMaxDepth) + " levels");
-      return c == '{' ? object(depth) : array(depth);
+      return c != '{' ? array(depth) : visited ? visited_object(depth) : object(depth);
     }
     if (c == '"') return Json(string());
     if (c == '-' || is_digit(c)) return number();
     return literal();
+  }
+
+  std::string key_with_colon() {
+    if (peek() != '"') fail("expected a key in double quotes, found " + here());
+    std::string key = string();
+    skip_space();
+    if (peek() != ':') fail("expected ':' after key " + in_quotes(key) + ", found " + here());
+    ++at_;
+    return key;
+  }
+
+  // True at the object's end.
+  bool end_of_member() {
+    skip_space();
+    if (peek() == '}') return ++at_, true;
+    if (peek() != ',') fail("expected ',' or '}', found " + here());
+    ++at_;
+    return false;
+  }
+
+  Json visited_object(int depth) {
+    ++at_;
+    skip_space();
+    if (peek() == '}') return ++at_, Json::object();
+    do {
+      skip_space();
+      std::string key = key_with_colon();
+      Json member = value(depth + 1);
+      (*visitor_)(std::move(key), std::move(member));
+    } while (!end_of_member());
+    return Json::object();
   }
 
   Json object(int depth) {
@@ -82,8 +119,7 @@ class JsonParser {
     for (;;) {
       skip_space();
       const std::size_t start = at_;
-      if (peek() != '"') fail("expected a key in double quotes, found " + here());
-      std::string key = string();
+      std::string key = key_with_colon();
       bool known = false;
       if (pairs.size() < kFewKeys) {
         known = std::any_of(pairs.begin(), pairs.end(), [&](const auto& pair) { return pair.first == key; });
@@ -93,15 +129,9 @@ class JsonParser {
         known = !many.insert(key).second;
       }
       if (known) fail("duplicate key " + in_quotes(key), start);
-      skip_space();
-      if (peek() != ':') fail("expected ':' after key " + in_quotes(key) + ", found " + here());
-      ++at_;
-      Json member = value(depth + 1);
+      Json member = value(depth + 1, visitor_ != nullptr && depth == 0 && !within_.empty() && key == within_);
       pairs.emplace_back(std::move(key), std::move(member));
-      skip_space();
-      if (peek() == '}') return ++at_, result;
-      if (peek() != ',') fail("expected ',' or '}', found " + here());
-      ++at_;
+      if (end_of_member()) return result;
     }
   }
 
@@ -133,10 +163,16 @@ class JsonParser {
       }
       if (static_cast<unsigned char>(c) < 0x20)
         fail("control character " + here() + " in a string, expected an escape");
-      const std::size_t length = utf8_length(text_, at_);
-      if (length == 0) fail("invalid UTF-8 byte " + here() + " in a string");
-      out.append(text_, at_, length);
-      at_ += length;
+      std::size_t end = at_;  // a run of plain characters
+      while (end < text_.size() && text_[end] != '"' && text_[end] != '\\' && text_[end] >= 0x20 && text_[end] < 0x7f)
+        ++end;
+      if (end == at_) {
+        const std::size_t length = utf8_length(text_, at_);
+        if (length == 0) fail("invalid UTF-8 byte " + here() + " in a string");
+        end = at_ + length;
+      }
+      out.append(text_, at_, end - at_);
+      at_ = end;
     }
   }
 
@@ -239,6 +275,8 @@ class JsonParser {
 
   std::string_view text_;
   const std::string& name_;
+  std::string_view within_ = {};
+  const MemberVisitor* visitor_ = nullptr;
   std::size_t at_ = 0, values_ = 0;
 };
 
@@ -254,6 +292,11 @@ void check_finite(const Json& value, const std::filesystem::path& path, const st
 }  // namespace
 
 Json parse_json(std::string_view text, const std::string& name) { return JsonParser(text, name).parse(); }
+
+Json parse_json_members(std::string_view text, const std::string& name, std::string_view within,
+                        const MemberVisitor& member) {
+  return JsonParser(text, name, within, member).parse();
+}
 
 Json read_json(const std::filesystem::path& path) { return parse_json(read_file(path, kMaxFileBytes), path.string()); }
 

@@ -1,5 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
-// Opcodes, stack and memo; what numpy's globals do is in pickle_numpy.cpp.
+// Opcodes, stack and memo; what numpy's globals do is in pickle_numpy.cpp, torch's in
+// pickle_torch.cpp.
 #include "fp8/runtime/io/pickle_machine.h"
 
 #include <bit>
@@ -64,9 +65,12 @@ void PickleMachine::step(std::uint8_t opcode) {
       return reduce();
     case 'b':
       return build();
+    case 'Q':
+      if (dialect_ == PickleDialect::torch) return persistent_id();
+      [[fallthrough]];
     default:
-      fail(opcode_name(opcode) +
-           " is not allowed, expected dict, list, tuple, str, int, float, bool, None and numpy arrays only");
+      fail(opcode_name(opcode) + " is not allowed, expected dict, list, tuple, str, int, float, bool, None and " +
+           (dialect_ == PickleDialect::torch ? "tensors" : "numpy arrays") + " only");
   }
 }
 

@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-// The stack machine of read_pickle: opcodes in, a graph of nodes out. Internal to runtime/io; no torch here.
+// The stack machine of read_pickle and of TorchFile: opcodes in, a graph of nodes out. Internal to runtime/io; no torch here.
 //
 // Nodes, not PyValues, because a pickle may name one object many times (and even within itself): the graph stays as
 // small as the pickle, and pickle_reader.cpp unfolds it under a limit.
@@ -15,25 +15,35 @@ namespace fp8::io {
 using PickleId = std::uint32_t;  // index of a node
 
 struct PickleNode {
-  enum Kind : std::uint8_t { None, Bool, Int, Float, Str, Bytes, List, Tuple, Dict, Global, DType, Array, ObjectArray };
+  enum Kind : std::uint8_t {
+    None, Bool, Int, Float, Str, Bytes, List, Tuple, Dict, Global, DType, Array, ObjectArray, Storage, Tensor
+  };
   Kind kind = None;
   bool fortran = false;      // Array: columns first
   std::int64_t integer = 0;  // Bool, Int; Global: its PickleGlobal; DType: 1 once its byte order is known to be little
   double real = 0;           // Float
-  std::string_view text;     // Str, Bytes; DType "f4"; Array: its bytes
-  std::vector<PickleId>
-      children;        // List, Tuple; Dict: key, value, ..; Array: its sizes (Int); ObjectArray: the one object
+  std::string_view text;     // Str, Bytes; DType "f4"; Array: its bytes; Global: of a torch class or dtype "BF16"
+  // List, Tuple; Dict: key, value, ..; Array: its sizes (Int); ObjectArray: the one object;
+  // Storage: class, key, number of elements; Tensor: storage, offset, sizes, strides and perhaps dtype
+  std::vector<PickleId> children;
   PickleId dtype = 0;  // Array
 };
 
-enum PickleGlobal : std::int64_t { kReconstruct, kNdArrayClass, kDTypeClass, kScalar, kFromBuffer, kEncode, kBytes };
+enum PickleGlobal : std::int64_t {
+  kReconstruct, kNdArrayClass, kDTypeClass, kScalar, kFromBuffer, kEncode, kBytes,  // numpy's
+  kOrderedDict, kRebuildTensor, kRebuildParameter, kSize, kStorageClass, kTorchDType  // torch's
+};
+
+/// Whose globals a pickle may ask for.
+enum class PickleDialect : std::uint8_t { numpy, torch };
 
 /// Bytes of an item of "f2", "f4", "f8", "i4" or "i8", 0 for any other dtype.
 int pickle_item_size(std::string_view dtype);
 
 class PickleMachine {
  public:
-  PickleMachine(std::string_view pickle, const std::string& name) : pickle_(pickle), name_(name) {}
+  PickleMachine(std::string_view pickle, const std::string& name, PickleDialect dialect = PickleDialect::numpy)
+      : pickle_(pickle), name_(name), dialect_(dialect) {}
 
   PickleId run();  ///< the node of the result
   const PickleNode& node(PickleId id) const { return nodes_[id]; }
@@ -61,7 +71,12 @@ class PickleMachine {
   void append_to_dict(const std::vector<PickleId>& pairs);
 
   void global(std::string_view module, std::string_view name);
+  void torch_global(std::string_view module, std::string_view name);
   void reduce();
+  void torch_reduce(const PickleNode& callable, const std::vector<PickleId>& arguments);
+  void make_ordered_dict(const std::vector<PickleId>& arguments);
+  void make_tensor(const std::vector<PickleId>& arguments);
+  void persistent_id();
   void make_dtype(const std::vector<PickleId>& arguments);
   void make_scalar(const std::vector<PickleId>& arguments);
   void make_from_buffer(const std::vector<PickleId>& arguments);
@@ -74,6 +89,7 @@ class PickleMachine {
 
   std::string_view pickle_;
   const std::string& name_;
+  PickleDialect dialect_;
   std::size_t at_ = 0;
   std::size_t opcode_at_ = 0;
   std::deque<PickleNode> nodes_;  // references stay valid while it grows

@@ -49,6 +49,7 @@ int pickle_item_size(std::string_view dtype) {
 }
 
 void PickleMachine::global(std::string_view module, std::string_view name) {
+  if (dialect_ == PickleDialect::torch) return torch_global(module, name);
   for (const auto& row : kAllowed)
     if (row.module == module && row.name == name) {
       push_new(PickleNode::Global).integer = row.global;
@@ -64,6 +65,7 @@ void PickleMachine::reduce() {
   if (callable.kind != PickleNode::Global || arguments.kind != PickleNode::Tuple)
     fail("REDUCE of something that can't be called");
   const std::vector<PickleId>& list = arguments.children;
+  if (dialect_ == PickleDialect::torch) return torch_reduce(callable, list);
   switch (static_cast<PickleGlobal>(callable.integer)) {
     case kReconstruct:
       if (list.size() != 3 || !is_global(nodes_[list[0]], kNdArrayClass))
@@ -82,7 +84,7 @@ void PickleMachine::reduce() {
       if (!list.empty()) fail("a call of bytes with arguments is not allowed");
       push_new(PickleNode::Bytes);
       return;
-    case kNdArrayClass:
+    default:
       break;
   }
   fail("a call of numpy.ndarray is not allowed");
@@ -150,6 +152,8 @@ void PickleMachine::make_from_buffer(const std::vector<PickleId>& arguments) {
 void PickleMachine::build() {
   const PickleNode& state = nodes_[pop()];
   PickleNode& target = top();
+  // The attributes of an OrderedDict, which no tensor depends on (a state_dict's _metadata).
+  if (dialect_ == PickleDialect::torch && target.kind == PickleNode::Dict && state.kind == PickleNode::Dict) return;
   if (state.kind != PickleNode::Tuple) fail("BUILD without a tuple");
   if (target.kind == PickleNode::DType) return build_dtype(target, state.children);
   if (target.kind == PickleNode::Array && target.dtype == 0) return build_array(target, state.children);

@@ -75,6 +75,9 @@ class PickleReader {
         machine_.fail("holds a dtype, expected dict, list, tuple, str, number, None or array");
       case PickleNode::ObjectArray:
         machine_.fail("holds an array of objects within another object");
+      case PickleNode::Storage:
+      case PickleNode::Tensor:
+        break;  // in a pickle of torch only
     }
     machine_.fail("holds an unknown object");
   }

@@ -9,8 +9,11 @@
 // read by pread, never mapped: a file cut short while we read is an error, not a SIGBUS, and resident memory stays
 // ours.
 #pragma once
+#include <algorithm>
+#include <cstddef>
 #include <cstdint>
 #include <filesystem>
+#include <iterator>
 #include <map>
 #include <memory>
 #include <mutex>
@@ -22,86 +25,79 @@
 #include "fp8/runtime/io/atomic_file.h"
 #include "fp8/runtime/io/error.h"
 #include "fp8/runtime/io/file.h"
+#include "fp8/runtime/io/tensor_file.h"
 
 namespace fp8::io {
 
-enum class DType : std::uint8_t {
-  BOOL,
-  U8,
-  I8,
-  U16,
-  I16,
-  U32,
-  I32,
-  U64,
-  I64,
-  F16,
-  BF16,
-  F32,
-  F64,
-  F8_E4M3,
-  F8_E5M2,
-  F8_E8M0,
-  F8_E4M3FNUZ,
-  F8_E5M2FNUZ,
-  C64
-};
-const char* name_of(DType dtype);                ///< "BF16"
-int size_of(DType dtype);                        ///< bytes
-DType dtype_from_name(const std::string& name);  ///< throws io::Error listing the allowed names
-
-struct TensorInfo {
-  std::string name;
-  DType dtype = DType::F32;
-  std::vector<std::int64_t> shape;
-  std::uint64_t begin = 0, end = 0;  ///< bytes, relative to the start of the data
-  std::uint64_t bytes() const { return end - begin; }
-  std::int64_t numel() const;  ///< 1 for a 0-dim tensor
-};
-
-/// Where a tensor's bytes stand, for a copy within the kernel: an open file and the offset in it.
-struct Place {
-  int fd = -1;
-  std::uint64_t offset = 0;
-};
-
 /// One open file. The constructor reads and checks the whole header; every error is an io::Error that names file and
 /// tensor.
-class SafetensorsFile {
+class SafetensorsFile : public TensorFile {
  public:
   explicit SafetensorsFile(std::filesystem::path path);
-  ~SafetensorsFile();
-  SafetensorsFile(const SafetensorsFile&) = delete;
-  SafetensorsFile& operator=(const SafetensorsFile&) = delete;
 
-  const std::filesystem::path& path() const { return path_; }
-  const std::vector<TensorInfo>& tensors() const { return tensors_; }  ///< in file order
-  const TensorInfo* find(const std::string& name) const;               ///< nullptr: no such tensor
   const std::map<std::string, std::string>& metadata() const { return metadata_; }
-  /// Reads `size` bytes of a tensor, from `offset` within it. Thread-safe. Throws if the file is shorter by now.
-  void read(const TensorInfo& tensor, void* destination, std::uint64_t offset, std::uint64_t size) const;
-  void read(const TensorInfo& tensor, void* destination) const { read(tensor, destination, 0, tensor.bytes()); }
-  Place place(const TensorInfo& tensor) const { return {file_.get(), data_start_ + tensor.begin}; }
+  std::optional<Place> place(const TensorInfo& tensor) const override;
 
  private:
-  std::filesystem::path path_;
+  void read_header(const std::string& text);
+  void read_bytes(const TensorInfo& tensor, void* destination, std::uint64_t offset, std::uint64_t size) const override;
+
   Descriptor file_;
   std::uint64_t data_start_ = 0;
-  std::vector<TensorInfo> tensors_;
-  std::map<std::string, std::size_t> by_name_;
   std::map<std::string, std::string> metadata_;
 };
 
-/// All tensors of a checkpoint folder: model.safetensors.index.json names the shards, else model.safetensors is the one
-/// file. Other *.safetensors are never read, nor tensors that the index does not name. A file path instead of a folder
-/// is taken as the one file.
+class Checkpoint;
+
+/// The names of a checkpoint's tensors, as a range of const std::string&.
+class TensorNames {
+ public:
+  class Iterator {
+   public:
+    using iterator_category = std::forward_iterator_tag;
+    using value_type = std::string;
+    using difference_type = std::ptrdiff_t;
+    using pointer = const std::string*;
+    using reference = const std::string&;
+
+    Iterator() = default;
+    Iterator(const Checkpoint* checkpoint, std::size_t i) : checkpoint_(checkpoint), i_(i) {}
+    reference operator*() const;
+    pointer operator->() const { return &**this; }
+    Iterator& operator++() { return ++i_, *this; }
+    Iterator operator++(int) { return {checkpoint_, i_++}; }
+    bool operator==(const Iterator& other) const { return i_ == other.i_; }
+
+   private:
+    const Checkpoint* checkpoint_ = nullptr;
+    std::size_t i_ = 0;
+  };
+
+  explicit TensorNames(const Checkpoint& checkpoint) : checkpoint_(&checkpoint) {}
+  std::size_t size() const;
+  bool empty() const { return size() == 0; }
+  const std::string& operator[](std::size_t i) const;
+  Iterator begin() const { return {checkpoint_, 0}; }
+  Iterator end() const { return {checkpoint_, size()}; }
+  operator std::vector<std::string>() const { return {begin(), end()}; }
+  bool operator==(const std::vector<std::string>& other) const { return std::equal(begin(), end(), other.begin(), other.end()); }
+
+ private:
+  const Checkpoint* checkpoint_;
+};
+
+/// All tensors of a checkpoint folder. Looked for in this order: model.safetensors.index.json (it names the shards),
+/// model.safetensors, pytorch_model.bin.index.json, pytorch_model.bin. Other *.safetensors and *.bin are never read, nor
+/// tensors that the index does not name. A file path instead of a folder is taken as the one file: safetensors, or a
+/// zip of torch.save (.bin, .pt, .pth; see torch_file.h).
 class Checkpoint {
  public:
   explicit Checkpoint(std::filesystem::path folder);
   const std::filesystem::path& folder() const { return folder_; }
-  const std::vector<std::string>& names() const { return names_; }  ///< shard by shard, in file order
+  TensorNames names() const { return TensorNames(*this); }  ///< shard by shard, in file order
   bool contains(const std::string& name) const;
   const TensorInfo& info(const std::string& name) const;  ///< throws io::Error naming folder and tensor
+  const TensorInfo& info(std::size_t i) const;            ///< of names()[i]
   void read(const std::string& name, void* destination, std::uint64_t offset, std::uint64_t size) const;
   void read(const std::string& name, void* destination) const;
   /// Empty where the bytes of the file are not those that read() gives.
@@ -109,10 +105,19 @@ class Checkpoint {
   std::uint64_t total_bytes() const;  ///< of tensor data
 
  private:
+  friend class TensorNames;
+  struct Where {
+    std::uint32_t file, tensor;
+  };
+  void open_file(const std::filesystem::path& path, bool is_torch);
+  void open_shards(const std::filesystem::path& index, bool is_torch);
+  const Where* find(const std::string& name) const;
+  const Where& where(const std::string& name) const;
+
   std::filesystem::path folder_;
-  std::vector<std::unique_ptr<SafetensorsFile>> files_;
-  std::vector<std::string> names_;
-  std::map<std::string, std::pair<std::size_t, std::size_t>> where_;  // name -> (file, tensor)
+  std::vector<std::unique_ptr<TensorFile>> files_;
+  std::vector<Where> order_;
+  std::vector<std::uint32_t> by_name_;  // indices of order_, sorted by name; one file: empty, it finds them itself
 };
 
 /// Writes a file whose tensors and sizes are known up front, in any order, from any thread; committed atomically.

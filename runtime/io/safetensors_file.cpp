@@ -1,11 +1,10 @@
 // SPDX-License-Identifier: Apache-2.0
-// DType and SafetensorsFile of safetensors.h.
+// SafetensorsFile of safetensors.h.
 #include <algorithm>
 #include <array>
-#include <cstring>
 #include <limits>
 
-#include "fp8/runtime/io/json.h"
+#include "fp8/runtime/io/json_members.h"
 #include "fp8/runtime/io/safetensors.h"
 
 namespace fp8::io {
@@ -13,39 +12,6 @@ namespace {
 
 constexpr std::uint64_t kMaxHeaderBytes = 100'000'000;
 constexpr std::size_t kMaxRank = 64;
-
-struct DTypeRow {
-  DType dtype;
-  const char* name;
-  int bytes;
-};
-constexpr std::array<DTypeRow, 19> kDTypes{{
-    {DType::BOOL, "BOOL", 1},
-    {DType::U8, "U8", 1},
-    {DType::I8, "I8", 1},
-    {DType::U16, "U16", 2},
-    {DType::I16, "I16", 2},
-    {DType::U32, "U32", 4},
-    {DType::I32, "I32", 4},
-    {DType::U64, "U64", 8},
-    {DType::I64, "I64", 8},
-    {DType::F16, "F16", 2},
-    {DType::BF16, "BF16", 2},
-    {DType::F32, "F32", 4},
-    {DType::F64, "F64", 8},
-    {DType::F8_E4M3, "F8_E4M3", 1},
-    {DType::F8_E5M2, "F8_E5M2", 1},
-    {DType::F8_E8M0, "F8_E8M0", 1},
-    {DType::F8_E4M3FNUZ, "F8_E4M3FNUZ", 1},
-    {DType::F8_E5M2FNUZ, "F8_E5M2FNUZ", 1},
-    {DType::C64, "C64", 8},
-}};
-
-const DTypeRow& row_of(DType dtype) {
-  for (const auto& row : kDTypes)
-    if (row.dtype == dtype) return row;
-  throw Error("unknown dtype number " + std::to_string(static_cast<int>(dtype)));
-}
 
 // One tensor's entry of the header; `fail` adds file and tensor to what is wrong.
 template <class Fail>
@@ -117,25 +83,7 @@ void check_cover(const std::filesystem::path& path, const std::vector<TensorInfo
 
 }  // namespace
 
-const char* name_of(DType dtype) { return row_of(dtype).name; }
-int size_of(DType dtype) { return row_of(dtype).bytes; }
-
-DType dtype_from_name(const std::string& name) {
-  std::string allowed;
-  for (const auto& row : kDTypes) {
-    if (name == row.name) return row.dtype;
-    allowed += (allowed.empty() ? "" : ", ") + std::string(row.name);
-  }
-  throw Error("unknown dtype " + in_quotes(name) + ", expected one of " + allowed);
-}
-
-std::int64_t TensorInfo::numel() const {
-  std::int64_t product = 1;
-  for (const std::int64_t size : shape) product *= size;
-  return product;
-}
-
-SafetensorsFile::SafetensorsFile(std::filesystem::path path) : path_(std::move(path)) {
+SafetensorsFile::SafetensorsFile(std::filesystem::path path) : TensorFile(std::move(path)) {
   std::uint64_t file_size = 0;
   file_ = open_regular(path_, &file_size);
   if (file_size < 8) fail(path_, std::to_string(file_size) + " bytes, too short for a safetensors file");
@@ -151,44 +99,47 @@ SafetensorsFile::SafetensorsFile(std::filesystem::path path) : path_(std::move(p
                     " (cut short?)");
   std::string text(header_size, '\0');
   read_at(file_.get(), path_, 8, text.data(), text.size());
-  if (text.empty() || text[0] != '{') fail(path_, "header is not a JSON object (not a safetensors file?)");
-  const Json header = parse_json(text, path_.string() + " (header)");
   data_start_ = 8 + header_size;
-
-  for (const auto& [name, entry] : header.get_ref<const Json::object_t&>()) {
-    const auto bad = [&, &name = name](const std::string& what) {
-      fail(path_, "tensor " + in_quotes(name) + ": " + what);
-    };
-    if (name != "__metadata__") {
-      tensors_.push_back(read_entry(name, entry, bad));
-      continue;
-    }
-    if (!entry.is_object()) fail(path_, "__metadata__ is not an object");
-    for (const auto& [key, text_value] : entry.get_ref<const Json::object_t&>()) {
-      if (!text_value.is_string()) fail(path_, "__metadata__ key " + in_quotes(key) + " is not a string");
-      metadata_.emplace(key, text_value.get_ref<const std::string&>());
-    }
-  }
-  // By end too: an empty tensor stands before the one that starts where it does.
-  std::stable_sort(tensors_.begin(), tensors_.end(), [](const TensorInfo& a, const TensorInfo& b) {
-    return std::pair(a.begin, a.end) < std::pair(b.begin, b.end);
-  });
+  read_header(text);
   check_cover(path_, tensors_, file_size - data_start_);
-  for (std::size_t i = 0; i < tensors_.size(); ++i) by_name_.emplace(tensors_[i].name, i);
 }
 
-SafetensorsFile::~SafetensorsFile() = default;
-
-const TensorInfo* SafetensorsFile::find(const std::string& name) const {
-  const auto found = by_name_.find(name);
-  return found == by_name_.end() ? nullptr : &tensors_[found->second];
+// Entry by entry: a header of 10^6 tensors as one tree of JSON values would take a gigabyte.
+void SafetensorsFile::read_header(const std::string& text) {
+  if (text.empty() || text[0] != '{') fail(path_, "header is not a JSON object (not a safetensors file?)");
+  const std::string name = path_.string() + " (header)";
+  std::size_t count = 0;
+  for (std::size_t at = 0; (at = text.find("\"data_offsets\"", at)) != std::string::npos; ++at) ++count;
+  tensors_.reserve(count);
+  int metadata_seen = 0;
+  parse_json_members(text, name, "", [&](std::string&& key, Json&& entry) {
+    if (key != "__metadata__") {
+      const auto bad = [&](const std::string& what) { fail(path_, "tensor " + in_quotes(key) + ": " + what); };
+      tensors_.push_back(read_entry(key, entry, bad));
+      return;
+    }
+    if (++metadata_seen > 1) parse_json(text, name);  // tells where the key stands again
+    if (!entry.is_object()) fail(path_, "__metadata__ is not an object");
+    for (const auto& [member, value] : entry.get_ref<const Json::object_t&>()) {
+      if (!value.is_string()) fail(path_, "__metadata__ key " + in_quotes(member) + " is not a string");
+      metadata_.emplace(member, value.get_ref<const std::string&>());
+    }
+  });
+  // By end too: an empty tensor stands before the one that starts where it does.
+  const auto before = [](const TensorInfo& a, const TensorInfo& b) {
+    return std::pair(a.begin, a.end) < std::pair(b.begin, b.end);
+  };
+  if (!std::is_sorted(tensors_.begin(), tensors_.end(), before))
+    std::stable_sort(tensors_.begin(), tensors_.end(), before);
+  if (!index_names()) parse_json(text, name);  // tells where the name stands again
 }
 
-void SafetensorsFile::read(const TensorInfo& tensor, void* destination, std::uint64_t offset,
-                           std::uint64_t size) const {
-  if (offset > tensor.bytes() || size > tensor.bytes() - offset)
-    fail(path_, "tensor " + in_quotes(tensor.name) + " has " + std::to_string(tensor.bytes()) + " bytes, asked for " +
-                    std::to_string(size) + " at " + std::to_string(offset));
+std::optional<Place> SafetensorsFile::place(const TensorInfo& tensor) const {
+  return Place{file_.get(), data_start_ + tensor.begin};
+}
+
+void SafetensorsFile::read_bytes(const TensorInfo& tensor, void* destination, std::uint64_t offset,
+                                 std::uint64_t size) const {
   read_at(file_.get(), path_, data_start_ + tensor.begin + offset, destination, size);
 }
 

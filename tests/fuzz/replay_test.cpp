@@ -11,6 +11,7 @@
 #include "fuzz/targets.h"
 #include "runtime/io/io_test.h"
 #include "runtime/io/safetensors_bytes.h"
+#include "runtime/io/torch_bytes.h"
 
 namespace fp8::fuzz {
 namespace {
@@ -91,6 +92,12 @@ TEST(Replay, Safetensors) {
        io::safetensors_bytes(R"({"a":{"dtype":"BOOL","shape":[1],"data_offsets":[0,1]}})", "x")});
 }
 
+TEST(Replay, TorchFile) {
+  const io::torch_bytes::Tensor w{"0", "FloatStorage", 4, 0, {2, 2}, {1, 2}};
+  all(torch_file, {io::torch_bytes::file_of(w, std::string(16, 'x')),
+                   io::torch_bytes::zip({{"a/data.pkl", io::torch_bytes::pickle("}")}}, true)});
+}
+
 TEST(Replay, Npz) {
   all(npz, {fixture("numpy1_measurement.npz"), fixture("numpy2_compressed.npz"), fixture("refused_system.npz")});
 }
@@ -103,7 +110,7 @@ TEST(Replay, Pickle) {
 // The seeds that the fuzzers start from.
 TEST(Replay, Seeds) {
   const std::pair<const char*, Target> targets[] = {
-      {"json", json},     {"safetensors", safetensors},   {"npz", npz},
+      {"json", json},     {"safetensors", safetensors},   {"npz", npz}, {"torch_file", torch_file},
       {"pickle", pickle}, {"quant_config", quant_config}, {"measurement", measurement},
       {"scales", scales}, {"recipe", recipe}};
   for (const auto& [name, target] : targets) {

@@ -17,6 +17,7 @@
 #include "fp8/runtime/io/npz.h"
 #include "fp8/runtime/io/pickle.h"
 #include "fp8/runtime/io/safetensors.h"
+#include "fp8/runtime/io/torch_file.h"
 
 namespace fp8::fuzz {
 namespace {
@@ -40,6 +41,30 @@ void tolerating_errors(Work&& work) {
   }
 }
 
+/// The bytes as a file without a place on disk.
+class MemoryFile {
+ public:
+  MemoryFile(const std::uint8_t* data, std::size_t size) : fd_(::memfd_create("fuzz", MFD_CLOEXEC)) {
+    require(fd_ >= 0 && ::write(fd_, data, size) == static_cast<ssize_t>(size), "no memory file");
+  }
+  ~MemoryFile() { ::close(fd_); }
+  MemoryFile(const MemoryFile&) = delete;
+  MemoryFile& operator=(const MemoryFile&) = delete;
+  std::string path() const { return "/proc/self/fd/" + std::to_string(fd_); }
+
+ private:
+  int fd_;
+};
+
+std::string read_all(const io::TensorFile& file, const io::TensorInfo& tensor) {
+  require(tensor.bytes() ==
+              static_cast<std::uint64_t>(tensor.numel()) * static_cast<std::uint64_t>(size_of(tensor.dtype)),
+          "size");
+  std::string bytes(tensor.bytes(), '\0');
+  file.read(tensor, bytes.data());
+  return bytes;
+}
+
 // Values as bytes, since NaN (which a pickle may hold) equals nothing.
 void require_same_pickle(const io::PyValue& value) {
   const std::string written = io::write_pickle(value, "fuzz");
@@ -59,22 +84,27 @@ void json(const std::uint8_t* data, std::size_t size) {
 }
 
 void safetensors(const std::uint8_t* data, std::size_t size) {
-  const int fd = ::memfd_create("fuzz", MFD_CLOEXEC);
-  require(fd >= 0 && ::write(fd, data, size) == static_cast<ssize_t>(size), "no memory file");
+  const MemoryFile memory(data, size);
   tolerating_errors([&] {
-    const io::SafetensorsFile file("/proc/self/fd/" + std::to_string(fd));
+    const io::SafetensorsFile file(memory.path());
     std::uint64_t sum = 0;
-    for (const auto& tensor : file.tensors()) {
-      std::string bytes(tensor.bytes(), '\0');
-      file.read(tensor, bytes.data());
-      sum += bytes.size();
-      require(tensor.bytes() ==
-                  static_cast<std::uint64_t>(tensor.numel()) * static_cast<std::uint64_t>(size_of(tensor.dtype)),
-              "size");
-    }
+    for (const auto& tensor : file.tensors()) sum += read_all(file, tensor).size();
     require(sum <= size, "more data than the file has");
   });
-  ::close(fd);
+}
+
+void torch_file(const std::uint8_t* data, std::size_t size) {
+  const MemoryFile memory(data, size);
+  tolerating_errors([&] {
+    const io::TorchFile file(memory.path());
+    for (const auto& tensor : file.tensors()) {
+      require(tensor.bytes() <= size, "more data than the file has");
+      const std::string all = read_all(file, tensor);
+      std::string part(all.size() / 2, '\0');
+      file.read(tensor, part.data(), all.size() / 3, part.size());
+      require(all.compare(all.size() / 3, part.size(), part) == 0, "a part differs from the whole");
+    }
+  });
 }
 
 void npz(const std::uint8_t* data, std::size_t size) {

@@ -11,6 +11,8 @@ namespace fp8::fuzz {
 void json(const std::uint8_t* data, std::size_t size);
 /// Reads every tensor of what is accepted.
 void safetensors(const std::uint8_t* data, std::size_t size);
+/// A file of torch.save: reads every tensor of what is accepted, whole and in parts.
+void torch_file(const std::uint8_t* data, std::size_t size);
 /// What is accepted must survive being written and read again.
 void npz(const std::uint8_t* data, std::size_t size);
 /// A JSON that is a QUANT_CONFIG: what is accepted must describe itself and choose modules.

@@ -34,24 +34,24 @@ fs::path find_measurement(const fs::path& folder) {
   if (plain.size() == 1) return plain[0];
   if (all.size() == 1) return all[0];
   if (all.empty())
-    throw io::Error(folder.string() + ": found neither model.safetensors, model.safetensors.index.json nor *_hooks_*.json");
+    throw io::Error(folder.string() + ": found neither model.safetensors, model.safetensors.index.json, pytorch_model.bin nor *_hooks_*.json");
   std::sort(all.begin(), all.end());
   throw io::Error(folder.string() + ": found " + std::to_string(all.size()) + " measurement files, name one: " +
                   all[0].filename().string() + ", " + all[1].filename().string() + (all.size() > 2 ? ", ..." : ""));
 }
 
-Inspection inspect(const fs::path& path) {
+Inspection inspect(const fs::path& path, bool as_json) {
   std::error_code ignored;
   if (!fs::exists(path, ignored)) throw io::Error(path.string() + ": no such file or folder");
   if (fs::is_directory(path, ignored)) {
-    for (const char* name : {"model.safetensors", "model.safetensors.index.json", "config.json"})
-      if (fs::exists(path / name, ignored)) return inspect_checkpoint(path);
+    for (const char* name : {"model.safetensors", "model.safetensors.index.json", "pytorch_model.bin", "pytorch_model.bin.index.json", "config.json"})
+      if (fs::exists(fs::symlink_status(path / name, ignored))) return inspect_checkpoint(path, as_json);
     return inspect_measurement(find_measurement(path));
   }
   const auto extension = path.extension().string();
-  if (extension == ".safetensors") return inspect_checkpoint(path);
+  if (extension == ".safetensors" || extension == ".bin" || extension == ".pth" || extension == ".pt") return inspect_checkpoint(path, as_json);
   if (extension == ".json" || extension == ".npz") return inspect_measurement(path);
-  throw io::Error(path.string() + ": found a file ending in '" + extension + "', allowed: a folder, .safetensors, .json, .npz");
+  throw io::Error(path.string() + ": found a file ending in '" + extension + "', allowed: a folder, .safetensors, .bin, .pth, .pt, .json, .npz");
 }
 
 struct InspectOptions : DamageOptions {
@@ -117,7 +117,7 @@ void run_inspect_training(const InspectOptions& o, Context& context) {
 void run_inspect(const InspectOptions& o, Context& context) {
   if (is_training(o.path)) return run_inspect_training(o, context);
   if (!o.with.empty()) throw UsageError("--with: found '" + o.with[0] + "', but " + o.path.string() + " is no training run");
-  auto inspection = inspect(o.path);
+  auto inspection = inspect(o.path, context.json);
   add_damage(o, context, inspection);
   if (!o.html.empty()) {
     write_report_page(o.html, page_of(o, inspection));
@@ -130,7 +130,7 @@ void run_inspect(const InspectOptions& o, Context& context) {
 
 Action add_inspect(Options& options) {
   auto values = std::make_shared<InspectOptions>();
-  options.path("PATH", values->path, "Checkpoint folder, .safetensors, a measurement or scale file (.json, .npz), or the folder of a training run", Options::Need::required);
+  options.path("PATH", values->path, "Checkpoint folder, .safetensors or .bin, a measurement or scale file (.json, .npz), or the folder of a training run", Options::Need::required);
   options.path("--html", values->html, "Write a page with heat map, histograms and table there; of a training run, one with its loss curve (or the curve alone: .svg)");
   add_data_options(options, *values, Options::Need::optional);
   options.text("--measurements", values->measurements, "Static input scales from a measurement (default: per token)");

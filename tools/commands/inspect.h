@@ -13,9 +13,10 @@ struct Inspection {
   std::string text;  ///< table and totals, ends with a newline
 };
 
-/// A checkpoint folder or one .safetensors file. fp8 weights are shown with the granularity and range of their scales.
-/// Throws io::Error.
-Inspection inspect_checkpoint(const std::filesystem::path& path);
+/// A checkpoint folder or one .safetensors or torch.save file. fp8 weights are shown with the granularity and range of
+/// their scales. as_json: json has "tensors" and text is empty, else the other way round (a million tensors need not be
+/// held twice). Throws io::Error.
+Inspection inspect_checkpoint(const std::filesystem::path& path, bool as_json);
 
 /// A measurement or scale file, .json or .npz: per module the values of inputs, outputs and parameters. Throws io::Error.
 Inspection inspect_measurement(const std::filesystem::path& path);

@@ -85,26 +85,29 @@ std::string quantization_of(const std::filesystem::path& folder) {
 
 }  // namespace
 
-Inspection inspect_checkpoint(const std::filesystem::path& path) {
+Inspection inspect_checkpoint(const std::filesystem::path& path, bool as_json) {
   const io::Checkpoint checkpoint(path);
   Table table({"tensor", "dtype", ">shape", ">bytes", "scale"});
   io::Json tensors = io::Json::array();
   std::map<std::string, std::pair<std::int64_t, std::int64_t>> by_dtype;  // tensors, bytes
-  for (const auto& name : checkpoint.names()) {
-    const auto& info = checkpoint.info(name);
+  for (std::size_t i = 0; i < checkpoint.names().size(); ++i) {
+    const auto& info = checkpoint.info(i);
     const auto bytes = static_cast<std::int64_t>(info.bytes());
-    io::Json entry = {{"name", name}, {"dtype", io::name_of(info.dtype)}, {"shape", info.shape}, {"bytes", bytes}};
     const auto scales = is_fp8(info.dtype) ? scales_of(checkpoint, info) : std::nullopt;
-    if (scales)
-      entry["scale"] = {{"name", scales->name}, {"granularity", scales->granularity}, {"min", scales->low}, {"max", scales->high}};
-    table.row({one_line(name), io::name_of(info.dtype), shape_text(info.shape), grouped(bytes), scales ? range_text(*scales) : ""});
-    tensors.push_back(std::move(entry));
     auto& [count, sum] = by_dtype[io::name_of(info.dtype)];
     ++count;
     sum += bytes;
+    if (!as_json) {
+      table.row({one_line(info.name), io::name_of(info.dtype), shape_text(info.shape), grouped(bytes), scales ? range_text(*scales) : ""});
+      continue;
+    }
+    io::Json entry = {{"name", info.name}, {"dtype", io::name_of(info.dtype)}, {"shape", info.shape}, {"bytes", bytes}};
+    if (scales)
+      entry["scale"] = {{"name", scales->name}, {"granularity", scales->granularity}, {"min", scales->low}, {"max", scales->high}};
+    tensors.push_back(std::move(entry));
   }
   const auto method = std::filesystem::is_directory(path) ? quantization_of(path) : std::string();
-  auto text = table.text();
+  std::string text = as_json ? "" : table.text();
   io::Json totals = io::Json::object();
   for (const auto& [dtype, total] : by_dtype) {
     text += fmt::format("{}: {} tensors, {}\n", dtype, total.first, human_bytes(total.second));
@@ -112,13 +115,15 @@ Inspection inspect_checkpoint(const std::filesystem::path& path) {
   }
   text += fmt::format("total: {} tensors, {}\n", checkpoint.names().size(), human_bytes(static_cast<std::int64_t>(checkpoint.total_bytes())));
   if (!method.empty()) text += "quantization: " + one_line(method) + "\n";
-  return {{{"kind", "checkpoint"},
-           {"path", path.string()},
-           {"quantization", method.empty() ? io::Json(nullptr) : io::Json(method)},
-           {"tensors", std::move(tensors)},
-           {"dtypes", std::move(totals)},
-           {"total_bytes", checkpoint.total_bytes()}},
-          std::move(text)};
+  Inspection result;
+  result.json["kind"] = "checkpoint";
+  result.json["path"] = path.string();
+  result.json["quantization"] = method.empty() ? io::Json(nullptr) : io::Json(method);
+  if (as_json) result.json["tensors"] = std::move(tensors);
+  result.json["dtypes"] = std::move(totals);
+  result.json["total_bytes"] = checkpoint.total_bytes();
+  result.text = std::move(text);
+  return result;
 }
 
 }  // namespace fp8::commands

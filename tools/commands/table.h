@@ -1,6 +1,8 @@
 // SPDX-License-Identifier: Apache-2.0
 // A table of text columns for people: no borders, so that awk and cut read it too.
 #pragma once
+#include <cstddef>
+#include <cstdint>
 #include <string>
 #include <vector>
 
@@ -17,7 +19,9 @@ class Table {
 
  private:
   std::vector<bool> right_;
-  std::vector<std::vector<std::string>> rows_;
+  std::vector<std::size_t> widths_;
+  std::string cells_;               // of all rows, one after the other: a million rows are no million vectors
+  std::vector<std::uint32_t> sizes_;  // bytes of each
 };
 
 }  // namespace fp8::commands

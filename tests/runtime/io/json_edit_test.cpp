@@ -22,7 +22,8 @@ std::string edited(const std::string& text, const Json& edits) {
 }
 
 TEST(JsonEdit, ReplacesAValueWhereItStands) {
-  const std::string text = "{\n  \"rms_norm_eps\": 1e-05,\n  \"a\": \"old\",\n  \"theta\": 500000.0,\n \t\"x\" :1.50E+2\n}\n";
+  const std::string text =
+      "{\n  \"rms_norm_eps\": 1e-05,\n  \"a\": \"old\",\n  \"theta\": 500000.0,\n \t\"x\" :1.50E+2\n}\n";
   EXPECT_EQ(edited(text, {{"a", 7}}),
             "{\n  \"rms_norm_eps\": 1e-05,\n  \"a\": 7,\n  \"theta\": 500000.0,\n \t\"x\" :1.50E+2\n}\n");
   EXPECT_EQ(edited(text, {{"x", "y"}}),
@@ -62,7 +63,8 @@ TEST(JsonEdit, KeysAreComparedAsTheyMean) {
 
 TEST(JsonEdit, OnlyStrictObjects) {
   EXPECT_EQ(message_of([] { JsonEdit("[1]", "c.json"); }), "c.json: expected an object, found array");
-  EXPECT_THAT(message_of([] { JsonEdit(R"({"a": 1, "a": 2})", "c.json"); }), testing::HasSubstr("c.json:1:10: duplicate key 'a'"));
+  EXPECT_THAT(message_of([] { JsonEdit(R"({"a": 1, "a": 2})", "c.json"); }),
+              testing::HasSubstr("c.json:1:10: duplicate key 'a'"));
   EXPECT_THAT(message_of([] { JsonEdit(R"({"a": NaN})", "c.json"); }), testing::HasSubstr("c.json:1:7: "));
   JsonEdit edit("{}", "c.json");
   EXPECT_THAT(message_of([&] { edit.set("a", std::nan("")); }), testing::HasSubstr("NaN"));

@@ -5,6 +5,7 @@
 #include <cstring>
 #include <limits>
 
+#include "fp8/runtime/io/json_members.h"
 #include "runtime/io/io_test.h"
 
 namespace fp8::io {
@@ -153,6 +154,34 @@ TEST_F(JsonTest, RefusesToWriteWhatJsonCannotHold) {
 TEST_F(JsonTest, ReadNamesTheFile) {
   const auto file = put("config.json", "{\n  \"a\": 1,\n  \"a\": 2\n}");
   EXPECT_EQ(message_of([&] { read_json(file); }), file.string() + ":3:3: duplicate key 'a'");
+}
+
+// Members one by one, against the whole value at once.
+TEST(ParseJsonMembers, HandsOverTheMembersOfOneObject) {
+  const std::string text =
+      R"({"metadata": {"n": 1}, "map": {"b": [1, {"c": null}], "a": "x", "b": 2}, "last": {"map": {"d": 1}}})";
+  std::vector<std::pair<std::string, Json>> members;
+  const auto take = [&](std::string&& key, Json&& value) { members.emplace_back(std::move(key), std::move(value)); };
+  const Json rest = parse_json_members(text, "t", "map", take);
+  EXPECT_EQ(rest, Json::parse(R"({"metadata": {"n": 1}, "map": {}, "last": {"map": {"d": 1}}})"));
+  EXPECT_EQ(members, (std::vector<std::pair<std::string, Json>>{
+                         {"b", Json::parse(R"([1, {"c": null}])")}, {"a", "x"}, {"b", 2}}));
+  members.clear();
+  EXPECT_EQ(parse_json_members(R"({"x": 1, "y": {"x": 2}})", "t", "", take), Json::object());
+  EXPECT_EQ(members, (std::vector<std::pair<std::string, Json>>{{"x", 1}, {"y", Json{{"x", 2}}}}));
+  members.clear();
+  EXPECT_EQ(parse_json_members("[1]", "t", "", take), Json::parse("[1]"));
+  EXPECT_EQ(parse_json_members(R"({"map": 3})", "t", "map", take), Json::parse(R"({"map": 3})"));
+  EXPECT_TRUE(members.empty());
+}
+
+TEST(ParseJsonMembers, RefusesWhatParseJsonRefuses) {
+  const auto ignore = [](std::string&&, Json&&) {};
+  for (const char* text : {R"({"m": {"a": 1,}})", R"({"m": {"a" 1}})", R"({"m": {"a": {"x": 1, "x": 2}}})",
+                           R"({"m": {}, "m": {}})", R"({"m": {"a": 1})", R"({"m": {1: 2}})"}) {
+    EXPECT_EQ(message_of([&] { parse_json_members(text, "t", "m", ignore); }),
+              message_of([&] { parse_json(text, "t"); }));
+  }
 }
 
 }  // namespace

@@ -89,7 +89,12 @@ const Refusal kRefusals[] = {
     {"HeaderIsArray", safetensors_bytes("[]"), ": header is not a JSON object"},
     {"HeaderStartsWithSpace", safetensors_bytes(" {}"), ": header is not a JSON object"},
     {"HeaderIsNotJson", safetensors_bytes("{\"w\":}"), " (header):1:6: expected a value, found '}'"},
-    {"DuplicateName", safetensors_bytes(R"({"w":{},"w":{}})"), " (header):1:9: duplicate key 'w'"},
+    {"DuplicateName",
+     safetensors_bytes(
+         R"({"w":{"dtype":"U8","shape":[1],"data_offsets":[0,1]},"w":{"dtype":"U8","shape":[1],"data_offsets":[0,1]}})", "x"),
+     " (header):1:54: duplicate key 'w'"},
+    {"DuplicateMetadata", safetensors_bytes(R"({"__metadata__":{},"__metadata__":{}})"),
+     " (header):1:20: duplicate key '__metadata__'"},
     {"InvalidUtf8", safetensors_bytes("{\"\xff\":{}}"), " (header):1:3: invalid UTF-8"},
     {"TrailingZeros", safetensors_bytes(std::string("{}\0\0", 4)), " (header):1:3: text after the end"},
     {"EntryIsNumber", one("1", 0), ": tensor 'w': is a number, expected an object"},

@@ -125,7 +125,7 @@ TEST(Inspect, WhatItIsNot) {
     std::ofstream(folder / name) << text;
     return folder / name;
   };
-  EXPECT_THAT(error_of(write("a.txt", "x")), HasSubstr("found a file ending in '.txt', allowed: a folder, .safetensors, .json, .npz"));
+  EXPECT_THAT(error_of(write("a.txt", "x")), HasSubstr("found a file ending in '.txt', allowed: a folder, .safetensors, .bin, .pth, .pt, .json, .npz"));
   EXPECT_THAT(error_of(write("a.json", "[]")), HasSubstr("a.json: found a array"));
   EXPECT_THAT(error_of(write("b.json", "{}")), HasSubstr("key 'Nodes': missing"));
   EXPECT_THAT(error_of(write("c.json", R"({"Nodes":{}})")), HasSubstr("key 'Mode': found nothing, allowed: DynamicRange, Scale, Shape"));

@@ -1,0 +1,85 @@
+// SPDX-License-Identifier: Apache-2.0
+// What a file of named tensors is to its readers, be it safetensors or torch.save's zip: names, dtypes, shapes, and
+// bytes in row-major order. No torch here.
+#pragma once
+#include <cstdint>
+#include <filesystem>
+#include <optional>
+#include <string>
+#include <vector>
+
+namespace fp8::io {
+
+enum class DType : std::uint8_t {
+  BOOL,
+  U8,
+  I8,
+  U16,
+  I16,
+  U32,
+  I32,
+  U64,
+  I64,
+  F16,
+  BF16,
+  F32,
+  F64,
+  F8_E4M3,
+  F8_E5M2,
+  F8_E8M0,
+  F8_E4M3FNUZ,
+  F8_E5M2FNUZ,
+  C64
+};
+const char* name_of(DType dtype);                ///< "BF16"
+int size_of(DType dtype);                        ///< bytes
+DType dtype_from_name(const std::string& name);  ///< throws io::Error listing the allowed names
+
+struct TensorInfo {
+  std::string name;
+  DType dtype = DType::F32;
+  std::vector<std::int64_t> shape;
+  std::uint64_t begin = 0, end = 0;  ///< safetensors: bytes, relative to the start of the data; else 0 and the size
+  std::uint64_t bytes() const { return end - begin; }
+  std::int64_t numel() const;  ///< 1 for a 0-dim tensor
+};
+
+/// Where a tensor's bytes stand, for a copy within the kernel: an open file and the offset in it.
+struct Place {
+  int fd = -1;
+  std::uint64_t offset = 0;
+};
+
+/// One open file.
+class TensorFile {
+ public:
+  virtual ~TensorFile() = default;
+  TensorFile(const TensorFile&) = delete;
+  TensorFile& operator=(const TensorFile&) = delete;
+
+  const std::filesystem::path& path() const { return path_; }
+  const std::vector<TensorInfo>& tensors() const { return tensors_; }  ///< in file order
+  const TensorInfo* find(const std::string& name) const;               ///< nullptr: no such tensor
+  /// Reads `size` bytes of a tensor (one of tensors()), from `offset` within it. Thread-safe. Throws io::Error if the
+  /// file is shorter by now.
+  void read(const TensorInfo& tensor, void* destination, std::uint64_t offset, std::uint64_t size) const;
+  void read(const TensorInfo& tensor, void* destination) const { read(tensor, destination, 0, tensor.bytes()); }
+  /// Empty where the bytes of the file are not those that read() gives.
+  virtual std::optional<Place> place(const TensorInfo& tensor) const = 0;
+
+ protected:
+  explicit TensorFile(std::filesystem::path path) : path_(std::move(path)) {}
+  /// To be called once tensors_ is complete. False if two tensors have one name.
+  bool index_names();
+  /// offset + size <= tensor.bytes() is known.
+  virtual void read_bytes(const TensorInfo& tensor, void* destination, std::uint64_t offset,
+                          std::uint64_t size) const = 0;
+
+  std::filesystem::path path_;
+  std::vector<TensorInfo> tensors_;
+
+ private:
+  std::vector<std::uint32_t> by_name_;  // indices of tensors_, sorted by name: 4 bytes a tensor, no bad case
+};
+
+}  // namespace fp8::io
