@@ -8,6 +8,7 @@
 #include <ATen/ops/linear.h>
 #include <ATen/ops/mm.h>
 #include <ATen/ops/randint.h>
+#include <ATen/ops/rand.h>
 #include <ATen/ops/randn.h>
 #include <c10/core/InferenceMode.h>
 
@@ -37,6 +38,7 @@ const Activations kActivations[] = {
 
 struct Weights {
   std::vector<at::Tensor> row_major, packed, bf16, f32;  // the same values
+  at::Tensor channel_scale = at::rand({kN}) + 0.5f;
   Weights() {
     for (std::size_t i = 0; i < kWeights; ++i) {
       row_major.push_back(at::randint(0, 0x7F, {kN, kK}, at::kByte) + at::randint(0, 2, {kN, kK}, at::kByte) * 0x80);
@@ -132,6 +134,41 @@ void bench_transposed(Runner& runner, std::int64_t m, std::int64_t n, std::int64
   runner.print(line);
 }
 
+// E4M3 products with a scale per 128 x 128 block of the weight and per 128 columns of x, beside the same with one per channel and row.
+void bench_blocks(Runner& runner, const Weights& weights, std::int64_t m) {
+  constexpr std::int64_t kBlock = 128, kGroups = kK / kBlock;
+  const std::string name = "block e4m3 M=" + std::to_string(m);
+  const Activations& a = kActivations[1];
+  const at::Tensor x = at::randint(0, 0x70, {m, kK}, at::kByte), torch_x = x.view(at::kFloat8_e4m3fn).to(at::kBFloat16);
+  const at::Tensor x_scale = at::rand({m, kGroups}) + 0.5f, w_scale = at::rand({kN / kBlock, kGroups}) + 0.5f;
+  at::Tensor y = at::empty({m, kN}, at::kBFloat16);
+  const auto product = [&](const at::Tensor& w, bool blocks) {
+    kernels::GemmArgs args = args_of(m, a, x, w, kernels::Layout::row_major, y);
+    args.a_scale_inv = x_scale.const_data_ptr<float>(), args.a_scale_stride = 1;
+    args.w_scale_inv = blocks ? w_scale.const_data_ptr<float>() : weights.channel_scale.const_data_ptr<float>(), args.w_scale_stride = 1;
+    if (blocks) args.k_group = args.w_block_rows = kBlock;
+    kernels::gemm(args);
+  };
+  const at::Tensor f32_w = weights.f32[0] * w_scale.repeat_interleave(kBlock, 0).repeat_interleave(kBlock, 1);
+  product(weights.row_major[0], true);
+  check(name, y, torch_x.to(at::kFloat) * x_scale.repeat_interleave(kBlock, 1), f32_w);
+  std::size_t turn[3] = {};
+  const auto times = runner.medians({
+      [&] { product(weights.row_major[turn[0]++ % kWeights], true); },
+      [&] { product(weights.row_major[turn[1]++ % kWeights], false); },
+      [&] { const at::Tensor out = at::linear(torch_x, weights.bf16[turn[2]++ % kWeights]); },
+  });
+  Line line;
+  line.kernel = "gemm";
+  line.name = name;
+  line.ns = times[0];
+  line.bytes = static_cast<double>(kN) * kK;
+  line.macs = line.bytes * static_cast<double>(m);
+  line.torch_ns = times[2];
+  line.extra = {{"of_channel", times[0] / times[1]}};
+  runner.print(line);
+}
+
 void run(Runner& runner) {
   const c10::InferenceMode inference;
   bench_transposed(runner, 1024, 1024, 1024);
@@ -140,8 +177,12 @@ void run(Runner& runner) {
   for (const std::int64_t m : {1, 4, 16, 128, 512})
     for (const Activations& a : kActivations)
       if (runner.wants("gemm", std::string(a.name) + " M=" + std::to_string(m))) cases.emplace_back(m, &a);
-  if (cases.empty()) return;
+  std::vector<std::int64_t> block_cases;
+  for (const std::int64_t m : {1, 16, 512})
+    if (runner.wants("gemm", "block e4m3 M=" + std::to_string(m))) block_cases.push_back(m);
+  if (cases.empty() && block_cases.empty()) return;
   const Weights weights;
+  for (const std::int64_t m : block_cases) bench_blocks(runner, weights, m);
   for (const auto& [m, a] : cases) bench_case(runner, weights, m, *a);
 }
 
