@@ -26,6 +26,7 @@ Action add_generate(Options& options);
 Action add_run(Options& options);
 Action add_inspect(Options& options);
 Action add_config(Options& options);
+Action add_convert(Options& options);
 Action add_train(Options& options);
 Action add_doctor(Options& options);
 

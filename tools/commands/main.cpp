@@ -21,6 +21,7 @@ const std::vector<Command>& commands() {
       {"measure", "Run a model on calibration data and write the amax of its tensors",
        "fp8 measure --model model --data calibration.txt --out stats --samples 128", add_measure},
       {"quantize", "Write an fp8 checkpoint", "fp8 quantize --model model --measurements stats --out model-fp8", add_quantize},
+      {"convert", "Write an fp8 checkpoint in another form, or back in high precision", "fp8 convert --model model-fp8 --to bf16 --out model-bf16 --verify", add_convert},
       {"evaluate", "Perplexity of a model on a text, and its distance from a reference model",
        "fp8 evaluate --model out/fp8 --data text.txt --reference model --seq-len 256", add_evaluate},
       {"generate", "Continue a prompt", "fp8 generate --model model --prompt \"In the beginning\" --tokens 100", add_generate},

@@ -1,0 +1,127 @@
+// SPDX-License-Identifier: Apache-2.0
+// fp8 convert as a user meets it: what it prints, its exit codes, the perplexity of what it wrote, killed and resumed, shared out.
+#include "e2e/e2e.h"
+#include "support/kill_runs.h"
+
+namespace fp8::e2e {
+namespace {
+
+using ::testing::HasSubstr;
+
+/// The demo model in fp8, made once.
+const std::string& quantized() {
+  static const test::TempDir folder;
+  static const std::string path = [] {
+    const std::string out = (folder / "fp8").string();
+    json_of(fp8({"quantize", "--json", "--dynamic", "--model", demo_model(), "--out", out}));
+    return out;
+  }();
+  return path;
+}
+
+io::Json convert(const std::string& model, const std::string& to, const std::filesystem::path& out, const Arguments& more = {}) {
+  Arguments arguments = {"convert", "--json", "--model", model, "--to", to, "--out", out.string()};
+  arguments.insert(arguments.end(), more.begin(), more.end());
+  return json_of(fp8(arguments));
+}
+
+double perplexity(const std::string& model) {
+  return json_of(fp8({"evaluate", "--json", "--model", model, "--data", heldout_text(), "--samples", "4", "--seq-len", "128"}))["perplexity"];
+}
+
+TEST(Convert, ExactFormsHaveTheSamePerplexity) {
+  const test::TempDir folder;
+  const auto json = convert(quantized(), "modelopt", folder / "modelopt", {"--verify"});
+  EXPECT_EQ(json["exact"], true);
+  EXPECT_EQ(json["modules_converted"], json["modules"].size());
+  EXPECT_EQ(json["verify"]["modules_bit_equal"], json["modules"].size());
+  EXPECT_TRUE(json["verify"]["broken"].empty());
+  EXPECT_GT(json["peak_rss_bytes"], 0);
+  convert((folder / "modelopt").string(), "compressed-tensors", folder / "back");
+  const double expected = perplexity(quantized());
+  EXPECT_EQ(perplexity((folder / "modelopt").string()), expected);
+  EXPECT_EQ(perplexity((folder / "back").string()), expected);
+}
+
+TEST(Convert, VerifyOnlyFindsWhatChangedAfterwards) {
+  const test::TempDir folder;
+  const std::string out = (folder / "bf16").string();
+  convert(quantized(), "bf16", out);
+  EXPECT_TRUE(convert(quantized(), "bf16", out, {"--verify-only"})["verify"]["broken"].empty());
+  {
+    std::fstream file(folder / "bf16" / "model.safetensors", std::ios::in | std::ios::out | std::ios::binary);
+    file.seekp(-3, std::ios::end);
+    file.put('\x55');
+  }
+  const auto run = fp8({"convert", "--model", quantized(), "--to", "bf16", "--out", out, "--verify-only"});
+  EXPECT_EQ(run.code, 1);
+  EXPECT_EQ(run.error_lines(), 1);
+  EXPECT_THAT(run.err, HasSubstr("differs from"));
+  EXPECT_THAT(run.err, HasSubstr("promised exact"));
+}
+
+TEST(Convert, RefusesInOneLine) {
+  const test::TempDir folder;
+  const std::string out = (folder / "out").string();
+  const auto refused = [&](const Arguments& more, int code, const std::string& part) {
+    Arguments arguments = {"convert", "--out", out};
+    arguments.insert(arguments.end(), more.begin(), more.end());
+    const auto run = fp8(arguments);
+    EXPECT_EQ(run.code, code) << run.err;
+    EXPECT_EQ(run.error_lines(), 1) << run.err;
+    EXPECT_THAT(run.err, HasSubstr(part));
+    EXPECT_TRUE(std::filesystem::is_empty(folder.path()));
+  };
+  refused({"--model", quantized()}, 2, "--to is required");
+  refused({"--model", quantized(), "--to", "int8"}, 2, "allowed: bf16, f16, f32, compressed-tensors");
+  refused({"--model", quantized(), "--to", "bf16", "--scheme", "tensor"}, 2, "--scheme is for fp8 forms");
+  refused({"--model", quantized(), "--to", "fp8", "--scheme", "tensor", "--block", "64"}, 2, "need --scheme block");
+  refused({"--model", quantized(), "--to", "fp8"}, 1, "--scheme tensor, channel or block requantizes (not exact)");
+  refused({"--model", quantized(), "--to", "inc-vllm", "--scheme", "tensor"}, 1, "fp8 quantize --measurements makes them");
+  refused({"--model", demo_model(), "--to", "inc"}, 1, "fp8 quantize makes one of it");
+}
+
+TEST(Convert, DryRunWritesNothingAndSaysWhatItWould) {
+  const test::TempDir folder;
+  const auto dry = convert(quantized(), "fp8", folder / "out", {"--scheme", "block", "--block", "64", "--dry-run"});
+  EXPECT_TRUE(std::filesystem::is_empty(folder.path()));
+  EXPECT_EQ(dry["exact"], false);
+  const auto wet = convert(quantized(), "fp8", folder / "out", {"--scheme", "block", "--block", "64"});
+  EXPECT_EQ(wet["weights_bytes"], dry["weights_bytes"]);
+  for (const auto& m : wet["modules"]) {
+    EXPECT_EQ(m["change"], "requantized");
+    EXPECT_GT(m["max_relative_error"], 0);
+    EXPECT_LT(m["max_relative_error"], 0.07) << "half a step of three bits of mantissa";
+  }
+}
+
+TEST(Convert, KilledItEndsWithTheSameBytes) {
+  std::mt19937 random(20250311);
+  int kills = 0;
+  for (const Arguments& way : {Arguments{"--to", "bf16", "--shard-size", "500000"}, Arguments{"--to", "fp8", "--scheme", "tensor"}, Arguments{"--to", "inc", "--dialect", "gaudi2"}}) {
+    const test::TempDir folder;
+    Arguments arguments = {"convert", "--model", quantized(), "--out", (folder / "out").string()};
+    arguments.insert(arguments.end(), way.begin(), way.end());
+    test::KillRuns runs(arguments, folder.path(), folder / "out", clean({}));
+    runs.whole();
+    const auto expected = contents(folder / "out");
+    for (int i = 0; i < test::KillRuns::count(3); ++i) {
+      kills += runs.trial(random);
+      EXPECT_TRUE(contents(folder / "out") == expected) << "trial " << i;
+    }
+  }
+  std::printf("%d kills\n", kills);
+}
+
+TEST(Convert, RanksJoinToTheSameBytes) {
+  const test::TempDir folder;
+  const Arguments shards = {"--shard-size", "500000"};
+  convert(quantized(), "bf16", folder / "whole", shards);
+  for (const char* rank : {"0", "1"}) convert(quantized(), "bf16", folder / "out", {"--shard-size", "500000", "--rank", rank, "--world-size", "2"});
+  EXPECT_FALSE(std::filesystem::exists(folder / "out"));
+  convert(quantized(), "bf16", folder / "out", {"--shard-size", "500000", "--join", "--verify"});
+  EXPECT_TRUE(contents(folder / "out") == contents(folder / "whole"));
+}
+
+}  // namespace
+}  // namespace fp8::e2e
