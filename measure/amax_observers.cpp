@@ -64,6 +64,7 @@ class MaxAbs : public Observer {
   void observe(const Observed& x) override {
     take_larger(amax_, per_expert_ ? amax_along(x.values(), 0) : Amax{x.amax()});
   }
+  void observe_part(const Observed& part, const PartOf&) override { observe(part); }
   Amax result() const override { return amax_.empty() ? Amax{0.0f} : amax_; }
   void merge(const Observer& other) override { take_larger(amax_, same_kind(*this, other).amax_); }
   io::Json state() const override { return {{"amax", amax_}}; }
@@ -87,6 +88,15 @@ class MaxAbsPerChannel final : public Observer {
     }
     take_larger(amax_, found->amax);
   }
+  /// Channels that are divided among the parts take their places in the whole list.
+  void observe_part(const Observed& part, const PartOf& of) override {
+    const auto dims = static_cast<std::int64_t>(of.sizes.size());
+    if (of.dim != (dim_ < 0 ? dim_ + dims : dim_)) return observe(part);
+    Amax all(static_cast<std::size_t>(of.sizes[static_cast<std::size_t>(of.dim)]), 0.0f);
+    const Amax found = amax_along(part.values(), of.dim);
+    std::copy(found.begin(), found.end(), all.begin() + of.first);
+    take_larger(amax_, all);
+  }
   Amax result() const override { return amax_.empty() ? Amax{0.0f} : amax_; }
   void merge(const Observer& other) override { take_larger(amax_, same_kind(*this, other).amax_); }
   io::Json state() const override { return {{"amax", amax_}}; }
@@ -109,6 +119,7 @@ class Shape final : public Observer {
     sizes_.assign(sizes.begin(), sizes.end());
     if (sizes_.empty()) sizes_ = {1.0f};
   }
+  void observe_part(const Observed&, const PartOf& of) override { sizes_.assign(of.sizes.begin(), of.sizes.end()); }
   Amax result() const override { return sizes_; }
   /// The last call counts, and the other's is the later one.
   void merge(const Observer& other) override {
@@ -139,14 +150,14 @@ std::unique_ptr<Observer> make_shape(const ObserverContext&) { return std::make_
 
 const std::vector<std::pair<std::string, ObserverType>>& built_in_observer_types() {
   static const std::vector<std::pair<std::string, ObserverType>> types = {
-      {"maxabs", {make_maxabs}},
-      {"maxabs_per_channel", {make_maxabs_per_channel}},
+      {"maxabs", {make_maxabs, true, false, /*takes_parts=*/true}},
+      {"maxabs_per_channel", {make_maxabs_per_channel, true, false, true}},
       {"save", {make_save}},
-      {"shape", {make_shape, /*reads_values=*/false}},
-      {"histogram", {make_histogram, true, /*keeps_state=*/true}},
-      {"percentile", {make_percentile, true, true}},
-      {"mse", {make_mse, true, true}},
-      {"kl", {make_kl, true, true}},
+      {"shape", {make_shape, /*reads_values=*/false, false, true}},
+      {"histogram", {make_histogram, true, /*keeps_state=*/true, true}},
+      {"percentile", {make_percentile, true, true, true}},
+      {"mse", {make_mse, true, true, true}},
+      {"kl", {make_kl, true, true, true}},
   };
   return types;
 }

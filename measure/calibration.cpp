@@ -8,6 +8,7 @@
 #include <algorithm>
 #include <cmath>
 #include <cstdio>
+#include <utility>
 
 #include "fp8/measure/exit_dump.h"
 #include "fp8/measure/module_watcher.h"
@@ -72,12 +73,25 @@ std::shared_ptr<CalibrationSession> CalibrationSession::attach(const torch::jit:
 
 std::shared_ptr<CalibrationSession> CalibrationSession::attach(const std::vector<WeightModule>& weights, const std::vector<OpNode>& ops,
                                                                CalibrationOptions options) {
+  auto session = create(weights, ops, std::move(options), /*in_stages=*/false);
+  if (!session->options_.prefix.empty()) ExitDump::at_exit(session);
+  return session;
+}
+
+std::shared_ptr<CalibrationSession> CalibrationSession::plan(const std::vector<WeightModule>& weights, const std::vector<OpNode>& ops,
+                                                             CalibrationOptions options) {
+  options.sample_interval = 0;  // what is known of half the model is no measurement
+  return create(weights, ops, std::move(options), /*in_stages=*/true);
+}
+
+std::shared_ptr<CalibrationSession> CalibrationSession::create(const std::vector<WeightModule>& weights, const std::vector<OpNode>& ops,
+                                                               CalibrationOptions options, bool in_stages) {
   if (!options.select) options.select = is_default_type;
   std::vector<const WeightModule*> selected_weights;  // all are checked before the first one is touched
   std::vector<const OpNode*> selected_ops;
   for (const auto& m : weights) {
     if (!options.select(m.name, m.type)) continue;
-    check_weight(m);
+    if (!in_stages) check_weight(m);
     selected_weights.push_back(&m);
   }
   for (const auto& node : ops) {
@@ -86,24 +100,52 @@ std::shared_ptr<CalibrationSession> CalibrationSession::attach(const std::vector
     selected_ops.push_back(&node);
   }
   options.select = nullptr;  // it may refer to what the caller has on its stack
+  const io::Json resume = std::exchange(options.resume, nullptr);
   std::shared_ptr<CalibrationSession> session(new CalibrationSession(std::move(options)));
+  session->in_stages_ = in_stages;
   session->records_.reserve(selected_weights.size() + selected_ops.size());
-  std::map<const void*, std::shared_ptr<WeightWatcher>> by_memory;  // tied weights share one watcher
-  for (const auto* m : selected_weights) session->add_weight(*m, by_memory);
+  for (const auto* m : selected_weights) {
+    session->by_name_.emplace(m->name, session->records_.size());
+    session->records_.emplace_back(m->name, m->type, m->weight.dim(), session->options_.inputs, session->options_.outputs);
+  }
+  session->looked_at_.resize(selected_weights.size());
   for (const auto* node : selected_ops) session->add_op(*node);
-  if (!session->options_.prefix.empty()) ExitDump::at_exit(session);
+  if (!resume.is_null()) session->restore(resume);
+  std::map<const void*, std::shared_ptr<WeightWatcher>> by_memory;  // tied weights share one watcher
+  for (std::size_t i = 0; i < selected_weights.size() && !in_stages; ++i) session->add_weight(i, *selected_weights[i], by_memory);
   return session;
 }
 
-void CalibrationSession::add_weight(const WeightModule& m, std::map<const void*, std::shared_ptr<WeightWatcher>>& by_memory) {
-  const std::size_t index = records_.size();
-  records_.emplace_back(m.name, m.type, m.weight.dim(), options_.inputs, options_.outputs);
-  if (options_.weights) show(index, TensorRole::weight, 0, m.weight);
-  if (records_[index].is_holder()) show(index, TensorRole::input, 0, at::zeros({1, 1}));
-  if (runtime::ops::is_high_precision(m.weight.scalar_type())) {
-    if (!model_) model_.emplace();
-    model_->weights.push_back(fingerprint_of(m.name, runtime::cpu_alias(m.weight.detach()).const_data_ptr(),
-                                             runtime::ops::float_type_of(m.weight.scalar_type()), m.weight.sizes().vec()));
+void CalibrationSession::enter(const std::vector<WeightModule>& weights) {
+  std::map<const void*, std::shared_ptr<WeightWatcher>> by_memory;
+  for (const auto& m : weights) {
+    const auto record = record_of(m.name);
+    if (!record.has_value()) continue;
+    check_weight(m);
+    add_weight(*record, m, by_memory);
+  }
+}
+
+void CalibrationSession::leave(const std::vector<WeightModule>& weights) {
+  for (const auto& m : weights) {
+    WeightWatcher* watcher = watcher_on(m.weight);
+    if (watcher == nullptr || watcher->session().get() != this) continue;
+    watcher->retire();
+    runtime::untag_weight(m.weight);
+  }
+  std::erase_if(watchers_, [](const auto& weak) { return weak.expired(); });
+}
+
+/// The weight of record `index` is in memory.
+void CalibrationSession::add_weight(std::size_t index, const WeightModule& m, std::map<const void*, std::shared_ptr<WeightWatcher>>& by_memory) {
+  if (!looked_at_[index]) {
+    if (options_.weights) show(index, TensorRole::weight, 0, m.weight);
+    if (records_[index].is_holder()) show(index, TensorRole::input, 0, at::zeros({1, 1}));
+    if (runtime::ops::is_high_precision(m.weight.scalar_type())) {
+      weights_[index] = fingerprint_of(m.name, runtime::cpu_alias(m.weight.detach()).const_data_ptr(),
+                                       runtime::ops::float_type_of(m.weight.scalar_type()), m.weight.sizes().vec());
+    }
+    looked_at_[index] = true;
   }
   auto& watcher = by_memory[m.weight.const_data_ptr()];
   if (!watcher) {
@@ -150,7 +192,7 @@ CalibrationSession::~CalibrationSession() { write_if_unfinished("a destroyed mod
 void CalibrationSession::write_if_unfinished(const char* of_what) noexcept {
   try {
     const std::lock_guard<std::mutex> lock(mutex_);
-    if (finalized_) return;
+    if (finalized_ || in_stages_) return;
     finalized_ = true;
     write_locked();
   } catch (const std::exception& error) {
@@ -241,7 +283,8 @@ MeasurementFile CalibrationSession::result_locked() const {
   if (samples_ > 0) file.num_samples = samples_;
   if (samples_ == 0 && forwards_ > 0) file.num_samples = forwards_;
   if (options_.observer == "shape") file.mode = MeasurementMode::shape;
-  file.model = model_;
+  if (!weights_.empty()) file.model.emplace();
+  for (const auto& [record, weight] : weights_) file.model->weights.push_back(weight);
   for (const WatchedNode& node : records_) {
     file.selected.push_back(node.module());
     if (auto m = node.measurement()) file.modules.push_back(std::move(*m));

@@ -54,6 +54,8 @@ struct CalibrationOptions {
   std::optional<configs::Rank> rank = {};  ///< one of several processes: its own files, P_hooks_maxabs_0_8.json
   /// The files are written every so many samples too (0: at the end). Without begin_samples() a sample is one forward.
   std::int64_t sample_interval = 0;
+  /// What snapshot() of an earlier calibration said, which this one goes on from; null: from the beginning.
+  io::Json resume = nullptr;
 };
 
 /// A NaN or Inf seen in calibration data; its tensor was not shown to the observer in that call. The first 10000 are kept.
@@ -72,6 +74,32 @@ class CalibrationSession : public std::enable_shared_from_this<CalibrationSessio
   static std::shared_ptr<CalibrationSession> attach(const torch::jit::Module& model, CalibrationOptions options);
   static std::shared_ptr<CalibrationSession> attach(const std::vector<WeightModule>& weights, const std::vector<OpNode>& ops,
                                                     CalibrationOptions options);
+  /// A calibration of a model whose weights are in memory one after the other: the modules are selected and their order in the
+  /// files is settled, but only `ops` are watched. Of the weights the sizes count; the values come with enter(). Such a session
+  /// writes nothing unless finalize() is called.
+  static std::shared_ptr<CalibrationSession> plan(const std::vector<WeightModule>& weights, const std::vector<OpNode>& ops,
+                                                  CalibrationOptions options);
+  /// These weights are in memory now: the selected ones among them are looked at and watched, until leave(). Throws c10::Error for
+  /// a weight that can't be watched, io::Error for one whose sizes are not those of the plan.
+  void enter(const std::vector<WeightModule>& weights);
+  /// Takes the watchers off weights that entered.
+  void leave(const std::vector<WeightModule>& weights);
+
+  /// A weight too large to enter: rows [first, first + part.size(0)) of it, part after part, each once. `weight` has its sizes.
+  /// For observers that take parts (observer.h).
+  void look_at_part(const WeightModule& weight, const at::Tensor& part, std::int64_t first);
+  /// What came of the product with such a part: columns [first, ...) of a `columns` wide last dimension. False if they hold a NaN or Inf:
+  /// they were not shown then, and the caller sees to it that no other part of the same output is (forget_outputs(), and again
+  /// without that call). reported: whether a NonFinite is to be listed.
+  bool observe_output_part(std::size_t record, const at::Tensor& y, std::int64_t first, std::int64_t columns, bool reported = true);
+  void forget_outputs(std::size_t record);
+  /// The record of a selected module; none: it is not selected.
+  std::optional<std::size_t> record_of(const std::string& module) const;
+  bool takes_parts() const { return observers_.type.takes_parts; }
+
+  /// All that was seen so far, bit for bit, for CalibrationOptions::resume. null: the observer has no state.
+  io::Json snapshot() const;
+
   /// The session whose watchers sit in the model; null if none.
   static std::shared_ptr<CalibrationSession> of(const torch::nn::Module& model);
   static std::shared_ptr<CalibrationSession> of(const torch::jit::Module& model);
@@ -117,8 +145,12 @@ class CalibrationSession : public std::enable_shared_from_this<CalibrationSessio
   friend class ExitDump;
 
   explicit CalibrationSession(CalibrationOptions options);
-  void add_weight(const WeightModule& module, std::map<const void*, std::shared_ptr<WeightWatcher>>& by_memory);
+  static std::shared_ptr<CalibrationSession> create(const std::vector<WeightModule>& weights, const std::vector<OpNode>& ops, CalibrationOptions options,
+                                                    bool in_stages);
+  void add_weight(std::size_t index, const WeightModule& module, std::map<const void*, std::shared_ptr<WeightWatcher>>& by_memory);
   void add_op(const OpNode& node);
+  void restore(const io::Json& snapshot);
+  bool show_part(std::size_t record, TensorRole role, const at::Tensor& part, const PartOf& of, bool reported);
   MeasurementFile result_locked() const;
   std::vector<std::filesystem::path> write_locked();
   void write_if_unfinished(const char* of_what) noexcept;
@@ -133,7 +165,9 @@ class CalibrationSession : public std::enable_shared_from_this<CalibrationSessio
   CalibrationFiles files_;
   mutable std::mutex mutex_;
   std::vector<WatchedNode> records_;                    ///< one per selected module; their number is fixed after attach()
-  std::optional<ModelFingerprint> model_;
+  std::map<std::string, std::size_t> by_name_;          ///< record of each module
+  std::vector<bool> looked_at_;                         ///< by record: its weight was shown, whole or in parts
+  std::map<std::size_t, WeightFingerprint> weights_;    ///< by record
   std::vector<std::weak_ptr<WeightWatcher>> watchers_;  ///< weak: the model owns the watchers, and they own the session
   std::vector<std::weak_ptr<ModuleWatcher>> op_watchers_;
   std::vector<NonFinite> non_finite_;
@@ -141,7 +175,7 @@ class CalibrationSession : public std::enable_shared_from_this<CalibrationSessio
   std::int64_t first_sample_ = 0, batch_ = 0, samples_ = 0, forwards_ = 0, dumps_ = 0;
   std::optional<std::size_t> first_called_;             ///< its calls count the forwards
   double watch_seconds_ = 0;
-  bool finalized_ = false;
+  bool finalized_ = false, in_stages_ = false;
 };
 
 /// Of a RowParallelLinear that is calibrated: y after the all-reduce. Called by the module itself, with its weight; does

@@ -32,6 +32,7 @@ class HistogramObserver final : public Observer {
     histogram_.merge(*seen);
     found_.reset();
   }
+  void observe_part(const Observed& part, const PartOf&) override { observe(part); }
   Amax result() const override {
     if (!found_) found_ = threshold_(histogram_);
     return {*found_};

@@ -52,6 +52,10 @@ void Observer::merge(const Observer&) {
   throw std::invalid_argument("this kind of observer does not merge: it has no merge()");
 }
 
+void Observer::observe_part(const Observed&, const PartOf&) {
+  throw std::invalid_argument("this kind of observer takes whole tensors only: it has no observe_part()");
+}
+
 void Observer::restore(const io::Json&, const std::string& where) {
   throw io::Error(where + ": this kind of observer keeps no state");
 }

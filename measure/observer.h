@@ -63,19 +63,28 @@ class Observed {
   std::any* memo_;
 };
 
+/// Slices [first, first + n) along dimension `dim` (0 is the outermost) of a tensor of `sizes`.
+struct PartOf {
+  std::int64_t first = 0, dim = 0;
+  at::IntArrayRef sizes = {};
+};
+
 /// Called by one thread at a time.
 class Observer {
  public:
   virtual ~Observer() = default;
   virtual void observe(const Observed& x) = 0;
+  /// A part of a tensor that is never in memory whole: after all its parts the observer is as if it had seen it at once. Asked of
+  /// types that take parts (ObserverType); the default throws std::invalid_argument.
+  virtual void observe_part(const Observed& part, const PartOf& of);
   /// What goes into the measurement file: one value, one per channel, or sizes. Finite, >= 0.
   virtual Amax result() const = 0;
 
   /// Takes in what another observer of the same kind saw (another rank, another run): as if this one had seen both.
   /// The default throws std::invalid_argument: not every observer can.
   virtual void merge(const Observer& other);
-  /// All that merge() needs, and back. null (the default): nothing is kept. restore() throws io::Error; `where` stands
-  /// in its messages.
+  /// All that the observer knows, bit for bit, and back: merging needs it, and a calibration that goes on after its process was
+  /// killed. null (the default): nothing is kept. restore() throws io::Error; `where` stands in its messages.
   virtual io::Json state() const { return nullptr; }
   virtual void restore(const io::Json& state, const std::string& where);
 };
@@ -104,6 +113,7 @@ struct ObserverType {
   std::function<std::unique_ptr<Observer>(const ObserverContext&)> make;
   bool reads_values = true;   ///< false: only sizes; NaN and Inf are not looked for
   bool keeps_state = false;   ///< state() goes into a file beside the measurement, for merging
+  bool takes_parts = false;   ///< observe_part() works
 };
 
 /// The observers in force: those built in, then registered ones.

@@ -46,6 +46,19 @@ class Save final : public Observer {
   }
   Amax result() const override { return {amax_}; }
   void merge(const Observer& other) override { amax_ = std::max(amax_, other.result().at(0)); }
+  io::Json state() const override { return {{"amax", amax_}, {"calls", calls_}}; }
+  void restore(const io::Json& state, const std::string& where) override {
+    const auto number = [&](const char* key) {
+      const io::Json value = state.is_object() ? state.value(key, io::Json()) : io::Json();
+      if (!value.is_number() || !(value.get<double>() >= 0) || value.get<double>() > 3.4028234663852886e38)
+        bad_state(where + "." + key, "a number >= 0", value);
+      return value;
+    };
+    amax_ = number("amax").get<float>();
+    const io::Json calls = number("calls");
+    if (!calls.is_number_integer()) bad_state(where + ".calls", "an integer", calls);
+    calls_ = calls.get<std::int64_t>();
+  }
 
  private:
   /// Files of an earlier, longer run would look like this run's last calls.

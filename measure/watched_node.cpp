@@ -2,7 +2,9 @@
 #include "fp8/measure/watched_node.h"
 
 #include <algorithm>
+#include <tuple>
 
+#include "fp8/measure/built_in_observers.h"
 #include "fp8/runtime/io/error.h"
 
 namespace fp8::measure {
@@ -95,6 +97,39 @@ io::Json WatchedNode::states() const {
   if (!outputs_.empty() && all_seen(outputs_)) json["outputs"] = list(outputs_);
   if (weight_.seen) json["weight"] = weight_.observer->state();
   return json;
+}
+
+io::Json WatchedNode::snapshot() const {
+  bool kept = true;
+  const auto state_of = [&](const WatchedTensor& t) {
+    io::Json state = t.seen ? t.observer->state() : io::Json();
+    kept = kept && (!t.seen || !state.is_null());
+    return state;
+  };
+  io::Json json = {{"inputs", io::Json::array()}, {"outputs", io::Json::array()}, {"weight", state_of(weight_)}};
+  for (const auto& t : inputs_) json["inputs"].push_back(state_of(t));
+  for (const auto& t : outputs_) json["outputs"].push_back(state_of(t));
+  return kept ? json : io::Json();
+}
+
+void WatchedNode::restore(const io::Json& snapshot, const ObserverSettings& settings, const std::string& where) {
+  const auto put_back = [&](TensorRole role, std::size_t index, const io::Json& state, const std::string& name) {
+    if (state.is_null()) return;
+    WatchedTensor& t = tensor(role, index, settings);
+    t.observer->restore(state, where + "." + name);
+    t.seen = true;
+  };
+  for (const auto& [role, key, known] : {std::tuple{TensorRole::input, "inputs", inputs_.size()}, std::tuple{TensorRole::output, "outputs", outputs_.size()}}) {
+    const io::Json list = snapshot.is_object() ? snapshot.value(key, io::Json()) : io::Json();
+    constexpr std::size_t kMost = 1 << 16;  // outputs: one for each expert of a mixture
+    if (!list.is_array() || list.size() > kMost || (known == 0 && !list.empty())) bad_state(where + "." + key, "a list of states", list);
+    for (std::size_t i = 0; i < list.size(); ++i) put_back(role, i, list[i], std::string(key) + "[" + std::to_string(i) + "]");
+  }
+  put_back(TensorRole::weight, 0, snapshot.value("weight", io::Json()), "weight");
+}
+
+void WatchedNode::forget_outputs() {
+  for (auto& t : outputs_) t = WatchedTensor();
 }
 
 }  // namespace fp8::measure

@@ -122,19 +122,55 @@ at::Tensor read_tensor(const io::Checkpoint& checkpoint, const std::string& name
   return tensor;
 }
 
-at::Tensor read_weight(const io::Checkpoint& checkpoint, const std::string& name, at::IntArrayRef shape, at::ScalarType dtype,
-                       at::Device device, std::optional<std::int64_t> index) {
-  check_shape(checkpoint, name, shape, index);
+namespace {
+
+/// Rows [first, first + rows) of the tensor, seen as a matrix that is as wide as `shape`, in pieces of some megabytes.
+at::Tensor read_rows(const io::Checkpoint& checkpoint, const std::string& name, at::IntArrayRef shape, std::int64_t first, std::int64_t rows, at::ScalarType dtype,
+                     at::Device device) {
   const auto& info = checkpoint.info(name);
   if (info.dtype != io::DType::F32 && info.dtype != io::DType::BF16 && info.dtype != io::DType::F16)
     fail(checkpoint, "tensor '" + name + "': found dtype " + io::name_of(info.dtype) + ", allowed: F32, BF16, F16");
-  auto tensor = at::empty(shape, scalar_type_of(info.dtype, name));
-  checkpoint.read(name, tensor.mutable_data_ptr(), static_cast<std::uint64_t>(index.value_or(0)) * tensor.nbytes(), tensor.nbytes());
-  if (!is_finite(tensor)) fail(checkpoint, "tensor '" + name + "' holds NaN or infinity, allowed: finite weights");
-  tensor = tensor.to(dtype);
-  if (dtype == at::kHalf && info.dtype != io::DType::F16 && !is_finite(tensor))
-    fail(checkpoint, "tensor '" + name + "' passes 65504, the largest f16, allowed here: --dtype f32 or bf16");
-  return tensor.to(device);
+  auto sizes = shape.vec();
+  sizes[0] = rows;
+  const auto whole = at::empty(sizes, at::TensorOptions(dtype).device(device));
+  if (whole.numel() == 0) return whole;
+  constexpr std::int64_t kPiece = std::int64_t{8} << 20;
+  const std::int64_t row_bytes = whole.numel() / rows * io::size_of(info.dtype);
+  const std::int64_t per_piece = std::clamp<std::int64_t>(kPiece / row_bytes, 1, rows);
+  sizes[0] = per_piece;
+  const auto staging = at::empty(sizes, scalar_type_of(info.dtype, name));
+  for (std::int64_t row = 0; row < rows; row += per_piece) {
+    const auto count = std::min(per_piece, rows - row);
+    checkpoint.read(name, staging.mutable_data_ptr(), static_cast<std::uint64_t>((first + row) * row_bytes), static_cast<std::uint64_t>(count * row_bytes));
+    auto piece = staging.narrow(0, 0, count);
+    if (!is_finite(piece)) fail(checkpoint, "tensor '" + name + "' holds NaN or infinity, allowed: finite weights");
+    if (dtype != piece.scalar_type()) piece = piece.to(dtype);
+    if (dtype == at::kHalf && info.dtype != io::DType::F16 && !is_finite(piece))
+      fail(checkpoint, "tensor '" + name + "' passes 65504, the largest f16, allowed here: --dtype f32 or bf16");
+    whole.narrow(0, row, count).copy_(piece);
+  }
+  return whole;
+}
+
+}  // namespace
+
+at::Tensor read_weight(const io::Checkpoint& checkpoint, const std::string& name, at::IntArrayRef shape, at::ScalarType dtype,
+                       at::Device device, std::optional<std::int64_t> index) {
+  check_shape(checkpoint, name, shape, index);
+  return read_rows(checkpoint, name, shape, index.value_or(0) * shape[0], shape[0], dtype, device);
+}
+
+at::Tensor read_weight_rows(const io::Checkpoint& checkpoint, const std::string& name, at::IntArrayRef shape, std::int64_t first, std::int64_t rows,
+                            at::ScalarType dtype, at::Device device) {
+  check_shape(checkpoint, name, shape, std::nullopt);
+  return read_rows(checkpoint, name, shape, first, rows, dtype, device);
+}
+
+void check_parameter(const io::Checkpoint& checkpoint, const std::string& name, at::IntArrayRef shape) {
+  const auto pieces = pieces_of(name, checkpoint);
+  auto part = shape.vec();
+  part[0] /= static_cast<std::int64_t>(pieces.size());
+  for (const auto& piece : pieces) check_shape(checkpoint, piece.tensor, part, piece.index);
 }
 
 at::Tensor read_parameter(const io::Checkpoint& checkpoint, const std::string& name, at::IntArrayRef shape, at::ScalarType dtype, at::Device device) {
@@ -149,28 +185,43 @@ at::Tensor read_parameter(const io::Checkpoint& checkpoint, const std::string& n
   return whole;
 }
 
+std::vector<std::string> unused_tensors(const torch::nn::Module& model, const io::Checkpoint& checkpoint) {
+  std::set<std::string> used;
+  for (const auto& item : model.named_parameters()) {
+    for (const auto& piece : pieces_of(item.key(), checkpoint)) used.insert(piece.tensor);
+  }
+  std::vector<std::string> unused;
+  for (const auto& name : checkpoint.names())
+    if (used.count(name) == 0 && !is_derived(name)) unused.push_back(name);
+  return unused;
+}
+
 void load_parameters(LoadedModel& loaded, const io::Checkpoint& checkpoint, const LoadOptions& options) {
   std::unordered_set<const void*> done;  // a tied weight comes up twice
-  std::set<std::string> used;
   for (auto& item : loaded.model->named_parameters()) {
     auto& parameter = item.value();
-    for (const auto& piece : pieces_of(item.key(), checkpoint)) used.insert(piece.tensor);
     if (!done.insert(parameter.unsafeGetTensorImpl()).second) continue;
     parameter.set_data(read_parameter(checkpoint, item.key(), parameter.sizes(), loaded.dtype, options.device));
   }
-  for (const auto& name : checkpoint.names())
-    if (used.count(name) == 0 && !is_derived(name)) loaded.unused.push_back(name);
+  loaded.unused = unused_tensors(*loaded.model, checkpoint);
 }
 
-LoadedModel load_model(const std::filesystem::path& folder, const LoadOptions& options) {
+LoadedModel prepare_model(const std::filesystem::path& folder, const io::Checkpoint& checkpoint, const LoadOptions& options) {
   LoadedModel loaded;
   loaded.folder = folder;
   loaded.config = read_llama_config(folder, &loaded.config_json);
   loaded.config.attention = options.attention;
-  const io::Checkpoint checkpoint(folder);
   loaded.dtype = options.dtype ? *options.dtype : loaded.config.dtype ? *loaded.config.dtype : dtype_of_weights(checkpoint);
   check_layer_count(checkpoint, loaded.config);
   loaded.model = CausalLM(loaded.config);
+  loaded.model->eval();
+  return loaded;
+}
+
+LoadedModel load_model(const std::filesystem::path& folder, const LoadOptions& options) {
+  read_llama_config(folder);  // an error in it is the first to be told
+  const io::Checkpoint checkpoint(folder);
+  auto loaded = prepare_model(folder, checkpoint, options);
   if (!quant::read_quantization_config(folder).is_null())
     load_quantized(loaded, checkpoint, options);
   else

@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-// Checkpoint folder -> model with its weights, read one tensor at a time: peak memory is the model and one tensor.
+// Checkpoint folder -> model with its weights, read a few megabytes at a time: peak memory is the model and no more.
 #pragma once
 #include <ATen/core/Tensor.h>
 
@@ -35,6 +35,9 @@ struct LoadedModel {
 /// A folder whose config.json or hf_quant_config.json tells of a quantization goes through load_quantized().
 LoadedModel load_model(const std::filesystem::path& folder, const LoadOptions& options = {});
 
+/// All of load_model() but the weights: the configuration is read, the checkpoint has what it asks for, the model has placeholders.
+LoadedModel prepare_model(const std::filesystem::path& folder, const io::Checkpoint& checkpoint, const LoadOptions& options);
+
 /// Fills the model of an fp8 checkpoint. loaded: config, config_json, folder and dtype are set, the model has placeholders.
 void load_quantized(LoadedModel& loaded, const io::Checkpoint& checkpoint, const LoadOptions& options);
 
@@ -49,8 +52,18 @@ at::Tensor read_tensor(const io::Checkpoint& checkpoint, const std::string& name
 at::Tensor read_weight(const io::Checkpoint& checkpoint, const std::string& name, at::IntArrayRef shape, at::ScalarType dtype,
                        at::Device device, std::optional<std::int64_t> index = std::nullopt);
 
+/// Rows [first, first + rows) of a weight of `shape`, otherwise as read_weight().
+at::Tensor read_weight_rows(const io::Checkpoint& checkpoint, const std::string& name, at::IntArrayRef shape, std::int64_t first, std::int64_t rows,
+                            at::ScalarType dtype, at::Device device);
+
 /// A parameter of the model from wherever the checkpoint keeps it (expert_weights.h), one piece in memory at a time beside it.
 at::Tensor read_parameter(const io::Checkpoint& checkpoint, const std::string& name, at::IntArrayRef shape, at::ScalarType dtype, at::Device device);
+
+/// Throws io::Error unless the checkpoint has what read_parameter() would read, in that shape.
+void check_parameter(const io::Checkpoint& checkpoint, const std::string& name, at::IntArrayRef shape);
+
+/// Tensors of the checkpoint that no parameter of the model takes, in file order.
+std::vector<std::string> unused_tensors(const torch::nn::Module& model, const io::Checkpoint& checkpoint);
 
 /// LibTorch's dtype of a file's. Throws io::Error naming it (U16, U32, F8_E8M0 and others are not weights).
 at::ScalarType scalar_type_of(io::DType dtype, const std::string& tensor);
