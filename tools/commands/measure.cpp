@@ -14,15 +14,17 @@
 #include "fp8/configs/configs.h"
 #include "fp8/configs/module_types.h"
 #include "fp8/configs/python_regex.h"
-#include "fp8/measure/calibration_options.h"
+#include "fp8/quant/formats/form.h"
 #include "fp8/runtime/io/error.h"
 #include "fp8/tools/commands/command.h"
 #include "fp8/tools/commands/environment_config.h"
-#include "fp8/tools/commands/model_input.h"
+#include "fp8/tools/commands/measure_run.h"
+#include "fp8/tools/commands/memory_budget.h"
 #include "fp8/tools/commands/output.h"
 #include "fp8/tools/commands/progress.h"
 #include "fp8/tools/commands/script_input.h"
 #include "fp8/tools/commands/table.h"
+#include "fp8/tools/models/layer_stream.h"
 
 namespace fp8::commands {
 namespace {
@@ -30,17 +32,6 @@ namespace {
 using Clock = std::chrono::steady_clock;
 
 double seconds_since(Clock::time_point start) { return std::chrono::duration<double>(Clock::now() - start).count(); }
-
-struct MeasureOptions : DataOptions {
-  MeasureOptions() {
-    samples = 128;
-    batch = 0;  // 8; for a TorchScript model that keeps state 1
-  }
-  std::filesystem::path model, out, config;
-  std::vector<std::string> exclude;
-  std::int64_t chunk = 512;
-  models::AttentionKind attention = models::AttentionKind::fused;
-};
 
 /// Which modules, what of them, and where to: the config's word, or everything into OUT/inc_output*.
 struct Selection {
@@ -86,31 +77,39 @@ Selection selection_of(const MeasureOptions& o) {
 }
 
 /// Runs forward(first, count) over all samples. What was seen before Ctrl-C is written, then Interrupted is thrown.
+/// resumable: snapshots are taken.
 template <class Forward>
-void run(std::int64_t batch, Context& context, measure::CalibrationSession& session, std::int64_t samples, double& forward_seconds, Forward forward) {
-  Progress progress(context, "measure", samples);
-  for (std::int64_t first = 0; first < samples; first += batch) {
+void run_whole(MeasureRun& run, std::int64_t batch, std::int64_t samples, bool resumable, Forward forward) {
+  auto& session = *run.session;
+  const auto snapshot = [&](std::int64_t next) {
+    run.snapshots.save([&]() -> io::Json {
+      io::Json state = session.snapshot();
+      return state.is_null() ? io::Json() : io::Json{{"next_sample", next}, {"session", std::move(state)}, {"forward_seconds", run.forward_seconds}};
+    });
+  };
+  Progress progress(run.context, "measure", samples);
+  for (std::int64_t first = run.progress.is_null() ? 0 : run.progress.value("next_sample", std::int64_t{0}); first < samples; first += batch) {
     if (interrupted()) {
+      if (run.snapshots.saved()) snapshot(first);
       if (session.samples() > 0) session.finalize();
       throw Interrupted();
     }
     const std::int64_t count = std::min(batch, samples - first);
     session.begin_samples(first, count);
-    const auto start = Clock::now();
-    forward(first, count);
-    forward_seconds += seconds_since(start);
+    timed_forward(run, [&] { forward(first, count); });
     progress.update(first + count);
+    if (resumable && run.snapshots.due()) snapshot(first + count);
   }
 }
 
 /// Watches `model`. Throws io::Error if nothing is selected or the files can't be written: now, not after the run.
 template <class Model>
-std::shared_ptr<measure::CalibrationSession> watch(const MeasureOptions& o, const Selection& s, const Model& model) {
-  measure::check_writable(s.options.prefix);
-  auto session = measure::CalibrationSession::attach(model, s.options);
-  if (!session->result().selected.empty()) return session;
-  session->discard();
-  throw io::Error(o.model.string() + ": no module is selected to be measured");
+void watch(MeasureRun& run, const Model& model) {
+  measure::check_writable(run.calibration.prefix);
+  auto calibration = run.calibration;
+  if (!run.progress.is_null()) calibration.resume = run.progress.value("session", io::Json());
+  run.session = measure::CalibrationSession::attach(model, std::move(calibration));
+  run.require_selection();
 }
 
 /// Discards a session that was not finalized when an error leaves the scope.
@@ -122,57 +121,130 @@ struct DiscardOnError {
 };
 
 /// A language model folder.
-void measure_folder(const MeasureOptions& o, Context& context, const Selection& s, std::shared_ptr<measure::CalibrationSession>& session, double& seconds) {
-  auto model = load_language_model(o.model, context, o.attention);
-  if (model.config_json.contains("quantization_config")) throw io::Error(o.model.string() + ": expected a high precision checkpoint, found an fp8 one");
+void measure_folder(MeasureRun& run) {
+  const auto& o = run.options;
+  auto model = load_language_model(o.model, run.context, o.attention);
+  if (!quant::read_quantization_config(o.model).is_null()) throw io::Error(o.model.string() + ": expected a high precision checkpoint, found an fp8 one");
   auto chunks = load_chunks_for(o, o.model, model.config);
-  session = watch(o, s, *model.model);
+  run.sources.check_unchanged();  // what is in memory now is of one model
+  watch(run, *model.model);
   const auto ids = at::from_blob(chunks.ids.data(), {chunks.count, chunks.length}, at::kLong);
-  run(o.batch > 0 ? o.batch : 8, context, *session, chunks.count, seconds, [&](std::int64_t first, std::int64_t count) { model.model->forward(ids.narrow(0, first, count).to(at::kHPU)); });
+  run_whole(run, o.batch_or_default(), chunks.count, /*resumable=*/true,
+            [&](std::int64_t first, std::int64_t count) { model.model->forward(ids.narrow(0, first, count).to(at::kHPU)); });
 }
 
-void measure_script(const MeasureOptions& o, Context& context, const Selection& s, std::shared_ptr<measure::CalibrationSession>& session, double& seconds) {
-  auto model = load_script(o.model, context);
+/// Of a model that keeps state between calls no snapshots are taken: it would go on from another state.
+void measure_script(MeasureRun& run) {
+  const auto& o = run.options;
+  auto model = load_script(o.model, run.context);
   const ScriptInputs inputs(o.data, model, {o.samples, o.skip, o.batch, o.chunk});
-  session = watch(o, s, model);
-  run(inputs.batch(), context, *session, inputs.samples(), seconds, [&](std::int64_t first, std::int64_t count) {
-    call_forward(model, inputs.arguments(first, count, at::kHPU, context.dtype), o.model);
+  run.sources.check_unchanged();
+  watch(run, model);
+  run_whole(run, inputs.batch(), inputs.samples(), !keeps_state(model), [&](std::int64_t first, std::int64_t count) {
+    call_forward(model, inputs.arguments(first, count, at::kHPU, run.context.dtype), o.model);
   });
 }
 
-void measure(const MeasureOptions& o, Context& context) {
-  if (context.device != "hpu") throw UsageError("--device: found '" + context.device + "', allowed: hpu");
-  const at::NoGradGuard no_grad;
-  const auto start = Clock::now();
-  const Selection selection = selection_of(o);
-  std::shared_ptr<measure::CalibrationSession> session;
-  const DiscardOnError guard{session};
-  double forward_seconds = 0;
-  (is_script(o.model) ? measure_script : measure_folder)(o, context, selection, session, forward_seconds);
-  if (selection.filter != nullptr) {
-    for (const auto& entry : selection.filter->unused_entries()) context.warn(entry.message);
-  }
-  warn_non_finite(*session, context);
-  const auto result = session->result();
-  const auto files = session->finalize();
+/// One decoder layer at a time: as --block-wise, --whole or the snapshot to go on from says; else if the model takes over half of the memory.
+bool in_blocks(const MeasureOptions& o, const Context& context, const io::Json& stored, std::int64_t memory) {
+  if (is_script(o.model)) return false;
+  if (o.block_wise || o.whole) return o.block_wise;
+  if (o.resume && stored.is_object() && stored.contains("mode")) return stored["mode"] == "block-wise";
+  return models::bytes_in_memory(o.model, context.dtype) > memory / 2;
+}
+
+/// What a run must have in common with the one that it goes on from.
+io::Json identity_of(const MeasureRun& run, bool blocks) {
+  const auto& o = run.options;
+  const auto& c = run.calibration;
+  io::Json parameters = io::Json::object();
+  for (const auto& [name, value] : c.parameters) parameters[name] = value;
+  return {{"command", "measure"},
+          {"mode", blocks ? "block-wise" : "whole"},
+          {"files", run.sources.to_json()},
+          {"data", {{"samples", o.samples}, {"seq-len", o.seq_len}, {"skip", o.skip}, {"batch", o.batch}, {"chunk", o.chunk}}},
+          {"options",
+           {{"model", std::filesystem::absolute(o.model).string()},
+            {"dtype", run.context.dtype ? models::name_of_dtype(*run.context.dtype) : ""},
+            {"attention", o.attention == models::AttentionKind::fused ? "fused" : "eager"},
+            {"exclude", o.exclude},
+            {"prefix", std::filesystem::absolute(c.prefix).string()},
+            {"observer", c.observer},
+            {"format", recipes::name_of(c.format)},
+            {"fp8_max", c.fp8_max},
+            {"inputs", c.inputs},
+            {"outputs", c.outputs},
+            {"weights", c.weights}}},
+          {"observer parameters", std::move(parameters)}};
+}
+
+/// "OUT/.inc_output_hooks_maxabs_0_8.resume": of this run's files alone, several ranks share a folder.
+std::filesystem::path snapshots_folder(const measure::CalibrationOptions& c) {
+  const std::filesystem::path base = measure::StatsName{c.prefix, c.observer, {}, c.rank}.base();
+  return base.parent_path() / ("." + base.filename().string() + ".resume");
+}
+
+std::int64_t memory_of(const MeasureOptions& o) {
+  if (o.memory_limit.empty()) return available_memory();
+  const auto bytes = parse_bytes(o.memory_limit);
+  if (!bytes) throw UsageError("--memory-limit: found '" + o.memory_limit + "', allowed: a number of bytes, with or without B, kB, MB, GB, KiB, MiB, GiB");
+  return *bytes;
+}
+
+void report(const MeasureRun& run, bool blocks, double seconds) {
+  const auto& session = *run.session;
+  const auto result = session.result();
+  const auto files = run.session->finalize();
   std::int64_t tensors = 0;
   for (const auto& m : result.modules) tensors += static_cast<std::int64_t>(m.inputs.size() + (m.outputs ? m.outputs->size() : 0) + (m.weight ? 1 : 0));
-  io::Json json = {{"modules", result.modules.size()}, {"tensors", tensors}, {"samples", session->samples()},
-                   {"forward_seconds", forward_seconds - session->watch_seconds()}, {"measured_forward_seconds", forward_seconds},
-                   {"seconds", seconds_since(start)}, {"non_finite", session->non_finite().size()}, {"out", io::Json::array()}};
-  Table table({"measure", ">" + o.model.filename().string()});
+  io::Json json = {{"modules", result.modules.size()}, {"tensors", tensors}, {"samples", session.samples()},
+                   {"forward_seconds", run.forward_seconds - session.watch_seconds()}, {"measured_forward_seconds", run.forward_seconds},
+                   {"seconds", seconds}, {"non_finite", session.non_finite().size()}, {"mode", blocks ? "block-wise" : "whole"},
+                   {"resumed", !run.progress.is_null()}, {"peak_rss_bytes", peak_resident_bytes()}, {"out", io::Json::array()}};
+  Table table({"measure", ">" + run.options.model.filename().string()});
   table.row({"modules", std::to_string(result.modules.size())});
   table.row({"tensors", std::to_string(tensors)});
-  table.row({"samples", std::to_string(session->samples())});
-  table.row({"seconds", human_seconds(seconds_since(start))});
+  table.row({"samples", std::to_string(session.samples())});
+  table.row({"seconds", human_seconds(seconds)});
+  if (blocks) table.row({"memory, peak", human_bytes(peak_resident_bytes())});
   for (const auto& file : files) {
     json["out"].push_back(file.string());
     table.row({"out", file.string()});
   }
-  context.result(json, table.text());
+  run.context.result(json, table.text());
+}
+
+void measure(const MeasureOptions& o, Context& context) {
+  if (context.device != "hpu") throw UsageError("--device: found '" + context.device + "', allowed: hpu");
+  if (o.block_wise && o.whole) throw UsageError("--block-wise: excludes --whole");
+  if (o.block_wise && is_script(o.model)) throw UsageError("--block-wise: a TorchScript model is measured whole, allowed: checkpoint folders");
+  const std::int64_t memory = memory_of(o);
+  const at::NoGradGuard no_grad;
+  const auto start = Clock::now();
+  const Selection selection = selection_of(o);
+  Snapshots snapshots(snapshots_folder(selection.options), o.snapshot_seconds);
+  MeasureRun run{o, context, selection.options, memory, snapshots, SourceFiles(o.model, {o.data, o.config})};
+  const DiscardOnError guard{run.session};
+  const bool blocks = in_blocks(o, context, o.resume ? snapshots.stored_identity() : io::Json(), memory);
+  snapshots.identify(identity_of(run, blocks));
+  run.progress = snapshots.begin(o.resume);
+  if (!run.progress.is_null()) run.forward_seconds = run.progress.value("forward_seconds", 0.0);
+  (blocks ? measure_blocks : is_script(o.model) ? measure_script : measure_folder)(run);
+  if (selection.filter != nullptr) {
+    for (const auto& entry : selection.filter->unused_entries()) context.warn(entry.message);
+  }
+  warn_non_finite(*run.session, context);
+  report(run, blocks, seconds_since(start));
+  snapshots.remove();
 }
 
 }  // namespace
+
+void MeasureRun::require_selection() {
+  if (!session->result().selected.empty()) return;
+  session->discard();
+  throw io::Error(options.model.string() + ": no module is selected to be measured");
+}
 
 Action add_measure(Options& options) {
   auto values = std::make_shared<MeasureOptions>();
@@ -183,6 +255,11 @@ Action add_measure(Options& options) {
   options.path("--config", values->config, "QUANT_CONFIG JSON: observer, allowlist, blocklist, measure_exclude, dump_stats_path, ...");
   add_data_options(options, *values);
   add_attention_option(options, values->attention);
+  options.text("--memory-limit", values->memory_limit, "Memory that may be used, 500MB or 2GiB: over half of it, a model is measured block-wise (default what is free)");
+  options.flag("--block-wise", values->block_wise, "One decoder layer in memory at a time, whatever the model's size");
+  options.flag("--whole", values->whole, "The whole model in memory, whatever its size");
+  options.flag("--resume", values->resume, "Go on from where a run that was killed had got; without it that is removed");
+  options.number("--snapshot-seconds", values->snapshot_seconds, 0, 86400, "Time between two snapshots for --resume");
   return [values](Context& context) { measure(*values, context); };
 }
 

@@ -9,6 +9,7 @@
 #include <map>
 #include <utility>
 
+#include "fp8/quant/formats/form.h"
 #include "fp8/runtime/io/error.h"
 
 namespace fp8::models {
@@ -24,11 +25,6 @@ std::int64_t bytes_of(const torch::nn::Module& module, at::ScalarType dtype) {
   return elements * static_cast<std::int64_t>(c10::elementSize(dtype));
 }
 
-bool is_quantized(const io::Json& config) {
-  const auto found = config.find("quantization_config");
-  return found != config.end() && !found->is_null();
-}
-
 }  // namespace
 
 void Resident::release() {
@@ -38,7 +34,7 @@ void Resident::release() {
 
 LayerStream::LayerStream(const std::filesystem::path& folder, const LoadOptions& options)
     : checkpoint_(folder), options_(options), loaded_(prepare_model(folder, checkpoint_, options)) {
-  if (is_quantized(loaded_.config_json)) throw io::Error(folder.string() + ": expected a high precision checkpoint, found an fp8 one");
+  if (!quant::read_quantization_config(folder).is_null()) throw io::Error(folder.string() + ": expected a high precision checkpoint, found an fp8 one");
   for (const auto& item : loaded_.model->named_parameters()) {
     if (item.key() == "lm_head.weight" && loaded_.config.tie_word_embeddings) continue;
     check_parameter(checkpoint_, item.key(), item.value().sizes());
@@ -106,6 +102,12 @@ at::Tensor LayerStream::run_head(const at::Tensor& n) { return loaded_.model->lm
 std::vector<measure::WeightModule> LayerStream::layer_modules(std::int64_t index) const {
   auto modules = measure::weight_modules(layer(index));
   for (auto& m : modules) m.name = prefix_of(index) + m.name;
+  return modules;
+}
+
+std::vector<measure::WeightModule> LayerStream::embedding_modules() const {
+  auto modules = measure::weight_modules(*loaded_.model->model->embed_tokens);
+  for (auto& m : modules) m.name = "model.embed_tokens";
   return modules;
 }
 

@@ -70,6 +70,7 @@ class LayerStream {
   /// Modules with a weight of one layer, and lm_head, named from the root of the model.
   std::vector<measure::WeightModule> layer_modules(std::int64_t layer) const;
   std::vector<measure::WeightModule> head_modules() const;
+  std::vector<measure::WeightModule> embedding_modules() const;
 
  private:
   void load(const std::string& name, at::Tensor parameter, at::Tensor values, Resident& resident);

@@ -1,0 +1,26 @@
+// SPDX-License-Identifier: Apache-2.0
+// How much memory a command may use: what the user says, or what the machine and its cgroups have left. No torch here.
+#pragma once
+#include <cstdint>
+#include <filesystem>
+#include <optional>
+#include <string_view>
+
+namespace fp8::commands {
+
+/// "500MB", "2GiB", "1.5 GB", "300000000": bytes; units B, kB, MB, GB, TB (powers of 1000) and KiB, MiB, GiB, TiB (of 1024), any case.
+/// Empty for anything else, for less than 1 byte and for 2^62 and more.
+std::optional<std::int64_t> parse_bytes(std::string_view text);
+
+/// Bytes that new allocations can get: MemAvailable, or what the tightest cgroup (v1 or v2) above this process leaves, its reclaimable
+/// page cache not counted. root: where proc and sys are. 2^62 where nothing is known.
+std::int64_t available_memory(const std::filesystem::path& root = "/");
+
+/// Resident memory of this process, now and at its highest.
+std::int64_t resident_bytes();
+std::int64_t peak_resident_bytes();
+
+/// Gives freed memory back to the system: what was a layer must not stand beside the next.
+void trim_heap();
+
+}  // namespace fp8::commands

@@ -1,0 +1,69 @@
+// SPDX-License-Identifier: Apache-2.0
+// Progress that survives kill -9: a hidden folder beside the output, removed when the run succeeds. No torch here.
+//
+//   FOLDER/lock    held (flock) by the run that writes here
+//   FOLDER/state   a line with the checksum of the rest, then {"identity", "progress"}; replaced whole (temporary name, fsync, rename)
+//   FOLDER/...     the file that progress["hidden"]["file"] names (hidden_states.h)
+//
+// identity: what the run was asked to do and of which files, key by key; only the same run goes on.
+#pragma once
+#include <chrono>
+#include <filesystem>
+#include <memory>
+
+#include "fp8/runtime/io/file.h"
+#include "fp8/runtime/io/json.h"
+#include "fp8/runtime/io/temporaries.h"
+
+namespace fp8::commands {
+
+class Snapshots {
+ public:
+  /// seconds: between two snapshots; more where one takes so long that they would cost over 2 % of the time.
+  Snapshots(std::filesystem::path folder, double seconds);
+  /// Removes the folder unless it holds a snapshot in force.
+  ~Snapshots();
+  Snapshots(const Snapshots&) = delete;
+  Snapshots& operator=(const Snapshots&) = delete;
+
+  /// What is written into snapshots, and what one must say to be gone on from.
+  void identify(io::Json identity) { identity_ = std::move(identity); }
+  /// resume: the progress of the snapshot in the folder, null if there is none; else removes what is there and returns null. Throws io::Error if another
+  /// run holds the folder, if the snapshot is damaged, and naming the first key of the identity that differs.
+  io::Json begin(bool resume);
+  /// The identity in the folder's snapshot; null if there is none. For what a resumed run takes from it.
+  io::Json stored_identity() const;
+
+  const std::filesystem::path& path() const { return folder_; }  ///< absolute; may not be there
+  /// Makes the folder, if it isn't there, and returns it.
+  const std::filesystem::path& folder();
+  bool due() const;
+  bool saved() const { return saved_; }
+  /// Writes a snapshot. make() returns the progress (its time counts as the snapshot's); null: nothing is written.
+  template <class Make>
+  bool save(const Make& make) {
+    const auto start = Clock::now();
+    const io::Json progress = make();
+    if (!progress.is_null()) write(progress);
+    finished(start);
+    return !progress.is_null();
+  }
+  /// The run succeeded: removes the folder.
+  void remove();
+
+ private:
+  using Clock = std::chrono::steady_clock;
+  void write(const io::Json& progress);
+  void finished(Clock::time_point start);
+  void lock();
+
+  std::filesystem::path folder_;
+  double seconds_, cost_ = 0;  ///< cost: of the last snapshot, seconds
+  Clock::time_point last_ = Clock::now();
+  io::Json identity_;
+  io::Descriptor lock_;
+  std::unique_ptr<io::ListedTemporary> listed_;  ///< the folder, until it holds a snapshot
+  bool saved_ = false, made_ = false;
+};
+
+}  // namespace fp8::commands

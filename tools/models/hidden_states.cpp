@@ -1,0 +1,157 @@
+// SPDX-License-Identifier: Apache-2.0
+#include "fp8/tools/models/hidden_states.h"
+
+#include <fcntl.h>
+#include <unistd.h>
+
+#include <algorithm>
+#include <cerrno>
+#include <cstdio>
+#include <cstring>
+#include <utility>
+#include <vector>
+
+namespace fp8::models {
+namespace {
+
+namespace fs = std::filesystem;
+
+constexpr std::size_t kBlock = std::size_t{1} << 20;
+
+void write_all(int fd, const fs::path& path, std::uint64_t offset, const char* data, std::uint64_t size, std::uint64_t needed) {
+  while (size > 0) {
+    const auto done = ::pwrite(fd, data, static_cast<std::size_t>(std::min<std::uint64_t>(size, std::uint64_t{1} << 30)), static_cast<off_t>(offset));
+    if (done < 0 && errno == EINTR) continue;
+    if (done < 0) io::fail_errno(path, "write", errno, needed);
+    data += done, offset += static_cast<std::uint64_t>(done), size -= static_cast<std::uint64_t>(done);
+  }
+}
+
+}  // namespace
+
+void Checksum::add(const void* data, std::size_t size) {
+  const auto* bytes = static_cast<const char*>(data);
+  for (std::size_t i = 0; i < size; i += 8) {
+    std::uint64_t word = 0;
+    std::memcpy(&word, bytes + i, std::min<std::size_t>(8, size - i));
+    hash_ = (hash_ ^ word) * 0x9fb21c651e98df25u;
+    hash_ ^= hash_ >> 32;
+  }
+}
+
+std::string Checksum::text() const {
+  char out[17];
+  std::snprintf(out, sizeof out, "%016llx", static_cast<unsigned long long>(hash_));
+  return out;
+}
+
+HiddenStates::HiddenStates(std::int64_t samples, std::int64_t sample_bytes, fs::path folder, bool in_memory)
+    : samples_(samples), sample_bytes_(sample_bytes), folder_(fs::absolute(folder)), memory_(in_memory ? new char[total()] : nullptr) {}
+
+HiddenStates::~HiddenStates() {
+  drop(current_);
+  drop(next_);
+}
+
+HiddenStates::File HiddenStates::make_file() {
+  File file;
+  // Names of a killed run's files may be there: the snapshot's must not be touched.
+  do {
+    file.path = folder_ / ("hidden-" + std::to_string(made_++));
+    file.fd = io::Descriptor(::open(file.path.c_str(), O_RDWR | O_CREAT | O_EXCL | O_CLOEXEC, 0600));
+  } while (file.fd.get() < 0 && errno == EEXIST);
+  if (file.fd.get() < 0) io::fail_errno(file.path, "create", errno);
+  file.listed = std::make_unique<io::ListedTemporary>(file.path, io::TemporaryKind::file);
+  while (::fallocate(file.fd.get(), FALLOC_FL_KEEP_SIZE, 0, static_cast<off_t>(total())) != 0) {
+    if (errno == EINTR) continue;
+    if (errno == EOPNOTSUPP || errno == ENOSYS) break;
+    const int code = errno;
+    drop(file);
+    io::fail_errno(folder_, "reserve space", code, total());
+  }
+  return file;
+}
+
+/// Closes the file and, unless the snapshot needs it, removes it.
+void HiddenStates::drop(File& file) {
+  if (file.fd.get() < 0) return;
+  file.fd.reset();
+  if (file.path.filename() != kept_) ::unlink(file.path.c_str());
+  file.listed.reset();
+}
+
+void HiddenStates::read(std::int64_t first, std::int64_t count, void* data) const {
+  const auto offset = static_cast<std::uint64_t>(first * sample_bytes_), size = static_cast<std::uint64_t>(count * sample_bytes_);
+  if (memory_ != nullptr)
+    std::memcpy(data, memory_.get() + offset, size);
+  else
+    io::read_at(current_.fd.get(), current_.path, offset, data, size);
+}
+
+void HiddenStates::write(std::int64_t first, std::int64_t count, const void* data) {
+  const auto offset = static_cast<std::uint64_t>(first * sample_bytes_), size = static_cast<std::uint64_t>(count * sample_bytes_);
+  if (memory_ != nullptr) {
+    std::memcpy(memory_.get() + offset, data, size);
+    return;
+  }
+  if (next_.fd.get() < 0) next_ = make_file();
+  write_all(next_.fd.get(), next_.path, offset, static_cast<const char*>(data), size, total());
+}
+
+void HiddenStates::advance() {
+  if (memory_ != nullptr) return;
+  drop(current_);
+  current_ = std::exchange(next_, File());
+}
+
+std::string HiddenStates::checksum_of(const File& file) const {
+  Checksum checksum;
+  std::vector<char> block(kBlock);
+  for (std::uint64_t at = 0; at < total(); at += kBlock) {
+    const auto size = static_cast<std::size_t>(std::min<std::uint64_t>(kBlock, total() - at));
+    io::read_at(file.fd.get(), file.path, at, block.data(), size);
+    checksum.add(block.data(), size);
+  }
+  return checksum.text();
+}
+
+io::Json HiddenStates::save() {
+  Checksum checksum;
+  if (memory_ != nullptr) {
+    checksum.add(memory_.get(), total());
+    drop(current_);
+    current_ = make_file();
+    write_all(current_.fd.get(), current_.path, 0, memory_.get(), total(), total());
+  }
+  if (::fsync(current_.fd.get()) != 0) io::fail_errno(current_.path, "fsync", errno, total());
+  return {{"file", current_.path.filename().string()}, {"bytes", total()}, {"checksum", memory_ != nullptr ? checksum.text() : checksum_of(current_)}};
+}
+
+void HiddenStates::keep_only(const io::Json& saved) {
+  const std::string before = std::exchange(kept_, saved.at("file").get<std::string>());
+  current_.listed.reset();
+  if (!before.empty() && before != kept_) ::unlink((folder_ / before).c_str());
+}
+
+void HiddenStates::restore(const io::Json& saved) {
+  const auto text = [&](const char* key) {
+    const io::Json value = saved.is_object() ? saved.value(key, io::Json()) : io::Json();
+    if (!value.is_string()) io::fail(folder_, std::string("snapshot: expected the text '") + key + "' of the hidden states");
+    return value.get<std::string>();
+  };
+  const std::string name = text("file"), checksum = text("checksum");
+  if (name.rfind("hidden-", 0) != 0 || name.find('/') != std::string::npos) io::fail(folder_, "snapshot: expected a file 'hidden-<n>', found " + io::in_quotes(name));
+  std::uint64_t size = 0;
+  File file{folder_ / name, {}, {}};
+  file.fd = io::open_regular(file.path, &size);
+  if (size != total()) io::fail(file.path, "found " + std::to_string(size) + " bytes, the snapshot says " + std::to_string(total()));
+  if (checksum_of(file) != checksum) io::fail(file.path, "is damaged: its checksum is not the snapshot's");
+  kept_ = name;
+  if (memory_ != nullptr) {
+    io::read_at(file.fd.get(), file.path, 0, memory_.get(), total());
+    return;
+  }
+  current_ = std::move(file);
+}
+
+}  // namespace fp8::models

@@ -1,0 +1,74 @@
+// SPDX-License-Identifier: Apache-2.0
+// What all samples are between two decoder layers: [samples, bytes of one], in memory or in files.
+//
+//   in memory   one buffer; a layer's outputs take the place of its inputs
+//   in files    FOLDER/hidden-<layer>: a layer reads one and writes the next, which becomes the current one with advance(). The
+//               one before is removed, unless a snapshot needs it.
+//
+// A snapshot is the current file, synced, with its size and checksum. No torch here.
+#pragma once
+#include <cstddef>
+#include <cstdint>
+#include <filesystem>
+#include <memory>
+#include <optional>
+
+#include "fp8/runtime/io/file.h"
+#include "fp8/runtime/io/json.h"
+#include "fp8/runtime/io/temporaries.h"
+
+namespace fp8::models {
+
+/// Tells damaged bytes from sound ones, 8 bytes a step: h = (h ^ word) * odd, h ^= h >> 32; a change of any one word changes it.
+class Checksum {
+ public:
+  /// Calls but the last: multiples of 8 bytes.
+  void add(const void* data, std::size_t size);
+  std::string text() const;  ///< 16 hex digits
+
+ private:
+  std::uint64_t hash_ = 0x9e3779b97f4a7c15u;
+};
+
+class HiddenStates {
+ public:
+  /// folder: for files, must exist; in_memory: whether the states are kept in memory (snapshots are files either way).
+  HiddenStates(std::int64_t samples, std::int64_t sample_bytes, std::filesystem::path folder, bool in_memory);
+  ~HiddenStates();  ///< removes files that no snapshot needs
+  HiddenStates(const HiddenStates&) = delete;
+  HiddenStates& operator=(const HiddenStates&) = delete;
+
+  /// Samples [first, first + count) as they are before the current layer. Throws io::Error.
+  void read(std::int64_t first, std::int64_t count, void* data) const;
+  /// The same after it. In memory: a sample must have been read before it is written.
+  void write(std::int64_t first, std::int64_t count, const void* data);
+  /// All were written: they are what the next layer reads.
+  void advance();
+
+  /// Makes what is current durable: {"file", "bytes", "checksum"}. The file stays until keep_only() names another.
+  io::Json save();
+  /// The snapshot is in force: files of earlier ones go.
+  void keep_only(const io::Json& saved);
+  /// Goes on from a snapshot. Throws io::Error naming the file if it is missing, of another size or damaged.
+  void restore(const io::Json& saved);
+
+ private:
+  struct File {
+    std::filesystem::path path;
+    io::Descriptor fd;
+    std::unique_ptr<io::ListedTemporary> listed;  ///< until a snapshot needs it: then it must survive
+  };
+  std::uint64_t total() const { return static_cast<std::uint64_t>(samples_ * sample_bytes_); }
+  File make_file();
+  void drop(File& file);
+  std::string checksum_of(const File& file) const;
+
+  std::int64_t samples_, sample_bytes_;
+  std::filesystem::path folder_;
+  std::unique_ptr<char[]> memory_;
+  File current_, next_;
+  std::string kept_;  ///< the file that the snapshot in force needs; empty: none
+  std::int64_t made_ = 0;
+};
+
+}  // namespace fp8::models
