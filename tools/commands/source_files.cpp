@@ -15,7 +15,7 @@ namespace fp8::commands {
 namespace fs = std::filesystem;
 
 namespace {
-constexpr std::string_view kNames[] = {"config.json",           "generation_config.json",  "model.safetensors.index.json",
+constexpr std::string_view kNames[] = {"config.json",           "generation_config.json",  "model.safetensors.index.json",  "pytorch_model.bin.index.json",
                                        "tokenizer.json",        "tokenizer_config.json",   "special_tokens_map.json"};
 }  // namespace
 
@@ -37,7 +37,7 @@ SourceFiles::SourceFiles(const fs::path& model, const std::vector<fs::path>& mor
     for (fs::directory_iterator it(model, error), end; !error && it != end; it.increment(error)) {
       const std::string name = it->path().filename().string();
       const bool known = std::find(std::begin(kNames), std::end(kNames), name) != std::end(kNames);  // measurements may lie there as well
-      if (known || it->path().extension() == ".safetensors") paths.push_back(it->path());
+      if (known || it->path().extension() == ".safetensors" || it->path().extension() == ".bin") paths.push_back(it->path());
     }
   } else {
     paths.push_back(model);
