@@ -7,7 +7,8 @@
 #include <map>
 #include <vector>
 
-#include "fp8/quant/formats/inc_checkpoint.h"
+#include "fp8/quant/formats/checkpoint_folder.h"
+#include "fp8/quant/formats/form_table.h"
 #include "fp8/quant/formats/sidecar.h"
 #include "fp8/runtime/io/error.h"
 #include "fp8/runtime/kernels/cast.h"
@@ -163,7 +164,7 @@ void requantize(Tensor& codes, const std::vector<float>& from, const std::vector
 struct Source {
   explicit Source(const fs::path& folder) : checkpoint(folder), config(io::read_json(folder / "config.json")) {
     const std::string where = (folder / "config.json").string();
-    if (!config.is_object() || !config.contains("quantization_config") || !is_config(config["quantization_config"])) {
+    if (!config.is_object() || !config.contains("quantization_config") || !inc_form().recognizes(config["quantization_config"])) {
       fail(where, "key 'quantization_config': expected INC's ('fp8_config', 'scale_method')");
     }
     const Json found = config["quantization_config"].value("world_size", Json(-1));

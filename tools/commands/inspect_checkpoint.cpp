@@ -1,8 +1,8 @@
 // SPDX-License-Identifier: Apache-2.0
-// Tensors of a checkpoint, and for fp8 weights what their scales look like.
-#include <ATen/Functions.h>
+// Tensors of a checkpoint, for fp8 weights what their scales look like, and in what form it is. Nothing but scales is read.
 #include <fmt/format.h>
 
+#include <algorithm>
 #include <cmath>
 #include <filesystem>
 #include <map>
@@ -10,15 +10,19 @@
 #include <string>
 #include <vector>
 
+#include "fp8/quant/formats/form.h"
 #include "fp8/runtime/io/error.h"
 #include "fp8/runtime/io/safetensors.h"
+#include "fp8/runtime/kernels/block_cast.h"
+#include "fp8/runtime/kernels/float_bits.h"
 #include "fp8/tools/commands/inspect.h"
 #include "fp8/tools/commands/output.h"
 #include "fp8/tools/commands/table.h"
-#include "fp8/tools/models/load.h"
 
 namespace fp8::commands {
 namespace {
+
+using Weights = std::map<std::string, quant::StoredWeight>;  // by tensor
 
 std::string shape_text(const std::vector<std::int64_t>& shape) {
   std::string text = "[";
@@ -37,92 +41,185 @@ struct Scales {
   double low = 0, high = 0;
 };
 
-/// tensor: one scale. channel: one per row (or column) of the weight. block AxB: one per rectangle.
+/// What the form says.
+std::string granularity_of(const quant::StoredWeight& weight) {
+  const auto& scheme = weight.spec.scheme;
+  std::string text = quant::name_of(scheme.weights);
+  if (scheme.weights == quant::WeightGranularity::block) text += fmt::format(" {}x{}", scheme.block.rows, scheme.block.cols);
+  return text + (weight.transposed ? ", weight transposed" : "");
+}
+
+/// What the shapes say, where nothing else does. tensor: one scale. channel: one per row (or column) of the weight. block AxB: one per
+/// rectangle.
 std::string granularity_of(const io::TensorInfo& weight, const io::TensorInfo& scale) {
   if (scale.numel() == 1) return "tensor";
   if (weight.shape.size() < 2) return shape_text(scale.shape);
   const auto rows = weight.shape[weight.shape.size() - 2], columns = weight.shape.back();
   const bool plain = weight.shape.size() == 2;
   if (plain && scale.shape.size() <= 2 && scale.numel() == rows && scale.shape[0] == rows) return "channel";
-  if (plain && scale.shape.size() == 1 && scale.numel() == columns) return "channel";  // weights stored [in, out]
-  if (!plain || scale.shape.size() != 2 || scale.shape[0] == 0 || scale.shape[1] == 0) return shape_text(scale.shape);
+  if (plain && scale.shape.size() == 1 && scale.numel() == columns) return "channel, weight transposed";
+  const bool blocks = scale.shape.size() == 2 || (scale.shape.size() == 4 && scale.shape[1] == 1 && scale.shape[3] == 1);
+  if (!plain || !blocks || scale.numel() == 0) return shape_text(scale.shape);
   const auto ceil = [](std::int64_t n, std::int64_t parts) { return (n + parts - 1) / parts; };
-  return fmt::format("block {}x{}", ceil(rows, scale.shape[0]), ceil(columns, scale.shape[1]));
+  return fmt::format("block {}x{}", ceil(rows, scale.shape[0]), ceil(columns, scale.shape[scale.shape.size() == 4 ? 2 : 1]));
 }
 
-std::optional<Scales> scales_of(const io::Checkpoint& checkpoint, const io::TensorInfo& weight) {
+bool is_scale_dtype(io::DType dtype) {
+  return dtype == io::DType::F32 || dtype == io::DType::BF16 || dtype == io::DType::F16 || dtype == io::DType::F8_E8M0;
+}
+
+float value_at(const std::uint8_t* bytes, io::DType dtype, std::int64_t i) {
+  if (dtype == io::DType::F8_E8M0) return kernels::e8m0_value(bytes[i]);
+  return kernels::load_element(bytes, dtype == io::DType::F32    ? kernels::FloatType::F32
+                                      : dtype == io::DType::BF16 ? kernels::FloatType::BF16
+                                                                 : kernels::FloatType::F16, i);
+}
+
+/// Smallest and largest value of a tensor, whatever they are; chunk by chunk. NaN if there is one.
+void find_range(const io::Checkpoint& checkpoint, const io::TensorInfo& info, double& low, double& high) {
+  constexpr std::uint64_t kChunk = 1 << 20;  // a multiple of every size
+  const auto size = static_cast<std::uint64_t>(io::size_of(info.dtype));
+  std::vector<std::uint8_t> bytes(static_cast<std::size_t>(std::min(kChunk, info.bytes())));
+  low = high = std::nan("");
+  bool first = true;
+  for (std::uint64_t at = 0; at < info.bytes(); at += kChunk) {
+    const auto n = std::min(kChunk, info.bytes() - at);
+    checkpoint.read(info.name, bytes.data(), at, n);
+    for (std::uint64_t i = 0; i < n / size; ++i) {
+      const double v = value_at(bytes.data(), info.dtype, static_cast<std::int64_t>(i));
+      if (first || std::isnan(v) || v < low) low = v;
+      if (first || std::isnan(v) || v > high) high = v;
+      if (std::isnan(v)) return;
+      first = false;
+    }
+  }
+}
+
+std::optional<Scales> scales_of(const io::Checkpoint& checkpoint, const io::TensorInfo& weight, const Weights& known) {
   constexpr std::string_view kWeight = "weight";
   const auto& name = weight.name;
   if (name.size() < kWeight.size() || name.compare(name.size() - kWeight.size(), kWeight.size(), kWeight) != 0) return std::nullopt;
   const auto module = name.substr(0, name.size() - kWeight.size());
-  for (const char* suffix : {"weight_scale", "weight_scale_inv", "scale_weight"}) {
+  for (const char* suffix : {"weight_scale", "weight_scale_inv", "scale_weight", "dequant_weights.scale"}) {
     if (!checkpoint.contains(module + suffix)) continue;
     const auto& info = checkpoint.info(module + suffix);
-    if (info.numel() == 0) return std::nullopt;
-    if (info.dtype != io::DType::F32 && info.dtype != io::DType::BF16 && info.dtype != io::DType::F16) return std::nullopt;
-    const auto values = models::read_tensor(checkpoint, info.name).to(at::kDouble);
-    return Scales{suffix, granularity_of(weight, info), values.min().item<double>(), values.max().item<double>()};
+    if (info.numel() == 0 || !is_scale_dtype(info.dtype)) return std::nullopt;
+    const auto it = known.find(name);
+    Scales scales{suffix, it == known.end() ? granularity_of(weight, info) : granularity_of(it->second), 0, 0};
+    find_range(checkpoint, info, scales.low, scales.high);
+    return scales;
   }
   return std::nullopt;
 }
 
-std::string range_text(const Scales& scales) {
-  if (scales.low == scales.high) return fmt::format("{} {:.4g}", scales.granularity, scales.low);
-  return fmt::format("{} {:.4g} .. {:.4g}", scales.granularity, scales.low, scales.high);
+io::Json finite_or_null(double value) { return std::isfinite(value) ? io::Json(value) : io::Json(nullptr); }
+
+std::string range_text(double low, double high) {
+  return low == high ? fmt::format("{:.4g}", low) : fmt::format("{:.4g} .. {:.4g}", low, high);
 }
 
-/// The quantization_config of config.json in a few words; empty if there is none.
-std::string quantization_of(const std::filesystem::path& folder) {
-  std::error_code ignored;
-  const auto path = folder / "config.json";
-  if (!std::filesystem::exists(path, ignored)) return {};
-  const auto config = io::read_json(path);
-  const auto it = config.is_object() ? config.find("quantization_config") : config.end();
-  if (!config.is_object() || it == config.end() || !it->is_object()) return {};
-  const auto method = it->find("quant_method");
-  return method != it->end() && method->is_string() ? method->get<std::string>() : "unnamed";
+/// What the folder's config says, and whether the tensors agree.
+struct Form {
+  std::string method;   ///< its quant_method; empty: none
+  std::string problem;  ///< why fp8 weights can't be read by it
+  std::map<std::string, std::int64_t> schemes;  ///< number of weights by description
+  Weights weights;
+  std::vector<quant::KvScales> kv;
+};
+
+Form form_of(const io::Checkpoint& checkpoint) {
+  Form form;
+  if (!std::filesystem::is_directory(checkpoint.folder())) return form;
+  try {
+    const auto config = quant::read_quantization_config(checkpoint.folder());
+    if (config.is_null()) return form;
+    const auto it = config.find("quant_method");
+    form.method = it != config.end() && it->is_string() ? it->get<std::string>() : "unnamed";
+    form.method = quant::name_of(quant::form_of_config(config, (checkpoint.folder() / "config.json").string()).format());
+    auto stored = quant::read_stored(checkpoint);
+    for (auto& w : stored.weights) {
+      ++form.schemes[w.spec.scheme.describe() + (w.transposed ? ", stored transposed" : "")];
+      const std::string name = w.weight;
+      form.weights.emplace(name, std::move(w));
+    }
+    form.kv = std::move(stored.kv);
+  } catch (const io::Error& e) {
+    form.problem = e.what();
+  }
+  return form;
+}
+
+/// The form in lines of text and as JSON.
+void add_form(const Form& form, io::Json& json, std::string& text) {
+  json["quantization"] = form.method.empty() ? io::Json(nullptr) : io::Json(form.method);
+  if (!form.method.empty()) text += "quantization: " + one_line(form.method) + "\n";
+  for (const auto& [scheme, n] : form.schemes) {
+    text += fmt::format("{} weights: {}\n", n, scheme);
+    json["schemes"][scheme] = n;
+  }
+  if (!form.kv.empty()) {
+    std::vector<float> k, v;
+    for (const auto& kv : form.kv) {
+      k.insert(k.end(), kv.k.begin(), kv.k.end());
+      v.insert(v.end(), kv.v.begin(), kv.v.end());
+      json["kv_scales"].push_back({{"attention", kv.attention}, {"k", kv.k}, {"v", kv.v}});
+    }
+    const auto range = [](const std::vector<float>& x) {
+      const auto [low, high] = std::minmax_element(x.begin(), x.end());
+      return range_text(*low, *high);
+    };
+    text += fmt::format("key-value scales: {} layers, {}, keys {}, values {}\n", form.kv.size(), k.size() > form.kv.size() ? "per head" : "per tensor",
+                        range(k), range(v));
+  }
+  if (!form.problem.empty()) {
+    text += "can't be run: " + one_line(form.problem) + "\n";
+    json["problem"] = form.problem;
+  }
 }
 
 }  // namespace
 
 Inspection inspect_checkpoint(const std::filesystem::path& path, bool as_json) {
   const io::Checkpoint checkpoint(path);
+  const Form form = form_of(checkpoint);
   Table table({"tensor", "dtype", ">shape", ">bytes", "scale"});
   io::Json tensors = io::Json::array();
   std::map<std::string, std::pair<std::int64_t, std::int64_t>> by_dtype;  // tensors, bytes
   for (std::size_t i = 0; i < checkpoint.names().size(); ++i) {
     const auto& info = checkpoint.info(i);
     const auto bytes = static_cast<std::int64_t>(info.bytes());
-    const auto scales = is_fp8(info.dtype) ? scales_of(checkpoint, info) : std::nullopt;
+    const auto scales = is_fp8(info.dtype) ? scales_of(checkpoint, info, form.weights) : std::nullopt;
     auto& [count, sum] = by_dtype[io::name_of(info.dtype)];
     ++count;
     sum += bytes;
     if (!as_json) {
-      table.row({one_line(info.name), io::name_of(info.dtype), shape_text(info.shape), grouped(bytes), scales ? range_text(*scales) : ""});
+      const auto shown = scales ? scales->granularity + " " + range_text(scales->low, scales->high) : "";
+      table.row({one_line(info.name), io::name_of(info.dtype), shape_text(info.shape), grouped(bytes), shown});
       continue;
     }
     io::Json entry = {{"name", info.name}, {"dtype", io::name_of(info.dtype)}, {"shape", info.shape}, {"bytes", bytes}};
-    if (scales)
-      entry["scale"] = {{"name", scales->name}, {"granularity", scales->granularity}, {"min", scales->low}, {"max", scales->high}};
+    if (scales) {
+      entry["scale"] = {{"name", scales->name},
+                        {"granularity", scales->granularity},
+                        {"min", finite_or_null(scales->low)},
+                        {"max", finite_or_null(scales->high)}};
+    }
     tensors.push_back(std::move(entry));
   }
-  const auto method = std::filesystem::is_directory(path) ? quantization_of(path) : std::string();
-  std::string text = as_json ? "" : table.text();
-  io::Json totals = io::Json::object();
-  for (const auto& [dtype, total] : by_dtype) {
-    text += fmt::format("{}: {} tensors, {}\n", dtype, total.first, human_bytes(total.second));
-    totals[dtype] = {{"tensors", total.first}, {"bytes", total.second}};
-  }
-  text += fmt::format("total: {} tensors, {}\n", checkpoint.names().size(), human_bytes(static_cast<std::int64_t>(checkpoint.total_bytes())));
-  if (!method.empty()) text += "quantization: " + one_line(method) + "\n";
   Inspection result;
+  result.text = as_json ? "" : table.text();
   result.json["kind"] = "checkpoint";
   result.json["path"] = path.string();
-  result.json["quantization"] = method.empty() ? io::Json(nullptr) : io::Json(method);
+  io::Json totals = io::Json::object();
+  for (const auto& [dtype, total] : by_dtype) {
+    result.text += fmt::format("{}: {} tensors, {}\n", dtype, total.first, human_bytes(total.second));
+    totals[dtype] = {{"tensors", total.first}, {"bytes", total.second}};
+  }
+  result.text += fmt::format("total: {} tensors, {}\n", checkpoint.names().size(), human_bytes(static_cast<std::int64_t>(checkpoint.total_bytes())));
+  add_form(form, result.json, result.text);
   if (as_json) result.json["tensors"] = std::move(tensors);
   result.json["dtypes"] = std::move(totals);
   result.json["total_bytes"] = checkpoint.total_bytes();
-  result.text = std::move(text);
   return result;
 }
 

@@ -6,7 +6,7 @@
 
 #include <sstream>
 
-#include "fp8/quant/formats/inc_checkpoint.h"
+#include "fp8/quant/formats/form.h"
 #include "fp8/runtime/io/error.h"
 #include "quant/small_checkpoint.h"
 #include "support/hpu_test.h"

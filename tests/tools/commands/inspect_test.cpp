@@ -87,6 +87,32 @@ TEST(Inspect, ScalesOfFp8Weights) {
   EXPECT_FALSE(by_name["d.weight"].contains("scale"));
 }
 
+TEST(Inspect, TheFormOfAnFp8Checkpoint) {
+  const test::TempDir folder;
+  const std::vector<std::uint8_t> codes(6 * 4, 0x38), exponents = {127, 128, 126, 127};
+  const float k = 0.5f, v = 0.25f;
+  io::SafetensorsWriter writer(folder / "model.safetensors",
+                               {{"l.q_proj.weight", io::DType::F8_E4M3, {6, 4}}, {"l.q_proj.weight_scale_inv", io::DType::F8_E8M0, {2, 2}},
+                                {"l.k_scale", io::DType::F32, {}}, {"l.v_scale", io::DType::F32, {1}}});
+  writer.write("l.q_proj.weight", codes.data());
+  writer.write("l.q_proj.weight_scale_inv", exponents.data());
+  writer.write("l.k_scale", &k);
+  writer.write("l.v_scale", &v);
+  writer.commit();
+  io::write_json(folder / "config.json", {{"quantization_config", {{"quant_method", "fp8"}, {"weight_block_size", {4, 2}}}}});
+  const auto json = inspect(folder.path());
+  EXPECT_EQ(json["quantization"], "fp8");
+  EXPECT_EQ(json["schemes"], (io::Json{{"E4M3 block 4x2 E8M0 weights, dynamic group activations, ocp", 1}}));
+  EXPECT_EQ(json["kv_scales"], io::Json::parse(R"([{"attention": "l", "k": [0.5], "v": [0.25]}])"));
+  for (const auto& tensor : json["tensors"]) {
+    if (tensor["name"] != "l.q_proj.weight") continue;
+    EXPECT_EQ(tensor["scale"], (io::Json{{"name", "weight_scale_inv"}, {"granularity", "block 4x2"}, {"min", 0.5}, {"max", 2.0}}));  // rows: 4 and 2
+  }
+  EXPECT_THAT(run_fp8({"inspect", folder.path().string()}).out, HasSubstr("key-value scales: 1 layers, per tensor, keys 0.5, values 0.25"));
+  io::write_json(folder / "config.json", {{"quantization_config", {{"quant_method", "gptq"}}}});
+  EXPECT_THAT(inspect(folder.path())["problem"].get<std::string>(), HasSubstr("'quant_method'"));
+}
+
 TEST(Inspect, MeasurementAsJsonAndNpz) {
   const test::TempDir folder;
   const auto name = [&](const char* end) { return folder / (std::string("inc_output_hooks_maxabs") + end); };
