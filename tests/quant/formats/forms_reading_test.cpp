@@ -2,7 +2,9 @@
 // Other tools' spellings of each form are read, and what a reader would take for something else is refused by file, tensor or key.
 #include "fp8/quant/formats/form_parts.h"
 #include "fp8/runtime/io/error.h"
+#include "fp8/runtime/kernels/decode.h"
 #include "quant/formats/form_checkpoint.h"
+#include "support/test_data.h"
 
 namespace fp8::quant {
 namespace {
@@ -249,6 +251,42 @@ TEST(FormsReading, WordsThatAreNotBuiltAreRefusedByKey) {
   refused({"fmt", "expected a string"}, changed(kFp8Block, "/fmt", 3), tensors);
   refused({"quant_algo", "NVFP4", "fp8_pb_wo"}, modelopt("NVFP4"), tensors);
   refused({"kv_cache_quant_algo", "INT8"}, changed(modelopt("FP8"), "/kv_cache_quant_algo", "INT8"), tensors);
+}
+
+/// Largest |decoded - original| of a weight in units of what E4M3 may round away: half a step, 2^-4 of the value or 2^-10 of the scale.
+double worst_error(const io::Checkpoint& checkpoint, const StoredWeight& w, const io::Checkpoint& original) {
+  const auto [rows, cols] = std::pair{w.spec.rows, w.spec.cols};
+  std::vector<std::uint8_t> codes(static_cast<std::size_t>(rows * cols));
+  std::vector<float> values(codes.size());
+  read_code_rows(checkpoint, w, 0, rows, codes.data());
+  original.read(w.weight, values.data());
+  const auto scale_inv = read_scale_inv(checkpoint, w);
+  const ScaleGrid grid = scale_grid(w.spec.scheme, rows, cols);
+  double worst = 0;
+  for (std::int64_t i = 0; i < rows * cols; ++i) {
+    const double s = scale_inv.at(static_cast<std::size_t>(i / cols / grid.block_rows * grid.cols + i % cols / grid.block_cols));
+    const double x = values[i], y = kernels::decode_table(kernels::Format::E4M3)[codes[i]] * s;
+    worst = std::max(worst, std::abs(x - y) / std::max(std::abs(x) / 16, s / 1024));
+  }
+  return worst;
+}
+
+TEST(FormsReading, PeersFilesGiveBackTheirModel) {
+  FP8_NEED_TEST_DATA(data);
+  const io::Checkpoint original(data / "models/stories260K");
+  for (const auto& [folder, scheme] : {std::pair{"ct-dynamic", "E4M3 channel weights, dynamic token activations, ocp"},
+                                       {"ct-static", "E4M3 tensor weights, static tensor activations, ocp"},
+                                       {"hf-block4", "E4M3 block 4x4 weights, dynamic group activations, ocp"},
+                                       {"mo-fp8", "E4M3 tensor weights, static tensor activations, ocp"}}) {
+    const io::Checkpoint checkpoint(data / "peers" / folder);
+    const auto stored = read_stored(checkpoint);
+    EXPECT_EQ(stored.weights.size(), 35u) << folder;
+    EXPECT_TRUE(stored.kv.empty() && stored.strays.empty()) << folder;
+    for (const auto& w : stored.weights) {
+      EXPECT_EQ(w.spec.scheme.describe(), scheme) << folder;
+      EXPECT_LE(worst_error(checkpoint, w, original), 1.001) << folder << " " << w.weight;
+    }
+  }
 }
 
 TEST(FormsReading, PowersOfTwoAsBytes) {
