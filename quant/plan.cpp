@@ -20,7 +20,8 @@ namespace {
 
 /// Kept in high precision unless included: their errors cost most, their products least.
 constexpr const char* kKeptNames[] = {"lm_head", "embed_tokens", "embed_out", "wte", "wpe"};
-constexpr const char* kRouterNames[] = {"gate", "router"};
+constexpr const char* kRouterNames[] = {"gate", "router", "shared_expert_gate"};
+constexpr const char* kVisionNames[] = {"vision_tower", "vision_model", "vision_encoder", "visual"};
 constexpr const char* kFuseGroups[][3] = {{"q_proj", "k_proj", "v_proj"}, {"gate_proj", "up_proj", ""}};
 
 std::string last_part(const std::string& name) { return name.substr(name.rfind('.') + 1); }
@@ -31,6 +32,16 @@ std::string parent_of(const std::string& name) {
 
 bool any_of(const char* const* begin, const char* const* end, const std::string& name) {
   return std::any_of(begin, end, [&](const char* s) { return name == s; });
+}
+
+/// "model.visual.blocks.0.attn.qkv": some part of the name is a vision tower's.
+bool is_vision(const std::string& name) {
+  for (std::size_t at = 0; at <= name.size();) {
+    const std::size_t dot = std::min(name.find('.', at), name.size());
+    if (any_of(std::begin(kVisionNames), std::end(kVisionNames), name.substr(at, dot - at))) return true;
+    at = dot + 1;
+  }
+  return false;
 }
 
 class Patterns {
@@ -82,6 +93,7 @@ std::string own_reason(const ModuleInfo& m, const Patterns& include, const Patte
   if (kind_of_type(m.type) == ModuleKind::embedding || any_of(std::begin(kKeptNames), std::end(kKeptNames), last)) return "kept in high precision by default (--include quantizes it)";
   if (any_of(std::begin(kRouterNames), std::end(kRouterNames), last)) return "a router, kept in high precision (--include quantizes it)";
   if (!is_quantizable(m.type)) return "no fp8 kernel for type " + m.type;
+  if (is_vision(m.name)) return "part of a vision tower, kept in high precision (--include quantizes it)";
   return "";
 }
 

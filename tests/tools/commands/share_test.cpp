@@ -1,0 +1,97 @@
+// SPDX-License-Identifier: Apache-2.0
+// Which share of the work a process takes: options, launchers' variables, shares on disk.
+#include "fp8/tools/commands/share.h"
+
+#include <gmock/gmock.h>
+#include <gtest/gtest.h>
+
+#include <map>
+
+#include "fp8/runtime/io/error.h"
+#include "support/temp_dir.h"
+
+namespace fp8::commands {
+namespace {
+
+using ::testing::HasSubstr;
+using Variables = std::map<std::string, std::string>;
+
+Share share(const ShareOptions& options, const Variables& variables = {}, const std::filesystem::path& out = "out") {
+  return find_share(options, out, [&](const char* name) {
+    const auto found = variables.find(name);
+    return found == variables.end() ? nullptr : found->second.c_str();
+  });
+}
+
+void expect(const Share& found, std::int64_t rank, std::int64_t size, bool warned) {
+  EXPECT_EQ(found.rank, rank);
+  EXPECT_EQ(found.world_size, size);
+  EXPECT_EQ(!found.warning.empty(), warned);
+}
+
+template <class Error>
+std::string message_of(const std::function<void()>& work) {
+  try {
+    work();
+  } catch (const Error& error) {
+    return error.what();
+  }
+  ADD_FAILURE() << "no error";
+  return "";
+}
+
+ShareOptions given(std::int64_t rank, std::int64_t size) {
+  ShareOptions o;
+  o.rank = rank;
+  o.world_size = size;
+  return o;
+}
+
+TEST(Share, AloneUnlessTold) {
+  expect(share({}), 0, 1, false);
+  expect(share({}, {{"RANK", "0"}, {"WORLD_SIZE", "1"}, {"SLURM_PROCID", "0"}, {"SLURM_NTASKS", "1"}, {"PMI_SIZE", ""}}), 0, 1, false);
+  expect(share({}, {{"RANK", "7"}}), 0, 1, false);
+}
+
+TEST(Share, EveryLauncher) {
+  expect(share({}, {{"RANK", "1"}, {"WORLD_SIZE", "4"}, {"SLURM_PROCID", "0"}, {"SLURM_NTASKS", "2"}}), 1, 4, true);
+  expect(share({}, {{"WORLD_SIZE", "1"}, {"SLURM_PROCID", "3"}, {"SLURM_NTASKS", "8"}}), 3, 8, true);
+  expect(share({}, {{"OMPI_COMM_WORLD_RANK", "2"}, {"OMPI_COMM_WORLD_SIZE", "3"}}), 2, 3, true);
+  const auto pmi = share({}, {{"PMI_RANK", "0"}, {"PMI_SIZE", "2"}});
+  expect(pmi, 0, 2, true);
+  EXPECT_THAT(pmi.warning, AllOf(HasSubstr("rank 0 of 2"), HasSubstr("PMI_RANK")));
+}
+
+TEST(Share, OptionsWin) {
+  const Variables launcher = {{"RANK", "1"}, {"WORLD_SIZE", "4"}};
+  expect(share(given(2, 3), launcher), 2, 3, false);
+  expect(share(given(-1, 1), launcher), 0, 1, false);
+  EXPECT_THAT(message_of<UsageError>([&] { share(given(1, 0), launcher); }), HasSubstr("--rank needs --world-size"));
+  EXPECT_THAT(message_of<UsageError>([&] { share(given(-1, 2), launcher); }), HasSubstr("--world-size needs --rank"));
+  EXPECT_THAT(message_of<UsageError>([&] { share(given(3, 3)); }), HasSubstr("--rank: found 3, allowed: 0 to 2"));
+}
+
+TEST(Share, BadVariablesAreNamed) {
+  EXPECT_THAT(message_of<io::Error>([] { share({}, {{"WORLD_SIZE", "two"}}); }), HasSubstr("'WORLD_SIZE': found \"two\", allowed: an integer from 1"));
+  EXPECT_THAT(message_of<io::Error>([] { share({}, {{"WORLD_SIZE", "2"}}); }), HasSubstr("'RANK': found nothing, but WORLD_SIZE is 2"));
+  EXPECT_THAT(message_of<io::Error>([] { share({}, {{"WORLD_SIZE", "2"}, {"RANK", "2"}}); }), HasSubstr("'RANK': found \"2\", allowed: an integer from 0 to 1"));
+}
+
+TEST(Share, JoinLooksForTheSharesOnDisk) {
+  const test::TempDir dir;
+  ShareOptions join;
+  join.join = true;
+  const auto out = dir / "out";
+  EXPECT_THAT(message_of<io::Error>([&] { share(join, {}, out); }), HasSubstr("no shares to join"));
+  for (const char* name : {"out.rank-0-of-3", "out.rank-2-of-3", "out.rank-x-of-9", "out.rank-0-of-9x", "other.rank-0-of-5"}) std::filesystem::create_directory(dir / name);
+  expect(share(join, {{"RANK", "1"}, {"WORLD_SIZE", "4"}}, out), 0, 3, false);
+  std::filesystem::create_directory(dir / "out.rank-0-of-4");
+  EXPECT_THAT(message_of<UsageError>([&] { share(join, {}, out); }), HasSubstr("say which with --world-size"));
+  join.world_size = 4;
+  expect(share(join, {}, out), 0, 4, false);
+  join.rank = 1;
+  EXPECT_THAT(message_of<UsageError>([&] { share(join, {}, out); }), HasSubstr("exclude each other"));
+}
+
+}  // namespace
+}  // namespace fp8::commands
