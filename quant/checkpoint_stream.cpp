@@ -3,7 +3,7 @@
 #include "fp8/quant/checkpoint_stream.h"
 
 #include <algorithm>
-#include <array>
+#include <memory>
 
 #include "fp8/quant/checkpoint_files.h"
 #include "fp8/quant/checkpoint_run.h"
@@ -65,6 +65,17 @@ void require_free(const fs::path& out, const StreamOptions& options) {
     io::fail(out, "exists and is not empty, expected a new or empty folder (or overwrite)");
 }
 
+/// A run that can't even begin (a full disk) leaves nothing to go on with.
+std::unique_ptr<stream::Run> open_run(OutputFolder& folder, const std::vector<Unit>& units, const std::vector<File>& files, const StreamOptions& options) {
+  try {
+    return std::make_unique<stream::Run>(folder, units, files, options);
+  } catch (...) {
+    std::error_code ignored;
+    if (!folder.path().continued()) fs::remove_all(folder.path().temporary(), ignored);
+    throw;
+  }
+}
+
 void place_file(const fs::path& from, const fs::path& to, const fs::path& shown) {
   std::error_code error;
   fs::create_hard_link(from, to, error);
@@ -113,10 +124,10 @@ StreamResult write_checkpoint(const fs::path& out, const std::vector<Unit>& unit
   }
   OutputFolder folder(target, options.overwrite, partial_of(options));
   if (folder.path().discarded()) result.warnings.push_back(folder.path().path().string() + ": what a run that was cut short had finished is removed; --resume would have gone on with it");
-  stream::Run run(folder, units, files, options);
+  const auto run = open_run(folder, units, files, options);
   try {
-    run.work();
-    result.kept = run.kept();
+    run->work();
+    result.kept = run->kept();
     if (shared) {
       folder.write_json(stream::kShareName, share_of(units, files, options.rank, options));
     } else {
@@ -125,11 +136,11 @@ StreamResult write_checkpoint(const fs::path& out, const std::vector<Unit>& unit
     }
     stream::require_unchanged(options);
     folder.path().sync();
-  } catch (const io::Error& error) {
+  } catch (const std::exception& error) {
     if (!options.resume) throw;
     throw io::Error(std::string(error.what()) + "; what was finished is kept in " + io::printable(folder.path().temporary().string(), 4096) + ", --resume goes on with it");
   }
-  run.remove_journal();
+  run->remove_journal();
   folder.commit();
   return result;
 }

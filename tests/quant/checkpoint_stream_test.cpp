@@ -256,6 +256,14 @@ TEST(CheckpointStream, AUnitMustWriteAllOfItsTensorsAndNoOther) {
   EXPECT_THAT(w.error([&] { w.write(); }), HasSubstr("two tensors are named"));
 }
 
+TEST(CheckpointStream, WhatCannotBeginLeavesNothingEvenToResume) {
+  Work w;
+  w.options.resume = true;
+  w.units[3].entries = w.units[2].entries;
+  EXPECT_THAT(w.error([&] { w.write(); }), HasSubstr("two tensors are named"));
+  EXPECT_THAT(names_in(w.dir.path()), ElementsAre());
+}
+
 TEST(CheckpointStream, CopiesTensorsAndRefusesNaN) {
   test::TempDir dir;
   fs::create_directory(dir / "in");
