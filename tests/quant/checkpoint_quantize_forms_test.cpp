@@ -2,6 +2,11 @@
 // What a form's readers can't take stays as it is and is listed: ragged blocks with their siblings, transposed weights, stacked experts.
 // Names that other engines fuse or number are quantized under their own.
 #include "fp8/quant/checkpoint_quantize.h"
+
+#include <gmock/gmock.h>
+
+#include <set>
+
 #include "fp8/runtime/io/error.h"
 #include "quant/small_checkpoint.h"
 #include "support/fp8_reference.h"
@@ -78,7 +83,7 @@ TEST(CheckpointForms, BlocksAndTheirRaggedSiblings) {
   const auto config = io::read_json(f.dir / "out/config.json")["quantization_config"];
   EXPECT_EQ(config["quant_method"], "fp8");
   EXPECT_EQ(config["weight_block_size"], (io::Json{16, 16}));
-  EXPECT_THAT(config.dump(), AllOf(HasSubstr("\"" + layer + "mlp.up_proj\""), HasSubstr("\"" + layer + "mlp.gate_proj\"")));
+  EXPECT_THAT(config.dump(), ::testing::AllOf(HasSubstr("\"" + layer + "mlp.up_proj\""), HasSubstr("\"" + layer + "mlp.gate_proj\"")));
 }
 
 TEST(CheckpointForms, NothingFitsTheBlocks) {
