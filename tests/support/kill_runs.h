@@ -48,7 +48,7 @@ class KillRuns {
     int kills = 0;
     for (int i = 0; i < 8; ++i) {
       const bool last = i == 7 || (i > 0 && random() % 2 == 0);
-      const std::chrono::duration<double> moment = seconds_ * (static_cast<double>(random() % 1000) / 1000.0) * (i == 0 ? 1.0 : 0.7);
+      const std::chrono::duration<double> moment = seconds_ * (static_cast<double>(random() % 1000) / 1000.0) * (i == 0 ? 0.8 : 0.5);
       const Run run = run_until_killed(i == 0 ? arguments_ : resumed, last ? Clock::duration(std::chrono::hours(1)) : std::chrono::duration_cast<Clock::duration>(moment));
       if (run.code == -SIGKILL) {
         if (std::filesystem::exists(out_)) return kills;  // it had just finished
