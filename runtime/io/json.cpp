@@ -21,6 +21,7 @@ namespace {
 
 constexpr int kMaxDepth = 64;
 constexpr std::size_t kMaxValues = std::size_t{1} << 24;
+constexpr std::size_t kMaxMemberValues = std::size_t{1} << 20;  // of a member handed over by itself
 constexpr std::uint64_t kMaxFileBytes = std::uint64_t{256} << 20;
 constexpr std::size_t kFewKeys = 16;  // up to here a scan finds duplicates faster than a hash set
 
@@ -67,6 +68,7 @@ class JsonParser {
   Json value(int depth, bool visited = false) {
     skip_space();
     if (++values_ > kMaxValues) fail("more than " + std::to_string(kMaxValues) + " values");
+    if (values_ > most_) fail("more than " + std::to_string(kMaxMemberValues) + " values in one member");
     const char c = peek();
     if (c == '{' || c == '[') {
       if (depth == kMaxDepth) fail("nested deeper than " + std::to_string(kMaxDepth) + " levels");
@@ -102,9 +104,11 @@ class JsonParser {
     do {
       skip_space();
       std::string key = key_with_colon();
+      most_ = values_ + kMaxMemberValues;
       Json member = value(depth + 1);
       (*visitor_)(std::move(key), std::move(member));
     } while (!end_of_member());
+    most_ = kMaxValues;
     return Json::object();
   }
 
@@ -277,7 +281,7 @@ class JsonParser {
   const std::string& name_;
   std::string_view within_ = {};
   const MemberVisitor* visitor_ = nullptr;
-  std::size_t at_ = 0, values_ = 0;
+  std::size_t at_ = 0, values_ = 0, most_ = kMaxValues;
 };
 
 void check_finite(const Json& value, const std::filesystem::path& path, const std::string& key) {

@@ -184,5 +184,18 @@ TEST(ParseJsonMembers, RefusesWhatParseJsonRefuses) {
   }
 }
 
+TEST(ParseJsonMembers, OneMemberMayNotFillTheMemory) {
+  const auto ignore = [](std::string&&, Json&&) {};
+  const auto member = [](int values) {  // the array and its items
+    std::string text = "[0";
+    for (int i = 2; i < values; ++i) text += ",0";
+    return text + "]";
+  };
+  const std::string fits = member(1 << 20);
+  EXPECT_EQ(parse_json_members("{\"a\":" + fits + ",\"b\":" + fits + "}", "t", "", ignore), Json::object());
+  EXPECT_THAT(message_of([&] { parse_json_members("{\"a\":1,\"b\":" + member((1 << 20) + 1) + "}", "t", "", ignore); }),
+              testing::HasSubstr("more than 1048576 values in one member"));
+}
+
 }  // namespace
 }  // namespace fp8::io
