@@ -9,11 +9,31 @@
 #include <string>
 #include <vector>
 
-#include "fp8/quant/scheme.h"
+#include "fp8/quant/checkpoint_convert.h"
 #include "fp8/runtime/io/json.h"
 #include "quant/small_checkpoint.h"
 
 namespace fp8::test {
+
+inline quant::Scheme make_scheme(quant::WeightGranularity weights, quant::ActivationScaling activations, std::int64_t block = 128, bool power_of_two = false) {
+  quant::Scheme s;
+  s.weights = weights;
+  s.activations = activations;
+  s.block = {block, block};
+  s.power_of_two = power_of_two;
+  return s;
+}
+
+inline quant::ConvertOptions to(recipes::FloatType type) {
+  quant::ConvertOptions o;
+  o.type = type;
+  return o;
+}
+inline quant::ConvertOptions to(quant::CheckpointFormat form) {
+  quant::ConvertOptions o;
+  o.form = form;
+  return o;
+}
 
 struct SourceWeight {
   at::Tensor codes;   ///< [N, K] kFloat8_e4m3fn
