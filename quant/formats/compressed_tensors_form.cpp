@@ -58,8 +58,9 @@ void check_arguments(const Json& args, const std::string& where) {
 }
 
 std::int64_t positive(const Json& value, const std::string& where) {
-  if (!value.is_number_integer() || value.get<std::int64_t>() < 1) fail(where, "found " + shown(value) + ", allowed: a whole number >= 1");
-  return value.get<std::int64_t>();
+  const std::int64_t n = form_parts::block_side(value);
+  if (n == 0) fail(where, "found " + shown(value) + ", allowed: a whole number from 1 to " + std::to_string(form_parts::kMaxBlock));
+  return n;
 }
 
 void read_weight_arguments(const Json& args, const std::string& where, Scheme& scheme) {

@@ -79,6 +79,11 @@ std::vector<std::string> strings_of(const Json& object, const char* key, const s
   return it->get<std::vector<std::string>>();
 }
 
+std::int64_t block_side(const Json& value) {
+  const auto n = value.is_number_integer() ? value.get<std::int64_t>() : 0;
+  return n >= 1 && n <= kMaxBlock ? n : 0;
+}
+
 std::string config_place(const io::Checkpoint& checkpoint) { return (checkpoint.folder() / "config.json").string() + ": quantization_config"; }
 std::string place(const io::Checkpoint& checkpoint, const std::string& tensor) { return checkpoint.folder().string() + ": " + io::printable(tensor); }
 

@@ -21,6 +21,11 @@ std::string string_of(const io::Json& object, const char* key, const std::string
 /// A list of strings, empty if absent or null.
 std::vector<std::string> strings_of(const io::Json& object, const char* key, const std::string& where);
 
+/// The largest side of a block: no weight is larger.
+inline constexpr std::int64_t kMaxBlock = std::int64_t{1} << 30;
+/// One side of a block; 0 for anything that is not a whole number from 1 to kMaxBlock.
+std::int64_t block_side(const io::Json& value);
+
 /// "/folder/config.json: quantization_config", for messages.
 std::string config_place(const io::Checkpoint& checkpoint);
 /// "/folder: tensor", for messages.

@@ -40,8 +40,8 @@ Scheme read_scheme(const Json& config, const std::string& where, const Scheme& b
     scheme.activations = activations == "static" ? ActivationScaling::static_tensor : ActivationScaling::dynamic_token;
     return scheme;
   }
-  const auto size = [&](std::size_t i) { return block[i].is_number_integer() ? block[i].get<std::int64_t>() : 0; };
-  if (!block.is_array() || block.size() != 2 || size(0) < 1 || size(1) < 1) fail(where, "key 'weight_block_size': found " + shown(block) + ", allowed: [rows, columns] or null");
+  const auto size = [&](std::size_t i) { return form_parts::block_side(block[i]); };
+  if (!block.is_array() || block.size() != 2 || size(0) == 0 || size(1) == 0) fail(where, "key 'weight_block_size': found " + shown(block) + ", allowed: [rows, columns] or null");
   if (activations == "static") fail(where, "key 'activation_scheme': found \"static\", with 'weight_block_size' allowed: \"dynamic\"");
   scheme.weights = WeightGranularity::block;
   scheme.block = {size(0), size(1)};

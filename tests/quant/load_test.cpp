@@ -108,7 +108,10 @@ TEST(Load, WhatDoesNotFitIsNamed) {
     Saved s;
     s.rewrite([](auto& e, auto& data) {
       if (e.name == "layer_0.down_proj.weight") e.shape = {40, 32};
-      if (e.name == "layer_0.down_proj.weight_scale") e.shape = {1}, data.resize(4);
+      if (e.name == "layer_0.down_proj.weight_scale") {
+        e.shape = {40, 1};
+        data.resize(160, 0x38);  // eight scales more
+      }
     });
     fails(s, {"layer_0.down_proj.weight", "[40, 32]", "[32, 40]"});
   }

@@ -247,6 +247,7 @@ TEST(FormsReading, WordsThatAreNotBuiltAreRefusedByKey) {
   refused({"activation_scheme", "static", "weight_block_size"}, changed(kFp8Block, "/activation_scheme", "static"), tensors);
   refused({"weight_block_size", "[128]"}, changed(kFp8Block, "/weight_block_size", {128}), tensors);
   refused({"weight_block_size", "-1"}, changed(kFp8Block, "/weight_block_size", {128, -1}), tensors);
+  refused({"weight_block_size", "4611686018427387904"}, changed(kFp8Block, "/weight_block_size", {128, std::int64_t{1} << 62}), tensors);
   refused({"scale_fmt", "e5m2"}, changed(kFp8Block, "/scale_fmt", "e5m2"), tensors);
   refused({"fmt", "expected a string"}, changed(kFp8Block, "/fmt", 3), tensors);
   refused({"quant_algo", "NVFP4", "fp8_pb_wo"}, modelopt("NVFP4"), tensors);
