@@ -39,7 +39,7 @@ Amax amax_from(const io::Json& state, const std::string& where) {
   return amax;
 }
 
-/// max |x| of each slice of t along `dim`.
+/// max |x| of each slice of t (contiguous) along `dim`.
 Amax amax_along(const at::Tensor& t, std::int64_t dim) {
   if (t.dim() == 0) return amax_along(t.view({1}), 0);
   std::int64_t d = dim < 0 ? dim + t.dim() : dim;
@@ -51,18 +51,24 @@ Amax amax_along(const at::Tensor& t, std::int64_t dim) {
   const auto type = runtime::ops::float_type_of(t.scalar_type());
   if (d == t.dim() - 1) {
     kernels::amax_cols(t.const_data_ptr(), type, others, channels, channels, amax.data());
-  } else {
-    const at::Tensor rows = t.movedim(d, 0).contiguous();
-    kernels::amax_rows(rows.const_data_ptr(), type, channels, others, others, amax.data());
+    return amax;
+  }
+  std::int64_t inner = 1;  // t as [outer, channels, inner]
+  for (std::int64_t i = d + 1; i < t.dim(); ++i) inner *= t.size(i);
+  Amax rows(static_cast<std::size_t>(t.numel() / inner));
+  kernels::amax_rows(t.const_data_ptr(), type, t.numel() / inner, inner, inner, rows.data());
+  for (std::size_t r = 0; r < rows.size(); ++r) {
+    float& largest = amax[r % amax.size()];
+    if (rows[r] > largest) largest = rows[r];
   }
   return amax;
 }
 
 class MaxAbs : public Observer {
  public:
-  explicit MaxAbs(bool per_expert) : per_expert_(per_expert) {}
+  explicit MaxAbs(std::optional<std::int64_t> slice_dim) : slice_dim_(slice_dim) {}
   void observe(const Observed& x) override {
-    take_larger(amax_, per_expert_ ? amax_along(x.values(), 0) : Amax{x.amax()});
+    take_larger(amax_, slice_dim_.has_value() ? amax_along(x.values(), *slice_dim_) : Amax{x.amax()});
   }
   void observe_part(const Observed& part, const PartOf&) override { observe(part); }
   Amax result() const override { return amax_.empty() ? Amax{0.0f} : amax_; }
@@ -71,7 +77,7 @@ class MaxAbs : public Observer {
   void restore(const io::Json& state, const std::string& where) override { amax_ = amax_from(state, where); }
 
  private:
-  bool per_expert_;
+  std::optional<std::int64_t> slice_dim_;
   Amax amax_;
 };
 
@@ -141,7 +147,7 @@ void bad_state(const std::string& where, const std::string& expected, const io::
 }
 
 std::unique_ptr<Observer> make_maxabs(const ObserverContext& context) {
-  return std::make_unique<MaxAbs>(context.per_expert);
+  return std::make_unique<MaxAbs>(context.per_expert ? std::int64_t{0} : context.head_dim);
 }
 std::unique_ptr<Observer> make_maxabs_per_channel(const ObserverContext& context) {
   return std::make_unique<MaxAbsPerChannel>(context);

@@ -24,6 +24,11 @@ namespace {
 
 constexpr std::size_t kMaxReported = 10000;  // a broken model on a long run must not fill the memory with reports
 
+bool is_cache(const std::string& type) {
+  const auto* known = configs::find_module_type(type);
+  return known != nullptr && known->kind == configs::ModuleKind::kv_cache;
+}
+
 bool is_default_type(const std::string&, const std::string& type) { return type == "Linear" || type == "Conv2d"; }
 
 WeightWatcher* watcher_on(const at::Tensor& weight) {
@@ -88,18 +93,20 @@ std::shared_ptr<CalibrationSession> CalibrationSession::create(const std::vector
                                                                CalibrationOptions options, bool in_stages) {
   if (!options.select) options.select = is_default_type;
   std::vector<const WeightModule*> selected_weights;  // all are checked before the first one is touched
-  std::vector<const OpNode*> selected_ops;
+  std::vector<std::pair<const OpNode*, bool>> selected_ops;  // true: kept aside
   for (const auto& m : weights) {
     if (!options.select(m.name, m.type)) continue;
     if (!in_stages) check_weight(m);
     selected_weights.push_back(&m);
   }
   for (const auto& node : ops) {
-    if (!options.select(node.name, node.type)) continue;
+    const bool selected = options.select(node.name, node.type);
+    if (!selected && !(options.kv_cache && is_cache(node.type) && options.kv_cache(node.name))) continue;
     check_op(node);
-    selected_ops.push_back(&node);
+    selected_ops.emplace_back(&node, !selected);
   }
-  options.select = nullptr;  // it may refer to what the caller has on its stack
+  options.select = nullptr;  // they may refer to what the caller has on its stack
+  options.kv_cache = nullptr;
   const io::Json resume = std::exchange(options.resume, nullptr);
   std::shared_ptr<CalibrationSession> session(new CalibrationSession(std::move(options)));
   session->in_stages_ = in_stages;
@@ -109,7 +116,7 @@ std::shared_ptr<CalibrationSession> CalibrationSession::create(const std::vector
     session->records_.emplace_back(m->name, m->type, m->weight.dim(), session->options_.inputs, session->options_.outputs);
   }
   session->looked_at_.resize(selected_weights.size());
-  for (const auto* node : selected_ops) session->add_op(*node);
+  for (const auto& [node, aside] : selected_ops) session->add_op(*node, aside);
   if (!resume.is_null()) session->restore(resume);
   std::map<const void*, std::shared_ptr<WeightWatcher>> by_memory;  // tied weights share one watcher
   for (std::size_t i = 0; i < selected_weights.size() && !in_stages; ++i) session->add_weight(i, *selected_weights[i], by_memory);
@@ -156,9 +163,10 @@ void CalibrationSession::add_weight(std::size_t index, const WeightModule& m, st
   runtime::tag_weight(m.weight, m.name, watcher);
 }
 
-void CalibrationSession::add_op(const OpNode& node) {
+void CalibrationSession::add_op(const OpNode& node, bool aside) {
   const auto watcher = std::make_shared<ModuleWatcher>(shared_from_this(), records_.size());
-  records_.emplace_back(node.name, node.type, 0, options_.inputs, options_.outputs);
+  records_.emplace_back(node.name, node.type, 0, options_.inputs || aside, options_.outputs && !aside);
+  if (aside) records_.back().keep_aside();
   op_watchers_.push_back(watcher);
   node.slot->handler = watcher;
 }
@@ -286,8 +294,8 @@ MeasurementFile CalibrationSession::result_locked() const {
   if (!weights_.empty()) file.model.emplace();
   for (const auto& [record, weight] : weights_) file.model->weights.push_back(weight);
   for (const WatchedNode& node : records_) {
-    file.selected.push_back(node.module());
-    if (auto m = node.measurement()) file.modules.push_back(std::move(*m));
+    if (!node.is_aside()) file.selected.push_back(node.module());
+    if (auto m = node.measurement()) (node.is_aside() ? file.kv_cache : file.modules).push_back(std::move(*m));
   }
   return file;
 }

@@ -43,6 +43,8 @@ class WeightWatcher;
 struct CalibrationOptions {
   /// Which modules to watch: (name, type) -> bool. Default: every Linear and Conv2d.
   std::function<bool(const std::string&, const std::string&)> select;
+  /// Key-value caches that `select` leaves out and this one takes, by name: watched per head, kept aside (MeasurementFile::kv_cache).
+  std::function<bool(const std::string&)> kv_cache = {};
   /// outputs: false leaves out the outputs of kinds that don't need them (configs::KindInfo::outputs_always).
   bool inputs = true, outputs = true, weights = true;
   /// Where finalize() writes, "stats/inc_output"; empty: nowhere, the caller asks for result().
@@ -148,7 +150,7 @@ class CalibrationSession : public std::enable_shared_from_this<CalibrationSessio
   static std::shared_ptr<CalibrationSession> create(const std::vector<WeightModule>& weights, const std::vector<OpNode>& ops, CalibrationOptions options,
                                                     bool in_stages);
   void add_weight(std::size_t index, const WeightModule& module, std::map<const void*, std::shared_ptr<WeightWatcher>>& by_memory);
-  void add_op(const OpNode& node);
+  void add_op(const OpNode& node, bool aside);
   void restore(const io::Json& snapshot);
   bool show_part(std::size_t record, TensorRole role, const at::Tensor& part, const PartOf& of, bool reported);
   MeasurementFile result_locked() const;

@@ -34,6 +34,21 @@ PyValue array_of(const Amax& values, MeasurementMode mode) {
   return mode == MeasurementMode::shape ? io::NdArray{{1, n}, values} : io::NdArray{{n, 1}, values};
 }
 
+/// {module: {"inputs": [[[amax], ...]]}}.
+Json nodes_json(const std::vector<Measurement>& modules) {
+  Json nodes = Json::object();
+  for (const auto& m : modules) {
+    Json inputs = Json::array();
+    for (const auto& amax : m.inputs) {
+      Json rows = Json::array();
+      for (const float value : amax) rows.push_back(Json::array({static_cast<double>(value)}));
+      inputs.push_back(std::move(rows));
+    }
+    nodes[m.module] = {{"inputs", std::move(inputs)}};
+  }
+  return nodes;
+}
+
 PyValue tree_of(const MeasurementFile& file) {
   const auto list = [&](const std::vector<Amax>& values) {
     io::PyList items;
@@ -118,24 +133,46 @@ Measurement node_from(const std::string& module, const Json& node, MeasurementMo
   return m;
 }
 
-/// The fingerprint file, if it is there and of these values.
-std::optional<ModelFingerprint> model_of(const StatsName& name, const MeasurementFile& file) {
+/// What a file beside the measurement holds under `key`, if it is there and of these values; else null.
+Json beside(const fs::path& path, const char* key, const MeasurementFile& file) {
   std::error_code ignored;
-  if (!fs::exists(name.fingerprint(), ignored)) return std::nullopt;
-  const Json json = io::read_json(name.fingerprint());
-  const std::string where = name.fingerprint().string();
-  if (!json.is_object() || !json.contains("measurement") || !json.contains("weights"))
-    fail(where, "expected an object with 'measurement' and 'weights'");
-  if (json["measurement"] != file.fingerprint()) return std::nullopt;
-  return model_from_json(json["weights"], where + ": weights");
+  if (!fs::exists(path, ignored)) return nullptr;
+  Json json = io::read_json(path);
+  if (!json.is_object() || !json.contains("measurement") || !json.contains(key))
+    fail(path.string(), std::string("expected an object with 'measurement' and '") + key + "'");
+  return json["measurement"] == file.fingerprint() ? std::move(json[key]) : Json();
+}
+
+std::optional<ModelFingerprint> model_of(const StatsName& name, const MeasurementFile& file) {
+  const Json weights = beside(name.fingerprint(), "weights", file);
+  if (weights.is_null()) return std::nullopt;
+  return model_from_json(weights, name.fingerprint().string() + ": weights");
+}
+
+std::vector<Measurement> kv_cache_of(const StatsName& name, const MeasurementFile& file) {
+  const Json nodes = beside(name.kv_cache(), "Nodes", file);
+  const std::string where = name.kv_cache().string() + ": Nodes";
+  if (!nodes.is_object() && !nodes.is_null()) fail(where, "expected an object, found " + std::string(nodes.type_name()));
+  std::vector<Measurement> modules;
+  for (const auto& [module, node] : nodes.items()) {
+    modules.push_back(node_from(module, node, MeasurementMode::dynamic_range, where + "." + io::printable(module)));
+  }
+  return modules;
+}
+
+const Measurement* find_in(const std::vector<Measurement>& modules, const std::string& module) {
+  const auto it =
+      std::find_if(modules.begin(), modules.end(), [&](const Measurement& m) { return m.module == module; });
+  return it == modules.end() ? nullptr : &*it;
 }
 
 }  // namespace
 
-const Measurement* MeasurementFile::find(const std::string& module) const {
-  const auto it =
-      std::find_if(modules.begin(), modules.end(), [&](const Measurement& m) { return m.module == module; });
-  return it == modules.end() ? nullptr : &*it;
+const Measurement* MeasurementFile::find(const std::string& module) const { return find_in(modules, module); }
+
+const Measurement* MeasurementFile::find_cache(const std::string& module) const {
+  const Measurement* aside = find_in(kv_cache, module);
+  return aside != nullptr ? aside : find(module);
 }
 
 std::string MeasurementFile::fingerprint() const {
@@ -157,6 +194,10 @@ std::vector<FileBytes> measurement_bytes(const StatsName& name, const Measuremen
   if (file.model.has_value()) {
     const Json json = {{"measurement", file.fingerprint()}, {"weights", to_json(*file.model)}};
     files.emplace_back(name.fingerprint(), io::json_text(name.fingerprint(), json, -1));
+  }
+  if (!file.kv_cache.empty()) {
+    const Json json = {{"measurement", file.fingerprint()}, {"Nodes", nodes_json(file.kv_cache)}};
+    files.emplace_back(name.kv_cache(), io::json_text(name.kv_cache(), json, 1));
   }
   return files;
 }
@@ -239,6 +280,7 @@ MeasurementFile read_measurements(const StatsName& name) {
     }
   }
   file.model = model_of(name, file);
+  file.kv_cache = kv_cache_of(name, file);
   return file;
 }
 

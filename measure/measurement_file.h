@@ -11,6 +11,10 @@
 // With a model's fingerprint there is a fourth file, PREFIX_hooks_{observer}R.fingerprint:
 //   {"measurement": digest of the values, "weights": {module: {"dtype", "shape", "samples"}}}
 // It counts only while the digest fits: files that another tool has put in their place are judged by names and values alone.
+//
+// Keys after the rotary embedding and values, as a key-value cache would store them, stand in a file of their own with the same condition:
+// INC derives scales for whatever it finds in its files, and fails for modules that its model has not. PREFIX_hooks_{observer}R.kv_cache:
+//   {"measurement": digest of the values, "Nodes": {module: {"inputs": [[[amax of head 0], [amax of head 1], ...]]}}}
 #pragma once
 #include <cstdint>
 #include <filesystem>
@@ -44,8 +48,11 @@ struct MeasurementFile {
   MeasurementMode mode = MeasurementMode::dynamic_range;
   std::optional<std::int64_t> global_rank;  ///< INC writes null
   std::optional<ModelFingerprint> model;    ///< of which model, if known
+  std::vector<Measurement> kv_cache;        ///< "...k_cache" and "...v_cache": input 0, per head. Those that `modules` has too are not here
 
   const Measurement* find(const std::string& module) const;
+  /// Of a key-value cache: kv_cache's, else that of `modules`.
+  const Measurement* find_cache(const std::string& module) const;
   /// 16 hex digits (FNV-1a) over names and values: changes when a measurement does.
   std::string fingerprint() const;
 };

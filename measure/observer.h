@@ -96,6 +96,7 @@ struct ObserverContext {
   configs::ModuleKind kind = configs::ModuleKind::linear;
   std::int64_t channel_dim = -1;           ///< the dimension of channels: -1 the last, 0 the first
   bool per_expert = false;                 ///< a stack of experts' weights [E, N, K]: one result for each
+  std::optional<std::int64_t> head_dim = {};  ///< of a key-value cache: the dimension of heads, one result for each (maxabs)
   recipes::Format format = recipes::Format::E4M3;  ///< what the tensor will be cast to,
   float fp8_max = 448.0f;                          ///< and where that cast saturates
   std::map<std::string, double, std::less<>> parameters = {};  ///< scale_params of the QUANT_CONFIG

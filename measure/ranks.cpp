@@ -155,6 +155,21 @@ class Modules {
   std::map<std::string, std::size_t> index_;
 };
 
+/// Key-value caches of all files, elementwise the largest.
+std::vector<Measurement> largest_caches(const std::vector<MeasurementFile>& files, const std::vector<std::string>& names) {
+  Modules modules;
+  for (std::size_t i = 0; i < files.size(); ++i) {
+    for (const auto& m : files[i].kv_cache) {
+      if (Measurement* known = modules.find(m.module)) {
+        take_largest(*known, m, names[i] + ": " + m.module);
+      } else {
+        modules.add(m);
+      }
+    }
+  }
+  return modules.take();
+}
+
 void join(std::vector<std::string>& into, std::set<std::string>& seen, const std::string& name) {
   if (seen.insert(name).second) into.push_back(name);
 }
@@ -200,6 +215,7 @@ MeasurementFile unify(const std::vector<MeasurementFile>& group, const std::vect
     }
   }
   out.modules = modules.take();
+  out.kv_cache = largest_caches(group, names);
   std::size_t partial = 0;
   std::string first;
   for (const auto& [module, count] : met) {
@@ -281,6 +297,7 @@ MeasurementFile merge(const std::vector<MeasurementFile>& files, const std::vect
     }
   }
   out.modules = modules.take();
+  out.kv_cache = largest_caches(files, names);
   out.num_samples = counted ? std::optional<std::int64_t>(samples) : std::nullopt;  // unknown somewhere: unknown in all
   return out;
 }

@@ -5,9 +5,10 @@
 //   P_hooks_{observer}R.json  .npz  _mod_list.json         a measurement; R = "" or "_{rank}_{world}"
 //   P_hooks_{observer}_{METHOD}R.json  .npz                scales
 //   <either>.fingerprint                                   ours: JSON that says which model and data the files belong to
+//   P_hooks_{observer}R.kv_cache                           ours: JSON, keys and values per head (measurement_file.h)
 //
 // .json and .npz hold the same tree {"GlobalRank", "LocalRank", "Mode", "Nodes": {module: {...}}}; arrays of the .npz are nested lists in the
-// .json. (The third file does not end in .json, because other tools count those to learn the number of ranks.)
+// .json. (The files of ours do not end in .json, because other tools count those to learn the number of ranks.)
 #pragma once
 #include <filesystem>
 #include <optional>
@@ -34,6 +35,7 @@ struct StatsName {
   std::filesystem::path npz() const { return base() + ".npz"; }
   std::filesystem::path mod_list() const { return base() + "_mod_list.json"; }
   std::filesystem::path fingerprint() const { return base() + ".fingerprint"; }
+  std::filesystem::path kv_cache() const { return base() + ".kv_cache"; }
   /// Either form is there.
   bool exists() const;
   bool is_scales() const { return !method.empty(); }

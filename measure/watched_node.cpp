@@ -53,6 +53,7 @@ ObserverContext WatchedNode::context_for(TensorRole role, std::size_t index, con
   context.kind = kind_;
   context.tensor = role == TensorRole::weight ? "weight" : (role == TensorRole::input ? "input" : "output") + std::to_string(index);
   context.channel_dim = -1;
+  if (aside_) context.head_dim = -3;
   if (role == TensorRole::weight) {
     context.channel_dim = 0;
     context.per_expert = kind_ == ModuleKind::linear && weight_dims_ == 3;

@@ -6,6 +6,7 @@
 //   matmul a . b                    a: last, b: last but one, output: last
 //   convolution [B, C, ...]         C                               first of the weight [C_out, ...]
 //   embedding                                                       first of the weight [rows, D]
+// A key-value cache that is kept aside is measured per head: dimension H of [B, H, S, E].
 #pragma once
 #include <memory>
 #include <optional>
@@ -41,6 +42,9 @@ class WatchedNode {
   bool observes(TensorRole role) const;
   /// Calls are watched: an embedding's are not, as its inputs are indices and its outputs rows of the weight.
   bool observes_calls() const { return kind_ != configs::ModuleKind::embedding; }
+  /// A key-value cache whose measurement other tools do not see: per head, without its output.
+  void keep_aside() { aside_ = true; }
+  bool is_aside() const { return aside_; }
   /// A holder of an expert's weight, which another module multiplies with: INC shows it a 0 so that it has a node.
   bool is_holder() const { return holder_; }
 
@@ -66,7 +70,7 @@ class WatchedNode {
   std::string module_;
   configs::ModuleKind kind_;
   std::int64_t weight_dims_;
-  bool holder_, watch_inputs_, watch_outputs_;
+  bool holder_, watch_inputs_, watch_outputs_, aside_ = false;
   std::vector<WatchedTensor> inputs_, outputs_;
   WatchedTensor weight_;
 };

@@ -70,13 +70,13 @@ void NodeHandler::set_input_scale_inv(std::size_t index, float scale_inv) {
   if (scheme_.dynamic || index >= inputs_.size()) throw std::invalid_argument("input " + std::to_string(index) + ": found no such static scale in " + describe());
   const Quantizer checked(scheme_, scale_inv);
   scheme_.input_scale_inv[index] = scale_inv;
-  if (scheme_.kind == ModuleKind::kv_cache && !scheme_.output_scale_inv.empty()) scheme_.output_scale_inv[0] = scale_inv;
+  if (scheme_.kind == ModuleKind::kv_cache && index < scheme_.output_scale_inv.size()) scheme_.output_scale_inv[index] = scale_inv;
   make_quantizers();
 }
 
 void NodeHandler::set_output_scale_inv(std::size_t index, float scale_inv) {
   if (scheme_.dynamic || index >= outputs_.size()) throw std::invalid_argument("output " + std::to_string(index) + ": found no such static scale in " + describe());
-  if (scheme_.kind == ModuleKind::kv_cache) return set_input_scale_inv(0, scale_inv);
+  if (scheme_.kind == ModuleKind::kv_cache) return set_input_scale_inv(index, scale_inv);
   const Quantizer checked(scheme_, scale_inv);
   scheme_.output_scale_inv[index] = scale_inv;
   make_quantizers();

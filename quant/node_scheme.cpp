@@ -10,7 +10,8 @@ namespace fp8::quant {
 using configs::ModuleKind;
 
 std::string NodeScheme::describe() const {
-  const char* scales = !dynamic ? "static scales" : per_token ? "dynamic token scales" : "dynamic tensor scales";
+  const bool heads = kind == ModuleKind::kv_cache && input_scale_inv.size() > 1;
+  const char* scales = heads ? "static head scales" : !dynamic ? "static scales" : per_token ? "dynamic token scales" : "dynamic tensor scales";
   return std::string(kernels::name_of(format)) + " " + configs::name_of(kind) + ", " + scales + ", " + kernels::name_of(dialect) +
          (compute == Compute::fp8 ? "" : std::string(", ") + name_of(compute));
 }

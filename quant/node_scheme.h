@@ -6,7 +6,7 @@
 //   b2b_matmul    input 0, output 0                          product of the two      (padding holds garbage in input 1)
 //   softmax       -                                          output 0
 //   fused_sdpa    inputs 0, 1, 2 (q, k, v), output 1 (P)     output 0 (o); none: o is not cast
-//   kv_cache      input 0                                    the same
+//   kv_cache      input 0, or one for each head of it        the same
 //   dynamic_moe   input 0, outputs 1 .. E (each expert)      output 0; not used: y stays in high precision
 #pragma once
 #include <string>
@@ -17,6 +17,9 @@
 #include "fp8/quant/scheme.h"
 
 namespace fp8::quant {
+
+/// What shares a scale of a key-value cache.
+enum class KvGranularity : std::uint8_t { tensor, head };
 
 struct NodeScheme : Numbers {
   configs::ModuleKind kind = configs::ModuleKind::matmul;

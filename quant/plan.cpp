@@ -9,6 +9,7 @@
 
 #include "fp8/configs/module_types.h"
 #include "fp8/configs/python_regex.h"
+#include "fp8/quant/plan_kv.h"
 #include "fp8/quant/plan_rules.h"
 #include "fp8/runtime/io/error.h"
 
@@ -137,8 +138,11 @@ void plan_own_node(const NodeInfo& n, const std::vector<ModuleInfo>& modules, co
   if (!s.dynamic) {
     const auto* m = plan_rules::measured(o, n.name);
     if (m == nullptr && mixture) return skip("no measurement of its inputs");
-    if (m == nullptr) plan_rules::fail_unmeasured(n.name, o);
-    set_node_scales(s, m, {}, n.name, plan_rules::experts_of(n.name, modules), plan.warnings);
+    if (m == nullptr && !cache) plan_rules::fail_unmeasured(n.name, o);
+    if (cache)
+      s.input_scale_inv = s.output_scale_inv = kv_scale_inv(n.name, o, plan.warnings);
+    else
+      set_node_scales(s, m, {}, n.name, plan_rules::experts_of(n.name, modules), plan.warnings);
   }
   plan.nodes.push_back(std::move(planned));
 }

@@ -71,6 +71,7 @@ struct PlanOptions {
   bool fuse_scales = true;
   /// Attention (products, softmax, fused) and key-value caches in fp8 too. A config selects them by its lists instead.
   bool attention = false, kv_cache = false;
+  KvGranularity kv_scales = KvGranularity::tensor;  ///< of key-value caches
   std::vector<std::string> include, exclude;  ///< Python regular expressions, searched in the module's name
   std::map<std::string, std::string> keep;  ///< modules that stay in high precision, with the reason; whatever else selects them
   /// INC's rules instead of ours: methods, lists, hp_dtype. `dialect` above is the device in use.

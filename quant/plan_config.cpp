@@ -17,11 +17,7 @@ class ConfigPlanner {
  public:
   ConfigPlanner(const std::vector<ModuleInfo>& modules, const std::vector<NodeInfo>& nodes, const PlanOptions& options)
       : modules_(modules), nodes_(nodes), options_(options), config_(*options.config), filter_(configs::module_filter(config_)) {
-    numbers_.format = config_.fp8_config;
-    numbers_.dialect = configs::inc_target(config_, options.dialect).dialect;
-    numbers_.convention = Convention::inc;
-    numbers_.hp = config_.hp_dtype;
-    numbers_.compute = config_.fake_quant ? Compute::fake_quant : config_.use_qdq ? Compute::qdq : Compute::fp8;
+    numbers_ = config_numbers(options);
     plan_.scale_method = config_.scale_methods.name();
   }
 
@@ -129,6 +125,17 @@ class ConfigPlanner {
 };
 
 }  // namespace
+
+Numbers config_numbers(const PlanOptions& options) {
+  const configs::QuantConfig& config = *options.config;
+  Numbers numbers;
+  numbers.format = config.fp8_config;
+  numbers.dialect = configs::inc_target(config, options.dialect).dialect;
+  numbers.convention = Convention::inc;
+  numbers.hp = config.hp_dtype;
+  numbers.compute = config.fake_quant ? Compute::fake_quant : config.use_qdq ? Compute::qdq : Compute::fp8;
+  return numbers;
+}
 
 Plan config_plan(const std::vector<ModuleInfo>& modules, const std::vector<NodeInfo>& nodes, const PlanOptions& options) {
   return ConfigPlanner(modules, nodes, options).plan();

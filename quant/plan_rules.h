@@ -29,6 +29,9 @@ bool is_adapter(const std::string& name);
 std::size_t experts_of(const std::string& name, const std::vector<ModuleInfo>& modules);
 bool experts_planned(const std::string& name, const std::vector<ModuleInfo>& modules, const Plan& plan);
 
+/// What a QUANT_CONFIG says of the numbers of every module.
+Numbers config_numbers(const PlanOptions& options);
+
 /// INC's rules.
 Plan config_plan(const std::vector<ModuleInfo>& modules, const std::vector<NodeInfo>& nodes, const PlanOptions& options);
 

@@ -62,6 +62,36 @@ TEST(ModuleWatcher, B2BMatmulAlwaysHasItsOutput) {  // the scale of its second i
   EXPECT_EQ(seen.outputs, (Values{{largest(torch::matmul(a, b))}}));
 }
 
+TEST(ModuleWatcher, CachesKeptAsideAreMeasuredPerHead) {
+  torch::manual_seed(4);
+  const at::Tensor sizes = torch::tensor({1.0, 30.0, 0.01}).view({3, 1, 1});
+  const at::Tensor x = hpu(torch::randn({2, 3, 5, 4}) * sizes), y = hpu((torch::randn({2, 3, 4, 7}) * sizes).transpose(2, 3));  // y: not contiguous
+  torch::nn::ModuleDict holder(std::vector<std::pair<std::string, std::shared_ptr<torch::nn::Module>>>{
+      {"k_cache", runtime::KVCache().ptr()}, {"other_cache", runtime::KVCache().ptr()}, {"matmul", runtime::Matmul().ptr()}});
+  CalibrationOptions options;
+  options.select = [](const std::string&, const std::string& type) { return type == "Matmul"; };
+  options.kv_cache = [](const std::string& name) { return name == "k_cache"; };
+  const auto session = CalibrationSession::attach(*holder, options);
+  auto* cache = holder["k_cache"]->as<runtime::KVCacheImpl>();
+  EXPECT_TRUE(same_bits(cache->forward(x), x));
+  cache->forward(y);
+  holder["other_cache"]->as<runtime::KVCacheImpl>()->forward(x);
+  holder["matmul"]->as<runtime::MatmulImpl>()->forward(x, x.transpose(2, 3));
+  const auto file = session->result();
+  finalize_calibration(*holder);
+  EXPECT_EQ(file.selected, std::vector<std::string>{"matmul"});  // what other tools see
+  EXPECT_EQ(file.modules.size(), 1u);
+  ASSERT_EQ(file.kv_cache.size(), 1u);
+  const at::Tensor want = torch::maximum(x.cpu().abs().amax({0, 2, 3}), y.cpu().abs().amax({0, 2, 3}));
+  const Amax heads(want.const_data_ptr<float>(), want.const_data_ptr<float>() + 3);
+  EXPECT_EQ(file.kv_cache[0].module, "k_cache");
+  EXPECT_EQ(file.kv_cache[0].inputs, Values{heads});
+  EXPECT_FALSE(file.kv_cache[0].outputs.has_value());
+  EXPECT_EQ(file.find("k_cache"), nullptr);
+  EXPECT_EQ(file.find_cache("k_cache"), &file.kv_cache[0]);
+  EXPECT_EQ(file.find_cache("matmul"), file.find("matmul"));
+}
+
 TEST(ModuleWatcher, SoftmaxAlwaysHasItsOutputAndMasksAreNoValues) {
   at::Tensor x = torch::randn({3, 4, 6}) * 5;
   x.index_put_({torch::indexing::Slice(), 1, torch::indexing::Slice(2)}, -std::numeric_limits<float>::infinity());

@@ -195,6 +195,20 @@ TEST(Merge, AddsSamplesAndTakesTheLargest) {
   EXPECT_TRUE(throws_with({"b", "LocalRank", "unify"}, [&] { merge({a, b}, {"a", "b"}); }));
 }
 
+TEST(Merge, TakesTheLargestOfEachHead) {
+  auto a = rank_file(1), b = rank_file(2);
+  a.kv_cache = {{"k_cache", {{1, 5}}, std::nullopt, std::nullopt}};
+  b.kv_cache = {{"k_cache", {{2, 3}}, std::nullopt, std::nullopt}, {"v_cache", {{4, 4}}, std::nullopt, std::nullopt}};
+  std::vector<std::string> warnings;
+  for (const auto& out : {merge({a, b}, {"a", "b"}), unify({a, b}, {"a", "b"}, {}, warnings)}) {
+    ASSERT_EQ(out.kv_cache.size(), 2u);
+    EXPECT_EQ(out.kv_cache[0].inputs, (std::vector<Amax>{{2, 5}}));
+    EXPECT_EQ(out.kv_cache[1].inputs, (std::vector<Amax>{{4, 4}}));
+  }
+  b.kv_cache[0].inputs = {{1}};
+  EXPECT_TRUE(throws_with({"b: k_cache"}, [&] { merge({a, b}, {"a", "b"}); }));
+}
+
 TEST(Merge, RefusesAnotherModel) {
   auto a = rank_file(1), b = rank_file(2);
   a.model = ModelFingerprint{{{"q_proj", "bf16", {4, 8}, {1.0f, 2.0f}}}};

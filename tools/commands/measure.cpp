@@ -72,6 +72,12 @@ Selection selection_of(const MeasureOptions& o) {
     }
     return configured ? configured(name, type) : type == "Linear" || type == "Conv2d" || is_mixture(type) || (script && holds_product(type));
   };
+  // With a config INC's lists say whether key-value caches are measured, and where that stands.
+  if (o.config.empty() && !is_script(o.model)) {
+    s.options.kv_cache = [exclude](const std::string& name) {
+      return std::none_of(exclude.begin(), exclude.end(), [&](const auto& pattern) { return pattern.search(name); });
+    };
+  }
   s.options.prefix = (o.out / prefix).string();
   return s;
 }
@@ -199,11 +205,12 @@ void report(const MeasureRun& run, bool blocks, double seconds) {
   for (const auto& m : result.modules) tensors += static_cast<std::int64_t>(m.inputs.size() + (m.outputs ? m.outputs->size() : 0) + (m.weight ? 1 : 0));
   io::Json json = {{"modules", result.modules.size()}, {"tensors", tensors}, {"samples", session.samples()},
                    {"forward_seconds", run.forward_seconds - session.watch_seconds()}, {"measured_forward_seconds", run.forward_seconds},
-                   {"seconds", seconds}, {"non_finite", session.non_finite().size()}, {"mode", blocks ? "block-wise" : "whole"},
+                   {"seconds", seconds}, {"kv_caches", result.kv_cache.size()}, {"non_finite", session.non_finite().size()}, {"mode", blocks ? "block-wise" : "whole"},
                    {"resumed", !run.progress.is_null()}, {"peak_rss_bytes", peak_resident_bytes()}, {"out", io::Json::array()}};
   Table table({"measure", ">" + run.options.model.filename().string()});
   table.row({"modules", std::to_string(result.modules.size())});
   table.row({"tensors", std::to_string(tensors)});
+  if (!result.kv_cache.empty()) table.row({"key-value caches", std::to_string(result.kv_cache.size())});
   table.row({"samples", std::to_string(session.samples())});
   table.row({"seconds", human_seconds(seconds)});
   if (blocks) table.row({"memory, peak", human_bytes(peak_resident_bytes())});
