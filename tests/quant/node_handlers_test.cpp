@@ -3,6 +3,7 @@
 #include "fp8/quant/node_handler.h"
 
 #include "fp8/quant/convert.h"
+#include "fp8/quant/kv_cache_handler.h"
 #include "fp8/runtime/modules/attention.h"
 #include "fp8/runtime/modules/mixture_of_experts.h"
 #include "support/fp8_reference.h"
@@ -180,6 +181,77 @@ TEST(KvCacheHandler, KeepsCodesAndGivesValues) {
   NodeScheme dynamic = scheme(ModuleKind::kv_cache, {});
   dynamic.dynamic = true;
   EXPECT_TRUE(throws_with({"kv_cache", "dynamic"}, [&] { make_node_handler(dynamic); }));
+}
+
+/// Head h of x [B, H, S, E] through fp8 with scale_inv[h].
+at::Tensor heads_through(const at::Tensor& x, const std::vector<float>& scale_inv) {
+  std::vector<at::Tensor> heads;
+  for (std::size_t h = 0; h < scale_inv.size(); ++h) heads.push_back(through(x.select(1, static_cast<std::int64_t>(h)).contiguous(), scale_inv[h]));
+  return at::stack(heads, 1).to(at::kFloat);
+}
+
+TEST(KvCacheHandler, AScaleForEachHead) {
+  torch::manual_seed(12);
+  const std::vector<float> scales = {0.002f, 0.07f, 1.5f};
+  const at::Tensor x = torch::randn({2, 3, 4, 5}) * torch::tensor({1.0, 30.0, 600.0}).view({3, 1, 1});
+  const at::Tensor more = torch::randn({2, 1, 3, 5}).transpose(1, 2) * torch::tensor({1.0, 30.0, 1200.0}).view({3, 1, 1});  // not contiguous; the last head saturates
+  runtime::KVCache cache;
+  attach(cache, scheme(ModuleKind::kv_cache, scales, scales));
+  cache->allocate({2, 3, 8, 5}, hpu(x));
+  EXPECT_EQ(cache->cache().scalar_type(), at::kFloat8_e4m3fn);
+  EXPECT_TRUE(same_bits(cache->update(hpu(x), 2, 0), heads_through(x, scales)));
+  EXPECT_TRUE(same_bits(cache->update(hpu(more), 2, 4), heads_through(at::cat({x, more}, 2), scales)));
+  EXPECT_TRUE(same_bits(cache(hpu(x)), heads_through(x, scales)));
+  const at::Tensor rounded = x.to(at::kBFloat16);
+  EXPECT_TRUE(same_bits(cache(hpu(rounded)), heads_through(rounded.to(at::kFloat), scales).to(at::kBFloat16)));
+
+  NodeScheme kept = scheme(ModuleKind::kv_cache, scales, scales);
+  kept.compute = Compute::qdq;
+  runtime::KVCache plain;
+  attach(plain, kept);
+  EXPECT_TRUE(same_bits(plain(hpu(x)), heads_through(x, scales)));
+  EXPECT_TRUE(throws_with({"3 heads", "[2, 4, 4, 5]"}, [&] { cache(hpu(torch::randn({2, 4, 4, 5}))); }));
+  EXPECT_TRUE(throws_with({"3 heads"}, [&] { cache(hpu(torch::randn({3, 5}))); }));
+
+  const auto h = make_node_handler(scheme(ModuleKind::kv_cache, scales, scales));
+  EXPECT_EQ(h->describe(), "E4M3 kv_cache, static head scales, ocp");
+  h->set_output_scale_inv(1, 0.5f);
+  EXPECT_EQ(h->scheme().input_scale_inv, (std::vector<float>{0.002f, 0.5f, 1.5f}));
+  EXPECT_EQ(h->scheme().output_scale_inv, h->scheme().input_scale_inv);
+}
+
+struct Attention : torch::nn::Module {
+  Attention() : torch::nn::Module("Attention") {
+    register_module("k_cache", keys);
+    register_module("v_cache", values);
+  }
+  runtime::KVCache keys, values;
+};
+
+TEST(KvCacheHandler, ScalesOfACheckpointAreAttachedToAllLayersOrNone) {
+  torch::nn::ModuleDict model(std::vector<std::pair<std::string, std::shared_ptr<torch::nn::Module>>>{
+      {"a", std::make_shared<Attention>()}, {"b", std::make_shared<Attention>()}, {"matmul", runtime::Matmul().ptr()}});
+  const auto nodes = measure::op_nodes(*model);
+  EXPECT_EQ(cached_attention(nodes), (std::vector<std::string>{"a", "b"}));
+  EXPECT_EQ(kv_cache_scheme(nodes), nullptr);
+  const KvScales a{"a", {0.02f}, {0.04f}}, b{"b", {0.01f, 0.03f}, {0.05f, 0.06f}};
+  const auto attach_both = [&](const KvScales& first, const KvScales& second) { attach_kv_cache(nodes, {first, second}, Numbers{}, "DIR"); };
+  EXPECT_TRUE(throws_with({"DIR", "'b'", "other layers"}, [&] { attach_kv_cache(nodes, {a}, Numbers{}, "DIR"); }));
+  EXPECT_TRUE(throws_with({"DIR", "'c.k_cache'", "no such"}, [&] { attach_both(a, {"c", {1.0f}, {1.0f}}); }));
+  EXPECT_TRUE(throws_with({"DIR: b.v_cache", "scale_inv"}, [&] { attach_both(a, {"b", {1.0f}, {0.0f}}); }));
+  EXPECT_EQ(kv_cache_scheme(nodes), nullptr) << "after an error nothing is attached";
+  attach_both(a, b);
+  EXPECT_TRUE(throws_with({"DIR: a.k_cache", "handled already"}, [&] { attach_both(a, b); }));
+  ASSERT_NE(kv_cache_scheme(nodes), nullptr);
+  EXPECT_EQ(kv_cache_scheme(nodes)->input_scale_inv, a.k);
+  const at::Tensor x = torch::randn({1, 2, 3, 4});
+  auto* second = model["b"]->as<Attention>();
+  EXPECT_TRUE(same_bits(second->keys(hpu(x)), heads_through(x, b.k)));
+  EXPECT_TRUE(same_bits(second->values(hpu(x)), heads_through(x, b.v)));
+  EXPECT_TRUE(same_bits(model["a"]->as<Attention>()->values(hpu(x)), through(x, 0.04f).to(at::kFloat)));
+  detach_kv_cache(nodes);
+  EXPECT_EQ(kv_cache_scheme(nodes), nullptr);
+  EXPECT_TRUE(same_bits(second->keys(hpu(x)), x));
 }
 
 TEST(NodeHandler, QuantizeDequantizeGivesTheProductOfTheSameValues) {

@@ -17,6 +17,7 @@
 #include "fp8/runtime/io/safetensors.h"
 #include "fp8/tools/commands/command.h"
 #include "fp8/tools/commands/environment_config.h"
+#include "fp8/tools/commands/kv_cache.h"
 #include "fp8/tools/commands/model_input.h"
 #include "fp8/tools/commands/output.h"
 #include "fp8/tools/commands/progress.h"
@@ -34,6 +35,7 @@ double seconds_since(Clock::time_point start) { return std::chrono::duration<dou
 struct EvaluateOptions : DataOptions {
   std::filesystem::path model, reference, dump_logits;
   models::AttentionKind attention = models::AttentionKind::fused;
+  KvCacheOptions kv_cache;
 };
 
 struct Totals {
@@ -114,6 +116,9 @@ void print(const EvaluateOptions& options, const Context& context, const models:
   io::Json json = {{"perplexity", own.perplexity()}, {"tokens", own.tokens()}, {"chunks", own.chunks}, {"seq_len", own.length},
                    {"weights_bytes", bytes}, {"dtype", models::name_of_dtype(model.dtype)}, {"device", context.device},
                    {"seconds", own.seconds}, {"forward_seconds", own.forward_seconds}, {"tokens_per_second", speed}};
+  const auto kv_cache = kv_cache_of(model);
+  json["kv_cache"] = kv_cache.holds;
+  if (!kv_cache.scales.empty()) json["kv_cache_scales"] = kv_cache.scales;
   Table table({"evaluate", ">" + options.model.filename().string()});
   table.row({"perplexity", fmt::format("{:.6f}", own.perplexity())});
   if (!options.reference.empty()) {
@@ -127,6 +132,7 @@ void print(const EvaluateOptions& options, const Context& context, const models:
   }
   table.row({"tokens", grouped(own.tokens())});
   table.row({"weights", human_bytes(bytes)});
+  table.row({"key-value cache", kv_cache.text()});
   table.row({"seconds", human_seconds(own.seconds)});
   table.row({"tokens per second", grouped(std::llround(speed))});
   context.result(json, table.text());
@@ -136,6 +142,7 @@ void evaluate(const EvaluateOptions& options, Context& context) {
   at::NoGradGuard no_grad;
   auto model = load_language_model(options.model, context, options.attention);
   EnvironmentConfig quant_config(model, context);
+  set_kv_cache(model, options.kv_cache, context);
   std::optional<models::LoadedModel> reference;
   if (!options.reference.empty()) {
     reference = load_language_model(options.reference, context, options.attention);
@@ -157,6 +164,7 @@ Action add_evaluate(Options& options) {
   options.path("--reference", values->reference, "Checkpoint folder to compare with");
   add_data_options(options, *values);
   add_attention_option(options, values->attention);
+  add_kv_cache_options(options, values->kv_cache);
   options.path("--dump-logits", values->dump_logits, "Write the logits there: safetensors, \"logits\" F32 [chunks, seq-len, vocabulary]");
   return [values](Context& context) { evaluate(*values, context); };
 }

@@ -17,6 +17,7 @@
 #include "fp8/runtime/io/error.h"
 #include "fp8/tools/commands/command.h"
 #include "fp8/tools/commands/environment_config.h"
+#include "fp8/tools/commands/kv_cache.h"
 #include "fp8/tools/commands/model_input.h"
 #include "fp8/tools/commands/output.h"
 #include "fp8/tools/commands/text_stream.h"
@@ -32,6 +33,7 @@ struct GenerateOptions {
   std::int64_t tokens = 128;
   double temperature = 0;
   models::AttentionKind attention = models::AttentionKind::fused;
+  KvCacheOptions kv_cache;
 };
 
 /// The next token from logits [V]: the largest, or drawn from softmax(logits / temperature). The draw uses only the generator's bits
@@ -114,6 +116,7 @@ void generate(const GenerateOptions& options, Context& context) {
   at::NoGradGuard no_grad;
   auto loaded = load_language_model(options.model, context, options.attention);
   EnvironmentConfig quant_config(loaded, context);
+  set_kv_cache(loaded, options.kv_cache, context);
   const text::Tokenizer tokenizer(options.model);
   const auto prompt = encode_prompt(options, tokenizer, loaded.config);
   if (!context.json) write_stdout(options.prompt);
@@ -121,7 +124,7 @@ void generate(const GenerateOptions& options, Context& context) {
   const auto result = run_model(options, context, loaded, tokenizer, prompt);
   quant_config.finish();
   const io::Json json = {{"prompt", options.prompt}, {"text", result.text}, {"ids", result.ids}, {"prompt_tokens", prompt.size()},
-                         {"tokens", result.ids.size()}, {"stopped", result.stopped}, {"seconds", result.seconds}};
+                         {"tokens", result.ids.size()}, {"stopped", result.stopped}, {"kv_cache", kv_cache_of(loaded).holds}, {"seconds", result.seconds}};
   context.result(json, "\n");
 }
 
@@ -134,6 +137,7 @@ Action add_generate(Options& options) {
   options.integer("--tokens", values->tokens, 1, 1 << 20, "Most tokens to add");
   options.number("--temperature", values->temperature, 0, 1000, "0: the most likely token; else sampling, steered by --seed");
   add_attention_option(options, values->attention);
+  add_kv_cache_options(options, values->kv_cache);
   return [values](Context& context) { generate(*values, context); };
 }
 
