@@ -8,6 +8,7 @@
 
 #include "fp8/quant/checkpoint_stream.h"
 #include "fp8/quant/formats/sidecar.h"
+#include "fp8/quant/plan_kv.h"
 #include "fp8/quant/quantize_units.h"
 #include "fp8/runtime/io/checksum.h"
 #include "fp8/runtime/io/error.h"
@@ -69,6 +70,7 @@ class Job {
     r.warnings = plan_.warnings;
     r.source_bytes = source_.total_bytes();
     r.units = units_.size();
+    r.kv_caches = spec_.kv.size();
     for (const auto& unit : units_) {
       for (const auto& e : unit.entries) r.weights_bytes += bytes_of(e);
     }
@@ -118,6 +120,14 @@ class Job {
       tied_head_ = true;
     }
     return modules;
+  }
+
+  std::vector<std::string> names_of_modules() const {
+    std::vector<std::string> names;
+    for (const auto& tensor : source_.names()) {
+      if (is_weight(tensor)) names.push_back(module_of(tensor));
+    }
+    return names;
   }
 
   std::string form_name() const { return name_of(options_.format); }
@@ -220,6 +230,7 @@ class Job {
     spec_.scale_method = plan_.scale_method;
     spec_.qdq = options_.plan.config.has_value() && options_.plan.config->use_qdq;
     spec_.kv = options_.kv;
+    if (options_.plan.kv_cache) spec_.kv = plan_kv_cache(attention_modules(names_of_modules()), options_.plan, plan_.warnings);
     for (const auto& kv : spec_.kv) {
       if (const std::string problem = form_.kv_problem(kv); !problem.empty()) throw io::Error(form_name() + ": " + kv.attention + ": " + problem);
     }

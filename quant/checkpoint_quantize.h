@@ -16,7 +16,8 @@ namespace fp8::quant {
 struct CheckpointOptions {
   PlanOptions plan;
   CheckpointFormat format = CheckpointFormat::compressed_tensors;
-  std::vector<KvScales> kv;  ///< scales of key-value caches to write, by attention module
+  /// Scales of key-value caches to write, by attention module; with plan.kv_cache they are made of its measurements.
+  std::vector<KvScales> kv;
   bool overwrite = false;
   bool dry_run = false;  ///< plan and byte counts only; nothing is written, no data read
   /// Goes on where a run with the same options was cut short, and leaves what it has if it is cut short itself.
@@ -37,6 +38,7 @@ struct CheckpointReport {
   std::vector<std::string> warnings;
   std::uint64_t weights_bytes = 0;  ///< tensor data written (or to be written), by all ranks
   std::uint64_t source_bytes = 0;
+  std::size_t kv_caches = 0;        ///< attention modules with scales for their key-value cache
   std::size_t units = 0, units_kept = 0;  ///< pieces of work; those that a run that was cut short had finished
 };
 

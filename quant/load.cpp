@@ -3,13 +3,12 @@
 
 #include <ATen/ops/empty.h>
 
-#include <algorithm>
 #include <map>
 #include <sstream>
 
 #include "fp8/quant/convert.h"
 #include "fp8/quant/formats/form.h"
-#include "fp8/quant/node_handler.h"
+#include "fp8/quant/kv_cache_handler.h"
 #include "fp8/runtime/device/device.h"
 #include "fp8/runtime/io/error.h"
 
@@ -29,20 +28,6 @@ at::Tensor read_codes(const io::Checkpoint& checkpoint, const StoredWeight& stor
   return codes;
 }
 
-/// Puts a cache's scales in force. `numbers`: format, dialect and convention of the checkpoint's weights.
-void attach_cache(const std::vector<measure::OpNode>& nodes, const std::string& name, const std::vector<float>& scale_inv, const Numbers& numbers,
-                  const io::Checkpoint& checkpoint) {
-  const auto node = std::find_if(nodes.begin(), nodes.end(), [&](const auto& n) { return n.name == name; });
-  if (node == nodes.end() || node->slot == nullptr) {
-    throw io::Error(checkpoint.folder().string() + ": scales of a key-value cache for " + io::printable(name) + ", which the model has not");
-  }
-  NodeScheme scheme;
-  static_cast<Numbers&>(scheme) = numbers;
-  scheme.kind = configs::ModuleKind::kv_cache;
-  scheme.input_scale_inv = scheme.output_scale_inv = scale_inv;
-  node->slot->handler = make_node_handler(scheme);
-}
-
 }  // namespace
 
 std::set<std::string> load_fp8(const std::vector<measure::WeightModule>& modules, const std::vector<measure::OpNode>& nodes, const io::Checkpoint& checkpoint,
@@ -59,10 +44,7 @@ std::set<std::string> load_fp8(const std::vector<measure::WeightModule>& modules
     attach_fp8(*it->second, read_codes(checkpoint, w, it->second->weight.sizes()), read_scale_inv(checkpoint, w), w.spec.scheme, compute);
     taken.insert(w.tensors.begin(), w.tensors.end());
   }
-  for (const auto& kv : stored.kv) {
-    attach_cache(nodes, kv.attention + ".k_cache", kv.k, stored.weights.front().spec.scheme, checkpoint);
-    attach_cache(nodes, kv.attention + ".v_cache", kv.v, stored.weights.front().spec.scheme, checkpoint);
-  }
+  if (!stored.kv.empty()) attach_kv_cache(nodes, stored.kv, stored.weights.front().spec.scheme, checkpoint.folder().string());
   return taken;
 }
 

@@ -5,7 +5,6 @@
 
 #include "fp8/measure/model_fingerprint.h"
 #include "fp8/measure/module_tree.h"
-#include "fp8/quant/formats/form.h"
 #include "fp8/quant/kv_cache_handler.h"
 #include "fp8/quant/plan_kv.h"
 #include "fp8/runtime/device/block.h"
@@ -48,17 +47,6 @@ void use_measurements(const models::LoadedModel& model, const std::vector<measur
   quant::attach_kv_cache(nodes, kv, quant::kv_numbers(plan), o.measurements);
 }
 
-/// The checkpoint's own scales; does nothing if it has none.
-void use_checkpoint(const models::LoadedModel& model, const std::vector<measure::OpNode>& nodes) {
-  const auto config = model.config_json.find("quantization_config");
-  if (config == model.config_json.end() || config->is_null()) return;
-  const auto stored = quant::read_stored(io::Checkpoint(model.folder));
-  if (stored.kv.empty()) return;
-  quant::Numbers numbers;
-  if (!stored.weights.empty()) numbers = stored.weights.front().spec.scheme;
-  quant::attach_kv_cache(nodes, stored.kv, numbers, model.folder.string());
-}
-
 }  // namespace
 
 void add_kv_cache_options(Options& options, KvCacheOptions& target) {
@@ -77,11 +65,7 @@ void set_kv_cache(models::LoadedModel& model, const KvCacheOptions& o, const Con
   check(o, context);
   const auto nodes = measure::op_nodes(*model.model);
   if (o.mode == Mode::off) return quant::detach_kv_cache(nodes);
-  if (!o.measurements.empty()) {
-    use_measurements(model, nodes, o, context);
-  } else if (quant::kv_cache_scheme(nodes) == nullptr) {
-    use_checkpoint(model, nodes);
-  }
+  if (!o.measurements.empty()) use_measurements(model, nodes, o, context);
   const auto* scheme = quant::kv_cache_scheme(nodes);
   if (scheme == nullptr && o.mode == Mode::fp8) {
     throw io::Error(model.folder.string() + ": found no scales for --kv-cache fp8; make them of a measurement (--measurements DIR of fp8 measure), or put them into the checkpoint (fp8 quantize --kv-cache fp8)");

@@ -34,11 +34,15 @@ struct QuantizeOptions {
   std::optional<bool> power_of_two;
   ShareOptions share;
   quant::CheckpointFormat format = quant::CheckpointFormat::compressed_tensors;
+  std::optional<quant::KvGranularity> kv_scales;
+  bool kv_cache = false;
   bool dynamic = false, weights_only = false, overwrite = false, dry_run = false, no_fuse_scales = false;
 };
 
 quant::ActivationScaling activations_of(const QuantizeOptions& o) {
-  const int given = (o.measurements.empty() ? 0 : 1) + (o.dynamic ? 1 : 0) + (o.weights_only ? 1 : 0);
+  if (o.kv_cache && o.measurements.empty() && o.config.empty()) throw UsageError("quantize: --kv-cache fp8 makes its scales of --measurements DIR, which is not given");
+  const bool for_activations = !o.measurements.empty() && !(o.kv_cache && (o.dynamic || o.weights_only));
+  const int given = (for_activations ? 1 : 0) + (o.dynamic ? 1 : 0) + (o.weights_only ? 1 : 0);
   if (given > 1) throw UsageError("quantize: --measurements, --dynamic and --weights-only exclude each other");
   if (given == 0 && o.config.empty()) throw UsageError("quantize: one of --measurements DIR, --dynamic, --weights-only is required");
   if (!o.config.empty() && (o.dynamic || o.weights_only)) throw UsageError("quantize: --config decides the scales, --dynamic and --weights-only don't go with it");
@@ -48,6 +52,9 @@ quant::ActivationScaling activations_of(const QuantizeOptions& o) {
 quant::PlanOptions plan_of(const QuantizeOptions& o, const Context& context) {
   quant::PlanOptions plan;
   plan.activations = activations_of(o);
+  if (o.kv_scales.has_value() && !o.kv_cache) throw UsageError("quantize: --kv-cache-scales goes with --kv-cache fp8");
+  plan.kv_cache = o.kv_cache;
+  plan.kv_scales = o.kv_scales.value_or(quant::KvGranularity::tensor);
   plan.weights = o.scheme;
   if (o.scheme != quant::WeightGranularity::block && (o.block > 0 || o.power_of_two.has_value())) throw UsageError("quantize: --block and --scale-format go with --scheme block");
   if (o.block > 0) plan.block = {o.block, o.block};
@@ -119,6 +126,11 @@ void quantize(const QuantizeOptions& o, Context& context) {
   table.row({"source", human_bytes(static_cast<std::int64_t>(report.source_bytes))});
   table.row({"weights", human_bytes(static_cast<std::int64_t>(report.weights_bytes))});
   table.row({"seconds", human_seconds(seconds)});
+  if (report.kv_caches > 0) {
+    json["kv_cache"] = "fp8";
+    json["kv_cache_scales"] = options.plan.kv_scales == quant::KvGranularity::head ? "head" : "tensor";
+    table.row({"key-value cache", fmt::format("fp8 in {} layers", report.kv_caches)});
+  }
   if (share.world_size > 1 && !options.join) table.row({"share", fmt::format("rank {} of {}; --join puts all together", share.rank, share.world_size)});
   if (report.units_kept > 0) table.row({"kept of an earlier run", fmt::format("{} of {} parts", report.units_kept, report.units)});
   if (budget.has_value()) {
@@ -154,6 +166,10 @@ Action add_quantize(Options& options) {
   options.choice("--format", {"compressed-tensors", "inc", "inc-vllm", "fp8", "modelopt"}, [values](std::size_t i) { values->format = static_cast<quant::CheckpointFormat>(i); },
                  "Form of the checkpoint: for transformers and vLLM, for neural-compressor, what the latter calls vllm, DeepSeek's with blocks and vLLM's "
                  "with one scale per tensor, NVIDIA ModelOpt's");
+  options.choice("--kv-cache", {"off", "fp8"}, [values](std::size_t i) { values->kv_cache = i == 1; },
+                 "fp8: scales for keys and values, made of --measurements (which --dynamic and --weights-only then take for nothing else); engines keep the cache in fp8 then");
+  options.choice("--kv-cache-scales", {"tensor", "head"}, [values](std::size_t i) { values->kv_scales = static_cast<quant::KvGranularity>(i); },
+                 "One scale for keys and one for values of a layer (default), or for each head (compressed-tensors)");
   options.list("--include", values->include, "Regular expression: quantize these modules too (lm_head, routers)");
   options.list("--exclude", values->exclude, "Regular expression: keep these modules in high precision");
   options.flag("--no-fuse-scales", values->no_fuse_scales, "Own per-tensor scales for q, k, v and for gate, up");
