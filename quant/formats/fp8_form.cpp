@@ -7,7 +7,7 @@
 //   scale      X.weight_scale_inv  F32 | F8_E8M0 [N/b0, K/b1]         X.weight_scale []     X.weight_scale_inv [] [1] [1, 1]
 //   input      dynamic per group of b1                                X.input_scale []      X.activation_scale []
 //   kept       modules_to_not_convert                                 ignored_layers        modules_to_not_convert
-//   caches     attention.k_scale, v_scale  F32 []                     the same
+//   caches     attention.k_scale, v_scale  F32 []                     the same                        with kv_cache_scheme
 //
 // scale_fmt "ue8m0": block scales are powers of two. Of the grid's ceil(N / b0) rows transformers derives a block of N / rows: with N or K that
 // is no multiple of the block it reads wrong weights without an error, so such modules stay in high precision.
@@ -111,6 +111,8 @@ class Fp8 final : public CheckpointForm {
     Json config = Json::object();
     config["quant_method"] = "fp8";
     config["activation_scheme"] = spec.scheme.activations == ActivationScaling::static_tensor ? "static" : "dynamic";
+    // Not this form's word, but the field's: readers that don't know it pass over it.
+    if (!spec.kv.empty()) config["kv_cache_scheme"] = {{"num_bits", 8}, {"type", "float"}, {"strategy", "tensor"}, {"symmetric", true}, {"dynamic", false}};
     if (spec.scheme.weights != WeightGranularity::block) {
       config["ignored_layers"] = spec.kept_linears;
       return config;
