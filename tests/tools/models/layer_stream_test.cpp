@@ -43,8 +43,8 @@ void expect_same_bits(const Checkpoint& checkpoint, const LoadOptions& options) 
 
 TEST(LayerStream, GivesTheBitsOfTheWholeModel) {
   for (const at::Device device : {at::Device(at::kCPU), at::Device(at::kHPU)}) {
-    expect_same_bits(TinyCheckpoint(), {.device = device});
-    expect_same_bits(TinyMixtral(), {.device = device});
+    expect_same_bits(TinyCheckpoint(), {.dtype = std::nullopt, .device = device});
+    expect_same_bits(TinyMixtral(), {.dtype = std::nullopt, .device = device});
     expect_same_bits(TinyCheckpoint(), {.dtype = at::kBFloat16, .device = device, .attention = AttentionKind::eager});
   }
   TinyCheckpoint tied;
