@@ -107,7 +107,7 @@ StoredCheckpoint read_stored(const io::Checkpoint& checkpoint) {
   const CheckpointForm& form = form_of_config(config, form_parts::config_place(checkpoint));
   const fs::path path = checkpoint.folder() / kSidecarName;
   const Json sidecar = fs::exists(path) ? io::read_json(path) : Json(nullptr);
-  if (!sidecar.is_null() && !sidecar.is_object()) fail(path.string(), std::string("expected an object, found ") + sidecar.type_name());
+  if (fs::exists(path) && !sidecar.is_object()) fail(path.string(), std::string("expected an object, found ") + sidecar.type_name());
   return form.read(checkpoint, config, sidecar);
 }
 

@@ -57,8 +57,11 @@ TEST_F(BadFp8Checkpoint, QuantizationConfigErrorsNameTheKey) {
       {quantization([](io::Json& q) { q.erase("config_groups"); }), "config_groups"},
       {quantization([](io::Json& q) { q["config_groups"] = {1}; }), "config_groups"},
       {quantization([](io::Json& q) { q["config_groups"]["group_0"] = 3; }), "config_groups"},
-      {quantization([](io::Json& q) { q["config_groups"]["group_1"] = q["config_groups"]["group_0"]; }),
-       "config_groups"},
+      {quantization([](io::Json& q) {
+         q["config_groups"]["group_1"] = q["config_groups"]["group_0"];
+         q["config_groups"]["group_1"]["weights"] = 3;
+       }),
+       "group_1"},
       {quantization([](io::Json& q) { q["format"] = "pack-quantized"; }), "format"},
       {quantization([](io::Json& q) { q["ignore"] = 3; }), "ignore"},
       {quantization([](io::Json& q) { q = io::Json::array(); }), "quant"},
@@ -66,7 +69,7 @@ TEST_F(BadFp8Checkpoint, QuantizationConfigErrorsNameTheKey) {
       {group([](io::Json& g) { g["weights"]["type"] = "int"; }), "weights.type"},
       {group([](io::Json& g) { g["weights"]["num_bits"] = 4; }), "weights.num_bits"},
       {group([](io::Json& g) { g["weights"]["symmetric"] = false; }), "weights.symmetric"},
-      {group([](io::Json& g) { g["weights"]["strategy"] = "block"; }), "weights.strategy"},
+      {group([](io::Json& g) { g["weights"]["strategy"] = "block"; }), "weights.block_structure"},
       {group([](io::Json& g) { g["input_activations"] = "x"; }), "input_activations"},
       {group([](io::Json& g) { g["input_activations"]["dynamic"] = 1; }), "input_activations.dynamic"},
       {group([](io::Json& g) { g["input_activations"]["strategy"] = "channel"; }), "input_activations"}};

@@ -17,7 +17,7 @@ TEST(Determinism, MeasureWritesTheSameBytes) {
     expect_success(fp8(arguments));
     EXPECT_EQ(contents(folder / std::to_string(i)), contents(folder / "0")) << i;
   }
-  EXPECT_EQ(names_in(folder / "0").size(), 4u);
+  EXPECT_EQ(names_in(folder / "0").size(), 5u);
 }
 
 /// Quantizes in several ways that must not matter.

@@ -119,7 +119,9 @@ void expect_partial_measurements(const Arguments& arguments, const std::filesyst
   EXPECT_LT(samples, 600);
   const test::TempDir folder;
   measure(demo_model(), calibration_text(), folder / "whole", std::to_string(samples));
-  EXPECT_EQ(files, contents(folder / "whole"));
+  auto whole = contents(folder / "whole");
+  if (environment.contains("QUANT_CONFIG")) whole.erase("inc_output_hooks_maxabs.kv_cache");  // its lists decide, and name no caches
+  EXPECT_EQ(files, whole);
 }
 
 TEST(Interrupt, MeasureKeepsWhatItSaw) {

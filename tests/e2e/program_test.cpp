@@ -30,7 +30,7 @@ TEST(Program, JsonIsOneObjectAndNothingElse) {
     EXPECT_TRUE(json_of(measured).contains(key)) << key;
   EXPECT_EQ(json_of(measured)["modules"], 29);  // 4 layers of 7, and lm_head
   EXPECT_EQ(json_of(measured)["tensors"], 3 * 29);
-  EXPECT_EQ(json_of(measured)["out"].size(), 4u);
+  EXPECT_EQ(json_of(measured)["out"].size(), 5u);
   const auto quantized = fp8({"quantize", "--json", "--model", demo_model(), "--measurements", stats, "--out", out});
   for (const char* key :
        {"modules_quantized", "modules_skipped", "weights_bytes", "source_bytes", "seconds", "peak_rss_bytes"})
