@@ -65,7 +65,8 @@ TEST(LayerStream, HeadInParts) {
     expected = stream.run_head(stream.run_norm(h));
   }
   const auto part = stream.load_head(10, 7);
-  EXPECT_TRUE(at::allclose(stream.run_head(stream.run_norm(h)), expected.narrow(-1, 10, 7)));
+  // Sums of 16 products, in another order.
+  EXPECT_TRUE(at::allclose(stream.run_head(stream.run_norm(h)), expected.narrow(-1, 10, 7), 1e-4, 1e-5));
   EXPECT_TRUE(at::equal(stream.loaded().model->lm_head->weight, stream.rows(true, 10, 7)));
   EXPECT_FALSE(at::equal(stream.rows(false, 10, 7), stream.rows(true, 10, 7)));
 }
