@@ -112,7 +112,7 @@ class Ranges {
     const std::int64_t begin = grains * i / n * rows_.grain(), end = std::min(w_.spec.rows, grains * (i + 1) / n * rows_.grain());
     rows_.each(context, begin, end, [&](std::int64_t row, std::int64_t count) {
       context.out.resize(static_cast<std::size_t>(count * w_.spec.cols));
-      const std::vector<float> made = w_.spec.scheme.weights == WeightGranularity::block ? blocks(context, count) : channels(context, count, largest_[part]);
+      const std::vector<float> made = w_.spec.scheme.weights == WeightGranularity::block ? blocks(context, count, largest_[part]) : channels(context, count, largest_[part]);
       std::copy(made.begin(), made.end(), scale_inv_.begin() + row / grid_.block_rows * grid_.cols);
       shared_.form.write_codes(context, w_.spec, context.out.data(), row, count);
       context.advance(context.in.size());
@@ -145,7 +145,8 @@ class Ranges {
     return std::move(scales.scale_inv);
   }
 
-  std::vector<float> blocks(UnitContext& context, std::int64_t count) const {
+  std::vector<float> blocks(UnitContext& context, std::int64_t count, float& largest) const {
+    if (w_.module.measured_weight_amax.has_value()) largest = larger(kernels::amax(context.in.data(), rows_.type(), count * w_.spec.cols), largest);
     return quantize_weight_blocks(context.in.data(), rows_.type(), count, w_.spec.cols, w_.spec.scheme, w_.tensor, context.out.data());
   }
 

@@ -93,6 +93,24 @@ TEST_F(KvCache, EvaluateShowsTheEffect) {
   EXPECT_EQ(json_of(run("evaluate", {"--json", "--data", heldout(), "--samples", "2", "--kv-cache", "off"}))["perplexity"], plain["perplexity"]);
 }
 
+TEST_F(KvCache, EverySchemeOfWeightsTakesThem) {
+  const std::vector<std::vector<std::string>> schemes = {{}, {"--dynamic"}, {"--weights-only"}, {"--dynamic", "--scheme", "block", "--block", "64"},
+                                                         {"--dynamic", "--scheme", "block", "--block", "64", "--format", "fp8"}, {"--format", "modelopt"}};
+  for (const auto& scheme : schemes) {
+    SCOPED_TRACE(::testing::PrintToString(scheme));
+    const test::TempDir folder;
+    const std::string out = (folder / "out").string();
+    std::vector<std::string> arguments = {"--json", "--measurements", stats(), "--kv-cache", "fp8", "--out", out};
+    arguments.insert(arguments.end(), scheme.begin(), scheme.end());
+    EXPECT_EQ(json_of(run("quantize", arguments))["modules_quantized"], 28);
+    const auto config = io::read_json(folder / "out/config.json")["quantization_config"];
+    EXPECT_EQ(config["kv_cache_scheme"]["num_bits"], 8);
+    const auto evaluated = json_of(run_fp8({"evaluate", "--json", "--model", out, "--data", heldout(), "--samples", "2"}));
+    EXPECT_EQ(evaluated["kv_cache"], "fp8");
+    EXPECT_EQ(evaluated["kv_cache_scales"], "tensor");
+  }
+}
+
 TEST_F(KvCache, TokenByTokenSeesWhatTheWholeSequenceSees) {
   const auto generated = json_of(run("generate", {"--json", "--prompt", "And the LORD said unto", "--tokens", "40", "--kv-cache", "fp8", "--measurements", stats()}));
   EXPECT_EQ(generated["kv_cache"], "fp8");
