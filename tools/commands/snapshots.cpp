@@ -9,8 +9,8 @@
 #include <system_error>
 
 #include "fp8/runtime/io/atomic_file.h"
+#include "fp8/runtime/io/checksum.h"
 #include "fp8/runtime/io/error.h"
-#include "fp8/tools/models/hidden_states.h"
 
 namespace fp8::commands {
 namespace {
@@ -20,11 +20,7 @@ namespace fs = std::filesystem;
 constexpr double kWorthIt = 50;  // a snapshot may cost 1/50 of the time
 constexpr std::uint64_t kMostBytes = std::uint64_t{4} << 30;
 
-std::string checksum_of(const std::string& text) {
-  models::Checksum checksum;
-  checksum.add(text.data(), text.size());
-  return checksum.text();
-}
+std::string checksum_of(const std::string& text) { return io::checksum_text(io::checksum(text)); }
 
 /// {"identity", "progress"}; null if there is no snapshot.
 io::Json read_state(const fs::path& file) {

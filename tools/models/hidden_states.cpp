@@ -6,10 +6,11 @@
 
 #include <algorithm>
 #include <cerrno>
-#include <cstdio>
 #include <cstring>
 #include <utility>
 #include <vector>
+
+#include "fp8/runtime/io/checksum.h"
 
 namespace fp8::models {
 namespace {
@@ -28,22 +29,6 @@ void write_all(int fd, const fs::path& path, std::uint64_t offset, const char* d
 }
 
 }  // namespace
-
-void Checksum::add(const void* data, std::size_t size) {
-  const auto* bytes = static_cast<const char*>(data);
-  for (std::size_t i = 0; i < size; i += 8) {
-    std::uint64_t word = 0;
-    std::memcpy(&word, bytes + i, std::min<std::size_t>(8, size - i));
-    hash_ = (hash_ ^ word) * 0x9fb21c651e98df25u;
-    hash_ ^= hash_ >> 32;
-  }
-}
-
-std::string Checksum::text() const {
-  char out[17];
-  std::snprintf(out, sizeof out, "%016llx", static_cast<unsigned long long>(hash_));
-  return out;
-}
 
 HiddenStates::HiddenStates(std::int64_t samples, std::int64_t sample_bytes, fs::path folder, bool in_memory)
     : samples_(samples), sample_bytes_(sample_bytes), folder_(fs::absolute(folder)), memory_(in_memory ? new char[total()] : nullptr) {}
@@ -105,26 +90,24 @@ void HiddenStates::advance() {
 }
 
 std::string HiddenStates::checksum_of(const File& file) const {
-  Checksum checksum;
+  io::Checksum checksum;
   std::vector<char> block(kBlock);
   for (std::uint64_t at = 0; at < total(); at += kBlock) {
     const auto size = static_cast<std::size_t>(std::min<std::uint64_t>(kBlock, total() - at));
     io::read_at(file.fd.get(), file.path, at, block.data(), size);
-    checksum.add(block.data(), size);
+    checksum.update(block.data(), size);
   }
-  return checksum.text();
+  return io::checksum_text(checksum.value());
 }
 
 io::Json HiddenStates::save() {
-  Checksum checksum;
   if (memory_ != nullptr) {
-    checksum.add(memory_.get(), total());
     drop(current_);
     current_ = make_file();
     write_all(current_.fd.get(), current_.path, 0, memory_.get(), total(), total());
   }
   if (::fsync(current_.fd.get()) != 0) io::fail_errno(current_.path, "fsync", errno, total());
-  return {{"file", current_.path.filename().string()}, {"bytes", total()}, {"checksum", memory_ != nullptr ? checksum.text() : checksum_of(current_)}};
+  return {{"file", current_.path.filename().string()}, {"bytes", total()}, {"checksum", memory_ != nullptr ? io::checksum_text(io::checksum({memory_.get(), static_cast<std::size_t>(total())})) : checksum_of(current_)}};
 }
 
 void HiddenStates::keep_only(const io::Json& saved) {

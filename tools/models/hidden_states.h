@@ -19,17 +19,6 @@
 
 namespace fp8::models {
 
-/// Tells damaged bytes from sound ones, 8 bytes a step: h = (h ^ word) * odd, h ^= h >> 32; a change of any one word changes it.
-class Checksum {
- public:
-  /// Calls but the last: multiples of 8 bytes.
-  void add(const void* data, std::size_t size);
-  std::string text() const;  ///< 16 hex digits
-
- private:
-  std::uint64_t hash_ = 0x9e3779b97f4a7c15u;
-};
-
 class HiddenStates {
  public:
   /// folder: for files, must exist; in_memory: whether the states are kept in memory (snapshots are files either way).

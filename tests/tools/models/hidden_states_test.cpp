@@ -91,26 +91,5 @@ TEST_P(States, ASnapshotOutlivesTheRun) {
 
 INSTANTIATE_TEST_SUITE_P(MemoryAndFiles, States, ::testing::Bool());
 
-TEST(Checksum, OneBitOrTheOrderMatters) {
-  const auto of = [](const std::string& text) {
-    Checksum checksum;
-    checksum.add(text.data(), text.size());
-    return checksum.text();
-  };
-  const std::string text = "sixteen bytes..., and five";
-  for (std::size_t i = 0; i < text.size(); ++i) {
-    for (int bit = 0; bit < 8; ++bit) {
-      auto other = text;
-      other[i] = static_cast<char>(other[i] ^ (1 << bit));
-      EXPECT_NE(of(other), of(text));
-    }
-  }
-  EXPECT_NE(of("aaaaaaaabbbbbbbb"), of("bbbbbbbbaaaaaaaa"));
-  Checksum parts;
-  parts.add(text.data(), 16);
-  parts.add(text.data() + 16, text.size() - 16);
-  EXPECT_EQ(parts.text(), of(text));
-}
-
 }  // namespace
 }  // namespace fp8::models
