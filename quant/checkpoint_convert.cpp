@@ -9,6 +9,7 @@
 #include <mutex>
 
 #include "fp8/quant/convert_plan.h"
+#include "fp8/quant/float_dtype.h"
 #include "fp8/quant/formats/sidecar.h"
 #include "fp8/runtime/io/error.h"
 #include "fp8/runtime/kernels/cast.h"

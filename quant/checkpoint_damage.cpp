@@ -5,6 +5,7 @@
 #include <cmath>
 #include <map>
 
+#include "fp8/quant/float_dtype.h"
 #include "fp8/quant/formats/checkpoint_folder.h"
 #include "fp8/quant/formats/form.h"
 #include "fp8/runtime/io/error.h"
@@ -19,13 +20,9 @@ namespace fs = std::filesystem;
 
 constexpr std::uint64_t kChunkBytes = std::uint64_t{4} << 20;
 
-recipes::FloatType float_type(const io::TensorInfo& info, const fs::path& folder) {
-  switch (info.dtype) {
-    case io::DType::F32: return recipes::FloatType::F32;
-    case io::DType::BF16: return recipes::FloatType::BF16;
-    case io::DType::F16: return recipes::FloatType::F16;
-    default: throw io::Error(folder.string() + ": " + info.name + ": expected dtype F32, BF16 or F16, found " + io::name_of(info.dtype));
-  }
+recipes::FloatType checked_float_type(const io::TensorInfo& info, const fs::path& folder) {
+  if (is_float(info.dtype)) return float_type(info.dtype);
+  throw io::Error(folder.string() + ": " + info.name + ": expected dtype F32, BF16 or F16, found " + io::name_of(info.dtype));
 }
 
 /// Rows of a tensor seen as [shape[0], rest], chunk by chunk.
@@ -78,7 +75,7 @@ std::int64_t band_of(const Scheme& scheme) { return scheme.weights == WeightGran
 /// amax of a planned weight: per row or block, or one value, as the scheme has scales.
 std::vector<float> amax_of(const io::Checkpoint& source, const PlannedModule& m, const std::function<bool()>& stop) {
   RowReader reader(source, m.info.name + ".weight");
-  const auto type = float_type(source.info(m.info.name + ".weight"), source.folder());
+  const auto type = checked_float_type(source.info(m.info.name + ".weight"), source.folder());
   std::vector<float> amax;
   const std::int64_t step = reader.step(band_of(m.scheme));
   for (std::int64_t row = 0; row < reader.rows(); row += step) {
@@ -103,7 +100,7 @@ std::vector<float> amax_of(const io::Checkpoint& source, const PlannedModule& m,
 ModuleDamage damage_of(const io::Checkpoint& source, const PlannedModule& m, const WeightScales& scales, const std::function<bool()>& stop) {
   ModuleDamage out = ModuleDamage::of(m.info.name, m.info.type, m.scheme, scales.scale_inv);
   RowReader reader(source, m.info.name + ".weight");
-  const auto type = float_type(source.info(m.info.name + ".weight"), source.folder());
+  const auto type = checked_float_type(source.info(m.info.name + ".weight"), source.folder());
   const std::int64_t step = reader.step(band_of(m.scheme)), cols = reader.cols();
   for (std::int64_t row = 0; row < reader.rows(); row += step) {
     check_stop(stop);
@@ -178,7 +175,7 @@ CheckpointDamage damage_of_fp8_checkpoint(const fs::path& model, const std::opti
       codes.resize(static_cast<std::size_t>(rows * cols));
       read_code_rows(source, w, row, rows, codes.data());
       add_codes(codes.data(), rows, cols, row, scale_inv, scheme, values ? values->read(row, rows) : nullptr,
-                values ? float_type(original->info(w.weight), *reference) : recipes::FloatType::F32, damage.weight);
+                values ? checked_float_type(original->info(w.weight), *reference) : recipes::FloatType::F32, damage.weight);
     }
     out.modules.push_back(std::move(damage));
   }

@@ -7,6 +7,7 @@
 #include <set>
 
 #include "fp8/quant/checkpoint_stream.h"
+#include "fp8/quant/float_dtype.h"
 #include "fp8/quant/formats/sidecar.h"
 #include "fp8/quant/plan_kv.h"
 #include "fp8/quant/quantize_units.h"
@@ -134,7 +135,7 @@ class Job {
 
   void check_source(const PlannedModule& m) const {
     const auto& info = source_.info(m.info.name == "lm_head" && tied_head_ ? "model.embed_tokens.weight" : m.info.name + ".weight");
-    if (!units::is_float(info.dtype)) {
+    if (!is_float(info.dtype)) {
       throw io::Error(source_.folder().string() + ": " + info.name + ": expected dtype F32, BF16 or F16, found " + io::name_of(info.dtype));
     }
     for (const char* made : kScaleEndings) {
@@ -148,17 +149,13 @@ class Job {
 
   /// What the form's readers would misread; and what they run as one product with that.
   std::map<std::string, std::string> misread() const {
-    std::map<std::string, std::string> reasons, groups;
+    std::vector<WeightSpec> weights;
     for (const auto& m : plan_.modules) {
-      if (m.info.type != "Linear" || m.info.shape.size() != 2) continue;
-      const std::string problem = form_.weight_problem(spec_of(m)), group = fuse_group_of(m.info.name);
-      if (problem.empty()) continue;
-      reasons[m.info.name] = problem;
-      if (!group.empty()) groups.emplace(group, m.info.name);
+      if (m.info.type == "Linear" && m.info.shape.size() == 2) weights.push_back(spec_of(m));
     }
-    for (const auto& m : plan_.modules) {
-      const auto group = groups.find(fuse_group_of(m.info.name));
-      if (group != groups.end()) reasons.emplace(m.info.name, "readers run it as one product with " + group->second + ", which is not converted");
+    std::map<std::string, std::string> reasons;
+    for (const auto& [module, problem] : weight_problems(form_, weights)) {
+      reasons[module] = problem.through.empty() ? problem.reason : "readers run it as one product with " + problem.through + ", which is not converted";
     }
     return reasons;
   }
@@ -202,7 +199,7 @@ class Job {
     for (const auto& s : plan_.skipped) listed.insert(s.name);
     for (const auto& tensor : source_.names()) {
       const auto& info = source_.info(tensor);
-      if (info.shape.size() != 3 || !units::is_float(info.dtype) || tensor.find("expert") == std::string::npos) continue;
+      if (info.shape.size() != 3 || !is_float(info.dtype) || tensor.find("expert") == std::string::npos) continue;
       const std::string name = is_weight(tensor) ? module_of(tensor) : tensor, reason = "experts stacked in one tensor: readers of this form take one weight per expert";
       if (listed.count(name) == 0) plan_.skipped.push_back({name, reason});
       for (auto& s : plan_.skipped) {

@@ -4,6 +4,7 @@
 #include <algorithm>
 #include <cmath>
 
+#include "fp8/quant/float_dtype.h"
 #include "fp8/runtime/io/error.h"
 #include "fp8/runtime/kernels/cast.h"
 #include "fp8/runtime/kernels/thread_pool.h"
@@ -20,15 +21,6 @@ constexpr std::uint64_t kProgressSteps = 400;
 
 /// Another worker failed: this one ends without a word.
 struct Cancelled {};
-
-std::optional<kernels::FloatType> float_type(io::DType dtype) {
-  switch (dtype) {
-    case io::DType::F32: return kernels::FloatType::F32;
-    case io::DType::BF16: return kernels::FloatType::BF16;
-    case io::DType::F16: return kernels::FloatType::F16;
-    default: return std::nullopt;
-  }
-}
 
 }  // namespace
 
@@ -72,7 +64,6 @@ class Run::Worker final : public UnitContext {
   void copy(const io::Checkpoint& source, const std::string& from, const std::string& to, std::uint64_t offset, std::uint64_t size) override {
     const Place& place = place_of(to);
     const auto& info = source.info(from);
-    const auto type = float_type(info.dtype);
     io::check_within(place.slot, to, offset, size, run_.folder_.path().path());
     auto origin = source.place(from);
     for (std::uint64_t at = offset, end = offset + size; at < end;) {
@@ -83,7 +74,7 @@ class Run::Worker final : public UnitContext {
         const std::uint64_t chunk = std::min(kChunkBytes, stop - at);
         in.resize(chunk);
         source.read(from, in.data(), at, chunk);
-        if (type.has_value() && std::isnan(kernels::amax(in.data(), *type, static_cast<std::int64_t>(chunk) / io::size_of(info.dtype))))
+        if (is_float(info.dtype) && std::isnan(kernels::amax(in.data(), float_type(info.dtype), static_cast<std::int64_t>(chunk) / io::size_of(info.dtype))))
           throw io::Error(source.folder().string() + ": " + from + ": expected finite weights, found NaN");
         if (!copied) place.file->write(place.slot.begin + at, in.data(), chunk);
         tracks_[to].add(in.data(), at, chunk);

@@ -5,6 +5,7 @@
 #include <map>
 
 #include "fp8/quant/convert_plan.h"
+#include "fp8/quant/float_dtype.h"
 #include "fp8/runtime/io/error.h"
 #include "fp8/runtime/kernels/thread_pool.h"
 

@@ -175,18 +175,14 @@ void set_activations(PlannedWeight& w, const Rescaling& rescaling) {
 
 /// Weights that the form's readers would misread, with all of their fuse groups, stay in high precision.
 void keep_problems(const CheckpointForm& form, ConvertPlan& plan) {
-  std::map<std::string, std::string> groups;  // group -> reason
+  std::vector<WeightSpec> weights;
+  for (const auto& w : plan.weights) weights.push_back(w.to);
+  const auto problems = weight_problems(form, weights);
   for (auto& w : plan.weights) {
-    w.reason = form.weight_problem(w.to);
-    const std::string group = fuse_group_of(w.to.module);
-    if (!w.reason.empty() && !group.empty()) groups.emplace(group, w.to.module + ": " + w.reason);
-  }
-  for (auto& w : plan.weights) {
-    if (w.reason.empty()) {
-      const auto it = groups.find(fuse_group_of(w.to.module));
-      if (it != groups.end()) w.reason = "as " + it->second;
-    }
-    if (w.reason.empty()) continue;
+    const auto found = problems.find(w.to.module);
+    if (found == problems.end()) continue;
+    const auto& [reason, through] = found->second;
+    w.reason = through.empty() ? reason : "as " + through + ": " + reason;
     w.change = Change::decoded;
     w.exact = true;
   }

@@ -47,14 +47,6 @@ struct ConvertPlan {
 /// Throws as convert_checkpoint() says.
 ConvertPlan plan_conversion(const ConvertSource& source, const ConvertOptions& options);
 
-inline bool is_float(io::DType t) { return t == io::DType::F32 || t == io::DType::BF16 || t == io::DType::F16; }
-inline recipes::FloatType float_type(io::DType t) {
-  return t == io::DType::F32 ? recipes::FloatType::F32 : t == io::DType::BF16 ? recipes::FloatType::BF16 : recipes::FloatType::F16;
-}
-inline io::DType file_type(recipes::FloatType t) {
-  return t == recipes::FloatType::F32 ? io::DType::F32 : t == recipes::FloatType::BF16 ? io::DType::BF16 : io::DType::F16;
-}
-
 /// Rows at a time: 256 Ki codes, so that a chunk stays in a core's cache; transposed: 1 Mi, for those are read or written in runs of as many
 /// bytes as there are rows. Whole blocks where new scales are made of them.
 std::int64_t rows_per_chunk(const PlannedWeight& weight, bool transposed);

@@ -5,22 +5,17 @@
 #include <cmath>
 #include <memory>
 
+#include "fp8/quant/float_dtype.h"
 #include "fp8/runtime/io/error.h"
 #include "fp8/runtime/kernels/cast.h"
 
 namespace fp8::quant::units {
 namespace {
 
-using io::DType;
-
 constexpr std::uint64_t kChunkBytes = std::uint64_t{1} << 20;
 /// Transposed codes are written in runs of a chunk's rows: longer runs, fewer writes.
 constexpr std::uint64_t kTransposedChunkBytes = std::uint64_t{8} << 20;
 constexpr std::uint64_t kPartBytes = std::uint64_t{32} << 20;
-
-recipes::FloatType float_type(DType dtype) {
-  return dtype == DType::F32 ? recipes::FloatType::F32 : dtype == DType::BF16 ? recipes::FloatType::BF16 : recipes::FloatType::F16;
-}
 
 float larger(float a, float b) { return std::isnan(a) || a > b ? a : b; }
 
@@ -160,8 +155,6 @@ class Ranges {
 };
 
 }  // namespace
-
-bool is_float(DType dtype) { return dtype == DType::F32 || dtype == DType::BF16 || dtype == DType::F16; }
 
 Unit quantize_unit(const Shared& shared, std::vector<Weight> weights) {
   Unit unit;

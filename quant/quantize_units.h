@@ -29,8 +29,6 @@ struct Shared {
   const ConfigSpec& config;
 };
 
-bool is_float(io::DType dtype);
-
 /// Weights that share one scale, or a single one.
 Unit quantize_unit(const Shared& shared, std::vector<Weight> weights);
 

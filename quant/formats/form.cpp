@@ -6,6 +6,7 @@
 #include "fp8/quant/formats/form_parts.h"
 #include "fp8/quant/formats/form_table.h"
 #include "fp8/quant/formats/sidecar.h"
+#include "fp8/quant/plan.h"
 #include "fp8/runtime/io/error.h"
 #include "fp8/runtime/kernels/decode.h"
 
@@ -99,6 +100,20 @@ Json read_quantization_config(const fs::path& folder) {
   }
   const fs::path path = folder / kHfQuantConfig;
   return fs::exists(path, ignored) ? from_hf_quant_config(io::read_json(path), path.string()) : Json(nullptr);
+}
+
+std::map<std::string, WeightProblem> weight_problems(const CheckpointForm& form, const std::vector<WeightSpec>& weights) {
+  std::map<std::string, WeightProblem> problems, groups;  // groups: the first module of each that has one
+  for (const auto& w : weights) {
+    const std::string problem = form.weight_problem(w), group = fuse_group_of(w.module);
+    if (problem.empty()) continue;
+    problems[w.module] = {problem, ""};
+    if (!group.empty()) groups.try_emplace(group, WeightProblem{problem, w.module});
+  }
+  for (const auto& w : weights) {
+    if (const auto group = groups.find(fuse_group_of(w.module)); group != groups.end()) problems.emplace(w.module, group->second);
+  }
+  return problems;
 }
 
 StoredCheckpoint read_stored(const io::Checkpoint& checkpoint) {

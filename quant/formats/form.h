@@ -6,6 +6,7 @@
 // codes and scales over. Whatever a form calls its scales ("weight_scale_inv", "scale_weight"), here they are scale_inv: w ~ code * scale_inv.
 #pragma once
 #include <cstdint>
+#include <map>
 #include <optional>
 #include <string>
 #include <utility>
@@ -101,6 +102,13 @@ class CheckpointForm {
 };
 
 const CheckpointForm& form_of(CheckpointFormat format);
+
+/// Why a weight is left in high precision: its own weight_problem(), or that of `through`, which readers run as one product with it.
+struct WeightProblem {
+  std::string reason, through;  ///< through: empty for its own
+};
+/// By module; the weights that are not in it can be written.
+std::map<std::string, WeightProblem> weight_problems(const CheckpointForm& form, const std::vector<WeightSpec>& weights);
 
 /// The form of a quantization_config. Throws io::Error "WHERE: key 'quant_method': found ..., built are ...".
 const CheckpointForm& form_of_config(const io::Json& quantization_config, const std::string& where);
