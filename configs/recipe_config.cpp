@@ -19,6 +19,7 @@ namespace fp8::configs {
 namespace {
 
 using detail::KeyValue;
+using recipes::AmaxChoice;
 using recipes::AmaxComputeAlgo;
 using recipes::BlockScaling;
 using recipes::CurrentScaling;
@@ -27,8 +28,10 @@ using recipes::MXFP8;
 using recipes::Recipe;
 using recipes::RecipeFormat;
 
+using ScaleCallable = decltype(DelayedScaling::scaling_factor_compute_algo);
+
 template <class R>
-using Member = std::variant<int R::*, bool R::*, float R::*, RecipeFormat R::*, AmaxComputeAlgo R::*,
+using Member = std::variant<int R::*, bool R::*, float R::*, RecipeFormat R::*, AmaxChoice R::*, ScaleCallable R::*,
                             std::array<bool, 3> R::*>;
 
 template <class R>
@@ -45,6 +48,7 @@ const std::vector<Field<DelayedScaling>>& fields_of(const DelayedScaling&) {
       {"interval", &R::interval},
       {"amax_history_len", &R::amax_history_len},
       {"amax_compute_algo", &R::amax_compute_algo},
+      {"scaling_factor_compute_algo", &R::scaling_factor_compute_algo},
       {"override_linear_precision", &R::override_linear_precision},
       {"reduce_amax", &R::reduce_amax},
       {"power_of_two_scale", &R::power_of_two_scale},
@@ -128,8 +132,12 @@ void read(const KeyValue& value, RecipeFormat& to) {
   to = kFormats[choice(value, {"E4M3", "E5M2", "HYBRID"})];
 }
 
-void read(const KeyValue& value, AmaxComputeAlgo& to) {
+void read(const KeyValue& value, AmaxChoice& to) {
   to = choice(value, {"most_recent", "max"}) == 0 ? AmaxComputeAlgo::most_recent : AmaxComputeAlgo::max;
+}
+
+void read(const KeyValue& value, ScaleCallable&) {
+  if (!value.json.is_null()) detail::reject(value, "null (JSON holds no callables)");
 }
 
 void read(const KeyValue& value, std::array<bool, 3>& to) {
@@ -144,7 +152,8 @@ io::Json written(int value) { return value; }
 io::Json written(bool value) { return value; }
 io::Json written(float value) { return static_cast<double>(value); }
 io::Json written(RecipeFormat value) { return name_of(value); }
-io::Json written(AmaxComputeAlgo value) { return name_of(value); }
+io::Json written(const AmaxChoice& value) { return name_of(value); }
+io::Json written(const ScaleCallable&) { return nullptr; }
 io::Json written(const std::array<bool, 3>& value) { return {value[0], value[1], value[2]}; }
 
 // ---- reading a recipe
@@ -236,10 +245,9 @@ RecipeRule read_rule(const io::Json& json, const std::string& source, const std:
 
 io::Json recipe_json(const Recipe& recipe, const std::string& where) {
   if (const auto* delayed = std::get_if<DelayedScaling>(&recipe)) {
-    for (const auto& [name, set] : {std::pair("amax_compute", static_cast<bool>(delayed->amax_compute)),
-                                    std::pair("scaling_factor_compute", static_cast<bool>(delayed->scaling_factor_compute))}) {
-      if (set) throw io::Error(where + name + "': found a callable, which JSON can't hold, allowed: not set");
-    }
+    const std::string found = "': found a callable, which JSON can't hold, allowed: ";
+    if (delayed->amax_compute_algo.callable()) throw io::Error(where + "amax_compute_algo" + found + "most_recent, max");
+    if (delayed->scaling_factor_compute_algo) throw io::Error(where + "scaling_factor_compute_algo" + found + "not set");
   }
   if (const auto problem = recipes::find_problem(recipe)) {
     throw io::Error(where + problem->field + "': found " + problem->found + ", allowed: " + problem->allowed);
@@ -249,7 +257,8 @@ io::Json recipe_json(const Recipe& recipe, const std::string& where) {
   std::visit(
       [&](const auto& r) {
         for (const auto& field : fields_of(r)) {
-          json[field.name] = std::visit([&](auto member) { return written(r.*member); }, field.member);
+          io::Json value = std::visit([&](auto member) { return written(r.*member); }, field.member);
+          if (!value.is_null()) json[field.name] = std::move(value);
         }
       },
       recipe);

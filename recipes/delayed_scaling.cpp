@@ -14,7 +14,7 @@ namespace {
 constexpr int kLowestExponent = -126, kHighestExponent = 126;  // 2^e and 2^-e are normal f32 numbers
 
 bool has_callable(const DelayedScaling& recipe) {
-  return static_cast<bool>(recipe.amax_compute) || static_cast<bool>(recipe.scaling_factor_compute);
+  return recipe.amax_compute_algo.callable() != nullptr || static_cast<bool>(recipe.scaling_factor_compute_algo);
 }
 
 auto plain_fields(const DelayedScaling& r) {
@@ -63,6 +63,10 @@ std::optional<FieldProblem> find_problem(const DelayedScaling& recipe) {
   if (recipe.fp8_format == (nvidia ? RecipeFormat::E5M2 : RecipeFormat::E4M3)) {
     return FieldProblem{"fp8_format", name_of(recipe.fp8_format),
                         nvidia ? "E4M3, HYBRID (nvidia dialect)" : "E5M2, HYBRID (habana dialect)"};
+  }
+  const auto* callable = recipe.amax_compute_algo.callable();
+  if (callable != nullptr && !*callable) {
+    return FieldProblem{"amax_compute_algo", "an empty callable", "most_recent, max, a callable"};
   }
   const auto& overrides = recipe.override_linear_precision;
   if (overrides[0] || overrides[1] || (overrides[2] && !nvidia)) {

@@ -22,14 +22,14 @@
 #include <cstdint>
 #include <functional>
 #include <optional>
+#include <type_traits>
+#include <utility>
+#include <variant>
 
 #include "fp8/recipes/field_problem.h"
 #include "fp8/recipes/format.h"
 
 namespace fp8::recipes {
-
-/// Which entry of the history stands for the tensor.
-enum class AmaxComputeAlgo : std::uint8_t { most_recent, max };
 
 /// Whose timing, history and backward operands: habana quantizes input and weight once more to E5M2 for the backward
 /// products of HYBRID; nvidia multiplies the forward's E4M3 codes with E5M2 gradients.
@@ -37,6 +37,30 @@ enum class RecipeDialect : std::uint8_t { habana, nvidia };
 
 /// A history of n tensors, Shape [H, n].
 using AmaxRows = Eigen::ArrayXXf;
+
+/// Which entry of the history stands for the tensor, by name.
+enum class AmaxComputeAlgo : std::uint8_t { most_recent, max };
+
+/// The same, or one's own choice: a callable [H, n], the newest row first -> [n].
+class AmaxChoice {
+ public:
+  using Callable = std::function<Eigen::ArrayXf(const AmaxRows& history)>;
+
+  AmaxChoice(AmaxComputeAlgo algo) : choice_(algo) {}
+  template <class F, std::enable_if_t<std::is_invocable_r_v<Eigen::ArrayXf, F&, const AmaxRows&>, int> = 0>
+  AmaxChoice(F callable) : choice_(Callable(std::move(callable))) {}
+
+  /// nullptr where a name was given.
+  const Callable* callable() const { return std::get_if<Callable>(&choice_); }
+  /// Callables can't be compared: they equal nothing.
+  bool operator==(AmaxComputeAlgo algo) const { return callable() == nullptr && std::get<0>(choice_) == algo; }
+  bool operator==(const AmaxChoice& other) const {
+    return other.callable() == nullptr && *this == std::get<0>(other.choice_);
+  }
+
+ private:
+  std::variant<AmaxComputeAlgo, Callable> choice_;
+};
 
 constexpr int kMaxHistory = 65536;
 constexpr int kMaxMargin = 64;
@@ -47,14 +71,12 @@ struct DelayedScaling {
   int interval = 1;                                                   ///< steps from one new scale to the next
   RecipeFormat fp8_format = RecipeFormat::E5M2;
   int amax_history_len = 1;                                           ///< measured steps remembered
-  AmaxComputeAlgo amax_compute_algo = AmaxComputeAlgo::most_recent;
-  /// One's own choice from the history, in place of amax_compute_algo: [H, n], the newest row first -> [n].
-  std::function<Eigen::ArrayXf(const AmaxRows& history)> amax_compute = {};
+  AmaxChoice amax_compute_algo = AmaxComputeAlgo::most_recent;        ///< or max, or a callable
   /// One's own scale, in place of next_scale(): amax [n], the scale so far [n] -> [n]. Where the result is not a finite
   /// number above 0 with a finite reciprocal, the old scale stays.
   std::function<Eigen::ArrayXf(const Eigen::ArrayXf& amax, const Eigen::ArrayXf& scale, float fp8_max,
                                const DelayedScaling& recipe)>
-      scaling_factor_compute = {};
+      scaling_factor_compute_algo = {};
   /// Products kept in high precision: forward, gradient of the input, gradient of the weight.
   std::array<bool, 3> override_linear_precision = {false, false, false};
   bool reduce_amax = true;                                            ///< maximum over all ranks
@@ -81,6 +103,12 @@ constexpr const char* name_of(AmaxComputeAlgo algo) {
   return algo == AmaxComputeAlgo::max ? "max" : "most_recent";
 }
 
+/// "most_recent", "max", "a callable".
+inline const char* name_of(const AmaxChoice& choice) {
+  if (choice.callable() != nullptr) return "a callable";
+  return choice == AmaxComputeAlgo::max ? "max" : "most_recent";
+}
+
 /// "habana", "nvidia".
 constexpr const char* name_of(RecipeDialect dialect) {
   return dialect == RecipeDialect::nvidia ? "nvidia" : "habana";
@@ -89,6 +117,7 @@ constexpr const char* name_of(RecipeDialect dialect) {
 /// The first field that is out of its range, if any:
 ///   margin -64..64; interval 1..2^20, nvidia: 1; amax_history_len 1..65536
 ///   fp8_format habana: E5M2, HYBRID; nvidia: E4M3, HYBRID
+///   amax_compute_algo a name or a callable that is not empty
 ///   override_linear_precision habana: all false; nvidia: all false, or the weight's gradient alone
 ///   stale_row_compat nvidia: false
 std::optional<FieldProblem> find_problem(const DelayedScaling& recipe);

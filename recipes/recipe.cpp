@@ -12,9 +12,9 @@ const char* scales_text(bool power_of_two) { return power_of_two ? ", power-of-t
 void describe(std::ostream& out, const DelayedScaling& r) {
   out << " (" << name_of(r.dialect) << "), " << name_of(r.fp8_format);
   if (r.dialect == RecipeDialect::habana) out << ", interval " << r.interval;
-  out << ", history " << r.amax_history_len << ", " << (r.amax_compute ? "amax by a callable" : name_of(r.amax_compute_algo));
+  out << ", history " << r.amax_history_len << ", " << (r.amax_compute_algo.callable() ? "amax by a callable" : name_of(r.amax_compute_algo));
   if (r.margin != 0) out << ", margin " << r.margin;
-  out << (r.scaling_factor_compute ? ", scales by a callable" : scales_text(r.power_of_two_scale));
+  out << (r.scaling_factor_compute_algo ? ", scales by a callable" : scales_text(r.power_of_two_scale));
   if (!r.reduce_amax) out << ", amax not reduced over ranks";
   if (r.override_linear_precision[2]) out << ", weight gradients in high precision";
   if (r.stale_row_compat) out << ", most_recent reads row 0";

@@ -61,6 +61,11 @@ float amax_by_algorithm(const TensorMeta& meta, const DelayedScaling& recipe, in
   return amax;
 }
 
+// Whether this step has said something about a tensor: a rolled history stands still where it has not.
+bool spoke(const TensorMeta& meta, const DelayedScaling& recipe, Eigen::Index tensor) {
+  return !is_nvidia(recipe) || meta.amax_history(0, tensor) != 0.0f;
+}
+
 void check_size(const Eigen::ArrayXf& result, const TensorMeta& meta, const char* callable) {
   if (result.size() == meta.tensors()) return;
   throw std::invalid_argument("DelayedScaling: " + std::string(callable) + " returned " + std::to_string(result.size()) +
@@ -118,6 +123,7 @@ void finish_step(TensorMeta& meta, const DelayedScaling& recipe) {
   const int length = meta.history();
   if (is_nvidia(recipe)) {
     for (Eigen::Index tensor = 0; tensor < meta.amax_history.cols(); ++tensor) {
+      if (!spoke(meta, recipe, tensor)) continue;
       float* history = &meta.amax_history(0, tensor);
       const float newest = history[0];
       for (int i = 1; i + 1 < length; ++i) history[i] = history[i + 1];
@@ -132,9 +138,9 @@ void finish_step(TensorMeta& meta, const DelayedScaling& recipe) {
 }
 
 Eigen::ArrayXf current_amax(const TensorMeta& meta, const DelayedScaling& recipe) {
-  if (recipe.amax_compute) {
-    Eigen::ArrayXf amax = recipe.amax_compute(newest_first(meta, recipe));
-    check_size(amax, meta, "amax_compute");
+  if (const auto* callable = recipe.amax_compute_algo.callable()) {
+    Eigen::ArrayXf amax = (*callable)(newest_first(meta, recipe));
+    check_size(amax, meta, "amax_compute_algo");
     return amax;
   }
   Eigen::ArrayXf amax(meta.tensors());
@@ -144,18 +150,19 @@ Eigen::ArrayXf current_amax(const TensorMeta& meta, const DelayedScaling& recipe
 
 float current_amax(const TensorMeta& meta, const DelayedScaling& recipe, int tensor) {
   check_tensor(meta, tensor);
-  return recipe.amax_compute ? current_amax(meta, recipe)[tensor] : amax_by_algorithm(meta, recipe, tensor);
+  return recipe.amax_compute_algo.callable() ? current_amax(meta, recipe)[tensor] : amax_by_algorithm(meta, recipe, tensor);
 }
 
 void update_scales(TensorMeta& meta, const DelayedScaling& recipe, float fp8_max) {
   const Eigen::ArrayXf amax = current_amax(meta, recipe);
   Eigen::ArrayXf scale = meta.scale;
-  if (recipe.scaling_factor_compute) {
-    scale = recipe.scaling_factor_compute(amax, meta.scale, fp8_max, recipe);
-    check_size(scale, meta, "scaling_factor_compute");
+  if (recipe.scaling_factor_compute_algo) {
+    scale = recipe.scaling_factor_compute_algo(amax, meta.scale, fp8_max, recipe);
+    check_size(scale, meta, "scaling_factor_compute_algo");
   }
   for (int i = 0; i < meta.tensors(); ++i) {
-    if (!recipe.scaling_factor_compute) scale[i] = next_scale(amax[i], meta.scale[i], fp8_max, recipe);
+    if (!spoke(meta, recipe, i)) continue;
+    if (!recipe.scaling_factor_compute_algo) scale[i] = next_scale(amax[i], meta.scale[i], fp8_max, recipe);
     if (!usable(scale[i])) continue;
     meta.scale[i] = scale[i];
     meta.scale_inv[i] = 1.0f / scale[i];

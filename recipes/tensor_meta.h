@@ -18,8 +18,8 @@
 //           row 2        b                  > N             is not cast in a step (a cached weight) keeps its amax
 //
 //   nvidia  row 0        N                    0             rolled by -1, row 0 zeroed: the newest is in the last row
-//           row 1        b                    a
-//           row 2        a                    N
+//           row 1        b                    a             (N = 0, a tensor that was not cast or is all zeros: neither
+//           row 2        a                    N             its history nor its scale changes)
 #pragma once
 #include <Eigen/Core>
 
@@ -54,14 +54,15 @@ void record_amax(TensorMeta& meta, const DelayedScaling& recipe, int tensor, flo
 /// Ends a measured step; see the picture above.
 void finish_step(TensorMeta& meta, const DelayedScaling& recipe);
 
-/// What stands for one tensor (all of them) now: by amax_compute if set, else the largest of the history or the most
-/// recent one (row 0 with stale_row_compat; nvidia: row 0, so 0 between finish_step() and the next record_amax()).
-/// NaN anywhere makes the maximum NaN. Throws std::invalid_argument if there is no such tensor, or if the callable's
+/// What stands for one tensor (all of them) now by amax_compute_algo: the largest of the history, the most recent one
+/// (row 0 with stale_row_compat; nvidia: row 0, so 0 between finish_step() and the next record_amax()), or
+/// what the callable says. NaN anywhere makes the maximum NaN. Throws std::invalid_argument if there is no such tensor, or if the callable's
 /// result is not [n].
 float current_amax(const TensorMeta& meta, const DelayedScaling& recipe, int tensor);
 Eigen::ArrayXf current_amax(const TensorMeta& meta, const DelayedScaling& recipe);
 
-/// scale and scale_inv of every tensor from current_amax(), by scaling_factor_compute if set, else next_scale().
+/// scale and scale_inv of every tensor from current_amax(), by scaling_factor_compute_algo if set, else next_scale().
+/// nvidia: of those whose row 0 is not 0, the others have said nothing in this step.
 /// fp8_max: the largest value of the format these tensors are cast to. Throws as current_amax() and next_scale() do.
 void update_scales(TensorMeta& meta, const DelayedScaling& recipe, float fp8_max);
 

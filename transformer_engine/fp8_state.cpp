@@ -256,6 +256,7 @@ void Fp8State::seed(const std::vector<float>& amax, const recipes::Recipe& recip
   const auto fill = [&](TensorMeta& meta, float max) {
     for (Eigen::Index i = 0; i < meta.amax_history.cols(); ++i) meta.amax_history.col(i).setConstant(amax[static_cast<std::size_t>(i)]);
     recipes::update_scales(meta, *d, max);
+    if (d->dialect == RecipeDialect::nvidia) recipes::finish_step(meta, *d);  // row 0 is the coming step's
   };
   fill(values_.forward, recipes::fp8_max(recipes::forward_format(d->fp8_format), dialect_));
   if (keeps_hybrid_copies(*d)) fill(values_.hybrid, recipes::fp8_max(recipes::backward_format(d->fp8_format), dialect_));

@@ -56,7 +56,8 @@ TEST(RecipeConfig, EveryKeyOfDelayedScaling) {
   expected.reduce_amax = false, expected.power_of_two_scale = false, expected.stale_row_compat = true;
   EXPECT_EQ(parse(R"({"margin": -2, "interval": 16, "fp8_format": "hybrid", "amax_history_len": 8,
                       "amax_compute_algo": "MAX", "reduce_amax": false, "power_of_two_scale": false,
-                      "stale_row_compat": true, "override_linear_precision": [false, false, false]})").recipe,
+                      "stale_row_compat": true, "override_linear_precision": [false, false, false],
+                      "scaling_factor_compute_algo": null})").recipe,
             Recipe(expected));
   DelayedScaling nvidia = DelayedScaling::nvidia();
   nvidia.margin = 3, nvidia.override_linear_precision = {false, false, true};
@@ -113,6 +114,10 @@ TEST(RecipeConfig, RejectionsNameFileKeyFoundAndAllowed) {
   EXPECT_THAT(error_in(R"({"preset": "nvidea"})"), HasSubstr("did you mean 'nvidia'?"));
   EXPECT_THAT(error_in(R"({"recipe": "current", "amax_epsilon": -1})"), HasSubstr("found -1, allowed: a finite number >= 0"));
   EXPECT_THAT(error_in(R"({"recipe": "current", "amax_epsilon": 1e300})"), HasSubstr("key 'amax_epsilon': found 1e+300"));
+  EXPECT_EQ(error_in(R"({"amax_compute_algo": "mean"})"),
+            "r.json: key 'amax_compute_algo': found \"mean\", allowed: most_recent, max; did you mean 'max'?");
+  EXPECT_EQ(error_in(R"({"scaling_factor_compute_algo": "mine"})"),
+            "r.json: key 'scaling_factor_compute_algo': found \"mine\", allowed: null (JSON holds no callables)");
   EXPECT_THAT(error_in(R"({"override_linear_precision": [false]})"), HasSubstr("found an array, allowed: three of true, false"));
   EXPECT_THAT(error_in(R"({"recipe": "block", "x_block_scaling_dim": 2})"),
               HasSubstr("key 'w_block_scaling_dim': found 2, allowed: 1 where x_block_scaling_dim is 2"));
@@ -187,11 +192,15 @@ TEST(RecipeConfig, RoundTripsAreExact) {
 
 TEST(RecipeConfig, WhatCannotBeWritten) {
   DelayedScaling callable;
-  callable.amax_compute = [](const recipes::AmaxRows& history) -> Eigen::ArrayXf { return history.row(0).transpose(); };
+  callable.amax_compute_algo = [](const recipes::AmaxRows& history) -> Eigen::ArrayXf { return history.row(0).transpose(); };
   EXPECT_EQ(error_of([&] { to_json({callable, {}, "mine"}); }),
-            "mine: key 'amax_compute': found a callable, which JSON can't hold, allowed: not set");
+            "mine: key 'amax_compute_algo': found a callable, which JSON can't hold, allowed: most_recent, max");
   EXPECT_EQ(error_of([&] { to_json({MXFP8{}, {{"a", Recipe(callable)}}, "mine"}); }),
-            "mine: key 'modules[0].amax_compute': found a callable, which JSON can't hold, allowed: not set");
+            "mine: key 'modules[0].amax_compute_algo': found a callable, which JSON can't hold, allowed: most_recent, max");
+  DelayedScaling scaling;
+  scaling.scaling_factor_compute_algo = [](const auto&, const Eigen::ArrayXf& scale, float, const auto&) { return scale; };
+  EXPECT_EQ(error_of([&] { to_json({scaling, {}, "mine"}); }),
+            "mine: key 'scaling_factor_compute_algo': found a callable, which JSON can't hold, allowed: not set");
   EXPECT_EQ(error_of([&] { to_json({DelayedScaling{.margin = 99}, {}, "mine"}); }),
             "mine: key 'margin': found 99, allowed: -64 to 64");
   EXPECT_THAT(error_of([&] { to_json({MXFP8{}, {{"a(b", std::nullopt}}, "mine"}); }), HasSubstr("modules[0].match"));

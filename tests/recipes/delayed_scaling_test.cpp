@@ -71,7 +71,7 @@ TEST(DelayedScaling, EqualityLooksAtEveryFieldAndNotIntoCallables) {
   EXPECT_NE(changed([](auto& r) { r.override_linear_precision[2] = true; }), DelayedScaling{});
   EXPECT_NE(changed([](auto& r) { r.stale_row_compat = true; }), DelayedScaling{});
   const DelayedScaling callable = changed([](auto& r) {
-    r.amax_compute = [](const AmaxRows& history) -> Eigen::ArrayXf { return history.colwise().maxCoeff(); };
+    r.amax_compute_algo = [](const AmaxRows& history) -> Eigen::ArrayXf { return history.colwise().maxCoeff(); };
   });
   EXPECT_NE(callable, DelayedScaling{});
   EXPECT_NE(callable, DelayedScaling(callable));
@@ -80,6 +80,10 @@ TEST(DelayedScaling, EqualityLooksAtEveryFieldAndNotIntoCallables) {
 TEST(DelayedScaling, Names) {
   EXPECT_STREQ(name_of(AmaxComputeAlgo::most_recent), "most_recent");
   EXPECT_STREQ(name_of(AmaxComputeAlgo::max), "max");
+  EXPECT_STREQ(name_of(DelayedScaling::nvidia().amax_compute_algo), "max");
+  const DelayedScaling own{.amax_compute_algo = [](const AmaxRows& history) -> Eigen::ArrayXf { return history.row(0).transpose(); }};
+  EXPECT_STREQ(name_of(own.amax_compute_algo), "a callable");
+  EXPECT_FALSE(own.amax_compute_algo == AmaxComputeAlgo::most_recent || own.amax_compute_algo == AmaxComputeAlgo::max);
   EXPECT_STREQ(name_of(RecipeDialect::habana), "habana");
   EXPECT_STREQ(name_of(RecipeDialect::nvidia), "nvidia");
 }
@@ -116,6 +120,8 @@ TEST(DelayedScaling, EveryRejectionNamesFieldFoundAndAllowed) {
   recipe = DelayedScaling::nvidia();
   recipe.stale_row_compat = true;
   EXPECT_THAT(message_of(recipe), HasSubstr("stale_row_compat is true"));
+  EXPECT_EQ(message_of({.amax_compute_algo = AmaxChoice::Callable()}),
+            "DelayedScaling: amax_compute_algo is an empty callable, allowed: most_recent, max, a callable");
 }
 
 // ---- schedule

@@ -276,6 +276,51 @@ TEST(NvidiaHistory, EqualsAListOfAmaxes) {
   }
 }
 
+// NVIDIA's table of is_first_microbatch: the column of a weight that stays cached keeps history and scale, where the
+// input's rolls. The start of both columns is arbitrary numbers above 0 behind a row of zeros.
+TEST(NvidiaHistory, TensorThatIsNotCastKeepsHistoryAndScale) {
+  std::mt19937 random(17);
+  std::uniform_real_distribution<float> start(0.5f, 2.5f);
+  for (const int history : {1, 2, 31, 1024}) {
+    for (const bool by_callable : {false, true}) {
+      for (const AmaxComputeAlgo algo : {AmaxComputeAlgo::max, AmaxComputeAlgo::most_recent}) {
+        DelayedScaling recipe = DelayedScaling::nvidia();
+        recipe.margin = 2, recipe.amax_history_len = history, recipe.amax_compute_algo = algo;
+        if (by_callable) {
+          recipe.scaling_factor_compute_algo = [](const Eigen::ArrayXf& amax, const Eigen::ArrayXf&, float fp8_max,
+                                                  const DelayedScaling&) -> Eigen::ArrayXf { return fp8_max / amax / 4.0f; };
+        }
+        TensorMeta meta(2, history);
+        for (int row = 1; row < history; ++row) meta.amax_history.row(row) << start(random), start(random);
+        meta.scale << 3.0f, 5.0f;
+        meta.scale_inv << 1.0f / 3.0f, 0.2f;
+        const std::vector<float> weight = column(meta, 1);
+        std::vector<float> input = column(meta, 0);
+        for (int step = 0; step < 40; ++step) {
+          const float amax = start(random);
+          record_amax(meta, recipe, 0, amax);
+          if (step % 2 == 1) record_amax(meta, recipe, 1, 0.0f);  // a weight of zeros says as little
+          update_scales(meta, recipe, 448.0f);
+          finish_step(meta, recipe);
+          input.push_back(amax);
+          const float largest = *std::max_element(input.end() - history, input.end());
+          EXPECT_EQ(meta.scale[0], 448.0f / (algo == AmaxComputeAlgo::max ? largest : amax) / 4.0f) << history << " " << step;
+          EXPECT_EQ(meta.scale[1], 5.0f) << history << " " << step;
+          EXPECT_EQ(meta.scale_inv[1], 0.2f);
+          ASSERT_EQ(column(meta, 1), weight) << history << " " << step;
+        }
+        const float before = meta.scale[0];
+        record_amax(meta, recipe, 1, 7.0f);  // cast again, larger than all that it has seen; now the input is not
+        update_scales(meta, recipe, 448.0f);
+        finish_step(meta, recipe);
+        EXPECT_EQ(meta.scale[1], 448.0f / 7.0f / 4.0f);
+        EXPECT_EQ(column(meta, 1).back(), history > 1 ? 7.0f : 0.0f);
+        EXPECT_EQ(meta.scale[0], before);
+      }
+    }
+  }
+}
+
 TEST(NvidiaHistory, ResizingKeepsTheNewest) {
   DelayedScaling recipe = DelayedScaling::nvidia();
   recipe.amax_history_len = 4;
@@ -329,7 +374,7 @@ TEST(TensorMeta, CallableSeesTheNewestFirstInBothDialects) {
   for (DelayedScaling recipe : {DelayedScaling::habana(), DelayedScaling::nvidia()}) {
     recipe.amax_history_len = 3;
     std::vector<float> rows;
-    recipe.amax_compute = [&](const AmaxRows& history) -> Eigen::ArrayXf {
+    recipe.amax_compute_algo = [&](const AmaxRows& history) -> Eigen::ArrayXf {
       rows.assign(history.col(0).begin(), history.col(0).end());
       return 0.5f * history.row(0).transpose() + 0.5f * history.row(1).transpose();
     };
@@ -348,7 +393,7 @@ TEST(TensorMeta, CallableSeesTheNewestFirstInBothDialects) {
 
 TEST(TensorMeta, ScaleCallableAndItsUnusableResults) {
   DelayedScaling recipe;
-  recipe.scaling_factor_compute = [](const Eigen::ArrayXf& amax, const Eigen::ArrayXf& scale, float fp8_max,
+  recipe.scaling_factor_compute_algo = [](const Eigen::ArrayXf& amax, const Eigen::ArrayXf& scale, float fp8_max,
                                      const DelayedScaling&) -> Eigen::ArrayXf { return fp8_max / amax + 0.0f * scale; };
   TensorMeta meta(4, 1);
   meta.scale << 2.0f, 2.0f, 2.0f, 2.0f;
@@ -360,12 +405,12 @@ TEST(TensorMeta, ScaleCallableAndItsUnusableResults) {
   EXPECT_THAT(std::vector<float>(meta.scale_inv.begin(), meta.scale_inv.end()),
               ElementsAre(1.0f / 64.0f, 0.5f, 0.5f, 0.5f));
 
-  recipe.scaling_factor_compute = [](const Eigen::ArrayXf&, const Eigen::ArrayXf&, float,
+  recipe.scaling_factor_compute_algo = [](const Eigen::ArrayXf&, const Eigen::ArrayXf&, float,
                                      const DelayedScaling&) -> Eigen::ArrayXf { return Eigen::ArrayXf::Ones(3); };
   EXPECT_THAT(message_of([&] { update_scales(meta, recipe, 448.0f); }),
-              HasSubstr("scaling_factor_compute returned 3 values, allowed: 4"));
-  recipe.amax_compute = [](const AmaxRows&) -> Eigen::ArrayXf { return Eigen::ArrayXf::Ones(5); };
-  EXPECT_THAT(message_of([&] { current_amax(meta, recipe, 0); }), HasSubstr("amax_compute returned 5 values"));
+              HasSubstr("scaling_factor_compute_algo returned 3 values, allowed: 4"));
+  recipe.amax_compute_algo = [](const AmaxRows&) -> Eigen::ArrayXf { return Eigen::ArrayXf::Ones(5); };
+  EXPECT_THAT(message_of([&] { current_amax(meta, recipe, 0); }), HasSubstr("amax_compute_algo returned 5 values"));
 }
 
 TEST(TensorMeta, MisuseIsAnErrorByName) {
