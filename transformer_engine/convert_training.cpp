@@ -3,6 +3,7 @@
 
 #include <torch/nn/module.h>
 
+#include <algorithm>
 #include <memory>
 #include <utility>
 
@@ -69,6 +70,13 @@ class Selection {
     return nullptr;
   }
 
+  /// Rules whose pattern is found in no name: most often a slip.
+  void warn_of_idle_rules(const std::vector<std::string>& names, std::vector<std::string>& warnings) const {
+    for (std::size_t i = 0; i < rules_.size(); ++i) {
+      if (std::none_of(names.begin(), names.end(), [&](const std::string& name) { return rules_[i].search(name); })) warnings.push_back("rules[" + std::to_string(i) + "] \"" + rules_[i].pattern() + "\": no module has such a name");
+    }
+  }
+
   std::string scheme(const WeightModule& m) const {
     const auto* rule = rule_for(m.name);
     std::string text = "fp8 training, " + recipes::describe(rule != nullptr ? *rule->recipe : options_.recipe);
@@ -118,6 +126,22 @@ std::map<std::string, const Fp8Module*> te_modules(const torch::nn::Module& mode
   return found;
 }
 
+/// Modules of transformer_engine get a rule's recipe; out of fp8 only the code around them can keep them.
+void apply_rules(const std::map<std::string, const Fp8Module*>& modules, const Selection& selection, bool plan_only, std::vector<std::string>& warnings) {
+  for (const auto& [name, module] : modules) {
+    const auto* rule = selection.rule_for(name);
+    if (rule == nullptr) continue;
+    if (!rule->recipe.has_value()) {
+      warnings.push_back("'" + name + "': a module of transformer_engine runs in fp8 by itself: the rule \"" + rule->pattern +
+                         "\" does not keep it in high precision, fp8_autocast(false) around it does");
+      continue;
+    }
+    for (const auto& state : module->fp8_states()) {
+      if (!plan_only) state->set_recipe(rule->recipe);
+    }
+  }
+}
+
 /// A tensor is one weight however many modules share it.
 const void* memory_of(const at::Tensor& t) { return t.unsafeGetTensorImpl(); }
 
@@ -129,7 +153,12 @@ quant::ConversionReport convert_for_training(const torch::nn::Module& model, con
   quant::ConversionReport report;
   std::vector<WeightModule> chosen;
   const auto own = te_modules(model);
-  for (auto& m : measure::weight_modules(model)) {
+  auto modules = measure::weight_modules(model);
+  std::vector<std::string> names;
+  for (const auto& m : modules) names.push_back(m.name);
+  for (const auto& [name, module] : own) names.push_back(name);
+  selection.warn_of_idle_rules(names, report.warnings);
+  for (auto& m : modules) {
     if (own.count(m.name) != 0) {
       report.skipped.push_back({m.name, "a module of transformer_engine runs in fp8 by itself"});
       continue;
@@ -143,6 +172,7 @@ quant::ConversionReport convert_for_training(const torch::nn::Module& model, con
     chosen.push_back(std::move(m));
   }
   if (report.converted.empty()) report.warnings.push_back("no module was selected: the model trains in high precision");
+  apply_rules(own, selection, options.plan_only, report.warnings);
   if (options.plan_only) return report;
   const Fp8LinearOptions linear = product_options(options.minimize_memory, std::nullopt, /*training=*/true);
   std::map<const void*, std::shared_ptr<TrainingHandler>> by_memory;
