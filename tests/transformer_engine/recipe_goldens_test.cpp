@@ -110,8 +110,8 @@ TEST(RecipeGoldens, FirstStepWrongSecondExact) {
             return i < golden.exact_from ? r.unscaled : r.scaled;
           };
           const double gradient = value(g, golden.gradient_e5m2);
-          const std::string where = recipes::describe(golden.recipe) + ", x " + std::to_string(x) + ", w " + std::to_string(w) + ", g " + std::to_string(g) +
-                                    ", step " + std::to_string(i);
+          const std::string where = recipes::describe(golden.recipe) + ", x " + std::to_string(x) + ", w " + std::to_string(w) + ", g " +
+                                    std::to_string(g) + ", step " + std::to_string(i);
           EXPECT_TRUE(same_bits(found.y, all(kSize * value(x, golden.forward_e5m2) * value(w, golden.forward_e5m2)))) << where;
           EXPECT_TRUE(same_bits(found.dx, all(kSize * gradient * value(w, golden.backward_e5m2)))) << where;
           EXPECT_TRUE(same_bits(found.dw, all(kSize * gradient * value(x, golden.backward_e5m2)))) << where;
@@ -144,8 +144,9 @@ double counting(const std::vector<double>& seen, int last, int h, AmaxComputeAlg
 // The vendor's grid of histories and intervals, by plain lists: scales move on entering steps 2, 2 + i, 2 + 2 i, from
 // the h steps before each.
 TEST(RecipeGoldens, IntervalsAndHistoriesThroughAWholeStep) {
+  const std::vector<std::pair<int, int>> kGrid = {{1, 1}, {3, 1}, {5, 1}, {1, 3}, {3, 3}, {5, 3}, {1, 5}, {3, 5}, {5, 5}, {16, 1}};
   for (const AmaxComputeAlgo algo : {AmaxComputeAlgo::most_recent, AmaxComputeAlgo::max}) {
-    for (const auto& [interval, history] : std::vector<std::pair<int, int>>{{1, 1}, {3, 1}, {5, 1}, {1, 3}, {3, 3}, {5, 3}, {1, 5}, {5, 5}, {16, 1}}) {
+    for (const auto& [interval, history] : kGrid) {
       const DelayedScaling recipe{.interval = interval, .fp8_format = RecipeFormat::HYBRID, .amax_history_len = history, .amax_compute_algo = algo};
       Linear layer = layer_16();
       std::vector<double> x, w, g;
@@ -287,7 +288,8 @@ TEST(RecipeFiles, RulesChooseByModule) {
   }
   std::map<std::string, std::string> used;
   for (const auto& [name, state] : fp8_states(*model)) used[name] = state->values().recipe;
-  const std::map<std::string, std::string> expected = {{"layers.0", "current E4M3"}, {"layers.1", "delayed nvidia HYBRID"}, {"layers.2", "mxfp8 E4M3"}};
+  const std::map<std::string, std::string> expected = {
+      {"layers.0", "current E4M3"}, {"layers.1", "delayed nvidia HYBRID"}, {"layers.2", "mxfp8 E4M3"}};
   EXPECT_EQ(used, expected);
 }
 
@@ -305,7 +307,8 @@ TEST(RecipeFiles, RulesReachModulesOfTransformerEngine) {
     for (const auto& warning : report.warnings) text += warning + "\n";
     return text;
   }();
-  EXPECT_NE(all_warnings.find("'third': a module of transformer_engine runs in fp8 by itself: the rule \"third\" does not keep it"), std::string::npos) << all_warnings;
+  EXPECT_NE(all_warnings.find("'third': a module of transformer_engine runs in fp8 by itself: the rule \"third\" does not keep it"), std::string::npos)
+      << all_warnings;
   EXPECT_EQ(all_warnings.find("'second'"), std::string::npos) << all_warnings;
   {
     const auto region = plugin.forward_context();
@@ -313,7 +316,8 @@ TEST(RecipeFiles, RulesReachModulesOfTransformerEngine) {
   }
   std::map<std::string, std::string> used;
   for (const auto& [name, state] : fp8_states(*model)) used[name] = state->values().recipe;
-  const std::map<std::string, std::string> expected = {{"first", "delayed nvidia HYBRID"}, {"second", "mxfp8 E4M3"}, {"third", "delayed nvidia HYBRID"}};
+  const std::map<std::string, std::string> expected = {
+      {"first", "delayed nvidia HYBRID"}, {"second", "mxfp8 E4M3"}, {"third", "delayed nvidia HYBRID"}};
   EXPECT_EQ(used, expected);
 }
 
