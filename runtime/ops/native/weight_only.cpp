@@ -62,8 +62,7 @@ struct BlockProduct {
     TORCH_CHECK(block_rows >= 1 && block_cols >= 1 && first_row >= 0, "[block_linear] expected blocks of at least 1 x 1 and a first row >= 0, got ",
                 block_rows, " x ", block_cols, " and ", first_row);
     n = weight.size(0), k = weight.size(1);
-    m = 1;
-    for (std::int64_t d = 0; d + 1 < x.dim(); ++d) m *= x.size(d);
+    m = c10::multiply_integers(x.sizes().slice(0, static_cast<std::size_t>(x.dim()) - 1));
     groups = kernels::blocks_of(k, block_cols);
     TORCH_CHECK(scale_inv.scalar_type() == at::kFloat && scale_inv.dim() == 2 && scale_inv.size(1) == groups &&
                     first_row / block_rows + kernels::blocks_of(first_row % block_rows + n, block_rows) <= scale_inv.size(0),
@@ -110,7 +109,7 @@ at::Tensor weight_only_linear(const at::Tensor& x, const at::Tensor& weight, con
   kernels::GemmArgs g;
   g.k = weight.size(1);
   g.n = weight.size(0);
-  g.m = g.k == 0 ? 0 : a.numel() / g.k;
+  g.m = c10::multiply_integers(x.sizes().slice(0, static_cast<std::size_t>(x.dim()) - 1));
   g.a = a.const_data_ptr();
   g.a_type = activation_of(a.scalar_type());
   g.a_stride = g.k;
