@@ -247,6 +247,27 @@ TEST(RecipeGoldens, CachedWeightsKeepTheirHistory) {
   }
 }
 
+// Amaxes known from elsewhere scale the first step, and the most recent one is that step's afterwards.
+TEST(RecipeGoldens, SeedsAreThePast) {
+  for (const int history : {1, 4}) {
+    for (DelayedScaling recipe : {DelayedScaling::habana(), DelayedScaling::nvidia()}) {
+      recipe.amax_history_len = history;
+      recipe.amax_compute_algo = AmaxComputeAlgo::most_recent;
+      Linear layer = layer_16();
+      const auto state = layer->fp8_states()[0];
+      state->seed({8, 16}, recipe);
+      const float max = recipe.fp8_format == RecipeFormat::E5M2 ? 57344.0f : 448.0f;
+      const auto scale = [&](float amax) { return recipe.power_of_two_scale ? static_cast<float>(power_of_two_scale(max, amax)) : max / amax; };
+      EXPECT_EQ(state->values().forward.scale[0], scale(8));
+      EXPECT_EQ(state->values().forward.scale[1], scale(16));
+      step(layer, 1, 2, 1, recipe);
+      step(layer, 1, 2, 1, recipe);
+      EXPECT_EQ(state->values().forward.scale[0], scale(1)) << recipes::describe(recipe);
+      EXPECT_EQ(state->values().forward.scale[1], scale(2)) << recipes::describe(recipe);
+    }
+  }
+}
+
 // ---- files
 
 struct TwoLayersImpl : torch::nn::Module {
