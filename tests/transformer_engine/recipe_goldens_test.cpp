@@ -261,7 +261,7 @@ TEST(RecipeGoldens, SeedsAreThePast) {
       EXPECT_EQ(state->values().forward.scale[0], scale(8));
       EXPECT_EQ(state->values().forward.scale[1], scale(16));
       step(layer, 1, 2, 1, recipe);
-      step(layer, 1, 2, 1, recipe);
+      if (recipe.dialect == recipes::RecipeDialect::habana) step(layer, 1, 2, 1, recipe);  // whose scales move on entering the next step
       EXPECT_EQ(state->values().forward.scale[0], scale(1)) << recipes::describe(recipe);
       EXPECT_EQ(state->values().forward.scale[1], scale(2)) << recipes::describe(recipe);
     }
