@@ -15,6 +15,7 @@
 
 #include "fp8/runtime/kernels/cast.h"
 #include "fp8/runtime/kernels/decode.h"
+#include "fp8/runtime/kernels/float_bits.h"
 #include "fp8/runtime/kernels/optim_kernels.h"
 #include "fp8/runtime/kernels/thread_pool.h"
 
@@ -31,7 +32,7 @@ void require(bool ok, const char* what, const char* rule) {
 void check(const char* what, const Array& a, std::int64_t n, bool fp8_allowed = false) {
   require(a.n >= 0 && a.n == n, what, "all arrays of a tensor must have the same length, not negative");
   require(n == 0 || a.data != nullptr, what, "data must not be null for a non-empty array");
-  require(fp8_allowed || !is_fp8(a.type), what, "an array is fp8, allowed are F32 and BF16");
+  require(fp8_allowed || !is_fp8(a.type), what, "an array is fp8, allowed are F32, BF16 and F16");
 }
 
 Format format_of(Storage type) { return type == Storage::E4M3 ? Format::E4M3 : Format::E5M2; }
@@ -76,6 +77,11 @@ float* load(const OptimKernels& k, const Array& a, std::int64_t begin, std::int6
     k.widen(static_cast<const std::uint16_t*>(a.data) + begin, slot, n);
     return slot;
   }
+  if (a.type == Storage::F16) {
+    const auto* bits = static_cast<const std::uint16_t*>(a.data) + begin;
+    for (std::int64_t i = 0; i < n; ++i) slot[i] = f16_to_f32(bits[i]);
+    return slot;
+  }
   DecodeArgs args;
   args.codes = static_cast<const std::uint8_t*>(a.data) + begin;
   args.rows = 1;
@@ -87,8 +93,12 @@ float* load(const OptimKernels& k, const Array& a, std::int64_t begin, std::int6
   return slot;
 }
 
-/// What load() gave goes back to a bf16 array.
+/// What load() gave goes back to a bf16 or f16 array.
 void store(const OptimKernels& k, const Array& a, std::int64_t begin, std::int64_t n, const float* values) {
+  if (a.type == Storage::F16) {
+    auto* bits = static_cast<std::uint16_t*>(a.data) + begin;
+    for (std::int64_t i = 0; i < n; ++i) bits[i] = f32_to_f16(values[i]);
+  }
   if (a.type == Storage::BF16) k.narrow(values, static_cast<std::uint16_t*>(a.data) + begin, n);
 }
 
@@ -199,9 +209,10 @@ void sums_of_squares(std::span<const Array> x, double* out) {
 
 namespace {
 
-/// Adam on one chunk, straight on the arrays where neither is fp8 and weight and gradient, and the moments, are of one type.
+/// Adam on one chunk, straight on the arrays where all are f32 or bf16, weight and gradient of one type, and both moments.
 bool adam_in_place(const OptimKernels& k, const AdamTensor& t, std::int64_t begin, std::int64_t n) {
-  if (t.weight.type != t.grad.type || t.m.type != t.v.type || is_fp8(t.m.type)) return false;
+  const auto direct = [](const Array& a) { return a.type == Storage::F32 || a.type == Storage::BF16; };
+  if (t.weight.type != t.grad.type || t.m.type != t.v.type || !direct(t.weight) || !direct(t.m)) return false;
   const bool low_weight = t.weight.type == Storage::BF16, low_moment = t.m.type == Storage::BF16;
   const auto at = [begin](const Array& a, bool low) { return static_cast<char*>(a.data) + begin * (low ? 2 : 4); };
   k.adam[low_weight][low_moment](at(t.weight, low_weight), at(t.grad, low_weight), at(t.m, low_moment), at(t.v, low_moment),

@@ -18,10 +18,10 @@ namespace fp8::kernels {
 inline constexpr std::int64_t kOptimChunk = 2048;
 
 /// How an array is stored.
-enum class Storage : std::uint8_t { F32, BF16, E4M3, E5M2 };
+enum class Storage : std::uint8_t { F32, BF16, F16, E4M3, E5M2 };
 constexpr bool is_fp8(Storage type) { return type == Storage::E4M3 || type == Storage::E5M2; }
 
-/// A dense array of f32 or bf16; of fp8 codes only where a function says so.
+/// A dense array of f32, bf16 or f16; of fp8 codes only where a function says so.
 struct Array {
   void* data = nullptr;
   std::int64_t n = 0;
@@ -53,7 +53,7 @@ struct AdamFactors {
 /// step: 2^floor(log2(max / amax)) of the new moment, max of the dialect; kept where the moment is all zero, or has a NaN or
 /// an infinity. Codes are rounded stochastically with bits from (seed, element).
 struct AdamTensor {
-  Array weight, grad;                         ///< f32 or bf16
+  Array weight, grad;                         ///< f32, bf16 or f16
   Array m, v;                                 ///< any storage
   float *m_scale = nullptr, *v_scale = nullptr;  ///< one value each; only for fp8 moments
   AdamFactors factors;
@@ -69,7 +69,7 @@ float moment_scale(float amax, Format format, Dialect dialect, float old);
 ///   d      = nesterov ? d + momentum * buffer : buffer
 /// and w = w + neg_lr * d.
 struct SgdTensor {
-  Array weight, grad, buffer;  ///< f32 or bf16
+  Array weight, grad, buffer;  ///< f32, bf16 or f16
   float weight_decay = 0, momentum = 0, rest = 1, neg_lr = 0;
   bool nesterov = false, first = false;
 };
@@ -80,7 +80,7 @@ void sgd_step(std::span<const SgdTensor> work);
 ///   step = (m / correction1) / (sqrt(v / correction2) + eps) + weight_decay * w
 /// and the sums of squares of w and of step.
 struct LambTensor {
-  Array weight, grad, m, v, step;  ///< f32 or bf16
+  Array weight, grad, m, v, step;  ///< f32, bf16 or f16
   float clip = 1, beta1 = 0, beta3 = 1, beta2 = 0, rest2 = 1, eps = 0;
   float correction1 = 1, correction2 = 1, weight_decay = 0;
 };

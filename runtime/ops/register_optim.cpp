@@ -30,6 +30,17 @@ void check_length(const char* op, const char* what, TensorList list, std::size_t
   TORCH_CHECK(list.size() == length, "[", op, "] expected ", length, " tensors in ", what, ", got ", list.size());
 }
 
+void check_place(const char* op, const char* what, const Tensor& t) {
+  TORCH_CHECK(t.numel() == 1 && t.is_floating_point(), "[", op, "] expected ", what,
+              " of one floating-point element, got sizes ", t.sizes(), " of ", t.scalar_type());
+}
+
+/// A result into a tensor of the caller's.
+void put(const Tensor& place, double value) {
+  place.unsafeGetTensorImpl()->bump_version();
+  cpu_alias(place.detach()).fill_(value);
+}
+
 float rest_of(double beta) { return static_cast<float>(1 - beta); }
 
 void optimizer_adamw(TensorList gradient_vec, TensorList weight_vec, TensorList exp_avg_vec, TensorList exp_avg_sq_vec,
@@ -82,16 +93,15 @@ void optimizer_ema(TensorList model_inputs, TensorList updated_ema, const Tensor
 Tensor fused_clip_norm(TensorList grad, const Tensor& max_norm, double norm_type) {
   const char* op = "fused_clip_norm";
   TORCH_CHECK(norm_type == 2, "[", op, "] expected norm_type 2, got ", norm_type);
-  TORCH_CHECK(!grad.empty() && grad.back().numel() == 1, "[", op,
-              "] expected one element as last of grad, to receive the norm, got ",
-              grad.empty() ? "an empty list" : "more");
+  TORCH_CHECK(!grad.empty(), "[", op, "] expected one element as last of grad, to receive the norm, got an empty list");
+  check_place(op, "a last tensor of grad, to receive the norm,", grad.back());
+  const double limit = scalar(op, "max_norm", max_norm);
+  TORCH_CHECK(limit >= 0, "[", op, "] expected max_norm of 0 or more, got ", limit);
   const TensorList gradients = grad.slice(0, grad.size() - 1);
   const double norm = norm_of(norms(op, gradients));
-  scale_all(op, gradients, clip_coefficient(norm, scalar(op, "max_norm", max_norm)));
-  const Tensor& place = grad.back();
-  place.unsafeGetTensorImpl()->bump_version();
-  cpu_alias(place.detach()).fill_(norm);
-  return at::full({1}, norm, place.options().requires_grad(false));
+  scale_all(op, gradients, clip_coefficient(norm, limit));
+  put(grad.back(), norm);
+  return at::full({1}, norm, grad.back().options().requires_grad(false));
 }
 
 Tensor optimizer_lamb_fused_norm(TensorList grad, double max_norm) {
@@ -127,15 +137,14 @@ void optimizer_lamb_phase1(TensorList gradients, TensorList weights, TensorList 
   factors.weight_decay = static_cast<float>(weight_decay);
   std::vector<LambItem> items;
   for (std::size_t i = 0; i < n; ++i) {
-    for (const TensorList* list : {&out_weight_norms, &out_adam_norms}) {
-      TORCH_CHECK((*list)[i].numel() == 1, "[", op, "] expected norms of one element, got sizes ", (*list)[i].sizes());
-    }
+    check_place(op, "out_weight_norms", out_weight_norms[i]);
+    check_place(op, "out_adam_norms", out_adam_norms[i]);
     items.push_back({gradients[i], weights[i], exp_avg[i], exp_avg_sq[i], out_adam_steps[i], factors});
   }
   const auto result = lamb_direction(op, items);
   for (std::size_t i = 0; i < n; ++i) {
-    cpu_alias(out_weight_norms[i].detach()).fill_(result[i].weight);
-    cpu_alias(out_adam_norms[i].detach()).fill_(result[i].step);
+    put(out_weight_norms[i], result[i].weight);
+    put(out_adam_norms[i], result[i].step);
   }
 }
 

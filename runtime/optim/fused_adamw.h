@@ -5,6 +5,7 @@
 //   habana   update = lr sqrt(1 - b2^t) / (1 - b1^t) * m / (sqrt(v) + eps)                    the device's; the default
 //   torch    update = lr / (1 - b1^t)                * m / (sqrt(v) / sqrt(1 - b2^t) + eps)   torch.optim.AdamW's
 //
+// eps may be 0 (then an element whose gradient was always 0 becomes NaN, as upstream's does).
 // In the first eps is not divided by the correction: with tiny gradients its early steps are smaller.
 //
 // Moments may be kept in bf16 (2 bytes each) or fp8 (1 byte each and one power-of-two scale per tensor, rounded

@@ -4,6 +4,8 @@
 #include <ATen/core/grad_mode.h>
 #include <ATen/ops/full.h>
 
+#include <unordered_set>
+
 #include "fp8/runtime/ops/native/optim.h"
 
 namespace fp8::runtime::optim {
@@ -17,8 +19,9 @@ FusedClipNorm::FusedClipNorm(std::vector<at::Tensor> parameters, double max_norm
 at::Tensor FusedClipNorm::clip_norm(const std::vector<at::Tensor>& parameters) const {
   const at::NoGradGuard disabled;
   std::vector<at::Tensor> grads;
+  std::unordered_set<const void*> seen;
   for (const at::Tensor& p : parameters) {
-    if (p.grad().defined()) grads.push_back(p.grad().detach());
+    if (p.grad().defined() && seen.insert(p.grad().unsafeGetTensorImpl()).second) grads.push_back(p.grad().detach());
   }
   const double norm = ops::norm_of(ops::norms("FusedClipNorm", grads));
   ops::scale_all("FusedClipNorm", grads, ops::clip_coefficient(norm, max_norm_));

@@ -11,7 +11,8 @@
 
 namespace fp8::runtime::optim {
 
-/// Clips the gradients of a list of parameters (f32 or bf16, cpu or hpu) to a common L2 norm.
+/// Clips the gradients of a list of parameters (f32, bf16 or f16, cpu or hpu) to a common L2 norm. A parameter that is there
+/// more than once (tied weights) counts once.
 class FusedClipNorm {
  public:
   /// max_norm: above 0. norm_type: only 2. Errors name the argument.

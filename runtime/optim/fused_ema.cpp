@@ -2,6 +2,11 @@
 #include "fp8/runtime/optim/fused_ema.h"
 
 #include <ATen/core/grad_mode.h>
+#include <c10/core/ScalarType.h>
+#include <torch/nn/module.h>
+
+#include <cmath>
+#include <unordered_set>
 
 #include "fp8/runtime/intercept/quantized_parameter.h"
 #include "fp8/runtime/ops/native/optim.h"
@@ -11,6 +16,19 @@ namespace {
 
 void check_decay(double decay) {
   TORCH_CHECK(decay >= 0 && decay <= 1, "FusedEMA: decay is ", decay, ", allowed is 0 to 1");
+}
+
+std::vector<at::Tensor> tensors_of(const torch::nn::Module& model) {
+  std::vector<at::Tensor> result;
+  std::unordered_set<const void*> seen;
+  for (const auto& list : {model.parameters(), model.buffers()}) {
+    for (const at::Tensor& t : list) {
+      const bool wanted = t.defined() && (t.is_floating_point() || quantized_parameter(t) != nullptr);
+      const bool codes = wanted && quantized_parameter(t) == nullptr && c10::isFloat8Type(t.scalar_type());
+      if (wanted && !codes && seen.insert(t.unsafeGetTensorImpl()).second) result.push_back(t);
+    }
+  }
+  return result;
 }
 
 /// The values of a parameter; those of one held in fp8 are decoded, or are its high-precision copy.
@@ -30,10 +48,27 @@ void assign(const at::Tensor& p, const at::Tensor& values) {
 
 }  // namespace
 
-FusedEMA::FusedEMA(std::vector<at::Tensor> parameters, double decay) : parameters_(std::move(parameters)), decay_(decay) {
+FusedEMA::FusedEMA(std::vector<at::Tensor> parameters, double decay, std::int64_t updates, double ramp)
+    : parameters_(std::move(parameters)), decay_(decay), ramp_(ramp), updates_(updates) {
   check_decay(decay);
+  TORCH_CHECK(updates >= 0, "FusedEMA: updates is ", updates, ", allowed is 0 or more");
+  TORCH_CHECK(ramp >= 0 && std::isfinite(ramp), "FusedEMA: ramp is ", ramp, ", allowed is 0 (no ramp) or more");
   const at::NoGradGuard disabled;
-  for (const at::Tensor& p : parameters_) averages_.push_back(values_of(p).to(at::kFloat, false, true));
+  for (std::size_t i = 0; i < parameters_.size(); ++i) {
+    TORCH_CHECK(parameters_[i].defined(), "FusedEMA: parameter ", i, " is undefined");
+    const at::Tensor values = values_of(parameters_[i]);
+    const auto type = values.scalar_type();
+    TORCH_CHECK(type == at::kFloat || type == at::kBFloat16 || type == at::kHalf, "FusedEMA: parameter ", i, " is ", type,
+                ", allowed are Float, BFloat16 and Half");
+    averages_.push_back(values.to(at::kFloat, false, true));
+  }
+}
+
+FusedEMA::FusedEMA(const torch::nn::Module& model, double decay, std::int64_t updates, double ramp)
+    : FusedEMA(tensors_of(model), decay, updates, ramp) {}
+
+double FusedEMA::decay_of(std::int64_t update) const {
+  return ramp_ > 0 ? decay_ * -std::expm1(-static_cast<double>(update) / ramp_) : decay_;
 }
 
 void FusedEMA::decay(double decay) {
@@ -48,11 +83,13 @@ void FusedEMA::update(const std::vector<at::Tensor>& parameters) {
               averages_.size(), " it was made with");
   TORCH_CHECK(aside_.empty(), "FusedEMA: update between two calls of swap");
   const at::NoGradGuard disabled;
+  const double d = decay_of(updates_ + 1);
   std::vector<ops::ScaleAddItem> items;
   for (std::size_t i = 0; i < parameters.size(); ++i) {
-    items.push_back({averages_[i], values_of(parameters[i]), static_cast<float>(decay_), static_cast<float>(1 - decay_)});
+    items.push_back({averages_[i], values_of(parameters[i]), static_cast<float>(d), static_cast<float>(1 - d)});
   }
   ops::scale_add("FusedEMA", items);
+  ++updates_;
 }
 
 void FusedEMA::copy_to(const std::vector<at::Tensor>& parameters) const {

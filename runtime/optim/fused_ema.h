@@ -1,24 +1,37 @@
 // SPDX-License-Identifier: Apache-2.0
 // The running average of a model's parameters, to evaluate with: after each step of the optimizer
 //
-//   average = decay * average + (1 - decay) * parameter
+//   t = updates so far, this one included;   d = decay * (1 - exp(-t / ramp))
+//   average = d * average + (1 - d) * parameter
+//
+// The ramp is the device's FusedEMA's (2000): early averages forget the start quickly. With ramp 0, d = decay always.
 #pragma once
 #include <ATen/core/Tensor.h>
 
+#include <cstdint>
 #include <vector>
+
+namespace torch::nn {
+class Module;
+}
 
 namespace fp8::runtime::optim {
 
 /// Averages of a model's parameters, in f32 whatever the parameters are (a bf16 average would stop moving).
 class FusedEMA {
  public:
-  /// The averages start as copies. decay: 0 to 1.
-  FusedEMA(std::vector<at::Tensor> parameters, double decay = 0.9999);
+  /// The averages start as copies. decay: 0 to 1. updates: where a resumed run goes on, 0 or more. ramp: 0 or more.
+  /// Parameters are f32, bf16, f16 or held in fp8; others are errors that name the place, as are options out of range.
+  FusedEMA(std::vector<at::Tensor> parameters, double decay = 0.9999, std::int64_t updates = 0, double ramp = 2000);
+  /// Of a model, as the device's: its parameters and then its floating-point buffers (running statistics), each once.
+  explicit FusedEMA(const torch::nn::Module& model, double decay = 0.9999, std::int64_t updates = 0, double ramp = 2000);
 
   void update();                                           ///< with the constructor's parameters
   void update(const std::vector<at::Tensor>& parameters);  ///< as many, of the same sizes
   void decay(double decay);                                ///< from the next update on
   double decay() const { return decay_; }
+  double decay_of(std::int64_t update) const;  ///< d of that update, counted from 1
+  std::int64_t updates() const { return updates_; }
 
   /// f32, on the parameters' devices. To be saved, and assigned to (copy_) when loaded.
   const std::vector<at::Tensor>& averages() const { return averages_; }
@@ -30,7 +43,8 @@ class FusedEMA {
 
  private:
   std::vector<at::Tensor> parameters_, averages_, aside_;
-  double decay_ = 0;
+  double decay_ = 0, ramp_ = 0;
+  std::int64_t updates_ = 0;
 };
 
 }  // namespace fp8::runtime::optim

@@ -5,6 +5,7 @@
 #include <ATen/ops/tensor.h>
 #include <torch/serialize/archive.h>
 
+#include <algorithm>
 #include <cmath>
 
 #include "fp8/runtime/intercept/quantized_parameter.h"
@@ -46,6 +47,14 @@ void FusedOptions::serialize(InputArchive& archive) {
     c10::IValue value;
     if (archive.try_read(entry.first, value)) set(entry.first, value);
   }
+  const auto known = values();
+  for (const std::string& name : archive.keys()) {
+    c10::IValue value;
+    const bool ours = std::any_of(known.begin(), known.end(), [&](const auto& entry) { return entry.first == name; });
+    if (ours || !archive.try_read(name, value)) continue;
+    TORCH_CHECK(!(value.isBool() && value.toBool()), "optimizer archive: ", name,
+                " is true, allowed is false: this optimizer has no such option");
+  }
 }
 
 void check_option(bool ok, const char* optimizer, const char* option, double value, const char* range) {
@@ -63,13 +72,15 @@ void check_betas(const char* optimizer, const std::tuple<double, double>& betas)
   check_option(second >= 0 && second < 1, optimizer, "betas[1]", second, "0 to below 1");
 }
 void check_eps(const char* optimizer, double eps) {
-  check_option(eps > 0 && std::isfinite(eps), optimizer, "eps", eps, "above 0");
+  check_option(eps >= 0 && std::isfinite(eps), optimizer, "eps", eps, "0 or more");
 }
 
 // Tensors are saved from the CPU, so that any machine can read them.
 void FusedState::serialize(OutputArchive& archive) const {
   archive.write("step", c10::IValue(step));
-  for (const auto& [name, tensor] : tensors) archive.write(name, c10::IValue(tensor.cpu()));
+  for (const auto& [name, tensor] : tensors) {
+    if (tensor.defined()) archive.write(name, c10::IValue(tensor.cpu()));
+  }
 }
 
 void FusedState::serialize(InputArchive& archive) {
@@ -132,9 +143,10 @@ at::Tensor FusedOptimizer::step(LossClosure closure) {
       auto* quantized = quantized_parameter(p);
       const at::Tensor weight = quantized != nullptr ? quantized->values() : p.detach();
       for (const at::Tensor* t : {&weight, &grad}) {
-        TORCH_CHECK(t->scalar_type() == at::kFloat || t->scalar_type() == at::kBFloat16, name_, ": ",
-                    t == &grad ? "the gradient of parameter " : "parameter ", i, " of group ", g, " is ", t->scalar_type(),
-                    ", allowed are Float and BFloat16");
+        const auto type = t->scalar_type();
+        TORCH_CHECK(type == at::kFloat || type == at::kBFloat16 || type == at::kHalf, name_, ": ",
+                    t == &grad ? "the gradient of parameter " : "parameter ", i, " of group ", g, " is ", type,
+                    ", allowed are Float, BFloat16 and Half");
       }
       auto& state = state_[p.unsafeGetTensorImpl()];
       if (state == nullptr) state = std::make_unique<FusedState>();
@@ -183,8 +195,12 @@ void FusedOptimizer::assign_state(std::unique_ptr<FusedState> state, const at::T
                                   States& into) const {
   TORCH_CHECK(state->step >= 0, name_, ": ", key, ".step is ", state->step, ", allowed is 0 or more");
   for (auto& [name, tensor] : state->tensors) {
-    TORCH_CHECK(tensor.sizes() == parameter.sizes() || tensor.numel() == 1, name_, ": ", key, ".", name, " has sizes ",
-                tensor.sizes(), ", the parameter has ", parameter.sizes());
+    if (name.ends_with("_scale")) {
+      TORCH_CHECK(tensor.numel() == 1, name_, ": ", key, ".", name, " has sizes ", tensor.sizes(), ", allowed is one element");
+    } else {
+      TORCH_CHECK(tensor.sizes() == parameter.sizes(), name_, ": ", key, ".", name, " has sizes ", tensor.sizes(),
+                  ", the parameter has ", parameter.sizes());
+    }
     tensor = tensor.detach().to(parameter.device(), tensor.scalar_type(), false, true);
   }
   into[parameter.unsafeGetTensorImpl()] = std::move(state);
@@ -235,7 +251,9 @@ std::map<std::string, at::Tensor> FusedOptimizer::tensors() const {
       const auto& state = static_cast<const FusedState&>(*found->second);
       const std::string prefix = std::to_string(g) + "." + std::to_string(i) + ".";
       result[prefix + "step"] = at::tensor({state.step}, at::kLong);
-      for (const auto& [name, tensor] : state.tensors) result[prefix + name] = tensor.cpu();
+      for (const auto& [name, tensor] : state.tensors) {
+        if (tensor.defined()) result[prefix + name] = tensor.cpu();
+      }
     }
   }
   return result;

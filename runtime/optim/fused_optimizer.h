@@ -4,8 +4,8 @@
 //
 //   step():  closure -> parameters that have a gradient -> update() -> parameters held in fp8 take their new values back
 //
-// Parameters are f32 or bf16 on cpu or hpu, or held in fp8 (runtime/intercept/quantized_parameter.h; gradients in f32 or
-// bf16). Those without gradient are passed over and keep their state; sparse gradients are an error. NaN and infinity go
+// Parameters are f32, bf16 or f16 on cpu or hpu, or held in fp8 (runtime/intercept/quantized_parameter.h; gradients in
+// f32, bf16 or f16). Those without gradient are passed over and keep their state; sparse gradients are an error. NaN and infinity go
 // where the formulas take them.
 #pragma once
 #include <torch/optim/optimizer.h>
@@ -30,7 +30,8 @@ class FusedOptions : public torch::optim::OptimizerOptions {
   virtual bool set(const std::string& name, const c10::IValue& value) = 0;
 
   void serialize(torch::serialize::OutputArchive& archive) const override;
-  void serialize(torch::serialize::InputArchive& archive) override;  ///< options that the archive lacks stay as they are
+  /// Options that the archive lacks stay as they are. Throws where one is on that is not known here (amsgrad).
+  void serialize(torch::serialize::InputArchive& archive) override;
 };
 
 /// How options become values of an archive and back; enumerations do it by words, in overloads of their own.
@@ -69,7 +70,7 @@ class FusedOptionsOf : public FusedOptions {
 
 /// Throws unless ok: "<optimizer>: <option> is <value>, allowed is <range>".
 void check_option(bool ok, const char* optimizer, const char* option, double value, const char* range);
-/// The checks that several optimizers have. eps > 0 keeps an element without any gradient from becoming 0 / 0.
+/// The checks that several optimizers have. eps may be 0, as upstream: an element that never had a gradient is then 0 / 0.
 void check_lr(const char* optimizer, double lr);
 void check_weight_decay(const char* optimizer, double weight_decay);
 void check_betas(const char* optimizer, const std::tuple<double, double>& betas);
@@ -103,14 +104,15 @@ class FusedOptimizer : public torch::optim::Optimizer {
   /// parameter that is there already or is no leaf.
   void add_param_group(const torch::optim::OptimizerParamGroup& group);
 
-  /// Upstream's archive layout: FusedAdamW reads archives of torch::optim::Adam and AdamW, FusedSGD those of SGD. Keys are the
+  /// Upstream's archive layout: FusedAdamW reads archives of torch::optim::Adam and AdamW (they look the same, and weight_decay
+  /// is AdamW's from then on), FusedSGD those of SGD. Keys are the
   /// parameters' places, so that equal states give equal bytes. load() keeps the optimizer as it was when it throws.
   void save(torch::serialize::OutputArchive& archive) const override;
   void load(torch::serialize::InputArchive& archive) override;
 
   /// The state of all parameters as CPU tensors, for checkpoints without pickle: "<group>.<index>.step" (int64, one element)
   /// and "<group>.<index>.<name>". load_tensors takes the same; parameters of which it says nothing start anew. Throws for
-  /// keys that no parameter has and for tensors of other sizes.
+  /// keys that no parameter has and for tensors of other sizes (names ending in _scale have one element).
   std::map<std::string, at::Tensor> tensors() const;
   void load_tensors(const std::map<std::string, at::Tensor>& tensors);
 

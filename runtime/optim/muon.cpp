@@ -83,7 +83,7 @@ void MuonOptions::check(const char* optimizer) const {
   check_option(momentum() >= 0 && momentum() < 1, optimizer, "momentum", momentum(), "0 to below 1");
   check_weight_decay(optimizer, weight_decay());
   check_option(ns_steps() >= 1 && ns_steps() <= 99, optimizer, "ns_steps", static_cast<double>(ns_steps()), "1 to 99");
-  check_eps(optimizer, eps());
+  check_option(eps() > 0 && std::isfinite(eps()), optimizer, "eps", eps(), "above 0");
 }
 
 Muon::Muon(const std::vector<OptimizerParamGroup>& groups, MuonOptions defaults)

@@ -1,6 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 #include "fp8/runtime/ops/native/optim.h"
 
+#include <ATen/MemoryOverlap.h>
 #include <ATen/ops/empty_strided.h>
 #include <c10/util/strides.h>
 
@@ -46,22 +47,33 @@ class HostArrays {
 
   float* scale(const char* what, const at::Tensor& t, bool needed) {
     if (!needed) return nullptr;
-    TORCH_CHECK(t.defined() && t.scalar_type() == at::kFloat && t.numel() == 1, "[", op_, "] expected ", what, "[", item_,
-                "], a scale of one f32, for the fp8 moment, got ",
+    TORCH_CHECK(t.defined() && (t.scalar_type() == at::kFloat || t.scalar_type() == at::kBFloat16) && t.numel() == 1, "[",
+                op_, "] expected ", what, "[", item_, "], a scale of one f32 or bf16, for the fp8 moment, got ",
                 t.defined() ? std::to_string(t.numel()) + " elements of " + toString(t.scalar_type()) : "none");
-    const at::Tensor host = host_of(what, t);
+    at::Tensor host = host_of(what, t);
+    written(what, t, host);
+    if (host.scalar_type() != at::kFloat) {  // powers of two are exact in bf16
+      const at::Tensor copy = host.to(at::kFloat);
+      kept_.push_back(copy);
+      home_.emplace_back(host, copy);
+      host = copy;
+    }
     auto* data = static_cast<float*>(host.mutable_data_ptr());
     TORCH_CHECK(*data > 0 && std::isfinite(*data), "[", op_, "] expected ", what, "[", item_,
                 "], a positive number, got ", *data);
-    written(what, t, host);
     return data;
   }
 
   /// Before the kernel: no memory is written twice.
   void check_writes() {
-    std::sort(writes_.begin(), writes_.end());
-    TORCH_CHECK(std::adjacent_find(writes_.begin(), writes_.end()) == writes_.end(), "[", op_,
-                "] expected tensors with memory of their own to write to, got two with the same");
+    std::sort(writes_.begin(), writes_.end(), [](const Write& a, const Write& b) { return a.begin < b.begin; });
+    std::uintptr_t dense_end = 0, previous = 0;
+    for (const Write& w : writes_) {
+      TORCH_CHECK(w.begin != previous && !(w.dense && w.begin < dense_end), "[", op_,
+                  "] expected tensors with memory of their own to write to, got two with the same");
+      previous = w.begin;
+      if (w.dense) dense_end = w.end;
+    }
   }
   void finish() {
     for (auto& [to, from] : home_) to.copy_(from);
@@ -77,16 +89,20 @@ class HostArrays {
   }
 
   void written(const char* what, const at::Tensor& t, const at::Tensor& host) {
+    TORCH_CHECK(at::has_internal_overlap(host) != at::MemOverlap::Yes, "[", op_, "] expected ", what, "[", item_,
+                "] to have memory for each element, got strides ", host.strides(), " for sizes ", host.sizes());
     t.unsafeGetTensorImpl()->bump_version();
-    if (host.numel() > 0) writes_.push_back(host.const_data_ptr());
+    if (host.numel() == 0) return;
+    const auto begin = reinterpret_cast<std::uintptr_t>(host.const_data_ptr());
+    writes_.push_back({begin, begin + host.nbytes(), host.is_non_overlapping_and_dense()});
   }
 
   Array array(const char* what, const at::Tensor& t, bool write, bool fp8_allowed) {
     TORCH_CHECK(t.defined(), "[", op_, "] expected a tensor as ", what, "[", item_, "], got none");
     const auto type = t.scalar_type();
-    TORCH_CHECK(type == at::kFloat || type == at::kBFloat16 || (fp8_allowed && is_fp8(type)), "[", op_, "] expected ", what,
-                "[", item_, "] of dtype Float", fp8_allowed ? ", BFloat16, Float8_e4m3fn or Float8_e5m2" : " or BFloat16",
-                ", got ", type);
+    TORCH_CHECK(type == at::kFloat || type == at::kBFloat16 || type == at::kHalf || (fp8_allowed && is_fp8(type)), "[", op_,
+                "] expected ", what, "[", item_, "] of dtype Float, BFloat16",
+                fp8_allowed ? ", Half, Float8_e4m3fn or Float8_e5m2" : " or Half", ", got ", type);
     TORCH_CHECK(t.sizes() == at::IntArrayRef(sizes_), "[", op_, "] expected ", what, "[", item_, "] of sizes ",
                 at::IntArrayRef(sizes_), ", got ", t.sizes());
     at::Tensor host = host_of(what, t);
@@ -103,17 +119,23 @@ class HostArrays {
     array.n = host.numel();
     array.type = type == at::kFloat           ? Storage::F32
                  : type == at::kBFloat16      ? Storage::BF16
+                 : type == at::kHalf          ? Storage::F16
                  : type == at::kFloat8_e4m3fn ? Storage::E4M3
                                               : Storage::E5M2;
     return array;
   }
+
+  struct Write {
+    std::uintptr_t begin, end;
+    bool dense;  ///< all of the range is its own
+  };
 
   const char* op_;
   std::int64_t item_ = -1;
   std::vector<std::int64_t> sizes_, strides_;
   std::vector<at::Tensor> kept_;
   std::vector<std::pair<at::Tensor, at::Tensor>> home_;
-  std::vector<const void*> writes_;
+  std::vector<Write> writes_;
 };
 
 void trace(const char* op, const at::Tensor& first) {

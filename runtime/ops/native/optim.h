@@ -2,10 +2,10 @@
 // Steps of optimizers on tensors (hpu or cpu): what hpu::optimizer_* and the classes of runtime/optim share. Arithmetic and
 // rounding: runtime/kernels/optim.h.
 //
-// Weights, gradients and buffers are f32 or bf16 in any mixture; those of one item have the same sizes, any strides (a layout
-// unlike the weight's is copied, and back). Moments of Adam may be fp8, each with a scale of one f32 that multiplies into
-// fp8. What is written has its version counted up, so that autograd notices. Errors name the operator, the argument and its
-// place in the list.
+// Weights, gradients and buffers are f32, bf16 or f16 in any mixture; those of one item have the same sizes, any strides (a
+// layout unlike the weight's is copied, and back). Moments of Adam may be fp8, each with a scale of one element that
+// multiplies into fp8. What is written must not share memory, and has its version counted up, so that autograd notices.
+// Errors name the operator, the argument and its place in the list, and come before anything is written.
 #pragma once
 #include <ATen/core/Tensor.h>
 
@@ -17,7 +17,7 @@ namespace fp8::runtime::ops {
 
 struct AdamItem {
   at::Tensor grad, weight, exp_avg, exp_avg_sq;
-  at::Tensor exp_avg_scale, exp_avg_sq_scale;  ///< only for fp8 moments: f32, one element, renewed
+  at::Tensor exp_avg_scale, exp_avg_sq_scale;  ///< only for fp8 moments: f32 or bf16, one element, renewed
   kernels::AdamFactors factors;
   std::uint64_t seed = 0;  ///< of the stochastic rounding of fp8 moments
 };

@@ -28,6 +28,7 @@ struct Stored {
     for (std::size_t i = 0; i < x.size(); ++i) {
       if (type == Storage::F32) reinterpret_cast<float*>(bytes.data())[i] = x[i];
       if (type == Storage::BF16) reinterpret_cast<std::uint16_t*>(bytes.data())[i] = f32_to_bf16(x[i]);
+      if (type == Storage::F16) reinterpret_cast<std::uint16_t*>(bytes.data())[i] = f32_to_f16(x[i]);
       if (is_fp8(type)) bytes[i] = 0;
     }
   }
@@ -35,6 +36,7 @@ struct Stored {
   double at(std::size_t i, double scale = 1) const {
     if (type == Storage::F32) return reinterpret_cast<const float*>(bytes.data())[i];
     if (type == Storage::BF16) return bf16_to_f32(reinterpret_cast<const std::uint16_t*>(bytes.data())[i]);
+    if (type == Storage::F16) return f16_to_f32(reinterpret_cast<const std::uint16_t*>(bytes.data())[i]);
     const int code = bytes[i];
     const double magnitude = test::grid_value(code & 127, type == Storage::E4M3 ? Format::E4M3 : Format::E5M2);
     return (code & 128 ? -magnitude : magnitude) / scale;
@@ -105,6 +107,12 @@ TEST(AdamStep, IsTheFormulaForAnyMixtureOfF32AndBf16) {
     SCOPED_TRACE(mixture);
     expect_formula({kTypes[mixture & 1], kTypes[mixture >> 1 & 1], kTypes[mixture >> 2 & 1], kTypes[mixture >> 3 & 1]});
   }
+}
+
+TEST(AdamStep, TakesF16WeightsAndGradientsBesideAnyMoments) {
+  expect_formula({Storage::F16, Storage::F16, Storage::F32, Storage::F32});
+  expect_formula({Storage::F16, Storage::F32, Storage::BF16, Storage::F32});
+  expect_formula({Storage::F32, Storage::F16, Storage::F32, Storage::BF16});
 }
 
 TEST(AdamStep, RoundsFp8MomentsToANeighbourWithAScaleThatFits) {

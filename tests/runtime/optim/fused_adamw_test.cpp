@@ -44,6 +44,43 @@ TEST(FusedAdamW, WithHabanasEpsIsTheDevices) {
   }
 }
 
+/// Several steps in f64, with gradients small enough that eps matters.
+TEST(FusedAdamW, IsTheDevicesFormulaInF64) {
+  for (const bool corrected : {true, false}) {
+    for (const double eps : {1e-6, 0.0}) {
+      const auto params = parameters(test::kHpu);
+      FusedAdamW optimizer(params, FusedAdamWOptions(1e-2).betas({0.8, 0.95}).eps(eps).weight_decay(0.3).bias_correction(corrected));
+      at::Tensor w = params[1].detach().cpu().to(at::kDouble), m = torch::zeros_like(w), v = torch::zeros_like(w);
+      for (int t = 1; t <= 6; ++t) {
+        set_grads(params, t, 1e-5);
+        const at::Tensor g = params[1].grad().cpu().to(at::kDouble);
+        m = 0.8 * m + 0.2 * g;
+        v = 0.95 * v + 0.05 * g * g;
+        const double c1 = corrected ? 1 - std::pow(0.8, t) : 1, c2 = corrected ? 1 - std::pow(0.95, t) : 1;
+        w = w * (1 - 1e-2 * 0.3) - 1e-2 * std::sqrt(c2) / c1 * m / (v.sqrt() + eps);
+        optimizer.step();
+        EXPECT_TRUE(torch::allclose(params[1].detach().cpu().to(at::kDouble), w, 2e-5, 2e-6)) << t << " " << eps;
+      }
+    }
+  }
+}
+
+TEST(FusedAdamW, F16ParametersFollowTorchs) {
+  const auto ours = parameters(test::kHpu, at::kHalf), exact = parameters(at::kCPU, at::kDouble);
+  for (std::size_t i = 0; i < ours.size(); ++i) exact[i].detach().copy_(ours[i].detach().cpu());
+  FusedAdamW a(ours, FusedAdamWOptions(1e-2).eps(1e-8).weight_decay(0.1).eps_mode(EpsMode::torch));
+  torch::optim::AdamW b(exact, torch::optim::AdamWOptions(1e-2).eps(1e-8).weight_decay(0.1));
+  for (int step = 0; step < 5; ++step) {
+    set_grads(ours, step);
+    for (std::size_t i = 0; i < ours.size(); ++i) exact[i].mutable_grad() = ours[i].grad().cpu().to(at::kDouble);
+    a.step(), b.step();
+  }
+  for (std::size_t i = 0; i < ours.size(); ++i) {
+    EXPECT_EQ(ours[i].scalar_type(), at::kHalf);
+    EXPECT_TRUE(torch::allclose(ours[i].detach().cpu().to(at::kDouble), exact[i].detach(), 3e-3, 1e-3)) << i;
+  }
+}
+
 /// Largest absolute and relative error that a moment type may cause, as the device's tests have them.
 struct Tolerance {
   MomentTypes types;
@@ -204,7 +241,8 @@ TEST(FusedAdamW, BadOptionsNameThemselves) {
       {FusedAdamWOptions(std::nan("")), {"lr is nan"}},
       {FusedAdamWOptions().betas({1, 0.9}), {"betas[0] is 1", "0 to below 1"}},
       {FusedAdamWOptions().betas({0.9, -0.1}), {"betas[1] is -0.1"}},
-      {FusedAdamWOptions().eps(0), {"eps is 0", "above 0"}},
+      {FusedAdamWOptions().eps(-1e-8), {"eps is -1e-08", "0 or more"}},
+      {FusedAdamWOptions().eps(std::nan("")), {"eps is nan"}},
       {FusedAdamWOptions().weight_decay(-1), {"weight_decay is -1", "0 or more"}},
       {FusedAdamWOptions().moments_dtype(at::kHalf), {"moments_dtype is Half", "BFloat16"}},
   };

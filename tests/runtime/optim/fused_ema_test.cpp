@@ -11,7 +11,7 @@ using test::parameters;
 using test::set_grads;
 
 TEST(FusedClipNorm, IsTorchs) {
-  for (const at::ScalarType type : {at::kFloat, at::kBFloat16}) {
+  for (const at::ScalarType type : {at::kFloat, at::kBFloat16, at::kHalf}) {
     const double tolerance = type == at::kFloat ? 1e-5 : 1e-2;
     const auto ours = parameters(test::kHpu, type), theirs = parameters(at::kCPU, type);
     set_grads(ours, 1), set_grads(theirs, 1);
@@ -22,6 +22,13 @@ TEST(FusedClipNorm, IsTorchs) {
     EXPECT_EQ(norm.dim(), 0);
     for (std::size_t i = 0; i < ours.size(); ++i) EXPECT_TRUE(torch::allclose(ours[i].grad().cpu(), theirs[i].grad(), tolerance, 1e-6)) << i;
   }
+}
+
+TEST(FusedClipNorm, CountsATiedParameterOnce) {
+  const at::Tensor w = torch::zeros({4}).requires_grad_();
+  w.mutable_grad() = torch::full({4}, 3.0f);  // norm 6
+  EXPECT_EQ(FusedClipNorm({w, w}, 2).clip_norm().item<double>(), 6);
+  EXPECT_TRUE(torch::allclose(w.grad(), torch::full({4}, 1.0f)));
 }
 
 TEST(FusedClipNorm, TouchesNothingBelowTheThreshold) {
@@ -63,7 +70,7 @@ TEST(FusedClipNorm, HasDefinedAnswersAtTheEdges) {
 TEST(FusedEMA, AveragesInF64sNeighbourhood) {
   for (const at::ScalarType type : {at::kFloat, at::kBFloat16}) {
     const auto params = parameters(test::kHpu, type);
-    FusedEMA ema(params, 0.99);
+    FusedEMA ema(params, 0.99, 0, 0);
     std::vector<at::Tensor> expected;
     for (const auto& p : params) expected.push_back(p.detach().cpu().to(at::kDouble));
     for (int step = 0; step < 5; ++step) {
@@ -79,9 +86,62 @@ TEST(FusedEMA, AveragesInF64sNeighbourhood) {
   }
 }
 
+/// The device's: t counts updates, d = decay * (1 - exp(-t / 2000)).
+TEST(FusedEMA, RampsUpAsTheDevicesDoes) {
+  for (const std::int64_t start : {0, 1500}) {
+    const auto params = parameters(test::kHpu);
+    FusedEMA ema(params, 0.9999, start);
+    at::Tensor expected = params[1].detach().cpu().to(at::kDouble);
+    for (std::int64_t t = start + 1; t <= start + 4; ++t) {
+      params[1].detach().mul_(0.5).add_(1);
+      const double d = 0.9999 * (1 - std::exp(-static_cast<double>(t) / 2000));
+      EXPECT_NEAR(ema.decay_of(t), d, 1e-12);
+      expected = d * expected + (1 - d) * params[1].detach().cpu().to(at::kDouble);
+      ema.update();
+      EXPECT_EQ(ema.updates(), t);
+    }
+    EXPECT_TRUE(torch::allclose(ema.averages()[1].cpu().to(at::kDouble), expected, 1e-5, 1e-6)) << start;
+  }
+}
+
+struct TiedModel : torch::nn::Module {
+  TiedModel() {
+    register_module("first", layer);
+    register_module("norm", norm);
+    register_module("again", layer);
+  }
+  torch::nn::Linear layer{3, 4};
+  torch::nn::BatchNorm1d norm{4};
+};
+
+TEST(FusedEMA, OfAModelAveragesItsStatisticsToo) {
+  TiedModel model;
+  FusedEMA ema(model, 0.5, 0, 0);
+  ASSERT_EQ(ema.averages().size(), 6u) << "weight, bias, gamma, beta, mean, variance; not the number of batches";
+  const at::Tensor mean = model.norm->running_mean, before = mean.clone();
+  model.norm(torch::randn({8, 4}) + 3);
+  const at::Tensor after = mean.clone();
+  EXPECT_FALSE(torch::equal(before, after));
+  ema.update();
+  EXPECT_TRUE(torch::allclose(ema.averages()[4], 0.5 * before + 0.5 * after));
+  ema.swap();
+  EXPECT_TRUE(test::same_bits(mean, ema.averages()[4]));
+  ema.swap();
+  EXPECT_TRUE(test::same_bits(mean, after));
+}
+
+TEST(FusedEMA, RefusesWhatItCannotAverage) {
+  const std::vector<at::Tensor> wide{torch::ones({2}, at::kDouble)};
+  EXPECT_TRUE(test::throws_with({"parameter 0 is Double", "Float, BFloat16 and Half"}, [&] { FusedEMA{wide}; }));
+  EXPECT_TRUE(test::throws_with({"parameter 0 is undefined"}, [] { FusedEMA(std::vector<at::Tensor>{at::Tensor()}); }));
+  EXPECT_TRUE(test::throws_with({"updates is -1", "0 or more"}, [] { FusedEMA(std::vector<at::Tensor>{}, 0.9, -1); }));
+  EXPECT_TRUE(test::throws_with({"ramp is -1", "or more"}, [] { FusedEMA(std::vector<at::Tensor>{}, 0.9, 0, -1); }));
+  EXPECT_TRUE(test::throws_with({"decay is nan"}, [] { FusedEMA(std::vector<at::Tensor>{}, std::nan("")); }));
+}
+
 TEST(FusedEMA, SwapsThereAndBackToTheBit) {
   const auto params = parameters(test::kHpu, at::kBFloat16);
-  FusedEMA ema(params, 0.5);
+  FusedEMA ema(params, 0.5, 0, 0);
   for (const auto& p : params) p.detach().mul_(2);
   ema.update();
   const auto before = test::values(params);

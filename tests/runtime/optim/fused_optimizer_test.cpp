@@ -65,7 +65,7 @@ TEST(FusedOptimizer, ThreadsChangeNoBit) {
   for (const Make& make : all_optimizers()) {
     std::vector<at::Tensor> results[2];
     for (int run = 0; run < 2; ++run) {
-      const test::Threads set(run + 1);
+      const test::Threads set(run == 0 ? 1 : 4);
       const auto params = parameters(at::kCPU);
       auto optimizer = make(params);
       for (int step = 0; step < 3; ++step) {
@@ -100,6 +100,45 @@ TEST(FusedOptimizer, ReadsArchivesOfTorchsAdamW) {
   for (std::size_t i = 0; i < ours.size(); ++i) EXPECT_TRUE(torch::allclose(ours[i].detach().cpu(), theirs[i], 2e-5, 2e-6)) << i;
 }
 
+TEST(FusedOptimizer, RefusesArchivesThatRelyOnWhatItHasNot) {
+  const auto theirs = parameters(at::kCPU), ours = parameters(at::kCPU);
+  torch::optim::AdamW b(theirs, torch::optim::AdamWOptions(1e-2).amsgrad(true));
+  set_grads(theirs, 0);
+  b.step();
+  FusedAdamW a(ours, FusedAdamWOptions(5));
+  auto archive = test::archive_of(test::through_archive([&](auto& out) { b.save(out); }));
+  EXPECT_TRUE(test::throws_with({"amsgrad is true, allowed is false"}, [&] { a.load(archive); }));
+  EXPECT_TRUE(a.tensors().empty());
+  EXPECT_EQ(a.param_groups()[0].options().get_lr(), 5);
+}
+
+TEST(FusedOptimizer, GoesThroughTorchsSaveAndLoad) {
+  const auto from = parameters(test::kHpu), to = parameters(at::kCPU);
+  const auto options = FusedAdamWOptions(1e-2).moments_dtype({at::kFloat8_e4m3fn, at::kFloat8_e5m2}).seed(5);
+  FusedAdamW a(from, options), b(to, FusedAdamWOptions());
+  set_grads(from, 0);
+  a.step();
+  std::stringstream file;
+  torch::save(a, file);
+  torch::load(b, file);
+  for (const auto& [name, tensor] : a.tensors()) EXPECT_TRUE(test::same_bits(b.tensors().at(name), tensor)) << name;
+  EXPECT_EQ(static_cast<const FusedAdamWOptions&>(b.param_groups()[0].options()).seed(), 5);
+}
+
+TEST(FusedOptimizer, ParametersOfOneStepMayBeOnBothDevices) {
+  for (const Make& make : all_optimizers()) {
+    const auto mixed = parameters(at::kCPU), host = parameters(at::kCPU);
+    auto some = mixed;
+    for (const std::size_t i : {0, 1}) some[i] = mixed[i].detach().to(test::kHpu).requires_grad_();
+    auto a = make(some), b = make(host);
+    for (int step = 0; step < 2; ++step) {
+      set_grads(some, step), set_grads(host, step);
+      a->step(), b->step();
+    }
+    for (std::size_t i = 0; i < host.size(); ++i) EXPECT_TRUE(test::same_bits(some[i].detach().cpu(), host[i].detach())) << i;
+  }
+}
+
 TEST(FusedOptimizer, LoadedMomentsTakeTheTypeOfTheOptions) {
   const auto from = parameters(test::kHpu), to = parameters(test::kHpu);
   FusedAdamW a(from, FusedAdamWOptions(1e-3)), b(to, FusedAdamWOptions(1e-3).moments_dtype({at::kFloat8_e4m3fn, at::kBFloat16}));
@@ -132,6 +171,11 @@ TEST(FusedOptimizer, BadCheckpointsAreRefusedAndLeaveTheOptimizerAsItWas) {
   auto wrong = state;
   wrong["0.1.exp_avg"] = torch::zeros({2, 2});
   EXPECT_TRUE(test::throws_with({"0.1.exp_avg", "[2, 2]", "[33, 65]"}, [&] { optimizer.load_tensors(wrong); }));
+  wrong["0.1.exp_avg"] = torch::zeros({1});
+  EXPECT_TRUE(test::throws_with({"0.1.exp_avg", "[1]", "[33, 65]"}, [&] { optimizer.load_tensors(wrong); }));
+  wrong = state;
+  wrong["0.1.exp_avg_scale"] = torch::zeros({2});
+  EXPECT_TRUE(test::throws_with({"0.1.exp_avg_scale has sizes [2]", "one element"}, [&] { optimizer.load_tensors(wrong); }));
   wrong = state;
   wrong["0.1.step"] = torch::tensor({-1}, at::kLong);
   EXPECT_TRUE(test::throws_with({"0.1.step is -1"}, [&] { optimizer.load_tensors(wrong); }));
@@ -189,11 +233,11 @@ TEST(FusedOptimizer, PassesOverWhatHasNoGradient) {
 
 TEST(FusedOptimizer, RefusesWhatItCannotDo) {
   const auto params = parameters(at::kCPU);
-  const at::Tensor sparse = torch::zeros({4, 2}).requires_grad_(), half = torch::zeros({3}, at::kHalf).requires_grad_();
+  const at::Tensor sparse = torch::zeros({4, 2}).requires_grad_(), wide = torch::zeros({3}, at::kDouble).requires_grad_();
   sparse.mutable_grad() = torch::ones({4, 2}).to_sparse();
-  half.mutable_grad() = torch::ones({3}, at::kHalf);
+  wide.mutable_grad() = torch::ones({3}, at::kDouble);
   EXPECT_TRUE(test::throws_with({"gradient of parameter 0 of group 0", "Sparse", "dense"}, [&] { FusedAdamW({sparse}).step(); }));
-  EXPECT_TRUE(test::throws_with({"parameter 0 of group 0 is Half", "Float and BFloat16"}, [&] { FusedAdamW({half}).step(); }));
+  EXPECT_TRUE(test::throws_with({"parameter 0 of group 0 is Double", "Float, BFloat16 and Half"}, [&] { FusedAdamW({wide}).step(); }));
   EXPECT_TRUE(test::throws_with({"parameter 1 is there already"}, [&] { FusedAdamW({params[0], params[0]}); }));
   EXPECT_TRUE(test::throws_with({"non-leaf"}, [&] { FusedAdamW({params[0] * 2}); }));
   FusedAdamW optimizer({params[0]});

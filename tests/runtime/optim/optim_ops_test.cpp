@@ -79,6 +79,23 @@ TEST(OptimOps, AdamwRenewsTheScalesOfFp8Moments) {
   }));
 }
 
+/// Callers with bf16 weights keep their scales in bf16; powers of two lose nothing by it.
+TEST(OptimOps, AdamwTakesScalesInBf16) {
+  const auto run = [](at::ScalarType type) {
+    torch::manual_seed(2);
+    std::vector<Tensor> g{normal({1000}, 1e-3)}, w{normal({1000})}, m{torch::zeros({1000}, test::on_hpu(at::kFloat8_e4m3fn))},
+        v{torch::zeros({1000}, test::on_hpu(at::kFloat8_e5m2))}, m_scale{scalar(1).to(type)}, v_scale{scalar(1).to(type)};
+    for (int step = 0; step < 2; ++step) {
+      call("optimizer_adamw", {g, w, m, v, scalar(-0.01), 0.9, 0.999, 1e-6, scalar(1), false, m_scale, v_scale});
+    }
+    EXPECT_EQ(m_scale[0].scalar_type(), type);
+    return std::vector<Tensor>{w[0], m[0], v[0], m_scale[0].to(at::kFloat), v_scale[0].to(at::kFloat)};
+  };
+  const auto bf16 = run(at::kBFloat16), f32 = run(at::kFloat);
+  EXPECT_GT(f32[3].item<double>(), 1);
+  for (std::size_t i = 0; i < f32.size(); ++i) EXPECT_TRUE(test::same_bits(bf16[i], f32[i])) << i;
+}
+
 TEST(OptimOps, EmaAndClipNorm) {
   torch::manual_seed(3);
   std::vector<Tensor> x{normal({40}), normal({3, 3})}, e{normal({40}), normal({3, 3})};
@@ -94,7 +111,14 @@ TEST(OptimOps, EmaAndClipNorm) {
   EXPECT_NEAR(list[2].item<double>(), norm, 1e-5 * norm);
   EXPECT_TRUE(near(x[0], before * (0.5 / (norm + 1e-6))));
   EXPECT_TRUE(test::throws_with({"norm_type 2", "got 1"}, [&] { call("fused_clip_norm", {list, scalar(1), 1.0}); }));
-  EXPECT_TRUE(test::throws_with({"one element as last"}, [&] { call("fused_clip_norm", {x, scalar(1), 2.0}); }));
+  const Tensor kept = x[0].clone();
+  EXPECT_TRUE(test::throws_with({"last tensor of grad", "[3, 3]"}, [&] { call("fused_clip_norm", {x, scalar(1), 2.0}); }));
+  for (const double bad : {-1.0, std::nan("")}) {  // would turn gradients round, or pass over the limit
+    EXPECT_TRUE(test::throws_with({"[fused_clip_norm] expected max_norm of 0 or more"}, [&] { call("fused_clip_norm", {list, scalar(bad), 2.0}); }));
+  }
+  std::vector<Tensor> whole{x[0], torch::zeros({1}, test::on_hpu(at::kInt))};
+  EXPECT_TRUE(test::throws_with({"floating-point", "Int"}, [&] { call("fused_clip_norm", {whole, scalar(0.1), 2.0}); }));
+  EXPECT_TRUE(test::same_bits(x[0], kept));
 }
 
 TEST(OptimOps, LambInItsThreeParts) {
@@ -115,6 +139,7 @@ TEST(OptimOps, LambInItsThreeParts) {
     const double trust = (f64(w[i]).norm() / expected_step[i].norm()).item<double>();
     expected_weight.push_back(f64(w[i]) - 0.01 * trust * expected_step[i]);
   }
+  const auto version = wn[0]._version();
   call("optimizer_lamb_phase1",
        {g, w, m, v, wn, an, steps, clip, 1, 0.9, 0.99, 1e-6, scalar(0.1), scalar(0.01), 0.3});
   for (int i = 0; i < 2; ++i) {
@@ -122,6 +147,7 @@ TEST(OptimOps, LambInItsThreeParts) {
     EXPECT_TRUE(near(wn[i][0], f64(w[i]).norm()));
     EXPECT_TRUE(near(an[i][0], expected_step[i].norm(), 1e-5));
   }
+  EXPECT_GT(wn[0]._version(), version);
   call("optimizer_lamb_phase2", {w, an, wn, steps, scalar(-0.01), 0.3, false});
   for (int i = 0; i < 2; ++i) EXPECT_TRUE(near(w[i], expected_weight[i], 1e-5, 1e-6));
 }
@@ -162,6 +188,28 @@ TEST(OptimOps, SgdWithAndWithoutMomentum) {
   }
 }
 
+TEST(OptimOps, MemoryThatIsWrittenTwiceIsAnErrorBeforeAnythingIsWritten) {
+  const Tensor line = normal({10}), one = torch::zeros({1}, test::on_hpu());
+  std::vector<Tensor> g{normal({6}), normal({6})}, overlap{line.slice(0, 0, 6), line.slice(0, 4, 10)};
+  const Tensor before = line.clone();
+  EXPECT_TRUE(test::throws_with({"two with the same"}, [&] { call("optimizer_sgd", {g, overlap, scalar(0.1), 0.0, 0.0, 0.0, false}); }));
+  EXPECT_TRUE(test::same_bits(line, before));
+
+  std::vector<Tensor> first{g[0]}, spread{one.expand({6})}, buffer{normal({6})};
+  const Tensor kept = buffer[0].clone();
+  EXPECT_TRUE(test::throws_with({"weight[0] to have memory for each element"}, [&] {
+    call("optimizer_sgd_momentum",
+         {first, spread, buffer, torch::full({1}, 1, test::on_hpu(at::kInt)), scalar(0.1), scalar(0.9), 0.0, 0.0, false});
+  }));
+  EXPECT_TRUE(test::same_bits(buffer[0], kept));
+
+  const Tensor base = normal({4, 2});  // two columns share a range, and no element
+  std::vector<Tensor> columns{base.select(1, 0), base.select(1, 1)}, ones{torch::ones({4}, test::on_hpu()), torch::ones({4}, test::on_hpu())};
+  const Tensor expected = f64(base) - 0.5;
+  call("optimizer_sgd", {ones, columns, scalar(0.5), 0.0, 0.0, 0.0, false});
+  EXPECT_TRUE(near(base, expected));
+}
+
 TEST(OptimOps, BadListsAreErrorsAndEmptyOnesWork) {
   std::vector<Tensor> one{normal({3})}, other{normal({4})}, none, same{one[0], one[0]}, two{normal({3}), normal({3})};
   call("optimizer_ema", {none, none, scalar(0.5)});
@@ -169,8 +217,8 @@ TEST(OptimOps, BadListsAreErrorsAndEmptyOnesWork) {
   EXPECT_TRUE(test::throws_with({"input[0] of sizes [4], got [3]"}, [&] { call("optimizer_ema", {one, other, scalar(0.5)}); }));
   EXPECT_TRUE(test::throws_with({"two with the same"}, [&] { call("optimizer_ema", {two, same, scalar(0.5)}); }));
   EXPECT_TRUE(test::throws_with({"decay of one element"}, [&] { call("optimizer_ema", {one, one, normal({2})}); }));
-  std::vector<Tensor> half{normal({3}).to(at::kHalf)};
-  EXPECT_TRUE(test::throws_with({"result[0] of dtype Float or BFloat16, got Half"}, [&] { call("optimizer_ema", {one, half, scalar(1)}); }));
+  std::vector<Tensor> wide{normal({3}).to(at::kDouble)};
+  EXPECT_TRUE(test::throws_with({"result[0] of dtype Float, BFloat16 or Half, got Double"}, [&] { call("optimizer_ema", {one, wide, scalar(1)}); }));
   EXPECT_TRUE(test::throws_with({"at least one tensor"}, [&] {
     c10::Dispatcher::singleton().findSchemaOrThrow("hpu::optimizer_lamb_fused_norm", "").typed<Tensor(at::TensorList, double)>()
         .redispatch(c10::DispatchKeySet(c10::DispatchKey::HPU), at::TensorList(), 1.0);
