@@ -296,6 +296,21 @@ struct OwnOps {
   return true;
 }();
 
+/// What a normalization gets beside its first argument: kernels take tensors of the input's dtype and float32, so weights of
+/// the other 16-bit dtype (a float16 model in a bfloat16 region) become float32. Running statistics that the call updates
+/// must stay the caller's own.
+///
+///   batch_norm, instance_norm   input, weight, bias, running_mean, running_var, bool updates, ...
+///   layer_norm, group_norm      input, shape or groups, weight, bias, float eps, ...
+void widen_rest(at::ScalarType first, c10::IValue* arguments, std::size_t count) {
+  const bool statistics = count > 5 && !arguments[4].isDouble() && arguments[5].isBool() && arguments[5].toBool();
+  for (std::size_t i = 1; i < count; ++i) {
+    if (!arguments[i].isTensor() || (statistics && i >= 3)) continue;
+    const at::Tensor& t = arguments[i].toTensor();
+    if (is_castable(t) && t.scalar_type() != first) arguments[i] = t.to(at::kFloat);
+  }
+}
+
 at::Tensor cast_tensor(const at::Tensor& t, at::ScalarType to) {
   return is_castable(t) && t.scalar_type() != to ? t.to(to) : t;
 }
@@ -341,6 +356,8 @@ void cast_arguments(const CallCast& cast, c10::IValue* arguments, std::size_t co
       value = std::move(list);
     }
   }
+  if (cast.first_only && count > 0 && arguments[0].isTensor() && is_castable(arguments[0].toTensor()))
+    widen_rest(cast.to, arguments, count);
 }
 
 at::Tensor cast_result(const std::optional<CallCast>& cast, const at::Tensor& result) {
