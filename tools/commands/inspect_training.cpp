@@ -62,7 +62,7 @@ io::Json summary(const fs::path& path) {
     stale += e.contains("fp8") && e["fp8"].contains("stale") ? 1 : 0;
   }
   for (auto it = entries.rbegin(); it != entries.rend() && counted < static_cast<std::int64_t>(kLast); ++it) {
-    if (!std::isfinite(number(*it, "loss"))) continue;
+    if (!std::isfinite(number(*it, "loss")) || it->contains("skipped")) continue;  // as the trainer counts
     last += number(*it, "loss");
     ++counted;
   }

@@ -13,6 +13,7 @@
 #include <optional>
 #include <utility>
 
+#include "fp8/runtime/io/checksum.h"
 #include "fp8/runtime/io/error.h"
 #include "fp8/runtime/io/json_edit.h"
 #include "fp8/tools/commands/command.h"
@@ -129,7 +130,8 @@ bool open_out(const TrainOptions& o, const io::Json& settings) {
     throw io::Error(o.out.string() + ": is not empty and holds no run of fp8 train, allowed: a new or empty folder");
   if (!empty && !o.overwrite)
     throw io::Error(o.out.string() + ": holds a run, allowed: --resume to go on with it, --overwrite to begin anew");
-  fs::create_directories(o.out);
+  if (!fs::create_directories(o.out, error) && error) throw io::Error(o.out.string() + ": can't be made: " + error.message());
+  if (run) TrainLog::refuse_if_locked(o.out / "log.jsonl");  // --overwrite is not meant for a run that is going on
   for (const char* name : {"checkpoints", "measurements"}) fs::remove_all(o.out / name);
   for (const char* name : {"model.safetensors", "log.jsonl"}) fs::remove(o.out / name, error);
   io::write_json(file, settings);
@@ -143,6 +145,7 @@ te::TrainerOptions trainer_options(const TrainOptions& o, const TrainPrecision& 
   t.gradient_clip_val = o.clip;
   t.val_every_n_steps = o.eval_every > 0 ? o.eval_every : o.optimizer.steps;
   t.throughput_warmup_steps = o.throughput_warmup;
+  if (o.precision == "16-mixed") t.grad_scaler.emplace();
   t.nonfinite = o.skip_nonfinite ? te::NonFinite::skip : te::NonFinite::error;
   t.checkpoint_root = o.out / "checkpoints";
   t.save_every_n_steps = o.save_every;
@@ -188,7 +191,11 @@ void train(const TrainOptions& o, Context& context) {
   if (!o.eval.empty())
     eval = batches_of(o.eval, o, context, start, o.eval_batch > 0 ? o.eval_batch : o.batch, /*shuffle=*/false);
   TrainPrecision precision(o, context, start.model);
-  io::Json more = {{"chunks", data.chunks().count}, {"data_fingerprint", fmt::format("{:016x}", data.fingerprint())}};
+  const auto config = io::parse_json(start.config_text, "config.json").dump();  // spaces decide nothing
+  io::Json more = {{"chunks", data.chunks().count},
+                   {"data_fingerprint", fmt::format("{:016x}", data.fingerprint())},
+                   {"eval_fingerprint", eval ? io::Json(fmt::format("{:016x}", eval->fingerprint())) : io::Json(nullptr)},
+                   {"config_fingerprint", io::checksum_text(io::checksum(config))}};
   more.update(precision.settings());
   const bool resume = open_out(o, train_settings(o, context, more));
 

@@ -3,6 +3,7 @@
 
 #include <fcntl.h>
 #include <sys/file.h>
+#include <sys/resource.h>
 #include <unistd.h>
 
 #include <cerrno>
@@ -46,8 +47,15 @@ io::Json log_entry(const te::StepReport& r) {
                     {"seconds", r.seconds},
                     {"tokens_per_second", r.tokens_per_second}};
   const auto memory = runtime::memory_stats();
-  entry["memory"] = {{"in_use", memory.InUse}, {"max", memory.MaxInUse}};
+  if (memory.MaxInUse > 0) {
+    entry["memory"] = {{"in_use", memory.InUse}, {"max", memory.MaxInUse}};
+  } else {  // --device cpu: the system knows of the whole process only
+    rusage usage = {};
+    getrusage(RUSAGE_SELF, &usage);
+    entry["memory"] = {{"resident_max", usage.ru_maxrss * std::int64_t{1024}}};
+  }
   if (r.val_loss) entry["eval_loss"] = number(*r.val_loss);
+  if (r.loss_scale) entry["loss_scale"] = *r.loss_scale;
   if (r.skipped) entry["skipped"] = true;
   return entry;
 }
@@ -59,6 +67,11 @@ std::vector<io::Json> read_log(const std::filesystem::path& path) {
     return true;
   });
   return entries;
+}
+
+void TrainLog::refuse_if_locked(const std::filesystem::path& path) {
+  const io::Descriptor file(open(path.c_str(), O_RDWR | O_CLOEXEC));
+  if (file.get() >= 0 && flock(file.get(), LOCK_EX | LOCK_NB) != 0) io::fail(path, "another run is writing it");
 }
 
 TrainLog::TrainLog(std::filesystem::path path, std::function<void(io::Json&)> more)

@@ -81,6 +81,16 @@ void check_train_options(const TrainOptions& o, const Context& context) {
                                     : "--init and --model: found both, allowed: one of them");
   if (o.eval_every > 0 && o.eval.empty())
     throw UsageError("--eval-every: found " + std::to_string(o.eval_every) + ", but no --eval");
+  if (o.eval_batch > 0 && o.eval.empty())
+    throw UsageError("--eval-batch: found " + std::to_string(o.eval_batch) + ", but no --eval");
+  // Whoever forgets --precision must not take a bf16 run for one in fp8.
+  if (o.precision != "fp8" && !o.recipe.empty())
+    throw UsageError("--recipe: found '" + o.recipe + "' with --precision " + o.precision + ", allowed: --precision fp8");
+  if (o.precision != "fp8" && !o.keep.empty())
+    throw UsageError("--keep: found '" + o.keep[0] + "' with --precision " + o.precision + ", allowed: --precision fp8");
+  if (o.throughput_warmup > 0 && o.throughput_warmup >= o.optimizer.steps)
+    throw UsageError(fmt::format("--throughput-warmup: found {}, allowed: fewer than --steps {}", o.throughput_warmup,
+                                 o.optimizer.steps));
   if (o.resume && o.overwrite) throw UsageError("--resume and --overwrite: found both, allowed: one of them");
   if (o.optimizer.min_lr > o.optimizer.lr)
     throw UsageError(fmt::format("--min-lr: found {}, allowed: at most --lr {}", o.optimizer.min_lr, o.optimizer.lr));
@@ -105,7 +115,7 @@ io::Json train_settings(const TrainOptions& o, const Context& context, const io:
                    {"weight_decay", o.optimizer.weight_decay},
                    {"clip", o.clip},
                    {"precision", o.precision},
-                   {"recipe", o.precision == "fp8" ? io::Json(o.recipe) : io::Json(nullptr)},
+                   {"recipe", o.precision == "fp8" ? io::Json(o.recipe.empty() ? kDefaultRecipe : o.recipe) : io::Json(nullptr)},
                    {"keep", o.keep},
                    {"activation_checkpointing", o.activation_checkpointing},
                    {"save_dtype", models::name_of_dtype(o.save_dtype)},

@@ -15,6 +15,8 @@
 
 namespace fp8::commands {
 
+inline constexpr const char* kDefaultRecipe = "habana";
+
 struct TrainOptions {
   std::filesystem::path init, model, tokenizer, data, out, eval;
   std::int64_t batch = 16, seq_len = 256, grad_accum = 1, eval_every = 0, eval_batch = 0, save_every = 0,
@@ -22,7 +24,7 @@ struct TrainOptions {
   std::int64_t throughput_warmup = 0, statistics_every = 10;
   OptimizerSettings optimizer;
   double clip = 1;
-  std::string precision = "bf16-mixed", recipe = "habana";
+  std::string precision = "bf16-mixed", recipe;  ///< recipe: empty: kDefaultRecipe
   std::vector<std::string> keep;  ///< empty: lm_head and embeddings
   c10::ScalarType save_dtype = c10::kBFloat16;
   bool resume = false, overwrite = false, activation_checkpointing = false, skip_nonfinite = false;
@@ -34,7 +36,8 @@ void add_train_options(Options& options, std::shared_ptr<TrainOptions> values);
 /// Throws UsageError for options that exclude or need each other.
 void check_train_options(const TrainOptions& options, const Context& context);
 
-/// What decides about the numbers of a run. more: keys that the options alone do not tell (the text's fingerprint).
+/// What decides about the numbers of a run. more: keys that the options alone do not tell (the fingerprints of texts and
+/// config, the recipe as it was read).
 io::Json train_settings(const TrainOptions& options, const Context& context, const io::Json& more);
 
 /// Throws io::Error naming the first key that differs, unless the settings are the same.

@@ -8,8 +8,11 @@
 #include <string>
 #include <utility>
 
+#include "fp8/configs/python_regex.h"
 #include "fp8/configs/recipe_config.h"
 #include "fp8/measure/measurement_file.h"
+#include "fp8/runtime/device/device.h"
+#include "fp8/runtime/io/error.h"
 #include "fp8/transformer_engine/activation_checkpoint.h"
 #include "fp8/transformer_engine/convert_training.h"
 #include "fp8/transformer_engine/extra_state.h"
@@ -31,6 +34,7 @@ struct TrainPrecision::Impl {
   const Context& context;
   models::CausalLM model;
   std::int64_t statistics_every;
+  std::optional<runtime::DeviceKindScope> kind;  ///< of --dialect
   std::optional<te::HPUPrecisionPlugin> plugin;  ///< none on the CPU, in f32
   std::optional<configs::RecipeConfig> recipe;   ///< of fp8
   std::size_t converted = 0, kept = 0;
@@ -49,18 +53,36 @@ struct TrainPrecision::Impl {
   }
 
   void convert(const TrainOptions& o) {
-    recipe = configs::recipe_from_argument(o.recipe);
+    recipe = configs::recipe_from_argument(o.recipe.empty() ? kDefaultRecipe : o.recipe);
     te::ConvertOptions options;
     options.replace_layers = true;
     options.recipe = recipe->recipe;
     for (const auto& rule : recipe->rules) options.rules.push_back({rule.pattern, rule.recipe});
     options.block =
         o.keep.empty() ? std::vector<std::string>(std::begin(kDefaultKeep), std::end(kDefaultKeep)) : o.keep;
+    check_keep(o.keep);
     const auto report = plugin->convert_modules(*model, options);
     for (const auto& warning : report.warnings) context.warn(o.recipe + ": " + warning);
     converted = report.converted.size();
     kept = report.skipped.size();
     if (converted == 0) throw UsageError("--precision fp8: no module is left to run in fp8, see --keep and --recipe");
+  }
+
+  /// A misspelt pattern would leave a layer in fp8 that was to stay out of it.
+  void check_keep(const std::vector<std::string>& patterns) const {
+    for (const auto& pattern : patterns) {
+      std::optional<configs::PythonRegex> regex;
+      try {
+        regex.emplace(pattern, "--keep");
+      } catch (const io::Error& error) {
+        throw UsageError(error.what());
+      }
+      bool matches = false;
+      for (const auto& item : model->named_modules()) matches = matches || regex->search(item.key());
+      if (!matches)
+        throw UsageError("--keep: found '" + pattern + "', which matches no module, allowed: what matches one, as " +
+                         "'lm_head' or 'layers\\.0\\.'");
+    }
   }
 
   /// Early steps pass the scale a little all the time; a jump is what a user wants to hear of.
@@ -100,6 +122,10 @@ TrainPrecision::TrainPrecision(const TrainOptions& options, const Context& conte
     : impl_(std::make_unique<Impl>(context, model, options.statistics_every)) {
   if (context.device == "cpu" && options.precision != "32-true")
     throw UsageError("--precision: found '" + options.precision + "' with --device cpu, allowed: 32-true");
+  if (context.dialect) {
+    const bool gaudi2 = *context.dialect == kernels::Dialect::gaudi2;  // E4M3 to 240; the others' is OCP's
+    impl_->kind.emplace(gaudi2 ? runtime::DeviceKind::gaudi2 : runtime::DeviceKind::gaudi3);
+  }
   if (context.device != "cpu") impl_->plugin.emplace(options.precision);
   if (options.precision == "fp8") impl_->convert(options);
   if (options.activation_checkpointing)
@@ -117,7 +143,7 @@ std::function<std::shared_ptr<void>(const te::ForwardInfo&)> TrainPrecision::con
 
 io::Json TrainPrecision::settings() const {
   if (!impl_->fp8()) return io::Json::object();
-  return {{"recipe_values", configs::to_json(*impl_->recipe)}};
+  return {{"recipe_values", configs::to_json(*impl_->recipe)}, {"dialect", kernels::name_of(runtime::device_dialect("train"))}};
 }
 
 StateHooks TrainPrecision::state_hooks() const {

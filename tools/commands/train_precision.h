@@ -16,7 +16,8 @@ namespace fp8::commands {
 
 class TrainPrecision {
  public:
-  /// Converts the model for fp8. Throws UsageError for options that this device or precision can't take.
+  /// Converts the model for fp8. With --dialect this thread emulates the device of that dialect while this lives. Throws
+  /// UsageError for options that this device or precision can't take.
   TrainPrecision(const TrainOptions& options, const Context& context, models::CausalLM& model);
   ~TrainPrecision();
   TrainPrecision(const TrainPrecision&) = delete;

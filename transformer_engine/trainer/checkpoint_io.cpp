@@ -5,6 +5,7 @@
 
 #include <algorithm>
 #include <charconv>
+#include <set>
 #include <stdexcept>
 #include <system_error>
 #include <utility>
@@ -118,9 +119,20 @@ fs::path checkpoint_folder(const fs::path& root, std::int64_t step) {
 void remove_incomplete_checkpoints(const fs::path& root) {
   std::error_code error;
   std::vector<fs::path> found;
-  for (fs::directory_iterator it(root, error), end; !error && it != end; it.increment(error))
+  std::set<fs::path> cut_off;  // ".step-00000120.lock", ".step-00000120.partial-77": a write that was killed
+  for (fs::directory_iterator it(root, error), end; !error && it != end; it.increment(error)) {
+    const auto name = it->path().filename().string();
     if (step_of(it->path()) && !fs::exists(it->path() / HPUCheckpointIO::kJson)) found.push_back(it->path());
+    const auto hidden = name[0] == '.' ? root / name.substr(1, name.find('.', 1) - 1) : fs::path();
+    if (step_of(hidden)) cut_off.insert(hidden);
+  }
   for (const auto& folder : found) fs::remove_all(folder, error);
+  for (const auto& folder : cut_off) {
+    try {
+      const io::OutputDirectory leftovers(folder, /*overwrite=*/true);  // clears them; itself when it ends
+    } catch (const io::Error&) {  // another run is writing it, or the disk is full: they stay
+    }
+  }
 }
 
 std::vector<std::int64_t> checkpoint_steps(const fs::path& root) {

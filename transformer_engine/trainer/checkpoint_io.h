@@ -40,7 +40,8 @@ class HPUCheckpointIO {
 /// "step-00000120" below `root`.
 std::filesystem::path checkpoint_folder(const std::filesystem::path& root, std::int64_t step);
 
-/// Removes what removing a checkpoint left behind when it was cut off: folders named like one, without its state.
+/// Removes what was left behind when removing or writing a checkpoint was cut off: folders named like one, without its
+/// state, and hidden temporary ones.
 void remove_incomplete_checkpoints(const std::filesystem::path& root);
 
 /// Steps of the complete checkpoints below `root`, ascending; none if the folder does not exist.

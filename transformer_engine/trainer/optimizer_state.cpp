@@ -1,6 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 #include "fp8/transformer_engine/trainer/optimizer_state.h"
 
+#include <c10/util/Exception.h>
 #include <torch/nn/module.h>
 #include <torch/optim/optimizer.h>
 #include <torch/serialize/input-archive.h>
@@ -212,7 +213,12 @@ void load_optimizer(torch::optim::Optimizer& optimizer, const torch::nn::Module&
   archive.save_to(stream);
   InputArchive saved;
   saved.load_from(stream);
-  optimizer.load(saved);
+  try {
+    optimizer.load(saved);
+  } catch (const c10::Error& error) {  // LibTorch asserts that it is the state of this kind of optimizer
+    std::string what = error.what_without_backtrace();
+    writer.fail("is not the state of this optimizer and these parameters: " + what.substr(0, what.find('\n')));
+  }
 }
 
 }  // namespace fp8::te

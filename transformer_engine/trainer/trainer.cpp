@@ -51,6 +51,24 @@ class OnThisThread {
   bool before_;
 };
 
+/// eval() while it lives, whatever ends it. A part that its owner keeps in eval mode stays so.
+class EvalMode {
+ public:
+  explicit EvalMode(torch::nn::Module& network) {
+    before_.emplace_back(&network, network.is_training());
+    for (const auto& part : network.modules(/*include_self=*/false)) before_.emplace_back(part.get(), part->is_training());
+    network.eval();
+  }
+  ~EvalMode() {
+    for (const auto& [part, training] : before_) part->train(training);  // outer ones first: train() goes down
+  }
+  EvalMode(const EvalMode&) = delete;
+  EvalMode& operator=(const EvalMode&) = delete;
+
+ private:
+  std::vector<std::pair<torch::nn::Module*, bool>> before_;
+};
+
 std::int64_t weight_of(const Batch& batch) { return batch.tokens > 0 ? batch.tokens : batch.samples; }
 
 /// The next batch; the source promised it.
@@ -122,11 +140,25 @@ Trainer::Trainer(TrainerOptions options, std::vector<std::shared_ptr<TrainerCall
     o.limit_train_batches = o.limit_val_batches = o.fast_dev_run;
     o.max_epochs = 1;
     o.max_steps = -1;
+    o.val_every_n_steps = 0;
+    o.val_check_interval = 1.0;
     o.checkpoint_root.clear();
     o.resume = false;
     std::erase_if(callbacks_, [](const auto& callback) { return callback->is_logger(); });
   }
+  if (o.grad_scaler) (void)GradScaler(*o.grad_scaler);
   if (o.max_steps == -1 && o.max_epochs == -1) refuse("max_steps and max_epochs", "neither", "one of them, 1 or more");
+}
+
+void Trainer::fail_non_finite(const Run& run, const StepReport& report) {
+  const bool loss = !std::isfinite(report.loss);
+  const double found = loss ? report.loss : report.grad_norm;
+  throw std::runtime_error("[trainer] step " + std::to_string(report.step) + ": the " +
+                           (loss ? "loss" : "norm of the gradients") + " is " +
+                           (std::isnan(found) ? "nan" : std::to_string(found)) + " (batches " +
+                           std::to_string(run.batch - report.batches) + " to " + std::to_string(run.batch - 1) +
+                           " of epoch " + std::to_string(run.epoch) +
+                           "), allowed: a finite number; parameters are those of step " + std::to_string(run.step));
 }
 
 template <class F>
@@ -134,8 +166,10 @@ void Trainer::each(F&& call) {
   for (const auto& callback : callbacks_) call(*callback);
 }
 
+/// Weights are taken relative to the first batch's and as if all were equal; `run.gradient_factor` mends that, since the
+/// sizes of the batches to come are not known.
 double Trainer::forward_backward(Run& run, std::int64_t count, StepReport& report) {
-  double sum = 0;
+  double sum = 0, first = 1, weights = 0;
   for (std::int64_t i = 0; i < count; ++i, ++run.batch) {
     const auto batch = take(run.train, run.batch, run.train_batches, "training");
     each([&](auto& callback) { callback.on_train_batch_start(*this, batch, run.batch); });
@@ -144,15 +178,23 @@ double Trainer::forward_backward(Run& run, std::int64_t count, StepReport& repor
       const auto context = options_.forward_context ? options_.forward_context({true, report.step, i, count}) : nullptr;
       loss = check_loss(run.module.training_step(batch, run.batch), "training_step");
     }
-    const double value = loss.item<double>();
-    sum += value;
-    if (std::isfinite(value)) (count > 1 ? loss / static_cast<double>(count) : loss).backward();
+    const double value = loss.item<double>(), weight = static_cast<double>(weight_of(batch));
+    if (i == 0) first = weight;
+    sum += value * (weight / first);
+    weights += weight / first;
+    if (std::isfinite(value)) {
+      if (weight != first) loss = loss * (weight / first);
+      if (count > 1) loss = loss / static_cast<double>(count);
+      if (run.scaler) loss = (loss.element_size() < 4 ? loss.to(at::kFloat) : loss) * run.scaler->scale();
+      loss.backward();
+    }
     report.batches += 1;
     report.samples += batch.samples;
     report.tokens += weight_of(batch);
     each([&](auto& callback) { callback.on_train_batch_end(*this, batch, run.batch, value); });
   }
-  return sum / static_cast<double>(count);
+  run.gradient_factor = static_cast<double>(count) / weights;
+  return sum / weights;
 }
 
 /// Those of parameters that no optimizer has, too: the next step's norm would count them again.
@@ -161,19 +203,24 @@ void Trainer::drop_gradients(Run& run) {
   for (const auto& p : run.parameters) p.mutable_grad().reset();
 }
 
+/// Gradients as they would be without loss scaling, for any sizes of the batches.
+void Trainer::unscale_gradients(Run& run) {
+  const double factor = run.gradient_factor / (run.scaler ? run.scaler->scale() : 1.0);
+  if (factor == 1) return;
+  at::NoGradGuard no_grad;
+  for (const auto& p : run.parameters)
+    if (p.grad().defined()) p.mutable_grad().mul_(factor);
+}
+
 void Trainer::apply_gradients(Run& run, StepReport& report) {
+  unscale_gradients(run);
   // Without a limit the norm is wanted all the same.
   const double limit = options_.gradient_clip_val > 0 ? options_.gradient_clip_val : std::numeric_limits<float>::max();
   report.grad_norm = runtime::optim::FusedClipNorm(run.parameters, limit).clip_norm().item<double>();
   const bool finite = std::isfinite(report.loss) && std::isfinite(report.grad_norm);
-  if (!finite && options_.nonfinite == NonFinite::error)
-    throw std::runtime_error("[trainer] step " + std::to_string(report.step) + ": " +
-                             (std::isfinite(report.loss)
-                                  ? "the norm of the gradients is " + std::to_string(report.grad_norm)
-                                  : "the loss is " + std::to_string(report.loss)) +
-                             " (batches " + std::to_string(run.batch - report.batches) + " to " +
-                             std::to_string(run.batch - 1) + " of epoch " + std::to_string(run.epoch) +
-                             "), allowed: a finite number; parameters are those of step " + std::to_string(run.step));
+  if (run.scaler) report.loss_scale = run.scaler->scale();
+  const bool expected = std::isfinite(report.loss) && run.scaler && run.scaler->update(finite);
+  if (!finite && !expected && options_.nonfinite == NonFinite::error) fail_non_finite(run, report);
   report.skipped = !finite;
   if (finite) {
     each([&](auto& callback) { callback.on_before_optimizer_step(*this); });
@@ -202,9 +249,11 @@ bool Trainer::finished(const Run& run) const { return options_.max_steps >= 0 &&
 
 bool Trainer::validation_due(const Run& run) const {
   if (run.val == nullptr || run.val_batches == 0) return false;
-  if (options_.val_every_n_steps > 0) return run.step % options_.val_every_n_steps == 0 || finished(run);
-  const auto last = run.batch - run.batch_before;  // a step may pass over several batches
-  return run.val_interval > 0 && (run.batch / run.val_interval > last / run.val_interval);
+  const bool last_epoch = options_.max_epochs >= 0 && run.epoch + 1 >= options_.max_epochs;
+  const bool last_step = finished(run) || (last_epoch && run.batch >= run.train_batches);
+  if (options_.val_every_n_steps > 0) return last_step || run.step % options_.val_every_n_steps == 0;
+  const auto before = run.batch - run.batch_before;  // a step may pass over several batches
+  return run.val_interval > 0 && (run.batch / run.val_interval > before / run.val_interval);
 }
 
 void Trainer::after_step(Run& run, StepReport report) {
@@ -249,11 +298,11 @@ void Trainer::run_epoch(Run& run) {
 FitResult Trainer::fit(TrainingModule& module, BatchSource& train, BatchSource* val) {
   const OnThisThread on_this_thread;
   Run run(module, train, val, options_);
+  if (!options_.checkpoint_root.empty()) remove_incomplete_checkpoints(options_.checkpoint_root);
   if (options_.resume) {
     const auto steps = checkpoint_steps(options_.checkpoint_root);
     if (!steps.empty()) load(run, steps.back());
   }
-  if (!options_.checkpoint_root.empty()) remove_incomplete_checkpoints(options_.checkpoint_root);
   drop_gradients(run);  // of a fit() that an error ended
   module.network().train();
   each([&](auto& callback) { callback.on_fit_start(*this, run.step); });
@@ -272,8 +321,7 @@ double Trainer::validate(TrainingModule& module, BatchSource& val) {
   const auto batches = resolve_limit("limit_val_batches", options_.limit_val_batches, val.batches());
   if (batches < 1) throw std::invalid_argument("[trainer] validation data: found no batch, allowed: 1 or more");
   auto& network = module.network();
-  const bool training = network.is_training();
-  network.eval();
+  const EvalMode eval_mode(network);
   each([&](auto& callback) { callback.on_validation_start(*this); });
   val.seek(0, 0);
   double sum = 0, weight = 0;
@@ -286,7 +334,6 @@ double Trainer::validate(TrainingModule& module, BatchSource& val) {
     weight += static_cast<double>(weight_of(batch));
     each([&](auto& callback) { callback.on_validation_batch_end(*this, batch, i, loss); });
   }
-  network.train(training);
   each([&](auto& callback) { callback.on_validation_end(*this, sum / weight); });
   return sum / weight;
 }
@@ -294,7 +341,7 @@ double Trainer::validate(TrainingModule& module, BatchSource& val) {
 FitResult Trainer::result_of(const Run& run) const {
   FitResult result;
   result.steps = run.step;
-  result.epochs = run.epoch;
+  result.epochs = run.epoch + (run.batch == run.train_batches ? 1 : 0);  // a checkpoint may end with an epoch
   result.resumed_from = run.first_step;
   result.samples = run.samples;
   result.tokens = run.tokens;

@@ -1,10 +1,11 @@
 // SPDX-License-Identifier: Apache-2.0
 // The training loop. One optimizer step is
 //
-//   for each of accumulate_grad_batches batches (fewer at the end of an epoch):  (loss / batches).backward()   in
-//   forward_context() clip, optimizers step, gradients dropped, schedules step, validation if due, callbacks,
-//   checkpoint if due
+//   for each of accumulate_grad_batches batches (fewer at the end of an epoch):
+//     loss = training_step(batch)  in forward_context();  (loss * tokens / tokens of all of them).backward()
+//   clip, optimizers step, gradients dropped, schedules step, validation if due, callbacks, checkpoint if due
 //
+// (samples where a batch has no tokens), so batches of any sizes are to a step what one large batch would be,
 // and everything that the next step depends on is in the checkpoint: parameters, buffers, optimizers, schedules, place
 // in the data, the random generator, the module's extra state. A run that is killed and resumed ends with the bits of
 // one that was not. Backward runs on the calling thread, so that set_num_threads() and thread-local state count for it.
@@ -22,6 +23,7 @@
 #include "fp8/runtime/io/json.h"
 #include "fp8/transformer_engine/trainer/batch_source.h"
 #include "fp8/transformer_engine/trainer/checkpoint_io.h"
+#include "fp8/transformer_engine/trainer/grad_scaler.h"
 #include "fp8/transformer_engine/trainer/throughput.h"
 #include "fp8/transformer_engine/trainer/trainer_callback.h"
 #include "fp8/transformer_engine/trainer/training_module.h"
@@ -59,6 +61,9 @@ struct TrainerOptions {
   std::int64_t val_every_n_steps = 0;  ///< > 0: validation after every so many optimizer steps and the last, instead
   std::int64_t throughput_warmup_steps = 0;  ///< left out of the speed
   NonFinite nonfinite = NonFinite::error;
+  /// For f16: the loss is scaled. A step whose gradients overflow is left out with either value of `nonfinite`, unless
+  /// the scale is at its least already.
+  std::optional<GradScalerOptions> grad_scaler = {};
 
   std::filesystem::path checkpoint_root = {};  ///< empty: no checkpoints
   std::int64_t save_every_n_steps = 0;         ///< 0: at the end only, and when stopped
@@ -102,7 +107,9 @@ class Trainer {
   void each(F&& call);
   StepReport train_step(Run& run, std::int64_t count);
   double forward_backward(Run& run, std::int64_t count, StepReport& report);
+  static void unscale_gradients(Run& run);
   void apply_gradients(Run& run, StepReport& report);
+  [[noreturn]] static void fail_non_finite(const Run& run, const StepReport& report);
   static void drop_gradients(Run& run);
   void run_epoch(Run& run);
   void after_step(Run& run, StepReport report);

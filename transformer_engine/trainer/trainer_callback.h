@@ -16,12 +16,13 @@ struct StepReport {
   std::int64_t step = 0;                              ///< from 1
   std::int64_t epoch = 0;                             ///< from 0
   std::int64_t batches = 0, samples = 0, tokens = 0;  ///< of this step
-  double loss = 0;                                    ///< mean over the step's batches; NaN or infinite only if skipped
+  double loss = 0;                                    ///< mean over the step's tokens; NaN or infinite only if skipped
   double lr = 0;                                      ///< of the first group of the first optimizer
   double grad_norm = 0;                               ///< L2 of all gradients, before clipping
   double seconds = 0;                                 ///< of this step, without validation, logging and saving
   double tokens_per_second = 0;
   bool skipped = false;                 ///< loss or gradients were not finite, parameters are as before
+  std::optional<double> loss_scale = {};  ///< that of this step's gradients, if they were scaled
   std::optional<double> val_loss = {};  ///< if the step was followed by a validation
 };
 

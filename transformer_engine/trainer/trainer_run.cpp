@@ -55,7 +55,10 @@ Trainer::Run::Run(TrainingModule& module_, BatchSource& train_, BatchSource* val
       train(train_),
       val(val_),
       train_batches(resolve_limit("limit_train_batches", options.limit_train_batches, train_.batches())) {
-  if (train_batches < 1) throw std::invalid_argument("[trainer] training data: found no batch, allowed: 1 or more");
+  if (train.batches() < 1) throw std::invalid_argument("[trainer] training data: found no batch, allowed: 1 or more");
+  if (train_batches < 1)
+    throw std::invalid_argument("[trainer] limit_train_batches: found 0, allowed: in fit() what leaves 1 batch or more");
+  if (options.grad_scaler) scaler.emplace(*options.grad_scaler);
   val_interval = interval_of(options.val_check_interval, train_batches);
   if (val != nullptr) val_batches = resolve_limit("limit_val_batches", options.limit_val_batches, val->batches());
   std::unordered_set<const void*> done;
@@ -117,6 +120,7 @@ TrainingState Trainer::Run::state() const {
                 {"skipped", skipped},  {"recent_losses", recent},
                 {"val_loss", nullptr}, {"schedulers", scheduler_steps}};
   if (val_loss) state.json["val_loss"] = *val_loss;
+  if (scaler) state.json["grad_scaler"] = scaler->state();
   for (std::size_t i = 0; i < optimizers.optimizers.size(); ++i)
     save_optimizer(*optimizers.optimizers[i], module.network(), optimizer_name(i), state);
   for_each_tensor(module.network(),
@@ -147,10 +151,15 @@ void Trainer::Run::restore(const TrainingState& state) {
     skipped = json.at("skipped");
     recent = json.at("recent_losses").get<std::deque<double>>();
     if (!json.at("val_loss").is_null()) val_loss = json.at("val_loss").get<double>();
+    if (scaler) scaler->load(json.value("grad_scaler", io::Json()));
     const auto steps = json.at("schedulers").get<std::vector<std::int64_t>>();
     if (steps.size() != scheduler_steps.size())
       throw io::Error("[trainer] checkpoint: " + std::to_string(steps.size()) + " schedulers, the module has " +
                       std::to_string(scheduler_steps.size()));
+    for (const auto taken : steps)
+      if (taken < 0 || taken > step)
+        throw io::Error("[trainer] checkpoint: a scheduler of " + std::to_string(taken) + " steps, allowed: 0 to step " +
+                        std::to_string(step));
     // A scheduler keeps nothing but its count; the rates that it set are in the optimizer's state, loaded below.
     for (std::size_t i = 0; i < steps.size(); ++i)
       for (; scheduler_steps[i] < steps[i]; ++scheduler_steps[i]) optimizers.schedulers[i].scheduler->step();

@@ -2,8 +2,8 @@
 // What changes during one fit(), and its form in a checkpoint. Not for users.
 //
 //   trainer_state.json         {"format": 1, "step", "epoch", "batch", "samples", "tokens", "skipped", "recent_losses",
-//   "val_loss",
-//                               "schedulers": [steps], "optimizer.0": tree, "extra": the module's}
+//                               "val_loss", "schedulers": [steps], "grad_scaler" if there is one,
+//                               "optimizer.0": tree, "extra": the module's}
 //   trainer_state.safetensors  parameter.NAME, buffer.NAME, rng.cpu, optimizer.N.K, extra.NAME
 #pragma once
 #include <deque>
@@ -40,6 +40,8 @@ struct Trainer::Run {
   std::deque<double> recent;  ///< the last 20 losses
   std::optional<double> val_loss;
   bool stopped = false;
+  std::optional<GradScaler> scaler;
+  double gradient_factor = 1;  ///< of the step in progress
   SpeedInput speed;
 };
 

@@ -17,112 +17,22 @@
 #include "fp8/runtime/io/json.h"
 #include "support/temp_dir.h"
 #include "support/test_data.h"
-#include "tools/commands/run_fp8.h"
+#include "tools/commands/train_run.h"
 
 namespace fp8 {
 namespace {
 
 namespace fs = std::filesystem;
+using test::arguments;
+using test::demo;
+using test::expect_same_run;
+using test::log_of;
 using test::read_file;
+using test::run_and_signal;
 using test::run_fp8;
+using test::small_config;
+using test::timeless;
 using ::testing::HasSubstr;
-
-std::string demo(const char* name) { return (test::demo_data() / name).string(); }
-
-/// config.json of a Llama of 30,000 parameters over bytes, with its tokenizer.
-fs::path small_config(const test::TempDir& folder) {
-  const auto path = folder / "init";
-  fs::create_directories(path);
-  auto json = io::read_json(test::demo_data() / "kjv-byte-1.7M/config.json");
-  json["hidden_size"] = 32;
-  json["intermediate_size"] = 64;
-  json["num_hidden_layers"] = 2;
-  json["num_attention_heads"] = 4;
-  json["num_key_value_heads"] = 2;
-  json["head_dim"] = 8;
-  io::write_json(path / "config.json", json);
-  for (const char* name : {"tokenizer.json", "tokenizer_config.json"})
-    fs::copy_file(test::demo_data() / "kjv-byte-1.7M" / name, path / name);
-  return path;
-}
-
-/// The command line, in which `more` replaces what it names. Flags among `more` stand before options with values.
-std::vector<std::string> arguments(const test::TempDir& folder, const std::string& out,
-                                   const std::vector<std::string>& more = {}) {
-  std::vector<std::string> list = {"train",
-                                   "--init",
-                                   (folder / "init").string(),
-                                   "--data",
-                                   demo("kjv_calib.txt"),
-                                   "--out",
-                                   (folder / out).string(),
-                                   "--batch",
-                                   "4",
-                                   "--seq-len",
-                                   "64",
-                                   "--lr",
-                                   "0.01",
-                                   "--steps",
-                                   "40",
-                                   "--warmup",
-                                   "4",
-                                   "--precision",
-                                   "32-true",
-                                   "--threads",
-                                   "1",
-                                   "--seed",
-                                   "5",
-                                   "--json"};
-  for (std::size_t i = 0; i < more.size(); ++i) {
-    const auto found = std::find(list.begin(), list.end(), more[i]);
-    if (found == list.end() || i + 1 == more.size())
-      list.push_back(more[i]);
-    else
-      *(found + 1) = more[++i];
-  }
-  return list;
-}
-
-std::vector<io::Json> log_of(const fs::path& out) {
-  std::ifstream file(out / "log.jsonl");
-  std::vector<io::Json> lines;
-  for (std::string line; std::getline(file, line);) lines.push_back(io::parse_json(line, "log.jsonl"));
-  return lines;
-}
-
-/// Without what a clock decides.
-std::vector<io::Json> timeless(std::vector<io::Json> lines) {
-  for (auto& line : lines)
-    for (const char* key : {"seconds", "tokens_per_second", "memory"}) line.erase(key);
-  return lines;
-}
-
-void expect_same_run(const fs::path& a, const fs::path& b) {
-  EXPECT_EQ(timeless(log_of(a)), timeless(log_of(b)));
-  EXPECT_EQ(read_file(a / "model.safetensors"), read_file(b / "model.safetensors"));
-  const fs::path last = "checkpoints/step-00000040";
-  EXPECT_EQ(read_file(a / last / "trainer_state.safetensors"), read_file(b / last / "trainer_state.safetensors"));
-  EXPECT_EQ(read_file(a / last / "trainer_state.json"), read_file(b / last / "trainer_state.json"));
-}
-
-/// Starts fp8, waits until `out` has logged `lines` steps, sends the signal. Returns the wait status.
-int run_and_signal(const std::vector<std::string>& list, const fs::path& out, std::size_t lines, int number) {
-  const test::TempDir streams;
-  const auto stdout_file = (streams / "out").string(), stderr_file = (streams / "err").string();
-  const pid_t child = fork();
-  if (child == 0) test::become_fp8(list, {}, stdout_file, stderr_file);
-  int status = 0;
-  for (int i = 0; i < 12000; ++i) {
-    const auto text = read_file(out / "log.jsonl");
-    if (static_cast<std::size_t>(std::count(text.begin(), text.end(), '\n')) >= lines) break;
-    if (waitpid(child, &status, WNOHANG) == child) return status;
-    std::this_thread::sleep_for(std::chrono::milliseconds(5));
-  }
-  kill(child, number);
-  while (waitpid(child, &status, 0) < 0 && errno == EINTR) {
-  }
-  return status;
-}
 
 TEST(Train, LearnsAndLeavesACheckpointThatEvaluateLoads) {
   const test::TempDir folder;
@@ -196,8 +106,9 @@ TEST(Train, ThreadsChangeNothing) {
                                        {{"match", "layers\\.1"}, {"recipe", "current"}}}}});
   for (const std::string precision : {"32-true", "fp8"}) {
     for (const char* threads : {"1", "2"}) {
-      const auto run = run_fp8(arguments(folder, precision + threads,
-                                         {"--threads", threads, "--precision", precision, "--recipe", recipe}));
+      std::vector<std::string> more = {"--threads", threads, "--precision", precision};
+      if (precision == "fp8") more.insert(more.end(), {"--recipe", recipe});
+      const auto run = run_fp8(arguments(folder, precision + threads, more));
       ASSERT_EQ(run.code, 0) << run.err;
       if (precision == "fp8") {
         EXPECT_EQ(io::parse_json(run.out, "stdout")["modules_fp8"], 11);
@@ -339,30 +250,6 @@ TEST(Train, ActivationCheckpointingChangesMemoryOnly) {
   }
 }
 
-TEST(Train, AnotherRunIsNotOverwrittenOrResumed) {
-  const test::TempDir folder;
-  small_config(folder);
-  const auto with = [&](std::vector<std::string> more) {
-    more.insert(more.begin(), {"--steps", "3", "--warmup", "1"});
-    return run_fp8(arguments(folder, "run", more));
-  };
-  ASSERT_EQ(with({}).code, 0);
-  auto run = with({});
-  EXPECT_EQ(run.code, 1);
-  EXPECT_THAT(run.err, HasSubstr("holds a run, allowed: --resume"));
-  run = with({"--resume", "--lr", "0.5"});
-  EXPECT_EQ(run.code, 1);
-  EXPECT_THAT(run.err, HasSubstr("key 'lr': the run was started with 0.01, --resume found 0.5"));
-  EXPECT_EQ(with({"--resume"}).code, 0);
-  EXPECT_EQ(with({"--overwrite", "--lr", "0.5"}).code, 0);
-  std::ofstream(folder / "init/precious.txt") << "mine";
-  auto list = arguments(folder, "init");
-  run = run_fp8(list);
-  EXPECT_EQ(run.code, 1);
-  EXPECT_THAT(run.err, HasSubstr("is not empty and holds no run of fp8 train"));
-  EXPECT_EQ(read_file(folder / "init/precious.txt"), "mine");
-}
-
 struct Refusal {
   std::vector<std::string> more;
   int code;
@@ -383,6 +270,13 @@ TEST(Train, RefusesByName) {
       {{"--dtype", "bf16"}, 2, "--dtype: weights are f32 in training"},
       {{"--optimizer", "sgd"}, 2, "--optimizer: found 'sgd', allowed: adamw, muon"},
       {{"--eval-every", "3"}, 2, "--eval-every: found 3, but no --eval"},
+      {{"--eval-batch", "3"}, 2, "--eval-batch: found 3, but no --eval"},
+      {{"--recipe", "nvidia"}, 2, "--recipe: found 'nvidia' with --precision 32-true, allowed: --precision fp8"},
+      {{"--keep", "lm_head"}, 2, "--keep: found 'lm_head' with --precision 32-true, allowed: --precision fp8"},
+      {{"--precision", "fp8", "--keep", "lm_haed"}, 2, "--keep: found 'lm_haed', which matches no module"},
+      {{"--precision", "fp8", "--keep", "("}, 2, "--keep: pattern '('"},
+      {{"--throughput-warmup", "40"}, 2, "--throughput-warmup: found 40, allowed: fewer than --steps 40"},
+      {{"--lr", "1e6"}, 2, "--lr: found '1e6', allowed: a number from 0 to 100"},
       {{"--min-lr", "1"}, 2, "--min-lr: found 1, allowed: at most --lr 0.01"},
       {{"--warmup", "50"}, 2, "--warmup: found 50, allowed: at most --steps 40"},
       {{"--resume", "--overwrite"}, 2, "--resume and --overwrite"},

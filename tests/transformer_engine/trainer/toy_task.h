@@ -73,7 +73,13 @@ class ToyTask : public TrainingModule {
   torch::nn::Module& network() override { return *net; }
   at::Tensor training_step(const Batch& batch, std::int64_t) override {
     const auto device = net->hidden->weight.device();
-    return torch::mse_loss(net(batch.tensors[0].to(device)), batch.tensors[1].to(device)) * loss_factor;
+    if (poison_validation && !net->is_training()) throw std::runtime_error("no validation today");
+    const auto loss = torch::mse_loss(net(batch.tensors[0].to(device)), batch.tensors[1].to(device)) * loss_factor;
+    if (overflow_above > 0)  // as f16 would: what backward gets is the scale of the loss
+      loss.register_hook([this](const at::Tensor& g) {
+        return g.abs().max().item<double>() > overflow_above ? g * std::numeric_limits<float>::infinity() : g;
+      });
+    return loss;
   }
   Optimizers configure_optimizers() override {
     Optimizers result;
@@ -105,8 +111,8 @@ class ToyTask : public TrainingModule {
 
   ToyNet net{nullptr};
   ToyOptimizer kind;
-  double lr = 0.01, loss_factor = 1;
-  bool step_lr = false;
+  double lr = 0.01, loss_factor = 1, overflow_above = 0;
+  bool step_lr = false, poison_validation = false;
   ScheduleInterval interval = ScheduleInterval::epoch;
   std::function<double(std::int64_t)> lr_factor;
   int note = 0;

@@ -38,6 +38,7 @@ struct Case {
   ToyOptimizer optimizer = ToyOptimizer::adamw;
   ScheduleInterval interval = ScheduleInterval::epoch;
   std::int64_t accumulate = 1;
+  bool scaled = false;  ///< with a scale that overflows now and then
 };
 
 /// Trains; ends after `stop_at` more steps if that is above 0.
@@ -46,6 +47,7 @@ Outcome train(const Case& c, const std::filesystem::path& root, bool resume, std
   task.step_lr = true;
   task.interval = c.interval;
   if (!resume) task.note = 41;
+  if (c.scaled) task.overflow_above = 300;
   ToyBatches data(9, 2);
   auto recorder = std::make_shared<Recorder>();
   TrainerOptions options{.max_steps = 13,
@@ -54,6 +56,7 @@ Outcome train(const Case& c, const std::filesystem::path& root, bool resume, std
                          .checkpoint_root = root,
                          .save_every_n_steps = 4,
                          .resume = resume};
+  if (c.scaled) options.grad_scaler = GradScalerOptions{.init_scale = 512, .growth_interval = 4};
   std::int64_t steps = 0;
   options.should_stop = [&] { return ++steps == stop_at; };
   Outcome outcome;
@@ -82,6 +85,8 @@ void expect_resume_is_exact(const Case& c) {
   EXPECT_EQ(cut.rates, whole.rates);
   EXPECT_EQ(rest.result.loss_last20, whole.result.loss_last20);
   EXPECT_EQ(rest.result.samples, whole.result.samples);
+  EXPECT_EQ(rest.result.skipped_steps, whole.result.skipped_steps);
+  EXPECT_EQ(whole.result.skipped_steps > 0, c.scaled);
   for (const auto& [name, tensor] : whole.tensors) EXPECT_TRUE(torch::equal(tensor, rest.tensors.at(name))) << name;
 }
 
@@ -96,11 +101,14 @@ TEST(Resume, MuonIsBitEqual) {
 }
 TEST(Resume, WithAccumulationIsBitEqual) { expect_resume_is_exact({.accumulate = 2}); }
 
+TEST(Resume, WithLossScalingIsBitEqual) { expect_resume_is_exact({.scaled = true}); }
+
 TEST(Resume, ByTheLastStepOfAnEpoch) {
   const test::TempDir whole_root, cut_root;
   const auto whole = train({}, whole_root.path(), false, 0);
   train({}, cut_root.path(), false, 5);  // 5 batches an epoch
   const auto rest = train({}, cut_root.path(), true, 0);
+  EXPECT_EQ(rest.result.epochs, whole.result.epochs);
   for (const auto& [name, tensor] : whole.tensors) EXPECT_TRUE(torch::equal(tensor, rest.tensors.at(name))) << name;
   EXPECT_EQ(std::vector<double>(whole.rates.begin() + 5, whole.rates.end()), rest.rates);
 }
@@ -111,6 +119,7 @@ TEST(Resume, AFinishedRunStaysAsItIs) {
   const auto again = train({}, root.path(), true, 0);
   EXPECT_TRUE(again.losses.empty());
   EXPECT_EQ(again.result.steps, 13);
+  EXPECT_EQ(again.result.epochs, whole.result.epochs);
   EXPECT_EQ(again.result.loss_last20, whole.result.loss_last20);
   for (const auto& [name, tensor] : whole.tensors) EXPECT_TRUE(torch::equal(tensor, again.tensors.at(name))) << name;
 }
@@ -122,6 +131,16 @@ TEST(Resume, WithoutCheckpointStartsAnew) {
   const auto result = Trainer({.max_steps = 2, .checkpoint_root = root.path(), .resume = true}).fit(task, data);
   EXPECT_EQ(result.resumed_from, 0);
   EXPECT_THAT(checkpoint_steps(root.path()), ElementsAre(2));
+}
+
+TEST(Resume, AFinishedEpochCountsAfterAResume) {
+  const test::TempDir root;
+  for (const bool resume : {false, true}) {
+    ToyTask task;
+    ToyBatches data(4, 2);
+    const auto result = Trainer({.max_steps = 4, .checkpoint_root = root.path(), .resume = resume}).fit(task, data);
+    EXPECT_EQ(result.epochs, 2) << resume;
+  }
 }
 
 TEST(Checkpoints, TheNewestStay) {
@@ -138,10 +157,17 @@ TEST(Checkpoints, AreNamedByStepAndIncompleteOnesDoNotCount) {
     std::filesystem::create_directories(root / name);
   std::ofstream(root / "step-00000003/trainer_state.json") << "{}";
   std::ofstream(root / "step-x/trainer_state.json") << "{}";
+  std::ofstream(root / "step-00000003/trainer_state.safetensors") << "8";
+  std::ofstream(root / ".step-00000003.lock");  // as a killed writer leaves them
+  std::filesystem::create_directories(root / ".step-00000007.partial-4000000");
+  std::ofstream(root / ".other") << "mine";
   EXPECT_THAT(checkpoint_steps(root.path()), ElementsAre(3));
   EXPECT_THAT(checkpoint_steps(root / "missing"), ElementsAre());
   remove_incomplete_checkpoints(root.path());
   EXPECT_FALSE(std::filesystem::exists(root / "step-00000020"));
+  EXPECT_FALSE(std::filesystem::exists(root / ".step-00000003.lock"));
+  EXPECT_FALSE(std::filesystem::exists(root / ".step-00000007.partial-4000000"));
+  EXPECT_TRUE(std::filesystem::exists(root / ".other"));
   for (const char* name : {"step-00000003", "step-x", "other"})
     EXPECT_TRUE(std::filesystem::exists(root / name)) << name;
 }
@@ -214,6 +240,7 @@ TEST(Checkpoints, DamageIsNamed) {
   EXPECT_THAT(message_after([](io::Json& json) { json.erase("epoch"); }), HasSubstr("epoch"));
   EXPECT_THAT(message_after([](io::Json& json) { json["batch"] = 1000; }), HasSubstr("batch 1000"));
   EXPECT_THAT(message_after([](io::Json& json) { json["step"] = "two"; }), HasSubstr("trainer_state.json"));
+  EXPECT_THAT(message_after([](io::Json& json) { json["schedulers"] = {1}; }), HasSubstr("1 schedulers, the module has 0"));
   EXPECT_THAT(message_after([](io::Json& json) { json.erase("optimizer.0"); }), HasSubstr("optimizer.0"));
   EXPECT_THAT(message_after([](io::Json& json) { json["optimizer.0"] = 3; }), HasSubstr("optimizer.0"));
   EXPECT_THAT(message_after([](io::Json& json) {
@@ -226,6 +253,36 @@ TEST(Checkpoints, DamageIsNamed) {
                 entry["tensor"] = "optimizer.0.999";
               }),
               HasSubstr("tensor 'optimizer.0.999' is missing"));
+}
+
+TEST(Checkpoints, ASchedulerOfTheFutureIsNamed) {
+  const test::TempDir root;
+  ToyTask task;
+  task.step_lr = true;
+  ToyBatches data(8, 2);
+  Trainer({.max_steps = 2, .checkpoint_root = root.path()}).fit(task, data);
+  const auto file = checkpoint_folder(root.path(), 2) / HPUCheckpointIO::kJson;
+  auto json = io::read_json(file);
+  json["schedulers"] = {1000000000000000};  // steps that restore() would take one by one
+  io::write_json(file, json);
+  EXPECT_THAT(
+      error_of([&] { Trainer({.max_steps = 3, .checkpoint_root = root.path(), .resume = true}).fit(task, data); }),
+      HasSubstr("a scheduler of 1000000000000000 steps, allowed: 0 to step 2"));
+}
+
+TEST(Checkpoints, AnotherOptimizerIsNamed) {
+  for (const auto saved : {ToyOptimizer::adamw, ToyOptimizer::sgd, ToyOptimizer::fused, ToyOptimizer::muon}) {
+    for (const auto found : {ToyOptimizer::adamw, ToyOptimizer::sgd, ToyOptimizer::fused, ToyOptimizer::muon}) {
+      if (saved == found) continue;
+      const test::TempDir root;
+      ToyTask first(1, at::kHPU, saved), second(1, at::kHPU, found);
+      ToyBatches data(8, 2);
+      Trainer({.max_steps = 2, .checkpoint_root = root.path()}).fit(first, data);
+      const auto message = error_of(
+          [&] { Trainer({.max_steps = 3, .checkpoint_root = root.path(), .resume = true}).fit(second, data); });
+      EXPECT_THAT(message, HasSubstr("optimizer.0")) << static_cast<int>(saved) << " " << static_cast<int>(found);
+    }
+  }
 }
 
 TEST(Checkpoints, AnotherModelIsNamed) {

@@ -88,6 +88,32 @@ TEST(Trainer, AccumulationIsTheMeanOfItsBatches) {
   EXPECT_FALSE(torch::allclose(run(4, 1), run(2, 1), 1e-6, 1e-7));
 }
 
+/// 7 samples as 2 + 2 + 2 + 1 in one step are one batch of 7, not the mean of four means.
+TEST(Trainer, AccumulationWeighsBatchesBySize) {
+  const auto run = [](std::int64_t batch, std::int64_t accumulate) {
+    ToyTask task(1, at::kCPU, ToyOptimizer::sgd);
+    task.lr = 0.1;
+    for (auto& p : task.net->parameters()) p.data().fill_(0.3);
+    struct NoDropout : TrainerCallback {
+      explicit NoDropout(testing::ToyNet n) : net(std::move(n)) {}
+      void on_train_batch_start(Trainer&, const Batch&, std::int64_t) override { net->eval(); }
+      testing::ToyNet net;
+    };
+    auto recorder = std::make_shared<Recorder>();
+    ToyBatches train(7, batch);
+    Trainer({.max_epochs = 1, .accumulate_grad_batches = accumulate},
+            {std::make_shared<NoDropout>(task.net), recorder})
+        .fit(task, train);
+    return std::pair(task.net->hidden->weight.detach().clone(), recorder->reports[0]);
+  };
+  const auto [whole, whole_report] = run(7, 1);
+  const auto [parts, parts_report] = run(2, 4);
+  EXPECT_TRUE(torch::allclose(whole, parts, 1e-6, 1e-7)) << whole - parts;
+  EXPECT_NEAR(parts_report.loss, whole_report.loss, 1e-6 * whole_report.loss);
+  EXPECT_NEAR(parts_report.grad_norm, whole_report.grad_norm, 1e-5 * whole_report.grad_norm);
+  EXPECT_EQ(parts_report.batches, 4);
+}
+
 TEST(Trainer, StepLrPerEpochAndPerStep) {
   const auto rates = [](ScheduleInterval interval) {
     ToyTask task;
@@ -158,6 +184,8 @@ TEST(Trainer, ValidationIntervals) {
               ElementsAre(2, 3));
   EXPECT_THAT(steps({.max_epochs = 1, .val_check_interval = 0.0}), ElementsAre());
   EXPECT_THAT(steps({.max_steps = 7, .val_every_n_steps = 3}), ElementsAre(3, 6, 7));
+  EXPECT_THAT(steps({.max_epochs = 1, .val_every_n_steps = 3}), ElementsAre(3, 6, 8));
+  EXPECT_THAT(steps({.max_epochs = 2, .val_every_n_steps = 5}), ElementsAre(5, 10, 15, 16));
 }
 
 TEST(Trainer, FastDevRun) {
@@ -168,12 +196,28 @@ TEST(Trainer, FastDevRun) {
   ToyBatches train(20, 2), val(20, 2);
   auto logger = std::make_shared<Logger>();
   Trainer trainer(
-      {.max_epochs = 5, .fast_dev_run = 3, .checkpoint_root = "/nonexistent/never/made", .save_every_n_steps = 1},
+      {.max_epochs = 5, .fast_dev_run = 3, .val_every_n_steps = 100, .checkpoint_root = "/nonexistent/never/made", .save_every_n_steps = 1},
       {logger});
   const auto result = trainer.fit(task, train, &val);
   EXPECT_EQ(result.steps, 3);
   EXPECT_EQ(val.seen.size(), 3u);
   EXPECT_TRUE(logger->events.empty());
+}
+
+/// A part that is frozen in eval mode stays so, and an error in the middle leaves no network in eval mode.
+TEST(Trainer, ValidationGivesEveryModuleItsModeBack) {
+  ToyTask task;
+  ToyBatches val(4, 2);
+  task.net->train();
+  task.net->out->eval();
+  Trainer trainer({.max_steps = 1});
+  trainer.validate(task, val);
+  EXPECT_TRUE(task.net->is_training());
+  EXPECT_TRUE(task.net->hidden->is_training());
+  EXPECT_FALSE(task.net->out->is_training());
+  task.poison_validation = true;
+  EXPECT_THAT(error_of([&] { trainer.validate(task, val); }), HasSubstr("no validation today"));
+  EXPECT_TRUE(task.net->is_training());
 }
 
 TEST(Trainer, ANanLossEndsItNamingTheStep) {
@@ -236,6 +280,8 @@ TEST(Trainer, DataThatIsNoneOrEndsEarly) {
   EXPECT_THAT(error_of([&] { Trainer({.max_steps = 9}).fit(task, early); }),
               HasSubstr("training data: ended after 2 of 4 batches"));
   EXPECT_THAT(error_of([&] { Trainer({.max_steps = 9}).fit(task, empty); }), HasSubstr("batch 1 is empty"));
+  EXPECT_THAT(error_of([&] { Trainer({.max_steps = 9, .limit_train_batches = 0.0}).fit(task, fine); }),
+              HasSubstr("limit_train_batches: found 0, allowed:"));
   EXPECT_THAT(error_of([&] { Trainer({.max_steps = 9}).validate(task, none); }),
               HasSubstr("validation data: found no batch"));
   EXPECT_EQ(Trainer({.max_steps = 1, .val_every_n_steps = 1}).fit(task, fine, &none).val_loss, std::nullopt);
@@ -351,38 +397,6 @@ TEST(Trainer, GradientsAreClippedToTheirCommonNorm) {
   EXPECT_EQ(before, reported);
   EXPECT_NEAR(clipped, free / 2, 1e-5 * free);
   EXPECT_NEAR(norms(free * 2).second, free, 1e-6 * free);
-}
-
-/// A clock that nobody reads: 10 steps of 4 samples in 20 s, the first 3 of which took 8 s; 2 s of the rest were for
-/// saving.
-TEST(Throughput, SpeedMetrics) {
-  SpeedInput input{.start = 100, .end = 120, .samples = 40, .steps = 10, .tokens = 4000};
-  auto m = speed_metrics("train", input);
-  EXPECT_EQ(m["train_runtime"], 20.0);
-  EXPECT_EQ(m["train_samples_per_second"], 2.0);
-  EXPECT_EQ(m["train_steps_per_second"], 0.5);
-  EXPECT_EQ(m["train_tokens_per_second"], 200.0);
-  input.start_after_warmup = 108;
-  input.warmup_steps = 3;
-  input.warmup_samples = 12;
-  input.warmup_tokens = 1200;
-  input.log_evaluate_save_seconds = 2;
-  m = speed_metrics("train", input);
-  EXPECT_EQ(m["train_runtime"], 20.0);
-  EXPECT_EQ(m["train_samples_per_second"], 2.8);
-  EXPECT_EQ(m["train_steps_per_second"], 0.7);
-  EXPECT_EQ(m["train_tokens_per_second"], 280.0);
-  input.start = 0;
-  input.end = 1.0 / 3;
-  input.start_after_warmup.reset();
-  input.log_evaluate_save_seconds = 0;
-  m = speed_metrics("eval", input);
-  EXPECT_EQ(m["eval_runtime"], 0.3333);
-  EXPECT_EQ(m["eval_steps_per_second"], 30.0);
-  input.end = 0;
-  EXPECT_EQ(speed_metrics("eval", input).size(), 1u);
-  input = {.start = 0, .end = 4, .start_after_warmup = 3.0, .steps = 2, .warmup_steps = 2};
-  EXPECT_EQ(speed_metrics("eval", input)["eval_steps_per_second"], 0.5);  // nothing after the warm-up: all of it counts
 }
 
 TEST(Trainer, WarmupStepsDoNotCount) {

@@ -1,0 +1,121 @@
+// SPDX-License-Identifier: Apache-2.0
+// A small Llama to train with the program, a run of it that is cut off at a step, and when two runs are the same.
+#pragma once
+#include <gtest/gtest.h>
+#include <sys/wait.h>
+
+#include <algorithm>
+#include <chrono>
+#include <cstdlib>
+#include <csignal>
+#include <filesystem>
+#include <fstream>
+#include <string>
+#include <thread>
+#include <vector>
+
+#include "fp8/runtime/io/json.h"
+#include "support/temp_dir.h"
+#include "support/test_data.h"
+#include "tools/commands/run_fp8.h"
+
+namespace fp8::test {
+
+inline std::string demo(const char* name) { return (demo_data() / name).string(); }
+
+/// config.json of a Llama of 30,000 parameters over bytes, with its tokenizer.
+inline std::filesystem::path small_config(const TempDir& folder) {
+  const auto path = folder / "init";
+  std::filesystem::create_directories(path);
+  auto json = io::read_json(demo_data() / "kjv-byte-1.7M/config.json");
+  json["hidden_size"] = 32;
+  json["intermediate_size"] = 64;
+  json["num_hidden_layers"] = 2;
+  json["num_attention_heads"] = 4;
+  json["num_key_value_heads"] = 2;
+  json["head_dim"] = 8;
+  io::write_json(path / "config.json", json);
+  for (const char* name : {"tokenizer.json", "tokenizer_config.json"})
+    std::filesystem::copy_file(demo_data() / "kjv-byte-1.7M" / name, path / name);
+  return path;
+}
+
+/// The command line, in which `more` replaces what it names. Flags among `more` stand before options with values.
+inline std::vector<std::string> arguments(const TempDir& folder, const std::string& out,
+                                   const std::vector<std::string>& more = {}) {
+  std::vector<std::string> list = {"train",
+                                   "--init",
+                                   (folder / "init").string(),
+                                   "--data",
+                                   demo("kjv_calib.txt"),
+                                   "--out",
+                                   (folder / out).string(),
+                                   "--batch",
+                                   "4",
+                                   "--seq-len",
+                                   "64",
+                                   "--lr",
+                                   "0.01",
+                                   "--steps",
+                                   "40",
+                                   "--warmup",
+                                   "4",
+                                   "--precision",
+                                   "32-true",
+                                   "--threads",
+                                   "1",
+                                   "--seed",
+                                   "5",
+                                   "--json"};
+  for (std::size_t i = 0; i < more.size(); ++i) {
+    const auto found = std::find(list.begin(), list.end(), more[i]);
+    if (found == list.end() || i + 1 == more.size())
+      list.push_back(more[i]);
+    else
+      *(found + 1) = more[++i];
+  }
+  return list;
+}
+
+inline std::vector<io::Json> log_of(const std::filesystem::path& out) {
+  std::ifstream file(out / "log.jsonl");
+  std::vector<io::Json> lines;
+  for (std::string line; std::getline(file, line);) lines.push_back(io::parse_json(line, "log.jsonl"));
+  return lines;
+}
+
+/// Without what a clock decides.
+inline std::vector<io::Json> timeless(std::vector<io::Json> lines) {
+  for (auto& line : lines)
+    for (const char* key : {"seconds", "tokens_per_second", "memory"}) line.erase(key);
+  return lines;
+}
+
+inline void expect_same_run(const std::filesystem::path& a, const std::filesystem::path& b) {
+  EXPECT_EQ(timeless(log_of(a)), timeless(log_of(b)));
+  EXPECT_EQ(read_file(a / "model.safetensors"), read_file(b / "model.safetensors"));
+  const std::filesystem::path last = "checkpoints/step-00000040";
+  EXPECT_EQ(read_file(a / last / "trainer_state.safetensors"), read_file(b / last / "trainer_state.safetensors"));
+  EXPECT_EQ(read_file(a / last / "trainer_state.json"), read_file(b / last / "trainer_state.json"));
+}
+
+/// Starts fp8, waits until `out` has logged `lines` steps, sends the signal. Returns the wait status.
+inline int run_and_signal(const std::vector<std::string>& list, const std::filesystem::path& out, std::size_t lines, int number) {
+  const TempDir streams;
+  const auto stdout_file = (streams / "out").string(), stderr_file = (streams / "err").string();
+  const pid_t child = fork();
+  if (child == 0) become_fp8(list, {}, stdout_file, stderr_file);
+  int status = 0;
+  for (int i = 0; i < 12000; ++i) {
+    const auto text = read_file(out / "log.jsonl");
+    if (static_cast<std::size_t>(std::count(text.begin(), text.end(), '\n')) >= lines) break;
+    if (waitpid(child, &status, WNOHANG) == child) return status;
+    std::this_thread::sleep_for(std::chrono::milliseconds(5));
+  }
+  kill(child, number);
+  while (waitpid(child, &status, 0) < 0 && errno == EINTR) {
+  }
+  return status;
+}
+
+}  // namespace fp8::test
