@@ -145,7 +145,8 @@ te::TrainerOptions trainer_options(const TrainOptions& o, const TrainPrecision& 
   t.gradient_clip_val = o.clip;
   t.val_every_n_steps = o.eval_every > 0 ? o.eval_every : o.optimizer.steps;
   t.throughput_warmup_steps = o.throughput_warmup;
-  if (o.precision == "16-mixed") t.grad_scaler.emplace();
+  // torch begins at 65536 and leaves out steps until gradients fit, those of drawn weights being the largest.
+  if (o.precision == "16-mixed") t.grad_scaler = te::GradScalerOptions{.init_scale = 1024};
   t.nonfinite = o.skip_nonfinite ? te::NonFinite::skip : te::NonFinite::error;
   t.checkpoint_root = o.out / "checkpoints";
   t.save_every_n_steps = o.save_every;
