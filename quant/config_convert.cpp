@@ -138,8 +138,11 @@ ConversionReport convert_with_config(const torch::nn::Module& model, const Quant
 }
 
 ConversionReport convert_with_config(const torch::jit::Module& model, const QuantConfig& config, recipes::Dialect device) {
-  const auto modules = script_weight_modules(model);
-  const auto nodes = measure::op_nodes(model);
+  return convert_with_config(script_weight_modules(model), measure::op_nodes(model), config, device);
+}
+
+ConversionReport convert_with_config(const std::vector<measure::WeightModule>& modules, const std::vector<measure::OpNode>& nodes, const QuantConfig& config,
+                                     recipes::Dialect device) {
   Conversion conversion(config, device, modules, nodes);
   return conversion.convert(conversion.plan());
 }

@@ -10,7 +10,7 @@
 // Methods of fixed values and dynamic scales have nothing to store: no file is looked at.
 // SCALE_METHOD_CONFIG_DUMP_PATH gets the method of every module, as JSON.
 #pragma once
-#include <string>
+#include <vector>
 
 #include "fp8/configs/configs.h"
 #include "fp8/quant/convert.h"
@@ -20,5 +20,7 @@ namespace fp8::quant {
 /// device: the dialect of the device in use. Throws io::Error or c10::Error naming key, file or module; then nothing is converted.
 ConversionReport convert_with_config(const torch::nn::Module& model, const configs::QuantConfig& config, recipes::Dialect device);
 ConversionReport convert_with_config(const torch::jit::Module& model, const configs::QuantConfig& config, recipes::Dialect device);
+ConversionReport convert_with_config(const std::vector<measure::WeightModule>& modules, const std::vector<measure::OpNode>& nodes,
+                                     const configs::QuantConfig& config, recipes::Dialect device);
 
 }  // namespace fp8::quant

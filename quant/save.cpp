@@ -69,10 +69,10 @@ void add_module(const measure::WeightModule& m, const Fp8Handler& handler, const
 }
 
 /// Modules without a weight that are in fp8: scales of key-value caches go into the file, the others have no place there.
-std::vector<SkippedModule> add_nodes(const torch::nn::Module& model, const CheckpointForm& form, Contents& out) {
+std::vector<SkippedModule> add_nodes(const std::vector<measure::OpNode>& nodes, const CheckpointForm& form, Contents& out) {
   std::vector<SkippedModule> left;
   std::map<std::string, KvScales> caches;  // by attention module
-  for (const auto& n : measure::op_nodes(model)) {
+  for (const auto& n : nodes) {
     const auto* handler = dynamic_cast<const NodeHandler*>(n.slot->handler.get());
     if (handler == nullptr) continue;
     const auto dot = n.name.rfind('.');
@@ -96,14 +96,10 @@ std::vector<SkippedModule> add_nodes(const torch::nn::Module& model, const Check
   return left;
 }
 
-Contents contents_of(const torch::nn::Module& model, const CheckpointForm& form) {
+Contents contents_of(const std::vector<std::pair<std::string, at::Tensor>>& tensors, const std::vector<measure::WeightModule>& modules, const CheckpointForm& form) {
   Contents out;
-  std::set<const void*> seen;  // tied parameters are stored once
-  for (const auto& item : model.named_parameters()) {
-    if (seen.insert(item.value().unsafeGetTensorImpl()).second) out.tensors.emplace_back(item.key(), item.value().detach().cpu().contiguous());
-  }
-  for (const auto& item : model.named_buffers()) out.tensors.emplace_back(item.key(), item.value().detach().cpu().contiguous());
-  for (const auto& m : measure::weight_modules(model)) {
+  for (const auto& [name, tensor] : tensors) out.tensors.emplace_back(name, tensor.detach().cpu().contiguous());
+  for (const auto& m : modules) {
     if (const auto* handler = handler_of(m.weight)) {
       add_module(m, *handler, form, out);
     } else if (m.type == "Linear") {
@@ -158,12 +154,23 @@ void write_tensors(const Contents& contents, const CheckpointForm& form, io::Out
 }  // namespace
 
 void save(const torch::nn::Module& model, const std::filesystem::path& out, CheckpointFormat format, const SaveOptions& options) {
+  std::vector<std::pair<std::string, at::Tensor>> tensors;
+  std::set<const void*> seen;  // tied parameters are stored once
+  for (const auto& item : model.named_parameters()) {
+    if (seen.insert(item.value().unsafeGetTensorImpl()).second) tensors.emplace_back(item.key(), item.value());
+  }
+  for (const auto& item : model.named_buffers()) tensors.emplace_back(item.key(), item.value());
+  save(tensors, measure::weight_modules(model), measure::op_nodes(model), out, format, options);
+}
+
+void save(const std::vector<std::pair<std::string, at::Tensor>>& tensors, const std::vector<measure::WeightModule>& modules,
+          const std::vector<measure::OpNode>& nodes, const std::filesystem::path& out, CheckpointFormat format, const SaveOptions& options) {
   const CheckpointForm& form = form_of(format);
-  Contents contents = contents_of(model, form);
+  Contents contents = contents_of(tensors, modules, form);
   const Scheme& scheme = contents.config.scheme;
   contents.config.qdq = options.use_qdq || scheme.compute == Compute::qdq;
   Plan plan;
-  plan.skipped = add_nodes(model, form, contents);
+  plan.skipped = add_nodes(nodes, form, contents);
   plan.scale_method = contents.config.scale_method = scheme.convention == Convention::own ? "amax" : "inc";
   if (!options.source.empty()) io::refuse_same_path(options.source, out);
   if (!options.source.empty()) read_model_config(options.source);  // refuses a quantized one

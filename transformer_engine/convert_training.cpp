@@ -118,8 +118,9 @@ void seed_state(const measure::MeasurementFile& file, const std::string& name, c
 }
 
 /// Modules that run in fp8 by themselves, by name.
-std::map<std::string, const Fp8Module*> te_modules(const torch::nn::Module& model) {
-  std::map<std::string, const Fp8Module*> found;
+using TeModules = std::map<std::string, const Fp8Module*>;
+TeModules te_modules(const torch::nn::Module& model) {
+  TeModules found;
   for (const auto& item : model.named_modules("", /*include_self=*/true)) {
     if (const auto* module = dynamic_cast<const Fp8Module*>(item.value().get())) found[item.key()] = module;
   }
@@ -145,15 +146,11 @@ void apply_rules(const std::map<std::string, const Fp8Module*>& modules, const S
 /// A tensor is one weight however many modules share it.
 const void* memory_of(const at::Tensor& t) { return t.unsafeGetTensorImpl(); }
 
-}  // namespace
-
-quant::ConversionReport convert_for_training(const torch::nn::Module& model, const TrainingOptions& options) {
+quant::ConversionReport convert_all(std::vector<WeightModule> modules, const TeModules& own, const TrainingOptions& options) {
   recipes::validate(options.recipe);
   const Selection selection(options);
   quant::ConversionReport report;
   std::vector<WeightModule> chosen;
-  const auto own = te_modules(model);
-  auto modules = measure::weight_modules(model);
   std::vector<std::string> names;
   for (const auto& m : modules) names.push_back(m.name);
   for (const auto& [name, module] : own) names.push_back(name);
@@ -192,21 +189,10 @@ quant::ConversionReport convert_for_training(const torch::nn::Module& model, con
   return report;
 }
 
-int restore(const torch::nn::Module& model) {
-  int count = 0;
-  for (const auto& m : measure::weight_modules(model)) {
-    if (training_handler(m.weight) == nullptr) continue;
-    runtime::untag_weight(m.weight);
-    ++count;
-  }
-  return count;
-}
-
-measure::MeasurementFile export_amax(const torch::nn::Module& model) {
+measure::MeasurementFile export_all(const std::vector<WeightModule>& modules, const TeModules& own) {
   measure::MeasurementFile file;
   std::int64_t steps = 0;
-  const auto own = te_modules(model);
-  for (const auto& m : measure::weight_modules(model)) {
+  for (const auto& m : modules) {
     const auto* handler = training_handler(m.weight);
     const auto te = own.find(m.name);
     if (handler == nullptr && (te == own.end() || te->second->fp8_states().size() != 1 || c10::isFloat8Type(m.weight.scalar_type()))) continue;
@@ -223,6 +209,27 @@ measure::MeasurementFile export_amax(const torch::nn::Module& model) {
   if (!file.modules.empty()) file.num_samples = steps;
   return file;
 }
+}  // namespace
+
+quant::ConversionReport convert_for_training(const torch::nn::Module& model, const TrainingOptions& options) {
+  return convert_all(measure::weight_modules(model), te_modules(model), options);
+}
+quant::ConversionReport convert_for_training(const std::vector<WeightModule>& modules, const TrainingOptions& options) {
+  return convert_all(modules, {}, options);
+}
+
+int restore(const torch::nn::Module& model) {
+  int count = 0;
+  for (const auto& m : measure::weight_modules(model)) {
+    if (training_handler(m.weight) == nullptr) continue;
+    runtime::untag_weight(m.weight);
+    ++count;
+  }
+  return count;
+}
+
+measure::MeasurementFile export_amax(const torch::nn::Module& model) { return export_all(measure::weight_modules(model), te_modules(model)); }
+measure::MeasurementFile export_amax(const std::vector<WeightModule>& modules) { return export_all(modules, {}); }
 
 std::map<std::string, CastStatistics> take_statistics(const torch::nn::Module& model) {
   std::map<std::string, CastStatistics> all;

@@ -9,6 +9,7 @@
 
 #include "fp8/configs/recipe_config.h"
 #include "fp8/measure/measurement_file.h"
+#include "fp8/measure/module_tree.h"
 #include "fp8/quant/convert.h"
 #include "fp8/recipes/recipe.h"
 #include "fp8/transformer_engine/fp8_state.h"
@@ -41,12 +42,15 @@ struct TrainingOptions {
 /// Throws c10::Error or io::Error naming module or pattern: a weight that is not on hpu, one that is quantized for inference, a rule that
 /// does not compile. Converting again keeps the state of what is converted already. Nothing is changed when it throws.
 quant::ConversionReport convert_for_training(const torch::nn::Module& model, const TrainingOptions& options = {});
+/// The same of a model that is no torch::nn::Module.
+quant::ConversionReport convert_for_training(const std::vector<measure::WeightModule>& modules, const TrainingOptions& options = {});
 
 /// Takes the handlers off again: the model is what it was. Returns how many.
 int restore(const torch::nn::Module& model);
 
 /// The largest amaxes of inputs and weights that training has recorded, as a measurement file that quantization reads.
 measure::MeasurementFile export_amax(const torch::nn::Module& model);
+measure::MeasurementFile export_amax(const std::vector<measure::WeightModule>& modules);
 
 /// Per module, what casts did since the last call (saturation, underflow, stale scales), by name.
 std::map<std::string, CastStatistics> take_statistics(const torch::nn::Module& model);

@@ -147,11 +147,13 @@ Fp8StateValues state_from(const std::string& name, const io::Json& json, const s
   return values;
 }
 
-ExtraState get_extra_state(const torch::nn::Module& model) {
+ExtraState get_extra_state(const torch::nn::Module& model) { return get_extra_state(fp8_states(model)); }
+
+ExtraState get_extra_state(const std::vector<NamedState>& states) {
   ExtraState extra;
   extra.json["version"] = kVersion;
   extra.json["states"] = io::Json::object();
-  for (const auto& [name, state] : fp8_states(model)) {
+  for (const auto& [name, state] : states) {
     const Fp8StateValues values = state->values();
     extra.json["states"][name] = state_json(values);
     for (auto& [key, tensor] : state_tensors(values)) extra.tensors[name + "." + key] = tensor;
@@ -159,7 +161,9 @@ ExtraState get_extra_state(const torch::nn::Module& model) {
   return extra;
 }
 
-ExtraStateReport set_extra_state(const torch::nn::Module& model, const ExtraState& extra) {
+ExtraStateReport set_extra_state(const torch::nn::Module& model, const ExtraState& extra) { return set_extra_state(fp8_states(model), extra); }
+
+ExtraStateReport set_extra_state(const std::vector<NamedState>& states, const ExtraState& extra) {
   const auto version = extra.json.find("version");
   TORCH_CHECK(version != extra.json.end() && *version == kVersion, "[set_extra_state] key 'version': found ", version == extra.json.end() ? "none" : version->dump(),
               ", allowed: ", kVersion);
@@ -167,7 +171,7 @@ ExtraStateReport set_extra_state(const torch::nn::Module& model, const ExtraStat
   ExtraStateReport report;
   std::set<std::string> known;
   std::vector<std::pair<std::shared_ptr<Fp8State>, Fp8StateValues>> found;
-  for (const auto& [name, state] : fp8_states(model)) {
+  for (const auto& [name, state] : states) {
     known.insert(name);
     const auto json = extra.json["states"].find(name);
     if (json == extra.json["states"].end()) {
@@ -187,10 +191,12 @@ ExtraStateReport set_extra_state(const torch::nn::Module& model, const ExtraStat
   return report;
 }
 
-void save_extra_state(const torch::nn::Module& model, const std::filesystem::path& folder) {
+void save_extra_state(const torch::nn::Module& model, const std::filesystem::path& folder) { save_extra_state(fp8_states(model), folder); }
+
+void save_extra_state(const std::vector<NamedState>& states, const std::filesystem::path& folder) {
   std::error_code made;  // what went wrong shows in the first write
   std::filesystem::create_directories(folder, made);
-  const ExtraState extra = get_extra_state(model);
+  const ExtraState extra = get_extra_state(states);
   std::vector<io::SafetensorsWriter::Entry> specs;
   for (const auto& [name, tensor] : extra.tensors) specs.push_back({name, io::DType::F32, tensor.sizes().vec()});
   io::SafetensorsWriter writer(folder / kTensorFile, specs);
@@ -199,7 +205,9 @@ void save_extra_state(const torch::nn::Module& model, const std::filesystem::pat
   io::write_json(folder / kJsonFile, extra.json);
 }
 
-ExtraStateReport load_extra_state(const torch::nn::Module& model, const std::filesystem::path& folder) {
+ExtraStateReport load_extra_state(const torch::nn::Module& model, const std::filesystem::path& folder) { return load_extra_state(fp8_states(model), folder); }
+
+ExtraStateReport load_extra_state(const std::vector<NamedState>& states, const std::filesystem::path& folder) {
   ExtraState extra;
   extra.json = io::read_json(folder / kJsonFile);
   const io::SafetensorsFile file(folder / kTensorFile);
@@ -209,7 +217,7 @@ ExtraStateReport load_extra_state(const torch::nn::Module& model, const std::fil
     file.read(info, t.mutable_data_ptr());
     extra.tensors[info.name] = t;
   }
-  return set_extra_state(model, extra);
+  return set_extra_state(states, extra);
 }
 
 void refuse_pickle(const std::string& name, const at::Tensor& bytes) {

@@ -35,6 +35,7 @@ struct ExtraState {
 };
 
 ExtraState get_extra_state(const torch::nn::Module& model);
+ExtraState get_extra_state(const std::vector<NamedState>& states);
 
 /// What could not be taken over; empty: everything was.
 struct ExtraStateReport {
@@ -45,11 +46,14 @@ struct ExtraStateReport {
 /// Another history length is fine: it is resized at the next step. Throws c10::Error naming the product for sizes that do not fit,
 /// values that are no scales, or another version.
 ExtraStateReport set_extra_state(const torch::nn::Module& model, const ExtraState& state);
+ExtraStateReport set_extra_state(const std::vector<NamedState>& states, const ExtraState& state);
 
 /// The two files, each written atomically; the folder is made if it is not there. Throws io::Error.
 void save_extra_state(const torch::nn::Module& model, const std::filesystem::path& folder);
+void save_extra_state(const std::vector<NamedState>& states, const std::filesystem::path& folder);
 /// Throws io::Error naming the file, or what set_extra_state() throws.
 ExtraStateReport load_extra_state(const torch::nn::Module& model, const std::filesystem::path& folder);
+ExtraStateReport load_extra_state(const std::vector<NamedState>& states, const std::filesystem::path& folder);
 
 /// One state as JSON and tensors, and back; what modules put into their archives.
 io::Json state_json(const Fp8StateValues& values);

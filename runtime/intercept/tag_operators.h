@@ -1,0 +1,64 @@
+// SPDX-License-Identifier: Apache-2.0
+// All that attaches or reads state, as operators: Python reaches them by torch.ops.load_library("libfp8_transformer_engine.so") and
+// torch.ops.fp8.NAME, TorchScript by the same names, without binding code. This is their list; each is declared and registered in the folder
+// that it belongs to (*_operators.h).
+//
+//   A model is three lists of one length: weights, the parameters themselves on hpu; modules, their dotted names; types, their classes'
+//   names as in allow- and blocklists ("Linear", "Conv2d", "Embedding"). What has several fields is JSON; what is long is a file.
+//
+//   runtime/intercept/tag_operators.h       the mark on a weight
+//     tag_of(Tensor weight) -> str                           {"modules", "dtype", "sizes", "handler", "holds_codes", "whole"}; "null": none
+//     dequantize(Tensor weight) -> Tensor                    values of a tagged weight, or of a view of it
+//     retag(Tensor source, Tensor(a!) to) -> ()              the mark of source, on a tensor that has the same bytes
+//     untag(Tensor(a!) weight) -> ()                         takes a mark off that no codes depend on
+//
+//   measure/measure_operators.h
+//     measure_begin(Tensor(a!)[] weights, str[] modules, str[] types, Tensor?[]? biases=None, str prefix="",
+//                   str config="") -> int session
+//     measure_samples(int session, int first, int count) -> ()        which samples the next forward sees
+//     measure_result(int session) -> str                     {"samples", "modules": {name: {"inputs", "outputs", "weight"}}, "non_finite"}
+//     measure_end(int session, bool write=True) -> str[]     the files
+//
+//   quant/quant_operators.h
+//     convert(Tensor(a!)[] weights, str[] modules, str[] types, str options="{}") -> str     codes in the weights' place, and the report
+//     tag(Tensor(a!) codes, str module, Tensor scale_inv, str scheme="{}") -> ()             codes that come from elsewhere
+//     scale_inv(Tensor weight) -> Tensor                     f32: one value, one per row, or a grid of blocks
+//     scheme_of(Tensor weight) -> str                        what tag() takes
+//     load(Tensor(a!)[] weights, str[] modules, str[] types, str folder, ScalarType? compute=None) -> str[]  an fp8 checkpoint's
+//     save(Tensor[] tensors, str[] names, str[] types, str folder, str format="compressed-tensors", str source="", bool overwrite=False) -> ()
+//
+//   transformer_engine/training_operators.h
+//     attach_training(Tensor(a!)[] weights, str[] modules, str[] types, str recipe="habana", str warm_start="") -> str       the report
+//     enter_autocast(str recipe="", bool enabled=True, bool calibrating=False, bool? is_first_microbatch=None, int seed=0) -> int region
+//     exit_autocast(int region, bool failed=False) -> ()     on the thread that entered, innermost first
+//     training_state(Tensor weight) -> str                   {"name", "recipe", "step", "forward": {"scale", "amax_history"}, ...}
+//     export_amax(Tensor[] weights, str[] modules, str[] types, str prefix) -> str[]     training's amaxes as a measurement: the files
+//     save_training_state(Tensor[] weights, str folder) -> ()
+//     load_training_state(Tensor(a!)[] weights, str folder) -> str    {"missing", "unexpected"}
+//
+// Operators on the numbers themselves (fp8::weight_only_linear, fp8::block_linear, hpu::*) are in runtime/ops.
+#pragma once
+#include <ATen/core/Tensor.h>
+
+#include <string>
+#include <vector>
+
+namespace fp8::runtime {
+
+/// JSON; "null" for a tensor without a mark. whole: false for a view of a part. Any device.
+std::string tag_of(const at::Tensor& weight);
+
+/// The weight's values in the dtype that it had, in its shape. Throws c10::Error for a tensor that is no tagged weight and no view of one.
+at::Tensor dequantize(const at::Tensor& weight);
+
+/// Throws c10::Error: source has no mark, is a view, or is a parameter that learns in fp8 (its handler answers for its memory alone); `to` is
+/// not on hpu, not contiguous, or of other sizes or dtype. Whether the bytes are the same is not looked at.
+void retag(const at::Tensor& source, const at::Tensor& to);
+
+/// Throws c10::Error where the memory holds codes: they would be taken for values. Nothing happens to a tensor without a mark.
+void untag(const at::Tensor& weight);
+
+/// For operators that take a model: c10::Error "[fp8::convert] modules: found 2, expected 3 (one for each of weights)".
+void check_one_for_each(const char* op, const char* argument, std::size_t found, const char* of, std::size_t expected);
+
+}  // namespace fp8::runtime
