@@ -49,7 +49,8 @@ std::vector<WeightModule> model_of(const char* op, at::TensorList weights, const
                                    const std::optional<Biases>& biases) {
   runtime::check_one_for_each(op, "modules", modules.size(), "weights", weights.size());
   runtime::check_one_for_each(op, "types", types.size(), "weights", weights.size());
-  if (biases.has_value()) runtime::check_one_for_each(op, "biases", biases->size(), "weights", weights.size());
+  const bool with_biases = biases.has_value() && !biases->empty();
+  if (with_biases) runtime::check_one_for_each(op, "biases", biases->size(), "weights", weights.size());
   std::set<std::string> names;
   std::vector<WeightModule> model;
   for (std::size_t i = 0; i < weights.size(); ++i) {
@@ -60,7 +61,7 @@ std::vector<WeightModule> model_of(const char* op, at::TensorList weights, const
       TORCH_CHECK(false, "[fp8::", op, "] types: found \"", types[i], "\" for ", modules[i], ", the nearest that is known is ", configs::closest(types[i], known));
     }
     WeightModule m{modules[i], types[i], weights[i], std::nullopt};
-    if (biases.has_value()) m.bias = biases->get(i);
+    if (with_biases) m.bias = biases->get(i);
     model.push_back(std::move(m));
   }
   return model;

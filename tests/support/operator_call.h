@@ -1,0 +1,45 @@
+// SPDX-License-Identifier: Apache-2.0
+// Calls fp8:: operators as Python does (boxed, by name, missing arguments take their defaults) and from TorchScript text.
+#pragma once
+#include <torch/csrc/jit/frontend/resolver.h>
+#include <torch/csrc/jit/frontend/sugared_value.h>
+#include <torch/torch.h>
+
+#include <memory>
+#include <string>
+#include <vector>
+
+#include "fp8/runtime/io/json.h"
+
+namespace fp8::test {
+
+/// The result of fp8::name(args...); None where it has none.
+inline c10::IValue call_fp8(const std::string& name, torch::jit::Stack args) {
+  const auto op = c10::Dispatcher::singleton().findSchemaOrThrow(("fp8::" + name).c_str(), "");
+  op.schema().checkAndNormalizeInputs(args);
+  op.callBoxed(args);
+  return args.empty() ? c10::IValue() : args.front();
+}
+
+inline io::Json json_of(const c10::IValue& text) { return io::parse_json(text.toStringRef(), "result"); }
+
+using Tensors = std::vector<at::Tensor>;
+using Words = std::vector<std::string>;
+
+/// In the text of a function `fp8.name(...)` is the operator fp8::name.
+class Fp8Resolver final : public torch::jit::Resolver {
+ public:
+  std::shared_ptr<torch::jit::SugaredValue> resolveValue(const std::string& name, torch::jit::GraphFunction& m, const torch::jit::SourceRange& loc) override {
+    if (name == "fp8") return std::make_shared<torch::jit::BuiltinModule>("fp8");
+    return torch::jit::nativeResolver()->resolveValue(name, m, loc);
+  }
+  c10::TypePtr resolveType(const std::string&, const torch::jit::SourceRange&) override { return nullptr; }
+};
+
+/// The function `f` of a TorchScript text.
+inline torch::jit::Function& compile(torch::jit::CompilationUnit& unit, const std::string& text) {
+  unit.define(std::nullopt, text, std::make_shared<Fp8Resolver>(), nullptr);
+  return unit.get_function(c10::QualifiedName("f"));
+}
+
+}  // namespace fp8::test
