@@ -122,7 +122,8 @@ std::vector<std::string> measure_end(std::int64_t session, bool write) {
 TORCH_LIBRARY_FRAGMENT(fp8, m) {
   // What has an effect that no argument shows is never moved or left out by TorchScript.
   constexpr auto kEffect = c10::AliasAnalysisKind::CONSERVATIVE;
-  m.def("measure_begin(Tensor(a!)[] weights, str[] modules, str[] types, Tensor?[]? biases=None, str prefix=\"\", str config=\"\") -> int", &measure_begin);
+  m.def(torch::schema("measure_begin(Tensor[] weights, str[] modules, str[] types, Tensor?[]? biases=None, str prefix=\"\", str config=\"\") -> int", kEffect),
+        &measure_begin);
   m.def(torch::schema("measure_samples(int session, int first, int count) -> ()", kEffect), &measure_samples);
   m.def(torch::schema("measure_result(int session) -> str", kEffect), &measure_result);
   m.def(torch::schema("measure_end(int session, bool write=True) -> str[]", kEffect), &measure_end);

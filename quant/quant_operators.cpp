@@ -133,10 +133,10 @@ Request request_of(const std::string& text) {
   std::string measurements;
   std::optional<ActivationScaling> activations;
   std::optional<std::size_t> dialect;
+  io::Json config_json;
   const Key config = {"quant_config", "an object or the path of a file", [&](const io::Json& json) {
-                        if (json.is_object()) request.config = configs::parse_quant_config(json, where + ": quant_config", measure::parse_options());
-                        if (json.is_string()) request.config = configs::read_quant_config(json.get<std::string>(), measure::parse_options());
-                        return request.config.has_value();
+                        config_json = json;
+                        return json.is_object() || json.is_string();
                       }};
   const Key measured = {"measurements", "a path", [&](const io::Json& json) {
                           if (json.is_string()) measurements = json.get<std::string>();
@@ -147,7 +147,12 @@ Request request_of(const std::string& text) {
                               {config, measured, choice("activations", kActivations, activations), choice("weights", kWeights, plan.weights), block(plan.block),
                                boolean("power_of_two", plan.power_of_two), boolean("fuse_scales", plan.fuse_scales), choice("dialect", kDialects, dialect),
                                words("include", plan.include), words("exclude", plan.exclude)});
-  if (request.config.has_value() && keys.size() > 1) throw io::Error(where + ": expected 'quant_config' alone, it decides the rest");
+  if (!config_json.is_null()) {
+    if (keys.size() > 1) throw io::Error(where + ": expected 'quant_config' alone, it decides the rest");
+    request.config = config_json.is_object() ? configs::parse_quant_config(config_json, where + ": quant_config", measure::parse_options())
+                                             : configs::read_quant_config(config_json.get<std::string>(), measure::parse_options());
+    return request;
+  }
   plan.dialect = dialect.has_value() ? dialect_at(*dialect) : runtime::device_dialect("convert");
   if (!measurements.empty()) plan.measurements = measure::read_measurements(measurements);
   plan.activations = activations.value_or(measurements.empty() ? ActivationScaling::dynamic_token : ActivationScaling::static_tensor);
@@ -310,12 +315,13 @@ void save_tensors(at::TensorList tensors, const std::vector<std::string>& names,
 }
 
 TORCH_LIBRARY_FRAGMENT(fp8, m) {
-  constexpr auto kEffect = c10::AliasAnalysisKind::CONSERVATIVE;  // TorchScript neither moves it nor leaves it out
-  m.def("convert(Tensor(a!)[] weights, str[] modules, str[] types, str options=\"{}\") -> str", &convert_tensors);
+  // TorchScript neither moves such a call nor leaves it out. With (a!) instead it leaves it out where the list is made for the call.
+  constexpr auto kEffect = c10::AliasAnalysisKind::CONSERVATIVE;
+  m.def(torch::schema("convert(Tensor[] weights, str[] modules, str[] types, str options=\"{}\") -> str", kEffect), &convert_tensors);
   m.def("tag(Tensor(a!) codes, str module, Tensor scale_inv, str scheme=\"{}\") -> ()", &tag_codes);
   m.def("scale_inv(Tensor weight) -> Tensor", &scale_inv_of);
   m.def("scheme_of(Tensor weight) -> str", &scheme_of);
-  m.def("load(Tensor(a!)[] weights, str[] modules, str[] types, str folder, ScalarType? compute=None) -> str[]", &load_tensors);
+  m.def(torch::schema("load(Tensor[] weights, str[] modules, str[] types, str folder, ScalarType? compute=None) -> str[]", kEffect), &load_tensors);
   m.def(torch::schema("save(Tensor[] tensors, str[] names, str[] types, str folder, str format=\"compressed-tensors\", str source=\"\", bool overwrite=False) -> ()",
                       kEffect),
         &save_tensors);

@@ -136,14 +136,15 @@ std::string load_training_state(at::TensorList weights, const std::string& folde
 
 TORCH_LIBRARY_FRAGMENT(fp8, m) {
   constexpr auto kEffect = c10::AliasAnalysisKind::CONSERVATIVE;  // TorchScript neither moves it nor leaves it out
-  m.def("attach_training(Tensor(a!)[] weights, str[] modules, str[] types, str recipe=\"habana\", str warm_start=\"\") -> str", &attach_training);
+  m.def(torch::schema("attach_training(Tensor[] weights, str[] modules, str[] types, str recipe=\"habana\", str warm_start=\"\") -> str", kEffect),
+        &attach_training);
   m.def(torch::schema("enter_autocast(str recipe=\"\", bool enabled=True, bool calibrating=False, bool? is_first_microbatch=None, int seed=0) -> int", kEffect),
         &enter_autocast);
   m.def(torch::schema("exit_autocast(int region, bool failed=False) -> ()", kEffect), &exit_autocast);
   m.def(torch::schema("training_state(Tensor weight) -> str", kEffect), &training_state);
   m.def(torch::schema("export_amax(Tensor[] weights, str[] modules, str[] types, str prefix) -> str[]", kEffect), &export_amax_of);
   m.def(torch::schema("save_training_state(Tensor[] weights, str folder) -> ()", kEffect), &save_training_state);
-  m.def("load_training_state(Tensor(a!)[] weights, str folder) -> str", &load_training_state);
+  m.def(torch::schema("load_training_state(Tensor[] weights, str folder) -> str", kEffect), &load_training_state);
   runtime::autocast::keep_out_of_own_ops();
 }
 

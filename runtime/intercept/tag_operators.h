@@ -13,28 +13,28 @@
 //     untag(Tensor(a!) weight) -> ()                         takes a mark off that no codes depend on
 //
 //   measure/measure_operators.h
-//     measure_begin(Tensor(a!)[] weights, str[] modules, str[] types, Tensor?[]? biases=None, str prefix="",
+//     measure_begin(Tensor[] weights, str[] modules, str[] types, Tensor?[]? biases=None, str prefix="",
 //                   str config="") -> int session
 //     measure_samples(int session, int first, int count) -> ()        which samples the next forward sees
 //     measure_result(int session) -> str                     {"samples", "modules": {name: {"inputs", "outputs", "weight"}}, "non_finite"}
 //     measure_end(int session, bool write=True) -> str[]     the files
 //
 //   quant/quant_operators.h
-//     convert(Tensor(a!)[] weights, str[] modules, str[] types, str options="{}") -> str     codes in the weights' place, and the report
+//     convert(Tensor[] weights, str[] modules, str[] types, str options="{}") -> str     codes in the weights' place, and the report
 //     tag(Tensor(a!) codes, str module, Tensor scale_inv, str scheme="{}") -> ()             codes that come from elsewhere
 //     scale_inv(Tensor weight) -> Tensor                     f32: one value, one per row, or a grid of blocks
 //     scheme_of(Tensor weight) -> str                        what tag() takes
-//     load(Tensor(a!)[] weights, str[] modules, str[] types, str folder, ScalarType? compute=None) -> str[]  an fp8 checkpoint's
+//     load(Tensor[] weights, str[] modules, str[] types, str folder, ScalarType? compute=None) -> str[]  an fp8 checkpoint's
 //     save(Tensor[] tensors, str[] names, str[] types, str folder, str format="compressed-tensors", str source="", bool overwrite=False) -> ()
 //
 //   transformer_engine/training_operators.h
-//     attach_training(Tensor(a!)[] weights, str[] modules, str[] types, str recipe="habana", str warm_start="") -> str       the report
+//     attach_training(Tensor[] weights, str[] modules, str[] types, str recipe="habana", str warm_start="") -> str       the report
 //     enter_autocast(str recipe="", bool enabled=True, bool calibrating=False, bool? is_first_microbatch=None, int seed=0) -> int region
 //     exit_autocast(int region, bool failed=False) -> ()     on the thread that entered, innermost first
 //     training_state(Tensor weight) -> str                   {"name", "recipe", "step", "forward": {"scale", "amax_history"}, ...}
 //     export_amax(Tensor[] weights, str[] modules, str[] types, str prefix) -> str[]     training's amaxes as a measurement: the files
 //     save_training_state(Tensor[] weights, str folder) -> ()
-//     load_training_state(Tensor(a!)[] weights, str folder) -> str    {"missing", "unexpected"}
+//     load_training_state(Tensor[] weights, str folder) -> str    {"missing", "unexpected"}
 //
 // Operators on the numbers themselves (fp8::weight_only_linear, fp8::block_linear, hpu::*) are in runtime/ops.
 #pragma once

@@ -2,6 +2,7 @@
 // Calibration by operators, as Python and TorchScript call them: what is measured is what PyTorch says of the same tensors.
 #include "fp8/measure/measure_operators.h"
 
+#include <atomic>
 #include <fstream>
 #include <thread>
 
@@ -13,7 +14,7 @@
 namespace fp8::test {
 namespace {
 
-float amax(const at::Tensor& t) { return t.detach().cpu().abs().max().item<float>(); }
+float largest(const at::Tensor& t) { return t.detach().cpu().abs().max().item<float>(); }
 
 /// Two linear weights with biases, and an embedding that the default does not select.
 struct Model {
@@ -46,17 +47,17 @@ TEST(MeasureOperators, MeasureWhatPassesAndChangeNoBit) {
   const io::Json result = json_of(call_fp8("measure_result", {s}));
   const at::Tensor h = at::linear(x.cpu(), m.a.cpu(), m.a_bias.cpu());
   EXPECT_EQ(result["samples"], 3);
-  EXPECT_EQ(result["modules"]["fc1"]["inputs"][0][0].get<float>(), amax(x));
-  EXPECT_EQ(result["modules"]["fc1"]["weight"][0].get<float>(), amax(m.a));
-  EXPECT_NEAR(result["modules"]["fc1"]["outputs"][0][0].get<float>(), amax(h), 1e-5);
-  EXPECT_EQ(result["modules"]["layers.0.fc2"]["outputs"][0][0].get<float>(), amax(y));
+  EXPECT_EQ(result["modules"]["fc1"]["inputs"][0][0].get<float>(), largest(x));
+  EXPECT_EQ(result["modules"]["fc1"]["weight"][0].get<float>(), largest(m.a));
+  EXPECT_NEAR(result["modules"]["fc1"]["outputs"][0][0].get<float>(), largest(h), 1e-5);
+  EXPECT_EQ(result["modules"]["layers.0.fc2"]["outputs"][0][0].get<float>(), largest(y));
   EXPECT_EQ(result["non_finite"], io::Json::array());
   const auto paths = call_fp8("measure_end", {s}).toListRef().vec();
   EXPECT_EQ(paths.size(), 4u);
   EXPECT_EQ(call_fp8("tag_of", {m.a}).toStringRef(), "null");
   const auto file = measure::read_measurements((dir / "stats/p").string());
   ASSERT_NE(file.find("fc1"), nullptr);
-  EXPECT_EQ(file.find("fc1")->inputs[0][0], amax(x));
+  EXPECT_EQ(file.find("fc1")->inputs[0][0], largest(x));
   EXPECT_EQ(file.num_samples, 3);
   EXPECT_TRUE(throws_with({"fp8::measure_end", "session", "found " + std::to_string(s)}, [&] { call_fp8("measure_end", {s}); }));
 }
@@ -108,7 +109,9 @@ TEST(MeasureOperators, LeaveTheModelAsItWasWhenTheyThrow) {
   EXPECT_TRUE(throws_with({"fp8::measure_begin", "modules", "\"a\" twice"}, begin({m.a, m.b}, {"a", "a"}, {"Linear", "Linear"})));
   EXPECT_TRUE(throws_with({"fp8::measure_begin", "types", "\"Linera\"", "Linear"}, begin({m.a}, {"a"}, {"Linera"})));
   EXPECT_TRUE(throws_with({"cpu_one", "hpu", "cpu"}, begin({m.a, at::ones({2, 2})}, {"a", "cpu_one"}, {"Linear", "Linear"})));
-  EXPECT_TRUE(throws_with({"/proc/"}, [&] { m.begin("/proc/nowhere/p"); }));
+  const TempDir dir;
+  std::ofstream(dir / "file") << "x";
+  EXPECT_TRUE(throws_with({"file"}, [&] { m.begin((dir / "file/p").string()); }));
   EXPECT_EQ(call_fp8("tag_of", {m.a}).toStringRef(), "null");
   const auto s = m.begin();
   EXPECT_TRUE(throws_with({"first", "found -1"}, [&] { call_fp8("measure_samples", {s, -1, 1}); }));
@@ -156,7 +159,7 @@ def f(w : Tensor, x : Tensor):
     const at::Tensor w = at::randn({4, 8}, on_hpu()), x = at::randn({2, 8}, on_hpu());
     const auto result = f({w, x}).toTuple();
     EXPECT_TRUE(same_bits(result->elements()[0].toTensor(), at::linear(x, w)));
-    EXPECT_EQ(json_of(result->elements()[1])["modules"]["fc"]["inputs"][0][0].get<float>(), amax(x));
+    EXPECT_EQ(json_of(result->elements()[1])["modules"]["fc"]["inputs"][0][0].get<float>(), largest(x));
     EXPECT_EQ(call_fp8("tag_of", {w}).toStringRef(), "null");
   }
 }

@@ -203,7 +203,8 @@ def f(w : Tensor, x : Tensor):
   const at::Tensor fp8 = at::linear(x, m.a);
   leave(region);
   for (int run = 0; run < 3; ++run) {
-    const auto& y = f({m.a, x}).toTuple()->elements();
+    const auto result = f({m.a, x}).toTuple();
+    const auto& y = result->elements();
     EXPECT_TRUE(same_bits(y[0].toTensor(), plain));
     EXPECT_TRUE(same_bits(y[1].toTensor(), fp8));
     EXPECT_TRUE(same_bits(y[2].toTensor(), plain));

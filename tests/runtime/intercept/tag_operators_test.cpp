@@ -98,9 +98,9 @@ def f(w : Tensor):
   for (int run = 0; run < 3; ++run) {
     const at::Tensor w = at::ones({3, 4}, on_hpu());
     runtime::tag_weight(w, "a", std::make_shared<RecordingHandler>());
-    const auto seen = f({w}).toListRef();
-    EXPECT_EQ(json_of(seen[0])["modules"], io::Json({"a"}));
-    EXPECT_EQ(seen[1].toStringRef(), "null");
+    const c10::IValue seen = f({w});
+    EXPECT_EQ(json_of(seen.toListRef()[0])["modules"], io::Json({"a"}));
+    EXPECT_EQ(seen.toListRef()[1].toStringRef(), "null");
   }
 }
 

@@ -1,0 +1,60 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Measures, quantizes, saves and trains a plain torch.nn model in fp8 through torch.ops.fp8: no binding code, no change of the model.
+
+operators.py LIBRARY FOLDER VERSION: libfp8_transformer_engine.so, where to write, the LibTorch it was built with. What the operators are:
+runtime/intercept/tag_operators.h. Skips where this Python has no torch of that version.
+"""
+import json, sys, types
+library, folder, version = sys.argv[1:]
+try:
+    import torch
+except ImportError:
+    sys.exit("SKIPPED: this Python has no torch")
+if not torch.__version__.startswith(version + "."):
+    sys.exit(f"SKIPPED: this Python has torch {torch.__version__}, the library was built with {version}")
+torch.ops.load_library(library)
+fp8 = torch.ops.fp8
+hpu = types.ModuleType("torch.hpu")  # what torch asks for when it meets the device for the first time
+hpu._lazy_init, hpu.is_available, hpu.device_count = (lambda: None), (lambda: True), (lambda: 1)
+torch._register_device_module("hpu", hpu)
+
+def net():
+    torch.manual_seed(0)
+    return torch.nn.Sequential(torch.nn.Linear(64, 128), torch.nn.ReLU(), torch.nn.Linear(128, 32)).to("hpu")
+
+def linears(model):
+    found = [(name, m) for name, m in model.named_modules() if isinstance(m, torch.nn.Linear)]
+    return [m.weight for _, m in found], [name for name, _ in found], ["Linear"] * len(found)
+
+# Measure, quantize, run, save.
+model, x = net(), torch.randn(16, 64).to("hpu")
+with torch.no_grad():
+    high = model(x)
+    session = fp8.measure_begin(*linears(model), prefix=f"{folder}/stats/inc_output")
+    model(x)
+    fp8.measure_end(session)
+    report = json.loads(fp8.convert(*linears(model), json.dumps({"measurements": f"{folder}/stats", "dialect": "ocp"})))
+    low = model(x)
+assert len(report["converted"]) == 2 and model[0].weight.dtype == torch.float8_e4m3fn, report
+error = ((low - high).norm() / high.norm()).item()
+assert 0 < error < 0.1, error
+state = model.state_dict()
+fp8.save(list(state.values()), list(state), ["Linear"] * len(state), f"{folder}/checkpoint", overwrite=True)
+
+# Train in fp8, and beside it in f32, on the same data.
+def train(recipe):
+    model, target, losses = net(), torch.randn(64, 32).to("hpu"), []
+    optimizer = torch.optim.AdamW(model.parameters(), lr=3e-3)
+    if recipe: fp8.attach_training(*linears(model), recipe)
+    for step in range(100):
+        x = torch.randn(32, 64).to("hpu")
+        region = fp8.enter_autocast(recipe or "", bool(recipe))
+        try: loss = (model(x) - x @ target).pow(2).mean()
+        except BaseException: fp8.exit_autocast(region, failed=True); raise
+        fp8.exit_autocast(region)
+        optimizer.zero_grad(); loss.backward(); optimizer.step()
+        losses.append(loss.item())
+    return sum(losses[-20:]) / 20
+high, low = train(None), train("habana")
+assert abs(low - high) < 0.05 * high, (low, high)
+print(f"quantized: error {error:.4f}; trained: loss {low:.3f} in fp8, {high:.3f} in f32")
