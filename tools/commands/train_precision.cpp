@@ -62,10 +62,10 @@ struct TrainPrecision::Impl {
         o.keep.empty() ? std::vector<std::string>(std::begin(kDefaultKeep), std::end(kDefaultKeep)) : o.keep;
     check_keep(o.keep);
     const auto report = plugin->convert_modules(*model, options);
-    for (const auto& warning : report.warnings) context.warn(o.recipe + ": " + warning);
     converted = report.converted.size();
     kept = report.skipped.size();
     if (converted == 0) throw UsageError("--precision fp8: no module is left to run in fp8, see --keep and --recipe");
+    for (const auto& warning : report.warnings) context.warn("--recipe " + o.recipe + ": " + warning);
   }
 
   /// A misspelt pattern would leave a layer in fp8 that was to stay out of it.
