@@ -350,6 +350,7 @@ FitResult Trainer::result_of(const Run& run) const {
   result.val_loss = run.val_loss;
   if (!run.recent.empty()) {
     result.last_loss = run.recent.back();
+    result.loss_last20 = 0;
     for (const double loss : run.recent) result.loss_last20 += loss / static_cast<double>(run.recent.size());
   }
   result.speed = speed_metrics("train", run.speed);

@@ -14,6 +14,7 @@
 #include <deque>
 #include <filesystem>
 #include <functional>
+#include <limits>
 #include <memory>
 #include <optional>
 #include <string>
@@ -80,7 +81,8 @@ struct FitResult {
   std::int64_t steps = 0, epochs = 0;                       ///< in all, those before a resume included; whole epochs
   std::int64_t resumed_from = 0;                            ///< step, 0: from the start
   std::int64_t samples = 0, tokens = 0, skipped_steps = 0;  ///< in all
-  double last_loss = 0, loss_last20 = 0;  ///< of the last step; mean of the last 20 (or fewer) that were not skipped
+  /// Of the last step that was not skipped; mean of the last 20 of them, or fewer; NaN if there was none.
+  double last_loss = std::numeric_limits<double>::quiet_NaN(), loss_last20 = last_loss;
   std::optional<double> val_loss = {};    ///< the newest
   bool stopped = false;                   ///< should_stop() said so
   io::Json speed = io::Json::object();    ///< speed_metrics("train", ...) of this process

@@ -248,6 +248,15 @@ TEST(Trainer, ANanLossCanBeLeftOut) {
   }
 }
 
+TEST(Trainer, ARunOfSkippedStepsHasNoLoss) {
+  ToyTask task;
+  ToyBatches train(2, 2);
+  train.poison = 1;
+  const auto result = Trainer({.max_steps = 3, .nonfinite = NonFinite::skip}).fit(task, train);
+  EXPECT_EQ(result.skipped_steps, 3);
+  EXPECT_TRUE(std::isnan(result.last_loss) && std::isnan(result.loss_last20));
+}
+
 TEST(Trainer, InfiniteGradientsAreNoStep) {
   ToyTask task;
   task.loss_factor = 1e38;  // the loss is finite, squares of its gradients are not all
