@@ -40,6 +40,8 @@ struct Call : torch::CustomClassHolder {
   std::vector<std::int64_t> x_sizes;
   StepScales scales;
   Operand x_rows, weight_rows;  ///< without their tensors
+
+  bool keeps_input() const { return exact_weight_grad || options.save_original_input; }
 };
 
 /// [..., n] -> [rows, n]; n may be 0.
@@ -95,11 +97,30 @@ at::Tensor forward_product(const at::Tensor& x, const at::Tensor& weight, const 
     const at::Tensor x_codes = without_tensors(call.x_rows, x_grid), w_codes = without_tensors(call.weight_rows, w_grid);
     // Codes that stay between microbatches cost nothing to keep; cast again, they would have this microbatch's scale.
     const bool keep_weight = !call.options.minimize_memory || call.first_microbatch.has_value();
-    *kept = {call.exact_weight_grad ? x2 : x_codes, x_grid, keep_weight ? w_codes : at::Tensor(), keep_weight ? w_grid : at::Tensor(), keep_weight ? at::Tensor() : weight.detach()};
+    *kept = {call.keeps_input() ? x2 : x_codes, call.keeps_input() ? at::Tensor() : x_grid, keep_weight ? w_codes : at::Tensor(), keep_weight ? w_grid : at::Tensor(), keep_weight ? at::Tensor() : weight.detach()};
   }
   // As the op's own result it must be no view: the code around changes results in place (linear adds its bias so).
   const at::AutoDispatchBelowADInplaceOrView own_memory;
   return at::_unsafe_view(y, sizes);
+}
+
+/// How a tensor is cast a second time: with the scales of the first, recording nothing.
+Operand cast_again(const Call& call, Role role, int index, const at::Tensor& values) {
+  StepScales again = call.scales;
+  again.record = false;
+  CastPlan plan = plan_of(call, role, index, again);
+  plan.need_rows = true;
+  plan.statistics = false;
+  return quantize_operand(values.contiguous(), plan).rows;
+}
+
+/// The input along its rows, as it was in the forward pass.
+Operand input_of(const Call& call, const variable_list& saved) {
+  if (call.options.save_original_input) return cast_again(call, Role::input, 0, saved[0]);
+  Operand x = call.x_rows;
+  x.codes = saved[0];
+  x.grid = saved[1];
+  return x;
 }
 
 /// The weight along its rows, as it was in the forward pass.
@@ -110,13 +131,8 @@ Operand weight_of(const Call& call, const variable_list& saved) {
     w.grid = saved[3];
     return w;
   }
-  StepScales again = call.scales;
-  again.record = false;
-  CastPlan plan = plan_of(call, Role::weight, 1, again);
-  plan.need_rows = true;
-  plan.statistics = false;
   if (auto* parameter = fp8_weight(saved[4])) return parameter->operand(saved[4]);
-  return quantize_operand(saved[4].contiguous(), plan).rows;
+  return cast_again(call, Role::weight, 1, saved[4]);
 }
 
 variable_list backward_products(AutogradContext* context, const c10::intrusive_ptr<Call>& call, const at::Tensor& grad) {
@@ -134,9 +150,7 @@ variable_list backward_products(AutogradContext* context, const c10::intrusive_p
     if (wants_w && call->exact_weight_grad) {
       dw = at::matmul(g.t(), saved[0]).to(call->weight_grad);
     } else if (wants_w) {
-      Operand x = call->x_rows;
-      x.codes = saved[0];
-      x.grid = saved[1];
+      const Operand x = input_of(*call, saved);
       dw = product(g8.rows, true, x, false, call->weight_grad);
     }
   }

@@ -19,6 +19,7 @@ struct Fp8LinearOptions {
   bool minimize_memory = false;                     ///< cast the weight again in backward instead of keeping its codes
   std::optional<bool> is_first_microbatch = {};     ///< default: the region's
   bool training = true;                             ///< amaxes may be recorded
+  bool save_original_input = false;                 ///< keep x instead of its codes, which backward casts again
 };
 
 /// x: [..., K] f32, bf16 or f16; weight: [N, K] f32, bf16, f16, or fp8 (runtime::QuantizedParameter); bias: [N] or none. Result: [..., N] in the

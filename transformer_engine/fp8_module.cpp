@@ -98,8 +98,29 @@ void Fp8Module::load_fp8(torch::serialize::InputArchive& archive) {
 void check_parallel(const char* module, const ParallelOptions& options) {
   TORCH_CHECK(options.tp_size == 1, "[", module, "] tp_size: found ", options.tp_size, ", allowed: 1 (tensor parallelism comes with distributed training)");
   TORCH_CHECK(!options.sequence_parallel, "[", module, "] sequence_parallel: found true, allowed: false (it comes with distributed training)");
+  TORCH_CHECK(options.tp_group == nullptr || options.tp_group->size() == 1, "[", module, "] tp_group: found one of ",
+              options.tp_group == nullptr ? 0 : options.tp_group->size(), " ranks, allowed: none, or of 1 (tensor parallelism comes with distributed training)");
+  const std::pair<const char*, bool> overlaps[] = {{"ub_overlap_ag", options.ub_overlap_ag}, {"ub_overlap_rs", options.ub_overlap_rs},
+                                                   {"ub_overlap_rs_dgrad", options.ub_overlap_rs_dgrad}, {"ub_bulk_dgrad", options.ub_bulk_dgrad},
+                                                   {"ub_bulk_wgrad", options.ub_bulk_wgrad}};
+  for (const auto& [name, value] : overlaps) TORCH_CHECK(!value, "[", module, "] ", name, ": found true, allowed: false (one process has no communication to overlap)");
   const std::string& mode = options.parallel_mode;
   TORCH_CHECK(mode.empty() || mode == "column" || mode == "row", "[", module, "] parallel_mode: found \"", mode, "\", allowed: \"\", \"column\", \"row\"");
+}
+
+void refuse_wgrad_options(const char* module, bool fuse_wgrad_accumulation, bool delay_wgrad_compute) {
+  TORCH_CHECK(!fuse_wgrad_accumulation, "[", module, "] fuse_wgrad_accumulation: found true, allowed: false (weights have no main_grad here; gradients accumulate in grad())");
+  TORCH_CHECK(!delay_wgrad_compute, "[", module, "] delay_wgrad_compute: found true, allowed: false (there is no backward_dw() here: backward() computes all gradients)");
+}
+
+void refuse_fp8_results(const char* module, bool fp8_output, bool fp8_grad) {
+  TORCH_CHECK(!fp8_output, "[", module, "] fp8_output: found true, allowed: false (results are in the activation dtype)");
+  TORCH_CHECK(!fp8_grad, "[", module, "] fp8_grad: found true, allowed: false (gradients of inputs are in the input's dtype)");
+}
+
+void check_input(const char* module, const std::string& name, const at::Tensor& x, std::int64_t features) {
+  TORCH_CHECK(x.defined(), "[", module, "] '", name, "': input: found none, allowed: [..., ", features, "]");
+  TORCH_CHECK(x.dim() >= 1 && x.size(-1) == features, "[", module, "] '", name, "': input: found sizes ", x.sizes(), ", allowed: [..., ", features, "]");
 }
 
 }  // namespace fp8::te

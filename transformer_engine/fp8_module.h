@@ -2,10 +2,12 @@
 // What the modules of this folder share: fp8 states that are saved and loaded with the module, and the arguments of tensor parallelism, which
 // are taken when they ask for nothing.
 #pragma once
+#include <functional>
 #include <memory>
 #include <string>
 #include <vector>
 
+#include "fp8/runtime/distributed/process_group.h"
 #include "fp8/transformer_engine/fp8_state.h"
 
 namespace torch::serialize {
@@ -40,8 +42,21 @@ struct ParallelOptions {
   int tp_size = 1;
   std::string parallel_mode = {};   ///< "", "column" or "row"
   bool sequence_parallel = false;
+  std::shared_ptr<runtime::distributed::ProcessGroup> tp_group = nullptr;  ///< of size 1
+  /// Tells ranks' random numbers apart. Not called: where there is one, weights are drawn from the default generator.
+  std::function<void()> get_rng_state_tracker = nullptr;
+  /// Communication beside products: there is none with one process, so all are false. ub_name names its buffers.
+  bool ub_overlap_ag = false, ub_overlap_rs = false, ub_overlap_rs_dgrad = false, ub_bulk_dgrad = false, ub_bulk_wgrad = false;
+  std::string ub_name = {};
 };
 /// Throws c10::Error "[te::Linear] tp_size: found 2, allowed: 1 (...)".
 void check_parallel(const char* module, const ParallelOptions& options);
+
+/// Arguments of the field that are known and not built. Throws c10::Error "[te::Linear] fuse_wgrad_accumulation: found true, allowed: false (...)".
+void refuse_wgrad_options(const char* module, bool fuse_wgrad_accumulation, bool delay_wgrad_compute);
+void refuse_fp8_results(const char* module, bool fp8_output, bool fp8_grad);
+
+/// Throws c10::Error "[te::Linear] 'name': input: found sizes ..., allowed: [..., 64]" unless x ends with `features`.
+void check_input(const char* module, const std::string& name, const at::Tensor& x, std::int64_t features);
 
 }  // namespace fp8::te

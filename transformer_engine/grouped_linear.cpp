@@ -15,8 +15,7 @@ constexpr std::int64_t kMaxGemms = 65536;
 
 /// Throws unless the splits are as many as the products and sum to the rows.
 void check_splits(const GroupedLinearOptions& o, const at::Tensor& x, const std::vector<std::int64_t>& m_splits) {
-  TORCH_CHECK(x.dim() >= 1 && x.size(-1) == o.in_features, "[te::GroupedLinear] '", o.name, "': expected an input whose last dimension is ",
-              o.in_features, ", got sizes ", x.sizes());
+  check_input("te::GroupedLinear", o.name, x, o.in_features);
   TORCH_CHECK(static_cast<std::int64_t>(m_splits.size()) == o.num_gemms, "[te::GroupedLinear] '", o.name, "': m_splits: found ",
               m_splits.size(), " splits, allowed: num_gemms = ", o.num_gemms);
   const std::int64_t rows = x.numel() / o.in_features;
@@ -39,6 +38,7 @@ GroupedLinearImpl::GroupedLinearImpl(GroupedLinearOptions options) : options_(st
               options_.in_features, ", ", options_.out_features, ", allowed: integers >= 1");
   check_params_dtype("te::GroupedLinear", options_.params_dtype);
   check_parallel("te::GroupedLinear", options_.parallel);
+  refuse_wgrad_options("te::GroupedLinear", options_.fuse_wgrad_accumulation, options_.delay_wgrad_compute);
   reset();
 }
 
@@ -60,7 +60,8 @@ void GroupedLinearImpl::reset() {
 at::Tensor GroupedLinearImpl::forward(const at::Tensor& x, const std::vector<std::int64_t>& m_splits,
                                       std::optional<bool> is_first_microbatch) {
   check_splits(options_, x, m_splits);
-  const Fp8LinearOptions o = product_options(options_.minimize_memory, is_first_microbatch, is_training());
+  Fp8LinearOptions o = product_options(options_.minimize_memory, is_first_microbatch, is_training());
+  o.save_original_input = options_.save_original_input;
   const auto parts = x.reshape({-1, options_.in_features}).split_with_sizes(m_splits, 0);
   std::vector<at::Tensor> results;
   for (std::size_t i = 0; i < parts.size(); ++i) {

@@ -22,6 +22,8 @@ struct GroupedLinearOptions {
   bool minimize_memory = false;
   std::string name = "grouped_linear";
   ParallelOptions parallel = {};
+  bool save_original_input = false;                                   ///< as in Linear
+  bool fuse_wgrad_accumulation = false, delay_wgrad_compute = false;  ///< not built: refused
 };
 
 class GroupedLinearImpl : public Fp8Cloneable<GroupedLinearImpl> {

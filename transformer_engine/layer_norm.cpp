@@ -22,6 +22,11 @@ void check(const char* module, const NormOptions& options) {
   check_params_dtype(module, options.params_dtype);
 }
 
+void check_features(const char* module, const at::Tensor& x, std::int64_t features) {
+  TORCH_CHECK(x.defined(), "[", module, "] input: found none, allowed: [..., ", features, "]");
+  TORCH_CHECK(x.dim() >= 1 && x.size(-1) == features, "[", module, "] input: found sizes ", x.sizes(), ", allowed: [..., ", features, "]");
+}
+
 void print(std::ostream& stream, const char* name, const NormOptions& options) {
   stream << "fp8::te::" << name << "(" << options.normalized_shape << ", eps=" << options.eps
          << (options.zero_centered_gamma ? ", zero_centered_gamma=true" : "") << ")";
@@ -46,9 +51,14 @@ at::Tensor initial_gamma(const NormOptions& options) {
 
 at::Tensor normalize(Normalization kind, const at::Tensor& x, const at::Tensor& weight, const at::Tensor& beta, double eps,
                      bool zero_centered_gamma) {
-  const at::Tensor gamma = zero_centered_gamma ? weight + 1 : weight;
-  if (kind == Normalization::RMSNorm) return at::rms_norm(x, weight.sizes(), gamma, eps);
-  return at::layer_norm(x, weight.sizes(), gamma, beta, eps);
+  // 1 + weight in f32: beside a 1, bf16 would lose the low bits of weights that are centered to keep them.
+  const bool wide = zero_centered_gamma && weight.scalar_type() != at::kFloat;
+  const at::Tensor gamma = zero_centered_gamma ? weight.to(at::kFloat) + 1 : weight;
+  if (kind == Normalization::RMSNorm) {
+    return wide ? at::rms_norm(x.to(at::kFloat), weight.sizes(), gamma, eps).to(x.scalar_type()) : at::rms_norm(x, weight.sizes(), gamma, eps);
+  }
+  return wide ? at::layer_norm(x.to(at::kFloat), weight.sizes(), gamma, beta.to(at::kFloat), eps).to(x.scalar_type())
+              : at::layer_norm(x, weight.sizes(), gamma, beta, eps);
 }
 
 LayerNormImpl::LayerNormImpl(NormOptions options) : options_(options) {
@@ -62,6 +72,7 @@ void LayerNormImpl::reset() {
 }
 
 at::Tensor LayerNormImpl::forward(const at::Tensor& x) {
+  check_features("te::LayerNorm", x, options_.normalized_shape);
   return normalize(Normalization::LayerNorm, x, weight, bias, options_.eps, options_.zero_centered_gamma);
 }
 void LayerNormImpl::pretty_print(std::ostream& stream) const { print(stream, "LayerNorm", options_); }
@@ -74,6 +85,7 @@ RMSNormImpl::RMSNormImpl(NormOptions options) : options_(options) {
 void RMSNormImpl::reset() { weight = register_parameter("weight", initial_gamma(options_)); }
 
 at::Tensor RMSNormImpl::forward(const at::Tensor& x) {
+  check_features("te::RMSNorm", x, options_.normalized_shape);
   return normalize(Normalization::RMSNorm, x, weight, {}, options_.eps, options_.zero_centered_gamma);
 }
 void RMSNormImpl::pretty_print(std::ostream& stream) const { print(stream, "RMSNorm", options_); }

@@ -1,12 +1,9 @@
 // SPDX-License-Identifier: Apache-2.0
 #include "fp8/transformer_engine/layer_norm_linear.h"
 
-#include <ATen/ops/zeros.h>
 #include <ATen/ops/zeros_like.h>
 
 #include <ostream>
-
-#include "fp8/transformer_engine/fp8_weight.h"
 
 namespace fp8::te {
 
@@ -17,6 +14,8 @@ LayerNormLinearImpl::LayerNormLinearImpl(LayerNormLinearOptions options)
   check_eps("te::LayerNormLinear", options_.eps);
   check_params_dtype("te::LayerNormLinear", options_.params_dtype);
   check_parallel("te::LayerNormLinear", options_.parallel);
+  check_split("te::LayerNormLinear", options_.parameters_split, options_.out_features);
+  refuse_wgrad_options("te::LayerNormLinear", options_.fuse_wgrad_accumulation, options_.delay_wgrad_compute);
   reset();
 }
 
@@ -31,20 +30,19 @@ void LayerNormLinearImpl::reset() {
   layer_norm_weight = register_parameter("layer_norm_weight", initial_gamma(norm));
   if (kind_ == Normalization::LayerNorm) layer_norm_bias = register_parameter("layer_norm_bias", at::zeros_like(layer_norm_weight));
   const at::Tensor values = initial_weight({o.out_features, o.in_features}, o.init_method, o.params_dtype, o.device);
-  weight = register_parameter("weight", make_weight_parameter(values, o.name));
-  if (o.bias) {
-    bias = register_parameter("bias", at::zeros({o.out_features}, values.options()));
-  } else {
-    bias = register_parameter("bias", {}, /*requires_grad=*/false);
-  }
+  parameters_of_product_.add(*this, "te::LayerNormLinear", o.name, o.parameters_split, values, o.bias);
+  weight = parameters_of_product_.one_weight();
+  bias = parameters_of_product_.one_bias();
 }
 
 ModuleOutputs LayerNormLinearImpl::forward_all(const at::Tensor& x, std::optional<bool> is_first_microbatch) {
+  check_input("te::LayerNormLinear", options_.name, x, options_.in_features);
   const at::Tensor normal = normalize(kind_, x, layer_norm_weight, layer_norm_bias, options_.eps, options_.zero_centered_gamma);
   const Fp8LinearOptions o = product_options(options_.minimize_memory, is_first_microbatch, is_training());
   ModuleOutputs out;
-  out.y = linear_or_fp8(normal, weight, options_.return_bias ? at::Tensor() : bias, state_, o);
-  if (options_.return_bias) out.bias = bias;
+  const at::Tensor b = parameters_of_product_.whole_bias(bias);
+  out.y = linear_or_fp8(normal, parameters_of_product_.whole_weight(weight), options_.return_bias ? at::Tensor() : b, state_, o);
+  if (options_.return_bias) out.bias = b;
   if (options_.return_layernorm_output) out.layernorm_output = normal;
   return out;
 }

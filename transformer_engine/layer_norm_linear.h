@@ -27,6 +27,8 @@ struct LayerNormLinearOptions {
   bool minimize_memory = false;
   std::string name = "layernorm_linear";
   ParallelOptions parallel = {};
+  ParametersSplit parameters_split = {};  ///< as in Linear
+  bool fuse_wgrad_accumulation = false, delay_wgrad_compute = false;  ///< not built: refused
 };
 
 class LayerNormLinearImpl : public Fp8Cloneable<LayerNormLinearImpl> {
@@ -35,8 +37,9 @@ class LayerNormLinearImpl : public Fp8Cloneable<LayerNormLinearImpl> {
   explicit LayerNormLinearImpl(LayerNormLinearOptions options);
 
   void reset() override;
-  /// x: [..., in_features] -> [..., out_features].
-  at::Tensor forward(const at::Tensor& x, std::optional<bool> is_first_microbatch = std::nullopt) {
+  /// x: [..., in_features] -> [..., out_features]. fp8_output, fp8_grad: not built, refused.
+  at::Tensor forward(const at::Tensor& x, std::optional<bool> is_first_microbatch = std::nullopt, bool fp8_output = false, bool fp8_grad = false) {
+    refuse_fp8_results("te::LayerNormLinear", fp8_output, fp8_grad);
     return forward_all(x, is_first_microbatch).y;
   }
   ModuleOutputs forward_all(const at::Tensor& x, std::optional<bool> is_first_microbatch = std::nullopt);
@@ -51,9 +54,10 @@ class LayerNormLinearImpl : public Fp8Cloneable<LayerNormLinearImpl> {
   at::Tensor bias;                                ///< [out_features]; undefined without
 
  protected:
-  FORWARD_HAS_DEFAULT_ARGS({1, torch::nn::AnyValue(std::optional<bool>())})
+  FORWARD_HAS_DEFAULT_ARGS({1, torch::nn::AnyValue(std::optional<bool>())}, {2, torch::nn::AnyValue(false)}, {3, torch::nn::AnyValue(false)})
 
  private:
+  ProductParameters parameters_of_product_;
   LayerNormLinearOptions options_;
   Normalization kind_;
   std::shared_ptr<Fp8State> state_;

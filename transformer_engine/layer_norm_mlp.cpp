@@ -62,6 +62,7 @@ LayerNormMLPImpl::LayerNormMLPImpl(LayerNormMLPOptions options)
   check_eps("te::LayerNormMLP", options_.eps);
   check_params_dtype("te::LayerNormMLP", options_.params_dtype);
   check_parallel("te::LayerNormMLP", options_.parallel);
+  refuse_wgrad_options("te::LayerNormMLP", options_.fuse_wgrad_accumulation, options_.delay_wgrad_compute);
   reset();
 }
 
@@ -94,6 +95,7 @@ std::pair<at::Tensor, at::Tensor> LayerNormMLPImpl::run(const at::Tensor& x, std
 }
 
 ModuleOutputs LayerNormMLPImpl::forward_all(const at::Tensor& x, std::optional<bool> is_first_microbatch) {
+  check_input("te::LayerNormMLP", options_.name, x, options_.hidden_size);
   ModuleOutputs out;
   if (options_.return_bias) out.bias = fc2_bias;
   if (!options_.checkpoint) {

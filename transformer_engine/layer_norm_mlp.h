@@ -34,6 +34,7 @@ struct LayerNormMLPOptions {
   bool minimize_memory = false;
   std::string name = "layernorm_mlp";
   ParallelOptions parallel = {};
+  bool fuse_wgrad_accumulation = false, delay_wgrad_compute = false;  ///< not built: refused
 };
 
 class LayerNormMLPImpl : public Fp8Cloneable<LayerNormMLPImpl> {

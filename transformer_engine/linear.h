@@ -18,6 +18,10 @@ namespace fp8::te {
 /// Fills a weight in place. Default: normal(0, 0.023).
 using InitMethod = std::function<void(at::Tensor)>;
 
+/// Rows of a weight, and elements of its bias, that are parameters of their own: {"query", 64} are query_weight and query_bias. Underscores at
+/// the end of names are dropped.
+using ParametersSplit = std::vector<std::pair<std::string, std::int64_t>>;
+
 struct LinearOptions {
   std::int64_t in_features = 0, out_features = 0;
   bool bias = true;                                  ///< initialised to zeros
@@ -28,7 +32,29 @@ struct LinearOptions {
   bool minimize_memory = false;                      ///< the fp8 weight is cast again in backward (also PT_HPU_FP8_MINIMIZE_MEMORY=1)
   std::string name = "linear";                       ///< in messages, and in the seeds of stochastic rounding
   ParallelOptions parallel = {};
+  ParametersSplit parameters_split = {};              ///< of out_features rows in all; `weight` and `bias` stay undefined then
+  bool skip_weight_param_allocation = false;          ///< the weight, and the bias, come by set_weight()
+  bool save_original_input = false;                   ///< backward casts the input again instead of keeping its codes; same bits
+  bool fuse_wgrad_accumulation = false, delay_wgrad_compute = false;  ///< not built: refused
 };
+
+/// A weight and a bias in one parameter each, or in several.
+class ProductParameters {
+ public:
+  /// Registers them with `module`: the values of `weight`, and zeros.
+  void add(torch::nn::Module& module, const char* kind, const std::string& name, const ParametersSplit& split, const at::Tensor& weight, bool bias);
+  const at::Tensor& one_weight() const { return weight_; }  ///< undefined with a split
+  const at::Tensor& one_bias() const { return bias_; }
+  /// The whole of a weight and a bias; `weight` and `bias` are those of the module if there is no split.
+  at::Tensor whole_weight(const at::Tensor& weight) const;
+  at::Tensor whole_bias(const at::Tensor& bias) const;
+
+ private:
+  at::Tensor weight_, bias_;
+  std::vector<at::Tensor> weights_, biases_;
+};
+/// Throws c10::Error naming what is wrong with a split.
+void check_split(const char* module, const ParametersSplit& split, std::int64_t out_features);
 
 class LinearImpl : public Fp8Cloneable<LinearImpl> {
  public:
@@ -37,10 +63,14 @@ class LinearImpl : public Fp8Cloneable<LinearImpl> {
   LinearImpl(std::int64_t in_features, std::int64_t out_features) : LinearImpl(LinearOptions{.in_features = in_features, .out_features = out_features}) {}
 
   void reset() override;
-  /// x: [..., in_features] -> [..., out_features]. With return_bias the bias is left out.
-  at::Tensor forward(const at::Tensor& x, std::optional<bool> is_first_microbatch = std::nullopt);
+  /// x: [..., in_features] -> [..., out_features]. With return_bias the bias is left out. fp8_output, fp8_grad: not built, refused.
+  at::Tensor forward(const at::Tensor& x, std::optional<bool> is_first_microbatch = std::nullopt, bool fp8_output = false, bool fp8_grad = false);
   /// {y, bias}: y without the bias, where return_bias is set; else {y, undefined}.
   std::pair<at::Tensor, at::Tensor> forward_with_bias(const at::Tensor& x, std::optional<bool> is_first_microbatch = std::nullopt);
+
+  /// With skip_weight_param_allocation: these tensors become the parameters (no copies). weight: [out_features, in_features]; bias:
+  /// [out_features], needed if `bias` is set. Throws c10::Error naming the argument.
+  void set_weight(const at::Tensor& weight, const at::Tensor& bias = {});
 
   std::vector<std::shared_ptr<Fp8State>> fp8_states() const override { return {state_}; }
   void pretty_print(std::ostream& stream) const override;
@@ -51,9 +81,10 @@ class LinearImpl : public Fp8Cloneable<LinearImpl> {
   at::Tensor bias;    ///< [out_features]; undefined without
 
  protected:
-  FORWARD_HAS_DEFAULT_ARGS({1, torch::nn::AnyValue(std::optional<bool>())})
+  FORWARD_HAS_DEFAULT_ARGS({1, torch::nn::AnyValue(std::optional<bool>())}, {2, torch::nn::AnyValue(false)}, {3, torch::nn::AnyValue(false)})
 
  private:
+  ProductParameters parameters_of_product_;
   LinearOptions options_;
   std::shared_ptr<Fp8State> state_;
 };

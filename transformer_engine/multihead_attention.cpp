@@ -35,20 +35,27 @@ void complete(MultiheadAttentionOptions& o) {
               "] return_layernorm_output: found true, allowed without input_layernorm: false");
   check_qkv_format(kName, "qkv_format", o.qkv_format);
   check_attn_mask_type(kName, "attn_mask_type", o.attn_mask_type);
+  check_packed(kName, o.qkv_format, o.attn_mask_type, o.fp8_dpa);
   check_eps(kName, o.layernorm_epsilon);
   check_params_dtype(kName, o.params_dtype);
   check_parallel(kName, o.parallel);
+  refuse_wgrad_options(kName, o.fuse_wgrad_accumulation, o.delay_wgrad_compute);
 }
 
-/// x: [length, batch, heads, depth] ("bshd": batch first); the first R of depth are turned: x cos + [-x2, x1] sin of the halves x1, x2.
-at::Tensor turned(const at::Tensor& x, const at::Tensor& angles, bool batch_first) {
-  const std::int64_t length = x.size(batch_first ? 1 : 0), rotary = angles.size(3);
-  at::Tensor a = angles.narrow(0, 0, length);
-  if (batch_first) a = a.transpose(0, 1);
+/// x: [..., depth], angles: [..., R] broadcasting to it; the first R of depth are turned: x cos + [-x2, x1] sin of the halves x1, x2.
+at::Tensor turned(const at::Tensor& x, const at::Tensor& angles) {
+  const std::int64_t rotary = angles.size(-1);
   const at::Tensor part = x.narrow(-1, 0, rotary);
   const auto halves = part.chunk(2, -1);
-  const at::Tensor y = part * a.cos().to(x.scalar_type()) + at::cat({-halves[1], halves[0]}, -1) * a.sin().to(x.scalar_type());
+  const at::Tensor y = part * angles.cos().to(x.scalar_type()) + at::cat({-halves[1], halves[0]}, -1) * angles.sin().to(x.scalar_type());
   return rotary == x.size(-1) ? y : at::cat({y, x.narrow(-1, rotary, x.size(-1) - rotary)}, -1);
+}
+
+/// The angles of each row as q and k [length, batch, heads, depth], [batch, length, ...] or [rows, heads, depth] take them.
+at::Tensor angles_of_rows(const MultiheadAttentionOptions& o, const at::Tensor& angles, std::int64_t rows, const SequenceLengths& sequences) {
+  if (o.qkv_format == "sbhd") return angles.narrow(0, 0, rows);
+  if (o.qkv_format == "bshd") return angles.narrow(0, 0, rows).transpose(0, 1);
+  return angles.index_select(0, packed_positions(sequences, rows).to(angles.device())).squeeze(1);
 }
 
 void check_rotary(const MultiheadAttentionOptions& o, const at::Tensor& angles, std::int64_t length) {
@@ -220,11 +227,12 @@ MultiheadAttentionImpl::Projected MultiheadAttentionImpl::project(const at::Tens
 
 ModuleOutputs MultiheadAttentionImpl::forward_all(const at::Tensor& hidden_states, const at::Tensor& attention_mask,
                                                   const at::Tensor& encoder_output, std::optional<bool> is_first_microbatch,
-                                                  const at::Tensor& rotary_pos_emb) {
+                                                  const at::Tensor& rotary_pos_emb, const SequenceLengths& sequences) {
+  const bool batch_first = options_.qkv_format == "bshd", thd = options_.qkv_format == "thd";
   const auto check = [&](const char* what, const at::Tensor& t) {
-    TORCH_CHECK(t.dim() == 3 && t.size(2) == options_.hidden_size, "[", kName, "] '", options_.name, "': ", what, ": found sizes ",
-                t.sizes(), ", allowed: ", options_.qkv_format == "sbhd" ? "[length, batch, " : "[batch, length, ", options_.hidden_size,
-                "]");
+    TORCH_CHECK(t.dim() == (thd ? 2 : 3) && t.size(-1) == options_.hidden_size, "[", kName, "] '", options_.name, "': ", what,
+                ": found sizes ", t.sizes(), ", allowed: ", thd ? "[rows, " : batch_first ? "[batch, length, " : "[length, batch, ",
+                options_.hidden_size, "]");
   };
   check("hidden_states", hidden_states);
   const bool cross = options_.attention_type == "cross";
@@ -232,14 +240,18 @@ ModuleOutputs MultiheadAttentionImpl::forward_all(const at::Tensor& hidden_state
               encoder_output.defined() ? "one" : "none", ", allowed with attention_type \"", options_.attention_type,
               "\": ", cross ? "one" : "none");
   if (cross) check("encoder_output", encoder_output);
-  const bool batch_first = options_.qkv_format == "bshd";
-  if (rotary_pos_emb.defined()) check_rotary(options_, rotary_pos_emb, hidden_states.size(batch_first ? 1 : 0));
-  Projected p = project(hidden_states, encoder_output, is_first_microbatch);
+  at::Tensor angles;
   if (rotary_pos_emb.defined()) {
-    p.q = turned(p.q, rotary_pos_emb, batch_first);
-    p.k = turned(p.k, rotary_pos_emb, batch_first);
+    const std::int64_t rows = hidden_states.size(batch_first ? 1 : 0);
+    check_rotary(options_, rotary_pos_emb, thd ? packed_longest(sequences, rows) : rows);
+    angles = angles_of_rows(options_, rotary_pos_emb, rows, sequences);
   }
-  const at::Tensor context = core_attention->forward(p.q, p.k, p.v, attention_mask);
+  Projected p = project(hidden_states, encoder_output, is_first_microbatch);
+  if (angles.defined()) {
+    p.q = turned(p.q, angles);
+    p.k = turned(p.k, angles);
+  }
+  const at::Tensor context = core_attention->forward(p.q, p.k, p.v, attention_mask, sequences);
   ModuleOutputs out;
   std::tie(out.y, out.bias) = proj->forward_with_bias(context, is_first_microbatch);
   out.layernorm_output = p.normal;

@@ -36,7 +36,8 @@ struct MultiheadAttentionOptions {
   bool return_bias = false;              ///< y comes without bo; forward_all() gives it
   bool fuse_qkv_params = false;
   bool qkv_weight_interleaved = true;
-  std::string qkv_format = "sbhd";  ///< hidden_states is [length, batch, hidden_size], or with "bshd" [batch, length, hidden_size]
+  /// hidden_states is [length, batch, hidden_size], with "bshd" [batch, length, hidden_size], with "thd" [rows, hidden_size].
+  std::string qkv_format = "sbhd";
   bool fp8_dpa = false;
   at::ScalarType params_dtype = at::kFloat;  ///< f32, bf16 or f16
   InitMethod init_method = nullptr, output_layer_init_method = nullptr;
@@ -44,6 +45,7 @@ struct MultiheadAttentionOptions {
   bool minimize_memory = false;
   std::string name = "self_attention";
   ParallelOptions parallel = {};
+  bool fuse_wgrad_accumulation = false, delay_wgrad_compute = false;  ///< not built: refused
 };
 
 class MultiheadAttentionImpl : public torch::nn::Cloneable<MultiheadAttentionImpl> {
@@ -54,13 +56,16 @@ class MultiheadAttentionImpl : public torch::nn::Cloneable<MultiheadAttentionImp
 
   /// hidden_states: see qkv_format; attention_mask: see DotProductAttention; encoder_output: with attention_type "cross" alone, in the same
   /// format. rotary_pos_emb: angles [positions, 1, 1, R] by which q and k are turned (see rotary_position_embedding()), at least as many
-  /// positions as the input has and R <= depth, even; with attention_type "self" alone. Result: the sizes of hidden_states.
+  /// positions as the input has ("thd": as its longest sequence, each of which begins at position 0) and R <= depth, even; with
+  /// attention_type "self" alone. sequences: with "thd" and padding masks, see DotProductAttention. Result: the sizes of hidden_states.
   at::Tensor forward(const at::Tensor& hidden_states, const at::Tensor& attention_mask = {}, const at::Tensor& encoder_output = {},
-                     std::optional<bool> is_first_microbatch = std::nullopt, const at::Tensor& rotary_pos_emb = {}) {
-    return forward_all(hidden_states, attention_mask, encoder_output, is_first_microbatch, rotary_pos_emb).y;
+                     std::optional<bool> is_first_microbatch = std::nullopt, const at::Tensor& rotary_pos_emb = {},
+                     const SequenceLengths& sequences = {}) {
+    return forward_all(hidden_states, attention_mask, encoder_output, is_first_microbatch, rotary_pos_emb, sequences).y;
   }
   ModuleOutputs forward_all(const at::Tensor& hidden_states, const at::Tensor& attention_mask = {}, const at::Tensor& encoder_output = {},
-                            std::optional<bool> is_first_microbatch = std::nullopt, const at::Tensor& rotary_pos_emb = {});
+                            std::optional<bool> is_first_microbatch = std::nullopt, const at::Tensor& rotary_pos_emb = {},
+                            const SequenceLengths& sequences = {});
 
   void pretty_print(std::ostream& stream) const override;
   const MultiheadAttentionOptions& options() const { return options_; }
@@ -73,7 +78,8 @@ class MultiheadAttentionImpl : public torch::nn::Cloneable<MultiheadAttentionImp
 
  protected:
   FORWARD_HAS_DEFAULT_ARGS({1, torch::nn::AnyValue(at::Tensor())}, {2, torch::nn::AnyValue(at::Tensor())},
-                           {3, torch::nn::AnyValue(std::optional<bool>())}, {4, torch::nn::AnyValue(at::Tensor())})
+                           {3, torch::nn::AnyValue(std::optional<bool>())}, {4, torch::nn::AnyValue(at::Tensor())},
+                           {5, torch::nn::AnyValue(SequenceLengths())})
 
  private:
   struct Projected {

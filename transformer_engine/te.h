@@ -7,6 +7,7 @@
 #include "fp8/transformer_engine/deepspeed_plugin.h"
 #include "fp8/transformer_engine/extra_state.h"
 #include "fp8/transformer_engine/fp8_autocast.h"
+#include "fp8/transformer_engine/fp8_padding.h"
 #include "fp8/transformer_engine/fp8_weight.h"
 #include "fp8/transformer_engine/grouped_linear.h"
 #include "fp8/transformer_engine/layer_norm.h"

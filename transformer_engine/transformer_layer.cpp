@@ -21,12 +21,14 @@ void check(const TransformerLayerOptions& o) {
   check_attn_mask_type(kName, "self_attn_mask_type", o.self_attn_mask_type);
   check_attn_mask_type(kName, "enc_dec_attn_mask_type", o.enc_dec_attn_mask_type);
   check_qkv_format(kName, "attn_input_format", o.attn_input_format);
+  check_packed(kName, o.attn_input_format, o.self_attn_mask_type, o.fp8_dpa);
   TORCH_CHECK(
       !o.parallel_attention_mlp || (o.layer_type == "encoder" && !o.apply_residual_connection_post_layernorm && !o.output_layernorm), "[",
       kName,
       "] parallel_attention_mlp: found true, allowed with layer_type \"encoder\" and neither apply_residual_connection_post_layernorm nor "
       "output_layernorm");
   check_parallel(kName, o.parallel);
+  refuse_wgrad_options(kName, o.fuse_wgrad_accumulation, o.delay_wgrad_compute);
 }
 
 }  // namespace
@@ -102,7 +104,7 @@ at::Tensor TransformerLayerImpl::add_residual(const at::Tensor& x, const at::Ten
 
 at::Tensor TransformerLayerImpl::forward(const at::Tensor& hidden_states, const at::Tensor& attention_mask, const at::Tensor& encoder_output,
                                          const at::Tensor& enc_dec_attn_mask, std::optional<bool> is_first_microbatch,
-                                         const at::Tensor& rotary_pos_emb) {
+                                         const at::Tensor& rotary_pos_emb, const SequenceLengths& sequences) {
   TORCH_CHECK(encoder_output.defined() == static_cast<bool>(inter_attention), "[", kName, "] '", options_.name, "': encoder_output: found ",
               encoder_output.defined() ? "one" : "none", ", allowed with layer_type \"", options_.layer_type,
               "\": ", inter_attention ? "one" : "none");
@@ -111,12 +113,25 @@ at::Tensor TransformerLayerImpl::forward(const at::Tensor& hidden_states, const 
   const auto or_normal = [](const ModuleOutputs& out, const at::Tensor& x) {
     return out.layernorm_output.defined() ? out.layernorm_output : x;
   };
-  const ModuleOutputs attention = self_attention->forward_all(hidden_states, attention_mask, {}, is_first_microbatch, rotary_pos_emb);
+  const bool padding = options_.self_attn_mask_type.find("padding") == 0, cross_padding = options_.enc_dec_attn_mask_type.find("padding") == 0;
+  TORCH_CHECK(padding || (inter_attention && cross_padding) || !sequences.cu_seqlens_q.defined(), "[", kName, "] '", options_.name,
+              "': cu_seqlens_q: found one, allowed with self_attn_mask_type \"", options_.self_attn_mask_type, "\": none");
+  SequenceLengths own;  // of the self attention, whose keys are the queries' rows
+  if (padding && !attention_mask.defined()) {
+    own = sequences;
+    if (inter_attention) {
+      own.cu_seqlens_kv = own.cu_seqlens_kv_padded = at::Tensor();
+      own.max_seqlen_kv = sequences.max_seqlen_q;
+    }
+  }
+  const ModuleOutputs attention = self_attention->forward_all(hidden_states, attention_mask, {}, is_first_microbatch, rotary_pos_emb, own);
   if (options_.parallel_attention_mlp)
     return add_residual(attention.y + layernorm_mlp->forward(hidden_states, is_first_microbatch), hidden_states);
   at::Tensor h = add_residual(attention.y, or_normal(attention, hidden_states));
   if (inter_attention) {
-    const ModuleOutputs cross = inter_attention->forward_all(h, enc_dec_attn_mask, encoder_output, is_first_microbatch);
+    const bool of_lengths = cross_padding && !enc_dec_attn_mask.defined();
+    const ModuleOutputs cross = inter_attention->forward_all(h, enc_dec_attn_mask, encoder_output, is_first_microbatch, {},
+                                                             of_lengths ? sequences : SequenceLengths());
     h = add_residual(cross.y, or_normal(cross, h));
   }
   const ModuleOutputs mlp = layernorm_mlp->forward_all(h, is_first_microbatch);

@@ -32,7 +32,8 @@ struct TransformerLayerOptions {
   bool zero_centered_gamma = false;
   std::string activation = "gelu";  ///< of LayerNormMLP
   bool bias = true;
-  std::string attn_input_format = "sbhd";  ///< hidden_states is [length, batch, hidden_size], or with "bshd" [batch, length, hidden_size]
+  /// hidden_states is [length, batch, hidden_size], with "bshd" [batch, length, hidden_size], with "thd" [rows, hidden_size].
+  std::string attn_input_format = "sbhd";
   bool fp8_dpa = false;
   bool checkpoint_mlp = false;               ///< LayerNormMLP's `checkpoint`
   at::ScalarType params_dtype = at::kFloat;  ///< f32, bf16 or f16
@@ -41,6 +42,7 @@ struct TransformerLayerOptions {
   bool minimize_memory = false;
   std::string name = "layer";
   ParallelOptions parallel = {};
+  bool fuse_wgrad_accumulation = false, delay_wgrad_compute = false;  ///< not built: refused
 };
 
 class TransformerLayerImpl : public torch::nn::Cloneable<TransformerLayerImpl> {
@@ -51,10 +53,10 @@ class TransformerLayerImpl : public torch::nn::Cloneable<TransformerLayerImpl> {
 
   /// hidden_states: see attn_input_format. attention_mask, enc_dec_attn_mask: bool, true where a key is masked out (see
   /// DotProductAttention). encoder_output: with layer_type "decoder" alone. rotary_pos_emb: of the self attention (see MultiheadAttention).
-  /// Result: the sizes of hidden_states.
+  /// sequences: with "thd" and padding masks; those of keys and values are the cross attention's. Result: the sizes of hidden_states.
   at::Tensor forward(const at::Tensor& hidden_states, const at::Tensor& attention_mask = {}, const at::Tensor& encoder_output = {},
                      const at::Tensor& enc_dec_attn_mask = {}, std::optional<bool> is_first_microbatch = std::nullopt,
-                     const at::Tensor& rotary_pos_emb = {});
+                     const at::Tensor& rotary_pos_emb = {}, const SequenceLengths& sequences = {});
 
   void pretty_print(std::ostream& stream) const override;
   const TransformerLayerOptions& options() const { return options_; }
@@ -66,7 +68,7 @@ class TransformerLayerImpl : public torch::nn::Cloneable<TransformerLayerImpl> {
  protected:
   FORWARD_HAS_DEFAULT_ARGS({1, torch::nn::AnyValue(at::Tensor())}, {2, torch::nn::AnyValue(at::Tensor())},
                            {3, torch::nn::AnyValue(at::Tensor())}, {4, torch::nn::AnyValue(std::optional<bool>())},
-                           {5, torch::nn::AnyValue(at::Tensor())})
+                           {5, torch::nn::AnyValue(at::Tensor())}, {6, torch::nn::AnyValue(SequenceLengths())})
 
  private:
   MultiheadAttention add_attention(const std::string& name, bool cross);
