@@ -173,13 +173,13 @@ Rows query_rows(const SequenceLengths& s, std::int64_t rows) {
 /// [rows, heads, depth] -> for each sequence [1, heads, length, depth]. One split: its gradient is one concatenation.
 std::vector<at::Tensor> cut(const at::Tensor& t, const Rows& rows) {
   std::vector<std::int64_t> sizes;
-  std::int64_t at = 0;
+  std::int64_t row = 0;
   for (std::size_t i = 0; i < rows.begin.size(); ++i) {
-    sizes.push_back(rows.begin[i] - at);
+    sizes.push_back(rows.begin[i] - row);
     sizes.push_back(rows.length[i]);
-    at = rows.begin[i] + rows.length[i];
+    row = rows.begin[i] + rows.length[i];
   }
-  sizes.push_back(t.size(0) - at);
+  sizes.push_back(t.size(0) - row);
   const auto all = t.split_with_sizes(sizes, 0);
   std::vector<at::Tensor> parts;
   for (std::size_t i = 1; i < all.size(); i += 2) parts.push_back(all[i].unsqueeze(0).transpose(1, 2));
@@ -309,16 +309,18 @@ at::Tensor DotProductAttentionImpl::packed(const at::Tensor& q, const at::Tensor
   const auto qs = cut(q, q_rows), ks = cut(k, k_rows), vs = cut(v, k_rows);
   const std::int64_t width = q.size(1) * v.size(2);
   std::vector<at::Tensor> parts;
-  std::int64_t at = 0;
-  const auto zeros_up_to = [&](std::int64_t row) {
-    if (row > at) parts.push_back(q.new_zeros({row - at, width}));
+  std::int64_t row = 0;
+  const auto zeros_up_to = [&](std::int64_t end, const at::Tensor& like) {  // of sdpa's dtype, which an autocast region may have changed
+    if (end > row) parts.push_back(like.new_zeros({end - row, width}));
   };
+  at::Tensor y = q;
   for (std::size_t i = 0; i < qs.size(); ++i) {
-    zeros_up_to(q_rows.begin[i]);
-    parts.push_back(one_sequence(qs[i], ks[i], vs[i]).squeeze(0).transpose(0, 1).flatten(1, 2));
-    at = q_rows.begin[i] + q_rows.length[i];
+    y = one_sequence(qs[i], ks[i], vs[i]).squeeze(0).transpose(0, 1).flatten(1, 2);
+    zeros_up_to(q_rows.begin[i], y);
+    parts.push_back(y);
+    row = q_rows.begin[i] + q_rows.length[i];
   }
-  zeros_up_to(q.size(0));
+  zeros_up_to(q.size(0), y);
   return parts.empty() ? q.flatten(1, 2) : at::cat(parts, 0);
 }
 

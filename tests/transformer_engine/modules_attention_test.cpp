@@ -60,13 +60,14 @@ struct MaskCase {
   std::int64_t queries = 9, keys = 9;
 };
 
-/// Which keys a query sees by the words of the options, one by one.
+/// Which keys a query sees by the words of the options, one by one. Padding, behind the keys, does not count in d.
 at::Tensor reference_visible(const MaskCase& c, const at::Tensor& masked_out) {
   const std::string type = c.type;
   const bool causal = type.find("causal") != std::string::npos;
-  const std::int64_t d = causal && type.find("bottom_right") == std::string::npos ? 0 : c.keys - c.queries;
   at::Tensor seen = torch::ones({2, 1, c.queries, c.keys}, at::kBool);
   for (int b = 0; b < 2; ++b) {
+    const std::int64_t padding = type.find("padding") == 0 && c.keys != c.queries ? masked_out[b].sum().item<std::int64_t>() : 0;
+    const std::int64_t d = causal && type.find("bottom_right") == std::string::npos ? 0 : c.keys - padding - c.queries;
     for (std::int64_t i = 0; i < c.queries; ++i) {
       for (std::int64_t j = 0; j < c.keys; ++j) {
         bool s = !causal || j <= i + d;
@@ -140,8 +141,8 @@ TEST(TeDotProductAttention, NamesWhatItRejects) {
   EXPECT_TRUE(throws_with({"num_attention_heads"}, make({})));
   EXPECT_TRUE(throws_with({"num_gqa_groups: found 3", "divisors of num_attention_heads = 4"},
                           make({.num_attention_heads = 4, .kv_channels = 8, .num_gqa_groups = 3})));
-  EXPECT_TRUE(throws_with({"qkv_format: found \"thd\"", "\"sbhd\", \"bshd\"", "packed"},
-                          make({.num_attention_heads = 4, .kv_channels = 8, .qkv_format = "thd"})));
+  EXPECT_TRUE(throws_with({"qkv_format: found \"bhsd\"", "\"sbhd\", \"bshd\", \"thd\""},
+                          make({.num_attention_heads = 4, .kv_channels = 8, .qkv_format = "bhsd"})));
   EXPECT_TRUE(throws_with({"attn_mask_type: found \"triangle\"", "\"causal\"", "\"arbitrary\""},
                           make({.num_attention_heads = 4, .kv_channels = 8, .attn_mask_type = "triangle"})));
   EXPECT_TRUE(throws_with({"window_size: found (-2, 0)"}, make({.num_attention_heads = 4, .kv_channels = 8, .window_size = {-2, 0}})));

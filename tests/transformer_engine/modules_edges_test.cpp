@@ -3,7 +3,7 @@
 // the field that change where values are kept or how parameters are cut, which change no bit of the results.
 #include <cmath>
 
-#include "fp8/runtime/device/device.h"
+#include "fp8/runtime/device/memory.h"
 #include "fp8/runtime/distributed/gloo_group.h"
 #include "fp8/transformer_engine/convert_training.h"
 #include "fp8/transformer_engine/extra_state.h"
@@ -69,11 +69,12 @@ TEST(TeEdges, NanAndInfinityDoNotOutliveTheirStep) {
         at::Tensor spoilt = x.clone();
         spoilt.select(0, 5).fill_(bad);  // the last of the sequence: those before do not see it
         const auto broken = training_step(*m.module, spoilt, g, recipe, m.run);
-        if (std::isnan(bad)) EXPECT_TRUE(broken.y.select(0, 5).isnan().all().item<bool>()) << where;
+        EXPECT_TRUE(!std::isnan(bad) || broken.y.select(0, 5).isnan().all().item<bool>()) << where;
         training_step(*m.module, spoilt, g * bad, recipe, m.run);
         test::TrainingStep after;
         for (int i = 0; i < 3; ++i) after = training_step(*m.module, x, g, recipe, m.run);
-        EXPECT_TRUE(test::near_step(after, exact)) << where;
+        EXPECT_LT(test::norm_error(after.y, exact.y), 0.125) << where;
+        EXPECT_LT(test::norm_error(after.dx, exact.dx), 0.25) << where;
         for (const auto& s : fp8_states(*m.module)) {
           const auto v = s.state->values();
           for (const auto* meta : {&v.forward, &v.backward}) {
@@ -100,7 +101,8 @@ TEST(TeEdges, AGradientOfZeroIsZeroEverywhere) {
       training_step(*m.module, torch::zeros_like(x), g, recipe, m.run);
       test::TrainingStep after;
       for (int i = 0; i < 3; ++i) after = training_step(*m.module, x, g, recipe, m.run);
-      EXPECT_TRUE(test::near_step(after, exact)) << where;
+      EXPECT_LT(test::norm_error(after.y, exact.y), 0.125) << where;
+      EXPECT_LT(test::norm_error(after.dx, exact.dx), 0.25) << where;
     }
   }
 }
@@ -210,7 +212,7 @@ TEST(TeEdges, MultiheadAttentionIsTorchs) {
     torchs->out_proj->weight.copy_(m->proj->weight);
     torchs->out_proj->bias.copy_(m->proj->bias);
   }
-  const at::Tensor above = torch::ones({6, 6}, at::kBool).triu(1);
+  const at::Tensor above = torch::full({6, 6}, -INFINITY).triu(1);  // torch's C++ module adds its mask
   const at::Tensor expected = std::get<0>(torchs->forward(x, x, x, {}, false, above));
   EXPECT_TRUE(torch::allclose(m(test::hpu(x)).cpu(), expected, 1e-4, 1e-5));
 }
@@ -256,17 +258,12 @@ TEST(TeArguments, PartsOfAWeightAreTheWholeWeight) {
         const torch::NoGradGuard no_grad;
         auto own = parts->named_parameters();
         const at::Tensor w = whole->named_parameters()["weight"], b = whole->named_parameters()["bias"];
-        std::int64_t at = 0;
-        for (const auto& [name, rows] : ParametersSplit{{"query", 16}, {"key", 8}, {"value", 24}}) {
-          own[name + "_weight"].copy_(w.slice(0, at, at + rows));
-          own[name + "_bias"].copy_(b.slice(0, at, at + rows).add_(0.5));
-          at += rows;
-        }
         b.normal_();
-        at = 0;
+        std::int64_t row = 0;
         for (const auto& [name, rows] : ParametersSplit{{"query", 16}, {"key", 8}, {"value", 24}}) {
-          own[name + "_bias"].copy_(b.slice(0, at, at + rows));
-          at += rows;
+          own[name + "_weight"].copy_(w.slice(0, row, row + rows));
+          own[name + "_bias"].copy_(b.slice(0, row, row + rows));
+          row += rows;
         }
       }
       EXPECT_FALSE(parts->weight.defined());

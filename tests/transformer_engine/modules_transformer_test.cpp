@@ -431,7 +431,7 @@ TEST(TeTransformerLayer, NamesWhatItRejects) {
   EXPECT_TRUE(throws_with({"[te::TransformerLayer] layer_type: found \"both\"", "\"encoder\", \"decoder\""},
                           make([](O& o) { o.layer_type = "both"; })));
   EXPECT_TRUE(throws_with({"self_attn_mask_type: found \"none\""}, make([](O& o) { o.self_attn_mask_type = "none"; })));
-  EXPECT_TRUE(throws_with({"attn_input_format: found \"thd\""}, make([](O& o) { o.attn_input_format = "thd"; })));
+  EXPECT_TRUE(throws_with({"attn_input_format: found \"bhsd\""}, make([](O& o) { o.attn_input_format = "bhsd"; })));
   EXPECT_TRUE(throws_with({"parallel_attention_mlp", "encoder"}, make([](O& o) { o.parallel_attention_mlp = o.output_layernorm = true; })));
   EXPECT_TRUE(throws_with({"hidden_dropout: found 2"}, make([](O& o) { o.hidden_dropout = 2; })));
   EXPECT_TRUE(throws_with({"num_attention_heads: found 5", "divisors of hidden_size = 32"}, make([](O& o) { o.num_attention_heads = 5; })));
