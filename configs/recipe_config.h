@@ -7,8 +7,9 @@
 //
 // "recipe" is delayed (the default), current, block or mxfp8; the other keys are the fields of its struct
 // (recipes/*.h), and "preset" ("habana", the default, or "nvidia"; delayed only) says what they are before the file's
-// keys are read. A rule's recipe begins with its own defaults, not with the file's recipe. Of the rules whose pattern is
-// found in a module's name (Python's re.search) the first one counts.
+// keys are read. JSON holds no callables: "amax_compute_algo" is a name, "scaling_factor_compute_algo" null or absent. A
+// rule's recipe begins with its own defaults, not with the file's recipe. Of the rules whose pattern is found in a
+// module's name (Python's re.search) the first one counts.
 #pragma once
 #include <filesystem>
 #include <optional>
