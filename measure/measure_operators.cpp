@@ -60,6 +60,7 @@ std::vector<WeightModule> model_of(const char* op, at::TensorList weights, const
       for (const auto& type : configs::module_types()) known.emplace_back(type.name);
       TORCH_CHECK(false, "[fp8::", op, "] types: found \"", types[i], "\" for ", modules[i], ", the nearest that is known is ", configs::closest(types[i], known));
     }
+    runtime::check_dense(op, "weights", modules[i], weights[i]);
     WeightModule m{modules[i], types[i], weights[i], std::nullopt};
     if (with_biases) m.bias = biases->get(i);
     model.push_back(std::move(m));

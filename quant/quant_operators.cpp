@@ -234,6 +234,8 @@ std::string convert_tensors(at::TensorList weights, const std::vector<std::strin
 }
 
 void tag_codes(const at::Tensor& codes, const std::string& module, const at::Tensor& scale_inv, const std::string& scheme) {
+  runtime::check_dense("tag", "codes", module, codes);
+  runtime::check_dense("tag", "scale_inv", module, scale_inv);
   const bool fp8 = codes.scalar_type() == at::kFloat8_e4m3fn || codes.scalar_type() == at::kFloat8_e5m2;
   TORCH_CHECK(fp8 && codes.is_hpu() && codes.is_contiguous() && codes.dim() >= 2, "[fp8::tag] codes: expected Float8_e4m3fn or Float8_e5m2 on hpu, contiguous, of two or more ",
               "dimensions, found ", codes.scalar_type(), " on ", codes.device(), " of sizes ", codes.sizes(), " and strides ", codes.strides());
@@ -303,6 +305,7 @@ void save_tensors(at::TensorList tensors, const std::vector<std::string>& names,
   for (std::size_t i = 0; i < tensors.size(); ++i) {
     const std::string& name = names[i];
     TORCH_CHECK(!name.empty() && once.insert(name).second, "[fp8::save] names: found \"", name, "\"", name.empty() ? ", expected a name" : " twice, expected each once");
+    runtime::check_dense("save", "tensors", name, tensors[i]);
     if (seen.insert(tensors[i].unsafeGetTensorImpl()).second) stored.emplace_back(name, tensors[i]);
     constexpr std::string_view kWeight = ".weight";
     const bool weight = name.size() > kWeight.size() && name.compare(name.size() - kWeight.size(), kWeight.size(), kWeight) == 0;

@@ -63,6 +63,12 @@ void check_one_for_each(const char* op, const char* argument, std::size_t found,
   TORCH_CHECK(found == expected, "[fp8::", op, "] ", argument, ": found ", found, ", expected ", expected, " (one for each of ", of, ")");
 }
 
+void check_dense(const char* op, const char* argument, const std::string& name, const at::Tensor& tensor) {
+  const bool dense = tensor.layout() == at::kStrided && !tensor.is_nested() && !tensor.is_quantized() && !tensor.is_meta();
+  TORCH_CHECK(dense, "[fp8::", op, "] ", argument, ": ", name, ": expected a dense tensor with memory, found ", tensor.is_nested() ? "Nested" : c10::toString(tensor.scalar_type()),
+              " ", tensor.layout(), " on ", tensor.device());
+}
+
 TORCH_LIBRARY_FRAGMENT(fp8, m) {
   m.def("tag_of(Tensor weight) -> str", &tag_of);
   m.def("dequantize(Tensor weight) -> Tensor", &dequantize);

@@ -36,6 +36,7 @@
 //     save_training_state(Tensor[] weights, str folder) -> ()
 //     load_training_state(Tensor[] weights, str folder) -> str    {"missing", "unexpected"}
 //
+// Python's torch wants a module torch.hpu before it touches the device; what it has to have stands in tests/package/operators.py.
 // Operators on the numbers themselves (fp8::weight_only_linear, fp8::block_linear, hpu::*) are in runtime/ops.
 #pragma once
 #include <ATen/core/Tensor.h>
@@ -60,5 +61,7 @@ void untag(const at::Tensor& weight);
 
 /// For operators that take a model: c10::Error "[fp8::convert] modules: found 2, expected 3 (one for each of weights)".
 void check_one_for_each(const char* op, const char* argument, std::size_t found, const char* of, std::size_t expected);
+/// c10::Error "[fp8::save] tensors: NAME: expected a dense tensor with memory, found Sparse" (also nested, quantized, meta).
+void check_dense(const char* op, const char* argument, const std::string& name, const at::Tensor& tensor);
 
 }  // namespace fp8::runtime

@@ -1,21 +1,19 @@
 # SPDX-License-Identifier: Apache-2.0
 """Measures, quantizes, saves and trains a plain torch.nn model in fp8 through torch.ops.fp8: no binding code, no change of the model.
 
-operators.py LIBRARY FOLDER VERSION: libfp8_transformer_engine.so, where to write, the LibTorch it was built with. What the operators are:
-runtime/intercept/tag_operators.h. Skips where this Python has no torch of that version.
-"""
-import json, sys, types
+operators.py libfp8_transformer_engine.so FOLDER VERSION: where to write, and the LibTorch it was built with: else SKIPPED.
+The list of operators: runtime/intercept/tag_operators.h."""
+import contextlib, json, sys, types
 library, folder, version = sys.argv[1:]
-try:
-    import torch
-except ImportError:
-    sys.exit("SKIPPED: this Python has no torch")
+try: import torch
+except ImportError: sys.exit("SKIPPED: this Python has no torch")
 if not torch.__version__.startswith(version + "."):
     sys.exit(f"SKIPPED: this Python has torch {torch.__version__}, the library was built with {version}")
 torch.ops.load_library(library)
 fp8 = torch.ops.fp8
-hpu = types.ModuleType("torch.hpu")  # what torch asks for when it meets the device for the first time
+hpu = types.ModuleType("torch.hpu")  # what torch asks for at the device's first tensor, in torch.accelerator, in torch.load
 hpu._lazy_init, hpu.is_available, hpu.device_count = (lambda: None), (lambda: True), (lambda: 1)
+hpu.current_device, hpu.device = (lambda: 0), (lambda index: contextlib.nullcontext())
 torch._register_device_module("hpu", hpu)
 
 def net():
@@ -25,7 +23,6 @@ def net():
 def linears(model):
     found = [(name, m) for name, m in model.named_modules() if isinstance(m, torch.nn.Linear)]
     return [m.weight for _, m in found], [name for name, _ in found], ["Linear"] * len(found)
-
 # Measure, quantize, run, save.
 model, x = net(), torch.randn(16, 64).to("hpu")
 with torch.no_grad():
@@ -39,8 +36,11 @@ assert len(report["converted"]) == 2 and model[0].weight.dtype == torch.float8_e
 error = ((low - high).norm() / high.norm()).item()
 assert 0 < error < 0.1, error
 state = model.state_dict()
+torch.save(state, f"{folder}/codes.pt")  # codes alone: a scale is no part of torch's files
+again = torch.load(f"{folder}/codes.pt")["0.weight"]
+fp8.tag(again, "0", fp8.scale_inv(model[0].weight), fp8.scheme_of(model[0].weight))
+assert torch.equal(fp8.dequantize(again), fp8.dequantize(model[0].weight))
 fp8.save(list(state.values()), list(state), ["Linear"] * len(state), f"{folder}/checkpoint", overwrite=True)
-
 # Train in fp8, and beside it in f32, on the same data.
 def train(recipe):
     model, target, losses = net(), torch.randn(64, 32).to("hpu"), []

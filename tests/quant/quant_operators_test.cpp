@@ -158,6 +158,8 @@ TEST(SaveAndLoad, NameWhatIsWrong) {
   EXPECT_TRUE(throws_with({"fp8::save", "names", "found 1", "expected 2"}, [&] { call_fp8("save", {m.weights(), Words{"a"}, m.types, out}); }));
   EXPECT_TRUE(throws_with({"fp8::save", "names", "twice"}, [&] { call_fp8("save", {m.weights(), Words{"a", "a"}, m.types, out}); }));
   EXPECT_TRUE(throws_with({"fp8::save", "folder"}, [&] { call_fp8("save", {m.weights(), names, m.types, std::string()}); }));
+  EXPECT_TRUE(throws_with({"fp8::save", "tensors", "b.weight", "dense", "Sparse"}, [&] { call_fp8("save", {Tensors{m.a, at::ones({2, 2}).to_sparse()}, names, m.types, out}); }));
+  EXPECT_TRUE(throws_with({"fp8::convert", "weights", "fc2", "dense", "meta"}, [&] { call_fp8("convert", {Tensors{m.a, at::ones({2, 2}, at::kMeta)}, m.names, m.types}); }));
   EXPECT_TRUE(throws_with({"converted model"}, [&] { call_fp8("save", {m.weights(), names, m.types, out}); }));
   EXPECT_FALSE(std::filesystem::exists(out));
   EXPECT_TRUE(throws_with({"fp8::load", "compute", "Int"}, [&] { call_fp8("load", {m.weights(), m.names, m.types, out, static_cast<std::int64_t>(at::kInt)}); }));
