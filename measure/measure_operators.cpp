@@ -45,7 +45,8 @@ io::Json amaxes(const std::vector<Amax>& list) {
 
 }  // namespace
 
-std::vector<WeightModule> model_of(const char* op, at::TensorList weights, const std::vector<std::string>& modules, const std::vector<std::string>& types,
+std::vector<WeightModule> model_of(const char* op, at::TensorList weights, const std::vector<std::string>& modules,
+    const std::vector<std::string>& types,
                                    const std::optional<Biases>& biases) {
   runtime::check_one_for_each(op, "modules", modules.size(), "weights", weights.size());
   runtime::check_one_for_each(op, "types", types.size(), "weights", weights.size());
@@ -58,7 +59,8 @@ std::vector<WeightModule> model_of(const char* op, at::TensorList weights, const
     if (configs::find_module_type(types[i]) == nullptr) {
       std::vector<std::string> known;
       for (const auto& type : configs::module_types()) known.emplace_back(type.name);
-      TORCH_CHECK(false, "[fp8::", op, "] types: found \"", types[i], "\" for ", modules[i], ", the nearest that is known is ", configs::closest(types[i], known));
+      TORCH_CHECK(false, "[fp8::", op, "] types: found \"", types[i], "\" for ", modules[i], ", the nearest that is known is ",
+          configs::closest(types[i], known));
     }
     runtime::check_dense(op, "weights", modules[i], weights[i]);
     WeightModule m{modules[i], types[i], weights[i], std::nullopt};

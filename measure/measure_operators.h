@@ -20,7 +20,8 @@ using Biases = c10::List<std::optional<at::Tensor>>;
 
 /// The model that an operator was given: weights[i] is the weight of modules[i], a types[i]. biases: none, or one (or None) for each. Throws
 /// c10::Error "[fp8::op] argument: ..." for lists of other lengths, names that come twice, and types of no known class.
-std::vector<WeightModule> model_of(const char* op, at::TensorList weights, const std::vector<std::string>& modules, const std::vector<std::string>& types,
+std::vector<WeightModule> model_of(const char* op, at::TensorList weights, const std::vector<std::string>& modules,
+    const std::vector<std::string>& types,
                                    const std::optional<Biases>& biases = std::nullopt);
 
 /// Hangs watchers on the selected weights (on hpu, in high precision). biases: where they are added after the product (x of other than two

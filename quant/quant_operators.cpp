@@ -144,9 +144,9 @@ Request request_of(const std::string& text) {
                         }};
   PlanOptions& plan = request.plan;
   const auto keys = read_keys(where, text,
-                              {config, measured, choice("activations", kActivations, activations), choice("weights", kWeights, plan.weights), block(plan.block),
-                               boolean("power_of_two", plan.power_of_two), boolean("fuse_scales", plan.fuse_scales), choice("dialect", kDialects, dialect),
-                               words("include", plan.include), words("exclude", plan.exclude)});
+                              {config, measured, choice("activations", kActivations, activations), choice("weights", kWeights, plan.weights),
+                               block(plan.block), boolean("power_of_two", plan.power_of_two), boolean("fuse_scales", plan.fuse_scales),
+                               choice("dialect", kDialects, dialect), words("include", plan.include), words("exclude", plan.exclude)});
   if (!config_json.is_null()) {
     if (keys.size() > 1) throw io::Error(where + ": expected 'quant_config' alone, it decides the rest");
     request.config = config_json.is_object() ? configs::parse_quant_config(config_json, where + ": quant_config", measure::parse_options())
@@ -187,9 +187,9 @@ TagScheme tag_scheme(const std::string& text, const at::Tensor& scale_inv) {
                        return json.is_number() && std::isfinite(scheme.input_scale_inv) && scheme.input_scale_inv > 0;
                      }};
   const auto keys = read_keys(where, text,
-                              {choice("weights", kWeights, scheme.weights), choice("activations", kActivations, scheme.activations), block(scheme.block),
-                               boolean("power_of_two", scheme.power_of_two), choice("dialect", kDialects, dialect), input, choice("dtype", kFloats, dtype),
-                               choice("convention", {"own", "inc"}, scheme.convention), choice("hp_dtype", kFloats, hp)});
+                              {choice("weights", kWeights, scheme.weights), choice("activations", kActivations, scheme.activations),
+                               block(scheme.block), boolean("power_of_two", scheme.power_of_two), choice("dialect", kDialects, dialect), input,
+                               choice("dtype", kFloats, dtype), choice("convention", {"own", "inc"}, scheme.convention), choice("hp_dtype", kFloats, hp)});
   scheme.dialect = dialect < kDialects.size() ? dialect_at(dialect) : runtime::device_dialect("tag");
   scheme.hp = kFloatTypes[hp];
   out.original = kDtypes[dtype];
@@ -223,7 +223,8 @@ io::Json to_json(const ConversionReport& report) {
   return {{"converted", converted}, {"skipped", skipped}, {"warnings", report.warnings}};
 }
 
-std::string convert_tensors(at::TensorList weights, const std::vector<std::string>& modules, const std::vector<std::string>& types, const std::string& options) {
+std::string convert_tensors(at::TensorList weights, const std::vector<std::string>& modules, const std::vector<std::string>& types,
+    const std::string& options) {
   const auto model = measure::model_of("convert", weights, modules, types);
   const Request request = request_of(options);
   if (!request.config.has_value()) return to_json(convert(model, request.plan)).dump();
@@ -237,14 +238,16 @@ void tag_codes(const at::Tensor& codes, const std::string& module, const at::Ten
   runtime::check_dense("tag", "codes", module, codes);
   runtime::check_dense("tag", "scale_inv", module, scale_inv);
   const bool fp8 = codes.scalar_type() == at::kFloat8_e4m3fn || codes.scalar_type() == at::kFloat8_e5m2;
-  TORCH_CHECK(fp8 && codes.is_hpu() && codes.is_contiguous() && codes.dim() >= 2, "[fp8::tag] codes: expected Float8_e4m3fn or Float8_e5m2 on hpu, contiguous, of two or more ",
+  TORCH_CHECK(fp8 && codes.is_hpu() && codes.is_contiguous() && codes.dim() >= 2,
+      "[fp8::tag] codes: expected Float8_e4m3fn or Float8_e5m2 on hpu, contiguous, of two or more ",
               "dimensions, found ", codes.scalar_type(), " on ", codes.device(), " of sizes ", codes.sizes(), " and strides ", codes.strides());
   TORCH_CHECK(scale_inv.scalar_type() == at::kFloat, "[fp8::tag] scale_inv: expected Float, found ", scale_inv.scalar_type());
   TagScheme tag = tag_scheme(scheme, scale_inv);
   tag.scheme.format = codes.scalar_type() == at::kFloat8_e4m3fn ? recipes::Format::E4M3 : recipes::Format::E5M2;
   const at::Tensor host = scale_inv.detach().cpu().contiguous();
   const std::vector<float> values(host.const_data_ptr<float>(), host.const_data_ptr<float>() + host.numel());
-  for (const float value : values) TORCH_CHECK(std::isfinite(value) && value > 0, "[fp8::tag] scale_inv: found ", value, ", allowed: positive finite numbers");
+  for (const float value : values) TORCH_CHECK(std::isfinite(value) && value > 0, "[fp8::tag] scale_inv: found ", value,
+      ", allowed: positive finite numbers");
   const std::int64_t channels = codes.dim() == 3 ? codes.size(0) * codes.size(1) : codes.size(0);
   const auto count = static_cast<std::int64_t>(values.size());
   switch (tag.scheme.weights) {
@@ -254,7 +257,8 @@ void tag_codes(const at::Tensor& codes, const std::string& module, const at::Ten
       break;
     case WeightGranularity::block: {
       const ScaleGrid grid = scale_grid(tag.scheme, codes.size(0), codes.size(1));
-      TORCH_CHECK(codes.dim() == 2 && scale_inv.sizes() == at::IntArrayRef({grid.rows, grid.cols}), "[fp8::tag] scale_inv: expected ", grid.rows, " x ", grid.cols,
+      TORCH_CHECK(codes.dim() == 2 && scale_inv.sizes() == at::IntArrayRef({grid.rows, grid.cols}), "[fp8::tag] scale_inv: expected ", grid.rows,
+          " x ", grid.cols,
                   " values (one per block of ", grid.block_rows, " x ", grid.block_cols, "), found sizes ", scale_inv.sizes());
       break;
     }
@@ -270,7 +274,8 @@ std::string scheme_of(const at::Tensor& weight) {
   const bool is_static = s.activations == ActivationScaling::static_tensor;
   TORCH_CHECK(s.compute == Compute::fp8 && (s.convention == Convention::own || is_static || s.activations == ActivationScaling::none),
               "[fp8::scheme_of] weight: expected fp8 products with scales that a scheme tells, found ", s.describe(), ", INC's convention");
-  io::Json json = {{"weights", kWeights[static_cast<std::size_t>(s.weights)]}, {"activations", kActivations[static_cast<std::size_t>(s.activations)]}};
+  io::Json json = {{"weights", kWeights[static_cast<std::size_t>(s.weights)]},
+                   {"activations", kActivations[static_cast<std::size_t>(s.activations)]}};
   if (s.weights == WeightGranularity::block || s.activations == ActivationScaling::dynamic_group) json["block"] = {s.block.rows, s.block.cols};
   if (s.power_of_two) json["power_of_two"] = true;
   json["dialect"] = recipes::name_of(s.dialect);
@@ -285,9 +290,11 @@ std::vector<std::string> load_tensors(at::TensorList weights, const std::vector<
                                       const std::string& folder, std::optional<at::ScalarType> compute) {
   const auto model = measure::model_of("load", weights, modules, types);
   TORCH_CHECK(!model.empty(), "[fp8::load] weights: found none, expected those of the model");
-  for (const auto& m : model) TORCH_CHECK(m.weight.is_hpu(), "[fp8::load] weights: ", m.name, ": expected it on hpu, found it on ", m.weight.device());
+  for (const auto& m : model) TORCH_CHECK(m.weight.is_hpu(), "[fp8::load] weights: ", m.name, ": expected it on hpu, found it on ",
+      m.weight.device());
   const at::ScalarType dtype = compute.value_or(model[0].weight.scalar_type());
-  TORCH_CHECK(dtype == at::kFloat || dtype == at::kBFloat16 || dtype == at::kHalf, "[fp8::load] compute: found ", dtype, ", allowed: Float, BFloat16, Half");
+  TORCH_CHECK(dtype == at::kFloat || dtype == at::kBFloat16 || dtype == at::kHalf, "[fp8::load] compute: found ", dtype,
+      ", allowed: Float, BFloat16, Half");
   const auto taken = load_fp8(model, {}, io::Checkpoint(folder), dtype);
   return {taken.begin(), taken.end()};
 }
@@ -304,12 +311,14 @@ void save_tensors(at::TensorList tensors, const std::vector<std::string>& names,
   std::set<std::string> once;
   for (std::size_t i = 0; i < tensors.size(); ++i) {
     const std::string& name = names[i];
-    TORCH_CHECK(!name.empty() && once.insert(name).second, "[fp8::save] names: found \"", name, "\"", name.empty() ? ", expected a name" : " twice, expected each once");
+    TORCH_CHECK(!name.empty() && once.insert(name).second, "[fp8::save] names: found \"", name, "\"",
+        name.empty() ? ", expected a name" : " twice, expected each once");
     runtime::check_dense("save", "tensors", name, tensors[i]);
     if (seen.insert(tensors[i].unsafeGetTensorImpl()).second) stored.emplace_back(name, tensors[i]);
     constexpr std::string_view kWeight = ".weight";
     const bool weight = name.size() > kWeight.size() && name.compare(name.size() - kWeight.size(), kWeight.size(), kWeight) == 0;
-    if (weight && configs::find_module_type(types[i]) != nullptr) modules.push_back({name.substr(0, name.size() - kWeight.size()), types[i], tensors[i], std::nullopt});
+    if (weight && configs::find_module_type(types[i]) != nullptr) modules.push_back({name.substr(0, name.size() - kWeight.size()), types[i],
+        tensors[i], std::nullopt});
   }
   SaveOptions options;
   options.source = source;

@@ -25,7 +25,8 @@ io::Json to_json(const ConversionReport& report);
 
 /// The selected weights become fp8, in place: each stays the tensor that it is, with another dtype and memory. The report as JSON. Throws as
 /// convert() and convert_with_config() do, and then nothing is converted; io::Error naming the key for options.
-std::string convert_tensors(at::TensorList weights, const std::vector<std::string>& modules, const std::vector<std::string>& types, const std::string& options);
+std::string convert_tensors(at::TensorList weights, const std::vector<std::string>& modules, const std::vector<std::string>& types,
+    const std::string& options);
 
 /// Marks codes (fp8 on hpu, contiguous): they stand for codes * scale_inv from now on. scale_inv: f32, positive and finite; one value, one per
 /// row (per output channel), or the grid of blocks of a matrix. Throws c10::Error or io::Error naming argument or key.

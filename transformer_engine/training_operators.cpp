@@ -22,7 +22,10 @@ namespace {
 
 /// A region that an operator opened, and where. What fp8_autocast does in its constructor and destructor, at two calls.
 struct OpenRegion {
-  explicit OpenRegion(Fp8AutocastOptions options) : outer(current_region()), region(std::make_shared<Fp8Region>(std::move(options), outer)) { scope.emplace(region); }
+  explicit OpenRegion(Fp8AutocastOptions options)
+      : outer(current_region()), region(std::make_shared<Fp8Region>(std::move(options), outer)) {
+    scope.emplace(region);
+  }
   const std::shared_ptr<Fp8Region> outer, region;
   std::optional<RegionScope> scope;
   const std::thread::id thread = std::this_thread::get_id();
@@ -44,7 +47,8 @@ TrainingHandler& handler_of(const char* op, const at::Tensor& weight) {
   auto* handler = training_handler(weight);
   if (handler != nullptr) return *handler;
   const auto* tag = runtime::find_tag(weight);
-  TORCH_CHECK(false, "[fp8::", op, "] weight: expected one that fp8::attach_training was given, found sizes ", weight.sizes(), " and dtype ", weight.scalar_type(), " on ",
+  TORCH_CHECK(false, "[fp8::", op, "] weight: expected one that fp8::attach_training was given, found sizes ", weight.sizes(), " and dtype ",
+      weight.scalar_type(), " on ",
               weight.device(), ", ", tag == nullptr ? "untagged" : tag->handler->describe());
 }
 
@@ -70,7 +74,8 @@ io::Json meta_json(const recipes::TensorMeta& meta) {
 
 }  // namespace
 
-std::string attach_training(at::TensorList weights, const std::vector<std::string>& modules, const std::vector<std::string>& types, const std::string& recipe,
+std::string attach_training(at::TensorList weights, const std::vector<std::string>& modules, const std::vector<std::string>& types,
+    const std::string& recipe,
                             const std::string& warm_start) {
   const auto model = measure::model_of("attach_training", weights, modules, types);
   const configs::RecipeConfig config = recipe_of("attach_training", recipe);
@@ -95,8 +100,10 @@ std::int64_t enter_autocast(const std::string& recipe, bool enabled, bool calibr
 
 void exit_autocast(std::int64_t region, bool failed) {
   const auto open = open_regions().get("exit_autocast", region);
-  TORCH_CHECK(open->thread == std::this_thread::get_id(), "[fp8::exit_autocast] region: found ", region, ", which another thread entered; expected one of this thread");
-  TORCH_CHECK(open->region == current_region(), "[fp8::exit_autocast] region: found ", region, ", which has another one open inside; expected the innermost");
+  TORCH_CHECK(open->thread == std::this_thread::get_id(), "[fp8::exit_autocast] region: found ", region,
+      ", which another thread entered; expected one of this thread");
+  TORCH_CHECK(open->region == current_region(), "[fp8::exit_autocast] region: found ", region,
+      ", which has another one open inside; expected the innermost");
   open_regions().take_out(region);
   open->scope.reset();
   if (!failed && open->outer == nullptr) open->region->finish_forward();
