@@ -28,7 +28,9 @@ struct State : torch::CustomClassHolder {
   ConvolutionGeometry geometry;
 };
 
-at::Tensor once_differentiable(const at::Tensor& g) { return runtime::ops::once_differentiable(g, "the fp8 product of fp8::quant"); }
+at::Tensor once_differentiable(const at::Tensor& g, const variable_list& incoming) {
+  return runtime::ops::once_differentiable(g, "the fp8 product of fp8::quant", {}, incoming);
+}
 
 void remember(AutogradContext* context, const at::Tensor& x, const std::optional<at::Tensor>& bias, const at::Tensor& weight, const c10::intrusive_ptr<State>& state) {
   context->saved_data["state"] = c10::IValue::make_capsule(state);
@@ -62,7 +64,7 @@ struct QuantizedProduct : torch::autograd::Function<QuantizedProduct> {
       dx = at::matmul(dy, w).to(context->saved_data["dtype"].toScalarType());
       if (context->saved_data["bias"].toBool()) db = dy.reshape({-1, dy.size(-1)}).sum(0);
     }
-    return {once_differentiable(dx), once_differentiable(db), at::Tensor(), at::Tensor()};
+    return {once_differentiable(dx, gradients), once_differentiable(db, gradients), at::Tensor(), at::Tensor()};
   }
 };
 
@@ -87,7 +89,7 @@ struct QuantizedConvolution : torch::autograd::Function<QuantizedConvolution> {
                .to(context->saved_data["dtype"].toScalarType());
       if (context->saved_data["bias"].toBool()) db = dy.sum(at::IntArrayRef{0, 2, 3});
     }
-    return {once_differentiable(dx), once_differentiable(db), at::Tensor(), at::Tensor()};
+    return {once_differentiable(dx, gradients), once_differentiable(db, gradients), at::Tensor(), at::Tensor()};
   }
 };
 
@@ -135,7 +137,7 @@ struct AnyOp : torch::autograd::Function<AnyOp> {
       found = torch::autograd::grad({y}, wanted, {gradients[0].detach().to(y.scalar_type())}, /*retain_graph=*/false, /*create_graph=*/false, /*allow_unused=*/true);
     }
     for (std::size_t i = 0; i < index.size(); ++i) {
-      if (found[i].defined()) result[index[i]] = once_differentiable(found[i].to(saved[index[i]].scalar_type()));
+      if (found[i].defined()) result[index[i]] = once_differentiable(found[i].to(saved[index[i]].scalar_type()), gradients);
     }
     return result;
   }

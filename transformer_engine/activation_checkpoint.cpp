@@ -4,6 +4,7 @@
 #include <ATen/CPUGeneratorImpl.h>
 #include <ATen/core/grad_mode.h>
 #include <torch/csrc/autograd/autograd.h>
+#include <torch/csrc/autograd/engine.h>
 #include <torch/csrc/autograd/function.h>
 #include <torch/csrc/autograd/functions/utils.h>
 #include <torch/csrc/autograd/saved_variable.h>
@@ -59,6 +60,8 @@ struct Recompute final : torch::autograd::Node {
 
   variable_list apply(variable_list&& gradients) override {
     TORCH_CHECK(!at::GradMode::is_enabled(), "[checkpoint] a checkpointed function has no second derivative: expected backward() without create_graph");
+    TORCH_CHECK(torch::autograd::Engine::get_default_engine().is_checkpoint_valid(), "[checkpoint] found autograd::grad() or backward() with inputs, ",
+                "allowed: backward() of all: the gradients of parameters that the checkpointed function uses would be left out");
     TORCH_CHECK(!inputs.empty() || needs_grad.empty(), "[checkpoint] backward ran twice: the first time needs retain_graph = true");
     variable_list again;
     for (std::size_t i = 0; i < inputs.size(); ++i) {

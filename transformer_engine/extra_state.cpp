@@ -6,6 +6,7 @@
 
 #include <cstring>
 #include <set>
+#include <string_view>
 
 #include "fp8/runtime/io/safetensors.h"
 #include "fp8/transformer_engine/fp8_module.h"
@@ -20,6 +21,8 @@ constexpr int kVersion = 1;
 constexpr std::int64_t kMaxStep = std::int64_t{1} << 53;
 constexpr const char* kJsonFile = "fp8_state.json";
 constexpr const char* kTensorFile = "fp8_state.safetensors";
+constexpr const char* kMaster = ".master";
+constexpr std::string_view kForeignSuffix = "_extra_state";  ///< as other libraries name theirs in a state dict
 
 at::Tensor tensor_of(const float* data, at::IntArrayRef sizes) {
   at::Tensor t = at::empty(sizes, at::kFloat);
@@ -77,6 +80,42 @@ T value_of(const std::string& name, const io::Json& json, const char* key) {
   } catch (const nlohmann::json::exception& e) {
     TORCH_CHECK(false, "[set_extra_state] '", name, "': key '", key, "': ", e.what());
   }
+}
+
+/// All parameters that are held in fp8, by name.
+std::vector<std::pair<std::string, Fp8Weight*>> fp8_weights(const torch::nn::Module& model) {
+  std::vector<std::pair<std::string, Fp8Weight*>> weights;
+  for (const auto& p : model.named_parameters()) {
+    if (auto* w = p.value().defined() ? fp8_weight(p.value()) : nullptr) weights.emplace_back(p.key(), w);
+  }
+  return weights;
+}
+
+void write_files(const ExtraState& extra, const std::filesystem::path& folder) {
+  std::error_code made;  // what went wrong shows in the first write
+  std::filesystem::create_directories(folder, made);
+  std::vector<io::SafetensorsWriter::Entry> specs;
+  for (const auto& [name, tensor] : extra.tensors) specs.push_back({name, io::DType::F32, tensor.sizes().vec()});
+  io::SafetensorsWriter writer(folder / kTensorFile, specs);
+  for (const auto& [name, tensor] : extra.tensors) writer.write(name, tensor.const_data_ptr());
+  writer.commit();
+  io::write_json(folder / kJsonFile, extra.json);
+}
+
+ExtraState read_files(const std::filesystem::path& folder) {
+  ExtraState extra;
+  extra.json = io::read_json(folder / kJsonFile);
+  const io::SafetensorsFile file(folder / kTensorFile);
+  for (const auto& info : file.tensors()) {
+    if (info.dtype == io::DType::U8 && info.name.ends_with(kForeignSuffix)) {
+      refuse_pickle(info.name, at::empty(info.shape, at::device(at::kMeta).dtype(at::kByte)));
+    }
+    if (info.dtype != io::DType::F32) throw io::Error(file.path().string() + ": tensor '" + info.name + "': found " + io::name_of(info.dtype) + ", allowed: F32");
+    at::Tensor t = at::empty(info.shape, at::kFloat);
+    file.read(info, t.mutable_data_ptr());
+    extra.tensors[info.name] = t;
+  }
+  return extra;
 }
 
 }  // namespace
@@ -147,7 +186,14 @@ Fp8StateValues state_from(const std::string& name, const io::Json& json, const s
   return values;
 }
 
-ExtraState get_extra_state(const torch::nn::Module& model) { return get_extra_state(fp8_states(model)); }
+ExtraState get_extra_state(const torch::nn::Module& model) {
+  ExtraState extra = get_extra_state(fp8_states(model));
+  for (const auto& [name, weight] : fp8_weights(model)) {
+    extra.json["weights"][name] = weight_json(*weight);
+    if (weight->master().defined()) extra.tensors[name + kMaster] = weight->master().detach().cpu().clone();
+  }
+  return extra;
+}
 
 ExtraState get_extra_state(const std::vector<NamedState>& states) {
   ExtraState extra;
@@ -161,13 +207,35 @@ ExtraState get_extra_state(const std::vector<NamedState>& states) {
   return extra;
 }
 
-ExtraStateReport set_extra_state(const torch::nn::Module& model, const ExtraState& extra) { return set_extra_state(fp8_states(model), extra); }
+ExtraStateReport set_extra_state(const torch::nn::Module& model, const ExtraState& extra) {
+  const auto weights = fp8_weights(model);
+  const io::Json stored = extra.json.value("weights", io::Json::object());
+  TORCH_CHECK(stored.is_object(), "[set_extra_state] key 'weights': expected an object");
+  std::set<std::string> known;
+  for (const auto& [name, weight] : weights) {
+    TORCH_CHECK(stored.contains(name), "[set_extra_state] parameter '", name, "' is held in fp8, and there is no scale for it: expected the state of a ",
+                "model made in quantized_model_init");
+    known.insert(name);
+  }
+  ExtraStateReport report = set_extra_state(fp8_states(model), extra);
+  for (const auto& [name, json] : stored.items()) {
+    if (known.count(name) == 0) report.unexpected.push_back(name);
+  }
+  for (const auto& [name, weight] : weights) {
+    const auto master = extra.tensors.find(name + kMaster);
+    set_weight(name, *weight, stored.at(name), master == extra.tensors.end() ? at::Tensor() : master->second);
+  }
+  return report;
+}
 
 ExtraStateReport set_extra_state(const std::vector<NamedState>& states, const ExtraState& extra) {
   const auto version = extra.json.find("version");
   TORCH_CHECK(version != extra.json.end() && *version == kVersion, "[set_extra_state] key 'version': found ", version == extra.json.end() ? "none" : version->dump(),
               ", allowed: ", kVersion);
   TORCH_CHECK(extra.json.contains("states") && extra.json["states"].is_object(), "[set_extra_state] key 'states': expected an object");
+  for (const auto& [name, tensor] : extra.tensors) {
+    if (name.ends_with(kForeignSuffix)) refuse_pickle(name, tensor);
+  }
   ExtraStateReport report;
   std::set<std::string> known;
   std::vector<std::pair<std::shared_ptr<Fp8State>, Fp8StateValues>> found;
@@ -191,40 +259,31 @@ ExtraStateReport set_extra_state(const std::vector<NamedState>& states, const Ex
   return report;
 }
 
-void save_extra_state(const torch::nn::Module& model, const std::filesystem::path& folder) { save_extra_state(fp8_states(model), folder); }
+void save_extra_state(const torch::nn::Module& model, const std::filesystem::path& folder) { write_files(get_extra_state(model), folder); }
+void save_extra_state(const std::vector<NamedState>& states, const std::filesystem::path& folder) { write_files(get_extra_state(states), folder); }
 
-void save_extra_state(const std::vector<NamedState>& states, const std::filesystem::path& folder) {
-  std::error_code made;  // what went wrong shows in the first write
-  std::filesystem::create_directories(folder, made);
-  const ExtraState extra = get_extra_state(states);
-  std::vector<io::SafetensorsWriter::Entry> specs;
-  for (const auto& [name, tensor] : extra.tensors) specs.push_back({name, io::DType::F32, tensor.sizes().vec()});
-  io::SafetensorsWriter writer(folder / kTensorFile, specs);
-  for (const auto& [name, tensor] : extra.tensors) writer.write(name, tensor.const_data_ptr());
-  writer.commit();
-  io::write_json(folder / kJsonFile, extra.json);
+ExtraStateReport load_extra_state(const torch::nn::Module& model, const std::filesystem::path& folder) {
+  return set_extra_state(model, read_files(folder));
+}
+ExtraStateReport load_extra_state(const std::vector<NamedState>& states, const std::filesystem::path& folder) {
+  return set_extra_state(states, read_files(folder));
 }
 
-ExtraStateReport load_extra_state(const torch::nn::Module& model, const std::filesystem::path& folder) { return load_extra_state(fp8_states(model), folder); }
+io::Json weight_json(const Fp8Weight& weight) {
+  const auto [scale_inv, assigned] = weight.state();
+  return {{"scale_inv", scale_inv}, {"assigned", assigned}};
+}
 
-ExtraStateReport load_extra_state(const std::vector<NamedState>& states, const std::filesystem::path& folder) {
-  ExtraState extra;
-  extra.json = io::read_json(folder / kJsonFile);
-  const io::SafetensorsFile file(folder / kTensorFile);
-  for (const auto& info : file.tensors()) {
-    if (info.dtype != io::DType::F32) throw io::Error(file.path().string() + ": tensor '" + info.name + "': found " + io::name_of(info.dtype) + ", allowed: F32");
-    at::Tensor t = at::empty(info.shape, at::kFloat);
-    file.read(info, t.mutable_data_ptr());
-    extra.tensors[info.name] = t;
-  }
-  return set_extra_state(states, extra);
+void set_weight(const std::string& name, Fp8Weight& weight, const io::Json& json, const at::Tensor& master) {
+  const auto scale_inv = json.is_object() ? json.find("scale_inv") : json.end(), assigned = json.is_object() ? json.find("assigned") : json.end();
+  const bool good = json.is_object() && scale_inv != json.end() && scale_inv->is_number() && assigned != json.end() && assigned->is_number_unsigned();
+  TORCH_CHECK(good, "[set_extra_state] parameter '", name, "': expected its fp8 scale, {\"scale_inv\": number, \"assigned\": integer}, found ", io::printable(json.dump(), 100));
+  weight.set_state(scale_inv->get<float>(), assigned->get<std::uint64_t>(), master);
 }
 
 void refuse_pickle(const std::string& name, const at::Tensor& bytes) {
-  const at::Tensor b = bytes.cpu().contiguous();
-  const bool pickle = b.scalar_type() == at::kByte && b.numel() >= 2 && (b.const_data_ptr<std::uint8_t>()[0] == 0x80 || std::memcmp(b.const_data_ptr(), "PK", 2) == 0);
-  TORCH_CHECK(!pickle, "[set_extra_state] '", name, "': found a pickled extra state of another library, allowed: this library's JSON and tensors (a pickle can run code; "
-              "without it the scales start anew)");
+  TORCH_CHECK(bytes.numel() == 0, "[set_extra_state] '", name, "': found ", bytes.nbytes(), " bytes of another library's extra state, allowed: this ",
+              "library's JSON and tensors (its pickle could run code; without it the scales start anew)");
 }
 
 }  // namespace fp8::te

@@ -1,8 +1,11 @@
 // SPDX-License-Identifier: Apache-2.0
 // The fp8 state of a model that trains: what must be saved with it so that training goes on bit for bit. JSON and plain tensors, no pickle.
 //
-//   DIR/fp8_state.json           {"version": 1, "states": {"model.layers.0.mlp.up_proj": {"recipe": "delayed habana HYBRID", "step": 300, ...}}}
+//   DIR/fp8_state.json           {"version": 1, "states": {"model.layers.0.mlp.up_proj": {"recipe": "delayed habana HYBRID", "step": 300, ...}},
+//                                 "weights": {"model.layers.0.mlp.up_proj.weight": {"scale_inv": 0.001, "assigned": 300}}}
 //   DIR/fp8_state.safetensors    NAME.forward.scale [n], NAME.forward.amax_history [H, n], the same of hybrid and backward   (F32)
+//
+// weights: parameters that quantized_model_init holds in fp8. Their codes are the model's own; WEIGHT.master is the high-precision copy, if any.
 #pragma once
 #include <ATen/core/Tensor.h>
 
@@ -14,6 +17,7 @@
 
 #include "fp8/runtime/io/json.h"
 #include "fp8/transformer_engine/fp8_state.h"
+#include "fp8/transformer_engine/fp8_weight.h"
 
 namespace torch::nn {
 class Module;
@@ -39,12 +43,12 @@ ExtraState get_extra_state(const std::vector<NamedState>& states);
 
 /// What could not be taken over; empty: everything was.
 struct ExtraStateReport {
-  std::vector<std::string> missing;     ///< products of the model without state: they start anew
-  std::vector<std::string> unexpected;  ///< states of products that the model does not have
+  std::vector<std::string> missing;     ///< products of the model without state: they keep the one they have (a new model: none)
+  std::vector<std::string> unexpected;  ///< states of products that the model does not have, or weights it does not hold in fp8
 };
 
 /// Another history length is fine: it is resized at the next step. Throws c10::Error naming the product for sizes that do not fit,
-/// values that are no scales, or another version.
+/// values that are no scales, another version, or a weight held in fp8 whose scale is not there.
 ExtraStateReport set_extra_state(const torch::nn::Module& model, const ExtraState& state);
 ExtraStateReport set_extra_state(const std::vector<NamedState>& states, const ExtraState& state);
 
@@ -60,7 +64,12 @@ io::Json state_json(const Fp8StateValues& values);
 std::map<std::string, at::Tensor> state_tensors(const Fp8StateValues& values);
 Fp8StateValues state_from(const std::string& name, const io::Json& json, const std::map<std::string, at::Tensor>& tensors);
 
-/// Throws c10::Error if the bytes are a pickle, as other libraries store their extra state.
+/// What a weight's codes need, as JSON, and back.
+io::Json weight_json(const Fp8Weight& weight);
+void set_weight(const std::string& name, Fp8Weight& weight, const io::Json& json, const at::Tensor& master);
+
+/// Throws c10::Error unless `bytes` is empty: other libraries store their extra state as a pickle in a tensor of bytes, an empty one where
+/// there is nothing to store.
 void refuse_pickle(const std::string& name, const at::Tensor& bytes);
 
 }  // namespace fp8::te

@@ -178,7 +178,7 @@ struct Fp8Attention : torch::autograd::Function<Fp8Attention> {
       const at::NoGradGuard no_grad;
       result = backward_products(*call, context->get_saved_variables(), gradients[0]);
     }
-    for (auto& g : result) g = runtime::ops::once_differentiable(g, "the fp8 attention of fp8::te", call->state->name());
+    for (auto& g : result) g = runtime::ops::once_differentiable(g, "the fp8 attention of fp8::te", call->state->name(), gradients);
     result.resize(5);
     return result;
   }

@@ -6,6 +6,7 @@
 
 #include <algorithm>
 #include <exception>
+#include <iterator>
 #include <utility>
 
 #include "fp8/runtime/device/device.h"
@@ -14,7 +15,18 @@
 namespace fp8::te {
 namespace {
 
-thread_local std::shared_ptr<Fp8Region> t_region;
+/// The regions in force, innermost last, and the guards that will take them off again.
+struct InForce {
+  const void* guard;
+  std::shared_ptr<Fp8Region> region;
+};
+thread_local std::vector<InForce> t_regions;
+thread_local std::optional<bool> t_measurement;
+
+void take_off(const void* guard) {
+  const auto last = std::find_if(t_regions.rbegin(), t_regions.rend(), [&](const InForce& r) { return r.guard == guard; });
+  if (last != t_regions.rend()) t_regions.erase(std::next(last).base());
+}
 
 using runtime::distributed::ProcessGroup;
 using States = std::vector<std::shared_ptr<Fp8State>>;
@@ -55,7 +67,10 @@ Fp8Region::Fp8Region(Fp8AutocastOptions options, std::shared_ptr<Fp8Region> oute
   }
   if (options_.group == nullptr && outer_ != nullptr) options_.group = outer_->options_.group;
   if (options_.group != nullptr && options_.group->size() > 1) group_ = options_.group;
-  if (outer_ == nullptr) return;
+  if (outer_ == nullptr) {
+    if (!options_.force_measurement.has_value()) options_.force_measurement = t_measurement;
+    return;
+  }
   if (!options_.is_first_microbatch.has_value()) options_.is_first_microbatch = outer_->options_.is_first_microbatch;
   if (!options_.force_measurement.has_value()) options_.force_measurement = outer_->options_.force_measurement;
   if (options_.seed == 0) options_.seed = outer_->options_.seed;
@@ -133,24 +148,28 @@ void Fp8Region::finish_backward() {
   for (const auto& state : taken.states) state->end_of_step(Pass::backward);
 }
 
-const std::shared_ptr<Fp8Region>& current_region() { return t_region; }
-bool is_fp8_enabled() { return t_region != nullptr && t_region->enabled(); }
+std::shared_ptr<Fp8Region> current_region() { return t_regions.empty() ? nullptr : t_regions.back().region; }
+bool is_fp8_enabled() { return !t_regions.empty() && t_regions.back().region != nullptr && t_regions.back().region->enabled(); }
 
-fp8_autocast::fp8_autocast(Fp8AutocastOptions options) : previous_(t_region), exceptions_(std::uncaught_exceptions()) {
+fp8_autocast::fp8_autocast(Fp8AutocastOptions options) : exceptions_(std::uncaught_exceptions()) {
   if (options.enabled) (void)runtime::device_dialect("fp8_autocast");
-  region_ = std::make_shared<Fp8Region>(std::move(options), t_region);
-  t_region = region_;
+  region_ = std::make_shared<Fp8Region>(std::move(options), current_region());
+  t_regions.push_back({this, region_});
 }
 
 fp8_autocast::~fp8_autocast() noexcept(false) { end(); }
 
 void fp8_autocast::end() {
   if (std::exchange(ended_, true)) return;
-  t_region = previous_;
-  if (previous_ == nullptr && std::uncaught_exceptions() == exceptions_) region_->finish_forward();
+  take_off(this);
+  if (region_->outermost() && std::uncaught_exceptions() == exceptions_) region_->finish_forward();
 }
 
-RegionScope::RegionScope(std::shared_ptr<Fp8Region> region) : previous_(std::exchange(t_region, std::move(region))) {}
-RegionScope::~RegionScope() { t_region = std::move(previous_); }
+set_measurement_mode::set_measurement_mode(bool manual, bool value)
+    : previous_(std::exchange(t_measurement, manual ? std::optional<bool>(value) : std::nullopt)) {}
+set_measurement_mode::~set_measurement_mode() { t_measurement = previous_; }
+
+RegionScope::RegionScope(std::shared_ptr<Fp8Region> region) { t_regions.push_back({this, std::move(region)}); }
+RegionScope::~RegionScope() { take_off(this); }
 
 }  // namespace fp8::te

@@ -44,6 +44,7 @@ class Fp8Region : public std::enable_shared_from_this<Fp8Region> {
   const Fp8AutocastOptions& options() const { return options_; }
   const recipes::Recipe& recipe() const { return recipe_; }
   bool enabled() const { return options_.enabled; }
+  bool outermost() const { return outer_ == nullptr; }
 
   /// The ranks that share amaxes; null where there are no others.
   const std::shared_ptr<runtime::distributed::ProcessGroup>& group() const { return group_; }
@@ -93,10 +94,11 @@ class Fp8Region : public std::enable_shared_from_this<Fp8Region> {
 };
 
 /// The innermost region of this thread; null outside.
-const std::shared_ptr<Fp8Region>& current_region();
+std::shared_ptr<Fp8Region> current_region();
 /// A region is in force and enabled.
 bool is_fp8_enabled();
 
+/// A region of the thread it is made on, where it must end too. Regions that end out of order leave those inside of them in force.
 class fp8_autocast {
  public:
   /// Throws std::invalid_argument for a recipe that does not validate, c10::Error on a first-generation device (no fp8 there).
@@ -110,9 +112,22 @@ class fp8_autocast {
   fp8_autocast& operator=(const fp8_autocast&) = delete;
 
  private:
-  std::shared_ptr<Fp8Region> region_, previous_;
+  std::shared_ptr<Fp8Region> region_;
   int exceptions_;
   bool ended_ = false;
+};
+
+/// Which passes measure amaxes, for code that makes its regions elsewhere. While it lives, outermost regions that begin on this thread and say
+/// nothing of force_measurement measure always (manual, value), never (manual, not value), or as the recipe's interval says (not manual).
+class set_measurement_mode {
+ public:
+  explicit set_measurement_mode(bool manual, bool value = true);
+  ~set_measurement_mode();
+  set_measurement_mode(const set_measurement_mode&) = delete;
+  set_measurement_mode& operator=(const set_measurement_mode&) = delete;
+
+ private:
+  std::optional<bool> previous_;
 };
 
 /// A captured region in force again on this thread (activation checkpointing); ends without moving any scale.
@@ -122,9 +137,6 @@ class RegionScope {
   ~RegionScope();
   RegionScope(const RegionScope&) = delete;
   RegionScope& operator=(const RegionScope&) = delete;
-
- private:
-  std::shared_ptr<Fp8Region> previous_;
 };
 
 /// f that runs in a region of its own each time: fp8_autocast as a decorator.

@@ -178,7 +178,7 @@ struct Fp8Linear : torch::autograd::Function<Fp8Linear> {
       const at::NoGradGuard no_grad;
       result = backward_products(context, call, gradients[0]);
     }
-    for (auto& g : result) g = runtime::ops::once_differentiable(g, "the fp8 product of fp8::te", call->state->name());
+    for (auto& g : result) g = runtime::ops::once_differentiable(g, "the fp8 product of fp8::te", call->state->name(), gradients);
     return result;
   }
 };
@@ -190,9 +190,13 @@ void check_operands(const at::Tensor& x, const at::Tensor& weight, const std::op
               x.sizes());
   TORCH_CHECK(is_high_precision(x.scalar_type()), "[fp8_linear] '", name, "': expected an input of dtype Float, BFloat16 or Half, got ", x.scalar_type());
   TORCH_CHECK(is_high_precision(weight.scalar_type()) || fp8_weight(weight) != nullptr, "[fp8_linear] '", name,
-              "': expected a weight of dtype Float, BFloat16, Half or one held in fp8, got ", weight.scalar_type());
-  TORCH_CHECK(!bias.has_value() || !bias->defined() || (bias->dim() == 1 && bias->size(0) == weight.size(0)), "[fp8_linear] '", name, "': expected a bias of ",
-              weight.size(0), " elements, got sizes ", bias.has_value() ? bias->sizes() : at::IntArrayRef());
+              "': expected a weight of dtype Float, BFloat16, Half, or one that quantized_model_init holds in fp8 on hpu, got ", weight.scalar_type(), " on ",
+              weight.device());
+  TORCH_CHECK(x.device() == weight.device(), "[fp8_linear] '", name, "': expected an input on ", weight.device(), ", where the weight is, got one on ", x.device());
+  if (!bias.has_value() || !bias->defined()) return;
+  TORCH_CHECK(bias->dim() == 1 && bias->size(0) == weight.size(0) && is_high_precision(bias->scalar_type()) && bias->device() == weight.device(), "[fp8_linear] '",
+              name, "': expected a bias of ", weight.size(0), " elements of dtype Float, BFloat16 or Half on ", weight.device(), ", got sizes ", bias->sizes(),
+              " of ", bias->scalar_type(), " on ", bias->device());
 }
 
 }  // namespace

@@ -56,8 +56,8 @@ void Fp8Module::save_fp8(torch::serialize::OutputArchive& archive) const {
     }
   }
   for (const auto& [name, weight] : fp8_weights(*this)) {
-    const auto [scale_inv, assigned] = weight->state();
-    archive.write(weight_key(name), bytes_of(io::Json{{"scale_inv", scale_inv}, {"assigned", assigned}}.dump()), /*is_buffer=*/true);
+    archive.write(weight_key(name), bytes_of(weight_json(*weight).dump()), /*is_buffer=*/true);
+    if (weight->master().defined()) archive.write(weight_key(name) + "_master", weight->master(), /*is_buffer=*/true);
   }
 }
 
@@ -88,10 +88,9 @@ void Fp8Module::load_fp8(torch::serialize::InputArchive& archive) {
     at::Tensor text;
     TORCH_CHECK(archive.try_read(weight_key(name), text, /*is_buffer=*/true), "[load] parameter '", name, "' is held in fp8, and the archive holds no scale for it: expected ",
                 "an archive of a module made in quantized_model_init");
-    const io::Json json = json_of(text, name);
-    TORCH_CHECK(json.is_object() && json.contains("scale_inv") && json["scale_inv"].is_number() && json.contains("assigned") && json["assigned"].is_number_unsigned(),
-                "[load] parameter '", name, "': expected its fp8 scale, found ", json.dump());
-    weight->set_state(json["scale_inv"].get<float>(), json["assigned"].get<std::uint64_t>());
+    at::Tensor master;
+    (void)archive.try_read(weight_key(name) + "_master", master, /*is_buffer=*/true);
+    set_weight(name, *weight, json_of(text, name), master);
   }
 }
 

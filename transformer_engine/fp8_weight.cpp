@@ -82,11 +82,14 @@ Operand Fp8Weight::operand(const at::Tensor& codes) const {
 
 at::Tensor Fp8Weight::values() { return master_.defined() ? master_ : te::dequantize(operand(codes_), at::kFloat); }
 
-void Fp8Weight::set_state(float scale_inv, std::uint64_t assigned) {
+void Fp8Weight::set_state(float scale_inv, std::uint64_t assigned, const at::Tensor& master) {
   TORCH_CHECK(scale_inv > 0.0f && std::isfinite(scale_inv), "[Fp8Weight] scale_inv: found ", scale_inv, ", allowed: finite values > 0");
+  TORCH_CHECK(!master.defined() || (master.sizes() == codes_.sizes() && master.scalar_type() == at::kFloat), "[Fp8Weight] the high-precision copy: expected Float of sizes ",
+              codes_.sizes(), ", got ", master.scalar_type(), " of sizes ", master.sizes());
+  const at::NoGradGuard no_grad;
   scale_inv_ = scale_inv;
   assigned_ = assigned;
-  if (master_.defined()) master_.copy_(te::dequantize(operand(codes_), at::kFloat));
+  if (master_.defined()) master_.copy_(master.defined() ? master : te::dequantize(operand(codes_), at::kFloat));
 }
 
 void Fp8Weight::assign(const at::Tensor& values) {
@@ -112,6 +115,7 @@ std::string Fp8Weight::describe() const { return std::string(recipes::name_of(fo
 
 at::Tensor make_weight_parameter(at::Tensor values, const std::string& module) {
   if (!t_options.has_value() || !t_options->enabled) return values;
+  TORCH_CHECK(values.is_hpu(), "[quantized_model_init] '", module, "': device: found ", values.device(), ", allowed: hpu");
   const auto handler = std::make_shared<Fp8Weight>(values, *t_options);
   const at::Tensor codes = handler->codes();
   runtime::tag_weight(codes, module, handler);
@@ -125,7 +129,9 @@ Fp8Weight* fp8_weight(const at::Tensor& parameter) {
 }
 
 at::Tensor weight_values(const at::Tensor& parameter) {
-  if (fp8_weight(parameter) == nullptr) return parameter;
+  if (!c10::isFloat8Type(parameter.scalar_type())) return parameter;
+  TORCH_CHECK(fp8_weight(parameter) != nullptr, "[weight_values] found fp8 codes without their scale: a parameter of quantized_model_init that was moved to ",
+              "another device or replaced; allowed: on hpu, where it was made");
   return at::GradMode::is_enabled() ? Decode::apply(parameter) : fp8_weight(parameter)->values();
 }
 

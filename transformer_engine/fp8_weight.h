@@ -55,10 +55,11 @@ class Fp8Weight final : public runtime::OpHandler, public runtime::QuantizedPara
   at::Tensor values() override;
   void assign(const at::Tensor& values) override;
 
-  /// What must be stored beside the codes: {scale_inv, how often values were assigned}. set_state() throws c10::Error for a scale_inv that is
-  /// not positive and finite; a kept copy becomes the decoded codes.
+  /// What must be stored beside the codes: {scale_inv, how often values were assigned}, and the kept copy (undefined without one). set_state()
+  /// throws c10::Error for a scale_inv that is not positive and finite and a copy of other sizes; without one a kept copy becomes the decoded codes.
   std::pair<float, std::uint64_t> state() const { return {scale_inv_, assigned_}; }
-  void set_state(float scale_inv, std::uint64_t assigned);
+  at::Tensor master() const { return master_; }
+  void set_state(float scale_inv, std::uint64_t assigned, const at::Tensor& master = {});
 
   at::Tensor high_precision_init_val() const { return initial_; }  ///< undefined: not kept, or cleared
   void clear_high_precision_init_val() { initial_ = at::Tensor(); }
@@ -81,11 +82,11 @@ class Fp8Weight final : public runtime::OpHandler, public runtime::QuantizedPara
 };
 
 /// The parameter that a te module registers for a weight of these initial values: the tensor itself outside of quantized_model_init, else fp8
-/// codes with an Fp8Weight, named `module` in messages. Call it where the values are.
+/// codes with an Fp8Weight, named `module` in messages. Throws c10::Error there for values that are not on hpu.
 at::Tensor make_weight_parameter(at::Tensor values, const std::string& module);
 
 /// The weight in `dtype` with a gradient that reaches the parameter: what a te module multiplies with where fp8 is off. An ordinary parameter
-/// comes back as it is.
+/// comes back as it is. Throws c10::Error for codes without a scale (moved to another device).
 at::Tensor weight_values(const at::Tensor& parameter);
 
 /// The Fp8Weight of a parameter; null for ordinary ones.

@@ -124,8 +124,8 @@ struct FusedSdpaFunction : torch::autograd::Function<FusedSdpaFunction> {
       result = o.recompute ? sdpa_recomp_bwd(grad, saved, mask, o) : sdpa_bwd(grad, saved, o);
     }
     const char* name = "fused_sdpa";
-    return {once_differentiable(std::get<0>(result), name), once_differentiable(std::get<1>(result), name),
-            once_differentiable(std::get<2>(result), name), Tensor(), Tensor()};
+    const auto once = [&](const Tensor& g) { return once_differentiable(g, name, {}, gradients); };
+    return {once(std::get<0>(result)), once(std::get<1>(result)), once(std::get<2>(result)), Tensor(), Tensor()};
   }
 };
 
@@ -148,8 +148,8 @@ struct RmsNormFunction : torch::autograd::Function<RmsNormFunction> {
                               .call(gradients[0], saved[0], saved[1], saved[2], true, 0);
       result = {dx.to(saved[0].scalar_type()), dgamma.to(saved[1].scalar_type())};
     }
-    return {once_differentiable(std::get<0>(result), "fused_rms_norm"),
-            once_differentiable(std::get<1>(result), "fused_rms_norm"), Tensor(), Tensor()};
+    const auto once = [&](const Tensor& g) { return once_differentiable(g, "fused_rms_norm", {}, gradients); };
+    return {once(std::get<0>(result)), once(std::get<1>(result)), Tensor(), Tensor()};
   }
 };
 
@@ -173,7 +173,7 @@ struct RotaryFunction : torch::autograd::Function<RotaryFunction> {
       dx = rotary("hpu::rotary_pos_embedding_backward", gradients[0], saved[0], saved[1], ids,
                   context->saved_data["offset"].toInt(), context->saved_data["mode"].toInt());
     }
-    return {once_differentiable(dx, "apply_rotary_pos_emb"), Tensor(), Tensor(), Tensor(), Tensor(), Tensor()};
+    return {once_differentiable(dx, "apply_rotary_pos_emb", {}, gradients), Tensor(), Tensor(), Tensor(), Tensor(), Tensor()};
   }
 };
 

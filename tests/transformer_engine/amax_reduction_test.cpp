@@ -209,6 +209,74 @@ TEST(AmaxRanks, DISABLED_OtherProductsBackward) {
   EXPECT_TRUE(throws_with({"rank " + std::to_string(group->rank()), "different calls"}, [&] { loss.backward(); }));
 }
 
+/// A step that must fail on rank 0, forward or backward, and what is left then. FP8_TEST_PASS says where rank 1 is lost.
+void expect_the_other_is_missed(const Group& group, const std::string& why) {
+  const std::string pass = std::getenv("FP8_TEST_PASS");
+  Net net;
+  const auto step = [&] {
+    at::Tensor y;
+    {
+      const fp8_autocast region({.recipe = DelayedScaling::nvidia(), .group = group});
+      y = net(data(0, 1));
+    }
+    EXPECT_EQ(pass, "backward");
+    y.sum().backward();
+  };
+  EXPECT_TRUE(throws_with({"rank 0 of 2", "all_reduce max", why}, step));
+  EXPECT_EQ(current_region(), nullptr);
+  // With such a group nothing goes on; without it all does.
+  EXPECT_TRUE(throws_with({"the group failed before"}, [&] {
+    fp8_autocast region({.recipe = DelayedScaling::nvidia(), .group = group});
+    net(data(0, 2));
+    region.end();
+  }));
+  at::Tensor y;
+  {
+    const fp8_autocast region({.recipe = DelayedScaling::nvidia()});
+    y = net(data(0, 3));
+  }
+  y.sum().backward();
+  EXPECT_NE(net.backward_scale(net.a), 1.0f);
+}
+
+/// Rank 1 does what it does before it is lost.
+void run_until_lost(const Group& group) {
+  if (std::getenv("FP8_TEST_PASS") != std::string("backward")) return;
+  Net net;
+  const fp8_autocast region({.recipe = DelayedScaling::nvidia(), .group = group});
+  net(data(1, 1));
+}
+
+TEST(AmaxRanks, DISABLED_OneDies) {
+  FP8_RANK_ONLY();
+  const Group group = test::rank_group();
+  group->barrier();
+  if (group->rank() == 1) {
+    run_until_lost(group);
+    _exit(3);
+  }
+  expect_the_other_is_missed(group, "onnection");
+}
+
+TEST(AmaxRanks, DISABLED_OneIsLate) {
+  FP8_RANK_ONLY();
+  const Group group = test::rank_group();
+  group->barrier();
+  if (group->rank() == 1) {
+    run_until_lost(group);
+    std::this_thread::sleep_for(std::chrono::seconds(5));
+    _exit(0);
+  }
+  expect_the_other_is_missed(group, "imed out");
+}
+
+TEST(AmaxReduction, ARankThatDiesOrIsLateIsAnErrorForwardAndBackward) {
+  for (const char* pass : {"forward", "backward"}) {
+    EXPECT_EQ(test::run_ranks("AmaxRanks.DISABLED_OneDies", 2, {{"FP8_TEST_PASS", pass}}), (std::vector<int>{0, 3})) << pass;
+    EXPECT_EQ(test::run_ranks("AmaxRanks.DISABLED_OneIsLate", 2, {{"FP8_TEST_PASS", pass}, {test::kRanksTimeout, "1500"}}), test::all_pass(2)) << pass;
+  }
+}
+
 TEST(AmaxReduction, TwoRanksHaveTheSameScales) { EXPECT_EQ(test::run_ranks("AmaxRanks.DISABLED_ScalesAgree", 2), test::all_pass(2)); }
 TEST(AmaxReduction, ScalesWaitForTheirIntervalAndTheOtherRanks) {
   EXPECT_EQ(test::run_ranks("AmaxRanks.DISABLED_IntervalsOfAProductThatRunsTwice", 2), test::all_pass(2));

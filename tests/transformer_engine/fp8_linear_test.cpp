@@ -2,8 +2,7 @@
 // One fp8 product, forward and backward: the vendor's worked numbers, the timing of delayed scales, and what each recipe computes.
 #include "fp8/transformer_engine/fp8_linear.h"
 
-#include <stdexcept>
-#include <thread>
+#include <memory>
 
 #include "fp8/runtime/autocast/autocast.h"
 #include "fp8/transformer_engine/linear.h"
@@ -166,18 +165,6 @@ TEST(Fp8Linear, ResultsMayBeChangedInPlace) {
   EXPECT_TRUE(layer->weight.grad().defined());
 }
 
-TEST(Fp8Linear, SecondDerivativeThrowsByName) {
-  Linear layer(LinearOptions{.in_features = 16, .out_features = 16, .name = "up_proj"});
-  const at::Tensor x = torch::randn({4, 16}, on_hpu()).requires_grad_(true);
-  at::Tensor y;
-  {
-    const fp8_autocast region(true, recipes::CurrentScaling{});
-    y = layer(x);
-  }
-  const auto dx = torch::autograd::grad({y.sum()}, {x}, {}, true, true)[0];
-  EXPECT_TRUE(throws_with({"'up_proj'", "fp8::te has no second derivative"}, [&] { dx.sum().backward(); }));
-}
-
 TEST(Fp8Linear, EmptyBatchNaNAndZeroGradient) {
   Linear layer(16, 8);
   const recipes::Recipe recipe = DelayedScaling::nvidia();
@@ -239,121 +226,6 @@ TEST(Fp8Linear, EdgesOfRecipesThatLookAtTheTensor) {
   }
 }
 
-// ---- regions
-
-at::Tensor torch_linear(Linear& layer, const at::Tensor& x) { return torch::nn::functional::linear(x, layer->weight, layer->bias); }
-float input_scale(Linear& layer) { return layer->fp8_states()[0]->values().forward.scale[0]; }
-
-TEST(Regions, TheInnermostDecidesAndInheritsTheRecipe) {
-  Linear layer(16, 16);
-  const at::Tensor x = torch::randn({4, 16}, on_hpu());
-  EXPECT_FALSE(is_fp8_enabled());
-  {
-    const fp8_autocast outer(true, DelayedScaling::nvidia());
-    EXPECT_TRUE(is_fp8_enabled());
-    {
-      const fp8_autocast off(false);
-      EXPECT_FALSE(is_fp8_enabled());
-      EXPECT_TRUE(same_bits(layer(x), torch_linear(layer, x)));
-      const fp8_autocast on;
-      EXPECT_TRUE(is_fp8_enabled());
-      EXPECT_EQ(recipes::describe(current_region()->recipe()), recipes::describe(DelayedScaling::nvidia()));
-    }
-    EXPECT_TRUE(is_fp8_enabled());
-    std::thread([] { EXPECT_FALSE(is_fp8_enabled()); }).join();  // a region is of its thread
-  }
-  EXPECT_FALSE(is_fp8_enabled());
-}
-
-TEST(Regions, EndWithAnExceptionWithoutMovingScales) {
-  Linear layer(16, 16);
-  const at::Tensor x = torch::full({4, 16}, 7.0, on_hpu());
-  const auto forward = [&](bool fails) {
-    const fp8_autocast outer(true, DelayedScaling::nvidia());
-    const fp8_autocast inner;
-    layer(x);
-    if (fails) throw std::runtime_error("the user's");
-  };
-  EXPECT_TRUE(throws_with({"the user's"}, [&] { forward(true); }));
-  EXPECT_FALSE(is_fp8_enabled());
-  EXPECT_EQ(input_scale(layer), 1.0f);
-  forward(false);
-  EXPECT_EQ(input_scale(layer), 448.0f / 7.0f);
-}
-
-// What was in force at forward counts, not what is when and where backward runs.
-TEST(Regions, BackwardRunsAfterThemAndOnOtherThreads) {
-  const at::Tensor x0 = torch::randn({8, 16}, on_hpu());
-  const auto gradient = [&](auto&& backward) {
-    torch::manual_seed(2);
-    Linear layer(16, 16);
-    const at::Tensor x = x0.detach().clone().requires_grad_(true);
-    at::Tensor y;
-    {
-      const fp8_autocast region(true, recipes::CurrentScaling{});
-      y = layer(x);
-    }
-    backward(y.square().sum());
-    return x.grad();
-  };
-  const at::Tensor expected = gradient([](const at::Tensor& loss) { loss.backward(); });
-  EXPECT_TRUE(same_bits(expected, gradient([](const at::Tensor& loss) { std::thread([&] { loss.backward(); }).join(); })));
-  EXPECT_TRUE(same_bits(expected, gradient([](const at::Tensor& loss) {
-                          const fp8_autocast other(false);
-                          loss.backward();
-                        })));
-  EXPECT_TRUE(same_bits(expected, gradient([](const at::Tensor& loss) {
-                          const fp8_autocast other(true, recipes::MXFP8{});
-                          loss.backward();
-                        })));
-}
-
-TEST(Regions, AsDecorators) {
-  const auto f = in_fp8_autocast(
-      [](bool fails) {
-        if (fails) throw std::runtime_error("the user's");
-        return is_fp8_enabled() ? recipes::describe(current_region()->recipe()) : std::string();
-      },
-      Fp8AutocastOptions{.recipe = recipes::MXFP8{}});
-  for (int call = 0; call < 2; ++call) EXPECT_EQ(f(false), recipes::describe(recipes::MXFP8{}));
-  EXPECT_TRUE(throws_with({"the user's"}, [&] { f(true); }));
-  EXPECT_FALSE(is_fp8_enabled());
-}
-
-TEST(Regions, CalibratingRecordsAndLeavesTheNumbers) {
-  Linear layer(16, 16);
-  const at::Tensor x = torch::randn({4, 16}, on_hpu());
-  for (const bool calibrating : {false, true}) {
-    {
-      const fp8_autocast region(Fp8AutocastOptions{.enabled = false, .recipe = DelayedScaling::nvidia(), .calibrating = calibrating});
-      EXPECT_TRUE(same_bits(layer(x), torch_linear(layer, x)));
-    }
-    const auto scale = layer->fp8_states()[0]->values().forward.scale;
-    if (!calibrating) continue;
-    EXPECT_EQ(scale[0], 448.0f / x.abs().max().item<float>());
-    EXPECT_EQ(scale[1], 448.0f / layer->weight.abs().max().item<float>());
-  }
-}
-
-// Interval 16 measures in steps 1, 17, ... and moves scales in 2, 18, ...
-TEST(Regions, ForcedMeasurementOverrulesTheInterval) {
-  DelayedScaling recipe = habana(RecipeFormat::E5M2);
-  recipe.interval = 16;
-  const auto two_steps = [&](Linear& layer, double x, std::optional<bool> force) {
-    for (int i = 0; i < 2; ++i) {
-      const fp8_autocast region(Fp8AutocastOptions{.recipe = recipe, .force_measurement = force});
-      const fp8_autocast inner;  // inherits it
-      layer(torch::full({4, 16}, x, on_hpu()));
-    }
-    return input_scale(layer);
-  };
-  Linear layer(16, 16), never(16, 16);
-  EXPECT_EQ(two_steps(layer, 1.0, std::nullopt), 32768.0f);  // 57344 / 1, the power of two below
-  EXPECT_EQ(two_steps(layer, 8.0, std::nullopt), 32768.0f);
-  EXPECT_EQ(two_steps(layer, 8.0, true), 4096.0f);
-  EXPECT_EQ(two_steps(never, 8.0, false), 1.0f);
-}
-
 // ---- edges
 
 TEST(Fp8Linear, NothingToSumGivesTheBias) {
@@ -399,6 +271,11 @@ TEST(Fp8Linear, NamesWhatDoesNotFit) {
   const fp8_autocast region;
   EXPECT_TRUE(throws_with({"up_proj", "found sizes [2, 15]", "[..., 16]"}, [&] { layer(torch::zeros({2, 15}, on_hpu())); }));
   EXPECT_TRUE(throws_with({"up_proj", "Long"}, [&] { layer(torch::zeros({2, 16}, on_hpu(at::kLong))); }));
+  EXPECT_TRUE(throws_with({"up_proj", "on hpu:0", "on cpu"}, [&] { layer(torch::zeros({2, 16})); }));
+  const at::Tensor x = torch::ones({2, 16}, on_hpu());
+  for (const at::Tensor& bias : {torch::ones({8}), torch::ones({8}, on_hpu(at::kLong)), torch::ones({7}, on_hpu()), torch::ones({1, 8}, on_hpu())})
+    EXPECT_TRUE(throws_with({"up_proj", "a bias of 8 elements of dtype Float, BFloat16 or Half on hpu"},
+                            [&] { fp8_linear(x, layer->weight.detach(), bias, layer->fp8_states()[0]); }));
   EXPECT_TRUE(throws_with({"[te::Linear] tp_size: found 2, allowed: 1"}, [] { Linear l(LinearOptions{.in_features = 1, .out_features = 1, .parallel = {.tp_size = 2}}); }));
   EXPECT_TRUE(throws_with({"[te::Linear] parallel_mode", "diagonal", "column"}, [] { Linear l(LinearOptions{.in_features = 1, .out_features = 1, .parallel = {.parallel_mode = "diagonal"}}); }));
   EXPECT_TRUE(throws_with({"[te::Linear] in_features", "found 0"}, [] { Linear l(0, 4); }));

@@ -68,10 +68,52 @@ TEST(Fp8Weight, LearnsWithOurOptimizersAndNotWithOthers) {
       EXPECT_LT(last, 0.9 * first) << fp8_on << master;
     }
   }
-  Linear layer = held_in_fp8();
-  torch::optim::AdamW upstream(layer->parameters(), torch::optim::AdamWOptions(1e-3));
-  layer(torch::randn({4, 32}, on_hpu())).sum().backward();
-  EXPECT_NE(test::error_of([&] { upstream.step(); }), "");
+}
+
+TEST(Fp8Weight, UpstreamsOptimizersThrow) {
+  using namespace torch::optim;  // NOLINT
+  const auto made = [](int which, const std::vector<at::Tensor>& p) -> std::unique_ptr<Optimizer> {
+    switch (which) {
+      case 0: return std::make_unique<SGD>(p, SGDOptions(0.1));
+      case 1: return std::make_unique<SGD>(p, SGDOptions(0.1).momentum(0.9).weight_decay(0.1));
+      case 2: return std::make_unique<Adam>(p);
+      case 3: return std::make_unique<AdamW>(p);
+      case 4: return std::make_unique<Adagrad>(p);
+      case 5: return std::make_unique<RMSprop>(p);
+      default: return std::make_unique<LBFGS>(p);
+    }
+  };
+  for (int which = 0; which < 7; ++which) {
+    Linear layer = held_in_fp8(options(false, false));
+    const at::Tensor before = fp8_weight(layer->weight)->values().clone(), x = torch::randn({4, 32}, on_hpu());
+    const auto optimizer = made(which, layer->parameters());
+    const auto loss = [&] {
+      optimizer->zero_grad();
+      const at::Tensor l = layer(x).square().sum();
+      l.backward();
+      return l;
+    };
+    loss();
+    EXPECT_TRUE(throws_with({"loat8"}, [&] { optimizer->step(loss); })) << which;
+    EXPECT_TRUE(same_bits(fp8_weight(layer->weight)->values(), before)) << which;
+  }
+}
+
+// Codes without their scale are no values: a product must not take them for some.
+TEST(Fp8Weight, StaysWhereItWasMade) {
+  Linear layer = held_in_fp8(options(false, false));
+  for (const auto dtype : {at::kFloat, at::kBFloat16}) EXPECT_TRUE(throws_with({"'linear'", "Float8_e4m3fn"}, [&] { layer->to(dtype); }));
+  const at::Tensor x = torch::randn({4, 32}, on_hpu()), y = layer(x).detach();
+  EXPECT_TRUE(same_bits(layer(x), y));  // as it was
+  layer->to(at::kCPU);
+  EXPECT_TRUE(throws_with({"without their scale", "hpu"}, [&] { layer(x.cpu()); }));
+  layer->to(test::kHpu);
+  EXPECT_TRUE(throws_with({"without their scale", "hpu"}, [&] { layer(x); }));
+  const fp8_autocast region(true, recipes::CurrentScaling{});
+  EXPECT_TRUE(throws_with({"'linear'", "quantized_model_init", "Float8_e4m3fn"}, [&] { layer(x); }));
+  const quantized_model_init init;
+  EXPECT_TRUE(throws_with({"[quantized_model_init] 'linear'", "device: found cpu", "allowed: hpu"},
+                          [] { Linear l(LinearOptions{.in_features = 16, .out_features = 16, .device = at::kCPU}); }));
 }
 
 TEST(Fp8Weight, ArchivesHoldTheScale) {

@@ -3,6 +3,7 @@
 #pragma once
 #include <memory>
 
+#include "fp8/transformer_engine/extra_state.h"
 #include "fp8/transformer_engine/precision_plugin.h"
 #include "support/models_for_tests.h"
 #include "support/typed_models.h"
@@ -106,6 +107,12 @@ inline recipes::DelayedScaling habana_hybrid(int history = 1) {
   return {.fp8_format = recipes::RecipeFormat::HYBRID, .amax_history_len = history, .amax_compute_algo = recipes::AmaxComputeAlgo::max};
 }
 
+inline recipes::DelayedScaling nvidia(int history) {
+  recipes::DelayedScaling d = recipes::DelayedScaling::nvidia();
+  d.amax_history_len = history;
+  return d;
+}
+
 /// A plugin of precision fp8 that has converted the task's model.
 inline HPUPrecisionPlugin converted(const Task& task, const recipes::Recipe& recipe, ConvertOptions options = {}) {
   HPUPrecisionPlugin plugin("fp8");
@@ -129,6 +136,15 @@ inline ::testing::AssertionResult all_same(const std::vector<at::Tensor>& a, con
   if (a.size() != b.size()) return ::testing::AssertionFailure() << a.size() << " and " << b.size() << " tensors";
   for (std::size_t i = 0; i < a.size(); ++i) {
     if (const auto same = same_bits(a[i], b[i]); !same) return ::testing::AssertionFailure() << "tensor " << i << ": " << same.message();
+  }
+  return ::testing::AssertionSuccess();
+}
+
+inline ::testing::AssertionResult same_state(const torch::nn::Module& a, const torch::nn::Module& b) {
+  const ExtraState x = get_extra_state(a), y = get_extra_state(b);
+  if (x.json != y.json) return ::testing::AssertionFailure() << x.json.dump() << "\n" << y.json.dump();
+  for (const auto& [name, tensor] : x.tensors) {
+    if (!same_bits(tensor, y.tensors.at(name))) return ::testing::AssertionFailure() << name;
   }
   return ::testing::AssertionSuccess();
 }

@@ -1,13 +1,9 @@
 // SPDX-License-Identifier: Apache-2.0
-// What fp8 training remembers: saved and loaded bit for bit, the same under activation checkpointing, kept between microbatches, counted, and
-// small in memory.
+// What fp8 training remembers: saved and loaded bit for bit, kept between microbatches, counted, and small in memory.
 #include <torch/torch.h>
 
 #include "fp8/runtime/device/memory.h"
-#include "fp8/runtime/kernels/thread_pool.h"
 #include "fp8/runtime/optim/fused_adamw.h"
-#include "fp8/transformer_engine/activation_checkpoint.h"
-#include "fp8/transformer_engine/extra_state.h"
 #include "fp8/transformer_engine/fp8_weight.h"
 #include "fp8/transformer_engine/linear.h"
 #include "support/temp_dir.h"
@@ -19,11 +15,6 @@ namespace {
 using namespace test;
 using recipes::DelayedScaling;
 
-DelayedScaling nvidia(int history) {
-  DelayedScaling d = DelayedScaling::nvidia();
-  d.amax_history_len = history;
-  return d;
-}
 DelayedScaling every_second_step() {
   DelayedScaling d = habana_hybrid(2);
   d.interval = 2;
@@ -39,15 +30,6 @@ void set_values(const torch::nn::Module& model, const std::vector<at::Tensor>& v
 std::vector<float> sgd(const Task& task, const HPUPrecisionPlugin& plugin, int steps) {
   torch::optim::SGD optimizer(task.model->parameters(), 0.05);
   return train(task, plugin, optimizer, steps);
-}
-
-::testing::AssertionResult same_state(const torch::nn::Module& a, const torch::nn::Module& b) {
-  const ExtraState x = get_extra_state(a), y = get_extra_state(b);
-  if (x.json != y.json) return ::testing::AssertionFailure() << x.json.dump() << "\n" << y.json.dump();
-  for (const auto& [name, tensor] : x.tensors) {
-    if (!same_bits(tensor, y.tensors.at(name))) return ::testing::AssertionFailure() << name;
-  }
-  return ::testing::AssertionSuccess();
 }
 
 // ---- saved and loaded
@@ -154,14 +136,33 @@ TEST(ExtraState, TravelsInAModulesArchive) {
   EXPECT_EQ(fresh->fp8_states()[0]->values().step, 0);
   EXPECT_TRUE(same_bits(fresh->weight.cpu(), plain->weight));
 
-  torch::serialize::OutputArchive foreign;
-  plain->save(foreign);
-  foreign.write("_extra_state", torch::tensor({0x80, 4, 0x95}, at::kByte), /*is_buffer=*/true);
-  std::stringstream foreign_bytes;
-  foreign.save_to(foreign_bytes);
-  torch::serialize::InputArchive input;
-  input.load_from(foreign_bytes);
-  EXPECT_TRUE(throws_with({"pickle"}, [&] { fresh->load(input); }));
+}
+
+// Other libraries' state is a tensor of bytes: a pickle of any protocol, a zip of one, or empty where there is nothing to store.
+TEST(ExtraState, OfOtherLibrariesIsRefusedUnlessItIsEmpty) {
+  Linear layer(16, 24);
+  const auto load = [&](const std::vector<std::uint8_t>& state) {
+    torch::serialize::OutputArchive archive;
+    torch::nn::Linear(16, 24)->save(archive);
+    archive.write("_extra_state", torch::tensor(state, at::kByte), /*is_buffer=*/true);
+    std::stringstream bytes;
+    archive.save_to(bytes);
+    torch::serialize::InputArchive input;
+    input.load_from(bytes);
+    layer->load(input);
+  };
+  for (const std::vector<std::uint8_t>& state : {std::vector<std::uint8_t>{0x80, 4, 0x95}, {'P', 'K', 3, 4}, {'(', 'd', 'p', '0'}})
+    EXPECT_TRUE(throws_with({"'linear'", std::to_string(state.size()) + " bytes of another library's extra state", "pickle"}, [&] { load(state); }));
+  EXPECT_NO_THROW(load({}));
+
+  const Task task = mlp_task();
+  const HPUPrecisionPlugin plugin = converted(task, habana_hybrid(2));
+  backward_step(task, plugin);
+  ExtraState state = get_extra_state(*task.model);
+  state.tensors["fc1._extra_state"] = torch::zeros({7}, at::kByte);
+  EXPECT_TRUE(throws_with({"fc1._extra_state", "7 bytes of another library's"}, [&] { set_extra_state(*task.model, state); }));
+  state.tensors["fc1._extra_state"] = torch::zeros({0}, at::kByte);
+  EXPECT_NO_THROW(set_extra_state(*task.model, state));
 }
 
 TEST(ExtraState, MayBeLoadedBetweenForwardAndBackward) {
@@ -197,99 +198,6 @@ TEST(ExtraState, GoesOnWithoutTheForwardStep) {
   EXPECT_TRUE(same_state(*task.model, *resumed.model));
   old.json["states"]["fc1"]["forward_step"] = -1;
   EXPECT_TRUE(throws_with({"fc1", "forward_step", "found -1"}, [&] { set_extra_state(*resumed.model, old); }));
-}
-
-// ---- activation checkpointing
-
-TEST(ActivationCheckpoint, GradientsAndScalesAreThoseWithout) {
-  for (const recipes::Recipe& recipe : {recipes::Recipe(habana_hybrid(2)), recipes::Recipe(nvidia(3)), recipes::Recipe(recipes::CurrentScaling{})}) {
-    for (const bool nested : {false, true}) {
-      const Task task = mlp_task(), plain = mlp_task();
-      const HPUPrecisionPlugin plugin = converted(task, recipe);
-      converted(plain, recipe);
-      auto net = std::dynamic_pointer_cast<MnistNetImpl>(task.model);
-      const auto inner = [&](const at::Tensor& x) { return torch::dropout(torch::relu(net->fc2(x)), 0.25, true); };
-      const auto outer = [&](const at::Tensor& x) {
-        const at::Tensor h = torch::relu(net->fc1(x));
-        return nested ? checkpoint(inner, h) : inner(h);
-      };
-      auto plain_net = std::dynamic_pointer_cast<MnistNetImpl>(plain.model);
-      Task with = task, without = plain;
-      with.forward = [&](const at::Tensor& x) { return net->fc3(checkpoint(outer, x.flatten(1))); };
-      without.forward = [&](const at::Tensor& x) {
-        return plain_net->fc3(torch::dropout(torch::relu(plain_net->fc2(torch::relu(plain_net->fc1(x.flatten(1))))), 0.25, true));
-      };
-      for (int step = 1; step <= 4; ++step) {
-        task.model->zero_grad();
-        plain.model->zero_grad();
-        torch::manual_seed(step);
-        const float a = backward_step(with, plugin);
-        torch::manual_seed(step);
-        const float b = backward_step(without, plugin);
-        EXPECT_EQ(a, b);
-        EXPECT_TRUE(all_same(gradients_of(*task.model), gradients_of(*plain.model)))
-            << recipes::describe(recipe) << ", step " << step << ", nested " << nested;
-        EXPECT_TRUE(same_state(*task.model, *plain.model));
-      }
-    }
-  }
-}
-
-// A frozen layer between layers that learn: its operands need scales, in the first of two runs too, where nothing requires a gradient.
-TEST(ActivationCheckpoint, FrozenLayersGetScales) {
-  for (const bool checkpointed : {false, true}) {
-    const Task task = mlp_task();
-    const HPUPrecisionPlugin plugin = converted(task, nvidia(3));
-    auto net = std::dynamic_pointer_cast<MnistNetImpl>(task.model);
-    for (const auto& layer : {net->fc1, net->fc2}) {
-      for (auto& p : layer->parameters()) p.requires_grad_(false);
-    }
-    const at::Tensor prompt = torch::zeros({64}, on_hpu()).requires_grad_(true);  // learns, before all
-    const auto body = [&](const at::Tensor& x) { return torch::relu(net->fc2(torch::relu(net->fc1(x)))); };
-    Task with = task;
-    with.forward = [&](const at::Tensor& x) {
-      const at::Tensor h = x.flatten(1) + prompt;
-      return net->fc3(checkpointed ? checkpoint(body, h) : body(h));
-    };
-    backward_step(with, plugin);
-    EXPECT_TRUE(prompt.grad().defined());
-    for (const auto& [name, state] : fp8_states(*task.model)) {
-      const Fp8StateValues v = state->values();
-      EXPECT_EQ(v.step, 1) << name;
-      EXPECT_NE(v.forward.scale[0], 1.0f) << name;
-      EXPECT_NE(v.forward.scale[1], 1.0f) << name;
-      EXPECT_NE(v.backward.scale[0], 1.0f) << name;
-    }
-    const torch::NoGradGuard no_grad;  // evaluation leaves no trace
-    const auto region = plugin.forward_context();
-    task.forward(task.x * 100);
-    for (const auto& [name, state] : fp8_states(*task.model)) EXPECT_EQ(state->values().step, 1) << name;
-  }
-}
-
-// Indices among the results have no gradient; the others do.
-TEST(ActivationCheckpoint, ResultsWithoutGradient) {
-  const Task task = mlp_task();
-  const HPUPrecisionPlugin plugin = converted(task, habana_hybrid());
-  auto net = std::dynamic_pointer_cast<MnistNetImpl>(task.model);
-  const CheckpointedFunction top = [&](const std::vector<at::Tensor>& in) {
-    const auto [values, indices] = net->fc1(in[0]).topk(3, 1);
-    return std::vector<at::Tensor>{indices, values};
-  };
-  const at::Tensor x = task.x.flatten(1);
-  std::vector<at::Tensor> results;
-  {
-    const auto region = plugin.forward_context();
-    results = checkpoint(top, {x});
-  }
-  EXPECT_FALSE(results[0].requires_grad());
-  ASSERT_TRUE(results[1].requires_grad());
-  const at::Tensor loss = results[1].square().sum();
-  loss.backward({}, /*retain_graph=*/true);
-  const at::Tensor once = net->fc1->weight.grad().clone();
-  EXPECT_GT(once.abs().max().item<float>(), 0.0f);
-  EXPECT_NO_THROW(loss.backward());
-  EXPECT_TRUE(throws_with({"[checkpoint] backward ran twice", "retain_graph"}, [&] { results[1].sum().backward(); }));
 }
 
 // ---- microbatches and memory
@@ -361,7 +269,7 @@ TEST(Memory, LessIsSavedForBackwardThanInBf16) {
   }
 }
 
-// ---- counters, threads, parameters in fp8
+// ---- counters, parameters in fp8
 
 TEST(Statistics, CountWhatCastsDo) {
   torch::nn::Linear layer(torch::nn::LinearOptions(16, 16).bias(false));
@@ -396,70 +304,6 @@ TEST(Statistics, CountWhatCastsDo) {
   EXPECT_EQ(jumped.stale, 1);
   EXPECT_FLOAT_EQ(jumped.worst, 4.0f);
   EXPECT_EQ(step(x * 4, false).stale, 0);
-}
-
-TEST(StochasticRounding, SameBitsOnAnyNumberOfThreads) {
-  const int before = kernels::num_threads();
-  std::vector<std::vector<at::Tensor>> runs;
-  for (const int threads : {1, 4}) {
-    kernels::set_num_threads(threads);
-    torch::manual_seed(4);
-    torch::nn::Sequential model(torch::nn::Linear(512, 512), torch::nn::ReLU(), torch::nn::Linear(512, 512));
-    model->to(kHpu);
-    convert_for_training(*model);
-    const at::Tensor x = hpu(torch::randn({256, 512}));
-    for (int i = 0; i < 2; ++i) {
-      at::Tensor y;
-      {
-        const fp8_autocast region(true, habana_hybrid());
-        y = model->forward(x);
-      }
-      y.square().mean().backward();
-    }
-    runs.push_back(gradients_of(*model));
-  }
-  kernels::set_num_threads(before);
-  EXPECT_TRUE(all_same(runs[0], runs[1]));
-}
-
-// On in backward for HYBRID of the habana dialect, unless the variable says otherwise.
-TEST(StochasticRounding, TheVendorsVariableDecides) {
-  const auto gradients = [](const DelayedScaling& recipe, std::uint64_t seed, const char* force) {
-    if (force != nullptr) setenv("PT_TE_FORCE_SR_BWD", force, 1);
-    const Task task = mlp_task();
-    backward_step(task, converted(task, recipe), {.seed = seed});
-    unsetenv("PT_TE_FORCE_SR_BWD");
-    return gradients_of(*task.model);
-  };
-  const DelayedScaling hybrid = habana_hybrid(), e5m2 = DelayedScaling::habana();
-  const auto depends_on_seed = [&](const DelayedScaling& recipe, const char* force) {
-    return !all_same(gradients(recipe, 1, force), gradients(recipe, 2, force));
-  };
-  EXPECT_TRUE(depends_on_seed(hybrid, nullptr));
-  EXPECT_FALSE(depends_on_seed(hybrid, "0"));
-  EXPECT_FALSE(depends_on_seed(e5m2, nullptr));
-  EXPECT_TRUE(depends_on_seed(e5m2, "1"));
-}
-
-// Looking at a model gives its products the names of their modules, which must not be what their rounding comes from.
-TEST(StochasticRounding, SameBitsWhetherTheStateIsReadOrNot) {
-  std::vector<std::vector<at::Tensor>> runs;
-  for (const bool look : {false, true}) {
-    torch::manual_seed(4);
-    torch::nn::Sequential model(Linear(64, 64), torch::nn::ReLU(), Linear(64, 64));
-    const at::Tensor x = hpu(torch::randn({32, 64}));
-    for (int i = 0; i < 2; ++i) {
-      at::Tensor y;
-      {
-        const fp8_autocast region(true, habana_hybrid());
-        y = model->forward(x);
-      }
-      y.square().mean().backward();
-      if (look) take_statistics(*model);
-    }
-    runs.push_back(gradients_of(*model));
-  }
-  EXPECT_TRUE(all_same(runs[0], runs[1]));
 }
 
 TEST(QuantizedModelInit, OurOptimizersTrainItAndUpstreamsThrow) {
