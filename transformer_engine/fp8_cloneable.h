@@ -1,5 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
-// The base of modules that hold fp8 states of their own: clone() is torch's, save() and load() take the states along.
+// The base of modules that hold fp8 states of their own: save(), load() and clone() take the states along, and a clone's weights held in fp8
+// have scales of their own.
 #pragma once
 #include <torch/nn/cloneable.h>
 
@@ -10,6 +11,11 @@ namespace fp8::te {
 template <class Derived>
 class Fp8Cloneable : public torch::nn::Cloneable<Derived>, public Fp8Module {
  public:
+  std::shared_ptr<torch::nn::Module> clone(const std::optional<at::Device>& device = std::nullopt) const override {
+    auto copy = torch::nn::Cloneable<Derived>::clone(device);
+    clone_fp8(*copy);
+    return copy;
+  }
   void save(torch::serialize::OutputArchive& archive) const override {
     torch::nn::Module::save(archive);
     save_fp8(archive);

@@ -242,7 +242,9 @@ void record_operands(const at::Tensor& x, const at::Tensor& weight, const std::s
   const at::NoGradGuard no_grad;
   StepScales scales = state->begin_forward(*region, true);
   const float max = recipes::fp8_max(recipes::forward_format(recipes::format_of(state->recipe_in(*region))), runtime::device_dialect("fp8_autocast"));
-  state->record(Pass::forward, scales, 0, amax_of(x.detach().contiguous()), max);
+  const float amax = amax_of(x.detach().contiguous());
+  state->record(Pass::forward, scales, 0, amax, max);
+  state->saw(scales, 0, amax);
   if (!c10::isFloat8Type(weight.scalar_type())) state->record(Pass::forward, scales, 1, amax_of(weight.detach().contiguous()), max);
 }
 

@@ -94,6 +94,21 @@ void Fp8Module::load_fp8(torch::serialize::InputArchive& archive) {
   }
 }
 
+void Fp8Module::clone_fp8(torch::nn::Module& copy) const {
+  const auto from = fp8_states(), to = dynamic_cast<const Fp8Module&>(copy).fp8_states();
+  for (std::size_t i = 0; i < from.size(); ++i) {
+    to[i]->set_values(from[i]->values());
+    to[i]->set_recipe(from[i]->own_recipe());
+  }
+  auto parameters = copy.named_parameters(/*recurse=*/false);
+  for (const auto& original : dynamic_cast<const torch::nn::Module&>(*this).named_parameters(/*recurse=*/false)) {
+    if (!original.value().defined() || fp8_weight(original.value()) == nullptr) continue;
+    at::Tensor& mine = parameters[original.key()];
+    TORCH_CHECK(mine.is_hpu(), "[clone] parameter '", original.key(), "' is held in fp8: device: found ", mine.device(), ", allowed: hpu");
+    own_fp8_weight(mine, original.value());
+  }
+}
+
 void check_parallel(const char* module, const ParallelOptions& options) {
   TORCH_CHECK(options.tp_size == 1, "[", module, "] tp_size: found ", options.tp_size, ", allowed: 1 (tensor parallelism comes with distributed training)");
   TORCH_CHECK(!options.sequence_parallel, "[", module, "] sequence_parallel: found true, allowed: false (it comes with distributed training)");

@@ -14,6 +14,9 @@ namespace torch::serialize {
 class OutputArchive;
 class InputArchive;
 }  // namespace torch::serialize
+namespace torch::nn {
+class Module;
+}
 
 namespace fp8::te {
 
@@ -28,6 +31,8 @@ class Fp8Module {
   void save_fp8(torch::serialize::OutputArchive& archive) const;
   /// An archive without fp8 state leaves the states as they are, with a warning. Throws c10::Error for state of other tensors and for pickles.
   void load_fp8(torch::serialize::InputArchive& archive);
+  /// For a clone of this module. Throws c10::Error naming the parameter for a weight held in fp8 that is cloned to another device.
+  void clone_fp8(torch::nn::Module& copy) const;
 };
 
 /// What a forward pass gives beside its result, for modules that are asked to.

@@ -68,6 +68,11 @@ void Fp8State::set_recipe(std::optional<recipes::Recipe> recipe) {
   own_ = std::move(recipe);
 }
 
+std::optional<recipes::Recipe> Fp8State::own_recipe() const {
+  const std::lock_guard<std::mutex> lock(mutex_);
+  return own_;
+}
+
 recipes::Recipe Fp8State::recipe_in(const Fp8Region& region) const {
   const std::lock_guard<std::mutex> lock(mutex_);
   return own_.has_value() ? *own_ : region.recipe();
@@ -125,6 +130,7 @@ StepScales Fp8State::begin_forward(Fp8Region& region, bool training) {
     s.step = values_.step + 1;
     const auto* d = delayed();
     const auto& forced = region.options().force_measurement;
+    s.trains = training;
     if (training) {
       values_.step = s.step;
       if (d != nullptr && d->dialect == RecipeDialect::habana && values_.forward_due && !(forward_alone_ && shares_amaxes(region))) {
@@ -185,6 +191,13 @@ void Fp8State::record(Pass pass, const StepScales& scales, int index, float amax
   recipes::record_amax(pass == Pass::forward ? values_.forward : values_.backward, *d, index, amax);
   if (pass == Pass::backward) return;
   if (keeps_hybrid_copies(*d)) recipes::record_amax(values_.hybrid, *d, index, amax);
+  auto& seen = values_.amax_seen[static_cast<std::size_t>(index)];
+  seen = std::max(seen, amax);
+}
+
+void Fp8State::saw(const StepScales& scales, int index, float amax) {
+  if (!scales.trains || in_second_run() || !std::isfinite(amax)) return;
+  const std::lock_guard<std::mutex> lock(mutex_);
   auto& seen = values_.amax_seen[static_cast<std::size_t>(index)];
   seen = std::max(seen, amax);
 }

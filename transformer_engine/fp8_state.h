@@ -37,6 +37,7 @@ struct StepScales {
   std::vector<float> scale, scale_inv;                ///< per tensor of the pass
   std::vector<float> hybrid_scale, hybrid_scale_inv;  ///< of the E5M2 copies; empty: the backward pass reads the forward's codes
   bool record = false;                                ///< amaxes go into the history
+  bool trains = false;                                ///< a pass of training
   bool reduce = false;                                ///< the ranks' amaxes meet before scales are made of them
   std::int64_t step = 0;                              ///< of this product, from 1
 };
@@ -73,6 +74,7 @@ class Fp8State : public std::enable_shared_from_this<Fp8State> {
 
   /// A recipe of this product's own, whatever the region's; none again.
   void set_recipe(std::optional<recipes::Recipe> recipe);
+  std::optional<recipes::Recipe> own_recipe() const;
   recipes::Recipe recipe_in(const Fp8Region& region) const;
 
   /// Starts a forward pass in `region`. training: amaxes may be recorded. Inside a recomputation of activation checkpointing the scales of
@@ -83,6 +85,8 @@ class Fp8State : public std::enable_shared_from_this<Fp8State> {
 
   /// A cast of tensor `index` met this largest magnitude (of the unscaled tensor) and multiplied by `scale`. format_max: of what it cast to.
   void record(Pass pass, const StepScales& scales, int index, float amax, float format_max);
+  /// The same of an input whose recipe has no history: the largest is kept for export.
+  void saw(const StepScales& scales, int index, float amax);
   void count(std::int64_t elements, std::int64_t saturated, std::int64_t underflowed);
 
   /// For regions: what is recorded and not used yet, appended; and back after the reduction over ranks (returns the next value).

@@ -48,29 +48,43 @@ quantized_model_init::quantized_model_init(QuantizedInitOptions options) : previ
 }
 quantized_model_init::~quantized_model_init() { t_options = std::move(previous_); }
 
-Fp8Weight::Fp8Weight(const at::Tensor& values, QuantizedInitOptions options)
+Fp8Weight::Fp8Weight(QuantizedInitOptions options)
     : options_(std::move(options)),
       format_(recipes::forward_format(recipes::format_of(recipe_of(options_)))),
-      dialect_(runtime::device_dialect("quantized_model_init")) {
+      dialect_(runtime::device_dialect("quantized_model_init")),
+      codes_(c10::intrusive_ptr<c10::TensorImpl, c10::UndefinedTensorImpl>()) {}
+
+at::Tensor Fp8Weight::initialize(const at::Tensor& values) {
   const at::NoGradGuard no_grad;
-  const at::Tensor initial = values.detach().to(at::kFloat).contiguous();
-  cast(initial, std::nullopt);
+  const at::Tensor initial = values.detach().to(at::kFloat).contiguous(), codes = cast(initial, std::nullopt);
+  codes_ = codes.getIntrusivePtr();
   if (options_.preserve_high_precision_init_val) initial_ = initial.clone();
   if (options_.keep_master) master_ = initial.clone();
+  return codes;
 }
 
-void Fp8Weight::cast(const at::Tensor& values, std::optional<std::uint64_t> stochastic) {
+std::shared_ptr<Fp8Weight> Fp8Weight::copy_for(const at::Tensor& codes) const {
+  const at::NoGradGuard no_grad;
+  auto copy = std::make_shared<Fp8Weight>(*this);
+  copy->codes_ = codes.getIntrusivePtr();
+  if (master_.defined()) copy->master_ = master_.clone();
+  if (initial_.defined()) copy->initial_ = initial_.clone();
+  return copy;
+}
+
+at::Tensor Fp8Weight::codes() const {
+  auto codes = codes_.lock();
+  TORCH_CHECK(codes.defined(), "[Fp8Weight] the parameter is gone: expected its values to be read or written while it lives");
+  return at::Tensor::wrap_tensor_impl(std::move(codes));
+}
+
+at::Tensor Fp8Weight::cast(const at::Tensor& values, std::optional<std::uint64_t> stochastic) {
   const float max = recipes::fp8_max(format_, dialect_), amax = amax_of(values);
   recipes::DelayedScaling rule = recipes::DelayedScaling::nvidia();
   if (power_of_two(recipe_of(options_))) rule = recipes::DelayedScaling::habana();
   const float scale = recipes::next_scale(amax, 1.0f, max, rule);
   scale_inv_ = 1.0f / scale;
-  const at::Tensor codes = cast_tensor(values, format_, dialect_, scale, nullptr, stochastic);
-  if (!codes_.defined()) {
-    codes_ = codes;
-  } else {
-    codes_.view(at::kByte).copy_(codes.view(at::kByte));
-  }
+  return cast_tensor(values, format_, dialect_, scale, nullptr, stochastic);
 }
 
 Operand Fp8Weight::operand(const at::Tensor& codes) const {
@@ -80,25 +94,27 @@ Operand Fp8Weight::operand(const at::Tensor& codes) const {
   return o;
 }
 
-at::Tensor Fp8Weight::values() { return master_.defined() ? master_ : te::dequantize(operand(codes_), at::kFloat); }
+at::Tensor Fp8Weight::values() { return master_.defined() ? master_ : te::dequantize(operand(codes()), at::kFloat); }
 
 void Fp8Weight::set_state(float scale_inv, std::uint64_t assigned, const at::Tensor& master) {
   TORCH_CHECK(scale_inv > 0.0f && std::isfinite(scale_inv), "[Fp8Weight] scale_inv: found ", scale_inv, ", allowed: finite values > 0");
-  TORCH_CHECK(!master.defined() || (master.sizes() == codes_.sizes() && master.scalar_type() == at::kFloat), "[Fp8Weight] the high-precision copy: expected Float of sizes ",
-              codes_.sizes(), ", got ", master.scalar_type(), " of sizes ", master.sizes());
+  TORCH_CHECK(!master.defined() || (master.sizes() == codes().sizes() && master.scalar_type() == at::kFloat), "[Fp8Weight] the high-precision copy: expected Float of sizes ",
+              codes().sizes(), ", got ", master.scalar_type(), " of sizes ", master.sizes());
   const at::NoGradGuard no_grad;
   scale_inv_ = scale_inv;
   assigned_ = assigned;
-  if (master_.defined()) master_.copy_(master.defined() ? master : te::dequantize(operand(codes_), at::kFloat));
+  if (master_.defined()) master_.copy_(master.defined() ? master : te::dequantize(operand(codes()), at::kFloat));
 }
 
 void Fp8Weight::assign(const at::Tensor& values) {
-  TORCH_CHECK(values.sizes() == codes_.sizes(), "[Fp8Weight] expected values of sizes ", codes_.sizes(), ", got ", values.sizes());
+  const at::Tensor parameter = codes();
+  TORCH_CHECK(values.sizes() == parameter.sizes(), "[Fp8Weight] expected values of sizes ", parameter.sizes(), ", got ", values.sizes());
   const at::NoGradGuard no_grad;
   const at::Tensor v = values.detach().to(at::kFloat).contiguous();
   if (master_.defined() && !master_.is_same(values)) master_.copy_(v);
   ++assigned_;
-  cast(v, master_.defined() ? std::nullopt : std::optional<std::uint64_t>(assigned_ * 0x9e3779b97f4a7c15ull));
+  const at::Tensor codes = cast(v, master_.defined() ? std::nullopt : std::optional<std::uint64_t>(assigned_ * 0x9e3779b97f4a7c15ull));
+  parameter.view(at::kByte).copy_(codes.view(at::kByte));
 }
 
 at::Tensor Fp8Weight::linear(const runtime::LinearCall& call) { return at::linear(call.x, dequantize(call.tag, call.view, call.weight).to(call.x.scalar_type()), call.bias); }
@@ -116,8 +132,8 @@ std::string Fp8Weight::describe() const { return std::string(recipes::name_of(fo
 at::Tensor make_weight_parameter(at::Tensor values, const std::string& module) {
   if (!t_options.has_value() || !t_options->enabled) return values;
   TORCH_CHECK(values.is_hpu(), "[quantized_model_init] '", module, "': device: found ", values.device(), ", allowed: hpu");
-  const auto handler = std::make_shared<Fp8Weight>(values, *t_options);
-  const at::Tensor codes = handler->codes();
+  const auto handler = std::make_shared<Fp8Weight>(*t_options);
+  const at::Tensor codes = handler->initialize(values);
   runtime::tag_weight(codes, module, handler);
   codes.requires_grad_(true);
   codes.set_grad_dtype(values.scalar_type());
@@ -126,6 +142,13 @@ at::Tensor make_weight_parameter(at::Tensor values, const std::string& module) {
 
 Fp8Weight* fp8_weight(const at::Tensor& parameter) {
   return c10::isFloat8Type(parameter.scalar_type()) ? dynamic_cast<Fp8Weight*>(runtime::quantized_parameter(parameter)) : nullptr;
+}
+
+void own_fp8_weight(const at::Tensor& copy, const at::Tensor& original) {
+  const auto* weight = fp8_weight(original);
+  if (weight == nullptr) return;
+  runtime::tag_weight(copy, runtime::find_tag(original)->module_names(), weight->copy_for(copy));
+  copy.set_grad_dtype(original.grad_dtype());
 }
 
 at::Tensor weight_values(const at::Tensor& parameter) {

@@ -42,15 +42,20 @@ class quantized_model_init {
   std::optional<QuantizedInitOptions> previous_;
 };
 
+/// The handler of a parameter that make_weight_parameter() makes. The parameter's memory holds it, so it must not hold the parameter: once that is
+/// gone, what reads or writes its values throws c10::Error.
 class Fp8Weight final : public runtime::OpHandler, public runtime::QuantizedParameter {
  public:
-  /// values: f32, bf16 or f16 on hpu. The handler of the parameter that make_fp8_weight() makes.
-  Fp8Weight(const at::Tensor& values, QuantizedInitOptions options);
+  explicit Fp8Weight(QuantizedInitOptions options);
+  /// The codes of initial values (f32, bf16 or f16 on hpu): the parameter, which it is the handler of from now on.
+  at::Tensor initialize(const at::Tensor& values);
+  /// The same for `codes`, a copy of the parameter.
+  std::shared_ptr<Fp8Weight> copy_for(const at::Tensor& codes) const;
 
   /// Both ways of the codes as a product's operand.
   Operand operand(const at::Tensor& codes) const;
   float scale_inv() const { return scale_inv_; }
-  at::Tensor codes() const { return codes_; }
+  at::Tensor codes() const;
 
   at::Tensor values() override;
   void assign(const at::Tensor& values) override;
@@ -71,14 +76,15 @@ class Fp8Weight final : public runtime::OpHandler, public runtime::QuantizedPara
   std::string describe() const override;
 
  private:
-  void cast(const at::Tensor& values, std::optional<std::uint64_t> stochastic);
+  at::Tensor cast(const at::Tensor& values, std::optional<std::uint64_t> stochastic);
 
   QuantizedInitOptions options_;
   recipes::Format format_;
   recipes::Dialect dialect_;
   float scale_inv_ = 1.0f;
   std::uint64_t assigned_ = 0;  ///< how often; the seed of the rounding
-  at::Tensor codes_, master_, initial_;
+  c10::weak_intrusive_ptr<c10::TensorImpl, c10::UndefinedTensorImpl> codes_;
+  at::Tensor master_, initial_;
 };
 
 /// The parameter that a te module registers for a weight of these initial values: the tensor itself outside of quantized_model_init, else fp8
@@ -91,5 +97,8 @@ at::Tensor weight_values(const at::Tensor& parameter);
 
 /// The Fp8Weight of a parameter; null for ordinary ones.
 Fp8Weight* fp8_weight(const at::Tensor& parameter);
+
+/// A parameter that became a copy of `original`, codes and all, gets an Fp8Weight and a gradient dtype of its own; does nothing for ordinary ones.
+void own_fp8_weight(const at::Tensor& copy, const at::Tensor& original);
 
 }  // namespace fp8::te

@@ -54,6 +54,9 @@ void count_if_wanted(const at::Tensor& x, const Operand& operand, Format format,
   }
 }
 
+/// Of an input, for those who export it; delayed scaling records amaxes anyway.
+bool notes_amax(const CastPlan& plan) { return plan.role == Role::input && plan.state != nullptr && plan.scales != nullptr && plan.scales->trains; }
+
 OperandPair delayed(const at::Tensor& x, const recipes::DelayedScaling& recipe, const CastPlan& plan) {
   const auto i = static_cast<std::size_t>(plan.index);
   const StepScales& s = *plan.scales;
@@ -76,7 +79,8 @@ OperandPair delayed(const at::Tensor& x, const recipes::DelayedScaling& recipe, 
 
 OperandPair current(const at::Tensor& x, const recipes::CurrentScaling& recipe, const CastPlan& plan) {
   const Format format = format_for(plan.role, recipe.fp8_format);
-  const float scale = current_scale_of(amax_of(x), format, plan.dialect, recipe, x.scalar_type());
+  const float amax = amax_of(x), scale = current_scale_of(amax, format, plan.dialect, recipe, x.scalar_type());
+  if (notes_amax(plan)) plan.state->saw(*plan.scales, plan.index, amax);
   OperandPair pair;
   pair.columns.codes = cast_tensor(x, format, plan.dialect, scale, nullptr, plan.stochastic);
   pair.columns.scale_inv = 1.0f / scale;
@@ -122,6 +126,7 @@ OperandPair mx(const at::Tensor& x, const recipes::MXFP8& recipe, const CastPlan
 OperandPair quantize_operand(const at::Tensor& x, const CastPlan& plan) {
   if (const auto* d = std::get_if<recipes::DelayedScaling>(&plan.recipe)) return delayed(x, *d, plan);
   if (const auto* c = std::get_if<recipes::CurrentScaling>(&plan.recipe)) return current(x, *c, plan);
+  if (notes_amax(plan)) plan.state->saw(*plan.scales, plan.index, amax_of(x));
   if (const auto* b = std::get_if<recipes::BlockScaling>(&plan.recipe)) return block(x, *b, plan);
   return mx(x, std::get<recipes::MXFP8>(plan.recipe), plan);
 }

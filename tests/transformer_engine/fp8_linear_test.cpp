@@ -142,6 +142,20 @@ TEST(Fp8Linear, EveryRecipeIsNearTheExactProducts) {
   }
 }
 
+// Gradients that the first step's scale of 1 takes to zero in E5M2 (below 2^-17).
+TEST(Fp8Linear, TheBiasGradientIsOfTheUnquantizedOne) {
+  Linear layer(16, 8);
+  const at::Tensor g = torch::full({37, 8}, 1e-6, on_hpu());
+  at::Tensor y;
+  {
+    const fp8_autocast region(true, DelayedScaling::nvidia());
+    y = layer(torch::ones({37, 16}, on_hpu()));
+  }
+  y.backward(g);
+  EXPECT_EQ(layer->weight.grad().abs().max().item<float>(), 0.0f);
+  EXPECT_TRUE(torch::allclose(layer->bias.grad(), torch::full({8}, 37e-6, on_hpu()), 1e-6, 0));
+}
+
 TEST(Fp8Linear, OffIsBitEqualToTorch) {
   torch::manual_seed(1);
   Linear layer(24, 40);

@@ -2,6 +2,7 @@
 // Parameters held in fp8: what modules compute with them, how they learn, and how they are stored.
 #include "fp8/transformer_engine/fp8_weight.h"
 
+#include "fp8/runtime/device/memory.h"
 #include "fp8/runtime/optim/fused_adamw.h"
 #include "fp8/transformer_engine/linear.h"
 #include "support/hpu_test.h"
@@ -97,6 +98,52 @@ TEST(Fp8Weight, UpstreamsOptimizersThrow) {
     EXPECT_TRUE(throws_with({"loat8"}, [&] { optimizer->step(loss); })) << which;
     EXPECT_TRUE(same_bits(fp8_weight(layer->weight)->values(), before)) << which;
   }
+}
+
+TEST(Fp8Weight, AClonesValuesAreItsOwn) {
+  for (const bool master : {false, true}) {
+    Linear layer = held_in_fp8(options(master, true));
+    const at::Tensor x = torch::randn({4, 32}, on_hpu());
+    const auto step = [&](Linear& l) {
+      const fp8_autocast region(true, recipes::DelayedScaling::nvidia());
+      return l(x);
+    };
+    step(layer).sum().backward();
+    Linear clone(std::dynamic_pointer_cast<LinearImpl>(layer->clone()));
+    ASSERT_NE(fp8_weight(clone->weight), nullptr);
+    EXPECT_NE(fp8_weight(clone->weight), fp8_weight(layer->weight));
+    EXPECT_FALSE(clone->weight.grad().defined());
+    EXPECT_EQ(clone->fp8_states()[0]->values().step, 1);
+    const at::Tensor y = step(layer), z = step(clone);
+    EXPECT_TRUE(same_bits(y, z));
+    runtime::optim::FusedAdamW optimizer(clone->parameters(), runtime::optim::FusedAdamWOptions(0.1));
+    z.sum().backward();
+    EXPECT_EQ(clone->weight.grad().scalar_type(), at::kFloat);
+    optimizer.step();
+    const at::Tensor off = layer(x);
+    EXPECT_FALSE(same_bits(clone(x), off));
+    EXPECT_TRUE(same_bits(off, torch::nn::functional::linear(x, fp8_weight(layer->weight)->values(), layer->bias)));
+    layer = nullptr;
+    EXPECT_TRUE(same_bits(clone(x), torch::nn::functional::linear(x, fp8_weight(clone->weight)->values(), clone->bias)));
+    EXPECT_TRUE(throws_with({"[clone] parameter 'weight'", "found cpu", "allowed: hpu"}, [&] { clone->clone(at::Device(at::kCPU)); }));
+  }
+}
+
+TEST(Fp8Weight, NothingOutlivesTheParameter) {
+  const std::int64_t before = runtime::memory_stats().InUse;
+  std::shared_ptr<runtime::OpHandler> handler;
+  for (const bool master : {false, true}) {
+    Linear layer = held_in_fp8(options(master, true));
+    layer(torch::randn({4, 32}, on_hpu())).sum().backward();
+    handler = runtime::find_tag(layer->weight)->handler;
+    if (!master) EXPECT_GT(runtime::memory_stats().InUse, before);
+  }
+  auto* weight = dynamic_cast<Fp8Weight*>(handler.get());
+  ASSERT_NE(weight, nullptr);
+  EXPECT_TRUE(throws_with({"[Fp8Weight] the parameter is gone"}, [&] { weight->assign(torch::zeros({48, 32}, on_hpu())); }));
+  weight = nullptr;
+  handler = nullptr;
+  EXPECT_EQ(runtime::memory_stats().InUse, before);
 }
 
 // Codes without their scale are no values: a product must not take them for some.

@@ -4,6 +4,7 @@
 
 #include "fp8/runtime/device/memory.h"
 #include "fp8/runtime/optim/fused_adamw.h"
+#include "fp8/transformer_engine/convert_training.h"
 #include "fp8/transformer_engine/fp8_weight.h"
 #include "fp8/transformer_engine/linear.h"
 #include "support/temp_dir.h"
@@ -200,6 +201,31 @@ TEST(ExtraState, GoesOnWithoutTheForwardStep) {
   EXPECT_TRUE(throws_with({"fc1", "forward_step", "found -1"}, [&] { set_extra_state(*resumed.model, old); }));
 }
 
+// Every recipe, and regions that only calibrate, leave the largest inputs for a measurement file; evaluation and recomputation do not.
+TEST(ExportedAmaxes, AreTheLargestInputsOfTraining) {
+  for (const recipes::Recipe& recipe : {recipes::Recipe(nvidia(2)), recipes::Recipe(habana_hybrid()), recipes::Recipe(recipes::CurrentScaling{}),
+                                        recipes::Recipe(recipes::BlockScaling{}), recipes::Recipe(recipes::MXFP8{})}) {
+    for (const bool calibrating : {false, true}) {
+      Task task = mlp_task();
+      converted(task, recipe);
+      const at::Tensor x = task.x;
+      const auto run = [&](double scale) {
+        const fp8_autocast region({.enabled = !calibrating, .recipe = recipe, .calibrating = calibrating});
+        return loss_of(task, task.forward(x * scale));
+      };
+      for (const double scale : {1.0, 3.0, 2.0}) run(scale).backward();
+      {
+        const torch::NoGradGuard no_grad;
+        if (!calibrating) run(100.0);
+      }
+      const measure::MeasurementFile file = export_amax(*task.model);
+      ASSERT_EQ(file.modules.size(), 3u) << recipes::describe(recipe);
+      EXPECT_EQ(file.num_samples, 3);
+      EXPECT_EQ(file.modules[0].inputs[0][0], (x * 3).abs().max().item<float>()) << recipes::describe(recipe);
+    }
+  }
+}
+
 // ---- microbatches and memory
 
 TEST(Microbatches, TheKeptWeightGivesTheSameGradients) {
@@ -304,6 +330,79 @@ TEST(Statistics, CountWhatCastsDo) {
   EXPECT_EQ(jumped.stale, 1);
   EXPECT_FLOAT_EQ(jumped.worst, 4.0f);
   EXPECT_EQ(step(x * 4, false).stale, 0);
+}
+
+/// A model held in fp8 with what it takes to train it.
+struct HeldInFp8 {
+  Linear up{nullptr}, down{nullptr};
+  torch::nn::Sequential model;
+  explicit HeldInFp8(bool master) {
+    {
+      const quantized_model_init init({.recipe = recipes::CurrentScaling{}, .keep_master = master});
+      up = Linear(16, 48);
+      down = Linear(48, 8);
+    }
+    model->push_back(up);
+    model->push_back(down);
+  }
+  float step(runtime::optim::FusedAdamW& optimizer, const at::Tensor& x) {
+    optimizer.zero_grad();
+    at::Tensor loss;
+    {
+      const fp8_autocast region(true, nvidia(2));
+      loss = model->forward(x).square().mean();
+    }
+    loss.backward();
+    optimizer.step();
+    return loss.item<float>();
+  }
+};
+
+// Codes, scale, number of assignments (the seed of the next rounding) and the kept copy.
+TEST(QuantizedModelInit, ResumesBitForBit) {
+  for (const bool master : {false, true}) {
+    for (const bool archive : {false, true}) {
+      torch::manual_seed(3);
+      HeldInFp8 through(master), resumed(master);
+      const at::Tensor x = torch::randn({32, 16}, on_hpu());
+      const auto options = runtime::optim::FusedAdamWOptions(1e-2).betas({0.0, 0.0});  // no moments: only the parameters' state counts
+      runtime::optim::FusedAdamW a(through.model->parameters(), options), b(resumed.model->parameters(), options);
+      for (int i = 0; i < 3; ++i) through.step(a, x);
+      if (archive) {
+        std::stringstream bytes;
+        torch::save(through.model, bytes);
+        torch::load(resumed.model, bytes);
+      } else {
+        const TempDir dir;
+        save_extra_state(*through.model, dir.path());
+        set_values(*resumed.model, values_of(*through.model));
+        const auto report = load_extra_state(*resumed.model, dir.path());
+        EXPECT_TRUE(report.missing.empty() && report.unexpected.empty());
+      }
+      const auto values = [](const HeldInFp8& held) { return fp8_weight(held.up->weight)->values().clone(); };
+      EXPECT_TRUE(same_bits(values(resumed), values(through)));
+      for (int i = 0; i < 3; ++i) {
+        EXPECT_EQ(resumed.step(b, x), through.step(a, x)) << "master " << master << ", archive " << archive << ", step " << i;
+        EXPECT_TRUE(same_bits(values(resumed), values(through))) << "master " << master << ", archive " << archive << ", step " << i;
+      }
+      EXPECT_TRUE(all_same(values_of(*resumed.model), values_of(*through.model)));
+    }
+  }
+  HeldInFp8 held(true);
+  ExtraState state = get_extra_state(*held.model);
+  const auto refused = [&](const std::vector<std::string>& words, const std::function<void(ExtraState&)>& spoil) {
+    ExtraState bad = state;
+    spoil(bad);
+    return throws_with(words, [&] { set_extra_state(*held.model, bad); });
+  };
+  EXPECT_TRUE(refused({"'0.weight' is held in fp8", "no scale"}, [](ExtraState& s) { s.json["weights"].erase("0.weight"); }));
+  EXPECT_TRUE(refused({"'0.weight' is held in fp8", "no scale"}, [](ExtraState& s) { s.json.erase("weights"); }));
+  EXPECT_TRUE(refused({"'weights'", "object"}, [](ExtraState& s) { s.json["weights"] = 3; }));
+  EXPECT_TRUE(refused({"'0.weight'", "scale_inv", "\"x\""}, [](ExtraState& s) { s.json["weights"]["0.weight"]["scale_inv"] = "x"; }));
+  EXPECT_TRUE(refused({"scale_inv", "found 0"}, [](ExtraState& s) { s.json["weights"]["0.weight"]["scale_inv"] = 0; }));
+  EXPECT_TRUE(refused({"high-precision copy", "[48, 16]", "[2]"}, [](ExtraState& s) { s.tensors["0.weight.master"] = torch::ones({2}); }));
+  state.json["weights"]["other"] = state.json["weights"]["0.weight"];
+  EXPECT_EQ(set_extra_state(*held.model, state).unexpected, std::vector<std::string>{"other"});
 }
 
 TEST(QuantizedModelInit, OurOptimizersTrainItAndUpstreamsThrow) {
