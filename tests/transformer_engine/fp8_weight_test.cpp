@@ -136,7 +136,9 @@ TEST(Fp8Weight, NothingOutlivesTheParameter) {
     Linear layer = held_in_fp8(options(master, true));
     layer(torch::randn({4, 32}, on_hpu())).sum().backward();
     handler = runtime::find_tag(layer->weight)->handler;
-    if (!master) EXPECT_GT(runtime::memory_stats().InUse, before);
+    if (!master) {
+      EXPECT_GT(runtime::memory_stats().InUse, before);
+    }
   }
   auto* weight = dynamic_cast<Fp8Weight*>(handler.get());
   ASSERT_NE(weight, nullptr);
