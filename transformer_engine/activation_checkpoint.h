@@ -16,8 +16,9 @@ struct CheckpointOptions {
 
 using CheckpointedFunction = std::function<std::vector<at::Tensor>(const std::vector<at::Tensor>&)>;
 
-/// function(inputs), recomputed in backward. Parameters that the function uses get their gradients in backward(); autograd::grad() and
-/// backward() with inputs throw, for they would leave these out. Undefined inputs are passed on; results that are indices or masks have no gradient. The function must outlive backward
+/// function(inputs), recomputed in backward. Parameters that the function uses get their gradients in backward(). autograd::grad() and
+/// backward() with inputs, which would leave these out, throw where the function is on their way (asked for such a parameter alone they don't
+/// meet the function). Undefined inputs are passed on; results that are indices or masks have no gradient. The function must outlive backward
 /// and give the same result on the same inputs. A second derivative throws by name.
 std::vector<at::Tensor> checkpoint(const CheckpointedFunction& function, const std::vector<at::Tensor>& inputs,
                                    const CheckpointOptions& options = {});

@@ -113,7 +113,7 @@ TEST(SecondDerivative, OfACheckpointedFunctionThrowsAndSoDoesAPartOfTheFirst) {
   };
   EXPECT_TRUE(throws_with({"[checkpoint]", "no second derivative"}, [&] { loss().backward({}, false, /*create_graph=*/true); }));
   EXPECT_TRUE(throws_with({"[checkpoint]", "autograd::grad()", "allowed: backward()"}, [&] { grad({loss()}, {x}); }));
-  EXPECT_TRUE(throws_with({"[checkpoint]"}, [&] { grad({loss() + layer->weight.square().sum()}, {layer->weight}); }));
+  EXPECT_TRUE(throws_with({"[checkpoint]"}, [&] { grad({loss() + layer->weight.square().sum()}, {layer->weight, x}); }));
   EXPECT_TRUE(throws_with({"[checkpoint]"}, [&] { loss().backward({}, false, false, std::vector<at::Tensor>{x}); }));
   EXPECT_FALSE(layer->weight.grad().defined());
   loss().backward();

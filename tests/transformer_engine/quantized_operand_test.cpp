@@ -92,7 +92,8 @@ TEST(OneProcess, DISABLED_Trains) {
                                         recipes::Recipe(recipes::BlockScaling{}), recipes::Recipe(recipes::MXFP8{})}) {
     torch::manual_seed(4);
     torch::nn::Sequential model(torch::nn::Linear(256, 512), torch::nn::GELU(), torch::nn::Linear(512, 200));
-    const Task task = task_of(model, torch::randn({128, 256}), torch::randint(200, {128}, at::kLong));
+    model->to(kHpu);
+    const Task task{model.ptr(), [&](const at::Tensor& t) { return model->forward(t); }, hpu(torch::randn({128, 256})), hpu(torch::randint(200, {128}, at::kLong))};
     const HPUPrecisionPlugin plugin = converted(task, recipe);
     torch::optim::AdamW optimizer(model->parameters(), torch::optim::AdamWOptions(1e-3));
     for (const float loss : train(task, plugin, optimizer, 3)) out.write(reinterpret_cast<const char*>(&loss), sizeof loss);
