@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
-// The loop: counts, order of callbacks, accumulation against one large batch, what is not finite or empty. Checkpoints:
-// trainer_resume_test.
+// The loop: counts, order of callbacks, learning rates, accumulation against one large batch. What is not finite, empty
+// or refused: trainer_errors_test. Checkpoints: trainer_resume_test.
 #include "fp8/transformer_engine/trainer/trainer.h"
 
 #include <gmock/gmock.h>
@@ -130,6 +130,50 @@ TEST(Trainer, StepLrPerEpochAndPerStep) {
   EXPECT_THAT(rates(ScheduleInterval::step), ElementsAre(0.01, 0.005, 0.0025, 0.00125));
 }
 
+/// From the first step on, each group from its own rate.
+TEST(Trainer, LrFactorOfEveryGroupAndStep) {
+  struct TwoGroups : ToyTask {
+    Optimizers configure_optimizers() override {
+      std::vector<torch::optim::OptimizerParamGroup> groups;
+      groups.emplace_back(net->hidden->parameters(), std::make_unique<torch::optim::SGDOptions>(0.4));
+      groups.emplace_back(net->out->parameters(), std::make_unique<torch::optim::SGDOptions>(0.1));
+      optimizer = std::make_shared<torch::optim::SGD>(groups, torch::optim::SGDOptions(0.1));
+      return {.optimizers = {optimizer}, .lr_factor = cosine_with_warmup(2, 5, 0.5)};
+    }
+    std::shared_ptr<torch::optim::Optimizer> optimizer;
+  };
+  TwoGroups task;
+  struct Rates : TrainerCallback {
+    explicit Rates(TwoGroups& t) : task(t) {}
+    void on_before_optimizer_step(Trainer&) override {
+      for (int g = 0; g < 2; ++g) found[g].push_back(task.optimizer->param_groups()[g].options().get_lr());
+    }
+    TwoGroups& task;
+    std::vector<double> found[2];
+  };
+  auto rates = std::make_shared<Rates>(task);
+  ToyBatches train(4, 2);
+  Trainer({.max_steps = 5}, {rates}).fit(task, train);
+  const double factors[] = {0.5, 1, 1, 0.5 + 0.25 * (1 + std::cos(std::numbers::pi / 3)),
+                            0.5 + 0.25 * (1 + std::cos(2 * std::numbers::pi / 3))};
+  for (int g = 0; g < 2; ++g)
+    for (std::size_t i = 0; i < 5; ++i)
+      EXPECT_NEAR(rates->found[g].at(i), (g == 0 ? 0.4 : 0.1) * factors[i], 1e-15) << g << " " << i;
+}
+
+TEST(Trainer, OnAnyThread) {
+  const auto run = [] {
+    ToyTask task(1, at::kHPU);
+    ToyBatches train(8, 2);
+    Trainer({.max_steps = 5, .gradient_clip_val = 1}).fit(task, train);
+    return task.net->hidden->weight.detach().cpu().clone();
+  };
+  const auto here = run();
+  at::Tensor there;
+  std::thread([&] { there = run(); }).join();
+  EXPECT_TRUE(torch::equal(here, there));
+}
+
 TEST(Trainer, CosineWithWarmup) {
   const auto f = cosine_with_warmup(4, 12, 0.1);
   EXPECT_DOUBLE_EQ(f(0), 0.25);
@@ -218,94 +262,6 @@ TEST(Trainer, ValidationGivesEveryModuleItsModeBack) {
   task.poison_validation = true;
   EXPECT_THAT(error_of([&] { trainer.validate(task, val); }), HasSubstr("no validation today"));
   EXPECT_TRUE(task.net->is_training());
-}
-
-TEST(Trainer, ANanLossEndsItNamingTheStep) {
-  ToyTask task;
-  ToyBatches train(8, 2);
-  train.poison = 3;
-  const auto message = error_of([&] { Trainer({.max_epochs = 1}).fit(task, train); });
-  EXPECT_THAT(message, HasSubstr("step 3: the loss is nan"));
-  EXPECT_THAT(message, HasSubstr("parameters are those of step 2"));
-  for (const auto& p : task.net->parameters()) EXPECT_TRUE(p.isfinite().all().item<bool>());
-}
-
-TEST(Trainer, ANanLossCanBeLeftOut) {
-  ToyTask task;
-  ToyBatches train(8, 2);
-  train.poison = 3;
-  auto recorder = std::make_shared<Recorder>();
-  const auto result = Trainer({.max_epochs = 1, .accumulate_grad_batches = 2, .nonfinite = NonFinite::skip}, {recorder})
-                          .fit(task, train);
-  EXPECT_EQ(result.steps, 2);
-  EXPECT_EQ(result.skipped_steps, 1);
-  EXPECT_FALSE(recorder->reports[0].skipped);
-  EXPECT_TRUE(recorder->reports[1].skipped);
-  EXPECT_TRUE(std::isfinite(result.loss_last20));
-  for (const auto& p : task.net->parameters()) {
-    EXPECT_TRUE(p.isfinite().all().item<bool>());
-    EXPECT_FALSE(p.grad().defined());
-  }
-}
-
-TEST(Trainer, ARunOfSkippedStepsHasNoLoss) {
-  ToyTask task;
-  ToyBatches train(2, 2);
-  train.poison = 1;
-  const auto result = Trainer({.max_steps = 3, .nonfinite = NonFinite::skip}).fit(task, train);
-  EXPECT_EQ(result.skipped_steps, 3);
-  EXPECT_TRUE(std::isnan(result.last_loss) && std::isnan(result.loss_last20));
-}
-
-TEST(Trainer, InfiniteGradientsAreNoStep) {
-  ToyTask task;
-  task.loss_factor = 1e38;  // the loss is finite, squares of its gradients are not all
-  task.net->out->bias.data().fill_(1.5);
-  ToyBatches train(2, 2);
-  const auto before = task.net->out->weight.detach().clone();
-  const auto message = error_of([&] { Trainer({.max_steps = 1}).fit(task, train); });
-  EXPECT_THAT(message, ::testing::AnyOf(HasSubstr("the norm of the gradients is inf"), HasSubstr("the loss is inf")));
-  EXPECT_TRUE(torch::equal(before, task.net->out->weight));
-}
-
-TEST(Trainer, AStepWithoutGradientsIsAStep) {
-  ToyTask task(1, at::kCPU, ToyOptimizer::sgd);
-  task.loss_factor = 0;
-  ToyBatches train(2, 2);
-  const auto before = task.net->out->weight.detach().clone();
-  auto recorder = std::make_shared<Recorder>();
-  Trainer({.max_steps = 2, .gradient_clip_val = 1}, {recorder}).fit(task, train);
-  EXPECT_EQ(recorder->reports[1].grad_norm, 0);
-  EXPECT_TRUE(torch::equal(before, task.net->out->weight));
-}
-
-TEST(Trainer, DataThatIsNoneOrEndsEarly) {
-  ToyTask task;
-  ToyBatches none(0, 2), early(8, 2), empty(8, 2), fine(8, 2);
-  early.end_early_at = 2;
-  empty.empty_at = 2;
-  EXPECT_THAT(error_of([&] { Trainer({.max_steps = 1}).fit(task, none); }),
-              HasSubstr("training data: found no batch"));
-  EXPECT_THAT(error_of([&] { Trainer({.max_steps = 9}).fit(task, early); }),
-              HasSubstr("training data: ended after 2 of 4 batches"));
-  EXPECT_THAT(error_of([&] { Trainer({.max_steps = 9}).fit(task, empty); }), HasSubstr("batch 1 is empty"));
-  EXPECT_THAT(error_of([&] { Trainer({.max_steps = 9, .limit_train_batches = 0.0}).fit(task, fine); }),
-              HasSubstr("limit_train_batches: found 0, allowed:"));
-  EXPECT_THAT(error_of([&] { Trainer({.max_steps = 9}).validate(task, none); }),
-              HasSubstr("validation data: found no batch"));
-  EXPECT_EQ(Trainer({.max_steps = 1, .val_every_n_steps = 1}).fit(task, fine, &none).val_loss, std::nullopt);
-}
-
-TEST(Trainer, OptionsNameThemselves) {
-  const auto message = [](TrainerOptions options) { return error_of([&] { Trainer trainer(options); }); };
-  EXPECT_THAT(message({}), HasSubstr("max_steps and max_epochs: found neither"));
-  EXPECT_THAT(message({.max_steps = 0}), HasSubstr("max_steps: found 0, allowed: 1 or more, or -1"));
-  EXPECT_THAT(message({.max_steps = 1, .accumulate_grad_batches = 0}),
-              HasSubstr("accumulate_grad_batches: found 0, allowed: 1 or more"));
-  EXPECT_THAT(message({.max_steps = 1, .gradient_clip_val = -1}), HasSubstr("gradient_clip_val"));
-  EXPECT_THAT(message({.max_steps = 1, .throughput_warmup_steps = -1}),
-              HasSubstr("throughput_warmup_steps: found -1, allowed: 0 or more"));
-  EXPECT_THAT(message({.max_steps = 1, .limit_val_batches = 2.0}), HasSubstr("limit_val_batches"));
 }
 
 TEST(Trainer, BackwardRunsOnTheCallingThread) {

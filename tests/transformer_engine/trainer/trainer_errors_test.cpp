@@ -1,0 +1,111 @@
+// SPDX-License-Identifier: Apache-2.0
+// Losses and gradients that are not finite or zero, data that is none, options out of range.
+#include <gmock/gmock.h>
+#include <gtest/gtest.h>
+#include <torch/torch.h>
+
+#include <cmath>
+
+#include "support/hpu_test.h"
+#include "transformer_engine/trainer/toy_task.h"
+
+namespace fp8::te {
+namespace {
+
+using ::testing::HasSubstr;
+using test::error_of;
+using testing::Recorder;
+using testing::ToyBatches;
+using testing::ToyOptimizer;
+using testing::ToyTask;
+
+TEST(TrainerErrors, ANanLossEndsItNamingTheStep) {
+  ToyTask task;
+  ToyBatches train(8, 2);
+  train.poison = 3;
+  const auto message = error_of([&] { Trainer({.max_epochs = 1}).fit(task, train); });
+  EXPECT_THAT(message, HasSubstr("step 3: the loss is nan"));
+  EXPECT_THAT(message, HasSubstr("parameters are those of step 2"));
+  for (const auto& p : task.net->parameters()) EXPECT_TRUE(p.isfinite().all().item<bool>());
+}
+
+TEST(TrainerErrors, ANanLossCanBeLeftOut) {
+  ToyTask task;
+  ToyBatches train(8, 2);
+  train.poison = 3;
+  auto recorder = std::make_shared<Recorder>();
+  const auto result = Trainer({.max_epochs = 1, .accumulate_grad_batches = 2, .nonfinite = NonFinite::skip}, {recorder})
+                          .fit(task, train);
+  EXPECT_EQ(result.steps, 2);
+  EXPECT_EQ(result.skipped_steps, 1);
+  EXPECT_FALSE(recorder->reports[0].skipped);
+  EXPECT_TRUE(recorder->reports[1].skipped);
+  EXPECT_TRUE(std::isfinite(result.loss_last20));
+  for (const auto& p : task.net->parameters()) {
+    EXPECT_TRUE(p.isfinite().all().item<bool>());
+    EXPECT_FALSE(p.grad().defined());
+  }
+}
+
+TEST(TrainerErrors, ARunOfSkippedStepsHasNoLoss) {
+  ToyTask task;
+  ToyBatches train(2, 2);
+  train.poison = 1;
+  const auto result = Trainer({.max_steps = 3, .nonfinite = NonFinite::skip}).fit(task, train);
+  EXPECT_EQ(result.skipped_steps, 3);
+  EXPECT_TRUE(std::isnan(result.last_loss) && std::isnan(result.loss_last20));
+}
+
+TEST(TrainerErrors, InfiniteGradientsAreNoStep) {
+  ToyTask task;
+  task.loss_factor = 1e38;  // the loss is finite, squares of its gradients are not all
+  task.net->out->bias.data().fill_(1.5);
+  ToyBatches train(2, 2);
+  const auto before = task.net->out->weight.detach().clone();
+  const auto message = error_of([&] { Trainer({.max_steps = 1}).fit(task, train); });
+  EXPECT_THAT(message, ::testing::AnyOf(HasSubstr("the norm of the gradients is inf"), HasSubstr("the loss is inf")));
+  EXPECT_TRUE(torch::equal(before, task.net->out->weight));
+}
+
+TEST(TrainerErrors, AStepWithoutGradientsIsAStep) {
+  ToyTask task(1, at::kCPU, ToyOptimizer::sgd);
+  task.loss_factor = 0;
+  ToyBatches train(2, 2);
+  const auto before = task.net->out->weight.detach().clone();
+  auto recorder = std::make_shared<Recorder>();
+  Trainer({.max_steps = 2, .gradient_clip_val = 1}, {recorder}).fit(task, train);
+  EXPECT_EQ(recorder->reports[1].grad_norm, 0);
+  EXPECT_TRUE(torch::equal(before, task.net->out->weight));
+}
+
+TEST(TrainerErrors, DataThatIsNoneOrEndsEarly) {
+  ToyTask task;
+  ToyBatches none(0, 2), early(8, 2), empty(8, 2), fine(8, 2);
+  early.end_early_at = 2;
+  empty.empty_at = 2;
+  EXPECT_THAT(error_of([&] { Trainer({.max_steps = 1}).fit(task, none); }),
+              HasSubstr("training data: found no batch"));
+  EXPECT_THAT(error_of([&] { Trainer({.max_steps = 9}).fit(task, early); }),
+              HasSubstr("training data: ended after 2 of 4 batches"));
+  EXPECT_THAT(error_of([&] { Trainer({.max_steps = 9}).fit(task, empty); }), HasSubstr("batch 1 is empty"));
+  EXPECT_THAT(error_of([&] { Trainer({.max_steps = 9, .limit_train_batches = 0.0}).fit(task, fine); }),
+              HasSubstr("limit_train_batches: found 0, allowed:"));
+  EXPECT_THAT(error_of([&] { Trainer({.max_steps = 9}).validate(task, none); }),
+              HasSubstr("validation data: found no batch"));
+  EXPECT_EQ(Trainer({.max_steps = 1, .val_every_n_steps = 1}).fit(task, fine, &none).val_loss, std::nullopt);
+}
+
+TEST(TrainerErrors, OptionsNameThemselves) {
+  const auto message = [](TrainerOptions options) { return error_of([&] { Trainer trainer(options); }); };
+  EXPECT_THAT(message({}), HasSubstr("max_steps and max_epochs: found neither"));
+  EXPECT_THAT(message({.max_steps = 0}), HasSubstr("max_steps: found 0, allowed: 1 or more, or -1"));
+  EXPECT_THAT(message({.max_steps = 1, .accumulate_grad_batches = 0}),
+              HasSubstr("accumulate_grad_batches: found 0, allowed: 1 or more"));
+  EXPECT_THAT(message({.max_steps = 1, .gradient_clip_val = -1}), HasSubstr("gradient_clip_val"));
+  EXPECT_THAT(message({.max_steps = 1, .throughput_warmup_steps = -1}),
+              HasSubstr("throughput_warmup_steps: found -1, allowed: 0 or more"));
+  EXPECT_THAT(message({.max_steps = 1, .limit_val_batches = 2.0}), HasSubstr("limit_val_batches"));
+}
+
+}  // namespace
+}  // namespace fp8::te
