@@ -31,6 +31,8 @@ at::Tensor FusedAttentionImpl::forward(const at::Tensor& q, const at::Tensor& k,
                                        bool is_causal, const std::string& softmax_mode) {
   TORCH_CHECK(softmax_mode == "none" || softmax_mode == "None" || softmax_mode == "fast", "[te::FusedAttention] softmax_mode: found \"",
               softmax_mode, "\", allowed: \"none\", \"fast\"");
+  TORCH_CHECK(q.defined() && k.defined() && v.defined(), "[te::FusedAttention] '", options_.name, "': ",
+              !q.defined() ? "q" : !k.defined() ? "k" : "v", ": found none, allowed: [batch, heads, length, depth]");
   const double p = is_training() ? options_.attention_dropout : 0.0;
   if (!is_fp8_enabled()) {
     record_attention(q, k, v, state_);
@@ -202,7 +204,8 @@ bool from_top_left(const std::string& type) { return type == "causal" || type ==
 at::Tensor heads_first(const at::Tensor& t, bool batch_first) { return batch_first ? t.transpose(1, 2) : t.permute({1, 2, 0, 3}); }
 
 /// scores: [B, H, L, S].
-void check_mask(const DotProductAttentionOptions& o, const at::Tensor& mask, const SequenceLengths& sequences, at::IntArrayRef scores) {
+void check_mask(const DotProductAttentionOptions& o, const at::Tensor& mask, const SequenceLengths& sequences, at::IntArrayRef scores,
+                at::Device device) {
   const std::string& type = o.attn_mask_type;
   const bool padding = has(type, "padding"), arbitrary = type == "arbitrary", lengths = sequences.cu_seqlens_q.defined();
   TORCH_CHECK(!lengths || padding, "[", kDot, "] cu_seqlens_q: found one, allowed with attn_mask_type \"", type, "\": none");
@@ -213,6 +216,7 @@ void check_mask(const DotProductAttentionOptions& o, const at::Tensor& mask, con
               ", allowed with attn_mask_type \"", type, "\": ",
               padding ? "a mask of dtype Bool, or cu_seqlens_q" : arbitrary ? "a mask of dtype Bool" : "none");
   if (!mask.defined()) return;
+  TORCH_CHECK(mask.device() == device, "[", kDot, "] attention_mask: found one on ", mask.device(), ", allowed: on the query's device ", device);
   const at::IntArrayRef sizes = mask.sizes();
   const std::vector<std::int64_t> whole = padding ? std::vector<std::int64_t>{scores[0], 1, 1, scores[3]} : scores.vec();
   bool fits = sizes.size() == 4;
@@ -240,7 +244,7 @@ at::Tensor lengths_of(const std::string& which, const at::Tensor& cu_seqlens, st
 /// The keys that each query sees, bool, broadcasting to the scores [B, H, L, S]; undefined where is_causal or nothing says it all.
 at::Tensor visible_keys(const DotProductAttentionOptions& o, const at::Tensor& mask, const SequenceLengths& sequences, at::IntArrayRef scores,
                         at::Device device, bool* is_causal) {
-  check_mask(o, mask, sequences, scores);
+  check_mask(o, mask, sequences, scores, device);
   const std::string& type = o.attn_mask_type;
   const std::int64_t queries = scores[2], keys = scores[3], before = o.window_size.first, after = has(type, "causal") ? 0 : o.window_size.second;
   at::Tensor visible, shift = number(from_top_left(type) ? 0 : keys - queries, device);

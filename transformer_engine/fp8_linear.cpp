@@ -188,6 +188,7 @@ void check_operands(const at::Tensor& x, const at::Tensor& weight, const std::op
   TORCH_CHECK(weight.dim() == 2, "[fp8_linear] '", name, "': expected a weight of two dimensions, got sizes ", weight.sizes());
   TORCH_CHECK(x.dim() >= 1 && x.size(-1) == weight.size(1), "[fp8_linear] '", name, "': expected an input whose last dimension is ", weight.size(1), ", got sizes ",
               x.sizes());
+  TORCH_CHECK(x.device() == weight.device(), "[fp8_linear] '", name, "': expected an input on the weight's device ", weight.device(), ", got ", x.device());
   TORCH_CHECK(is_high_precision(x.scalar_type()), "[fp8_linear] '", name, "': expected an input of dtype Float, BFloat16 or Half, got ", x.scalar_type());
   TORCH_CHECK(is_high_precision(weight.scalar_type()) || fp8_weight(weight) != nullptr, "[fp8_linear] '", name,
               "': expected a weight of dtype Float, BFloat16, Half, or one that quantized_model_init holds in fp8 on hpu, got ", weight.scalar_type(), " on ",

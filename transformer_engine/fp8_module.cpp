@@ -132,6 +132,11 @@ void refuse_fp8_results(const char* module, bool fp8_output, bool fp8_grad) {
   TORCH_CHECK(!fp8_grad, "[", module, "] fp8_grad: found true, allowed: false (gradients of inputs are in the input's dtype)");
 }
 
+void check_size(const char* module, const char* argument, std::int64_t size) {
+  constexpr std::int64_t kLargest = std::int64_t{1} << 30;
+  TORCH_CHECK(size >= 1 && size <= kLargest, "[", module, "] ", argument, ": found ", size, ", allowed: 1 to ", kLargest);
+}
+
 void check_input(const char* module, const std::string& name, const at::Tensor& x, std::int64_t features) {
   TORCH_CHECK(x.defined(), "[", module, "] '", name, "': input: found none, allowed: [..., ", features, "]");
   TORCH_CHECK(x.dim() >= 1 && x.size(-1) == features, "[", module, "] '", name, "': input: found sizes ", x.sizes(), ", allowed: [..., ", features, "]");

@@ -61,6 +61,9 @@ void check_parallel(const char* module, const ParallelOptions& options);
 void refuse_wgrad_options(const char* module, bool fuse_wgrad_accumulation, bool delay_wgrad_compute);
 void refuse_fp8_results(const char* module, bool fp8_output, bool fp8_grad);
 
+/// Throws c10::Error "[te::Linear] in_features: found 0, allowed: 1 to 1073741824" unless it is. Sums of three products of two such sizes fit 64 bits.
+void check_size(const char* module, const char* argument, std::int64_t size);
+
 /// Throws c10::Error "[te::Linear] 'name': input: found sizes ..., allowed: [..., 64]" unless x ends with `features`.
 void check_input(const char* module, const std::string& name, const at::Tensor& x, std::int64_t features);
 

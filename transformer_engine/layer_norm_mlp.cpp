@@ -56,8 +56,8 @@ at::Tensor mlp_activation(const std::string& name, const at::Tensor& x) {
 
 LayerNormMLPImpl::LayerNormMLPImpl(LayerNormMLPOptions options)
     : options_(std::move(options)), kind_(normalization_of("te::LayerNormMLP", options_.normalization)) {
-  TORCH_CHECK(options_.hidden_size >= 1 && options_.ffn_hidden_size >= 1, "[te::LayerNormMLP] hidden_size, ffn_hidden_size: found ",
-              options_.hidden_size, ", ", options_.ffn_hidden_size, ", allowed: integers >= 1");
+  check_size("te::LayerNormMLP", "hidden_size", options_.hidden_size);
+  check_size("te::LayerNormMLP", "ffn_hidden_size", options_.ffn_hidden_size);
   (void)activation_of(options_.activation);
   check_eps("te::LayerNormMLP", options_.eps);
   check_params_dtype("te::LayerNormMLP", options_.params_dtype);

@@ -17,10 +17,9 @@ namespace {
 constexpr const char* kName = "te::MultiheadAttention";
 
 void complete(MultiheadAttentionOptions& o) {
-  TORCH_CHECK(o.hidden_size >= 1 && o.num_attention_heads >= 1, "[", kName, "] hidden_size, num_attention_heads: found ", o.hidden_size,
-              ", ", o.num_attention_heads, ", allowed: integers >= 1");
-  TORCH_CHECK(o.kv_channels >= 0, "[", kName, "] kv_channels: found ", o.kv_channels,
-              ", allowed: integers >= 1, or 0 for hidden_size / num_attention_heads");
+  check_size(kName, "hidden_size", o.hidden_size);
+  check_size(kName, "num_attention_heads", o.num_attention_heads);
+  if (o.kv_channels != 0) check_size(kName, "kv_channels", o.kv_channels);  // 0: hidden_size / num_attention_heads
   if (o.kv_channels == 0) {
     TORCH_CHECK(o.hidden_size % o.num_attention_heads == 0, "[", kName, "] num_attention_heads: found ", o.num_attention_heads,
                 ", allowed without kv_channels: divisors of hidden_size = ", o.hidden_size);

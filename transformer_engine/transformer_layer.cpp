@@ -11,9 +11,9 @@ namespace {
 constexpr const char* kName = "te::TransformerLayer";
 
 void check(const TransformerLayerOptions& o) {
-  TORCH_CHECK(o.hidden_size >= 1 && o.ffn_hidden_size >= 1 && o.num_attention_heads >= 1, "[", kName,
-              "] hidden_size, ffn_hidden_size, num_attention_heads: found ", o.hidden_size, ", ", o.ffn_hidden_size, ", ",
-              o.num_attention_heads, ", allowed: integers >= 1");
+  check_size(kName, "hidden_size", o.hidden_size);
+  check_size(kName, "ffn_hidden_size", o.ffn_hidden_size);
+  check_size(kName, "num_attention_heads", o.num_attention_heads);
   TORCH_CHECK(o.layer_type == "encoder" || o.layer_type == "decoder", "[", kName, "] layer_type: found \"", o.layer_type,
               "\", allowed: \"encoder\", \"decoder\"");
   TORCH_CHECK(o.hidden_dropout >= 0 && o.hidden_dropout <= 1, "[", kName, "] hidden_dropout: found ", o.hidden_dropout,

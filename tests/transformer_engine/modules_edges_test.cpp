@@ -459,5 +459,32 @@ TEST(TeArguments, InputsThatDoNotFitNameTheModule) {
   }
 }
 
+// Tensors of two devices are refused, and sizes whose products would overflow.
+TEST(TeArguments, DevicesAndSizesAreChecked) {
+  const at::Tensor x = torch::zeros({2, 4}), q = torch::zeros({3, 2, 2, 4}, on_hpu());
+  Linear m(LinearOptions{.in_features = 4, .out_features = 4, .name = "up"});
+  {
+    const fp8_autocast region(true, recipes::CurrentScaling{});
+    EXPECT_TRUE(throws_with({"'up': expected an input on the weight's device hpu:0, got cpu"}, [&] { m(x); }));
+  }
+  DotProductAttention padding(DotProductAttentionOptions{.num_attention_heads = 2, .kv_channels = 4, .attn_mask_type = "padding"});
+  EXPECT_TRUE(throws_with({"attention_mask: found one on cpu", "hpu:0"}, [&] { padding(q, q, q, torch::zeros({2, 1, 1, 3}, at::kBool)); }));
+  FusedAttention fused;
+  EXPECT_TRUE(throws_with({"[te::FusedAttention]", "k: found none"}, [&] { fused(q, at::Tensor(), q); }));
+  constexpr std::int64_t kHuge = std::int64_t{1} << 62;
+  EXPECT_TRUE(throws_with({"[te::LayerNormMLP] ffn_hidden_size: found 4611686018427387904, allowed: 1 to 1073741824"}, [] {
+    LayerNormMLP mlp(LayerNormMLPOptions{.hidden_size = 4, .ffn_hidden_size = kHuge, .activation = "swiglu"});
+  }));
+  EXPECT_TRUE(throws_with({"[te::MultiheadAttention] kv_channels: found 4611686018427387904"}, [] {
+    MultiheadAttention a(MultiheadAttentionOptions{.hidden_size = 4, .num_attention_heads = 8, .kv_channels = kHuge});
+  }));
+  EXPECT_TRUE(throws_with({"[te::MultiheadAttention] kv_channels: found -1"}, [] {
+    MultiheadAttention a(MultiheadAttentionOptions{.hidden_size = 4, .num_attention_heads = 1, .kv_channels = -1});
+  }));
+  EXPECT_TRUE(throws_with({"[te::TransformerLayer] ffn_hidden_size: found 0"}, [] {
+    TransformerLayer t(TransformerLayerOptions{.hidden_size = 4, .ffn_hidden_size = 0, .num_attention_heads = 1});
+  }));
+}
+
 }  // namespace
 }  // namespace fp8::te
