@@ -65,8 +65,11 @@ void dump_methods(const std::filesystem::path& path, const io::Json& methods) {
 
 class Conversion {
  public:
-  Conversion(const QuantConfig& config, recipes::Dialect device, const std::vector<measure::WeightModule>& modules, const std::vector<measure::OpNode>& nodes)
-      : config_(config), device_(device), environment_(configs::environment()), modules_(modules), nodes_(nodes), name_(stats_name(config, environment_, config.scale_methods.name())) {}
+  Conversion(const QuantConfig& config, recipes::Dialect device, const std::vector<measure::WeightModule>& modules, const std::vector<measure::OpNode>& nodes,
+             const std::map<std::string, std::string>& keep)
+      : config_(config), device_(device), environment_(configs::environment()), modules_(modules), nodes_(nodes), name_(stats_name(config, environment_, config.scale_methods.name())) {
+    options_.keep = keep;
+  }
 
   /// Reads what there is; the plan.
   Plan plan() {
@@ -128,23 +131,35 @@ class Conversion {
 
 }  // namespace
 
-ConversionReport convert_with_config(const torch::nn::Module& model, const QuantConfig& config, recipes::Dialect device) {
+ConversionReport convert_with_config(const torch::nn::Module& model, const QuantConfig& config, recipes::Dialect device, const std::map<std::string, std::string>& keep) {
   const auto modules = measure::weight_modules(model);
   const auto nodes = measure::op_nodes(model);
-  Conversion conversion(config, device, modules, nodes);
+  Conversion conversion(config, device, modules, nodes, keep);
   const Plan plan = conversion.plan();
   refuse_set_adapters(model, plan);
   return conversion.convert(plan);
 }
 
-ConversionReport convert_with_config(const torch::jit::Module& model, const QuantConfig& config, recipes::Dialect device) {
-  return convert_with_config(script_weight_modules(model), measure::op_nodes(model), config, device);
+ConversionReport convert_with_config(const torch::jit::Module& model, const QuantConfig& config, recipes::Dialect device, const std::map<std::string, std::string>& keep) {
+  return convert_with_config(script_weight_modules(model), measure::op_nodes(model), config, device, keep);
 }
 
 ConversionReport convert_with_config(const std::vector<measure::WeightModule>& modules, const std::vector<measure::OpNode>& nodes, const QuantConfig& config,
-                                     recipes::Dialect device) {
-  Conversion conversion(config, device, modules, nodes);
+                                     recipes::Dialect device, const std::map<std::string, std::string>& keep) {
+  Conversion conversion(config, device, modules, nodes, keep);
   return conversion.convert(conversion.plan());
+}
+
+Plan plan_with_config(const torch::nn::Module& model, const QuantConfig& config, recipes::Dialect device, const std::map<std::string, std::string>& keep) {
+  const auto modules = measure::weight_modules(model);
+  const auto nodes = measure::op_nodes(model);
+  return Conversion(config, device, modules, nodes, keep).plan();
+}
+
+Plan plan_with_config(const torch::jit::Module& model, const QuantConfig& config, recipes::Dialect device, const std::map<std::string, std::string>& keep) {
+  const auto modules = script_weight_modules(model);
+  const auto nodes = measure::op_nodes(model);
+  return Conversion(config, device, modules, nodes, keep).plan();
 }
 
 }  // namespace fp8::quant

@@ -357,11 +357,4 @@ std::string describe(const torch::nn::Module& model) {
   return out.str();
 }
 
-std::ostream& operator<<(std::ostream& out, const ConversionReport& report) {
-  for (const auto& m : report.converted) out << "converted  " << m.name << " (" << m.type << "): " << m.scheme << "\n";
-  for (const auto& m : report.skipped) out << "kept       " << m.name << ": " << m.reason << "\n";
-  for (const auto& w : report.warnings) out << "warning    " << w << "\n";
-  return out;
-}
-
 }  // namespace fp8::quant

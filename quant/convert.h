@@ -4,6 +4,7 @@
 // handler in their slot. Forward functions are not touched.
 #pragma once
 #include <iosfwd>
+#include <optional>
 #include <string>
 #include <vector>
 
@@ -15,6 +16,10 @@ namespace fp8::quant {
 struct ConvertedModule {
   std::string name, type, scheme;  ///< scheme: "E4M3 channel weights, dynamic token activations, ocp"
   std::int64_t bytes_before = 0, bytes_after = 0;
+  /// A plan's (convert_modules with plan_only) alone:
+  double flops_per_row = 0;                       ///< of its products: per row of the input (a token), per output position of a convolution
+  std::int64_t operand_bytes = 0;                 ///< training: of its weight as the products take it, codes and scales
+  std::optional<double> expected_error = {};      ///< relative RMS error of its output: the weight's as cast, the input's as of a scale that fits
 };
 
 /// What was converted, what was not, and why.

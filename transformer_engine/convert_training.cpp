@@ -2,9 +2,12 @@
 #include "fp8/transformer_engine/convert_training.h"
 
 #include <torch/nn/module.h>
+#include <torch/nn/modules/activation.h>
 
 #include <algorithm>
 #include <memory>
+#include <mutex>
+#include <set>
 #include <utility>
 
 #include "fp8/configs/module_types.h"
@@ -14,6 +17,7 @@
 #include "fp8/transformer_engine/extra_state.h"
 #include "fp8/transformer_engine/fp8_module.h"
 #include "fp8/transformer_engine/linear.h"
+#include "fp8/transformer_engine/plan_training.h"
 #include "fp8/transformer_engine/quantized_operand.h"
 #include "fp8/transformer_engine/training_handler.h"
 
@@ -23,6 +27,29 @@ namespace {
 using configs::ModuleKind;
 using configs::PythonRegex;
 using measure::WeightModule;
+
+constexpr const char* kAttention = "MultiheadAttention";
+
+/// The weights that training may convert: weight_modules(), and torch's attention, whose projections are no modules.
+std::vector<WeightModule> trained_weights(const torch::nn::Module& model) {
+  std::vector<WeightModule> all = measure::weight_modules(model);
+  for (const auto& item : model.named_modules("", /*include_self=*/true)) {
+    const auto* attention = dynamic_cast<const torch::nn::MultiheadAttentionImpl*>(item.value().get());
+    if (attention == nullptr) continue;
+    const std::string prefix = item.key().empty() ? "" : item.key() + ".";
+    const std::pair<const char*, const at::Tensor&> weights[] = {{"in_proj_weight", attention->in_proj_weight}, {"q_proj_weight", attention->q_proj_weight},
+                                                                 {"k_proj_weight", attention->k_proj_weight}, {"v_proj_weight", attention->v_proj_weight}};
+    for (const auto& [name, weight] : weights) {
+      if (weight.defined()) all.push_back({prefix + name, kAttention, weight, std::nullopt});
+    }
+  }
+  return all;
+}
+
+bool is_linear(const std::string& class_name) {
+  const auto* type = configs::find_module_type(class_name);
+  return class_name == kAttention || (type != nullptr && (type->kind == ModuleKind::linear || type->kind == ModuleKind::row_parallel_linear));
+}
 
 std::vector<PythonRegex> compile(const std::vector<std::string>& patterns, const char* where) {
   std::vector<PythonRegex> compiled;
@@ -50,9 +77,7 @@ class Selection {
 
   /// Why a module stays in high precision; nullopt: it is converted.
   std::optional<std::string> reason_to_keep(const WeightModule& m) const {
-    const auto* type = configs::find_module_type(m.type);
-    const bool linear = type != nullptr && (type->kind == ModuleKind::linear || type->kind == ModuleKind::row_parallel_linear);
-    if (!linear) return "type " + m.type + " is trained in high precision";
+    if (!is_linear(m.type)) return "type " + m.type + " is trained in high precision";
     if (const auto* p = first_match(block_, m.name)) return "blocked by \"" + p->pattern() + "\"";
     if (!allow_.empty() && first_match(allow_, m.name) == nullptr) return "not in the allow list";
     const auto* rule = rule_for(m.name);
@@ -70,19 +95,33 @@ class Selection {
     return nullptr;
   }
 
-  /// Rules whose pattern is found in no name: most often a slip.
-  void warn_of_idle_rules(const std::vector<std::string>& names, std::vector<std::string>& warnings) const {
-    for (std::size_t i = 0; i < rules_.size(); ++i) {
-      if (std::none_of(names.begin(), names.end(), [&](const std::string& name) { return rules_[i].search(name); })) warnings.push_back("rules[" + std::to_string(i) + "] \"" + rules_[i].pattern() + "\": no module has such a name");
-    }
+  /// Of a module that is converted.
+  const recipes::Recipe& recipe_of(const std::string& name) const {
+    const auto* rule = rule_for(name);
+    return rule != nullptr ? *rule->recipe : options_.recipe;
+  }
+
+  /// Patterns that are found in no name: most often a slip.
+  void warn_of_idle_patterns(const std::vector<std::string>& names, std::vector<std::string>& warnings) const {
+    const auto check = [&](const char* list, const std::vector<PythonRegex>& patterns) {
+      for (std::size_t i = 0; i < patterns.size(); ++i) {
+        const bool found = std::any_of(names.begin(), names.end(), [&](const std::string& name) { return patterns[i].search(name); });
+        if (!found) warnings.push_back(std::string(list) + "[" + std::to_string(i) + "] \"" + patterns[i].pattern() + "\": no module has such a name");
+      }
+    };
+    check("allow", allow_);
+    check("block", block_);
+    check("rules", rules_);
   }
 
   std::string scheme(const WeightModule& m) const {
-    const auto* rule = rule_for(m.name);
-    std::string text = "fp8 training, " + recipes::describe(rule != nullptr ? *rule->recipe : options_.recipe);
-    if (options_.alignment == Alignment::pad && !aligned(m.weight)) {
+    std::string text = "fp8 training, " + recipes::describe(recipe_of(m.name));
+    if (aligned(m.weight)) return text;
+    if (options_.alignment == Alignment::pad) {
       const auto up = [](std::int64_t n) { return (n + kAlignment - 1) / kAlignment * kAlignment; };
       text += ", padded to " + std::to_string(up(m.weight.size(0))) + "x" + std::to_string(up(m.weight.size(1)));
+    } else {
+      text += ", " + sizes_text(m.weight) + " unpadded";
     }
     return text;
   }
@@ -100,7 +139,23 @@ void check_weight(const WeightModule& m) {
   TORCH_CHECK(m.weight.is_contiguous(), "[convert_modules] module '", m.name, "': expected a contiguous weight, got strides ", m.weight.strides());
   const auto* tag = runtime::find_tag(m.weight);
   TORCH_CHECK(tag == nullptr || training_handler(m.weight) != nullptr, "[convert_modules] module '", m.name, "': its weight is in use by another handler (",
-              tag == nullptr ? "" : tag->handler->describe(), "): expected a plain one; finalize the calibration or load the model anew");
+              tag == nullptr ? "" : tag->handler->describe(), "): expected a plain one; finalize the calibration or restore() the model");
+}
+
+/// Matrices that no module of the table holds (a parameter of the user's own, a transposed convolution): kept, and the report says so.
+void report_other_matrices(const torch::nn::Module& model, const std::vector<WeightModule>& weights, quant::ConversionReport& report) {
+  std::set<const void*> known;
+  for (const auto& m : weights) known.insert(m.weight.unsafeGetTensorImpl());
+  std::set<std::string> listed;  // by name too: a tied member leaves its registered parameter behind
+  for (const auto& m : weights) listed.insert(m.name);
+  for (const auto& item : model.named_modules("", /*include_self=*/true)) {
+    if (listed.count(item.key()) != 0 || dynamic_cast<const Fp8Module*>(item.value().get()) != nullptr) continue;
+    for (const auto& p : item.value()->named_parameters(/*recurse=*/false)) {
+      if (!p.value().defined() || p.value().dim() < 2 || !known.insert(p.value().unsafeGetTensorImpl()).second) continue;
+      const std::string name = item.key().empty() ? p.key() : item.key() + "." + p.key();
+      report.skipped.push_back({name, "a parameter of " + item.value()->name() + ", which is no linear module"});
+    }
+  }
 }
 
 void seed_state(const measure::MeasurementFile& file, const std::string& name, const recipes::Recipe& recipe, Fp8State& state, quant::ConversionReport& report) {
@@ -128,7 +183,7 @@ TeModules te_modules(const torch::nn::Module& model) {
 }
 
 /// Modules of transformer_engine get a rule's recipe; out of fp8 only the code around them can keep them.
-void apply_rules(const std::map<std::string, const Fp8Module*>& modules, const Selection& selection, bool plan_only, std::vector<std::string>& warnings) {
+void apply_rules(const TeModules& modules, const Selection& selection, bool plan_only, std::vector<std::string>& warnings) {
   for (const auto& [name, module] : modules) {
     const auto* rule = selection.rule_for(name);
     if (rule == nullptr) continue;
@@ -146,29 +201,51 @@ void apply_rules(const std::map<std::string, const Fp8Module*>& modules, const S
 /// A tensor is one weight however many modules share it.
 const void* memory_of(const at::Tensor& t) { return t.unsafeGetTensorImpl(); }
 
-quant::ConversionReport convert_all(std::vector<WeightModule> modules, const TeModules& own, const TrainingOptions& options) {
-  recipes::validate(options.recipe);
-  const Selection selection(options);
-  quant::ConversionReport report;
+/// Decides about every weight and checks the chosen ones; changes nothing. model: null if the weights are all there is.
+std::vector<WeightModule> choose(const torch::nn::Module* model, const std::vector<WeightModule>& weights, const TeModules& own, const Selection& selection,
+                                 bool plan_only, quant::ConversionReport& report) {
   std::vector<WeightModule> chosen;
   std::vector<std::string> names;
-  for (const auto& m : modules) names.push_back(m.name);
+  std::vector<const WeightModule*> kept;
+  std::map<const void*, std::string> owners;
   for (const auto& [name, module] : own) names.push_back(name);
-  selection.warn_of_idle_rules(names, report.warnings);
-  for (auto& m : modules) {
+  for (const auto& m : weights) {
+    names.push_back(m.name);
     if (own.count(m.name) != 0) {
       report.skipped.push_back({m.name, "a module of transformer_engine runs in fp8 by itself"});
       continue;
     }
     if (auto reason = selection.reason_to_keep(m)) {
       report.skipped.push_back({m.name, std::move(*reason)});
+      if (is_linear(m.type)) kept.push_back(&m);
       continue;
     }
     check_weight(m);
-    report.converted.push_back({m.name, m.type, selection.scheme(m), m.weight.numel() * m.weight.element_size(), m.weight.numel() * m.weight.element_size()});
-    chosen.push_back(std::move(m));
+    quant::ConvertedModule line{m.name, m.type, selection.scheme(m)};
+    if (const auto [owner, first] = owners.emplace(memory_of(m.weight), m.name); !first) {
+      line.scheme += " (tied to " + owner->second + ")";
+    } else {
+      line.bytes_before = line.bytes_after = m.weight.numel() * m.weight.element_size();
+      if (plan_only) add_plan(m.weight, selection.recipe_of(m.name), line);
+    }
+    report.converted.push_back(std::move(line));
+    chosen.push_back(m);
   }
-  if (report.converted.empty()) report.warnings.push_back("no module was selected: the model trains in high precision");
+  for (const auto* m : kept) {
+    const auto owner = owners.find(memory_of(m->weight));
+    if (owner != owners.end()) report.warnings.push_back("'" + m->name + "' shares the weight of '" + owner->second + "' and runs in fp8 with it");
+  }
+  if (model != nullptr) report_other_matrices(*model, weights, report);
+  selection.warn_of_idle_patterns(names, report.warnings);
+  if (report.converted.empty()) report.warnings.emplace_back("no module was selected: the model trains in high precision");
+  return chosen;
+}
+
+quant::ConversionReport convert_all(const torch::nn::Module* model, const std::vector<WeightModule>& weights, const TeModules& own, const TrainingOptions& options) {
+  recipes::validate(options.recipe);
+  const Selection selection(options);
+  quant::ConversionReport report;
+  const std::vector<WeightModule> chosen = choose(model, weights, own, selection, options.plan_only, report);
   apply_rules(own, selection, options.plan_only, report.warnings);
   if (options.plan_only) return report;
   const Fp8LinearOptions linear = product_options(options.minimize_memory, std::nullopt, /*training=*/true);
@@ -176,13 +253,16 @@ quant::ConversionReport convert_all(std::vector<WeightModule> modules, const TeM
   for (const auto& m : chosen) {
     auto& handler = by_memory[memory_of(m.weight)];
     if (handler == nullptr) {
-      const auto* before = training_handler(m.weight);
+      auto* before = training_handler(m.weight);
       const auto state = before != nullptr ? before->state() : std::make_shared<Fp8State>(m.name, 2, 1);
       const auto* rule = selection.rule_for(m.name);
       state->set_recipe(rule != nullptr ? rule->recipe : std::nullopt);
-      if (options.warm_start.has_value()) seed_state(*options.warm_start, m.name, rule != nullptr ? *rule->recipe : options.recipe, *state, report);
+      if (options.warm_start.has_value()) seed_state(*options.warm_start, m.name, selection.recipe_of(m.name), *state, report);
       handler = std::make_shared<TrainingHandler>(state, linear);
-      if (before != nullptr) runtime::untag_weight(m.weight);
+      if (before != nullptr) {
+        before->retire();
+        runtime::untag_weight(m.weight);
+      }
     }
     runtime::tag_weight(m.weight, m.name, handler);
   }
@@ -209,25 +289,68 @@ measure::MeasurementFile export_all(const std::vector<WeightModule>& modules, co
   if (!file.modules.empty()) file.num_samples = steps;
   return file;
 }
+
 }  // namespace
 
+struct ConvertedWeights::Entry {
+  c10::weak_intrusive_ptr<at::TensorImpl, at::UndefinedTensorImpl> parameter;
+  std::shared_ptr<TrainingHandler> handler;
+  std::vector<std::string> modules;
+};
+
+struct ConvertedWeights::Entries {
+  std::mutex mutex;
+  std::vector<Entry> list;
+};
+
+void ConvertedWeights::remember(const torch::nn::Module& model) {
+  if (entries_ == nullptr) entries_ = std::make_shared<Entries>();
+  const std::lock_guard<std::mutex> lock(entries_->mutex);
+  auto& list = entries_->list;
+  list.erase(std::remove_if(list.begin(), list.end(), [](const Entry& e) { return e.parameter.expired() || e.handler->retired(); }), list.end());
+  std::set<const void*> known;
+  for (const auto& e : list) known.insert(e.parameter._unsafe_get_target());
+  for (const auto& m : trained_weights(model)) {
+    if (training_handler(m.weight) == nullptr || !known.insert(memory_of(m.weight)).second) continue;
+    const auto* tag = runtime::find_tag(m.weight);
+    list.push_back({c10::weak_intrusive_ptr<at::TensorImpl, at::UndefinedTensorImpl>(m.weight.getIntrusivePtr()), std::static_pointer_cast<TrainingHandler>(tag->handler), tag->modules});
+  }
+}
+
+void ConvertedWeights::put_back() const {
+  if (entries_ == nullptr) return;
+  const std::lock_guard<std::mutex> lock(entries_->mutex);
+  for (const Entry& e : entries_->list) {
+    if (e.handler->retired()) continue;
+    const auto impl = e.parameter.lock();
+    if (!impl.defined()) continue;
+    const at::Tensor parameter(impl);
+    const bool plain = parameter.is_hpu() && runtime::find_tag(parameter) == nullptr && parameter.is_contiguous();
+    if (!plain || !at::isFloatingType(parameter.scalar_type()) || parameter.scalar_type() == at::kDouble) continue;
+    for (const auto& module : e.modules) runtime::tag_weight(parameter, module, e.handler);
+  }
+}
+
 quant::ConversionReport convert_for_training(const torch::nn::Module& model, const TrainingOptions& options) {
-  return convert_all(measure::weight_modules(model), te_modules(model), options);
+  return convert_all(&model, trained_weights(model), te_modules(model), options);
 }
 quant::ConversionReport convert_for_training(const std::vector<WeightModule>& modules, const TrainingOptions& options) {
-  return convert_all(modules, {}, options);
+  return convert_all(nullptr, modules, {}, options);
 }
 
 int restore(const torch::nn::Module& model) {
   int count = 0;
-  for (const auto& m : measure::weight_modules(model)) {
-    if (training_handler(m.weight) == nullptr) continue;
+  for (const auto& m : trained_weights(model)) {
+    auto* handler = training_handler(m.weight);
+    if (handler == nullptr) continue;
+    handler->retire();
     runtime::untag_weight(m.weight);
     ++count;
   }
   return count;
 }
 
+// Attention's projections are left out: quantization knows no such module.
 measure::MeasurementFile export_amax(const torch::nn::Module& model) { return export_all(measure::weight_modules(model), te_modules(model)); }
 measure::MeasurementFile export_amax(const std::vector<WeightModule>& modules) { return export_all(modules, {}); }
 

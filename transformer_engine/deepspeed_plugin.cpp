@@ -40,17 +40,21 @@ void HPUDeepSpeedPrecisionPlugin::backward(const at::Tensor& loss) {
   e.backward(loss);
 }
 
+void HPUDeepSpeedPrecisionPlugin::warn_of_own_backward() {
+  if (std::exchange(warned_, true)) return;
+  TORCH_WARN("[HPUDeepSpeedPrecisionPlugin] backward: You have overridden the `backward` hook but it will be ignored since DeepSpeed handles the backward logic internally.");
+}
+
 void HPUDeepSpeedPrecisionPlugin::optimizer_step(torch::optim::Optimizer& optimizer, const std::function<at::Tensor()>& closure,
                                                  bool manual_optimization) {
   TORCH_CHECK(dynamic_cast<const torch::optim::LBFGS*>(&optimizer) == nullptr,
-              "[HPUDeepSpeedPrecisionPlugin] optimizer_step: found LBFGS, allowed: optimizers that evaluate the closure once; DeepSpeed and the "
-              "LBFGS optimizer are not compatible");
+              "[HPUDeepSpeedPrecisionPlugin] optimizer_step: DeepSpeed and the LBFGS optimizer are not compatible. Allowed: optimizers that evaluate the "
+              "closure once");
   ZeroEngine& e = engine("optimizer_step");
   const at::Tensor loss = closure();
   TORCH_CHECK(manual_optimization || loss.defined(),
-              "[HPUDeepSpeedPrecisionPlugin] optimizer_step: found an undefined loss, allowed: a tensor; skipping backward by returning none from "
-              "the training step is not "
-              "supported by DeepSpeed");
+              "[HPUDeepSpeedPrecisionPlugin] optimizer_step: found an undefined loss, allowed: a tensor. Skipping backward by returning `None` from your "
+              "`training_step` is not supported by `DeepSpeed`");
   e.step();
 }
 

@@ -51,6 +51,12 @@ class HPUDeepSpeedPrecisionPlugin : public HPUPrecisionPlugin {
 
   /// engine.backward(loss). Throws for an undefined loss and without an engine.
   void backward(const at::Tensor& loss);
+  /// The same for a model that may have a backward(loss) of its own: a warning, once, says that it is not called.
+  template <class Model>
+  void backward(const at::Tensor& loss, Model& model) {
+    if constexpr (requires { model.backward(loss); }) warn_of_own_backward();
+    backward(loss);
+  }
 
   /// Runs `closure` (forward and backward(), its result is the loss), then engine.step(), which updates the parameters: optimizer is only looked at.
   /// Throws for LBFGS, without an engine, and for an undefined loss (a step that was skipped), unless manual_optimization.
@@ -61,9 +67,11 @@ class HPUDeepSpeedPrecisionPlugin : public HPUPrecisionPlugin {
 
  private:
   ZeroEngine& engine(const char* call) const;
+  void warn_of_own_backward();
 
   ZeroEngine* engine_ = nullptr;
   std::optional<ConvertOptions> deferred_;
+  bool warned_ = false;
 };
 
 }  // namespace fp8::te

@@ -2,6 +2,7 @@
 // What a converted module's weight carries while it learns: inside an enabled fp8_autocast region its linear products run in fp8, elsewhere
 // every op is the op itself. The parameter keeps its dtype, its values and its identity.
 #pragma once
+#include <atomic>
 #include <memory>
 
 #include "fp8/runtime/intercept/op_handler.h"
@@ -21,9 +22,14 @@ class TrainingHandler final : public runtime::OpHandler {
   bool owns_values() const override { return false; }
   std::string describe() const override;
 
+  /// Taken off on purpose (restore, another conversion): ConvertedWeights does not put it back.
+  void retire() { retired_ = true; }
+  bool retired() const { return retired_; }
+
  private:
   std::shared_ptr<Fp8State> state_;
   Fp8LinearOptions options_;
+  std::atomic<bool> retired_{false};
 };
 
 /// The handler on a parameter; null if it has none of these.

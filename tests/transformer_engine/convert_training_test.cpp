@@ -123,12 +123,53 @@ TEST(ConvertTraining, PlanOnlyAndRecipeOnlyChangeNothing) {
   EXPECT_EQ(plan.converted.size(), 15u);
   EXPECT_EQ(reason(plan, "embed_tokens"), "type Embedding is trained in high precision");
   EXPECT_NE(plan.converted[0].scheme.find("nvidia"), std::string::npos);
+  EXPECT_EQ(recipes::describe(plugin.recipe()), recipes::describe(DelayedScaling::habana()));
   EXPECT_EQ(tags(*task.model), 0);
   const auto only = plugin.convert_modules(*task.model, {.recipe = recipes::CurrentScaling{}});
   EXPECT_TRUE(only.converted.empty());
   EXPECT_EQ(only.warnings.size(), 1u);
   EXPECT_EQ(tags(*task.model), 0);
   EXPECT_TRUE(std::holds_alternative<recipes::CurrentScaling>(plugin.recipe()));
+}
+
+/// Relative RMS distance of a layer's fp8 product, once its scales have settled, from the product in f64.
+double measured_error(const recipes::Recipe& recipe, const at::Tensor& x, torch::nn::Linear linear) {
+  HPUPrecisionPlugin plugin("fp8");
+  plugin.nested_bf16 = false;
+  plugin.convert_modules(*linear, {.replace_layers = true, .recipe = recipe});
+  at::Tensor y;
+  for (int i = 0; i < 3; ++i) {
+    const auto region = plugin.forward_context();
+    y = linear(x);
+  }
+  plugin.restore(*linear);
+  const at::Tensor exact = torch::matmul(x.cpu().to(at::kDouble), linear->weight.detach().cpu().to(at::kDouble).t());
+  return ((y.detach().cpu().to(at::kDouble) - exact).norm() / exact.norm()).item<double>();
+}
+
+TEST(ConvertTraining, APlanForeseesTheError) {
+  torch::manual_seed(12);
+  torch::nn::Linear linear(torch::nn::LinearOptions(256, 192).bias(false));
+  linear->to(kHpu);
+  const at::Tensor x = hpu(torch::randn({512, 256}));
+  for (const recipes::Recipe& recipe : std::vector<recipes::Recipe>{DelayedScaling::habana(), habana_hybrid(), DelayedScaling::nvidia(), recipes::CurrentScaling{},
+                                                                    recipes::BlockScaling{}, recipes::MXFP8{}}) {
+    HPUPrecisionPlugin plugin("fp8");
+    const auto plan = plugin.convert_modules(*linear, {.recipe = recipe, .plan_only = true});
+    ASSERT_EQ(plan.converted.size(), 1u);
+    const auto& line = plan.converted[0];
+    EXPECT_EQ(line.flops_per_row, 6.0 * 256 * 192);
+    EXPECT_GE(line.operand_bytes, 256 * 192);
+    EXPECT_LE(line.operand_bytes, 2.2 * 256 * 192);
+    const double measured = measured_error(recipe, x, linear);
+    EXPECT_NEAR(line.expected_error.value(), measured, 0.15 * measured) << recipes::describe(recipe);
+  }
+  const torch::NoGradGuard no_grad;
+  HPUPrecisionPlugin plugin("fp8");
+  linear->weight.zero_();
+  EXPECT_FALSE(plugin.convert_modules(*linear, {.plan_only = true}).converted[0].expected_error.has_value());
+  linear->weight.fill_(std::numeric_limits<float>::infinity());
+  EXPECT_FALSE(plugin.convert_modules(*linear, {.plan_only = true}).converted[0].expected_error.has_value());
 }
 
 TEST(ConvertTraining, ListsAndRulesChoose) {
@@ -152,7 +193,9 @@ TEST(ConvertTraining, ListsAndRulesChoose) {
   const Task other = lm_task();
   const auto none = plugin.convert_modules(*other.model, {.replace_layers = true, .allow = {"nothing"}});
   EXPECT_EQ(reason(none, "lm_head"), "not in the allow list");
-  ASSERT_EQ(none.warnings.size(), 1u);
+  EXPECT_EQ(none.warnings, (std::vector<std::string>{"allow[0] \"nothing\": no module has such a name", "no module was selected: the model trains in high precision"}));
+  const auto slips = plugin.convert_modules(*other.model, {.replace_layers = true, .block = {"o_porj"}, .rules = {{"lm_haed", std::nullopt}}, .plan_only = true});
+  EXPECT_EQ(slips.warnings, (std::vector<std::string>{"block[0] \"o_porj\": no module has such a name", "rules[0] \"lm_haed\": no module has such a name"}));
   EXPECT_TRUE(throws_with({"convert_modules: allow", "("}, [&] { plugin.convert_modules(*other.model, {.replace_layers = true, .allow = {"("}}); }));
   EXPECT_EQ(tags(*other.model), 0);
 }
@@ -169,6 +212,7 @@ TEST(ConvertTraining, SizesThatTheTargetDoesNotTake) {
   const auto [left, left_loss, left_gradients] = report_of(Alignment::leave);
   const auto [padded, padded_loss, padded_gradients] = report_of(Alignment::pad);
   EXPECT_EQ(any.converted.size(), 15u);
+  EXPECT_NE(any.converted[4].scheme.find(", 40x32 unpadded"), std::string::npos) << any.converted[4].scheme;
   EXPECT_EQ(left.converted.size(), 9u);  // 40 is no multiple of 16: gate, up, down
   EXPECT_EQ(reason(left, "layer_1.down_proj"), "sizes 32x40 are no multiples of 16");
   EXPECT_EQ(padded.converted.size(), 15u);

@@ -133,13 +133,41 @@ TEST(DeepSpeedPlugin, RefusesWhatEnginesCannot) {
   EXPECT_TRUE(throws_with({"backward", "no engine"}, [&] { plugin.backward(torch::ones({})); }));
   NotingEngine engine(model);
   plugin.attach(engine);
-  EXPECT_TRUE(throws_with({"LBFGS", "not compatible"}, [&] { plugin.optimizer_step(lbfgs, closure); }));
+  EXPECT_TRUE(throws_with({"DeepSpeed and the LBFGS optimizer are not compatible."}, [&] { plugin.optimizer_step(lbfgs, closure); }));
   EXPECT_FALSE(ran);
-  EXPECT_TRUE(throws_with({"undefined loss", "not supported by DeepSpeed"}, [&] { plugin.optimizer_step(sgd, closure); }));
+  EXPECT_TRUE(throws_with({"undefined loss", "Skipping backward by returning `None` from your `training_step` is not supported by `DeepSpeed`"}, [&] { plugin.optimizer_step(sgd, closure); }));
   EXPECT_TRUE(throws_with({"undefined loss"}, [&] { plugin.backward(at::Tensor()); }));
   EXPECT_EQ(engine.calls, "");
   plugin.optimizer_step(sgd, closure, /*manual_optimization=*/true);
   EXPECT_EQ(engine.calls, "step ");
+}
+
+TEST(DeepSpeedPlugin, WarnsOnceOfABackwardThatIsNotCalled) {
+  struct Own {
+    bool called = false;
+    void backward(const at::Tensor&) { called = true; }
+  } own;
+  struct Plain {
+  } plain;
+  struct Counter final : c10::WarningHandler {
+    int texts = 0;
+    void process(const c10::Warning& w) override { texts += w.msg().find("You have overridden the `backward` hook") != std::string::npos; }
+  } counter;
+  auto* before = c10::WarningUtils::get_warning_handler();
+  c10::WarningUtils::set_warning_handler(&counter);
+  auto model = test::tiny_lm();
+  HPUDeepSpeedPrecisionPlugin plugin("fp8");
+  NotingEngine engine(model);
+  plugin.attach(engine);
+  const at::Tensor loss = torch::ones({}, test::on_hpu()).requires_grad_();
+  plugin.backward(loss, plain);
+  EXPECT_EQ(counter.texts, 0);
+  plugin.backward(loss, own);
+  plugin.backward(loss, own);
+  c10::WarningUtils::set_warning_handler(before);
+  EXPECT_EQ(counter.texts, 1);
+  EXPECT_FALSE(own.called);
+  EXPECT_EQ(engine.calls, "backward backward backward ");
 }
 
 }  // namespace

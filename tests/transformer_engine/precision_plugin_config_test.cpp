@@ -132,5 +132,38 @@ TEST(PrecisionPluginConfig, BadConfigsAreNamed) {
   for (const auto& m : measure::weight_modules(*model)) EXPECT_EQ(m.weight.scalar_type(), at::kFloat);
 }
 
+// What is no bool, path or dictionary, in the vendor's words.
+TEST(PrecisionPluginConfig, QuantIsABoolAPathOrADictionary) {
+  const test::TempDir dir;
+  auto model = test::tiny_lm();
+  HPUPrecisionPlugin plugin("fp8");
+  const char* nothing = nullptr;
+  const std::pair<QuantSource, const char*> wrong[] = {{nothing, "Got null"}, {io::Json(nullptr), "Got null"}, {io::Json::array({1}), "Got array"}, {io::Json(3), "Got number"},
+                                                       {"", "Got an empty path"}, {io::Json(""), "Got an empty path"}};
+  for (const auto& [source, got] : wrong) {
+    EXPECT_TRUE(throws_with({"`quant` must be either a bool, file path or a dictionary.", got}, [&] { plugin.convert_modules(*model, inference(source)); }));
+  }
+  EXPECT_TRUE(std::holds_alternative<bool>(QuantSource(io::Json(true)).value()));
+  EXPECT_TRUE(std::holds_alternative<std::filesystem::path>(QuantSource(io::Json("a.json")).value()));
+  EXPECT_TRUE(throws_with({"Failed to load file " + (dir / "stats/inc_output_hooks_maxabs.json").string()}, [&] { plugin.convert_modules(*model, inference(config(dir, "QUANTIZE"))); }));
+}
+
+TEST(PrecisionPluginConfig, ListsAndPlansWithAConfig) {
+  const test::TempDir dir;
+  HPUPrecisionPlugin plugin("fp8");
+  auto model = test::tiny_lm();
+  ConvertOptions o = inference(config(dir, "QUANTIZE", "unit_scale"));
+  o.block = {"^layer_1"};
+  o.plan_only = true;
+  const auto plan = plugin.convert_modules(*model, o);
+  EXPECT_EQ(plan.converted.size(), 7u);
+  EXPECT_EQ(runtime::find_tag(model->layers[0]->q_proj->weight), nullptr);
+  EXPECT_FALSE(std::filesystem::exists(dir / "stats"));
+  o.plan_only = false;
+  EXPECT_EQ(plugin.convert_modules(*model, o).converted.size(), 7u);
+  EXPECT_EQ(model->layers[0]->q_proj->weight.scalar_type(), at::kFloat8_e4m3fn);
+  EXPECT_EQ(model->layers[1]->q_proj->weight.scalar_type(), at::kFloat);
+}
+
 }  // namespace
 }  // namespace fp8::te

@@ -7,6 +7,7 @@
 #include "fp8/measure/calibration.h"
 #include "fp8/quant/fp8_handler.h"
 #include "fp8/runtime/io/error.h"
+#include "fp8/transformer_engine/training_handler.h"
 #include "support/fp8_reference.h"
 #include "support/models_for_tests.h"
 #include "support/temp_dir.h"
@@ -47,10 +48,15 @@ TEST(PrecisionPlugin, TheFirstGenerationHasNeitherFp8NorF16) {
   const runtime::DeviceKindScope kind(runtime::DeviceKind::gaudi);
   EXPECT_FALSE(is_fp8_available().available);
   for (const auto& [precision, what] : {std::pair("fp8", "fp8"), std::pair("16-mixed", "fp16")}) {
-    EXPECT_TRUE(throws_with({std::string(what) + " not supported", "Gaudi2 or higher required"}, [&] { HPUPrecisionPlugin p(precision); }));
+    std::string large = what;
+    for (char& c : large) c = static_cast<char>(std::toupper(c));
+    EXPECT_TRUE(throws_with({std::string(what) + " not supported: " + large + " not supported on Gaudi, Gaudi2 or higher required."}, [&] { HPUPrecisionPlugin p(precision); }));
   }
   EXPECT_EQ(HPUPrecisionPlugin("bf16-mixed").precision(), "bf16-mixed");
-  EXPECT_TRUE(throws_with({"found device \"cuda\", allowed: hpu, hpu:0"}, [] { HPUPrecisionPlugin p("32-true", "cuda"); }));
+  for (const char* wrong : {"cuda", "", "hpu:1", "hpu,", "pu", "hpu, hpu:0", "hpu:"}) {
+    EXPECT_TRUE(throws_with({std::string("found device \"") + wrong + "\", allowed: hpu, hpu:0"}, [&] { HPUPrecisionPlugin p("32-true", wrong); })) << wrong;
+  }
+  EXPECT_EQ(HPUPrecisionPlugin("32-true", "hpu:0").device(), "hpu:0");
 }
 
 TEST(PrecisionPlugin, ForwardContextsDecideTheDtype) {
@@ -68,6 +74,14 @@ TEST(PrecisionPlugin, ForwardContextsDecideTheDtype) {
     }
     const auto decorated = plugin.in_forward_context([&](const at::Tensor& t) { return std::pair(model->forward(t).scalar_type(), is_fp8_enabled()); });
     EXPECT_EQ(decorated(x), std::pair(dtype, fp8)) << precision;
+    int calls = 0;
+    const auto counting = plugin.in_forward_context([calls](int step) mutable { return calls += step; });
+    EXPECT_EQ(counting(2), 2);
+    EXPECT_EQ(counting(3), 5);
+    const auto member = plugin.in_forward_context(&torch::nn::LinearImpl::forward);
+    EXPECT_EQ(member(*model, x).scalar_type(), dtype);
+    const auto throwing = plugin.in_forward_context([] { throw std::runtime_error("in the middle"); });
+    EXPECT_TRUE(throws_with({"in the middle"}, throwing));
     EXPECT_FALSE(is_fp8_enabled());
     EXPECT_EQ(model->forward(x).scalar_type(), at::kFloat);
   }
@@ -160,8 +174,133 @@ TEST(PrecisionPlugin, MeasurementsAreWrittenWhenTheModelGoes) {
 TEST(PrecisionPlugin, WithoutMeasurementsItSaysWhichFile) {
   const test::TempDir dir;
   auto model = test::tiny_lm();
-  EXPECT_TRUE(throws_with({(dir / "stats/inc_output_hooks_maxabs.json").string(), "no such file"}, [&] { HPUPrecisionPlugin("fp8").convert_modules(*model, options(dir, true)); }));
+  EXPECT_TRUE(throws_with({"Failed to load file " + (dir / "stats/inc_output_hooks_maxabs.json").string(), "no such file", ".quant = false"}, [&] { HPUPrecisionPlugin("fp8").convert_modules(*model, options(dir, true)); }));
   EXPECT_EQ(model->lm_head->weight.scalar_type(), at::kFloat);
+}
+
+TEST(PrecisionPlugin, ListsChooseForInferenceToo) {
+  const test::TempDir dir;
+  HPUPrecisionPlugin plugin("fp8");
+  auto model = test::tiny_lm();
+  ConvertOptions o = options(dir, false);
+  o.block = {"lm_head", "nowhere"};
+  const auto measuring = plugin.convert_modules(*model, o);
+  EXPECT_EQ(measuring.converted.size(), 14u);
+  EXPECT_EQ(measuring.skipped.back().reason, "blocked by \"lm_head\"");
+  EXPECT_EQ(measuring.warnings, std::vector<std::string>{"block[1] \"nowhere\": no module has such a name"});
+  model(test::token_ids());
+  o.quant = true;
+  o.allow = {"layer_0"};
+  o.block = {"o_proj$"};
+  const auto quantized = plugin.convert_modules(*model, o);
+  EXPECT_EQ(quantized.converted.size(), 6u);
+  for (const auto& m : measure::weight_modules(*model)) {
+    const bool chosen = m.name.rfind("layer_0", 0) == 0 && m.name != "layer_0.o_proj";
+    EXPECT_EQ(m.weight.scalar_type(), chosen ? at::kFloat8_e4m3fn : at::kFloat) << m.name;
+  }
+  o.block = {"("};
+  EXPECT_TRUE(throws_with({"convert_modules: block", "("}, [&] { plugin.convert_modules(*model, o); }));
+}
+
+TEST(PrecisionPlugin, AnInferencePlanChangesNothing) {
+  const test::TempDir dir;
+  HPUPrecisionPlugin plugin("fp8");
+  auto model = test::tiny_lm();
+  ConvertOptions o = options(dir, false);
+  o.plan_only = true;
+  EXPECT_EQ(plugin.convert_modules(*model, o).converted.size(), 15u);
+  EXPECT_EQ(measure::CalibrationSession::of(*model), nullptr);
+  o.plan_only = false;
+  calibrate(model, plugin, o);
+  measure::finalize_calibration(*model);
+  o.quant = o.plan_only = true;
+  const auto plan = plugin.convert_modules(*model, o);
+  ASSERT_EQ(plan.converted.size(), 14u);
+  const at::Tensor w = model->layers[0]->q_proj->weight.detach().cpu();
+  EXPECT_EQ(model->layers[0]->q_proj->weight.scalar_type(), at::kFloat);
+  EXPECT_EQ(plan.converted[0].bytes_before, 32 * 32 * 4);
+  EXPECT_EQ(plan.converted[0].bytes_after, 32 * 32);
+  EXPECT_EQ(plan.converted[0].flops_per_row, 2.0 * 32 * 32);
+  // The scale of q, k and v is one: their largest.
+  float amax = 0;
+  for (const auto* m : {&model->layers[0]->q_proj, &model->layers[0]->k_proj, &model->layers[0]->v_proj}) amax = std::max(amax, (*m)->weight.abs().max().item<float>());
+  const at::Tensor back = (w * (448.0f / amax)).to(at::kFloat8_e4m3fn).to(at::kFloat) * (amax / 448.0f);
+  const double weight_error = ((back - w).norm() / w.norm()).item<double>();
+  EXPECT_NEAR(plan.converted[0].expected_error.value(), std::hypot(weight_error, std::sqrt(std::log(2.0) / 18) / 8), 1e-4);
+  std::ostringstream text;
+  text << plan;
+  EXPECT_NE(text.str().find("; 1.02 kB of 4.1 kB, 2.05 kflop a row, error 3."), std::string::npos) << text.str();
+  o.plan_only = false;
+  EXPECT_EQ(plugin.convert_modules(*model, o).converted.size(), 14u);
+}
+
+TEST(PrecisionPlugin, RestoreGivesValuesBack) {
+  const test::TempDir dir;
+  HPUPrecisionPlugin plugin("fp8");
+  const torch::NoGradGuard no_grad;
+  auto model = test::tiny_lm(1, at::kBFloat16);
+  const at::Tensor ids = test::token_ids();
+  calibrate(model, plugin, options(dir, false));
+  plugin.convert_modules(*model, options(dir, true));
+  std::vector<std::pair<void*, at::Tensor>> expected;
+  for (const auto& m : measure::weight_modules(*model)) {
+    at::Tensor values = m.weight.detach().cpu();
+    const auto* tag = runtime::find_tag(m.weight);
+    if (const auto* handler = tag != nullptr ? dynamic_cast<const quant::Fp8Handler*>(tag->handler.get()) : nullptr) {
+      values = (values.to(at::kFloat) * handler->weight_scale_inv().cpu()).to(at::kBFloat16);
+    }
+    expected.emplace_back(m.weight.unsafeGetTensorImpl(), values.clone());
+  }
+  EXPECT_EQ(plugin.restore(*model), 14);
+  std::size_t i = 0;
+  for (const auto& m : measure::weight_modules(*model)) {
+    EXPECT_EQ(m.weight.unsafeGetTensorImpl(), expected[i].first) << m.name;
+    EXPECT_EQ(runtime::find_tag(m.weight), nullptr) << m.name;
+    EXPECT_TRUE(same_bits(m.weight, expected[i++].second)) << m.name;
+  }
+  EXPECT_EQ(model(ids).scalar_type(), at::kBFloat16);
+  EXPECT_EQ(plugin.restore(*model), 0);
+  EXPECT_EQ(plugin.convert_modules(*model, {.replace_layers = true}).converted.size(), 15u);  // and it can train
+}
+
+TEST(PrecisionPlugin, ArgumentsWithoutEffectAreNamed) {
+  const test::TempDir dir;
+  HPUPrecisionPlugin plugin("fp8");
+  auto model = test::tiny_lm();
+  ConvertOptions o = options(dir, false);
+  o.plan_only = o.replace_layers = o.minimize_memory = true;
+  o.recipe = recipes::CurrentScaling{};
+  o.rules = {{"lm_head", std::nullopt}};
+  o.alignment = Alignment::pad;
+  o.warm_start = "m";
+  std::vector<std::string> expected;
+  for (const char* name : {"replace_layers", "recipe", "rules", "alignment", "minimize_memory", "warm_start"}) expected.push_back(std::string(name) + " has no effect with inference = true");
+  EXPECT_EQ(plugin.convert_modules(*model, o).warnings, expected);
+  ConvertOptions training;
+  training.replace_layers = true;
+  training.fp8_data_path = training.dump_stats_path = "x";
+  EXPECT_EQ(plugin.convert_modules(*model, training).warnings,
+            (std::vector<std::string>{"fp8_data_path has no effect with inference = false", "dump_stats_path has no effect with inference = false"}));
+}
+
+// Train, measure, quantize: the training handlers go, and no later region brings them back.
+TEST(PrecisionPlugin, FromTrainingToInference) {
+  const test::TempDir dir;
+  HPUPrecisionPlugin plugin("fp8");
+  auto model = test::tiny_lm();
+  plugin.convert_modules(*model, {.replace_layers = true});
+  EXPECT_TRUE(throws_with({"Failed to load file"}, [&] { plugin.convert_modules(*model, options(dir, true)); }));
+  EXPECT_NE(training_handler(model->lm_head->weight), nullptr);  // nothing changed
+  const auto report = plugin.convert_modules(*model, options(dir, false));
+  ASSERT_EQ(report.warnings.size(), 1u);
+  EXPECT_NE(report.warnings[0].find("15 weights lost their handlers"), std::string::npos) << report.warnings[0];
+  model(test::token_ids());
+  EXPECT_EQ(plugin.convert_modules(*model, options(dir, true)).converted.size(), 14u);
+  {
+    const auto region = plugin.forward_context();
+  }
+  EXPECT_EQ(training_handler(model->lm_head->weight), nullptr);
+  EXPECT_EQ(model->layers[0]->q_proj->weight.scalar_type(), at::kFloat8_e4m3fn);
 }
 
 TEST(PrecisionPlugin, TheDevicesKindIsTheDialect) {
@@ -170,7 +309,7 @@ TEST(PrecisionPlugin, TheDevicesKindIsTheDialect) {
   calibrate(model, HPUPrecisionPlugin("fp8"), options(dir, false));
   {
     const runtime::DeviceKindScope kind(runtime::DeviceKind::gaudi);
-    EXPECT_TRUE(throws_with({"GAUDI"}, [&] { HPUPrecisionPlugin("fp8").convert_modules(*model, options(dir, true)); }));
+    EXPECT_TRUE(throws_with({"FP8 not supported on Gaudi"}, [&] { HPUPrecisionPlugin("fp8").convert_modules(*model, options(dir, true)); }));
   }
   const runtime::DeviceKindScope kind(runtime::DeviceKind::gaudi2);
   const auto report = HPUPrecisionPlugin("fp8").convert_modules(*model, options(dir, true));
