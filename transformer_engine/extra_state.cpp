@@ -135,7 +135,7 @@ std::vector<NamedState> fp8_states(const torch::nn::Module& model) {
     }
     for (const auto& parameter : item.value()->named_parameters(/*recurse=*/false)) {
       const auto* handler = training_handler(parameter.value());
-      if (handler != nullptr) add(parameter.key() == "weight" ? item.key() : item.key() + "." + parameter.key(), handler->state());
+      if (handler != nullptr) add(parameter.key() == "weight" ? item.key() : item.key().empty() ? parameter.key() : item.key() + "." + parameter.key(), handler->state());
     }
   }
   return states;
