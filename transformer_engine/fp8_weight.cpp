@@ -52,12 +52,12 @@ Fp8Weight::Fp8Weight(QuantizedInitOptions options)
     : options_(std::move(options)),
       format_(recipes::forward_format(recipes::format_of(recipe_of(options_)))),
       dialect_(runtime::device_dialect("quantized_model_init")),
-      codes_(c10::intrusive_ptr<c10::TensorImpl, c10::UndefinedTensorImpl>()) {}
+      memory_(c10::intrusive_ptr<c10::StorageImpl>()) {}
 
 at::Tensor Fp8Weight::initialize(const at::Tensor& values) {
   const at::NoGradGuard no_grad;
   const at::Tensor initial = values.detach().to(at::kFloat).contiguous(), codes = cast(initial, std::nullopt);
-  codes_ = codes.getIntrusivePtr();
+  met(codes);
   if (options_.preserve_high_precision_init_val) initial_ = initial.clone();
   if (options_.keep_master) master_ = initial.clone();
   return codes;
@@ -65,17 +65,35 @@ at::Tensor Fp8Weight::initialize(const at::Tensor& values) {
 
 std::shared_ptr<Fp8Weight> Fp8Weight::copy_for(const at::Tensor& codes) const {
   const at::NoGradGuard no_grad;
-  auto copy = std::make_shared<Fp8Weight>(*this);
-  copy->codes_ = codes.getIntrusivePtr();
+  auto copy = std::make_shared<Fp8Weight>(options_);
+  copy->format_ = format_;
+  copy->dialect_ = dialect_;
+  copy->scale_inv_ = scale_inv_;
+  copy->assigned_ = assigned_;
+  copy->met(codes);
   if (master_.defined()) copy->master_ = master_.clone();
   if (initial_.defined()) copy->initial_ = initial_.clone();
   return copy;
 }
 
+void Fp8Weight::met(const at::Tensor& parameter) {
+  const std::lock_guard<std::mutex> lock(mutex_);
+  memory_ = parameter.storage().getWeakStorageImpl();
+  version_ = parameter.unsafeGetTensorImpl()->version_counter();
+  sizes_ = parameter.sizes().vec();
+  offset_ = parameter.storage_offset();
+}
+
 at::Tensor Fp8Weight::codes() const {
-  auto codes = codes_.lock();
-  TORCH_CHECK(codes.defined(), "[Fp8Weight] the parameter is gone: expected its values to be read or written while it lives");
-  return at::Tensor::wrap_tensor_impl(std::move(codes));
+  const std::lock_guard<std::mutex> lock(mutex_);
+  auto memory = memory_.lock();
+  TORCH_CHECK(memory.defined(), "[Fp8Weight] the parameter is gone: expected its values to be read or written while it lives");
+  const auto dtype = c10::scalarTypeToTypeMeta(runtime::ops::dtype_of(format_));
+  at::Tensor codes = at::detail::make_tensor<c10::TensorImpl>(c10::Storage(std::move(memory)), c10::DispatchKeySet(c10::DispatchKey::HPU), dtype);
+  codes.unsafeGetTensorImpl()->set_storage_offset(offset_);
+  codes.unsafeGetTensorImpl()->set_sizes_contiguous(sizes_);
+  codes.unsafeGetTensorImpl()->set_version_counter(version_);
+  return codes;
 }
 
 at::Tensor Fp8Weight::cast(const at::Tensor& values, std::optional<std::uint64_t> stochastic) {

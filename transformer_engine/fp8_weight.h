@@ -13,8 +13,10 @@
 
 #include <cstdint>
 #include <memory>
+#include <mutex>
 #include <optional>
 #include <utility>
+#include <vector>
 
 #include "fp8/recipes/recipe.h"
 #include "fp8/runtime/intercept/op_handler.h"
@@ -59,6 +61,7 @@ class Fp8Weight final : public runtime::OpHandler, public runtime::QuantizedPara
 
   at::Tensor values() override;
   void assign(const at::Tensor& values) override;
+  void met(const at::Tensor& parameter) override;
 
   /// What must be stored beside the codes: {scale_inv, how often values were assigned}, and the kept copy (undefined without one). set_state()
   /// throws c10::Error for a scale_inv that is not positive and finite and a copy of other sizes; without one a kept copy becomes the decoded codes.
@@ -83,8 +86,13 @@ class Fp8Weight final : public runtime::OpHandler, public runtime::QuantizedPara
   recipes::Dialect dialect_;
   float scale_inv_ = 1.0f;
   std::uint64_t assigned_ = 0;  ///< how often; the seed of the rounding
-  c10::weak_intrusive_ptr<c10::TensorImpl, c10::UndefinedTensorImpl> codes_;
   at::Tensor master_, initial_;
+  // The parameter as it was met last. Its memory alone, and weakly: a TensorImpl that is referred to, be it weakly, keeps its tag, and this.
+  mutable std::mutex mutex_;
+  c10::weak_intrusive_ptr<c10::StorageImpl> memory_;
+  c10::VariableVersion version_;
+  std::vector<std::int64_t> sizes_;
+  std::int64_t offset_ = 0;
 };
 
 /// The parameter that a te module registers for a weight of these initial values: the tensor itself outside of quantized_model_init, else fp8

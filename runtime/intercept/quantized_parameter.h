@@ -20,12 +20,17 @@ class QuantizedParameter {
 
   /// New values (f32, the parameter's shape): they are cast into the parameter's memory with the scale in force.
   virtual void assign(const at::Tensor& values) = 0;
+
+  /// The parameter itself, each time it is looked up: its memory may be another one since. It holds this object, which must not hold it.
+  virtual void met(const at::Tensor& /*parameter*/) {}
 };
 
 /// The QuantizedParameter behind `parameter`; null for an ordinary one.
 inline QuantizedParameter* quantized_parameter(const at::Tensor& parameter) {
   const WeightTag* tag = find_tag(parameter);
-  return tag == nullptr ? nullptr : dynamic_cast<QuantizedParameter*>(tag->handler.get());
+  auto* found = tag == nullptr ? nullptr : dynamic_cast<QuantizedParameter*>(tag->handler.get());
+  if (found != nullptr) found->met(parameter);
+  return found;
 }
 
 }  // namespace fp8::runtime

@@ -132,11 +132,12 @@ TEST(Fp8Weight, AClonesValuesAreItsOwn) {
 TEST(Fp8Weight, NothingOutlivesTheParameter) {
   const std::int64_t before = runtime::memory_stats().InUse;
   std::shared_ptr<runtime::OpHandler> handler;
-  {
-    Linear layer = held_in_fp8(options(false, false));
+  for (const bool master : {false, true}) {
+    Linear layer = held_in_fp8(options(master, true));
     layer(torch::randn({4, 32}, on_hpu())).sum().backward();
     handler = runtime::find_tag(layer->weight)->handler;
     EXPECT_GT(runtime::memory_stats().InUse, before);
+    EXPECT_TRUE(same_bits(fp8_weight(layer->weight)->codes(), layer->weight.detach()));
   }
   auto* weight = dynamic_cast<Fp8Weight*>(handler.get());
   ASSERT_NE(weight, nullptr);
