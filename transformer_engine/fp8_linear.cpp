@@ -193,7 +193,6 @@ void check_operands(const at::Tensor& x, const at::Tensor& weight, const std::op
   TORCH_CHECK(is_high_precision(weight.scalar_type()) || fp8_weight(weight) != nullptr, "[fp8_linear] '", name,
               "': expected a weight of dtype Float, BFloat16, Half, or one that quantized_model_init holds in fp8 on hpu, got ", weight.scalar_type(), " on ",
               weight.device());
-  TORCH_CHECK(x.device() == weight.device(), "[fp8_linear] '", name, "': expected an input on ", weight.device(), ", where the weight is, got one on ", x.device());
   if (!bias.has_value() || !bias->defined()) return;
   TORCH_CHECK(bias->dim() == 1 && bias->size(0) == weight.size(0) && is_high_precision(bias->scalar_type()) && bias->device() == weight.device(), "[fp8_linear] '",
               name, "': expected a bias of ", weight.size(0), " elements of dtype Float, BFloat16 or Half on ", weight.device(), ", got sizes ", bias->sizes(),
