@@ -1,2 +1,2 @@
 // SPDX-License-Identifier: Apache-2.0
-// The only user of <torch/torch.h>: gives fp8_test_pch a unit, so that the tests can share one precompiled header.
+// Gives fp8_test_pch and fp8_test_torch_pch a source: the tests share their precompiled headers.

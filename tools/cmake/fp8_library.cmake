@@ -1,18 +1,60 @@
 # SPDX-License-Identifier: Apache-2.0
-# fp8_add_library(name SOURCES ... [LINK ...] [PRIVATE_LINK ...]): the shared library fp8_<name>, alias and export
-# fp8::<name>. LINK is what its headers need, PRIVATE_LINK what only its sources need.
+# fp8_add_library(name SOURCES ... [LINK ...] [PRIVATE_LINK ...] [PCH]): the shared library fp8_<name>, alias and export
+# fp8::<name>. LINK is what its headers need, PRIVATE_LINK what only its sources need. PCH: it includes LibTorch.
 # Shared, because a static archive drops registrations (TORCH_LIBRARY) that nobody refers to.
-function(fp8_add_library name)
-  cmake_parse_arguments(ARG "" "" "SOURCES;LINK;PRIVATE_LINK" ${ARGN})
-  if(ARG_UNPARSED_ARGUMENTS)
-    message(FATAL_ERROR "fp8_add_library(${name}): unknown argument '${ARG_UNPARSED_ARGUMENTS}', allowed: SOURCES, LINK, PRIVATE_LINK")
+#
+# fp8_target_sources(target SOURCE...): adds the sources. A `|` ends a unit:
+#   fp8_target_sources(fp8_quant a.cpp b.cpp | c.cpp d.cpp | e.cpp)      with FP8_UNITY: {a b} {c d} {e}, else each alone
+# The headers of LibTorch take 80 to 95 % of a source's compile time; a unit reads them once. Two sources of one unit must
+# not use the same name in their anonymous namespaces. What follows the last `|` stays alone: new sources go there.
+function(fp8_target_sources target)
+  set(unit 1)
+  set(pending "")
+  foreach(source ${ARGN})
+    if(NOT source STREQUAL "|")
+      list(APPEND pending ${source})
+      target_sources(${target} PRIVATE ${source})
+      continue()
+    endif()
+    if(FP8_UNITY)
+      set_source_files_properties(${pending} PROPERTIES UNITY_GROUP ${unit})
+      set_target_properties(${target} PROPERTIES UNITY_BUILD ON UNITY_BUILD_MODE GROUP)
+    endif()
+    math(EXPR unit "${unit} + 1")
+    set(pending "")
+  endforeach()
+endfunction()
+
+# fp8_precompile(target): the target's sources take the one precompiled header of LibTorch and JSON. They include what
+# they use all the same: FP8_PCH=OFF builds without.
+function(fp8_precompile target)
+  if(NOT FP8_PCH)
+    return()
   endif()
-  add_library(fp8_${name} SHARED ${ARG_SOURCES})
+  if(NOT TARGET fp8_pch)
+    file(CONFIGURE OUTPUT ${PROJECT_BINARY_DIR}/pch.cpp CONTENT "// Gives fp8_pch a source.\n")
+    add_library(fp8_pch OBJECT ${PROJECT_BINARY_DIR}/pch.cpp)
+    target_link_libraries(fp8_pch PRIVATE fp8_flags fp8::torch nlohmann_json::nlohmann_json)
+    target_precompile_headers(fp8_pch PRIVATE ${PROJECT_SOURCE_DIR}/tools/cmake/pch.h)
+  endif()
+  target_precompile_headers(${target} REUSE_FROM fp8_pch)
+endfunction()
+
+function(fp8_add_library name)
+  cmake_parse_arguments(ARG "PCH" "" "SOURCES;LINK;PRIVATE_LINK" ${ARGN})
+  if(ARG_UNPARSED_ARGUMENTS)
+    message(FATAL_ERROR "fp8_add_library(${name}): unknown argument '${ARG_UNPARSED_ARGUMENTS}', allowed: SOURCES, LINK, PRIVATE_LINK, PCH")
+  endif()
+  add_library(fp8_${name} SHARED)
+  fp8_target_sources(fp8_${name} ${ARG_SOURCES})
   add_library(fp8::${name} ALIAS fp8_${name})
   set_target_properties(fp8_${name} PROPERTIES
     EXPORT_NAME ${name}
     VERSION ${PROJECT_VERSION} SOVERSION ${PROJECT_VERSION_MAJOR}
     INSTALL_RPATH "$ORIGIN;${FP8_TORCH_ROOT}/lib")
   target_link_libraries(fp8_${name} PUBLIC fp8_flags ${ARG_LINK} PRIVATE ${ARG_PRIVATE_LINK})
+  if(ARG_PCH)
+    fp8_precompile(fp8_${name})
+  endif()
   install(TARGETS fp8_${name} EXPORT fp8Targets LIBRARY DESTINATION lib)
 endfunction()
