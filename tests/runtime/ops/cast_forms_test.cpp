@@ -7,8 +7,6 @@
 namespace fp8::test {
 namespace {
 
-constexpr auto kE4M3 = at::kFloat8_e4m3fn;
-
 at::Tensor input(at::IntArrayRef sizes, at::ScalarType type = at::kBFloat16) {
   torch::manual_seed(41);
   return (at::randn(sizes) * 3).to(type).to(kHpu);

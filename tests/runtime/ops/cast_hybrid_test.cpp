@@ -11,7 +11,6 @@ namespace {
 
 using runtime::DeviceKind;
 using runtime::DeviceKindScope;
-constexpr auto kE4M3 = at::kFloat8_e4m3fn, kE5M2 = at::kFloat8_e5m2;
 
 /// The variable while it lives; nullptr unsets it.
 class RoundingMode {

@@ -6,7 +6,6 @@ namespace fp8::test {
 namespace {
 
 using Sizes = std::vector<std::int64_t>;
-constexpr auto kE4M3 = at::kFloat8_e4m3fn, kE5M2 = at::kFloat8_e5m2;
 
 struct Case {
   const char* name;

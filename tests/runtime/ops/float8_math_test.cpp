@@ -6,7 +6,6 @@ namespace fp8::test {
 namespace {
 
 using at::Tensor;
-constexpr auto kE4M3 = at::kFloat8_e4m3fn, kE5M2 = at::kFloat8_e5m2;
 
 std::vector<int> codes_for(const Tensor& v, at::ScalarType type, double max = 448) {
   std::vector<int> codes;

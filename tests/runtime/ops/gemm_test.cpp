@@ -10,7 +10,6 @@
 namespace fp8::test {
 namespace {
 
-constexpr auto kE4M3 = at::kFloat8_e4m3fn, kE5M2 = at::kFloat8_e5m2;
 using Sizes = std::vector<std::int64_t>;
 
 at::Tensor swapped(const at::Tensor& t) { return t.dim() > 1 ? t.transpose(-2, -1).contiguous() : t; }

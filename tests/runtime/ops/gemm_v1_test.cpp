@@ -6,7 +6,6 @@ namespace fp8::test {
 namespace {
 
 using at::Tensor;
-constexpr auto kE4M3 = at::kFloat8_e4m3fn;
 
 TEST(Fp8GemmV1, WritesTheProductToOut) {
   const Tensor a = random_codes({5, 12}, kE4M3, 1), b = random_codes({7, 12}, kE4M3, 2), bias = at::randn({7}, on_hpu()),

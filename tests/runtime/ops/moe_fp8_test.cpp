@@ -9,7 +9,6 @@ namespace fp8::test {
 namespace {
 
 using at::Tensor;
-constexpr auto kE4M3 = at::kFloat8_e4m3fn, kE5M2 = at::kFloat8_e5m2;
 
 /// Multipliers out. Per output where a vector has more than one value.
 struct Scales {

@@ -13,6 +13,9 @@
 
 namespace fp8::test {
 
+inline constexpr auto kE4M3 = at::kFloat8_e4m3fn, kE5M2 = at::kFloat8_e5m2;
+inline const at::IValue kNone;
+
 /// Results of hpu::<name>.<overload>(args...).
 inline std::vector<at::Tensor> call(const char* name, const char* overload, torch::jit::Stack args) {
   const auto op = c10::Dispatcher::singleton().findSchemaOrThrow((std::string("hpu::") + name).c_str(), overload);

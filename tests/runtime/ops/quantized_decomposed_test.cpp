@@ -7,7 +7,6 @@ namespace fp8::test {
 namespace {
 
 using at::Tensor;
-constexpr auto kE4M3 = at::kFloat8_e4m3fn, kE5M2 = at::kFloat8_e5m2;
 
 Tensor run(const char* name, const char* overload, torch::jit::Stack args) {
   const auto op =

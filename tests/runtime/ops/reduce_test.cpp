@@ -5,7 +5,6 @@
 namespace fp8::test {
 namespace {
 
-const at::IValue kNone;
 using Dims = std::vector<std::int64_t>;
 
 TEST(SumFp8, EqualsTheFloatSum) {

@@ -116,8 +116,6 @@ TEST(AttentionSchemas, EqualTheVendors) {
   for (const char* text : kVendor) test::expect_schema(text);
 }
 
-const at::IValue kNone;
-
 struct Case {
   const char *name, *overload;
   torch::jit::Stack args;

@@ -10,7 +10,6 @@ namespace fp8::test {
 namespace {
 
 using Sizes = std::vector<std::int64_t>;
-constexpr auto kE4M3 = at::kFloat8_e4m3fn;
 
 torch::jit::Stack on_meta(const torch::jit::Stack& args) {
   torch::jit::Stack out;

@@ -5,7 +5,6 @@
 namespace fp8::test {
 namespace {
 
-const at::IValue kNone;
 using Sizes = std::vector<std::int64_t>;
 
 at::Tensor rotate(const at::Tensor& x, bool pairwise) {

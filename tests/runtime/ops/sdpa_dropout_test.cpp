@@ -6,8 +6,6 @@
 namespace fp8::test {
 namespace {
 
-const at::IValue kNone;
-
 struct Inputs {
   at::Tensor q = random_hpu({2, 3, 40, 8}, at::kFloat, 1), k = random_hpu({2, 3, 50, 8}, at::kFloat, 2),
              v = random_hpu({2, 3, 50, 8}, at::kFloat, 3), grad = random_hpu({2, 3, 40, 8}, at::kFloat, 4);

@@ -11,9 +11,6 @@
 
 namespace fp8::test {
 
-constexpr auto kE4M3 = at::kFloat8_e4m3fn;
-constexpr auto kE5M2 = at::kFloat8_e5m2;
-
 /// f64 on the CPU; fp8 as its codes' values.
 inline at::Tensor wide(const at::Tensor& t) {
   return c10::isFloat8Type(t.scalar_type()) ? values_of(t) : t.detach().cpu().to(at::kDouble);

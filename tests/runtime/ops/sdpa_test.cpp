@@ -8,7 +8,6 @@ namespace fp8::test {
 namespace {
 
 using Sizes = std::vector<std::int64_t>;
-const at::IValue kNone;
 
 struct Case {
   const char* name;

@@ -7,7 +7,6 @@ namespace {
 
 using runtime::DeviceKind;
 using runtime::DeviceKindScope;
-const at::IValue kNone;
 
 at::Tensor one(double v) { return at::full({1}, v, on_hpu()); }
 

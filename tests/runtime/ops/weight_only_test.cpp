@@ -7,8 +7,6 @@
 namespace fp8::test {
 namespace {
 
-constexpr auto kE4M3 = at::kFloat8_e4m3fn, kE5M2 = at::kFloat8_e5m2;
-
 at::Tensor call_own(const char* name, torch::jit::Stack args) {
   const auto op = c10::Dispatcher::singleton().findSchemaOrThrow((std::string("fp8::") + name).c_str(), "");
   op.schema().checkAndNormalizeInputs(args);
