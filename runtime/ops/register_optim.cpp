@@ -109,7 +109,8 @@ Tensor optimizer_lamb_fused_norm(TensorList grad, double max_norm) {
   TORCH_CHECK(!grad.empty(), "[", op, "] expected at least one tensor in grad, got none");
   TORCH_CHECK(max_norm > 0, "[", op, "] expected max_norm > 0, got ", max_norm);
   const double norm = norm_of(norms(op, grad));
-  return at::full({1}, norm <= max_norm ? 1.0 : norm / max_norm, grad[0].options().requires_grad(false));
+  // f32 whatever the gradients are: float16 would end at 65504, bf16 would keep 8 bits of what divides every gradient.
+  return at::full({1}, norm <= max_norm ? 1.0 : norm / max_norm, grad[0].options().dtype(at::kFloat).requires_grad(false));
 }
 
 void optimizer_lamb_phase1(TensorList gradients, TensorList weights, TensorList exp_avg, TensorList exp_avg_sq,
@@ -243,9 +244,7 @@ void optimizer_sgd_momentum(TensorList gradients, TensorList weights_in, TensorL
 template <class... Args>
 void nothing(Args...) {}
 
-Tensor one_like(TensorList list) {
-  return at::empty({1}, list.empty() ? at::TensorOptions().device(at::kMeta) : list[0].options().requires_grad(false));
-}
+Tensor one_of(at::ScalarType type) { return at::empty({1}, at::TensorOptions().device(at::kMeta).dtype(type)); }
 
 template <class... Args>
 constexpr auto meta_of(void (*)(Args...)) -> void (*)(Args...) {
@@ -270,8 +269,10 @@ TORCH_LIBRARY_IMPL(hpu, HPU, m) {
 TORCH_LIBRARY_IMPL(hpu, Meta, m) {
   m.impl("optimizer_adamw", meta_of(&optimizer_adamw));
   m.impl("optimizer_ema", meta_of(&optimizer_ema));
-  m.impl("fused_clip_norm", +[](TensorList grad, const Tensor&, double) { return one_like(grad); });
-  m.impl("optimizer_lamb_fused_norm", +[](TensorList grad, double) { return one_like(grad); });
+  m.impl("fused_clip_norm", +[](TensorList grad, const Tensor&, double) {
+    return one_of(grad.empty() ? at::kFloat : grad.back().scalar_type());
+  });
+  m.impl("optimizer_lamb_fused_norm", +[](TensorList, double) { return one_of(at::kFloat); });
   m.impl("optimizer_lamb_phase1", meta_of(&optimizer_lamb_phase1));
   m.impl("optimizer_lamb_phase2", meta_of(&optimizer_lamb_phase2));
   m.impl("optimizer_lars", meta_of(&optimizer_lars));

@@ -132,6 +132,11 @@ TEST(OptimOps, LambInItsThreeParts) {
   EXPECT_NEAR(clip.item<double>(), norm / 2, 1e-6 * norm);
   EXPECT_EQ(call("optimizer_lamb_fused_norm", {g, norm + 1})[0].toTensor().item<double>(), 1);
 
+  std::vector<Tensor> low{normal({50}, 1e3).to(at::kHalf)};  // its norm times 1000 is no float16
+  const Tensor divisor = call("optimizer_lamb_fused_norm", {low, 1e-3})[0].toTensor();
+  EXPECT_EQ(divisor.scalar_type(), at::kFloat);
+  EXPECT_NEAR(divisor.item<double>(), f64(low[0]).norm().item<double>() * 1e3, divisor.item<double>() * 1e-6);
+
   std::vector<Tensor> expected_step, expected_weight;
   for (int i = 0; i < 2; ++i) {
     const Tensor d = f64(g[i]) / clip.item<double>(), m1 = 0.9 * f64(m[i]) + 0.1 * d, v1 = 0.99 * f64(v[i]) + 0.01 * d * d;
