@@ -135,6 +135,11 @@ void Fp8Weight::assign(const at::Tensor& values) {
   parameter.view(at::kByte).copy_(codes.view(at::kByte));
 }
 
+void Fp8Weight::adopt(runtime::QuantizedParameter& source) {
+  if (const auto* other = dynamic_cast<const Fp8Weight*>(&source)) return set_state(other->scale_inv_, other->assigned_, other->master_);
+  assign(source.values());
+}
+
 at::Tensor Fp8Weight::linear(const runtime::LinearCall& call) { return at::linear(call.x, dequantize(call.tag, call.view, call.weight).to(call.x.scalar_type()), call.bias); }
 
 at::Tensor Fp8Weight::convolution(const runtime::ConvolutionCall& call) {

@@ -61,6 +61,7 @@ class Fp8Weight final : public runtime::OpHandler, public runtime::QuantizedPara
 
   at::Tensor values() override;
   void assign(const at::Tensor& values) override;
+  void adopt(runtime::QuantizedParameter& source) override;
   void met(const at::Tensor& parameter) override;
 
   /// What must be stored beside the codes: {scale_inv, how often values were assigned}, and the kept copy (undefined without one). set_state()

@@ -21,6 +21,9 @@ class QuantizedParameter {
   /// New values (f32, the parameter's shape): they are cast into the parameter's memory with the scale in force.
   virtual void assign(const at::Tensor& values) = 0;
 
+  /// The codes of another one's parameter were copied into this one's memory: their scale comes along.
+  virtual void adopt(QuantizedParameter& source) { assign(source.values()); }
+
   /// The parameter itself, each time it is looked up: its memory may be another one since. It holds this object, which must not hold it.
   virtual void met(const at::Tensor& /*parameter*/) {}
 };

@@ -5,6 +5,8 @@
 #include <functional>
 #include <numeric>
 
+#include "fp8/runtime/intercept/quantized_parameter.h"
+
 namespace fp8::runtime {
 namespace {
 
@@ -16,6 +18,16 @@ bool same_geometry(const WeightTag& tag, const at::Tensor& t) {
 bool spans_block(const at::Tensor& t) {
   const Block* block = block_of(t);
   return block != nullptr && t.is_contiguous() && t.storage_offset() == 0 && t.nbytes() <= block->bytes;
+}
+
+QuantizedParameter* learning(const WeightTag* tag) { return tag == nullptr ? nullptr : dynamic_cast<QuantizedParameter*>(tag->handler.get()); }
+
+const WeightTag* tag_in(const Block* block) { return block == nullptr ? nullptr : dynamic_cast<const WeightTag*>(block->tag.get()); }
+
+/// Codes go from one parameter that learns in fp8 into another, which has a scale of its own.
+bool between_learning(const at::Tensor& to, const at::Tensor& from) {
+  auto *a = learning(tag_in(block_of(to))), *b = learning(tag_in(block_of(from)));
+  return a != nullptr && b != nullptr && a != b;
 }
 
 }  // namespace
@@ -42,6 +54,9 @@ void WeightTag::check_copy(const at::Tensor& to, const at::Tensor& from) const {
     TORCH_CHECK(!view.has_value() || !view->whole || !view->transposed, "[copy] the weight of module '", module_names(),
                 "' is ", dtype, " (", handler->describe(), "): a transposed copy would hold codes without their scale; ",
                 "torch::jit::optimize_for_inference() makes such copies, use torch::jit::freeze()");
+    TORCH_CHECK(!between_learning(to, from) || (same_geometry(*tag_in(block_of(to)), to) && same_geometry(*tag_in(source), from)), "[copy] the weight of module '",
+                module_names(), "' is ", dtype, " (", handler->describe(), "): expected a copy of the whole weight, got sizes ", to.sizes(), " and ", from.sizes(),
+                "; a part would have another scale than the rest");
     return;
   }
   TORCH_CHECK(false, "[copy] the weight of module '", module_names(), "' is ", dtype, " (", handler->describe(),
@@ -51,6 +66,7 @@ void WeightTag::check_copy(const at::Tensor& to, const at::Tensor& from) const {
 
 void WeightTag::copied(const at::Tensor& to, const at::Tensor& from) const {
   Block* block = block_of(to);
+  if (between_learning(to, from)) return quantized_parameter(to)->adopt(*quantized_parameter(from));
   if (block == nullptr || block->tag || !same_geometry(*this, from) || to.sizes() != from.sizes() || !spans_block(to) ||
       to.scalar_type() != dtype) {
     return;

@@ -129,6 +129,23 @@ TEST(Fp8Weight, AClonesValuesAreItsOwn) {
   }
 }
 
+TEST(Fp8Weight, ACopyTakesTheScaleAlong) {
+  for (const bool master : {false, true}) {
+    Linear from = held_in_fp8(options(master, false)), to = held_in_fp8(options(master, false));
+    fp8_weight(from->weight)->assign(fp8_weight(from->weight)->values() * 37.0f);
+    const at::Tensor expected = fp8_weight(from->weight)->values().clone();
+    ASSERT_NE(fp8_weight(from->weight)->scale_inv(), fp8_weight(to->weight)->scale_inv());
+    const torch::NoGradGuard no_grad;
+    to->weight.copy_(from->weight);
+    EXPECT_TRUE(same_bits(fp8_weight(to->weight)->values(), expected));
+    const at::Tensor x = torch::randn({4, 32}, on_hpu());
+    EXPECT_TRUE(same_bits(to(x), torch::nn::functional::linear(x, expected, to->bias)));
+    fp8_weight(from->weight)->assign(expected * 3.0f);  // each has its own
+    EXPECT_TRUE(same_bits(fp8_weight(to->weight)->values(), expected));
+    EXPECT_TRUE(throws_with({"[copy] the weight of module", "expected a copy of the whole weight"}, [&] { to->weight.slice(0, 0, 8).copy_(from->weight.slice(0, 8, 16)); }));
+  }
+}
+
 TEST(Fp8Weight, NothingOutlivesTheParameter) {
   const std::int64_t before = runtime::memory_stats().InUse;
   std::shared_ptr<runtime::OpHandler> handler;
