@@ -3,7 +3,7 @@
 //
 //   OUT/config.json, tokenizer files, model.safetensors    the trained model, there when training ended
 //   OUT/log.jsonl, OUT/train.json                          a line per step; what the run was started with
-//   OUT/measurements/                                      with fp8 and delayed scales: the amaxes met, for fp8 quantize
+//   OUT/measurements/                                      with fp8: the amaxes met, for fp8 quantize
 //   OUT/checkpoints/step-00000200/                         the same model files, and trainer_state.{json,safetensors}
 //   to go on from
 #include <fmt/format.h>

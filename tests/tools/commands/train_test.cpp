@@ -195,7 +195,7 @@ TEST(Train, EveryPrecisionAndRecipeLearnsTheSame) {
     EXPECT_NEAR(loss(recipe, {"--precision", "fp8", "--recipe", recipe}) / expected, 1, 0.02) << recipe;
 }
 
-// What training met stands for a calibration. Only delayed scaling keeps it.
+// What training met stands for a calibration, whatever the recipe.
 TEST(Train, ItsMeasurementQuantizesItsModel) {
   const test::TempDir folder;
   small_config(folder);
@@ -221,9 +221,17 @@ TEST(Train, ItsMeasurementQuantizesItsModel) {
   };
   EXPECT_NEAR(perplexity((folder / "fp8").string()) / perplexity(out), 1, 0.02);
 
-  const auto current = run_fp8(arguments(folder, "run", {"--overwrite", "--precision", "fp8", "--recipe", "current", "--steps", "4"}));
-  ASSERT_EQ(current.code, 0) << current.err;
-  EXPECT_TRUE(io::parse_json(current.out, "stdout")["measurements"].is_null());
+  for (const char* recipe : {"current", "mxfp8"}) {
+    const auto other = run_fp8(arguments(folder, "run", {"--overwrite", "--precision", "fp8", "--recipe", recipe, "--steps", "4"}));
+    ASSERT_EQ(other.code, 0) << other.err;
+    EXPECT_EQ(io::parse_json(other.out, "stdout")["measurements"], measurement) << recipe;
+    const auto again = run_fp8({"quantize", "--model", out, "--measurements", measurement, "--out", (folder / recipe).string(), "--json"});
+    ASSERT_EQ(again.code, 0) << again.err;
+    EXPECT_EQ(io::parse_json(again.out, "stdout")["modules_quantized"], 14) << recipe;
+  }
+  const auto high = run_fp8(arguments(folder, "run", {"--overwrite", "--precision", "bf16-mixed", "--steps", "4"}));
+  ASSERT_EQ(high.code, 0) << high.err;
+  EXPECT_TRUE(io::parse_json(high.out, "stdout")["measurements"].is_null());
   EXPECT_FALSE(fs::exists(measurement));  // not that of the run before
 }
 
