@@ -34,7 +34,7 @@ at::Tensor FusedAttentionImpl::forward(const at::Tensor& q, const at::Tensor& k,
   TORCH_CHECK(q.defined() && k.defined() && v.defined(), "[te::FusedAttention] '", options_.name, "': ",
               !q.defined() ? "q" : !k.defined() ? "k" : "v", ": found none, allowed: [batch, heads, length, depth]");
   const double p = is_training() ? options_.attention_dropout : 0.0;
-  if (!is_fp8_enabled()) {
+  if (!is_fp8_enabled() || state_->keeps_high_precision()) {
     record_attention(q, k, v, state_);
     runtime::ops::FusedSdpaOptions o;
     if (attention_mask.defined()) o.mask = attention_mask;

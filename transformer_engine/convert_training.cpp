@@ -78,13 +78,19 @@ class Selection {
   /// Why a module stays in high precision; nullopt: it is converted.
   std::optional<std::string> reason_to_keep(const WeightModule& m) const {
     if (!is_linear(m.type)) return "type " + m.type + " is trained in high precision";
-    if (const auto* p = first_match(block_, m.name)) return "blocked by \"" + p->pattern() + "\"";
-    if (!allow_.empty() && first_match(allow_, m.name) == nullptr) return "not in the allow list";
-    const auto* rule = rule_for(m.name);
-    if (rule != nullptr && !rule->recipe.has_value()) return "kept by \"" + rule->pattern + "\"";
+    if (auto reason = reason_by_name(m.name)) return reason;
     if (m.weight.dim() != 2) return "its weight has " + std::to_string(m.weight.dim()) + " dimensions";
     if (!at::isFloatingType(m.weight.scalar_type()) || m.weight.scalar_type() == at::kDouble) return std::string("its weight is ") + c10::toString(m.weight.scalar_type());
     if (options_.alignment == Alignment::leave && !aligned(m.weight)) return "sizes " + sizes_text(m.weight) + " are no multiples of 16";
+    return std::nullopt;
+  }
+
+  /// The part of it that the lists and rules decide.
+  std::optional<std::string> reason_by_name(const std::string& name) const {
+    if (const auto* p = first_match(block_, name)) return "blocked by \"" + p->pattern() + "\"";
+    if (!allow_.empty() && first_match(allow_, name) == nullptr) return "not in the allow list";
+    const auto* rule = rule_for(name);
+    if (rule != nullptr && !rule->recipe.has_value()) return "kept by \"" + rule->pattern + "\"";
     return std::nullopt;
   }
 
@@ -182,19 +188,22 @@ TeModules te_modules(const torch::nn::Module& model) {
   return found;
 }
 
-/// Modules of transformer_engine get a rule's recipe; out of fp8 only the code around them can keep them.
-void apply_rules(const TeModules& modules, const Selection& selection, bool plan_only, std::vector<std::string>& warnings) {
+/// Modules of transformer_engine are told: their products run in fp8 by themselves.
+void apply_rules(const TeModules& modules, const Selection& selection) {
   for (const auto& [name, module] : modules) {
+    const bool keep = selection.reason_by_name(name).has_value();
     const auto* rule = selection.rule_for(name);
-    if (rule == nullptr) continue;
-    if (!rule->recipe.has_value()) {
-      warnings.push_back("'" + name + "': a module of transformer_engine runs in fp8 by itself: the rule \"" + rule->pattern +
-                         "\" does not keep it in high precision, fp8_autocast(false) around it does");
-      continue;
-    }
     for (const auto& state : module->fp8_states()) {
-      if (!plan_only) state->set_recipe(rule->recipe);
+      state->keep_high_precision(keep);
+      if (!keep && rule != nullptr) state->set_recipe(rule->recipe);
     }
+  }
+}
+
+void report_te_modules(const TeModules& modules, const Selection& selection, quant::ConversionReport& report) {
+  for (const auto& [name, module] : modules) {
+    if (module->fp8_states().empty()) continue;
+    report.skipped.push_back({name, selection.reason_by_name(name).value_or("a module of transformer_engine runs in fp8 by itself")});
   }
 }
 
@@ -209,12 +218,10 @@ std::vector<WeightModule> choose(const torch::nn::Module* model, const std::vect
   std::vector<const WeightModule*> kept;
   std::map<const void*, std::string> owners;
   for (const auto& [name, module] : own) names.push_back(name);
+  report_te_modules(own, selection, report);
   for (const auto& m : weights) {
     names.push_back(m.name);
-    if (own.count(m.name) != 0) {
-      report.skipped.push_back({m.name, "a module of transformer_engine runs in fp8 by itself"});
-      continue;
-    }
+    if (own.count(m.name) != 0) continue;
     if (auto reason = selection.reason_to_keep(m)) {
       report.skipped.push_back({m.name, std::move(*reason)});
       if (is_linear(m.type)) kept.push_back(&m);
@@ -246,8 +253,8 @@ quant::ConversionReport convert_all(const torch::nn::Module* model, const std::v
   const Selection selection(options);
   quant::ConversionReport report;
   const std::vector<WeightModule> chosen = choose(model, weights, own, selection, options.plan_only, report);
-  apply_rules(own, selection, options.plan_only, report.warnings);
   if (options.plan_only) return report;
+  apply_rules(own, selection);
   const Fp8LinearOptions linear = product_options(options.minimize_memory, std::nullopt, /*training=*/true);
   std::map<const void*, std::shared_ptr<TrainingHandler>> by_memory;
   for (const auto& m : chosen) {
@@ -346,6 +353,9 @@ int restore(const torch::nn::Module& model) {
     handler->retire();
     runtime::untag_weight(m.weight);
     ++count;
+  }
+  for (const auto& [name, module] : te_modules(model)) {
+    for (const auto& state : module->fp8_states()) state->keep_high_precision(false);
   }
   return count;
 }

@@ -34,7 +34,7 @@ enum class Alignment : std::uint8_t {
 inline constexpr std::int64_t kAlignment = 16;
 
 /// A recipe for some modules: the first rule whose pattern matches; none: the module stays in high precision. Modules of transformer_engine
-/// take a rule's recipe too; the report warns of those that a rule would keep in high precision, and of rules that meet no module.
+/// obey rules, allow and block too; the report warns of patterns that meet no module.
 using ModuleRecipe = configs::RecipeRule;
 
 struct TrainingOptions {

@@ -99,6 +99,7 @@ void Fp8Module::clone_fp8(torch::nn::Module& copy) const {
   for (std::size_t i = 0; i < from.size(); ++i) {
     to[i]->set_values(from[i]->values());
     to[i]->set_recipe(from[i]->own_recipe());
+    to[i]->keep_high_precision(from[i]->keeps_high_precision());
   }
   auto parameters = copy.named_parameters(/*recurse=*/false);
   for (const auto& original : dynamic_cast<const torch::nn::Module&>(*this).named_parameters(/*recurse=*/false)) {

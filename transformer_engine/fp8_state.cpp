@@ -83,7 +83,7 @@ void Fp8State::adopt(const recipes::Recipe& recipe) {
   in_use_ = recipe;
   const auto* d = delayed();
   if (values_.recipe != key) {
-    if (!values_.recipe.empty()) TORCH_WARN("[fp8_autocast] the recipe of '", name_, "' changed from ", values_.recipe, " to ", key, ": its scales start anew");
+    if (!values_.recipe.empty() && !std::exchange(warned_of_change_, true)) TORCH_WARN("[fp8_autocast] the recipe of '", name_, "' changed from ", values_.recipe, " to ", key, ": its scales start anew");
     const int history = d != nullptr ? d->amax_history_len : 1;
     values_.forward = TensorMeta(forward_tensors_, history);
     values_.backward = TensorMeta(backward_tensors_, history);

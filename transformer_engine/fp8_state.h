@@ -16,6 +16,7 @@
 #pragma once
 #include <ATen/core/Tensor.h>
 
+#include <atomic>
 #include <cstdint>
 #include <memory>
 #include <mutex>
@@ -76,6 +77,9 @@ class Fp8State : public std::enable_shared_from_this<Fp8State> {
   void set_recipe(std::optional<recipes::Recipe> recipe);
   std::optional<recipes::Recipe> own_recipe() const;
   recipes::Recipe recipe_in(const Fp8Region& region) const;
+  /// For te modules: the product stays in high precision inside regions too.
+  void keep_high_precision(bool keep) { high_precision_ = keep; }
+  bool keeps_high_precision() const { return high_precision_; }
 
   /// Starts a forward pass in `region`. training: amaxes may be recorded. Inside a recomputation of activation checkpointing the scales of
   /// the first run come back, and nothing is recorded.
@@ -116,11 +120,13 @@ class Fp8State : public std::enable_shared_from_this<Fp8State> {
   std::string name_;
   const std::string origin_;
   int forward_tensors_, backward_tensors_;
+  std::atomic<bool> high_precision_ = false;
   mutable std::mutex mutex_;
   std::optional<recipes::Recipe> own_, in_use_;
   recipes::Dialect dialect_ = recipes::Dialect::gaudi3;
   Fp8StateValues values_;
   bool forward_alone_ = false, backward_alone_ = false;  ///< what is recorded has not met the other ranks' yet
+  bool warned_of_change_ = false;
   std::optional<OperandPair> kept_;
   CastStatistics statistics_;
 };

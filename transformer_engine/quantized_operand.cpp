@@ -169,7 +169,11 @@ at::Tensor product(const Operand& a, bool transpose_a, const Operand& b, bool tr
 std::optional<std::uint64_t> gradient_seed(const recipes::Recipe& recipe, const Fp8Region& region, const std::string& product, std::int64_t step) {
   const auto* d = std::get_if<recipes::DelayedScaling>(&recipe);
   bool stochastic = d != nullptr && d->dialect == recipes::RecipeDialect::habana && d->fp8_format == recipes::RecipeFormat::HYBRID;
-  if (const char* forced = std::getenv("PT_TE_FORCE_SR_BWD")) stochastic = std::string_view(forced) == "1" || std::string_view(forced) == "true";
+  if (const char* forced = std::getenv("PT_TE_FORCE_SR_BWD")) {
+    const std::string_view value(forced);
+    stochastic = value == "1" || value == "true";
+    TORCH_CHECK(stochastic || value == "0" || value == "false", "PT_TE_FORCE_SR_BWD: found \"", value, "\", allowed: 0, 1, false, true");
+  }
   if (!stochastic) return std::nullopt;
   std::uint64_t h = 0xcbf29ce484222325ull ^ region.options().seed;
   for (const char c : product) h = (h ^ static_cast<unsigned char>(c)) * 0x100000001b3ull;

@@ -10,6 +10,7 @@
 #include <vector>
 
 #include "fp8/configs/recipe_config.h"
+#include "fp8/runtime/autocast/autocast.h"
 #include "fp8/transformer_engine/extra_state.h"
 #include "fp8/transformer_engine/linear.h"
 #include "fp8/transformer_engine/precision_plugin.h"
@@ -323,14 +324,10 @@ TEST(RecipeFiles, RulesReachModulesOfTransformerEngine) {
   ConvertOptions options{.replace_layers = true, .recipe = DelayedScaling::nvidia()};
   options.rules = {{"^second$", recipes::MXFP8{}}, {"third", std::nullopt}};
   const auto report = plugin.convert_modules(*model, options);
-  const std::string all_warnings = [&] {
-    std::string text;
-    for (const auto& warning : report.warnings) text += warning + "\n";
-    return text;
-  }();
-  EXPECT_NE(all_warnings.find("'third': a module of transformer_engine runs in fp8 by itself: the rule \"third\" does not keep it"), std::string::npos)
-      << all_warnings;
-  EXPECT_EQ(all_warnings.find("'second'"), std::string::npos) << all_warnings;
+  EXPECT_TRUE(report.warnings.empty()) << report.warnings[0];
+  ASSERT_EQ(report.skipped.size(), 3u);
+  EXPECT_EQ(report.skipped[1].reason, "a module of transformer_engine runs in fp8 by itself");
+  EXPECT_EQ(report.skipped[2].reason, "kept by \"third\"");
   {
     const auto region = plugin.forward_context();
     model->forward(torch::randn({4, kSize}, on_hpu())).sum().backward();
@@ -338,8 +335,28 @@ TEST(RecipeFiles, RulesReachModulesOfTransformerEngine) {
   std::map<std::string, std::string> used;
   for (const auto& [name, state] : fp8_states(*model)) used[name] = state->values().recipe;
   const std::map<std::string, std::string> expected = {
-      {"first", "delayed nvidia HYBRID"}, {"second", "mxfp8 E4M3"}, {"third", "delayed nvidia HYBRID"}};
+      {"first", "delayed nvidia HYBRID"}, {"second", "mxfp8 E4M3"}, {"third", ""}};
   EXPECT_EQ(used, expected);
+  // Kept: torch's bits in the region's dtype.
+  auto third = std::dynamic_pointer_cast<LinearImpl>(model->ptr(2));
+  const at::Tensor x = torch::randn({4, kSize}, on_hpu());
+  const auto in_region = [&] {
+    const auto region = plugin.forward_context();
+    return third->forward(x);
+  };
+  const at::Tensor kept = in_region();
+  {
+    const runtime::autocast::AutocastGuard bf16(at::kBFloat16);
+    EXPECT_TRUE(same_bits(kept, torch::nn::functional::linear(x, third->weight, third->bias)));
+  }
+  options.rules = {};
+  plugin.convert_modules(*model, options);
+  EXPECT_FALSE(same_bits(in_region(), kept));
+  options.block = {"third"};
+  plugin.convert_modules(*model, options);
+  EXPECT_TRUE(same_bits(in_region(), kept));
+  plugin.restore(*model);
+  EXPECT_FALSE(same_bits(in_region(), kept));
 }
 
 }  // namespace

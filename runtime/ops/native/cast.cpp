@@ -2,6 +2,7 @@
 #include "fp8/runtime/ops/native/cast.h"
 
 #include <ATen/CPUGeneratorImpl.h>
+#include <ATen/ExpandUtils.h>
 #include <ATen/ops/empty.h>
 #include <ATen/ops/from_blob.h>
 #include <ATen/ops/mul.h>
@@ -95,13 +96,12 @@ bool rows_are_contiguous(const at::Tensor& t) {
 
 /// Any broadcast the kernel does not know: the product in the input's dtype first, which is what the rule says anyway.
 at::Tensor scaled(const at::Tensor& input, const Scale& scale) {
-  at::Tensor factor =
-      at::from_blob(const_cast<float*>(scale.values.data()), scale.shape, at::kFloat).to(input.scalar_type());
-  at::Tensor product = at::mul(cpu_alias(input.detach()), factor);
-  TORCH_CHECK(product.sizes() == input.sizes(),
-              "[cast_to_fp8_v2] expected a scale that broadcasts to the input's sizes ", input.sizes(), ", got sizes ",
+  TORCH_CHECK(at::is_expandable_to(scale.shape, input.sizes()),
+              "[cast] expected a scale that broadcasts to the input's sizes ", input.sizes(), ", got sizes ",
               at::IntArrayRef(scale.shape));
-  return product;
+  const at::Tensor factor =
+      at::from_blob(const_cast<float*>(scale.values.data()), scale.shape, at::kFloat).to(input.scalar_type());
+  return at::mul(cpu_alias(input.detach()), factor);
 }
 
 void cast_into(const at::Tensor& input, Scale scale, bool stochastic, const at::Tensor& out, float* amax) {
