@@ -200,11 +200,16 @@ void apply_rules(const TeModules& modules, const Selection& selection) {
   }
 }
 
-void report_te_modules(const TeModules& modules, const Selection& selection, quant::ConversionReport& report) {
+/// Whether any of them runs in fp8.
+bool report_te_modules(const TeModules& modules, const Selection& selection, quant::ConversionReport& report) {
+  bool any = false;
   for (const auto& [name, module] : modules) {
     if (module->fp8_states().empty()) continue;
-    report.skipped.push_back({name, selection.reason_by_name(name).value_or("a module of transformer_engine runs in fp8 by itself")});
+    const auto reason = selection.reason_by_name(name);
+    any = any || !reason.has_value();
+    report.skipped.push_back({name, reason.value_or("a module of transformer_engine runs in fp8 by itself")});
   }
+  return any;
 }
 
 /// A tensor is one weight however many modules share it.
@@ -218,7 +223,7 @@ std::vector<WeightModule> choose(const torch::nn::Module* model, const std::vect
   std::vector<const WeightModule*> kept;
   std::map<const void*, std::string> owners;
   for (const auto& [name, module] : own) names.push_back(name);
-  report_te_modules(own, selection, report);
+  const bool te_in_fp8 = report_te_modules(own, selection, report);
   for (const auto& m : weights) {
     names.push_back(m.name);
     if (own.count(m.name) != 0) continue;
@@ -244,7 +249,7 @@ std::vector<WeightModule> choose(const torch::nn::Module* model, const std::vect
   }
   if (model != nullptr) report_other_matrices(*model, weights, report);
   selection.warn_of_idle_patterns(names, report.warnings);
-  if (report.converted.empty()) report.warnings.emplace_back("no module was selected: the model trains in high precision");
+  if (report.converted.empty() && !te_in_fp8) report.warnings.emplace_back("no module was selected: the model trains in high precision");
   return chosen;
 }
 
