@@ -12,7 +12,6 @@
 #include <map>
 
 #include "fp8/configs/module_types.h"
-#include "fp8/configs/python_regex.h"
 #include "fp8/measure/calibration_options.h"
 #include "fp8/measure/script_nodes.h"
 #include "fp8/quant/config_convert.h"
@@ -24,13 +23,13 @@
 #include "fp8/runtime/intercept/weight_tag.h"
 #include "fp8/runtime/io/error.h"
 #include "fp8/runtime/ops/native/arguments.h"
+#include "fp8/transformer_engine/name_lists.h"
 #include "fp8/transformer_engine/plan_training.h"
 #include "fp8/transformer_engine/training_handler.h"
 
 namespace fp8::te {
 namespace {
 
-using configs::PythonRegex;
 using configs::QuantConfig;
 using configs::QuantMode;
 using measure::WeightModule;
@@ -79,51 +78,8 @@ std::string prefix_of(const ConvertOptions& options, const Request& request) {
   return logs != nullptr && *logs != '\0' ? std::string(logs) + "/inc_output/measure" : "fp8_measure/inc_output";
 }
 
-/// allow and block, and which of their patterns met a module.
-class NameLists {
- public:
-  explicit NameLists(const ConvertOptions& options) {
-    for (const auto& p : options.allow) allow_.push_back({PythonRegex(p, "convert_modules: allow")});
-    for (const auto& p : options.block) block_.push_back({PythonRegex(p, "convert_modules: block")});
-  }
-
-  /// Why a module stays in high precision whatever else selects it; empty: it need not.
-  std::string reason_to_keep(const std::string& name) {
-    const auto* blocking = first_match(block_, name);
-    const auto* allowing = first_match(allow_, name);
-    if (blocking != nullptr) return "blocked by \"" + blocking->regex.pattern() + "\"";
-    return allow_.empty() || allowing != nullptr ? "" : "not in the allow list";
-  }
-
-  void report_unused(std::vector<std::string>& warnings) const {
-    const auto check = [&](const char* list, const std::vector<Pattern>& patterns) {
-      for (std::size_t i = 0; i < patterns.size(); ++i) {
-        if (!patterns[i].used) warnings.push_back(std::string(list) + "[" + std::to_string(i) + "] \"" + patterns[i].regex.pattern() + "\": no module has such a name");
-      }
-    };
-    check("allow", allow_);
-    check("block", block_);
-  }
-
- private:
-  struct Pattern {
-    PythonRegex regex;
-    bool used = false;
-  };
-  static const Pattern* first_match(std::vector<Pattern>& patterns, const std::string& name) {
-    const Pattern* first = nullptr;
-    for (auto& p : patterns) {
-      if (!p.regex.search(name)) continue;
-      p.used = true;
-      if (first == nullptr) first = &p;
-    }
-    return first;
-  }
-  std::vector<Pattern> allow_, block_;
-};
-
 template <class Model>
-quant::ConversionReport measure_model(const Model& model, const Request& request, const std::string& prefix, NameLists& lists, bool plan_only) {
+quant::ConversionReport measure_model(const Model& model, const Request& request, const std::string& prefix, const NameLists& lists, bool plan_only) {
   measure::ConfiguredCalibration calibration;
   if (request.config.has_value()) {
     configs::refuse_load(*request.config);
@@ -131,13 +87,15 @@ quant::ConversionReport measure_model(const Model& model, const Request& request
   }
   calibration.options.prefix = prefix;
   quant::ConversionReport report;
+  std::vector<std::string> names;
   calibration.options.select = [&, select = calibration.options.select](const std::string& name, const std::string& type) {
-    const std::string keep = lists.reason_to_keep(name);
-    const bool measured = (select ? select(name, type) : type == "Linear" || type == "Conv2d") && keep.empty();
+    names.push_back(name);
+    const auto keep = lists.reason_to_keep(name);
+    const bool measured = (select ? select(name, type) : type == "Linear" || type == "Conv2d") && !keep.has_value();
     if (measured) {
       report.converted.push_back({name, type, "measured (" + calibration.options.observer + ")", 0, 0});
     } else {
-      report.skipped.push_back({name, !keep.empty() ? keep : select ? "not selected by allowlist and blocklist" : "type " + type + " is not measured"});
+      report.skipped.push_back({name, keep.has_value() ? *keep : select ? "not selected by allowlist and blocklist" : "type " + type + " is not measured"});
     }
     return measured;
   };
@@ -150,7 +108,7 @@ quant::ConversionReport measure_model(const Model& model, const Request& request
   if (calibration.filter != nullptr) {
     for (const auto& entry : calibration.filter->unused_entries()) report.warnings.push_back(entry.message);
   }
-  lists.report_unused(report.warnings);
+  lists.warn_of_idle(names, report.warnings);
   return report;
 }
 
@@ -205,18 +163,19 @@ quant::PlanOptions own_options(const std::string& prefix, recipes::Dialect diale
 }
 
 template <class Model>
-quant::ConversionReport quantize_model(const Model& model, const Request& request, const std::string& prefix, NameLists& lists, bool plan_only) {
+quant::ConversionReport quantize_model(const Model& model, const Request& request, const std::string& prefix, const NameLists& lists, bool plan_only) {
   // finalize() of the session alone would leave its watchers on the weights that stay in high precision.
   if (!plan_only && measure::CalibrationSession::of(model) != nullptr) measure::finalize_calibration(model);
   const auto dialect = runtime::device_dialect("convert_modules");
   const auto modules = weights_of(model);
   const auto nodes = measure::op_nodes(model);
+  std::vector<std::string> names;
+  for (const auto& m : modules) names.push_back(m.name);
+  for (const auto& n : nodes) names.push_back(n.name);
   std::map<std::string, std::string> keep;
-  const auto look_at = [&](const std::string& name) {
-    if (std::string reason = lists.reason_to_keep(name); !reason.empty()) keep[name] = std::move(reason);
-  };
-  for (const auto& m : modules) look_at(m.name);
-  for (const auto& n : nodes) look_at(n.name);
+  for (const auto& name : names) {
+    if (auto reason = lists.reason_to_keep(name)) keep[name] = std::move(*reason);
+  }
   quant::ConversionReport report;
   if (!request.config.has_value()) {
     const auto plan = own_options(prefix, dialect, std::move(keep));
@@ -232,7 +191,7 @@ quant::ConversionReport quantize_model(const Model& model, const Request& reques
       throw;
     }
   }
-  lists.report_unused(report.warnings);
+  lists.warn_of_idle(names, report.warnings);
   return report;
 }
 
@@ -240,7 +199,7 @@ template <class Model>
 quant::ConversionReport convert_as_asked(const Model& model, const ConvertOptions& options) {
   const Request request = request_of(options);
   const std::string prefix = prefix_of(options, request);
-  NameLists lists(options);
+  const NameLists lists(options.allow, options.block);
   switch (request.mode) {
     case QuantMode::NONE: return {};
     case QuantMode::MEASURE:

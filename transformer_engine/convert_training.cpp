@@ -11,12 +11,12 @@
 #include <utility>
 
 #include "fp8/configs/module_types.h"
-#include "fp8/configs/python_regex.h"
 #include "fp8/measure/module_tree.h"
 #include "fp8/runtime/intercept/weight_tag.h"
 #include "fp8/transformer_engine/extra_state.h"
 #include "fp8/transformer_engine/fp8_module.h"
 #include "fp8/transformer_engine/linear.h"
+#include "fp8/transformer_engine/name_lists.h"
 #include "fp8/transformer_engine/plan_training.h"
 #include "fp8/transformer_engine/quantized_operand.h"
 #include "fp8/transformer_engine/training_handler.h"
@@ -25,7 +25,6 @@ namespace fp8::te {
 namespace {
 
 using configs::ModuleKind;
-using configs::PythonRegex;
 using measure::WeightModule;
 
 constexpr const char* kAttention = "MultiheadAttention";
@@ -51,26 +50,12 @@ bool is_linear(const std::string& class_name) {
   return class_name == kAttention || (type != nullptr && (type->kind == ModuleKind::linear || type->kind == ModuleKind::row_parallel_linear));
 }
 
-std::vector<PythonRegex> compile(const std::vector<std::string>& patterns, const char* where) {
-  std::vector<PythonRegex> compiled;
-  for (const auto& p : patterns) compiled.emplace_back(p, where);
-  return compiled;
-}
-
-const PythonRegex* first_match(const std::vector<PythonRegex>& patterns, const std::string& name) {
-  for (const auto& p : patterns) {
-    if (p.search(name)) return &p;
-  }
-  return nullptr;
-}
-
 /// Which modules become what, decided before anything is touched.
 class Selection {
  public:
   explicit Selection(const TrainingOptions& options)
-      : options_(options), allow_(compile(options.allow, "convert_modules: allow")), block_(compile(options.block, "convert_modules: block")) {
+      : options_(options), lists_(options.allow, options.block), rules_("rules", patterns_of(options.rules)) {
     for (const auto& rule : options.rules) {
-      rules_.emplace_back(rule.pattern, "convert_modules: rules");
       if (rule.recipe.has_value()) recipes::validate(*rule.recipe);
     }
   }
@@ -87,18 +72,15 @@ class Selection {
 
   /// The part of it that the lists and rules decide.
   std::optional<std::string> reason_by_name(const std::string& name) const {
-    if (const auto* p = first_match(block_, name)) return "blocked by \"" + p->pattern() + "\"";
-    if (!allow_.empty() && first_match(allow_, name) == nullptr) return "not in the allow list";
+    if (auto reason = lists_.reason_to_keep(name)) return reason;
     const auto* rule = rule_for(name);
     if (rule != nullptr && !rule->recipe.has_value()) return "kept by \"" + rule->pattern + "\"";
     return std::nullopt;
   }
 
   const ModuleRecipe* rule_for(const std::string& name) const {
-    for (std::size_t i = 0; i < rules_.size(); ++i) {
-      if (rules_[i].search(name)) return &options_.rules[i];
-    }
-    return nullptr;
+    const auto i = rules_.first_match(name);
+    return i.has_value() ? &options_.rules[*i] : nullptr;
   }
 
   /// Of a module that is converted.
@@ -107,17 +89,9 @@ class Selection {
     return rule != nullptr ? *rule->recipe : options_.recipe;
   }
 
-  /// Patterns that are found in no name: most often a slip.
   void warn_of_idle_patterns(const std::vector<std::string>& names, std::vector<std::string>& warnings) const {
-    const auto check = [&](const char* list, const std::vector<PythonRegex>& patterns) {
-      for (std::size_t i = 0; i < patterns.size(); ++i) {
-        const bool found = std::any_of(names.begin(), names.end(), [&](const std::string& name) { return patterns[i].search(name); });
-        if (!found) warnings.push_back(std::string(list) + "[" + std::to_string(i) + "] \"" + patterns[i].pattern() + "\": no module has such a name");
-      }
-    };
-    check("allow", allow_);
-    check("block", block_);
-    check("rules", rules_);
+    lists_.warn_of_idle(names, warnings);
+    rules_.warn_of_idle(names, warnings);
   }
 
   std::string scheme(const WeightModule& m) const {
@@ -134,10 +108,16 @@ class Selection {
 
  private:
   static bool aligned(const at::Tensor& w) { return w.size(0) % kAlignment == 0 && w.size(1) % kAlignment == 0; }
+  static std::vector<std::string> patterns_of(const std::vector<ModuleRecipe>& rules) {
+    std::vector<std::string> patterns;
+    for (const auto& rule : rules) patterns.push_back(rule.pattern);
+    return patterns;
+  }
   static std::string sizes_text(const at::Tensor& w) { return std::to_string(w.size(0)) + "x" + std::to_string(w.size(1)); }
 
   const TrainingOptions& options_;
-  std::vector<PythonRegex> allow_, block_, rules_;
+  NameLists lists_;
+  NamePatterns rules_;
 };
 
 void check_weight(const WeightModule& m) {
