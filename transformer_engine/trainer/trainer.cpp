@@ -214,6 +214,7 @@ void Trainer::unscale_gradients(Run& run) {
 
 void Trainer::apply_gradients(Run& run, StepReport& report) {
   unscale_gradients(run);
+  each([&](auto& callback) { callback.on_after_backward(*this); });
   // Without a limit the norm is wanted all the same.
   const double limit = options_.gradient_clip_val > 0 ? options_.gradient_clip_val : std::numeric_limits<float>::max();
   report.grad_norm = runtime::optim::FusedClipNorm(run.parameters, limit).clip_norm().item<double>();

@@ -44,6 +44,47 @@ TEST(Trainer, CallbacksInOrder) {
   EXPECT_TRUE(task.net->is_training());
 }
 
+/// Stands for an average over ranks: it must see every rank's whole gradient, and what it gives must be what is judged, clipped and applied.
+TEST(Trainer, GradientsMeetBeforeTheyAreClippedAndJudged) {
+  ToyTask task(1, at::kCPU, ToyOptimizer::sgd);
+  class Halve : public TrainerCallback {
+   public:
+    explicit Halve(testing::ToyNet n) : net(std::move(n)) {}
+    double norm() const {
+      double sum = 0;
+      for (const auto& p : net->parameters()) sum += p.grad().pow(2).sum().item<double>();
+      return std::sqrt(sum);
+    }
+    void on_after_backward(Trainer&) override {
+      before = norm();
+      for (const auto& p : net->parameters()) p.mutable_grad().mul_(steps == 1 ? std::numeric_limits<double>::quiet_NaN() : 0.5);
+    }
+    void on_before_optimizer_step(Trainer&) override { clipped = norm(); }
+    void on_step_end(Trainer&, const StepReport& r) override {
+      reports.push_back(r);
+      ++steps;
+    }
+    testing::ToyNet net;
+    double before = 0, clipped = 0;
+    int steps = 0;
+    std::vector<StepReport> reports;
+  };
+  const auto halve = std::make_shared<Halve>(task.net);
+  ToyBatches train(4, 2);
+  Trainer({.max_steps = 2, .accumulate_grad_batches = 1, .gradient_clip_val = 1e-3, .nonfinite = NonFinite::skip}, {halve}).fit(task, train);
+  ASSERT_EQ(halve->reports.size(), 2u);
+  EXPECT_GT(halve->reports[0].grad_norm, 1e-3);
+  EXPECT_NEAR(halve->clipped, 1e-3, 1e-6);
+  EXPECT_FALSE(halve->reports[0].skipped);
+  EXPECT_TRUE(halve->reports[1].skipped);
+  // Half of what the backward passes gave, which a trainer without the callback reports.
+  ToyTask alone(1, at::kCPU, ToyOptimizer::sgd);
+  ToyBatches same(4, 2);
+  const auto recorder = std::make_shared<Recorder>();
+  Trainer({.max_steps = 1, .gradient_clip_val = 1e-3}, {recorder}).fit(alone, same);
+  EXPECT_NEAR(halve->reports[0].grad_norm, recorder->reports[0].grad_norm / 2, 1e-6 * recorder->reports[0].grad_norm);
+}
+
 TEST(Trainer, RaggedBatchesAndSteps) {
   ToyTask task;
   ToyBatches train(7, 2);  // 2 2 2 1
