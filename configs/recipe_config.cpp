@@ -174,6 +174,7 @@ struct Reading {
 
 Recipe preset_recipe(const std::string& name) {
   if (name == "nvidia") return DelayedScaling::nvidia();
+  if (name == "habana-hybrid") return DelayedScaling{.fp8_format = recipes::RecipeFormat::HYBRID};
   if (name == "current") return CurrentScaling{};
   if (name == "block") return BlockScaling{};
   if (name == "mxfp8") return MXFP8{};
@@ -182,7 +183,7 @@ Recipe preset_recipe(const std::string& name) {
 
 // What "recipe" and "preset" say.
 Recipe starting_point(const Reading& in) {
-  const std::vector<std::string> kinds = {"delayed", "current", "block", "mxfp8"}, dialects = {"habana", "nvidia"};
+  const std::vector<std::string> kinds = {"delayed", "current", "block", "mxfp8"}, dialects = {"habana", "nvidia", "habana-hybrid"};
   const auto kind = in.json.find("recipe"), preset = in.json.find("preset");
   const std::size_t which = kind == in.json.end() ? 0 : choice({*kind, in.where("recipe")}, kinds);
   if (preset == in.json.end()) return preset_recipe(kinds[which]);
@@ -311,7 +312,7 @@ io::Json to_json(const RecipeConfig& config) {
 }
 
 const std::vector<std::string>& recipe_preset_names() {
-  static const std::vector<std::string> names{"habana", "nvidia", "current", "block", "mxfp8"};
+  static const std::vector<std::string> names{"habana", "habana-hybrid", "nvidia", "current", "block", "mxfp8"};
   return names;
 }
 

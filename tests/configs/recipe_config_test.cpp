@@ -210,7 +210,7 @@ TEST(RecipeConfig, WhatCannotBeWritten) {
 
 TEST(RecipeConfig, PresetsAreTheShippedFilesAndTheDefaults) {
   const std::filesystem::path folder = std::filesystem::path(FP8_SOURCE_DIR) / "configs/json";
-  const Recipe expected[] = {DelayedScaling::habana(), DelayedScaling::nvidia(), CurrentScaling{}, BlockScaling{}, MXFP8{}};
+  const Recipe expected[] = {DelayedScaling::habana(), DelayedScaling{.fp8_format = RecipeFormat::HYBRID}, DelayedScaling::nvidia(), CurrentScaling{}, BlockScaling{}, MXFP8{}};
   ASSERT_EQ(recipe_preset_names().size(), std::size(expected));
   for (std::size_t i = 0; i < std::size(expected); ++i) {
     const std::string& name = recipe_preset_names()[i];
@@ -229,7 +229,7 @@ TEST(RecipeConfig, PresetsAreTheShippedFilesAndTheDefaults) {
 
 TEST(RecipeConfig, ArgumentThatIsNeither) {
   EXPECT_EQ(error_of([] { recipe_from_argument("nvida"); }),
-            "recipe: found 'nvida', allowed: habana, nvidia, current, block, mxfp8, or a JSON file; did you mean 'nvidia'?");
+            "recipe: found 'nvida', allowed: habana, habana-hybrid, nvidia, current, block, mxfp8, or a JSON file; did you mean 'nvidia'?");
   EXPECT_THAT(error_of([] { recipe_from_argument("no/such.json"); }), HasSubstr("no/such.json"));
 }
 

@@ -42,7 +42,7 @@ void add_train_options(Options& options, std::shared_ptr<TrainOptions> v) {
   word("--precision", {"32-true", "bf16-mixed", "16-mixed", "fp8"}, v->precision,
        "Default bf16-mixed; weights are f32 in each");
   options.text("--recipe", v->recipe,
-               "Of --precision fp8: habana (default), nvidia, current, block, mxfp8 or a JSON file");
+               "Of --precision fp8: habana (E5M2, the default), habana-hybrid, nvidia, current, block, mxfp8 or a JSON file");
   options.list("--keep", v->keep, "Regular expression: modules that stay in bf16 (default lm_head and embeddings)");
   options.choice(
       "--optimizer", {"adamw", "muon"},

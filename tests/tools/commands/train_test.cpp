@@ -191,7 +191,7 @@ TEST(Train, EveryPrecisionAndRecipeLearnsTheSame) {
   const double expected = loss("f32", {});
   EXPECT_NEAR(loss("bf16", {"--precision", "bf16-mixed"}) / expected, 1, 0.01);
   EXPECT_NEAR(loss("f16", {"--precision", "16-mixed"}) / expected, 1, 0.01);
-  for (const std::string recipe : {"habana", "nvidia", "current", "block", "mxfp8"})
+  for (const std::string recipe : {"habana", "habana-hybrid", "nvidia", "current", "block", "mxfp8"})
     EXPECT_NEAR(loss(recipe, {"--precision", "fp8", "--recipe", recipe}) / expected, 1, 0.02) << recipe;
 }
 
