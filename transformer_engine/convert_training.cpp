@@ -28,6 +28,7 @@ using configs::ModuleKind;
 using measure::WeightModule;
 
 constexpr const char* kAttention = "MultiheadAttention";
+constexpr const char* kPackedProjections = "in_proj_weight";
 
 /// The weights that training may convert: weight_modules(), and torch's attention, whose projections are no modules.
 std::vector<WeightModule> trained_weights(const torch::nn::Module& model) {
@@ -36,7 +37,7 @@ std::vector<WeightModule> trained_weights(const torch::nn::Module& model) {
     const auto* attention = dynamic_cast<const torch::nn::MultiheadAttentionImpl*>(item.value().get());
     if (attention == nullptr) continue;
     const std::string prefix = item.key().empty() ? "" : item.key() + ".";
-    const std::pair<const char*, const at::Tensor&> weights[] = {{"in_proj_weight", attention->in_proj_weight}, {"q_proj_weight", attention->q_proj_weight},
+    const std::pair<const char*, const at::Tensor&> weights[] = {{kPackedProjections, attention->in_proj_weight}, {"q_proj_weight", attention->q_proj_weight},
                                                                  {"k_proj_weight", attention->k_proj_weight}, {"v_proj_weight", attention->v_proj_weight}};
     for (const auto& [name, weight] : weights) {
       if (weight.defined()) all.push_back({prefix + name, kAttention, weight, std::nullopt});
@@ -96,6 +97,7 @@ class Selection {
 
   std::string scheme(const WeightModule& m) const {
     std::string text = "fp8 training, " + recipes::describe(recipe_of(m.name));
+    if (m.name.ends_with(kPackedProjections)) text += " where query, key and value are one tensor, else in high precision";
     if (aligned(m.weight)) return text;
     if (options_.alignment == Alignment::pad) {
       const auto up = [](std::int64_t n) { return (n + kAlignment - 1) / kAlignment * kAlignment; };
@@ -195,6 +197,24 @@ bool report_te_modules(const TeModules& modules, const Selection& selection, qua
 /// A tensor is one weight however many modules share it.
 const void* memory_of(const at::Tensor& t) { return t.unsafeGetTensorImpl(); }
 
+/// The module that owns a weight of this name: its own, or the one whose parameter it is.
+class Owners {
+ public:
+  explicit Owners(const torch::nn::Module* model) {
+    if (model == nullptr) return;
+    for (const auto& item : model->named_modules("", /*include_self=*/true)) modules_[item.key()] = item.value();
+  }
+  std::shared_ptr<const torch::nn::Module> of(const std::string& name) const {
+    auto found = modules_.find(name);
+    const auto dot = name.rfind('.');
+    if (found == modules_.end()) found = modules_.find(dot == std::string::npos ? "" : name.substr(0, dot));
+    return found == modules_.end() ? nullptr : found->second;
+  }
+
+ private:
+  std::map<std::string, std::shared_ptr<torch::nn::Module>> modules_;
+};
+
 /// Decides about every weight and checks the chosen ones; changes nothing. model: null if the weights are all there is.
 std::vector<WeightModule> choose(const torch::nn::Module* model, const std::vector<WeightModule>& weights, const TeModules& own, const Selection& selection,
                                  bool plan_only, quant::ConversionReport& report) {
@@ -241,6 +261,7 @@ quant::ConversionReport convert_all(const torch::nn::Module* model, const std::v
   if (options.plan_only) return report;
   apply_rules(own, selection);
   const Fp8LinearOptions linear = product_options(options.minimize_memory, std::nullopt, /*training=*/true);
+  const Owners owners(model);
   std::map<const void*, std::shared_ptr<TrainingHandler>> by_memory;
   for (const auto& m : chosen) {
     auto& handler = by_memory[memory_of(m.weight)];
@@ -252,10 +273,12 @@ quant::ConversionReport convert_all(const torch::nn::Module* model, const std::v
       if (options.warm_start.has_value()) seed_state(*options.warm_start, m.name, selection.recipe_of(m.name), *state, report);
       handler = std::make_shared<TrainingHandler>(state, linear);
       if (before != nullptr) {
+        if (model == nullptr) handler->succeed(*before);
         before->retire();
         runtime::untag_weight(m.weight);
       }
     }
+    if (const auto owner = owners.of(m.name)) handler->follow(owner);
     runtime::tag_weight(m.weight, m.name, handler);
   }
   return report;

@@ -1,12 +1,22 @@
 // SPDX-License-Identifier: Apache-2.0
 // What a converted module's weight carries while it learns: inside an enabled fp8_autocast region its linear products run in fp8, elsewhere
 // every op is the op itself. The parameter keeps its dtype, its values and its identity.
+//
+// A product is of the whole weight, as linear, addmm, matmul, mm, mv, bmm and einsum meet it: x . w^T. Others (rows of it, x . w) stay in high
+// precision; the first one that a region meets is told in a warning.
 #pragma once
 #include <atomic>
 #include <memory>
+#include <mutex>
+#include <optional>
+#include <vector>
 
 #include "fp8/runtime/intercept/op_handler.h"
 #include "fp8/transformer_engine/fp8_linear.h"
+
+namespace torch::nn {
+class Module;
+}
 
 namespace fp8::te {
 
@@ -18,18 +28,33 @@ class TrainingHandler final : public runtime::OpHandler {
 
   at::Tensor linear(const runtime::LinearCall& call) override;
   at::Tensor convolution(const runtime::ConvolutionCall& call) override { return call.original(); }
-  at::Tensor dequantize(const runtime::WeightTag&, const runtime::WeightView&, const at::Tensor& weight) override { return weight; }
+  /// Asked for by ops without a kernel, too.
+  at::Tensor dequantize(const runtime::WeightTag& tag, const runtime::WeightView& view, const at::Tensor& weight) override;
   bool owns_values() const override { return false; }
   std::string describe() const override;
+
+  /// Amaxes are recorded while this module trains; of a tied weight's modules, any.
+  void follow(const std::shared_ptr<const torch::nn::Module>& module);
+  /// Whatever the modules say, and where none is known.
+  void set_training(bool training);
+  /// True where nobody says.
+  bool is_training() const;
+  /// The switch and the modules of a handler whose place this one takes.
+  void succeed(const TrainingHandler& before);
 
   /// Taken off on purpose (restore, another conversion): ConvertedWeights does not put it back.
   void retire() { retired_ = true; }
   bool retired() const { return retired_; }
 
  private:
+  void tell(const runtime::WeightTag& tag, const std::string& what);
+
   std::shared_ptr<Fp8State> state_;
   Fp8LinearOptions options_;
-  std::atomic<bool> retired_{false};
+  mutable std::mutex mutex_;
+  std::vector<std::weak_ptr<const torch::nn::Module>> modules_;
+  std::optional<bool> training_;
+  std::atomic<bool> retired_{false}, told_{false};
 };
 
 /// The handler on a parameter; null if it has none of these.

@@ -121,6 +121,11 @@ std::string training_state(const at::Tensor& weight) {
   return json.dump();
 }
 
+void set_training(at::TensorList weights, bool training) {
+  for (const at::Tensor& weight : weights) handler_of("set_training", weight);
+  for (const at::Tensor& weight : weights) handler_of("set_training", weight).set_training(training);
+}
+
 std::vector<std::string> export_amax_of(at::TensorList weights, const std::vector<std::string>& modules, const std::vector<std::string>& types,
                                         const std::string& prefix) {
   TORCH_CHECK(!prefix.empty(), "[fp8::export_amax] prefix: expected where to write, as in \"stats/inc_output\", found \"\"");
@@ -149,6 +154,7 @@ TORCH_LIBRARY_FRAGMENT(fp8, m) {
         &enter_autocast);
   m.def(torch::schema("exit_autocast(int region, bool failed=False) -> ()", kEffect), &exit_autocast);
   m.def(torch::schema("training_state(Tensor weight) -> str", kEffect), &training_state);
+  m.def(torch::schema("set_training(Tensor[] weights, bool training) -> ()", kEffect), &set_training);
   m.def(torch::schema("export_amax(Tensor[] weights, str[] modules, str[] types, str prefix) -> str[]", kEffect), &export_amax_of);
   m.def(torch::schema("save_training_state(Tensor[] weights, str folder) -> ()", kEffect), &save_training_state);
   m.def(torch::schema("load_training_state(Tensor[] weights, str folder) -> str", kEffect), &load_training_state);

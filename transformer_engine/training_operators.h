@@ -5,7 +5,7 @@
 //   every step:  r = fp8::enter_autocast("nvidia");  loss = model(x);  fp8::exit_autocast(r);  loss.backward();  optimizer.step()
 //
 // Parameters keep identity, dtype and values; any optimizer goes on with them. fp8::untag(weight) takes a weight out of fp8 again. A recipe is
-// a preset's name ("habana", "nvidia", "current", "block", "mxfp8"), a file's path, or JSON (configs/recipe_config.h).
+// a preset's name ("habana", "habana-hybrid", "nvidia", "current", "block", "mxfp8"), a file's path, or JSON (configs/recipe_config.h).
 #pragma once
 #include <ATen/core/Tensor.h>
 
@@ -31,6 +31,11 @@ void exit_autocast(std::int64_t region, bool failed);
 
 /// A converted weight's state as JSON. Throws c10::Error for any other tensor.
 std::string training_state(const at::Tensor& weight);
+
+/// Whether the products of attached weights are passes of training: false in evaluation, where amaxes are not recorded and scales stay.
+/// Conversion from C++ follows the modules' is_training(); here no module is known, so training is on until this says otherwise, and what it
+/// says outlives another fp8::attach_training. Throws c10::Error for a weight that is not converted.
+void set_training(at::TensorList weights, bool training);
 
 /// What training has seen, written as a measurement file that fp8::convert and `fp8 quantize` read. Returns the paths.
 std::vector<std::string> export_amax_of(at::TensorList weights, const std::vector<std::string>& modules, const std::vector<std::string>& types,

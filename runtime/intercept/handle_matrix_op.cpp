@@ -66,28 +66,36 @@ at::Tensor product(const Operand& w, const at::Tensor& x, const std::optional<at
   return w.view.batch > 0 ? batched_linear(w, x, original) : call_linear(w, x, bias, original);
 }
 
-/// x @ w (weight on the right) or w @ x (on the left), no bias. x: argument `other`.
-std::optional<at::Tensor> matrix_product(const Arguments& arguments, const Operand& w, int other) {
+/// A form that no handler has a kernel for: the op with what the handler takes for the weight's values, or as if nobody
+/// was there where that is the weight itself.
+std::optional<at::Tensor> without_kernel(const Arguments& arguments, const Operand& w) {
+  const at::Tensor values = w.tag->handler->dequantize(*w.tag, w.view, w.tensor);
+  if (values.is_same(w.tensor)) return std::nullopt;
+  return arguments.run(w.index, values);
+}
+
+/// x @ w (weight on the right) or w @ x (on the left), no bias. x: argument `other`. original_ran: gets true if the
+/// result is the whole op's, self and factors included.
+std::optional<at::Tensor> matrix_product(const Arguments& arguments, const Operand& w, int other,
+                                         bool* original_ran = nullptr) {
   const at::Tensor x = arguments.tensor(other);
   const bool right = w.index > other;
-  if (right && w.view.transposed) {
-    return product(w, x, std::nullopt, [&] { return arguments.run(-1, {}); });
-  }
+  const auto original = [&] {
+    if (original_ran != nullptr) *original_ran = true;
+    return arguments.run(-1, {});
+  };
+  if (right && w.view.transposed) return product(w, x, std::nullopt, original);
   if (!right && !w.view.transposed) {
-    if (x.dim() == 1) return product(w, x, std::nullopt, [&] { return arguments.run(-1, {}); });
-    const at::Tensor y =
-        product(w, x.transpose(-2, -1), std::nullopt, [&] { return arguments.run(-1, {}).transpose(-2, -1); });
+    if (x.dim() == 1) return product(w, x, std::nullopt, original);
+    const at::Tensor y = product(w, x.transpose(-2, -1), std::nullopt, [&] { return original().transpose(-2, -1); });
     return y.transpose(-2, -1);
   }
-  if (!w.tag->handler->owns_values()) return std::nullopt;
-  return with_dequantized(arguments, w);
+  return without_kernel(arguments, w);
 }
 
 /// beta * self + alpha * (a @ b), a = argument 1, b = argument 2.
 std::optional<at::Tensor> add_product(const Arguments& arguments, const Operand& w) {
-  const bool owns = w.tag->handler->owns_values();
-  if (w.view.transposed != (w.index == 2))
-    return owns ? std::optional<at::Tensor>(with_dequantized(arguments, w)) : std::nullopt;
+  if (w.view.transposed != (w.index == 2)) return without_kernel(arguments, w);
   const at::Tensor self = arguments.tensor(0), x = arguments.tensor(3 - w.index);
   const auto beta = arguments[3].toScalar(), alpha = arguments[4].toScalar();
   const bool is_bias =
@@ -95,20 +103,20 @@ std::optional<at::Tensor> add_product(const Arguments& arguments, const Operand&
   if (is_bias && beta.equal(1) && alpha.equal(1)) {
     return call_linear(w, x, self, [&] { return arguments.run(-1, {}); });
   }
-  const auto y = matrix_product(arguments, w, 3 - w.index);
-  if (!owns) return y;  // a watcher's product is the op's own result, self and factors included
+  bool original_ran = false;
+  const auto y = matrix_product(arguments, w, 3 - w.index, &original_ran);
+  if (!y.has_value() || original_ran) return y;
   const at::Tensor scaled = alpha.equal(1) ? *y : at::mul(*y, alpha);
   return beta.equal(0) ? scaled : at::add(scaled, self, beta);  // beta 0 ignores what self holds, NaN too
 }
 
 std::optional<at::Tensor> linear_op(const Arguments& arguments, const Operand& w) {
-  if (w.index == 0)
-    return w.tag->handler->owns_values() ? std::optional<at::Tensor>(with_dequantized(arguments, w)) : std::nullopt;
+  if (w.index == 0) return without_kernel(arguments, w);
   const bool upright_weight = !w.view.transposed && w.view.batch == 0;
   if (upright_weight) {
     return call_linear(w, arguments.tensor(0), arguments.optional_tensor(2), [&] { return arguments.run(-1, {}); });
   }
-  return w.tag->handler->owns_values() ? std::optional<at::Tensor>(with_dequantized(arguments, w)) : std::nullopt;
+  return without_kernel(arguments, w);
 }
 
 std::optional<at::Tensor> embedding_op(const Arguments& arguments, const Operand& w) {

@@ -32,9 +32,16 @@
 //     enter_autocast(str recipe="", bool enabled=True, bool calibrating=False, bool? is_first_microbatch=None, int seed=0) -> int region
 //     exit_autocast(int region, bool failed=False) -> ()     on the thread that entered, innermost first
 //     training_state(Tensor weight) -> str                   {"name", "recipe", "step", "forward": {"scale", "amax_history"}, ...}
+//     set_training(Tensor[] weights, bool training) -> ()    evaluation records no amaxes
 //     export_amax(Tensor[] weights, str[] modules, str[] types, str prefix) -> str[]     training's amaxes as a measurement: the files
 //     save_training_state(Tensor[] weights, str folder) -> ()
 //     load_training_state(Tensor[] weights, str folder) -> str    {"missing", "unexpected"}
+//
+//   transformer_engine/checkpoint_operators.h              activation checkpointing by others
+//     checkpoint_begin() -> int run                          the first run begins
+//     checkpoint_again(int run) -> ()                        the second one, in backward, with the first's region and scales
+//     checkpoint_end(int run) -> ()                          ends either
+//     checkpoint_free(int run) -> ()
 //
 // Python's torch wants a module torch.hpu before it touches the device; what it has to have stands in tests/package/operators.py.
 // Operators on the numbers themselves (fp8::weight_only_linear, fp8::block_linear, hpu::*) are in runtime/ops.

@@ -52,7 +52,7 @@ std::vector<at::Tensor> trained(const Model& m, Step step) {
 }
 
 TEST(TrainingOperators, TrainBitForBitAsTheLibraryDoes) {
-  for (const char* recipe : {"habana", "nvidia", "current", "block", "mxfp8"}) {
+  for (const char* recipe : {"habana", "habana-hybrid", "nvidia", "current", "block", "mxfp8"}) {
     const Model ours, library, plain;
     EXPECT_EQ(ours.attach(recipe)["converted"].size(), 2u);
     const auto got = trained(ours, [&](const at::Tensor& x) {
@@ -71,6 +71,27 @@ TEST(TrainingOperators, TrainBitForBitAsTheLibraryDoes) {
     EXPECT_FALSE(same_bits(got[0], f32[0])) << recipe;
     EXPECT_NEAR(got[0].item<float>(), f32[0].item<float>(), 0.05 * f32[0].item<float>()) << recipe;
   }
+}
+
+TEST(TrainingOperators, SetTrainingStopsAndStartsTheScales) {
+  const Model m;
+  m.attach("habana");
+  const at::Tensor x = at::randn({4, 16}, on_hpu());
+  const auto step = [&](bool training) {
+    call_fp8("set_training", {m.weights(), training});
+    const auto region = enter("habana");
+    m.forward(x).sum().backward();
+    leave(region);
+    return state(m.a);
+  };
+  const io::Json first = step(true), evaluated = step(false);
+  EXPECT_EQ(first["step"], 1);
+  EXPECT_EQ(evaluated["forward"], first["forward"]);
+  EXPECT_EQ(evaluated["step"], 1);
+  m.attach("habana");
+  EXPECT_EQ(step(false)["step"], 1);
+  EXPECT_EQ(step(true)["step"], 2);
+  EXPECT_TRUE(throws_with({"fp8::set_training", "attach_training"}, [&] { call_fp8("set_training", {Tensors{m.a, x}, false}); }));
 }
 
 TEST(TrainingOperators, OutsideOfARegionAndDetachedNothingChanges) {
@@ -98,7 +119,7 @@ TEST(TrainingOperators, RulesOfARecipeKeepModules) {
   EXPECT_EQ(report["converted"].size(), 1u);
   EXPECT_EQ(report["skipped"][0]["name"], "down");
   EXPECT_EQ(call_fp8("tag_of", {m.b}).toStringRef(), "null");
-  EXPECT_TRUE(throws_with({"habana, nvidia, current, block, mxfp8", "'nvidia'"}, [&] { m.attach("nvidai"); }));
+  EXPECT_TRUE(throws_with({"habana, habana-hybrid, nvidia, current, block, mxfp8", "'nvidia'"}, [&] { m.attach("nvidai"); }));
   EXPECT_TRUE(throws_with({"fp8::attach_training", "margin", "99"}, [&] { m.attach(R"({"margin": 99})"); }));
   EXPECT_TRUE(throws_with({"fp8::attach_training", "modules", "found 1"}, [&] { call_fp8("attach_training", {m.weights(), Words{"a"}, kTypes}); }));
   EXPECT_TRUE(throws_with({"'a'", "cpu"}, [&] { call_fp8("attach_training", {Tensors{at::ones({16, 16})}, Words{"a"}, Words{"Linear"}}); }));
