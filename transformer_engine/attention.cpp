@@ -14,6 +14,7 @@
 
 #include "fp8/runtime/ops/attention_ops.h"
 #include "fp8/transformer_engine/fp8_attention.h"
+#include "fp8/transformer_engine/recomputation.h"
 
 namespace fp8::te {
 
@@ -34,6 +35,7 @@ at::Tensor FusedAttentionImpl::forward(const at::Tensor& q, const at::Tensor& k,
   TORCH_CHECK(q.defined() && k.defined() && v.defined(), "[te::FusedAttention] '", options_.name, "': ",
               !q.defined() ? "q" : !k.defined() ? "k" : "v", ": found none, allowed: [batch, heads, length, depth]");
   const double p = is_training() ? options_.attention_dropout : 0.0;
+  const ProductRun run(*state_);
   if (!is_fp8_enabled() || state_->keeps_high_precision()) {
     record_attention(q, k, v, state_);
     runtime::ops::FusedSdpaOptions o;
@@ -353,6 +355,8 @@ at::Tensor DotProductAttentionImpl::forward(const at::Tensor& q, const at::Tenso
                                           q.device(), &is_causal);
   const at::Tensor qh = heads_first(q, batch_first), kh = heads_first(k, batch_first), vh = heads_first(v, batch_first);
   at::Tensor out;  // [B, H, L, D]
+  std::optional<ProductRun> run;  // first: it knows the region in somebody's recomputation
+  if (fused_attention) run.emplace(*fused_attention->fp8_states()[0]);
   if (fused_attention && is_fp8_enabled()) {
     out = fused_attention->forward(qh, kh, vh, visible, is_causal);
   } else {

@@ -122,7 +122,7 @@ variable_list backward_products(Call& call, const variable_list& saved, const at
   const at::Tensor g = grad.detach().to(call.activation).contiguous();
   const StepScales scales = call.state->begin_backward(*call.region, call.scales);
   CastPlan plan = plan_of(call, Role::grad, kDO, scales);
-  plan.stochastic = gradient_seed(call.recipe, *call.region, call.state->origin(), scales.step);
+  plan.stochastic = gradient_seed(call.recipe, *call.region, call.state->origin(), scales);
   const OperandPair pair = quantize_operand(g, plan);
   at::Tensor g8 = pair.columns.codes;
   if (call.groups > 0) g8 = g8.unflatten(1, {call.groups, g8.size(1) / call.groups});

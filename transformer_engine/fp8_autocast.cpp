@@ -10,6 +10,7 @@
 #include <utility>
 
 #include "fp8/runtime/device/device.h"
+#include "fp8/runtime/distributed/group_options.h"
 #include "fp8/transformer_engine/fp8_state.h"
 
 namespace fp8::te {
@@ -56,6 +57,18 @@ void reduce(const States& states, Pass pass, ProcessGroup& group) {
   for (const auto& state : states) next = state->replace_recorded(pass, next);
 }
 
+/// Of a process that data parallel training started without a group for amaxes. Variables that name no rank say nothing here.
+int rank_of_process() {
+  static const int rank = [] {
+    try {
+      return runtime::distributed::group_options_from_environment().rank;
+    } catch (const std::exception&) {
+      return 0;
+    }
+  }();
+  return rank;
+}
+
 }  // namespace
 
 Fp8Region::Fp8Region(Fp8AutocastOptions options, std::shared_ptr<Fp8Region> outer) : options_(std::move(options)), outer_(std::move(outer)) {
@@ -67,6 +80,7 @@ Fp8Region::Fp8Region(Fp8AutocastOptions options, std::shared_ptr<Fp8Region> oute
   }
   if (options_.group == nullptr && outer_ != nullptr) options_.group = outer_->options_.group;
   if (options_.group != nullptr && options_.group->size() > 1) group_ = options_.group;
+  rank_ = options_.group != nullptr ? options_.group->rank() : outer_ != nullptr ? outer_->rank_ : rank_of_process();
   if (outer_ == nullptr) {
     if (!options_.force_measurement.has_value()) options_.force_measurement = t_measurement;
     return;
@@ -100,10 +114,21 @@ Fp8Region::Taken Fp8Region::take(std::vector<Ran>& from) {
   return taken;
 }
 
-void Fp8Region::ran_forward(const std::shared_ptr<Fp8State>& state) {
+int Fp8Region::instance_of(const Fp8State& state) {
   Fp8Region& r = root();
   const std::lock_guard<std::mutex> lock(r.mutex_);
-  add_once(r.forward_, state, group_);
+  auto& known = r.instances_[state.origin()];
+  const auto found = std::find(known.begin(), known.end(), &state);
+  const auto instance = static_cast<int>(found - known.begin());
+  if (found == known.end()) known.push_back(&state);
+  return instance;
+}
+
+void Fp8Region::ran_forward(const std::shared_ptr<Fp8State>& state, bool in_backward) {
+  Fp8Region& r = root();
+  const std::lock_guard<std::mutex> lock(r.mutex_);
+  add_once(in_backward ? r.again_ : r.forward_, state, group_);
+  if (in_backward) r.finish_after_backward();
 }
 
 void Fp8Region::ran_backward(const std::shared_ptr<Fp8State>& state) {
@@ -113,19 +138,27 @@ void Fp8Region::ran_backward(const std::shared_ptr<Fp8State>& state) {
   r.finish_after_backward();
 }
 
-/// Once per backward(), whichever products take part in it. Holds the lock.
+/// Once per backward(), whichever products take part in it and whatever backward() runs inside of it. Holds the lock. A backward() that
+/// fails drops its callbacks: the next one has its own.
 void Fp8Region::finish_after_backward() {
-  const int task = torch::autograd::get_current_graph_task_id();
-  if (task < 0 || task == graph_task_ || inner_backwards_ > 0) return;
-  torch::autograd::Engine::get_default_engine().queue_callback([region = shared_from_this()] { region->finish_backward(); });
-  graph_task_ = task;
+  if (torch::autograd::get_current_graph_task_id() < 0 || inner_backwards_ > 0 || !callback_.expired()) return;
+  auto alive = std::make_shared<bool>(true);
+  callback_ = alive;
+  torch::autograd::Engine::get_default_engine().queue_callback(
+      [region = shared_from_this(), alive = std::move(alive)] { region->finish_backward(); });
+}
+
+void Fp8Region::finish_when_backward_ends() {
+  Fp8Region& r = root();
+  const std::lock_guard<std::mutex> lock(r.mutex_);
+  r.finish_after_backward();
 }
 
 Fp8Region::InnerBackward::InnerBackward(std::shared_ptr<Fp8Region> region) {
   if (region == nullptr) return;
   root_ = region->root().shared_from_this();
+  root_->finish_when_backward_ends();
   const std::lock_guard<std::mutex> lock(root_->mutex_);
-  root_->finish_after_backward();
   ++root_->inner_backwards_;
 }
 Fp8Region::InnerBackward::~InnerBackward() {
@@ -143,6 +176,13 @@ void Fp8Region::finish_forward() {
 
 void Fp8Region::finish_backward() {
   Fp8Region& r = root();
+  {
+    const std::lock_guard<std::mutex> lock(r.mutex_);
+    r.callback_.reset();
+  }
+  const Taken again = r.take(r.again_);
+  for (const auto& [group, states] : again.by_group) reduce(states, Pass::forward, *group);
+  for (const auto& state : again.states) state->end_of_step(Pass::forward);
   const Taken taken = r.take(r.backward_);
   for (const auto& [group, states] : taken.by_group) reduce(states, Pass::backward, *group);
   for (const auto& state : taken.states) state->end_of_step(Pass::backward);

@@ -8,9 +8,11 @@
 // dialect moves them at the end of a step (nvidia) move when the outermost region ends without an exception.
 #pragma once
 #include <cstdint>
+#include <map>
 #include <memory>
 #include <mutex>
 #include <optional>
+#include <string>
 #include <utility>
 #include <vector>
 
@@ -28,7 +30,7 @@ struct Fp8AutocastOptions {
   std::optional<bool> force_measurement = {};               ///< overrules the recipe's interval: measure this pass, or don't
   std::shared_ptr<runtime::distributed::ProcessGroup> group = nullptr;  ///< amaxes become the largest of all ranks (recipe.reduce_amax)
   std::optional<bool> is_first_microbatch = {};             ///< true: fp8 weights are cast and kept; false: the kept ones are used
-  std::uint64_t seed = 0;                                   ///< of stochastic rounding
+  std::uint64_t seed = 0;                                   ///< of stochastic rounding; every rank draws numbers of its own
   bool statistics = false;                                  ///< count saturated and underflowed elements of every cast
 };
 
@@ -49,9 +51,19 @@ class Fp8Region : public std::enable_shared_from_this<Fp8Region> {
   /// The ranks that share amaxes; null where there are no others.
   const std::shared_ptr<runtime::distributed::ProcessGroup>& group() const { return group_; }
 
-  /// For modules: `state` ran a forward pass that trains, or a backward pass, in this region.
-  void ran_forward(const std::shared_ptr<Fp8State>& state);
+  /// Of this process among those that train: the group's, else what the launcher says; 0 where nothing does.
+  int rank() const { return rank_; }
+  /// The outermost region: the step.
+  Fp8Region& root() { return outer_ == nullptr ? *this : outer_->root(); }
+  /// The number of `state` among those of its origin(), in the order in which the step runs them.
+  int instance_of(const Fp8State& state);
+
+  /// For modules: `state` ran a forward pass that trains, or a backward pass, in this region. in_backward: somebody runs the forward again
+  /// (recomputation.h), the region may have ended.
+  void ran_forward(const std::shared_ptr<Fp8State>& state, bool in_backward = false);
   void ran_backward(const std::shared_ptr<Fp8State>& state);
+  /// The backward() that this thread is in calls finish_backward() when it ends; those inside of it don't.
+  void finish_when_backward_ends();
   /// Reduces what was recorded over the ranks, and moves the scales that move at the end of a step. Called by the region itself.
   void finish_forward();
   void finish_backward();
@@ -79,18 +91,19 @@ class Fp8Region : public std::enable_shared_from_this<Fp8Region> {
   };
   static void add_once(std::vector<Ran>& to, const std::shared_ptr<Fp8State>& state, const std::shared_ptr<runtime::distributed::ProcessGroup>& group);
   Taken take(std::vector<Ran>& from);
-  Fp8Region& root() { return outer_ == nullptr ? *this : outer_->root(); }
   void finish_after_backward();
 
   Fp8AutocastOptions options_;
   recipes::Recipe recipe_;
   std::shared_ptr<Fp8Region> outer_;
   std::shared_ptr<runtime::distributed::ProcessGroup> group_;
+  int rank_ = 0;
   // Of the outermost region:
   std::mutex mutex_;
-  std::vector<Ran> forward_, backward_;
+  std::vector<Ran> forward_, again_, backward_;  ///< again_: forward passes of somebody's recomputation
+  std::map<std::string, std::vector<const Fp8State*>> instances_;
   int inner_backwards_ = 0;
-  int graph_task_ = -1;  ///< the backward() that will call finish_backward()
+  std::weak_ptr<void> callback_;  ///< lives as long as the backward() that will call finish_backward()
 };
 
 /// The innermost region of this thread; null outside.

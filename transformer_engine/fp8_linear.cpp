@@ -144,7 +144,7 @@ variable_list backward_products(AutogradContext* context, const c10::intrusive_p
     const StepScales scales = call->state->begin_backward(*call->region, call->scales);
     CastPlan plan = plan_of(*call, Role::grad, 0, scales);
     plan.need_rows = wants_w;
-    plan.stochastic = gradient_seed(call->recipe, *call->region, call->state->origin(), call->scales.step);
+    plan.stochastic = gradient_seed(call->recipe, *call->region, call->state->origin(), call->scales);
     const OperandPair g8 = quantize_operand(g, plan);
     if (wants_x) dx = product(g8.columns, false, weight_of(*call, saved), false, call->activation).reshape(call->x_sizes).to(call->x_dtype);
     if (wants_w && call->exact_weight_grad) {

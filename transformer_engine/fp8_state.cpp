@@ -1,6 +1,8 @@
 // SPDX-License-Identifier: Apache-2.0
 #include "fp8/transformer_engine/fp8_state.h"
 
+#include <ATen/core/grad_mode.h>
+#include <c10/core/InferenceMode.h>
 #include <c10/util/Exception.h>
 
 #include <algorithm>
@@ -8,6 +10,7 @@
 #include <utility>
 
 #include "fp8/runtime/device/device.h"
+#include "fp8/transformer_engine/recomputation.h"
 #include "fp8/transformer_engine/replay_log.h"
 
 namespace fp8::te {
@@ -35,10 +38,13 @@ int current_row(const TensorMeta& meta, const DelayedScaling& d) { return d.dial
 
 std::vector<float> to_vector(const Eigen::ArrayXf& a) { return {a.data(), a.data() + a.size()}; }
 
-/// The second run of activation checkpointing: the first one recorded the same casts.
-bool in_second_run() {
+/// The second run of activation checkpointing: the first one recorded the same casts. In somebody else's second run the first one counted
+/// them only.
+bool in_second_run(const Fp8State& state, bool counted = false) {
   const ReplayLog* log = current_replay_log();
-  return log != nullptr && log->replaying();
+  if (log != nullptr && log->replaying()) return true;
+  const FirstRuns::Found* first = first_run_of(state);
+  return first != nullptr && (counted || first->recorded);
 }
 
 void fit_history(TensorMeta& meta, const DelayedScaling& d) {
@@ -58,9 +64,14 @@ bool update_since(const DelayedScaling& d, std::int64_t recorded, std::int64_t n
 }  // namespace
 
 Fp8State::Fp8State(std::string name, int forward_tensors, int backward_tensors)
-    : name_(std::move(name)), origin_(name_), forward_tensors_(forward_tensors), backward_tensors_(backward_tensors) {
+    : name_(std::move(name)),
+      origin_(name_),
+      forward_tensors_(forward_tensors),
+      backward_tensors_(backward_tensors),
+      first_runs_(std::make_unique<FirstRuns>()) {
   values_.amax_seen.assign(static_cast<std::size_t>(forward_tensors), 0.0f);
 }
+Fp8State::~Fp8State() = default;
 
 void Fp8State::set_recipe(std::optional<recipes::Recipe> recipe) {
   if (recipe.has_value()) recipes::validate(*recipe);
@@ -98,31 +109,48 @@ void Fp8State::adopt(const recipes::Recipe& recipe) {
   }
 }
 
-void Fp8State::move_scales(Pass pass, bool due) {
+void Fp8State::move_forward(TensorMeta& forward, TensorMeta& hybrid, bool due) const {
   const DelayedScaling& d = *delayed();
-  const float forward_max = recipes::fp8_max(recipes::forward_format(d.fp8_format), dialect_);
-  const float backward_max = recipes::fp8_max(recipes::backward_format(d.fp8_format), dialect_);
-  const auto move = [&](TensorMeta& meta, float max) {
-    if (due) recipes::update_scales(meta, d, max);
+  const auto move = [&](TensorMeta& meta, recipes::Format format) {
+    if (due) recipes::update_scales(meta, d, recipes::fp8_max(format, dialect_));
     recipes::finish_step(meta, d);
   };
-  if (pass == Pass::backward) {
-    move(values_.backward, backward_max);
-    values_.backward_due = false;
+  move(forward, recipes::forward_format(d.fp8_format));
+  if (keeps_hybrid_copies(d)) move(hybrid, recipes::backward_format(d.fp8_format));
+}
+
+void Fp8State::move_scales(Pass pass, bool due) {
+  const DelayedScaling& d = *delayed();
+  if (pass == Pass::forward) {
+    move_forward(values_.forward, values_.hybrid, due);
+    values_.forward_due = false;
     return;
   }
-  move(values_.forward, forward_max);
-  if (keeps_hybrid_copies(d)) move(values_.hybrid, backward_max);
-  values_.forward_due = false;
+  if (due) recipes::update_scales(values_.backward, d, recipes::fp8_max(recipes::backward_format(d.fp8_format), dialect_));
+  recipes::finish_step(values_.backward, d);
+  values_.backward_due = false;
 }
 
 StepScales Fp8State::begin_forward(Fp8Region& region, bool training) {
   ReplayLog* log = current_replay_log();
+  const bool without_grad = !at::GradMode::is_enabled() && !c10::InferenceMode::is_enabled();
+  const auto note = [&](const StepScales& s, bool recorded) {
+    if (without_grad && region.enabled()) first_runs_->note(std::make_shared<FirstRuns::Found>(FirstRuns::Found{region.shared_from_this(), s, recorded, runtime::autocast::region_dtype()}));
+  };
   if (log != nullptr) {
-    if (auto given = log->given(*this)) return std::move(*given);
+    if (auto given = log->given(*this)) {
+      note(*given, /*recorded=*/true);
+      return std::move(*given);
+    }
+  }
+  const FirstRuns::Found* first = first_run_of(*this);
+  if (first != nullptr && (without_grad || first->recorded)) {
+    note(first->scales, first->recorded);
+    return first->scales;
   }
   const recipes::Recipe recipe = recipe_in(region);
   StepScales s;
+  s.instance = first != nullptr ? first->scales.instance : region.instance_of(*this);
   {
     const std::lock_guard<std::mutex> lock(mutex_);
     dialect_ = runtime::device_dialect("fp8_autocast");
@@ -131,30 +159,45 @@ StepScales Fp8State::begin_forward(Fp8Region& region, bool training) {
     const auto* d = delayed();
     const auto& forced = region.options().force_measurement;
     s.trains = training;
+    TensorMeta moved, moved_hybrid;  // where nothing may move
+    const TensorMeta *forward = &values_.forward, *hybrid = &values_.hybrid;
+    if (d != nullptr && d->dialect == RecipeDialect::habana && values_.forward_due && !(forward_alone_ && shares_amaxes(region))) {
+      const bool due = forced.has_value() || update_since(*d, values_.forward_step, s.step);
+      if (training) {
+        move_scales(Pass::forward, due);
+      } else {
+        moved = values_.forward, moved_hybrid = values_.hybrid;
+        move_forward(moved, moved_hybrid, due);
+        forward = &moved, hybrid = &moved_hybrid;
+      }
+    }
     if (training) {
       values_.step = s.step;
-      if (d != nullptr && d->dialect == RecipeDialect::habana && values_.forward_due && !(forward_alone_ && shares_amaxes(region))) {
-        move_scales(Pass::forward, forced.has_value() || update_since(*d, values_.forward_step, s.step));
-      }
       s.record = d != nullptr && forced.value_or(recipes::measures_amax(*d, s.step));
       if (s.record) values_.forward_step = s.step;
       s.reduce = s.record && shares_amaxes(region);
     }
-    s.scale = to_vector(values_.forward.scale);
-    s.scale_inv = to_vector(values_.forward.scale_inv);
+    s.scale = to_vector(forward->scale);
+    s.scale_inv = to_vector(forward->scale_inv);
     if (d != nullptr && keeps_hybrid_copies(*d)) {
-      s.hybrid_scale = to_vector(values_.hybrid.scale);
-      s.hybrid_scale_inv = to_vector(values_.hybrid.scale_inv);
+      s.hybrid_scale = to_vector(hybrid->scale);
+      s.hybrid_scale_inv = to_vector(hybrid->scale_inv);
     }
   }
-  if (training) region.ran_forward(shared_from_this());
+  if (first != nullptr) {  // what the first run multiplied with, should scales have moved since
+    s.scale = first->scales.scale, s.scale_inv = first->scales.scale_inv;
+    s.hybrid_scale = first->scales.hybrid_scale, s.hybrid_scale_inv = first->scales.hybrid_scale_inv;
+  }
+  if (training) region.ran_forward(shared_from_this(), /*in_backward=*/first != nullptr);
   if (log != nullptr) log->remember(*this, s);
+  note(s, /*recorded=*/training);
   return s;
 }
 
 StepScales Fp8State::begin_backward(Fp8Region& region, const StepScales& forward) {
   StepScales s;
   s.step = forward.step;
+  s.instance = forward.instance;
   s.record = forward.record;
   s.reduce = forward.reduce;
   {
@@ -174,7 +217,7 @@ StepScales Fp8State::begin_backward(Fp8Region& region, const StepScales& forward
 }
 
 void Fp8State::record(Pass pass, const StepScales& scales, int index, float amax, float format_max) {
-  if (!scales.record || in_second_run()) return;
+  if (!scales.record || in_second_run(*this)) return;
   const std::lock_guard<std::mutex> lock(mutex_);
   const auto* d = delayed();
   if (d == nullptr) return;
@@ -196,14 +239,14 @@ void Fp8State::record(Pass pass, const StepScales& scales, int index, float amax
 }
 
 void Fp8State::saw(const StepScales& scales, int index, float amax) {
-  if (!scales.trains || in_second_run() || !std::isfinite(amax)) return;
+  if (!scales.trains || in_second_run(*this) || !std::isfinite(amax)) return;
   const std::lock_guard<std::mutex> lock(mutex_);
   auto& seen = values_.amax_seen[static_cast<std::size_t>(index)];
   seen = std::max(seen, amax);
 }
 
 void Fp8State::count(std::int64_t elements, std::int64_t saturated, std::int64_t underflowed) {
-  if (in_second_run()) return;
+  if (in_second_run(*this, /*counted=*/true)) return;
   const std::lock_guard<std::mutex> lock(mutex_);
   statistics_.elements += elements;
   statistics_.saturated += saturated;

@@ -41,6 +41,7 @@ struct StepScales {
   bool trains = false;                                ///< a pass of training
   bool reduce = false;                                ///< the ranks' amaxes meet before scales are made of them
   std::int64_t step = 0;                              ///< of this product, from 1
+  int instance = 0;                                   ///< Fp8Region::instance_of()
 };
 
 /// What casts did to elements since the counters were read last.
@@ -60,15 +61,18 @@ struct Fp8StateValues {
   std::string recipe;                              ///< describe() of the one in use; empty before the first pass
 };
 
+class FirstRuns;
+
 class Fp8State : public std::enable_shared_from_this<Fp8State> {
  public:
   Fp8State(std::string name, int forward_tensors, int backward_tensors);
+  ~Fp8State();
 
   /// In messages and files. fp8_states() renames; not while passes run.
   const std::string& name() const { return name_; }
   void rename(std::string name) { name_ = std::move(name); }
-  /// The name it was made with: seeds of stochastic rounding come from it and ranks compare it, so that looking at a model's state changes
-  /// nothing.
+  /// The name it was made with: seeds of stochastic rounding come from it (and from the number among products of one such name) and ranks
+  /// compare it, so that looking at a model's state changes nothing.
   const std::string& origin() const { return origin_; }
   int forward_tensors() const { return forward_tensors_; }
   int backward_tensors() const { return backward_tensors_; }
@@ -81,8 +85,8 @@ class Fp8State : public std::enable_shared_from_this<Fp8State> {
   void keep_high_precision(bool keep) { high_precision_ = keep; }
   bool keeps_high_precision() const { return high_precision_; }
 
-  /// Starts a forward pass in `region`. training: amaxes may be recorded. Inside a recomputation of activation checkpointing the scales of
-  /// the first run come back, and nothing is recorded.
+  /// Starts a forward pass in `region`. training: amaxes may be recorded; else the scales are those that such a pass would take, and nothing
+  /// moves. Inside a recomputation of activation checkpointing the scales of the first run come back, and amaxes are recorded once.
   StepScales begin_forward(Fp8Region& region, bool training);
   /// Starts the backward pass of a forward pass that found `forward`; the region's recipe is the captured one.
   StepScales begin_backward(Fp8Region& region, const StepScales& forward);
@@ -107,6 +111,9 @@ class Fp8State : public std::enable_shared_from_this<Fp8State> {
   /// Throws c10::Error naming the product and both sizes if the numbers of tensors differ. Another history length is resized at the next pass.
   void set_values(Fp8StateValues values);
 
+  /// For recomputations by others than te::checkpoint().
+  FirstRuns& first_runs() { return *first_runs_; }
+
   /// The weight's cast, kept between microbatches.
   std::optional<OperandPair> kept() const;
   void keep(OperandPair weight);
@@ -114,6 +121,7 @@ class Fp8State : public std::enable_shared_from_this<Fp8State> {
  private:
   void adopt(const recipes::Recipe& recipe);
   void move_scales(Pass pass, bool due);
+  void move_forward(recipes::TensorMeta& forward, recipes::TensorMeta& hybrid, bool due) const;
   bool shares_amaxes(const Fp8Region& region) const;
   const recipes::DelayedScaling* delayed() const { return in_use_.has_value() ? std::get_if<recipes::DelayedScaling>(&*in_use_) : nullptr; }
 
@@ -129,6 +137,7 @@ class Fp8State : public std::enable_shared_from_this<Fp8State> {
   bool warned_of_change_ = false;
   std::optional<OperandPair> kept_;
   CastStatistics statistics_;
+  const std::unique_ptr<FirstRuns> first_runs_;
 };
 
 }  // namespace fp8::te

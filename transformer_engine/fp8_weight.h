@@ -27,7 +27,8 @@ namespace fp8::te {
 
 struct QuantizedInitOptions {
   bool enabled = true;
-  std::optional<recipes::Recipe> recipe = {};     ///< format and kind of scale (power of two or not); one scale per tensor: delayed or current
+  /// Format and kind of scale (power of two or not); one scale per tensor: delayed or current. None: E4M3, power of two.
+  std::optional<recipes::Recipe> recipe = {};
   bool preserve_high_precision_init_val = false;  ///< keep the initial values in f32 until clear_high_precision_init_val()
   bool keep_master = false;                       ///< optimizers work on an f32 copy instead of decoding the codes
 };
@@ -86,7 +87,7 @@ class Fp8Weight final : public runtime::OpHandler, public runtime::QuantizedPara
   recipes::Format format_;
   recipes::Dialect dialect_;
   float scale_inv_ = 1.0f;
-  std::uint64_t assigned_ = 0;  ///< how often; the seed of the rounding
+  std::uint64_t assigned_ = 0;  ///< how often; with the values the seed of the rounding
   at::Tensor master_, initial_;
   // The parameter as it was met last. Its memory alone, and weakly: a TensorImpl that is referred to, be it weakly, keeps its tag, and this.
   mutable std::mutex mutex_;

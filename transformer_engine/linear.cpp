@@ -14,6 +14,7 @@
 
 #include "fp8/runtime/ops/native/arguments.h"
 #include "fp8/transformer_engine/fp8_weight.h"
+#include "fp8/transformer_engine/recomputation.h"
 
 namespace fp8::te {
 
@@ -43,6 +44,7 @@ at::Tensor initial_weight(at::IntArrayRef sizes, const InitMethod& init, at::Sca
 
 at::Tensor linear_or_fp8(const at::Tensor& x, const at::Tensor& weight, const at::Tensor& bias, const std::shared_ptr<Fp8State>& state, const Fp8LinearOptions& options) {
   const std::optional<at::Tensor> b = bias.defined() ? std::optional<at::Tensor>(bias) : std::nullopt;
+  const ProductRun run(*state);
   if (is_fp8_enabled() && !state->keeps_high_precision()) return fp8_linear(x, weight, b, state, options);
   record_operands(x, weight, state);
   const bool held_in_fp8 = c10::isFloat8Type(weight.scalar_type());

@@ -13,6 +13,7 @@
 #include "fp8/runtime/kernels/decode.h"
 #include "fp8/runtime/ops/block_ops.h"
 #include "fp8/runtime/ops/native/gemm.h"
+#include "fp8/runtime/ops/native/weight_only.h"
 
 namespace fp8::te {
 namespace {
@@ -121,6 +122,17 @@ OperandPair mx(const at::Tensor& x, const recipes::MXFP8& recipe, const CastPlan
   return pair;
 }
 
+/// One scale_inv a row and group of columns, f32: what the kernel takes.
+at::Tensor scales_of_rows(const Operand& x) {
+  const at::Tensor grid = x.grid.to(at::kFloat);
+  return x.block_rows == 1 ? grid : grid.repeat_interleave(x.block_rows, 0).narrow(0, 0, x.codes.size(0)).contiguous();
+}
+
+/// x . w^T + bias, rounded once.
+at::Tensor biased_blocks(const Operand& x, const Operand& w, at::ScalarType out, const at::Tensor& bias) {
+  return ops::block_linear(x.codes, scales_of_rows(x), w.codes, w.grid.to(at::kFloat), w.block_rows, w.block_cols, 0, bias, out);
+}
+
 }  // namespace
 
 OperandPair quantize_operand(const at::Tensor& x, const CastPlan& plan) {
@@ -158,15 +170,18 @@ at::Tensor product(const Operand& a, bool transpose_a, const Operand& b, bool tr
     options.b_scale_inv = {{b.scale_inv}, {}};
     return ops::fp8_gemm(a.codes, b.codes, std::nullopt, bias, options);
   }
-  const bool exact = a.power_of_two && b.power_of_two && out == at::kBFloat16;
+  const bool biased = bias.has_value() && bias->defined();
+  const bool blocks = a.grid.defined() && b.grid.defined() && a.block_cols == b.block_cols && a.codes.numel() > 0 && b.codes.numel() > 0;
+  if (biased && blocks && !transpose_a && transpose_b) return biased_blocks(a, b, out, *bias);
+  const bool exact = a.power_of_two && b.power_of_two && out == at::kBFloat16 && !biased;
   const at::ScalarType type = exact ? at::kBFloat16 : at::kFloat;
   const at::Tensor x = dequantize(a, type), w = dequantize(b, type);
   at::Tensor y = at::matmul(transpose_a ? x.t() : x, transpose_b ? w.t() : w);
-  if (bias.has_value() && bias->defined()) y = y.add_(*bias);
+  if (biased) y = y.add_(*bias);
   return y.to(out);
 }
 
-std::optional<std::uint64_t> gradient_seed(const recipes::Recipe& recipe, const Fp8Region& region, const std::string& product, std::int64_t step) {
+std::optional<std::uint64_t> gradient_seed(const recipes::Recipe& recipe, const Fp8Region& region, const std::string& product, const StepScales& scales) {
   const auto* d = std::get_if<recipes::DelayedScaling>(&recipe);
   bool stochastic = d != nullptr && d->dialect == recipes::RecipeDialect::habana && d->fp8_format == recipes::RecipeFormat::HYBRID;
   if (const char* forced = std::getenv("PT_TE_FORCE_SR_BWD")) {
@@ -177,7 +192,9 @@ std::optional<std::uint64_t> gradient_seed(const recipes::Recipe& recipe, const 
   if (!stochastic) return std::nullopt;
   std::uint64_t h = 0xcbf29ce484222325ull ^ region.options().seed;
   for (const char c : product) h = (h ^ static_cast<unsigned char>(c)) * 0x100000001b3ull;
-  h ^= static_cast<std::uint64_t>(step) * 0x9e3779b97f4a7c15ull;
+  h ^= static_cast<std::uint64_t>(scales.step) * 0x9e3779b97f4a7c15ull;
+  h ^= static_cast<std::uint64_t>(scales.instance) * 0xff51afd7ed558ccdull;
+  h ^= static_cast<std::uint64_t>(region.rank()) * 0xc4ceb9fe1a85ec53ull;
   h = (h ^ (h >> 31)) * 0xbf58476d1ce4e5b9ull;
   return h ^ (h >> 29);
 }

@@ -22,7 +22,11 @@ class ReplayLog {
   }
   /// A second run is going on, here or around: its casts were recorded by the first.
   bool replaying() const { return replaying_ || (outer_ != nullptr && outer_->replaying()); }
-  void remember(const Fp8State& state, const StepScales& scales) { noted_[&state].push_back(scales); }
+  /// The log around this one, in its own first run, will be asked for it too.
+  void remember(const Fp8State& state, const StepScales& scales) {
+    noted_[&state].push_back(scales);
+    if (outer_ != nullptr && !outer_->replaying()) outer_->remember(state, scales);
+  }
   /// In a second run what the first was given, nothing in a first run. Throws c10::Error if the second run calls a product more often.
   std::optional<StepScales> given(const Fp8State& state);
 

@@ -5,7 +5,7 @@ operators.py libfp8_transformer_engine.so FOLDER VERSION: where to write, and th
 The list of operators: runtime/intercept/tag_operators.h."""
 import contextlib, json, sys, types
 library, folder, version = sys.argv[1:]
-try: import torch
+try: import torch, torch.utils.checkpoint
 except ImportError: sys.exit("SKIPPED: this Python has no torch")
 if not torch.__version__.startswith(version + "."):
     sys.exit(f"SKIPPED: this Python has torch {torch.__version__}, the library was built with {version}")
@@ -14,6 +14,7 @@ fp8 = torch.ops.fp8
 hpu = types.ModuleType("torch.hpu")  # what torch asks for at the device's first tensor, in torch.accelerator, in torch.load
 hpu._lazy_init, hpu.is_available, hpu.device_count = (lambda: None), (lambda: True), (lambda: 1)
 hpu.current_device, hpu.device = (lambda: 0), (lambda index: contextlib.nullcontext())
+hpu.get_rng_state, hpu.set_rng_state = torch.get_rng_state, torch.set_rng_state  # the device draws from the CPU's generator
 torch._register_device_module("hpu", hpu)
 
 def net():
@@ -57,4 +58,52 @@ def train(recipe):
     return sum(losses[-20:]) / 20
 high, low = train(None), train("habana")
 assert abs(low - high) < 0.05 * high, (low, high)
+# Activation checkpointing: torch's reentrant form as it is, the other with the operators as its context_fn; without them it is refused.
+class Fp8Runs:
+    run = None
+    def __enter__(self):
+        if self.run is None: self.run = fp8.checkpoint_begin()
+        else: fp8.checkpoint_again(self.run)
+    def __exit__(self, *_): fp8.checkpoint_end(self.run)
+    def __del__(self):
+        if self.run is not None: fp8.checkpoint_free(self.run)
+def fp8_contexts():
+    runs = Fp8Runs()
+    return runs, runs
+
+def gradients(recipe, **how):
+    model, seen = net(), []
+    fp8.attach_training(*linears(model), recipe)
+    for step in range(3):
+        x = torch.randn(16, 64).to("hpu").requires_grad_()
+        region = fp8.enter_autocast(recipe)
+        y = torch.utils.checkpoint.checkpoint(model, x, **how) if how else model(x)
+        fp8.exit_autocast(region)
+        y.square().mean().backward()
+        seen += [x.grad.cpu()] + [p.grad.cpu().clone() for p in model.parameters()]
+    return seen, [fp8.training_state(w) for w in linears(model)[0]]
+for recipe in ["habana", "habana-hybrid", "nvidia", "mxfp8"]:
+    plain, state = gradients(recipe)
+    assert json.loads(state[0])["step"] == 3
+    for how in [{"use_reentrant": True}, {"use_reentrant": False, "context_fn": fp8_contexts}]:
+        again, state_again = gradients(recipe, **how)
+        assert all(torch.equal(a, b) for a, b in zip(again, plain)) and state_again == state, (recipe, how)
+try: gradients("habana", use_reentrant=False); assert False
+except RuntimeError as e: assert "fp8.checkpoint_begin" in str(e).replace("::", ".") and "use_reentrant" in str(e), e
+# Evaluation, for weights whose modules nobody knows here; other spellings of the product.
+model, x = net(), torch.randn(2, 8, 64).to("hpu")
+fp8.attach_training(*linears(model), "nvidia")
+def run(f):
+    region = fp8.enter_autocast("nvidia")
+    y = f()
+    fp8.exit_autocast(region)
+    return y.detach()
+steps = lambda: json.loads(fp8.training_state(model[0].weight))["step"]
+fp8.set_training(linears(model)[0], False)
+y = run(lambda: torch.nn.functional.linear(x, model[0].weight))
+assert steps() == 0
+assert torch.equal(run(lambda: torch.einsum("bsd,fd->bsf", x, model[0].weight)), y) and not torch.equal(y, x @ model[0].weight.detach().t())
+fp8.set_training(linears(model)[0], True)
+run(lambda: model(x))
+assert steps() == 1
 print(f"quantized: error {error:.4f}; trained: loss {low:.3f} in fp8, {high:.3f} in f32")

@@ -46,6 +46,34 @@ TEST(Fp8Weight, OneByteAnElementAndTheValuesItDecodesTo) {
   EXPECT_TRUE(same_bits(layer(x), torch::nn::functional::linear(x, weight->values(), layer->bias)));
 }
 
+// Two modules of one name whose weights take the same step from different values: noise that were the same would add up.
+TEST(Fp8Weight, WeightsDrawNumbersOfTheirOwnWhenTheyAreRounded) {
+  const auto ups = [](float first) {  // which of equal values between two codes are rounded up
+    Linear layer = held_in_fp8(options(false, false));
+    at::Tensor values = torch::full({48, 32}, 1.0f + 1.0f / 32, on_hpu());
+    values[0][0] = first;
+    values[0][1] = 448.0f;  // the scale is 1
+    fp8_weight(layer->weight)->assign(values);
+    return fp8_weight(layer->weight)->values().gt(1.0f + 1.0f / 32).to(at::kFloat).flatten().slice(0, 2).cpu();
+  };
+  const at::Tensor a = ups(3.0f), b = ups(5.0f), again = ups(3.0f);
+  EXPECT_TRUE(same_bits(a, again));
+  EXPECT_NEAR(a.mean().item<float>(), 0.25f, 0.05f);
+  EXPECT_LT(((a - a.mean()) * (b - b.mean())).mean().item<float>(), 0.02f);  // 0.19 where both draw the same numbers
+}
+
+TEST(Fp8Weight, WithoutARecipeIsE4M3) {
+  Linear layer = held_in_fp8();
+  EXPECT_EQ(layer->weight.scalar_type(), at::kFloat8_e4m3fn);
+  const float scale_inv = fp8_weight(layer->weight)->scale_inv();
+  EXPECT_EQ(std::exp2(std::round(std::log2(scale_inv))), scale_inv);  // a power of two
+  const at::Tensor x = torch::randn({4, 32}, on_hpu());
+  const fp8_autocast region(true, recipes::DelayedScaling::habana());  // the default of regions: E5M2 for the rest
+  const at::Tensor y = layer(x);
+  y.sum().backward();
+  EXPECT_TRUE(torch::allclose(y, torch::nn::functional::linear(x, fp8_weight(layer->weight)->values(), layer->bias), 0.2, 0.02));
+}
+
 TEST(Fp8Weight, LearnsWithOurOptimizersAndNotWithOthers) {
   for (const bool fp8_on : {false, true}) {
     for (const bool master : {false, true}) {

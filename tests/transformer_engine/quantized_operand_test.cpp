@@ -83,6 +83,66 @@ TEST(StochasticRounding, SameBitsWhetherTheStateIsReadOrNot) {
   EXPECT_TRUE(all_same(runs[0], runs[1]));
 }
 
+/// Ranks that only say who they are.
+class NamedRank final : public runtime::distributed::ProcessGroup {
+ public:
+  explicit NamedRank(int rank) : rank_(rank) {}
+  int rank() const override { return rank_; }
+  int size() const override { return 2; }
+  void all_reduce_max(float*, std::size_t) override {}
+  void barrier() override {}
+  void all_reduce(const at::Tensor&, runtime::distributed::ReduceOp) override {}
+  void broadcast(const at::Tensor&, int) override {}
+
+ private:
+  int rank_;
+};
+
+// Equal modules of one name that meet equal data: their noise must not be the same, or it adds up instead of averaging out.
+TEST(StochasticRounding, ModulesOfOneNameAndRanksDrawNumbersOfTheirOwn) {
+  const auto gradients = [](int rank) {
+    torch::manual_seed(4);
+    Linear a(64, 64), b(64, 64);
+    {
+      const torch::NoGradGuard no_grad;
+      b->weight.copy_(a->weight);
+    }
+    const at::Tensor x = hpu(torch::randn({32, 64})), target = hpu(torch::randn({32, 64}));
+    at::Tensor loss;
+    {
+      const fp8_autocast region(Fp8AutocastOptions{.recipe = habana_hybrid(), .group = std::make_shared<NamedRank>(rank)});
+      loss = (a->forward(x) * target).sum() + (b->forward(x) * target).sum();
+    }
+    loss.backward();
+    return std::vector<at::Tensor>{a->weight.grad().cpu(), b->weight.grad().cpu()};
+  };
+  const auto first = gradients(0), again = gradients(0), other = gradients(1);
+  EXPECT_FALSE(same_bits(first[0], first[1]));
+  EXPECT_FALSE(same_bits(first[0], other[0]));
+  EXPECT_FALSE(same_bits(first[1], other[1]));
+  EXPECT_TRUE(all_same(first, again));
+}
+
+// f64 of the same codes, rounded once; a sum in f32 may fall on the other side of a tie, which is rare.
+TEST(BlockProducts, RoundSumAndBiasOnce) {
+  torch::manual_seed(9);
+  const at::Tensor x = hpu(torch::randn({64, 256}).to(at::kBFloat16)), w = hpu(torch::randn({96, 256}).to(at::kBFloat16));
+  recipes::BlockScaling squares, real;
+  squares.x_block_scaling_dim = 2;
+  real.power_of_two_scale = false;
+  for (const recipes::Recipe& recipe : {recipes::Recipe(recipes::BlockScaling{}), recipes::Recipe(squares), recipes::Recipe(real), recipes::Recipe(recipes::MXFP8{})}) {
+    for (const at::ScalarType bias_dtype : {at::kBFloat16, at::kFloat}) {
+      const at::Tensor bias = hpu(torch::randn({96}) * 16).to(bias_dtype);
+      const CastPlan of_x{.recipe = recipe, .dialect = recipes::Dialect::gaudi3, .role = Role::input}, of_w{.recipe = recipe, .dialect = recipes::Dialect::gaudi3, .role = Role::weight};
+      const Operand a = quantize_operand(x, of_x).columns, b = quantize_operand(w, of_w).columns;
+      const at::Tensor got = product(a, false, b, true, at::kBFloat16, bias).cpu();
+      const at::Tensor exact = torch::matmul(dequantize(a, at::kFloat).cpu().to(at::kDouble), dequantize(b, at::kFloat).cpu().to(at::kDouble).t()) + bias.cpu().to(at::kDouble);
+      const double off = (got != exact.to(at::kBFloat16)).to(at::kDouble).mean().item<double>();
+      EXPECT_LT(off, 0.002) << recipes::describe(recipe) << ", bias " << bias_dtype;
+    }
+  }
+}
+
 /// One run of the next case: a process of its own, whose environment says how many threads it has.
 TEST(OneProcess, DISABLED_Trains) {
   if (!is_rank()) GTEST_SKIP() << "run by another case";
