@@ -11,6 +11,7 @@
 #include "fp8/configs/closest.h"
 #include "fp8/configs/quant_config.h"
 #include "fp8/runtime/io/error.h"
+#include "fp8/runtime/io/launcher.h"
 
 namespace fp8::configs {
 namespace {
@@ -77,11 +78,11 @@ std::optional<std::string> read_target_device(Reader& reader) {
   return word;
 }
 
-void read_processes(Reader& reader, Environment& result) {
-  constexpr int kMax = std::numeric_limits<int>::max();
-  result.local_rank = reader.integer("LOCAL_RANK", 0, kMax, true, "this process's number on its machine; RANK wins");
-  result.rank = reader.integer("RANK", 0, kMax, true, "this process's number, in names of measurement files");
-  result.world_size = reader.integer("WORLD_SIZE", 1, kMax, true, "number of processes, in names of measurement files");
+/// Environment::process() makes them a rank when somebody asks.
+void read_processes(Reader& reader) {
+  for (const auto& name : io::launcher_variables()) {
+    reader.text(name.c_str(), true, "this process among several: names of measurement files, shares of quantize and convert, who evaluates");
+  }
 }
 
 void read_dump_method(Reader& reader, Environment& result) {
@@ -110,7 +111,7 @@ Environment environment(const GetVariable& get) {
   if (const char* path = reader.text("QUANT_CONFIG", true, "what is measured or quantized, and how")) {
     result.quant_config = path;
   }
-  read_processes(reader, result);
+  read_processes(reader);
   result.target_device = read_target_device(reader);
   result.runtime_scale_patching = reader.flag("RUNTIME_SCALE_PATCHING", false, true,
                                               "scales can be changed without a new graph, which they always can here; PCS "
@@ -132,14 +133,11 @@ Environment environment() {
 }
 
 std::optional<Rank> Environment::process() const {
-  const char* name = rank ? "RANK" : "LOCAL_RANK";
-  const std::optional<int> number = rank ? rank : local_rank;
-  if (!number) return std::nullopt;
-  if (!world_size) throw io::Error(std::string("environment variable 'WORLD_SIZE': found nothing, but ") + name + " is set, allowed: an integer >= 1");
-  if (*number >= *world_size) {
-    reject(name, std::to_string(*number), "0 to WORLD_SIZE - 1, which is " + std::to_string(*world_size - 1));
-  }
-  return Rank{*number, *world_size};
+  const auto found = io::launched([this](const char* name) -> const char* {
+    const auto variable = std::find_if(report.begin(), report.end(), [&](const EnvironmentVariable& v) { return v.name == name; });
+    return variable == report.end() ? nullptr : variable->value.c_str();
+  });
+  return found.has_value() ? std::optional(Rank{found->rank, found->size}) : std::nullopt;
 }
 
 std::optional<Rank> file_rank(const QuantConfig& config, const Environment& environment) {

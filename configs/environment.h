@@ -1,15 +1,15 @@
 // SPDX-License-Identifier: Apache-2.0
-// The environment variables that Intel Neural Compressor knows, as typed values. A value that does not parse is an
-// io::Error "environment variable 'WORLD_SIZE': found \"x\", allowed: an integer >= 1"; what has no effect on a host says
+// The environment variables that Intel Neural Compressor knows, and those of launchers, as typed values. A value that does not parse is an
+// io::Error "environment variable 'LOG_LEVEL_INC': found 'x', allowed: an integer from 0 to 6"; what has no effect on a host says
 // so in `report`.
 #pragma once
 #include <filesystem>
-#include <functional>
 #include <optional>
 #include <string>
 #include <vector>
 
 #include "fp8/configs/stats_path.h"
+#include "fp8/runtime/io/launcher.h"
 
 namespace fp8::configs {
 
@@ -24,7 +24,6 @@ struct EnvironmentVariable {
 
 struct Environment {
   std::optional<std::filesystem::path> quant_config;         ///< QUANT_CONFIG
-  std::optional<int> local_rank, rank, world_size;           ///< LOCAL_RANK, RANK, WORLD_SIZE
   std::optional<std::string> target_device;                  ///< INC_TARGET_DEVICE in lower case: "cpu", "hpu", ...
   bool runtime_scale_patching = false;                       ///< RUNTIME_SCALE_PATCHING
   bool calc_scale_with_cguid = true;                         ///< CALC_SCALE_WITH_CGUID
@@ -35,13 +34,11 @@ struct Environment {
   std::optional<int> log_level;                              ///< LOG_LEVEL_INC, else LOG_LEVEL_ALL: 0 to 6
   std::vector<EnvironmentVariable> report;                   ///< those that are set, in the order above
 
-  /// This process among several: RANK, else LOCAL_RANK, of WORLD_SIZE; none without a rank. Throws io::Error for a rank
-  /// without or outside of its world.
+  /// This process among several, as io::launched() finds it in the variables of `report`; none without a launcher. Throws io::Error.
   std::optional<Rank> process() const;
 };
 
-/// Looks a variable up: its value, or nullptr.
-using GetVariable = std::function<const char*(const char*)>;
+using io::GetVariable;
 
 /// The process's environment. Throws io::Error naming the variable.
 Environment environment();

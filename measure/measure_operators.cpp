@@ -74,6 +74,10 @@ std::int64_t measure_begin(at::TensorList weights, const std::vector<std::string
                            const std::optional<Biases>& biases, const std::string& prefix, const std::string& config) {
   const auto model = model_of("measure_begin", weights, modules, types, biases);
   ConfiguredCalibration calibration = options_of(config);
+  if (config.empty()) {  // a config says itself whether ranks have files of their own
+    const auto process = configs::environment().process();
+    if (process.has_value() && process->world > 1) calibration.options.rank = process;
+  }
   if (!prefix.empty()) calibration.options.prefix = prefix;
   if (!calibration.options.prefix.empty()) check_writable(calibration.options.prefix);
   auto begun = std::make_shared<Calibration>();

@@ -78,12 +78,20 @@ std::string prefix_of(const ConvertOptions& options, const Request& request) {
   return logs != nullptr && *logs != '\0' ? std::string(logs) + "/inc_output/measure" : "fp8_measure/inc_output";
 }
 
+/// Of the files that several processes of one launcher measure into without a config; none where there is one.
+std::optional<configs::Rank> one_of_several() {
+  const auto process = configs::environment().process();
+  return process.has_value() && process->world > 1 ? process : std::nullopt;
+}
+
 template <class Model>
 quant::ConversionReport measure_model(const Model& model, const Request& request, const std::string& prefix, const NameLists& lists, bool plan_only) {
   measure::ConfiguredCalibration calibration;
   if (request.config.has_value()) {
     configs::refuse_load(*request.config);
     calibration = measure::calibration_options(*request.config);
+  } else {
+    calibration.options.rank = one_of_several();
   }
   calibration.options.prefix = prefix;
   quant::ConversionReport report;
@@ -154,8 +162,9 @@ quant::PlanOptions own_options(const std::string& prefix, recipes::Dialect diale
   plan.dialect = dialect;
   plan.activations = quant::ActivationScaling::static_tensor;
   plan.keep = std::move(keep);
+  const measure::StatsName own_rank{prefix, "maxabs", {}, one_of_several()};
   try {
-    plan.measurements = measure::read_measurements(prefix);
+    plan.measurements = own_rank.rank.has_value() && own_rank.exists() ? measure::read_measurements(own_rank) : measure::read_measurements(prefix);
   } catch (const io::Error& e) {
     throw_unmeasured(e.what());
   }

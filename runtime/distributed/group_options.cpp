@@ -10,11 +10,12 @@
 #include <string_view>
 
 #include "fp8/runtime/io/error.h"
+#include "fp8/runtime/io/launcher.h"
 
 namespace fp8::runtime::distributed {
 namespace {
 
-constexpr int kMaxRanks = 65536;
+using io::kMaxRanks;
 
 /// An integer from the environment; nullopt where the variable is unset or empty.
 std::optional<int> integer(const char* variable, int low, int high) {
@@ -29,43 +30,26 @@ std::optional<int> integer(const char* variable, int low, int high) {
   return value;
 }
 
-int rank_from_environment(int size) {
-  if (const auto rank = integer("RANK", 0, size - 1)) return *rank;
-  const auto local = integer("LOCAL_RANK", 0, size - 1);
-  TORCH_CHECK(local.has_value(), "[process group] RANK: found none, and no LOCAL_RANK, allowed: 0 to ", size - 1, " (WORLD_SIZE is ", size, ")");
-  const int per_node = integer("LOCAL_WORLD_SIZE", 1, size).value_or(size);
-  auto node = integer("NODE_RANK", 0, size - 1);
-  if (!node.has_value()) node = integer("GROUP_RANK", 0, size - 1);
-  TORCH_CHECK(*local < per_node, "[process group] LOCAL_RANK: found ", *local, ", allowed: 0 to ", per_node - 1, " (LOCAL_WORLD_SIZE is ", per_node,
-              ")");
-  const std::int64_t rank = std::int64_t{node.value_or(0)} * per_node + *local;
-  TORCH_CHECK(rank < size, "[process group] NODE_RANK: found ", node.value_or(0), ", which makes rank ", rank, ", allowed: ranks 0 to ", size - 1,
-              " (WORLD_SIZE is ", size, ")");
-  return static_cast<int>(rank);
-}
-
 }  // namespace
 
 GroupOptions group_options_from_environment() {
   GroupOptions options;
-  const auto size = integer("WORLD_SIZE", 1, kMaxRanks);
-  if (!size.has_value()) {
-    for (const char* variable : {"RANK", "LOCAL_RANK"}) {
-      const auto rank = integer(variable, 0, kMaxRanks - 1);
-      TORCH_CHECK(!rank.has_value(), "[process group] WORLD_SIZE: found none, while ", variable, " is ", rank.value_or(0), "; allowed: 1 to ",
-                  kMaxRanks);
-    }
-    return options;
+  std::optional<io::Launched> process;
+  try {
+    process = io::launched();
+  } catch (const io::Error& error) {
+    TORCH_CHECK(false, "[process group] ", error.what());
   }
-  options.size = *size;
-  options.rank = rank_from_environment(*size);
+  if (!process.has_value()) return options;
+  options.rank = process->rank;
+  options.size = process->size;
   if (options.size == 1) return options;
+  const std::string because = " (" + process->size_variable + " is " + std::to_string(options.size) + "); all ranks need the same, as in mpirun -x MASTER_ADDR=HOST -x MASTER_PORT=29500";
   const char* host = std::getenv("MASTER_ADDR");
-  TORCH_CHECK(host != nullptr && *host != '\0', "[process group] MASTER_ADDR: found none, allowed: the host of rank 0 (WORLD_SIZE is ", options.size,
-              ")");
+  TORCH_CHECK(host != nullptr && *host != '\0', "[process group] MASTER_ADDR: found none, allowed: the host of rank 0", because);
   options.host = host;
   const auto port = integer("MASTER_PORT", 1, 65535);
-  TORCH_CHECK(port.has_value(), "[process group] MASTER_PORT: found none, allowed: 1 to 65535 (WORLD_SIZE is ", options.size, ")");
+  TORCH_CHECK(port.has_value(), "[process group] MASTER_PORT: found none, allowed: 1 to 65535", because);
   options.port = static_cast<std::uint16_t>(*port);
   return options;
 }

@@ -15,10 +15,8 @@ struct GroupOptions {
   std::chrono::milliseconds timeout = std::chrono::minutes(30);  ///< of meeting, and of each call; 1 ms to 30 days
 };
 
-/// From the variables that launchers set. Alone (size 1) where none of RANK, LOCAL_RANK and WORLD_SIZE is set.
-///   WORLD_SIZE               1 to 65536
-///   RANK                     else NODE_RANK (or GROUP_RANK; default 0) * LOCAL_WORLD_SIZE (default WORLD_SIZE) + LOCAL_RANK
-///   MASTER_ADDR, MASTER_PORT needed where WORLD_SIZE is above 1
+/// From the variables that launchers set: rank and size as io::launched() finds them (torchrun, Open MPI, PMI, Slurm), MASTER_ADDR and
+/// MASTER_PORT where there is more than one rank: mpirun and srun set neither. Alone (size 1) where no launcher says otherwise.
 /// Throws c10::Error naming the variable, what it holds and what is allowed.
 GroupOptions group_options_from_environment();
 

@@ -15,6 +15,12 @@ using ::testing::IsEmpty;
 
 class Calibration : public ::testing::Test {
  protected:
+  /// Of ranks: what they say about themselves is no matter here.
+  Arguments quiet_arguments() const {
+    auto all = arguments(io::Json::object());
+    all.push_back("--quiet");
+    return all;
+  }
   /// The arguments of a run over `samples`, with the keys of `json` as its config.
   Arguments arguments(io::Json json, const std::string& samples = "4") const {
     json["mode"] = json.value("mode", "MEASURE");
@@ -37,7 +43,7 @@ class Calibration : public ::testing::Test {
 };
 
 TEST_F(Calibration, RanksSideBySideLoseNothing) {
-  const auto all = arguments(io::Json::object());
+  const auto all = quiet_arguments();
   for (std::size_t run = 0; run < 2; ++run) {
     std::vector<std::thread> ranks;
     for (const char* rank : {"0", "1"}) {
@@ -53,7 +59,7 @@ TEST_F(Calibration, RanksSideBySideLoseNothing) {
 }
 
 TEST_F(Calibration, RanksOneAfterTheOtherLoseNothing) {
-  const auto all = arguments(io::Json::object());
+  const auto all = quiet_arguments();
   for (std::size_t run = 0; run < 2; ++run) {
     for (const char* rank : {"1", "0"}) expect_success(fp8(all, {{"RANK", rank}, {"WORLD_SIZE", "2"}}));
     EXPECT_EQ(names_in(out()).size(), 8u + run);

@@ -16,6 +16,7 @@
 #include <vector>
 
 #include "fp8/runtime/io/json.h"
+#include "support/launchers.h"
 #include "support/temp_dir.h"
 #include "support/test_data.h"
 #include "tools/commands/run_fp8.h"
@@ -33,6 +34,7 @@ inline std::string heldout_text() { return (test::demo_data() / "kjv_heldout_16k
 inline Environment clean(Environment environment) {
   const Environment defaults = {{"OMP_WAIT_POLICY", "passive"}, {"QUANT_CONFIG", ""}, {"FP8_HPU_DEVICE", "gaudi3"}};
   environment.insert(defaults.begin(), defaults.end());
+  environment.merge(test::no_launcher());
   return environment;
 }
 

@@ -160,7 +160,7 @@ TEST(Resume, RanksOfEveryLauncherShareTheWork) {
     return all;
   };
   expect_refused(fp8(with({"--join"})), {"no shares to join"});
-  const std::vector<Environment> launchers = {{{"RANK", "0"}, {"WORLD_SIZE", "4"}}, {{"SLURM_PROCID", "1"}, {"SLURM_NTASKS", "4"}},
+  const std::vector<Environment> launchers = {{{"RANK", "0"}, {"WORLD_SIZE", "4"}}, {{"SLURM_PROCID", "1"}, {"SLURM_STEP_NUM_TASKS", "4"}},
                                               {{"OMPI_COMM_WORLD_RANK", "2"}, {"OMPI_COMM_WORLD_SIZE", "4"}, {"WORLD_SIZE", "1"}}, {{"PMI_RANK", "3"}, {"PMI_SIZE", "4"}}};
   for (std::size_t i = 0; i < launchers.size(); ++i) {
     if (i == 3) expect_refused(fp8(with({"--join", "--world-size", "4"})), {"can't join", "4 ranks, missing: 3"});
@@ -176,7 +176,7 @@ TEST(Resume, RanksOfEveryLauncherShareTheWork) {
   expect_refused(fp8(with({"--rank", "1"})), {"--rank needs --world-size"}, 2);
   expect_refused(fp8(with({"--world-size", "2"})), {"--world-size needs --rank"}, 2);
   expect_refused(fp8(with({"--rank", "2", "--world-size", "2"})), {"--rank: found 2, allowed: 0 to 1"}, 2);
-  expect_refused(fp8(arguments, {{"RANK", "x"}, {"WORLD_SIZE", "2"}}), {"'RANK'", "found \"x\""});
+  expect_refused(fp8(arguments, {{"RANK", "x"}, {"WORLD_SIZE", "2"}}), {"'RANK'", "found 'x'"});
   expect_refused(fp8(arguments, {{"WORLD_SIZE", "2"}}), {"'RANK'", "found nothing"});
 }
 

@@ -8,6 +8,7 @@
 
 #include "fp8/measure/measurement_file.h"
 #include "support/hpu_test.h"
+#include "support/launchers.h"
 #include "support/operator_call.h"
 #include "support/temp_dir.h"
 
@@ -34,6 +35,19 @@ struct Model {
     return call_fp8("measure_begin", {weights(), names, types, biases(), prefix, config}).toInt();
   }
 };
+
+TEST(MeasureOperators, RanksOfALauncherWriteFilesOfTheirOwn) {
+  const Model m;
+  const TempDir dir;
+  for (const auto& [launcher, variables] : launchers(1, 2)) {
+    const LauncherEnvironment environment(variables);
+    const std::int64_t s = m.begin((dir / launcher).string());
+    m.forward(at::randn({3, 8}, on_hpu()));
+    call_fp8("measure_end", {s});
+    EXPECT_TRUE(std::filesystem::exists(dir / (launcher + "_hooks_maxabs_1_2.json"))) << launcher;
+    EXPECT_FALSE(std::filesystem::exists(dir / (launcher + "_hooks_maxabs.json"))) << launcher;
+  }
+}
 
 TEST(MeasureOperators, MeasureWhatPassesAndChangeNoBit) {
   const Model m;

@@ -9,6 +9,7 @@
 #include "fp8/runtime/io/error.h"
 #include "fp8/transformer_engine/training_handler.h"
 #include "support/fp8_reference.h"
+#include "support/launchers.h"
 #include "support/models_for_tests.h"
 #include "support/temp_dir.h"
 
@@ -169,6 +170,25 @@ TEST(PrecisionPlugin, MeasurementsAreWrittenWhenTheModelGoes) {
     calibrate(model, HPUPrecisionPlugin("fp8"), options(dir, false));
   }
   EXPECT_EQ(measure::read_measurements((dir / "stats/inc_output").string()).modules.size(), 15u);
+}
+
+// Ranks of one launcher share a folder; each reads what it wrote itself.
+TEST(PrecisionPlugin, RanksMeasureIntoFilesOfTheirOwn) {
+  const test::TempDir dir;
+  for (const char* launcher : {"mpirun", "srun"}) {
+    for (int rank = 0; rank < 2; ++rank) {
+      const test::LauncherEnvironment environment(test::launchers(rank, 2).at(launcher));
+      auto model = test::tiny_lm();
+      HPUPrecisionPlugin plugin("fp8");
+      auto o = options(dir, false);
+      o.dump_stats_path = (dir / launcher / "p").string();
+      calibrate(model, plugin, o);
+      o.quant = true;
+      EXPECT_GT(plugin.convert_modules(*model, o).converted.size(), 10u);
+    }
+    for (const char* name : {"p_hooks_maxabs_0_2.json", "p_hooks_maxabs_1_2.json"}) EXPECT_TRUE(std::filesystem::exists(dir / launcher / name)) << launcher << name;
+    EXPECT_FALSE(std::filesystem::exists(dir / launcher / "p_hooks_maxabs.json")) << launcher;
+  }
 }
 
 TEST(PrecisionPlugin, WithoutMeasurementsItSaysWhichFile) {

@@ -6,6 +6,7 @@
 
 #include "fp8/tools/commands/context.h"
 #include "fp8/tools/commands/options.h"
+#include "fp8/tools/commands/ranks.h"
 
 namespace fp8::commands {
 
@@ -16,6 +17,7 @@ struct Command {
   const char* summary;         ///< one line of `fp8 --help`
   const char* example;         ///< below `fp8 NAME --help`
   Action (*add)(Options&);     ///< called once, before the command line is parsed; null: a group of commands
+  Ranks ranks = Ranks::any;    ///< where a launcher started several processes; of a group: of all its children
   std::vector<Command> children = {};  ///< of a group: `fp8 GROUP NAME ...`
 };
 

@@ -23,16 +23,16 @@ const std::vector<Command>& commands() {
       {"quantize", "Write an fp8 checkpoint", "fp8 quantize --model model --measurements stats --out model-fp8", add_quantize},
       {"convert", "Write an fp8 checkpoint in another form, or back in high precision", "fp8 convert --model model-fp8 --to bf16 --out model-bf16 --verify", add_convert},
       {"evaluate", "Perplexity of a model on a text, and its distance from a reference model",
-       "fp8 evaluate --model out/fp8 --data text.txt --reference model --seq-len 256", add_evaluate},
-      {"generate", "Continue a prompt", "fp8 generate --model model --prompt \"In the beginning\" --tokens 100", add_generate},
+       "fp8 evaluate --model out/fp8 --data text.txt --reference model --seq-len 256", add_evaluate, Ranks::first_unless_measures},
+      {"generate", "Continue a prompt", "fp8 generate --model model --prompt \"In the beginning\" --tokens 100", add_generate, Ranks::first_unless_measures},
       {"train", "Train a model on a text, from drawn weights or from a checkpoint, in fp8 or in higher precision",
-       "fp8 train --init config.json --data text.txt --out run --steps 1000 --precision fp8 --eval heldout.txt", add_train},
+       "fp8 train --init config.json --data text.txt --out run --steps 1000 --precision fp8 --eval heldout.txt", add_train, Ranks::none},
       {"run", "Run a TorchScript model on sound or tensors, in high precision or with measured modules in fp8",
-       "fp8 run model.jit --inputs sound.wav --measurements stats --out result.safetensors", add_run},
-      {"inspect", "Table of a checkpoint, a measurement or a scale file", "fp8 inspect out/fp8", add_inspect},
+       "fp8 run model.jit --inputs sound.wav --measurements stats --out result.safetensors", add_run, Ranks::first},
+      {"inspect", "Table of a checkpoint, a measurement or a scale file", "fp8 inspect out/fp8", add_inspect, Ranks::first},
       {"config", "What a QUANT_CONFIG means, or what is wrong with it", "fp8 config explain quant.json --model model", add_config},
       {"measurements", "Merge, unify, expand, compare and show measurement and scale files", "fp8 measurements diff stats-old stats-new", nullptr,
-       measurements_commands()},
+       Ranks::first, measurements_commands()},
       {"doctor", "What this machine, this build and the environment add up to", "fp8 doctor", add_doctor},
   };
   return table;
@@ -73,23 +73,25 @@ struct Entry {
   std::unique_ptr<Options> options;  ///< null: a group
   Action action;
   const Command* command;
+  Ranks ranks;
 };
 
-void add_commands(CLI::App& parent, const std::vector<Command>& list, Context& context, std::vector<Entry>& entries) {
+/// ranks: of the group that `list` stands in.
+void add_commands(CLI::App& parent, const std::vector<Command>& list, Ranks ranks, Context& context, std::vector<Entry>& entries) {
   for (const auto& command : list) {
     auto* sub = parent.add_subcommand(command.name, command.summary);
     sub->allow_extras();
     sub->set_version_flag("--version", "fp8 " FP8_VERSION);
     sub->footer(std::string("Example:\n  ") + command.example);
     if (command.add == nullptr) {
-      add_commands(*sub, command.children, context, entries);  // the leaves stand before their group
-      entries.push_back({sub, nullptr, {}, &command});
+      add_commands(*sub, command.children, command.ranks, context, entries);  // the leaves stand before their group
+      entries.push_back({sub, nullptr, {}, &command, command.ranks});
       continue;
     }
     auto options = std::make_unique<Options>(*sub);
     auto action = command.add(*options);
     options->common(context);
-    entries.push_back({sub, std::move(options), std::move(action), &command});
+    entries.push_back({sub, std::move(options), std::move(action), &command, ranks == Ranks::any ? command.ranks : ranks});
   }
 }
 
@@ -100,7 +102,7 @@ int run_command(int argc, char** argv) {
   app.footer("Every command has --help with an example.");
   app.allow_extras();
   std::vector<Entry> entries;
-  add_commands(app, commands(), context, entries);
+  add_commands(app, commands(), Ranks::any, context, entries);
   try {
     app.parse(argc, argv);
   } catch (const CLI::CallForHelp&) {
@@ -115,6 +117,7 @@ int run_command(int argc, char** argv) {
     if (!entry.app->parsed()) continue;
     if (entry.options == nullptr) fail_without_command(*entry.app, entry.command->children, entry.command->name);
     entry.options->check();
+    if (!takes_part(entry.ranks, entry.command->name, context)) return 0;
     apply(context);
     entry.action(context);
     return 0;

@@ -3,7 +3,6 @@
 
 #include <algorithm>
 #include <cstdlib>
-#include <optional>
 
 #include "fp8/quant/checkpoint_stream.h"
 #include "fp8/runtime/io/error.h"
@@ -11,32 +10,16 @@
 namespace fp8::commands {
 namespace {
 
-constexpr std::int64_t kMaxRanks = 65536;
-constexpr const char* kVariables[][2] = {{"RANK", "WORLD_SIZE"}, {"SLURM_PROCID", "SLURM_NTASKS"}, {"OMPI_COMM_WORLD_RANK", "OMPI_COMM_WORLD_SIZE"}, {"PMI_RANK", "PMI_SIZE"}};
+using io::kMaxRanks;
 
-/// Empty: not set.
-std::optional<std::int64_t> integer(const char* name, std::int64_t low, std::int64_t high, const std::function<const char*(const char*)>& get) {
-  const char* text = get(name);
-  if (text == nullptr || *text == '\0') return std::nullopt;
-  const auto value = parse_integer(text);
-  if (!value || *value < low || *value > high) {
-    throw io::Error(std::string("environment variable '") + name + "': found \"" + io::printable(text) + "\", allowed: an integer from " + std::to_string(low) + " to " +
-                    std::to_string(high) + " (--rank and --world-size win over it)");
+Share from_environment(const io::GetVariable& get) {
+  try {
+    const auto process = io::launched(get);
+    if (!process || process->size == 1) return {};
+    return {process->rank, process->size, process->text() + ": it writes its share, then --join puts all together (--world-size 1 does all of the work)"};
+  } catch (const io::Error& error) {
+    throw io::Error(std::string(error.what()) + " (--rank and --world-size win over it, --world-size 1 does all of the work)");
   }
-  return value;
-}
-
-Share from_environment(const std::function<const char*(const char*)>& get) {
-  for (const auto& [rank_name, size_name] : kVariables) {
-    const auto size = integer(size_name, 1, kMaxRanks, get);
-    if (size.value_or(1) == 1) continue;
-    const auto rank = integer(rank_name, 0, *size - 1, get);
-    if (!rank) throw io::Error(std::string("environment variable '") + rank_name + "': found nothing, but " + size_name + " is " + std::to_string(*size) + " (--world-size 1 does all of the work)");
-    return {*rank, *size,
-            std::string("this is rank ") + std::to_string(*rank) + " of " + std::to_string(*size) + ", as " + rank_name + " and " + size_name +
-                " say: it writes its share, then --join puts all together (--world-size 1 does all of the work)"};
-  }
-  return {};
 }
 
 std::int64_t shares_beside(const std::filesystem::path& out) {
@@ -56,7 +39,7 @@ void add_share_options(Options& options, ShareOptions& values) {
   options.integer("--shard-size", values.shard_bytes, 1, std::int64_t{1} << 60, "Bytes of tensors in one file");
 }
 
-Share find_share(const ShareOptions& o, const std::filesystem::path& out, const std::function<const char*(const char*)>& get) {
+Share find_share(const ShareOptions& o, const std::filesystem::path& out, const io::GetVariable& get) {
   if (o.join) {
     if (o.rank >= 0) throw UsageError("--join and --rank exclude each other");
     return {0, o.world_size > 0 ? o.world_size : shares_beside(out), ""};

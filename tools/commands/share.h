@@ -3,9 +3,9 @@
 #pragma once
 #include <cstdint>
 #include <filesystem>
-#include <functional>
 #include <string>
 
+#include "fp8/runtime/io/launcher.h"
 #include "fp8/tools/commands/options.h"
 
 namespace fp8::commands {
@@ -24,10 +24,9 @@ struct Share {
   std::string warning;  ///< set where the environment decided
 };
 
-/// Options win. Else the first of these that names more than one process: RANK, WORLD_SIZE (torchrun); SLURM_PROCID, SLURM_NTASKS;
-/// OMPI_COMM_WORLD_RANK, OMPI_COMM_WORLD_SIZE; PMI_RANK, PMI_SIZE. With --join the world size may also come from the shares that stand
-/// beside `out`. Throws UsageError for options that don't fit each other, io::Error naming a variable.
-Share find_share(const ShareOptions& options, const std::filesystem::path& out, const std::function<const char*(const char*)>& get);
+/// Options win. Else what a launcher says (io::launched()). With --join the world size may also come from the shares that stand beside `out`.
+/// Throws UsageError for options that don't fit each other, io::Error naming a variable.
+Share find_share(const ShareOptions& options, const std::filesystem::path& out, const io::GetVariable& get);
 /// From this process' environment.
 Share find_share(const ShareOptions& options, const std::filesystem::path& out);
 

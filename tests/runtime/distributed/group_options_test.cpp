@@ -5,35 +5,15 @@
 #include <map>
 
 #include "support/hpu_test.h"
+#include "support/launchers.h"
 
 namespace fp8::runtime::distributed {
 namespace {
 
 using test::throws_with;
 
-/// The launchers' variables as given and no others, for one scope.
-class Environment {
- public:
-  explicit Environment(const std::map<std::string, std::string>& variables) {
-    for (const char* name : kNames) {
-      if (const char* value = std::getenv(name)) before_[name] = value;
-      unsetenv(name);
-    }
-    for (const auto& [name, value] : variables) setenv(name.c_str(), value.c_str(), 1);
-  }
-  ~Environment() {
-    for (const char* name : kNames) unsetenv(name);
-    for (const auto& [name, value] : before_) setenv(name.c_str(), value.c_str(), 1);
-  }
-
- private:
-  static constexpr const char* kNames[] = {"RANK",      "WORLD_SIZE", "LOCAL_RANK",  "LOCAL_WORLD_SIZE",
-                                           "NODE_RANK", "GROUP_RANK", "MASTER_ADDR", "MASTER_PORT"};
-  std::map<std::string, std::string> before_;
-};
-
 GroupOptions from(const std::map<std::string, std::string>& variables) {
-  const Environment environment(variables);
+  const test::LauncherEnvironment environment(variables);
   return group_options_from_environment();
 }
 
@@ -63,22 +43,30 @@ TEST(GroupOptions, RankFromNodeAndLocalRank) {
   EXPECT_EQ(from(two_nodes).rank, 1);
   EXPECT_EQ(with("NODE_RANK", "1"), 3);
   EXPECT_EQ(with("GROUP_RANK", "1"), 3);
-  EXPECT_TRUE(throws_with({"NODE_RANK: found 2", "rank 5", "0 to 3"}, [&] { with("NODE_RANK", "2"); }));
-  EXPECT_TRUE(throws_with({"LOCAL_RANK: found 2", "0 to 1"}, [&] { with("LOCAL_RANK", "2"); }));
+  EXPECT_TRUE(throws_with({"'NODE_RANK': found '2'", "0 to 1"}, [&] { with("NODE_RANK", "2"); }));
+  EXPECT_TRUE(throws_with({"'LOCAL_RANK': found '2'", "0 to 1"}, [&] { with("LOCAL_RANK", "2"); }));
+}
+
+/// mpirun and srun: no process takes itself for the only one.
+TEST(GroupOptions, EveryLauncherGivesRankAndSize) {
+  for (const auto& [name, variables] : test::launchers(2, 3)) {
+    auto v = variables;
+    if (name != "torchrun") {
+      EXPECT_TRUE(throws_with({"MASTER_ADDR: found none", " is 3)", "mpirun -x MASTER_ADDR"}, [&] { from(v); })) << name;
+      v["MASTER_ADDR"] = "node-a";
+      EXPECT_TRUE(throws_with({"MASTER_PORT: found none"}, [&] { from(v); })) << name;
+      v["MASTER_PORT"] = "29501";
+    }
+    const GroupOptions options = from(v);
+    EXPECT_EQ(options.rank, 2) << name;
+    EXPECT_EQ(options.size, 3) << name;
+  }
+  EXPECT_EQ(from({{"SLURM_NTASKS", "4"}, {"SLURM_PROCID", "0"}}).size, 1);  // the shell of an sbatch script
 }
 
 TEST(GroupOptions, NamesTheVariableThatIsWrong) {
-  EXPECT_TRUE(throws_with({"WORLD_SIZE: found none", "RANK is 1"}, [] { from({{"RANK", "1"}}); }));
-  EXPECT_TRUE(throws_with({"WORLD_SIZE: found none", "LOCAL_RANK is 0"}, [] { from({{"LOCAL_RANK", "0"}}); }));
-  EXPECT_TRUE(throws_with({"RANK: found none", "0 to 1"}, [] { from({{"WORLD_SIZE", "2"}}); }));
-  for (const char* wrong : {"2", "-1", "x", "1 ", "0x1", "1.0", "99999999999"}) {
-    EXPECT_TRUE(throws_with({"RANK: found '" + std::string(wrong) + "'", "0 to 1"}, [&] { from({{"WORLD_SIZE", "2"}, {"RANK", wrong}}); })) << wrong;
-  }
-  for (const char* wrong : {"0", "65537", "two"}) {
-    EXPECT_TRUE(throws_with({"WORLD_SIZE: found '" + std::string(wrong) + "'", "1 to 65536"}, [&] {
-      from({{"WORLD_SIZE", wrong}, {"RANK", "0"}});
-    })) << wrong;
-  }
+  EXPECT_TRUE(throws_with({"[process group] environment variable 'WORLD_SIZE': found nothing", "RANK is 1"}, [] { from({{"RANK", "1"}}); }));
+  EXPECT_TRUE(throws_with({"'RANK': found '2'", "0 to 1"}, [] { from({{"WORLD_SIZE", "2"}, {"RANK", "2"}}); }));
   EXPECT_TRUE(throws_with({"MASTER_ADDR: found none"}, [] { from({{"WORLD_SIZE", "2"}, {"RANK", "0"}, {"MASTER_PORT", "1"}}); }));
   EXPECT_TRUE(throws_with({"MASTER_PORT: found none", "65535"}, [] { from({{"WORLD_SIZE", "2"}, {"RANK", "0"}, {"MASTER_ADDR", "a"}}); }));
   EXPECT_TRUE(throws_with({"MASTER_PORT: found '65536'", "65535"}, [] {
