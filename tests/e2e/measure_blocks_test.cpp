@@ -66,6 +66,14 @@ class Blocks : public ::testing::Test {
     fs::remove_all(folder / "whole");
     fs::remove_all(folder / "blocks");
   }
+  /// What --memory-limit must say at least for this command, as its refusal tells: "203MB".
+  static std::string least(const Arguments& command) {
+    const auto run = fp8(joined(command, {"--memory-limit", "1kB"}));
+    expect_refused(run, {"--memory-limit: found '1kB', but the program itself takes "}, 2);
+    const std::string allowed = "allowed: ";
+    const auto at = run.err.find(allowed);
+    return at == std::string::npos ? "" : run.err.substr(at + allowed.size(), run.err.find(" or more", at) - at - allowed.size());
+  }
   /// A QUANT_CONFIG that measures everything there is, embeddings too.
   Arguments everything(const std::string& observer) const {
     const auto path = folder / (observer + ".json");
@@ -100,29 +108,41 @@ TEST_F(Blocks, EveryObserverGivesTheSameBytes) {
   for (const std::string observer : {"maxabs_per_channel", "histogram", "percentile", "mse", "kl", "shape", "save"}) expect_same(folder / "model", everything(observer));
 }
 
-TEST_F(Blocks, AHeadInPartsAndStatesInFilesGiveTheSameBytes) {
-  TinyCheckpoint wide;  // 700 rows: parts of 256, 256 and 188
-  wide.config["vocab_size"] = 700;
-  wide.add("model.embed_tokens.weight", {700, 16});
-  wide.add("lm_head.weight", {700, 16});
-  wide.write(folder / "wide");
+/// A vocabulary whose logits are more than the least limit leaves: the head is run in parts.
+TinyCheckpoint wide_model() {
+  constexpr std::int64_t kRows = 20'000;
+  TinyCheckpoint wide;
+  wide.config["vocab_size"] = kRows;
+  wide.add("model.embed_tokens.weight", {kRows, 16});
+  wide.add("lm_head.weight", {kRows, 16});
+  return wide;
+}
+
+TEST_F(Blocks, AHeadInPartsGivesTheSameBytes) {
+  wide_model().write(folder / "wide");
+  const auto limit = least(joined(command(folder / "wide", "none"), {"--block-wise"}));
   for (const std::string observer : {"maxabs", "maxabs_per_channel", "histogram", "shape", "save"})
-    expect_same(folder / "wide", everything(observer), {"--block-wise", "--quiet", "--memory-limit", "1kB"});
+    expect_same(folder / "wide", everything(observer), {"--block-wise", "--quiet", "--memory-limit", limit});
+}
+
+TEST_F(Blocks, StatesInFilesGiveTheSameBytes) {
+  TinyCheckpoint().write(folder / "model");
+  write_ids(folder / "ids.safetensors", 2000, 32, 32);  // 4 MB of hidden states
+  const auto limit = least(joined(command(folder / "model", "none"), {"--block-wise"}));
+  expect_same(folder / "model", {}, {"--block-wise", "--quiet", "--memory-limit", limit});
 }
 
 TEST_F(Blocks, LogitsThatAreNotFiniteAreLeftOutWhole) {
-  TinyCheckpoint wide;
-  wide.config["vocab_size"] = 700;
-  wide.add("model.embed_tokens.weight", {700, 16});
-  wide.add("lm_head.weight", {700, 16});
-  for (std::size_t i = 650 * 16; i < 651 * 16; ++i) wide.tensors["lm_head.weight"].values[i] *= 60000;  // in the last part, for some samples
+  auto wide = wide_model();
+  for (std::size_t i = 19'990 * 16; i < 19'991 * 16; ++i) wide.tensors["lm_head.weight"].values[i] *= 60000;  // in the last part, for some samples
   wide.write(folder / "wide");
-  expect_same(folder / "wide", {"--dtype", "f16", "--quiet"}, {"--block-wise", "--memory-limit", "1kB"});
+  const Arguments half = {"--block-wise", "--dtype", "f16", "--quiet"};
+  expect_same(folder / "wide", {"--dtype", "f16", "--quiet"}, {"--block-wise", "--memory-limit", least(joined(command(folder / "wide", "none"), half))});
 }
 
 TEST_F(Blocks, AModelTenTimesTheLimitIsMeasuredWithinIt) {
   constexpr std::int64_t kLayers = 30, kHidden = 512, kInner = 1408, kVocabulary = 16384;
-  constexpr std::int64_t kLimit = 40'000'000;
+  constexpr std::int64_t kLimit = 40'000'000;  // beyond the program itself
   TinyCheckpoint shape;
   auto config = shape.config;
   config["hidden_size"] = kHidden, config["intermediate_size"] = kInner, config["num_hidden_layers"] = kLayers;
@@ -160,10 +180,17 @@ TEST_F(Blocks, AModelTenTimesTheLimitIsMeasuredWithinIt) {
   };
   const auto [base, small_mode] = peak(folder / "small", "small_out", {"--whole"});
   const auto [whole, whole_mode] = peak(folder / "large", "whole", {"--whole"});
-  const auto [blocks, mode] = peak(folder / "large", "blocks", {"--memory-limit", "40MB"});
+  const std::int64_t limit = base + kLimit;
+  const auto [blocks, mode] = peak(folder / "large", "blocks", {"--memory-limit", std::to_string(limit)});
   EXPECT_EQ(mode, "block-wise");
-  EXPECT_LE(blocks - base, kLimit);
-  EXPECT_GE(whole - base, 8 * kLimit);
+  EXPECT_LE(blocks, limit);
+  EXPECT_GE(whole, base + 8 * kLimit);
+  EXPECT_EQ(all_files(folder / "whole"), all_files(folder / "blocks"));
+  const auto least_limit = least(command(folder / "large", "least"));  // what a refusal names works, and is kept to
+  fs::remove_all(folder / "blocks");
+  const auto [tight, tight_mode] = peak(folder / "large", "blocks", {"--memory-limit", least_limit});
+  EXPECT_EQ(tight_mode, "block-wise");
+  EXPECT_LE(tight, std::stoll(least_limit) * 1'000'000);
   EXPECT_EQ(all_files(folder / "whole"), all_files(folder / "blocks"));
 }
 
@@ -173,6 +200,10 @@ TEST_F(Blocks, RefusesWhatCannotBe) {
   expect_refused(run({"--block-wise", "--whole"}), {"--block-wise", "--whole"}, 2);
   expect_refused(run({"--memory-limit", "lots"}), {"--memory-limit", "'lots'", "GiB"}, 2);
   expect_refused(run({"--memory-limit", "0"}), {"--memory-limit", "'0'"}, 2);
+  expect_refused(run({"--memory-limit", "20MB"}), {"--memory-limit: found '20MB', but the program itself takes", "one decoder layer with a batch of 2 samples", "MB or more"}, 2);
+  expect_refused(run({"--whole", "--memory-limit", "20MB"}), {"--memory-limit: found '20MB', but the program itself takes", "and the model about"}, 2);
+  EXPECT_EQ(run({"--whole", "--memory-limit", least(joined(command(folder / "model", "none"), {"--whole"}))}).code, 0);
+  fs::remove_all(folder / "out");
   EXPECT_FALSE(fs::exists(folder / "out"));
   TinyCheckpoint broken;
   broken.tensors.erase("model.layers.1.mlp.up_proj.weight");
@@ -181,13 +212,16 @@ TEST_F(Blocks, RefusesWhatCannotBe) {
   TinyCheckpoint nan;
   nan.tensors["model.layers.1.mlp.up_proj.weight"].values[7] = NAN;
   nan.write(folder / "nan");
-  expect_refused(fp8(joined(command(folder / "nan", "out"), {"--block-wise", "--memory-limit", "1kB", "--quiet"})), {"model.layers.1.mlp.up_proj.weight", "NaN"});
+  expect_refused(fp8(joined(command(folder / "nan", "out"), {"--block-wise", "--quiet"})), {"model.layers.1.mlp.up_proj.weight", "NaN"});
   EXPECT_TRUE(!fs::exists(folder / "out") || names_in(folder / "out").empty());
 }
 
 /// Runs that are killed.
 class Killed : public Blocks {
  protected:
+  Arguments demo_command(const std::string& samples) const {
+    return {"measure", "--block-wise", "--model", demo_model(), "--data", calibration_text(), "--samples", samples, "--out", (folder / "none").string()};
+  }
   /// Starts the program and kills it after `delay`; true if it was still running.
   static bool killed_after(const Arguments& arguments, std::chrono::microseconds delay, std::string* error) {
     const test::TempDir streams;
@@ -241,17 +275,18 @@ class Killed : public Blocks {
 
 TEST_F(Killed, WholeModelGoesOn) { expect_survives({"--whole"}); }
 TEST_F(Killed, BlocksGoOn) { expect_survives({"--block-wise"}); }
-TEST_F(Killed, BlocksWithStatesInFilesGoOn) { expect_survives({"--block-wise", "--memory-limit", "1MB", "--quiet"}); }
+TEST_F(Killed, BlocksWithStatesInFilesGoOn) { expect_survives({"--block-wise", "--memory-limit", least(demo_command("96")), "--quiet"}); }
 
 TEST_F(Killed, CtrlCLeavesNothingBeforeTheFirstSnapshot) {
   const fs::path out = folder / "out", snapshots = out / ".inc_output_hooks_maxabs.resume";
+  const auto limit = least(demo_command("1500"));
   for (const int signals : {1, 2}) {
     const pid_t child = fork();
     if (child == 0) {
       signal(SIGINT, SIG_DFL);
       test::RunOptions options;
       options.environment = clean({});
-      test::become_fp8({"measure", "--quiet", "--model", demo_model(), "--data", calibration_text(), "--samples", "1500", "--memory-limit", "1MB", "--block-wise", "--out", out.string()},
+      test::become_fp8({"measure", "--quiet", "--model", demo_model(), "--data", calibration_text(), "--samples", "1500", "--memory-limit", limit, "--block-wise", "--out", out.string()},
                        options, (folder / "o").string(), (folder / "e").string());
     }
     for (int k = 0; k < 60000 && !fs::exists(snapshots / "hidden-1"); ++k) std::this_thread::sleep_for(std::chrono::milliseconds(1));

@@ -22,6 +22,7 @@
 #include "fp8/tools/commands/memory_budget.h"
 #include "fp8/tools/commands/output.h"
 #include "fp8/tools/commands/progress.h"
+#include "fp8/tools/commands/ranks.h"
 #include "fp8/tools/commands/script_input.h"
 #include "fp8/tools/commands/table.h"
 #include "fp8/tools/models/layer_stream.h"
@@ -36,7 +37,8 @@ double seconds_since(Clock::time_point start) { return std::chrono::duration<dou
 /// Which modules, what of them, and where to: the config's word, or everything into OUT/inc_output*.
 struct Selection {
   measure::CalibrationOptions options;
-  std::shared_ptr<configs::ModuleFilter> filter;  ///< null without a config
+  std::shared_ptr<configs::ModuleFilter> filter = nullptr;  ///< null without a config
+  bool separate_files = true;                               ///< each of several ranks has its own
 };
 
 /// TorchScript models are measured in all weights that multiply: of sound models most are Conv1d, LSTM and GRU.
@@ -59,7 +61,7 @@ Selection selection_of(const MeasureOptions& o) {
     const auto config = configs::read_quant_config(o.config);
     configs::refuse_load(config);
     auto configured = measure::calibration_options(config);
-    s = {std::move(configured.options), std::move(configured.filter)};
+    s = {std::move(configured.options), std::move(configured.filter), config.separate_measure_files};
     if (!config.dump_stats_path.filename().empty()) prefix = config.dump_stats_path.filename().string();
   } else {
     s.options.rank = configs::environment().process();
@@ -190,11 +192,20 @@ std::filesystem::path snapshots_folder(const measure::CalibrationOptions& c) {
   return base.parent_path() / ("." + base.filename().string() + ".resume");
 }
 
-std::int64_t memory_of(const MeasureOptions& o) {
-  if (o.memory_limit.empty()) return available_memory();
+/// 0: none given.
+std::int64_t limit_of(const MeasureOptions& o) {
+  if (o.memory_limit.empty()) return 0;
   const auto bytes = parse_bytes(o.memory_limit);
   if (!bytes) throw UsageError("--memory-limit: found '" + o.memory_limit + "', allowed: a number of bytes, with or without B, kB, MB, GB, KiB, MiB, GiB");
   return *bytes;
+}
+
+/// What a model that is measured whole takes.
+std::int64_t bytes_of_model(const MeasureOptions& o, const Context& context) {
+  if (!is_script(o.model)) return models::bytes_in_memory(o.model, context.dtype);
+  std::error_code error;
+  const auto bytes = std::filesystem::file_size(o.model, error);
+  return error ? 0 : static_cast<std::int64_t>(bytes);  // who reads it will say so
 }
 
 void report(const MeasureRun& run, bool blocks, double seconds) {
@@ -225,14 +236,16 @@ void measure(const MeasureOptions& o, Context& context) {
   if (context.device != "hpu") throw UsageError("--device: found '" + context.device + "', allowed: hpu");
   if (o.block_wise && o.whole) throw UsageError("--block-wise: excludes --whole");
   if (o.block_wise && is_script(o.model)) throw UsageError("--block-wise: a TorchScript model is measured whole, allowed: checkpoint folders");
-  const std::int64_t memory = memory_of(o);
+  const std::int64_t limit = limit_of(o), process = process_bytes(), memory = limit > 0 ? limit - process : available_memory();
   const at::NoGradGuard no_grad;
   const auto start = Clock::now();
   const Selection selection = selection_of(o);
+  if (!measures_as_rank(selection.separate_files, context)) return;
   Snapshots snapshots(snapshots_folder(selection.options), o.snapshot_seconds);
-  MeasureRun run{o, context, selection.options, memory, snapshots, SourceFiles(o.model, {o.data, o.config})};
+  MeasureRun run{o, context, selection.options, memory, process, snapshots, SourceFiles(o.model, {o.data, o.config})};
   const DiscardOnError guard{run.session};
   const bool blocks = in_blocks(o, context, o.resume ? snapshots.stored_identity() : io::Json(), memory);
+  if (!blocks && limit > 0) run.require_memory(bytes_of_model(o, context), "the model");
   snapshots.identify(identity_of(run, blocks));
   run.progress = snapshots.begin(o.resume);
   if (!run.progress.is_null()) run.forward_seconds = run.progress.value("forward_seconds", 0.0);
@@ -253,6 +266,14 @@ void MeasureRun::require_selection() {
   throw io::Error(options.model.string() + ": no module is selected to be measured");
 }
 
+void MeasureRun::require_memory(std::int64_t needed, const std::string& what) const {
+  if (options.memory_limit.empty() || needed <= memory) return;
+  constexpr std::int64_t kMB = 1'000'000;
+  const std::int64_t least = (process + needed + kMB - 1) / kMB + 1;  // the next process may be some pages larger
+  throw UsageError(fmt::format("--memory-limit: found '{}', but the program itself takes {} and {} about {}, allowed: {}MB or more", options.memory_limit, human_bytes(process),
+                               what, human_bytes(needed), least));
+}
+
 Action add_measure(Options& options) {
   auto values = std::make_shared<MeasureOptions>();
   options.path("--model", values->model, "Checkpoint folder, or a TorchScript file (.pt, .jit)", Options::Need::required);
@@ -262,7 +283,7 @@ Action add_measure(Options& options) {
   options.path("--config", values->config, "QUANT_CONFIG JSON: observer, allowlist, blocklist, measure_exclude, dump_stats_path, ...");
   add_data_options(options, *values);
   add_attention_option(options, values->attention);
-  options.text("--memory-limit", values->memory_limit, "Memory that may be used, 500MB or 2GiB: over half of it, a model is measured block-wise (default what is free)");
+  options.text("--memory-limit", values->memory_limit, "Memory that the process may take, 500MB or 2GiB: over half of what it leaves, a model is measured block-wise (default what is free)");
   options.flag("--block-wise", values->block_wise, "One decoder layer in memory at a time, whatever the model's size");
   options.flag("--whole", values->whole, "The whole model in memory, whatever its size");
   options.flag("--resume", values->resume, "Go on from where a run that was killed had got; without it that is removed");

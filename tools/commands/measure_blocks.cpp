@@ -39,6 +39,8 @@ class BlockRun {
   /// Calls f(first, count) for every batch; begin_samples() and Ctrl-C are seen to.
   template <class F>
   void for_batches(const F& f);
+  std::int64_t needed_memory() const;
+  void check_memory() const;
   void plan_memory();
   void embed();
   void look_at_embedding();
@@ -95,28 +97,40 @@ std::int64_t BlockRun::last_layer() const {
   return -1;
 }
 
+/// A decoder layer and a batch in it, at its largest: the norm in f32 and its result, q, k, v; or gate, up and their product.
+std::int64_t BlockRun::needed_memory() const {
+  const auto& config = stream_.loaded().config;
+  const auto size = static_cast<std::int64_t>(c10::elementSize(stream_.loaded().dtype));
+  const std::int64_t batch = std::min(batch_, chunks_.count), tokens = batch * chunks_.length;
+  std::int64_t work = tokens * (config.hidden_size * (12 + 6 * size) + 3 * config.intermediate_size * size) + (std::int64_t{8} << 20);
+  if (config.attention == models::AttentionKind::eager) work += batch * config.num_attention_heads * chunks_.length * chunks_.length * (8 + 2 * size);
+  return stream_.layer_bytes() + work;
+}
+
+/// Throws UsageError where --memory-limit does not leave that.
+void BlockRun::check_memory() const {
+  const std::int64_t needed = needed_memory(), batch = std::min(batch_, chunks_.count);
+  const std::string what = fmt::format("one decoder layer with a batch of {} samples", batch);
+  run_.require_memory(needed, what);
+  if (needed > run_.memory) run_.context.warn(fmt::format("{} takes about {}, more than the {} that are free", what, human_bytes(needed), human_bytes(run_.memory)));
+}
+
 /// What stays in memory beside a layer and what a batch needs there; the rest goes to files, or is done in parts.
 void BlockRun::plan_memory() {
   const auto& config = stream_.loaded().config;
   const auto size = static_cast<std::int64_t>(c10::elementSize(stream_.loaded().dtype));
-  const std::int64_t batch = std::min(batch_, chunks_.count), tokens = batch * chunks_.length;
-  // A batch in a layer, at its largest: the norm in f32 and its result, q, k, v; or gate, up and their product.
-  std::int64_t work = tokens * (config.hidden_size * (12 + 6 * size) + 3 * config.intermediate_size * size) + (std::int64_t{16} << 20);
-  if (config.attention == models::AttentionKind::eager) work += batch * config.num_attention_heads * chunks_.length * chunks_.length * (8 + 2 * size);
+  const std::int64_t tokens = std::min(batch_, chunks_.count) * chunks_.length;
   const std::int64_t states = chunks_.count * chunks_.length * config.hidden_size * size;
-  const std::int64_t needed = stream_.layer_bytes() + work;
-  if (needed > run_.memory)
-    run_.context.warn(fmt::format("one decoder layer and a batch of {} samples take about {}, more than the limit of {}", batch, human_bytes(needed),
-                                  human_bytes(run_.memory)));
-  const bool in_memory = needed + states <= run_.memory;
+  const bool in_memory = needed_memory() + states <= run_.memory;
   hidden_.emplace(chunks_.count, chunks_.length * config.hidden_size * size, in_memory ? run_.snapshots.path() : run_.snapshots.folder(), in_memory);
-  const std::int64_t left = run_.memory - (in_memory ? states : 0) - (std::int64_t{16} << 20);
+  const std::int64_t left = run_.memory - (in_memory ? states : 0) - (std::int64_t{8} << 20);
   const std::int64_t per_row = (config.hidden_size + 2 * tokens) * size;  // of the weight, and its column of the logits
   if (run_.session->takes_parts() && per_row * config.vocab_size > left)
     head_rows_ = std::min(config.vocab_size, std::max(kLeastRows, left / 2 / per_row / kLeastRows * kLeastRows));
 }
 
 void BlockRun::execute() {
+  check_memory();
   const auto& model = *stream_.loaded().model;
   auto calibration = run_.calibration;
   if (!run_.progress.is_null()) calibration.resume = run_.progress.value("session", io::Json());

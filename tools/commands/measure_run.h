@@ -37,7 +37,8 @@ struct MeasureRun {
   const MeasureOptions& options;
   Context& context;
   measure::CalibrationOptions calibration;  ///< which modules, what of them, and where to
-  std::int64_t memory = 0;                  ///< bytes that block-wise measuring may use beyond what the process had
+  std::int64_t memory = 0;                  ///< bytes that may be used beyond `process`; 0 or less: --memory-limit does not even reach that
+  std::int64_t process = 0;                 ///< bytes of the program itself, which --memory-limit counts
   Snapshots& snapshots;
   SourceFiles sources;
   io::Json progress = nullptr;              ///< of the snapshot to go on from; null: from the beginning
@@ -46,6 +47,8 @@ struct MeasureRun {
 
   /// Throws io::Error if no module was selected; the session is discarded then.
   void require_selection();
+  /// Throws UsageError with the least limit that works if --memory-limit does not leave `needed` bytes for `what`.
+  void require_memory(std::int64_t needed, const std::string& what) const;
 };
 
 /// f(), its time added to run.forward_seconds.

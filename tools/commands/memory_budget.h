@@ -16,6 +16,9 @@ std::optional<std::int64_t> parse_bytes(std::string_view text);
 /// page cache not counted. root: where proc and sys are. 2^62 where nothing is known.
 std::int64_t available_memory(const std::filesystem::path& root = "/");
 
+/// What the program takes for itself while it runs a model: what is resident now, and what libraries touch at their first use.
+std::int64_t process_bytes();
+
 /// Resident memory of this process, now and at its highest.
 std::int64_t resident_bytes();
 std::int64_t peak_resident_bytes();
