@@ -181,19 +181,27 @@ Recipe preset_recipe(const std::string& name) {
   return DelayedScaling::habana();
 }
 
-// What "recipe" and "preset" say.
+// What "recipe" and "preset" ("dialect": as the struct calls it) say.
 Recipe starting_point(const Reading& in) {
-  const std::vector<std::string> kinds = {"delayed", "current", "block", "mxfp8"}, dialects = {"habana", "nvidia", "habana-hybrid"};
-  const auto kind = in.json.find("recipe"), preset = in.json.find("preset");
+  const std::vector<std::string> kinds = {"delayed", "current", "block", "mxfp8"}, presets = {"habana", "nvidia", "habana-hybrid"}, dialects = {"habana", "nvidia"};
+  const auto kind = in.json.find("recipe"), preset = in.json.find("preset"), dialect = in.json.find("dialect");
   const std::size_t which = kind == in.json.end() ? 0 : choice({*kind, in.where("recipe")}, kinds);
-  if (preset == in.json.end()) return preset_recipe(kinds[which]);
-  if (which != 0) detail::reject({*preset, in.where("preset")}, "no preset with recipe " + kinds[which]);
-  return preset_recipe(dialects[choice({*preset, in.where("preset")}, dialects)]);
+  if (preset == in.json.end() && dialect == in.json.end()) return preset_recipe(kinds[which]);
+  const std::string key = preset != in.json.end() ? "preset" : "dialect";
+  const KeyValue said{preset != in.json.end() ? *preset : *dialect, in.where(key)};
+  if (which != 0) detail::reject(said, "no " + key + " with recipe " + kinds[which]);
+  const auto& words = preset != in.json.end() ? presets : dialects;
+  Recipe recipe = preset_recipe(words[choice(said, words)]);
+  const std::string chosen = recipes::name_of(std::get<DelayedScaling>(recipe).dialect);
+  if (dialect != in.json.end() && dialects[choice({*dialect, in.where("dialect")}, dialects)] != chosen) {
+    detail::reject({*dialect, in.where("dialect")}, "the same as preset, " + chosen);
+  }
+  return recipe;
 }
 
 template <class R>
 void read_fields(const Reading& in, R& recipe, const char* kind) {
-  std::vector<std::string> known = {"recipe", "preset"};
+  std::vector<std::string> known = {"recipe", "preset", "dialect"};
   known.insert(known.end(), in.others.begin(), in.others.end());
   const std::size_t special = known.size();
   for (const Field<R>& field : fields_of(recipe)) known.emplace_back(field.name);
@@ -227,7 +235,7 @@ RecipeRule read_rule(const io::Json& json, const std::string& source, const std:
   if (!match->is_string()) detail::reject({*match, in.where("match")}, "a pattern of module names");
   RecipeRule rule{match->get<std::string>(), std::nullopt};
   PythonRegex(rule.pattern, in.where("match"));
-  if (keep == json.end() && !json.contains("recipe")) {
+  if (keep == json.end() && !json.contains("recipe") && !json.contains("preset") && !json.contains("dialect")) {
     throw io::Error(key_in(source, path) + ": found neither keep nor recipe, allowed: one of the two");
   }
   if (keep == json.end()) {

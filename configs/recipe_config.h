@@ -7,7 +7,8 @@
 //
 // "recipe" is delayed (the default), current, block or mxfp8; the other keys are the fields of its struct
 // (recipes/*.h), and "preset" ("habana", the default, "habana-hybrid" or "nvidia"; delayed only) says what they are before the file's
-// keys are read. JSON holds no callables: "amax_compute_algo" is a name, "scaling_factor_compute_algo" null or absent. A
+// keys are read; "dialect" ("habana", "nvidia"), as DelayedScaling calls it, is another name for it. JSON holds no callables:
+// "amax_compute_algo" is a name, "scaling_factor_compute_algo" null or absent. A
 // rule's recipe begins with its own defaults, not with the file's recipe. Of the rules whose pattern is found in a
 // module's name (Python's re.search) the first one counts.
 #pragma once

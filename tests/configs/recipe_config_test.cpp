@@ -65,6 +65,22 @@ TEST(RecipeConfig, EveryKeyOfDelayedScaling) {
             Recipe(nvidia));  // the preset comes first wherever it stands
 }
 
+/// DelayedScaling has a member `dialect`: whoever writes it means what "preset" says.
+TEST(RecipeConfig, DialectIsAcceptedWhereTheStructSaysSo) {
+  EXPECT_EQ(parse(R"({"dialect": "nvidia"})").recipe, Recipe(DelayedScaling::nvidia()));
+  EXPECT_EQ(parse(R"({"recipe": "delayed", "dialect": "habana"})").recipe, Recipe(DelayedScaling::habana()));
+  EXPECT_EQ(parse(R"({"preset": "nvidia", "dialect": "NVIDIA"})").recipe, Recipe(DelayedScaling::nvidia()));
+  EXPECT_EQ(parse(R"({"preset": "habana-hybrid", "dialect": "habana"})").recipe, parse(R"({"preset": "habana-hybrid"})").recipe);
+  const RecipeConfig rule = parse(R"({"modules": [{"match": "up", "dialect": "nvidia"}, {"match": "down", "recipe": "delayed", "dialect": "nvidia", "margin": 1}]})");
+  EXPECT_EQ(*rule.for_module("up"), Recipe(DelayedScaling::nvidia()));
+  auto with_margin = DelayedScaling::nvidia();
+  with_margin.margin = 1;
+  EXPECT_EQ(*rule.for_module("down"), Recipe(with_margin));
+  EXPECT_EQ(error_in(R"({"preset": "nvidia", "dialect": "habana"})"), "r.json: key 'dialect': found \"habana\", allowed: the same as preset, nvidia");
+  EXPECT_EQ(error_in(R"({"recipe": "current", "dialect": "nvidia"})"), "r.json: key 'dialect': found \"nvidia\", allowed: no dialect with recipe current");
+  EXPECT_THAT(error_in(R"({"dialect": "nvidea"})"), HasSubstr("key 'dialect': found \"nvidea\", allowed: habana, nvidia; did you mean 'nvidia'?"));
+}
+
 TEST(RecipeConfig, EveryKeyOfTheOthers) {
   EXPECT_EQ(parse(R"({"recipe": "current", "fp8_format": "E4M3", "power_of_two_scale": true, "amax_epsilon": 0.25})").recipe,
             Recipe(CurrentScaling{RecipeFormat::E4M3, true, 0.25f}));
