@@ -114,8 +114,23 @@ bool holds_nothing(const fs::path& folder) {
   return true;
 }
 
+/// The run in OUT is the same but for its steps: train.json says the new ones, and what was made at the end of the old ones goes.
+void go_on(const TrainOptions& o, const Context& context, const io::Json& settings) {
+  const auto file = o.out / "train.json";
+  const auto written = io::read_json(file);
+  const auto steps = check_resume(file, written, settings, o);
+  TrainLog::refuse_if_locked(o.out / "log.jsonl");
+  if (!steps.warning.empty()) context.warn(steps.warning);
+  if (steps.done < o.optimizer.steps) {
+    std::error_code ignored;
+    fs::remove(o.out / "model.safetensors", ignored);
+    fs::remove_all(o.out / "measurements", ignored);
+  }
+  if (written != settings) io::write_json(file, settings);
+}
+
 /// Makes OUT, or finds the run in it that is to go on. Returns true for the latter.
-bool open_out(const TrainOptions& o, const io::Json& settings) {
+bool open_out(const TrainOptions& o, const Context& context, const io::Json& settings) {
   const auto file = o.out / "train.json";
   std::error_code error;
   if (fs::exists(o.out, error) && !fs::is_directory(o.out, error))
@@ -123,7 +138,7 @@ bool open_out(const TrainOptions& o, const io::Json& settings) {
   const bool empty = holds_nothing(o.out);
   const bool run = fs::exists(file, error);
   if (o.resume && run) {
-    compare_settings(file, io::read_json(file), settings);
+    go_on(o, context, settings);
     return true;
   }
   if (!empty && !run)
@@ -187,6 +202,10 @@ void print(const TrainOptions& o, const Context& context, const te::FitResult& r
 void train(const TrainOptions& o, Context& context) {
   check_train_options(o, context);
   auto start = start_of(o, context);
+  if (o.plan) {
+    const auto plan = TrainPrecision::plan(o, context, start.model);
+    return context.result(plan.json, plan.text);
+  }
   auto data = batches_of(o.data, o, context, start, o.batch, /*shuffle=*/true);
   std::optional<TextBatches> eval;
   if (!o.eval.empty())
@@ -198,7 +217,7 @@ void train(const TrainOptions& o, Context& context) {
                    {"eval_fingerprint", eval ? io::Json(fmt::format("{:016x}", eval->fingerprint())) : io::Json(nullptr)},
                    {"config_fingerprint", io::checksum_text(io::checksum(config))}};
   more.update(precision.settings());
-  const bool resume = open_out(o, train_settings(o, context, more));
+  const bool resume = open_out(o, context, train_settings(o, context, more));
 
   LanguageModelTask task(start.model, o.optimizer, {start.config_text, start.tokenizer, o.save_dtype},
                          precision.state_hooks());

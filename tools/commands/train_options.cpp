@@ -3,10 +3,13 @@
 
 #include <fmt/format.h>
 
+#include <algorithm>
+#include <iterator>
 #include <utility>
 
 #include "fp8/runtime/io/error.h"
 #include "fp8/tools/models/load.h"
+#include "fp8/transformer_engine/trainer/checkpoint_io.h"
 
 namespace fp8::commands {
 namespace {
@@ -23,9 +26,8 @@ void add_train_options(Options& options, std::shared_ptr<TrainOptions> v) {
   options.path("--init", v->init, "config.json (or its folder): train from drawn weights, steered by --seed");
   options.path("--model", v->model, "Checkpoint folder: go on from these weights");
   options.path("--tokenizer", v->tokenizer, "Folder with tokenizer.json (default: beside the config or checkpoint)");
-  options.path("--data", v->data, "Text to train on: .txt, .jsonl (field text) or .safetensors (input_ids)",
-               Options::Need::required);
-  options.path("--out", v->out, "Folder for the model, log.jsonl and checkpoints", Options::Need::required);
+  options.path("--data", v->data, "Text to train on: .txt, .jsonl (field text) or .safetensors (input_ids)");
+  options.path("--out", v->out, "Folder for the model, log.jsonl and checkpoints");
   options.integer("--steps", v->optimizer.steps, 1, kMany, "Optimizer steps");
   options.integer("--batch", v->batch, 1, 65536, "Chunks per forward");
   options.integer("--seq-len", v->seq_len, 2, 1 << 20, "Tokens per chunk");
@@ -44,6 +46,10 @@ void add_train_options(Options& options, std::shared_ptr<TrainOptions> v) {
   options.text("--recipe", v->recipe,
                "Of --precision fp8: habana (E5M2, the default), habana-hybrid, nvidia, current, block, mxfp8 or a JSON file");
   options.list("--keep", v->keep, "Regular expression: modules that stay in bf16 (default lm_head and embeddings)");
+  options.text("--measurements", v->measurements,
+               "With fp8: the first step's scales from this measurement (folder, prefix or file)");
+  options.flag("--plan", v->plan,
+               "With fp8: print what would be converted, its bytes, flops and expected error; nothing is trained or written");
   options.choice(
       "--optimizer", {"adamw", "muon"},
       [v](std::size_t i) {
@@ -55,7 +61,8 @@ void add_train_options(Options& options, std::shared_ptr<TrainOptions> v) {
   options.integer("--eval-batch", v->eval_batch, 1, 65536, "Chunks per forward of an evaluation", "--batch");
   options.integer("--save-every", v->save_every, 1, kMany, "Steps between checkpoints", "at the end only");
   options.integer("--keep-checkpoints", v->keep_checkpoints, 1, kMany, "Newest checkpoints that stay");
-  options.flag("--resume", v->resume, "Go on from the newest checkpoint in --out, if there is one");
+  options.flag("--resume", v->resume,
+               "Go on from the newest checkpoint in --out, if there is one: as before, but for more --steps");
   options.flag("--overwrite", v->overwrite, "Begin anew in an --out that holds a run");
   options.flag("--activation-checkpointing", v->activation_checkpointing,
                "Keep the inputs of layers only, run them again in backward");
@@ -75,6 +82,8 @@ void add_train_options(Options& options, std::shared_ptr<TrainOptions> v) {
 }
 
 void check_train_options(const TrainOptions& o, const Context& context) {
+  if (!o.plan && o.data.empty()) throw UsageError("train: --data is required");
+  if (!o.plan && o.out.empty()) throw UsageError("train: --out is required");
   if (context.dtype) throw UsageError("--dtype: weights are f32 in training, allowed: --precision and --save-dtype");
   if (o.init.empty() == o.model.empty())
     throw UsageError(o.init.empty() ? "--init or --model is required"
@@ -88,6 +97,11 @@ void check_train_options(const TrainOptions& o, const Context& context) {
     throw UsageError("--recipe: found '" + o.recipe + "' with --precision " + o.precision + ", allowed: --precision fp8");
   if (o.precision != "fp8" && !o.keep.empty())
     throw UsageError("--keep: found '" + o.keep[0] + "' with --precision " + o.precision + ", allowed: --precision fp8");
+  if (o.precision != "fp8" && !o.measurements.empty())
+    throw UsageError("--measurements: found '" + o.measurements + "' with --precision " + o.precision +
+                     ", allowed: --precision fp8");
+  if (o.precision != "fp8" && o.plan)
+    throw UsageError("--plan: found with --precision " + o.precision + ", allowed: --precision fp8");
   if (o.throughput_warmup > 0 && o.throughput_warmup >= o.optimizer.steps)
     throw UsageError(fmt::format("--throughput-warmup: found {}, allowed: fewer than --steps {}", o.throughput_warmup,
                                  o.optimizer.steps));
@@ -126,13 +140,47 @@ io::Json train_settings(const TrainOptions& o, const Context& context, const io:
   return json;
 }
 
+namespace {
+
+/// Keys that fingerprints and values stand for, and the one that may change.
+constexpr const char* kNotCompared[] = {"init", "data", "eval", "recipe", "steps"};
+
 void compare_settings(const std::filesystem::path& file, const io::Json& written, const io::Json& asked) {
   for (const auto& [key, value] : asked.items()) {
+    if (std::find(std::begin(kNotCompared), std::end(kNotCompared), key) != std::end(kNotCompared)) continue;
     const auto found = written.find(key);
-    if (found == written.end() || *found != value)
+    if (found == written.end() ? !value.is_null() : *found != value)
       throw io::Error(fmt::format("{}: key '{}': the run was started with {}, --resume found {}, allowed: the same",
                                   file.string(), key, found == written.end() ? "none" : found->dump(), value.dump()));
   }
+}
+
+}  // namespace
+
+ResumedSteps check_resume(const std::filesystem::path& file, const io::Json& written, const io::Json& asked,
+                          const TrainOptions& o) {
+  if (!written.is_object() || !written.value("steps", io::Json()).is_number_integer())
+    throw io::Error(file.string() + ": is no train.json of fp8 train");
+  compare_settings(file, written, asked);
+  const auto before = written["steps"].get<std::int64_t>(), steps = o.optimizer.steps;
+  const auto saved = te::checkpoint_steps(o.out / "checkpoints");
+  ResumedSteps found{saved.empty() ? 0 : saved.back(), ""};
+  if (steps < found.done)
+    throw io::Error(fmt::format("{}: key 'steps': {} of {} steps are done, --resume found {}, allowed: {} or more", file.string(),
+                                found.done, before, steps, found.done));
+  if (steps == before) return found;
+  if (found.done == 0) {
+    found.warning = fmt::format("--steps: the run was started with {}, and begins with {} since none is done", before, steps);
+  } else if (steps > found.done) {
+    const double rate = o.optimizer.lr * cosine_factor(o.optimizer)(found.done);
+    found.warning = fmt::format(
+        "--steps: the run was started with {}, {} are done, it goes on to {}: the learning rate follows the cosine of {} "
+        "steps from here on ({:.4g} at step {}), so the result is not that of {} steps from the start",
+        before, found.done, steps, steps, rate, found.done + 1, steps);
+  } else {
+    found.warning = fmt::format("--steps: the run was started with {} and ends after the {} that are done: the learning rate has not come down its cosine", before, found.done);
+  }
+  return found;
 }
 
 }  // namespace fp8::commands

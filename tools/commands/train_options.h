@@ -1,5 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
-// The options of `fp8 train`, and OUT/train.json: what a run was started with, so that a resumed one is the same run.
+// The options of `fp8 train`, and OUT/train.json: what a run was started with, so that a resumed one is the same run. Texts, configs and
+// recipes are the same where their fingerprints are, wherever they lie; the number of steps alone may change.
 #pragma once
 #include <c10/core/ScalarType.h>
 
@@ -26,8 +27,9 @@ struct TrainOptions {
   double clip = 1;
   std::string precision = "bf16-mixed", recipe;  ///< recipe: empty: kDefaultRecipe
   std::vector<std::string> keep;  ///< empty: lm_head and embeddings
+  std::string measurements;       ///< warm start; empty: none
   c10::ScalarType save_dtype = c10::kBFloat16;
-  bool resume = false, overwrite = false, activation_checkpointing = false, skip_nonfinite = false;
+  bool resume = false, overwrite = false, activation_checkpointing = false, skip_nonfinite = false, plan = false;
 };
 
 /// Declares them.
@@ -40,7 +42,14 @@ void check_train_options(const TrainOptions& options, const Context& context);
 /// config, the recipe as it was read).
 io::Json train_settings(const TrainOptions& options, const Context& context, const io::Json& more);
 
-/// Throws io::Error naming the first key that differs, unless the settings are the same.
-void compare_settings(const std::filesystem::path& file, const io::Json& written, const io::Json& asked);
+/// What a resumed run does about its steps.
+struct ResumedSteps {
+  std::int64_t done = 0;  ///< of the newest checkpoint
+  std::string warning;    ///< where the number of steps is another one than before: what the learning rate does
+};
+
+/// May the run that `written` (read from `file`) tells of go on as `asked`? Throws io::Error naming the first key that differs, and for fewer
+/// steps than are done.
+ResumedSteps check_resume(const std::filesystem::path& file, const io::Json& written, const io::Json& asked, const TrainOptions& options);
 
 }  // namespace fp8::commands

@@ -5,6 +5,7 @@
 #include <torch/nn/module.h>
 
 #include <optional>
+#include <sstream>
 #include <string>
 #include <utility>
 
@@ -38,6 +39,8 @@ struct TrainPrecision::Impl {
   std::optional<te::HPUPrecisionPlugin> plugin;  ///< none on the CPU, in f32
   std::optional<configs::RecipeConfig> recipe;   ///< of fp8
   std::size_t converted = 0, kept = 0;
+  std::string warm_start;          ///< fingerprint of --measurements; empty: not given
+  quant::ConversionReport report;
   std::filesystem::path measured;  ///< folder of the measurement; empty: none
   int warnings = 0;
 
@@ -52,20 +55,29 @@ struct TrainPrecision::Impl {
     return std::shared_ptr<void>(new te::ForwardContext(plugin->forward_context(options)));
   }
 
-  void convert(const TrainOptions& o) {
+  /// What --precision fp8 asks for. Fills `recipe` and `warm_start`.
+  te::ConvertOptions conversion(const TrainOptions& o) {
     recipe = configs::recipe_from_argument(o.recipe.empty() ? kDefaultRecipe : o.recipe);
     te::ConvertOptions options;
     options.replace_layers = true;
+    options.plan_only = o.plan;
     options.recipe = recipe->recipe;
+    options.warm_start = o.measurements;
+    if (!o.measurements.empty()) warm_start = measure::read_measurements(o.measurements).fingerprint();
     for (const auto& rule : recipe->rules) options.rules.push_back({rule.pattern, rule.recipe});
     options.block =
         o.keep.empty() ? std::vector<std::string>(std::begin(kDefaultKeep), std::end(kDefaultKeep)) : o.keep;
     check_keep(o.keep);
-    const auto report = plugin->convert_modules(*model, options);
+    return options;
+  }
+
+  quant::ConversionReport convert(const TrainOptions& o) {
+    auto report = plugin->convert_modules(*model, conversion(o));
     converted = report.converted.size();
     kept = report.skipped.size();
     if (converted == 0) throw UsageError("--precision fp8: no module is left to run in fp8, see --keep and --recipe");
-    for (const auto& warning : report.warnings) context.warn("--recipe " + o.recipe + ": " + warning);
+    for (const auto& warning : report.warnings) context.warn("--precision fp8: " + warning);
+    return report;
   }
 
   /// A misspelt pattern would leave a layer in fp8 that was to stay out of it.
@@ -127,7 +139,7 @@ TrainPrecision::TrainPrecision(const TrainOptions& options, const Context& conte
     impl_->kind.emplace(gaudi2 ? runtime::DeviceKind::gaudi2 : runtime::DeviceKind::gaudi3);
   }
   if (context.device != "cpu") impl_->plugin.emplace(options.precision);
-  if (options.precision == "fp8") impl_->convert(options);
+  if (options.precision == "fp8") impl_->report = impl_->convert(options);
   if (options.activation_checkpointing)
     model->model->set_layer_runner([](const std::function<at::Tensor(const at::Tensor&)>& layer, const at::Tensor& h) {
       return te::checkpoint(layer, h, {.preserve_rng_state = false});  // no layer draws random numbers
@@ -136,6 +148,20 @@ TrainPrecision::TrainPrecision(const TrainOptions& options, const Context& conte
 
 TrainPrecision::~TrainPrecision() = default;
 
+TrainPrecision::Plan TrainPrecision::plan(const TrainOptions& options, const Context& context, models::CausalLM& model) {
+  const TrainPrecision precision(options, context, model);
+  const auto& report = precision.impl_->report;
+  io::Json modules = io::Json::array(), kept = io::Json::array();
+  for (const auto& m : report.converted) {
+    modules.push_back({{"name", m.name}, {"type", m.type}, {"scheme", m.scheme}, {"bytes", m.bytes_before}, {"operand_bytes", m.operand_bytes},
+                       {"flops_per_row", m.flops_per_row}, {"expected_error", m.expected_error ? io::Json(*m.expected_error) : io::Json(nullptr)}});
+  }
+  for (const auto& m : report.skipped) kept.push_back({{"name", m.name}, {"reason", m.reason}});
+  std::ostringstream text;
+  text << quant::ConversionReport{report.converted, report.skipped, {}};  // the warnings stand on stderr
+  return {{{"modules", modules}, {"kept", kept}, {"warnings", report.warnings}, {"recipe", configs::to_json(*precision.impl_->recipe)}}, text.str()};
+}
+
 std::function<std::shared_ptr<void>(const te::ForwardInfo&)> TrainPrecision::context() const {
   if (!impl_->plugin) return {};
   return [impl = impl_.get()](const te::ForwardInfo& info) { return impl->enter(info); };
@@ -143,7 +169,9 @@ std::function<std::shared_ptr<void>(const te::ForwardInfo&)> TrainPrecision::con
 
 io::Json TrainPrecision::settings() const {
   if (!impl_->fp8()) return io::Json::object();
-  return {{"recipe_values", configs::to_json(*impl_->recipe)}, {"dialect", kernels::name_of(runtime::device_dialect("train"))}};
+  return {{"recipe_values", configs::to_json(*impl_->recipe)},
+          {"dialect", kernels::name_of(runtime::device_dialect("train"))},
+          {"warm_start", impl_->warm_start.empty() ? io::Json(nullptr) : io::Json(impl_->warm_start)}};
 }
 
 StateHooks TrainPrecision::state_hooks() const {

@@ -5,6 +5,7 @@
 #include <filesystem>
 #include <functional>
 #include <memory>
+#include <string>
 
 #include "fp8/runtime/io/json.h"
 #include "fp8/tools/commands/context.h"
@@ -23,9 +24,17 @@ class TrainPrecision {
   TrainPrecision(const TrainPrecision&) = delete;
   TrainPrecision& operator=(const TrainPrecision&) = delete;
 
+  /// --plan: what would be converted, as {"modules": [{"name", "type", "scheme", "bytes", "operand_bytes", "flops_per_row",
+  /// "expected_error"}], "kept": [{"name", "reason"}], "warnings"} and as a table. The model stays as it is. Throws as the constructor.
+  struct Plan {
+    io::Json json;
+    std::string text;
+  };
+  static Plan plan(const TrainOptions& options, const Context& context, models::CausalLM& model);
+
   /// For te::TrainerOptions::forward_context; empty for 32-true.
   std::function<std::shared_ptr<void>(const te::ForwardInfo&)> context() const;
-  /// Keys for train.json: the recipe as it was read.
+  /// Keys for train.json: the recipe as it was read, the fingerprint of --measurements.
   io::Json settings() const;
   /// State that the model's parameters do not hold.
   StateHooks state_hooks() const;

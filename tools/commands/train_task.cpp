@@ -17,6 +17,10 @@ at::Tensor next_token_loss(const at::Tensor& logits, const at::Tensor& ids) {
   return at::cross_entropy_loss(predicting.to(at::kFloat), ids.narrow(1, 1, ids.size(1) - 1).reshape({-1}));
 }
 
+std::function<double(std::int64_t)> cosine_factor(const OptimizerSettings& settings) {
+  return te::cosine_with_warmup(settings.warmup, settings.steps, settings.lr > 0 ? settings.min_lr / settings.lr : 0);
+}
+
 LanguageModelTask::LanguageModelTask(models::CausalLM model, OptimizerSettings settings, Files files, StateHooks hooks)
     : model_(std::move(model)), settings_(settings), files_(std::move(files)), hooks_(std::move(hooks)) {}
 
@@ -56,8 +60,7 @@ te::Optimizers LanguageModelTask::configure_optimizers() {
     optimizers.optimizers.push_back(std::make_shared<optim::Muon>(groups, orthogonal));
   else
     optimizers.optimizers.push_back(std::make_shared<optim::FusedAdamW>(groups, adamw(settings_.weight_decay)));
-  const double least = settings_.lr > 0 ? settings_.min_lr / settings_.lr : 0;
-  optimizers.lr_factor = te::cosine_with_warmup(settings_.warmup, settings_.steps, least);
+  optimizers.lr_factor = cosine_factor(settings_);
   return optimizers;
 }
 

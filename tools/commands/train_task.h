@@ -22,6 +22,9 @@ struct OptimizerSettings {
   double weight_decay = 0.1, beta1 = 0.9, beta2 = 0.95, eps = 1e-8;
 };
 
+/// Of step n, from 0: the learning rate as a share of settings.lr.
+std::function<double(std::int64_t)> cosine_factor(const OptimizerSettings& settings);
+
 /// State beside the parameters that checkpoints hold, for whoever has some (fp8 scales).
 struct StateHooks {
   std::function<te::TrainingState()> save = {};

@@ -4,6 +4,9 @@
 #include <gmock/gmock.h>
 #include <gtest/gtest.h>
 
+#include <cmath>
+#include <numbers>
+
 #include "tools/commands/train_run.h"
 
 namespace fp8 {
@@ -73,6 +76,155 @@ TEST(TrainSettings, ChangedInputsAreNamed) {
   auto spaced = io::read_json(config).dump(1);
   std::ofstream(config) << spaced;
   EXPECT_EQ(train().code, 0);  // the same config, written another way
+}
+
+/// A text is what it says, not where it lies; so are configs and recipes.
+TEST(TrainSettings, TheSameInputsAtOtherPathsGoOn) {
+  const test::TempDir folder;
+  const auto init = small_config(folder);
+  io::write_json(folder / "recipe.json", {{"recipe", "current"}});
+  const auto train = [&](const fs::path& at, const char* recipe) {
+    return run_fp8({"train", "--resume", "--init", (at / "init").string(), "--data", (at / "text.txt").string(), "--eval", (at / "eval.txt").string(), "--out", (folder / "run").string(),
+                    "--steps", "2", "--batch", "2", "--seq-len", "32", "--precision", "fp8", "--recipe", recipe, "--json"});
+  };
+  fs::copy_file(demo("kjv_calib.txt"), folder / "text.txt");
+  fs::copy_file(demo("kjv_heldout_16k.txt"), folder / "eval.txt");
+  auto run = train(folder.path(), (folder / "recipe.json").c_str());
+  ASSERT_EQ(run.code, 0) << run.err;
+  const auto moved = folder / "moved";
+  fs::create_directory(moved);
+  for (const char* name : {"init", "text.txt", "eval.txt"}) fs::rename(folder / name, moved / name);
+  run = train(moved, "current");
+  EXPECT_EQ(run.code, 0) << run.err;
+  EXPECT_EQ(io::read_json(folder / "run/train.json")["data"], fs::canonical(moved / "text.txt").string());
+  fs::copy_file(demo("kjv_heldout_16k.txt"), moved / "text.txt", fs::copy_options::overwrite_existing);
+  run = train(moved, "current");
+  EXPECT_EQ(run.code, 1);
+  EXPECT_THAT(run.err, HasSubstr("key 'chunks'"));
+}
+
+/// More steps: as if they had been asked for from the start, but for the learning rate, and that is said.
+TEST(TrainSettings, MoreStepsGoOnFromTheLast) {
+  const test::TempDir folder;
+  small_config(folder);
+  const auto with = [&](const char* steps, const char* out = "run") { return run_fp8(arguments(folder, out, {"--resume", "--steps", steps})); };
+  ASSERT_EQ(with("10").code, 0);
+  const auto first = log_of(folder / "run");
+  auto run = with("16");
+  ASSERT_EQ(run.code, 0) << run.err;
+  EXPECT_THAT(run.err, HasSubstr("--steps: the run was started with 10, 10 are done, it goes on to 16: the learning rate follows the cosine of 16 steps"));
+  EXPECT_EQ(run.error_lines(), 1);
+  EXPECT_EQ(io::parse_json(run.out, "stdout")["resumed_from"], 10);
+  const auto log = log_of(folder / "run");
+  ASSERT_EQ(log.size(), 16u);
+  for (std::size_t i = 0; i < first.size(); ++i) EXPECT_EQ(log[i], first[i]);
+  for (std::size_t i = 10; i < log.size(); ++i) {
+    const double share = (static_cast<double>(i) - 4) / (16 - 4);  // 4 steps of warm-up
+    EXPECT_NEAR(log[i]["lr"].get<double>(), 0.01 * 0.5 * (1 + std::cos(std::numbers::pi * share)), 1e-12) << i;
+  }
+  EXPECT_EQ(io::read_json(folder / "run/train.json")["steps"], 16);
+  EXPECT_TRUE(fs::exists(folder / "run/model.safetensors"));
+  run = with("16");  // it is what it is now
+  EXPECT_EQ(run.code, 0);
+  EXPECT_EQ(run.err, "");
+  run = with("12");
+  EXPECT_EQ(run.code, 1);
+  EXPECT_THAT(run.err, HasSubstr("train.json: key 'steps': 16 of 16 steps are done, --resume found 12, allowed: 16 or more"));
+  EXPECT_EQ(io::read_json(folder / "run/train.json")["steps"], 16);
+}
+
+/// A run that is cut off and told to end elsewhere, sooner than it was to and later than it got; killed again on its way.
+TEST(TrainSettings, StepsMayChangeWhileTheyAreNotDone) {
+  const test::TempDir folder;
+  small_config(folder);
+  const auto list = [&](const char* steps) { return arguments(folder, "run", {"--resume", "--save-every", "3", "--steps", steps}); };
+  ASSERT_TRUE(WIFSIGNALED(run_and_signal(list("100000"), folder / "run", 7, SIGKILL)));
+  ASSERT_TRUE(WIFSIGNALED(run_and_signal(list("200000"), folder / "run", 12, SIGKILL)));
+  EXPECT_EQ(io::read_json(folder / "run/train.json")["steps"], 200000);
+  EXPECT_FALSE(fs::exists(folder / "run/model.safetensors"));
+  const auto done = log_of(folder / "run").size();
+  const auto steps = std::to_string(done + 20);
+  const auto run = run_fp8(list(steps.c_str()));
+  ASSERT_EQ(run.code, 0) << run.err;
+  EXPECT_THAT(run.err, HasSubstr("it goes on to " + steps));
+  EXPECT_EQ(log_of(folder / "run").size(), done + 20);
+}
+
+/// Both passes of --measurements: the first step is scaled, and the measurement is part of what the run is.
+TEST(TrainSettings, MeasurementsWarmTheStart) {
+  const test::TempDir folder;
+  small_config(folder);
+  const auto with = [&](const char* out, const std::vector<std::string>& more) {
+    auto list = arguments(folder, out, {"--precision", "fp8", "--steps", "6"});
+    list.insert(list.end(), {"--recipe", "nvidia", "--stats-every", "1"});
+    list.insert(list.end(), more.begin(), more.end());
+    return run_fp8(list);
+  };
+  ASSERT_EQ(with("cold", {}).code, 0);
+  const auto measured = (folder / "cold/measurements").string();
+  auto run = with("warm", {"--measurements", measured});
+  ASSERT_EQ(run.code, 0) << run.err;
+  EXPECT_EQ(run.err, "");
+  const auto underflowed = [&](const char* out) { return log_of(folder / out)[0]["fp8"]["underflowed"].get<std::int64_t>(); };
+  EXPECT_LT(underflowed("warm"), underflowed("cold"));  // drawn weights of 0.02 in E4M3: unscaled, many of them are 0
+  EXPECT_NE(log_of(folder / "warm")[0]["loss"], log_of(folder / "cold")[0]["loss"]);
+  EXPECT_TRUE(io::read_json(folder / "warm/train.json")["warm_start"].is_string());
+  EXPECT_EQ(with("warm", {"--resume", "--measurements", measured}).code, 0);
+  run = with("warm", {"--resume"});
+  EXPECT_EQ(run.code, 1);
+  EXPECT_THAT(run.err, HasSubstr("key 'warm_start'"));
+  auto old = io::read_json(folder / "cold/train.json");
+  old.erase("warm_start");  // as it was written before there was such a key
+  io::write_json(folder / "cold/train.json", old);
+  EXPECT_EQ(with("cold", {"--resume"}).code, 0);
+  run = run_fp8(arguments(folder, "none", {"--measurements", measured}));
+  EXPECT_EQ(run.code, 2);
+  EXPECT_THAT(run.err, HasSubstr("--measurements: found '" + measured + "' with --precision 32-true, allowed: --precision fp8"));
+  EXPECT_EQ(with("none", {"--measurements", (folder / "nowhere").string()}).code, 1);
+  EXPECT_FALSE(fs::exists(folder / "none"));
+}
+
+/// What stayed in bf16 in training was not measured: it stays so in the checkpoint, with the reason.
+TEST(TrainSettings, WhatWasKeptIsLeftOutWhenTheMeasurementQuantizes) {
+  const test::TempDir folder;
+  small_config(folder);
+  const auto run = run_fp8(arguments(folder, "run", {"--precision", "fp8", "--recipe", "nvidia", "--steps", "4", "--keep", "lm_head", "--keep", "layers\\.0\\."}));
+  ASSERT_EQ(run.code, 0) << run.err;
+  const auto quantize = run_fp8({"quantize", "--model", (folder / "run").string(), "--measurements", (folder / "run/measurements").string(), "--out", (folder / "fp8").string(), "--json"});
+  ASSERT_EQ(quantize.code, 0) << quantize.err;
+  const auto json = io::parse_json(quantize.out, "stdout");
+  EXPECT_EQ(json["modules_quantized"], 7);
+  int left = 0;
+  for (const auto& m : json["modules_skipped"]) left += m["reason"] == "no measurement of its input, which was not to be measured";
+  EXPECT_EQ(left, 7);
+}
+
+TEST(TrainSettings, PlanTellsAndChangesNothing) {
+  const test::TempDir folder;
+  const auto init = small_config(folder).string();
+  auto run = run_fp8({"train", "--plan", "--init", init, "--precision", "fp8", "--recipe", "nvidia", "--keep", "lm_head", "--keep", "layers\\.0\\.", "--json"});
+  ASSERT_EQ(run.code, 0) << run.err;
+  const auto json = io::parse_json(run.out, "stdout");
+  ASSERT_EQ(json["modules"].size(), 7u);
+  for (const auto& m : json["modules"]) {
+    EXPECT_EQ(m["name"].get<std::string>().rfind("model.layers.1.", 0), 0u);
+    EXPECT_GT(m["flops_per_row"].get<double>(), 0);
+    EXPECT_LT(m["operand_bytes"].get<std::int64_t>(), m["bytes"].get<std::int64_t>());  // f32 -> codes along both ways
+    EXPECT_GT(m["expected_error"].get<double>(), 0.01);
+    EXPECT_LT(m["expected_error"].get<double>(), 0.1);
+  }
+  EXPECT_GE(json["kept"].size(), 8u);
+  run = run_fp8({"train", "--plan", "--init", init, "--precision", "fp8"});
+  EXPECT_EQ(run.code, 0) << run.err;
+  EXPECT_THAT(run.out, HasSubstr("converted  model.layers.0.self_attn.q_proj (Linear)"));
+  run = run_fp8({"train", "--plan", "--init", init});
+  EXPECT_EQ(run.code, 2);
+  EXPECT_THAT(run.err, HasSubstr("--plan: found with --precision bf16-mixed, allowed: --precision fp8"));
+  EXPECT_EQ(run_fp8(arguments(folder, "run", {"--plan", "--precision", "fp8"})).code, 0);
+  EXPECT_FALSE(fs::exists(folder / "run"));
+  run = run_fp8({"train", "--init", init, "--out", (folder / "run").string()});
+  EXPECT_EQ(run.code, 2);
+  EXPECT_THAT(run.err, HasSubstr("train: --data is required"));
 }
 
 TEST(TrainSettings, OverwriteLeavesARunThatIsGoingOnAlone) {
