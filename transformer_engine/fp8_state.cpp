@@ -32,6 +32,12 @@ std::string key_of(const recipes::Recipe& recipe) {
   return key + recipes::name_of(recipes::format_of(recipe));
 }
 
+/// The least value that rounding does not bring back to format_max: half a step above it. Below that saturation changes no code.
+float least_beyond(float format_max) {
+  const int mantissa_bits = format_max > 448.0f ? 2 : 3;  // E5M2, E4M3
+  return format_max + std::ldexp(0.5f, std::ilogb(format_max) - mantissa_bits);
+}
+
 bool keeps_hybrid_copies(const DelayedScaling& d) { return d.dialect == RecipeDialect::habana && d.fp8_format == RecipeFormat::HYBRID; }
 
 int current_row(const TensorMeta& meta, const DelayedScaling& d) { return d.dialect == RecipeDialect::habana ? meta.amax_history_index : 0; }
@@ -222,8 +228,8 @@ void Fp8State::record(Pass pass, const StepScales& scales, int index, float amax
   const auto* d = delayed();
   if (d == nullptr) return;
   ++statistics_.casts;
-  const float reached = amax * scales.scale[static_cast<std::size_t>(index)] / format_max;
-  if (scales.step > 1 && reached > 1.0f) {
+  const float scaled = amax * scales.scale[static_cast<std::size_t>(index)], reached = scaled / format_max;
+  if (scales.step > 1 && scaled >= least_beyond(format_max)) {
     ++statistics_.stale;
     statistics_.worst = std::max(statistics_.worst, reached);
   }

@@ -47,7 +47,8 @@ struct StepScales {
 /// What casts did to elements since the counters were read last.
 struct CastStatistics {
   std::int64_t elements = 0, saturated = 0, underflowed = 0;  ///< counted only in regions with statistics
-  std::int64_t casts = 0, stale = 0;                          ///< stale: casts whose amax was beyond what the delayed scale covers
+  /// stale: casts whose amax was beyond what the delayed scale covers, by more than rounding brings back to fp8_max
+  std::int64_t casts = 0, stale = 0;
   float worst = 0.0f;                                         ///< largest amax * scale / fp8_max of those
 };
 

@@ -332,6 +332,33 @@ TEST(Statistics, CountWhatCastsDo) {
   EXPECT_EQ(step(x * 4, false).stale, 0);
 }
 
+/// E4M3 ends at 448, and what is below 464 (half a step above) rounds to 448: nothing is lost that rounding would not have taken.
+TEST(Statistics, StaleCountsWhatRoundingDoesNotExplain) {
+  torch::nn::Linear layer(torch::nn::LinearOptions(16, 16).bias(false));
+  layer->to(kHpu);
+  torch::nn::Sequential model(layer);
+  convert_for_training(*model);
+  const at::Tensor x = torch::ones({8, 16});
+  const auto stale_after = [&](double factor) {
+    for (const double f : {1.0, 1.0, factor}) {  // two steps at 1: the scale of the third covers 1
+      (void)take_statistics(*model);
+      at::Tensor y;
+      {
+        const fp8_autocast region({.recipe = nvidia(1)});
+        y = model->forward(hpu(x * f));
+      }
+      y.sum().backward();
+    }
+    return take_statistics(*model).at("0");
+  };
+  EXPECT_EQ(stale_after(1.0000017).stale, 0);
+  EXPECT_EQ(stale_after(1.0 + std::ldexp(1.0, -8)).stale, 0);  // a step of bf16
+  EXPECT_EQ(stale_after(463.0 / 448.0).stale, 0);
+  const auto beyond = stale_after(465.0 / 448.0);
+  EXPECT_EQ(beyond.stale, 1);
+  EXPECT_FLOAT_EQ(beyond.worst, 465.0f / 448.0f);
+}
+
 /// A model held in fp8 with what it takes to train it.
 struct HeldInFp8 {
   Linear up{nullptr}, down{nullptr};
