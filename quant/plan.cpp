@@ -177,8 +177,9 @@ Plan own_plan(const std::vector<ModuleInfo>& modules, const std::vector<NodeInfo
     if (weights == WeightGranularity::tensor && o.fuse_scales) planned.fuse_group = fuse_group_of(m.name);
     std::string reason;
     if (!plan_rules::apply_measurement(planned, o, nodes, {}, true, plan.warnings, reason)) {
-      if (m.type == "Linear" || m.type == "Conv2d" || include.match(m.name)) plan_rules::fail_unmeasured(m.name, o);
-      plan.skipped.push_back({m.name, reason});  // measured only when a config asks for its type
+      const bool listed = plan_rules::was_to_be_measured(m.name, o);
+      if (listed && (m.type == "Linear" || m.type == "Conv2d" || include.match(m.name))) plan_rules::fail_unmeasured(m.name, o);
+      plan.skipped.push_back({m.name, listed ? reason : reason + ", which was not to be measured"});  // some types only where a config asks for them
       continue;
     }
     plan.modules.push_back(std::move(planned));

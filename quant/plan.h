@@ -81,7 +81,8 @@ struct PlanOptions {
   std::optional<ScaleFile> scales;
 };
 
-/// Decides. Throws io::Error or std::invalid_argument naming module or key: a selected module without measurement, measurements of a weight
+/// Decides. Without a config, what the measurement's list of modules does not name is skipped. Throws io::Error or std::invalid_argument naming
+/// module or key: a selected module without measurement, measurements of a weight
 /// (or only of nodes) that this model has not, bad patterns, block scales with static activations, with a config or with an empty block.
 Plan make_plan(const std::vector<ModuleInfo>& modules, const std::vector<NodeInfo>& nodes, const PlanOptions& options);
 inline Plan make_plan(const std::vector<ModuleInfo>& modules, const PlanOptions& options) { return make_plan(modules, {}, options); }

@@ -111,6 +111,12 @@ bool kept(const std::string& name, const PlanOptions& o, Plan& plan) {
   return found != o.keep.end();
 }
 
+bool was_to_be_measured(const std::string& name, const PlanOptions& o) {
+  if (!o.measurements.has_value() || o.measurements->selected.empty()) return true;
+  const auto& list = o.measurements->selected;
+  return std::find(list.begin(), list.end(), name) != list.end();
+}
+
 void fail_unmeasured(const std::string& module, const PlanOptions& o) {
   const std::string hint = o.config.has_value() ? "set 'ignore_modules_wo_measures' or blocklist it" : "measure it, or leave it out with --exclude";
   throw io::Error("measurements: no measurement of module '" + module + "', which is to be quantized; " + hint);

@@ -20,6 +20,10 @@ bool apply_stored(PlannedNode& planned, const PlanOptions& options);
 /// True (and listed with its reason) if the caller keeps the module.
 bool kept(const std::string& name, const PlanOptions& options, Plan& plan);
 
+/// False where the measurement has a list of what was to be measured and the module is not in it: training does not look at convolutions, a
+/// calibration not at what it excluded.
+bool was_to_be_measured(const std::string& name, const PlanOptions& options);
+
 [[noreturn]] void fail_unmeasured(const std::string& module, const PlanOptions& options);
 
 /// "q_proj.lora_A.default": part of an adapter.

@@ -258,6 +258,8 @@ quant::ConversionReport convert_all(const torch::nn::Module* model, const std::v
   const Selection selection(options);
   quant::ConversionReport report;
   const std::vector<WeightModule> chosen = choose(model, weights, own, selection, options.plan_only, report);
+  const auto keeps_amaxes = [&](const WeightModule& m) { return std::holds_alternative<recipes::DelayedScaling>(selection.recipe_of(m.name)); };
+  if (options.warm_start.has_value() && !chosen.empty() && std::none_of(chosen.begin(), chosen.end(), keeps_amaxes)) report.warnings.emplace_back("warm start: has no effect, no module has delayed scaling");
   if (options.plan_only) return report;
   apply_rules(own, selection);
   const Fp8LinearOptions linear = product_options(options.minimize_memory, std::nullopt, /*training=*/true);
@@ -270,7 +272,7 @@ quant::ConversionReport convert_all(const torch::nn::Module* model, const std::v
       const auto state = before != nullptr ? before->state() : std::make_shared<Fp8State>(m.name, 2, 1);
       const auto* rule = selection.rule_for(m.name);
       state->set_recipe(rule != nullptr ? rule->recipe : std::nullopt);
-      if (options.warm_start.has_value()) seed_state(*options.warm_start, m.name, selection.recipe_of(m.name), *state, report);
+      if (options.warm_start.has_value() && keeps_amaxes(m)) seed_state(*options.warm_start, m.name, selection.recipe_of(m.name), *state, report);
       handler = std::make_shared<TrainingHandler>(state, linear);
       if (before != nullptr) {
         if (model == nullptr) handler->succeed(*before);
@@ -292,8 +294,8 @@ measure::MeasurementFile export_all(const std::vector<WeightModule>& modules, co
     const auto te = own.find(m.name);
     if (handler == nullptr && (te == own.end() || te->second->fp8_states().size() != 1 || c10::isFloat8Type(m.weight.scalar_type()))) continue;
     const Fp8StateValues values = (handler != nullptr ? handler->state() : te->second->fp8_states()[0])->values();
+    if (values.amax_seen.empty() || values.amax_seen[0] <= 0.0f) continue;  // not listed: whoever reads the file leaves it in high precision
     file.selected.push_back(m.name);
-    if (values.amax_seen.empty() || values.amax_seen[0] <= 0.0f) continue;
     measure::Measurement one;
     one.module = m.name;
     one.inputs = {{values.amax_seen[0]}};

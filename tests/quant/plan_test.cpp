@@ -110,6 +110,19 @@ TEST(Plan, UnmeasuredModulesAreNamed) {
   EXPECT_TRUE(throws_with({"up_proj.inputs[0]", "expected one amax, found 2"}, [&] { make_plan(kModel, o); }));
 }
 
+TEST(Plan, WhatWasNotToBeMeasuredIsLeftOut) {
+  PlanOptions o;
+  o.activations = ActivationScaling::static_tensor;
+  o.exclude = {"self_attn", "vision"};
+  o.measurements = measured({"model.layers.0.mlp.up_proj"});
+  o.measurements->selected = {"model.layers.0.mlp.up_proj"};
+  const Plan plan = make_plan(kModel, o);
+  EXPECT_EQ(plan.modules.size(), 1u);
+  EXPECT_EQ(reason(plan, "model.layers.0.mlp.gate_proj"), "no measurement of its input, which was not to be measured");
+  o.measurements->selected.push_back("model.layers.0.mlp.gate_proj");  // it was to be, and is not there
+  EXPECT_TRUE(throws_with({"no measurement of module 'model.layers.0.mlp.gate_proj'"}, [&] { make_plan(kModel, o); }));
+}
+
 TEST(Plan, MeasurementsOfAnotherModelAreRefused) {
   PlanOptions o;
   o.measurements = measured({"model.layers.0.mlp.up_proj", "model.layers.7.mlp.up_proj"});

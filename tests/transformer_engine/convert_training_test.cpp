@@ -248,6 +248,9 @@ TEST(ConvertTraining, WarmStartSeedsTheFirstScales) {
   EXPECT_EQ(fc2.forward.tensors(), 0);
   backward_step(task, plugin);
   EXPECT_EQ(states[1].state->values().step, 1);
+  const auto current = plugin.convert_modules(*task.model, {.replace_layers = true, .recipe = recipes::CurrentScaling{}, .warm_start = (dir / "m").string()});
+  ASSERT_FALSE(current.warnings.empty());
+  EXPECT_EQ(current.warnings[0], "warm start: has no effect, no module has delayed scaling");
   EXPECT_TRUE(throws_with({"nothing_here"},
                           [&] { plugin.convert_modules(*task.model, {.replace_layers = true, .warm_start = (dir / "nothing_here").string()}); }));
 }
@@ -273,6 +276,48 @@ TEST(ConvertTraining, ExportedAmaxesQuantizeTheModel) {
   options.measurements = measure::read_measurements((dir / "train").string());
   EXPECT_EQ(quant::convert(*task.model, options).converted.size(), 3u);
   EXPECT_LT(((task.forward(task.x) - before).norm() / before.norm()).item<double>(), 0.1);
+}
+
+// Training knows the linear layers' amaxes only: the convolutions stay in high precision, and the report says why.
+TEST(ConvertTraining, ExportedAmaxesQuantizeAModelWithConvolutions) {
+  const TempDir dir;
+  const Task task = resnet_task();
+  const HPUPrecisionPlugin plugin = converted(task, DelayedScaling::nvidia());
+  torch::optim::AdamW optimizer(task.model->parameters(), torch::optim::AdamWOptions(1e-3));
+  train(task, plugin, optimizer, 2);
+  measure::write_measurements((dir / "train").string(), export_amax(*task.model));
+  plugin.restore(*task.model);
+  const torch::NoGradGuard no_grad;
+  task.model->eval();
+  const at::Tensor before = task.forward(task.x);
+  quant::PlanOptions options;
+  options.activations = quant::ActivationScaling::static_tensor;
+  options.measurements = measure::read_measurements((dir / "train").string());
+  const auto report = quant::convert(*task.model, options);
+  EXPECT_EQ(report.converted.size(), 1u);
+  int convolutions = 0;
+  for (const auto& item : task.model->named_modules()) {
+    if (dynamic_cast<const torch::nn::Conv2dImpl*>(item.value().get()) == nullptr) continue;
+    ++convolutions;
+    EXPECT_EQ(reason(report, item.key()), "no measurement of its input, which was not to be measured") << item.key();
+  }
+  EXPECT_GT(convolutions, 0);
+  EXPECT_LT(((task.forward(task.x) - before).norm() / before.norm()).item<double>(), 0.1);
+}
+
+// A layer that stayed in high precision, or never ran.
+TEST(ConvertTraining, ExportedAmaxesLeaveOutWhatWasNotTrainedInFp8) {
+  const Task task = mlp_task();
+  HPUPrecisionPlugin plugin("fp8");
+  plugin.convert_modules(*task.model, {.replace_layers = true, .recipe = DelayedScaling::nvidia(), .block = {"fc2"}});
+  backward_step(task, plugin);
+  quant::PlanOptions options;
+  options.activations = quant::ActivationScaling::static_tensor;
+  options.measurements = export_amax(*task.model);
+  plugin.restore(*task.model);
+  const auto report = quant::convert(*task.model, options);
+  EXPECT_EQ(report.converted.size(), 2u);
+  EXPECT_EQ(reason(report, "fc2"), "no measurement of its input, which was not to be measured");
 }
 
 TEST(ConvertTraining, RefusesWhatItCannotConvert) {
