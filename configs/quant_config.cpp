@@ -145,6 +145,12 @@ bool QuantConfig::needs_measurements() const {
   return quantizes && !dynamic_quantization && scale_methods.needs_measurements();
 }
 
+void require_stats_path(const QuantConfig& config, const std::string& why) {
+  if (!config.dump_stats_path.empty()) return;
+  throw io::Error(config.source + ": key 'dump_stats_path': found \"\", but " + why +
+                  "; allowed: folder and beginning of the file names, such as \"./out/inc_output\"");
+}
+
 QuantConfig parse_quant_config(const io::Json& json, const std::string& name, const ParseOptions& options) {
   return read_all(json, name, options, [](const std::function<void()>& step) { step(); });
 }

@@ -61,7 +61,8 @@ struct QuantConfig {
   /// CONST where INC makes it so: a PCS method, fake_quant, dynamic_quantization.
   ScaleFormat scale_format = ScaleFormat::SCALAR;
   ModuleList allowlist, blocklist;
-  /// Folder and beginning of the names of measurement files (stats_path.h); relative to the working directory.
+  /// Folder and beginning of the names of measurement files (stats_path.h); relative to the working directory. Empty: none given, see
+  /// require_stats_path().
   std::filesystem::path dump_stats_path = "stats";
   recipes::Format fp8_config = recipes::Format::E4M3;
   recipes::FloatType hp_dtype = recipes::FloatType::BF16;
@@ -84,6 +85,9 @@ struct QuantConfig {
   /// True if this config reads measurements: it quantizes, not dynamically, with a method that needs them.
   bool needs_measurements() const;
 };
+
+/// Throws io::Error that names the key if dump_stats_path is empty; `why` says what needs the file: "mode MEASURE writes its files there".
+void require_stats_path(const QuantConfig& config, const std::string& why);
 
 /// Names of observers that this project has: maxabs, maxabs_per_channel, save, shape, histogram, percentile, mse, kl.
 const std::vector<std::string>& built_in_observers();

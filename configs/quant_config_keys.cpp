@@ -126,8 +126,8 @@ void read_dump_stats_path(const KeyValue& value, QuantConfig& config) {
   const std::string allowed = "a path: folder and beginning of the file names, such as \"./out/inc_output\"";
   if (!value.json.is_string()) reject(value, allowed);
   const auto path = value.json.get<std::string>();
-  if (path.empty() || path.find('\0') != std::string::npos) reject(value, allowed);
-  config.dump_stats_path = path;
+  if (path.find('\0') != std::string::npos) reject(value, allowed);
+  config.dump_stats_path = path;  // empty: none, which is an error only where a file is needed (require_stats_path)
 }
 
 void read_fp8_config(const KeyValue& value, QuantConfig& config) {
@@ -173,8 +173,9 @@ std::string show_flag(const QuantConfig& config) {
 
 void read_interval(const KeyValue& value, QuantConfig& config) {
   constexpr std::int64_t kMax = std::numeric_limits<std::int32_t>::max();
-  if (!value.json.is_number_integer() || value.json < 0 || value.json > kMax) reject(value, "an integer >= 0");
-  config.calibration_sample_interval = value.json.get<std::int64_t>();
+  const io::Json number = number_in(value.json);
+  if (!number.is_number_integer() || number < 0 || number > kMax) reject(value, "an integer >= 0");
+  config.calibration_sample_interval = number.get<std::int64_t>();
 }
 
 // Readers of keys without effect check the value all the same: a typing error there is a typing error.
@@ -184,7 +185,7 @@ void check_string(const KeyValue& value, QuantConfig&) {
   if (!value.json.is_string()) reject(value, "a string");
 }
 void check_rank(const KeyValue& value, QuantConfig&) {
-  if (!value.json.is_null() && !value.json.is_number_integer()) reject(value, "an integer, null");
+  if (!value.json.is_null() && !number_in(value.json).is_number_integer()) reject(value, "an integer, null");
 }
 void check_nothing(const KeyValue&, QuantConfig&) {}
 
@@ -237,7 +238,8 @@ std::vector<Key> keys_of_files() {
        [](const C& c) { return show(c.allowlist); }},
       {"blocklist", built, "not these modules; wins over allowlist", "", read_blocklist,
        [](const C& c) { return show(c.blocklist); }},
-      {"dump_stats_path", built, "folder and beginning of the names of measurement and scale files", "",
+      {"dump_stats_path", built, "folder and beginning of the names of measurement and scale files; \"\": none, where no file is "
+       "read or written", "",
        read_dump_stats_path, [](const C& c) { return c.dump_stats_path.string(); }},
       {"measure_exclude", built, "OUTPUT and ALL: outputs are not measured, unless a module type needs them; the others "
        "exclude nothing", "", read_measure_exclude, [](const C& c) { return std::string(name_of(c.measure_exclude)); }},

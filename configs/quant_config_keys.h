@@ -41,6 +41,9 @@ std::string found_text(const io::Json& json);
 /// ASCII upper case, whatever the locale.
 std::string upper(std::string text);
 
+/// The value, or the number that its text is: Python's tools take "50" for 50, and files that people publish say so.
+io::Json number_in(const io::Json& json);
+
 /// A number above 0, up to 1. Throws io::Error.
 float backoff(const KeyValue& value);
 

@@ -40,8 +40,16 @@ std::string upper(std::string text) {
   return text;
 }
 
+io::Json number_in(const io::Json& json) {
+  constexpr std::size_t kLongest = 40;
+  if (!json.is_string() || json.get_ref<const std::string&>().size() > kLongest) return json;
+  io::Json number = io::Json::parse(json.get_ref<const std::string&>(), nullptr, /*allow_exceptions=*/false);
+  return number.is_number() ? number : json;
+}
+
 float backoff(const KeyValue& value) {
-  const double number = value.json.is_number() ? value.json.get<double>() : 0.0;
+  const io::Json found = number_in(value.json);
+  const double number = found.is_number() ? found.get<double>() : 0.0;
   if (!(number >= 0x1p-20 && number <= 1.0)) reject(value, "a number from 2^-20 to 1");
   return static_cast<float>(number);
 }
@@ -56,11 +64,12 @@ void read_scale_params(const KeyValue& value, QuantConfig& config) {
     } else if (name == "weight_backoff") {
       config.scale_params.weight_backoff = backoff(item);
     } else if (!is_injected(name)) {
-      if (!json.is_number()) reject(item, "a number");
+      const io::Json number = number_in(json);
+      if (!number.is_number()) reject(item, "a number");
       for (const Range& range : kParameters) {
-        if (name == range.name) check(range, item, json.get<double>());
+        if (name == range.name) check(range, item, number.get<double>());
       }
-      config.scale_params.observer.emplace_back(name, json.get<double>());
+      config.scale_params.observer.emplace_back(name, number.get<double>());
     }
   }
 }

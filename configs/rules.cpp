@@ -105,6 +105,38 @@ void check_environment(const QuantConfig& config, const Environment& environment
   }
 }
 
+/// Why no scale can be made of the files of the config's observer; empty: it can.
+std::string observer_problem(const QuantConfig& config) {
+  const bool shape = config.observer == "shape";
+  if (!shape && config.observer != "save") return "";
+  if (config.dynamic_quantization || !config.scale_methods.needs_measurements()) return "";
+  std::string allowed;
+  for (const std::string& name : built_in_observers()) {
+    if (name != "shape" && name != "save") allowed += (allowed.empty() ? "" : ", ") + name;
+  }
+  return config.source + ": key 'observer': found \"" + config.observer + "\", which keeps " + (shape ? "sizes" : "tensors for a look at them") +
+         " and is no ground for scales, allowed where scales are made of measurements: " + allowed;
+}
+
+/// Class names in the file, and where they stand.
+std::vector<std::pair<std::string, std::string>> listed_types(const QuantConfig& config) {
+  std::vector<std::pair<std::string, std::string>> types;
+  for (const std::string& type : config.allowlist.types) types.emplace_back("allowlist.types", type);
+  for (const std::string& type : config.blocklist.types) types.emplace_back("blocklist.types", type);
+  for (const auto& [type, method] : config.scale_methods.layer_types) types.emplace_back("scale_method.layer_types", type);
+  return types;
+}
+
+/// Empty if modules of that type can be quantized.
+std::string type_problem(const QuantConfig& config, const std::string& key, const std::string& type) {
+  if (find_module_type(type) != nullptr) return "";
+  std::vector<std::string> known;
+  for (const ModuleType& one : module_types()) known.emplace_back(one.name);
+  const std::string last = type.substr(type.rfind('.') + 1);  // the class name behind a path is what people mean
+  return config.source + ": key '" + key + "': found " + io::in_quotes(type) + ", which is no class that can be quantized, did you mean '" + closest(last, known) +
+         "'? (class names without a module path)";
+}
+
 }  // namespace
 
 std::vector<std::string> key_rule_problems(const QuantConfig& config) {
@@ -117,28 +149,33 @@ std::vector<std::string> rule_problems(const QuantConfig& config, recipes::Diale
   std::vector<std::string> problems = key_rule_problems(config);
   check_device(config, device, problems);
   check_environment(config, environment, problems);
+  if (const std::string problem = observer_problem(config); config.mode == QuantMode::QUANTIZE && !problem.empty()) problems.push_back(problem);
   return problems;
 }
 
 std::vector<std::string> unknown_type_problems(const QuantConfig& config) {
-  std::vector<std::string> known, problems;
-  for (const ModuleType& type : module_types()) known.emplace_back(type.name);
-  const auto check = [&](const std::string& key, const std::string& type) {
-    if (find_module_type(type) != nullptr) return;
-    const std::string last = type.substr(type.rfind('.') + 1);  // the class name behind a path is what people mean
-    problems.push_back(config.source + ": key '" + key + "': found " + io::in_quotes(type) +
-                       ", which is no class that can be quantized, did you mean '" + closest(last, known) +
-                       "'? (class names without a module path)");
-  };
-  for (const std::string& type : config.allowlist.types) check("allowlist.types", type);
-  for (const std::string& type : config.blocklist.types) check("blocklist.types", type);
-  for (const auto& [type, method] : config.scale_methods.layer_types) check("scale_method.layer_types", type);
+  std::vector<std::string> problems;
+  for (const auto& [key, type] : listed_types(config)) {
+    if (std::string problem = type_problem(config, key, type); !problem.empty()) problems.push_back(std::move(problem));
+  }
   return problems;
+}
+
+void refuse_type_paths(const QuantConfig& config) {
+  for (const auto& [key, type] : listed_types(config)) {
+    if (type.find('.') == std::string::npos) continue;
+    if (const std::string problem = type_problem(config, key, type); !problem.empty()) throw io::Error(problem);
+  }
+}
+
+void refuse_observer_without_amax(const QuantConfig& config) {
+  if (const std::string problem = observer_problem(config); !problem.empty()) throw io::Error(problem);
 }
 
 void check_rules(const QuantConfig& config, recipes::Dialect device, const Environment& environment) {
   const std::vector<std::string> problems = rule_problems(config, device, environment);
   if (!problems.empty()) throw io::Error(problems.front());
+  refuse_type_paths(config);
 }
 
 void refuse_load(const QuantConfig& config) {

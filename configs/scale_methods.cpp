@@ -76,7 +76,8 @@ void read_candidates(const io::Json& params, const Path& path, ScaleMethod& meth
   if (!found->is_array() || found->empty() || found->size() > 256) detail::reject(at.value(*found), kAllowed);
   method.candidates.clear();
   for (const io::Json& item : *found) {
-    const double value = item.is_number() ? item.get<double>() : 0.0;
+    const io::Json number = detail::number_in(item);
+    const double value = number.is_number() ? number.get<double>() : 0.0;
     if (!(value > 0.0) || static_cast<float>(value) == 0.0f || !std::isfinite(static_cast<float>(value))) {
       detail::reject(at.value(item), kAllowed);
     }

@@ -150,6 +150,7 @@ std::unique_ptr<Observer> make_maxabs(const ObserverContext& context) {
   return std::make_unique<MaxAbs>(context.per_expert ? std::int64_t{0} : context.head_dim);
 }
 std::unique_ptr<Observer> make_maxabs_per_channel(const ObserverContext& context) {
+  if (context.head_dim.has_value()) return make_maxabs(context);  // readers of a cache take its values for heads
   return std::make_unique<MaxAbsPerChannel>(context);
 }
 std::unique_ptr<Observer> make_shape(const ObserverContext&) { return std::make_unique<Shape>(); }

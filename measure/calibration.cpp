@@ -55,6 +55,7 @@ ObserverSettings settings_of(const CalibrationOptions& o) {
   settings.context.format = o.format;
   settings.context.fp8_max = o.fp8_max;
   settings.context.parameters = o.parameters;
+  settings.context.affordable = true;
   settings.context.folder = std::filesystem::path(o.prefix).parent_path();
   settings.context.rank = o.rank;
   settings.context.bytes_saved = std::make_shared<std::atomic<std::int64_t>>(0);
@@ -290,6 +291,7 @@ MeasurementFile CalibrationSession::result_locked() const {
   MeasurementFile file;
   if (samples_ > 0) file.num_samples = samples_;
   if (samples_ == 0 && forwards_ > 0) file.num_samples = forwards_;
+  file.observer = options_.observer;
   if (options_.observer == "shape") file.mode = MeasurementMode::shape;
   if (!weights_.empty()) file.model.emplace();
   for (const auto& [record, weight] : weights_) file.model->weights.push_back(weight);

@@ -56,6 +56,9 @@ class HistogramObserver final : public Observer {
 };
 
 std::unique_ptr<Observer> make(const ObserverContext& context, Threshold threshold) {
+  if (context.affordable) {
+    threshold = [threshold = std::move(threshold), target = Fp8Target{context.format, context.fp8_max}](const Histogram& h) { return affordable_threshold(h, threshold(h), target); };
+  }
   const double bins = context.parameter("bins", Histogram::kDefaultBins);
   if (!(bins >= 16 && bins <= 65536) || bins != static_cast<int>(bins)) {
     throw std::invalid_argument("bins: found " + std::to_string(bins) + ", allowed: an integer from 16 to 65536");

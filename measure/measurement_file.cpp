@@ -223,26 +223,41 @@ void check_writable(const std::string& prefix) {
   }
 }
 
-StatsName find_measurement(const std::string& where) {
+void require_amax(const MeasurementFile& file) {
+  const bool shape = file.mode == MeasurementMode::shape;
+  if (!shape && file.observer != "save") return;
+  fail("measurements", std::string("found those of observer '") + (shape ? "shape" : "save") + "', which keeps " + (shape ? "sizes" : "tensors for a look at them") +
+                           " and is no ground for scales; measure with maxabs, maxabs_per_channel, histogram, percentile, mse or kl");
+}
+
+bool has_thresholds(const MeasurementFile& file) {
+  constexpr const char* kExact[] = {"", "maxabs", "maxabs_per_channel", "histogram", "shape", "save"};
+  return std::none_of(std::begin(kExact), std::end(kExact), [&](const char* name) { return file.observer == name; });
+}
+
+StatsName find_measurement(const std::string& where, const std::string& observer) {
   std::error_code ignored;
   const bool folder = fs::is_directory(where, ignored);
   if (auto name = folder ? std::nullopt : parse_stats_name(where)) return *name;
-  const StatsName plain{where};
+  const StatsName plain{where, observer};
   if (!folder && plain.exists()) return plain;
   const fs::path place = folder ? fs::path(where) : fs::path(where).parent_path();
-  std::vector<StatsName> all, maxabs;
+  std::vector<StatsName> all, wanted;
   if (folder || fs::is_directory(place.empty() ? "." : place, ignored)) {
     for (const auto& name : list_stats(place.empty() ? "." : place)) {
       if (name.is_scales()) continue;
       if (!folder && fs::path(name.prefix).filename() != fs::path(where).filename()) continue;
       all.push_back(name);
-      if (name.observer == "maxabs" && !name.rank.has_value()) maxabs.push_back(name);
+      if (name.observer == observer && !name.rank.has_value()) wanted.push_back(name);
     }
   }
-  if (maxabs.size() == 1) return maxabs[0];
+  if (wanted.size() == 1) return wanted[0];
+  if (std::any_of(all.begin(), all.end(), [&](const StatsName& n) { return n.observer == observer; })) {
+    std::erase_if(all, [&](const StatsName& n) { return n.observer != observer; });
+  }
   if (all.size() == 1) return all[0];
   if (all.empty() && !folder) return plain;  // reading it says what is missing
-  if (all.empty()) fail(where, "expected a measurement (*_hooks_maxabs.json), found none");
+  if (all.empty()) fail(where, "expected a measurement (*_hooks_" + observer + ".json), found none");
   const bool ranks =
       std::all_of(all.begin(), all.end(), [&](const StatsName& n) { return n.same_set(all[0]) && n.rank.has_value(); });
   const std::string first = fs::path(all[0].base()).filename().string();
@@ -279,6 +294,7 @@ MeasurementFile read_measurements(const StatsName& name) {
       }
     }
   }
+  file.observer = name.observer;
   file.model = model_of(name, file);
   file.kv_cache = kv_cache_of(name, file);
   return file;

@@ -49,6 +49,7 @@ struct MeasurementFile {
   std::optional<std::int64_t> global_rank;  ///< INC writes null
   std::optional<ModelFingerprint> model;    ///< of which model, if known
   std::vector<Measurement> kv_cache;        ///< "...k_cache" and "...v_cache": input 0, per head. Those that `modules` has too are not here
+  std::string observer = {};                ///< whose values these are (reading takes it from the files' name); empty: not known
 
   const Measurement* find(const std::string& module) const;
   /// Of a key-value cache: kv_cache's, else that of `modules`.
@@ -56,6 +57,12 @@ struct MeasurementFile {
   /// 16 hex digits (FNV-1a) over names and values: changes when a measurement does.
   std::string fingerprint() const;
 };
+
+/// Throws io::Error naming the observer if no scale can be made of the values: shape keeps sizes, save keeps tensors for a look at them.
+void require_amax(const MeasurementFile& file);
+
+/// The values of a weight are a threshold below which most of |w| lies, not max |w|: observers percentile, mse, kl and those of one's own.
+bool has_thresholds(const MeasurementFile& file);
 
 /// Which of the files under one prefix.
 struct MeasurementName {
@@ -80,8 +87,9 @@ void check_writable(const std::string& prefix);
 MeasurementFile read_measurements(const std::string& where);
 MeasurementFile read_measurements(const StatsName& name);
 
-/// What read_measurements() would read for `where`. In a folder: the one measurement of observer maxabs without rank, else the only one.
-StatsName find_measurement(const std::string& where);
+/// What read_measurements() would read for `where`: in a folder, and under a prefix, the one measurement of `observer` without rank, else the
+/// only one.
+StatsName find_measurement(const std::string& where, const std::string& observer = "maxabs");
 
 /// Its prefix.
 std::string find_measurements(const std::string& where);

@@ -7,7 +7,11 @@
 //   shape               the sizes of the last tensor
 //   save                max |x|, and each tensor as a .pt file
 //   histogram           max |x|, and a histogram of |x| beside the measurement file
-//   percentile, mse, kl a threshold below which most of |x| lies (histogram.h), written in place of max |x|
+//   percentile, mse, kl a threshold below which most of |x| lies (histogram.h), written in place of max |x|; raised where clipping would cost
+//                       more (expected squared error) than it gains
+//
+// Quantizing makes the scales of activations of what an observer found (of channels the largest), those of weights of the weights themselves;
+// a weight's own value tells whether the file is of this model. Nothing can be quantized from files of shape and save.
 //
 // One of your own, in force while the registration lives:
 //
@@ -96,10 +100,11 @@ struct ObserverContext {
   configs::ModuleKind kind = configs::ModuleKind::linear;
   std::int64_t channel_dim = -1;           ///< the dimension of channels: -1 the last, 0 the first
   bool per_expert = false;                 ///< a stack of experts' weights [E, N, K]: one result for each
-  std::optional<std::int64_t> head_dim = {};  ///< of a key-value cache: the dimension of heads, one result for each (maxabs)
+  std::optional<std::int64_t> head_dim = {};  ///< of a key-value cache: the dimension of heads, one result for each (maxabs, maxabs_per_channel)
   recipes::Format format = recipes::Format::E4M3;  ///< what the tensor will be cast to,
   float fp8_max = 448.0f;                          ///< and where that cast saturates
   std::map<std::string, double, std::less<>> parameters = {};  ///< scale_params of the QUANT_CONFIG
+  bool affordable = false;                 ///< thresholds clip only what they can afford (affordable_threshold()); calibrations ask for it
   std::filesystem::path folder = {};       ///< of the measurement files
   std::optional<configs::Rank> rank = {};
   std::shared_ptr<std::atomic<std::int64_t>> bytes_saved = {};  ///< by all observers of the calibration; may be null

@@ -15,6 +15,7 @@ namespace {
 
 constexpr int kCandidates = 256;
 constexpr int kPointsPerBin = 4;  // a bin's mean error is taken at so many points of it
+constexpr double kUnseen = 4;     // other data has more large values than the calibration saw: clipped ones count so often
 
 /// Bins in use, from the first: the largest value lies in the last of them.
 int used_bins(const Histogram& h) { return std::min(h.bins(), static_cast<int>(h.amax() * (h.bins() / h.range())) + 1); }
@@ -51,6 +52,40 @@ class Caster {
   std::vector<std::uint8_t> codes_;
   std::vector<float> decoded_;
 };
+
+/// E(t) of histogram.h, times the number of values.
+class SquaredError {
+ public:
+  SquaredError(const Histogram& h, const Fp8Target& target) : caster_(target) {
+    for (int i = 0; i < h.bins(); ++i) {
+      if (h.counts()[i] == 0) continue;
+      const double low = h.edge(i), width = std::min<double>(h.edge(i + 1), h.amax()) - low;
+      for (int k = 0; k < kPointsPerBin; ++k) {
+        points_.push_back(static_cast<float>(low + width * (k + 0.5) / kPointsPerBin));
+        weights_.push_back(static_cast<double>(h.counts()[i]) / kPointsPerBin);
+      }
+    }
+  }
+
+  /// Values above the threshold count `clipped` times.
+  double at(float threshold, double clipped = 1) {
+    caster_.cast(points_, threshold);
+    double error = 0;
+    for (std::size_t i = 0; i < points_.size(); ++i) {
+      const double difference = static_cast<double>(points_[i]) - caster_.decoded()[i];
+      error += (points_[i] > threshold ? clipped : 1.0) * weights_[i] * difference * difference;
+    }
+    return error;
+  }
+
+ private:
+  std::vector<float> points_;
+  std::vector<double> weights_;
+  Caster caster_;
+};
+
+/// The k-th of the thresholds that are tried; the last is amax.
+float candidate(const Histogram& h, int k) { return static_cast<float>(static_cast<double>(h.amax()) * k / kCandidates); }
 
 /// KL(P || Q) of the first `below` bins; infinite where Q has nothing and P something.
 double divergence(const Histogram& h, int below, int used, const std::vector<std::uint8_t>& codes) {
@@ -97,30 +132,26 @@ float percentile_threshold(const Histogram& h, double percent) {
 
 float mse_threshold(const Histogram& h, const Fp8Target& target) {
   if (h.amax() == 0.0f) return 0.0f;
-  std::vector<float> points;
-  std::vector<double> weights;
-  for (int i = 0; i < h.bins(); ++i) {
-    if (h.counts()[i] == 0) continue;
-    const double low = h.edge(i), width = std::min<double>(h.edge(i + 1), h.amax()) - low;
-    for (int k = 0; k < kPointsPerBin; ++k) {
-      points.push_back(static_cast<float>(low + width * (k + 0.5) / kPointsPerBin));
-      weights.push_back(static_cast<double>(h.counts()[i]) / kPointsPerBin);
-    }
-  }
-  Caster caster(target);
+  SquaredError error(h, target);
   float best = h.amax();
   double least = std::numeric_limits<double>::infinity();
   for (int k = kCandidates; k >= 1; --k) {
-    const auto threshold = static_cast<float>(static_cast<double>(h.amax()) * k / kCandidates);
-    caster.cast(points, threshold);
-    double error = 0;
-    for (std::size_t i = 0; i < points.size(); ++i) {
-      const double difference = static_cast<double>(points[i]) - caster.decoded()[i];
-      error += weights[i] * difference * difference;
-    }
-    if (error < least) least = error, best = threshold;
+    const float threshold = candidate(h, k);
+    const double found = error.at(threshold);
+    if (found < least) least = found, best = threshold;
   }
   return best;
+}
+
+float affordable_threshold(const Histogram& h, float threshold, const Fp8Target& target) {
+  if (!(threshold < h.amax())) return h.amax();
+  SquaredError error(h, target);
+  const double allowed = error.at(h.amax());
+  if (error.at(threshold, kUnseen) <= allowed) return threshold;
+  for (int k = 1; k < kCandidates; ++k) {
+    if (candidate(h, k) > threshold && error.at(candidate(h, k), kUnseen) <= allowed) return candidate(h, k);
+  }
+  return h.amax();
 }
 
 float kl_threshold(const Histogram& h, const Fp8Target& target) {

@@ -74,6 +74,7 @@ class Conversion {
   /// Reads what there is; the plan.
   Plan plan() {
     configs::check_rules(config_, device_, environment_);
+    if (config_.mode != QuantMode::LOAD) configs::refuse_observer_without_amax(config_);
     options_.config = config_;
     options_.dialect = device_;
     options_.activations = ActivationScaling::static_tensor;
@@ -103,6 +104,7 @@ class Conversion {
  private:
   void read_files() {
     const bool load = config_.mode == QuantMode::LOAD;
+    configs::require_stats_path(config_, load ? "mode LOAD reads scales there" : "scale_method " + config_.scale_methods.name() + " reads measurements there");
     measure::StatsName measurement = name_;
     measurement.method.clear();
     if (!load && measurement.exists()) options_.measurements = measure::read_measurements(measurement);

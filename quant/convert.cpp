@@ -263,7 +263,20 @@ void refuse_set_adapters(const torch::nn::Module& model, const Plan& plan) {
   }
 }
 
+/// A clipping threshold fits every weight with a larger amax: only sampled values tell whether it is this model's.
+void require_measured_model(const std::vector<measure::WeightModule>& modules, const PlanOptions& options) {
+  if (!options.measurements.has_value() || !options.measurements->model.has_value() || !measure::has_thresholds(*options.measurements)) return;
+  measure::ModelFingerprint model;
+  for (const auto& m : modules) {
+    if (!runtime::ops::is_high_precision(m.weight.scalar_type())) continue;
+    const at::Tensor w = m.weight.detach().contiguous();
+    model.weights.push_back(measure::fingerprint_of(m.name, w.const_data_ptr(), runtime::ops::float_type_of(w.scalar_type()), w.sizes().vec()));
+  }
+  measure::require_same_model(*options.measurements->model, model, "measurements");
+}
+
 Plan plan_for(const std::vector<measure::WeightModule>& modules, const std::vector<measure::OpNode>& nodes, const PlanOptions& options) {
+  require_measured_model(modules, options);
   return make_plan(infos_of(modules), infos_of(nodes), options);
 }
 

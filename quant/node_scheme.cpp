@@ -20,8 +20,8 @@ float one_amax(const measure::Measurement& measured, bool input, std::size_t ind
   const std::string where = "measurements: " + measured.module + (input ? ".inputs[" : ".outputs[") + std::to_string(index) + "]";
   const auto& list = input ? measured.inputs : measured.outputs.value_or(std::vector<measure::Amax>{});
   if (index >= list.size()) throw io::Error(where + ": it was not measured");
-  if (list[index].size() != 1) throw io::Error(where + ": expected one amax, found " + std::to_string(list[index].size()));
-  return list[index][0];
+  if (list[index].empty()) throw io::Error(where + ": expected an amax, found none");
+  return *std::max_element(list[index].begin(), list[index].end());
 }
 
 std::vector<float> expert_amax(const measure::Measurement& measured, std::size_t experts, std::vector<std::string>& warnings) {

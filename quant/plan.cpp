@@ -166,7 +166,8 @@ Plan own_plan(const std::vector<ModuleInfo>& modules, const std::vector<NodeInfo
       plan.skipped.push_back({m.name, "no block scales for type " + m.type});
       continue;
     }
-    PlannedModule planned{m, {}, "", {}, std::nullopt};
+    PlannedModule planned;
+    planned.info = m;
     planned.scheme.dialect = o.dialect;
     planned.scheme.activations = kind_of_type(m.type) == ModuleKind::embedding ? ActivationScaling::none : activations;
     planned.scheme.weights = weights;
@@ -210,7 +211,10 @@ const PlannedNode* Plan::find_node(const std::string& name) const {
 Plan make_plan(const std::vector<ModuleInfo>& modules, const std::vector<NodeInfo>& nodes, const PlanOptions& options) {
   std::vector<std::string> warnings;
   check_blocks(options);
-  if (options.measurements.has_value()) check_fits(modules, nodes, *options.measurements, warnings);
+  if (options.measurements.has_value()) {
+    measure::require_amax(*options.measurements);
+    check_fits(modules, nodes, *options.measurements, warnings);
+  }
   Plan plan = options.config.has_value() ? plan_rules::config_plan(modules, nodes, options) : own_plan(modules, nodes, options);
   plan.warnings.insert(plan.warnings.begin(), warnings.begin(), warnings.end());
   if (options.measurements.has_value()) plan.measurements = options.measurements->fingerprint();
@@ -229,8 +233,10 @@ void check_measured_weight(const PlannedModule& module, float amax) {
   if (!module.measured_weight_amax.has_value()) return;
   const float measured = *module.measured_weight_amax;
   if (std::abs(measured - amax) <= std::ldexp(std::max(measured, amax), -7)) return;  // other tools store it in bf16
+  if (module.weight_threshold && measured < amax && measured > 0.0f) return;
   std::ostringstream text;
-  text << "measurements: " << module.info.name << ": the weight's amax was " << measured << " when measured and is " << amax
+  text << "measurements: " << module.info.name << ": the weight's " << (module.weight_threshold ? "clipping threshold" : "amax") << " was " << measured
+       << " when measured and " << (module.weight_threshold ? "its amax " : "") << "is " << amax
        << " in this model; a measurement of another model?";
   throw io::Error(text.str());
 }

@@ -32,7 +32,8 @@ struct PlannedModule {
   /// Modules of one group share the weight's amax (per-tensor scales of q/k/v, of gate/up): vLLM requantizes them to the largest anyway.
   std::string fuse_group;
   std::vector<float> stored_weight_scale_inv; ///< from a scale file: one, or one per output channel; empty: made of the weight
-  std::optional<float> measured_weight_amax;  ///< to tell a measurement of another model
+  std::optional<float> measured_weight_amax;  ///< to tell a measurement of another model; no scale is made of it
+  bool weight_threshold = false;              ///< that is a clipping observer's threshold, at most the weight's amax
 };
 
 /// A module without a weight, as the plan sees it.
@@ -82,8 +83,8 @@ struct PlanOptions {
 };
 
 /// Decides. Without a config, what the measurement's list of modules does not name is skipped. Throws io::Error or std::invalid_argument naming
-/// module or key: a selected module without measurement, measurements of a weight
-/// (or only of nodes) that this model has not, bad patterns, block scales with static activations, with a config or with an empty block.
+/// module or key: a selected module without measurement, measurements of a weight (or only of nodes) that this model has not or that keep no amax
+/// (observers shape, save), bad patterns, block scales with static activations, with a config or with an empty block.
 Plan make_plan(const std::vector<ModuleInfo>& modules, const std::vector<NodeInfo>& nodes, const PlanOptions& options);
 inline Plan make_plan(const std::vector<ModuleInfo>& modules, const PlanOptions& options) { return make_plan(modules, {}, options); }
 
@@ -91,7 +92,8 @@ inline Plan make_plan(const std::vector<ModuleInfo>& modules, const PlanOptions&
 /// "PARENT.gate_proj" for gate and up; empty for others.
 std::string fuse_group_of(const std::string& name);
 
-/// Throws io::Error if the weight's amax is not the measured one (beyond the rounding of hp_dtype): a measurement of another model.
+/// Throws io::Error if the weight's amax is not the measured one (beyond the rounding of hp_dtype), or is below the measured threshold: a
+/// measurement of another model.
 void check_measured_weight(const PlannedModule& module, float amax);
 
 }  // namespace fp8::quant

@@ -74,7 +74,8 @@ class ConfigPlanner {
     if (kept(m.name, options_, plan_)) return;
     if (!reason_against.empty()) return skip(m.name, reason_against);
     const auto& method = method_of(m.name, m.type);
-    PlannedModule planned{m, {}, "", {}, std::nullopt};
+    PlannedModule planned;
+    planned.info = m;
     Scheme& s = planned.scheme;
     static_cast<Numbers&>(s) = numbers_;
     s.weight_method = method.weight;

@@ -14,12 +14,17 @@ constexpr const char* kProjections[] = {"k_proj", "qkv_proj", "query_key_value",
 
 /// The measured amax of each head, or one of all.
 const measure::Amax& measured_amax(const std::string& module, const PlanOptions& options) {
+  if (options.measurements.has_value()) measure::require_amax(*options.measurements);
   const auto* found = options.measurements.has_value() ? options.measurements->find_cache(module) : nullptr;
   if (found == nullptr || found->inputs.empty() || found->inputs[0].empty()) {
     throw io::Error("measurements: no measurement of '" + module + "', which key-value caches in fp8 need in every layer; measure again (fp8 measure without --config measures them)");
   }
-  if (options.kv_scales == KvGranularity::head && options.measurements->find(module) == found && found->inputs[0].size() == 1) {
-    throw io::Error("measurements: " + module + ": found one amax for all heads, a scale per head needs one of each; measure again (fp8 measure without --config measures heads)");
+  const std::string& observer = options.measurements->observer;
+  const bool aside = options.measurements->find(module) != found, maxabs = observer.empty() || observer == "maxabs";
+  const bool heads = aside ? maxabs || observer == "maxabs_per_channel" : maxabs && found->inputs[0].size() > 1;
+  if (options.kv_scales == KvGranularity::head && !heads) {
+    throw io::Error("measurements: " + module + ": found " + (found->inputs[0].size() == 1 ? "one amax for all heads" : "one amax for each channel") +
+                    ", a scale per head needs one of each; measure again (fp8 measure without --config measures heads)");
   }
   return found->inputs[0];
 }

@@ -45,6 +45,14 @@ float one_value(const StoredScale& scale, const std::string& where) {
   return scale.values[0];
 }
 
+/// What tells whether the measured weight is the one that is there: of values per channel or expert the largest.
+void set_measured_weight(PlannedModule& planned, const PlanOptions& o) {
+  const auto* m = measured(o, planned.info.name);
+  if (m == nullptr || !m->weight.has_value() || m->weight->empty()) return;
+  planned.measured_weight_amax = *std::max_element(m->weight->begin(), m->weight->end());
+  planned.weight_threshold = measure::has_thresholds(*o.measurements);
+}
+
 }  // namespace
 
 bool apply_stored(PlannedModule& planned, const PlanOptions& o) {
@@ -57,7 +65,7 @@ bool apply_stored(PlannedModule& planned, const PlanOptions& o) {
     planned.scheme.input_scale = scale_for(planned.scheme, planned.scheme.input_scale_inv, name);
   }
   planned.stored_weight_scale_inv = stored->weight->values;
-  if (const auto* m = measured(o, name); m != nullptr && m->weight.has_value() && m->weight->size() == 1) planned.measured_weight_amax = (*m->weight)[0];
+  set_measured_weight(planned, o);
   return true;
 }
 
@@ -77,7 +85,7 @@ bool apply_measurement(PlannedModule& planned, const PlanOptions& o, const std::
                        std::vector<std::string>& warnings, std::string& reason) {
   const std::string& name = planned.info.name;
   const auto* m = measured(o, name);
-  if (m != nullptr && m->weight.has_value() && m->weight->size() == 1) planned.measured_weight_amax = (*m->weight)[0];
+  set_measured_weight(planned, o);
   if (planned.scheme.activations != ActivationScaling::static_tensor) return true;
   if (!needed) {  // a fixed value: nothing to measure
     set_input_scale(planned.scheme, 0.0f, method, name);

@@ -89,6 +89,7 @@ quant::ConversionReport measure_model(const Model& model, const Request& request
   measure::ConfiguredCalibration calibration;
   if (request.config.has_value()) {
     configs::refuse_load(*request.config);
+    configs::require_stats_path(*request.config, std::string("mode ") + configs::name_of(request.mode) + " writes measurements there");
     calibration = measure::calibration_options(*request.config);
   } else {
     calibration.options.rank = one_of_several();

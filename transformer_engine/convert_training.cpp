@@ -255,6 +255,7 @@ std::vector<WeightModule> choose(const torch::nn::Module* model, const std::vect
 
 quant::ConversionReport convert_all(const torch::nn::Module* model, const std::vector<WeightModule>& weights, const TeModules& own, const TrainingOptions& options) {
   recipes::validate(options.recipe);
+  if (options.warm_start.has_value()) measure::require_amax(*options.warm_start);
   const Selection selection(options);
   quant::ConversionReport report;
   const std::vector<WeightModule> chosen = choose(model, weights, own, selection, options.plan_only, report);

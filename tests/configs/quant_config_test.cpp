@@ -146,9 +146,38 @@ TEST(QuantConfig, BadModuleLists) {
 
 TEST(QuantConfig, DumpStatsPath) {
   EXPECT_EQ(parse(R"({"dump_stats_path": "./out/inc_output"})").dump_stats_path, "./out/inc_output");
-  for (const char* text : {R"({"dump_stats_path": ""})", R"({"dump_stats_path": 1})", R"({"dump_stats_path": "a\u0000b"})"}) {
+  for (const char* text : {R"({"dump_stats_path": 1})", R"({"dump_stats_path": null})", R"({"dump_stats_path": "a\u0000b"})"}) {
     EXPECT_THAT(error_of(text), AllOf(StartsWith("q.json: key 'dump_stats_path': found "), HasSubstr("allowed: a path")));
   }
+}
+
+TEST(QuantConfig, AnEmptyDumpPathIsAnErrorOnlyWhereAFileIsNeeded) {
+  const QuantConfig c = parse(R"({"dump_stats_path": "", "scale_method": "maxabs_pcs_pow2", "dynamic_quantization": "True"})");
+  EXPECT_TRUE(c.dump_stats_path.empty());
+  EXPECT_FALSE(c.needs_measurements());
+  try {
+    require_stats_path(c, "mode MEASURE writes there");
+    FAIL() << "expected an error";
+  } catch (const io::Error& error) {
+    EXPECT_THAT(error.what(), AllOf(StartsWith("q.json: key 'dump_stats_path': found \"\", but mode MEASURE writes there; allowed: folder and beginning"),
+                                    HasSubstr("./out/inc_output")));
+  }
+  EXPECT_NO_THROW(require_stats_path(parse("{}"), "x"));
+}
+
+TEST(QuantConfig, NumbersMayStandInQuotesAsPythonsToolsTakeThem) {
+  EXPECT_EQ(parse(R"({"calibration_sample_interval": "50"})").calibration_sample_interval, 50);
+  EXPECT_EQ(parse(R"({"input_backoff": "0.5"})").scale_params.input_backoff, 0.5f);
+  EXPECT_EQ(parse(R"({"scale_params": {"weight_backoff": "1", "percentile": "99.5", "bins": "64"}, "observer": "percentile"})").scale_params.observer_parameter("percentile"), 99.5);
+  EXPECT_NO_THROW(parse(R"({"local_rank": "0", "global_rank": "1", "world_size": "8"})"));
+  const QuantConfig c = parse(R"({"scale_method": {"default": {"weight": {"rounding_method": "POW2", "backoff": "0.25"}, "activation": {"rounding_method": "POW2"}}}})");
+  EXPECT_EQ(c.scale_method.weight.backoff, 0.25f);
+  for (const char* text : {R"({"calibration_sample_interval": "fifty"})", R"({"calibration_sample_interval": ""})", R"({"calibration_sample_interval": "5.5"})",
+                           R"({"calibration_sample_interval": "-1"})", R"({"calibration_sample_interval": "true"})", R"({"calibration_sample_interval": "5 0"})"}) {
+    EXPECT_THAT(error_of(text), AllOf(HasSubstr("'calibration_sample_interval': found \""), HasSubstr("allowed: an integer >= 0"))) << text;
+  }
+  EXPECT_THAT(error_of(R"({"input_backoff": "2"})"), HasSubstr("found \"2\", allowed: a number from 2^-20 to 1"));
+  EXPECT_THAT(error_of(R"({"world_size": "eight"})"), HasSubstr("allowed: an integer"));
 }
 
 TEST(QuantConfig, TheDefaultDumpPathIsUsable) {
@@ -239,7 +268,7 @@ TEST(QuantConfig, KeysWithoutEffectAreAcceptedAndChecked) {
   EXPECT_EQ(error_of(R"({"measure_on_hpu": "no"})"), "q.json: key 'measure_on_hpu': found \"no\", allowed: true, false");
   EXPECT_EQ(error_of(R"({"quantize_weight": 0})"), "q.json: key 'quantize_weight': found 0, allowed: true, false");
   EXPECT_EQ(error_of(R"({"dump_stats_xlsx_path": 0})"), "q.json: key 'dump_stats_xlsx_path': found 0, allowed: a string");
-  EXPECT_EQ(error_of(R"({"local_rank": "0"})"), "q.json: key 'local_rank': found \"0\", allowed: an integer, null");
+  EXPECT_EQ(error_of(R"({"local_rank": "zero"})"), "q.json: key 'local_rank': found \"zero\", allowed: an integer, null");
   for (const char* text : {R"({"mod_dict": {"Linear": "linear"}})", R"({"mod_dict": []})"}) {
     EXPECT_THAT(error_of(text), AllOf(StartsWith("q.json: key 'mod_dict': found "), HasSubstr("allowed: {}"))) << text;
   }

@@ -49,8 +49,8 @@ TEST(ScaleParams, BadBackoffs) {
   EXPECT_EQ(error_of(R"({"input_backoff": 0})"), "q.json: key 'input_backoff': found 0, allowed: a number from 2^-20 to 1");
   EXPECT_EQ(error_of(R"({"scale_params": {"weight_backoff": 1.5}})"),
             "q.json: key 'scale_params.weight_backoff': found 1.5, allowed: a number from 2^-20 to 1");
-  EXPECT_EQ(error_of(R"({"scale_params": {"weight_backoff": "1"}})"),
-            "q.json: key 'scale_params.weight_backoff': found \"1\", allowed: a number from 2^-20 to 1");
+  EXPECT_EQ(error_of(R"({"scale_params": {"weight_backoff": "one"}})"),
+            "q.json: key 'scale_params.weight_backoff': found \"one\", allowed: a number from 2^-20 to 1");
   EXPECT_EQ(error_of(R"({"scale_params": {"input_backoff": 1}, "input_backoff": 0.5})"),
             "q.json: key 'input_backoff': found here and in scale_params, allowed: one of the two");
 }

@@ -55,6 +55,13 @@ TEST(Observer, MaxabsOfStackedExpertsIsOnePerExpert) {
   EXPECT_EQ(result_of("maxabs", {w}, context), along(w, 0));
 }
 
+TEST(Observer, OfACacheKeptAsidePerChannelTooMeansPerHead) {
+  ObserverContext context;
+  context.head_dim = -3;
+  const at::Tensor keys = torch::randn({2, 3, 7, 8});
+  for (const char* name : {"maxabs", "maxabs_per_channel"}) EXPECT_EQ(result_of(name, {keys}, context), along(keys, 1)) << name;
+}
+
 TEST(Observer, PerChannelFollowsTheDimension) {
   for (const auto dtype : {at::kFloat, at::kBFloat16, at::kHalf, at::kDouble}) {
     const at::Tensor a = torch::randn({2, 6, 5, 3}).to(dtype), b = torch::randn({7, 6, 5, 3}).to(dtype) * 2;

@@ -167,6 +167,36 @@ TEST(Thresholds, KlIsTheLeastDivergence) {
   }
 }
 
+TEST(Thresholds, AnAffordableOneCostsNoMoreThanTheMaximum) {
+  auto tail = normal(100000, 8), spike = tail, step = std::vector<float>(1 << 20, 1.0f);
+  for (int i = 0; i < 20; ++i) tail[static_cast<std::size_t>(i)] *= 10.0f;
+  spike[77] = 300.0f;
+  step[9] = 1.2f;
+  for (const auto& values : {normal(20000, 9), tail, spike, step}) {
+    const auto h = histogram_of(values);
+    for (const Fp8Target target : {Fp8Target{}, Fp8Target{kernels::Format::E4M3, 240.0f}, Fp8Target{kernels::Format::E5M2, 57344.0f}}) {
+      const double whole = cast_error(values, h.amax(), target);
+      for (const double percent : {1.0, 50.0, 99.0, 99.99}) {
+        const float wanted = percentile_threshold(h, percent), t = affordable_threshold(h, wanted, target);
+        EXPECT_GE(t, wanted);
+        EXPECT_LE(t, h.amax());
+        EXPECT_LE(cast_error(values, t, target), whole * 1.002) << percent << ", max " << target.max;  // the bins' share
+        double clipped = 0;  // the share of the values above it
+        for (const float v : values) {
+          if (std::fabs(v) > wanted) clipped += std::pow(std::fabs(v) - wanted, 2.0) / static_cast<double>(values.size());
+        }
+        if (cast_error(values, wanted, target) + 3 * clipped < whole * 0.99) {
+          EXPECT_EQ(t, wanted) << "it costs nothing";
+        }
+      }
+      EXPECT_EQ(affordable_threshold(h, h.amax(), target), h.amax());
+    }
+  }
+  EXPECT_GT(affordable_threshold(histogram_of(spike), 5.0f, {}), 290.0f) << "a single value far above all";
+  EXPECT_EQ(affordable_threshold(histogram_of(step), 1.0f, {}), 1.0f) << "clipping pays";
+  EXPECT_EQ(affordable_threshold(Histogram(), 0.0f, {}), 0.0f);
+}
+
 TEST(Thresholds, AdversarialDataGivesAThresholdWithinTheRange) {
   std::vector<std::vector<float>> data = {{0.0f}, {1e-45f}, {3.4e38f}, {1e-45f, 3.4e38f}, std::vector<float>(7, -5.0f),
                                           std::vector<float>(1000, 0.0f), {}};

@@ -7,6 +7,7 @@
 #include <fstream>
 #include <sstream>
 
+#include "fp8/measure/calibration_options.h"
 #include "fp8/quant/fp8_handler.h"
 #include "fp8/quant/formats/scale_file.h"
 #include "fp8/quant/node_handler.h"
@@ -72,6 +73,40 @@ TEST(ConfigConvert, ScalesAreStoredInIncsForm) {
   EXPECT_EQ(proj->outputs[0].values, std::vector<float>{0x1p-4f * w});
   EXPECT_EQ(stored.find("product")->inputs.size(), 2u);
   EXPECT_EQ(stored.find("product")->outputs[0].values, std::vector<float>{0x1p-8f});
+}
+
+TEST(ConfigConvert, FilesOfEveryObserverQuantizeTheirModelAndNoOther) {
+  for (const std::string observer : {"maxabs", "maxabs_per_channel", "histogram", "percentile", "mse", "kl"}) {
+    SCOPED_TRACE(observer);
+    const test::TempDir dir;
+    const io::Json json = {{"hp_dtype", "fp32"}, {"observer", observer}, {"dump_stats_path", (dir / "s").string()}, {"allowlist", {{"types", {"Linear"}}}}};
+    const auto config = configs::parse_quant_config(json, "q.json");
+    Model measured, model, other(3.0f);
+    const auto session = measure::CalibrationSession::attach(*measured, measure::calibration_options(config, recipes::Dialect::gaudi2, {}).options);
+    measured->proj(hpu(torch::randn({64, 8})));
+    session->finalize();
+    EXPECT_EQ(convert_with_config(*model, config, recipes::Dialect::gaudi2).converted.size(), 1u);
+    // Its weight is three times as large: no threshold is above it.
+    EXPECT_TRUE(throws_with({"proj", "another model"}, [&] { convert_with_config(*other, config, recipes::Dialect::gaudi2); }));
+  }
+}
+
+TEST(ConfigConvert, ObserversWithoutAnAmaxAreRefusedByTheirNames) {
+  for (const std::string observer : {"shape", "save"}) {
+    const Files files;  // of maxabs, under the same prefix
+    Model model;
+    const auto config = files.config("\"maxabs_hw\"", R"(, "observer": ")" + observer + "\"");
+    EXPECT_TRUE(throws_with({"key 'observer': found \"" + observer + "\"", "allowed where scales are made"}, [&] { convert_with_config(*model, config, recipes::Dialect::gaudi2); }));
+    EXPECT_EQ(convert_with_config(*model, files.config("\"unit_scale\"", R"(, "observer": ")" + observer + "\""), recipes::Dialect::gaudi2).converted.size(), 2u) << "nothing is read";
+  }
+}
+
+TEST(ConfigConvert, AnEmptyPathIsAnErrorOnlyWhereAFileIsRead) {
+  const auto config = [](const std::string& keys) { return configs::parse_quant_config(io::parse_json(R"({"dump_stats_path": "")" + keys + "}", "q.json"), "q.json"); };
+  Model model, fixed, dynamic;
+  EXPECT_TRUE(throws_with({"key 'dump_stats_path': found \"\"", "MAXABS_HW reads measurements"}, [&] { convert_with_config(*model, config(""), recipes::Dialect::gaudi2); }));
+  EXPECT_EQ(convert_with_config(*fixed, config(R"(, "scale_method": "unit_scale")"), recipes::Dialect::gaudi2).converted.size(), 2u);
+  EXPECT_EQ(convert_with_config(*dynamic, config(R"(, "scale_method": "maxabs_pcs_pow2", "dynamic_quantization": true)"), recipes::Dialect::gaudi2).converted.size(), 2u);
 }
 
 TEST(ConfigConvert, ChannelScalesAreStoredAsLists) {

@@ -80,6 +80,23 @@ TEST(PlanKv, MeasurementsOfIncHaveNoHeads) {
   EXPECT_EQ(kv_numbers(o).convention, Convention::inc);
 }
 
+TEST(PlanKv, ChannelsAndThresholdsAreNoHeads) {
+  std::vector<std::string> warnings;
+  PlanOptions o = options();
+  o.measurements->observer = "maxabs_per_channel";
+  std::swap(o.measurements->modules, o.measurements->kv_cache);  // as a config's list of KVCache has them
+  EXPECT_EQ(plan_kv_cache(kAttention, o, warnings)[0].k, Floats{11.0f / 448.0f});
+  o.kv_scales = KvGranularity::head;
+  EXPECT_TRUE(throws_with({"l.0.k_cache", "one amax for each channel", "scale per head"}, [&] { plan_kv_cache(kAttention, o, warnings); }));
+  std::swap(o.measurements->modules, o.measurements->kv_cache);
+  EXPECT_EQ(plan_kv_cache(kAttention, o, warnings)[0].k.size(), 2u) << "kept aside: of heads";
+  o.measurements->observer = "save";
+  EXPECT_TRUE(throws_with({"observer 'save'"}, [&] { plan_kv_cache(kAttention, o, warnings); }));
+  o.measurements->observer = "percentile";
+  for (auto& m : o.measurements->kv_cache) m.inputs[0] = {1.0f};
+  EXPECT_TRUE(throws_with({"l.0.k_cache", "one amax for all heads"}, [&] { plan_kv_cache(kAttention, o, warnings); }));
+}
+
 TEST(PlanKv, PlansOfModelsTakeTheSameScales) {
   PlanOptions o = options();
   o.activations = ActivationScaling::static_tensor;

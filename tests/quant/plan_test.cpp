@@ -105,9 +105,34 @@ TEST(Plan, UnmeasuredModulesAreNamed) {
   o.activations = ActivationScaling::static_tensor;
   o.measurements = measured({"model.layers.0.mlp.up_proj"});
   EXPECT_TRUE(throws_with({"no measurement of module 'model.layers.0.self_attn.q_proj'", "--exclude"}, [&] { make_plan(kModel, o); }));
-  o.measurements->modules[0].inputs[0] = {1.0f, 2.0f};
+  o.measurements->modules[0].inputs[0] = {};
   o.include = {}, o.exclude = {"self_attn", "vision", "gate_proj"};
-  EXPECT_TRUE(throws_with({"up_proj.inputs[0]", "expected one amax, found 2"}, [&] { make_plan(kModel, o); }));
+  EXPECT_TRUE(throws_with({"up_proj.inputs[0]", "expected an amax, found none"}, [&] { make_plan(kModel, o); }));
+}
+
+TEST(Plan, OfValuesPerChannelTheLargestCounts) {
+  PlanOptions o;
+  o.activations = ActivationScaling::static_tensor;
+  o.measurements = measured({"model.layers.0.mlp.up_proj"});
+  o.measurements->observer = "maxabs_per_channel";
+  o.measurements->modules[0].inputs[0] = {1.0f, 7.0f, 2.0f};
+  o.measurements->modules[0].weight = measure::Amax{0.5f, 0.25f, 3.0f};
+  o.exclude = {"self_attn", "vision", "gate_proj"};
+  const Plan plan = make_plan(kModel, o);
+  EXPECT_EQ(plan.modules.at(0).scheme.input_scale_inv, 7.0f / 448.0f);
+  EXPECT_EQ(plan.modules[0].measured_weight_amax, 3.0f);
+  EXPECT_NO_THROW(check_measured_weight(plan.modules[0], 3.0f));
+  EXPECT_THROW(check_measured_weight(plan.modules[0], 4.0f), io::Error) << "these are no thresholds";
+}
+
+TEST(Plan, FilesOfShapeAndSaveAreRefusedByTheObserversName) {
+  PlanOptions o;
+  o.measurements = measured({"model.layers.0.mlp.up_proj"});
+  o.measurements->observer = "save";
+  EXPECT_TRUE(throws_with({"measurements: found those of observer 'save'", "measure with maxabs"}, [&] { make_plan(kModel, o); }));
+  o.measurements->observer = "";
+  o.measurements->mode = measure::MeasurementMode::shape;  // another tool's file under another name
+  EXPECT_TRUE(throws_with({"found those of observer 'shape', which keeps sizes"}, [&] { make_plan(kModel, o); }));
 }
 
 TEST(Plan, WhatWasNotToBeMeasuredIsLeftOut) {
@@ -146,6 +171,28 @@ TEST(Plan, TheWeightsAmaxTellsAnotherModel) {
   EXPECT_THROW(check_measured_weight(m, 0.9f), io::Error);
   m.measured_weight_amax = 0.0f;
   EXPECT_NO_THROW(check_measured_weight(m, 0.0f));
+}
+
+TEST(Plan, AWeightsThresholdIsBelowItsAmaxOrOfAnotherModel) {
+  PlanOptions o;
+  o.activations = ActivationScaling::static_tensor;
+  o.measurements = measured({"model.layers.0.mlp.up_proj"});
+  o.exclude = {"self_attn", "vision", "gate_proj"};
+  for (const char* observer : {"percentile", "mse", "kl", "of_my_own"}) {
+    o.measurements->observer = observer;
+    const PlannedModule m = make_plan(kModel, o).modules.at(0);  // its threshold is 1
+    EXPECT_NO_THROW(check_measured_weight(m, 1.0f)) << observer;
+    EXPECT_NO_THROW(check_measured_weight(m, 9.0f)) << observer;
+    EXPECT_TRUE(throws_with({"up_proj: the weight's clipping threshold was 1 when measured and its amax is 0.9", "another model"}, [&] { check_measured_weight(m, 0.9f); })) << observer;
+  }
+  o.measurements->modules[0].weight = measure::Amax{0.0f};
+  EXPECT_THROW(check_measured_weight(make_plan(kModel, o).modules.at(0), 9.0f), io::Error) << "a weight of zeros was measured";
+  for (const char* observer : {"maxabs", "histogram", ""}) {
+    o.measurements->modules[0].weight = measure::Amax{1.0f};
+    o.measurements->observer = observer;
+    const PlannedModule m = make_plan(kModel, o).modules.at(0);
+    EXPECT_THROW(check_measured_weight(m, 9.0f), io::Error) << observer << " keeps the amax itself";
+  }
 }
 
 TEST(Plan, AConfigBringsItsOwnRules) {

@@ -253,6 +253,9 @@ TEST(ConvertTraining, WarmStartSeedsTheFirstScales) {
   EXPECT_EQ(current.warnings[0], "warm start: has no effect, no module has delayed scaling");
   EXPECT_TRUE(throws_with({"nothing_here"},
                           [&] { plugin.convert_modules(*task.model, {.replace_layers = true, .warm_start = (dir / "nothing_here").string()}); }));
+  measure::write_measurements((dir / "saved").string(), file, {"save", {}});
+  EXPECT_TRUE(throws_with({"found those of observer 'save'"},
+                          [&] { plugin.convert_modules(*task.model, {.replace_layers = true, .warm_start = (dir / "saved").string()}); }));
 }
 
 TEST(ConvertTraining, ExportedAmaxesQuantizeTheModel) {

@@ -7,6 +7,7 @@
 #include <memory>
 
 #include "fp8/configs/configs.h"
+#include "fp8/measure/calibration_options.h"
 #include "fp8/quant/checkpoint_quantize.h"
 #include "fp8/runtime/device/device.h"
 #include "fp8/runtime/io/error.h"
@@ -68,12 +69,12 @@ quant::PlanOptions plan_of(const QuantizeOptions& o, const Context& context) {
       throw UsageError("quantize: --config decides modules and scales, --scheme, --include and --exclude don't go with it");
     }
     plan.config = configs::read_quant_config(o.config);
-    if (plan.config->mode == configs::QuantMode::MEASURE) throw io::Error(o.config.string() + ": key 'mode': found MEASURE, expected QUANTIZE");
-    if (!context.dialect.has_value()) plan.dialect = runtime::device_dialect("quantize");
-    if (plan.config->scale_method.needs_measurements()) {
-      plan.measurements =
-          models::in_names_of_checkpoint(measure::read_measurements(o.measurements.empty() ? plan.config->dump_stats_path.string() : o.measurements));
+    if (plan.config->mode != configs::QuantMode::QUANTIZE && plan.config->mode != configs::QuantMode::AUTO) {
+      throw io::Error(o.config.string() + ": key 'mode': found " + configs::name_of(plan.config->mode) + ", expected QUANTIZE");
     }
+    configs::refuse_type_paths(*plan.config);
+    if (!context.dialect.has_value()) plan.dialect = runtime::device_dialect("quantize");
+    if (plan.config->needs_measurements() || o.kv_cache) plan.measurements = models::in_names_of_checkpoint(measure::measurements_for(*plan.config, o.measurements));
   } else if (!o.measurements.empty()) {
     plan.measurements = models::in_names_of_checkpoint(measure::read_measurements(o.measurements));
   }

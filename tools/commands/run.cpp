@@ -11,6 +11,7 @@
 #include <optional>
 
 #include "fp8/configs/configs.h"
+#include "fp8/measure/calibration_options.h"
 #include "fp8/quant/config_convert.h"
 #include "fp8/quant/convert.h"
 #include "fp8/runtime/device/device.h"
@@ -43,8 +44,10 @@ std::optional<configs::QuantConfig> config_of(const RunOptions& o) {
     config = configs::read_quant_config(*path);
   }
   if (!config.has_value() || config->mode == configs::QuantMode::NONE) return std::nullopt;
-  if (config->mode == configs::QuantMode::MEASURE)
-    throw io::Error(config->source + ": key 'mode': found MEASURE, expected QUANTIZE (fp8 measure --config measures)");
+  if (config->mode == configs::QuantMode::MEASURE || config->mode == configs::QuantMode::SHAPE) {
+    throw io::Error(config->source + ": key 'mode': found " + configs::name_of(config->mode) + ", expected QUANTIZE (fp8 measure --config measures)");
+  }
+  configs::refuse_type_paths(*config);
   return config;
 }
 
@@ -60,7 +63,7 @@ std::optional<quant::PlanOptions> plan_of(const RunOptions& o, const Context& co
     if (!o.include.empty() || !o.exclude.empty())
       throw UsageError("run: the QUANT_CONFIG decides the modules, --include and --exclude don't go with it");
     if (!context.dialect.has_value()) plan.dialect = runtime::device_dialect("run");
-    if (!o.measurements.empty()) plan.measurements = measure::read_measurements(o.measurements);
+    if (!o.measurements.empty()) plan.measurements = measure::measurements_for(*plan.config, o.measurements);
     return plan;
   }
   if (o.measurements.empty()) {
