@@ -5,6 +5,10 @@
 //   .out.partial/   (lock free)                      the same, and it can be continued: Partial::now does, others remove it
 //   .out.old-7/ and no out                           it died between two renames: .out.old-7 becomes out again
 //   .out.old-7/ and out                              it died while cleaning up:   .out.old-7 is removed
+//
+// A folder that is replaced changes places with the new one in one step (renameat2), so that one of them stands under the
+// name at every moment; the new one is called .out.old-7 for it, which then is the old one's name. Where the file system or
+// the kernel knows no such step, two renames do it.
 #include <fcntl.h>
 #include <sys/file.h>
 #include <sys/stat.h>
@@ -12,6 +16,7 @@
 
 #include <algorithm>
 #include <cerrno>
+#include <cstdio>
 #include <vector>
 
 #include "fp8/runtime/io/atomic_file.h"
@@ -77,6 +82,16 @@ void sync_tree(const fs::path& folder, const fs::path& shown) {
     }
   }
   sync_folder(folder);
+}
+
+// path -> old, temporary -> path; where the second fails path is put back.
+void move_in_two_steps(const fs::path& temporary, const fs::path& path, const fs::path& old) {
+  if (::rename(path.c_str(), old.c_str()) != 0) fail_errno(path, "move the old folder away", errno);
+  if (::rename(temporary.c_str(), path.c_str()) == 0) return;
+  const int code = errno;
+  if (::rename(old.c_str(), path.c_str()) != 0)
+    fail(path, "can't rename; the old folder is kept as " + printable(old.string(), 4096));
+  fail_errno(path, "rename", code);
 }
 
 // std::filesystem's own errors as ours, one line.
@@ -188,12 +203,10 @@ void OutputDirectory::put_in_place() {
     return;
   }
   const fs::path old = path_.parent_path() / ("." + path_.filename().string() + ".old-" + std::to_string(::getpid()));
-  if (::rename(path_.c_str(), old.c_str()) != 0) fail_errno(path_, "move the old folder away", errno);
-  if (::rename(temporary_.c_str(), path_.c_str()) != 0) {
-    const int code = errno;
-    if (::rename(old.c_str(), path_.c_str()) != 0)
-      fail(path_, "can't rename; the old folder is kept as " + printable(old.string(), 4096));
-    fail_errno(path_, "rename", code);
+  if (::rename(temporary_.c_str(), old.c_str()) != 0) fail_errno(path_, "rename", errno);
+  if (::renameat2(AT_FDCWD, old.c_str(), AT_FDCWD, path_.c_str(), RENAME_EXCHANGE) != 0) {
+    if (::rename(old.c_str(), temporary_.c_str()) != 0) fail_errno(path_, "rename", errno);
+    move_in_two_steps(temporary_, path_, old);
   }
   sync_folder(path_.parent_path());
   std::error_code ignored;
