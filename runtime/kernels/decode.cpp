@@ -61,6 +61,21 @@ void check(const DecodeArgs& args) {
   }
 }
 
+/// The largest magnitude among n codes: codes sort like magnitudes.
+std::uint8_t largest_code(const std::uint8_t* codes, std::int64_t n) {
+  std::uint8_t largest = 0;
+  for (std::int64_t i = 0; i < n; ++i) {
+    const std::uint8_t magnitude = codes[i] & 0x7F;
+    largest = largest < magnitude ? magnitude : largest;
+  }
+  return largest;
+}
+
+/// The first code that is no finite number.
+std::uint8_t first_non_finite(Format format, Dialect dialect) {
+  return format == Format::E5M2 ? 0x7C : dialect == Dialect::gaudi2 ? 0x78 : 0x7F;
+}
+
 /// One row's part: through a table of products where that is faster and equal, else element by element.
 class RunDecoder {
  public:
@@ -81,6 +96,9 @@ class RunDecoder {
     span.scales = args_.scale_inv + row * args_.scale_row_stride + col * args_.scale_col_stride;
     span.per_element = args_.scale_col_stride != 0;
     span.stream = stream_;
+    if (args_.dialect == Dialect::gaudi2 && args_.format == Format::E4M3 && largest_code(span.codes, n) >= 0x78) {
+      return decode_by_table(span, args_.type, decode_table(args_.format, args_.dialect));
+    }
     // An infinite code times zero is a NaN whose sign is the platform's, not the code's: not for a table of magnitudes.
     const bool plain_scale = std::isfinite(*span.scales) && *span.scales != 0.0f;
     if (table_kernel_ == nullptr || !plain_scale || (args_.scale_row_stride != 0 && n < kTableRun)) {
@@ -133,17 +151,11 @@ void decode_from_fp8(const DecodeArgs& given) {
 bool has_nan_code(const std::uint8_t* codes, std::int64_t n, Format format, Dialect dialect) {
   check_matrix("has_nan_code", 1, n, n);
   if (n > 0 && codes == nullptr) throw std::invalid_argument("has_nan_code: codes must not be null");
-  // Codes sort like magnitudes, so the largest one tells.
-  const std::uint8_t first = format == Format::E5M2 ? 0x7C : dialect == Dialect::gaudi2 ? 0x78 : 0x7F;
+  const std::uint8_t first = first_non_finite(format, dialect);
   std::atomic<bool> found{false};
   parallel_for(n, 16 * kGrain, [&](std::int64_t begin, std::int64_t end) {
     for (std::int64_t i = begin; i < end && !found.load(std::memory_order_relaxed); i += 4096) {
-      std::uint8_t largest = 0;
-      for (std::int64_t j = i; j < std::min(end, i + 4096); ++j) {
-        const std::uint8_t magnitude = codes[j] & 0x7F;
-        largest = largest < magnitude ? magnitude : largest;
-      }
-      if (largest >= first) found.store(true, std::memory_order_relaxed);
+      if (largest_code(codes + i, std::min<std::int64_t>(end - i, 4096)) >= first) found.store(true, std::memory_order_relaxed);
     }
   });
   return found.load();

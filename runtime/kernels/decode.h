@@ -20,14 +20,16 @@ struct DecodeArgs {
   /// means 1. scale_col_stride is 0 or 1.
   const float* scale_inv = nullptr;
   std::int64_t scale_row_stride = 0, scale_col_stride = 0;
+  /// Whose reading of E4M3: gaudi2 takes 0x78 for infinity and what lies above for NaN, the others for 256 to 448.
+  Dialect dialect = Dialect::ocp;
 };
 
 /// Runs on all threads of the pool, with the SIMD level in force; the result depends on neither. Throws
 /// std::invalid_argument for negative sizes, null pointers that are needed, and other column strides.
 void decode_from_fp8(const DecodeArgs& args);
 
-/// The value of each of the 256 codes (OCP reading; E4M3 0x7F/0xFF NaN).
-const float* decode_table(Format format);
+/// The value of each of the 256 codes as `dialect` reads them (ocp, gaudi3: E4M3 0x7F/0xFF NaN; gaudi2: 0x78 infinity, above NaN).
+const float* decode_table(Format format, Dialect dialect = Dialect::ocp);
 
 /// True if any of the n codes is NaN or infinite when read by `dialect` (ocp and gaudi3 have no E4M3 infinity). Throws
 /// std::invalid_argument for negative n or null codes.

@@ -31,6 +31,9 @@ DecodeKernel decode_kernel_in_force(FloatType type, Format format);
 /// the table. 16-bit outputs only.
 using TableDecodeKernel = void (*)(const DecodeSpan& span, const std::uint16_t* entries);
 
+/// The same code by code from a table of 256 values: the bits that every level gives.
+void decode_by_table(const DecodeSpan& span, FloatType type, const float* table);
+
 extern const DecodeKernels kDecodeScalar;
 #if defined(__x86_64__)
 extern const DecodeKernels kDecodeAvx2;

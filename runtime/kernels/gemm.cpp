@@ -15,6 +15,7 @@
 
 #include "fp8/runtime/kernels/gemm_activations.h"
 #include "fp8/runtime/kernels/gemm_kernels.h"
+#include "fp8/runtime/kernels/gemm_non_finite.h"
 #include "fp8/runtime/kernels/simd.h"
 #include "fp8/runtime/kernels/thread_pool.h"
 
@@ -266,9 +267,9 @@ void run_chunk(const Chunk& chunk) {
 
 }  // namespace
 
-void gemm(const GemmArgs& args) {
-  check_args(args);
-  if (args.m == 0 || args.n == 0) return;
+namespace {
+
+void run(const GemmArgs& args) {
   const GemmKernels& kernels = kernels_for(args.a_type);
   const std::int64_t padded_k = round_up(args.k, kLineK);
   const std::int64_t row_bytes = std::max<std::int64_t>(1, padded_k * element_bytes(kernels.x_layout));
@@ -283,6 +284,17 @@ void gemm(const GemmArgs& args) {
     if (args.k > 0) pack_activations(args, row0, rows, plan.tile_rows, kernels.x_layout, x);
     run_chunk(Chunk{args, kernels, plan, row0, rows, tiles, padded_k, padded_k / kLineK, x, tile_bytes});
   }
+}
+
+}  // namespace
+
+void gemm(const GemmArgs& args) {
+  check_args(args);
+  if (args.m == 0 || args.n == 0) return;
+  if (args.dialect != Dialect::gaudi2) return run(args);
+  const NonFiniteOutputs outputs(args);  // first: it reads the y to add to
+  run(args);
+  outputs.write();
 }
 
 }  // namespace fp8::kernels

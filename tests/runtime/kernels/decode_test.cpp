@@ -65,6 +65,21 @@ TEST(DecodeTable, IsTheFormat) {
   EXPECT_EQ(decode_table(Format::E5M2)[0x01], 0x1p-16f);
 }
 
+TEST(DecodeTable, Gaudi2ReadsTheHighestExponentAsInfinityAndNan) {
+  for (int code = 0; code < 256; ++code) {
+    const float got = decode_table(Format::E4M3, Dialect::gaudi2)[code];
+    const int magnitude = code & 0x7F;
+    EXPECT_EQ(std::signbit(got), code >= 128) << code;
+    if (magnitude < 0x78) {
+      EXPECT_EQ(got, decode_table(Format::E4M3)[code]) << code;
+    } else {
+      EXPECT_TRUE(magnitude == 0x78 ? std::isinf(got) : std::isnan(got)) << code;
+    }
+    const float e5m2 = decode_table(Format::E5M2, Dialect::gaudi2)[code];
+    EXPECT_EQ(std::memcmp(&e5m2, &decode_table(Format::E5M2)[code], sizeof e5m2), 0) << code;
+  }
+}
+
 struct Case {
   FloatType type;
   Format format;
@@ -137,6 +152,50 @@ TEST_P(Decode, ScalePerRowAndPerColumn) {
           expect_value(y.data(), type, i, codes[i], format, scale, name_of(level));
           if (HasFatalFailure()) return;
         }
+      }
+    }
+  }
+}
+
+// Codes from 0x78 on stand alone between others, so that a vector holds both: their neighbours keep ocp's bits.
+TEST_P(Decode, Gaudi2CodesFrom0x78AreInfinityAndNanOnEveryLevel) {
+  const auto [type, format] = GetParam();
+  const auto size = static_cast<std::size_t>(size_of(type));
+  for (std::size_t n : {std::size_t{64}, std::size_t{8192}}) {
+    std::vector<std::uint8_t> codes(n);
+    for (std::size_t i = 0; i < n; ++i) codes[i] = static_cast<std::uint8_t>(i % 5 == 0 ? i * 7 + i / 256 : i % 0x78);
+    std::vector<float> scales(n);
+    for (std::size_t i = 0; i < n; ++i) scales[i] = 0.5f + static_cast<float>(i % 97);
+    for (bool per_element : {false, true}) {
+      std::vector<char> first;
+      for (SimdLevel level : levels()) {
+        ScopedSimdLevel scoped(level);
+        std::vector<char> y(n * size), ocp(n * size);
+        DecodeArgs args;
+        args.codes = codes.data();
+        args.rows = 1;
+        args.cols = static_cast<std::int64_t>(n);
+        args.format = format;
+        args.type = type;
+        args.scale_inv = scales.data();
+        args.scale_col_stride = per_element ? 1 : 0;
+        args.y = ocp.data();
+        decode_from_fp8(args);
+        args.y = y.data();
+        args.dialect = Dialect::gaudi2;
+        decode_from_fp8(args);
+        for (std::size_t i = 0; i < n; ++i) {
+          const int magnitude = codes[i] & 0x7F;
+          if (format == Format::E5M2 || magnitude < 0x78) {
+            ASSERT_EQ(std::memcmp(y.data() + i * size, ocp.data() + i * size, size), 0) << name_of(level) << " " << i;
+            continue;
+          }
+          const double got = test::element(y.data(), type, i);
+          ASSERT_TRUE(magnitude == 0x78 ? std::isinf(got) : std::isnan(got)) << name_of(level) << " code " << int{codes[i]};
+          ASSERT_EQ(test::sign_of(y.data(), type, i), codes[i] >= 0x80) << name_of(level) << " code " << int{codes[i]};
+        }
+        if (first.empty()) first = y;
+        EXPECT_EQ(y == first, true) << name_of(level) << " differs in bits from scalar";
       }
     }
   }

@@ -244,6 +244,77 @@ TEST_P(GemmLevel, EmptySizes) {
   }
 }
 
+/// a as Gaudi2 reads it.
+double ieee_value(std::uint8_t code, Format format) {
+  const int magnitude = code & 0x7F;
+  if (format == Format::E5M2 || magnitude < 0x78) return value_of(code, format);
+  const double v = magnitude == 0x78 ? std::numeric_limits<double>::infinity() : kNan;
+  return code & 0x80 ? -v : v;
+}
+
+// An output that meets a code from 0x78 on is what arithmetic with infinity and NaN gives; all others keep their bits.
+TEST_P(GemmLevel, OnGaudi2OutputsThatMeetInfinityOrNanShowItAndTheOthersKeepTheirBits) {
+  const ScopedSimdLevel level(GetParam());
+  for (const auto a_type : {ActivationType::E4M3, ActivationType::E5M2, ActivationType::BF16}) {
+    for (const auto w_format : {Format::E4M3, Format::E5M2}) {
+      Problem p;
+      p.m = 9, p.n = 37, p.k = 130, p.a_type = a_type, p.w_format = w_format;
+      p.has_bias = p.accumulate = p.a_rows = p.w_channels = true;
+      p.a_gap = 3, p.y_gap = 2;
+      p.fill(7);
+      const auto tame = [](std::uint8_t& code) { if ((code & 0x7F) >= 0x78) code = 0x40; };
+      if (a_type == ActivationType::E4M3) for (auto& code : p.a) tame(code);
+      if (w_format == Format::E4M3) for (auto& code : p.w) tame(code);
+      p.pack();
+      const std::vector<std::uint8_t> plain = p.run(Layout::row_major);
+      if (a_type == ActivationType::E4M3) {
+        p.a[static_cast<std::size_t>(2 * p.a_stride() + 5)] = 0x78;   // infinity
+        p.a[static_cast<std::size_t>(4 * p.a_stride() + 129)] = 0xFB; // NaN
+      }
+      if (w_format == Format::E4M3) {
+        p.w[static_cast<std::size_t>(3 * p.k + 5)] = 0xF8;   // -infinity
+        p.w[static_cast<std::size_t>(36 * p.k)] = 0x7E;      // NaN (448 elsewhere)
+        p.w[static_cast<std::size_t>(11 * p.k + 7)] = 0;     // 0 * infinity below
+        p.w[static_cast<std::size_t>(11 * p.k + 5)] = 0;
+      }
+      p.pack();
+      const auto a_at = [&](std::int64_t r, std::int64_t k) {
+        return a_type == ActivationType::E4M3 ? ieee_value(p.a[static_cast<std::size_t>(r * p.a_stride() + k)], Format::E4M3) : p.a_at(r, k);
+      };
+      Problem zeroed = p;  // the reference of outputs whose weights were zeroed
+      for (auto& code : zeroed.w) tame(code);
+      if (a_type == ActivationType::E4M3) for (auto& code : zeroed.a) tame(code);
+      const std::vector<std::uint8_t> finite = zeroed.run(Layout::row_major);
+      for (const Layout layout : {Layout::row_major, Layout::packed}) {
+        std::vector<std::uint8_t> y = p.y0;
+        GemmArgs args = p.args(layout, y);
+        args.dialect = Dialect::gaudi2;
+        gemm(args);
+        int special = 0;
+        for (std::int64_t r = 0; r < p.m; ++r) {
+          for (std::int64_t c = 0; c < p.n; ++c) {
+            double sum = 0;
+            for (std::int64_t k = 0; k < p.k; ++k) sum += a_at(r, k) * ieee_value(p.w[static_cast<std::size_t>(c * p.k + k)], w_format);
+            const std::int64_t at = r * p.y_stride() + c;
+            const double got = load(y, p.y_type, at);
+            if (std::isfinite(sum)) {
+              ASSERT_EQ(got, load(finite, p.y_type, at)) << r << "," << c;
+              continue;
+            }
+            ++special;
+            ASSERT_TRUE(std::isnan(sum) ? std::isnan(got) : got == sum) << r << "," << c << ": " << got;
+          }
+        }
+        EXPECT_EQ(special, (a_type == ActivationType::E4M3 ? 2 * p.n : 0) + (w_format == Format::E4M3 ? 2 * p.m : 0) -
+                               (a_type == ActivationType::E4M3 && w_format == Format::E4M3 ? 4 : 0));
+      }
+      if (a_type != ActivationType::E4M3 && w_format != Format::E4M3) {
+        EXPECT_EQ(plain == finite, true);
+      }
+    }
+  }
+}
+
 INSTANTIATE_TEST_SUITE_P(Levels, GemmLevel, testing::ValuesIn(levels()), [](const auto& param) { return std::string(name_of(param.param)); });
 
 // Every operand and y end where readable memory ends (masked vector loads escape a sanitizer, not this).
