@@ -1,70 +1,111 @@
 // SPDX-License-Identifier: Apache-2.0
 #include "fp8/runtime/dispatch/fallback.h"
 
-#include <ATen/core/List.h>
 #include <c10/core/DispatchKeySet.h>
+#include <c10/core/GradMode.h>
 #include <c10/core/impl/LocalDispatchKeySet.h>
 #include <c10/util/SmallVector.h>
 
+#include <algorithm>
+#include <optional>
+#include <string>
 #include <string_view>
+#include <vector>
 
 #include "fp8/runtime/device/block.h"
 #include "fp8/runtime/device/device.h"
 #include "fp8/runtime/device/generator.h"
+#include "fp8/runtime/dispatch/operand_devices.h"
+#include "fp8/runtime/dispatch/replace_tensors.h"
 #include "fp8/runtime/profile/trace.h"
 
 namespace fp8::runtime {
 namespace {
 
-/// Ops whose CPU arguments beside hpu ones are part of their contract: indices and sequence lengths.
-constexpr std::string_view kMixedDevices[] = {"aten::index",
-                                              "aten::index_put",
-                                              "aten::index_put_",
-                                              "aten::_index_put_impl_",
-                                              "aten::_pack_padded_sequence",
-                                              "aten::_pad_packed_sequence"};
+/// Ops of whose contract one argument on the CPU is part, beside hpu ones: indices and sequence lengths.
+struct HostArgument {
+  std::string_view op;
+  std::size_t argument;
+};
+constexpr HostArgument kHostArguments[] = {{"aten::index", 1},
+                                           {"aten::_unsafe_index", 1},
+                                           {"aten::index_put", 1},
+                                           {"aten::index_put_", 1},
+                                           {"aten::_unsafe_index_put", 1},
+                                           {"aten::_index_put_impl_", 1},
+                                           {"aten::_pack_padded_sequence", 1},
+                                           {"aten::_pad_packed_sequence", 1}};
 
 /// Results that stay on the CPU: the batch sizes of a packed sequence.
 bool stays_on_cpu(std::string_view op, std::size_t result) {
   return op == "aten::_pack_padded_sequence" && result == 1;
 }
 
-bool mixes_devices(std::string_view op) {
-  for (auto name : kMixedDevices) {
-    if (name == op) return true;
+bool may_be_on_host(std::string_view op, std::size_t argument) {
+  for (const HostArgument& known : kHostArguments) {
+    if (known.op == op && known.argument == argument) return true;
   }
   return false;
+}
+
+/// Results that have no place in the device's memory: upstream's kernel made them on the CPU.
+void check_dense(const std::string& op, const at::Tensor& result) {
+  const bool dense = result.layout() == at::kStrided && !result.is_nested() && result.unsafeGetTensorImpl()->has_storage();
+  TORCH_CHECK(dense, "[", op, "] hpu holds dense tensors only, found a result of layout ",
+              result.is_nested() ? std::string("Nested") : c10::str(result.layout()), ": call it on .cpu()");
 }
 
 /// The arguments of one call and their aliases.
 class Frame {
  public:
-  explicit Frame(const c10::OperatorHandle& op) : name_(op.operator_name().name) {}
+  explicit Frame(const c10::OperatorHandle& op) : name_(op.operator_name().name), devices_(name_) {}
 
-  at::Tensor alias(const at::Tensor& t, bool written) {
+  at::Tensor alias(const at::Tensor& t, bool written, std::size_t argument) {
     if (!t.defined()) return t;
     if (t.device().type() != c10::kHPU) {
-      if (t.dim() > 0 && t.device().is_cpu()) cpu_argument_ = true;
+      if (t.dim() > 0 && t.device().is_cpu() && !may_be_on_host(name_, argument)) {
+        devices_.see(t);
+        host_.push_back(t);
+        host_written_ = host_written_ || written;
+      }
       return t;
     }
     if (Block* block = block_of(t); block != nullptr && block->tag) block->tag->check_access(name_, t);
-    see_device(t.device().index());
+    devices_.see_device(t.device().index());
+    if (c10::isFloat8Type(t.scalar_type())) float8_ = t.scalar_type();
     at::Tensor cpu = cpu_alias(t);
     aliases_.push_back({cpu, t, cpu.unsafeGetTensorImpl()->unsafe_storage().unsafeGetStorageImpl(), written});
     return cpu;
   }
 
-  void see_device(c10::DeviceIndex index) {
-    TORCH_CHECK(device_ < 0 || device_ == index,
-                "Expected all tensors to be on the same device, but found at least two devices, hpu:",
-                static_cast<int>(device_), " and hpu:", static_cast<int>(index), "! (in ", name_, ")");
-    device_ = index;
+  void see_device(c10::DeviceIndex index) { devices_.see_device(index); }
+
+  /// Host operands beside hpu ones: refused, or true, and moved() gives what to take for them.
+  bool moves_operands() const {
+    if (!devices_.mixed()) return false;
+    const bool learns = c10::GradMode::is_enabled() && std::any_of(host_.begin(), host_.end(), [](const at::Tensor& t) { return t.requires_grad(); });
+    using Host = OperandDevices::Host;
+    devices_.settle(host_written_ ? Host::is_written : learns ? Host::needs_gradient : Host::is_read);
+    return true;
+  }
+  at::Tensor moved(const at::Tensor& t) {
+    const bool host = std::any_of(host_.begin(), host_.end(), [&](const at::Tensor& h) { return h.is_same(t); });
+    if (!host) return t;
+    const at::Tensor on_device = devices_.moved(t);
+    aliases_.push_back({cpu_alias(on_device), on_device, nullptr, false});  // keeps it while the kernel runs
+    auto& alias = aliases_.back();
+    alias.cpu_storage = alias.cpu.unsafeGetTensorImpl()->unsafe_storage().unsafeGetStorageImpl();
+    return alias.cpu;
   }
 
-  void check_devices() const {
-    TORCH_CHECK(!(cpu_argument_ && device_ >= 0) || mixes_devices(name_),
-                "Expected all tensors to be on the same device, but found at least two devices, hpu:",
-                static_cast<int>(device_), " and cpu! (in ", name_, ")");
+  /// What upstream's kernels say of float8 names neither the op nor a way out.
+  [[noreturn]] void rethrow(const c10::Error& error) const {
+    const std::string text = error.what_without_backtrace();
+    if (!float8_.has_value() || text.find("not implemented for 'Float8_") == std::string::npos) throw;
+    C10_THROW_ERROR(NotImplementedError,
+                    c10::str("[", name_, "] has no kernel for ", *float8_, " codes: take their values with hpu::cast_from_fp8 or",
+                             " .to(); where the dtype came from a converted weight, take fp8::values_dtype(weight) instead of",
+                             " weight.dtype() (", text, ")"));
   }
 
   /// Written arguments take over the size that the CPU kernel gave their alias.
@@ -77,6 +118,8 @@ class Frame {
           hpu->storage_offset() != a.cpu.storage_offset()) {
         hpu->set_sizes_and_strides(a.cpu.sizes(), a.cpu.strides(), a.cpu.storage_offset());
       }
+      if (a.hpu.is_complex() && a.hpu.is_conj() != a.cpu.is_conj()) hpu->_set_conj(a.cpu.is_conj());
+      if (a.hpu.is_neg() != a.cpu.is_neg()) hpu->_set_neg(a.cpu.is_neg());
     }
   }
 
@@ -86,12 +129,12 @@ class Frame {
     for (auto& a : aliases_) {
       if (a.cpu.unsafeGetTensorImpl() == impl) return a.hpu;
     }
-    if (!impl->has_storage()) return out;
+    check_dense(name_, out);
     auto* storage = impl->unsafe_storage().unsafeGetStorageImpl();
     for (auto& a : aliases_) {
       if (a.cpu_storage == storage) return view_on(a.hpu.storage(), out);
     }
-    adopt(out, device_ < 0 ? current_device() : device_);
+    adopt(out, devices_.device() < 0 ? current_device() : devices_.device());
     aliases_.push_back({at::Tensor(), out, storage, false});
     return out;
   }
@@ -104,31 +147,15 @@ class Frame {
   };
   const std::string& name_;
   c10::SmallVector<Alias, 8> aliases_;
-  c10::DeviceIndex device_ = -1;
-  bool cpu_argument_ = false;
+  OperandDevices devices_;
+  std::vector<at::Tensor> host_;  // operands that lie on the host, where they may not
+  bool host_written_ = false;
+  std::optional<at::ScalarType> float8_;
 };
 
-/// Tensor?[]; TorchScript's lists have a type object of their own, which isOptionalTensorList() takes for another type.
-bool is_optional_tensor_list(const c10::IValue& value) {
-  if (!value.isList() || value.isTensorList()) return value.isOptionalTensorList();
-  const auto optional = value.toList().elementType()->cast<c10::OptionalType>();
-  return optional != nullptr && optional->getElementType()->kind() == c10::TypeKind::TensorType;
-}
-
-void alias_argument(c10::IValue& value, bool written, Frame& frame) {
-  if (value.isTensor()) {
-    value = frame.alias(value.toTensor(), written);
-  } else if (value.isTensorList()) {  // a new list: the caller's is not ours to edit
-    c10::List<at::Tensor> list;
-    for (const at::Tensor& t : value.toTensorVector()) list.push_back(frame.alias(t, written));
-    value = std::move(list);
-  } else if (is_optional_tensor_list(value)) {
-    c10::List<std::optional<at::Tensor>> list;
-    for (const c10::IValue& t : value.toListRef()) {
-      list.push_back(t.isTensor() ? std::optional<at::Tensor>(frame.alias(t.toTensor(), written)) : std::nullopt);
-    }
-    value = std::move(list);
-  } else if (value.isDevice()) {
+void alias_argument(c10::IValue& value, bool written, std::size_t argument, Frame& frame) {
+  if (replace_tensors(value, [&](const at::Tensor& t) { return frame.alias(t, written, argument); })) return;
+  if (value.isDevice()) {
     const c10::Device device = value.toDevice();
     if (device.is_hpu()) {
       frame.see_device(device.has_index() ? device.index() : current_device());
@@ -159,14 +186,19 @@ void cpu_fallback(const c10::OperatorHandle& op, c10::DispatchKeySet, torch::jit
   Frame frame(op);
   for (std::size_t i = 0; i < arguments.size(); ++i) {
     const auto* info = arguments[i].alias_info();
-    alias_argument((*stack)[first + i], info != nullptr && info->isWrite(), frame);
+    alias_argument((*stack)[first + i], info != nullptr && info->isWrite(), i, frame);
   }
-  frame.check_devices();
-  {
+  if (frame.moves_operands()) {
+    for (std::size_t i = 0; i < arguments.size(); ++i)
+      replace_tensors((*stack)[first + i], [&](const at::Tensor& t) { return frame.moved(t); });
+  }
+  try {
     c10::impl::ExcludeDispatchKeyGuard below(
         c10::autograd_dispatch_keyset_with_ADInplaceOrView | c10::autocast_dispatch_keyset |
         c10::DispatchKeySet(c10::DispatchKey::Tracer));  // a trace must not record aliases
     op.redispatchBoxed(c10::DispatchKeySet(c10::DispatchKey::CPU), stack);
+  } catch (const c10::Error& error) {
+    frame.rethrow(error);
   }
   frame.write_back();
   const std::size_t results = schema.returns().size();

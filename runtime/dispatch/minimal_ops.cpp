@@ -3,7 +3,9 @@
 
 #include <ATen/EmptyTensor.h>
 #include <ATen/native/Resize.h>
+#include <ATen/ops/clamp.h>
 #include <ATen/ops/copy_ops.h>
+#include <ATen/ops/empty.h>
 #include <ATen/ops/resize_native.h>
 #include <c10/core/DeviceGuard.h>
 #include <c10/core/impl/LocalDispatchKeySet.h>
@@ -15,6 +17,7 @@
 #include "fp8/runtime/device/allocator.h"
 #include "fp8/runtime/device/block.h"
 #include "fp8/runtime/device/device.h"
+#include "fp8/runtime/kernels/decode.h"
 
 namespace fp8::runtime {
 namespace {
@@ -47,6 +50,29 @@ std::atomic<std::int64_t> g_to_device{0}, g_to_host{0}, g_on_device{0};
 void count(const at::Tensor& to, const at::Tensor& from) {
   auto& counter = !to.device().is_hpu() ? g_to_host : from.device().is_hpu() ? g_on_device : g_to_device;
   counter.fetch_add(static_cast<std::int64_t>(to.nbytes()), std::memory_order_relaxed);
+}
+
+/// The source of a copy on the host. Where Gaudi2 converts to or from E4M3, upstream's conversion does not know that the
+/// highest exponent is infinity and NaN there: codes are read here, and values saturate as in the device's casts.
+at::Tensor as_gaudi2_converts(const at::Tensor& to, const at::Tensor& from) {
+  const at::Tensor source = cpu_alias(from);
+  constexpr auto kE4M3 = at::kFloat8_e4m3fn;
+  if ((from.scalar_type() == kE4M3) == (to.scalar_type() == kE4M3) || device_kind() != DeviceKind::gaudi2) return source;
+  if (to.scalar_type() == kE4M3) {
+    const bool real = at::isFloatingType(from.scalar_type()) || at::isIntegralType(from.scalar_type(), true);
+    const float max = kernels::fp8_max(kernels::Format::E4M3, kernels::Dialect::gaudi2);
+    return to.is_hpu() && real ? source.to(at::kFloat).clamp(-max, max) : source;
+  }
+  if (!from.is_hpu()) return source;
+  const at::Tensor codes = source.view(at::kByte).contiguous(), values = at::empty(codes.sizes(), at::kFloat);
+  kernels::DecodeArgs args;
+  args.codes = codes.const_data_ptr<std::uint8_t>();
+  args.rows = 1;
+  args.cols = codes.numel();
+  args.y = values.mutable_data_ptr();
+  args.dialect = kernels::Dialect::gaudi2;
+  kernels::decode_from_fp8(args);
+  return values;
 }
 
 }  // namespace
@@ -133,7 +159,8 @@ at::Tensor& copy_(at::Tensor& self, const at::Tensor& source, bool non_blocking)
     at::Tensor to_cpu = cpu_alias(self);
     c10::impl::ExcludeDispatchKeyGuard below(c10::autograd_dispatch_keyset_with_ADInplaceOrView |
                                              c10::autocast_dispatch_keyset);
-    at::_ops::copy_::redispatch(c10::DispatchKeySet(c10::DispatchKey::CPU), to_cpu, cpu_alias(source), non_blocking);
+    at::_ops::copy_::redispatch(c10::DispatchKeySet(c10::DispatchKey::CPU), to_cpu, as_gaudi2_converts(self, source),
+                                non_blocking);
   }
   count(self, source);
   if (from != nullptr && from->tag) from->tag->copied(self, source);

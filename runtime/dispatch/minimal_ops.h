@@ -24,7 +24,8 @@ at::Tensor& set_source_storage_offset(at::Tensor& self, at::Storage source, int6
 at::Tensor& set_source_tensor(at::Tensor& self, const at::Tensor& source);
 at::Tensor& set_nothing(at::Tensor& self);
 
-/// Between any of hpu and cpu. A tagged float8 weight is copied only to its own dtype.
+/// Between any of hpu and cpu. A tagged float8 weight is copied only to its own dtype. On gaudi2 E4M3 codes are converted as
+/// that device reads them (0x78 is infinity) and saturates (240).
 at::Tensor& copy_(at::Tensor& self, const at::Tensor& source, bool non_blocking);
 at::Tensor copy_from(const at::Tensor& self, const at::Tensor& destination, bool non_blocking);
 at::Tensor copy_from_and_resize(const at::Tensor& self, const at::Tensor& destination);

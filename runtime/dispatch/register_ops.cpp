@@ -49,8 +49,6 @@ const std::set<std::string> kNotFallback = {"aten::empty",
                                             "aten::baddbmm",
                                             "aten::embedding",
                                             "aten::equal",
-                                            "aten::mul",
-                                            "aten::mul_",
                                             "aten::allclose",
                                             "aten::_convolution",
                                             "aten::convolution",
@@ -61,6 +59,15 @@ const std::set<std::string> kNotFallback = {"aten::empty",
                                             "aten::resize_as_",
                                             "aten::empty_like",
                                             "aten::_lazy_clone"};
+
+/// Ops with float8 arithmetic of our own (ops/native/float8_math.cpp), in place too.
+const std::set<std::string> kArithmetic = {"add", "sub", "rsub", "mul", "div", "neg",   "abs",   "eq",
+                                           "ne",  "lt",  "le",   "gt",  "ge",  "isnan", "isinf", "sum"};
+
+bool is_arithmetic(const std::string& name) {  // "aten::add_"
+  const std::string op = name.substr(6);
+  return kArithmetic.count(op) != 0 || (!op.empty() && op.back() == '_' && kArithmetic.count(op.substr(0, op.size() - 1)) != 0);
+}
 
 bool is_tensor_like(const c10::TypePtr& type) {
   const auto kind = type->kind();
@@ -88,6 +95,7 @@ bool takes_device_or_storage(const c10::FunctionSchema& schema) {
 bool wants_fallback(const c10::OperatorHandle& op) {
   const auto& schema = op.schema();
   if (schema.name().rfind("aten::", 0) != 0 || kNotFallback.count(schema.name()) != 0) return false;
+  if (is_arithmetic(schema.name())) return false;
   bool tensors = false;
   for (const auto& argument : schema.arguments()) tensors = tensors || is_tensor_like(argument.type());
   if (!tensors || is_view(schema) || takes_device_or_storage(schema)) return false;

@@ -1,5 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
-// mul, isclose and allclose of float8 tensors on hpu.
+// Arithmetic, comparisons, sums, isclose and allclose of float8 tensors on hpu.
+#include <functional>
+
 #include "op_call.h"
 
 namespace fp8::test {
@@ -65,6 +67,134 @@ TEST(Float8Mul, OtherDtypesAsBefore) {
   EXPECT_TRUE(same_bits(out, x * y));
   EXPECT_TRUE(same_bits(in_place.mul_(3), x * 3));
   EXPECT_TRUE(same_bits(at::mul(hpu(x), at::Scalar(1.5)), x * 1.5));
+}
+
+/// Every code's value is exact in f64; the device's f32 result is f64's, rounded once.
+Tensor f32(const Tensor& v) { return v.to(at::kFloat).to(at::kDouble); }
+
+TEST(Float8Arithmetic, IsThatOfTheValuesInF32RoundedOnce) {
+  for (const auto type : {kE4M3, kE5M2}) {
+    const Tensor x = random_codes({4, 6}, type, 1), y = random_codes({6}, type, 2), half = at::full({}, 0.5f, on_hpu());
+    const Tensor a = values_of(x), b = values_of(y);
+    const auto same = [&](const Tensor& got, const Tensor& want, const char* what) {
+      EXPECT_EQ(got.scalar_type(), type) << what;
+      EXPECT_EQ(got.device(), kHpu) << what;
+      EXPECT_EQ(codes_of(got), codes_for(f32(want), type)) << what;
+    };
+    same(x + y, a + b, "add");
+    same(at::add(x, y, 2), a + 2 * b, "add with alpha");
+    same(x + 1.5, a + 1.5, "add a number");
+    same(x + half, a + 0.5, "add a 0-dim tensor");
+    same(x - y, a - b, "sub");
+    same(x - 1, a - 1, "sub a number");
+    same(1.0 - x, 1 - a, "rsub");
+    same(x / 3, f32(a) / 3, "div by a number");
+    same(-x, -a, "neg");
+    same(x.abs(), a.abs(), "abs");
+    const Tensor ones = at::full({6}, 2.f).to(type).to(kHpu);
+    same(x / ones, a / 2, "div");
+    same(at::div(x, ones, "floor"), at::floor(a / 2), "div with a rounding mode");
+  }
+}
+
+TEST(Float8Arithmetic, InPlaceAndIntoAnOut) {
+  const Tensor x = random_codes({4, 6}, kE4M3, 1), y = random_codes({4, 6}, kE4M3, 2), a = values_of(x), b = values_of(y);
+  Tensor z = x.clone();
+  const void* data = z.data_ptr();
+  const auto* impl = z.unsafeGetTensorImpl();
+  EXPECT_EQ(z.add_(y).unsafeGetTensorImpl(), impl);
+  EXPECT_EQ(z.data_ptr(), data);
+  EXPECT_EQ(codes_of(z), codes_for(a + b, kE4M3));
+  z = x.clone();
+  EXPECT_EQ(codes_of(z.sub_(1)), codes_for(a - 1, kE4M3));
+  z = x.clone();
+  EXPECT_EQ(codes_of(z.neg_()), codes_for(-a, kE4M3));
+  z = x.clone();
+  EXPECT_EQ(codes_of(z.abs_()), codes_for(a.abs(), kE4M3));
+  Tensor out = at::empty({0}, on_hpu(kE4M3)), wide = at::empty({4, 6}, on_hpu()), flags = at::empty({0}, on_hpu(at::kBool));
+  EXPECT_EQ(codes_of(at::add_out(out, x, y)), codes_for(a + b, kE4M3));
+  EXPECT_EQ(out.sizes(), x.sizes());
+  at::neg_out(wide, x);
+  EXPECT_TRUE(same_bits(wide, (-a).to(at::kFloat)));
+  at::lt_out(flags, x, y);
+  EXPECT_TRUE(same_bits(flags, a < b));
+  Tensor sum = at::ones({3}, on_hpu());
+  sum.add_(at::full({}, 0.5f, on_hpu()).to(kE4M3));
+  EXPECT_TRUE(same_bits(sum, at::full({3}, 1.5f)));
+  Tensor whole = at::zeros({4, 6}, on_hpu(at::kInt));
+  EXPECT_TRUE(throws_with({"can't be cast"}, [&] { at::add_out(whole, x, y); }));
+}
+
+TEST(Float8Arithmetic, SaturatesAsTheDeviceDoes) {
+  const Tensor big = at::full({4}, 200.f).to(kE4M3).to(kHpu);
+  EXPECT_EQ(codes_of(big + 1000.0), codes_for(at::full({4}, 448.0), kE4M3));
+  EXPECT_EQ(codes_of(big - 1000.0), codes_for(at::full({4}, -448.0), kE4M3));
+  const runtime::DeviceKindScope gaudi2(runtime::DeviceKind::gaudi2);
+  EXPECT_EQ(codes_of(big + big), codes_for(at::full({4}, 240.0), kE4M3, 240));
+}
+
+TEST(Float8Comparison, IsThatOfTheValues) {
+  for (const auto type : {kE4M3, kE5M2}) {
+    const Tensor x = random_codes({5, 7}, type, 3), y = random_codes({7}, type, 4), a = values_of(x), b = values_of(y);
+    EXPECT_TRUE(same_bits(x == y, a == b));
+    EXPECT_TRUE(same_bits(x != y, a != b));
+    EXPECT_TRUE(same_bits(x < y, a < b));
+    EXPECT_TRUE(same_bits(x <= y, a <= b));
+    EXPECT_TRUE(same_bits(x > y, a > b));
+    EXPECT_TRUE(same_bits(x >= y, a >= b));
+    EXPECT_TRUE(same_bits(x == 1, a == 1));
+    EXPECT_TRUE(same_bits(x < 0.5, a < 0.5));
+    EXPECT_TRUE(same_bits(x.clone().gt_(0).to(at::kFloat), (a > 0).to(at::kFloat)));
+  }
+  const Tensor zeros = hpu(at::tensor({0, 128}, at::kByte).view(kE4M3)), nan = hpu(at::full({1}, 127, at::kByte).view(kE4M3));
+  EXPECT_TRUE((zeros[0] == zeros[1]).item<bool>());
+  EXPECT_FALSE((nan == nan).item<bool>());
+  EXPECT_TRUE(nan.isnan().item<bool>());
+}
+
+TEST(Float8Sum, IsTheF32SumInTheDtypeAskedForOrItsOwn) {
+  for (const auto type : {kE4M3, kE5M2}) {
+    const Tensor x = random_codes({3, 5}, type, 5), a = values_of(x);
+    EXPECT_EQ(codes_of(x.sum()), codes_for(f32(a.sum()), type));
+    EXPECT_EQ(codes_of(x.sum(0)), codes_for(f32(a.sum(0)), type));
+    EXPECT_EQ(x.sum(at::IntArrayRef{1}, true).sizes(), at::IntArrayRef({3, 1}));
+    EXPECT_TRUE(same_bits(x.sum(at::kFloat), a.sum().to(at::kFloat)));
+    EXPECT_TRUE(same_bits(x.sum(at::IntArrayRef{1}, false, at::kFloat), a.sum(1).to(at::kFloat)));
+    EXPECT_EQ(codes_of(x.sum(at::IntArrayRef{1}, false, kE5M2)), codes_for(f32(a.sum(1)), kE5M2));
+    EXPECT_EQ(codes_of(x.sum()), codes_of(call("sum_fp8", "", {x})[0])) << "the vendor's operator";
+    Tensor out = at::empty({3}, on_hpu());
+    at::sum_out(out, x, at::IntArrayRef{1}, false, at::kFloat);
+    EXPECT_TRUE(same_bits(out, a.sum(1).to(at::kFloat)));
+  }
+}
+
+TEST(Float8Arithmetic, WhatPyTorchRefusesAndWhatATagRefusesStayRefused) {
+  const Tensor x = random_codes({6}, kE4M3, 1), y = random_codes({6}, kE5M2, 1), plain = at::ones({6}, on_hpu());
+  for (const auto& run : std::vector<std::function<void()>>{[&] { x + y; }, [&] { x - plain; }, [&] { x < plain; }, [&] { plain / x; }})
+    EXPECT_TRUE(throws_with({"Promotion for Float8 Types is not supported"}, run));
+  EXPECT_TRUE(throws_with({"hpu:0 and cpu!"}, [&] { x + x.cpu(); }));
+  Tensor w = at::ones({4, 4}, on_hpu());
+  convert_to_codes(w, "layer", std::make_shared<CodesHandler>(0.5), 0.5);
+  for (const auto& run : std::vector<std::function<void()>>{[&] { w + 1; }, [&] { w - w; }, [&] { w / 2; }, [&] { -w; }, [&] { w.abs(); },
+                                                           [&] { w == 1; }, [&] { w.sum(); }, [&] { w.isnan(); }})
+    EXPECT_TRUE(throws_with({"module 'layer'"}, run));
+}
+
+TEST(Float8Arithmetic, OtherDtypesAsBefore) {
+  torch::manual_seed(1);
+  const Tensor a = at::randn({3, 4}), b = at::randn({4}), i = at::randint(1, 9, {3, 4}, at::kLong);
+  EXPECT_TRUE(same_bits(hpu(a) + hpu(b), a + b));
+  EXPECT_TRUE(same_bits(at::add(hpu(a), hpu(b), 0.5), at::add(a, b, 0.5)));
+  EXPECT_TRUE(same_bits(hpu(i) / 2, i / 2));
+  EXPECT_TRUE(same_bits(at::div(hpu(i), 2, "trunc"), at::div(i, 2, "trunc")));
+  EXPECT_TRUE(same_bits(1 - hpu(a), 1 - a));
+  EXPECT_TRUE(same_bits(-hpu(a), -a));
+  EXPECT_TRUE(same_bits(hpu(a).sum(at::IntArrayRef{0, 1}, true), a.sum(at::IntArrayRef{0, 1}, true)));
+  EXPECT_TRUE(same_bits(hpu(i).sum(), i.sum()));
+  EXPECT_TRUE(same_bits(hpu(a) < 0, a < 0));
+  EXPECT_TRUE(same_bits(hpu(a).clone().eq_(hpu(a)), at::ones({3, 4})));
+  EXPECT_TRUE(same_bits(hpu(at::complex(a, a)).abs(), at::complex(a, a).abs()));
+  EXPECT_TRUE(same_bits(hpu(a.to(at::kBFloat16)) + hpu(b), a.to(at::kBFloat16) + b));
 }
 
 TEST(Float8IsClose, ComparesValues) {

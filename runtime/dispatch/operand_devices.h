@@ -1,0 +1,66 @@
+// SPDX-License-Identifier: Apache-2.0
+// The one check that the operands of a call lie on one device. The fallback, the hpu:: operators (ops/edge.h) and the calls
+// that meet a tagged weight (intercept/) all ask it, so FP8_HPU_MOVE_HOST_OPERANDS relaxes it in one place.
+//
+//   hpu:0 beside hpu:1         refused
+//   cpu beside hpu             refused, as the device does; 0-dim tensors are numbers, and an op may name arguments that are
+//                              read on the host (indices, lengths, scales)
+//   ... with the flag at 1     moved to the device, with one warning; what the call would write stays refused, and what needs
+//                              a gradient, unless a tagged weight's call (which is met above autograd) moves it
+#pragma once
+#include <ATen/core/Tensor.h>
+#include <ATen/core/stack.h>
+
+#include <cstdint>
+#include <string>
+
+namespace fp8::runtime {
+
+/// FP8_HPU_MOVE_HOST_OPERANDS: 1, or 0 (the default). Throws c10::Error for other words. Asked at each mixed call.
+bool moves_host_operands();
+
+/// The operands of one call, seen one after the other.
+class OperandDevices {
+ public:
+  /// op: "aten::add"; must outlive this.
+  explicit OperandDevices(const std::string& op) : op_(op) {}
+
+  /// True for a host operand, of one dimension or more, that settle() decides about. Throws where two hpu devices meet.
+  bool see(const at::Tensor& t) {
+    if (!t.defined()) return false;
+    const at::Device device = t.device();
+    if (device.type() == c10::kHPU) {
+      see_device(device.index());
+      return false;
+    }
+    if (!device.is_cpu() || t.dim() == 0) return false;
+    host_ = true;
+    return true;
+  }
+  void see_device(c10::DeviceIndex index) {
+    if (device_ != index) meet(index);
+  }
+
+  /// Host operands beside hpu ones.
+  bool mixed() const { return host_ && device_ >= 0; }
+  /// What the call does with host operands: where one is a result, or needs a gradient that autograd (above us) already
+  /// expects on the host, none can be moved.
+  enum class Host : std::uint8_t { is_read, is_written, needs_gradient };
+  /// With mixed(): returns where host operands are to be moved (the first time in a process with a warning), else throws.
+  void settle(Host host) const;
+  at::Tensor moved(const at::Tensor& t) const { return t.to(at::Device(c10::kHPU, device_)); }
+
+  c10::DeviceIndex device() const { return device_; }  ///< -1: no hpu operand was seen
+
+ private:
+  void meet(c10::DeviceIndex index);
+
+  const std::string& op_;
+  c10::DeviceIndex device_ = -1;
+  bool host_ = false;
+};
+
+/// The whole check for a call whose arguments are on a stack: the last `count` values are op's. Those to be moved are replaced.
+void settle_devices(const c10::FunctionSchema& op, torch::jit::Stack& stack, std::size_t count);
+
+}  // namespace fp8::runtime
