@@ -17,12 +17,13 @@
 
 #include "fp8/quant/quantizer.h"
 #include "fp8/runtime/intercept/op_handler.h"
+#include "fp8/runtime/intercept/weight_values.h"
 
 namespace fp8::quant {
 
 struct ConvolutionGeometry;
 
-class Fp8Handler final : public runtime::OpHandler, public std::enable_shared_from_this<Fp8Handler> {
+class Fp8Handler final : public runtime::OpHandler, public runtime::CodedWeight, public std::enable_shared_from_this<Fp8Handler> {
  public:
   /// weight_scale_inv: f32 on hpu, one value, one per row of the weight, or [rows, cols] of its grid of blocks. original_dtype: what
   /// dequantize() gives back. Throws std::invalid_argument for INC's convention with blocks.
@@ -34,6 +35,8 @@ class Fp8Handler final : public runtime::OpHandler, public std::enable_shared_fr
   at::Tensor embedding(const runtime::WeightTag& tag, const runtime::WeightView& view, const at::Tensor& weight, const at::Tensor& indices) override;
   bool owns_values() const override { return true; }
   std::string describe() const override { return scheme_.describe(); }
+  at::ScalarType values_dtype() const override { return original_dtype_; }
+  at::Tensor scale_inv_values() const override { return weight_scale_inv_; }
 
   const Scheme& scheme() const { return scheme_; }
   const at::Tensor& weight_scale_inv() const { return weight_scale_inv_; }

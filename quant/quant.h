@@ -7,3 +7,4 @@
 #include "fp8/quant/plan.h"
 #include "fp8/quant/save.h"
 #include "fp8/quant/scheme.h"
+#include "fp8/runtime/intercept/weight_values.h"

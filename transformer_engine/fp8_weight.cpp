@@ -2,6 +2,7 @@
 #include "fp8/transformer_engine/fp8_weight.h"
 
 #include <ATen/core/grad_mode.h>
+#include <ATen/ops/full.h>
 #include <ATen/ops/linear.h>
 #include <torch/csrc/autograd/custom_function.h>
 
@@ -166,6 +167,8 @@ at::Tensor Fp8Weight::dequantize(const runtime::WeightTag&, const runtime::Weigh
 }
 
 std::string Fp8Weight::describe() const { return std::string(recipes::name_of(format_)) + " parameter, one scale"; }
+
+at::Tensor Fp8Weight::scale_inv_values() const { return at::full({1}, scale_inv_, at::kFloat); }
 
 at::Tensor make_weight_parameter(at::Tensor values, const std::string& module) {
   if (!t_options.has_value() || !t_options->enabled) return values;

@@ -21,6 +21,7 @@
 #include "fp8/recipes/recipe.h"
 #include "fp8/runtime/intercept/op_handler.h"
 #include "fp8/runtime/intercept/quantized_parameter.h"
+#include "fp8/runtime/intercept/weight_values.h"
 #include "fp8/transformer_engine/operand.h"
 
 namespace fp8::te {
@@ -47,7 +48,7 @@ class quantized_model_init {
 
 /// The handler of a parameter that make_weight_parameter() makes. The parameter's memory holds it, so it must not hold the parameter: once that is
 /// gone, what reads or writes its values throws c10::Error.
-class Fp8Weight final : public runtime::OpHandler, public runtime::QuantizedParameter {
+class Fp8Weight final : public runtime::OpHandler, public runtime::QuantizedParameter, public runtime::CodedWeight {
  public:
   explicit Fp8Weight(QuantizedInitOptions options);
   /// The codes of initial values (f32, bf16 or f16 on hpu): the parameter, which it is the handler of from now on.
@@ -79,6 +80,8 @@ class Fp8Weight final : public runtime::OpHandler, public runtime::QuantizedPara
   at::Tensor dequantize(const runtime::WeightTag& tag, const runtime::WeightView& view, const at::Tensor& weight) override;
   bool owns_values() const override { return true; }
   std::string describe() const override;
+  at::ScalarType values_dtype() const override { return at::kFloat; }
+  at::Tensor scale_inv_values() const override;
 
  private:
   at::Tensor cast(const at::Tensor& values, std::optional<std::uint64_t> stochastic);

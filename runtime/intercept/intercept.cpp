@@ -12,6 +12,7 @@
 #include "fp8/runtime/autocast/autocast.h"
 #include "fp8/runtime/autocast/rules.h"
 #include "fp8/runtime/dispatch/fallback.h"
+#include "fp8/runtime/dispatch/operand_devices.h"
 #include "fp8/runtime/profile/trace.h"
 
 namespace fp8::runtime {
@@ -57,6 +58,28 @@ constexpr Row kIntercepted[] = {
     {"aten::convolution", "", OpShape::convolution, false},
 };
 
+/// A converted weight meets values: codes beside it have a scale that nobody knows, and mostly come from x.to(weight.dtype()).
+void check_no_codes(const c10::FunctionSchema& op, at::ArrayRef<c10::IValue> arguments) {
+  const WeightTag* converted = nullptr;
+  const at::Tensor* codes = nullptr;
+  std::size_t at = 0;
+  for (std::size_t i = 0; i < arguments.size(); ++i) {
+    if (!arguments[i].isTensor() || !arguments[i].toTensor().defined()) continue;
+    const at::Tensor& t = arguments[i].toTensor();
+    const WeightTag* tag = find_tag(t);
+    if (tag != nullptr && tag->handler->owns_values() && t.scalar_type() == tag->dtype) {
+      converted = tag;
+    } else if (c10::isFloat8Type(t.scalar_type())) {
+      codes = &t;
+      at = i;
+    }
+  }
+  TORCH_CHECK(converted == nullptr || codes == nullptr, "[", op.name(), "] module '", converted->module_names(),
+              "': expected values beside its converted weight, got ", codes->scalar_type(), " codes as '",
+              op.arguments()[at].name(), "', whose scale nobody knows; where their dtype was taken from the weight, take ",
+              "fp8::values_dtype(weight) instead of weight.dtype()");
+}
+
 /// One registered kernel: knows its row, its key and upstream's kernel for that key.
 class Interceptor final : public c10::OperatorKernel {
  public:
@@ -67,6 +90,8 @@ class Interceptor final : public c10::OperatorKernel {
     const std::size_t count = op.schema().arguments().size();
     const auto arguments = at::ArrayRef<c10::IValue>(*stack).slice(stack->size() - count);
     if (g_paused != 0 || !meets_tagged(arguments)) return original(op, keys, stack);
+    settle_devices(op.schema(), *stack, count);  // before a handler computes with what the device would refuse
+    check_no_codes(op.schema(), arguments);
     // A region's kernel leaves calls with a tagged weight to us: uncast, and with autocast still on.
     const auto cast = autocast::cast_of_call(op, arguments);
     const auto region = cast.has_value() ? cast->region : autocast::region_dtype();

@@ -9,6 +9,9 @@
 //   runtime/intercept/tag_operators.h       the mark on a weight
 //     tag_of(Tensor weight) -> str                           {"modules", "dtype", "sizes", "handler", "holds_codes", "whole"}; "null": none
 //     dequantize(Tensor weight) -> Tensor                    values of a tagged weight, or of a view of it
+//     values(Tensor weight) -> Tensor                        of a converted weight or any part of it (weight_values.h, as the next two)
+//     values_dtype(Tensor weight) -> ScalarType              the dtype that activations want
+//     describe(Tensor weight) -> str                         whose it is, format, scale; "": no converted weight. Python's print shows it
 //     retag(Tensor source, Tensor(a!) to) -> ()              the mark of source, on a tensor that has the same bytes
 //     untag(Tensor(a!) weight) -> ()                         takes a mark off that no codes depend on
 //

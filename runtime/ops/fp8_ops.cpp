@@ -3,6 +3,8 @@
 
 #include <ATen/core/dispatch/Dispatcher.h>
 
+#include "fp8/runtime/ops/edge.h"
+
 namespace fp8::runtime::ops {
 namespace {
 
@@ -60,6 +62,7 @@ Tensor call_cast_from_fp8(const Tensor& x, const Tensor& scale_inv, at::ScalarTy
 
 Tensor call_fp8_gemm(const Tensor& x, const Tensor& weight, at::ScalarType out_dtype, const Tensor& x_scale_inv,
                      const Tensor& w_scale_inv, const OptionalTensor& bias) {
+  const CodesWithScale given;
   const int64_t columns[] = {1, w_scale_inv.numel()};
   return gemm_op().call(x, false, weight, true, std::nullopt, out_dtype, x_scale_inv, w_scale_inv, bias, false,
                         w_scale_inv.numel() > 1 ? OptionalIntArrayRef(columns) : OptionalIntArrayRef());
@@ -81,6 +84,7 @@ Tensor call_fp8_gemm_v2(const Tensor& a, bool trans_a, const Tensor& b, bool tra
 Tensor call_conv2d_fp8(const Tensor& x, const Tensor& weight, const OptionalTensor& bias, at::IntArrayRef stride,
                        at::IntArrayRef padding, at::IntArrayRef dilation, int64_t groups, at::ScalarType out_dtype,
                        const Tensor& x_scale_inv, const Tensor& w_scale_inv) {
+  const CodesWithScale given;
   static const auto op = handle<Tensor(const Tensor&, const Tensor&, const OptionalTensor&, at::IntArrayRef,
                                        at::IntArrayRef, at::IntArrayRef, int64_t, std::optional<at::ScalarType>,
                                        const OptionalTensor&, const OptionalTensor&)>("hpu::conv2d_fp8");
@@ -89,6 +93,7 @@ Tensor call_conv2d_fp8(const Tensor& x, const Tensor& weight, const OptionalTens
 
 Tensor call_weight_only_linear(const Tensor& x, const Tensor& weight, const Tensor& w_scale_inv,
                                const OptionalTensor& bias) {
+  const CodesWithScale given;
   static const auto op =
       handle<Tensor(const Tensor&, const Tensor&, const Tensor&, const OptionalTensor&)>("fp8::weight_only_linear");
   return op.call(x, weight, w_scale_inv, bias);
@@ -97,6 +102,7 @@ Tensor call_weight_only_linear(const Tensor& x, const Tensor& weight, const Tens
 Tensor call_block_linear(const Tensor& x, const OptionalTensor& x_scale_inv, const Tensor& weight,
                          const Tensor& weight_scale_inv, int64_t block_rows, int64_t block_cols, int64_t first_row,
                          const OptionalTensor& bias, at::ScalarType out_dtype) {
+  const CodesWithScale given;
   static const auto op =
       handle<Tensor(const Tensor&, const OptionalTensor&, const Tensor&, const Tensor&, int64_t, int64_t, int64_t,
                     const OptionalTensor&, at::ScalarType)>("fp8::block_linear");

@@ -1,5 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
-// The fp8 operators as C++ functions. They go through the dispatcher, so traces and profilers see them by name.
+// The fp8 operators as C++ functions. They go through the dispatcher, so traces and profilers see them by name, and through
+// the operators' checks (edge.h). Where the weight's scale is no optional argument, the weight may be a converted one: the
+// caller answers for the scale.
 #pragma once
 #include <ATen/core/Tensor.h>
 

@@ -5,6 +5,8 @@
 
 #include <string_view>
 
+#include "fp8/runtime/ops/edge.h"
+
 namespace fp8::runtime::ops {
 namespace {
 
@@ -57,6 +59,7 @@ std::tuple<Tensor, Tensor> call_mixture_of_experts_measurement_fused(const MoeRo
 
 Tensor call_mixture_of_experts_fp8(const MoeRoute& r, TensorList w12, TensorList w3, const Tensor& d_hidden,
                                    TensorList d_intermediate, TensorList d_w12, TensorList d_w3) {
+  const CodesWithScale given;
   if (d_intermediate.empty()) {
     static const auto dynamic =
         handle<Tensor(const Tensor&, const Tensor&, const Tensor&, TensorList, TensorList, const Tensor&, TensorList,
@@ -75,6 +78,7 @@ Tensor call_mixture_of_experts_fp8(const MoeRoute& r, TensorList w12, TensorList
 
 Tensor call_mixture_of_experts_blockwise(const MoeRoute& r, TensorList w12, TensorList w3, TensorList d_w12,
                                          TensorList d_w3, int64_t block_size) {
+  const CodesWithScale given;
   static const auto op =
       handle<Tensor(const Tensor&, const Tensor&, const Tensor&, TensorList, TensorList, TensorList, TensorList,
                     int64_t, bool, std::string_view, int64_t, int64_t, int64_t, int64_t)>(

@@ -3,6 +3,7 @@
 // _dropout and _non_dropout are the same op; those with _dropout_seed take the seed first.
 #include <torch/library.h>
 
+#include "fp8/runtime/ops/edge.h"
 #include "fp8/runtime/ops/native/norm.h"
 #include "fp8/runtime/ops/native/reduce.h"
 #include "fp8/runtime/ops/native/rotary.h"
@@ -215,8 +216,9 @@ Tensor rotary(const Tensor& input, const Tensor& sin, const Tensor& cos, const O
 
 using T = const OptionalTensor&;
 
-template <Run run>
-void register_all(torch::Library& m) {
+/// Library: an Edge, or torch's own.
+template <Run run, class Library>
+void register_all(Library& m) {
   m.impl("softmax_fp8", &softmax<run, T, T>);
   m.impl("softmax_fp8.Scalar_scales", &softmax<run, double, T>);
   m.impl("softmax_fp8.Scalar", &softmax<run, double, double>);
@@ -248,7 +250,10 @@ void register_all(torch::Library& m) {
 
 }  // namespace
 
-TORCH_LIBRARY_IMPL(hpu, HPU, m) { register_all<Run::real>(m); }
+TORCH_LIBRARY_IMPL(hpu, HPU, m) {
+  Edge edge(m, "hpu");
+  register_all<Run::real>(edge);
+}
 TORCH_LIBRARY_IMPL(hpu, Meta, m) { register_all<Run::meta>(m); }
 
 }  // namespace fp8::runtime::ops

@@ -2,6 +2,7 @@
 // hpu:: fp8 operators: the vendor's argument forms, translated to native/*. One table for HPU, one for Meta.
 #include <torch/library.h>
 
+#include "fp8/runtime/ops/edge.h"
 #include "fp8/runtime/ops/native/cast.h"
 #include "fp8/runtime/ops/native/gemm.h"
 
@@ -76,20 +77,21 @@ Tensor conv2d(const Tensor& input, const Tensor& weight, const OptionalTensor& b
 }  // namespace
 
 TORCH_LIBRARY_IMPL(hpu, HPU, m) {
-  m.impl("cast_to_fp8", &cast_to_fp8);
-  m.impl("cast_to_fp8_v2", &to_fp8<const OptionalTensor&>);
-  m.impl("cast_to_fp8_v2.scalar", &to_fp8<double>);
-  m.impl("cast_to_fp8_v2.scalar_list", &to_fp8<Floats>);
-  m.impl("cast_to_fp8_hybrid", &cast_to_fp8_hybrid);
-  m.impl("cast_from_fp8", &from_fp8<const OptionalTensor&>);
-  m.impl("cast_from_fp8.scalar", &from_fp8<double>);
-  m.impl("cast_from_fp8.scalar_list", &from_fp8<Floats>);
-  m.impl("calculate_scale_for_cast", &calculate_scale_for_cast);
-  m.impl("fp8_gemm_v2", &gemm_v2<const OptionalTensor&, false>);
-  m.impl("fp8_gemm_v2.scalar", &gemm_v2<double, false>);
-  m.impl("fp8_gemm_v2.scalar_list", &gemm_v2<Floats, false>);
-  m.impl("conv2d_fp8", &conv2d<const OptionalTensor&, false>);
-  m.impl("conv2d_fp8.scalar", &conv2d<double, false>);
+  Edge edge(m, "hpu");
+  edge.impl("cast_to_fp8", &cast_to_fp8);
+  edge.impl("cast_to_fp8_v2", &to_fp8<const OptionalTensor&>);
+  edge.impl("cast_to_fp8_v2.scalar", &to_fp8<double>);
+  edge.impl("cast_to_fp8_v2.scalar_list", &to_fp8<Floats>);
+  edge.impl("cast_to_fp8_hybrid", &cast_to_fp8_hybrid);
+  edge.impl("cast_from_fp8", &from_fp8<const OptionalTensor&>);
+  edge.impl("cast_from_fp8.scalar", &from_fp8<double>);
+  edge.impl("cast_from_fp8.scalar_list", &from_fp8<Floats>);
+  edge.impl("calculate_scale_for_cast", &calculate_scale_for_cast);
+  edge.impl("fp8_gemm_v2", &gemm_v2<const OptionalTensor&, false>);
+  edge.impl("fp8_gemm_v2.scalar", &gemm_v2<double, false>);
+  edge.impl("fp8_gemm_v2.scalar_list", &gemm_v2<Floats, false>);
+  edge.impl("conv2d_fp8", &conv2d<const OptionalTensor&, false>);
+  edge.impl("conv2d_fp8.scalar", &conv2d<double, false>);
 }
 
 TORCH_LIBRARY_IMPL(hpu, Meta, m) {

@@ -3,6 +3,7 @@
 #include <ATen/ops/empty.h>
 #include <torch/library.h>
 
+#include "fp8/runtime/ops/edge.h"
 #include "fp8/runtime/ops/native/gemm_v1.h"
 #include "fp8/runtime/ops/native/layout.h"
 #include "fp8/runtime/ops/native/low_bit.h"
@@ -35,34 +36,37 @@ Tensor& reorder_meta_(Tensor& self, const Tensor& start, const Tensor& end, cons
   return self;
 }
 
-/// Those that only call other operators serve meta tensors as they are.
-void register_movers(torch::Library& m) {
-  m.impl("in_place_interleave", &in_place_interleave);
-  m.impl("in_place_interleave_", &in_place_interleave_);
-  m.impl("fp8_copy_", &fp8_copy_);
-  m.impl("fp8_transpose", &fp8_transpose);
-  m.impl("fp8_permute", &fp8_permute);
-  m.impl("fp8_reshape", &fp8_reshape);
-  m.impl("fp8_index_copy_", &fp8_index_copy_);
-  m.impl("fp8_index_select_v2", &fp8_index_select_v2);
-  m.impl("fp8_repeat_v2", &fp8_repeat_v2);
+/// The movers call other operators only: these see to the codes of converted weights, and serve meta tensors as they are.
+template <class Impl>
+void register_movers(const Impl& impl) {
+  impl("in_place_interleave", &in_place_interleave);
+  impl("in_place_interleave_", &in_place_interleave_);
+  impl("fp8_copy_", &fp8_copy_);
+  impl("fp8_transpose", &fp8_transpose);
+  impl("fp8_permute", &fp8_permute);
+  impl("fp8_reshape", &fp8_reshape);
+  impl("fp8_index_select_v2", &fp8_index_select_v2);
+  impl("fp8_repeat_v2", &fp8_repeat_v2);
 }
 
 }  // namespace
 
 TORCH_LIBRARY_IMPL(hpu, HPU, m) {
-  register_movers(m);
-  m.impl("kv_reorder", &kv_reorder);
-  m.impl("kv_reorder_", &kv_reorder_);
-  m.impl("fp8_kv_reorder_", &fp8_kv_reorder_);
-  m.impl("convert_from_int4", &from_int4);
-  m.impl("convert_from_uint4", &from_uint4);
-  m.impl("fake_quant_fp4", &fake_quant_fp4);
-  m.impl("fp8_gemm", &fp8_gemm_v1);
+  Edge edge(m, "hpu");
+  register_movers([&](const char* name, auto kernel) { edge.impl(name, kernel, Codes::passed_on); });
+  edge.impl("fp8_index_copy_", &fp8_index_copy_);  // moves bytes
+  edge.impl("kv_reorder", &kv_reorder);
+  edge.impl("kv_reorder_", &kv_reorder_);
+  edge.impl("fp8_kv_reorder_", &fp8_kv_reorder_);
+  edge.impl("convert_from_int4", &from_int4);
+  edge.impl("convert_from_uint4", &from_uint4);
+  edge.impl("fake_quant_fp4", &fake_quant_fp4);
+  edge.impl("fp8_gemm", &fp8_gemm_v1);
 }
 
 TORCH_LIBRARY_IMPL(hpu, Meta, m) {
-  register_movers(m);
+  register_movers([&](const char* name, auto kernel) { m.impl(name, kernel); });
+  m.impl("fp8_index_copy_", &fp8_index_copy_);
   m.impl("kv_reorder", &reorder_meta);
   m.impl("kv_reorder_", &reorder_meta_);
   m.impl("fp8_kv_reorder_", &reorder_meta_);

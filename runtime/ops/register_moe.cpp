@@ -5,6 +5,7 @@
 
 #include <string_view>
 
+#include "fp8/runtime/ops/edge.h"
 #include "fp8/runtime/ops/native/moe.h"
 
 namespace fp8::runtime::ops {
@@ -137,16 +138,18 @@ Tensor blockwise_fused(const Tensor& hidden, const Tensor& table, const Tensor& 
                           last, chunk_size, total_experts);
 }
 
-template <bool kMeta>
-void register_plain(torch::Library& m) {
-  m.impl("mixture_of_experts", &plain<kMeta>);
-  m.impl("mixture_of_experts.fused_weights", &plain_fused<kMeta>);
-  m.impl("mixture_of_experts.fp8_measurement", &measured<kMeta>);
-  m.impl("mixture_of_experts.fp8_measurement_fused_weights", &measured_fused<kMeta>);
+/// In high precision converted weights are met by the ATen ops inside, whose handlers know their scales.
+template <bool kMeta, class Impl>
+void register_plain(const Impl& impl) {
+  impl("mixture_of_experts", &plain<kMeta>);
+  impl("mixture_of_experts.fused_weights", &plain_fused<kMeta>);
+  impl("mixture_of_experts.fp8_measurement", &measured<kMeta>);
+  impl("mixture_of_experts.fp8_measurement_fused_weights", &measured_fused<kMeta>);
 }
 
-template <bool kMeta>
-void register_fp8(torch::Library& m) {
+/// Library: an Edge, or torch's own.
+template <bool kMeta, class Library>
+void register_fp8(Library& m) {
   m.impl("mixture_of_experts.fp8", &fp8<const Tensor&, TensorList, kMeta>);
   m.impl("mixture_of_experts.fp8_scalars", &fp8<double, Floats, kMeta>);
   m.impl("mixture_of_experts.fp8_fused_weights", &fp8_fused<const Tensor&, TensorList, kMeta>);
@@ -161,15 +164,25 @@ void register_fp8(torch::Library& m) {
 
 }  // namespace
 
-TORCH_LIBRARY_IMPL(hpu, AutogradHPU, m) { register_plain<false>(m); }
+namespace {
+
+void register_plain_at_edge(torch::Library& m) {
+  Edge edge(m, "hpu");
+  register_plain<false>([&](const char* name, auto kernel) { edge.impl(name, kernel, Codes::passed_on); });
+}
+
+}  // namespace
+
+TORCH_LIBRARY_IMPL(hpu, AutogradHPU, m) { register_plain_at_edge(m); }
 
 TORCH_LIBRARY_IMPL(hpu, HPU, m) {
-  register_plain<false>(m);
-  register_fp8<false>(m);
+  register_plain_at_edge(m);
+  Edge edge(m, "hpu");
+  register_fp8<false>(edge);
 }
 
 TORCH_LIBRARY_IMPL(hpu, Meta, m) {
-  register_plain<true>(m);
+  register_plain<true>([&](const char* name, auto kernel) { m.impl(name, kernel); });
   register_fp8<true>(m);
 }
 

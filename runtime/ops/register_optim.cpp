@@ -11,6 +11,7 @@
 #include <cmath>
 
 #include "fp8/runtime/device/block.h"
+#include "fp8/runtime/ops/edge.h"
 #include "fp8/runtime/ops/native/arguments.h"
 #include "fp8/runtime/ops/native/cast.h"
 #include "fp8/runtime/ops/native/optim.h"
@@ -254,16 +255,17 @@ constexpr auto meta_of(void (*)(Args...)) -> void (*)(Args...) {
 }  // namespace
 
 TORCH_LIBRARY_IMPL(hpu, HPU, m) {
-  m.impl("optimizer_adamw", &optimizer_adamw);
-  m.impl("optimizer_ema", &optimizer_ema);
-  m.impl("fused_clip_norm", &fused_clip_norm);
-  m.impl("optimizer_lamb_fused_norm", &optimizer_lamb_fused_norm);
-  m.impl("optimizer_lamb_phase1", &optimizer_lamb_phase1);
-  m.impl("optimizer_lamb_phase2", &optimizer_lamb_phase2);
-  m.impl("optimizer_lars", &optimizer_lars);
-  m.impl("optimizer_resource_apply_momentum", &optimizer_resource_apply_momentum);
-  m.impl("optimizer_sgd", &optimizer_sgd);
-  m.impl("optimizer_sgd_momentum", &optimizer_sgd_momentum);
+  Edge edge(m, "hpu");
+  edge.impl("optimizer_adamw", &optimizer_adamw);
+  edge.impl("optimizer_ema", &optimizer_ema);
+  edge.impl("fused_clip_norm", &fused_clip_norm);
+  edge.impl("optimizer_lamb_fused_norm", &optimizer_lamb_fused_norm);
+  edge.impl("optimizer_lamb_phase1", &optimizer_lamb_phase1);
+  edge.impl("optimizer_lamb_phase2", &optimizer_lamb_phase2);
+  edge.impl("optimizer_lars", &optimizer_lars);
+  edge.impl("optimizer_resource_apply_momentum", &optimizer_resource_apply_momentum);
+  edge.impl("optimizer_sgd", &optimizer_sgd);
+  edge.impl("optimizer_sgd_momentum", &optimizer_sgd_momentum);
 }
 
 TORCH_LIBRARY_IMPL(hpu, Meta, m) {

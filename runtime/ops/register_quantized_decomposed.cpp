@@ -9,6 +9,7 @@
 #include <memory>
 
 #include "fp8/runtime/autocast/rules.h"
+#include "fp8/runtime/ops/edge.h"
 #include "fp8/runtime/ops/native/quantized_decomposed.h"
 
 namespace fp8::runtime::ops {
@@ -102,16 +103,17 @@ Tensor d_token_meta(const Tensor& input, const Tensor&, const Tensor&, int64_t, 
 }
 
 TORCH_LIBRARY_IMPL(quantized_decomposed, HPU, m) {
-  m.impl("quantize_per_tensor", &q_tensor);
-  m.impl("quantize_per_tensor.tensor", &q_tensor1);
-  m.impl("quantize_per_tensor.tensor2", &q_tensor2);
-  m.impl("quantize_per_channel", &q_channel);
-  m.impl("quantize_per_token", &q_token);
-  m.impl("dequantize_per_tensor", &d_tensor);
-  m.impl("dequantize_per_tensor.tensor", &d_tensor1);
-  m.impl("dequantize_per_tensor.tensor2", &d_tensor2);
-  m.impl("dequantize_per_channel", &d_channel);
-  m.impl("dequantize_per_token", &d_token);
+  Edge edge(m, "quantized_decomposed");
+  edge.impl("quantize_per_tensor", &q_tensor);
+  edge.impl("quantize_per_tensor.tensor", &q_tensor1);
+  edge.impl("quantize_per_tensor.tensor2", &q_tensor2);
+  edge.impl("quantize_per_channel", &q_channel);
+  edge.impl("quantize_per_token", &q_token);
+  edge.impl("dequantize_per_tensor", &d_tensor);
+  edge.impl("dequantize_per_tensor.tensor", &d_tensor1);
+  edge.impl("dequantize_per_tensor.tensor2", &d_tensor2);
+  edge.impl("dequantize_per_channel", &d_channel);
+  edge.impl("dequantize_per_token", &d_token);
 }
 
 /// PyTorch's own texts (torch/ao/quantization/fx/_decomposed.py, 2.13).

@@ -36,6 +36,16 @@ with torch.no_grad():
 assert len(report["converted"]) == 2 and model[0].weight.dtype == torch.float8_e4m3fn, report
 error = ((low - high).norm() / high.norm()).item()
 assert 0 < error < 0.1, error
+# Print shows values, format and scale; code that takes a weight's dtype for activations is told what to ask.
+weight, values = model[0].weight, fp8.dequantize(model[0].weight)
+for text in (repr(weight), str(weight.data), repr(model.state_dict()), repr(weight[:2]), repr(weight[1])):
+    assert "weight of '0': E4M3 tensor weights" in text and "scale_inv 0." in text, text
+first = repr(values[1]).split("tensor(")[1].split(",")[0]
+assert repr(weight[1]).startswith("tensor(" + first), (repr(weight[1]), first)
+assert "weight of" not in repr(values) and repr(torch.zeros(2, device="hpu")) == "tensor([0., 0.], device='hpu:0')"
+try: model[0](x.to(weight.dtype))
+except RuntimeError as told: assert "'0'" in str(told) and "fp8::values_dtype(weight)" in str(told), told
+else: raise AssertionError("codes were taken for activations")
 state = model.state_dict()
 torch.save(state, f"{folder}/codes.pt")  # codes alone: a scale is no part of torch's files
 again = torch.load(f"{folder}/codes.pt")["0.weight"]

@@ -5,6 +5,8 @@
 #include <ATen/autocast_mode.h>
 #include <c10/core/InferenceMode.h>
 
+#include <sstream>
+
 #include "fp8/quant/convert.h"
 #include "support/fp8_reference.h"
 #include "support/hpu_test.h"
@@ -122,6 +124,33 @@ TEST(Fp8Handler, EmptyInputsGiveEmptyOrBias) {
     EXPECT_TRUE(same_bits(q.linear(hpu(torch::zeros({1, 48})))[0], q.linear->bias));
     EXPECT_TRUE(throws_with({"20"}, [&] { q.linear(hpu(torch::zeros({3, 47}))); }));
   }
+}
+
+TEST(Fp8Handler, AnOcpWeightKeepsItsValuesWhereTheDeviceIsGaudi2) {
+  for (auto activations : {ActivationScaling::none, ActivationScaling::static_tensor, ActivationScaling::dynamic_token}) {
+    const Quantized q({activations, WeightGranularity::channel, recipes::Dialect::ocp, at::kFloat}, true);
+    const at::Tensor codes = q.linear->weight.view(at::kByte);
+    ASSERT_GT((codes.bitwise_and(0x7F) >= 0x78).sum().item<std::int64_t>(), 0) << "codes that Gaudi2 itself reads as infinity and NaN";
+    const at::Tensor x = hpu(torch::randn({5, 48}));
+    const torch::NoGradGuard no_grad;
+    const at::Tensor y = q.linear.ptr()->forward(x);
+    const runtime::DeviceKindScope gaudi2(runtime::DeviceKind::gaudi2);
+    EXPECT_TRUE(same_bits(q.linear.ptr()->forward(x), y));
+    q.expect(y, x);
+  }
+}
+
+TEST(Fp8Handler, TellsThePrintersItsScaleAndTheDtypeOfItsValues) {
+  const Quantized q({ActivationScaling::none, WeightGranularity::tensor, recipes::Dialect::ocp, at::kBFloat16}, false);
+  EXPECT_EQ(values_dtype(q.linear->weight), at::kBFloat16);
+  std::ostringstream expected;
+  expected << "weight of 'm': " << runtime::find_tag(q.linear->weight)->handler->describe() << ", scale_inv "
+           << q.values.abs().max().item<float>() / 448.0f;
+  EXPECT_EQ(describe_weight(q.linear->weight), expected.str());
+  EXPECT_TRUE(same_bits(q.linear->weight.to(at::kCPU, at::kDouble), q.values.to(at::kBFloat16).to(at::kDouble)));
+  std::ostringstream text;
+  text << q.linear->weight;
+  EXPECT_NE(text.str().find("HPUFloat8_e4m3fnType{20,48}"), std::string::npos);
 }
 
 TEST(Fp8Handler, NaNAndInfInARowStayInTheRow) {

@@ -65,6 +65,7 @@ constexpr std::array kVariables = {
     Variable{"FP8_SIMD", "the best level", "instruction set of the kernels"},
     Variable{"FP8_HPU_DEVICE", "gaudi3", "accelerator that the hpu device stands for"},
     Variable{"FP8_HPU_DEVICES", "1", "number of hpu devices"},
+    Variable{"FP8_HPU_MOVE_HOST_OPERANDS", "0", "1: operands on the CPU beside hpu ones are moved, with one warning"},
     Variable{"FP8_TRACE", "off", "file for a trace of the operators"},
     Variable{"PT_HPU_AUTOCAST_LOWER_PRECISION_OPS_LIST", "LOWER_LIST", "file of the ops that autocast runs in bf16 or f16"},
     Variable{"PT_HPU_AUTOCAST_FP32_OPS_LIST", "FP32_LIST", "file of the ops that autocast runs in f32"},
@@ -136,6 +137,11 @@ void check_variables(Report& report) {
     const auto number = parse_integer(count);
     if (!number || *number < 1 || *number > 16)
       report.problems.push_back(std::string("FP8_HPU_DEVICES: found '") + count + "', allowed: an integer from 1 to 16");
+  }
+  if (const char* moves = is("FP8_HPU_MOVE_HOST_OPERANDS"); moves != nullptr) {
+    const std::string word = moves;
+    if (!word.empty() && word != "0" && word != "1")
+      report.problems.push_back("FP8_HPU_MOVE_HOST_OPERANDS: found '" + word + "', allowed: 0, 1");
   }
   if (const char* path = is("QUANT_CONFIG"); path != nullptr) {
     try {

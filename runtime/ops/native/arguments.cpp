@@ -6,6 +6,7 @@
 #include <c10/util/accumulate.h>
 
 #include "fp8/runtime/device/block.h"
+#include "fp8/runtime/device/device.h"
 
 namespace fp8::runtime::ops {
 namespace {
@@ -28,6 +29,10 @@ at::ScalarType dtype_of(kernels::Format format) {
   return format == kernels::Format::E5M2 ? at::kFloat8_e5m2 : at::kFloat8_e4m3fn;
 }
 bool is_high_precision(at::ScalarType type) { return type == at::kFloat || type == at::kBFloat16 || type == at::kHalf; }
+
+kernels::Dialect reading() {
+  return device_kind() == DeviceKind::gaudi2 ? kernels::Dialect::gaudi2 : kernels::Dialect::gaudi3;
+}
 
 kernels::FloatType float_type_of(at::ScalarType type) {
   return type == at::kFloat      ? kernels::FloatType::F32

@@ -92,6 +92,7 @@ struct AttentionInputs {
   MaskReader mask;
   Dropout dropout;
   float score_factor;
+  kernels::Dialect dialect = kernels::Dialect::ocp;  ///< whose reading of E4M3 codes
 };
 
 struct ForwardOptions {

@@ -89,8 +89,8 @@ class BackwardGroup {
 void BackwardGroup::head(std::int64_t head) {
   const Heads& h = in_.heads;
   const auto at = static_cast<std::size_t>(head);
-  k_ = as_f32(in_.k, h.k[at] * h.keys * h.depth, h.keys * h.depth, k_s_);
-  v_ = as_f32(in_.v, h.v[at] * h.keys * h.value_depth, h.keys * h.value_depth, v_s_);
+  k_ = as_f32(in_.k, h.k[at] * h.keys * h.depth, h.keys * h.depth, k_s_, in_.dialect);
+  v_ = as_f32(in_.v, h.v[at] * h.keys * h.value_depth, h.keys * h.value_depth, v_s_, in_.dialect);
   const std::int64_t rows = block_rows(h.keys);
   for (std::int64_t row = 0; row < h.queries; row += rows) block(head, row, std::min(rows, h.queries - row));
 }
@@ -104,7 +104,7 @@ void BackwardGroup::load_p(std::int64_t head, std::int64_t row, std::int64_t row
   for (std::int64_t r = 0; r < rows; ++r) {
     float* p = p_.data() + r * n;
     if (options_.p.defined()) {
-      const float* given = as_f32(options_.p, (row0 + r) * in_.heads.keys + first_, n, scratch);
+      const float* given = as_f32(options_.p, (row0 + r) * in_.heads.keys + first_, n, scratch, in_.dialect);
       for (std::int64_t j = 0; j < n; ++j) p[j] = given[j] * options_.p_factor;
       continue;
     }
@@ -151,7 +151,7 @@ void BackwardGroup::block(std::int64_t head, std::int64_t row, std::int64_t rows
   const std::int64_t n = last_ - first_, d = h.depth, dv = h.value_depth;
   if (n <= 0) return;
   load_p(head, row, rows);
-  const float* grad = as_f32(options_.grad, (head * h.queries + row) * dv, rows * dv, do_s_);
+  const float* grad = as_f32(options_.grad, (head * h.queries + row) * dv, rows * dv, do_s_, in_.dialect);
   ds_.resize(p_.size());
   multiply_parallel({grad, dv, 1}, {v_ + first_ * dv, 1, dv}, rows, n, dv, ds_.data(), n, false);
   for (float& x : ds_) x *= options_.grad_factor;
@@ -165,7 +165,7 @@ void BackwardGroup::block(std::int64_t head, std::int64_t row, std::int64_t rows
   float* dq = sums_.q.values.data() + (h.q[at] * h.queries + row) * d;
   float* dk = sums_.k.values.data() + (h.k[at] * h.keys + first_) * d;
   float* dvalues = sums_.v.values.data() + (h.v[at] * h.keys + first_) * dv;
-  const float* q = as_f32(in_.q, (h.q[at] * h.queries + row) * d, rows * d, q_s_);
+  const float* q = as_f32(in_.q, (h.q[at] * h.queries + row) * d, rows * d, q_s_, in_.dialect);
   multiply_parallel({ds_.data(), n, 1}, {k_ + first_ * d, d, 1}, rows, d, n, dq, d, true);
   multiply_parallel({ds_.data(), 1, n}, {q, d, 1}, n, d, rows, dk, d, true);
   multiply_parallel({p_.data(), 1, n}, {grad, dv, 1}, n, dv, rows, dvalues, dv, true);

@@ -178,6 +178,7 @@ void ForwardThread::multiply_v_fp8(std::int64_t rows) {
     g.y = o_.data();
     g.y_stride = g.n;
     g.accumulate = true;
+    g.dialect = in_.dialect;
     kernels::gemm(g);
   }
 }

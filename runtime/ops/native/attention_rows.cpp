@@ -21,12 +21,13 @@ const std::uint8_t* const_bytes_at(const at::Tensor& t, std::int64_t first) {
   return static_cast<const std::uint8_t*>(t.const_data_ptr()) + first * static_cast<std::int64_t>(t.element_size());
 }
 
-const float* as_f32(const at::Tensor& t, std::int64_t first, std::int64_t n, std::vector<float>& scratch) {
+const float* as_f32(const at::Tensor& t, std::int64_t first, std::int64_t n, std::vector<float>& scratch,
+                    kernels::Dialect dialect) {
   const void* data = const_bytes_at(t, first);
   if (t.scalar_type() == at::kFloat) return static_cast<const float*>(data);
   scratch.resize(static_cast<std::size_t>(n));
   if (is_fp8(t.scalar_type())) {
-    const float* table = kernels::decode_table(format_of(t.scalar_type()));
+    const float* table = kernels::decode_table(format_of(t.scalar_type()), dialect);
     for (std::int64_t i = 0; i < n; ++i) scratch[i] = table[static_cast<const std::uint8_t*>(data)[i]];
   } else if (t.scalar_type() == at::kBFloat16) {
     for (std::int64_t i = 0; i < n; ++i) scratch[i] = kernels::bf16_to_f32(static_cast<const std::uint16_t*>(data)[i]);
@@ -76,11 +77,12 @@ void ScoreBlock::compute(std::int64_t head, std::int64_t row, std::int64_t rows,
     g.w_format = format_of(in_.k.scalar_type());
     g.y = scores;
     g.y_stride = n;
+    g.dialect = in_.dialect;
     kernels::gemm(g);
   } else {
-    if (k_index != k_index_) k_rows_ = as_f32(in_.k, k0, h.keys * h.depth, k_);
+    if (k_index != k_index_) k_rows_ = as_f32(in_.k, k0, h.keys * h.depth, k_, in_.dialect);
     k_index_ = k_index;
-    const float* q = as_f32(in_.q, q0, rows * h.depth, q_);
+    const float* q = as_f32(in_.q, q0, rows * h.depth, q_, in_.dialect);
     kernels::multiply({q, h.depth, 1}, {k_rows_ + first * h.depth, 1, h.depth}, rows, n, h.depth, scores, n, false);
   }
   for (std::int64_t r = 0; r < rows; ++r) {

@@ -10,8 +10,10 @@
 
 namespace fp8::runtime::ops {
 
-/// Elements [first, first + n) of a contiguous tensor (fp8: the codes' values) as f32: `scratch`, or the memory itself.
-const float* as_f32(const at::Tensor& t, std::int64_t first, std::int64_t n, std::vector<float>& scratch);
+/// Elements [first, first + n) of a contiguous tensor (fp8: the codes' values as `dialect` reads them) as f32: `scratch`, or
+/// the memory itself.
+const float* as_f32(const at::Tensor& t, std::int64_t first, std::int64_t n, std::vector<float>& scratch,
+                    kernels::Dialect dialect = kernels::Dialect::ocp);
 
 /// f32 -> f32, bf16 or f16 at elements [first, first + n) of a contiguous tensor, RNE.
 void store_f32(const float* x, std::int64_t n, const at::Tensor& t, std::int64_t first);

@@ -229,7 +229,7 @@ at::Tensor cast_from_fp8_meta(const at::Tensor& input, at::ScalarType out_dtype)
 
 at::Tensor cast_from_fp8(const at::Tensor& input, Scale scale, at::ScalarType out_dtype) {
   trace_op("hpu::cast_from_fp8", {input});
-  (void)device_dialect("cast_from_fp8");
+  const kernels::Dialect dialect = device_dialect("cast_from_fp8");
   at::Tensor out = cast_from_fp8_meta(input, out_dtype);
   const at::Tensor codes = input.is_contiguous() ? input : input.view(at::kByte).contiguous();
   round_to(scale, out_dtype);
@@ -242,6 +242,7 @@ at::Tensor cast_from_fp8(const at::Tensor& input, Scale scale, at::ScalarType ou
   args.format = format_of(input.scalar_type());
   args.y = out.mutable_data_ptr();
   args.type = float_type_of(out_dtype);
+  args.dialect = dialect;
   if (broadcast.has_value()) {
     args.scale_inv = scale.none() ? nullptr : scale.values.data();
     args.scale_row_stride = broadcast->row_stride;

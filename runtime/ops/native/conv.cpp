@@ -109,7 +109,7 @@ at::Tensor conv2d_fp8_meta(const at::Tensor& input, const at::Tensor& weight, co
 at::Tensor conv2d_fp8(const at::Tensor& input, const at::Tensor& weight, const std::optional<at::Tensor>& bias,
                       ConvOptions o) {
   trace_op("hpu::conv2d_fp8", {input, weight});
-  (void)device_dialect("conv2d_fp8");  // refuses the first generation
+  const kernels::Dialect dialect = device_dialect("conv2d_fp8");  // refuses the first generation
   const Geometry g = geometry_of(input, weight, bias, o);
   const at::Tensor x = input.view(at::kByte).contiguous(), w = weight.view(at::kByte).contiguous();
   const at::Tensor patches = at::empty({g.pixels(), g.patch()}, x.options());
@@ -142,6 +142,7 @@ at::Tensor conv2d_fp8(const at::Tensor& input, const at::Tensor& weight, const s
             (image * g.pixels() * g.c_out + group * per_group) * rows.element_size();
       p.y_type = float_type_of(o.out_dtype);
       p.y_stride = g.c_out;
+      p.dialect = dialect;
       kernels::gemm(p);
     }
   }

@@ -183,7 +183,7 @@ at::Tensor fp8_gemm_meta(const at::Tensor& a, const at::Tensor& b, const std::op
 at::Tensor fp8_gemm(const at::Tensor& a, const at::Tensor& b, const std::optional<at::Tensor>& d,
                     const std::optional<at::Tensor>& bias, const GemmOptions& o) {
   trace_op("hpu::fp8_gemm_v2", {a, b});
-  (void)device_dialect("fp8_gemm_v2");  // refuses the first generation
+  const kernels::Dialect device = device_dialect("fp8_gemm_v2");  // refuses the first generation
   const Plan p = plan_of(a, b, o);
   check_addends(p, d, bias, o.accumulate);
   Factors f;
@@ -224,6 +224,7 @@ at::Tensor fp8_gemm(const at::Tensor& a, const at::Tensor& b, const std::optiona
     g.y_type = float_type_of(o.out_dtype);
     g.y_stride = p.n;
     g.accumulate = o.accumulate;
+    g.dialect = o.dialect.value_or(device);
     kernels::gemm(g);
   }
   return out;

@@ -80,6 +80,7 @@ kernels::GemmArgs product_of(const Rows& a, const at::Tensor& w, kernels::Format
   g.a_scale_stride = a.scale.size() > 1 ? 1 : 0;
   g.y = y;
   g.y_stride = y_stride;
+  g.dialect = reading();
   return g;
 }
 

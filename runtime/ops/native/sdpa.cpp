@@ -86,7 +86,8 @@ AttentionInputs inputs_of(const char* op, const at::Tensor& q, const at::Tensor&
                          Visibility(op, heads, o.is_causal, o.valid_seq_len, o.seq_padding_type),
                          MaskReader(op, heads, o.mask),
                          Dropout(op, o.p, *seed),
-                         static_cast<float>(o.scale * value_or(scales.d_q, 1) * value_or(scales.d_k, 1))};
+                         static_cast<float>(o.scale * value_or(scales.d_q, 1) * value_or(scales.d_k, 1)),
+                         reading()};
 }
 
 ForwardOptions forward_options(const char* op, const AttentionInputs& in, const SdpaScales& scales) {

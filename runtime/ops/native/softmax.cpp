@@ -96,7 +96,7 @@ at::Tensor softmax_fp8(const at::Tensor& input, int64_t dim, const SoftmaxScales
   kernels::parallel_for(rows, grain, [&](std::int64_t begin, std::int64_t end) {
     std::vector<float> row(static_cast<std::size_t>(cols)), scratch;
     for (std::int64_t r = begin; r < end; ++r) {
-      const float* from = as_f32(x, r * cols, cols, scratch);
+      const float* from = as_f32(x, r * cols, cols, scratch, dialect);
       for (std::int64_t i = 0; i < cols; ++i) row[static_cast<std::size_t>(i)] = from[i] * factor;
       if (adds) {
         const auto* more = static_cast<const std::uint16_t*>(add.const_data_ptr()) + row_offset(add, input.sizes(), r);

@@ -10,6 +10,7 @@
 #include "fp8/runtime/autocast/rules.h"
 #include "fp8/runtime/kernels/block_cast.h"
 #include "fp8/runtime/kernels/gemm.h"
+#include "fp8/runtime/ops/edge.h"
 #include "fp8/runtime/ops/native/arguments.h"
 #include "fp8/runtime/profile/trace.h"
 
@@ -122,6 +123,7 @@ at::Tensor weight_only_linear(const at::Tensor& x, const at::Tensor& weight, con
   g.y = y.mutable_data_ptr();
   g.y_type = float_type_of(y.scalar_type());
   g.y_stride = g.n;
+  g.dialect = reading();
   kernels::gemm(g);
   return y;
 }
@@ -154,6 +156,7 @@ at::Tensor block_linear(const at::Tensor& x, const std::optional<at::Tensor>& x_
   g.y = y.mutable_data_ptr();
   g.y_type = float_type_of(out_dtype);
   g.y_stride = g.n;
+  g.dialect = reading();
   kernels::gemm(g);
   return y;
 }
@@ -174,8 +177,9 @@ TORCH_LIBRARY_FRAGMENT(fp8, m) {
   autocast::keep_out_of_own_ops();
 }
 TORCH_LIBRARY_IMPL(fp8, HPU, m) {
-  m.impl("weight_only_linear", &weight_only_linear);
-  m.impl("block_linear", &block_linear);
+  Edge edge(m, "fp8");
+  edge.impl("weight_only_linear", &weight_only_linear);
+  edge.impl("block_linear", &block_linear);
 }
 TORCH_LIBRARY_IMPL(fp8, Meta, m) {
   m.impl("weight_only_linear", &result_of);

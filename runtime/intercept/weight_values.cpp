@@ -1,0 +1,140 @@
+// SPDX-License-Identifier: Apache-2.0
+#include "fp8/runtime/intercept/weight_values.h"
+
+#include <ATen/ops/_to_copy_native.h>
+#include <dlfcn.h>
+#include <torch/library.h>
+
+#include <algorithm>
+#include <sstream>
+
+#include "fp8/runtime/autocast/autocast.h"
+#include "fp8/runtime/autocast/rules.h"
+#include "fp8/runtime/intercept/quantized_parameter.h"
+#include "fp8/runtime/intercept/weight_tag.h"
+
+namespace fp8::runtime {
+namespace {
+
+/// The tag of a tensor that holds codes of a converted weight; else null.
+const WeightTag* codes_tag(const at::Tensor& t) {
+  const WeightTag* tag = t.defined() ? find_tag(t) : nullptr;
+  return tag != nullptr && tag->handler->owns_values() && t.scalar_type() == tag->dtype ? tag : nullptr;
+}
+
+/// True where every element of `t` is one of the tagged weight.
+bool lies_within(const WeightTag& tag, const at::Tensor& t) {
+  const auto last = [](at::IntArrayRef sizes, at::IntArrayRef strides) {
+    std::int64_t at = 0;
+    for (std::size_t i = 0; i < sizes.size(); ++i) at += (sizes[i] - 1) * strides[i];
+    return at;
+  };
+  const std::int64_t first = t.storage_offset() - tag.offset;
+  return t.numel() == 0 || (first >= 0 && first + last(t.sizes(), t.strides()) <= last(tag.sizes, tag.strides));
+}
+
+at::Tensor to_copy(const at::Tensor& self, std::optional<at::ScalarType> dtype, std::optional<at::Layout> layout,
+                   std::optional<at::Device> device, std::optional<bool> pin_memory, bool non_blocking,
+                   std::optional<at::MemoryFormat> memory_format) {
+  // What at::print asks for. Nobody computes in f64 on the host and takes it for codes.
+  const bool shown = dtype == at::kDouble && device.has_value() && device->is_cpu() && codes_tag(self) != nullptr;
+  return at::native::_to_copy(shown ? values_of_weight(self) : self, dtype, layout, device, pin_memory, non_blocking,
+                              memory_format);
+}
+
+/// Python's print takes codes for values (it calls half()) and has no hook in C++. Nothing happens where torch is not there.
+constexpr const char* kShowInPython = R"py(
+def install():
+    import sys
+    torch = sys.modules.get("torch")
+    shown = getattr(torch, "_tensor_str", None)
+    if shown is None or getattr(shown._str, "shows_fp8", False):
+        return
+    plain, fp8 = shown._str, torch.ops.fp8
+    def _str(self, *, tensor_contents=None):
+        try:
+            said = ""
+            if type(self) in (torch.Tensor, torch.nn.Parameter) and self.device.type == "hpu" and self.dtype.itemsize == 1:
+                said = fp8.describe(self)
+            values = fp8.values(self) if said else None
+        except Exception:
+            values = None
+        if values is None:
+            return plain(self, tensor_contents=tensor_contents)
+        return plain(values, tensor_contents=tensor_contents)[:-1] + ", " + said + ")"
+    _str.shows_fp8 = True
+    shown._str = _str
+install()
+)py";
+
+[[maybe_unused]] const bool g_shown_in_python = [] {
+  const auto find = [](const char* name) { return dlsym(RTLD_DEFAULT, name); };
+  auto* initialized = reinterpret_cast<int (*)()>(find("Py_IsInitialized"));
+  auto* ensure = reinterpret_cast<int (*)()>(find("PyGILState_Ensure"));
+  auto* release = reinterpret_cast<void (*)(int)>(find("PyGILState_Release"));
+  auto* run = reinterpret_cast<int (*)(const char*)>(find("PyRun_SimpleString"));
+  if (initialized == nullptr || ensure == nullptr || release == nullptr || run == nullptr || initialized() == 0) return false;
+  const int state = ensure();
+  const std::string in_a_space_of_its_own = std::string("exec('''") + kShowInPython + "''', {})";
+  run(in_a_space_of_its_own.c_str());
+  release(state);
+  return true;
+}();
+
+TORCH_LIBRARY_IMPL(aten, HPU, m) { m.impl("_to_copy", &to_copy); }
+
+TORCH_LIBRARY_FRAGMENT(fp8, m) {
+  m.def("values(Tensor weight) -> Tensor", &values_of_weight);
+  m.def("values_dtype(Tensor weight) -> ScalarType", &values_dtype);
+  m.def("describe(Tensor weight) -> str", &describe_weight);
+  autocast::keep_out_of_own_ops();
+}
+
+}  // namespace
+
+at::Tensor values_of_weight(const at::Tensor& weight) {
+  const WeightTag* tag = codes_tag(weight);
+  TORCH_CHECK(tag != nullptr, "[fp8::values] weight: expected a converted weight on hpu, found a tensor of dtype ",
+              weight.scalar_type(), " on ", weight.device());
+  const autocast::InsideOp inside(std::nullopt);  // a region would ask for its own dtype
+  const at::Tensor w = weight.detach();
+  if (const auto view = view_of(*tag, w); view.has_value()) return tag->handler->dequantize(*tag, *view, w);
+  TORCH_CHECK(lies_within(*tag, w), "[fp8::values] weight: expected a part of the weight of module '", tag->module_names(),
+              "', found sizes ", w.sizes(), " and strides ", w.strides());
+  const at::Tensor whole = w.as_strided(tag->sizes, tag->strides, tag->offset);
+  const at::Tensor values = tag->handler->dequantize(*tag, *view_of(*tag, whole), whole).contiguous();
+  return values.as_strided(w.sizes(), w.strides(), values.storage_offset() + w.storage_offset() - tag->offset);
+}
+
+}  // namespace fp8::runtime
+
+namespace fp8 {
+
+at::ScalarType values_dtype(const at::Tensor& weight) {
+  const runtime::WeightTag* tag = runtime::codes_tag(weight);
+  if (tag == nullptr) return weight.scalar_type();
+  // A parameter that learns in fp8 gets gradients of the dtype it stands for.
+  const bool learns = dynamic_cast<const runtime::QuantizedParameter*>(tag->handler.get()) != nullptr;
+  if (learns && weight.is_leaf() && weight.requires_grad() && weight.grad_dtype().has_value()) return *weight.grad_dtype();
+  if (const auto* known = dynamic_cast<const runtime::CodedWeight*>(tag->handler.get())) return known->values_dtype();
+  return runtime::values_of_weight(weight).scalar_type();
+}
+
+std::string describe_weight(const at::Tensor& weight) {
+  const runtime::WeightTag* tag = runtime::codes_tag(weight);
+  if (tag == nullptr) return "";
+  std::ostringstream text;
+  text << "weight of '" << tag->module_names() << "': " << tag->handler->describe();
+  if (const auto* known = dynamic_cast<const runtime::CodedWeight*>(tag->handler.get())) {
+    const at::Tensor scales = known->scale_inv_values().detach().cpu().contiguous();
+    const float* first = scales.const_data_ptr<float>();
+    if (scales.numel() > 0) {
+      const auto [least, most] = std::minmax_element(first, first + scales.numel());
+      text << ", scale_inv " << *least;
+      if (scales.numel() > 1) text << " to " << *most << " (" << scales.numel() << " values)";
+    }
+  }
+  return text.str();
+}
+
+}  // namespace fp8

@@ -1,0 +1,145 @@
+// SPDX-License-Identifier: Apache-2.0
+// The edge of runtime/ops: what every operator asks of its operands before its kernel sees them. Kernels are registered
+// through an Edge; there is no other way in from programs.
+//
+//   devices   one device for all (dispatch/operand_devices.h). Scales may lie on the host: they are read there.
+//   codes     a converted weight (runtime/intercept) is refused by name: the operator would take its codes for values, or
+//             multiply them by a scale that is not theirs. Library code that has the scale at hand says so (CodesWithScale).
+//
+// Operators made of ATen ops that ask themselves (copies, experts in high precision) have no need of the second.
+#pragma once
+#include <ATen/core/Tensor.h>
+#include <torch/library.h>
+
+#include <atomic>
+#include <cstdint>
+#include <memory>
+#include <optional>
+#include <string>
+#include <utility>
+#include <vector>
+
+#include "fp8/runtime/dispatch/operand_devices.h"
+
+namespace fp8::runtime::ops {
+
+/// While it lives, operators called on this thread may be given codes of converted weights.
+class CodesWithScale {
+ public:
+  CodesWithScale();
+  ~CodesWithScale();
+  CodesWithScale(const CodesWithScale&) = delete;
+  CodesWithScale& operator=(const CodesWithScale&) = delete;
+};
+
+enum class Codes : std::uint8_t { refused, passed_on };
+
+/// The checks of one call.
+class EdgeCheck {
+ public:
+  EdgeCheck(const std::string& op, Codes codes) : op_(op), devices_(op), codes_(codes) {}
+
+  void see(const at::Tensor& t, std::size_t argument) {
+    if (!t.defined()) return;
+    if (devices_.see(t)) host_ |= std::uint64_t{1} << argument;
+    if (codes_ == Codes::refused) check_codes(t);
+  }
+  void see(const std::optional<at::Tensor>& t, std::size_t argument) {
+    if (t.has_value()) see(*t, argument);
+  }
+  void see(at::TensorList list, std::size_t argument) {
+    for (const at::Tensor& t : list) see(t, argument);
+  }
+  void see(const std::optional<at::TensorList>& list, std::size_t argument) {
+    if (list.has_value()) see(*list, argument);
+  }
+  template <class Other>
+  void see(const Other&, std::size_t) {}
+
+  /// Host operands beside hpu ones.
+  bool mixed() const { return devices_.mixed(); }
+  /// Throws, or returns which arguments are to be moved; `schema`: the operator's.
+  std::uint64_t settle(const c10::FunctionSchema& schema) const;
+  at::Tensor moved(const at::Tensor& t) const { return t.defined() && t.device().is_cpu() && t.dim() > 0 ? devices_.moved(t) : t; }
+
+ private:
+  void check_codes(const at::Tensor& t) const;
+
+  const std::string& op_;
+  OperandDevices devices_;
+  Codes codes_;
+  std::uint64_t host_ = 0;  // by argument
+};
+
+/// The operator of that name and overload ("hpu::cast_to_fp8_v2.scalar").
+const c10::FunctionSchema& schema_of(const std::string& op);
+
+/// A kernel behind the checks.
+template <class Function>
+class Guarded;
+
+template <class Result, class... Arguments>
+class Guarded<Result(Arguments...)> {
+ public:
+  Guarded(std::string op, Codes codes, Result (*kernel)(Arguments...))
+      : op_(std::move(op)), codes_(codes), kernel_(kernel), schema_(std::make_shared<std::atomic<const c10::FunctionSchema*>>()) {}
+
+  Result operator()(Arguments... arguments) {
+    return call(std::index_sequence_for<Arguments...>(), arguments...);
+  }
+
+ private:
+  template <std::size_t... I>
+  Result call(std::index_sequence<I...>, Arguments&... arguments) {
+    EdgeCheck check(op_, codes_);
+    (check.see(arguments, I), ...);
+    if (!check.mixed()) return kernel_(arguments...);
+    const std::uint64_t move = check.settle(schema());
+    if (move == 0) return kernel_(arguments...);
+    return kernel_(placed(check, (move >> I & 1) != 0, arguments)...);
+  }
+
+  /// Looked up at the first mixed call: kernels may be registered before schemas.
+  const c10::FunctionSchema& schema() const {
+    const c10::FunctionSchema* known = schema_->load(std::memory_order_acquire);
+    if (known == nullptr) schema_->store(known = &schema_of(op_), std::memory_order_release);
+    return *known;
+  }
+
+  static at::Tensor placed(const EdgeCheck& check, bool move, const at::Tensor& t) { return move ? check.moved(t) : t; }
+  static at::Tensor& placed(const EdgeCheck&, bool, at::Tensor& t) { return t; }  // written: settle() refuses it on the host
+  static std::optional<at::Tensor> placed(const EdgeCheck& check, bool move, const std::optional<at::Tensor>& t) {
+    return move && t.has_value() ? std::optional(check.moved(*t)) : t;
+  }
+  static std::vector<at::Tensor> placed(const EdgeCheck& check, bool move, at::TensorList list) {
+    std::vector<at::Tensor> result;
+    for (const at::Tensor& t : list) result.push_back(move ? check.moved(t) : t);
+    return result;
+  }
+  template <class Other>
+  static Other& placed(const EdgeCheck&, bool, Other& other) {
+    return other;
+  }
+
+  std::string op_;
+  Codes codes_;
+  Result (*kernel_)(Arguments...);
+  std::shared_ptr<std::atomic<const c10::FunctionSchema*>> schema_;
+};
+
+/// Registers kernels at HPU (or AutogradHPU): Edge(m, "hpu").impl("sum_fp8", &sum_fp8).
+class Edge {
+ public:
+  Edge(torch::Library& library, const char* name_space) : library_(library), namespace_(name_space) {}
+
+  template <class Result, class... Arguments>
+  void impl(const char* name, Result (*kernel)(Arguments...), Codes codes = Codes::refused) {
+    library_.impl(name, Guarded<Result(Arguments...)>(namespace_ + "::" + name, codes, kernel));
+  }
+
+ private:
+  torch::Library& library_;
+  std::string namespace_;
+};
+
+}  // namespace fp8::runtime::ops
