@@ -152,6 +152,7 @@ StepScales Fp8State::begin_forward(Fp8Region& region, bool training) {
   const FirstRuns::Found* first = first_run_of(*this);
   if (first != nullptr && (without_grad || first->recorded)) {
     note(first->scales, first->recorded);
+    region.finish_when_backward_ends();
     return first->scales;
   }
   const recipes::Recipe recipe = recipe_in(region);
@@ -194,7 +195,10 @@ StepScales Fp8State::begin_forward(Fp8Region& region, bool training) {
     s.scale = first->scales.scale, s.scale_inv = first->scales.scale_inv;
     s.hybrid_scale = first->scales.hybrid_scale, s.hybrid_scale_inv = first->scales.hybrid_scale_inv;
   }
-  if (training) region.ran_forward(shared_from_this(), /*in_backward=*/first != nullptr);
+  if (training) {
+    region.ran_forward(shared_from_this(), /*in_backward=*/first != nullptr);
+    trains_as(*this, s);
+  }
   if (log != nullptr) log->remember(*this, s);
   note(s, /*recorded=*/training);
   return s;

@@ -43,10 +43,10 @@ bool hooks_of_saved_tensors() { return !at::SavedTensorDefaultHooks::get_tls_sta
 
 }  // namespace
 
-void FirstRuns::note(std::shared_ptr<const Found> found) {
+void FirstRuns::note(std::shared_ptr<Found> found) {
   const std::uint64_t thread = at::RecordFunction::currentThreadId(), number = at::sequence_number::peek();
   const std::lock_guard<std::mutex> lock(mutex_);
-  const auto outermost = [](const std::shared_ptr<const Found>& f) { return f == nullptr ? nullptr : &f->region->root(); };
+  const auto outermost = [](const std::shared_ptr<Found>& f) { return f == nullptr ? nullptr : &f->region->root(); };
   if (notes_.empty() || outermost(notes_.back().found) != outermost(found)) ++era_;
   notes_.push_back({thread, number, era_, std::move(found)});
   while (notes_.size() > kMostNotes || notes_.front().era + kMostRegions <= era_) {
@@ -66,10 +66,19 @@ FirstRuns::Answer FirstRuns::find(std::uint64_t thread, std::uint64_t number, st
 }
 
 ProductRun::ProductRun(Fp8State& state) : state_(state), previous_(t_run), inner_(t_run != nullptr && &t_run->state_ == &state) {
-  if (!inner_ && !state.keeps_high_precision()) look_back();
+  if (inner_) {
+    found_ = t_run->found_;
+  } else if (!state.keeps_high_precision()) {
+    look_back();
+  }
   t_run = this;
 }
-ProductRun::~ProductRun() { t_run = previous_; }
+ProductRun::~ProductRun() {
+  t_run = previous_;
+  if (!trained_.has_value()) return;
+  found_->scales = *std::move(trained_);
+  found_->recorded = true;
+}
 
 void ProductRun::look_back() {
   if (c10::InferenceMode::is_enabled()) return;
@@ -104,6 +113,10 @@ void ProductRun::look_back() {
 
 const FirstRuns::Found* first_run_of(const Fp8State& state) {
   return t_run != nullptr && &t_run->state_ == &state ? t_run->found_.get() : nullptr;
+}
+
+void trains_as(const Fp8State& state, const StepScales& scales) {
+  if (first_run_of(state) != nullptr) t_run->trained_ = scales;
 }
 
 }  // namespace fp8::te

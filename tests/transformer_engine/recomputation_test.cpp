@@ -84,6 +84,30 @@ TEST(RecomputationByOthers, GradientsAndScalesAreThoseWithout) {
   }
 }
 
+TEST(RecomputationByOthers, BackwardTwiceIsOnePass) {
+  for (const recipes::Recipe& recipe : all_recipes()) {
+    const Task task = mlp_task(), plain = mlp_task();
+    const HPUPrecisionPlugin plugin = converted(task, recipe);
+    converted(plain, recipe);
+    const auto net = std::dynamic_pointer_cast<MnistNetImpl>(task.model);
+    const Part part = [&](const at::Tensor& x) { return net->forward(x); };
+    for (int step = 1; step <= 3; ++step) {
+      const at::Tensor x = task.x.detach().clone().requires_grad_(true);
+      for (const Task& t : {task, plain}) {
+        at::Tensor loss;
+        {
+          const auto region = plugin.forward_context();
+          loss = loss_of(t, t.model == task.model ? Again::apply(x, &part, false) : t.forward(t.x));
+        }
+        loss.backward({}, /*retain_graph=*/true);
+        loss.backward();
+      }
+      EXPECT_TRUE(all_same(gradients_of(*task.model), gradients_of(*plain.model))) << recipes::describe(recipe) << ", step " << step;
+      EXPECT_TRUE(same_state(*task.model, *plain.model)) << recipes::describe(recipe) << ", step " << step;
+    }
+  }
+}
+
 // Microbatches whose backward passes come later: each second run multiplies what its own first run did.
 TEST(RecomputationByOthers, SecondRunsFindTheirOwnFirst) {
   const Task task = mlp_task();
