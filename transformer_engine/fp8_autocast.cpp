@@ -10,7 +10,8 @@
 #include <utility>
 
 #include "fp8/runtime/device/device.h"
-#include "fp8/runtime/distributed/group_options.h"
+#include "fp8/runtime/io/error.h"
+#include "fp8/runtime/io/launcher.h"
 #include "fp8/transformer_engine/fp8_state.h"
 
 namespace fp8::te {
@@ -61,8 +62,9 @@ void reduce(const States& states, Pass pass, ProcessGroup& group) {
 int rank_of_process() {
   static const int rank = [] {
     try {
-      return runtime::distributed::group_options_from_environment().rank;
-    } catch (const std::exception&) {
+      const auto launched = io::launched();
+      return launched.has_value() ? launched->rank : 0;
+    } catch (const io::Error&) {
       return 0;
     }
   }();
