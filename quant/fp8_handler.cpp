@@ -13,8 +13,10 @@
 
 #include "fp8/quant/straight_through.h"
 #include "fp8/runtime/autocast/autocast.h"
+#include "fp8/runtime/device/block.h"
 #include "fp8/runtime/device/device.h"
 #include "fp8/runtime/intercept/weight_tag.h"
+#include "fp8/runtime/io/checksum.h"
 #include "fp8/runtime/ops/fp8_ops.h"
 #include "fp8/runtime/ops/native/arguments.h"
 
@@ -57,6 +59,24 @@ void Fp8Handler::make_quantizers() {
       break;
     case ActivationScaling::dynamic_group: input_ = Quantizer(scheme_, scheme_.block.cols); break;
   }
+}
+
+std::string Fp8Handler::scales() const {
+  const at::Tensor host = runtime::cpu_alias(weight_scale_inv_).contiguous();
+  const std::string_view bytes(static_cast<const char*>(host.const_data_ptr()), host.nbytes());
+  Scheme codes = scheme_;  // what the activations are cast with is no part of the weight's meaning
+  codes.activations = ActivationScaling::none;
+  return codes.describe() + ", " + std::to_string(scheme_.block.rows) + "x" + std::to_string(scheme_.block.cols) + ", " + std::to_string(host.numel()) + " scales " +
+         io::checksum_text(io::checksum(bytes));
+}
+
+std::shared_ptr<runtime::OpHandler> Fp8Handler::with_scales_of(const std::shared_ptr<runtime::OpHandler>& source) const {
+  const auto* other = dynamic_cast<const Fp8Handler*>(source.get());
+  if (other == nullptr) return nullptr;
+  const Scheme& its = other->scheme_;
+  const bool alike = its.format == scheme_.format && its.dialect == scheme_.dialect && its.weights == scheme_.weights && its.block.rows == scheme_.block.rows &&
+                     its.block.cols == scheme_.block.cols && other->weight_scale_inv_.sizes() == weight_scale_inv_.sizes();
+  return alike ? std::make_shared<Fp8Handler>(scheme_, other->weight_scale_inv_, original_dtype_) : nullptr;
 }
 
 void Fp8Handler::set_input_scale_inv(float scale_inv) {

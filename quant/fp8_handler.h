@@ -34,6 +34,11 @@ class Fp8Handler final : public runtime::OpHandler, public runtime::CodedWeight,
   at::Tensor dequantize(const runtime::WeightTag& tag, const runtime::WeightView& view, const at::Tensor& weight) override;
   at::Tensor embedding(const runtime::WeightTag& tag, const runtime::WeightView& view, const at::Tensor& weight, const at::Tensor& indices) override;
   bool owns_values() const override { return true; }
+  std::string scales() const override;
+  bool one_scale() const override { return weight_scale_inv_.numel() == 1; }
+  /// set_weight_scale_inv() moves no copy's scale.
+  std::shared_ptr<runtime::OpHandler> for_copy(const at::Tensor&) const override { return std::make_shared<Fp8Handler>(scheme_, weight_scale_inv_, original_dtype_); }
+  std::shared_ptr<runtime::OpHandler> with_scales_of(const std::shared_ptr<runtime::OpHandler>& source) const override;
   std::string describe() const override { return scheme_.describe(); }
   at::ScalarType values_dtype() const override { return original_dtype_; }
   at::Tensor scale_inv_values() const override { return weight_scale_inv_; }

@@ -4,6 +4,7 @@
 #pragma once
 #include <torch/nn/cloneable.h>
 
+#include "fp8/runtime/intercept/weight_copy.h"
 #include "fp8/transformer_engine/fp8_module.h"
 
 namespace fp8::te {
@@ -21,7 +22,10 @@ class Fp8Cloneable : public torch::nn::Cloneable<Derived>, public Fp8Module {
     save_fp8(archive);
   }
   void load(torch::serialize::InputArchive& archive) override {
-    torch::nn::Module::load(archive);
+    {
+      const runtime::ScalesComeLater codes_alone;
+      torch::nn::Module::load(archive);
+    }
     load_fp8(archive);
   }
 };

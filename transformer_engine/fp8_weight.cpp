@@ -9,6 +9,7 @@
 #include <algorithm>
 #include <bit>
 #include <cmath>
+#include <cstdio>
 #include <stdexcept>
 #include <utility>
 
@@ -86,10 +87,16 @@ std::shared_ptr<Fp8Weight> Fp8Weight::copy_for(const at::Tensor& codes) const {
   copy->dialect_ = dialect_;
   copy->scale_inv_ = scale_inv_;
   copy->assigned_ = assigned_;
-  copy->met(codes);
-  if (master_.defined()) copy->master_ = master_.clone();
-  if (initial_.defined()) copy->initial_ = initial_.clone();
+  if (codes.is_hpu()) copy->met(codes);
+  if (master_.defined() && master_.sizes() == codes.sizes()) copy->master_ = master_.clone();
+  if (initial_.defined() && initial_.sizes() == codes.sizes()) copy->initial_ = initial_.clone();
   return copy;
+}
+
+std::string Fp8Weight::scales() const {
+  char text[64];
+  std::snprintf(text, sizeof text, ", dialect %d, one scale %a", static_cast<int>(dialect_), static_cast<double>(scale_inv_));
+  return recipes::name_of(format_) + std::string(text);
 }
 
 void Fp8Weight::met(const at::Tensor& parameter) {
@@ -163,7 +170,7 @@ at::Tensor Fp8Weight::convolution(const runtime::ConvolutionCall& call) {
 }
 
 at::Tensor Fp8Weight::dequantize(const runtime::WeightTag&, const runtime::WeightView&, const at::Tensor& weight) {
-  return te::dequantize(operand(weight.contiguous()), at::kFloat);
+  return te::dequantize(operand(weight.is_contiguous() ? weight : weight.view(at::kByte).contiguous().view(weight.scalar_type())), at::kFloat);
 }
 
 std::string Fp8Weight::describe() const { return std::string(recipes::name_of(format_)) + " parameter, one scale"; }

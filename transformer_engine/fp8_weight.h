@@ -53,7 +53,8 @@ class Fp8Weight final : public runtime::OpHandler, public runtime::QuantizedPara
   explicit Fp8Weight(QuantizedInitOptions options);
   /// The codes of initial values (f32, bf16 or f16 on hpu): the parameter, which it is the handler of from now on.
   at::Tensor initialize(const at::Tensor& values);
-  /// The same for `codes`, a copy of the parameter.
+  /// The same for `codes`, a copy of the parameter (also of a part: without what is kept in high precision; also on the host, where
+  /// it only remembers).
   std::shared_ptr<Fp8Weight> copy_for(const at::Tensor& codes) const;
 
   /// Both ways of the codes as a product's operand.
@@ -79,6 +80,10 @@ class Fp8Weight final : public runtime::OpHandler, public runtime::QuantizedPara
   at::Tensor convolution(const runtime::ConvolutionCall& call) override;
   at::Tensor dequantize(const runtime::WeightTag& tag, const runtime::WeightView& view, const at::Tensor& weight) override;
   bool owns_values() const override { return true; }
+  std::string scales() const override;
+  bool one_scale() const override { return true; }
+  std::shared_ptr<runtime::OpHandler> for_copy(const at::Tensor& copy) const override { return copy_for(copy); }
+  std::shared_ptr<runtime::OpHandler> with_scales_of(const std::shared_ptr<runtime::OpHandler>&) const override { return nullptr; }
   std::string describe() const override;
   at::ScalarType values_dtype() const override { return at::kFloat; }
   at::Tensor scale_inv_values() const override;

@@ -19,15 +19,14 @@ namespace fp8::runtime {
 struct BlockTag : c10::BackendMeta {
   /// An op that nobody handled is about to use `tensor`, which lies in the tagged block. Throws to refuse.
   virtual void check_access(const std::string& op, const at::Tensor& tensor) const = 0;
-  /// copy_(to, from) where `from` or `to` lies in the tagged block. Throws to refuse.
+  /// copy_(to, from) where `from` or `to` lies in the tagged block; asked once, whichever of them does. Throws to refuse.
   virtual void check_copy(const at::Tensor& to, const at::Tensor& from) const = 0;
-  /// After that copy, `from` being in the tagged block: the tag may go along.
+  /// After that copy: the tag may go along.
   virtual void copied(const at::Tensor& to, const at::Tensor& from) const = 0;
-  /// self.set_(...) is about to give the tagged `self` other memory, whose values are of type `dtype`. Throws to
-  /// refuse.
-  virtual void check_replace(const at::Tensor& self, at::ScalarType dtype) const = 0;
-  /// After that set_: the tag may go along to self's new memory.
-  virtual void replaced(const at::Tensor& self) = 0;
+  /// self.set_(...) or self.set_data(...) is about to give the tagged `self` the memory of `source`. Throws to refuse.
+  virtual void check_replace(const at::Tensor& self, const at::Tensor& source) const = 0;
+  /// Then, still before: the tag may go along to `source`.
+  virtual void replaced(const at::Tensor& self, const at::Tensor& source) const = 0;
 };
 
 /// One allocation.

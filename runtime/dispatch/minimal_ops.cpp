@@ -3,10 +3,12 @@
 
 #include <ATen/EmptyTensor.h>
 #include <ATen/native/Resize.h>
+#include <ATen/ops/_has_compatible_shallow_copy_type_native.h>
 #include <ATen/ops/clamp.h>
 #include <ATen/ops/copy_ops.h>
 #include <ATen/ops/empty.h>
 #include <ATen/ops/resize_native.h>
+#include <ATen/ops/resolve_neg_native.h>
 #include <c10/core/DeviceGuard.h>
 #include <c10/core/impl/LocalDispatchKeySet.h>
 
@@ -17,6 +19,7 @@
 #include "fp8/runtime/device/allocator.h"
 #include "fp8/runtime/device/block.h"
 #include "fp8/runtime/device/device.h"
+#include "fp8/runtime/device/host_block.h"
 #include "fp8/runtime/kernels/decode.h"
 
 namespace fp8::runtime {
@@ -33,14 +36,14 @@ c10::DeviceGuard guard_for(std::optional<at::Device> device) {
 
 /// The tag on a tensor's memory, or the one its TensorImpl carries (memory may have been replaced since).
 c10::intrusive_ptr<BlockTag> tag_of(const at::Tensor& t) {
-  if (Block* block = block_of(t); block != nullptr && block->tag) return block->tag;
+  if (const auto tag = tag_of_memory(t)) return tag;
   return c10::intrusive_ptr<BlockTag>::reclaim_copy(
       dynamic_cast<BlockTag*>(t.unsafeGetTensorImpl()->get_backend_meta()));
 }
 
 void check_replace(const at::Tensor& self, const at::Tensor& source, const BlockTag* tag) {
   if (!is_float8(self.scalar_type()) && !is_float8(source.scalar_type())) return;
-  if (tag != nullptr) tag->check_replace(self, source.scalar_type());
+  if (tag != nullptr) tag->check_replace(self, source);
   TORCH_CHECK(self.scalar_type() == source.scalar_type(), "[hpu] set_: expected a source of dtype ", self.scalar_type(),
               ", got ", source.scalar_type(), "; set_ would take its bytes for float8 codes");
 }
@@ -103,8 +106,10 @@ const at::Tensor& resize_(const at::Tensor& self, at::IntArrayRef size, std::opt
   return at::native::resize_(self, size, memory_format);  // the storage is host memory: the CPU's resize fits
 }
 
-at::Tensor& set_source_storage_offset(at::Tensor& self, at::Storage source, int64_t offset, at::IntArrayRef size,
-                                      at::IntArrayRef stride) {
+namespace {
+
+at::Tensor& reseat(at::Tensor& self, at::Storage source, int64_t offset, at::IntArrayRef size,
+                   at::IntArrayRef stride) {
   TORCH_CHECK(source.device().is_hpu(), "[hpu] set_: expected a storage on hpu, got one on ", source.device());
   auto* impl = self.unsafeGetTensorImpl();
   std::vector<int64_t> strides(stride.begin(), stride.end());
@@ -129,6 +134,21 @@ at::Tensor& set_source_storage_offset(at::Tensor& self, at::Storage source, int6
   return self;
 }
 
+}  // namespace
+
+at::Tensor& set_source_storage_offset(at::Tensor& self, at::Storage source, int64_t offset, at::IntArrayRef size,
+                                      at::IntArrayRef stride) {
+  const auto tag = tag_of(self);
+  if (!tag || !is_float8(self.scalar_type()) || !source.device().is_hpu())
+    return reseat(self, std::move(source), offset, size, stride);
+  at::Tensor there =
+      at::detail::make_tensor<c10::TensorImpl>(c10::TensorImpl::VIEW, c10::Storage(source), kHpuKey, self.dtype());
+  reseat(there, source, offset, size, stride);
+  tag->check_replace(self, there);
+  tag->replaced(self, there);
+  return reseat(self, std::move(source), offset, size, stride);
+}
+
 at::Tensor& set_source_storage(at::Tensor& self, at::Storage source) {
   const auto numel = static_cast<int64_t>(source.nbytes() / self.itemsize());
   return set_source_storage_offset(self, std::move(source), 0, {numel}, {});
@@ -138,23 +158,34 @@ at::Tensor& set_source_tensor(at::Tensor& self, const at::Tensor& source) {
   if (self.unsafeGetTensorImpl() == source.unsafeGetTensorImpl()) return self;
   const auto tag = tag_of(self);  // lives on when the old memory goes
   check_replace(self, source, tag.get());
-  set_source_storage_offset(self, source.storage(), source.storage_offset(), source.sizes(), source.strides());
-  if (tag) tag->replaced(self);
-  return self;
+  if (tag) tag->replaced(self, source);
+  return reseat(self, source.storage(), source.storage_offset(), source.sizes(), source.strides());
 }
 
 at::Tensor& set_nothing(at::Tensor& self) {
   const auto guard = guard_for(self.device());
   c10::Storage empty(c10::Storage::use_byte_size_t(), 0, hpu_allocator()->allocate(0), hpu_allocator(),
                      /*resizable=*/true);
-  return set_source_storage_offset(self, std::move(empty), 0, {0}, {1});
+  return reseat(self, std::move(empty), 0, {0}, {1});
+}
+
+at::Tensor resolve_neg(const at::Tensor& self) {
+  if (const auto tag = tag_of_memory(self)) tag->check_access("aten::resolve_neg", self);
+  return at::native::resolve_neg(self);
+}
+
+bool has_compatible_shallow_copy_type(const at::Tensor& self, const at::Tensor& from) {
+  if (const auto tag = tag_of(self); tag && from.defined() && !self.is_same(from)) {
+    if (self.scalar_type() == from.scalar_type()) tag->check_replace(self, from);
+    tag->replaced(self, from);
+  }
+  return at::native::_has_compatible_shallow_copy_type(self, from);
 }
 
 at::Tensor& copy_(at::Tensor& self, const at::Tensor& source, bool non_blocking) {
-  Block* from = block_of(source);
-  Block* to = block_of(self);
-  if (to != nullptr && to->tag) to->tag->check_copy(self, source);
-  if (from != nullptr && from->tag) from->tag->check_copy(self, source);
+  auto tag = tag_of_memory(self);
+  if (!tag) tag = tag_of_memory(source);
+  if (tag) tag->check_copy(self, source);
   {
     at::Tensor to_cpu = cpu_alias(self);
     c10::impl::ExcludeDispatchKeyGuard below(c10::autograd_dispatch_keyset_with_ADInplaceOrView |
@@ -163,7 +194,7 @@ at::Tensor& copy_(at::Tensor& self, const at::Tensor& source, bool non_blocking)
                                 non_blocking);
   }
   count(self, source);
-  if (from != nullptr && from->tag) from->tag->copied(self, source);
+  if (tag) tag->copied(self, source);
   return self;
 }
 

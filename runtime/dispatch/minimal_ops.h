@@ -17,15 +17,22 @@ at::Tensor empty_strided(at::IntArrayRef size, at::IntArrayRef stride, std::opti
 const at::Tensor& resize_(const at::Tensor& self, at::IntArrayRef size, std::optional<at::MemoryFormat> memory_format);
 
 /// set_ in its four forms. Upstream compares no dtypes: bytes of one type would silently become values of another, so a
-/// source of another dtype than a float8 self is refused, and a tag may refuse more.
+/// source of another dtype than a float8 self is refused, and a tag may refuse more (codes of unknown or other scales).
 at::Tensor& set_source_storage(at::Tensor& self, at::Storage source);
 at::Tensor& set_source_storage_offset(at::Tensor& self, at::Storage source, int64_t offset, at::IntArrayRef size,
                                       at::IntArrayRef stride);
 at::Tensor& set_source_tensor(at::Tensor& self, const at::Tensor& source);
 at::Tensor& set_nothing(at::Tensor& self);
 
-/// Between any of hpu and cpu. A tagged float8 weight is copied only to its own dtype. On gaudi2 E4M3 codes are converted as
-/// that device reads them (0x78 is infinity) and saturates (240).
+/// What set_data asks before it replaces self's memory by that of `from`, and the only op it calls: a tag may refuse the
+/// memory, or go along to it.
+bool has_compatible_shallow_copy_type(const at::Tensor& self, const at::Tensor& from);
+
+/// The last op before Python's tolist() reads the memory itself: a tag may refuse.
+at::Tensor resolve_neg(const at::Tensor& self);
+
+/// Between any of hpu and cpu. A tagged float8 weight is copied only to its own dtype, and its scales go along.
+/// On gaudi2 E4M3 codes are converted as that device reads them (0x78 is infinity) and saturates (240).
 at::Tensor& copy_(at::Tensor& self, const at::Tensor& source, bool non_blocking);
 at::Tensor copy_from(const at::Tensor& self, const at::Tensor& destination, bool non_blocking);
 at::Tensor copy_from_and_resize(const at::Tensor& self, const at::Tensor& destination);

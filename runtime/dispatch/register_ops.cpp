@@ -127,6 +127,9 @@ TORCH_LIBRARY_IMPL(_, HPU, m) { m.fallback(torch::CppFunction::makeFromBoxedFunc
 // (runtime/autocast).
 TORCH_LIBRARY_IMPL(_, AutocastHPU, m) { m.fallback(torch::CppFunction::makeFallthrough()); }
 
+// A composite: without this its kernel below would have no derivative.
+TORCH_LIBRARY_IMPL(aten, AutogradHPU, m) { m.impl("resolve_neg", &resolve_neg); }
+
 TORCH_LIBRARY_IMPL(aten, HPU, m) {
   m.impl("empty.memory_format", &empty_memory_format);
   m.impl("empty_strided", &empty_strided);
@@ -139,6 +142,8 @@ TORCH_LIBRARY_IMPL(aten, HPU, m) {
   m.impl("set_.source_Storage_storage_offset", &set_source_storage_offset);
   m.impl("set_.source_Tensor", &set_source_tensor);
   m.impl("set_", &set_nothing);
+  m.impl("_has_compatible_shallow_copy_type", &has_compatible_shallow_copy_type);
+  m.impl("resolve_neg", &resolve_neg);
   m.impl("copy_", &copy_);
   m.impl("_copy_from", &copy_from);
   m.impl("_copy_from_and_resize", &copy_from_and_resize);

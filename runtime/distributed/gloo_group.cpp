@@ -41,6 +41,7 @@ float from_ordered(std::int32_t bits) { return std::bit_cast<float>(bits < 0 ? b
 at::Tensor on_cpu(const at::Tensor& tensor, const char* call) {
   TORCH_CHECK(tensor.defined() && (tensor.is_hpu() || tensor.is_cpu()) && tensor.layout() == at::kStrided, "[ProcessGroup] ", call,
               ": expected a dense tensor on hpu or cpu, got ", tensor.defined() ? tensor.toString() : std::string("an undefined one"));
+  if (const Block* block = block_of(tensor); block != nullptr && block->tag) block->tag->check_access(call, tensor);  // codes would go without their scales
   tensor.unsafeGetTensorImpl()->bump_version();
   return cpu_alias(tensor.detach());
 }

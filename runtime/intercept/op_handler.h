@@ -5,8 +5,10 @@
 #include <ATen/core/Tensor.h>
 
 #include <functional>
+#include <memory>
 #include <optional>
 #include <string>
+#include <typeinfo>
 
 namespace fp8::runtime {
 
@@ -64,6 +66,19 @@ class OpHandler {
   /// True: the memory holds fp8 codes, and any op nobody handled must be refused. False: plain values, nothing to
   /// refuse.
   virtual bool owns_values() const = 0;
+
+  // Of handlers that own values. What copies of codes mean rests on these (weight_copy.h).
+
+  /// What turns the codes into values, as text: equal texts decode alike. Empty: nobody can tell.
+  virtual std::string scales() const { return {}; }
+  /// Whether one number is the scale of every code, and so of every part.
+  virtual bool one_scale() const { return false; }
+  /// Who answers for `copy`: all of the codes elsewhere (hpu or cpu), or with one_scale() a part. Null: this one.
+  virtual std::shared_ptr<OpHandler> for_copy(const at::Tensor& /*copy*/) const { return nullptr; }
+  /// Who answers for this one's memory once all the codes of `source`'s weight are there. Null: it can't be told.
+  virtual std::shared_ptr<OpHandler> with_scales_of(const std::shared_ptr<OpHandler>& source) const {
+    return typeid(*this) == typeid(*source) ? source : nullptr;
+  }
 
   /// One line for print-outs and messages: format, granularity, dialect.
   virtual std::string describe() const = 0;

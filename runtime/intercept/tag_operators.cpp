@@ -12,7 +12,8 @@
 namespace fp8::runtime {
 
 std::string tag_of(const at::Tensor& weight) {
-  const WeightTag* tag = find_tag(weight);
+  const auto on_host = tag_in_memory(weight);
+  const WeightTag* tag = weight.is_cpu() ? on_host.get() : find_tag(weight);
   if (tag == nullptr) return "null";
   const auto view = view_of(*tag, weight);
   const io::Json json = {{"modules", tag->modules},
@@ -25,6 +26,7 @@ std::string tag_of(const at::Tensor& weight) {
 }
 
 at::Tensor dequantize(const at::Tensor& weight) {
+  if (weight.is_cpu() && tag_in_memory(weight)) return runtime::dequantize(weight.detach().to(at::kHPU)).to(at::kCPU);
   const WeightTag* tag = find_tag(weight);
   const auto view = tag == nullptr ? std::nullopt : view_of(*tag, weight);
   TORCH_CHECK(tag != nullptr, "[fp8::dequantize] weight: expected a tagged weight on hpu, found an untagged tensor of dtype ",

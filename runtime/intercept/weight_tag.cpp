@@ -4,30 +4,93 @@
 #include <algorithm>
 #include <functional>
 #include <numeric>
+#include <typeinfo>
 
-#include "fp8/runtime/intercept/quantized_parameter.h"
+#include "fp8/runtime/device/host_block.h"
+#include "fp8/runtime/intercept/unknown_scales.h"
+#include "fp8/runtime/intercept/weight_copy.h"
 
 namespace fp8::runtime {
 namespace {
 
-bool same_geometry(const WeightTag& tag, const at::Tensor& t) {
-  return t.scalar_type() == tag.dtype && t.sizes() == at::IntArrayRef(tag.sizes) &&
-         t.strides() == at::IntArrayRef(tag.strides) && t.storage_offset() == tag.offset;
+/// Bytes [first, last) of a storage.
+struct Span {
+  std::int64_t first, last;
+};
+
+template <class Sizes, class Strides>
+Span span_of(const Sizes& sizes, const Strides& strides, std::int64_t offset, std::int64_t item) {
+  std::int64_t reach = 1;
+  for (std::size_t d = 0; d < sizes.size(); ++d) {
+    if (sizes[d] == 0) return {offset * item, offset * item};
+    reach += (sizes[d] - 1) * strides[d];
+  }
+  return {offset * item, (offset + reach) * item};
+}
+Span span_of(const WeightTag& tag) {
+  return span_of(tag.sizes, tag.strides, tag.offset, static_cast<std::int64_t>(c10::elementSize(tag.dtype)));
+}
+Span span_of(const at::Tensor& t) {
+  return span_of(t.sizes(), t.strides(), t.storage_offset(), static_cast<std::int64_t>(t.itemsize()));
 }
 
-bool spans_block(const at::Tensor& t) {
-  const Block* block = block_of(t);
-  return block != nullptr && t.is_contiguous() && t.storage_offset() == 0 && t.nbytes() <= block->bytes;
+/// Calls f with each tag of a block's.
+template <class F>
+void for_each_tag(const BlockTag* block, const F& f) {
+  if (block == nullptr) return;
+  if (typeid(*block) == typeid(WeightTag)) return f(static_cast<const WeightTag&>(*block));
+  for (const auto& tag : static_cast<const WeightTags&>(*block).tags) f(*tag);
 }
 
-QuantizedParameter* learning(const WeightTag* tag) { return tag == nullptr ? nullptr : dynamic_cast<QuantizedParameter*>(tag->handler.get()); }
+/// The tag of the weight that t is, else of the smallest one that it is a part of (the latest of those).
+const WeightTag* tag_for(const BlockTag* block, const at::Tensor& t) {
+  if (block != nullptr && typeid(*block) == typeid(WeightTag)) {  // mostly: one weight alone
+    const auto* one = static_cast<const WeightTag*>(block);
+    return one->holds(t) ? one : nullptr;
+  }
+  const WeightTag* found = nullptr;
+  const auto bytes = [](const WeightTag& tag) { return span_of(tag).last - span_of(tag).first; };
+  for_each_tag(block, [&](const WeightTag& tag) {
+    if (!tag.holds(t) || (found != nullptr && found->is(t))) return;
+    if (found == nullptr || tag.is(t) || bytes(tag) <= bytes(*found)) found = &tag;
+  });
+  return found;
+}
 
-const WeightTag* tag_in(const Block* block) { return block == nullptr ? nullptr : dynamic_cast<const WeightTag*>(block->tag.get()); }
+/// Where the tags of a tensor's memory are; null: it can't have any.
+c10::intrusive_ptr<BlockTag>* slot_of(const at::Tensor& t) {
+  if (Block* block = block_of(t)) return &block->tag;
+  HostBlock* host = host_block_of(t);
+  return host == nullptr ? nullptr : &host->tag;
+}
 
-/// Codes go from one parameter that learns in fp8 into another, which has a scale of its own.
-bool between_learning(const at::Tensor& to, const at::Tensor& from) {
-  auto *a = learning(tag_in(block_of(to))), *b = learning(tag_in(block_of(from)));
-  return a != nullptr && b != nullptr && a != b;
+/// Whether t is the weight or a part of it, or was when its TensorImpl was marked.
+bool marks(const WeightTag& tag, const at::Tensor& t) {
+  return tag.holds(t) || t.unsafeGetTensorImpl()->get_backend_meta() == &tag;
+}
+
+/// Whether b takes a's place: the same weight, or codes where a's were.
+bool replaces(const WeightTag& b, const WeightTag& a) {
+  const bool same_bytes = span_of(a).first == span_of(b).first && span_of(a).last == span_of(b).last;
+  return same_bytes && (a.sizes == b.sizes || b.handler->owns_values());
+}
+
+std::vector<c10::intrusive_ptr<WeightTag>> tags_in(const c10::intrusive_ptr<BlockTag>& slot) {
+  std::vector<c10::intrusive_ptr<WeightTag>> tags;
+  for_each_tag(slot.get(), [&](const WeightTag& tag) {
+    tags.push_back(c10::intrusive_ptr<WeightTag>::reclaim_copy(const_cast<WeightTag*>(&tag)));
+  });
+  return tags;
+}
+
+void put_into(c10::intrusive_ptr<BlockTag>& slot, std::vector<c10::intrusive_ptr<WeightTag>> tags) {
+  if (tags.size() <= 1) {
+    slot = tags.empty() ? nullptr : c10::intrusive_ptr<BlockTag>(std::move(tags[0]));
+    return;
+  }
+  auto several = c10::make_intrusive<WeightTags>();
+  several->tags = std::move(tags);
+  slot = several;
 }
 
 }  // namespace
@@ -38,58 +101,61 @@ std::string WeightTag::module_names() const {
   return names;
 }
 
+std::string WeightTag::describe() const {
+  return "the weight of module '" + module_names() + "' is " + c10::toString(dtype) + " (" + handler->describe() + ")";
+}
+
+void WeightTag::lie_at(const at::Tensor& t) {
+  sizes = t.sizes().vec();
+  strides = t.strides().vec();
+  offset = t.storage_offset();
+  dtype = t.scalar_type();
+}
+
+bool WeightTag::is(const at::Tensor& t) const {
+  return t.scalar_type() == dtype && t.sizes() == at::IntArrayRef(sizes) && t.strides() == at::IntArrayRef(strides) &&
+         t.storage_offset() == offset;
+}
+
+bool WeightTag::holds(const at::Tensor& t) const {
+  if (t.storage_offset() == offset && t.scalar_type() == dtype && t.sizes() == at::IntArrayRef(sizes)) return true;
+  const Span mine = span_of(*this), its = span_of(t);
+  return mine.first <= its.first && its.last <= mine.last;
+}
+
+bool WeightTag::meets(const at::Tensor& t) const {
+  const Span mine = span_of(*this), its = span_of(t);
+  return mine.first < its.last && its.first < mine.last;
+}
+
+bool WeightTag::has_codes_of(const at::Tensor& t) const {
+  return handler->owns_values() && t.scalar_type() == dtype && meets(t);
+}
+
 void WeightTag::check_access(const std::string& op, const at::Tensor& tensor) const {
-  if (!handler->owns_values() || tensor.scalar_type() != dtype) return;
-  TORCH_CHECK(false, "[", op, "] the weight of module '", module_names(), "' is ", dtype, " (", handler->describe(),
-              ") and this op has no handler: it would take codes for values");
+  if (!has_codes_of(tensor)) return;
+  TORCH_CHECK(false, "[", op, "] ", describe(), " and this op has no handler: it would take codes for values");
+}
+void WeightTags::check_access(const std::string& op, const at::Tensor& tensor) const {
+  for (const auto& tag : tags) tag->check_access(op, tensor);
 }
 
-void WeightTag::check_copy(const at::Tensor& to, const at::Tensor& from) const {
-  if (!handler->owns_values()) return;
-  if (to.scalar_type() == from.scalar_type()) {
-    const Block* source = block_of(from);
-    const bool leaves =
-        source != nullptr && source->tag.get() == this && block_of(to) != nullptr && block_of(to) != source;
-    const auto view = leaves ? view_of(*this, from) : std::nullopt;
-    TORCH_CHECK(!view.has_value() || !view->whole || !view->transposed, "[copy] the weight of module '", module_names(),
-                "' is ", dtype, " (", handler->describe(), "): a transposed copy would hold codes without their scale; ",
-                "torch::jit::optimize_for_inference() makes such copies, use torch::jit::freeze()");
-    TORCH_CHECK(!between_learning(to, from) || (same_geometry(*tag_in(block_of(to)), to) && same_geometry(*tag_in(source), from)), "[copy] the weight of module '",
-                module_names(), "' is ", dtype, " (", handler->describe(), "): expected a copy of the whole weight, got sizes ", to.sizes(), " and ", from.sizes(),
-                "; a part would have another scale than the rest");
-    return;
-  }
-  TORCH_CHECK(false, "[copy] the weight of module '", module_names(), "' is ", dtype, " (", handler->describe(),
-              "): expected a copy of the same dtype, got ", from.scalar_type(), " -> ", to.scalar_type(),
-              "; its codes are no values without the scale");
+void WeightTag::check_copy(const at::Tensor& to, const at::Tensor& from) const { check_weight_copy(to, from); }
+void WeightTag::copied(const at::Tensor& to, const at::Tensor& from) const { weight_copied(to, from); }
+void WeightTag::check_replace(const at::Tensor& self, const at::Tensor& source) const {
+  if (marks(*this, self)) check_weight_replace(*this, self, source);
+}
+void WeightTag::replaced(const at::Tensor& self, const at::Tensor& source) const {
+  if (marks(*this, self)) weight_replaced(*this, source);
 }
 
-void WeightTag::copied(const at::Tensor& to, const at::Tensor& from) const {
-  Block* block = block_of(to);
-  if (between_learning(to, from)) return quantized_parameter(to)->adopt(*quantized_parameter(from));
-  if (block == nullptr || block->tag || !same_geometry(*this, from) || to.sizes() != from.sizes() || !spans_block(to) ||
-      to.scalar_type() != dtype) {
-    return;
-  }
-  if (!handler->owns_values()) return;  // a watched weight's copy is another weight
-  auto tag = c10::make_intrusive<WeightTag>(*this);
-  tag->strides = to.strides().vec();
-  tag->offset = 0;
-  block->tag = tag;
-  to.unsafeGetTensorImpl()->set_backend_meta(tag);
+void WeightTags::check_copy(const at::Tensor& to, const at::Tensor& from) const { check_weight_copy(to, from); }
+void WeightTags::copied(const at::Tensor& to, const at::Tensor& from) const { weight_copied(to, from); }
+void WeightTags::check_replace(const at::Tensor& self, const at::Tensor& source) const {
+  if (const auto* tag = tag_for(this, self)) check_weight_replace(*tag, self, source);
 }
-
-void WeightTag::check_replace(const at::Tensor& self, at::ScalarType other) const {
-  if (!handler->owns_values() || other == dtype) return;
-  TORCH_CHECK(false, "[set_] the weight of module '", module_names(), "' is ", dtype, " (", handler->describe(),
-              "): expected data of the same dtype, got ", other,
-              "; convert the module after loading, or load before converting");
-}
-
-void WeightTag::replaced(const at::Tensor& self) {
-  Block* block = block_of(self);
-  if (block != nullptr && !block->tag && same_geometry(*this, self))
-    block->tag = c10::intrusive_ptr<BlockTag>::reclaim_copy(this);
+void WeightTags::replaced(const at::Tensor& self, const at::Tensor& source) const {
+  if (const auto* tag = tag_for(this, self)) weight_replaced(*tag, source);
 }
 
 void tag_weight(const at::Tensor& weight, const std::string& module, std::shared_ptr<OpHandler> handler) {
@@ -99,43 +165,65 @@ void tag_weight(const at::Tensor& weight, const std::string& module, std::shared
   TORCH_CHECK(weight.is_contiguous(), "[tag_weight] ", module, ": expected a contiguous weight, got strides ",
               weight.strides());
   auto tag = c10::make_intrusive<WeightTag>();
-  if (const auto* old = dynamic_cast<const WeightTag*>(block->tag.get());
-      old != nullptr && old->handler == handler && same_geometry(*old, weight)) {
+  if (const auto* old = tag_for(block->tag.get(), weight); old != nullptr && old->handler == handler && old->is(weight))
     tag->modules = old->modules;
-  }
   if (std::find(tag->modules.begin(), tag->modules.end(), module) == tag->modules.end()) tag->modules.push_back(module);
-  tag->sizes = weight.sizes().vec();
-  tag->strides = weight.strides().vec();
-  tag->offset = weight.storage_offset();
-  tag->dtype = weight.scalar_type();
+  tag->lie_at(weight);
   tag->handler = std::move(handler);
-  block->tag = tag;
-  weight.unsafeGetTensorImpl()->set_backend_meta(tag);
+  put_tag(weight, tag);
+}
+
+void put_tag(const at::Tensor& tensor, c10::intrusive_ptr<WeightTag> tag) {
+  if (tensor.is_cpu()) make_host_block(tensor);
+  auto* slot = slot_of(tensor);
+  TORCH_INTERNAL_ASSERT(slot != nullptr);
+  auto tags = tags_in(*slot);
+  std::erase_if(tags, [&](const auto& other) { return replaces(*tag, *other); });
+  tags.push_back(tag);
+  put_into(*slot, std::move(tags));
+  if (tag->is(tensor)) tensor.unsafeGetTensorImpl()->set_backend_meta(tag);
 }
 
 void untag_weight(const at::Tensor& weight) {
-  if (Block* block = block_of(weight)) block->tag.reset();
+  if (Block* block = block_of(weight)) {
+    const auto* gone = tag_for(block->tag.get(), weight);
+    auto tags = tags_in(block->tag);
+    std::erase_if(tags, [&](const auto& tag) { return tag.get() == gone; });
+    put_into(block->tag, std::move(tags));
+  }
   weight.unsafeGetTensorImpl()->set_backend_meta(nullptr);
 }
 
 const WeightTag* find_tag(const at::Tensor& tensor) {
   Block* block = block_of(tensor);
   if (block == nullptr) return nullptr;
-  if (!block->tag) {
-    auto* meta = tensor.unsafeGetTensorImpl()->get_backend_meta();
-    if (meta == nullptr) return nullptr;
-    auto* tag = dynamic_cast<WeightTag*>(meta);
-    if (tag == nullptr || !same_geometry(*tag, tensor)) return nullptr;
-    block->tag = c10::intrusive_ptr<BlockTag>::reclaim_copy(tag);
+  if (block->tag) {
+    if (const auto* tag = tag_for(block->tag.get(), tensor)) return tag;
   }
-  return static_cast<const WeightTag*>(block->tag.get());
+  auto* meta = tensor.unsafeGetTensorImpl()->get_backend_meta();
+  if (meta == nullptr) return nullptr;
+  const auto* tag = dynamic_cast<const WeightTag*>(meta);
+  const bool same = tag != nullptr && tensor.scalar_type() == tag->dtype && tensor.sizes() == at::IntArrayRef(tag->sizes);
+  if (!same || !tensor.is_contiguous()) return nullptr;
+  auto moved = c10::make_intrusive<WeightTag>(*tag);
+  moved->lie_at(tensor);
+  // Nobody saw this memory come: what its codes mean is not known.
+  if (tag->handler->owns_values()) moved->handler = std::make_shared<UnknownScales>(tag->handler->describe());
+  put_tag(tensor, moved);
+  return tag_for(block->tag.get(), tensor);
+}
+
+c10::intrusive_ptr<WeightTag> tag_in_memory(const at::Tensor& tensor) {
+  const auto block = tag_of_memory(tensor);
+  const auto* tag = tag_for(block.get(), tensor);
+  return c10::intrusive_ptr<WeightTag>::reclaim_copy(const_cast<WeightTag*>(tag));
 }
 
 std::optional<WeightView> view_of(const WeightTag& tag, const at::Tensor& tensor) {
   if (tensor.scalar_type() != tag.dtype || tag.sizes.empty()) return std::nullopt;
   WeightView view;
   const std::int64_t total = std::accumulate(tag.sizes.begin(), tag.sizes.end(), std::int64_t{1}, std::multiplies<>());
-  view.whole = same_geometry(tag, tensor);
+  view.whole = tag.is(tensor);
   const bool stacked = tag.sizes.size() == 3 && tensor.dim() <= 3;
   const std::int64_t cols = tag.sizes.size() == 1 ? 1
                             : stacked             ? tag.sizes[2]

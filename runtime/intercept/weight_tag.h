@@ -1,7 +1,9 @@
 // SPDX-License-Identifier: Apache-2.0
 // The mark on a weight. It is put in two places: on the TensorImpl (kept by detach, load and optimizer steps, lost by
-// views) and on the memory block (kept by views, t(), InferenceMode, lost when the storage is replaced). Looking it up
-// costs some 3 ns.
+// views) and on the memory block (kept by views, t(), InferenceMode, lost when the storage is replaced). A block holds as
+// many as there are weights in it, each with its place. Looking one up costs a few ns.
+//
+// What copies of a marked weight mean, on hpu and on the host: weight_copy.h.
 #pragma once
 #include <ATen/core/Tensor.h>
 
@@ -25,26 +27,56 @@ struct WeightTag final : BlockTag {
   /// "model.layers.0.mlp.up_proj" or, tied, "a, b".
   std::string module_names() const;
 
+  /// "the weight of module 'up_proj' is Float8_e4m3fn (E4M3 per tensor)", for messages.
+  std::string describe() const;
+
+  /// Takes over t's sizes, strides, offset and dtype.
+  void lie_at(const at::Tensor& t);
+  /// Whether t is the whole weight as it lies in memory.
+  bool is(const at::Tensor& t) const;
+  /// Whether all of t's elements, or some, are in the weight's memory. t: in the same storage.
+  bool holds(const at::Tensor& t) const;
+  bool meets(const at::Tensor& t) const;
+  /// Whether t's elements are codes of this weight: some of them are in its memory, and read in its dtype.
+  bool has_codes_of(const at::Tensor& t) const;
+
   void check_access(const std::string& op, const at::Tensor& tensor) const override;
   void check_copy(const at::Tensor& to, const at::Tensor& from) const override;
   void copied(const at::Tensor& to, const at::Tensor& from) const override;
-  void check_replace(const at::Tensor& self, at::ScalarType dtype) const override;
-  void replaced(const at::Tensor& self) override;
+  void check_replace(const at::Tensor& self, const at::Tensor& source) const override;
+  void replaced(const at::Tensor& self, const at::Tensor& source) const override;
   c10::intrusive_ptr<c10::BackendMeta> clone(const c10::intrusive_ptr<c10::BackendMeta>& self) const override {
     return self;
   }
 };
 
+/// The tags of a block that holds several weights.
+struct WeightTags final : BlockTag {
+  std::vector<c10::intrusive_ptr<WeightTag>> tags;
+
+  void check_access(const std::string& op, const at::Tensor& tensor) const override;
+  void check_copy(const at::Tensor& to, const at::Tensor& from) const override;
+  void copied(const at::Tensor& to, const at::Tensor& from) const override;
+  void check_replace(const at::Tensor& self, const at::Tensor& source) const override;
+  void replaced(const at::Tensor& self, const at::Tensor& source) const override;
+};
+
 /// Tags `weight` (on hpu, contiguous). A weight that is tagged already (tied) gets `module` added when the handler is
-/// the same, and the new handler otherwise. Throws for a tensor that is not on hpu or not contiguous.
+/// the same, and the new handler otherwise; other weights in the same storage keep theirs. Throws for a tensor that is
+/// not on hpu or not contiguous.
 void tag_weight(const at::Tensor& weight, const std::string& module, std::shared_ptr<OpHandler> handler);
 
 /// Takes the mark off again (both places).
 void untag_weight(const at::Tensor& weight);
 
-/// The tag of a tensor's memory; if only the TensorImpl has one (memory replaced by load), it is put on the memory too.
-/// Null if none.
+/// The tag of the weight that a tensor on hpu is, or is a part of; if only the TensorImpl has one (memory replaced by
+/// load), it is put on the memory too. Null if none.
 const WeightTag* find_tag(const at::Tensor& tensor);
+
+/// The same for a tensor on hpu or a marked copy on the host, of the memory alone.
+c10::intrusive_ptr<WeightTag> tag_in_memory(const at::Tensor& tensor);
+/// Puts a tag on the memory of what it lies at (hpu, or cpu: make_host_block), in the place of one of the same sizes there.
+void put_tag(const at::Tensor& tensor, c10::intrusive_ptr<WeightTag> tag);
 
 /// What part of the tagged parameter `tensor` is; nullopt if its strides fit no part of it.
 std::optional<WeightView> view_of(const WeightTag& tag, const at::Tensor& tensor);

@@ -81,7 +81,7 @@ TEST(Convert, NamesWhatIsWrongAndChangesNothing) {
 
 /// The weight of another process: bytes, scales and scheme through files, then tagged.
 void expect_like(const at::Tensor& weight, const at::Tensor& x) {
-  const at::Tensor copy = weight.cpu().to(kHpu), scale_inv = call_fp8("scale_inv", {weight}).toTensor().cpu();
+  const at::Tensor copy = weight.view(at::kByte).cpu().view(weight.scalar_type()).to(kHpu), scale_inv = call_fp8("scale_inv", {weight}).toTensor().cpu();
   const std::string scheme = call_fp8("scheme_of", {weight}).toStringRef();
   EXPECT_EQ(call_fp8("tag_of", {copy}).toStringRef(), "null");
   call_fp8("tag", {copy, std::string("other"), scale_inv, scheme});

@@ -37,11 +37,14 @@ inline ::testing::AssertionResult same_bits(const at::Tensor& a, const at::Tenso
   if (a.scalar_type() != b.scalar_type())
     return ::testing::AssertionFailure() << "dtypes " << a.scalar_type() << " and " << b.scalar_type();
   if (a.sizes() != b.sizes()) return ::testing::AssertionFailure() << "sizes " << a.sizes() << " and " << b.sizes();
-  const at::Tensor x = a.detach().cpu().resolve_conj().resolve_neg().contiguous(),
-                   y = b.detach().cpu().resolve_conj().resolve_neg().contiguous();
+  const auto dense = [](const at::Tensor& t) {
+    if (c10::isFloat8Type(t.scalar_type())) return t.detach().view(at::kByte).cpu().contiguous();
+    return t.detach().cpu().resolve_conj().resolve_neg().contiguous();
+  };
+  const at::Tensor x = dense(a), y = dense(b);
   if (x.numel() == 0 || std::memcmp(x.const_data_ptr(), y.const_data_ptr(), x.nbytes()) == 0)
     return ::testing::AssertionSuccess();
-  if (c10::isFloat8Type(x.scalar_type()) || x.is_complex()) return ::testing::AssertionFailure() << "elements differ";
+  if (c10::isFloat8Type(a.scalar_type()) || x.is_complex()) return ::testing::AssertionFailure() << "elements differ";
   return ::testing::AssertionFailure() << "elements differ, by at most "
                                        << (x.to(at::kDouble) - y.to(at::kDouble)).abs().max().item<double>();
 }
@@ -133,10 +136,14 @@ class CodesHandler final : public runtime::OpHandler {
     return decoded(weight);
   }
   bool owns_values() const override { return true; }
+  std::string scales() const override { return std::to_string(scale_inv_); }
+  bool one_scale() const override { return true; }
   std::string describe() const override { return "E4M3 per tensor"; }
 
-  /// The values of codes on hpu: bytes go to the CPU (a same-dtype copy), are read there and come back.
-  at::Tensor decoded(const at::Tensor& codes) const { return (codes.cpu().to(at::kFloat) * scale_inv_).to(kHpu); }
+  /// The values of codes on hpu: bytes go to the CPU, are read there and come back.
+  at::Tensor decoded(const at::Tensor& codes) const {
+    return (codes.view(at::kByte).cpu().view(codes.scalar_type()).to(at::kFloat) * scale_inv_).to(kHpu);
+  }
 
  private:
   double scale_inv_;

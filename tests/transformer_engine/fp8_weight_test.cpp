@@ -3,6 +3,7 @@
 #include "fp8/transformer_engine/fp8_weight.h"
 
 #include "fp8/runtime/device/memory.h"
+#include "fp8/runtime/intercept/tag_operators.h"
 #include "fp8/runtime/optim/fused_adamw.h"
 #include "fp8/transformer_engine/linear.h"
 #include "support/hpu_test.h"
@@ -174,6 +175,22 @@ TEST(Fp8Weight, ACopyTakesTheScaleAlong) {
   }
 }
 
+TEST(Fp8Weight, ACopyIsAsItWasWhenItWasMade) {
+  for (const bool master : {false, true}) {
+    Linear layer = held_in_fp8(options(master, false));
+    const at::Tensor before = fp8_weight(layer->weight)->values().clone();
+    const at::Tensor copy = layer->weight.detach().clone(), host = layer->weight.detach().cpu(), rows = layer->weight.detach().narrow(0, 8, 4).clone();
+    const at::Tensor decoded = runtime::dequantize(layer->weight);
+    fp8_weight(layer->weight)->assign(before * 37.0f);
+    ASSERT_NE(fp8_weight(layer->weight)->scale_inv(), fp8_weight(copy)->scale_inv());
+    EXPECT_TRUE(same_bits(fp8_weight(copy)->values(), before));
+    EXPECT_TRUE(same_bits(runtime::dequantize(rows), decoded.narrow(0, 8, 4)));
+    EXPECT_TRUE(same_bits(runtime::dequantize(host), decoded.cpu()));
+    layer->weight.detach().copy_(host);  // back to where it was
+    EXPECT_TRUE(same_bits(fp8_weight(layer->weight)->values(), before));
+  }
+}
+
 TEST(Fp8Weight, NothingOutlivesTheParameter) {
   const std::int64_t before = runtime::memory_stats().InUse;
   std::shared_ptr<runtime::OpHandler> handler;
@@ -192,15 +209,28 @@ TEST(Fp8Weight, NothingOutlivesTheParameter) {
   EXPECT_EQ(runtime::memory_stats().InUse, before);
 }
 
-// Codes without their scale are no values: a product must not take them for some.
-TEST(Fp8Weight, StaysWhereItWasMade) {
+// Codes are no values: a product must not take them for some. On the host they keep their scale, and come back with it.
+TEST(Fp8Weight, ComputesWhereItWasMade) {
   Linear layer = held_in_fp8(options(false, false));
   for (const auto dtype : {at::kFloat, at::kBFloat16}) EXPECT_TRUE(throws_with({"'linear'", "Float8_e4m3fn"}, [&] { layer->to(dtype); }));
   const at::Tensor x = torch::randn({4, 32}, on_hpu()), y = layer(x).detach();
   EXPECT_TRUE(same_bits(layer(x), y));  // as it was
   layer->to(at::kCPU);
   EXPECT_TRUE(throws_with({"without their scale", "hpu"}, [&] { layer(x.cpu()); }));
+  EXPECT_TRUE(throws_with({"'linear'"}, [&] { layer->to(at::kFloat); }));
   layer->to(test::kHpu);
+  EXPECT_TRUE(same_bits(layer(x), y));
+  {
+    const fp8_autocast region(true, recipes::CurrentScaling{});
+    layer(x).sum().backward();
+  }
+  runtime::optim::FusedAdamW optimizer(layer->parameters(), runtime::optim::FusedAdamWOptions(0.1));
+  optimizer.step();
+  EXPECT_FALSE(same_bits(layer(x), y));
+  at::Tensor bare = layer->weight.detach().view(at::kByte).clone().view(at::kFloat8_e4m3fn);
+  EXPECT_TRUE(throws_with({"[copy]", "'linear'", "without a mark"}, [&] { layer->weight.detach().copy_(bare); }));
+  bare.requires_grad_(true);
+  layer->weight = bare;
   EXPECT_TRUE(throws_with({"without their scale", "hpu"}, [&] { layer(x); }));
   const fp8_autocast region(true, recipes::CurrentScaling{});
   EXPECT_TRUE(throws_with({"'linear'", "quantized_model_init", "Float8_e4m3fn"}, [&] { layer(x); }));

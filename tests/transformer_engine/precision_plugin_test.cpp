@@ -267,7 +267,7 @@ TEST(PrecisionPlugin, RestoreGivesValuesBack) {
     at::Tensor values = m.weight.detach().cpu();
     const auto* tag = runtime::find_tag(m.weight);
     if (const auto* handler = tag != nullptr ? dynamic_cast<const quant::Fp8Handler*>(tag->handler.get()) : nullptr) {
-      values = (values.to(at::kFloat) * handler->weight_scale_inv().cpu()).to(at::kBFloat16);
+      values = (values.view(at::kByte).clone().view(values.scalar_type()).to(at::kFloat) * handler->weight_scale_inv().cpu()).to(at::kBFloat16);
     }
     expected.emplace_back(m.weight.unsafeGetTensorImpl(), values.clone());
   }

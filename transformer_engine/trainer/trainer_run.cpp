@@ -33,7 +33,11 @@ void copy_into(const at::Tensor& target, const TrainingState& state, const std::
   const auto& from = found->second;
   if (from.sizes() != target.sizes() || from.scalar_type() != target.scalar_type())
     throw io::Error("[trainer] checkpoint: tensor '" + name + "' has another shape or dtype than the model's");
-  target.copy_(from);
+  if (c10::isFloat8Type(target.scalar_type())) {  // codes; their scale is in the extra state
+    target.view(at::kByte).copy_(from.view(at::kByte));
+  } else {
+    target.copy_(from);
+  }
 }
 
 template <class F>

@@ -56,8 +56,8 @@ TEST(Dequantize, OfAWatchedWeightIsACopy) {
 
 TEST(Retag, PutsTheMarkOnTheSameBytesElsewhere) {
   const Codes c;
-  const at::Tensor bytes = c.w.cpu();  // as they come out of a file
-  const at::Tensor to = bytes.to(kHpu), x = at::randn({2, 8}, on_hpu());
+  const at::Tensor bytes = c.w.view(at::kByte).cpu();  // as they come out of a file
+  const at::Tensor to = bytes.view(at::kFloat8_e4m3fn).to(kHpu), x = at::randn({2, 8}, on_hpu());
   EXPECT_EQ(call_fp8("tag_of", {to}).toStringRef(), "null");
   EXPECT_TRUE(call_fp8("retag", {c.w, to}).isNone());
   EXPECT_EQ(call_fp8("tag_of", {to}).toStringRef(), call_fp8("tag_of", {c.w}).toStringRef());
@@ -70,7 +70,7 @@ TEST(Retag, RefusesWhatCantBeTheSameWeight) {
   const auto to = [&](const at::Tensor& t) { return [&c, t] { call_fp8("retag", {c.w, t}); }; };
   EXPECT_TRUE(throws_with({"fp8::retag", "to", "[6, 8]", "Float8_e4m3fn", "cpu"}, to(c.w.cpu())));
   EXPECT_TRUE(throws_with({"fp8::retag", "to", "dtype Float "}, to(at::ones({6, 8}, on_hpu()))));
-  EXPECT_TRUE(throws_with({"fp8::retag", "to", "sizes [8, 6]"}, to(c.w.cpu().view(at::kByte).view({8, 6}).view(at::kFloat8_e4m3fn).to(kHpu))));
+  EXPECT_TRUE(throws_with({"fp8::retag", "to", "sizes [8, 6]"}, to(c.w.view(at::kByte).cpu().view({8, 6}).view(at::kFloat8_e4m3fn).to(kHpu))));
   EXPECT_TRUE(throws_with({"fp8::retag", "source", "untagged"}, [&] { call_fp8("retag", {at::ones({6, 8}, on_hpu()), c.w}); }));
   EXPECT_TRUE(throws_with({"fp8::retag", "source", "view"}, [&] { call_fp8("retag", {c.w.narrow(0, 0, 2), c.w}); }));
 }

@@ -95,6 +95,59 @@ TEST(WeightTag, TiedWeightsShareOneTagWithBothNames) {
   EXPECT_EQ(find_tag(layer->weight)->handler, other);
 }
 
+TEST(WeightTag, SeveralWeightsInOneStorageHaveOneEach) {
+  const at::Tensor flat = at::randn({4 * 6 * 3 + 4}, on_hpu());
+  std::vector<at::Tensor> weights;
+  std::vector<std::shared_ptr<RecordingHandler>> handlers;
+  for (int i = 0; i < 3; ++i) {
+    weights.push_back(flat.narrow(0, 24 * i, 24).view({4, 6}));
+    handlers.push_back(std::make_shared<RecordingHandler>());
+    tag_weight(weights[i], "w" + std::to_string(i), handlers[i]);
+  }
+  const at::Tensor x = at::randn({2, 6}, on_hpu()), bias = flat.narrow(0, 72, 4);
+  for (int i = 0; i < 3; ++i) {
+    EXPECT_EQ(find_tag(weights[i].t())->module_names(), "w" + std::to_string(i));
+    EXPECT_EQ(find_tag(flat.narrow(0, 24 * i + 6, 12).view({2, 6}))->module_names(), "w" + std::to_string(i));
+    at::addmm(bias, x, weights[i].t());
+    EXPECT_EQ(handlers[i]->calls.size(), 1u);
+  }
+  EXPECT_EQ(find_tag(bias), nullptr);
+  EXPECT_EQ(find_tag(flat), nullptr);
+  EXPECT_EQ(find_tag(flat.narrow(0, 12, 24).view({4, 6})), nullptr);  // half of one, half of the next
+  runtime::untag_weight(weights[1]);
+  EXPECT_EQ(find_tag(weights[1]), nullptr);
+  EXPECT_EQ(find_tag(weights[0])->handler, handlers[0]);
+  EXPECT_EQ(find_tag(weights[2])->handler, handlers[2]);
+}
+
+TEST(WeightTag, AWeightAndThePartThatIsAWeightOfItsOwn) {
+  const at::Tensor fused = at::randn({12, 6}, on_hpu()), part = fused.narrow(0, 4, 4);
+  tag_weight(fused, "qkv", std::make_shared<RecordingHandler>());
+  tag_weight(part, "k", std::make_shared<RecordingHandler>());
+  EXPECT_EQ(find_tag(fused)->module_names(), "qkv");
+  EXPECT_EQ(find_tag(part)->module_names(), "k");
+  EXPECT_EQ(find_tag(part.t())->module_names(), "k");
+  EXPECT_EQ(find_tag(fused.narrow(0, 0, 4))->module_names(), "qkv");
+}
+
+TEST(WeightTag, CodesOfSeveralWeightsInOneStorageAreAllGuarded) {
+  const at::Tensor flat = at::ones({60}, on_hpu()).to(at::kFloat8_e4m3fn);
+  const at::Tensor a = flat.narrow(0, 0, 24).view({4, 6}), b = flat.narrow(0, 24, 24).view({4, 6});
+  const auto one = std::make_shared<CodesHandler>(0.5), other = std::make_shared<CodesHandler>(4.0);
+  tag_weight(a, "a", one);
+  tag_weight(b, "b", other);
+  const at::Tensor x = at::ones({1, 6}, on_hpu());
+  EXPECT_EQ(at::linear(x, a)[0][0].item<float>(), 3.0f);
+  EXPECT_EQ(at::linear(x, b)[0][0].item<float>(), 24.0f);
+  EXPECT_TRUE(throws_with({"abs", "module 'a'"}, [&] { flat.abs(); }));
+  EXPECT_TRUE(throws_with({"abs", "module 'b'"}, [&] { flat.narrow(0, 30, 20).abs(); }));
+  EXPECT_TRUE(throws_with({"copy"}, [&] { flat.clone(); }));
+  EXPECT_TRUE(throws_with({"copy"}, [&] { flat.to(at::kFloat); }));
+  EXPECT_TRUE(throws_with({"copy", "module 'b'"}, [&] { b.copy_(flat.narrow(0, 48, 6)); }));
+  const at::Tensor rest = flat.narrow(0, 48, 12);
+  EXPECT_EQ(rest.to(at::kFloat).sum().item<float>(), 12.0f);  // nobody's
+}
+
 TEST(WeightTag, UntaggedIsUnseen) {
   const auto handler = std::make_shared<RecordingHandler>();
   auto layer = tagged_layer(handler);

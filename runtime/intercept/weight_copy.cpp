@@ -1,0 +1,179 @@
+// SPDX-License-Identifier: Apache-2.0
+#include "fp8/runtime/intercept/weight_copy.h"
+
+#include <c10/util/accumulate.h>
+
+#include "fp8/runtime/device/host_block.h"
+#include "fp8/runtime/intercept/host_codes.h"
+#include "fp8/runtime/intercept/quantized_parameter.h"
+#include "fp8/runtime/intercept/unknown_scales.h"
+
+namespace fp8::runtime {
+namespace {
+
+thread_local bool t_scales_come_later = false;
+
+using Tag = c10::intrusive_ptr<WeightTag>;
+
+constexpr const char* kWayOut =
+    "; copy the weight of a converted module (its scales come along), load values before converting, or give codes from elsewhere "
+    "their scale with fp8::tag";
+
+/// The codes among a tensor's elements.
+struct Codes {
+  Tag tag;             ///< of the weight that all of them are in; null: none, or
+  bool mixed = false;  ///< not all of them are in one weight, or nobody knows whose they are
+};
+
+Codes codes_of(const at::Tensor& t) {
+  if (!c10::isFloat8Type(t.scalar_type()) || t.numel() == 0) return {};
+  const auto block = tag_of_memory(t);
+  Codes codes;
+  codes.tag = tag_in_memory(t);
+  if (codes.tag && codes.tag->has_codes_of(t)) return codes;
+  codes.tag = nullptr;
+  codes.mixed = is_guarded(t);
+  if (const auto* one = dynamic_cast<const WeightTag*>(block.get())) codes.mixed = codes.mixed || one->has_codes_of(t);
+  if (const auto* several = dynamic_cast<const WeightTags*>(block.get())) {
+    for (const auto& tag : several->tags) codes.mixed = codes.mixed || tag->has_codes_of(t);
+  }
+  return codes;
+}
+
+QuantizedParameter* learning(const Tag& tag) {
+  return tag ? dynamic_cast<QuantizedParameter*>(tag->handler.get()) : nullptr;
+}
+
+bool same_elements(const at::Tensor& a, const at::Tensor& b) {
+  return a.const_data_ptr() == b.const_data_ptr() && a.sizes() == b.sizes() && a.strides() == b.strides();
+}
+
+bool same_scales(const WeightTag& a, const WeightTag& b) {
+  return a.handler == b.handler || (!a.handler->scales().empty() && a.handler->scales() == b.handler->scales());
+}
+
+/// Whether every code of `from` has in `to` the scale that it had: one scale for all, or the same part of weights of one shape.
+bool scales_fit(const WeightTag& mine, const at::Tensor& to, const WeightTag& its, const at::Tensor& from) {
+  if (!same_scales(mine, its)) return false;
+  if (mine.handler->one_scale()) return true;
+  const auto a = view_of(mine, to), b = view_of(its, from);
+  return a.has_value() && b.has_value() && mine.sizes == its.sizes && a->first_row == b->first_row && a->rows == b->rows &&
+         a->first_col == b->first_col && a->cols == b->cols && a->transposed == b->transposed;
+}
+
+/// Whether the copy is the weight's memory over again: all of it (or a transpose, or flat), in the same order.
+bool is_image(const WeightTag& tag, const at::Tensor& to, const at::Tensor& from) {
+  return from.storage_offset() == tag.offset && from.numel() == c10::multiply_integers(tag.sizes) && to.sizes() == from.sizes() &&
+         to.strides() == from.strides() && from.is_non_overlapping_and_dense();
+}
+
+void check_leaving(const WeightTag& tag, const at::Tensor& to, const at::Tensor& from) {
+  TORCH_CHECK(to.is_cpu() || block_of(to) != nullptr, "[copy] ", tag.describe(), ": expected memory of hpu or cpu, got ",
+              to.device(), ": nothing there could hold its scale");
+  if (is_image(tag, to, from)) return;
+  const auto view = view_of(tag, from);
+  TORCH_CHECK(block_of(to) == nullptr || !view.has_value() || !view->whole || !view->transposed, "[copy] ", tag.describe(),
+              ": a transposed copy would hold codes without their scale; ",
+              "torch::jit::optimize_for_inference() makes such copies, use torch::jit::freeze()");
+  TORCH_CHECK(tag.handler->one_scale(), "[copy] ", tag.describe(), ": expected a copy of all of it as it lies, got sizes ",
+              from.sizes(), " and strides ", from.strides(), " -> ", to.sizes(), " and ", to.strides(),
+              "; its codes have scales of their own, which a part would lose; fp8::dequantize(weight) gives the values");
+}
+
+void check_taking(const WeightTag& mine, const at::Tensor& to, const WeightTag& its, const at::Tensor& from) {
+  const bool all = mine.is(to) && its.is(from) && to.sizes() == from.sizes();
+  if (!all) {
+    const bool learns = dynamic_cast<const QuantizedParameter*>(mine.handler.get()) != nullptr;
+    TORCH_CHECK(!learns && scales_fit(mine, to, its, from), "[copy] ", mine.describe(), ": expected a copy of the whole weight, got sizes ",
+                to.sizes(), " and ", from.sizes(), " of ", its.describe(), "; a part would have another scale than the rest");
+    return;
+  }
+  const bool both_learn = dynamic_cast<const QuantizedParameter*>(mine.handler.get()) != nullptr &&
+                          dynamic_cast<const QuantizedParameter*>(its.handler.get()) != nullptr;
+  if (both_learn || same_scales(mine, its)) return;
+  const bool known = dynamic_cast<const UnknownScales*>(its.handler.get()) == nullptr;
+  TORCH_CHECK(known && mine.handler->with_scales_of(its.handler) != nullptr, "[copy] ", mine.describe(),
+              ": expected codes of the same scales, got those of ", its.describe(), kWayOut);
+}
+
+}  // namespace
+
+void check_weight_copy(const at::Tensor& to, const at::Tensor& from) {
+  if (to.is_meta()) return;  // nothing is written
+  const Codes mine = codes_of(to), its = codes_of(from);
+  if (!mine.tag && !its.tag && !mine.mixed && !its.mixed) return;
+  const WeightTag* tag = mine.tag ? mine.tag.get() : its.tag.get();
+  if (to.scalar_type() != from.scalar_type()) {
+    TORCH_CHECK(false, "[copy] ", tag != nullptr ? tag->describe() : "a weight", ": expected a copy of the same dtype, got ",
+                from.scalar_type(), " -> ", to.scalar_type(),
+                "; its codes are no values without the scale: fp8::dequantize(weight) gives the values");
+  }
+  if (same_elements(to, from)) return;
+  TORCH_CHECK(!mine.mixed && !its.mixed, "[copy] ", tag != nullptr ? tag->describe() : "memory of several weights, or of a host copy whose storage was exchanged",
+              ": expected codes of one weight, got some of others or of unknown scales, sizes ", to.sizes(), " and ", from.sizes());
+  if (!mine.tag) return check_leaving(*its.tag, to, from);
+  TORCH_CHECK(its.tag, "[copy] ", mine.tag->describe(), ": expected codes whose scales are known, got codes without a mark on ",
+              from.device(), kWayOut);
+  check_taking(*mine.tag, to, *its.tag, from);
+}
+
+void weight_copied(const at::Tensor& to, const at::Tensor& from) {
+  const Codes mine = codes_of(to), its = codes_of(from);
+  if (!its.tag || to.scalar_type() != from.scalar_type() || same_elements(to, from)) return;
+  if (mine.tag && learning(mine.tag) != nullptr && learning(its.tag) != nullptr) {
+    auto* parameter = learning(mine.tag);
+    if (parameter == learning(its.tag)) return;
+    parameter->met(to);
+    if (from.is_hpu()) learning(its.tag)->met(from);
+    return parameter->adopt(*learning(its.tag));
+  }
+  if (mine.tag && (!mine.tag->is(to) || same_scales(*mine.tag, *its.tag))) return;
+  auto tag = c10::make_intrusive<WeightTag>(mine.tag ? *mine.tag : *its.tag);
+  if (!mine.tag && is_image(*its.tag, to, from)) {
+    tag->offset = to.storage_offset();
+  } else {
+    tag->lie_at(to);
+  }
+  if (mine.tag) {
+    tag->handler = mine.tag->handler->with_scales_of(its.tag->handler);
+  } else if (auto own = its.tag->handler->for_copy(to)) {
+    tag->handler = std::move(own);
+  }
+  put_tag(to, std::move(tag));
+  if (to.is_cpu()) guard_host_codes(to);
+}
+
+void check_weight_replace(const WeightTag& tag, const at::Tensor& self, const at::Tensor& source) {
+  if (!tag.handler->owns_values()) return;
+  TORCH_CHECK(source.scalar_type() == tag.dtype, "[set_] ", tag.describe(), ": expected data of the same dtype, got ", source.scalar_type(),
+              "; convert the module after loading, or load before converting");
+  if (source.numel() == 0) return;
+  const Codes its = codes_of(source);
+  const bool learns = dynamic_cast<const QuantizedParameter*>(tag.handler.get()) != nullptr;
+  if (learns && t_scales_come_later) return;
+  TORCH_CHECK(its.tag, "[set_] ", tag.describe(), ": expected codes whose scales are known, got codes without a mark on ", source.device(),
+              kWayOut);
+  const bool known = dynamic_cast<const UnknownScales*>(its.tag->handler.get()) == nullptr;
+  TORCH_CHECK(known || (same_scales(tag, *its.tag) && self.sizes() == source.sizes()), "[set_] ", tag.describe(),
+              ": expected codes of the same scales, got those of ", its.tag->describe(), kWayOut);
+}
+
+void weight_replaced(const WeightTag& tag, const at::Tensor& source) {
+  if (!source.is_hpu() && !host_block_of(source)) return;
+  const auto there = tag_in_memory(source);
+  const bool same = source.scalar_type() == tag.dtype && source.sizes() == at::IntArrayRef(tag.sizes) && source.is_contiguous();
+  if (!same || (source.is_hpu() && block_of(source) == nullptr)) return;
+  const bool known = there && dynamic_cast<const UnknownScales*>(there->handler.get()) == nullptr;
+  if (known && (tag.handler->owns_values() || there->is(source))) return;  // a part of a watched weight may be one itself
+  auto moved = c10::make_intrusive<WeightTag>(tag);
+  moved->lie_at(source);
+  if (source.is_cpu()) {
+    if (auto own = tag.handler->for_copy(source)) moved->handler = std::move(own);
+  }
+  put_tag(source, std::move(moved));
+}
+
+ScalesComeLater::ScalesComeLater() : before_(t_scales_come_later) { t_scales_come_later = true; }
+ScalesComeLater::~ScalesComeLater() { t_scales_come_later = before_; }
+
+}  // namespace fp8::runtime

@@ -1,0 +1,283 @@
+// SPDX-License-Identifier: Apache-2.0
+// Codes never lie where nobody, or somebody else's scale, answers for them: what is written into a converted weight, what is copied
+// out of one, what takes its memory's place, and what comes back from the host and from archives.
+#include "fp8/runtime/intercept/weight_copy.h"
+
+#include <functional>
+#include <sstream>
+
+#include "support/hpu_test.h"
+#include "support/operator_call.h"
+
+namespace fp8::test {
+namespace {
+
+/// A converted module: weight [4, 6] of codes with one scale.
+struct Converted {
+  torch::nn::Linear layer{torch::nn::LinearOptions(6, 4).bias(false)};
+  std::string name;
+  double scale_inv;
+  at::Tensor values;  ///< as the codes decode, on hpu
+  Converted(std::string module, double scale, double size = 1.0) : name(std::move(module)), scale_inv(scale) {
+    at::NoGradGuard no_grad;
+    layer->weight.set_data(at::randn({4, 6}) * size);
+    layer->to(kHpu);
+    const auto handler = std::make_shared<CodesHandler>(scale);
+    convert_to_codes(layer->weight, name, handler, scale);
+    values = handler->decoded(layer->weight);
+  }
+  at::Tensor w() const { return layer->weight.detach(); }
+  at::Tensor run() const {
+    const at::NoGradGuard no_grad;
+    return torch::nn::Linear(layer)(at::ones({2, 6}, on_hpu()));
+  }
+};
+
+at::Tensor expected(const at::Tensor& values) { return at::matmul(at::ones({2, 6}, on_hpu()), values.t()); }
+at::Tensor values_of(const at::Tensor& codes) { return call_fp8("dequantize", {codes}).toTensor(); }
+at::Tensor bare(const at::Tensor& codes) { return codes.view(at::kByte).cpu().clone().view(codes.scalar_type()); }
+
+struct WeightCopy : ::testing::Test {
+  Converted a{"a", 0.02}, b{"b", 2.0, 98.0};
+  at::Tensor into = b.w();  // another handle on b's memory
+};
+
+TEST_F(WeightCopy, OfAWholeWeightTakesItsScaleAlong) {
+  const at::NoGradGuard no_grad;
+  b.layer->weight.copy_(a.layer->weight);
+  EXPECT_TRUE(same_bits(values_of(b.w()), a.values));
+  EXPECT_TRUE(same_bits(b.run(), expected(a.values)));
+  EXPECT_EQ(json_of(call_fp8("tag_of", {b.w()}))["modules"], io::Json({"b"}));
+  EXPECT_TRUE(same_bits(a.run(), expected(a.values)));
+}
+
+TEST_F(WeightCopy, OfAStateDictTakesTheScalesAlongWhateverTheRoute) {
+  const at::NoGradGuard no_grad;
+  for (const char* route : {"hpu", "clone", "cpu", "cpu and back"}) {
+    Converted to("b", 2.0, 98.0);
+    for (const auto& item : a.layer->named_parameters()) {
+      const std::string way = route;
+      const at::Tensor value = way == "hpu" ? item.value() : way == "clone" ? item.value().clone() : way == "cpu" ? item.value().cpu() : item.value().cpu().to(kHpu);
+      to.layer->named_parameters()[item.key()].copy_(value);
+    }
+    EXPECT_TRUE(same_bits(to.run(), expected(a.values))) << route;
+  }
+}
+
+TEST_F(WeightCopy, OfCodesWithoutAScaleThrows) {
+  const at::Tensor codes = bare(a.w()), before = bare(into);
+  const std::vector<std::pair<const char*, std::function<void()>>> writes = {
+      {"codes on hpu", [&] { into.copy_(codes.to(kHpu)); }},
+      {"codes on cpu", [&] { into.copy_(codes); }},
+      {"rows", [&] { into.narrow(0, 0, 2).copy_(codes.narrow(0, 0, 2)); }},
+      {"rows of another scale", [&] { into.narrow(0, 0, 2).copy_(a.w().narrow(0, 0, 2)); }},
+      {"rows of a host copy", [&] { into.narrow(0, 0, 2).copy_(a.w().cpu().narrow(0, 0, 2)); }},
+      {"transposed", [&] { into.t().copy_(codes.t()); }},
+      {"one row for all", [&] { into.copy_(a.w()[0]); }},
+  };
+  for (const auto& [what, write] : writes) {
+    EXPECT_TRUE(throws_with({"[copy]", "module 'b'", "Float8_e4m3fn"}, write)) << what;
+    EXPECT_TRUE(same_bits(into, before)) << what;
+  }
+  EXPECT_TRUE(throws_with({"converted weight", "fp8::tag"}, [&] { into.copy_(codes); }));
+  EXPECT_TRUE(same_bits(b.run(), expected(b.values)));
+}
+
+TEST_F(WeightCopy, OfAPartWithTheSameScaleIsRight) {
+  Converted same("c", 2.0, 98.0);
+  into.narrow(0, 0, 2).copy_(same.w().narrow(0, 1, 2));
+  EXPECT_TRUE(same_bits(values_of(b.w()), at::cat({same.values.narrow(0, 1, 2), b.values.narrow(0, 2, 2)})));
+  into.narrow(0, 0, 1).copy_(into.narrow(0, 3, 1));
+  EXPECT_TRUE(same_bits(values_of(b.w())[0], b.values[3]));
+}
+
+TEST_F(WeightCopy, BytesOnPurposeGoOn) {
+  into.view(at::kByte).copy_(a.w().view(at::kByte));
+  EXPECT_TRUE(same_bits(into, a.w()));
+  EXPECT_EQ(json_of(call_fp8("tag_of", {b.w()}))["modules"], io::Json({"b"}));
+}
+
+TEST_F(WeightCopy, OfPartsInheritsTheOneScale) {
+  const at::Tensor w = a.w();
+  const std::vector<std::pair<const char*, std::function<at::Tensor(const at::Tensor&)>>> parts = {
+      {"rows", [](const at::Tensor& t) { return t.narrow(0, 1, 2).clone(); }},
+      {"chunk", [](const at::Tensor& t) { return t.chunk(2, 1)[1].contiguous(); }},
+      {"flatten", [](const at::Tensor& t) { return t.flatten().clone(); }},
+      {"reshape", [](const at::Tensor& t) { return t.t().reshape({24}); }},
+      {"expand", [](const at::Tensor& t) { return t.expand({2, 4, 6}).contiguous(); }},
+      {"as_strided", [](const at::Tensor& t) { return t.as_strided({2, 2}, {12, 2}).contiguous(); }},
+      {"diagonal", [](const at::Tensor& t) { return t.diagonal().clone(); }},
+      {"unfold", [](const at::Tensor& t) { return t.unfold(0, 2, 1).contiguous(); }},
+      {"permute", [](const at::Tensor& t) { return t.view({2, 2, 6}).permute({1, 0, 2}).contiguous(); }},
+      {"copy_", [](const at::Tensor& t) { return at::empty({6}, t.options()).copy_(t[2]); }},
+  };
+  for (const auto& [what, part] : parts) {
+    const at::Tensor copy = part(w);
+    EXPECT_FALSE(copy.is_alias_of(w)) << what;
+    EXPECT_TRUE(throws_with({"module 'a'"}, [&] { copy.to(at::kFloat); })) << what;
+    EXPECT_TRUE(throws_with({"module 'a'"}, [&] { copy.sum(); })) << what;
+    EXPECT_TRUE(same_bits(values_of(copy), part(a.values))) << what;
+  }
+}
+
+TEST_F(WeightCopy, ByTheVendorsReshapeInheritsTheScale) {
+  for (const std::vector<std::int64_t>& shape : std::vector<std::vector<std::int64_t>>{{4, 6}, {24}, {2, 12}}) {
+    torch::jit::Stack stack{a.w(), shape};
+    c10::Dispatcher::singleton().findSchemaOrThrow("hpu::fp8_reshape", "").callBoxed(stack);
+    const at::Tensor y = stack.front().toTensor();
+    EXPECT_FALSE(y.is_alias_of(a.w()));
+    EXPECT_TRUE(throws_with({"module 'a'"}, [&] { y.to(at::kFloat); }));
+    EXPECT_TRUE(same_bits(values_of(y), a.values.reshape(shape)));
+  }
+}
+
+TEST_F(WeightCopy, SetDataAndSetTakeMarkedMemoryAlone) {
+  const at::NoGradGuard no_grad;
+  const at::Tensor codes = bare(a.w()).to(kHpu);
+  EXPECT_TRUE(throws_with({"[set_]", "module 'b'", "without a mark"}, [&] { b.layer->weight.set_data(codes); }));
+  EXPECT_TRUE(throws_with({"[set_]", "module 'b'", "without a mark"}, [&] { b.layer->weight.set_data(codes.cpu()); }));
+  EXPECT_TRUE(throws_with({"[set_]", "module 'b'", "without a mark"}, [&] { b.layer->weight.set_(codes); }));
+  EXPECT_TRUE(throws_with({"[set_]", "module 'b'", "without a mark"}, [&] { b.layer->weight.set_(codes.storage(), 0, {4, 6}, {6, 1}); }));
+  EXPECT_TRUE(same_bits(b.run(), expected(b.values)));
+  b.layer->weight.set_data(a.w());
+  EXPECT_TRUE(same_bits(b.run(), expected(a.values)));
+  Converted c("c", 3.0);
+  c.layer->weight.set_(a.w());
+  EXPECT_TRUE(same_bits(c.run(), expected(a.values)));
+  Converted d("d", 4.0);
+  d.layer->weight.set_(a.w().storage(), 0, {4, 6}, {6, 1});
+  EXPECT_TRUE(same_bits(d.run(), expected(a.values)));
+  d.layer->weight.set_data(a.values.clone());  // values: no fp8 any more
+  EXPECT_TRUE(same_bits(d.run(), expected(a.values)));
+}
+
+TEST_F(WeightCopy, SwappedWeightsKeepTheirScales) {
+  std::swap(a.layer->weight, b.layer->weight);
+  EXPECT_TRUE(same_bits(a.run(), expected(b.values)));
+  EXPECT_TRUE(same_bits(b.run(), expected(a.values)));
+}
+
+TEST_F(WeightCopy, AnArchiveIsTakenInByTheSameScalesAlone) {
+  std::stringstream stream;
+  torch::save(a.layer, stream);
+  const std::string bytes = stream.str();
+  for (const bool on_cpu : {false, true}) {
+    std::stringstream other(bytes);
+    EXPECT_TRUE(throws_with({"[set_]", "module 'b'", "same scales", "module 'a'"}, [&] {
+      torch::load(b.layer, other, on_cpu ? std::optional<at::Device>(at::kCPU) : std::nullopt);
+    })) << on_cpu;
+    EXPECT_TRUE(same_bits(b.run(), expected(b.values)));
+  }
+  Converted same("a", 0.02);
+  std::stringstream again(bytes);
+  torch::load(same.layer, again);
+  EXPECT_TRUE(same_bits(same.run(), expected(a.values)));
+  std::stringstream third(bytes);
+  torch::load(same.layer, third, at::kCPU);
+  same.layer->to(kHpu);
+  EXPECT_TRUE(same_bits(same.run(), expected(a.values)));
+}
+
+TEST_F(WeightCopy, WhatAnArchiveHoldsIsNoValues) {
+  for (const bool from_host : {false, true}) {
+    for (const bool to_host : {false, true}) {
+      std::stringstream stream;
+      torch::save(from_host ? a.w().cpu() : a.w(), stream);
+      at::Tensor loaded;
+      torch::load(loaded, stream, to_host ? std::optional<at::Device>(at::kCPU) : std::optional<at::Device>(kHpu));
+      EXPECT_TRUE(same_bits(loaded, bare(a.w())));
+      EXPECT_TRUE(throws_with({"module 'a'"}, [&] { loaded.to(at::kFloat); })) << from_host << to_host;
+      EXPECT_TRUE(throws_with({"module 'a'"}, [&] { at::linear(at::ones({2, 6}, loaded.options().dtype(at::kFloat)), loaded); })) << from_host << to_host;
+      EXPECT_TRUE(throws_with({"[copy]", "module 'b'", "same scales"}, [&] { into.copy_(loaded); })) << from_host << to_host;
+      Converted same("a", 0.02);
+      same.w().copy_(loaded);
+      EXPECT_TRUE(same_bits(same.run(), expected(a.values))) << from_host << to_host;
+    }
+  }
+}
+
+TEST_F(WeightCopy, WatchedWeightsStayWatchedWhereTheirMemoryIsExchanged) {
+  const auto handler = std::make_shared<RecordingHandler>();
+  torch::nn::Linear layer(6, 4);
+  layer->to(kHpu);
+  runtime::tag_weight(layer->weight, "layer", handler);
+  const at::Tensor flat = at::zeros({100}, on_hpu());
+  layer->weight.set_data(flat.narrow(0, 40, 24).view({4, 6}));
+  layer(at::ones({2, 6}, on_hpu()));
+  EXPECT_EQ(handler->calls.size(), 1u);
+  at::linear(at::ones({2, 6}, on_hpu()), flat.narrow(0, 0, 24).view({4, 6}));  // not the weight
+  EXPECT_EQ(handler->calls.size(), 1u);
+}
+
+using HostCopy = WeightCopy;
+
+TEST_F(HostCopy, IsNoValues) {
+  const at::Tensor w = a.w(), host = w.cpu(), rows = host.narrow(0, 1, 2), other = bare(w);
+  EXPECT_EQ(host.scalar_type(), at::kFloat8_e4m3fn);
+  EXPECT_TRUE(same_bits(host, other));
+  const std::vector<std::pair<const char*, std::function<void(const at::Tensor&)>>> uses = {
+      {"copy", [](const at::Tensor& t) { t.to(at::kFloat); }},
+      {"copy", [](const at::Tensor& t) { t.to(kHpu, at::kBFloat16); }},
+      {"copy", [](const at::Tensor& t) { at::empty(t.sizes()).copy_(t); }},
+      {"copy", [](const at::Tensor& t) { t.detach().copy_(at::ones(t.sizes())); }},
+      {"copy", [](const at::Tensor& t) { t.detach().copy_(bare(t)); }},
+      {"resolve_neg", [](const at::Tensor& t) { t.resolve_neg(); }},  // tolist() reads the memory next
+      {"_local_scalar_dense", [](const at::Tensor& t) { t[0][0].item(); }},
+      {"index_select", [](const at::Tensor& t) { t.index_select(0, at::tensor({0})); }},
+      {"cat", [](const at::Tensor& t) { at::cat({t, t}); }},
+      {"mm", [](const at::Tensor& t) { at::mm(at::ones({2, 6}), t.t()); }},
+      {"embedding", [](const at::Tensor& t) { at::embedding(t, at::tensor({0})); }},
+      {"fill_", [](const at::Tensor& t) { t.detach().fill_(1); }},
+      {"where", [&](const at::Tensor& t) { at::where(at::ones(t.sizes(), at::kBool), t, other.narrow(0, 0, t.size(0))); }},
+  };
+  for (const auto& [op, use] : uses) {
+    for (const at::Tensor& t : {host, rows, host.clone(), rows.clone(), host.detach()}) {
+      EXPECT_TRUE(throws_with({op, "module 'a'"}, [&] { use(t); })) << op << " " << t.sizes();
+    }
+  }
+  EXPECT_TRUE(throws_with({"resolve_neg", "module 'a'"}, [&] { w.resolve_neg(); }));
+  EXPECT_TRUE(same_bits(host, other));
+  EXPECT_TRUE(same_bits(host.view(at::kByte).to(at::kInt), other.view(at::kByte).to(at::kInt)));  // bytes on purpose
+  EXPECT_TRUE(same_bits(values_of(host), a.values.cpu()));
+  EXPECT_TRUE(same_bits(values_of(rows), a.values.cpu().narrow(0, 1, 2)));
+}
+
+TEST_F(HostCopy, ComesBackRight) {
+  a.layer->to(at::kCPU);
+  EXPECT_TRUE(throws_with({"module 'a'"}, [&] { torch::nn::Linear(a.layer)(at::ones({2, 6})); }));
+  EXPECT_TRUE(throws_with({"module 'a'"}, [&] { a.layer->to(at::kFloat); }));
+  EXPECT_TRUE(throws_with({"module 'a'"}, [&] { a.layer->to(kHpu, at::kFloat); }));
+  a.layer->to(kHpu);
+  EXPECT_TRUE(same_bits(a.run(), expected(a.values)));
+  const at::Tensor rows = a.w().cpu().narrow(0, 1, 2).to(kHpu);
+  EXPECT_TRUE(same_bits(values_of(rows), a.values.narrow(0, 1, 2)));
+}
+
+TEST_F(HostCopy, OfAModuleIsGuardedToo) {
+  const auto clone = std::dynamic_pointer_cast<torch::nn::LinearImpl>(a.layer->clone(at::Device(at::kCPU)));
+  EXPECT_TRUE(throws_with({"module 'a'"}, [&] { clone->weight.to(at::kFloat); }));
+  EXPECT_TRUE(throws_with({"module 'a'"}, [&] { clone->to(at::kFloat); }));
+  clone->to(kHpu);
+  EXPECT_TRUE(same_bits(clone->forward(at::ones({2, 6}, on_hpu())), expected(a.values)));
+}
+
+TEST_F(HostCopy, OutlivesTheModule) {
+  at::Tensor host;
+  {
+    Converted gone("gone", 0.5);
+    host = gone.w().cpu();
+    a.values = gone.values;
+  }
+  EXPECT_TRUE(same_bits(at::linear(at::ones({2, 6}, on_hpu()), host.to(kHpu)), expected(a.values)));
+}
+
+TEST_F(HostCopy, IsTheOnlyHostTensorWithAMark) {
+  const at::Tensor plain = at::ones({4, 6}).to(at::kFloat8_e4m3fn);
+  (void)a.w().cpu();
+  EXPECT_FALSE(plain.key_set().has(c10::DispatchKey::DeferredInit));
+  EXPECT_TRUE(same_bits(plain.to(kHpu).cpu().to(at::kFloat), at::ones({4, 6})));
+  EXPECT_FALSE(at::empty_like(a.w().cpu()).key_set().has(c10::DispatchKey::DeferredInit));
+}
+
+}  // namespace
+}  // namespace fp8::test
