@@ -314,6 +314,8 @@ struct ConvertedWeights::Entry {
   c10::weak_intrusive_ptr<at::TensorImpl, at::UndefinedTensorImpl> parameter;
   std::shared_ptr<TrainingHandler> handler;
   std::vector<std::string> modules;
+  std::weak_ptr<torch::nn::Module> owner;  ///< the module that holds it,
+  std::string name_there;                  ///< and its name in trained_weights() of that
 };
 
 struct ConvertedWeights::Entries {
@@ -328,11 +330,42 @@ void ConvertedWeights::remember(const torch::nn::Module& model) {
   list.erase(std::remove_if(list.begin(), list.end(), [](const Entry& e) { return e.parameter.expired() || e.handler->retired(); }), list.end());
   std::set<const void*> known;
   for (const auto& e : list) known.insert(e.parameter._unsafe_get_target());
+  const auto all = model.named_modules("", /*include_self=*/true);
   for (const auto& m : trained_weights(model)) {
     if (training_handler(m.weight) == nullptr || !known.insert(memory_of(m.weight)).second) continue;
     const auto* tag = runtime::find_tag(m.weight);
-    list.push_back({c10::weak_intrusive_ptr<at::TensorImpl, at::UndefinedTensorImpl>(m.weight.getIntrusivePtr()), std::static_pointer_cast<TrainingHandler>(tag->handler), tag->modules});
+    Entry e{c10::weak_intrusive_ptr<at::TensorImpl, at::UndefinedTensorImpl>(m.weight.getIntrusivePtr()), std::static_pointer_cast<TrainingHandler>(tag->handler), tag->modules, {}, {}};
+    if (m.type == kAttention) e.name_there = m.name.substr(m.name.rfind('.') + 1);
+    const auto dot = m.name.rfind('.');
+    const auto* owner = all.find(m.type != kAttention ? m.name : dot == std::string::npos ? "" : m.name.substr(0, dot));
+    if (owner != nullptr) e.owner = *owner;
+    list.push_back(std::move(e));
   }
+}
+
+ConvertedWeights::Products ConvertedWeights::products() const {
+  Products counts;
+  if (entries_ == nullptr) return counts;
+  const std::lock_guard<std::mutex> lock(entries_->mutex);
+  for (const Entry& e : entries_->list) counts[e.handler.get()] = e.handler->products();
+  return counts;
+}
+
+void ConvertedWeights::check_replaced(const Products& before) const {
+  if (entries_ == nullptr) return;
+  const std::lock_guard<std::mutex> lock(entries_->mutex);
+  std::string names;
+  for (const Entry& e : entries_->list) {
+    const auto count = before.find(e.handler.get());
+    const auto owner = e.owner.lock();
+    if (e.handler->retired() || owner == nullptr || count == before.end() || count->second != e.handler->products()) continue;
+    for (const auto& m : trained_weights(*owner)) {
+      if (m.name != e.name_there || !m.weight.defined() || !m.weight.is_hpu() || runtime::find_tag(m.weight) != nullptr) continue;
+      for (const auto& module : e.modules) names += (names.empty() ? "'" : ", '") + module + "'";
+    }
+  }
+  TORCH_CHECK(names.empty(), "[forward_context] ", names, ": converted for fp8 training, and no product ran in fp8: expected the weights that were converted, found others ",
+              "in their place (an engine that shards or flattens parameters?); call convert_modules() after it has taken the model");
 }
 
 void ConvertedWeights::put_back() const {

@@ -29,6 +29,8 @@
 
 namespace fp8::te {
 
+class TrainingHandler;
+
 /// What to do with a weight whose sizes an fp8 GEMM of the target does not take (multiples of kAlignment).
 enum class Alignment : std::uint8_t {
   any,    ///< convert it: the host takes all sizes; the report says "unpadded"
@@ -68,6 +70,13 @@ class ConvertedWeights {
   void remember(const torch::nn::Module& model);
   /// Gives every remembered parameter that is on hpu and has no handler its own again, state included. Some 10 ns a weight.
   void put_back() const;
+
+  /// How many products each handler has run so far.
+  using Products = std::map<const TrainingHandler*, std::int64_t>;
+  Products products() const;
+  /// Throws c10::Error naming the modules that ran none since `before` and whose weight on hpu is another tensor by now, without a handler: an
+  /// engine replaced it in the module, where nothing tells.
+  void check_replaced(const Products& before) const;
 
  private:
   struct Entry;

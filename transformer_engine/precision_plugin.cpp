@@ -5,6 +5,8 @@
 #include <torch/csrc/jit/api/module.h>
 #include <torch/nn/module.h>
 
+#include <exception>
+
 #include "fp8/runtime/device/device.h"
 #include "fp8/transformer_engine/convert_inference.h"
 
@@ -49,13 +51,15 @@ Availability is_fp16_available() {
   return {false, "FP16 not supported on Gaudi, Gaudi2 or higher required"};
 }
 
-ForwardContext::ForwardContext(std::optional<at::ScalarType> autocast, std::optional<Fp8AutocastOptions> fp8) {
+ForwardContext::ForwardContext(std::optional<at::ScalarType> autocast, std::optional<Fp8AutocastOptions> fp8, ConvertedWeights converted)
+    : converted_(std::move(converted)), before_(converted_.products()), exceptions_(std::uncaught_exceptions()) {
   if (autocast.has_value()) autocast_.emplace(*autocast);
   if (fp8.has_value()) fp8_.emplace(std::move(*fp8));
 }
 
 ForwardContext::~ForwardContext() noexcept(false) {
   if (fp8_.has_value()) fp8_->end();  // may throw, which optional's own end may not
+  if (std::uncaught_exceptions() == exceptions_) converted_.check_replaced(before_);
 }
 
 HPUPrecisionPlugin::HPUPrecisionPlugin(const std::string& precision, const std::string& device) : device_(device) {
@@ -81,7 +85,7 @@ ForwardContext HPUPrecisionPlugin::forward_context(Fp8AutocastOptions options) c
   converted_.put_back();
   options.enabled = true;
   options.recipe = recipe_;
-  return {nested_bf16 ? std::optional<at::ScalarType>(at::kBFloat16) : std::nullopt, std::move(options)};
+  return {nested_bf16 ? std::optional<at::ScalarType>(at::kBFloat16) : std::nullopt, std::move(options), converted_};
 }
 
 void HPUPrecisionPlugin::check_precision() const {

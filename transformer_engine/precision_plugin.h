@@ -74,7 +74,8 @@ Availability is_fp16_available();
 /// The regions of one step, as RAII: autocast (bf16 or f16), with fp8_autocast inside for precision fp8.
 class ForwardContext {
  public:
-  ForwardContext(std::optional<at::ScalarType> autocast, std::optional<Fp8AutocastOptions> fp8);
+  ForwardContext(std::optional<at::ScalarType> autocast, std::optional<Fp8AutocastOptions> fp8, ConvertedWeights converted = {});
+  /// Throws what the end of the fp8 region throws, and c10::Error where converted modules ran no fp8 product because their weights were replaced.
   ~ForwardContext() noexcept(false);
   ForwardContext(const ForwardContext&) = delete;
   ForwardContext& operator=(const ForwardContext&) = delete;
@@ -82,6 +83,9 @@ class ForwardContext {
  private:
   std::optional<runtime::autocast::AutocastGuard> autocast_;
   std::optional<fp8_autocast> fp8_;
+  ConvertedWeights converted_;
+  ConvertedWeights::Products before_;
+  int exceptions_;
 };
 
 /// "32-true" ("32"), "bf16-mixed" ("bf16"), "16-mixed", "fp8".

@@ -26,6 +26,7 @@ at::Tensor TrainingHandler::linear(const runtime::LinearCall& call) {
   const ProductRun run(*state_);
   const auto& region = current_region();
   if (region == nullptr) return call.original();
+  ++products_;
   const at::Tensor weight = call.view.batch == 1 ? call.weight.squeeze(0) : call.weight;  // einsum and bmm: [1, N, K]
   if (region->enabled()) {
     Fp8LinearOptions options = options_;

@@ -46,6 +46,9 @@ class TrainingHandler final : public runtime::OpHandler {
   void retire() { retired_ = true; }
   bool retired() const { return retired_; }
 
+  /// How many products it has run in fp8 (or recorded for it) so far.
+  std::int64_t products() const { return products_; }
+
  private:
   void tell(const runtime::WeightTag& tag, const std::string& what);
 
@@ -55,6 +58,7 @@ class TrainingHandler final : public runtime::OpHandler {
   std::vector<std::weak_ptr<const torch::nn::Module>> modules_;
   std::optional<bool> training_;
   std::atomic<bool> retired_{false}, told_{false};
+  std::atomic<std::int64_t> products_{0};
 };
 
 /// The handler on a parameter; null if it has none of these.
