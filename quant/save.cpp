@@ -35,9 +35,17 @@ io::DType file_dtype(const at::Tensor& t, const std::string& name) {
   }
 }
 
+/// Of a weight on hpu, or a copy of one on the host.
 const Fp8Handler* handler_of(const at::Tensor& weight) {
-  const auto* tag = runtime::find_tag(weight);
-  return tag != nullptr ? dynamic_cast<const Fp8Handler*>(tag->handler.get()) : nullptr;
+  const auto tag = runtime::tag_in_memory(weight);
+  return tag ? dynamic_cast<const Fp8Handler*>(tag->handler.get()) : nullptr;
+}
+
+/// Codes that no module of the table answers for would lie in the file as if they were values.
+void check_codes(const std::string& name, const at::Tensor& tensor) {
+  const auto tag = runtime::tag_in_memory(tensor);
+  TORCH_CHECK(!tag || !tag->has_codes_of(tensor), "[save] ", name, ": ", tag ? tag->describe() : "",
+              ": expected a weight that a converted module holds, whose scale goes into the file with it; fp8::dequantize gives its values");
 }
 
 /// What goes into the file: host tensors by name, and which modules are fp8.
@@ -105,6 +113,9 @@ Contents contents_of(const std::vector<std::pair<std::string, at::Tensor>>& tens
     } else if (m.type == "Linear") {
       out.config.kept_linears.push_back(m.name);
     }
+  }
+  for (const auto& [name, tensor] : tensors) {
+    if (out.handlers.count(name) == 0) check_codes(name, tensor);
   }
   TORCH_CHECK(out.any, "[save] expected a converted model, found no fp8 module");
   return out;

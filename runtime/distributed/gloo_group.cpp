@@ -14,6 +14,7 @@
 #include <utility>
 
 #include "fp8/runtime/device/block.h"
+#include "fp8/runtime/device/host_block.h"
 #include "fp8/runtime/io/error.h"
 
 namespace fp8::runtime::distributed {
@@ -41,7 +42,6 @@ float from_ordered(std::int32_t bits) { return std::bit_cast<float>(bits < 0 ? b
 at::Tensor on_cpu(const at::Tensor& tensor, const char* call) {
   TORCH_CHECK(tensor.defined() && (tensor.is_hpu() || tensor.is_cpu()) && tensor.layout() == at::kStrided, "[ProcessGroup] ", call,
               ": expected a dense tensor on hpu or cpu, got ", tensor.defined() ? tensor.toString() : std::string("an undefined one"));
-  if (const Block* block = block_of(tensor); block != nullptr && block->tag) block->tag->check_access(call, tensor);  // codes would go without their scales
   tensor.unsafeGetTensorImpl()->bump_version();
   return cpu_alias(tensor.detach());
 }
@@ -117,6 +117,7 @@ class GlooGroup final : public ProcessGroup {
   void broadcast(const at::Tensor& tensor, int root) override {
     check_root(root, size_);
     const at::NoGradGuard no_grad;
+    if (const auto tag = tag_of_memory(tensor)) tag->check_access("broadcast", tensor);  // codes would go without their scales
     const at::Tensor here = on_cpu(tensor, "broadcast"), flat = here.contiguous();
     const Call call{Kind::broadcast, here.scalar_type(), here.numel(), root};
     agree(call);

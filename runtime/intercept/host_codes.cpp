@@ -68,7 +68,10 @@ void host_codes_kernel(const c10::OperatorHandle& op, c10::DispatchKeySet keys, 
   const bool on_host = from.defined() && to.is_cpu() && from.is_cpu();  // else hpu's own kernel looks
   if (on_host && copies) check_weight_copy(to, from);
   if (on_host && exchanges) {
-    if (const auto tag = tag_in_memory(to)) check_weight_replace(*tag, to, from);
+    if (const auto tag = tag_in_memory(to)) {
+      check_weight_replace(*tag, to, from);
+      weight_replaced(*tag, from);
+    }
   }
   op.redispatchBoxed(below, stack);
   if (on_host && copies) weight_copied(to, from);

@@ -64,6 +64,30 @@ TEST(Save, CompletesTheSourcesConfigAndCarriesItsFiles) {
   EXPECT_TRUE(fs::exists(dir / "source/tokenizer.json"));
 }
 
+TEST(Save, OfAModelOnTheHostIsTheSame) {
+  const test::TempDir dir;
+  auto model = test::tiny_lm(1, at::kBFloat16);
+  convert(*model, {});
+  save(*model, dir / "hpu", CheckpointFormat::compressed_tensors);
+  model->to(at::kCPU);
+  save(*model, dir / "host", CheckpointFormat::compressed_tensors);
+  const auto bytes = [](const fs::path& file) {
+    std::ifstream in(file, std::ios::binary);
+    return std::string(std::istreambuf_iterator<char>(in), {});
+  };
+  EXPECT_FALSE(bytes(dir / "hpu/model.safetensors").empty());
+  for (const char* file : {"model.safetensors", "config.json", "fp8.json"}) EXPECT_TRUE(bytes(dir / "hpu" / file) == bytes(dir / "host" / file)) << file;
+}
+
+TEST(Save, CodesThatNoModuleHoldsAreRefused) {
+  const test::TempDir dir;
+  auto model = test::tiny_lm();
+  convert(*model, {});
+  model->register_buffer("kept", model->layers[0]->q_proj->weight.detach().clone());
+  EXPECT_TRUE(throws_with({"[save] kept", "module 'layer_0.q_proj'"}, [&] { save(*model, dir / "out", CheckpointFormat::compressed_tensors); }));
+  EXPECT_FALSE(fs::exists(dir / "out"));
+}
+
 TEST(Save, RefusesWhatTheFormatCannotHold) {
   const test::TempDir dir;
   const auto fails = [&](const std::vector<std::string>& words, torch::nn::Module& model) {

@@ -3,6 +3,7 @@
 
 #include <ATen/Context.h>
 #include <ATen/core/grad_mode.h>
+#include <ATen/ops/equal.h>
 #include <torch/nn/module.h>
 #include <torch/optim/optimizer.h>
 #include <torch/optim/schedulers/lr_scheduler.h>
@@ -12,6 +13,7 @@
 #include <string>
 #include <unordered_set>
 
+#include "fp8/runtime/intercept/quantized_parameter.h"
 #include "fp8/runtime/io/error.h"
 #include "fp8/transformer_engine/trainer/optimizer_state.h"
 
@@ -33,9 +35,11 @@ void copy_into(const at::Tensor& target, const TrainingState& state, const std::
   const auto& from = found->second;
   if (from.sizes() != target.sizes() || from.scalar_type() != target.scalar_type())
     throw io::Error("[trainer] checkpoint: tensor '" + name + "' has another shape or dtype than the model's");
-  if (c10::isFloat8Type(target.scalar_type())) {  // codes; their scale is in the extra state
+  if (!c10::isFloat8Type(target.scalar_type())) {
+    target.copy_(from);
+  } else if (runtime::quantized_parameter(target) != nullptr) {  // its scale is in the extra state
     target.view(at::kByte).copy_(from.view(at::kByte));
-  } else {
+  } else if (!at::equal(target.view(at::kByte).cpu(), from.view(at::kByte))) {  // a frozen weight is as it was
     target.copy_(from);
   }
 }

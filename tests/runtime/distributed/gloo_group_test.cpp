@@ -79,6 +79,9 @@ TEST(GlooRanks, DISABLED_Tensors) {
   }
   EXPECT_TRUE(throws_with({"all_reduce", "Bool"}, [&] { group->all_reduce(torch::zeros({2}, at::kBool), ReduceOp::sum); }));
   EXPECT_TRUE(throws_with({"root: found 7"}, [&] { group->broadcast(torch::zeros({2}), 7); }));
+  at::Tensor weight = torch::ones({2, 2}, test::on_hpu());
+  test::convert_to_codes(weight, "proj", std::make_shared<test::CodesHandler>(0.5), 0.5);
+  EXPECT_TRUE(throws_with({"broadcast", "module 'proj'"}, [&] { group->broadcast(weight, 0); }));  // codes without their scale
   group->barrier();  // what was refused before it was sent has not spoilt the group
 }
 
