@@ -6,6 +6,7 @@
 #include <map>
 #include <set>
 
+#include "fp8/configs/option_names.h"
 #include "fp8/quant/checkpoint_stream.h"
 #include "fp8/quant/float_dtype.h"
 #include "fp8/quant/formats/sidecar.h"
@@ -57,8 +58,9 @@ class Job {
  public:
   Job(const fs::path& model, const CheckpointOptions& options)
       : options_(options), source_identity_(identity_of(model)), config_(read_model_config(model)), source_(model), transposed_(source_, config_), form_(form_of(options.format)),
-        plan_(make_plan(find_modules(), options.plan)) {
+        plan_(make_plan(find_modules(), find_nodes(), options.plan)) {
     check_plan();
+    place_nodes();
     check_model();
     make_spec();
     make_units();
@@ -93,6 +95,7 @@ class Job {
     if (options_.join) return join_checkpoint(out, units_, stream, finish);
     const auto result = write_checkpoint(out, units_, stream, finish);
     report.units_kept = result.kept;
+    for (auto& warning : lost_.warnings(plan_.scale_method, "weights")) report.warnings.push_back(std::move(warning));
     report.warnings.insert(report.warnings.end(), result.warnings.begin(), result.warnings.end());
   }
 
@@ -131,6 +134,11 @@ class Job {
     return names;
   }
 
+  /// A config selects these too; the checkpoint does not show them.
+  std::vector<NodeInfo> find_nodes() const {
+    return options_.plan.config.has_value() ? attention_nodes(attention_modules(names_of_modules())) : std::vector<NodeInfo>{};
+  }
+
   std::string form_name() const { return name_of(options_.format); }
 
   void check_source(const PlannedModule& m) const {
@@ -143,6 +151,32 @@ class Job {
         throw io::Error(source_.folder().string() + ": " + m.info.name + made + ": a scale, in what should be a high precision checkpoint");
       }
     }
+  }
+
+  /// What the config puts into fp8 besides weights: caches go into the file if all of them do, the rest has no place in any form.
+  void place_nodes() {
+    std::map<std::string, std::string> ways;
+    for (const auto& n : find_nodes()) ways[n.name] = n.way;
+    std::erase_if(plan_.skipped, [&](const SkippedModule& s) {  // what stays in high precision in memory too
+      const auto node = ways.find(s.name);
+      return node != ways.end() && (!node->second.empty() || s.reason.rfind("not selected", 0) == 0);
+    });
+    std::vector<std::string> caches, others;
+    for (const auto& n : plan_.nodes) (n.scheme.kind == configs::ModuleKind::kv_cache ? caches : others).push_back(n.info.name);
+    const auto leave = [&](const std::vector<std::string>& nodes, const std::string& reason) {
+      for (const auto& name : nodes) plan_.skipped.push_back({name, reason});
+    };
+    if (!others.empty()) {
+      leave(others, "in fp8 where the QUANT_CONFIG is applied in memory; " + form_name() + " has no place for its scales");
+      plan_.warnings.push_back(options_.plan.config->source + ": no form of checkpoint holds scales of attention: " + std::to_string(others.size()) +
+                               " selected nodes stay in high precision (the first is '" + others.front() + "')");
+    }
+    const auto attention = attention_modules(names_of_modules());
+    with_kv_ = options_.plan.kv_cache.value_or(!caches.empty() && caches.size() == 2 * attention.size());
+    if (with_kv_ || caches.empty()) return;
+    leave(caches, "only a part of the key-value caches is selected, and engines would take 1.0 for the scales of the others");
+    plan_.warnings.push_back(options_.plan.config->source + ": selects " + std::to_string(caches.size()) + " of " + std::to_string(2 * attention.size()) +
+                             " key-value caches, a checkpoint holds scales of all or none: they stay in high precision");
   }
 
   static WeightSpec spec_of(const PlannedModule& m) { return {m.info.name, m.info.shape[0], m.info.shape[1], m.scheme}; }
@@ -161,7 +195,8 @@ class Job {
   }
 
   void check_plan() {
-    if (plan_.modules.empty()) throw io::Error(source_.folder().string() + ": no module is left to quantize (--include, --exclude, allowlist, blocklist)");
+    if (plan_.modules.empty()) throw io::Error(source_.folder().string() + ": no module is left to quantize (" + configs::option_name("'include', 'exclude'", "--include, --exclude") +
+                                                ", allowlist, blocklist)");
     const auto misread_modules = misread();
     std::vector<PlannedModule> linears;
     std::set<std::string> checked;
@@ -227,7 +262,7 @@ class Job {
     spec_.scale_method = plan_.scale_method;
     spec_.qdq = options_.plan.config.has_value() && options_.plan.config->use_qdq;
     spec_.kv = options_.kv;
-    if (options_.plan.kv_cache) spec_.kv = plan_kv_cache(attention_modules(names_of_modules()), options_.plan, plan_.warnings);
+    if (with_kv_) spec_.kv = plan_kv_cache(attention_modules(names_of_modules()), options_.plan, plan_.warnings);
     for (const auto& kv : spec_.kv) {
       if (const std::string problem = form_.kv_problem(kv); !problem.empty()) throw io::Error(form_name() + ": " + kv.attention + ": " + problem);
     }
@@ -307,10 +342,12 @@ class Job {
   const CheckpointForm& form_;
   bool tied_ = false;       // config.json says so; a quantized lm_head ends it
   bool tied_head_ = false;  // and the file has no lm_head.weight
+  bool with_kv_ = false;    // scales of key-value caches are made
   bool untied_ = false;     // lm_head is quantized from the embedding's tensor
   Plan plan_;
   ConfigSpec spec_;
-  units::Shared shared_{source_, form_, spec_};
+  UnderflowReport lost_;
+  units::Shared shared_{source_, form_, spec_, lost_};
   std::vector<Unit> units_;
 };
 

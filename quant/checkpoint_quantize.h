@@ -16,7 +16,8 @@ namespace fp8::quant {
 struct CheckpointOptions {
   PlanOptions plan;
   CheckpointFormat format = CheckpointFormat::compressed_tensors;
-  /// Scales of key-value caches to write, by attention module; with plan.kv_cache they are made of its measurements.
+  /// Scales of key-value caches to write, by attention module; with plan.kv_cache, or a config that selects all caches, they are made of the
+  /// measurements.
   std::vector<KvScales> kv;
   bool overwrite = false;
   bool dry_run = false;  ///< plan and byte counts only; nothing is written, no data read
@@ -43,7 +44,8 @@ struct CheckpointReport {
 };
 
 /// Reads `model` (config.json, weights), writes `out` in the form asked for, with tokenizer and generation files carried through. Modules
-/// that the form's readers would misread, transposed and 3-D weights stay as they are and are listed. Throws io::Error or
+/// that the form's readers would misread, transposed and 3-D weights stay as they are and are listed; so are the nodes of attention that a config
+/// puts into fp8 in memory, whose scales have no place in any form. Throws io::Error or
 /// std::invalid_argument, naming file, tensor or key; nothing stands under `out` then.
 CheckpointReport quantize_checkpoint(const std::filesystem::path& model, const std::filesystem::path& out, const CheckpointOptions& options);
 

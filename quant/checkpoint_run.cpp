@@ -4,6 +4,7 @@
 #include <algorithm>
 #include <cmath>
 
+#include "fp8/configs/option_names.h"
 #include "fp8/quant/float_dtype.h"
 #include "fp8/runtime/io/error.h"
 #include "fp8/runtime/kernels/cast.h"
@@ -166,7 +167,7 @@ void Run::read_journal() {
   }
   if (const std::string text = difference(found[0], identity); !text.empty())
     throw io::Error(folder_.path().path().string() + ": can't resume, the run that was cut short did something else: " + text.substr(0, text.find("identity: ")) +
-                    text.substr(text.find("identity: ") == std::string::npos ? 0 : text.find("identity: ") + 10) + "; without --resume it begins anew");
+                    text.substr(text.find("identity: ") == std::string::npos ? 0 : text.find("identity: ") + 10) + "; without " + configs::option_name("'resume'", "--resume") + " it begins anew");
   std::unordered_map<std::string, std::size_t> by_name;
   for (const std::size_t unit : mine_) by_name.emplace(units_[unit].name, unit);
   for (const auto& entry : found) {

@@ -5,6 +5,7 @@
 #include <algorithm>
 #include <memory>
 
+#include "fp8/configs/option_names.h"
 #include "fp8/quant/checkpoint_files.h"
 #include "fp8/quant/checkpoint_run.h"
 #include "fp8/runtime/io/error.h"
@@ -123,7 +124,7 @@ StreamResult write_checkpoint(const fs::path& out, const std::vector<Unit>& unit
     }
   }
   OutputFolder folder(target, options.overwrite, partial_of(options));
-  if (folder.path().discarded()) result.warnings.push_back(folder.path().path().string() + ": what a run that was cut short had finished is removed; --resume would have gone on with it");
+  if (folder.path().discarded()) result.warnings.push_back(folder.path().path().string() + ": what a run that was cut short had finished is removed; " + configs::option_name("'resume'", "--resume") + " would have gone on with it");
   const auto run = open_run(folder, units, files, options);
   try {
     run->work();
@@ -138,7 +139,7 @@ StreamResult write_checkpoint(const fs::path& out, const std::vector<Unit>& unit
     folder.path().sync();
   } catch (const std::exception& error) {
     if (!options.resume) throw;
-    throw io::Error(std::string(error.what()) + "; what was finished is kept in " + io::printable(folder.path().temporary().string(), 4096) + ", --resume goes on with it");
+    throw io::Error(std::string(error.what()) + "; what was finished is kept in " + io::printable(folder.path().temporary().string(), 4096) + ", " + configs::option_name("'resume'", "--resume") + " goes on with it");
   }
   run->remove_journal();
   folder.commit();

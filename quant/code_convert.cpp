@@ -6,6 +6,7 @@
 #include <limits>
 #include <stdexcept>
 
+#include "fp8/configs/option_names.h"
 #include "fp8/runtime/kernels/cast.h"
 #include "fp8/runtime/kernels/decode.h"
 #include "fp8/runtime/kernels/float_bits.h"
@@ -86,8 +87,8 @@ Rescaling rescaling(recipes::Format format, recipes::Dialect from, recipes::Dial
   if (a == b || (a < b && !how.has_value())) return out;
   const bool two = how == Rescale::two;
   if (two && a < b) {
-    throw std::invalid_argument("--rescale 2: twice the codes of " + std::string(kernels::name_of(from)) + " leave the range of " +
-                                kernels::name_of(to) + ", allowed: 448/240, or none, which keeps codes and scales");
+    throw std::invalid_argument(configs::option_name("Rescale::two", "--rescale 2") + ": twice the codes of " + std::string(kernels::name_of(from)) + " leave the range of " +
+                                kernels::name_of(to) + ", allowed: " + configs::option_name("Rescale::range", "448/240") + ", or none, which keeps codes and scales");
   }
   out.times = two ? 2.0f : a;
   out.over = two ? 1.0f : b;

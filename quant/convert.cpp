@@ -160,20 +160,28 @@ std::vector<WeightScales> all_scales(const Plan& plan, const ModulesByName& by_n
   return scales;
 }
 
-ConvertedModule convert_one(const measure::WeightModule& m, const PlannedModule& p, const WeightScales& scales) {
+/// What the modules of one conversion tell of values that become zero.
+struct Losses {
+  UnderflowReport weights;
+  std::shared_ptr<InputWatch> inputs = std::make_shared<InputWatch>();
+};
+
+ConvertedModule convert_one(const measure::WeightModule& m, const PlannedModule& p, const WeightScales& scales, Losses& losses) {
+  const at::Tensor w = m.weight.detach().contiguous();
+  const at::Tensor codes = at::empty(w.sizes(), w.options().dtype(runtime::ops::dtype_of(p.scheme.format)));
+  const Channels c = channels_of(m);
+  const auto type = runtime::ops::float_type_of(w.scalar_type());
+  auto* bytes_of_codes = static_cast<std::uint8_t*>(codes.mutable_data_ptr());
+  cast_weight_rows(w.const_data_ptr(), type, c.rows, c.cols, 0, scales, p.scheme, bytes_of_codes);
+  losses.weights.add(m.name, underflow_of_codes(w.const_data_ptr(), type, w.numel(), bytes_of_codes));
   if (p.scheme.compute == Compute::fake_quant) {
     const auto bytes = static_cast<std::int64_t>(m.weight.nbytes());
     runtime::untag_weight(m.weight);
     runtime::tag_weight(m.weight, m.name, std::make_shared<FakeQuantHandler>(p.scheme, scales.scale_inv));
     return {m.name, m.type, p.scheme.describe(), bytes, bytes};
   }
-  const at::Tensor w = m.weight.detach().contiguous();
-  const at::Tensor codes = at::empty(w.sizes(), w.options().dtype(runtime::ops::dtype_of(p.scheme.format)));
-  const Channels c = channels_of(m);
-  cast_weight_rows(w.const_data_ptr(), runtime::ops::float_type_of(w.scalar_type()), c.rows, c.cols, 0, scales, p.scheme,
-                   static_cast<std::uint8_t*>(codes.mutable_data_ptr()));
   ConvertedModule out{m.name, m.type, p.scheme.describe(), static_cast<std::int64_t>(w.nbytes()), static_cast<std::int64_t>(codes.nbytes())};
-  attach_fp8(m, codes, scales.scale_inv, p.scheme, w.scalar_type());
+  attach_fp8(m, codes, scales.scale_inv, p.scheme, w.scalar_type(), losses.inputs);
   return out;
 }
 
@@ -237,7 +245,7 @@ void describe_into(const torch::nn::Module& module, const std::string& name, con
 }  // namespace
 
 void attach_fp8(const measure::WeightModule& module, const at::Tensor& codes, const std::vector<float>& scale_inv, const Scheme& scheme,
-                at::ScalarType original) {
+                at::ScalarType original, std::shared_ptr<InputWatch> watch) {
   std::vector<std::int64_t> shape{static_cast<std::int64_t>(scale_inv.size())};
   if (scheme.weights == WeightGranularity::block) {
     const Channels c = channels_of(module);
@@ -249,6 +257,7 @@ void attach_fp8(const measure::WeightModule& module, const at::Tensor& codes, co
   at::Tensor scale = at::empty(shape, codes.options().dtype(at::kFloat));
   std::copy(scale_inv.begin(), scale_inv.end(), scale.mutable_data_ptr<float>());
   auto handler = std::make_shared<Fp8Handler>(scheme, std::move(scale), original);
+  handler->watch_input(watch != nullptr ? std::move(watch) : std::make_shared<InputWatch>());
   runtime::untag_weight(module.weight);
   module.weight.set_data(codes);
   runtime::tag_weight(module.weight, module.name, std::move(handler));
@@ -300,6 +309,7 @@ ConversionReport convert_by(const Plan& plan, const std::vector<measure::WeightM
   const auto slots = slots_of(plan, nodes);
   const std::vector<WeightScales> scales = all_scales(plan, by_name);
   ConversionReport report{{}, plan.skipped, plan.warnings};
+  Losses losses;
   std::map<const void*, std::string> done;  // tied weights are converted once
   for (std::size_t i = 0; i < plan.modules.size(); ++i) {
     const PlannedModule& p = plan.modules[i];
@@ -310,7 +320,7 @@ ConversionReport convert_by(const Plan& plan, const std::vector<measure::WeightM
       report.converted.push_back({m.name, m.type, p.scheme.describe() + " (tied to " + it->second + ")", 0, 0});
       continue;
     }
-    report.converted.push_back(convert_one(m, p, scales[i]));
+    report.converted.push_back(convert_one(m, p, scales[i], losses));
     done[m.weight.unsafeGetTensorImpl()] = m.name;
   }
   for (std::size_t i = 0; i < plan.nodes.size(); ++i) {
@@ -319,6 +329,7 @@ ConversionReport convert_by(const Plan& plan, const std::vector<measure::WeightM
     report.converted.push_back({p.info.name, p.info.type, p.scheme.describe(), 0, 0});
   }
   report_ties(modules, done, report);
+  for (auto& warning : losses.weights.warnings(plan.scale_method, "weights")) report.warnings.push_back(std::move(warning));
   for (std::size_t i = 0; used != nullptr && i < plan.modules.size(); ++i) {
     used->push_back(module_scales(plan.modules[i], scales[i], channels_of(*by_name.at(plan.modules[i].info.name)).cols));
   }

@@ -4,12 +4,14 @@
 // handler in their slot. Forward functions are not touched.
 #pragma once
 #include <iosfwd>
+#include <memory>
 #include <optional>
 #include <string>
 #include <vector>
 
 #include "fp8/measure/module_tree.h"
 #include "fp8/quant/plan.h"
+#include "fp8/quant/underflow.h"
 
 namespace fp8::quant {
 
@@ -65,8 +67,8 @@ void set_scale(const torch::nn::Module& model, const std::string& module, ScaleO
 std::string describe(const torch::nn::Module& model);
 
 /// Puts codes and scales on a module's weight (what convert() and the checkpoint reader end in). codes: fp8 on hpu, of the weight's shape.
-/// original: the dtype that dequantizing the weight gives.
+/// original: the dtype that dequantizing the weight gives. watch: shared with the model's other modules, or none.
 void attach_fp8(const measure::WeightModule& module, const at::Tensor& codes, const std::vector<float>& scale_inv, const Scheme& scheme,
-                at::ScalarType original);
+                at::ScalarType original, std::shared_ptr<InputWatch> watch = nullptr);
 
 }  // namespace fp8::quant

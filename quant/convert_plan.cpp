@@ -5,6 +5,7 @@
 #include <cmath>
 #include <stdexcept>
 
+#include "fp8/configs/option_names.h"
 #include "fp8/quant/formats/sidecar.h"
 #include "fp8/runtime/io/error.h"
 
@@ -46,7 +47,7 @@ void check_one_grid(const ConvertSource& source, const Scheme& common) {
   for (const auto& w : source.stored.weights) {
     if (w.spec.scheme.weights == WeightGranularity::tensor || same_grid(w.spec.scheme, common)) continue;
     throw io::Error(source.checkpoint.folder().string() + ": " + w.spec.module + " has scales per " + granularity(w.spec.scheme) + ", others per " +
-                    granularity(common) + "; --scheme tensor, channel or block makes them alike");
+                    granularity(common) + "; " + configs::option_name("'weights'", "--scheme") + " tensor, channel or block makes them alike");
   }
 }
 
@@ -90,7 +91,7 @@ std::vector<Scheme> scheme_choices(const Scheme& common, const ConvertOptions& o
   const std::string where = source.checkpoint.folder().string() + ": ";
   if (choices.front().format == recipes::Format::E5M2) {
     throw io::Error(where + source.stored.weights.front().spec.module + " is E5M2, " + name_of(o.form) +
-                    " holds E4M3; allowed: --to inc, bf16, f16, f32");
+                    " holds E4M3; allowed: " + configs::option_name("'form' inc, or 'type'", "--to inc,") + " bf16, f16, f32");
   }
   for (Scheme s : choices) {
     if (s.activations == ActivationScaling::static_tensor) continue;
@@ -102,7 +103,7 @@ std::vector<Scheme> scheme_choices(const Scheme& common, const ConvertOptions& o
     }
   }
   throw io::Error(where + form.scheme_problem(choices.front()) +
-                  (o.weights.has_value() ? "" : "; --scheme tensor, channel or block requantizes (not exact)"));
+                  (o.weights.has_value() ? "" : "; " + configs::option_name("'weights'", "--scheme") + " tensor, channel or block requantizes (not exact)"));
 }
 
 Scheme target_scheme(const ConvertSource& source, const ConvertOptions& o, const CheckpointForm& form, Scheme common) {
@@ -254,7 +255,8 @@ void plan_form(const ConvertSource& source, const ConvertOptions& o, ConvertPlan
     how = Rescale::two;  // 448/240 is no power of two
   }
   if (how == Rescale::range && to.power_of_two && common.dialect != to.dialect)
-    throw std::invalid_argument("--rescale 448/240: its scales are no powers of two, expected --scale-format f32");
+    throw std::invalid_argument(configs::option_name("Rescale::range", "--rescale 448/240") + ": its scales are no powers of two, expected " +
+                                configs::option_name("no 'power_of_two'", "--scale-format f32"));
   plan.rescaling = rescaling(to.format, common.dialect, to.dialect, how);
   plan.config.scheme = to;
   for (auto& w : plan.weights) {

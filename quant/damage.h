@@ -7,7 +7,9 @@
 //
 // Of a product y = x . w^T with independent rounding errors the relative noise powers add, so a module's SQNR is estimated as
 //
-//   1 / (10^(-SQNR_w / 10) + 10^(-SQNR_x / 10))    in dB; the lower, the more the module damages the model
+//   1 / (10^(-SQNR_w / 10) + 10^(-SQNR_x / 10))    in dB; the lower, the noisier its output
+//
+// What that noise costs the model (KL divergence) depends on what the model makes of the output: it has another order.
 #pragma once
 #include <array>
 #include <cstdint>

@@ -8,6 +8,7 @@
 #include <ATen/ops/full.h>
 #include <ATen/ops/linear.h>
 
+#include <algorithm>
 #include <cmath>
 #include <stdexcept>
 
@@ -61,6 +62,7 @@ void Fp8Handler::make_quantizers() {
   }
 }
 
+<<<<<<< HEAD
 std::string Fp8Handler::scales() const {
   const at::Tensor host = runtime::cpu_alias(weight_scale_inv_).contiguous();
   const std::string_view bytes(static_cast<const char*>(host.const_data_ptr()), host.nbytes());
@@ -77,6 +79,22 @@ std::shared_ptr<runtime::OpHandler> Fp8Handler::with_scales_of(const std::shared
   const bool alike = its.format == scheme_.format && its.dialect == scheme_.dialect && its.weights == scheme_.weights && its.block.rows == scheme_.block.rows &&
                      its.block.cols == scheme_.block.cols && other->weight_scale_inv_.sizes() == weight_scale_inv_.sizes();
   return alike ? std::make_shared<Fp8Handler>(scheme_, other->weight_scale_inv_, original_dtype_) : nullptr;
+=======
+void Fp8Handler::watch_input(std::shared_ptr<InputWatch> watch) {
+  watch_ = std::move(watch);
+  unseen_ = scheme_.activations == ActivationScaling::static_tensor;
+}
+
+void Fp8Handler::look_at(const runtime::WeightTag& tag, const at::Tensor& x) {
+  constexpr std::int64_t kMost = std::int64_t{1} << 20;  // values: enough to tell
+  if (!unseen_.load(std::memory_order_relaxed) || !unseen_.exchange(false) || !ops::is_high_precision(x.scalar_type())) return;
+  const at::AutoDispatchBelowADInplaceOrView below;
+  const at::Tensor dense = x.detach().contiguous();
+  const Underflow seen = underflow_of_scale(dense.const_data_ptr(), ops::float_type_of(dense.scalar_type()), std::min(dense.numel(), kMost), scheme_.input_scale, scheme_.format);
+  if (!seen.most() || watch_->said.exchange(true)) return;
+  TORCH_WARN("[fp8] ", tag.module_names(), ": ", std::lround(100 * seen.share()), " % of the values of its first input that are not zero become zero under its static scale (scale_inv ",
+             scheme_.input_scale_inv, "); other modules may lose theirs too and are not named");
+>>>>>>> 9657efc (wip)
 }
 
 void Fp8Handler::set_input_scale_inv(float scale_inv) {
@@ -87,6 +105,7 @@ void Fp8Handler::set_input_scale_inv(float scale_inv) {
   changed.input_scale = scale_for(changed, scale_inv, "input");
   scheme_ = changed;
   input_ = image_ = checked;
+  unseen_ = watch_ != nullptr;
 }
 
 void Fp8Handler::set_weight_scale_inv(float scale_inv) {
@@ -136,6 +155,7 @@ at::Tensor Fp8Handler::product(const runtime::WeightView& view, const at::Tensor
 }
 
 at::Tensor Fp8Handler::linear(const runtime::LinearCall& call) {
+  look_at(call.tag, call.x);
   if (wants_gradient(call.x, call.bias)) return product_with_gradient(shared_from_this(), call.view, call.weight, call.x, call.bias);
   return product(call.view, call.weight, call.x, call.bias);
 }
@@ -188,6 +208,7 @@ at::Tensor Fp8Handler::convolution_of_values(const runtime::ConvolutionCall& cal
 }
 
 at::Tensor Fp8Handler::convolution(const runtime::ConvolutionCall& call) {
+  look_at(call.tag, call.x);
   const std::int64_t spatial = call.weight.dim() - 2;
   // No fp8 kernel for these: in high precision with the quantized values, and with ATen's own gradients.
   if (spatial > 2 || !image_.has_value() || has_blocks() || scheme_.compute == Compute::qdq) return convolution_of_values(call);

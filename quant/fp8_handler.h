@@ -11,11 +11,13 @@
 // Under the own convention the activation is given to the cast in f32 (one rounding); under INC's in hp_dtype, as on the device.
 // The compute dtype is the autocast region's, else x's.
 #pragma once
+#include <atomic>
 #include <memory>
 #include <optional>
 #include <vector>
 
 #include "fp8/quant/quantizer.h"
+#include "fp8/quant/underflow.h"
 #include "fp8/runtime/intercept/op_handler.h"
 #include "fp8/runtime/intercept/weight_values.h"
 
@@ -52,6 +54,9 @@ class Fp8Handler final : public runtime::OpHandler, public runtime::CodedWeight,
   void set_input_scale_inv(float scale_inv);
   void set_weight_scale_inv(float scale_inv);
 
+  /// From the next call on: its input is looked at once, and a warning says if the static scale loses most of it.
+  void watch_input(std::shared_ptr<InputWatch> watch);
+
   /// The forward product without autograd. weight: [N, K] codes, the rows `view` says.
   at::Tensor product(const runtime::WeightView& view, const at::Tensor& weight, const at::Tensor& x, const std::optional<at::Tensor>& bias) const;
   /// The 2-D convolution without autograd. weight: all of the codes [C_out, C_in / groups, R, S]; x: [B, C_in, H, W]; one activation scale.
@@ -73,11 +78,14 @@ class Fp8Handler final : public runtime::OpHandler, public runtime::CodedWeight,
   bool has_blocks() const { return scheme_.weights == WeightGranularity::block; }
   at::Tensor convolution_of_values(const runtime::ConvolutionCall& call) const;
   void make_quantizers();
+  void look_at(const runtime::WeightTag& tag, const at::Tensor& x);
 
   Scheme scheme_;
   at::Tensor weight_scale_inv_;
   std::optional<Quantizer> input_, image_;  ///< image_: of convolutions, where tokens are no rows; none: weights only
   at::ScalarType original_dtype_;
+  std::shared_ptr<InputWatch> watch_;
+  std::atomic<bool> unseen_{false};  ///< the next input is to be looked at
 };
 
 }  // namespace fp8::quant

@@ -38,10 +38,11 @@ std::set<std::string> load_fp8(const std::vector<measure::WeightModule>& modules
   for (const auto& m : modules) by_name[m.name] = &m;
   std::set<std::string> taken(stored.kv_tensors.begin(), stored.kv_tensors.end());
   taken.insert(stored.strays.begin(), stored.strays.end());
+  const auto watch = std::make_shared<InputWatch>();
   for (const auto& w : stored.weights) {
     const auto it = by_name.find(w.spec.module);
     if (it == by_name.end()) throw io::Error(checkpoint.folder().string() + ": " + io::printable(w.weight) + ": the model has no such module");
-    attach_fp8(*it->second, read_codes(checkpoint, w, it->second->weight.sizes()), read_scale_inv(checkpoint, w), w.spec.scheme, compute);
+    attach_fp8(*it->second, read_codes(checkpoint, w, it->second->weight.sizes()), read_scale_inv(checkpoint, w), w.spec.scheme, compute, watch);
     taken.insert(w.tensors.begin(), w.tensors.end());
   }
   if (!stored.kv.empty()) attach_kv_cache(nodes, stored.kv, stored.weights.front().spec.scheme, checkpoint.folder().string());

@@ -8,6 +8,7 @@
 #include <stdexcept>
 
 #include "fp8/configs/module_types.h"
+#include "fp8/configs/option_names.h"
 #include "fp8/configs/python_regex.h"
 #include "fp8/quant/plan_kv.h"
 #include "fp8/quant/plan_rules.h"
@@ -16,6 +17,7 @@
 namespace fp8::quant {
 
 using configs::ModuleKind;
+using configs::option_name;
 
 namespace {
 
@@ -47,7 +49,7 @@ bool is_vision(const std::string& name) {
 
 class Patterns {
  public:
-  Patterns(const std::vector<std::string>& patterns, const char* option) {
+  Patterns(const std::vector<std::string>& patterns, const std::string& option) {
     for (const auto& p : patterns) patterns_.emplace_back(p, option);
   }
   bool match(const std::string& name) const {
@@ -78,23 +80,26 @@ void check_blocks(const PlanOptions& o) {
   }
   if (o.config.has_value()) throw std::invalid_argument("block scales: found a QUANT_CONFIG, which has no such granularity, allowed without one");
   if (o.activations == ActivationScaling::static_tensor) {
-    throw std::invalid_argument("block scales: found static activations (measurements), allowed are dynamic ones (--dynamic) or none (--weights-only)");
+    throw std::invalid_argument("block scales: found static activations (measurements), allowed are dynamic ones" + option_name("", " (--dynamic)") + " or none" +
+                                option_name("", " (--weights-only)"));
   }
   if (o.block.rows < 1 || o.block.cols < 1) {
     throw std::invalid_argument("block scales: found blocks of " + std::to_string(o.block.rows) + " x " + std::to_string(o.block.cols) + ", sizes must be at least 1");
   }
 }
 
+std::string asked_for() { return " (" + option_name("'include'", "--include") + " quantizes it)"; }
+
 /// Why a module stays in high precision without a config; empty: it is quantized.
 std::string own_reason(const ModuleInfo& m, const Patterns& include, const Patterns& exclude) {
-  if (exclude.match(m.name)) return "excluded by --exclude";
+  if (exclude.match(m.name)) return "excluded by " + option_name("'exclude'", "--exclude");
   if (include.match(m.name)) return is_quantizable(m.type) ? "" : "no fp8 kernel for type " + m.type;
   const std::string last = last_part(m.name);
-  if (plan_rules::is_adapter(m.name)) return "a LoRA adapter, kept in high precision (--include quantizes it)";
-  if (kind_of_type(m.type) == ModuleKind::embedding || any_of(std::begin(kKeptNames), std::end(kKeptNames), last)) return "kept in high precision by default (--include quantizes it)";
-  if (any_of(std::begin(kRouterNames), std::end(kRouterNames), last)) return "a router, kept in high precision (--include quantizes it)";
+  if (plan_rules::is_adapter(m.name)) return "a LoRA adapter, kept in high precision" + asked_for();
+  if (kind_of_type(m.type) == ModuleKind::embedding || any_of(std::begin(kKeptNames), std::end(kKeptNames), last)) return "kept in high precision by default" + asked_for();
+  if (any_of(std::begin(kRouterNames), std::end(kRouterNames), last)) return "a router, kept in high precision" + asked_for();
   if (!is_quantizable(m.type)) return "no fp8 kernel for type " + m.type;
-  if (is_vision(m.name)) return "part of a vision tower, kept in high precision (--include quantizes it)";
+  if (is_vision(m.name)) return "part of a vision tower, kept in high precision" + asked_for();
   return "";
 }
 
@@ -124,10 +129,10 @@ void plan_own_node(const NodeInfo& n, const std::vector<ModuleInfo>& modules, co
   const bool cache = kind == ModuleKind::kv_cache, mixture = kind == ModuleKind::dynamic_moe;
   const auto skip = [&](const std::string& reason) { plan.skipped.push_back({n.name, reason}); };
   if (plan_rules::kept(n.name, o, plan)) return;
-  if (exclude.match(n.name)) return skip("excluded by --exclude");
+  if (exclude.match(n.name)) return skip("excluded by " + option_name("'exclude'", "--exclude"));
   if (kind == ModuleKind::no_quantize) return skip("no fp8 kernel for type " + n.type);
   if (mixture && !plan_rules::experts_planned(n.name, modules, plan)) return skip("its experts' weights stay in high precision");
-  if (!mixture && !(cache ? o.kv_cache : o.attention)) return skip(cache ? "key-value caches stay in high precision by default" : "attention stays in high precision by default");
+  if (!mixture && !(cache ? o.kv_cache.value_or(false) : o.attention)) return skip(cache ? "key-value caches stay in high precision by default" : "attention stays in high precision by default");
   if (o.activations == ActivationScaling::none && !cache) return skip("only weights are quantized");
   PlannedNode planned{n, {}};
   NodeScheme& s = planned.scheme;
@@ -151,7 +156,7 @@ void plan_own_node(const NodeInfo& n, const std::vector<ModuleInfo>& modules, co
 Plan own_plan(const std::vector<ModuleInfo>& modules, const std::vector<NodeInfo>& nodes, const PlanOptions& o) {
   Plan plan;
   plan.scale_method = "amax";
-  const Patterns include(o.include, "--include"), exclude(o.exclude, "--exclude");
+  const Patterns include(o.include, option_name("'include'", "--include")), exclude(o.exclude, option_name("'exclude'", "--exclude"));
   const bool is_static = o.activations == ActivationScaling::static_tensor;
   const auto weights = o.weights.value_or(is_static ? WeightGranularity::tensor : WeightGranularity::channel);
   const bool groups = weights == WeightGranularity::block && o.activations != ActivationScaling::none;
@@ -187,7 +192,8 @@ Plan own_plan(const std::vector<ModuleInfo>& modules, const std::vector<NodeInfo
   }
   for (const auto& n : nodes) plan_own_node(n, modules, o, exclude, plan);
   if (is_static && weights == WeightGranularity::channel) {
-    plan.warnings.push_back("channel weights with static activations load in transformers; vLLM's fallback kernel can't run them, --scheme tensor or --dynamic can");
+    plan.warnings.push_back("channel weights with static activations load in transformers; vLLM's fallback kernel can't run them, " +
+                            option_name("one weight scale per tensor or dynamic activations", "--scheme tensor or --dynamic") + " can");
   }
   return plan;
 }
@@ -217,6 +223,7 @@ Plan make_plan(const std::vector<ModuleInfo>& modules, const std::vector<NodeInf
   }
   Plan plan = options.config.has_value() ? plan_rules::config_plan(modules, nodes, options) : own_plan(modules, nodes, options);
   plan.warnings.insert(plan.warnings.begin(), warnings.begin(), warnings.end());
+  plan_rules::warn_of_lost_inputs(options, plan);
   if (options.measurements.has_value()) plan.measurements = options.measurements->fingerprint();
   return plan;
 }

@@ -40,6 +40,9 @@ struct PlannedModule {
 struct NodeInfo {
   std::string name;
   std::string type;  ///< "Matmul", "Softmax", "ModuleFusedSDPA", "KVCache", ...
+  /// One of several ways to write the attention that the node belongs to: "fused", "eager". Where it was not measured, the model ran
+  /// another way, and nothing is said of the node. Empty: the model has it in any case.
+  std::string way = {};
 };
 
 struct PlannedNode {
@@ -70,8 +73,10 @@ struct PlanOptions {
   bool power_of_two = false;  ///< granularity block: scales are powers of two (E8M0)
   recipes::Dialect dialect = recipes::Dialect::ocp;
   bool fuse_scales = true;
-  /// Attention (products, softmax, fused) and key-value caches in fp8 too. A config selects them by its lists instead.
-  bool attention = false, kv_cache = false;
+  /// Attention (products, softmax, fused) in fp8 too. A config selects it by its lists instead.
+  bool attention = false;
+  /// Key-value caches in fp8 too. Not given: as the config's lists say, without a config no.
+  std::optional<bool> kv_cache;
   KvGranularity kv_scales = KvGranularity::tensor;  ///< of key-value caches
   std::vector<std::string> include, exclude;  ///< Python regular expressions, searched in the module's name
   std::map<std::string, std::string> keep;  ///< modules that stay in high precision, with the reason; whatever else selects them
@@ -87,6 +92,10 @@ struct PlanOptions {
 /// (observers shape, save), bad patterns, block scales with static activations, with a config or with an empty block.
 Plan make_plan(const std::vector<ModuleInfo>& modules, const std::vector<NodeInfo>& nodes, const PlanOptions& options);
 inline Plan make_plan(const std::vector<ModuleInfo>& modules, const PlanOptions& options) { return make_plan(modules, {}, options); }
+
+/// Why a config leaves a module or node in high precision; empty: it is quantized (if it was measured, where its method asks for that). Asks
+/// `filter` of everything, so that it knows its unused entries.
+std::string reason_against(const configs::QuantConfig& config, configs::ModuleFilter& filter, const std::string& name, const std::string& type);
 
 /// The group that a module shares its weight scale with (and that engines run as one product): "PARENT.q_proj" for q, k and v,
 /// "PARENT.gate_proj" for gate and up; empty for others.

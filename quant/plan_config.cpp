@@ -4,13 +4,36 @@
 #include <set>
 
 #include "fp8/configs/module_types.h"
+#include "fp8/configs/option_names.h"
 #include "fp8/quant/plan_rules.h"
 #include "fp8/runtime/io/error.h"
+
+namespace fp8::quant {
+
+using configs::ModuleKind;
+
+std::string reason_against(const configs::QuantConfig& config, configs::ModuleFilter& filter, const std::string& name, const std::string& type) {
+  const bool selected = filter.selects(type, name);
+  const auto* found = configs::find_module_type(type);
+  if (found == nullptr || found->kind == ModuleKind::no_quantize) return "type " + type + " is not quantized";
+  if (!selected) return "not selected by allowlist and blocklist of " + config.source;
+  const bool named = !config.allowlist.empty();
+  if (type == "Embedding" && !named) return "type Embedding is not quantized unless the allowlist names it";
+  if (plan_rules::is_adapter(name) && !named) return "a LoRA adapter, kept in high precision unless the allowlist names it";
+  if (config.dynamic_quantization) {
+    if (found->kind == ModuleKind::kv_cache) return "a key-value cache has no place for the scales of each call (dynamic_quantization)";
+    if (!found->dynamic) return "type " + type + " has no dynamic scales (dynamic_quantization)";
+  }
+  const bool linear = found->kind == ModuleKind::linear || found->kind == ModuleKind::row_parallel_linear;
+  if (config.fake_quant && !linear && found->kind != ModuleKind::matmul) return "fake_quant takes linear modules and Matmul only, this is " + type;
+  return "";
+}
+
+}  // namespace fp8::quant
 
 namespace fp8::quant::plan_rules {
 namespace {
 
-using configs::ModuleKind;
 using recipes::Granularity;
 
 class ConfigPlanner {
@@ -32,23 +55,7 @@ class ConfigPlanner {
  private:
   const recipes::NamedScaleMethod& method_of(const std::string& name, const std::string& type) const { return config_.scale_methods.for_module(name, type); }
 
-  /// Why a module stays in high precision; empty: it is quantized. Asks the filter of every module, so that it knows its unused entries.
-  std::string why_not(const std::string& name, const std::string& type) {
-    const bool selected = filter_.selects(type, name);
-    const auto* found = configs::find_module_type(type);
-    if (found == nullptr || found->kind == ModuleKind::no_quantize) return "type " + type + " is not quantized";
-    if (!selected) return "not selected by allowlist and blocklist of " + config_.source;
-    const bool named = !config_.allowlist.empty();
-    if (type == "Embedding" && !named) return "type Embedding is not quantized unless the allowlist names it";
-    if (is_adapter(name) && !named) return "a LoRA adapter, kept in high precision unless the allowlist names it";
-    if (config_.dynamic_quantization) {
-      if (found->kind == ModuleKind::kv_cache) return "a key-value cache has no place for the scales of each call (dynamic_quantization)";
-      if (!found->dynamic) return "type " + type + " has no dynamic scales (dynamic_quantization)";
-    }
-    const bool linear = found->kind == ModuleKind::linear || found->kind == ModuleKind::row_parallel_linear;
-    if (config_.fake_quant && !linear && found->kind != ModuleKind::matmul) return "fake_quant takes linear modules and Matmul only, this is " + type;
-    return "";
-  }
+  std::string why_not(const std::string& name, const std::string& type) { return reason_against(config_, filter_, name, type); }
 
   void skip(const std::string& name, const std::string& reason) { plan_.skipped.push_back({name, reason}); }
 
@@ -57,8 +64,15 @@ class ConfigPlanner {
     skip(name, reason + " (ignore_modules_wo_measures)");
   }
 
+  /// What calibration says of a node. Caches may stand in a file beside INC's, head by head.
+  const measure::Measurement* measured_node(const NodeInfo& n) const {
+    const auto* type = configs::find_module_type(n.type);
+    const bool cache = type != nullptr && type->kind == ModuleKind::kv_cache;
+    return cache && options_.measurements.has_value() ? options_.measurements->find_cache(n.name) : measured(options_, n.name);
+  }
+
   bool type_was_measured(const std::string& type) const {
-    return std::any_of(nodes_.begin(), nodes_.end(), [&](const NodeInfo& n) { return n.type == type && measured(options_, n.name) != nullptr; });
+    return std::any_of(nodes_.begin(), nodes_.end(), [&](const NodeInfo& n) { return n.type == type && measured_node(n) != nullptr; });
   }
 
   /// Measurements of a model that has no such modules (other code writes its attention in other ways) fit all the same: what they know of
@@ -100,19 +114,30 @@ class ConfigPlanner {
     NodeScheme& s = planned.scheme;
     static_cast<Numbers&>(s) = numbers_;
     s.kind = configs::find_module_type(n.type)->kind;
+    if (s.kind == ModuleKind::kv_cache && options_.kv_cache == false) return skip(n.name, "kept in high precision by " + configs::option_name("'kv_cache'", "--kv-cache off"));
     if (s.kind == ModuleKind::dynamic_moe && !experts_planned(n.name, modules_, plan_)) return skip(n.name, "its experts' weights stay in high precision");
     s.dynamic = config_.dynamic_quantization;
     s.dynamic_method = method.activation;
     s.per_token = method.activation.granularity == Granularity::PCS;
     if (!s.dynamic && !apply_stored(planned, options_)) {
-      const auto* m = method.needs_measurements() ? measured(options_, n.name) : nullptr;
+      const auto* m = method.needs_measurements() ? measured_node(n) : nullptr;
       if (m == nullptr && method.needs_measurements()) {
         if (type_was_measured(n.type)) return unmeasured(n.name, "no measurement of its inputs");
-        return skip_unmeasured_type(n);
+        if (n.way.empty()) skip_unmeasured_type(n);
+        return;
       }
-      set_node_scales(s, m, method.activation, n.name, experts_of(n.name, modules_), plan_.warnings);
+      set_scales(s, m, method.activation, n.name);
     }
     plan_.nodes.push_back(std::move(planned));
+  }
+
+  void set_scales(NodeScheme& s, const measure::Measurement* m, const recipes::ScaleMethod& method, const std::string& name) {
+    if (s.kind != ModuleKind::kv_cache || m == nullptr || m->inputs.empty() || m->inputs[0].size() < 2) {
+      return set_node_scales(s, m, method, name, experts_of(name, modules_), plan_.warnings);
+    }
+    measure::Measurement of_all_heads = *m;
+    of_all_heads.inputs = {{*std::max_element(m->inputs[0].begin(), m->inputs[0].end())}};
+    set_node_scales(s, &of_all_heads, method, name, 0, plan_.warnings);
   }
 
   const std::vector<ModuleInfo>& modules_;

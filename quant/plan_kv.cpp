@@ -4,6 +4,7 @@
 #include <algorithm>
 #include <set>
 
+#include "fp8/configs/option_names.h"
 #include "fp8/quant/plan_rules.h"
 #include "fp8/runtime/io/error.h"
 
@@ -12,19 +13,34 @@ namespace {
 
 constexpr const char* kProjections[] = {"k_proj", "qkv_proj", "query_key_value", "W_pack", "c_attn"};
 
+/// As models/llama.h and optimum-habana name them.
+constexpr const char* kAttentionNodes[][3] = {{"k_cache", "KVCache", ""},
+                                              {"v_cache", "KVCache", ""},
+                                              {"fused_scaled_dot_product_attention", "ModuleFusedSDPA", "fused"},
+                                              {"matmul_qk", "Matmul", "eager"},
+                                              {"softmax", "Softmax", "eager"},
+                                              {"matmul_av", "Matmul", "eager"}};
+
+/// What a config says of a cache.
+const recipes::NamedScaleMethod* cache_method(const std::string& module, const PlanOptions& options) {
+  return options.config.has_value() ? &options.config->scale_methods.for_module(module, "KVCache") : nullptr;
+}
+
 /// The measured amax of each head, or one of all.
 const measure::Amax& measured_amax(const std::string& module, const PlanOptions& options) {
   if (options.measurements.has_value()) measure::require_amax(*options.measurements);
   const auto* found = options.measurements.has_value() ? options.measurements->find_cache(module) : nullptr;
   if (found == nullptr || found->inputs.empty() || found->inputs[0].empty()) {
-    throw io::Error("measurements: no measurement of '" + module + "', which key-value caches in fp8 need in every layer; measure again (fp8 measure without --config measures them)");
+    throw io::Error("measurements: no measurement of '" + module + "', which key-value caches in fp8 need in every layer; measure again (" +
+                    configs::option_name("with their modules selected", "fp8 measure without --config measures them") + ")");
   }
   const std::string& observer = options.measurements->observer;
   const bool aside = options.measurements->find(module) != found, maxabs = observer.empty() || observer == "maxabs";
   const bool heads = aside ? maxabs || observer == "maxabs_per_channel" : maxabs && found->inputs[0].size() > 1;
   if (options.kv_scales == KvGranularity::head && !heads) {
     throw io::Error("measurements: " + module + ": found " + (found->inputs[0].size() == 1 ? "one amax for all heads" : "one amax for each channel") +
-                    ", a scale per head needs one of each; measure again (fp8 measure without --config measures heads)");
+                    ", a scale per head needs one of each; measure again (" +
+                    configs::option_name("CalibrationOptions::kv_cache measures heads", "fp8 measure without --config measures heads") + ")");
   }
   return found->inputs[0];
 }
@@ -44,6 +60,14 @@ std::vector<std::string> attention_modules(const std::vector<std::string>& modul
   return attention;
 }
 
+std::vector<NodeInfo> attention_nodes(const std::vector<std::string>& attention) {
+  std::vector<NodeInfo> nodes;
+  for (const auto& name : attention) {
+    for (const auto& [node, type, way] : kAttentionNodes) nodes.push_back({name + "." + node, type, way});
+  }
+  return nodes;
+}
+
 Numbers kv_numbers(const PlanOptions& options) {
   if (options.config.has_value()) return plan_rules::config_numbers(options);
   Numbers numbers;
@@ -52,6 +76,9 @@ Numbers kv_numbers(const PlanOptions& options) {
 }
 
 std::vector<float> kv_scale_inv(const std::string& module, const PlanOptions& options, std::vector<std::string>& warnings) {
+  const auto* method = cache_method(module, options);
+  const Numbers numbers = kv_numbers(options);
+  if (method != nullptr && !method->needs_measurements()) return {activation_scale_inv(0.0f, numbers, method->activation, module)};
   measure::Amax amax = measured_amax(module, options);
   const float largest = *std::max_element(amax.begin(), amax.end());
   if (largest == 0.0f) {
@@ -65,9 +92,7 @@ std::vector<float> kv_scale_inv(const std::string& module, const PlanOptions& op
     amax[h] = largest;
   }
   if (!idle.empty()) warnings.push_back(module + ": found only zeros in head " + idle + "; the scale of the largest head stands in");
-  const Numbers numbers = kv_numbers(options);
-  const auto method = options.config.has_value() ? options.config->scale_methods.for_module(module, "KVCache").activation : recipes::ScaleMethod();
-  for (float& value : amax) value = activation_scale_inv(value, numbers, method, module);
+  for (float& value : amax) value = activation_scale_inv(value, numbers, method != nullptr ? method->activation : recipes::ScaleMethod(), module);
   return amax;
 }
 

@@ -19,11 +19,15 @@ namespace fp8::quant {
 /// query_key_value, W_pack, c_attn). In the order of their first mention.
 std::vector<std::string> attention_modules(const std::vector<std::string>& modules);
 
+/// The nodes of attention modules by the names that our models and optimum-habana's give them, which no checkpoint shows: caches, and what either
+/// way to write attention has ("fused": fused_scaled_dot_product_attention; "eager": matmul_qk, softmax, matmul_av).
+std::vector<NodeInfo> attention_nodes(const std::vector<std::string>& attention);
+
 /// What decides the numbers of the caches: E4M3 of options.dialect, or the QUANT_CONFIG's format and convention.
 Numbers kv_numbers(const PlanOptions& options);
 
 /// Scales of the caches of every module of `attention`, made of options.measurements as options.kv_scales says. Throws io::Error naming the
-/// module: it was not measured, only zeros were (a head of zeros takes the scale of the cache's largest head, and `warnings` says so), or one value
+/// module: it was not measured (and a config's method has no fixed value), only zeros were (a head of zeros takes the scale of the cache's largest head, and `warnings` says so), or one value
 /// where one per head is asked for; and if there is no attention module.
 std::vector<KvScales> plan_kv_cache(const std::vector<std::string>& attention, const PlanOptions& options, std::vector<std::string>& warnings);
 

@@ -4,6 +4,8 @@
 #include <algorithm>
 #include <set>
 
+#include "fp8/configs/option_names.h"
+#include "fp8/quant/underflow.h"
 #include "fp8/runtime/io/error.h"
 
 namespace fp8::quant::plan_rules {
@@ -113,6 +115,20 @@ bool apply_measurement(PlannedModule& planned, const PlanOptions& o, const std::
   return true;
 }
 
+void warn_of_lost_inputs(const PlanOptions& o, Plan& plan) {
+  std::size_t lost = 0;
+  std::string first;
+  for (const auto& m : plan.modules) {
+    const auto* found = m.scheme.activations == ActivationScaling::static_tensor ? measured(o, m.info.name) : nullptr;
+    if (found == nullptr || found->inputs.empty() || found->inputs[0].empty()) continue;
+    if (!loses_most(*std::max_element(found->inputs[0].begin(), found->inputs[0].end()), m.scheme.input_scale, m.scheme.format)) continue;
+    if (lost++ == 0) first = m.info.name;
+  }
+  if (lost == 0) return;
+  plan.warnings.push_back("scale method " + plan.scale_method + ": in " + std::to_string(lost) + " of " + std::to_string(plan.modules.size()) +
+                          " modules most inputs become zero in fp8, as their measured amax is far below the scale (the first is '" + first + "')");
+}
+
 bool kept(const std::string& name, const PlanOptions& o, Plan& plan) {
   const auto found = o.keep.find(name);
   if (found != o.keep.end()) plan.skipped.push_back({name, found->second});
@@ -126,7 +142,8 @@ bool was_to_be_measured(const std::string& name, const PlanOptions& o) {
 }
 
 void fail_unmeasured(const std::string& module, const PlanOptions& o) {
-  const std::string hint = o.config.has_value() ? "set 'ignore_modules_wo_measures' or blocklist it" : "measure it, or leave it out with --exclude";
+  const std::string hint = o.config.has_value() ? "set 'ignore_modules_wo_measures' or blocklist it"
+                                                : "measure it, or leave it out with " + configs::option_name("'exclude' (convert_modules: 'block')", "--exclude");
   throw io::Error("measurements: no measurement of module '" + module + "', which is to be quantized; " + hint);
 }
 

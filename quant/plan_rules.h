@@ -17,6 +17,9 @@ bool apply_measurement(PlannedModule& planned, const PlanOptions& options, const
 bool apply_stored(PlannedModule& planned, const PlanOptions& options);
 bool apply_stored(PlannedNode& planned, const PlanOptions& options);
 
+/// A warning where static input scales lose most of what was measured.
+void warn_of_lost_inputs(const PlanOptions& options, Plan& plan);
+
 /// True (and listed with its reason) if the caller keeps the module.
 bool kept(const std::string& name, const PlanOptions& options, Plan& plan);
 

@@ -81,13 +81,16 @@ void per_tensor(const Shared& shared, const std::vector<Weight>& weights, UnitCo
   for (const auto& w : weights) {
     const Rows rows(shared, w);
     const WeightScales scales = searches(w.spec.scheme) ? searched(shared, w) : weight_scales({amax}, w.spec.scheme, w.tensor);
+    Underflow lost;
     rows.each(context, 0, w.spec.rows, [&](std::int64_t row, std::int64_t count) {
       context.out.resize(static_cast<std::size_t>(count * w.spec.cols));
       cast_weight_rows(context.in.data(), rows.type(), count, w.spec.cols, 0, scales, w.spec.scheme, context.out.data());
+      lost.add(underflow_of_codes(context.in.data(), rows.type(), count * w.spec.cols, context.out.data()));
       shared.form.write_codes(context, w.spec, context.out.data(), row, count);
       context.advance(context.in.size());
     });
     if (w.spec.rows == 0) context.advance(0);
+    shared.lost.add(w.spec.module, lost);
     shared.form.write_scales(context, w.spec, shared.config, scales.scale_inv);
   }
 }
@@ -97,7 +100,7 @@ class Ranges {
  public:
   Ranges(const Shared& shared, Weight weight)
       : shared_(shared), w_(std::move(weight)), rows_(shared_, w_), grid_(scale_grid(w_.spec.scheme, w_.spec.rows, w_.spec.cols)),
-        scale_inv_(static_cast<std::size_t>(grid_.size())), parts_(part_count()), largest_(parts_, 0.0f) {}
+        scale_inv_(static_cast<std::size_t>(grid_.size())), parts_(part_count()), largest_(parts_, 0.0f), lost_(parts_) {}
 
   std::size_t parts() const { return parts_; }
 
@@ -108,6 +111,7 @@ class Ranges {
     rows_.each(context, begin, end, [&](std::int64_t row, std::int64_t count) {
       context.out.resize(static_cast<std::size_t>(count * w_.spec.cols));
       const std::vector<float> made = w_.spec.scheme.weights == WeightGranularity::block ? blocks(context, count, largest_[part]) : channels(context, count, largest_[part]);
+      lost_[part].add(underflow_of_codes(context.in.data(), rows_.type(), count * w_.spec.cols, context.out.data()));
       std::copy(made.begin(), made.end(), scale_inv_.begin() + row / grid_.block_rows * grid_.cols);
       shared_.form.write_codes(context, w_.spec, context.out.data(), row, count);
       context.advance(context.in.size());
@@ -118,6 +122,9 @@ class Ranges {
   /// After all of them.
   void finish(UnitContext& context) {
     check_measured_weight(w_.module, *std::max_element(largest_.begin(), largest_.end()));
+    Underflow lost;
+    for (const auto& part : lost_) lost.add(part);
+    shared_.lost.add(w_.spec.module, lost);
     shared_.form.write_scales(context, w_.spec, shared_.config, scale_inv_);
   }
 
@@ -152,6 +159,7 @@ class Ranges {
   std::vector<float> scale_inv_;
   std::size_t parts_;
   std::vector<float> largest_;  // per part
+  std::vector<Underflow> lost_;
 };
 
 }  // namespace

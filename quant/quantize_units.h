@@ -12,6 +12,7 @@
 
 #include "fp8/quant/checkpoint_stream.h"
 #include "fp8/quant/plan.h"
+#include "fp8/quant/underflow.h"
 
 namespace fp8::quant::units {
 
@@ -27,6 +28,7 @@ struct Shared {
   const io::Checkpoint& source;
   const CheckpointForm& form;
   const ConfigSpec& config;
+  UnderflowReport& lost;  ///< weights that become zero
 };
 
 /// Weights that share one scale, or a single one.

@@ -3,6 +3,7 @@
 
 #include <torch/nn/module.h>
 
+#include <algorithm>
 #include <iterator>
 #include <map>
 #include <set>
@@ -92,9 +93,16 @@ std::vector<SkippedModule> add_nodes(const std::vector<measure::OpNode>& nodes, 
     }
     left.push_back({n.name, std::string("in fp8 in memory; ") + name_of(form.format()) + " has no place for its scales"});
   }
+  const auto in_high_precision = [](const measure::OpNode& n) {
+    const auto* type = configs::find_module_type(n.type);
+    return type != nullptr && type->kind == configs::ModuleKind::kv_cache && dynamic_cast<const NodeHandler*>(n.slot->handler.get()) == nullptr;
+  };
+  const bool partly = std::any_of(nodes.begin(), nodes.end(), in_high_precision);  // engines would take 1.0 for the scales of those
   for (auto& [attention, kv] : caches) {
     kv.attention = attention;
-    const std::string problem = kv.k.empty() || kv.v.empty() ? "only one of keys and values is in fp8" : form.kv_problem(kv);
+    const std::string problem = kv.k.empty() || kv.v.empty() ? "only one of keys and values is in fp8"
+                                : partly                     ? "only a part of the key-value caches is in fp8, a checkpoint holds scales of all or none"
+                                                             : form.kv_problem(kv);
     if (problem.empty()) {
       out.config.kv.push_back(kv);
     } else {

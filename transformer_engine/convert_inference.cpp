@@ -12,6 +12,7 @@
 #include <map>
 
 #include "fp8/configs/module_types.h"
+#include "fp8/configs/option_names.h"
 #include "fp8/measure/calibration_options.h"
 #include "fp8/measure/script_nodes.h"
 #include "fp8/quant/config_convert.h"
@@ -155,7 +156,8 @@ std::vector<WeightModule> weights_of(const torch::jit::Module& model) { return q
 
 /// The vendor's words, for whoever searches for them.
 [[noreturn]] void throw_unmeasured(const std::string& what) {
-  throw io::Error("Failed to load file " + what + "; run the fp8 measurement using a portion of data and try again: convert_modules(model, {.inference = true, .quant = false})");
+  throw io::Error("Failed to load file " + what + "; run the fp8 measurement using a portion of data and try again: " +
+                  configs::option_name("convert_modules(model, {.inference = true, .quant = false})", "fp8 measure, or fp8 evaluate with a QUANT_CONFIG of mode MEASURE"));
 }
 
 quant::PlanOptions own_options(const std::string& prefix, recipes::Dialect dialect, std::map<std::string, std::string> keep) {

@@ -2,6 +2,8 @@
 // A tiny Mixtral from the command line: measured and quantized on load by QUANT_CONFIG, and written as an fp8
 // checkpoint and read back. Its weights are noise, so the KL bounds are loose: they tell fp8 (some 1e-3) from a wrong
 // scale or expert (1e-1 and more).
+#include <set>
+
 #include "e2e/e2e.h"
 #include "fp8/runtime/io/safetensors.h"
 #include "tools/models/tiny_checkpoint.h"
@@ -67,6 +69,23 @@ TEST_F(Mixtral, AnFp8CheckpointRunsWithItsExperts) {
     EXPECT_LE(distance, 2e-2) << scheme;
     EXPECT_GT(distance, 1e-5) << scheme;
   }
+}
+
+TEST_F(Mixtral, ABudgetIsMetByTheCheckpointThatIsWritten) {
+  const std::vector<std::string> arguments = {"quantize", "--json", "--model", model(), "--dynamic", "--data", data(), "--seq-len", "32", "--out"};
+  const auto with = [&](const std::string& out, const std::string& budget) {
+    auto all = arguments;
+    all.insert(all.end(), {(folder / out).string(), "--budget", budget});
+    return json_of(fp8(all));
+  };
+  const double all = with("all", "kl=1")["budget"]["kl_of_all"];
+  const auto json = with("some", "kl=" + std::to_string(all / 2));
+  const double promised = json["budget"]["kl"], found = kl((folder / "some").string());
+  ASSERT_FALSE(json["budget"]["kept"].empty());
+  EXPECT_LE(promised, all / 2);
+  EXPECT_NEAR(found, promised, 1e-2 * promised);
+  std::set<std::string> names;
+  for (const auto& s : json["modules_skipped"]) EXPECT_TRUE(names.insert(s["name"].get<std::string>()).second) << s;
 }
 
 TEST_F(Mixtral, MeasuredExpertsGetStaticScalesInTheCheckpoint) {

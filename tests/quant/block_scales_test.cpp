@@ -214,7 +214,7 @@ TEST(BlockScales, DamageIsThatOfTheCodes) {
 TEST(BlockScales, RefusalsNameWhatIsAllowed) {
   const at::Tensor w = torch::randn({20, 24});
   PlanOptions o = block_options({16, 16}, ActivationScaling::static_tensor);
-  EXPECT_TRUE(throws_with({"block scales", "--dynamic", "--weights-only"}, [&] { converted(w, o); }));
+  EXPECT_TRUE(throws_with({"block scales", "dynamic ones or none"}, [&] { converted(w, o); }));
   o = block_options({0, 16}, ActivationScaling::none);
   EXPECT_TRUE(throws_with({"0 x 16", "at least 1"}, [&] { converted(w, o); }));
   o = block_options({16, 16}, ActivationScaling::none);

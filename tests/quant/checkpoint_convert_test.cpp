@@ -61,7 +61,7 @@ struct Row {
 std::vector<Row> rows() {
   using W = WeightGranularity;
   using A = ActivationScaling;
-  const char *same = "unchanged", *no_static = "needs static input scales", *coarser = "--scheme tensor, channel or block requantizes";
+  const char *same = "unchanged", *no_static = "needs static input scales", *coarser = "'weights' tensor, channel or block requantizes";
   return {{"static tensor", make_scheme(W::tensor, A::static_tensor), 16, true, {same, same, same, same, same}},
           {"tensor, token", make_scheme(W::tensor, A::dynamic_token), 16, true, {same, same, "scales spread", same, no_static}},
           {"channel, token", make_scheme(W::channel, A::dynamic_token), 16, true, {same, coarser, same, same, coarser}},

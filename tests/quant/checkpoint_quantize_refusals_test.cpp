@@ -65,7 +65,7 @@ TEST(CheckpointRefusals, Fp8CodesWithoutAConfigThatSaysSo) {
 TEST(CheckpointRefusals, NothingLeftToQuantize) {
   Refusal r;
   r.options.plan.exclude = {"."};
-  r.expect({(r.dir / "in").string(), "no module is left", "--exclude"});
+  r.expect({(r.dir / "in").string(), "no module is left", "'exclude'"});
 }
 
 TEST(CheckpointRefusals, OnlyConvolutionsLeft) {

@@ -170,7 +170,7 @@ TEST(CheckpointStream, ResumeRedoesOnlyWhatIsMissing) {
     Work w;
     w.options.resume = true;
     w.fail_at = at;
-    EXPECT_THAT(w.error([&] { w.write(); }), AllOf(HasSubstr("made to fail; what was finished is kept in"), HasSubstr(".out.partial, --resume goes on")));
+    EXPECT_THAT(w.error([&] { w.write(); }), AllOf(HasSubstr("made to fail; what was finished is kept in"), HasSubstr(".out.partial, 'resume' goes on")));
     EXPECT_THAT(names_in(w.dir.path()), ElementsAre(".out.partial"));
     w.fail_at = -1;
     const int before = w.runs;
@@ -230,13 +230,13 @@ TEST(CheckpointStream, ResumeNamesWhatDiffers) {
     leave_all(w);
     change(w);
     const std::string message = w.error([&] { w.write(); });
-    EXPECT_THAT(message, AllOf(HasSubstr("can't resume"), HasSubstr(text), HasSubstr("without --resume it begins anew")));
+    EXPECT_THAT(message, AllOf(HasSubstr("can't resume"), HasSubstr(text), HasSubstr("without 'resume' it begins anew")));
     EXPECT_THAT(names_in(w.dir.path()), ElementsAre(".out.partial"));
     w.options.resume = false;
     const auto result = w.write();
     EXPECT_EQ(result.kept, 0u);
     ASSERT_EQ(result.warnings.size(), 1u);
-    EXPECT_THAT(result.warnings[0], HasSubstr("--resume would have gone on"));
+    EXPECT_THAT(result.warnings[0], HasSubstr("'resume' would have gone on"));
   };
   expect([](Work& w) { w.options.identity["option"]["scheme"] = "tensor"; }, "'option: scheme' was \"channel\", is \"tensor\"");
   expect([](Work& w) { w.options.identity["option"]["block"] = 128; }, "'option: block' was nothing, is 128");

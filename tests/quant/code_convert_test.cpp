@@ -88,7 +88,7 @@ TEST(CodeConvert, RefusesWhatLeavesTheRange) {
     }
     return std::string();
   };
-  EXPECT_NE(message([] { rescaling(Format::E4M3, Dialect::gaudi2, Dialect::ocp, Rescale::two); }).find("--rescale 2: twice the codes of gaudi2"),
+  EXPECT_NE(message([] { rescaling(Format::E4M3, Dialect::gaudi2, Dialect::ocp, Rescale::two); }).find("Rescale::two: twice the codes of gaudi2"),
             std::string::npos);
   const auto r = rescaling(Format::E4M3, Dialect::ocp, Dialect::gaudi2, std::nullopt);
   EXPECT_EQ(message([&] { r.scale_inv(3e38f, "a.weight"); }).rfind("a.weight: scale ", 0), 0u);

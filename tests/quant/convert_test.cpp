@@ -281,7 +281,7 @@ TEST(Convert, TheReportAndTheTreeCanBePrinted) {
   std::ostringstream text;
   text << convert(*model, o);
   EXPECT_NE(text.str().find("converted  layer_0.q_proj (Linear): E4M3 channel weights, dynamic token activations, gaudi2\n"), std::string::npos);
-  EXPECT_NE(text.str().find("kept       lm_head: kept in high precision by default (--include quantizes it)\n"), std::string::npos);
+  EXPECT_NE(text.str().find("kept       lm_head: kept in high precision by default ('include' quantizes it)\n"), std::string::npos);
   const std::string tree = describe(*model);
   EXPECT_NE(tree.find("(q_proj): torch::nn::LinearImpl [32, 32] Float8_e4m3fn [E4M3 channel weights, dynamic token activations, gaudi2]\n"), std::string::npos) << tree;
   EXPECT_NE(tree.find("(lm_head): torch::nn::LinearImpl [48, 32] Float\n"), std::string::npos) << tree;

@@ -140,7 +140,7 @@ TEST(PlanNodes, WithoutAConfigAttentionIsAskedFor) {
   o.attention = o.kv_cache = true;
   const Plan all = make_plan(kWeights, kNodes, o);
   EXPECT_EQ(all.nodes.size(), 5u);
-  EXPECT_EQ(reason(all, "l.b2b"), "excluded by --exclude");
+  EXPECT_EQ(reason(all, "l.b2b"), "excluded by 'exclude'");
   EXPECT_EQ(all.find_node("l.sdpa")->scheme.input_scale_inv, (std::vector<float>{2.0f / 448, 4.0f / 448, 8.0f / 448, 1.0f / 448}));
   EXPECT_TRUE(all.find_node("l.sdpa")->scheme.output_scale_inv.empty());
   EXPECT_EQ(all.find_node("l.k_cache")->scheme.input_scale_inv, std::vector<float>{256.0f / 448});

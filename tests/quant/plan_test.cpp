@@ -2,6 +2,7 @@
 // Which modules are quantized, how, and why the others are not.
 #include "fp8/quant/plan.h"
 
+#include "fp8/configs/option_names.h"
 #include "fp8/runtime/io/error.h"
 #include "support/hpu_test.h"
 
@@ -45,10 +46,27 @@ TEST(Plan, DynamicByDefault) {
   }
   EXPECT_NE(plan.find("vision.patch"), nullptr);
   EXPECT_EQ(plan.find("lm_head"), nullptr);
-  EXPECT_EQ(reason(plan, "lm_head"), "kept in high precision by default (--include quantizes it)");
-  EXPECT_EQ(reason(plan, "model.embed_tokens"), "kept in high precision by default (--include quantizes it)");
-  EXPECT_EQ(reason(plan, "model.layers.0.mlp.gate"), "a router, kept in high precision (--include quantizes it)");
+  EXPECT_EQ(reason(plan, "lm_head"), "kept in high precision by default ('include' quantizes it)");
+  EXPECT_EQ(reason(plan, "model.embed_tokens"), "kept in high precision by default ('include' quantizes it)");
+  EXPECT_EQ(reason(plan, "model.layers.0.mlp.gate"), "a router, kept in high precision ('include' quantizes it)");
   EXPECT_EQ(reason(plan, "vision.odd"), "no fp8 kernel for type ConvTranspose2d");
+}
+
+TEST(Plan, HintsNameTheApisOptionsOrTheCommandLines) {
+  PlanOptions o;
+  o.exclude = {"vision"};
+  const auto reasons = [&] {
+    const Plan plan = make_plan(kModel, o);
+    return reason(plan, "lm_head") + "; " + reason(plan, "vision.patch");
+  };
+  EXPECT_EQ(reasons(), "kept in high precision by default ('include' quantizes it); excluded by 'exclude'");
+  {
+    const configs::CommandLineNames names;
+    EXPECT_EQ(reasons(), "kept in high precision by default (--include quantizes it); excluded by --exclude");
+    o.activations = ActivationScaling::static_tensor;
+    EXPECT_TRUE(throws_with({"no measurement of module", "leave it out with --exclude"}, [&] { make_plan(kModel, o); }));
+  }
+  EXPECT_TRUE(throws_with({"no measurement of module", "leave it out with 'exclude' (convert_modules: 'block')"}, [&] { make_plan(kModel, o); }));
 }
 
 TEST(Plan, IncludeAndExcludeArePatterns) {
@@ -60,12 +78,12 @@ TEST(Plan, IncludeAndExcludeArePatterns) {
   ASSERT_NE(plan.find("model.embed_tokens"), nullptr);
   EXPECT_EQ(plan.find("model.embed_tokens")->scheme.activations, ActivationScaling::none);
   EXPECT_EQ(reason(plan, "vision.odd"), "no fp8 kernel for type ConvTranspose2d");  // not even when included
-  EXPECT_EQ(reason(plan, "vision.patch"), "excluded by --exclude");
-  EXPECT_EQ(reason(plan, "model.layers.0.mlp.gate"), "excluded by --exclude");
+  EXPECT_EQ(reason(plan, "vision.patch"), "excluded by 'exclude'");
+  EXPECT_EQ(reason(plan, "model.layers.0.mlp.gate"), "excluded by 'exclude'");
   o.include = {"lm_head"}, o.exclude = {"lm_head"};
   EXPECT_EQ(make_plan(kModel, o).find("lm_head"), nullptr);  // exclude wins
   o.exclude = {"("};
-  EXPECT_TRUE(throws_with({"--exclude", "("}, [&] { make_plan(kModel, o); }));
+  EXPECT_TRUE(throws_with({"'exclude'", "("}, [&] { make_plan(kModel, o); }));
 }
 
 TEST(Plan, PerTensorScalesAreSharedWhereEnginesFuse) {
@@ -104,7 +122,7 @@ TEST(Plan, UnmeasuredModulesAreNamed) {
   PlanOptions o;
   o.activations = ActivationScaling::static_tensor;
   o.measurements = measured({"model.layers.0.mlp.up_proj"});
-  EXPECT_TRUE(throws_with({"no measurement of module 'model.layers.0.self_attn.q_proj'", "--exclude"}, [&] { make_plan(kModel, o); }));
+  EXPECT_TRUE(throws_with({"no measurement of module 'model.layers.0.self_attn.q_proj'", "leave it out with 'exclude'"}, [&] { make_plan(kModel, o); }));
   o.measurements->modules[0].inputs[0] = {};
   o.include = {}, o.exclude = {"self_attn", "vision", "gate_proj"};
   EXPECT_TRUE(throws_with({"up_proj.inputs[0]", "expected an amax, found none"}, [&] { make_plan(kModel, o); }));

@@ -8,6 +8,7 @@
 #include <algorithm>
 #include <cmath>
 
+#include "fp8/configs/module_types.h"
 #include "fp8/measure/module_tree.h"
 #include "fp8/quant/convert.h"
 #include "fp8/quant/damage_probe.h"
@@ -28,10 +29,17 @@ struct Unit {
   std::vector<std::string> modules;
   double noise = 0;  ///< noise to signal, the largest of its modules
   double kl = 0;     ///< measured with this unit alone in fp8; 0 when ranked by noise
+  std::int64_t bytes_saved = 0;  ///< by its being in fp8
   double sqnr_db() const { return -10.0 * std::log10(noise); }
 };
 
-std::vector<Unit> units_of(const std::vector<quant::ModuleDamage>& damage) {
+/// What fp8 saves of a weight: its bytes in the model's dtype less codes and scales.
+std::int64_t bytes_saved(const at::Tensor& weight, const quant::Scheme& scheme) {
+  const auto grid = weight.dim() == 2 ? quant::scale_grid(scheme, weight.size(0), weight.size(1)).size() : 1;
+  return static_cast<std::int64_t>(weight.nbytes()) - weight.numel() - 4 * grid;
+}
+
+std::vector<Unit> units_of(const std::vector<quant::ModuleDamage>& damage, const std::vector<measure::WeightModule>& modules, const quant::Plan& plan) {
   std::vector<Unit> units;
   for (const auto& d : damage) {
     const std::string group = quant::fuse_group_of(d.name), name = group.empty() ? d.name : group;
@@ -39,9 +47,28 @@ std::vector<Unit> units_of(const std::vector<quant::ModuleDamage>& damage) {
     if (unit == units.end()) unit = units.insert(units.end(), Unit{name, {}, 0});
     unit->modules.push_back(d.name);
     unit->noise = std::max(unit->noise, std::pow(10.0, -d.sqnr_db() / 10));
+    const auto module = std::find_if(modules.begin(), modules.end(), [&](const auto& m) { return m.name == d.name; });
+    unit->bytes_saved += bytes_saved(module->weight, plan.find(d.name)->scheme);
   }
-  std::stable_sort(units.begin(), units.end(), [](const Unit& a, const Unit& b) { return a.noise > b.noise; });
   return units;
+}
+
+/// The most damage for each byte that keeping the unit gives away first.
+template <class Damage>
+void sort_by_damage_per_byte(std::vector<Unit>& units, Damage damage) {
+  const auto per_byte = [&](const Unit& u) { return damage(u) / static_cast<double>(std::max<std::int64_t>(u.bytes_saved, 1)); };
+  std::stable_sort(units.begin(), units.end(), [&](const Unit& a, const Unit& b) { return per_byte(a) > per_byte(b); });
+}
+
+/// The nodes that a checkpoint has scales for, or that follow its weights: attention's own stay in high precision there, whatever a config says.
+std::vector<measure::OpNode> nodes_of_checkpoint(const torch::nn::Module& model) {
+  using Kind = configs::ModuleKind;
+  auto nodes = measure::op_nodes(model);
+  std::erase_if(nodes, [](const measure::OpNode& n) {
+    const auto* type = configs::find_module_type(n.type);
+    return type == nullptr || (type->kind != Kind::kv_cache && type->kind != Kind::dynamic_moe);
+  });
+  return nodes;
 }
 
 class Search {
@@ -50,7 +77,6 @@ class Search {
       : folder_(model), plan_(plan), options_(options), context_(context), reference_(load(context)) {
     chunks_ = load_chunks_for(options, model, reference_.config);
     ids_ = at::from_blob(chunks_.ids.data(), {chunks_.count, chunks_.length}, at::kLong);
-    rank();
   }
 
   BudgetResult run() {
@@ -58,12 +84,13 @@ class Search {
     out.kl_of_all = kl_with(0);
     std::size_t kept = 0;
     if (!(out.kl_of_all <= options_.kl)) {
+      rank();
       std::size_t low = 0;  // too few
       for (kept = units_.size(); kept - low > 1;) {
         const std::size_t middle = low + (kept - low) / 2;
         (kl_with(middle) <= options_.kl ? kept : low) = middle;
       }
-      if (kept == units_.size()) throw io::Error(fmt::format("{}: no module can be quantized within --budget kl={:g}; the KL of all but the most damaged is {:.3g}", folder_.string(), options_.kl, kl_with(kept - 1)));
+      if (kept == units_.size()) throw io::Error(fmt::format("{}: no module can be quantized within --budget kl={:g}; with {} alone in fp8 it is {:.3g}", folder_.string(), options_.kl, units_.back().name, kl_with(kept - 1)));
     }
     out.kl = kl_with(kept);
     explain(kept, out);
@@ -77,15 +104,16 @@ class Search {
     return loaded;
   }
 
-  /// By the KL that each unit causes alone, or for models too large for that by its SQNR.
+  /// By the KL that each unit causes alone for each byte that it saves, or for models too large for that by its noise for each byte.
   void rank() {
     const auto modules = measure::weight_modules(*reference_.model);
-    const quant::Plan plan = quant::plan_for(modules, plan_);
+    const quant::Plan plan = quant::plan_for(modules, nodes_of_checkpoint(*reference_.model), plan_);
     {
       const quant::DamageProbe probe(modules, plan);
       run_chunks("damage", std::min(chunks_.count, kRankingChunks), [&](const at::Tensor& part) { reference_.model->forward(part.to(at::kHPU)); });
-      units_ = units_of(probe.result());
+      units_ = units_of(probe.result(), modules, plan);
     }
+    sort_by_damage_per_byte(units_, [](const Unit& u) { return u.noise; });
     const auto bytes = static_cast<std::uint64_t>(models::weights_bytes(*reference_.model));
     by_kl_ = bytes * units_.size() <= kMaxReadBytes;
     if (!by_kl_) return;
@@ -98,7 +126,7 @@ class Search {
       }
       units_[u].kl = kl_of(only, std::min(chunks_.count, kRankingChunks), fmt::format("unit {} of {}", u + 1, units_.size()));
     }
-    std::stable_sort(units_.begin(), units_.end(), [](const Unit& a, const Unit& b) { return a.kl > b.kl; });
+    sort_by_damage_per_byte(units_, [](const Unit& u) { return u.kl; });
   }
 
   template <class Body>
@@ -115,7 +143,7 @@ class Search {
   /// Mean KL over all positions of the first `count` chunks, of a fresh model converted by `plan`.
   double kl_of(const quant::PlanOptions& plan, std::int64_t count, const std::string& what) {
     models::LoadedModel model = load(context_);
-    quant::convert(*model.model, plan);
+    quant::convert(measure::weight_modules(*model.model), nodes_of_checkpoint(*model.model), plan);
     double kl = 0;
     run_chunks(what, count, [&](const at::Tensor& part) {
       const at::Tensor input = part.to(at::kHPU);
@@ -137,17 +165,22 @@ class Search {
 
   std::string why(std::size_t rank, std::size_t kept, const BudgetResult& r) const {
     const Unit& unit = units_[rank];
-    const std::string alone = by_kl_ ? fmt::format("alone in fp8 it costs KL {:.2g}", unit.kl) : fmt::format("SQNR {:.1f} dB", unit.sqnr_db());
+    const std::string alone = by_kl_ ? fmt::format("alone in fp8 it costs KL {:.2g} and saves {} bytes", unit.kl, unit.bytes_saved) : fmt::format("SQNR {:.1f} dB", unit.sqnr_db());
     return fmt::format("kept by --budget kl={:g}: {}, rank {} of {}; KL {:.3g} with none kept, {:.3g} with these {}", options_.kl, alone, rank + 1, units_.size(), r.kl_of_all, r.kl, kept);
   }
 
   void explain(std::size_t kept, BudgetResult& out) {
-    out.report = {{"budget", options_.kl}, {"kl", out.kl}, {"kl_of_all", out.kl_of_all}, {"ranked_by", by_kl_ ? "kl" : "sqnr"},
-                  {"kept", io::Json::array()}, {"runs", io::Json::array()}};
+    out.report = {{"budget", options_.kl}, {"kl", out.kl}, {"kl_of_all", out.kl_of_all}, {"ranked_by", units_.empty() ? io::Json(nullptr) : io::Json(by_kl_ ? "kl per byte" : "noise per byte")},
+                  {"kept", io::Json::array()}, {"units", io::Json::array()}, {"runs", io::Json::array()}};
+    for (const auto& unit : units_) {
+      io::Json entry = {{"modules", unit.modules}, {"sqnr_db", unit.sqnr_db()}, {"bytes_saved", unit.bytes_saved}};
+      if (by_kl_) entry["kl_alone"] = unit.kl;
+      out.report["units"].push_back(std::move(entry));
+    }
     for (std::size_t i = 0; i < kept; ++i) {
       for (const auto& name : units_[i].modules) {
         out.keep[name] = why(i, kept, out);
-        io::Json entry = {{"name", name}, {"rank", i + 1}, {"sqnr_db", units_[i].sqnr_db()}};
+        io::Json entry = {{"name", name}, {"rank", i + 1}, {"sqnr_db", units_[i].sqnr_db()}, {"bytes_saved", units_[i].bytes_saved}};
         if (by_kl_) entry["kl_alone"] = units_[i].kl;
         out.report["kept"].push_back(std::move(entry));
       }

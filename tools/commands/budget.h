@@ -1,11 +1,12 @@
 // SPDX-License-Identifier: Apache-2.0
-// `fp8 quantize --budget kl=X --data FILE`: keeps as few modules in high precision as it takes for the KL divergence from the high
+// `fp8 quantize --budget kl=X --data FILE`: keeps as few bytes in high precision as it takes for the KL divergence from the high
 // precision model, measured on FILE, to be at most X.
 //
-//   1. run the model with probes: every module's SQNR (quant/damage.h)
-//   2. order the units by the KL that each causes alone in fp8, or of large models by SQNR; a unit is what engines run as one
-//      product: q, k, v; gate, up; else one module
-//   3. smallest n such that KL(model with the n most damaged units kept) <= X, by bisection; every KL is measured, none is estimated
+//   1. everything in fp8: if that meets the budget, nothing is kept and nothing else is run
+//   2. run the model with probes: every module's SQNR (quant/damage.h)
+//   3. order the units by the KL that each causes alone in fp8 per byte that it saves, or of large models by noise per byte; a unit is what
+//      engines run as one product: q, k, v; gate, up; else one module
+//   4. smallest n such that KL(model with the first n units kept) <= X, by bisection; every KL is measured, none is estimated
 #pragma once
 #include <filesystem>
 #include <map>
@@ -31,7 +32,8 @@ struct BudgetResult {
   std::map<std::string, std::string> keep;  ///< module -> why, for PlanOptions::keep
   double kl = 0;                            ///< measured with these kept
   double kl_of_all = 0;                     ///< measured with none kept
-  io::Json report;                          ///< {"kl", "budget", "kl_of_all", "kept": [...], "runs": [{"kept", "kl"}]}
+  /// {"kl", "budget", "kl_of_all", "ranked_by": null | "kl per byte" | "noise per byte", "kept": [modules], "units": [all, in order], "runs": [{"kept", "kl"}]}
+  io::Json report;
 };
 
 /// Throws io::Error if only the high precision model itself meets the budget.

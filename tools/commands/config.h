@@ -7,6 +7,7 @@
 #include <vector>
 
 #include "fp8/configs/configs.h"
+#include "fp8/quant/plan.h"
 #include "fp8/runtime/io/json.h"
 
 namespace fp8::commands {
@@ -23,11 +24,17 @@ Explanation explain(const configs::QuantConfig& config, const configs::Environme
 /// A model's modules as a config sees them: (full name, class name).
 using Modules = std::vector<std::pair<std::string, std::string>>;
 
-/// Of a checkpoint folder (modules that hold weights; classes by name and shape, as fp8 quantize reads them) or a
+struct ModelModules {
+  Modules weights;                     ///< modules that hold one
+  std::vector<quant::NodeInfo> nodes;  ///< modules without one; of a checkpoint those of attention, in every way to write it
+  bool checkpoint = false;
+};
+
+/// Of a checkpoint folder (classes by name and shape, as fp8 quantize reads them; nodes as evaluate and generate run them) or a
 /// TorchScript file. Throws io::Error.
-Modules modules_of(const std::filesystem::path& model);
+ModelModules modules_of(const std::filesystem::path& model);
 
 /// Who is selected and with which method, who is not and why, and which entries of the config mean no module.
-Explanation explain_modules(const configs::QuantConfig& config, const Modules& modules);
+Explanation explain_modules(const configs::QuantConfig& config, const ModelModules& model);
 
 }  // namespace fp8::commands

@@ -30,63 +30,92 @@ std::string activation_text(const QuantConfig& config, ScaleMethod m) {
   return text_of(m) + ", at each call";
 }
 
-/// Why a module that is asked for stays as it is; "" if it does not.
-std::string reason_against(const QuantConfig& config, const std::string& type, bool selected) {
+/// Types without weights that this model does not have are other code's (vLLM's caches, say): nothing can be said about them.
+bool is_foreign(const std::string& type) {
   const auto* known = configs::find_module_type(type);
-  const bool embedding = known != nullptr && known->kind == configs::ModuleKind::embedding && !known->in_inc;
-  if (known == nullptr || known->kind == configs::ModuleKind::no_quantize || embedding) return "type " + type + " is not quantized";
-  if (!selected) return "not selected by allowlist and blocklist";
-  if (config.dynamic_quantization && !known->dynamic) return "type " + type + " has no dynamic quantization";
-  return "";
+  return known != nullptr && !configs::info_of(known->kind).weight;
 }
 
-/// Entries of scale_method that no module takes. A checkpoint shows modules with weights only.
+constexpr std::string_view kLayerTypes = "layer_types.";
+
+/// Entries of scale_method that no module takes.
 std::vector<std::string> unused_methods(const QuantConfig& config, const std::set<std::string>& used) {
   std::vector<std::string> messages;
   for (const auto& [entry, method] : config.scale_methods.all()) {
-    if (entry == "default" || used.count(entry) != 0) continue;
+    if (entry == "default" || used.count(entry) != 0 || (entry.rfind(kLayerTypes, 0) == 0 && is_foreign(entry.substr(kLayerTypes.size())))) continue;
     messages.push_back(config.source + ": key 'scale_method." + io::printable(entry) + "': no selected module takes it");
   }
   return messages;
 }
 
-/// Types without weights are not in a checkpoint, so nothing can be said about them.
-bool is_invisible(const configs::UnusedEntry& entry) {
-  if (entry.key != "allowlist.types" && entry.key != "blocklist.types") return false;
-  const auto* type = configs::find_module_type(entry.entry);
-  return type != nullptr && !configs::info_of(type->kind).weight;
-}
+/// What the config makes of modules or nodes.
+class Selection {
+ public:
+  Selection(const QuantConfig& config, Table& table) : config_(config), filter_(configs::module_filter(config)), table_(table) {}
 
-struct Selection {
-  io::Json modules = io::Json::array();
-  std::set<std::string> used;                 ///< entries of scale_method
-  std::map<std::string, std::size_t> skipped; ///< reason -> number
-  std::size_t selected = 0;
+  io::Json weight(const std::string& name, const std::string& type) {
+    io::Json module = one(name, type, "");
+    if (!module["selected"].get<bool>()) return module;
+    module["weight"] = text_of(method_of(name, type).weight);
+    return module;
+  }
+
+  /// kept: none of a checkpoint's forms holds its scales.
+  io::Json node(const quant::NodeInfo& n, bool kept) {
+    std::string note = n.way.empty() ? "" : "--attention " + n.way;
+    if (kept) note += (note.empty() ? "" : ", ") + std::string("in memory only");
+    io::Json module = one(n.name, n.type, note);
+    module["attention"] = n.way.empty() ? io::Json(nullptr) : io::Json(n.way);
+    module["in_checkpoint"] = !kept;
+    return module;
+  }
+
+  std::vector<std::string> unused() const {
+    std::vector<std::string> messages;
+    for (const auto& entry : filter_.unused_entries()) {
+      const bool type = entry.key == "allowlist.types" || entry.key == "blocklist.types";
+      if (!type || !is_foreign(entry.entry)) messages.push_back(entry.message);
+    }
+    for (auto& message : unused_methods(config_, used_)) messages.push_back(std::move(message));
+    return messages;
+  }
+
+ private:
+  const recipes::NamedScaleMethod& method_of(const std::string& name, const std::string& type) const { return config_.scale_methods.for_module(name, type); }
+
+  io::Json one(const std::string& name, const std::string& type, const std::string& note) {
+    const std::string reason = quant::reason_against(config_, filter_, name, type);
+    io::Json module = {{"name", name}, {"type", type}, {"selected", reason.empty()}};
+    if (!reason.empty()) {
+      module["reason"] = reason;
+      table_.row({io::printable(name), io::printable(type), "-", reason});
+      return module;
+    }
+    const auto& method = method_of(name, type);
+    const std::string from = config_.scale_methods.source_of(name, type), entry = from == "default" ? "" : io::printable(from);
+    used_.insert(from);
+    module["method"] = method.name;
+    module["method_from"] = from;
+    module["activation"] = activation_text(config_, method.activation);
+    table_.row({io::printable(name), io::printable(type), method.name, entry + (entry.empty() || note.empty() ? "" : ", ") + note});
+    return module;
+  }
+
+  const QuantConfig& config_;
+  configs::ModuleFilter filter_;
+  Table& table_;
+  std::set<std::string> used_;  ///< entries of scale_method
 };
 
-Selection select(const QuantConfig& config, const Modules& modules, configs::ModuleFilter& filter, Table& table) {
-  Selection s;
-  for (const auto& [name, type] : modules) {
-    const std::string reason = reason_against(config, type, filter.selects(type, name));
-    io::Json module = {{"name", name}, {"type", type}, {"selected", reason.empty()}};
-    if (reason.empty()) {
-      const auto& method = config.scale_methods.for_module(name, type);
-      const std::string from = config.scale_methods.source_of(name, type);
-      s.used.insert(from);
-      ++s.selected;
-      module["method"] = method.name;
-      module["method_from"] = from;
-      module["weight"] = text_of(method.weight);
-      module["activation"] = activation_text(config, method.activation);
-      table.row({io::printable(name), io::printable(type), method.name, from == "default" ? "" : io::printable(from)});
-    } else {
-      ++s.skipped[reason];
-      module["reason"] = reason;
-      table.row({io::printable(name), io::printable(type), "-", reason});
-    }
-    s.modules.push_back(std::move(module));
-  }
-  return s;
+/// "2 of 30 modules with weights are selected", and why the others are not.
+std::size_t count_selected(const io::Json& modules, const std::string& what, std::string& text) {
+  std::map<std::string, std::size_t> skipped;
+  std::size_t selected = 0;
+  for (const auto& m : modules) m["selected"].get<bool>() ? ++selected : ++skipped[m["reason"].get<std::string>()];
+  if (modules.empty()) return 0;
+  text += std::to_string(selected) + " of " + std::to_string(modules.size()) + " " + what + " are selected\n";
+  for (const auto& [reason, count] : skipped) text += std::to_string(count) + ": " + reason + "\n";
+  return selected;
 }
 
 }  // namespace
@@ -115,19 +144,24 @@ Explanation explain(const QuantConfig& config, const configs::Environment& envir
   return result;
 }
 
-Explanation explain_modules(const QuantConfig& config, const Modules& modules) {
+Explanation explain_modules(const QuantConfig& config, const ModelModules& model) {
   Explanation result;
   Table table({"module", "type", "method", "from"});
-  auto filter = configs::module_filter(config);
-  const Selection s = select(config, modules, filter, table);
-  std::vector<std::string> unused;
-  for (const auto& entry : filter.unused_entries()) {
-    if (!is_invisible(entry)) unused.push_back(entry.message);
+  Selection selection(config, table);
+  io::Json weights = io::Json::array(), nodes = io::Json::array();
+  std::size_t in_memory = 0;
+  for (const auto& [name, type] : model.weights) weights.push_back(selection.weight(name, type));
+  for (const auto& n : model.nodes) {
+    const bool kept = model.checkpoint && n.type != "KVCache";
+    nodes.push_back(selection.node(n, kept));
+    in_memory += kept && nodes.back()["selected"].get<bool>() ? 1 : 0;
   }
-  for (auto& message : unused_methods(config, s.used)) unused.push_back(std::move(message));
-  result.json = {{"modules", s.modules}, {"selected", s.selected}, {"unused", unused}};
-  result.text = table.text() + std::to_string(s.selected) + " of " + std::to_string(modules.size()) + " modules with weights are selected\n";
-  for (const auto& [reason, count] : s.skipped) result.text += std::to_string(count) + ": " + reason + "\n";
+  std::string counts;
+  const std::size_t selected = count_selected(weights, "modules with weights", counts), selected_nodes = count_selected(nodes, "modules without weights", counts);
+  if (in_memory > 0) counts += std::to_string(in_memory) + " of these run in fp8 in memory (QUANT_CONFIG with evaluate, generate) only: no form of checkpoint holds their scales\n";
+  const auto unused = selection.unused();
+  result.json = {{"modules", weights}, {"selected", selected}, {"nodes", nodes}, {"nodes_selected", selected_nodes}, {"unused", unused}};
+  result.text = table.text() + counts;
   for (const auto& message : unused) result.text += "unused: " + message + "\n";
   return result;
 }

@@ -5,7 +5,9 @@
 #include <torch/csrc/jit/serialization/import.h>
 
 #include "fp8/measure/module_tree.h"
+#include "fp8/measure/script_nodes.h"
 #include "fp8/quant/formats/checkpoint_folder.h"
+#include "fp8/quant/plan_kv.h"
 #include "fp8/runtime/io/error.h"
 #include "fp8/runtime/io/safetensors.h"
 #include "fp8/tools/commands/config.h"
@@ -29,34 +31,41 @@ bool has_tied_head(const fs::path& folder) {
   return config.is_object() && config.value("tie_word_embeddings", io::Json(false)) == io::Json(true);
 }
 
-Modules modules_of_checkpoint(const fs::path& folder) {
+ModelModules modules_of_checkpoint(const fs::path& folder) {
   const io::Checkpoint checkpoint(folder);
-  Modules modules;
+  ModelModules model;
+  model.checkpoint = true;
+  Modules& modules = model.weights;
+  std::vector<std::string> names;
   for (const auto& tensor : checkpoint.names()) {
     const auto& info = checkpoint.info(tensor);
     if (!ends_with(tensor, kWeight) || info.shape.size() < 2) continue;
     const std::string name = tensor.substr(0, tensor.size() - kWeight.size());
     modules.emplace_back(name, quant::type_of_weight(name, info.shape));
+    names.push_back(name);
   }
   if (has_tied_head(folder) && !checkpoint.contains("lm_head.weight")) modules.emplace_back("lm_head", "Linear");
-  return modules;
+  model.nodes = quant::attention_nodes(quant::attention_modules(names));
+  return model;
 }
 
-Modules modules_of_script(const fs::path& file) {
-  Modules modules;
+ModelModules modules_of_script(const fs::path& file) {
+  ModelModules model;
   try {
-    for (const auto& m : measure::weight_modules(torch::jit::load(file.string(), at::Device(at::kCPU)))) modules.emplace_back(m.name, m.type);
+    const auto script = torch::jit::load(file.string(), at::Device(at::kCPU));
+    for (const auto& m : measure::weight_modules(script)) model.weights.emplace_back(m.name, m.type);
+    for (const auto& n : measure::op_nodes(script)) model.nodes.push_back({n.name, n.type});
   } catch (const c10::Error& error) {
     const std::string text = error.what_without_backtrace();
     throw io::Error(file.string() + ": found no TorchScript module (" + io::printable(text.substr(0, text.find('\n'))) +
                     "), allowed: a checkpoint folder or a TorchScript file");
   }
-  return modules;
+  return model;
 }
 
 }  // namespace
 
-Modules modules_of(const fs::path& model) {
+ModelModules modules_of(const fs::path& model) {
   std::error_code ignored;
   if (!fs::exists(model, ignored)) throw io::Error(model.string() + ": no such file or folder");
   return fs::is_directory(model, ignored) ? modules_of_checkpoint(model) : modules_of_script(model);

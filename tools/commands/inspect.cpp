@@ -60,6 +60,9 @@ struct InspectOptions : DamageOptions {
   bool tensors_only = false;
 };
 
+/// What a module's noise costs depends on what the model makes of its output.
+constexpr const char* kOrder = "by SQNR, which is not the order of KL divergence: fp8 quantize --budget measures that";
+
 /// Adds what casting does to the modules of a checkpoint folder. A form that can't be looked at so is a warning.
 void add_damage(const InspectOptions& o, const Context& context, Inspection& inspection) {
   if (o.tensors_only || inspection.json["kind"] != "checkpoint" || !fs::exists(o.path / "config.json")) return;
@@ -74,9 +77,10 @@ void add_damage(const InspectOptions& o, const Context& context, Inspection& ins
   }
   for (const auto& warning : damage.warnings) context.warn(warning);
   inspection.json["modules"] = damage_json(damage.modules);
+  inspection.json["order"] = kOrder;
   inspection.json["skipped"] = io::Json::array();
   for (const auto& s : damage.skipped) inspection.json["skipped"].push_back({{"name", s.name}, {"reason", s.reason}});
-  if (!damage.modules.empty()) inspection.text += "\nBy damage, " + damage.modules.front().scheme + ":\n" + damage_table(damage.modules);
+  if (!damage.modules.empty()) inspection.text += "\nBy damage, " + damage.modules.front().scheme + " (" + kOrder + "):\n" + damage_table(damage.modules);
 }
 
 /// What the page shows: the modules of a damage report, or of a measurement its amax values.
@@ -87,7 +91,7 @@ io::Json page_of(const InspectOptions& o, const Inspection& inspection) {
     if (!json.contains("modules")) throw io::Error(o.path.string() + ": --html expects a checkpoint folder with config.json, or a measurement");
     page["modules"] = json["modules"];
     page["skipped"] = json["skipped"];
-    page["summary"] = std::to_string(page["modules"].size()) + " modules" + (page["modules"].empty() ? "" : ", " + page["modules"][0]["scheme"].get<std::string>());
+    page["summary"] = std::to_string(page["modules"].size()) + " modules" + (page["modules"].empty() ? "" : ", " + page["modules"][0]["scheme"].get<std::string>() + "; " + kOrder);
     return page;
   }
   const auto largest = [](const io::Json& tensor) { return io::Json{{"amax", tensor.value("max", io::Json(nullptr))}}; };

@@ -9,6 +9,7 @@
 #include <string>
 #include <vector>
 
+#include "fp8/configs/option_names.h"
 #include "fp8/tools/commands/command.h"
 #include "fp8/tools/commands/output.h"
 #include "fp8/version.h"
@@ -95,6 +96,16 @@ void add_commands(CLI::App& parent, const std::vector<Command>& list, Ranks rank
   }
 }
 
+/// The library's warnings in the words of this program.
+struct Warnings final : c10::WarningHandler {
+  explicit Warnings(const Context& context) : context_(context), guard_(this) {}
+  void process(const c10::Warning& warning) override { context_.warn(warning.msg()); }
+
+ private:
+  const Context& context_;
+  c10::WarningUtils::WarningHandlerGuard guard_;
+};
+
 int run_command(int argc, char** argv) {
   Context context;
   CLI::App app("Measure, quantize and run models in 8-bit floating point.", "fp8");
@@ -119,6 +130,8 @@ int run_command(int argc, char** argv) {
     entry.options->check();
     if (!takes_part(entry.ranks, entry.command->name, context)) return 0;
     apply(context);
+    const configs::CommandLineNames names;
+    const Warnings warnings(context);
     entry.action(context);
     return 0;
   }

@@ -26,7 +26,7 @@ constexpr std::uint64_t kMaxFileBytes = std::uint64_t{512} << 20;
 
 struct MergeOptions {
   std::vector<fs::path> paths;
-  std::string out;
+  fs::path out;
 };
 
 void merge(const MergeOptions& o, Context& context) {
@@ -45,10 +45,15 @@ void merge(const MergeOptions& o, Context& context) {
       throw io::Error(path.string() + ": found observer '" + name.observer + "', " + names[0] + " has '" +
                       out.observer + "'");
     }
-    out = {o.out, name.observer, "", name.rank};
+    if (files.empty()) out = {(o.out / fs::path(name.prefix).filename()).string(), name.observer, "", name.rank};
     files.push_back(measure::read_measurements(name));
     names.push_back(name.json().string());
     sets.push_back(name);
+  }
+  for (const auto& name : sets) {
+    std::error_code ignored;
+    if (fs::equivalent(name.json(), out.json(), ignored) || fs::equivalent(name.npz(), out.npz(), ignored))
+      throw io::Error(o.out.string() + ": " + short_name(out) + " of it is one of the measurements to merge; name another folder");
   }
   auto merged = measure::merge(files, names);
   std::vector<std::string> warnings;
@@ -172,7 +177,7 @@ void write_and_report(const Context& context, const std::vector<FileBytes>& file
 Action add_measurements_merge(Options& options) {
   auto values = std::make_shared<MergeOptions>();
   options.paths("PATH", values->paths, "Measurements: folders, prefixes or files, two or more");
-  options.text("--out", values->out, "Prefix of the files to write: FOLDER/inc_output", Options::Need::required);
+  options.path("--out", values->out, "Folder to write to; the files are called as those of the first PATH", Options::Need::required);
   return [values](Context& context) { merge(*values, context); };
 }
 
@@ -187,7 +192,7 @@ Action add_measurements_postprocess(Options& options) {
 std::vector<Command> measurements_commands() {
   return {
       {"merge", "Several calibrations of one model into one: the largest values, samples added",
-       "fp8 measurements merge stats-news stats-code --out merged/inc_output", add_measurements_merge},
+       "fp8 measurements merge stats-news stats-code --out merged", add_measurements_merge},
       {"unify", "Files of many ranks into files of fewer", "fp8 measurements unify stats --ranks 2 --out unified",
        add_measurements_unify},
       {"expand", "A unified file into one per rank", "fp8 measurements expand unified --world-size 8 --out expanded",

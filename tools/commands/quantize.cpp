@@ -36,13 +36,14 @@ struct QuantizeOptions {
   ShareOptions share;
   quant::CheckpointFormat format = quant::CheckpointFormat::compressed_tensors;
   std::optional<quant::KvGranularity> kv_scales;
-  bool kv_cache = false;
+  std::optional<bool> kv_cache;
   bool dynamic = false, weights_only = false, overwrite = false, dry_run = false, no_fuse_scales = false;
 };
 
 quant::ActivationScaling activations_of(const QuantizeOptions& o) {
-  if (o.kv_cache && o.measurements.empty() && o.config.empty()) throw UsageError("quantize: --kv-cache fp8 makes its scales of --measurements DIR, which is not given");
-  const bool for_activations = !o.measurements.empty() && !(o.kv_cache && (o.dynamic || o.weights_only));
+  const bool kv_cache = o.kv_cache.value_or(false);
+  if (kv_cache && o.measurements.empty() && o.config.empty()) throw UsageError("quantize: --kv-cache fp8 makes its scales of --measurements DIR, which is not given");
+  const bool for_activations = !o.measurements.empty() && !(kv_cache && (o.dynamic || o.weights_only));
   const int given = (for_activations ? 1 : 0) + (o.dynamic ? 1 : 0) + (o.weights_only ? 1 : 0);
   if (given > 1) throw UsageError("quantize: --measurements, --dynamic and --weights-only exclude each other");
   if (given == 0 && o.config.empty()) throw UsageError("quantize: one of --measurements DIR, --dynamic, --weights-only is required");
@@ -50,10 +51,11 @@ quant::ActivationScaling activations_of(const QuantizeOptions& o) {
   return o.dynamic ? quant::ActivationScaling::dynamic_token : o.weights_only ? quant::ActivationScaling::none : quant::ActivationScaling::static_tensor;
 }
 
+/// Measurements in the names of the model in memory.
 quant::PlanOptions plan_of(const QuantizeOptions& o, const Context& context) {
   quant::PlanOptions plan;
   plan.activations = activations_of(o);
-  if (o.kv_scales.has_value() && !o.kv_cache) throw UsageError("quantize: --kv-cache-scales goes with --kv-cache fp8");
+  if (o.kv_scales.has_value() && !o.kv_cache.value_or(!o.config.empty())) throw UsageError("quantize: --kv-cache-scales goes with --kv-cache fp8");
   plan.kv_cache = o.kv_cache;
   plan.kv_scales = o.kv_scales.value_or(quant::KvGranularity::tensor);
   plan.weights = o.scheme;
@@ -74,9 +76,9 @@ quant::PlanOptions plan_of(const QuantizeOptions& o, const Context& context) {
     }
     configs::refuse_type_paths(*plan.config);
     if (!context.dialect.has_value()) plan.dialect = runtime::device_dialect("quantize");
-    if (plan.config->needs_measurements() || o.kv_cache) plan.measurements = models::in_names_of_checkpoint(measure::measurements_for(*plan.config, o.measurements));
+    if (plan.config->needs_measurements() || o.kv_cache.value_or(false)) plan.measurements = measure::measurements_for(*plan.config, o.measurements);
   } else if (!o.measurements.empty()) {
-    plan.measurements = models::in_names_of_checkpoint(measure::read_measurements(o.measurements));
+    plan.measurements = measure::read_measurements(o.measurements);
   }
   return plan;
 }
@@ -97,8 +99,12 @@ void quantize(const QuantizeOptions& o, Context& context) {
     BudgetOptions data = o.data;
     data.kl = parse_budget(o.budget);
     budget = meet_budget(o.model, options.plan, data, context);
-    options.plan.keep = budget->keep;
+    const io::Checkpoint checkpoint(o.model);
+    for (const auto& [name, reason] : budget->keep) {  // experts are called otherwise there
+      for (const auto& piece : models::pieces_of(name + ".weight", checkpoint)) options.plan.keep[piece.tensor.substr(0, piece.tensor.rfind(".weight"))] = reason;
+    }
   }
+  if (options.plan.measurements.has_value()) options.plan.measurements = models::in_names_of_checkpoint(std::move(*options.plan.measurements));
   options.format = o.format;
   options.overwrite = o.overwrite;
   options.dry_run = o.dry_run;
@@ -168,7 +174,8 @@ Action add_quantize(Options& options) {
                  "Form of the checkpoint: for transformers and vLLM, for neural-compressor, what the latter calls vllm, DeepSeek's with blocks and vLLM's "
                  "with one scale per tensor, NVIDIA ModelOpt's");
   options.choice("--kv-cache", {"off", "fp8"}, [values](std::size_t i) { values->kv_cache = i == 1; },
-                 "fp8: scales for keys and values, made of --measurements (which --dynamic and --weights-only then take for nothing else); engines keep the cache in fp8 then");
+                 "fp8: scales for keys and values, made of --measurements (which --dynamic and --weights-only then take for nothing else); engines keep the cache in fp8 then "
+                 "(default: off; with --config as its lists say)");
   options.choice("--kv-cache-scales", {"tensor", "head"}, [values](std::size_t i) { values->kv_scales = static_cast<quant::KvGranularity>(i); },
                  "One scale for keys and one for values of a layer (default), or for each head (compressed-tensors)");
   options.list("--include", values->include, "Regular expression: quantize these modules too (lm_head, routers)");

@@ -91,7 +91,8 @@ void join_values(const Stacked& s, at::ScalarType compute) {
 }
 
 /// Puts the parts' codes on the model's weight. Parts that are not fp8 are left to the caller: false.
-bool join(const Stacked& s, at::ScalarType compute, const io::Checkpoint& checkpoint) {
+bool join(const Stacked& s, at::ScalarType compute, const io::Checkpoint& checkpoint,
+          const std::shared_ptr<quant::InputWatch>& watch) {
   std::vector<at::Tensor> codes;
   std::vector<float> scale_inv;
   quant::Scheme scheme;
@@ -122,7 +123,7 @@ bool join(const Stacked& s, at::ScalarType compute, const io::Checkpoint& checkp
   if (scheme.weights != quant::WeightGranularity::block) scheme.weights = quant::WeightGranularity::channel;
   std::vector<at::Tensor> bytes;
   for (const auto& c : codes) bytes.push_back(c.view(at::kByte));
-  quant::attach_fp8(s.module, at::cat(bytes).view(codes[0].scalar_type()), scale_inv, scheme, compute);
+  quant::attach_fp8(s.module, at::cat(bytes).view(codes[0].scalar_type()), scale_inv, scheme, compute, watch);
   return true;
 }
 
@@ -136,9 +137,10 @@ void load_quantized(LoadedModel& loaded, const io::Checkpoint& checkpoint, const
   const auto stacked = stacked_weights(measure::weight_modules(*loaded.model), checkpoint, modules);
   for (const auto& s : stacked) modules.insert(modules.end(), s.parts.begin(), s.parts.end());
   auto taken = quant::load_fp8(modules, measure::op_nodes(*loaded.model), checkpoint, loaded.dtype);
+  const auto watch = std::make_shared<quant::InputWatch>();
   std::unordered_set<const void*> done;  // a tied weight comes up twice
   for (const auto& s : stacked) {
-    if (join(s, loaded.dtype, checkpoint)) done.insert(s.module.weight.unsafeGetTensorImpl());
+    if (join(s, loaded.dtype, checkpoint, watch)) done.insert(s.module.weight.unsafeGetTensorImpl());
   }
   for (auto& item : loaded.model->named_parameters()) {
     if (taken.count(item.key()) != 0 || !done.insert(item.value().unsafeGetTensorImpl()).second) continue;

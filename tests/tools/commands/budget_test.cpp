@@ -3,6 +3,10 @@
 #include <gmock/gmock.h>
 #include <gtest/gtest.h>
 
+#include <fstream>
+#include <map>
+#include <sstream>
+
 #include "fp8/runtime/io/json.h"
 #include "support/temp_dir.h"
 #include "support/test_data.h"
@@ -32,11 +36,20 @@ TEST(Budget, IsMetWithTheFewestModulesKept) {
   EXPECT_LE(budget["kl"].get<double>(), 0.001);
   EXPECT_GT(budget["kept"].size(), 0u);
   EXPECT_LT(budget["kept"].size(), 28u);
-  double last = 1;  // ranked by what each costs alone
-  for (const auto& k : budget["kept"]) {
-    EXPECT_LE(k["kl_alone"].get<double>(), last);
-    last = k["kl_alone"];
+  EXPECT_EQ(budget["ranked_by"], "kl per byte");
+  double last = 1e300;
+  std::size_t modules = 0, larger_kl_later = 0;
+  const auto& units = budget["units"];
+  for (std::size_t i = 0; i < units.size(); ++i) {
+    const double kl = units[i]["kl_alone"], bytes = units[i]["bytes_saved"];
+    EXPECT_GT(bytes, 0);
+    EXPECT_LE(kl / bytes, last * (1 + 1e-12)) << i;
+    last = kl / bytes;
+    modules += units[i]["modules"].size();
+    larger_kl_later += i > 0 && kl > units[i - 1]["kl_alone"].get<double>() ? 1 : 0;
   }
+  EXPECT_EQ(modules, 28u);
+  EXPECT_GT(larger_kl_later, 0u) << "the order of KL alone would be another";
   const auto score = json_of({"evaluate", "--model", out, "--reference", kModel(), "--data", kText(), "--samples", "8", "--json"});
   EXPECT_NEAR(score["kl"].get<double>(), budget["kl"].get<double>(), 1e-3 * budget["kl"].get<double>());
   const auto sidecar = io::read_json(dir / "q" / "fp8.json");
@@ -48,7 +61,38 @@ TEST(Budget, ThatIsMetByAllKeepsNone) {
   const test::TempDir dir;
   const auto json = json_of({"quantize", "--model", kModel(), "--out", (dir / "q").string(), "--dynamic", "--budget", "kl=1", "--data", kText(), "--samples", "4", "--json"});
   EXPECT_TRUE(json["budget"]["kept"].empty());
+  EXPECT_EQ(json["budget"]["runs"].size(), 1u) << "all in fp8 is asked first, and nothing after it";
+  EXPECT_TRUE(json["budget"]["units"].empty()) << "no unit was run alone";
+  EXPECT_EQ(json["budget"]["ranked_by"], nullptr);
   EXPECT_EQ(json["modules_quantized"], 28);
+}
+
+TEST(Budget, OfAConfigIsThatOfTheCheckpointThatIsWritten) {
+  const test::TempDir dir;
+  const auto config = [&](const char* mode) {
+    const auto path = (dir / (std::string(mode) + ".json")).string();
+    std::ofstream(path) << R"({"mode": ")" << mode << R"(", "scale_method": "maxabs_hw", "blocklist": {"names": ["lm_head"]}, "dump_stats_path": ")" << (dir / "s/inc").string() << "\"}";
+    return path;
+  };
+  const auto measured = run_fp8({"evaluate", "--model", kModel(), "--data", kText(), "--samples", "4"}, {.environment = {{"QUANT_CONFIG", config("MEASURE")}}});
+  ASSERT_EQ(measured.code, 0) << measured.err;
+  const auto json = json_of({"quantize", "--model", kModel(), "--out", (dir / "q").string(), "--config", config("QUANTIZE"), "--budget", "kl=1", "--data", kText(), "--samples", "4", "--json"});
+  const auto score = json_of({"evaluate", "--model", (dir / "q").string(), "--reference", kModel(), "--data", kText(), "--samples", "4", "--json"});
+  EXPECT_EQ(score["kv_cache"], "fp8");
+  EXPECT_NEAR(score["kl"].get<double>(), json["budget"]["kl"].get<double>(), 1e-3 * score["kl"].get<double>()) << "without the attention products, which no checkpoint holds";
+}
+
+TEST(Budget, EachModuleIsPrintedOnce) {
+  const test::TempDir dir;
+  const auto run = run_fp8({"quantize", "--model", kModel(), "--out", (dir / "q").string(), "--dynamic", "--budget", "kl=0.0015", "--data", kText(), "--samples", "4"});
+  ASSERT_EQ(run.code, 0) << run.err;
+  std::map<std::string, int> times;
+  std::istringstream lines(run.out + run.err);
+  for (std::string line; std::getline(lines, line);) {
+    for (std::size_t at = line.find("model.layers."); at != std::string::npos; at = line.find("model.layers.", at + 1)) ++times[line.substr(at, line.find_first_of(" :,", at) - at)];
+  }
+  EXPECT_FALSE(times.empty());
+  for (const auto& [name, n] : times) EXPECT_EQ(n, 1) << name << "\n" << run.out;
 }
 
 TEST(Budget, WrongUsage) {

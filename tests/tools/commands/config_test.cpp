@@ -70,19 +70,53 @@ TEST_F(Config, ExplainShowsWhichModulesAreMeantAndWhichEntriesMeanNone) {
   EXPECT_EQ(module("model.layers.1.mlp.up_proj")["method"], "ACT_MAXABS_POW2_WEIGHTS_PCS_MAXABS_POW2");
   EXPECT_EQ(module("model.layers.1.mlp.up_proj")["method_from"], "layers.1");
   EXPECT_EQ(module("model.layers.0.mlp.up_proj")["selected"], false);
-  EXPECT_EQ(module("model.layers.0.mlp.up_proj")["reason"], "not selected by allowlist and blocklist");
+  EXPECT_THAT(module("model.layers.0.mlp.up_proj")["reason"].get<std::string>(), HasSubstr("not selected by allowlist and blocklist"));
   const std::string unused = json["model"]["unused"].dump();
   EXPECT_THAT(unused, AllOf(HasSubstr("nothing_like_this"), HasSubstr("torch.nn.Linear"), HasSubstr("scale_method.layers.77"), Not(HasSubstr("layers.1'"))));
-  EXPECT_THAT(unused, Not(HasSubstr("Softmax")));  // not visible in a checkpoint
+  EXPECT_THAT(unused, Not(HasSubstr("Softmax")));  // attention written eagerly has them
   EXPECT_THAT(json["problems"].dump(), HasSubstr("key 'allowlist.types': found 'torch.nn.Linear', which is no class that can be quantized, did you mean 'Linear'?"));
   const auto text = run_fp8({"config", "explain", (folder_ / "q.json").string(), "--model", model});
   EXPECT_THAT(text.out, HasSubstr("modules with weights are selected"));
 }
 
+TEST_F(Config, ExplainListsAttentionAndCacheNodesOfBothFormsOfAttention) {
+  const auto model = (test::demo_data() / "kjv-byte-1.7M").string();
+  const auto json = explain(R"({"scale_method": "maxabs_hw", "blocklist": {"names": ["lm_head", "layers\\.1.*matmul_av"], "types": ["Softmax"]}})", {"--model", model});
+  const auto& nodes = json["model"]["nodes"];
+  ASSERT_EQ(nodes.size(), 6 * 4u) << "four layers";
+  const auto node = [&](const std::string& name) { return find(nodes, "name", "model.layers." + name); };
+  EXPECT_EQ(node("0.self_attn.k_cache")["type"], "KVCache");
+  EXPECT_EQ(node("0.self_attn.v_cache")["method"], "MAXABS_HW");
+  EXPECT_EQ(node("3.self_attn.v_cache")["in_checkpoint"], true);
+  EXPECT_EQ(node("0.self_attn.k_cache")["attention"], nullptr);
+  EXPECT_EQ(node("0.self_attn.fused_scaled_dot_product_attention")["attention"], "fused");
+  EXPECT_EQ(node("0.self_attn.fused_scaled_dot_product_attention")["selected"], true);
+  EXPECT_EQ(node("0.self_attn.matmul_qk")["attention"], "eager");
+  EXPECT_EQ(node("0.self_attn.matmul_qk")["in_checkpoint"], false);
+  EXPECT_EQ(node("1.self_attn.matmul_qk")["selected"], true);
+  EXPECT_EQ(node("1.self_attn.matmul_av")["selected"], false);
+  EXPECT_EQ(node("2.self_attn.softmax")["selected"], false);
+  EXPECT_EQ(json["model"]["nodes_selected"], 8 + 4 + 4 + 3);
+  const auto text = run_fp8({"config", "explain", (folder_ / "q.json").string(), "--model", model});
+  EXPECT_THAT(text.out, AllOf(HasSubstr("19 of 24 modules without weights are selected"), HasSubstr("--attention eager, in memory only"),
+                              HasSubstr("11 of these run in fp8 in memory (QUANT_CONFIG with evaluate, generate) only: no form of checkpoint holds their scales")));
+}
+
+TEST_F(Config, ExplainNeverCallsAWorkingPatternIdle) {
+  const auto model = (test::demo_data() / "kjv-byte-1.7M").string();
+  const auto json = explain(R"({"blocklist": {"names": ["matmul_qk", "softmax", "fused_scaled", "layers\\.2.*k_cache", "no_such"], "types": ["Matmul", "ModuleFusedSDPA", "KVCache", "VLLMKVCache"]},
+      "scale_method": {"default": {"weight": {"rounding_method": "POW2"}, "activation": {"rounding_method": "POW2"}},
+                       "layer_types": {"Softmax": {}, "VLLMKVCache": {}, "Conv2d": {}}, "nodes": {"model.layers.1.self_attn.softmax": {}}}})", {"--model", model});
+  const auto& unused = json["model"]["unused"];
+  ASSERT_EQ(unused.size(), 3u) << unused;
+  EXPECT_THAT(unused[0].get<std::string>(), HasSubstr("no_such"));
+  EXPECT_THAT(unused.dump(), AllOf(HasSubstr("layer_types.Conv2d"), HasSubstr("nodes.model.layers.1.self_attn.softmax"), Not(HasSubstr("VLLM"))));  // blocked, so idle
+}
+
 TEST_F(Config, ExplainOfDynamicQuantization) {
   const auto json = explain(R"({"dynamic_quantization": true, "scale_method": "maxabs_pcs_pow2"})", {"--model", (test::demo_data() / "kjv-byte-1.7M").string()});
   EXPECT_EQ(find(json["model"]["modules"], "name", "model.layers.0.mlp.up_proj")["activation"], "PCS MAXABS POW2 0.5, at each call");
-  EXPECT_EQ(find(json["model"]["modules"], "name", "model.embed_tokens")["reason"], "type Embedding is not quantized");
+  EXPECT_EQ(find(json["model"]["modules"], "name", "model.embed_tokens")["reason"], "type Embedding is not quantized unless the allowlist names it");
 }
 
 TEST_F(Config, CheckIsSilentAboutWhatIsRight) {

@@ -63,6 +63,8 @@ TEST(Inspect, DamageOfACheckpointByModule) {
     }
   }
   EXPECT_TRUE(std::filesystem::exists(dir / "r.html"));
+  EXPECT_THAT(json["order"].get<std::string>(), HasSubstr("not the order of KL divergence"));
+  EXPECT_THAT(run_fp8({"inspect", folder.string()}).out, HasSubstr("(by SQNR, which is not the order of KL divergence: fp8 quantize --budget measures that)"));
   EXPECT_FALSE(io::parse_json(run_fp8({"inspect", folder.string(), "--tensors-only", "--json"}).out, "stdout").contains("modules"));
 }
 

@@ -12,9 +12,12 @@
 #include <algorithm>
 #include <cmath>
 #include <filesystem>
+#include <map>
 #include <set>
 #include <string>
 
+#include "fp8/measure/module_tree.h"
+#include "fp8/quant/plan_kv.h"
 #include "fp8/runtime/io/safetensors.h"
 #include "fp8/tools/models/load.h"
 #include "support/temp_dir.h"
@@ -61,6 +64,28 @@ TEST(Llama, OnlyTheModulesOfTheChosenAttentionAreThere) {
   };
   EXPECT_THAT(names(AttentionKind::fused), ::testing::ElementsAre("q_proj", "k_proj", "v_proj", "o_proj", "k_cache", "v_cache", "fused_scaled_dot_product_attention"));
   EXPECT_THAT(names(AttentionKind::eager), ::testing::ElementsAre("q_proj", "k_proj", "v_proj", "o_proj", "k_cache", "v_cache", "matmul_qk", "softmax", "matmul_av"));
+}
+
+TEST(Llama, ItsNodesAreThoseThatACheckpointIsSaidToHave) {
+  std::vector<std::string> weights;
+  std::map<std::string, std::string> found, ways;
+  for (const auto way : {AttentionKind::fused, AttentionKind::eager}) {
+    const auto loaded = load_model(kjv(), {.dtype = at::kFloat, .attention = way});
+    weights.clear();
+    for (const auto& m : measure::weight_modules(*loaded.model)) weights.push_back(m.name);
+    for (const auto& n : measure::op_nodes(*loaded.model)) {
+      found[n.name] = n.type;
+      auto& in = ways[n.name];
+      in = in.empty() ? (way == AttentionKind::fused ? "fused" : "eager") : "";  // both
+    }
+  }
+  std::map<std::string, std::string> said, said_ways;
+  for (const auto& n : quant::attention_nodes(quant::attention_modules(weights))) {
+    said[n.name] = n.type;
+    said_ways[n.name] = n.way;
+  }
+  EXPECT_EQ(said, found);
+  EXPECT_EQ(said_ways, ways);
 }
 
 /// Stores halves, so that what a reader sees tells whether the handler was asked both ways.
