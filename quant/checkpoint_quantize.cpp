@@ -8,6 +8,7 @@
 
 #include "fp8/configs/option_names.h"
 #include "fp8/quant/checkpoint_stream.h"
+#include "fp8/quant/expert_names.h"
 #include "fp8/quant/float_dtype.h"
 #include "fp8/quant/formats/sidecar.h"
 #include "fp8/quant/plan_kv.h"
@@ -58,7 +59,7 @@ class Job {
  public:
   Job(const fs::path& model, const CheckpointOptions& options)
       : options_(options), source_identity_(identity_of(model)), config_(read_model_config(model)), source_(model), transposed_(source_, config_), form_(form_of(options.format)),
-        plan_(make_plan(find_modules(), find_nodes(), options.plan)) {
+        plan_(make_plan(find_modules(), find_nodes(), plan_options())) {
     check_plan();
     place_nodes();
     check_model();
@@ -112,7 +113,8 @@ class Job {
     for (const auto& tensor : source_.names()) {
       const auto& info = source_.info(tensor);
       if (!is_weight(tensor) || info.shape.size() < 2) continue;
-      modules.push_back({module_of(tensor), type_of(module_of(tensor), info.shape), info.shape});
+      const bool expert = options_.plan.config.has_value() && expert_in_memory(module_of(tensor)).has_value();  // the class that a config's lists know
+      modules.push_back({module_of(tensor), expert ? kExpertType : type_of(module_of(tensor), info.shape), info.shape});
     }
     const io::Json tie = config_.value("tie_word_embeddings", io::Json(false));
     if (!tie.is_boolean() && !tie.is_null()) {
@@ -132,6 +134,38 @@ class Job {
       if (is_weight(tensor)) names.push_back(module_of(tensor));
     }
     return names;
+  }
+
+  /// A config means experts by what they are called in memory: those that it does not select there stay as they are here too.
+  PlanOptions plan_options() const {
+    PlanOptions plan = options_.plan;
+    if (!plan.config.has_value()) return plan;
+    auto filter = configs::module_filter(*plan.config);
+    for (const auto& name : names_of_modules()) {
+      const auto expert = expert_in_memory(name);
+      if (!expert.has_value()) continue;
+      const std::string reason = reason_against(*plan.config, filter, expert->name, kExpertType);
+      if (!reason.empty()) plan.keep.emplace(name, reason + ", by the name " + expert->name);
+    }
+    return plan;
+  }
+
+  /// Entries of the lists that mean experts by those names are not idle.
+  void forget_idle_names_of_experts() {
+    const auto& config = *options_.plan.config;
+    auto filter = configs::module_filter(config);
+    for (const auto& name : names_of_modules()) {
+      const auto expert = expert_in_memory(name);
+      if (!expert.has_value()) continue;
+      filter.selects(kExpertType, expert->name);
+      filter.selects(kMixtureType, expert->mixture);
+    }
+    const auto idle = filter.unused_entries();
+    std::erase_if(plan_.warnings, [&](const std::string& warning) {
+      return warning.find(" matches no module of this model") != std::string::npos && std::none_of(idle.begin(), idle.end(), [&](const auto& entry) {
+        return warning.rfind(entry.message.substr(0, entry.message.find(" matches no module")), 0) == 0;
+      });
+    });
   }
 
   /// A config selects these too; the checkpoint does not show them.
@@ -155,6 +189,7 @@ class Job {
 
   /// What the config puts into fp8 besides weights: caches go into the file if all of them do, the rest has no place in any form.
   void place_nodes() {
+    if (options_.plan.config.has_value()) forget_idle_names_of_experts();
     std::map<std::string, std::string> ways;
     for (const auto& n : find_nodes()) ways[n.name] = n.way;
     std::erase_if(plan_.skipped, [&](const SkippedModule& s) {  // what stays in high precision in memory too
@@ -179,13 +214,15 @@ class Job {
                              " key-value caches, a checkpoint holds scales of all or none: they stay in high precision");
   }
 
+  static bool is_linear(const PlannedModule& m) { return (m.info.type == "Linear" || m.info.type == kExpertType) && m.info.shape.size() == 2; }
+
   static WeightSpec spec_of(const PlannedModule& m) { return {m.info.name, m.info.shape[0], m.info.shape[1], m.scheme}; }
 
   /// What the form's readers would misread; and what they run as one product with that.
   std::map<std::string, std::string> misread() const {
     std::vector<WeightSpec> weights;
     for (const auto& m : plan_.modules) {
-      if (m.info.type == "Linear" && m.info.shape.size() == 2) weights.push_back(spec_of(m));
+      if (is_linear(m)) weights.push_back(spec_of(m));
     }
     std::map<std::string, std::string> reasons;
     for (const auto& [module, problem] : weight_problems(form_, weights)) {
@@ -201,7 +238,7 @@ class Job {
     std::vector<PlannedModule> linears;
     std::set<std::string> checked;
     for (auto& m : plan_.modules) {
-      if (m.info.type != "Linear" || m.info.shape.size() != 2) {
+      if (!is_linear(m)) {
         plan_.skipped.push_back({m.info.name, form_name() + " quantizes Linear only, this is " + m.info.type});
         continue;
       }

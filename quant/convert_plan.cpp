@@ -99,7 +99,8 @@ std::vector<Scheme> scheme_choices(const Scheme& common, const ConvertOptions& o
     s.activations = ActivationScaling::static_tensor;
     if (source.stored.weights.front().spec.scheme.activations != ActivationScaling::static_tensor && form.scheme_problem(s).empty()) {
       throw io::Error(where + name_of(o.form) + " needs static input scales with " + granularity(s) + " weights, the source has none (activations " +
-                      has + "); fp8 quantize --measurements makes them from the high precision model");
+                      has + "); " + configs::option_name("quantize_checkpoint() with 'measurements'", "fp8 quantize --measurements") +
+                      " makes them from the high precision model");
     }
   }
   throw io::Error(where + form.scheme_problem(choices.front()) +
@@ -322,7 +323,7 @@ std::int64_t rows_per_chunk(const PlannedWeight& w, bool transposed) {
 ConvertPlan plan_conversion(const ConvertSource& source, const ConvertOptions& o) {
   ConvertPlan plan;
   if (source.high_precision() && !o.type.has_value()) {
-    throw io::Error(source.checkpoint.folder().string() + ": is in high precision, expected an fp8 checkpoint; fp8 quantize makes one of it");
+    throw io::Error(source.checkpoint.folder().string() + ": is in high precision, expected an fp8 checkpoint; " + configs::option_name("quantize_checkpoint()", "fp8 quantize") + " makes one of it");
   }
   plan.type = o.type.value_or(source.type);
   plan.cast = o.type.has_value() && (o.cast_all || source.high_precision());

@@ -62,7 +62,6 @@ void Fp8Handler::make_quantizers() {
   }
 }
 
-<<<<<<< HEAD
 std::string Fp8Handler::scales() const {
   const at::Tensor host = runtime::cpu_alias(weight_scale_inv_).contiguous();
   const std::string_view bytes(static_cast<const char*>(host.const_data_ptr()), host.nbytes());
@@ -78,8 +77,12 @@ std::shared_ptr<runtime::OpHandler> Fp8Handler::with_scales_of(const std::shared
   const Scheme& its = other->scheme_;
   const bool alike = its.format == scheme_.format && its.dialect == scheme_.dialect && its.weights == scheme_.weights && its.block.rows == scheme_.block.rows &&
                      its.block.cols == scheme_.block.cols && other->weight_scale_inv_.sizes() == weight_scale_inv_.sizes();
-  return alike ? std::make_shared<Fp8Handler>(scheme_, other->weight_scale_inv_, original_dtype_) : nullptr;
-=======
+  if (!alike) return nullptr;
+  auto made = std::make_shared<Fp8Handler>(scheme_, other->weight_scale_inv_, original_dtype_);
+  if (watch_ != nullptr) made->watch_input(watch_);
+  return made;
+}
+
 void Fp8Handler::watch_input(std::shared_ptr<InputWatch> watch) {
   watch_ = std::move(watch);
   unseen_ = scheme_.activations == ActivationScaling::static_tensor;
@@ -94,7 +97,6 @@ void Fp8Handler::look_at(const runtime::WeightTag& tag, const at::Tensor& x) {
   if (!seen.most() || watch_->said.exchange(true)) return;
   TORCH_WARN("[fp8] ", tag.module_names(), ": ", std::lround(100 * seen.share()), " % of the values of its first input that are not zero become zero under its static scale (scale_inv ",
              scheme_.input_scale_inv, "); other modules may lose theirs too and are not named");
->>>>>>> 9657efc (wip)
 }
 
 void Fp8Handler::set_input_scale_inv(float scale_inv) {

@@ -2,6 +2,7 @@
 // A tiny Mixtral from the command line: measured and quantized on load by QUANT_CONFIG, and written as an fp8
 // checkpoint and read back. Its weights are noise, so the KL bounds are loose: they tell fp8 (some 1e-3) from a wrong
 // scale or expert (1e-1 and more).
+#include <map>
 #include <set>
 
 #include "e2e/e2e.h"
@@ -69,6 +70,30 @@ TEST_F(Mixtral, AnFp8CheckpointRunsWithItsExperts) {
     EXPECT_LE(distance, 2e-2) << scheme;
     EXPECT_GT(distance, 1e-5) << scheme;
   }
+}
+
+TEST_F(Mixtral, AConfigMeansItsExpertsByTheirNamesInMemory) {
+  const auto path = (folder / "q.json").string(), out = (folder / "q").string();
+  write_file(path, R"({"mode": "QUANTIZE", "scale_method": "unit_scale", "dump_stats_path": ")" + (folder / "x" / "s").string() +
+                       R"(", "blocklist": {"names": ["lm_head", "gate", "layers.0.*moe_op.w2_list.1", "_cache"], "types": ["ModuleFusedSDPA", "Matmul", "Softmax"]},
+      "allowlist": {"types": ["MoeMatmul", "VllmMixtureOfExpertsOp"]}})");
+  const auto run = fp8({"quantize", "--model", model(), "--out", out, "--config", path});
+  EXPECT_EQ(run.code, 0) << run.err;
+  EXPECT_EQ(run.err.find("matches no module"), std::string::npos) << run.err;
+  const auto tensors = Tensors::read(folder / "q" / "model.safetensors");
+  const std::string experts = "model.layers.0.block_sparse_moe.experts.";
+  EXPECT_EQ(tensors.header.at(experts + "0.w2.weight").at("dtype"), "F8_E4M3");
+  EXPECT_EQ(tensors.header.at(experts + "1.w3.weight").at("dtype"), "F8_E4M3");
+  EXPECT_NE(tensors.header.at(experts + "1.w2.weight").at("dtype"), "F8_E4M3");
+  const auto explained = json_of(fp8({"config", "explain", path, "--model", model(), "--json"}))["model"];
+  EXPECT_TRUE(explained["unused"].empty()) << explained["unused"];
+  std::map<std::string, bool> selected;
+  for (const char* kind : {"modules", "nodes"}) {
+    for (const auto& m : explained[kind]) selected[m["name"].get<std::string>()] = m["selected"].get<bool>();
+  }
+  EXPECT_TRUE(selected.at(experts + "moe_op"));
+  EXPECT_TRUE(selected.at(experts + "moe_op.w13_list.1"));
+  EXPECT_FALSE(selected.at(experts + "moe_op.w2_list.1"));
 }
 
 TEST_F(Mixtral, ABudgetIsMetByTheCheckpointThatIsWritten) {

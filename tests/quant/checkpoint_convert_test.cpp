@@ -187,7 +187,7 @@ TEST(CheckpointConvert, HighPrecisionIsCast) {
   }
   EXPECT_EQ(io::read_json(tmp / "f32" / "config.json")["torch_dtype"], "float32");
   EXPECT_TRUE(verify_conversion(tmp / "in", tmp / "f32", to(FloatType::F32)).broken.empty());
-  EXPECT_NE(error_of(tmp / "in", tmp / "no", to(CheckpointFormat::fp8)).find("fp8 quantize makes one of it"), std::string::npos);
+  EXPECT_NE(error_of(tmp / "in", tmp / "no", to(CheckpointFormat::fp8)).find("quantize_checkpoint() makes one of it"), std::string::npos);
   test::write_tensors(tmp / "big", {{"a.weight", torch::full({2, 2}, 1e6).to(at::kBFloat16)}});
   test::write_text(tmp / "big" / "config.json", "{}");
   EXPECT_NE(error_of(tmp / "big", tmp / "no", to(FloatType::F16)).find("a.weight: holds values that leave the range of f16"), std::string::npos);

@@ -48,7 +48,7 @@ TEST(PlanKv, OneScaleOrOnePerHead) {
 TEST(PlanKv, NothingIsMadeUp) {
   std::vector<std::string> warnings;
   PlanOptions o = options();
-  EXPECT_TRUE(throws_with({"'l.2.k_cache'", "every layer", "fp8 measure"}, [&] { plan_kv_cache({"l.0", "l.2"}, o, warnings); }));
+  EXPECT_TRUE(throws_with({"'l.2.k_cache'", "every layer", "measure again"}, [&] { plan_kv_cache({"l.0", "l.2"}, o, warnings); }));
   EXPECT_TRUE(throws_with({"no attention module"}, [&] { plan_kv_cache({}, o, warnings); }));
   o.measurements->kv_cache[2].inputs[0] = {0.0f, 0.0f};
   EXPECT_TRUE(throws_with({"l.1.k_cache", "only zeros"}, [&] { plan_kv_cache(kAttention, o, warnings); }));

@@ -137,7 +137,8 @@ TEST(PlanNodes, WithoutAConfigAttentionIsAskedFor) {
   EXPECT_EQ(kept.nodes.size(), 1u) << "the mixture";
   EXPECT_EQ(reason(kept, "l.sdpa"), "attention stays in high precision by default");
   EXPECT_EQ(reason(kept, "l.k_cache"), "key-value caches stay in high precision by default");
-  o.attention = o.kv_cache = true;
+  o.attention = true;
+  o.kv_cache = true;
   const Plan all = make_plan(kWeights, kNodes, o);
   EXPECT_EQ(all.nodes.size(), 5u);
   EXPECT_EQ(reason(all, "l.b2b"), "excluded by 'exclude'");

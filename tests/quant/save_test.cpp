@@ -6,7 +6,9 @@
 
 #include "fp8/quant/convert.h"
 #include "fp8/quant/load.h"
+#include "fp8/quant/node_handler.h"
 #include "fp8/runtime/io/error.h"
+#include "fp8/runtime/modules/attention.h"
 #include "support/fp8_reference.h"
 #include "support/models_for_tests.h"
 #include "support/temp_dir.h"
@@ -86,6 +88,37 @@ TEST(Save, CodesThatNoModuleHoldsAreRefused) {
   model->register_buffer("kept", model->layers[0]->q_proj->weight.detach().clone());
   EXPECT_TRUE(throws_with({"[save] kept", "module 'layer_0.q_proj'"}, [&] { save(*model, dir / "out", CheckpointFormat::compressed_tensors); }));
   EXPECT_FALSE(fs::exists(dir / "out"));
+}
+
+struct CachedImpl : torch::nn::Module {
+  struct AttentionImpl : torch::nn::Module {
+    torch::nn::Linear k_proj = register_module("k_proj", torch::nn::Linear(16, 16));
+    runtime::KVCache k_cache = register_module("k_cache", runtime::KVCache()), v_cache = register_module("v_cache", runtime::KVCache());
+  };
+  std::shared_ptr<AttentionImpl> a = register_module("a", std::make_shared<AttentionImpl>()), b = register_module("b", std::make_shared<AttentionImpl>());
+};
+
+TEST(Save, CachesAreWrittenIfAllOfThemAreInFp8) {
+  const test::TempDir dir;
+  auto model = std::make_shared<CachedImpl>();
+  model->to(test::kHpu);
+  convert(*model, {});
+  NodeScheme scheme;
+  scheme.kind = configs::ModuleKind::kv_cache;
+  scheme.input_scale_inv = scheme.output_scale_inv = {0.5f};
+  const auto nodes = measure::op_nodes(*model);
+  ASSERT_EQ(nodes.size(), 4u);
+  for (std::size_t i = 0; i < 4; ++i) {
+    nodes[i].slot->handler = make_node_handler(scheme);
+    save(*model, dir / "out", CheckpointFormat::compressed_tensors, {.overwrite = true});
+    const io::SafetensorsFile file(dir / "out/model.safetensors");
+    EXPECT_EQ(file.find("a.k_scale") != nullptr || file.find("a.k_proj.k_scale") != nullptr, i == 3) << i;
+    const auto skipped = io::read_json(dir / "out/fp8.json")["skipped"];
+    EXPECT_EQ(skipped.empty(), i == 3);  // engines would take 1.0 for the scales of the others
+    if (i == 2) {
+      EXPECT_EQ(skipped["a.k_cache"], "only a part of the key-value caches is in fp8, a checkpoint holds scales of all or none");
+    }
+  }
 }
 
 TEST(Save, RefusesWhatTheFormatCannotHold) {

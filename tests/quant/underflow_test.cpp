@@ -17,7 +17,7 @@ using ::testing::AllOf;
 using ::testing::HasSubstr;
 using test::hpu;
 
-configs::QuantConfig config(const std::string& method) {
+configs::QuantConfig fixed_config(const std::string& method) {
   return configs::parse_quant_config(io::parse_json(R"({"hp_dtype": "fp32", "scale_method": ")" + method + "\"}", "q.json"), "q.json");
 }
 
@@ -65,7 +65,8 @@ TEST(Underflow, AnAmaxAloneTellsForNormalValues) {
   EXPECT_TRUE(loses_most(0x1p-8f, 1.0f, recipes::Format::E4M3));
   EXPECT_FALSE(loses_most(0x1.2p-8f, 1.0f, recipes::Format::E4M3));
   EXPECT_FALSE(loses_most(0.0f, 1.0f, recipes::Format::E4M3));
-  const at::Tensor x = torch::randn({1 << 16}, torch::manual_seed(1)) * (0x1p-8 / 4.5);  // amax near 2^-8
+  torch::manual_seed(1);
+  const at::Tensor x = torch::randn({1 << 16}) * (0x1p-8 / 4.5);  // amax near 2^-8
   const auto seen = underflow_of_scale(x.const_data_ptr(), recipes::FloatType::F32, x.numel(), 1.0f, recipes::Format::E4M3);
   EXPECT_TRUE(seen.most()) << seen.share();
 }
@@ -74,7 +75,7 @@ TEST(Underflow, AFixedScaleThatLosesTheWeightsIsWarnedOf) {
   Net net;
   PlanOptions o;
   o.dialect = recipes::Dialect::gaudi3;
-  o.config = config("hw_aligned_single_scale");
+  o.config = fixed_config("hw_aligned_single_scale");
   const auto report = convert(*net, o);
   EXPECT_THAT(line_of(report.warnings, "most weights"), AllOf(HasSubstr("HW_ALIGNED_SINGLE_SCALE: in 1 of 2 modules most weights become zero"), HasSubstr("the worst: small, ")));
 }
@@ -89,7 +90,7 @@ TEST(Underflow, AScaleThatFitsIsNotWarnedOf) {
 TEST(Underflow, InputsThatWereMeasuredFarBelowTheirScaleAreWarnedOf) {
   PlanOptions o;
   o.dialect = recipes::Dialect::gaudi3;
-  o.config = config("hw_aligned_single_scale");
+  o.config = fixed_config("hw_aligned_single_scale");
   o.measurements.emplace();
   o.measurements->modules = {{"small", {{0.4f}}, std::nullopt, std::nullopt}, {"large", {{40.0f}}, std::nullopt, std::nullopt}};  // 0.4 / 128 < 2^-8
   const std::vector<ModuleInfo> modules = {{"small", "Linear", {32, 64}}, {"large", "Linear", {32, 64}}};
@@ -101,9 +102,9 @@ TEST(Underflow, TheFirstInputThatIsLostIsWarnedOfOnce) {
   Net net;
   PlanOptions o;
   o.dialect = recipes::Dialect::gaudi3;
-  o.config = config("hw_aligned_single_scale");
+  o.config = fixed_config("hw_aligned_single_scale");
   convert(*net, o);
-  const at::Tensor x = hpu(torch::randn({8, 64}, torch::manual_seed(1)) * 0.05);
+  const at::Tensor x = hpu(torch::randn({8, 64}) * 0.05);
   Warnings warnings;
   net->large->forward(hpu(torch::randn({8, 64}) * 1000));
   EXPECT_EQ(warnings.texts.size(), 0u);
@@ -123,10 +124,10 @@ TEST(Underflow, ACheckpointWhoseWeightsAreLostIsWarnedOf) {
     CheckpointOptions o;
     o.overwrite = true;
     o.plan.dialect = recipes::Dialect::gaudi3;
-    o.plan.config = config("hw_aligned_single_scale");
+    o.plan.config = fixed_config("hw_aligned_single_scale");
     if (per_channel) {  // one far outlier in each row, of which the scale is made
       o.plan.config.reset();
-      at::Tensor w = torch::randn({32, 64}, torch::manual_seed(1)) * 1e-3;
+      at::Tensor w = torch::randn({32, 64}) * 1e-3;
       w.select(1, 0).fill_(1e3);
       test::write_tensors(dir / "in", {{"small.weight", w}, {"large.weight", net->large->weight.detach().cpu()}});
     }

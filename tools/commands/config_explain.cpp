@@ -152,7 +152,7 @@ Explanation explain_modules(const QuantConfig& config, const ModelModules& model
   std::size_t in_memory = 0;
   for (const auto& [name, type] : model.weights) weights.push_back(selection.weight(name, type));
   for (const auto& n : model.nodes) {
-    const bool kept = model.checkpoint && n.type != "KVCache";
+    const bool kept = model.checkpoint && !n.way.empty();
     nodes.push_back(selection.node(n, kept));
     in_memory += kept && nodes.back()["selected"].get<bool>() ? 1 : 0;
   }

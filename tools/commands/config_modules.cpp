@@ -4,8 +4,11 @@
 #include <torch/csrc/jit/api/module.h>
 #include <torch/csrc/jit/serialization/import.h>
 
+#include <set>
+
 #include "fp8/measure/module_tree.h"
 #include "fp8/measure/script_nodes.h"
+#include "fp8/quant/expert_names.h"
 #include "fp8/quant/formats/checkpoint_folder.h"
 #include "fp8/quant/plan_kv.h"
 #include "fp8/runtime/io/error.h"
@@ -37,15 +40,24 @@ ModelModules modules_of_checkpoint(const fs::path& folder) {
   model.checkpoint = true;
   Modules& modules = model.weights;
   std::vector<std::string> names;
+  std::set<std::string> experts;
+  std::vector<quant::NodeInfo> mixtures;
   for (const auto& tensor : checkpoint.names()) {
     const auto& info = checkpoint.info(tensor);
     if (!ends_with(tensor, kWeight) || info.shape.size() < 2) continue;
     const std::string name = tensor.substr(0, tensor.size() - kWeight.size());
-    modules.emplace_back(name, quant::type_of_weight(name, info.shape));
     names.push_back(name);
+    const auto expert = quant::expert_in_memory(name);
+    if (!expert.has_value()) {
+      modules.emplace_back(name, quant::type_of_weight(name, info.shape));
+      continue;
+    }
+    if (experts.insert(expert->name).second) modules.emplace_back(expert->name, quant::kExpertType);
+    if (experts.insert(expert->mixture).second) mixtures.push_back({expert->mixture, quant::kMixtureType});
   }
   if (has_tied_head(folder) && !checkpoint.contains("lm_head.weight")) modules.emplace_back("lm_head", "Linear");
   model.nodes = quant::attention_nodes(quant::attention_modules(names));
+  model.nodes.insert(model.nodes.end(), mixtures.begin(), mixtures.end());
   return model;
 }
 

@@ -122,6 +122,7 @@ void quantize(const QuantizeOptions& o, Context& context) {
   const auto report = quant::quantize_checkpoint(o.model, o.out, options);
   const double seconds = std::chrono::duration<double>(Clock::now() - start).count();
   for (const auto& warning : report.warnings) context.warn(warning);
+  if (o.kv_scales.has_value() && report.kv_caches == 0) context.warn("--kv-cache-scales has no effect: no scales of key-value caches are written");
 
   io::Json json = {{"modules_quantized", report.quantized.size()}, {"modules_skipped", io::Json::array()}, {"scheme", report.quantized.front().second},
                    {"weights_bytes", report.weights_bytes}, {"source_bytes", report.source_bytes}, {"seconds", seconds},
