@@ -5,6 +5,7 @@
 #include <sys/file.h>
 #include <unistd.h>
 
+#include <algorithm>
 #include <cerrno>
 #include <ctime>
 #include <string_view>
@@ -64,42 +65,52 @@ std::string_view rank_of(std::string_view name) {
 std::vector<fs::path> in_the_way(const fs::path& folder, const std::string& stem, const std::optional<configs::Rank>& rank) {
   const std::string own = configs::rank_suffix(rank);
   const std::string world = rank.has_value() ? "_" + std::to_string(rank->world) : "";
-  struct Found {
-    fs::path path;
-    bool own, together, new_one;
-  };
-  std::vector<Found> found;
-  bool was_here = false;
+  std::vector<fs::path> paths;
   std::error_code error;
   for (fs::directory_iterator it(folder, error), end; !error && it != end; it.increment(error)) {
     const std::string name = it->path().filename().string();
     std::error_code gone;  // another rank may be at work
     if (name.rfind(stem, 0) != 0 || !it->is_regular_file(gone) || gone) continue;
     const std::string_view theirs = rank_of(name);
-    const bool is_own = theirs == own;
     const bool together = rank.has_value() && !theirs.empty() && theirs.substr(theirs.rfind('_')) == world;
     const auto written = fs::last_write_time(it->path(), gone);
-    found.push_back({it->path(), is_own, together, !gone && written > kProcessBegan});
-    was_here = was_here || is_own;
-  }
-  std::vector<fs::path> paths;
-  for (const auto& f : found) {
-    const bool stays = !f.own && (f.new_one || (f.together && !was_here));
-    if (!stays) paths.push_back(f.path);
+    const bool new_one = !gone && written > kProcessBegan;
+    if (theirs == own || (!together && !new_one)) paths.push_back(it->path());
   }
   return paths;
+}
+
+/// The newest backup of `prefix` in `folder` if it has no file of one of these names, else it is of an earlier run. Empty: none.
+fs::path shared_backup(const std::vector<fs::path>& files, const fs::path& folder, const std::string& prefix) {
+  fs::path found;
+  auto when = fs::file_time_type::min(), earlier_run = when;
+  std::error_code error, gone;
+  for (fs::directory_iterator it(folder, error), end; !error && it != end; it.increment(error)) {
+    if (it->path().filename().string().rfind("backup_" + prefix + "_", 0) != 0 || !it->is_directory(gone)) continue;
+    const auto written = fs::last_write_time(it->path(), gone);
+    if (gone) continue;
+    const bool taken = std::any_of(files.begin(), files.end(), [&](const fs::path& file) { return fs::exists(it->path() / file.filename(), gone); });
+    if (taken) earlier_run = std::max(earlier_run, written);
+    if (taken || written < when) continue;
+    found = it->path();
+    when = written;
+  }
+  return when >= earlier_run ? found : fs::path();
 }
 
 /// Moves files away; puts them back unless keep() is called.
 class Backup {
  public:
-  Backup(const std::vector<fs::path>& files, const fs::path& folder, const std::string& prefix) {
+  /// shared: the ranks of one run have one backup.
+  Backup(const std::vector<fs::path>& files, const fs::path& folder, const std::string& prefix, bool shared) {
     if (files.empty()) return;
-    while (!fs::create_directory(made_ = backup_path(folder, prefix))) {  // another may have been made in between
+    if (shared) backup_ = shared_backup(files, folder, prefix);
+    made_ = backup_.empty();
+    while (made_ && !fs::create_directory(backup_ = backup_path(folder, prefix))) {  // another may have been made in between
     }
     try {
       for (const auto& file : files) {
-        fs::rename(file, made_ / file.filename());
+        fs::rename(file, backup_ / file.filename());
         moved_.push_back(file);
       }
     } catch (...) {
@@ -110,16 +121,17 @@ class Backup {
   ~Backup() { put_back(); }
   Backup(const Backup&) = delete;
   Backup& operator=(const Backup&) = delete;
-  void keep() { moved_.clear(), made_.clear(); }
+  void keep() { moved_.clear(), made_ = false; }
 
  private:
   void put_back() noexcept {
     std::error_code ignored;  // what can't be moved back is in the backup, and safe there
-    for (const auto& file : moved_) fs::rename(made_ / file.filename(), file, ignored);
-    if (!made_.empty()) fs::remove(made_, ignored);
+    for (const auto& file : moved_) fs::rename(backup_ / file.filename(), file, ignored);
+    if (made_) fs::remove(backup_, ignored);
     keep();
   }
-  fs::path made_;
+  fs::path backup_;
+  bool made_ = false;
   std::vector<fs::path> moved_;
 };
 
@@ -144,7 +156,7 @@ std::vector<fs::path> CalibrationFiles::write(const MeasurementFile& file, const
   const fs::path folder = states_file.has_parent_path() ? states_file.parent_path() : fs::path(".");
   try {
     const FolderLock lock(folder);
-    Backup backup(written_ ? std::vector<fs::path>{} : in_the_way(folder, prefix + "_hooks_", name_.rank), folder, prefix);
+    Backup backup(written_ ? std::vector<fs::path>{} : in_the_way(folder, prefix + "_hooks_", name_.rank), folder, prefix, name_.rank.has_value());
     auto paths = write_measurements(prefix_, file, name_);
     if (!states.is_null()) {
       io::write_json(states_file, states, -1);

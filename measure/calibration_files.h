@@ -5,17 +5,15 @@
 //   P_hooks_{observer}R.observers                                     states of observers that keep one
 //   backup_{prefix}_{dd-mm_HH:MM:SS}/                                 everything P_hooks_* of an earlier run
 //
-// Several processes may calibrate one model together, each with its rank. What belongs to the run that is going on stays:
+// Several processes may calibrate one model together, each with its rank. At its first write a rank moves
 //
-//   a file of                                    own files are there    own files are not there
-//   this rank (or none, if this has no rank)     backup                 -
-//   another rank of as many                      backup                 stays: that rank was first
-//   anything else (other numbers, scales, ...)   backup                 backup
-//   any other, written since this process began  stays                  stays
+//   files of this rank (or of none, if this has no rank)     backup
+//   of another rank of as many                               stay: that rank moves them when it writes its own
+//   of anything else (other numbers, scales, ...)            backup, unless written since this process began
 //
-// so that a rank that comes late moves nothing of the others, whether the ranks run side by side or one after the other,
-// and a second run moves the whole of the first. It happens at the first write, under a lock of the folder: a run that
-// fails before has changed nothing, and where writing fails the files are put back.
+// so that no rank touches what is another's, whether they run side by side, one after the other, or one of them again. The ranks of one run
+// share a backup: who finds the newest one without its files puts them there. All under a lock of the folder: a run that fails before its first
+// write has changed nothing, and where writing fails the files are put back.
 #pragma once
 #include <filesystem>
 #include <string>

@@ -104,6 +104,32 @@ TEST(CalibrationFiles, RanksOneAfterTheOtherKeepEachOthersFiles) {
   for (const auto& backup : backups(dir)) EXPECT_EQ(files_in(backup), 9u);
 }
 
+/// One rank alone again, long after all of them: the others' files are theirs.
+TEST(CalibrationFiles, ARankThatMeasuresAgainTouchesItsOwnFilesOnly) {
+  const test::TempDir dir;
+  for (int rank = 0; rank < 3; ++rank) measure_rank(dir, rank, 3, static_cast<float>(rank + 1));
+  age(dir);
+  measure_rank(dir, 1, 3, 20);
+  EXPECT_EQ(amax_of_rank(dir.path(), 0, 3), 1.0f);
+  EXPECT_EQ(amax_of_rank(dir.path(), 1, 3), 20.0f);
+  EXPECT_EQ(amax_of_rank(dir.path(), 2, 3), 3.0f);
+  ASSERT_EQ(backups(dir).size(), 1u);
+  EXPECT_EQ(files_in(backups(dir)[0]), 3u);
+  EXPECT_EQ(amax_of_rank(backups(dir)[0], 1, 3), 2.0f);
+}
+
+/// The first run lost a rank; in the second one that rank is done before the other begins.
+TEST(CalibrationFiles, ALateRankLeavesWhatAnEarlyOneWrote) {
+  const test::TempDir dir;
+  measure_rank(dir, 0, 2, 1);
+  age(dir);
+  measure_rank(dir, 1, 2, 20);
+  age(dir);
+  measure_rank(dir, 0, 2, 10);
+  EXPECT_EQ(amax_of_rank(dir.path(), 0, 2), 10.0f);
+  EXPECT_EQ(amax_of_rank(dir.path(), 1, 2), 20.0f);
+}
+
 TEST(CalibrationFiles, ARunWithOtherRanksBacksUpAllOfTheEarlier) {
   const test::TempDir dir;
   for (int rank = 0; rank < 4; ++rank) measure_rank(dir, rank, 4, 1);
