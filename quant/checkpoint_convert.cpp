@@ -10,7 +10,9 @@
 
 #include "fp8/quant/convert_plan.h"
 #include "fp8/quant/float_dtype.h"
+#include "fp8/quant/formats/carry_through.h"
 #include "fp8/quant/formats/sidecar.h"
+#include "fp8/quant/nonfinite.h"
 #include "fp8/runtime/io/error.h"
 #include "fp8/runtime/kernels/cast.h"
 #include "fp8/version.h"
@@ -45,13 +47,15 @@ struct Work {
 /// One run: units from a plan.
 class Job {
  public:
-  Job(const fs::path& model, const ConvertOptions& options) : options_(options), source_(model), plan_(plan_conversion(source_, options)) {
+  Job(const fs::path& model, const ConvertOptions& options)
+      : options_(options), files_(identity_of(model)), carried_(carried_identity_of(model)), source_(model, options.assume), plan_(plan_conversion(source_, options)) {
+    if (options.allow_nonfinite) find_nonfinite_tensors();
     for (const auto& w : plan_.weights) groups_.try_emplace(group_key(w));
     add_units();
     report_.from = source_.form_name() + (source_.high_precision() ? "" : ": " + source_.stored.weights.front().spec.scheme.describe());
     report_.to = plan_.form == nullptr ? kernels::name_of(plan_.type) : std::string(name_of(options_.form)) + ": " + plan_.config.scheme.describe();
     for (const auto& w : plan_.weights) report_.modules.push_back({w.to.module, w.change, w.exact, w.reason, std::nullopt});
-    report_.notes = plan_.notes;
+    report_.notes.insert(report_.notes.begin(), plan_.notes.begin(), plan_.notes.end());
     report_.kv = plan_.config.kv.size();
     report_.source_bytes = source_.checkpoint.total_bytes();
   }
@@ -62,10 +66,12 @@ class Job {
     StreamOptions stream = options_.stream;
     stream.identity = identity();
     stream.source = source_.checkpoint.folder();
-    const auto finish = [this](OutputFolder& folder) { finish_folder(folder); };
-    if (options_.join) return join_checkpoint(out, units_, stream, finish);
-    auto result = write_checkpoint(out, units_, stream, finish);
+    stream.carried = carried_;
+    for (const auto& [tensor, found] : nonfinite_) stream.nonfinite.insert(tensor);
+    const auto finish = [&](OutputFolder& folder) { finish_folder(folder, run_mark(units_, stream)); };
+    const auto result = options_.join ? join_checkpoint(out, units_, stream, finish) : write_checkpoint(out, units_, stream, finish);
     report_.notes.insert(report_.notes.end(), result.warnings.begin(), result.warnings.end());
+    report_.finished_before = result.finished_before;
   }
 
  private:
@@ -76,6 +82,29 @@ class Job {
 
   [[noreturn]] void fail(const std::string& tensor, const std::string& what) const {
     throw io::Error(source_.checkpoint.folder().string() + ": " + tensor + ": " + what);
+  }
+
+  /// Whether a tensor's NaN and Inf were found and allowed.
+  bool allowed(const std::string& tensor) const { return nonfinite_.count(tensor) != 0; }
+
+  void find_nonfinite_tensors() {
+    std::set<std::string> codes;
+    for (const auto& w : plan_.weights) codes.insert(w.from.weight);
+    const auto dialect = plan_.weights.empty() ? recipes::Dialect::ocp : plan_.weights.front().from.spec.scheme.dialect;
+    nonfinite_ = find_nonfinite(source_.checkpoint, dialect, codes, options_.stream.stop);
+    for (const auto& w : plan_.weights) {
+      if (!allowed(w.from.weight)) continue;
+      const auto max = [](const Scheme& s) { return kernels::fp8_max(s.format, s.dialect); };
+      if (w.change == Change::requantized) fail(w.from.weight, "holds NaN or Inf, of which no new scales can be made; without --scheme its codes stay as they are");
+      if (w.change != Change::decoded && max(w.from.spec.scheme) < max(w.to.scheme))
+        fail(w.from.weight, "holds NaN or Inf of dialect gaudi2, whose codes are numbers in another; expected finite weights");
+      if (w.change == Change::decoded && max(w.from.spec.scheme) == 240)
+        fail(w.from.weight, "holds NaN or Inf of dialect gaudi2, which is not decoded; expected finite weights");
+    }
+    for (const auto& [tensor, found] : nonfinite_) {
+      const auto& info = source_.checkpoint.info(tensor);
+      report_.notes.push_back(tensor + ": copied with " + found.text(static_cast<std::uint64_t>(info.numel())));
+    }
   }
 
   // Units
@@ -158,6 +187,7 @@ class Job {
     context.in.resize(static_cast<std::uint64_t>(n) * from_size);
     context.out.resize(static_cast<std::uint64_t>(n) * to_size);
     source_.checkpoint.read(info.name, context.in.data(), static_cast<std::uint64_t>(first) * from_size, context.in.size());
+    if (!allowed(info.name) && has_nonfinite(context.in.data(), info.dtype, n)) refuse_nonfinite(source_.checkpoint, info.name);
     if (!cast_floats(context.in.data(), float_type(info.dtype), n, plan_.type, context.out.data())) {
       fail(info.name, std::string("holds values that leave the range of ") + kernels::name_of(plan_.type));
     }
@@ -200,7 +230,7 @@ class Job {
     for (std::int64_t row = first; row < last; row += step) {
       const std::int64_t rows = std::min(step, last - row);
       context.in.resize(static_cast<std::size_t>(rows * cols));
-      read_code_rows(source_.checkpoint, w.from, row, rows, context.in.data());
+      read_code_rows(source_.checkpoint, w.from, row, rows, context.in.data(), allowed(w.from.weight));
       switch (w.change) {
         case Change::decoded: decode(context, work, row, rows); break;
         case Change::rescaled: rescale(context, work, row, rows); break;
@@ -217,11 +247,21 @@ class Job {
                        type);
   }
 
+  /// Whether a finite value of the rows just decoded became infinite.
+  bool overflows(const UnitContext& context, const Work& work, std::int64_t row, std::int64_t rows) const {
+    const std::int64_t n = rows * work.w.to.cols;
+    if (!allowed(work.w.from.weight)) return !std::isfinite(kernels::amax(context.out.data(), plan_.type, n));
+    std::vector<float> values(static_cast<std::size_t>(n));
+    std::vector<std::uint8_t> typed(context.out.size());
+    decode_source(work, context.in.data(), row, rows, values.data(), FloatType::F32);
+    return !cast_floats(values.data(), FloatType::F32, n, plan_.type, typed.data());
+  }
+
   void decode(UnitContext& context, Work& work, std::int64_t row, std::int64_t rows) const {
     const std::int64_t cols = work.w.to.cols, size = kernels::size_of(plan_.type);
     context.out.resize(static_cast<std::size_t>(rows * cols * size));
     decode_source(work, context.in.data(), row, rows, context.out.data(), plan_.type);
-    if (work.may_overflow && !std::isfinite(kernels::amax(context.out.data(), plan_.type, rows * cols))) {
+    if (work.may_overflow && overflows(context, work, row, rows)) {
       fail(work.w.from.weight, std::string("holds values that leave the range of ") + kernels::name_of(plan_.type));
     }
     context.write(work.w.output(), context.out.data(), static_cast<std::uint64_t>(row * cols * size), context.out.size());
@@ -320,22 +360,28 @@ class Job {
   io::Json identity() const {
     io::Json id = {{"command", "convert"},   {"version", FP8_VERSION},  {"to", report_.to},
                    {"cast_all", plan_.cast}, {"qdq", plan_.config.qdq}, {"rescale", {plan_.rescaling.times, plan_.rescaling.over}}};
-    id["source"] = identity_of(source_.checkpoint.folder());
+    if (options_.assume.has_value()) id["assume"] = name_of(*options_.assume);
+    if (!nonfinite_.empty()) id["nonfinite"] = nonfinite_json(nonfinite_);
+    id["source"] = files_;
     return id;
   }
 
-  void finish_folder(OutputFolder& folder) {
+  void finish_folder(OutputFolder& folder, const std::string& mark) {
     io::Json edits = {{"quantization_config", nullptr}, {"compression_config", nullptr}};
     if (plan_.form != nullptr) {
       const io::Json config = plan_.form->config(plan_.config);
       edits["quantization_config"] = config;
       for (const auto& [name, value] : plan_.form->extra_files(config)) folder.write_json(name, value);
-      folder.write_json(kSidecarName, sidecar());
     } else if (plan_.type != source_.type) {
       for (const char* key : {"dtype", "torch_dtype"}) {
         if (source_.config.contains(key)) edits[key] = word_of(plan_.type);
       }
     }
+    io::Json note = plan_.form != nullptr ? sidecar() : make_note();
+    note["converted"] = {{"from", source_.form_name()}, {"exact", std::all_of(plan_.weights.begin(), plan_.weights.end(), [](const auto& w) { return w.exact; })}};
+    if (!nonfinite_.empty()) note["nonfinite"] = nonfinite_json(nonfinite_);
+    note["run"] = mark;
+    folder.write_json(kSidecarName, note);
     folder.write_config(source_.checkpoint.folder() / "config.json", edits);
     const auto warnings = folder.carry_through(source_.checkpoint.folder());
     report_.notes.insert(report_.notes.end(), warnings.begin(), warnings.end());
@@ -352,20 +398,18 @@ class Job {
         if (reason.is_string()) plan.skipped.push_back({name, reason.get<std::string>()});
       }
     }
-    bool exact = true;
     for (const auto& w : plan_.weights) {
-      exact = exact && w.exact;
       if (!w.reason.empty()) plan.skipped.push_back({w.to.module, w.reason});
     }
-    io::Json out = make_sidecar(plan, plan_.config.scheme);
-    out["converted"] = {{"from", source_.form_name()}, {"exact", exact}};
-    return out;
+    return make_sidecar(plan, plan_.config.scheme);
   }
 
   const ConvertOptions& options_;
+  const io::Json files_, carried_;  // of the source, as they were before it was read
   ConvertSource source_;
   ConvertPlan plan_;
   ConvertReport report_;
+  std::map<std::string, NonFinite> nonfinite_;  // by tensor of the source; allowed
   std::mutex report_mutex_;
   std::map<std::string, Group> groups_;
   std::set<std::string> outputs_;

@@ -35,6 +35,11 @@ struct ConvertOptions {
   std::optional<recipes::Dialect> dialect;  ///< empty: the source's
   std::optional<Rescale> rescale;           ///< see rescaling()
 
+  /// What the source is, where its config.json doesn't say it or its weights are bytes (formats/assumed_form.h).
+  std::optional<CheckpointFormat> assume;
+  /// NaN and Inf are copied and noted in fp8.json, instead of refused (nonfinite.h); a weight that has them is not requantized.
+  bool allow_nonfinite = false;
+
   /// To a type: cast floating point tensors that are not in fp8 too (of a high precision source: always).
   bool cast_all = false;
   bool dry_run = false;
@@ -60,11 +65,13 @@ struct ConvertReport {
   std::vector<std::string> notes;        ///< what was dropped or changed, one line each
   std::size_t kv = 0;                    ///< attention modules whose cache scales were carried
   std::uint64_t weights_bytes = 0, source_bytes = 0;
+  bool finished_before = false;  ///< stream.resume: `out` is what a run like this one finished; nothing was written
 };
 
 /// Throws io::Error or std::invalid_argument, naming file, tensor or key; nothing stands under `out` then. Among the reasons: a high precision
 /// source and a form (that is quantize_checkpoint()'s work), a form that can't hold the source's scales without requantization that
-/// `weights` did not ask for, static scales that the form needs and the source lacks, values that leave the type's range.
+/// `weights` did not ask for, static scales that the form needs and the source lacks, values that leave the type's range, codes that no config
+/// explains.
 ConvertReport convert_checkpoint(const std::filesystem::path& model, const std::filesystem::path& out, const ConvertOptions& options);
 
 /// A module, or an unquantized tensor, of the source and what `out` has of it.
@@ -81,7 +88,8 @@ struct Verification {
   std::vector<std::string> broken;  ///< of modules and tensors, those that were promised exact and are not
 };
 
-/// Streams both folders and compares them, with the promises that convert_checkpoint() makes for these options. Throws io::Error for what
+/// Streams both folders and compares them, with the promises that convert_checkpoint() makes for these options. Values are read by another
+/// reader than convert_checkpoint()'s (checkpoint_reading.h), which finds weights and scales by the tensors themselves. Throws io::Error for what
 /// can't be read or is missing.
 Verification verify_conversion(const std::filesystem::path& model, const std::filesystem::path& out, const ConvertOptions& options);
 

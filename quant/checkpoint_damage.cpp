@@ -8,6 +8,7 @@
 #include "fp8/quant/float_dtype.h"
 #include "fp8/quant/formats/checkpoint_folder.h"
 #include "fp8/quant/formats/form.h"
+#include "fp8/quant/nonfinite.h"
 #include "fp8/runtime/io/error.h"
 #include "fp8/runtime/io/safetensors.h"
 #include "fp8/runtime/kernels/cast.h"
@@ -72,7 +73,7 @@ std::vector<ModuleInfo> modules_of(const io::Checkpoint& checkpoint) {
 
 std::int64_t band_of(const Scheme& scheme) { return scheme.weights == WeightGranularity::block ? scheme.block.rows : 1; }
 
-/// amax of a planned weight: per row or block, or one value, as the scheme has scales.
+/// amax of a planned weight: per row or block, or one value, as the scheme has scales. One NaN for a weight with NaN or Inf.
 std::vector<float> amax_of(const io::Checkpoint& source, const PlannedModule& m, const std::function<bool()>& stop) {
   RowReader reader(source, m.info.name + ".weight");
   const auto type = checked_float_type(source.info(m.info.name + ".weight"), source.folder());
@@ -90,12 +91,12 @@ std::vector<float> amax_of(const io::Checkpoint& source, const PlannedModule& m,
     }
     amax.insert(amax.end(), part.begin(), part.end());
   }
-  for (float a : amax) {
-    if (!std::isfinite(a)) throw io::Error(source.folder().string() + ": " + m.info.name + ".weight: expected finite weights, found " + (std::isnan(a) ? "NaN" : "Inf"));
-  }
+  if (std::any_of(amax.begin(), amax.end(), [](float a) { return !std::isfinite(a); })) return {std::nanf("")};
   if (m.scheme.weights == WeightGranularity::tensor) amax = {amax.empty() ? 0.0f : *std::max_element(amax.begin(), amax.end())};
   return amax;
 }
+
+bool holds_nan(const std::vector<float>& amax) { return amax.size() == 1 && std::isnan(amax[0]); }
 
 ModuleDamage damage_of(const io::Checkpoint& source, const PlannedModule& m, const WeightScales& scales, const std::function<bool()>& stop) {
   ModuleDamage out = ModuleDamage::of(m.info.name, m.info.type, m.scheme, scales.scale_inv);
@@ -141,11 +142,15 @@ CheckpointDamage damage_of_checkpoint(const fs::path& model, const PlanOptions& 
   std::map<std::string, float> groups;
   for (const auto& m : plan.modules) {
     amax.push_back(amax_of(source, m, stop));
-    if (!m.fuse_group.empty()) groups[m.fuse_group] = std::max(groups[m.fuse_group], amax.back()[0]);
+    if (holds_nan(amax.back())) {
+      const std::string tensor = m.info.name + ".weight";
+      out.skipped.push_back({m.info.name, "holds " + count_nonfinite(source, tensor).text(static_cast<std::uint64_t>(source.info(tensor).numel()))});
+    } else if (!m.fuse_group.empty()) groups[m.fuse_group] = std::max(groups[m.fuse_group], amax.back()[0]);
     if (progress) progress(done += source.info(m.info.name + ".weight").bytes(), 2 * total);
   }
   for (std::size_t i = 0; i < plan.modules.size(); ++i) {
     const auto& m = plan.modules[i];
+    if (holds_nan(amax[i])) continue;
     if (const auto group = groups.find(m.fuse_group); group != groups.end()) amax[i] = {group->second};
     out.modules.push_back(damage_of(source, m, weight_scales(amax[i], m.scheme, m.info.name + ".weight"), stop));
     if (progress) progress(done += source.info(m.info.name + ".weight").bytes(), 2 * total);
@@ -161,7 +166,18 @@ CheckpointDamage damage_of_fp8_checkpoint(const fs::path& model, const std::opti
   std::vector<std::uint8_t> codes;
   for (const auto& w : read_stored(source).weights) {
     const auto& [module, all_rows, cols, scheme] = w.spec;
-    const auto scale_inv = read_scale_inv(source, w);
+    const NonFinite bad = count_nonfinite(source, w.weight, scheme.dialect, /*bytes_are_codes=*/true);
+    if (bad.any()) {
+      out.skipped.push_back({module, "holds " + bad.text(static_cast<std::uint64_t>(all_rows * cols))});
+      continue;
+    }
+    std::vector<float> scale_inv;
+    try {
+      scale_inv = read_scale_inv(source, w);
+    } catch (const io::Error& error) {
+      out.skipped.push_back({module, error.what()});
+      continue;
+    }
     ModuleDamage damage = ModuleDamage::of(module, "Linear", scheme, scale_inv);
     if (original.has_value() && (!original->contains(w.weight) || original->info(w.weight).shape != std::vector<std::int64_t>{all_rows, cols})) {
       throw io::Error(reference->string() + ": expected a tensor '" + w.weight + "' of the same shape; the checkpoint was made of another model");

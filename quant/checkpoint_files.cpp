@@ -1,13 +1,13 @@
 // SPDX-License-Identifier: Apache-2.0
 #include "fp8/quant/checkpoint_files.h"
 
-#include <sys/stat.h>
-
 #include <algorithm>
 #include <cstdio>
 #include <numeric>
 #include <set>
 
+#include "fp8/quant/formats/carry_through.h"
+#include "fp8/quant/formats/sidecar.h"
 #include "fp8/runtime/io/checksum.h"
 #include "fp8/runtime/io/error.h"
 #include "fp8/version.h"
@@ -140,9 +140,16 @@ void require_unchanged(const StreamOptions& options) {
   if (options.source.empty() || !options.identity.is_object()) return;
   const std::string changed = difference(options.identity.value("source", io::Json::object()), identity_of(options.source));
   if (!changed.empty()) io::fail(options.source, "changed while it was read: " + changed);
+  require_carried_unchanged(options.source, options.carried);
 }
 
 }  // namespace stream
+
+std::string run_mark(const std::vector<Unit>& units, const StreamOptions& options) {
+  io::Json identity = stream::whole_identity(units, options);
+  identity.erase("world size");
+  return io::checksum_text(io::checksum(identity.dump()));
+}
 
 std::vector<std::int64_t> shares_of(const std::filesystem::path& out) {
   const std::filesystem::path first = stream::share_folder(out, 0, 1);
@@ -166,7 +173,8 @@ io::Json identity_of(const std::filesystem::path& model) {
   if (fs::is_directory(model, error)) {
     for (fs::directory_iterator entry(model, error), end; !error && entry != end; entry.increment(error)) {
       const std::string name = entry->path().filename().string(), extension = entry->path().extension().string();
-      if (extension == ".safetensors" || extension == ".bin" || name == "config.json" || name.find(".index.json") != std::string::npos) paths.push_back(entry->path());
+      const bool config = name == "config.json" || name == "hf_quant_config.json" || name == kSidecarName || name.find(".index.json") != std::string::npos;
+      if (extension == ".safetensors" || extension == ".bin" || config) paths.push_back(entry->path());
     }
     if (error) io::fail_errno(model, "list", error.value());
   } else {
@@ -175,10 +183,8 @@ io::Json identity_of(const std::filesystem::path& model) {
   std::sort(paths.begin(), paths.end());
   io::Json files = io::Json::object();
   for (const auto& path : paths) {
-    struct stat status;
-    if (::stat(path.c_str(), &status) != 0) continue;  // a link to nothing: whoever needs it says so
-    files[io::printable(path.filename().string(), 4096)] = {
-        {"size", status.st_size}, {"modified", std::to_string(status.st_mtim.tv_sec) + "." + std::to_string(1'000'000'000 + status.st_mtim.tv_nsec).substr(1)}};
+    io::Json file = identity_of_file(path);
+    if (!file.is_null()) files[io::printable(path.filename().string(), 4096)] = std::move(file);  // a link to nothing: whoever needs it says so
   }
   return files;
 }

@@ -40,7 +40,7 @@ io::Json whole_identity(const std::vector<Unit>& units, const StreamOptions& opt
 /// The first difference in words: "option 'format' was \"fp8\", is \"modelopt\"". Empty: none.
 std::string difference(const io::Json& was, const io::Json& is);
 
-/// Throws io::Error if the source's files are no longer those of the identity.
+/// Throws io::Error if the source's files are no longer those of the identity, or a carried one has changed or gone.
 void require_unchanged(const StreamOptions& options);
 
 }  // namespace fp8::quant::stream

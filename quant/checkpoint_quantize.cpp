@@ -10,7 +10,10 @@
 #include "fp8/quant/checkpoint_stream.h"
 #include "fp8/quant/expert_names.h"
 #include "fp8/quant/float_dtype.h"
+#include "fp8/quant/formats/assumed_form.h"
+#include "fp8/quant/formats/carry_through.h"
 #include "fp8/quant/formats/sidecar.h"
+#include "fp8/quant/nonfinite.h"
 #include "fp8/quant/plan_kv.h"
 #include "fp8/quant/quantize_units.h"
 #include "fp8/runtime/io/checksum.h"
@@ -58,8 +61,8 @@ class Transposed {
 class Job {
  public:
   Job(const fs::path& model, const CheckpointOptions& options)
-      : options_(options), source_identity_(identity_of(model)), config_(read_model_config(model)), source_(model), transposed_(source_, config_), form_(form_of(options.format)),
-        plan_(make_plan(find_modules(), find_nodes(), plan_options())) {
+      : options_(options), source_identity_(identity_of(model)), carried_(carried_identity_of(model)), config_(read_model_config(model)), source_(model), transposed_(source_, config_),
+        form_(form_of(options.format)), nonfinite_(checked()), plan_(make_plan(find_modules(), find_nodes(), plan_options())) {
     check_plan();
     place_nodes();
     check_model();
@@ -75,6 +78,7 @@ class Job {
     r.source_bytes = source_.total_bytes();
     r.units = units_.size();
     r.kv_caches = spec_.kv.size();
+    for (const auto& [tensor, found] : nonfinite_) r.warnings.push_back(tensor + ": copied with " + found.text(static_cast<std::uint64_t>(source_.info(tensor).numel())));
     for (const auto& unit : units_) {
       for (const auto& e : unit.entries) r.weights_bytes += bytes_of(e);
     }
@@ -92,15 +96,40 @@ class Job {
     stream.world_size = options_.world_size;
     stream.progress = options_.progress;
     stream.stop = options_.stop;
-    const auto finish = [&](OutputFolder& folder) { finish_folder(folder, report); };
-    if (options_.join) return join_checkpoint(out, units_, stream, finish);
-    const auto result = write_checkpoint(out, units_, stream, finish);
+    stream.carried = carried_;
+    for (const auto& [tensor, found] : nonfinite_) stream.nonfinite.insert(tensor);
+    const auto finish = [&](OutputFolder& folder) { finish_folder(folder, run_mark(units_, stream), report); };
+    const auto result = options_.join ? join_checkpoint(out, units_, stream, finish) : write_checkpoint(out, units_, stream, finish);
     report.units_kept = result.kept;
     for (auto& warning : lost_.warnings(plan_.scale_method, "weights")) report.warnings.push_back(std::move(warning));
+    report.finished_before = result.finished_before;
     report.warnings.insert(report.warnings.end(), result.warnings.begin(), result.warnings.end());
   }
 
  private:
+  /// The source is in high precision; what of it is NaN or Inf, if that is allowed (else whoever reads it refuses it).
+  std::map<std::string, NonFinite> checked() const {
+    require_no_codes(source_);
+    return options_.allow_nonfinite ? find_nonfinite(source_, recipes::Dialect::ocp, {}, options_.stop) : std::map<std::string, NonFinite>();
+  }
+
+  /// Keeps what can't be quantized: a weight with NaN or Inf, and what engines run as one product with it.
+  PlanOptions without_nonfinite(PlanOptions o) const {
+    std::map<std::string, std::string> groups;
+    for (const auto& [tensor, found] : nonfinite_) {
+      const std::string module = is_weight(tensor) ? module_of(tensor) : tensor, reason = "holds " + found.text(static_cast<std::uint64_t>(source_.info(tensor).numel()));
+      o.keep[module] = reason;
+      if (tensor == "model.embed_tokens.weight" && !source_.contains("lm_head.weight")) o.keep["lm_head"] = reason;
+      if (const std::string group = fuse_group_of(module); !group.empty()) groups.emplace(group, module);
+    }
+    for (const auto& tensor : source_.names()) {
+      if (!is_weight(tensor)) continue;
+      const auto group = groups.find(fuse_group_of(module_of(tensor)));
+      if (group != groups.end()) o.keep.emplace(module_of(tensor), "readers run it as one product with " + group->second + ", which holds NaN or Inf");
+    }
+    return o;
+  }
+
   /// The tensor that holds a module's weight: its own, or the embedding's for a tied lm_head.
   std::string source_tensor(const std::string& module) const { return untied_ && module == "lm_head" ? "model.embed_tokens.weight" : module + ".weight"; }
 
@@ -138,7 +167,7 @@ class Job {
 
   /// A config means experts by what they are called in memory: those that it does not select there stay as they are here too.
   PlanOptions plan_options() const {
-    PlanOptions plan = options_.plan;
+    PlanOptions plan = without_nonfinite(options_.plan);
     if (!plan.config.has_value()) return plan;
     auto filter = configs::module_filter(*plan.config);
     for (const auto& name : names_of_modules()) {
@@ -358,25 +387,31 @@ class Job {
     const io::Json options = {{"format", form_name()},          {"scheme", spec_.scheme.describe()},           {"convention", name_of(spec_.scheme.convention)},
                               {"hp_dtype", recipes::name_of(spec_.scheme.hp)}, {"scale_method", plan_.scale_method}, {"use_qdq", spec_.qdq},
                               {"measurements", plan_.measurements}, {"fuse_scales", options_.plan.fuse_scales},   {"modules and their scales", io::checksum_text(modules.value())}};
-    return {{"command", "quantize"}, {"option", options}, {"source", source_identity_}};
+    io::Json id = {{"command", "quantize"}, {"option", options}, {"source", source_identity_}};
+    if (!nonfinite_.empty()) id["nonfinite"] = nonfinite_json(nonfinite_);
+    return id;
   }
 
-  void finish_folder(OutputFolder& folder, CheckpointReport& report) const {
+  void finish_folder(OutputFolder& folder, const std::string& mark, CheckpointReport& report) const {
     const io::Json config = form_.config(spec_);
     io::Json edits = {{"quantization_config", config}};
     if (tied_ && plan_.find("lm_head") != nullptr) edits["tie_word_embeddings"] = false;
     folder.write_config(source_.folder() / "config.json", edits);
     for (const auto& [name, json] : form_.extra_files(config)) folder.write_json(name, json);
-    folder.write_json(kSidecarName, make_sidecar(plan_, spec_.scheme));
+    io::Json sidecar = make_sidecar(plan_, spec_.scheme);
+    if (!nonfinite_.empty()) sidecar["nonfinite"] = nonfinite_json(nonfinite_);
+    sidecar["run"] = mark;
+    folder.write_json(kSidecarName, sidecar);
     for (auto& warning : folder.carry_through(source_.folder())) report.warnings.push_back(std::move(warning));
   }
 
   const CheckpointOptions& options_;
-  io::Json source_identity_;
+  io::Json source_identity_, carried_;  // as the source's files were before they were read
   io::Json config_;
   io::Checkpoint source_;
   Transposed transposed_;
   const CheckpointForm& form_;
+  std::map<std::string, NonFinite> nonfinite_;  // by tensor; allowed
   bool tied_ = false;       // config.json says so; a quantized lm_head ends it
   bool tied_head_ = false;  // and the file has no lm_head.weight
   bool with_kv_ = false;    // scales of key-value caches are made

@@ -19,6 +19,9 @@ struct CheckpointOptions {
   /// Scales of key-value caches to write, by attention module; with plan.kv_cache, or a config that selects all caches, they are made of the
   /// measurements.
   std::vector<KvScales> kv;
+  /// Tensors with NaN or Inf are copied as they are, modules of such a weight with them in high precision, and noted in fp8.json; else refused.
+  /// Reads all of the source once more.
+  bool allow_nonfinite = false;
   bool overwrite = false;
   bool dry_run = false;  ///< plan and byte counts only; nothing is written, no data read
   /// Goes on where a run with the same options was cut short, and leaves what it has if it is cut short itself.
@@ -41,6 +44,7 @@ struct CheckpointReport {
   std::uint64_t source_bytes = 0;
   std::size_t kv_caches = 0;        ///< attention modules with scales for their key-value cache
   std::size_t units = 0, units_kept = 0;  ///< pieces of work; those that a run that was cut short had finished
+  bool finished_before = false;           ///< resume: `out` is what a run like this one finished; nothing was written
 };
 
 /// Reads `model` (config.json, weights), writes `out` in the form asked for, with tokenizer and generation files carried through. Modules

@@ -6,8 +6,8 @@
 
 #include "fp8/configs/option_names.h"
 #include "fp8/quant/float_dtype.h"
+#include "fp8/quant/nonfinite.h"
 #include "fp8/runtime/io/error.h"
-#include "fp8/runtime/kernels/cast.h"
 #include "fp8/runtime/kernels/thread_pool.h"
 
 namespace fp8::quant::stream {
@@ -66,6 +66,7 @@ class Run::Worker final : public UnitContext {
     const Place& place = place_of(to);
     const auto& info = source.info(from);
     io::check_within(place.slot, to, offset, size, run_.folder_.path().path());
+    const bool allowed = run_.options_.nonfinite.count(from) != 0;
     auto origin = source.place(from);
     for (std::uint64_t at = offset, end = offset + size; at < end;) {
       const std::uint64_t span = std::min(kCopyBytes, end - at);
@@ -75,8 +76,7 @@ class Run::Worker final : public UnitContext {
         const std::uint64_t chunk = std::min(kChunkBytes, stop - at);
         in.resize(chunk);
         source.read(from, in.data(), at, chunk);
-        if (is_float(info.dtype) && std::isnan(kernels::amax(in.data(), float_type(info.dtype), static_cast<std::int64_t>(chunk) / io::size_of(info.dtype))))
-          throw io::Error(source.folder().string() + ": " + from + ": expected finite weights, found NaN");
+        if (!allowed && has_nonfinite(in.data(), info.dtype, static_cast<std::int64_t>(chunk) / io::size_of(info.dtype))) refuse_nonfinite(source, from);
         if (!copied) place.file->write(place.slot.begin + at, in.data(), chunk);
         tracks_[to].add(in.data(), at, chunk);
         at += chunk;
@@ -245,6 +245,7 @@ void Run::work() {
   left_.clear();
   on_all_threads(left.size(), [&](Worker& worker, std::size_t i) {
     if (!verify(worker, left[i].first, left[i].second)) return;
+    note_finished(left[i].first, left[i].second);
     states_[left[i].first].reset();
     ++kept_;
     advance(units_[left[i].first].source_bytes);
@@ -292,8 +293,22 @@ void Run::finish_unit(Worker& worker, std::size_t unit) {
     io::Json& list = pieces[e.name] = io::Json::array();
     for (const Piece& p : written.pieces) list.push_back({p.begin, p.end, io::checksum_text(p.checksum)});
   }
+  note_finished(unit, pieces);
   journal_->append({{"unit", units_[unit].name}, {"pieces", std::move(pieces)}});
   states_[unit].reset();
+}
+
+void Run::note_finished(std::size_t unit, const io::Json& pieces) {
+  if (options_.world_size == 1) return;
+  const std::lock_guard lock(mutex_);
+  finished_[units_[unit].name] = pieces;
+}
+
+io::Json Run::finished() const {
+  io::Json all = io::Json::object();
+  auto& members = all.get_ref<io::Json::object_t&>();  // sorted already: no look-up per name
+  for (const auto& [unit, pieces] : finished_) members.emplace_back(unit, pieces);
+  return all;
 }
 
 bool Run::verify(Worker& worker, std::size_t unit, const io::Json& pieces) {

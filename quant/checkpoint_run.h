@@ -44,6 +44,8 @@ class Run {
   /// Verifies what was finished and does the rest. Throws the first error.
   void work();
   std::size_t kept() const { return kept_; }
+  /// With several processes: by unit, the pieces of its tensors as the journal has them. For share.json.
+  io::Json finished() const;
   /// Closes the journal and removes it.
   void remove_journal();
 
@@ -67,6 +69,7 @@ class Run {
   std::vector<Task> tasks() const;
   void run_task(Worker& worker, const Task& task);
   void finish_unit(Worker& worker, std::size_t unit);
+  void note_finished(std::size_t unit, const io::Json& pieces);
   bool verify(Worker& worker, std::size_t unit, const io::Json& pieces);
   void advance(std::uint64_t bytes);
 
@@ -79,6 +82,7 @@ class Run {
   std::vector<std::unique_ptr<State>> states_;     // of all units; null: another rank's
   std::unique_ptr<io::Journal> journal_;
   std::map<std::size_t, io::Json> left_;  // by unit: the pieces that the journal tells
+  std::map<std::string, io::Json> finished_;  // by unit, of a share; guarded by mutex_
 
   std::atomic<std::size_t> kept_{0};
   std::atomic<bool> failed_{false};

@@ -4,10 +4,13 @@
 
 #include <algorithm>
 #include <memory>
+#include <unordered_map>
 
 #include "fp8/configs/option_names.h"
 #include "fp8/quant/checkpoint_files.h"
 #include "fp8/quant/checkpoint_run.h"
+#include "fp8/quant/formats/sidecar.h"
+#include "fp8/runtime/io/checksum.h"
 #include "fp8/runtime/io/error.h"
 #include "fp8/runtime/kernels/thread_pool.h"
 
@@ -18,6 +21,8 @@ namespace fs = std::filesystem;
 using stream::File;
 
 constexpr std::uint64_t kPartBytes = std::uint64_t{32} << 20;
+/// In share.json: {unit: {tensor: [[begin, end, "checksum"], ...]}}, of the bytes as they were given to be written.
+constexpr char kChecksums[] = "checksums";
 
 io::Partial partial_of(const StreamOptions& options) { return options.resume ? io::Partial::now : io::Partial::later; }
 
@@ -35,22 +40,98 @@ io::Json share_of(const std::vector<Unit>& units, const std::vector<File>& files
   return {{"identity", stream::whole_identity(units, options)}, {"rank", rank}, {"files", names}};
 }
 
-/// Throws io::Error if the share's files are not there in full.
+/// Throws io::Error if a file is not as long as it should be, or has another header.
+void check_head(const fs::path& path, int fd, std::uint64_t size, const io::SafetensorsLayout& layout) {
+  if (size != layout.file_bytes) io::fail(path, std::to_string(size) + " bytes, expected " + std::to_string(layout.file_bytes));
+  std::string head(layout.head.size(), '\0');
+  io::read_at(fd, path, 0, head.data(), head.size());
+  if (head != layout.head) io::fail(path, "has another header than this run would write");
+}
+
+/// The checksum of a run of bytes of a file.
+std::uint64_t checksum_of(const fs::path& path, int fd, std::uint64_t begin, std::uint64_t size, const StreamOptions& options) {
+  constexpr std::uint64_t kChunk = std::uint64_t{1} << 20;
+  std::vector<std::uint8_t> bytes(static_cast<std::size_t>(std::min(kChunk, size)));
+  io::Checksum sum;
+  for (std::uint64_t done = 0; done < size; done += kChunk) {
+    if (options.stop && options.stop()) throw io::Error("interrupted");
+    const std::uint64_t n = std::min(kChunk, size - done);
+    io::read_at(fd, path, begin + done, bytes.data(), static_cast<std::size_t>(n));
+    sum.update(bytes.data(), static_cast<std::size_t>(n));
+  }
+  return sum.value();
+}
+
+/// Throws io::Error unless a tensor's bytes in a share are those that its rank wrote. pieces: [[begin, end, checksum], ...], which cover it.
+void check_pieces(const fs::path& path, int fd, const std::string& tensor, const io::SafetensorsLayout::Slot& slot, const io::Json& pieces, const StreamOptions& options) {
+  const auto fail = [&](const std::string& what) { io::fail(path, "tensor " + io::in_quotes(tensor) + ": " + what + "; write the share again"); };
+  std::uint64_t next = 0;
+  if (!pieces.is_array()) fail("share.json has no checksums of it");
+  for (const auto& piece : pieces) {
+    const bool known = piece.is_array() && piece.size() == 3 && piece[0].is_number_unsigned() && piece[1].is_number_unsigned() && piece[2].is_string();
+    const std::uint64_t begin = known ? piece[0].get<std::uint64_t>() : 0, end = known ? piece[1].get<std::uint64_t>() : 0;
+    if (!known || begin != next || end < begin || end > slot.size) fail("share.json has no checksum of all of its bytes");
+    if (piece[2].get_ref<const std::string&>() != io::checksum_text(checksum_of(path, fd, slot.begin + begin, end - begin, options)))
+      fail("bytes " + std::to_string(begin) + " to " + std::to_string(end) + " are not those that were written, by their checksum");
+    next = end;
+  }
+  if (next != slot.size) fail("share.json has no checksum of all of its bytes");
+}
+
+/// Throws io::Error if the share's files are not there in full, to the byte.
 void check_share(const fs::path& folder, const std::vector<Unit>& units, const std::vector<File>& files, std::int64_t rank, const StreamOptions& options) {
-  const io::Json found = io::read_json(folder / stream::kShareName);
+  io::Json found = io::read_json(folder / stream::kShareName);
+  const io::Json finished = found.is_object() ? found.value(kChecksums, io::Json()) : io::Json();
+  if (found.is_object()) found.erase(kChecksums);
   if (const std::string text = stream::difference(found, share_of(units, files, rank, options)); !text.empty())
     io::fail(folder, "was made from something else: " + text);
+  std::unordered_map<std::string, const io::Json*> by_unit;
+  if (finished.is_object()) {
+    for (const auto& [unit, tensors] : finished.items()) by_unit.emplace(unit, &tensors);
+  }
+  if (!finished.is_object()) io::fail(folder / stream::kShareName, "has no checksums, expected an object '" + std::string(kChecksums) + "'; write the share again");
   for (const auto& file : files) {
     if (file.rank != rank) continue;
     const fs::path path = folder / file.name;
     const auto layout = stream::layout_of(file, units, path);
     std::uint64_t size = 0;
     const io::Descriptor in = io::open_regular(path, &size);
-    if (size != layout.file_bytes) io::fail(path, std::to_string(size) + " bytes, expected " + std::to_string(layout.file_bytes));
-    std::string head(layout.head.size(), '\0');
-    io::read_at(in.get(), path, 0, head.data(), head.size());
-    if (head != layout.head) io::fail(path, "has another header than this run would write");
+    check_head(path, in.get(), size, layout);
+    kernels::parallel_for(static_cast<std::int64_t>(file.units.size()), 1, [&](std::int64_t begin, std::int64_t end) {
+      for (std::int64_t i = begin; i < end; ++i) {
+        const Unit& unit = units[file.units[static_cast<std::size_t>(i)]];
+        const auto written = by_unit.find(unit.name);
+        const io::Json tensors = written != by_unit.end() && written->second->is_object() ? *written->second : io::Json::object();
+        for (const auto& e : unit.entries) check_pieces(path, in.get(), e.name, layout.slots.at(e.name), tensors.value(e.name, io::Json()), options);
+      }
+    });
   }
+}
+
+/// Whether `out` is what a run like this one finished. One of another kind is an io::Error that says so, unless it is to be overwritten.
+bool is_finished(const fs::path& out, const std::vector<Unit>& units, const std::vector<File>& files, const StreamOptions& options) {
+  std::error_code error;
+  const fs::path sidecar = out / kSidecarName, plain = out.lexically_normal(), place = plain.has_filename() ? plain : plain.parent_path();
+  if (!options.resume || !fs::exists(sidecar, error)) return false;
+  if (options.overwrite && fs::exists(place.parent_path() / ("." + place.filename().string() + ".partial"), error)) return false;  // a run that was cut short replaces it
+  const io::Json found = io::read_json(sidecar);
+  if (!found.is_object() || found.value("run", io::Json()) != run_mark(units, options)) {
+    if (options.overwrite) return false;
+    io::fail(out, "is finished, and not what this run would write: it was made of other files or with other options, expected a new or empty folder (or overwrite)");
+  }
+  for (const auto& file : files) {
+    const fs::path path = out / file.name;
+    std::uint64_t size = 0;
+    const io::Descriptor in = io::open_regular(path, &size);
+    check_head(path, in.get(), size, stream::layout_of(file, units, path));
+  }
+  return true;
+}
+
+std::size_t units_in(const std::vector<File>& files) {
+  std::size_t count = 0;
+  for (const auto& file : files) count += file.units.size();
+  return count;
 }
 
 bool share_is_finished(const fs::path& folder, const std::vector<Unit>& units, const std::vector<File>& files, const StreamOptions& options) {
@@ -116,6 +197,11 @@ StreamResult write_checkpoint(const fs::path& out, const std::vector<Unit>& unit
   const auto files = stream::lay_out(units, options);
   const bool shared = options.world_size > 1;
   const fs::path target = shared ? stream::share_folder(out, options.rank, options.world_size) : out;
+  if (is_finished(out, units, files, options)) {
+    result.kept = units_in(files);
+    result.finished_before = true;
+    return result;
+  }
   if (shared) {
     require_free(out, options);
     if (share_is_finished(target, units, files, options)) {
@@ -130,7 +216,9 @@ StreamResult write_checkpoint(const fs::path& out, const std::vector<Unit>& unit
     run->work();
     result.kept = run->kept();
     if (shared) {
-      folder.write_json(stream::kShareName, share_of(units, files, options.rank, options));
+      io::Json share = share_of(units, files, options.rank, options);
+      share[kChecksums] = run->finished();
+      folder.write_json(stream::kShareName, share);
     } else {
       stream::write_index(folder, files, units);
       finish(folder);
@@ -146,9 +234,10 @@ StreamResult write_checkpoint(const fs::path& out, const std::vector<Unit>& unit
   return result;
 }
 
-void join_checkpoint(const fs::path& out, const std::vector<Unit>& units, const StreamOptions& options, const std::function<void(OutputFolder&)>& finish) {
+StreamResult join_checkpoint(const fs::path& out, const std::vector<Unit>& units, const StreamOptions& options, const std::function<void(OutputFolder&)>& finish) {
   check_rank(options);
   const auto files = stream::lay_out(units, options);
+  if (is_finished(out, units, files, options)) return {units_in(files), true, {}};
   std::string missing;
   std::error_code error;
   for (std::int64_t rank = 0; rank < options.world_size; ++rank) {
@@ -165,6 +254,7 @@ void join_checkpoint(const fs::path& out, const std::vector<Unit>& units, const 
   stream::require_unchanged(options);
   folder.commit();
   for (std::int64_t rank = 0; rank < options.world_size; ++rank) fs::remove_all(stream::share_folder(out, rank, options.world_size), error);
+  return {};
 }
 
 }  // namespace fp8::quant

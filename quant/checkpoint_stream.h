@@ -4,11 +4,12 @@
 //
 //   .OUT.partial/      tensors at their final places in files of their final size; journal.jsonl: one line per finished unit
 //   OUT/               appears whole, by rename, when every unit is finished
-//   OUT.rank-R-of-N/   instead, where N processes share the work: whole files of it, and share.json; joined into OUT
+//   OUT.rank-R-of-N/   instead, where N processes share the work: whole files of it, and share.json with the checksums of their bytes; joined into OUT
 #pragma once
 #include <cstdint>
 #include <filesystem>
 #include <functional>
+#include <set>
 #include <string>
 #include <vector>
 
@@ -24,8 +25,8 @@ class UnitContext : public TensorSink {
   std::vector<std::uint8_t> in, out;
   /// Tells the progress bar and looks whether the user wants to stop (io::Error "interrupted"). Once per chunk read.
   virtual void advance(std::uint64_t source_bytes) = 0;
-  /// Copies bytes [offset, offset + size) of a tensor as they are, in the kernel where it can, and advances. A float tensor with a NaN is
-  /// an io::Error naming it. offset: a multiple of 8.
+  /// Copies bytes [offset, offset + size) of a tensor as they are, in the kernel where it can, and advances. A tensor with NaN or Inf is an
+  /// io::Error with their number, unless StreamOptions::nonfinite names it. offset: a multiple of 8.
   virtual void copy(const io::Checkpoint& source, const std::string& from, const std::string& to, std::uint64_t offset, std::uint64_t size) = 0;
   void copy(const io::Checkpoint& source, const std::string& from, const std::string& to) { copy(source, from, to, 0, source.info(from).bytes()); }
 };
@@ -51,8 +52,10 @@ struct StreamOptions {
   /// What must be equal for a part to be kept: command, options, the source's files with sizes and times. Compared as a whole.
   io::Json identity;
   std::uint64_t shard_bytes = 5'000'000'000;  ///< tensor data of one file, unless a single unit is larger
-  /// The source's folder, if its files must still be those of identity["source"] at the end; may be empty.
+  /// The source's folder, if its files must still be those of identity["source"] and of `carried` at the end; may be empty.
   std::filesystem::path source;
+  io::Json carried;                 ///< carried_identity_of(source), before anything was read (carry_through.h)
+  std::set<std::string> nonfinite;  ///< tensors of the source that copy() takes with their NaN and Inf
   /// This process' share: whole files, by size. With world_size > 1 nothing appears under the final name; join_checkpoint() makes it.
   std::int64_t rank = 0, world_size = 1;
   std::function<void(std::uint64_t, std::uint64_t)> progress;  ///< bytes done and in all; may be empty
@@ -61,20 +64,25 @@ struct StreamOptions {
 
 struct StreamResult {
   std::size_t kept = 0;  ///< units that an earlier run had finished
+  bool finished_before = false;  ///< options.resume, and `out` is what a run like this one left: nothing was written
   std::vector<std::string> warnings;
 };
 
 /// Runs the units, then finish() (config.json, sidecar, carried files), then puts `out` in place. Throws io::Error: nothing stands under
-/// `out` then.
+/// `out` then. A finished output is known by "run" in its fp8.json, which finish() writes: run_mark().
 StreamResult write_checkpoint(const std::filesystem::path& out, const std::vector<Unit>& units, const StreamOptions& options, const std::function<void(OutputFolder&)>& finish);
 
-/// After every rank has written its share: checks them, writes the index and what finish() adds, puts `out` in place.
-void join_checkpoint(const std::filesystem::path& out, const std::vector<Unit>& units, const StreamOptions& options, const std::function<void(OutputFolder&)>& finish);
+/// After every rank has written its share: checks them to the byte, by the checksums in them, writes the index and what finish() adds, puts
+/// `out` in place.
+StreamResult join_checkpoint(const std::filesystem::path& out, const std::vector<Unit>& units, const StreamOptions& options, const std::function<void(OutputFolder&)>& finish);
 
 /// World sizes, ascending, of the shares that stand beside `out`.
 std::vector<std::int64_t> shares_of(const std::filesystem::path& out);
 
 /// The part of an identity that tells the source: names, sizes and modification times of its files.
 io::Json identity_of(const std::filesystem::path& model);
+
+/// What runs of the same work have in common, whatever the number of processes: 16 hexadecimal digits.
+std::string run_mark(const std::vector<Unit>& units, const StreamOptions& options);
 
 }  // namespace fp8::quant

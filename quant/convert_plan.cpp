@@ -6,6 +6,7 @@
 #include <stdexcept>
 
 #include "fp8/configs/option_names.h"
+#include "fp8/quant/formats/assumed_form.h"
 #include "fp8/quant/formats/sidecar.h"
 #include "fp8/runtime/io/error.h"
 
@@ -301,12 +302,18 @@ const fs::path& existing_folder(const fs::path& model) {
 
 }  // namespace
 
-ConvertSource::ConvertSource(const fs::path& model) : checkpoint(existing_folder(model)) {
+ConvertSource::ConvertSource(const fs::path& model, std::optional<CheckpointFormat> assume) : checkpoint(existing_folder(model)) {
   config = io::read_json(model / "config.json");
   if (!config.is_object()) throw io::Error((model / "config.json").string() + ": expected an object, found " + config.type_name());
   if (fs::exists(model / kSidecarName)) sidecar = io::read_json(model / kSidecarName);
-  quantization = read_quantization_config(model);
-  stored = read_stored(checkpoint);
+  if (assume.has_value()) {
+    auto assumed = read_assumed(checkpoint, *assume);
+    quantization = std::move(assumed.config);
+    stored = std::move(assumed.stored);
+  } else {
+    quantization = read_quantization_config(model);
+    stored = read_stored(checkpoint);
+  }
   type = type_of_config(config);
 }
 
@@ -338,6 +345,9 @@ ConvertPlan plan_conversion(const ConvertSource& source, const ConvertOptions& o
     plan.consumed.insert(w.tensors.begin(), w.tensors.end());
   }
   for (const auto* names : {&source.stored.kv_tensors, &source.stored.strays}) plan.consumed.insert(names->begin(), names->end());
+  if (o.assume.has_value())
+    plan.notes.push_back(std::string("taken for ") + name_of(*o.assume) + ", as --assume says: " + source.stored.weights.front().spec.scheme.describe());
+  plan.notes.insert(plan.notes.end(), source.stored.warnings.begin(), source.stored.warnings.end());
   if (!source.stored.strays.empty())
     plan.notes.push_back(std::to_string(source.stored.strays.size()) + " scales beside weights in high precision dropped: " +
                          source.stored.strays.front() + (source.stored.strays.size() > 1 ? ", ..." : ""));

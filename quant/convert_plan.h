@@ -13,7 +13,7 @@ namespace fp8::quant {
 
 /// A folder to be converted: its tensors, what of them is in fp8, its config.json, its fp8.json (or null).
 struct ConvertSource {
-  explicit ConvertSource(const std::filesystem::path& model);
+  explicit ConvertSource(const std::filesystem::path& model, std::optional<CheckpointFormat> assume = std::nullopt);
 
   io::Checkpoint checkpoint;
   io::Json config, sidecar, quantization;

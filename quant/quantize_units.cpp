@@ -4,8 +4,10 @@
 #include <algorithm>
 #include <cmath>
 #include <memory>
+#include <stdexcept>
 
 #include "fp8/quant/float_dtype.h"
+#include "fp8/quant/nonfinite.h"
 #include "fp8/runtime/io/error.h"
 #include "fp8/runtime/kernels/cast.h"
 
@@ -60,9 +62,7 @@ float tensor_amax(const Shared& shared, const Weight& w, UnitContext& context) {
     largest = larger(kernels::amax(context.in.data(), rows.type(), count * w.spec.cols), largest);
     context.advance(0);
   });
-  if (!std::isfinite(largest)) {
-    throw io::Error(shared.source.folder().string() + ": " + w.tensor + ": expected finite weights, found " + (std::isnan(largest) ? "NaN" : "Inf"));
-  }
+  if (!std::isfinite(largest)) refuse_nonfinite(shared.source, w.tensor);
   check_measured_weight(w.module, largest);
   return largest;
 }
@@ -141,6 +141,7 @@ class Ranges {
     std::vector<float> amax(static_cast<std::size_t>(count));
     kernels::amax_rows(context.in.data(), rows_.type(), count, w_.spec.cols, w_.spec.cols, amax.data());
     for (const float a : amax) largest = larger(a, largest);
+    if (!std::isfinite(largest)) refuse_nonfinite(shared_.source, w_.tensor);
     WeightScales scales = searches(scheme) ? searched_weight_scales(context.in.data(), rows_.type(), count, w_.spec.cols, scheme, w_.tensor)
                                            : weight_scales(amax, scheme, w_.tensor, rows_.type());
     cast_weight_rows(context.in.data(), rows_.type(), count, w_.spec.cols, 0, scales, scheme, context.out.data());
@@ -149,7 +150,12 @@ class Ranges {
 
   std::vector<float> blocks(UnitContext& context, std::int64_t count, float& largest) const {
     if (w_.module.measured_weight_amax.has_value()) largest = larger(kernels::amax(context.in.data(), rows_.type(), count * w_.spec.cols), largest);
-    return quantize_weight_blocks(context.in.data(), rows_.type(), count, w_.spec.cols, w_.spec.scheme, w_.tensor, context.out.data());
+    try {
+      return quantize_weight_blocks(context.in.data(), rows_.type(), count, w_.spec.cols, w_.spec.scheme, w_.tensor, context.out.data());
+    } catch (const std::invalid_argument&) {
+      if (count_nonfinite(shared_.source, w_.tensor).any()) refuse_nonfinite(shared_.source, w_.tensor);
+      throw;
+    }
   }
 
   const Shared& shared_;

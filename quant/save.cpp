@@ -11,6 +11,7 @@
 
 #include "fp8/configs/module_types.h"
 #include "fp8/measure/module_tree.h"
+#include "fp8/quant/formats/carry_through.h"
 #include "fp8/quant/formats/checkpoint_folder.h"
 #include "fp8/quant/formats/form.h"
 #include "fp8/quant/formats/sidecar.h"
@@ -193,13 +194,14 @@ void save(const std::vector<std::pair<std::string, at::Tensor>>& tensors, const 
   plan.scale_method = contents.config.scale_method = scheme.convention == Convention::own ? "amax" : "inc";
   if (!options.source.empty()) io::refuse_same_path(options.source, out);
   if (!options.source.empty()) read_model_config(options.source);  // refuses a quantized one
-  const io::Json config = form.config(contents.config);
+  const io::Json config = form.config(contents.config), carried = options.source.empty() ? io::Json() : carried_identity_of(options.source);
   OutputFolder folder(out, options.overwrite);
   write_tensors(contents, form, folder.path());
   for (const auto& [name, value] : form.extra_files(config)) folder.write_json(name, value);
   folder.write_config(options.source.empty() ? std::filesystem::path() : options.source / "config.json", {{"quantization_config", config}});
   folder.write_json(kSidecarName, make_sidecar(plan, scheme));
   if (!options.source.empty()) folder.carry_through(options.source);
+  require_carried_unchanged(options.source, carried);
   folder.commit();
 }
 

@@ -1,6 +1,8 @@
 // SPDX-License-Identifier: Apache-2.0
 #include "fp8/quant/formats/carry_through.h"
 
+#include <sys/stat.h>
+
 #include <algorithm>
 #include <string_view>
 #include <system_error>
@@ -72,21 +74,51 @@ void carry_entry(const fs::directory_entry& entry, const std::string& name, cons
   warnings.push_back(io::printable(entry.path().string(), 4096) + ": " + what + ", not carried through");
 }
 
-}  // namespace
-
-std::vector<std::string> carry_files(const fs::path& source, const io::OutputDirectory& out) {
-  std::vector<std::string> warnings;
+/// visit(entry, name below source) for everything with a name that is carried.
+template <class Visit>
+void each_carried(const fs::path& source, const Visit& visit) {
   const bool remote_code = has_remote_code(source);
   for (const auto& entry : fs::directory_iterator(source)) {
     const std::string name = entry.path().filename().string();
-    if (is_carried(name, remote_code)) carry_entry(entry, name, out, warnings);
+    if (is_carried(name, remote_code)) visit(entry, name);
   }
   for (const std::string_view folder : kTemplateFolders) {
     std::error_code error;
     if (!fs::is_directory(source / folder, error)) continue;
-    for (const auto& entry : fs::directory_iterator(source / folder))
-      carry_entry(entry, std::string(folder) + "/" + entry.path().filename().string(), out, warnings);
+    for (const auto& entry : fs::directory_iterator(source / folder)) visit(entry, std::string(folder) + "/" + entry.path().filename().string());
   }
+}
+
+}  // namespace
+
+io::Json identity_of_file(const fs::path& path) {
+  struct stat status;
+  if (::stat(path.c_str(), &status) != 0) return nullptr;
+  return {{"size", status.st_size}, {"modified", std::to_string(status.st_mtim.tv_sec) + "." + std::to_string(1'000'000'000 + status.st_mtim.tv_nsec).substr(1)}};
+}
+
+io::Json carried_identity_of(const fs::path& source) {
+  io::Json files = io::Json::object();
+  std::error_code error;
+  if (!fs::is_directory(source, error)) return files;
+  each_carried(source, [&](const fs::directory_entry& entry, const std::string& name) {
+    if (fs::is_regular_file(entry.path(), error)) files[name] = identity_of_file(entry.path());
+  });
+  return files;
+}
+
+void require_carried_unchanged(const fs::path& source, const io::Json& carried) {
+  if (!carried.is_object()) return;
+  for (const auto& [name, before] : carried.items()) {
+    const io::Json now = identity_of_file(source / name);
+    if (now == before) continue;
+    io::fail(source / name, now.is_null() ? "was removed while the checkpoint was made, of which it is a part" : "changed while the checkpoint was made, of which it is a part");
+  }
+}
+
+std::vector<std::string> carry_files(const fs::path& source, const io::OutputDirectory& out) {
+  std::vector<std::string> warnings;
+  each_carried(source, [&](const fs::directory_entry& entry, const std::string& name) { carry_entry(entry, name, out, warnings); });
   std::sort(warnings.begin(), warnings.end());
   return warnings;
 }

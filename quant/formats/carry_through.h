@@ -11,6 +11,7 @@
 #include <vector>
 
 #include "fp8/runtime/io/atomic_file.h"
+#include "fp8/runtime/io/json.h"
 
 namespace fp8::quant {
 
@@ -18,5 +19,12 @@ namespace fp8::quant {
 /// carried name but is no file (a dangling or looping link, a pipe) is left out and named in the warnings that are returned.
 /// Throws io::Error for a file that can't be read.
 std::vector<std::string> carry_files(const std::filesystem::path& source, const io::OutputDirectory& out);
+
+/// {"size": bytes, "modified": "seconds.nanoseconds"} of a file; null if there is none.
+io::Json identity_of_file(const std::filesystem::path& path);
+/// The files that carry_files() would copy, each with its identity_of_file(). Taken when a run begins, so that it can tell at its end:
+io::Json carried_identity_of(const std::filesystem::path& source);
+/// Throws io::Error naming the first file of `carried` that is not as it was, or is gone. What has come since is carried like the rest.
+void require_carried_unchanged(const std::filesystem::path& source, const io::Json& carried);
 
 }  // namespace fp8::quant

@@ -281,7 +281,7 @@ class CompressedTensors final : public CheckpointForm {
     check_rest(config, where);
     const auto groups = read_groups(config, where, form_parts::base_scheme(checkpoint, sidecar));
     StoredCheckpoint out;
-    for (const auto& module : form_parts::fp8_modules(checkpoint, "compressed-tensors")) {
+    for (const auto& module : form_parts::fp8_modules(checkpoint, "compressed-tensors", sidecar)) {
       const Scheme& scheme = scheme_of(groups, module, where);
       StoredWeight w = form_parts::stored_weight(checkpoint, module, scheme, module + ".weight_scale",
                                                  scheme.weights == WeightGranularity::tensor && is_transposed(checkpoint, module));
@@ -291,6 +291,7 @@ class CompressedTensors final : public CheckpointForm {
     }
     form_parts::read_kv(checkpoint, {{"k_proj.k_scale", "v_proj.v_scale"}, {"k_proj.output_scale", "v_proj.output_scale"}, {"k_scale", "v_scale"}}, "kv_scale", out);
     out.strays = form_parts::stray_scales(checkpoint, {".weight_scale", ".input_scale"});
+    if (form_parts::promises_kv(config)) form_parts::warn_missing_kv(where + ": kv_cache_scheme", out);
     return out;
   }
 

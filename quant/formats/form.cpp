@@ -3,9 +3,11 @@
 
 #include <algorithm>
 
+#include "fp8/quant/formats/assumed_form.h"
 #include "fp8/quant/formats/form_parts.h"
 #include "fp8/quant/formats/form_table.h"
 #include "fp8/quant/formats/sidecar.h"
+#include "fp8/quant/nonfinite.h"
 #include "fp8/quant/plan.h"
 #include "fp8/runtime/io/error.h"
 #include "fp8/runtime/kernels/decode.h"
@@ -118,12 +120,12 @@ std::map<std::string, WeightProblem> weight_problems(const CheckpointForm& form,
 
 StoredCheckpoint read_stored(const io::Checkpoint& checkpoint) {
   const Json config = read_quantization_config(checkpoint.folder());
-  if (config.is_null()) return {};
+  if (config.is_null()) {
+    require_no_codes(checkpoint);
+    return {};
+  }
   const CheckpointForm& form = form_of_config(config, form_parts::config_place(checkpoint));
-  const fs::path path = checkpoint.folder() / kSidecarName;
-  const Json sidecar = fs::exists(path) ? io::read_json(path) : Json(nullptr);
-  if (fs::exists(path) && !sidecar.is_object()) fail(path.string(), std::string("expected an object, found ") + sidecar.type_name());
-  return form.read(checkpoint, config, sidecar);
+  return form.read(checkpoint, config, form_parts::read_sidecar_file(checkpoint));
 }
 
 std::vector<float> read_scale_inv(const io::Checkpoint& checkpoint, const StoredWeight& weight) {
@@ -135,7 +137,8 @@ std::vector<float> read_scale_inv(const io::Checkpoint& checkpoint, const Stored
   return values;
 }
 
-void read_code_rows(const io::Checkpoint& checkpoint, const StoredWeight& weight, std::int64_t first_row, std::int64_t rows, std::uint8_t* codes) {
+void read_code_rows(const io::Checkpoint& checkpoint, const StoredWeight& weight, std::int64_t first_row, std::int64_t rows, std::uint8_t* codes,
+                    bool allow_nonfinite) {
   const std::int64_t cols = weight.spec.cols;
   if (weight.transposed) {
     read_transposed(checkpoint, weight, first_row, rows, codes);
@@ -143,10 +146,11 @@ void read_code_rows(const io::Checkpoint& checkpoint, const StoredWeight& weight
     checkpoint.read(weight.weight, codes, static_cast<std::uint64_t>(first_row * cols), static_cast<std::uint64_t>(rows * cols));
   }
   const auto& scheme = weight.spec.scheme;
-  if (rows * cols > 0 && kernels::has_nan_code(codes, rows * cols, scheme.format, scheme.dialect)) {
-    fail(form_parts::place(checkpoint, weight.weight), std::string("expected codes of dialect ") + recipes::name_of(scheme.dialect) + ", found NaN codes in rows " +
-                                                           std::to_string(first_row) + " to " + std::to_string(first_row + rows - 1));
-  }
+  if (allow_nonfinite || rows * cols == 0 || !kernels::has_nan_code(codes, rows * cols, scheme.format, scheme.dialect)) return;
+  const NonFinite found = count_nonfinite(checkpoint, weight.weight, scheme.dialect, /*bytes_are_codes=*/true);
+  fail(form_parts::place(checkpoint, weight.weight), std::string("expected codes of dialect ") + recipes::name_of(scheme.dialect) + ", found NaN codes: " +
+                                                         found.text(static_cast<std::uint64_t>(weight.spec.rows * cols)) +
+                                                         " (allow_nonfinite, --allow-nonfinite, takes them as they are)");
 }
 
 }  // namespace fp8::quant

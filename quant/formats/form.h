@@ -54,6 +54,8 @@ struct StoredCheckpoint {
   std::vector<std::string> kv_tensors;  ///< the names that those were read from
   /// Scales beside weights that are in high precision (transformers leaves them there, uninitialised): not to be carried through.
   std::vector<std::string> strays;
+  /// What other readers would misread, or what the config promises and no tensor holds; one line each.
+  std::vector<std::string> warnings;
 };
 
 /// What a config tells of a whole checkpoint.
@@ -116,14 +118,17 @@ const CheckpointForm& form_of_config(const io::Json& quantization_config, const 
 /// A checkpoint folder's quantization_config: config.json's, or what hf_quant_config.json says; null for a high precision checkpoint.
 io::Json read_quantization_config(const std::filesystem::path& folder);
 
-/// Everything that the folder's config says is in fp8. Empty for a high precision checkpoint.
+/// Everything that the folder's config says is in fp8. Empty for a high precision checkpoint; io::Error for codes of which no config says what
+/// they are (assumed_form.h).
 StoredCheckpoint read_stored(const io::Checkpoint& checkpoint);
 
 /// The scales of a stored weight in the order of its scale_grid(), whatever dtype they have in the file (F32, BF16, F16, E8M0). Throws
 /// io::Error naming the tensor for values that are not finite and > 0.
 std::vector<float> read_scale_inv(const io::Checkpoint& checkpoint, const StoredWeight& weight);
 
-/// Codes of rows [first_row, first_row + rows) upright, [rows, cols] dense. Throws io::Error for NaN codes of the weight's dialect.
-void read_code_rows(const io::Checkpoint& checkpoint, const StoredWeight& weight, std::int64_t first_row, std::int64_t rows, std::uint8_t* codes);
+/// Codes of rows [first_row, first_row + rows) upright, [rows, cols] dense. Throws io::Error for NaN and Inf codes of the weight's dialect, with
+/// their number in all of it, unless they are allowed.
+void read_code_rows(const io::Checkpoint& checkpoint, const StoredWeight& weight, std::int64_t first_row, std::int64_t rows, std::uint8_t* codes,
+                    bool allow_nonfinite = false);
 
 }  // namespace fp8::quant

@@ -4,9 +4,11 @@
 #include <algorithm>
 #include <cmath>
 #include <cstdio>
+#include <filesystem>
 #include <map>
 #include <stdexcept>
 
+#include "fp8/quant/float_dtype.h"
 #include "fp8/quant/formats/sidecar.h"
 #include "fp8/quant/plan.h"
 #include "fp8/runtime/io/error.h"
@@ -20,6 +22,9 @@ using io::DType;
 using io::Json;
 
 constexpr std::uint64_t kMaxScaleBytes = std::uint64_t{1} << 28;
+
+/// Endings that stand in place of ".weight".
+constexpr const char* kScaleEndings[] = {".weight_scale", ".weight_scale_inv", ".scale_weight", ".dequant_weights.scale", ".scale", ".scales", ".SCB", ".weight.absmax", ".weight_scales", "._weight_scale", ".weight._scale", ".weight_scale_2"};
 
 bool is_ocp(DType dtype) { return dtype == DType::F8_E4M3 || dtype == DType::F8_E5M2; }
 
@@ -87,18 +92,54 @@ std::int64_t block_side(const Json& value) {
 std::string config_place(const io::Checkpoint& checkpoint) { return (checkpoint.folder() / "config.json").string() + ": quantization_config"; }
 std::string place(const io::Checkpoint& checkpoint, const std::string& tensor) { return checkpoint.folder().string() + ": " + io::printable(tensor); }
 
-Scheme base_scheme(const io::Checkpoint& checkpoint, const Json& sidecar) {
-  return sidecar.is_null() ? Scheme{} : read_sidecar(sidecar, (checkpoint.folder() / kSidecarName).string());
+Json read_sidecar_file(const io::Checkpoint& checkpoint) {
+  const std::filesystem::path path = checkpoint.folder() / kSidecarName;
+  if (!std::filesystem::exists(path)) return nullptr;
+  Json sidecar = io::read_json(path);
+  if (!sidecar.is_object()) fail(path.string(), std::string("expected an object, found ") + sidecar.type_name());
+  sidecar.erase(kBytesAreCodes);
+  return sidecar;
 }
 
-std::vector<std::string> fp8_modules(const io::Checkpoint& checkpoint, const char* form, bool e5m2_allowed) {
+bool is_told(const Json& sidecar) { return !sidecar.is_null() && !(sidecar.is_object() && sidecar.size() == 1 && sidecar.contains(kBytesAreCodes)); }
+
+std::vector<std::string> scales_beside(const io::Checkpoint& checkpoint, const std::string& weight) {
+  std::vector<std::string> found;
+  const auto look = [&](const std::string& name) {
+    if (checkpoint.contains(name)) found.push_back(name);
+  };
+  for (const std::string own : {".weight", ".weight_packed", ".qweight"}) {
+    if (!ends_with(weight, own)) continue;
+    for (const char* end : kScaleEndings) look(weight.substr(0, weight.size() - own.size()) + end);
+    return found;
+  }
+  if (ends_with(weight, "_blocks")) look(weight.substr(0, weight.size() - 7) + "_scales");
+  for (const char* end : {"_scale", "_scale_inv"}) look(weight + end);
+  return found;
+}
+
+bool is_byte_weight(const io::Checkpoint& checkpoint, const io::TensorInfo& info) {
+  return (info.dtype == DType::U8 || info.dtype == DType::I8) && !scales_beside(checkpoint, info.name).empty();
+}
+
+Scheme base_scheme(const io::Checkpoint& checkpoint, const Json& sidecar) {
+  return !is_told(sidecar) ? Scheme{} : read_sidecar(sidecar, (checkpoint.folder() / kSidecarName).string());
+}
+
+std::vector<std::string> fp8_modules(const io::Checkpoint& checkpoint, const char* form, const Json& sidecar, bool e5m2_allowed) {
+  const bool bytes_are_codes = sidecar.is_object() && sidecar.value(kBytesAreCodes, false);
   std::vector<std::string> modules;
   for (const auto& tensor : checkpoint.names()) {
     const auto& info = checkpoint.info(tensor);
     if (info.dtype == DType::F8_E4M3FNUZ || info.dtype == DType::F8_E5M2FNUZ) {
       fail(place(checkpoint, tensor), std::string("found dtype ") + io::name_of(info.dtype) + ", whose largest values have no code in the types that are built: F8_E4M3, F8_E5M2");
     }
-    if (!is_ocp(info.dtype)) continue;
+    const bool bytes = is_byte_weight(checkpoint, info);
+    if (bytes && !bytes_are_codes) {
+      fail(place(checkpoint, tensor), std::string("found dtype ") + io::name_of(info.dtype) + " with scales " + io::printable(scales_beside(checkpoint, tensor).front()) +
+                                          ": fp8 codes or whole numbers, the file does not tell; fp8 convert --assume " + form + " takes them for E4M3 codes");
+    }
+    if (!is_ocp(info.dtype) && !bytes) continue;
     if (!ends_with(tensor, ".weight")) {
       fail(place(checkpoint, tensor), std::string("found ") + io::name_of(info.dtype) + (info.shape.size() == 3 ? " in stacked experts, expected one tensor MODULE.weight per expert"
                                                                                                                : ", expected fp8 only in MODULE.weight"));
@@ -119,7 +160,9 @@ std::vector<std::string> stray_scales(const io::Checkpoint& checkpoint, std::ini
     for (const std::string end : endings) {
       if (!ends_with(tensor, end)) continue;
       const std::string weight = tensor.substr(0, tensor.size() - end.size()) + ".weight";
-      if (checkpoint.contains(weight) && !is_ocp(checkpoint.info(weight).dtype)) strays.push_back(tensor);
+      if (!checkpoint.contains(weight)) continue;
+      const DType dtype = checkpoint.info(weight).dtype;
+      if (is_float(dtype) || dtype == DType::F64) strays.push_back(tensor);
     }
   }
   return strays;
@@ -225,6 +268,16 @@ void read_kv(const io::Checkpoint& checkpoint, const std::vector<KvNames>& spell
     }
     out.kv.push_back(std::move(kv));
   }
+}
+
+bool promises_kv(const Json& config) {
+  const auto scheme = config.find("kv_cache_scheme");
+  return scheme != config.end() && scheme->is_object() && !scheme->empty() && scheme->value("dynamic", Json(false)) != Json(true);
+}
+
+void warn_missing_kv(const std::string& key, StoredCheckpoint& out) {
+  if (!out.kv.empty()) return;
+  out.warnings.push_back(key + " promises scales of key-value caches, and no tensor holds any: engines keep the cache in fp8 with scale 1");
 }
 
 std::string fused_rows_problem(const WeightSpec& w) {

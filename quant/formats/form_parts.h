@@ -31,11 +31,23 @@ std::string config_place(const io::Checkpoint& checkpoint);
 /// "/folder: tensor", for messages.
 std::string place(const io::Checkpoint& checkpoint, const std::string& tensor);
 
+/// fp8.json, null if there is none. Throws io::Error if it is no object.
+io::Json read_sidecar_file(const io::Checkpoint& checkpoint);
+/// The key of a sidecar in memory, never of a file, that says true: weights in U8 and I8 with scales beside them are E4M3 codes (assumed_form.h).
+inline constexpr char kBytesAreCodes[] = "bytes are codes";
+/// True if a sidecar says more than that: it was read from a file.
+bool is_told(const io::Json& sidecar);
 /// Dialect, convention and hp_dtype of a sidecar, ocp and our own without one.
 Scheme base_scheme(const io::Checkpoint& checkpoint, const io::Json& sidecar);
 
-/// The modules X whose X.weight is fp8, in file order. Throws for E5M2 unless allowed, AMD's FNUZ types, weights that are not two-dimensional.
-std::vector<std::string> fp8_modules(const io::Checkpoint& checkpoint, const char* form, bool e5m2_allowed = false);
+/// The tensors that look like scales of `weight` ("X.weight", "X_blocks"), in the spelling of any tool.
+std::vector<std::string> scales_beside(const io::Checkpoint& checkpoint, const std::string& weight);
+/// True for a tensor of bytes (U8, I8) with such scales: codes or whole numbers, its dtype doesn't tell.
+bool is_byte_weight(const io::Checkpoint& checkpoint, const io::TensorInfo& info);
+
+/// The modules X whose X.weight is fp8, in file order. Throws for E5M2 unless allowed, AMD's FNUZ types, weights that are not two-dimensional, and
+/// byte weights unless the sidecar says that they are codes.
+std::vector<std::string> fp8_modules(const io::Checkpoint& checkpoint, const char* form, const io::Json& sidecar, bool e5m2_allowed = false);
 /// The tensors X.ending that stand beside an X.weight in high precision.
 std::vector<std::string> stray_scales(const io::Checkpoint& checkpoint, std::initializer_list<const char*> endings);
 
@@ -63,6 +75,11 @@ struct KvNames {
 /// Finds the scales of key-value caches under any of these spellings; `shared` (may be empty): one for both. Throws for one of two missing,
 /// shapes other than [], [1], [H], [H, 1, 1], two spellings at once.
 void read_kv(const io::Checkpoint& checkpoint, const std::vector<KvNames>& spellings, const std::string& shared, StoredCheckpoint& out);
+
+/// True if the config's kv_cache_scheme says that caches have scales in the file: there, and not dynamic.
+bool promises_kv(const io::Json& config);
+/// The warning for a config that promises scales of key-value caches which no tensor holds; `key`: where it does.
+void warn_missing_kv(const std::string& key, StoredCheckpoint& out);
 
 /// vLLM puts q, k and v (gate and up) into one matrix: each but the last must be whole blocks high. Empty, or why this one is not.
 std::string fused_rows_problem(const WeightSpec& weight);

@@ -132,13 +132,29 @@ class Fp8 final : public CheckpointForm {
     form_parts::strings_of(config, "ignored_layers", where);
     const Scheme scheme = read_scheme(config, where, form_parts::base_scheme(checkpoint, sidecar));
     StoredCheckpoint out;
-    for (const auto& module : form_parts::fp8_modules(checkpoint, "fp8")) out.weights.push_back(read_weight(checkpoint, module, scheme));
+    for (const auto& module : form_parts::fp8_modules(checkpoint, "fp8", sidecar)) out.weights.push_back(read_weight(checkpoint, module, scheme));
     form_parts::read_kv(checkpoint, {{"k_proj.output_scale", "v_proj.output_scale"}, {"k_proj.k_scale", "v_proj.v_scale"}, {"k_scale", "v_scale"}}, "kv_scale", out);
     out.strays = form_parts::stray_scales(checkpoint, {".weight_scale_inv", ".weight_scale", ".input_scale", ".activation_scale"});
+    if (form_parts::promises_kv(config)) form_parts::warn_missing_kv(where + ": kv_cache_scheme", out);
+    warn_ragged(out);
     return out;
   }
 
  private:
+  /// transformers takes a block to be N / rows of the scale by K / columns (this file's head).
+  void warn_ragged(StoredCheckpoint& out) const {
+    std::size_t count = 0;
+    const WeightSpec* first = nullptr;
+    for (const auto& w : out.weights) {
+      if (weight_problem(w.spec).empty()) continue;
+      if (count++ == 0) first = &w.spec;
+    }
+    if (count == 0) return;
+    out.warnings.push_back(std::to_string(count) + " weights are no multiple of their blocks, the first is " + io::printable(first->module) + " " +
+                           form_parts::shape_text({first->rows, first->cols}) + " in blocks of " + std::to_string(first->scheme.block.rows) + "x" +
+                           std::to_string(first->scheme.block.cols) + ": transformers would misread them without an error, vLLM reads them");
+  }
+
   static StoredWeight read_weight(const io::Checkpoint& checkpoint, const std::string& module, const Scheme& scheme) {
     if (scheme.weights == WeightGranularity::block) {
       StoredWeight w = form_parts::stored_weight(checkpoint, module, scheme, module + ".weight_scale_inv");

@@ -97,7 +97,7 @@ bool truth(const Json& config, const char* key) {
 /// What the config says of every weight, its format apart.
 Scheme read_scheme(const io::Checkpoint& checkpoint, const Json& config, const Json& sidecar, const std::string& where) {
   Scheme scheme = form_parts::base_scheme(checkpoint, sidecar);
-  if (sidecar.is_null()) {  // INC's own file: its rules, in its hp_dtype
+  if (!form_parts::is_told(sidecar)) {  // INC's own file: its rules, in its hp_dtype
     scheme.convention = Convention::inc;
     const std::string hp = form_parts::string_of(config, "hp_dtype", where, "bf16");
     scheme.hp = hp == "fp32" || hp == "FP32" ? recipes::FloatType::F32 : hp == "fp16" || hp == "FP16" ? recipes::FloatType::F16 : recipes::FloatType::BF16;
@@ -231,7 +231,12 @@ class Inc final : public CheckpointForm {
     }
     const Scheme scheme = read_scheme(checkpoint, config, sidecar, where);
     StoredCheckpoint out;
-    for (const auto& module : form_parts::fp8_modules(checkpoint, "inc", true)) out.weights.push_back(read_weight(checkpoint, module, scheme));
+    const bool e5m2_bytes = config.value("fp8_config", Json()) == "E5M2";  // bytes that are taken for codes are of the config's format
+    for (const auto& module : form_parts::fp8_modules(checkpoint, "inc", sidecar, true)) {
+      out.weights.push_back(read_weight(checkpoint, module, scheme));
+      if (e5m2_bytes && io::size_of(checkpoint.info(module + ".weight").dtype) == 1 && checkpoint.info(module + ".weight").dtype != DType::F8_E4M3)
+        out.weights.back().spec.scheme.format = recipes::Format::E5M2;
+    }
     form_parts::read_kv(checkpoint, {{std::string("k_cache") + kCacheScale, std::string("v_cache") + kCacheScale}}, "", out);
     for (const auto& kv : out.kv) {
       for (const char* cache : {".k_cache", ".v_cache"}) {

@@ -7,6 +7,7 @@
 #include <map>
 #include <vector>
 
+#include "fp8/quant/formats/carry_through.h"
 #include "fp8/quant/formats/checkpoint_folder.h"
 #include "fp8/quant/formats/form_table.h"
 #include "fp8/quant/formats/sidecar.h"
@@ -188,6 +189,7 @@ void write_folder(const Source& source, const fs::path& out, int world, bool ove
                   const std::vector<io::SafetensorsWriter::Entry>& entries,
                   const std::function<void(ShardedWriter&)>& write) {
   io::refuse_same_path(source.checkpoint.folder(), out);
+  const Json carried = carried_identity_of(source.checkpoint.folder());
   OutputFolder folder(out, overwrite);
   ShardedWriter writer(folder.path(), entries);
   write(writer);
@@ -198,6 +200,7 @@ void write_folder(const Source& source, const fs::path& out, int world, bool ove
   folder.write_json("quantization_config.json", edits["quantization_config"]);
   if (!source.sidecar.is_null()) folder.write_json(kSidecarName, source.sidecar);
   folder.carry_through(source.checkpoint.folder());
+  require_carried_unchanged(source.checkpoint.folder(), carried);
   folder.commit();
 }
 

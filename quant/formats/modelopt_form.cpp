@@ -149,7 +149,7 @@ class ModelOpt final : public CheckpointForm {
     Scheme scheme = form_parts::base_scheme(checkpoint, sidecar);
     read_algorithm(config, where, scheme);
     StoredCheckpoint out;
-    for (const auto& module : form_parts::fp8_modules(checkpoint, "modelopt")) {
+    for (const auto& module : form_parts::fp8_modules(checkpoint, "modelopt", sidecar)) {
       StoredWeight w = form_parts::stored_weight(checkpoint, module, scheme, module + ".weight_scale");
       form_parts::check_scale(checkpoint, w, scale_shapes(w.spec));
       if (scheme.activations == ActivationScaling::static_tensor) form_parts::read_input_scale(checkpoint, w, module + ".input_scale");
@@ -157,6 +157,8 @@ class ModelOpt final : public CheckpointForm {
     }
     form_parts::read_kv(checkpoint, {{"k_proj.k_scale", "v_proj.v_scale"}, {"k_proj.output_scale", "v_proj.output_scale"}, {"k_scale", "v_scale"}}, "", out);
     out.strays = form_parts::stray_scales(checkpoint, {".weight_scale", ".input_scale"});
+    const bool algorithm = !form_parts::string_of(config, "kv_cache_quant_algo", where).empty();
+    if (algorithm || form_parts::promises_kv(config)) form_parts::warn_missing_kv(where + (algorithm ? ": kv_cache_quant_algo" : ": kv_cache_scheme"), out);
     return out;
   }
 };

@@ -14,9 +14,14 @@ std::string text(const io::Json& object, const char* key, const std::string& nam
 
 }  // namespace
 
-io::Json make_sidecar(const Plan& plan, const Scheme& scheme) {
+io::Json make_note() {
   io::Json out = io::Json::object();
   out["tool"] = "fp8 " FP8_VERSION;
+  return out;
+}
+
+io::Json make_sidecar(const Plan& plan, const Scheme& scheme) {
+  io::Json out = make_note();
   out["dialect"] = recipes::name_of(scheme.dialect);
   out["convention"] = name_of(scheme.convention);
   out["scale_method"] = plan.scale_method;

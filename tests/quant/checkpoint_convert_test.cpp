@@ -162,7 +162,10 @@ TEST(CheckpointConvert, ConfigKeepsItsBytes) {
   for (const char* stale : {"hf_quant_config.json", "quantization_config.json"}) test::write_text(tmp / "in" / stale, "{}");
   convert_checkpoint(tmp / "in", tmp / "bf16", to(FloatType::BF16));
   EXPECT_EQ(read_text(tmp / "bf16" / "config.json"), test::kConfigHead + rest);
-  for (const char* gone : {"hf_quant_config.json", "quantization_config.json", "fp8.json"}) EXPECT_FALSE(fs::exists(tmp / "bf16" / gone)) << gone;
+  for (const char* gone : {"hf_quant_config.json", "quantization_config.json"}) EXPECT_FALSE(fs::exists(tmp / "bf16" / gone)) << gone;
+  const auto note = io::read_json(tmp / "bf16" / "fp8.json");
+  EXPECT_EQ(note["converted"], (io::Json{{"from", "compressed-tensors"}, {"exact", true}}));
+  EXPECT_FALSE(note.contains("dialect"));  // of codes that it has no longer
   convert_checkpoint(tmp / "in", tmp / "f32", to(FloatType::F32));
   std::string head = test::kConfigHead;
   head.replace(head.find("bfloat16"), 8, "float32");
@@ -291,6 +294,29 @@ TEST(CheckpointConvert, RanksAndResumeGiveTheSameBytes) {
       if (error_of(tmp / "in", tmp / "cut", o).empty()) break;
     }
     EXPECT_EQ(test::folder_bytes(tmp / "cut"), expected);
+  }
+}
+
+TEST(CheckpointConvert, ResumeOfAFinishedOutputSaysSo) {
+  TempDir tmp;
+  test::write_fp8_source(tmp / "in", make_scheme(WeightGranularity::channel, ActivationScaling::dynamic_token), 16);
+  for (const auto& base : {to(FloatType::BF16), to(CheckpointFormat::modelopt)}) {
+    auto o = base;
+    o.stream.resume = true;
+    fs::remove_all(tmp / "out");
+    EXPECT_FALSE(convert_checkpoint(tmp / "in", tmp / "out", o).finished_before);
+    const auto before = test::folder_bytes(tmp / "out");
+    EXPECT_TRUE(convert_checkpoint(tmp / "in", tmp / "out", o).finished_before);
+    EXPECT_EQ(test::folder_bytes(tmp / "out"), before);
+    const auto weights = tmp / "in" / "model.safetensors";
+    fs::last_write_time(weights, fs::last_write_time(weights) + std::chrono::seconds(5));
+    try {
+      convert_checkpoint(tmp / "in", tmp / "out", o);
+      ADD_FAILURE() << "the source is another one now";
+    } catch (const io::Error& error) {
+      EXPECT_NE(std::string(error.what()).find("not what this run would write"), std::string::npos) << error.what();
+    }
+    EXPECT_EQ(test::folder_bytes(tmp / "out"), before);
   }
 }
 

@@ -9,6 +9,7 @@
 #include <fstream>
 #include <set>
 
+#include "fp8/quant/formats/carry_through.h"
 #include "fp8/runtime/io/error.h"
 #include "fp8/runtime/kernels/thread_pool.h"
 #include "support/temp_dir.h"
@@ -264,7 +265,7 @@ TEST(CheckpointStream, WhatCannotBeginLeavesNothingEvenToResume) {
   EXPECT_THAT(names_in(w.dir.path()), ElementsAre());
 }
 
-TEST(CheckpointStream, CopiesTensorsAndRefusesNaN) {
+TEST(CheckpointStream, CopiesTensorsAndRefusesNonFiniteOnesWithTheirNumber) {
   test::TempDir dir;
   fs::create_directory(dir / "in");
   std::vector<float> values(20'000'000, 1.5f);  // 80 MB: in parts
@@ -285,10 +286,44 @@ TEST(CheckpointStream, CopiesTensorsAndRefusesNaN) {
   run();
   EXPECT_EQ(test::read_file(dir / "out/model.safetensors"), test::read_file(dir / "in/model.safetensors"));
   fs::remove_all(dir / "out");
+  const auto message = [&] {
+    try {
+      run();
+    } catch (const io::Error& e) {
+      return std::string(e.what());
+    }
+    return std::string();
+  };
   values[19'999'999] = NAN;
   write_source();
-  EXPECT_THROW(run(), io::Error);
+  EXPECT_THAT(message(), HasSubstr("large: expected finite weights, found NaN in 1 of 20000000 values"));
+  values[3] = values[19'999'999] = -INFINITY;
+  write_source();
+  EXPECT_THAT(message(), HasSubstr("large: expected finite weights, found Inf in 2 of 20000000 values"));
   EXPECT_THAT(names_in(dir.path()), ElementsAre("in"));
+  StreamOptions allowed;
+  allowed.nonfinite = {"large"};
+  const io::Checkpoint source(dir / "in");
+  write_checkpoint(dir / "out", {copy_unit(source, "large", "large")}, allowed, [](OutputFolder&) {});
+  std::vector<float> copied(values.size());
+  io::Checkpoint(dir / "out").read("large", copied.data());
+  EXPECT_EQ(copied, values);
+}
+
+TEST(CheckpointStream, RefusesInfinityInDoubles) {
+  test::TempDir dir;
+  fs::create_directory(dir / "in");
+  const std::vector<double> values = {1.0, INFINITY, NAN, NAN};
+  io::SafetensorsWriter writer(dir / "in/model.safetensors", {{"d", DType::F64, {4}}});
+  writer.write("d", values.data());
+  writer.commit();
+  const io::Checkpoint source(dir / "in");
+  try {
+    write_checkpoint(dir / "out", {copy_unit(source, "d", "d")}, {}, [](OutputFolder&) {});
+    ADD_FAILURE() << "no error";
+  } catch (const io::Error& e) {
+    EXPECT_THAT(e.what(), HasSubstr("d: expected finite weights, found NaN in 2 and Inf in 1 of 4 values"));
+  }
 }
 
 TEST(CheckpointStream, ASourceThatChangesIsNoticed) {
@@ -339,6 +374,132 @@ TEST(CheckpointStream, RanksShareFilesAndJoinToTheSameBytes) {
     alone.write();
     EXPECT_EQ(contents(w.dir / "out"), contents(alone.dir / "out")) << world;
   }
+}
+
+/// As the commands do it: fp8.json with the mark.
+void finish(const Work& w, OutputFolder& folder) {
+  folder.write_json("config.json", {{"a", 1}});
+  folder.write_json("fp8.json", {{"run", run_mark(w.units, w.options)}});
+}
+
+TEST(CheckpointStream, ResumeOfAFinishedOutputSaysSo) {
+  Work w;
+  const auto write = [&] { return write_checkpoint(w.dir / "out", w.units, w.options, [&](OutputFolder& f) { finish(w, f); }); };
+  EXPECT_FALSE(write().finished_before);
+  const auto before = contents(w.dir / "out");
+  w.options.resume = true;
+  for (const bool overwrite : {false, true}) {
+    w.options.overwrite = overwrite;
+    const auto result = write();
+    EXPECT_TRUE(result.finished_before);
+    EXPECT_EQ(result.kept, 8u);
+  }
+  EXPECT_EQ(w.runs, 8);
+  EXPECT_EQ(contents(w.dir / "out"), before);
+  EXPECT_THAT(names_in(w.dir.path()), ElementsAre("out"));
+  w.options.overwrite = false;
+  // Of another work it is not.
+  const auto other = [&](const std::function<void()>& change, const std::string& text) {
+    const auto options = w.options;
+    change();
+    EXPECT_THAT(w.error([&] { write(); }), HasSubstr(text));
+    w.options = options;
+  };
+  other([&] { w.options.identity["option"]["scheme"] = "tensor"; }, "not what this run would write");
+  other([&] { w.options.shard_bytes = 9000; }, "not what this run would write");
+  other([&] { w.options.resume = false; }, "exists and is not empty");
+  const std::string file = test::read_file(w.dir / "out/model.safetensors");
+  std::ofstream(w.dir / "out/model.safetensors", std::ios::binary) << file.substr(1);
+  EXPECT_THAT(w.error([&] { write(); }), HasSubstr("bytes, expected"));
+  // The ranks' output is known to ranks, and to who joins.
+  w.options.world_size = 2;
+  fs::remove_all(w.dir / "out");
+  const auto join = [&] { return join_checkpoint(w.dir / "out", w.units, w.options, [&](OutputFolder& f) { finish(w, f); }); };
+  for (int rank : {0, 1}) {
+    w.options.rank = rank;
+    EXPECT_FALSE(write().finished_before);
+  }
+  EXPECT_FALSE(join().finished_before);
+  EXPECT_TRUE(join().finished_before);
+  EXPECT_TRUE(write().finished_before);
+  EXPECT_THAT(names_in(w.dir.path()), ElementsAre("out"));
+}
+
+TEST(CheckpointStream, ACutShortOverwriteGoesOnInsteadOfBeingFinished) {
+  Work w;
+  const auto write = [&] { return write_checkpoint(w.dir / "out", w.units, w.options, [&](OutputFolder& f) { finish(w, f); }); };
+  write();
+  w.options.resume = w.options.overwrite = true;
+  fs::create_directory(w.dir / ".out.partial");  // what a cut-short run that is to replace it left
+  EXPECT_FALSE(write().finished_before);
+  EXPECT_EQ(w.runs, 16);
+  EXPECT_THAT(names_in(w.dir.path()), ElementsAre("out"));
+}
+
+TEST(CheckpointStream, CarriedFilesThatChangeOrVanishAreNoticed) {
+  for (const bool vanish : {false, true}) {
+    Work w;
+    fs::create_directories(w.dir / "in/chat_templates");
+    std::ofstream(w.dir / "in/model.safetensors") << "1234";
+    for (const char* name : {"in/tokenizer.json", "in/chat_templates/a.jinja", "in/LICENSE"}) std::ofstream(w.dir / name) << "{}";
+    w.options.source = w.dir / "in";
+    w.options.identity["source"] = identity_of(w.options.source);
+    w.options.carried = carried_identity_of(w.options.source);
+    EXPECT_EQ(w.options.carried.size(), 3u);
+    w.write("first");
+    for (const std::string name : {"tokenizer.json", "chat_templates/a.jinja"}) {
+      const auto run = w.units[0].run;
+      w.units[0].run = [&w, run, vanish, name](UnitContext& c) {
+        if (vanish) fs::remove(w.dir / "in" / name);
+        else std::ofstream(w.dir / "in" / name) << "{\"other\": 1}";
+        run(c);
+      };
+      EXPECT_THAT(w.error([&] { w.write(); }), AllOf(HasSubstr((w.dir / "in" / name).string()), HasSubstr(vanish ? "was removed" : "changed")));
+      EXPECT_THAT(names_in(w.dir.path()), ElementsAre("first", "in"));
+      w.units[0].run = run;
+      std::ofstream(w.dir / "in" / name) << "{}";
+      w.options.carried = carried_identity_of(w.options.source);
+    }
+  }
+}
+
+TEST(CheckpointStream, JoinVerifiesEveryByteOfTheShares) {
+  Work whole;
+  whole.options.world_size = 2;
+  for (int rank : {0, 1}) {
+    whole.options.rank = rank;
+    whole.write();
+  }
+  const fs::path share = whole.dir / "out.rank-1-of-2";
+  std::string file;
+  for (const auto& name : names_in(share)) file = name != "share.json" ? name : file;
+  const std::string good = test::read_file(share / file), json = test::read_file(share / "share.json");
+  for (std::size_t at = 0; at < good.size(); at += 499) {
+    std::string bad = good;
+    bad[at] = static_cast<char>(bad[at] ^ 1);
+    std::ofstream(share / file, std::ios::binary) << bad;
+    EXPECT_THAT(whole.error([&] { whole.join(); }), HasSubstr(file)) << at;
+    EXPECT_FALSE(fs::exists(whole.dir / "out"));
+  }
+  std::string last = good;
+  last.back() = static_cast<char>(last.back() ^ 1);
+  std::ofstream(share / file, std::ios::binary) << last;
+  EXPECT_THAT(whole.error([&] { whole.join(); }), AllOf(HasSubstr(file), HasSubstr("tensor 'm"), HasSubstr("by their checksum"), HasSubstr("write the share again")));
+  whole.options.resume = true;  // a rank that goes on finds it too
+  EXPECT_THAT(whole.error([&] { whole.write(); }), HasSubstr("by their checksum"));
+  whole.options.resume = false;
+  std::ofstream(share / file, std::ios::binary) << good;
+  io::Json without = io::parse_json(json, "share.json");
+  without.erase("checksums");
+  io::write_json(share / "share.json", without);
+  EXPECT_THAT(whole.error([&] { whole.join(); }), HasSubstr("has no checksums"));
+  io::Json one_less = io::parse_json(json, "share.json");
+  one_less["checksums"].erase(one_less["checksums"].begin());
+  io::write_json(share / "share.json", one_less);
+  EXPECT_THAT(whole.error([&] { whole.join(); }), HasSubstr("no checksums of it"));
+  std::ofstream(share / "share.json") << json;
+  whole.join();
+  EXPECT_THAT(names_in(whole.dir.path()), ElementsAre("out"));
 }
 
 TEST(CheckpointStream, AShareWithADamagedFileIsNotJoined) {

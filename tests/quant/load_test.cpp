@@ -147,5 +147,38 @@ TEST(Load, Gaudi2CodesMustBeGaudi2s) {
   EXPECT_TRUE(throws_with({"weight", "dialect gaudi2", "NaN codes"}, [&] { load(target, s.dir / "out", at::kFloat); }));
 }
 
+TEST(Load, OcpCodesAreRefusedOnGaudi2UnlessTheCallerSaysSo) {
+  Saved s;
+  const io::Checkpoint checkpoint(s.dir / "out");
+  const runtime::DeviceKindScope kind(runtime::DeviceKind::gaudi2);
+  auto target = test::tiny_lm(2);
+  const auto load_as = [&](const LoadFp8Options& options) {
+    return load_fp8(measure::weight_modules(*target), measure::op_nodes(*target), checkpoint, at::kFloat, options);
+  };
+  EXPECT_TRUE(throws_with({(s.dir / "out").string(), "dialect ocp", "FP8_HPU_DEVICE=gaudi2", "fp8 convert --dialect gaudi2", "--dialect ocp"}, [&] { load_as({}); }));
+  EXPECT_TRUE(throws_with({"fp8.json", "found ocp", "asked for is gaudi2"}, [&] { load_as({recipes::Dialect::gaudi2, false, nullptr}); }));
+  EXPECT_FALSE(load_as({recipes::Dialect::ocp, false, nullptr}).empty());
+  fs::remove(s.dir / "out/fp8.json");  // ocp is what codes are, then
+  auto other = test::tiny_lm(2);
+  EXPECT_TRUE(throws_with({"dialect ocp"}, [&] { load_fp8(measure::weight_modules(*other), measure::op_nodes(*other), checkpoint, at::kFloat); }));
+  // Taken for gaudi2's, the largest are NaN.
+  EXPECT_TRUE(throws_with({"dialect gaudi2", "NaN codes"},
+                          [&] { load_fp8(measure::weight_modules(*other), measure::op_nodes(*other), checkpoint, at::kFloat, {recipes::Dialect::gaudi2, false, nullptr}); }));
+}
+
+TEST(Load, NaNCodesAreTakenWhereTheyAreAllowed) {
+  Saved s;
+  s.rewrite([](auto& e, auto& data) {
+    if (e.name == "layer_1.q_proj.weight") data[7] = 0x7F;
+  });
+  const io::Checkpoint checkpoint(s.dir / "out");
+  auto target = test::tiny_lm(2);
+  const auto load_as = [&](bool allow) {
+    return load_fp8(measure::weight_modules(*target), measure::op_nodes(*target), checkpoint, at::kFloat, {std::nullopt, allow, nullptr});
+  };
+  EXPECT_TRUE(throws_with({"layer_1.q_proj.weight", "NaN codes", "NaN in 1 of"}, [&] { load_as(false); }));
+  EXPECT_FALSE(load_as(true).empty());
+}
+
 }  // namespace
 }  // namespace fp8::quant

@@ -143,7 +143,7 @@ TEST(FormsReading, ScalesLeftBesideWeightsInHighPrecisionAreStrays) {
 
 TEST(FormsReading, ModelOptInEitherFileAndItsScalarBlock) {
   const HandCheckpoint beside(nullptr, {codes("m", 2, 2), f32("m.weight_scale", {}, {0.5f}), f32("m.input_scale", {}, {0.25f})});
-  EXPECT_TRUE(read_stored(beside.open()).weights.empty());  // a high precision checkpoint, for all that is said
+  EXPECT_TRUE(throws_with({"no quantization_config", "m.weight F8_E4M3 [2, 2] with scales m.weight_scale F32 []"}, [&] { read_stored(beside.open()); }));
   beside.write("hf_quant_config.json", {{"producer", {{"name", "modelopt"}}}, {"quantization", {{"quant_algo", "FP8"}, {"exclude_modules", {"lm_head"}}}}});
   EXPECT_EQ(only(beside.read()).spec.scheme.activations, ActivationScaling::static_tensor);
   for (const char* algorithm : {"fp8_pb_wo", "FP8_PB_WO"}) {
