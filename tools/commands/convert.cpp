@@ -149,6 +149,7 @@ void convert(ConvertCommand& c, Context& context) {
   };
   quant::ConvertOptions options = c.options;
   options.dry_run = options.dry_run || c.verify_only;
+  if (c.verify_only) options.stream.resume = false;
   const auto report = quant::convert_checkpoint(c.model, c.out, options);
   const double seconds = std::chrono::duration<double>(Clock::now() - start).count();
   std::optional<quant::Verification> verification;
@@ -161,6 +162,7 @@ void convert(ConvertCommand& c, Context& context) {
   tell_modules(report, json, table);
   if (report.kv != 0) table.row({"key-value cache scales", fmt::format("{} attention modules", report.kv)});
   for (const auto& note : report.notes) table.row({"note", note});
+  if (report.finished_before) table.row({"finished already", c.out.string() + " is what a run with these options wrote; nothing was done"});
   json.update({{"kv_cache_scales", report.kv},
                {"notes", report.notes},
                {"weights_bytes", report.weights_bytes},
@@ -168,6 +170,7 @@ void convert(ConvertCommand& c, Context& context) {
                {"seconds", seconds},
                {"peak_rss_bytes", peak_rss_bytes()},
                {"dry_run", c.options.dry_run},
+               {"finished_before", report.finished_before},
                {"out", c.out.string()},
                {"rank", share.rank},
                {"world_size", share.world_size}});
@@ -206,6 +209,15 @@ Action add_convert(Options& options) {
       "--rescale", {"448/240", "2"}, [c](std::size_t i) { c->options.rescale = static_cast<quant::Rescale>(i); },
       "With a --dialect of another range: scales times this, codes divided by it and rounded (default 448/240 to gaudi2; from gaudi2 codes and "
       "scales stay)");
+  options.choice(
+      "--assume", {"compressed-tensors", "fp8", "modelopt", "inc"},
+      [c](std::size_t i) {
+        constexpr quant::CheckpointFormat kForms[] = {quant::CheckpointFormat::compressed_tensors, quant::CheckpointFormat::fp8, quant::CheckpointFormat::modelopt,
+                                                      quant::CheckpointFormat::inc};
+        c->options.assume = kForms[i];
+      },
+      "Form of a --model whose config.json has no quantization_config, or whose codes are stored as U8 or I8 (E4M3 then); refused without");
+  options.flag("--allow-nonfinite", c->options.allow_nonfinite, "Copy tensors with NaN or Inf, noted in fp8.json, instead of refusing them");
   options.flag("--cast-all", c->options.cast_all, "To a type: cast the tensors that are not in fp8 too, instead of copying them");
   options.flag("--verify", c->verify, "Then compare both folders' weights, print the worst modules; exit 1 if one that is called exact is not");
   options.flag("--verify-only", c->verify_only, "Only compare --out, written before with the same options, with --model");

@@ -36,6 +36,7 @@ struct EvaluateOptions : DataOptions {
   std::filesystem::path model, reference, dump_logits;
   models::AttentionKind attention = models::AttentionKind::fused;
   KvCacheOptions kv_cache;
+  bool allow_nonfinite = false;
 };
 
 struct Totals {
@@ -140,12 +141,12 @@ void print(const EvaluateOptions& options, const Context& context, const models:
 
 void evaluate(const EvaluateOptions& options, Context& context) {
   at::NoGradGuard no_grad;
-  auto model = load_language_model(options.model, context, options.attention);
+  auto model = load_language_model(options.model, context, options.attention, options.allow_nonfinite);
   EnvironmentConfig quant_config(model, context);
   set_kv_cache(model, options.kv_cache, context);
   std::optional<models::LoadedModel> reference;
   if (!options.reference.empty()) {
-    reference = load_language_model(options.reference, context, options.attention);
+    reference = load_language_model(options.reference, context, options.attention, options.allow_nonfinite);
     if (reference->config.vocab_size != model.config.vocab_size)
       throw io::Error(fmt::format("{}: vocab_size {}, but the model has {}", options.reference.string(), reference->config.vocab_size,
                                   model.config.vocab_size));
@@ -165,6 +166,7 @@ Action add_evaluate(Options& options) {
   add_data_options(options, *values);
   add_attention_option(options, values->attention);
   add_kv_cache_options(options, values->kv_cache);
+  add_nonfinite_option(options, values->allow_nonfinite);
   options.path("--dump-logits", values->dump_logits, "Write the logits there: safetensors, \"logits\" F32 [chunks, seq-len, vocabulary]");
   return [values](Context& context) { evaluate(*values, context); };
 }

@@ -34,6 +34,7 @@ struct GenerateOptions {
   double temperature = 0;
   models::AttentionKind attention = models::AttentionKind::fused;
   KvCacheOptions kv_cache;
+  bool allow_nonfinite = false;
 };
 
 /// The next token from logits [V]: the largest, or drawn from softmax(logits / temperature). The draw uses only the generator's bits
@@ -114,7 +115,7 @@ Generated run_model(const GenerateOptions& options, const Context& context, mode
 
 void generate(const GenerateOptions& options, Context& context) {
   at::NoGradGuard no_grad;
-  auto loaded = load_language_model(options.model, context, options.attention);
+  auto loaded = load_language_model(options.model, context, options.attention, options.allow_nonfinite);
   EnvironmentConfig quant_config(loaded, context);
   set_kv_cache(loaded, options.kv_cache, context);
   const text::Tokenizer tokenizer(options.model);
@@ -138,6 +139,7 @@ Action add_generate(Options& options) {
   options.number("--temperature", values->temperature, 0, 1000, "0: the most likely token; else sampling, steered by --seed");
   add_attention_option(options, values->attention);
   add_kv_cache_options(options, values->kv_cache);
+  add_nonfinite_option(options, values->allow_nonfinite);
   return [values](Context& context) { generate(*values, context); };
 }
 

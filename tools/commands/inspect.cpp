@@ -40,16 +40,16 @@ fs::path find_measurement(const fs::path& folder) {
                   all[0].filename().string() + ", " + all[1].filename().string() + (all.size() > 2 ? ", ..." : ""));
 }
 
-Inspection inspect(const fs::path& path, bool as_json) {
+Inspection inspect(const fs::path& path, bool as_json, bool read_values) {
   std::error_code ignored;
   if (!fs::exists(path, ignored)) throw io::Error(path.string() + ": no such file or folder");
   if (fs::is_directory(path, ignored)) {
     for (const char* name : {"model.safetensors", "model.safetensors.index.json", "pytorch_model.bin", "pytorch_model.bin.index.json", "config.json"})
-      if (fs::exists(fs::symlink_status(path / name, ignored))) return inspect_checkpoint(path, as_json);
+      if (fs::exists(fs::symlink_status(path / name, ignored))) return inspect_checkpoint(path, as_json, read_values);
     return inspect_measurement(find_measurement(path));
   }
   const auto extension = path.extension().string();
-  if (extension == ".safetensors" || extension == ".bin" || extension == ".pth" || extension == ".pt") return inspect_checkpoint(path, as_json);
+  if (extension == ".safetensors" || extension == ".bin" || extension == ".pth" || extension == ".pt") return inspect_checkpoint(path, as_json, read_values);
   if (extension == ".json" || extension == ".npz") return inspect_measurement(path);
   throw io::Error(path.string() + ": found a file ending in '" + extension + "', allowed: a folder, .safetensors, .bin, .pth, .pt, .json, .npz");
 }
@@ -121,7 +121,7 @@ void run_inspect_training(const InspectOptions& o, Context& context) {
 void run_inspect(const InspectOptions& o, Context& context) {
   if (is_training(o.path)) return run_inspect_training(o, context);
   if (!o.with.empty()) throw UsageError("--with: found '" + o.with[0] + "', but " + o.path.string() + " is no training run");
-  auto inspection = inspect(o.path, context.json);
+  auto inspection = inspect(o.path, context.json, !o.tensors_only);
   add_damage(o, context, inspection);
   if (!o.html.empty()) {
     write_report_page(o.html, page_of(o, inspection));
@@ -145,7 +145,7 @@ Action add_inspect(Options& options) {
   options.list("--include", values->include, "Regular expression: look at these modules too (lm_head, routers)");
   options.list("--exclude", values->exclude, "Regular expression: leave these modules out");
   options.list("--with", values->with, "Of a training run: more runs in the same table and picture");
-  options.flag("--tensors-only", values->tensors_only, "No damage report: headers are read, weights are not");
+  options.flag("--tensors-only", values->tensors_only, "No damage report, no search for NaN: headers and scales are read, weights are not");
   return [values](Context& context) { run_inspect(*values, context); };
 }
 

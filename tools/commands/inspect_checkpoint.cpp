@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-// Tensors of a checkpoint, for fp8 weights what their scales look like, and in what form it is. Nothing but scales is read.
+// Tensors of a checkpoint, for fp8 weights what their scales look like, in what form it is, and what is wrong with its numbers.
 #include <fmt/format.h>
 
 #include <algorithm>
@@ -10,11 +10,14 @@
 #include <string>
 #include <vector>
 
+#include "fp8/quant/formats/assumed_form.h"
 #include "fp8/quant/formats/form.h"
+#include "fp8/quant/nonfinite.h"
 #include "fp8/runtime/io/error.h"
 #include "fp8/runtime/io/safetensors.h"
 #include "fp8/runtime/kernels/block_cast.h"
 #include "fp8/runtime/kernels/float_bits.h"
+#include "fp8/tools/commands/context.h"
 #include "fp8/tools/commands/inspect.h"
 #include "fp8/tools/commands/output.h"
 #include "fp8/tools/commands/table.h"
@@ -125,6 +128,7 @@ struct Form {
   std::map<std::string, std::int64_t> schemes;  ///< number of weights by description
   Weights weights;
   std::vector<quant::KvScales> kv;
+  std::vector<std::string> warnings, strays;
 };
 
 Form form_of(const io::Checkpoint& checkpoint) {
@@ -132,7 +136,11 @@ Form form_of(const io::Checkpoint& checkpoint) {
   if (!std::filesystem::is_directory(checkpoint.folder())) return form;
   try {
     const auto config = quant::read_quantization_config(checkpoint.folder());
-    if (config.is_null()) return form;
+    if (config.is_null()) {
+      if (const std::string found = quant::describe_codes(checkpoint); !found.empty())
+        form.problem = "config.json has no quantization_config that says what its codes are: " + found + " (fp8 convert --assume FORM)";
+      return form;
+    }
     const auto it = config.find("quant_method");
     form.method = it != config.end() && it->is_string() ? it->get<std::string>() : "unnamed";
     form.method = quant::name_of(quant::form_of_config(config, (checkpoint.folder() / "config.json").string()).format());
@@ -143,6 +151,8 @@ Form form_of(const io::Checkpoint& checkpoint) {
       form.weights.emplace(name, std::move(w));
     }
     form.kv = std::move(stored.kv);
+    form.warnings = std::move(stored.warnings);
+    form.strays = std::move(stored.strays);
   } catch (const io::Error& e) {
     form.problem = e.what();
   }
@@ -171,15 +181,83 @@ void add_form(const Form& form, io::Json& json, std::string& text) {
     text += fmt::format("key-value scales: {} layers, {}, keys {}, values {}\n", form.kv.size(), k.size() > form.kv.size() ? "per head" : "per tensor",
                         range(k), range(v));
   }
+  json["warnings"] = form.warnings;
+  for (const auto& warning : form.warnings) text += "warning: " + one_line(warning) + "\n";
   if (!form.problem.empty()) {
     text += "can't be run: " + one_line(form.problem) + "\n";
     json["problem"] = form.problem;
   }
 }
 
+bool is_scale(const io::TensorInfo& info) {
+  constexpr const char* kEndings[] = {".weight_scale", ".weight_scale_inv", ".scale_weight", ".dequant_weights.scale", ".input_scale", ".activation_scale", ".scale_input",
+                                      ".quant_input.scale", ".quant_input.scale_inv", ".dequant_output.scale", ".k_scale", ".v_scale", ".kv_scale", ".output_scale"};
+  return is_scale_dtype(info.dtype) && std::any_of(std::begin(kEndings), std::end(kEndings), [&](std::string_view end) {
+    return info.name.size() >= end.size() && std::string_view(info.name).substr(info.name.size() - end.size()) == end;
+  });
+}
+
+/// What is wrong with a tensor of scales; empty: nothing.
+std::string scale_problem(const io::Checkpoint& checkpoint, const io::TensorInfo& info) {
+  constexpr std::uint64_t kChunk = 1 << 20;
+  const auto size = static_cast<std::uint64_t>(io::size_of(info.dtype));
+  std::vector<std::uint8_t> bytes(static_cast<std::size_t>(std::min(kChunk, info.bytes())));
+  std::uint64_t zero = 0, negative = 0, nonfinite = 0, absurd = 0;
+  for (std::uint64_t at = 0; at < info.bytes(); at += kChunk) {
+    const auto n = std::min(kChunk, info.bytes() - at);
+    checkpoint.read(info.name, bytes.data(), at, n);
+    for (std::uint64_t i = 0; i < n / size; ++i) {
+      const float v = value_at(bytes.data(), info.dtype, static_cast<std::int64_t>(i));
+      if (!std::isfinite(v)) {
+        ++nonfinite;
+      } else if (v == 0) {
+        ++zero;
+      } else if (v < 0) {
+        ++negative;
+      } else if (v >= kAbsurd || !std::isfinite(1 / v)) {
+        ++absurd;
+      }
+    }
+  }
+  std::string text;
+  for (const auto& [count, what] : {std::pair{zero, "scale 0"}, {negative, "a negative scale"}, {nonfinite, "NaN or Inf"}, {absurd, "an absurd scale (from 2^64 on, or with an infinite reciprocal)"}}) {
+    if (count > 0) text += fmt::format("{}{} in {} of {}", text.empty() ? "" : ", ", what, count, info.numel());
+  }
+  return text;
+}
+
+/// Of all tensors: what is wrong, by name.
+std::map<std::string, std::string> problems_of(const io::Checkpoint& checkpoint, const Form& form, bool read_values) {
+  std::map<std::string, std::string> problems;
+  if (read_values) {
+    const auto dialect = form.weights.empty() ? kernels::Dialect::ocp : form.weights.begin()->second.spec.scheme.dialect;
+    for (const auto& [tensor, found] : quant::find_nonfinite(checkpoint, dialect, {}, [] { return interrupted(); })) {
+      const auto& info = checkpoint.info(tensor);
+      problems[tensor] = (is_fp8(info.dtype) ? "codes are " : "") + found.text(static_cast<std::uint64_t>(info.numel()));
+    }
+  }
+  for (std::size_t i = 0; i < checkpoint.names().size(); ++i) {
+    const auto& info = checkpoint.info(i);
+    if (!is_scale(info)) continue;
+    if (std::string problem = scale_problem(checkpoint, info); !problem.empty()) problems[info.name] = std::move(problem);
+  }
+  for (const auto& stray : form.strays) problems.erase(stray);  // left there by a writer, read by nobody
+  return problems;
+}
+
+void add_problems(const std::map<std::string, std::string>& problems, io::Json& json, std::string& text) {
+  constexpr std::size_t kShown = 20;
+  json["problems"] = io::Json::array();
+  for (const auto& [tensor, problem] : problems) {
+    if (json["problems"].size() < kShown) text += "problem: " + one_line(tensor) + ": " + problem + "\n";
+    json["problems"].push_back({{"tensor", tensor}, {"problem", problem}});
+  }
+  if (problems.size() > kShown) text += fmt::format("problem: {} more tensors (--json lists them)\n", problems.size() - kShown);
+}
+
 }  // namespace
 
-Inspection inspect_checkpoint(const std::filesystem::path& path, bool as_json) {
+Inspection inspect_checkpoint(const std::filesystem::path& path, bool as_json, bool read_values) {
   const io::Checkpoint checkpoint(path);
   const Form form = form_of(checkpoint);
   Table table({"tensor", "dtype", ">shape", ">bytes", "scale"});
@@ -217,6 +295,7 @@ Inspection inspect_checkpoint(const std::filesystem::path& path, bool as_json) {
   }
   result.text += fmt::format("total: {} tensors, {}\n", checkpoint.names().size(), human_bytes(static_cast<std::int64_t>(checkpoint.total_bytes())));
   add_form(form, result.json, result.text);
+  add_problems(problems_of(checkpoint, form, read_values), result.json, result.text);
   if (as_json) result.json["tensors"] = std::move(tensors);
   result.json["dtypes"] = std::move(totals);
   result.json["total_bytes"] = checkpoint.total_bytes();

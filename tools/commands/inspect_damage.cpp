@@ -11,6 +11,7 @@
 #include "fp8/measure/module_tree.h"
 #include "fp8/quant/convert.h"
 #include "fp8/quant/damage_probe.h"
+#include "fp8/quant/formats/form.h"
 #include "fp8/runtime/io/error.h"
 #include "fp8/tools/commands/output.h"
 #include "fp8/tools/commands/progress.h"
@@ -51,8 +52,7 @@ quant::CheckpointDamage damage_of_run(const std::filesystem::path& folder, const
 }
 
 bool is_fp8_checkpoint(const std::filesystem::path& folder) {
-  const auto config = io::read_json(folder / "config.json");
-  return config.is_object() && config.contains("quantization_config");
+  return !quant::read_quantization_config(folder).is_null();
 }
 
 io::Json finite(double x) { return std::isfinite(x) ? io::Json(x) : io::Json(nullptr); }

@@ -48,9 +48,9 @@ io::Json to_json(const io::PyValue& value) {
       value.value);
 }
 
-/// Number and range of the numbers in one tensor's entry.
+/// Number and range of the numbers in one tensor's entry, and how many of them can't be meant.
 struct Range {
-  std::int64_t count = 0;
+  std::int64_t count = 0, zero = 0, negative = 0, absurd = 0;
   double low = std::numeric_limits<double>::infinity(), high = -std::numeric_limits<double>::infinity();
 };
 
@@ -58,6 +58,9 @@ void collect(const io::Json& value, const std::string& where, Range& range) {
   if (value.is_number()) {
     const auto number = value.get<double>();
     ++range.count;
+    range.zero += number == 0 ? 1 : 0;
+    range.negative += number < 0 ? 1 : 0;
+    range.absurd += !(number < kAbsurd) ? 1 : 0;  // NaN too
     range.low = std::min(range.low, number);
     range.high = std::max(range.high, number);
   } else if (value.is_array() || value.is_object()) {
@@ -74,13 +77,29 @@ std::string range_text(const Range& range) {
   return fmt::format("{:.6g} .. {:.6g} ({})", range.low, range.high, range.count);
 }
 
+/// Why the numbers of a measurement or a scale file can't be what they should be; empty: they can.
+std::string problem_of(const Range& range, const std::string& kind) {
+  std::string text;
+  const auto add = [&](std::int64_t count, const char* what) {
+    if (count > 0) text += fmt::format("{}{} in {} of {}", text.empty() ? "" : ", ", what, count, range.count);
+  };
+  if (kind == "shapes") return text;
+  const bool scales = kind == "scales";
+  if (scales) add(range.zero, "scale 0");
+  add(range.negative, scales ? "a negative scale" : "a negative amax");
+  add(range.absurd, scales ? "an absurd scale (from 2^64 on, Inf or NaN)" : "an absurd amax (from 2^64 on, Inf or NaN)");
+  return text;
+}
+
 /// One entry per tensor of "inputs", "outputs" (lists) or "params" (an object).
 struct Column {
   std::string text = "-";
   io::Json json;
 };
+/// By place in the file: "module.inputs.0".
+using Problems = std::vector<std::pair<std::string, std::string>>;
 
-Column column(const io::Json& node, const std::string& key, const std::string& where) {
+Column column(const io::Json& node, const std::string& key, const std::string& where, const std::string& kind, Problems& problems) {
   const auto it = node.find(key);
   Column result;
   if (it == node.end()) return result;
@@ -91,6 +110,7 @@ Column column(const io::Json& node, const std::string& key, const std::string& w
   for (const auto& [name, tensor] : it->items()) {
     Range range;
     collect(tensor, place + "." + name, range);
+    if (std::string problem = problem_of(range, kind); !problem.empty()) problems.emplace_back(place + "." + name, std::move(problem));
     io::Json entry = {{"count", range.count}};
     if (range.count > 0) {
       entry["min"] = range.low;
@@ -108,8 +128,8 @@ Column column(const io::Json& node, const std::string& key, const std::string& w
 }
 
 /// "inputs" may also be spelt "input" in old files.
-Column either(const io::Json& node, const char* key, const char* old_key, const std::string& where) {
-  return column(node, node.contains(key) ? key : old_key, where);
+Column either(const io::Json& node, const char* key, const char* old_key, const std::string& where, const std::string& kind, Problems& problems) {
+  return column(node, node.contains(key) ? key : old_key, where, kind, problems);
 }
 
 std::string kind_of(const io::Json& file, const std::string& name) {
@@ -133,19 +153,25 @@ Inspection inspect_measurement(const std::filesystem::path& path) {
   const auto kind = kind_of(file, name);
   Table table({"module", ">inputs", ">outputs", ">weight"});
   io::Json modules = io::Json::object();
+  Problems problems;
   for (const auto& [module, node] : nodes->items()) {
     const auto where = name + ": " + one_line(module);
     if (!node.is_object()) throw io::Error(where + ": found a " + node.type_name() + ", allowed: an object");
-    const auto inputs = either(node, "inputs", "input", where), outputs = either(node, "outputs", "output", where);
-    const auto params = column(node, "params", where);
+    const auto inputs = either(node, "inputs", "input", where, kind, problems), outputs = either(node, "outputs", "output", where, kind, problems);
+    const auto params = column(node, "params", where, kind, problems);
     table.row({one_line(module), inputs.text, outputs.text, params.text});
     modules[module] = {{"inputs", inputs.json}, {"outputs", outputs.json}, {"params", params.json}};
   }
   const auto samples = file.find("NumSamples");
   auto text = table.text() + fmt::format("{}: {} modules", kind, modules.size());
   if (samples != file.end() && samples->is_number_integer()) text += fmt::format(", {} samples", samples->get<std::int64_t>());
-  io::Json json = {{"kind", kind}, {"path", name}, {"samples", samples != file.end() ? *samples : io::Json(nullptr)}, {"modules", std::move(modules)}};
-  return {std::move(json), text + "\n"};
+  io::Json json = {{"kind", kind}, {"path", name}, {"samples", samples != file.end() ? *samples : io::Json(nullptr)}, {"modules", std::move(modules)}, {"problems", io::Json::array()}};
+  text += "\n";
+  for (const auto& [place, problem] : problems) {
+    json["problems"].push_back({{"place", place}, {"problem", problem}});
+    text += "problem: " + place + ": " + problem + "\n";
+  }
+  return {std::move(json), text};
 }
 
 }  // namespace fp8::commands

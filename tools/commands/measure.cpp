@@ -15,6 +15,8 @@
 #include "fp8/configs/module_types.h"
 #include "fp8/configs/python_regex.h"
 #include "fp8/quant/formats/form.h"
+#include "fp8/measure/measurement_file.h"
+#include "fp8/runtime/io/checksum.h"
 #include "fp8/runtime/io/error.h"
 #include "fp8/tools/commands/command.h"
 #include "fp8/tools/commands/environment_config.h"
@@ -208,16 +210,62 @@ std::int64_t bytes_of_model(const MeasureOptions& o, const Context& context) {
   return error ? 0 : static_cast<std::int64_t>(bytes);  // who reads it will say so
 }
 
-void report(const MeasureRun& run, bool blocks, double seconds) {
+measure::StatsName stats_name(const MeasureRun& run) { return {run.calibration.prefix, run.calibration.observer, {}, run.calibration.rank}; }
+
+/// What decides the numbers of a run, as 16 hexadecimal digits; not where it writes nor how it goes about it. Stands in the measurement's
+/// .fingerprint, where --resume knows a finished measurement by it.
+std::string mark_of(const MeasureRun& run, const io::Json& identity) {
+  io::Json mark = {{"data", identity["data"]}, {"options", identity["options"]}, {"parameters", identity["observer parameters"]}, {"files", io::Json::array()}};
+  for (const char* place : {"model", "prefix"}) mark["options"].erase(place);
+  const io::Json files = run.sources.to_json();
+  for (const auto& [path, file] : files.items()) mark["files"].push_back({std::filesystem::path(path).filename().string(), file});
+  return io::checksum_text(io::checksum(mark.dump(-1, ' ', true, io::Json::error_handler_t::replace)));
+}
+
+/// Writes the mark, if the measurement has a fingerprint to write it to.
+void mark_finished(const MeasureRun& run, const std::string& mark) {
+  const auto path = stats_name(run).fingerprint();
+  std::error_code error;
+  if (!std::filesystem::exists(path, error)) return;
+  io::Json fingerprint = io::read_json(path);
+  fingerprint["run"] = mark;
+  io::write_json(path, fingerprint, -1);
+}
+
+/// The measurement that a run like this one finished, still as it was written.
+std::optional<measure::MeasurementFile> finished_before(const MeasureRun& run, const std::string& mark) {
+  const auto name = stats_name(run);
+  std::error_code error;
+  if (!std::filesystem::exists(name.fingerprint(), error) || !name.exists()) return std::nullopt;
+  const io::Json fingerprint = io::read_json(name.fingerprint());
+  if (!fingerprint.is_object() || fingerprint.value("run", io::Json()) != mark) return std::nullopt;
+  auto file = measure::read_measurements(name);
+  if (fingerprint.value("measurement", io::Json()) != file.fingerprint()) return std::nullopt;
+  return file;
+}
+
+void report_finished(const MeasureRun& run, const measure::MeasurementFile& file) {
+  const auto name = stats_name(run);
+  io::Json files = io::Json::array();
+  std::error_code error;
+  for (const auto& path : {name.json(), name.npz(), name.mod_list(), name.fingerprint(), name.kv_cache()}) {
+    if (std::filesystem::exists(path, error)) files.push_back(path.string());
+  }
+  run.context.result({{"modules", file.modules.size()}, {"samples", file.num_samples.value_or(0)}, {"finished_before", true}, {"resumed", false}, {"out", files}},
+                     fmt::format("finished already: {}.* is what a run with these options wrote; nothing was done\n", name.base()));
+}
+
+void report(const MeasureRun& run, bool blocks, double seconds, const std::string& mark) {
   const auto& session = *run.session;
   const auto result = session.result();
   const auto files = run.session->finalize();
+  mark_finished(run, mark);
   std::int64_t tensors = 0;
   for (const auto& m : result.modules) tensors += static_cast<std::int64_t>(m.inputs.size() + (m.outputs ? m.outputs->size() : 0) + (m.weight ? 1 : 0));
   io::Json json = {{"modules", result.modules.size()}, {"tensors", tensors}, {"samples", session.samples()},
                    {"forward_seconds", run.forward_seconds - session.watch_seconds()}, {"measured_forward_seconds", run.forward_seconds},
                    {"seconds", seconds}, {"kv_caches", result.kv_cache.size()}, {"non_finite", session.non_finite().size()}, {"mode", blocks ? "block-wise" : "whole"},
-                   {"resumed", !run.progress.is_null()}, {"peak_rss_bytes", peak_resident_bytes()}, {"out", io::Json::array()}};
+                   {"resumed", !run.progress.is_null()}, {"finished_before", false}, {"peak_rss_bytes", peak_resident_bytes()}, {"out", io::Json::array()}};
   Table table({"measure", ">" + run.options.model.filename().string()});
   table.row({"modules", std::to_string(result.modules.size())});
   table.row({"tensors", std::to_string(tensors)});
@@ -246,15 +294,20 @@ void measure(const MeasureOptions& o, Context& context) {
   const DiscardOnError guard{run.session};
   const bool blocks = in_blocks(o, context, o.resume ? snapshots.stored_identity() : io::Json(), memory);
   if (!blocks && limit > 0) run.require_memory(bytes_of_model(o, context), "the model");
-  snapshots.identify(identity_of(run, blocks));
+  const io::Json identity = identity_of(run, blocks);
+  const std::string mark = mark_of(run, identity);
+  snapshots.identify(identity);
   run.progress = snapshots.begin(o.resume);
+  if (o.resume && run.progress.is_null()) {
+    if (const auto file = finished_before(run, mark); file.has_value()) return report_finished(run, *file);
+  }
   if (!run.progress.is_null()) run.forward_seconds = run.progress.value("forward_seconds", 0.0);
   (blocks ? measure_blocks : is_script(o.model) ? measure_script : measure_folder)(run);
   if (selection.filter != nullptr) {
     for (const auto& entry : selection.filter->unused_entries()) context.warn(entry.message);
   }
   warn_non_finite(*run.session, context);
-  report(run, blocks, seconds_since(start));
+  report(run, blocks, seconds_since(start), mark);
   snapshots.remove();
 }
 
@@ -286,7 +339,7 @@ Action add_measure(Options& options) {
   options.text("--memory-limit", values->memory_limit, "Memory that the process may take, 500MB or 2GiB: over half of what it leaves, a model is measured block-wise (default what is free)");
   options.flag("--block-wise", values->block_wise, "One decoder layer in memory at a time, whatever the model's size");
   options.flag("--whole", values->whole, "The whole model in memory, whatever its size");
-  options.flag("--resume", values->resume, "Go on from where a run that was killed had got; without it that is removed");
+  options.flag("--resume", values->resume, "Go on from where a run that was killed had got, and leave a finished measurement as it is; without it the former is removed, the latter goes into a backup");
   options.number("--snapshot-seconds", values->snapshot_seconds, 0, 86400, "Time between two snapshots for --resume");
   return [values](Context& context) { measure(*values, context); };
 }

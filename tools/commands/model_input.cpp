@@ -23,8 +23,14 @@ void add_attention_option(Options& options, models::AttentionKind& target) {
                  "One fused operation (default), or products and softmax that are measured and quantized each by itself");
 }
 
-models::LoadedModel load_language_model(const std::filesystem::path& folder, const Context& context, models::AttentionKind attention) {
-  auto loaded = models::load_model(folder, {.dtype = context.dtype, .device = resolve_device(context), .attention = attention});
+void add_nonfinite_option(Options& options, bool& target) {
+  options.flag("--allow-nonfinite", target, "Take weights with NaN or Inf as they are, instead of refusing them (quantize and convert have the same option)");
+}
+
+models::LoadedModel load_language_model(const std::filesystem::path& folder, const Context& context, models::AttentionKind attention, bool allow_nonfinite) {
+  auto loaded = models::load_model(folder, {.dtype = context.dtype, .device = resolve_device(context), .attention = attention, .dialect = context.dialect,
+                                            .allow_nonfinite = allow_nonfinite});
+  for (const auto& warning : loaded.warnings) context.warn(folder.string() + ": " + warning);
   if (!loaded.unused.empty())
     context.warn(fmt::format("{}: {} tensors are not used, the first is '{}'", folder.string(), loaded.unused.size(), loaded.unused[0]));
   return loaded;

@@ -19,9 +19,12 @@ struct DataOptions {
 /// --data --samples --seq-len --skip --batch; the values in `target` are the defaults.
 void add_data_options(Options& options, DataOptions& target, Options::Need need = Options::Need::required);
 
-/// The model on the context's device and in its dtype, with a warning about tensors nobody takes.
+/// The model on the context's device and in its dtype, with warnings about tensors nobody takes and what other readers would misread.
 models::LoadedModel load_language_model(const std::filesystem::path& folder, const Context& context,
-                                        models::AttentionKind attention = models::AttentionKind::fused);
+                                        models::AttentionKind attention = models::AttentionKind::fused, bool allow_nonfinite = false);
+
+/// --allow-nonfinite of a command that runs a model.
+void add_nonfinite_option(Options& options, bool& target);
 
 /// --attention fused|eager
 void add_attention_option(Options& options, models::AttentionKind& target);

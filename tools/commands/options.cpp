@@ -117,7 +117,7 @@ void Options::common(Context& context) {
   choice("--device", {"hpu", "cpu"}, [&](std::size_t i) { context.device = i == 0 ? "hpu" : "cpu"; },
          "Where the model runs (default hpu)");
   choice("--dialect", {"gaudi2", "gaudi3", "ocp"},
-         [&](std::size_t i) { context.dialect = static_cast<kernels::Dialect>(i); }, "Reading of the fp8 formats");
+         [&](std::size_t i) { context.dialect = static_cast<kernels::Dialect>(i); }, "Reading of the fp8 formats: of what is written, and of a checkpoint without fp8.json");
   choice("--dtype", {"f32", "bf16", "f16"},
          [&](std::size_t i) { context.dtype = i == 0 ? c10::kFloat : i == 1 ? c10::kBFloat16 : c10::kHalf; },
          "Compute dtype (default the checkpoint's)");

@@ -37,7 +37,7 @@ struct QuantizeOptions {
   quant::CheckpointFormat format = quant::CheckpointFormat::compressed_tensors;
   std::optional<quant::KvGranularity> kv_scales;
   std::optional<bool> kv_cache;
-  bool dynamic = false, weights_only = false, overwrite = false, dry_run = false, no_fuse_scales = false;
+  bool dynamic = false, weights_only = false, overwrite = false, dry_run = false, no_fuse_scales = false, allow_nonfinite = false;
 };
 
 quant::ActivationScaling activations_of(const QuantizeOptions& o) {
@@ -107,6 +107,7 @@ void quantize(const QuantizeOptions& o, Context& context) {
   if (options.plan.measurements.has_value()) options.plan.measurements = models::in_names_of_checkpoint(std::move(*options.plan.measurements));
   options.format = o.format;
   options.overwrite = o.overwrite;
+  options.allow_nonfinite = o.allow_nonfinite;
   options.dry_run = o.dry_run;
   const Share share = find_share(o.share, o.out);
   if (!share.warning.empty()) context.warn(share.warning);
@@ -126,7 +127,7 @@ void quantize(const QuantizeOptions& o, Context& context) {
 
   io::Json json = {{"modules_quantized", report.quantized.size()}, {"modules_skipped", io::Json::array()}, {"scheme", report.quantized.front().second},
                    {"weights_bytes", report.weights_bytes}, {"source_bytes", report.source_bytes}, {"seconds", seconds},
-                   {"peak_rss_bytes", peak_rss_bytes()}, {"dry_run", o.dry_run}, {"out", o.out.string()}, {"units", report.units}, {"units_kept", report.units_kept},
+                   {"peak_rss_bytes", peak_rss_bytes()}, {"dry_run", o.dry_run}, {"out", o.out.string()}, {"units", report.units}, {"units_kept", report.units_kept}, {"finished_before", report.finished_before},
                    {"rank", share.rank}, {"world_size", share.world_size}};
   Table table({o.dry_run ? "quantize (dry run)" : "quantize", ">" + o.model.filename().string()});
   table.row({"modules quantized", std::to_string(report.quantized.size())});
@@ -140,7 +141,9 @@ void quantize(const QuantizeOptions& o, Context& context) {
     table.row({"key-value cache", fmt::format("fp8 in {} layers", report.kv_caches)});
   }
   if (share.world_size > 1 && !options.join) table.row({"share", fmt::format("rank {} of {}; --join puts all together", share.rank, share.world_size)});
-  if (report.units_kept > 0) table.row({"kept of an earlier run", fmt::format("{} of {} parts", report.units_kept, report.units)});
+  if (report.finished_before) {
+    table.row({"finished already", o.out.string() + " is what a run with these options wrote; nothing was done"});
+  } else if (report.units_kept > 0) table.row({"kept of an earlier run", fmt::format("{} of {} parts", report.units_kept, report.units)});
   if (budget.has_value()) {
     json["budget"] = budget->report;
     table.row({"KL, all in fp8", fmt::format("{:.3e}", budget->kl_of_all)});
@@ -186,6 +189,7 @@ Action add_quantize(Options& options) {
   add_data_options(options, values->data, Options::Need::optional);
   add_share_options(options, values->share);
   options.flag("--overwrite", values->overwrite, "Replace a non-empty output folder");
+  options.flag("--allow-nonfinite", values->allow_nonfinite, "Copy tensors with NaN or Inf in high precision, noted in fp8.json, instead of refusing them");
   options.flag("--dry-run", values->dry_run, "Print the plan and the bytes, write nothing");
   return [values](Context& context) { quantize(*values, context); };
 }

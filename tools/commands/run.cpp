@@ -58,7 +58,9 @@ std::optional<quant::PlanOptions> plan_of(const RunOptions& o, const Context& co
   plan.config = config_of(o);
   plan.include = o.include;
   plan.exclude = o.exclude;
-  plan.dialect = context.dialect.value_or(kernels::Dialect::ocp);
+  // It runs here, so its codes are the emulated device's (FP8_HPU_DEVICE) unless somebody says otherwise.
+  const bool gaudi2 = runtime::device_kind() == runtime::DeviceKind::gaudi2;
+  plan.dialect = context.dialect.value_or(gaudi2 ? kernels::Dialect::gaudi2 : kernels::Dialect::ocp);
   if (plan.config.has_value()) {
     if (!o.include.empty() || !o.exclude.empty())
       throw UsageError("run: the QUANT_CONFIG decides the modules, --include and --exclude don't go with it");

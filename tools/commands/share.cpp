@@ -32,7 +32,7 @@ std::int64_t shares_beside(const std::filesystem::path& out) {
 }  // namespace
 
 void add_share_options(Options& options, ShareOptions& values) {
-  options.flag("--resume", values.resume, "Go on where a run with the same options was cut short; finished parts are verified and kept");
+  options.flag("--resume", values.resume, "Go on where a run with the same options was cut short; finished parts are verified and kept, and a finished output is left as it is");
   options.integer("--rank", values.rank, 0, kMaxRanks - 1, "This process of --world-size: writes its share of the files beside --out", "the launcher's");
   options.integer("--world-size", values.world_size, 1, kMaxRanks, "Processes that share the work", "the launcher's, else 1");
   options.flag("--join", values.join, "Make --out of the shares that all ranks have written; the other options as theirs");

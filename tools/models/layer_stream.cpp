@@ -9,7 +9,7 @@
 #include <map>
 #include <utility>
 
-#include "fp8/quant/formats/form.h"
+#include "fp8/quant/formats/assumed_form.h"
 #include "fp8/runtime/io/error.h"
 
 namespace fp8::models {
@@ -35,6 +35,7 @@ void Resident::release() {
 LayerStream::LayerStream(const std::filesystem::path& folder, const LoadOptions& options)
     : checkpoint_(folder), options_(options), loaded_(prepare_model(folder, checkpoint_, options)) {
   if (!quant::read_quantization_config(folder).is_null()) throw io::Error(folder.string() + ": expected a high precision checkpoint, found an fp8 one");
+  quant::require_no_codes(checkpoint_);
   for (const auto& item : loaded_.model->named_parameters()) {
     if (item.key() == "lm_head.weight" && loaded_.config.tie_word_embeddings) continue;
     check_parameter(checkpoint_, item.key(), item.value().sizes());

@@ -5,12 +5,12 @@
 #include <torch/nn/module.h>
 
 #include <algorithm>
-#include <cstring>
 #include <set>
 #include <unordered_set>
 #include <utility>
 
-#include "fp8/quant/formats/form.h"
+#include "fp8/quant/formats/assumed_form.h"
+#include "fp8/quant/nonfinite.h"
 #include "fp8/runtime/io/error.h"
 #include "fp8/tools/models/expert_weights.h"
 
@@ -23,31 +23,10 @@ std::string shape_text(at::IntArrayRef shape) {
   return text + "]";
 }
 
-/// True if no element has all exponent bits set. Word: unsigned integer of the element's size.
-template <class Word>
-bool finite_bits(const void* data, std::int64_t n, Word exponent) {
-  constexpr std::int64_t kBlock = 1 << 14;  // an early way out, and small enough to be vectorised
-  const auto* bytes = static_cast<const char*>(data);
-  for (std::int64_t begin = 0; begin < n; begin += kBlock) {
-    const auto end = std::min(n, begin + kBlock);
-    unsigned bad = 0;
-    for (auto i = begin; i < end; ++i) {
-      Word word;
-      std::memcpy(&word, bytes + i * static_cast<std::int64_t>(sizeof word), sizeof word);
-      bad |= static_cast<unsigned>((word & exponent) == exponent);
-    }
-    if (bad != 0) return false;
-  }
-  return true;
-}
-
 /// No NaN and no infinity in a dense CPU tensor of f32, bf16 or f16.
 bool is_finite(const at::Tensor& tensor) {
-  switch (tensor.scalar_type()) {
-    case at::kFloat: return finite_bits<std::uint32_t>(tensor.const_data_ptr(), tensor.numel(), 0x7F800000u);
-    case at::kBFloat16: return finite_bits<std::uint16_t>(tensor.const_data_ptr(), tensor.numel(), 0x7F80);
-    default: return finite_bits<std::uint16_t>(tensor.const_data_ptr(), tensor.numel(), 0x7C00);
-  }
+  const auto type = tensor.scalar_type() == at::kFloat ? io::DType::F32 : tensor.scalar_type() == at::kBFloat16 ? io::DType::BF16 : io::DType::F16;
+  return !quant::has_nonfinite(tensor.const_data_ptr(), type, tensor.numel());
 }
 
 [[noreturn]] void fail(const io::Checkpoint& checkpoint, const std::string& message) {
@@ -126,7 +105,7 @@ namespace {
 
 /// Rows [first, first + rows) of the tensor, seen as a matrix that is as wide as `shape`, in pieces of some megabytes.
 at::Tensor read_rows(const io::Checkpoint& checkpoint, const std::string& name, at::IntArrayRef shape, std::int64_t first, std::int64_t rows, at::ScalarType dtype,
-                     at::Device device) {
+                     at::Device device, bool allow_nonfinite = false) {
   const auto& info = checkpoint.info(name);
   if (info.dtype != io::DType::F32 && info.dtype != io::DType::BF16 && info.dtype != io::DType::F16)
     fail(checkpoint, "tensor '" + name + "': found dtype " + io::name_of(info.dtype) + ", allowed: F32, BF16, F16");
@@ -143,9 +122,13 @@ at::Tensor read_rows(const io::Checkpoint& checkpoint, const std::string& name, 
     const auto count = std::min(per_piece, rows - row);
     checkpoint.read(name, staging.mutable_data_ptr(), static_cast<std::uint64_t>((first + row) * row_bytes), static_cast<std::uint64_t>(count * row_bytes));
     auto piece = staging.narrow(0, 0, count);
-    if (!is_finite(piece)) fail(checkpoint, "tensor '" + name + "' holds NaN or infinity, allowed: finite weights");
+    const bool finite = is_finite(piece);
+    if (!finite && !allow_nonfinite)
+      fail(checkpoint, "tensor '" + name + "' holds NaN or infinity: " + quant::count_nonfinite(checkpoint, name).text(static_cast<std::uint64_t>(info.numel())) +
+                           ", allowed: finite weights (--allow-nonfinite takes them as they are)");
+    const auto stored = piece;
     if (dtype != piece.scalar_type()) piece = piece.to(dtype);
-    if (dtype == at::kHalf && info.dtype != io::DType::F16 && !is_finite(piece))
+    if (dtype == at::kHalf && info.dtype != io::DType::F16 && (finite ? !is_finite(piece) : !piece.isfinite().equal(stored.isfinite())))
       fail(checkpoint, "tensor '" + name + "' passes 65504, the largest f16, allowed here: --dtype f32 or bf16");
     whole.narrow(0, row, count).copy_(piece);
   }
@@ -155,9 +138,9 @@ at::Tensor read_rows(const io::Checkpoint& checkpoint, const std::string& name, 
 }  // namespace
 
 at::Tensor read_weight(const io::Checkpoint& checkpoint, const std::string& name, at::IntArrayRef shape, at::ScalarType dtype,
-                       at::Device device, std::optional<std::int64_t> index) {
+                       at::Device device, std::optional<std::int64_t> index, bool allow_nonfinite) {
   check_shape(checkpoint, name, shape, index);
-  return read_rows(checkpoint, name, shape, index.value_or(0) * shape[0], shape[0], dtype, device);
+  return read_rows(checkpoint, name, shape, index.value_or(0) * shape[0], shape[0], dtype, device, allow_nonfinite);
 }
 
 at::Tensor read_weight_rows(const io::Checkpoint& checkpoint, const std::string& name, at::IntArrayRef shape, std::int64_t first, std::int64_t rows,
@@ -173,14 +156,16 @@ void check_parameter(const io::Checkpoint& checkpoint, const std::string& name, 
   for (const auto& piece : pieces) check_shape(checkpoint, piece.tensor, part, piece.index);
 }
 
-at::Tensor read_parameter(const io::Checkpoint& checkpoint, const std::string& name, at::IntArrayRef shape, at::ScalarType dtype, at::Device device) {
+at::Tensor read_parameter(const io::Checkpoint& checkpoint, const std::string& name, at::IntArrayRef shape, at::ScalarType dtype, at::Device device,
+                          bool allow_nonfinite) {
   const auto pieces = pieces_of(name, checkpoint);
-  if (pieces.size() == 1) return read_weight(checkpoint, pieces[0].tensor, shape, dtype, device, pieces[0].index);
+  if (pieces.size() == 1) return read_weight(checkpoint, pieces[0].tensor, shape, dtype, device, pieces[0].index, allow_nonfinite);
   auto part = shape.vec();
   part[0] /= static_cast<std::int64_t>(pieces.size());
   auto whole = at::empty(shape, at::TensorOptions(dtype).device(device));
   for (std::size_t i = 0; i < pieces.size(); ++i) {
-    whole.narrow(0, static_cast<std::int64_t>(i) * part[0], part[0]).copy_(read_weight(checkpoint, pieces[i].tensor, part, dtype, device, pieces[i].index));
+    whole.narrow(0, static_cast<std::int64_t>(i) * part[0], part[0]).copy_(
+        read_weight(checkpoint, pieces[i].tensor, part, dtype, device, pieces[i].index, allow_nonfinite));
   }
   return whole;
 }
@@ -201,7 +186,7 @@ void load_parameters(LoadedModel& loaded, const io::Checkpoint& checkpoint, cons
   for (auto& item : loaded.model->named_parameters()) {
     auto& parameter = item.value();
     if (!done.insert(parameter.unsafeGetTensorImpl()).second) continue;
-    parameter.set_data(read_parameter(checkpoint, item.key(), parameter.sizes(), loaded.dtype, options.device));
+    parameter.set_data(read_parameter(checkpoint, item.key(), parameter.sizes(), loaded.dtype, options.device, options.allow_nonfinite));
   }
   loaded.unused = unused_tensors(*loaded.model, checkpoint);
 }
@@ -221,8 +206,10 @@ LoadedModel prepare_model(const std::filesystem::path& folder, const io::Checkpo
 LoadedModel load_model(const std::filesystem::path& folder, const LoadOptions& options) {
   read_llama_config(folder);  // an error in it is the first to be told
   const io::Checkpoint checkpoint(folder);
+  const bool quantized = !quant::read_quantization_config(folder).is_null();
+  if (!quantized) quant::require_no_codes(checkpoint);
   auto loaded = prepare_model(folder, checkpoint, options);
-  if (!quant::read_quantization_config(folder).is_null())
+  if (quantized)
     load_quantized(loaded, checkpoint, options);
   else
     load_parameters(loaded, checkpoint, options);

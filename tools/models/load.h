@@ -19,6 +19,8 @@ struct LoadOptions {
   std::optional<at::ScalarType> dtype;  ///< compute dtype f32, bf16 or f16; empty: config.json's, else that of the embedding
   at::Device device = at::kCPU;
   AttentionKind attention = AttentionKind::fused;
+  std::optional<kernels::Dialect> dialect = {};  ///< of an fp8 checkpoint's codes: quant::LoadFp8Options
+  bool allow_nonfinite = false;             ///< NaN and Inf among the weights are taken as they are, instead of refused
 };
 
 struct LoadedModel {
@@ -28,10 +30,12 @@ struct LoadedModel {
   std::filesystem::path folder;
   at::ScalarType dtype = at::kFloat;  ///< compute dtype of the parameters
   std::vector<std::string> unused;    ///< tensors of the checkpoint that no parameter takes, in file order
+  std::vector<std::string> warnings;  ///< of an fp8 checkpoint: what other readers would misread
 };
 
 /// Loads a checkpoint folder (config.json and model.safetensors or shards). Throws io::Error naming file and tensor: a missing
-/// tensor, a shape or dtype that does not fit, a NaN or infinity among the weights or after conversion to the compute dtype.
+/// tensor, a shape or dtype that does not fit, a NaN or infinity among the weights (with their number) or after conversion to the compute
+/// dtype, codes that no quantization_config explains.
 /// A folder whose config.json or hf_quant_config.json tells of a quantization goes through load_quantized().
 LoadedModel load_model(const std::filesystem::path& folder, const LoadOptions& options = {});
 
@@ -50,14 +54,15 @@ at::Tensor read_tensor(const io::Checkpoint& checkpoint, const std::string& name
 /// One weight: shape checked against `shape`, finite, converted to `dtype` on `device`. index: the weight is that matrix of a stacked
 /// tensor [N, shape...]. Throws io::Error.
 at::Tensor read_weight(const io::Checkpoint& checkpoint, const std::string& name, at::IntArrayRef shape, at::ScalarType dtype,
-                       at::Device device, std::optional<std::int64_t> index = std::nullopt);
+                       at::Device device, std::optional<std::int64_t> index = std::nullopt, bool allow_nonfinite = false);
 
 /// Rows [first, first + rows) of a weight of `shape`, otherwise as read_weight().
 at::Tensor read_weight_rows(const io::Checkpoint& checkpoint, const std::string& name, at::IntArrayRef shape, std::int64_t first, std::int64_t rows,
                             at::ScalarType dtype, at::Device device);
 
 /// A parameter of the model from wherever the checkpoint keeps it (expert_weights.h), one piece in memory at a time beside it.
-at::Tensor read_parameter(const io::Checkpoint& checkpoint, const std::string& name, at::IntArrayRef shape, at::ScalarType dtype, at::Device device);
+at::Tensor read_parameter(const io::Checkpoint& checkpoint, const std::string& name, at::IntArrayRef shape, at::ScalarType dtype, at::Device device,
+                          bool allow_nonfinite = false);
 
 /// Throws io::Error unless the checkpoint has what read_parameter() would read, in that shape.
 void check_parameter(const io::Checkpoint& checkpoint, const std::string& name, at::IntArrayRef shape);
