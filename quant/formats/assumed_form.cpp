@@ -159,12 +159,12 @@ std::string describe_codes(const io::Checkpoint& checkpoint) {
   const io::TensorInfo* first = nullptr;
   for (std::size_t i = 0; i < checkpoint.names().size(); ++i) {
     const auto& info = checkpoint.info(i);
-    if (!is_fp8(info.dtype) && !form_parts::is_byte_weight(checkpoint, info)) continue;
+    if (!is_fp8(info.dtype) && !form_parts::is_byte_weight(checkpoint, info) && !form_parts::is_packed_weight(checkpoint, info)) continue;
     if (count++ == 0) first = &info;
   }
   if (count == 0) return "";
   const auto scales = form_parts::scales_beside(checkpoint, first->name);
-  return std::to_string(count) + " weights in 8 bits, the first is " + shown(*first) + (scales.empty() ? " without scales" : " with scales " + shown(checkpoint.info(scales[0])));
+  return std::to_string(count) + " weights in codes, the first is " + shown(*first) + (scales.empty() ? " without scales" : " with scales " + shown(checkpoint.info(scales[0])));
 }
 
 void require_no_codes(const io::Checkpoint& checkpoint) {
@@ -184,7 +184,7 @@ AssumedCheckpoint read_assumed(const io::Checkpoint& checkpoint, CheckpointForma
     const CheckpointForm& said = form_of_config(out.config, where);
     if (said.format() != reader.format()) fail(where, std::string("says ") + name_of(said.format()) + ", found --assume " + name_of(form));
   } else {
-    if (describe_codes(checkpoint).empty()) fail(checkpoint.folder().string(), std::string("--assume ") + name_of(form) + ": expected weights in 8 bits, found none");
+    if (describe_codes(checkpoint).empty()) fail(checkpoint.folder().string(), std::string("--assume ") + name_of(form) + ": expected weights in codes, found none");
     out.config = assumed_config(checkpoint, form);
   }
   if (sidecar.is_null()) sidecar = Json::object();

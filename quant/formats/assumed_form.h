@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-// Checkpoints whose codes no config explains: weights in 8 bits without a quantization_config, or in U8 and I8. They are refused with what was
+// Checkpoints whose codes no config explains: weights in codes without a quantization_config, or in U8 and I8. They are refused with what was
 // found, or read as the form that the user names. No torch here.
 #pragma once
 #include <string>
@@ -8,7 +8,7 @@
 
 namespace fp8::quant {
 
-/// What a checkpoint holds in 8 bits, which only a quantization_config could explain: "7 weights in 8 bits, the first is m.weight F8_E4M3 [64, 32]
+/// What a checkpoint holds in 8 bits, which only a quantization_config could explain: "7 weights in codes, the first is m.weight F8_E4M3 [64, 32]
 /// with scales m.weight_scale F32 [1]". Empty: nothing. Tensors of whole numbers count if scales stand beside them.
 std::string describe_codes(const io::Checkpoint& checkpoint);
 

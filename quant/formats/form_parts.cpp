@@ -122,6 +122,11 @@ bool is_byte_weight(const io::Checkpoint& checkpoint, const io::TensorInfo& info
   return (info.dtype == DType::U8 || info.dtype == DType::I8) && !scales_beside(checkpoint, info.name).empty();
 }
 
+bool is_packed_weight(const io::Checkpoint& checkpoint, const io::TensorInfo& info) {
+  const bool whole = info.dtype == DType::I16 || info.dtype == DType::U16 || info.dtype == DType::I32 || info.dtype == DType::U32;
+  return whole && !scales_beside(checkpoint, info.name).empty();
+}
+
 Scheme base_scheme(const io::Checkpoint& checkpoint, const Json& sidecar) {
   return !is_told(sidecar) ? Scheme{} : read_sidecar(sidecar, (checkpoint.folder() / kSidecarName).string());
 }
@@ -139,6 +144,8 @@ std::vector<std::string> fp8_modules(const io::Checkpoint& checkpoint, const cha
       fail(place(checkpoint, tensor), std::string("found dtype ") + io::name_of(info.dtype) + " with scales " + io::printable(scales_beside(checkpoint, tensor).front()) +
                                           ": fp8 codes or whole numbers, the file does not tell; fp8 convert --assume " + form + " takes them for E4M3 codes");
     }
+    if (is_packed_weight(checkpoint, info))
+      fail(place(checkpoint, tensor), std::string("found dtype ") + io::name_of(info.dtype) + " with scales " + io::printable(scales_beside(checkpoint, tensor).front()) + ": packed whole numbers, built is: fp8");
     if (!is_ocp(info.dtype) && !bytes) continue;
     if (!ends_with(tensor, ".weight")) {
       fail(place(checkpoint, tensor), std::string("found ") + io::name_of(info.dtype) + (info.shape.size() == 3 ? " in stacked experts, expected one tensor MODULE.weight per expert"

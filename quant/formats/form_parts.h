@@ -44,6 +44,8 @@ Scheme base_scheme(const io::Checkpoint& checkpoint, const io::Json& sidecar);
 std::vector<std::string> scales_beside(const io::Checkpoint& checkpoint, const std::string& weight);
 /// True for a tensor of bytes (U8, I8) with such scales: codes or whole numbers, its dtype doesn't tell.
 bool is_byte_weight(const io::Checkpoint& checkpoint, const io::TensorInfo& info);
+/// True for one of wider whole numbers (I16 to U32) with such scales: several weights packed into each.
+bool is_packed_weight(const io::Checkpoint& checkpoint, const io::TensorInfo& info);
 
 /// The modules X whose X.weight is fp8, in file order. Throws for E5M2 unless allowed, AMD's FNUZ types, weights that are not two-dimensional, and
 /// byte weights unless the sidecar says that they are codes.

@@ -88,14 +88,14 @@ TEST(UnexplainedCodes, AreRefusedWithWhatWasFoundAndReadIfAFormIsNamed) {
   model.edit("config.json", [](io::Json& j) { j.erase("quantization_config"); });
   const test::TempDir folder;
   const std::string out = (folder / "out").string();
-  const std::vector<std::string> words = {model.name(), "quantization_config", "weights in 8 bits", "F8_E4M3", "weight_scale", "--assume"};
+  const std::vector<std::string> words = {model.name(), "quantization_config", "weights in codes", "F8_E4M3", "weight_scale", "--assume"};
   for (const char* to : {"bf16", "f32", "fp8"}) expect_refused(fp8({"convert", "--model", model.name(), "--to", to, "--out", out, "--verify"}), words);
   expect_refused(fp8({"quantize", "--model", model.name(), "--dynamic", "--out", out}), words);
   expect_refused(fp8({"measure", "--model", model.name(), "--data", calibration_text(), "--samples", "1", "--out", out}), words);
   expect_evaluate_refused(model.name(), words);
   EXPECT_FALSE(fs::exists(out));
   const auto inspected = json_of(fp8({"inspect", "--json", "--tensors-only", model.name()}));
-  EXPECT_THAT(inspected.value("problem", ""), HasSubstr("weights in 8 bits"));
+  EXPECT_THAT(inspected.value("problem", ""), HasSubstr("weights in codes"));
   const auto json = json_of(fp8({"convert", "--json", "--model", model.name(), "--to", "bf16", "--out", out, "--assume", "compressed-tensors", "--verify"}));
   EXPECT_TRUE(json["verify"]["broken"].empty());
   expect_success(fp8({"convert", "--quiet", "--model", quantized(), "--to", "bf16", "--out", (folder / "said").string()}));

@@ -74,7 +74,7 @@ TEST(AssumedForm, CodesWithoutAConfigAreRefusedWithWhatWasFound) {
     test::write_fp8_source(tmp / "in", row.scheme, row.unit);
     drop_config(tmp / "in");
     const std::string q = "model.layers.0.self_attn.q_proj.weight";
-    const std::vector<std::string> words = {(tmp / "in").string(), "no quantization_config", "found 7 weights in 8 bits", "F8_E4M3", "with scales", "--assume"};
+    const std::vector<std::string> words = {(tmp / "in").string(), "no quantization_config", "found 7 weights in codes", "F8_E4M3", "with scales", "--assume"};
     for (const auto& o : {to(FloatType::BF16), to(FloatType::F32), to(CheckpointFormat::fp8)}) {
       EXPECT_TRUE(throws_with(words, [&] { convert_checkpoint(tmp / "in", tmp / "out", o); }));
       EXPECT_TRUE(throws_with(words, [&] { verify_conversion(tmp / "in", tmp / "in", o); }));
@@ -103,7 +103,7 @@ TEST(AssumedForm, ReadsWhatTheConfigWouldHaveSaid) {
       drop_config(other / "in");
       store_codes_as(other / "in", dtype);
       auto o = to(FloatType::BF16);
-      EXPECT_TRUE(throws_with({"7 weights in 8 bits", io::name_of(dtype)}, [&] { convert_checkpoint(other / "in", other / "no", o); }));
+      EXPECT_TRUE(throws_with({"7 weights in codes", io::name_of(dtype)}, [&] { convert_checkpoint(other / "in", other / "no", o); }));
       o.assume = form;
       const auto report = convert_checkpoint(other / "in", other / "out", o);
       EXPECT_EQ(report.modules.size(), 7u);
@@ -175,9 +175,15 @@ TEST(AssumedForm, WhatCannotBeAssumedIsNamed) {
   const auto scale = f32("m.weight_scale", {1}, {1});
   refused({codes("m", 4, 4), scale}, CheckpointFormat::inc, {"m.weight", "--assume inc", "m.scale_weight", "found m.weight_scale F32 [1]"});
   refused({codes("m", 4, 4)}, CheckpointFormat::fp8, {"m.weight", "m.weight_scale_inv", "found none"});
-  refused({f32("m.weight", {1, 1}, {1})}, CheckpointFormat::fp8, {"--assume fp8", "expected weights in 8 bits"});
+  refused({f32("m.weight", {1, 1}, {1})}, CheckpointFormat::fp8, {"--assume fp8", "expected weights in codes"});
   refused({codes("m", 10, 4), f32("m.weight_scale_inv", {7, 1}, std::vector<float>(7, 1))}, CheckpointFormat::fp8, {"m.weight", "no size of blocks fits"});
-  // One scale per tensor, stored as numbers that are none.
+  // Packed 4 bits are refused whatever is assumed; without a form that names them they were copied, and their scales rounded.
+  const std::vector<HandTensor> packed = {{"m.qweight", DType::I32, {1, 2}, std::vector<std::uint8_t>(8)}, f32("m.scales", {1, 2}, {1, 1}), codes("n", 2, 2), f32("n.weight_scale", {1}, {1})};
+  refused(packed, CheckpointFormat::fp8, {"m.qweight", "I32", "m.scales", "packed whole numbers"});
+  TempDir tmp;
+  EXPECT_TRUE(throws_with({"weights in codes", "m.qweight I32 [1, 2] with scales m.scales F32 [1, 2]"},
+                          [&] { convert_checkpoint(HandCheckpoint(nullptr, {packed[0], packed[1]}).path(), tmp / "out", to(FloatType::BF16)); }));
+  // Codes without any scale.
   EXPECT_TRUE(throws_with({"without scales"}, [&] { read_stored(HandCheckpoint(nullptr, {codes("m", 4, 4)}).open()); }));
 }
 
