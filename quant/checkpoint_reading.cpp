@@ -19,6 +19,16 @@ constexpr const char* kUpright[] = {".weight_scale_inv", ".weight_scale"};
 constexpr const char* kTransposed[] = {".scale_weight", ".dequant_weights.scale"};
 constexpr const char* kInput[] = {".input_scale", ".activation_scale", ".scale_input", ".quant_input.scale"};
 
+/// Where a cache's scales stand below an attention module: of keys, of values or of both.
+struct CacheName {
+  const char* ending;
+  bool k, v;
+};
+constexpr CacheName kCaches[] = {{".k_proj.k_scale", true, false},      {".v_proj.v_scale", false, true},      {".k_proj.output_scale", true, false},
+                                 {".v_proj.output_scale", false, true}, {".k_scale", true, false},             {".v_scale", false, true},
+                                 {".kv_scale", true, true},             {".k_cache.dequant_output.scale", true, false},
+                                 {".v_cache.dequant_output.scale", false, true}};
+
 /// E4M3: s eeee mmm, bias 7, S.1111.111 NaN. E5M2: s eeeee mm, bias 15, IEEE's infinities and NaN.
 double value_of(std::uint8_t code, bool e5m2) {
   const int bits = e5m2 ? 2 : 3, bias = e5m2 ? 15 : 7, magnitude = code & 0x7F;
@@ -93,6 +103,7 @@ CheckpointReading::CheckpointReading(const io::Checkpoint& checkpoint, bool byte
   if (const auto path = checkpoint.folder() / "config.json"; std::filesystem::exists(path)) collect_blocks(io::read_json(path), said_rows_, said_cols_);
   for (auto* said : {&said_rows_, &said_cols_}) said->push_back(128);  // modelopt's, which its config doesn't name
   for (const auto& tensor : checkpoint.names()) {
+    find_cache(tensor);
     const DType dtype = checkpoint.info(tensor).dtype;
     const bool codes = dtype == DType::F8_E4M3 || dtype == DType::F8_E5M2, bytes = dtype == DType::U8 || dtype == DType::I8;
     if ((codes || bytes) && ends_with(tensor, ".weight") && checkpoint.info(tensor).shape.size() == 2)
@@ -108,6 +119,16 @@ std::vector<float> CheckpointReading::values_of(const std::string& tensor) const
   std::vector<float> values;
   for (std::int64_t i = 0; i < info.numel(); ++i) values.push_back(element(bytes.data(), info.dtype, i));
   return values;
+}
+
+void CheckpointReading::find_cache(const std::string& tensor) {
+  for (const auto& name : kCaches) {
+    if (!ends_with(tensor, name.ending)) continue;
+    Cache& cache = caches_[tensor.substr(0, tensor.size() - std::strlen(name.ending))];
+    if (name.k) cache.k = values_of(tensor);
+    if (name.v) cache.v = values_of(tensor);
+    return;
+  }
 }
 
 /// Of n rows in `count` blocks.

@@ -31,6 +31,11 @@ class CheckpointReading {
   };
   /// The weights in codes, by module.
   const std::map<std::string, Weight>& weights() const { return weights_; }
+  struct Cache {
+    std::vector<float> k, v;
+  };
+  /// The scales of key-value caches, by attention module.
+  const std::map<std::string, Cache>& caches() const { return caches_; }
   /// Rows [first, first + count) of one of them: f32(value(code) * scale).
   void read(const std::string& module, std::int64_t first, std::int64_t count, float* y) const;
   /// Elements [first, first + count) of a floating point tensor, exactly (F64: rounded to f32).
@@ -38,11 +43,13 @@ class CheckpointReading {
 
  private:
   void find_scales(const std::string& module, bool bytes_are_codes);
+  void find_cache(const std::string& tensor);
   std::vector<float> values_of(const std::string& tensor) const;
   std::int64_t side(std::int64_t n, std::int64_t count, const std::vector<std::int64_t>& said, const std::string& tensor) const;
 
   const io::Checkpoint& checkpoint_;
   std::map<std::string, Weight> weights_;
+  std::map<std::string, Cache> caches_;
   std::vector<std::int64_t> said_rows_, said_cols_;  // sides of blocks that config.json names anywhere
 };
 

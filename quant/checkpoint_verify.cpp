@@ -167,11 +167,16 @@ class Comparison {
   }
 
   void compare_kv(Verification& v) const {
-    for (const auto& kv : plan_.config.kv) {
-      const bool same = std::any_of(b_.stored.kv.begin(), b_.stored.kv.end(),
-                                    [&](const KvScales& o) { return o.attention == kv.attention && o.k == kv.k && o.v == kv.v; });
-      if (!same) v.broken.push_back(kv.attention + " (key-value cache scales)");
+    if (plan_.config.kv.empty()) return;  // none, or dropped with a note
+    const auto holds = [](const CheckpointReading& reading, const KvScales& kv) {
+      const auto it = reading.caches().find(kv.attention);
+      return it != reading.caches().end() && it->second.k == kv.k && it->second.v == kv.v;
+    };
+    for (std::size_t i = 0; i < plan_.config.kv.size(); ++i) {
+      const bool same = i < a_.stored.kv.size() && holds(before_, a_.stored.kv[i]) && holds(after_, plan_.config.kv[i]);
+      if (!same) v.broken.push_back(plan_.config.kv[i].attention + " (key-value cache scales)");
     }
+    if (before_.caches().size() != plan_.config.kv.size()) v.broken.push_back("key-value cache scales of " + std::to_string(before_.caches().size()) + " attention modules");
   }
 
   const ConvertOptions& options_;

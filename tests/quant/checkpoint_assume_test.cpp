@@ -302,5 +302,23 @@ TEST(VerifyConversion, FailsForAnInputScaleThatIsNotTheSources) {
   EXPECT_EQ(verify_conversion(tmp / "in", tmp / "out", o).broken, std::vector<std::string>{"model.layers.0.mlp.down_proj"});
 }
 
+TEST(VerifyConversion, FailsForACachesScaleThatIsNotTheSources) {
+  for (const auto form : {CheckpointFormat::modelopt, CheckpointFormat::inc, CheckpointFormat::fp8}) {
+    TempDir tmp;
+    test::write_fp8_source(tmp / "in", make_scheme(W::tensor, A::static_tensor), 16, /*kv=*/true);
+    const auto o = to(form);
+    convert_checkpoint(tmp / "in", tmp / "out", o);
+    ASSERT_TRUE(verify_conversion(tmp / "in", tmp / "out", o).broken.empty()) << name_of(form);
+    const io::SafetensorsFile file(tmp / "out" / "model.safetensors");
+    for (const auto& t : file.tensors()) {
+      if (t.name.find("v_scale") == std::string::npos && t.name.find("v_cache.dequant_output") == std::string::npos) continue;
+      auto bytes = test::read_text(tmp / "out" / "model.safetensors");
+      bytes[file.place(t)->offset] = static_cast<char>(bytes[file.place(t)->offset] ^ 2);
+      test::write_text(tmp / "out" / "model.safetensors", bytes);
+    }
+    EXPECT_EQ(verify_conversion(tmp / "in", tmp / "out", o).broken, std::vector<std::string>{"model.layers.0.self_attn (key-value cache scales)"}) << name_of(form);
+  }
+}
+
 }  // namespace
 }  // namespace fp8::quant
