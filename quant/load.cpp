@@ -35,7 +35,7 @@ void settle_dialect(const io::Checkpoint& checkpoint, const std::optional<recipe
   }
   if (asked.has_value() || runtime::device_kind() != runtime::DeviceKind::gaudi2 || max(dialect) == max(recipes::Dialect::gaudi2)) return;
   throw io::Error(folder + ": its codes are of dialect " + recipes::name_of(dialect) + ", up to 448, which Gaudi2 (FP8_HPU_DEVICE=gaudi2) reads as Inf and NaN from 256 on; fp8 convert --dialect gaudi2 writes one for it, --dialect " +
-                  recipes::name_of(dialect) + " goes on with these" + (told ? "" : ", --dialect gaudi2 takes them for Gaudi2's own"));
+                  recipes::name_of(dialect) + " (in code the option dialect) goes on with these" + (told ? "" : ", --dialect gaudi2 takes them for Gaudi2's own"));
 }
 
 at::Tensor read_codes(const io::Checkpoint& checkpoint, const StoredWeight& stored, at::IntArrayRef shape, bool allow_nonfinite) {

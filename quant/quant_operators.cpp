@@ -287,7 +287,7 @@ std::string scheme_of(const at::Tensor& weight) {
 }
 
 std::vector<std::string> load_tensors(at::TensorList weights, const std::vector<std::string>& modules, const std::vector<std::string>& types,
-                                      const std::string& folder, std::optional<at::ScalarType> compute) {
+                                      const std::string& folder, std::optional<at::ScalarType> compute, const std::optional<std::string>& dialect) {
   const auto model = measure::model_of("load", weights, modules, types);
   TORCH_CHECK(!model.empty(), "[fp8::load] weights: found none, expected those of the model");
   for (const auto& m : model) TORCH_CHECK(m.weight.is_hpu(), "[fp8::load] weights: ", m.name, ": expected it on hpu, found it on ",
@@ -295,7 +295,9 @@ std::vector<std::string> load_tensors(at::TensorList weights, const std::vector<
   const at::ScalarType dtype = compute.value_or(model[0].weight.scalar_type());
   TORCH_CHECK(dtype == at::kFloat || dtype == at::kBFloat16 || dtype == at::kHalf, "[fp8::load] compute: found ", dtype,
       ", allowed: Float, BFloat16, Half");
-  const auto taken = load_fp8(model, {}, io::Checkpoint(folder), dtype);
+  LoadFp8Options options;
+  if (dialect.has_value()) options.dialect = dialect_from_name(*dialect, "[fp8::load] dialect");
+  const auto taken = load_fp8(model, {}, io::Checkpoint(folder), dtype, options);
   return {taken.begin(), taken.end()};
 }
 
@@ -333,7 +335,7 @@ TORCH_LIBRARY_FRAGMENT(fp8, m) {
   m.def("tag(Tensor(a!) codes, str module, Tensor scale_inv, str scheme=\"{}\") -> ()", &tag_codes);
   m.def("scale_inv(Tensor weight) -> Tensor", &scale_inv_of);
   m.def("scheme_of(Tensor weight) -> str", &scheme_of);
-  m.def(torch::schema("load(Tensor[] weights, str[] modules, str[] types, str folder, ScalarType? compute=None) -> str[]", kEffect), &load_tensors);
+  m.def(torch::schema("load(Tensor[] weights, str[] modules, str[] types, str folder, ScalarType? compute=None, str? dialect=None) -> str[]", kEffect), &load_tensors);
   m.def(torch::schema("save(Tensor[] tensors, str[] names, str[] types, str folder, str format=\"compressed-tensors\", str source=\"\", bool overwrite=False) -> ()",
                       kEffect),
         &save_tensors);

@@ -39,9 +39,11 @@ at::Tensor scale_inv_of(const at::Tensor& weight);
 /// any other tensor, and for INC's dynamic scales (their method is no part of it).
 std::string scheme_of(const at::Tensor& weight);
 
-/// load_fp8() of a checkpoint folder. compute: default the first weight's dtype. Returns the tensors that need not be loaded any more.
+/// load_fp8() of a checkpoint folder. compute: default the first weight's dtype. dialect: as LoadFp8Options says. Returns the tensors that need not
+/// be loaded any more.
 std::vector<std::string> load_tensors(at::TensorList weights, const std::vector<std::string>& modules, const std::vector<std::string>& types,
-                                      const std::string& folder, std::optional<at::ScalarType> compute);
+                                      const std::string& folder, std::optional<at::ScalarType> compute,
+                                      const std::optional<std::string>& dialect);
 
 /// save() of tensors by name; types: the class of the module that each belongs to ("" where it does not matter). A tensor that stands there
 /// twice (tied) is stored under its first name. format: "compressed-tensors", "inc", "inc-vllm", "fp8", "modelopt"; source: the high precision

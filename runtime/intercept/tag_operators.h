@@ -27,7 +27,7 @@
 //     tag(Tensor(a!) codes, str module, Tensor scale_inv, str scheme="{}") -> ()             codes that come from elsewhere
 //     scale_inv(Tensor weight) -> Tensor                     f32: one value, one per row, or a grid of blocks
 //     scheme_of(Tensor weight) -> str                        what tag() takes
-//     load(Tensor[] weights, str[] modules, str[] types, str folder, ScalarType? compute=None) -> str[]  an fp8 checkpoint's
+//     load(Tensor[] weights, str[] modules, str[] types, str folder, ScalarType? compute=None, str? dialect=None) -> str[]  an fp8 checkpoint's
 //     save(Tensor[] tensors, str[] names, str[] types, str folder, str format="compressed-tensors", str source="", bool overwrite=False) -> ()
 //
 //   transformer_engine/training_operators.h

@@ -4,6 +4,7 @@
 #include "fp8/quant/quant_operators.h"
 
 #include "fp8/runtime/autocast/autocast.h"
+#include "fp8/runtime/device/device.h"
 #include "fp8/runtime/io/safetensors.h"
 #include "support/hpu_test.h"
 #include "support/operator_call.h"
@@ -141,6 +142,14 @@ TEST(SaveAndLoad, CarryAModelOver) {
   EXPECT_TRUE(checkpoint.contains("norm.weight"));
   EXPECT_FALSE(checkpoint.contains("tied.weight"));
   EXPECT_TRUE(checkpoint.contains("fc2.weight_scale"));
+  {  // on another device, only for who says whose codes they are
+    const runtime::DeviceKindScope gaudi2(runtime::DeviceKind::gaudi2);
+    const Model there;
+    const std::string out = (dir / "out").string();
+    EXPECT_TRUE(throws_with({"dialect ocp", "FP8_HPU_DEVICE=gaudi2", "the option dialect"}, [&] { call_fp8("load", {there.weights(), there.names, there.types, out}); }));
+    EXPECT_TRUE(throws_with({"[fp8::load] dialect", "allowed: gaudi2, gaudi3, ocp"}, [&] { call_fp8("load", {there.weights(), there.names, there.types, out, c10::IValue(), std::string("oc")}); }));
+    call_fp8("load", {there.weights(), there.names, there.types, out, c10::IValue(), std::string("ocp")});
+  }
   const Model other;
   const auto taken = call_fp8("load", {other.weights(), other.names, other.types, (dir / "out").string()}).toListRef().vec();
   EXPECT_EQ(taken.size(), 4u);
