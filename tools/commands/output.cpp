@@ -5,6 +5,7 @@
 #include <unistd.h>
 
 #include <cerrno>
+#include <charconv>
 #include <cstring>
 
 #include "fp8/runtime/io/error.h"
@@ -65,6 +66,16 @@ std::string human_bytes(std::int64_t bytes) {
     ++unit;
   }
   return unit == 0 ? fmt::format("{} B", bytes) : fmt::format("{:.1f} {}", value, units[unit]);
+}
+
+std::string memory_message(const std::string& message) {
+  constexpr std::string_view kTried = "you tried to allocate ";
+  const auto at = message.find(kTried);
+  if (message.find("can't allocate memory") == std::string::npos || at == std::string::npos) return message;
+  const char* const first = message.data() + at + kTried.size();
+  std::int64_t bytes = 0;
+  const bool known = std::from_chars(first, message.data() + message.size(), bytes).ec == std::errc();
+  return known ? "out of memory: " + human_bytes(bytes) + " more are not to be had" : "out of memory";
 }
 
 std::string human_seconds(double seconds) {

@@ -8,21 +8,25 @@
 //   to go on from
 #include <fmt/format.h>
 
+#include <algorithm>
 #include <cmath>
 #include <memory>
 #include <optional>
 #include <utility>
 
+#include "fp8/runtime/device/memory.h"
 #include "fp8/runtime/io/checksum.h"
 #include "fp8/runtime/io/error.h"
 #include "fp8/runtime/io/json_edit.h"
 #include "fp8/tools/commands/command.h"
+#include "fp8/tools/commands/memory_budget.h"
 #include "fp8/tools/commands/model_input.h"
 #include "fp8/tools/commands/output.h"
 #include "fp8/tools/commands/progress.h"
 #include "fp8/tools/commands/table.h"
 #include "fp8/tools/commands/train_data.h"
 #include "fp8/tools/commands/train_log.h"
+#include "fp8/tools/commands/train_memory.h"
 #include "fp8/tools/commands/train_options.h"
 #include "fp8/tools/commands/train_precision.h"
 #include "fp8/tools/models/config_reader.h"
@@ -48,11 +52,19 @@ void refuse_experts(const models::LlamaConfig& config, const std::string& name) 
     throw io::Error(name + ": key 'model_type': found \"mixtral\", which cannot be trained, allowed: llama, mistral");
 }
 
+/// Before anything is made.
+void refuse_what_does_not_fit(const models::LlamaConfig& config, const TrainOptions& o, const Context& context, const fs::path& file) {
+  auto free = static_cast<double>(available_memory());
+  if (resolve_device(context).is_hpu()) free = std::min(free, static_cast<double>(runtime::memory_stats().Limit));
+  refuse_oversized(config, o, file.string(), free);
+}
+
 /// The model before its first step, f32 on the device.
 Start start_of(const TrainOptions& o, const Context& context) {
   const auto device = resolve_device(context);
   Start start;
   if (!o.model.empty()) {
+    refuse_what_does_not_fit(models::read_llama_config(o.model), o, context, o.model / "config.json");
     auto loaded = models::load_model(o.model, {.dtype = at::kFloat, .device = device});
     const auto quantized = loaded.config_json.find("quantization_config");
     if (quantized != loaded.config_json.end() && !quantized->is_null())
@@ -66,6 +78,7 @@ Start start_of(const TrainOptions& o, const Context& context) {
     const auto json = io::parse_json(start.config_text, file.string());
     start.config = models::parse_llama_config(json, file.string());
     refuse_experts(start.config, file.string());
+    refuse_what_does_not_fit(start.config, o, context, file);
     const double range =
         models::ConfigReader(json, file.string()).number("initializer_range", 0, 100, 0.02);
     start.model = models::CausalLM(start.config);

@@ -3,6 +3,7 @@
 // killed or interrupted and resumed is the run that was not, and what it refuses.
 #include <gmock/gmock.h>
 #include <gtest/gtest.h>
+#include <sys/resource.h>
 
 #include <algorithm>
 #include <chrono>
@@ -258,6 +259,13 @@ TEST(Train, ActivationCheckpointingChangesMemoryOnly) {
   }
 }
 
+/// The most memory that a child of this process ever had.
+std::int64_t peak_of_children() {
+  struct rusage usage {};
+  getrusage(RUSAGE_CHILDREN, &usage);
+  return std::int64_t{usage.ru_maxrss} << 10;
+}
+
 struct Refusal {
   std::vector<std::string> more;
   int code;
@@ -303,6 +311,26 @@ TEST(Train, RefusesByName) {
     EXPECT_FALSE(fs::exists(folder / "run")) << c.message;
   }
   EXPECT_EQ(run_fp8({"train", "--data", "x.txt", "--out", "y"}).code, 2);
+}
+
+TEST(Train, AnAbsurdConfigIsOneLineBeforeAnythingIsAllocated) {
+  const test::TempDir folder;
+  small_config(folder);
+  const auto before = peak_of_children();
+  const auto expect_refused = [&](const std::vector<std::string>& more) {
+    const auto run = run_fp8(arguments(folder, "run", more));
+    EXPECT_EQ(run.code, 1);
+    EXPECT_EQ(run.error_lines(), 1) << run.err;
+    EXPECT_THAT(run.err, ::testing::AllOf(HasSubstr("config.json"), HasSubstr("parameters"), HasSubstr("needs at least"), HasSubstr("are free")));
+    EXPECT_FALSE(fs::exists(folder / "run"));
+  };
+  expect_refused({"--batch", "100000000"});
+  auto config = io::read_json(folder / "config.json");
+  config["hidden_size"] = config["intermediate_size"] = 1 << 20;
+  config["num_hidden_layers"] = 4096;
+  io::write_json(folder / "config.json", config);
+  expect_refused({});
+  EXPECT_LT(peak_of_children(), std::max<std::int64_t>(before, 1 << 30));
 }
 
 TEST(Train, InspectDrawsItsLoss) {
