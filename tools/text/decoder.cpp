@@ -10,6 +10,7 @@
 
 #include "fp8/runtime/io/utf8.h"
 #include "fp8/tools/text/byte_alphabet.h"
+#include "fp8/tools/text/growth.h"
 #include "fp8/tools/text/pattern.h"
 #include "fp8/tools/text/utf8.h"
 
@@ -17,6 +18,14 @@ namespace fp8::text {
 namespace {
 
 using Tokens = std::vector<std::string>;
+// limit: the most bytes that the whole chain may make of the tokens that it was given.
+using Step = std::function<Tokens(Tokens tokens, std::size_t limit)>;
+
+std::size_t bytes_of(const Tokens& tokens) {
+  std::size_t bytes = 0;
+  for (const std::string& token : tokens) bytes += token.size();
+  return bytes;
+}
 
 // Letters back to bytes, all tokens together (a character's bytes may lie in two); a token with other letters stays as
 // it is.
@@ -79,34 +88,37 @@ Tokens fuse(Tokens tokens) {
   return {std::move(text)};
 }
 
-Decoder make_metaspace(const JsonPart& part) {
+Step make_metaspace(const JsonPart& part) {
   const std::string mark = part.at("replacement").character();
   const auto scheme = part.find("prepend_scheme");
   const bool prepended = scheme ? scheme->string() != "never" : part.boolean_or("add_prefix_space", true);
   const auto pattern = std::make_shared<const Pattern>(Pattern::literal(mark));
-  return [=](Tokens tokens) {
+  return [=](Tokens tokens, std::size_t) {
     bool strip = prepended;  // the first token's marks are what encoding prepended
     for (std::string& token : tokens) {
-      token = pattern->replace(token, strip ? "" : " ");
+      token = pattern->replace(token, strip ? "" : " ", token.size());
       strip = false;
     }
     return tokens;
   };
 }
 
-Decoder make_replace(const JsonPart& part) {
+Step make_replace(const JsonPart& part) {
   const auto pattern = std::make_shared<const Pattern>(Pattern::from_json(part.at("pattern")));
-  return [pattern, content = part.at("content").string()](Tokens tokens) {
-    for (std::string& token : tokens) token = pattern->replace(token, content);
+  return [pattern, content = part.at("content").string()](Tokens tokens, std::size_t limit) {
+    for (std::string& token : tokens) {
+      token = pattern->replace(token, content, limit);
+      limit -= token.size();
+    }
     return tokens;
   };
 }
 
 // Takes up to `start` leading and `stop` trailing characters equal to `content` off each token.
-Decoder make_strip(const JsonPart& part) {
+Step make_strip(const JsonPart& part) {
   const std::string content = part.at("content").character();
   const std::int64_t start = part.at("start").integer(0, 1 << 20), stop = part.at("stop").integer(0, 1 << 20);
-  return [=](Tokens tokens) {
+  return [=](Tokens tokens, std::size_t) {
     for (std::string& token : tokens) {
       std::string_view rest = token;
       for (std::int64_t i = 0; i < start && rest.substr(0, content.size()) == content; ++i)
@@ -121,27 +133,42 @@ Decoder make_strip(const JsonPart& part) {
   };
 }
 
-Decoder make_sequence(const JsonPart& part) {
-  std::vector<Decoder> steps;
-  for (const JsonPart& step : part.at("decoders").elements()) steps.push_back(make_decoder(step));
-  return [steps = std::move(steps)](Tokens tokens) {
-    for (const Decoder& step : steps) tokens = step(std::move(tokens));
+Step make_step(const JsonPart& part);
+
+Step make_sequence(const JsonPart& part) {
+  std::vector<Step> steps;
+  for (const JsonPart& step : part.at("decoders").elements()) steps.push_back(make_step(step));
+  return [steps = std::move(steps)](Tokens tokens, std::size_t limit) {
+    for (const Step& step : steps) tokens = step(std::move(tokens), limit);
     return tokens;
   };
 }
 
-}  // namespace
+// A step that adds little: a byte that is no character becomes three.
+Step plain(Tokens (*decode)(Tokens)) {
+  return [decode](Tokens tokens, std::size_t) { return decode(std::move(tokens)); };
+}
 
-Decoder make_decoder(const JsonPart& part) {
+Step make_step(const JsonPart& part) {
   const std::string& type = part.type();
-  if (type == "ByteLevel") return decode_byte_level;
-  if (type == "ByteFallback") return decode_byte_fallback;
-  if (type == "Fuse") return fuse;
+  if (type == "ByteLevel") return plain(&decode_byte_level);
+  if (type == "ByteFallback") return plain(&decode_byte_fallback);
+  if (type == "Fuse") return plain(&fuse);
   if (type == "Metaspace") return make_metaspace(part);
   if (type == "Replace") return make_replace(part);
   if (type == "Strip") return make_strip(part);
   if (type == "Sequence") return make_sequence(part);
   part.unsupported_type("ByteLevel, Metaspace, Replace, ByteFallback, Fuse, Strip, Sequence");
+}
+
+}  // namespace
+
+Decoder make_decoder(const JsonPart& part) {
+  check_steps(part, "decoders");
+  return [step = make_step(part)](Tokens tokens) {
+    const std::size_t limit = most_bytes_of(bytes_of(tokens));
+    return step(std::move(tokens), limit);
+  };
 }
 
 }  // namespace fp8::text

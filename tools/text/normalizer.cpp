@@ -6,26 +6,42 @@
 #include <utility>
 #include <vector>
 
+#include "fp8/runtime/io/error.h"
+#include "fp8/tools/text/growth.h"
 #include "fp8/tools/text/nfc.h"
 #include "fp8/tools/text/pattern.h"
 
 namespace fp8::text {
 namespace {
 
-Normalizer make_prepend(const JsonPart& part) {
-  return [prefix = part.at("prepend").string()](std::string text) { return text.empty() ? text : prefix + text; };
+/// limit: the most bytes that the whole chain may make of the text that it was given.
+using Step = std::function<std::string(std::string text, std::size_t limit)>;
+
+Step make_prepend(const JsonPart& part) {
+  return [prefix = part.at("prepend").string()](std::string text, std::size_t limit) {
+    if (text.empty()) return text;
+    check_bytes(prefix.size() + text.size(), limit, "prepending " + io::in_quotes(prefix));
+    return prefix + text;
+  };
 }
 
-Normalizer make_replace(const JsonPart& part) {
+Step make_replace(const JsonPart& part) {
   const auto pattern = std::make_shared<const Pattern>(Pattern::from_json(part.at("pattern")));
-  return [pattern, content = part.at("content").string()](std::string text) { return pattern->replace(text, content); };
+  return [pattern, content = part.at("content").string()](std::string text, std::size_t limit) {
+    return pattern->replace(text, content, limit);
+  };
 }
 
-Normalizer make_sequence(const JsonPart& part) {
-  std::vector<Normalizer> steps;
-  for (const JsonPart& step : part.at("normalizers").elements()) steps.push_back(make_normalizer(step));
-  return [steps = std::move(steps)](std::string text) {
-    for (const Normalizer& step : steps) text = step(std::move(text));
+Step make_step(const JsonPart& part) {
+  const std::string& type = part.type();
+  if (type == "Prepend") return make_prepend(part);
+  if (type == "Replace") return make_replace(part);
+  if (type == "NFC") return [](std::string text, std::size_t) { return to_nfc(text); };
+  if (type != "Sequence") part.unsupported_type("Prepend, Replace, NFC, Sequence");
+  std::vector<Step> steps;
+  for (const JsonPart& step : part.at("normalizers").elements()) steps.push_back(make_step(step));
+  return [steps = std::move(steps)](std::string text, std::size_t limit) {
+    for (const Step& step : steps) text = step(std::move(text), limit);
     return text;
   };
 }
@@ -33,12 +49,11 @@ Normalizer make_sequence(const JsonPart& part) {
 }  // namespace
 
 Normalizer make_normalizer(const JsonPart& part) {
-  const std::string& type = part.type();
-  if (type == "Prepend") return make_prepend(part);
-  if (type == "Replace") return make_replace(part);
-  if (type == "NFC") return [](std::string text) { return to_nfc(text); };
-  if (type == "Sequence") return make_sequence(part);
-  part.unsupported_type("Prepend, Replace, NFC, Sequence");
+  check_steps(part, "normalizers");
+  return [step = make_step(part)](std::string text) {
+    const std::size_t limit = most_bytes_of(text.size());
+    return step(std::move(text), limit);
+  };
 }
 
 }  // namespace fp8::text

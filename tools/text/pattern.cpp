@@ -9,6 +9,7 @@
 #include <new>
 
 #include "fp8/runtime/io/error.h"
+#include "fp8/tools/text/growth.h"
 #include "fp8/tools/text/utf8.h"
 
 namespace fp8::text {
@@ -23,10 +24,6 @@ constexpr const char* kWord =
     R"(\p{L}\p{M}\p{Nd}\p{Nl}\p{Pc}\x{24b6}-\x{24e9}\x{1f130}-\x{1f149}\x{1f150}-\x{1f169}\x{1f170}-\x{1f189})";
 // Outside [...] Oniguruma's `\w` also has Latin-1's superscripts and fractions.
 constexpr const char* kWordAlone = R"(\xb2\xb3\xb9\xbc-\xbe)";
-
-// What replacing may make of a text: so many bytes of any, of a longer one so many times its size.
-constexpr std::size_t kReplacedBytes = std::size_t{64} << 20;
-constexpr std::size_t kReplacedGrowth = 16;
 
 class Translator {
  public:
@@ -214,19 +211,8 @@ bool Pattern::found_in(std::string_view text) const {
   return find(text, 0, match);
 }
 
-std::string Pattern::replace(std::string_view text, std::string_view content) const {
-  const std::size_t limit = std::max(kReplacedBytes, kReplacedGrowth * text.size());
-  std::string result;
-  result.reserve(text.size());
-  for (const Stretch& stretch : split(text)) {
-    if (result.size() > limit) throw io::Error("replacing by " + io::in_quotes(content) + " makes too long a text");
-    result.append(stretch.match ? content : text.substr(stretch.begin, stretch.end - stretch.begin));
-  }
-  return result;
-}
-
-std::vector<Stretch> Pattern::split(std::string_view text) const {
-  std::vector<Stretch> stretches;
+template <class F>
+void Pattern::for_each_stretch(std::string_view text, F&& f) const {
   std::size_t from = 0, done = 0;
   bool any = false;
   Stretch match;
@@ -237,12 +223,28 @@ std::vector<Stretch> Pattern::split(std::string_view text) const {
       from += match.end < text.size() ? decode_at(text, match.end).size : 1;
       if (any && match.end == done) continue;
     }
-    if (match.begin > done) stretches.push_back({done, match.begin, false});
-    stretches.push_back(match);
+    if (match.begin > done) f(Stretch{done, match.begin, false});
+    f(match);
     done = match.end;
     any = true;
   }
-  if (done < text.size()) stretches.push_back({done, text.size(), false});
+  if (done < text.size()) f(Stretch{done, text.size(), false});
+}
+
+std::string Pattern::replace(std::string_view text, std::string_view content, std::size_t limit) const {
+  std::string result;
+  result.reserve(std::min(text.size(), limit));
+  for_each_stretch(text, [&](const Stretch& stretch) {
+    const std::string_view piece = stretch.match ? content : text.substr(stretch.begin, stretch.end - stretch.begin);
+    if (piece.size() > limit - result.size()) check_bytes(limit + 1, limit, "replacing by " + io::in_quotes(std::string(content)));
+    result.append(piece);
+  });
+  return result;
+}
+
+std::vector<Stretch> Pattern::split(std::string_view text) const {
+  std::vector<Stretch> stretches;
+  for_each_stretch(text, [&](const Stretch& stretch) { stretches.push_back(stretch); });
   return stretches;
 }
 

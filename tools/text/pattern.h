@@ -36,9 +36,8 @@ class Pattern {
   /// Matches and what lies between them, in order, covering `text` (well-formed UTF-8); a match may be empty.
   /// Thread-safe. Throws io::Error where matching takes more than PCRE2's limits allow (catastrophic backtracking).
   std::vector<Stretch> split(std::string_view text) const;
-  /// `text` with each match replaced by `content`. Throws io::Error if that makes more than 64 MiB
-  /// and more than 16 times the text.
-  std::string replace(std::string_view text, std::string_view content) const;
+  /// `text` with each match replaced by `content`. Throws io::Error if that makes more than `limit` bytes.
+  std::string replace(std::string_view text, std::string_view content, std::size_t limit) const;
   /// True if `text` has a match.
   bool found_in(std::string_view text) const;
 
@@ -46,6 +45,8 @@ class Pattern {
   struct Regex;
   Pattern();
   bool find(std::string_view text, std::size_t from, Stretch& match) const;
+  template <class F>
+  void for_each_stretch(std::string_view text, F&& f) const;
 
   std::string literal_;
   std::unique_ptr<Regex> regex_;

@@ -8,6 +8,7 @@
 #include <vector>
 
 #include "fp8/tools/text/byte_alphabet.h"
+#include "fp8/tools/text/growth.h"
 #include "fp8/tools/text/pattern.h"
 
 namespace fp8::text {
@@ -143,7 +144,7 @@ PreTokenizer make_metaspace(const JsonPart& part) {
   const auto spaces = std::make_shared<const Pattern>(Pattern::literal(" "));
   const auto marks = std::make_shared<const Pattern>(Pattern::literal(mark));
   return [=](std::string_view text, bool first, const WordSink& sink) {
-    std::string marked = spaces->replace(text, mark);
+    std::string marked = spaces->replace(text, mark, mark.size() * text.size());
     const bool wanted = scheme == PrependScheme::always || (scheme == PrependScheme::first && first);
     if (wanted && marked.compare(0, mark.size(), mark) != 0) marked.insert(0, mark);
     if (!split) return sink(marked, first);
@@ -151,25 +152,33 @@ PreTokenizer make_metaspace(const JsonPart& part) {
   };
 }
 
-bool run_steps(const std::vector<PreTokenizer>& steps, std::size_t step, std::string_view text, bool first,
-               const WordSink& sink) {
-  if (step == steps.size()) return sink(text, first);
-  return steps[step](text, first, [&](std::string_view word, bool word_first) {
-    return run_steps(steps, step + 1, word, word_first, sink);
-  });
-}
+// A chain at work on one text: the bytes that each step was given so far.
+struct Run {
+  const std::vector<PreTokenizer>& steps;
+  const WordSink& sink;
+  std::size_t limit;
+  std::vector<std::size_t> bytes;
+
+  bool from(std::size_t step, std::string_view text, bool first) {
+    bytes[step] += text.size();
+    check_bytes(bytes[step], limit, "the pre_tokenizer");
+    if (step == steps.size()) return sink(text, first);
+    return steps[step](text, first, [&, step](std::string_view word, bool word_first) { return from(step + 1, word, word_first); });
+  }
+};
+
+PreTokenizer make_step(const JsonPart& part);
 
 PreTokenizer make_sequence(const JsonPart& part) {
   std::vector<PreTokenizer> steps;
-  for (const JsonPart& step : part.at("pretokenizers").elements()) steps.push_back(make_pre_tokenizer(step));
+  for (const JsonPart& step : part.at("pretokenizers").elements()) steps.push_back(make_step(step));
   return [steps = std::move(steps)](std::string_view text, bool first, const WordSink& sink) {
-    return run_steps(steps, 0, text, first, sink);
+    Run run{steps, sink, most_bytes_of(text.size()), std::vector<std::size_t>(steps.size() + 1)};
+    return run.from(0, text, first);
   };
 }
 
-}  // namespace
-
-PreTokenizer make_pre_tokenizer(const JsonPart& part) {
+PreTokenizer make_step(const JsonPart& part) {
   const std::string& type = part.type();
   if (type == "ByteLevel") return make_byte_level(part);
   if (type == "Metaspace") return make_metaspace(part);
@@ -177,6 +186,13 @@ PreTokenizer make_pre_tokenizer(const JsonPart& part) {
   if (type == "Digits") return make_digits(part);
   if (type == "Sequence") return make_sequence(part);
   part.unsupported_type("ByteLevel, Metaspace, Split, Digits, Sequence");
+}
+
+}  // namespace
+
+PreTokenizer make_pre_tokenizer(const JsonPart& part) {
+  check_steps(part, "pretokenizers");
+  return make_step(part);
 }
 
 }  // namespace fp8::text

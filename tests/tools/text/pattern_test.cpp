@@ -45,9 +45,9 @@ TEST(Pattern, SplitCoversTheText) {
 }
 
 TEST(Pattern, Replace) {
-  EXPECT_EQ(regex("b+").replace("abbcb", "-"), "a-c-");
-  EXPECT_EQ(Pattern::literal("b").replace("abbcb", ""), "ac");
-  EXPECT_EQ(Pattern::literal(" ").replace("", "x"), "");
+  EXPECT_EQ(regex("b+").replace("abbcb", "-", 4), "a-c-");
+  EXPECT_EQ(Pattern::literal("b").replace("abbcb", "", 2), "ac");
+  EXPECT_EQ(Pattern::literal(" ").replace("", "x", 0), "");
 }
 
 // `\s` is White_Space: every code point of the property, and no other (U+180E and U+200B are none).

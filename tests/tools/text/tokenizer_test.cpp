@@ -4,12 +4,14 @@
 #include "fp8/tools/text/tokenizer.h"
 
 #include <gmock/gmock.h>
+#include <sys/resource.h>
 
 #include <chrono>
 #include <cstdlib>
 #include <functional>
 #include <random>
 #include <thread>
+#include <tuple>
 #include <vector>
 
 #include "tools/text/fixture.h"
@@ -288,6 +290,63 @@ TEST(Tokenizer, RunawayReplacementsEnd) {
   json["normalizer"]["normalizers"][0]["content"] = std::string(1 << 20, 'a');
   folder.write("tokenizer.json", json.dump());
   EXPECT_THAT(error_of([&] { Tokenizer(folder.path()).encode(std::string(1 << 12, 'a')); }), HasSubstr("replacing by"));
+}
+
+/// Bytes of the largest resident set so far.
+std::int64_t peak_rss() {
+  struct rusage usage {};
+  getrusage(RUSAGE_SELF, &usage);
+  return std::int64_t{usage.ru_maxrss} << 10;
+}
+
+TEST(Tokenizer, AChainOfStepsIsHeldToOneLimit) {
+  const io::Json base = io::parse_json(kSmall, "small");
+  const auto chain = [](const char* list, const io::Json& step, int count) {
+    io::Json json = {{"type", "Sequence"}, {list, io::Json::array()}};
+    for (int i = 0; i < count; ++i) json[list].push_back(step);
+    return json;
+  };
+  const io::Json growing = {{"type", "Replace"}, {"pattern", {{"String", "a"}}}, {"content", std::string(16, 'a')}};
+  const io::Json longer = {{"type", "Prepend"}, {"prepend", std::string(1 << 20, 'a')}};
+  const io::Json bytes = {{"type", "ByteLevel"}, {"add_prefix_space", false}, {"trim_offsets", true}, {"use_regex", false}};
+  const std::vector<std::tuple<const char*, io::Json, const char*>> chains = {
+      {"normalizer", chain("normalizers", growing, 20), "replacing by 'aaaaaaaaaaaaaaaa' makes too long a text"},
+      {"normalizer", chain("normalizers", chain("normalizers", growing, 5), 4), "makes too long a text"},
+      {"normalizer", chain("normalizers", longer, 20), "prepending 'aaaa"},
+      {"pre_tokenizer", chain("pretokenizers", bytes, 30), "the pre_tokenizer makes too long a text"},
+      {"decoder", chain("decoders", growing, 20), "replacing by 'aaaaaaaaaaaaaaaa' makes too long a text"}};
+  Folder folder;
+  const std::int64_t before = peak_rss();
+  for (const auto& [part, steps, message] : chains) {
+    io::Json json = base;
+    json[part] = steps;
+    folder.write("tokenizer.json", json.dump());
+    const Tokenizer tokenizer(folder.path());
+    const std::string error = error_of([&] {
+      const auto ids = tokenizer.encode("a\xC3\xA9");
+      if (std::string(part) == "decoder") (void)tokenizer.decode(ids);
+    });
+    EXPECT_THAT(error, HasSubstr(message)) << part;
+  }
+  EXPECT_LT(peak_rss(), before + (std::int64_t{200} << 20));
+}
+
+TEST(Tokenizer, AChainOfTooManyStepsIsNamed) {
+  const std::vector<std::tuple<const char*, const char*, io::Json>> parts = {
+      {"normalizer", "normalizers", {{"type", "NFC"}}},
+      {"pre_tokenizer", "pretokenizers", {{"type", "Digits"}, {"individual_digits", true}}},
+      {"decoder", "decoders", {{"type", "Fuse"}}}};
+  Folder folder;
+  for (const auto& [part, list, step] : parts) {
+    io::Json json = io::parse_json(kSmall, "small"), inner = {{"type", "Sequence"}, {list, io::Json::array()}};
+    for (int i = 0; i < 64; ++i) inner[list].push_back(step);
+    json[part] = {{"type", "Sequence"}, {list, io::Json::array({inner})}};
+    folder.write("tokenizer.json", json.dump());
+    EXPECT_NO_THROW(Tokenizer(folder.path()).encode("b"));
+    json[part][list].push_back(step);
+    folder.write("tokenizer.json", json.dump());
+    EXPECT_THAT(error_of([&] { Tokenizer tokenizer(folder.path()); }), HasSubstr(std::string(part) + " has 65 steps, allowed 64"));
+  }
 }
 
 TEST(Tokenizer, TooMuchAddedText) {
