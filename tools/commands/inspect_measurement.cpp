@@ -9,6 +9,8 @@
 #include <limits>
 #include <string>
 #include <type_traits>
+#include <unordered_map>
+#include <utility>
 #include <variant>
 #include <vector>
 
@@ -20,6 +22,24 @@
 
 namespace fp8::commands {
 namespace {
+
+/// An object that is made member by member: the JSON type itself searches all keys for each new one.
+class Members {
+ public:
+  void set(std::string key, io::Json value) {
+    auto& pairs = object_.get_ref<io::Json::object_t&>();
+    const auto [place, added] = places_.emplace(key, pairs.size());
+    if (added)
+      pairs.emplace_back(std::move(key), std::move(value));
+    else
+      (pairs.begin() + static_cast<std::ptrdiff_t>(place->second))->second = std::move(value);
+  }
+  io::Json take() { return std::move(object_); }
+
+ private:
+  io::Json object_ = io::Json::object();
+  std::unordered_map<std::string, std::size_t> places_;
+};
 
 /// The value of a pickle as JSON; arrays become flat lists (their shape does not matter here).
 io::Json to_json(const io::PyValue& value) {
@@ -33,12 +53,12 @@ io::Json to_json(const io::PyValue& value) {
           for (const auto& item : v.items) list.push_back(to_json(item));
           return list;
         } else if constexpr (std::is_same_v<T, io::PyDict>) {
-          auto object = io::Json::object();
+          Members members;
           for (const auto& [key, item] : v.items()) {
             const auto* number = std::get_if<std::int64_t>(&key);
-            object[number != nullptr ? std::to_string(*number) : std::get<std::string>(key)] = to_json(item);
+            members.set(number != nullptr ? std::to_string(*number) : std::get<std::string>(key), to_json(item));
           }
-          return object;
+          return members.take();
         } else if constexpr (std::is_same_v<T, io::NdArray>) {
           return io::Json(v.data);
         } else {
@@ -152,7 +172,7 @@ Inspection inspect_measurement(const std::filesystem::path& path) {
   if (nodes == file.end() || !nodes->is_object()) throw io::Error(name + ": key 'Nodes': missing or not an object; is this a measurement?");
   const auto kind = kind_of(file, name);
   Table table({"module", ">inputs", ">outputs", ">weight"});
-  io::Json modules = io::Json::object();
+  Members modules;
   Problems problems;
   for (const auto& [module, node] : nodes->items()) {
     const auto where = name + ": " + one_line(module);
@@ -160,12 +180,12 @@ Inspection inspect_measurement(const std::filesystem::path& path) {
     const auto inputs = either(node, "inputs", "input", where, kind, problems), outputs = either(node, "outputs", "output", where, kind, problems);
     const auto params = column(node, "params", where, kind, problems);
     table.row({one_line(module), inputs.text, outputs.text, params.text});
-    modules[module] = {{"inputs", inputs.json}, {"outputs", outputs.json}, {"params", params.json}};
+    modules.set(module, {{"inputs", inputs.json}, {"outputs", outputs.json}, {"params", params.json}});
   }
   const auto samples = file.find("NumSamples");
-  auto text = table.text() + fmt::format("{}: {} modules", kind, modules.size());
+  auto text = table.text() + fmt::format("{}: {} modules", kind, nodes->size());
   if (samples != file.end() && samples->is_number_integer()) text += fmt::format(", {} samples", samples->get<std::int64_t>());
-  io::Json json = {{"kind", kind}, {"path", name}, {"samples", samples != file.end() ? *samples : io::Json(nullptr)}, {"modules", std::move(modules)}, {"problems", io::Json::array()}};
+  io::Json json = {{"kind", kind}, {"path", name}, {"samples", samples != file.end() ? *samples : io::Json(nullptr)}, {"modules", modules.take()}, {"problems", io::Json::array()}};
   text += "\n";
   for (const auto& [place, problem] : problems) {
     json["problems"].push_back({{"place", place}, {"problem", problem}});

@@ -1,6 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 #include <gmock/gmock.h>
 #include <gtest/gtest.h>
+#include <sys/resource.h>
 
 #include <fstream>
 #include <string>
@@ -29,6 +30,26 @@ std::string error_of(const std::filesystem::path& path) {
   EXPECT_EQ(run.code, 1);
   EXPECT_EQ(run.error_lines(), 1);
   return run.err;
+}
+
+/// No measurement of time: what is quadratic in the number of modules takes a quarter of an hour here and is ended by the system.
+TEST(Inspect, AMeasurementOfManyModulesIsReadInOnePass) {
+  const test::TempDir dir;
+  constexpr int kModules = 200000;
+  {
+    std::ofstream out(dir / "many_hooks_maxabs.json");
+    out << R"({"GlobalRank": null, "LocalRank": null, "Mode": "DynamicRange", "Nodes": {)";
+    for (int i = 0; i < kModules; ++i) out << (i > 0 ? "," : "") << "\"model.layers." << i << R"(.fc": {"inputs": [[[1.5]]], "params": {"weight": [[2]]}})";
+    out << "}}";
+  }
+  rlimit before{};
+  getrlimit(RLIMIT_CPU, &before);
+  rlimit limit = before;
+  limit.rlim_cur = 120;  // seconds of the child's own time
+  setrlimit(RLIMIT_CPU, &limit);
+  const auto json = inspect(dir / "many_hooks_maxabs.json");
+  setrlimit(RLIMIT_CPU, &before);
+  EXPECT_EQ(json["modules"].size(), static_cast<std::size_t>(kModules));
 }
 
 TEST(Inspect, CheckpointFolderAndFile) {
