@@ -10,6 +10,7 @@
 #include "fp8/measure/calibration_options.h"
 #include "fp8/measure/weight_watcher.h"
 #include "fp8/runtime/autocast/rules.h"
+#include "fp8/runtime/device/registration.h"
 #include "fp8/runtime/intercept/tag_operators.h"
 #include "fp8/runtime/io/json.h"
 #include "fp8/runtime/ops/handles.h"
@@ -126,7 +127,7 @@ std::vector<std::string> measure_end(std::int64_t session, bool write) {
   return paths;
 }
 
-TORCH_LIBRARY_FRAGMENT(fp8, m) {
+FP8_LIBRARY_FRAGMENT(fp8, m) {
   // What has an effect that no argument shows is never moved or left out by TorchScript.
   constexpr auto kEffect = c10::AliasAnalysisKind::CONSERVATIVE;
   m.def(torch::schema("measure_begin(Tensor[] weights, str[] modules, str[] types, Tensor?[]? biases=None, str prefix=\"\", str config=\"\") -> int", kEffect),

@@ -48,4 +48,5 @@ expect_violation(runtime/io/bad.h "#include <c10/util/Exception.h>\n" "<- runtim
 expect_violation(recipes/bad.h "#include \"torch/torch.h\"\n" "<- recipes is torch-free")
 expect_violation(recipes/bad.cpp "#include \"fp8/runtime/device/block.h\"\n" "<- recipes is torch-free, that header is not")
 expect_violation(runtime/bad.cpp "#include \"fp8/kernels/cast.h\"\n" "<- no such folder")
+expect_violation(quant/bad.cpp "#include <vector>\nTORCH_LIBRARY_FRAGMENT(fp8, m) { m.def(1) }\n" "quant/bad.cpp:2: TORCH_LIBRARY_FRAGMENT(fp8, m)")
 expect_violation(README.md "no sources" "no source files")

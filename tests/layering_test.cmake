@@ -4,7 +4,8 @@
 #   runtime <- recipes <- configs <- measure <- quant <- transformer_engine <- tools
 #
 # and the torch-free folders include neither LibTorch nor a folder that may. Each violation is named with file, line
-# number and text. fp8/version.h is free to all; fp8/fp8.h includes everything, so only tools may have it.
+# number and text. fp8/version.h is free to all; fp8/fp8.h includes everything, so only tools may have it. Operators are registered with
+# FP8_LIBRARY: what TORCH_LIBRARY registers is taken back at exit, and a second copy of it ends the process.
 cmake_minimum_required(VERSION 3.22)
 set(layers runtime recipes configs measure quant transformer_engine tools)
 set(torch_free runtime/kernels runtime/io recipes configs tools/text)
@@ -69,6 +70,8 @@ foreach(layer ${layers})
         if(reason)
           list(APPEND violations "${file}:${number}: ${line}  <- ${reason}")
         endif()
+      elseif("${line}" MATCHES "^TORCH_LIBRARY")
+        list(APPEND violations "${file}:${number}: ${line}  <- register with FP8_LIBRARY (fp8/runtime/device/registration.h)")
       endif()
     endforeach()
   endforeach()

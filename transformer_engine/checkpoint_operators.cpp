@@ -9,6 +9,7 @@
 
 #include "fp8/runtime/autocast/autocast.h"
 #include "fp8/runtime/autocast/rules.h"
+#include "fp8/runtime/device/registration.h"
 #include "fp8/runtime/ops/handles.h"
 #include "fp8/transformer_engine/fp8_autocast.h"
 #include "fp8/transformer_engine/replay_log.h"
@@ -80,7 +81,7 @@ void checkpoint_free(std::int64_t number) {
   runs().take_out(number);
 }
 
-TORCH_LIBRARY_FRAGMENT(fp8, m) {
+FP8_LIBRARY_FRAGMENT(fp8, m) {
   constexpr auto kEffect = c10::AliasAnalysisKind::CONSERVATIVE;
   m.def(torch::schema("checkpoint_begin() -> int run", kEffect), &checkpoint_begin);
   m.def(torch::schema("checkpoint_again(int run) -> ()", kEffect), &checkpoint_again);

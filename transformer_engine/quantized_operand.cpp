@@ -5,10 +5,9 @@
 #include <ATen/ops/matmul.h>
 
 #include <cmath>
-#include <cstdlib>
 #include <limits>
-#include <string_view>
 
+#include "fp8/runtime/device/environment.h"
 #include "fp8/runtime/kernels/cast.h"
 #include "fp8/runtime/kernels/decode.h"
 #include "fp8/runtime/ops/block_ops.h"
@@ -185,11 +184,7 @@ at::Tensor product(const Operand& a, bool transpose_a, const Operand& b, bool tr
 std::optional<std::uint64_t> gradient_seed(const recipes::Recipe& recipe, const Fp8Region& region, const std::string& product, const StepScales& scales) {
   const auto* d = std::get_if<recipes::DelayedScaling>(&recipe);
   bool stochastic = d != nullptr && d->dialect == recipes::RecipeDialect::habana && d->fp8_format == recipes::RecipeFormat::HYBRID;
-  if (const char* forced = std::getenv("PT_TE_FORCE_SR_BWD")) {
-    const std::string_view value(forced);
-    stochastic = value == "1" || value == "true";
-    TORCH_CHECK(stochastic || value == "0" || value == "false", "PT_TE_FORCE_SR_BWD: found \"", value, "\", allowed: 0, 1, false, true");
-  }
+  stochastic = runtime::forced_stochastic_gradients().value_or(stochastic);
   if (!stochastic) return std::nullopt;
   std::uint64_t h = 0xcbf29ce484222325ull ^ region.options().seed;
   for (const char c : product) h = (h ^ static_cast<unsigned char>(c)) * 0x100000001b3ull;

@@ -11,6 +11,7 @@
 #include "fp8/quant/quant_operators.h"
 #include "fp8/runtime/autocast/rules.h"
 #include "fp8/runtime/device/device.h"
+#include "fp8/runtime/device/registration.h"
 #include "fp8/runtime/intercept/weight_tag.h"
 #include "fp8/runtime/ops/handles.h"
 #include "fp8/transformer_engine/convert_training.h"
@@ -146,7 +147,7 @@ std::string load_training_state(at::TensorList weights, const std::string& folde
   return io::Json{{"missing", report.missing}, {"unexpected", report.unexpected}}.dump();
 }
 
-TORCH_LIBRARY_FRAGMENT(fp8, m) {
+FP8_LIBRARY_FRAGMENT(fp8, m) {
   constexpr auto kEffect = c10::AliasAnalysisKind::CONSERVATIVE;  // TorchScript neither moves it nor leaves it out
   m.def(torch::schema("attach_training(Tensor[] weights, str[] modules, str[] types, str recipe=\"habana\", str warm_start=\"\") -> str", kEffect),
         &attach_training);

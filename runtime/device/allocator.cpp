@@ -4,40 +4,26 @@
 #include <c10/core/CPUAllocator.h>
 #include <c10/util/Exception.h>
 #include <sys/mman.h>
-#include <unistd.h>
 
+#include <algorithm>
 #include <array>
 #include <atomic>
 #include <cstdio>
-#include <cstdlib>
 #include <cstring>
+#include <utility>
 
 #include "fp8/runtime/device/block.h"
 #include "fp8/runtime/device/device.h"
+#include "fp8/runtime/device/environment.h"
+#include "fp8/runtime/device/host_memory.h"
 #include "fp8/runtime/device/memory.h"
+#include "fp8/runtime/device/registration.h"
 
 namespace fp8::runtime {
 namespace {
 
 constexpr std::size_t kHugePage = std::size_t{2} << 20;
 constexpr std::size_t kHugeFrom = std::size_t{4} << 20;  // below, page faults cost less than the rounding
-
-std::int64_t physical_memory() { return static_cast<std::int64_t>(sysconf(_SC_PHYS_PAGES)) * sysconf(_SC_PAGE_SIZE); }
-
-std::int64_t limit_from_environment() {
-  const char* text = std::getenv("FP8_HPU_MEMORY");
-  if (text == nullptr || *text == '\0') return physical_memory();
-  char* end = nullptr;
-  const double value = std::strtod(text, &end);
-  double unit = 1;
-  if (*end == 'K') unit = 1024.0;
-  if (*end == 'M') unit = 1024.0 * 1024;
-  if (*end == 'G') unit = 1024.0 * 1024 * 1024;
-  if (unit != 1) ++end;
-  TORCH_CHECK(end != text && *end == '\0' && value > 0 && value * unit < 9e18, "[hpu] FP8_HPU_MEMORY: found \"", text,
-              "\", expected a number of bytes > 0, K, M or G may follow");
-  return static_cast<std::int64_t>(value * unit);
-}
 
 /// Counters of one device; relaxed atomics, the peak by compare-exchange.
 struct Books {
@@ -46,12 +32,13 @@ struct Books {
 };
 
 Books& books(c10::DeviceIndex device) {
-  static std::array<Books, kMaxDevices> all;
-  static const bool ready = [] {
-    for (auto& b : all) b.limit = limit_from_environment();
-    return true;
+  static auto& all = []() -> std::array<Books, kMaxDevices>& {  // not destroyed: threads may outlive main()
+    require_registered();
+    const std::int64_t limit = memory_limit_from_environment();
+    auto& books = *new std::array<Books, kMaxDevices>;
+    for (auto& b : books) b.limit = limit;
+    return books;
   }();
-  (void)ready;
   return all[device];
 }
 
@@ -67,6 +54,9 @@ void raise_to(std::atomic<std::int64_t>& peak, std::int64_t value) {
   }
 }
 
+/// Without a backtrace, which TORCH_CHECK_WITH would add.
+[[noreturn]] void refuse(std::string message) { throw c10::OutOfMemoryError(std::move(message), nullptr); }
+
 void unmap(void* context) {
   auto* region = static_cast<std::pair<void*, std::size_t>*>(context);
   munmap(region->first, region->second);
@@ -78,11 +68,20 @@ c10::DataPtr allocate_host(std::size_t bytes) {
   if (bytes < kHugeFrom) return c10::GetCPUAllocator()->allocate(bytes);
   const std::size_t rounded = (bytes + kHugePage - 1) / kHugePage * kHugePage + kHugePage;
   void* base = mmap(nullptr, rounded, PROT_READ | PROT_WRITE, MAP_PRIVATE | MAP_ANONYMOUS, -1, 0);
-  TORCH_CHECK_WITH(OutOfMemoryError, base != MAP_FAILED, "[hpu] the host can't give ", bytes, " bytes");
+  if (base == MAP_FAILED) refuse(c10::str("[hpu] the host can't give ", bytes, " bytes"));
   const auto address = reinterpret_cast<std::uintptr_t>(base);
   void* aligned = reinterpret_cast<void*>((address + kHugePage - 1) / kHugePage * kHugePage);
   madvise(aligned, rounded - kHugePage, MADV_HUGEPAGE);
   return c10::DataPtr(aligned, new std::pair<void*, std::size_t>(base, rounded), &unmap, c10::Device(c10::kCPU));
+}
+
+/// Refuses before the host memory is touched.
+void check_room(c10::DeviceIndex device, std::size_t bytes) {
+  Books& b = books(device);
+  if (bytes <= static_cast<std::uint64_t>(std::max<std::int64_t>(b.limit - b.in_use, 0))) return;
+  ++b.ooms;
+  refuse(c10::str("[hpu] out of memory on hpu:", static_cast<int>(device), ": tried to allocate ", bytes, " bytes, ",
+                  b.in_use.load(), " of ", b.limit.load(), " are in use"));
 }
 
 class Allocator final : public c10::DeviceAllocator {
@@ -121,24 +120,35 @@ class Allocator final : public c10::DeviceAllocator {
     const MemoryStats s = memory_stats(device);
     return {static_cast<std::size_t>(s.Limit - s.InUse), static_cast<std::size_t>(s.Limit)};
   }
-
-  /// Refuses before the host memory is touched.
-  static void check_room(c10::DeviceIndex device, std::size_t bytes) {
-    Books& b = books(device);
-    if (b.in_use + static_cast<std::int64_t>(bytes) <= b.limit) return;
-    ++b.ooms;
-    TORCH_CHECK_WITH(OutOfMemoryError, false, "[hpu] out of memory on hpu:", static_cast<int>(device),
-                     ": tried to allocate ", bytes, " bytes, ", b.in_use.load(), " of ", b.limit.load(), " are in use");
-  }
 };
 
 Allocator& instance() {
-  static Allocator allocator;
+  static Allocator& allocator = *new Allocator;
   return allocator;
 }
 
-const bool registered = [] {
+thread_local c10::DeviceIndex t_host_memory_for = -1;
+
+/// The CPU's allocator, which asks the device's books first where its memory will be the device's.
+class HostAllocator final : public c10::Allocator {
+ public:
+  explicit HostAllocator(c10::Allocator* cpu) : cpu_(cpu) {}
+  c10::DataPtr allocate(std::size_t bytes) override {
+    if (t_host_memory_for >= 0) check_room(t_host_memory_for, bytes);
+    return cpu_->allocate(bytes);
+  }
+  bool is_simple_data_ptr(const c10::DataPtr& data) const override { return cpu_->is_simple_data_ptr(data); }
+  c10::DeleterFnPtr raw_deleter() const override { return cpu_->raw_deleter(); }
+  void copy_data(void* to, const void* from, std::size_t bytes) const override { cpu_->copy_data(to, from, bytes); }
+
+ private:
+  c10::Allocator* cpu_;
+};
+
+[[maybe_unused]] const bool g_allocators_registered = [] {
+  if (!may_register(reinterpret_cast<const void*>(&unmap))) return false;
   c10::SetAllocator(c10::kHPU, &instance());
+  c10::SetCPUAllocator(new HostAllocator(c10::GetCPUAllocator()));
   return true;
 }();
 
@@ -146,9 +156,12 @@ const bool registered = [] {
 
 c10::DeviceAllocator* hpu_allocator() { return &instance(); }
 
+HostAllocationsFor::HostAllocationsFor(c10::DeviceIndex device) : previous_(std::exchange(t_host_memory_for, device)) {}
+HostAllocationsFor::~HostAllocationsFor() { t_host_memory_for = previous_; }
+
 void account_allocation(c10::DeviceIndex device, std::size_t bytes) {
   if (bytes == 0) return;
-  Allocator::check_room(device, bytes);
+  check_room(device, bytes);
   Books& b = books(device);
   const auto size = static_cast<std::int64_t>(bytes);
   raise_to(b.max_in_use, b.in_use.fetch_add(size, std::memory_order_relaxed) + size);

@@ -4,6 +4,7 @@
 #include <c10/core/CPUAllocator.h>
 
 #include "fp8/runtime/device/allocator.h"
+#include "fp8/runtime/device/host_memory.h"
 
 namespace fp8::runtime {
 namespace {
@@ -91,9 +92,8 @@ void adopt_resized_alias(c10::StorageImpl* hpu_storage) {
   if (grown == block->memory.get()) return;
   try {
     account_allocation(block->device, bytes);
-  } catch (const c10::OutOfMemoryError&) {  // the alias goes back to what the Block owns, the new memory is freed
-    block->alias->set_data_ptr_noswap(c10::DataPtr(block->memory.get(), c10::Device(c10::kCPU)));
-    block->alias->set_nbytes(block->bytes);
+  } catch (const c10::OutOfMemoryError&) {
+    drop_resized_alias(hpu_storage);
     throw;
   }
   account_free(block->device, block->bytes);
@@ -103,6 +103,13 @@ void adopt_resized_alias(c10::StorageImpl* hpu_storage) {
   (void)pointer.release_context();  // the Block stays; only the address below it changed
   hpu_storage->set_data_ptr_noswap(c10::DataPtr(grown, block, &free_block, hpu(block->device)));
   hpu_storage->set_nbytes(bytes);
+}
+
+void drop_resized_alias(c10::StorageImpl* hpu_storage) {
+  Block* block = block_of(hpu_storage);
+  if (block == nullptr || block->alias->mutable_data_ptr().get() == block->memory.get()) return;
+  block->alias->set_data_ptr_noswap(c10::DataPtr(block->memory.get(), c10::Device(c10::kCPU)));  // frees the new memory
+  block->alias->set_nbytes(block->bytes);
 }
 
 at::Tensor view_on(const c10::Storage& storage, const at::Tensor& like) {

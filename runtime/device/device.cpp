@@ -6,8 +6,10 @@
 #include <c10/core/impl/DeviceGuardImplInterface.h>
 #include <c10/util/Exception.h>
 
-#include <cstdlib>
-#include <cstring>
+#include <chrono>
+
+#include "fp8/runtime/device/environment.h"
+#include "fp8/runtime/device/registration.h"
 
 namespace fp8::runtime {
 namespace {
@@ -15,28 +17,13 @@ namespace {
 thread_local c10::DeviceIndex g_current = 0;
 thread_local int g_kind_override = -1;
 
-DeviceKind kind_from_environment() {
-  const char* text = std::getenv("FP8_HPU_DEVICE");
-  if (text == nullptr || *text == '\0' || std::strcmp(text, "gaudi3") == 0) return DeviceKind::gaudi3;
-  if (std::strcmp(text, "gaudi2") == 0) return DeviceKind::gaudi2;
-  if (std::strcmp(text, "gaudi") == 0) return DeviceKind::gaudi;
-  TORCH_CHECK(false, "[hpu] FP8_HPU_DEVICE: found \"", text, "\", allowed: gaudi, gaudi2, gaudi3");
-}
-
-int count_from_environment() {
-  const char* text = std::getenv("FP8_HPU_DEVICES");
-  if (text == nullptr || *text == '\0') return 1;
-  char* end = nullptr;
-  const long value = std::strtol(text, &end, 10);
-  TORCH_CHECK(*end == '\0' && value >= 1 && value <= kMaxDevices, "[hpu] FP8_HPU_DEVICES: found \"", text,
-              "\", allowed: 1 to ", kMaxDevices);
-  return static_cast<int>(value);
-}
-
 void check_index(c10::Device device) {
   TORCH_CHECK(device.is_hpu() && device.index() < device_count(), "Invalid device id: ", device,
               ", the machine emulates ", device_count(), " hpu");
 }
+
+using Clock = std::chrono::steady_clock;
+using Moment = Clock::time_point;
 
 /// Work is done when a call returns, so one default stream serves all and events are always complete.
 struct Guard final : c10::impl::DeviceGuardImplInterface {
@@ -68,7 +55,17 @@ struct Guard final : c10::impl::DeviceGuardImplInterface {
       return 0;  // a bad FP8_HPU_DEVICES is reported by the first call that may throw
     }
   }
-  void record(void**, const c10::Stream&, const c10::DeviceIndex, const c10::EventFlag) const override {}
+  /// Work is done when its call returns, so an event is the moment of its recording.
+  void record(void** event, const c10::Stream&, const c10::DeviceIndex, const c10::EventFlag) const override {
+    if (*event == nullptr) *event = new Moment;
+    *static_cast<Moment*>(*event) = Clock::now();
+  }
+  void destroyEvent(void* event, const c10::DeviceIndex) const noexcept override { delete static_cast<Moment*>(event); }
+  double elapsedTime(void* first, void* second, const c10::DeviceIndex) const override {
+    TORCH_CHECK(first != nullptr && second != nullptr, "[hpu] elapsed_time: expected two events that were recorded");
+    const auto between = *static_cast<const Moment*>(second) - *static_cast<const Moment*>(first);
+    return std::chrono::duration<double, std::milli>(between).count();
+  }
   void block(void*, const c10::Stream&) const override {}
   bool queryEvent(void*) const override { return true; }
   bool queryStream(const c10::Stream&) const override { return true; }
@@ -77,26 +74,24 @@ struct Guard final : c10::impl::DeviceGuardImplInterface {
   void synchronizeDevice(const c10::DeviceIndex) const override {}
 };
 
-/// Two libraries that own the HPU key would answer each other's calls.
-const bool registered = [] {
-  TORCH_CHECK(!c10::impl::hasDeviceGuardImpl(c10::kHPU),
-              "[hpu] another hpu backend is loaded already; load one of the two");
-  static Guard guard;
-  static c10::impl::DeviceGuardImplRegistrar registrar(c10::kHPU, &guard);
+/// Two libraries that own the HPU key would answer each other's calls. Never destroyed, as everything that is registered.
+[[maybe_unused]] const bool g_guard_registered = [] {
+  if (!may_register(reinterpret_cast<const void*>(&check_index))) return false;
+  new c10::impl::DeviceGuardImplRegistrar(c10::kHPU, new Guard);
   return true;
 }();
 
 }  // namespace
 
 int device_count() {
-  static const int count = count_from_environment();
+  static const int count = (require_registered(), count_from_environment());
   return count;
 }
 
 c10::DeviceIndex current_device() { return g_current; }
 
 DeviceKind device_kind() {
-  static const DeviceKind from_environment = kind_from_environment();
+  static const DeviceKind from_environment = (require_registered(), kind_from_environment());
   return g_kind_override >= 0 ? static_cast<DeviceKind>(g_kind_override) : from_environment;
 }
 
@@ -116,6 +111,6 @@ DeviceKindScope::DeviceKindScope(DeviceKind kind) : previous_(g_kind_override) {
 }
 DeviceKindScope::~DeviceKindScope() { g_kind_override = previous_; }
 
-void init() { (void)registered; }
+void init() { require_registered(); }
 
 }  // namespace fp8::runtime

@@ -33,14 +33,14 @@ class HpuGenerator final : public c10::GeneratorImpl {
 }  // namespace
 
 const at::Generator& default_generator(c10::DeviceIndex device) {
-  static const std::vector<at::Generator> all = [] {
+  static const auto& all = *new const std::vector<at::Generator>([] {  // not destroyed: threads may outlive main()
     std::vector<at::Generator> generators;
     for (int i = 0; i < device_count(); ++i) {
       generators.push_back(
           at::make_generator<HpuGenerator>(at::detail::getDefaultCPUGenerator(), static_cast<c10::DeviceIndex>(i)));
     }
     return generators;
-  }();
+  }());
   const int index = device < 0 ? current_device() : device;
   TORCH_CHECK(index < device_count(), "Invalid device id ", index, ", the machine emulates ", device_count());
   return all[index];

@@ -1,17 +1,15 @@
 // SPDX-License-Identifier: Apache-2.0
-// What ATen asks an accelerator: is it there, how many, its generator. The class must be called exactly HPUHooks: the
-// registry key is the class name, and with another one nothing fails until the first backward.
+// What ATen asks an accelerator: is it there, how many, its generator. The registry's key must be exactly "HPUHooks": with
+// another one nothing fails until the first backward.
 #include <ATen/detail/HPUHooksInterface.h>
-#include <c10/core/CPUAllocator.h>
 #include <c10/core/impl/DeviceGuardImplInterface.h>
 
 #include "fp8/runtime/device/device.h"
 #include "fp8/runtime/device/generator.h"
+#include "fp8/runtime/device/pinned.h"
+#include "fp8/runtime/device/registration.h"
 
 namespace fp8::runtime {
-
-using at::HPUHooksRegistry;
-using at::RegistererHPUHooksRegistry;
 
 struct HPUHooks final : at::HPUHooksInterface {
   explicit HPUHooks(at::HPUHooksArgs) {}
@@ -29,8 +27,8 @@ struct HPUHooks final : at::HPUHooksInterface {
   c10::DeviceIndex maybeExchangeDevice(c10::DeviceIndex index) const override {
     return index < 0 || index >= device_count() ? current_device() : exchangeDevice(index);
   }
-  c10::Allocator* getPinnedMemoryAllocator() const override { return c10::GetCPUAllocator(); }
-  bool isPinnedPtr(const void*) const override { return false; }
+  c10::Allocator* getPinnedMemoryAllocator() const override { return pinned_allocator(); }
+  bool isPinnedPtr(const void* pointer) const override { return is_pinned(pointer); }
   c10::Device getDeviceFromPtr(void*) const override { return {c10::kHPU, current_device()}; }
   const at::Generator& getDefaultGenerator(c10::DeviceIndex index) const override { return default_generator(index); }
   at::Generator getNewGenerator(c10::DeviceIndex index) const override { return make_generator(index); }
@@ -39,6 +37,19 @@ struct HPUHooks final : at::HPUHooksInterface {
   static const c10::impl::DeviceGuardImplInterface* guard() { return c10::impl::getDeviceGuardImpl(c10::kHPU); }
 };
 
-REGISTER_HPU_HOOKS(HPUHooks);
+namespace {
+
+std::unique_ptr<at::HPUHooksInterface> make_hooks(at::HPUHooksArgs arguments) {
+  return std::make_unique<HPUHooks>(arguments);
+}
+
+/// Not REGISTER_HPU_HOOKS: the registry ends the process where the key is taken.
+[[maybe_unused]] const bool g_hooks_registered = [] {
+  if (!may_register(reinterpret_cast<const void*>(&make_hooks))) return false;
+  at::HPUHooksRegistry()->Register("HPUHooks", &make_hooks);
+  return true;
+}();
+
+}  // namespace
 
 }  // namespace fp8::runtime

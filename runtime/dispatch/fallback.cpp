@@ -15,6 +15,7 @@
 #include "fp8/runtime/device/block.h"
 #include "fp8/runtime/device/device.h"
 #include "fp8/runtime/device/generator.h"
+#include "fp8/runtime/device/host_memory.h"
 #include "fp8/runtime/dispatch/operand_devices.h"
 #include "fp8/runtime/dispatch/replace_tensors.h"
 #include "fp8/runtime/profile/trace.h"
@@ -123,6 +124,14 @@ class Frame {
     }
   }
 
+  /// After an error: written arguments keep the memory that they had.
+  void undo() {
+    for (auto& a : aliases_)
+      if (a.written) drop_resized_alias(a.hpu.unsafeGetTensorImpl()->unsafe_storage().unsafeGetStorageImpl());
+  }
+
+  c10::DeviceIndex device() const { return devices_.device() < 0 ? current_device() : devices_.device(); }
+
   at::Tensor result(const at::Tensor& out, std::size_t index) {
     if (!out.defined() || !out.device().is_cpu() || stays_on_cpu(name_, index)) return out;
     auto* impl = out.unsafeGetTensorImpl();
@@ -134,7 +143,7 @@ class Frame {
     for (auto& a : aliases_) {
       if (a.cpu_storage == storage) return view_on(a.hpu.storage(), out);
     }
-    adopt(out, devices_.device() < 0 ? current_device() : devices_.device());
+    adopt(out, device());
     aliases_.push_back({at::Tensor(), out, storage, false});
     return out;
   }
@@ -196,11 +205,16 @@ void cpu_fallback(const c10::OperatorHandle& op, c10::DispatchKeySet, torch::jit
     c10::impl::ExcludeDispatchKeyGuard below(
         c10::autograd_dispatch_keyset_with_ADInplaceOrView | c10::autocast_dispatch_keyset |
         c10::DispatchKeySet(c10::DispatchKey::Tracer));  // a trace must not record aliases
+    const HostAllocationsFor within_limit(frame.device());
     op.redispatchBoxed(c10::DispatchKeySet(c10::DispatchKey::CPU), stack);
+    frame.write_back();
   } catch (const c10::Error& error) {
+    frame.undo();
     frame.rethrow(error);
+  } catch (...) {
+    frame.undo();
+    throw;
   }
-  frame.write_back();
   const std::size_t results = schema.returns().size();
   for (std::size_t i = 0; i < results; ++i) wrap_result((*stack)[stack->size() - results + i], i, frame);
 }

@@ -103,7 +103,14 @@ const at::Tensor& resize_(const at::Tensor& self, at::IntArrayRef size, std::opt
   if (self.sizes() != size) {
     if (Block* block = block_of(self); block != nullptr && block->tag) block->tag->check_access("aten::resize_", self);
   }
-  return at::native::resize_(self, size, memory_format);  // the storage is host memory: the CPU's resize fits
+  auto* impl = self.unsafeGetTensorImpl();
+  const std::vector<int64_t> sizes = self.sizes().vec(), strides = self.strides().vec();
+  try {
+    return at::native::resize_(self, size, memory_format);  // the storage is host memory: the CPU's resize fits
+  } catch (...) {  // it sets the sizes before there is memory for them
+    impl->set_sizes_and_strides(sizes, strides);
+    throw;
+  }
 }
 
 namespace {
@@ -207,6 +214,11 @@ at::Tensor copy_from_and_resize(const at::Tensor& self, const at::Tensor& destin
   at::Tensor to = destination;
   if (to.sizes() != self.sizes()) to.resize_(self.sizes());
   return copy_(to, self, false);
+}
+
+void record_stream(at::Tensor& self, c10::Stream stream) {
+  TORCH_CHECK(stream.device_type() == c10::kHPU && (!stream.device().has_index() || stream.device() == self.device()), "[hpu] record_stream: expected a stream of ", self.device(), ", got one of ",
+              stream.device());
 }
 
 TransferStats transfer_stats() { return {g_to_device, g_to_host, g_on_device}; }

@@ -3,6 +3,7 @@
 // fallback.
 #pragma once
 #include <ATen/core/Tensor.h>
+#include <c10/core/Stream.h>
 
 #include <optional>
 
@@ -36,6 +37,9 @@ at::Tensor resolve_neg(const at::Tensor& self);
 at::Tensor& copy_(at::Tensor& self, const at::Tensor& source, bool non_blocking);
 at::Tensor copy_from(const at::Tensor& self, const at::Tensor& destination, bool non_blocking);
 at::Tensor copy_from_and_resize(const at::Tensor& self, const at::Tensor& destination);
+
+/// Nothing to keep alive: work is done when its call returns. Throws c10::Error for a stream of another device.
+void record_stream(at::Tensor& self, c10::Stream stream);
 
 /// Bytes moved by copy_ so far.
 struct TransferStats {

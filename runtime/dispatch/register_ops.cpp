@@ -8,11 +8,13 @@
 #include <ATen/ops/view_native.h>
 #include <torch/library.h>
 
-#include <memory>
 #include <set>
 #include <string>
 
+#include "fp8/runtime/device/registration.h"
 #include "fp8/runtime/dispatch/fallback.h"
+#include "fp8/runtime/dispatch/grouped_mm.h"
+#include "fp8/runtime/dispatch/histc.h"
 #include "fp8/runtime/dispatch/minimal_ops.h"
 #include "fp8/runtime/dispatch/sdpa.h"
 
@@ -49,6 +51,8 @@ const std::set<std::string> kNotFallback = {"aten::empty",
                                             "aten::baddbmm",
                                             "aten::embedding",
                                             "aten::equal",
+                                            "aten::histc",
+                                            "aten::_grouped_mm",
                                             "aten::allclose",
                                             "aten::_convolution",
                                             "aten::convolution",
@@ -105,32 +109,26 @@ bool wants_fallback(const c10::OperatorHandle& op) {
          op.hasKernelForDispatchKey(c10::DispatchKey::CompositeExplicitAutogradNonFunctional);
 }
 
-/// Kept for the life of the process; deregistered with it.
-std::unique_ptr<torch::Library> register_fallbacks() {
-  auto library =
-      std::make_unique<torch::Library>(torch::Library::IMPL, "aten", c10::DispatchKey::HPU, __FILE__, __LINE__);
+FP8_LIBRARY_IMPL(aten, HPU, m) {
   auto& dispatcher = c10::Dispatcher::singleton();
   for (const auto& name : dispatcher.getAllOpNames()) {
     const auto op = dispatcher.findSchema(name);
     if (!op.has_value() || !wants_fallback(*op)) continue;
     const std::string full = name.overload_name.empty() ? name.name : name.name + "." + name.overload_name;
-    library->impl(full.c_str(), torch::CppFunction::makeFromBoxedFunction<&cpu_fallback>());
+    m.impl(full.c_str(), torch::CppFunction::makeFromBoxedFunction<&cpu_fallback>());
   }
-  return library;
 }
 
-const std::unique_ptr<torch::Library> g_fallbacks = register_fallbacks();
-
-TORCH_LIBRARY_IMPL(_, HPU, m) { m.fallback(torch::CppFunction::makeFromBoxedFunction<&cpu_fallback>()); }
+FP8_LIBRARY_IMPL(_, HPU, m) { m.fallback(torch::CppFunction::makeFromBoxedFunction<&cpu_fallback>()); }
 
 // Upstream registers nothing for AutocastHPU: without this, enabling autocast on hpu breaks every op that has no rule
 // (runtime/autocast).
-TORCH_LIBRARY_IMPL(_, AutocastHPU, m) { m.fallback(torch::CppFunction::makeFallthrough()); }
+FP8_LIBRARY_IMPL(_, AutocastHPU, m) { m.fallback(torch::CppFunction::makeFallthrough()); }
 
 // A composite: without this its kernel below would have no derivative.
-TORCH_LIBRARY_IMPL(aten, AutogradHPU, m) { m.impl("resolve_neg", &resolve_neg); }
+FP8_LIBRARY_IMPL(aten, AutogradHPU, m) { m.impl("resolve_neg", &resolve_neg); }
 
-TORCH_LIBRARY_IMPL(aten, HPU, m) {
+FP8_LIBRARY_IMPL(aten, HPU, m) {
   m.impl("empty.memory_format", &empty_memory_format);
   m.impl("empty_strided", &empty_strided);
   m.impl("as_strided", &at::native::as_strided_tensorimpl);
@@ -149,6 +147,10 @@ TORCH_LIBRARY_IMPL(aten, HPU, m) {
   m.impl("_copy_from_and_resize", &copy_from_and_resize);
   m.impl("_fused_sdp_choice", &fused_sdp_choice);
   m.impl("equal", torch::CppFunction::makeFromBoxedFunction<&equal_or_fallback>());
+  m.impl("histc", torch::CppFunction::makeFromBoxedFunction<&histc_or_fallback>());
+  m.impl("histc.out", torch::CppFunction::makeFromBoxedFunction<&histc_or_fallback>());
+  m.impl("_grouped_mm", torch::CppFunction::makeFromBoxedFunction<&grouped_mm_or_fallback>());
+  m.impl("record_stream", &record_stream);
 }
 
 }  // namespace

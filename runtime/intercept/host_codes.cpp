@@ -9,6 +9,7 @@
 #include <vector>
 
 #include "fp8/runtime/device/host_block.h"
+#include "fp8/runtime/device/registration.h"
 #include "fp8/runtime/intercept/weight_copy.h"
 
 namespace fp8::runtime {
@@ -77,7 +78,7 @@ void host_codes_kernel(const c10::OperatorHandle& op, c10::DispatchKeySet keys, 
   if (on_host && copies) weight_copied(to, from);
 }
 
-TORCH_LIBRARY_IMPL(_, DeferredInit, m) { m.fallback(torch::CppFunction::makeFromBoxedFunction<&host_codes_kernel>()); }
+FP8_LIBRARY_IMPL(_, DeferredInit, m) { m.fallback(torch::CppFunction::makeFromBoxedFunction<&host_codes_kernel>()); }
 
 }  // namespace
 

@@ -11,6 +11,7 @@
 
 #include "fp8/runtime/autocast/autocast.h"
 #include "fp8/runtime/autocast/rules.h"
+#include "fp8/runtime/device/registration.h"
 #include "fp8/runtime/dispatch/fallback.h"
 #include "fp8/runtime/dispatch/operand_devices.h"
 #include "fp8/runtime/profile/trace.h"
@@ -172,8 +173,8 @@ void register_at(torch::Library& library, c10::DispatchKey key) {
   }
 }
 
-TORCH_LIBRARY_IMPL(aten, AutogradHPU, m) { register_at(m, c10::DispatchKey::AutogradHPU); }
-TORCH_LIBRARY_IMPL(aten, HPU, m) { register_at(m, c10::DispatchKey::HPU); }
+FP8_LIBRARY_IMPL(aten, AutogradHPU, m) { register_at(m, c10::DispatchKey::AutogradHPU); }
+FP8_LIBRARY_IMPL(aten, HPU, m) { register_at(m, c10::DispatchKey::HPU); }
 
 }  // namespace
 

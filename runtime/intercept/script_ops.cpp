@@ -9,7 +9,10 @@
 #include <torch/csrc/jit/runtime/custom_operator.h>
 #include <torch/custom_class.h>
 
-#include <map>
+#include <string_view>
+#include <utility>
+
+#include "fp8/runtime/device/registration.h"
 
 namespace fp8::runtime {
 namespace {
@@ -95,39 +98,45 @@ void has_script_nodes(Stack& stack) {
 }
 
 #define FP8_NODE "Any nodes, int index, str name, str type, "
-const torch::jit::RegisterOperators kOperators({
-    torch::jit::Operator("fp8::script_matmul(" FP8_NODE "Tensor self, Tensor other) -> Tensor", product<at::matmul>,
-                         c10::AliasAnalysisKind::FROM_SCHEMA),
-    torch::jit::Operator("fp8::script_bmm(" FP8_NODE "Tensor self, Tensor mat2) -> Tensor", product<at::bmm>,
-                         c10::AliasAnalysisKind::FROM_SCHEMA),
-    torch::jit::Operator("fp8::script_softmax(" FP8_NODE "Tensor self, int dim, int? dtype) -> Tensor", softmax,
-                         c10::AliasAnalysisKind::FROM_SCHEMA),
-    torch::jit::Operator(
-        "fp8::script_attention(" FP8_NODE
-        "Tensor query, Tensor key, Tensor value, Tensor? attn_mask, float dropout_p, bool is_causal, float? scale, "
-        "bool enable_gqa) -> Tensor",
-        attention, c10::AliasAnalysisKind::FROM_SCHEMA),
-    torch::jit::Operator("fp8::script_cache(" FP8_NODE "Tensor(a) current) -> Tensor(a)", cache,
-                         c10::AliasAnalysisKind::FROM_SCHEMA),
-    torch::jit::Operator("fp8::has_script_nodes(Any module) -> bool", has_script_nodes,
-                         c10::AliasAnalysisKind::FROM_SCHEMA),
-});
+void register_operators() {
+  const torch::jit::RegisterOperators operators({
+      torch::jit::Operator("fp8::script_matmul(" FP8_NODE "Tensor self, Tensor other) -> Tensor", product<at::matmul>,
+                           c10::AliasAnalysisKind::FROM_SCHEMA),
+      torch::jit::Operator("fp8::script_bmm(" FP8_NODE "Tensor self, Tensor mat2) -> Tensor", product<at::bmm>,
+                           c10::AliasAnalysisKind::FROM_SCHEMA),
+      torch::jit::Operator("fp8::script_softmax(" FP8_NODE "Tensor self, int dim, int? dtype) -> Tensor", softmax,
+                           c10::AliasAnalysisKind::FROM_SCHEMA),
+      torch::jit::Operator(
+          "fp8::script_attention(" FP8_NODE
+          "Tensor query, Tensor key, Tensor value, Tensor? attn_mask, float dropout_p, bool is_causal, float? scale, "
+          "bool enable_gqa) -> Tensor",
+          attention, c10::AliasAnalysisKind::FROM_SCHEMA),
+      torch::jit::Operator("fp8::script_cache(" FP8_NODE "Tensor(a) current) -> Tensor(a)", cache,
+                           c10::AliasAnalysisKind::FROM_SCHEMA),
+      torch::jit::Operator("fp8::has_script_nodes(Any module) -> bool", has_script_nodes,
+                           c10::AliasAnalysisKind::FROM_SCHEMA),
+  });
+}
 #undef FP8_NODE
 
-const torch::class_<ScriptNodes>& script_class() {
-  static const auto registered =
-      torch::class_<ScriptNodes>("fp8", "ScriptNodes")
-          .def(torch::init<std::int64_t>())
-          .def_pickle(
-              [](const c10::intrusive_ptr<ScriptNodes>& self) { return static_cast<std::int64_t>(self->size()); },
-              [](std::int64_t count) {
-                TORCH_CHECK(count >= 0 && count < (1 << 20), "[fp8] ScriptNodes: found ", count,
-                            " slots, allowed: 0 to ", 1 << 20);
-                return c10::make_intrusive<ScriptNodes>(static_cast<std::size_t>(count));
-              });
-  return registered;
+void register_class() {
+  torch::class_<ScriptNodes>("fp8", "ScriptNodes")
+      .def(torch::init<std::int64_t>())
+      .def_pickle(
+          [](const c10::intrusive_ptr<ScriptNodes>& self) { return static_cast<std::int64_t>(self->size()); },
+          [](std::int64_t count) {
+            TORCH_CHECK(count >= 0 && count < (1 << 20), "[fp8] ScriptNodes: found ", count,
+                        " slots, allowed: 0 to ", 1 << 20);
+            return c10::make_intrusive<ScriptNodes>(static_cast<std::size_t>(count));
+          });
 }
-[[maybe_unused]] const auto& kScriptClass = script_class();
+
+[[maybe_unused]] const bool g_script_ops_registered = [] {
+  if (!may_register(reinterpret_cast<const void*>(&has_script_nodes))) return false;
+  register_operators();
+  register_class();
+  return true;
+}();
 
 }  // namespace
 
@@ -146,13 +155,14 @@ c10::intrusive_ptr<ScriptNodes> script_nodes_of(const IValue& value) {
 }
 
 const char* script_op_of(const std::string& aten_op) {
-  static const std::map<std::string, const char*> table = {
+  constexpr std::pair<std::string_view, const char*> kTable[] = {
       {"aten::matmul", "fp8::script_matmul"},
       {"aten::bmm", "fp8::script_bmm"},
       {"aten::softmax", "fp8::script_softmax"},
       {"aten::scaled_dot_product_attention", "fp8::script_attention"}};
-  const auto found = table.find(aten_op);
-  return found == table.end() ? nullptr : found->second;
+  for (const auto& [aten, ours] : kTable)
+    if (aten == aten_op) return ours;
+  return nullptr;
 }
 
 }  // namespace fp8::runtime

@@ -5,6 +5,7 @@
 
 #include "fp8/runtime/autocast/autocast.h"
 #include "fp8/runtime/autocast/rules.h"
+#include "fp8/runtime/device/registration.h"
 #include "fp8/runtime/intercept/quantized_parameter.h"
 #include "fp8/runtime/intercept/weight_tag.h"
 #include "fp8/runtime/io/json.h"
@@ -77,7 +78,7 @@ void check_dense(const char* op, const char* argument, const std::string& name, 
               " ", tensor.layout(), " on ", tensor.device());
 }
 
-TORCH_LIBRARY_FRAGMENT(fp8, m) {
+FP8_LIBRARY_FRAGMENT(fp8, m) {
   m.def("tag_of(Tensor weight) -> str", &tag_of);
   m.def("dequantize(Tensor weight) -> Tensor", &dequantize);
   m.def("retag(Tensor source, Tensor(a!) to) -> ()", &retag);

@@ -10,6 +10,7 @@
 
 #include "fp8/runtime/autocast/autocast.h"
 #include "fp8/runtime/autocast/rules.h"
+#include "fp8/runtime/device/registration.h"
 #include "fp8/runtime/intercept/quantized_parameter.h"
 #include "fp8/runtime/intercept/weight_tag.h"
 
@@ -81,9 +82,9 @@ install()
   return true;
 }();
 
-TORCH_LIBRARY_IMPL(aten, HPU, m) { m.impl("_to_copy", &to_copy); }
+FP8_LIBRARY_IMPL(aten, HPU, m) { m.impl("_to_copy", &to_copy); }
 
-TORCH_LIBRARY_FRAGMENT(fp8, m) {
+FP8_LIBRARY_FRAGMENT(fp8, m) {
   m.def("values(Tensor weight) -> Tensor", &values_of_weight);
   m.def("values_dtype(Tensor weight) -> ScalarType", &values_dtype);
   m.def("describe(Tensor weight) -> str", &describe_weight);

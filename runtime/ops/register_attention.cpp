@@ -3,6 +3,7 @@
 // _dropout and _non_dropout are the same op; those with _dropout_seed take the seed first.
 #include <torch/library.h>
 
+#include "fp8/runtime/device/registration.h"
 #include "fp8/runtime/ops/edge.h"
 #include "fp8/runtime/ops/native/norm.h"
 #include "fp8/runtime/ops/native/reduce.h"
@@ -250,10 +251,10 @@ void register_all(Library& m) {
 
 }  // namespace
 
-TORCH_LIBRARY_IMPL(hpu, HPU, m) {
+FP8_LIBRARY_IMPL(hpu, HPU, m) {
   Edge edge(m, "hpu");
   register_all<Run::real>(edge);
 }
-TORCH_LIBRARY_IMPL(hpu, Meta, m) { register_all<Run::meta>(m); }
+FP8_LIBRARY_IMPL(hpu, Meta, m) { register_all<Run::meta>(m); }
 
 }  // namespace fp8::runtime::ops

@@ -2,6 +2,7 @@
 // hpu:: fp8 operators: the vendor's argument forms, translated to native/*. One table for HPU, one for Meta.
 #include <torch/library.h>
 
+#include "fp8/runtime/device/registration.h"
 #include "fp8/runtime/ops/edge.h"
 #include "fp8/runtime/ops/native/cast.h"
 #include "fp8/runtime/ops/native/gemm.h"
@@ -76,7 +77,7 @@ Tensor conv2d(const Tensor& input, const Tensor& weight, const OptionalTensor& b
 
 }  // namespace
 
-TORCH_LIBRARY_IMPL(hpu, HPU, m) {
+FP8_LIBRARY_IMPL(hpu, HPU, m) {
   Edge edge(m, "hpu");
   edge.impl("cast_to_fp8", &cast_to_fp8);
   edge.impl("cast_to_fp8_v2", &to_fp8<const OptionalTensor&>);
@@ -94,7 +95,7 @@ TORCH_LIBRARY_IMPL(hpu, HPU, m) {
   edge.impl("conv2d_fp8.scalar", &conv2d<double, false>);
 }
 
-TORCH_LIBRARY_IMPL(hpu, Meta, m) {
+FP8_LIBRARY_IMPL(hpu, Meta, m) {
   m.impl("cast_to_fp8", &to_fp8_v1_meta);
   m.impl("cast_to_fp8_v2", &to_fp8_meta<const OptionalTensor&>);
   m.impl("cast_to_fp8_v2.scalar", &to_fp8_meta<double>);

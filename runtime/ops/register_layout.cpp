@@ -3,6 +3,7 @@
 #include <ATen/ops/empty.h>
 #include <torch/library.h>
 
+#include "fp8/runtime/device/registration.h"
 #include "fp8/runtime/ops/edge.h"
 #include "fp8/runtime/ops/native/gemm_v1.h"
 #include "fp8/runtime/ops/native/layout.h"
@@ -51,7 +52,7 @@ void register_movers(const Impl& impl) {
 
 }  // namespace
 
-TORCH_LIBRARY_IMPL(hpu, HPU, m) {
+FP8_LIBRARY_IMPL(hpu, HPU, m) {
   Edge edge(m, "hpu");
   register_movers([&](const char* name, auto kernel) { edge.impl(name, kernel, Codes::passed_on); });
   edge.impl("fp8_index_copy_", &fp8_index_copy_);  // moves bytes
@@ -64,7 +65,7 @@ TORCH_LIBRARY_IMPL(hpu, HPU, m) {
   edge.impl("fp8_gemm", &fp8_gemm_v1);
 }
 
-TORCH_LIBRARY_IMPL(hpu, Meta, m) {
+FP8_LIBRARY_IMPL(hpu, Meta, m) {
   register_movers([&](const char* name, auto kernel) { m.impl(name, kernel); });
   m.impl("fp8_index_copy_", &fp8_index_copy_);
   m.impl("kv_reorder", &reorder_meta);

@@ -5,6 +5,7 @@
 
 #include <string_view>
 
+#include "fp8/runtime/device/registration.h"
 #include "fp8/runtime/ops/edge.h"
 #include "fp8/runtime/ops/native/moe.h"
 
@@ -173,15 +174,15 @@ void register_plain_at_edge(torch::Library& m) {
 
 }  // namespace
 
-TORCH_LIBRARY_IMPL(hpu, AutogradHPU, m) { register_plain_at_edge(m); }
+FP8_LIBRARY_IMPL(hpu, AutogradHPU, m) { register_plain_at_edge(m); }
 
-TORCH_LIBRARY_IMPL(hpu, HPU, m) {
+FP8_LIBRARY_IMPL(hpu, HPU, m) {
   register_plain_at_edge(m);
   Edge edge(m, "hpu");
   register_fp8<false>(edge);
 }
 
-TORCH_LIBRARY_IMPL(hpu, Meta, m) {
+FP8_LIBRARY_IMPL(hpu, Meta, m) {
   register_plain<true>([&](const char* name, auto kernel) { m.impl(name, kernel); });
   register_fp8<true>(m);
 }

@@ -6,9 +6,8 @@
 #include <dlfcn.h>
 #include <torch/library.h>
 
-#include <memory>
-
 #include "fp8/runtime/autocast/rules.h"
+#include "fp8/runtime/device/registration.h"
 #include "fp8/runtime/ops/edge.h"
 #include "fp8/runtime/ops/native/quantized_decomposed.h"
 
@@ -102,7 +101,7 @@ Tensor d_token_meta(const Tensor& input, const Tensor&, const Tensor&, int64_t, 
   return d_meta(input, type, out);
 }
 
-TORCH_LIBRARY_IMPL(quantized_decomposed, HPU, m) {
+FP8_LIBRARY_IMPL(quantized_decomposed, HPU, m) {
   Edge edge(m, "quantized_decomposed");
   edge.impl("quantize_per_tensor", &q_tensor);
   edge.impl("quantize_per_tensor.tensor", &q_tensor1);
@@ -164,22 +163,16 @@ void register_meta(torch::Library& m) {
   m.impl("dequantize_per_token", &d_token_meta);
 }
 
-/// Kept for the life of the process; null where Python defines the schemas.
-struct Definitions {
-  std::unique_ptr<torch::Library> schemas, meta;
+/// Not where Python defines the schemas.
+bool has_python() { return dlsym(RTLD_DEFAULT, "Py_IsInitialized") != nullptr; }
 
-  Definitions() {
-    if (dlsym(RTLD_DEFAULT, "Py_IsInitialized") != nullptr) return;
-    constexpr const char* kNamespace = "quantized_decomposed";
-    schemas = std::make_unique<torch::Library>(torch::Library::FRAGMENT, kNamespace, std::nullopt, __FILE__, __LINE__);
-    define(*schemas);
-    meta = std::make_unique<torch::Library>(torch::Library::IMPL, kNamespace, c10::DispatchKey::Meta, __FILE__, __LINE__);
-    register_meta(*meta);
-  }
-};
-
-const Definitions g_definitions;
-[[maybe_unused]] const bool g_kept_out = (autocast::keep_out_of_own_ops(), true);
+FP8_LIBRARY_FRAGMENT(quantized_decomposed, m) {
+  if (!has_python()) define(m);
+  autocast::keep_out_of_own_ops();
+}
+FP8_LIBRARY_IMPL(quantized_decomposed, Meta, m) {
+  if (!has_python()) register_meta(m);
+}
 
 }  // namespace
 }  // namespace fp8::runtime::ops

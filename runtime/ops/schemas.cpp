@@ -7,8 +7,9 @@
 #include <torch/library.h>
 
 #include "fp8/runtime/autocast/rules.h"
+#include "fp8/runtime/device/registration.h"
 
-TORCH_LIBRARY(hpu, m) {
+FP8_LIBRARY(hpu, m) {
   // --- casts
   m.def(
       "cast_to_fp8(Tensor input, Tensor? scale, bool stochastic_rounding, Tensor(a!) out, Tensor(b!) amax) -> "

@@ -6,8 +6,9 @@
 #include <torch/library.h>
 
 #include "fp8/runtime/autocast/rules.h"
+#include "fp8/runtime/device/registration.h"
 
-TORCH_LIBRARY_FRAGMENT(hpu, m) {
+FP8_LIBRARY_FRAGMENT(hpu, m) {
   // --- softmax and sum
   m.def(
       "softmax_fp8(Tensor input, int dim, Tensor? input_scale=None, Tensor? output_scale=None, Tensor? "

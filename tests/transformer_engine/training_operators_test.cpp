@@ -141,6 +141,15 @@ TEST(TrainingOperators, RegionsEndInnermostFirstOnTheirThread) {
   EXPECT_FALSE(te::is_fp8_enabled());
 }
 
+TEST(TrainingOperators, WhatAnErrorSaysIsTheMessageAlone) {
+  try {
+    call_fp8("enter_autocast", {std::string("habana"), true, false, c10::IValue(), -1});
+    FAIL() << "nothing was thrown";
+  } catch (const c10::Error& error) {
+    EXPECT_STREQ(error.what(), "[fp8::enter_autocast] seed: found -1, allowed: 0 to 2^63 - 1");
+  }
+}
+
 TEST(TrainingOperators, AFailedRegionMovesNoScale) {
   const Model m;
   m.attach("nvidia");

@@ -55,6 +55,10 @@ function(fp8_add_library name)
   target_link_libraries(fp8_${name} PUBLIC fp8_flags ${ARG_LINK} PRIVATE ${ARG_PRIVATE_LINK})
   if(ARG_PCH)
     fp8_precompile(fp8_${name})
+    # Errors without a backtrace in their text: runtime/errors.cpp.
+    target_link_options(fp8_${name} PRIVATE
+      "LINKER:--wrap=_ZN3c106detail14torchCheckFailEPKcS2_jRKNSt7__cxx1112basic_stringIcSt11char_traitsIcESaIcEEE"
+      "LINKER:--wrap=_ZN3c106detail14torchCheckFailEPKcS2_jS2_")
   endif()
   install(TARGETS fp8_${name} EXPORT fp8Targets LIBRARY DESTINATION lib)
 endfunction()

@@ -17,6 +17,7 @@
 #include <vector>
 
 #include "fp8/runtime/autocast/rules.h"
+#include "fp8/runtime/device/environment.h"
 #include "fp8/runtime/io/error.h"
 #include "fp8/runtime/io/json.h"
 #include "fp8/runtime/kernels/simd.h"
@@ -66,6 +67,9 @@ constexpr std::array kVariables = {
     Variable{"FP8_HPU_DEVICE", "gaudi3", "accelerator that the hpu device stands for"},
     Variable{"FP8_HPU_DEVICES", "1", "number of hpu devices"},
     Variable{"FP8_HPU_MOVE_HOST_OPERANDS", "0", "1: operands on the CPU beside hpu ones are moved, with one warning"},
+    Variable{"FP8_HPU_MEMORY", "the machine's", "memory of each hpu device: bytes, or with K, M, G"},
+    Variable{"PT_HPU_STOCHASTIC_ROUNDING_MODE", "1", "1 rounds stochastically below the smallest E5M2 number too, 0 flushes there"},
+    Variable{"PT_TE_FORCE_SR_BWD", "the recipe's", "whether gradients are rounded stochastically: 1, 0, true, false"},
     Variable{"FP8_TRACE", "off", "file for a trace of the operators"},
     Variable{"PT_HPU_AUTOCAST_LOWER_PRECISION_OPS_LIST", "LOWER_LIST", "file of the ops that autocast runs in bf16 or f16"},
     Variable{"PT_HPU_AUTOCAST_FP32_OPS_LIST", "FP32_LIST", "file of the ops that autocast runs in f32"},
@@ -87,12 +91,11 @@ struct Report {
   }
 };
 
-/// What `ask` returns; an exception becomes a problem.
-std::string guarded(Report& report, const std::function<std::string()>& ask) {
+/// What `ask` returns, "error" where it throws (environment_problems() says why).
+std::string guarded(const std::function<std::string()>& ask) {
   try {
     return ask();
-  } catch (const std::exception& error) {
-    report.problems.push_back(one_line(error.what()));
+  } catch (const std::exception&) {
     return "error";
   }
 }
@@ -127,23 +130,8 @@ void add_autocast(Report& report) {
 }
 
 void check_variables(Report& report) {
-  const auto is = [](const char* name) { return std::getenv(name); };
-  if (const char* kind = is("FP8_HPU_DEVICE"); kind != nullptr) {
-    const std::string word = kind;
-    if (word != "gaudi" && word != "gaudi2" && word != "gaudi3")
-      report.problems.push_back("FP8_HPU_DEVICE: found '" + word + "', allowed: gaudi, gaudi2, gaudi3");
-  }
-  if (const char* count = is("FP8_HPU_DEVICES"); count != nullptr) {
-    const auto number = parse_integer(count);
-    if (!number || *number < 1 || *number > 16)
-      report.problems.push_back(std::string("FP8_HPU_DEVICES: found '") + count + "', allowed: an integer from 1 to 16");
-  }
-  if (const char* moves = is("FP8_HPU_MOVE_HOST_OPERANDS"); moves != nullptr) {
-    const std::string word = moves;
-    if (!word.empty() && word != "0" && word != "1")
-      report.problems.push_back("FP8_HPU_MOVE_HOST_OPERANDS: found '" + word + "', allowed: 0, 1");
-  }
-  if (const char* path = is("QUANT_CONFIG"); path != nullptr) {
+  for (const auto& problem : runtime::environment_problems()) report.problems.push_back(one_line(problem));
+  if (const char* path = std::getenv("QUANT_CONFIG"); path != nullptr) {
     try {
       io::read_json(path);
     } catch (const io::Error& error) {
@@ -158,7 +146,7 @@ void doctor(Context& context) {
   report.add("version", "fp8", FP8_VERSION, "build");
   report.add("libtorch", "LibTorch", TORCH_VERSION, "build");
   report.add("compiler", "compiler", __VERSION__, "build");
-  const auto level = guarded(report, [] { return std::string(kernels::name_of(kernels::simd_level())); });
+  const auto level = guarded([] { return std::string(kernels::name_of(kernels::simd_level())); });
   report.add("simd_level", "SIMD level in use", level, std::getenv("FP8_SIMD") != nullptr ? "FP8_SIMD" : "CPU");
   report.add("simd_best", "SIMD level, best here", kernels::name_of(kernels::best_simd_level()), "CPU");
   report.add("threads", "threads, kernels", kernels::num_threads(), from_option);
@@ -171,7 +159,7 @@ void doctor(Context& context) {
   for (const auto& flag : cpu.flags) flags += (flags.empty() ? "" : " ") + flag;
   report.table.row({"CPU flags", flags, "/proc/cpuinfo"});
   report.json["cpu_flags"] = cpu.flags;
-  const auto hpu = guarded(report, [] { return std::string(at::detail::getHPUHooks().hasHPU() ? "available" : "not in this build"); });
+  const auto hpu = guarded([] { return std::string(at::detail::getHPUHooks().hasHPU() ? "available" : "not in this build"); });
   report.add("hpu", "hpu device", hpu, "build");
   add_variables(report);
   add_autocast(report);

@@ -7,9 +7,12 @@
 #include <memory>
 #include <new>
 #include <string>
+#include <string_view>
 #include <vector>
 
 #include "fp8/configs/option_names.h"
+#include "fp8/runtime/device/environment.h"
+#include "fp8/runtime/io/error.h"
 #include "fp8/tools/commands/command.h"
 #include "fp8/tools/commands/output.h"
 #include "fp8/version.h"
@@ -106,6 +109,12 @@ struct Warnings final : c10::WarningHandler {
   c10::WarningUtils::WarningHandlerGuard guard_;
 };
 
+/// A variable that can't mean anything would give other numbers than were asked for. doctor lists them all.
+void refuse_environment() {
+  const auto problems = runtime::environment_problems();
+  if (!problems.empty()) throw io::Error("environment: " + problems[0] + (problems.size() > 1 ? " (fp8 doctor lists more)" : ""));
+}
+
 int run_command(int argc, char** argv) {
   Context context;
   CLI::App app("Measure, quantize and run models in 8-bit floating point.", "fp8");
@@ -128,6 +137,7 @@ int run_command(int argc, char** argv) {
     if (!entry.app->parsed()) continue;
     if (entry.options == nullptr) fail_without_command(*entry.app, entry.command->children, entry.command->name);
     entry.options->check();
+    if (std::string_view(entry.command->name) != "doctor") refuse_environment();
     if (!takes_part(entry.ranks, entry.command->name, context)) return 0;
     apply(context);
     const configs::CommandLineNames names;
@@ -149,7 +159,7 @@ int run(int argc, char** argv) {
   } catch (const UsageError& error) {
     return report(error.what(), kUsage);
   } catch (const c10::Error& error) {
-    return report(error.what_without_backtrace(), kFailure);
+    return report(memory_message(error.what_without_backtrace()), kFailure);
   } catch (const std::bad_alloc&) {
     return report("out of memory", kFailure);
   } catch (const std::exception& error) {

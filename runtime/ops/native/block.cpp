@@ -50,8 +50,8 @@ BlockQuantized outputs(const at::Tensor& x, at::ScalarType fp8, std::int64_t blo
 }
 
 void check_block_sizes(const char* op, std::int64_t block_rows, std::int64_t block_cols) {
-  TORCH_CHECK_VALUE(block_rows >= 1 && block_cols >= 1, "[", op, "] expected blocks of at least 1 x 1, got ",
-                    block_rows, " x ", block_cols);
+  if (block_rows >= 1 && block_cols >= 1) return;
+  throw c10::ValueError(c10::str("[", op, "] expected blocks of at least 1 x 1, got ", block_rows, " x ", block_cols), nullptr);
 }
 
 }  // namespace

@@ -8,12 +8,11 @@
 #include <ATen/ops/mul.h>
 
 #include <cmath>
-#include <cstdlib>
 #include <mutex>
-#include <string_view>
 
 #include "fp8/runtime/device/block.h"
 #include "fp8/runtime/device/device.h"
+#include "fp8/runtime/device/environment.h"
 #include "fp8/runtime/kernels/cast.h"
 #include "fp8/runtime/kernels/decode.h"
 #include "fp8/runtime/profile/trace.h"
@@ -50,14 +49,9 @@ Matrix matrix_of(const at::Tensor& t) {
   return {cols == 0 ? 0 : t.numel() / cols, cols};
 }
 
-/// PT_HPU_STOCHASTIC_ROUNDING_MODE: 1 rounds stochastically below the smallest number too, 0 flushes.
+/// PT_HPU_STOCHASTIC_ROUNDING_MODE is about this cast alone.
 bool flushes(at::ScalarType from, at::ScalarType to) {
-  if (from != at::kBFloat16 || to != at::kFloat8_e5m2) return false;
-  const char* mode = std::getenv("PT_HPU_STOCHASTIC_ROUNDING_MODE");
-  if (mode == nullptr) return false;
-  TORCH_CHECK(std::string_view(mode) == "0" || std::string_view(mode) == "1",
-              "PT_HPU_STOCHASTIC_ROUNDING_MODE is '", mode, "', allowed are 0 and 1");
-  return mode[0] == '0';
+  return from == at::kBFloat16 && to == at::kFloat8_e5m2 && stochastic_rounding_flushes();
 }
 
 /// The kernel's arguments for `input` (contiguous, or 2-D with contiguous rows) into `out` (contiguous). They point into

@@ -10,6 +10,7 @@
 #include <string_view>
 
 #include "fp8/runtime/device/block.h"
+#include "fp8/runtime/device/registration.h"
 #include "fp8/runtime/dispatch/fallback.h"
 #include "fp8/runtime/dispatch/operand_devices.h"
 #include "fp8/runtime/intercept/op_handler.h"
@@ -170,11 +171,11 @@ void register_arithmetic(torch::Library& m) {
   }
 }
 
-TORCH_LIBRARY_IMPL(aten, HPU, m) {
+FP8_LIBRARY_IMPL(aten, HPU, m) {
   register_arithmetic(m);
   m.impl("isclose", &isclose);
 }
-TORCH_LIBRARY_IMPL(aten, AutogradHPU, m) { m.impl("isclose", &isclose); }
+FP8_LIBRARY_IMPL(aten, AutogradHPU, m) { m.impl("isclose", &isclose); }
 
 }  // namespace
 }  // namespace fp8::runtime::ops

@@ -8,6 +8,7 @@
 #include <cstring>
 
 #include "fp8/runtime/autocast/rules.h"
+#include "fp8/runtime/device/registration.h"
 #include "fp8/runtime/kernels/block_cast.h"
 #include "fp8/runtime/kernels/gemm.h"
 #include "fp8/runtime/ops/edge.h"
@@ -170,18 +171,18 @@ at::Tensor block_linear_meta(const at::Tensor& x, const std::optional<at::Tensor
 }
 }  // namespace
 
-TORCH_LIBRARY_FRAGMENT(fp8, m) {
+FP8_LIBRARY_FRAGMENT(fp8, m) {
   m.def("block_linear(Tensor x, Tensor? x_scale_inv, Tensor weight, Tensor weight_scale_inv, int block_rows, int block_cols, int first_row, "
         "Tensor? bias, ScalarType out_dtype) -> Tensor");
   m.def("weight_only_linear(Tensor x, Tensor weight, Tensor scale_inv, Tensor? bias=None) -> Tensor");
   autocast::keep_out_of_own_ops();
 }
-TORCH_LIBRARY_IMPL(fp8, HPU, m) {
+FP8_LIBRARY_IMPL(fp8, HPU, m) {
   Edge edge(m, "fp8");
   edge.impl("weight_only_linear", &weight_only_linear);
   edge.impl("block_linear", &block_linear);
 }
-TORCH_LIBRARY_IMPL(fp8, Meta, m) {
+FP8_LIBRARY_IMPL(fp8, Meta, m) {
   m.impl("weight_only_linear", &result_of);
   m.impl("block_linear", &block_linear_meta);
 }

@@ -2,6 +2,7 @@
 // The books of the emulated memory: the ten statistics, the limit, the printed summary. Sizes are counted by hand here.
 #include "fp8/runtime/device/allocator.h"
 
+#include <sys/resource.h>
 #include <unistd.h>
 
 #include "fp8/runtime/device/memory.h"
@@ -55,6 +56,51 @@ TEST(MemoryStats, ResultsOfCpuKernelsAreBooked) {
   const at::Tensor b = at::relu(a);
   EXPECT_EQ(memory_stats().InUse, before.InUse + 2048);
   EXPECT_EQ(memory_stats().ActiveAllocs, before.ActiveAllocs + 1);
+}
+
+/// The most memory that this process ever had.
+std::int64_t peak_rss() {
+  struct rusage usage {};
+  getrusage(RUSAGE_SELF, &usage);
+  return std::int64_t{usage.ru_maxrss} << 10;
+}
+
+TEST(MemoryLimit, IsAskedBeforeTheHostAllocates) {
+  const at::Tensor column = at::ones({16384, 1}, on_hpu()), row = at::ones({1, 16384}, on_hpu());
+  const auto before = memory_stats();
+  const std::int64_t peak = peak_rss();
+  const LimitScope limit(1 << 20);
+  EXPECT_THROW(at::add(column, row), c10::OutOfMemoryError);  // 1 GiB, by a CPU kernel
+  at::Tensor out = at::full({3}, 7, on_hpu());
+  const void* memory = out.const_data_ptr();
+  EXPECT_THROW(at::add_out(out, column, row), c10::OutOfMemoryError);
+  EXPECT_LT(peak_rss(), peak + (std::int64_t{256} << 20)) << "the host gave what the device had no room for";
+  EXPECT_EQ(memory_stats().InUse, before.InUse + 12);
+  EXPECT_EQ(out.const_data_ptr(), memory);
+  EXPECT_TRUE(same_bits(out + 1, at::full({3}, 8.0f)));
+  EXPECT_TRUE(same_bits(at::add_out(out, at::ones({5}, on_hpu()), 1), at::full({5}, 2.0f))) << "what fits still grows";
+}
+
+TEST(MemoryLimit, AFailedResizeLeavesTheTensorAsItWas) {
+  at::Tensor a = at::arange(12, on_hpu()).reshape({3, 4}).t();
+  const at::Tensor expected = a.cpu();
+  const LimitScope limit(1 << 20);
+  EXPECT_THROW(a.resize_({1 << 20}), c10::OutOfMemoryError);
+  EXPECT_EQ(a.sizes(), (at::IntArrayRef{4, 3}));
+  EXPECT_EQ(a.strides(), (at::IntArrayRef{1, 4}));
+  EXPECT_TRUE(same_bits(a, expected));
+}
+
+TEST(MemoryLimit, AFailedOutLeavesTheOthersAsTheyWere) {
+  const at::Tensor x = at::ones({1 << 16, 1}, on_hpu());
+  at::Tensor values = at::full({2}, 5, on_hpu()), indices = at::full({2}, 6, on_hpu(at::kLong));
+  const LimitScope limit(400 << 10);  // for 256 KiB of values, not for 512 KiB of indices
+  EXPECT_THROW(at::max_out(values, indices, x, 1), c10::OutOfMemoryError);
+  EXPECT_EQ(values.sizes(), (at::IntArrayRef{2}));
+  values.fill_(9);
+  EXPECT_TRUE(same_bits(values * 2, at::full({2}, 18.0f)));
+  EXPECT_EQ(values.const_data_ptr<float>()[1], 9.0f) << "tensor and alias are the same memory";
+  EXPECT_TRUE(same_bits(indices, at::full({2}, 6, at::kLong)));
 }
 
 TEST(MemoryStats, ViewsCostNothing) {
@@ -122,13 +168,14 @@ TEST(MemoryLimit, EmptyThrowsOutOfMemoryAndAllStaysUsable) {
   const at::Tensor a = at::ones({1000}, on_hpu());
   const LimitScope limit(100000);
   const auto before = memory_stats();
+  const auto ooms = c10::getDeviceAllocator(at::kHPU)->getDeviceStats(0).num_ooms;
   EXPECT_THROW(at::empty({50000}, on_hpu()), c10::OutOfMemoryError);
   EXPECT_TRUE(
       throws_with({"out of memory on hpu:0", "tried to allocate 200000 bytes"}, [] { at::empty({50000}, on_hpu()); }));
   EXPECT_EQ(memory_stats().InUse, before.InUse);
   EXPECT_EQ(memory_stats().NumAllocs, before.NumAllocs);
   EXPECT_EQ(at::sum(a + a).item<float>(), 2000.0f);
-  EXPECT_EQ(c10::getDeviceAllocator(at::kHPU)->getDeviceStats(0).num_ooms, 2);
+  EXPECT_EQ(c10::getDeviceAllocator(at::kHPU)->getDeviceStats(0).num_ooms, ooms + 2);
 }
 
 TEST(MemoryLimit, AResultOverTheLimitThrowsAndLeavesTheBooksRight) {

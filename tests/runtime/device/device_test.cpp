@@ -5,6 +5,7 @@
 #include <c10/core/Event.h>
 #include <c10/core/impl/VirtualGuardImpl.h>
 
+#include <chrono>
 #include <thread>
 
 #include "fp8/runtime/dispatch/minimal_ops.h"
@@ -95,6 +96,19 @@ TEST(Events, AreCompleteAsSoonAsRecorded) {
   EXPECT_NO_THROW(event.synchronize());
 }
 
+TEST(Events, TellTheTimeBetweenThem) {
+  const auto* guard = c10::impl::getDeviceGuardImpl(at::kHPU);
+  c10::Event first(at::kHPU, c10::EventFlag::BACKEND_DEFAULT), second(at::kHPU, c10::EventFlag::BACKEND_DEFAULT);
+  const auto start = std::chrono::steady_clock::now();
+  first.record(guard->getStream(kHpu));
+  std::this_thread::sleep_for(std::chrono::milliseconds(20));
+  second.record(guard->getStream(kHpu));
+  const double around = std::chrono::duration<double, std::milli>(std::chrono::steady_clock::now() - start).count();
+  EXPECT_GE(first.elapsedTime(second), 20.0);
+  EXPECT_LE(first.elapsedTime(second), around);
+  EXPECT_EQ(first.elapsedTime(second), -second.elapsedTime(first));
+}
+
 TEST(Transfers, BytesAreCountedByDirection) {
   const auto before = runtime::transfer_stats();
   const at::Tensor a = at::ones({100}).to(kHpu);  // 400 bytes up
@@ -122,13 +136,13 @@ TEST(EnvironmentDeathTest, BadValuesAreNamedWithWhatIsAllowed) {
   ::testing::GTEST_FLAG(death_test_style) = "threadsafe";
   for (const char* bad : {"0", "17", "two", "1x", "-1"}) {
     EXPECT_EXIT(ask_with("FP8_HPU_DEVICES", bad), ::testing::ExitedWithCode(3),
-                "FP8_HPU_DEVICES: found \"" + std::string(bad) + "\", allowed: 1 to 16");
+                "FP8_HPU_DEVICES: found '" + std::string(bad) + "', allowed: an integer from 1 to 16");
   }
   EXPECT_EXIT(ask_with("FP8_HPU_DEVICE", "gaudi4"), ::testing::ExitedWithCode(3),
-              "FP8_HPU_DEVICE: found \"gaudi4\", allowed: gaudi, gaudi2, gaudi3");
+              "FP8_HPU_DEVICE: found 'gaudi4', allowed: gaudi, gaudi2, gaudi3");
   for (const char* bad : {"lots", "0", "-5", "3Q", "1e30", "nan"}) {
     EXPECT_EXIT(ask_with("FP8_HPU_MEMORY", bad), ::testing::ExitedWithCode(3),
-                "FP8_HPU_MEMORY: found \"" + std::string(bad) + "\", expected a number of bytes > 0");
+                "FP8_HPU_MEMORY: found '" + std::string(bad) + "', allowed: a number of bytes > 0");
   }
   EXPECT_EXIT(ask_with("FP8_HPU_MEMORY", "0.5G"), ::testing::ExitedWithCode(0), "");
   EXPECT_EXIT(ask_with("FP8_HPU_MEMORY", "7"), ::testing::ExitedWithCode(3),

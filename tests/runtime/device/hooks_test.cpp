@@ -6,6 +6,7 @@
 
 #include "fp8/runtime/device/device.h"
 #include "fp8/runtime/device/generator.h"
+#include "fp8/runtime/device/pinned.h"
 #include "support/hpu_test.h"
 
 namespace fp8::test {
@@ -30,6 +31,25 @@ TEST(Hooks, ItIsTheAccelerator) {
 TEST(Hooks, DefaultGeneratorComesThroughTheContext) {
   EXPECT_EQ(at::globalContext().defaultGenerator(kHpu), runtime::default_generator());
   EXPECT_NE(at::detail::getHPUHooks().getNewGenerator(0), runtime::default_generator());
+}
+
+TEST(Hooks, PinnedMemoryIsKnownAsSuch) {
+  const at::Tensor x = at::arange(1000, at::kFloat);
+  EXPECT_FALSE(x.is_pinned());
+  const void* freed = nullptr;
+  {
+    const at::Tensor pinned = x.pin_memory();
+    EXPECT_TRUE(pinned.is_pinned());
+    EXPECT_TRUE(pinned.narrow(0, 999, 1).is_pinned()) << "a view of its end";
+    EXPECT_TRUE(same_bits(pinned, x));
+    EXPECT_EQ(pinned.pin_memory().const_data_ptr(), pinned.const_data_ptr()) << "pinned already";
+    EXPECT_TRUE(same_bits(pinned.to(kHpu, /*non_blocking=*/true), x));
+    EXPECT_TRUE(at::empty({3}, at::TensorOptions().pinned_memory(true)).is_pinned());
+    freed = pinned.const_data_ptr();
+  }
+  EXPECT_FALSE(runtime::is_pinned(freed));
+  EXPECT_FALSE(hpu(x).is_pinned());
+  EXPECT_TRUE(throws_with({"cannot pin", "only dense CPU tensors"}, [&] { hpu(x).pin_memory(); })) << "as on any device";
 }
 
 TEST(Hooks, MaybeExchangeIgnoresWhatDoesNotExist) {

@@ -251,6 +251,79 @@ TEST(FallbackOps, Float8Types) {
   }
 }
 
+// ---- what the CPU has no kernel for
+
+TEST(DeviceOps, HistcCountsIntegersExactly) {
+  for (const auto type : {at::kByte, at::kChar, at::kShort, at::kInt, at::kLong}) {
+    const at::Tensor x = at::tensor({0, 1, 1, 2, 3, 5, 8, 13, 21, 34}, at::kLong).to(type).to(kHpu);
+    EXPECT_TRUE(same_bits(at::histc(x, 5, 0, 10), at::tensor({3, 2, 1, 0, 1}, at::kLong).to(type))) << type;
+    EXPECT_TRUE(same_bits(at::histc(x, 2), at::tensor({8, 2}, at::kLong).to(type))) << "the tensor's own bounds: 13 below 17, 34 in the last";
+    at::Tensor out = at::empty({0}, on_hpu(type));
+    EXPECT_TRUE(same_bits(at::histc_out(out, x, 5, 0, 10), at::tensor({3, 2, 1, 0, 1}, at::kLong).to(type)));
+  }
+  const std::int64_t huge = std::int64_t{1} << 62;  // beyond what f64 tells apart
+  EXPECT_TRUE(same_bits(at::histc(hpu(at::tensor({huge, huge + 1, huge + 2, huge + 2}, at::kLong)), 3), at::tensor({1, 1, 2}, at::kLong)));
+  EXPECT_TRUE(same_bits(at::histc(hpu(at::full({4}, 7, at::kInt)), 2), at::tensor({0, 4}, at::kInt))) << "6 to 8";
+  EXPECT_TRUE(same_bits(at::histc(hpu(at::full({0}, 7, at::kInt)), 2), at::zeros({2}, at::kInt)));
+  const at::Tensor f = hpu(at::linspace(-3, 3, 50));
+  EXPECT_TRUE(same_bits(at::histc(f, 7, -2, 2), at::histc(f.cpu(), 7, -2, 2)));
+  const at::Tensor many = at::zeros({300}, on_hpu(at::kByte));
+  EXPECT_TRUE(throws_with({"aten::histc", "300", "Byte"}, [&] { at::histc(many, 2); }));
+  EXPECT_TRUE(throws_with({"aten::histc", "whole min", "0.5"}, [&] { at::histc(many, 2, 0.5, 3); }));
+  EXPECT_TRUE(throws_with({"aten::histc", "bins", "0"}, [&] { at::histc(many, 0); }));
+}
+
+at::Tensor random(at::IntArrayRef sizes, at::ScalarType type) { return at::randn(sizes).to(type).to(kHpu); }
+
+/// Each group's product alone, in f64.
+std::vector<at::Tensor> grouped(const at::Tensor& a, const at::Tensor& b, const std::vector<std::int64_t>& ends) {
+  std::vector<at::Tensor> products;
+  std::int64_t begin = 0;
+  for (std::size_t g = 0; g < ends.size(); begin = ends[g++]) {
+    const auto i = static_cast<std::int64_t>(g), n = ends[g] - begin;
+    const at::Tensor x = a.dim() == 3 ? a[i] : b.dim() == 3 ? a.narrow(0, begin, n) : a.narrow(1, begin, n);
+    const at::Tensor y = b.dim() == 3 ? b[i] : a.dim() == 3 ? b.narrow(1, begin, n) : b.narrow(0, begin, n);
+    products.push_back(at::mm(x.cpu().to(at::kDouble), y.cpu().to(at::kDouble)));
+  }
+  return products;
+}
+
+TEST(DeviceOps, GroupedMmTakesEveryLayout) {
+  torch::manual_seed(4);
+  const std::vector<std::int64_t> ends = {5, 5, 12};
+  const at::Tensor offs = hpu(at::tensor(ends, at::kInt));
+  const std::pair<at::ScalarType, double> roundings[] = {{at::kFloat, 1e-6}, {at::kBFloat16, 0x1p-8}, {at::kHalf, 0x1p-11}};
+  for (const auto& [type, rounding] : roundings) {
+    const auto near = [rounding = rounding, type = type](const at::Tensor& y, const at::Tensor& exact) {
+      return y.is_hpu() && y.scalar_type() == type && at::allclose(y.cpu().to(at::kDouble), exact, rounding, 4e-6);
+    };
+    for (const std::int64_t k : {16, 13}) {  // rows of 13 elements are no multiple of 16 bytes
+      const at::Tensor rows = random({12, k}, type), experts = random({3, k, 7}, type), stack = random({3, 6, k}, type), flat = random({k, 12}, type);
+      EXPECT_TRUE(near(at::_grouped_mm(rows, experts, offs), at::cat(grouped(rows, experts, ends)))) << type << k;
+      EXPECT_TRUE(near(at::_grouped_mm(stack, flat, offs), at::cat(grouped(stack, flat, ends), 1))) << type << k;
+      EXPECT_TRUE(near(at::_grouped_mm(stack, experts), at::bmm(stack.cpu().to(at::kDouble), experts.cpu().to(at::kDouble)))) << type << k;
+      const at::Tensor wide = random({k, 12}, type), tall = random({12, 7}, type);
+      EXPECT_TRUE(near(at::_grouped_mm(wide, tall, offs), at::stack(grouped(wide, tall, ends)))) << type << k;
+    }
+  }
+}
+
+TEST(DeviceOps, GroupedMmLearnsFromASum) {
+  torch::manual_seed(5);
+  const at::Tensor x = random({12, 8}, at::kFloat).requires_grad_(true), w = random({2, 8, 4}, at::kFloat).requires_grad_(true);
+  at::_grouped_mm(x, w, hpu(at::tensor({4, 12}, at::kInt))).sum().backward();  // the gradient is an expanded 1
+  const at::Tensor ones = at::ones({12, 4}, on_hpu());
+  const at::Tensor expected = at::cat({at::mm(ones.narrow(0, 0, 4), w[0].t()), at::mm(ones.narrow(0, 4, 8), w[1].t())}).detach();
+  EXPECT_TRUE(at::allclose(x.grad(), expected, 1e-6, 1e-6));
+  EXPECT_TRUE(at::allclose(w.grad()[0], at::mm(x.detach().narrow(0, 0, 4).t(), ones.narrow(0, 0, 4)), 1e-6, 1e-6));
+}
+
+TEST(DeviceOps, RecordStreamHasNothingToDo) {
+  at::Tensor x = at::ones({3}, on_hpu());
+  x.record_stream(c10::Stream(c10::Stream::DEFAULT, x.device()));
+  EXPECT_TRUE(throws_with({"record_stream", "hpu:0", "cpu"}, [&] { x.record_stream(c10::Stream(c10::Stream::DEFAULT, at::Device(at::kCPU))); }));
+}
+
 TEST(FallbackOps, ListsOfOptionalTensorsAsTorchScriptBuildsThem) {
   const Tensors cpu = inputs();
   const at::Tensor x = cpu[0], rows = at::arange(3, at::kLong).unsqueeze(1), columns = at::arange(2, at::kLong);

@@ -141,7 +141,7 @@ TEST(StochasticMode, DecidesBelowTheSmallestE5M2Number) {
 TEST(StochasticMode, NamesAnotherValue) {
   const RoundingMode scope("2");
   const at::Tensor x = at::ones({4}, on_hpu(at::kBFloat16));
-  EXPECT_TRUE(throws_with({"PT_HPU_STOCHASTIC_ROUNDING_MODE is '2', allowed are 0 and 1"},
+  EXPECT_TRUE(throws_with({"PT_HPU_STOCHASTIC_ROUNDING_MODE: found '2', allowed: 0, 1"},
                           [&] { call("cast_to_fp8_v2", "", {x, at::IValue(), true, false, code(kE5M2)}); }));
   call("cast_to_fp8_v2", "", {x, at::IValue(), false, false, code(kE5M2)});  // to nearest: nobody asks
 }

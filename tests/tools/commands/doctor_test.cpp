@@ -2,8 +2,11 @@
 #include <gmock/gmock.h>
 #include <gtest/gtest.h>
 
+#include <filesystem>
 #include <fstream>
+#include <map>
 #include <string>
+#include <vector>
 
 #include "fp8/runtime/io/json.h"
 #include "support/temp_dir.h"
@@ -46,6 +49,50 @@ TEST(Doctor, WrongSettingsAreProblems) {
   EXPECT_EQ(json["problems"][1], "FP8_HPU_DEVICE: found 'gaudi7', allowed: gaudi, gaudi2, gaudi3");
   EXPECT_THAT(json["problems"][2].get<std::string>(), HasSubstr("FP8_HPU_DEVICES: found 'x'"));
   EXPECT_THAT(json["problems"][3].get<std::string>(), HasSubstr("QUANT_CONFIG: /no/such.json"));
+}
+
+TEST(Doctor, AnAutocastListWithWhatACastRunsIsAProblem) {
+  const test::TempDir dir;
+  std::ofstream(dir / "lower") << "mm\nto\n_to_copy\n";
+  const auto run = test::run_fp8({"doctor", "--json"}, {.environment = {{"LOWER_LIST", (dir / "lower").string()}}});
+  EXPECT_EQ(run.code, 1);
+  const auto json = io::parse_json(run.out, "stdout");
+  ASSERT_EQ(json["problems"].size(), 2u) << json["problems"];
+  EXPECT_THAT(json["problems"][0].get<std::string>(), ::testing::AllOf(HasSubstr("LOWER_LIST"), HasSubstr("'to'"), HasSubstr("never cast")));
+  EXPECT_THAT(json["problems"][1].get<std::string>(), HasSubstr("'_to_copy'"));
+}
+
+/// What no command can take, and what it is told.
+const std::map<std::string, std::string> kWrong = {{"FP8_HPU_DEVICE", "gaudi9"}, {"FP8_HPU_DEVICES", "0"}, {"FP8_HPU_MEMORY", "abc"},
+                                                   {"FP8_SIMD", "avx9"}, {"PT_HPU_STOCHASTIC_ROUNDING_MODE", "9"}, {"PT_TE_FORCE_SR_BWD", "maybe"}};
+
+TEST(Environment, WhatCannotBeMeantIsRefusedByEveryCommandThatComputes) {
+  const test::TempDir dir;  // nothing that is named exists: the environment is looked at first
+  const std::string model = (dir / "model").string(), out = (dir / "out").string();
+  const std::vector<std::vector<std::string>> commands = {
+      {"measure", "--model", model, "--data", "t.txt", "--out", out},  {"quantize", "--model", model, "--dynamic", "--out", out},
+      {"convert", "--model", model, "--to", "bf16", "--out", out},     {"evaluate", "--model", model, "--data", "t.txt"},
+      {"generate", "--model", model, "--prompt", "x"},                 {"train", "--init", model, "--data", "t.txt", "--out", out},
+      {"run", "m.jit", "--inputs", "x.wav", "--out", out},             {"inspect", model}};
+  for (const auto& [name, value] : kWrong) {
+    for (const auto& command : commands) {
+      const auto run = test::run_fp8(command, {.environment = {{name, value}}});
+      EXPECT_EQ(run.code, 1) << command[0];
+      EXPECT_EQ(run.error_lines(), 1);
+      EXPECT_THAT(run.err, ::testing::AllOf(HasSubstr(name), HasSubstr(value), HasSubstr("environment"))) << command[0];
+      if (name != "FP8_HPU_DEVICE") break;  // one variable at all commands, the others at one
+    }
+    EXPECT_FALSE(std::filesystem::exists(out));
+    for (const std::vector<std::string>& command : {std::vector<std::string>{"--version"}, {"--help"}, {"evaluate", "--help"}, {"train", "--version"}}) {
+      const auto run = test::run_fp8(command, {.environment = {{name, value}}});
+      EXPECT_EQ(run.code, 0) << name << " " << command[0] << run.err;
+    }
+    const auto doctor = test::run_fp8({"doctor", "--json"}, {.environment = {{name, value}}});
+    EXPECT_EQ(doctor.code, 1);
+    const auto json = io::parse_json(doctor.out, "stdout");
+    ASSERT_EQ(json["problems"].size(), 1u) << doctor.out;
+    EXPECT_THAT(json["problems"][0].get<std::string>(), ::testing::AllOf(HasSubstr(name), HasSubstr(value), HasSubstr("allow")));
+  }
 }
 
 TEST(Doctor, AutocastListsAndWhereTheyCameFrom) {

@@ -1,0 +1,41 @@
+// SPDX-License-Identifier: Apache-2.0
+// What a library of ours registers with LibTorch when it is loaded: FP8_LIBRARY and its kin instead of TORCH_LIBRARY, as
+//
+//   at exit     nothing is taken back: a thread that outlives main() finds its operators, as it finds the CPU's
+//   copies      a second copy of the library in the process registers nothing and says so on stderr, where upstream's
+//               macros end the process in a static initialiser
+//
+//   FP8_LIBRARY_FRAGMENT(fp8, m) { m.def("twice(Tensor x) -> Tensor"); }
+//   FP8_LIBRARY_IMPL(fp8, HPU, m) { m.impl("twice", &twice); }
+#pragma once
+#include <torch/library.h>
+
+#include <optional>
+#include <string>
+
+namespace fp8::runtime {
+
+/// True where the library that `inside` lies in (the address of any function of it) may register. False for a second copy,
+/// in a process where another file's library of that name, or another backend of the hpu device, was loaded before: the
+/// first such answer is a line on stderr, "fp8: error: ...".
+bool may_register(const void* inside);
+
+/// Throws c10::Error where this copy of the runtime registered nothing: its allocator, books and device are nobody's.
+void require_registered();
+
+/// For the macros: runs `define` on a torch::Library that stays for the life of the process. Returns may_register().
+bool add_library(torch::Library::Kind kind, const char* name, std::optional<c10::DispatchKey> key, const char* file,
+                 std::uint32_t line, void (*define)(torch::Library&));
+
+}  // namespace fp8::runtime
+
+#define FP8_ADD_LIBRARY(kind, name, key, m, uid)                                                                    \
+  static void C10_CONCATENATE(fp8_define_, uid)(torch::Library&);                                                   \
+  [[maybe_unused]] static const bool C10_CONCATENATE(fp8_added_, uid) = ::fp8::runtime::add_library(                \
+      torch::Library::kind, #name, key, __FILE__, __LINE__, &C10_CONCATENATE(fp8_define_, uid));                    \
+  static void C10_CONCATENATE(fp8_define_, uid)([[maybe_unused]] torch::Library & m)
+
+/// The namespace's one definition, more operators of it, kernels of a dispatch key.
+#define FP8_LIBRARY(name, m) FP8_ADD_LIBRARY(DEF, name, std::nullopt, m, C10_UID)
+#define FP8_LIBRARY_FRAGMENT(name, m) FP8_ADD_LIBRARY(FRAGMENT, name, std::nullopt, m, C10_UID)
+#define FP8_LIBRARY_IMPL(name, key, m) FP8_ADD_LIBRARY(IMPL, name, c10::DispatchKey::key, m, C10_UID)

@@ -1,0 +1,19 @@
+// SPDX-License-Identifier: Apache-2.0
+// What programs use of runtime: the device and its memory, autocast, optimizers, groups of processes, modules for attention's operations. The
+// operators have headers of their own (runtime/ops), as what only the folders above need has.
+#pragma once
+#include "fp8/runtime/autocast/autocast.h"
+#include "fp8/runtime/autocast/rules.h"
+#include "fp8/runtime/device/device.h"
+#include "fp8/runtime/device/memory.h"
+#include "fp8/runtime/distributed/gloo_group.h"
+#include "fp8/runtime/distributed/gradients.h"
+#include "fp8/runtime/distributed/group_options.h"
+#include "fp8/runtime/modules/attention.h"
+#include "fp8/runtime/modules/mixture_of_experts.h"
+#include "fp8/runtime/optim/fused_adamw.h"
+#include "fp8/runtime/optim/fused_clip_norm.h"
+#include "fp8/runtime/optim/fused_ema.h"
+#include "fp8/runtime/optim/fused_lamb.h"
+#include "fp8/runtime/optim/fused_sgd.h"
+#include "fp8/runtime/optim/muon.h"
