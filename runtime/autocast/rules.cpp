@@ -17,6 +17,7 @@
 #include <string_view>
 
 #include "fp8/runtime/autocast/autocast.h"
+#include "fp8/runtime/device/registration.h"
 #include "fp8/runtime/intercept/intercept.h"
 #include "fp8/runtime/io/closest.h"
 
@@ -32,6 +33,11 @@ constexpr std::string_view kFirstOnly[] = {"layer_norm", "group_norm", "instance
 /// Composites that hand their weights on to an intercepted op as they are: those must arrive uncast.
 constexpr std::string_view kHandOn[] = {"lstm",     "gru",         "rnn_tanh",      "rnn_relu",  "lstm_cell",
                                         "gru_cell", "rnn_tanh_cell", "rnn_relu_cell", "einsum", "tensordot"};
+
+/// What a cast itself runs, and ops whose result's dtype is the caller's wish: casting their arguments would never end, or
+/// undo what was asked for. Not in the catalogue, so no list can name them.
+constexpr std::string_view kCasts[] = {"to", "_to_copy", "copy", "type_as", "empty_like", "_autocast_to_full_precision",
+                                       "_autocast_to_reduced_precision"};
 
 template <std::size_t N>
 bool among(const std::string_view (&names)[N], std::string_view name) {
@@ -174,7 +180,8 @@ Catalogue make_catalogue() {
       continue;
     const auto op = dispatcher.findSchema(name);
     if (!op.has_value() || op->schema().is_mutable() || !takes_tensors(op->schema())) continue;
-    catalogue[name.name.substr(kAten.size())].push_back(*op);
+    const std::string short_name = name.name.substr(kAten.size());
+    if (!among(kCasts, short_name)) catalogue[short_name].push_back(*op);
   }
   return catalogue;
 }
@@ -191,6 +198,11 @@ std::vector<std::string> unknown_names(const AutocastLists& lists, const Catalog
       if (is_python_name(name) || catalogue.count(name) != 0) continue;
       if (unknown.size() == kMostMessages) {
         ++more;
+        continue;
+      }
+      if (among(kCasts, name)) {
+        unknown.push_back("autocast list " + list + ": found '" + name +
+                          "', which casts run themselves or whose result's dtype the caller asks for; it is never cast");
         continue;
       }
       if (known.empty())
@@ -265,7 +277,7 @@ class Registry {
 };
 
 Registry& registry() {
-  static Registry registry;
+  static Registry& registry = (require_registered(), *new Registry);  // never destroyed, as what it registers
   return registry;
 }
 
@@ -289,6 +301,7 @@ struct OwnOps {
 
 /// The environment's lists, when the library is loaded.
 [[maybe_unused]] const bool g_registered = [] {
+  if (!may_register(reinterpret_cast<const void*>(&run_inside))) return false;
   std::vector<std::string> warnings;
   const auto unknown = registry().put(AutocastLists::from_environment(warnings));
   warnings.insert(warnings.end(), unknown.begin(), unknown.end());
@@ -322,7 +335,7 @@ AutocastLists lists() { return registry().lists(); }
 std::vector<std::string> check_lists(const AutocastLists& lists) { return registry().check(lists); }
 
 void keep_out_of_own_ops() {
-  static OwnOps own;
+  static OwnOps& own = *new OwnOps;
   const std::lock_guard lock(own.mutex);
   for (const auto& op : c10::Dispatcher::singleton().getAllOpNames()) {
     const auto library = own.libraries.find(std::string_view(op.name).substr(0, op.name.find("::")));
@@ -340,6 +353,7 @@ std::optional<CallCast> cast_of_call(const c10::OperatorHandle& op, Arguments ar
 }
 
 void cast_arguments(const CallCast& cast, c10::IValue* arguments, std::size_t count) {
+  const InsideOp inside(cast.region);  // a cast is never cast
   for (std::size_t i = 0; i < (cast.first_only ? std::min<std::size_t>(count, 1) : count); ++i) {
     c10::IValue& value = arguments[i];
     if (value.isTensor()) {

@@ -8,6 +8,7 @@
 
 #include <atomic>
 #include <functional>
+#include <set>
 #include <thread>
 
 #include "fp8/runtime/autocast/autocast.h"
@@ -236,6 +237,38 @@ TEST(CustomLists, UnknownNamesAreReportedWithTheNearest) {
   const auto many = autocast::check_lists(lists_of(junk, {}));
   ASSERT_EQ(many.size(), 11u);
   EXPECT_THAT(many.back(), HasSubstr("4990 more"));
+}
+
+TEST(CustomLists, WhatACastRunsItselfIsRefusedByName) {
+  const at::Tensor a = random({3, 3});
+  const auto bad = lists_of({"mm", "to", "_to_copy", "empty_like", "type_as"}, {"copy", "_autocast_to_full_precision"});
+  const auto messages = autocast::check_lists(bad);
+  ASSERT_EQ(messages.size(), 6u);
+  for (const char* name : {"'to'", "'_to_copy'", "'empty_like'", "'type_as'", "'copy'", "'_autocast_to_full_precision'"})
+    EXPECT_THAT(messages, ::testing::Contains(::testing::AllOf(HasSubstr(name), HasSubstr("casts run themselves"))));
+  const ListsGuard lists(bad);
+  const AutocastGuard region;
+  EXPECT_EQ(at::mm(a, a).scalar_type(), at::kBFloat16);
+  EXPECT_EQ(a.to(at::kHalf).scalar_type(), at::kHalf);
+  EXPECT_EQ(at::empty_like(a).scalar_type(), at::kFloat);
+  EXPECT_EQ(a.type_as(at::ones({1}, on_hpu(at::kDouble))).scalar_type(), at::kDouble);
+}
+
+TEST(CustomLists, EveryOpOfATenAtOnceEndsInNoRecursion) {
+  std::set<std::string> names;
+  for (const auto& op : c10::Dispatcher::singleton().getAllOpNames())
+    if (op.name.rfind("aten::", 0) == 0) names.insert(op.name.substr(6));
+  const at::Tensor a = random({3, 3}).requires_grad_(true);
+  for (const bool fp32 : {false, true}) {
+    const std::vector<std::string> all(names.begin(), names.end());
+    const ListsGuard lists(fp32 ? lists_of({}, all) : lists_of(all, {}));
+    const AutocastGuard region;
+    const at::Tensor product = at::mm(a, a.to(at::kHalf));
+    EXPECT_EQ(product.scalar_type(), fp32 ? at::kFloat : at::kBFloat16);
+    product.sum().backward();
+    EXPECT_TRUE(a.grad().defined());
+    EXPECT_EQ(product.to(at::kDouble).scalar_type(), at::kDouble);
+  }
 }
 
 TEST(CustomLists, AreInForceAtOnceInEveryThread) {
