@@ -4,6 +4,7 @@
 //               and a moment that is all zero keeps its scale
 //   sgd         mom must be 0: there is no buffer to hold it
 // Scalars in tensors are read on the host: hpu memory is host memory here.
+#include <ATen/core/grad_mode.h>
 #include <ATen/ops/empty.h>
 #include <ATen/ops/full.h>
 #include <torch/library.h>
@@ -11,6 +12,7 @@
 #include <cmath>
 
 #include "fp8/runtime/device/block.h"
+#include "fp8/runtime/device/registration.h"
 #include "fp8/runtime/ops/edge.h"
 #include "fp8/runtime/ops/native/arguments.h"
 #include "fp8/runtime/ops/native/cast.h"
@@ -241,6 +243,57 @@ void optimizer_sgd_momentum(TensorList gradients, TensorList weights_in, TensorL
   sgd_step(op, items);
 }
 
+// --- lazy mode's names
+
+void lazy_adamw(TensorList gradient_vec, TensorList weight_vec, TensorList exp_avg_vec, TensorList exp_avg_sq_vec,
+                const Tensor& neg_step_t, double beta1, double beta2, double epsilon, const Tensor& weight_decay,
+                bool has_weight_decay) {
+  optimizer_adamw(gradient_vec, weight_vec, exp_avg_vec, exp_avg_sq_vec, neg_step_t, beta1, beta2, epsilon, weight_decay,
+                  has_weight_decay, std::nullopt, std::nullopt);
+}
+
+void lazy_lars(TensorList params, TensorList grads, const Tensor& lr_t, at::IntArrayRef skip_masks, double eeta,
+               double weight_decay, double eps) {
+  optimizer_lars(params, grads, skip_masks, eeta, weight_decay, eps, lr_t);
+}
+
+/// torch.optim.Adagrad's step in f32, epoch_num counting from 1:
+///   g += wd * w;   sum += g^2;   w -= lr / (1 + (epoch_num - 1) * lrd) * g / (sqrt(sum) + eps)
+void fused_adagrad(TensorList gradients, TensorList weights_in, TensorList variances_in, const Tensor& epoch_num,
+                   const Tensor& learning_rate, double wd, double lrd, double eps) {
+  const char* op = "habanaOptimizerFusedAdagrad";
+  check_length(op, "gradients", gradients, weights_in.size());
+  check_length(op, "variances_in", variances_in, weights_in.size());
+  for (std::size_t i = 0; i < weights_in.size(); ++i) {
+    for (const Tensor* t : {&gradients[i], &weights_in[i], &variances_in[i]})
+      TORCH_CHECK(is_high_precision(t->scalar_type()) && t->sizes() == weights_in[i].sizes(), "[", op, "] expected tensor ", i,
+                  " of each list in Float, BFloat16 or Half with sizes ", weights_in[i].sizes(), ", got ", t->scalar_type(),
+                  " with ", t->sizes());
+  }
+  const double rate = scalar(op, "learning_rate", learning_rate) / (1 + (scalar(op, "epoch_num", epoch_num) - 1) * lrd);
+  const at::NoGradGuard no_grad;
+  for (std::size_t i = 0; i < weights_in.size(); ++i) {
+    const Tensor w = weights_in[i].to(at::kFloat), g = gradients[i].to(at::kFloat) + w * wd;
+    const Tensor sum = variances_in[i].to(at::kFloat) + g * g;
+    Tensor(variances_in[i]).copy_(sum);
+    Tensor(weights_in[i]).copy_(w - g / (sum.sqrt() + eps) * rate);
+  }
+}
+
+/// fused_clip_norm without the place for the norm.
+Tensor fused_norm(TensorList grad, const Tensor& max_norm, double norm_type) {
+  TORCH_CHECK(!grad.empty(), "[fused_norm] expected at least one tensor in grad, got none");
+  std::vector<Tensor> list = grad.vec();
+  list.push_back(at::empty({1}, grad[0].options().dtype(at::kFloat).requires_grad(false)));
+  return fused_clip_norm(list, max_norm, norm_type);
+}
+
+template <bool kAdagrad>
+std::tuple<Tensor, Tensor> refused_sparse(const Tensor&, const Tensor&, const Tensor&, const Tensor&, const Tensor&, const Tensor&) {
+  TORCH_CHECK(false, "[habanaOptimizerSparse", kAdagrad ? "Adagrad" : "Sgd", "] row-sparse gradients are not built; make them "
+              "dense (Embedding with sparse=False) and use ", kAdagrad ? "habanaOptimizerFusedAdagrad" : "optimizer_sgd");
+}
+
 /// On meta tensors nothing happens.
 template <class... Args>
 void nothing(Args...) {}
@@ -254,7 +307,7 @@ constexpr auto meta_of(void (*)(Args...)) -> void (*)(Args...) {
 
 }  // namespace
 
-TORCH_LIBRARY_IMPL(hpu, HPU, m) {
+FP8_LIBRARY_IMPL(hpu, HPU, m) {
   Edge edge(m, "hpu");
   edge.impl("optimizer_adamw", &optimizer_adamw);
   edge.impl("optimizer_ema", &optimizer_ema);
@@ -266,9 +319,18 @@ TORCH_LIBRARY_IMPL(hpu, HPU, m) {
   edge.impl("optimizer_resource_apply_momentum", &optimizer_resource_apply_momentum);
   edge.impl("optimizer_sgd", &optimizer_sgd);
   edge.impl("optimizer_sgd_momentum", &optimizer_sgd_momentum);
+  edge.impl("habanaOptimizerAdamW", &lazy_adamw);
+  edge.impl("habanaOptimizerFusedEMA", &optimizer_ema);
+  edge.impl("habanaOptimizerLars", &lazy_lars);
+  edge.impl("habanaOptimizerSgd", &optimizer_sgd);
+  edge.impl("habanaOptimizerSgdMomentum", &optimizer_sgd_momentum);
+  edge.impl("habanaOptimizerFusedAdagrad", &fused_adagrad);
+  edge.impl("fused_norm", &fused_norm);
+  edge.impl("habanaOptimizerSparseSgd", &refused_sparse<false>);
+  edge.impl("habanaOptimizerSparseAdagrad", &refused_sparse<true>);
 }
 
-TORCH_LIBRARY_IMPL(hpu, Meta, m) {
+FP8_LIBRARY_IMPL(hpu, Meta, m) {
   m.impl("optimizer_adamw", meta_of(&optimizer_adamw));
   m.impl("optimizer_ema", meta_of(&optimizer_ema));
   m.impl("fused_clip_norm", +[](TensorList grad, const Tensor&, double) {
@@ -281,6 +343,13 @@ TORCH_LIBRARY_IMPL(hpu, Meta, m) {
   m.impl("optimizer_resource_apply_momentum", meta_of(&optimizer_resource_apply_momentum));
   m.impl("optimizer_sgd", meta_of(&optimizer_sgd));
   m.impl("optimizer_sgd_momentum", meta_of(&optimizer_sgd_momentum));
+  m.impl("habanaOptimizerAdamW", meta_of(&lazy_adamw));
+  m.impl("habanaOptimizerFusedEMA", meta_of(&optimizer_ema));
+  m.impl("habanaOptimizerLars", meta_of(&lazy_lars));
+  m.impl("habanaOptimizerSgd", meta_of(&optimizer_sgd));
+  m.impl("habanaOptimizerSgdMomentum", meta_of(&optimizer_sgd_momentum));
+  m.impl("habanaOptimizerFusedAdagrad", meta_of(&fused_adagrad));
+  m.impl("fused_norm", +[](TensorList, const Tensor&, double) { return one_of(at::kFloat); });
 }
 
 }  // namespace fp8::runtime::ops

@@ -4,10 +4,11 @@
 #include <torch/library.h>
 
 #include "fp8/runtime/autocast/rules.h"
+#include "fp8/runtime/device/registration.h"
 
 namespace {
 
-TORCH_LIBRARY_FRAGMENT(hpu, m) {
+FP8_LIBRARY_FRAGMENT(hpu, m) {
   m.def(
       "optimizer_adamw(Tensor[] gradient_vec, Tensor(a!)[] weight_vec, Tensor(b!)[] exp_avg_vec, Tensor(c!)[] "
       "exp_avg_sq_vec, Tensor neg_step_t, float beta1, float beta2, float epsilon, Tensor weight_decay, bool "
@@ -34,6 +35,33 @@ TORCH_LIBRARY_FRAGMENT(hpu, m) {
   m.def(
       "optimizer_sgd_momentum(Tensor[] gradients, Tensor(a!)[] weights_in, Tensor(b!)[] momentum_in, Tensor epoch_num, "
       "Tensor(c!) learning_rate, Tensor(d!) mom, float wd, float damp, bool nesterov) -> ()");
+
+  // --- the names of the bridge's lazy mode, which its Python package calls there: the same kernels
+  m.def("habanaOptimizerFusedEMA(Tensor[] model_inputs, Tensor(a!)[] updated_ema, Tensor decay) -> ()");
+  m.def(
+      "habanaOptimizerLars(Tensor[] params, Tensor(a!)[] grads, Tensor lr_t, int[] skip_masks, float eeta, float "
+      "weight_decay, float eps) -> ()");
+  m.def(
+      "habanaOptimizerSgd(Tensor[] gradients, Tensor(a!)[] weights_in, Tensor(b!) learning_rate, float wd, float mom, float "
+      "damp, bool nesterov) -> ()");
+  m.def(
+      "habanaOptimizerSgdMomentum(Tensor[] gradients, Tensor(a!)[] weights_in, Tensor(b!)[] momentum_in, Tensor epoch_num, "
+      "Tensor(c!) learning_rate, Tensor(d!) mom, float wd, float damp, bool nesterov) -> ()");
+  m.def(
+      "habanaOptimizerAdamW(Tensor[] gradient_vec, Tensor(a!)[] weight_vec, Tensor(b!)[] exp_avg_vec, Tensor(c!)[] "
+      "exp_avg_sq_vec, Tensor neg_step_t, float beta1, float beta2, float epsilon, Tensor weight_decay, bool "
+      "has_weight_decay) -> ()");
+  m.def(
+      "habanaOptimizerFusedAdagrad(Tensor[] gradients, Tensor(a!)[] weights_in, Tensor(b!)[] variances_in, Tensor epoch_num, "
+      "Tensor(c!) learning_rate, float wd, float lrd, float eps) -> ()");
+  m.def("fused_norm(Tensor(a!)[] grad, Tensor max_norm, float norm_type) -> Tensor");  // _hpex_C.fused_norm there
+  // refused by name: nothing here makes row-sparse gradients
+  m.def(
+      "habanaOptimizerSparseSgd(Tensor gradients, Tensor(a!) weights_in, Tensor(b!) moments_in, Tensor indices, Tensor "
+      "learning_rate, Tensor valid_count_tensor) -> (Tensor(a!), Tensor(b!))");
+  m.def(
+      "habanaOptimizerSparseAdagrad(Tensor gradients, Tensor(a!) weights_in, Tensor(b!) moments_in, Tensor indices, Tensor "
+      "learning_rate, Tensor valid_count_tensor) -> (Tensor(a!), Tensor(b!))");
   fp8::runtime::autocast::keep_out_of_own_ops();
 }
 

@@ -3,6 +3,7 @@
 
 #include <ATen/ops/full.h>
 #include <ATen/ops/zeros_like.h>
+#include <torch/serialize/archive.h>
 
 #include <cmath>
 
@@ -33,6 +34,11 @@ at::ScalarType type_of(const std::string& word) {
     if (word == entry.word) return entry.type;
   }
   TORCH_CHECK(false, "FusedAdamW: moments_dtype is \"", word, "\", allowed are f32, bf16, e4m3 and e5m2");
+}
+
+bool is_adamws(const FusedAdamWOptions& options) {
+  const MomentTypes& types = options.moments_dtype();
+  return options.bias_correction() && !ops::is_fp8(types.exp_avg) && !ops::is_fp8(types.exp_avg_sq);
 }
 
 at::Tensor scale_tensor(const at::Tensor& like, float value) {
@@ -83,6 +89,11 @@ void from_value(const c10::IValue& value, MomentTypes& types) {
   const auto comma = words.find(',');
   types.exp_avg = type_of(words.substr(0, comma));
   types.exp_avg_sq = comma == std::string::npos ? types.exp_avg : type_of(words.substr(comma + 1));
+}
+
+void FusedAdamWOptions::serialize(torch::serialize::OutputArchive& archive) const {
+  FusedOptions::serialize(archive);
+  if (is_adamws(*this)) archive.write("amsgrad", c10::IValue(false));
 }
 
 void FusedAdamWOptions::check(const char* optimizer) const {

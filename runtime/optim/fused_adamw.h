@@ -44,6 +44,10 @@ struct FusedAdamWOptions : public FusedOptionsOf<FusedAdamWOptions> {
 
  public:
   void check(const char* optimizer) const override;
+  using FusedOptions::serialize;
+  /// "amsgrad" too, which torch's AdamW asks its archives for; not where that would read something else than was meant:
+  /// moments in fp8, or no bias correction.
+  void serialize(torch::serialize::OutputArchive& archive) const override;
   template <class Self, class F>
   static void each(Self& self, F&& f) {
     f("lr", self.lr());

@@ -105,7 +105,8 @@ class FusedOptimizer : public torch::optim::Optimizer {
   void add_param_group(const torch::optim::OptimizerParamGroup& group);
 
   /// Upstream's archive layout: FusedAdamW reads archives of torch::optim::Adam and AdamW (they look the same, and weight_decay
-  /// is AdamW's from then on), FusedSGD those of SGD. Keys are the
+  /// is AdamW's from then on), FusedSGD those of SGD. AdamW and SGD read theirs too (torch::load(optimizer, file, device): states
+  /// are saved from the CPU), but for moments in fp8 and bias_correction(false), which AdamW has no words for. Keys are the
   /// parameters' places, so that equal states give equal bytes. load() keeps the optimizer as it was when it throws.
   void save(torch::serialize::OutputArchive& archive) const override;
   void load(torch::serialize::InputArchive& archive) override;

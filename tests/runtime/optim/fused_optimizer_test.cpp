@@ -100,6 +100,46 @@ TEST(FusedOptimizer, ReadsArchivesOfTorchsAdamW) {
   for (std::size_t i = 0; i < ours.size(); ++i) EXPECT_TRUE(torch::allclose(ours[i].detach().cpu(), theirs[i], 2e-5, 2e-6)) << i;
 }
 
+/// What `ours` saved goes on in `theirs`, on the CPU, as it goes on in `ours`.
+template <class Ours, class Theirs>
+void expect_goes_on_upstream(const std::vector<at::Tensor>& mine, Ours& ours, const std::vector<at::Tensor>& others, Theirs& theirs) {
+  for (int step = 0; step < 3; ++step) {
+    set_grads(mine, step);
+    ours.step();
+  }
+  auto archive = test::archive_of(test::through_archive([&](auto& out) { ours.save(out); }));
+  theirs.load(archive);
+  for (std::size_t i = 0; i < mine.size(); ++i) others[i].detach().copy_(mine[i].detach());
+  for (int step = 3; step < 5; ++step) {
+    set_grads(mine, step), set_grads(others, step);
+    ours.step(), theirs.step();
+  }
+  for (std::size_t i = 0; i < mine.size(); ++i) EXPECT_TRUE(torch::allclose(mine[i].detach().cpu(), others[i], 2e-5, 2e-6)) << i;
+}
+
+TEST(FusedOptimizer, ItsArchivesLoadInTorchsAdamWAndSgd) {
+  const auto mine = parameters(test::kHpu), others = parameters(at::kCPU);
+  FusedAdamW ours(mine, FusedAdamWOptions(1e-2).betas({0.8, 0.9}).eps(1e-7).weight_decay(0.2).eps_mode(EpsMode::torch));
+  torch::optim::AdamW theirs(others, torch::optim::AdamWOptions(5));
+  expect_goes_on_upstream(mine, ours, others, theirs);
+  EXPECT_EQ(static_cast<const torch::optim::AdamWOptions&>(theirs.param_groups()[0].options()).weight_decay(), 0.2);
+  FusedSGD sgd(mine, FusedSGDOptions(1e-2).momentum(0.9));
+  torch::optim::SGD their_sgd(others, torch::optim::SGDOptions(5));
+  expect_goes_on_upstream(mine, sgd, others, their_sgd);
+}
+
+TEST(FusedOptimizer, TorchsAdamWRefusesArchivesWhoseMeaningItLacks) {
+  for (const auto& options : {FusedAdamWOptions(1e-2).moments_dtype(at::kFloat8_e5m2), FusedAdamWOptions(1e-2).bias_correction(false)}) {
+    const auto mine = parameters(test::kHpu), others = parameters(at::kCPU);
+    FusedAdamW ours(mine, options);
+    set_grads(mine, 0);
+    ours.step();
+    auto archive = test::archive_of(test::through_archive([&](auto& out) { ours.save(out); }));
+    torch::optim::AdamW theirs(others, torch::optim::AdamWOptions(5));
+    EXPECT_ANY_THROW(theirs.load(archive));
+  }
+}
+
 TEST(FusedOptimizer, RefusesArchivesThatRelyOnWhatItHasNot) {
   const auto theirs = parameters(at::kCPU), ours = parameters(at::kCPU);
   torch::optim::AdamW b(theirs, torch::optim::AdamWOptions(1e-2).amsgrad(true));

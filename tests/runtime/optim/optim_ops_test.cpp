@@ -193,6 +193,97 @@ TEST(OptimOps, SgdWithAndWithoutMomentum) {
   }
 }
 
+// ---- the names of the bridge's lazy mode
+
+TEST(OptimOps, LazyNamesHaveTheVendorsSchemas) {
+  for (const char* text : {
+           "hpu::habanaOptimizerFusedEMA(Tensor[] model_inputs, Tensor(a!)[] updated_ema, Tensor decay) -> ()",
+           "hpu::habanaOptimizerLars(Tensor[] params, Tensor(a!)[] grads, Tensor lr_t, int[] skip_masks, float eeta, float weight_decay, "
+           "float eps) -> ()",
+           "hpu::habanaOptimizerSgd(Tensor[] gradients, Tensor(a!)[] weights_in, Tensor(b!) learning_rate, float wd, float mom, float damp, "
+           "bool nesterov) -> ()",
+           "hpu::habanaOptimizerSgdMomentum(Tensor[] gradients, Tensor(a!)[] weights_in, Tensor(b!)[] momentum_in, Tensor epoch_num, "
+           "Tensor(c!) learning_rate, Tensor(d!) mom, float wd, float damp, bool nesterov) -> ()",
+           "hpu::habanaOptimizerAdamW(Tensor[] gradient_vec, Tensor(a!)[] weight_vec, Tensor(b!)[] exp_avg_vec, Tensor(c!)[] "
+           "exp_avg_sq_vec, Tensor neg_step_t, float beta1, float beta2, float epsilon, Tensor weight_decay, bool has_weight_decay) -> ()",
+           "hpu::habanaOptimizerFusedAdagrad(Tensor[] gradients, Tensor(a!)[] weights_in, Tensor(b!)[] variances_in, Tensor epoch_num, "
+           "Tensor(c!) learning_rate, float wd, float lrd, float eps) -> ()",
+       })
+    test::expect_schema(text);
+}
+
+TEST(OptimOps, LazyNamesDoWhatTheOthersDo) {
+  torch::manual_seed(7);
+  const std::vector<Tensor> start{normal({4, 3}), normal({5})}, g{normal({4, 3}), normal({5})}, m{normal({4, 3}), normal({5})};
+  const auto copies = [](const std::vector<Tensor>& list) {
+    std::vector<Tensor> out;
+    for (const Tensor& t : list) out.push_back(t.clone());
+    return out;
+  };
+  const auto same = [](const std::vector<Tensor>& a, const std::vector<Tensor>& b) {
+    for (std::size_t i = 0; i < a.size(); ++i) EXPECT_TRUE(test::same_bits(a[i], b[i])) << i;
+  };
+  auto a = copies(start), b = copies(start), am = copies(m), bm = copies(m);
+  call("optimizer_ema", {g, a, scalar(0.9)});
+  call("habanaOptimizerFusedEMA", {g, b, scalar(0.9)});
+  same(a, b);
+  call("optimizer_sgd", {g, a, scalar(0.1), 0.01, 0.0, 0.0, false});
+  call("habanaOptimizerSgd", {g, b, scalar(0.1), 0.01, 0.0, 0.0, false});
+  same(a, b);
+  call("optimizer_sgd_momentum", {g, a, am, scalar(1), scalar(0.1), scalar(0.9), 0.01, 0.0, true});
+  call("habanaOptimizerSgdMomentum", {g, b, bm, scalar(1), scalar(0.1), scalar(0.9), 0.01, 0.0, true});
+  same(a, b), same(am, bm);
+  const at::List<std::int64_t> masks({1, 0});
+  auto ag = copies(g), bg = copies(g);
+  call("optimizer_lars", {a, ag, masks, 0.001, 0.1, 1e-8, scalar(0.3)});
+  call("habanaOptimizerLars", {b, bg, scalar(0.3), masks, 0.001, 0.1, 1e-8});
+  same(ag, bg);
+  auto av = copies(m), bv = copies(m);
+  for (auto* list : {&av, &bv})
+    for (Tensor& t : *list) t.square_();
+  call("optimizer_adamw", {g, a, am, av, scalar(-0.01), 0.9, 0.99, 1e-6, scalar(0.95), true, c10::IValue(), c10::IValue()});
+  call("habanaOptimizerAdamW", {g, b, bm, bv, scalar(-0.01), 0.9, 0.99, 1e-6, scalar(0.95), true});
+  same(a, b), same(am, bm), same(av, bv);
+}
+
+TEST(OptimOps, FusedAdagradIsTorchsAdagrad) {
+  torch::manual_seed(8);
+  std::vector<Tensor> w{normal({4, 3}), normal({5})}, sums;
+  std::vector<Tensor> reference;
+  for (const Tensor& t : w) {
+    sums.push_back(torch::zeros_like(t));
+    reference.push_back(f64(t).requires_grad_(true));
+  }
+  torch::optim::Adagrad torchs(reference, torch::optim::AdagradOptions(0.1).lr_decay(0.2).weight_decay(0.05).eps(1e-10));
+  for (int step = 1; step <= 3; ++step) {
+    std::vector<Tensor> g{normal({4, 3}), normal({5})};
+    for (std::size_t i = 0; i < g.size(); ++i) reference[i].mutable_grad() = f64(g[i]);
+    torchs.step();
+    call("habanaOptimizerFusedAdagrad", {g, w, sums, scalar(step), scalar(0.1), 0.05, 0.2, 1e-10});
+    for (std::size_t i = 0; i < w.size(); ++i) EXPECT_TRUE(near(w[i], reference[i].detach())) << step;
+  }
+  EXPECT_TRUE(test::throws_with({"habanaOptimizerFusedAdagrad", "tensor 1", "[5]"}, [&] {
+    call("habanaOptimizerFusedAdagrad", {std::vector<Tensor>{w[0], w[0]}, w, sums, scalar(1), scalar(0.1), 0.0, 0.0, 0.0});
+  }));
+}
+
+TEST(OptimOps, FusedNormClipsWithoutAPlaceForTheNorm) {
+  torch::manual_seed(9);
+  const std::vector<Tensor> g{normal({4, 3}, 5), normal({5}, 5)};
+  const Tensor a = f64(g[0]), b = f64(g[1]), norm = (a.square().sum() + b.square().sum()).sqrt();
+  const Tensor total = call("fused_norm", {g, scalar(1), 2.0})[0].toTensor();
+  EXPECT_TRUE(near(total, norm.reshape({1})));
+  EXPECT_TRUE(near(g[0], a / (norm + 1e-6)));
+  EXPECT_TRUE(near(g[1], b / (norm + 1e-6)));
+  EXPECT_TRUE(test::throws_with({"fused_norm", "none"}, [&] { call("fused_norm", {std::vector<Tensor>{}, scalar(1), 2.0}); }));
+}
+
+TEST(OptimOps, SparseOnesAreRefusedByName) {
+  const Tensor t = normal({4, 3});
+  for (const char* name : {"habanaOptimizerSparseSgd", "habanaOptimizerSparseAdagrad"})
+    EXPECT_TRUE(test::throws_with({name, "not built", "dense"}, [&] { call(name, {t, t, t, t, t, t}); }));
+}
+
 TEST(OptimOps, MemoryThatIsWrittenTwiceIsAnErrorBeforeAnythingIsWritten) {
   const Tensor line = normal({10}), one = torch::zeros({1}, test::on_hpu());
   std::vector<Tensor> g{normal({6}), normal({6})}, overlap{line.slice(0, 0, 6), line.slice(0, 4, 10)};
