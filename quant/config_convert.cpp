@@ -158,6 +158,11 @@ Plan plan_with_config(const torch::nn::Module& model, const QuantConfig& config,
   return Conversion(config, device, modules, nodes, keep).plan();
 }
 
+Plan plan_with_config(const std::vector<measure::WeightModule>& modules, const std::vector<measure::OpNode>& nodes, const QuantConfig& config,
+                      recipes::Dialect device, const std::map<std::string, std::string>& keep) {
+  return Conversion(config, device, modules, nodes, keep).plan();
+}
+
 Plan plan_with_config(const torch::jit::Module& model, const QuantConfig& config, recipes::Dialect device, const std::map<std::string, std::string>& keep) {
   const auto modules = script_weight_modules(model);
   const auto nodes = measure::op_nodes(model);

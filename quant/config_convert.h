@@ -30,6 +30,8 @@ ConversionReport convert_with_config(const std::vector<measure::WeightModule>& m
 
 /// The plan alone: files are read, nothing is written or converted.
 Plan plan_with_config(const torch::nn::Module& model, const configs::QuantConfig& config, recipes::Dialect device, const std::map<std::string, std::string>& keep = {});
+Plan plan_with_config(const std::vector<measure::WeightModule>& modules, const std::vector<measure::OpNode>& nodes, const configs::QuantConfig& config,
+                      recipes::Dialect device, const std::map<std::string, std::string>& keep = {});
 Plan plan_with_config(const torch::jit::Module& model, const configs::QuantConfig& config, recipes::Dialect device, const std::map<std::string, std::string>& keep = {});
 
 }  // namespace fp8::quant

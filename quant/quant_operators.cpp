@@ -19,6 +19,7 @@
 #include "fp8/quant/save.h"
 #include "fp8/runtime/autocast/rules.h"
 #include "fp8/runtime/device/device.h"
+#include "fp8/runtime/device/registration.h"
 #include "fp8/runtime/intercept/tag_operators.h"
 #include "fp8/runtime/intercept/weight_tag.h"
 #include "fp8/runtime/io/error.h"
@@ -125,6 +126,7 @@ std::set<std::string> read_keys(const std::string& argument, const std::string& 
 struct Request {
   std::optional<configs::QuantConfig> config;
   PlanOptions plan;
+  bool recurrent = false;
 };
 
 Request request_of(const std::string& text) {
@@ -146,9 +148,10 @@ Request request_of(const std::string& text) {
   const auto keys = read_keys(where, text,
                               {config, measured, choice("activations", kActivations, activations), choice("weights", kWeights, plan.weights),
                                block(plan.block), boolean("power_of_two", plan.power_of_two), boolean("fuse_scales", plan.fuse_scales),
-                               choice("dialect", kDialects, dialect), words("include", plan.include), words("exclude", plan.exclude)});
+                               choice("dialect", kDialects, dialect), words("include", plan.include), words("exclude", plan.exclude),
+                               boolean("recurrent", request.recurrent)});
   if (!config_json.is_null()) {
-    if (keys.size() > 1) throw io::Error(where + ": expected 'quant_config' alone, it decides the rest");
+    if (keys.size() > 1 + keys.count("recurrent")) throw io::Error(where + ": expected 'quant_config' alone, it decides the rest");
     request.config = config_json.is_object() ? configs::parse_quant_config(config_json, where + ": quant_config", measure::parse_options())
                                              : configs::read_quant_config(config_json.get<std::string>(), measure::parse_options());
     return request;
@@ -157,6 +160,16 @@ Request request_of(const std::string& text) {
   if (!measurements.empty()) plan.measurements = measure::read_measurements(measurements);
   plan.activations = activations.value_or(measurements.empty() ? ActivationScaling::dynamic_token : ActivationScaling::static_tensor);
   return request;
+}
+
+/// Python's nn.LSTM, GRU and RNN compare their input's dtype with their weights' before any operator of ours runs.
+void refuse_recurrent(const Plan& plan) {
+  for (const auto& m : plan.modules) {
+    const std::string& type = m.info.type;
+    TORCH_CHECK(type != "LSTM" && type != "GRU" && type != "RNN", "[fp8::convert] module '", m.info.name, "' is a ", type,
+                ", whose forward in Python refuses weights of another dtype than its input's; leave it out (\"exclude\", the config's blocklist), use ",
+                type, "Cell, or pass \"recurrent\": true for a scripted model and for calls inside torch.autocast, where nothing is compared");
+  }
 }
 
 /// The handler of a weight that convert(), load() or tag() made.
@@ -227,11 +240,16 @@ std::string convert_tensors(at::TensorList weights, const std::vector<std::strin
     const std::string& options) {
   const auto model = measure::model_of("convert", weights, modules, types);
   const Request request = request_of(options);
-  if (!request.config.has_value()) return to_json(convert(model, request.plan)).dump();
+  if (!request.config.has_value()) {
+    if (!request.recurrent) refuse_recurrent(plan_for(model, request.plan));
+    return to_json(convert(model, request.plan)).dump();
+  }
   using configs::QuantMode;
   TORCH_CHECK(request.config->mode == QuantMode::QUANTIZE || request.config->mode == QuantMode::LOAD,
               "[fp8::convert] options: quant_config: expected mode QUANTIZE or LOAD; measure with fp8::measure_begin");
-  return to_json(convert_with_config(model, {}, *request.config, runtime::device_dialect("convert"))).dump();
+  const auto device = runtime::device_dialect("convert");
+  if (!request.recurrent) refuse_recurrent(plan_with_config(model, {}, *request.config, device));
+  return to_json(convert_with_config(model, {}, *request.config, device)).dump();
 }
 
 void tag_codes(const at::Tensor& codes, const std::string& module, const at::Tensor& scale_inv, const std::string& scheme) {
@@ -328,7 +346,7 @@ void save_tensors(at::TensorList tensors, const std::vector<std::string>& names,
   save(stored, modules, {}, folder, chosen, options);
 }
 
-TORCH_LIBRARY_FRAGMENT(fp8, m) {
+FP8_LIBRARY_FRAGMENT(fp8, m) {
   // TorchScript neither moves such a call nor leaves it out. With (a!) instead it leaves it out where the list is made for the call.
   constexpr auto kEffect = c10::AliasAnalysisKind::CONSERVATIVE;
   m.def(torch::schema("convert(Tensor[] weights, str[] modules, str[] types, str options=\"{}\") -> str", kEffect), &convert_tensors);

@@ -4,6 +4,7 @@
 //   options of convert()   "measurements": DIR, PREFIX or file   "activations": "none" | "static_tensor" | "dynamic_token" | "dynamic_tensor" |
 //     "dynamic_group"      "weights": "tensor" | "channel" | "block"   "block": [rows, cols]   "power_of_two": bool   "fuse_scales": bool
 //     "dialect": "gaudi2" | "gaudi3" | "ocp" (default: the device's)   "include", "exclude": [patterns]        or, alone:
+//     "recurrent": true (LSTM, GRU and RNN too: Python's compare dtypes unless they are scripted or inside torch.autocast)
 //     "quant_config": a QUANT_CONFIG, as an object or a file's path: INC's rules
 //   scheme of tag()        "weights" (default: what scale_inv's sizes say), "activations" (default "none"), "block", "power_of_two", "dialect",
 //     "input_scale_inv": number (static_tensor)   "dtype": "f32" | "bf16" | "f16", what values are given back in (default bf16)

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-# Runs operators.py with the Python in FP8_TEST_PYTHON, else python3. Without a matching torch there it says SKIPPED.
+# Runs SCRIPT with the Python in FP8_TEST_PYTHON, else python3. Without a matching torch there it says SKIPPED.
 # -DLIBRARY= -DSCRIPT= -DWORK= -DVERSION=
 if(DEFINED ENV{FP8_TEST_PYTHON})
   set(python $ENV{FP8_TEST_PYTHON})

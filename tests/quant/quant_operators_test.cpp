@@ -80,6 +80,23 @@ TEST(Convert, NamesWhatIsWrongAndChangesNothing) {
   EXPECT_TRUE(same_bits(m.a, m.a_values));
 }
 
+TEST(Convert, RefusesPythonsRecurrentModulesUnlessAskedFor) {
+  const at::Tensor w = at::randn({32, 16}, on_hpu()), values = w.cpu();
+  const Tensors weights = {w};
+  const auto convert = [&](const std::string& type, const std::string& options) {
+    return json_of(call_fp8("convert", {weights, Words{"rnn.weight_ih_l0"}, Words{type}, options}));
+  };
+  const std::string config = R"("quant_config": {"mode": "QUANTIZE", "scale_method": "unit_scale", "allowlist": {"types": [], "names": ["rnn"]}})";
+  for (const char* type : {"LSTM", "GRU", "RNN"}) {
+    for (const std::string& options : {std::string("{}"), "{" + config + "}"})
+      EXPECT_TRUE(throws_with({"'rnn.weight_ih_l0'", type, "another dtype", "\"recurrent\": true"}, [&] { convert(type, options); }));
+    EXPECT_EQ(convert(type, R"({"exclude": ["rnn"]})")["converted"].size(), 0u) << "left out by a pattern";
+    EXPECT_TRUE(same_bits(w, values));
+  }
+  EXPECT_EQ(convert("LSTM", R"({"recurrent": true})")["converted"].size(), 1u);
+  EXPECT_EQ(w.scalar_type(), at::kFloat8_e4m3fn);
+}
+
 /// The weight of another process: bytes, scales and scheme through files, then tagged.
 void expect_like(const at::Tensor& weight, const at::Tensor& x) {
   const at::Tensor copy = weight.view(at::kByte).cpu().view(weight.scalar_type()).to(kHpu), scale_inv = call_fp8("scale_inv", {weight}).toTensor().cpu();
