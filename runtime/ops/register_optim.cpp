@@ -4,6 +4,7 @@
 //               and a moment that is all zero keeps its scale
 //   sgd         mom must be 0: there is no buffer to hold it
 // Scalars in tensors are read on the host: hpu memory is host memory here.
+#include <ATen/TensorOperators.h>
 #include <ATen/core/grad_mode.h>
 #include <ATen/ops/empty.h>
 #include <ATen/ops/full.h>
