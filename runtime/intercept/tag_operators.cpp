@@ -29,7 +29,10 @@ std::string tag_of(const at::Tensor& weight) {
 at::Tensor dequantize(const at::Tensor& weight) {
   if (weight.is_cpu() && tag_in_memory(weight)) return runtime::dequantize(weight.detach().to(at::kHPU)).to(at::kCPU);
   const WeightTag* tag = find_tag(weight);
-  const auto view = tag == nullptr ? std::nullopt : view_of(*tag, weight);
+  auto view = tag == nullptr ? std::nullopt : view_of(*tag, weight);
+  if (tag != nullptr && !view.has_value() && tag->has_codes_of(weight) && tag->handler->one_scale()) {
+    view = WeightView{.rows = 1, .cols = weight.numel()};  // one number for every element: where it lies makes no difference
+  }
   TORCH_CHECK(tag != nullptr, "[fp8::dequantize] weight: expected a tagged weight on hpu, found an untagged tensor of dtype ",
       weight.scalar_type(), " on ",
               weight.device());

@@ -59,7 +59,8 @@ namespace fp8::runtime {
 /// JSON; "null" for a tensor without a mark. whole: false for a view of a part. Any device.
 std::string tag_of(const at::Tensor& weight);
 
-/// The weight's values in the dtype that it had, in its shape. Throws c10::Error for a tensor that is no tagged weight and no view of one.
+/// The weight's values in the dtype that it had, in its shape; of a host copy, on the host. Throws c10::Error for a tensor that is no tagged
+/// weight and no view of one, and for parts other than rows and columns where the scale is not one number.
 at::Tensor dequantize(const at::Tensor& weight);
 
 /// Throws c10::Error: source has no mark, is a view, or is a parameter that learns in fp8 (its handler answers for its memory alone); `to` is

@@ -79,7 +79,7 @@ TEST_F(WeightCopy, OfCodesWithoutAScaleThrows) {
     EXPECT_TRUE(throws_with({"[copy]", "module 'b'", "Float8_e4m3fn"}, write)) << what;
     EXPECT_TRUE(same_bits(into, before)) << what;
   }
-  EXPECT_TRUE(throws_with({"converted weight", "fp8::tag"}, [&] { into.copy_(codes); }));
+  EXPECT_TRUE(throws_with({"converted module", "fp8::tag"}, [&] { into.copy_(codes); }));
   EXPECT_TRUE(same_bits(b.run(), expected(b.values)));
 }
 
