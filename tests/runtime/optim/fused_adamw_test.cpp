@@ -194,7 +194,8 @@ class HeldCodes final : public OpHandler, public QuantizedParameter {
     return master_.defined() ? master_ : (parameter_.detach().cpu().to(at::kFloat) / scale_).to(parameter_.device());
   }
   void assign(const at::Tensor& values) override {
-    parameter_.detach().copy_((values.cpu() * scale_).to(at::kFloat8_e4m3fn).to(parameter_.device()));
+    const at::Tensor codes = (values.cpu() * scale_).to(at::kFloat8_e4m3fn).to(parameter_.device());
+    parameter_.detach().view(at::kByte).copy_(codes.view(at::kByte));  // bytes: the handler knows their scale
   }
   at::Tensor linear(const LinearCall& call) override { return call.original(); }
   at::Tensor convolution(const ConvolutionCall& call) override { return call.original(); }
