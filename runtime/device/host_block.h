@@ -15,6 +15,9 @@ struct HostBlock {
   c10::intrusive_ptr<BlockTag> tag;
 };
 
+/// On the TensorImpl of bytes that are a tagged storage itself (set_(Storage), as deep copies of storages make them), no view of it.
+struct WholeStorage final : c10::BackendMeta {};
+
 /// The HostBlock below a CPU tensor; null if it has none.
 HostBlock* host_block_of(const at::TensorBase& t);
 

@@ -158,7 +158,10 @@ at::Tensor& set_source_storage_offset(at::Tensor& self, at::Storage source, int6
 
 at::Tensor& set_source_storage(at::Tensor& self, at::Storage source) {
   const auto numel = static_cast<int64_t>(source.nbytes() / self.itemsize());
-  return set_source_storage_offset(self, std::move(source), 0, {numel}, {});
+  set_source_storage_offset(self, std::move(source), 0, {numel}, {});
+  if (self.scalar_type() == at::kByte && tag_of_memory(self))
+    self.unsafeGetTensorImpl()->set_backend_meta(c10::make_intrusive<WholeStorage>());
+  return self;
 }
 
 at::Tensor& set_source_tensor(at::Tensor& self, const at::Tensor& source) {

@@ -20,10 +20,10 @@ constexpr c10::DispatchKey kKey = c10::DispatchKey::DeferredInit;
 /// What needs no values beside views and composites, which come here again in parts.
 const std::set<std::string>& allowed() {
   static const std::set<std::string> names = {"aten::copy_",    "aten::clone",         "aten::_to_copy",   "aten::copy",
-                                              "aten::empty_like", "aten::new_empty",   "aten::_copy_from", "aten::new_empty_strided",
-                                              "aten::lift",     "aten::lift_fresh",    "aten::is_pinned",  "aten::set_",
-                                              "aten::_copy_from_and_resize",           "aten::_has_same_storage_numel"};
-  return names;
+                                              "aten::empty_like", "aten::_copy_from",  "aten::lift",     "aten::lift_fresh",
+                                              "aten::is_pinned",  "aten::set_",        "aten::_copy_from_and_resize",
+                                              "aten::_has_same_storage_numel"};
+  return names;  // not new_empty: Python's deepcopy would copy the storage past us
 }
 
 bool is_view(const c10::FunctionSchema& schema) {

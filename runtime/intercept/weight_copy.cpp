@@ -96,6 +96,29 @@ void check_taking(const WeightTag& mine, const at::Tensor& to, const WeightTag& 
               ": expected codes of the same scales, got those of ", its.describe(), kWayOut);
 }
 
+/// Whether a storage is copied into another (Python's deepcopy of a tensor does).
+bool copies_storage(const at::Tensor& to, const at::Tensor& from) {
+  const auto* meta = from.unsafeGetTensorImpl()->get_backend_meta();
+  return from.scalar_type() == at::kByte && to.scalar_type() == at::kByte && dynamic_cast<const WholeStorage*>(meta) != nullptr && to.is_hpu() &&
+         to.dim() == 1 && to.is_contiguous() && to.storage_offset() == 0 && to.numel() == from.numel() &&
+         to.storage().nbytes() == from.storage().nbytes() && !tag_of_memory(to);
+}
+
+void copy_tags(const at::Tensor& to, const at::Tensor& from) {
+  const auto copy = [&](const WeightTag& tag) {
+    if (!tag.handler->owns_values()) return;
+    const at::Tensor there = to.view(tag.dtype).as_strided(tag.sizes, tag.strides, tag.offset);
+    auto own = c10::make_intrusive<WeightTag>(tag);
+    if (auto handler = tag.handler->for_copy(there)) own->handler = std::move(handler);
+    put_tag(there, std::move(own));
+  };
+  const auto block = tag_of_memory(from);
+  if (const auto* one = dynamic_cast<const WeightTag*>(block.get())) copy(*one);
+  if (const auto* several = dynamic_cast<const WeightTags*>(block.get())) {
+    for (const auto& tag : several->tags) copy(*tag);
+  }
+}
+
 }  // namespace
 
 void check_weight_copy(const at::Tensor& to, const at::Tensor& from) {
@@ -118,6 +141,7 @@ void check_weight_copy(const at::Tensor& to, const at::Tensor& from) {
 }
 
 void weight_copied(const at::Tensor& to, const at::Tensor& from) {
+  if (copies_storage(to, from)) return copy_tags(to, from);
   const Codes mine = codes_of(to), its = codes_of(from);
   if (!its.tag || to.scalar_type() != from.scalar_type() || same_elements(to, from)) return;
   if (mine.tag && learning(mine.tag) != nullptr && learning(its.tag) != nullptr) {

@@ -97,6 +97,20 @@ TEST_F(WeightCopy, BytesOnPurposeGoOn) {
   EXPECT_EQ(json_of(call_fp8("tag_of", {b.w()}))["modules"], io::Json({"b"}));
 }
 
+TEST_F(WeightCopy, OfAStorageTakesTheMarksAlong) {
+  const auto itself = [](const at::Tensor& t) { return at::empty({0}, on_hpu(at::kByte)).set_(t.storage()); };  // as Python's deepcopy does
+  const at::Tensor fresh = at::empty({24}, on_hpu(at::kByte)), bytes = at::empty({24}, on_hpu(at::kByte));
+  itself(fresh).copy_(itself(a.w()));
+  const at::Tensor copy = at::empty({0}, on_hpu(at::kFloat8_e4m3fn)).set_(fresh.storage(), 0, {4, 6}, {6, 1});
+  EXPECT_TRUE(throws_with({"module 'a'"}, [&] { copy.to(at::kFloat); }));
+  EXPECT_TRUE(same_bits(values_of(copy), a.values));
+  into.copy_(copy);
+  EXPECT_TRUE(same_bits(b.run(), expected(a.values)));
+  bytes.copy_(a.w().view(at::kByte).flatten());  // on purpose
+  EXPECT_EQ(call_fp8("tag_of", {bytes}).toStringRef(), "null");
+  EXPECT_TRUE(throws_with({"new_empty", "module 'a'"}, [&] { a.w().cpu().new_empty({2}); }));  // a deepcopy on the host
+}
+
 TEST_F(WeightCopy, OfPartsInheritsTheOneScale) {
   const at::Tensor w = a.w();
   const std::vector<std::pair<const char*, std::function<at::Tensor(const at::Tensor&)>>> parts = {
