@@ -71,7 +71,8 @@ class Chunks {
 };
 
 /// Where elements [begin, begin + n) are in f32: the array itself, or `slot` after conversion.
-float* load(const OptimKernels& k, const Array& a, std::int64_t begin, std::int64_t n, float* slot, float scale_inv = 1) {
+float* load(const OptimKernels& k, const Array& a, std::int64_t begin, std::int64_t n, float* slot, float scale_inv = 1,
+            Dialect dialect = Dialect::ocp) {
   if (a.type == Storage::F32) return static_cast<float*>(a.data) + begin;
   if (a.type == Storage::BF16) {
     k.widen(static_cast<const std::uint16_t*>(a.data) + begin, slot, n);
@@ -89,6 +90,7 @@ float* load(const OptimKernels& k, const Array& a, std::int64_t begin, std::int6
   args.format = format_of(a.type);
   args.y = slot;
   args.scale_inv = &scale_inv;
+  args.dialect = dialect;
   decode_from_fp8(args);
   return slot;
 }
@@ -133,7 +135,7 @@ void cast_moments(const OptimKernels& k, const AdamTensor& t, const Moment (&mom
   for (int which = 0; which < 2; ++which) {
     const Moment& moment = moments[which];
     if (!is_fp8(moment.array.type)) continue;
-    float* values = load(k, moment.array, begin, n, scratch + kOptimChunk, moment.scale_inv());
+    float* values = load(k, moment.array, begin, n, scratch + kOptimChunk, moment.scale_inv(), dialect);
     if (which == 0) k.scale_add(values, grad, n, t.factors.beta1, t.factors.rest1);
     if (which == 1) k.scale_add_square(values, grad, n, t.factors.beta2, t.factors.rest2);
     CastArgs args;
@@ -246,7 +248,7 @@ void adam_step(std::span<const AdamTensor> work, Dialect dialect) {
     float* moment[2];
     for (int which = 0; which < 2; ++which) {
       const Moment& of = all[i].moments[which];
-      moment[which] = load(k, of.array, begin, n, scratch + (2 + which) * kOptimChunk, of.scale_inv());
+      moment[which] = load(k, of.array, begin, n, scratch + (2 + which) * kOptimChunk, of.scale_inv(), dialect);
     }
     k.adam[0][0](weight, grad, moment[0], moment[1], n, t.factors);
     store(k, t.weight, begin, n, weight);
