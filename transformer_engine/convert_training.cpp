@@ -339,6 +339,8 @@ void ConvertedWeights::remember(const torch::nn::Module& model) {
     const auto dot = m.name.rfind('.');
     const auto* owner = all.find(m.type != kAttention ? m.name : dot == std::string::npos ? "" : m.name.substr(0, dot));
     if (owner != nullptr) e.owner = *owner;
+    const auto replaced = [&](const Entry& old) { return owner != nullptr && old.owner.lock() == *owner && old.name_there == e.name_there; };
+    list.erase(std::remove_if(list.begin(), list.end(), replaced), list.end());  // the weight that the module had before
     list.push_back(std::move(e));
   }
 }
