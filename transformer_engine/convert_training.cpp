@@ -5,6 +5,7 @@
 #include <torch/nn/modules/activation.h>
 
 #include <algorithm>
+#include <iterator>
 #include <memory>
 #include <mutex>
 #include <set>
@@ -331,6 +332,8 @@ void ConvertedWeights::remember(const torch::nn::Module& model) {
   std::set<const void*> known;
   for (const auto& e : list) known.insert(e.parameter._unsafe_get_target());
   const auto all = model.named_modules("", /*include_self=*/true);
+  std::vector<Entry> fresh;
+  std::set<std::pair<const torch::nn::Module*, std::string>> converted_now;
   for (const auto& m : trained_weights(model)) {
     if (training_handler(m.weight) == nullptr || !known.insert(memory_of(m.weight)).second) continue;
     const auto* tag = runtime::find_tag(m.weight);
@@ -339,10 +342,14 @@ void ConvertedWeights::remember(const torch::nn::Module& model) {
     const auto dot = m.name.rfind('.');
     const auto* owner = all.find(m.type != kAttention ? m.name : dot == std::string::npos ? "" : m.name.substr(0, dot));
     if (owner != nullptr) e.owner = *owner;
-    const auto replaced = [&](const Entry& old) { return owner != nullptr && old.owner.lock() == *owner && old.name_there == e.name_there; };
-    list.erase(std::remove_if(list.begin(), list.end(), replaced), list.end());  // the weight that the module had before
-    list.push_back(std::move(e));
+    if (owner != nullptr) converted_now.emplace(owner->get(), e.name_there);
+    fresh.push_back(std::move(e));
   }
+  std::erase_if(list, [&](const Entry& e) {  // the weight that a module had before
+    const auto owner = e.owner.lock();
+    return owner != nullptr && converted_now.count({owner.get(), e.name_there}) != 0;
+  });
+  std::move(fresh.begin(), fresh.end(), std::back_inserter(list));
 }
 
 ConvertedWeights::Products ConvertedWeights::products() const {
