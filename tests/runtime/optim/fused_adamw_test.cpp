@@ -191,7 +191,7 @@ class HeldCodes final : public OpHandler, public QuantizedParameter {
  public:
   HeldCodes(at::Tensor parameter, at::Tensor master, double scale) : parameter_(parameter), master_(master), scale_(scale) {}
   at::Tensor values() override {
-    return master_.defined() ? master_ : (parameter_.detach().cpu().to(at::kFloat) / scale_).to(parameter_.device());
+    return master_.defined() ? master_ : (parameter_.detach().view(at::kByte).cpu().view(at::kFloat8_e4m3fn).to(at::kFloat) / scale_).to(parameter_.device());
   }
   void assign(const at::Tensor& values) override {
     const at::Tensor codes = (values.cpu() * scale_).to(at::kFloat8_e4m3fn).to(parameter_.device());
