@@ -100,6 +100,18 @@ inline std::map<std::string, std::string> contents(const std::filesystem::path& 
   return files;
 }
 
+/// The same without what tells one run from another (--resume knows its output by it): equal for equal results of other commands or sources.
+inline std::map<std::string, std::string> results(const std::filesystem::path& folder) {
+  auto files = contents(folder);
+  for (auto& [name, text] : files) {
+    if (name != "fp8.json" && name.find(".fingerprint") == std::string::npos) continue;
+    io::Json json = io::parse_json(text, name);
+    json.erase("run");
+    text = json.dump();
+  }
+  return files;
+}
+
 /// A writable copy of a checkpoint folder.
 class Model {
  public:

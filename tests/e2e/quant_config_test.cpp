@@ -51,7 +51,7 @@ struct Subject {
 
 void expect_measuring_changes_nothing(const Subject& s) {
   s.measure_it();
-  auto explicitly = contents(s.folder / "stats");
+  auto explicitly = results(s.folder / "stats");
   EXPECT_EQ(explicitly.erase("inc_output_hooks_maxabs.kv_cache"), 1u);  // with a config its lists decide
   std::filesystem::remove_all(s.folder / "stats");
   const std::string config = s.config({{"mode", "MEASURE"}, {"measure_exclude", "NONE"}, {"allowlist", {{"types", {"Linear"}}}}});
@@ -59,7 +59,7 @@ void expect_measuring_changes_nothing(const Subject& s) {
                     measuring = logits(s.model, s.text, "6", {}, {{"QUANT_CONFIG", config}});
   EXPECT_FALSE(plain.empty());
   EXPECT_TRUE(plain == measuring);
-  EXPECT_EQ(contents(s.folder / "stats"), explicitly);
+  EXPECT_EQ(results(s.folder / "stats"), explicitly);
 }
 
 /// All methods, on gaudi2 and gaudi3 in turn; which of them starts, `gaudi2_first` says.

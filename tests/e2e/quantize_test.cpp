@@ -191,10 +191,10 @@ TEST(Quantize, ShardsGiveTheSameCheckpointAndStrayFilesStayBehind) {
   quantize(demo_model(), folder / "whole", {"--dynamic"});
   EXPECT_THAT(names_in(folder / "shards"), ElementsAre("config.json", "fp8.json", "generation_config.json",
                                                        "model.safetensors", "tokenizer.json", "tokenizer_config.json"));
-  auto files = contents(folder / "shards");
+  auto files = results(folder / "shards");
   EXPECT_EQ(files.at("generation_config.json"), "{\"eos_token_id\": 0}");
   files.erase("generation_config.json");
-  EXPECT_EQ(files, contents(folder / "whole"));
+  EXPECT_EQ(files, results(folder / "whole"));
   std::filesystem::remove(model.path() / "hf_quant_config.json");  // a reader takes its word
   EXPECT_TRUE(logits(model.name(), heldout_text(), "2") == logits(demo_model(), heldout_text(), "2"));
 }
