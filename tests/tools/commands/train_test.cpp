@@ -10,6 +10,7 @@
 #include <cmath>
 #include <filesystem>
 #include <fstream>
+#include <map>
 #include <sstream>
 #include <string>
 #include <thread>
@@ -317,19 +318,20 @@ TEST(Train, AnAbsurdConfigIsOneLineBeforeAnythingIsAllocated) {
   const test::TempDir folder;
   small_config(folder);
   const auto before = peak_of_children();
-  const auto expect_refused = [&](const std::vector<std::string>& more) {
-    const auto run = run_fp8(arguments(folder, "run", more));
+  const auto expect_refused = [&](const std::vector<std::string>& more, const std::map<std::string, std::string>& environment) {
+    const auto run = run_fp8(arguments(folder, "run", more), {.environment = environment});
     EXPECT_EQ(run.code, 1);
     EXPECT_EQ(run.error_lines(), 1) << run.err;
     EXPECT_THAT(run.err, ::testing::AllOf(HasSubstr("config.json"), HasSubstr("parameters"), HasSubstr("needs at least"), HasSubstr("are free")));
     EXPECT_FALSE(fs::exists(folder / "run"));
   };
-  expect_refused({"--batch", "100000000"});
-  auto config = io::read_json(folder / "config.json");
+  expect_refused({"--batch", "65536"}, {{"FP8_HPU_MEMORY", "1G"}});  // logits of 256 tokens each: 17 GB
+  const auto file = folder / "init/config.json";
+  auto config = io::read_json(file);
   config["hidden_size"] = config["intermediate_size"] = 1 << 20;
   config["num_hidden_layers"] = 4096;
-  io::write_json(folder / "config.json", config);
-  expect_refused({});
+  io::write_json(file, config);
+  expect_refused({}, {});
   EXPECT_LT(peak_of_children(), std::max<std::int64_t>(before, 1 << 30));
 }
 
