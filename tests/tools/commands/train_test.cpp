@@ -325,7 +325,7 @@ TEST(Train, AnAbsurdConfigIsOneLineBeforeAnythingIsAllocated) {
     EXPECT_THAT(run.err, ::testing::AllOf(HasSubstr("config.json"), HasSubstr("parameters"), HasSubstr("needs at least"), HasSubstr("are free")));
     EXPECT_FALSE(fs::exists(folder / "run"));
   };
-  expect_refused({"--batch", "65536"}, {{"FP8_HPU_MEMORY", "1G"}});  // logits of 256 tokens each: 17 GB
+  expect_refused({"--batch", "65536"}, {{"FP8_HPU_MEMORY", "1G"}});  // logits of 64 tokens each: 4 GB
   const auto file = folder / "init/config.json";
   auto config = io::read_json(file);
   config["hidden_size"] = config["intermediate_size"] = 1 << 20;
