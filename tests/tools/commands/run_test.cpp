@@ -125,7 +125,7 @@ TEST_F(RunCommand, CodesAreTheEmulatedDevices) {
   const auto stats = (folder / "stats").string();
   ASSERT_EQ(fp8({"measure", "--model", file, "--data", data, "--out", stats}).code, 0);
   const auto scheme = [&](const std::string& device, const std::vector<std::string>& more) {
-    std::vector<std::string> arguments = {"run", "--json", file, "--inputs", data, "--measurements", stats, "--out", (folder / "out.safetensors").string()};
+    std::vector<std::string> arguments = {"run", "--json", file, "--inputs", data, "--batch", "1", "--measurements", stats, "--out", (folder / "out.safetensors").string()};
     arguments.insert(arguments.end(), more.begin(), more.end());
     test::RunOptions options;
     options.environment = {{"FP8_HPU_DEVICE", device}, {"QUANT_CONFIG", ""}};
