@@ -217,6 +217,7 @@ measure::StatsName stats_name(const MeasureRun& run) { return {run.calibration.p
 std::string mark_of(const MeasureRun& run, const io::Json& identity) {
   io::Json mark = {{"data", identity["data"]}, {"options", identity["options"]}, {"parameters", identity["observer parameters"]}, {"files", io::Json::array()}};
   for (const char* place : {"model", "prefix"}) mark["options"].erase(place);
+  if (!is_script(run.options.model)) mark["data"].erase("batch");  // the same numbers in any, but of a model that keeps state
   const io::Json files = run.sources.to_json();
   for (const auto& [path, file] : files.items()) mark["files"].push_back({std::filesystem::path(path).filename().string(), file});
   return io::checksum_text(io::checksum(mark.dump(-1, ' ', true, io::Json::error_handler_t::replace)));
