@@ -112,7 +112,7 @@ TEST(ScaleMethods, CandidatesOfASearch) {
   EXPECT_TRUE(methods.for_module("layers.0", "T").weight.candidates.empty());
   EXPECT_EQ(error_of(R"({"default": {"weight": {"params": {"weight_scales": [1]}}}})"),
             "q.json: key 'scale_method.default.weight.params.weight_scales': found candidates for scale_value_type MAXABS, allowed: only with OPT");
-  for (const char* bad : {"[]", "[0]", "[-1]", "[\"1\"]", "[1e-60]", "3", "{}"}) {
+  for (const char* bad : {"[]", "[0]", "[-1]", "[\"one\"]", "[1e-60]", "3", "{}"}) {
     EXPECT_THAT(error_of(std::string(R"({"default": {"weight": {"scale_value_type": "OPT", "params": {"weight_scales": )") + bad + "}}}}"),
                 AllOf(StartsWith("q.json: key 'scale_method.default.weight.params.weight_scales': found "), HasSubstr("allowed: an array of"))) << bad;
   }
