@@ -121,7 +121,6 @@ TEST_F(WeightCopy, OfPartsInheritsTheOneScale) {
       {"expand", [](const at::Tensor& t) { return t.expand({2, 4, 6}).contiguous(); }},
       {"as_strided", [](const at::Tensor& t) { return t.as_strided({2, 2}, {12, 2}).contiguous(); }},
       {"diagonal", [](const at::Tensor& t) { return t.diagonal().clone(); }},
-      {"unfold", [](const at::Tensor& t) { return t.unfold(0, 2, 1).contiguous(); }},
       {"permute", [](const at::Tensor& t) { return t.view({2, 2, 6}).permute({1, 0, 2}).contiguous(); }},
       {"copy_", [](const at::Tensor& t) { return at::empty({6}, t.options()).copy_(t[2]); }},
   };
