@@ -1,0 +1,94 @@
+// SPDX-License-Identifier: Apache-2.0
+// What the modules of a checkpoint are, by their names: one table of model families, and a general rule for what has no row. No torch here.
+//
+// A pattern is a run of whole parts of a dotted name, in which `*` stands for any characters of one part:
+//
+//   embed_in              the name's last parts                   gpt_neox.embed_in
+//   mlp.gate              the same, of two parts                  model.layers.0.mlp.gate, not mlp.gate_proj
+//   visual.               whatever stands below such a part       visual.blocks.0.attn.qkv
+//   ^lm_head              the whole name, from its start          lm_head, not language_model.lm_head
+//   layers.*.router       any one part in between
+//
+// A cell of the table is a list of patterns, separated by spaces.
+#pragma once
+#include <string>
+#include <string_view>
+#include <utility>
+#include <vector>
+
+#include "fp8/runtime/io/json.h"
+
+namespace fp8::quant {
+
+/// What a module with a weight is to the models that read it.
+enum class Role {
+  linear,      ///< nn.Linear, [out, in]
+  embedding,   ///< rows are looked up: of words, of positions, of buckets
+  head,        ///< the last product, into the vocabulary or into labels
+  router,      ///< chooses experts
+  tower,       ///< part of a vision or audio tower, or of the projector behind it
+  transposed,  ///< Conv1D, [in, out]
+  cut,         ///< readers cut it, merge it or use it without its module: its scale would be lost
+  other,       ///< no product at all: convolutions, norms, tables
+};
+const char* name_of(Role role);
+
+/// A row of the table. Whatever a cell leaves open, the general rule decides.
+struct Family {
+  std::string_view model_types;      ///< of config.json, separated by spaces
+  std::string_view linears = {};     ///< Linear, though the general rule says otherwise
+  std::string_view embeddings = {};
+  std::string_view heads = {};
+  std::string_view tied = {};        ///< HEAD=EMBEDDING: the head that readers build of the embedding where the file has none
+  std::string_view routers = {};
+  std::string_view towers = {};
+  std::string_view transposed = {};
+  std::string_view cut = {};
+  std::string_view others = {};
+  std::string_view fused = {};       ///< FIRST+SECOND+...: last parts that engines run as one product, besides those that all families share
+  std::string_view renamed = {};     ///< FROM>TO: parts of names that readers change on load, in that order; prefixes that come or go are not named
+};
+
+/// All rows, and the row of one model_type; null if it has none.
+const std::vector<Family>& model_families();
+const Family* family_of(std::string_view model_type);
+
+/// True if a name matches a pattern, or any of a cell's.
+bool matches_pattern(std::string_view pattern, std::string_view name);
+bool matches_any(std::string_view patterns, std::string_view name);
+
+/// What one config.json says of names: the row of its model_type, then those of its parts (text_config, vision_config, ...).
+class ModelNames {
+ public:
+  ModelNames() = default;
+  explicit ModelNames(const io::Json& config);
+
+  /// config.json's model_type; empty without one.
+  const std::string& model_type() const { return model_type_; }
+  /// Whether the table has a row of it.
+  bool known() const { return known_; }
+  const std::vector<const Family*>& rows() const { return rows_; }
+
+  /// HEAD and EMBEDDING of the heads that may be tied, as the rows name them, then as most models do.
+  std::vector<std::pair<std::string, std::string>> tied() const;
+  /// What readers call a module: its checkpoint name, and that after the rows' changes where it is another.
+  std::vector<std::string> names_on_load(const std::string& module) const;
+
+ private:
+  std::string model_type_;
+  bool known_ = false;
+  std::vector<const Family*> rows_;
+};
+
+// By name alone, for models in memory and for what no row decides.
+
+bool is_embedding_name(std::string_view module);
+bool is_head_name(std::string_view module);
+bool is_router_name(std::string_view module);
+bool is_tower_name(std::string_view module);
+
+/// The group that a module shares its weight scale with (and that engines run as one product): "PARENT.q_proj" for q, k and v,
+/// "PARENT.gate_proj" for gate and up; empty for others.
+std::string fuse_group_of(const std::string& module);
+
+}  // namespace fp8::quant
