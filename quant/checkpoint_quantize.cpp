@@ -7,6 +7,7 @@
 #include <set>
 
 #include "fp8/configs/option_names.h"
+#include "fp8/quant/checkpoint_modules.h"
 #include "fp8/quant/checkpoint_stream.h"
 #include "fp8/quant/expert_names.h"
 #include "fp8/quant/float_dtype.h"
@@ -25,45 +26,19 @@ namespace {
 namespace fs = std::filesystem;
 
 constexpr const char* kTransposed = "Conv1D";
-constexpr const char* kTransposedModels[] = {"gpt2", "openai-gpt", "imagegpt", "decision_transformer"};
-constexpr const char* kTransposedNames[] = {"c_attn", "q_attn", "c_proj", "c_fc"};
 constexpr const char* kScaleEndings[] = {".weight_scale", ".weight_scale_inv", ".input_scale", ".scale_weight", ".scale_input"};
 
-std::string last_part(const std::string& name) { return name.substr(name.rfind('.') + 1); }
 std::string module_of(const std::string& tensor) { return tensor.substr(0, tensor.size() - 7); }
 bool is_weight(const std::string& tensor) { return tensor.size() > 7 && tensor.compare(tensor.size() - 7, 7, ".weight") == 0; }
-
-/// GPT-2's Conv1D keeps a weight as [in, out]. A model that does not say so shows it by a c_attn three times as wide as tall, a c_fc wider
-/// than tall.
-class Transposed {
- public:
-  Transposed(const io::Checkpoint& source, const io::Json& config) {
-    const io::Json type = config.value("model_type", io::Json());
-    yes_ = std::any_of(std::begin(kTransposedModels), std::end(kTransposedModels), [&](const char* name) { return type == name; });
-    for (const auto& tensor : source.names()) {
-      if (yes_) return;
-      if (!is_weight(tensor)) continue;
-      const auto& shape = source.info(tensor).shape;
-      const std::string last = last_part(module_of(tensor));
-      if (shape.size() == 2) yes_ = (last == "c_attn" && shape[1] == 3 * shape[0]) || (last == "c_fc" && shape[1] > shape[0]);
-    }
-  }
-  bool holds(const std::string& module) const {
-    const std::string last = last_part(module);
-    return yes_ && std::any_of(std::begin(kTransposedNames), std::end(kTransposedNames), [&](const char* name) { return last == name; });
-  }
-
- private:
-  bool yes_ = false;
-};
 
 /// One run: the plan, the source, the units.
 class Job {
  public:
   Job(const fs::path& model, const CheckpointOptions& options)
-      : options_(options), source_identity_(identity_of(model)), carried_(carried_identity_of(model)), config_(read_model_config(model)), source_(model), transposed_(source_, config_),
-        form_(form_of(options.format)), nonfinite_(checked()), plan_(make_plan(find_modules(), find_nodes(), plan_options())) {
+      : options_(options), source_identity_(identity_of(model)), carried_(carried_identity_of(model)), config_(read_model_config(model)), source_(model),
+        modules_(source_, config_, options.modules), form_(form_of(options.format)), nonfinite_(checked()), plan_(make_plan(find_modules(), find_nodes(), plan_options())) {
     check_plan();
+    keep_whole_groups();
     place_nodes();
     check_model();
     make_spec();
@@ -75,6 +50,8 @@ class Job {
     for (const auto& m : plan_.modules) r.quantized.emplace_back(m.info.name, m.scheme.describe());
     r.skipped = plan_.skipped;
     r.warnings = plan_.warnings;
+    if (const std::string notice = modules_.notice(); !notice.empty()) r.warnings.insert(r.warnings.begin(), notice);
+    r.guesses = modules_.guesses();
     r.source_bytes = source_.total_bytes();
     r.units = units_.size();
     r.kv_caches = spec_.kv.size();
@@ -119,7 +96,9 @@ class Job {
     for (const auto& [tensor, found] : nonfinite_) {
       const std::string module = is_weight(tensor) ? module_of(tensor) : tensor, reason = "holds " + found.text(static_cast<std::uint64_t>(source_.info(tensor).numel()));
       o.keep[module] = reason;
-      if (tensor == "model.embed_tokens.weight" && !source_.contains("lm_head.weight")) o.keep["lm_head"] = reason;
+      for (const auto& m : modules_.all()) {
+        if (m.tied && m.tensor == tensor) o.keep[m.name] = reason;
+      }
       if (const std::string group = fuse_group_of(module); !group.empty()) groups.emplace(group, module);
     }
     for (const auto& tensor : source_.names()) {
@@ -130,29 +109,14 @@ class Job {
     return o;
   }
 
-  /// The tensor that holds a module's weight: its own, or the embedding's for a tied lm_head.
-  std::string source_tensor(const std::string& module) const { return untied_ && module == "lm_head" ? "model.embed_tokens.weight" : module + ".weight"; }
+  /// The tensor that holds a module's weight: its own, or the embedding's for a tied head.
+  const std::string& source_tensor(const std::string& module) const { return modules_.find(module)->tensor; }
 
-  std::string type_of(const std::string& module, const std::vector<std::int64_t>& shape) const {
-    return shape.size() == 2 && transposed_.holds(module) ? kTransposed : type_of_weight(module, shape);
-  }
-
-  std::vector<ModuleInfo> find_modules() {
+  std::vector<ModuleInfo> find_modules() const {
     std::vector<ModuleInfo> modules;
-    for (const auto& tensor : source_.names()) {
-      const auto& info = source_.info(tensor);
-      if (!is_weight(tensor) || info.shape.size() < 2) continue;
-      const bool expert = options_.plan.config.has_value() && expert_in_memory(module_of(tensor)).has_value();  // the class that a config's lists know
-      modules.push_back({module_of(tensor), expert ? kExpertType : type_of(module_of(tensor), info.shape), info.shape});
-    }
-    const io::Json tie = config_.value("tie_word_embeddings", io::Json(false));
-    if (!tie.is_boolean() && !tie.is_null()) {
-      throw io::Error((source_.folder() / "config.json").string() + ": key 'tie_word_embeddings': found " + io::printable(tie.dump(-1, ' ', true), 60) + ", allowed: true, false");
-    }
-    tied_ = tie == io::Json(true);
-    if (tied_ && !source_.contains("lm_head.weight") && source_.contains("model.embed_tokens.weight")) {
-      modules.push_back({"lm_head", "Linear", source_.info("model.embed_tokens.weight").shape});
-      tied_head_ = true;
+    for (const auto& m : modules_.all()) {
+      const bool expert = options_.plan.config.has_value() && expert_in_memory(m.name).has_value();  // the class that a config's lists know
+      modules.push_back({m.name, expert ? kExpertType : CheckpointModules::type_of(m), m.shape, m.why});
     }
     return modules;
   }
@@ -168,6 +132,9 @@ class Job {
   /// A config means experts by what they are called in memory: those that it does not select there stay as they are here too.
   PlanOptions plan_options() const {
     PlanOptions plan = without_nonfinite(options_.plan);
+    for (const auto& m : modules_.all()) {
+      if (m.final && m.role != Role::transposed) plan.keep.emplace(m.name, m.why);
+    }
     if (!plan.config.has_value()) return plan;
     auto filter = configs::module_filter(*plan.config);
     for (const auto& name : names_of_modules()) {
@@ -205,7 +172,7 @@ class Job {
   std::string form_name() const { return name_of(options_.format); }
 
   void check_source(const PlannedModule& m) const {
-    const auto& info = source_.info(m.info.name == "lm_head" && tied_head_ ? "model.embed_tokens.weight" : m.info.name + ".weight");
+    const auto& info = source_.info(source_tensor(m.info.name));
     if (!is_float(info.dtype)) {
       throw io::Error(source_.folder().string() + ": " + info.name + ": expected dtype F32, BF16 or F16, found " + io::name_of(info.dtype));
     }
@@ -261,8 +228,7 @@ class Job {
   }
 
   void check_plan() {
-    if (plan_.modules.empty()) throw io::Error(source_.folder().string() + ": no module is left to quantize (" + configs::option_name("'include', 'exclude'", "--include, --exclude") +
-                                                ", allowlist, blocklist)");
+    if (plan_.modules.empty()) refuse_empty();
     const auto misread_modules = misread();
     std::vector<PlannedModule> linears;
     std::set<std::string> checked;
@@ -286,14 +252,50 @@ class Job {
       throw io::Error(source_.folder().string() + ": no Linear module is left to quantize" +
                       (misread_modules.empty() ? "" : "; " + misread_modules.begin()->first + ": " + misread_modules.begin()->second));
     }
-    untied_ = tied_head_ && plan_.find("lm_head") != nullptr;
+    refuse_tied_heads();
     list_transposed_and_stacked();
+  }
+
+  [[noreturn]] void refuse_empty() const {
+    const auto& all = modules_.all();
+    const auto transposed = std::find_if(all.begin(), all.end(), [](const auto& m) { return m.role == Role::transposed; });
+    if (transposed != all.end())
+      throw io::Error(source_.folder().string() + ": no Linear module is left to quantize: " + transposed->name + " and others are stored transposed, [in, out] (Conv1D), " +
+                      "for which no reader of fp8 checkpoints has a product");
+    throw io::Error(source_.folder().string() + ": no module is left to quantize (" + configs::option_name("'include', 'exclude'", "--include, --exclude") +
+                    ", allowlist, blocklist)");
+  }
+
+  /// A tied head that is quantized becomes a tensor of its own, which is known to be read for one pair of names.
+  void refuse_tied_heads() {
+    for (const auto& m : plan_.modules) {
+      const auto* head = modules_.find(m.info.name);
+      if (!head->tied) continue;
+      if (m.info.name != "lm_head" || head->tensor != "model.embed_tokens.weight")
+        throw io::Error(source_.folder().string() + ": " + m.info.name + ": is tied to " + head->tensor + "; built is: an lm_head that is tied to model.embed_tokens");
+      untied_ = true;
+    }
+  }
+
+  /// Of what engines run as one product all is quantized, or nothing.
+  void keep_whole_groups() {
+    std::vector<std::string> quantized, kept;
+    for (const auto& m : plan_.modules) quantized.push_back(m.info.name);
+    for (const auto& m : modules_.all()) {
+      if (CheckpointModules::may_be_linear(m) && plan_.find(m.name) == nullptr) kept.push_back(m.name);
+    }
+    const auto halved = halved_groups(modules_.names(), quantized, kept);
+    if (halved.empty()) return;
+    for (const auto& [module, through] : halved) plan_.skipped.push_back({module, "readers run it as one product with " + through + ", which is not converted"});
+    std::erase_if(plan_.modules, [&](const PlannedModule& m) { return halved.count(m.info.name) != 0; });
+    if (plan_.modules.empty()) throw io::Error(source_.folder().string() + ": no Linear module is left to quantize; " + plan_.skipped.back().name + ": " + plan_.skipped.back().reason);
   }
 
   /// Weights that look like those of a Linear and are none to a reader of this form.
   void list_transposed_and_stacked() {
     for (auto& s : plan_.skipped) {
-      if (source_.contains(s.name + ".weight") && type_of(s.name, source_.info(s.name + ".weight").shape) == kTransposed)
+      const auto* m = modules_.find(s.name);
+      if (m != nullptr && CheckpointModules::type_of(*m) == kTransposed)
         s.reason = "stored transposed, [in, out] (Conv1D): readers of this form take Linear weights only";
     }
     std::set<std::string> listed;
@@ -321,10 +323,12 @@ class Job {
   void make_spec() {
     spec_.scheme = plan_.modules.front().scheme;
     for (const auto& m : plan_.modules) spec_.quantized.push_back(m.info.name);
-    for (const auto& s : plan_.skipped) {  // transformers needs each Linear that stays by name
-      const std::string tensor = s.name + ".weight";
-      if (source_.contains(tensor) ? type_of(s.name, source_.info(tensor).shape) == "Linear" : s.name == "lm_head") spec_.kept_linears.push_back(s.name);
+    for (const auto& s : plan_.skipped) {  // readers need each Linear that stays by name
+      const auto* m = modules_.find(s.name);
+      if (m != nullptr && CheckpointModules::may_be_linear(*m)) spec_.kept_linears.push_back(s.name);
     }
+    spec_.names = modules_.names();
+    spec_.ignore = options_.ignore;
     spec_.scale_method = plan_.scale_method;
     spec_.qdq = options_.plan.config.has_value() && options_.plan.config->use_qdq;
     spec_.kv = options_.kv;
@@ -361,7 +365,7 @@ class Job {
       else
         add_module(found->second);
     }
-    if (untied_) add_module(by_weight.at("lm_head.weight"));
+    if (untied_) add_module(by_weight.at("lm_head.weight"));  // after the embedding, whose tensor it reads
     for (const auto& kv : spec_.kv) {
       units_.push_back({kv.attention, form_.kv_entries(kv, spec_), 0, [this, &kv](UnitContext& context) {
                           form_.write_kv(context, kv, spec_);
@@ -395,7 +399,7 @@ class Job {
   void finish_folder(OutputFolder& folder, const std::string& mark, CheckpointReport& report) const {
     const io::Json config = form_.config(spec_);
     io::Json edits = {{"quantization_config", config}};
-    if (tied_ && plan_.find("lm_head") != nullptr) edits["tie_word_embeddings"] = false;
+    if ((modules_.tied() || untied_) && plan_.find("lm_head") != nullptr) edits["tie_word_embeddings"] = false;
     folder.write_config(source_.folder() / "config.json", edits);
     for (const auto& [name, json] : form_.extra_files(config)) folder.write_json(name, json);
     io::Json sidecar = make_sidecar(plan_, spec_.scheme);
@@ -409,11 +413,9 @@ class Job {
   io::Json source_identity_, carried_;  // as the source's files were before they were read
   io::Json config_;
   io::Checkpoint source_;
-  Transposed transposed_;
+  CheckpointModules modules_;
   const CheckpointForm& form_;
   std::map<std::string, NonFinite> nonfinite_;  // by tensor; allowed
-  bool tied_ = false;       // config.json says so; a quantized lm_head ends it
-  bool tied_head_ = false;  // and the file has no lm_head.weight
   bool with_kv_ = false;    // scales of key-value caches are made
   bool untied_ = false;     // lm_head is quantized from the embedding's tensor
   Plan plan_;

@@ -8,6 +8,7 @@
 #include <string>
 #include <vector>
 
+#include "fp8/quant/checkpoint_modules.h"
 #include "fp8/quant/formats/form.h"
 #include "fp8/quant/plan.h"
 
@@ -19,6 +20,10 @@ struct CheckpointOptions {
   /// Scales of key-value caches to write, by attention module; with plan.kv_cache, or a config that selects all caches, they are made of the
   /// measurements.
   std::vector<KvScales> kv;
+  /// Which modules are Linear, where the caller knows better than the table of families and the general rule.
+  ModuleChoice modules;
+  /// Further entries for the file's list of modules in high precision, as its form spells them.
+  std::vector<std::string> ignore;
   /// Tensors with NaN or Inf are copied as they are, modules of such a weight with them in high precision, and noted in fp8.json; else refused.
   /// Reads all of the source once more.
   bool allow_nonfinite = false;
@@ -40,6 +45,8 @@ struct CheckpointReport {
   std::vector<std::pair<std::string, std::string>> quantized;  ///< module, scheme
   std::vector<SkippedModule> skipped;
   std::vector<std::string> warnings;
+  /// Of a model_type that the table does not know: what was taken for Linear, and why others were not (CheckpointModules::guesses).
+  std::vector<std::pair<std::string, std::string>> guesses;
   std::uint64_t weights_bytes = 0;  ///< tensor data written (or to be written), by all ranks
   std::uint64_t source_bytes = 0;
   std::size_t kv_caches = 0;        ///< attention modules with scales for their key-value cache

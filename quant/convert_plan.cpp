@@ -6,6 +6,7 @@
 #include <stdexcept>
 
 #include "fp8/configs/option_names.h"
+#include "fp8/quant/checkpoint_modules.h"
 #include "fp8/quant/formats/assumed_form.h"
 #include "fp8/quant/formats/sidecar.h"
 #include "fp8/runtime/io/error.h"
@@ -176,37 +177,46 @@ void set_activations(PlannedWeight& w, const Rescaling& rescaling) {
   s.input_scale_inv = rescaling.scale_inv(w.from.spec.scheme.input_scale_inv, w.to.module + ": input scale");
 }
 
-/// Weights that the form's readers would misread, with all of their fuse groups, stay in high precision.
-void keep_problems(const CheckpointForm& form, ConvertPlan& plan) {
+/// Weights that the form's readers would misread stay in high precision, and so do those that engines run as one product with one that does.
+void keep_problems(const CheckpointForm& form, const CheckpointModules& modules, ConvertPlan& plan) {
   std::vector<WeightSpec> weights;
   for (const auto& w : plan.weights) weights.push_back(w.to);
   const auto problems = weight_problems(form, weights);
-  for (auto& w : plan.weights) {
-    const auto found = problems.find(w.to.module);
-    if (found == problems.end()) continue;
-    const auto& [reason, through] = found->second;
-    w.reason = through.empty() ? reason : "as " + through + ": " + reason;
+  const auto keep = [](PlannedWeight& w, std::string reason) {
+    w.reason = std::move(reason);
     w.change = Change::decoded;
     w.exact = true;
+  };
+  std::set<std::string> quantized;
+  for (auto& w : plan.weights) {
+    const auto found = problems.find(w.to.module);
+    if (found == problems.end()) {
+      quantized.insert(w.to.module);
+      continue;
+    }
+    const auto& [reason, through] = found->second;
+    keep(w, through.empty() ? reason : "as " + through + ": " + reason);
+  }
+  std::vector<std::string> kept;
+  for (const auto& m : modules.all()) {
+    if (CheckpointModules::may_be_linear(m) && quantized.count(m.name) == 0) kept.push_back(m.name);
+  }
+  const auto halved = halved_groups(modules.names(), {quantized.begin(), quantized.end()}, kept);
+  for (auto& w : plan.weights) {
+    if (const auto found = halved.find(w.to.module); found != halved.end()) keep(w, "readers run it as one product with " + found->second + ", which is in high precision");
   }
 }
 
-void name_modules(const ConvertSource& source, ConvertPlan& plan) {
+void name_modules(const CheckpointModules& modules, ConvertPlan& plan) {
   std::set<std::string> done;
   for (const auto& w : plan.weights) {
     (w.change == Change::decoded ? plan.config.kept_linears : plan.config.quantized).push_back(w.to.module);
     done.insert(w.from.weight);
   }
-  for (const auto& tensor : source.checkpoint.names()) {
-    const auto& shape = source.checkpoint.info(tensor).shape;
-    if (tensor.size() <= 7 || tensor.compare(tensor.size() - 7, 7, ".weight") != 0 || shape.size() != 2 || done.count(tensor) != 0) continue;
-    const std::string module = tensor.substr(0, tensor.size() - 7);
-    if (type_of_weight(module, shape) == "Linear") plan.config.kept_linears.push_back(module);
+  for (const auto& m : modules.all()) {
+    if (CheckpointModules::may_be_linear(m) && (m.tied || done.count(m.name + ".weight") == 0)) plan.config.kept_linears.push_back(m.name);
   }
-  // A tied lm_head is no tensor, but a Linear.
-  const auto tie = source.config.find("tie_word_embeddings");
-  if (!source.checkpoint.contains("lm_head.weight") && tie != source.config.end() && *tie == io::Json(true))
-    plan.config.kept_linears.push_back("lm_head");
+  plan.config.names = modules.names();
 }
 
 /// Key-value cache scales: as they are, or one per tensor where the form has no place for one per head.
@@ -269,13 +279,14 @@ void plan_form(const ConvertSource& source, const ConvertOptions& o, ConvertPlan
     decide(source, plan.rescaling, w);
     set_activations(w, plan.rescaling);
   }
-  keep_problems(form, plan);
+  const CheckpointModules modules(source.checkpoint, source.config);
+  keep_problems(form, modules, plan);
   carry_kv(source, form, plan);
   settle_convention(source, plan);
   for (auto& w : plan.weights)
     w.to.scheme.input_scale =
         to.activations == ActivationScaling::static_tensor ? scale_for(w.to.scheme, w.to.scheme.input_scale_inv, w.to.module) : 1.0f;
-  name_modules(source, plan);
+  name_modules(modules, plan);
   if (plan.config.quantized.empty())
     throw io::Error(source.checkpoint.folder().string() + ": " + name_of(o.form) + " can hold none of its weights: " + plan.weights.front().reason);
   plan.config.scale_method = scale_method_of(source, same_grid(common, to));

@@ -11,6 +11,7 @@
 //
 // A cell of the table is a list of patterns, separated by spaces.
 #pragma once
+#include <map>
 #include <string>
 #include <string_view>
 #include <utility>
@@ -39,7 +40,7 @@ struct Family {
   std::string_view linears = {};     ///< Linear, though the general rule says otherwise
   std::string_view embeddings = {};
   std::string_view heads = {};
-  std::string_view tied = {};        ///< HEAD=EMBEDDING: the head that readers build of the embedding where the file has none
+  std::string_view tied = {};        ///< HEAD=EMBEDDING: the head that readers build of the embedding (a pattern) where the file has none
   std::string_view routers = {};
   std::string_view towers = {};
   std::string_view transposed = {};
@@ -47,6 +48,7 @@ struct Family {
   std::string_view others = {};
   std::string_view fused = {};       ///< FIRST+SECOND+...: last parts that engines run as one product, besides those that all families share
   std::string_view renamed = {};     ///< FROM>TO: parts of names that readers change on load, in that order; prefixes that come or go are not named
+  bool stable = false;               ///< readers call every module as the file does
 };
 
 /// All rows, and the row of one model_type; null if it has none.
@@ -68,9 +70,18 @@ class ModelNames {
   /// Whether the table has a row of it.
   bool known() const { return known_; }
   const std::vector<const Family*>& rows() const { return rows_; }
+  /// Whether readers are known to call every module as the file does.
+  bool stable() const { return known_ && !rows_.empty() && rows_.front()->stable; }
 
-  /// HEAD and EMBEDDING of the heads that may be tied, as the rows name them, then as most models do.
+  /// HEAD and a pattern of EMBEDDING: the heads that readers build of an embedding, as the rows say, else as most models do.
   std::vector<std::pair<std::string, std::string>> tied() const;
+  /// The group of modules that engines run as one product, all in fp8 or none: that of fuse_group_of(), a row's, or all experts of a layer;
+  /// empty for others.
+  std::string product_group_of(const std::string& module) const;
+  /// Whether some row calls a module's name so, in the cell given: says(&Family::routers, "model.layers.0.mlp.gate").
+  bool says(std::string_view Family::*cell, std::string_view module) const;
+  /// The part of a name that a tower stands under, dotted if it is of several: "vision_tower"; empty outside of towers.
+  std::string tower_of(std::string_view module) const;
   /// What readers call a module: its checkpoint name, and that after the rows' changes where it is another.
   std::vector<std::string> names_on_load(const std::string& module) const;
 
@@ -86,9 +97,16 @@ bool is_embedding_name(std::string_view module);
 bool is_head_name(std::string_view module);
 bool is_router_name(std::string_view module);
 bool is_tower_name(std::string_view module);
+/// Of keys, or of queries, keys and values at once: its parent is an attention module.
+bool is_key_projection(std::string_view module);
 
 /// The group that a module shares its weight scale with (and that engines run as one product): "PARENT.q_proj" for q, k and v,
 /// "PARENT.gate_proj" for gate and up; empty for others.
 std::string fuse_group_of(const std::string& module);
+/// True for the last of such a group: its rows need not be whole blocks.
+bool is_last_of_group(std::string_view module);
+
+/// The quantized modules that engines run as one product with one of `kept`, and that one.
+std::map<std::string, std::string> halved_groups(const ModelNames& names, const std::vector<std::string>& quantized, const std::vector<std::string>& kept);
 
 }  // namespace fp8::quant

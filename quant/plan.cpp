@@ -21,32 +21,6 @@ using configs::option_name;
 
 namespace {
 
-/// Kept in high precision unless included: their errors cost most, their products least.
-constexpr const char* kKeptNames[] = {"lm_head", "embed_tokens", "embed_out", "wte", "wpe"};
-constexpr const char* kRouterNames[] = {"gate", "router", "shared_expert_gate"};
-constexpr const char* kVisionNames[] = {"vision_tower", "vision_model", "vision_encoder", "visual"};
-constexpr const char* kFuseGroups[][3] = {{"q_proj", "k_proj", "v_proj"}, {"gate_proj", "up_proj", ""}};
-
-std::string last_part(const std::string& name) { return name.substr(name.rfind('.') + 1); }
-std::string parent_of(const std::string& name) {
-  const auto dot = name.rfind('.');
-  return dot == std::string::npos ? "" : name.substr(0, dot);
-}
-
-bool any_of(const char* const* begin, const char* const* end, const std::string& name) {
-  return std::any_of(begin, end, [&](const char* s) { return name == s; });
-}
-
-/// "model.visual.blocks.0.attn.qkv": some part of the name is a vision tower's.
-bool is_vision(const std::string& name) {
-  for (std::size_t at = 0; at <= name.size();) {
-    const std::size_t dot = std::min(name.find('.', at), name.size());
-    if (any_of(std::begin(kVisionNames), std::end(kVisionNames), name.substr(at, dot - at))) return true;
-    at = dot + 1;
-  }
-  return false;
-}
-
 class Patterns {
  public:
   Patterns(const std::vector<std::string>& patterns, const std::string& option) {
@@ -94,12 +68,15 @@ std::string asked_for() { return " (" + option_name("'include'", "--include") + 
 std::string own_reason(const ModuleInfo& m, const Patterns& include, const Patterns& exclude) {
   if (exclude.match(m.name)) return "excluded by " + option_name("'exclude'", "--exclude");
   if (include.match(m.name)) return is_quantizable(m.type) ? "" : "no fp8 kernel for type " + m.type;
-  const std::string last = last_part(m.name);
   if (plan_rules::is_adapter(m.name)) return "a LoRA adapter, kept in high precision" + asked_for();
-  if (kind_of_type(m.type) == ModuleKind::embedding || any_of(std::begin(kKeptNames), std::end(kKeptNames), last)) return "kept in high precision by default" + asked_for();
-  if (any_of(std::begin(kRouterNames), std::end(kRouterNames), last)) return "a router, kept in high precision" + asked_for();
+  if (m.kept.has_value() && !m.kept->empty()) return *m.kept + asked_for();
+  // The errors of heads and embeddings cost most, their products least.
+  if (kind_of_type(m.type) == ModuleKind::embedding) return "kept in high precision by default" + asked_for();
+  if (m.kept.has_value()) return is_quantizable(m.type) ? "" : "no fp8 kernel for type " + m.type;
+  if (is_head_name(m.name) || is_embedding_name(m.name)) return "kept in high precision by default" + asked_for();
+  if (is_router_name(m.name)) return "a router, kept in high precision" + asked_for();
   if (!is_quantizable(m.type)) return "no fp8 kernel for type " + m.type;
-  if (is_vision(m.name)) return "part of a vision tower, kept in high precision" + asked_for();
+  if (is_tower_name(m.name)) return "part of an audio or vision tower, kept in high precision" + asked_for();
   return "";
 }
 
@@ -226,14 +203,6 @@ Plan make_plan(const std::vector<ModuleInfo>& modules, const std::vector<NodeInf
   plan_rules::warn_of_lost_inputs(options, plan);
   if (options.measurements.has_value()) plan.measurements = options.measurements->fingerprint();
   return plan;
-}
-
-std::string fuse_group_of(const std::string& name) {
-  const std::string last = last_part(name);
-  for (const auto& group : kFuseGroups) {
-    if (any_of(std::begin(group), std::end(group), last)) return parent_of(name) + "." + group[0];
-  }
-  return "";
 }
 
 void check_measured_weight(const PlannedModule& module, float amax) {

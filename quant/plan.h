@@ -14,6 +14,7 @@
 #include "fp8/configs/configs.h"
 #include "fp8/measure/measurement_file.h"
 #include "fp8/quant/formats/scale_file.h"
+#include "fp8/quant/model_names.h"
 #include "fp8/quant/node_scheme.h"
 #include "fp8/quant/scheme.h"
 
@@ -24,6 +25,8 @@ struct ModuleInfo {
   std::string name;
   std::string type;                   ///< "Linear", "Conv2d", "Embedding", ...
   std::vector<std::int64_t> shape;    ///< of the weight
+  /// Why it stays in high precision unless it is included; empty: it need not. Not given: its name decides.
+  std::optional<std::string> kept = {};
 };
 
 struct PlannedModule {
@@ -96,10 +99,6 @@ inline Plan make_plan(const std::vector<ModuleInfo>& modules, const PlanOptions&
 /// Why a config leaves a module or node in high precision; empty: it is quantized (if it was measured, where its method asks for that). Asks
 /// `filter` of everything, so that it knows its unused entries.
 std::string reason_against(const configs::QuantConfig& config, configs::ModuleFilter& filter, const std::string& name, const std::string& type);
-
-/// The group that a module shares its weight scale with (and that engines run as one product): "PARENT.q_proj" for q, k and v,
-/// "PARENT.gate_proj" for gate and up; empty for others.
-std::string fuse_group_of(const std::string& name);
 
 /// Throws io::Error if the weight's amax is not the measured one (beyond the rounding of hp_dtype), or is below the measured threshold: a
 /// measurement of another model.

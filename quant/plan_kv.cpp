@@ -11,8 +11,6 @@
 namespace fp8::quant {
 namespace {
 
-constexpr const char* kProjections[] = {"k_proj", "qkv_proj", "query_key_value", "W_pack", "c_attn"};
-
 /// As models/llama.h and optimum-habana name them.
 constexpr const char* kAttentionNodes[][3] = {{"k_cache", "KVCache", ""},
                                               {"v_cache", "KVCache", ""},
@@ -53,9 +51,8 @@ std::vector<std::string> attention_modules(const std::vector<std::string>& modul
   for (const auto& name : modules) {
     const auto dot = name.rfind('.');
     if (dot == std::string::npos) continue;
-    const std::string last = name.substr(dot + 1), parent = name.substr(0, dot);
-    const bool projects = std::any_of(std::begin(kProjections), std::end(kProjections), [&](const char* p) { return last == p; });
-    if (projects && known.insert(parent).second) attention.push_back(parent);
+    const std::string parent = name.substr(0, dot);
+    if (is_key_projection(name) && !is_tower_name(name) && known.insert(parent).second) attention.push_back(parent);
   }
   return attention;
 }

@@ -14,6 +14,7 @@
 #include "fp8/configs/python_regex.h"
 #include "fp8/quant/formats/form_parts.h"
 #include "fp8/quant/formats/form_table.h"
+#include "fp8/quant/formats/ignore_list.h"
 #include "fp8/quant/plan.h"
 #include "fp8/runtime/io/error.h"
 
@@ -267,7 +268,7 @@ class CompressedTensors final : public CheckpointForm {
     config["format"] = format;
     config["quantization_status"] = "compressed";
     config["config_groups"] = Json{{"group_0", group}};
-    config["ignore"] = spec.kept_linears;
+    config["ignore"] = ignore_entries(format_, spec);
     config["kv_cache_scheme"] = spec.kv.empty() ? Json(nullptr) : arguments(per_head(spec) ? "attn_head" : "tensor", false);
     return config;
   }

@@ -13,6 +13,7 @@
 #include <vector>
 
 #include "fp8/quant/formats/checkpoint_format.h"
+#include "fp8/quant/model_names.h"
 #include "fp8/quant/scheme.h"
 #include "fp8/runtime/io/json.h"
 #include "fp8/runtime/io/safetensors.h"
@@ -62,7 +63,9 @@ struct StoredCheckpoint {
 struct ConfigSpec {
   Scheme scheme;                         ///< that all quantized modules have
   std::vector<std::string> quantized;    ///< names of modules
-  std::vector<std::string> kept_linears; ///< modules that stay in high precision, though a Linear
+  std::vector<std::string> kept_linears; ///< modules that stay in high precision, though a Linear, or not known to be none
+  std::vector<std::string> ignore;       ///< further entries for the list of such modules, as the caller wrote them
+  ModelNames names;                      ///< what readers call modules
   std::string scale_method;              ///< INC's spelling, "amax" otherwise
   bool qdq = false;                      ///< INC's form only: for quantize-dequantize mode
   std::vector<KvScales> kv;              ///< empty: the cache stays in high precision

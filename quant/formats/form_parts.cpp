@@ -288,8 +288,7 @@ void warn_missing_kv(const std::string& key, StoredCheckpoint& out) {
 }
 
 std::string fused_rows_problem(const WeightSpec& w) {
-  const bool last = ends_with(w.module, "v_proj") || ends_with(w.module, "up_proj");
-  if (last || fuse_group_of(w.module).empty() || w.rows % w.scheme.block.rows == 0) return "";
+  if (is_last_of_group(w.module) || fuse_group_of(w.module).empty() || w.rows % w.scheme.block.rows == 0) return "";
   return std::to_string(w.rows) + " outputs are no multiple of the block of " + std::to_string(w.scheme.block.rows) + ", which vLLM refuses in a fused module";
 }
 

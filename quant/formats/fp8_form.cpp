@@ -15,6 +15,7 @@
 
 #include "fp8/quant/formats/form_parts.h"
 #include "fp8/quant/formats/form_table.h"
+#include "fp8/quant/formats/ignore_list.h"
 #include "fp8/runtime/io/error.h"
 
 namespace fp8::quant {
@@ -114,13 +115,13 @@ class Fp8 final : public CheckpointForm {
     // Not this form's word, but the field's: readers that don't know it pass over it.
     if (!spec.kv.empty()) config["kv_cache_scheme"] = {{"num_bits", 8}, {"type", "float"}, {"strategy", "tensor"}, {"symmetric", true}, {"dynamic", false}};
     if (spec.scheme.weights != WeightGranularity::block) {
-      config["ignored_layers"] = spec.kept_linears;
+      config["ignored_layers"] = ignore_entries(format(), spec);
       return config;
     }
     config["fmt"] = "e4m3";
     if (spec.scheme.power_of_two) config["scale_fmt"] = "ue8m0";
     config["weight_block_size"] = {spec.scheme.block.rows, spec.scheme.block.cols};
-    config["modules_to_not_convert"] = spec.kept_linears;
+    config["modules_to_not_convert"] = ignore_entries(format(), spec);
     return config;
   }
 

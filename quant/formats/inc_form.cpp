@@ -13,10 +13,10 @@
 // other way round from ours: its "scale" is our scale_inv. Scales are stored in hp_dtype (bf16) where INC's rules made them, else in F32.
 // A checkpoint of several ranks has X..._{rank}_{world} in place of the tensors that ranks share out (inc_ranks.h).
 #include <algorithm>
-#include <cstring>
 
 #include "fp8/quant/formats/form_parts.h"
 #include "fp8/quant/formats/form_table.h"
+#include "fp8/quant/formats/ignore_list.h"
 #include "fp8/recipes/scale_method.h"
 #include "fp8/runtime/io/error.h"
 #include "fp8/runtime/kernels/float_bits.h"
@@ -52,21 +52,6 @@ void write_values(TensorSink& sink, const std::string& tensor, const std::vector
   std::vector<std::uint16_t> halves;
   for (const float v : values) halves.push_back(dtype == DType::BF16 ? kernels::f32_to_bf16(v) : kernels::f32_to_f16(v));
   sink.write(tensor, halves.data(), 0, halves.size() * sizeof(std::uint16_t));
-}
-
-std::string escaped(const std::string& name) {
-  std::string out = "^";
-  for (char c : name) {
-    if (std::strchr(".\\+*?()[]{}|^$", c) != nullptr) out += '\\';
-    out += c;
-  }
-  return out + "$";
-}
-
-/// INC searches names for patterns: a plain name unless it would also be found in that of a quantized module.
-std::string pattern_for(const std::string& kept, const std::vector<std::string>& quantized) {
-  const bool found = std::any_of(quantized.begin(), quantized.end(), [&](const std::string& q) { return q.find(kept) != std::string::npos; });
-  return found ? escaped(kept) : kept;
 }
 
 /// scale_method: INC's spelling, or anything else: then the spelling that has the same granularity.
@@ -193,8 +178,6 @@ class Inc final : public CheckpointForm {
 
   Json config(const ConfigSpec& spec) const override {
     const Scheme& scheme = spec.scheme;
-    std::vector<std::string> blocked;
-    for (const auto& name : spec.kept_linears) blocked.push_back(pattern_for(name, spec.quantized));
     const recipes::FloatType hp = scheme.convention == Convention::inc ? scheme.hp : recipes::FloatType::BF16;
     Json config = Json::object();
     config["mode"] = "LOAD";
@@ -209,7 +192,7 @@ class Inc final : public CheckpointForm {
     config["fake_quant"] = "False";
     config["measure_exclude"] = "OUTPUT";
     config["allowlist"] = Json{{"types", {"Linear"}}, {"names", Json::array()}};
-    config["blocklist"] = Json{{"types", Json::array()}, {"names", blocked}};
+    config["blocklist"] = Json{{"types", Json::array()}, {"names", ignore_entries(format(), spec)}};
     config["dump_stats_path"] = "./hqt_output/measure";  // INC wants one; it is not read in mode LOAD
     config["mod_dict"] = Json::object();
     config["world_size"] = -1;

@@ -15,6 +15,7 @@
 
 #include "fp8/quant/formats/form_parts.h"
 #include "fp8/quant/formats/form_table.h"
+#include "fp8/quant/formats/ignore_list.h"
 #include "fp8/runtime/io/error.h"
 
 namespace fp8::quant {
@@ -122,7 +123,7 @@ class ModelOpt final : public CheckpointForm {
     const Json numbers = {{"dynamic", false}, {"num_bits", 8}, {"type", "float"}};
     Json config = Json::object();
     if (is_static) config["config_groups"] = {{"group_0", {{"input_activations", numbers}, {"weights", numbers}, {"targets", Json::array({"Linear"})}}}};
-    config["ignore"] = spec.kept_linears;
+    config["ignore"] = ignore_entries(format(), spec);
     config["quant_algo"] = algorithm_of(spec.scheme);
     if (!spec.kv.empty()) config["kv_cache_scheme"] = numbers;
     config["producer"] = {{"name", "modelopt"}, {"version", "0.47.0"}};  // readers know the form, and its age, by this

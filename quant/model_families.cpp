@@ -1,0 +1,125 @@
+// SPDX-License-Identifier: Apache-2.0
+// The table of model families (model_names.h): data, read against transformers 5.23's classes and conversion_mapping.py and against vLLM's
+// packed_modules_mapping. A type that the general rule gets right has its name here and no cells.
+#include "fp8/quant/model_names.h"
+
+namespace fp8::quant {
+namespace {
+
+/// Projections of a decoder under their usual names, words in model.embed_tokens, an lm_head: readers call all of them as the file does.
+constexpr Family kDecoders = {
+    .model_types =
+        "llama mistral ministral ministral3 mistral4 qwen2 qwen3 qwen2_moe qwen3_moe qwen3_next gemma gemma2 gemma3_text gemma4_text "
+        "gemma4_unified_text vaultgemma phi phi3 olmo olmo2 olmo3 olmoe flex_olmo granite granite_swa cohere cohere2 cohere2_moe deepseek "
+        "deepseek_v2 deepseek_v3 deepseek_v32 glm glm4 glm4_moe glm4_moe_lite glm_moe_dsa ernie4_5 ernie4_5_moe exaone exaone4 exaone_moe "
+        "smollm3 starcoder2 stablelm nemotron persimmon helium arcee apertus bitnet cwm diffllama doge dots1 jais2 minicpm3 nanochat "
+        "seed_oss solar_open youtu internlm3 iquestcoder hunyuan_v1_dense hyperclovax afmoe axk1 bamba beam flint kolibri1 mellum mimo_v2_flash "
+        "minimax_m3_vl_text longcat_flash lfm2 lfm2_moe jamba falcon_h1 zamba2 zamba zaya qwen3_5_text qwen3_5_moe_text moshi recurrent_gemma "
+        "baichuan internlm internlm2 chatglm xverse orion aquila yi decilm jetmoe gpt_oss llama4_text aria_text bailing_moe nemotron_h "
+        "kimi_linear olmo_hybrid hy_v3_text muse_spark",
+    .stable = true};
+
+const std::vector<Family>& rows() {
+  static const std::vector<Family> table = {
+      kDecoders,
+      // Mixtures whose modules move on load
+      {.model_types = "mixtral minimax minimax_m2", .renamed = "block_sparse_moe>mlp"},
+      {.model_types = "phimoe", .renamed = "block_sparse_moe.gate>mlp.router block_sparse_moe>mlp"},
+      {.model_types = "granitemoe granitemoeshared granitemoehybrid granitemoe_swa", .renamed = "router.layer>router"},
+      {.model_types = "hunyuan_v1_moe", .routers = "gate.wg", .renamed = "gate.wg>gate"},
+      {.model_types = "hy_v3", .renamed = "router.gate>gate shared_mlp>shared_experts"},
+      {.model_types = "hy_v4", .renamed = "linear_gate>gate_proj"},
+      {.model_types = "laguna", .renamed = "shared_expert>shared_experts"},
+      {.model_types = "axk2", .renamed = "W_down>fc1 W_up>fc2 q_b_proj>q_gate_proj"},
+      {.model_types = "lfm3", .renamed = "gate_proj>g_proj"},
+      {.model_types = "deepseek_v4", .heads = "^head", .renamed = "ffn>mlp head>lm_head"},
+      {.model_types = "dbrx", .routers = "router.layer"},
+      {.model_types = "hrm_text", .renamed = "attn>self_attn"},
+      // Decoders with embeddings and heads of their own names
+      {.model_types = "gpt_neox", .tied = "lm_head=gpt_neox.embed_in", .renamed = "embed_out>lm_head"},
+      {.model_types = "gpt_neox_japanese", .tied = "embed_out=gpt_neox_japanese.embed_in"},
+      {.model_types = "gpt2 gpt-sw3 openai-gpt imagegpt decision_transformer", .tied = "lm_head=wte lm_head=tokens_embed",
+       .transposed = "c_attn q_attn c_proj c_fc"},
+      {.model_types = "gpt_bigcode gpt_neo gptj codegen mpt", .tied = "lm_head=transformer.wte"},
+      {.model_types = "bloom falcon RefinedWeb RefinedWebModel", .tied = "lm_head=transformer.word_embeddings"},
+      {.model_types = "ctrl", .embeddings = "transformer.w", .tied = "lm_head=transformer.w"},
+      {.model_types = "mamba mamba2 falcon_mamba", .tied = "lm_head=backbone.embeddings"},
+      {.model_types = "rwkv", .heads = "^head", .tied = "head=rwkv.embeddings"},
+      {.model_types = "opt", .tied = "lm_head=model.decoder.embed_tokens"},
+      {.model_types = "biogpt", .tied = "output_projection=biogpt.embed_tokens"},
+      {.model_types = "trocr", .tied = "output_projection=embed_tokens"},
+      {.model_types = "xlm flaubert", .tied = "pred_layer.proj=transformer.embeddings"},
+      {.model_types = "xlnet", .tied = "lm_loss=word_embedding"},
+      {.model_types = "cpmant", .tied = "lm_head=cpmant.input_embedding"},
+      {.model_types = "blt xglm xlstm"},
+      // Encoders
+      {.model_types = "bert big_bird megatron-bert ernie fnet layoutlm mra nystromformer roc_bert roformer squeezebert tapas yoso deberta deberta-v2 rembert "
+                      "nomic_bert gte jina_embeddings_v3 chinese_clip bert-generation",
+       .tied = "cls.predictions.decoder=word_embeddings lm_head.decoder=word_embeddings"},
+      {.model_types = "roberta camembert xlm-roberta xlm-roberta-xl roberta-prelayernorm data2vec-text longformer mpnet xmod esm",
+       .tied = "lm_head.decoder=word_embeddings"},
+      {.model_types = "ibert", .tied = "lm_head.decoder=word_embeddings", .others = "ibert.encoder."},
+      {.model_types = "albert", .tied = "predictions.decoder=word_embeddings"},
+      {.model_types = "distilbert", .tied = "vocab_projector=word_embeddings"},
+      {.model_types = "electra convbert", .tied = "generator_lm_head=word_embeddings"},
+      {.model_types = "funnel", .tied = "lm_head=word_embeddings"},
+      {.model_types = "luke", .tied = "lm_head.decoder=word_embeddings entity_predictions.decoder=entity_embeddings"},
+      {.model_types = "modernbert modernbert-decoder", .tied = "decoder=tok_embeddings"},
+      {.model_types = "modernvbert", .tied = "lm_head=tok_embeddings"},
+      {.model_types = "neomme", .tied = "lm_head=word_embeddings unembedding_projection=embedding_projection"},
+      {.model_types = "eurobert esmc perceiver ultrabert ultravbert"},
+      // Encoders with decoders
+      {.model_types = "t5 mt5 longt5 umt5 switch_transformers pop2piano t5gemma2 udop", .tied = "lm_head=shared"},
+      {.model_types = "t5gemma", .tied = "lm_head.out_proj=model.decoder.embed_tokens"},
+      {.model_types = "bart mbart plbart mvp pegasus pegasus_x blenderbot blenderbot-small bigbird_pegasus led marian m2m_100 nllb-moe florence2",
+       .tied = "lm_head=shared"},
+      {.model_types = "prophetnet xlm-prophetnet", .tied = "lm_head=prophetnet.word_embeddings"},
+      {.model_types = "fsmt", .heads = "output_projection"},
+      {.model_types = "seamless_m4t seamless_m4t_v2", .tied = "lm_head=shared"},
+      // Vision
+      {.model_types = "dinov2 dinov2_with_registers", .cut = "mlp.weights_in"},
+      {.model_types = "vit vit_msn vit_mae beit deit ijepa audio-spectrogram-transformer segformer swin swinv2 donut-swin bit convnext convnextv2 cvt "
+                      "data2vec-vision efficientnet focalnet hgnet_v2 hiera levit mobilenet_v1 mobilenet_v2 mobilevit mobilevitv2 poolformer pp_lcnet pvt pvt_v2 "
+                      "regnet resnet swiftformer textnet dinov3_vit"},
+      {.model_types = "clip clipseg metaclip_2 siglip siglip2 align altclip clip_text_model clip_vision_model siglip_vision_model siglip_text_model"},
+      // Vision and language
+      {.model_types = "llava llava_next llava_next_video llava_onevision vipllava video_llava aya_vision got_ocr2 internvl mistral3 pp_chart2table gemma3 "
+                      "paligemma aria fuyu mllama emu3 molmo2 cohere2_vision deepseek_vl deepseek_vl_hybrid diffusion_gemma exaone4_5 gemma4 gemma4_unified "
+                      "gemma3n glm46v glm4v glm4v_moe glm_ocr glmga granite4_vision granite_docling idefics idefics2 idefics3 smolvlm janus lfm2_vl lighton_ocr "
+                      "llama4 minicpm_ocr minicpmv4_6 minicpmv4_7 muse_glimmer ovis2 pp_formulanet qwen3_5 qwen3_5_moe video_llama_3 chameleon evolla "
+                      "cosmos3_edge cosmos3_omni kimi_k25 pixtral perception_lm qianfan_ocr step3p7 shieldgemma2",
+       .towers = "connector. vision_embed_tokens projector. aligner. embed_vision. embed_audio. merger. vision_embedder. vqmodel."},
+      {.model_types = "qwen2_vl qwen2_5_vl qwen3_vl qwen3_vl_moe qwen2_5_omni_thinker qwen3_omni_moe_thinker", .towers = "visual. audio_tower."},
+      {.model_types = "hyperclovax_vision_v2", .towers = "vision_projector.", .renamed = "vision_projector>projector"},
+      {.model_types = "lfm3_vl", .towers = "vision_tower. multi_modal_projector.", .renamed = "gate_proj>g_proj"},
+      {.model_types = "minimax_m3_vl", .towers = "patch_merge_mlp. multi_modal_projector. vision_tower.",
+       .renamed = "block_sparse_moe>mlp patch_merge_mlp>multi_modal_projector"},
+      {.model_types = "mistral_large4", .heads = "^output", .towers = "vision_encoder. vision_language_adapter. patch_merger.",
+       .renamed = "vision_encoder>vision_tower vision_language_adapter>multi_modal_projector patch_merger>multi_modal_projector output>lm_head gate>mlp.gate"},
+      {.model_types = "paddleocr_vl", .towers = "visual. mlp_AR.", .renamed = "mlp_AR>projector"},
+      {.model_types = "blip-2 instructblip instructblipvideo", .towers = "vision_model. qformer. language_projection"},
+      {.model_types = "blip", .heads = "text_decoder.cls.predictions.decoder", .tied = "text_decoder.cls.predictions.decoder=text_decoder.bert.embeddings.word_embeddings"},
+      {.model_types = "git", .heads = "^output", .tied = "output=git.embeddings.word_embeddings", .towers = "image_encoder. visual_projection."},
+      {.model_types = "kosmos-2 kosmos-2.5", .embeddings = "segment_emb", .tied = "text_model.lm_head=text_model.model.embed_tokens",
+       .towers = "vision_model. image_to_text_projection."},
+      {.model_types = "pix2struct", .heads = "decoder.lm_head"},
+      {.model_types = "pi0"},
+      // Speech
+      {.model_types = "whisper moonshine moonshine_streaming canary cohere_asr", .tied = "proj_out=model.decoder.embed_tokens"},
+      {.model_types = "speech_to_text", .tied = "lm_head=model.decoder.embed_tokens"},
+      {.model_types = "speecht5", .tied = "text_decoder_postnet.lm_head=text_decoder_prenet.embed_tokens text_decoder_postnet.lm_head=embed_tokens"},
+      {.model_types = "granite_speech granite_speech_plus", .embeddings = "rel_pos_emb", .towers = "^encoder. projector."},
+      {.model_types = "granite_speech5_ctc", .embeddings = "rel_pos_emb", .tied = "ctc_head=encoder.out"},
+      {.model_types = "qwen2_audio audioflamingo3 musicflamingo glmasr voxtral voxtral_realtime qwen3_asr fun_asr_nano moss_transcribe_diarize dia",
+       .towers = "audio_tower. multi_modal_projector."},
+      {.model_types = "phi4_multimodal", .embeddings = "bias_values", .towers = "embed_tokens_extend."},
+      {.model_types = "wav2vec2 wav2vec2-bert wav2vec2-conformer hubert data2vec-audio sew sew-d unispeech unispeech-sat wavlm lasr_ctc parakeet_ctc"},
+  };
+  return table;
+}
+
+}  // namespace
+
+const std::vector<Family>& model_families() { return rows(); }
+
+}  // namespace fp8::quant
