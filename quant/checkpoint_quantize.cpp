@@ -17,6 +17,7 @@
 #include "fp8/quant/nonfinite.h"
 #include "fp8/quant/plan_kv.h"
 #include "fp8/quant/quantize_units.h"
+#include "fp8/quant/stacked_experts.h"
 #include "fp8/runtime/io/checksum.h"
 #include "fp8/runtime/io/error.h"
 
@@ -36,7 +37,8 @@ class Job {
  public:
   Job(const fs::path& model, const CheckpointOptions& options)
       : options_(options), source_identity_(identity_of(model)), carried_(carried_identity_of(model)), config_(read_model_config(model)), source_(model),
-        modules_(source_, config_, options.modules), form_(form_of(options.format)), nonfinite_(checked()), plan_(make_plan(find_modules(), find_nodes(), plan_options())) {
+        modules_(source_, config_, options.modules), form_(form_of(options.format)), nonfinite_(checked()),
+        stacked_(source_, config_, options.plan.experts, without_nonfinite(options.plan).keep), plan_(make_plan(find_modules(), find_nodes(), plan_options())) {
     check_plan();
     keep_whole_groups();
     place_nodes();
@@ -109,14 +111,27 @@ class Job {
     return o;
   }
 
-  /// The tensor that holds a module's weight: its own, or the embedding's for a tied head.
-  const std::string& source_tensor(const std::string& module) const { return modules_.find(module)->tensor; }
+  /// The tensor that holds a module's weight: its own, the embedding's for a tied head, or one that stacks an expert's.
+  const std::string& source_tensor(const std::string& module) const {
+    const auto* slice = stacked_.slice_of(module);
+    return slice != nullptr ? slice->tensor : modules_.find(module)->tensor;
+  }
+
+  WeightSlice source_of(const std::string& module) const {
+    const auto* slice = stacked_.slice_of(module);
+    return slice != nullptr ? *slice : whole_weight(source_.info(source_tensor(module)));
+  }
 
   std::vector<ModuleInfo> find_modules() const {
     std::vector<ModuleInfo> modules;
     for (const auto& m : modules_.all()) {
+      if (!stacked_.modules_of(m.tensor).empty()) continue;
       const bool expert = options_.plan.config.has_value() && expert_in_memory(m.name).has_value();  // the class that a config's lists know
       modules.push_back({m.name, expert ? kExpertType : CheckpointModules::type_of(m), m.shape, m.why});
+    }
+    for (auto& m : stacked_.modules()) {
+      if (options_.plan.config.has_value() && expert_in_memory(m.name).has_value()) m.type = kExpertType;
+      modules.push_back(std::move(m));
     }
     return modules;
   }
@@ -126,6 +141,7 @@ class Job {
     for (const auto& tensor : source_.names()) {
       if (is_weight(tensor)) names.push_back(module_of(tensor));
     }
+    for (const auto& m : stacked_.modules()) names.push_back(m.name);
     return names;
   }
 
@@ -212,7 +228,7 @@ class Job {
 
   static bool is_linear(const PlannedModule& m) { return (m.info.type == "Linear" || m.info.type == kExpertType) && m.info.shape.size() == 2; }
 
-  static WeightSpec spec_of(const PlannedModule& m) { return {m.info.name, m.info.shape[0], m.info.shape[1], m.scheme}; }
+  WeightSpec spec_of(const PlannedModule& m) const { return {stacked_.written_name(m.info.name), m.info.shape[0], m.info.shape[1], m.scheme}; }
 
   /// What the form's readers would misread; and what they run as one product with that.
   std::map<std::string, std::string> misread() const {
@@ -248,12 +264,14 @@ class Job {
       linears.push_back(m);
     }
     plan_.modules = std::move(linears);
+    stacked_.settle(plan_);
     if (plan_.modules.empty()) {
       throw io::Error(source_.folder().string() + ": no Linear module is left to quantize" +
                       (misread_modules.empty() ? "" : "; " + misread_modules.begin()->first + ": " + misread_modules.begin()->second));
     }
     refuse_tied_heads();
-    list_transposed_and_stacked();
+    for (auto& notice : stacked_.notices()) plan_.warnings.push_back(std::move(notice));
+    list_transposed();
   }
 
   [[noreturn]] void refuse_empty() const {
@@ -270,7 +288,7 @@ class Job {
   void refuse_tied_heads() {
     for (const auto& m : plan_.modules) {
       const auto* head = modules_.find(m.info.name);
-      if (!head->tied) continue;
+      if (head == nullptr || !head->tied) continue;
       if (m.info.name != "lm_head" || head->tensor != "model.embed_tokens.weight")
         throw io::Error(source_.folder().string() + ": " + m.info.name + ": is tied to " + head->tensor + "; built is: an lm_head that is tied to model.embed_tokens");
       untied_ = true;
@@ -288,26 +306,16 @@ class Job {
     if (halved.empty()) return;
     for (const auto& [module, through] : halved) plan_.skipped.push_back({module, "readers run it as one product with " + through + ", which is not converted"});
     std::erase_if(plan_.modules, [&](const PlannedModule& m) { return halved.count(m.info.name) != 0; });
+    stacked_.settle(plan_);
     if (plan_.modules.empty()) throw io::Error(source_.folder().string() + ": no Linear module is left to quantize; " + plan_.skipped.back().name + ": " + plan_.skipped.back().reason);
   }
 
   /// Weights that look like those of a Linear and are none to a reader of this form.
-  void list_transposed_and_stacked() {
+  void list_transposed() {
     for (auto& s : plan_.skipped) {
       const auto* m = modules_.find(s.name);
       if (m != nullptr && CheckpointModules::type_of(*m) == kTransposed)
         s.reason = "stored transposed, [in, out] (Conv1D): readers of this form take Linear weights only";
-    }
-    std::set<std::string> listed;
-    for (const auto& s : plan_.skipped) listed.insert(s.name);
-    for (const auto& tensor : source_.names()) {
-      const auto& info = source_.info(tensor);
-      if (info.shape.size() != 3 || !is_float(info.dtype) || tensor.find("expert") == std::string::npos) continue;
-      const std::string name = is_weight(tensor) ? module_of(tensor) : tensor, reason = "experts stacked in one tensor: readers of this form take one weight per expert";
-      if (listed.count(name) == 0) plan_.skipped.push_back({name, reason});
-      for (auto& s : plan_.skipped) {
-        if (s.name == name) s.reason = reason;
-      }
     }
   }
 
@@ -316,16 +324,20 @@ class Job {
     const auto& measurements = options_.plan.measurements;
     if (!measurements.has_value() || !measurements->model.has_value()) return;
     measure::ModelFingerprint model;
-    for (const auto& m : plan_.modules) model.weights.push_back(measure::fingerprint_of(m.info.name, source_, source_tensor(m.info.name)));
+    for (const auto& m : plan_.modules) {
+      if (stacked_.slice_of(m.info.name) != nullptr) continue;  // a fingerprint is of a tensor
+      model.weights.push_back(measure::fingerprint_of(m.info.name, source_, source_tensor(m.info.name)));
+    }
     measure::require_same_model(*measurements->model, model, "measurements");
   }
 
   void make_spec() {
     spec_.scheme = plan_.modules.front().scheme;
-    for (const auto& m : plan_.modules) spec_.quantized.push_back(m.info.name);
+    for (const auto& m : plan_.modules) spec_.quantized.push_back(stacked_.written_name(m.info.name));
+    spec_.kept_experts = stacked_.kept();
     for (const auto& s : plan_.skipped) {  // readers need each Linear that stays by name
       const auto* m = modules_.find(s.name);
-      if (m != nullptr && CheckpointModules::may_be_linear(*m)) spec_.kept_linears.push_back(s.name);
+      if (m != nullptr && CheckpointModules::may_be_linear(*m)) spec_.kept_linears.push_back(stacked_.written_name(s.name));
     }
     spec_.names = modules_.names();
     spec_.ignore = options_.ignore;
@@ -354,14 +366,17 @@ class Job {
       std::vector<units::Weight> weights;
       for (const std::size_t member : members) {
         const auto& module = plan_.modules[member];
-        weights.push_back({module, source_tensor(module.info.name), spec_of(module)});
+        weights.push_back({module, source_of(module.info.name), spec_of(module)});
       }
       units_.push_back(units::quantize_unit(shared_, std::move(weights)));
     };
     for (const auto& tensor : source_.names()) {
+      const auto experts = stacked_.modules_of(tensor);
       const auto found = by_weight.find(tensor);
+      for (const auto& expert : experts) add_module(by_weight.at(expert + ".weight"));
+      if (!experts.empty()) continue;
       if (found == by_weight.end())
-        units_.push_back(copy_unit(source_, tensor, tensor));
+        units_.push_back(copy_unit(source_, tensor, stacked_.written_name(tensor)));
       else
         add_module(found->second);
     }
@@ -372,6 +387,8 @@ class Job {
                           context.advance(0);
                         }, {}});
     }
+    for (auto& m : plan_.modules) m.info.name = stacked_.written_name(m.info.name);  // from here on: as they stand in the output
+    for (auto& s : plan_.skipped) s.name = stacked_.written_name(s.name);
   }
 
   /// What decides the bytes.
@@ -418,6 +435,7 @@ class Job {
   std::map<std::string, NonFinite> nonfinite_;  // by tensor; allowed
   bool with_kv_ = false;    // scales of key-value caches are made
   bool untied_ = false;     // lm_head is quantized from the embedding's tensor
+  StackedExperts stacked_;
   Plan plan_;
   ConfigSpec spec_;
   UnderflowReport lost_;

@@ -22,7 +22,7 @@ namespace fp8::quant {
 class UnitContext : public TensorSink {
  public:
   /// Buffers that keep their memory from unit to unit.
-  std::vector<std::uint8_t> in, out;
+  std::vector<std::uint8_t> in, out, scratch;
   /// Tells the progress bar and looks whether the user wants to stop (io::Error "interrupted"). Once per chunk read.
   virtual void advance(std::uint64_t source_bytes) = 0;
   /// Copies bytes [offset, offset + size) of a tensor as they are, in the kernel where it can, and advances. A tensor with NaN or Inf is an

@@ -104,9 +104,12 @@ std::map<std::string, NonFinite> find_nonfinite(const io::Checkpoint& checkpoint
   return by_name;
 }
 
-bool has_nonfinite(const void* values, DType dtype, std::int64_t n) {
-  return count_chunk(static_cast<const std::uint8_t*>(values), static_cast<std::uint64_t>(n) * static_cast<std::uint64_t>(io::size_of(dtype)), dtype, recipes::Dialect::ocp).any();
+NonFinite count_nonfinite(const void* values, DType dtype, std::int64_t n) {
+  const auto size = static_cast<std::uint64_t>(n) * static_cast<std::uint64_t>(io::size_of(dtype));
+  return count_chunk(static_cast<const std::uint8_t*>(values), size, dtype, recipes::Dialect::ocp);
 }
+
+bool has_nonfinite(const void* values, DType dtype, std::int64_t n) { return count_nonfinite(values, dtype, n).any(); }
 
 void refuse_nonfinite(const io::Checkpoint& checkpoint, const std::string& tensor, recipes::Dialect dialect) {
   const NonFinite found = count_nonfinite(checkpoint, tensor, dialect);

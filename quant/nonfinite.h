@@ -33,6 +33,8 @@ NonFinite count_nonfinite(const io::Checkpoint& checkpoint, const std::string& t
 std::map<std::string, NonFinite> find_nonfinite(const io::Checkpoint& checkpoint, recipes::Dialect dialect, const std::set<std::string>& codes = {},
                                                 const std::function<bool()>& stop = {});
 
+/// Of n values of such a dtype in memory; codes are read as ocp's.
+NonFinite count_nonfinite(const void* values, io::DType dtype, std::int64_t n);
 /// True if any of n values is NaN or Inf.
 bool has_nonfinite(const void* values, io::DType dtype, std::int64_t n);
 

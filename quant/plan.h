@@ -68,6 +68,12 @@ struct Plan {
   const PlannedNode* find_node(const std::string& name) const;
 };
 
+/// What becomes of the experts that a checkpoint stacks in one tensor.
+enum class ExpertForm {
+  each,  ///< fp8, one weight with its scale per expert
+  keep,  ///< as they are, in high precision
+};
+
 struct PlanOptions {
   ActivationScaling activations = ActivationScaling::dynamic_token;
   /// Default: tensor with measurements, channel else. block: dynamic activations are per group of block.cols then.
@@ -81,6 +87,7 @@ struct PlanOptions {
   /// Key-value caches in fp8 too. Not given: as the config's lists say, without a config no.
   std::optional<bool> kv_cache;
   KvGranularity kv_scales = KvGranularity::tensor;  ///< of key-value caches
+  ExpertForm experts = ExpertForm::each;  ///< of checkpoints only
   std::vector<std::string> include, exclude;  ///< Python regular expressions, searched in the module's name
   std::map<std::string, std::string> keep;  ///< modules that stay in high precision, with the reason; whatever else selects them
   /// INC's rules instead of ours: methods, lists, hp_dtype. `dialect` above is the device in use.

@@ -15,17 +15,17 @@ namespace fp8::quant::units {
 namespace {
 
 constexpr std::uint64_t kChunkBytes = std::uint64_t{1} << 20;
-/// Transposed codes are written in runs of a chunk's rows: longer runs, fewer writes.
+/// Transposed codes are written, and transposed weights read, in runs of a chunk's rows: longer runs, fewer of them.
 constexpr std::uint64_t kTransposedChunkBytes = std::uint64_t{8} << 20;
 constexpr std::uint64_t kPartBytes = std::uint64_t{32} << 20;
 
 float larger(float a, float b) { return std::isnan(a) || a > b ? a : b; }
 
-/// One weight's tensor in the source, in chunks of rows.
+/// One weight in the source, in chunks of rows.
 class Rows {
  public:
   Rows(const Shared& shared, const Weight& weight)
-      : shared_(shared), weight_(weight), type_(float_type(shared.source.info(weight.tensor).dtype)), bytes_(static_cast<std::uint64_t>(weight.spec.cols) * width()) {}
+      : shared_(shared), weight_(weight), type_(float_type(dtype())), bytes_(static_cast<std::uint64_t>(weight.spec.cols * io::size_of(dtype()))) {}
 
   recipes::FloatType type() const { return type_; }
   std::uint64_t row_bytes() const { return bytes_; }
@@ -35,19 +35,19 @@ class Rows {
   /// body(first_row, rows, data) over [begin, end).
   template <class Body>
   void each(UnitContext& context, std::int64_t begin, std::int64_t end, Body body) const {
-    const auto format = shared_.form.format();
-    const std::uint64_t chunk = format == CheckpointFormat::inc ? kTransposedChunkBytes : kChunkBytes;
+    const bool transposed = shared_.form.format() == CheckpointFormat::inc || weight_.source.is_transposed();
+    const std::uint64_t chunk = transposed ? kTransposedChunkBytes : kChunkBytes;
     const std::int64_t step = std::max<std::int64_t>(1, static_cast<std::int64_t>(chunk / std::max<std::uint64_t>(bytes_, 1)) / grain()) * grain();
     for (std::int64_t row = begin; row < end; row += step) {
       const std::int64_t rows = std::min(step, end - row);
       context.in.resize(static_cast<std::uint64_t>(rows) * bytes_);
-      shared_.source.read(weight_.tensor, context.in.data(), static_cast<std::uint64_t>(row) * bytes_, context.in.size());
+      read_rows(shared_.source, weight_.source, row, rows, context.in.data(), context.scratch);
       body(row, rows);
     }
   }
 
  private:
-  std::uint64_t width() const { return static_cast<std::uint64_t>(io::size_of(shared_.source.info(weight_.tensor).dtype)); }
+  io::DType dtype() const { return shared_.source.info(weight_.source.tensor).dtype; }
 
   const Shared& shared_;
   const Weight& weight_;
@@ -62,17 +62,17 @@ float tensor_amax(const Shared& shared, const Weight& w, UnitContext& context) {
     largest = larger(kernels::amax(context.in.data(), rows.type(), count * w.spec.cols), largest);
     context.advance(0);
   });
-  if (!std::isfinite(largest)) refuse_nonfinite(shared.source, w.tensor);
+  if (!std::isfinite(largest)) refuse_nonfinite(shared.source, w.source);
   check_measured_weight(w.module, largest);
   return largest;
 }
 
 /// A search needs all of the weight in memory.
 WeightScales searched(const Shared& shared, const Weight& w) {
-  const auto& info = shared.source.info(w.tensor);
-  std::vector<std::uint8_t> all(static_cast<std::size_t>(info.bytes()));
-  shared.source.read(w.tensor, all.data(), 0, all.size());
-  return searched_weight_scales(all.data(), float_type(info.dtype), w.spec.rows, w.spec.cols, w.spec.scheme, w.tensor);
+  const auto dtype = shared.source.info(w.source.tensor).dtype;
+  std::vector<std::uint8_t> all(static_cast<std::size_t>(w.source.values() * io::size_of(dtype))), scratch;
+  read_rows(shared.source, w.source, 0, w.spec.rows, all.data(), scratch);
+  return searched_weight_scales(all.data(), float_type(dtype), w.spec.rows, w.spec.cols, w.spec.scheme, w.source.place());
 }
 
 void per_tensor(const Shared& shared, const std::vector<Weight>& weights, UnitContext& context) {
@@ -80,7 +80,7 @@ void per_tensor(const Shared& shared, const std::vector<Weight>& weights, UnitCo
   for (const auto& w : weights) amax = std::max(amax, tensor_amax(shared, w, context));
   for (const auto& w : weights) {
     const Rows rows(shared, w);
-    const WeightScales scales = searches(w.spec.scheme) ? searched(shared, w) : weight_scales({amax}, w.spec.scheme, w.tensor);
+    const WeightScales scales = searches(w.spec.scheme) ? searched(shared, w) : weight_scales({amax}, w.spec.scheme, w.source.place());
     Underflow lost;
     rows.each(context, 0, w.spec.rows, [&](std::int64_t row, std::int64_t count) {
       context.out.resize(static_cast<std::size_t>(count * w.spec.cols));
@@ -141,9 +141,9 @@ class Ranges {
     std::vector<float> amax(static_cast<std::size_t>(count));
     kernels::amax_rows(context.in.data(), rows_.type(), count, w_.spec.cols, w_.spec.cols, amax.data());
     for (const float a : amax) largest = larger(a, largest);
-    if (!std::isfinite(largest)) refuse_nonfinite(shared_.source, w_.tensor);
-    WeightScales scales = searches(scheme) ? searched_weight_scales(context.in.data(), rows_.type(), count, w_.spec.cols, scheme, w_.tensor)
-                                           : weight_scales(amax, scheme, w_.tensor, rows_.type());
+    if (!std::isfinite(largest)) refuse_nonfinite(shared_.source, w_.source);
+    WeightScales scales = searches(scheme) ? searched_weight_scales(context.in.data(), rows_.type(), count, w_.spec.cols, scheme, place_)
+                                           : weight_scales(amax, scheme, place_, rows_.type());
     cast_weight_rows(context.in.data(), rows_.type(), count, w_.spec.cols, 0, scales, scheme, context.out.data());
     return std::move(scales.scale_inv);
   }
@@ -151,15 +151,16 @@ class Ranges {
   std::vector<float> blocks(UnitContext& context, std::int64_t count, float& largest) const {
     if (w_.module.measured_weight_amax.has_value()) largest = larger(kernels::amax(context.in.data(), rows_.type(), count * w_.spec.cols), largest);
     try {
-      return quantize_weight_blocks(context.in.data(), rows_.type(), count, w_.spec.cols, w_.spec.scheme, w_.tensor, context.out.data());
+      return quantize_weight_blocks(context.in.data(), rows_.type(), count, w_.spec.cols, w_.spec.scheme, place_, context.out.data());
     } catch (const std::invalid_argument&) {
-      if (count_nonfinite(shared_.source, w_.tensor).any()) refuse_nonfinite(shared_.source, w_.tensor);
+      if (count_nonfinite(shared_.source, w_.source).any()) refuse_nonfinite(shared_.source, w_.source);
       throw;
     }
   }
 
   const Shared& shared_;
   const Weight w_;
+  const std::string place_ = w_.source.place();  // for messages
   const Rows rows_;
   const ScaleGrid grid_;
   std::vector<float> scale_inv_;
@@ -174,7 +175,7 @@ Unit quantize_unit(const Shared& shared, std::vector<Weight> weights) {
   Unit unit;
   unit.name = weights.front().spec.module;
   for (const auto& w : weights) {
-    unit.source_bytes += shared.source.info(w.tensor).bytes();
+    unit.source_bytes += static_cast<std::uint64_t>(w.source.values() * io::size_of(shared.source.info(w.source.tensor).dtype));
     for (auto& e : shared.form.entries(w.spec, shared.config)) unit.entries.push_back(std::move(e));
   }
   if (weights.front().spec.scheme.weights == WeightGranularity::tensor) {

@@ -13,13 +13,14 @@
 #include "fp8/quant/checkpoint_stream.h"
 #include "fp8/quant/plan.h"
 #include "fp8/quant/underflow.h"
+#include "fp8/quant/weight_slice.h"
 
 namespace fp8::quant::units {
 
 /// A weight to be quantized.
 struct Weight {
   PlannedModule module;
-  std::string tensor;  ///< of the source
+  WeightSlice source;
   WeightSpec spec;
 };
 

@@ -64,6 +64,7 @@ struct ConfigSpec {
   Scheme scheme;                         ///< that all quantized modules have
   std::vector<std::string> quantized;    ///< names of modules
   std::vector<std::string> kept_linears; ///< modules that stay in high precision, though a Linear, or not known to be none
+  std::vector<std::string> kept_experts; ///< mixtures ("model.layers.0.mlp.experts") that stay stacked, in high precision
   std::vector<std::string> ignore;       ///< further entries for the list of such modules, as the caller wrote them
   ModelNames names;                      ///< what readers call modules
   std::string scale_method;              ///< INC's spelling, "amax" otherwise

@@ -30,6 +30,7 @@ struct QuantizeOptions {
   std::filesystem::path model, out, config;
   std::string measurements;
   std::vector<std::string> include, exclude;
+  quant::ExpertForm experts = quant::ExpertForm::each;
   std::optional<quant::WeightGranularity> scheme;
   std::int64_t block = 0;  ///< 0: not given
   std::optional<bool> power_of_two;
@@ -65,6 +66,7 @@ quant::PlanOptions plan_of(const QuantizeOptions& o, const Context& context) {
   plan.fuse_scales = !o.no_fuse_scales;
   plan.include = o.include;
   plan.exclude = o.exclude;
+  plan.experts = o.experts;
   plan.dialect = context.dialect.value_or(kernels::Dialect::ocp);
   if (!o.config.empty()) {
     if (o.scheme.has_value() || !o.include.empty() || !o.exclude.empty()) {
@@ -184,6 +186,8 @@ Action add_quantize(Options& options) {
                  "One scale for keys and one for values of a layer (default), or for each head (compressed-tensors)");
   options.list("--include", values->include, "Regular expression: quantize these modules too (lm_head, routers)");
   options.list("--exclude", values->exclude, "Regular expression: keep these modules in high precision");
+  options.choice("--experts", {"each", "keep"}, [values](std::size_t i) { values->experts = static_cast<quant::ExpertForm>(i); },
+                 "Experts stacked in one tensor: each in fp8 with its own scales and name (default), or kept as they are");
   options.flag("--no-fuse-scales", values->no_fuse_scales, "Own per-tensor scales for q, k, v and for gate, up");
   options.text("--budget", values->budget, "kl=X: keep the most damaged modules in high precision until the KL measured on --data is at most X");
   add_data_options(options, values->data, Options::Need::optional);
