@@ -9,6 +9,7 @@
 #include "fp8/quant/checkpoint_modules.h"
 #include "fp8/quant/formats/assumed_form.h"
 #include "fp8/quant/formats/sidecar.h"
+#include "fp8/quant/stacked_experts.h"
 #include "fp8/runtime/io/error.h"
 
 namespace fp8::quant {
@@ -287,6 +288,7 @@ void plan_form(const ConvertSource& source, const ConvertOptions& o, ConvertPlan
     w.to.scheme.input_scale =
         to.activations == ActivationScaling::static_tensor ? scale_for(w.to.scheme, w.to.scheme.input_scale_inv, w.to.module) : 1.0f;
   name_modules(modules, plan);
+  plan.config.kept_experts = StackedExperts(source.checkpoint, source.config, ExpertForm::keep, {}).kept();
   if (plan.config.quantized.empty())
     throw io::Error(source.checkpoint.folder().string() + ": " + name_of(o.form) + " can hold none of its weights: " + plan.weights.front().reason);
   plan.config.scale_method = scale_method_of(source, same_grid(common, to));

@@ -28,14 +28,15 @@ constexpr ExpertSpelling kPhi{.gate_up = "experts.gate_up_proj",
                               .written_parent = "block_sparse_moe",
                               .router = "router",
                               .written_router = "gate"};
-constexpr ExpertSpelling kGranite{
-    .gate_up = "input_linear", .down = "output_linear", .gate_proj = "w1", .up_proj = "w3", .down_proj = "w2"};
+constexpr ExpertSpelling kGranite{.gate_up = "block_sparse_moe.input_linear", .down = "block_sparse_moe.output_linear", .experts = "block_sparse_moe.experts"};
+constexpr ExpertSpelling kAria{.gate_up = "experts.fc1", .down = "experts.fc2", .axes = ExpertAxes::in_out};
+constexpr ExpertSpelling kStep{.gate = "moe.gate_proj", .up = "moe.up_proj", .down = "moe.down_proj", .experts = "moe.experts"};
 constexpr ExpertSpelling kTransposed{.gate_up = "experts.gate_up_proj", .down = "experts.down_proj", .axes = ExpertAxes::in_out};
 constexpr ExpertSpelling kEitherWay{.gate_up = "experts.gate_up_proj", .down = "experts.down_proj", .axes = ExpertAxes::by_shapes};
 constexpr ExpertSpelling kNoGate{.up = "experts.up_proj", .down = "experts.down_proj"};
 
 constexpr std::string_view kVllmOnly =
-    "vLLM reads them so; transformers has no name for a single expert of this family, and reads it with --experts keep only";
+    "vLLM reads those of this family so; transformers has no names for single ones, and reads them with --experts keep only";
 
 constexpr ExpertFamily kFamilies[] = {
     // Files hold an expert's weights one by one; stacks are what transformers has in memory, and writes where asked to.
@@ -52,10 +53,14 @@ constexpr ExpertFamily kFamilies[] = {
     // Files stack them.
     {.model_types = "llama4 llama4_text", .spellings = {{kTransposed}}},
     {.model_types = "qwen3_vl_moe qwen3_vl_moe_text", .spellings = {{kEitherWay}}, .note = kVllmOnly},
-    {.model_types = "granitemoe granitemoehybrid granitemoeshared", .spellings = {{kGranite, kNumbered}}, .note = kVllmOnly},
+    {.model_types = "granitemoe granitemoehybrid granitemoeshared", .spellings = {{kGranite, kGateUp}}, .note = kVllmOnly},
     {.model_types = "gemma4 gemma4_text", .spellings = {{kGateUp}}, .note = kVllmOnly},
+    {.model_types = "aria aria_text", .spellings = {{kAria, kTransposed}}, .note = kVllmOnly},
+    {.model_types = "step3p7", .spellings = {{kStep}}, .note = kVllmOnly},
     {.model_types = "gpt_oss openai_privacy_filter", .keep = "experts with biases, gate and up by turns: readers take them stacked only"},
-    {.model_types = "aria aria_text dbrx inkling inkling2 jetmoe step3p7", .keep = "readers take the experts of this family stacked only"},
+    {.model_types = "dbrx diffusion_gemma diffusion_gemma_text ernie4_5_vl_moe ernie4_5_vl_moe_text granitemoe_swa inkling2 inkling2_text inkling_mm_model "
+                    "inkling_text jetmoe mistral4 muse_spark nemo_speechlm zaya",
+     .keep = "readers take the experts of this family stacked only"},
 };
 
 const ExpertFamily* find(const io::Json& config) {

@@ -21,7 +21,7 @@ enum class GateUp { halves, interleaved };
 
 /// The stacks of a layer, by the ends of their names (".weight" may follow), and the modules that they become. Empty: there is no such stack.
 struct ExpertSpelling {
-  std::string_view gate_up, gate, up, down;
+  std::string_view gate_up = {}, gate = {}, up = {}, down = {};
   ExpertAxes axes = ExpertAxes::out_in;
   GateUp order = GateUp::halves;
   /// Stands between what is before those ends and the expert's number.
@@ -33,7 +33,7 @@ struct ExpertSpelling {
 };
 
 struct ExpertFamily {
-  std::string_view model_types;  ///< of config.json, separated by spaces
+  std::string_view model_types = {};  ///< of config.json, separated by spaces
   std::array<ExpertSpelling, 2> spellings = {};  ///< the first that fits; one without `down` is none
   std::string_view note = {};  ///< what to know of readers of the per-expert form; empty: transformers and vLLM load it
   std::string_view keep = {};  ///< why its experts stay as they are, whatever is asked for; empty: they need not

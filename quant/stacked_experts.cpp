@@ -42,8 +42,16 @@ std::string stack_called(const io::Checkpoint& source, const std::string& name) 
   return "";
 }
 
-/// Through the part of a name that ends in "experts"; the name without its last part where there is none.
-std::string mixture_of(const std::string& tensor) {
+/// The mixture that a stack belongs to: as its family calls it, else through the part of its name that ends in "experts". Empty if the name is
+/// no stack's.
+std::string mixture_of(const std::string& tensor, const ExpertFamily* family) {
+  for (std::size_t i = 0; family != nullptr && i < family->spellings.size(); ++i) {
+    const auto& s = family->spellings[i];
+    for (const auto end : {s.gate_up, s.gate, s.up, s.down}) {
+      if (const auto below = before(tensor, end)) return *below + std::string(s.experts);
+    }
+  }
+  if (tensor.find("expert") == std::string::npos) return "";
   const auto at = tensor.find("experts.");
   return at != std::string::npos ? tensor.substr(0, at + 7) : tensor.substr(0, tensor.rfind('.'));
 }
@@ -97,7 +105,7 @@ StackedExperts::StackedExperts(const io::Checkpoint& source, const io::Json& con
   if (cast && family != nullptr) find_family_stacks(source, *family);
   if (!mixtures_.empty()) note_ = family->note;
   const std::size_t described = mixtures_.size();
-  find_other_stacks(source);
+  find_other_stacks(source, family);
   for (std::size_t i = 0; i < mixtures_.size(); ++i) {
     auto& m = mixtures_[i];
     if (i >= described) {
@@ -165,15 +173,17 @@ std::string StackedExperts::written_below(const std::string& below, const Expert
   return written;
 }
 
-/// Those without a row: tensors of three dimensions, and matrices that are no module's weight.
-void StackedExperts::find_other_stacks(const io::Checkpoint& source) {
+/// Those that no spelling describes, or that are to stay: tensors of three dimensions, and matrices that are no module's weight.
+void StackedExperts::find_other_stacks(const io::Checkpoint& source, const ExpertFamily* family) {
   std::map<std::string, std::size_t> by_name;
   for (const auto& tensor : source.names()) {
     const auto& info = source.info(tensor);
     const bool matrix = info.shape.size() == 2 && tensor.find("experts.") != std::string::npos && !tensor.ends_with(kWeight);
-    if (!is_float(info.dtype) || is_stack(tensor) || tensor.find("expert") == std::string::npos || !(info.shape.size() == 3 || matrix)) continue;
-    const auto [found, is_new] = by_name.emplace(mixture_of(tensor), mixtures_.size());
-    if (is_new) mixtures_.push_back({found->first, {}, {}, ""});
+    if (!is_float(info.dtype) || is_stack(tensor) || !(info.shape.size() == 3 || matrix)) continue;
+    const std::string name = mixture_of(tensor, family);
+    if (name.empty()) continue;
+    const auto [found, is_new] = by_name.emplace(name, mixtures_.size());
+    if (is_new) mixtures_.push_back({name, {}, {}, ""});
     auto& m = mixtures_[found->second];
     by_tensor_[tensor] = {found->second, m.tensors.size()};
     m.tensors.push_back(tensor);

@@ -67,7 +67,7 @@ class StackedExperts {
   };
 
   void find_family_stacks(const io::Checkpoint& source, const ExpertFamily& family);
-  void find_other_stacks(const io::Checkpoint& source);
+  void find_other_stacks(const io::Checkpoint& source, const ExpertFamily* family);
   bool add_mixture(const io::Checkpoint& source, const ExpertSpelling& spelling, const std::string& down);
   std::string written_below(const std::string& below, const ExpertSpelling& spelling);
   std::string reason_to_keep(const StackedMixture& mixture, const std::unordered_set<std::string>& planned,

@@ -10,7 +10,7 @@ namespace fp8::quant {
 namespace {
 
 constexpr std::int64_t kTile = 32;  // squares of 2 or 4 KiB: source and destination stay in the first cache
-constexpr std::int64_t kChunkBytes = std::int64_t{1} << 20;
+constexpr std::int64_t kCountedBytes = std::int64_t{1} << 20;
 
 /// out[r, c] = in[c * in_stride + r * step]: out [rows, cols] dense.
 template <class Word>
@@ -78,7 +78,7 @@ void read_rows(const io::Checkpoint& checkpoint, const WeightSlice& s, std::int6
 
 NonFinite count_nonfinite(const io::Checkpoint& checkpoint, const WeightSlice& s) {
   const auto dtype = checkpoint.info(s.tensor).dtype;
-  const std::int64_t step = std::max<std::int64_t>(1, kChunkBytes / std::max<std::int64_t>(1, s.cols * io::size_of(dtype)));
+  const std::int64_t step = std::max<std::int64_t>(1, kCountedBytes / std::max<std::int64_t>(1, s.cols * io::size_of(dtype)));
   std::vector<std::uint8_t> values, scratch;
   NonFinite found;
   for (std::int64_t row = 0; row < s.rows; row += step) {

@@ -129,6 +129,13 @@ class Quantized {
     if (!numbers_alike) return std::any_of(names_.begin(), names_.end(), [&](const auto& name) { return ends_at_dot(name, suffix); });
     return std::any_of(kinds_.begin(), kinds_.end(), [&](const auto& kind) { return ends_at_dot(kind.first, folded(suffix)); });
   }
+  /// Whether one stands below a part with that end.
+  bool stands_below(const std::string& suffix, bool numbers_alike) const {
+    const std::string part = "." + (numbers_alike ? folded(suffix) : suffix) + ".";
+    const auto below = [&](const std::string& name) { return ("." + name).find(part) != std::string::npos; };
+    if (!numbers_alike) return std::any_of(names_.begin(), names_.end(), below);
+    return std::any_of(kinds_.begin(), kinds_.end(), [&](const auto& kind) { return below(kind.first); });
+  }
   bool holds_below(const std::string& part) const {
     return std::any_of(kinds_.begin(), kinds_.end(), [&](const auto& kind) { return ("." + kind.first).find("." + part + ".") != std::string::npos; });
   }
@@ -163,6 +170,22 @@ std::string pattern_for(const std::string& name, const Quantized& quantized) {
       std::string text;
       for (const auto& part : parts_of(suffix)) text += (text.empty() ? "" : "\\.") + (alike && is_number(part) ? std::string("\\d+") : escaped(part));
       return std::string(kPattern) + std::string(kAnyPrefix) + text + "$";
+    }
+  }
+  return "";
+}
+
+/// "re:(.*\\.)?layers\\.\\d+\\.mlp\\.experts(\\..*)?$": the same for a mixture, which vLLM asks for by its expert 0 ("P.experts.0.gate_proj"). Empty if
+/// quantized modules stand below it.
+std::string experts_pattern(const std::string& mixture, const Quantized& quantized) {
+  const auto parts = parts_of(mixture);
+  for (const bool alike : {true, false}) {
+    for (std::size_t first = first_of_suffix(parts) + 1; first-- > 0;) {
+      const std::string suffix = joined(parts, first);
+      if (quantized.stands_below(suffix, alike)) continue;
+      std::string text;
+      for (const auto& part : parts_of(suffix)) text += (text.empty() ? "" : "\\.") + (alike && is_number(part) ? std::string("\\d+") : escaped(part));
+      return std::string(kPattern) + std::string(kAnyPrefix) + text + "(\\..*)?$";
     }
   }
   return "";
@@ -211,6 +234,11 @@ std::vector<std::string> ignore_entries(CheckpointFormat format, const ConfigSpe
     list.add(quantized.found(Entry(format, module)) == nullptr ? module : exact_entry(format, module));
   }
   if (patterns && !spec.names.stable()) add_patterns(spec, quantized, list);
+  for (const auto& mixture : spec.kept_experts) {
+    if (format == CheckpointFormat::inc) continue;  // its reader builds experts of no stack
+    list.add(mixture);
+    if (patterns) list.add(experts_pattern(mixture, quantized));
+  }
   for (const auto& entry : spec.ignore) list.add(entry);
   for (const auto& entry : list.entries()) {
     if (const std::string* module = quantized.found(Entry(format, entry)); module != nullptr)

@@ -89,8 +89,10 @@ const Family kFamilies[] = {
     {"llama4", "feed_forward.", "experts.gate_up_proj", "experts.down_proj", "router", "feed_forward.experts.", "gate_proj", "up_proj", "down_proj", true},
     {"qwen3_vl_moe", "mlp.", "experts.gate_up_proj", "experts.down_proj", "gate", "mlp.experts.", "gate_proj", "up_proj", "down_proj", true},
     {"qwen3_vl_moe", "mlp.", "experts.gate_up_proj", "experts.down_proj", "gate", "mlp.experts.", "gate_proj", "up_proj", "down_proj", false},
-    {"granitemoe", "block_sparse_moe.", "input_linear.weight", "output_linear.weight", "router.layer", "block_sparse_moe.experts.", "w1", "w3", "w2", false},
-    {"granitemoe", "block_sparse_moe.", "experts.gate_up_proj", "experts.down_proj", "router", "block_sparse_moe.experts.", "w1", "w3", "w2", false},
+    {"granitemoe", "block_sparse_moe.", "input_linear.weight", "output_linear.weight", "router.layer", "block_sparse_moe.experts.", "gate_proj", "up_proj", "down_proj", false},
+    {"granitemoe", "block_sparse_moe.", "experts.gate_up_proj", "experts.down_proj", "router", "block_sparse_moe.experts.", "gate_proj", "up_proj", "down_proj", false},
+    {"aria_text", "mlp.", "experts.fc1.weight", "experts.fc2.weight", "router", "mlp.experts.", "gate_proj", "up_proj", "down_proj", true},
+    {"gemma4_text", "", "experts.gate_up_proj", "experts.down_proj", "router.proj", "experts.", "gate_proj", "up_proj", "down_proj", false},
 };
 
 TEST(StackedExperts, EveryFamilyGivesEachExpertItsOwnCodesScalesAndName) {
@@ -147,6 +149,24 @@ TEST(StackedExperts, TheRouterIsRenamedWithItsExperts) {
   EXPECT_THAT(f.quantization()["ignore"].get<std::vector<std::string>>(), Contains(router));
   EXPECT_THAT(f.names(), Contains("model.layers.1.mlp.gate_proj.weight"));
   EXPECT_TRUE(io::read_json(f.dir / "out/fp8.json")["skipped"].contains(router));
+}
+
+TEST(StackedExperts, ProjectionsInStacksOfTheirOwn) {
+  Folder f("step3p7");
+  const test::Experts experts(kExperts, kInner, kHidden);
+  const std::string moe = "model.layers.3.moe.";
+  f.add({{moe + "gate_proj.weight", torch::stack(experts.gate)}, {moe + "up_proj.weight", torch::stack(experts.up)}, {moe + "down_proj.weight", experts.downs()}});
+  EXPECT_EQ(f.run().quantized.size(), 3 * kExperts + 1);
+  for (std::size_t e = 0; e < kExperts; ++e) {
+    const std::string expert = moe + "experts." + std::to_string(e) + ".";
+    f.expect_channels(expert + "gate_proj", experts.gate[e]);
+    f.expect_channels(expert + "up_proj", experts.up[e]);
+    f.expect_channels(expert + "down_proj", experts.down[e]);
+  }
+  f.options.plan.experts = ExpertForm::keep;
+  f.options.overwrite = true;
+  EXPECT_EQ(f.run().quantized.size(), 1u);
+  EXPECT_THAT(f.quantization()["ignore"].get<std::vector<std::string>>(), Contains(moe + "experts"));
 }
 
 TEST(StackedExperts, AProjectionAlone) {
