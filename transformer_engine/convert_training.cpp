@@ -2,18 +2,16 @@
 #include "fp8/transformer_engine/convert_training.h"
 
 #include <torch/nn/module.h>
-#include <torch/nn/modules/activation.h>
 
 #include <algorithm>
-#include <iterator>
 #include <memory>
-#include <mutex>
 #include <set>
 #include <utility>
 
 #include "fp8/configs/module_types.h"
 #include "fp8/measure/module_tree.h"
 #include "fp8/runtime/intercept/weight_tag.h"
+#include "fp8/transformer_engine/converted_weights.h"
 #include "fp8/transformer_engine/extra_state.h"
 #include "fp8/transformer_engine/fp8_module.h"
 #include "fp8/transformer_engine/linear.h"
@@ -28,28 +26,11 @@ namespace {
 using configs::ModuleKind;
 using measure::WeightModule;
 
-constexpr const char* kAttention = "MultiheadAttention";
 constexpr const char* kPackedProjections = "in_proj_weight";
-
-/// The weights that training may convert: weight_modules(), and torch's attention, whose projections are no modules.
-std::vector<WeightModule> trained_weights(const torch::nn::Module& model) {
-  std::vector<WeightModule> all = measure::weight_modules(model);
-  for (const auto& item : model.named_modules("", /*include_self=*/true)) {
-    const auto* attention = dynamic_cast<const torch::nn::MultiheadAttentionImpl*>(item.value().get());
-    if (attention == nullptr) continue;
-    const std::string prefix = item.key().empty() ? "" : item.key() + ".";
-    const std::pair<const char*, const at::Tensor&> weights[] = {{kPackedProjections, attention->in_proj_weight}, {"q_proj_weight", attention->q_proj_weight},
-                                                                 {"k_proj_weight", attention->k_proj_weight}, {"v_proj_weight", attention->v_proj_weight}};
-    for (const auto& [name, weight] : weights) {
-      if (weight.defined()) all.push_back({prefix + name, kAttention, weight, std::nullopt});
-    }
-  }
-  return all;
-}
 
 bool is_linear(const std::string& class_name) {
   const auto* type = configs::find_module_type(class_name);
-  return class_name == kAttention || (type != nullptr && (type->kind == ModuleKind::linear || type->kind == ModuleKind::row_parallel_linear));
+  return class_name == kTorchAttention || (type != nullptr && (type->kind == ModuleKind::linear || type->kind == ModuleKind::row_parallel_linear));
 }
 
 /// Which modules become what, decided before anything is touched.
@@ -285,6 +266,7 @@ quant::ConversionReport convert_all(const torch::nn::Module* model, const std::v
     if (const auto owner = owners.of(m.name)) handler->follow(owner);
     runtime::tag_weight(m.weight, m.name, handler);
   }
+  model != nullptr ? remember_converted(*model) : remember_converted(chosen);
   return report;
 }
 
@@ -310,86 +292,6 @@ measure::MeasurementFile export_all(const std::vector<WeightModule>& modules, co
 }
 
 }  // namespace
-
-struct ConvertedWeights::Entry {
-  c10::weak_intrusive_ptr<at::TensorImpl, at::UndefinedTensorImpl> parameter;
-  std::shared_ptr<TrainingHandler> handler;
-  std::vector<std::string> modules;
-  std::weak_ptr<torch::nn::Module> owner;  ///< the module that holds it,
-  std::string name_there;                  ///< and its name in trained_weights() of that
-};
-
-struct ConvertedWeights::Entries {
-  std::mutex mutex;
-  std::vector<Entry> list;
-};
-
-void ConvertedWeights::remember(const torch::nn::Module& model) {
-  if (entries_ == nullptr) entries_ = std::make_shared<Entries>();
-  const std::lock_guard<std::mutex> lock(entries_->mutex);
-  auto& list = entries_->list;
-  list.erase(std::remove_if(list.begin(), list.end(), [](const Entry& e) { return e.parameter.expired() || e.handler->retired(); }), list.end());
-  std::set<const void*> known;
-  for (const auto& e : list) known.insert(e.parameter._unsafe_get_target());
-  const auto all = model.named_modules("", /*include_self=*/true);
-  std::vector<Entry> fresh;
-  std::set<std::pair<const torch::nn::Module*, std::string>> converted_now;
-  for (const auto& m : trained_weights(model)) {
-    if (training_handler(m.weight) == nullptr || !known.insert(memory_of(m.weight)).second) continue;
-    const auto* tag = runtime::find_tag(m.weight);
-    Entry e{c10::weak_intrusive_ptr<at::TensorImpl, at::UndefinedTensorImpl>(m.weight.getIntrusivePtr()), std::static_pointer_cast<TrainingHandler>(tag->handler), tag->modules, {}, {}};
-    if (m.type == kAttention) e.name_there = m.name.substr(m.name.rfind('.') + 1);
-    const auto dot = m.name.rfind('.');
-    const auto* owner = all.find(m.type != kAttention ? m.name : dot == std::string::npos ? "" : m.name.substr(0, dot));
-    if (owner != nullptr) e.owner = *owner;
-    if (owner != nullptr) converted_now.emplace(owner->get(), e.name_there);
-    fresh.push_back(std::move(e));
-  }
-  std::erase_if(list, [&](const Entry& e) {  // the weight that a module had before
-    const auto owner = e.owner.lock();
-    return owner != nullptr && converted_now.count({owner.get(), e.name_there}) != 0;
-  });
-  std::move(fresh.begin(), fresh.end(), std::back_inserter(list));
-}
-
-ConvertedWeights::Products ConvertedWeights::products() const {
-  Products counts;
-  if (entries_ == nullptr) return counts;
-  const std::lock_guard<std::mutex> lock(entries_->mutex);
-  for (const Entry& e : entries_->list) counts[e.handler.get()] = e.handler->products();
-  return counts;
-}
-
-void ConvertedWeights::check_replaced(const Products& before) const {
-  if (entries_ == nullptr) return;
-  const std::lock_guard<std::mutex> lock(entries_->mutex);
-  std::string names;
-  for (const Entry& e : entries_->list) {
-    const auto count = before.find(e.handler.get());
-    const auto owner = e.owner.lock();
-    if (e.handler->retired() || owner == nullptr || count == before.end() || count->second != e.handler->products()) continue;
-    for (const auto& m : trained_weights(*owner)) {
-      if (m.name != e.name_there || !m.weight.defined() || !m.weight.is_hpu() || runtime::find_tag(m.weight) != nullptr) continue;
-      for (const auto& module : e.modules) names += (names.empty() ? "'" : ", '") + module + "'";
-    }
-  }
-  TORCH_CHECK(names.empty(), "[forward_context] ", names, ": converted for fp8 training, and no product ran in fp8: expected the weights that were converted, found others ",
-              "in their place (an engine that shards or flattens parameters?); call convert_modules() after it has taken the model");
-}
-
-void ConvertedWeights::put_back() const {
-  if (entries_ == nullptr) return;
-  const std::lock_guard<std::mutex> lock(entries_->mutex);
-  for (const Entry& e : entries_->list) {
-    if (e.handler->retired()) continue;
-    const auto impl = e.parameter.lock();
-    if (!impl.defined()) continue;
-    const at::Tensor parameter(impl);
-    const bool plain = parameter.is_hpu() && runtime::find_tag(parameter) == nullptr && parameter.is_contiguous();
-    if (!plain || !at::isFloatingType(parameter.scalar_type()) || parameter.scalar_type() == at::kDouble) continue;
-    for (const auto& module : e.modules) runtime::tag_weight(parameter, module, e.handler);
-  }
-}
 
 quant::ConversionReport convert_for_training(const torch::nn::Module& model, const TrainingOptions& options) {
   return convert_all(&model, trained_weights(model), te_modules(model), options);

@@ -11,8 +11,9 @@
 // Amaxes are recorded and scales move while the module that owns the weight trains (is_training()); fp8::set_training (training_operators.h) is
 // the switch where no module is known.
 //
-// The handler follows the parameter object: optimizer steps, load, copy_ keep it. module->to(another dtype or device) and set_data() take it off;
-// HPUPrecisionPlugin puts it back when the next region begins (ConvertedWeights). clone() gives a model of its own that is not converted.
+// The handler follows the parameter object: optimizer steps, load, copy_ keep it. module->to(another dtype or device) and set_data() take it off; it
+// is put back when the next outermost region begins, and where a module has got another tensor, that region ends with its name (converted_weights.h).
+// clone() gives a model of its own that is not converted.
 #pragma once
 #include <map>
 #include <memory>
@@ -28,8 +29,6 @@
 #include "fp8/transformer_engine/fp8_state.h"
 
 namespace fp8::te {
-
-class TrainingHandler;
 
 /// What to do with a weight whose sizes an fp8 GEMM of the target does not take (multiples of kAlignment).
 enum class Alignment : std::uint8_t {
@@ -63,26 +62,6 @@ quant::ConversionReport convert_for_training(const std::vector<measure::WeightMo
 
 /// Takes the handlers off again: the model is what it was. Returns how many.
 int restore(const torch::nn::Module& model);
-
-/// Remembers which parameter has which handler. Parameters are not kept alive. Copies share what they remember; safe from several threads.
-class ConvertedWeights {
- public:
-  void remember(const torch::nn::Module& model);
-  /// Gives every remembered parameter that is on hpu and has no handler its own again, state included. Some 10 ns a weight.
-  void put_back() const;
-
-  /// How many products each handler has run so far.
-  using Products = std::map<const TrainingHandler*, std::int64_t>;
-  Products products() const;
-  /// Throws c10::Error naming the modules that ran none since `before` and whose weight on hpu is another tensor by now, without a handler: an
-  /// engine replaced it in the module, where nothing tells.
-  void check_replaced(const Products& before) const;
-
- private:
-  struct Entry;
-  struct Entries;
-  std::shared_ptr<Entries> entries_;
-};
 
 /// The largest amaxes of inputs and weights that training has recorded, as a measurement file that quantization reads.
 measure::MeasurementFile export_amax(const torch::nn::Module& model);

@@ -5,6 +5,7 @@
 #include <torch/csrc/autograd/engine.h>
 
 #include <algorithm>
+#include <atomic>
 #include <exception>
 #include <iterator>
 #include <utility>
@@ -24,6 +25,7 @@ struct InForce {
 };
 thread_local std::vector<InForce> t_regions;
 thread_local std::optional<bool> t_measurement;
+std::atomic<void (*)()> g_begins{nullptr}, g_ends{nullptr};
 
 void take_off(const void* guard) {
   const auto last = std::find_if(t_regions.rbegin(), t_regions.rend(), [&](const InForce& r) { return r.guard == guard; });
@@ -58,6 +60,8 @@ void reduce(const States& states, Pass pass, ProcessGroup& group) {
   for (const auto& state : states) next = state->replace_recorded(pass, next);
 }
 
+bool runs_hooks(const Fp8Region& region) { return region.outermost() && (region.enabled() || region.options().calibrating); }
+
 /// Of a process that data parallel training started without a group for amaxes. Variables that name no rank say nothing here.
 int rank_of_process() {
   static const int rank = [] {
@@ -85,6 +89,7 @@ Fp8Region::Fp8Region(Fp8AutocastOptions options, std::shared_ptr<Fp8Region> oute
   rank_ = options_.group != nullptr ? options_.group->rank() : outer_ != nullptr ? outer_->rank_ : rank_of_process();
   if (outer_ == nullptr) {
     if (!options_.force_measurement.has_value()) options_.force_measurement = t_measurement;
+    if (const auto begins = g_begins.load(); begins != nullptr && runs_hooks(*this)) begins();
     return;
   }
   if (!options_.is_first_microbatch.has_value()) options_.is_first_microbatch = outer_->options_.is_first_microbatch;
@@ -174,6 +179,7 @@ void Fp8Region::finish_forward() {
   const Taken taken = r.take(r.forward_);
   for (const auto& [group, states] : taken.by_group) reduce(states, Pass::forward, *group);
   for (const auto& state : taken.states) state->end_of_step(Pass::forward);
+  if (const auto ends = g_ends.load(); ends != nullptr && runs_hooks(r)) ends();
 }
 
 void Fp8Region::finish_backward() {
@@ -205,6 +211,11 @@ void fp8_autocast::end() {
   if (std::exchange(ended_, true)) return;
   take_off(this);
   if (region_->outermost() && std::uncaught_exceptions() == exceptions_) region_->finish_forward();
+}
+
+void on_outermost_regions(const RegionHooks& hooks) {
+  g_begins = hooks.begins;
+  g_ends = hooks.ends;
 }
 
 set_measurement_mode::set_measurement_mode(bool manual, bool value)

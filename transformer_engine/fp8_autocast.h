@@ -130,6 +130,14 @@ class fp8_autocast {
   bool ended_ = false;
 };
 
+/// What is called on the thread of every outermost region that is enabled or calibrating: when it begins, and when it ends without an exception
+/// (what `ends` throws, the region's end throws). For the books of converted weights; the last one given counts.
+struct RegionHooks {
+  void (*begins)() = nullptr;
+  void (*ends)() = nullptr;
+};
+void on_outermost_regions(const RegionHooks& hooks);
+
 /// Which passes measure amaxes, for code that makes its regions elsewhere. While it lives, outermost regions that begin on this thread and say
 /// nothing of force_measurement measure always (manual, value), never (manual, not value), or as the recipe's interval says (not manual).
 class set_measurement_mode {

@@ -5,10 +5,9 @@
 #include <torch/csrc/jit/api/module.h>
 #include <torch/nn/module.h>
 
-#include <exception>
-
 #include "fp8/runtime/device/device.h"
 #include "fp8/transformer_engine/convert_inference.h"
+#include "fp8/transformer_engine/converted_weights.h"
 
 namespace fp8::te {
 namespace {
@@ -51,15 +50,13 @@ Availability is_fp16_available() {
   return {false, "FP16 not supported on Gaudi, Gaudi2 or higher required"};
 }
 
-ForwardContext::ForwardContext(std::optional<at::ScalarType> autocast, std::optional<Fp8AutocastOptions> fp8, ConvertedWeights converted)
-    : converted_(std::move(converted)), before_(converted_.products()), exceptions_(std::uncaught_exceptions()) {
+ForwardContext::ForwardContext(std::optional<at::ScalarType> autocast, std::optional<Fp8AutocastOptions> fp8) {
   if (autocast.has_value()) autocast_.emplace(*autocast);
   if (fp8.has_value()) fp8_.emplace(std::move(*fp8));
 }
 
 ForwardContext::~ForwardContext() noexcept(false) {
   if (fp8_.has_value()) fp8_->end();  // may throw, which optional's own end may not
-  if (std::uncaught_exceptions() == exceptions_) converted_.check_replaced(before_);
 }
 
 HPUPrecisionPlugin::HPUPrecisionPlugin(const std::string& precision, const std::string& device) : device_(device) {
@@ -82,10 +79,9 @@ ForwardContext HPUPrecisionPlugin::forward_context(Fp8AutocastOptions options) c
   if (precision_ == "bf16-mixed") return {at::kBFloat16, std::nullopt};
   if (precision_ == "16-mixed") return {at::kHalf, std::nullopt};
   if (precision_ == "32-true") return {std::nullopt, std::nullopt};
-  converted_.put_back();
   options.enabled = true;
   options.recipe = recipe_;
-  return {nested_bf16 ? std::optional<at::ScalarType>(at::kBFloat16) : std::nullopt, std::move(options), converted_};
+  return {nested_bf16 ? std::optional<at::ScalarType>(at::kBFloat16) : std::nullopt, std::move(options)};
 }
 
 void HPUPrecisionPlugin::check_precision() const {
@@ -103,7 +99,7 @@ void HPUPrecisionPlugin::set_recipe(const recipes::Recipe& recipe) {
 }
 
 quant::ConversionReport HPUPrecisionPlugin::convert_now(torch::nn::Module& model, const ConvertOptions& options) {
-  converted_.put_back();
+  put_back_converted();
   quant::ConversionReport report;
   if (options.inference) {
     report = convert_for_inference(model, options);
@@ -122,10 +118,7 @@ quant::ConversionReport HPUPrecisionPlugin::convert_now(torch::nn::Module& model
     } else {
       report.warnings.emplace_back("replace_layers is false: the recipe is kept for forward_context(), no module was converted");
     }
-    if (!options.plan_only) {
-      set_recipe(training.recipe);
-      converted_.remember(model);
-    }
+    if (!options.plan_only) set_recipe(training.recipe);
   }
   for (const char* name : unused_options(options)) {
     report.warnings.push_back(std::string(name) + " has no effect with inference = " + (options.inference ? "true" : "false"));

@@ -74,8 +74,8 @@ Availability is_fp16_available();
 /// The regions of one step, as RAII: autocast (bf16 or f16), with fp8_autocast inside for precision fp8.
 class ForwardContext {
  public:
-  ForwardContext(std::optional<at::ScalarType> autocast, std::optional<Fp8AutocastOptions> fp8, ConvertedWeights converted = {});
-  /// Throws what the end of the fp8 region throws, and c10::Error where converted modules ran no fp8 product because their weights were replaced.
+  ForwardContext(std::optional<at::ScalarType> autocast, std::optional<Fp8AutocastOptions> fp8);
+  /// Throws what the end of the fp8 region throws.
   ~ForwardContext() noexcept(false);
   ForwardContext(const ForwardContext&) = delete;
   ForwardContext& operator=(const ForwardContext&) = delete;
@@ -83,9 +83,6 @@ class ForwardContext {
  private:
   std::optional<runtime::autocast::AutocastGuard> autocast_;
   std::optional<fp8_autocast> fp8_;
-  ConvertedWeights converted_;
-  ConvertedWeights::Products before_;
-  int exceptions_;
 };
 
 /// "32-true" ("32"), "bf16-mixed" ("bf16"), "16-mixed", "fp8".
@@ -108,8 +105,7 @@ class HPUPrecisionPlugin {
   /// With precision fp8, nested_bf16 = false leaves f32 tensors f32 (the regions of later vendor releases).
   bool nested_bf16 = true;
 
-  /// The regions for one training, validation, test or prediction step. The options' enabled and recipe are the plugin's. Weights that this
-  /// plugin converted for training and that lost their handler since (module->to(dtype) or to(device), set_data) get it back first.
+  /// The regions for one training, validation, test or prediction step. The options' enabled and recipe are the plugin's.
   ForwardContext forward_context(Fp8AutocastOptions options = {}) const;
   /// f (a function, a lambda, mutable or not, a pointer to a member function), each call of it in its own forward_context(). The plugin must
   /// outlive what is returned; its recipe is the one of each call.
@@ -145,7 +141,6 @@ class HPUPrecisionPlugin {
  private:
   std::string precision_, device_;
   recipes::Recipe recipe_ = recipes::DelayedScaling::habana();
-  ConvertedWeights converted_;
 };
 
 }  // namespace fp8::te

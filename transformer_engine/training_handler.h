@@ -31,6 +31,7 @@ class TrainingHandler final : public runtime::OpHandler {
   /// Asked for by ops without a kernel, too.
   at::Tensor dequantize(const runtime::WeightTag& tag, const runtime::WeightView& view, const at::Tensor& weight) override;
   bool owns_values() const override { return false; }
+  void taken_off() override { retire(); }
   std::string describe() const override;
 
   /// Amaxes are recorded while this module trains; of a tied weight's modules, any.
@@ -42,7 +43,7 @@ class TrainingHandler final : public runtime::OpHandler {
   /// The switch and the modules of a handler whose place this one takes.
   void succeed(const TrainingHandler& before);
 
-  /// Taken off on purpose (restore, another conversion): ConvertedWeights does not put it back.
+  /// Taken off on purpose (restore, another conversion): no region puts it back.
   void retire() { retired_ = true; }
   bool retired() const { return retired_; }
 

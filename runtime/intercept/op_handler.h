@@ -67,6 +67,9 @@ class OpHandler {
   /// refuse.
   virtual bool owns_values() const = 0;
 
+  /// Somebody takes the mark off on purpose (the operator fp8::untag): nobody is to put it back.
+  virtual void taken_off() {}
+
   // Of handlers that own values. What copies of codes mean rests on these (weight_copy.h).
 
   /// What turns the codes into values, as text: equal texts decode alike. Empty: nobody can tell.

@@ -67,6 +67,7 @@ void untag(const at::Tensor& weight) {
   TORCH_CHECK(!tag->handler->owns_values(), "[fp8::untag] weight: the weight of module '", tag->module_names(), "' is ", tag->dtype, " (",
       tag->handler->describe(),
               "): without the mark its codes would be taken for values; fp8::dequantize gives the values");
+  tag->handler->taken_off();
   untag_weight(weight);
 }
 

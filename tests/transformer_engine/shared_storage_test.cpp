@@ -4,8 +4,12 @@
 #include "fp8/measure/calibration.h"
 #include "fp8/measure/module_tree.h"
 #include "fp8/quant/convert.h"
+#include "fp8/runtime/intercept/tag_operators.h"
+#include "fp8/transformer_engine/convert_training.h"
 #include "fp8/transformer_engine/extra_state.h"
 #include "fp8/transformer_engine/precision_plugin.h"
+#include "fp8/transformer_engine/training_handler.h"
+#include "fp8/transformer_engine/training_operators.h"
 #include "support/models_for_tests.h"
 
 namespace fp8::te {
@@ -101,6 +105,56 @@ TEST(SharedStorage, ReplacedWeightsEndTheRegionWithTheirNames) {
   EXPECT_EQ(error_of([&] { run(false); }), "");
   plugin.restore(*model);
   EXPECT_EQ(error_of([&] { run(false); }), "");
+}
+
+/// Without the plugin: a region knows no model, the books of converted weights do.
+TEST(SharedStorage, ReplacedWeightsEndABareRegionToo) {
+  auto model = tiny_lm(), other = tiny_lm();
+  model->train();
+  convert_for_training(*model);
+  convert_for_training(*other);
+  const auto run = [](TinyLm& m) {
+    const fp8_autocast region;
+    m(token_ids());
+  };
+  const auto run_by_operators = [&] {
+    const auto region = enter_autocast("", true, false, std::nullopt, 0);
+    model(token_ids());
+    exit_autocast(region, false);
+  };
+  EXPECT_EQ(error_of([&] { run(model); }), "");
+  model->layers[1]->q_proj->weight = torch::randn({32, 32}, on_hpu());
+  EXPECT_EQ(error_of([&] { run(other); }), "");  // another model's region says nothing of it
+  EXPECT_TRUE(throws_with({"[fp8_autocast]", "'layer_1.q_proj'", "no product ran in fp8"}, [&] { run(model); }));
+  EXPECT_TRUE(throws_with({"[fp8_autocast]", "'layer_1.q_proj'"}, run_by_operators));
+  EXPECT_EQ(error_of([&] {
+              const fp8_autocast off(false);
+              model(token_ids());
+            }),
+            "");
+  convert_for_training(*model);
+  EXPECT_EQ(error_of([&] { run(model); }), "");
+}
+
+TEST(SharedStorage, AWeightThatMovedIsInFp8InABareRegion) {
+  auto model = tiny_lm();
+  model->train();
+  convert_for_training(*model);
+  model->to(at::kBFloat16);
+  const auto* weight = &model->layers[0]->q_proj->weight;
+  EXPECT_EQ(training_handler(*weight), nullptr);
+  {
+    const fp8_autocast region;
+    model(token_ids());
+  }
+  ASSERT_NE(training_handler(*weight), nullptr);
+  EXPECT_EQ(training_handler(*weight)->products(), 1);
+  runtime::untag(*weight);  // on purpose
+  {
+    const fp8_autocast region;
+    model(token_ids());
+  }
+  EXPECT_EQ(training_handler(*weight), nullptr);
 }
 
 TEST(SharedStorage, ModulesThatDoNotRunAreNoError) {
