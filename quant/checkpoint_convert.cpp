@@ -8,6 +8,7 @@
 #include <memory>
 #include <mutex>
 
+#include "fp8/configs/option_names.h"
 #include "fp8/quant/convert_plan.h"
 #include "fp8/quant/float_dtype.h"
 #include "fp8/quant/formats/carry_through.h"
@@ -95,7 +96,7 @@ class Job {
     for (const auto& w : plan_.weights) {
       if (!allowed(w.from.weight)) continue;
       const auto max = [](const Scheme& s) { return kernels::fp8_max(s.format, s.dialect); };
-      if (w.change == Change::requantized) fail(w.from.weight, "holds NaN or Inf, of which no new scales can be made; without --scheme its codes stay as they are");
+      if (w.change == Change::requantized) fail(w.from.weight, "holds NaN or Inf, of which no new scales can be made; without " + configs::option_name("'weights'", "--scheme") + " its codes stay as they are");
       if (w.change != Change::decoded && max(w.from.spec.scheme) < max(w.to.scheme))
         fail(w.from.weight, "holds NaN or Inf of dialect gaudi2, whose codes are numbers in another; expected finite weights");
       if (w.change == Change::decoded && max(w.from.spec.scheme) == 240)

@@ -286,7 +286,9 @@ void require_measured_model(const std::vector<measure::WeightModule>& modules, c
 
 Plan plan_for(const std::vector<measure::WeightModule>& modules, const std::vector<measure::OpNode>& nodes, const PlanOptions& options) {
   require_measured_model(modules, options);
-  return make_plan(infos_of(modules), infos_of(nodes), options);
+  PlanOptions of_device = options;
+  if (!of_device.dialect.has_value() && runtime::device_kind() == runtime::DeviceKind::gaudi2) of_device.dialect = recipes::Dialect::gaudi2;
+  return make_plan(infos_of(modules), infos_of(nodes), of_device);
 }
 
 ConversionReport convert(const std::vector<measure::WeightModule>& modules, const std::vector<measure::OpNode>& nodes, const PlanOptions& options) {

@@ -359,7 +359,7 @@ ConvertPlan plan_conversion(const ConvertSource& source, const ConvertOptions& o
   }
   for (const auto* names : {&source.stored.kv_tensors, &source.stored.strays}) plan.consumed.insert(names->begin(), names->end());
   if (o.assume.has_value())
-    plan.notes.push_back(std::string("taken for ") + name_of(*o.assume) + ", as --assume says: " + source.stored.weights.front().spec.scheme.describe());
+    plan.notes.push_back(std::string("taken for ") + name_of(*o.assume) + ", as " + configs::option_name("'assume'", "--assume") + " says: " + source.stored.weights.front().spec.scheme.describe());
   plan.notes.insert(plan.notes.end(), source.stored.warnings.begin(), source.stored.warnings.end());
   if (!source.stored.strays.empty())
     plan.notes.push_back(std::to_string(source.stored.strays.size()) + " scales beside weights in high precision dropped: " +

@@ -7,6 +7,7 @@
 #include <map>
 #include <sstream>
 
+#include "fp8/configs/option_names.h"
 #include "fp8/quant/convert.h"
 #include "fp8/quant/formats/form.h"
 #include "fp8/quant/formats/sidecar.h"
@@ -16,6 +17,15 @@
 
 namespace fp8::quant {
 namespace {
+
+std::string converted_to(recipes::Dialect dialect) {
+  const std::string name = recipes::name_of(dialect);
+  return configs::option_name("convert_checkpoint() with dialect " + name, "fp8 convert --dialect " + name);
+}
+std::string read_as(recipes::Dialect dialect) {
+  const std::string name = recipes::name_of(dialect);
+  return configs::option_name("LoadFp8Options::dialect " + name, "--dialect " + name);
+}
 
 /// All modules in the dialect that counts; throws if the device has another (see LoadFp8Options).
 void settle_dialect(const io::Checkpoint& checkpoint, const std::optional<recipes::Dialect>& asked, StoredCheckpoint& stored) {
@@ -27,15 +37,16 @@ void settle_dialect(const io::Checkpoint& checkpoint, const std::optional<recipe
   const bool told = std::filesystem::exists(checkpoint.folder() / kSidecarName);
   if (asked.has_value() && max(*asked) != max(dialect) && !(told && max(*asked) > max(dialect))) {
     if (told) {
-      throw io::Error(folder + ": fp8.json: key 'dialect': found " + recipes::name_of(dialect) + ", asked for is " + recipes::name_of(*asked) + "; fp8 convert --dialect " +
-                      recipes::name_of(*asked) + " writes a checkpoint of it");
+      throw io::Error(folder + ": fp8.json: key 'dialect': found " + recipes::name_of(dialect) + ", asked for is " + recipes::name_of(*asked) + "; " +
+                      converted_to(*asked) + " writes a checkpoint of it");
     }
     dialect = *asked;
     for (auto& w : stored.weights) w.spec.scheme.dialect = dialect;
   }
   if (asked.has_value() || runtime::device_kind() != runtime::DeviceKind::gaudi2 || max(dialect) == max(recipes::Dialect::gaudi2)) return;
-  throw io::Error(folder + ": its codes are of dialect " + recipes::name_of(dialect) + ", up to 448, which Gaudi2 (FP8_HPU_DEVICE=gaudi2) reads as Inf and NaN from 256 on; fp8 convert --dialect gaudi2 writes one for it, --dialect " +
-                  recipes::name_of(dialect) + " (in code the option dialect) goes on with these" + (told ? "" : ", --dialect gaudi2 takes them for Gaudi2's own"));
+  throw io::Error(folder + ": its codes are of dialect " + recipes::name_of(dialect) + ", up to 448, which Gaudi2 (FP8_HPU_DEVICE=gaudi2) reads as Inf and NaN from 256 on; " +
+                  converted_to(recipes::Dialect::gaudi2) + " writes one for it, " + read_as(dialect) + " goes on with these" +
+                  (told ? "" : ", " + read_as(recipes::Dialect::gaudi2) + " takes them for Gaudi2's own"));
 }
 
 at::Tensor read_codes(const io::Checkpoint& checkpoint, const StoredWeight& stored, at::IntArrayRef shape, bool allow_nonfinite) {

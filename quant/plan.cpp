@@ -114,7 +114,7 @@ void plan_own_node(const NodeInfo& n, const std::vector<ModuleInfo>& modules, co
   PlannedNode planned{n, {}};
   NodeScheme& s = planned.scheme;
   s.kind = kind;
-  s.dialect = o.dialect;
+  s.dialect = o.dialect_or_ocp();
   s.dynamic = o.activations != ActivationScaling::static_tensor && !cache;
   s.per_token = o.activations == ActivationScaling::dynamic_token || o.activations == ActivationScaling::dynamic_group;
   if (!s.dynamic) {
@@ -150,7 +150,7 @@ Plan own_plan(const std::vector<ModuleInfo>& modules, const std::vector<NodeInfo
     }
     PlannedModule planned;
     planned.info = m;
-    planned.scheme.dialect = o.dialect;
+    planned.scheme.dialect = o.dialect_or_ocp();
     planned.scheme.activations = kind_of_type(m.type) == ModuleKind::embedding ? ActivationScaling::none : activations;
     planned.scheme.weights = weights;
     if (weights == WeightGranularity::block) {

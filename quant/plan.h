@@ -80,7 +80,7 @@ struct PlanOptions {
   std::optional<WeightGranularity> weights;
   Block block;                ///< granularity block
   bool power_of_two = false;  ///< granularity block: scales are powers of two (E8M0)
-  recipes::Dialect dialect = recipes::Dialect::ocp;
+  std::optional<recipes::Dialect> dialect;  ///< default: ocp in files, that of the device for models in memory
   bool fuse_scales = true;
   /// Attention (products, softmax, fused) in fp8 too. A config selects it by its lists instead.
   bool attention = false;
@@ -95,6 +95,8 @@ struct PlanOptions {
   std::optional<measure::MeasurementFile> measurements;
   /// Scales that were made before, INC's convention only: a module found here takes them instead of its measurement.
   std::optional<ScaleFile> scales;
+
+  recipes::Dialect dialect_or_ocp() const { return dialect.value_or(recipes::Dialect::ocp); }
 };
 
 /// Decides. Without a config, what the measurement's list of modules does not name is skipped. Throws io::Error or std::invalid_argument naming

@@ -156,7 +156,7 @@ Numbers config_numbers(const PlanOptions& options) {
   const configs::QuantConfig& config = *options.config;
   Numbers numbers;
   numbers.format = config.fp8_config;
-  numbers.dialect = configs::inc_target(config, options.dialect).dialect;
+  numbers.dialect = configs::inc_target(config, options.dialect_or_ocp()).dialect;
   numbers.convention = Convention::inc;
   numbers.hp = config.hp_dtype;
   numbers.compute = config.fake_quant ? Compute::fake_quant : config.use_qdq ? Compute::qdq : Compute::fp8;

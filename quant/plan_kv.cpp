@@ -68,7 +68,7 @@ std::vector<NodeInfo> attention_nodes(const std::vector<std::string>& attention)
 Numbers kv_numbers(const PlanOptions& options) {
   if (options.config.has_value()) return plan_rules::config_numbers(options);
   Numbers numbers;
-  numbers.dialect = options.dialect;
+  numbers.dialect = options.dialect_or_ocp();
   return numbers;
 }
 

@@ -5,6 +5,7 @@
 #include <optional>
 #include <vector>
 
+#include "fp8/configs/option_names.h"
 #include "fp8/quant/formats/form_parts.h"
 #include "fp8/runtime/io/error.h"
 
@@ -47,7 +48,7 @@ std::vector<Found> find_weights(const io::Checkpoint& checkpoint, CheckpointForm
     }
     if (scale == nullptr) {
       const auto others = form_parts::scales_beside(checkpoint, weight.name);
-      fail(form_parts::place(checkpoint, weight.name), std::string("--assume ") + name_of(form) + " expects its scales in " + module + scale_endings(form)[0] +
+      fail(form_parts::place(checkpoint, weight.name), form_parts::assume_option(name_of(form)) + " expects its scales in " + module + scale_endings(form)[0] +
                                                            ", found " + (others.empty() ? "none" : shown(checkpoint.info(others[0]))));
     }
     f.scale = scale->shape;
@@ -171,7 +172,7 @@ void require_no_codes(const io::Checkpoint& checkpoint) {
   const std::string found = describe_codes(checkpoint);
   if (found.empty()) return;
   throw io::Error(checkpoint.folder().string() + ": config.json has no quantization_config that says what its codes are: found " + found +
-                  "; fp8 convert --assume FORM reads them as that form (fp8, compressed-tensors, modelopt, inc)");
+                  "; " + configs::option_name("convert_checkpoint() with assume", "fp8 convert --assume FORM") + " reads them as that form (fp8, compressed-tensors, modelopt, inc)");
 }
 
 AssumedCheckpoint read_assumed(const io::Checkpoint& checkpoint, CheckpointFormat form) {
@@ -182,9 +183,9 @@ AssumedCheckpoint read_assumed(const io::Checkpoint& checkpoint, CheckpointForma
   if (!out.config.is_null()) {
     const std::string where = form_parts::config_place(checkpoint);
     const CheckpointForm& said = form_of_config(out.config, where);
-    if (said.format() != reader.format()) fail(where, std::string("says ") + name_of(said.format()) + ", found --assume " + name_of(form));
+    if (said.format() != reader.format()) fail(where, std::string("says ") + name_of(said.format()) + ", found " + form_parts::assume_option(name_of(form)));
   } else {
-    if (describe_codes(checkpoint).empty()) fail(checkpoint.folder().string(), std::string("--assume ") + name_of(form) + ": expected weights in codes, found none");
+    if (describe_codes(checkpoint).empty()) fail(checkpoint.folder().string(), form_parts::assume_option(name_of(form)) + ": expected weights in codes, found none");
     out.config = assumed_config(checkpoint, form);
   }
   if (sidecar.is_null()) sidecar = Json::object();

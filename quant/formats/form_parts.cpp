@@ -8,6 +8,7 @@
 #include <map>
 #include <stdexcept>
 
+#include "fp8/configs/option_names.h"
 #include "fp8/quant/float_dtype.h"
 #include "fp8/quant/formats/sidecar.h"
 #include "fp8/quant/plan.h"
@@ -122,6 +123,8 @@ bool is_byte_weight(const io::Checkpoint& checkpoint, const io::TensorInfo& info
   return (info.dtype == DType::U8 || info.dtype == DType::I8) && !scales_beside(checkpoint, info.name).empty();
 }
 
+std::string assume_option(const std::string& form) { return configs::option_name("option assume = " + form, "--assume " + form); }
+
 bool is_packed_weight(const io::Checkpoint& checkpoint, const io::TensorInfo& info) {
   const bool whole = info.dtype == DType::I16 || info.dtype == DType::U16 || info.dtype == DType::I32 || info.dtype == DType::U32;
   return whole && !scales_beside(checkpoint, info.name).empty();
@@ -142,7 +145,8 @@ std::vector<std::string> fp8_modules(const io::Checkpoint& checkpoint, const cha
     const bool bytes = is_byte_weight(checkpoint, info);
     if (bytes && !bytes_are_codes) {
       fail(place(checkpoint, tensor), std::string("found dtype ") + io::name_of(info.dtype) + " with scales " + io::printable(scales_beside(checkpoint, tensor).front()) +
-                                          ": fp8 codes or whole numbers, the file does not tell; fp8 convert --assume " + form + " takes them for E4M3 codes");
+                                          ": fp8 codes or whole numbers, the file does not tell; " +
+                                          configs::option_name("convert_checkpoint() with assume = " + std::string(form), "fp8 convert --assume " + std::string(form)) + " takes them for E4M3 codes");
     }
     if (is_packed_weight(checkpoint, info))
       fail(place(checkpoint, tensor), std::string("found dtype ") + io::name_of(info.dtype) + " with scales " + io::printable(scales_beside(checkpoint, tensor).front()) + ": packed whole numbers, built is: fp8");

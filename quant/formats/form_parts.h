@@ -21,6 +21,9 @@ std::string string_of(const io::Json& object, const char* key, const std::string
 /// A list of strings, empty if absent or null.
 std::vector<std::string> strings_of(const io::Json& object, const char* key, const std::string& where);
 
+/// "option assume = fp8", "--assume fp8": what takes codes that no config explains for those of a form, for messages.
+std::string assume_option(const std::string& form);
+
 /// The largest side of a block: no weight is larger.
 inline constexpr std::int64_t kMaxBlock = std::int64_t{1} << 30;
 /// One side of a block; 0 for anything that is not a whole number from 1 to kMaxBlock.

@@ -7,6 +7,8 @@
 #include <c10/util/SmallVector.h>
 
 #include <algorithm>
+#include <cmath>
+#include <cstdint>
 #include <optional>
 #include <string>
 #include <string_view>
@@ -18,6 +20,7 @@
 #include "fp8/runtime/device/host_memory.h"
 #include "fp8/runtime/dispatch/operand_devices.h"
 #include "fp8/runtime/dispatch/replace_tensors.h"
+#include "fp8/runtime/kernels/format.h"
 #include "fp8/runtime/profile/trace.h"
 
 namespace fp8::runtime {
@@ -103,10 +106,17 @@ class Frame {
   [[noreturn]] void rethrow(const c10::Error& error) const {
     const std::string text = error.what_without_backtrace();
     if (!float8_.has_value() || text.find("not implemented for 'Float8_") == std::string::npos) throw;
-    C10_THROW_ERROR(NotImplementedError,
-                    c10::str("[", name_, "] has no kernel for ", *float8_, " codes: take their values with hpu::cast_from_fp8 or",
-                             " .to(); where the dtype came from a converted weight, take fp8::values_dtype(weight) instead of",
-                             " weight.dtype() (", text, ")"));
+    throw c10::NotImplementedError(  // without a backtrace, which C10_THROW_ERROR would add
+        c10::str("[", name_, "] has no kernel for ", *float8_, " codes: take their values with hpu::cast_from_fp8 or",
+                 " .to(); where the dtype came from a converted weight, take fp8::values_dtype(weight) instead of",
+                 " weight.dtype() (", text, ")"),
+        nullptr);
+  }
+
+  /// Upstream's kernels convert a value for E4M3 codes as ocp does. Gaudi2's highest exponent is infinity and NaN: the
+  /// device saturates below it.
+  bool saturates_values() const {
+    return float8_ == at::kFloat8_e4m3fn && device_kind() == DeviceKind::gaudi2;
   }
 
   /// Written arguments take over the size that the CPU kernel gave their alias.
@@ -175,6 +185,20 @@ void alias_argument(c10::IValue& value, bool written, std::size_t argument, Fram
   }
 }
 
+/// The value that fill_, masked_fill, index_fill, constant_pad_nd and their like write into codes of Gaudi2.
+void saturate_value(c10::IValue& value) {
+  const double max = kernels::fp8_max(kernels::Format::E4M3, kernels::Dialect::gaudi2);
+  if (value.isDouble()) {
+    value = std::isnan(value.toDouble()) ? value.toDouble() : std::clamp(value.toDouble(), -max, max);
+  } else if (value.isInt()) {
+    value = std::clamp(value.toInt(), static_cast<std::int64_t>(-max), static_cast<std::int64_t>(max));
+  } else if (value.isTensor() && value.toTensor().defined() && value.toTensor().dim() == 0) {
+    const at::Tensor& t = value.toTensor();
+    const auto type = t.scalar_type();
+    if ((at::isFloatingType(type) && !c10::isFloat8Type(type)) || at::isIntegralType(type, false)) value = t.clamp(-max, max);
+  }
+}
+
 void wrap_result(c10::IValue& value, std::size_t index, Frame& frame) {
   if (value.isTensor()) {
     value = frame.result(value.toTensor(), index);
@@ -205,6 +229,12 @@ void cpu_fallback(const c10::OperatorHandle& op, c10::DispatchKeySet, torch::jit
     c10::impl::ExcludeDispatchKeyGuard below(
         c10::autograd_dispatch_keyset_with_ADInplaceOrView | c10::autocast_dispatch_keyset |
         c10::DispatchKeySet(c10::DispatchKey::Tracer));  // a trace must not record aliases
+    if (frame.saturates_values()) {
+      for (std::size_t i = 0; i < arguments.size(); ++i) {
+        const std::string& name = arguments[i].name();
+        if (name == "value" || name == "fill_value") saturate_value((*stack)[first + i]);
+      }
+    }
     const HostAllocationsFor within_limit(frame.device());
     op.redispatchBoxed(c10::DispatchKeySet(c10::DispatchKey::CPU), stack);
     frame.write_back();

@@ -74,7 +74,7 @@ TEST(AssumedForm, CodesWithoutAConfigAreRefusedWithWhatWasFound) {
     test::write_fp8_source(tmp / "in", row.scheme, row.unit);
     drop_config(tmp / "in");
     const std::string q = "model.layers.0.self_attn.q_proj.weight";
-    const std::vector<std::string> words = {(tmp / "in").string(), "no quantization_config", "found 7 weights in codes", "F8_E4M3", "with scales", "--assume"};
+    const std::vector<std::string> words = {(tmp / "in").string(), "no quantization_config", "found 7 weights in codes", "F8_E4M3", "with scales", "with assume"};
     for (const auto& o : {to(FloatType::BF16), to(FloatType::F32), to(CheckpointFormat::fp8)}) {
       EXPECT_TRUE(throws_with(words, [&] { convert_checkpoint(tmp / "in", tmp / "out", o); }));
       EXPECT_TRUE(throws_with(words, [&] { verify_conversion(tmp / "in", tmp / "in", o); }));
@@ -107,7 +107,7 @@ TEST(AssumedForm, ReadsWhatTheConfigWouldHaveSaid) {
       o.assume = form;
       const auto report = convert_checkpoint(other / "in", other / "out", o);
       EXPECT_EQ(report.modules.size(), 7u);
-      EXPECT_NE(Json(report.notes).dump().find("--assume"), std::string::npos);
+      EXPECT_NE(Json(report.notes).dump().find("as 'assume' says"), std::string::npos);
       for (const auto& [name, w] : source.weights) EXPECT_TRUE(torch::equal(read_tensor(other / "out", name + ".weight"), w.values().to(at::kBFloat16))) << name;
       EXPECT_TRUE(verify_conversion(other / "in", other / "out", o).broken.empty());
       const auto assumed = read_assumed(io::Checkpoint(other / "in"), form).stored;
@@ -152,10 +152,10 @@ TEST(AssumedForm, BytesBesideCodesAreNoHighPrecisionWeights) {
                                         f32("n.weight_scale_inv", {1, 1}, {4.0f})});
     TempDir tmp;
     auto o = to(FloatType::F32);
-    EXPECT_TRUE(throws_with({"n.weight", io::name_of(dtype), "n.weight_scale_inv", "--assume fp8"}, [&] { convert_checkpoint(mixed.path(), tmp / "out", o); }));
+    EXPECT_TRUE(throws_with({"n.weight", io::name_of(dtype), "n.weight_scale_inv", "assume = fp8"}, [&] { convert_checkpoint(mixed.path(), tmp / "out", o); }));
     EXPECT_FALSE(fs::exists(tmp / "out"));
     o.assume = CheckpointFormat::modelopt;
-    EXPECT_TRUE(throws_with({"says fp8", "--assume modelopt"}, [&] { convert_checkpoint(mixed.path(), tmp / "out", o); }));
+    EXPECT_TRUE(throws_with({"says fp8", "assume = modelopt"}, [&] { convert_checkpoint(mixed.path(), tmp / "out", o); }));
     o.assume = CheckpointFormat::fp8;
     convert_checkpoint(mixed.path(), tmp / "out", o);
     EXPECT_TRUE(torch::equal(read_tensor(tmp / "out", "n.weight"), torch::tensor({{4.0f, 8.0f}, {-4.0f, 0.0f}})));
@@ -173,9 +173,9 @@ TEST(AssumedForm, WhatCannotBeAssumedIsNamed) {
     EXPECT_TRUE(throws_with(words, [&] { read_assumed(checkpoint.open(), form); })) << words[0];
   };
   const auto scale = f32("m.weight_scale", {1}, {1});
-  refused({codes("m", 4, 4), scale}, CheckpointFormat::inc, {"m.weight", "--assume inc", "m.scale_weight", "found m.weight_scale F32 [1]"});
+  refused({codes("m", 4, 4), scale}, CheckpointFormat::inc, {"m.weight", "assume = inc", "m.scale_weight", "found m.weight_scale F32 [1]"});
   refused({codes("m", 4, 4)}, CheckpointFormat::fp8, {"m.weight", "m.weight_scale_inv", "found none"});
-  refused({f32("m.weight", {1, 1}, {1})}, CheckpointFormat::fp8, {"--assume fp8", "expected weights in codes"});
+  refused({f32("m.weight", {1, 1}, {1})}, CheckpointFormat::fp8, {"assume = fp8", "expected weights in codes"});
   refused({codes("m", 10, 4), f32("m.weight_scale_inv", {7, 1}, std::vector<float>(7, 1))}, CheckpointFormat::fp8, {"m.weight", "no size of blocks fits"});
   // Packed 4 bits are refused whatever is assumed; without a form that names them they were copied, and their scales rounded.
   const std::vector<HandTensor> packed = {{"m.qweight", DType::I32, {1, 2}, std::vector<std::uint8_t>(8)}, f32("m.scales", {1, 2}, {1, 1}), codes("n", 2, 2), f32("n.weight_scale", {1}, {1})};

@@ -80,7 +80,7 @@ std::optional<quant::PlanOptions> plan_of(const RunOptions& o, const Context& co
 /// Converts the model. Modules that were watched and never called stay as they are.
 quant::ConversionReport convert_script(const torch::jit::Module& model, const RunOptions& o, quant::PlanOptions plan) {
   if (plan.config.has_value() && o.measurements.empty())
-    return quant::convert_with_config(model, *plan.config, plan.dialect);
+    return quant::convert_with_config(model, *plan.config, *plan.dialect);
   if (plan.measurements.has_value() && !plan.config.has_value()) {
     for (const auto& name : plan.measurements->selected) {
       if (plan.measurements->find(name) == nullptr) plan.keep[name] = "never called while it was measured";

@@ -30,6 +30,7 @@ TEST(Errors, WhatIsTheMessageAlone) {
       [] { runtime::autocast::set_autocast_hpu_dtype(at::kDouble); },
       [] { at::empty({std::int64_t{1} << 50}, on_hpu()); },                                       // c10::OutOfMemoryError
       [&] { runtime::ops::quantize_blocks(x, at::kFloat8_e4m3fn, kernels::Dialect::ocp, 0, 1, false); },  // c10::ValueError
+      [&] { at::exp(at::empty({2}, on_hpu(at::kFloat8_e4m3fn))); },  // c10::NotImplementedError
   };
   for (std::size_t i = 0; i < mistakes.size(); ++i) {
     const std::string text = what_of(mistakes[i]);
