@@ -12,6 +12,7 @@
 #include <cmath>
 #include <ostream>
 
+#include "fp8/runtime/dispatch/operand_devices.h"
 #include "fp8/runtime/ops/attention_ops.h"
 #include "fp8/transformer_engine/fp8_attention.h"
 #include "fp8/transformer_engine/recomputation.h"
@@ -206,8 +207,7 @@ bool from_top_left(const std::string& type) { return type == "causal" || type ==
 at::Tensor heads_first(const at::Tensor& t, bool batch_first) { return batch_first ? t.transpose(1, 2) : t.permute({1, 2, 0, 3}); }
 
 /// scores: [B, H, L, S].
-void check_mask(const DotProductAttentionOptions& o, const at::Tensor& mask, const SequenceLengths& sequences, at::IntArrayRef scores,
-                at::Device device) {
+void check_mask(const DotProductAttentionOptions& o, const at::Tensor& mask, const SequenceLengths& sequences, at::IntArrayRef scores) {
   const std::string& type = o.attn_mask_type;
   const bool padding = has(type, "padding"), arbitrary = type == "arbitrary", lengths = sequences.cu_seqlens_q.defined();
   TORCH_CHECK(!lengths || padding, "[", kDot, "] cu_seqlens_q: found one, allowed with attn_mask_type \"", type, "\": none");
@@ -218,7 +218,6 @@ void check_mask(const DotProductAttentionOptions& o, const at::Tensor& mask, con
               ", allowed with attn_mask_type \"", type, "\": ",
               padding ? "a mask of dtype Bool, or cu_seqlens_q" : arbitrary ? "a mask of dtype Bool" : "none");
   if (!mask.defined()) return;
-  TORCH_CHECK(mask.device() == device, "[", kDot, "] attention_mask: found one on ", mask.device(), ", allowed: on the query's device ", device);
   const at::IntArrayRef sizes = mask.sizes();
   const std::vector<std::int64_t> whole = padding ? std::vector<std::int64_t>{scores[0], 1, 1, scores[3]} : scores.vec();
   bool fits = sizes.size() == 4;
@@ -246,7 +245,7 @@ at::Tensor lengths_of(const std::string& which, const at::Tensor& cu_seqlens, st
 /// The keys that each query sees, bool, broadcasting to the scores [B, H, L, S]; undefined where is_causal or nothing says it all.
 at::Tensor visible_keys(const DotProductAttentionOptions& o, const at::Tensor& mask, const SequenceLengths& sequences, at::IntArrayRef scores,
                         at::Device device, bool* is_causal) {
-  check_mask(o, mask, sequences, scores, device);
+  check_mask(o, mask, sequences, scores);
   const std::string& type = o.attn_mask_type;
   const std::int64_t queries = scores[2], keys = scores[3], before = o.window_size.first, after = has(type, "causal") ? 0 : o.window_size.second;
   at::Tensor visible, shift = number(from_top_left(type) ? 0 : keys - queries, device);
@@ -330,8 +329,10 @@ at::Tensor DotProductAttentionImpl::packed(const at::Tensor& q, const at::Tensor
   return parts.empty() ? q.flatten(1, 2) : at::cat(parts, 0);
 }
 
-at::Tensor DotProductAttentionImpl::forward(const at::Tensor& q, const at::Tensor& k, const at::Tensor& v, const at::Tensor& attention_mask,
+at::Tensor DotProductAttentionImpl::forward(const at::Tensor& query, const at::Tensor& key, const at::Tensor& value, const at::Tensor& mask,
                                             const SequenceLengths& sequences) {
+  at::Tensor q = query, k = key, v = value, attention_mask = mask;
+  runtime::settle_devices(kDot, {&q, &k, &v, &attention_mask});
   const auto& o = options_;
   const bool thd = o.qkv_format == "thd", batch_first = o.qkv_format == "bshd";
   const auto check = [&](const char* what, const at::Tensor& t, std::int64_t heads) {

@@ -8,6 +8,7 @@
 
 #include "fp8/runtime/autocast/autocast.h"
 #include "fp8/runtime/device/device.h"
+#include "fp8/runtime/dispatch/operand_devices.h"
 #include "fp8/runtime/intercept/intercept.h"
 #include "fp8/runtime/ops/native/arguments.h"
 #include "fp8/runtime/ops/native/sdpa.h"
@@ -219,8 +220,10 @@ void record_attention(const at::Tensor& q, const at::Tensor& k, const at::Tensor
   state->record(Pass::forward, scales, kP, 1.0f, max);
 }
 
-at::Tensor fp8_attention(const at::Tensor& q, const at::Tensor& k, const at::Tensor& v, const at::Tensor& mask,
+at::Tensor fp8_attention(const at::Tensor& query, const at::Tensor& key, const at::Tensor& value, const at::Tensor& any_mask,
                          const std::shared_ptr<Fp8State>& state, const Fp8AttentionOptions& options) {
+  at::Tensor q = query, k = key, v = value, mask = any_mask;
+  runtime::settle_devices("te::FusedAttention", {&q, &k, &v, &mask});
   check_operands(state->name(), q, k, v);
   TORCH_CHECK(!mask.defined() || !mask.requires_grad() || !at::GradMode::is_enabled(), "[te::FusedAttention] '", state->name(),
               "': attention_mask: found one that requires a gradient, allowed: masks without");

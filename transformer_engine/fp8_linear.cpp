@@ -13,6 +13,7 @@
 
 #include "fp8/runtime/autocast/autocast.h"
 #include "fp8/runtime/device/device.h"
+#include "fp8/runtime/dispatch/operand_devices.h"
 #include "fp8/runtime/intercept/intercept.h"
 #include "fp8/runtime/ops/native/arguments.h"
 #include "fp8/runtime/ops/once_differentiable.h"
@@ -188,21 +189,24 @@ void check_operands(const at::Tensor& x, const at::Tensor& weight, const std::op
   TORCH_CHECK(weight.dim() == 2, "[fp8_linear] '", name, "': expected a weight of two dimensions, got sizes ", weight.sizes());
   TORCH_CHECK(x.dim() >= 1 && x.size(-1) == weight.size(1), "[fp8_linear] '", name, "': expected an input whose last dimension is ", weight.size(1), ", got sizes ",
               x.sizes());
-  TORCH_CHECK(x.device() == weight.device(), "[fp8_linear] '", name, "': expected an input on the weight's device ", weight.device(), ", got ", x.device());
   TORCH_CHECK(is_high_precision(x.scalar_type()), "[fp8_linear] '", name, "': expected an input of dtype Float, BFloat16 or Half, got ", x.scalar_type());
   TORCH_CHECK(is_high_precision(weight.scalar_type()) || fp8_weight(weight) != nullptr, "[fp8_linear] '", name,
               "': expected a weight of dtype Float, BFloat16, Half, or one that quantized_model_init holds in fp8 on hpu, got ", weight.scalar_type(), " on ",
               weight.device());
   if (!bias.has_value() || !bias->defined()) return;
-  TORCH_CHECK(bias->dim() == 1 && bias->size(0) == weight.size(0) && is_high_precision(bias->scalar_type()) && bias->device() == weight.device(), "[fp8_linear] '",
-              name, "': expected a bias of ", weight.size(0), " elements of dtype Float, BFloat16 or Half on ", weight.device(), ", got sizes ", bias->sizes(),
-              " of ", bias->scalar_type(), " on ", bias->device());
+  TORCH_CHECK(bias->dim() == 1 && bias->size(0) == weight.size(0) && is_high_precision(bias->scalar_type()), "[fp8_linear] '", name, "': expected a bias of ",
+              weight.size(0), " elements of dtype Float, BFloat16 or Half, got sizes ", bias->sizes(), " of ", bias->scalar_type());
 }
 
 }  // namespace
 
-at::Tensor fp8_linear(const at::Tensor& x, const at::Tensor& weight, const std::optional<at::Tensor>& bias, const std::shared_ptr<Fp8State>& state,
-                      const Fp8LinearOptions& options) {
+at::Tensor fp8_linear(const at::Tensor& input, const at::Tensor& any_weight, const std::optional<at::Tensor>& any_bias,
+                      const std::shared_ptr<Fp8State>& state, const Fp8LinearOptions& options) {
+  at::Tensor x = input, weight = any_weight;
+  std::optional<at::Tensor> bias = any_bias.value_or(at::Tensor());
+  if (x.device() != weight.device() || (bias->defined() && bias->device() != weight.device())) {
+    runtime::settle_devices("fp8_linear '" + state->name() + "'", {&x, &weight, &*bias});
+  }
   check_operands(x, weight, bias, state->name());
   const std::shared_ptr<Fp8Region>& region = current_region();
   TORCH_CHECK(region != nullptr && region->enabled(), "[fp8_linear] '", state->name(), "': expected an enabled fp8_autocast region, found none");

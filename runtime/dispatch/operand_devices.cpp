@@ -3,6 +3,7 @@
 
 #include <ATen/core/function_schema.h>
 
+#include <algorithm>
 #include <atomic>
 #include <cstdlib>
 #include <string_view>
@@ -62,6 +63,20 @@ void settle_devices(const c10::FunctionSchema& op, torch::jit::Stack& stack, std
     replace_tensors(stack[first + i], [&](const at::Tensor& t) {
       return t.defined() && t.device().is_cpu() && t.dim() > 0 ? devices.moved(t) : t;
     });
+  }
+}
+
+void settle_devices(std::string_view op, std::initializer_list<at::Tensor*> operands) {
+  const at::Tensor& first = **operands.begin();
+  const auto elsewhere = [&](const at::Tensor* t) { return t->defined() && t->device() != first.device(); };
+  if (first.defined() && std::none_of(operands.begin(), operands.end(), elsewhere)) return;  // the usual case allocates nothing
+  const std::string name(op);
+  OperandDevices devices(name);
+  for (const at::Tensor* t : operands) devices.see(*t);
+  if (!devices.mixed()) return;
+  devices.settle(OperandDevices::Host::is_read);
+  for (at::Tensor* t : operands) {
+    if (t->defined() && t->device().is_cpu() && t->dim() > 0) *t = devices.moved(*t);
   }
 }
 

@@ -6,13 +6,15 @@
 //   cpu beside hpu             refused, as the device does; 0-dim tensors are numbers, and an op may name arguments that are
 //                              read on the host (indices, lengths, scales)
 //   ... with the flag at 1     moved to the device, with one warning; what the call would write stays refused, and what needs
-//                              a gradient, unless a tagged weight's call (which is met above autograd) moves it
+//                              a gradient, unless the call is met above autograd (of a tagged weight, of transformer_engine)
 #pragma once
 #include <ATen/core/Tensor.h>
 #include <ATen/core/stack.h>
 
 #include <cstdint>
+#include <initializer_list>
 #include <string>
+#include <string_view>
 
 namespace fp8::runtime {
 
@@ -62,5 +64,7 @@ class OperandDevices {
 
 /// The whole check for a call whose arguments are on a stack: the last `count` values are op's. Those to be moved are replaced.
 void settle_devices(const c10::FunctionSchema& op, torch::jit::Stack& stack, std::size_t count);
+/// The same for operands of a library call that is made above autograd: what is moved has its way back for gradients.
+void settle_devices(std::string_view op, std::initializer_list<at::Tensor*> operands);
 
 }  // namespace fp8::runtime

@@ -459,16 +459,37 @@ TEST(TeArguments, InputsThatDoNotFitNameTheModule) {
   }
 }
 
+// With the flag the modules move what lies on the host, and its gradient finds the way back.
+TEST(TeArguments, HostOperandsAreMovedWhereTheFlagSaysSo) {
+  setenv("FP8_HPU_MOVE_HOST_OPERANDS", "1", 1);
+  Linear m(LinearOptions{.in_features = 16, .out_features = 8});
+  const at::Tensor x = torch::randn({4, 16}, at::requires_grad());
+  const auto run = [&](const at::Tensor& input) {
+    const fp8_autocast region(true, recipes::CurrentScaling{});
+    return m(input);
+  };
+  const at::Tensor y = run(x);
+  EXPECT_TRUE(y.is_hpu());
+  EXPECT_TRUE(same_bits(y.detach(), run(x.detach().to(at::kHPU)).detach()));
+  y.sum().backward();
+  EXPECT_TRUE(x.grad().is_cpu());
+  EXPECT_GT(x.grad().abs().sum().item<float>(), 0.0f);
+  DotProductAttention padding(DotProductAttentionOptions{.num_attention_heads = 2, .kv_channels = 4, .attn_mask_type = "padding"});
+  const at::Tensor q = torch::randn({3, 2, 2, 4}, on_hpu()), mask = torch::zeros({2, 1, 1, 3}, at::kBool);
+  EXPECT_TRUE(same_bits(padding(q, q, q, mask), padding(q, q, q, mask.to(at::kHPU))));
+  unsetenv("FP8_HPU_MOVE_HOST_OPERANDS");
+}
+
 // Tensors of two devices are refused, and sizes whose products would overflow.
 TEST(TeArguments, DevicesAndSizesAreChecked) {
   const at::Tensor x = torch::zeros({2, 4}), q = torch::zeros({3, 2, 2, 4}, on_hpu());
   Linear m(LinearOptions{.in_features = 4, .out_features = 4, .name = "up"});
   {
     const fp8_autocast region(true, recipes::CurrentScaling{});
-    EXPECT_TRUE(throws_with({"'up': expected an input on the weight's device hpu:0, got cpu"}, [&] { m(x); }));
+    EXPECT_TRUE(throws_with({"'up'", "operands on more than one device", "hpu:0 and cpu", "FP8_HPU_MOVE_HOST_OPERANDS"}, [&] { m(x); }));
   }
   DotProductAttention padding(DotProductAttentionOptions{.num_attention_heads = 2, .kv_channels = 4, .attn_mask_type = "padding"});
-  EXPECT_TRUE(throws_with({"attention_mask: found one on cpu", "hpu:0"}, [&] { padding(q, q, q, torch::zeros({2, 1, 1, 3}, at::kBool)); }));
+  EXPECT_TRUE(throws_with({"[te::DotProductAttention] operands on more than one device", "hpu:0 and cpu"}, [&] { padding(q, q, q, torch::zeros({2, 1, 1, 3}, at::kBool)); }));
   FusedAttention fused;
   EXPECT_TRUE(throws_with({"[te::FusedAttention]", "k: found none"}, [&] { fused(q, at::Tensor(), q); }));
   constexpr std::int64_t kHuge = std::int64_t{1} << 62;
