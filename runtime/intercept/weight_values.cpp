@@ -11,16 +11,23 @@
 #include "fp8/runtime/autocast/autocast.h"
 #include "fp8/runtime/autocast/rules.h"
 #include "fp8/runtime/device/registration.h"
+#include "fp8/runtime/intercept/host_codes.h"
 #include "fp8/runtime/intercept/quantized_parameter.h"
 #include "fp8/runtime/intercept/weight_tag.h"
 
 namespace fp8::runtime {
 namespace {
 
-/// The tag of a tensor that holds codes of a converted weight; else null.
-const WeightTag* codes_tag(const at::Tensor& t) {
-  const WeightTag* tag = t.defined() ? find_tag(t) : nullptr;
-  return tag != nullptr && tag->handler->owns_values() && t.scalar_type() == tag->dtype ? tag : nullptr;
+bool on_host(const at::Tensor& t) { return t.is_cpu() && is_guarded(t); }
+
+/// The tag of a tensor that holds codes of a converted weight, on hpu or in a copy on the host; else null.
+c10::intrusive_ptr<WeightTag> codes_tag(const at::Tensor& t) {
+  if (!t.defined()) return {};
+  const WeightTag* found = t.is_cpu() ? nullptr : find_tag(t);
+  auto tag = found != nullptr ? c10::intrusive_ptr<WeightTag>::reclaim_copy(const_cast<WeightTag*>(found))
+             : on_host(t)     ? tag_in_memory(t)
+                              : c10::intrusive_ptr<WeightTag>();
+  return tag && tag->handler->owns_values() && t.scalar_type() == tag->dtype ? tag : c10::intrusive_ptr<WeightTag>();
 }
 
 /// True where every element of `t` is one of the tagged weight.
@@ -38,7 +45,7 @@ at::Tensor to_copy(const at::Tensor& self, std::optional<at::ScalarType> dtype, 
                    std::optional<at::Device> device, std::optional<bool> pin_memory, bool non_blocking,
                    std::optional<at::MemoryFormat> memory_format) {
   // What at::print asks for. Nobody computes in f64 on the host and takes it for codes.
-  const bool shown = dtype == at::kDouble && device.has_value() && device->is_cpu() && codes_tag(self) != nullptr;
+  const bool shown = dtype == at::kDouble && device.has_value() && device->is_cpu() && codes_tag(self);
   return at::native::_to_copy(shown ? values_of_weight(self) : self, dtype, layout, device, pin_memory, non_blocking,
                               memory_format);
 }
@@ -55,7 +62,7 @@ def install():
     def _str(self, *, tensor_contents=None):
         try:
             said = ""
-            if type(self) in (torch.Tensor, torch.nn.Parameter) and self.device.type == "hpu" and self.dtype.itemsize == 1:
+            if type(self) in (torch.Tensor, torch.nn.Parameter) and self.device.type in ("hpu", "cpu") and self.dtype.is_floating_point and self.dtype.itemsize == 1:
                 said = fp8.describe(self)
             values = fp8.values(self) if said else None
         except Exception:
@@ -94,9 +101,10 @@ FP8_LIBRARY_FRAGMENT(fp8, m) {
 }  // namespace
 
 at::Tensor values_of_weight(const at::Tensor& weight) {
-  const WeightTag* tag = codes_tag(weight);
-  TORCH_CHECK(tag != nullptr, "[fp8::values] weight: expected a converted weight on hpu, found a tensor of dtype ",
+  const auto tag = codes_tag(weight);
+  TORCH_CHECK(tag, "[fp8::values] weight: expected a converted weight on hpu or a copy of one, found a tensor of dtype ",
               weight.scalar_type(), " on ", weight.device());
+  if (on_host(weight)) return values_of_weight(weight.detach().to(at::kHPU)).cpu();
   const autocast::InsideOp inside(std::nullopt);  // a region would ask for its own dtype
   const at::Tensor w = weight.detach();
   if (const auto view = view_of(*tag, w); view.has_value()) return tag->handler->dequantize(*tag, *view, w);
@@ -112,8 +120,8 @@ at::Tensor values_of_weight(const at::Tensor& weight) {
 namespace fp8 {
 
 at::ScalarType values_dtype(const at::Tensor& weight) {
-  const runtime::WeightTag* tag = runtime::codes_tag(weight);
-  if (tag == nullptr) return weight.scalar_type();
+  const auto tag = runtime::codes_tag(weight);
+  if (!tag) return weight.scalar_type();
   // A parameter that learns in fp8 gets gradients of the dtype it stands for.
   const bool learns = dynamic_cast<const runtime::QuantizedParameter*>(tag->handler.get()) != nullptr;
   if (learns && weight.is_leaf() && weight.requires_grad() && weight.grad_dtype().has_value()) return *weight.grad_dtype();
@@ -122,8 +130,8 @@ at::ScalarType values_dtype(const at::Tensor& weight) {
 }
 
 std::string describe_weight(const at::Tensor& weight) {
-  const runtime::WeightTag* tag = runtime::codes_tag(weight);
-  if (tag == nullptr) return "";
+  const auto tag = runtime::codes_tag(weight);
+  if (!tag) return "";
   std::ostringstream text;
   text << "weight of '" << tag->module_names() << "': " << tag->handler->describe();
   if (const auto* known = dynamic_cast<const runtime::CodedWeight*>(tag->handler.get())) {

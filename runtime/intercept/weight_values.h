@@ -1,8 +1,8 @@
 // SPDX-License-Identifier: Apache-2.0
 // What a converted weight shows of itself to code that knows nothing of codes.
 //
-//   std::cout << weight          its values (a copy as f64 to the host is the handler's values); Python's print the same, with
-//                                describe_weight()'s line
+//   std::cout << weight          its values and describe_weight()'s line (print_weight.cpp); Python's print the same. A copy as f64 to
+//                                the host, which printers ask for, is the handler's values
 //   x.to(fp8::values_dtype(w))   the dtype that activations want, where weight.dtype() is that of the codes
 #pragma once
 #include <ATen/core/Tensor.h>
@@ -22,7 +22,7 @@ std::string describe_weight(const at::Tensor& weight);
 namespace runtime {
 
 /// The values of a converted weight, or of a part of it (rows, columns, an element), in its shape. Throws c10::Error naming the
-/// module for other parts.
+/// module for other parts. Of a copy of codes on the host: on the host.
 at::Tensor values_of_weight(const at::Tensor& weight);
 
 /// What a handler that holds codes may tell of them: it derives from this too.

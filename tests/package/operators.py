@@ -38,7 +38,7 @@ error = ((low - high).norm() / high.norm()).item()
 assert 0 < error < 0.1, error
 # Print shows values, format and scale; code that takes a weight's dtype for activations is told what to ask.
 weight, values = model[0].weight, fp8.dequantize(model[0].weight)
-for text in (repr(weight), str(weight.data), repr(model.state_dict()), repr(weight[:2]), repr(weight[1])):
+for text in (repr(weight), str(weight.data), repr(model.state_dict()), repr(weight[:2]), repr(weight[1]), repr(weight.detach().cpu())):
     assert "weight of '0': E4M3 tensor weights" in text and "scale_inv 0." in text, text
 first = repr(values[1]).split("tensor(")[1].split(",")[0]
 assert repr(weight[1]).startswith("tensor(" + first), (repr(weight[1]), first)

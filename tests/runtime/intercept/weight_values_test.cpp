@@ -57,11 +57,26 @@ TEST(Print, OfAConvertedWeightShowsItsValuesAndItsFormat) {
   const Shown m;
   std::string expected = printed(m.values);
   expected = expected.substr(0, expected.find("[ CPU"));
-  EXPECT_EQ(printed(m.layer->weight), expected + "[ HPUFloat8_e4m3fnType{4,6} ]");
+  const std::string of_fc1 = ", weight of 'fc1': E4M3 tensor weights, scale_inv 0.25 ]";
+  EXPECT_EQ(printed(m.layer->weight), expected + "[ HPUFloat8_e4m3fnType{4,6}" + of_fc1);
+  EXPECT_EQ(printed(m.layer->weight[1][2]).substr(printed(m.values[1][2]).find("[ ")), "[ HPUFloat8_e4m3fnType{}" + of_fc1);
+  EXPECT_EQ(printed(m.values), expected + "[ CPUFloatType{4,6} ]") << "all else is LibTorch's";
+  EXPECT_EQ(printed(at::Tensor()), "[ Tensor (undefined) ]");
   EXPECT_EQ(describe_weight(m.layer->weight), "weight of 'fc1': E4M3 tensor weights, scale_inv 0.25");
   EXPECT_EQ(call_fp8("describe", {m.layer->weight}).toStringRef(), describe_weight(m.layer->weight));
   EXPECT_EQ(describe_weight(m.values), "");
   EXPECT_NE(runtime::find_tag(m.layer->weight), nullptr);
+}
+
+TEST(Print, OfACopyOnTheHostShowsItsValues) {
+  const Shown m;
+  const Tensor copy = m.layer->weight.detach().cpu();
+  const std::string text = printed(copy), values = printed(m.values);
+  EXPECT_EQ(text.substr(0, text.find("[ ")), values.substr(0, values.find("[ ")));
+  EXPECT_NE(text.find("[ CPUFloat8_e4m3fnType{4,6}, weight of 'fc1'"), std::string::npos) << text;
+  EXPECT_TRUE(same_bits(call_fp8("values", {copy}).toTensor(), m.values.to(at::kBFloat16)));
+  EXPECT_EQ(values_dtype(copy), at::kBFloat16);
+  EXPECT_TRUE(throws_with({"module 'fc1'"}, [&] { copy.to(at::kFloat); })) << "nobody computes with it";
 }
 
 TEST(Print, OfPartsShowsTheirValues) {
