@@ -9,6 +9,7 @@
 #include "fp8/quant/checkpoint_modules.h"
 #include "fp8/quant/formats/assumed_form.h"
 #include "fp8/quant/formats/sidecar.h"
+#include "fp8/quant/model_source.h"
 #include "fp8/quant/stacked_experts.h"
 #include "fp8/runtime/io/error.h"
 
@@ -309,8 +310,8 @@ recipes::FloatType type_of_config(const io::Json& config) {
 }
 
 const fs::path& existing_folder(const fs::path& model) {
-  if (fs::is_directory(model)) return model;
-  throw io::Error(model.string() + ": expected a checkpoint folder, found " + (fs::exists(model) ? "a file" : "nothing"));
+  require_model_folder(model);
+  return model;
 }
 
 }  // namespace

@@ -4,6 +4,7 @@
 #include <cstdio>
 
 #include "fp8/quant/formats/carry_through.h"
+#include "fp8/quant/model_source.h"
 #include "fp8/runtime/io/error.h"
 #include "fp8/runtime/io/json_edit.h"
 
@@ -24,11 +25,12 @@ std::string shard_name(std::size_t i, std::size_t n) {
 
 io::Json read_model_config(const fs::path& model) {
   const fs::path path = model / "config.json";
-  if (!fs::is_directory(model)) throw io::Error(model.string() + ": expected a model folder, found " + (fs::exists(model) ? "a file" : "nothing"));
+  require_model_folder(model);
   io::Json config = io::read_json(path);
   if (!config.is_object()) throw io::Error(path.string() + ": expected an object, found " + config.type_name());
   if (config.contains("quantization_config") && !config["quantization_config"].is_null()) {
-    throw io::Error(path.string() + ": key 'quantization_config': the model is quantized already; expected a high precision checkpoint");
+    const std::string advice = advice_on_method(config["quantization_config"]);
+    throw io::Error(path.string() + ": key 'quantization_config': the model is quantized already; expected a high precision checkpoint" + (advice.empty() ? "" : ": " + advice));
   }
   config.erase("quantization_config");
   return config;

@@ -7,6 +7,7 @@
 #include "fp8/quant/formats/form_parts.h"
 #include "fp8/quant/formats/form_table.h"
 #include "fp8/quant/formats/sidecar.h"
+#include "fp8/quant/model_source.h"
 #include "fp8/quant/nonfinite.h"
 #include "fp8/quant/plan.h"
 #include "fp8/runtime/io/error.h"
@@ -85,7 +86,9 @@ const CheckpointForm& form_of_config(const Json& config, const std::string& wher
     if (form->recognizes(config)) return *form;
   }
   const Json found = config.is_object() ? config.value("quant_method", Json()) : config;
-  fail(where, "key 'quant_method': found " + form_parts::shown(found) + ", built are: \"compressed-tensors\", \"fp8\", \"modelopt\", and INC's form without that key");
+  const std::string advice = advice_on_method(config);
+  fail(where, "key 'quant_method': found " + form_parts::shown(found) + ", built are: \"compressed-tensors\", \"fp8\", \"modelopt\", and INC's form without that key" +
+                  (advice.empty() ? "" : "; " + advice));
 }
 
 Json read_quantization_config(const fs::path& folder) {

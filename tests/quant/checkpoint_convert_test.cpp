@@ -237,7 +237,7 @@ TEST(CheckpointConvert, RefusesByName) {
   expect_error(to(FloatType::F16), "leave the range of f16");
   convert_checkpoint(tmp / "in", tmp / "fits", to(FloatType::BF16));
   EXPECT_NE(error_of(tmp / "in", tmp / "in" / "inside", to(FloatType::BF16)), "");
-  EXPECT_NE(error_of(tmp / "nowhere", tmp / "out", to(FloatType::BF16)).find("expected a checkpoint folder, found nothing"), std::string::npos);
+  EXPECT_NE(error_of(tmp / "nowhere", tmp / "out", to(FloatType::BF16)).find("expected a model folder, found nothing"), std::string::npos);
 }
 
 TEST(CheckpointConvert, VerifyFindsADamagedByte) {

@@ -7,6 +7,7 @@
 #include <system_error>
 #include <vector>
 
+#include "fp8/quant/model_source.h"
 #include "fp8/runtime/io/error.h"
 #include "fp8/tools/commands/command.h"
 #include "fp8/tools/commands/inspect_damage.h"
@@ -42,10 +43,12 @@ fs::path find_measurement(const fs::path& folder) {
 
 Inspection inspect(const fs::path& path, bool as_json, bool read_values) {
   std::error_code ignored;
-  if (!fs::exists(path, ignored)) throw io::Error(path.string() + ": no such file or folder");
+  if (!fs::exists(path, ignored)) throw io::Error(path.string() + ": no such file or folder" + quant::advice_on_name(path));
   if (fs::is_directory(path, ignored)) {
     for (const char* name : {"model.safetensors", "model.safetensors.index.json", "pytorch_model.bin", "pytorch_model.bin.index.json", "config.json"})
       if (fs::exists(fs::symlink_status(path / name, ignored))) return inspect_checkpoint(path, as_json, read_values);
+    for (const char* name : {"model_index.json", "adapter_config.json"})
+      if (fs::exists(path / name, ignored)) quant::require_model_folder(path);
     return inspect_measurement(find_measurement(path));
   }
   const auto extension = path.extension().string();

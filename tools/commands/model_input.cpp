@@ -5,6 +5,7 @@
 
 #include <optional>
 
+#include "fp8/quant/model_source.h"
 #include "fp8/runtime/io/error.h"
 
 namespace fp8::commands {
@@ -28,6 +29,7 @@ void add_nonfinite_option(Options& options, bool& target) {
 }
 
 models::LoadedModel load_language_model(const std::filesystem::path& folder, const Context& context, models::AttentionKind attention, bool allow_nonfinite) {
+  quant::require_model_folder(folder);
   auto loaded = models::load_model(folder, {.dtype = context.dtype, .device = resolve_device(context), .attention = attention, .dialect = context.dialect,
                                             .allow_nonfinite = allow_nonfinite});
   for (const auto& warning : loaded.warnings) context.warn(folder.string() + ": " + warning);

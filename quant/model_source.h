@@ -1,0 +1,28 @@
+// SPDX-License-Identifier: Apache-2.0
+// What people hand over for a model, and what to do where it is none that can be read: a folder with config.json and safetensors (or
+// pytorch_model.bin) is. No torch here.
+//
+//   hub name, no such folder            the command that downloads it
+//   adapter_config.json, no config.json a LoRA adapter: the command that merges it into its base model
+//   model_index.json                    a diffusers pipeline: none of its readers loads these forms
+//   *.gguf, or the file itself          llama.cpp's: the original checkpoint
+//   one .safetensors / .bin file        its folder
+//   gptq, awq, bitsandbytes, ...        whole numbers already: the original checkpoint
+#pragma once
+#include <filesystem>
+#include <string>
+
+#include "fp8/runtime/io/json.h"
+
+namespace fp8::quant {
+
+/// Throws io::Error naming path, what was found and what to do instead, for what is no folder of a transformers model.
+void require_model_folder(const std::filesystem::path& model);
+
+/// "; a model of a hub: hf download ..." for a path that is not there and reads like a hub's name; empty for others.
+std::string advice_on_name(const std::filesystem::path& model);
+
+/// What to do about a checkpoint whose quantization_config says whole numbers ("gptq", "awq", "bitsandbytes", ...); empty for other methods.
+std::string advice_on_method(const io::Json& quantization_config);
+
+}  // namespace fp8::quant
