@@ -12,6 +12,7 @@
 #include "fp8/tools/commands/command.h"
 #include "fp8/tools/commands/inspect_damage.h"
 #include "fp8/tools/commands/inspect_training.h"
+#include "fp8/tools/commands/plan_table.h"
 #include "fp8/tools/commands/report_page.h"
 
 namespace fp8::commands {
@@ -60,7 +61,7 @@ Inspection inspect(const fs::path& path, bool as_json, bool read_values) {
 struct InspectOptions : DamageOptions {
   fs::path path, html;
   std::vector<std::string> with;  ///< more training runs
-  bool tensors_only = false;
+  bool tensors_only = false, plan = false;
 };
 
 /// What a module's noise costs depends on what the model makes of its output.
@@ -123,6 +124,10 @@ void run_inspect_training(const InspectOptions& o, Context& context) {
 
 void run_inspect(const InspectOptions& o, Context& context) {
   if (is_training(o.path)) return run_inspect_training(o, context);
+  if (o.plan) {
+    const auto plan = inspect_plan(o.path, o, context);
+    return context.result(plan.json, plan.text);
+  }
   if (!o.with.empty()) throw UsageError("--with: found '" + o.with[0] + "', but " + o.path.string() + " is no training run");
   auto inspection = inspect(o.path, context.json, !o.tensors_only);
   add_damage(o, context, inspection);
@@ -148,6 +153,7 @@ Action add_inspect(Options& options) {
   options.list("--include", values->include, "Regular expression: look at these modules too (lm_head, routers)");
   options.list("--exclude", values->exclude, "Regular expression: leave these modules out");
   options.list("--with", values->with, "Of a training run: more runs in the same table and picture");
+  options.flag("--plan", values->plan, "What quantize would put into fp8, what not and why, folded by name; weights are not read");
   options.flag("--tensors-only", values->tensors_only, "No damage report, no search for NaN: headers and scales are read, weights are not");
   return [values](Context& context) { run_inspect(*values, context); };
 }

@@ -18,7 +18,6 @@
 #include "fp8/tools/commands/table.h"
 
 namespace fp8::commands {
-namespace {
 
 quant::PlanOptions plan_options(const DamageOptions& o, const Context& context) {
   quant::PlanOptions plan;
@@ -31,6 +30,8 @@ quant::PlanOptions plan_options(const DamageOptions& o, const Context& context) 
   if (!o.measurements.empty()) plan.measurements = measure::read_measurements(o.measurements);
   return plan;
 }
+
+namespace {
 
 /// Runs the data through the model with probes on its weights.
 quant::CheckpointDamage damage_of_run(const std::filesystem::path& folder, const DamageOptions& o, const Context& context) {

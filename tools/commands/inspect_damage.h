@@ -22,6 +22,9 @@ struct DamageOptions : DataOptions {  ///< data empty: weights only
   bool weights_only = false;
 };
 
+/// What the options ask for, as quantize would take them.
+quant::PlanOptions plan_options(const DamageOptions& options, const Context& context);
+
 /// Of a checkpoint folder: in high precision, what quantizing it would do (to inputs too when there is data to run); in fp8, what has
 /// been done. Sorted by damage. Throws io::Error.
 quant::CheckpointDamage checkpoint_damage(const std::filesystem::path& model, const DamageOptions& options, const Context& context);

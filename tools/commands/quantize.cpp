@@ -14,6 +14,7 @@
 #include "fp8/tools/commands/budget.h"
 #include "fp8/tools/commands/command.h"
 #include "fp8/tools/commands/output.h"
+#include "fp8/tools/commands/plan_table.h"
 #include "fp8/tools/commands/progress.h"
 #include "fp8/tools/commands/share.h"
 #include "fp8/tools/commands/table.h"
@@ -151,9 +152,11 @@ void quantize(const QuantizeOptions& o, Context& context) {
     table.row({"KL, all in fp8", fmt::format("{:.3e}", budget->kl_of_all)});
     table.row({"KL, as written", fmt::format("{:.3e} (budget {})", budget->kl, o.budget)});
   }
-  for (const auto& s : report.skipped) {
-    json["modules_skipped"].push_back({{"name", s.name}, {"reason", s.reason}});
-    table.row({"kept " + s.name, s.reason});
+  for (const auto& s : report.skipped) json["modules_skipped"].push_back({{"name", s.name}, {"reason", s.reason}});
+  for (const auto& line : plan_lines(report)) {
+    if (!line.scheme.empty() && !o.dry_run) continue;
+    const std::string count = line.modules.size() > 1 ? fmt::format(" ({} modules)", line.modules.size()) : "";
+    table.row({(line.scheme.empty() ? "kept " : "fp8 ") + line.name + count, line.scheme.empty() ? line.reason : line.scheme});
   }
   if (o.dry_run) {
     json["modules"] = io::Json::array();

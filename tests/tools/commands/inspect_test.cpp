@@ -4,6 +4,7 @@
 #include <sys/resource.h>
 
 #include <fstream>
+#include <set>
 #include <string>
 #include <vector>
 
@@ -64,6 +65,27 @@ TEST(Inspect, CheckpointFolderAndFile) {
   const auto run = run_fp8({"inspect", folder.string()});
   EXPECT_THAT(run.out, HasSubstr("model.layers.0.mlp.down_proj.weight"));
   EXPECT_THAT(run.out, HasSubstr("BF16   [192, 512]"));
+}
+
+TEST(Inspect, ThePlanIsWhatADryRunOfQuantizeSays) {
+  const auto folder = (test::demo_data() / "kjv-byte-1.7M").string();
+  const auto run = run_fp8({"inspect", folder, "--plan", "--json"});
+  ASSERT_EQ(run.code, 0) << run.err;
+  const auto plan = io::parse_json(run.out, "stdout");
+  const test::TempDir dir;
+  const auto dry = io::parse_json(run_fp8({"quantize", "--model", folder, "--out", (dir / "out").string(), "--dynamic", "--dry-run", "--json"}).out, "stdout");
+  EXPECT_EQ(plan["kind"], "plan");
+  EXPECT_EQ(plan["modules_quantized"], dry["modules_quantized"]);
+  EXPECT_EQ(plan["weights_bytes"], dry["weights_bytes"]);
+  std::set<std::string> modules;
+  for (const auto& line : plan["lines"]) {
+    if (line["scheme"].is_null()) continue;
+    for (const auto& m : line["modules"]) modules.insert(m.get<std::string>());
+  }
+  EXPECT_EQ(modules, dry["modules"].get<std::set<std::string>>());
+  const auto text = run_fp8({"inspect", folder, "--plan"});
+  EXPECT_THAT(text.out, HasSubstr("model.layers.*.self_attn.q_proj"));
+  EXPECT_THAT(text.out, HasSubstr("--include quantizes it"));
 }
 
 TEST(Inspect, DamageOfACheckpointByModule) {
