@@ -41,6 +41,7 @@ struct ModuleChoice {
 
 class CheckpointModules {
  public:
+  CheckpointModules() = default;
   /// Throws io::Error for bad patterns and for a tie_word_embeddings that is no truth value.
   CheckpointModules(const io::Checkpoint& checkpoint, const io::Json& config, const ModuleChoice& choice = {});
 

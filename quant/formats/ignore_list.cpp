@@ -226,6 +226,23 @@ std::string exact_entry(CheckpointFormat format, const std::string& name) {
 
 bool entry_matches(CheckpointFormat format, const std::string& entry, const std::string& name) { return Entry(format, entry).matches(name); }
 
+struct IgnoreList::Entries {
+  std::vector<Entry> list;
+};
+
+IgnoreList::IgnoreList(CheckpointFormat format, const std::vector<std::string>& entries) : names_(entries.begin(), entries.end()) {
+  auto made = std::make_shared<Entries>();
+  for (const auto& entry : entries) made->list.emplace_back(format, entry);
+  entries_ = std::move(made);
+}
+
+const std::string* IgnoreList::entry_for(const std::string& name) const {
+  if (const auto same = names_.find(name); same != names_.end()) return &*same;
+  if (entries_ == nullptr) return nullptr;
+  const auto found = std::find_if(entries_->list.begin(), entries_->list.end(), [&](const Entry& entry) { return entry.matches(name); });
+  return found == entries_->list.end() ? nullptr : &found->text();
+}
+
 std::vector<std::string> ignore_entries(CheckpointFormat format, const ConfigSpec& spec) {
   const Quantized quantized(spec);
   const bool patterns = format == CheckpointFormat::compressed_tensors || format == CheckpointFormat::inc_vllm;

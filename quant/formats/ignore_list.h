@@ -12,6 +12,8 @@
 // name are therefore written twice to compressed-tensors: as the file has them, and as a pattern that leaves the prefix open. Readers of the
 // other forms map names themselves, and INC's reader has none of its own.
 #pragma once
+#include <memory>
+#include <set>
 #include <string>
 #include <vector>
 
@@ -25,5 +27,21 @@ std::vector<std::string> ignore_entries(CheckpointFormat format, const ConfigSpe
 
 /// Whether some reader of the form takes the module `name` as kept because of the entry.
 bool entry_matches(CheckpointFormat format, const std::string& entry, const std::string& name);
+
+/// The entries of a config, made ready to be asked of many names.
+class IgnoreList {
+ public:
+  IgnoreList() = default;
+  /// Throws std::invalid_argument for an entry that is no regular expression where the form has them.
+  IgnoreList(CheckpointFormat format, const std::vector<std::string>& entries);
+  /// An entry because of which some reader of the form takes the module as kept; null if none does.
+  const std::string* entry_for(const std::string& name) const;
+  bool holds(const std::string& entry) const { return names_.count(entry) != 0; }
+
+ private:
+  struct Entries;
+  std::set<std::string> names_;
+  std::shared_ptr<const Entries> entries_;
+};
 
 }  // namespace fp8::quant

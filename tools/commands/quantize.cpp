@@ -9,6 +9,7 @@
 #include "fp8/configs/configs.h"
 #include "fp8/measure/calibration_options.h"
 #include "fp8/quant/checkpoint_quantize.h"
+#include "fp8/quant/reader_check.h"
 #include "fp8/runtime/device/device.h"
 #include "fp8/runtime/io/error.h"
 #include "fp8/tools/commands/budget.h"
@@ -39,7 +40,7 @@ struct QuantizeOptions {
   quant::CheckpointFormat format = quant::CheckpointFormat::compressed_tensors;
   std::optional<quant::KvGranularity> kv_scales;
   std::optional<bool> kv_cache;
-  bool dynamic = false, weights_only = false, overwrite = false, dry_run = false, no_fuse_scales = false, allow_nonfinite = false;
+  bool dynamic = false, weights_only = false, overwrite = false, dry_run = false, no_fuse_scales = false, allow_nonfinite = false, check = false;
 };
 
 quant::ActivationScaling activations_of(const QuantizeOptions& o) {
@@ -92,6 +93,16 @@ std::int64_t peak_rss_bytes() {
   return static_cast<std::int64_t>(usage.ru_maxrss) * 1024;
 }
 
+/// What the programs that read the form would make of what was written.
+void add_check(const fs::path& out, io::Json& json, Table& table) {
+  json["readers"] = io::Json::array();
+  for (const auto& verdict : quant::check_readers(out)) {
+    json["readers"].push_back({{"reader", verdict.reader}, {"loads", verdict.problems.empty()}, {"problems", verdict.problems}});
+    const auto more = verdict.problems.size() > 1 ? fmt::format(" ({} more with --json)", verdict.problems.size() - 1) : "";
+    table.row({verdict.reader, verdict.problems.empty() ? "loads it" : "would be refused or misread: " + verdict.problems.front() + more});
+  }
+}
+
 void quantize(const QuantizeOptions& o, Context& context) {
   if (o.budget.empty() != o.data.data.empty()) throw UsageError("quantize: --budget and --data go together");
   const auto start = Clock::now();
@@ -114,6 +125,7 @@ void quantize(const QuantizeOptions& o, Context& context) {
   options.dry_run = o.dry_run;
   const Share share = find_share(o.share, o.out);
   if (!share.warning.empty()) context.warn(share.warning);
+  if (o.check && (o.dry_run || (share.world_size > 1 && !o.share.join))) throw UsageError("quantize: --check reads a whole output, not that of --dry-run or one rank's share");
   options.rank = share.rank;
   options.world_size = share.world_size;
   options.join = o.share.join;
@@ -162,6 +174,7 @@ void quantize(const QuantizeOptions& o, Context& context) {
     json["modules"] = io::Json::array();
     for (const auto& [name, scheme] : report.quantized) json["modules"].push_back(name);
   }
+  if (o.check) add_check(o.out, json, table);
   context.result(json, table.text());
 }
 
@@ -197,6 +210,7 @@ Action add_quantize(Options& options) {
   add_share_options(options, values->share);
   options.flag("--overwrite", values->overwrite, "Replace a non-empty output folder");
   options.flag("--allow-nonfinite", values->allow_nonfinite, "Copy tensors with NaN or Inf in high precision, noted in fp8.json, instead of refusing them");
+  options.flag("--check", values->check, "Read the output again and say of each program that reads its form whether it loads, or what it would refuse or misread");
   options.flag("--dry-run", values->dry_run, "Print the plan and the bytes, write nothing");
   return [values](Context& context) { quantize(*values, context); };
 }

@@ -1,0 +1,27 @@
+// SPDX-License-Identifier: Apache-2.0
+// Reads an fp8 checkpoint with the eyes of the programs that load its form, by their rules on names: what does each make of every module? No torch
+// here.
+//
+//   in fp8, and an entry of the list of kept modules fits          its codes would be read as values
+//   in high precision, and nothing in the list fits                the reader builds an fp8 module and looks for a scale
+//   in fp8, and no target of the config fits                       the reader builds a module in high precision
+//   modules that run as one product, halved                        vLLM refuses the file
+//   a table of embeddings in fp8                                   nobody decodes it
+//
+// Names are those of the file and those after the changes that readers make on load (model_names.h).
+#pragma once
+#include <filesystem>
+#include <string>
+#include <vector>
+
+namespace fp8::quant {
+
+struct ReaderVerdict {
+  std::string reader;                 ///< "transformers", "vLLM", "neural-compressor"
+  std::vector<std::string> problems;  ///< why it would refuse or misread the file, module first; empty: it loads
+};
+
+/// One verdict for each program that reads the folder's form. Throws io::Error for what is no fp8 checkpoint, or damaged.
+std::vector<ReaderVerdict> check_readers(const std::filesystem::path& checkpoint);
+
+}  // namespace fp8::quant
