@@ -1,7 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
 // fp8 convert: an fp8 checkpoint into another form, or back into high precision, tensor by tensor.
 #include <fmt/format.h>
-#include <sys/resource.h>
 
 #include <algorithm>
 #include <chrono>
@@ -10,6 +9,7 @@
 #include "fp8/quant/checkpoint_convert.h"
 #include "fp8/runtime/io/error.h"
 #include "fp8/tools/commands/command.h"
+#include "fp8/tools/commands/memory_budget.h"
 #include "fp8/tools/commands/output.h"
 #include "fp8/tools/commands/progress.h"
 #include "fp8/tools/commands/share.h"
@@ -87,12 +87,6 @@ Share set_share(ConvertCommand& c, const Context& context) {
   return share;
 }
 
-std::int64_t peak_rss_bytes() {
-  rusage usage = {};
-  getrusage(RUSAGE_SELF, &usage);
-  return static_cast<std::int64_t>(usage.ru_maxrss) * 1024;
-}
-
 /// The modules as JSON, and what a reader wants to know of them as rows.
 void tell_modules(const quant::ConvertReport& report, io::Json& json, Table& table) {
   std::map<std::string, std::size_t> counts;
@@ -168,7 +162,7 @@ void convert(ConvertCommand& c, Context& context) {
                {"weights_bytes", report.weights_bytes},
                {"source_bytes", report.source_bytes},
                {"seconds", seconds},
-               {"peak_rss_bytes", peak_rss_bytes()},
+               {"peak_rss_bytes", peak_resident_bytes()},
                {"dry_run", c.options.dry_run},
                {"finished_before", report.finished_before},
                {"out", c.out.string()},

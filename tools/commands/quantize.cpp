@@ -1,7 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
 // fp8 quantize: checkpoint folder in, fp8 checkpoint folder out, tensor by tensor.
 #include <fmt/format.h>
-#include <sys/resource.h>
 
 #include <chrono>
 #include <memory>
@@ -14,6 +13,7 @@
 #include "fp8/runtime/io/error.h"
 #include "fp8/tools/commands/budget.h"
 #include "fp8/tools/commands/command.h"
+#include "fp8/tools/commands/memory_budget.h"
 #include "fp8/tools/commands/output.h"
 #include "fp8/tools/commands/plan_table.h"
 #include "fp8/tools/commands/progress.h"
@@ -87,12 +87,6 @@ quant::PlanOptions plan_of(const QuantizeOptions& o, const Context& context) {
   return plan;
 }
 
-std::int64_t peak_rss_bytes() {
-  rusage usage = {};
-  getrusage(RUSAGE_SELF, &usage);
-  return static_cast<std::int64_t>(usage.ru_maxrss) * 1024;
-}
-
 /// What the programs that read the form would make of what was written.
 void add_check(const fs::path& out, io::Json& json, Table& table) {
   json["readers"] = io::Json::array();
@@ -142,7 +136,7 @@ void quantize(const QuantizeOptions& o, Context& context) {
 
   io::Json json = {{"modules_quantized", report.quantized.size()}, {"modules_skipped", io::Json::array()}, {"scheme", report.quantized.front().second},
                    {"weights_bytes", report.weights_bytes}, {"source_bytes", report.source_bytes}, {"seconds", seconds},
-                   {"peak_rss_bytes", peak_rss_bytes()}, {"dry_run", o.dry_run}, {"out", o.out.string()}, {"units", report.units}, {"units_kept", report.units_kept}, {"finished_before", report.finished_before},
+                   {"peak_rss_bytes", peak_resident_bytes()}, {"dry_run", o.dry_run}, {"out", o.out.string()}, {"units", report.units}, {"units_kept", report.units_kept}, {"finished_before", report.finished_before},
                    {"rank", share.rank}, {"world_size", share.world_size}};
   Table table({o.dry_run ? "quantize (dry run)" : "quantize", ">" + o.model.filename().string()});
   table.row({"modules quantized", std::to_string(report.quantized.size())});
