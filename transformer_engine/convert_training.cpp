@@ -26,7 +26,6 @@ namespace {
 using configs::ModuleKind;
 using measure::WeightModule;
 
-constexpr const char* kPackedProjections = "in_proj_weight";
 
 bool is_linear(const std::string& class_name) {
   const auto* type = configs::find_module_type(class_name);
