@@ -5,6 +5,7 @@
 #include <set>
 
 #include "fp8/quant/checkpoint_modules.h"
+#include "fp8/quant/expert_families.h"
 #include "fp8/quant/formats/form.h"
 #include "fp8/quant/formats/ignore_list.h"
 #include "fp8/runtime/io/error.h"
@@ -56,15 +57,19 @@ class Check {
     targets_ = IgnoreList(format_, is_compressed_tensors(format_) ? targets_of(config_) : std::vector<std::string>{});
     all_linears_ = !is_compressed_tensors(format_) || targets_.holds("Linear");
     look();
+    look_at_experts();
   }
 
   std::vector<ReaderVerdict> verdicts() const {
-    std::vector<std::string> of_vllm = misread_;
-    of_vllm.insert(of_vllm.end(), halved_.begin(), halved_.end());
+    const auto with = [&](const std::vector<std::string>& more) {
+      auto all = misread_;
+      all.insert(all.end(), more.begin(), more.end());
+      return all;
+    };
     switch (format_) {
       case CheckpointFormat::inc: return {{"neural-compressor", misread_}};
-      case CheckpointFormat::modelopt: return {{"vLLM", of_vllm}};
-      default: return {{"transformers", misread_}, {"vLLM", of_vllm}};
+      case CheckpointFormat::modelopt: return {{"vLLM", with(of_vllm_)}};
+      default: return {{"transformers", with(of_transformers_)}, {"vLLM", with(of_vllm_)}};
     }
   }
 
@@ -91,7 +96,21 @@ class Check {
       if (unnamed) misread_.push_back(m.name + ": in high precision, and no entry of the list of kept modules fits it: its reader would look for a scale");
     }
     for (const auto& [module, other] : halved_groups(modules_.names(), {quantized_.begin(), quantized_.end()}, kept))
-      halved_.push_back(module + ": in fp8, and " + other + ", which runs as one product with it, is not");
+      of_vllm_.push_back(module + ": in fp8, and " + other + ", which runs as one product with it, is not");
+  }
+
+  void look_at_experts() {
+    const ExpertFamily* family = expert_family(model_config_);
+    const auto single = std::find_if(quantized_.begin(), quantized_.end(), [](const auto& module) { return module.find(".experts.") != std::string::npos; });
+    if (family != nullptr && !family->note.empty() && single != quantized_.end()) of_transformers_.push_back(*single + ": " + std::string(family->note));
+    for (const auto& tensor : checkpoint_.names()) {
+      const auto& info = checkpoint_.info(tensor);
+      const auto at = tensor.find("experts");
+      if (info.shape.size() != 3 || at == std::string::npos || info.dtype == io::DType::U8) continue;
+      const std::string layer = tensor.substr(0, at + 7);  // what vLLM calls the layer of all experts
+      if (kept_by(layer) == nullptr && kept_by(layer + ".0.down_proj") == nullptr)
+        of_vllm_.push_back(tensor + ": a stack of experts in high precision, and no entry of the list of kept modules fits " + layer);
+    }
   }
 
   void look_at_codes(const std::string& module) {
@@ -110,7 +129,7 @@ class Check {
   CheckpointModules modules_;
   IgnoreList entries_, targets_;
   bool all_linears_ = true;
-  std::vector<std::string> misread_, halved_;
+  std::vector<std::string> misread_, of_transformers_, of_vllm_;
 };
 
 }  // namespace

@@ -97,6 +97,27 @@ TEST(ReaderCheck, HalvedProductsAndTablesOfCodesAreFound) {
   EXPECT_EQ(problems(verdicts, "transformers"), "model.embed_tokens: in fp8, and readers have no Linear of this name: its codes would be read as values\n");
 }
 
+TEST(ReaderCheck, ExpertsAreSeenWithEachReadersEyes) {
+  const std::string moe = "model.layers.0.block_sparse_moe.";
+  const Output like(CheckpointFormat::compressed_tensors);
+  auto config = io::read_json(like.dir / "out/config.json");
+  config["model_type"] = "granitemoe";  // transformers has stacks of these only
+  const HandCheckpoint single(nullptr, {codes(moe + "experts.0.down_proj", 4, 4), f32(moe + "experts.0.down_proj.weight_scale", {4, 1}, {1, 1, 1, 1})});
+  single.write("config.json", config);
+  EXPECT_EQ(problems(check_readers(single.path()), "vLLM"), "");
+  EXPECT_NE(problems(check_readers(single.path()), "transformers").find(moe + "experts.0.down_proj: "), std::string::npos);
+  config["model_type"] = "qwen3_moe";
+  const std::string stack = "model.layers.0.mlp.experts.down_proj";
+  const HandCheckpoint stacked(nullptr, {codes("model.layers.0.self_attn.o_proj", 4, 4), f32("model.layers.0.self_attn.o_proj.weight_scale", {4, 1}, {1, 1, 1, 1}),
+                                         f32(stack, {1, 2, 2}, {1, 1, 1, 1})});
+  stacked.write("config.json", config);
+  EXPECT_EQ(problems(check_readers(stacked.path()), "vLLM"),
+            stack + ": a stack of experts in high precision, and no entry of the list of kept modules fits model.layers.0.mlp.experts\n");
+  config["quantization_config"]["ignore"] = {"lm_head", "model.layers.0.mlp.experts"};
+  stacked.write("config.json", config);
+  EXPECT_EQ(problems(check_readers(stacked.path()), "vLLM"), "");
+}
+
 TEST(ReaderCheck, HighPrecisionIsRefused) {
   const Output out(CheckpointFormat::compressed_tensors);
   EXPECT_TRUE(throws_with({(out.dir / "m").string(), "expected an fp8 checkpoint"}, [&] { check_readers(out.dir / "m"); }));
