@@ -38,7 +38,7 @@ std::vector<std::string> parts_of(const std::string& name) {
 }
 
 /// Every name with its numbers replaced by 0: modules that differ in nothing but numbers are one.
-std::string folded(const std::string& name) {
+std::string numbers_as_0(const std::string& name) {
   std::string out;
   for (const auto& part : parts_of(name)) out += (out.empty() ? "" : ".") + (is_number(part) ? std::string("0") : part);
   return out;
@@ -109,7 +109,7 @@ class Quantized {
   explicit Quantized(const ConfigSpec& spec) {
     for (const auto& module : spec.quantized) {
       for (auto& name : spec.names.names_on_load(module)) {
-        kinds_.try_emplace(folded(name), name);
+        kinds_.try_emplace(numbers_as_0(name), name);
         names_.insert(std::move(name));
       }
     }
@@ -127,7 +127,7 @@ class Quantized {
   }
   bool ends_with(const std::string& suffix, bool numbers_alike) const {
     if (!numbers_alike) return std::any_of(names_.begin(), names_.end(), [&](const auto& name) { return ends_at_dot(name, suffix); });
-    return std::any_of(kinds_.begin(), kinds_.end(), [&](const auto& kind) { return ends_at_dot(kind.first, folded(suffix)); });
+    return std::any_of(kinds_.begin(), kinds_.end(), [&](const auto& kind) { return ends_at_dot(kind.first, numbers_as_0(suffix)); });
   }
   /// Whether one stands below a part with that end.
   bool stands_below(const std::string& suffix, bool numbers_alike) const {
@@ -142,7 +142,7 @@ class Quantized {
 
  private:
   std::set<std::string> names_;
-  std::map<std::string, std::string> kinds_;  // folded -> one of them
+  std::map<std::string, std::string> kinds_;  // numbers as 0 -> one of them
 };
 
 /// Where a name is cut so that the prefix before it stays open: from its first numbered container on, else its last part.
