@@ -88,7 +88,7 @@ quant::PlanOptions plan_of(const QuantizeOptions& o, const Context& context) {
 }
 
 /// What the programs that read the form would make of what was written.
-void add_check(const fs::path& out, io::Json& json, Table& table) {
+void add_check(const std::filesystem::path& out, io::Json& json, Table& table) {
   json["readers"] = io::Json::array();
   for (const auto& verdict : quant::check_readers(out)) {
     json["readers"].push_back({{"reader", verdict.reader}, {"loads", verdict.problems.empty()}, {"problems", verdict.problems}});
