@@ -153,7 +153,13 @@ class Written {
   Written(Format format, const Scheme& scheme, std::int64_t rows, std::int64_t cols, bool qdq = false) : scheme_(scheme), rows_(rows), cols_(cols) {
     const CheckpointForm& form = form_of(format);
     const WeightSpec spec{"l.self_attn.o_proj", rows, cols, scheme};
-    ConfigSpec config{scheme, {spec.module}, {"lm_head"}, "amax", qdq, {{"l.self_attn", {0.5f}, {0.125f}}}};
+    ConfigSpec config;
+    config.scheme = scheme;
+    config.quantized = {spec.module};
+    config.kept_linears = {"lm_head"};
+    config.scale_method = "amax";
+    config.qdq = qdq;
+    config.kv = {{"l.self_attn", {0.5f}, {0.125f}}};
     auto entries = form.entries(spec, config);
     for (auto& e : form.kv_entries(config.kv[0], config)) entries.push_back(std::move(e));
     entries.push_back({"lm_head.weight", DType::F32, {2, 2}});

@@ -111,7 +111,12 @@ TEST(IncCheckpoint, QuantizeDequantizeModeHasItsOwnNames) {
     scheme.input_scale_inv = 4.0f;
     scheme.input_scale = 0.25f;
     const CheckpointForm& form = form_of(CheckpointFormat::inc);
-    const ConfigSpec spec{scheme, {"q"}, {}, "MAXABS_POW2", true, {{"l", {8.0f}, {2.0f}}}};
+    ConfigSpec spec;
+    spec.scheme = scheme;
+    spec.quantized = {"q"};
+    spec.scale_method = "MAXABS_POW2";
+    spec.qdq = true;
+    spec.kv = {{"l", {8.0f}, {2.0f}}};
     const WeightSpec weight{"q", 2, 3, scheme};
     const std::vector<std::uint8_t> codes = {0x38, 0xb8, 0x00, 0x40, 0x30, 0x7e};  // [2, 3]
     const std::vector<float> scales = channel ? std::vector<float>{0.5f, 0.25f} : std::vector<float>{0.5f};
@@ -256,7 +261,11 @@ TEST(IncCheckpoint, WeightsAloneAreRefused) {
 }
 
 TEST(IncCheckpoint, KeptNamesFindNoQuantizedModule) {
-  const auto config = form_of(CheckpointFormat::inc).config({{}, {"l.mlp.gate_proj", "l.mlp.up_proj"}, {"l.mlp.gate", "lm_head"}, "amax", false, {}});
+  ConfigSpec spec;
+  spec.quantized = {"l.mlp.gate_proj", "l.mlp.up_proj"};
+  spec.kept_linears = {"l.mlp.gate", "lm_head"};
+  spec.scale_method = "amax";
+  const auto config = form_of(CheckpointFormat::inc).config(spec);
   EXPECT_EQ(config["blocklist"]["names"], io::Json::parse(R"(["^l\\.mlp\\.gate$", "lm_head"])"));
 }
 
