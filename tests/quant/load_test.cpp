@@ -4,6 +4,7 @@
 
 #include <fstream>
 
+#include "fp8/configs/option_names.h"
 #include "fp8/measure/calibration.h"
 #include "fp8/quant/convert.h"
 #include "fp8/quant/save.h"
