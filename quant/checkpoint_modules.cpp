@@ -19,7 +19,7 @@ constexpr std::string_view kWeight = ".weight";
 constexpr std::string_view kCounts[] = {"vocab_size", "max_position_embeddings", "n_positions", "max_source_positions", "max_target_positions", "type_vocab_size",
                                         "relative_attention_num_buckets", "num_buckets", "max_2d_position_embeddings", "n_ctx", "codebook_size", "num_embeddings"};
 /// What the last part of a table's name holds.
-constexpr std::string_view kTableWords[] = {"embed", "position", "codebook", "relative_attention", "lookup", "token_type"};
+constexpr std::string_view kTableWords[] = {"embed", "position", "codebook", "relative_attention", "lookup", "token_type", "norm"};
 /// What it holds if a product is meant all the same.
 constexpr std::string_view kProductWords[] = {"proj", "mapping", "linear", "dense"};
 
@@ -89,7 +89,7 @@ std::string folded(const std::string& name) {
 class CheckpointModules::Judge {
  public:
   Judge(const io::Checkpoint& checkpoint, const io::Json& config, const ModelNames& names, const ModuleChoice& choice)
-      : checkpoint_(checkpoint), names_(names), towers_(choice.towers), linear_(choice.linear, option_name("'linear'", "--linear")),
+      : checkpoint_(checkpoint), names_(names), towers_(choice.towers), scale_per_row_(choice.scale_per_row), linear_(choice.linear, option_name("'linear'", "--linear")),
         keep_(choice.keep, option_name("'keep'", "--keep")) {
     collect_counts(config, 0, counts_);
   }
@@ -122,7 +122,8 @@ class CheckpointModules::Judge {
 
   Maybe by_row(const CheckpointModule& m) const {
     const auto says = [&](std::string_view Family::*cell) { return names_.says(cell, m.name); };
-    if (says(&Family::cut)) return Verdict{Role::cut, "readers cut it, merge it or use it without its module: its scale would be lost", true};
+    const bool split = !scale_per_row_ && says(&Family::split);
+    if (split || says(&Family::cut)) return Verdict{Role::cut, "readers cut it, merge it or use it without its module: its scale would be lost", true};
     if (says(&Family::transposed)) return Verdict{Role::transposed, "stored transposed, [in, out] (Conv1D)", true};
     if (says(&Family::embeddings)) return Verdict{Role::embedding, kDefault, false, true};
     if (says(&Family::heads)) return Verdict{Role::head, kDefault};
@@ -176,7 +177,7 @@ class CheckpointModules::Judge {
 
   const io::Checkpoint& checkpoint_;
   const ModelNames& names_;
-  const bool towers_;
+  const bool towers_, scale_per_row_;
   const Patterns linear_, keep_;
   std::map<std::int64_t, std::string> counts_;
 };

@@ -36,7 +36,8 @@ struct CheckpointModule {
 /// What the caller knows better. Python regular expressions, searched in the module's name.
 struct ModuleChoice {
   std::vector<std::string> linear, keep;
-  bool towers = false;  ///< towers and projectors are Linear like the rest
+  bool towers = false;        ///< towers and projectors are Linear like the rest
+  bool scale_per_row = true;  ///< the weights get one: what readers split by rows on load is Linear like the rest
 };
 
 class CheckpointModules {

@@ -37,7 +37,7 @@ class Job {
  public:
   Job(const fs::path& model, const CheckpointOptions& options)
       : options_(options), source_identity_(identity_of(model)), carried_(carried_identity_of(model)), config_(read_model_config(model)), source_(model),
-        modules_(source_, config_, options.modules), form_(form_of(options.format)), nonfinite_(checked()),
+        modules_(source_, config_, choice()), form_(form_of(options.format)), nonfinite_(checked()),
         stacked_(source_, config_, options.plan.experts, without_nonfinite(options.plan).keep), plan_(make_plan(find_modules(), find_nodes(), plan_options())) {
     check_plan();
     keep_whole_groups();
@@ -86,6 +86,14 @@ class Job {
   }
 
  private:
+  ModuleChoice choice() const {
+    ModuleChoice modules = options_.modules;
+    const auto& plan = options_.plan;
+    const auto weights = plan.weights.value_or(plan.activations == ActivationScaling::static_tensor ? WeightGranularity::tensor : WeightGranularity::channel);
+    modules.scale_per_row = !plan.config.has_value() && weights == WeightGranularity::channel;
+    return modules;
+  }
+
   /// The source is in high precision; what of it is NaN or Inf, if that is allowed (else whoever reads it refuses it).
   std::map<std::string, NonFinite> checked() const {
     require_no_codes(source_);
@@ -244,6 +252,7 @@ class Job {
   }
 
   void check_plan() {
+    if (const std::string reason = modules_.names().refused(); !reason.empty()) throw io::Error(source_.folder().string() + ": " + modules_.names().model_type() + ": " + reason);
     if (plan_.modules.empty()) refuse_empty();
     const auto misread_modules = misread();
     std::vector<PlannedModule> linears;

@@ -34,7 +34,9 @@ const std::vector<Family>& rows() {
       {.model_types = "lfm3", .renamed = "gate_proj>g_proj"},
       {.model_types = "deepseek_v4", .heads = "^head", .renamed = "ffn>mlp head>lm_head"},
       {.model_types = "dbrx", .routers = "router.layer"},
-      {.model_types = "hrm_text", .renamed = "attn>self_attn"},
+      {.model_types = "hrm_text", .split = "attn.gqkv_proj mlp.gate_up_proj", .renamed = "attn>self_attn"},
+      {.model_types = "bailing_hybrid cohere_compass cohere_compass_text gemma3n_text glm5_next glm5_next_text inkling_text qwen3_omni_moe_text"},
+      {.model_types = "inkling2 inkling2_text inkling_mm_model", .heads = "unembed", .built = "k_sconv.weight_proj v_sconv.weight_proj", .renamed = "unembed>lm_head"},
       // Decoders with embeddings and heads of their own names
       {.model_types = "gpt_neox", .tied = "lm_head=gpt_neox.embed_in", .renamed = "embed_out>lm_head"},
       {.model_types = "gpt_neox_japanese", .tied = "embed_out=gpt_neox_japanese.embed_in"},
@@ -54,8 +56,10 @@ const std::vector<Family>& rows() {
       {.model_types = "blt xglm xlstm"},
       // Encoders
       {.model_types = "bert big_bird megatron-bert ernie fnet layoutlm mra nystromformer roc_bert roformer squeezebert tapas yoso deberta deberta-v2 rembert "
-                      "nomic_bert gte jina_embeddings_v3 chinese_clip bert-generation",
+                      "chinese_clip bert-generation",
        .tied = "cls.predictions.decoder=word_embeddings lm_head.decoder=word_embeddings"},
+      {.model_types = "nomic_bert gte jina_embeddings_v3", .tied = "lm_head.decoder=word_embeddings cls.predictions.decoder=word_embeddings",
+       .split = "attention.qkv_proj mlp.up_gate_proj mixer.Wqkv attn.Wqkv"},
       {.model_types = "roberta camembert xlm-roberta xlm-roberta-xl roberta-prelayernorm data2vec-text longformer mpnet xmod esm",
        .tied = "lm_head.decoder=word_embeddings"},
       {.model_types = "ibert", .tied = "lm_head.decoder=word_embeddings", .others = "ibert.encoder."},
@@ -84,13 +88,18 @@ const std::vector<Family>& rows() {
       {.model_types = "clip clipseg metaclip_2 siglip siglip2 align altclip clip_text_model clip_vision_model siglip_vision_model siglip_text_model"},
       // Vision and language
       {.model_types = "llava llava_next llava_next_video llava_onevision vipllava video_llava aya_vision got_ocr2 internvl mistral3 pp_chart2table gemma3 "
-                      "paligemma aria fuyu mllama emu3 molmo2 cohere2_vision deepseek_vl deepseek_vl_hybrid diffusion_gemma exaone4_5 gemma4 gemma4_unified "
-                      "gemma3n glm46v glm4v glm4v_moe glm_ocr glmga granite4_vision granite_docling idefics idefics2 idefics3 smolvlm janus lfm2_vl lighton_ocr "
+                      "paligemma aria fuyu mllama emu3 molmo2 cohere2_vision deepseek_vl deepseek_vl_hybrid exaone4_5 gemma4 gemma4_unified "
+                      "gemma3n glm46v glm4v glm4v_moe glm_ocr glmga granite4_vision granite_docling idefics idefics2 idefics3 smolvlm ernie4_5_vl_moe lfm2_vl lighton_ocr "
                       "llama4 minicpm_ocr minicpmv4_6 minicpmv4_7 muse_glimmer ovis2 pp_formulanet qwen3_5 qwen3_5_moe video_llama_3 chameleon evolla "
-                      "cosmos3_edge cosmos3_omni kimi_k25 pixtral perception_lm qianfan_ocr step3p7 shieldgemma2",
-       .towers = "connector. vision_embed_tokens projector. aligner. embed_vision. embed_audio. merger. vision_embedder. vqmodel."},
+                      "kimi_k25 pixtral perception_lm qianfan_ocr step3p7 shieldgemma2",
+       .towers = "connector. vision_embed_tokens projector. aligner. embed_vision. embed_audio. vision_embedder. vqmodel. vision_projection. layerwise_projectors. "
+                 "spatial_projectors."},
+      {.model_types = "janus", .linears = "generation_aligner.", .towers = "aligner. vqmodel."},
+      {.model_types = "diffusion_gemma", .refused = "the encoder's modules share the decoder's weights, whose scales they would not have"},
+      {.model_types = "hunyuan_vl", .towers = "vit. vision_tower.", .renamed = "vit>vision_tower"},
       {.model_types = "qwen2_vl qwen2_5_vl qwen3_vl qwen3_vl_moe qwen2_5_omni_thinker qwen3_omni_moe_thinker", .towers = "visual. audio_tower."},
-      {.model_types = "hyperclovax_vision_v2", .towers = "vision_projector.", .renamed = "vision_projector>projector"},
+      {.model_types = "cosmos3_edge cosmos3_omni", .towers = "^blocks. ^merger. ^deepstack_merger_list. ^patch_embed. visual. projector."},
+      {.model_types = "hyperclovax_vision_v2", .towers = "vision_projector vision_projector.", .renamed = "vision_projector>projector"},
       {.model_types = "lfm3_vl", .towers = "vision_tower. multi_modal_projector.", .renamed = "gate_proj>g_proj"},
       {.model_types = "minimax_m3_vl", .towers = "patch_merge_mlp. multi_modal_projector. vision_tower.",
        .renamed = "block_sparse_moe>mlp patch_merge_mlp>multi_modal_projector"},
@@ -101,14 +110,15 @@ const std::vector<Family>& rows() {
       {.model_types = "blip", .heads = "text_decoder.cls.predictions.decoder", .tied = "text_decoder.cls.predictions.decoder=text_decoder.bert.embeddings.word_embeddings"},
       {.model_types = "git", .heads = "^output", .tied = "output=git.embeddings.word_embeddings", .towers = "image_encoder. visual_projection."},
       {.model_types = "kosmos-2 kosmos-2.5", .embeddings = "segment_emb", .tied = "text_model.lm_head=text_model.model.embed_tokens",
-       .towers = "vision_model. image_to_text_projection."},
+       .towers = "vision_model."},
       {.model_types = "pix2struct", .heads = "decoder.lm_head"},
       {.model_types = "pi0"},
       // Speech
-      {.model_types = "whisper moonshine moonshine_streaming canary cohere_asr", .tied = "proj_out=model.decoder.embed_tokens"},
+      {.model_types = "whisper moonshine moonshine_streaming canary", .tied = "proj_out=model.decoder.embed_tokens"},
+      {.model_types = "cohere_asr", .heads = "log_softmax.mlp.layer0", .renamed = "log_softmax.mlp.layer0>proj_out"},
       {.model_types = "speech_to_text", .tied = "lm_head=model.decoder.embed_tokens"},
       {.model_types = "speecht5", .tied = "text_decoder_postnet.lm_head=text_decoder_prenet.embed_tokens text_decoder_postnet.lm_head=embed_tokens"},
-      {.model_types = "granite_speech granite_speech_plus", .embeddings = "rel_pos_emb", .towers = "^encoder. projector."},
+      {.model_types = "granite_speech granite_speech_plus", .embeddings = "rel_pos_emb", .towers = "projector."},
       {.model_types = "granite_speech5_ctc", .embeddings = "rel_pos_emb", .tied = "ctc_head=encoder.out"},
       {.model_types = "qwen2_audio audioflamingo3 musicflamingo glmasr voxtral voxtral_realtime qwen3_asr fun_asr_nano moss_transcribe_diarize dia",
        .towers = "audio_tower. multi_modal_projector."},

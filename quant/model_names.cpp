@@ -13,7 +13,7 @@ using Text = std::string_view;
 constexpr Text kEmbeddings =
     "embed_tokens wte wpe tok_embeddings word_embeddings token_embedding token_embeddings position_embeddings "
     "position_embedding token_type_embeddings relative_attention_bias embed_positions embed_in embeddings shared";
-constexpr Text kHeads = "lm_head embed_out output_projection";
+constexpr Text kHeads = "lm_head embed_out output_projection classifier score qa_outputs";
 constexpr Text kRouters = "gate router shared_expert_gate router.layer router.classifier";
 constexpr Text kTowers =
     "vision_tower. vision_model. vision_encoder. visual. audio_tower. audio_encoder. multi_modal_projector. mm_projector. "
@@ -167,6 +167,19 @@ std::string ModelNames::product_group_of(const std::string& module) const {
     if (any_part(row->fused, ' ', holds)) return module.substr(0, module.size() - last.size()) + first;
   }
   return "";
+}
+
+std::vector<std::string> ModelNames::built() const {
+  std::vector<std::string> names;
+  for (const auto* row : rows_) {
+    for (const Text name : parts_of(row->built, ' ')) names.emplace_back(name);
+  }
+  return names;
+}
+
+std::string ModelNames::refused() const {
+  const auto found = std::find_if(rows_.begin(), rows_.end(), [](const Family* row) { return !row->refused.empty(); });
+  return found == rows_.end() ? "" : std::string((*found)->refused);
 }
 
 bool ModelNames::says(Text Family::*cell, Text module) const {

@@ -44,11 +44,14 @@ struct Family {
   std::string_view routers = {};
   std::string_view towers = {};
   std::string_view transposed = {};
-  std::string_view cut = {};
+  std::string_view cut = {};         ///< whose scale readers lose
+  std::string_view split = {};       ///< that readers split or join by rows: a scale per row goes with them, others do not
+  std::string_view built = {};       ///< Linear modules that readers build of tensors of another name than NAME.weight
   std::string_view others = {};
   std::string_view fused = {};       ///< FIRST+SECOND+...: last parts that engines run as one product, besides those that all families share
   std::string_view renamed = {};     ///< FROM>TO: parts of names that readers change on load, in that order; prefixes that come or go are not named
   bool stable = false;               ///< readers call every module as the file does
+  std::string_view refused = {};     ///< why no reader can have it in fp8
 };
 
 /// All rows, and the row of one model_type; null if it has none.
@@ -78,6 +81,10 @@ class ModelNames {
   /// The group of modules that engines run as one product, all in fp8 or none: that of fuse_group_of(), a row's, or all experts of a layer;
   /// empty for others.
   std::string product_group_of(const std::string& module) const;
+  /// Modules that readers build without a tensor of their name.
+  std::vector<std::string> built() const;
+  /// Why no reader can have the model in fp8; empty if one can.
+  std::string refused() const;
   /// Whether some row calls a module's name so, in the cell given: says(&Family::routers, "model.layers.0.mlp.gate").
   bool says(std::string_view Family::*cell, std::string_view module) const;
   /// The part of a name that a tower stands under, dotted if it is of several: "vision_tower"; empty outside of towers.

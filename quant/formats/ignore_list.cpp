@@ -131,7 +131,7 @@ class Quantized {
   }
   /// Whether one stands below a part with that end.
   bool stands_below(const std::string& suffix, bool numbers_alike) const {
-    const std::string part = "." + (numbers_alike ? folded(suffix) : suffix) + ".";
+    const std::string part = "." + (numbers_alike ? numbers_as_0(suffix) : suffix) + ".";
     const auto below = [&](const std::string& name) { return ("." + name).find(part) != std::string::npos; };
     if (!numbers_alike) return std::any_of(names_.begin(), names_.end(), below);
     return std::any_of(kinds_.begin(), kinds_.end(), [&](const auto& kind) { return below(kind.first); });
@@ -204,6 +204,7 @@ class List {
 };
 
 void add_patterns(const ConfigSpec& spec, const Quantized& quantized, List& list) {
+  for (const auto& name : spec.names.built()) list.add(pattern_for(name, quantized));
   for (const auto& module : spec.kept_linears) {
     for (const auto& name : spec.names.names_on_load(module)) {
       const std::string tower = spec.names.tower_of(name);

@@ -31,8 +31,9 @@ struct QuantizeOptions {
   std::string budget;
   std::filesystem::path model, out, config;
   std::string measurements;
-  std::vector<std::string> include, exclude;
+  std::vector<std::string> include, exclude, ignore;
   quant::ExpertForm experts = quant::ExpertForm::each;
+  quant::ModuleChoice modules;
   std::optional<quant::WeightGranularity> scheme;
   std::int64_t block = 0;  ///< 0: not given
   std::optional<bool> power_of_two;
@@ -116,6 +117,8 @@ void quantize(const QuantizeOptions& o, Context& context) {
   options.format = o.format;
   options.overwrite = o.overwrite;
   options.allow_nonfinite = o.allow_nonfinite;
+  options.modules = o.modules;
+  options.ignore = o.ignore;
   options.dry_run = o.dry_run;
   const Share share = find_share(o.share, o.out);
   if (!share.warning.empty()) context.warn(share.warning);
@@ -167,6 +170,10 @@ void quantize(const QuantizeOptions& o, Context& context) {
   if (o.dry_run) {
     json["modules"] = io::Json::array();
     for (const auto& [name, scheme] : report.quantized) json["modules"].push_back(name);
+    for (const auto& [name, what] : report.guesses) {
+      json["guesses"][name] = what;
+      table.row({"taken " + name, what == "Linear" ? "for Linear" : "for none: " + what});
+    }
   }
   if (o.check) add_check(o.out, json, table);
   context.result(json, table.text());
@@ -198,6 +205,11 @@ Action add_quantize(Options& options) {
   options.list("--exclude", values->exclude, "Regular expression: keep these modules in high precision");
   options.choice("--experts", {"each", "keep"}, [values](std::size_t i) { values->experts = static_cast<quant::ExpertForm>(i); },
                  "Experts stacked in one tensor: each in fp8 with its own scales and name (default), or kept as they are");
+  options.list("--linear", values->modules.linear, "Regular expression: these modules are Linear, whatever their names, sizes and places say");
+  options.list("--keep", values->modules.keep, "Regular expression: these modules are no Linear; they stay in high precision and readers are told so");
+  options.choice("--towers", {"keep", "fp8"}, [values](std::size_t i) { values->modules.towers = i == 1; },
+                 "Vision and audio towers and their projectors: in high precision (default), or like the rest");
+  options.list("--ignore", values->ignore, "One more entry for the file's list of modules in high precision, as its form spells them (\"re:.*\\.gate$\")");
   options.flag("--no-fuse-scales", values->no_fuse_scales, "Own per-tensor scales for q, k, v and for gate, up");
   options.text("--budget", values->budget, "kl=X: keep the most damaged modules in high precision until the KL measured on --data is at most X");
   add_data_options(options, values->data, Options::Need::optional);
