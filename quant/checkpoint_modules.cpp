@@ -92,6 +92,7 @@ class CheckpointModules::Judge {
       : checkpoint_(checkpoint), names_(names), towers_(choice.towers), scale_per_row_(choice.scale_per_row), linear_(choice.linear, option_name("'linear'", "--linear")),
         keep_(choice.keep, option_name("'keep'", "--keep")) {
     collect_counts(config, 0, counts_);
+    for (const auto& tensor : checkpoint.names()) gpt2_ = gpt2_ || shows_conv1d(tensor);
   }
 
   void decide(CheckpointModule& m) const {
@@ -138,7 +139,7 @@ class CheckpointModules::Judge {
   Maybe by_evidence(const CheckpointModule& m) const {
     if (last_part(m.name) == "out_proj" && checkpoint_.contains(parent_of(m.name) + "in_proj_weight"))
       return Verdict{Role::cut, "torch's attention uses its weight without the module: its scale would be lost", true};
-    if (has_bias(m, 1) && !has_bias(m, 0)) return Verdict{Role::transposed, "stored transposed, [in, out] (Conv1D)", true};
+    if ((has_bias(m, 1) && !has_bias(m, 0)) || (gpt2_ && is_conv1d_name(m.name))) return Verdict{Role::transposed, "stored transposed, [in, out] (Conv1D)", true};
     return std::nullopt;
   }
 
@@ -167,6 +168,14 @@ class CheckpointModules::Judge {
     return std::nullopt;
   }
 
+  /// A model that does not say what it is shows Conv1D by a c_attn three times as wide as tall, a c_fc wider than tall.
+  bool shows_conv1d(const std::string& tensor) const {
+    if (!ends_with_weight(tensor) || !is_conv1d_name(tensor.substr(0, tensor.size() - kWeight.size()))) return false;
+    const auto& shape = checkpoint_.info(tensor).shape;
+    if (shape.size() != 2) return false;
+    return (tensor.ends_with("c_attn.weight") && shape[1] == 3 * shape[0]) || (tensor.ends_with("c_fc.weight") && shape[1] > shape[0]);
+  }
+
   bool has_bias(const CheckpointModule& m, std::size_t side) const {
     const std::string bias = m.name + ".bias";
     return checkpoint_.contains(bias) && checkpoint_.info(bias).shape == std::vector<std::int64_t>{m.shape[side]};
@@ -178,6 +187,7 @@ class CheckpointModules::Judge {
   const io::Checkpoint& checkpoint_;
   const ModelNames& names_;
   const bool towers_, scale_per_row_;
+  bool gpt2_ = false;
   const Patterns linear_, keep_;
   std::map<std::int64_t, std::string> counts_;
 };

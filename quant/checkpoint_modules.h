@@ -6,8 +6,8 @@
 //   the caller         ModuleChoice: patterns of modules that are, or are not, Linear
 //   the family's row   model_names.h, of model_type and of its parts' model_types
 //   the shape          two dimensions, more than one row and column
-//   evidence           a bias as long as the rows: Linear; as long as the columns only: Conv1D; in_proj_weight beside it: torch's attention, which
-//                      uses the weight of its out_proj without calling it
+//   evidence           a bias as long as the rows: Linear; as long as the columns only, or GPT-2's names and shapes: Conv1D;
+//                      in_proj_weight beside it: torch's attention, which uses the weight of its out_proj without calling it
 //   the name           heads, routers, towers, embeddings as most families call them
 //   size and place     outside of numbered layers: as many rows as the config counts words, positions, types or buckets
 //

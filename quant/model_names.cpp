@@ -19,6 +19,7 @@ constexpr Text kTowers =
     "vision_tower. vision_model. vision_encoder. visual. audio_tower. audio_encoder. multi_modal_projector. mm_projector. "
     "vision_backbone. vision_adapter. audio_projector. vision_projector.";
 constexpr Text kKeyProjections = "k_proj qkv_proj query_key_value W_pack c_attn";
+constexpr Text kConv1d = "c_attn q_attn c_proj c_fc";
 constexpr Text kTied = "lm_head=embed_tokens lm_head=wte lm_head=word_embeddings lm_head=shared lm_head=embed_in lm_head=tok_embeddings lm_head=embeddings";
 
 /// Last parts that engines run as one product; the last is the only one whose rows may end inside a block.
@@ -222,6 +223,7 @@ bool is_embedding_name(Text module) { return matches_any(kEmbeddings, module); }
 bool is_head_name(Text module) { return matches_any(kHeads, module); }
 bool is_router_name(Text module) { return matches_any(kRouters, module); }
 bool is_tower_name(Text module) { return matches_any(kTowers, module); }
+bool is_conv1d_name(Text module) { return matches_any(kConv1d, module); }
 bool is_key_projection(Text module) { return matches_any(kKeyProjections, module); }
 
 std::string fuse_group_of(const std::string& module) {

@@ -104,6 +104,8 @@ bool is_embedding_name(std::string_view module);
 bool is_head_name(std::string_view module);
 bool is_router_name(std::string_view module);
 bool is_tower_name(std::string_view module);
+/// As GPT-2 calls its Conv1D: c_attn, q_attn, c_proj, c_fc.
+bool is_conv1d_name(std::string_view module);
 /// Of keys, or of queries, keys and values at once: its parent is an attention module.
 bool is_key_projection(std::string_view module);
 
