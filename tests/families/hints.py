@@ -1,0 +1,91 @@
+# SPDX-License-Identifier: Apache-2.0
+"""What the general rules of shrink.py cannot know: values for single model types."""
+
+# Types tested with another class than the auto maps' first.
+CLASSES = {}
+
+# Entries of the auto maps that are no model of their own, and what their parts are tested by.
+NOT_MODELS = {"encoder-decoder", "speech-encoder-decoder", "vision-encoder-decoder", "timm_wrapper"}
+
+# Arguments without which the default config cannot be made.
+DEFAULTS = {
+    "gemma4_assistant": {"text_config": {"model_type": "gemma4_text", "hidden_size_per_layer_input": 0}},
+}
+
+BASE_VQ = {"channel_multiplier": [1, 1], "base_channels": 32, "num_res_blocks": 1, "latent_channels": 32}
+TEXT_KINDS = ["sliding_attention", "full_attention"]
+
+HINTS = {
+    "align": {"vision_config": {"image_size": 64, "num_block_repeats": [1] * 7, "hidden_dim": 320, "depth_coefficient": 1.0,
+                                "width_coefficient": 1.0}},
+    "blt": {"encoder_hash_byte_group_vocab": 320, "encoder_hash_byte_group_size": [3, 4],
+            "patcher_config": {"num_hidden_layers": 2}},
+    "chameleon": {"vq_config": BASE_VQ, "vocabulary_map": {"<image>": 1, "IMGIMGBSZ": 2}},
+    "cohere_compass": {"text_config": {"layer_types": TEXT_KINDS}},
+    "cohere_compass_text": {"layer_types": TEXT_KINDS},
+    "cosmos3_edge": {"text_config": {"head_dim": 128}},
+    "dbrx": {"attn_config": {"rope_theta": 10000.0}},
+    "deepseek_ocr2": {"text_config": {"num_key_value_heads": 2, "n_group": 1, "topk_group": 1, "num_experts_per_tok": 2,
+                                      "moe_intermediate_size": 96}},
+    "diffusion_gemma": {"text_config": {"num_experts": 4, "top_k_experts": 2, "moe_intermediate_size": 96}},
+    "donut-swin": {"embed_dim": 96},
+    "swinv2": {"embed_dim": 96},
+    "dots1": {"n_routed_experts": 4, "n_shared_experts": 1, "num_experts_per_tok": 2, "first_k_dense_replace": 1},
+    "dots3_note": {"vision_config": {"num_experts_per_tok": 2}},
+    "efficientnet": {"num_block_repeats": [1] * 7, "hidden_dim": 320, "width_coefficient": 1.0, "depth_coefficient": 1.0},
+    "emu3": {"vq_config": BASE_VQ, "vocabulary_map": {"<image>": 1}},
+    "ernie4_5_vl_moe": {"text_config": {"moe_intermediate_size": [96, 32], "head_dim": 16}},
+    "esm": {"vocab_size": 33, "pad_token_id": 1, "mask_token_id": 32},
+    "florence2": {"vision_config": {"depths": [1, 1, 1, 1], "embed_dim": [32, 32, 64, 64], "num_heads": [2, 2, 4, 4],
+                                    "num_groups": [2, 2, 4, 4], "projection_dim": 64}},
+    "fun_asr_nano": {"adaptor_config": {"intermediate_size": 32, "hidden_size": 128},
+                     "text_config": {"hidden_size": 128}},
+    "gemma3n_text": {"num_hidden_layers": 4, "num_kv_shared_layers": 2, "intermediate_size": 160,
+                     "layer_types": TEXT_KINDS * 2, "activation_sparsity_pattern": 0.0},
+    "gpt_neo": {"attention_types": [[["global", "local"], 1]], "intermediate_size": 160},
+    "granite4_vision": {"deepstack_layer_map": [[-1, 0]], "spatial_target_layers": [1], "downsample_rate": "2/4"},
+    "hunyuan_v1_dense": {"head_dim": 16, "num_key_value_heads": 2},
+    "hunyuan_v1_moe": {"head_dim": 16, "num_key_value_heads": 2, "num_experts": 4, "moe_topk": 2},
+    "hunyuan_vl": {"text_config": {"head_dim": 16, "num_key_value_heads": 2}},
+    "inkling_mm_model": {"vision_config": {"patch_size": 8}},
+    "janus": {"vq_config": BASE_VQ | {"num_embeddings": 64}},
+    "kyutai_speech_to_text": {"codec_config": {"codebook_size": 256}, "codebook_vocab_size": 257},
+    "lfm2_moe": {"layer_types": ["conv", "full_attention"], "num_dense_layers": 1},
+    "mamba2": {"num_heads": 8, "head_dim": 16, "n_groups": 1, "chunk_size": 16},
+    "ministral": {"head_dim": 16},
+    "mobilebert": {"num_feedforward_networks": 2},
+    "molmo2": {"adapter_config": {"vision_feature_layer": [1, 0]}},
+    "moonshine_streaming": {"num_key_value_heads": 4},
+    "moshi": {"audio_encoder_config": {"codebook_size": 256}, "audio_vocab_size": 256},
+    "muse_spark": {"audio_config": {"num_hidden_layers": 4, "hidden_sizes": [32, 32, 64, 64], "depths": [1, 1, 1, 1]}},
+    "nemotron": {"head_dim": 16, "num_key_value_heads": 2},
+    "nemotron_h_omni": {"vision_config": {"video_temporal_patch_size": 2}},
+    "perceiver": {"num_self_attends_per_block": 2, "d_latents": 96, "num_latents": 16, "image_size": 32,
+                  "num_self_attention_heads": 4, "num_cross_attention_heads": 4, "train_size": [16, 16], "num_frames": 2,
+                  "output_shape": [1, 2, 32, 32], "audio_samples_per_frame": 192},
+    "qwen4_exp": {"text_config": {"ple_embed_dim": 64, "ngram_vocab_size_base": 500, "split_ngram_parts": 2, "hc_lowrank": 32}},
+    "qwen4_exp_text": {"ple_embed_dim": 64, "ngram_vocab_size_base": 500, "split_ngram_parts": 2, "hc_lowrank": 32},
+    "reformer": {"is_decoder": True, "axial_pos_shape": [16, 14], "axial_pos_embds_dim": [32, 32],
+                 "attn_layers": ["local", "lsh"], "num_buckets": 4, "local_attn_chunk_length": 8, "lsh_attn_chunk_length": 8},
+    "wav2vec2-bert": {"vocab_size": 40},
+    "wav2vec2-conformer": {"vocab_size": 40},
+    "zamba": {"num_hidden_layers": 4, "attn_layer_period": 2, "attn_layer_offset": 1},
+}
+
+# Rotary embeddings of three axes: the sections of a head of 16 must add up to 8, or to 4 where half of it is rotated.
+MROPE = {"rope_type": "default", "rope_theta": 10000.0, "mrope_section": [2, 3, 3]}
+HALF_MROPE = MROPE | {"mrope_section": [1, 1, 2], "partial_rotary_factor": 0.5}
+MROPE_TYPES = {
+    "qwen2_vl": MROPE, "qwen2_5_vl": MROPE, "qwen2_5_omni_thinker": MROPE, "qwen3_vl": MROPE, "qwen3_vl_moe": MROPE,
+    "qwen3_omni_moe_thinker": MROPE, "paddleocr_vl": MROPE, "glm4v": HALF_MROPE, "glm4v_moe": HALF_MROPE, "glm_ocr": HALF_MROPE,
+    "glm46v": HALF_MROPE, "glmga": HALF_MROPE, "ernie4_5_vl_moe": MROPE | {"mrope_section": [3, 3, 2]},
+    "qwen3_5": HALF_MROPE, "qwen3_5_moe": HALF_MROPE,
+}
+
+
+def of(model_type):
+    """The hints for one model type, to be merged into its arguments in this order."""
+    hints = [HINTS.get(model_type, {})]
+    if model_type in MROPE_TYPES:
+        hints.append({"text_config": {"rope_parameters": MROPE_TYPES[model_type]}})
+    return hints

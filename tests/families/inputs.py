@@ -1,0 +1,229 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Text, images and sounds for any model: layouts are tried until the high precision model takes one."""
+
+import inspect
+import re
+
+IMAGE_TOKENS = ("image_token_id", "image_token_index", "media_placeholder_token_id", "image_patch_id")
+AUDIO_TOKENS = ("audio_token_id", "audio_token_index", "speech_token_id", "audio_soft_token_id")
+TOWERS = re.compile(r"vision|visual|image|audio|speech|encoder")
+
+
+def parameters_of(model):
+    return set(inspect.signature(model.forward).parameters)
+
+
+def config_value(config, names, default=None):
+    """The first of `names` in the config or one of its sub-configs, towers first."""
+    subs = [getattr(config, key, None) for key in getattr(config, "sub_configs", None) or {}]
+    subs = [sub for sub in subs if sub is not None]
+    for name in names:
+        for holder in [*subs, config]:
+            value = getattr(holder, name, None)
+            if value is None and hasattr(holder, "sub_configs"):
+                value = config_value(holder, [name]) if holder is not config else None
+            if value is not None:
+                return value
+    return default
+
+
+def one(value):
+    return value[0] if isinstance(value, (list, tuple)) else value
+
+
+class Maker:
+    def __init__(self, model, torch):
+        self.model, self.torch, self.config = model, torch, model.config
+        self.takes = parameters_of(model)
+        self.generator = torch.Generator().manual_seed(7)
+
+    def random(self, *shape):
+        return self.torch.randn(shape, generator=self.generator).to(self.torch.bfloat16)
+
+    def ids(self, length, rows=2):
+        """Ordinary tokens: the small ids are special ones here."""
+        text = self.config.get_text_config() if hasattr(self.config, "get_text_config") else self.config
+        vocab = next((v for v in (getattr(text, k, None) for k in ("vocab_size", "src_vocab_size", "embedding_size",
+                                                                  "decoder_vocab_size")) if v), None)
+        vocab = vocab or config_value(self.config, ["vocab_size"], 32)
+        vocab = min(one(vocab), 1000)
+        return self.torch.randint(min(100, vocab // 2), vocab - 1, (rows, length), generator=self.generator)
+
+    def text(self, length=24, rows=2):
+        """Keyword arguments of a run on text alone."""
+        ids = self.ids(length, rows)
+        result = {"input_ids": ids} if "input_ids" in self.takes else {}
+        if "attention_mask" in self.takes and result:
+            result["attention_mask"] = self.torch.ones_like(ids)
+        return result | self.decoder(rows)
+
+    def decoder(self, rows):
+        if "decoder_input_ids" in self.takes and getattr(self.config, "is_encoder_decoder", False):
+            return {"decoder_input_ids": self.ids(12, rows)}
+        return {}
+
+    def images(self):
+        """Layouts in which models take an image, the special ones first."""
+        value = lambda *names, default=None: one(config_value(self.config, names, default))
+        channels, size = value("num_channels", "in_channels", "in_chans", default=3), value("image_size", "crop_size", "img_size", default=64)
+        patch = value("patch_size", "spatial_patch_size", default=16)
+        frames = value("temporal_patch_size", "patch_temporal", default=1)
+        merge = max(2, value("spatial_merge_size", "merge_size", default=2))
+        tensor, side, torch = self.torch.tensor, 2 * merge, self.torch
+        grids = [key for key in ("image_grid_thw", "grid_thw", "image_grid_hws", "image_grid_hw", "target_sizes") if key in self.takes]
+        for key in grids:
+            grid = {key: tensor([[1, side, side]] if key.endswith("thw") else [[side, side]])}
+            for shape in ((side**2, channels * frames * patch**2), (side**2, channels * patch**2), (side**2, channels, patch, patch),
+                          (1, side**2, channels * patch**2)):
+                yield {"pixel_values": self.random(*shape), **grid}
+        if "spatial_shapes" in self.takes:
+            yield {"pixel_values": self.random(1, 16, channels * patch**2), "spatial_shapes": tensor([[4, 4]]),
+                   "pixel_attention_mask": torch.ones(1, 16, dtype=torch.int64)}
+        if "aspect_ratio_ids" in self.takes:
+            tiles = value("max_num_tiles", default=4)
+            mask = torch.zeros(1, 1, tiles, dtype=torch.int64)
+            mask[..., 0] = 1
+            yield {"pixel_values": self.random(1, 1, tiles, channels, size, size), "aspect_ratio_ids": tensor([[1]]),
+                   "aspect_ratio_mask": mask}
+        if "image_sizes" in self.takes:
+            sizes = {"image_sizes": tensor([[size, size]])}
+            yield {"pixel_values": self.random(1, 2, channels, size, size), **sizes}
+            yield {"pixel_values": self.random(1, channels, size, size), **sizes}
+        for pixels in ("pixel_values", "flattened_patches", "pixel_values_videos", "image_pixel_values", "pixel_values_images"):
+            if pixels not in self.takes:
+                continue
+            if pixels == "flattened_patches":
+                yield {pixels: torch.cat([torch.ones(1, 16, 2), self.random(1, 16, channels * patch**2)], 2).to(torch.bfloat16)}
+            yield {pixels: self.random(1, channels, size, size)}
+            yield {pixels: self.random(1, 1, channels, size, size)}
+            count = value("num_frames", "frames_per_clip", default=4)
+            yield {pixels: self.random(1, count, channels, size, size)}
+            yield {pixels: self.random(1, 4, channels * patch**2)}
+
+    def sounds(self):
+        value = lambda *names, default=None: one(config_value(self.config, names, default))
+        mels = value("num_mel_bins", "input_feat_per_channel", "feature_size", "n_mels", "mel_dim", "input_dim", "feature_projection_input_dim",
+                     "input_feat_size", "n_mel_bins", default=80)
+        positions = value("max_source_positions", default=None)
+        lengths = ([2 * positions, positions] if positions else []) + [128, 64, 200]
+        for key in ("input_features", "audio_features", "input_audio_embeds"):
+            if key not in self.takes:
+                continue
+            for length in lengths:
+                for shape in ((1, mels, length), (1, length, mels)):
+                    masks = {m: self.torch.ones(1, length, dtype=self.torch.int64) for m in
+                             ("feature_attention_mask", "input_features_mask", "audio_mask", "features_attention_mask") if m in self.takes}
+                    yield {key: self.random(*shape), **masks}
+                    if masks:
+                        yield {key: self.random(*shape), **{m: v.bool() for m, v in masks.items()}}
+                        yield {key: self.random(*shape)}
+        if "input_values" in self.takes:
+            size = value("max_length", default=0)
+            if size and isinstance(mels, int):
+                yield {"input_values": self.random(1, size, mels)}
+            yield {"input_values": self.random(1, 4000)}
+            yield {"input_values": self.random(1, 1, 3840)}
+
+
+def run(model, kwargs, torch):
+    """The model's outputs that are compared: name -> f32 tensor."""
+    torch.manual_seed(0)
+    with torch.no_grad():
+        out = model(**kwargs)
+    items = out.items() if hasattr(out, "items") else {"output": out}.items()
+    tensors = {k: v for k, v in items if torch.is_tensor(v) and v.is_floating_point() and "loss" not in k and v.numel() > 1}
+    wanted = {k: v for k, v in tensors.items() if "logits" in k or k in ("text_embeds", "image_embeds")}
+    wanted = wanted or {k: tensors[k] for k in list(tensors)[:1]}
+    if not wanted:
+        raise ValueError("no output to compare")
+    return {k: v.detach().float() for k, v in wanted.items()}
+
+
+def feature_count(model, kind, kwargs, torch):
+    """How many places in the text the features of an image or a sound take, or None."""
+    method = getattr(model, f"get_{kind}_features", None) or getattr(getattr(model, "model", None), f"get_{kind}_features", None)
+    if method is None:
+        return None
+    takes = set(inspect.signature(method).parameters)
+    with torch.no_grad():
+        out = method(**{k: v for k, v in kwargs.items() if k in takes or "kwargs" in takes})
+    out = getattr(out, "pooler_output", out) if not torch.is_tensor(out) else out
+    out = out[0] if isinstance(out, tuple) and len(out) and isinstance(out[0], (list, tuple)) else out
+    if torch.is_tensor(out):
+        return out.numel() // out.shape[-1]
+    return sum(part.numel() // part.shape[-1] for part in out)
+
+
+def with_places(maker, kind, count, kwargs, torch):
+    """A text with `count` places for the features of `kwargs`."""
+    token = config_value(maker.config, IMAGE_TOKENS if kind == "image" else AUDIO_TOKENS)
+    token = getattr(maker.config, (IMAGE_TOKENS if kind == "image" else AUDIO_TOKENS)[0], None) or token
+    text = maker.text(12, 1 if token is not None else 2)
+    if count and token is not None and "input_ids" in text:
+        ids = torch.cat([text["input_ids"][:, :4], torch.full((1, count), one(token)), text["input_ids"][:, 4:]], 1)
+        text["input_ids"] = ids
+        if "attention_mask" in text:
+            text["attention_mask"] = torch.ones_like(ids)
+        types = (ids == one(token)).long()
+        for key in ("mm_token_type_ids", "token_type_ids"):
+            if key in maker.takes:
+                text[key] = types
+        for key in ("image_attention_mask",):
+            if key in maker.takes:
+                text[key] = torch.ones(1, ids.shape[1], 1, dtype=torch.int64)
+    if "cross_attention_mask" in maker.takes and "aspect_ratio_ids" in kwargs:
+        tiles = kwargs["pixel_values"].shape[2]
+        text["cross_attention_mask"] = torch.ones(1, text["input_ids"].shape[1], 1, tiles, dtype=torch.int64)
+    return text
+
+
+NUMBERS = re.compile(r"(?:features|shape|tokens)\D{0,40}?(\d+)")
+
+
+def find_with(maker, kind, layouts, torch, failures):
+    """The first layout that the model takes, with the text it needs; {} when there is none."""
+    model = maker.model
+    for kwargs in layouts:
+        counts = []
+        try:
+            counts = [feature_count(model, kind, kwargs, torch)]
+        except Exception as error:  # noqa: BLE001: a layout that does not fit
+            failures.append(f"{kind} features: {error!r}"[:200])
+        counts += [0] if not counts or counts[0] is None else []
+        tried = set()
+        while counts:
+            count = counts.pop(0) or 0
+            if count in tried or len(tried) > 6:
+                continue
+            tried.add(count)
+            text = with_places(maker, kind, count, kwargs, torch) if "input_ids" in maker.takes else maker.decoder(1)
+            for given in ({**text, **kwargs}, {k: v for k, v in {**text, **kwargs}.items() if k != "attention_mask"}, kwargs):
+                try:
+                    run(model, given, torch)
+                    return given
+                except Exception as error:  # noqa: BLE001
+                    failures.append(f"{kind}: {error!r}"[:300])
+                    counts += [int(n) for n in NUMBERS.findall(str(error)) if int(n) <= 4096]
+    return {}
+
+
+def find(model, torch):
+    """{run: keyword arguments}: text, image and sound, as far as the model takes them. Raises when nothing fits."""
+    maker = Maker(model, torch)
+    failures, runs = [], {}
+    text = maker.text()
+    if text:
+        for kwargs in (text, {"input_ids": text.get("input_ids")}, maker.text(16, 1)):
+            try:
+                run(model, kwargs, torch)
+                runs["text"] = kwargs
+                break
+            except Exception as error:  # noqa: BLE001
+                failures.append(f"text: {error!r}"[:300])
+    for kind, name, layouts in (("image", "image", maker.images()), ("audio", "sound", maker.sounds())):
+        found = find_with(maker, kind, layouts, torch, failures)
+        if found:
+            runs[name] = found
+    if not runs:
+        raise ValueError("no input fits: " + " | ".join(failures[:4]))
+    return runs, failures

@@ -1,0 +1,46 @@
+# SPDX-License-Identifier: Apache-2.0
+"""The high precision model's answers, made once per checkpoint and kept beside it."""
+
+import json
+
+import inputs
+import roles
+
+
+def saved_tensors(folder):
+    """All tensors of a checkpoint folder by name."""
+    from safetensors import safe_open
+    tensors = {}
+    for file in sorted(folder.glob("*.safetensors")):
+        with safe_open(file, "pt") as reader:
+            for name in reader.keys():
+                tensors[name] = reader.get_tensor(name)
+    return tensors
+
+
+def load(class_name, folder, torch):
+    """(model, problems with keys)."""
+    import transformers
+    model, info = getattr(transformers, class_name).from_pretrained(folder, dtype=torch.bfloat16, output_loading_info=True)
+    problems = {kind: sorted(str(key) for key in info.get(kind) or []) for kind in ("missing_keys", "unexpected_keys", "mismatched_keys")}
+    return model.eval(), {kind: keys for kind, keys in problems.items() if keys}
+
+
+def make(class_name, folder, torch):
+    """Loads the model in `folder`, finds its inputs and writes reference.pt and roles.json."""
+    model, problems = load(class_name, folder, torch)
+    runs, failures = inputs.find(model, torch)
+    answers = {name: inputs.run(model, kwargs, torch) for name, kwargs in runs.items()}
+    for name, outputs in answers.items():
+        for key, value in outputs.items():
+            if not torch.isfinite(value).any() or value.float().nan_to_num(0, 0, 0).std() == 0:
+                raise ValueError(f"the high precision model's {key} on {name} cannot be compared (not finite, or all the same)")
+    table = roles.roles(model, saved_tensors(folder), torch)
+    (folder / "roles.json").write_text(json.dumps(table, indent=0))
+    torch.save({"runs": runs, "answers": answers, "problems": problems, "failures": failures[:20]}, folder / "reference.pt")
+    return list(runs)
+
+
+def read(folder, torch):
+    """(the reference's inputs and answers, {tensor: (role, module)})."""
+    return torch.load(folder / "reference.pt", weights_only=True), json.loads((folder / "roles.json").read_text())
