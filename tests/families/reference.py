@@ -35,7 +35,7 @@ def make(class_name, folder, torch):
         for key, value in outputs.items():
             if not torch.isfinite(value).any() or value.float().nan_to_num(0, 0, 0).std() == 0:
                 raise ValueError(f"the high precision model's {key} on {name} cannot be compared (not finite, or all the same)")
-    table = roles.roles(model, saved_tensors(folder), torch)
+    table = roles.roles(model, saved_tensors(folder))
     (folder / "roles.json").write_text(json.dumps(table, indent=0))
     torch.save({"runs": runs, "answers": answers, "problems": problems, "failures": failures[:20]}, folder / "reference.pt")
     return list(runs)

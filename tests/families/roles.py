@@ -12,7 +12,7 @@ ROUTER = re.compile(r"(^|\.)(router|gate|\w*_gate|classifier|gate_proj_router|\w
 LINEARS = ("Linear",)
 
 
-def digest(tensor, torch):
+def digest(tensor):
     data = tensor.detach().reshape(-1).double().numpy().tobytes()
     return hashlib.sha1(str(tensor.dtype).encode() + data).digest()
 
@@ -64,22 +64,29 @@ def role_of_module(name, module, heads, experts):
     return "other"
 
 
-def roles(model, saved, torch):
-    """{name in the checkpoint: (role, name of the module that reads it)} for weights of two and more dimensions."""
-    modules = dict(model.named_modules(remove_duplicate=False))
-    by_content, rows = {}, {}
+def row_index(model):
+    """{the first values of a row or a column: name of the parameter}, for what is merged, cut or transposed on load."""
+    rows = {}
     for name, parameter in model.named_parameters(remove_duplicate=False):
-        by_content.setdefault(digest(parameter, torch), []).append(name)
         if parameter.dim() >= 2:
             for tensor in (parameter, parameter.transpose(-1, -2)):
                 for row in tensor.detach().reshape(-1, tensor.shape[-1])[:, :8].float().numpy():
                     rows.setdefault(row.tobytes(), name)
+    return rows
+
+
+def roles(model, saved):
+    """{name in the checkpoint: (role, name of the module that reads it)} for weights of two and more dimensions."""
+    modules = dict(model.named_modules(remove_duplicate=False))
+    by_content = {}
+    for name, parameter in model.named_parameters(remove_duplicate=False):
+        by_content.setdefault(digest(parameter), []).append(name)
+    saved = {name: tensor for name, tensor in saved.items() if tensor.dim() >= 2 and tensor.is_floating_point()}
+    rows = {} if all(digest(tensor) in by_content for tensor in saved.values()) else row_index(model)
     heads, experts = head_modules(model), experts_of(model.config)
     result = {}
     for name, tensor in saved.items():
-        if tensor.dim() < 2 or not tensor.is_floating_point():
-            continue
-        found = by_content.get(digest(tensor, torch))
+        found = by_content.get(digest(tensor))
         if found:
             reader = name if name in found else min(found, key=len)
             merged = False

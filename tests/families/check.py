@@ -1,0 +1,140 @@
+# SPDX-License-Identifier: Apache-2.0
+"""One type in one form: quantized by the tool, loaded by transformers, compared with the high precision model."""
+
+import json
+import pathlib
+import re
+import shutil
+import subprocess
+
+import inputs
+import reference
+
+LARGEST_ERROR = 0.2    # relative error of the logits
+LARGEST_KL = 2e-2
+LEAST_SHARE = 0.95     # of the linear weights' elements in fp8
+
+FORMS = {
+    "dynamic": ["--dynamic"],
+    "block": ["--dynamic", "--scheme", "block", "--block", "32"],
+    "weights-only": ["--weights-only"],
+}
+
+
+def quantize(binary, folder, out, form, more):
+    """Runs the tool; its message when it refuses, else None."""
+    shutil.rmtree(out, ignore_errors=True)
+    command = [binary, "quantize", "--model", folder, "--out", out, "--format", "compressed-tensors", *FORMS[form], *more]
+    done = subprocess.run([*map(str, command), "--quiet", "--threads", "1"], capture_output=True, text=True, timeout=300, check=False)
+    if done.returncode:
+        lines = [line for line in done.stderr.splitlines() if line.strip()] or [f"exit code {done.returncode}"]
+        return next((line for line in lines if "error" in line.lower()), lines[-1])
+    return None
+
+
+def fp8_share(source_roles, sizes, out):
+    """(share of the linear weights' elements that are fp8 in the file, modules in fp8, linear weights that are kept)."""
+    from safetensors import safe_open
+    fp8 = {}
+    for file in sorted(out.glob("*.safetensors")):
+        with safe_open(file, "pt") as reader:
+            for name in reader.keys():
+                part = reader.get_slice(name)
+                if part.get_dtype() == "F8_E4M3":
+                    size = 1
+                    for extent in part.get_shape():
+                        size *= extent
+                    fp8[name] = size
+    total = written = 0
+    kept = []
+    for name, (role, _) in source_roles.items():
+        if role not in ("linear", "experts"):
+            continue
+        total += sizes[name]
+        if name in fp8:
+            written += sizes[name]
+        else:
+            kept.append(name)
+    return (written / total if total else 1.0), len(fp8), kept
+
+
+def difference(answers, runs, model, torch):
+    """{run: (relative error, KL)} of a model against the reference's answers."""
+    result = {}
+    for name, kwargs in runs.items():
+        outputs = inputs.run(model, kwargs, torch)
+        error = kl = 0.0
+        for key, want in answers[name].items():
+            have = outputs[key]
+            good = torch.isfinite(want)  # some heads put -inf on what can never be
+            if not torch.isfinite(have[good]).all():
+                return {name: (float("nan"), float("nan"))}
+            error = max(error, float((have[good] - want[good]).norm() / want[good].norm().clamp_min(1e-12)))
+            if "logits" in key:
+                p, q = (torch.log_softmax(t.nan_to_num(-1e9, 1e9, -1e9), -1) for t in (want, have))
+                kl = max(kl, float((p.exp() * (p - q)).sum(-1).mean()))
+        result[name] = (error, kl)
+    return result
+
+
+def fold(names):
+    """Layer numbers replaced by N, each pattern once."""
+    return sorted({re.sub(r"(?<=\.)\d+(?=\.|$)", "N", name) for name in names})
+
+
+def check(model_type, class_name, folder, form, binary, work, more, torch):
+    """One row of the table: verdict (right, wrong, refused), cause, modules in fp8, kept, share, errors."""
+    saved, roles = reference.read(folder, torch)
+    row = {"type": model_type, "class": class_name, "form": form, "verdict": "wrong", "cause": ""}
+    out = pathlib.Path(work) / f"{model_type}-{form}"
+    try:
+        reason = quantize(binary, folder, out, form, more)
+        if reason:
+            return row | {"verdict": "refused", "cause": reason}
+        sizes = {name: tensor.numel() for name, tensor in reference.saved_tensors(folder).items()}
+        share, modules, kept = fp8_share(roles, sizes, out)
+        row |= {"share": round(share, 4), "modules": modules, "kept": fold(kept)}
+        try:
+            model, problems = reference.load(class_name, out, torch)
+        except Exception as error:  # noqa: BLE001: whatever the reader says is the cause
+            return row | {"cause": "load: " + first_line(error)}
+        problems = {kind: [key for key in keys if key not in saved["problems"].get(kind, [])] for kind, keys in problems.items()}
+        problems = {kind: fold(keys) for kind, keys in problems.items() if keys}
+        row["keys"] = problems
+        try:
+            errors = difference(saved["answers"], saved["runs"], model, torch)
+        except Exception as error:  # noqa: BLE001
+            return row | {"cause": "run: " + first_line(error) + keys_text(problems)}
+        row["errors"] = {name: [round(e, 5), float(f"{kl:.3g}")] for name, (e, kl) in errors.items()}
+        causes = []
+        if problems:
+            causes.append(keys_text(problems))
+        for name, (error, kl) in errors.items():
+            if not error <= LARGEST_ERROR or not kl <= LARGEST_KL:
+                causes.append(f"{name}: relative error {error:.3g}, KL {kl:.3g}")
+        if share < LEAST_SHARE:
+            causes.append(f"{100 * share:.1f} % of the linear weights in fp8, kept: {' '.join(fold(kept)[:4])}")
+        return row | {"verdict": "wrong" if causes else "right", "cause": "; ".join(causes)}
+    finally:
+        shutil.rmtree(out, ignore_errors=True)
+
+
+def keys_text(problems):
+    return "".join(f" {kind.split('_')[0]} {len(keys)}: {' '.join(keys[:3])}" for kind, keys in problems.items())
+
+
+def first_line(error):
+    lines = [line for line in str(error).splitlines() if line.strip()] or [""]
+    return f"{type(error).__name__}: {lines[0]}"[:240]
+
+
+def forms_of(folder, forms):
+    """Forms that transformers' loader can read: experts that it merges have no blocks there."""
+    roles = json.loads((folder / "roles.json").read_text())
+    merged = any(role == "experts" for role, _ in roles.values())
+    return [form for form in forms if not (merged and form == "block")]
+
+
+def has_stacked(folder):
+    roles = json.loads((folder / "roles.json").read_text())
+    return any(role == "stacked" for role, _ in roles.values())

@@ -1,0 +1,126 @@
+#!/usr/bin/env python3
+# SPDX-License-Identifier: Apache-2.0
+"""The matrix of families: every architecture of transformers with linear layers, in the forms that it loads.
+
+  matrix.py --binary build/bin/fp8                         all types (tools/test --families)
+  matrix.py --binary build/bin/fp8 --types llama,t5,llava  some
+  matrix.py --binary build/bin/fp8 --subset                the dozen and a half that continuous integration runs
+
+Each type's tiny random checkpoint is made once in ~/.cache/fp8/families, quantized with `fp8 quantize`, loaded with
+transformers and compressed-tensors, run on text and, where there are towers, on an image or a sound, and compared with
+the high precision model. A row is right, wrong (with the cause) or refused (with the tool's reason)."""
+
+import argparse
+import concurrent.futures
+import json
+import os
+import pathlib
+import subprocess
+import sys
+import tempfile
+import time
+import warnings
+
+sys.path.insert(0, str(pathlib.Path(__file__).parent))
+os.environ.update(HF_HUB_OFFLINE="1", TQDM_DISABLE="1")
+warnings.filterwarnings("ignore")
+
+import build  # noqa: E402
+import check  # noqa: E402
+
+# Across the field: dense and MoE decoders, encoders, encoder-decoders, state spaces, towers for images and sound.
+SUBSET = ["llama", "qwen3_moe", "mixtral", "deepseek_v3", "llama4", "gemma3", "bert", "modernbert", "t5", "bart", "bloom", "falcon",
+          "mamba", "gpt2", "clip", "vit", "llava", "qwen2_5_vl", "whisper"]
+
+
+def parse(arguments):
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--binary", required=True, help="the tool: build/bin/fp8")
+    parser.add_argument("--types", help="model types, with commas; default all")
+    parser.add_argument("--subset", action="store_true", help="the types that continuous integration runs")
+    parser.add_argument("--forms", default=",".join(check.FORMS), help="default %(default)s")
+    parser.add_argument("--jobs", type=int, default=1, help="processes (default 1)")
+    parser.add_argument("--json", help="file for all rows")
+    parser.add_argument("--table", help="file for the table (Markdown)")
+    parser.add_argument("--work", help="folder for the fp8 checkpoints; default a temporary one")
+    return parser.parse_args(arguments)
+
+
+def check_types(types, options):
+    """The rows of some types, in this process."""
+    import torch
+    import transformers
+    torch.set_num_threads(1)
+    transformers.logging.set_verbosity_error()
+    transformers.utils.logging.disable_progress_bar()
+    known, rows = build.model_types(), []
+    for model_type in types:
+        kind, class_name = known[model_type]
+        start = time.time()
+        try:
+            folder = build.prepare(model_type, class_name)
+        except Exception as error:  # noqa: BLE001
+            rows.append({"type": model_type, "kind": kind, "class": class_name, "form": "-", "verdict": "not built",
+                         "cause": check.first_line(error)})
+            print_row(rows[-1])
+            continue
+        more = ["--experts", "keep"] if options["experts"] and check.has_stacked(folder) else []
+        for form in check.forms_of(folder, options["forms"]):
+            try:
+                row = check.check(model_type, class_name, folder, form, options["binary"], options["work"], more, torch)
+            except Exception as error:  # noqa: BLE001: one type's trouble must not hide the others
+                row = {"type": model_type, "class": class_name, "form": form, "verdict": "wrong",
+                       "cause": "check: " + check.first_line(error)}
+            rows.append(row | {"kind": kind, "seconds": round(time.time() - start, 1)})
+            print_row(rows[-1])
+    return rows
+
+
+def print_row(row):
+    numbers = " ".join(f"{run} {error:.3g}/{kl:.2g}" for run, (error, kl) in row.get("errors", {}).items())
+    print(f"{row['verdict']:9} {row['type']:26} {row['form']:13} {row.get('modules', ''):4} {numbers} {row['cause']}".rstrip(), flush=True)
+
+
+def table(rows):
+    """Markdown: one line per type, the forms side by side."""
+    lines = ["| type | class | form | verdict | in fp8 | kept | relative error | KL | cause |", "|---|---|---|---|---|---|---|---|---|"]
+    for row in rows:
+        errors = row.get("errors", {})
+        share = f"{row['modules']} modules, {100 * row['share']:.1f} %" if "share" in row else ""
+        lines.append(" | ".join(["| " + row["type"], row["class"], row["form"], row["verdict"], share, " ".join(row.get("kept", [])[:3]),
+                                 ", ".join(f"{run} {e:.3g}" for run, (e, _) in errors.items()),
+                                 ", ".join(f"{kl:.2g}" for _, kl in errors.values()), row["cause"].replace("|", "\\|")]) + " |")
+    return "\n".join(lines) + "\n"
+
+
+def main(arguments):
+    options = parse(arguments)
+    known = build.model_types()
+    types = SUBSET if options.subset else options.types.split(",") if options.types else list(known)
+    unknown = [name for name in types if name not in known]
+    forms = options.forms.split(",")
+    if unknown or set(forms) - set(check.FORMS):
+        print(f"matrix.py: found {unknown or forms}, allowed: transformers' model types, forms {', '.join(check.FORMS)}", file=sys.stderr)
+        return 2
+    binary = str(pathlib.Path(options.binary).resolve())
+    text = subprocess.run([binary, "quantize", "--help"], capture_output=True, text=True, check=True).stdout
+    with tempfile.TemporaryDirectory() as temporary:
+        given = {"binary": binary, "forms": forms, "work": options.work or temporary, "experts": "--experts" in text}
+        if options.jobs == 1:
+            rows = check_types(types, given)
+        else:
+            parts = [types[i::4 * options.jobs] for i in range(4 * options.jobs)]
+            with concurrent.futures.ProcessPoolExecutor(options.jobs) as pool:
+                rows = [row for part in pool.map(check_types, parts, [given] * len(parts)) for row in part]
+    rows.sort(key=lambda row: (row["type"], list(check.FORMS).index(row["form"]) if row["form"] in check.FORMS else 0))
+    if options.json:
+        pathlib.Path(options.json).write_text(json.dumps(rows, indent=1))
+    if options.table:
+        pathlib.Path(options.table).write_text(table(rows))
+    counts = {verdict: sum(row["verdict"] == verdict for row in rows) for verdict in ("right", "wrong", "refused", "not built")}
+    print(f"{len({row['type'] for row in rows})} types: " + ", ".join(f"{count} {verdict}" for verdict, count in counts.items()))
+    return 1 if counts["wrong"] else 0
+
+
+if __name__ == "__main__":
+    sys.exit(main(sys.argv[1:]))
