@@ -9,30 +9,42 @@ NOT_MODELS = {"encoder-decoder", "speech-encoder-decoder", "vision-encoder-decod
 
 # Arguments without which the default config cannot be made.
 DEFAULTS = {
-    "gemma4_assistant": {"text_config": {"model_type": "gemma4_text", "hidden_size_per_layer_input": 0}},
+    "gemma4_assistant": {"text_config": {"model_type": "gemma4_text", "hidden_size_per_layer_input": 0, "vocab_size_per_layer_input": 0}},
 }
 
 BASE_VQ = {"channel_multiplier": [1, 1], "base_channels": 32, "num_res_blocks": 1, "latent_channels": 32}
 TEXT_KINDS = ["sliding_attention", "full_attention"]
 
+PINPOINTS = [[64, 64], [64, 128], [128, 64]]
+ROPE = {"rope_type": "default", "rope_theta": 10000.0}
 HINTS = {
-    "align": {"vision_config": {"image_size": 64, "num_block_repeats": [1] * 7, "hidden_dim": 320, "depth_coefficient": 1.0,
-                                "width_coefficient": 1.0}},
+    "align": {"vision_config": {"image_size": 64, "num_block_repeats": [1] * 7, "depth_coefficient": 1.0, "width_coefficient": 1.0,
+                                "hidden_dim": 1280}, "projection_dim": 1280},
+    "bamba": {"attn_layer_indices": [1]},
+    "deepseek_v2": {"num_experts_per_tok": 2, "n_group": 1, "topk_group": 1, "topk_method": "greedy"},
+    "granitemoehybrid": {"layer_types": ["mamba", "attention"]},
+    "hunyuan_vl": {"text_config": {"head_dim": 16, "num_key_value_heads": 2, "rope_parameters": ROPE | {"mrope_section": [2, 2, 2, 2]}}},
+    "cohere_compass": {"text_config": {"layer_types": TEXT_KINDS, "rope_parameters": {kind: ROPE for kind in TEXT_KINDS}}},
+    "cohere_compass_text": {"layer_types": TEXT_KINDS, "rope_parameters": {kind: ROPE for kind in TEXT_KINDS}},
+    "dots3_note_text": {"num_key_value_heads": 4},
+    "dots3_note": {"text_config": {"num_key_value_heads": 4}, "vision_config": {"num_experts_per_tok": 2}},
+    "gemma4_assistant": {"text_config": {"hidden_size_per_layer_input": 0, "vocab_size_per_layer_input": 0}},
+    "llava_next": {"image_grid_pinpoints": PINPOINTS},
+    "llava_next_video": {"image_grid_pinpoints": PINPOINTS},
+    "llava_onevision": {"image_grid_pinpoints": PINPOINTS},
+    "aria": {"projector_patch_to_query_dict": {16: 8}},
     "blt": {"encoder_hash_byte_group_vocab": 320, "encoder_hash_byte_group_size": [3, 4],
             "patcher_config": {"num_hidden_layers": 2}},
     "chameleon": {"vq_config": BASE_VQ, "vocabulary_map": {"<image>": 1, "IMGIMGBSZ": 2}},
-    "cohere_compass": {"text_config": {"layer_types": TEXT_KINDS}},
-    "cohere_compass_text": {"layer_types": TEXT_KINDS},
     "cosmos3_edge": {"text_config": {"head_dim": 128}},
-    "dbrx": {"attn_config": {"rope_theta": 10000.0}},
+    "dbrx": {"attn_config": {"rope_theta": 10000.0, "clip_qkv": 8.0}},
     "deepseek_ocr2": {"text_config": {"num_key_value_heads": 2, "n_group": 1, "topk_group": 1, "num_experts_per_tok": 2,
                                       "moe_intermediate_size": 96}},
     "diffusion_gemma": {"text_config": {"num_experts": 4, "top_k_experts": 2, "moe_intermediate_size": 96}},
-    "donut-swin": {"embed_dim": 96},
-    "swinv2": {"embed_dim": 96},
+    "donut-swin": {"embed_dim": 96, "image_size": 224, "patch_size": 4},
+    "swinv2": {"embed_dim": 96, "image_size": 224, "patch_size": 4},
     "dots1": {"n_routed_experts": 4, "n_shared_experts": 1, "num_experts_per_tok": 2, "first_k_dense_replace": 1},
-    "dots3_note": {"vision_config": {"num_experts_per_tok": 2}},
-    "efficientnet": {"num_block_repeats": [1] * 7, "hidden_dim": 320, "width_coefficient": 1.0, "depth_coefficient": 1.0},
+    "efficientnet": {"num_block_repeats": [1] * 7, "width_coefficient": 1.0, "depth_coefficient": 1.0},
     "emu3": {"vq_config": BASE_VQ, "vocabulary_map": {"<image>": 1}},
     "ernie4_5_vl_moe": {"text_config": {"moe_intermediate_size": [96, 32], "head_dim": 16}},
     "esm": {"vocab_size": 33, "pad_token_id": 1, "mask_token_id": 32},
@@ -41,12 +53,11 @@ HINTS = {
     "fun_asr_nano": {"adaptor_config": {"intermediate_size": 32, "hidden_size": 128},
                      "text_config": {"hidden_size": 128}},
     "gemma3n_text": {"num_hidden_layers": 4, "num_kv_shared_layers": 2, "intermediate_size": 160,
-                     "layer_types": TEXT_KINDS * 2, "activation_sparsity_pattern": 0.0},
+                     "layer_types": TEXT_KINDS * 2, "activation_sparsity_pattern": [0.0] * 4},
     "gpt_neo": {"attention_types": [[["global", "local"], 1]], "intermediate_size": 160},
     "granite4_vision": {"deepstack_layer_map": [[-1, 0]], "spatial_target_layers": [1], "downsample_rate": "2/4"},
     "hunyuan_v1_dense": {"head_dim": 16, "num_key_value_heads": 2},
     "hunyuan_v1_moe": {"head_dim": 16, "num_key_value_heads": 2, "num_experts": 4, "moe_topk": 2},
-    "hunyuan_vl": {"text_config": {"head_dim": 16, "num_key_value_heads": 2}},
     "inkling_mm_model": {"vision_config": {"patch_size": 8}},
     "janus": {"vq_config": BASE_VQ | {"num_embeddings": 64}},
     "kyutai_speech_to_text": {"codec_config": {"codebook_size": 256}, "codebook_vocab_size": 257},

@@ -38,7 +38,7 @@ class Maker:
         self.generator = torch.Generator().manual_seed(7)
 
     def random(self, *shape):
-        return self.torch.randn(shape, generator=self.generator).to(self.torch.bfloat16)
+        return self.torch.randn(shape, generator=self.generator).to(self.model.dtype)
 
     def ids(self, length, rows=2):
         """Ordinary tokens: the small ids are special ones here."""
@@ -79,6 +79,10 @@ class Maker:
         if "spatial_shapes" in self.takes:
             yield {"pixel_values": self.random(1, 16, channels * patch**2), "spatial_shapes": tensor([[4, 4]]),
                    "pixel_attention_mask": torch.ones(1, 16, dtype=torch.int64)}
+        for key in ("image_position_ids", "pixel_position_ids"):
+            if key in self.takes:
+                places = torch.stack(torch.meshgrid(torch.arange(6), torch.arange(6), indexing="xy"), -1).reshape(1, 36, 2)
+                yield {"pixel_values": self.random(1, 36, channels * patch**2), key: places}
         if "aspect_ratio_ids" in self.takes:
             tiles = value("max_num_tiles", default=4)
             mask = torch.zeros(1, 1, tiles, dtype=torch.int64)
@@ -93,7 +97,7 @@ class Maker:
             if pixels not in self.takes:
                 continue
             if pixels == "flattened_patches":
-                yield {pixels: torch.cat([torch.ones(1, 16, 2), self.random(1, 16, channels * patch**2)], 2).to(torch.bfloat16)}
+                yield {pixels: torch.cat([torch.ones(1, 16, 2), self.random(1, 16, channels * patch**2)], 2).to(self.model.dtype)}
             yield {pixels: self.random(1, channels, size, size)}
             yield {pixels: self.random(1, 1, channels, size, size)}
             count = value("num_frames", "frames_per_clip", default=4)
@@ -168,9 +172,8 @@ def with_places(maker, kind, count, kwargs, torch):
         for key in ("mm_token_type_ids", "token_type_ids"):
             if key in maker.takes:
                 text[key] = types
-        for key in ("image_attention_mask",):
-            if key in maker.takes:
-                text[key] = torch.ones(1, ids.shape[1], 1, dtype=torch.int64)
+    if "image_attention_mask" in maker.takes and "input_ids" in text:
+        text["image_attention_mask"] = torch.ones(1, text["input_ids"].shape[1], 1, dtype=torch.int64)
     if "cross_attention_mask" in maker.takes and "aspect_ratio_ids" in kwargs:
         tiles = kwargs["pixel_values"].shape[2]
         text["cross_attention_mask"] = torch.ones(1, text["input_ids"].shape[1], 1, tiles, dtype=torch.int64)
@@ -193,7 +196,7 @@ def find_with(maker, kind, layouts, torch, failures):
         tried = set()
         while counts:
             count = counts.pop(0) or 0
-            if count in tried or len(tried) > 6:
+            if count in tried or len(tried) > 4:
                 continue
             tried.add(count)
             text = with_places(maker, kind, count, kwargs, torch) if "input_ids" in maker.takes else maker.decoder(1)
@@ -213,7 +216,7 @@ def find(model, torch):
     failures, runs = [], {}
     text = maker.text()
     if text:
-        for kwargs in (text, {"input_ids": text.get("input_ids")}, maker.text(16, 1)):
+        for kwargs in (text, {"input_ids": text.get("input_ids")}, maker.text(16, 1), {**text, "use_cache": False}):
             try:
                 run(model, kwargs, torch)
                 runs["text"] = kwargs

@@ -21,7 +21,8 @@ def saved_tensors(folder):
 def load(class_name, folder, torch):
     """(model, problems with keys)."""
     import transformers
-    model, info = getattr(transformers, class_name).from_pretrained(folder, dtype=torch.bfloat16, output_loading_info=True)
+    dtype = getattr(torch, json.loads((folder / "config.json").read_text())["dtype"])
+    model, info = getattr(transformers, class_name).from_pretrained(folder, dtype=dtype, output_loading_info=True)
     problems = {kind: sorted(str(key) for key in info.get(kind) or []) for kind in ("missing_keys", "unexpected_keys", "mismatched_keys")}
     return model.eval(), {kind: keys for kind, keys in problems.items() if keys}
 

@@ -37,11 +37,13 @@ RULES = [
     (r"(.*intermediate.*size.*|.*ffn_dim|ffn_hidden_size|dff|d_ff|dim_ff|mlp_dim|.*linear_units|expert_ffn_hidden_size"
      r"|feed_forward_size|share_expert_dim)", "inner"),
     (r"(patch_size|encoder_stride)", 16),
+    (r"(mm_tokens_per_image)", 4),
     (r"(image_size|crop_size)", 64),
     (r"(num_conv_pos_embeddings)", 16),
     (r"(num_conv_pos_embedding_groups)", 4),
     (r"(max_source_positions)", 60),
-    (r"(sliding_window.*|attention_window.*|window_size|local_attention|attention_chunk_size)", 16),
+    (r"(sliding_window.*|attention_window.*|local_attention|attention_chunk_size)", 16),
+    (r"(window_size)", 64),
     (r"(.*hidden_size|hidden_size_.*|d_model|n_embd|.*embed_dim|embedding_size|.*_dim|.*projection.*|emb_dim|dim"
      r"|embedding_dim|lru_width|.*proj_size|.*hidden_dim|.*embedding_size)", "width"),
 ]
@@ -80,6 +82,18 @@ def shrink_value(key, value, sizes, tokens):
     return None
 
 
+def shrink_stages(key, value):
+    """Stages of a pyramid: one block each, the first 64 wide and the others in proportion; None where it stays."""
+    if not isinstance(value, (list, tuple)) or len(value) < 2 or not all(type(item) is int for item in value):
+        return None
+    if key in ("depths", "num_block_repeats"):
+        return [1] * len(value)
+    if key in ("hidden_sizes", "embed_dims") and value[0] > 64:
+        small = [item * 64 // value[0] for item in value]
+        return small if all(item % 32 == 0 for item in small) else None
+    return None
+
+
 def cut_layers(kinds):
     """The first layer of each kind, at least two layers, in the order of their first appearance."""
     chosen = []
@@ -112,7 +126,7 @@ def shrink(config, path="", uniform=False, tokens=None):
         if isinstance(value, list) and value and TOKEN.fullmatch(key):
             result[key] = tokens[key]
             continue
-        small = shrink_value(key, value, sizes, tokens)
+        small = shrink_stages(key, value) or shrink_value(key, value, sizes, tokens)
         if small is not None:
             result[key] = small
     layers = result.get("layer_types") or result.get("layers_block_type")
