@@ -42,6 +42,8 @@ def model_types():
             types.setdefault(model_type, (kind, names[0]))
     for model_type, (kind, name) in hints.CLASSES.items():
         types[model_type] = (kind, name)
+    for variant in hints.VARIANTS:
+        types[variant] = types[variant.partition("@")[0]]
     return {model_type: types[model_type] for model_type in sorted(types) if model_type not in hints.NOT_MODELS}
 
 
@@ -58,15 +60,17 @@ def default_config(model_type):
     return CONFIG_MAPPING[model_type](**hints.DEFAULTS.get(model_type, {}))
 
 
-def tiny_config(model_type, uniform):
+def tiny_config(name, uniform):
+    """The small config of a model type, or of a variant TYPE@WORD."""
     from transformers import CONFIG_MAPPING
+    model_type = name.partition("@")[0]
     values = shrink.shrink(default_config(model_type), uniform=uniform)
-    for hint in hints.of(model_type):
+    for hint in hints.of(name):
         merge(values, hint)
     return CONFIG_MAPPING[model_type](**values)
 
 
-def randomize(model, torch):
+def randomize(model, torch, gain):
     """Random values everywhere, zeros and ones too: a gate that starts at 0 would hide what lies behind it."""
     generator = torch.Generator().manual_seed(20)
     with torch.no_grad():
@@ -76,7 +80,7 @@ def randomize(model, torch):
             noise = torch.randn(parameter.shape, generator=generator)
             if parameter.dim() >= 2 and parameter.shape[-1] > 4:
                 fan_in = parameter[0].numel() if parameter.dim() != 3 else min(parameter.shape[1:])
-                parameter.copy_(noise * max(fan_in, 16) ** -0.5)
+                parameter.copy_(noise * max(fan_in, 16) ** -0.5 * (1.0 if "emb" in name or "head" in name else gain))
             else:
                 parameter.add_(0.05 * noise)
 
@@ -102,21 +106,22 @@ def build(model_type, class_name, folder, uniform, dtype):
     model = model_class(config).eval()
     count = count_parameters(model)
     model = model.to(getattr(torch, dtype))
-    randomize(model, torch)
+    randomize(model, torch, hints.GAINS.get(model_type, 1.0))
     model.tie_weights()
     shutil.rmtree(folder, ignore_errors=True)
-    model.save_pretrained(folder)
+    model.save_pretrained(folder, **hints.VARIANTS.get(model_type, {}).get("save", {}))
     (folder / "built.json").write_text(json.dumps({"class": class_name, "parameters": count, "uniform": uniform,
                                                        "dtype": dtype}))
     return count
 
 
-def prepare(model_type, class_name, again=False):
+def prepare(model_type, again=False):
     """The folder of a type's checkpoint with its reference answers, made at the first call.
 
     Different sizes for text and towers come first; a model that cannot run with those gets uniform ones, and float32
     where its code mixes types."""
     import torch
+    kind, class_name = model_types()[model_type]
     folder = CACHE / model_type
     if (folder / "reference.pt").exists() and not again:
         return folder
@@ -136,7 +141,7 @@ def prepare(model_type, class_name, again=False):
             shutil.rmtree(folder, ignore_errors=True)
             temporary.rename(folder)
             best = runs
-        if WANTED.get(model_types()[model_type][0], "text") in best:
+        if WANTED.get(kind, "text") in best:
             break
     shutil.rmtree(temporary, ignore_errors=True)
     if best is None:

@@ -55,6 +55,9 @@ class Maker:
         result = {"input_ids": ids} if "input_ids" in self.takes else {}
         if "attention_mask" in self.takes and result:
             result["attention_mask"] = self.torch.ones_like(ids)
+        if "qformer_input_ids" in self.takes:
+            result["qformer_input_ids"] = self.torch.randint(1, 40, (rows, 6), generator=self.generator)
+            result["qformer_attention_mask"] = self.torch.ones_like(result["qformer_input_ids"])
         return result | self.decoder(rows)
 
     def decoder(self, rows):
@@ -106,15 +109,17 @@ class Maker:
 
     def sounds(self):
         value = lambda *names, default=None: one(config_value(self.config, names, default))
-        mels = value("num_mel_bins", "input_feat_per_channel", "feature_size", "n_mels", "mel_dim", "input_dim", "feature_projection_input_dim",
-                     "input_feat_size", "n_mel_bins", default=80)
+        names = ("num_mel_bins", "input_feat_per_channel", "feature_size", "n_mels", "mel_dim", "input_dim", "feature_projection_input_dim",
+                 "input_feat_size", "n_mel_bins")
+        widths = list(dict.fromkeys(value(name) for name in names if isinstance(value(name), int))) or [80]
+        mels = widths[0]
         positions = value("max_source_positions", default=None)
         lengths = ([2 * positions, positions] if positions else []) + [128, 64, 200]
         for key in ("input_features", "audio_features", "input_audio_embeds"):
             if key not in self.takes:
                 continue
             for length in lengths:
-                for shape in ((1, mels, length), (1, length, mels)):
+                for shape in [s for width in widths for s in ((1, width, length), (1, length, width))]:
                     masks = {m: self.torch.ones(1, length, dtype=self.torch.int64) for m in
                              ("feature_attention_mask", "input_features_mask", "audio_mask", "features_attention_mask") if m in self.takes}
                     yield {key: self.random(*shape), **masks}
@@ -158,13 +163,16 @@ def feature_count(model, kind, kwargs, torch):
     return sum(part.numel() // part.shape[-1] for part in out)
 
 
-def with_places(maker, kind, count, kwargs, torch):
-    """A text with `count` places for the features of `kwargs`."""
+def with_places(maker, kind, count, kwargs, rows, torch):
+    """`rows` texts with `count` places each for the features of `kwargs`."""
     token = config_value(maker.config, IMAGE_TOKENS if kind == "image" else AUDIO_TOKENS)
     token = getattr(maker.config, (IMAGE_TOKENS if kind == "image" else AUDIO_TOKENS)[0], None) or token
-    text = maker.text(12, 1 if token is not None else 2)
+    text = maker.text(12, rows)
+    end = config_value(maker.config, ["eos_token_id"])
+    if rows > 1 and end is not None and "input_ids" in text:
+        text["input_ids"][:, -1] = one(end)  # where models of the CLIP kind take a text's features
     if count and token is not None and "input_ids" in text:
-        ids = torch.cat([text["input_ids"][:, :4], torch.full((1, count), one(token)), text["input_ids"][:, 4:]], 1)
+        ids = torch.cat([text["input_ids"][:, :4], torch.full((rows, count), one(token)), text["input_ids"][:, 4:]], 1)
         text["input_ids"] = ids
         if "attention_mask" in text:
             text["attention_mask"] = torch.ones_like(ids)
@@ -174,6 +182,9 @@ def with_places(maker, kind, count, kwargs, torch):
                 text[key] = types
     if "image_attention_mask" in maker.takes and "input_ids" in text:
         text["image_attention_mask"] = torch.ones(1, text["input_ids"].shape[1], 1, dtype=torch.int64)
+    if "image_embeds_position_mask" in maker.takes and "input_ids" in text:
+        places = torch.arange(text["input_ids"].shape[1])
+        text["image_embeds_position_mask"] = ((places > 0) & (places <= count)).long()[None]
     if "cross_attention_mask" in maker.takes and "aspect_ratio_ids" in kwargs:
         tiles = kwargs["pixel_values"].shape[2]
         text["cross_attention_mask"] = torch.ones(1, text["input_ids"].shape[1], 1, tiles, dtype=torch.int64)
@@ -193,14 +204,19 @@ def find_with(maker, kind, layouts, torch, failures):
         except Exception as error:  # noqa: BLE001: a layout that does not fit
             failures.append(f"{kind} features: {error!r}"[:200])
         counts += [0] if not counts or counts[0] is None else []
+        counts += [maker.config.latent_query_num] if hasattr(maker.config, "latent_query_num") else []
         tried = set()
         while counts:
             count = counts.pop(0) or 0
             if count in tried or len(tried) > 4:
                 continue
             tried.add(count)
-            text = with_places(maker, kind, count, kwargs, torch) if "input_ids" in maker.takes else maker.decoder(1)
-            for given in ({**text, **kwargs}, {k: v for k, v in {**text, **kwargs}.items() if k != "attention_mask"}, kwargs):
+            if "input_ids" in maker.takes:
+                texts = [with_places(maker, kind, count, kwargs, rows, torch) for rows in ((1,) if count else (2, 1))]
+            else:
+                texts = [maker.decoder(1)]
+            tries = [{**text, **kwargs} for text in texts]
+            for given in [*tries, {k: v for k, v in tries[0].items() if k != "attention_mask"}, kwargs]:
                 try:
                     run(model, given, torch)
                     return given
@@ -228,5 +244,6 @@ def find(model, torch):
         if found:
             runs[name] = found
     if not runs:
-        raise ValueError("no input fits: " + " | ".join(failures[:4]))
+        telling = list(dict.fromkeys(failures))
+        raise ValueError("no input fits: " + " | ".join(telling[:2] + telling[2:][-4:]))
     return runs, failures

@@ -58,7 +58,7 @@ def check_types(types, options):
         kind, class_name = known[model_type]
         start = time.time()
         try:
-            folder = build.prepare(model_type, class_name)
+            folder = build.prepare(model_type)
         except Exception as error:  # noqa: BLE001
             rows.append({"type": model_type, "kind": kind, "class": class_name, "form": "-", "verdict": "not built",
                          "cause": check.first_line(error)})

@@ -50,7 +50,7 @@ RULES = [
 RULES = [(re.compile(pattern), size) for pattern, size in RULES]
 TOWERS = re.compile(r"vision|visual|audio|image|speech|encoder_config|backbone|qformer|acoustic|perceiver|vq_|vit")
 TOKEN = re.compile(r".*(token_id|token_index|_token_ids?|(bos|eos|pad|unk|mask|sep|cls)_(index|id))")
-LAYER_LIST = re.compile(r"(layer_types|.*_types|layers_block_type|.*layer.*|num_key_value_heads|.*pattern.*)")
+EXPERTS = re.compile(r"expert|n_group|topk_group")
 
 
 def sizes_of(path, uniform):
@@ -121,7 +121,7 @@ def shrink(config, path="", uniform=False, tokens=None):
             continue
         if key not in fields and key not in ("pad_token_id", "bos_token_id", "eos_token_id", "decoder_start_token_id"):
             continue
-        if not given and not TOKEN.fullmatch(key):
+        if not given and not TOKEN.fullmatch(key) and not EXPERTS.search(key):
             continue  # derived from other keys by the class
         if isinstance(value, list) and value and TOKEN.fullmatch(key):
             result[key] = tokens[key]
