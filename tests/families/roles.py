@@ -43,7 +43,7 @@ def head_modules(model):
 
 
 HEAD = re.compile(r"(^|\.)(\w*lm_head\w*|heads?|cls|classifier|score|\w*_head|output_projection|proj_out|predictions|vocab_\w+|generator_lm_head"
-                  r"|classification_head|qa_outputs|pooler)(\.|$)")
+                  r"|classification_head|qa_outputs|pooler|text_projection|visual_projection)(\.|$)")
 
 
 def role_of_module(name, module, heads, experts):
