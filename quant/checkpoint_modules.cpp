@@ -89,7 +89,7 @@ std::string folded(const std::string& name) {
 class CheckpointModules::Judge {
  public:
   Judge(const io::Checkpoint& checkpoint, const io::Json& config, const ModelNames& names, const ModuleChoice& choice)
-      : checkpoint_(checkpoint), names_(names), towers_(choice.towers), scale_per_row_(choice.scale_per_row), linear_(choice.linear, option_name("'linear'", "--linear")),
+      : checkpoint_(checkpoint), names_(names), towers_(choice.towers), scale_rows_(choice.scale_rows), linear_(choice.linear, option_name("'linear'", "--linear")),
         keep_(choice.keep, option_name("'keep'", "--keep")) {
     collect_counts(config, 0, counts_);
     for (const auto& tensor : checkpoint.names()) gpt2_ = gpt2_ || shows_conv1d(tensor);
@@ -123,8 +123,14 @@ class CheckpointModules::Judge {
 
   Maybe by_row(const CheckpointModule& m) const {
     const auto says = [&](std::string_view Family::*cell) { return names_.says(cell, m.name); };
-    const bool split = !scale_per_row_ && says(&Family::split);
-    if (split || says(&Family::cut)) return Verdict{Role::cut, "readers cut it, merge it or use it without its module: its scale would be lost", true};
+    const auto [parts, whole] = names_.parts_on_load(m.name);
+    if (parts > 0 && (scale_rows_ == 0 || m.shape[0] % (parts * scale_rows_) != 0)) {
+      if (whole)
+        throw io::Error(checkpoint_.folder().string() + ": " + m.name + ": transformers splits its " + std::to_string(m.shape[0]) + " rows into " + std::to_string(parts) +
+                        " modules, and can do so in fp8 only with a scale per row, or with blocks that fit; " + option_name("'weights'", "--scheme") + " channel writes these");
+      return Verdict{Role::cut, "readers split or join it by rows: its scales do not fit the parts", true};
+    }
+    if (says(&Family::cut)) return Verdict{Role::cut, "readers cut it, merge it or use it without its module: its scale would be lost", true};
     if (says(&Family::transposed)) return Verdict{Role::transposed, "stored transposed, [in, out] (Conv1D)", true};
     if (says(&Family::embeddings)) return Verdict{Role::embedding, kDefault, false, true};
     if (says(&Family::heads)) return Verdict{Role::head, kDefault};
@@ -159,7 +165,7 @@ class CheckpointModules::Judge {
     const bool table = std::any_of(std::begin(kTableWords), std::end(kTableWords), has) || last == "emb" || last.ends_with("_emb");
     if (!bias && !product && table) return Verdict{Role::embedding, "a table by its name, kept in high precision"};
     if (m.shape[0] <= 1 || m.shape[1] <= 1) return Verdict{Role::other, "a single row or column, kept in high precision"};
-    if (in_numbered_layer(m.name)) return std::nullopt;
+    if (in_numbered_layer(m.name) || product) return std::nullopt;
     for (const std::int64_t padding : {0, 2}) {  // some tables of positions have two rows more
       const auto count = counts_.find(m.shape[0] - padding);
       if (count == counts_.end() || (padding != 0 && bias)) continue;
@@ -186,7 +192,8 @@ class CheckpointModules::Judge {
 
   const io::Checkpoint& checkpoint_;
   const ModelNames& names_;
-  const bool towers_, scale_per_row_;
+  const bool towers_;
+  const std::int64_t scale_rows_;
   bool gpt2_ = false;
   const Patterns linear_, keep_;
   std::map<std::int64_t, std::string> counts_;

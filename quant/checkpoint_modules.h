@@ -13,6 +13,7 @@
 //
 // Whatever is left is a Linear. Mistakes are not alike: a table taken for a Linear breaks the model, a Linear taken for a table stays as it is.
 #pragma once
+#include <cstdint>
 #include <map>
 #include <string>
 #include <vector>
@@ -36,8 +37,8 @@ struct CheckpointModule {
 /// What the caller knows better. Python regular expressions, searched in the module's name.
 struct ModuleChoice {
   std::vector<std::string> linear, keep;
-  bool towers = false;        ///< towers and projectors are Linear like the rest
-  bool scale_per_row = true;  ///< the weights get one: what readers split by rows on load is Linear like the rest
+  bool towers = false;          ///< towers and projectors are Linear like the rest
+  std::int64_t scale_rows = 1;  ///< how many rows share a scale, 0 for all: what readers split by rows can go with its scales or not
 };
 
 class CheckpointModules {

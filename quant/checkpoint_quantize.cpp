@@ -90,7 +90,7 @@ class Job {
     ModuleChoice modules = options_.modules;
     const auto& plan = options_.plan;
     const auto weights = plan.weights.value_or(plan.activations == ActivationScaling::static_tensor ? WeightGranularity::tensor : WeightGranularity::channel);
-    modules.scale_per_row = !plan.config.has_value() && weights == WeightGranularity::channel;
+    modules.scale_rows = weights == WeightGranularity::block ? plan.block.rows : weights == WeightGranularity::channel && !plan.config.has_value() ? 1 : 0;
     return modules;
   }
 

@@ -3,6 +3,7 @@
 
 #include <algorithm>
 #include <array>
+#include <optional>
 
 namespace fp8::quant {
 namespace {
@@ -13,7 +14,7 @@ using Text = std::string_view;
 constexpr Text kEmbeddings =
     "embed_tokens wte wpe tok_embeddings word_embeddings token_embedding token_embeddings position_embeddings "
     "position_embedding token_type_embeddings relative_attention_bias embed_positions embed_in embeddings shared";
-constexpr Text kHeads = "lm_head embed_out output_projection classifier score qa_outputs";
+constexpr Text kHeads = "lm_head embed_out output_projection";
 constexpr Text kRouters = "gate router shared_expert_gate router.layer router.classifier";
 constexpr Text kTowers =
     "vision_tower. vision_model. vision_encoder. visual. audio_tower. audio_encoder. multi_modal_projector. mm_projector. "
@@ -75,6 +76,36 @@ std::string replaced(const std::string& name, Text from, Text to) {
   const std::string middle = to.empty() ? "." : "." + std::string(to) + ".";
   const std::string out = dotted.substr(0, at) + middle + dotted.substr(at + wanted.size());
   return out.size() < 3 ? name : out.substr(1, out.size() - 2);
+}
+
+/// An entry of the cell `split`.
+struct Split {
+  Text module;
+  std::vector<Text> parts;
+  bool whole = false;
+};
+Split split_of(Text entry) {
+  Split split;
+  split.whole = entry.front() == '!';
+  if (split.whole) entry.remove_prefix(1);
+  const std::size_t arrow = entry.find('>');
+  split.module = entry.substr(0, arrow);
+  split.parts = parts_of(entry.substr(arrow + 1), '+');
+  return split;
+}
+
+std::optional<Split> find_split(const std::vector<const Family*>& rows, Text module) {
+  std::optional<Split> found;
+  for (const auto* row : rows) {
+    any_part(row->split, ' ', [&](Text entry) {
+      Split split = split_of(entry);
+      if (!matches_pattern(split.module, module)) return false;
+      found = std::move(split);
+      return true;
+    });
+    if (found.has_value()) break;
+  }
+  return found;
 }
 
 /// The model_types below `config` in the order of the file, that of parts of parts after their own.
@@ -155,7 +186,6 @@ std::string ModelNames::product_group_of(const std::string& module) const {
   constexpr Text kExperts = ".experts.";
   const auto at = module.find(kExperts), number = at + kExperts.size();
   if (at != std::string::npos && number < module.size() && module[number] >= '0' && module[number] <= '9') return module.substr(0, number - 1);
-  if (std::string group = fuse_group_of(module); !group.empty()) return group;
   const Text last = last_part(module);
   std::string first;
   const auto holds = [&](Text group) {
@@ -167,7 +197,12 @@ std::string ModelNames::product_group_of(const std::string& module) const {
   for (const auto* row : rows_) {
     if (any_part(row->fused, ' ', holds)) return module.substr(0, module.size() - last.size()) + first;
   }
-  return "";
+  return fuse_group_of(module);
+}
+
+std::pair<std::int64_t, bool> ModelNames::parts_on_load(Text module) const {
+  const auto split = find_split(rows_, module);
+  return split.has_value() ? std::pair(static_cast<std::int64_t>(split->parts.size()), split->whole) : std::pair(std::int64_t{0}, false);
 }
 
 std::vector<std::string> ModelNames::built() const {
@@ -216,6 +251,9 @@ std::vector<std::string> ModelNames::names_on_load(const std::string& module) co
     });
   }
   if (name != module) names.push_back(name);
+  if (const auto split = find_split(rows_, module)) {
+    for (const Text part : split->parts) names.push_back(replaced(name, split->module, part));
+  }
   return names;
 }
 

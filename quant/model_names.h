@@ -11,6 +11,7 @@
 //
 // A cell of the table is a list of patterns, separated by spaces.
 #pragma once
+#include <cstdint>
 #include <map>
 #include <string>
 #include <string_view>
@@ -45,7 +46,9 @@ struct Family {
   std::string_view towers = {};
   std::string_view transposed = {};
   std::string_view cut = {};         ///< whose scale readers lose
-  std::string_view split = {};       ///< that readers split or join by rows: a scale per row goes with them, others do not
+  /// MODULE>PART+PART+...: that readers split or join by rows, with their scales where these fit the parts; "!" before it: in fp8 or not at all,
+  /// because transformers asks for scales then.
+  std::string_view split = {};
   std::string_view built = {};       ///< Linear modules that readers build of tensors of another name than NAME.weight
   std::string_view others = {};
   std::string_view fused = {};       ///< FIRST+SECOND+...: last parts that engines run as one product, besides those that all families share
@@ -81,6 +84,8 @@ class ModelNames {
   /// The group of modules that engines run as one product, all in fp8 or none: that of fuse_group_of(), a row's, or all experts of a layer;
   /// empty for others.
   std::string product_group_of(const std::string& module) const;
+  /// Into how many modules readers split one by rows, 0 if they do not (1: they join it with others); whether they can do so in fp8 only.
+  std::pair<std::int64_t, bool> parts_on_load(std::string_view module) const;
   /// Modules that readers build without a tensor of their name.
   std::vector<std::string> built() const;
   /// Why no reader can have the model in fp8; empty if one can.

@@ -75,7 +75,8 @@ class Entry {
   bool matches(const std::string& name) const {
     if (name == text_ || (!regex_.empty() && regex_[0].search(name))) return true;
     if (format_ == CheckpointFormat::modelopt) {
-      const bool found = name.find(text_) != std::string::npos || fnmatch(text_.c_str(), name.c_str(), FNM_NOESCAPE) == 0;
+      const bool wildcard = text_.find_first_of("*?[") != std::string::npos;
+      const bool found = name.find(text_) != std::string::npos || (wildcard && fnmatch(text_.c_str(), name.c_str(), FNM_NOESCAPE) == 0);
       return found || names_layer_of(name);
     }
     return format_ == CheckpointFormat::fp8 && (name.ends_with(text_) || begins(name) || names_layer_of(name));

@@ -154,13 +154,23 @@ TEST(CheckpointModules, ATowerAloneIsTheModel) {
   EXPECT_EQ(m.role("vision_model.encoder.layers.0.mlp.fc1"), Role::tower);
 }
 
-TEST(CheckpointModules, WhatIsSplitByRowsNeedsAScalePerRow) {
+TEST(CheckpointModules, WhatIsSplitByRowsNeedsScalesThatFit) {
   Model m;
-  m.config = {{"model_type", "hrm_text"}};
-  m.weight("model.H_module.layers.0.attn.gqkv_proj", {64, 16});
-  EXPECT_EQ(m.role("model.H_module.layers.0.attn.gqkv_proj"), Role::linear);
-  m.choice.scale_per_row = false;
-  EXPECT_EQ(m.role("model.H_module.layers.0.attn.gqkv_proj"), Role::cut);
+  m.config = {{"model_type", "gte"}};
+  const std::string name = "new.encoder.layer.0.attention.qkv_proj";
+  m.weight(name, {96, 16});
+  EXPECT_EQ(m.role(name), Role::linear);
+  m.choice.scale_rows = 32;
+  EXPECT_EQ(m.role(name), Role::linear);
+  m.choice.scale_rows = 64;
+  EXPECT_EQ(m.role(name), Role::cut);
+  m.choice.scale_rows = 0;
+  EXPECT_EQ(m.role(name), Role::cut);
+  m.config["model_type"] = "dinov2";
+  m.linear("encoder.layer.0.mlp.weights_in", 64, 16);
+  EXPECT_TRUE(test::throws_with({"weights_in", "2 modules", "channel"}, [&] { m.modules(); }));
+  m.choice.scale_rows = 1;
+  EXPECT_EQ(m.role("encoder.layer.0.mlp.weights_in"), Role::linear);
 }
 
 // Whole checkpoints

@@ -69,7 +69,7 @@ TEST(ModelNames, PartsHaveTheirOwnRows) {
   EXPECT_EQ(names.model_type(), "some_vl");
   EXPECT_FALSE(names.known());
   EXPECT_EQ(names.rows().size(), 2u);
-  EXPECT_TRUE(names.says(&Family::cut, "vision_tower.layer.0.mlp.weights_in"));
+  EXPECT_EQ(names.parts_on_load("vision_tower.layer.0.mlp.weights_in"), std::pair(std::int64_t{2}, true));
   EXPECT_THAT(names.names_on_load("model.layers.0.block_sparse_moe.gate"), ElementsAre("model.layers.0.block_sparse_moe.gate", "model.layers.0.mlp.gate"));
   EXPECT_FALSE(ModelNames(Json(3)).known());
   EXPECT_FALSE(ModelNames(Json{{"model_type", 3}}).known());
@@ -82,6 +82,12 @@ TEST(ModelNames, ReadersRename) {
   EXPECT_THAT(names_of("phimoe").names_on_load("model.layers.3.block_sparse_moe.gate"), Contains("model.layers.3.mlp.router"));
   EXPECT_THAT(names_of("phimoe").names_on_load("model.layers.3.block_sparse_moe.experts.0.w1"), Contains("model.layers.3.mlp.experts.0.w1"));
   EXPECT_THAT(names_of("granitemoe").names_on_load("model.layers.0.block_sparse_moe.router.layer"), Contains("model.layers.0.block_sparse_moe.router"));
+}
+
+TEST(ModelNames, ReadersSplit) {
+  EXPECT_THAT(names_of("dinov2").names_on_load("encoder.layer.0.mlp.weights_in"),
+              ElementsAre("encoder.layer.0.mlp.weights_in", "encoder.layer.0.mlp.gate_proj", "encoder.layer.0.mlp.up_proj"));
+  EXPECT_THAT(names_of("gte").names_on_load("new.encoder.layer.0.attention.qkv_proj"), Contains("new.layers.0.self_attn.k_proj"));
 }
 
 // transformers 5.23, _tied_weights_keys
