@@ -239,7 +239,7 @@ void CheckpointModules::add_tied_heads(const io::Checkpoint& checkpoint, bool un
   std::vector<CheckpointModule> found;
   for (const auto& [head, embedding] : names_.tied()) {
     if (checkpoint.contains(head + ".weight") || heads.count(head) != 0) continue;
-    const auto at = std::find_if(modules_.begin(), modules_.end(), [&, &pattern = embedding](const auto& m) { return matches_pattern(pattern, m.name) && m.role == Role::embedding; });
+    const auto at = std::find_if(modules_.begin(), modules_.end(), [&, &pattern = embedding](const auto& m) { return matches_pattern(pattern, m.name) && m.role != Role::linear; });
     if (at == modules_.end() || (untied && at->name == "model.embed_tokens")) continue;
     heads.insert(head);
     CheckpointModule m;

@@ -40,7 +40,8 @@ const std::vector<Family>& rows() {
       {.model_types = "dbrx", .routers = "router.layer"},
       {.model_types = "hrm_text", .split = "!attn.gqkv_proj>self_attn.gate_proj+self_attn.q_proj+self_attn.k_proj+self_attn.v_proj !mlp.gate_up_proj>mlp.gate_proj+mlp.up_proj"},
       {.model_types = "cohere_compass cohere_compass_text gemma3n_text glm5_next glm5_next_text inkling_text qwen3_omni_moe_text"},
-      {.model_types = "inkling2 inkling2_text inkling_mm_model", .heads = "unembed", .built = "k_sconv.weight_proj v_sconv.weight_proj", .renamed = "unembed>lm_head"},
+      {.model_types = "inkling2 inkling2_text inkling_mm_model", .heads = "unembed", .towers = "visual. audio.",
+       .built = "k_sconv.weight_proj v_sconv.weight_proj", .renamed = "unembed>lm_head visual>vision_tower audio>audio_tower"},
       // Decoders with embeddings and heads of their own names
       {.model_types = "gpt_neox", .tied = "lm_head=gpt_neox.embed_in", .renamed = "embed_out>lm_head"},
       {.model_types = "gpt_neox_japanese", .tied = "embed_out=gpt_neox_japanese.embed_in"},
@@ -69,6 +70,7 @@ const std::vector<Family>& rows() {
       {.model_types = "roberta camembert xlm-roberta xlm-roberta-xl roberta-prelayernorm data2vec-text longformer mpnet xmod esm",
        .tied = "lm_head.decoder=word_embeddings", .fused = "query+key+value"},
       {.model_types = "ibert", .tied = "lm_head.decoder=word_embeddings", .others = "ibert.encoder."},
+      {.model_types = "mobilebert", .tied = "cls.predictions.decoder=word_embeddings", .cut = "cls.predictions.dense"},
       {.model_types = "albert", .tied = "predictions.decoder=word_embeddings"},
       {.model_types = "distilbert", .tied = "vocab_projector=word_embeddings"},
       {.model_types = "electra convbert", .tied = "generator_lm_head=word_embeddings"},
@@ -76,7 +78,7 @@ const std::vector<Family>& rows() {
       {.model_types = "luke", .tied = "lm_head.decoder=word_embeddings entity_predictions.decoder=entity_embeddings"},
       {.model_types = "modernbert modernbert-decoder", .tied = "decoder=tok_embeddings"},
       {.model_types = "modernvbert", .tied = "lm_head=tok_embeddings"},
-      {.model_types = "neomme", .tied = "lm_head=word_embeddings unembedding_projection=embedding_projection"},
+      {.model_types = "neomme", .heads = "embedding_projection", .tied = "lm_head=word_embeddings unembedding_projection=embedding_projection"},
       {.model_types = "eurobert esmc perceiver ultrabert ultravbert"},
       // Encoders with decoders
       {.model_types = "t5 mt5 longt5 umt5 switch_transformers pop2piano t5gemma2 udop", .tied = "lm_head=shared"},
@@ -97,14 +99,16 @@ const std::vector<Family>& rows() {
                       "paligemma aria fuyu mllama emu3 cohere2_vision deepseek_vl deepseek_vl_hybrid exaone4_5 gemma4 gemma4_unified "
                       "gemma3n glm46v glm4v glm4v_moe glm_ocr glmga granite4_vision granite_docling idefics idefics2 idefics3 smolvlm ernie4_5_vl_moe lfm2_vl lighton_ocr "
                       "llama4 minicpm_ocr muse_glimmer ovis2 pp_formulanet video_llama_3 chameleon evolla "
-                      "kimi_k25 pixtral perception_lm qianfan_ocr step3p7 shieldgemma2",
+                      "kimi_k25 pixtral perception_lm step3p7 shieldgemma2",
        .towers = "connector. vision_embed_tokens projector. aligner. embed_vision. embed_audio. vision_embedder. vqmodel. vision_projection. layerwise_projectors. "
                  "spatial_projectors."},
       {.model_types = "qwen3_5 qwen3_5_moe minicpmv4_6 minicpmv4_7", .fused = "in_proj_qkv+in_proj_z in_proj_b+in_proj_a"},
       {.model_types = "janus", .linears = "generation_aligner.", .towers = "aligner. vqmodel."},
       {.model_types = "diffusion_gemma", .refused = "the encoder's modules share the decoder's weights, whose scales they would not have"},
       {.model_types = "molmo2", .split = "self_attn.att_proj>self_attn.q_proj+self_attn.k_proj+self_attn.v_proj !mlp.ff_proj>mlp.up_proj+mlp.gate_proj",
-       .fused = "wq+wk+wv", .renamed = "transformer.blocks>layers"},
+       .built = "vision_tower. multi_modal_projector.", .fused = "wq+wk+wv", .renamed = "transformer.blocks>layers"},
+      {.model_types = "qianfan_ocr nemotron_h_omni NemotronH_Omni_Reasoning_V3", .towers = "mlp1. vision_model. sound_encoder. sound_projection.",
+       .built = "vision_tower. multi_modal_projector. audio_tower."},
       {.model_types = "hunyuan_vl", .towers = "vit. vision_tower.", .renamed = "vit>vision_tower"},
       {.model_types = "qwen2_vl qwen2_5_vl qwen3_vl qwen3_vl_moe qwen2_5_omni_thinker qwen3_omni_moe_thinker", .towers = "visual. audio_tower."},
       {.model_types = "cosmos3_edge cosmos3_omni", .towers = "^blocks. ^merger. ^deepstack_merger_list. ^patch_embed. visual. projector."},

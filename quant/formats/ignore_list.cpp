@@ -192,6 +192,9 @@ std::string experts_pattern(const std::string& mixture, const Quantized& quantiz
   return "";
 }
 
+/// "re:(.*\.)?visual\..*": whatever stands below a part.
+std::string below_entry(const std::string& part) { return std::string(kPattern) + std::string(kAnyPrefix) + escaped(part) + "\\..*"; }
+
 class List {
  public:
   void add(std::string entry) {
@@ -205,12 +208,16 @@ class List {
 };
 
 void add_patterns(const ConfigSpec& spec, const Quantized& quantized, List& list) {
-  for (const auto& name : spec.names.built()) list.add(pattern_for(name, quantized));
+  for (const auto& name : spec.names.built()) {
+    const bool below = name.ends_with('.');
+    if (!below) list.add(pattern_for(name, quantized));
+    if (below && !quantized.holds_below(name.substr(0, name.size() - 1))) list.add(below_entry(name.substr(0, name.size() - 1)));
+  }
   for (const auto& module : spec.kept_linears) {
     for (const auto& name : spec.names.names_on_load(module)) {
       const std::string tower = spec.names.tower_of(name);
       if (!tower.empty() && !quantized.holds_below(tower)) {
-        list.add(std::string(kPattern) + std::string(kAnyPrefix) + escaped(tower) + "\\..*");
+        list.add(below_entry(tower));
       } else {
         list.add(pattern_for(name, quantized));
       }
