@@ -212,9 +212,13 @@ std::vector<std::string> StackedExperts::modules_of(const std::string& tensor) c
 }
 
 std::string StackedExperts::written_name(const std::string& name) const {
-  for (auto dot = name.rfind('.'); dot != std::string::npos && dot > 0; dot = name.rfind('.', dot - 1)) {
-    const auto found = renamed_.find(name.substr(0, dot + 1));
-    if (found != renamed_.end()) return found->second + name.substr(dot + 1);
+  if (renamed_.empty()) return name;
+  const std::string all = name + ".";  // a module may be what is renamed
+  for (auto dot = all.size() - 1; dot != std::string::npos && dot > 0; dot = all.rfind('.', dot - 1)) {
+    const auto found = renamed_.find(all.substr(0, dot + 1));
+    if (found == renamed_.end()) continue;
+    const std::string written = found->second + all.substr(dot + 1);
+    return written.substr(0, written.size() - 1);
   }
   return name;
 }

@@ -142,7 +142,7 @@ TEST(CheckpointForms, ExpertsRoutersAndFusedNames) {
   f.expect_kept(mlp + "experts.gate_up_proj");
   f.expect_kept(mlp + "experts.down_proj.weight");
   const auto ignore = io::read_json(f.dir / "out/config.json")["quantization_config"]["ignore"].get<std::set<std::string>>();
-  EXPECT_EQ(ignore, (std::set<std::string>{mlp + "gate", mlp + "shared_expert_gate", "model.visual.blocks.0.attn.qkv"}));
+  EXPECT_EQ(ignore, (std::set<std::string>{mlp + "gate", mlp + "shared_expert_gate", mlp + "experts", "model.visual.blocks.0.attn.qkv"}));
 }
 
 TEST(CheckpointForms, CacheScalesArePutWhereTheFormHasThem) {
