@@ -15,7 +15,7 @@ constexpr Text kEmbeddings =
     "embed_tokens wte wpe tok_embeddings word_embeddings token_embedding token_embeddings position_embeddings "
     "position_embedding token_type_embeddings relative_attention_bias embed_positions embed_in embeddings shared";
 constexpr Text kHeads = "lm_head embed_out output_projection";
-constexpr Text kRouters = "gate router shared_expert_gate router.layer router.classifier";
+constexpr Text kRouters = "gate router shared_expert_gate router.layer router.proj router.classifier";
 constexpr Text kTowers =
     "vision_tower. vision_model. vision_encoder. visual. audio_tower. audio_encoder. multi_modal_projector. mm_projector. "
     "vision_backbone. vision_adapter. audio_projector. vision_projector. connector. vision_projection. multi_modal_projector mm_projector "
