@@ -118,6 +118,9 @@ std::string advice_on_method(const io::Json& quantization_config) {
   const auto method = quantization_config.find("quant_method");
   if (method == quantization_config.end() || !method->is_string()) return "";
   const auto& name = method->get_ref<const std::string&>();
+  if (name == "mxfp4")
+    return "its experts are MXFP4 already, half of fp8's size, and readers take one quant_method for all of a checkpoint: none loads fp8 beside it; "
+           "for fp8 save it in bf16 first (transformers: Mxfp4Config(dequantize=True))";
   if (std::find(std::begin(kWholeNumbers), std::end(kWholeNumbers), name) == std::end(kWholeNumbers)) return "";
   return "its weights are packed by " + name + ", which fp8 can't be made of without a second loss; take the original checkpoint (bf16, f16 or f32) that it was made of";
 }

@@ -77,6 +77,7 @@ TEST(ModelSource, PipelinesOfDiffusersAreRefusedWithTheReason) {
 TEST(ModelSource, PackedCheckpointsAreToBeMadeAnew) {
   for (const char* method : {"gptq", "awq", "bitsandbytes"})
     EXPECT_NE(advice_on_method({{"quant_method", method}}).find(std::string("packed by ") + method), std::string::npos);
+  EXPECT_NE(advice_on_method({{"quant_method", "mxfp4"}}).find("MXFP4 already"), std::string::npos);
   for (const io::Json& other : {io::Json{{"quant_method", "fp8"}}, io::Json{{"quant_method", 3}}, io::Json::object(), io::Json(nullptr)}) EXPECT_EQ(advice_on_method(other), "");
 }
 

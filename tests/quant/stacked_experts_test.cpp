@@ -10,6 +10,7 @@
 
 #include "fp8/quant/checkpoint_quantize.h"
 #include "fp8/quant/expert_families.h"
+#include "fp8/quant/formats/ignore_list.h"
 #include "quant/stacked_checkpoint.h"
 #include "support/fp8_reference.h"
 #include "support/hpu_test.h"
@@ -243,6 +244,13 @@ TEST(StackedExperts, AllOfALayerOrNone) {
   EXPECT_THAT(f.names(), Contains(mlp + "experts.down_proj"));
   EXPECT_THAT(f.quantization()["ignore"].get<std::vector<std::string>>(), Contains(mlp + "experts"));
   EXPECT_EQ(reasons(report).count(mlp + "experts.0.gate_proj"), 0u);
+  // vLLM asks for a mixture by its expert 0, below a prefix of its own.
+  const auto is_ignored = [&](const std::string& name) {
+    const auto entries = f.quantization()["ignore"].get<std::vector<std::string>>();
+    return std::any_of(entries.begin(), entries.end(), [&](const auto& entry) { return entry_matches(CheckpointFormat::compressed_tensors, entry, name); });
+  };
+  EXPECT_TRUE(is_ignored("language_model." + mlp + "experts.0.gate_proj"));
+  EXPECT_FALSE(is_ignored("language_model." + other + "experts.0.gate_proj"));
   f.options.plan.exclude = {"experts"};
   f.options.overwrite = true;
   report = f.run();
@@ -378,6 +386,16 @@ TEST(StackedExperts, ShardsAndRanksGiveTheSameBytes) {
   const auto one = test::folder_bytes(f.dir / "out"), joined = test::folder_bytes(f.dir / "joined");
   EXPECT_GT(one.size(), 5u);
   for (const auto& [name, bytes] : one) EXPECT_TRUE(name == "fp8.json" || (joined.count(name) != 0 && joined.at(name) == bytes)) << name;
+}
+
+TEST(StackedExperts, TenThousandOfThem) {
+  Folder f("qwen3_moe");
+  const std::string experts = "model.layers.0.mlp.experts.";
+  const std::int64_t count = 10'000;
+  f.add({{experts + "gate_up_proj", torch::randn({count, 4, 4}).to(at::kBFloat16)}, {experts + "down_proj", torch::randn({count, 4, 2}).to(at::kBFloat16)}});
+  EXPECT_EQ(f.run().quantized.size(), 3u * count + 1);
+  f.expect_channels(experts + "9999.up_proj", f.tensors[1].second[9999].slice(0, 2, 4).contiguous());
+  f.expect_channels(experts + "9999.down_proj", f.tensors[2].second[9999]);
 }
 
 TEST(StackedExperts, ARunThatWasCutShortGoesOn) {
