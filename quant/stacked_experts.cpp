@@ -53,7 +53,9 @@ std::string mixture_of(const std::string& tensor, const ExpertFamily* family) {
   }
   if (tensor.find("expert") == std::string::npos) return "";
   const auto at = tensor.find("experts.");
-  return at != std::string::npos ? tensor.substr(0, at + 7) : tensor.substr(0, tensor.rfind('.'));
+  if (at == std::string::npos) return tensor.substr(0, tensor.rfind('.'));
+  const char next = at + 8 < tensor.size() ? tensor[at + 8] : '0';  // a number: what belongs to a single expert, its scales among others
+  return next >= '0' && next <= '9' ? "" : tensor.substr(0, at + 7);
 }
 
 [[noreturn]] void refuse(const io::Checkpoint& source, const io::TensorInfo& tensor, const std::string& problem) {

@@ -8,6 +8,7 @@
 #include <set>
 #include <utility>
 
+#include "fp8/quant/checkpoint_convert.h"
 #include "fp8/quant/checkpoint_quantize.h"
 #include "fp8/quant/expert_families.h"
 #include "fp8/quant/formats/ignore_list.h"
@@ -351,6 +352,24 @@ TEST(StackedExperts, EveryFormHoldsThem) {
       decode_weight_rows(codes.data_ptr<std::uint8_t>(), w.spec.rows, w.spec.cols, 0, scales.data(), static_cast<std::int64_t>(scales.size()), w.spec.scheme, values.data_ptr(), recipes::FloatType::F32);
       EXPECT_LT((values - want.to(at::kFloat)).norm().item<double>(), 0.04 * want.to(at::kFloat).norm().item<double>()) << w.spec.module;
     }
+  }
+}
+
+TEST(StackedExperts, SingleOnesAreConvertedLikeAnyLinear) {
+  Folder f("mixtral");
+  const test::Experts experts(kExperts, kInner, kHidden);
+  f.add(test::stacked_layer(experts, "model.layers.0.mlp."));
+  f.run();
+  ConvertOptions to;
+  to.form = CheckpointFormat::modelopt;
+  EXPECT_EQ(convert_checkpoint(f.dir / "out", f.dir / "modelopt", to).weights.size(), 3u * kExperts + 1);
+  const auto ignored = io::read_json(f.dir / "modelopt/config.json")["quantization_config"]["ignore"].get<std::vector<std::string>>();
+  EXPECT_THAT(ignored, ::testing::Not(Contains(HasSubstr("experts"))));
+  to.type = recipes::FloatType::BF16;
+  convert_checkpoint(f.dir / "out", f.dir / "bf16", to);
+  for (std::size_t e = 0; e < kExperts; ++e) {
+    const std::string expert = "model.layers.0.block_sparse_moe.experts." + std::to_string(e) + ".w3";
+    EXPECT_TRUE(same_bits(read_tensor(f.dir / "bf16", expert + ".weight"), f.decoded(expert).to(at::kFloat).to(at::kBFloat16))) << expert;
   }
 }
 
