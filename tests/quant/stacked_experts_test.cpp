@@ -362,7 +362,7 @@ TEST(StackedExperts, SingleOnesAreConvertedLikeAnyLinear) {
   f.run();
   ConvertOptions to;
   to.form = CheckpointFormat::modelopt;
-  EXPECT_EQ(convert_checkpoint(f.dir / "out", f.dir / "modelopt", to).weights.size(), 3u * kExperts + 1);
+  EXPECT_EQ(convert_checkpoint(f.dir / "out", f.dir / "modelopt", to).modules.size(), 3u * kExperts + 1);
   const auto ignored = io::read_json(f.dir / "modelopt/config.json")["quantization_config"]["ignore"].get<std::vector<std::string>>();
   EXPECT_THAT(ignored, ::testing::Not(Contains(HasSubstr("experts"))));
   to.type = recipes::FloatType::BF16;
