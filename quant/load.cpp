@@ -24,7 +24,7 @@ std::string converted_to(recipes::Dialect dialect) {
 }
 std::string read_as(recipes::Dialect dialect) {
   const std::string name = recipes::name_of(dialect);
-  return configs::option_name("LoadFp8Options::dialect " + name, "--dialect " + name);
+  return configs::option_name("the option dialect = " + name, "--dialect " + name);
 }
 
 /// All modules in the dialect that counts; throws if the device has another (see LoadFp8Options).

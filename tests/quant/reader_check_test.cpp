@@ -21,7 +21,6 @@ struct Output {
     o.format = format;
     o.plan.weights = weights;
     o.plan.activations = format == CheckpointFormat::inc_vllm ? ActivationScaling::none : ActivationScaling::dynamic_token;
-    if (weights == WeightGranularity::tensor) o.plan.activations = ActivationScaling::dynamic_tensor;
     quantize_checkpoint(dir / "m", dir / "out", o);
   }
   void change(const std::function<void(io::Json&)>& f) const {
@@ -84,7 +83,7 @@ TEST(ReaderCheck, HalvedProductsAndTablesOfCodesAreFound) {
   const std::string layer = "model.layers.0.self_attn.";
   const Output like(CheckpointFormat::compressed_tensors);
   auto quantization = io::read_json(like.dir / "out/config.json")["quantization_config"];
-  quantization["ignore"] = {layer + "k_proj", layer + "v_proj"};
+  quantization["ignore"] = {layer + "k_proj", layer + "v_proj", "lm_head"};
   std::vector<HandTensor> tensors;
   for (const std::string& module : {layer + "q_proj", std::string("model.embed_tokens")}) {
     tensors.push_back(codes(module, 4, 4));
