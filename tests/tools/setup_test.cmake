@@ -59,3 +59,22 @@ function(expect_cmake argument first code words)
 endfunction()
 expect_cmake("" ${WORK}/old 0 "LibTorch 2.9 in [^ ]*/old/torch is older than 2.13, skipped.*LibTorch 2.1[3-9] in ")
 expect_cmake(-DFP8_LIBTORCH=${WORK}/old/torch "" 1 "FP8_LIBTORCH=[^ ]*/old/torch holds no LibTorch >= 2.13")
+
+# --python where the wheel cannot be had: it says so, and leaves no environment that a later run would take for whole.
+find_program(python python3)
+set(rc 1)
+if(python)
+  execute_process(COMMAND ${python} -c "import ensurepip, pip" RESULT_VARIABLE rc OUTPUT_QUIET ERROR_QUIET)
+endif()
+if(rc EQUAL 0)
+  execute_process(
+    COMMAND ${CMAKE_COMMAND} -E env XDG_CACHE_HOME=${WORK}/python-cache PIP_NO_INDEX=1 PIP_FIND_LINKS=${WORK}/nowhere
+      PIP_CONFIG_FILE=/dev/null bash ${ROOT}/tools/setup --python
+    RESULT_VARIABLE rc OUTPUT_VARIABLE output ERROR_VARIABLE errors)
+  if(rc EQUAL 0 OR NOT output STREQUAL "" OR NOT errors MATCHES "torch 2[^ ]* for Python 3[^ ]* could not be fetched")
+    message(FATAL_ERROR "rc ${rc}, expected a wheel that cannot be fetched: ${output}${errors}")
+  endif()
+  if(EXISTS ${WORK}/python-cache/fp8/venv)
+    message(FATAL_ERROR "${WORK}/python-cache/fp8/venv was left behind")
+  endif()
+endif()
