@@ -8,6 +8,7 @@ import shutil
 
 import hints
 import reference
+import roles
 import shrink
 
 CACHE = pathlib.Path(os.environ.get("XDG_CACHE_HOME") or pathlib.Path.home() / ".cache") / "fp8" / "families"
@@ -64,6 +65,7 @@ def tiny_config(name, uniform):
     """The small config of a model type, or of a variant TYPE@WORD."""
     from transformers import CONFIG_MAPPING
     model_type = name.partition("@")[0]
+    uniform = hints.VARIANTS.get(name, {}).get("sizes", uniform)
     values = shrink.shrink(default_config(model_type), uniform=uniform)
     for hint in hints.of(name):
         merge(values, hint)
@@ -106,7 +108,7 @@ def build(model_type, class_name, folder, uniform, dtype):
     model = model_class(config).eval()
     count = count_parameters(model)
     model = model.to(getattr(torch, dtype))
-    randomize(model, torch, hints.GAINS.get(model_type, 1.0))
+    randomize(model, torch, hints.EXPERTS_GAIN if roles.experts_of(config) else hints.GAINS.get(model_type, 1.0))
     model.tie_weights()
     shutil.rmtree(folder, ignore_errors=True)
     model.save_pretrained(folder, **hints.VARIANTS.get(model_type, {}).get("save", {}))
@@ -128,7 +130,8 @@ def prepare(model_type, again=False):
     CACHE.mkdir(parents=True, exist_ok=True)
     temporary = CACHE / f".{model_type}.{os.getpid()}"
     failures, best = [], None
-    for uniform, dtype in ((False, "bfloat16"), (True, "bfloat16"), (False, "float32")):
+    attempts = [(False, "bfloat16"), (True, "bfloat16"), (False, "float32")]
+    for uniform, dtype in [(False, hints.DTYPES[model_type])] if model_type in hints.DTYPES else attempts:
         if dtype == "float32" and best is not None:
             break
         try:

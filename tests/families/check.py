@@ -135,6 +135,11 @@ def forms_of(folder, forms):
     return [form for form in forms if not (merged and form == "block")]
 
 
+def has_linear(folder):
+    roles = json.loads((folder / "roles.json").read_text())
+    return any(role in ("linear", "merged", "experts", "stacked") for role, _ in roles.values())
+
+
 def has_stacked(folder):
     roles = json.loads((folder / "roles.json").read_text())
     return any(role == "stacked" for role, _ in roles.values())

@@ -1,6 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
 """What the general rules of shrink.py cannot know: values for single model types."""
 
+import shrink
+
 # Types tested with another class than the auto maps' first.
 CLASSES = {}
 
@@ -52,7 +54,7 @@ HINTS = {
             "patcher_config": {"num_hidden_layers": 2}},
     "chameleon": {"vq_config": BASE_VQ, "vocabulary_map": {"<image>": 1, "IMGIMGBSZ": 2}},
     "cosmos3_edge": {"text_config": {"head_dim": 128}},
-    "dbrx": {"attn_config": {"rope_theta": 10000.0, "clip_qkv": 8.0}},
+    "dbrx": {"attn_config": {"rope_theta": 10000.0, "clip_qkv": 8.0}, "ffn_config": {"moe_top_k": 2}},
     "deepseek_ocr2": {"text_config": {"num_key_value_heads": 2, "n_group": 1, "topk_group": 1, "num_experts_per_tok": 2,
                                       "moe_intermediate_size": 96}},
     "diffusion_gemma": {"text_config": {"num_experts": 4, "top_k_experts": 2, "moe_intermediate_size": 96}},
@@ -102,11 +104,20 @@ VARIANTS = {
     "mixtral@stacked": {"save": {"save_original_format": False}},
     "qwen3_moe@stacked": {"save": {"save_original_format": False}},
     "deepseek_v3@ragged": {"config": {"hidden_size": 256, "q_lora_rank": 128, "kv_lora_rank": 128}},
+    "mixtral@wide-stacked": {"sizes": shrink.WIDE, "save": {"save_original_format": False}},
+    **{f"{name}@wide": {"sizes": shrink.WIDE} for name in ("llama", "qwen3", "qwen3_moe", "mixtral", "llama4", "qwen2_5_vl", "gemma3")},
 }
 
-# How large random weights are: where several experts or a recurrence amplify the rounding of 8 bits beyond what a
-# trained model does, smaller ones leave the residual stream more of its share.
-GAINS = {"axk1": 0.5, "bailing_hybrid": 0.5}
+# How large the random weights of a model with experts are (1: outputs as large as inputs). A router without training has
+# no margin between its choices: the rounding of 8 bits then changes experts, which tells nothing about the checkpoint.
+# Smaller weights leave the residual stream, and so the choices, more as they are.
+EXPERTS_GAIN = 0.5
+# And of models whose random attention is nearly a choice of one token (no division by the root of the head's size).
+GAINS = {name: 0.5 for name in ("longt5", "mt5", "umt5", "pop2piano", "muse_spark", "olmo_hybrid", "nemotron", "speecht5", "granite",
+                                "granitemoe", "granitemoe_swa", "granitemoeshared", "phimoe", "minimax_m3_vl", "minimax_m3_vl_text")}
+
+# Types whose code mixes bf16 and float32 when weights are decompressed.
+DTYPES = {"ctrl": "float32", "hy_v4": "float32"}
 
 # Rotary embeddings of three axes: the sections of a head of 16 must add up to 8, or to 4 where half of it is rotated.
 MROPE = {"rope_type": "default", "rope_theta": 10000.0, "mrope_section": [2, 3, 3]}

@@ -64,6 +64,11 @@ def check_types(types, options):
                          "cause": check.first_line(error)})
             print_row(rows[-1])
             continue
+        if not check.has_linear(folder):
+            rows.append({"type": model_type, "kind": kind, "class": class_name, "form": "-", "verdict": "no linear",
+                         "cause": "no linear weight outside embeddings, heads, routers and towers"})
+            print_row(rows[-1])
+            continue
         more = ["--experts", "keep"] if options["experts"] and check.has_stacked(folder) else []
         for form in check.forms_of(folder, options["forms"]):
             try:
@@ -117,7 +122,7 @@ def main(arguments):
         pathlib.Path(options.json).write_text(json.dumps(rows, indent=1))
     if options.table:
         pathlib.Path(options.table).write_text(table(rows))
-    counts = {verdict: sum(row["verdict"] == verdict for row in rows) for verdict in ("right", "wrong", "refused", "not built")}
+    counts = {verdict: sum(row["verdict"] == verdict for row in rows) for verdict in ("right", "wrong", "refused", "no linear", "not built")}
     print(f"{len({row['type'] for row in rows})} types: " + ", ".join(f"{count} {verdict}" for verdict, count in counts.items()))
     return 1 if counts["wrong"] else 0
 

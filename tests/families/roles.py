@@ -24,6 +24,7 @@ def class_names(module):
 def experts_of(config):
     text = config.get_text_config() if hasattr(config, "get_text_config") else config
     names = ("num_experts", "num_local_experts", "n_routed_experts", "moe_num_experts")
+    text = getattr(text, "ffn_config", text)
     return {value for value in (getattr(text, name, None) for name in names) if isinstance(value, int) and value > 1}
 
 
@@ -88,7 +89,8 @@ def roles(model, saved):
     for name, tensor in saved.items():
         found = by_content.get(digest(tensor))
         if found:
-            reader = name if name in found else min(found, key=len)
+            embeddings = [n for n in found if "Embedding" in class_names(modules[n.rpartition(".")[0]])]
+            reader = name if name in found else min(embeddings or found, key=len)
             merged = False
         else:
             keys = [t.reshape(-1, t.shape[-1])[0, :8].float().numpy().tobytes() for t in (tensor, tensor.transpose(-1, -2))]

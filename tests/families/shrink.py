@@ -7,6 +7,7 @@ import re
 # that no shape is taken for another by chance. All widths are multiples of 32, for blocks of 32.
 TEXT = {"width": 64, "inner": 160, "heads": 4, "kv": 2, "head": 16, "layers": 2, "vocab": 320, "positions": 224}
 TOWER = {"width": 128, "inner": 192, "heads": 4, "kv": 4, "head": 32, "layers": 2, "vocab": 320, "positions": 224}
+WIDE = {"width": 128, "inner": 256, "heads": 4, "kv": 2, "head": 32, "layers": 2, "vocab": 320, "positions": 224}  # blocks of 128
 UNIFORM = {"width": 64, "inner": 128, "heads": 4, "kv": 4, "head": 16, "layers": 2, "vocab": 320, "positions": 224}
 
 # (pattern of the whole key, the size it takes or a number). First match wins; sizes only ever shrink.
@@ -50,12 +51,14 @@ RULES = [
 RULES = [(re.compile(pattern), size) for pattern, size in RULES]
 TOWERS = re.compile(r"vision|visual|audio|image|speech|encoder_config|backbone|qformer|acoustic|perceiver|vq_|vit")
 TOKEN = re.compile(r".*(token_id|token_index|_token_ids?|(bos|eos|pad|unk|mask|sep|cls)_(index|id))")
+TOKEN_KEYS = ("pad_token_id", "bos_token_id", "eos_token_id", "decoder_start_token_id")
 EXPERTS = re.compile(r"expert|n_group|topk_group")
 
 
 def sizes_of(path, uniform):
+    """`uniform`: one set of sizes for all parts (a dictionary, or True for UNIFORM)."""
     if uniform:
-        return UNIFORM
+        return uniform if isinstance(uniform, dict) else UNIFORM
     return TOWER if TOWERS.search(path) and "text" not in path else TEXT
 
 
@@ -119,7 +122,7 @@ def shrink(config, path="", uniform=False, tokens=None):
         if key == "layer_types" or key == "layers_block_type":
             result[key] = cut_layers(value) if value else value
             continue
-        if key not in fields and key not in ("pad_token_id", "bos_token_id", "eos_token_id", "decoder_start_token_id"):
+        if key not in fields and not EXPERTS.search(key) and key not in TOKEN_KEYS:
             continue
         if not given and not TOKEN.fullmatch(key) and not EXPERTS.search(key):
             continue  # derived from other keys by the class
@@ -128,7 +131,8 @@ def shrink(config, path="", uniform=False, tokens=None):
             continue
         small = shrink_stages(key, value) or shrink_value(key, value, sizes, tokens)
         if small is not None:
-            result[key] = small
+            aliases = [alias for alias, name in (type(config).attribute_map or {}).items() if name == key and alias in fields]
+            result.update({name: small for name in (key, *aliases)})  # an alias with a default would win over the name
     layers = result.get("layer_types") or result.get("layers_block_type")
     if layers:
         for key in ("num_hidden_layers", "num_layers", "n_layer"):

@@ -26,15 +26,15 @@ import check  # noqa: E402
 GATED, MIXTRAL = ["gate_proj", "down_proj", "up_proj"], ["w1", "w2", "w3"]
 # type: (vLLM's source file, its class, names of an expert's three weights, as vLLM looks for them)
 MODELS = {
-    "llama": ("llama", "LlamaForCausalLM", GATED),
-    "qwen3": ("qwen3", "Qwen3ForCausalLM", GATED),
-    "qwen3_moe": ("qwen3_moe", "Qwen3MoeForCausalLM", GATED),
-    "mixtral": ("mixtral", "MixtralForCausalLM", MIXTRAL),
-    "mixtral@stacked": ("mixtral", "MixtralForCausalLM", MIXTRAL),
+    "llama@wide": ("llama", "LlamaForCausalLM", GATED),
+    "qwen3@wide": ("qwen3", "Qwen3ForCausalLM", GATED),
+    "qwen3_moe@wide": ("qwen3_moe", "Qwen3MoeForCausalLM", GATED),
+    "mixtral@wide": ("mixtral", "MixtralForCausalLM", MIXTRAL),
+    "mixtral@wide-stacked": ("mixtral", "MixtralForCausalLM", MIXTRAL),
     "deepseek_v3@ragged": ("deepseek_v2", "DeepseekV2ForCausalLM", GATED),
-    "llama4": ("mllama4", "Llama4ForConditionalGeneration", GATED),
-    "qwen2_5_vl": ("qwen2_5_vl", "Qwen2_5_VLForConditionalGeneration", GATED),
-    "gemma3": ("gemma3_mm", "Gemma3ForConditionalGeneration", GATED),
+    "llama4@wide": ("mllama4", "Llama4ForConditionalGeneration", GATED),
+    "qwen2_5_vl@wide": ("qwen2_5_vl", "Qwen2_5_VLForConditionalGeneration", GATED),
+    "gemma3@wide": ("gemma3_mm", "Gemma3ForConditionalGeneration", GATED),
 }
 FORMS = {
     "dynamic": ["--dynamic", "--format", "compressed-tensors"],
@@ -92,7 +92,7 @@ def main(arguments):
             return 1
     answers = json.loads(done.stdout.strip().splitlines()[-1])
     for answer in answers:
-        print(f"{'wrong' if answer['problems'] else 'right':9} {answer['name']} {answer['fp8']} of {answer['linears']} linear layers in fp8")
+        print(f"{'wrong' if answer['problems'] else 'right':9} {answer['name']} {answer['fp8']} modules in fp8, {answer['linears']} linear layers and the experts asked for")
         for problem in answer["problems"][:6]:
             print("          " + problem)
     print("\n".join(refused))
