@@ -108,7 +108,7 @@ def build(model_type, class_name, folder, uniform, dtype):
     model = model_class(config).eval()
     count = count_parameters(model)
     model = model.to(getattr(torch, dtype))
-    randomize(model, torch, hints.EXPERTS_GAIN if roles.experts_of(config) else hints.GAINS.get(model_type, 1.0))
+    randomize(model, torch, hints.GAINS.get(model_type, hints.EXPERTS_GAIN if roles.experts_of(config) else 1.0))
     model.tie_weights()
     shutil.rmtree(folder, ignore_errors=True)
     model.save_pretrained(folder, **hints.VARIANTS.get(model_type, {}).get("save", {}))

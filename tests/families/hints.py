@@ -7,7 +7,8 @@ import shrink
 CLASSES = {}
 
 # Entries of the auto maps that are no model of their own, and what their parts are tested by.
-NOT_MODELS = {"encoder-decoder", "speech-encoder-decoder", "vision-encoder-decoder", "timm_wrapper"}
+NOT_MODELS = {"encoder-decoder", "speech-encoder-decoder", "vision-encoder-decoder", "timm_wrapper",
+              "shieldgemma2"}
 
 # Arguments without which the default config cannot be made.
 DEFAULTS = {
@@ -20,6 +21,10 @@ TEXT_KINDS = ["sliding_attention", "full_attention"]
 PINPOINTS = [[64, 64], [64, 128], [128, 64]]
 ROPE = {"rope_type": "default", "rope_theta": 10000.0}
 HINTS = {
+    "nemo_speechlm": {"text_config": {"num_key_value_heads": 4}},
+    "paligemma": {"text_config": {"num_key_value_heads": 1, "num_attention_heads": 4, "head_dim": 16}},
+    "step3p7": {"text_config": {"sliding_window": 16}},
+    "swin": {"image_size": 224, "patch_size": 4, "embed_dim": 96},
     "bit": {"hidden_sizes": [128, 256, 512, 1024]},
     "blip-2": {"image_token_index": 40, "num_query_tokens": 4},
     "instructblip": {"image_token_index": 40, "num_query_tokens": 4},
@@ -89,7 +94,7 @@ HINTS = {
                   "output_shape": [1, 2, 32, 32], "audio_samples_per_frame": 192},
     "qwen4_exp": {"text_config": {"ple_embed_dim": 64, "ngram_vocab_size_base": 500, "split_ngram_parts": 2, "hc_lowrank": 32}},
     "qwen4_exp_text": {"ple_embed_dim": 64, "ngram_vocab_size_base": 500, "split_ngram_parts": 2, "hc_lowrank": 32},
-    "reformer": {"is_decoder": True, "axial_pos_shape": [16, 14], "axial_pos_embds_dim": [32, 32],
+    "reformer": {"is_decoder": False, "axial_pos_shape": [16, 14], "axial_pos_embds_dim": [32, 32],
                  "attn_layers": ["local", "lsh"], "num_buckets": 4, "local_attn_chunk_length": 8, "lsh_attn_chunk_length": 8},
     "wav2vec2-bert": {"vocab_size": 40},
     "wav2vec2-conformer": {"vocab_size": 40},
@@ -108,13 +113,17 @@ VARIANTS = {
     **{f"{name}@wide": {"sizes": shrink.WIDE} for name in ("llama", "qwen3", "qwen3_moe", "mixtral", "llama4", "qwen2_5_vl", "gemma3")},
 }
 
+# Stacked in the checkpoint, but read one by one as soon as they are quantized: transformers makes a ModuleList of them.
+EXPERTS_ONE_BY_ONE = {"llama4", "llama4_text"}
+
 # How large the random weights of a model with experts are (1: outputs as large as inputs). A router without training has
 # no margin between its choices: the rounding of 8 bits then changes experts, which tells nothing about the checkpoint.
 # Smaller weights leave the residual stream, and so the choices, more as they are.
-EXPERTS_GAIN = 0.5
+EXPERTS_GAIN = 0.4
 # And of models whose random attention is nearly a choice of one token (no division by the root of the head's size).
 GAINS = {name: 0.5 for name in ("longt5", "mt5", "umt5", "pop2piano", "muse_spark", "olmo_hybrid", "nemotron", "speecht5", "granite",
-                                "granitemoe", "granitemoe_swa", "granitemoeshared", "phimoe", "minimax_m3_vl", "minimax_m3_vl_text")}
+                                "t5", "switch_transformers")}
+GAINS |= {"nemotron": 0.3, "muse_spark": 0.3, "kolibri1": 0.3}
 
 # Types whose code mixes bf16 and float32 when weights are decompressed.
 DTYPES = {"ctrl": "float32", "hy_v4": "float32"}

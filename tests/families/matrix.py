@@ -27,6 +27,7 @@ warnings.filterwarnings("ignore")
 
 import build  # noqa: E402
 import check  # noqa: E402
+import hints  # noqa: E402
 
 # Across the field: dense and MoE decoders, encoders, encoder-decoders, state spaces, towers for images and sound.
 SUBSET = ["llama", "qwen3_moe", "mixtral", "deepseek_v3", "llama4", "gemma3", "bert", "modernbert", "t5", "bart", "bloom", "falcon",
@@ -69,7 +70,7 @@ def check_types(types, options):
                          "cause": "no linear weight outside embeddings, heads, routers and towers"})
             print_row(rows[-1])
             continue
-        more = ["--experts", "keep"] if options["experts"] and check.has_stacked(folder) else []
+        more = ["--experts", "keep"] if options["experts"] and keeps_experts(model_type, folder) else []
         for form in check.forms_of(folder, options["forms"]):
             try:
                 row = check.check(model_type, class_name, folder, form, options["binary"], options["work"], more, torch)
@@ -79,6 +80,12 @@ def check_types(types, options):
             rows.append(row | {"kind": kind, "seconds": round(time.time() - start, 1)})
             print_row(rows[-1])
     return rows
+
+
+def keeps_experts(model_type, folder):
+    """Whether transformers takes this type's experts stacked only, so not in fp8. Variants are families whose usual
+    checkpoints have them one by one."""
+    return check.has_stacked(folder) and "@" not in model_type and model_type not in hints.EXPERTS_ONE_BY_ONE
 
 
 def print_row(row):

@@ -5,7 +5,7 @@ import hashlib
 import re
 
 TOWER = re.compile(
-    r"(^|\.)(vision\w*|visual\w*|image_(encoder|tower|newline|model)\w*|audio\w*|sound\w*|speech\w*|\w*projector\w*|connector|aligner"
+    r"(^|\.)(vision\w*|visual\w*|image_(encoder|tower|newline|model)\w*|audio\w*|sound\w*|speech(_\w+)?|\w*projector\w*|connector|aligner"
     r"|mm_\w*|embed_vision|embed_audio|qformer|query_tokens|vqmodel|vq_\w*|resampler|perceiver_resampler|multi_modal\w*|codec\w*"
     r"|mimi|language_projection|acoustic\w*|semantic_\w*|conformer\w*|patch_embed\w*)(\.|$)")
 ROUTER = re.compile(r"(^|\.)(router|gate|\w*_gate|classifier|gate_proj_router|\w*router\w*)(\.|$)")
