@@ -16,10 +16,21 @@ using configs::option_name;
 
 constexpr std::string_view kWeight = ".weight";
 /// The keys of a config, at any depth, that count rows of a table.
-constexpr std::string_view kCounts[] = {"vocab_size", "max_position_embeddings", "n_positions", "max_source_positions", "max_target_positions", "type_vocab_size",
-                                        "relative_attention_num_buckets", "num_buckets", "max_2d_position_embeddings", "n_ctx", "codebook_size", "num_embeddings"};
+constexpr std::string_view kCounts[] = {"vocab_size",
+                                        "max_position_embeddings",
+                                        "n_positions",
+                                        "max_source_positions",
+                                        "max_target_positions",
+                                        "type_vocab_size",
+                                        "relative_attention_num_buckets",
+                                        "num_buckets",
+                                        "max_2d_position_embeddings",
+                                        "n_ctx",
+                                        "codebook_size",
+                                        "num_embeddings"};
 /// What the last part of a table's name holds.
-constexpr std::string_view kTableWords[] = {"embed", "position", "codebook", "relative_attention", "lookup", "token_type", "norm"};
+constexpr std::string_view kTableWords[] = {"embed",  "position",   "codebook", "relative_attention",
+                                            "lookup", "token_type", "norm"};
 /// What it holds if a product is meant all the same.
 constexpr std::string_view kProductWords[] = {"proj", "mapping", "linear", "dense"};
 
@@ -45,7 +56,9 @@ void collect_counts(const io::Json& config, int depth, std::map<std::int64_t, st
   for (const auto& [key, value] : config.items()) {
     if (value.is_object()) collect_counts(value, depth + 1, counts);
     if (!value.is_number_integer()) continue;
-    const bool named = std::any_of(std::begin(kCounts), std::end(kCounts), [&](std::string_view name) { return key == name || (key.ends_with(name) && key[key.size() - name.size() - 1] == '_'); });
+    const bool named = std::any_of(std::begin(kCounts), std::end(kCounts), [&](std::string_view name) {
+      return key == name || (key.ends_with(name) && key[key.size() - name.size() - 1] == '_');
+    });
     const std::int64_t n = named ? value.get<std::int64_t>() : 0;
     if (n > 1) counts.try_emplace(n, key);
   }
@@ -89,7 +102,11 @@ std::string folded(const std::string& name) {
 class CheckpointModules::Judge {
  public:
   Judge(const io::Checkpoint& checkpoint, const io::Json& config, const ModelNames& names, const ModuleChoice& choice)
-      : checkpoint_(checkpoint), names_(names), towers_(choice.towers), scale_rows_(choice.scale_rows), linear_(choice.linear, option_name("'linear'", "--linear")),
+      : checkpoint_(checkpoint),
+        names_(names),
+        towers_(choice.towers),
+        scale_rows_(choice.scale_rows),
+        linear_(choice.linear, option_name("'linear'", "--linear")),
         keep_(choice.keep, option_name("'keep'", "--keep")) {
     collect_counts(config, 0, counts_);
     for (const auto& tensor : checkpoint.names()) gpt2_ = gpt2_ || shows_conv1d(tensor);
@@ -122,15 +139,18 @@ class CheckpointModules::Judge {
   }
 
   Maybe by_row(const CheckpointModule& m) const {
-    const auto says = [&](std::string_view Family::*cell) { return names_.says(cell, m.name); };
+    const auto says = [&](std::string_view Family::* cell) { return names_.says(cell, m.name); };
     const auto [parts, whole] = names_.parts_on_load(m.name);
     if (parts > 0 && (scale_rows_ == 0 || m.shape[0] % (parts * scale_rows_) != 0)) {
       if (whole)
-        throw io::Error(checkpoint_.folder().string() + ": " + m.name + ": transformers splits its " + std::to_string(m.shape[0]) + " rows into " + std::to_string(parts) +
-                        " modules, and can do so in fp8 only with a scale per row, or with blocks that fit; " + option_name("'weights'", "--scheme") + " channel writes these");
+        throw io::Error(checkpoint_.folder().string() + ": " + m.name + ": transformers splits its " +
+                        std::to_string(m.shape[0]) + " rows into " + std::to_string(parts) +
+                        " modules, and can do so in fp8 only with a scale per row, or with blocks that fit; " +
+                        option_name("'weights'", "--scheme") + " channel writes these");
       return Verdict{Role::cut, "readers split or join it by rows: its scales do not fit the parts", true};
     }
-    if (says(&Family::cut)) return Verdict{Role::cut, "readers cut it, merge it or use it without its module: its scale would be lost", true};
+    if (says(&Family::cut))
+      return Verdict{Role::cut, "readers cut it, merge it or use it without its module: its scale would be lost", true};
     if (says(&Family::transposed)) return Verdict{Role::transposed, "stored transposed, [in, out] (Conv1D)", true};
     if (says(&Family::embeddings)) return Verdict{Role::embedding, kDefault, false, true};
     if (says(&Family::heads)) return Verdict{Role::head, kDefault};
@@ -145,7 +165,8 @@ class CheckpointModules::Judge {
   Maybe by_evidence(const CheckpointModule& m) const {
     if (last_part(m.name) == "out_proj" && checkpoint_.contains(parent_of(m.name) + "in_proj_weight"))
       return Verdict{Role::cut, "torch's attention uses its weight without the module: its scale would be lost", true};
-    if ((has_bias(m, 1) && !has_bias(m, 0)) || (gpt2_ && is_conv1d_name(m.name))) return Verdict{Role::transposed, "stored transposed, [in, out] (Conv1D)", true};
+    if ((has_bias(m, 1) && !has_bias(m, 0)) || (gpt2_ && is_conv1d_name(m.name)))
+      return Verdict{Role::transposed, "stored transposed, [in, out] (Conv1D)", true};
     return std::nullopt;
   }
 
@@ -162,14 +183,17 @@ class CheckpointModules::Judge {
     const std::string last = last_part(m.name);
     const auto has = [&](std::string_view word) { return last.find(word) != std::string::npos; };
     const bool bias = has_bias(m, 0), product = std::any_of(std::begin(kProductWords), std::end(kProductWords), has);
-    const bool table = std::any_of(std::begin(kTableWords), std::end(kTableWords), has) || last == "emb" || last.ends_with("_emb");
+    const bool table =
+        std::any_of(std::begin(kTableWords), std::end(kTableWords), has) || last == "emb" || last.ends_with("_emb");
     if (!bias && !product && table) return Verdict{Role::embedding, "a table by its name, kept in high precision"};
-    if (m.shape[0] <= 1 || m.shape[1] <= 1) return Verdict{Role::other, "a single row or column, kept in high precision"};
+    if (m.shape[0] <= 1 || m.shape[1] <= 1)
+      return Verdict{Role::other, "a single row or column, kept in high precision"};
     if (in_numbered_layer(m.name) || product) return std::nullopt;
     for (const std::int64_t padding : {0, 2}) {  // some tables of positions have two rows more
       const auto count = counts_.find(m.shape[0] - padding);
       if (count == counts_.end() || (padding != 0 && bias)) continue;
-      return Verdict{bias ? Role::head : Role::embedding, "its rows are the config's " + count->second + ", kept in high precision"};
+      return Verdict{bias ? Role::head : Role::embedding,
+                     "its rows are the config's " + count->second + ", kept in high precision"};
     }
     return std::nullopt;
   }
@@ -179,7 +203,8 @@ class CheckpointModules::Judge {
     if (!ends_with_weight(tensor) || !is_conv1d_name(tensor.substr(0, tensor.size() - kWeight.size()))) return false;
     const auto& shape = checkpoint_.info(tensor).shape;
     if (shape.size() != 2) return false;
-    return (tensor.ends_with("c_attn.weight") && shape[1] == 3 * shape[0]) || (tensor.ends_with("c_fc.weight") && shape[1] > shape[0]);
+    return (tensor.ends_with("c_attn.weight") && shape[1] == 3 * shape[0]) ||
+           (tensor.ends_with("c_fc.weight") && shape[1] > shape[0]);
   }
 
   bool has_bias(const CheckpointModule& m, std::size_t side) const {
@@ -187,7 +212,8 @@ class CheckpointModules::Judge {
     return checkpoint_.contains(bias) && checkpoint_.info(bias).shape == std::vector<std::int64_t>{m.shape[side]};
   }
 
-  static constexpr char kDefault[] = "kept in high precision by default", kRouter[] = "a router, kept in high precision",
+  static constexpr char kDefault[] = "kept in high precision by default",
+                        kRouter[] = "a router, kept in high precision",
                         kTower[] = "part of an audio or vision tower, kept in high precision";
 
   const io::Checkpoint& checkpoint_;
@@ -199,11 +225,13 @@ class CheckpointModules::Judge {
   std::map<std::int64_t, std::string> counts_;
 };
 
-CheckpointModules::CheckpointModules(const io::Checkpoint& checkpoint, const io::Json& config, const ModuleChoice& choice) : names_(config) {
+CheckpointModules::CheckpointModules(const io::Checkpoint& checkpoint, const io::Json& config,
+                                     const ModuleChoice& choice)
+    : names_(config) {
   const io::Json tie = config.is_object() ? config.value("tie_word_embeddings", io::Json(false)) : io::Json(false);
   if (!tie.is_boolean() && !tie.is_null()) {
-    throw io::Error((checkpoint.folder() / "config.json").string() + ": key 'tie_word_embeddings': found " + io::printable(tie.dump(-1, ' ', true), 60) +
-                    ", allowed: true, false");
+    throw io::Error((checkpoint.folder() / "config.json").string() + ": key 'tie_word_embeddings': found " +
+                    io::printable(tie.dump(-1, ' ', true), 60) + ", allowed: true, false");
   }
   tied_ = tie == io::Json(true);
   const Judge judge(checkpoint, config, names_, choice);
@@ -239,7 +267,9 @@ void CheckpointModules::add_tied_heads(const io::Checkpoint& checkpoint, bool un
   std::vector<CheckpointModule> found;
   for (const auto& [head, embedding] : names_.tied()) {
     if (checkpoint.contains(head + ".weight") || heads.count(head) != 0) continue;
-    const auto at = std::find_if(modules_.begin(), modules_.end(), [&, &pattern = embedding](const auto& m) { return matches_pattern(pattern, m.name) && m.role != Role::linear; });
+    const auto at = std::find_if(modules_.begin(), modules_.end(), [&, &pattern = embedding](const auto& m) {
+      return matches_pattern(pattern, m.name) && m.role != Role::linear;
+    });
     if (at == modules_.end() || (untied && at->name == "model.embed_tokens")) continue;
     heads.insert(head);
     CheckpointModule m;
@@ -269,7 +299,8 @@ std::vector<std::pair<std::string, std::string>> CheckpointModules::guesses() co
   if (names_.known()) return out;
   std::set<std::string> seen;
   for (const auto& m : modules_) {
-    if (m.shape.size() == 2 && seen.insert(folded(m.name)).second) out.emplace_back(folded(m.name), m.role == Role::linear ? name_of(m.role) : m.why);
+    if (m.shape.size() == 2 && seen.insert(folded(m.name)).second)
+      out.emplace_back(folded(m.name), m.role == Role::linear ? name_of(m.role) : m.why);
   }
   return out;
 }
@@ -278,10 +309,13 @@ std::string CheckpointModules::notice() const {
   if (names_.known()) return "";
   std::vector<std::string> linear, others;
   for (const auto& [name, what] : guesses()) (what == name_of(Role::linear) ? linear : others).push_back(name);
-  const auto linears = std::count_if(modules_.begin(), modules_.end(), [](const auto& m) { return m.role == Role::linear; });
-  const auto weights = std::count_if(modules_.begin(), modules_.end(), [](const auto& m) { return m.shape.size() == 2; });
-  return "unknown family " + io::in_quotes(names_.model_type()) + ": these " + std::to_string(linears) + " weights were taken for Linear (" + listed(linear) +
-         "), these " + std::to_string(weights - linears) + " were not (" + listed(others) + "); " + option_name("'linear' and 'keep'", "--linear and --keep") +
+  const auto linears =
+      std::count_if(modules_.begin(), modules_.end(), [](const auto& m) { return m.role == Role::linear; });
+  const auto weights =
+      std::count_if(modules_.begin(), modules_.end(), [](const auto& m) { return m.shape.size() == 2; });
+  return "unknown family " + io::in_quotes(names_.model_type()) + ": these " + std::to_string(linears) +
+         " weights were taken for Linear (" + listed(linear) + "), these " + std::to_string(weights - linears) +
+         " were not (" + listed(others) + "); " + option_name("'linear' and 'keep'", "--linear and --keep") +
          " decide otherwise";
 }
 

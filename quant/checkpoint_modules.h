@@ -1,17 +1,20 @@
 // SPDX-License-Identifier: Apache-2.0
-// Which modules a high precision checkpoint has and what they are: a file holds names and shapes, no classes. No torch here.
+// Which modules a high precision checkpoint has and what they are: a file holds names and shapes, no classes. No torch
+// here.
 //
 // What decides, the first that speaks:
 //
 //   the caller         ModuleChoice: patterns of modules that are, or are not, Linear
 //   the family's row   model_names.h, of model_type and of its parts' model_types
 //   the shape          two dimensions, more than one row and column
-//   evidence           a bias as long as the rows: Linear; as long as the columns only, or GPT-2's names and shapes: Conv1D;
-//                      in_proj_weight beside it: torch's attention, which uses the weight of its out_proj without calling it
+//   evidence           a bias as long as the rows: Linear; as long as the columns only, or GPT-2's names and shapes:
+//                      Conv1D; in_proj_weight beside it: torch's attention, which uses the weight of its out_proj
+//                      without calling it
 //   the name           heads, routers, towers, embeddings as most families call them
 //   size and place     outside of numbered layers: as many rows as the config counts words, positions, types or buckets
 //
-// Whatever is left is a Linear. Mistakes are not alike: a table taken for a Linear breaks the model, a Linear taken for a table stays as it is.
+// Whatever is left is a Linear. Mistakes are not alike: a table taken for a Linear breaks the model, a Linear taken for
+// a table stays as it is.
 #pragma once
 #include <cstdint>
 #include <map>
@@ -37,8 +40,9 @@ struct CheckpointModule {
 /// What the caller knows better. Python regular expressions, searched in the module's name.
 struct ModuleChoice {
   std::vector<std::string> linear, keep;
-  bool towers = false;          ///< towers and projectors are Linear like the rest
-  std::int64_t scale_rows = 1;  ///< how many rows share a scale, 0 for all: what readers split by rows can go with its scales or not
+  bool towers = false;  ///< towers and projectors are Linear like the rest
+  /// how many rows share a scale, 0 for all: what readers split by rows can go with its scales or not
+  std::int64_t scale_rows = 1;
 };
 
 class CheckpointModules {
@@ -58,7 +62,8 @@ class CheckpointModules {
   static std::string type_of(const CheckpointModule& module);
   /// Whether a reader may build a Linear of it: its list of modules in high precision must name it if it stays there.
   static bool may_be_linear(const CheckpointModule& module) { return module.shape.size() == 2 && !module.certain; }
-  /// What was decided of an unknown family, names that differ in numbers as one: "model.layers.*.mlp.up_proj", role and reason. Empty for a known one.
+  /// What was decided of an unknown family, names that differ in numbers as one: "model.layers.*.mlp.up_proj", role and
+  /// reason. Empty for a known one.
   std::vector<std::pair<std::string, std::string>> guesses() const;
   /// "unknown family 'x': these 12 weights were taken for Linear (...), these 3 were not (...)"; empty for a known one.
   std::string notice() const;

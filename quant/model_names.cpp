@@ -17,16 +17,21 @@ constexpr Text kEmbeddings =
 constexpr Text kHeads = "lm_head embed_out output_projection";
 constexpr Text kRouters = "gate router shared_expert_gate router.layer router.proj router.classifier";
 constexpr Text kTowers =
-    "vision_tower. vision_model. vision_encoder. visual. audio_tower. audio_encoder. multi_modal_projector. mm_projector. "
-    "vision_backbone. vision_adapter. audio_projector. vision_projector. connector. vision_projection. multi_modal_projector mm_projector "
+    "vision_tower. vision_model. vision_encoder. visual. audio_tower. audio_encoder. multi_modal_projector. "
+    "mm_projector. "
+    "vision_backbone. vision_adapter. audio_projector. vision_projector. connector. vision_projection. "
+    "multi_modal_projector mm_projector "
     "vision_projection";
 constexpr Text kKeyProjections = "k_proj qkv_proj query_key_value W_pack c_attn";
 constexpr Text kConv1d = "c_attn q_attn c_proj c_fc";
-constexpr Text kTied = "lm_head=embed_tokens lm_head=wte lm_head=word_embeddings lm_head=shared lm_head=embed_in lm_head=tok_embeddings lm_head=embeddings";
+constexpr Text kTied =
+    "lm_head=embed_tokens lm_head=wte lm_head=word_embeddings lm_head=shared lm_head=embed_in lm_head=tok_embeddings "
+    "lm_head=embeddings";
 
 /// Last parts that engines run as one product; the last is the only one whose rows may end inside a block.
-constexpr std::array kFused = {std::array<Text, 3>{"q_proj", "k_proj", "v_proj"}, std::array<Text, 3>{"gate_proj", "up_proj", ""},
-                               std::array<Text, 3>{"q_a_proj", "kv_a_proj_with_mqa", ""}, std::array<Text, 3>{"w1", "w3", ""}};
+constexpr std::array kFused = {
+    std::array<Text, 3>{"q_proj", "k_proj", "v_proj"}, std::array<Text, 3>{"gate_proj", "up_proj", ""},
+    std::array<Text, 3>{"q_a_proj", "kv_a_proj_with_mqa", ""}, std::array<Text, 3>{"w1", "w3", ""}};
 
 /// Calls f with each of the texts between separators, until it returns true.
 template <class F>
@@ -118,7 +123,8 @@ void add_rows(const io::Json& config, int depth, std::vector<const Family*>& row
     if (row != nullptr && std::find(rows.begin(), rows.end(), row) == rows.end()) rows.push_back(row);
   }
   for (const auto& [key, value] : config.items()) {
-    if (value.is_object() && (key.ends_with("_config") || key == "encoder" || key == "decoder")) add_rows(value, depth + 1, rows);
+    if (value.is_object() && (key.ends_with("_config") || key == "encoder" || key == "decoder"))
+      add_rows(value, depth + 1, rows);
   }
 }
 
@@ -126,14 +132,22 @@ void add_rows(const io::Json& config, int depth, std::vector<const Family*>& row
 
 const char* name_of(Role role) {
   switch (role) {
-    case Role::linear: return "Linear";
-    case Role::embedding: return "embedding";
-    case Role::head: return "head";
-    case Role::router: return "router";
-    case Role::tower: return "tower";
-    case Role::transposed: return "Conv1D";
-    case Role::cut: return "cut on load";
-    case Role::other: break;
+    case Role::linear:
+      return "Linear";
+    case Role::embedding:
+      return "embedding";
+    case Role::head:
+      return "head";
+    case Role::router:
+      return "router";
+    case Role::tower:
+      return "tower";
+    case Role::transposed:
+      return "Conv1D";
+    case Role::cut:
+      return "cut on load";
+    case Role::other:
+      break;
   }
   return "other";
 }
@@ -186,7 +200,8 @@ std::vector<std::pair<std::string, std::string>> ModelNames::tied() const {
 std::string ModelNames::product_group_of(const std::string& module) const {
   constexpr Text kExperts = ".experts.";
   const auto at = module.find(kExperts), number = at + kExperts.size();
-  if (at != std::string::npos && number < module.size() && module[number] >= '0' && module[number] <= '9') return module.substr(0, number - 1);
+  if (at != std::string::npos && number < module.size() && module[number] >= '0' && module[number] <= '9')
+    return module.substr(0, number - 1);
   const Text last = last_part(module);
   std::string first;
   const auto holds = [&](Text group) {
@@ -203,7 +218,8 @@ std::string ModelNames::product_group_of(const std::string& module) const {
 
 std::pair<std::int64_t, bool> ModelNames::parts_on_load(Text module) const {
   const auto split = find_split(rows_, module);
-  return split.has_value() ? std::pair(static_cast<std::int64_t>(split->parts.size()), split->whole) : std::pair(std::int64_t{0}, false);
+  return split.has_value() ? std::pair(static_cast<std::int64_t>(split->parts.size()), split->whole)
+                           : std::pair(std::int64_t{0}, false);
 }
 
 std::vector<std::string> ModelNames::built() const {
@@ -219,7 +235,7 @@ std::string ModelNames::refused() const {
   return found == rows_.end() ? "" : std::string((*found)->refused);
 }
 
-bool ModelNames::says(Text Family::*cell, Text module) const {
+bool ModelNames::says(Text Family::* cell, Text module) const {
   return std::any_of(rows_.begin(), rows_.end(), [&](const Family* row) { return matches_any(row->*cell, module); });
 }
 
@@ -231,7 +247,8 @@ std::string ModelNames::tower_of(Text module) const {
     if (pattern.back() != '.' || !matches_pattern(pattern, module)) return false;
     std::size_t first = 0;
     while (!run_matches(wanted, parts, first)) ++first;
-    for (std::size_t i = first; i < first + wanted.size(); ++i) tower += (i == first ? "" : ".") + std::string(parts[i]);
+    for (std::size_t i = first; i < first + wanted.size(); ++i)
+      tower += (i == first ? "" : ".") + std::string(parts[i]);
     return true;
   };
   for (const auto* row : rows_) {
@@ -277,17 +294,20 @@ std::string fuse_group_of(const std::string& module) {
 
 bool is_last_of_group(Text module) {
   const Text last = last_part(module);
-  return std::any_of(kFused.begin(), kFused.end(), [&](const auto& group) { return last == (group[2].empty() ? group[1] : group[2]); });
+  return std::any_of(kFused.begin(), kFused.end(),
+                     [&](const auto& group) { return last == (group[2].empty() ? group[1] : group[2]); });
 }
 
-std::map<std::string, std::string> halved_groups(const ModelNames& names, const std::vector<std::string>& quantized, const std::vector<std::string>& kept) {
+std::map<std::string, std::string> halved_groups(const ModelNames& names, const std::vector<std::string>& quantized,
+                                                 const std::vector<std::string>& kept) {
   std::map<std::string, std::string> groups, halved;
   for (const auto& module : kept) {
     if (const std::string group = names.product_group_of(module); !group.empty()) groups.emplace(group, module);
   }
   if (groups.empty()) return halved;
   for (const auto& module : quantized) {
-    if (const auto group = groups.find(names.product_group_of(module)); group != groups.end()) halved.emplace(module, group->second);
+    if (const auto group = groups.find(names.product_group_of(module)); group != groups.end())
+      halved.emplace(module, group->second);
   }
   return halved;
 }

@@ -1,5 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
-// What the modules of a checkpoint are, by their names: one table of model families, and a general rule for what has no row. No torch here.
+// What the modules of a checkpoint are, by their names: one table of model families, and a general rule for what has no
+// row. No torch here.
 //
 // A pattern is a run of whole parts of a dotted name, in which `*` stands for any characters of one part:
 //
@@ -37,24 +38,27 @@ const char* name_of(Role role);
 
 /// A row of the table. Whatever a cell leaves open, the general rule decides.
 struct Family {
-  std::string_view model_types;      ///< of config.json, separated by spaces
-  std::string_view linears = {};     ///< Linear, though the general rule says otherwise
+  std::string_view model_types;   ///< of config.json, separated by spaces
+  std::string_view linears = {};  ///< Linear, though the general rule says otherwise
   std::string_view embeddings = {};
   std::string_view heads = {};
-  std::string_view tied = {};        ///< HEAD=EMBEDDING: the head that readers build of the embedding (a pattern) where the file has none
+  /// HEAD=EMBEDDING: the head that readers build of the embedding (a pattern) where the file has none
+  std::string_view tied = {};
   std::string_view routers = {};
   std::string_view towers = {};
   std::string_view transposed = {};
-  std::string_view cut = {};         ///< whose scale readers lose
-  /// MODULE>PART+PART+...: that readers split or join by rows, with their scales where these fit the parts; "!" before it: in fp8 or not at all,
-  /// because transformers asks for scales then.
+  std::string_view cut = {};  ///< whose scale readers lose
+  /// MODULE>PART+PART+...: that readers split or join by rows, with their scales where these fit the parts; "!" before
+  /// it: in fp8 or not at all, because transformers asks for scales then.
   std::string_view split = {};
-  std::string_view built = {};       ///< Linear modules that readers build of tensors of another name than NAME.weight
+  std::string_view built = {};  ///< Linear modules that readers build of tensors of another name than NAME.weight
   std::string_view others = {};
-  std::string_view fused = {};       ///< FIRST+SECOND+...: last parts that engines run as one product, besides those that all families share
-  std::string_view renamed = {};     ///< FROM>TO: parts of names that readers change on load, in that order; prefixes that come or go are not named
-  bool stable = false;               ///< readers call every module as the file does
-  std::string_view refused = {};     ///< why no reader can have it in fp8
+  /// FIRST+SECOND+...: last parts that engines run as one product, besides those that all families share
+  std::string_view fused = {};
+  /// FROM>TO: parts of names that readers change on load, in that order; prefixes that come or go are not named
+  std::string_view renamed = {};
+  bool stable = false;            ///< readers call every module as the file does
+  std::string_view refused = {};  ///< why no reader can have it in fp8
 };
 
 /// All rows, and the row of one model_type; null if it has none.
@@ -65,7 +69,8 @@ const Family* family_of(std::string_view model_type);
 bool matches_pattern(std::string_view pattern, std::string_view name);
 bool matches_any(std::string_view patterns, std::string_view name);
 
-/// What one config.json says of names: the row of its model_type, then those of its parts (text_config, vision_config, ...).
+/// What one config.json says of names: the row of its model_type, then those of its parts (text_config, vision_config,
+/// ...).
 class ModelNames {
  public:
   ModelNames() = default;
@@ -79,19 +84,21 @@ class ModelNames {
   /// Whether readers are known to call every module as the file does.
   bool stable() const { return known_ && !rows_.empty() && rows_.front()->stable; }
 
-  /// HEAD and a pattern of EMBEDDING: the heads that readers build of an embedding, as the rows say, else as most models do.
+  /// HEAD and a pattern of EMBEDDING: the heads that readers build of an embedding, as the rows say, else as most
+  /// models do.
   std::vector<std::pair<std::string, std::string>> tied() const;
-  /// The group of modules that engines run as one product, all in fp8 or none: that of fuse_group_of(), a row's, or all experts of a layer;
-  /// empty for others.
+  /// The group of modules that engines run as one product, all in fp8 or none: that of fuse_group_of(), a row's, or all
+  /// experts of a layer; empty for others.
   std::string product_group_of(const std::string& module) const;
-  /// Into how many modules readers split one by rows, 0 if they do not (1: they join it with others); whether they can do so in fp8 only.
+  /// Into how many modules readers split one by rows, 0 if they do not (1: they join it with others); whether they can
+  /// do so in fp8 only.
   std::pair<std::int64_t, bool> parts_on_load(std::string_view module) const;
   /// Modules that readers build without a tensor of their name.
   std::vector<std::string> built() const;
   /// Why no reader can have the model in fp8; empty if one can.
   std::string refused() const;
   /// Whether some row calls a module's name so, in the cell given: says(&Family::routers, "model.layers.0.mlp.gate").
-  bool says(std::string_view Family::*cell, std::string_view module) const;
+  bool says(std::string_view Family::* cell, std::string_view module) const;
   /// The part of a name that a tower stands under, dotted if it is of several: "vision_tower"; empty outside of towers.
   std::string tower_of(std::string_view module) const;
   /// What readers call a module: its checkpoint name, and that after the rows' changes where it is another.
@@ -114,13 +121,14 @@ bool is_conv1d_name(std::string_view module);
 /// Of keys, or of queries, keys and values at once: its parent is an attention module.
 bool is_key_projection(std::string_view module);
 
-/// The group that a module shares its weight scale with (and that engines run as one product): "PARENT.q_proj" for q, k and v,
-/// "PARENT.gate_proj" for gate and up; empty for others.
+/// The group that a module shares its weight scale with (and that engines run as one product): "PARENT.q_proj" for q, k
+/// and v, "PARENT.gate_proj" for gate and up; empty for others.
 std::string fuse_group_of(const std::string& module);
 /// True for the last of such a group: its rows need not be whole blocks.
 bool is_last_of_group(std::string_view module);
 
 /// The quantized modules that engines run as one product with one of `kept`, and that one.
-std::map<std::string, std::string> halved_groups(const ModelNames& names, const std::vector<std::string>& quantized, const std::vector<std::string>& kept);
+std::map<std::string, std::string> halved_groups(const ModelNames& names, const std::vector<std::string>& quantized,
+                                                 const std::vector<std::string>& kept);
 
 }  // namespace fp8::quant

@@ -25,7 +25,9 @@ std::string escaped(std::string_view text) {
   return out;
 }
 
-bool is_number(std::string_view part) { return !part.empty() && part.find_first_not_of("0123456789") == std::string_view::npos; }
+bool is_number(std::string_view part) {
+  return !part.empty() && part.find_first_not_of("0123456789") == std::string_view::npos;
+}
 
 std::vector<std::string> parts_of(const std::string& name) {
   std::vector<std::string> parts;
@@ -64,10 +66,14 @@ class Entry {
         if (text.starts_with(kPattern)) regex_.emplace_back("\\A(?:" + text.substr(kPattern.size()) + ")", "ignore");
         break;
       case CheckpointFormat::fp8:
-        if (!is_plain(text)) regex_.emplace_back("\\A(?:" + text + ")(?:(?<=\\.)|(?=\\.|\\Z))", "modules_to_not_convert");
+        if (!is_plain(text))
+          regex_.emplace_back("\\A(?:" + text + ")(?:(?<=\\.)|(?=\\.|\\Z))", "modules_to_not_convert");
         break;
-      case CheckpointFormat::inc: regex_.emplace_back(text, "blocklist"); break;
-      case CheckpointFormat::modelopt: break;
+      case CheckpointFormat::inc:
+        regex_.emplace_back(text, "blocklist");
+        break;
+      case CheckpointFormat::modelopt:
+        break;
     }
   }
   const std::string& text() const { return text_; }
@@ -76,7 +82,8 @@ class Entry {
     if (name == text_ || (!regex_.empty() && regex_[0].search(name))) return true;
     if (format_ == CheckpointFormat::modelopt) {
       const bool wildcard = text_.find_first_of("*?[") != std::string::npos;
-      const bool found = name.find(text_) != std::string::npos || (wildcard && fnmatch(text_.c_str(), name.c_str(), FNM_NOESCAPE) == 0);
+      const bool found = name.find(text_) != std::string::npos ||
+                         (wildcard && fnmatch(text_.c_str(), name.c_str(), FNM_NOESCAPE) == 0);
       return found || names_layer_of(name);
     }
     return format_ == CheckpointFormat::fp8 && (name.ends_with(text_) || begins(name) || names_layer_of(name));
@@ -90,7 +97,8 @@ class Entry {
   bool begins(const std::string& name) const {
     if (!regex_.empty() || text_.empty() || name.size() < text_.size()) return false;
     if (name.size() > text_.size() && name[text_.size()] != '.' && text_.back() != '.') return false;
-    return std::equal(text_.begin(), text_.end(), name.begin(), [](char wanted, char c) { return wanted == '.' || wanted == c; });
+    return std::equal(text_.begin(), text_.end(), name.begin(),
+                      [](char wanted, char c) { return wanted == '.' || wanted == c; });
   }
 
   /// vLLM keeps all experts of a layer if an entry holds the layer's name.
@@ -116,19 +124,24 @@ class Quantized {
     }
   }
 
-  /// The first that an entry matches, null for none. Entries without digits can't tell names that differ in numbers only.
+  /// The first that an entry matches, null for none. Entries without digits can't tell names that differ in numbers
+  /// only.
   const std::string* found(const Entry& entry) const {
-    const bool digits = std::any_of(entry.text().begin(), entry.text().end(), [](char c) { return c >= '0' && c <= '9'; });
+    const bool digits =
+        std::any_of(entry.text().begin(), entry.text().end(), [](char c) { return c >= '0' && c <= '9'; });
     if (!digits) {
-      const auto at = std::find_if(kinds_.begin(), kinds_.end(), [&](const auto& kind) { return entry.matches(kind.second); });
+      const auto at =
+          std::find_if(kinds_.begin(), kinds_.end(), [&](const auto& kind) { return entry.matches(kind.second); });
       return at == kinds_.end() ? nullptr : &at->second;
     }
     const auto at = std::find_if(names_.begin(), names_.end(), [&](const auto& name) { return entry.matches(name); });
     return at == names_.end() ? nullptr : &*at;
   }
   bool ends_with(const std::string& suffix, bool numbers_alike) const {
-    if (!numbers_alike) return std::any_of(names_.begin(), names_.end(), [&](const auto& name) { return ends_at_dot(name, suffix); });
-    return std::any_of(kinds_.begin(), kinds_.end(), [&](const auto& kind) { return ends_at_dot(kind.first, numbers_as_0(suffix)); });
+    if (!numbers_alike)
+      return std::any_of(names_.begin(), names_.end(), [&](const auto& name) { return ends_at_dot(name, suffix); });
+    return std::any_of(kinds_.begin(), kinds_.end(),
+                       [&](const auto& kind) { return ends_at_dot(kind.first, numbers_as_0(suffix)); });
   }
   /// Whether one stands below a part with that end.
   bool stands_below(const std::string& suffix, bool numbers_alike) const {
@@ -138,7 +151,9 @@ class Quantized {
     return std::any_of(kinds_.begin(), kinds_.end(), [&](const auto& kind) { return below(kind.first); });
   }
   bool holds_below(const std::string& part) const {
-    return std::any_of(kinds_.begin(), kinds_.end(), [&](const auto& kind) { return ("." + kind.first).find("." + part + ".") != std::string::npos; });
+    return std::any_of(kinds_.begin(), kinds_.end(), [&](const auto& kind) {
+      return ("." + kind.first).find("." + part + ".") != std::string::npos;
+    });
   }
 
  private:
@@ -146,7 +161,8 @@ class Quantized {
   std::map<std::string, std::string> kinds_;  // numbers as 0 -> one of them
 };
 
-/// Where a name is cut so that the prefix before it stays open: from its first numbered container on, else its last part.
+/// Where a name is cut so that the prefix before it stays open: from its first numbered container on, else its last
+/// part.
 std::size_t first_of_suffix(const std::vector<std::string>& parts) {
   for (std::size_t i = 1; i + 1 < parts.size(); ++i) {
     if (is_number(parts[i])) return i - 1;
@@ -160,8 +176,8 @@ std::string joined(const std::vector<std::string>& parts, std::size_t first) {
   return out;
 }
 
-/// "re:(.*\.)?layers\.\d+\.mlp\.gate$": the shortest end of a name that no quantized module shares, of all layers alike if that can be. Empty if
-/// the whole name is the end of another.
+/// "re:(.*\.)?layers\.\d+\.mlp\.gate$": the shortest end of a name that no quantized module shares, of all layers alike
+/// if that can be. Empty if the whole name is the end of another.
 std::string pattern_for(const std::string& name, const Quantized& quantized) {
   const auto parts = parts_of(name);
   for (const bool alike : {true, false}) {
@@ -169,15 +185,16 @@ std::string pattern_for(const std::string& name, const Quantized& quantized) {
       const std::string suffix = joined(parts, first);
       if (quantized.ends_with(suffix, alike)) continue;
       std::string text;
-      for (const auto& part : parts_of(suffix)) text += (text.empty() ? "" : "\\.") + (alike && is_number(part) ? std::string("\\d+") : escaped(part));
+      for (const auto& part : parts_of(suffix))
+        text += (text.empty() ? "" : "\\.") + (alike && is_number(part) ? std::string("\\d+") : escaped(part));
       return std::string(kPattern) + std::string(kAnyPrefix) + text + "$";
     }
   }
   return "";
 }
 
-/// "re:(.*\\.)?layers\\.\\d+\\.mlp\\.experts(\\..*)?$": the same for a mixture, which vLLM asks for by its expert 0 ("P.experts.0.gate_proj"). Empty if
-/// quantized modules stand below it.
+/// "re:(.*\\.)?layers\\.\\d+\\.mlp\\.experts(\\..*)?$": the same for a mixture, which vLLM asks for by its expert 0
+/// ("P.experts.0.gate_proj"). Empty if quantized modules stand below it.
 std::string experts_pattern(const std::string& mixture, const Quantized& quantized) {
   const auto parts = parts_of(mixture);
   for (const bool alike : {true, false}) {
@@ -185,7 +202,8 @@ std::string experts_pattern(const std::string& mixture, const Quantized& quantiz
       const std::string suffix = joined(parts, first);
       if (quantized.stands_below(suffix, alike)) continue;
       std::string text;
-      for (const auto& part : parts_of(suffix)) text += (text.empty() ? "" : "\\.") + (alike && is_number(part) ? std::string("\\d+") : escaped(part));
+      for (const auto& part : parts_of(suffix))
+        text += (text.empty() ? "" : "\\.") + (alike && is_number(part) ? std::string("\\d+") : escaped(part));
       return std::string(kPattern) + std::string(kAnyPrefix) + text + "(\\..*)?$";
     }
   }
@@ -193,7 +211,9 @@ std::string experts_pattern(const std::string& mixture, const Quantized& quantiz
 }
 
 /// "re:(.*\.)?visual\..*": whatever stands below a part.
-std::string below_entry(const std::string& part) { return std::string(kPattern) + std::string(kAnyPrefix) + escaped(part) + "\\..*"; }
+std::string below_entry(const std::string& part) {
+  return std::string(kPattern) + std::string(kAnyPrefix) + escaped(part) + "\\..*";
+}
 
 class List {
  public:
@@ -211,7 +231,8 @@ void add_patterns(const ConfigSpec& spec, const Quantized& quantized, List& list
   for (const auto& name : spec.names.built()) {
     const bool below = name.ends_with('.');
     if (!below) list.add(pattern_for(name, quantized));
-    if (below && !quantized.holds_below(name.substr(0, name.size() - 1))) list.add(below_entry(name.substr(0, name.size() - 1)));
+    if (below && !quantized.holds_below(name.substr(0, name.size() - 1)))
+      list.add(below_entry(name.substr(0, name.size() - 1)));
   }
   for (const auto& module : spec.kept_linears) {
     for (const auto& name : spec.names.names_on_load(module)) {
@@ -233,13 +254,16 @@ std::string exact_entry(CheckpointFormat format, const std::string& name) {
 
 }  // namespace
 
-bool entry_matches(CheckpointFormat format, const std::string& entry, const std::string& name) { return Entry(format, entry).matches(name); }
+bool entry_matches(CheckpointFormat format, const std::string& entry, const std::string& name) {
+  return Entry(format, entry).matches(name);
+}
 
 struct IgnoreList::Entries {
   std::vector<Entry> list;
 };
 
-IgnoreList::IgnoreList(CheckpointFormat format, const std::vector<std::string>& entries) : names_(entries.begin(), entries.end()) {
+IgnoreList::IgnoreList(CheckpointFormat format, const std::vector<std::string>& entries)
+    : names_(entries.begin(), entries.end()) {
   auto made = std::make_shared<Entries>();
   for (const auto& entry : entries) made->list.emplace_back(format, entry);
   entries_ = std::move(made);
@@ -248,7 +272,8 @@ IgnoreList::IgnoreList(CheckpointFormat format, const std::vector<std::string>& 
 const std::string* IgnoreList::entry_for(const std::string& name) const {
   if (const auto same = names_.find(name); same != names_.end()) return &*same;
   if (entries_ == nullptr) return nullptr;
-  const auto found = std::find_if(entries_->list.begin(), entries_->list.end(), [&](const Entry& entry) { return entry.matches(name); });
+  const auto found = std::find_if(entries_->list.begin(), entries_->list.end(),
+                                  [&](const Entry& entry) { return entry.matches(name); });
   return found == entries_->list.end() ? nullptr : &found->text();
 }
 
@@ -269,7 +294,8 @@ std::vector<std::string> ignore_entries(CheckpointFormat format, const ConfigSpe
   for (const auto& entry : spec.ignore) list.add(entry);
   for (const auto& entry : list.entries()) {
     if (const std::string* module = quantized.found(Entry(format, entry)); module != nullptr)
-      throw io::Error("the entry " + io::in_quotes(entry) + " of the list of modules in high precision would be taken for " + io::in_quotes(*module) +
+      throw io::Error("the entry " + io::in_quotes(entry) +
+                      " of the list of modules in high precision would be taken for " + io::in_quotes(*module) +
                       " too, which is in fp8: readers would use its codes as values");
   }
   return std::move(list.entries());

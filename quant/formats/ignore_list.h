@@ -1,16 +1,18 @@
 // SPDX-License-Identifier: Apache-2.0
-// What a config says of modules that stay in high precision: entries that the form's readers match with the modules they build. No torch here.
+// What a config says of modules that stay in high precision: entries that the form's readers match with the modules
+// they build. No torch here.
 //
 //   form                 entries                                  a reader takes a module as kept if
-//   compressed-tensors   names; "re:" and a regular expression    equal, or re.match: bound at the start, open at the end
+//   compressed-tensors   names; "re:" and a pattern               equal, or re.match: bound at the start, open at the end
 //   fp8, vLLM            names                                    equal; a layer of experts: its name is in an entry
-//   fp8, transformers    names                                    re.match up to a dot or the end, or the module's name ends with the entry
-//   modelopt             names, wildcards                         equal, fnmatch, or the entry is found anywhere in the name
+//   fp8, transformers    names                                    re.match up to a dot or the end; the entry ends the name
+//   modelopt             names, wildcards                         equal, fnmatch, or found anywhere in the name
 //   inc                  names, regular expressions               re.search
 //
-// Readers rename on load: files say vision_tower.x where the model has model.vision_tower.x. Names of modules that are not known to keep their
-// name are therefore written twice to compressed-tensors: as the file has them, and as a pattern that leaves the prefix open. Readers of the
-// other forms map names themselves, and INC's reader has none of its own.
+// Readers rename on load: files say vision_tower.x where the model has model.vision_tower.x. Names of modules that are
+// not known to keep their
+// name are therefore written twice to compressed-tensors: as the file has them, and as a pattern that leaves the prefix
+// open. Readers of the other forms map names themselves, and INC's reader has none of its own.
 #pragma once
 #include <memory>
 #include <set>
@@ -21,7 +23,8 @@
 
 namespace fp8::quant {
 
-/// The entries for the modules of spec.kept_linears, the mixtures of spec.kept_experts, and for spec.ignore. Throws io::Error if one matches a quantized module, naming both:
+/// The entries for the modules of spec.kept_linears, the mixtures of spec.kept_experts, and for spec.ignore. Throws
+/// io::Error if one matches a quantized module, naming both:
 /// readers would take its codes for values.
 std::vector<std::string> ignore_entries(CheckpointFormat format, const ConfigSpec& spec);
 

@@ -1,5 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
-// What the modules of a checkpoint are taken for: rows, evidence, names, sizes and places, and what the caller decides. Then whole checkpoints of
+// What the modules of a checkpoint are taken for: rows, evidence, names, sizes and places, and what the caller decides.
+// Then whole checkpoints of
 // families that nobody knows.
 #include "fp8/quant/checkpoint_modules.h"
 
@@ -71,7 +72,10 @@ TEST(CheckpointModules, NamesOfMostFamilies) {
 
 TEST(CheckpointModules, SizeSpeaksWithPlaceOnly) {
   Model m;
-  m.config = {{"model_type", "odd"}, {"vocab_size", 40}, {"max_position_embeddings", 32}, {"text_config", {{"type_vocab_size", 6}}}};
+  m.config = {{"model_type", "odd"},
+              {"vocab_size", 40},
+              {"max_position_embeddings", 32},
+              {"text_config", {{"type_vocab_size", 6}}}};
   m.weight("enc.words", {40, 16});
   m.weight("enc.places", {34, 16});  // two rows of padding
   m.weight("enc.kinds", {6, 16});
@@ -199,18 +203,25 @@ TEST(UnknownFamily, IsConvertedWithANotice) {
   const auto report = quantize_checkpoint(m.dir / "in", m.dir / "out", options);
   std::set<std::string> quantized;
   for (const auto& [name, scheme] : report.quantized) quantized.insert(name);
-  EXPECT_EQ(quantized, (std::set<std::string>{"core.strata.0.mix.alpha", "core.strata.0.mix.beta", "core.strata.1.mix.alpha", "core.strata.1.mix.beta"}));
-  EXPECT_THAT(report.warnings, Contains(::testing::AllOf(HasSubstr("unknown family \"zorp\": these 4 weights were taken for Linear"), HasSubstr("core.strata.*.mix.alpha"),
-                                                         HasSubstr("these 3 were not"), HasSubstr("vision_tower.lens.*.fold"))));
+  EXPECT_EQ(quantized, (std::set<std::string>{"core.strata.0.mix.alpha", "core.strata.0.mix.beta",
+                                              "core.strata.1.mix.alpha", "core.strata.1.mix.beta"}));
+  EXPECT_THAT(report.warnings,
+              Contains(::testing::AllOf(HasSubstr("unknown family \"zorp\": these 4 weights were taken for Linear"),
+                                        HasSubstr("core.strata.*.mix.alpha"), HasSubstr("these 3 were not"),
+                                        HasSubstr("vision_tower.lens.*.fold"))));
   EXPECT_THAT(report.guesses, Contains(Pair("core.strata.*.mix.alpha", "Linear")));
   EXPECT_THAT(report.guesses, Contains(Pair("core.symbol_table", HasSubstr("vocab_size"))));
-  for (const auto& name : {"core.symbol_table", "core.ring_positions", "vision_tower.lens.0.fold"}) EXPECT_THAT(ignore_of(m), Contains(name));
+  for (const auto& name : {"core.symbol_table", "core.ring_positions", "vision_tower.lens.0.fold"})
+    EXPECT_THAT(ignore_of(m), Contains(name));
   for (const auto& name : quantized) {
-    const at::Tensor scale = test::read_tensor(m.dir / "out", name + ".weight_scale"), codes = test::read_tensor(m.dir / "out", name + ".weight").view(at::kFloat8_e4m3fn);
-    const at::Tensor value = codes.to(at::kFloat) * scale, source = test::find(m.tensors, name + ".weight").to(at::kFloat);
+    const at::Tensor scale = test::read_tensor(m.dir / "out", name + ".weight_scale"),
+                     codes = test::read_tensor(m.dir / "out", name + ".weight").view(at::kFloat8_e4m3fn);
+    const at::Tensor value = codes.to(at::kFloat) * scale,
+                     source = test::find(m.tensors, name + ".weight").to(at::kFloat);
     EXPECT_TRUE(value.isfinite().all().item<bool>());
     EXPECT_LT((value - source).norm().item<float>() / source.norm().item<float>(), 0.04f) << name;  // E4M3 keeps 4 bits
-    for (const auto& entry : ignore_of(m)) EXPECT_FALSE(entry_matches(CheckpointFormat::compressed_tensors, entry, name)) << entry;
+    for (const auto& entry : ignore_of(m))
+      EXPECT_FALSE(entry_matches(CheckpointFormat::compressed_tensors, entry, name)) << entry;
   }
 }
 
@@ -225,12 +236,14 @@ TEST(UnknownFamily, OptionsDecide) {
   const auto report = quantize_checkpoint(m.dir / "in", m.dir / "out", options);
   std::set<std::string> quantized;
   for (const auto& [name, scheme] : report.quantized) quantized.insert(name);
-  EXPECT_EQ(quantized, (std::set<std::string>{"core.symbol_table", "core.strata.0.mix.alpha", "core.strata.1.mix.alpha", "vision_tower.lens.0.fold"}));
+  EXPECT_EQ(quantized, (std::set<std::string>{"core.symbol_table", "core.strata.0.mix.alpha", "core.strata.1.mix.alpha",
+                                              "vision_tower.lens.0.fold"}));
   EXPECT_THAT(ignore_of(m), Contains("re:.*somewhere_else$"));
   EXPECT_THAT(ignore_of(m), Contains("core.strata.0.mix.beta"));
   options.ignore = {"re:.*alpha"};
   options.overwrite = true;
-  EXPECT_TRUE(test::throws_with({"re:.*alpha", "core.strata."}, [&] { quantize_checkpoint(m.dir / "in", m.dir / "out", options); }));
+  EXPECT_TRUE(test::throws_with({"re:.*alpha", "core.strata."},
+                                [&] { quantize_checkpoint(m.dir / "in", m.dir / "out", options); }));
 }
 
 TEST(Groups, AllInFp8OrNone) {
@@ -261,7 +274,8 @@ TEST(Refusals, SayTheRightReason) {
   m.weight("transformer.h.0.attn.c_attn", {16, 48});
   m.weight("transformer.h.0.attn.c_proj", {16, 16});
   m.write();
-  EXPECT_TRUE(test::throws_with({"Conv1D", "transposed", "c_attn"}, [&] { quantize_checkpoint(m.dir / "in", m.dir / "out", {}); }));
+  EXPECT_TRUE(test::throws_with({"Conv1D", "transposed", "c_attn"},
+                                [&] { quantize_checkpoint(m.dir / "in", m.dir / "out", {}); }));
   Model tied;
   tied.config = {{"model_type", "bloom"}};
   tied.weight("transformer.word_embeddings", {32, 16});
@@ -269,7 +283,8 @@ TEST(Refusals, SayTheRightReason) {
   tied.write();
   CheckpointOptions options;
   options.plan.include = {"lm_head"};
-  EXPECT_TRUE(test::throws_with({"lm_head", "transformer.word_embeddings"}, [&] { quantize_checkpoint(tied.dir / "in", tied.dir / "out", options); }));
+  EXPECT_TRUE(test::throws_with({"lm_head", "transformer.word_embeddings"},
+                                [&] { quantize_checkpoint(tied.dir / "in", tied.dir / "out", options); }));
   options.plan.include.clear();
   quantize_checkpoint(tied.dir / "in", tied.dir / "out", options);
   EXPECT_THAT(ignore_of(tied), Contains("lm_head"));

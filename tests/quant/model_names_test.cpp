@@ -10,11 +10,11 @@
 namespace fp8::quant {
 namespace {
 
+using io::Json;
 using ::testing::Contains;
 using ::testing::ElementsAre;
 using ::testing::IsEmpty;
 using ::testing::Pair;
-using io::Json;
 
 ModelNames names_of(const char* type) { return ModelNames(Json{{"model_type", type}}); }
 
@@ -65,12 +65,15 @@ TEST(ModelFamilies, EachTypeHasOneRow) {
 }
 
 TEST(ModelNames, PartsHaveTheirOwnRows) {
-  const ModelNames names(Json{{"model_type", "some_vl"}, {"text_config", {{"model_type", "mixtral"}}}, {"vision_config", {{"model_type", "dinov2"}}}});
+  const ModelNames names(Json{{"model_type", "some_vl"},
+                              {"text_config", {{"model_type", "mixtral"}}},
+                              {"vision_config", {{"model_type", "dinov2"}}}});
   EXPECT_EQ(names.model_type(), "some_vl");
   EXPECT_FALSE(names.known());
   EXPECT_EQ(names.rows().size(), 2u);
   EXPECT_EQ(names.parts_on_load("vision_tower.layer.0.mlp.weights_in"), std::pair(std::int64_t{2}, true));
-  EXPECT_THAT(names.names_on_load("model.layers.0.block_sparse_moe.gate"), ElementsAre("model.layers.0.block_sparse_moe.gate", "model.layers.0.mlp.gate"));
+  EXPECT_THAT(names.names_on_load("model.layers.0.block_sparse_moe.gate"),
+              ElementsAre("model.layers.0.block_sparse_moe.gate", "model.layers.0.mlp.gate"));
   EXPECT_FALSE(ModelNames(Json(3)).known());
   EXPECT_FALSE(ModelNames(Json{{"model_type", 3}}).known());
 }
@@ -79,15 +82,20 @@ TEST(ModelNames, PartsHaveTheirOwnRows) {
 TEST(ModelNames, ReadersRename) {
   EXPECT_THAT(names_of("llama").names_on_load("lm_head"), ElementsAre("lm_head"));
   EXPECT_THAT(names_of("gpt_neox").names_on_load("embed_out"), ElementsAre("embed_out", "lm_head"));
-  EXPECT_THAT(names_of("phimoe").names_on_load("model.layers.3.block_sparse_moe.gate"), Contains("model.layers.3.mlp.router"));
-  EXPECT_THAT(names_of("phimoe").names_on_load("model.layers.3.block_sparse_moe.experts.0.w1"), Contains("model.layers.3.mlp.experts.0.w1"));
-  EXPECT_THAT(names_of("granitemoe").names_on_load("model.layers.0.block_sparse_moe.router.layer"), Contains("model.layers.0.block_sparse_moe.router"));
+  EXPECT_THAT(names_of("phimoe").names_on_load("model.layers.3.block_sparse_moe.gate"),
+              Contains("model.layers.3.mlp.router"));
+  EXPECT_THAT(names_of("phimoe").names_on_load("model.layers.3.block_sparse_moe.experts.0.w1"),
+              Contains("model.layers.3.mlp.experts.0.w1"));
+  EXPECT_THAT(names_of("granitemoe").names_on_load("model.layers.0.block_sparse_moe.router.layer"),
+              Contains("model.layers.0.block_sparse_moe.router"));
 }
 
 TEST(ModelNames, ReadersSplit) {
-  EXPECT_THAT(names_of("dinov2").names_on_load("encoder.layer.0.mlp.weights_in"),
-              ElementsAre("encoder.layer.0.mlp.weights_in", "encoder.layer.0.mlp.gate_proj", "encoder.layer.0.mlp.up_proj"));
-  EXPECT_THAT(names_of("gte").names_on_load("new.encoder.layer.0.attention.qkv_proj"), Contains("new.layers.0.self_attn.k_proj"));
+  EXPECT_THAT(
+      names_of("dinov2").names_on_load("encoder.layer.0.mlp.weights_in"),
+      ElementsAre("encoder.layer.0.mlp.weights_in", "encoder.layer.0.mlp.gate_proj", "encoder.layer.0.mlp.up_proj"));
+  EXPECT_THAT(names_of("gte").names_on_load("new.encoder.layer.0.attention.qkv_proj"),
+              Contains("new.layers.0.self_attn.k_proj"));
 }
 
 // transformers 5.23, _tied_weights_keys
@@ -117,7 +125,8 @@ TEST(ModelNames, ProductsOfEngines) {
   EXPECT_EQ(names.product_group_of(attn + "q_b_proj"), "");
   EXPECT_EQ(names.product_group_of("model.layers.3.mlp.experts.0.gate_proj"), "model.layers.3.mlp.experts");
   EXPECT_EQ(names.product_group_of("model.layers.3.mlp.experts.255.down_proj"), "model.layers.3.mlp.experts");
-  EXPECT_NE(names.product_group_of("model.layers.4.mlp.experts.0.up_proj"), names.product_group_of("model.layers.3.mlp.experts.0.up_proj"));
+  EXPECT_NE(names.product_group_of("model.layers.4.mlp.experts.0.up_proj"),
+            names.product_group_of("model.layers.3.mlp.experts.0.up_proj"));
   EXPECT_EQ(names.product_group_of("model.layers.3.mlp.experts.gate_up_proj"), "");
   EXPECT_EQ(fuse_group_of(attn + "v_proj"), attn + "q_proj");
   EXPECT_EQ(fuse_group_of("x.w3"), "x.w1");
@@ -128,7 +137,8 @@ TEST(ModelNames, ProductsOfEngines) {
 }
 
 TEST(ModelNames, HalvedGroups) {
-  const auto halved = halved_groups(names_of("llama"), {"a.q_proj", "a.k_proj", "a.o_proj", "b.q_proj"}, {"a.v_proj", "lm_head"});
+  const auto halved =
+      halved_groups(names_of("llama"), {"a.q_proj", "a.k_proj", "a.o_proj", "b.q_proj"}, {"a.v_proj", "lm_head"});
   EXPECT_THAT(halved, ::testing::UnorderedElementsAre(Pair("a.q_proj", "a.v_proj"), Pair("a.k_proj", "a.v_proj")));
   EXPECT_THAT(halved_groups(names_of("llama"), {"a.q_proj"}, {}), IsEmpty());
 }

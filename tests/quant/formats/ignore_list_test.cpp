@@ -41,7 +41,8 @@ TEST(IgnoreEntries, Fp8) {
   EXPECT_TRUE(entry_matches(kFp8, "fc1", "model.decoder.layers.23.fc1"));
   EXPECT_TRUE(entry_matches(kFp8, "head", "lm_head"));  // any end of the name
   EXPECT_TRUE(entry_matches(kFp8, "a.b", "a_b"));       // a dot is any character
-  EXPECT_TRUE(entry_matches(kFp8, "model.layers.0.mlp.experts.3.down_proj", "model.layers.0.mlp.experts.5.up_proj"));  // one layer of experts
+  // one layer of experts
+  EXPECT_TRUE(entry_matches(kFp8, "model.layers.0.mlp.experts.3.down_proj", "model.layers.0.mlp.experts.5.up_proj"));
   EXPECT_FALSE(entry_matches(kFp8, "model.layers.0.mlp.experts.3.down_proj", "model.layers.1.mlp.experts.3.down_proj"));
 }
 
@@ -69,35 +70,48 @@ ConfigSpec spec_of(const char* type, std::vector<std::string> quantized, std::ve
 
 TEST(IgnoreList, NamesOnlyWhereReadersKeepThem) {
   const auto spec = spec_of("llama", {"model.layers.0.mlp.up_proj"}, {"lm_head"});
-  for (const auto form : {kTensors, kFp8, kModelOpt, kInc, CheckpointFormat::inc_vllm}) EXPECT_THAT(ignore_entries(form, spec), ElementsAre("lm_head"));
+  for (const auto form : {kTensors, kFp8, kModelOpt, kInc, CheckpointFormat::inc_vllm})
+    EXPECT_THAT(ignore_entries(form, spec), ElementsAre("lm_head"));
 }
 
 /// Every name that a reader may give the kept modules is matched, and none of the quantized.
 TEST(IgnoreList, PrefixesThatReadersAddAndDrop) {
-  const std::vector<std::string> quantized = {"language_model.model.layers.0.self_attn.q_proj", "language_model.model.layers.1.mlp.fc1"};
+  const std::vector<std::string> quantized = {"language_model.model.layers.0.self_attn.q_proj",
+                                              "language_model.model.layers.1.mlp.fc1"};
   const auto spec = spec_of("llava", quantized,
-                            {"language_model.lm_head", "vision_tower.vision_model.encoder.layers.0.self_attn.q_proj", "multi_modal_projector.linear_1"});
+                            {"language_model.lm_head", "vision_tower.vision_model.encoder.layers.0.self_attn.q_proj",
+                             "multi_modal_projector.linear_1"});
   const auto entries = ignore_entries(kTensors, spec);
   const auto ignored = [&](const std::string& name) {
-    return std::any_of(entries.begin(), entries.end(), [&](const auto& entry) { return entry_matches(kTensors, entry, name); });
+    return std::any_of(entries.begin(), entries.end(),
+                       [&](const auto& entry) { return entry_matches(kTensors, entry, name); });
   };
-  for (const char* name : {"language_model.lm_head", "lm_head", "vision_tower.vision_model.encoder.layers.0.self_attn.q_proj",
-                           "model.vision_tower.encoder.layers.7.self_attn.q_proj", "model.multi_modal_projector.linear_1", "model.multi_modal_projector.linear_2"})
+  for (const char* name :
+       {"language_model.lm_head", "lm_head", "vision_tower.vision_model.encoder.layers.0.self_attn.q_proj",
+        "model.vision_tower.encoder.layers.7.self_attn.q_proj", "model.multi_modal_projector.linear_1",
+        "model.multi_modal_projector.linear_2"})
     EXPECT_TRUE(ignored(name)) << name;
-  for (const char* name : {"model.language_model.layers.0.self_attn.q_proj", "model.language_model.layers.1.mlp.fc1"}) EXPECT_FALSE(ignored(name)) << name;
-  EXPECT_THAT(ignore_entries(kFp8, spec), ElementsAre("language_model.lm_head", "vision_tower.vision_model.encoder.layers.0.self_attn.q_proj",
-                                                      "multi_modal_projector.linear_1"));  // its readers map names
+  for (const char* name : {"model.language_model.layers.0.self_attn.q_proj", "model.language_model.layers.1.mlp.fc1"})
+    EXPECT_FALSE(ignored(name)) << name;
+  EXPECT_THAT(ignore_entries(kFp8, spec),
+              ElementsAre("language_model.lm_head", "vision_tower.vision_model.encoder.layers.0.self_attn.q_proj",
+                          "multi_modal_projector.linear_1"));  // its readers map names
 }
 
 TEST(IgnoreList, PatternsOfAllLayersOrOfOne) {
-  auto spec = spec_of("mixtral", {"model.layers.0.block_sparse_moe.experts.0.w1"}, {"model.layers.0.block_sparse_moe.gate", "model.layers.1.block_sparse_moe.gate"});
-  EXPECT_THAT(ignore_entries(kTensors, spec), ElementsAre("model.layers.0.block_sparse_moe.gate", "model.layers.1.block_sparse_moe.gate",
-                                                          "re:(.*\\.)?layers\\.\\d+\\.block_sparse_moe\\.gate$", "re:(.*\\.)?layers\\.\\d+\\.mlp\\.gate$"));
+  auto spec = spec_of("mixtral", {"model.layers.0.block_sparse_moe.experts.0.w1"},
+                      {"model.layers.0.block_sparse_moe.gate", "model.layers.1.block_sparse_moe.gate"});
+  EXPECT_THAT(
+      ignore_entries(kTensors, spec),
+      ElementsAre("model.layers.0.block_sparse_moe.gate", "model.layers.1.block_sparse_moe.gate",
+                  "re:(.*\\.)?layers\\.\\d+\\.block_sparse_moe\\.gate$", "re:(.*\\.)?layers\\.\\d+\\.mlp\\.gate$"));
   spec = spec_of("unheard of", {"a.layers.0.up"}, {"a.layers.1.up", "fc"});
-  EXPECT_THAT(ignore_entries(kTensors, spec), ElementsAre("a.layers.1.up", "fc", "re:(.*\\.)?layers\\.1\\.up$", "re:(.*\\.)?fc$"));
+  EXPECT_THAT(ignore_entries(kTensors, spec),
+              ElementsAre("a.layers.1.up", "fc", "re:(.*\\.)?layers\\.1\\.up$", "re:(.*\\.)?fc$"));
   spec = spec_of("unheard of", {"b.layers.1.up"}, {"a.layers.1.up"});  // told apart by what stands before
   EXPECT_THAT(ignore_entries(kTensors, spec), ElementsAre("a.layers.1.up", "re:(.*\\.)?a\\.layers\\.\\d+\\.up$"));
-  spec = spec_of("unheard of", {"text.proj", "visual.blocks.0.qkv"}, {"visual.blocks.1.qkv"});  // a part of the tower is quantized
+  // a part of the tower is quantized
+  spec = spec_of("unheard of", {"text.proj", "visual.blocks.0.qkv"}, {"visual.blocks.1.qkv"});
   EXPECT_THAT(ignore_entries(kTensors, spec), Not(Contains(HasSubstr("visual\\..*"))));
 }
 
@@ -111,7 +125,8 @@ TEST(IgnoreList, WhatWouldMatchMoreIsWrittenNarrower) {
 TEST(IgnoreList, NoEntryMatchesAQuantizedModule) {
   auto spec = spec_of("llava", {"lm_head", "model.layers.0.mlp.up_proj"}, {});
   spec.ignore = {"re:.*lm_head"};
-  EXPECT_TRUE(test::throws_with({"re:.*lm_head", "\"lm_head\"", "codes as values"}, [&] { ignore_entries(kTensors, spec); }));
+  EXPECT_TRUE(
+      test::throws_with({"re:.*lm_head", "\"lm_head\"", "codes as values"}, [&] { ignore_entries(kTensors, spec); }));
   spec = spec_of("gpt_neox", {"embed_out"}, {});  // by the name that transformers gives it
   spec.ignore = {"lm_head"};
   EXPECT_TRUE(test::throws_with({"lm_head"}, [&] { ignore_entries(kTensors, spec); }));
