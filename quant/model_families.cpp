@@ -36,7 +36,7 @@ const std::vector<Family>& rows() {
       {.model_types = "granitemoe granitemoeshared granitemoehybrid granitemoe_swa", .renamed = "router.layer>router"},
       {.model_types = "hunyuan_v1_moe", .routers = "gate.wg", .renamed = "gate.wg>gate"},
       {.model_types = "hy_v3", .renamed = "router.gate>gate shared_mlp>shared_experts"},
-      {.model_types = "hy_v4", .renamed = "linear_gate>gate_proj"},
+      {.model_types = "hy_v4", .others = "indexer.weights_proj", .renamed = "linear_gate>gate_proj"},
       {.model_types = "laguna", .renamed = "shared_expert>shared_experts"},
       {.model_types = "axk2", .renamed = "W_down>fc1 W_up>fc2 q_b_proj>q_gate_proj"},
       {.model_types = "lfm3", .renamed = "gate_proj>g_proj"},
