@@ -25,7 +25,8 @@ std::string shape_text(const std::vector<std::int64_t>& shape) {
   return text + "]";
 }
 
-/// What stands before `end` ("experts.down_proj") in a tensor's name, with its dot; nothing if the name has another end.
+/// What stands before `end` ("experts.down_proj") in a tensor's name, with its dot; nothing if the name has another
+/// end.
 std::optional<std::string> before(const std::string& tensor, std::string_view end) {
   const std::string stem = stem_of(tensor);
   if (end.empty() || !stem.ends_with(end)) return std::nullopt;
@@ -37,13 +38,14 @@ std::optional<std::string> before(const std::string& tensor, std::string_view en
 /// The tensor `name` or `name`.weight; empty if there is none of three dimensions in floating point.
 std::string stack_called(const io::Checkpoint& source, const std::string& name) {
   for (const std::string& tensor : {name, name + std::string(kWeight)}) {
-    if (source.contains(tensor) && source.info(tensor).shape.size() == 3 && is_float(source.info(tensor).dtype)) return tensor;
+    if (source.contains(tensor) && source.info(tensor).shape.size() == 3 && is_float(source.info(tensor).dtype))
+      return tensor;
   }
   return "";
 }
 
-/// The mixture that a stack belongs to: as its family calls it, else through the part of its name that ends in "experts". Empty if the name is
-/// no stack's.
+/// The mixture that a stack belongs to: as its family calls it, else through the part of its name that ends in
+/// "experts". Empty if the name is no stack's.
 std::string mixture_of(const std::string& tensor, const ExpertFamily* family) {
   for (std::size_t i = 0; family != nullptr && i < family->spellings.size(); ++i) {
     const auto& s = family->spellings[i];
@@ -54,38 +56,55 @@ std::string mixture_of(const std::string& tensor, const ExpertFamily* family) {
   if (tensor.find("expert") == std::string::npos) return "";
   const auto at = tensor.find("experts.");
   if (at == std::string::npos) return tensor.substr(0, tensor.rfind('.'));
-  const char next = at + 8 < tensor.size() ? tensor[at + 8] : '0';  // a number: what belongs to a single expert, its scales among others
+  const char next = at + 8 < tensor.size() ? tensor[at + 8]
+                                           : '0';  // a number: what belongs to a single expert, its scales among others
   return next >= '0' && next <= '9' ? "" : tensor.substr(0, at + 7);
 }
 
 [[noreturn]] void refuse(const io::Checkpoint& source, const io::TensorInfo& tensor, const std::string& problem) {
-  throw io::Error(source.folder().string() + ": " + io::printable(tensor.name) + ": shape " + shape_text(tensor.shape) + ": " + problem +
-                  configs::option_name("", " (--experts keep leaves stacked experts as they are)"));
+  throw io::Error(source.folder().string() + ": " + io::printable(tensor.name) + ": shape " + shape_text(tensor.shape) +
+                  ": " + problem + configs::option_name("", " (--experts keep leaves stacked experts as they are)"));
 }
 
 /// The axes of a stack of gate with up (fused), or of one of them, as the family has them and the stack of down agrees.
-ExpertAxes axes_of(const io::Checkpoint& source, const io::TensorInfo& up, const io::TensorInfo& down, bool fused, ExpertAxes wanted) {
+ExpertAxes axes_of(const io::Checkpoint& source, const io::TensorInfo& up, const io::TensorInfo& down, bool fused,
+                   ExpertAxes wanted) {
   for (const auto* stack : {&up, &down}) {
     const auto& sizes = stack->shape;
-    if (std::find(sizes.begin(), sizes.end(), 0) != sizes.end()) refuse(source, *stack, "expected experts with values, [E, rows, columns]");
+    if (std::find(sizes.begin(), sizes.end(), 0) != sizes.end())
+      refuse(source, *stack, "expected experts with values, [E, rows, columns]");
   }
-  if (up.shape[0] != down.shape[0]) refuse(source, down, "expected as many experts as in " + up.name + ", " + std::to_string(up.shape[0]));
-  const auto out = [](const io::TensorInfo& t, ExpertAxes axes) { return axes == ExpertAxes::in_out ? t.shape[2] : t.shape[1]; };
-  const auto in = [](const io::TensorInfo& t, ExpertAxes axes) { return axes == ExpertAxes::in_out ? t.shape[1] : t.shape[2]; };
-  const auto fit = [&](ExpertAxes axes) { return out(up, axes) == (fused ? 2 : 1) * in(down, axes) && in(up, axes) == out(down, axes); };
+  if (up.shape[0] != down.shape[0])
+    refuse(source, down, "expected as many experts as in " + up.name + ", " + std::to_string(up.shape[0]));
+  const auto out = [](const io::TensorInfo& t, ExpertAxes axes) {
+    return axes == ExpertAxes::in_out ? t.shape[2] : t.shape[1];
+  };
+  const auto in = [](const io::TensorInfo& t, ExpertAxes axes) {
+    return axes == ExpertAxes::in_out ? t.shape[1] : t.shape[2];
+  };
+  const auto fit = [&](ExpertAxes axes) {
+    return out(up, axes) == (fused ? 2 : 1) * in(down, axes) && in(up, axes) == out(down, axes);
+  };
   const bool upright = fit(ExpertAxes::out_in), transposed = fit(ExpertAxes::in_out);  // of fused ones never both
-  if (wanted == ExpertAxes::by_shapes && upright != transposed) return upright ? ExpertAxes::out_in : ExpertAxes::in_out;
+  if (wanted == ExpertAxes::by_shapes && upright != transposed)
+    return upright ? ExpertAxes::out_in : ExpertAxes::in_out;
   if (wanted == ExpertAxes::out_in ? upright : wanted == ExpertAxes::in_out && transposed) return wanted;
-  if (fused && out(up, wanted) % 2 != 0) refuse(source, up, "expected gate and up of one size, found " + std::to_string(out(up, wanted)) + " rows of both");
+  if (fused && out(up, wanted) % 2 != 0)
+    refuse(source, up, "expected gate and up of one size, found " + std::to_string(out(up, wanted)) + " rows of both");
   const std::string rows = fused ? "2 I" : "I";
-  refuse(source, up, "expected " + (wanted == ExpertAxes::in_out ? "[E, H, " + rows + "] beside [E, I, H]" : "[E, " + rows + ", H] beside [E, H, I]") +
-                         ", found " + shape_text(down.shape) + " in " + down.name);
+  refuse(source, up,
+         "expected " +
+             (wanted == ExpertAxes::in_out ? "[E, H, " + rows + "] beside [E, I, H]"
+                                           : "[E, " + rows + ", H] beside [E, H, I]") +
+             ", found " + shape_text(down.shape) + " in " + down.name);
 }
 
 /// One expert's part of a stack. parts: of the output rows, 2 where gate and up share it; part: which.
-WeightSlice part_of(const io::TensorInfo& stack, ExpertAxes axes, GateUp order, std::int64_t expert, std::int64_t parts, std::int64_t part) {
+WeightSlice part_of(const io::TensorInfo& stack, ExpertAxes axes, GateUp order, std::int64_t expert, std::int64_t parts,
+                    std::int64_t part) {
   const bool upright = axes == ExpertAxes::out_in, by_turns = parts > 1 && order == GateUp::interleaved;
-  const std::int64_t all_rows = upright ? stack.shape[1] : stack.shape[2], cols = upright ? stack.shape[2] : stack.shape[1];
+  const std::int64_t all_rows = upright ? stack.shape[1] : stack.shape[2],
+                     cols = upright ? stack.shape[2] : stack.shape[1];
   const std::int64_t rows = all_rows / parts, row = upright ? cols : 1;  // row: from one output row to the next
   WeightSlice s;
   s.tensor = stack.name;
@@ -100,7 +119,8 @@ WeightSlice part_of(const io::TensorInfo& stack, ExpertAxes axes, GateUp order, 
 
 }  // namespace
 
-StackedExperts::StackedExperts(const io::Checkpoint& source, const io::Json& config, ExpertForm form, const std::map<std::string, std::string>& keep) {
+StackedExperts::StackedExperts(const io::Checkpoint& source, const io::Json& config, ExpertForm form,
+                               const std::map<std::string, std::string>& keep) {
   const ExpertFamily* family = expert_family(config);
   const bool by_family = family != nullptr && !family->keep.empty();  // keeps them
   const bool cast = form == ExpertForm::each && !by_family;
@@ -111,9 +131,11 @@ StackedExperts::StackedExperts(const io::Checkpoint& source, const io::Json& con
   for (std::size_t i = 0; i < mixtures_.size(); ++i) {
     auto& m = mixtures_[i];
     if (i >= described) {
-      m.kept = form == ExpertForm::keep ? "stacked experts, kept by " + configs::option_name("'experts'", "--experts keep")
-               : by_family              ? std::string(family->keep)
-                                        : "experts stacked in one tensor, and how is not known of this model_type: readers of this form take one weight per expert";
+      m.kept = form == ExpertForm::keep
+                   ? "stacked experts, kept by " + configs::option_name("'experts'", "--experts keep")
+               : by_family ? std::string(family->keep)
+                           : "experts stacked in one tensor, and how is not known of this model_type: readers of this "
+                             "form take one weight per expert";
       if (cast && unknown_++ == 0) first_unknown_ = m.tensors.front();
     }
     for (const auto& tensor : m.tensors) {
@@ -126,7 +148,8 @@ StackedExperts::StackedExperts(const io::Checkpoint& source, const io::Json& con
 void StackedExperts::find_family_stacks(const io::Checkpoint& source, const ExpertFamily& family) {
   for (const auto& tensor : source.names()) {
     for (const auto& spelling : family.spellings) {
-      if (before(tensor, spelling.down).has_value() && !is_stack(tensor) && add_mixture(source, spelling, tensor)) break;
+      if (before(tensor, spelling.down).has_value() && !is_stack(tensor) && add_mixture(source, spelling, tensor))
+        break;
     }
   }
 }
@@ -145,7 +168,8 @@ bool StackedExperts::add_mixture(const io::Checkpoint& source, const ExpertSpell
   };
   if (!add(s.gate_up, {s.gate_proj, s.up_proj}) || !add(s.gate, {s.gate_proj}) || !add(s.up, {s.up_proj})) return false;
   ExpertAxes axes = s.axes;
-  for (const auto& up : m.tensors) axes = axes_of(source, source.info(up), source.info(down), !s.gate_up.empty(), s.axes);
+  for (const auto& up : m.tensors)
+    axes = axes_of(source, source.info(up), source.info(down), !s.gate_up.empty(), s.axes);
   add(s.down, {s.down_proj});
   const std::string written = written_below(below, s) + std::string(s.experts) + ".";
   for (std::size_t t = 0; t < m.tensors.size(); ++t) {
@@ -153,8 +177,10 @@ bool StackedExperts::add_mixture(const io::Checkpoint& source, const ExpertSpell
     const auto parts = static_cast<std::int64_t>(projections[t].size());
     m.modules.emplace_back();
     for (std::int64_t i = 0; i < stack.shape[0] * parts; ++i) {
-      const std::string name = written + std::to_string(i / parts) + "." + std::string(projections[t][static_cast<std::size_t>(i % parts)]);
-      if (source.contains(name + ".weight")) refuse(source, stack, "stacks a weight that " + name + ".weight holds too");
+      const std::string name =
+          written + std::to_string(i / parts) + "." + std::string(projections[t][static_cast<std::size_t>(i % parts)]);
+      if (source.contains(name + ".weight"))
+        refuse(source, stack, "stacks a weight that " + name + ".weight holds too");
       m.modules.back().push_back(modules_.size());
       by_module_.emplace(name, modules_.size());
       modules_.push_back({name, part_of(stack, axes, s.order, i / parts, parts, i % parts), mixtures_.size()});
@@ -175,12 +201,14 @@ std::string StackedExperts::written_below(const std::string& below, const Expert
   return written;
 }
 
-/// Those that no spelling describes, or that are to stay: tensors of three dimensions, and matrices that are no module's weight.
+/// Those that no spelling describes, or that are to stay: tensors of three dimensions, and matrices that are no
+/// module's weight.
 void StackedExperts::find_other_stacks(const io::Checkpoint& source, const ExpertFamily* family) {
   std::map<std::string, std::size_t> by_name;
   for (const auto& tensor : source.names()) {
     const auto& info = source.info(tensor);
-    const bool matrix = info.shape.size() == 2 && tensor.find("experts.") != std::string::npos && !tensor.ends_with(kWeight);
+    const bool matrix =
+        info.shape.size() == 2 && tensor.find("experts.") != std::string::npos && !tensor.ends_with(kWeight);
     if (!is_float(info.dtype) || is_stack(tensor) || !(info.shape.size() == 3 || matrix)) continue;
     const std::string name = mixture_of(tensor, family);
     if (name.empty()) continue;
@@ -209,7 +237,8 @@ std::vector<std::string> StackedExperts::modules_of(const std::string& tensor) c
   std::vector<std::string> names;
   const auto found = by_tensor_.find(tensor);
   if (found == by_tensor_.end() || !mixtures_[found->second.first].kept.empty()) return names;
-  for (const std::size_t i : mixtures_[found->second.first].modules[found->second.second]) names.push_back(modules_[i].name);
+  for (const std::size_t i : mixtures_[found->second.first].modules[found->second.second])
+    names.push_back(modules_[i].name);
   return names;
 }
 
@@ -239,7 +268,8 @@ void StackedExperts::settle(Plan& plan) {
   };
   std::unordered_set<std::string> stems;
   for (const auto& [tensor, place] : by_tensor_) stems.insert(stem_of(tensor));
-  std::erase_if(plan.modules, [&](const PlannedModule& m) { return stays(m.info.name) || stems.count(m.info.name) != 0; });
+  std::erase_if(plan.modules,
+                [&](const PlannedModule& m) { return stays(m.info.name) || stems.count(m.info.name) != 0; });
   std::erase_if(plan.skipped, [&](const SkippedModule& s) { return stays(s.name) || stems.count(s.name) != 0; });
   for (const auto& m : mixtures_) {
     for (const auto& tensor : m.tensors) {
@@ -249,7 +279,8 @@ void StackedExperts::settle(Plan& plan) {
 }
 
 /// Empty where all of its modules are planned.
-std::string StackedExperts::reason_to_keep(const StackedMixture& mixture, const std::unordered_set<std::string>& planned,
+std::string StackedExperts::reason_to_keep(const StackedMixture& mixture,
+                                           const std::unordered_set<std::string>& planned,
                                            const std::unordered_map<std::string, std::string>& skipped) const {
   std::string missing;
   bool any = false;
@@ -278,8 +309,9 @@ std::vector<std::string> StackedExperts::notices() const {
   std::vector<std::string> lines;
   if (!note_.empty()) lines.push_back("stacked experts are written one by one: " + note_);
   if (unknown_ > 0) {
-    lines.push_back("stacked experts: the table of families has no row for those of this model_type, " + std::to_string(unknown_) +
-                    " mixtures stay in high precision (the first tensor is '" + first_unknown_ + "')");
+    lines.push_back("stacked experts: the table of families has no row for those of this model_type, " +
+                    std::to_string(unknown_) + " mixtures stay in high precision (the first tensor is '" +
+                    first_unknown_ + "')");
   }
   return lines;
 }

@@ -1,12 +1,13 @@
 // SPDX-License-Identifier: Apache-2.0
-// Experts of a mixture that a checkpoint stacks in one tensor: which tensors these are, and which modules, one per expert and projection, they
-// become. Readers of fp8 take one weight with its scale per expert.
+// Experts of a mixture that a checkpoint stacks in one tensor: which tensors these are, and which modules, one per
+// expert and projection, they become. Readers of fp8 take one weight with its scale per expert.
 //
 //   model.layers.0.mlp.experts.gate_up_proj  [E, 2 I, H]   ->   model.layers.0.mlp.experts.0.gate_proj  [I, H]
 //                                                               model.layers.0.mlp.experts.0.up_proj    [I, H], ...
 //   model.layers.0.mlp.experts.down_proj     [E, H, I]     ->   model.layers.0.mlp.experts.0.down_proj  [H, I], ...
 //
-// All experts of a layer are cast or none: engines run them as one product. What no row of expert_families.h describes stays as it is. No torch here.
+// All experts of a layer are cast or none: engines run them as one product. What no row of expert_families.h describes
+// stays as it is. No torch here.
 #pragma once
 #include <map>
 #include <string>
@@ -26,18 +27,20 @@ struct ExpertSpelling;
 
 /// The experts of one layer.
 struct StackedMixture {
-  std::string name;                  ///< as engines call them: "model.layers.0.mlp.experts"
-  std::vector<std::string> tensors;  ///< the stacks, in file order
+  std::string name;                               ///< as engines call them: "model.layers.0.mlp.experts"
+  std::vector<std::string> tensors;               ///< the stacks, in file order
   std::vector<std::vector<std::size_t>> modules;  ///< of each of those, expert by expert: indices of their list
-  std::string kept;                  ///< why they stay stacked and in high precision; empty: they are to be cast
+  std::string kept;  ///< why they stay stacked and in high precision; empty: they are to be cast
 };
 
 class StackedExperts {
  public:
   StackedExperts() = default;
-  /// keep: tensors (without ".weight") and modules that stay in high precision, with the reason. Throws io::Error naming the tensor whose shape
-  /// is not what its family stacks: no experts, an odd number of rows for gate and up, stacks that do not fit each other.
-  StackedExperts(const io::Checkpoint& source, const io::Json& config, ExpertForm form, const std::map<std::string, std::string>& keep);
+  /// keep: tensors (without ".weight") and modules that stay in high precision, with the reason. Throws io::Error
+  /// naming the tensor whose shape is not what its family stacks: no experts, an odd number of rows for gate and up,
+  /// stacks that do not fit each other.
+  StackedExperts(const io::Checkpoint& source, const io::Json& config, ExpertForm form,
+                 const std::map<std::string, std::string>& keep);
 
   /// Those that are to be cast, Linear by Linear.
   std::vector<ModuleInfo> modules() const;
@@ -52,7 +55,8 @@ class StackedExperts {
   /// What a tensor or module is called in the output: beside experts whose place has another name there.
   std::string written_name(const std::string& name) const;
 
-  /// After planning: mixtures of which a module is missing in `plan` stay whole, and are listed by tensor instead of by module.
+  /// After planning: mixtures of which a module is missing in `plan` stay whole, and are listed by tensor instead of by
+  /// module.
   void settle(Plan& plan);
   /// The mixtures that stay as they are.
   std::vector<std::string> kept() const;

@@ -1,7 +1,9 @@
 // SPDX-License-Identifier: Apache-2.0
-// Where a weight's values stand in a checkpoint: a matrix of its own, or one expert's part of a tensor that stacks many. No torch here.
+// Where a weight's values stand in a checkpoint: a matrix of its own, or one expert's part of a tensor that stacks
+// many. No torch here.
 //
-// A weight is upright, [rows, cols] = [out, in]; its value (r, c) is value number first + r * row_stride + c * col_stride of the tensor:
+// A weight is upright, [rows, cols] = [out, in]; its value (r, c) is value number first + r * row_stride + c *
+// col_stride of the tensor:
 //
 //                                    first               row_stride   col_stride
 //   a matrix [out, in]               0                   in           1
@@ -35,11 +37,11 @@ struct WeightSlice {
 /// All of a tensor [rows, cols].
 WeightSlice whole_weight(const io::TensorInfo& tensor);
 
-/// Rows [first_row, first_row + rows) of a slice into `destination`, [rows, slice.cols] dense in the tensor's dtype. Reads the bytes of these
-/// values (of interleaved columns: their neighbours too), each once. scratch keeps its memory from call to call; no more of it is used than the
-/// rows take (interleaved columns: twice that). Throws io::Error.
-void read_rows(const io::Checkpoint& checkpoint, const WeightSlice& slice, std::int64_t first_row, std::int64_t rows, void* destination,
-               std::vector<std::uint8_t>& scratch);
+/// Rows [first_row, first_row + rows) of a slice into `destination`, [rows, slice.cols] dense in the tensor's dtype.
+/// Reads the bytes of these values (of interleaved columns: their neighbours too), each once. scratch keeps its memory
+/// from call to call; no more of it is used than the rows take (interleaved columns: twice that). Throws io::Error.
+void read_rows(const io::Checkpoint& checkpoint, const WeightSlice& slice, std::int64_t first_row, std::int64_t rows,
+               void* destination, std::vector<std::uint8_t>& scratch);
 
 /// NaN and Inf among the slice's values, chunk by chunk.
 NonFinite count_nonfinite(const io::Checkpoint& checkpoint, const WeightSlice& slice);

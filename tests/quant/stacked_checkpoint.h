@@ -1,5 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
-// Mixtures of experts made in the test: each expert's matrices one by one, and the ways in which checkpoints stack them, by torch alone.
+// Mixtures of experts made in the test: each expert's matrices one by one, and the ways in which checkpoints stack
+// them, by torch alone.
 #pragma once
 #include <torch/torch.h>
 
@@ -27,7 +28,8 @@ struct Experts {
   at::Tensor gate_up(bool interleaved = false) const {
     std::vector<at::Tensor> both;
     for (std::size_t e = 0; e < gate.size(); ++e) {
-      both.push_back(interleaved ? torch::stack({gate[e], up[e]}, 1).reshape({2 * gate[e].size(0), gate[e].size(1)}) : torch::cat({gate[e], up[e]}, 0));
+      both.push_back(interleaved ? torch::stack({gate[e], up[e]}, 1).reshape({2 * gate[e].size(0), gate[e].size(1)})
+                                 : torch::cat({gate[e], up[e]}, 0));
     }
     return torch::stack(both);
   }
@@ -39,7 +41,8 @@ struct Experts {
 inline at::Tensor axes_swapped(const at::Tensor& stack) { return stack.transpose(1, 2).contiguous(); }
 
 /// One layer of experts below `parent` ("model.layers.0.mlp."), and what else such a layer has.
-inline NamedTensors stacked_layer(const Experts& experts, const std::string& parent, bool in_out = false, const std::string& gate_up = "experts.gate_up_proj",
+inline NamedTensors stacked_layer(const Experts& experts, const std::string& parent, bool in_out = false,
+                                  const std::string& gate_up = "experts.gate_up_proj",
                                   const std::string& down = "experts.down_proj", const std::string& router = "gate") {
   const at::Tensor up = experts.gate_up(), downs = experts.downs();
   const std::int64_t hidden = downs.size(1);

@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
-// Stacked experts in, one fp8 weight per expert out: names of the source's family, codes and scales by the formulas of each expert's own matrix,
-// order and transposition by the products that the family computes from its stack.
+// Stacked experts in, one fp8 weight per expert out: names of the source's family, codes and scales by the formulas of
+// each expert's own matrix, order and transposition by the products that the family computes from its stack.
 #include "fp8/quant/stacked_experts.h"
 
 #include <gmock/gmock.h>
@@ -85,20 +85,34 @@ struct Family {
   bool in_out;
 };
 const Family kFamilies[] = {
-    {"qwen3_moe", "mlp.", "experts.gate_up_proj", "experts.down_proj", "gate", "mlp.experts.", "gate_proj", "up_proj", "down_proj", false},
-    {"deepseek_v3", "mlp.", "experts.gate_up_proj", "experts.down_proj", "gate", "mlp.experts.", "gate_proj", "up_proj", "down_proj", false},
-    {"jamba", "feed_forward.", "experts.gate_up_proj", "experts.down_proj", "router", "feed_forward.experts.", "gate_proj", "up_proj", "down_proj", false},
-    {"mixtral", "mlp.", "experts.gate_up_proj", "experts.down_proj", "gate", "block_sparse_moe.experts.", "w1", "w3", "w2", false},
-    {"mixtral", "block_sparse_moe.", "experts.gate_up_proj", "experts.down_proj", "gate", "block_sparse_moe.experts.", "w1", "w3", "w2", false},
-    {"phimoe", "mlp.", "experts.gate_up_proj", "experts.down_proj", "router", "block_sparse_moe.experts.", "w1", "w3", "w2", false},
-    {"lfm2_moe", "feed_forward.", "experts.gate_up_proj", "experts.down_proj", "gate", "feed_forward.experts.", "w1", "w3", "w2", false},
-    {"llama4", "feed_forward.", "experts.gate_up_proj", "experts.down_proj", "router", "feed_forward.experts.", "gate_proj", "up_proj", "down_proj", true},
-    {"qwen3_vl_moe", "mlp.", "experts.gate_up_proj", "experts.down_proj", "gate", "mlp.experts.", "gate_proj", "up_proj", "down_proj", true},
-    {"qwen3_vl_moe", "mlp.", "experts.gate_up_proj", "experts.down_proj", "gate", "mlp.experts.", "gate_proj", "up_proj", "down_proj", false},
-    {"granitemoe", "block_sparse_moe.", "input_linear.weight", "output_linear.weight", "router.layer", "block_sparse_moe.experts.", "gate_proj", "up_proj", "down_proj", false},
-    {"granitemoe", "block_sparse_moe.", "experts.gate_up_proj", "experts.down_proj", "router", "block_sparse_moe.experts.", "gate_proj", "up_proj", "down_proj", false},
-    {"aria_text", "mlp.", "experts.fc1.weight", "experts.fc2.weight", "router", "mlp.experts.", "gate_proj", "up_proj", "down_proj", true},
-    {"gemma4_text", "", "experts.gate_up_proj", "experts.down_proj", "router", "experts.", "gate_proj", "up_proj", "down_proj", false},
+    {"qwen3_moe", "mlp.", "experts.gate_up_proj", "experts.down_proj", "gate", "mlp.experts.", "gate_proj", "up_proj",
+     "down_proj", false},
+    {"deepseek_v3", "mlp.", "experts.gate_up_proj", "experts.down_proj", "gate", "mlp.experts.", "gate_proj", "up_proj",
+     "down_proj", false},
+    {"jamba", "feed_forward.", "experts.gate_up_proj", "experts.down_proj", "router", "feed_forward.experts.",
+     "gate_proj", "up_proj", "down_proj", false},
+    {"mixtral", "mlp.", "experts.gate_up_proj", "experts.down_proj", "gate", "block_sparse_moe.experts.", "w1", "w3",
+     "w2", false},
+    {"mixtral", "block_sparse_moe.", "experts.gate_up_proj", "experts.down_proj", "gate", "block_sparse_moe.experts.",
+     "w1", "w3", "w2", false},
+    {"phimoe", "mlp.", "experts.gate_up_proj", "experts.down_proj", "router", "block_sparse_moe.experts.", "w1", "w3",
+     "w2", false},
+    {"lfm2_moe", "feed_forward.", "experts.gate_up_proj", "experts.down_proj", "gate", "feed_forward.experts.", "w1",
+     "w3", "w2", false},
+    {"llama4", "feed_forward.", "experts.gate_up_proj", "experts.down_proj", "router", "feed_forward.experts.",
+     "gate_proj", "up_proj", "down_proj", true},
+    {"qwen3_vl_moe", "mlp.", "experts.gate_up_proj", "experts.down_proj", "gate", "mlp.experts.", "gate_proj",
+     "up_proj", "down_proj", true},
+    {"qwen3_vl_moe", "mlp.", "experts.gate_up_proj", "experts.down_proj", "gate", "mlp.experts.", "gate_proj",
+     "up_proj", "down_proj", false},
+    {"granitemoe", "block_sparse_moe.", "input_linear.weight", "output_linear.weight", "router.layer",
+     "block_sparse_moe.experts.", "gate_proj", "up_proj", "down_proj", false},
+    {"granitemoe", "block_sparse_moe.", "experts.gate_up_proj", "experts.down_proj", "router",
+     "block_sparse_moe.experts.", "gate_proj", "up_proj", "down_proj", false},
+    {"aria_text", "mlp.", "experts.fc1.weight", "experts.fc2.weight", "router", "mlp.experts.", "gate_proj", "up_proj",
+     "down_proj", true},
+    {"gemma4_text", "", "experts.gate_up_proj", "experts.down_proj", "router", "experts.", "gate_proj", "up_proj",
+     "down_proj", false},
 };
 
 TEST(StackedExperts, EveryFamilyGivesEachExpertItsOwnCodesScalesAndName) {
@@ -107,7 +121,8 @@ TEST(StackedExperts, EveryFamilyGivesEachExpertItsOwnCodesScalesAndName) {
     Folder f(family.type);
     const test::Experts experts(kExperts, kInner, kHidden);
     const std::string layer = "model.layers.0.";
-    f.add(test::stacked_layer(experts, layer + family.parent, family.in_out, family.gate_up, family.down, family.router));
+    f.add(
+        test::stacked_layer(experts, layer + family.parent, family.in_out, family.gate_up, family.down, family.router));
     const auto report = f.run();
     EXPECT_EQ(report.quantized.size(), 3 * kExperts + 1);
     for (std::int64_t e = 0; e < kExperts; ++e) {
@@ -131,13 +146,16 @@ TEST(StackedExperts, OrderAndAxesByTheFamilysOwnProduct) {
     const std::string mlp = "model.layers.0.mlp.", parent = in_out ? "model.layers.0.feed_forward." : mlp;
     f.add(test::stacked_layer(experts, parent, in_out));
     f.run();
-    const at::Tensor up = test::find(f.tensors, parent + "experts.gate_up_proj").to(at::kDouble), down = test::find(f.tensors, parent + "experts.down_proj").to(at::kDouble);
+    const at::Tensor up = test::find(f.tensors, parent + "experts.gate_up_proj").to(at::kDouble),
+                     down = test::find(f.tensors, parent + "experts.down_proj").to(at::kDouble);
     for (std::int64_t e = 0; e < kExperts; ++e) {
       // As transformers computes it: linear(x, gate_up[e]).chunk(2), or bmm(x, gate_up[e]).chunk(2).
       const auto both = (in_out ? x.matmul(up[e]) : torch::linear(x, up[e])).chunk(2, -1);
-      const at::Tensor inner = silu(both[0]) * both[1], want = in_out ? inner.matmul(down[e]) : torch::linear(inner, down[e]);
+      const at::Tensor inner = silu(both[0]) * both[1],
+                       want = in_out ? inner.matmul(down[e]) : torch::linear(inner, down[e]);
       const std::string expert = parent + "experts." + std::to_string(e) + ".";
-      const at::Tensor cast = silu(torch::linear(x, f.decoded(expert + "gate_proj"))) * torch::linear(x, f.decoded(expert + "up_proj"));
+      const at::Tensor cast =
+          silu(torch::linear(x, f.decoded(expert + "gate_proj"))) * torch::linear(x, f.decoded(expert + "up_proj"));
       const at::Tensor got = torch::linear(cast, f.decoded(expert + "down_proj"));
       EXPECT_LT((got - want).norm().item<double>(), 0.1 * want.norm().item<double>()) << e;
     }
@@ -147,7 +165,8 @@ TEST(StackedExperts, OrderAndAxesByTheFamilysOwnProduct) {
 TEST(StackedExperts, TheRouterIsRenamedWithItsExperts) {
   Folder f("phimoe");
   const test::Experts experts(kExperts, kInner, kHidden);
-  f.add(test::stacked_layer(experts, "model.layers.0.mlp.", false, "experts.gate_up_proj", "experts.down_proj", "router"));
+  f.add(test::stacked_layer(experts, "model.layers.0.mlp.", false, "experts.gate_up_proj", "experts.down_proj",
+                            "router"));
   f.add({{"model.layers.1.mlp.gate_proj.weight", torch::randn({8, 8})}});  // no experts there
   f.run();
   const std::string router = "model.layers.0.block_sparse_moe.gate";
@@ -161,7 +180,9 @@ TEST(StackedExperts, ProjectionsInStacksOfTheirOwn) {
   Folder f("step3p7");
   const test::Experts experts(kExperts, kInner, kHidden);
   const std::string moe = "model.layers.3.moe.";
-  f.add({{moe + "gate_proj.weight", torch::stack(experts.gate)}, {moe + "up_proj.weight", torch::stack(experts.up)}, {moe + "down_proj.weight", experts.downs()}});
+  f.add({{moe + "gate_proj.weight", torch::stack(experts.gate)},
+         {moe + "up_proj.weight", torch::stack(experts.up)},
+         {moe + "down_proj.weight", experts.downs()}});
   EXPECT_EQ(f.run().quantized.size(), 3 * kExperts + 1);
   for (std::size_t e = 0; e < kExperts; ++e) {
     const std::string expert = moe + "experts." + std::to_string(e) + ".";
@@ -178,7 +199,8 @@ TEST(StackedExperts, ProjectionsInStacksOfTheirOwn) {
 TEST(StackedExperts, AProjectionAlone) {
   Folder f("nemotron_h");
   const test::Experts experts(kExperts, kInner, kHidden);
-  f.add({{"model.layers.0.mixer.experts.up_proj", torch::stack(experts.up)}, {"model.layers.0.mixer.experts.down_proj", experts.downs()}});
+  f.add({{"model.layers.0.mixer.experts.up_proj", torch::stack(experts.up)},
+         {"model.layers.0.mixer.experts.down_proj", experts.downs()}});
   EXPECT_EQ(f.run().quantized.size(), 2 * kExperts + 1);
   for (std::size_t e = 0; e < kExperts; ++e) {
     f.expect_channels("model.layers.0.mixer.experts." + std::to_string(e) + ".up_proj", experts.up[e]);
@@ -193,11 +215,13 @@ TEST(StackedExperts, HalveACheckpointThatIsMadeOfThem) {
   const auto report = f.run();
   std::uint64_t experts_bytes = 0;
   const io::Checkpoint out(f.dir / "out");
-  for (const auto& name : out.names()) experts_bytes += name.find(".experts.") != std::string::npos ? out.info(name).bytes() : 0;
+  for (const auto& name : out.names())
+    experts_bytes += name.find(".experts.") != std::string::npos ? out.info(name).bytes() : 0;
   const double source = 3.0 * 16 * 128 * 256 * 2;
   EXPECT_GE(source, 0.95 * static_cast<double>(report.source_bytes));
   EXPECT_LE(static_cast<double>(experts_bytes), 0.52 * source);
-  EXPECT_LE(static_cast<double>(fs::file_size(f.dir / "out/model.safetensors")), 0.55 * static_cast<double>(fs::file_size(f.dir / "in/model.safetensors")));
+  EXPECT_LE(static_cast<double>(fs::file_size(f.dir / "out/model.safetensors")),
+            0.55 * static_cast<double>(fs::file_size(f.dir / "in/model.safetensors")));
 }
 
 TEST(StackedExperts, KeptOnesAreListedForReaders) {
@@ -215,7 +239,8 @@ TEST(StackedExperts, KeptOnesAreListedForReaders) {
       EXPECT_TRUE(same_bits(f.out(stack), test::find(f.tensors, stack)));
     }
     const auto config = f.quantization();
-    const auto ignored = config[format == CheckpointFormat::fp8 ? "ignored_layers" : "ignore"].get<std::vector<std::string>>();
+    const auto ignored =
+        config[format == CheckpointFormat::fp8 ? "ignored_layers" : "ignore"].get<std::vector<std::string>>();
     EXPECT_THAT(ignored, Contains("model.layers.0.mlp.experts"));
   }
 }
@@ -228,7 +253,9 @@ TEST(StackedExperts, AFamilyWithoutARowIsKeptWithANotice) {
     EXPECT_EQ(report.quantized.size(), 1u);
     EXPECT_EQ(reasons(report).count("model.layers.0.mlp.experts.down_proj"), 1u);
     EXPECT_THAT(f.quantization()["ignore"].get<std::vector<std::string>>(), Contains("model.layers.0.mlp.experts"));
-    const bool noticed = std::any_of(report.warnings.begin(), report.warnings.end(), [](const std::string& w) { return w.find("model.layers.0.mlp.experts.") != std::string::npos; });
+    const bool noticed = std::any_of(report.warnings.begin(), report.warnings.end(), [](const std::string& w) {
+      return w.find("model.layers.0.mlp.experts.") != std::string::npos;
+    });
     EXPECT_EQ(noticed, std::string(type) == "made_up_moe");
   }
 }
@@ -248,7 +275,9 @@ TEST(StackedExperts, AllOfALayerOrNone) {
   // vLLM asks for a mixture by its expert 0, below a prefix of its own.
   const auto is_ignored = [&](const std::string& name) {
     const auto entries = f.quantization()["ignore"].get<std::vector<std::string>>();
-    return std::any_of(entries.begin(), entries.end(), [&](const auto& entry) { return entry_matches(CheckpointFormat::compressed_tensors, entry, name); });
+    return std::any_of(entries.begin(), entries.end(), [&](const auto& entry) {
+      return entry_matches(CheckpointFormat::compressed_tensors, entry, name);
+    });
   };
   EXPECT_TRUE(is_ignored("language_model." + mlp + "experts.0.gate_proj"));
   EXPECT_FALSE(is_ignored("language_model." + other + "experts.0.gate_proj"));
@@ -272,7 +301,9 @@ TEST(StackedExperts, WhatIsNotANumberIsNamedWithItsExpert) {
   for (const auto weights : {WeightGranularity::channel, WeightGranularity::tensor, WeightGranularity::block}) {
     f.options.plan.weights = weights;
     f.options.plan.block = {4, 4};
-    EXPECT_TRUE(throws_with({"model.layers.0.feed_forward.experts.gate_up_proj, expert 3: expected finite weights, found NaN in 1 of 240 values"}, [&] { f.run(); }));
+    EXPECT_TRUE(throws_with({"model.layers.0.feed_forward.experts.gate_up_proj, expert 3: expected finite weights, "
+                             "found NaN in 1 of 240 values"},
+                            [&] { f.run(); }));
     EXPECT_FALSE(fs::exists(f.dir / "out"));
   }
   f.options.allow_nonfinite = true;
@@ -284,9 +315,11 @@ TEST(StackedExperts, WhatIsNotANumberIsNamedWithItsExpert) {
 
 TEST(StackedExperts, ShapesThatDoNotFitAreRefusedByName) {
   const std::string mlp = "model.layers.0.mlp.experts.";
-  const auto refused = [&](const char* type, std::vector<std::int64_t> up, std::vector<std::int64_t> down, const std::vector<std::string>& words) {
+  const auto refused = [&](const char* type, std::vector<std::int64_t> up, std::vector<std::int64_t> down,
+                           const std::vector<std::string>& words) {
     Folder f(type);
-    f.add({{mlp + "gate_up_proj", torch::zeros(up, at::kBFloat16)}, {mlp + "down_proj", torch::zeros(down, at::kBFloat16)}});
+    f.add({{mlp + "gate_up_proj", torch::zeros(up, at::kBFloat16)},
+           {mlp + "down_proj", torch::zeros(down, at::kBFloat16)}});
     EXPECT_TRUE(throws_with(words, [&] { f.run(); })) << words[0];
     f.options.plan.experts = ExpertForm::keep;
     EXPECT_EQ(f.run().quantized.size(), 1u);
@@ -294,7 +327,9 @@ TEST(StackedExperts, ShapesThatDoNotFitAreRefusedByName) {
   refused("qwen3_moe", {0, 24, 20}, {0, 20, 12}, {"gate_up_proj: shape [0, 24, 20]", "expected experts with values"});
   refused("qwen3_moe", {4, 25, 20}, {4, 20, 12}, {"gate_up_proj: shape [4, 25, 20]", "found 25 rows of both"});
   refused("qwen3_moe", {4, 24, 20}, {3, 20, 12}, {"down_proj: shape [3, 20, 12]", "as many experts", "4"});
-  refused("qwen3_moe", {4, 20, 24}, {4, 12, 20}, {"gate_up_proj: shape [4, 20, 24]", "expected [E, 2 I, H] beside [E, H, I]", "[4, 12, 20] in " + mlp + "down_proj"});
+  refused("qwen3_moe", {4, 20, 24}, {4, 12, 20},
+          {"gate_up_proj: shape [4, 20, 24]", "expected [E, 2 I, H] beside [E, H, I]",
+           "[4, 12, 20] in " + mlp + "down_proj"});
   refused("llama4", {4, 24, 20}, {4, 20, 12}, {"gate_up_proj", "expected [E, H, 2 I] beside [E, I, H]"});
   refused("llama4", {4, 20, 23}, {4, 12, 20}, {"gate_up_proj", "found 23 rows of both"});
   refused("qwen3_vl_moe", {4, 24, 20}, {4, 20, 13}, {"gate_up_proj"});
@@ -315,14 +350,15 @@ TEST(StackedExperts, EveryFormHoldsThem) {
     WeightGranularity weights;
     ActivationScaling activations;
   };
-  for (const Case c : {Case{CheckpointFormat::compressed_tensors, WeightGranularity::channel, ActivationScaling::none},
-                       Case{CheckpointFormat::compressed_tensors, WeightGranularity::block, ActivationScaling::dynamic_token},
-                       Case{CheckpointFormat::compressed_tensors, WeightGranularity::tensor, ActivationScaling::dynamic_token},
-                       Case{CheckpointFormat::fp8, WeightGranularity::block, ActivationScaling::dynamic_token},
-                       Case{CheckpointFormat::fp8, WeightGranularity::tensor, ActivationScaling::dynamic_token},
-                       Case{CheckpointFormat::modelopt, WeightGranularity::channel, ActivationScaling::dynamic_token},
-                       Case{CheckpointFormat::modelopt, WeightGranularity::block, ActivationScaling::dynamic_token},
-                       Case{CheckpointFormat::inc, WeightGranularity::tensor, ActivationScaling::static_tensor}}) {
+  for (const Case c :
+       {Case{CheckpointFormat::compressed_tensors, WeightGranularity::channel, ActivationScaling::none},
+        Case{CheckpointFormat::compressed_tensors, WeightGranularity::block, ActivationScaling::dynamic_token},
+        Case{CheckpointFormat::compressed_tensors, WeightGranularity::tensor, ActivationScaling::dynamic_token},
+        Case{CheckpointFormat::fp8, WeightGranularity::block, ActivationScaling::dynamic_token},
+        Case{CheckpointFormat::fp8, WeightGranularity::tensor, ActivationScaling::dynamic_token},
+        Case{CheckpointFormat::modelopt, WeightGranularity::channel, ActivationScaling::dynamic_token},
+        Case{CheckpointFormat::modelopt, WeightGranularity::block, ActivationScaling::dynamic_token},
+        Case{CheckpointFormat::inc, WeightGranularity::tensor, ActivationScaling::static_tensor}}) {
     Folder f("llama4");
     f.tensors.clear();
     f.add(test::stacked_layer(experts, "model.layers.0.feed_forward.", true));
@@ -333,7 +369,11 @@ TEST(StackedExperts, EveryFormHoldsThem) {
     if (c.activations == ActivationScaling::static_tensor) {
       measure::MeasurementFile file;
       for (int e = 0; e < 3; ++e) {
-        for (const char* name : {"gate_proj", "up_proj", "down_proj"}) file.modules.push_back({"model.layers.0.feed_forward.experts." + std::to_string(e) + "." + name, {{2.0f}}, std::nullopt, std::nullopt});
+        for (const char* name : {"gate_proj", "up_proj", "down_proj"})
+          file.modules.push_back({"model.layers.0.feed_forward.experts." + std::to_string(e) + "." + name,
+                                  {{2.0f}},
+                                  std::nullopt,
+                                  std::nullopt});
       }
       f.options.plan.measurements = file;
     }
@@ -343,14 +383,21 @@ TEST(StackedExperts, EveryFormHoldsThem) {
     const StoredCheckpoint stored = read_stored(out);
     ASSERT_EQ(stored.weights.size(), 9u) << name_of(c.format);
     for (const auto& w : stored.weights) {
-      const auto e = static_cast<std::size_t>(w.spec.module[std::string("model.layers.0.feed_forward.experts.").size()] - '0');
-      const at::Tensor& want = w.spec.module.ends_with("gate_proj") ? experts.gate[e] : w.spec.module.ends_with("up_proj") ? experts.up[e] : experts.down[e];
+      const auto e =
+          static_cast<std::size_t>(w.spec.module[std::string("model.layers.0.feed_forward.experts.").size()] - '0');
+      const at::Tensor& want = w.spec.module.ends_with("gate_proj") ? experts.gate[e]
+                               : w.spec.module.ends_with("up_proj") ? experts.up[e]
+                                                                    : experts.down[e];
       ASSERT_EQ(w.spec.rows, want.size(0));
-      at::Tensor codes = torch::empty({w.spec.rows, w.spec.cols}, at::kByte), values = torch::empty({w.spec.rows, w.spec.cols});
+      at::Tensor codes = torch::empty({w.spec.rows, w.spec.cols}, at::kByte),
+                 values = torch::empty({w.spec.rows, w.spec.cols});
       read_code_rows(out, w, 0, w.spec.rows, codes.data_ptr<std::uint8_t>());
       const auto scales = read_scale_inv(out, w);
-      decode_weight_rows(codes.data_ptr<std::uint8_t>(), w.spec.rows, w.spec.cols, 0, scales.data(), static_cast<std::int64_t>(scales.size()), w.spec.scheme, values.data_ptr(), recipes::FloatType::F32);
-      EXPECT_LT((values - want.to(at::kFloat)).norm().item<double>(), 0.04 * want.to(at::kFloat).norm().item<double>()) << w.spec.module;
+      decode_weight_rows(codes.data_ptr<std::uint8_t>(), w.spec.rows, w.spec.cols, 0, scales.data(),
+                         static_cast<std::int64_t>(scales.size()), w.spec.scheme, values.data_ptr(),
+                         recipes::FloatType::F32);
+      EXPECT_LT((values - want.to(at::kFloat)).norm().item<double>(), 0.04 * want.to(at::kFloat).norm().item<double>())
+          << w.spec.module;
     }
   }
 }
@@ -363,13 +410,16 @@ TEST(StackedExperts, SingleOnesAreConvertedLikeAnyLinear) {
   ConvertOptions to;
   to.form = CheckpointFormat::modelopt;
   EXPECT_EQ(convert_checkpoint(f.dir / "out", f.dir / "modelopt", to).modules.size(), 3u * kExperts + 1);
-  const auto ignored = io::read_json(f.dir / "modelopt/config.json")["quantization_config"]["ignore"].get<std::vector<std::string>>();
+  const auto ignored =
+      io::read_json(f.dir / "modelopt/config.json")["quantization_config"]["ignore"].get<std::vector<std::string>>();
   EXPECT_THAT(ignored, ::testing::Not(Contains(HasSubstr("experts"))));
   to.type = recipes::FloatType::BF16;
   convert_checkpoint(f.dir / "out", f.dir / "bf16", to);
   for (std::size_t e = 0; e < kExperts; ++e) {
     const std::string expert = "model.layers.0.block_sparse_moe.experts." + std::to_string(e) + ".w3";
-    EXPECT_TRUE(same_bits(read_tensor(f.dir / "bf16", expert + ".weight"), f.decoded(expert).to(at::kFloat).to(at::kBFloat16))) << expert;
+    EXPECT_TRUE(
+        same_bits(read_tensor(f.dir / "bf16", expert + ".weight"), f.decoded(expert).to(at::kFloat).to(at::kBFloat16)))
+        << expert;
   }
 }
 
@@ -381,10 +431,13 @@ TEST(StackedExperts, GateAndUpOfAnExpertShareAScalePerTensor) {
   f.run();
   for (std::size_t e = 0; e < kExperts; ++e) {
     const std::string expert = "model.layers.0.mlp.experts." + std::to_string(e) + ".";
-    const float fused = std::max(test::amax_reference(experts.gate[e], 1)[0], test::amax_reference(experts.up[e], 1)[0]) / 448.0f;
+    const float fused =
+        std::max(test::amax_reference(experts.gate[e], 1)[0], test::amax_reference(experts.up[e], 1)[0]) / 448.0f;
     for (const char* name : {"gate_proj", "up_proj"}) {
       EXPECT_TRUE(same_bits(f.out(expert + name + ".weight_scale"), torch::tensor({fused})));
-      EXPECT_TRUE(same_bits(f.out(expert + name + ".weight"), test::quantize_reference(name[0] == 'g' ? experts.gate[e] : experts.up[e], {fused}, 448.0f).codes));
+      EXPECT_TRUE(
+          same_bits(f.out(expert + name + ".weight"),
+                    test::quantize_reference(name[0] == 'g' ? experts.gate[e] : experts.up[e], {fused}, 448.0f).codes));
     }
   }
 }
@@ -404,14 +457,16 @@ TEST(StackedExperts, ShardsAndRanksGiveTheSameBytes) {
   f.run("joined");
   const auto one = test::folder_bytes(f.dir / "out"), joined = test::folder_bytes(f.dir / "joined");
   EXPECT_GT(one.size(), 5u);
-  for (const auto& [name, bytes] : one) EXPECT_TRUE(name == "fp8.json" || (joined.count(name) != 0 && joined.at(name) == bytes)) << name;
+  for (const auto& [name, bytes] : one)
+    EXPECT_TRUE(name == "fp8.json" || (joined.count(name) != 0 && joined.at(name) == bytes)) << name;
 }
 
 TEST(StackedExperts, TenThousandOfThem) {
   Folder f("qwen3_moe");
   const std::string experts = "model.layers.0.mlp.experts.";
   const std::int64_t count = 10'000;
-  f.add({{experts + "gate_up_proj", torch::randn({count, 4, 4}).to(at::kBFloat16)}, {experts + "down_proj", torch::randn({count, 4, 2}).to(at::kBFloat16)}});
+  f.add({{experts + "gate_up_proj", torch::randn({count, 4, 4}).to(at::kBFloat16)},
+         {experts + "down_proj", torch::randn({count, 4, 2}).to(at::kBFloat16)}});
   EXPECT_EQ(f.run().quantized.size(), 3u * count + 1);
   f.expect_channels(experts + "9999.up_proj", f.tensors[1].second[9999].slice(0, 2, 4).contiguous());
   f.expect_channels(experts + "9999.down_proj", f.tensors[2].second[9999]);
@@ -438,7 +493,8 @@ TEST(ExpertFamilies, RowsAreFoundByTypeOrByThatOfTheText) {
   EXPECT_EQ(expert_family(io::Json{{"model_type", "qwen3_moe qwen3_next"}}), nullptr);
   EXPECT_EQ(expert_family(io::Json{{"model_type", 3}}), nullptr);
   EXPECT_EQ(expert_family(io::Json()), nullptr);
-  EXPECT_EQ(expert_family(io::Json{{"model_type", "some_vl"}, {"text_config", {{"model_type", "llama4_text"}}}}), expert_family(io::Json{{"model_type", "llama4"}}));
+  EXPECT_EQ(expert_family(io::Json{{"model_type", "some_vl"}, {"text_config", {{"model_type", "llama4_text"}}}}),
+            expert_family(io::Json{{"model_type", "llama4"}}));
   std::set<std::string> types;
   for (const auto& family : expert_families()) {
     std::istringstream words{std::string(family.model_types)};
