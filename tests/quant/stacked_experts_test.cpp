@@ -461,15 +461,15 @@ TEST(StackedExperts, ShardsAndRanksGiveTheSameBytes) {
     EXPECT_TRUE(name == "fp8.json" || (joined.count(name) != 0 && joined.at(name) == bytes)) << name;
 }
 
-TEST(StackedExperts, TenThousandOfThem) {
+TEST(StackedExperts, TenThousandModules) {
   Folder f("qwen3_moe");
   const std::string experts = "model.layers.0.mlp.experts.";
-  const std::int64_t count = 10'000;
+  const std::int64_t count = 3'400;
   f.add({{experts + "gate_up_proj", torch::randn({count, 4, 4}).to(at::kBFloat16)},
          {experts + "down_proj", torch::randn({count, 4, 2}).to(at::kBFloat16)}});
   EXPECT_EQ(f.run().quantized.size(), 3u * count + 1);
-  f.expect_channels(experts + "9999.up_proj", f.tensors[1].second[9999].slice(0, 2, 4).contiguous());
-  f.expect_channels(experts + "9999.down_proj", f.tensors[2].second[9999]);
+  f.expect_channels(experts + "3399.up_proj", f.tensors[1].second[3399].slice(0, 2, 4).contiguous());
+  f.expect_channels(experts + "3399.down_proj", f.tensors[2].second[3399]);
 }
 
 TEST(StackedExperts, ARunThatWasCutShortGoesOn) {
