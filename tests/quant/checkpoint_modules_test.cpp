@@ -180,24 +180,24 @@ TEST(CheckpointModules, WhatIsSplitByRowsNeedsScalesThatFit) {
 // Whole checkpoints
 
 /// Made-up names, several types, a tower, a shared table.
-Model strange() {
-  Model m;
-  m.config = {{"model_type", "zorp"}, {"vocab_size", 48}, {"tie_word_embeddings", true}};
-  m.weight("core.symbol_table", {48, 32});
-  m.weight("core.ring_positions", {64, 32}, at::kFloat);
-  m.weight("core.strata.0.mix.alpha", {32, 32});
-  m.weight("core.strata.0.mix.beta", {32, 32}, at::kHalf);
-  m.weight("core.strata.1.mix.alpha", {32, 32}, at::kFloat);
-  m.weight("core.strata.1.mix.beta", {32, 32});
-  m.weight("vision_tower.lens.0.fold", {32, 32});
-  m.tensors.emplace_back("core.strata.0.mix.gain", torch::randn({32}).to(at::kBFloat16));
-  return m;
-}
+struct Strange : Model {
+  Strange() {
+    config = {{"model_type", "zorp"}, {"vocab_size", 48}, {"tie_word_embeddings", true}};
+    weight("core.symbol_table", {48, 32});
+    weight("core.ring_positions", {64, 32}, at::kFloat);
+    weight("core.strata.0.mix.alpha", {32, 32});
+    weight("core.strata.0.mix.beta", {32, 32}, at::kHalf);
+    weight("core.strata.1.mix.alpha", {32, 32}, at::kFloat);
+    weight("core.strata.1.mix.beta", {32, 32});
+    weight("vision_tower.lens.0.fold", {32, 32});
+    tensors.emplace_back("core.strata.0.mix.gain", torch::randn({32}).to(at::kBFloat16));
+  }
+};
 
 Json ignore_of(const Model& m) { return io::read_json(m.dir / "out/config.json")["quantization_config"]["ignore"]; }
 
 TEST(UnknownFamily, IsConvertedWithANotice) {
-  Model m = strange();
+  Strange m;
   m.write();
   CheckpointOptions options;
   const auto report = quantize_checkpoint(m.dir / "in", m.dir / "out", options);
@@ -226,7 +226,7 @@ TEST(UnknownFamily, IsConvertedWithANotice) {
 }
 
 TEST(UnknownFamily, OptionsDecide) {
-  Model m = strange();
+  Strange m;
   m.write();
   CheckpointOptions options;
   options.modules.linear = {"symbol_table"};
