@@ -131,7 +131,7 @@ def first_line(error):
 def forms_of(folder, forms):
     """Forms that transformers' loader can read: experts that it merges have no blocks there."""
     roles = json.loads((folder / "roles.json").read_text())
-    merged = any(role == "experts" for role, _ in roles.values())
+    merged = any(role == "experts" or (role == "stacked" and "@" in folder.name) for role, _ in roles.values())
     return [form for form in forms if not (merged and form == "block")]
 
 
