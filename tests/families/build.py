@@ -1,6 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
 """Tiny random checkpoints of transformers' model types, kept in a cache outside the repository."""
 
+import hashlib
 import json
 import os
 import pathlib
@@ -11,7 +12,15 @@ import reference
 import roles
 import shrink
 
-CACHE = pathlib.Path(os.environ.get("XDG_CACHE_HOME") or pathlib.Path.home() / ".cache") / "fp8" / "families"
+
+def rules():
+    """A name for what decides the checkpoints: other rules make other files."""
+    here = pathlib.Path(__file__).parent
+    text = b"".join((here / name).read_bytes() for name in ("build.py", "hints.py", "inputs.py", "reference.py", "shrink.py"))
+    return hashlib.sha256(text).hexdigest()[:12]
+
+
+CACHE = pathlib.Path(os.environ.get("XDG_CACHE_HOME") or pathlib.Path.home() / ".cache") / "fp8" / "families" / rules()
 
 # transformers' auto maps, the most telling first: a type is tested with its class in the first map that has it.
 MAPS = [
