@@ -132,7 +132,8 @@ TEST(CheckpointModules, HeadsThatReadersBuildOfEmbeddings) {
     if (!tie.is_null()) m.config["tie_word_embeddings"] = tie;
     m.weight(embedding, {40, 16});
     std::vector<std::string> names;
-    for (const auto& module : m.modules().all()) {
+    const CheckpointModules modules = m.modules();
+    for (const auto& module : modules.all()) {
       if (module.tied) names.push_back(module.name);
     }
     return names;
@@ -206,7 +207,7 @@ TEST(UnknownFamily, IsConvertedWithANotice) {
   EXPECT_EQ(quantized, (std::set<std::string>{"core.strata.0.mix.alpha", "core.strata.0.mix.beta",
                                               "core.strata.1.mix.alpha", "core.strata.1.mix.beta"}));
   EXPECT_THAT(report.warnings,
-              Contains(::testing::AllOf(HasSubstr("unknown family \"zorp\": these 4 weights were taken for Linear"),
+              Contains(::testing::AllOf(HasSubstr("unknown family 'zorp': these 4 weights were taken for Linear"),
                                         HasSubstr("core.strata.*.mix.alpha"), HasSubstr("these 3 were not"),
                                         HasSubstr("vision_tower.lens.*.fold"))));
   EXPECT_THAT(report.guesses, Contains(Pair("core.strata.*.mix.alpha", "Linear")));
