@@ -8,6 +8,7 @@
 #include "fp8/quant/expert_families.h"
 #include "fp8/quant/formats/form.h"
 #include "fp8/quant/formats/ignore_list.h"
+#include "fp8/quant/stacked_experts.h"
 #include "fp8/runtime/io/error.h"
 
 namespace fp8::quant {
@@ -103,13 +104,9 @@ class Check {
     const ExpertFamily* family = expert_family(model_config_);
     const auto single = std::find_if(quantized_.begin(), quantized_.end(), [](const auto& module) { return module.find(".experts.") != std::string::npos; });
     if (family != nullptr && !family->note.empty() && single != quantized_.end()) of_transformers_.push_back(*single + ": " + std::string(family->note));
-    for (const auto& tensor : checkpoint_.names()) {
-      const auto& info = checkpoint_.info(tensor);
-      const auto at = tensor.find("experts");
-      if (info.shape.size() != 3 || at == std::string::npos || info.dtype == io::DType::U8) continue;
-      const std::string layer = tensor.substr(0, at + 7);  // what vLLM calls the layer of all experts
+    for (const auto& layer : StackedExperts(checkpoint_, model_config_, ExpertForm::keep, {}).kept()) {
       if (kept_by(layer) == nullptr && kept_by(layer + ".0.down_proj") == nullptr)
-        of_vllm_.push_back(tensor + ": a stack of experts in high precision, and no entry of the list of kept modules fits " + layer);
+        of_vllm_.push_back(layer + ": a stack of experts in high precision, and no entry of the list of kept modules fits it");
     }
   }
 

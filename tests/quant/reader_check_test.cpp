@@ -111,7 +111,7 @@ TEST(ReaderCheck, ExpertsAreSeenWithEachReadersEyes) {
                                          f32(stack, {1, 2, 2}, {1, 1, 1, 1})});
   stacked.write("config.json", config);
   EXPECT_EQ(problems(check_readers(stacked.path()), "vLLM"),
-            stack + ": a stack of experts in high precision, and no entry of the list of kept modules fits model.layers.0.mlp.experts\n");
+            "model.layers.0.mlp.experts: a stack of experts in high precision, and no entry of the list of kept modules fits it\n");
   config["quantization_config"]["ignore"] = {"lm_head", "model.layers.0.mlp.experts"};
   stacked.write("config.json", config);
   EXPECT_EQ(problems(check_readers(stacked.path()), "vLLM"), "");
