@@ -123,7 +123,7 @@ TEST(Gaudi2Codes, ValuesThatFillSaturateBelowThem) {
   EXPECT_EQ(codes_of(at::full({1}, NAN, options)), (std::vector<int>{0x7F}));
   const Tensor x = at::full({2}, 1.0, options);
   EXPECT_EQ(codes_of(x), (std::vector<int>{0x38, 0x38}));
-  EXPECT_EQ(codes_of(x.clone().fill_(at::tensor(300.0f))), (std::vector<int>{0x77, 0x77}));
+  EXPECT_EQ(codes_of(x.clone().fill_(at::full({}, 300.0f))), (std::vector<int>{0x77, 0x77}));
   EXPECT_EQ(codes_of(x.clone().fill_(HUGE_VAL)), (std::vector<int>{0x77, 0x77}));
   EXPECT_EQ(codes_of(x.masked_fill(mask, 300.0)), (std::vector<int>{0x77, 0x38}));
   EXPECT_EQ(codes_of(x.index_fill(0, last, 300.0)), (std::vector<int>{0x38, 0x77}));

@@ -52,7 +52,7 @@ TEST(Fp8, BadValuesNameTheAllowedOnes) {
 
 TEST(Fp8, FailuresAreExitCode1) {
   expect_error(run_fp8({"inspect", "/no/such/file"}), 1, "/no/such/file");
-  expect_error(run_fp8({"generate", "--model", "/no/such/model", "--prompt", "x", "--device", "cpu"}), 1, "/no/such/model/config.json");
+  expect_error(run_fp8({"generate", "--model", "/no/such/model", "--prompt", "x", "--device", "cpu"}), 1, "/no/such/model: expected a model folder, found nothing");
 }
 
 TEST(Fp8, VersionAndHelp) {
