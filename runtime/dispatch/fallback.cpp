@@ -185,7 +185,7 @@ void alias_argument(c10::IValue& value, bool written, std::size_t argument, Fram
   }
 }
 
-/// The value that fill_, masked_fill, index_fill, constant_pad_nd and their like write into codes of Gaudi2.
+/// The value that fill_ (and so full, constant_pad_nd) and its like write into codes of Gaudi2.
 void saturate_value(c10::IValue& value) {
   const double max = kernels::fp8_max(kernels::Format::E4M3, kernels::Dialect::gaudi2);
   if (value.isDouble()) {
