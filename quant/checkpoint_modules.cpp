@@ -6,7 +6,7 @@
 #include <set>
 
 #include "fp8/configs/option_names.h"
-#include "fp8/configs/python_regex.h"
+#include "fp8/quant/name_patterns.h"
 #include "fp8/runtime/io/error.h"
 
 namespace fp8::quant {
@@ -64,36 +64,11 @@ void collect_counts(const io::Json& config, int depth, std::map<std::int64_t, st
   }
 }
 
-class Patterns {
- public:
-  Patterns(const std::vector<std::string>& patterns, const std::string& option) {
-    for (const auto& p : patterns) patterns_.emplace_back(p, option);
-  }
-  bool match(const std::string& name) const {
-    return std::any_of(patterns_.begin(), patterns_.end(), [&](const auto& p) { return p.search(name); });
-  }
-
- private:
-  std::vector<configs::PythonRegex> patterns_;
-};
-
 std::string listed(const std::vector<std::string>& names) {
   constexpr std::size_t kShown = 8;
   std::string text;
   for (std::size_t i = 0; i < std::min(names.size(), kShown); ++i) text += (i == 0 ? "" : ", ") + names[i];
   return text + (names.size() > kShown ? ", ..." : "");
-}
-
-/// "model.layers.*.mlp.gate": numbers stand for all alike.
-std::string folded(const std::string& name) {
-  std::string out;
-  for (std::size_t at = 0; at <= name.size();) {
-    const std::size_t end = std::min(name.find('.', at), name.size());
-    const bool number = end > at && name.find_first_not_of("0123456789", at) >= end;
-    out += (at == 0 ? "" : ".") + (number ? "*" : name.substr(at, end - at));
-    at = end + 1;
-  }
-  return out;
 }
 
 }  // namespace
@@ -221,7 +196,7 @@ class CheckpointModules::Judge {
   const bool towers_;
   const std::int64_t scale_rows_;
   bool gpt2_ = false;
-  const Patterns linear_, keep_;
+  const NamePatterns linear_, keep_;
   std::map<std::int64_t, std::string> counts_;
 };
 
@@ -299,8 +274,8 @@ std::vector<std::pair<std::string, std::string>> CheckpointModules::guesses() co
   if (names_.known()) return out;
   std::set<std::string> seen;
   for (const auto& m : modules_) {
-    if (m.shape.size() == 2 && seen.insert(folded(m.name)).second)
-      out.emplace_back(folded(m.name), m.role == Role::linear ? name_of(m.role) : m.why);
+    if (m.shape.size() == 2 && seen.insert(folded_name(m.name)).second)
+      out.emplace_back(folded_name(m.name), m.role == Role::linear ? name_of(m.role) : m.why);
   }
   return out;
 }

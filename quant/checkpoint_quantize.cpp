@@ -102,6 +102,7 @@ class Job {
 
   /// Keeps what can't be quantized: a weight with NaN or Inf, and what engines run as one product with it.
   PlanOptions without_nonfinite(PlanOptions o) const {
+    if (nonfinite_.empty()) return o;
     std::map<std::string, std::string> groups;
     for (const auto& [tensor, found] : nonfinite_) {
       const std::string module = is_weight(tensor) ? module_of(tensor) : tensor, reason = "holds " + found.text(static_cast<std::uint64_t>(source_.info(tensor).numel()));

@@ -110,6 +110,9 @@ class ModelNames {
   std::vector<const Family*> rows_;
 };
 
+/// "model.layers.*.mlp.gate": whole parts that are numbers stand for all alike.
+std::string folded_name(const std::string& module);
+
 // By name alone, for models in memory and for what no row decides.
 
 bool is_embedding_name(std::string_view module);

@@ -112,10 +112,12 @@ NonFinite count_nonfinite(const void* values, DType dtype, std::int64_t n) {
 bool has_nonfinite(const void* values, DType dtype, std::int64_t n) { return count_nonfinite(values, dtype, n).any(); }
 
 void refuse_nonfinite(const io::Checkpoint& checkpoint, const std::string& tensor, recipes::Dialect dialect) {
-  const NonFinite found = count_nonfinite(checkpoint, tensor, dialect);
-  const auto& info = checkpoint.info(tensor);
-  throw io::Error(checkpoint.folder().string() + ": " + io::printable(tensor) + ": expected finite weights, found " +
-                  found.text(static_cast<std::uint64_t>(info.numel())) + " (allow_nonfinite, --allow-nonfinite, copies them as they are)");
+  refuse_nonfinite(checkpoint, tensor, count_nonfinite(checkpoint, tensor, dialect), static_cast<std::uint64_t>(checkpoint.info(tensor).numel()));
+}
+
+void refuse_nonfinite(const io::Checkpoint& checkpoint, const std::string& place, const NonFinite& found, std::uint64_t values) {
+  throw io::Error(checkpoint.folder().string() + ": " + io::printable(place) + ": expected finite weights, found " + found.text(values) +
+                  " (allow_nonfinite, --allow-nonfinite, copies them as they are)");
 }
 
 io::Json nonfinite_json(const std::map<std::string, NonFinite>& found) {

@@ -38,6 +38,8 @@ NonFinite count_nonfinite(const void* values, io::DType dtype, std::int64_t n);
 /// True if any of n values is NaN or Inf.
 bool has_nonfinite(const void* values, io::DType dtype, std::int64_t n);
 
+/// Throws io::Error "FOLDER: PLACE: expected finite weights, found NaN in ..."; values: how many were looked at.
+[[noreturn]] void refuse_nonfinite(const io::Checkpoint& checkpoint, const std::string& place, const NonFinite& found, std::uint64_t values);
 /// Counts and throws io::Error "FOLDER: TENSOR: expected finite weights, found NaN in ...".
 [[noreturn]] void refuse_nonfinite(const io::Checkpoint& checkpoint, const std::string& tensor, recipes::Dialect dialect = recipes::Dialect::ocp);
 

@@ -9,7 +9,7 @@
 
 #include "fp8/configs/module_types.h"
 #include "fp8/configs/option_names.h"
-#include "fp8/configs/python_regex.h"
+#include "fp8/quant/name_patterns.h"
 #include "fp8/quant/plan_kv.h"
 #include "fp8/quant/plan_rules.h"
 #include "fp8/runtime/io/error.h"
@@ -20,19 +20,6 @@ using configs::ModuleKind;
 using configs::option_name;
 
 namespace {
-
-class Patterns {
- public:
-  Patterns(const std::vector<std::string>& patterns, const std::string& option) {
-    for (const auto& p : patterns) patterns_.emplace_back(p, option);
-  }
-  bool match(const std::string& name) const {
-    return std::any_of(patterns_.begin(), patterns_.end(), [&](const configs::PythonRegex& r) { return r.search(name); });
-  }
-
- private:
-  std::vector<configs::PythonRegex> patterns_;
-};
 
 ModuleKind kind_of_type(const std::string& type) {
   const auto* found = configs::find_module_type(type);
@@ -65,7 +52,7 @@ void check_blocks(const PlanOptions& o) {
 std::string asked_for() { return " (" + option_name("'include'", "--include") + " quantizes it)"; }
 
 /// Why a module stays in high precision without a config; empty: it is quantized.
-std::string own_reason(const ModuleInfo& m, const Patterns& include, const Patterns& exclude) {
+std::string own_reason(const ModuleInfo& m, const NamePatterns& include, const NamePatterns& exclude) {
   if (exclude.match(m.name)) return "excluded by " + option_name("'exclude'", "--exclude");
   if (include.match(m.name)) return is_quantizable(m.type) ? "" : "no fp8 kernel for type " + m.type;
   if (plan_rules::is_adapter(m.name)) return "a LoRA adapter, kept in high precision" + asked_for();
@@ -101,7 +88,7 @@ void check_fits(const std::vector<ModuleInfo>& modules, const std::vector<NodeIn
 }
 
 /// Without a config. Mixtures of experts follow their weights; the rest is asked for.
-void plan_own_node(const NodeInfo& n, const std::vector<ModuleInfo>& modules, const PlanOptions& o, const Patterns& exclude, Plan& plan) {
+void plan_own_node(const NodeInfo& n, const std::vector<ModuleInfo>& modules, const PlanOptions& o, const NamePatterns& exclude, Plan& plan) {
   const ModuleKind kind = kind_of_type(n.type);
   const bool cache = kind == ModuleKind::kv_cache, mixture = kind == ModuleKind::dynamic_moe;
   const auto skip = [&](const std::string& reason) { plan.skipped.push_back({n.name, reason}); };
@@ -133,7 +120,7 @@ void plan_own_node(const NodeInfo& n, const std::vector<ModuleInfo>& modules, co
 Plan own_plan(const std::vector<ModuleInfo>& modules, const std::vector<NodeInfo>& nodes, const PlanOptions& o) {
   Plan plan;
   plan.scale_method = "amax";
-  const Patterns include(o.include, option_name("'include'", "--include")), exclude(o.exclude, option_name("'exclude'", "--exclude"));
+  const NamePatterns include(o.include, option_name("'include'", "--include")), exclude(o.exclude, option_name("'exclude'", "--exclude"));
   const bool is_static = o.activations == ActivationScaling::static_tensor;
   const auto weights = o.weights.value_or(is_static ? WeightGranularity::tensor : WeightGranularity::channel);
   const bool groups = weights == WeightGranularity::block && o.activations != ActivationScaling::none;

@@ -102,9 +102,7 @@ NonFinite count_nonfinite(const io::Checkpoint& checkpoint, const WeightSlice& s
 }
 
 void refuse_nonfinite(const io::Checkpoint& checkpoint, const WeightSlice& s) {
-  throw io::Error(checkpoint.folder().string() + ": " + io::printable(s.place()) + ": expected finite weights, found " +
-                  count_nonfinite(checkpoint, s).text(static_cast<std::uint64_t>(s.values())) +
-                  " (allow_nonfinite, --allow-nonfinite, copies them as they are)");
+  refuse_nonfinite(checkpoint, s.place(), count_nonfinite(checkpoint, s), static_cast<std::uint64_t>(s.values()));
 }
 
 }  // namespace fp8::quant

@@ -39,13 +39,6 @@ std::vector<std::string> parts_of(const std::string& name) {
   return parts;
 }
 
-/// Every name with its numbers replaced by 0: modules that differ in nothing but numbers are one.
-std::string numbers_as_0(const std::string& name) {
-  std::string out;
-  for (const auto& part : parts_of(name)) out += (out.empty() ? "" : ".") + (is_number(part) ? std::string("0") : part);
-  return out;
-}
-
 bool ends_at_dot(const std::string& name, const std::string& suffix) {
   return name.ends_with(suffix) && (name.size() == suffix.size() || name[name.size() - suffix.size() - 1] == '.');
 }
@@ -118,7 +111,7 @@ class Quantized {
   explicit Quantized(const ConfigSpec& spec) {
     for (const auto& module : spec.quantized) {
       for (auto& name : spec.names.names_on_load(module)) {
-        kinds_.try_emplace(numbers_as_0(name), name);
+        kinds_.try_emplace(folded_name(name), name);
         names_.insert(std::move(name));
       }
     }
@@ -140,12 +133,12 @@ class Quantized {
   bool ends_with(const std::string& suffix, bool numbers_alike) const {
     if (!numbers_alike)
       return std::any_of(names_.begin(), names_.end(), [&](const auto& name) { return ends_at_dot(name, suffix); });
-    return std::any_of(kinds_.begin(), kinds_.end(),
-                       [&](const auto& kind) { return ends_at_dot(kind.first, numbers_as_0(suffix)); });
+    const std::string end = folded_name(suffix);
+    return std::any_of(kinds_.begin(), kinds_.end(), [&](const auto& kind) { return ends_at_dot(kind.first, end); });
   }
   /// Whether one stands below a part with that end.
   bool stands_below(const std::string& suffix, bool numbers_alike) const {
-    const std::string part = "." + (numbers_alike ? numbers_as_0(suffix) : suffix) + ".";
+    const std::string part = "." + (numbers_alike ? folded_name(suffix) : suffix) + ".";
     const auto below = [&](const std::string& name) { return ("." + name).find(part) != std::string::npos; };
     if (!numbers_alike) return std::any_of(names_.begin(), names_.end(), below);
     return std::any_of(kinds_.begin(), kinds_.end(), [&](const auto& kind) { return below(kind.first); });
@@ -158,7 +151,7 @@ class Quantized {
 
  private:
   std::set<std::string> names_;
-  std::map<std::string, std::string> kinds_;  // numbers as 0 -> one of them
+  std::map<std::string, std::string> kinds_;  // folded -> one of them
 };
 
 /// Where a name is cut so that the prefix before it stays open: from its first numbered container on, else its last

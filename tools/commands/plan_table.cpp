@@ -1,26 +1,24 @@
 // SPDX-License-Identifier: Apache-2.0
 #include "fp8/tools/commands/plan_table.h"
 
-#include <algorithm>
 #include <map>
 #include <tuple>
 #include <utility>
 
+#include "fp8/quant/model_names.h"
 #include "fp8/tools/commands/output.h"
 #include "fp8/tools/commands/table.h"
 
 namespace fp8::commands {
 namespace {
 
-bool is_number(const std::string& part) { return !part.empty() && part.find_first_not_of("0123456789") == std::string::npos; }
-
 class Lines {
  public:
   void add(const std::string& module, const std::string& scheme, const std::string& reason) {
-    const auto [at, fresh] = index_.try_emplace({folded_name(module), scheme, reason}, lines_.size());
+    const auto [at, fresh] = index_.try_emplace({quant::folded_name(module), scheme, reason}, lines_.size());
     if (fresh) lines_.push_back({module, {}, scheme, reason});
     PlanLine& line = lines_[at->second];
-    if (!line.modules.empty()) line.name = folded_name(module);
+    if (!line.modules.empty()) line.name = quant::folded_name(module);
     line.modules.push_back(module);
   }
   std::vector<PlanLine> take() { return std::move(lines_); }
@@ -31,18 +29,6 @@ class Lines {
 };
 
 }  // namespace
-
-std::string folded_name(const std::string& module) {
-  std::string folded;
-  for (std::size_t at = 0; at <= module.size();) {
-    const std::size_t dot = std::min(module.find('.', at), module.size());
-    const std::string part = module.substr(at, dot - at);
-    if (at > 0) folded += '.';
-    folded += is_number(part) ? "*" : part;
-    at = dot + 1;
-  }
-  return folded;
-}
 
 std::vector<PlanLine> plan_lines(const quant::CheckpointReport& report) {
   Lines lines;

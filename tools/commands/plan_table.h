@@ -16,9 +16,6 @@
 
 namespace fp8::commands {
 
-/// "model.layers.3.mlp" -> "model.layers.*.mlp": whole parts that are numbers.
-std::string folded_name(const std::string& module);
-
 /// Modules of one folded name and one fate.
 struct PlanLine {
   std::string name;                 ///< folded where it stands for several

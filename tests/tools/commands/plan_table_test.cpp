@@ -3,17 +3,17 @@
 
 #include <gtest/gtest.h>
 
-#include "support/test_data.h"
+#include "fp8/quant/model_names.h"
 
 namespace fp8::commands {
 namespace {
 
 TEST(PlanTable, PartsThatAreNumbersFold) {
-  EXPECT_EQ(folded_name("model.layers.12.mlp.experts.3.w1"), "model.layers.*.mlp.experts.*.w1");
-  EXPECT_EQ(folded_name("0.fc1"), "*.fc1");
-  EXPECT_EQ(folded_name("lm_head"), "lm_head");
-  EXPECT_EQ(folded_name("encoder.layer1.conv2"), "encoder.layer1.conv2") << "whole parts only";
-  EXPECT_EQ(folded_name(""), "");
+  EXPECT_EQ(quant::folded_name("model.layers.12.mlp.experts.3.w1"), "model.layers.*.mlp.experts.*.w1");
+  EXPECT_EQ(quant::folded_name("0.fc1"), "*.fc1");
+  EXPECT_EQ(quant::folded_name("lm_head"), "lm_head");
+  EXPECT_EQ(quant::folded_name("encoder.layer1.conv2"), "encoder.layer1.conv2") << "whole parts only";
+  EXPECT_EQ(quant::folded_name(""), "");
 }
 
 TEST(PlanTable, LinesHoldWhatHasOneFate) {
