@@ -6,13 +6,18 @@
 
 #include <cstdlib>
 #include <iostream>
+#include <stdexcept>
 #include <string>
 #include <string_view>
+#include <vector>
 
 #include "fp8/configs/quant_config.h"
 #include "fp8/configs/recipe_config.h"
 #include "fp8/measure/measurement_file.h"
+#include "fp8/quant/expert_families.h"
+#include "fp8/quant/formats/ignore_list.h"
 #include "fp8/quant/formats/scale_file.h"
+#include "fp8/quant/model_names.h"
 #include "fp8/runtime/io/json.h"
 #include "fp8/runtime/io/npz.h"
 #include "fp8/runtime/io/pickle.h"
@@ -157,6 +162,50 @@ void scales(const std::uint8_t* data, std::size_t size) {
     for (const auto& [path, bytes] : quant::scale_bytes({"fuzz", "maxabs", "UNIT_SCALE"}, file)) {
       require(quant::scales_from_json(tree_of(bytes), "fuzz").modules == file.modules,
               "scales do not survive write and read");
+    }
+  });
+}
+
+namespace {
+
+/// The strings of a list, the empty ones left out: no module is called so.
+std::vector<std::string> strings_in(const io::Json& json, const char* key) {
+  std::vector<std::string> out;
+  const auto list = json.find(key);
+  if (list == json.end() || !list->is_array()) return out;
+  for (const auto& item : *list) {
+    if (item.is_string() && !item.get_ref<const std::string&>().empty()) out.push_back(item.get<std::string>());
+  }
+  return out;
+}
+
+void check_list(quant::CheckpointFormat format, const quant::ConfigSpec& spec) {
+  const quant::IgnoreList list(format, quant::ignore_entries(format, spec));
+  for (const auto& module : spec.kept_linears) require(list.entry_for(module) != nullptr, "a kept module is not in the list");
+  for (const auto& module : spec.quantized) require(list.entry_for(module) == nullptr, "an entry matches a quantized module");
+}
+
+}  // namespace
+
+void model_config(const std::uint8_t* data, std::size_t size) {
+  tolerating_errors([&] {
+    const io::Json json = io::parse_json(view(data, size), "fuzz");
+    if (!json.is_object()) return;
+    quant::ConfigSpec spec;
+    spec.names = quant::ModelNames(json.value("config", io::Json()));
+    spec.quantized = strings_in(json, "quantized");
+    spec.kept_linears = strings_in(json, "kept");
+    spec.ignore = strings_in(json, "ignore");
+    spec.names.tied();
+    spec.names.refused(spec.quantized);
+    quant::expert_family(json.value("config", io::Json()));
+    quant::halved_groups(spec.names, spec.quantized, spec.kept_linears);
+    for (const auto format : {quant::CheckpointFormat::compressed_tensors, quant::CheckpointFormat::fp8, quant::CheckpointFormat::modelopt,
+                              quant::CheckpointFormat::inc}) {
+      try {
+        check_list(format, spec);
+      } catch (const std::invalid_argument&) {  // an entry of the user's that is no regular expression
+      }
     }
   });
 }

@@ -23,6 +23,9 @@ void recipe(const std::uint8_t* data, std::size_t size);
 void measurement(const std::uint8_t* data, std::size_t size);
 /// The same of a scale file.
 void scales(const std::uint8_t* data, std::size_t size);
+/// {"config": a model's config.json, "quantized": names, "kept": names, "ignore": entries}: what a form lists of that must
+/// match every kept module and no quantized one.
+void model_config(const std::uint8_t* data, std::size_t size);
 /// The pickle alone, past the zip's checksum.
 void pickle(const std::uint8_t* data, std::size_t size);
 
