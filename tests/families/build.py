@@ -16,7 +16,7 @@ import shrink
 def rules():
     """A name for what decides the checkpoints: other rules make other files."""
     here = pathlib.Path(__file__).parent
-    text = b"".join((here / name).read_bytes() for name in ("build.py", "hints.py", "inputs.py", "reference.py", "shrink.py"))
+    text = b"".join((here / name).read_bytes() for name in ("build.py", "hints.py", "inputs.py", "reference.py", "roles.py", "shrink.py"))
     return hashlib.sha256(text).hexdigest()[:12]
 
 
@@ -40,6 +40,7 @@ MAPS = [
 # The run that shows that a kind of model works.
 WANTED = {"image-text": "image", "image": "image", "zero-shot-image": "image", "speech": "sound", "ctc": "sound", "audio": "sound"}
 LARGEST = 30e6  # parameters
+LABELLED, LABELS = ("image", "audio"), 40  # the relative error of two logits would be anything
 
 
 def model_types():
@@ -76,6 +77,8 @@ def tiny_config(name, uniform):
     model_type = name.partition("@")[0]
     uniform = hints.VARIANTS.get(name, {}).get("sizes", uniform)
     values = shrink.shrink(default_config(model_type), uniform=uniform)
+    if model_types()[name][0] in LABELLED:
+        values["num_labels"] = LABELS
     for hint in hints.of(name):
         merge(values, hint)
     return CONFIG_MAPPING[model_type](**values)
@@ -94,6 +97,8 @@ def randomize(model, torch, gain):
                 parameter.copy_(noise * max(fan_in, 16) ** -0.5 * (1.0 if "emb" in name or "head" in name else gain))
             else:
                 parameter.add_(0.05 * noise)
+            if name.endswith(("q_norm.weight", "k_norm.weight")):
+                parameter.mul_(0.5)  # normalized queries and keys without training choose one token
 
 
 def count_parameters(model):

@@ -7,6 +7,7 @@ import re
 import shutil
 import subprocess
 
+import hints
 import inputs
 import reference
 
@@ -22,18 +23,19 @@ FORMS = {
 
 
 def quantize(binary, folder, out, form, more):
-    """Runs the tool; its message when it refuses, else None."""
+    """Runs the tool: (its message when it refuses, else None; {reader: problems} of its --check)."""
     shutil.rmtree(out, ignore_errors=True)
-    command = [binary, "quantize", "--model", folder, "--out", out, "--format", "compressed-tensors", *FORMS[form], *more]
+    command = [binary, "quantize", "--model", folder, "--out", out, "--format", "compressed-tensors", *FORMS[form], *more, "--check", "--json"]
     done = subprocess.run([*map(str, command), "--quiet", "--threads", "1"], capture_output=True, text=True, timeout=300, check=False)
     if done.returncode:
         lines = [line for line in done.stderr.splitlines() if line.strip()] or [f"exit code {done.returncode}"]
-        return next((line for line in lines if "error" in line.lower()), lines[-1])
-    return None
+        return next((line for line in lines if "error" in line.lower()), lines[-1]), {}
+    return None, {verdict["reader"]: verdict["problems"] for verdict in json.loads(done.stdout)["readers"]}
 
 
-def fp8_share(source_roles, sizes, out):
-    """(share of the linear weights' elements that are fp8 in the file, modules in fp8, linear weights that are kept)."""
+def fp8_share(source_roles, sizes, out, wanted):
+    """(share of the linear weights' elements that are fp8 in the file, modules in fp8, linear weights that are kept).
+    wanted: the roles that are looked at."""
     from safetensors import safe_open
     fp8 = {}
     for file in sorted(out.glob("*.safetensors")):
@@ -48,7 +50,7 @@ def fp8_share(source_roles, sizes, out):
     total = written = 0
     kept = []
     for name, (role, _) in source_roles.items():
-        if role not in ("linear", "experts"):
+        if role not in wanted:
             continue
         total += sizes[name]
         if name in fp8:
@@ -88,15 +90,18 @@ def check(model_type, class_name, folder, form, binary, work, more, torch):
     row = {"type": model_type, "class": class_name, "form": form, "verdict": "wrong", "cause": ""}
     out = pathlib.Path(work) / f"{model_type}-{form}"
     try:
-        reason = quantize(binary, folder, out, form, more)
+        reason, readers = quantize(binary, folder, out, form, more)
         if reason:
             return row | {"verdict": "refused", "cause": reason}
         sizes = {name: tensor.numel() for name, tensor in reference.saved_tensors(folder).items()}
-        share, modules, kept = fp8_share(roles, sizes, out)
+        share, modules, kept = fp8_share(roles, sizes, out, ("linear",) if "--experts" in more else ("linear", "experts"))
         row |= {"share": round(share, 4), "modules": modules, "kept": fold(kept)}
         try:
             model, problems = reference.load(class_name, out, torch)
         except Exception as error:  # noqa: BLE001: whatever the reader says is the cause
+            rule = hints.VLLM_ONLY.get(model_type)
+            if rule and readers["transformers"]:
+                return row | {"verdict": "vLLM only", "cause": rule}
             return row | {"cause": "load: " + first_line(error)}
         problems = {kind: [key for key in keys if key not in saved["problems"].get(kind, [])] for kind, keys in problems.items()}
         problems = {kind: fold(keys) for kind, keys in problems.items() if keys}
@@ -106,7 +111,7 @@ def check(model_type, class_name, folder, form, binary, work, more, torch):
         except Exception as error:  # noqa: BLE001
             return row | {"cause": "run: " + first_line(error) + keys_text(problems)}
         row["errors"] = {name: [round(e, 5), float(f"{kl:.3g}")] for name, (e, kl) in errors.items()}
-        causes = []
+        causes = [f"--check says of transformers: {problem}" for problem in readers["transformers"][:1]]
         if problems:
             causes.append(keys_text(problems))
         for name, (error, kl) in errors.items():

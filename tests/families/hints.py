@@ -86,7 +86,8 @@ HINTS = {
     "molmo2": {"adapter_config": {"vision_feature_layer": [1, 0]}},
     "moonshine_streaming": {"num_key_value_heads": 4},
     "moshi": {"audio_encoder_config": {"codebook_size": 256}, "audio_vocab_size": 256},
-    "muse_spark": {"audio_config": {"num_hidden_layers": 4, "hidden_sizes": [32, 32, 64, 64], "depths": [1, 1, 1, 1]}},
+    "muse_spark": {"text_config": {"qk_scale_factor": 1.0},  # 5.5: a choice of one token
+                   "audio_config": {"num_hidden_layers": 4, "hidden_sizes": [32, 32, 64, 64], "depths": [1, 1, 1, 1]}},
     "nemotron": {"head_dim": 16, "num_key_value_heads": 2},
     "nemotron_h_omni": {"vision_config": {"video_temporal_patch_size": 2}},
     "perceiver": {"num_self_attends_per_block": 2, "d_latents": 96, "num_latents": 16, "image_size": 32,
@@ -106,6 +107,7 @@ HINTS = {
 VARIANTS = {
     "llama@coincident": {"config": {"vocab_size": 160, "max_position_embeddings": 64}},
     "bert@coincident": {"config": {"vocab_size": 160, "max_position_embeddings": 64}},
+    "dinov2@swiglu": {"config": {"use_swiglu_ffn": True}},
     "mixtral@stacked": {"save": {"save_original_format": False}},
     "qwen3_moe@stacked": {"save": {"save_original_format": False}},
     "deepseek_v3@ragged": {"config": {"hidden_size": 256, "q_lora_rank": 128, "kv_lora_rank": 128}},
@@ -116,6 +118,10 @@ VARIANTS = {
 # Stacked in the checkpoint, but read one by one as soon as they are quantized: transformers makes a ModuleList of them.
 EXPERTS_ONE_BY_ONE = {"llama4", "llama4_text"}
 
+# transformers fails to load any quantized file of these, by the rule named; `quantize --check` must say so, and
+# vllm_lookups.py sees that vLLM finds its way.
+VLLM_ONLY = {"ernie4_5_vl_moe": "transformers 5.23: core_model_loading.py:688 asks for scales that its own decoding has used up"}
+
 # How large the random weights of a model with experts are (1: outputs as large as inputs). A router without training has
 # no margin between its choices: the rounding of 8 bits then changes experts, which tells nothing about the checkpoint.
 # Smaller weights leave the residual stream, and so the choices, more as they are.
@@ -123,7 +129,8 @@ EXPERTS_GAIN = 0.4
 # And of models whose random attention is nearly a choice of one token (no division by the root of the head's size).
 GAINS = {name: 0.5 for name in ("longt5", "mt5", "umt5", "pop2piano", "muse_spark", "olmo_hybrid", "nemotron", "speecht5", "granite",
                                 "t5", "switch_transformers")}
-GAINS |= {"nemotron": 0.3, "muse_spark": 0.3, "kolibri1": 0.3}
+GAINS |= {"nemotron": 0.3, "kolibri1": 0.7, "axk1": 0.3, "minimax_m3_vl_text": 0.3, "gemma4_unified": 0.6, "gemma4_text": 0.6, "minicpmv4_6": 0.6,
+          "minicpmv4_7": 0.6}
 
 # Types whose code mixes bf16 and float32 when weights are decompressed.
 DTYPES = {"ctrl": "float32", "hy_v4": "float32"}

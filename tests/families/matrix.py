@@ -8,7 +8,8 @@
 
 Each type's tiny random checkpoint is made once in ~/.cache/fp8/families, quantized with `fp8 quantize`, loaded with
 transformers and compressed-tensors, run on text and, where there are towers, on an image or a sound, and compared with
-the high precision model. A row is right, wrong (with the cause) or refused (with the tool's reason)."""
+the high precision model. A row is right, wrong (with the cause), refused (with the
+tool's reason), or for vLLM only (transformers loads no quantized file of that type, and the tool says so)."""
 
 import argparse
 import concurrent.futures
@@ -129,7 +130,7 @@ def main(arguments):
         pathlib.Path(options.json).write_text(json.dumps(rows, indent=1))
     if options.table:
         pathlib.Path(options.table).write_text(table(rows))
-    counts = {verdict: sum(row["verdict"] == verdict for row in rows) for verdict in ("right", "wrong", "refused", "no linear", "not built")}
+    counts = {verdict: sum(row["verdict"] == verdict for row in rows) for verdict in ("right", "wrong", "refused", "vLLM only", "no linear", "not built")}
     print(f"{len({row['type'] for row in rows})} types: " + ", ".join(f"{count} {verdict}" for verdict, count in counts.items()))
     return 1 if counts["wrong"] else 0
 

@@ -7,7 +7,7 @@ import re
 TOWER = re.compile(
     r"(^|\.)(vision\w*|visual\w*|image_(encoder|tower|newline|model)\w*|audio\w*|sound\w*|speech(_\w+)?|\w*projector\w*|connector|aligner"
     r"|mm_\w*|embed_vision|embed_audio|qformer|query_tokens|vqmodel|vq_\w*|resampler|perceiver_resampler|multi_modal\w*|codec\w*"
-    r"|mimi|language_projection|acoustic\w*|semantic_\w*|conformer\w*|patch_embed\w*)(\.|$)")
+    r"|mimi|embed_tokens_extend|language_projection|acoustic\w*|semantic_\w*|conformer\w*|patch_embed\w*)(\.|$)")
 ROUTER = re.compile(r"(^|\.)(router|gate|\w*_gate|classifier|gate_proj_router|\w*router\w*)(\.|$)")
 LINEARS = ("Linear",)
 
@@ -28,6 +28,16 @@ def experts_of(config):
     return {value for value in (getattr(text, name, None) for name in names) if isinstance(value, int) and value > 1}
 
 
+def tied_modules(model):
+    """Modules of `_tied_weights_keys`: one weight under two names, which one of them often uses without its module."""
+    names = set()
+    for path, module in model.named_modules():
+        keys = getattr(module, "_tied_weights_keys", None)
+        for pair in keys.items() if isinstance(keys, dict) else ():
+            names |= {".".join(part for part in (path, key.rpartition(".")[0]) if part) for key in pair}
+    return names
+
+
 def head_modules(model):
     """Modules that make the output: the head, and what is tied to an embedding."""
     heads = set()
@@ -36,8 +46,9 @@ def head_modules(model):
     except (NotImplementedError, AttributeError):
         head = None
     embeddings = {p.data_ptr() for m in model.modules() if "Embedding" in "".join(class_names(m)) for p in m.parameters(recurse=False)}
+    tied_names = tied_modules(model)
     for name, module in model.named_modules(remove_duplicate=False):
-        tied = any(p.data_ptr() in embeddings for p in module.parameters(recurse=False))
+        tied = name in tied_names or any(p.data_ptr() in embeddings for p in module.parameters(recurse=False))
         if module is head or (tied and "Linear" in class_names(module)):
             heads.add(name)
     return heads
@@ -109,4 +120,7 @@ def roles(model, saved):
             if parameter is not None and parameter.dim() == 3:
                 role = "experts" if tensor.dim() == 2 else "stacked"
         result[name] = (role, module_name)
+    if not any(role in ("linear", "merged", "experts", "stacked") for role, _ in result.values()):  # the tower is the model
+        lone = {name for name, (role, module) in result.items() if role == "tower" and "Linear" in class_names(modules[module])}
+        result |= {name: ("linear", result[name][1]) for name in lone}
     return result
