@@ -16,6 +16,7 @@
 #include "fp8/quant/formats/form.h"
 #include "fp8/quant/formats/sidecar.h"
 #include "fp8/quant/fp8_handler.h"
+#include "fp8/quant/model_names.h"
 #include "fp8/quant/node_handler.h"
 #include "fp8/runtime/device/block.h"
 #include "fp8/runtime/intercept/weight_tag.h"
@@ -130,6 +131,20 @@ Contents contents_of(const std::vector<std::pair<std::string, at::Tensor>>& tens
   return out;
 }
 
+/// What the source's config.json says: what readers call the modules, and which heads they make of an embedding. Throws for a quantized source.
+void add_source(const std::filesystem::path& source, Contents& out) {
+  out.config.names = ModelNames(read_model_config(source));
+  const auto holds = [&](const auto& wanted) {
+    return std::any_of(out.tensors.begin(), out.tensors.end(), [&](const auto& t) { return t.first.ends_with(".weight") && wanted(t.first.substr(0, t.first.size() - 7)); });
+  };
+  auto& kept = out.config.kept_linears;
+  for (const auto& [head, embedding] : out.config.names.tied()) {
+    const bool own = holds([&, &head = head](const std::string& module) { return module == head; });
+    const bool tied = holds([&, &embedding = embedding](const std::string& module) { return matches_pattern(embedding, module); });
+    if (!own && tied && std::find(kept.begin(), kept.end(), head) == kept.end()) kept.push_back(head);
+  }
+}
+
 /// The forms write through this into the files.
 struct FileSink final : TensorSink {
   explicit FileSink(ShardedWriter& writer) : files(writer) {}
@@ -193,7 +208,7 @@ void save(const std::vector<std::pair<std::string, at::Tensor>>& tensors, const 
   plan.skipped = add_nodes(nodes, form, contents);
   plan.scale_method = contents.config.scale_method = scheme.convention == Convention::own ? "amax" : "inc";
   if (!options.source.empty()) io::refuse_same_path(options.source, out);
-  if (!options.source.empty()) read_model_config(options.source);  // refuses a quantized one
+  if (!options.source.empty()) add_source(options.source, contents);
   const io::Json config = form.config(contents.config), carried = options.source.empty() ? io::Json() : carried_identity_of(options.source);
   OutputFolder folder(out, options.overwrite);
   write_tensors(contents, form, folder.path());

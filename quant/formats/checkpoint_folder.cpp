@@ -13,8 +13,6 @@ namespace {
 
 namespace fs = std::filesystem;
 
-constexpr const char* kEmbeddingNames[] = {"embed_tokens", "wte", "wpe", "embeddings", "word_embeddings", "position_embeddings"};
-
 std::string shard_name(std::size_t i, std::size_t n) {
   char text[64];
   std::snprintf(text, sizeof text, "model-%05zu-of-%05zu.safetensors", i + 1, n);
@@ -34,14 +32,6 @@ io::Json read_model_config(const fs::path& model) {
   }
   config.erase("quantization_config");
   return config;
-}
-
-std::string type_of_weight(const std::string& module, const std::vector<std::int64_t>& shape) {
-  const std::string last = module.substr(module.rfind('.') + 1);
-  for (const char* name : kEmbeddingNames) {
-    if (last == name) return "Embedding";
-  }
-  return shape.size() == 2 ? "Linear" : "Conv" + std::to_string(shape.size() - 2) + "d";
 }
 
 std::uint64_t bytes_of(const io::SafetensorsWriter::Entry& e) {

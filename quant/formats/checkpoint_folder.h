@@ -17,9 +17,6 @@ namespace fp8::quant {
 /// DIR/config.json of a high precision checkpoint. Throws io::Error if it is missing or says that the model is quantized already.
 io::Json read_model_config(const std::filesystem::path& model);
 
-/// "Linear", "Embedding" or "Conv2d", from a module's name and its weight's shape: a checkpoint has no types.
-std::string type_of_weight(const std::string& module, const std::vector<std::int64_t>& shape);
-
 /// Bytes of a tensor to be written.
 std::uint64_t bytes_of(const io::SafetensorsWriter::Entry& entry);
 

@@ -66,6 +66,23 @@ TEST(Save, CompletesTheSourcesConfigAndCarriesItsFiles) {
   EXPECT_TRUE(fs::exists(dir / "source/tokenizer.json"));
 }
 
+TEST(Save, NamesWhatReadersOfTheFamilyCallModules) {
+  const test::TempDir dir;
+  fs::create_directories(dir / "source");
+  const auto ignored = [&](const std::string& model_type, bool head) {
+    std::ofstream(dir / "source/config.json") << "{\"model_type\": \"" << model_type << "\"}";
+    std::vector<measure::WeightModule> modules = {{"model.layers.0.mlp.up_proj", "Linear", hpu(torch::randn({32, 32}).to(at::kBFloat16)), std::nullopt}};
+    std::vector<std::pair<std::string, at::Tensor>> tensors = {{"model.embed_tokens.weight", torch::randn({8, 32})}};
+    if (head) modules.push_back({"language_model.lm_head", "Linear", hpu(torch::randn({8, 32}).to(at::kBFloat16)), std::nullopt});
+    convert(modules, PlanOptions{});
+    for (const auto& m : modules) tensors.emplace_back(m.name + ".weight", m.weight);
+    save(tensors, modules, {}, dir / "out", CheckpointFormat::compressed_tensors, {dir / "source", true});
+    return io::read_json(dir / "out/config.json")["quantization_config"]["ignore"].dump();
+  };
+  EXPECT_EQ(ignored("llama", false), R"(["lm_head"])") << "which readers make of the embedding";
+  EXPECT_NE(ignored("llava", true).find("\"lm_head\""), std::string::npos) << "transformers moves it: " << ignored("llava", true);
+}
+
 TEST(Save, OfAModelOnTheHostIsTheSame) {
   const test::TempDir dir;
   auto model = test::tiny_lm(1, at::kBFloat16);

@@ -8,9 +8,10 @@
 
 #include "fp8/measure/module_tree.h"
 #include "fp8/measure/script_nodes.h"
+#include "fp8/quant/checkpoint_modules.h"
 #include "fp8/quant/expert_names.h"
-#include "fp8/quant/formats/checkpoint_folder.h"
 #include "fp8/quant/plan_kv.h"
+#include "fp8/quant/stacked_experts.h"
 #include "fp8/runtime/io/error.h"
 #include "fp8/runtime/io/safetensors.h"
 #include "fp8/tools/commands/config.h"
@@ -20,42 +21,35 @@ namespace {
 
 namespace fs = std::filesystem;
 
-constexpr std::string_view kWeight = ".weight";
-
-bool ends_with(std::string_view text, std::string_view end) {
-  return text.size() > end.size() && text.substr(text.size() - end.size()) == end;
-}
-
-/// A tied lm_head has no tensor of its own, and is a module all the same.
-bool has_tied_head(const fs::path& folder) {
+/// DIR/config.json; an empty object without one.
+io::Json config_of(const fs::path& folder) {
   std::error_code ignored;
-  if (!fs::exists(folder / "config.json", ignored)) return false;
-  const io::Json config = io::read_json(folder / "config.json");
-  return config.is_object() && config.value("tie_word_embeddings", io::Json(false)) == io::Json(true);
+  return fs::exists(folder / "config.json", ignored) ? io::read_json(folder / "config.json") : io::Json::object();
 }
 
+/// By the names that modules have in memory: there the experts of a layer are one module each, whatever a file calls
+/// or stacks.
 ModelModules modules_of_checkpoint(const fs::path& folder) {
   const io::Checkpoint checkpoint(folder);
+  const io::Json config = config_of(folder);
+  const quant::CheckpointModules found(checkpoint, config);
+  const quant::StackedExperts stacked(checkpoint, config, quant::ExpertForm::each, {});
   ModelModules model;
   model.checkpoint = true;
-  Modules& modules = model.weights;
   std::vector<std::string> names;
   std::set<std::string> experts;
   std::vector<quant::NodeInfo> mixtures;
-  for (const auto& tensor : checkpoint.names()) {
-    const auto& info = checkpoint.info(tensor);
-    if (!ends_with(tensor, kWeight) || info.shape.size() < 2) continue;
-    const std::string name = tensor.substr(0, tensor.size() - kWeight.size());
+  const auto add = [&](const std::string& name, const std::string& type) {
     names.push_back(name);
     const auto expert = quant::expert_in_memory(name);
-    if (!expert.has_value()) {
-      modules.emplace_back(name, quant::type_of_weight(name, info.shape));
-      continue;
-    }
-    if (experts.insert(expert->name).second) modules.emplace_back(expert->name, quant::kExpertType);
+    if (!expert.has_value()) return void(model.weights.emplace_back(name, type));
+    if (experts.insert(expert->name).second) model.weights.emplace_back(expert->name, quant::kExpertType);
     if (experts.insert(expert->mixture).second) mixtures.push_back({expert->mixture, quant::kMixtureType});
+  };
+  for (const auto& m : found.all()) {
+    if (!stacked.is_stack(m.tensor)) add(m.name, quant::CheckpointModules::type_of(m));
   }
-  if (has_tied_head(folder) && !checkpoint.contains("lm_head.weight")) modules.emplace_back("lm_head", "Linear");
+  for (const auto& m : stacked.modules()) add(m.name, m.type);
   model.nodes = quant::attention_nodes(quant::attention_modules(names));
   model.nodes.insert(model.nodes.end(), mixtures.begin(), mixtures.end());
   return model;

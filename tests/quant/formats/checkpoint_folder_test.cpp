@@ -17,16 +17,6 @@ namespace {
 namespace fs = std::filesystem;
 using Entry = io::SafetensorsWriter::Entry;
 
-TEST(CheckpointFolder, TypesFromNamesAndShapes) {
-  EXPECT_EQ(type_of_weight("model.embed_tokens", {50, 8}), "Embedding");
-  EXPECT_EQ(type_of_weight("transformer.wte", {50, 8}), "Embedding");
-  EXPECT_EQ(type_of_weight("bert.embeddings.word_embeddings", {50, 8}), "Embedding");
-  EXPECT_EQ(type_of_weight("lm_head", {50, 8}), "Linear");
-  EXPECT_EQ(type_of_weight("proj", {8, 8}), "Linear");
-  EXPECT_EQ(type_of_weight("mix", {8, 8, 3}), "Conv1d");
-  EXPECT_EQ(type_of_weight("patch", {8, 3, 4, 4}), "Conv2d");
-}
-
 TEST(CheckpointFolder, AConfigMustBeAnObjectOfAHighPrecisionModel) {
   const test::TempDir dir;
   test::write_text(dir / "config.json", R"({"b": 1, "quantization_config": null, "a": 2.50})");

@@ -8,6 +8,7 @@
 
 #include "fp8/runtime/io/json.h"
 #include "support/test_data.h"
+#include "tools/commands/ones_checkpoint.h"
 #include "tools/commands/run_fp8.h"
 
 namespace fp8 {
@@ -111,6 +112,17 @@ TEST_F(Config, ExplainNeverCallsAWorkingPatternIdle) {
   ASSERT_EQ(unused.size(), 3u) << unused;
   EXPECT_THAT(unused[0].get<std::string>(), HasSubstr("no_such"));
   EXPECT_THAT(unused.dump(), AllOf(HasSubstr("layer_types.Conv2d"), HasSubstr("nodes.model.layers.1.self_attn.softmax"), Not(HasSubstr("VLLM"))));  // blocked, so idle
+}
+
+TEST_F(Config, ExplainKnowsWhatQuantizeKnowsOfFamilies) {
+  const auto json = explain(R"({"scale_method": "maxabs_hw"})", {"--model", test::write_mixture(folder_ / "moe")});
+  const auto type = [&](const std::string& name) {
+    const io::Json found = find(json["model"]["modules"], "name", name);
+    return found.is_null() ? "" : found["type"].get<std::string>();
+  };
+  EXPECT_EQ(type("lm_head"), "Linear") << "tied";
+  EXPECT_EQ(type("model.embed_tokens"), "Embedding");
+  EXPECT_EQ(type("model.layers.0.mlp.experts.1.up_proj"), "Linear") << "experts that a file stacks: " << json["model"]["modules"];
 }
 
 TEST_F(Config, ExplainOfDynamicQuantization) {
