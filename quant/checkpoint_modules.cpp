@@ -124,6 +124,7 @@ class CheckpointModules::Judge {
                         option_name("'weights'", "--scheme") + " channel writes these");
       return Verdict{Role::cut, "readers split or join it by rows: its scales do not fit the parts", true};
     }
+    if (parts > 0 && whole) return Verdict{};
     if (says(&Family::cut))
       return Verdict{Role::cut, "readers cut it, merge it or use it without its module: its scale would be lost", true};
     if (says(&Family::transposed)) return Verdict{Role::transposed, "stored transposed, [in, out] (Conv1D)", true};

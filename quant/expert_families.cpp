@@ -73,9 +73,13 @@ constexpr ExpertFamily kFamilies[] = {
     {.model_types = "gemma4 gemma4_text", .spellings = {{kGateUp}}, .note = kVllmOnly},
     {.model_types = "aria aria_text", .spellings = {{kAria, kTransposed}}, .note = kVllmOnly},
     {.model_types = "step3p7", .spellings = {{kStep}}, .note = kVllmOnly},
+    {.model_types = "ernie4_5_vl_moe ernie4_5_vl_moe_text",
+     .keep = "readers take no stacks of experts for text and for images",
+     .unread = "transformers fails to join the experts for text and for images of any quantized file (5.23: "
+               "core_model_loading.py:688); vLLM reads them one by one"},
     {.model_types = "gpt_oss openai_privacy_filter",
      .keep = "experts with biases, gate and up by turns: readers take them stacked only"},
-    {.model_types = "dbrx diffusion_gemma diffusion_gemma_text ernie4_5_vl_moe ernie4_5_vl_moe_text granitemoe_swa "
+    {.model_types = "dbrx diffusion_gemma diffusion_gemma_text granitemoe_swa "
                     "inkling2 inkling2_text inkling_mm_model "
                     "inkling_text jetmoe mistral4 muse_spark nemo_speechlm zaya",
      .keep = "readers take the experts of this family stacked only"},

@@ -98,9 +98,11 @@ const std::vector<Family>& rows() {
       {.model_types = "neomme",
        .heads = "embedding_projection",
        .tied = "lm_head=word_embeddings unembedding_projection=embedding_projection"},
-      {.model_types = "eurobert esmc perceiver ultrabert ultravbert"},
+      {.model_types = "eurobert esmc perceiver"},
+      {.model_types = "ultrabert ultravbert", .tied = "head.decoder=embed_tokens"},
       // Encoders with decoders
-      {.model_types = "t5 mt5 longt5 umt5 switch_transformers pop2piano t5gemma2 udop", .tied = "lm_head=shared"},
+      {.model_types = "t5 mt5 longt5 umt5 switch_transformers pop2piano udop", .tied = "lm_head=shared"},
+      {.model_types = "t5gemma2", .tied = "lm_head.out_proj=model.encoder.embed_tokens"},
       {.model_types = "t5gemma", .tied = "lm_head.out_proj=model.decoder.embed_tokens"},
       {.model_types = "bart mbart plbart mvp pegasus pegasus_x blenderbot blenderbot-small bigbird_pegasus led marian "
                       "m2m_100 nllb-moe florence2",
@@ -109,7 +111,16 @@ const std::vector<Family>& rows() {
       {.model_types = "fsmt", .heads = "output_projection"},
       {.model_types = "seamless_m4t seamless_m4t_v2", .tied = "lm_head=shared"},
       // Vision
-      {.model_types = "dinov2 dinov2_with_registers", .split = "!mlp.weights_in>mlp.gate_proj+mlp.up_proj"},
+      {.model_types = "dinov2 dinov2_with_registers",
+       .split = "!mlp.weights_in>mlp.gate_proj+mlp.up_proj",
+       .refused = "transformers asks every quantized file of this family for the scales of mlp.weights_in and fails to "
+                  "load one without that module (5.23: quantizers/base.py:375, core_model_loading.py:1247)",
+       .unless = "mlp.weights_in"},
+      {.model_types = "tipsv2",
+       .split = "!mlp.w12>mlp.gate_proj+mlp.up_proj !attn.qkv>attention.q_proj+attention.k_proj+attention.v_proj",
+       .refused = "transformers asks every quantized file of this family for the scales of mlp.w12 and fails to load one "
+                  "without that module (5.23: quantizers/base.py:375, core_model_loading.py:1247)",
+       .unless = "mlp.w12"},
       {.model_types = "vit vit_msn vit_mae beit deit ijepa audio-spectrogram-transformer segformer swin swinv2 "
                       "donut-swin bit convnext convnextv2 cvt data2vec-vision efficientnet focalnet hgnet_v2 hiera "
                       "levit mobilenet_v1 mobilenet_v2 mobilevit mobilevitv2 poolformer pp_lcnet pvt pvt_v2 regnet "
@@ -121,7 +132,7 @@ const std::vector<Family>& rows() {
                       "internvl mistral3 pp_chart2table gemma3 paligemma aria fuyu mllama emu3 cohere2_vision "
                       "deepseek_vl deepseek_vl_hybrid exaone4_5 gemma4 gemma4_unified gemma3n glm46v glm4v "
                       "glm4v_moe glm_ocr glmga granite4_vision granite_docling idefics idefics2 idefics3 smolvlm "
-                      "ernie4_5_vl_moe lfm2_vl lighton_ocr llama4 minicpm_ocr muse_glimmer ovis2 pp_formulanet "
+                      "lfm2_vl lighton_ocr llama4 minicpm_ocr muse_glimmer ovis2 pp_formulanet "
                       "video_llama_3 chameleon evolla kimi_k25 pixtral perception_lm step3p7 shieldgemma2",
        .towers = "connector. vision_embed_tokens projector. aligner. embed_vision. embed_audio. vision_embedder. "
                  "vqmodel. vision_projection. layerwise_projectors. spatial_projectors."},
@@ -129,16 +140,31 @@ const std::vector<Family>& rows() {
        .fused = "in_proj_qkv+in_proj_z in_proj_b+in_proj_a"},
       {.model_types = "janus", .linears = "generation_aligner.", .towers = "aligner. vqmodel."},
       {.model_types = "diffusion_gemma",
-       .refused = "the encoder's modules share the decoder's weights, whose scales they would not have"},
+       .refused = "the encoder's modules share the decoder's weights, and transformers ties weight without weight_scale "
+                  "(5.23: modeling_diffusion_gemma.py:1467)"},
       {.model_types = "molmo2",
        .split = "self_attn.att_proj>self_attn.q_proj+self_attn.k_proj+self_attn.v_proj "
                 "!mlp.ff_proj>mlp.up_proj+mlp.gate_proj",
        .built = "vision_tower. multi_modal_projector.",
        .fused = "wq+wk+wv",
        .renamed = "transformer.blocks>layers"},
-      {.model_types = "qianfan_ocr nemotron_h_omni NemotronH_Omni_Reasoning_V3",
+      {.model_types = "qianfan_ocr",
+       .towers = "mlp1. vision_model.",
+       .split = "!attn.qkv>attention.q_proj+attention.k_proj+attention.v_proj",
+       .built = "multi_modal_projector.",
+       .renamed = "vision_model>vision_tower attn.proj>attention.projection_layer"},
+      {.model_types = "unlimited_ocr",
+       .towers = "sam_model. vision_model. projector.",
+       .split = "!self_attn.qkv_proj>self_attn.q_proj+self_attn.k_proj+self_attn.v_proj",
+       .renamed = "sam_model>vision_tower.sam_encoder vision_model>vision_tower.vision_encoder transformer>encoder "
+                  "blocks>layers projector.layers>multi_modal_projector"},
+      {.model_types = "nemotron_h_omni NemotronH_Omni_Reasoning_V3",
        .towers = "mlp1. vision_model. sound_encoder. sound_projection.",
        .built = "vision_tower. multi_modal_projector. audio_tower."},
+      {.model_types = "ernie4_5_vl_moe",
+       .towers = "vision_model. vision_tower. resampler_model.",
+       .renamed = "vision_model>vision_tower spatial_linear.0>spatial_linear.fc1 spatial_linear.2>spatial_linear.fc2 "
+                  "temporal_linear.0>temporal_linear.fc1 temporal_linear.2>temporal_linear.fc2"},
       {.model_types = "hunyuan_vl", .towers = "vit. vision_tower.", .renamed = "vit>vision_tower"},
       {.model_types = "qwen2_vl qwen2_5_vl qwen3_vl qwen3_vl_moe qwen2_5_omni_thinker qwen3_omni_moe_thinker",
        .towers = "visual. audio_tower."},
@@ -177,6 +203,7 @@ const std::vector<Family>& rows() {
       {.model_types = "cohere_asr", .heads = "log_softmax.mlp.layer0", .renamed = "log_softmax.mlp.layer0>proj_out"},
       {.model_types = "speech_to_text", .tied = "lm_head=model.decoder.embed_tokens"},
       {.model_types = "speecht5",
+       .embeddings = "pe_k",
        .tied =
            "text_decoder_postnet.lm_head=text_decoder_prenet.embed_tokens text_decoder_postnet.lm_head=embed_tokens"},
       {.model_types = "granite_speech granite_speech_plus", .embeddings = "rel_pos_emb", .towers = "projector."},

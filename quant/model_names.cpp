@@ -230,8 +230,11 @@ std::vector<std::string> ModelNames::built() const {
   return names;
 }
 
-std::string ModelNames::refused() const {
-  const auto found = std::find_if(rows_.begin(), rows_.end(), [](const Family* row) { return !row->refused.empty(); });
+std::string ModelNames::refused(const std::vector<std::string>& modules) const {
+  const auto has = [&](Text patterns) { return std::any_of(modules.begin(), modules.end(), [&](const auto& name) { return matches_any(patterns, name); }); };
+  const auto found = std::find_if(rows_.begin(), rows_.end(), [&](const Family* row) {
+    return !row->refused.empty() && (row->unless.empty() || !has(row->unless));
+  });
   return found == rows_.end() ? "" : std::string((*found)->refused);
 }
 

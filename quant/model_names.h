@@ -59,6 +59,7 @@ struct Family {
   std::string_view renamed = {};
   bool stable = false;            ///< readers call every module as the file does
   std::string_view refused = {};  ///< why no reader can have it in fp8
+  std::string_view unless = {};   ///< that holds for models without such a module only
 };
 
 /// All rows, and the row of one model_type; null if it has none.
@@ -95,8 +96,8 @@ class ModelNames {
   std::pair<std::int64_t, bool> parts_on_load(std::string_view module) const;
   /// Modules that readers build without a tensor of their name.
   std::vector<std::string> built() const;
-  /// Why no reader can have the model in fp8; empty if one can.
-  std::string refused() const;
+  /// Why no reader can have a model of these modules in fp8; empty if one can.
+  std::string refused(const std::vector<std::string>& modules) const;
   /// Whether some row calls a module's name so, in the cell given: says(&Family::routers, "model.layers.0.mlp.gate").
   bool says(std::string_view Family::* cell, std::string_view module) const;
   /// The part of a name that a tower stands under, dotted if it is of several: "vision_tower"; empty outside of towers.

@@ -103,7 +103,8 @@ class Check {
   void look_at_experts() {
     const ExpertFamily* family = expert_family(model_config_);
     const auto single = std::find_if(quantized_.begin(), quantized_.end(), [](const auto& module) { return module.find(".experts.") != std::string::npos; });
-    if (family != nullptr && !family->note.empty() && single != quantized_.end()) of_transformers_.push_back(*single + ": " + std::string(family->note));
+    if (family != nullptr && !family->unread.empty()) of_transformers_.emplace_back(family->unread);
+  if (family != nullptr && !family->note.empty() && single != quantized_.end()) of_transformers_.push_back(*single + ": " + std::string(family->note));
     for (const auto& layer : StackedExperts(checkpoint_, model_config_, ExpertForm::keep, {}).kept()) {
       if (kept_by(layer) == nullptr && kept_by(layer + ".0.down_proj") == nullptr)
         of_vllm_.push_back(layer + ": a stack of experts in high precision, and no entry of the list of kept modules fits it");

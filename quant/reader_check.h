@@ -8,6 +8,7 @@
 //   modules that run as one product, halved                        vLLM refuses the file
 //   a table of embeddings in fp8                                   nobody decodes it
 //   single experts of a family whose reader takes stacks           transformers has no names for them
+//   a family whose experts transformers can't join                 transformers refuses the file
 //   a stack of experts, and no entry for their layer               vLLM builds fp8 experts and looks for their scales
 //
 // Names are those of the file and those after the changes that readers make on load (model_names.h).

@@ -13,6 +13,7 @@ namespace {
 using io::Json;
 using ::testing::Contains;
 using ::testing::ElementsAre;
+using ::testing::HasSubstr;
 using ::testing::IsEmpty;
 using ::testing::Pair;
 
@@ -141,6 +142,13 @@ TEST(ModelNames, HalvedGroups) {
       halved_groups(names_of("llama"), {"a.q_proj", "a.k_proj", "a.o_proj", "b.q_proj"}, {"a.v_proj", "lm_head"});
   EXPECT_THAT(halved, ::testing::UnorderedElementsAre(Pair("a.q_proj", "a.v_proj"), Pair("a.k_proj", "a.v_proj")));
   EXPECT_THAT(halved_groups(names_of("llama"), {"a.q_proj"}, {}), IsEmpty());
+}
+
+TEST(ModelNames, SomeFamiliesNeedAModule) {
+  EXPECT_THAT(names_of("dinov2").refused({"dinov2.encoder.layer.0.mlp.fc1"}), HasSubstr("mlp.weights_in"));
+  EXPECT_EQ(names_of("dinov2").refused({"dinov2.encoder.layer.0.mlp.weights_in"}), "");
+  EXPECT_NE(names_of("diffusion_gemma").refused({"any"}), "");
+  EXPECT_EQ(names_of("llama").refused({}), "");
 }
 
 TEST(NamesAlone, OfModelsInMemory) {
