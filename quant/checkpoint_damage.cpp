@@ -4,9 +4,10 @@
 #include <algorithm>
 #include <cmath>
 #include <map>
+#include <utility>
 
+#include "fp8/quant/checkpoint_plan.h"
 #include "fp8/quant/float_dtype.h"
-#include "fp8/quant/formats/checkpoint_folder.h"
 #include "fp8/quant/formats/form.h"
 #include "fp8/quant/nonfinite.h"
 #include "fp8/runtime/io/error.h"
@@ -26,57 +27,47 @@ recipes::FloatType checked_float_type(const io::TensorInfo& info, const fs::path
   throw io::Error(folder.string() + ": " + info.name + ": expected dtype F32, BF16 or F16, found " + io::name_of(info.dtype));
 }
 
-/// Rows of a tensor seen as [shape[0], rest], chunk by chunk.
+/// A weight, chunk by chunk of its rows.
 class RowReader {
  public:
-  RowReader(const io::Checkpoint& checkpoint, const std::string& tensor) : checkpoint_(checkpoint), info_(checkpoint.info(tensor)) {
-    rows_ = info_.shape.empty() ? 1 : info_.shape[0];
-    cols_ = rows_ == 0 ? 0 : info_.numel() / rows_;
-  }
-  std::int64_t rows() const { return rows_; }
-  std::int64_t cols() const { return cols_; }
-  std::uint64_t row_bytes() const { return static_cast<std::uint64_t>(cols_) * static_cast<std::uint64_t>(io::size_of(info_.dtype)); }
+  RowReader(const io::Checkpoint& checkpoint, WeightSlice weight)
+      : checkpoint_(checkpoint), weight_(std::move(weight)), type_(checked_float_type(checkpoint.info(weight_.tensor), checkpoint.folder())) {}
+  RowReader(const io::Checkpoint& checkpoint, const std::string& tensor) : RowReader(checkpoint, whole_weight(checkpoint.info(tensor))) {}
+
+  recipes::FloatType type() const { return type_; }
+  std::int64_t rows() const { return weight_.rows; }
+  std::int64_t cols() const { return weight_.cols; }
+  std::string place() const { return weight_.place(); }
+  std::uint64_t bytes() const { return static_cast<std::uint64_t>(rows()) * row_bytes(); }
   /// Rows to read at a time: a multiple of `band`.
   std::int64_t step(std::int64_t band = 1) const {
-    const auto rows = static_cast<std::int64_t>(kChunkBytes / std::max<std::uint64_t>(row_bytes(), 1));
-    return band >= rows_ ? std::max<std::int64_t>(rows_, 1) : std::max<std::int64_t>(rows / band, 1) * band;
+    const auto fit = static_cast<std::int64_t>(kChunkBytes / std::max<std::uint64_t>(row_bytes(), 1));
+    return band >= rows() ? std::max<std::int64_t>(rows(), 1) : std::max<std::int64_t>(fit / band, 1) * band;
   }
 
   const void* read(std::int64_t first, std::int64_t rows) {
     buffer_.resize(static_cast<std::uint64_t>(rows) * row_bytes());
-    checkpoint_.read(info_.name, buffer_.data(), static_cast<std::uint64_t>(first) * row_bytes(), buffer_.size());
+    read_rows(checkpoint_, weight_, first, rows, buffer_.data(), scratch_);
     return buffer_.data();
   }
 
  private:
+  std::uint64_t row_bytes() const { return static_cast<std::uint64_t>(cols() * io::size_of(checkpoint_.info(weight_.tensor).dtype)); }
+
   const io::Checkpoint& checkpoint_;
-  io::TensorInfo info_;
-  std::int64_t rows_ = 0, cols_ = 0;
-  std::vector<std::uint8_t> buffer_;
+  WeightSlice weight_;
+  recipes::FloatType type_;
+  std::vector<std::uint8_t> buffer_, scratch_;
 };
 
 void check_stop(const std::function<bool()>& stop) {
   if (stop && stop()) throw io::Error("interrupted");
 }
 
-std::vector<ModuleInfo> modules_of(const io::Checkpoint& checkpoint) {
-  std::vector<ModuleInfo> modules;
-  constexpr std::string_view kWeight = ".weight";
-  for (const auto& tensor : checkpoint.names()) {
-    const auto& info = checkpoint.info(tensor);
-    if (tensor.size() <= kWeight.size() || tensor.compare(tensor.size() - kWeight.size(), kWeight.size(), kWeight) != 0 || info.shape.size() < 2) continue;
-    const std::string name = tensor.substr(0, tensor.size() - kWeight.size());
-    modules.push_back({name, type_of_weight(name, info.shape), info.shape});
-  }
-  return modules;
-}
-
 std::int64_t band_of(const Scheme& scheme) { return scheme.weights == WeightGranularity::block ? scheme.block.rows : 1; }
 
 /// amax of a planned weight: per row or block, or one value, as the scheme has scales. One NaN for a weight with NaN or Inf.
-std::vector<float> amax_of(const io::Checkpoint& source, const PlannedModule& m, const std::function<bool()>& stop) {
-  RowReader reader(source, m.info.name + ".weight");
-  const auto type = checked_float_type(source.info(m.info.name + ".weight"), source.folder());
+std::vector<float> amax_of(RowReader reader, const PlannedModule& m, const std::function<bool()>& stop) {
   std::vector<float> amax;
   const std::int64_t step = reader.step(band_of(m.scheme));
   for (std::int64_t row = 0; row < reader.rows(); row += step) {
@@ -85,9 +76,9 @@ std::vector<float> amax_of(const io::Checkpoint& source, const PlannedModule& m,
     const void* data = reader.read(row, rows);
     std::vector<float> part(static_cast<std::size_t>(rows));
     if (m.scheme.weights == WeightGranularity::block) {
-      part = block_amax(data, type, rows, reader.cols(), m.scheme);
+      part = block_amax(data, reader.type(), rows, reader.cols(), m.scheme);
     } else {
-      kernels::amax_rows(data, type, rows, reader.cols(), reader.cols(), part.data());
+      kernels::amax_rows(data, reader.type(), rows, reader.cols(), reader.cols(), part.data());
     }
     amax.insert(amax.end(), part.begin(), part.end());
   }
@@ -98,15 +89,13 @@ std::vector<float> amax_of(const io::Checkpoint& source, const PlannedModule& m,
 
 bool holds_nan(const std::vector<float>& amax) { return amax.size() == 1 && std::isnan(amax[0]); }
 
-ModuleDamage damage_of(const io::Checkpoint& source, const PlannedModule& m, const WeightScales& scales, const std::function<bool()>& stop) {
+ModuleDamage damage_of(RowReader reader, const PlannedModule& m, const WeightScales& scales, const std::function<bool()>& stop) {
   ModuleDamage out = ModuleDamage::of(m.info.name, m.info.type, m.scheme, scales.scale_inv);
-  RowReader reader(source, m.info.name + ".weight");
-  const auto type = checked_float_type(source.info(m.info.name + ".weight"), source.folder());
   const std::int64_t step = reader.step(band_of(m.scheme)), cols = reader.cols();
   for (std::int64_t row = 0; row < reader.rows(); row += step) {
     check_stop(stop);
     const std::int64_t rows = std::min(step, reader.rows() - row);
-    out.weight.merge(weight_damage(reader.read(row, rows), type, rows, cols, scales.of_rows(row, rows, m.scheme, cols), m.scheme));
+    out.weight.merge(weight_damage(reader.read(row, rows), reader.type(), rows, cols, scales.of_rows(row, rows, m.scheme, cols), m.scheme));
   }
   return out;
 }
@@ -131,29 +120,37 @@ void add_codes(const std::uint8_t* codes, std::int64_t rows, std::int64_t cols, 
 
 }  // namespace
 
-CheckpointDamage damage_of_checkpoint(const fs::path& model, const PlanOptions& options, const std::function<void(std::uint64_t, std::uint64_t)>& progress,
-                                      const std::function<bool()>& stop) {
-  const io::Checkpoint source(model);
-  const Plan plan = make_plan(modules_of(source), options);
+CheckpointDamage damage_of_checkpoint(const fs::path& model, const CheckpointOptions& options) {
+  const CheckpointPlan planned(model, options);
+  const io::Checkpoint& source = planned.source();
+  const Plan& plan = planned.plan();
   CheckpointDamage out{{}, plan.skipped, plan.warnings};
+  if (const std::string notice = planned.modules().notice(); !notice.empty()) out.warnings.insert(out.warnings.begin(), notice);
+  const auto reader_of = [&](const PlannedModule& m) { return RowReader(source, planned.source_of(m.info.name)); };
   std::uint64_t total = 0, done = 0;
-  for (const auto& m : plan.modules) total += source.info(m.info.name + ".weight").bytes();
+  for (const auto& m : plan.modules) total += reader_of(m).bytes();
+  const auto advance = [&](const PlannedModule& m) {
+    if (options.progress) options.progress(done += reader_of(m).bytes(), 2 * total);
+  };
   std::vector<std::vector<float>> amax;
   std::map<std::string, float> groups;
   for (const auto& m : plan.modules) {
-    amax.push_back(amax_of(source, m, stop));
+    amax.push_back(amax_of(reader_of(m), m, options.stop));
     if (holds_nan(amax.back())) {
-      const std::string tensor = m.info.name + ".weight";
-      out.skipped.push_back({m.info.name, "holds " + count_nonfinite(source, tensor).text(static_cast<std::uint64_t>(source.info(tensor).numel()))});
-    } else if (!m.fuse_group.empty()) groups[m.fuse_group] = std::max(groups[m.fuse_group], amax.back()[0]);
-    if (progress) progress(done += source.info(m.info.name + ".weight").bytes(), 2 * total);
+      const WeightSlice weight = planned.source_of(m.info.name);
+      out.skipped.push_back({m.info.name, "holds " + count_nonfinite(source, weight).text(static_cast<std::uint64_t>(weight.values()))});
+    } else if (!m.fuse_group.empty()) {
+      groups[m.fuse_group] = std::max(groups[m.fuse_group], amax.back()[0]);
+    }
+    advance(m);
   }
   for (std::size_t i = 0; i < plan.modules.size(); ++i) {
     const auto& m = plan.modules[i];
     if (holds_nan(amax[i])) continue;
     if (const auto group = groups.find(m.fuse_group); group != groups.end()) amax[i] = {group->second};
-    out.modules.push_back(damage_of(source, m, weight_scales(amax[i], m.scheme, m.info.name + ".weight"), stop));
-    if (progress) progress(done += source.info(m.info.name + ".weight").bytes(), 2 * total);
+    const RowReader reader = reader_of(m);
+    out.modules.push_back(damage_of(reader, m, weight_scales(amax[i], m.scheme, reader.place()), options.stop));
+    advance(m);
   }
   return out;
 }

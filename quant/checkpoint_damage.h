@@ -8,6 +8,7 @@
 #include <utility>
 #include <vector>
 
+#include "fp8/quant/checkpoint_quantize.h"
 #include "fp8/quant/damage.h"
 #include "fp8/quant/plan.h"
 
@@ -19,10 +20,9 @@ struct CheckpointDamage {
   std::vector<std::string> warnings;
 };
 
-/// What quantizing the high precision checkpoint `model` by `options` would do to its weights. progress(done, total) in bytes may be
-/// empty; stop() true ends the work with an io::Error "interrupted". Throws io::Error naming file and tensor.
-CheckpointDamage damage_of_checkpoint(const std::filesystem::path& model, const PlanOptions& options,
-                                      const std::function<void(std::uint64_t, std::uint64_t)>& progress, const std::function<bool()>& stop);
+/// What quantizing the high precision checkpoint `model` by `options` would do to its weights, of which options.progress counts the bytes
+/// twice. Modules with NaN or Inf are skipped. Throws io::Error naming file and tensor, and as quantize_checkpoint does.
+CheckpointDamage damage_of_checkpoint(const std::filesystem::path& model, const CheckpointOptions& options);
 
 /// What has been done to the weights of the compressed-tensors checkpoint `model`: amax, zeros and saturated codes (those at the
 /// format's largest value); with `reference`, the high precision checkpoint it was made of, also underflow and SQNR.

@@ -68,7 +68,7 @@ struct Plan {
   const PlannedNode* find_node(const std::string& name) const;
 };
 
-/// What becomes of the experts that a checkpoint stacks in one tensor.
+/// What becomes of a checkpoint's experts, stacked in one tensor or not.
 enum class ExpertForm {
   each,  ///< fp8, one weight with its scale per expert
   keep,  ///< as they are, in high precision

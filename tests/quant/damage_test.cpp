@@ -180,9 +180,9 @@ TEST(CheckpointDamage, IsWhatQuantizingDoes) {
   const test::TempDir dir;
   const auto tensors = test::small_llama(at::kBFloat16);
   test::write_llama(dir / "m", tensors);
-  PlanOptions options;
-  options.weights = WeightGranularity::tensor;
-  const auto report = damage_of_checkpoint(dir / "m", options, {}, {});
+  CheckpointOptions options;
+  options.plan.weights = WeightGranularity::tensor;
+  const auto report = damage_of_checkpoint(dir / "m", options);
   ASSERT_EQ(report.modules.size(), 7u);
   EXPECT_EQ(report.skipped.size(), 2u);
   float group = 0;
@@ -196,7 +196,8 @@ TEST(CheckpointDamage, IsWhatQuantizingDoes) {
     EXPECT_EQ(m.weight_scale_inv, scale_inv) << m.name;
     expect_damage(m.weight, expected(w, quantize_reference(w, {scale_inv}, 448.0f).values));
   }
-  EXPECT_TRUE(test::throws_with({"interrupted"}, [&] { damage_of_checkpoint(dir / "m", options, {}, [] { return true; }); }));
+  options.stop = [] { return true; };
+  EXPECT_TRUE(test::throws_with({"interrupted"}, [&] { damage_of_checkpoint(dir / "m", options); }));
 }
 
 TEST(CheckpointDamage, OfCodesWithAndWithoutTheirSource) {

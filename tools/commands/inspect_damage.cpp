@@ -95,8 +95,13 @@ quant::CheckpointDamage checkpoint_damage(const std::filesystem::path& model, co
   } else {
     constexpr std::int64_t kSteps = 1000;
     Progress progress(context, "inspect", kSteps);
-    const auto show = [&](std::uint64_t done, std::uint64_t total) { progress.update(static_cast<std::int64_t>(static_cast<double>(done) / static_cast<double>(std::max<std::uint64_t>(total, 1)) * kSteps)); };
-    out = quant::damage_of_checkpoint(model, plan_options(o, context), show, [] { return interrupted(); });
+    quant::CheckpointOptions options;
+    options.plan = plan_options(o, context);
+    options.progress = [&](std::uint64_t done, std::uint64_t total) {
+      progress.update(static_cast<std::int64_t>(static_cast<double>(done) / static_cast<double>(std::max<std::uint64_t>(total, 1)) * kSteps));
+    };
+    options.stop = [] { return interrupted(); };
+    out = quant::damage_of_checkpoint(model, options);
   }
   quant::sort_by_damage(out.modules);
   return out;

@@ -204,7 +204,7 @@ Action add_quantize(Options& options) {
   options.list("--include", values->include, "Regular expression: quantize these modules too (lm_head, routers)");
   options.list("--exclude", values->exclude, "Regular expression: keep these modules in high precision");
   options.choice("--experts", {"each", "keep"}, [values](std::size_t i) { values->experts = static_cast<quant::ExpertForm>(i); },
-                 "Experts stacked in one tensor: each in fp8 with its own scales and name (default), or kept as they are");
+                 "Experts: each in fp8 with its own scales and name, also where one tensor stacks them (default), or all kept as they are");
   options.list("--linear", values->modules.linear, "Regular expression: these modules are Linear, whatever their names, sizes and places say");
   options.list("--keep", values->modules.keep, "Regular expression: these modules are no Linear; they stay in high precision and readers are told so");
   options.choice("--towers", {"keep", "fp8"}, [values](std::size_t i) { values->modules.towers = i == 1; },
