@@ -1,6 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
 """Tiny random checkpoints of transformers' model types, kept in a cache outside the repository."""
 
+import copy
 import hashlib
 import json
 import os
@@ -63,7 +64,7 @@ def merge(into, more):
         if isinstance(value, dict) and isinstance(into.get(key), dict):
             merge(into[key], value)
         else:
-            into[key] = value
+            into[key] = copy.deepcopy(value)
 
 
 def default_config(model_type):
@@ -126,6 +127,8 @@ def build(model_type, class_name, folder, uniform, dtype):
     model.tie_weights()
     shutil.rmtree(folder, ignore_errors=True)
     model.save_pretrained(folder, **hints.VARIANTS.get(model_type, {}).get("save", {}))
+    for name, value in hints.FILES.get(model_type, {}).items():
+        torch.save(value, folder / name)
     (folder / "built.json").write_text(json.dumps({"class": class_name, "parameters": count, "uniform": uniform,
                                                        "dtype": dtype}))
     return count
@@ -137,6 +140,8 @@ def prepare(model_type, again=False):
     Different sizes for text and towers come first; a model that cannot run with those gets uniform ones, and float32
     where its code mixes types."""
     import torch
+    if model_type in hints.NEEDS:
+        raise ImportError(f"needs {hints.NEEDS[model_type]}")
     kind, class_name = model_types()[model_type]
     folder = CACHE / model_type
     if (folder / "reference.pt").exists() and not again:

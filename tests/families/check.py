@@ -23,19 +23,24 @@ FORMS = {
 
 
 def quantize(binary, folder, out, form, more):
-    """Runs the tool: (its message when it refuses, else None; {reader: problems} of its --check)."""
+    """Runs the tool: (its message when it refuses, else None; its report, with what --check says of readers)."""
     shutil.rmtree(out, ignore_errors=True)
     command = [binary, "quantize", "--model", folder, "--out", out, "--format", "compressed-tensors", *FORMS[form], *more, "--check", "--json"]
     done = subprocess.run([*map(str, command), "--quiet", "--threads", "1"], capture_output=True, text=True, timeout=300, check=False)
     if done.returncode:
         lines = [line for line in done.stderr.splitlines() if line.strip()] or [f"exit code {done.returncode}"]
         return next((line for line in lines if "error" in line.lower()), lines[-1]), {}
-    return None, {verdict["reader"]: verdict["problems"] for verdict in json.loads(done.stdout)["readers"]}
+    return None, json.loads(done.stdout)
 
 
-def fp8_share(source_roles, sizes, out, wanted):
+def misfits(report):
+    """Modules whose sizes no block or group divides, and what readers run as one product with them."""
+    return {skipped["name"] for skipped in report["modules_skipped"] if re.search(r"no multiple of|one product with", skipped["reason"])}
+
+
+def fp8_share(source_roles, sizes, out, wanted, unfit):
     """(share of the linear weights' elements that are fp8 in the file, modules in fp8, linear weights that are kept).
-    wanted: the roles that are looked at."""
+    wanted: the roles that are looked at; unfit: modules that are not."""
     from safetensors import safe_open
     fp8 = {}
     for file in sorted(out.glob("*.safetensors")):
@@ -50,7 +55,7 @@ def fp8_share(source_roles, sizes, out, wanted):
     total = written = 0
     kept = []
     for name, (role, _) in source_roles.items():
-        if role not in wanted:
+        if role not in wanted or name.removesuffix(".weight") in unfit:
             continue
         total += sizes[name]
         if name in fp8:
@@ -90,16 +95,18 @@ def check(model_type, class_name, folder, form, binary, work, more, torch):
     row = {"type": model_type, "class": class_name, "form": form, "verdict": "wrong", "cause": ""}
     out = pathlib.Path(work) / f"{model_type}-{form}"
     try:
-        reason, readers = quantize(binary, folder, out, form, more)
+        reason, report = quantize(binary, folder, out, form, more)
         if reason:
             return row | {"verdict": "refused", "cause": reason}
         sizes = {name: tensor.numel() for name, tensor in reference.saved_tensors(folder).items()}
-        share, modules, kept = fp8_share(roles, sizes, out, ("linear",) if "--experts" in more else ("linear", "experts"))
+        share, modules, kept = fp8_share(roles, sizes, out, ("linear",) if "--experts" in more else ("linear", "experts"),
+                                         misfits(report) if form == "block" else ())
+        readers = {verdict["reader"]: verdict["problems"] for verdict in report["readers"]}
         row |= {"share": round(share, 4), "modules": modules, "kept": fold(kept)}
         try:
             model, problems = reference.load(class_name, out, torch)
         except Exception as error:  # noqa: BLE001: whatever the reader says is the cause
-            rule = hints.VLLM_ONLY.get(model_type)
+            rule = hints.VLLM_ONLY.get(model_type.partition("@")[0])
             if rule and readers["transformers"]:
                 return row | {"verdict": "vLLM only", "cause": rule}
             return row | {"cause": "load: " + first_line(error)}

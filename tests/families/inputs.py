@@ -13,6 +13,16 @@ def parameters_of(model):
     return set(inspect.signature(model.forward).parameters)
 
 
+def text_config(config):
+    """The config of the text part; of the decoder where an encoder has another one."""
+    if not hasattr(config, "get_text_config"):
+        return config
+    try:
+        return config.get_text_config()
+    except ValueError:
+        return config.get_text_config(decoder=True)
+
+
 def config_value(config, names, default=None):
     """The first of `names` in the config or one of its sub-configs, towers first."""
     subs = [getattr(config, key, None) for key in getattr(config, "sub_configs", None) or {}]
@@ -42,7 +52,7 @@ class Maker:
 
     def ids(self, length, rows=2):
         """Ordinary tokens: the small ids are special ones here."""
-        text = self.config.get_text_config() if hasattr(self.config, "get_text_config") else self.config
+        text = text_config(self.config)
         vocab = next((v for v in (getattr(text, k, None) for k in ("vocab_size", "src_vocab_size", "embedding_size",
                                                                   "decoder_vocab_size")) if v), None)
         vocab = vocab or config_value(self.config, ["vocab_size"], 32)
@@ -51,19 +61,48 @@ class Maker:
 
     def text(self, length=24, rows=2):
         """Keyword arguments of a run on text alone."""
-        ids = self.ids(length, rows)
+        ids, text = self.ids(length, rows), text_config(self.config)
         result = {"input_ids": ids} if "input_ids" in self.takes else {}
         if "attention_mask" in self.takes and result:
             result["attention_mask"] = self.torch.ones_like(ids)
         if "qformer_input_ids" in self.takes:
             result["qformer_input_ids"] = self.torch.randint(1, 40, (rows, 6), generator=self.generator)
             result["qformer_attention_mask"] = self.torch.ones_like(result["qformer_input_ids"])
+        if "bbox" in self.takes and hasattr(self.config, "relative_bias_args"):  # corners as parts of the page
+            corners = self.torch.rand((rows, length, 2), generator=self.generator) / 2
+            result["bbox"] = self.torch.cat([corners, corners + 0.1], 2)
+        if "state" in self.takes:  # of a robot
+            result["state"] = self.random(rows, self.config.max_state_dim)
+            result["noise"] = self.random(rows, self.config.chunk_size, self.config.max_action_dim)
+            result["timestep"] = self.torch.full((rows,), 0.5)
+        if "thinker_reply_part" in self.takes:  # a part that speaks what another part has written
+            result |= {"thinker_reply_part": self.random(rows, 1, self.config.embedding_size), "input_text_ids": ids}
+        for key in {"generation_steps", "talker_input_ids"} & self.takes:
+            places = self.torch.arange(4).expand(rows, 4)
+            result = {"inputs_embeds": self.random(rows, 4, text.hidden_size)}
+            result["position_ids"] = places if key == "generation_steps" else places.expand(3, rows, 4)
+        if "codes" in self.takes:
+            result = {"codes": self.ids(12 * self.config.num_quantizers, rows).reshape(rows, -1, 12)}
+        if "reference_mel" in self.takes:
+            voice = self.config.dit_config
+            result = {"code": self.ids(12, 1), "conditioning": self.random(1, voice.enc_emb_dim), "num_steps": 2,
+                      "reference_mel": self.random(1, 20, voice.mel_dim)}
         return result | self.decoder(rows)
 
     def decoder(self, rows):
-        if "decoder_input_ids" in self.takes and getattr(self.config, "is_encoder_decoder", False):
-            return {"decoder_input_ids": self.ids(12, rows)}
-        return {}
+        if "decoder_input_ids" not in self.takes or not getattr(self.config, "is_encoder_decoder", False):
+            return {}
+        holder = getattr(self.config, "decoder", None) or getattr(self.config, "decoder_config", None)
+        if hasattr(holder, "num_codebooks"):
+            return {"decoder_input_ids": self.ids(12, rows * holder.num_codebooks)}
+        if hasattr(holder, "num_channels"):
+            return {"decoder_input_ids": self.ids(12 * holder.num_channels, rows).reshape(rows, 12, -1)}
+        return {"decoder_input_ids": self.ids(12, rows)}
+
+    def frames(self, length=24, rows=2):
+        """A token of text and one of each codebook for every moment."""
+        ids = self.ids(length * (self.config.num_codebooks + 1), rows).reshape(rows, length, -1)
+        return {"input_ids": ids.clamp(max=self.config.codebook_vocab_size - 1)}
 
     def images(self):
         """Layouts in which models take an image, the special ones first."""
@@ -73,6 +112,9 @@ class Maker:
         frames = value("temporal_patch_size", "patch_temporal", default=1)
         merge = max(2, value("spatial_merge_size", "merge_size", default=2))
         tensor, side, torch = self.torch.tensor, 2 * merge, self.torch
+        if "state" in self.takes:
+            yield {"pixel_values": self.random(1, 1, channels, size, size), "places": (size // patch) ** 2,
+                   "pixel_attention_mask": torch.ones(1, 1, dtype=torch.bool)}
         grids = [key for key in ("image_grid_thw", "grid_thw", "image_grid_hws", "image_grid_hw", "target_sizes") if key in self.takes]
         for key in grids:
             grid = {key: tensor([[1, side, side]] if key.endswith("thw") else [[side, side]])}
@@ -101,18 +143,25 @@ class Maker:
                 continue
             if pixels == "flattened_patches":
                 yield {pixels: torch.cat([torch.ones(1, 16, 2), self.random(1, 16, channels * patch**2)], 2).to(self.model.dtype)}
+            count = value("num_frames", "frames_per_clip", default=4)
+            if pixels == "pixel_values_videos":
+                yield {pixels: self.random(2, count, channels, size, size)}  # two, for logits that are shares of all videos
             yield {pixels: self.random(1, channels, size, size)}
             yield {pixels: self.random(1, 1, channels, size, size)}
-            count = value("num_frames", "frames_per_clip", default=4)
             yield {pixels: self.random(1, count, channels, size, size)}
+            yield {pixels: self.random(4, frames, patch, patch, channels)}
             yield {pixels: self.random(1, 4, channels * patch**2)}
 
     def sounds(self):
         value = lambda *names, default=None: one(config_value(self.config, names, default))
         names = ("num_mel_bins", "input_feat_per_channel", "feature_size", "n_mels", "mel_dim", "input_dim", "feature_projection_input_dim",
-                 "input_feat_size", "n_mel_bins")
+                 "input_feat_size", "n_mel_bins", "num_chroma")
         widths = list(dict.fromkeys(value(name) for name in names if isinstance(value(name), int))) or [80]
         mels = widths[0]
+        if "audio_input_ids" in self.takes:
+            yield {"audio_input_ids": self.torch.randint(0, 200, (1, 8, mels), generator=self.generator)}
+        if "chunk_sample_lengths" in self.takes:
+            yield {"input_features": self.random(1, mels, 64), "chunk_sample_lengths": self.torch.tensor([64 * value("hop_length")])}
         positions = value("max_source_positions", default=None)
         lengths = ([2 * positions, positions] if positions else []) + [128, 64, 200]
         for key in ("input_features", "audio_features", "input_audio_embeds"):
@@ -126,10 +175,16 @@ class Maker:
                     if masks:
                         yield {key: self.random(*shape), **{m: v.bool() for m, v in masks.items()}}
                         yield {key: self.random(*shape)}
+            yield {key: self.random(1, 64, 4 * mels)}  # pairs of frames with their slopes
         if "input_values" in self.takes:
             size = value("max_length", default=0)
             if size and isinstance(mels, int):
                 yield {"input_values": self.random(1, size, mels)}
+            if "padding_mask" in self.takes:
+                sound = {"input_values": self.random(1, 1, 960), "padding_mask": self.torch.ones(1, 960, dtype=self.torch.bool)}
+                if "decoder_input_ids" in self.takes:
+                    yield sound | {"decoder_input_ids": None}  # the decoder continues the sound
+                yield sound
             yield {"input_values": self.random(1, 4000)}
             yield {"input_values": self.random(1, 1, 3840)}
 
@@ -137,8 +192,9 @@ class Maker:
 def run(model, kwargs, torch):
     """The model's outputs that are compared: name -> f32 tensor."""
     torch.manual_seed(0)
+    part = model.get_submodule(kwargs.get("part", ""))
     with torch.no_grad():
-        out = model(**kwargs)
+        out = part(**{key: value for key, value in kwargs.items() if key != "part"})
     items = out.items() if hasattr(out, "items") else {"output": out}.items()
     tensors = {k: v for k, v in items if torch.is_tensor(v) and v.is_floating_point() and "loss" not in k and v.numel() > 1}
     wanted = {k: v for k, v in tensors.items() if "logits" in k or k in ("text_embeds", "image_embeds")}
@@ -167,7 +223,9 @@ def with_places(maker, kind, count, kwargs, rows, torch):
     """`rows` texts with `count` places each for the features of `kwargs`."""
     token = config_value(maker.config, IMAGE_TOKENS if kind == "image" else AUDIO_TOKENS)
     token = getattr(maker.config, (IMAGE_TOKENS if kind == "image" else AUDIO_TOKENS)[0], None) or token
-    text = maker.text(12, rows)
+    # features without a token or a mask are added to a text of their length
+    alone = bool(count) and token is None and "image_embeds_position_mask" not in maker.takes
+    text = maker.text(count if alone else 12, rows)
     end = config_value(maker.config, ["eos_token_id"])
     if rows > 1 and end is not None and "input_ids" in text:
         text["input_ids"][:, -1] = one(end)  # where models of the CLIP kind take a text's features
@@ -198,9 +256,9 @@ def find_with(maker, kind, layouts, torch, failures):
     """The first layout that the model takes, with the text it needs; {} when there is none."""
     model = maker.model
     for kwargs in layouts:
-        counts = []
+        counts, places = [], kwargs.pop("places", None)
         try:
-            counts = [feature_count(model, kind, kwargs, torch)]
+            counts = [places] if places else [feature_count(model, kind, kwargs, torch)]
         except Exception as error:  # noqa: BLE001: a layout that does not fit
             failures.append(f"{kind} features: {error!r}"[:200])
         counts += [0] if not counts or counts[0] is None else []
@@ -226,13 +284,34 @@ def find_with(maker, kind, layouts, torch, failures):
     return {}
 
 
+# Models without a forward of their own have parts that answer each other while they generate.
+PARTS = ("thinker", "talker", "talker.code_predictor", "token2wav", "code2wav")
+
+
+def find_parts(model, torch):
+    """Like find, for a model that is run part by part."""
+    runs, failures = {}, []
+    modules = dict(model.named_modules())
+    for name in PARTS:
+        if name in modules:
+            found, failed = find(modules[name], torch)
+            found = found if name == PARTS[0] else {name: found["text"]}
+            runs |= {run: {**kwargs, "part": name} for run, kwargs in found.items()}
+            failures += failed
+    return runs, failures
+
+
 def find(model, torch):
     """{run: keyword arguments}: text, image and sound, as far as the model takes them. Raises when nothing fits."""
+    if type(model).forward is torch.nn.Module.forward:
+        return find_parts(model, torch)
     maker = Maker(model, torch)
     failures, runs = [], {}
     text = maker.text()
     if text:
-        for kwargs in (text, {"input_ids": text.get("input_ids")}, maker.text(16, 1), {**text, "use_cache": False}):
+        texts = [text, {"input_ids": text.get("input_ids")}, maker.text(16, 1), {**text, "use_cache": False}]
+        texts = [maker.frames()] if hasattr(model.config, "codebook_vocab_size") else texts
+        for kwargs in texts:
             try:
                 run(model, kwargs, torch)
                 runs["text"] = kwargs

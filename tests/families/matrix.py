@@ -41,6 +41,7 @@ def parse(arguments):
     parser.add_argument("--types", help="model types, with commas; default all")
     parser.add_argument("--subset", action="store_true", help="the types that continuous integration runs")
     parser.add_argument("--forms", default=",".join(check.FORMS), help="default %(default)s")
+    parser.add_argument("--options", default="", help="more options of fp8 quantize: --options='--towers fp8'")
     parser.add_argument("--jobs", type=int, default=1, help="processes (default 1)")
     parser.add_argument("--json", help="file for all rows")
     parser.add_argument("--table", help="file for the table (Markdown)")
@@ -72,6 +73,7 @@ def check_types(types, options):
             print_row(rows[-1])
             continue
         more = ["--experts", "keep"] if options["experts"] and keeps_experts(model_type, folder) else []
+        more += options["more"]
         for form in check.forms_of(folder, options["forms"]):
             try:
                 row = check.check(model_type, class_name, folder, form, options["binary"], options["work"], more, torch)
@@ -118,7 +120,8 @@ def main(arguments):
     binary = str(pathlib.Path(options.binary).resolve())
     text = subprocess.run([binary, "quantize", "--help"], capture_output=True, text=True, check=True).stdout
     with tempfile.TemporaryDirectory() as temporary:
-        given = {"binary": binary, "forms": forms, "work": options.work or temporary, "experts": "--experts" in text}
+        given = {"binary": binary, "forms": forms, "work": options.work or temporary, "experts": "--experts" in text,
+                 "more": options.options.split()}
         if options.jobs == 1:
             rows = check_types(types, given)
         else:

@@ -21,8 +21,16 @@ def saved_tensors(folder):
 def load(class_name, folder, torch):
     """(model, problems with keys)."""
     import transformers
-    dtype = getattr(torch, json.loads((folder / "config.json").read_text())["dtype"])
-    model, info = getattr(transformers, class_name).from_pretrained(folder, dtype=dtype, output_loading_info=True)
+    config = json.loads((folder / "config.json").read_text())
+    model_class = getattr(transformers, class_name)
+    options = {"dtype": getattr(torch, config["dtype"])}
+    if "quantization_config" in config and model_class.forward is torch.nn.Module.forward:
+        # compressed-tensors decodes when the model's own forward begins, which such a model has not
+        options["quantization_config"] = transformers.CompressedTensorsConfig(dequantize=True)
+    try:
+        model, info = model_class.from_pretrained(folder, **options, output_loading_info=True)
+    except AttributeError:  # a class's own from_pretrained that takes the pair for a model
+        model, info = model_class.from_pretrained(folder, **options), {}
     problems = {kind: sorted(str(key) for key in info.get(kind) or []) for kind in ("missing_keys", "unexpected_keys", "mismatched_keys")}
     return model.eval(), {kind: keys for kind, keys in problems.items() if keys}
 

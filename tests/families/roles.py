@@ -4,6 +4,8 @@
 import hashlib
 import re
 
+import inputs
+
 TOWER = re.compile(
     r"(^|\.)(vision\w*|visual\w*|image_(encoder|tower|newline|model)\w*|audio\w*|sound\w*|speech(_\w+)?|\w*projector\w*|connector|aligner"
     r"|mm_\w*|embed_vision|embed_audio|qformer|query_tokens|vqmodel|vq_\w*|resampler|perceiver_resampler|multi_modal\w*|codec\w*"
@@ -22,7 +24,7 @@ def class_names(module):
 
 
 def experts_of(config):
-    text = config.get_text_config() if hasattr(config, "get_text_config") else config
+    text = inputs.text_config(config)
     names = ("num_experts", "num_local_experts", "n_routed_experts", "moe_num_experts")
     text = getattr(text, "ffn_config", text)
     return {value for value in (getattr(text, name, None) for name in names) if isinstance(value, int) and value > 1}

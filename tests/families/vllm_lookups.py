@@ -34,6 +34,7 @@ MODELS = {
     "deepseek_v3@ragged": ("deepseek_v2", "DeepseekV2ForCausalLM", GATED),
     "llama4@wide": ("mllama4", "Llama4ForConditionalGeneration", GATED),
     "qwen2_5_vl@wide": ("qwen2_5_vl", "Qwen2_5_VLForConditionalGeneration", GATED),
+    "ernie4_5_vl_moe@wide": ("ernie45_vl", "Ernie4_5_VLMoeForConditionalGeneration", GATED),
     "gemma3@wide": ("gemma3_mm", "Gemma3ForConditionalGeneration", GATED),
 }
 FORMS = {
