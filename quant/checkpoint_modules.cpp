@@ -79,7 +79,8 @@ class CheckpointModules::Judge {
   Judge(const io::Checkpoint& checkpoint, const io::Json& config, const ModelNames& names, const ModuleChoice& choice)
       : checkpoint_(checkpoint),
         names_(names),
-        towers_(choice.towers),
+        towers_(choice.towers && !names.towers_stay()),
+        tower_(choice.towers ? kTowerStays : kTower),
         scale_rows_(choice.scale_rows),
         linear_(choice.linear, option_name("'linear'", "--linear")),
         keep_(choice.keep, option_name("'keep'", "--keep")) {
@@ -115,8 +116,8 @@ class CheckpointModules::Judge {
 
   Maybe by_row(const CheckpointModule& m) const {
     const auto says = [&](std::string_view Family::* cell) { return names_.says(cell, m.name); };
-    const auto [parts, whole] = names_.parts_on_load(m.name);
-    if (parts > 0 && (scale_rows_ == 0 || m.shape[0] % (parts * scale_rows_) != 0)) {
+    const auto [parts, whole, by_turns] = names_.parts_on_load(m.name);
+    if (parts > 0 && (scale_rows_ == 0 || m.shape[0] % (parts * scale_rows_) != 0 || (by_turns && scale_rows_ != 1))) {
       if (whole)
         throw io::Error(checkpoint_.folder().string() + ": " + m.name + ": transformers splits its " +
                         std::to_string(m.shape[0]) + " rows into " + std::to_string(parts) +
@@ -132,7 +133,8 @@ class CheckpointModules::Judge {
     if (says(&Family::heads)) return Verdict{Role::head, kDefault};
     if (says(&Family::routers)) return Verdict{Role::router, kRouter};
     if (says(&Family::others)) return Verdict{Role::other, "no Linear to readers", true};
-    if (!towers_ && says(&Family::towers)) return Verdict{Role::tower, kTower};
+    if (!towers_ && says(&Family::towers))
+      return Verdict{Role::tower, tower_, false, is_embedding_name(m.name) && !has_bias(m, 0)};
     if (says(&Family::linears)) return Verdict{};
     return std::nullopt;
   }
@@ -150,7 +152,7 @@ class CheckpointModules::Judge {
     if (is_head_name(m.name)) return Verdict{Role::head, kDefault};
     if (is_router_name(m.name)) return Verdict{Role::router, kRouter};
     if (is_embedding_name(m.name)) return Verdict{Role::embedding, kDefault, false, !has_bias(m, 0)};
-    if (!towers_ && is_tower_name(m.name)) return Verdict{Role::tower, kTower};
+    if (!towers_ && is_tower_name(m.name)) return Verdict{Role::tower, tower_};
     return std::nullopt;
   }
 
@@ -190,11 +192,13 @@ class CheckpointModules::Judge {
 
   static constexpr char kDefault[] = "kept in high precision by default",
                         kRouter[] = "a router, kept in high precision",
-                        kTower[] = "part of an audio or vision tower, kept in high precision";
+                        kTower[] = "part of an audio or vision tower, kept in high precision",
+                        kTowerStays[] = "part of a tower that no reader loads in fp8";
 
   const io::Checkpoint& checkpoint_;
   const ModelNames& names_;
   const bool towers_;
+  const char* tower_;
   const std::int64_t scale_rows_;
   bool gpt2_ = false;
   const NamePatterns linear_, keep_;
@@ -232,7 +236,8 @@ void CheckpointModules::take_lonely_towers() {
   if (std::any_of(modules_.begin(), modules_.end(), is_linear)) return;
   for (auto& m : modules_) {
     if (m.role != Role::tower) continue;
-    m.role = Role::linear;
+    m.role = m.certain ? Role::embedding : Role::linear;
+    if (m.certain) continue;
     m.why.clear();
   }
 }

@@ -16,7 +16,7 @@ constexpr Family kDecoders = {
         "glm4_moe_lite glm_moe_dsa ernie4_5 ernie4_5_moe exaone4 exaone_moe smollm3 starcoder2 stablelm nemotron "
         "persimmon helium arcee apertus bitnet cwm diffllama doge dots1 jais2 minicpm3 nanochat seed_oss solar_open "
         "youtu internlm3 iquestcoder hunyuan_v1_dense hyperclovax afmoe axk1 bamba beam flint kolibri1 mellum "
-        "mimo_v2_flash minimax_m3_vl_text longcat_flash lfm2 lfm2_moe jamba falcon_h1 zamba2 zamba zaya moshi "
+        "mimo_v2_flash minimax_m3_vl_text longcat_flash lfm2 lfm2_moe jamba falcon_h1 zamba2 zaya moshi "
         "recurrent_gemma baichuan internlm internlm2 chatglm xverse orion aquila yi decilm jetmoe gpt_oss "
         "llama4_text aria_text bailing_moe nemotron_h kimi_linear muse_spark",
     .stable = true};
@@ -46,12 +46,24 @@ const std::vector<Family>& rows() {
        .split = "!attn.gqkv_proj>self_attn.gate_proj+self_attn.q_proj+self_attn.k_proj+self_attn.v_proj "
                 "!mlp.gate_up_proj>mlp.gate_proj+mlp.up_proj"},
       {.model_types =
-           "cohere_compass cohere_compass_text gemma3n_text glm5_next glm5_next_text inkling_text qwen3_omni_moe_text"},
-      {.model_types = "inkling2 inkling2_text inkling_mm_model",
+           "cohere_compass cohere_compass_text gemma3n_text inkling_text qwen3_omni_moe_text"},
+      {.model_types = "glm5_next glm5_next_text",
+       .renamed = "f_a_proj>forget_gate.f_a_proj f_b_proj>forget_gate.f_b_proj"},
+      {.model_types = "inkling2 inkling2_text",
        .heads = "unembed",
        .towers = "visual. audio.",
        .built = "k_sconv.weight_proj v_sconv.weight_proj",
        .renamed = "unembed>lm_head visual>vision_tower audio>audio_tower"},
+      {.model_types = "inkling_mm_model",
+       .heads = "unembed",
+       .towers = "visual. audio.",
+       .cut = "mlp.w2_md",  // transformers renames its weight alone (5.23: conversion_mapping.py:244)
+       .split = "!~mlp.w13_dn>mlp.gate_proj+mlp.up_proj",
+       .built = "k_sconv.weight_proj v_sconv.weight_proj",
+       .renamed = "unembed>lm_head visual>vision_tower audio>audio_tower w2_md>down_proj",
+       .refused = "transformers asks every quantized file of this family for the scales of mlp.w13_dn and fails to load "
+                  "one without that module (5.23: quantizers/base.py:375, core_model_loading.py:1247)",
+       .unless = "mlp.w13_dn"},
       // Decoders with embeddings and heads of their own names
       {.model_types = "gpt_neox", .tied = "lm_head=gpt_neox.embed_in", .renamed = "embed_out>lm_head"},
       {.model_types = "gpt_neox_japanese", .tied = "embed_out=gpt_neox_japanese.embed_in"},
@@ -69,6 +81,13 @@ const std::vector<Family>& rows() {
       {.model_types = "xlm flaubert", .tied = "pred_layer.proj=transformer.embeddings"},
       {.model_types = "xlnet", .tied = "lm_loss=word_embedding"},
       {.model_types = "cpmant", .tied = "lm_head=cpmant.input_embedding"},
+      {.model_types = "qwen4_exp qwen4_exp_text", .embeddings = "ngram_embedding."},
+      {.model_types = "musicgen musicgen_melody musicgen_decoder musicgen_melody_decoder",
+       .embeddings = "embed_tokens.*",
+       .heads = "lm_heads.*"},
+      {.model_types = "zamba",
+       .refused = "its layers share one transformer block, and transformers ties the weights without their scales (5.23: "
+                  "modeling_zamba.py:857)"},
       {.model_types = "blt xglm xlstm"},
       // Encoders
       {.model_types = "bert big_bird megatron-bert ernie fnet layoutlm mra nystromformer roc_bert roformer squeezebert "
@@ -99,7 +118,8 @@ const std::vector<Family>& rows() {
        .heads = "embedding_projection",
        .tied = "lm_head=word_embeddings unembedding_projection=embedding_projection"},
       {.model_types = "eurobert esmc perceiver"},
-      {.model_types = "ultrabert ultravbert", .tied = "head.decoder=embed_tokens"},
+      {.model_types = "ultrabert", .tied = "head.decoder=embed_tokens"},
+      {.model_types = "ultravbert", .tied = "lm_head=model.text_model.embed_tokens"},
       // Encoders with decoders
       {.model_types = "t5 mt5 longt5 umt5 switch_transformers pop2piano udop", .tied = "lm_head=shared"},
       {.model_types = "t5gemma2", .tied = "lm_head.out_proj=model.encoder.embed_tokens"},
@@ -133,9 +153,10 @@ const std::vector<Family>& rows() {
                       "deepseek_vl deepseek_vl_hybrid exaone4_5 gemma4 gemma4_unified gemma3n glm46v glm4v "
                       "glm4v_moe glm_ocr glmga granite4_vision granite_docling idefics idefics2 idefics3 smolvlm "
                       "lfm2_vl lighton_ocr llama4 minicpm_ocr muse_glimmer ovis2 pp_formulanet "
-                      "video_llama_3 chameleon evolla kimi_k25 pixtral perception_lm step3p7 shieldgemma2",
+                      "video_llama_3 chameleon evolla kimi_k25 pixtral perception_lm shieldgemma2",
        .towers = "connector. vision_embed_tokens projector. aligner. embed_vision. embed_audio. vision_embedder. "
                  "vqmodel. vision_projection. layerwise_projectors. spatial_projectors."},
+      {.model_types = "step3p7", .towers_stay = true},
       {.model_types = "qwen3_5 qwen3_5_moe minicpmv4_6 minicpmv4_7",
        .fused = "in_proj_qkv+in_proj_z in_proj_b+in_proj_a"},
       {.model_types = "janus", .linears = "generation_aligner.", .towers = "aligner. vqmodel."},
@@ -152,21 +173,34 @@ const std::vector<Family>& rows() {
        .towers = "mlp1. vision_model.",
        .split = "!attn.qkv>attention.q_proj+attention.k_proj+attention.v_proj",
        .built = "multi_modal_projector.",
-       .renamed = "vision_model>vision_tower attn.proj>attention.projection_layer"},
+       .renamed = "vision_model>vision_tower attn.proj>attention.projection_layer mlp1.1>multi_modal_projector.linear_1 "
+                  "mlp1.3>multi_modal_projector.linear_2"},
       {.model_types = "unlimited_ocr",
        .towers = "sam_model. vision_model. projector.",
        .split = "!self_attn.qkv_proj>self_attn.q_proj+self_attn.k_proj+self_attn.v_proj",
        .renamed = "sam_model>vision_tower.sam_encoder vision_model>vision_tower.vision_encoder transformer>encoder "
                   "blocks>layers projector.layers>multi_modal_projector"},
+      {.model_types = "deepseek_ocr2",
+       .embeddings = "query_768 query_1024",
+       .towers = "sam_model. qwen2_model. projector.",
+       .renamed = "sam_model>vision_tower.sam_encoder blocks>layers qwen2_model.model.model>vision_tower.vision_encoder "
+                  "projector.layers>multi_modal_projector"},
+      {.model_types = "dots3_note",
+       .towers = "audio_encoder. vision_encoder.",
+       .built = "audio_tower. vision_tower.",
+       .renamed = "audio_encoder>audio_tower vision_encoder>vision_tower"},
+      {.model_types = "qwen2_5_omni qwen3_omni_moe"},
       {.model_types = "nemotron_h_omni NemotronH_Omni_Reasoning_V3",
        .towers = "mlp1. vision_model. sound_encoder. sound_projection.",
-       .built = "vision_tower. multi_modal_projector. audio_tower."},
+       .built = "vision_tower. multi_modal_projector. audio_tower.",
+       .towers_stay = true},
       {.model_types = "ernie4_5_vl_moe",
        .towers = "vision_model. vision_tower. resampler_model.",
-       .renamed = "vision_model>vision_tower spatial_linear.0>spatial_linear.fc1 spatial_linear.2>spatial_linear.fc2 "
-                  "temporal_linear.0>temporal_linear.fc1 temporal_linear.2>temporal_linear.fc2"},
+       .renamed = "spatial_linear.0>spatial_linear1 spatial_linear.2>spatial_linear2 "  // vLLM's names
+                  "temporal_linear.0>temporal_linear1 temporal_linear.2>temporal_linear2"},
       {.model_types = "hunyuan_vl", .towers = "vit. vision_tower.", .renamed = "vit>vision_tower"},
       {.model_types = "qwen2_vl qwen2_5_vl qwen3_vl qwen3_vl_moe qwen2_5_omni_thinker qwen3_omni_moe_thinker",
+       .embeddings = "audio_bos_eos_token",
        .towers = "visual. audio_tower."},
       {.model_types = "cosmos3_edge cosmos3_omni",
        .towers = "^blocks. ^merger. ^deepstack_merger_list. ^patch_embed. visual. projector."},

@@ -88,12 +88,14 @@ std::string replaced(const std::string& name, Text from, Text to) {
 struct Split {
   Text module;
   std::vector<Text> parts;
-  bool whole = false;
+  bool whole = false, by_turns = false;
 };
 Split split_of(Text entry) {
   Split split;
   split.whole = entry.front() == '!';
   if (split.whole) entry.remove_prefix(1);
+  split.by_turns = entry.front() == '~';
+  if (split.by_turns) entry.remove_prefix(1);
   const std::size_t arrow = entry.find('>');
   split.module = entry.substr(0, arrow);
   split.parts = parts_of(entry.substr(arrow + 1), '+');
@@ -216,10 +218,10 @@ std::string ModelNames::product_group_of(const std::string& module) const {
   return fuse_group_of(module);
 }
 
-std::pair<std::int64_t, bool> ModelNames::parts_on_load(Text module) const {
+PartsOnLoad ModelNames::parts_on_load(Text module) const {
   const auto split = find_split(rows_, module);
-  return split.has_value() ? std::pair(static_cast<std::int64_t>(split->parts.size()), split->whole)
-                           : std::pair(std::int64_t{0}, false);
+  if (!split.has_value()) return {};
+  return {static_cast<std::int64_t>(split->parts.size()), split->whole, split->by_turns};
 }
 
 std::vector<std::string> ModelNames::built() const {
@@ -228,6 +230,10 @@ std::vector<std::string> ModelNames::built() const {
     for (const Text name : parts_of(row->built, ' ')) names.emplace_back(name);
   }
   return names;
+}
+
+bool ModelNames::towers_stay() const {
+  return std::any_of(rows_.begin(), rows_.end(), [](const Family* row) { return row->towers_stay; });
 }
 
 std::string ModelNames::refused(const std::vector<std::string>& modules) const {

@@ -49,7 +49,7 @@ struct Family {
   std::string_view transposed = {};
   std::string_view cut = {};  ///< whose scale readers lose
   /// MODULE>PART+PART+...: that readers split or join by rows, with their scales where these fit the parts; "!" before
-  /// it: in fp8 or not at all, because transformers asks for scales then.
+  /// it: in fp8 or not at all, because transformers asks for scales then; "~": the parts' rows stand by turns.
   std::string_view split = {};
   std::string_view built = {};  ///< Linear modules that readers build of tensors of another name than NAME.weight
   std::string_view others = {};
@@ -57,6 +57,7 @@ struct Family {
   std::string_view fused = {};
   /// FROM>TO: parts of names that readers change on load, in that order; prefixes that come or go are not named
   std::string_view renamed = {};
+  bool towers_stay = false;       ///< no reader loads its towers in fp8
   bool stable = false;            ///< readers call every module as the file does
   std::string_view refused = {};  ///< why no reader can have it in fp8
   std::string_view unless = {};   ///< that holds for models without such a module only
@@ -69,6 +70,13 @@ const Family* family_of(std::string_view model_type);
 /// True if a name matches a pattern, or any of a cell's.
 bool matches_pattern(std::string_view pattern, std::string_view name);
 bool matches_any(std::string_view patterns, std::string_view name);
+
+/// What readers do with a module's rows.
+struct PartsOnLoad {
+  std::int64_t count = 0;  ///< of the modules that they split it into; 0: they do not, 1: they join it with others
+  bool whole = false;      ///< they can do so in fp8 only
+  bool by_turns = false;   ///< each part has every count-th row, so a scale of several rows fits none
+};
 
 /// What one config.json says of names: the row of its model_type, then those of its parts (text_config, vision_config,
 /// ...).
@@ -91,11 +99,11 @@ class ModelNames {
   /// The group of modules that engines run as one product, all in fp8 or none: that of fuse_group_of(), a row's, or all
   /// experts of a layer; empty for others.
   std::string product_group_of(const std::string& module) const;
-  /// Into how many modules readers split one by rows, 0 if they do not (1: they join it with others); whether they can
-  /// do so in fp8 only.
-  std::pair<std::int64_t, bool> parts_on_load(std::string_view module) const;
+  PartsOnLoad parts_on_load(std::string_view module) const;
   /// Modules that readers build without a tensor of their name.
   std::vector<std::string> built() const;
+  /// Whether towers stay in high precision, whatever asks for them.
+  bool towers_stay() const;
   /// Why no reader can have a model of these modules in fp8; empty if one can.
   std::string refused(const std::vector<std::string>& modules) const;
   /// Whether some row calls a module's name so, in the cell given: says(&Family::routers, "model.layers.0.mlp.gate").

@@ -72,7 +72,9 @@ TEST(ModelNames, PartsHaveTheirOwnRows) {
   EXPECT_EQ(names.model_type(), "some_vl");
   EXPECT_FALSE(names.known());
   EXPECT_EQ(names.rows().size(), 2u);
-  EXPECT_EQ(names.parts_on_load("vision_tower.layer.0.mlp.weights_in"), std::pair(std::int64_t{2}, true));
+  const PartsOnLoad parts = names.parts_on_load("vision_tower.layer.0.mlp.weights_in");
+  EXPECT_TRUE(parts.count == 2 && parts.whole && !parts.by_turns);
+  EXPECT_TRUE(names_of("inkling_mm_model").parts_on_load("model.llm.layers.0.mlp.w13_dn").by_turns);
   EXPECT_THAT(names.names_on_load("model.layers.0.block_sparse_moe.gate"),
               ElementsAre("model.layers.0.block_sparse_moe.gate", "model.layers.0.mlp.gate"));
   EXPECT_FALSE(ModelNames(Json(3)).known());
