@@ -20,7 +20,8 @@ constexpr std::size_t kChunkBytes = std::size_t{1} << 20;
 
 constexpr std::string_view kNames[] = {
     "generation_config.json", "tokenizer.json", "tokenizer_config.json", "special_tokens_map.json", "added_tokens.json",
-    "vocab.json", "chat_template.json", "normalizer.json", "tekken.json", "bpe.codes"};
+    "vocab.json", "chat_template.json", "normalizer.json", "tekken.json", "bpe.codes",
+    "spk_dict.pt"};  // Qwen2.5-Omni's voices, which its class asks for
 constexpr std::string_view kEndings[] = {".model", ".tiktoken", ".spm", ".jinja", ".txt", "processor_config.json", "extractor_config.json"};
 constexpr std::string_view kBeginnings[] = {"README", "LICENSE", "LICENCE", "NOTICE", "USE_POLICY"};
 constexpr std::string_view kTemplateFolders[] = {"chat_templates", "additional_chat_templates"};

@@ -276,6 +276,10 @@ std::vector<std::string> ignore_entries(CheckpointFormat format, const ConfigSpe
   List list;
   for (const auto& module : spec.kept_linears) {
     list.add(quantized.found(Entry(format, module)) == nullptr ? module : exact_entry(format, module));
+    if (patterns || format == CheckpointFormat::inc) continue;
+    for (const auto& name : spec.names.names_on_load(module)) {
+      if (name != module && quantized.found(Entry(format, name)) == nullptr) list.add(name);
+    }
   }
   if (patterns && !spec.names.stable()) add_patterns(spec, quantized, list);
   for (const auto& mixture : spec.kept_experts) {

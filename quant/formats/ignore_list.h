@@ -12,7 +12,8 @@
 // Readers rename on load: files say vision_tower.x where the model has model.vision_tower.x. Names of modules that are
 // not known to keep their
 // name are therefore written twice to compressed-tensors: as the file has them, and as a pattern that leaves the prefix
-// open. Readers of the other forms map names themselves, and INC's reader has none of its own.
+// open. Readers of the other forms map most names themselves, and are given those that a row of the table changes too;
+// INC's reader has none of its own.
 #pragma once
 #include <memory>
 #include <set>

@@ -98,6 +98,13 @@ TEST(IgnoreList, PrefixesThatReadersAddAndDrop) {
                           "multi_modal_projector.linear_1"));  // its readers map names
 }
 
+TEST(IgnoreList, FormsWithoutPatternsHaveTheNamesThatARowChanges) {
+  const auto spec = spec_of("mixtral", {"model.layers.0.block_sparse_moe.experts.0.w1"}, {"model.layers.0.block_sparse_moe.gate"});
+  for (const auto form : {kFp8, kModelOpt})
+    EXPECT_THAT(ignore_entries(form, spec), ElementsAre("model.layers.0.block_sparse_moe.gate", "model.layers.0.mlp.gate"));
+  EXPECT_THAT(ignore_entries(kInc, spec), ElementsAre("model.layers.0.block_sparse_moe.gate"));
+}
+
 TEST(IgnoreList, PatternsOfAllLayersOrOfOne) {
   auto spec = spec_of("mixtral", {"model.layers.0.block_sparse_moe.experts.0.w1"},
                       {"model.layers.0.block_sparse_moe.gate", "model.layers.1.block_sparse_moe.gate"});
