@@ -268,7 +268,7 @@ void CheckpointPlan::keep_whole_groups() {
 void CheckpointPlan::refuse_unscaled_parts() const {
   if (options_.format == CheckpointFormat::modelopt || options_.format == CheckpointFormat::inc) return;  // not read there
   for (const auto& m : modules_.all()) {
-    if (!modules_.names().parts_on_load(m.name).second || plan_.find(m.name) != nullptr) continue;
+    if (!modules_.names().parts_on_load(m.name).whole || plan_.find(m.name) != nullptr) continue;
     throw io::Error(source_.folder().string() + ": " + m.name + ": transformers splits it on load and asks every quantized file of this family for its scales: " +
                     "it can't stay in high precision" + (m.why.empty() ? "" : " (" + m.why + ")"));
   }
