@@ -3,6 +3,7 @@
 
 import copy
 import hashlib
+import importlib.util
 import json
 import os
 import pathlib
@@ -140,8 +141,9 @@ def prepare(model_type, again=False):
     Different sizes for text and towers come first; a model that cannot run with those gets uniform ones, and float32
     where its code mixes types."""
     import torch
-    if model_type in hints.NEEDS:
-        raise ImportError(f"needs {hints.NEEDS[model_type]}")
+    needed = hints.NEEDS.get(model_type)
+    if needed and importlib.util.find_spec(needed) is None:
+        raise ImportError(f"needs {needed}, which is not installed")
     kind, class_name = model_types()[model_type]
     folder = CACHE / model_type
     if (folder / "reference.pt").exists() and not again:

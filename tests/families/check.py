@@ -29,7 +29,8 @@ def quantize(binary, folder, out, form, more):
     done = subprocess.run([*map(str, command), "--quiet", "--threads", "1"], capture_output=True, text=True, timeout=300, check=False)
     if done.returncode:
         lines = [line for line in done.stderr.splitlines() if line.strip()] or [f"exit code {done.returncode}"]
-        return next((line for line in lines if "error" in line.lower()), lines[-1]), {}
+        reason = next((line for line in lines if "error" in line.lower()), lines[-1])
+        return reason.removeprefix("fp8: error: ").removeprefix(f"{folder}: "), {}
     return None, json.loads(done.stdout)
 
 

@@ -15,11 +15,9 @@ NOT_MODELS = {"encoder-decoder", "speech-encoder-decoder", "vision-encoder-decod
               # read another model's cache in all of their layers; transformers 5.23 refuses to make such a config's layers
               "gemma4_assistant", "gemma4_unified_assistant"}
 
-# Types whose code needs a package that cannot be had beside the CPU build of torch.
-NEEDS = {
-    **{name: "timm; it needs torchvision, whose wheels on PyPI are for CUDA's torch" for name in ("fast_vlm", "gemma3n", "perception_lm")},
-    "dinat": "natten, which is built from source for CUDA",
-}
+# Types whose code needs a package that set-up does not install: torchvision, which timm needs, has wheels for the CPU in
+# PyTorch's own index alone; natten is built from source for CUDA.
+NEEDS = {"fast_vlm": "timm", "gemma3n": "timm", "perception_lm": "timm", "dinat": "natten"}
 
 # Arguments without which the default config cannot be made.
 DEFAULTS = {}

@@ -46,6 +46,7 @@ class Maker:
         self.model, self.torch, self.config = model, torch, model.config
         self.takes = parameters_of(model)
         self.generator = torch.Generator().manual_seed(7)
+        self.is_robot = "state" in self.takes and hasattr(self.config, "max_state_dim")
 
     def random(self, *shape):
         return self.torch.randn(shape, generator=self.generator).to(self.model.dtype)
@@ -71,7 +72,7 @@ class Maker:
         if "bbox" in self.takes and hasattr(self.config, "relative_bias_args"):  # corners as parts of the page
             corners = self.torch.rand((rows, length, 2), generator=self.generator) / 2
             result["bbox"] = self.torch.cat([corners, corners + 0.1], 2)
-        if "state" in self.takes:  # of a robot
+        if self.is_robot:
             result["state"] = self.random(rows, self.config.max_state_dim)
             result["noise"] = self.random(rows, self.config.chunk_size, self.config.max_action_dim)
             result["timestep"] = self.torch.full((rows,), 0.5)
@@ -112,7 +113,7 @@ class Maker:
         frames = value("temporal_patch_size", "patch_temporal", default=1)
         merge = max(2, value("spatial_merge_size", "merge_size", default=2))
         tensor, side, torch = self.torch.tensor, 2 * merge, self.torch
-        if "state" in self.takes:
+        if self.is_robot:
             yield {"pixel_values": self.random(1, 1, channels, size, size), "places": (size // patch) ** 2,
                    "pixel_attention_mask": torch.ones(1, 1, dtype=torch.bool)}
         grids = [key for key in ("image_grid_thw", "grid_thw", "image_grid_hws", "image_grid_hw", "target_sizes") if key in self.takes]

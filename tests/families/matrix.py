@@ -96,9 +96,21 @@ def print_row(row):
     print(f"{row['verdict']:9} {row['type']:26} {row['form']:13} {row.get('modules', ''):4} {numbers} {row['cause']}".rstrip(), flush=True)
 
 
+HEADING = f"""# The matrix of families
+
+What `tests/families/matrix.py` found in its last run: tiny random checkpoints, quantized by `fp8 quantize`, loaded with
+transformers and compressed-tensors (versions: tools/setup) and compared with the high precision model (relative error of the
+logits at most {check.LARGEST_ERROR}, KL at most {check.LARGEST_KL}, at least {100 * check.LEAST_SHARE:.0f} % of the linear weights' elements in fp8 outside embeddings, heads,
+routers and towers).
+
+    ./tools/test --families --table tests/families/table.md
+
+"""
+
+
 def table(rows):
-    """Markdown: one line per type, the forms side by side."""
-    lines = ["| type | class | form | verdict | in fp8 | kept | relative error | KL | cause |", "|---|---|---|---|---|---|---|---|---|"]
+    """Markdown: one line per type and form."""
+    lines = [HEADING + "| type | class | form | verdict | in fp8 | kept | relative error | KL | cause |", "|---|---|---|---|---|---|---|---|---|"]
     for row in rows:
         errors = row.get("errors", {})
         share = f"{row['modules']} modules, {100 * row['share']:.1f} %" if "share" in row else ""
