@@ -3,13 +3,13 @@
 // equal.
 //
 //   hpu arguments -> cpu_alias -> op at DispatchKey::CPU -> results: the same TensorImpl  -> the original hpu tensor
-//                                                                  the same storage     -> a view on the hpu storage
-//                                                                  fresh                -> its memory moves to hpu, no
-//                                                                  copy
+//                                                                    the same storage     -> a view on the hpu storage
+//                                                                    fresh                -> its memory moves, no copy
 //
-// Two functions of torch are not bit-equal all the same: linalg_lstsq with the driver gelsy (the CPU's default), whose LAPACK gives other
-// last bits from one call to the next on the CPU too, and Python's F.linear_cross_entropy(options=...), which chooses its arithmetic by the
-// device's name (name acc_policy and chunking_method in the options to have the CPU's).
+// Two functions of torch are not bit-equal all the same: linalg_lstsq with the driver gelsy (the CPU's default), whose
+// LAPACK gives other last bits from one call to the next on the CPU too, and Python's
+// F.linear_cross_entropy(options=...), which chooses its arithmetic by the device's name (name acc_policy and
+// chunking_method in the options to have the CPU's).
 #pragma once
 #include <ATen/core/dispatch/Dispatcher.h>
 #include <ATen/core/stack.h>

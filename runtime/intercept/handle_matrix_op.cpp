@@ -1,9 +1,10 @@
 // SPDX-License-Identifier: Apache-2.0
 // Products with a tagged weight, brought to the one form a handler knows: y = x . w^T + bias.
 //
-//   x @ w.t()   -> linear(x, w)             w @ v   -> linear(v, w)
-//   w @ x       -> linear(x.t(), w).t()     x @ w, factors other than 1, embedding of a strange view -> dequantize,
-//   original op
+//   x @ w.t()   ->  linear(x, w)
+//   w @ x       ->  linear(x.t(), w).t()
+//   w @ v       ->  linear(v, w)
+//   x @ w, factors other than 1, embedding of a strange view  ->  dequantize, then the original op
 #include <ATen/ops/add.h>
 #include <ATen/ops/mul.h>
 #include <ATen/ops/stack.h>

@@ -2,8 +2,9 @@
 // Outputs appear whole or not at all: a temporary sibling, fsync, rename, fsync of the folder. No torch here.
 //
 //   out.json  is written as  .out.json.partial-<pid>-<n>, locked (flock) while it is open
-//   out/      is filled as   .out.partial-<pid>/, under the lock file .out.lock; what it replaces waits as
-//   .out.old-<pid>/
+//   out/      is filled as   .out.partial-<pid>/, under the lock file .out.lock
+//             what it replaces waits as  .out.old-<pid>/
+//
 // The next writer of the same output removes what a killed one left, and puts .out.old-<pid> back if out is missing.
 // An output that may be continued is filled as .out.partial/ (Partial).
 #pragma once

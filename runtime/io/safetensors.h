@@ -1,8 +1,9 @@
 // SPDX-License-Identifier: Apache-2.0
 // Safetensors files and Hugging Face checkpoint folders. No torch here.
 //
-//   u64 little-endian n | n bytes JSON header {"name": {"dtype", "shape", "data_offsets": [begin, end]},
-//   "__metadata__": {..}} | data
+//   u64 little-endian n
+//   n bytes JSON header   {"name": {"dtype", "shape", "data_offsets": [begin, end]}, "__metadata__": {..}}
+//   data
 //
 // A reader rejects: n over 100 000 000 or past the end, a header that is not an object, duplicate names, unknown
 // dtypes, negative or overflowing shapes, end - begin != product * itemsize, holes, overlaps, trailing bytes. Data is

@@ -1,10 +1,11 @@
 // SPDX-License-Identifier: Apache-2.0
 // High precision -> fp8, and the largest magnitude of what was cast, in one pass over memory.
 //
-//   y = x * scale          f32 product (one rounding); with round_product also rounded to x's type, as the vendor's op
-//   does y = clamp(y, -max, max)        infinities saturate too code = RNE(y)          NaN stays NaN (sign | 0x7F), -0
-//   stays -0, subnormals exact; sign = sign(x) ^ sign(scale) always amax = max |x|         of the unscaled input, f32;
-//   NaN if any x is NaN, inf if any is infinite
+//   y = x * scale             f32 product (one rounding); with round_product also rounded to x's type, as the vendor's
+//                             op does
+//   y = clamp(y, -max, max)   infinities saturate too
+//   code = RNE(y)             NaN stays NaN (sign | 0x7F), -0 stays -0, subnormals exact; sign = sign(x) ^ sign(scale)
+//   amax = max |x|            of the unscaled input, f32; NaN if any x is NaN, inf if any is infinite
 #pragma once
 #include <cstdint>
 

@@ -4,8 +4,8 @@
 // Rounding to nearest even lets the f32 adder do the work. With MB mantissa bits and y = |x * scale| in [2^e, 2^(e+1)),
 // e floored at the smallest normal exponent, the constant m = 2^(e + 23 - MB) has the fp8 step at e as its last bit:
 //
-//   bits(y + m) = bits(m) + n       n = y / step, rounded to even: 2^MB <= n <= 2^(MB+1), or 0 <= n <= 2^MB if
-//   subnormal code = n + (e - EMIN) * 2^MB    a carry into the next exponent is already right
+//   bits(y + m) = bits(m) + n       n = y / step to even: 2^MB <= n <= 2^(MB+1), or 0 <= n <= 2^MB if subnormal
+//   code = n + (e - EMIN) * 2^MB    a carry into the next exponent is already right
 #include <algorithm>
 
 #include "fp8/runtime/kernels/cast_kernels.h"

@@ -1,9 +1,10 @@
 // SPDX-License-Identifier: Apache-2.0
 // The decode one code at a time, from a table of 256 values built out of the formats' definitions.
 //
-//   E4M3  is f16 with the exponent bias 7 instead of 15:   value = f16(s 0eeee mmm0000000) * 2^8, except
-//         S.1111.111 = NaN; on gaudi2 S.1111.000 = infinity and all other S.1111.mmm = NaN
-//   E5M2  is the upper half of an f16
+//   E4M3   f16 with the exponent bias 7 instead of 15: value = f16(s 0eeee mmm0000000) * 2^8, except
+//            ocp, gaudi3   S.1111.111 = NaN
+//            gaudi2        S.1111.000 = infinity, all other S.1111.mmm = NaN
+//   E5M2   the upper half of an f16
 #include <array>
 
 #include "fp8/runtime/kernels/decode.h"

@@ -1,8 +1,9 @@
 // SPDX-License-Identifier: Apache-2.0
 // What the tests of the emulated device share: bit comparison, the text of an expected error, and two op handlers.
+//
 //   RecordingHandler   watches: returns what the op gives, and keeps x, w, y of every call
 //   CodesHandler       owns: the weight is float8 with one scale_inv, and only linear, convolution and dequantize know
-//   it
+//                      it
 #pragma once
 #include <gtest/gtest.h>
 #include <torch/torch.h>

@@ -1,10 +1,11 @@
 // SPDX-License-Identifier: Apache-2.0
 // Where a checkpoint keeps the weights of experts, in both of Hugging Face's forms, below P = "model.layers.N":
 //
-//   our parameter                                         per expert                               stacked
-//   P.block_sparse_moe.experts.moe_op.w13_list.E.weight   experts.E.w1.weight above E.w3.weight    experts.gate_up_proj
-//   [E, 2 I, H] P.block_sparse_moe.experts.moe_op.w2_list.E.weight    experts.E.w2.weight experts.down_proj [E, H, I]
-//   P.block_sparse_moe.gate.weight                        gate.weight                              gate.weight
+//   our parameter                                         per expert           stacked
+//   P.block_sparse_moe.experts.moe_op.w13_list.E.weight   experts.E.w1.weight  experts.gate_up_proj [E, 2 I, H]
+//                                                         above E.w3.weight
+//   P.block_sparse_moe.experts.moe_op.w2_list.E.weight    experts.E.w2.weight  experts.down_proj [E, H, I]
+//   P.block_sparse_moe.gate.weight                        gate.weight          gate.weight
 //
 // each below P.block_sparse_moe or P.mlp (as transformers 5 names it in memory).
 #pragma once

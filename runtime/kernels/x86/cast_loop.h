@@ -3,10 +3,11 @@
 // with that file's flags: everything is in an anonymous namespace, so that no copy can reach another level's code.
 //
 //   blocks of 4 vectors of f32 lanes -> 4 vectors of codes -> one vector of bytes
-//   a = min(|x| * |scale|, max);  t = max(exponent of a, EMIN), a power of two (cast_scalar.cpp) s = a + t * K, one FMA
-//   K = 2^(23-MB) + C * 2^-MB, C = -(EMIN << MB) mod 256: 2^20 + 7 (E4M3), 2^21 + 15 (E5M2) code = low 7 bits of
-//   bits(s) + (bits(t) >> (23-MB))          C is even, so ties keep their parity sign byte = sign(x) ^ sign(scale),
-//   packed straight from the input bits
+//   a = min(|x| * |scale|, max)                           t = max(exponent of a, EMIN), a power of 2 (cast_scalar.cpp)
+//   s = a + t * K, one FMA                                K = 2^(23-MB) + C * 2^-MB, C = -(EMIN << MB) mod 256:
+//                                                         2^20 + 7 (E4M3), 2^21 + 15 (E5M2)
+//   code = low 7 bits of bits(s) + (bits(t) >> (23-MB))   C is even, so ties keep their parity
+//   sign byte = sign(x) ^ sign(scale)                     packed straight from the input bits
 //
 // NaN costs two of ten operations per vector, so runs with one finite scale are first cast without it (kNaN = false,
 // which also leaves out flush_below). Their amax, an integer maximum, says whether there was a NaN; then that piece of

@@ -3,9 +3,10 @@
 // value with the scale folded in, so that any format, scale and rounding costs the same seven instructions per 64
 // codes.
 //
-//   l = vpermi2b(codes; L0, L1)   h = vpermi2b(codes; H0, H1)     the index is the low 7 bits: the sign is ignored for
-//   free h ^= codes & 0x80             unpack l, h -> 2 x 32 values; the codes are permuted first so that these are in
-//   order
+//   l = vpermi2b(codes; L0, L1)   the index is the low 7 bits: the sign is ignored for free
+//   h = vpermi2b(codes; H0, H1)
+//   h ^= codes & 0x80
+//   unpack l, h                   2 x 32 values; the codes are permuted first so that these are in order
 #include <immintrin.h>
 
 #include "fp8/runtime/kernels/decode_kernels.h"

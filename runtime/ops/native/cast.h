@@ -1,11 +1,10 @@
 // SPDX-License-Identifier: Apache-2.0
 // hpu::cast_to_fp8, cast_to_fp8_v2, cast_to_fp8_hybrid, cast_from_fp8, calculate_scale_for_cast.
 //
-//   cast_to_fp8   q = round_fp8(x * scale): scale is first rounded to x's dtype, the product is rounded in x's dtype,
-//   then RNE to
-//                 fp8, saturating at 240 (E4M3 on GAUDI2), 448 (E4M3 else) or 57344 (E5M2)
-//   cast_from_fp8 y = x * scale, scale rounded to the output dtype: pass the INVERSE of the quantization scale
-//   amax          max |x| of the unscaled input: f32, 0-dim if is_amax, else shape [0]
+//   cast_to_fp8     q = round_fp8(x * scale): scale is first rounded to x's dtype, the product is rounded in x's dtype,
+//                   then RNE to fp8, saturating at 240 (E4M3 on GAUDI2), 448 (E4M3 else) or 57344 (E5M2)
+//   cast_from_fp8   y = x * scale, scale rounded to the output dtype: pass the INVERSE of the quantization scale
+//   amax            max |x| of the unscaled input: f32, 0-dim if is_amax, else shape [0]
 //
 // Stochastic rounding is unbiased down to 0 ("stochastic flush to zero" below the smallest number). For bf16 -> E5M2
 // PT_HPU_STOCHASTIC_ROUNDING_MODE=0 (default 1) makes products below the smallest number, 2^-16, 0; any other value of

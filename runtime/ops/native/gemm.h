@@ -1,8 +1,9 @@
 // SPDX-License-Identifier: Apache-2.0
 // hpu::fp8_gemm_v2 and conv2d_fp8.
 //
-//   fp8_gemm_v2   out = op(A) . op(B) * A_scale_inv * B_scale_inv (+ bias) (+ D)     op(X) = X^T on the last two dims
-//   if trans_X conv2d_fp8    out = conv2d(input, weight) * scale_input * scale_weight (+ bias)
+//   fp8_gemm_v2   out = op(A) . op(B) * A_scale_inv * B_scale_inv (+ bias) (+ D)
+//                 op(X) = X^T on the last two dims if trans_X
+//   conv2d_fp8    out = conv2d(input, weight) * scale_input * scale_weight (+ bias)
 //
 // The *_scale_inv are dequantization multipliers: our scale_inv. bias and D are unscaled. Products are exact, sums f32.
 #pragma once
