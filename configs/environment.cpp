@@ -17,7 +17,8 @@ namespace fp8::configs {
 namespace {
 
 [[noreturn]] void reject(const char* name, std::string_view found, const std::string& allowed) {
-  throw io::Error(std::string("environment variable '") + name + "': found " + io::in_quotes(found) + ", allowed: " + allowed);
+  throw io::Error(std::string("environment variable '") + name + "': found " + io::in_quotes(found) +
+                  ", allowed: " + allowed);
 }
 
 std::string lower(std::string_view text) {
@@ -47,8 +48,9 @@ class Reader {
     const auto [end, error] = std::from_chars(view.data(), view.data() + view.size(), number);
     if (error != std::errc() || end != view.data() + view.size() || number < low || number > high) {
       const bool open = high == std::numeric_limits<int>::max();
-      reject(name, view, open ? "an integer >= " + std::to_string(low)
-                              : "an integer from " + std::to_string(low) + " to " + std::to_string(high));
+      reject(name, view,
+             open ? "an integer >= " + std::to_string(low)
+                  : "an integer from " + std::to_string(low) + " to " + std::to_string(high));
     }
     return number;
   }
@@ -81,14 +83,17 @@ std::optional<std::string> read_target_device(Reader& reader) {
 /// Environment::process() makes them a rank when somebody asks.
 void read_processes(Reader& reader) {
   for (const auto& name : io::launcher_variables()) {
-    reader.text(name.c_str(), true, "this process among several: names of measurement files, shares of quantize and convert, who evaluates");
+    reader.text(
+        name.c_str(), true,
+        "this process among several: names of measurement files, shares of quantize and convert, who evaluates");
   }
 }
 
 void read_dump_method(Reader& reader, Environment& result) {
-  const auto method = reader.integer("MEASUREMENT_DUMP_METHOD", 1, 5, true,
-                                     "1: files every calibration_sample_interval samples; 5: at the end only; 2, 3 (other "
-                                     "threads): as 1");
+  const auto method =
+      reader.integer("MEASUREMENT_DUMP_METHOD", 1, 5, true,
+                     "1: files every calibration_sample_interval samples; 5: at the end only; 2, 3 (other "
+                     "threads): as 1");
   if (method == 4) reject("MEASUREMENT_DUMP_METHOD", "4", "1, 2, 3, 5");
   result.measurement_dump_method = method.value_or(1);
 }
@@ -113,17 +118,20 @@ Environment environment(const GetVariable& get) {
   }
   read_processes(reader);
   result.target_device = read_target_device(reader);
-  result.runtime_scale_patching = reader.flag("RUNTIME_SCALE_PATCHING", false, true,
-                                              "scales can be changed without a new graph, which they always can here; PCS "
-                                              "methods are refused");
+  result.runtime_scale_patching =
+      reader.flag("RUNTIME_SCALE_PATCHING", false, true,
+                  "scales can be changed without a new graph, which they always can here; PCS "
+                  "methods are refused");
   constexpr const char* kCguid = "scales are computed by the formulas of CALC_SCALE_WITH_CGUID=0";
   result.calc_scale_with_cguid = reader.flag("CALC_SCALE_WITH_CGUID", true, false, kCguid);
   result.calc_rounding_with_cguid = reader.flag("CALC_ROUNDING_WITH_CGUID", false, false, kCguid);
-  if (const char* path = reader.text("SCALE_METHOD_CONFIG_DUMP_PATH", true, "the method of every module is written there")) {
+  if (const char* path =
+          reader.text("SCALE_METHOD_CONFIG_DUMP_PATH", true, "the method of every module is written there")) {
     result.scale_method_dump = path;
   }
   read_dump_method(reader, result);
-  result.vllm_dynamic_kv_quant = reader.text("VLLM_DYNAMIC_KV_QUANT", true, "VLLMKVCache may be quantized dynamically") != nullptr;
+  result.vllm_dynamic_kv_quant =
+      reader.text("VLLM_DYNAMIC_KV_QUANT", true, "VLLMKVCache may be quantized dynamically") != nullptr;
   read_logging(reader, result);
   return result;
 }
@@ -134,7 +142,8 @@ Environment environment() {
 
 std::optional<Rank> Environment::process() const {
   const auto found = io::launched([this](const char* name) -> const char* {
-    const auto variable = std::find_if(report.begin(), report.end(), [&](const EnvironmentVariable& v) { return v.name == name; });
+    const auto variable =
+        std::find_if(report.begin(), report.end(), [&](const EnvironmentVariable& v) { return v.name == name; });
     return variable == report.end() ? nullptr : variable->value.c_str();
   });
   return found.has_value() ? std::optional(Rank{found->rank, found->size}) : std::nullopt;

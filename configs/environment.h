@@ -23,16 +23,16 @@ struct EnvironmentVariable {
 };
 
 struct Environment {
-  std::optional<std::filesystem::path> quant_config;         ///< QUANT_CONFIG
-  std::optional<std::string> target_device;                  ///< INC_TARGET_DEVICE in lower case: "cpu", "hpu", ...
-  bool runtime_scale_patching = false;                       ///< RUNTIME_SCALE_PATCHING
-  bool calc_scale_with_cguid = true;                         ///< CALC_SCALE_WITH_CGUID
-  bool calc_rounding_with_cguid = false;                     ///< CALC_ROUNDING_WITH_CGUID
-  bool vllm_dynamic_kv_quant = false;                        ///< VLLM_DYNAMIC_KV_QUANT is set
-  std::optional<std::filesystem::path> scale_method_dump;    ///< SCALE_METHOD_CONFIG_DUMP_PATH
-  int measurement_dump_method = 1;                           ///< MEASUREMENT_DUMP_METHOD: 1, 2, 3, 5
-  std::optional<int> log_level;                              ///< LOG_LEVEL_INC, else LOG_LEVEL_ALL: 0 to 6
-  std::vector<EnvironmentVariable> report;                   ///< those that are set, in the order above
+  std::optional<std::filesystem::path> quant_config;       ///< QUANT_CONFIG
+  std::optional<std::string> target_device;                ///< INC_TARGET_DEVICE in lower case: "cpu", "hpu", ...
+  bool runtime_scale_patching = false;                     ///< RUNTIME_SCALE_PATCHING
+  bool calc_scale_with_cguid = true;                       ///< CALC_SCALE_WITH_CGUID
+  bool calc_rounding_with_cguid = false;                   ///< CALC_ROUNDING_WITH_CGUID
+  bool vllm_dynamic_kv_quant = false;                      ///< VLLM_DYNAMIC_KV_QUANT is set
+  std::optional<std::filesystem::path> scale_method_dump;  ///< SCALE_METHOD_CONFIG_DUMP_PATH
+  int measurement_dump_method = 1;                         ///< MEASUREMENT_DUMP_METHOD: 1, 2, 3, 5
+  std::optional<int> log_level;                            ///< LOG_LEVEL_INC, else LOG_LEVEL_ALL: 0 to 6
+  std::vector<EnvironmentVariable> report;                 ///< those that are set, in the order above
 
   /// This process among several, as io::launched() finds it in the variables of `report`; none without a launcher. Throws io::Error.
   std::optional<Rank> process() const;

@@ -5,36 +5,60 @@ namespace fp8::configs {
 
 const char* name_of(ModuleKind kind) {
   switch (kind) {
-    case ModuleKind::linear: return "linear";
-    case ModuleKind::row_parallel_linear: return "row_parallel_linear";
-    case ModuleKind::convolution: return "convolution";
-    case ModuleKind::recurrent: return "recurrent";
-    case ModuleKind::embedding: return "embedding";
-    case ModuleKind::matmul: return "matmul";
-    case ModuleKind::b2b_matmul: return "b2b_matmul";
-    case ModuleKind::softmax: return "softmax";
-    case ModuleKind::fused_sdpa: return "fused_sdpa";
-    case ModuleKind::kv_cache: return "kv_cache";
-    case ModuleKind::dynamic_moe: return "dynamic_moe";
-    case ModuleKind::no_quantize: return "no_quantize";
+    case ModuleKind::linear:
+      return "linear";
+    case ModuleKind::row_parallel_linear:
+      return "row_parallel_linear";
+    case ModuleKind::convolution:
+      return "convolution";
+    case ModuleKind::recurrent:
+      return "recurrent";
+    case ModuleKind::embedding:
+      return "embedding";
+    case ModuleKind::matmul:
+      return "matmul";
+    case ModuleKind::b2b_matmul:
+      return "b2b_matmul";
+    case ModuleKind::softmax:
+      return "softmax";
+    case ModuleKind::fused_sdpa:
+      return "fused_sdpa";
+    case ModuleKind::kv_cache:
+      return "kv_cache";
+    case ModuleKind::dynamic_moe:
+      return "dynamic_moe";
+    case ModuleKind::no_quantize:
+      return "no_quantize";
   }
   return "";
 }
 
 KindInfo info_of(ModuleKind kind) {
   switch (kind) {
-    case ModuleKind::linear: return {1, 1, true, false};
-    case ModuleKind::row_parallel_linear: return {1, 2, true, true};
-    case ModuleKind::convolution: return {1, 1, true, false};
-    case ModuleKind::recurrent: return {1, 1, true, false};
-    case ModuleKind::embedding: return {1, 1, true, false};
-    case ModuleKind::matmul: return {2, 1, false, false};
-    case ModuleKind::b2b_matmul: return {2, 1, false, true};
-    case ModuleKind::softmax: return {1, 1, false, true};
-    case ModuleKind::fused_sdpa: return {3, 2, false, true};
-    case ModuleKind::kv_cache: return {1, 1, false, false};
-    case ModuleKind::dynamic_moe: return {1, 1, false, true};
-    case ModuleKind::no_quantize: return {0, 0, false, false};
+    case ModuleKind::linear:
+      return {1, 1, true, false};
+    case ModuleKind::row_parallel_linear:
+      return {1, 2, true, true};
+    case ModuleKind::convolution:
+      return {1, 1, true, false};
+    case ModuleKind::recurrent:
+      return {1, 1, true, false};
+    case ModuleKind::embedding:
+      return {1, 1, true, false};
+    case ModuleKind::matmul:
+      return {2, 1, false, false};
+    case ModuleKind::b2b_matmul:
+      return {2, 1, false, true};
+    case ModuleKind::softmax:
+      return {1, 1, false, true};
+    case ModuleKind::fused_sdpa:
+      return {3, 2, false, true};
+    case ModuleKind::kv_cache:
+      return {1, 1, false, false};
+    case ModuleKind::dynamic_moe:
+      return {1, 1, false, true};
+    case ModuleKind::no_quantize:
+      return {0, 0, false, false};
   }
   return {0, 0, false, false};
 }

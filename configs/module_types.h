@@ -24,8 +24,18 @@
 namespace fp8::configs {
 
 enum class ModuleKind : std::uint8_t {
-  linear, row_parallel_linear, convolution, recurrent, embedding, matmul, b2b_matmul, softmax, fused_sdpa, kv_cache,
-  dynamic_moe, no_quantize
+  linear,
+  row_parallel_linear,
+  convolution,
+  recurrent,
+  embedding,
+  matmul,
+  b2b_matmul,
+  softmax,
+  fused_sdpa,
+  kv_cache,
+  dynamic_moe,
+  no_quantize
 };
 
 /// "linear", "fused_sdpa", ...
@@ -34,8 +44,8 @@ const char* name_of(ModuleKind kind);
 struct ModuleType {
   std::string_view name;  ///< exact class name: "QKVParallelLinear"
   ModuleKind kind;
-  bool dynamic;           ///< scales may be computed at each call (dynamic_quantization)
-  bool in_inc = true;     ///< false: INC has no such class, measurements of it are ours
+  bool dynamic;        ///< scales may be computed at each call (dynamic_quantization)
+  bool in_inc = true;  ///< false: INC has no such class, measurements of it are ours
 };
 
 /// What a module of a kind shows to calibration.

@@ -118,8 +118,8 @@ class Translator {
     if (c == 'v') return emit("\\x0b", 2);
     if (c == 'Z' && !in_class_) return emit("\\z", 2);
     constexpr std::string_view kAnywhere = "adDsSwWfnrtb", kOutsideClass = "AB";
-    const bool known = kAnywhere.find(c) != std::string_view::npos ||
-                       (!in_class_ && kOutsideClass.find(c) != std::string_view::npos);
+    const bool known =
+        kAnywhere.find(c) != std::string_view::npos || (!in_class_ && kOutsideClass.find(c) != std::string_view::npos);
     if (is_letter(c) && !known) fail(std::string("bad escape \\") + c, at_);
     // One escaped character of several bytes stays whole: the backslash goes with its first byte, the rest is copied.
     emit(in_.substr(at_, 2), 2);
@@ -164,13 +164,11 @@ PythonRegex::PythonRegex(std::string_view pattern, std::string_view where) : pat
   const CompileContext compile;
   int error = 0;
   PCRE2_SIZE offset = 0;
-  pcre2_code* code =
-      pcre2_compile(reinterpret_cast<PCRE2_SPTR>(translator.out().data()), translator.out().size(),
-                    kOptions, &error, &offset, compile.context);
+  pcre2_code* code = pcre2_compile(reinterpret_cast<PCRE2_SPTR>(translator.out().data()), translator.out().size(),
+                                   kOptions, &error, &offset, compile.context);
   if (!code) translator.fail(message_of(error), translator.origin(offset));
-  code_ = std::shared_ptr<const void>(code, [](const void* p) {
-    pcre2_code_free(static_cast<pcre2_code*>(const_cast<void*>(p)));
-  });
+  code_ = std::shared_ptr<const void>(
+      code, [](const void* p) { pcre2_code_free(static_cast<pcre2_code*>(const_cast<void*>(p))); });
 }
 
 bool PythonRegex::search(std::string_view text) const {

@@ -86,7 +86,8 @@ void derive(const io::Json& json, QuantConfig& config) {
 // Reads all keys; `attempt` runs each step and decides what an error means.
 using Attempt = std::function<void(const std::function<void()>&)>;
 
-QuantConfig read_all(const io::Json& json, const std::string& name, const ParseOptions& options, const Attempt& attempt) {
+QuantConfig read_all(const io::Json& json, const std::string& name, const ParseOptions& options,
+                     const Attempt& attempt) {
   QuantConfig config;
   config.source = io::printable(name, 4096);
   if (!json.is_object()) {
@@ -128,8 +129,8 @@ const char* name_of(KeyStatus status) {
 }
 
 const std::vector<std::string>& built_in_observers() {
-  static const std::vector<std::string> names{"maxabs", "maxabs_per_channel", "save", "shape",
-                                              "histogram", "percentile", "mse", "kl"};
+  static const std::vector<std::string> names{"maxabs",    "maxabs_per_channel", "save", "shape",
+                                              "histogram", "percentile",         "mse",  "kl"};
   return names;
 }
 
@@ -155,7 +156,8 @@ QuantConfig parse_quant_config(const io::Json& json, const std::string& name, co
   return read_all(json, name, options, [](const std::function<void()>& step) { step(); });
 }
 
-std::vector<std::string> quant_config_problems(const io::Json& json, const std::string& name, const ParseOptions& options) {
+std::vector<std::string> quant_config_problems(const io::Json& json, const std::string& name,
+                                               const ParseOptions& options) {
   std::vector<std::string> problems;
   read_all(json, name, options, [&](const std::function<void()>& step) {
     try {

@@ -72,11 +72,11 @@ struct QuantConfig {
   bool separate_measure_files = true;                 ///< one set of files per rank (JSON: "seperate_measure_files")
   /// True: a file of scales is not read. Default true with a scale_method object, as in INC.
   bool recalc_scales = false;
-  bool fake_quant = false;             ///< quantize and dequantize at once, weights stay in high precision (training)
-  bool use_qdq = false;                ///< weights in fp8, arithmetic in high precision
-  bool measure_on_hpu = true;          ///< false: the model stays on the host while it is prepared
-  bool dynamic_quantization = false;   ///< scales of activations made at each call; nothing is measured
-  bool row_parallel_allreduce = false; ///< JSON: "row_parallel_linear_allreduce_quantization"
+  bool fake_quant = false;              ///< quantize and dequantize at once, weights stay in high precision (training)
+  bool use_qdq = false;                 ///< weights in fp8, arithmetic in high precision
+  bool measure_on_hpu = true;           ///< false: the model stays on the host while it is prepared
+  bool dynamic_quantization = false;    ///< scales of activations made at each call; nothing is measured
+  bool row_parallel_allreduce = false;  ///< JSON: "row_parallel_linear_allreduce_quantization"
   std::int64_t calibration_sample_interval = 0;  ///< measurements are written every so many samples too; 0: at the end
 
   std::string source = "built-in defaults";      ///< the file, for messages
@@ -129,7 +129,7 @@ struct KeyReport {
   std::string key, value;
   std::string origin;  ///< "default", or the file
   KeyStatus status = KeyStatus::built;
-  std::string note;    ///< what it does, or why it is ignored
+  std::string note;  ///< what it does, or why it is ignored
 };
 
 /// Every key INC knows, in the order of the table.

@@ -86,9 +86,7 @@ void read_weight_backoff(const KeyValue& value, QuantConfig& config) {
   config.scale_params.weight_backoff = backoff(value);
 }
 
-std::string show_backoff(const std::optional<float>& value) {
-  return value ? io::Json(*value).dump() : "null";
-}
+std::string show_backoff(const std::optional<float>& value) { return value ? io::Json(*value).dump() : "null"; }
 
 std::vector<std::string> strings(const KeyValue& value) {
   if (!value.json.is_array()) reject(value, "an array of strings");
@@ -198,9 +196,10 @@ std::vector<Key> keys_of_methods() {
   using enum KeyStatus;
   using C = QuantConfig;
   return {
-      {"mode", built, "NONE leaves the model alone; MEASURE and SHAPE observe it; QUANTIZE converts it; LOAD takes an fp8 "
-       "checkpoint; AUTO: measuring commands measure, quantizing ones quantize", "", read_mode,
-       [](const C& c) { return std::string(name_of(c.mode)); }},
+      {"mode", built,
+       "NONE leaves the model alone; MEASURE and SHAPE observe it; QUANTIZE converts it; LOAD takes an fp8 "
+       "checkpoint; AUTO: measuring commands measure, quantizing ones quantize",
+       "", read_mode, [](const C& c) { return std::string(name_of(c.mode)); }},
       {"observer", built, "what is recorded of tensors; part of the names of measurement files", "", read_observer,
        [](const C& c) { return c.observer; }},
       {"scale_method", built, "how scales are made of measurements and weights, per module where it is an object", "",
@@ -211,9 +210,10 @@ std::vector<Key> keys_of_methods() {
        [](const C& c) { return show_backoff(c.scale_params.input_backoff); }},
       {"weight_backoff", built, "as in scale_params", "", read_weight_backoff,
        [](const C& c) { return show_backoff(c.scale_params.weight_backoff); }},
-      {"scale_format", built, "SCALAR keeps scales as numbers, CONST as tensors: the same results; PCS methods, fake_quant "
-       "and dynamic_quantization make it CONST", "", read_scale_format,
-       [](const C& c) { return std::string(name_of(c.scale_format)); }},
+      {"scale_format", built,
+       "SCALAR keeps scales as numbers, CONST as tensors: the same results; PCS methods, fake_quant "
+       "and dynamic_quantization make it CONST",
+       "", read_scale_format, [](const C& c) { return std::string(name_of(c.scale_format)); }},
       {"device_for_scales", built, "generation whose range and hardware scales are used; null: the device in use", "",
        read_device_for_scales, show_device_for_scales},
       {"fp8_config", built, "format of weights and activations", "", read_fp8_config,
@@ -222,7 +222,8 @@ std::vector<Key> keys_of_methods() {
        show_hp_dtype},
       {"dynamic_quantization", built, "scales of activations made at each call; nothing is measured", "",
        read_flag<&C::dynamic_quantization>, show_flag<&C::dynamic_quantization>},
-      {"use_qdq", built, "weights in fp8, arithmetic in high precision", "", read_flag<&C::use_qdq>, show_flag<&C::use_qdq>},
+      {"use_qdq", built, "weights in fp8, arithmetic in high precision", "", read_flag<&C::use_qdq>,
+       show_flag<&C::use_qdq>},
       {"fake_quant", built, "values go through fp8 and back; weights stay in high precision (training)", "",
        read_flag<&C::fake_quant>, show_flag<&C::fake_quant>},
       {"row_parallel_linear_allreduce_quantization", built, "fp8 all-reduce behind RowParallelLinear", "",
@@ -238,17 +239,24 @@ std::vector<Key> keys_of_files() {
        [](const C& c) { return show(c.allowlist); }},
       {"blocklist", built, "not these modules; wins over allowlist", "", read_blocklist,
        [](const C& c) { return show(c.blocklist); }},
-      {"dump_stats_path", built, "folder and beginning of the names of measurement and scale files; \"\": none, where no file is "
-       "read or written", "",
-       read_dump_stats_path, [](const C& c) { return c.dump_stats_path.string(); }},
-      {"measure_exclude", built, "OUTPUT and ALL: outputs are not measured, unless a module type needs them; the others "
-       "exclude nothing", "", read_measure_exclude, [](const C& c) { return std::string(name_of(c.measure_exclude)); }},
-      {"ignore_modules_wo_measures", built, "true: selected modules without measurement stay in high precision; false: an "
-       "error", "", read_flag<&C::ignore_modules_wo_measures>, show_flag<&C::ignore_modules_wo_measures>},
+      {"dump_stats_path", built,
+       "folder and beginning of the names of measurement and scale files; \"\": none, where no file is "
+       "read or written",
+       "", read_dump_stats_path, [](const C& c) { return c.dump_stats_path.string(); }},
+      {"measure_exclude", built,
+       "OUTPUT and ALL: outputs are not measured, unless a module type needs them; the others "
+       "exclude nothing",
+       "", read_measure_exclude, [](const C& c) { return std::string(name_of(c.measure_exclude)); }},
+      {"ignore_modules_wo_measures", built,
+       "true: selected modules without measurement stay in high precision; false: an "
+       "error",
+       "", read_flag<&C::ignore_modules_wo_measures>, show_flag<&C::ignore_modules_wo_measures>},
       {"seperate_measure_files", built, "several processes: one set of files each, with _RANK_WORLD in their names", "",
        read_flag<&C::separate_measure_files>, show_flag<&C::separate_measure_files>},
-      {"recalc_scales", built, "true: scale files are not read; false: they are used as long as they fit measurement and "
-       "method", "", read_flag<&C::recalc_scales>, show_flag<&C::recalc_scales>},
+      {"recalc_scales", built,
+       "true: scale files are not read; false: they are used as long as they fit measurement and "
+       "method",
+       "", read_flag<&C::recalc_scales>, show_flag<&C::recalc_scales>},
       {"calibration_sample_interval", built, "measurements are written every so many samples too; 0: at the end", "",
        read_interval, [](const C& c) { return std::to_string(c.calibration_sample_interval); }},
       {"measure_on_hpu", built, "false: the model stays on the host while it is prepared (block-wise calibration)", "",
@@ -258,7 +266,8 @@ std::vector<Key> keys_of_files() {
 
 std::vector<Key> keys_without_effect() {
   using enum KeyStatus;
-  constexpr const char* kProcess = "found out from the process (RANK, LOCAL_RANK, WORLD_SIZE), as in Intel Neural Compressor";
+  constexpr const char* kProcess =
+      "found out from the process (RANK, LOCAL_RANK, WORLD_SIZE), as in Intel Neural Compressor";
   return {
       {"mod_dict", ignored, "module classes are added in code", "{}", only_empty, nullptr},
       {"method", ignored, "HOOKS is the only one", "HOOKS", check_method, nullptr},
@@ -289,9 +298,8 @@ const std::vector<Key>& keys() {
 }
 
 const std::vector<Alias>& aliases() {
-  static const std::vector<Alias> table{{"whitelist", "allowlist"},
-                                        {"blacklist", "blocklist"},
-                                        {"separate_measure_files", "seperate_measure_files"}};
+  static const std::vector<Alias> table{
+      {"whitelist", "allowlist"}, {"blacklist", "blocklist"}, {"separate_measure_files", "seperate_measure_files"}};
   return table;
 }
 

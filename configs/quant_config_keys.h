@@ -18,10 +18,10 @@ struct KeyValue {
 struct Key {
   const char* name;
   KeyStatus status;
-  const char* note;                              ///< what the key does; for ignored keys: why it does nothing
-  const char* default_text;                      ///< shown if the file does not have the key and there is no `show`
-  void (*read)(const KeyValue&, QuantConfig&);   ///< throws io::Error
-  std::string (*show)(const QuantConfig&);       ///< nullptr: the file's text
+  const char* note;                             ///< what the key does; for ignored keys: why it does nothing
+  const char* default_text;                     ///< shown if the file does not have the key and there is no `show`
+  void (*read)(const KeyValue&, QuantConfig&);  ///< throws io::Error
+  std::string (*show)(const QuantConfig&);      ///< nullptr: the file's text
 };
 
 const std::vector<Key>& keys();

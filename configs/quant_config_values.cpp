@@ -55,7 +55,8 @@ float backoff(const KeyValue& value) {
 }
 
 void read_scale_params(const KeyValue& value, QuantConfig& config) {
-  if (!value.json.is_object()) reject(value, "an object with input_backoff, weight_backoff, parameters of the observer");
+  if (!value.json.is_object())
+    reject(value, "an object with input_backoff, weight_backoff, parameters of the observer");
   const std::string prefix = value.where.substr(0, value.where.size() - 1);  // without the closing quote
   for (const auto& [name, json] : value.json.items()) {
     const KeyValue item{json, prefix + "." + io::printable(name) + "'"};

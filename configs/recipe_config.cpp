@@ -183,7 +183,8 @@ Recipe preset_recipe(const std::string& name) {
 
 // What "recipe" and "preset" ("dialect": as the struct calls it) say.
 Recipe starting_point(const Reading& in) {
-  const std::vector<std::string> kinds = {"delayed", "current", "block", "mxfp8"}, presets = {"habana", "nvidia", "habana-hybrid"}, dialects = {"habana", "nvidia"};
+  const std::vector<std::string> kinds = {"delayed", "current", "block", "mxfp8"},
+                                 presets = {"habana", "nvidia", "habana-hybrid"}, dialects = {"habana", "nvidia"};
   const auto kind = in.json.find("recipe"), preset = in.json.find("preset"), dialect = in.json.find("dialect");
   const std::size_t which = kind == in.json.end() ? 0 : choice({*kind, in.where("recipe")}, kinds);
   if (preset == in.json.end() && dialect == in.json.end()) return preset_recipe(kinds[which]);
@@ -255,8 +256,10 @@ RecipeRule read_rule(const io::Json& json, const std::string& source, const std:
 io::Json recipe_json(const Recipe& recipe, const std::string& where) {
   if (const auto* delayed = std::get_if<DelayedScaling>(&recipe)) {
     const std::string found = "': found a callable, which JSON can't hold, allowed: ";
-    if (delayed->amax_compute_algo.callable()) throw io::Error(where + "amax_compute_algo" + found + "most_recent, max");
-    if (delayed->scaling_factor_compute_algo) throw io::Error(where + "scaling_factor_compute_algo" + found + "not set");
+    if (delayed->amax_compute_algo.callable())
+      throw io::Error(where + "amax_compute_algo" + found + "most_recent, max");
+    if (delayed->scaling_factor_compute_algo)
+      throw io::Error(where + "scaling_factor_compute_algo" + found + "not set");
   }
   if (const auto problem = recipes::find_problem(recipe)) {
     throw io::Error(where + problem->field + "': found " + problem->found + ", allowed: " + problem->allowed);

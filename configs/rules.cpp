@@ -80,7 +80,8 @@ void check_device(const QuantConfig& config, recipes::Dialect device, std::vecto
   const Dialect present = device == Dialect::gaudi2 ? Dialect::gaudi2 : Dialect::gaudi3;
   const Dialect wanted = *config.device_for_scales;
   if (wanted == present) return;
-  const std::string key = config.source + ": key 'device_for_scales': found " + (wanted == Dialect::gaudi2 ? "GAUDI2" : "GAUDI3");
+  const std::string key =
+      config.source + ": key 'device_for_scales': found " + (wanted == Dialect::gaudi2 ? "GAUDI2" : "GAUDI3");
   if (wanted == Dialect::gaudi3) {
     problems.push_back(key + " on a gaudi2 device, allowed: GAUDI2, null");
     return;
@@ -94,7 +95,8 @@ void check_device(const QuantConfig& config, recipes::Dialect device, std::vecto
 }
 
 void check_environment(const QuantConfig& config, const Environment& environment, std::vector<std::string>& problems) {
-  const bool quantizes = config.mode == QuantMode::QUANTIZE || config.mode == QuantMode::LOAD || config.mode == QuantMode::AUTO;
+  const bool quantizes =
+      config.mode == QuantMode::QUANTIZE || config.mode == QuantMode::LOAD || config.mode == QuantMode::AUTO;
   // As in Intel Neural Compressor, dynamic quantization leaves no constant scales to patch.
   if (!environment.runtime_scale_patching || !quantizes || config.dynamic_quantization) return;
   for (const auto& [entry, method] : config.scale_methods.all()) {
@@ -114,7 +116,8 @@ std::string observer_problem(const QuantConfig& config) {
   for (const std::string& name : built_in_observers()) {
     if (name != "shape" && name != "save") allowed += (allowed.empty() ? "" : ", ") + name;
   }
-  return config.source + ": key 'observer': found \"" + config.observer + "\", which keeps " + (shape ? "sizes" : "tensors for a look at them") +
+  return config.source + ": key 'observer': found \"" + config.observer + "\", which keeps " +
+         (shape ? "sizes" : "tensors for a look at them") +
          " and is no ground for scales, allowed where scales are made of measurements: " + allowed;
 }
 
@@ -123,7 +126,8 @@ std::vector<std::pair<std::string, std::string>> listed_types(const QuantConfig&
   std::vector<std::pair<std::string, std::string>> types;
   for (const std::string& type : config.allowlist.types) types.emplace_back("allowlist.types", type);
   for (const std::string& type : config.blocklist.types) types.emplace_back("blocklist.types", type);
-  for (const auto& [type, method] : config.scale_methods.layer_types) types.emplace_back("scale_method.layer_types", type);
+  for (const auto& [type, method] : config.scale_methods.layer_types)
+    types.emplace_back("scale_method.layer_types", type);
   return types;
 }
 
@@ -133,7 +137,8 @@ std::string type_problem(const QuantConfig& config, const std::string& key, cons
   std::vector<std::string> known;
   for (const ModuleType& one : module_types()) known.emplace_back(one.name);
   const std::string last = type.substr(type.rfind('.') + 1);  // the class name behind a path is what people mean
-  return config.source + ": key '" + key + "': found " + io::in_quotes(type) + ", which is no class that can be quantized, did you mean '" + closest(last, known) +
+  return config.source + ": key '" + key + "': found " + io::in_quotes(type) +
+         ", which is no class that can be quantized, did you mean '" + closest(last, known) +
          "'? (class names without a module path)";
 }
 
@@ -145,11 +150,13 @@ std::vector<std::string> key_rule_problems(const QuantConfig& config) {
   return problems;
 }
 
-std::vector<std::string> rule_problems(const QuantConfig& config, recipes::Dialect device, const Environment& environment) {
+std::vector<std::string> rule_problems(const QuantConfig& config, recipes::Dialect device,
+                                       const Environment& environment) {
   std::vector<std::string> problems = key_rule_problems(config);
   check_device(config, device, problems);
   check_environment(config, environment, problems);
-  if (const std::string problem = observer_problem(config); config.mode == QuantMode::QUANTIZE && !problem.empty()) problems.push_back(problem);
+  if (const std::string problem = observer_problem(config); config.mode == QuantMode::QUANTIZE && !problem.empty())
+    problems.push_back(problem);
   return problems;
 }
 
@@ -180,7 +187,8 @@ void check_rules(const QuantConfig& config, recipes::Dialect device, const Envir
 
 void refuse_load(const QuantConfig& config) {
   if (config.mode != QuantMode::LOAD) return;
-  throw io::Error(config.source + ": key 'mode': found LOAD, which measures nothing, allowed: NONE, QUANTIZE, MEASURE, SHAPE, AUTO");
+  throw io::Error(config.source +
+                  ": key 'mode': found LOAD, which measures nothing, allowed: NONE, QUANTIZE, MEASURE, SHAPE, AUTO");
 }
 
 }  // namespace fp8::configs

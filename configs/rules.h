@@ -21,7 +21,8 @@ namespace fp8::configs {
 std::vector<std::string> key_rule_problems(const QuantConfig& config);
 
 /// All violated rules. device: that of the device in use (ocp counts as gaudi3).
-std::vector<std::string> rule_problems(const QuantConfig& config, recipes::Dialect device, const Environment& environment);
+std::vector<std::string> rule_problems(const QuantConfig& config, recipes::Dialect device,
+                                       const Environment& environment);
 
 /// Throws io::Error with the first of them, or for a class name with a module path ("torch.nn.Linear"): no class has such a name, so the list
 /// would say nothing.

@@ -53,7 +53,8 @@ void require_object(const io::Json& json, const Path& path, const std::vector<st
 
 // One of an enumeration by its name, in any case.
 template <class Enum>
-void read_enum(const io::Json& object, const char* key, const Path& path, std::initializer_list<Enum> allowed, Enum& out) {
+void read_enum(const io::Json& object, const char* key, const Path& path, std::initializer_list<Enum> allowed,
+               Enum& out) {
   const auto found = object.find(key);
   if (found == object.end()) return;
   std::vector<std::string> names;
@@ -135,7 +136,8 @@ NamedScaleMethod named(const Entry& entry, const Path& path, const io::Json& jso
   }
   std::string same_weight, activations, weights;
   for (const NamedScaleMethod& row : recipes::scale_methods()) {
-    if (row.weight.same_kind(entry.weight.method)) activations += (activations.empty() ? "" : ", ") + triple(row.activation);
+    if (row.weight.same_kind(entry.weight.method))
+      activations += (activations.empty() ? "" : ", ") + triple(row.activation);
     const std::string weight = triple(row.weight);
     if (weights.find(weight) == std::string::npos) weights += (weights.empty() ? "" : ", ") + weight;
   }
@@ -146,7 +148,8 @@ NamedScaleMethod named(const Entry& entry, const Path& path, const io::Json& jso
 }
 
 bool is_number(const std::string& text) {
-  return !text.empty() && text.size() <= 9 && std::all_of(text.begin(), text.end(), [](char c) { return c >= '0' && c <= '9'; });
+  return !text.empty() && text.size() <= 9 &&
+         std::all_of(text.begin(), text.end(), [](char c) { return c >= '0' && c <= '9'; });
 }
 
 // Backoffs of scale_params, where the JSON has none of its own and there is something to back off from.
@@ -251,7 +254,8 @@ ScaleMethods detail::read_scale_methods(const io::Json& json, const std::string&
     for (const auto& [name, item] : found->items()) {
       const Path at = path / section / name;
       if (table == &methods.layers && !is_number(name)) {
-        throw io::Error((path / section).value(item).where + ": found " + io::in_quotes(name) + ", allowed: a layer's number");
+        throw io::Error((path / section).value(item).where + ": found " + io::in_quotes(name) +
+                        ", allowed: a layer's number");
       }
       table->emplace(name, finished(read_entry(item, at, base), at, item, backoffs));
     }

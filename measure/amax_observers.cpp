@@ -29,7 +29,8 @@ void take_larger(Amax& into, const Amax& from) {
 
 /// {"amax": [...]}: the checked list.
 Amax amax_from(const io::Json& state, const std::string& where) {
-  if (!state.is_object() || !state.contains("amax") || !state["amax"].is_array()) bad_state(where, "a list 'amax'", state);
+  if (!state.is_object() || !state.contains("amax") || !state["amax"].is_array())
+    bad_state(where, "a list 'amax'", state);
   Amax amax;
   for (const auto& v : state["amax"]) {
     const double value = v.is_number() ? v.get<double>() : -1.0;

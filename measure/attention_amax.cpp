@@ -27,8 +27,8 @@ constexpr float kMinusInfinity = -std::numeric_limits<float>::infinity();
 at::Tensor host(const at::Tensor& t) { return runtime::cpu_alias(t.detach()); }
 
 struct Problem {
-  at::Tensor q, k;   ///< [B, H, L, E], [B, Hkv, S, E], f32
-  at::Tensor mask;   ///< [B, H, L, S] or undefined; bool or added
+  at::Tensor q, k;  ///< [B, H, L, E], [B, Hkv, S, E], f32
+  at::Tensor mask;  ///< [B, H, L, S] or undefined; bool or added
   double scale;
   bool causal;
 };
@@ -36,7 +36,8 @@ struct Problem {
 /// Rows [first, first + n) of every head at once.
 float rows_amax(const Problem& p, std::int64_t first, std::int64_t n) {
   const std::int64_t B = p.q.size(0), H = p.q.size(1), E = p.q.size(3), groups = p.k.size(1), S = p.k.size(2);
-  const at::Tensor q = p.q.narrow(2, first, n).reshape({B, groups, H / groups * n, E});  // heads that share keys are rows
+  const at::Tensor q =
+      p.q.narrow(2, first, n).reshape({B, groups, H / groups * n, E});  // heads that share keys are rows
   at::Tensor logits = at::matmul(q, p.k.transpose(2, 3)).view({B, H, n, S}).mul_(p.scale);
   if (p.mask.defined()) {
     const at::Tensor mask = p.mask.narrow(2, first, n);

@@ -39,15 +39,17 @@ WeightWatcher* watcher_on(const at::Tensor& weight) {
 ModuleWatcher* watcher_in(const OpNode& node) { return dynamic_cast<ModuleWatcher*>(node.slot->handler.get()); }
 
 void check_weight(const WeightModule& m) {
-  TORCH_CHECK(m.weight.device().is_hpu(), "[measure] ", m.name, ": expected the weight on hpu, found it on ", m.weight.device());
-  TORCH_CHECK(!c10::isFloat8Type(m.weight.scalar_type()), "[measure] ", m.name, ": the weight is ", m.weight.scalar_type(),
-              " already; measure the high precision model");
-  TORCH_CHECK(m.weight.is_contiguous(), "[measure] ", m.name, ": expected a contiguous weight, found strides ", m.weight.strides());
+  TORCH_CHECK(m.weight.device().is_hpu(), "[measure] ", m.name, ": expected the weight on hpu, found it on ",
+              m.weight.device());
+  TORCH_CHECK(!c10::isFloat8Type(m.weight.scalar_type()), "[measure] ", m.name, ": the weight is ",
+              m.weight.scalar_type(), " already; measure the high precision model");
+  TORCH_CHECK(m.weight.is_contiguous(), "[measure] ", m.name, ": expected a contiguous weight, found strides ",
+              m.weight.strides());
 }
 
 void check_op(const OpNode& node) {
-  TORCH_CHECK(node.slot->handler == nullptr || watcher_in(node) != nullptr, "[measure] ", node.name, ": is handled already (",
-              node.slot->handler->describe(), "); measure the high precision model");
+  TORCH_CHECK(node.slot->handler == nullptr || watcher_in(node) != nullptr, "[measure] ", node.name,
+              ": is handled already (", node.slot->handler->describe(), "); measure the high precision model");
 }
 
 ObserverSettings settings_of(const CalibrationOptions& o) {
@@ -66,34 +68,41 @@ ObserverSettings settings_of(const CalibrationOptions& o) {
 }  // namespace
 
 CalibrationSession::CalibrationSession(CalibrationOptions options)
-    : options_(std::move(options)), observers_(settings_of(options_)), files_(options_.prefix, {options_.observer, options_.rank}) {}
+    : options_(std::move(options)),
+      observers_(settings_of(options_)),
+      files_(options_.prefix, {options_.observer, options_.rank}) {}
 
-std::shared_ptr<CalibrationSession> CalibrationSession::attach(const torch::nn::Module& model, CalibrationOptions options) {
+std::shared_ptr<CalibrationSession> CalibrationSession::attach(const torch::nn::Module& model,
+                                                               CalibrationOptions options) {
   return attach(weight_modules(model), op_nodes(model), std::move(options));
 }
-std::shared_ptr<CalibrationSession> CalibrationSession::attach(const torch::jit::Module& model, CalibrationOptions options) {
+std::shared_ptr<CalibrationSession> CalibrationSession::attach(const torch::jit::Module& model,
+                                                               CalibrationOptions options) {
   // Finding the nodes of a script rewrites its code: only for who wants them.
   const bool ops = static_cast<bool>(options.select);
   return attach(weight_modules(model), ops ? op_nodes(model) : std::vector<OpNode>(), std::move(options));
 }
 
-std::shared_ptr<CalibrationSession> CalibrationSession::attach(const std::vector<WeightModule>& weights, const std::vector<OpNode>& ops,
+std::shared_ptr<CalibrationSession> CalibrationSession::attach(const std::vector<WeightModule>& weights,
+                                                               const std::vector<OpNode>& ops,
                                                                CalibrationOptions options) {
   auto session = create(weights, ops, std::move(options), /*in_stages=*/false);
   if (!session->options_.prefix.empty()) ExitDump::at_exit(session);
   return session;
 }
 
-std::shared_ptr<CalibrationSession> CalibrationSession::plan(const std::vector<WeightModule>& weights, const std::vector<OpNode>& ops,
+std::shared_ptr<CalibrationSession> CalibrationSession::plan(const std::vector<WeightModule>& weights,
+                                                             const std::vector<OpNode>& ops,
                                                              CalibrationOptions options) {
   options.sample_interval = 0;  // what is known of half the model is no measurement
   return create(weights, ops, std::move(options), /*in_stages=*/true);
 }
 
-std::shared_ptr<CalibrationSession> CalibrationSession::create(const std::vector<WeightModule>& weights, const std::vector<OpNode>& ops,
+std::shared_ptr<CalibrationSession> CalibrationSession::create(const std::vector<WeightModule>& weights,
+                                                               const std::vector<OpNode>& ops,
                                                                CalibrationOptions options, bool in_stages) {
   if (!options.select) options.select = is_default_type;
-  std::vector<const WeightModule*> selected_weights;  // all are checked before the first one is touched
+  std::vector<const WeightModule*> selected_weights;         // all are checked before the first one is touched
   std::vector<std::pair<const OpNode*, bool>> selected_ops;  // true: kept aside
   for (const auto& m : weights) {
     if (!options.select(m.name, m.type)) continue;
@@ -114,13 +123,15 @@ std::shared_ptr<CalibrationSession> CalibrationSession::create(const std::vector
   session->records_.reserve(selected_weights.size() + selected_ops.size());
   for (const auto* m : selected_weights) {
     session->by_name_.emplace(m->name, session->records_.size());
-    session->records_.emplace_back(m->name, m->type, m->weight.dim(), session->options_.inputs, session->options_.outputs);
+    session->records_.emplace_back(m->name, m->type, m->weight.dim(), session->options_.inputs,
+                                   session->options_.outputs);
   }
   session->looked_at_.resize(selected_weights.size());
   for (const auto& [node, aside] : selected_ops) session->add_op(*node, aside);
   if (!resume.is_null()) session->restore(resume);
   std::map<const void*, std::shared_ptr<WeightWatcher>> by_memory;  // tied weights share one watcher
-  for (std::size_t i = 0; i < selected_weights.size() && !in_stages; ++i) session->add_weight(i, *selected_weights[i], by_memory);
+  for (std::size_t i = 0; i < selected_weights.size() && !in_stages; ++i)
+    session->add_weight(i, *selected_weights[i], by_memory);
   return session;
 }
 
@@ -145,7 +156,8 @@ void CalibrationSession::leave(const std::vector<WeightModule>& weights) {
 }
 
 /// The weight of record `index` is in memory.
-void CalibrationSession::add_weight(std::size_t index, const WeightModule& m, std::map<const void*, std::shared_ptr<WeightWatcher>>& by_memory) {
+void CalibrationSession::add_weight(std::size_t index, const WeightModule& m,
+                                    std::map<const void*, std::shared_ptr<WeightWatcher>>& by_memory) {
   if (!looked_at_[index]) {
     if (options_.weights) show(index, TensorRole::weight, 0, m.weight);
     if (records_[index].is_holder()) show(index, TensorRole::input, 0, at::zeros({1, 1}));
@@ -174,7 +186,8 @@ void CalibrationSession::add_op(const OpNode& node, bool aside) {
 
 namespace {
 
-std::shared_ptr<CalibrationSession> session_of(const std::vector<WeightModule>& weights, const std::vector<OpNode>& ops) {
+std::shared_ptr<CalibrationSession> session_of(const std::vector<WeightModule>& weights,
+                                               const std::vector<OpNode>& ops) {
   for (const auto& m : weights) {
     const auto* watcher = watcher_on(m.weight);
     if (auto session = watcher != nullptr ? watcher->session() : nullptr) return session;
@@ -234,7 +247,8 @@ void CalibrationSession::count_forward(std::size_t record) {
   ++forwards_;
 }
 
-bool CalibrationSession::finite(const std::string& module, TensorRole role, std::size_t index, const at::Tensor& t, float amax) {
+bool CalibrationSession::finite(const std::string& module, TensorRole role, std::size_t index, const at::Tensor& t,
+                                float amax) {
   if (std::isfinite(amax)) return true;
   if (non_finite_.size() >= kMaxReported) return false;
   std::int64_t sample = role == TensorRole::weight ? -1 : first_sample_;
@@ -278,7 +292,8 @@ void CalibrationSession::observe(const std::vector<std::size_t>& records, const 
   watch_seconds_ += std::chrono::duration<double>(std::chrono::steady_clock::now() - start).count();
 }
 
-void CalibrationSession::observe_output(const std::vector<std::size_t>& records, std::size_t index, const at::Tensor& y) {
+void CalibrationSession::observe_output(const std::vector<std::size_t>& records, std::size_t index,
+                                        const at::Tensor& y) {
   const at::NoGradGuard no_grad;
   const std::lock_guard<std::mutex> lock(mutex_);
   if (finalized_) return;
@@ -368,14 +383,17 @@ void CalibrationSession::discard() {
 
 void observe_reduced(const at::Tensor& weight, const at::Tensor& y) {
   const WeightWatcher* watcher = watcher_on(weight);
-  if (const auto session = watcher != nullptr ? watcher->session() : nullptr) session->observe_output(watcher->records(), 1, y);
+  if (const auto session = watcher != nullptr ? watcher->session() : nullptr)
+    session->observe_output(watcher->records(), 1, y);
 }
 
 namespace {
 
-std::vector<std::filesystem::path> finalize_model(const std::shared_ptr<CalibrationSession>& session, const std::vector<WeightModule>& weights,
+std::vector<std::filesystem::path> finalize_model(const std::shared_ptr<CalibrationSession>& session,
+                                                  const std::vector<WeightModule>& weights,
                                                   const std::vector<OpNode>& ops) {
-  TORCH_CHECK(session != nullptr, "[finalize_calibration] expected a model that is being calibrated, found no watcher on its weights");
+  TORCH_CHECK(session != nullptr,
+              "[finalize_calibration] expected a model that is being calibrated, found no watcher on its weights");
   auto paths = session->finalize();
   for (const auto& m : weights) {
     const WeightWatcher* watcher = watcher_on(m.weight);  // another calibration's stays

@@ -74,13 +74,13 @@ class CalibrationSession : public std::enable_shared_from_this<CalibrationSessio
   /// std::invalid_argument for an unknown observer.
   static std::shared_ptr<CalibrationSession> attach(const torch::nn::Module& model, CalibrationOptions options);
   static std::shared_ptr<CalibrationSession> attach(const torch::jit::Module& model, CalibrationOptions options);
-  static std::shared_ptr<CalibrationSession> attach(const std::vector<WeightModule>& weights, const std::vector<OpNode>& ops,
-                                                    CalibrationOptions options);
+  static std::shared_ptr<CalibrationSession> attach(const std::vector<WeightModule>& weights,
+                                                    const std::vector<OpNode>& ops, CalibrationOptions options);
   /// A calibration of a model whose weights are in memory one after the other: the modules are selected and their order in the
   /// files is settled, but only `ops` are watched. Of the weights the sizes count; the values come with enter(). Such a session
   /// writes nothing unless finalize() is called.
-  static std::shared_ptr<CalibrationSession> plan(const std::vector<WeightModule>& weights, const std::vector<OpNode>& ops,
-                                                  CalibrationOptions options);
+  static std::shared_ptr<CalibrationSession> plan(const std::vector<WeightModule>& weights,
+                                                  const std::vector<OpNode>& ops, CalibrationOptions options);
   /// These weights are in memory now: the selected ones among them are looked at and watched, until leave(). Throws c10::Error for
   /// a weight that can't be watched, io::Error for one whose sizes are not those of the plan.
   void enter(const std::vector<WeightModule>& weights);
@@ -93,7 +93,8 @@ class CalibrationSession : public std::enable_shared_from_this<CalibrationSessio
   /// What came of the product with such a part: columns [first, ...) of a `columns` wide last dimension. False if they hold a NaN or Inf:
   /// they were not shown then, and the caller sees to it that no other part of the same output is (forget_outputs(), and again
   /// without that call). reported: whether a NonFinite is to be listed.
-  bool observe_output_part(std::size_t record, const at::Tensor& y, std::int64_t first, std::int64_t columns, bool reported = true);
+  bool observe_output_part(std::size_t record, const at::Tensor& y, std::int64_t first, std::int64_t columns,
+                           bool reported = true);
   void forget_outputs(std::size_t record);
   /// The record of a selected module; none: it is not selected.
   std::optional<std::size_t> record_of(const std::string& module) const;
@@ -128,7 +129,8 @@ class CalibrationSession : public std::enable_shared_from_this<CalibrationSessio
   void discard();
 
   /// For watchers. Shows tensors to the observers of `records`; undefined ones are passed over.
-  void observe(const std::vector<std::size_t>& records, const std::vector<at::Tensor>& inputs, const std::vector<at::Tensor>& outputs);
+  void observe(const std::vector<std::size_t>& records, const std::vector<at::Tensor>& inputs,
+               const std::vector<at::Tensor>& outputs);
   /// One tensor, when it is known at another moment than the others.
   void observe_output(const std::vector<std::size_t>& records, std::size_t index, const at::Tensor& y);
   /// For watchers: the kind of a record.
@@ -147,9 +149,11 @@ class CalibrationSession : public std::enable_shared_from_this<CalibrationSessio
   friend class ExitDump;
 
   explicit CalibrationSession(CalibrationOptions options);
-  static std::shared_ptr<CalibrationSession> create(const std::vector<WeightModule>& weights, const std::vector<OpNode>& ops, CalibrationOptions options,
+  static std::shared_ptr<CalibrationSession> create(const std::vector<WeightModule>& weights,
+                                                    const std::vector<OpNode>& ops, CalibrationOptions options,
                                                     bool in_stages);
-  void add_weight(std::size_t index, const WeightModule& module, std::map<const void*, std::shared_ptr<WeightWatcher>>& by_memory);
+  void add_weight(std::size_t index, const WeightModule& module,
+                  std::map<const void*, std::shared_ptr<WeightWatcher>>& by_memory);
   void add_op(const OpNode& node, bool aside);
   void restore(const io::Json& snapshot);
   bool show_part(std::size_t record, TensorRole role, const at::Tensor& part, const PartOf& of, bool reported);
@@ -166,16 +170,16 @@ class CalibrationSession : public std::enable_shared_from_this<CalibrationSessio
   ObserverSettings observers_;
   CalibrationFiles files_;
   mutable std::mutex mutex_;
-  std::vector<WatchedNode> records_;                    ///< one per selected module; their number is fixed after attach()
-  std::map<std::string, std::size_t> by_name_;          ///< record of each module
-  std::vector<bool> looked_at_;                         ///< by record: its weight was shown, whole or in parts
-  std::map<std::size_t, WeightFingerprint> weights_;    ///< by record
+  std::vector<WatchedNode> records_;                  ///< one per selected module; their number is fixed after attach()
+  std::map<std::string, std::size_t> by_name_;        ///< record of each module
+  std::vector<bool> looked_at_;                       ///< by record: its weight was shown, whole or in parts
+  std::map<std::size_t, WeightFingerprint> weights_;  ///< by record
   std::vector<std::weak_ptr<WeightWatcher>> watchers_;  ///< weak: the model owns the watchers, and they own the session
   std::vector<std::weak_ptr<ModuleWatcher>> op_watchers_;
   std::vector<NonFinite> non_finite_;
   TensorMemory memory_;
   std::int64_t first_sample_ = 0, batch_ = 0, samples_ = 0, forwards_ = 0, dumps_ = 0;
-  std::optional<std::size_t> first_called_;             ///< its calls count the forwards
+  std::optional<std::size_t> first_called_;  ///< its calls count the forwards
   double watch_seconds_ = 0;
   bool finalized_ = false, in_stages_ = false;
 };

@@ -62,7 +62,8 @@ std::string_view rank_of(std::string_view name) {
 }
 
 /// Files of `folder` whose names begin with `stem` and that are in the way of a rank's first write (see the header).
-std::vector<fs::path> in_the_way(const fs::path& folder, const std::string& stem, const std::optional<configs::Rank>& rank) {
+std::vector<fs::path> in_the_way(const fs::path& folder, const std::string& stem,
+                                 const std::optional<configs::Rank>& rank) {
   const std::string own = configs::rank_suffix(rank);
   const std::string world = rank.has_value() ? "_" + std::to_string(rank->world) : "";
   std::vector<fs::path> paths;
@@ -89,7 +90,9 @@ fs::path shared_backup(const std::vector<fs::path>& files, const fs::path& folde
     if (it->path().filename().string().rfind("backup_" + prefix + "_", 0) != 0 || !it->is_directory(gone)) continue;
     const auto written = fs::last_write_time(it->path(), gone);
     if (gone) continue;
-    const bool taken = std::any_of(files.begin(), files.end(), [&](const fs::path& file) { return fs::exists(it->path() / file.filename(), gone); });
+    const bool taken = std::any_of(files.begin(), files.end(), [&](const fs::path& file) {
+      return fs::exists(it->path() / file.filename(), gone);
+    });
     if (taken) earlier_run = std::max(earlier_run, written);
     if (taken || written < when) continue;
     found = it->path();
@@ -106,7 +109,8 @@ class Backup {
     if (files.empty()) return;
     if (shared) backup_ = shared_backup(files, folder, prefix);
     made_ = backup_.empty();
-    while (made_ && !fs::create_directory(backup_ = backup_path(folder, prefix))) {  // another may have been made in between
+    while (made_ &&
+           !fs::create_directory(backup_ = backup_path(folder, prefix))) {  // another may have been made in between
     }
     try {
       for (const auto& file : files) {
@@ -156,7 +160,8 @@ std::vector<fs::path> CalibrationFiles::write(const MeasurementFile& file, const
   const fs::path folder = states_file.has_parent_path() ? states_file.parent_path() : fs::path(".");
   try {
     const FolderLock lock(folder);
-    Backup backup(written_ ? std::vector<fs::path>{} : in_the_way(folder, prefix + "_hooks_", name_.rank), folder, prefix, name_.rank.has_value());
+    Backup backup(written_ ? std::vector<fs::path>{} : in_the_way(folder, prefix + "_hooks_", name_.rank), folder,
+                  prefix, name_.rank.has_value());
     auto paths = write_measurements(prefix_, file, name_);
     if (!states.is_null()) {
       io::write_json(states_file, states, -1);
@@ -166,7 +171,8 @@ std::vector<fs::path> CalibrationFiles::write(const MeasurementFile& file, const
     written_ = true;
     return paths;
   } catch (const fs::filesystem_error& error) {
-    throw io::Error(io::printable(error.path1().string(), 4096) + ": can't be moved to a backup: " + error.code().message());
+    throw io::Error(io::printable(error.path1().string(), 4096) +
+                    ": can't be moved to a backup: " + error.code().message());
   }
 }
 

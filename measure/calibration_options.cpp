@@ -12,7 +12,8 @@
 
 namespace fp8::measure {
 
-ConfiguredCalibration calibration_options(const configs::QuantConfig& config, recipes::Dialect device, const configs::Environment& environment) {
+ConfiguredCalibration calibration_options(const configs::QuantConfig& config, recipes::Dialect device,
+                                          const configs::Environment& environment) {
   using configs::MeasureExclude;
   configs::refuse_type_paths(config);
   ConfiguredCalibration c;
@@ -50,7 +51,8 @@ bool has_ranks(const StatsName& name) {
   if (!std::filesystem::is_directory(folder, ignored)) return false;
   const auto all = list_stats(folder);
   return std::any_of(all.begin(), all.end(), [&](const StatsName& n) {
-    return n.rank.has_value() && !n.is_scales() && n.observer == name.observer && std::filesystem::path(n.prefix).filename() == prefix.filename();
+    return n.rank.has_value() && !n.is_scales() && n.observer == name.observer &&
+           std::filesystem::path(n.prefix).filename() == prefix.filename();
   });
 }
 
@@ -61,11 +63,13 @@ MeasurementFile measurements_for(const configs::QuantConfig& config, const std::
   if (where.empty()) {
     configs::require_stats_path(config, "scale_method " + config.scale_methods.name() + " reads measurements there");
     const StatsName exact{config.dump_stats_path.string(), config.observer};
-    return read_measurements(!exact.exists() && has_ranks(exact) ? find_measurement(exact.prefix, config.observer) : exact);  // which says what is missing
+    return read_measurements(!exact.exists() && has_ranks(exact) ? find_measurement(exact.prefix, config.observer)
+                                                                 : exact);  // which says what is missing
   }
   const StatsName found = find_measurement(where, config.observer);
   if (found.observer != config.observer && config.file_keys.count("observer") != 0) {
-    throw io::Error(config.source + ": key 'observer': found \"" + config.observer + "\", but " + where + " holds measurements of observer '" + found.observer + "'");
+    throw io::Error(config.source + ": key 'observer': found \"" + config.observer + "\", but " + where +
+                    " holds measurements of observer '" + found.observer + "'");
   }
   return read_measurements(found);
 }

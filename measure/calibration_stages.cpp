@@ -31,7 +31,9 @@ const io::Json& member(const io::Json& json, const char* key, const char* expect
 }
 
 std::int64_t count_in(const io::Json& json, const char* key) {
-  return member(json, key, "an integer >= 0", [](const io::Json& v) { return v.is_number_integer() && v.get<std::int64_t>() >= 0; }).get<std::int64_t>();
+  return member(json, key, "an integer >= 0",
+                [](const io::Json& v) { return v.is_number_integer() && v.get<std::int64_t>() >= 0; })
+      .get<std::int64_t>();
 }
 
 const io::Json& list_in(const io::Json& json, const char* key) {
@@ -45,7 +47,8 @@ std::optional<std::size_t> CalibrationSession::record_of(const std::string& modu
   return found != by_name_.end() ? std::optional(found->second) : std::nullopt;
 }
 
-bool CalibrationSession::show_part(std::size_t record, TensorRole role, const at::Tensor& part, const PartOf& of, bool reported) {
+bool CalibrationSession::show_part(std::size_t record, TensorRole role, const at::Tensor& part, const PartOf& of,
+                                   bool reported) {
   WatchedNode& node = records_[record];
   if (!node.observes(role)) return true;
   const float amax = observers_.type.reads_values ? amax_of(part) : 0.0f;
@@ -74,12 +77,14 @@ void CalibrationSession::look_at_part(const WeightModule& m, const at::Tensor& p
   fingerprint.shape = m.weight.sizes().vec();
   const std::int64_t begin = first * (m.weight.numel() / rows), end = begin + host.numel();
   for (const std::int64_t at : sampled_positions(m.weight.numel())) {
-    if (at >= begin && at < end) fingerprint.samples.push_back(kernels::load_element(host.const_data_ptr(), type, at - begin));
+    if (at >= begin && at < end)
+      fingerprint.samples.push_back(kernels::load_element(host.const_data_ptr(), type, at - begin));
   }
   looked_at_[*record] = first + part.size(0) == rows;
 }
 
-bool CalibrationSession::observe_output_part(std::size_t record, const at::Tensor& y, std::int64_t first, std::int64_t columns, bool reported) {
+bool CalibrationSession::observe_output_part(std::size_t record, const at::Tensor& y, std::int64_t first,
+                                             std::int64_t columns, bool reported) {
   const std::lock_guard<std::mutex> lock(mutex_);
   const auto start = std::chrono::steady_clock::now();
   auto sizes = y.sizes().vec();
@@ -122,25 +127,32 @@ void CalibrationSession::restore(const io::Json& snapshot) {
   forwards_ = count_in(snapshot, "forwards");
   dumps_ = options_.sample_interval > 0 ? samples_ / options_.sample_interval : 0;
   observers_.context.bytes_saved->store(count_in(snapshot, "bytes_saved"));
-  watch_seconds_ = member(snapshot, "watch_seconds", "a number", [](const io::Json& v) { return v.is_number(); }).get<double>();
+  watch_seconds_ =
+      member(snapshot, "watch_seconds", "a number", [](const io::Json& v) { return v.is_number(); }).get<double>();
   const io::Json& nodes = list_in(snapshot, "nodes");
   if (nodes.size() != records_.size()) {
-    throw io::Error(kWhere + ": expected " + std::to_string(records_.size()) + " modules, found " + std::to_string(nodes.size()));
+    throw io::Error(kWhere + ": expected " + std::to_string(records_.size()) + " modules, found " +
+                    std::to_string(nodes.size()));
   }
-  const ModelFingerprint model = model_from_json(member(snapshot, "model", "an object", [](const io::Json& v) { return v.is_object(); }), kWhere + ": key 'model'");
+  const ModelFingerprint model =
+      model_from_json(member(snapshot, "model", "an object", [](const io::Json& v) { return v.is_object(); }),
+                      kWhere + ": key 'model'");
   for (std::size_t i = 0; i < records_.size(); ++i) {
     const std::string& name = records_[i].module();
-    if (!nodes[i].is_object() || nodes[i].value("module", io::Json()) != name) bad_state(kWhere + ": nodes[" + std::to_string(i) + "]", io::in_quotes(name), nodes[i]);
+    if (!nodes[i].is_object() || nodes[i].value("module", io::Json()) != name)
+      bad_state(kWhere + ": nodes[" + std::to_string(i) + "]", io::in_quotes(name), nodes[i]);
     records_[i].restore(nodes[i], observers_, kWhere + ": " + io::printable(name));
     if (i >= looked_at_.size()) continue;
     looked_at_[i] = nodes[i].value("looked_at", io::Json()) == true;
     if (const auto* weight = model.find(name)) weights_[i] = *weight;
   }
   for (const auto& f : list_in(snapshot, "non_finite")) {
-    if (!f.is_array() || f.size() != 4 || !f[0].is_string() || !f[1].is_string() || !f[2].is_number_integer() || !f[3].is_boolean()) {
+    if (!f.is_array() || f.size() != 4 || !f[0].is_string() || !f[1].is_string() || !f[2].is_number_integer() ||
+        !f[3].is_boolean()) {
       bad_state(kWhere + ": key 'non_finite'", "[module, tensor, sample, nan]", f);
     }
-    non_finite_.push_back({f[0].get<std::string>(), f[1].get<std::string>(), f[2].get<std::int64_t>(), f[3].get<bool>()});
+    non_finite_.push_back(
+        {f[0].get<std::string>(), f[1].get<std::string>(), f[2].get<std::int64_t>(), f[3].get<bool>()});
   }
 }
 

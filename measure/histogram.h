@@ -30,9 +30,9 @@ class Histogram {
   void merge(const Histogram& other);
 
   int bins() const { return static_cast<int>(counts_.size()); }
-  float amax() const { return amax_; }                                ///< exact
+  float amax() const { return amax_; }  ///< exact
   std::uint64_t zeros() const { return zeros_; }
-  std::uint64_t total() const { return total_; }                      ///< zeros included
+  std::uint64_t total() const { return total_; }  ///< zeros included
   const std::vector<std::uint64_t>& counts() const { return counts_; }
   double range() const;      ///< the upper end of the last bin, 2^e; 0 while there are only zeros
   double edge(int i) const;  ///< the lower end of bin i

@@ -57,7 +57,8 @@ class HistogramObserver final : public Observer {
 
 std::unique_ptr<Observer> make(const ObserverContext& context, Threshold threshold) {
   if (context.affordable) {
-    threshold = [threshold = std::move(threshold), target = Fp8Target{context.format, context.fp8_max}](const Histogram& h) { return affordable_threshold(h, threshold(h), target); };
+    threshold = [threshold = std::move(threshold), target = Fp8Target{context.format, context.fp8_max}](
+                    const Histogram& h) { return affordable_threshold(h, threshold(h), target); };
   }
   const double bins = context.parameter("bins", Histogram::kDefaultBins);
   if (!(bins >= 16 && bins <= 65536) || bins != static_cast<int>(bins)) {

@@ -32,8 +32,9 @@ runtime::ops::Handles<Calibration>& calibrations() {
 
 ConfiguredCalibration options_of(const std::string& config) {
   if (config.empty()) return {};
-  const auto parsed = config.front() == '{' ? configs::parse_quant_config(io::parse_json(config, "config"), "config", parse_options())
-                                            : configs::read_quant_config(config, parse_options());
+  const auto parsed = config.front() == '{'
+                          ? configs::parse_quant_config(io::parse_json(config, "config"), "config", parse_options())
+                          : configs::read_quant_config(config, parse_options());
   configs::refuse_load(parsed);
   return calibration_options(parsed);
 }
@@ -47,8 +48,7 @@ io::Json amaxes(const std::vector<Amax>& list) {
 }  // namespace
 
 std::vector<WeightModule> model_of(const char* op, at::TensorList weights, const std::vector<std::string>& modules,
-    const std::vector<std::string>& types,
-                                   const std::optional<Biases>& biases) {
+                                   const std::vector<std::string>& types, const std::optional<Biases>& biases) {
   runtime::check_one_for_each(op, "modules", modules.size(), "weights", weights.size());
   runtime::check_one_for_each(op, "types", types.size(), "weights", weights.size());
   const bool with_biases = biases.has_value() && !biases->empty();
@@ -56,12 +56,13 @@ std::vector<WeightModule> model_of(const char* op, at::TensorList weights, const
   std::set<std::string> names;
   std::vector<WeightModule> model;
   for (std::size_t i = 0; i < weights.size(); ++i) {
-    TORCH_CHECK(names.insert(modules[i]).second, "[fp8::", op, "] modules: found \"", modules[i], "\" twice, expected each name once");
+    TORCH_CHECK(names.insert(modules[i]).second, "[fp8::", op, "] modules: found \"", modules[i],
+                "\" twice, expected each name once");
     if (configs::find_module_type(types[i]) == nullptr) {
       std::vector<std::string> known;
       for (const auto& type : configs::module_types()) known.emplace_back(type.name);
-      TORCH_CHECK(false, "[fp8::", op, "] types: found \"", types[i], "\" for ", modules[i], ", the nearest that is known is ",
-          configs::closest(types[i], known));
+      TORCH_CHECK(false, "[fp8::", op, "] types: found \"", types[i], "\" for ", modules[i],
+                  ", the nearest that is known is ", configs::closest(types[i], known));
     }
     runtime::check_dense(op, "weights", modules[i], weights[i]);
     WeightModule m{modules[i], types[i], weights[i], std::nullopt};
@@ -71,8 +72,9 @@ std::vector<WeightModule> model_of(const char* op, at::TensorList weights, const
   return model;
 }
 
-std::int64_t measure_begin(at::TensorList weights, const std::vector<std::string>& modules, const std::vector<std::string>& types,
-                           const std::optional<Biases>& biases, const std::string& prefix, const std::string& config) {
+std::int64_t measure_begin(at::TensorList weights, const std::vector<std::string>& modules,
+                           const std::vector<std::string>& types, const std::optional<Biases>& biases,
+                           const std::string& prefix, const std::string& config) {
   const auto model = model_of("measure_begin", weights, modules, types, biases);
   ConfiguredCalibration calibration = options_of(config);
   if (config.empty()) {  // a config says itself whether ranks have files of their own
@@ -89,8 +91,10 @@ std::int64_t measure_begin(at::TensorList weights, const std::vector<std::string
 
 void measure_samples(std::int64_t session, std::int64_t first, std::int64_t count) {
   const auto calibration = calibrations().get("measure_samples", session);
-  TORCH_CHECK(first >= 0 && first < std::int64_t{1} << 53, "[fp8::measure_samples] first: found ", first, ", allowed: 0 to 2^53");
-  TORCH_CHECK(count >= 1 && count < std::int64_t{1} << 32, "[fp8::measure_samples] count: found ", count, ", allowed: 1 to 2^32");
+  TORCH_CHECK(first >= 0 && first < std::int64_t{1} << 53, "[fp8::measure_samples] first: found ", first,
+              ", allowed: 0 to 2^53");
+  TORCH_CHECK(count >= 1 && count < std::int64_t{1} << 32, "[fp8::measure_samples] count: found ", count,
+              ", allowed: 1 to 2^32");
   calibration->session->begin_samples(first, count);
 }
 
@@ -103,7 +107,8 @@ std::string measure_result(std::int64_t session) {
     if (m.outputs.has_value()) json["outputs"] = amaxes(*m.outputs);
     if (m.weight.has_value()) json["weight"] = *m.weight;
   }
-  for (const NonFinite& f : calibration->session->non_finite()) non_finite.push_back({f.module, f.tensor, f.sample, f.nan ? "nan" : "inf"});
+  for (const NonFinite& f : calibration->session->non_finite())
+    non_finite.push_back({f.module, f.tensor, f.sample, f.nan ? "nan" : "inf"});
   return io::Json{{"samples", file.num_samples.value_or(0)}, {"modules", modules}, {"non_finite", non_finite}}.dump();
 }
 
@@ -122,7 +127,8 @@ std::vector<std::string> measure_end(std::int64_t session, bool write) {
     const at::Tensor weight = at::Tensor::wrap_tensor_impl(std::move(impl));
     const auto* tag = runtime::find_tag(weight);
     const auto* watcher = tag != nullptr ? dynamic_cast<WeightWatcher*>(tag->handler.get()) : nullptr;
-    if (watcher != nullptr && watcher->session() == nullptr) runtime::untag_weight(weight);  // another calibration's stays
+    if (watcher != nullptr && watcher->session() == nullptr)
+      runtime::untag_weight(weight);  // another calibration's stays
   }
   return paths;
 }
@@ -130,7 +136,9 @@ std::vector<std::string> measure_end(std::int64_t session, bool write) {
 FP8_LIBRARY_FRAGMENT(fp8, m) {
   // What has an effect that no argument shows is never moved or left out by TorchScript.
   constexpr auto kEffect = c10::AliasAnalysisKind::CONSERVATIVE;
-  m.def(torch::schema("measure_begin(Tensor[] weights, str[] modules, str[] types, Tensor?[]? biases=None, str prefix=\"\", str config=\"\") -> int", kEffect),
+  m.def(torch::schema("measure_begin(Tensor[] weights, str[] modules, str[] types, Tensor?[]? biases=None, str "
+                      "prefix=\"\", str config=\"\") -> int",
+                      kEffect),
         &measure_begin);
   m.def(torch::schema("measure_samples(int session, int first, int count) -> ()", kEffect), &measure_samples);
   m.def(torch::schema("measure_result(int session) -> str", kEffect), &measure_result);

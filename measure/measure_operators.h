@@ -21,14 +21,15 @@ using Biases = c10::List<std::optional<at::Tensor>>;
 /// The model that an operator was given: weights[i] is the weight of modules[i], a types[i]. biases: none, or one (or None) for each. Throws
 /// c10::Error "[fp8::op] argument: ..." for lists of other lengths, names that come twice, and types of no known class.
 std::vector<WeightModule> model_of(const char* op, at::TensorList weights, const std::vector<std::string>& modules,
-    const std::vector<std::string>& types,
+                                   const std::vector<std::string>& types,
                                    const std::optional<Biases>& biases = std::nullopt);
 
 /// Hangs watchers on the selected weights (on hpu, in high precision). biases: where they are added after the product (x of other than two
 /// dimensions), outputs are measured with them. config: a QUANT_CONFIG as JSON or a file's path; "": every Linear and Conv2d, the largest
 /// magnitude. prefix: where measure_end() writes; "": where the config says, else nowhere.
-std::int64_t measure_begin(at::TensorList weights, const std::vector<std::string>& modules, const std::vector<std::string>& types,
-                           const std::optional<Biases>& biases, const std::string& prefix, const std::string& config);
+std::int64_t measure_begin(at::TensorList weights, const std::vector<std::string>& modules,
+                           const std::vector<std::string>& types, const std::optional<Biases>& biases,
+                           const std::string& prefix, const std::string& config);
 
 /// The next forward sees samples [first, first + count). Throws c10::Error for an unknown session, first < 0, count < 1.
 void measure_samples(std::int64_t session, std::int64_t first, std::int64_t count);

@@ -152,7 +152,8 @@ std::optional<ModelFingerprint> model_of(const StatsName& name, const Measuremen
 std::vector<Measurement> kv_cache_of(const StatsName& name, const MeasurementFile& file) {
   const Json nodes = beside(name.kv_cache(), "Nodes", file);
   const std::string where = name.kv_cache().string() + ": Nodes";
-  if (!nodes.is_object() && !nodes.is_null()) fail(where, "expected an object, found " + std::string(nodes.type_name()));
+  if (!nodes.is_object() && !nodes.is_null())
+    fail(where, "expected an object, found " + std::string(nodes.type_name()));
   std::vector<Measurement> modules;
   for (const auto& [module, node] : nodes.items()) {
     modules.push_back(node_from(module, node, MeasurementMode::dynamic_range, where + "." + io::printable(module)));
@@ -227,12 +228,16 @@ void require_amax(const MeasurementFile& file) {
   const bool shape = file.mode == MeasurementMode::shape;
   for (const auto& m : file.modules) {
     for (std::size_t i = 0; !shape && file.observer == "maxabs" && i < m.inputs.size(); ++i) {
-      if (m.inputs[i].size() != 1) fail("measurements: " + m.module + ".inputs[" + std::to_string(i) + "]", "expected one amax, found " + std::to_string(m.inputs[i].size()));
+      if (m.inputs[i].size() != 1)
+        fail("measurements: " + m.module + ".inputs[" + std::to_string(i) + "]",
+             "expected one amax, found " + std::to_string(m.inputs[i].size()));
     }
   }
   if (!shape && file.observer != "save") return;
-  fail("measurements", std::string("found those of observer '") + (shape ? "shape" : "save") + "', which keeps " + (shape ? "sizes" : "tensors for a look at them") +
-                           " and is no ground for scales; measure with maxabs, maxabs_per_channel, histogram, percentile, mse or kl");
+  fail("measurements",
+       std::string("found those of observer '") + (shape ? "shape" : "save") + "', which keeps " +
+           (shape ? "sizes" : "tensors for a look at them") +
+           " and is no ground for scales; measure with maxabs, maxabs_per_channel, histogram, percentile, mse or kl");
 }
 
 bool has_thresholds(const MeasurementFile& file) {

@@ -48,8 +48,9 @@ struct MeasurementFile {
   MeasurementMode mode = MeasurementMode::dynamic_range;
   std::optional<std::int64_t> global_rank;  ///< INC writes null
   std::optional<ModelFingerprint> model;    ///< of which model, if known
-  std::vector<Measurement> kv_cache;        ///< "...k_cache" and "...v_cache": input 0, per head. Those that `modules` has too are not here
-  std::string observer = {};                ///< whose values these are (reading takes it from the files' name); empty: not known
+  std::vector<Measurement>
+      kv_cache;  ///< "...k_cache" and "...v_cache": input 0, per head. Those that `modules` has too are not here
+  std::string observer = {};  ///< whose values these are (reading takes it from the files' name); empty: not known
 
   const Measurement* find(const std::string& module) const;
   /// Of a key-value cache: kv_cache's, else that of `modules`.

@@ -32,13 +32,15 @@ const configs::ModuleType* type_of(const torch::nn::Module& module) {
   if (dynamic_cast<const torch::nn::Conv2dImpl*>(&module) != nullptr) return configs::find_module_type("Conv2d");
   if (dynamic_cast<const torch::nn::Conv3dImpl*>(&module) != nullptr) return configs::find_module_type("Conv3d");
   if (dynamic_cast<const torch::nn::EmbeddingImpl*>(&module) != nullptr) return configs::find_module_type("Embedding");
-  if (dynamic_cast<const torch::nn::EmbeddingBagImpl*>(&module) != nullptr) return configs::find_module_type("EmbeddingBag");
+  if (dynamic_cast<const torch::nn::EmbeddingBagImpl*>(&module) != nullptr)
+    return configs::find_module_type("EmbeddingBag");
   return nullptr;
 }
 
 /// Lists the weights of one module. get(name): the parameter, or an undefined tensor.
 template <class Get>
-void add_weights(const std::string& name, const configs::ModuleType& type, const std::vector<std::string>& parameters, const Get& get, std::vector<WeightModule>& out) {
+void add_weights(const std::string& name, const configs::ModuleType& type, const std::vector<std::string>& parameters,
+                 const Get& get, std::vector<WeightModule>& out) {
   const auto add = [&](const std::string& node, const at::Tensor& weight, const at::Tensor& bias) {
     WeightModule m{node, std::string(type.name), weight, std::nullopt};
     if (bias.defined()) m.bias = bias;
@@ -101,7 +103,8 @@ std::vector<WeightModule> weight_modules(const torch::jit::Module& model) {
     if (type == nullptr || !holds_weight(*type)) continue;
     std::vector<std::string> parameters;
     for (const auto& p : item.value.named_parameters(/*recurse=*/false)) parameters.push_back(p.name);
-    add_weights(item.name, *type, parameters, [&](const std::string& name) { return attribute(item.value, name); }, out);
+    add_weights(
+        item.name, *type, parameters, [&](const std::string& name) { return attribute(item.value, name); }, out);
   }
   return out;
 }

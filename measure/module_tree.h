@@ -28,7 +28,7 @@ namespace fp8::measure {
 struct WeightModule {
   std::string name;  ///< dotted, from the root: "model.layers.0.self_attn.q_proj"; "" for the root itself
   std::string type;
-  at::Tensor weight;               ///< the parameter itself: set_data() on it changes the module
+  at::Tensor weight;  ///< the parameter itself: set_data() on it changes the module
   std::optional<at::Tensor> bias;
 };
 
@@ -39,7 +39,8 @@ std::vector<WeightModule> weight_modules(const torch::jit::Module& model);
 /// One module without a weight of its own, or one node of a TorchScript module. Setting slot->handler changes what it does.
 struct OpNode {
   std::string name;  ///< "model.layers.0.self_attn.matmul_qk"
-  std::string type;  ///< "Matmul", "Softmax", "ModuleFusedSDPA", "KVCache", "VLLMKVCache", "VllmMixtureOfExpertsOp", ...
+  std::string
+      type;  ///< "Matmul", "Softmax", "ModuleFusedSDPA", "KVCache", "VLLMKVCache", "VllmMixtureOfExpertsOp", ...
   std::shared_ptr<runtime::ModuleSlot> slot;
 };
 

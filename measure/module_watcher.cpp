@@ -21,7 +21,9 @@ at::Tensor as_tensor(float value) { return at::full({1, 1}, value, at::kFloat); 
 /// x as softmax's input: a logit of -inf is a place that is masked, no value that a scale would be for.
 at::Tensor unmasked(const at::Tensor& x) {
   const at::Tensor host = runtime::cpu_alias(x.detach());
-  return amax_of(host) == std::numeric_limits<float>::infinity() ? host.masked_fill(host.eq(-std::numeric_limits<double>::infinity()), 0) : x;
+  return amax_of(host) == std::numeric_limits<float>::infinity()
+             ? host.masked_fill(host.eq(-std::numeric_limits<double>::infinity()), 0)
+             : x;
 }
 
 }  // namespace

@@ -14,7 +14,8 @@ namespace fp8::measure {
 class ModuleWatcher final : public runtime::ModuleHandler {
  public:
   /// record: the session's record of the module.
-  ModuleWatcher(std::shared_ptr<CalibrationSession> session, std::size_t record) : session_(std::move(session)), record_(record) {}
+  ModuleWatcher(std::shared_ptr<CalibrationSession> session, std::size_t record)
+      : session_(std::move(session)), record_(record) {}
 
   /// Null once retired.
   std::shared_ptr<CalibrationSession> session() const {

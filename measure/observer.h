@@ -95,17 +95,19 @@ class Observer {
 
 /// What an observer is made for.
 struct ObserverContext {
-  std::string module = {};                 ///< "model.layers.0.self_attn.q_proj"
-  std::string tensor = {};                 ///< "input0", "output0", "weight"
+  std::string module = {};  ///< "model.layers.0.self_attn.q_proj"
+  std::string tensor = {};  ///< "input0", "output0", "weight"
   configs::ModuleKind kind = configs::ModuleKind::linear;
-  std::int64_t channel_dim = -1;           ///< the dimension of channels: -1 the last, 0 the first
-  bool per_expert = false;                 ///< a stack of experts' weights [E, N, K]: one result for each
-  std::optional<std::int64_t> head_dim = {};  ///< of a key-value cache: the dimension of heads, one result for each (maxabs, maxabs_per_channel)
-  recipes::Format format = recipes::Format::E4M3;  ///< what the tensor will be cast to,
-  float fp8_max = 448.0f;                          ///< and where that cast saturates
+  std::int64_t channel_dim = -1;  ///< the dimension of channels: -1 the last, 0 the first
+  bool per_expert = false;        ///< a stack of experts' weights [E, N, K]: one result for each
+  std::optional<std::int64_t> head_dim =
+      {};  ///< of a key-value cache: the dimension of heads, one result for each (maxabs, maxabs_per_channel)
+  recipes::Format format = recipes::Format::E4M3;              ///< what the tensor will be cast to,
+  float fp8_max = 448.0f;                                      ///< and where that cast saturates
   std::map<std::string, double, std::less<>> parameters = {};  ///< scale_params of the QUANT_CONFIG
-  bool affordable = false;                 ///< thresholds clip only what they can afford (affordable_threshold()); calibrations ask for it
-  std::filesystem::path folder = {};       ///< of the measurement files
+  bool affordable =
+      false;  ///< thresholds clip only what they can afford (affordable_threshold()); calibrations ask for it
+  std::filesystem::path folder = {};  ///< of the measurement files
   std::optional<configs::Rank> rank = {};
   std::shared_ptr<std::atomic<std::int64_t>> bytes_saved = {};  ///< by all observers of the calibration; may be null
 
@@ -117,9 +119,9 @@ struct ObserverContext {
 struct ObserverType {
   /// Makes one. Throws std::invalid_argument for parameters it can't use.
   std::function<std::unique_ptr<Observer>(const ObserverContext&)> make;
-  bool reads_values = true;   ///< false: only sizes; NaN and Inf are not looked for
-  bool keeps_state = false;   ///< state() goes into a file beside the measurement, for merging
-  bool takes_parts = false;   ///< observe_part() works
+  bool reads_values = true;  ///< false: only sizes; NaN and Inf are not looked for
+  bool keeps_state = false;  ///< state() goes into a file beside the measurement, for merging
+  bool takes_parts = false;  ///< observe_part() works
 };
 
 /// The observers in force: those built in, then registered ones.

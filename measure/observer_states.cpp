@@ -44,9 +44,11 @@ Json merged(const ObserverStates& states, const Json& a, const Json& b, const st
 
 /// Lists of as many tensors, element by element.
 Json merged_lists(const ObserverStates& states, const Json& a, const Json& b, const std::string& where) {
-  if (a.size() != b.size()) fail(where, "expected " + std::to_string(a.size()) + " tensors, found " + std::to_string(b.size()));
+  if (a.size() != b.size())
+    fail(where, "expected " + std::to_string(a.size()) + " tensors, found " + std::to_string(b.size()));
   Json list = Json::array();
-  for (std::size_t i = 0; i < a.size(); ++i) list.push_back(merged(states, a[i], b[i], where + "[" + std::to_string(i) + "]"));
+  for (std::size_t i = 0; i < a.size(); ++i)
+    list.push_back(merged(states, a[i], b[i], where + "[" + std::to_string(i) + "]"));
   return list;
 }
 
@@ -58,7 +60,8 @@ void merge_node(const ObserverStates& states, Json& into, const Json& other, con
       into[key] = merged_lists(states, into[key], other[key], where + "." + key);
     }
   }
-  if (into.contains("weight") && other.contains("weight")) into["weight"] = merged(states, into["weight"], other["weight"], where + ".weight");
+  if (into.contains("weight") && other.contains("weight"))
+    into["weight"] = merged(states, into["weight"], other["weight"], where + ".weight");
 }
 
 void check_node(const Json& node, const std::string& where) {
@@ -96,7 +99,8 @@ ObserverStates read_observer_states(const std::filesystem::path& path) {
   const Json json = io::read_json(path);
   if (!json.is_object()) fail(name, std::string("expected an object, found ") + json.type_name());
   const auto get = [&](const char* key) { return json.value(key, Json()); };
-  const Json observer = get("Observer"), format = get("Format"), max = get("Fp8Max"), parameters = get("Parameters"), nodes = get("Nodes");
+  const Json observer = get("Observer"), format = get("Format"), max = get("Fp8Max"), parameters = get("Parameters"),
+             nodes = get("Nodes");
   ObserverStates states;
   if (!observer.is_string()) bad_state(name + ": key 'Observer'", "a name", observer);
   states.observer = observer.get<std::string>();
@@ -105,7 +109,8 @@ ObserverStates read_observer_states(const std::filesystem::path& path) {
   } else if (format != "E4M3") {
     bad_state(name + ": key 'Format'", "\"E4M3\" or \"E5M2\"", format);
   }
-  if (!max.is_number() || !(max.get<double>() > 0) || max.get<double>() > 57344) bad_state(name + ": key 'Fp8Max'", "a number up to 57344", max);
+  if (!max.is_number() || !(max.get<double>() > 0) || max.get<double>() > 57344)
+    bad_state(name + ": key 'Fp8Max'", "a number up to 57344", max);
   states.fp8_max = max.get<float>();
   if (!parameters.is_object()) bad_state(name + ": key 'Parameters'", "an object", parameters);
   for (const auto& [key, value] : parameters.items()) {
@@ -121,7 +126,8 @@ ObserverStates read_observer_states(const std::filesystem::path& path) {
 }
 
 void merge(ObserverStates& into, const ObserverStates& other, const std::string& where) {
-  if (other.observer != into.observer) fail(where, "expected observer " + io::in_quotes(into.observer) + ", found " + io::in_quotes(other.observer));
+  if (other.observer != into.observer)
+    fail(where, "expected observer " + io::in_quotes(into.observer) + ", found " + io::in_quotes(other.observer));
   if (other.parameters != into.parameters || other.format != into.format || other.fp8_max != into.fp8_max) {
     fail(where, "the observers' parameters differ");
   }
@@ -138,8 +144,10 @@ void apply(const ObserverStates& states, MeasurementFile& file, const std::strin
     const Json& node = found->second;
     const std::string at = where + ": Nodes." + m.module;
     if (node.contains("inputs")) m.inputs = results(states, node["inputs"], at + ".inputs");
-    if (node.contains("outputs") && m.outputs.has_value()) m.outputs = results(states, node["outputs"], at + ".outputs");
-    if (node.contains("weight") && m.weight.has_value()) m.weight = observer_of(states, node["weight"], at + ".weight")->result();
+    if (node.contains("outputs") && m.outputs.has_value())
+      m.outputs = results(states, node["outputs"], at + ".outputs");
+    if (node.contains("weight") && m.weight.has_value())
+      m.weight = observer_of(states, node["weight"], at + ".weight")->result();
   }
 }
 

@@ -156,7 +156,8 @@ class Modules {
 };
 
 /// Key-value caches of all files, elementwise the largest.
-std::vector<Measurement> largest_caches(const std::vector<MeasurementFile>& files, const std::vector<std::string>& names) {
+std::vector<Measurement> largest_caches(const std::vector<MeasurementFile>& files,
+                                        const std::vector<std::string>& names) {
   Modules modules;
   for (std::size_t i = 0; i < files.size(); ++i) {
     for (const auto& m : files[i].kv_cache) {

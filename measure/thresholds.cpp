@@ -15,10 +15,12 @@ namespace {
 
 constexpr int kCandidates = 256;
 constexpr int kPointsPerBin = 4;  // a bin's mean error is taken at so many points of it
-constexpr double kUnseen = 4;     // other data has more large values than the calibration saw: clipped ones count so often
+constexpr double kUnseen = 4;  // other data has more large values than the calibration saw: clipped ones count so often
 
 /// Bins in use, from the first: the largest value lies in the last of them.
-int used_bins(const Histogram& h) { return std::min(h.bins(), static_cast<int>(h.amax() * (h.bins() / h.range())) + 1); }
+int used_bins(const Histogram& h) {
+  return std::min(h.bins(), static_cast<int>(h.amax() * (h.bins() / h.range())) + 1);
+}
 
 /// Codes of `values` cast with a threshold, and the values that they stand for.
 class Caster {
@@ -85,7 +87,9 @@ class SquaredError {
 };
 
 /// The k-th of the thresholds that are tried; the last is amax.
-float candidate(const Histogram& h, int k) { return static_cast<float>(static_cast<double>(h.amax()) * k / kCandidates); }
+float candidate(const Histogram& h, int k) {
+  return static_cast<float>(static_cast<double>(h.amax()) * k / kCandidates);
+}
 
 /// KL(P || Q) of the first `below` bins; infinite where Q has nothing and P something.
 double divergence(const Histogram& h, int below, int used, const std::vector<std::uint8_t>& codes) {

@@ -31,7 +31,8 @@ ModuleKind kind_of(const std::string& type) {
 
 }  // namespace
 
-WatchedNode::WatchedNode(std::string module, const std::string& type, std::int64_t weight_dims, bool inputs, bool outputs)
+WatchedNode::WatchedNode(std::string module, const std::string& type, std::int64_t weight_dims, bool inputs,
+                         bool outputs)
     : module_(std::move(module)),
       kind_(kind_of(type)),
       weight_dims_(weight_dims),
@@ -51,7 +52,8 @@ ObserverContext WatchedNode::context_for(TensorRole role, std::size_t index, con
   ObserverContext context = base;
   context.module = module_;
   context.kind = kind_;
-  context.tensor = role == TensorRole::weight ? "weight" : (role == TensorRole::input ? "input" : "output") + std::to_string(index);
+  context.tensor =
+      role == TensorRole::weight ? "weight" : (role == TensorRole::input ? "input" : "output") + std::to_string(index);
   context.channel_dim = -1;
   if (aside_) context.head_dim = -3;
   if (role == TensorRole::weight) {
@@ -59,7 +61,8 @@ ObserverContext WatchedNode::context_for(TensorRole role, std::size_t index, con
     context.per_expert = kind_ == ModuleKind::linear && weight_dims_ == 3;
   } else if (kind_ == ModuleKind::convolution) {
     context.channel_dim = 1 - weight_dims_;  // counted from the end: samples without a batch have it too
-  } else if (role == TensorRole::input && index == 1 && (kind_ == ModuleKind::matmul || kind_ == ModuleKind::b2b_matmul)) {
+  } else if (role == TensorRole::input && index == 1 &&
+             (kind_ == ModuleKind::matmul || kind_ == ModuleKind::b2b_matmul)) {
     context.channel_dim = -2;
   }
   return context;
@@ -120,11 +123,14 @@ void WatchedNode::restore(const io::Json& snapshot, const ObserverSettings& sett
     t.observer->restore(state, where + "." + name);
     t.seen = true;
   };
-  for (const auto& [role, key, known] : {std::tuple{TensorRole::input, "inputs", inputs_.size()}, std::tuple{TensorRole::output, "outputs", outputs_.size()}}) {
+  for (const auto& [role, key, known] : {std::tuple{TensorRole::input, "inputs", inputs_.size()},
+                                         std::tuple{TensorRole::output, "outputs", outputs_.size()}}) {
     const io::Json list = snapshot.is_object() ? snapshot.value(key, io::Json()) : io::Json();
     constexpr std::size_t kMost = 1 << 16;  // outputs: one for each expert of a mixture
-    if (!list.is_array() || list.size() > kMost || (known == 0 && !list.empty())) bad_state(where + "." + key, "a list of states", list);
-    for (std::size_t i = 0; i < list.size(); ++i) put_back(role, i, list[i], std::string(key) + "[" + std::to_string(i) + "]");
+    if (!list.is_array() || list.size() > kMost || (known == 0 && !list.empty()))
+      bad_state(where + "." + key, "a list of states", list);
+    for (std::size_t i = 0; i < list.size(); ++i)
+      put_back(role, i, list[i], std::string(key) + "[" + std::to_string(i) + "]");
   }
   put_back(TensorRole::weight, 0, snapshot.value("weight", io::Json()), "weight");
 }

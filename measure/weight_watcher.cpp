@@ -35,7 +35,8 @@ at::Tensor WeightWatcher::linear(const runtime::LinearCall& call) {
     return y;
   }
   // nn::Linear adds its bias after a matmul when x is not 2-D: the module's output is what comes out then, in y's dtype.
-  const bool bias_comes_later = bias.has_value() && !call.bias.has_value() && y.dim() != 2 && y.size(-1) == bias->numel();
+  const bool bias_comes_later =
+      bias.has_value() && !call.bias.has_value() && y.dim() != 2 && y.size(-1) == bias->numel();
   session->observe(records_, {call.x}, {bias_comes_later ? y.detach().clone().add_(bias->detach()) : y});
   return y;
 }

@@ -15,7 +15,8 @@ namespace fp8::measure {
 class WeightWatcher final : public runtime::OpHandler {
  public:
   /// records: the session's records of the modules that own the weight (several when tied).
-  WeightWatcher(std::shared_ptr<CalibrationSession> session, std::optional<at::Tensor> bias) : session_(std::move(session)), bias_(std::move(bias)) {}
+  WeightWatcher(std::shared_ptr<CalibrationSession> session, std::optional<at::Tensor> bias)
+      : session_(std::move(session)), bias_(std::move(bias)) {}
 
   void add_record(std::size_t index) { records_.push_back(index); }
   const std::vector<std::size_t>& records() const { return records_; }
@@ -29,7 +30,9 @@ class WeightWatcher final : public runtime::OpHandler {
 
   at::Tensor linear(const runtime::LinearCall& call) override;
   at::Tensor convolution(const runtime::ConvolutionCall& call) override;
-  at::Tensor dequantize(const runtime::WeightTag&, const runtime::WeightView&, const at::Tensor& weight) override { return weight; }
+  at::Tensor dequantize(const runtime::WeightTag&, const runtime::WeightView&, const at::Tensor& weight) override {
+    return weight;
+  }
   bool owns_values() const override { return false; }
   std::string describe() const override { return session() != nullptr ? "measured" : "measured before"; }
 

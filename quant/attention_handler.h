@@ -18,7 +18,8 @@ class Fp8AttentionHandler final : public NodeHandler {
   at::Tensor attention(const runtime::AttentionCall& call) override;
 
  private:
-  at::Tensor fused(const runtime::AttentionCall& call, const at::Tensor& q, const at::Tensor& k, const at::Tensor& v) const;
+  at::Tensor fused(const runtime::AttentionCall& call, const at::Tensor& q, const at::Tensor& k,
+                   const at::Tensor& v) const;
 };
 
 }  // namespace fp8::quant

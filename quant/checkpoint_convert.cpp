@@ -28,7 +28,9 @@ using recipes::FloatType;
 constexpr std::int64_t kPartCodes = std::int64_t{16} << 20;
 constexpr std::int64_t kCastElements = std::int64_t{1} << 18;
 
-const char* word_of(FloatType type) { return type == FloatType::F32 ? "float32" : type == FloatType::F16 ? "float16" : "bfloat16"; }
+const char* word_of(FloatType type) {
+  return type == FloatType::F32 ? "float32" : type == FloatType::F16 ? "float16" : "bfloat16";
+}
 float largest_of(FloatType type) {
   return type == FloatType::F16 ? 65504.0f : type == FloatType::BF16 ? 0x1.FEp127f : std::numeric_limits<float>::max();
 }
@@ -49,13 +51,20 @@ struct Work {
 class Job {
  public:
   Job(const fs::path& model, const ConvertOptions& options)
-      : options_(options), files_(identity_of(model)), carried_(carried_identity_of(model)), source_(model, options.assume), plan_(plan_conversion(source_, options)) {
+      : options_(options),
+        files_(identity_of(model)),
+        carried_(carried_identity_of(model)),
+        source_(model, options.assume),
+        plan_(plan_conversion(source_, options)) {
     if (options.allow_nonfinite) find_nonfinite_tensors();
     for (const auto& w : plan_.weights) groups_.try_emplace(group_key(w));
     add_units();
-    report_.from = source_.form_name() + (source_.high_precision() ? "" : ": " + source_.stored.weights.front().spec.scheme.describe());
-    report_.to = plan_.form == nullptr ? kernels::name_of(plan_.type) : std::string(name_of(options_.form)) + ": " + plan_.config.scheme.describe();
-    for (const auto& w : plan_.weights) report_.modules.push_back({w.to.module, w.change, w.exact, w.reason, std::nullopt});
+    report_.from = source_.form_name() +
+                   (source_.high_precision() ? "" : ": " + source_.stored.weights.front().spec.scheme.describe());
+    report_.to = plan_.form == nullptr ? kernels::name_of(plan_.type)
+                                       : std::string(name_of(options_.form)) + ": " + plan_.config.scheme.describe();
+    for (const auto& w : plan_.weights)
+      report_.modules.push_back({w.to.module, w.change, w.exact, w.reason, std::nullopt});
     report_.notes.insert(report_.notes.begin(), plan_.notes.begin(), plan_.notes.end());
     report_.kv = plan_.config.kv.size();
     report_.source_bytes = source_.checkpoint.total_bytes();
@@ -70,7 +79,8 @@ class Job {
     stream.carried = carried_;
     for (const auto& [tensor, found] : nonfinite_) stream.nonfinite.insert(tensor);
     const auto finish = [&](OutputFolder& folder) { finish_folder(folder, run_mark(units_, stream)); };
-    const auto result = options_.join ? join_checkpoint(out, units_, stream, finish) : write_checkpoint(out, units_, stream, finish);
+    const auto result =
+        options_.join ? join_checkpoint(out, units_, stream, finish) : write_checkpoint(out, units_, stream, finish);
     report_.notes.insert(report_.notes.end(), result.warnings.begin(), result.warnings.end());
     report_.finished_before = result.finished_before;
   }
@@ -96,9 +106,12 @@ class Job {
     for (const auto& w : plan_.weights) {
       if (!allowed(w.from.weight)) continue;
       const auto max = [](const Scheme& s) { return kernels::fp8_max(s.format, s.dialect); };
-      if (w.change == Change::requantized) fail(w.from.weight, "holds NaN or Inf, of which no new scales can be made; without " + configs::option_name("'weights'", "--scheme") + " its codes stay as they are");
+      if (w.change == Change::requantized)
+        fail(w.from.weight, "holds NaN or Inf, of which no new scales can be made; without " +
+                                configs::option_name("'weights'", "--scheme") + " its codes stay as they are");
       if (w.change != Change::decoded && max(w.from.spec.scheme) < max(w.to.scheme))
-        fail(w.from.weight, "holds NaN or Inf of dialect gaudi2, whose codes are numbers in another; expected finite weights");
+        fail(w.from.weight,
+             "holds NaN or Inf of dialect gaudi2, whose codes are numbers in another; expected finite weights");
       if (w.change == Change::decoded && max(w.from.spec.scheme) == 240)
         fail(w.from.weight, "holds NaN or Inf of dialect gaudi2, which is not decoded; expected finite weights");
     }
@@ -127,8 +140,9 @@ class Job {
         add(weight_unit(*it->second));
       } else if (plan_.consumed.count(tensor) == 0) {
         const auto& info = source_.checkpoint.info(tensor);
-        add(plan_.cast && is_float(info.dtype) && float_type(info.dtype) != plan_.type ? cast_unit(info)
-                                                                                       : copy_unit(source_.checkpoint, tensor, tensor));
+        add(plan_.cast && is_float(info.dtype) && float_type(info.dtype) != plan_.type
+                ? cast_unit(info)
+                : copy_unit(source_.checkpoint, tensor, tensor));
       }
     }
     for (const auto& kv : plan_.config.kv) {
@@ -151,11 +165,13 @@ class Job {
     unit.source_bytes = static_cast<std::uint64_t>(w.to.rows * w.to.cols);
     const auto work = std::make_shared<Work>(w);
     const std::int64_t chunk = chunk_rows(w);
-    const std::int64_t part = std::max<std::int64_t>(1, kPartCodes / std::max<std::int64_t>(1, chunk * w.to.cols)) * chunk;
+    const std::int64_t part =
+        std::max<std::int64_t>(1, kPartCodes / std::max<std::int64_t>(1, chunk * w.to.cols)) * chunk;
     const bool in_parts = w.to.rows > 2 * part;
     for (std::int64_t row = 0; in_parts && row < w.to.rows; row += part) {
-      unit.parts.push_back(
-          [this, work, row, last = std::min(row + part, w.to.rows)](UnitContext& context) { convert_rows(context, *work, row, last); });
+      unit.parts.push_back([this, work, row, last = std::min(row + part, w.to.rows)](UnitContext& context) {
+        convert_rows(context, *work, row, last);
+      });
     }
     unit.run = [this, work, in_parts](UnitContext& context) {
       if (!in_parts) convert_rows(context, *work, 0, work->w.to.rows);
@@ -170,7 +186,8 @@ class Job {
     unit.entries = {{info.name, file_type(plan_.type), info.shape}};
     unit.source_bytes = info.bytes();
     const auto cast = [this, &info](UnitContext& context, std::int64_t first, std::int64_t last) {
-      for (std::int64_t at = first; at < last; at += kCastElements) cast_piece(context, info, at, std::min(kCastElements, last - at));
+      for (std::int64_t at = first; at < last; at += kCastElements)
+        cast_piece(context, info, at, std::min(kCastElements, last - at));
     };
     const std::int64_t n = info.numel();
     if (n < 2 * kPartCodes) {
@@ -178,17 +195,21 @@ class Job {
       return unit;
     }
     for (std::int64_t at = 0; at < n; at += kPartCodes) {
-      unit.parts.push_back([cast, at, last = std::min(at + kPartCodes, n)](UnitContext& context) { cast(context, at, last); });
+      unit.parts.push_back(
+          [cast, at, last = std::min(at + kPartCodes, n)](UnitContext& context) { cast(context, at, last); });
     }
     return unit;
   }
 
   void cast_piece(UnitContext& context, const io::TensorInfo& info, std::int64_t first, std::int64_t n) {
-    const auto from_size = static_cast<std::uint64_t>(io::size_of(info.dtype)), to_size = static_cast<std::uint64_t>(kernels::size_of(plan_.type));
+    const auto from_size = static_cast<std::uint64_t>(io::size_of(info.dtype)),
+               to_size = static_cast<std::uint64_t>(kernels::size_of(plan_.type));
     context.in.resize(static_cast<std::uint64_t>(n) * from_size);
     context.out.resize(static_cast<std::uint64_t>(n) * to_size);
-    source_.checkpoint.read(info.name, context.in.data(), static_cast<std::uint64_t>(first) * from_size, context.in.size());
-    if (!allowed(info.name) && has_nonfinite(context.in.data(), info.dtype, n)) refuse_nonfinite(source_.checkpoint, info.name);
+    source_.checkpoint.read(info.name, context.in.data(), static_cast<std::uint64_t>(first) * from_size,
+                            context.in.size());
+    if (!allowed(info.name) && has_nonfinite(context.in.data(), info.dtype, n))
+      refuse_nonfinite(source_.checkpoint, info.name);
     if (!cast_floats(context.in.data(), float_type(info.dtype), n, plan_.type, context.out.data())) {
       fail(info.name, std::string("holds values that leave the range of ") + kernels::name_of(plan_.type));
     }
@@ -200,7 +221,8 @@ class Job {
 
   /// Transposed codes are read or written in runs of as many bytes as there are rows: few, long ones.
   std::int64_t chunk_rows(const PlannedWeight& w) const {
-    const bool transposed = w.from.transposed || (w.change != Change::decoded && options_.form == CheckpointFormat::inc);
+    const bool transposed =
+        w.from.transposed || (w.change != Change::decoded && options_.form == CheckpointFormat::inc);
     return rows_per_chunk(w, transposed);
   }
 
@@ -211,7 +233,8 @@ class Job {
       const std::int64_t rows = w.to.rows, cols = w.to.cols;
       if (w.change == Change::decoded) {
         const float largest = work.from.empty() ? 0.0f : *std::max_element(work.from.begin(), work.from.end());
-        work.may_overflow = !(largest * kernels::fp8_max(w.from.spec.scheme.format, w.from.spec.scheme.dialect) <= largest_of(plan_.type));
+        work.may_overflow = !(largest * kernels::fp8_max(w.from.spec.scheme.format, w.from.spec.scheme.dialect) <=
+                              largest_of(plan_.type));
       } else if (w.change == Change::requantized) {
         work.to.assign(static_cast<std::size_t>(scale_grid(w.to.scheme, rows, cols).size()), 0.0f);
         if (w.to.scheme.weights != WeightGranularity::tensor) return;
@@ -233,19 +256,28 @@ class Job {
       context.in.resize(static_cast<std::size_t>(rows * cols));
       read_code_rows(source_.checkpoint, w.from, row, rows, context.in.data(), allowed(w.from.weight));
       switch (w.change) {
-        case Change::decoded: decode(context, work, row, rows); break;
-        case Change::rescaled: rescale(context, work, row, rows); break;
-        case Change::requantized: requantize(context, work, row, rows); break;
+        case Change::decoded:
+          decode(context, work, row, rows);
+          break;
+        case Change::rescaled:
+          rescale(context, work, row, rows);
+          break;
+        case Change::requantized:
+          requantize(context, work, row, rows);
+          break;
         case Change::unchanged:
-        case Change::spread: plan_.form->write_codes(context, w.to, context.in.data(), row, rows); break;
+        case Change::spread:
+          plan_.form->write_codes(context, w.to, context.in.data(), row, rows);
+          break;
       }
       context.advance(context.in.size());
     }
   }
 
-  void decode_source(const Work& work, const std::uint8_t* codes, std::int64_t row, std::int64_t rows, void* y, FloatType type) const {
-    decode_weight_rows(codes, rows, work.w.to.cols, row, work.from.data(), static_cast<std::int64_t>(work.from.size()), work.w.from.spec.scheme, y,
-                       type);
+  void decode_source(const Work& work, const std::uint8_t* codes, std::int64_t row, std::int64_t rows, void* y,
+                     FloatType type) const {
+    decode_weight_rows(codes, rows, work.w.to.cols, row, work.from.data(), static_cast<std::int64_t>(work.from.size()),
+                       work.w.from.spec.scheme, y, type);
   }
 
   /// Whether a finite value of the rows just decoded became infinite.
@@ -265,14 +297,16 @@ class Job {
     if (work.may_overflow && overflows(context, work, row, rows)) {
       fail(work.w.from.weight, std::string("holds values that leave the range of ") + kernels::name_of(plan_.type));
     }
-    context.write(work.w.output(), context.out.data(), static_cast<std::uint64_t>(row * cols * size), context.out.size());
+    context.write(work.w.output(), context.out.data(), static_cast<std::uint64_t>(row * cols * size),
+                  context.out.size());
   }
 
   /// codes: what is written, scaled by work.to. before: the values that they stand for.
-  void note_deviation(Work& work, const std::vector<float>& before, const std::uint8_t* codes, std::int64_t row, std::int64_t rows) const {
+  void note_deviation(Work& work, const std::vector<float>& before, const std::uint8_t* codes, std::int64_t row,
+                      std::int64_t rows) const {
     std::vector<float> after(before.size());
-    decode_weight_rows(codes, rows, work.w.to.cols, row, work.to.data(), static_cast<std::int64_t>(work.to.size()), work.w.to.scheme, after.data(),
-                       FloatType::F32);
+    decode_weight_rows(codes, rows, work.w.to.cols, row, work.to.data(), static_cast<std::int64_t>(work.to.size()),
+                       work.w.to.scheme, after.data(), FloatType::F32);
     Deviation d;
     d.add(before.data(), after.data(), static_cast<std::int64_t>(before.size()));
     const std::lock_guard lock(work.mutex);
@@ -296,7 +330,8 @@ class Job {
     decode_source(work, context.in.data(), row, rows, values.data(), FloatType::F32);
     context.out.resize(context.in.size());
     if (scheme.weights == WeightGranularity::block) {
-      const auto scales = quantize_weight_blocks(values.data(), FloatType::F32, rows, cols, scheme, module, context.out.data());
+      const auto scales =
+          quantize_weight_blocks(values.data(), FloatType::F32, rows, cols, scheme, module, context.out.data());
       const ScaleGrid grid = scale_grid(scheme, work.w.to.rows, cols);
       std::copy(scales.begin(), scales.end(), work.to.begin() + row / grid.block_rows * grid.cols);
     } else if (scheme.weights == WeightGranularity::channel) {
@@ -319,7 +354,8 @@ class Job {
     if (group.amax.has_value()) return *group.amax;
     float largest = 0;
     for (const auto& w : plan_.weights) {
-      if (w.change == Change::requantized && group_key(w) == group_key(of)) largest = std::max(largest, weight_amax(context, w));
+      if (w.change == Change::requantized && group_key(w) == group_key(of))
+        largest = std::max(largest, weight_amax(context, w));
     }
     group.amax = largest;
     return largest;
@@ -353,14 +389,16 @@ class Job {
     plan_.form->write_scales(context, w.to, plan_.config, work.to);
     if (w.exact) return;
     const std::lock_guard lock(report_mutex_);
-    report_.modules[static_cast<std::size_t>(&w - plan_.weights.data())].max_error = work.largest == 0 ? 0 : work.largest / work.largest_value;
+    report_.modules[static_cast<std::size_t>(&w - plan_.weights.data())].max_error =
+        work.largest == 0 ? 0 : work.largest / work.largest_value;
   }
 
   // The folder
 
   io::Json identity() const {
-    io::Json id = {{"command", "convert"},   {"version", FP8_VERSION},  {"to", report_.to},
-                   {"cast_all", plan_.cast}, {"qdq", plan_.config.qdq}, {"rescale", {plan_.rescaling.times, plan_.rescaling.over}}};
+    io::Json id = {{"command", "convert"},    {"version", FP8_VERSION},
+                   {"to", report_.to},        {"cast_all", plan_.cast},
+                   {"qdq", plan_.config.qdq}, {"rescale", {plan_.rescaling.times, plan_.rescaling.over}}};
     if (options_.assume.has_value()) id["assume"] = name_of(*options_.assume);
     if (!nonfinite_.empty()) id["nonfinite"] = nonfinite_json(nonfinite_);
     id["source"] = files_;
@@ -379,7 +417,9 @@ class Job {
       }
     }
     io::Json note = plan_.form != nullptr ? sidecar() : make_note();
-    note["converted"] = {{"from", source_.form_name()}, {"exact", std::all_of(plan_.weights.begin(), plan_.weights.end(), [](const auto& w) { return w.exact; })}};
+    note["converted"] = {
+        {"from", source_.form_name()},
+        {"exact", std::all_of(plan_.weights.begin(), plan_.weights.end(), [](const auto& w) { return w.exact; })}};
     if (!nonfinite_.empty()) note["nonfinite"] = nonfinite_json(nonfinite_);
     note["run"] = mark;
     folder.write_json(kSidecarName, note);
@@ -421,11 +461,16 @@ class Job {
 
 const char* name_of(Change change) {
   switch (change) {
-    case Change::decoded: return "decoded";
-    case Change::unchanged: return "unchanged";
-    case Change::spread: return "scales spread";
-    case Change::rescaled: return "rescaled";
-    case Change::requantized: break;
+    case Change::decoded:
+      return "decoded";
+    case Change::unchanged:
+      return "unchanged";
+    case Change::spread:
+      return "scales spread";
+    case Change::rescaled:
+      return "rescaled";
+    case Change::requantized:
+      break;
   }
   return "requantized";
 }

@@ -72,13 +72,15 @@ struct ConvertReport {
 /// source and a form (that is quantize_checkpoint()'s work), a form that can't hold the source's scales without requantization that
 /// `weights` did not ask for, static scales that the form needs and the source lacks, values that leave the type's range, codes that no config
 /// explains.
-ConvertReport convert_checkpoint(const std::filesystem::path& model, const std::filesystem::path& out, const ConvertOptions& options);
+ConvertReport convert_checkpoint(const std::filesystem::path& model, const std::filesystem::path& out,
+                                 const ConvertOptions& options);
 
 /// A module, or an unquantized tensor, of the source and what `out` has of it.
 struct Difference {
   std::string name;
-  bool exact = true;                    ///< promised
-  bool equal = true;                    ///< found: dequantized values (decoded: after the rounding to the type; tensors: bytes) are the same
+  bool exact = true;  ///< promised
+  bool equal =
+      true;  ///< found: dequantized values (decoded: after the rounding to the type; tensors: bytes) are the same
   double max_error = 0, rms_error = 0;  ///< max |w - w'| / max |w|, ||w - w'|| / ||w||
 };
 
@@ -91,6 +93,7 @@ struct Verification {
 /// Streams both folders and compares them, with the promises that convert_checkpoint() makes for these options. Values are read by another
 /// reader than convert_checkpoint()'s (checkpoint_reading.h), which finds weights and scales by the tensors themselves. Throws io::Error for what
 /// can't be read or is missing.
-Verification verify_conversion(const std::filesystem::path& model, const std::filesystem::path& out, const ConvertOptions& options);
+Verification verify_conversion(const std::filesystem::path& model, const std::filesystem::path& out,
+                               const ConvertOptions& options);
 
 }  // namespace fp8::quant

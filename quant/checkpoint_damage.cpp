@@ -24,15 +24,19 @@ constexpr std::uint64_t kChunkBytes = std::uint64_t{4} << 20;
 
 recipes::FloatType checked_float_type(const io::TensorInfo& info, const fs::path& folder) {
   if (is_float(info.dtype)) return float_type(info.dtype);
-  throw io::Error(folder.string() + ": " + info.name + ": expected dtype F32, BF16 or F16, found " + io::name_of(info.dtype));
+  throw io::Error(folder.string() + ": " + info.name + ": expected dtype F32, BF16 or F16, found " +
+                  io::name_of(info.dtype));
 }
 
 /// A weight, chunk by chunk of its rows.
 class RowReader {
  public:
   RowReader(const io::Checkpoint& checkpoint, WeightSlice weight)
-      : checkpoint_(checkpoint), weight_(std::move(weight)), type_(checked_float_type(checkpoint.info(weight_.tensor), checkpoint.folder())) {}
-  RowReader(const io::Checkpoint& checkpoint, const std::string& tensor) : RowReader(checkpoint, whole_weight(checkpoint.info(tensor))) {}
+      : checkpoint_(checkpoint),
+        weight_(std::move(weight)),
+        type_(checked_float_type(checkpoint.info(weight_.tensor), checkpoint.folder())) {}
+  RowReader(const io::Checkpoint& checkpoint, const std::string& tensor)
+      : RowReader(checkpoint, whole_weight(checkpoint.info(tensor))) {}
 
   recipes::FloatType type() const { return type_; }
   std::int64_t rows() const { return weight_.rows; }
@@ -52,7 +56,9 @@ class RowReader {
   }
 
  private:
-  std::uint64_t row_bytes() const { return static_cast<std::uint64_t>(cols() * io::size_of(checkpoint_.info(weight_.tensor).dtype)); }
+  std::uint64_t row_bytes() const {
+    return static_cast<std::uint64_t>(cols() * io::size_of(checkpoint_.info(weight_.tensor).dtype));
+  }
 
   const io::Checkpoint& checkpoint_;
   WeightSlice weight_;
@@ -64,7 +70,9 @@ void check_stop(const std::function<bool()>& stop) {
   if (stop && stop()) throw io::Error("interrupted");
 }
 
-std::int64_t band_of(const Scheme& scheme) { return scheme.weights == WeightGranularity::block ? scheme.block.rows : 1; }
+std::int64_t band_of(const Scheme& scheme) {
+  return scheme.weights == WeightGranularity::block ? scheme.block.rows : 1;
+}
 
 /// amax of a planned weight: per row or block, or one value, as the scheme has scales. One NaN for a weight with NaN or Inf.
 std::vector<float> amax_of(RowReader reader, const PlannedModule& m, const std::function<bool()>& stop) {
@@ -83,28 +91,33 @@ std::vector<float> amax_of(RowReader reader, const PlannedModule& m, const std::
     amax.insert(amax.end(), part.begin(), part.end());
   }
   if (std::any_of(amax.begin(), amax.end(), [](float a) { return !std::isfinite(a); })) return {std::nanf("")};
-  if (m.scheme.weights == WeightGranularity::tensor) amax = {amax.empty() ? 0.0f : *std::max_element(amax.begin(), amax.end())};
+  if (m.scheme.weights == WeightGranularity::tensor)
+    amax = {amax.empty() ? 0.0f : *std::max_element(amax.begin(), amax.end())};
   return amax;
 }
 
 bool holds_nan(const std::vector<float>& amax) { return amax.size() == 1 && std::isnan(amax[0]); }
 
-ModuleDamage damage_of(RowReader reader, const PlannedModule& m, const WeightScales& scales, const std::function<bool()>& stop) {
+ModuleDamage damage_of(RowReader reader, const PlannedModule& m, const WeightScales& scales,
+                       const std::function<bool()>& stop) {
   ModuleDamage out = ModuleDamage::of(m.info.name, m.info.type, m.scheme, scales.scale_inv);
   const std::int64_t step = reader.step(band_of(m.scheme)), cols = reader.cols();
   for (std::int64_t row = 0; row < reader.rows(); row += step) {
     check_stop(stop);
     const std::int64_t rows = std::min(step, reader.rows() - row);
-    out.weight.merge(weight_damage(reader.read(row, rows), reader.type(), rows, cols, scales.of_rows(row, rows, m.scheme, cols), m.scheme));
+    out.weight.merge(weight_damage(reader.read(row, rows), reader.type(), rows, cols,
+                                   scales.of_rows(row, rows, m.scheme, cols), m.scheme));
   }
   return out;
 }
 
 /// Codes of rows from first_row on and, when given, the values they were made of. scale_inv: of all of the weight.
-void add_codes(const std::uint8_t* codes, std::int64_t rows, std::int64_t cols, std::int64_t first_row, const std::vector<float>& scale_inv, const Scheme& scheme,
-               const void* reference, recipes::FloatType type, CastDamage& out) {
+void add_codes(const std::uint8_t* codes, std::int64_t rows, std::int64_t cols, std::int64_t first_row,
+               const std::vector<float>& scale_inv, const Scheme& scheme, const void* reference,
+               recipes::FloatType type, CastDamage& out) {
   std::vector<float> decoded(static_cast<std::size_t>(rows * cols));
-  decode_weight_rows(codes, rows, cols, first_row, scale_inv.data(), static_cast<std::int64_t>(scale_inv.size()), scheme, decoded.data(), recipes::FloatType::F32);
+  decode_weight_rows(codes, rows, cols, first_row, scale_inv.data(), static_cast<std::int64_t>(scale_inv.size()),
+                     scheme, decoded.data(), recipes::FloatType::F32);
   CastDamage part;
   if (reference != nullptr) {
     part = compare_cast(reference, type, rows, cols, decoded.data());
@@ -114,7 +127,8 @@ void add_codes(const std::uint8_t* codes, std::int64_t rows, std::int64_t cols, 
     part = input_damage(decoded.data(), recipes::FloatType::F32, rows, cols, plain);
   }
   const float* table = kernels::decode_table(scheme.format);
-  part.saturated = std::count_if(codes, codes + rows * cols, [&](std::uint8_t c) { return std::abs(table[c]) >= scheme.fp8_max(); });
+  part.saturated =
+      std::count_if(codes, codes + rows * cols, [&](std::uint8_t c) { return std::abs(table[c]) >= scheme.fp8_max(); });
   out.merge(part);
 }
 
@@ -125,7 +139,8 @@ CheckpointDamage damage_of_checkpoint(const fs::path& model, const CheckpointOpt
   const io::Checkpoint& source = planned.source();
   const Plan& plan = planned.plan();
   CheckpointDamage out{{}, plan.skipped, plan.warnings};
-  if (const std::string notice = planned.modules().notice(); !notice.empty()) out.warnings.insert(out.warnings.begin(), notice);
+  if (const std::string notice = planned.modules().notice(); !notice.empty())
+    out.warnings.insert(out.warnings.begin(), notice);
   const auto reader_of = [&](const PlannedModule& m) { return RowReader(source, planned.source_of(m.info.name)); };
   std::uint64_t total = 0, done = 0;
   for (const auto& m : plan.modules) total += reader_of(m).bytes();
@@ -138,7 +153,8 @@ CheckpointDamage damage_of_checkpoint(const fs::path& model, const CheckpointOpt
     amax.push_back(amax_of(reader_of(m), m, options.stop));
     if (holds_nan(amax.back())) {
       const WeightSlice weight = planned.source_of(m.info.name);
-      out.skipped.push_back({m.info.name, "holds " + count_nonfinite(source, weight).text(static_cast<std::uint64_t>(weight.values()))});
+      out.skipped.push_back(
+          {m.info.name, "holds " + count_nonfinite(source, weight).text(static_cast<std::uint64_t>(weight.values()))});
     } else if (!m.fuse_group.empty()) {
       groups[m.fuse_group] = std::max(groups[m.fuse_group], amax.back()[0]);
     }
@@ -155,7 +171,8 @@ CheckpointDamage damage_of_checkpoint(const fs::path& model, const CheckpointOpt
   return out;
 }
 
-CheckpointDamage damage_of_fp8_checkpoint(const fs::path& model, const std::optional<fs::path>& reference, const std::function<bool()>& stop) {
+CheckpointDamage damage_of_fp8_checkpoint(const fs::path& model, const std::optional<fs::path>& reference,
+                                          const std::function<bool()>& stop) {
   const io::Checkpoint source(model);
   std::optional<io::Checkpoint> original;
   if (reference.has_value()) original.emplace(*reference);
@@ -176,19 +193,23 @@ CheckpointDamage damage_of_fp8_checkpoint(const fs::path& model, const std::opti
       continue;
     }
     ModuleDamage damage = ModuleDamage::of(module, "Linear", scheme, scale_inv);
-    if (original.has_value() && (!original->contains(w.weight) || original->info(w.weight).shape != std::vector<std::int64_t>{all_rows, cols})) {
-      throw io::Error(reference->string() + ": expected a tensor '" + w.weight + "' of the same shape; the checkpoint was made of another model");
+    if (original.has_value() && (!original->contains(w.weight) ||
+                                 original->info(w.weight).shape != std::vector<std::int64_t>{all_rows, cols})) {
+      throw io::Error(reference->string() + ": expected a tensor '" + w.weight +
+                      "' of the same shape; the checkpoint was made of another model");
     }
     std::optional<RowReader> values;
     if (original.has_value()) values.emplace(*original, w.weight);
-    const std::int64_t step = std::max<std::int64_t>(static_cast<std::int64_t>(kChunkBytes) / std::max<std::int64_t>(cols, 1), 1);
+    const std::int64_t step =
+        std::max<std::int64_t>(static_cast<std::int64_t>(kChunkBytes) / std::max<std::int64_t>(cols, 1), 1);
     for (std::int64_t row = 0; row < all_rows; row += step) {
       check_stop(stop);
       const std::int64_t rows = std::min(step, all_rows - row);
       codes.resize(static_cast<std::size_t>(rows * cols));
       read_code_rows(source, w, row, rows, codes.data());
       add_codes(codes.data(), rows, cols, row, scale_inv, scheme, values ? values->read(row, rows) : nullptr,
-                values ? checked_float_type(original->info(w.weight), *reference) : recipes::FloatType::F32, damage.weight);
+                values ? checked_float_type(original->info(w.weight), *reference) : recipes::FloatType::F32,
+                damage.weight);
     }
     out.modules.push_back(std::move(damage));
   }

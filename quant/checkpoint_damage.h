@@ -26,7 +26,8 @@ CheckpointDamage damage_of_checkpoint(const std::filesystem::path& model, const 
 
 /// What has been done to the weights of the compressed-tensors checkpoint `model`: amax, zeros and saturated codes (those at the
 /// format's largest value); with `reference`, the high precision checkpoint it was made of, also underflow and SQNR.
-CheckpointDamage damage_of_fp8_checkpoint(const std::filesystem::path& model, const std::optional<std::filesystem::path>& reference,
+CheckpointDamage damage_of_fp8_checkpoint(const std::filesystem::path& model,
+                                          const std::optional<std::filesystem::path>& reference,
                                           const std::function<bool()>& stop);
 
 }  // namespace fp8::quant

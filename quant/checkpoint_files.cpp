@@ -33,7 +33,8 @@ std::string shard_name(std::size_t i, std::size_t n) {
 void share_out(std::vector<File>& files, std::int64_t world_size) {
   std::vector<std::size_t> by_size(files.size());
   std::iota(by_size.begin(), by_size.end(), std::size_t{0});
-  std::stable_sort(by_size.begin(), by_size.end(), [&](std::size_t a, std::size_t b) { return files[a].bytes > files[b].bytes; });
+  std::stable_sort(by_size.begin(), by_size.end(),
+                   [&](std::size_t a, std::size_t b) { return files[a].bytes > files[b].bytes; });
   std::vector<std::uint64_t> load(static_cast<std::size_t>(world_size), 0);
   for (const std::size_t i : by_size) {
     const auto least = std::min_element(load.begin(), load.end());
@@ -69,7 +70,8 @@ std::vector<File> lay_out(const std::vector<Unit>& units, const StreamOptions& o
   std::uint64_t total = 0;
   for (const auto& unit : units) total += bytes_of_unit(unit);
   const auto world = static_cast<std::uint64_t>(options.world_size);
-  const std::uint64_t limit = world == 1 ? options.shard_bytes : std::min(options.shard_bytes, (total + world - 1) / world);
+  const std::uint64_t limit =
+      world == 1 ? options.shard_bytes : std::min(options.shard_bytes, (total + world - 1) / world);
   std::vector<File> files(1);
   for (std::size_t i = 0; i < units.size(); ++i) {
     const std::uint64_t bytes = bytes_of_unit(units[i]);
@@ -84,7 +86,8 @@ std::vector<File> lay_out(const std::vector<Unit>& units, const StreamOptions& o
 
 io::SafetensorsLayout layout_of(const File& file, const std::vector<Unit>& units, const fs::path& shown_path) {
   std::vector<io::SafetensorsWriter::Entry> entries;
-  for (const std::size_t unit : file.units) entries.insert(entries.end(), units[unit].entries.begin(), units[unit].entries.end());
+  for (const std::size_t unit : file.units)
+    entries.insert(entries.end(), units[unit].entries.begin(), units[unit].entries.end());
   return io::SafetensorsLayout(entries, shown_path);
 }
 
@@ -101,13 +104,15 @@ void write_index(OutputFolder& folder, const std::vector<File>& files, const std
   io::Json map = io::Json::object();
   auto& members = map.get_ref<io::Json::object_t&>();  // sorted already: no look-up per name
   for (auto& [tensor, file] : where) members.emplace_back(tensor, file);
-  folder.write_json("model.safetensors.index.json", io::Json{{"metadata", {{"total_size", total}}}, {"weight_map", std::move(map)}});
+  folder.write_json("model.safetensors.index.json",
+                    io::Json{{"metadata", {{"total_size", total}}}, {"weight_map", std::move(map)}});
 }
 
 fs::path share_folder(const fs::path& out, std::int64_t rank, std::int64_t world_size) {
   fs::path plain = out.lexically_normal();
   if (!plain.has_filename()) plain = plain.parent_path();
-  return plain.parent_path() / (plain.filename().string() + ".rank-" + std::to_string(rank) + "-of-" + std::to_string(world_size));
+  return plain.parent_path() /
+         (plain.filename().string() + ".rank-" + std::to_string(rank) + "-of-" + std::to_string(world_size));
 }
 
 io::Json whole_identity(const std::vector<Unit>& units, const StreamOptions& options) {
@@ -138,7 +143,8 @@ std::string difference(const io::Json& was, const io::Json& is) {
 
 void require_unchanged(const StreamOptions& options) {
   if (options.source.empty() || !options.identity.is_object()) return;
-  const std::string changed = difference(options.identity.value("source", io::Json::object()), identity_of(options.source));
+  const std::string changed =
+      difference(options.identity.value("source", io::Json::object()), identity_of(options.source));
   if (!changed.empty()) io::fail(options.source, "changed while it was read: " + changed);
   require_carried_unchanged(options.source, options.carried);
 }
@@ -153,15 +159,19 @@ std::string run_mark(const std::vector<Unit>& units, const StreamOptions& option
 
 std::vector<std::int64_t> shares_of(const std::filesystem::path& out) {
   const std::filesystem::path first = stream::share_folder(out, 0, 1);
-  const std::string name = first.filename().string(), prefix = name.substr(0, name.size() - std::string("0-of-1").size());
+  const std::string name = first.filename().string(),
+                    prefix = name.substr(0, name.size() - std::string("0-of-1").size());
   std::set<std::int64_t> found;
   std::error_code error;
-  for (std::filesystem::directory_iterator entry(first.has_parent_path() ? first.parent_path() : ".", error), end; !error && entry != end; entry.increment(error)) {
+  for (std::filesystem::directory_iterator entry(first.has_parent_path() ? first.parent_path() : ".", error), end;
+       !error && entry != end; entry.increment(error)) {
     const std::string text = entry->path().filename().string();
     long long rank = 0, size = 0;
     int length = 0;
     if (text.compare(0, prefix.size(), prefix) != 0) continue;
-    if (std::sscanf(text.c_str() + prefix.size(), "%9lld-of-%9lld%n", &rank, &size, &length) == 2 && prefix.size() + static_cast<std::size_t>(length) == text.size()) found.insert(size);
+    if (std::sscanf(text.c_str() + prefix.size(), "%9lld-of-%9lld%n", &rank, &size, &length) == 2 &&
+        prefix.size() + static_cast<std::size_t>(length) == text.size())
+      found.insert(size);
   }
   return {found.begin(), found.end()};
 }
@@ -173,7 +183,8 @@ io::Json identity_of(const std::filesystem::path& model) {
   if (fs::is_directory(model, error)) {
     for (fs::directory_iterator entry(model, error), end; !error && entry != end; entry.increment(error)) {
       const std::string name = entry->path().filename().string(), extension = entry->path().extension().string();
-      const bool config = name == "config.json" || name == "hf_quant_config.json" || name == kSidecarName || name.find(".index.json") != std::string::npos;
+      const bool config = name == "config.json" || name == "hf_quant_config.json" || name == kSidecarName ||
+                          name.find(".index.json") != std::string::npos;
       if (extension == ".safetensors" || extension == ".bin" || config) paths.push_back(entry->path());
     }
     if (error) io::fail_errno(model, "list", error.value());
@@ -184,7 +195,9 @@ io::Json identity_of(const std::filesystem::path& model) {
   io::Json files = io::Json::object();
   for (const auto& path : paths) {
     io::Json file = identity_of_file(path);
-    if (!file.is_null()) files[io::printable(path.filename().string(), 4096)] = std::move(file);  // a link to nothing: whoever needs it says so
+    if (!file.is_null())
+      files[io::printable(path.filename().string(), 4096)] =
+          std::move(file);  // a link to nothing: whoever needs it says so
   }
   return files;
 }

@@ -115,7 +115,7 @@ class CheckpointModules::Judge {
   }
 
   Maybe by_row(const CheckpointModule& m) const {
-    const auto says = [&](std::string_view Family::* cell) { return names_.says(cell, m.name); };
+    const auto says = [&](std::string_view Family::*cell) { return names_.says(cell, m.name); };
     const auto [parts, whole, by_turns] = names_.parts_on_load(m.name);
     if (parts > 0 && (scale_rows_ == 0 || m.shape[0] % (parts * scale_rows_) != 0 || (by_turns && scale_rows_ != 1))) {
       if (whole)

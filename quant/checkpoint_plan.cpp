@@ -15,12 +15,15 @@ namespace fp8::quant {
 namespace {
 
 constexpr const char* kTransposed = "Conv1D";
-constexpr const char* kScaleEndings[] = {".weight_scale", ".weight_scale_inv", ".input_scale", ".scale_weight", ".scale_input"};
+constexpr const char* kScaleEndings[] = {".weight_scale", ".weight_scale_inv", ".input_scale", ".scale_weight",
+                                         ".scale_input"};
 
 std::string module_of(const std::string& tensor) { return tensor.substr(0, tensor.size() - 7); }
 bool is_weight(const std::string& tensor) { return tensor.size() > 7 && tensor.ends_with(".weight"); }
 
-bool is_linear(const PlannedModule& m) { return (m.info.type == "Linear" || m.info.type == kExpertType) && m.info.shape.size() == 2; }
+bool is_linear(const PlannedModule& m) {
+  return (m.info.type == "Linear" || m.info.type == kExpertType) && m.info.shape.size() == 2;
+}
 
 /// "model.layers.0.mlp.experts" of "model.layers.0.mlp.experts.3.up_proj"; empty for what is no single expert's.
 std::string mixture_of(const std::string& module) {
@@ -28,13 +31,20 @@ std::string mixture_of(const std::string& module) {
   return group.ends_with(".experts") ? group : "";
 }
 
-std::string with_product(const std::string& through) { return "readers run it as one product with " + through + ", which is not converted"; }
+std::string with_product(const std::string& through) {
+  return "readers run it as one product with " + through + ", which is not converted";
+}
 
 }  // namespace
 
 CheckpointPlan::CheckpointPlan(const std::filesystem::path& model, const CheckpointOptions& options)
-    : options_(options), form_(form_of(options.format)), config_(read_model_config(model)), source_(model), modules_(source_, config_, choice(options)),
-      nonfinite_(checked()), stacked_(source_, config_, options.plan.experts, without_nonfinite(options.plan).keep),
+    : options_(options),
+      form_(form_of(options.format)),
+      config_(read_model_config(model)),
+      source_(model),
+      modules_(source_, config_, choice(options)),
+      nonfinite_(checked()),
+      stacked_(source_, config_, options.plan.experts, without_nonfinite(options.plan).keep),
       plan_(make_plan(find_modules(), find_nodes(), plan_options())) {
   check_plan();
   keep_whole_groups();
@@ -46,15 +56,19 @@ CheckpointPlan::CheckpointPlan(const std::filesystem::path& model, const Checkpo
 ModuleChoice CheckpointPlan::choice(const CheckpointOptions& options) {
   ModuleChoice modules = options.modules;
   const auto& plan = options.plan;
-  const auto weights = plan.weights.value_or(plan.activations == ActivationScaling::static_tensor ? WeightGranularity::tensor : WeightGranularity::channel);
-  modules.scale_rows = weights == WeightGranularity::block ? plan.block.rows : weights == WeightGranularity::channel && !plan.config.has_value() ? 1 : 0;
+  const auto weights = plan.weights.value_or(
+      plan.activations == ActivationScaling::static_tensor ? WeightGranularity::tensor : WeightGranularity::channel);
+  modules.scale_rows = weights == WeightGranularity::block                                 ? plan.block.rows
+                       : weights == WeightGranularity::channel && !plan.config.has_value() ? 1
+                                                                                           : 0;
   return modules;
 }
 
 /// The source is in high precision; what of it is NaN or Inf, if that is allowed (else whoever reads it refuses it).
 std::map<std::string, NonFinite> CheckpointPlan::checked() const {
   require_no_codes(source_);
-  return options_.allow_nonfinite ? find_nonfinite(source_, recipes::Dialect::ocp, {}, options_.stop) : std::map<std::string, NonFinite>();
+  return options_.allow_nonfinite ? find_nonfinite(source_, recipes::Dialect::ocp, {}, options_.stop)
+                                  : std::map<std::string, NonFinite>();
 }
 
 /// Keeps what can't be quantized: a weight with NaN or Inf, and what engines run as one product with it.
@@ -62,7 +76,8 @@ PlanOptions CheckpointPlan::without_nonfinite(PlanOptions o) const {
   if (nonfinite_.empty()) return o;
   std::map<std::string, std::string> groups;
   for (const auto& [tensor, found] : nonfinite_) {
-    const std::string module = is_weight(tensor) ? module_of(tensor) : tensor, reason = "holds " + found.text(static_cast<std::uint64_t>(source_.info(tensor).numel()));
+    const std::string module = is_weight(tensor) ? module_of(tensor) : tensor,
+                      reason = "holds " + found.text(static_cast<std::uint64_t>(source_.info(tensor).numel()));
     o.keep[module] = reason;
     for (const auto& m : modules_.all()) {
       if (m.tied && m.tensor == tensor) o.keep[m.name] = reason;
@@ -72,7 +87,9 @@ PlanOptions CheckpointPlan::without_nonfinite(PlanOptions o) const {
   for (const auto& tensor : source_.names()) {
     if (!is_weight(tensor)) continue;
     const auto group = groups.find(fuse_group_of(module_of(tensor)));
-    if (group != groups.end()) o.keep.emplace(module_of(tensor), "readers run it as one product with " + group->second + ", which holds NaN or Inf");
+    if (group != groups.end())
+      o.keep.emplace(module_of(tensor),
+                     "readers run it as one product with " + group->second + ", which holds NaN or Inf");
   }
   return o;
 }
@@ -92,7 +109,8 @@ std::vector<ModuleInfo> CheckpointPlan::find_modules() const {
   std::vector<ModuleInfo> modules;
   for (const auto& m : modules_.all()) {
     if (!stacked_.modules_of(m.tensor).empty()) continue;
-    const bool expert = options_.plan.config.has_value() && expert_in_memory(m.name).has_value();  // the class that a config's lists know
+    const bool expert = options_.plan.config.has_value() &&
+                        expert_in_memory(m.name).has_value();  // the class that a config's lists know
     modules.push_back({m.name, expert ? kExpertType : CheckpointModules::type_of(m), m.shape, m.why});
   }
   for (auto& m : stacked_.modules()) {
@@ -116,7 +134,8 @@ PlanOptions CheckpointPlan::plan_options() const {
   PlanOptions plan = without_nonfinite(options_.plan);
   for (const auto& m : modules_.all()) {
     if (m.final && m.role != Role::transposed) plan.keep.emplace(m.name, m.why);
-    if (plan.experts == ExpertForm::keep && !mixture_of(m.name).empty()) plan.keep.emplace(m.name, "an expert, kept in high precision");
+    if (plan.experts == ExpertForm::keep && !mixture_of(m.name).empty())
+      plan.keep.emplace(m.name, "an expert, kept in high precision");
   }
   if (!plan.config.has_value()) return plan;
   auto filter = configs::module_filter(*plan.config);
@@ -141,9 +160,10 @@ void CheckpointPlan::forget_idle_names_of_experts() {
   }
   const auto idle = filter.unused_entries();
   std::erase_if(plan_.warnings, [&](const std::string& warning) {
-    return warning.find(" matches no module of this model") != std::string::npos && std::none_of(idle.begin(), idle.end(), [&](const auto& entry) {
-      return warning.rfind(entry.message.substr(0, entry.message.find(" matches no module")), 0) == 0;
-    });
+    return warning.find(" matches no module of this model") != std::string::npos &&
+           std::none_of(idle.begin(), idle.end(), [&](const auto& entry) {
+             return warning.rfind(entry.message.substr(0, entry.message.find(" matches no module")), 0) == 0;
+           });
   });
 }
 
@@ -155,11 +175,13 @@ std::vector<NodeInfo> CheckpointPlan::find_nodes() const {
 void CheckpointPlan::check_source(const PlannedModule& m) const {
   const auto& info = source_.info(source_tensor(m.info.name));
   if (!is_float(info.dtype)) {
-    throw io::Error(source_.folder().string() + ": " + info.name + ": expected dtype F32, BF16 or F16, found " + io::name_of(info.dtype));
+    throw io::Error(source_.folder().string() + ": " + info.name + ": expected dtype F32, BF16 or F16, found " +
+                    io::name_of(info.dtype));
   }
   for (const char* made : kScaleEndings) {
     if (source_.contains(m.info.name + made)) {
-      throw io::Error(source_.folder().string() + ": " + m.info.name + made + ": a scale, in what should be a high precision checkpoint");
+      throw io::Error(source_.folder().string() + ": " + m.info.name + made +
+                      ": a scale, in what should be a high precision checkpoint");
     }
   }
 }
@@ -178,19 +200,22 @@ std::map<std::string, std::string> CheckpointPlan::misread() const {
 }
 
 void CheckpointPlan::check_plan() {
-  if (const std::string reason = modules_.names().refused(names_of_modules()); !reason.empty()) throw io::Error(source_.folder().string() + ": " + modules_.names().model_type() + ": " + reason);
+  if (const std::string reason = modules_.names().refused(names_of_modules()); !reason.empty())
+    throw io::Error(source_.folder().string() + ": " + modules_.names().model_type() + ": " + reason);
   if (plan_.modules.empty()) refuse_empty();
   const auto misread_modules = misread();
   std::vector<PlannedModule> linears;
   std::set<std::string> checked;
   for (auto& m : plan_.modules) {
     if (!is_linear(m)) {
-      plan_.skipped.push_back({m.info.name, std::string(name_of(options_.format)) + " quantizes Linear only, this is " + m.info.type});
+      plan_.skipped.push_back(
+          {m.info.name, std::string(name_of(options_.format)) + " quantizes Linear only, this is " + m.info.type});
       continue;
     }
     check_source(m);
     if (checked.insert(m.scheme.describe()).second) {
-      if (const std::string problem = form_.scheme_problem(m.scheme); !problem.empty()) throw io::Error(problem + " (" + m.info.name + ")");
+      if (const std::string problem = form_.scheme_problem(m.scheme); !problem.empty())
+        throw io::Error(problem + " (" + m.info.name + ")");
     }
     if (const auto found = misread_modules.find(m.info.name); found != misread_modules.end()) {
       plan_.skipped.push_back({m.info.name, found->second});
@@ -202,7 +227,9 @@ void CheckpointPlan::check_plan() {
   stacked_.settle(plan_);
   if (plan_.modules.empty()) {
     throw io::Error(source_.folder().string() + ": no Linear module is left to quantize" +
-                    (misread_modules.empty() ? "" : "; " + misread_modules.begin()->first + ": " + misread_modules.begin()->second));
+                    (misread_modules.empty()
+                         ? ""
+                         : "; " + misread_modules.begin()->first + ": " + misread_modules.begin()->second));
   }
   refuse_tied_heads();
   for (auto& notice : stacked_.notices()) plan_.warnings.push_back(std::move(notice));
@@ -213,20 +240,24 @@ void CheckpointPlan::check_plan() {
 /// Experts that the source has one by one, in a family whose readers don't all take them so in fp8.
 void CheckpointPlan::note_single_experts() {
   const ExpertFamily* family = expert_family(config_);
-  if (family != nullptr && !family->unread.empty()) plan_.warnings.push_back("for vLLM only: " + std::string(family->unread));
+  if (family != nullptr && !family->unread.empty())
+    plan_.warnings.push_back("for vLLM only: " + std::string(family->unread));
   if (family == nullptr || family->note.empty() || !stacked_.mixtures().empty()) return;
-  const bool single = std::any_of(plan_.modules.begin(), plan_.modules.end(), [](const auto& m) { return !mixture_of(m.info.name).empty(); });
+  const bool single = std::any_of(plan_.modules.begin(), plan_.modules.end(),
+                                  [](const auto& m) { return !mixture_of(m.info.name).empty(); });
   if (single) plan_.warnings.push_back("experts are in fp8 one by one: " + std::string(family->note));
 }
 
 void CheckpointPlan::refuse_empty() const {
   const auto& all = modules_.all();
-  const auto transposed = std::find_if(all.begin(), all.end(), [](const auto& m) { return m.role == Role::transposed; });
+  const auto transposed =
+      std::find_if(all.begin(), all.end(), [](const auto& m) { return m.role == Role::transposed; });
   if (transposed != all.end())
-    throw io::Error(source_.folder().string() + ": no Linear module is left to quantize: " + transposed->name + " and others are stored transposed, [in, out] (Conv1D), " +
+    throw io::Error(source_.folder().string() + ": no Linear module is left to quantize: " + transposed->name +
+                    " and others are stored transposed, [in, out] (Conv1D), " +
                     "for which no reader of fp8 checkpoints has a product");
-  throw io::Error(source_.folder().string() + ": no module is left to quantize (" + configs::option_name("'include', 'exclude'", "--include, --exclude") +
-                  ", allowlist, blocklist)");
+  throw io::Error(source_.folder().string() + ": no module is left to quantize (" +
+                  configs::option_name("'include', 'exclude'", "--include, --exclude") + ", allowlist, blocklist)");
 }
 
 /// A tied head that is quantized becomes a tensor of its own, which is known to be read for one pair of names.
@@ -235,7 +266,8 @@ void CheckpointPlan::refuse_tied_heads() {
     const auto* head = modules_.find(m.info.name);
     if (head == nullptr || !head->tied) continue;
     if (m.info.name != "lm_head" || head->tensor != "model.embed_tokens.weight")
-      throw io::Error(source_.folder().string() + ": " + m.info.name + ": is tied to " + head->tensor + "; built is: an lm_head that is tied to model.embed_tokens");
+      throw io::Error(source_.folder().string() + ": " + m.info.name + ": is tied to " + head->tensor +
+                      "; built is: an lm_head that is tied to model.embed_tokens");
     untied_ = true;
   }
 }
@@ -261,15 +293,19 @@ void CheckpointPlan::keep_whole_groups() {
   for (const auto& [module, through] : halved) plan_.skipped.push_back({module, with_product(through)});
   std::erase_if(plan_.modules, [&](const PlannedModule& m) { return halved.count(m.info.name) != 0; });
   stacked_.settle(plan_);
-  if (plan_.modules.empty()) throw io::Error(source_.folder().string() + ": no Linear module is left to quantize; " + plan_.skipped.back().name + ": " + plan_.skipped.back().reason);
+  if (plan_.modules.empty())
+    throw io::Error(source_.folder().string() + ": no Linear module is left to quantize; " + plan_.skipped.back().name +
+                    ": " + plan_.skipped.back().reason);
 }
 
 /// What transformers splits on load only together with scales can't stay as it is.
 void CheckpointPlan::refuse_unscaled_parts() const {
-  if (options_.format == CheckpointFormat::modelopt || options_.format == CheckpointFormat::inc) return;  // not read there
+  if (options_.format == CheckpointFormat::modelopt || options_.format == CheckpointFormat::inc)
+    return;  // not read there
   for (const auto& m : modules_.all()) {
     if (!modules_.names().parts_on_load(m.name).whole || plan_.find(m.name) != nullptr) continue;
-    throw io::Error(source_.folder().string() + ": " + m.name + ": transformers splits it on load and asks every quantized file of this family for its scales: " +
+    throw io::Error(source_.folder().string() + ": " + m.name +
+                    ": transformers splits it on load and asks every quantized file of this family for its scales: " +
                     "it can't stay in high precision" + (m.why.empty() ? "" : " (" + m.why + ")"));
   }
 }
@@ -284,20 +320,25 @@ void CheckpointPlan::place_nodes() {
     return node != ways.end() && (!node->second.empty() || s.reason.rfind("not selected", 0) == 0);
   });
   std::vector<std::string> caches, others;
-  for (const auto& n : plan_.nodes) (n.scheme.kind == configs::ModuleKind::kv_cache ? caches : others).push_back(n.info.name);
+  for (const auto& n : plan_.nodes)
+    (n.scheme.kind == configs::ModuleKind::kv_cache ? caches : others).push_back(n.info.name);
   const auto leave = [&](const std::vector<std::string>& nodes, const std::string& reason) {
     for (const auto& name : nodes) plan_.skipped.push_back({name, reason});
   };
   if (!others.empty()) {
-    leave(others, "in fp8 where the QUANT_CONFIG is applied in memory; " + std::string(name_of(options_.format)) + " has no place for its scales");
-    plan_.warnings.push_back(options_.plan.config->source + ": no form of checkpoint holds scales of attention: " + std::to_string(others.size()) +
+    leave(others, "in fp8 where the QUANT_CONFIG is applied in memory; " + std::string(name_of(options_.format)) +
+                      " has no place for its scales");
+    plan_.warnings.push_back(options_.plan.config->source +
+                             ": no form of checkpoint holds scales of attention: " + std::to_string(others.size()) +
                              " selected nodes stay in high precision (the first is '" + others.front() + "')");
   }
   const auto owners = attention();
   with_kv_ = options_.plan.kv_cache.value_or(!caches.empty() && caches.size() == 2 * owners.size());
   if (with_kv_ || caches.empty()) return;
-  leave(caches, "only a part of the key-value caches is selected, and engines would take 1.0 for the scales of the others");
-  plan_.warnings.push_back(options_.plan.config->source + ": selects " + std::to_string(caches.size()) + " of " + std::to_string(2 * owners.size()) +
+  leave(caches,
+        "only a part of the key-value caches is selected, and engines would take 1.0 for the scales of the others");
+  plan_.warnings.push_back(options_.plan.config->source + ": selects " + std::to_string(caches.size()) + " of " +
+                           std::to_string(2 * owners.size()) +
                            " key-value caches, a checkpoint holds scales of all or none: they stay in high precision");
 }
 
@@ -313,7 +354,9 @@ void CheckpointPlan::check_model() const {
   measure::require_same_model(*measurements->model, model, "measurements");
 }
 
-WeightSpec CheckpointPlan::spec_of(const PlannedModule& m) const { return {stacked_.written_name(m.info.name), m.info.shape[0], m.info.shape[1], m.scheme}; }
+WeightSpec CheckpointPlan::spec_of(const PlannedModule& m) const {
+  return {stacked_.written_name(m.info.name), m.info.shape[0], m.info.shape[1], m.scheme};
+}
 
 std::vector<std::string> CheckpointPlan::attention() const { return attention_modules(names_of_modules()); }
 
@@ -322,7 +365,8 @@ std::vector<std::string> CheckpointPlan::kept_linears() const {
   std::vector<std::string> names;
   for (const auto& s : plan_.skipped) {
     const auto* m = modules_.find(s.name);
-    if (m != nullptr && CheckpointModules::may_be_linear(*m) && mixtures.count(mixture_of(s.name)) == 0) names.push_back(stacked_.written_name(s.name));
+    if (m != nullptr && CheckpointModules::may_be_linear(*m) && mixtures.count(mixture_of(s.name)) == 0)
+      names.push_back(stacked_.written_name(s.name));
   }
   return names;
 }

@@ -21,7 +21,11 @@ namespace fs = std::filesystem;
 class Job {
  public:
   Job(const fs::path& model, const CheckpointOptions& options)
-      : options_(options), source_identity_(identity_of(model)), carried_(carried_identity_of(model)), planned_(model, options), form_(form_of(options.format)),
+      : options_(options),
+        source_identity_(identity_of(model)),
+        carried_(carried_identity_of(model)),
+        planned_(model, options),
+        form_(form_of(options.format)),
         plan_(planned_.plan()) {
     make_spec();
     make_units();
@@ -32,12 +36,15 @@ class Job {
     for (const auto& m : plan_.modules) r.quantized.emplace_back(m.info.name, m.scheme.describe());
     r.skipped = plan_.skipped;
     r.warnings = plan_.warnings;
-    if (const std::string notice = planned_.modules().notice(); !notice.empty()) r.warnings.insert(r.warnings.begin(), notice);
+    if (const std::string notice = planned_.modules().notice(); !notice.empty())
+      r.warnings.insert(r.warnings.begin(), notice);
     r.guesses = planned_.modules().guesses();
     r.source_bytes = source_.total_bytes();
     r.units = units_.size();
     r.kv_caches = spec_.kv.size();
-    for (const auto& [tensor, found] : planned_.nonfinite()) r.warnings.push_back(tensor + ": copied with " + found.text(static_cast<std::uint64_t>(source_.info(tensor).numel())));
+    for (const auto& [tensor, found] : planned_.nonfinite())
+      r.warnings.push_back(tensor + ": copied with " +
+                           found.text(static_cast<std::uint64_t>(source_.info(tensor).numel())));
     for (const auto& unit : units_) {
       for (const auto& e : unit.entries) r.weights_bytes += bytes_of(e);
     }
@@ -58,7 +65,8 @@ class Job {
     stream.carried = carried_;
     for (const auto& [tensor, found] : planned_.nonfinite()) stream.nonfinite.insert(tensor);
     const auto finish = [&](OutputFolder& folder) { finish_folder(folder, run_mark(units_, stream), report); };
-    const auto result = options_.join ? join_checkpoint(out, units_, stream, finish) : write_checkpoint(out, units_, stream, finish);
+    const auto result =
+        options_.join ? join_checkpoint(out, units_, stream, finish) : write_checkpoint(out, units_, stream, finish);
     report.units_kept = result.kept;
     for (auto& warning : lost_.warnings(plan_.scale_method, "weights")) report.warnings.push_back(std::move(warning));
     report.finished_before = result.finished_before;
@@ -80,7 +88,8 @@ class Job {
     spec_.kv = options_.kv;
     if (planned_.with_kv()) spec_.kv = plan_kv_cache(planned_.attention(), options_.plan, plan_.warnings);
     for (const auto& kv : spec_.kv) {
-      if (const std::string problem = form_.kv_problem(kv); !problem.empty()) throw io::Error(form_name() + ": " + kv.attention + ": " + problem);
+      if (const std::string problem = form_.kv_problem(kv); !problem.empty())
+        throw io::Error(form_name() + ": " + kv.attention + ": " + problem);
     }
   }
 
@@ -116,12 +125,17 @@ class Job {
     }
     if (planned_.untied()) add_module(by_weight.at("lm_head.weight"));  // after the embedding, whose tensor it reads
     for (const auto& kv : spec_.kv) {
-      units_.push_back({kv.attention, form_.kv_entries(kv, spec_), 0, [this, &kv](UnitContext& context) {
+      units_.push_back({kv.attention,
+                        form_.kv_entries(kv, spec_),
+                        0,
+                        [this, &kv](UnitContext& context) {
                           form_.write_kv(context, kv, spec_);
                           context.advance(0);
-                        }, {}});
+                        },
+                        {}});
     }
-    for (auto& m : plan_.modules) m.info.name = stacked_.written_name(m.info.name);  // from here on: as they stand in the output
+    for (auto& m : plan_.modules)
+      m.info.name = stacked_.written_name(m.info.name);  // from here on: as they stand in the output
     for (auto& s : plan_.skipped) s.name = stacked_.written_name(s.name);
   }
 
@@ -139,9 +153,15 @@ class Job {
       add(kv.k.data(), kv.k.size() * sizeof(float));
       add(kv.v.data(), kv.v.size() * sizeof(float));
     }
-    const io::Json options = {{"format", form_name()},          {"scheme", spec_.scheme.describe()},           {"convention", name_of(spec_.scheme.convention)},
-                              {"hp_dtype", recipes::name_of(spec_.scheme.hp)}, {"scale_method", plan_.scale_method}, {"use_qdq", spec_.qdq},
-                              {"measurements", plan_.measurements}, {"fuse_scales", options_.plan.fuse_scales},   {"modules and their scales", io::checksum_text(modules.value())}};
+    const io::Json options = {{"format", form_name()},
+                              {"scheme", spec_.scheme.describe()},
+                              {"convention", name_of(spec_.scheme.convention)},
+                              {"hp_dtype", recipes::name_of(spec_.scheme.hp)},
+                              {"scale_method", plan_.scale_method},
+                              {"use_qdq", spec_.qdq},
+                              {"measurements", plan_.measurements},
+                              {"fuse_scales", options_.plan.fuse_scales},
+                              {"modules and their scales", io::checksum_text(modules.value())}};
     io::Json id = {{"command", "quantize"}, {"option", options}, {"source", source_identity_}};
     if (!planned_.nonfinite().empty()) id["nonfinite"] = nonfinite_json(planned_.nonfinite());
     return id;
@@ -150,7 +170,8 @@ class Job {
   void finish_folder(OutputFolder& folder, const std::string& mark, CheckpointReport& report) const {
     const io::Json config = form_.config(spec_);
     io::Json edits = {{"quantization_config", config}};
-    if ((planned_.modules().tied() || planned_.untied()) && plan_.find("lm_head") != nullptr) edits["tie_word_embeddings"] = false;
+    if ((planned_.modules().tied() || planned_.untied()) && plan_.find("lm_head") != nullptr)
+      edits["tie_word_embeddings"] = false;
     folder.write_config(source_.folder() / "config.json", edits);
     for (const auto& [name, json] : form_.extra_files(config)) folder.write_json(name, json);
     io::Json sidecar = make_sidecar(plan_, spec_.scheme);

@@ -31,7 +31,8 @@ struct CheckpointOptions {
   bool dry_run = false;  ///< plan and byte counts only; nothing is written, no data read
   /// Goes on where a run with the same options was cut short, and leaves what it has if it is cut short itself.
   bool resume = false;
-  std::uint64_t shard_bytes = 5'000'000'000;  ///< tensor data of one file, unless that of a single unit (a module, q with k and v) is larger
+  std::uint64_t shard_bytes =
+      5'000'000'000;  ///< tensor data of one file, unless that of a single unit (a module, q with k and v) is larger
   /// One process of several: writes its share of the files beside `out`.
   std::int64_t rank = 0, world_size = 1;
   bool join = false;  ///< makes `out` of the shares of world_size ranks
@@ -49,7 +50,7 @@ struct CheckpointReport {
   std::vector<std::pair<std::string, std::string>> guesses;
   std::uint64_t weights_bytes = 0;  ///< tensor data written (or to be written), by all ranks
   std::uint64_t source_bytes = 0;
-  std::size_t kv_caches = 0;        ///< attention modules with scales for their key-value cache
+  std::size_t kv_caches = 0;              ///< attention modules with scales for their key-value cache
   std::size_t units = 0, units_kept = 0;  ///< pieces of work; those that a run that was cut short had finished
   bool finished_before = false;           ///< resume: `out` is what a run like this one finished; nothing was written
 };
@@ -58,6 +59,7 @@ struct CheckpointReport {
 /// that the form's readers would misread, transposed and 3-D weights stay as they are and are listed; so are the nodes of attention that a config
 /// puts into fp8 in memory, whose scales have no place in any form. Throws io::Error or
 /// std::invalid_argument, naming file, tensor or key; nothing stands under `out` then.
-CheckpointReport quantize_checkpoint(const std::filesystem::path& model, const std::filesystem::path& out, const CheckpointOptions& options);
+CheckpointReport quantize_checkpoint(const std::filesystem::path& model, const std::filesystem::path& out,
+                                     const CheckpointOptions& options);
 
 }  // namespace fp8::quant

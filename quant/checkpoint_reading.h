@@ -25,9 +25,9 @@ class CheckpointReading {
     std::int64_t rows = 0, cols = 0;  ///< upright, [out, in]
     bool transposed = false;          ///< stands as [cols, rows]
     bool e5m2 = false;
-    std::vector<float> scale;         ///< of blocks of `height` by `width`, in row-major order
+    std::vector<float> scale;  ///< of blocks of `height` by `width`, in row-major order
     std::int64_t height = 1, width = 1;
-    std::vector<float> input;         ///< the static input scale; empty: none
+    std::vector<float> input;  ///< the static input scale; empty: none
   };
   /// The weights in codes, by module.
   const std::map<std::string, Weight>& weights() const { return weights_; }
@@ -45,7 +45,8 @@ class CheckpointReading {
   void find_scales(const std::string& module, bool bytes_are_codes);
   void find_cache(const std::string& tensor);
   std::vector<float> values_of(const std::string& tensor) const;
-  std::int64_t side(std::int64_t n, std::int64_t count, const std::vector<std::int64_t>& said, const std::string& tensor) const;
+  std::int64_t side(std::int64_t n, std::int64_t count, const std::vector<std::int64_t>& said,
+                    const std::string& tensor) const;
 
   const io::Checkpoint& checkpoint_;
   std::map<std::string, Weight> weights_;

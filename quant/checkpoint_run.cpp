@@ -16,7 +16,8 @@ namespace {
 namespace fs = std::filesystem;
 
 constexpr std::uint64_t kChunkBytes = std::uint64_t{1} << 20;
-constexpr std::uint64_t kCopyBytes = std::uint64_t{8} << 20;  // at once within the kernel; then they are read, to be checked
+constexpr std::uint64_t kCopyBytes = std::uint64_t{8}
+                                     << 20;  // at once within the kernel; then they are read, to be checked
 constexpr std::size_t kMaxPieces = 64;
 constexpr std::uint64_t kProgressSteps = 400;
 
@@ -62,7 +63,8 @@ class Run::Worker final : public UnitContext {
 
   void advance(std::uint64_t bytes) override { run_.advance(bytes); }
 
-  void copy(const io::Checkpoint& source, const std::string& from, const std::string& to, std::uint64_t offset, std::uint64_t size) override {
+  void copy(const io::Checkpoint& source, const std::string& from, const std::string& to, std::uint64_t offset,
+            std::uint64_t size) override {
     const Place& place = place_of(to);
     const auto& info = source.info(from);
     io::check_within(place.slot, to, offset, size, run_.folder_.path().path());
@@ -70,13 +72,16 @@ class Run::Worker final : public UnitContext {
     auto origin = source.place(from);
     for (std::uint64_t at = offset, end = offset + size; at < end;) {
       const std::uint64_t span = std::min(kCopyBytes, end - at);
-      const bool copied = origin.has_value() && place.file->copy(origin->fd, origin->offset + at, place.slot.begin + at, span);
+      const bool copied =
+          origin.has_value() && place.file->copy(origin->fd, origin->offset + at, place.slot.begin + at, span);
       if (!copied) origin.reset();
       for (const std::uint64_t stop = at + span; at < stop;) {
         const std::uint64_t chunk = std::min(kChunkBytes, stop - at);
         in.resize(chunk);
         source.read(from, in.data(), at, chunk);
-        if (!allowed && has_nonfinite(in.data(), info.dtype, static_cast<std::int64_t>(chunk) / io::size_of(info.dtype))) refuse_nonfinite(source, from);
+        if (!allowed &&
+            has_nonfinite(in.data(), info.dtype, static_cast<std::int64_t>(chunk) / io::size_of(info.dtype)))
+          refuse_nonfinite(source, from);
         if (!copied) place.file->write(place.slot.begin + at, in.data(), chunk);
         tracks_[to].add(in.data(), at, chunk);
         at += chunk;
@@ -128,7 +133,8 @@ class Run::Worker final : public UnitContext {
   const Place& place_of(const std::string& tensor) const {
     const auto found = run_.places_.find(tensor);
     if (found == run_.places_.end() || found->second.unit != unit_)
-      throw io::Error(run_.folder_.path().path().string() + ": unit " + io::in_quotes(run_.units_[unit_].name) + " has no tensor " + io::in_quotes(tensor) + " to write");
+      throw io::Error(run_.folder_.path().path().string() + ": unit " + io::in_quotes(run_.units_[unit_].name) +
+                      " has no tensor " + io::in_quotes(tensor) + " to write");
     return found->second;
   }
 
@@ -137,7 +143,8 @@ class Run::Worker final : public UnitContext {
   std::unordered_map<std::string, Track> tracks_;
 };
 
-Run::Run(OutputFolder& folder, const std::vector<Unit>& units, const std::vector<File>& files, const StreamOptions& options)
+Run::Run(OutputFolder& folder, const std::vector<Unit>& units, const std::vector<File>& files,
+         const StreamOptions& options)
     : folder_(folder), units_(units), options_(options), states_(units.size()) {
   for (const auto& file : files) {
     if (file.rank != options.rank) continue;
@@ -166,12 +173,15 @@ void Run::read_journal() {
     return;
   }
   if (const std::string text = difference(found[0], identity); !text.empty())
-    throw io::Error(folder_.path().path().string() + ": can't resume, the run that was cut short did something else: " + text.substr(0, text.find("identity: ")) +
-                    text.substr(text.find("identity: ") == std::string::npos ? 0 : text.find("identity: ") + 10) + "; without " + configs::option_name("'resume'", "--resume") + " it begins anew");
+    throw io::Error(folder_.path().path().string() + ": can't resume, the run that was cut short did something else: " +
+                    text.substr(0, text.find("identity: ")) +
+                    text.substr(text.find("identity: ") == std::string::npos ? 0 : text.find("identity: ") + 10) +
+                    "; without " + configs::option_name("'resume'", "--resume") + " it begins anew");
   std::unordered_map<std::string, std::size_t> by_name;
   for (const std::size_t unit : mine_) by_name.emplace(units_[unit].name, unit);
   for (const auto& entry : found) {
-    if (!entry.is_object() || !entry.contains("unit") || !entry["unit"].is_string() || !entry.contains("pieces")) continue;
+    if (!entry.is_object() || !entry.contains("unit") || !entry["unit"].is_string() || !entry.contains("pieces"))
+      continue;
     const auto unit = by_name.find(entry["unit"].get<std::string>());
     if (unit != by_name.end()) left_[unit->second] = entry["pieces"];
   }
@@ -216,7 +226,9 @@ void Run::advance(std::uint64_t bytes) {
     error_ = std::make_exception_ptr(io::Error("interrupted"));
     throw Cancelled{};
   }
-  if (!options_.progress || (done_ - shown_ < total_ / kProgressSteps && done_ < total_) || (done_ == shown_ && done_ > 0)) return;
+  if (!options_.progress || (done_ - shown_ < total_ / kProgressSteps && done_ < total_) ||
+      (done_ == shown_ && done_ > 0))
+    return;
   shown_ = done_;
   options_.progress(done_, total_);
 }
@@ -224,7 +236,8 @@ void Run::advance(std::uint64_t bytes) {
 // A queue of our own instead of ranges: the largest come first, so that no thread is left alone with one of them at the end.
 void Run::on_all_threads(std::size_t count, const std::function<void(Worker&, std::size_t)>& body) {
   std::atomic<std::size_t> next{0};
-  const auto threads = static_cast<std::int64_t>(std::min<std::size_t>(count, static_cast<std::size_t>(kernels::num_threads())));
+  const auto threads =
+      static_cast<std::int64_t>(std::min<std::size_t>(count, static_cast<std::size_t>(kernels::num_threads())));
   kernels::parallel_for(threads, 1, [&](std::int64_t begin, std::int64_t end) {
     for (std::int64_t i = begin; i < end; ++i) {
       Worker worker(*this);
@@ -241,7 +254,8 @@ void Run::on_all_threads(std::size_t count, const std::function<void(Worker&, st
 }
 
 void Run::work() {
-  std::vector<std::pair<std::size_t, io::Json>> left(std::make_move_iterator(left_.begin()), std::make_move_iterator(left_.end()));
+  std::vector<std::pair<std::size_t, io::Json>> left(std::make_move_iterator(left_.begin()),
+                                                     std::make_move_iterator(left_.end()));
   left_.clear();
   on_all_threads(left.size(), [&](Worker& worker, std::size_t i) {
     if (!verify(worker, left[i].first, left[i].second)) return;
@@ -259,7 +273,8 @@ std::vector<Run::Task> Run::tasks() const {
   for (const std::size_t unit : mine_) {
     if (!states_[unit]) continue;
     const std::size_t parts = units_[unit].parts.size();
-    for (std::size_t i = 0; i < std::max<std::size_t>(parts, 1); ++i) list.push_back({unit, i, units_[unit].source_bytes / std::max<std::size_t>(parts, 1)});
+    for (std::size_t i = 0; i < std::max<std::size_t>(parts, 1); ++i)
+      list.push_back({unit, i, units_[unit].source_bytes / std::max<std::size_t>(parts, 1)});
   }
   std::stable_sort(list.begin(), list.end(), [](const Task& a, const Task& b) { return a.cost > b.cost; });
   return list;
@@ -286,10 +301,12 @@ void Run::finish_unit(Worker& worker, std::size_t unit) {
     const Place& place = places_.at(e.name);
     Written& written = states_[unit]->written[e.name];
     if (written.bytes != place.slot.size)
-      throw io::Error(folder_.path().path().string() + ": tensor " + io::in_quotes(e.name) + ": " + std::to_string(written.bytes) + " of " +
-                      std::to_string(place.slot.size) + " bytes written");
-    if (written.scattered || written.pieces.size() > kMaxPieces) written.pieces = {{0, place.slot.size, worker.checksum_of(place, 0, place.slot.size)}};
-    std::sort(written.pieces.begin(), written.pieces.end(), [](const Piece& a, const Piece& b) { return a.begin < b.begin; });
+      throw io::Error(folder_.path().path().string() + ": tensor " + io::in_quotes(e.name) + ": " +
+                      std::to_string(written.bytes) + " of " + std::to_string(place.slot.size) + " bytes written");
+    if (written.scattered || written.pieces.size() > kMaxPieces)
+      written.pieces = {{0, place.slot.size, worker.checksum_of(place, 0, place.slot.size)}};
+    std::sort(written.pieces.begin(), written.pieces.end(),
+              [](const Piece& a, const Piece& b) { return a.begin < b.begin; });
     io::Json& list = pieces[e.name] = io::Json::array();
     for (const Piece& p : written.pieces) list.push_back({p.begin, p.end, io::checksum_text(p.checksum)});
   }
@@ -319,7 +336,9 @@ bool Run::verify(Worker& worker, std::size_t unit, const io::Json& pieces) {
     const Place& place = places_.at(e.name);
     std::uint64_t next = 0;
     for (const auto& piece : *found) {
-      if (!piece.is_array() || piece.size() != 3 || !piece[0].is_number_unsigned() || !piece[1].is_number_unsigned() || !piece[2].is_string()) return false;
+      if (!piece.is_array() || piece.size() != 3 || !piece[0].is_number_unsigned() || !piece[1].is_number_unsigned() ||
+          !piece[2].is_string())
+        return false;
       const auto begin = piece[0].get<std::uint64_t>(), end = piece[1].get<std::uint64_t>();
       if (begin != next || end < begin || end > place.slot.size) return false;
       if (piece[2].get<std::string>() != io::checksum_text(worker.checksum_of(place, begin, end - begin))) return false;

@@ -38,7 +38,8 @@ class Run {
  public:
   /// Opens the files that this rank has a share in; finds in the journal what an earlier run finished.
   /// Throws io::Error naming what differs if that run was about something else.
-  Run(OutputFolder& folder, const std::vector<Unit>& units, const std::vector<File>& files, const StreamOptions& options);
+  Run(OutputFolder& folder, const std::vector<Unit>& units, const std::vector<File>& files,
+      const StreamOptions& options);
   ~Run();
 
   /// Verifies what was finished and does the rest. Throws the first error.
@@ -81,7 +82,7 @@ class Run {
   std::vector<std::size_t> mine_;                  // units of this rank
   std::vector<std::unique_ptr<State>> states_;     // of all units; null: another rank's
   std::unique_ptr<io::Journal> journal_;
-  std::map<std::size_t, io::Json> left_;  // by unit: the pieces that the journal tells
+  std::map<std::size_t, io::Json> left_;      // by unit: the pieces that the journal tells
   std::map<std::string, io::Json> finished_;  // by unit, of a share; guarded by mutex_
 
   std::atomic<std::size_t> kept_{0};

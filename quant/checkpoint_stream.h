@@ -27,8 +27,11 @@ class UnitContext : public TensorSink {
   virtual void advance(std::uint64_t source_bytes) = 0;
   /// Copies bytes [offset, offset + size) of a tensor as they are, in the kernel where it can, and advances. A tensor with NaN or Inf is an
   /// io::Error with their number, unless StreamOptions::nonfinite names it. offset: a multiple of 8.
-  virtual void copy(const io::Checkpoint& source, const std::string& from, const std::string& to, std::uint64_t offset, std::uint64_t size) = 0;
-  void copy(const io::Checkpoint& source, const std::string& from, const std::string& to) { copy(source, from, to, 0, source.info(from).bytes()); }
+  virtual void copy(const io::Checkpoint& source, const std::string& from, const std::string& to, std::uint64_t offset,
+                    std::uint64_t size) = 0;
+  void copy(const io::Checkpoint& source, const std::string& from, const std::string& to) {
+    copy(source, from, to, 0, source.info(from).bytes());
+  }
 };
 
 /// Some tensors of the output that are made together. Runs on any thread, at any time, alone or beside others; its bytes depend on nothing
@@ -63,18 +66,20 @@ struct StreamOptions {
 };
 
 struct StreamResult {
-  std::size_t kept = 0;  ///< units that an earlier run had finished
+  std::size_t kept = 0;          ///< units that an earlier run had finished
   bool finished_before = false;  ///< options.resume, and `out` is what a run like this one left: nothing was written
   std::vector<std::string> warnings;
 };
 
 /// Runs the units, then finish() (config.json, sidecar, carried files), then puts `out` in place. Throws io::Error: nothing stands under
 /// `out` then. A finished output is known by "run" in its fp8.json, which finish() writes: run_mark().
-StreamResult write_checkpoint(const std::filesystem::path& out, const std::vector<Unit>& units, const StreamOptions& options, const std::function<void(OutputFolder&)>& finish);
+StreamResult write_checkpoint(const std::filesystem::path& out, const std::vector<Unit>& units,
+                              const StreamOptions& options, const std::function<void(OutputFolder&)>& finish);
 
 /// After every rank has written its share: checks them to the byte, by the checksums in them, writes the index and what finish() adds, puts
 /// `out` in place.
-StreamResult join_checkpoint(const std::filesystem::path& out, const std::vector<Unit>& units, const StreamOptions& options, const std::function<void(OutputFolder&)>& finish);
+StreamResult join_checkpoint(const std::filesystem::path& out, const std::vector<Unit>& units,
+                             const StreamOptions& options, const std::function<void(OutputFolder&)>& finish);
 
 /// World sizes, ascending, of the shares that stand beside `out`.
 std::vector<std::int64_t> shares_of(const std::filesystem::path& out);

@@ -31,7 +31,11 @@ void take_out_nonfinite(std::vector<float>& a, std::vector<float>& b) {
 class Comparison {
  public:
   Comparison(const fs::path& model, const fs::path& out, const ConvertOptions& options)
-      : options_(options), a_(model, options.assume), b_(out), plan_(plan_conversion(a_, options)), before_(a_.checkpoint, options.assume.has_value()),
+      : options_(options),
+        a_(model, options.assume),
+        b_(out),
+        plan_(plan_conversion(a_, options)),
+        before_(a_.checkpoint, options.assume.has_value()),
         after_(b_.checkpoint) {
     for (const auto& w : plan_.weights) planned_[w.to.module] = &w;
     for (const auto& [module, weight] : before_.weights()) {
@@ -57,7 +61,8 @@ class Comparison {
       if (d.exact && !d.equal) v.broken.push_back(d.name);
     }
     v.modules.assign(found.begin(), found.begin() + static_cast<std::ptrdiff_t>(modules));
-    std::stable_sort(v.modules.begin(), v.modules.end(), [](const Difference& x, const Difference& y) { return x.rms_error > y.rms_error; });
+    std::stable_sort(v.modules.begin(), v.modules.end(),
+                     [](const Difference& x, const Difference& y) { return x.rms_error > y.rms_error; });
     compare_kv(v);
     return v;
   }
@@ -78,15 +83,20 @@ class Comparison {
     const auto it = after_.weights().find(w.to.module);
     if (w.change != Change::decoded) {
       if (it == after_.weights().end())
-        fail(w.to.module, "expected in fp8, found " + std::string(b_.checkpoint.contains(w.output()) ? "in high precision" : "nothing"));
-      if (it->second.rows != w.to.rows || it->second.cols != w.to.cols) fail(w.to.module, "found another shape than in the source");
+        fail(w.to.module, "expected in fp8, found " +
+                              std::string(b_.checkpoint.contains(w.output()) ? "in high precision" : "nothing"));
+      if (it->second.rows != w.to.rows || it->second.cols != w.to.cols)
+        fail(w.to.module, "found another shape than in the source");
       return &it->second;
     }
-    if (it != after_.weights().end()) fail(w.output(), std::string("expected in ") + kernels::name_of(plan_.type) + ", found in fp8");
+    if (it != after_.weights().end())
+      fail(w.output(), std::string("expected in ") + kernels::name_of(plan_.type) + ", found in fp8");
     const auto& info = b_.checkpoint.info(w.output());
     if (info.dtype != file_type(plan_.type))
-      fail(w.output(), std::string("expected dtype ") + io::name_of(file_type(plan_.type)) + ", found " + io::name_of(info.dtype));
-    if (info.shape != std::vector<std::int64_t>{w.to.rows, w.to.cols}) fail(w.output(), "found another shape than in the source");
+      fail(w.output(),
+           std::string("expected dtype ") + io::name_of(file_type(plan_.type)) + ", found " + io::name_of(info.dtype));
+    if (info.shape != std::vector<std::int64_t>{w.to.rows, w.to.cols})
+      fail(w.output(), "found another shape than in the source");
     return nullptr;
   }
 
@@ -94,7 +104,8 @@ class Comparison {
     const std::string& module = w.to.module;
     const Weight* written = check_written(w);
     const Weight& stored = stored_weight(w);
-    const std::int64_t cols = w.to.cols, step = rows_per_chunk(w, stored.transposed || (written != nullptr && written->transposed));
+    const std::int64_t cols = w.to.cols,
+                       step = rows_per_chunk(w, stored.transposed || (written != nullptr && written->transposed));
     std::vector<float> before, after, promised;
     Deviation d, from_promise;
     for (std::int64_t row = 0; row < w.to.rows; row += step) {
@@ -120,14 +131,16 @@ class Comparison {
       check_stop();
     }
     bool equal = written == nullptr ? from_promise.equal : d.equal;
-    if (written != nullptr && w.to.scheme.activations == ActivationScaling::static_tensor) equal = equal && !stored.input.empty() && written->input == stored.input;
+    if (written != nullptr && w.to.scheme.activations == ActivationScaling::static_tensor)
+      equal = equal && !stored.input.empty() && written->input == stored.input;
     return {module, w.exact, equal, d.max_error(), d.rms_error()};
   }
 
   const Weight& stored_weight(const PlannedWeight& w) const {
     const auto it = before_.weights().find(w.to.module);
     if (it == before_.weights().end() || it->second.rows != w.to.rows || it->second.cols != w.to.cols)
-      throw io::Error(a_.checkpoint.folder().string() + ": " + w.from.weight + ": a second reading finds no such weight in codes");
+      throw io::Error(a_.checkpoint.folder().string() + ": " + w.from.weight +
+                      ": a second reading finds no such weight in codes");
     return it->second;
   }
 
@@ -158,8 +171,10 @@ class Comparison {
       before_.read_floats(name, at, n, source.data());
       after_.read_floats(name, at, n, found.data());
       for (std::int64_t i = 0; i < n; ++i) {
-        const float expected = rounded_to(source[static_cast<std::size_t>(i)], plan_.type), is = found[static_cast<std::size_t>(i)];
-        if (!(expected == is || (std::isnan(expected) && std::isnan(is))) || std::signbit(expected) != std::signbit(is)) result.equal = false;
+        const float expected = rounded_to(source[static_cast<std::size_t>(i)], plan_.type),
+                    is = found[static_cast<std::size_t>(i)];
+        if (!(expected == is || (std::isnan(expected) && std::isnan(is))) || std::signbit(expected) != std::signbit(is))
+          result.equal = false;
       }
       check_stop();
     }
@@ -176,7 +191,8 @@ class Comparison {
       const bool same = i < a_.stored.kv.size() && holds(before_, a_.stored.kv[i]) && holds(after_, plan_.config.kv[i]);
       if (!same) v.broken.push_back(plan_.config.kv[i].attention + " (key-value cache scales)");
     }
-    if (before_.caches().size() != plan_.config.kv.size()) v.broken.push_back("key-value cache scales of " + std::to_string(before_.caches().size()) + " attention modules");
+    if (before_.caches().size() != plan_.config.kv.size())
+      v.broken.push_back("key-value cache scales of " + std::to_string(before_.caches().size()) + " attention modules");
   }
 
   const ConvertOptions& options_;

@@ -58,9 +58,12 @@ bool cast_loop(const void* x, std::int64_t n, void* y) {
 template <FloatType kFrom>
 bool cast_from(const void* x, std::int64_t n, FloatType to, void* y) {
   switch (to) {
-    case FloatType::F32: return cast_loop<kFrom, FloatType::F32>(x, n, y);
-    case FloatType::BF16: return cast_loop<kFrom, FloatType::BF16>(x, n, y);
-    case FloatType::F16: break;
+    case FloatType::F32:
+      return cast_loop<kFrom, FloatType::F32>(x, n, y);
+    case FloatType::BF16:
+      return cast_loop<kFrom, FloatType::BF16>(x, n, y);
+    case FloatType::F16:
+      break;
   }
   return cast_loop<kFrom, FloatType::F16>(x, n, y);
 }
@@ -87,8 +90,10 @@ Rescaling rescaling(recipes::Format format, recipes::Dialect from, recipes::Dial
   if (a == b || (a < b && !how.has_value())) return out;
   const bool two = how == Rescale::two;
   if (two && a < b) {
-    throw std::invalid_argument(configs::option_name("Rescale::two", "--rescale 2") + ": twice the codes of " + std::string(kernels::name_of(from)) + " leave the range of " +
-                                kernels::name_of(to) + ", allowed: " + configs::option_name("Rescale::range", "448/240") + ", or none, which keeps codes and scales");
+    throw std::invalid_argument(configs::option_name("Rescale::two", "--rescale 2") + ": twice the codes of " +
+                                std::string(kernels::name_of(from)) + " leave the range of " + kernels::name_of(to) +
+                                ", allowed: " + configs::option_name("Rescale::range", "448/240") +
+                                ", or none, which keeps codes and scales");
   }
   out.times = two ? 2.0f : a;
   out.over = two ? 1.0f : b;
@@ -101,7 +106,8 @@ bool refines(const Scheme& from, const Scheme& to, std::int64_t rows, std::int64
   return (a.rows <= 1 || a.block_rows % b.block_rows == 0) && (a.cols <= 1 || a.block_cols % b.block_cols == 0);
 }
 
-std::vector<float> spread_scales(const std::vector<float>& scale_inv, const Scheme& from, const Scheme& to, std::int64_t rows, std::int64_t cols) {
+std::vector<float> spread_scales(const std::vector<float>& scale_inv, const Scheme& from, const Scheme& to,
+                                 std::int64_t rows, std::int64_t cols) {
   const ScaleGrid a = scale_grid(from, rows, cols), b = scale_grid(to, rows, cols);
   if (static_cast<std::int64_t>(scale_inv.size()) != a.size() || !refines(from, to, rows, cols))
     throw std::invalid_argument("spread_scales: grids that do not fit");
@@ -125,8 +131,10 @@ bool is_power_of_two(float value) {
 void Deviation::add(const float* a, const float* b, std::int64_t n) {
   for (std::int64_t i = 0; i < n; ++i) {
     if (a[i] != b[i]) equal = false;  // a NaN on either side too
-    const double value = std::abs(static_cast<double>(a[i])), difference = std::abs(static_cast<double>(a[i]) - static_cast<double>(b[i]));
-    if (!(difference <= largest)) largest = std::isnan(difference) ? std::numeric_limits<double>::infinity() : difference;
+    const double value = std::abs(static_cast<double>(a[i])),
+                 difference = std::abs(static_cast<double>(a[i]) - static_cast<double>(b[i]));
+    if (!(difference <= largest))
+      largest = std::isnan(difference) ? std::numeric_limits<double>::infinity() : difference;
     largest_value = std::max(largest_value, value);
     squares += difference * difference;
     value_squares += value * value;
@@ -135,9 +143,12 @@ void Deviation::add(const float* a, const float* b, std::int64_t n) {
 
 bool cast_floats(const void* x, FloatType from, std::int64_t n, FloatType to, void* y) {
   switch (from) {
-    case FloatType::F32: return cast_from<FloatType::F32>(x, n, to, y);
-    case FloatType::BF16: return cast_from<FloatType::BF16>(x, n, to, y);
-    case FloatType::F16: break;
+    case FloatType::F32:
+      return cast_from<FloatType::F32>(x, n, to, y);
+    case FloatType::BF16:
+      return cast_from<FloatType::BF16>(x, n, to, y);
+    case FloatType::F16:
+      break;
   }
   return cast_from<FloatType::F16>(x, n, to, y);
 }

@@ -41,7 +41,8 @@ Rescaling rescaling(recipes::Format format, recipes::Dialect from, recipes::Dial
 bool refines(const Scheme& from, const Scheme& to, std::int64_t rows, std::int64_t cols);
 
 /// scale_inv of scale_grid(from) in the order of scale_grid(to). refines() holds.
-std::vector<float> spread_scales(const std::vector<float>& scale_inv, const Scheme& from, const Scheme& to, std::int64_t rows, std::int64_t cols);
+std::vector<float> spread_scales(const std::vector<float>& scale_inv, const Scheme& from, const Scheme& to,
+                                 std::int64_t rows, std::int64_t cols);
 
 /// True for positive powers of two that E8M0 holds: 2^-127 to 2^127.
 bool is_power_of_two(float value);

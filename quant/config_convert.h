@@ -21,17 +21,21 @@ namespace fp8::quant {
 
 /// device: the dialect of the device in use. keep: PlanOptions::keep. Throws io::Error or c10::Error naming key, file or module; then nothing
 /// is converted.
-ConversionReport convert_with_config(const torch::nn::Module& model, const configs::QuantConfig& config, recipes::Dialect device,
-                                     const std::map<std::string, std::string>& keep = {});
-ConversionReport convert_with_config(const torch::jit::Module& model, const configs::QuantConfig& config, recipes::Dialect device,
-                                     const std::map<std::string, std::string>& keep = {});
-ConversionReport convert_with_config(const std::vector<measure::WeightModule>& modules, const std::vector<measure::OpNode>& nodes,
-                                     const configs::QuantConfig& config, recipes::Dialect device, const std::map<std::string, std::string>& keep = {});
+ConversionReport convert_with_config(const torch::nn::Module& model, const configs::QuantConfig& config,
+                                     recipes::Dialect device, const std::map<std::string, std::string>& keep = {});
+ConversionReport convert_with_config(const torch::jit::Module& model, const configs::QuantConfig& config,
+                                     recipes::Dialect device, const std::map<std::string, std::string>& keep = {});
+ConversionReport convert_with_config(const std::vector<measure::WeightModule>& modules,
+                                     const std::vector<measure::OpNode>& nodes, const configs::QuantConfig& config,
+                                     recipes::Dialect device, const std::map<std::string, std::string>& keep = {});
 
 /// The plan alone: files are read, nothing is written or converted.
-Plan plan_with_config(const torch::nn::Module& model, const configs::QuantConfig& config, recipes::Dialect device, const std::map<std::string, std::string>& keep = {});
-Plan plan_with_config(const std::vector<measure::WeightModule>& modules, const std::vector<measure::OpNode>& nodes, const configs::QuantConfig& config,
-                      recipes::Dialect device, const std::map<std::string, std::string>& keep = {});
-Plan plan_with_config(const torch::jit::Module& model, const configs::QuantConfig& config, recipes::Dialect device, const std::map<std::string, std::string>& keep = {});
+Plan plan_with_config(const torch::nn::Module& model, const configs::QuantConfig& config, recipes::Dialect device,
+                      const std::map<std::string, std::string>& keep = {});
+Plan plan_with_config(const std::vector<measure::WeightModule>& modules, const std::vector<measure::OpNode>& nodes,
+                      const configs::QuantConfig& config, recipes::Dialect device,
+                      const std::map<std::string, std::string>& keep = {});
+Plan plan_with_config(const torch::jit::Module& model, const configs::QuantConfig& config, recipes::Dialect device,
+                      const std::map<std::string, std::string>& keep = {});
 
 }  // namespace fp8::quant

@@ -27,7 +27,8 @@ std::string short_number(double value) {
 
 void print_planned(const ConvertedModule& m, std::ostream& out) {
   if (m.flops_per_row == 0 && !m.expected_error.has_value()) return;
-  out << "; " << (m.operand_bytes != 0 ? "operand " : "") << short_number(static_cast<double>(m.operand_bytes != 0 ? m.operand_bytes : m.bytes_after)) << "B of "
+  out << "; " << (m.operand_bytes != 0 ? "operand " : "")
+      << short_number(static_cast<double>(m.operand_bytes != 0 ? m.operand_bytes : m.bytes_after)) << "B of "
       << short_number(static_cast<double>(m.bytes_before)) << "B, " << short_number(m.flops_per_row) << "flop a row";
   if (m.expected_error.has_value()) out << ", error " << short_number(100.0 * *m.expected_error) << " %";
 }
@@ -46,10 +47,12 @@ std::ostream& operator<<(std::ostream& out, const ConversionReport& report) {
     flops += m.flops_per_row;
     planned += m.flops_per_row != 0;
   }
-  for (const auto& m : report.skipped) out << "kept       " << (m.name.empty() ? "the model itself" : m.name) << ": " << m.reason << "\n";
+  for (const auto& m : report.skipped)
+    out << "kept       " << (m.name.empty() ? "the model itself" : m.name) << ": " << m.reason << "\n";
   if (planned != 0) {
-    out << "plan       " << report.converted.size() << " of " << report.converted.size() + report.skipped.size() << ": " << short_number(static_cast<double>(after)) << "B of "
-        << short_number(static_cast<double>(before)) << "B, " << short_number(flops) << "flop for one row of each\n";
+    out << "plan       " << report.converted.size() << " of " << report.converted.size() + report.skipped.size() << ": "
+        << short_number(static_cast<double>(after)) << "B of " << short_number(static_cast<double>(before)) << "B, "
+        << short_number(flops) << "flop for one row of each\n";
   }
   for (const auto& w : report.warnings) out << "warning    " << w << "\n";
   return out;

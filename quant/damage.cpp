@@ -18,7 +18,8 @@ constexpr std::int64_t kGrain = 1 << 14;  ///< elements of one partial sum
 
 int octave_of(float magnitude) {
   const int exponent = std::ilogb(magnitude);  // of an infinity INT_MAX: the last octave
-  return std::clamp(exponent, CastDamage::kFirstExponent, CastDamage::kFirstExponent + CastDamage::kOctaves - 1) - CastDamage::kFirstExponent;
+  return std::clamp(exponent, CastDamage::kFirstExponent, CastDamage::kFirstExponent + CastDamage::kOctaves - 1) -
+         CastDamage::kFirstExponent;
 }
 
 /// The largest values that the scales leave room for: one, or one per block of a grid.
@@ -33,7 +34,8 @@ struct Limits {
 };
 
 /// Elements [begin, end) of a block. decoded: null when nothing was cast.
-void add_range(const void* x, recipes::FloatType type, std::int64_t begin, std::int64_t end, const float* decoded, const Limits& limits, CastDamage& out) {
+void add_range(const void* x, recipes::FloatType type, std::int64_t begin, std::int64_t end, const float* decoded,
+               const Limits& limits, CastDamage& out) {
   for (std::int64_t i = begin; i < end; ++i) {
     const float value = kernels::load_element(x, type, i), magnitude = std::abs(value);
     out.amax = std::isnan(magnitude) || magnitude > out.amax ? magnitude : out.amax;
@@ -52,7 +54,8 @@ void add_range(const void* x, recipes::FloatType type, std::int64_t begin, std::
   out.count += end - begin;
 }
 
-CastDamage sum_ranges(const void* x, recipes::FloatType type, std::int64_t n, const float* decoded, const Limits& limits) {
+CastDamage sum_ranges(const void* x, recipes::FloatType type, std::int64_t n, const float* decoded,
+                      const Limits& limits) {
   std::vector<CastDamage> parts(static_cast<std::size_t>((n + kGrain - 1) / kGrain));
   kernels::parallel_for(n, kGrain, [&](std::int64_t begin, std::int64_t end) {
     for (std::int64_t at = begin; at < end; at += kGrain) {
@@ -65,7 +68,8 @@ CastDamage sum_ranges(const void* x, recipes::FloatType type, std::int64_t n, co
 }
 
 /// One block of whole rows.
-CastDamage block_damage(const void* x, recipes::FloatType type, std::int64_t rows, std::int64_t cols, const WeightScales* scales, const Scheme& scheme) {
+CastDamage block_damage(const void* x, recipes::FloatType type, std::int64_t rows, std::int64_t cols,
+                        const WeightScales* scales, const Scheme& scheme) {
   const std::int64_t n = rows * cols;
   std::vector<std::uint8_t> codes;
   std::vector<float> decoded;
@@ -74,9 +78,12 @@ CastDamage block_damage(const void* x, recipes::FloatType type, std::int64_t row
     codes.resize(static_cast<std::size_t>(n));
     decoded.resize(codes.size());
     cast_weight_rows(x, type, rows, cols, 0, *scales, scheme, codes.data());
-    decode_weight_rows(codes.data(), rows, cols, 0, scales->scale_inv.data(), static_cast<std::int64_t>(scales->scale_inv.size()), scheme, decoded.data(), recipes::FloatType::F32);
+    decode_weight_rows(codes.data(), rows, cols, 0, scales->scale_inv.data(),
+                       static_cast<std::int64_t>(scales->scale_inv.size()), scheme, decoded.data(),
+                       recipes::FloatType::F32);
     // Stacked experts have a tensor's scale spread over its rows: a grid of rows all the same.
-    limits.grid = scheme.weights == WeightGranularity::block ? scale_grid(scheme, rows, cols) : ScaleGrid{1, limits.cols, rows, 1};
+    limits.grid = scheme.weights == WeightGranularity::block ? scale_grid(scheme, rows, cols)
+                                                             : ScaleGrid{1, limits.cols, rows, 1};
     for (float s : scales->scale_inv) limits.values.push_back(s * scheme.fp8_max() * (1.0f + 0x1p-8f));
   }
   return sum_ranges(x, type, n, scales != nullptr ? decoded.data() : nullptr, limits);
@@ -84,9 +91,11 @@ CastDamage block_damage(const void* x, recipes::FloatType type, std::int64_t row
 
 /// Calls body(data, first_row, rows) over blocks of whole rows, each but the last a multiple of `band` rows.
 template <class Body>
-void for_blocks(const void* x, recipes::FloatType type, std::int64_t rows, std::int64_t cols, std::int64_t band, Body body) {
+void for_blocks(const void* x, recipes::FloatType type, std::int64_t rows, std::int64_t cols, std::int64_t band,
+                Body body) {
   const std::int64_t size = type == recipes::FloatType::F32 ? 4 : 2;
-  const std::int64_t bands = std::max<std::int64_t>(1, kBlock / std::max<std::int64_t>(cols, 1) / band), step = std::min(rows, bands * band);
+  const std::int64_t bands = std::max<std::int64_t>(1, kBlock / std::max<std::int64_t>(cols, 1) / band),
+                     step = std::min(rows, bands * band);
   for (std::int64_t row = 0; row < rows && cols > 0; row += step) {
     body(static_cast<const char*>(x) + row * cols * size, row, std::min(step, rows - row));
   }
@@ -101,13 +110,19 @@ void CastDamage::merge(const CastDamage& o) {
   for (std::size_t i = 0; i < octaves.size(); ++i) octaves[i] += o.octaves[i];
 }
 
-double CastDamage::sqnr_db() const { return noise == 0 ? std::numeric_limits<double>::infinity() : 10.0 * std::log10(signal / noise); }
+double CastDamage::sqnr_db() const {
+  return noise == 0 ? std::numeric_limits<double>::infinity() : 10.0 * std::log10(signal / noise);
+}
 
-double combined_sqnr_db(double weight_db, double input_db) { return -10.0 * std::log10(std::pow(10.0, -weight_db / 10) + std::pow(10.0, -input_db / 10)); }
+double combined_sqnr_db(double weight_db, double input_db) {
+  return -10.0 * std::log10(std::pow(10.0, -weight_db / 10) + std::pow(10.0, -input_db / 10));
+}
 
-CastDamage weight_damage(const void* w, recipes::FloatType type, std::int64_t rows, std::int64_t cols, const WeightScales& scales, const Scheme& scheme) {
+CastDamage weight_damage(const void* w, recipes::FloatType type, std::int64_t rows, std::int64_t cols,
+                         const WeightScales& scales, const Scheme& scheme) {
   CastDamage out;
-  const std::int64_t band = scheme.weights == WeightGranularity::block ? std::min(scheme.block.rows, std::max<std::int64_t>(rows, 1)) : 1;
+  const std::int64_t band =
+      scheme.weights == WeightGranularity::block ? std::min(scheme.block.rows, std::max<std::int64_t>(rows, 1)) : 1;
   for_blocks(w, type, rows, cols, band, [&](const void* data, std::int64_t first, std::int64_t n) {
     const WeightScales part = scales.of_rows(first, n, scheme, cols);
     out.merge(block_damage(data, type, n, cols, &part, scheme));
@@ -115,14 +130,18 @@ CastDamage weight_damage(const void* w, recipes::FloatType type, std::int64_t ro
   return out;
 }
 
-CastDamage input_damage(const void* x, recipes::FloatType type, std::int64_t rows, std::int64_t cols, const Scheme& scheme) {
+CastDamage input_damage(const void* x, recipes::FloatType type, std::int64_t rows, std::int64_t cols,
+                        const Scheme& scheme) {
   CastDamage out;
-  Scheme rule = scheme;  // an activation's scales lie over it as those of a weight per channel, or of one in blocks of one row
-  rule.weights = scheme.activations == ActivationScaling::dynamic_group ? WeightGranularity::block : WeightGranularity::channel;
+  Scheme rule =
+      scheme;  // an activation's scales lie over it as those of a weight per channel, or of one in blocks of one row
+  rule.weights =
+      scheme.activations == ActivationScaling::dynamic_group ? WeightGranularity::block : WeightGranularity::channel;
   rule.block.rows = 1;
   rule.power_of_two = false;
   for_blocks(x, type, rows, cols, 1, [&](const void* data, std::int64_t, std::int64_t n) {
-    if (scheme.activations == ActivationScaling::none) return out.merge(block_damage(data, type, n, cols, nullptr, scheme));
+    if (scheme.activations == ActivationScaling::none)
+      return out.merge(block_damage(data, type, n, cols, nullptr, scheme));
     WeightScales scales{{scheme.input_scale}, {scheme.input_scale_inv}};
     if (scheme.activations == ActivationScaling::dynamic_group) {
       scales = weight_scales(block_amax(data, type, n, cols, rule), rule, "activation");
@@ -136,16 +155,20 @@ CastDamage input_damage(const void* x, recipes::FloatType type, std::int64_t row
   return out;
 }
 
-CastDamage compare_cast(const void* x, recipes::FloatType type, std::int64_t rows, std::int64_t cols, const float* decoded) {
-  return sum_ranges(x, type, rows * cols, decoded, {{std::numeric_limits<float>::infinity()}, std::max<std::int64_t>(cols, 1), {}});
+CastDamage compare_cast(const void* x, recipes::FloatType type, std::int64_t rows, std::int64_t cols,
+                        const float* decoded) {
+  return sum_ranges(x, type, rows * cols, decoded,
+                    {{std::numeric_limits<float>::infinity()}, std::max<std::int64_t>(cols, 1), {}});
 }
 
-ModuleDamage ModuleDamage::of(std::string name, std::string type, const Scheme& scheme, const std::vector<float>& weight_scale_inv) {
+ModuleDamage ModuleDamage::of(std::string name, std::string type, const Scheme& scheme,
+                              const std::vector<float>& weight_scale_inv) {
   ModuleDamage out;
   out.name = std::move(name);
   out.type = std::move(type);
   out.scheme = scheme.describe();
-  if (!weight_scale_inv.empty()) out.weight_scale_inv = *std::max_element(weight_scale_inv.begin(), weight_scale_inv.end());
+  if (!weight_scale_inv.empty())
+    out.weight_scale_inv = *std::max_element(weight_scale_inv.begin(), weight_scale_inv.end());
   if (scheme.activations == ActivationScaling::static_tensor) out.input_scale_inv = scheme.input_scale_inv;
   out.fp8_max = scheme.fp8_max();
   out.fp8_min = kernels::decode_table(scheme.format)[1];

@@ -25,11 +25,11 @@ struct CastDamage {
   /// octaves[i] counts 2^(i + kFirstExponent) <= |x| < 2^(i + 1 + kFirstExponent); what lies beyond either end counts there.
   static constexpr int kOctaves = 64, kFirstExponent = -48;
 
-  float amax = 0;                 ///< of the unscaled tensor
+  float amax = 0;  ///< of the unscaled tensor
   std::int64_t count = 0, zeros = 0;
-  std::int64_t saturated = 0;     ///< more than 2^-8 beyond the largest value that the scale leaves room for
-  std::int64_t underflow = 0;     ///< not zero, and cast to zero
-  double signal = 0, noise = 0;   ///< sum x^2, sum (x - x^)^2
+  std::int64_t saturated = 0;    ///< more than 2^-8 beyond the largest value that the scale leaves room for
+  std::int64_t underflow = 0;    ///< not zero, and cast to zero
+  double signal = 0, noise = 0;  ///< sum x^2, sum (x - x^)^2
   std::array<std::int64_t, kOctaves> octaves{};
 
   void merge(const CastDamage& other);
@@ -46,27 +46,31 @@ double combined_sqnr_db(double weight_db, double input_db);
 
 /// Casts rows of a weight, [rows, cols] dense in `type`, as cast_weight_rows() does and looks at the result. scales: one value, or
 /// one per row. The same numbers for any thread count.
-CastDamage weight_damage(const void* w, recipes::FloatType type, std::int64_t rows, std::int64_t cols, const WeightScales& scales, const Scheme& scheme);
+CastDamage weight_damage(const void* w, recipes::FloatType type, std::int64_t rows, std::int64_t cols,
+                         const WeightScales& scales, const Scheme& scheme);
 
 /// The same for an activation [rows, cols], with the scheme's static scale or one per row; nothing but amax and the histogram where
 /// activations stay in high precision.
-CastDamage input_damage(const void* x, recipes::FloatType type, std::int64_t rows, std::int64_t cols, const Scheme& scheme);
+CastDamage input_damage(const void* x, recipes::FloatType type, std::int64_t rows, std::int64_t cols,
+                        const Scheme& scheme);
 
 /// x [rows, cols] against what came back of it. Nothing is counted as saturated: the scale is not known here.
-CastDamage compare_cast(const void* x, recipes::FloatType type, std::int64_t rows, std::int64_t cols, const float* decoded);
+CastDamage compare_cast(const void* x, recipes::FloatType type, std::int64_t rows, std::int64_t cols,
+                        const float* decoded);
 
 /// One module's weight and, when data was run, its input.
 struct ModuleDamage {
   std::string name, type, scheme;
-  float weight_scale_inv = 0;          ///< the largest, of per-channel scales
+  float weight_scale_inv = 0;            ///< the largest, of per-channel scales
   std::optional<float> input_scale_inv;  ///< static scales only
   CastDamage weight;
   std::optional<CastDamage> input;
-  float fp8_max = 0, fp8_min = 0;      ///< largest and smallest positive value of the format
+  float fp8_max = 0, fp8_min = 0;  ///< largest and smallest positive value of the format
   double sqnr_db() const;
 
   /// name, type and what the scheme says; damage still to be taken.
-  static ModuleDamage of(std::string name, std::string type, const Scheme& scheme, const std::vector<float>& weight_scale_inv);
+  static ModuleDamage of(std::string name, std::string type, const Scheme& scheme,
+                         const std::vector<float>& weight_scale_inv);
 };
 
 /// The most damaged first; equal ones by name.

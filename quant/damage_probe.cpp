@@ -28,7 +28,9 @@ class DamageProbe::Handler final : public runtime::OpHandler {
     observe(call.x);
     return call.original();
   }
-  at::Tensor dequantize(const runtime::WeightTag&, const runtime::WeightView&, const at::Tensor& weight) override { return weight; }
+  at::Tensor dequantize(const runtime::WeightTag&, const runtime::WeightView&, const at::Tensor& weight) override {
+    return weight;
+  }
   bool owns_values() const override { return false; }
   std::string describe() const override { return "probed"; }
 
@@ -44,7 +46,8 @@ class DamageProbe::Handler final : public runtime::OpHandler {
     host = host.contiguous();
     if (host.numel() == 0) return;
     const std::int64_t cols = host.dim() == 0 ? 1 : host.size(-1);
-    const CastDamage seen = input_damage(host.const_data_ptr(), runtime::ops::float_type_of(host.scalar_type()), host.numel() / cols, cols, scheme_);
+    const CastDamage seen = input_damage(host.const_data_ptr(), runtime::ops::float_type_of(host.scalar_type()),
+                                         host.numel() / cols, cols, scheme_);
     const std::lock_guard<std::mutex> lock(mutex_);
     if (!damage_.input.has_value()) damage_.input.emplace();
     damage_.input->merge(seen);
@@ -60,9 +63,13 @@ namespace {
 ModuleDamage damage_of(const measure::WeightModule& m, const PlannedModule& p, const WeightScales& scales) {
   const at::Tensor w = runtime::cpu_alias(m.weight.detach()).contiguous();
   // Stacked experts have a scale for each row of each expert.
-  const std::int64_t rows = p.scheme.weights != WeightGranularity::block && scales.scale.size() > 1 ? static_cast<std::int64_t>(scales.scale.size()) : w.size(0), cols = rows == 0 ? 0 : w.numel() / rows;
+  const std::int64_t rows = p.scheme.weights != WeightGranularity::block && scales.scale.size() > 1
+                                ? static_cast<std::int64_t>(scales.scale.size())
+                                : w.size(0),
+                     cols = rows == 0 ? 0 : w.numel() / rows;
   ModuleDamage out = ModuleDamage::of(m.name, m.type, p.scheme, scales.scale_inv);
-  out.weight = weight_damage(w.const_data_ptr(), runtime::ops::float_type_of(w.scalar_type()), rows, cols, scales, p.scheme);
+  out.weight =
+      weight_damage(w.const_data_ptr(), runtime::ops::float_type_of(w.scalar_type()), rows, cols, scales, p.scheme);
   return out;
 }
 

@@ -18,7 +18,9 @@ class FakeQuantHandler final : public runtime::OpHandler {
 
   at::Tensor linear(const runtime::LinearCall& call) override;
   at::Tensor convolution(const runtime::ConvolutionCall& call) override { return call.original(); }
-  at::Tensor dequantize(const runtime::WeightTag&, const runtime::WeightView&, const at::Tensor& weight) override { return weight; }
+  at::Tensor dequantize(const runtime::WeightTag&, const runtime::WeightView&, const at::Tensor& weight) override {
+    return weight;
+  }
   bool owns_values() const override { return false; }
   std::string describe() const override { return scheme_.describe(); }
 

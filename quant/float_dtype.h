@@ -11,11 +11,15 @@ inline bool is_float(io::DType t) { return t == io::DType::F32 || t == io::DType
 
 /// t: one that is_float().
 inline recipes::FloatType float_type(io::DType t) {
-  return t == io::DType::F32 ? recipes::FloatType::F32 : t == io::DType::BF16 ? recipes::FloatType::BF16 : recipes::FloatType::F16;
+  return t == io::DType::F32    ? recipes::FloatType::F32
+         : t == io::DType::BF16 ? recipes::FloatType::BF16
+                                : recipes::FloatType::F16;
 }
 
 inline io::DType file_type(recipes::FloatType t) {
-  return t == recipes::FloatType::F32 ? io::DType::F32 : t == recipes::FloatType::BF16 ? io::DType::BF16 : io::DType::F16;
+  return t == recipes::FloatType::F32    ? io::DType::F32
+         : t == recipes::FloatType::BF16 ? io::DType::BF16
+                                         : io::DType::F16;
 }
 
 }  // namespace fp8::quant

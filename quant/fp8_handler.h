@@ -25,7 +25,9 @@ namespace fp8::quant {
 
 struct ConvolutionGeometry;
 
-class Fp8Handler final : public runtime::OpHandler, public runtime::CodedWeight, public std::enable_shared_from_this<Fp8Handler> {
+class Fp8Handler final : public runtime::OpHandler,
+                         public runtime::CodedWeight,
+                         public std::enable_shared_from_this<Fp8Handler> {
  public:
   /// weight_scale_inv: f32 on hpu, one value, one per row of the weight, or [rows, cols] of its grid of blocks. original_dtype: what
   /// dequantize() gives back. Throws std::invalid_argument for INC's convention with blocks.
@@ -33,13 +35,17 @@ class Fp8Handler final : public runtime::OpHandler, public runtime::CodedWeight,
 
   at::Tensor linear(const runtime::LinearCall& call) override;
   at::Tensor convolution(const runtime::ConvolutionCall& call) override;
-  at::Tensor dequantize(const runtime::WeightTag& tag, const runtime::WeightView& view, const at::Tensor& weight) override;
-  at::Tensor embedding(const runtime::WeightTag& tag, const runtime::WeightView& view, const at::Tensor& weight, const at::Tensor& indices) override;
+  at::Tensor dequantize(const runtime::WeightTag& tag, const runtime::WeightView& view,
+                        const at::Tensor& weight) override;
+  at::Tensor embedding(const runtime::WeightTag& tag, const runtime::WeightView& view, const at::Tensor& weight,
+                       const at::Tensor& indices) override;
   bool owns_values() const override { return true; }
   std::string scales() const override;
   bool one_scale() const override { return weight_scale_inv_.numel() == 1; }
   /// set_weight_scale_inv() moves no copy's scale.
-  std::shared_ptr<runtime::OpHandler> for_copy(const at::Tensor&) const override { return std::make_shared<Fp8Handler>(scheme_, weight_scale_inv_, original_dtype_); }
+  std::shared_ptr<runtime::OpHandler> for_copy(const at::Tensor&) const override {
+    return std::make_shared<Fp8Handler>(scheme_, weight_scale_inv_, original_dtype_);
+  }
   std::shared_ptr<runtime::OpHandler> with_scales_of(const std::shared_ptr<runtime::OpHandler>& source) const override;
   std::string describe() const override { return scheme_.describe(); }
   at::ScalarType values_dtype() const override { return original_dtype_; }
@@ -58,9 +64,11 @@ class Fp8Handler final : public runtime::OpHandler, public runtime::CodedWeight,
   void watch_input(std::shared_ptr<InputWatch> watch);
 
   /// The forward product without autograd. weight: [N, K] codes, the rows `view` says.
-  at::Tensor product(const runtime::WeightView& view, const at::Tensor& weight, const at::Tensor& x, const std::optional<at::Tensor>& bias) const;
+  at::Tensor product(const runtime::WeightView& view, const at::Tensor& weight, const at::Tensor& x,
+                     const std::optional<at::Tensor>& bias) const;
   /// The 2-D convolution without autograd. weight: all of the codes [C_out, C_in / groups, R, S]; x: [B, C_in, H, W]; one activation scale.
-  at::Tensor convolution_product(const ConvolutionGeometry& geometry, const at::Tensor& weight, const at::Tensor& x, const std::optional<at::Tensor>& bias) const;
+  at::Tensor convolution_product(const ConvolutionGeometry& geometry, const at::Tensor& weight, const at::Tensor& x,
+                                 const std::optional<at::Tensor>& bias) const;
   /// All of a convolution's weight as values of `dtype`.
   at::Tensor all_values(const at::Tensor& weight, at::ScalarType dtype) const;
   /// The rows of the weight that `view` says (upright [N, K] codes) as values of `dtype`.
@@ -74,7 +82,8 @@ class Fp8Handler final : public runtime::OpHandler, public runtime::CodedWeight,
     std::int64_t cols;
   };
   ColumnBlocks column_blocks(std::int64_t first_col, std::int64_t cols) const;
-  at::Tensor block_product(const runtime::WeightView& view, const at::Tensor& weight, const at::Tensor& x, at::ScalarType compute, const std::optional<at::Tensor>& bias) const;
+  at::Tensor block_product(const runtime::WeightView& view, const at::Tensor& weight, const at::Tensor& x,
+                           at::ScalarType compute, const std::optional<at::Tensor>& bias) const;
   bool has_blocks() const { return scheme_.weights == WeightGranularity::block; }
   at::Tensor convolution_of_values(const runtime::ConvolutionCall& call) const;
   void make_quantizers();

@@ -41,7 +41,8 @@ at::Tensor Fp8KvCacheHandler::fetch(const at::Tensor& stored, at::ScalarType dty
 }
 
 void Fp8KvCacheHandler::check_heads(const at::Tensor& x) const {
-  TORCH_CHECK(x.dim() == 4 && x.size(1) == heads(), "[KVCache] found scales of ", heads(), " heads, expected one for each of keys or values [batch, heads, length, size], found ", x.sizes());
+  TORCH_CHECK(x.dim() == 4 && x.size(1) == heads(), "[KVCache] found scales of ", heads(),
+              " heads, expected one for each of keys or values [batch, heads, length, size], found ", x.sizes());
 }
 
 /// [B, H, S, E] as B * H rows of S * E elements, each with its head's scale.
@@ -57,8 +58,9 @@ at::Tensor Fp8KvCacheHandler::cast_heads(const at::Tensor& current) const {
     const float value = scale_for(scheme(), scheme().input_scale_inv[static_cast<std::size_t>(h)], "kv_cache");
     for (std::int64_t r = h; r < rows; r += heads()) into[r] = value;
   }
-  const at::Tensor codes = runtime::ops::call_cast_to_fp8(source.view({rows, source.size(2) * source.size(3)}), scale, runtime::ops::dtype_of(scheme().format),
-                                                          std::vector<std::int64_t>{rows, 1});
+  const at::Tensor codes =
+      runtime::ops::call_cast_to_fp8(source.view({rows, source.size(2) * source.size(3)}), scale,
+                                     runtime::ops::dtype_of(scheme().format), std::vector<std::int64_t>{rows, 1});
   return codes.view(source.sizes());
 }
 
@@ -97,7 +99,8 @@ std::vector<std::string> cached_attention(const std::vector<measure::OpNode>& no
   return names;
 }
 
-void attach_kv_cache(const std::vector<measure::OpNode>& nodes, const std::vector<KvScales>& kv, const Numbers& numbers, const std::string& where) {
+void attach_kv_cache(const std::vector<measure::OpNode>& nodes, const std::vector<KvScales>& kv, const Numbers& numbers,
+                     const std::string& where) {
   std::map<std::string, const measure::OpNode*> caches;
   for (const auto& node : nodes) {
     if (is_cache(node)) caches[node.name] = &node;
@@ -105,8 +108,10 @@ void attach_kv_cache(const std::vector<measure::OpNode>& nodes, const std::vecto
   std::vector<std::pair<const measure::OpNode*, std::shared_ptr<NodeHandler>>> handlers;
   const auto add = [&](const std::string& name, const std::vector<float>& scale_inv) {
     const auto found = caches.find(name);
-    if (found == caches.end()) throw io::Error(where + ": scales of " + io::in_quotes(name) + ": the model has no such key-value cache");
-    if (found->second->slot->handler != nullptr) throw io::Error(where + ": " + name + ": is handled already (" + found->second->slot->handler->describe() + ")");
+    if (found == caches.end())
+      throw io::Error(where + ": scales of " + io::in_quotes(name) + ": the model has no such key-value cache");
+    if (found->second->slot->handler != nullptr)
+      throw io::Error(where + ": " + name + ": is handled already (" + found->second->slot->handler->describe() + ")");
     NodeScheme scheme;
     static_cast<Numbers&>(scheme) = numbers;
     scheme.kind = configs::ModuleKind::kv_cache;
@@ -124,20 +129,25 @@ void attach_kv_cache(const std::vector<measure::OpNode>& nodes, const std::vecto
   std::set<std::string> scaled;
   for (const auto& [node, handler] : handlers) scaled.insert(node->name);
   for (const auto& name : cached_attention(nodes)) {
-    if (scaled.count(name + ".k_cache") == 0) throw io::Error(where + ": found no scales of the key-value cache of " + io::in_quotes(name) + ", but of other layers");
+    if (scaled.count(name + ".k_cache") == 0)
+      throw io::Error(where + ": found no scales of the key-value cache of " + io::in_quotes(name) +
+                      ", but of other layers");
   }
   for (const auto& [node, handler] : handlers) node->slot->handler = handler;
 }
 
 void detach_kv_cache(const std::vector<measure::OpNode>& nodes) {
   for (const auto& node : nodes) {
-    if (is_cache(node) && std::dynamic_pointer_cast<Fp8KvCacheHandler>(node.slot->handler) != nullptr) node.slot->handler.reset();
+    if (is_cache(node) && std::dynamic_pointer_cast<Fp8KvCacheHandler>(node.slot->handler) != nullptr)
+      node.slot->handler.reset();
   }
 }
 
 const NodeScheme* kv_cache_scheme(const std::vector<measure::OpNode>& nodes) {
   for (const auto& node : nodes) {
-    if (const auto handler = is_cache(node) ? std::dynamic_pointer_cast<Fp8KvCacheHandler>(node.slot->handler) : nullptr) return &handler->scheme();
+    if (const auto handler =
+            is_cache(node) ? std::dynamic_pointer_cast<Fp8KvCacheHandler>(node.slot->handler) : nullptr)
+      return &handler->scheme();
   }
   return nullptr;
 }

@@ -37,7 +37,8 @@ std::vector<std::string> cached_attention(const std::vector<measure::OpNode>& no
 /// Puts the scales in force in the caches "ATTENTION.k_cache" and "ATTENTION.v_cache" of the modules they are for. Throws io::Error, its
 /// message begun with `where`, for a module that is not in `nodes`, a module of `nodes` without scales (engines would take 1.0), scales that
 /// are not positive and finite, and caches that are handled already; nothing is changed then.
-void attach_kv_cache(const std::vector<measure::OpNode>& nodes, const std::vector<KvScales>& kv, const Numbers& numbers, const std::string& where);
+void attach_kv_cache(const std::vector<measure::OpNode>& nodes, const std::vector<KvScales>& kv, const Numbers& numbers,
+                     const std::string& where);
 
 /// Back to high precision.
 void detach_kv_cache(const std::vector<measure::OpNode>& nodes);

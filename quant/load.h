@@ -24,7 +24,8 @@ struct LoadFp8Options {
 /// the nodes "A.self_attn.k_cache" and "v_cache". compute: what the modules compute in. Returns the tensors that need not be loaded: those
 /// taken, and scales of nothing. Throws io::Error naming file and tensor: shapes that do not fit, NaN codes, modules the model has not, forms
 /// not built, a dialect that the device (FP8_HPU_DEVICE) has not.
-std::set<std::string> load_fp8(const std::vector<measure::WeightModule>& modules, const std::vector<measure::OpNode>& nodes, const io::Checkpoint& checkpoint,
+std::set<std::string> load_fp8(const std::vector<measure::WeightModule>& modules,
+                               const std::vector<measure::OpNode>& nodes, const io::Checkpoint& checkpoint,
                                at::ScalarType compute, const LoadFp8Options& options = {});
 
 }  // namespace fp8::quant

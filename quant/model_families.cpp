@@ -45,8 +45,7 @@ const std::vector<Family>& rows() {
       {.model_types = "hrm_text",
        .split = "!attn.gqkv_proj>self_attn.gate_proj+self_attn.q_proj+self_attn.k_proj+self_attn.v_proj "
                 "!mlp.gate_up_proj>mlp.gate_proj+mlp.up_proj"},
-      {.model_types =
-           "cohere_compass cohere_compass_text gemma3n_text inkling_text qwen3_omni_moe_text"},
+      {.model_types = "cohere_compass cohere_compass_text gemma3n_text inkling_text qwen3_omni_moe_text"},
       {.model_types = "glm5_next glm5_next_text",
        .renamed = "f_a_proj>forget_gate.f_a_proj f_b_proj>forget_gate.f_b_proj"},
       {.model_types = "inkling2 inkling2_text",
@@ -61,8 +60,9 @@ const std::vector<Family>& rows() {
        .split = "!~mlp.w13_dn>mlp.gate_proj+mlp.up_proj",
        .built = "k_sconv.weight_proj v_sconv.weight_proj",
        .renamed = "unembed>lm_head visual>vision_tower audio>audio_tower w2_md>down_proj",
-       .refused = "transformers asks every quantized file of this family for the scales of mlp.w13_dn and fails to load "
-                  "one without that module (5.23: quantizers/base.py:375, core_model_loading.py:1247)",
+       .refused =
+           "transformers asks every quantized file of this family for the scales of mlp.w13_dn and fails to load "
+           "one without that module (5.23: quantizers/base.py:375, core_model_loading.py:1247)",
        .unless = "mlp.w13_dn"},
       // Decoders with embeddings and heads of their own names
       {.model_types = "gpt_neox", .tied = "lm_head=gpt_neox.embed_in", .renamed = "embed_out>lm_head"},
@@ -86,8 +86,9 @@ const std::vector<Family>& rows() {
        .embeddings = "embed_tokens.*",
        .heads = "lm_heads.*"},
       {.model_types = "zamba",
-       .refused = "its layers share one transformer block, and transformers ties the weights without their scales (5.23: "
-                  "modeling_zamba.py:857)"},
+       .refused =
+           "its layers share one transformer block, and transformers ties the weights without their scales (5.23: "
+           "modeling_zamba.py:857)"},
       {.model_types = "blt xglm xlstm"},
       // Encoders
       {.model_types = "bert big_bird megatron-bert ernie fnet layoutlm mra nystromformer roc_bert roformer squeezebert "
@@ -138,8 +139,9 @@ const std::vector<Family>& rows() {
        .unless = "mlp.weights_in"},
       {.model_types = "tipsv2",
        .split = "!mlp.w12>mlp.gate_proj+mlp.up_proj !attn.qkv>attention.q_proj+attention.k_proj+attention.v_proj",
-       .refused = "transformers asks every quantized file of this family for the scales of mlp.w12 and fails to load one "
-                  "without that module (5.23: quantizers/base.py:375, core_model_loading.py:1247)",
+       .refused =
+           "transformers asks every quantized file of this family for the scales of mlp.w12 and fails to load one "
+           "without that module (5.23: quantizers/base.py:375, core_model_loading.py:1247)",
        .unless = "mlp.w12"},
       {.model_types = "vit vit_msn vit_mae beit deit ijepa audio-spectrogram-transformer segformer swin swinv2 "
                       "donut-swin bit convnext convnextv2 cvt data2vec-vision efficientnet focalnet hgnet_v2 hiera "
@@ -161,8 +163,9 @@ const std::vector<Family>& rows() {
        .fused = "in_proj_qkv+in_proj_z in_proj_b+in_proj_a"},
       {.model_types = "janus", .linears = "generation_aligner.", .towers = "aligner. vqmodel."},
       {.model_types = "diffusion_gemma",
-       .refused = "the encoder's modules share the decoder's weights, and transformers ties weight without weight_scale "
-                  "(5.23: modeling_diffusion_gemma.py:1467)"},
+       .refused =
+           "the encoder's modules share the decoder's weights, and transformers ties weight without weight_scale "
+           "(5.23: modeling_diffusion_gemma.py:1467)"},
       {.model_types = "molmo2",
        .split = "self_attn.att_proj>self_attn.q_proj+self_attn.k_proj+self_attn.v_proj "
                 "!mlp.ff_proj>mlp.up_proj+mlp.gate_proj",
@@ -173,8 +176,9 @@ const std::vector<Family>& rows() {
        .towers = "mlp1. vision_model.",
        .split = "!attn.qkv>attention.q_proj+attention.k_proj+attention.v_proj",
        .built = "multi_modal_projector.",
-       .renamed = "vision_model>vision_tower attn.proj>attention.projection_layer mlp1.1>multi_modal_projector.linear_1 "
-                  "mlp1.3>multi_modal_projector.linear_2"},
+       .renamed =
+           "vision_model>vision_tower attn.proj>attention.projection_layer mlp1.1>multi_modal_projector.linear_1 "
+           "mlp1.3>multi_modal_projector.linear_2"},
       {.model_types = "unlimited_ocr",
        .towers = "sam_model. vision_model. projector.",
        .split = "!self_attn.qkv_proj>self_attn.q_proj+self_attn.k_proj+self_attn.v_proj",
@@ -183,8 +187,9 @@ const std::vector<Family>& rows() {
       {.model_types = "deepseek_ocr2",
        .embeddings = "query_768 query_1024",
        .towers = "sam_model. qwen2_model. projector.",
-       .renamed = "sam_model>vision_tower.sam_encoder blocks>layers qwen2_model.model.model>vision_tower.vision_encoder "
-                  "projector.layers>multi_modal_projector"},
+       .renamed =
+           "sam_model>vision_tower.sam_encoder blocks>layers qwen2_model.model.model>vision_tower.vision_encoder "
+           "projector.layers>multi_modal_projector"},
       {.model_types = "dots3_note",
        .towers = "audio_encoder. vision_encoder.",
        .built = "audio_tower. vision_tower.",

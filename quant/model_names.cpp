@@ -237,14 +237,16 @@ bool ModelNames::towers_stay() const {
 }
 
 std::string ModelNames::refused(const std::vector<std::string>& modules) const {
-  const auto has = [&](Text patterns) { return std::any_of(modules.begin(), modules.end(), [&](const auto& name) { return matches_any(patterns, name); }); };
+  const auto has = [&](Text patterns) {
+    return std::any_of(modules.begin(), modules.end(), [&](const auto& name) { return matches_any(patterns, name); });
+  };
   const auto found = std::find_if(rows_.begin(), rows_.end(), [&](const Family* row) {
     return !row->refused.empty() && (row->unless.empty() || !has(row->unless));
   });
   return found == rows_.end() ? "" : std::string((*found)->refused);
 }
 
-bool ModelNames::says(Text Family::* cell, Text module) const {
+bool ModelNames::says(Text Family::*cell, Text module) const {
   return std::any_of(rows_.begin(), rows_.end(), [&](const Family* row) { return matches_any(row->*cell, module); });
 }
 

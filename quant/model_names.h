@@ -107,7 +107,7 @@ class ModelNames {
   /// Why no reader can have a model of these modules in fp8; empty if one can.
   std::string refused(const std::vector<std::string>& modules) const;
   /// Whether some row calls a module's name so, in the cell given: says(&Family::routers, "model.layers.0.mlp.gate").
-  bool says(std::string_view Family::* cell, std::string_view module) const;
+  bool says(std::string_view Family::*cell, std::string_view module) const;
   /// The part of a name that a tower stands under, dotted if it is of several: "vision_tower"; empty outside of towers.
   std::string tower_of(std::string_view module) const;
   /// What readers call a module: its checkpoint name, and that after the rows' changes where it is another.

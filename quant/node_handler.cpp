@@ -22,12 +22,18 @@ struct Needed {
 Needed needed_by(ModuleKind kind) {
   switch (kind) {
     case ModuleKind::matmul:
-    case ModuleKind::b2b_matmul: return {2, 0};
-    case ModuleKind::softmax: return {0, 1};
-    case ModuleKind::fused_sdpa: return {4, 0};
-    case ModuleKind::kv_cache: return {1, 0};
-    case ModuleKind::dynamic_moe: return {2, 0};
-    default: throw std::invalid_argument(std::string("no handler for modules of kind ") + configs::name_of(kind));
+    case ModuleKind::b2b_matmul:
+      return {2, 0};
+    case ModuleKind::softmax:
+      return {0, 1};
+    case ModuleKind::fused_sdpa:
+      return {4, 0};
+    case ModuleKind::kv_cache:
+      return {1, 0};
+    case ModuleKind::dynamic_moe:
+      return {2, 0};
+    default:
+      throw std::invalid_argument(std::string("no handler for modules of kind ") + configs::name_of(kind));
   }
 }
 
@@ -51,15 +57,19 @@ void NodeHandler::make_quantizers() {
         inputs_.emplace_back(scheme_, 1.0f / scheme_.fp8_max());
         continue;
       }
-      const Over over = !scheme_.per_token || scheme_.kind == ModuleKind::fused_sdpa ? Over::tensor : matmul && i == 1 ? Over::column : Over::row;
+      const Over over = !scheme_.per_token || scheme_.kind == ModuleKind::fused_sdpa ? Over::tensor
+                        : matmul && i == 1                                           ? Over::column
+                                                                                     : Over::row;
       inputs_.emplace_back(scheme_, over, scheme_.dynamic_method);
     }
-    for (std::size_t i = 0; i < needed.outputs; ++i) outputs_.emplace_back(scheme_, 1.0f / scheme_.fp8_max());  // softmax's P
+    for (std::size_t i = 0; i < needed.outputs; ++i)
+      outputs_.emplace_back(scheme_, 1.0f / scheme_.fp8_max());  // softmax's P
     return;
   }
   if (scheme_.input_scale_inv.size() < needed.inputs || scheme_.output_scale_inv.size() < needed.outputs) {
-    throw std::invalid_argument(std::string(configs::name_of(scheme_.kind)) + ": expected " + std::to_string(needed.inputs) + " input and " +
-                                std::to_string(needed.outputs) + " output scales, found " + std::to_string(scheme_.input_scale_inv.size()) + " and " +
+    throw std::invalid_argument(std::string(configs::name_of(scheme_.kind)) + ": expected " +
+                                std::to_string(needed.inputs) + " input and " + std::to_string(needed.outputs) +
+                                " output scales, found " + std::to_string(scheme_.input_scale_inv.size()) + " and " +
                                 std::to_string(scheme_.output_scale_inv.size()));
   }
   for (float s : scheme_.input_scale_inv) inputs_.emplace_back(scheme_, s);
@@ -67,15 +77,18 @@ void NodeHandler::make_quantizers() {
 }
 
 void NodeHandler::set_input_scale_inv(std::size_t index, float scale_inv) {
-  if (scheme_.dynamic || index >= inputs_.size()) throw std::invalid_argument("input " + std::to_string(index) + ": found no such static scale in " + describe());
+  if (scheme_.dynamic || index >= inputs_.size())
+    throw std::invalid_argument("input " + std::to_string(index) + ": found no such static scale in " + describe());
   const Quantizer checked(scheme_, scale_inv);
   scheme_.input_scale_inv[index] = scale_inv;
-  if (scheme_.kind == ModuleKind::kv_cache && index < scheme_.output_scale_inv.size()) scheme_.output_scale_inv[index] = scale_inv;
+  if (scheme_.kind == ModuleKind::kv_cache && index < scheme_.output_scale_inv.size())
+    scheme_.output_scale_inv[index] = scale_inv;
   make_quantizers();
 }
 
 void NodeHandler::set_output_scale_inv(std::size_t index, float scale_inv) {
-  if (scheme_.dynamic || index >= outputs_.size()) throw std::invalid_argument("output " + std::to_string(index) + ": found no such static scale in " + describe());
+  if (scheme_.dynamic || index >= outputs_.size())
+    throw std::invalid_argument("output " + std::to_string(index) + ": found no such static scale in " + describe());
   if (scheme_.kind == ModuleKind::kv_cache) return set_input_scale_inv(index, scale_inv);
   const Quantizer checked(scheme_, scale_inv);
   scheme_.output_scale_inv[index] = scale_inv;
@@ -85,12 +98,18 @@ void NodeHandler::set_output_scale_inv(std::size_t index, float scale_inv) {
 std::shared_ptr<NodeHandler> make_node_handler(const NodeScheme& scheme) {
   switch (scheme.kind) {
     case ModuleKind::matmul:
-    case ModuleKind::b2b_matmul: return std::make_shared<Fp8MatmulHandler>(scheme);
-    case ModuleKind::softmax: return std::make_shared<Fp8SoftmaxHandler>(scheme);
-    case ModuleKind::fused_sdpa: return std::make_shared<Fp8AttentionHandler>(scheme);
-    case ModuleKind::kv_cache: return std::make_shared<Fp8KvCacheHandler>(scheme);
-    case ModuleKind::dynamic_moe: return std::make_shared<Fp8MoeHandler>(scheme);
-    default: throw std::invalid_argument(std::string("no handler for modules of kind ") + configs::name_of(scheme.kind));
+    case ModuleKind::b2b_matmul:
+      return std::make_shared<Fp8MatmulHandler>(scheme);
+    case ModuleKind::softmax:
+      return std::make_shared<Fp8SoftmaxHandler>(scheme);
+    case ModuleKind::fused_sdpa:
+      return std::make_shared<Fp8AttentionHandler>(scheme);
+    case ModuleKind::kv_cache:
+      return std::make_shared<Fp8KvCacheHandler>(scheme);
+    case ModuleKind::dynamic_moe:
+      return std::make_shared<Fp8MoeHandler>(scheme);
+    default:
+      throw std::invalid_argument(std::string("no handler for modules of kind ") + configs::name_of(scheme.kind));
   }
 }
 

@@ -43,21 +43,29 @@ NonFinite count_bits(const std::uint8_t* bytes, std::uint64_t size, Word exponen
 /// E4M3 of ocp and gaudi3 has no infinity, and one NaN; gaudi2's has both, as E5M2.
 NonFinite count_chunk(const std::uint8_t* bytes, std::uint64_t size, DType dtype, recipes::Dialect dialect) {
   switch (dtype) {
-    case DType::F64: return count_bits<std::uint64_t>(bytes, size, 0x7FF0000000000000u, 0x000FFFFFFFFFFFFFu);
-    case DType::F32: return count_bits<std::uint32_t>(bytes, size, 0x7F800000u, 0x007FFFFFu);
-    case DType::BF16: return count_bits<std::uint16_t>(bytes, size, 0x7F80, 0x007F);
-    case DType::F16: return count_bits<std::uint16_t>(bytes, size, 0x7C00, 0x03FF);
-    case DType::F8_E5M2: return count_bits<std::uint8_t>(bytes, size, 0x7C, 0x03);
+    case DType::F64:
+      return count_bits<std::uint64_t>(bytes, size, 0x7FF0000000000000u, 0x000FFFFFFFFFFFFFu);
+    case DType::F32:
+      return count_bits<std::uint32_t>(bytes, size, 0x7F800000u, 0x007FFFFFu);
+    case DType::BF16:
+      return count_bits<std::uint16_t>(bytes, size, 0x7F80, 0x007F);
+    case DType::F16:
+      return count_bits<std::uint16_t>(bytes, size, 0x7C00, 0x03FF);
+    case DType::F8_E5M2:
+      return count_bits<std::uint8_t>(bytes, size, 0x7C, 0x03);
     case DType::F8_E4M3:
-      return dialect == recipes::Dialect::gaudi2 ? count_bits<std::uint8_t>(bytes, size, 0x78, 0x07) : count_bits<std::uint8_t>(bytes, size, 0x7F, 0x7F);
-    default: return {};
+      return dialect == recipes::Dialect::gaudi2 ? count_bits<std::uint8_t>(bytes, size, 0x78, 0x07)
+                                                 : count_bits<std::uint8_t>(bytes, size, 0x7F, 0x7F);
+    default:
+      return {};
   }
 }
 
-NonFinite count_tensor(const io::Checkpoint& checkpoint, const io::TensorInfo& info, recipes::Dialect dialect, bool bytes_are_codes,
-                       const std::function<bool()>& stop) {
+NonFinite count_tensor(const io::Checkpoint& checkpoint, const io::TensorInfo& info, recipes::Dialect dialect,
+                       bool bytes_are_codes, const std::function<bool()>& stop) {
   NonFinite found;
-  const DType dtype = bytes_are_codes && io::size_of(info.dtype) == 1 && !may_be_nonfinite(info.dtype) ? DType::F8_E4M3 : info.dtype;
+  const DType dtype =
+      bytes_are_codes && io::size_of(info.dtype) == 1 && !may_be_nonfinite(info.dtype) ? DType::F8_E4M3 : info.dtype;
   if (!may_be_nonfinite(dtype)) return found;
   std::vector<std::uint8_t> bytes(static_cast<std::size_t>(std::min(kChunkBytes, info.bytes())));
   for (std::uint64_t at = 0; at < info.bytes(); at += kChunkBytes) {
@@ -84,12 +92,13 @@ bool may_be_nonfinite(DType dtype) {
   return std::find(kSuch.begin(), kSuch.end(), dtype) != kSuch.end();
 }
 
-NonFinite count_nonfinite(const io::Checkpoint& checkpoint, const std::string& tensor, recipes::Dialect dialect, bool bytes_are_codes) {
+NonFinite count_nonfinite(const io::Checkpoint& checkpoint, const std::string& tensor, recipes::Dialect dialect,
+                          bool bytes_are_codes) {
   return count_tensor(checkpoint, checkpoint.info(tensor), dialect, bytes_are_codes, {});
 }
 
-std::map<std::string, NonFinite> find_nonfinite(const io::Checkpoint& checkpoint, recipes::Dialect dialect, const std::set<std::string>& codes,
-                                                const std::function<bool()>& stop) {
+std::map<std::string, NonFinite> find_nonfinite(const io::Checkpoint& checkpoint, recipes::Dialect dialect,
+                                                const std::set<std::string>& codes, const std::function<bool()>& stop) {
   std::vector<NonFinite> found(checkpoint.names().size());
   kernels::parallel_for(static_cast<std::int64_t>(found.size()), 1, [&](std::int64_t begin, std::int64_t end) {
     for (auto i = static_cast<std::size_t>(begin); i < static_cast<std::size_t>(end); ++i) {
@@ -112,12 +121,14 @@ NonFinite count_nonfinite(const void* values, DType dtype, std::int64_t n) {
 bool has_nonfinite(const void* values, DType dtype, std::int64_t n) { return count_nonfinite(values, dtype, n).any(); }
 
 void refuse_nonfinite(const io::Checkpoint& checkpoint, const std::string& tensor, recipes::Dialect dialect) {
-  refuse_nonfinite(checkpoint, tensor, count_nonfinite(checkpoint, tensor, dialect), static_cast<std::uint64_t>(checkpoint.info(tensor).numel()));
+  refuse_nonfinite(checkpoint, tensor, count_nonfinite(checkpoint, tensor, dialect),
+                   static_cast<std::uint64_t>(checkpoint.info(tensor).numel()));
 }
 
-void refuse_nonfinite(const io::Checkpoint& checkpoint, const std::string& place, const NonFinite& found, std::uint64_t values) {
-  throw io::Error(checkpoint.folder().string() + ": " + io::printable(place) + ": expected finite weights, found " + found.text(values) +
-                  " (allow_nonfinite, --allow-nonfinite, copies them as they are)");
+void refuse_nonfinite(const io::Checkpoint& checkpoint, const std::string& place, const NonFinite& found,
+                      std::uint64_t values) {
+  throw io::Error(checkpoint.folder().string() + ": " + io::printable(place) + ": expected finite weights, found " +
+                  found.text(values) + " (allow_nonfinite, --allow-nonfinite, copies them as they are)");
 }
 
 io::Json nonfinite_json(const std::map<std::string, NonFinite>& found) {

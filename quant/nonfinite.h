@@ -25,12 +25,13 @@ struct NonFinite {
 bool may_be_nonfinite(io::DType dtype);
 
 /// Of a tensor of one of those dtypes (of another: none), chunk by chunk. Codes are read by `dialect`; bytes_are_codes: U8 and I8 are E4M3.
-NonFinite count_nonfinite(const io::Checkpoint& checkpoint, const std::string& tensor, recipes::Dialect dialect = recipes::Dialect::ocp,
-                          bool bytes_are_codes = false);
+NonFinite count_nonfinite(const io::Checkpoint& checkpoint, const std::string& tensor,
+                          recipes::Dialect dialect = recipes::Dialect::ocp, bool bytes_are_codes = false);
 
 /// The tensors that hold any, all of them read, on all threads. codes: those of bytes that are E4M3 codes. stop (may be empty), asked between
 /// chunks: io::Error "interrupted".
-std::map<std::string, NonFinite> find_nonfinite(const io::Checkpoint& checkpoint, recipes::Dialect dialect, const std::set<std::string>& codes = {},
+std::map<std::string, NonFinite> find_nonfinite(const io::Checkpoint& checkpoint, recipes::Dialect dialect,
+                                                const std::set<std::string>& codes = {},
                                                 const std::function<bool()>& stop = {});
 
 /// Of n values of such a dtype in memory; codes are read as ocp's.
@@ -39,9 +40,11 @@ NonFinite count_nonfinite(const void* values, io::DType dtype, std::int64_t n);
 bool has_nonfinite(const void* values, io::DType dtype, std::int64_t n);
 
 /// Throws io::Error "FOLDER: PLACE: expected finite weights, found NaN in ..."; values: how many were looked at.
-[[noreturn]] void refuse_nonfinite(const io::Checkpoint& checkpoint, const std::string& place, const NonFinite& found, std::uint64_t values);
+[[noreturn]] void refuse_nonfinite(const io::Checkpoint& checkpoint, const std::string& place, const NonFinite& found,
+                                   std::uint64_t values);
 /// Counts and throws io::Error "FOLDER: TENSOR: expected finite weights, found NaN in ...".
-[[noreturn]] void refuse_nonfinite(const io::Checkpoint& checkpoint, const std::string& tensor, recipes::Dialect dialect = recipes::Dialect::ocp);
+[[noreturn]] void refuse_nonfinite(const io::Checkpoint& checkpoint, const std::string& tensor,
+                                   recipes::Dialect dialect = recipes::Dialect::ocp);
 
 /// {tensor: {"nan": N, "inf": N}}: the note in fp8.json.
 io::Json nonfinite_json(const std::map<std::string, NonFinite>& found);

@@ -30,22 +30,28 @@ bool is_quantizable(const std::string& type) { return configs::info_of(kind_of_t
 /// Scales per block are what 2-D weights have that meet activations in groups of a row.
 bool has_blocks(const ModuleInfo& m) {
   const ModuleKind kind = kind_of_type(m.type);
-  return m.shape.size() == 2 && (kind == ModuleKind::linear || kind == ModuleKind::row_parallel_linear || kind == ModuleKind::embedding);
+  return m.shape.size() == 2 &&
+         (kind == ModuleKind::linear || kind == ModuleKind::row_parallel_linear || kind == ModuleKind::embedding);
 }
 
 void check_blocks(const PlanOptions& o) {
   if (o.weights != WeightGranularity::block) {
-    if (o.activations == ActivationScaling::dynamic_group) throw std::invalid_argument("dynamic group activations go with block scales of weights, found others");
-    if (o.power_of_two) throw std::invalid_argument("scales that are powers of two (e8m0) go with block scales of weights, found others");
+    if (o.activations == ActivationScaling::dynamic_group)
+      throw std::invalid_argument("dynamic group activations go with block scales of weights, found others");
+    if (o.power_of_two)
+      throw std::invalid_argument("scales that are powers of two (e8m0) go with block scales of weights, found others");
     return;
   }
-  if (o.config.has_value()) throw std::invalid_argument("block scales: found a QUANT_CONFIG, which has no such granularity, allowed without one");
+  if (o.config.has_value())
+    throw std::invalid_argument(
+        "block scales: found a QUANT_CONFIG, which has no such granularity, allowed without one");
   if (o.activations == ActivationScaling::static_tensor) {
-    throw std::invalid_argument("block scales: found static activations (measurements), allowed are dynamic ones" + option_name("", " (--dynamic)") + " or none" +
-                                option_name("", " (--weights-only)"));
+    throw std::invalid_argument("block scales: found static activations (measurements), allowed are dynamic ones" +
+                                option_name("", " (--dynamic)") + " or none" + option_name("", " (--weights-only)"));
   }
   if (o.block.rows < 1 || o.block.cols < 1) {
-    throw std::invalid_argument("block scales: found blocks of " + std::to_string(o.block.rows) + " x " + std::to_string(o.block.cols) + ", sizes must be at least 1");
+    throw std::invalid_argument("block scales: found blocks of " + std::to_string(o.block.rows) + " x " +
+                                std::to_string(o.block.cols) + ", sizes must be at least 1");
   }
 }
 
@@ -69,7 +75,8 @@ std::string own_reason(const ModuleInfo& m, const NamePatterns& include, const N
 
 /// Nodes without a weight (matmul, softmax, key-value caches) that this model has not are passed over, with a warning that names
 /// the first. A node with a weight must be a module of the model, and some node must be.
-void check_fits(const std::vector<ModuleInfo>& modules, const std::vector<NodeInfo>& nodes, const measure::MeasurementFile& file, std::vector<std::string>& warnings) {
+void check_fits(const std::vector<ModuleInfo>& modules, const std::vector<NodeInfo>& nodes,
+                const measure::MeasurementFile& file, std::vector<std::string>& warnings) {
   std::set<std::string> names;
   for (const auto& m : modules) names.insert(m.name);
   for (const auto& n : nodes) names.insert(n.name);
@@ -77,26 +84,34 @@ void check_fits(const std::vector<ModuleInfo>& modules, const std::vector<NodeIn
   std::string first;
   for (const auto& m : file.modules) {
     if (names.count(m.module) != 0) continue;
-    if (m.weight.has_value()) throw io::Error("measurements: they name module '" + m.module + "', which this model has not; a measurement of another model?");
+    if (m.weight.has_value())
+      throw io::Error("measurements: they name module '" + m.module +
+                      "', which this model has not; a measurement of another model?");
     if (passed_over++ == 0) first = m.module;
   }
   if (passed_over == 0) return;
   if (passed_over == file.modules.size()) {
-    throw io::Error("measurements: they name no module of this model, but '" + first + "' and others; a measurement of another model?");
+    throw io::Error("measurements: they name no module of this model, but '" + first +
+                    "' and others; a measurement of another model?");
   }
-  warnings.push_back("measurements: " + std::to_string(passed_over) + " measured nodes without a weight are passed over (the first is '" + first + "')");
+  warnings.push_back("measurements: " + std::to_string(passed_over) +
+                     " measured nodes without a weight are passed over (the first is '" + first + "')");
 }
 
 /// Without a config. Mixtures of experts follow their weights; the rest is asked for.
-void plan_own_node(const NodeInfo& n, const std::vector<ModuleInfo>& modules, const PlanOptions& o, const NamePatterns& exclude, Plan& plan) {
+void plan_own_node(const NodeInfo& n, const std::vector<ModuleInfo>& modules, const PlanOptions& o,
+                   const NamePatterns& exclude, Plan& plan) {
   const ModuleKind kind = kind_of_type(n.type);
   const bool cache = kind == ModuleKind::kv_cache, mixture = kind == ModuleKind::dynamic_moe;
   const auto skip = [&](const std::string& reason) { plan.skipped.push_back({n.name, reason}); };
   if (plan_rules::kept(n.name, o, plan)) return;
   if (exclude.match(n.name)) return skip("excluded by " + option_name("'exclude'", "--exclude"));
   if (kind == ModuleKind::no_quantize) return skip("no fp8 kernel for type " + n.type);
-  if (mixture && !plan_rules::experts_planned(n.name, modules, plan)) return skip("its experts' weights stay in high precision");
-  if (!mixture && !(cache ? o.kv_cache.value_or(false) : o.attention)) return skip(cache ? "key-value caches stay in high precision by default" : "attention stays in high precision by default");
+  if (mixture && !plan_rules::experts_planned(n.name, modules, plan))
+    return skip("its experts' weights stay in high precision");
+  if (!mixture && !(cache ? o.kv_cache.value_or(false) : o.attention))
+    return skip(cache ? "key-value caches stay in high precision by default"
+                      : "attention stays in high precision by default");
   if (o.activations == ActivationScaling::none && !cache) return skip("only weights are quantized");
   PlannedNode planned{n, {}};
   NodeScheme& s = planned.scheme;
@@ -120,7 +135,8 @@ void plan_own_node(const NodeInfo& n, const std::vector<ModuleInfo>& modules, co
 Plan own_plan(const std::vector<ModuleInfo>& modules, const std::vector<NodeInfo>& nodes, const PlanOptions& o) {
   Plan plan;
   plan.scale_method = "amax";
-  const NamePatterns include(o.include, option_name("'include'", "--include")), exclude(o.exclude, option_name("'exclude'", "--exclude"));
+  const NamePatterns include(o.include, option_name("'include'", "--include")),
+      exclude(o.exclude, option_name("'exclude'", "--exclude"));
   const bool is_static = o.activations == ActivationScaling::static_tensor;
   const auto weights = o.weights.value_or(is_static ? WeightGranularity::tensor : WeightGranularity::channel);
   const bool groups = weights == WeightGranularity::block && o.activations != ActivationScaling::none;
@@ -148,16 +164,21 @@ Plan own_plan(const std::vector<ModuleInfo>& modules, const std::vector<NodeInfo
     std::string reason;
     if (!plan_rules::apply_measurement(planned, o, nodes, {}, true, plan.warnings, reason)) {
       const bool listed = plan_rules::was_to_be_measured(m.name, o);
-      if (listed && (m.type == "Linear" || m.type == "Conv2d" || include.match(m.name))) plan_rules::fail_unmeasured(m.name, o);
-      plan.skipped.push_back({m.name, listed ? reason : reason + ", which was not to be measured"});  // some types only where a config asks for them
+      if (listed && (m.type == "Linear" || m.type == "Conv2d" || include.match(m.name)))
+        plan_rules::fail_unmeasured(m.name, o);
+      plan.skipped.push_back(
+          {m.name, listed
+                       ? reason
+                       : reason + ", which was not to be measured"});  // some types only where a config asks for them
       continue;
     }
     plan.modules.push_back(std::move(planned));
   }
   for (const auto& n : nodes) plan_own_node(n, modules, o, exclude, plan);
   if (is_static && weights == WeightGranularity::channel) {
-    plan.warnings.push_back("channel weights with static activations load in transformers; vLLM's fallback kernel can't run them, " +
-                            option_name("one weight scale per tensor or dynamic activations", "--scheme tensor or --dynamic") + " can");
+    plan.warnings.push_back(
+        "channel weights with static activations load in transformers; vLLM's fallback kernel can't run them, " +
+        option_name("one weight scale per tensor or dynamic activations", "--scheme tensor or --dynamic") + " can");
   }
   return plan;
 }
@@ -185,7 +206,8 @@ Plan make_plan(const std::vector<ModuleInfo>& modules, const std::vector<NodeInf
     measure::require_amax(*options.measurements);
     check_fits(modules, nodes, *options.measurements, warnings);
   }
-  Plan plan = options.config.has_value() ? plan_rules::config_plan(modules, nodes, options) : own_plan(modules, nodes, options);
+  Plan plan =
+      options.config.has_value() ? plan_rules::config_plan(modules, nodes, options) : own_plan(modules, nodes, options);
   plan.warnings.insert(plan.warnings.begin(), warnings.begin(), warnings.end());
   plan_rules::warn_of_lost_inputs(options, plan);
   if (options.measurements.has_value()) plan.measurements = options.measurements->fingerprint();
@@ -198,8 +220,9 @@ void check_measured_weight(const PlannedModule& module, float amax) {
   if (std::abs(measured - amax) <= std::ldexp(std::max(measured, amax), -7)) return;  // other tools store it in bf16
   if (module.weight_threshold && measured < amax && measured > 0.0f) return;
   std::ostringstream text;
-  text << "measurements: " << module.info.name << ": the weight's " << (module.weight_threshold ? "clipping threshold" : "amax") << " was " << measured
-       << " when measured and " << (module.weight_threshold ? "its amax " : "") << "is " << amax
+  text << "measurements: " << module.info.name << ": the weight's "
+       << (module.weight_threshold ? "clipping threshold" : "amax") << " was " << measured << " when measured and "
+       << (module.weight_threshold ? "its amax " : "") << "is " << amax
        << " in this model; a measurement of another model?";
   throw io::Error(text.str());
 }

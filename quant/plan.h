@@ -23,8 +23,8 @@ namespace fp8::quant {
 /// A module of the model, as the plan sees it.
 struct ModuleInfo {
   std::string name;
-  std::string type;                   ///< "Linear", "Conv2d", "Embedding", ...
-  std::vector<std::int64_t> shape;    ///< of the weight
+  std::string type;                 ///< "Linear", "Conv2d", "Embedding", ...
+  std::vector<std::int64_t> shape;  ///< of the weight
   /// Why it stays in high precision unless it is included; empty: it need not. Not given: its name decides.
   std::optional<std::string> kept = {};
 };
@@ -34,7 +34,8 @@ struct PlannedModule {
   Scheme scheme;
   /// Modules of one group share the weight's amax (per-tensor scales of q/k/v, of gate/up): vLLM requantizes them to the largest anyway.
   std::string fuse_group;
-  std::vector<float> stored_weight_scale_inv; ///< from a scale file: one, or one per output channel; empty: made of the weight
+  std::vector<float>
+      stored_weight_scale_inv;  ///< from a scale file: one, or one per output channel; empty: made of the weight
   std::optional<float> measured_weight_amax;  ///< to tell a measurement of another model; no scale is made of it
   bool weight_threshold = false;              ///< that is a clipping observer's threshold, at most the weight's amax
 };
@@ -78,8 +79,8 @@ struct PlanOptions {
   ActivationScaling activations = ActivationScaling::dynamic_token;
   /// Default: tensor with measurements, channel else. block: dynamic activations are per group of block.cols then.
   std::optional<WeightGranularity> weights;
-  Block block;                ///< granularity block
-  bool power_of_two = false;  ///< granularity block: scales are powers of two (E8M0)
+  Block block;                              ///< granularity block
+  bool power_of_two = false;                ///< granularity block: scales are powers of two (E8M0)
   std::optional<recipes::Dialect> dialect;  ///< default: ocp in files, that of the device for models in memory
   bool fuse_scales = true;
   /// Attention (products, softmax, fused) in fp8 too. A config selects it by its lists instead.
@@ -87,9 +88,10 @@ struct PlanOptions {
   /// Key-value caches in fp8 too. Not given: as the config's lists say, without a config no.
   std::optional<bool> kv_cache;
   KvGranularity kv_scales = KvGranularity::tensor;  ///< of key-value caches
-  ExpertForm experts = ExpertForm::each;  ///< of checkpoints only
-  std::vector<std::string> include, exclude;  ///< Python regular expressions, searched in the module's name
-  std::map<std::string, std::string> keep;  ///< modules that stay in high precision, with the reason; whatever else selects them
+  ExpertForm experts = ExpertForm::each;            ///< of checkpoints only
+  std::vector<std::string> include, exclude;        ///< Python regular expressions, searched in the module's name
+  std::map<std::string, std::string>
+      keep;  ///< modules that stay in high precision, with the reason; whatever else selects them
   /// INC's rules instead of ours: methods, lists, hp_dtype. `dialect` above is the device in use.
   std::optional<configs::QuantConfig> config;
   std::optional<measure::MeasurementFile> measurements;
@@ -103,11 +105,14 @@ struct PlanOptions {
 /// module or key: a selected module without measurement, measurements of a weight (or only of nodes) that this model has not or that keep no amax
 /// (observers shape, save), bad patterns, block scales with static activations, with a config or with an empty block.
 Plan make_plan(const std::vector<ModuleInfo>& modules, const std::vector<NodeInfo>& nodes, const PlanOptions& options);
-inline Plan make_plan(const std::vector<ModuleInfo>& modules, const PlanOptions& options) { return make_plan(modules, {}, options); }
+inline Plan make_plan(const std::vector<ModuleInfo>& modules, const PlanOptions& options) {
+  return make_plan(modules, {}, options);
+}
 
 /// Why a config leaves a module or node in high precision; empty: it is quantized (if it was measured, where its method asks for that). Asks
 /// `filter` of everything, so that it knows its unused entries.
-std::string reason_against(const configs::QuantConfig& config, configs::ModuleFilter& filter, const std::string& name, const std::string& type);
+std::string reason_against(const configs::QuantConfig& config, configs::ModuleFilter& filter, const std::string& name,
+                           const std::string& type);
 
 /// Throws io::Error if the weight's amax is not the measured one (beyond the rounding of hp_dtype), or is below the measured threshold: a
 /// measurement of another model.

@@ -12,20 +12,24 @@ namespace fp8::quant {
 
 using configs::ModuleKind;
 
-std::string reason_against(const configs::QuantConfig& config, configs::ModuleFilter& filter, const std::string& name, const std::string& type) {
+std::string reason_against(const configs::QuantConfig& config, configs::ModuleFilter& filter, const std::string& name,
+                           const std::string& type) {
   const bool selected = filter.selects(type, name);
   const auto* found = configs::find_module_type(type);
   if (found == nullptr || found->kind == ModuleKind::no_quantize) return "type " + type + " is not quantized";
   if (!selected) return "not selected by allowlist and blocklist of " + config.source;
   const bool named = !config.allowlist.empty();
   if (type == "Embedding" && !named) return "type Embedding is not quantized unless the allowlist names it";
-  if (plan_rules::is_adapter(name) && !named) return "a LoRA adapter, kept in high precision unless the allowlist names it";
+  if (plan_rules::is_adapter(name) && !named)
+    return "a LoRA adapter, kept in high precision unless the allowlist names it";
   if (config.dynamic_quantization) {
-    if (found->kind == ModuleKind::kv_cache) return "a key-value cache has no place for the scales of each call (dynamic_quantization)";
+    if (found->kind == ModuleKind::kv_cache)
+      return "a key-value cache has no place for the scales of each call (dynamic_quantization)";
     if (!found->dynamic) return "type " + type + " has no dynamic scales (dynamic_quantization)";
   }
   const bool linear = found->kind == ModuleKind::linear || found->kind == ModuleKind::row_parallel_linear;
-  if (config.fake_quant && !linear && found->kind != ModuleKind::matmul) return "fake_quant takes linear modules and Matmul only, this is " + type;
+  if (config.fake_quant && !linear && found->kind != ModuleKind::matmul)
+    return "fake_quant takes linear modules and Matmul only, this is " + type;
   return "";
 }
 
@@ -39,7 +43,11 @@ using recipes::Granularity;
 class ConfigPlanner {
  public:
   ConfigPlanner(const std::vector<ModuleInfo>& modules, const std::vector<NodeInfo>& nodes, const PlanOptions& options)
-      : modules_(modules), nodes_(nodes), options_(options), config_(*options.config), filter_(configs::module_filter(config_)) {
+      : modules_(modules),
+        nodes_(nodes),
+        options_(options),
+        config_(*options.config),
+        filter_(configs::module_filter(config_)) {
     numbers_ = config_numbers(options);
     plan_.scale_method = config_.scale_methods.name();
   }
@@ -48,14 +56,21 @@ class ConfigPlanner {
     for (const auto& m : modules_) plan_module(m);
     for (const auto& n : nodes_) plan_node(n);
     for (const auto& entry : filter_.unused_entries()) plan_.warnings.push_back(entry.message);
-    if (config_.row_parallel_allreduce) plan_.warnings.push_back(config_.source + ": key 'row_parallel_linear_allreduce_quantization' has no effect: modules here are not split");
+    if (config_.row_parallel_allreduce)
+      plan_.warnings.push_back(
+          config_.source +
+          ": key 'row_parallel_linear_allreduce_quantization' has no effect: modules here are not split");
     return std::move(plan_);
   }
 
  private:
-  const recipes::NamedScaleMethod& method_of(const std::string& name, const std::string& type) const { return config_.scale_methods.for_module(name, type); }
+  const recipes::NamedScaleMethod& method_of(const std::string& name, const std::string& type) const {
+    return config_.scale_methods.for_module(name, type);
+  }
 
-  std::string why_not(const std::string& name, const std::string& type) { return reason_against(config_, filter_, name, type); }
+  std::string why_not(const std::string& name, const std::string& type) {
+    return reason_against(config_, filter_, name, type);
+  }
 
   void skip(const std::string& name, const std::string& reason) { plan_.skipped.push_back({name, reason}); }
 
@@ -68,18 +83,22 @@ class ConfigPlanner {
   const measure::Measurement* measured_node(const NodeInfo& n) const {
     const auto* type = configs::find_module_type(n.type);
     const bool cache = type != nullptr && type->kind == ModuleKind::kv_cache;
-    return cache && options_.measurements.has_value() ? options_.measurements->find_cache(n.name) : measured(options_, n.name);
+    return cache && options_.measurements.has_value() ? options_.measurements->find_cache(n.name)
+                                                      : measured(options_, n.name);
   }
 
   bool type_was_measured(const std::string& type) const {
-    return std::any_of(nodes_.begin(), nodes_.end(), [&](const NodeInfo& n) { return n.type == type && measured_node(n) != nullptr; });
+    return std::any_of(nodes_.begin(), nodes_.end(),
+                       [&](const NodeInfo& n) { return n.type == type && measured_node(n) != nullptr; });
   }
 
   /// Measurements of a model that has no such modules (other code writes its attention in other ways) fit all the same: what they know of
   /// is quantized, the rest stays.
   void skip_unmeasured_type(const NodeInfo& n) {
     const std::string reason = "no module of type " + n.type + " was measured";
-    if (unmeasured_types_.insert(n.type).second) plan_.warnings.push_back("measurements: " + reason + ": these stay in high precision (the first is '" + n.name + "')");
+    if (unmeasured_types_.insert(n.type).second)
+      plan_.warnings.push_back("measurements: " + reason + ": these stay in high precision (the first is '" + n.name +
+                               "')");
     skip(n.name, reason);
   }
 
@@ -99,9 +118,11 @@ class ConfigPlanner {
     s.activations = configs::find_module_type(m.type)->kind == ModuleKind::embedding ? ActivationScaling::none
                     : !config_.dynamic_quantization                                  ? ActivationScaling::static_tensor
                     : per_token                                                      ? ActivationScaling::dynamic_token
-                                                                                     : ActivationScaling::dynamic_tensor;
+                                : ActivationScaling::dynamic_tensor;
     std::string reason;
-    if (!apply_stored(planned, options_) && !apply_measurement(planned, options_, nodes_, method.activation, method.needs_measurements(), plan_.warnings, reason)) return unmeasured(m.name, reason);
+    if (!apply_stored(planned, options_) && !apply_measurement(planned, options_, nodes_, method.activation,
+                                                               method.needs_measurements(), plan_.warnings, reason))
+      return unmeasured(m.name, reason);
     plan_.modules.push_back(std::move(planned));
   }
 
@@ -114,8 +135,10 @@ class ConfigPlanner {
     NodeScheme& s = planned.scheme;
     static_cast<Numbers&>(s) = numbers_;
     s.kind = configs::find_module_type(n.type)->kind;
-    if (s.kind == ModuleKind::kv_cache && options_.kv_cache == false) return skip(n.name, "kept in high precision by " + configs::option_name("'kv_cache'", "--kv-cache off"));
-    if (s.kind == ModuleKind::dynamic_moe && !experts_planned(n.name, modules_, plan_)) return skip(n.name, "its experts' weights stay in high precision");
+    if (s.kind == ModuleKind::kv_cache && options_.kv_cache == false)
+      return skip(n.name, "kept in high precision by " + configs::option_name("'kv_cache'", "--kv-cache off"));
+    if (s.kind == ModuleKind::dynamic_moe && !experts_planned(n.name, modules_, plan_))
+      return skip(n.name, "its experts' weights stay in high precision");
     s.dynamic = config_.dynamic_quantization;
     s.dynamic_method = method.activation;
     s.per_token = method.activation.granularity == Granularity::PCS;
@@ -131,7 +154,8 @@ class ConfigPlanner {
     plan_.nodes.push_back(std::move(planned));
   }
 
-  void set_scales(NodeScheme& s, const measure::Measurement* m, const recipes::ScaleMethod& method, const std::string& name) {
+  void set_scales(NodeScheme& s, const measure::Measurement* m, const recipes::ScaleMethod& method,
+                  const std::string& name) {
     if (s.kind != ModuleKind::kv_cache || m == nullptr || m->inputs.empty() || m->inputs[0].size() < 2) {
       return set_node_scales(s, m, method, name, experts_of(name, modules_), plan_.warnings);
     }
@@ -163,7 +187,8 @@ Numbers config_numbers(const PlanOptions& options) {
   return numbers;
 }
 
-Plan config_plan(const std::vector<ModuleInfo>& modules, const std::vector<NodeInfo>& nodes, const PlanOptions& options) {
+Plan config_plan(const std::vector<ModuleInfo>& modules, const std::vector<NodeInfo>& nodes,
+                 const PlanOptions& options) {
   return ConfigPlanner(modules, nodes, options).plan();
 }
 

@@ -29,16 +29,21 @@ const measure::Amax& measured_amax(const std::string& module, const PlanOptions&
   if (options.measurements.has_value()) measure::require_amax(*options.measurements);
   const auto* found = options.measurements.has_value() ? options.measurements->find_cache(module) : nullptr;
   if (found == nullptr || found->inputs.empty() || found->inputs[0].empty()) {
-    throw io::Error("measurements: no measurement of '" + module + "', which key-value caches in fp8 need in every layer; measure again (" +
-                    configs::option_name("with their modules selected", "fp8 measure without --config measures them") + ")");
+    throw io::Error("measurements: no measurement of '" + module +
+                    "', which key-value caches in fp8 need in every layer; measure again (" +
+                    configs::option_name("with their modules selected", "fp8 measure without --config measures them") +
+                    ")");
   }
   const std::string& observer = options.measurements->observer;
   const bool aside = options.measurements->find(module) != found, maxabs = observer.empty() || observer == "maxabs";
   const bool heads = aside ? maxabs || observer == "maxabs_per_channel" : maxabs && found->inputs[0].size() > 1;
   if (options.kv_scales == KvGranularity::head && !heads) {
-    throw io::Error("measurements: " + module + ": found " + (found->inputs[0].size() == 1 ? "one amax for all heads" : "one amax for each channel") +
+    throw io::Error("measurements: " + module + ": found " +
+                    (found->inputs[0].size() == 1 ? "one amax for all heads" : "one amax for each channel") +
                     ", a scale per head needs one of each; measure again (" +
-                    configs::option_name("CalibrationOptions::kv_cache measures heads", "fp8 measure without --config measures heads") + ")");
+                    configs::option_name("CalibrationOptions::kv_cache measures heads",
+                                         "fp8 measure without --config measures heads") +
+                    ")");
   }
   return found->inputs[0];
 }
@@ -72,14 +77,18 @@ Numbers kv_numbers(const PlanOptions& options) {
   return numbers;
 }
 
-std::vector<float> kv_scale_inv(const std::string& module, const PlanOptions& options, std::vector<std::string>& warnings) {
+std::vector<float> kv_scale_inv(const std::string& module, const PlanOptions& options,
+                                std::vector<std::string>& warnings) {
   const auto* method = cache_method(module, options);
   const Numbers numbers = kv_numbers(options);
-  if (method != nullptr && !method->needs_measurements()) return {activation_scale_inv(0.0f, numbers, method->activation, module)};
+  if (method != nullptr && !method->needs_measurements())
+    return {activation_scale_inv(0.0f, numbers, method->activation, module)};
   measure::Amax amax = measured_amax(module, options);
   const float largest = *std::max_element(amax.begin(), amax.end());
   if (largest == 0.0f) {
-    throw io::Error("measurements: " + module + ": found only zeros, of which no scale can be made; calibrate with other data, or leave the cache in high precision");
+    throw io::Error("measurements: " + module +
+                    ": found only zeros, of which no scale can be made; calibrate with other data, or leave the cache "
+                    "in high precision");
   }
   if (options.kv_scales == KvGranularity::tensor) amax = {largest};
   std::string idle;
@@ -88,18 +97,26 @@ std::vector<float> kv_scale_inv(const std::string& module, const PlanOptions& op
     idle += (idle.empty() ? "" : ", ") + std::to_string(h);
     amax[h] = largest;
   }
-  if (!idle.empty()) warnings.push_back(module + ": found only zeros in head " + idle + "; the scale of the largest head stands in");
-  for (float& value : amax) value = activation_scale_inv(value, numbers, method != nullptr ? method->activation : recipes::ScaleMethod(), module);
+  if (!idle.empty())
+    warnings.push_back(module + ": found only zeros in head " + idle + "; the scale of the largest head stands in");
+  for (float& value : amax)
+    value =
+        activation_scale_inv(value, numbers, method != nullptr ? method->activation : recipes::ScaleMethod(), module);
   return amax;
 }
 
-std::vector<KvScales> plan_kv_cache(const std::vector<std::string>& attention, const PlanOptions& options, std::vector<std::string>& warnings) {
-  if (attention.empty()) throw io::Error("key-value caches: found no attention module (k_proj, qkv_proj, query_key_value) to scale them for");
+std::vector<KvScales> plan_kv_cache(const std::vector<std::string>& attention, const PlanOptions& options,
+                                    std::vector<std::string>& warnings) {
+  if (attention.empty())
+    throw io::Error(
+        "key-value caches: found no attention module (k_proj, qkv_proj, query_key_value) to scale them for");
   std::vector<KvScales> kv;
   for (const auto& name : attention) {
-    KvScales scales{name, kv_scale_inv(name + ".k_cache", options, warnings), kv_scale_inv(name + ".v_cache", options, warnings)};
+    KvScales scales{name, kv_scale_inv(name + ".k_cache", options, warnings),
+                    kv_scale_inv(name + ".v_cache", options, warnings)};
     if (scales.k.size() != scales.v.size()) {
-      throw io::Error("measurements: " + name + ": found " + std::to_string(scales.k.size()) + " heads of keys and " + std::to_string(scales.v.size()) + " of values");
+      throw io::Error("measurements: " + name + ": found " + std::to_string(scales.k.size()) + " heads of keys and " +
+                      std::to_string(scales.v.size()) + " of values");
     }
     kv.push_back(std::move(scales));
   }

@@ -29,9 +29,11 @@ Numbers kv_numbers(const PlanOptions& options);
 /// Scales of the caches of every module of `attention`, made of options.measurements as options.kv_scales says. Throws io::Error naming the
 /// module: it was not measured (and a config's method has no fixed value), only zeros were (a head of zeros takes the scale of the cache's largest head, and `warnings` says so), or one value
 /// where one per head is asked for; and if there is no attention module.
-std::vector<KvScales> plan_kv_cache(const std::vector<std::string>& attention, const PlanOptions& options, std::vector<std::string>& warnings);
+std::vector<KvScales> plan_kv_cache(const std::vector<std::string>& attention, const PlanOptions& options,
+                                    std::vector<std::string>& warnings);
 
 /// Those of one cache ("ATTENTION.k_cache"): one, or one per head.
-std::vector<float> kv_scale_inv(const std::string& module, const PlanOptions& options, std::vector<std::string>& warnings);
+std::vector<float> kv_scale_inv(const std::string& module, const PlanOptions& options,
+                                std::vector<std::string>& warnings);
 
 }  // namespace fp8::quant

@@ -36,14 +36,18 @@ std::optional<float> expert_input(const ExpertName& expert, const PlanOptions& o
   if (mixture == nullptr) return std::nullopt;
   if (!expert.down) return one_amax(*mixture, true, 0);
   std::vector<std::string> said_by_the_mixture;
-  const std::size_t count = mixture->outputs.has_value() && !mixture->outputs->empty() ? mixture->outputs->size() - 1 : 0;
+  const std::size_t count =
+      mixture->outputs.has_value() && !mixture->outputs->empty() ? mixture->outputs->size() - 1 : 0;
   const auto amax = expert_amax(*mixture, count, said_by_the_mixture);
-  if (expert.expert >= amax.size()) throw io::Error("measurements: " + expert.mixture + ".outputs: expected an amax of expert " + std::to_string(expert.expert) + ", found " + std::to_string(count) + " experts");
+  if (expert.expert >= amax.size())
+    throw io::Error("measurements: " + expert.mixture + ".outputs: expected an amax of expert " +
+                    std::to_string(expert.expert) + ", found " + std::to_string(count) + " experts");
   return amax[expert.expert];
 }
 
 float one_value(const StoredScale& scale, const std::string& where) {
-  if (scale.values.size() != 1) throw io::Error("scales: " + where + ": expected one value, found " + std::to_string(scale.values.size()));
+  if (scale.values.size() != 1)
+    throw io::Error("scales: " + where + ": expected one value, found " + std::to_string(scale.values.size()));
   return scale.values[0];
 }
 
@@ -74,8 +78,10 @@ bool apply_stored(PlannedModule& planned, const PlanOptions& o) {
 bool apply_stored(PlannedNode& planned, const PlanOptions& o) {
   const auto* stored = o.scales.has_value() ? o.scales->find(planned.info.name) : nullptr;
   if (stored == nullptr) return false;
-  for (std::size_t i = 0; i < stored->inputs.size(); ++i) planned.scheme.input_scale_inv.push_back(one_value(stored->inputs[i], planned.info.name + ".inputs"));
-  for (std::size_t i = 0; i < stored->outputs.size(); ++i) planned.scheme.output_scale_inv.push_back(one_value(stored->outputs[i], planned.info.name + ".outputs"));
+  for (std::size_t i = 0; i < stored->inputs.size(); ++i)
+    planned.scheme.input_scale_inv.push_back(one_value(stored->inputs[i], planned.info.name + ".inputs"));
+  for (std::size_t i = 0; i < stored->outputs.size(); ++i)
+    planned.scheme.output_scale_inv.push_back(one_value(stored->outputs[i], planned.info.name + ".outputs"));
   return true;
 }
 
@@ -83,8 +89,9 @@ const measure::Measurement* measured(const PlanOptions& o, const std::string& na
   return o.measurements.has_value() ? o.measurements->find(name) : nullptr;
 }
 
-bool apply_measurement(PlannedModule& planned, const PlanOptions& o, const std::vector<NodeInfo>& nodes, const recipes::ScaleMethod& method, bool needed,
-                       std::vector<std::string>& warnings, std::string& reason) {
+bool apply_measurement(PlannedModule& planned, const PlanOptions& o, const std::vector<NodeInfo>& nodes,
+                       const recipes::ScaleMethod& method, bool needed, std::vector<std::string>& warnings,
+                       std::string& reason) {
   const std::string& name = planned.info.name;
   const auto* m = measured(o, name);
   set_measured_weight(planned, o);
@@ -94,7 +101,8 @@ bool apply_measurement(PlannedModule& planned, const PlanOptions& o, const std::
     return true;
   }
   if (const auto expert = expert_name(name)) {
-    const bool known = std::any_of(nodes.begin(), nodes.end(), [&](const NodeInfo& n) { return n.name == expert->mixture; });
+    const bool known =
+        std::any_of(nodes.begin(), nodes.end(), [&](const NodeInfo& n) { return n.name == expert->mixture; });
     const auto amax = known ? expert_input(*expert, o) : std::nullopt;
     if (amax.has_value()) {
       set_input_scale(planned.scheme, *amax, method, name);
@@ -107,7 +115,9 @@ bool apply_measurement(PlannedModule& planned, const PlanOptions& o, const std::
   }
   const float amax = one_amax(*m, true, 0);
   if (amax == 0.0f && planned.info.type == "MoeMatmul") {
-    warnings.push_back(name + ": its measured input is a placeholder and the mixture it belongs to was not measured; only its weight is quantized");
+    warnings.push_back(name +
+                       ": its measured input is a placeholder and the mixture it belongs to was not measured; only its "
+                       "weight is quantized");
     planned.scheme.activations = ActivationScaling::none;
     return true;
   }
@@ -121,12 +131,17 @@ void warn_of_lost_inputs(const PlanOptions& o, Plan& plan) {
   for (const auto& m : plan.modules) {
     const auto* found = m.scheme.activations == ActivationScaling::static_tensor ? measured(o, m.info.name) : nullptr;
     if (found == nullptr || found->inputs.empty() || found->inputs[0].empty()) continue;
-    if (!loses_most(*std::max_element(found->inputs[0].begin(), found->inputs[0].end()), m.scheme.input_scale, m.scheme.format)) continue;
+    if (!loses_most(*std::max_element(found->inputs[0].begin(), found->inputs[0].end()), m.scheme.input_scale,
+                    m.scheme.format))
+      continue;
     if (lost++ == 0) first = m.info.name;
   }
   if (lost == 0) return;
-  plan.warnings.push_back("scale method " + plan.scale_method + ": in " + std::to_string(lost) + " of " + std::to_string(plan.modules.size()) +
-                          " modules most inputs become zero in fp8, as their measured amax is far below the scale (the first is '" + first + "')");
+  plan.warnings.push_back(
+      "scale method " + plan.scale_method + ": in " + std::to_string(lost) + " of " +
+      std::to_string(plan.modules.size()) +
+      " modules most inputs become zero in fp8, as their measured amax is far below the scale (the first is '" + first +
+      "')");
 }
 
 bool kept(const std::string& name, const PlanOptions& o, Plan& plan) {
@@ -142,8 +157,10 @@ bool was_to_be_measured(const std::string& name, const PlanOptions& o) {
 }
 
 void fail_unmeasured(const std::string& module, const PlanOptions& o) {
-  const std::string hint = o.config.has_value() ? "set 'ignore_modules_wo_measures' or blocklist it"
-                                                : "measure it, or leave it out with " + configs::option_name("'exclude' (convert_modules: 'block')", "--exclude");
+  const std::string hint = o.config.has_value()
+                               ? "set 'ignore_modules_wo_measures' or blocklist it"
+                               : "measure it, or leave it out with " +
+                                     configs::option_name("'exclude' (convert_modules: 'block')", "--exclude");
   throw io::Error("measurements: no measurement of module '" + module + "', which is to be quantized; " + hint);
 }
 

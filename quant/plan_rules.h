@@ -10,8 +10,9 @@ const measure::Measurement* measured(const PlanOptions& options, const std::stri
 /// Fills in what the measurement says of a module with a weight; false (and a reason) if there is none and one is needed.
 ///   Linear, convolutions, recurrent weights   inputs[0] of its own
 ///   an expert's w13_list.E, w2_list.E         inputs[0], outputs[1 + E] of the mixture that it belongs to (its own is a placeholder, as in INC)
-bool apply_measurement(PlannedModule& planned, const PlanOptions& options, const std::vector<NodeInfo>& nodes, const recipes::ScaleMethod& activation_method, bool needed,
-                       std::vector<std::string>& warnings, std::string& reason);
+bool apply_measurement(PlannedModule& planned, const PlanOptions& options, const std::vector<NodeInfo>& nodes,
+                       const recipes::ScaleMethod& activation_method, bool needed, std::vector<std::string>& warnings,
+                       std::string& reason);
 
 /// Takes what a scale file says; false if it has nothing of the module. Throws io::Error for lists where one value belongs.
 bool apply_stored(PlannedModule& planned, const PlanOptions& options);
@@ -40,6 +41,7 @@ bool experts_planned(const std::string& name, const std::vector<ModuleInfo>& mod
 Numbers config_numbers(const PlanOptions& options);
 
 /// INC's rules.
-Plan config_plan(const std::vector<ModuleInfo>& modules, const std::vector<NodeInfo>& nodes, const PlanOptions& options);
+Plan config_plan(const std::vector<ModuleInfo>& modules, const std::vector<NodeInfo>& nodes,
+                 const PlanOptions& options);
 
 }  // namespace fp8::quant::plan_rules

@@ -67,7 +67,8 @@ Key choice(const char* key, const std::vector<std::string>& names, std::optional
 }
 
 Key boolean(const char* key, bool& into) {
-  return {key, "true, false", [&into](const io::Json& json) { return json.is_boolean() && (into = json.get<bool>(), true); }};
+  return {key, "true, false",
+          [&into](const io::Json& json) { return json.is_boolean() && (into = json.get<bool>(), true); }};
 }
 
 Key words(const char* key, std::vector<std::string>& into) {
@@ -93,7 +94,8 @@ Key block(Block& into) {
 }
 
 const std::vector<std::string> kWeights = {"tensor", "channel", "block"};
-const std::vector<std::string> kActivations = {"none", "static_tensor", "dynamic_token", "dynamic_tensor", "dynamic_group"};
+const std::vector<std::string> kActivations = {"none", "static_tensor", "dynamic_token", "dynamic_tensor",
+                                               "dynamic_group"};
 const std::vector<std::string> kFloats = {"f32", "bf16", "f16"};
 constexpr FloatType kFloatTypes[] = {FloatType::F32, FloatType::BF16, FloatType::F16};
 constexpr at::ScalarType kDtypes[] = {at::kFloat, at::kBFloat16, at::kHalf};
@@ -114,9 +116,12 @@ std::set<std::string> read_keys(const std::string& argument, const std::string& 
       if (k.name == name) key = &k;
     }
     if (key == nullptr) {
-      throw io::Error(argument + ": unknown key " + io::in_quotes(name) + ", allowed: " + joined(names) + "; did you mean '" + configs::closest(name, names) + "'?");
+      throw io::Error(argument + ": unknown key " + io::in_quotes(name) + ", allowed: " + joined(names) +
+                      "; did you mean '" + configs::closest(name, names) + "'?");
     }
-    if (!key->read(value)) throw io::Error(argument + ": key '" + name + "': found " + io::printable(value.dump()) + ", allowed: " + key->allowed);
+    if (!key->read(value))
+      throw io::Error(argument + ": key '" + name + "': found " + io::printable(value.dump()) +
+                      ", allowed: " + key->allowed);
     found.insert(name);
   }
   return found;
@@ -145,20 +150,24 @@ Request request_of(const std::string& text) {
                           return !measurements.empty();
                         }};
   PlanOptions& plan = request.plan;
-  const auto keys = read_keys(where, text,
-                              {config, measured, choice("activations", kActivations, activations), choice("weights", kWeights, plan.weights),
-                               block(plan.block), boolean("power_of_two", plan.power_of_two), boolean("fuse_scales", plan.fuse_scales),
-                               choice("dialect", kDialects, dialect), words("include", plan.include), words("exclude", plan.exclude),
-                               boolean("recurrent", request.recurrent)});
+  const auto keys = read_keys(
+      where, text,
+      {config, measured, choice("activations", kActivations, activations), choice("weights", kWeights, plan.weights),
+       block(plan.block), boolean("power_of_two", plan.power_of_two), boolean("fuse_scales", plan.fuse_scales),
+       choice("dialect", kDialects, dialect), words("include", plan.include), words("exclude", plan.exclude),
+       boolean("recurrent", request.recurrent)});
   if (!config_json.is_null()) {
-    if (keys.size() > 1 + keys.count("recurrent")) throw io::Error(where + ": expected 'quant_config' alone, it decides the rest");
-    request.config = config_json.is_object() ? configs::parse_quant_config(config_json, where + ": quant_config", measure::parse_options())
-                                             : configs::read_quant_config(config_json.get<std::string>(), measure::parse_options());
+    if (keys.size() > 1 + keys.count("recurrent"))
+      throw io::Error(where + ": expected 'quant_config' alone, it decides the rest");
+    request.config = config_json.is_object()
+                         ? configs::parse_quant_config(config_json, where + ": quant_config", measure::parse_options())
+                         : configs::read_quant_config(config_json.get<std::string>(), measure::parse_options());
     return request;
   }
   plan.dialect = dialect.has_value() ? dialect_at(*dialect) : runtime::device_dialect("convert");
   if (!measurements.empty()) plan.measurements = measure::read_measurements(measurements);
-  plan.activations = activations.value_or(measurements.empty() ? ActivationScaling::dynamic_token : ActivationScaling::static_tensor);
+  plan.activations =
+      activations.value_or(measurements.empty() ? ActivationScaling::dynamic_token : ActivationScaling::static_tensor);
   return request;
 }
 
@@ -166,9 +175,13 @@ Request request_of(const std::string& text) {
 void refuse_recurrent(const Plan& plan) {
   for (const auto& m : plan.modules) {
     const std::string& type = m.info.type;
-    TORCH_CHECK(type != "LSTM" && type != "GRU" && type != "RNN", "[fp8::convert] module '", m.info.name, "' is a ", type,
-                ", whose forward in Python refuses weights of another dtype than its input's; leave it out (\"exclude\", the config's blocklist), use ",
-                type, "Cell, or pass \"recurrent\": true for a scripted model and for calls inside torch.autocast, where nothing is compared");
+    TORCH_CHECK(type != "LSTM" && type != "GRU" && type != "RNN", "[fp8::convert] module '", m.info.name, "' is a ",
+                type,
+                ", whose forward in Python refuses weights of another dtype than its input's; leave it out "
+                "(\"exclude\", the config's blocklist), use ",
+                type,
+                "Cell, or pass \"recurrent\": true for a scripted model and for calls inside torch.autocast, where "
+                "nothing is compared");
   }
 }
 
@@ -176,8 +189,8 @@ void refuse_recurrent(const Plan& plan) {
 const Fp8Handler& handler_of(const char* op, const at::Tensor& weight) {
   const auto* tag = runtime::find_tag(weight);
   const auto* handler = tag != nullptr ? dynamic_cast<const Fp8Handler*>(tag->handler.get()) : nullptr;
-  TORCH_CHECK(handler != nullptr, "[fp8::", op, "] weight: expected a weight in fp8, found ", weight.scalar_type(), " on ", weight.device(), ", ",
-              tag == nullptr ? "untagged" : tag->handler->describe());
+  TORCH_CHECK(handler != nullptr, "[fp8::", op, "] weight: expected a weight in fp8, found ", weight.scalar_type(),
+              " on ", weight.device(), ", ", tag == nullptr ? "untagged" : tag->handler->describe());
   return *handler;
 }
 
@@ -192,24 +205,31 @@ TagScheme tag_scheme(const std::string& text, const at::Tensor& scale_inv) {
   const std::string where = "[fp8::tag] scheme";
   TagScheme out;
   Scheme& scheme = out.scheme;
-  scheme.weights = scale_inv.numel() == 1 ? WeightGranularity::tensor : scale_inv.dim() == 2 ? WeightGranularity::block : WeightGranularity::channel;
+  scheme.weights = scale_inv.numel() == 1 ? WeightGranularity::tensor
+                   : scale_inv.dim() == 2 ? WeightGranularity::block
+                                          : WeightGranularity::channel;
   scheme.activations = ActivationScaling::none;
   std::size_t dialect = kDialects.size(), dtype = 1, hp = 1;
   const Key input = {"input_scale_inv", "a positive finite number", [&](const io::Json& json) {
                        if (json.is_number()) scheme.input_scale_inv = json.get<float>();
                        return json.is_number() && std::isfinite(scheme.input_scale_inv) && scheme.input_scale_inv > 0;
                      }};
-  const auto keys = read_keys(where, text,
-                              {choice("weights", kWeights, scheme.weights), choice("activations", kActivations, scheme.activations),
-                               block(scheme.block), boolean("power_of_two", scheme.power_of_two), choice("dialect", kDialects, dialect), input,
-                               choice("dtype", kFloats, dtype), choice("convention", {"own", "inc"}, scheme.convention), choice("hp_dtype", kFloats, hp)});
+  const auto keys =
+      read_keys(where, text,
+                {choice("weights", kWeights, scheme.weights), choice("activations", kActivations, scheme.activations),
+                 block(scheme.block), boolean("power_of_two", scheme.power_of_two),
+                 choice("dialect", kDialects, dialect), input, choice("dtype", kFloats, dtype),
+                 choice("convention", {"own", "inc"}, scheme.convention), choice("hp_dtype", kFloats, hp)});
   scheme.dialect = dialect < kDialects.size() ? dialect_at(dialect) : runtime::device_dialect("tag");
   scheme.hp = kFloatTypes[hp];
   out.original = kDtypes[dtype];
   const bool is_static = scheme.activations == ActivationScaling::static_tensor;
-  if (is_static != (keys.count("input_scale_inv") != 0)) throw io::Error(where + ": key 'input_scale_inv': expected with activations static_tensor, and only with them");
+  if (is_static != (keys.count("input_scale_inv") != 0))
+    throw io::Error(where + ": key 'input_scale_inv': expected with activations static_tensor, and only with them");
   if (scheme.convention == Convention::inc && !is_static && scheme.activations != ActivationScaling::none) {
-    throw io::Error(where + ": key 'convention': found \"inc\" with dynamic activations, whose method a scheme does not tell; allowed: own");
+    throw io::Error(where +
+                    ": key 'convention': found \"inc\" with dynamic activations, whose method a scheme does not tell; "
+                    "allowed: own");
   }
   if (is_static) scheme.input_scale = scale_for(scheme, scheme.input_scale_inv, where + ": key 'input_scale_inv'");
   return out;
@@ -230,14 +250,18 @@ CheckpointFormat format_of(const std::string& name) {
 io::Json to_json(const ConversionReport& report) {
   io::Json converted = io::Json::array(), skipped = io::Json::array();
   for (const auto& m : report.converted) {
-    converted.push_back({{"name", m.name}, {"type", m.type}, {"scheme", m.scheme}, {"bytes_before", m.bytes_before}, {"bytes_after", m.bytes_after}});
+    converted.push_back({{"name", m.name},
+                         {"type", m.type},
+                         {"scheme", m.scheme},
+                         {"bytes_before", m.bytes_before},
+                         {"bytes_after", m.bytes_after}});
   }
   for (const auto& m : report.skipped) skipped.push_back({{"name", m.name}, {"reason", m.reason}});
   return {{"converted", converted}, {"skipped", skipped}, {"warnings", report.warnings}};
 }
 
-std::string convert_tensors(at::TensorList weights, const std::vector<std::string>& modules, const std::vector<std::string>& types,
-    const std::string& options) {
+std::string convert_tensors(at::TensorList weights, const std::vector<std::string>& modules,
+                            const std::vector<std::string>& types, const std::string& options) {
   const auto model = measure::model_of("convert", weights, modules, types);
   const Request request = request_of(options);
   if (!request.config.has_value()) {
@@ -252,32 +276,39 @@ std::string convert_tensors(at::TensorList weights, const std::vector<std::strin
   return to_json(convert_with_config(model, {}, *request.config, device)).dump();
 }
 
-void tag_codes(const at::Tensor& codes, const std::string& module, const at::Tensor& scale_inv, const std::string& scheme) {
+void tag_codes(const at::Tensor& codes, const std::string& module, const at::Tensor& scale_inv,
+               const std::string& scheme) {
   runtime::check_dense("tag", "codes", module, codes);
   runtime::check_dense("tag", "scale_inv", module, scale_inv);
   const bool fp8 = codes.scalar_type() == at::kFloat8_e4m3fn || codes.scalar_type() == at::kFloat8_e5m2;
   TORCH_CHECK(fp8 && codes.is_hpu() && codes.is_contiguous() && codes.dim() >= 2,
-      "[fp8::tag] codes: expected Float8_e4m3fn or Float8_e5m2 on hpu, contiguous, of two or more ",
-              "dimensions, found ", codes.scalar_type(), " on ", codes.device(), " of sizes ", codes.sizes(), " and strides ", codes.strides());
-  TORCH_CHECK(scale_inv.scalar_type() == at::kFloat, "[fp8::tag] scale_inv: expected Float, found ", scale_inv.scalar_type());
+              "[fp8::tag] codes: expected Float8_e4m3fn or Float8_e5m2 on hpu, contiguous, of two or more ",
+              "dimensions, found ", codes.scalar_type(), " on ", codes.device(), " of sizes ", codes.sizes(),
+              " and strides ", codes.strides());
+  TORCH_CHECK(scale_inv.scalar_type() == at::kFloat, "[fp8::tag] scale_inv: expected Float, found ",
+              scale_inv.scalar_type());
   TagScheme tag = tag_scheme(scheme, scale_inv);
   tag.scheme.format = codes.scalar_type() == at::kFloat8_e4m3fn ? recipes::Format::E4M3 : recipes::Format::E5M2;
   const at::Tensor host = scale_inv.detach().cpu().contiguous();
   const std::vector<float> values(host.const_data_ptr<float>(), host.const_data_ptr<float>() + host.numel());
-  for (const float value : values) TORCH_CHECK(std::isfinite(value) && value > 0, "[fp8::tag] scale_inv: found ", value,
-      ", allowed: positive finite numbers");
+  for (const float value : values)
+    TORCH_CHECK(std::isfinite(value) && value > 0, "[fp8::tag] scale_inv: found ", value,
+                ", allowed: positive finite numbers");
   const std::int64_t channels = codes.dim() == 3 ? codes.size(0) * codes.size(1) : codes.size(0);
   const auto count = static_cast<std::int64_t>(values.size());
   switch (tag.scheme.weights) {
-    case WeightGranularity::tensor: TORCH_CHECK(count == 1, "[fp8::tag] scale_inv: expected 1 value, found ", count); break;
+    case WeightGranularity::tensor:
+      TORCH_CHECK(count == 1, "[fp8::tag] scale_inv: expected 1 value, found ", count);
+      break;
     case WeightGranularity::channel:
-      TORCH_CHECK(count == channels || count == codes.size(0), "[fp8::tag] scale_inv: expected ", channels, " values (one per row), found ", count);
+      TORCH_CHECK(count == channels || count == codes.size(0), "[fp8::tag] scale_inv: expected ", channels,
+                  " values (one per row), found ", count);
       break;
     case WeightGranularity::block: {
       const ScaleGrid grid = scale_grid(tag.scheme, codes.size(0), codes.size(1));
-      TORCH_CHECK(codes.dim() == 2 && scale_inv.sizes() == at::IntArrayRef({grid.rows, grid.cols}), "[fp8::tag] scale_inv: expected ", grid.rows,
-          " x ", grid.cols,
-                  " values (one per block of ", grid.block_rows, " x ", grid.block_cols, "), found sizes ", scale_inv.sizes());
+      TORCH_CHECK(codes.dim() == 2 && scale_inv.sizes() == at::IntArrayRef({grid.rows, grid.cols}),
+                  "[fp8::tag] scale_inv: expected ", grid.rows, " x ", grid.cols, " values (one per block of ",
+                  grid.block_rows, " x ", grid.block_cols, "), found sizes ", scale_inv.sizes());
       break;
     }
   }
@@ -290,11 +321,14 @@ std::string scheme_of(const at::Tensor& weight) {
   const Fp8Handler& handler = handler_of("scheme_of", weight);
   const Scheme& s = handler.scheme();
   const bool is_static = s.activations == ActivationScaling::static_tensor;
-  TORCH_CHECK(s.compute == Compute::fp8 && (s.convention == Convention::own || is_static || s.activations == ActivationScaling::none),
-              "[fp8::scheme_of] weight: expected fp8 products with scales that a scheme tells, found ", s.describe(), ", INC's convention");
+  TORCH_CHECK(s.compute == Compute::fp8 &&
+                  (s.convention == Convention::own || is_static || s.activations == ActivationScaling::none),
+              "[fp8::scheme_of] weight: expected fp8 products with scales that a scheme tells, found ", s.describe(),
+              ", INC's convention");
   io::Json json = {{"weights", kWeights[static_cast<std::size_t>(s.weights)]},
                    {"activations", kActivations[static_cast<std::size_t>(s.activations)]}};
-  if (s.weights == WeightGranularity::block || s.activations == ActivationScaling::dynamic_group) json["block"] = {s.block.rows, s.block.cols};
+  if (s.weights == WeightGranularity::block || s.activations == ActivationScaling::dynamic_group)
+    json["block"] = {s.block.rows, s.block.cols};
   if (s.power_of_two) json["power_of_two"] = true;
   json["dialect"] = recipes::name_of(s.dialect);
   if (is_static) json["input_scale_inv"] = s.input_scale_inv;
@@ -304,23 +338,26 @@ std::string scheme_of(const at::Tensor& weight) {
   return json.dump();
 }
 
-std::vector<std::string> load_tensors(at::TensorList weights, const std::vector<std::string>& modules, const std::vector<std::string>& types,
-                                      const std::string& folder, std::optional<at::ScalarType> compute, const std::optional<std::string>& dialect) {
+std::vector<std::string> load_tensors(at::TensorList weights, const std::vector<std::string>& modules,
+                                      const std::vector<std::string>& types, const std::string& folder,
+                                      std::optional<at::ScalarType> compute,
+                                      const std::optional<std::string>& dialect) {
   const auto model = measure::model_of("load", weights, modules, types);
   TORCH_CHECK(!model.empty(), "[fp8::load] weights: found none, expected those of the model");
-  for (const auto& m : model) TORCH_CHECK(m.weight.is_hpu(), "[fp8::load] weights: ", m.name, ": expected it on hpu, found it on ",
-      m.weight.device());
+  for (const auto& m : model)
+    TORCH_CHECK(m.weight.is_hpu(), "[fp8::load] weights: ", m.name, ": expected it on hpu, found it on ",
+                m.weight.device());
   const at::ScalarType dtype = compute.value_or(model[0].weight.scalar_type());
   TORCH_CHECK(dtype == at::kFloat || dtype == at::kBFloat16 || dtype == at::kHalf, "[fp8::load] compute: found ", dtype,
-      ", allowed: Float, BFloat16, Half");
+              ", allowed: Float, BFloat16, Half");
   LoadFp8Options options;
   if (dialect.has_value()) options.dialect = dialect_from_name(*dialect, "[fp8::load] dialect");
   const auto taken = load_fp8(model, {}, io::Checkpoint(folder), dtype, options);
   return {taken.begin(), taken.end()};
 }
 
-void save_tensors(at::TensorList tensors, const std::vector<std::string>& names, const std::vector<std::string>& types, const std::string& folder,
-                  const std::string& format, const std::string& source, bool overwrite) {
+void save_tensors(at::TensorList tensors, const std::vector<std::string>& names, const std::vector<std::string>& types,
+                  const std::string& folder, const std::string& format, const std::string& source, bool overwrite) {
   runtime::check_one_for_each("save", "names", names.size(), "tensors", tensors.size());
   runtime::check_one_for_each("save", "types", types.size(), "tensors", tensors.size());
   TORCH_CHECK(!folder.empty(), "[fp8::save] folder: expected a path, found \"\"");
@@ -332,13 +369,14 @@ void save_tensors(at::TensorList tensors, const std::vector<std::string>& names,
   for (std::size_t i = 0; i < tensors.size(); ++i) {
     const std::string& name = names[i];
     TORCH_CHECK(!name.empty() && once.insert(name).second, "[fp8::save] names: found \"", name, "\"",
-        name.empty() ? ", expected a name" : " twice, expected each once");
+                name.empty() ? ", expected a name" : " twice, expected each once");
     runtime::check_dense("save", "tensors", name, tensors[i]);
     if (seen.insert(tensors[i].unsafeGetTensorImpl()).second) stored.emplace_back(name, tensors[i]);
     constexpr std::string_view kWeight = ".weight";
-    const bool weight = name.size() > kWeight.size() && name.compare(name.size() - kWeight.size(), kWeight.size(), kWeight) == 0;
-    if (weight && configs::find_module_type(types[i]) != nullptr) modules.push_back({name.substr(0, name.size() - kWeight.size()), types[i],
-        tensors[i], std::nullopt});
+    const bool weight =
+        name.size() > kWeight.size() && name.compare(name.size() - kWeight.size(), kWeight.size(), kWeight) == 0;
+    if (weight && configs::find_module_type(types[i]) != nullptr)
+      modules.push_back({name.substr(0, name.size() - kWeight.size()), types[i], tensors[i], std::nullopt});
   }
   SaveOptions options;
   options.source = source;
@@ -349,12 +387,17 @@ void save_tensors(at::TensorList tensors, const std::vector<std::string>& names,
 FP8_LIBRARY_FRAGMENT(fp8, m) {
   // TorchScript neither moves such a call nor leaves it out. With (a!) instead it leaves it out where the list is made for the call.
   constexpr auto kEffect = c10::AliasAnalysisKind::CONSERVATIVE;
-  m.def(torch::schema("convert(Tensor[] weights, str[] modules, str[] types, str options=\"{}\") -> str", kEffect), &convert_tensors);
+  m.def(torch::schema("convert(Tensor[] weights, str[] modules, str[] types, str options=\"{}\") -> str", kEffect),
+        &convert_tensors);
   m.def("tag(Tensor(a!) codes, str module, Tensor scale_inv, str scheme=\"{}\") -> ()", &tag_codes);
   m.def("scale_inv(Tensor weight) -> Tensor", &scale_inv_of);
   m.def("scheme_of(Tensor weight) -> str", &scheme_of);
-  m.def(torch::schema("load(Tensor[] weights, str[] modules, str[] types, str folder, ScalarType? compute=None, str? dialect=None) -> str[]", kEffect), &load_tensors);
-  m.def(torch::schema("save(Tensor[] tensors, str[] names, str[] types, str folder, str format=\"compressed-tensors\", str source=\"\", bool overwrite=False) -> ()",
+  m.def(torch::schema("load(Tensor[] weights, str[] modules, str[] types, str folder, ScalarType? compute=None, str? "
+                      "dialect=None) -> str[]",
+                      kEffect),
+        &load_tensors);
+  m.def(torch::schema("save(Tensor[] tensors, str[] names, str[] types, str folder, str format=\"compressed-tensors\", "
+                      "str source=\"\", bool overwrite=False) -> ()",
                       kEffect),
         &save_tensors);
   runtime::autocast::keep_out_of_own_ops();

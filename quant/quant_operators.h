@@ -26,12 +26,13 @@ io::Json to_json(const ConversionReport& report);
 
 /// The selected weights become fp8, in place: each stays the tensor that it is, with another dtype and memory. The report as JSON. Throws as
 /// convert() and convert_with_config() do, and then nothing is converted; io::Error naming the key for options.
-std::string convert_tensors(at::TensorList weights, const std::vector<std::string>& modules, const std::vector<std::string>& types,
-    const std::string& options);
+std::string convert_tensors(at::TensorList weights, const std::vector<std::string>& modules,
+                            const std::vector<std::string>& types, const std::string& options);
 
 /// Marks codes (fp8 on hpu, contiguous): they stand for codes * scale_inv from now on. scale_inv: f32, positive and finite; one value, one per
 /// row (per output channel), or the grid of blocks of a matrix. Throws c10::Error or io::Error naming argument or key.
-void tag_codes(const at::Tensor& codes, const std::string& module, const at::Tensor& scale_inv, const std::string& scheme);
+void tag_codes(const at::Tensor& codes, const std::string& module, const at::Tensor& scale_inv,
+               const std::string& scheme);
 
 /// A copy of the scales of a converted weight, on its device. Throws c10::Error for any other tensor.
 at::Tensor scale_inv_of(const at::Tensor& weight);
@@ -42,14 +43,14 @@ std::string scheme_of(const at::Tensor& weight);
 
 /// load_fp8() of a checkpoint folder. compute: default the first weight's dtype. dialect: as LoadFp8Options says. Returns the tensors that need not
 /// be loaded any more.
-std::vector<std::string> load_tensors(at::TensorList weights, const std::vector<std::string>& modules, const std::vector<std::string>& types,
-                                      const std::string& folder, std::optional<at::ScalarType> compute,
-                                      const std::optional<std::string>& dialect);
+std::vector<std::string> load_tensors(at::TensorList weights, const std::vector<std::string>& modules,
+                                      const std::vector<std::string>& types, const std::string& folder,
+                                      std::optional<at::ScalarType> compute, const std::optional<std::string>& dialect);
 
 /// save() of tensors by name; types: the class of the module that each belongs to ("" where it does not matter). A tensor that stands there
 /// twice (tied) is stored under its first name. format: "compressed-tensors", "inc", "inc-vllm", "fp8", "modelopt"; source: the high precision
 /// checkpoint that config.json and tokenizer are taken from.
-void save_tensors(at::TensorList tensors, const std::vector<std::string>& names, const std::vector<std::string>& types, const std::string& folder,
-                  const std::string& format, const std::string& source, bool overwrite);
+void save_tensors(at::TensorList tensors, const std::vector<std::string>& names, const std::vector<std::string>& types,
+                  const std::string& folder, const std::string& format, const std::string& source, bool overwrite);
 
 }  // namespace fp8::quant

@@ -21,7 +21,8 @@ namespace fp8::quant {
 /// fp8 codes and their multipliers out of fp8.
 struct Codes {
   at::Tensor codes;
-  at::Tensor scale_inv;  ///< f32: [1], or the shape of codes with 1 in the dimension that shares a scale, groups: the number of groups in the last; on the host when static
+  at::Tensor
+      scale_inv;  ///< f32: [1], or the shape of codes with 1 in the dimension that shares a scale, groups: the number of groups in the last; on the host when static
 };
 
 /// The device whose arithmetic `dialect` is.
@@ -32,12 +33,12 @@ at::ScalarType source_dtype(const Numbers& numbers);
 
 /// codes, seen as [rows, cols] -> values of `dtype` in `sizes`. The product is taken in f32 and rounded once. scale_inv: f32 on the host,
 /// row r's at r * scale_stride.
-at::Tensor decode(const at::Tensor& codes, at::IntArrayRef sizes, std::int64_t rows, at::ScalarType dtype, recipes::Format format, const float* scale_inv,
-                  std::int64_t scale_stride);
+at::Tensor decode(const at::Tensor& codes, at::IntArrayRef sizes, std::int64_t rows, at::ScalarType dtype,
+                  recipes::Format format, const float* scale_inv, std::int64_t scale_stride);
 
 /// The same by the rule of decode_weight_rows(): codes, seen as rows of `cols`, are those from first_row on of a weight with the scheme's scales.
-at::Tensor decode(const at::Tensor& codes, at::IntArrayRef sizes, std::int64_t cols, at::ScalarType dtype, const Scheme& scheme, std::int64_t first_row,
-                  const float* scale_inv, std::int64_t scales);
+at::Tensor decode(const at::Tensor& codes, at::IntArrayRef sizes, std::int64_t cols, at::ScalarType dtype,
+                  const Scheme& scheme, std::int64_t first_row, const float* scale_inv, std::int64_t scales);
 
 class Quantizer {
  public:

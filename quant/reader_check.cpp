@@ -26,7 +26,8 @@ std::vector<std::string> entries_of(const io::Json& config) {
   for (const char* key : {"ignore", "modules_to_not_convert", "ignored_layers", "exclude_modules"}) {
     if (config.contains(key)) take(config[key]);
   }
-  if (const auto list = config.find("blocklist"); list != config.end() && list->is_object() && list->contains("names")) take((*list)["names"]);
+  if (const auto list = config.find("blocklist"); list != config.end() && list->is_object() && list->contains("names"))
+    take((*list)["names"]);
   return entries;
 }
 
@@ -44,13 +45,18 @@ std::vector<std::string> targets_of(const io::Json& config) {
   return targets;
 }
 
-bool is_compressed_tensors(CheckpointFormat format) { return format == CheckpointFormat::compressed_tensors || format == CheckpointFormat::inc_vllm; }
+bool is_compressed_tensors(CheckpointFormat format) {
+  return format == CheckpointFormat::compressed_tensors || format == CheckpointFormat::inc_vllm;
+}
 
 class Check {
  public:
   explicit Check(const std::filesystem::path& folder)
-      : checkpoint_(folder), model_config_(io::read_json(folder / "config.json")), config_(read_quantization_config(folder)) {
-    if (config_.is_null()) throw io::Error(folder.string() + ": expected an fp8 checkpoint, found one in high precision");
+      : checkpoint_(folder),
+        model_config_(io::read_json(folder / "config.json")),
+        config_(read_quantization_config(folder)) {
+    if (config_.is_null())
+      throw io::Error(folder.string() + ": expected an fp8 checkpoint, found one in high precision");
     format_ = form_of_config(config_, folder.string()).format();
     for (const auto& w : read_stored(checkpoint_).weights) quantized_.insert(w.spec.module);
     modules_ = CheckpointModules(checkpoint_, model_config_);
@@ -68,9 +74,12 @@ class Check {
       return all;
     };
     switch (format_) {
-      case CheckpointFormat::inc: return {{"neural-compressor", misread_}};
-      case CheckpointFormat::modelopt: return {{"vLLM", with(of_vllm_)}};
-      default: return {{"transformers", with(of_transformers_)}, {"vLLM", with(of_vllm_)}};
+      case CheckpointFormat::inc:
+        return {{"neural-compressor", misread_}};
+      case CheckpointFormat::modelopt:
+        return {{"vLLM", with(of_vllm_)}};
+      default:
+        return {{"transformers", with(of_transformers_)}, {"vLLM", with(of_vllm_)}};
     }
   }
 
@@ -84,7 +93,8 @@ class Check {
   }
   bool is_target(const std::string& module) const {
     const auto names = modules_.names().names_on_load(module);
-    return all_linears_ || std::any_of(names.begin(), names.end(), [&](const auto& name) { return targets_.entry_for(name) != nullptr; });
+    return all_linears_ || std::any_of(names.begin(), names.end(),
+                                       [&](const auto& name) { return targets_.entry_for(name) != nullptr; });
   }
 
   void look() {
@@ -94,7 +104,10 @@ class Check {
       if (quantized_.count(m.name) != 0) continue;
       kept.push_back(m.name);
       const bool unnamed = CheckpointModules::may_be_linear(m) && kept_by(m.name) == nullptr && is_target(m.name);
-      if (unnamed) misread_.push_back(m.name + ": in high precision, and no entry of the list of kept modules fits it: its reader would look for a scale");
+      if (unnamed)
+        misread_.push_back(
+            m.name +
+            ": in high precision, and no entry of the list of kept modules fits it: its reader would look for a scale");
     }
     for (const auto& [module, other] : halved_groups(modules_.names(), {quantized_.begin(), quantized_.end()}, kept))
       of_vllm_.push_back(module + ": in fp8, and " + other + ", which runs as one product with it, is not");
@@ -102,22 +115,28 @@ class Check {
 
   void look_at_experts() {
     const ExpertFamily* family = expert_family(model_config_);
-    const auto single = std::find_if(quantized_.begin(), quantized_.end(), [](const auto& module) { return module.find(".experts.") != std::string::npos; });
+    const auto single = std::find_if(quantized_.begin(), quantized_.end(),
+                                     [](const auto& module) { return module.find(".experts.") != std::string::npos; });
     if (family != nullptr && !family->unread.empty()) of_transformers_.emplace_back(family->unread);
-  if (family != nullptr && !family->note.empty() && single != quantized_.end()) of_transformers_.push_back(*single + ": " + std::string(family->note));
+    if (family != nullptr && !family->note.empty() && single != quantized_.end())
+      of_transformers_.push_back(*single + ": " + std::string(family->note));
     for (const auto& layer : StackedExperts(checkpoint_, model_config_, ExpertForm::keep, {}).kept()) {
       if (kept_by(layer) == nullptr && kept_by(layer + ".0.down_proj") == nullptr)
-        of_vllm_.push_back(layer + ": a stack of experts in high precision, and no entry of the list of kept modules fits it");
+        of_vllm_.push_back(layer +
+                           ": a stack of experts in high precision, and no entry of the list of kept modules fits it");
     }
   }
 
   void look_at_codes(const std::string& module) {
     if (const std::string* entry = kept_by(module))
-      misread_.push_back(module + ": in fp8, and the entry " + io::in_quotes(*entry) + " keeps it: its codes would be read as values");
+      misread_.push_back(module + ": in fp8, and the entry " + io::in_quotes(*entry) +
+                         " keeps it: its codes would be read as values");
     else if (!is_target(module))
       misread_.push_back(module + ": in fp8, and no target of the config fits it: its codes would be read as values");
     const auto* known = modules_.find(module);
-    if (known != nullptr && known->certain) misread_.push_back(module + ": in fp8, and readers have no Linear of this name: its codes would be read as values");
+    if (known != nullptr && known->certain)
+      misread_.push_back(module +
+                         ": in fp8, and readers have no Linear of this name: its codes would be read as values");
   }
 
   io::Checkpoint checkpoint_;
@@ -132,6 +151,8 @@ class Check {
 
 }  // namespace
 
-std::vector<ReaderVerdict> check_readers(const std::filesystem::path& checkpoint) { return Check(checkpoint).verdicts(); }
+std::vector<ReaderVerdict> check_readers(const std::filesystem::path& checkpoint) {
+  return Check(checkpoint).verdicts();
+}
 
 }  // namespace fp8::quant

@@ -26,15 +26,24 @@ namespace {
 
 io::DType file_dtype(const at::Tensor& t, const std::string& name) {
   switch (t.scalar_type()) {
-    case at::kFloat: return io::DType::F32;
-    case at::kBFloat16: return io::DType::BF16;
-    case at::kHalf: return io::DType::F16;
-    case at::kFloat8_e4m3fn: return io::DType::F8_E4M3;
-    case at::kLong: return io::DType::I64;
-    case at::kInt: return io::DType::I32;
-    case at::kByte: return io::DType::U8;
-    case at::kBool: return io::DType::BOOL;
-    default: TORCH_CHECK(false, "[save] ", name, ": dtype ", t.scalar_type(), " has no place in the checkpoint");
+    case at::kFloat:
+      return io::DType::F32;
+    case at::kBFloat16:
+      return io::DType::BF16;
+    case at::kHalf:
+      return io::DType::F16;
+    case at::kFloat8_e4m3fn:
+      return io::DType::F8_E4M3;
+    case at::kLong:
+      return io::DType::I64;
+    case at::kInt:
+      return io::DType::I32;
+    case at::kByte:
+      return io::DType::U8;
+    case at::kBool:
+      return io::DType::BOOL;
+    default:
+      TORCH_CHECK(false, "[save] ", name, ": dtype ", t.scalar_type(), " has no place in the checkpoint");
   }
 }
 
@@ -48,7 +57,8 @@ const Fp8Handler* handler_of(const at::Tensor& weight) {
 void check_codes(const std::string& name, const at::Tensor& tensor) {
   const auto tag = runtime::tag_in_memory(tensor);
   TORCH_CHECK(!tag || !tag->has_codes_of(tensor), "[save] ", name, ": ", tag ? tag->describe() : "",
-              ": expected a weight that a converted module holds, whose scale goes into the file with it; fp8::dequantize gives its values");
+              ": expected a weight that a converted module holds, whose scale goes into the file with it; "
+              "fp8::dequantize gives its values");
 }
 
 /// What goes into the file: host tensors by name, and which modules are fp8.
@@ -63,16 +73,24 @@ struct Contents {
 void add_module(const measure::WeightModule& m, const Fp8Handler& handler, const CheckpointForm& form, Contents& out) {
   const auto* type = configs::find_module_type(m.type);
   const Scheme& scheme = handler.scheme();
-  const bool linear = type != nullptr && (type->kind == configs::ModuleKind::linear || type->kind == configs::ModuleKind::row_parallel_linear) && m.weight.dim() == 2;
+  const bool linear =
+      type != nullptr &&
+      (type->kind == configs::ModuleKind::linear || type->kind == configs::ModuleKind::row_parallel_linear) &&
+      m.weight.dim() == 2;
   const bool format_fits = form.format() == CheckpointFormat::inc || scheme.format == recipes::Format::E4M3;
-  TORCH_CHECK(linear && format_fits, "[save] ", m.name, ": ", name_of(form.format()), " holds ", form.format() == CheckpointFormat::inc ? "" : "E4M3 ",
-              "Linear modules only, this is ", m.type, " in ", kernels::name_of(scheme.format));
-  TORCH_CHECK(!m.name.empty(), "[save] expected modules with a name, found the root itself converted; put it into a module of its own");
-  const std::string problem = form.scheme_problem(scheme), weight_problem = form.weight_problem({m.name, m.weight.size(0), m.weight.size(1), scheme});
+  TORCH_CHECK(linear && format_fits, "[save] ", m.name, ": ", name_of(form.format()), " holds ",
+              form.format() == CheckpointFormat::inc ? "" : "E4M3 ", "Linear modules only, this is ", m.type, " in ",
+              kernels::name_of(scheme.format));
+  TORCH_CHECK(!m.name.empty(),
+              "[save] expected modules with a name, found the root itself converted; put it into a module of its own");
+  const std::string problem = form.scheme_problem(scheme),
+                    weight_problem = form.weight_problem({m.name, m.weight.size(0), m.weight.size(1), scheme});
   TORCH_CHECK(problem.empty(), "[save] ", m.name, ": ", problem);
-  TORCH_CHECK(weight_problem.empty(), "[save] ", m.name, ": ", weight_problem, "; convert without it (exclude), or save in another form");
+  TORCH_CHECK(weight_problem.empty(), "[save] ", m.name, ": ", weight_problem,
+              "; convert without it (exclude), or save in another form");
   Scheme& shared = out.config.scheme;
-  TORCH_CHECK(!out.any || shared.describe() == scheme.describe(), "[save] ", m.name, ": expected all modules in one scheme (", shared.describe(), "), found ", handler.describe());
+  TORCH_CHECK(!out.any || shared.describe() == scheme.describe(), "[save] ", m.name,
+              ": expected all modules in one scheme (", shared.describe(), "), found ", handler.describe());
   shared = scheme;
   out.any = true;
   out.config.quantized.push_back(m.name);
@@ -80,7 +98,8 @@ void add_module(const measure::WeightModule& m, const Fp8Handler& handler, const
 }
 
 /// Modules without a weight that are in fp8: scales of key-value caches go into the file, the others have no place there.
-std::vector<SkippedModule> add_nodes(const std::vector<measure::OpNode>& nodes, const CheckpointForm& form, Contents& out) {
+std::vector<SkippedModule> add_nodes(const std::vector<measure::OpNode>& nodes, const CheckpointForm& form,
+                                     Contents& out) {
   std::vector<SkippedModule> left;
   std::map<std::string, KvScales> caches;  // by attention module
   for (const auto& n : nodes) {
@@ -88,23 +107,28 @@ std::vector<SkippedModule> add_nodes(const std::vector<measure::OpNode>& nodes, 
     if (handler == nullptr) continue;
     const auto dot = n.name.rfind('.');
     const std::string last = n.name.substr(dot + 1);
-    if (dot != std::string::npos && handler->scheme().kind == configs::ModuleKind::kv_cache && (last == "k_cache" || last == "v_cache")) {
+    if (dot != std::string::npos && handler->scheme().kind == configs::ModuleKind::kv_cache &&
+        (last == "k_cache" || last == "v_cache")) {
       auto& kv = caches[n.name.substr(0, dot)];
       (last == "k_cache" ? kv.k : kv.v) = handler->scheme().input_scale_inv;
       continue;
     }
-    left.push_back({n.name, std::string("in fp8 in memory; ") + name_of(form.format()) + " has no place for its scales"});
+    left.push_back(
+        {n.name, std::string("in fp8 in memory; ") + name_of(form.format()) + " has no place for its scales"});
   }
   const auto in_high_precision = [](const measure::OpNode& n) {
     const auto* type = configs::find_module_type(n.type);
-    return type != nullptr && type->kind == configs::ModuleKind::kv_cache && dynamic_cast<const NodeHandler*>(n.slot->handler.get()) == nullptr;
+    return type != nullptr && type->kind == configs::ModuleKind::kv_cache &&
+           dynamic_cast<const NodeHandler*>(n.slot->handler.get()) == nullptr;
   };
-  const bool partly = std::any_of(nodes.begin(), nodes.end(), in_high_precision);  // engines would take 1.0 for the scales of those
+  const bool partly =
+      std::any_of(nodes.begin(), nodes.end(), in_high_precision);  // engines would take 1.0 for the scales of those
   for (auto& [attention, kv] : caches) {
     kv.attention = attention;
-    const std::string problem = kv.k.empty() || kv.v.empty() ? "only one of keys and values is in fp8"
-                                : partly                     ? "only a part of the key-value caches is in fp8, a checkpoint holds scales of all or none"
-                                                             : form.kv_problem(kv);
+    const std::string problem =
+        kv.k.empty() || kv.v.empty() ? "only one of keys and values is in fp8"
+        : partly ? "only a part of the key-value caches is in fp8, a checkpoint holds scales of all or none"
+                 : form.kv_problem(kv);
     if (problem.empty()) {
       out.config.kv.push_back(kv);
     } else {
@@ -114,7 +138,8 @@ std::vector<SkippedModule> add_nodes(const std::vector<measure::OpNode>& nodes, 
   return left;
 }
 
-Contents contents_of(const std::vector<std::pair<std::string, at::Tensor>>& tensors, const std::vector<measure::WeightModule>& modules, const CheckpointForm& form) {
+Contents contents_of(const std::vector<std::pair<std::string, at::Tensor>>& tensors,
+                     const std::vector<measure::WeightModule>& modules, const CheckpointForm& form) {
   Contents out;
   for (const auto& [name, tensor] : tensors) out.tensors.emplace_back(name, tensor.detach().cpu().contiguous());
   for (const auto& m : modules) {
@@ -135,12 +160,15 @@ Contents contents_of(const std::vector<std::pair<std::string, at::Tensor>>& tens
 void add_source(const std::filesystem::path& source, Contents& out) {
   out.config.names = ModelNames(read_model_config(source));
   const auto holds = [&](const auto& wanted) {
-    return std::any_of(out.tensors.begin(), out.tensors.end(), [&](const auto& t) { return t.first.ends_with(".weight") && wanted(t.first.substr(0, t.first.size() - 7)); });
+    return std::any_of(out.tensors.begin(), out.tensors.end(), [&](const auto& t) {
+      return t.first.ends_with(".weight") && wanted(t.first.substr(0, t.first.size() - 7));
+    });
   };
   auto& kept = out.config.kept_linears;
   for (const auto& [head, embedding] : out.config.names.tied()) {
     const bool own = holds([&, &head = head](const std::string& module) { return module == head; });
-    const bool tied = holds([&, &embedding = embedding](const std::string& module) { return matches_pattern(embedding, module); });
+    const bool tied =
+        holds([&, &embedding = embedding](const std::string& module) { return matches_pattern(embedding, module); });
     if (!own && tied && std::find(kept.begin(), kept.end(), head) == kept.end()) kept.push_back(head);
   }
 }
@@ -148,7 +176,9 @@ void add_source(const std::filesystem::path& source, Contents& out) {
 /// The forms write through this into the files.
 struct FileSink final : TensorSink {
   explicit FileSink(ShardedWriter& writer) : files(writer) {}
-  void write(const std::string& tensor, const void* data, std::uint64_t offset, std::uint64_t size) override { files.write(tensor, data, offset, size); }
+  void write(const std::string& tensor, const void* data, std::uint64_t offset, std::uint64_t size) override {
+    files.write(tensor, data, offset, size);
+  }
   ShardedWriter& files;
 };
 
@@ -158,7 +188,9 @@ WeightSpec spec_of(const std::string& tensor, const at::Tensor& codes, const Fp8
 
 void write_tensors(const Contents& contents, const CheckpointForm& form, io::OutputDirectory& folder) {
   std::vector<io::SafetensorsWriter::Entry> entries;
-  const auto add = [&](std::vector<io::SafetensorsWriter::Entry> more) { std::move(more.begin(), more.end(), std::back_inserter(entries)); };
+  const auto add = [&](std::vector<io::SafetensorsWriter::Entry> more) {
+    std::move(more.begin(), more.end(), std::back_inserter(entries));
+  };
   for (const auto& [name, tensor] : contents.tensors) {
     const auto it = contents.handlers.find(name);
     if (it != contents.handlers.end()) {
@@ -188,7 +220,8 @@ void write_tensors(const Contents& contents, const CheckpointForm& form, io::Out
 
 }  // namespace
 
-void save(const torch::nn::Module& model, const std::filesystem::path& out, CheckpointFormat format, const SaveOptions& options) {
+void save(const torch::nn::Module& model, const std::filesystem::path& out, CheckpointFormat format,
+          const SaveOptions& options) {
   std::vector<std::pair<std::string, at::Tensor>> tensors;
   std::set<const void*> seen;  // tied parameters are stored once
   for (const auto& item : model.named_parameters()) {
@@ -198,8 +231,9 @@ void save(const torch::nn::Module& model, const std::filesystem::path& out, Chec
   save(tensors, measure::weight_modules(model), measure::op_nodes(model), out, format, options);
 }
 
-void save(const std::vector<std::pair<std::string, at::Tensor>>& tensors, const std::vector<measure::WeightModule>& modules,
-          const std::vector<measure::OpNode>& nodes, const std::filesystem::path& out, CheckpointFormat format, const SaveOptions& options) {
+void save(const std::vector<std::pair<std::string, at::Tensor>>& tensors,
+          const std::vector<measure::WeightModule>& modules, const std::vector<measure::OpNode>& nodes,
+          const std::filesystem::path& out, CheckpointFormat format, const SaveOptions& options) {
   const CheckpointForm& form = form_of(format);
   Contents contents = contents_of(tensors, modules, form);
   const Scheme& scheme = contents.config.scheme;
@@ -209,11 +243,13 @@ void save(const std::vector<std::pair<std::string, at::Tensor>>& tensors, const 
   plan.scale_method = contents.config.scale_method = scheme.convention == Convention::own ? "amax" : "inc";
   if (!options.source.empty()) io::refuse_same_path(options.source, out);
   if (!options.source.empty()) add_source(options.source, contents);
-  const io::Json config = form.config(contents.config), carried = options.source.empty() ? io::Json() : carried_identity_of(options.source);
+  const io::Json config = form.config(contents.config),
+                 carried = options.source.empty() ? io::Json() : carried_identity_of(options.source);
   OutputFolder folder(out, options.overwrite);
   write_tensors(contents, form, folder.path());
   for (const auto& [name, value] : form.extra_files(config)) folder.write_json(name, value);
-  folder.write_config(options.source.empty() ? std::filesystem::path() : options.source / "config.json", {{"quantization_config", config}});
+  folder.write_config(options.source.empty() ? std::filesystem::path() : options.source / "config.json",
+                      {{"quantization_config", config}});
   folder.write_json(kSidecarName, make_sidecar(plan, scheme));
   if (!options.source.empty()) folder.carry_through(options.source);
   require_carried_unchanged(options.source, carried);

@@ -24,11 +24,13 @@ struct SaveOptions {
 
 /// Writes codes, scales and the parameters that stayed in high precision (in the dtype they have). Throws c10::Error or io::Error: no converted
 /// module, modules of different schemes, forms the format can't hold (E5M2, convolutions, embeddings).
-void save(const torch::nn::Module& model, const std::filesystem::path& out, CheckpointFormat format, const SaveOptions& options = {});
+void save(const torch::nn::Module& model, const std::filesystem::path& out, CheckpointFormat format,
+          const SaveOptions& options = {});
 
 /// The same of a model that is no torch::nn::Module. tensors: what the file holds, by name; modules: those with a weight, whose tensors are
 /// "NAME.weight"; nodes: those without.
-void save(const std::vector<std::pair<std::string, at::Tensor>>& tensors, const std::vector<measure::WeightModule>& modules,
-          const std::vector<measure::OpNode>& nodes, const std::filesystem::path& out, CheckpointFormat format, const SaveOptions& options = {});
+void save(const std::vector<std::pair<std::string, at::Tensor>>& tensors,
+          const std::vector<measure::WeightModule>& modules, const std::vector<measure::OpNode>& nodes,
+          const std::filesystem::path& out, CheckpointFormat format, const SaveOptions& options = {});
 
 }  // namespace fp8::quant

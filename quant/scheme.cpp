@@ -19,7 +19,8 @@ recipes::IncTarget target_of(const Numbers& numbers) { return {numbers.dialect, 
 /// INC makes scales per channel in the weight's own type, of which f16 has become bf16.
 recipes::IncTarget weight_target(const Scheme& scheme, std::optional<recipes::FloatType> type) {
   recipes::IncTarget target = target_of(scheme);
-  if (scheme.weights == WeightGranularity::channel && type.has_value()) target.hp = *type == recipes::FloatType::F16 ? recipes::FloatType::BF16 : *type;
+  if (scheme.weights == WeightGranularity::channel && type.has_value())
+    target.hp = *type == recipes::FloatType::F16 ? recipes::FloatType::BF16 : *type;
   return target;
 }
 
@@ -34,10 +35,12 @@ std::vector<float> in_hp(const void* w, recipes::FloatType type, std::int64_t n,
 
 void require_band(std::int64_t first_row, const Scheme& scheme) {
   if (first_row % scheme.block.rows == 0) return;
-  throw std::invalid_argument("block scales: expected rows from a multiple of " + std::to_string(scheme.block.rows) + ", found row " + std::to_string(first_row));
+  throw std::invalid_argument("block scales: expected rows from a multiple of " + std::to_string(scheme.block.rows) +
+                              ", found row " + std::to_string(first_row));
 }
 
-kernels::BlockCastArgs block_args(const void* w, recipes::FloatType type, std::int64_t rows, std::int64_t cols, const Scheme& scheme, std::uint8_t* codes) {
+kernels::BlockCastArgs block_args(const void* w, recipes::FloatType type, std::int64_t rows, std::int64_t cols,
+                                  const Scheme& scheme, std::uint8_t* codes) {
   kernels::BlockCastArgs args;
   args.x = w;
   args.type = type;
@@ -56,36 +59,54 @@ kernels::BlockCastArgs block_args(const void* w, recipes::FloatType type, std::i
 
 const char* name_of(Convention convention) { return convention == Convention::own ? "own" : "inc"; }
 const char* name_of(WeightGranularity granularity) {
-  return granularity == WeightGranularity::tensor ? "tensor" : granularity == WeightGranularity::channel ? "channel" : "block";
+  return granularity == WeightGranularity::tensor    ? "tensor"
+         : granularity == WeightGranularity::channel ? "channel"
+                                                     : "block";
 }
 const char* name_of(ActivationScaling scaling) {
   switch (scaling) {
-    case ActivationScaling::none: return "high precision";
-    case ActivationScaling::static_tensor: return "static tensor";
-    case ActivationScaling::dynamic_token: return "dynamic token";
-    case ActivationScaling::dynamic_group: return "dynamic group";
-    case ActivationScaling::dynamic_tensor: break;
+    case ActivationScaling::none:
+      return "high precision";
+    case ActivationScaling::static_tensor:
+      return "static tensor";
+    case ActivationScaling::dynamic_token:
+      return "dynamic token";
+    case ActivationScaling::dynamic_group:
+      return "dynamic group";
+    case ActivationScaling::dynamic_tensor:
+      break;
   }
   return "dynamic tensor";
 }
-const char* name_of(Compute compute) { return compute == Compute::fp8 ? "fp8" : compute == Compute::qdq ? "quantize-dequantize" : "fake quantization"; }
+const char* name_of(Compute compute) {
+  return compute == Compute::fp8 ? "fp8" : compute == Compute::qdq ? "quantize-dequantize" : "fake quantization";
+}
 
 ScaleGrid scale_grid(const Scheme& scheme, std::int64_t rows, std::int64_t cols) {
   switch (scheme.weights) {
-    case WeightGranularity::tensor: return {std::max<std::int64_t>(rows, 1), std::max<std::int64_t>(cols, 1), 1, 1};
-    case WeightGranularity::channel: return {1, std::max<std::int64_t>(cols, 1), rows, 1};
-    case WeightGranularity::block: break;
+    case WeightGranularity::tensor:
+      return {std::max<std::int64_t>(rows, 1), std::max<std::int64_t>(cols, 1), 1, 1};
+    case WeightGranularity::channel:
+      return {1, std::max<std::int64_t>(cols, 1), rows, 1};
+    case WeightGranularity::block:
+      break;
   }
-  return {scheme.block.rows, scheme.block.cols, kernels::blocks_of(rows, scheme.block.rows), kernels::blocks_of(cols, scheme.block.cols)};
+  return {scheme.block.rows, scheme.block.cols, kernels::blocks_of(rows, scheme.block.rows),
+          kernels::blocks_of(cols, scheme.block.cols)};
 }
 
 std::string Scheme::describe() const {
-  const std::string blocks = weights != WeightGranularity::block ? "" : " " + std::to_string(block.rows) + "x" + std::to_string(block.cols) + (power_of_two ? " E8M0" : "");
-  return std::string(kernels::name_of(format)) + " " + name_of(weights) + blocks + " weights, " + name_of(activations) + " activations, " + kernels::name_of(dialect) +
+  const std::string blocks =
+      weights != WeightGranularity::block
+          ? ""
+          : " " + std::to_string(block.rows) + "x" + std::to_string(block.cols) + (power_of_two ? " E8M0" : "");
+  return std::string(kernels::name_of(format)) + " " + name_of(weights) + blocks + " weights, " + name_of(activations) +
+         " activations, " + kernels::name_of(dialect) +
          (compute == Compute::fp8 ? "" : std::string(", ") + name_of(compute));
 }
 
-WeightScales WeightScales::of_rows(std::int64_t first, std::int64_t rows, const Scheme& scheme, std::int64_t cols) const {
+WeightScales WeightScales::of_rows(std::int64_t first, std::int64_t rows, const Scheme& scheme,
+                                   std::int64_t cols) const {
   if (scale.size() <= 1) return *this;
   std::int64_t begin = first, end = first + rows;
   if (scheme.weights == WeightGranularity::block) {
@@ -98,7 +119,8 @@ WeightScales WeightScales::of_rows(std::int64_t first, std::int64_t rows, const 
   return {cut(scale), cut(scale_inv)};
 }
 
-WeightScales weight_scales(const std::vector<float>& amax, const Scheme& scheme, const std::string& module, std::optional<recipes::FloatType> type) {
+WeightScales weight_scales(const std::vector<float>& amax, const Scheme& scheme, const std::string& module,
+                           std::optional<recipes::FloatType> type) {
   const Eigen::ArrayXf values = Eigen::Map<const Eigen::ArrayXf>(amax.data(), static_cast<Eigen::Index>(amax.size()));
   WeightScales out;
   if (scheme.convention == Convention::own) {
@@ -117,16 +139,20 @@ WeightScales weight_scales(const std::vector<float>& amax, const Scheme& scheme,
   return out;
 }
 
-bool searches(const Scheme& scheme) { return scheme.convention == Convention::inc && scheme.weight_method.value == recipes::ScaleValue::OPT; }
+bool searches(const Scheme& scheme) {
+  return scheme.convention == Convention::inc && scheme.weight_method.value == recipes::ScaleValue::OPT;
+}
 
-WeightScales searched_weight_scales(const void* w, recipes::FloatType type, std::int64_t rows, std::int64_t cols, const Scheme& scheme, const std::string& module) {
+WeightScales searched_weight_scales(const void* w, recipes::FloatType type, std::int64_t rows, std::int64_t cols,
+                                    const Scheme& scheme, const std::string& module) {
   const recipes::IncTarget target = weight_target(scheme, type);
   const std::vector<float> values = in_hp(w, type, rows * cols, target.hp);
   const Eigen::ArrayXf inv = recipes::opt_scale_inv(values.data(), rows, cols, scheme.weight_method, target, module);
   return {to_vector(recipes::inc_scale(inv, target.hp)), to_vector(inv)};
 }
 
-float activation_scale_inv(float amax, const Numbers& numbers, const recipes::ScaleMethod& method, const std::string& tensor) {
+float activation_scale_inv(float amax, const Numbers& numbers, const recipes::ScaleMethod& method,
+                           const std::string& tensor) {
   if (numbers.convention == Convention::own) return recipes::scale_inv_from_amax(amax, numbers.fp8_max(), tensor);
   return recipes::inc_scale_inv(amax, method, target_of(numbers), tensor);
 }
@@ -137,18 +163,21 @@ void set_input_scale(Scheme& scheme, float amax, const recipes::ScaleMethod& met
 }
 
 float scale_for(const Numbers& numbers, float scale_inv, const std::string& module) {
-  return numbers.convention == Convention::own ? recipes::scale_from_scale_inv(scale_inv, module) : recipes::inc_scale(scale_inv, numbers.hp);
+  return numbers.convention == Convention::own ? recipes::scale_from_scale_inv(scale_inv, module)
+                                               : recipes::inc_scale(scale_inv, numbers.hp);
 }
 
-std::vector<float> block_amax(const void* w, recipes::FloatType type, std::int64_t rows, std::int64_t cols, const Scheme& scheme) {
+std::vector<float> block_amax(const void* w, recipes::FloatType type, std::int64_t rows, std::int64_t cols,
+                              const Scheme& scheme) {
   std::vector<float> amax(static_cast<std::size_t>(scale_grid(scheme, rows, cols).size()));
   kernels::amax_blocks({w, type, rows, cols, cols, scheme.block.rows, scheme.block.cols, amax.data()});
   return amax;
 }
 
-std::vector<float> quantize_weight_blocks(const void* w, recipes::FloatType type, std::int64_t rows, std::int64_t cols, const Scheme& scheme,
-                                          const std::string& module, std::uint8_t* codes) {
-  if (scheme.convention != Convention::own) throw std::invalid_argument(module + ": block scales are made by the own convention only, found INC's");
+std::vector<float> quantize_weight_blocks(const void* w, recipes::FloatType type, std::int64_t rows, std::int64_t cols,
+                                          const Scheme& scheme, const std::string& module, std::uint8_t* codes) {
+  if (scheme.convention != Convention::own)
+    throw std::invalid_argument(module + ": block scales are made by the own convention only, found INC's");
   std::vector<float> scale_inv(static_cast<std::size_t>(scale_grid(scheme, rows, cols).size()));
   kernels::BlockCastArgs args = block_args(w, type, rows, cols, scheme, codes);
   args.rule = kernels::BlockRule::amax_over_max;
@@ -160,11 +189,13 @@ std::vector<float> quantize_weight_blocks(const void* w, recipes::FloatType type
   return scale_inv;
 }
 
-void decode_weight_rows(const std::uint8_t* codes, std::int64_t rows, std::int64_t cols, std::int64_t first_row, const float* scale_inv, std::int64_t scales,
-                        const Scheme& scheme, void* y, recipes::FloatType type) {
+void decode_weight_rows(const std::uint8_t* codes, std::int64_t rows, std::int64_t cols, std::int64_t first_row,
+                        const float* scale_inv, std::int64_t scales, const Scheme& scheme, void* y,
+                        recipes::FloatType type) {
   if (scheme.weights != WeightGranularity::block) {
     const bool per_row = scales > 1;
-    return kernels::decode_from_fp8({codes, rows, cols, scheme.format, y, type, scale_inv + (per_row ? first_row : 0), per_row ? 1 : 0, 0});
+    return kernels::decode_from_fp8(
+        {codes, rows, cols, scheme.format, y, type, scale_inv + (per_row ? first_row : 0), per_row ? 1 : 0, 0});
   }
   const ScaleGrid grid = scale_grid(scheme, rows, cols);
   const auto bands = [&](std::int64_t row, std::int64_t n) {  // first_row + row starts a band, or they are within one
@@ -180,13 +211,14 @@ void decode_weight_rows(const std::uint8_t* codes, std::int64_t rows, std::int64
     args.type = type;
     kernels::decode_blocks(args);
   };
-  const std::int64_t begun = first_row % grid.block_rows, rest = begun == 0 ? 0 : std::min(rows, grid.block_rows - begun);
+  const std::int64_t begun = first_row % grid.block_rows,
+                     rest = begun == 0 ? 0 : std::min(rows, grid.block_rows - begun);
   if (rest > 0) bands(0, rest);
   if (rest < rows) bands(rest, rows - rest);
 }
 
-void cast_weight_rows(const void* w, recipes::FloatType type, std::int64_t rows, std::int64_t cols, std::int64_t first_row, const WeightScales& scales,
-                      const Scheme& scheme, std::uint8_t* codes) {
+void cast_weight_rows(const void* w, recipes::FloatType type, std::int64_t rows, std::int64_t cols,
+                      std::int64_t first_row, const WeightScales& scales, const Scheme& scheme, std::uint8_t* codes) {
   if (scheme.weights == WeightGranularity::block) {
     require_band(first_row, scheme);
     kernels::BlockCastArgs args = block_args(w, type, rows, cols, scheme, codes);
@@ -214,7 +246,8 @@ void cast_weight_rows(const void* w, recipes::FloatType type, std::int64_t rows,
   std::vector<float> product = in_hp(w, type, rows * cols, scheme.hp);
   for (std::int64_t r = 0; r < rows; ++r) {
     const float scale = args.scale[r * args.scale_row_stride];
-    for (std::int64_t c = 0; c < cols; ++c) product[r * cols + c] = recipes::round_to(product[r * cols + c] * scale, scheme.hp);
+    for (std::int64_t c = 0; c < cols; ++c)
+      product[r * cols + c] = recipes::round_to(product[r * cols + c] * scale, scheme.hp);
   }
   args.x = product.data();
   args.type = recipes::FloatType::F32;

@@ -49,8 +49,8 @@ struct Block {
 struct Scheme : Numbers {
   WeightGranularity weights = WeightGranularity::channel;
   ActivationScaling activations = ActivationScaling::dynamic_token;
-  Block block;                 ///< granularity block, dynamic_group
-  bool power_of_two = false;   ///< granularity block: scale_inv is the smallest power of two >= amax / fp8_max (E8M0)
+  Block block;                ///< granularity block, dynamic_group
+  bool power_of_two = false;  ///< granularity block: scale_inv is the smallest power of two >= amax / fp8_max (E8M0)
   /// inc only: how the weight's scale is made, and with dynamic activations that of each call.
   recipes::ScaleMethod weight_method, activation_method;
   /// static_tensor only: multipliers out of and into fp8.
@@ -79,15 +79,18 @@ struct WeightScales {
 
 /// amax (one value, one per output channel or block; f32, of the weight as it is stored) -> multipliers. type: the weight's; INC makes scales per
 /// channel in that (f16: bf16) instead of hp. Throws std::invalid_argument naming `module` for NaN or Inf, and for methods that search.
-WeightScales weight_scales(const std::vector<float>& amax, const Scheme& scheme, const std::string& module, std::optional<recipes::FloatType> type = std::nullopt);
+WeightScales weight_scales(const std::vector<float>& amax, const Scheme& scheme, const std::string& module,
+                           std::optional<recipes::FloatType> type = std::nullopt);
 
 /// True if the scales need the weight itself, not only its amax: INC's *_opt_* methods.
 bool searches(const Scheme& scheme);
 /// Those scales. w: [rows, cols] dense in `type`, rows = output channels.
-WeightScales searched_weight_scales(const void* w, recipes::FloatType type, std::int64_t rows, std::int64_t cols, const Scheme& scheme, const std::string& module);
+WeightScales searched_weight_scales(const void* w, recipes::FloatType type, std::int64_t rows, std::int64_t cols,
+                                    const Scheme& scheme, const std::string& module);
 
 /// amax of an activation -> scale_inv. `method`: inc only. Throws std::invalid_argument naming `tensor` for NaN or Inf.
-float activation_scale_inv(float amax, const Numbers& numbers, const recipes::ScaleMethod& method, const std::string& tensor);
+float activation_scale_inv(float amax, const Numbers& numbers, const recipes::ScaleMethod& method,
+                           const std::string& tensor);
 
 /// amax of a static activation -> scheme.input_scale_inv and input_scale. `method`: inc only.
 void set_input_scale(Scheme& scheme, float amax, const recipes::ScaleMethod& method, const std::string& module);
@@ -96,22 +99,24 @@ void set_input_scale(Scheme& scheme, float amax, const recipes::ScaleMethod& met
 float scale_for(const Numbers& numbers, float scale_inv, const std::string& module);
 
 /// Granularity block: amax of each block of w, [rows, cols] dense in `type`, in the order of scale_grid().
-std::vector<float> block_amax(const void* w, recipes::FloatType type, std::int64_t rows, std::int64_t cols, const Scheme& scheme);
+std::vector<float> block_amax(const void* w, recipes::FloatType type, std::int64_t rows, std::int64_t cols,
+                              const Scheme& scheme);
 
 /// Granularity block: scales and codes of a piece of a weight, at once. w: [rows, cols] dense in `type`, starting at a multiple of
 /// block.rows; codes [rows, cols]. Returns scale_inv of the piece's blocks, row by row of the grid: pieces follow each other in it. Throws
 /// std::invalid_argument naming `module` for NaN or Inf, and for INC's convention.
-std::vector<float> quantize_weight_blocks(const void* w, recipes::FloatType type, std::int64_t rows, std::int64_t cols, const Scheme& scheme,
-                                          const std::string& module, std::uint8_t* codes);
+std::vector<float> quantize_weight_blocks(const void* w, recipes::FloatType type, std::int64_t rows, std::int64_t cols,
+                                          const Scheme& scheme, const std::string& module, std::uint8_t* codes);
 
 /// Codes of rows [first_row, first_row + rows) of a weight -> y = round to type(f32(value * scale_inv)). codes, y: [rows, cols] dense.
 /// scale_inv: of the whole weight: one value, one per row, or scale_grid()'s. Any first_row.
-void decode_weight_rows(const std::uint8_t* codes, std::int64_t rows, std::int64_t cols, std::int64_t first_row, const float* scale_inv, std::int64_t scales,
-                        const Scheme& scheme, void* y, recipes::FloatType type);
+void decode_weight_rows(const std::uint8_t* codes, std::int64_t rows, std::int64_t cols, std::int64_t first_row,
+                        const float* scale_inv, std::int64_t scales, const Scheme& scheme, void* y,
+                        recipes::FloatType type);
 
 /// Casts rows [first_row, first_row + rows) of a weight: w is [rows, cols] dense in `type`; codes [rows, cols]. scales: of the whole
 /// weight. Granularity block: first_row is a multiple of block.rows, std::invalid_argument otherwise.
-void cast_weight_rows(const void* w, recipes::FloatType type, std::int64_t rows, std::int64_t cols, std::int64_t first_row, const WeightScales& scales,
-                      const Scheme& scheme, std::uint8_t* codes);
+void cast_weight_rows(const void* w, recipes::FloatType type, std::int64_t rows, std::int64_t cols,
+                      std::int64_t first_row, const WeightScales& scales, const Scheme& scheme, std::uint8_t* codes);
 
 }  // namespace fp8::quant

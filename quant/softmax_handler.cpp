@@ -22,7 +22,8 @@ at::Tensor Fp8SoftmaxHandler::in_fp8(const at::Tensor& x) const {
 at::Tensor Fp8SoftmaxHandler::softmax(const runtime::SoftmaxCall& call) {
   // The operator takes bf16 over the last dimension to E4M3; anything else is softmax, then the cast.
   const bool last = call.dim == -1 || call.dim == call.x.dim() - 1;
-  if (!last || call.x.scalar_type() != at::kBFloat16 || scheme().format != recipes::Format::E4M3 || scheme().compute != Compute::fp8) {
+  if (!last || call.x.scalar_type() != at::kBFloat16 || scheme().format != recipes::Format::E4M3 ||
+      scheme().compute != Compute::fp8) {
     return output(0).through_fp8(call.original());
   }
   StraightThrough op;

@@ -3,6 +3,8 @@
 //
 //   product       dx = dy . (codes * scale_inv)                                db = sum over rows of dy
 //   convolution   dx = transposed convolution of dy with codes * scale_inv     db = sum over all but channels of dy
+#include "fp8/quant/straight_through.h"
+
 #include <ATen/core/LegacyTypeDispatch.h>
 #include <ATen/core/grad_mode.h>
 #include <ATen/ops/convolution_backward.h>
@@ -10,8 +12,6 @@
 #include <ATen/ops/matmul.h>
 #include <torch/csrc/autograd/autograd.h>
 #include <torch/csrc/autograd/custom_function.h>
-
-#include "fp8/quant/straight_through.h"
 
 #include "fp8/quant/fp8_handler.h"
 #include "fp8/runtime/ops/once_differentiable.h"
@@ -32,7 +32,8 @@ at::Tensor once_differentiable(const at::Tensor& g, const variable_list& incomin
   return runtime::ops::once_differentiable(g, "the fp8 product of fp8::quant", {}, incoming);
 }
 
-void remember(AutogradContext* context, const at::Tensor& x, const std::optional<at::Tensor>& bias, const at::Tensor& weight, const c10::intrusive_ptr<State>& state) {
+void remember(AutogradContext* context, const at::Tensor& x, const std::optional<at::Tensor>& bias,
+              const at::Tensor& weight, const c10::intrusive_ptr<State>& state) {
   context->saved_data["state"] = c10::IValue::make_capsule(state);
   context->saved_data["bias"] = bias.has_value();
   context->saved_data["dtype"] = x.scalar_type();
@@ -45,11 +46,13 @@ c10::intrusive_ptr<State> state_of(AutogradContext* context) {
 }
 
 /// Function::apply takes a missing tensor as nullopt, not as an undefined one.
-std::optional<at::Tensor> given(const std::optional<at::Tensor>& bias) { return bias.has_value() && bias->defined() ? bias : std::nullopt; }
+std::optional<at::Tensor> given(const std::optional<at::Tensor>& bias) {
+  return bias.has_value() && bias->defined() ? bias : std::nullopt;
+}
 
 struct QuantizedProduct : torch::autograd::Function<QuantizedProduct> {
-  static at::Tensor forward(AutogradContext* context, const at::Tensor& x, const std::optional<at::Tensor>& bias, const at::Tensor& weight,
-                            const c10::intrusive_ptr<State>& state) {
+  static at::Tensor forward(AutogradContext* context, const at::Tensor& x, const std::optional<at::Tensor>& bias,
+                            const at::Tensor& weight, const c10::intrusive_ptr<State>& state) {
     remember(context, x, bias, weight, state);
     return state->handler->product(state->view, weight, x, bias);
   }
@@ -69,8 +72,8 @@ struct QuantizedProduct : torch::autograd::Function<QuantizedProduct> {
 };
 
 struct QuantizedConvolution : torch::autograd::Function<QuantizedConvolution> {
-  static at::Tensor forward(AutogradContext* context, const at::Tensor& x, const std::optional<at::Tensor>& bias, const at::Tensor& weight,
-                            const c10::intrusive_ptr<State>& state) {
+  static at::Tensor forward(AutogradContext* context, const at::Tensor& x, const std::optional<at::Tensor>& bias,
+                            const at::Tensor& weight, const c10::intrusive_ptr<State>& state) {
     remember(context, x, bias, weight, state);
     return state->handler->convolution_product(state->geometry, weight, x, bias);
   }
@@ -83,9 +86,11 @@ struct QuantizedConvolution : torch::autograd::Function<QuantizedConvolution> {
       const at::NoGradGuard no_grad;
       const at::Tensor dy = gradients[0].detach();
       const at::Tensor w = state->handler->all_values(context->get_saved_variables()[0], dy.scalar_type());
-      const at::Tensor x = at::empty(context->saved_data["sizes"].toIntVector(), dy.options());  // its values are not read: no gradient for w
+      const at::Tensor x = at::empty(context->saved_data["sizes"].toIntVector(),
+                                     dy.options());  // its values are not read: no gradient for w
       const std::int64_t output_padding[] = {0, 0};
-      dx = std::get<0>(at::convolution_backward(dy, x, w, std::nullopt, g.stride, g.padding, g.dilation, false, output_padding, g.groups, {true, false, false}))
+      dx = std::get<0>(at::convolution_backward(dy, x, w, std::nullopt, g.stride, g.padding, g.dilation, false,
+                                                output_padding, g.groups, {true, false, false}))
                .to(context->saved_data["dtype"].toScalarType());
       if (context->saved_data["bias"].toBool()) db = dy.sum(at::IntArrayRef{0, 2, 3});
     }
@@ -101,8 +106,8 @@ struct OpState : torch::CustomClassHolder {
 struct AnyOp : torch::autograd::Function<AnyOp> {
   static constexpr std::size_t kMost = 3;
 
-  static at::Tensor forward(AutogradContext* context, const at::Tensor& first, const std::optional<at::Tensor>& second, const std::optional<at::Tensor>& third,
-                            const c10::intrusive_ptr<OpState>& state) {
+  static at::Tensor forward(AutogradContext* context, const at::Tensor& first, const std::optional<at::Tensor>& second,
+                            const std::optional<at::Tensor>& third, const c10::intrusive_ptr<OpState>& state) {
     variable_list inputs{first};
     if (second.has_value()) inputs.push_back(*second);
     if (third.has_value()) inputs.push_back(*third);
@@ -134,10 +139,12 @@ struct AnyOp : torch::autograd::Function<AnyOp> {
     {
       const at::AutoGradMode with_grad(true);
       const at::Tensor y = state->op.differentiable(seen);
-      found = torch::autograd::grad({y}, wanted, {gradients[0].detach().to(y.scalar_type())}, /*retain_graph=*/false, /*create_graph=*/false, /*allow_unused=*/true);
+      found = torch::autograd::grad({y}, wanted, {gradients[0].detach().to(y.scalar_type())}, /*retain_graph=*/false,
+                                    /*create_graph=*/false, /*allow_unused=*/true);
     }
     for (std::size_t i = 0; i < index.size(); ++i) {
-      if (found[i].defined()) result[index[i]] = once_differentiable(found[i].to(saved[index[i]].scalar_type()), gradients);
+      if (found[i].defined())
+        result[index[i]] = once_differentiable(found[i].to(saved[index[i]].scalar_type()), gradients);
     }
     return result;
   }
@@ -152,20 +159,23 @@ at::Tensor straight_through(const StraightThrough& op, const Tensors& inputs) {
   auto state = c10::make_intrusive<OpState>();
   state->op = op;
   TORCH_INTERNAL_ASSERT(inputs.size() <= AnyOp::kMost);
-  const auto nth = [&](std::size_t i) { return i < inputs.size() ? std::optional<at::Tensor>(inputs[i]) : std::nullopt; };
+  const auto nth = [&](std::size_t i) {
+    return i < inputs.size() ? std::optional<at::Tensor>(inputs[i]) : std::nullopt;
+  };
   return AnyOp::apply(inputs[0], nth(1), nth(2), state);
 }
 
-at::Tensor product_with_gradient(const std::shared_ptr<const Fp8Handler>& handler, const runtime::WeightView& view, const at::Tensor& weight, const at::Tensor& x,
-                                 const std::optional<at::Tensor>& bias) {
+at::Tensor product_with_gradient(const std::shared_ptr<const Fp8Handler>& handler, const runtime::WeightView& view,
+                                 const at::Tensor& weight, const at::Tensor& x, const std::optional<at::Tensor>& bias) {
   auto state = c10::make_intrusive<State>();
   state->handler = handler;
   state->view = view;
   return QuantizedProduct::apply(x, given(bias), weight.detach(), state);
 }
 
-at::Tensor convolution_with_gradient(const std::shared_ptr<const Fp8Handler>& handler, const ConvolutionGeometry& geometry, const at::Tensor& weight,
-                                     const at::Tensor& x, const std::optional<at::Tensor>& bias) {
+at::Tensor convolution_with_gradient(const std::shared_ptr<const Fp8Handler>& handler,
+                                     const ConvolutionGeometry& geometry, const at::Tensor& weight, const at::Tensor& x,
+                                     const std::optional<at::Tensor>& bias) {
   auto state = c10::make_intrusive<State>();
   state->handler = handler;
   state->geometry = geometry;

@@ -21,20 +21,21 @@ struct ConvolutionGeometry {
 };
 
 /// For x and bias of a quantized product: dx = dy . dequantized(w), db = sum of dy.
-at::Tensor product_with_gradient(const std::shared_ptr<const Fp8Handler>& handler, const runtime::WeightView& view, const at::Tensor& weight, const at::Tensor& x,
-                                 const std::optional<at::Tensor>& bias);
+at::Tensor product_with_gradient(const std::shared_ptr<const Fp8Handler>& handler, const runtime::WeightView& view,
+                                 const at::Tensor& weight, const at::Tensor& x, const std::optional<at::Tensor>& bias);
 
 /// The same of a 2-D convolution: dx = the transposed convolution of dy with the dequantized w, db = sum of dy over all but channels.
-at::Tensor convolution_with_gradient(const std::shared_ptr<const Fp8Handler>& handler, const ConvolutionGeometry& geometry, const at::Tensor& weight,
-                                     const at::Tensor& x, const std::optional<at::Tensor>& bias);
+at::Tensor convolution_with_gradient(const std::shared_ptr<const Fp8Handler>& handler,
+                                     const ConvolutionGeometry& geometry, const at::Tensor& weight, const at::Tensor& x,
+                                     const std::optional<at::Tensor>& bias);
 
 using Tensors = std::vector<at::Tensor>;
 
 /// Any operation of several tensors and one result.
 struct StraightThrough {
-  std::function<at::Tensor(const Tensors&)> forward;          ///< in fp8, no gradients asked
-  std::function<Tensors(const Tensors&)> values;              ///< inputs as fp8 saw them; empty: as they are
-  std::function<at::Tensor(const Tensors&)> differentiable;   ///< of those values, in ATen ops
+  std::function<at::Tensor(const Tensors&)> forward;         ///< in fp8, no gradients asked
+  std::function<Tensors(const Tensors&)> values;             ///< inputs as fp8 saw them; empty: as they are
+  std::function<at::Tensor(const Tensors&)> differentiable;  ///< of those values, in ATen ops
 };
 
 /// op.forward(inputs), with gradients for the inputs when they are wanted. One to three inputs, all defined.

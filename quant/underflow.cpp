@@ -23,7 +23,8 @@ Underflow underflow_of_codes(const void* values, recipes::FloatType type, std::i
   return {zero_codes - zeros, n - zeros};
 }
 
-Underflow underflow_of_scale(const void* values, recipes::FloatType type, std::int64_t n, float scale, recipes::Format format) {
+Underflow underflow_of_scale(const void* values, recipes::FloatType type, std::int64_t n, float scale,
+                             recipes::Format format) {
   const float lost = largest_lost(format);
   Underflow out;
   for (std::int64_t i = 0; i < n; ++i) {
@@ -35,14 +36,17 @@ Underflow underflow_of_scale(const void* values, recipes::FloatType type, std::i
   return out;
 }
 
-bool loses_most(float amax, float scale, recipes::Format format) { return amax > 0 && amax * scale <= 4 * largest_lost(format); }
+bool loses_most(float amax, float scale, recipes::Format format) {
+  return amax > 0 && amax * scale <= 4 * largest_lost(format);
+}
 
 void UnderflowReport::add(const std::string& module, const Underflow& underflow) {
   const std::lock_guard<std::mutex> lock(mutex_);
   ++modules_;
   if (!underflow.most()) return;
   ++losing_;
-  if (underflow.share() < worst_share_ || (underflow.share() == worst_share_ && !worst_.empty() && worst_ < module)) return;
+  if (underflow.share() < worst_share_ || (underflow.share() == worst_share_ && !worst_.empty() && worst_ < module))
+    return;
   worst_share_ = underflow.share();
   worst_ = module;
 }
@@ -52,8 +56,9 @@ std::vector<std::string> UnderflowReport::warnings(const std::string& scale_meth
   if (losing_ == 0) return {};
   char share[32];
   std::snprintf(share, sizeof share, "%.3g", 100 * worst_share_);
-  return {"scale method " + scale_method + ": in " + std::to_string(losing_) + " of " + std::to_string(modules_) + " modules most " + what +
-          " become zero in fp8 (the worst: " + worst_ + ", " + share + " % of those that are not zero); the scales are too large for them: take a method that " +
+  return {"scale method " + scale_method + ": in " + std::to_string(losing_) + " of " + std::to_string(modules_) +
+          " modules most " + what + " become zero in fp8 (the worst: " + worst_ + ", " + share +
+          " % of those that are not zero); the scales are too large for them: take a method that " +
           "follows amax per tensor or channel, or leave these modules in high precision"};
 }
 

@@ -25,7 +25,8 @@ struct Underflow {
 Underflow underflow_of_codes(const void* values, recipes::FloatType type, std::int64_t n, const std::uint8_t* codes);
 
 /// Of n values under one static scale (multiplies into fp8).
-Underflow underflow_of_scale(const void* values, recipes::FloatType type, std::int64_t n, float scale, recipes::Format format);
+Underflow underflow_of_scale(const void* values, recipes::FloatType type, std::int64_t n, float scale,
+                             recipes::Format format);
 
 /// True if `scale` loses most of a tensor of this amax, even if its values are normally distributed: their median is then less than a quarter of
 /// the amax. Tails that are heavier lose more.

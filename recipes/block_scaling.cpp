@@ -8,7 +8,8 @@ namespace fp8::recipes {
 namespace {
 
 CurrentScaling rule_of(const BlockScaling& recipe) {
-  return {.fp8_format = recipe.fp8_format, .power_of_two_scale = recipe.power_of_two_scale,
+  return {.fp8_format = recipe.fp8_format,
+          .power_of_two_scale = recipe.power_of_two_scale,
           .amax_epsilon = recipe.amax_epsilon};
 }
 

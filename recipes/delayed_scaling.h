@@ -67,11 +67,11 @@ constexpr int kMaxMargin = 64;
 constexpr int kMaxInterval = 1 << 20;
 
 struct DelayedScaling {
-  int margin = 0;                                                     ///< powers of two kept free
-  int interval = 1;                                                   ///< steps from one new scale to the next
+  int margin = 0;    ///< powers of two kept free
+  int interval = 1;  ///< steps from one new scale to the next
   RecipeFormat fp8_format = RecipeFormat::E5M2;
-  int amax_history_len = 1;                                           ///< measured steps remembered
-  AmaxChoice amax_compute_algo = AmaxComputeAlgo::most_recent;        ///< or max, or a callable
+  int amax_history_len = 1;                                     ///< measured steps remembered
+  AmaxChoice amax_compute_algo = AmaxComputeAlgo::most_recent;  ///< or max, or a callable
   /// One's own scale, in place of next_scale(): amax [n], the scale so far [n] -> [n]. Where the result is not a finite
   /// number above 0 with a finite reciprocal, the old scale stays.
   std::function<Eigen::ArrayXf(const Eigen::ArrayXf& amax, const Eigen::ArrayXf& scale, float fp8_max,
@@ -79,8 +79,8 @@ struct DelayedScaling {
       scaling_factor_compute_algo = {};
   /// Products kept in high precision: forward, gradient of the input, gradient of the weight.
   std::array<bool, 3> override_linear_precision = {false, false, false};
-  bool reduce_amax = true;                                            ///< maximum over all ranks
-  bool power_of_two_scale = true;                                     ///< scale rounded down to a power of two
+  bool reduce_amax = true;         ///< maximum over all ranks
+  bool power_of_two_scale = true;  ///< scale rounded down to a power of two
   RecipeDialect dialect = RecipeDialect::habana;
   /// most_recent as the vendor has it: row 0 of the ring, which is the newest only for a history of 1.
   bool stale_row_compat = false;
@@ -90,8 +90,11 @@ struct DelayedScaling {
 
   /// The defaults of NVIDIA's Transformer Engine.
   static DelayedScaling nvidia() {
-    return {.fp8_format = RecipeFormat::HYBRID, .amax_history_len = 1024, .amax_compute_algo = AmaxComputeAlgo::max,
-            .power_of_two_scale = false, .dialect = RecipeDialect::nvidia};
+    return {.fp8_format = RecipeFormat::HYBRID,
+            .amax_history_len = 1024,
+            .amax_compute_algo = AmaxComputeAlgo::max,
+            .power_of_two_scale = false,
+            .dialect = RecipeDialect::nvidia};
   }
 
   /// Callables can't be compared: recipes that have one equal nothing.
@@ -99,9 +102,7 @@ struct DelayedScaling {
 };
 
 /// "most_recent", "max".
-constexpr const char* name_of(AmaxComputeAlgo algo) {
-  return algo == AmaxComputeAlgo::max ? "max" : "most_recent";
-}
+constexpr const char* name_of(AmaxComputeAlgo algo) { return algo == AmaxComputeAlgo::max ? "max" : "most_recent"; }
 
 /// "most_recent", "max", "a callable".
 inline const char* name_of(const AmaxChoice& choice) {
@@ -110,9 +111,7 @@ inline const char* name_of(const AmaxChoice& choice) {
 }
 
 /// "habana", "nvidia".
-constexpr const char* name_of(RecipeDialect dialect) {
-  return dialect == RecipeDialect::nvidia ? "nvidia" : "habana";
-}
+constexpr const char* name_of(RecipeDialect dialect) { return dialect == RecipeDialect::nvidia ? "nvidia" : "habana"; }
 
 /// The first field that is out of its range, if any:
 ///   margin -64..64; interval 1..2^20, nvidia: 1; amax_history_len 1..65536

@@ -100,7 +100,8 @@ float e2m1_to_float(std::uint8_t code) {
 
 NVFP4Matrix nvfp4_quantize(const float* x, std::int64_t rows, std::int64_t cols, bool square_blocks) {
   const Grid grid = grid_of(rows, cols, square_blocks);
-  if (x == nullptr && rows > 0 && cols > 0) throw std::invalid_argument("NVFP4: x is null, allowed: [rows, cols] numbers");
+  if (x == nullptr && rows > 0 && cols > 0)
+    throw std::invalid_argument("NVFP4: x is null, allowed: [rows, cols] numbers");
   NVFP4Matrix result{rows, cols, square_blocks, {}, {}, 1.0f};
   std::vector<float> blocks = amaxes_of(x, grid);
   const float scale = encoding_scale(blocks);
@@ -126,8 +127,8 @@ std::vector<float> nvfp4_dequantize(const NVFP4Matrix& matrix) {
   const auto scales = static_cast<std::size_t>(grid.down() * grid.across());
   if (matrix.codes.size() != bytes || matrix.block_scales.size() != scales) {
     throw std::invalid_argument("NVFP4: found " + std::to_string(matrix.codes.size()) + " bytes of codes and " +
-                                std::to_string(matrix.block_scales.size()) + " scales, allowed: " +
-                                std::to_string(bytes) + " and " + std::to_string(scales));
+                                std::to_string(matrix.block_scales.size()) +
+                                " scales, allowed: " + std::to_string(bytes) + " and " + std::to_string(scales));
   }
   const std::vector<float> decoding = multipliers(matrix.block_scales, matrix.scale_inv);
   std::vector<float> y(static_cast<std::size_t>(grid.rows * grid.cols));

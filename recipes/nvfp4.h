@@ -19,10 +19,10 @@ constexpr float kE2M1Max = 6.0f;
 
 struct NVFP4Matrix {
   std::int64_t rows = 0, cols = 0;
-  bool square_blocks = false;               ///< 16 x 16, else 1 x 16
-  std::vector<std::uint8_t> codes;          ///< [rows, ceil(cols / 2)], unused nibbles 0
-  std::vector<std::uint8_t> block_scales;   ///< E4M3 codes, [rows or ceil(rows / 16), ceil(cols / 16)]
-  float scale_inv = 1.0f;                   ///< f32(1 / s_enc)
+  bool square_blocks = false;              ///< 16 x 16, else 1 x 16
+  std::vector<std::uint8_t> codes;         ///< [rows, ceil(cols / 2)], unused nibbles 0
+  std::vector<std::uint8_t> block_scales;  ///< E4M3 codes, [rows or ceil(rows / 16), ceil(cols / 16)]
+  float scale_inv = 1.0f;                  ///< f32(1 / s_enc)
 };
 
 /// x: [rows, cols] dense. Blocks at the edges have what is there. A block with a NaN or an infinity gets a NaN scale, and

@@ -29,9 +29,12 @@ constexpr std::int64_t kBlock = 4096;  // values quantized at once
 // Nearest even in hp; as round_to(), with the kernels' bit tricks.
 float to_hp(float x, FloatType hp) {
   switch (hp) {
-    case FloatType::BF16: return kernels::bf16_to_f32(kernels::f32_to_bf16(x));
-    case FloatType::F16: return kernels::f16_to_f32(kernels::f32_to_f16(x));
-    case FloatType::F32: break;
+    case FloatType::BF16:
+      return kernels::bf16_to_f32(kernels::f32_to_bf16(x));
+    case FloatType::F16:
+      return kernels::f16_to_f32(kernels::f32_to_f16(x));
+    case FloatType::F32:
+      break;
   }
   return x;
 }
@@ -40,9 +43,15 @@ float to_hp(float x, FloatType hp) {
 template <class Loop>
 void with_type(FloatType hp, Loop&& loop) {
   switch (hp) {
-    case FloatType::BF16: loop([](float x) { return kernels::bf16_to_f32(kernels::f32_to_bf16(x)); }); return;
-    case FloatType::F16: loop([](float x) { return kernels::f16_to_f32(kernels::f32_to_f16(x)); }); return;
-    case FloatType::F32: loop([](float x) { return x; }); return;
+    case FloatType::BF16:
+      loop([](float x) { return kernels::bf16_to_f32(kernels::f32_to_bf16(x)); });
+      return;
+    case FloatType::F16:
+      loop([](float x) { return kernels::f16_to_f32(kernels::f32_to_f16(x)); });
+      return;
+    case FloatType::F32:
+      loop([](float x) { return x; });
+      return;
   }
 }
 
@@ -228,11 +237,13 @@ std::vector<float> opt_candidates(const ScaleMethod& method, const IncTarget& ta
 
 Eigen::ArrayXf opt_scale_inv(const float* w, std::int64_t rows, std::int64_t cols, const ScaleMethod& method,
                              const IncTarget& target, std::string_view name) {
-  if (method.value != ScaleValue::OPT) reject(name, std::string("scale value is ") + name_of(method.value) + ", allowed: OPT");
+  if (method.value != ScaleValue::OPT)
+    reject(name, std::string("scale value is ") + name_of(method.value) + ", allowed: OPT");
   if (rows < 0 || cols < 0 || (w == nullptr && rows * cols > 0)) reject(name, "a weight of negative size or no memory");
   const std::vector<float> candidates = opt_candidates(method, target);
   for (const float s : candidates) {
-    if (!(s > 0.0f) || !std::isfinite(s)) reject(name, "candidate " + std::to_string(s) + ", allowed: finite values > 0");
+    if (!(s > 0.0f) || !std::isfinite(s))
+      reject(name, "candidate " + std::to_string(s) + ", allowed: finite values > 0");
   }
   check_finite(w, rows, cols, target.hp, name);
   Eigen::ArrayXf scale_inv;

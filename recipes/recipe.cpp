@@ -12,7 +12,8 @@ const char* scales_text(bool power_of_two) { return power_of_two ? ", power-of-t
 void describe(std::ostream& out, const DelayedScaling& r) {
   out << " (" << name_of(r.dialect) << "), " << name_of(r.fp8_format);
   if (r.dialect == RecipeDialect::habana) out << ", interval " << r.interval;
-  out << ", history " << r.amax_history_len << ", " << (r.amax_compute_algo.callable() ? "amax by a callable" : name_of(r.amax_compute_algo));
+  out << ", history " << r.amax_history_len << ", "
+      << (r.amax_compute_algo.callable() ? "amax by a callable" : name_of(r.amax_compute_algo));
   if (r.margin != 0) out << ", margin " << r.margin;
   out << (r.scaling_factor_compute_algo ? ", scales by a callable" : scales_text(r.power_of_two_scale));
   if (!r.reduce_amax) out << ", amax not reduced over ranks";
@@ -26,9 +27,12 @@ void describe(std::ostream& out, const CurrentScaling& r) {
 }
 
 void describe(std::ostream& out, const BlockScaling& r) {
-  const auto shape = [&](int dim) { return (dim == 2 ? std::to_string(r.block) : "1") + "x" + std::to_string(r.block); };
-  out << ", " << name_of(r.fp8_format) << ", x " << shape(r.x_block_scaling_dim) << ", w " << shape(r.w_block_scaling_dim)
-      << ", grad " << shape(r.grad_block_scaling_dim) << scales_text(r.power_of_two_scale);
+  const auto shape = [&](int dim) {
+    return (dim == 2 ? std::to_string(r.block) : "1") + "x" + std::to_string(r.block);
+  };
+  out << ", " << name_of(r.fp8_format) << ", x " << shape(r.x_block_scaling_dim) << ", w "
+      << shape(r.w_block_scaling_dim) << ", grad " << shape(r.grad_block_scaling_dim)
+      << scales_text(r.power_of_two_scale);
   if (r.amax_epsilon != 0.0f) out << ", amax at least " << r.amax_epsilon;
 }
 

@@ -17,9 +17,7 @@ namespace {
   throw std::invalid_argument(message.str());
 }
 
-std::string element(std::string_view name, Eigen::Index i) {
-  return std::string(name) + "[" + std::to_string(i) + "]";
-}
+std::string element(std::string_view name, Eigen::Index i) { return std::string(name) + "[" + std::to_string(i) + "]"; }
 
 bool usable_amax(float amax) { return std::isfinite(amax) && amax >= 0.0f; }
 bool usable_scale_inv(float scale_inv) {

@@ -68,15 +68,17 @@ bool spoke(const TensorMeta& meta, const DelayedScaling& recipe, Eigen::Index te
 
 void check_size(const Eigen::ArrayXf& result, const TensorMeta& meta, const char* callable) {
   if (result.size() == meta.tensors()) return;
-  throw std::invalid_argument("DelayedScaling: " + std::string(callable) + " returned " + std::to_string(result.size()) +
-                              " values, allowed: " + std::to_string(meta.tensors()) + ", one per tensor");
+  throw std::invalid_argument("DelayedScaling: " + std::string(callable) + " returned " +
+                              std::to_string(result.size()) + " values, allowed: " + std::to_string(meta.tensors()) +
+                              ", one per tensor");
 }
 
 void check_values(const char* field, const Eigen::ArrayXf& values, Eigen::Index n) {
   if (values.size() != n) reject(field, std::to_string(values.size()) + " values", std::to_string(n));
   for (Eigen::Index i = 0; i < n; ++i) {
     if (values[i] > 0.0f && std::isfinite(values[i])) continue;
-    reject((std::string(field) + "[" + std::to_string(i) + "]").c_str(), std::to_string(values[i]), "a finite value > 0");
+    reject((std::string(field) + "[" + std::to_string(i) + "]").c_str(), std::to_string(values[i]),
+           "a finite value > 0");
   }
 }
 
@@ -97,14 +99,14 @@ void validate(const TensorMeta& meta) {
   if (meta.amax_history.cols() != n) {
     reject("amax_history", std::to_string(meta.amax_history.cols()) + " columns", std::to_string(n) + ", as scale has");
   }
-  if (meta.recorded.size() != n) reject("recorded", std::to_string(meta.recorded.size()) + " values", std::to_string(n));
+  if (meta.recorded.size() != n)
+    reject("recorded", std::to_string(meta.recorded.size()) + " values", std::to_string(n));
   if (meta.amax_history.rows() > kMaxHistory) {
     reject("amax_history", std::to_string(meta.amax_history.rows()) + " rows", "1 to " + std::to_string(kMaxHistory));
   }
   check_history(n, meta.history());
   if (meta.amax_history_index < 0 || meta.amax_history_index >= meta.history()) {
-    reject("amax_history_index", std::to_string(meta.amax_history_index),
-           "0 to " + std::to_string(meta.history() - 1));
+    reject("amax_history_index", std::to_string(meta.amax_history_index), "0 to " + std::to_string(meta.history() - 1));
   }
   if ((meta.amax_history < 0.0f).any()) reject("amax_history", "below 0 somewhere", "values >= 0");
 }
@@ -150,7 +152,8 @@ Eigen::ArrayXf current_amax(const TensorMeta& meta, const DelayedScaling& recipe
 
 float current_amax(const TensorMeta& meta, const DelayedScaling& recipe, int tensor) {
   check_tensor(meta, tensor);
-  return recipe.amax_compute_algo.callable() ? current_amax(meta, recipe)[tensor] : amax_by_algorithm(meta, recipe, tensor);
+  return recipe.amax_compute_algo.callable() ? current_amax(meta, recipe)[tensor]
+                                             : amax_by_algorithm(meta, recipe, tensor);
 }
 
 void update_scales(TensorMeta& meta, const DelayedScaling& recipe, float fp8_max) {

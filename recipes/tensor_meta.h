@@ -28,10 +28,10 @@
 namespace fp8::recipes {
 
 struct TensorMeta {
-  Eigen::ArrayXf scale;         ///< [n], high precision -> fp8, ones at first
-  Eigen::ArrayXf scale_inv;     ///< [n], 1 / scale
-  AmaxRows amax_history;        ///< [H, n], zeros at first; NaN and infinity are kept as they were measured
-  int amax_history_index = 0;   ///< habana: the row of the step that runs; nvidia: always 0
+  Eigen::ArrayXf scale;        ///< [n], high precision -> fp8, ones at first
+  Eigen::ArrayXf scale_inv;    ///< [n], 1 / scale
+  AmaxRows amax_history;       ///< [H, n], zeros at first; NaN and infinity are kept as they were measured
+  int amax_history_index = 0;  ///< habana: the row of the step that runs; nvidia: always 0
   /// [n], 1 where this step has recorded. Need not be stored between steps: finish_step() clears it.
   Eigen::Array<bool, Eigen::Dynamic, 1> recorded;
 

@@ -23,16 +23,18 @@ bool shows_backtrace() {
 
 extern "C" {
 
-[[noreturn]] void C10_CONCATENATE(__real_, FP8_FAIL_STRING)(const char*, const char*, std::uint32_t, const std::string&);
+[[noreturn]] void C10_CONCATENATE(__real_, FP8_FAIL_STRING)(const char*, const char*, std::uint32_t,
+                                                            const std::string&);
 [[noreturn]] void C10_CONCATENATE(__real_, FP8_FAIL_CHARS)(const char*, const char*, std::uint32_t, const char*);
 
 [[noreturn]] void C10_CONCATENATE(__wrap_, FP8_FAIL_STRING)(const char* function, const char* file, std::uint32_t line,
-                                                           const std::string& message) {
+                                                            const std::string& message) {
   if (shows_backtrace()) C10_CONCATENATE(__real_, FP8_FAIL_STRING)(function, file, line, message);
   throw c10::Error(message, nullptr);
 }
 
-[[noreturn]] void C10_CONCATENATE(__wrap_, FP8_FAIL_CHARS)(const char* function, const char* file, std::uint32_t line, const char* message) {
+[[noreturn]] void C10_CONCATENATE(__wrap_, FP8_FAIL_CHARS)(const char* function, const char* file, std::uint32_t line,
+                                                           const char* message) {
   if (shows_backtrace()) C10_CONCATENATE(__real_, FP8_FAIL_CHARS)(function, file, line, message);
   throw c10::Error(std::string(message), nullptr);
 }

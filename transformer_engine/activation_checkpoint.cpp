@@ -59,10 +59,15 @@ struct Recompute final : torch::autograd::Node {
   std::string name() const override { return "fp8::te::checkpoint"; }
 
   variable_list apply(variable_list&& gradients) override {
-    TORCH_CHECK(!at::GradMode::is_enabled(), "[checkpoint] a checkpointed function has no second derivative: expected backward() without create_graph");
-    TORCH_CHECK(torch::autograd::Engine::get_default_engine().is_checkpoint_valid(), "[checkpoint] found autograd::grad() or backward() with inputs, ",
-                "allowed: backward() of all: the gradients of parameters that the checkpointed function uses would be left out");
-    TORCH_CHECK(!inputs.empty() || needs_grad.empty(), "[checkpoint] backward ran twice: the first time needs retain_graph = true");
+    TORCH_CHECK(
+        !at::GradMode::is_enabled(),
+        "[checkpoint] a checkpointed function has no second derivative: expected backward() without create_graph");
+    TORCH_CHECK(torch::autograd::Engine::get_default_engine().is_checkpoint_valid(),
+                "[checkpoint] found autograd::grad() or backward() with inputs, ",
+                "allowed: backward() of all: the gradients of parameters that the checkpointed function uses would be "
+                "left out");
+    TORCH_CHECK(!inputs.empty() || needs_grad.empty(),
+                "[checkpoint] backward ran twice: the first time needs retain_graph = true");
     variable_list again;
     for (std::size_t i = 0; i < inputs.size(); ++i) {
       at::Tensor t = inputs[i].unpack();
@@ -121,7 +126,8 @@ std::optional<StepScales> ReplayLog::given(const Fp8State& state) {
   return scales;
 }
 
-std::vector<at::Tensor> checkpoint(const CheckpointedFunction& function, const std::vector<at::Tensor>& inputs, const CheckpointOptions& options) {
+std::vector<at::Tensor> checkpoint(const CheckpointedFunction& function, const std::vector<at::Tensor>& inputs,
+                                   const CheckpointOptions& options) {
   if (!at::GradMode::is_enabled()) return function(inputs);
   auto node = c10::make_intrusive<Recompute>();
   node->function = function;
@@ -139,7 +145,9 @@ std::vector<at::Tensor> checkpoint(const CheckpointedFunction& function, const s
     node->needs_grad.push_back(t.defined() && t.requires_grad());
   }
   torch::autograd::edge_list edges;
-  for (const auto& t : inputs) edges.push_back(t.defined() && t.requires_grad() ? torch::autograd::impl::gradient_edge(t) : torch::autograd::Edge());
+  for (const auto& t : inputs)
+    edges.push_back(t.defined() && t.requires_grad() ? torch::autograd::impl::gradient_edge(t)
+                                                     : torch::autograd::Edge());
   node->set_next_edges(std::move(edges));
   std::vector<at::Tensor> outputs;
   {
@@ -158,8 +166,11 @@ std::vector<at::Tensor> checkpoint(const CheckpointedFunction& function, const s
   return outputs;
 }
 
-at::Tensor checkpoint(const std::function<at::Tensor(const at::Tensor&)>& function, const at::Tensor& input, const CheckpointOptions& options) {
-  const CheckpointedFunction many = [function](const std::vector<at::Tensor>& t) { return std::vector<at::Tensor>{function(t[0])}; };
+at::Tensor checkpoint(const std::function<at::Tensor(const at::Tensor&)>& function, const at::Tensor& input,
+                      const CheckpointOptions& options) {
+  const CheckpointedFunction many = [function](const std::vector<at::Tensor>& t) {
+    return std::vector<at::Tensor>{function(t[0])};
+  };
   return checkpoint(many, std::vector<at::Tensor>{input}, options)[0];
 }
 

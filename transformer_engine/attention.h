@@ -38,8 +38,9 @@ class FusedAttentionImpl : public Fp8Cloneable<FusedAttentionImpl> {
   /// [B, H, L, Dv] in the dtype of the autocast region in force, else of q. attention_mask: bool (true: seen) or added to S; broadcasts to
   /// [B, H, L, S]. is_causal: query i sees keys 0 to i. softmax_mode: "none", "fast".
   /// In fp8: fp8_attention.h.
-  at::Tensor forward(const at::Tensor& q, const at::Tensor& k, const at::Tensor& v, const at::Tensor& attention_mask = {},
-                     bool is_causal = false, const std::string& softmax_mode = "none");
+  at::Tensor forward(const at::Tensor& q, const at::Tensor& k, const at::Tensor& v,
+                     const at::Tensor& attention_mask = {}, bool is_causal = false,
+                     const std::string& softmax_mode = "none");
 
   std::vector<std::shared_ptr<Fp8State>> fp8_states() const override { return {state_}; }
   void pretty_print(std::ostream& stream) const override;
@@ -65,7 +66,7 @@ struct DotProductAttentionOptions {
   std::int64_t num_attention_heads = 0, kv_channels = 0;  ///< kv_channels: depth of one head
   std::int64_t num_gqa_groups = 0;                        ///< heads of k and v; 0: num_attention_heads
   double attention_dropout = 0.0;                         ///< while the module is in training mode
-  std::string qkv_format = "sbhd";                        ///< [length, batch, heads, depth], or "bshd", or packed "thd": [rows, heads, depth]
+  std::string qkv_format = "sbhd";  ///< [length, batch, heads, depth], or "bshd", or packed "thd": [rows, heads, depth]
   /// "no_mask", "causal" (query i sees keys 0 to i), "causal_bottom_right" (the last query sees all keys), "padding", "padding_causal",
   /// "padding_causal_bottom_right", "arbitrary". "thd" takes the three of padding.
   std::string attn_mask_type = "causal";
@@ -92,8 +93,8 @@ class DotProductAttentionImpl : public torch::nn::Cloneable<DotProductAttentionI
   /// torch's scaled_dot_product_attention gives it; zero in rows of no sequence and in queries that see no key.
   ///
   /// Throws c10::Error naming the argument.
-  at::Tensor forward(const at::Tensor& q, const at::Tensor& k, const at::Tensor& v, const at::Tensor& attention_mask = {},
-                     const SequenceLengths& sequences = {});
+  at::Tensor forward(const at::Tensor& q, const at::Tensor& k, const at::Tensor& v,
+                     const at::Tensor& attention_mask = {}, const SequenceLengths& sequences = {});
 
   void pretty_print(std::ostream& stream) const override;
   const DotProductAttentionOptions& options() const { return options_; }
@@ -102,7 +103,8 @@ class DotProductAttentionImpl : public torch::nn::Cloneable<DotProductAttentionI
 
  private:
   at::Tensor one_sequence(const at::Tensor& q, const at::Tensor& k, const at::Tensor& v) const;
-  at::Tensor packed(const at::Tensor& q, const at::Tensor& k, const at::Tensor& v, const SequenceLengths& sequences) const;
+  at::Tensor packed(const at::Tensor& q, const at::Tensor& k, const at::Tensor& v,
+                    const SequenceLengths& sequences) const;
 
   DotProductAttentionOptions options_;
 };

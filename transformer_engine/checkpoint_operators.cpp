@@ -54,7 +54,8 @@ std::int64_t checkpoint_begin() {
 void checkpoint_again(std::int64_t number) {
   const auto run = runs().get("checkpoint_again", number);
   const std::lock_guard<std::mutex> lock(run->mutex);
-  TORCH_CHECK(!run->going_on.has_value(), "[fp8::checkpoint_again] run: found ", number, ", which is going on; expected one that fp8::checkpoint_end ended");
+  TORCH_CHECK(!run->going_on.has_value(), "[fp8::checkpoint_again] run: found ", number,
+              ", which is going on; expected one that fp8::checkpoint_end ended");
   run->log.start_replay();
   run->going_on.emplace(&run->log);
   run->going_on->region.emplace(run->region);
@@ -66,9 +67,12 @@ void checkpoint_again(std::int64_t number) {
 void checkpoint_end(std::int64_t number) {
   const auto run = runs().get("checkpoint_end", number);
   const std::lock_guard<std::mutex> lock(run->mutex);
-  TORCH_CHECK(run->going_on.has_value(), "[fp8::checkpoint_end] run: found ", number, ", which is not going on; expected one between fp8::checkpoint_begin or checkpoint_again and its end");
-  TORCH_CHECK(run->going_on->thread == std::this_thread::get_id(), "[fp8::checkpoint_end] run: found ", number, ", which another thread began; expected one of this thread");
-  TORCH_CHECK(current_replay_log() == &run->log, "[fp8::checkpoint_end] run: found ", number, ", which has another one going on inside; expected the innermost");
+  TORCH_CHECK(run->going_on.has_value(), "[fp8::checkpoint_end] run: found ", number,
+              ", which is not going on; expected one between fp8::checkpoint_begin or checkpoint_again and its end");
+  TORCH_CHECK(run->going_on->thread == std::this_thread::get_id(), "[fp8::checkpoint_end] run: found ", number,
+              ", which another thread began; expected one of this thread");
+  TORCH_CHECK(current_replay_log() == &run->log, "[fp8::checkpoint_end] run: found ", number,
+              ", which has another one going on inside; expected the innermost");
   run->going_on.reset();
 }
 
@@ -76,7 +80,8 @@ void checkpoint_free(std::int64_t number) {
   const auto run = runs().get("checkpoint_free", number);
   {
     const std::lock_guard<std::mutex> lock(run->mutex);
-    TORCH_CHECK(!run->going_on.has_value(), "[fp8::checkpoint_free] run: found ", number, ", which is going on; expected one that fp8::checkpoint_end ended");
+    TORCH_CHECK(!run->going_on.has_value(), "[fp8::checkpoint_free] run: found ", number,
+                ", which is going on; expected one that fp8::checkpoint_end ended");
   }
   runs().take_out(number);
 }

@@ -45,11 +45,13 @@ struct Request {
 QuantConfig passed_config(const QuantSource& source) {
   const auto observers = measure::parse_options();
   if (const auto* path = std::get_if<std::filesystem::path>(&source.value())) {
-    TORCH_CHECK(!path->empty(), "[convert_modules] `quant` must be either a bool, file path or a dictionary. Got an empty path");
+    TORCH_CHECK(!path->empty(),
+                "[convert_modules] `quant` must be either a bool, file path or a dictionary. Got an empty path");
     return configs::read_quant_config(*path, observers);
   }
   const auto& json = std::get<io::Json>(source.value());
-  TORCH_CHECK(json.is_object(), "[convert_modules] `quant` must be either a bool, file path or a dictionary. Got ", json.type_name(), " ", json.dump().substr(0, 40));
+  TORCH_CHECK(json.is_object(), "[convert_modules] `quant` must be either a bool, file path or a dictionary. Got ",
+              json.type_name(), " ", json.dump().substr(0, 40));
   return configs::parse_quant_config(json, "quant", observers);
 }
 
@@ -86,11 +88,13 @@ std::optional<configs::Rank> one_of_several() {
 }
 
 template <class Model>
-quant::ConversionReport measure_model(const Model& model, const Request& request, const std::string& prefix, const NameLists& lists, bool plan_only) {
+quant::ConversionReport measure_model(const Model& model, const Request& request, const std::string& prefix,
+                                      const NameLists& lists, bool plan_only) {
   measure::ConfiguredCalibration calibration;
   if (request.config.has_value()) {
     configs::refuse_load(*request.config);
-    configs::require_stats_path(*request.config, std::string("mode ") + configs::name_of(request.mode) + " writes measurements there");
+    configs::require_stats_path(*request.config,
+                                std::string("mode ") + configs::name_of(request.mode) + " writes measurements there");
     calibration = measure::calibration_options(*request.config);
   } else {
     calibration.options.rank = one_of_several();
@@ -98,14 +102,17 @@ quant::ConversionReport measure_model(const Model& model, const Request& request
   calibration.options.prefix = prefix;
   quant::ConversionReport report;
   std::vector<std::string> names;
-  calibration.options.select = [&, select = calibration.options.select](const std::string& name, const std::string& type) {
+  calibration.options.select = [&, select = calibration.options.select](const std::string& name,
+                                                                        const std::string& type) {
     names.push_back(name);
     const auto keep = lists.reason_to_keep(name);
     const bool measured = (select ? select(name, type) : type == "Linear" || type == "Conv2d") && !keep.has_value();
     if (measured) {
       report.converted.push_back({name, type, "measured (" + calibration.options.observer + ")", 0, 0});
     } else {
-      report.skipped.push_back({name, keep.has_value() ? *keep : select ? "not selected by allowlist and blocklist" : "type " + type + " is not measured"});
+      report.skipped.push_back({name, keep.has_value() ? *keep
+                                      : select         ? "not selected by allowlist and blocklist"
+                                                       : "type " + type + " is not measured"});
     }
     return measured;
   };
@@ -136,13 +143,18 @@ quant::ConversionReport report_of(const quant::Plan& plan, const std::vector<Wei
     const auto m = std::find_if(modules.begin(), modules.end(), [&](const auto& w) { return w.name == p.info.name; });
     const at::Tensor w = m->weight.detach().contiguous();
     const bool simulated = p.scheme.compute == quant::Compute::fake_quant;
-    quant::ConvertedModule line{m->name, m->type, p.scheme.describe(), static_cast<std::int64_t>(w.nbytes()), simulated ? static_cast<std::int64_t>(w.nbytes()) : w.numel()};
+    quant::ConvertedModule line{m->name, m->type, p.scheme.describe(), static_cast<std::int64_t>(w.nbytes()),
+                                simulated ? static_cast<std::int64_t>(w.nbytes()) : w.numel()};
     const auto* type = configs::find_module_type(m->type);
-    if (type == nullptr || type->kind != configs::ModuleKind::embedding) line.flops_per_row = 2.0 * static_cast<double>(w.numel());
+    if (type == nullptr || type->kind != configs::ModuleKind::embedding)
+      line.flops_per_row = 2.0 * static_cast<double>(w.numel());
     if (w.numel() != 0) {
       const std::int64_t rows = is_convolution(*m) ? w.size(0) : w.numel() / w.size(-1);
-      const auto damage = quant::weight_damage(w.const_data_ptr(), runtime::ops::float_type_of(w.scalar_type()), rows, w.numel() / rows, scales[i], p.scheme);
-      const double input = p.scheme.activations == quant::ActivationScaling::none || line.flops_per_row == 0 ? 0.0 : expected_rounding(p.scheme.format);
+      const auto damage = quant::weight_damage(w.const_data_ptr(), runtime::ops::float_type_of(w.scalar_type()), rows,
+                                               w.numel() / rows, scales[i], p.scheme);
+      const double input = p.scheme.activations == quant::ActivationScaling::none || line.flops_per_row == 0
+                               ? 0.0
+                               : expected_rounding(p.scheme.format);
       if (damage.signal > 0) line.expected_error = std::hypot(std::sqrt(damage.noise / damage.signal), input);
     }
     report.converted.push_back(std::move(line));
@@ -157,17 +169,20 @@ std::vector<WeightModule> weights_of(const torch::jit::Module& model) { return q
 /// The vendor's words, for whoever searches for them.
 [[noreturn]] void throw_unmeasured(const std::string& what) {
   throw io::Error("Failed to load file " + what + "; run the fp8 measurement using a portion of data and try again: " +
-                  configs::option_name("convert_modules(model, {.inference = true, .quant = false})", "fp8 measure, or fp8 evaluate with a QUANT_CONFIG of mode MEASURE"));
+                  configs::option_name("convert_modules(model, {.inference = true, .quant = false})",
+                                       "fp8 measure, or fp8 evaluate with a QUANT_CONFIG of mode MEASURE"));
 }
 
-quant::PlanOptions own_options(const std::string& prefix, recipes::Dialect dialect, std::map<std::string, std::string> keep) {
+quant::PlanOptions own_options(const std::string& prefix, recipes::Dialect dialect,
+                               std::map<std::string, std::string> keep) {
   quant::PlanOptions plan;
   plan.dialect = dialect;
   plan.activations = quant::ActivationScaling::static_tensor;
   plan.keep = std::move(keep);
   const measure::StatsName own_rank{prefix, "maxabs", {}, one_of_several()};
   try {
-    plan.measurements = own_rank.rank.has_value() && own_rank.exists() ? measure::read_measurements(own_rank) : measure::read_measurements(prefix);
+    plan.measurements = own_rank.rank.has_value() && own_rank.exists() ? measure::read_measurements(own_rank)
+                                                                       : measure::read_measurements(prefix);
   } catch (const io::Error& e) {
     throw_unmeasured(e.what());
   }
@@ -175,7 +190,8 @@ quant::PlanOptions own_options(const std::string& prefix, recipes::Dialect diale
 }
 
 template <class Model>
-quant::ConversionReport quantize_model(const Model& model, const Request& request, const std::string& prefix, const NameLists& lists, bool plan_only) {
+quant::ConversionReport quantize_model(const Model& model, const Request& request, const std::string& prefix,
+                                       const NameLists& lists, bool plan_only) {
   // finalize() of the session alone would leave its watchers on the weights that stay in high precision.
   if (!plan_only && measure::CalibrationSession::of(model) != nullptr) measure::finalize_calibration(model);
   const auto dialect = runtime::device_dialect("convert_modules");
@@ -197,9 +213,12 @@ quant::ConversionReport quantize_model(const Model& model, const Request& reques
     config.mode = request.mode;
     const auto name = measure::measurement_of(config, prefix);
     try {
-      report = plan_only ? report_of(quant::plan_with_config(model, config, dialect, keep), modules) : quant::convert_with_config(model, config, dialect, keep);
+      report = plan_only ? report_of(quant::plan_with_config(model, config, dialect, keep), modules)
+                         : quant::convert_with_config(model, config, dialect, keep);
     } catch (const io::Error& e) {
-      if (config.mode == QuantMode::QUANTIZE && !name.exists() && std::string(e.what()).rfind(name.json().string(), 0) == 0) throw_unmeasured(e.what());
+      if (config.mode == QuantMode::QUANTIZE && !name.exists() &&
+          std::string(e.what()).rfind(name.json().string(), 0) == 0)
+        throw_unmeasured(e.what());
       throw;
     }
   }
@@ -213,12 +232,17 @@ quant::ConversionReport convert_as_asked(const Model& model, const ConvertOption
   const std::string prefix = prefix_of(options, request);
   const NameLists lists(options.allow, options.block);
   switch (request.mode) {
-    case QuantMode::NONE: return {};
+    case QuantMode::NONE:
+      return {};
     case QuantMode::MEASURE:
-    case QuantMode::SHAPE: return measure_model(model, request, prefix, lists, options.plan_only);
+    case QuantMode::SHAPE:
+      return measure_model(model, request, prefix, lists, options.plan_only);
     case QuantMode::LOAD:
-    case QuantMode::QUANTIZE: return quantize_model(model, request, prefix, lists, options.plan_only);
-    case QuantMode::AUTO: TORCH_CHECK(false, "[convert_modules] ", request.config->source, ": key 'mode': found AUTO, allowed with a config that is passed: NONE, QUANTIZE, MEASURE");
+    case QuantMode::QUANTIZE:
+      return quantize_model(model, request, prefix, lists, options.plan_only);
+    case QuantMode::AUTO:
+      TORCH_CHECK(false, "[convert_modules] ", request.config->source,
+                  ": key 'mode': found AUTO, allowed with a config that is passed: NONE, QUANTIZE, MEASURE");
   }
   return {};
 }
@@ -231,7 +255,8 @@ at::Tensor values_of(const WeightModule& m) {
   const at::Tensor codes = m.weight.detach();
   if (is_convolution(m)) return handler->all_values(codes, handler->original_dtype());
   const auto view = runtime::view_of(*tag, codes);
-  TORCH_CHECK(view.has_value(), "[restore] module '", m.name, "': expected its fp8 weight of sizes ", tag->sizes, ", found ", codes.sizes());
+  TORCH_CHECK(view.has_value(), "[restore] module '", m.name, "': expected its fp8 weight of sizes ", tag->sizes,
+              ", found ", codes.sizes());
   return handler->dequantize(*tag, *view, codes).to(handler->original_dtype()).contiguous();
 }
 
@@ -248,11 +273,14 @@ quant::ConversionReport convert_for_inference(const torch::nn::Module& model, co
     static_cast<TrainingHandler&>(*handler).retire();
     if (training_handler(parameter) != nullptr) runtime::untag_weight(parameter);
   }
-  report.warnings.push_back("training: the model was converted for training, " + std::to_string(training.size()) + " weights lost their handlers and scales");
+  report.warnings.push_back("training: the model was converted for training, " + std::to_string(training.size()) +
+                            " weights lost their handlers and scales");
   return report;
 }
 
-quant::ConversionReport convert_for_inference(const torch::jit::Module& model, const ConvertOptions& options) { return convert_as_asked(model, options); }
+quant::ConversionReport convert_for_inference(const torch::jit::Module& model, const ConvertOptions& options) {
+  return convert_as_asked(model, options);
+}
 
 int restore_inference(const torch::nn::Module& model) {
   const at::NoGradGuard no_grad;
@@ -260,7 +288,8 @@ int restore_inference(const torch::nn::Module& model) {
   int count = 0;
   for (const auto& m : measure::weight_modules(model)) {
     const auto* tag = runtime::find_tag(m.weight);
-    const bool simulated = tag != nullptr && dynamic_cast<const quant::FakeQuantHandler*>(tag->handler.get()) != nullptr;
+    const bool simulated =
+        tag != nullptr && dynamic_cast<const quant::FakeQuantHandler*>(tag->handler.get()) != nullptr;
     const at::Tensor values = values_of(m);
     if (!simulated && !values.defined()) continue;
     runtime::untag_weight(m.weight);

@@ -26,10 +26,10 @@ namespace {
 using configs::ModuleKind;
 using measure::WeightModule;
 
-
 bool is_linear(const std::string& class_name) {
   const auto* type = configs::find_module_type(class_name);
-  return class_name == kTorchAttention || (type != nullptr && (type->kind == ModuleKind::linear || type->kind == ModuleKind::row_parallel_linear));
+  return class_name == kTorchAttention ||
+         (type != nullptr && (type->kind == ModuleKind::linear || type->kind == ModuleKind::row_parallel_linear));
 }
 
 /// Which modules become what, decided before anything is touched.
@@ -47,8 +47,10 @@ class Selection {
     if (!is_linear(m.type)) return "type " + m.type + " is trained in high precision";
     if (auto reason = reason_by_name(m.name)) return reason;
     if (m.weight.dim() != 2) return "its weight has " + std::to_string(m.weight.dim()) + " dimensions";
-    if (!at::isFloatingType(m.weight.scalar_type()) || m.weight.scalar_type() == at::kDouble) return std::string("its weight is ") + c10::toString(m.weight.scalar_type());
-    if (options_.alignment == Alignment::leave && !aligned(m.weight)) return "sizes " + sizes_text(m.weight) + " are no multiples of 16";
+    if (!at::isFloatingType(m.weight.scalar_type()) || m.weight.scalar_type() == at::kDouble)
+      return std::string("its weight is ") + c10::toString(m.weight.scalar_type());
+    if (options_.alignment == Alignment::leave && !aligned(m.weight))
+      return "sizes " + sizes_text(m.weight) + " are no multiples of 16";
     return std::nullopt;
   }
 
@@ -78,7 +80,8 @@ class Selection {
 
   std::string scheme(const WeightModule& m) const {
     std::string text = "fp8 training, " + recipes::describe(recipe_of(m.name));
-    if (m.name.ends_with(kPackedProjections)) text += " where query, key and value are one tensor, else in high precision";
+    if (m.name.ends_with(kPackedProjections))
+      text += " where query, key and value are one tensor, else in high precision";
     if (aligned(m.weight)) return text;
     if (options_.alignment == Alignment::pad) {
       const auto up = [](std::int64_t n) { return (n + kAlignment - 1) / kAlignment * kAlignment; };
@@ -96,7 +99,9 @@ class Selection {
     for (const auto& rule : rules) patterns.push_back(rule.pattern);
     return patterns;
   }
-  static std::string sizes_text(const at::Tensor& w) { return std::to_string(w.size(0)) + "x" + std::to_string(w.size(1)); }
+  static std::string sizes_text(const at::Tensor& w) {
+    return std::to_string(w.size(0)) + "x" + std::to_string(w.size(1));
+  }
 
   const TrainingOptions& options_;
   NameLists lists_;
@@ -104,15 +109,19 @@ class Selection {
 };
 
 void check_weight(const WeightModule& m) {
-  TORCH_CHECK(m.weight.is_hpu(), "[convert_modules] module '", m.name, "': expected its weight on hpu, found it on ", m.weight.device());
-  TORCH_CHECK(m.weight.is_contiguous(), "[convert_modules] module '", m.name, "': expected a contiguous weight, got strides ", m.weight.strides());
+  TORCH_CHECK(m.weight.is_hpu(), "[convert_modules] module '", m.name, "': expected its weight on hpu, found it on ",
+              m.weight.device());
+  TORCH_CHECK(m.weight.is_contiguous(), "[convert_modules] module '", m.name,
+              "': expected a contiguous weight, got strides ", m.weight.strides());
   const auto* tag = runtime::find_tag(m.weight);
-  TORCH_CHECK(tag == nullptr || training_handler(m.weight) != nullptr, "[convert_modules] module '", m.name, "': its weight is in use by another handler (",
-              tag == nullptr ? "" : tag->handler->describe(), "): expected a plain one; finalize the calibration or restore() the model");
+  TORCH_CHECK(tag == nullptr || training_handler(m.weight) != nullptr, "[convert_modules] module '", m.name,
+              "': its weight is in use by another handler (", tag == nullptr ? "" : tag->handler->describe(),
+              "): expected a plain one; finalize the calibration or restore() the model");
 }
 
 /// Matrices that no module of the table holds (a parameter of the user's own, a transposed convolution): kept, and the report says so.
-void report_other_matrices(const torch::nn::Module& model, const std::vector<WeightModule>& weights, quant::ConversionReport& report) {
+void report_other_matrices(const torch::nn::Module& model, const std::vector<WeightModule>& weights,
+                           quant::ConversionReport& report) {
   std::set<const void*> known;
   for (const auto& m : weights) known.insert(m.weight.unsafeGetTensorImpl());
   std::set<std::string> listed;  // by name too: a tied member leaves its registered parameter behind
@@ -120,14 +129,16 @@ void report_other_matrices(const torch::nn::Module& model, const std::vector<Wei
   for (const auto& item : model.named_modules("", /*include_self=*/true)) {
     if (listed.count(item.key()) != 0 || dynamic_cast<const Fp8Module*>(item.value().get()) != nullptr) continue;
     for (const auto& p : item.value()->named_parameters(/*recurse=*/false)) {
-      if (!p.value().defined() || p.value().dim() < 2 || !known.insert(p.value().unsafeGetTensorImpl()).second) continue;
+      if (!p.value().defined() || p.value().dim() < 2 || !known.insert(p.value().unsafeGetTensorImpl()).second)
+        continue;
       const std::string name = item.key().empty() ? p.key() : item.key() + "." + p.key();
       report.skipped.push_back({name, "a parameter of " + item.value()->name() + ", which is no linear module"});
     }
   }
 }
 
-void seed_state(const measure::MeasurementFile& file, const std::string& name, const recipes::Recipe& recipe, Fp8State& state, quant::ConversionReport& report) {
+void seed_state(const measure::MeasurementFile& file, const std::string& name, const recipes::Recipe& recipe,
+                Fp8State& state, quant::ConversionReport& report) {
   const auto* m = file.find(name);
   if (m == nullptr || m->inputs.size() != 1 || m->inputs[0].empty() || !m->weight.has_value() || m->weight->empty()) {
     report.warnings.push_back("warm start: no measurement of '" + name + "': its first step is unscaled");
@@ -197,8 +208,9 @@ class Owners {
 };
 
 /// Decides about every weight and checks the chosen ones; changes nothing. model: null if the weights are all there is.
-std::vector<WeightModule> choose(const torch::nn::Module* model, const std::vector<WeightModule>& weights, const TeModules& own, const Selection& selection,
-                                 bool plan_only, quant::ConversionReport& report) {
+std::vector<WeightModule> choose(const torch::nn::Module* model, const std::vector<WeightModule>& weights,
+                                 const TeModules& own, const Selection& selection, bool plan_only,
+                                 quant::ConversionReport& report) {
   std::vector<WeightModule> chosen;
   std::vector<std::string> names;
   std::vector<const WeightModule*> kept;
@@ -226,22 +238,29 @@ std::vector<WeightModule> choose(const torch::nn::Module* model, const std::vect
   }
   for (const auto* m : kept) {
     const auto owner = owners.find(memory_of(m->weight));
-    if (owner != owners.end()) report.warnings.push_back("'" + m->name + "' shares the weight of '" + owner->second + "' and runs in fp8 with it");
+    if (owner != owners.end())
+      report.warnings.push_back("'" + m->name + "' shares the weight of '" + owner->second +
+                                "' and runs in fp8 with it");
   }
   if (model != nullptr) report_other_matrices(*model, weights, report);
   selection.warn_of_idle_patterns(names, report.warnings);
-  if (report.converted.empty() && !te_in_fp8) report.warnings.emplace_back("no module was selected: the model trains in high precision");
+  if (report.converted.empty() && !te_in_fp8)
+    report.warnings.emplace_back("no module was selected: the model trains in high precision");
   return chosen;
 }
 
-quant::ConversionReport convert_all(const torch::nn::Module* model, const std::vector<WeightModule>& weights, const TeModules& own, const TrainingOptions& options) {
+quant::ConversionReport convert_all(const torch::nn::Module* model, const std::vector<WeightModule>& weights,
+                                    const TeModules& own, const TrainingOptions& options) {
   recipes::validate(options.recipe);
   if (options.warm_start.has_value()) measure::require_amax(*options.warm_start);
   const Selection selection(options);
   quant::ConversionReport report;
   const std::vector<WeightModule> chosen = choose(model, weights, own, selection, options.plan_only, report);
-  const auto keeps_amaxes = [&](const WeightModule& m) { return std::holds_alternative<recipes::DelayedScaling>(selection.recipe_of(m.name)); };
-  if (options.warm_start.has_value() && !chosen.empty() && std::none_of(chosen.begin(), chosen.end(), keeps_amaxes)) report.warnings.emplace_back("warm start: has no effect, no module has delayed scaling");
+  const auto keeps_amaxes = [&](const WeightModule& m) {
+    return std::holds_alternative<recipes::DelayedScaling>(selection.recipe_of(m.name));
+  };
+  if (options.warm_start.has_value() && !chosen.empty() && std::none_of(chosen.begin(), chosen.end(), keeps_amaxes))
+    report.warnings.emplace_back("warm start: has no effect, no module has delayed scaling");
   if (options.plan_only) return report;
   apply_rules(own, selection);
   const Fp8LinearOptions linear = product_options(options.minimize_memory, std::nullopt, /*training=*/true);
@@ -254,7 +273,8 @@ quant::ConversionReport convert_all(const torch::nn::Module* model, const std::v
       const auto state = before != nullptr ? before->state() : std::make_shared<Fp8State>(m.name, 2, 1);
       const auto* rule = selection.rule_for(m.name);
       state->set_recipe(rule != nullptr ? rule->recipe : std::nullopt);
-      if (options.warm_start.has_value() && keeps_amaxes(m)) seed_state(*options.warm_start, m.name, selection.recipe_of(m.name), *state, report);
+      if (options.warm_start.has_value() && keeps_amaxes(m))
+        seed_state(*options.warm_start, m.name, selection.recipe_of(m.name), *state, report);
       handler = std::make_shared<TrainingHandler>(state, linear);
       if (before != nullptr) {
         if (model == nullptr) handler->succeed(*before);
@@ -275,9 +295,12 @@ measure::MeasurementFile export_all(const std::vector<WeightModule>& modules, co
   for (const auto& m : modules) {
     const auto* handler = training_handler(m.weight);
     const auto te = own.find(m.name);
-    if (handler == nullptr && (te == own.end() || te->second->fp8_states().size() != 1 || c10::isFloat8Type(m.weight.scalar_type()))) continue;
+    if (handler == nullptr &&
+        (te == own.end() || te->second->fp8_states().size() != 1 || c10::isFloat8Type(m.weight.scalar_type())))
+      continue;
     const Fp8StateValues values = (handler != nullptr ? handler->state() : te->second->fp8_states()[0])->values();
-    if (values.amax_seen.empty() || values.amax_seen[0] <= 0.0f) continue;  // not listed: whoever reads the file leaves it in high precision
+    if (values.amax_seen.empty() || values.amax_seen[0] <= 0.0f)
+      continue;  // not listed: whoever reads the file leaves it in high precision
     file.selected.push_back(m.name);
     measure::Measurement one;
     one.module = m.name;
@@ -315,7 +338,9 @@ int restore(const torch::nn::Module& model) {
 }
 
 // Attention's projections are left out: quantization knows no such module.
-measure::MeasurementFile export_amax(const torch::nn::Module& model) { return export_all(measure::weight_modules(model), te_modules(model)); }
+measure::MeasurementFile export_amax(const torch::nn::Module& model) {
+  return export_all(measure::weight_modules(model), te_modules(model));
+}
 measure::MeasurementFile export_amax(const std::vector<WeightModule>& modules) { return export_all(modules, {}); }
 
 std::map<std::string, CastStatistics> take_statistics(const torch::nn::Module& model) {

@@ -34,7 +34,7 @@ namespace fp8::te {
 enum class Alignment : std::uint8_t {
   any,    ///< convert it: the host takes all sizes; the report says "unpadded"
   leave,  ///< leave it in high precision
-  pad     ///< convert it as the target would, zero padded; results are those of `any`, the report names the padded sizes
+  pad  ///< convert it as the target would, zero padded; results are those of `any`, the report names the padded sizes
 };
 inline constexpr std::int64_t kAlignment = 16;
 
@@ -46,11 +46,12 @@ struct TrainingOptions {
   std::vector<ModuleRecipe> rules;
   std::vector<std::string> allow, block;  ///< Python regular expressions; empty allow: all
   Alignment alignment = Alignment::any;
-  bool minimize_memory = false;           ///< fp8 weights are cast again in backward (also PT_HPU_FP8_MINIMIZE_MEMORY=1)
-  bool plan_only = false;                 ///< report with costs and expected errors, change nothing
+  bool minimize_memory = false;  ///< fp8 weights are cast again in backward (also PT_HPU_FP8_MINIMIZE_MEMORY=1)
+  bool plan_only = false;        ///< report with costs and expected errors, change nothing
   /// Scales of the first step from amaxes measured before (measure, or export_amax() of another run); needs `recipe`.
   std::optional<measure::MeasurementFile> warm_start;
-  recipes::Recipe recipe = recipes::DelayedScaling::habana();  ///< what the region will say: for the report, and to seed scales by
+  recipes::Recipe recipe =
+      recipes::DelayedScaling::habana();  ///< what the region will say: for the report, and to seed scales by
 };
 
 /// Throws c10::Error or io::Error naming module or pattern: a weight that is not on hpu, one that is quantized for inference, a rule that
@@ -58,7 +59,8 @@ struct TrainingOptions {
 /// module are reported as warnings.
 quant::ConversionReport convert_for_training(const torch::nn::Module& model, const TrainingOptions& options = {});
 /// The same of a model that is no torch::nn::Module.
-quant::ConversionReport convert_for_training(const std::vector<measure::WeightModule>& modules, const TrainingOptions& options = {});
+quant::ConversionReport convert_for_training(const std::vector<measure::WeightModule>& modules,
+                                             const TrainingOptions& options = {});
 
 /// Takes the handlers off again: the model is what it was. Returns how many.
 int restore(const torch::nn::Module& model);

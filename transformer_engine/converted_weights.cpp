@@ -52,7 +52,13 @@ Entry entry_of(const WeightModule& m) {
   const auto* tag = runtime::find_tag(m.weight);
   auto handler = std::static_pointer_cast<TrainingHandler>(tag->handler);
   const auto products = handler->products();
-  return {c10::weak_intrusive_ptr<at::TensorImpl, at::UndefinedTensorImpl>(m.weight.getIntrusivePtr()), std::move(handler), tag->modules, false, {}, {}, products};
+  return {c10::weak_intrusive_ptr<at::TensorImpl, at::UndefinedTensorImpl>(m.weight.getIntrusivePtr()),
+          std::move(handler),
+          tag->modules,
+          false,
+          {},
+          {},
+          products};
 }
 
 void add(Conversion conversion) {
@@ -68,7 +74,8 @@ void add(Conversion conversion) {
   for (Conversion& older : all.conversions) {
     std::erase_if(older, [&](const Entry& e) {  // converted once more, or the weight that a module had before
       const auto owner = e.owner.lock();
-      return e.gone() || parameters.count(e.parameter._unsafe_get_target()) != 0 || (owner != nullptr && places.count({owner.get(), e.name_there}) != 0);
+      return e.gone() || parameters.count(e.parameter._unsafe_get_target()) != 0 ||
+             (owner != nullptr && places.count({owner.get(), e.name_there}) != 0);
     });
   }
   std::erase_if(all.conversions, [](const Conversion& c) { return c.empty(); });
@@ -143,7 +150,8 @@ void put_back_converted() {
   const std::lock_guard<std::mutex> lock(all.mutex);
   for (const Conversion& conversion : all.conversions) {
     for (const Entry& e : conversion) {
-      const auto impl = e.handler->retired() ? c10::intrusive_ptr<at::TensorImpl, at::UndefinedTensorImpl>() : e.parameter.lock();
+      const auto impl =
+          e.handler->retired() ? c10::intrusive_ptr<at::TensorImpl, at::UndefinedTensorImpl>() : e.parameter.lock();
       if (!impl.defined()) continue;
       const at::Tensor parameter(impl);
       const bool plain = parameter.is_hpu() && runtime::find_tag(parameter) == nullptr && parameter.is_contiguous();
@@ -162,7 +170,8 @@ void check_converted() {
     const bool none_ran = std::none_of(all.conversions.begin(), all.conversions.end(), any_ran);
     for (Conversion& conversion : all.conversions) {
       const bool suspect = none_ran || any_ran(conversion);
-      const bool in_use = std::any_of(conversion.begin(), conversion.end(), [](const Entry& e) { return !e.parameter.expired(); });
+      const bool in_use =
+          std::any_of(conversion.begin(), conversion.end(), [](const Entry& e) { return !e.parameter.expired(); });
       for (Entry& e : conversion) {
         if (suspect && !ran(e) && e.owned && replaced(e)) append(lost, e);
         if (suspect && in_use && !e.owned && !e.handler->retired() && e.parameter.expired()) append(dropped, e);
@@ -172,11 +181,15 @@ void check_converted() {
     }
   }
   if (!dropped.empty()) {
-    TORCH_WARN("[fp8_autocast] ", dropped, ": converted for fp8 training, and their weights are gone: if their modules hold others by now, "
+    TORCH_WARN("[fp8_autocast] ", dropped,
+               ": converted for fp8 training, and their weights are gone: if their modules hold others by now, "
                "those run in high precision until they are converted");
   }
-  TORCH_CHECK(lost.empty(), "[fp8_autocast] ", lost, ": converted for fp8 training, and no product ran in fp8: expected the weights that were converted, found others ",
-              "in their place (an engine that shards or flattens parameters?); call convert_modules() after it has taken the model");
+  TORCH_CHECK(lost.empty(), "[fp8_autocast] ", lost,
+              ": converted for fp8 training, and no product ran in fp8: expected the weights that were converted, "
+              "found others ",
+              "in their place (an engine that shards or flattens parameters?); call convert_modules() after it has "
+              "taken the model");
 }
 
 }  // namespace fp8::te

@@ -60,7 +60,8 @@ class HPUDeepSpeedPrecisionPlugin : public HPUPrecisionPlugin {
 
   /// Runs `closure` (forward and backward(), its result is the loss), then engine.step(), which updates the parameters: optimizer is only looked at.
   /// Throws for LBFGS, without an engine, and for an undefined loss (a step that was skipped), unless manual_optimization.
-  void optimizer_step(torch::optim::Optimizer& optimizer, const std::function<at::Tensor()>& closure, bool manual_optimization = false);
+  void optimizer_step(torch::optim::Optimizer& optimizer, const std::function<at::Tensor()>& closure,
+                      bool manual_optimization = false);
 
   /// Nothing: the engine clips.
   void clip_gradients(torch::optim::Optimizer& optimizer, double value = 0.0) const;

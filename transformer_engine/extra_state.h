@@ -43,8 +43,10 @@ ExtraState get_extra_state(const std::vector<NamedState>& states);
 
 /// What could not be taken over; empty: everything was.
 struct ExtraStateReport {
-  std::vector<std::string> missing;     ///< products of the model without state: they keep the one they have (a new model: none)
-  std::vector<std::string> unexpected;  ///< states of products that the model does not have, or weights it does not hold in fp8
+  std::vector<std::string>
+      missing;  ///< products of the model without state: they keep the one they have (a new model: none)
+  std::vector<std::string>
+      unexpected;  ///< states of products that the model does not have, or weights it does not hold in fp8
 };
 
 /// Another history length is fine: it is resized at the next step. Throws c10::Error naming the product for sizes that do not fit,
@@ -62,7 +64,8 @@ ExtraStateReport load_extra_state(const std::vector<NamedState>& states, const s
 /// One state as JSON and tensors, and back; what modules put into their archives.
 io::Json state_json(const Fp8StateValues& values);
 std::map<std::string, at::Tensor> state_tensors(const Fp8StateValues& values);
-Fp8StateValues state_from(const std::string& name, const io::Json& json, const std::map<std::string, at::Tensor>& tensors);
+Fp8StateValues state_from(const std::string& name, const io::Json& json,
+                          const std::map<std::string, at::Tensor>& tensors);
 
 /// What a weight's codes need, as JSON, and back.
 io::Json weight_json(const Fp8Weight& weight);

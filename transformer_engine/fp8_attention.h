@@ -37,6 +37,7 @@ at::Tensor fp8_attention(const at::Tensor& q, const at::Tensor& k, const at::Ten
                          const std::shared_ptr<Fp8State>& state, const Fp8AttentionOptions& options);
 
 /// In a region that calibrates: records the amaxes of q, k and v, of P its bound 1; computes nothing.
-void record_attention(const at::Tensor& q, const at::Tensor& k, const at::Tensor& v, const std::shared_ptr<Fp8State>& state);
+void record_attention(const at::Tensor& q, const at::Tensor& k, const at::Tensor& v,
+                      const std::shared_ptr<Fp8State>& state);
 
 }  // namespace fp8::te

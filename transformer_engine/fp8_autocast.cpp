@@ -28,7 +28,8 @@ thread_local std::optional<bool> t_measurement;
 std::atomic<void (*)()> g_begins{nullptr}, g_ends{nullptr};
 
 void take_off(const void* guard) {
-  const auto last = std::find_if(t_regions.rbegin(), t_regions.rend(), [&](const InForce& r) { return r.guard == guard; });
+  const auto last =
+      std::find_if(t_regions.rbegin(), t_regions.rend(), [&](const InForce& r) { return r.guard == guard; });
   if (last != t_regions.rend()) t_regions.erase(std::next(last).base());
 }
 
@@ -53,14 +54,17 @@ void reduce(const States& states, Pass pass, ProcessGroup& group) {
   all.push_back(names);
   all.push_back(-names);
   group.all_reduce_max(all.data(), all.size());
-  TORCH_CHECK(all[all.size() - 2] == -all.back(), "[fp8_autocast] rank ", group.rank(), " of ", group.size(), ": the ranks ran different products ",
-              pass == Pass::forward ? "forward" : "backward", ": this one ran ", states.size(), ", '", states.front()->name(), "' to '", states.back()->name(),
+  TORCH_CHECK(all[all.size() - 2] == -all.back(), "[fp8_autocast] rank ", group.rank(), " of ", group.size(),
+              ": the ranks ran different products ", pass == Pass::forward ? "forward" : "backward", ": this one ran ",
+              states.size(), ", '", states.front()->name(), "' to '", states.back()->name(),
               "'; with reduce_amax all run the same ones in the same order");
   const float* next = all.data();
   for (const auto& state : states) next = state->replace_recorded(pass, next);
 }
 
-bool runs_hooks(const Fp8Region& region) { return region.outermost() && (region.enabled() || region.options().calibrating); }
+bool runs_hooks(const Fp8Region& region) {
+  return region.outermost() && (region.enabled() || region.options().calibrating);
+}
 
 /// Of a process that data parallel training started without a group for amaxes. Variables that name no rank say nothing here.
 int rank_of_process() {
@@ -77,7 +81,8 @@ int rank_of_process() {
 
 }  // namespace
 
-Fp8Region::Fp8Region(Fp8AutocastOptions options, std::shared_ptr<Fp8Region> outer) : options_(std::move(options)), outer_(std::move(outer)) {
+Fp8Region::Fp8Region(Fp8AutocastOptions options, std::shared_ptr<Fp8Region> outer)
+    : options_(std::move(options)), outer_(std::move(outer)) {
   if (options_.recipe.has_value()) {
     recipes::validate(*options_.recipe);
     recipe_ = *options_.recipe;
@@ -98,7 +103,8 @@ Fp8Region::Fp8Region(Fp8AutocastOptions options, std::shared_ptr<Fp8Region> oute
   options_.statistics = options_.statistics || outer_->options_.statistics;
 }
 
-void Fp8Region::add_once(std::vector<Ran>& to, const std::shared_ptr<Fp8State>& state, const std::shared_ptr<ProcessGroup>& group) {
+void Fp8Region::add_once(std::vector<Ran>& to, const std::shared_ptr<Fp8State>& state,
+                         const std::shared_ptr<ProcessGroup>& group) {
   for (const auto& known : to) {
     if (!known.state.owner_before(state) && !state.owner_before(known.state)) return;
   }
@@ -113,7 +119,8 @@ Fp8Region::Taken Fp8Region::take(std::vector<Ran>& from) {
     if (state == nullptr) continue;
     taken.states.push_back(state);
     if (ran.group == nullptr) continue;
-    auto same = std::find_if(taken.by_group.begin(), taken.by_group.end(), [&](const auto& g) { return g.first == ran.group; });
+    auto same =
+        std::find_if(taken.by_group.begin(), taken.by_group.end(), [&](const auto& g) { return g.first == ran.group; });
     if (same == taken.by_group.end()) same = taken.by_group.insert(same, {ran.group, {}});
     same->second.push_back(std::move(state));
   }
@@ -197,7 +204,9 @@ void Fp8Region::finish_backward() {
 }
 
 std::shared_ptr<Fp8Region> current_region() { return t_regions.empty() ? nullptr : t_regions.back().region; }
-bool is_fp8_enabled() { return !t_regions.empty() && t_regions.back().region != nullptr && t_regions.back().region->enabled(); }
+bool is_fp8_enabled() {
+  return !t_regions.empty() && t_regions.back().region != nullptr && t_regions.back().region->enabled();
+}
 
 fp8_autocast::fp8_autocast(Fp8AutocastOptions options) : exceptions_(std::uncaught_exceptions()) {
   if (options.enabled) (void)runtime::device_dialect("fp8_autocast");

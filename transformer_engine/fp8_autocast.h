@@ -25,13 +25,14 @@ class Fp8State;
 
 struct Fp8AutocastOptions {
   bool enabled = true;
-  std::optional<recipes::Recipe> recipe = {};               ///< default: the outer region's, else DelayedScaling::habana()
-  bool calibrating = false;                                 ///< with enabled = false: high precision, but amaxes are recorded
-  std::optional<bool> force_measurement = {};               ///< overrules the recipe's interval: measure this pass, or don't
-  std::shared_ptr<runtime::distributed::ProcessGroup> group = nullptr;  ///< amaxes become the largest of all ranks (recipe.reduce_amax)
-  std::optional<bool> is_first_microbatch = {};             ///< true: fp8 weights are cast and kept; false: the kept ones are used
-  std::uint64_t seed = 0;                                   ///< of stochastic rounding; every rank draws numbers of its own
-  bool statistics = false;                                  ///< count saturated and underflowed elements of every cast
+  std::optional<recipes::Recipe> recipe = {};  ///< default: the outer region's, else DelayedScaling::habana()
+  bool calibrating = false;                    ///< with enabled = false: high precision, but amaxes are recorded
+  std::optional<bool> force_measurement = {};  ///< overrules the recipe's interval: measure this pass, or don't
+  std::shared_ptr<runtime::distributed::ProcessGroup> group =
+      nullptr;                                   ///< amaxes become the largest of all ranks (recipe.reduce_amax)
+  std::optional<bool> is_first_microbatch = {};  ///< true: fp8 weights are cast and kept; false: the kept ones are used
+  std::uint64_t seed = 0;                        ///< of stochastic rounding; every rank draws numbers of its own
+  bool statistics = false;                       ///< count saturated and underflowed elements of every cast
 };
 
 /// One region, shared by its RAII guard and the nodes made inside.
@@ -87,9 +88,11 @@ class Fp8Region : public std::enable_shared_from_this<Fp8Region> {
   };
   struct Taken {
     std::vector<std::shared_ptr<Fp8State>> states;
-    std::vector<std::pair<std::shared_ptr<runtime::distributed::ProcessGroup>, std::vector<std::shared_ptr<Fp8State>>>> by_group;
+    std::vector<std::pair<std::shared_ptr<runtime::distributed::ProcessGroup>, std::vector<std::shared_ptr<Fp8State>>>>
+        by_group;
   };
-  static void add_once(std::vector<Ran>& to, const std::shared_ptr<Fp8State>& state, const std::shared_ptr<runtime::distributed::ProcessGroup>& group);
+  static void add_once(std::vector<Ran>& to, const std::shared_ptr<Fp8State>& state,
+                       const std::shared_ptr<runtime::distributed::ProcessGroup>& group);
   Taken take(std::vector<Ran>& from);
   void finish_after_backward();
 
@@ -117,7 +120,8 @@ class fp8_autocast {
   /// Throws std::invalid_argument for a recipe that does not validate, c10::Error on a first-generation device (no fp8 there).
   explicit fp8_autocast(Fp8AutocastOptions options);
   explicit fp8_autocast(bool enabled = true) : fp8_autocast(Fp8AutocastOptions{.enabled = enabled}) {}
-  fp8_autocast(bool enabled, recipes::Recipe recipe) : fp8_autocast(Fp8AutocastOptions{.enabled = enabled, .recipe = std::move(recipe)}) {}
+  fp8_autocast(bool enabled, recipes::Recipe recipe)
+      : fp8_autocast(Fp8AutocastOptions{.enabled = enabled, .recipe = std::move(recipe)}) {}
   ~fp8_autocast() noexcept(false);
   /// Ends the region now; a group's failure to reduce is thrown here, or by the destructor.
   void end();

@@ -46,10 +46,18 @@ struct Call : torch::CustomClassHolder {
 };
 
 /// [..., n] -> [rows, n]; n may be 0.
-at::Tensor as_matrix(const at::Tensor& t) { return t.reshape({c10::multiply_integers(t.sizes().slice(0, t.dim() - 1)), t.size(-1)}); }
+at::Tensor as_matrix(const at::Tensor& t) {
+  return t.reshape({c10::multiply_integers(t.sizes().slice(0, t.dim() - 1)), t.size(-1)});
+}
 
 CastPlan plan_of(const Call& call, Role role, int index, const StepScales& scales) {
-  CastPlan plan{.recipe = call.recipe, .dialect = call.dialect, .role = role, .need_rows = call.needs_grad, .state = call.state.get(), .scales = &scales, .index = index};
+  CastPlan plan{.recipe = call.recipe,
+                .dialect = call.dialect,
+                .role = role,
+                .need_rows = call.needs_grad,
+                .state = call.state.get(),
+                .scales = &scales,
+                .index = index};
   plan.statistics = call.region->options().statistics;
   return plan;
 }
@@ -78,7 +86,8 @@ at::Tensor without_tensors(Operand& operand, at::Tensor& grid) {
 }
 
 /// The forward product. Fills `call` and, where a gradient is wanted, what has to be kept: {x codes, x grid, w codes, w grid, weight}.
-at::Tensor forward_product(const at::Tensor& x, const at::Tensor& weight, const std::optional<at::Tensor>& bias, Call& call, variable_list* kept) {
+at::Tensor forward_product(const at::Tensor& x, const at::Tensor& weight, const std::optional<at::Tensor>& bias,
+                           Call& call, variable_list* kept) {
   const at::Tensor x2 = as_matrix(x.detach().to(call.activation)).contiguous();
   OperandPair input = quantize_operand(x2, plan_of(call, Role::input, 0, call.scales));
   OperandPair w = weight_operands(weight, call);
@@ -95,10 +104,13 @@ at::Tensor forward_product(const at::Tensor& x, const at::Tensor& weight, const 
     at::Tensor x_grid, w_grid;
     call.x_rows = std::move(input.rows);
     call.weight_rows = std::move(w.rows);
-    const at::Tensor x_codes = without_tensors(call.x_rows, x_grid), w_codes = without_tensors(call.weight_rows, w_grid);
+    const at::Tensor x_codes = without_tensors(call.x_rows, x_grid),
+                     w_codes = without_tensors(call.weight_rows, w_grid);
     // Codes that stay between microbatches cost nothing to keep; cast again, they would have this microbatch's scale.
     const bool keep_weight = !call.options.minimize_memory || call.first_microbatch.has_value();
-    *kept = {call.keeps_input() ? x2 : x_codes, call.keeps_input() ? at::Tensor() : x_grid, keep_weight ? w_codes : at::Tensor(), keep_weight ? w_grid : at::Tensor(), keep_weight ? at::Tensor() : weight.detach()};
+    *kept = {call.keeps_input() ? x2 : x_codes, call.keeps_input() ? at::Tensor() : x_grid,
+             keep_weight ? w_codes : at::Tensor(), keep_weight ? w_grid : at::Tensor(),
+             keep_weight ? at::Tensor() : weight.detach()};
   }
   // As the op's own result it must be no view: the code around changes results in place (linear adds its bias so).
   const at::AutoDispatchBelowADInplaceOrView own_memory;
@@ -136,8 +148,10 @@ Operand weight_of(const Call& call, const variable_list& saved) {
   return cast_again(call, Role::weight, 1, saved[4]);
 }
 
-variable_list backward_products(AutogradContext* context, const c10::intrusive_ptr<Call>& call, const at::Tensor& grad) {
-  const bool wants_x = context->needs_input_grad(0), wants_w = context->needs_input_grad(1), wants_b = call->has_bias && context->needs_input_grad(2);
+variable_list backward_products(AutogradContext* context, const c10::intrusive_ptr<Call>& call,
+                                const at::Tensor& grad) {
+  const bool wants_x = context->needs_input_grad(0), wants_w = context->needs_input_grad(1),
+             wants_b = call->has_bias && context->needs_input_grad(2);
   at::Tensor dx, dw, db;
   if (wants_x || wants_w) {
     const variable_list saved = context->get_saved_variables();  // first: it throws where backward ran before
@@ -147,7 +161,10 @@ variable_list backward_products(AutogradContext* context, const c10::intrusive_p
     plan.need_rows = wants_w;
     plan.stochastic = gradient_seed(call->recipe, *call->region, call->state->origin(), call->scales);
     const OperandPair g8 = quantize_operand(g, plan);
-    if (wants_x) dx = product(g8.columns, false, weight_of(*call, saved), false, call->activation).reshape(call->x_sizes).to(call->x_dtype);
+    if (wants_x)
+      dx = product(g8.columns, false, weight_of(*call, saved), false, call->activation)
+               .reshape(call->x_sizes)
+               .to(call->x_dtype);
     if (wants_w && call->exact_weight_grad) {
       dw = at::matmul(g.t(), saved[0]).to(call->weight_grad);
     } else if (wants_w) {
@@ -160,8 +177,8 @@ variable_list backward_products(AutogradContext* context, const c10::intrusive_p
 }
 
 struct Fp8Linear : torch::autograd::Function<Fp8Linear> {
-  static at::Tensor forward(AutogradContext* context, const at::Tensor& x, const at::Tensor& weight, const std::optional<at::Tensor>& bias,
-                            const c10::intrusive_ptr<Call>& call) {
+  static at::Tensor forward(AutogradContext* context, const at::Tensor& x, const at::Tensor& weight,
+                            const std::optional<at::Tensor>& bias, const c10::intrusive_ptr<Call>& call) {
     variable_list kept;
     at::Tensor y = forward_product(x, weight, bias, *call, &kept);
     context->saved_data["call"] = c10::IValue::make_capsule(call);
@@ -179,23 +196,29 @@ struct Fp8Linear : torch::autograd::Function<Fp8Linear> {
       const at::NoGradGuard no_grad;
       result = backward_products(context, call, gradients[0]);
     }
-    for (auto& g : result) g = runtime::ops::once_differentiable(g, "the fp8 product of fp8::te", call->state->name(), gradients);
+    for (auto& g : result)
+      g = runtime::ops::once_differentiable(g, "the fp8 product of fp8::te", call->state->name(), gradients);
     return result;
   }
 };
 
-void check_operands(const at::Tensor& x, const at::Tensor& weight, const std::optional<at::Tensor>& bias, const std::string& name) {
+void check_operands(const at::Tensor& x, const at::Tensor& weight, const std::optional<at::Tensor>& bias,
+                    const std::string& name) {
   using runtime::ops::is_high_precision;
-  TORCH_CHECK(weight.dim() == 2, "[fp8_linear] '", name, "': expected a weight of two dimensions, got sizes ", weight.sizes());
-  TORCH_CHECK(x.dim() >= 1 && x.size(-1) == weight.size(1), "[fp8_linear] '", name, "': expected an input whose last dimension is ", weight.size(1), ", got sizes ",
-              x.sizes());
-  TORCH_CHECK(is_high_precision(x.scalar_type()), "[fp8_linear] '", name, "': expected an input of dtype Float, BFloat16 or Half, got ", x.scalar_type());
-  TORCH_CHECK(is_high_precision(weight.scalar_type()) || fp8_weight(weight) != nullptr, "[fp8_linear] '", name,
-              "': expected a weight of dtype Float, BFloat16, Half, or one that quantized_model_init holds in fp8 on hpu, got ", weight.scalar_type(), " on ",
-              weight.device());
+  TORCH_CHECK(weight.dim() == 2, "[fp8_linear] '", name, "': expected a weight of two dimensions, got sizes ",
+              weight.sizes());
+  TORCH_CHECK(x.dim() >= 1 && x.size(-1) == weight.size(1), "[fp8_linear] '", name,
+              "': expected an input whose last dimension is ", weight.size(1), ", got sizes ", x.sizes());
+  TORCH_CHECK(is_high_precision(x.scalar_type()), "[fp8_linear] '", name,
+              "': expected an input of dtype Float, BFloat16 or Half, got ", x.scalar_type());
+  TORCH_CHECK(
+      is_high_precision(weight.scalar_type()) || fp8_weight(weight) != nullptr, "[fp8_linear] '", name,
+      "': expected a weight of dtype Float, BFloat16, Half, or one that quantized_model_init holds in fp8 on hpu, got ",
+      weight.scalar_type(), " on ", weight.device());
   if (!bias.has_value() || !bias->defined()) return;
-  TORCH_CHECK(bias->dim() == 1 && bias->size(0) == weight.size(0) && is_high_precision(bias->scalar_type()), "[fp8_linear] '", name, "': expected a bias of ",
-              weight.size(0), " elements of dtype Float, BFloat16 or Half, got sizes ", bias->sizes(), " of ", bias->scalar_type());
+  TORCH_CHECK(bias->dim() == 1 && bias->size(0) == weight.size(0) && is_high_precision(bias->scalar_type()),
+              "[fp8_linear] '", name, "': expected a bias of ", weight.size(0),
+              " elements of dtype Float, BFloat16 or Half, got sizes ", bias->sizes(), " of ", bias->scalar_type());
 }
 
 }  // namespace
@@ -209,7 +232,8 @@ at::Tensor fp8_linear(const at::Tensor& input, const at::Tensor& any_weight, con
   }
   check_operands(x, weight, bias, state->name());
   const std::shared_ptr<Fp8Region>& region = current_region();
-  TORCH_CHECK(region != nullptr && region->enabled(), "[fp8_linear] '", state->name(), "': expected an enabled fp8_autocast region, found none");
+  TORCH_CHECK(region != nullptr && region->enabled(), "[fp8_linear] '", state->name(),
+              "': expected an enabled fp8_autocast region, found none");
   auto call = c10::make_intrusive<Call>();
   call->state = state;
   call->region = region;
@@ -218,10 +242,12 @@ at::Tensor fp8_linear(const at::Tensor& input, const at::Tensor& any_weight, con
   call->exact_weight_grad = delayed != nullptr && delayed->override_linear_precision[2];
   call->dialect = runtime::device_dialect("fp8_linear");
   call->options = options;
-  call->first_microbatch = options.is_first_microbatch.has_value() ? options.is_first_microbatch : region->options().is_first_microbatch;
+  call->first_microbatch =
+      options.is_first_microbatch.has_value() ? options.is_first_microbatch : region->options().is_first_microbatch;
   call->activation = runtime::autocast::region_dtype().value_or(x.scalar_type());
   call->x_dtype = x.scalar_type();
-  call->weight_grad = c10::isFloat8Type(weight.scalar_type()) ? weight.grad_dtype().value_or(at::kFloat) : weight.scalar_type();
+  call->weight_grad =
+      c10::isFloat8Type(weight.scalar_type()) ? weight.grad_dtype().value_or(at::kFloat) : weight.scalar_type();
   call->has_bias = bias.has_value() && bias->defined();
   if (call->has_bias) call->bias_dtype = bias->scalar_type();
   call->x_sizes = x.sizes().vec();
@@ -245,11 +271,13 @@ void record_operands(const at::Tensor& x, const at::Tensor& weight, const std::s
   if (region == nullptr || !region->options().calibrating) return;
   const at::NoGradGuard no_grad;
   StepScales scales = state->begin_forward(*region, true);
-  const float max = recipes::fp8_max(recipes::forward_format(recipes::format_of(state->recipe_in(*region))), runtime::device_dialect("fp8_autocast"));
+  const float max = recipes::fp8_max(recipes::forward_format(recipes::format_of(state->recipe_in(*region))),
+                                     runtime::device_dialect("fp8_autocast"));
   const float amax = amax_of(x.detach().contiguous());
   state->record(Pass::forward, scales, 0, amax, max);
   state->saw(scales, 0, amax);
-  if (!c10::isFloat8Type(weight.scalar_type())) state->record(Pass::forward, scales, 1, amax_of(weight.detach().contiguous()), max);
+  if (!c10::isFloat8Type(weight.scalar_type()))
+    state->record(Pass::forward, scales, 1, amax_of(weight.detach().contiguous()), max);
 }
 
 }  // namespace fp8::te

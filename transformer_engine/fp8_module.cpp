@@ -39,7 +39,8 @@ std::string weight_key(const std::string& parameter) { return "fp8_weight_" + pa
 
 io::Json json_of(const at::Tensor& bytes, const std::string& name) {
   const at::Tensor text = bytes.cpu().contiguous();
-  return io::parse_json({static_cast<const char*>(text.const_data_ptr()), static_cast<std::size_t>(text.nbytes())}, name);
+  return io::parse_json({static_cast<const char*>(text.const_data_ptr()), static_cast<std::size_t>(text.nbytes())},
+                        name);
 }
 
 }  // namespace
@@ -65,7 +66,8 @@ void Fp8Module::load_fp8(torch::serialize::InputArchive& archive) {
   const auto states = fp8_states();
   for (const char* foreign : kForeignKeys) {
     at::Tensor blob;
-    if (archive.try_read(foreign, blob, /*is_buffer=*/true) && blob.defined()) refuse_pickle(states.empty() ? foreign : states[0]->name(), blob);
+    if (archive.try_read(foreign, blob, /*is_buffer=*/true) && blob.defined())
+      refuse_pickle(states.empty() ? foreign : states[0]->name(), blob);
   }
   for (std::size_t i = 0; i < states.size(); ++i) {
     const std::string& name = states[i]->name();
@@ -76,7 +78,8 @@ void Fp8Module::load_fp8(torch::serialize::InputArchive& archive) {
     }
     const io::Json json = json_of(text, name);
     std::map<std::string, at::Tensor> tensors;
-    for (const char* key : {"forward.scale", "forward.amax_history", "hybrid.scale", "hybrid.amax_history", "backward.scale", "backward.amax_history", "amax_seen"}) {
+    for (const char* key : {"forward.scale", "forward.amax_history", "hybrid.scale", "hybrid.amax_history",
+                            "backward.scale", "backward.amax_history", "amax_seen"}) {
       std::string in_archive = key_of(i) + "_" + key;
       for (char& c : in_archive) c = c == '.' ? '_' : c;
       at::Tensor t;
@@ -86,7 +89,8 @@ void Fp8Module::load_fp8(torch::serialize::InputArchive& archive) {
   }
   for (const auto& [name, weight] : fp8_weights(*this)) {
     at::Tensor text;
-    TORCH_CHECK(archive.try_read(weight_key(name), text, /*is_buffer=*/true), "[load] parameter '", name, "' is held in fp8, and the archive holds no scale for it: expected ",
+    TORCH_CHECK(archive.try_read(weight_key(name), text, /*is_buffer=*/true), "[load] parameter '", name,
+                "' is held in fp8, and the archive holds no scale for it: expected ",
                 "an archive of a module made in quantized_model_init");
     at::Tensor master;
     (void)archive.try_read(weight_key(name) + "_master", master, /*is_buffer=*/true);
@@ -105,42 +109,59 @@ void Fp8Module::clone_fp8(torch::nn::Module& copy) const {
   for (const auto& original : dynamic_cast<const torch::nn::Module&>(*this).named_parameters(/*recurse=*/false)) {
     if (!original.value().defined() || fp8_weight(original.value()) == nullptr) continue;
     at::Tensor& mine = parameters[original.key()];
-    TORCH_CHECK(mine.is_hpu(), "[clone] parameter '", original.key(), "' is held in fp8: device: found ", mine.device(), ", allowed: hpu");
+    TORCH_CHECK(mine.is_hpu(), "[clone] parameter '", original.key(), "' is held in fp8: device: found ", mine.device(),
+                ", allowed: hpu");
     own_fp8_weight(mine, original.value());
   }
 }
 
 void check_parallel(const char* module, const ParallelOptions& options) {
-  TORCH_CHECK(options.tp_size == 1, "[", module, "] tp_size: found ", options.tp_size, ", allowed: 1 (tensor parallelism comes with distributed training)");
-  TORCH_CHECK(!options.sequence_parallel, "[", module, "] sequence_parallel: found true, allowed: false (it comes with distributed training)");
+  TORCH_CHECK(options.tp_size == 1, "[", module, "] tp_size: found ", options.tp_size,
+              ", allowed: 1 (tensor parallelism comes with distributed training)");
+  TORCH_CHECK(!options.sequence_parallel, "[", module,
+              "] sequence_parallel: found true, allowed: false (it comes with distributed training)");
   TORCH_CHECK(options.tp_group == nullptr || options.tp_group->size() == 1, "[", module, "] tp_group: found one of ",
-              options.tp_group == nullptr ? 0 : options.tp_group->size(), " ranks, allowed: none, or of 1 (tensor parallelism comes with distributed training)");
-  const std::pair<const char*, bool> overlaps[] = {{"ub_overlap_ag", options.ub_overlap_ag}, {"ub_overlap_rs", options.ub_overlap_rs},
-                                                   {"ub_overlap_rs_dgrad", options.ub_overlap_rs_dgrad}, {"ub_bulk_dgrad", options.ub_bulk_dgrad},
+              options.tp_group == nullptr ? 0 : options.tp_group->size(),
+              " ranks, allowed: none, or of 1 (tensor parallelism comes with distributed training)");
+  const std::pair<const char*, bool> overlaps[] = {{"ub_overlap_ag", options.ub_overlap_ag},
+                                                   {"ub_overlap_rs", options.ub_overlap_rs},
+                                                   {"ub_overlap_rs_dgrad", options.ub_overlap_rs_dgrad},
+                                                   {"ub_bulk_dgrad", options.ub_bulk_dgrad},
                                                    {"ub_bulk_wgrad", options.ub_bulk_wgrad}};
-  for (const auto& [name, value] : overlaps) TORCH_CHECK(!value, "[", module, "] ", name, ": found true, allowed: false (one process has no communication to overlap)");
+  for (const auto& [name, value] : overlaps)
+    TORCH_CHECK(!value, "[", module, "] ", name,
+                ": found true, allowed: false (one process has no communication to overlap)");
   const std::string& mode = options.parallel_mode;
-  TORCH_CHECK(mode.empty() || mode == "column" || mode == "row", "[", module, "] parallel_mode: found \"", mode, "\", allowed: \"\", \"column\", \"row\"");
+  TORCH_CHECK(mode.empty() || mode == "column" || mode == "row", "[", module, "] parallel_mode: found \"", mode,
+              "\", allowed: \"\", \"column\", \"row\"");
 }
 
 void refuse_wgrad_options(const char* module, bool fuse_wgrad_accumulation, bool delay_wgrad_compute) {
-  TORCH_CHECK(!fuse_wgrad_accumulation, "[", module, "] fuse_wgrad_accumulation: found true, allowed: false (weights have no main_grad here; gradients accumulate in grad())");
-  TORCH_CHECK(!delay_wgrad_compute, "[", module, "] delay_wgrad_compute: found true, allowed: false (there is no backward_dw() here: backward() computes all gradients)");
+  TORCH_CHECK(!fuse_wgrad_accumulation, "[", module,
+              "] fuse_wgrad_accumulation: found true, allowed: false (weights have no main_grad here; gradients "
+              "accumulate in grad())");
+  TORCH_CHECK(!delay_wgrad_compute, "[", module,
+              "] delay_wgrad_compute: found true, allowed: false (there is no backward_dw() here: backward() computes "
+              "all gradients)");
 }
 
 void refuse_fp8_results(const char* module, bool fp8_output, bool fp8_grad) {
-  TORCH_CHECK(!fp8_output, "[", module, "] fp8_output: found true, allowed: false (results are in the activation dtype)");
-  TORCH_CHECK(!fp8_grad, "[", module, "] fp8_grad: found true, allowed: false (gradients of inputs are in the input's dtype)");
+  TORCH_CHECK(!fp8_output, "[", module,
+              "] fp8_output: found true, allowed: false (results are in the activation dtype)");
+  TORCH_CHECK(!fp8_grad, "[", module,
+              "] fp8_grad: found true, allowed: false (gradients of inputs are in the input's dtype)");
 }
 
 void check_size(const char* module, const char* argument, std::int64_t size) {
   constexpr std::int64_t kLargest = std::int64_t{1} << 30;
-  TORCH_CHECK(size >= 1 && size <= kLargest, "[", module, "] ", argument, ": found ", size, ", allowed: 1 to ", kLargest);
+  TORCH_CHECK(size >= 1 && size <= kLargest, "[", module, "] ", argument, ": found ", size, ", allowed: 1 to ",
+              kLargest);
 }
 
 void check_input(const char* module, const std::string& name, const at::Tensor& x, std::int64_t features) {
   TORCH_CHECK(x.defined(), "[", module, "] '", name, "': input: found none, allowed: [..., ", features, "]");
-  TORCH_CHECK(x.dim() >= 1 && x.size(-1) == features, "[", module, "] '", name, "': input: found sizes ", x.sizes(), ", allowed: [..., ", features, "]");
+  TORCH_CHECK(x.dim() >= 1 && x.size(-1) == features, "[", module, "] '", name, "': input: found sizes ", x.sizes(),
+              ", allowed: [..., ", features, "]");
 }
 
 }  // namespace fp8::te

@@ -45,13 +45,14 @@ struct ModuleOutputs {
 /// Tensor parallelism: accepted where there is one process, so that code written for several runs.
 struct ParallelOptions {
   int tp_size = 1;
-  std::string parallel_mode = {};   ///< "", "column" or "row"
+  std::string parallel_mode = {};  ///< "", "column" or "row"
   bool sequence_parallel = false;
   std::shared_ptr<runtime::distributed::ProcessGroup> tp_group = nullptr;  ///< of size 1
   /// Tells ranks' random numbers apart. Not called: where there is one, weights are drawn from the default generator.
   std::function<void()> get_rng_state_tracker = nullptr;
   /// Communication beside products: there is none with one process, so all are false. ub_name names its buffers.
-  bool ub_overlap_ag = false, ub_overlap_rs = false, ub_overlap_rs_dgrad = false, ub_bulk_dgrad = false, ub_bulk_wgrad = false;
+  bool ub_overlap_ag = false, ub_overlap_rs = false, ub_overlap_rs_dgrad = false, ub_bulk_dgrad = false,
+       ub_bulk_wgrad = false;
   std::string ub_name = {};
 };
 /// Throws c10::Error "[te::Linear] tp_size: found 2, allowed: 1 (...)".

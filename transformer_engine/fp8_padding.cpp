@@ -13,9 +13,10 @@ namespace {
 constexpr std::int64_t kMaxGemms = 65536, kMaxAlign = 65536;
 
 void check(const char* module, const Fp8PaddingOptions& o) {
-  TORCH_CHECK(o.num_gemms >= 1 && o.num_gemms <= kMaxGemms, "[", module, "] num_gemms: found ", o.num_gemms, ", allowed: 1 to ", kMaxGemms);
-  TORCH_CHECK(!o.align_size.has_value() || (*o.align_size >= 1 && *o.align_size <= kMaxAlign), "[", module, "] align_size: found ",
-              *o.align_size, ", allowed: 1 to ", kMaxAlign);
+  TORCH_CHECK(o.num_gemms >= 1 && o.num_gemms <= kMaxGemms, "[", module, "] num_gemms: found ", o.num_gemms,
+              ", allowed: 1 to ", kMaxGemms);
+  TORCH_CHECK(!o.align_size.has_value() || (*o.align_size >= 1 && *o.align_size <= kMaxAlign), "[", module,
+              "] align_size: found ", *o.align_size, ", allowed: 1 to ", kMaxAlign);
 }
 
 std::int64_t alignment(const Fp8PaddingOptions& o) {
@@ -25,25 +26,28 @@ std::int64_t alignment(const Fp8PaddingOptions& o) {
 
 /// Each split rounded up. Throws unless there are num_gemms of them, each 0 or more, and `rows` is the sum of the splits (padded: of the
 /// rounded ones).
-std::vector<std::int64_t> rounded(const char* module, const Fp8PaddingOptions& o, const std::vector<std::int64_t>& m_splits,
-                                  std::int64_t rows, bool padded) {
-  TORCH_CHECK(static_cast<std::int64_t>(m_splits.size()) == o.num_gemms, "[", module, "] m_splits: found ", m_splits.size(),
-              " splits, allowed: num_gemms = ", o.num_gemms);
+std::vector<std::int64_t> rounded(const char* module, const Fp8PaddingOptions& o,
+                                  const std::vector<std::int64_t>& m_splits, std::int64_t rows, bool padded) {
+  TORCH_CHECK(static_cast<std::int64_t>(m_splits.size()) == o.num_gemms, "[", module, "] m_splits: found ",
+              m_splits.size(), " splits, allowed: num_gemms = ", o.num_gemms);
   const std::int64_t align = alignment(o);
   std::vector<std::int64_t> result;
   std::int64_t sum = 0;
   for (const std::int64_t m : m_splits) {
-    TORCH_CHECK(m >= 0 && m <= rows, "[", module, "] m_splits: found ", m, ", allowed: 0 to the ", rows, " rows of the input");
+    TORCH_CHECK(m >= 0 && m <= rows, "[", module, "] m_splits: found ", m, ", allowed: 0 to the ", rows,
+                " rows of the input");
     result.push_back((m + align - 1) / align * align);
     sum += padded ? result.back() : m;
   }
-  TORCH_CHECK(sum == rows, "[", module, "] m_splits: found a sum of ", sum, padded ? " after padding to multiples of " : "",
-              padded ? std::to_string(align) : "", ", allowed: the ", rows, " rows of the input");
+  TORCH_CHECK(sum == rows, "[", module, "] m_splits: found a sum of ", sum,
+              padded ? " after padding to multiples of " : "", padded ? std::to_string(align) : "", ", allowed: the ",
+              rows, " rows of the input");
   return result;
 }
 
 std::int64_t rows_of(const char* module, const at::Tensor& t) {
-  TORCH_CHECK(t.dim() >= 1 && t.size(-1) >= 1, "[", module, "] inp: found sizes ", t.sizes(), ", allowed: [..., features]");
+  TORCH_CHECK(t.dim() >= 1 && t.size(-1) >= 1, "[", module, "] inp: found sizes ", t.sizes(),
+              ", allowed: [..., features]");
   return t.numel() / t.size(-1);
 }
 
@@ -57,7 +61,8 @@ void print(std::ostream& stream, const char* name, const Fp8PaddingOptions& o) {
 
 Fp8PaddingImpl::Fp8PaddingImpl(Fp8PaddingOptions options) : options_(options) { check("te::Fp8Padding", options_); }
 
-std::pair<at::Tensor, std::vector<std::int64_t>> Fp8PaddingImpl::forward(const at::Tensor& inp, const std::vector<std::int64_t>& m_splits) {
+std::pair<at::Tensor, std::vector<std::int64_t>> Fp8PaddingImpl::forward(const at::Tensor& inp,
+                                                                         const std::vector<std::int64_t>& m_splits) {
   const auto sizes = rounded("te::Fp8Padding", options_, m_splits, rows_of("te::Fp8Padding", inp), false);
   if (sizes == m_splits) return {inp, m_splits};
   const auto shares = inp.reshape({-1, inp.size(-1)}).split_with_sizes(m_splits, 0);
@@ -71,7 +76,9 @@ std::pair<at::Tensor, std::vector<std::int64_t>> Fp8PaddingImpl::forward(const a
 
 void Fp8PaddingImpl::pretty_print(std::ostream& stream) const { print(stream, "Fp8Padding", options_); }
 
-Fp8UnpaddingImpl::Fp8UnpaddingImpl(Fp8PaddingOptions options) : options_(options) { check("te::Fp8Unpadding", options_); }
+Fp8UnpaddingImpl::Fp8UnpaddingImpl(Fp8PaddingOptions options) : options_(options) {
+  check("te::Fp8Unpadding", options_);
+}
 
 at::Tensor Fp8UnpaddingImpl::forward(const at::Tensor& inp, const std::vector<std::int64_t>& m_splits) {
   const auto sizes = rounded("te::Fp8Unpadding", options_, m_splits, rows_of("te::Fp8Unpadding", inp), true);

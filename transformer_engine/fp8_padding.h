@@ -30,7 +30,8 @@ class Fp8PaddingImpl : public torch::nn::Cloneable<Fp8PaddingImpl> {
   void reset() override {}
   /// inp: [..., features]; m_splits: num_gemms numbers >= 0 that sum to its rows. {[padded rows, features], padded m_splits}; inp itself
   /// where nothing is to be padded. Throws c10::Error naming the argument.
-  std::pair<at::Tensor, std::vector<std::int64_t>> forward(const at::Tensor& inp, const std::vector<std::int64_t>& m_splits);
+  std::pair<at::Tensor, std::vector<std::int64_t>> forward(const at::Tensor& inp,
+                                                           const std::vector<std::int64_t>& m_splits);
   void pretty_print(std::ostream& stream) const override;
 
  private:

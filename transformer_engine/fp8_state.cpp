@@ -38,9 +38,13 @@ float least_beyond(float format_max) {
   return format_max + std::ldexp(0.5f, std::ilogb(format_max) - mantissa_bits);
 }
 
-bool keeps_hybrid_copies(const DelayedScaling& d) { return d.dialect == RecipeDialect::habana && d.fp8_format == RecipeFormat::HYBRID; }
+bool keeps_hybrid_copies(const DelayedScaling& d) {
+  return d.dialect == RecipeDialect::habana && d.fp8_format == RecipeFormat::HYBRID;
+}
 
-int current_row(const TensorMeta& meta, const DelayedScaling& d) { return d.dialect == RecipeDialect::habana ? meta.amax_history_index : 0; }
+int current_row(const TensorMeta& meta, const DelayedScaling& d) {
+  return d.dialect == RecipeDialect::habana ? meta.amax_history_index : 0;
+}
 
 std::vector<float> to_vector(const Eigen::ArrayXf& a) { return {a.data(), a.data() + a.size()}; }
 
@@ -100,7 +104,9 @@ void Fp8State::adopt(const recipes::Recipe& recipe) {
   in_use_ = recipe;
   const auto* d = delayed();
   if (values_.recipe != key) {
-    if (!values_.recipe.empty() && !std::exchange(warned_of_change_, true)) TORCH_WARN("[fp8_autocast] the recipe of '", name_, "' changed from ", values_.recipe, " to ", key, ": its scales start anew");
+    if (!values_.recipe.empty() && !std::exchange(warned_of_change_, true))
+      TORCH_WARN("[fp8_autocast] the recipe of '", name_, "' changed from ", values_.recipe, " to ", key,
+                 ": its scales start anew");
     const int history = d != nullptr ? d->amax_history_len : 1;
     values_.forward = TensorMeta(forward_tensors_, history);
     values_.backward = TensorMeta(backward_tensors_, history);
@@ -132,7 +138,8 @@ void Fp8State::move_scales(Pass pass, bool due) {
     values_.forward_due = false;
     return;
   }
-  if (due) recipes::update_scales(values_.backward, d, recipes::fp8_max(recipes::backward_format(d.fp8_format), dialect_));
+  if (due)
+    recipes::update_scales(values_.backward, d, recipes::fp8_max(recipes::backward_format(d.fp8_format), dialect_));
   recipes::finish_step(values_.backward, d);
   values_.backward_due = false;
 }
@@ -141,7 +148,9 @@ StepScales Fp8State::begin_forward(Fp8Region& region, bool training) {
   ReplayLog* log = current_replay_log();
   const bool without_grad = !at::GradMode::is_enabled() && !c10::InferenceMode::is_enabled();
   const auto note = [&](const StepScales& s, bool recorded) {
-    if (without_grad && region.enabled()) first_runs_->note(std::make_shared<FirstRuns::Found>(FirstRuns::Found{region.shared_from_this(), s, recorded, runtime::autocast::region_dtype()}));
+    if (without_grad && region.enabled())
+      first_runs_->note(std::make_shared<FirstRuns::Found>(
+          FirstRuns::Found{region.shared_from_this(), s, recorded, runtime::autocast::region_dtype()}));
   };
   if (log != nullptr) {
     if (auto given = log->given(*this)) {
@@ -168,7 +177,8 @@ StepScales Fp8State::begin_forward(Fp8Region& region, bool training) {
     s.trains = training;
     TensorMeta moved, moved_hybrid;  // where nothing may move
     const TensorMeta *forward = &values_.forward, *hybrid = &values_.hybrid;
-    if (d != nullptr && d->dialect == RecipeDialect::habana && values_.forward_due && !(forward_alone_ && shares_amaxes(region))) {
+    if (d != nullptr && d->dialect == RecipeDialect::habana && values_.forward_due &&
+        !(forward_alone_ && shares_amaxes(region))) {
       const bool due = forced.has_value() || update_since(*d, values_.forward_step, s.step);
       if (training) {
         move_scales(Pass::forward, due);
@@ -215,8 +225,10 @@ StepScales Fp8State::begin_backward(Fp8Region& region, const StepScales& forward
     const auto* d = delayed();
     // Where a state of before its first step was loaded since the forward pass.
     if (values_.backward.tensors() != backward_tensors_) values_.backward = TensorMeta(backward_tensors_);
-    if (d != nullptr && d->dialect == RecipeDialect::habana && values_.backward_due && !(backward_alone_ && shares_amaxes(region))) {
-      move_scales(Pass::backward, region.options().force_measurement.has_value() || update_since(*d, values_.backward_step, s.step));
+    if (d != nullptr && d->dialect == RecipeDialect::habana && values_.backward_due &&
+        !(backward_alone_ && shares_amaxes(region))) {
+      move_scales(Pass::backward,
+                  region.options().force_measurement.has_value() || update_since(*d, values_.backward_step, s.step));
     }
     if (s.record) values_.backward_step = s.step;
     s.scale = to_vector(values_.backward.scale);
@@ -313,19 +325,22 @@ CastStatistics Fp8State::take_statistics() {
 }
 
 void Fp8State::seed(const std::vector<float>& amax, const recipes::Recipe& recipe) {
-  TORCH_CHECK(amax.size() == static_cast<std::size_t>(forward_tensors_), "[seed] '", name_, "': expected ", forward_tensors_, " amaxes, got ", amax.size());
+  TORCH_CHECK(amax.size() == static_cast<std::size_t>(forward_tensors_), "[seed] '", name_, "': expected ",
+              forward_tensors_, " amaxes, got ", amax.size());
   const std::lock_guard<std::mutex> lock(mutex_);
   dialect_ = runtime::device_dialect("fp8_autocast");
   adopt(recipe);
   const auto* d = delayed();
   if (d == nullptr) return;  // the other recipes look at the tensor itself
   const auto fill = [&](TensorMeta& meta, float max) {
-    for (Eigen::Index i = 0; i < meta.amax_history.cols(); ++i) meta.amax_history.col(i).setConstant(amax[static_cast<std::size_t>(i)]);
+    for (Eigen::Index i = 0; i < meta.amax_history.cols(); ++i)
+      meta.amax_history.col(i).setConstant(amax[static_cast<std::size_t>(i)]);
     recipes::update_scales(meta, *d, max);
     if (d->dialect == RecipeDialect::nvidia) recipes::finish_step(meta, *d);  // row 0 is the coming step's
   };
   fill(values_.forward, recipes::fp8_max(recipes::forward_format(d->fp8_format), dialect_));
-  if (keeps_hybrid_copies(*d)) fill(values_.hybrid, recipes::fp8_max(recipes::backward_format(d->fp8_format), dialect_));
+  if (keeps_hybrid_copies(*d))
+    fill(values_.hybrid, recipes::fp8_max(recipes::backward_format(d->fp8_format), dialect_));
   for (std::size_t i = 0; i < amax.size(); ++i) values_.amax_seen[i] = std::max(values_.amax_seen[i], amax[i]);
 }
 
@@ -335,16 +350,22 @@ Fp8StateValues Fp8State::values() const {
 }
 
 void Fp8State::set_values(Fp8StateValues values) {
-  TORCH_CHECK(values.recipe.empty() || (values.forward.scale.size() == forward_tensors_ && values.backward.scale.size() == backward_tensors_),
-              "[set_extra_state] '", name_, "': expected the state of ", forward_tensors_, " forward and ", backward_tensors_, " backward tensors, got ",
-              values.forward.scale.size(), " and ", values.backward.scale.size());
+  TORCH_CHECK(
+      values.recipe.empty() ||
+          (values.forward.scale.size() == forward_tensors_ && values.backward.scale.size() == backward_tensors_),
+      "[set_extra_state] '", name_, "': expected the state of ", forward_tensors_, " forward and ", backward_tensors_,
+      " backward tensors, got ", values.forward.scale.size(), " and ", values.backward.scale.size());
   const auto& h = values.hybrid;
   const bool needs_hybrid = values.recipe == key_of(DelayedScaling{.fp8_format = RecipeFormat::HYBRID});
   TORCH_CHECK((h.tensors() == 0 && !needs_hybrid) ||
-                  (h.tensors() == forward_tensors_ && h.history() == values.forward.history() && h.amax_history_index == values.forward.amax_history_index),
-              "[set_extra_state] '", name_, "': hybrid: expected ", forward_tensors_, " tensors, a history of ", values.forward.history(), " and index ",
-              values.forward.amax_history_index, ", as forward has, got ", h.tensors(), ", ", h.history(), " and ", h.amax_history_index);
-  for (const float a : values.amax_seen) TORCH_CHECK(std::isfinite(a) && a >= 0.0f, "[set_extra_state] '", name_, "': amax_seen: found ", a, ", allowed: finite values >= 0");
+                  (h.tensors() == forward_tensors_ && h.history() == values.forward.history() &&
+                   h.amax_history_index == values.forward.amax_history_index),
+              "[set_extra_state] '", name_, "': hybrid: expected ", forward_tensors_, " tensors, a history of ",
+              values.forward.history(), " and index ", values.forward.amax_history_index, ", as forward has, got ",
+              h.tensors(), ", ", h.history(), " and ", h.amax_history_index);
+  for (const float a : values.amax_seen)
+    TORCH_CHECK(std::isfinite(a) && a >= 0.0f, "[set_extra_state] '", name_, "': amax_seen: found ", a,
+                ", allowed: finite values >= 0");
   const std::lock_guard<std::mutex> lock(mutex_);
   values_ = std::move(values);
   forward_alone_ = backward_alone_ = false;

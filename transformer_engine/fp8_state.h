@@ -35,13 +35,14 @@ enum class Pass : std::uint8_t { forward, backward };
 
 /// The scales of one pass, fixed when it began.
 struct StepScales {
-  std::vector<float> scale, scale_inv;                ///< per tensor of the pass
-  std::vector<float> hybrid_scale, hybrid_scale_inv;  ///< of the E5M2 copies; empty: the backward pass reads the forward's codes
-  bool record = false;                                ///< amaxes go into the history
-  bool trains = false;                                ///< a pass of training
-  bool reduce = false;                                ///< the ranks' amaxes meet before scales are made of them
-  std::int64_t step = 0;                              ///< of this product, from 1
-  int instance = 0;                                   ///< Fp8Region::instance_of()
+  std::vector<float> scale, scale_inv;  ///< per tensor of the pass
+  std::vector<float> hybrid_scale,
+      hybrid_scale_inv;   ///< of the E5M2 copies; empty: the backward pass reads the forward's codes
+  bool record = false;    ///< amaxes go into the history
+  bool trains = false;    ///< a pass of training
+  bool reduce = false;    ///< the ranks' amaxes meet before scales are made of them
+  std::int64_t step = 0;  ///< of this product, from 1
+  int instance = 0;       ///< Fp8Region::instance_of()
 };
 
 /// What casts did to elements since the counters were read last.
@@ -49,7 +50,7 @@ struct CastStatistics {
   std::int64_t elements = 0, saturated = 0, underflowed = 0;  ///< counted only in regions with statistics
   /// stale: casts whose amax was beyond what the delayed scale covers, by more than rounding brings back to fp8_max
   std::int64_t casts = 0, stale = 0;
-  float worst = 0.0f;                                         ///< largest amax * scale / fp8_max of those
+  float worst = 0.0f;  ///< largest amax * scale / fp8_max of those
 };
 
 /// All of it as plain values: what extra state stores.
@@ -57,9 +58,9 @@ struct Fp8StateValues {
   recipes::TensorMeta forward, hybrid, backward;
   std::vector<float> amax_seen;  ///< largest amax of each forward tensor ever recorded
   std::int64_t step = 0;
-  bool forward_due = false, backward_due = false;  ///< recorded, scales not moved yet
+  bool forward_due = false, backward_due = false;    ///< recorded, scales not moved yet
   std::int64_t forward_step = 0, backward_step = 0;  ///< which pass recorded last
-  std::string recipe;                              ///< describe() of the one in use; empty before the first pass
+  std::string recipe;                                ///< describe() of the one in use; empty before the first pass
 };
 
 class FirstRuns;
@@ -124,7 +125,9 @@ class Fp8State : public std::enable_shared_from_this<Fp8State> {
   void move_scales(Pass pass, bool due);
   void move_forward(recipes::TensorMeta& forward, recipes::TensorMeta& hybrid, bool due) const;
   bool shares_amaxes(const Fp8Region& region) const;
-  const recipes::DelayedScaling* delayed() const { return in_use_.has_value() ? std::get_if<recipes::DelayedScaling>(&*in_use_) : nullptr; }
+  const recipes::DelayedScaling* delayed() const {
+    return in_use_.has_value() ? std::get_if<recipes::DelayedScaling>(&*in_use_) : nullptr;
+  }
 
   std::string name_;
   const std::string origin_;

@@ -38,7 +38,8 @@ std::uint64_t assignment_seed(const at::Tensor& values, std::uint64_t n) {
   constexpr std::int64_t kLooked = 64;
   std::uint64_t h = n * 0x9e3779b97f4a7c15ull;
   const float* v = values.const_data_ptr<float>();
-  for (std::int64_t i = 0, count = std::min(kLooked, values.numel()); i < count; ++i) h = (h ^ std::bit_cast<std::uint32_t>(v[i])) * 0x100000001b3ull;
+  for (std::int64_t i = 0, count = std::min(kLooked, values.numel()); i < count; ++i)
+    h = (h ^ std::bit_cast<std::uint32_t>(v[i])) * 0x100000001b3ull;
   return h ^ (h >> 31);
 }
 
@@ -48,7 +49,8 @@ struct Decode : torch::autograd::Function<Decode> {
     context->saved_data["dtype"] = parameter.grad_dtype().value_or(at::kFloat);
     return fp8_weight(parameter)->values().detach().clone();
   }
-  static torch::autograd::variable_list backward(torch::autograd::AutogradContext* context, torch::autograd::variable_list gradients) {
+  static torch::autograd::variable_list backward(torch::autograd::AutogradContext* context,
+                                                 torch::autograd::variable_list gradients) {
     return {gradients[0].defined() ? gradients[0].to(context->saved_data["dtype"].toScalarType()) : at::Tensor()};
   }
 };
@@ -58,8 +60,10 @@ struct Decode : torch::autograd::Function<Decode> {
 quantized_model_init::quantized_model_init(QuantizedInitOptions options) : previous_(t_options) {
   const recipes::Recipe recipe = recipe_of(options);
   recipes::validate(recipe);
-  if (!std::holds_alternative<recipes::DelayedScaling>(recipe) && !std::holds_alternative<recipes::CurrentScaling>(recipe)) {
-    throw std::invalid_argument(std::string("quantized_model_init: recipe: found ") + recipes::name_of(recipe) + ", allowed: delayed, current (one scale per tensor)");
+  if (!std::holds_alternative<recipes::DelayedScaling>(recipe) &&
+      !std::holds_alternative<recipes::CurrentScaling>(recipe)) {
+    throw std::invalid_argument(std::string("quantized_model_init: recipe: found ") + recipes::name_of(recipe) +
+                                ", allowed: delayed, current (one scale per tensor)");
   }
   t_options = std::move(options);
 }
@@ -95,7 +99,8 @@ std::shared_ptr<Fp8Weight> Fp8Weight::copy_for(const at::Tensor& codes) const {
 
 std::string Fp8Weight::scales() const {
   char text[64];
-  std::snprintf(text, sizeof text, ", dialect %d, one scale %a", static_cast<int>(dialect_), static_cast<double>(scale_inv_));
+  std::snprintf(text, sizeof text, ", dialect %d, one scale %a", static_cast<int>(dialect_),
+                static_cast<double>(scale_inv_));
   return recipes::name_of(format_) + std::string(text);
 }
 
@@ -110,9 +115,11 @@ void Fp8Weight::met(const at::Tensor& parameter) {
 at::Tensor Fp8Weight::codes() const {
   const std::lock_guard<std::mutex> lock(mutex_);
   auto memory = memory_.lock();
-  TORCH_CHECK(memory.defined(), "[Fp8Weight] the parameter is gone: expected its values to be read or written while it lives");
+  TORCH_CHECK(memory.defined(),
+              "[Fp8Weight] the parameter is gone: expected its values to be read or written while it lives");
   const auto dtype = c10::scalarTypeToTypeMeta(runtime::ops::dtype_of(format_));
-  at::Tensor codes = at::detail::make_tensor<c10::TensorImpl>(c10::Storage(std::move(memory)), c10::DispatchKeySet(c10::DispatchKey::HPU), dtype);
+  at::Tensor codes = at::detail::make_tensor<c10::TensorImpl>(c10::Storage(std::move(memory)),
+                                                              c10::DispatchKeySet(c10::DispatchKey::HPU), dtype);
   codes.unsafeGetTensorImpl()->set_storage_offset(offset_);
   codes.unsafeGetTensorImpl()->set_sizes_contiguous(sizes_);
   codes.unsafeGetTensorImpl()->set_version_counter(version_);
@@ -138,9 +145,11 @@ Operand Fp8Weight::operand(const at::Tensor& codes) const {
 at::Tensor Fp8Weight::values() { return master_.defined() ? master_ : te::dequantize(operand(codes()), at::kFloat); }
 
 void Fp8Weight::set_state(float scale_inv, std::uint64_t assigned, const at::Tensor& master) {
-  TORCH_CHECK(scale_inv > 0.0f && std::isfinite(scale_inv), "[Fp8Weight] scale_inv: found ", scale_inv, ", allowed: finite values > 0");
-  TORCH_CHECK(!master.defined() || (master.sizes() == codes().sizes() && master.scalar_type() == at::kFloat), "[Fp8Weight] the high-precision copy: expected Float of sizes ",
-              codes().sizes(), ", got ", master.scalar_type(), " of sizes ", master.sizes());
+  TORCH_CHECK(scale_inv > 0.0f && std::isfinite(scale_inv), "[Fp8Weight] scale_inv: found ", scale_inv,
+              ", allowed: finite values > 0");
+  TORCH_CHECK(!master.defined() || (master.sizes() == codes().sizes() && master.scalar_type() == at::kFloat),
+              "[Fp8Weight] the high-precision copy: expected Float of sizes ", codes().sizes(), ", got ",
+              master.scalar_type(), " of sizes ", master.sizes());
   const at::NoGradGuard no_grad;
   scale_inv_ = scale_inv;
   assigned_ = assigned;
@@ -149,28 +158,36 @@ void Fp8Weight::set_state(float scale_inv, std::uint64_t assigned, const at::Ten
 
 void Fp8Weight::assign(const at::Tensor& values) {
   const at::Tensor parameter = codes();
-  TORCH_CHECK(values.sizes() == parameter.sizes(), "[Fp8Weight] expected values of sizes ", parameter.sizes(), ", got ", values.sizes());
+  TORCH_CHECK(values.sizes() == parameter.sizes(), "[Fp8Weight] expected values of sizes ", parameter.sizes(), ", got ",
+              values.sizes());
   const at::NoGradGuard no_grad;
   const at::Tensor v = values.detach().to(at::kFloat).contiguous();
   if (master_.defined() && !master_.is_same(values)) master_.copy_(v);
   ++assigned_;
-  const at::Tensor codes = cast(v, master_.defined() ? std::nullopt : std::optional<std::uint64_t>(assignment_seed(v, assigned_)));
+  const at::Tensor codes =
+      cast(v, master_.defined() ? std::nullopt : std::optional<std::uint64_t>(assignment_seed(v, assigned_)));
   parameter.view(at::kByte).copy_(codes.view(at::kByte));
 }
 
 void Fp8Weight::adopt(runtime::QuantizedParameter& source) {
-  if (const auto* other = dynamic_cast<const Fp8Weight*>(&source)) return set_state(other->scale_inv_, other->assigned_, other->master_);
+  if (const auto* other = dynamic_cast<const Fp8Weight*>(&source))
+    return set_state(other->scale_inv_, other->assigned_, other->master_);
   assign(source.values());
 }
 
-at::Tensor Fp8Weight::linear(const runtime::LinearCall& call) { return at::linear(call.x, dequantize(call.tag, call.view, call.weight).to(call.x.scalar_type()), call.bias); }
+at::Tensor Fp8Weight::linear(const runtime::LinearCall& call) {
+  return at::linear(call.x, dequantize(call.tag, call.view, call.weight).to(call.x.scalar_type()), call.bias);
+}
 
 at::Tensor Fp8Weight::convolution(const runtime::ConvolutionCall& call) {
-  TORCH_CHECK(false, "[Fp8Weight] the weight of module '", call.tag.module_names(), "' is held in fp8: expected a linear product, got a convolution");
+  TORCH_CHECK(false, "[Fp8Weight] the weight of module '", call.tag.module_names(),
+              "' is held in fp8: expected a linear product, got a convolution");
 }
 
 at::Tensor Fp8Weight::dequantize(const runtime::WeightTag&, const runtime::WeightView&, const at::Tensor& weight) {
-  return te::dequantize(operand(weight.is_contiguous() ? weight : weight.view(at::kByte).contiguous().view(weight.scalar_type())), at::kFloat);
+  return te::dequantize(
+      operand(weight.is_contiguous() ? weight : weight.view(at::kByte).contiguous().view(weight.scalar_type())),
+      at::kFloat);
 }
 
 std::string Fp8Weight::describe() const { return std::string(recipes::name_of(format_)) + " parameter, one scale"; }
@@ -179,7 +196,8 @@ at::Tensor Fp8Weight::scale_inv_values() const { return at::full({1}, scale_inv_
 
 at::Tensor make_weight_parameter(at::Tensor values, const std::string& module) {
   if (!t_options.has_value() || !t_options->enabled) return values;
-  TORCH_CHECK(values.is_hpu(), "[quantized_model_init] '", module, "': device: found ", values.device(), ", allowed: hpu");
+  TORCH_CHECK(values.is_hpu(), "[quantized_model_init] '", module, "': device: found ", values.device(),
+              ", allowed: hpu");
   const auto handler = std::make_shared<Fp8Weight>(*t_options);
   const at::Tensor codes = handler->initialize(values);
   runtime::tag_weight(codes, module, handler);
@@ -189,7 +207,8 @@ at::Tensor make_weight_parameter(at::Tensor values, const std::string& module) {
 }
 
 Fp8Weight* fp8_weight(const at::Tensor& parameter) {
-  return c10::isFloat8Type(parameter.scalar_type()) ? dynamic_cast<Fp8Weight*>(runtime::quantized_parameter(parameter)) : nullptr;
+  return c10::isFloat8Type(parameter.scalar_type()) ? dynamic_cast<Fp8Weight*>(runtime::quantized_parameter(parameter))
+                                                    : nullptr;
 }
 
 void own_fp8_weight(const at::Tensor& copy, const at::Tensor& original) {
@@ -201,8 +220,10 @@ void own_fp8_weight(const at::Tensor& copy, const at::Tensor& original) {
 
 at::Tensor weight_values(const at::Tensor& parameter) {
   if (!c10::isFloat8Type(parameter.scalar_type())) return parameter;
-  TORCH_CHECK(fp8_weight(parameter) != nullptr, "[weight_values] found fp8 codes without their scale: a parameter of quantized_model_init that was moved to ",
-              "another device or replaced; allowed: on hpu, where it was made");
+  TORCH_CHECK(
+      fp8_weight(parameter) != nullptr,
+      "[weight_values] found fp8 codes without their scale: a parameter of quantized_model_init that was moved to ",
+      "another device or replaced; allowed: on hpu, where it was made");
   return at::GradMode::is_enabled() ? Decode::apply(parameter) : fp8_weight(parameter)->values();
 }
 

@@ -30,8 +30,9 @@ struct QuantizedInitOptions {
   bool enabled = true;
   /// Format and kind of scale (power of two or not); one scale per tensor: delayed or current. None: E4M3, power of two.
   std::optional<recipes::Recipe> recipe = {};
-  bool preserve_high_precision_init_val = false;  ///< keep the initial values in f32 until clear_high_precision_init_val()
-  bool keep_master = false;                       ///< optimizers work on an f32 copy instead of decoding the codes
+  bool preserve_high_precision_init_val =
+      false;                 ///< keep the initial values in f32 until clear_high_precision_init_val()
+  bool keep_master = false;  ///< optimizers work on an f32 copy instead of decoding the codes
 };
 
 /// te modules made on this thread while it lives hold fp8 weights (on hpu). Throws std::invalid_argument for a recipe with block scales.
@@ -78,12 +79,15 @@ class Fp8Weight final : public runtime::OpHandler, public runtime::QuantizedPara
 
   at::Tensor linear(const runtime::LinearCall& call) override;
   at::Tensor convolution(const runtime::ConvolutionCall& call) override;
-  at::Tensor dequantize(const runtime::WeightTag& tag, const runtime::WeightView& view, const at::Tensor& weight) override;
+  at::Tensor dequantize(const runtime::WeightTag& tag, const runtime::WeightView& view,
+                        const at::Tensor& weight) override;
   bool owns_values() const override { return true; }
   std::string scales() const override;
   bool one_scale() const override { return true; }
   std::shared_ptr<runtime::OpHandler> for_copy(const at::Tensor& copy) const override { return copy_for(copy); }
-  std::shared_ptr<runtime::OpHandler> with_scales_of(const std::shared_ptr<runtime::OpHandler>&) const override { return nullptr; }
+  std::shared_ptr<runtime::OpHandler> with_scales_of(const std::shared_ptr<runtime::OpHandler>&) const override {
+    return nullptr;
+  }
   std::string describe() const override;
   at::ScalarType values_dtype() const override { return at::kFloat; }
   at::Tensor scale_inv_values() const override;

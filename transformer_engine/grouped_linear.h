@@ -31,7 +31,8 @@ class GroupedLinearImpl : public Fp8Cloneable<GroupedLinearImpl> {
   /// Throws c10::Error naming the argument.
   explicit GroupedLinearImpl(GroupedLinearOptions options);
   GroupedLinearImpl(std::int64_t num_gemms, std::int64_t in_features, std::int64_t out_features)
-      : GroupedLinearImpl(GroupedLinearOptions{.num_gemms = num_gemms, .in_features = in_features, .out_features = out_features}) {}
+      : GroupedLinearImpl(
+            GroupedLinearOptions{.num_gemms = num_gemms, .in_features = in_features, .out_features = out_features}) {}
 
   void reset() override;
   /// x: [..., in_features]; m_splits: num_gemms numbers >= 0 of rows (all but the last dimension counted together) that sum to those of x.

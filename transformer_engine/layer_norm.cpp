@@ -24,7 +24,8 @@ void check(const char* module, const NormOptions& options) {
 
 void check_features(const char* module, const at::Tensor& x, std::int64_t features) {
   TORCH_CHECK(x.defined(), "[", module, "] input: found none, allowed: [..., ", features, "]");
-  TORCH_CHECK(x.dim() >= 1 && x.size(-1) == features, "[", module, "] input: found sizes ", x.sizes(), ", allowed: [..., ", features, "]");
+  TORCH_CHECK(x.dim() >= 1 && x.size(-1) == features, "[", module, "] input: found sizes ", x.sizes(),
+              ", allowed: [..., ", features, "]");
 }
 
 void print(std::ostream& stream, const char* name, const NormOptions& options) {
@@ -46,16 +47,18 @@ void check_eps(const char* module, double eps) {
 
 at::Tensor initial_gamma(const NormOptions& options) {
   const auto to = at::TensorOptions().dtype(options.params_dtype).device(options.device);
-  return options.zero_centered_gamma ? at::zeros({options.normalized_shape}, to) : at::ones({options.normalized_shape}, to);
+  return options.zero_centered_gamma ? at::zeros({options.normalized_shape}, to)
+                                     : at::ones({options.normalized_shape}, to);
 }
 
-at::Tensor normalize(Normalization kind, const at::Tensor& x, const at::Tensor& weight, const at::Tensor& beta, double eps,
-                     bool zero_centered_gamma) {
+at::Tensor normalize(Normalization kind, const at::Tensor& x, const at::Tensor& weight, const at::Tensor& beta,
+                     double eps, bool zero_centered_gamma) {
   // 1 + weight in f32: beside a 1, bf16 would lose the low bits of weights that are centered to keep them.
   const bool wide = zero_centered_gamma && weight.scalar_type() != at::kFloat;
   const at::Tensor gamma = zero_centered_gamma ? weight.to(at::kFloat) + 1 : weight;
   if (kind == Normalization::RMSNorm) {
-    return wide ? at::rms_norm(x.to(at::kFloat), weight.sizes(), gamma, eps).to(x.scalar_type()) : at::rms_norm(x, weight.sizes(), gamma, eps);
+    return wide ? at::rms_norm(x.to(at::kFloat), weight.sizes(), gamma, eps).to(x.scalar_type())
+                : at::rms_norm(x, weight.sizes(), gamma, eps);
   }
   return wide ? at::layer_norm(x.to(at::kFloat), weight.sizes(), gamma, beta.to(at::kFloat), eps).to(x.scalar_type())
               : at::layer_norm(x, weight.sizes(), gamma, beta, eps);

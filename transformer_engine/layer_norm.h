@@ -24,7 +24,8 @@ class LayerNormImpl : public torch::nn::Cloneable<LayerNormImpl> {
  public:
   /// Throws c10::Error naming the argument.
   explicit LayerNormImpl(NormOptions options);
-  explicit LayerNormImpl(std::int64_t normalized_shape) : LayerNormImpl(NormOptions{.normalized_shape = normalized_shape}) {}
+  explicit LayerNormImpl(std::int64_t normalized_shape)
+      : LayerNormImpl(NormOptions{.normalized_shape = normalized_shape}) {}
   void reset() override;
   /// x: [..., normalized_shape].
   at::Tensor forward(const at::Tensor& x);
@@ -41,7 +42,8 @@ class RMSNormImpl : public torch::nn::Cloneable<RMSNormImpl> {
  public:
   /// Throws c10::Error naming the argument.
   explicit RMSNormImpl(NormOptions options);
-  explicit RMSNormImpl(std::int64_t normalized_shape) : RMSNormImpl(NormOptions{.normalized_shape = normalized_shape}) {}
+  explicit RMSNormImpl(std::int64_t normalized_shape)
+      : RMSNormImpl(NormOptions{.normalized_shape = normalized_shape}) {}
   void reset() override;
   /// x: [..., normalized_shape].
   at::Tensor forward(const at::Tensor& x);
@@ -65,8 +67,8 @@ void check_eps(const char* module, double eps);
 /// A weight at its start: ones, or zeros where gamma is 1 + weight.
 at::Tensor initial_gamma(const NormOptions& options);
 /// beta: undefined for RMSNorm. x, weight, beta as in the classes above.
-at::Tensor normalize(Normalization kind, const at::Tensor& x, const at::Tensor& weight, const at::Tensor& beta, double eps,
-                     bool zero_centered_gamma);
+at::Tensor normalize(Normalization kind, const at::Tensor& x, const at::Tensor& weight, const at::Tensor& beta,
+                     double eps, bool zero_centered_gamma);
 
 /// A submodule of either kind.
 struct AnyNorm {

@@ -27,7 +27,7 @@ struct LayerNormLinearOptions {
   bool minimize_memory = false;
   std::string name = "layernorm_linear";
   ParallelOptions parallel = {};
-  ParametersSplit parameters_split = {};  ///< as in Linear
+  ParametersSplit parameters_split = {};                              ///< as in Linear
   bool fuse_wgrad_accumulation = false, delay_wgrad_compute = false;  ///< not built: refused
 };
 
@@ -38,7 +38,8 @@ class LayerNormLinearImpl : public Fp8Cloneable<LayerNormLinearImpl> {
 
   void reset() override;
   /// x: [..., in_features] -> [..., out_features]. fp8_output, fp8_grad: not built, refused.
-  at::Tensor forward(const at::Tensor& x, std::optional<bool> is_first_microbatch = std::nullopt, bool fp8_output = false, bool fp8_grad = false) {
+  at::Tensor forward(const at::Tensor& x, std::optional<bool> is_first_microbatch = std::nullopt,
+                     bool fp8_output = false, bool fp8_grad = false) {
     refuse_fp8_results("te::LayerNormLinear", fp8_output, fp8_grad);
     return forward_all(x, is_first_microbatch).y;
   }
@@ -54,7 +55,8 @@ class LayerNormLinearImpl : public Fp8Cloneable<LayerNormLinearImpl> {
   at::Tensor bias;                                ///< [out_features]; undefined without
 
  protected:
-  FORWARD_HAS_DEFAULT_ARGS({1, torch::nn::AnyValue(std::optional<bool>())}, {2, torch::nn::AnyValue(false)}, {3, torch::nn::AnyValue(false)})
+  FORWARD_HAS_DEFAULT_ARGS({1, torch::nn::AnyValue(std::optional<bool>())}, {2, torch::nn::AnyValue(false)},
+                           {3, torch::nn::AnyValue(false)})
 
  private:
   ProductParameters parameters_of_product_;

@@ -31,10 +31,10 @@ at::Tensor relu(const at::Tensor& x) { return at::relu(x); }
 at::Tensor silu(const at::Tensor& x) { return at::silu(x); }
 at::Tensor sigmoid(const at::Tensor& x) { return at::sigmoid(x); }
 
-constexpr Activation kActivations[] = {{"gelu", gelu, false},        {"relu", relu, false},          {"silu", silu, false},
-                                       {"qgelu", quick_gelu, false}, {"srelu", squared_relu, false}, {"geglu", gelu, true},
-                                       {"reglu", relu, true},        {"swiglu", silu, true},         {"qgeglu", quick_gelu, true},
-                                       {"glu", sigmoid, true},       {"sreglu", squared_relu, true}};
+constexpr Activation kActivations[] = {
+    {"gelu", gelu, false},          {"relu", relu, false},  {"silu", silu, false},         {"qgelu", quick_gelu, false},
+    {"srelu", squared_relu, false}, {"geglu", gelu, true},  {"reglu", relu, true},         {"swiglu", silu, true},
+    {"qgeglu", quick_gelu, true},   {"glu", sigmoid, true}, {"sreglu", squared_relu, true}};
 
 const Activation& activation_of(const std::string& name) {
   std::string allowed;
@@ -76,21 +76,27 @@ void LayerNormMLPImpl::reset() {
                          .params_dtype = o.params_dtype,
                          .device = o.device};
   layer_norm_weight = register_parameter("layer_norm_weight", initial_gamma(norm));
-  if (kind_ == Normalization::LayerNorm) layer_norm_bias = register_parameter("layer_norm_bias", at::zeros_like(layer_norm_weight));
-  const auto layer = [&](const std::string& fc, std::int64_t out, std::int64_t in, const InitMethod& init, at::Tensor& weight,
-                         at::Tensor& bias) {
+  if (kind_ == Normalization::LayerNorm)
+    layer_norm_bias = register_parameter("layer_norm_bias", at::zeros_like(layer_norm_weight));
+  const auto layer = [&](const std::string& fc, std::int64_t out, std::int64_t in, const InitMethod& init,
+                         at::Tensor& weight, at::Tensor& bias) {
     const at::Tensor values = initial_weight({out, in}, init, o.params_dtype, o.device);
     weight = register_parameter(fc + "_weight", make_weight_parameter(values, o.name + "." + fc));
-    bias = register_parameter(fc + "_bias", o.bias ? at::zeros({out}, values.options()) : at::Tensor(), /*requires_grad=*/o.bias);
+    bias = register_parameter(fc + "_bias", o.bias ? at::zeros({out}, values.options()) : at::Tensor(),
+                              /*requires_grad=*/o.bias);
   };
-  layer("fc1", (activation_of(o.activation).gated ? 2 : 1) * o.ffn_hidden_size, o.hidden_size, o.init_method, fc1_weight, fc1_bias);
+  layer("fc1", (activation_of(o.activation).gated ? 2 : 1) * o.ffn_hidden_size, o.hidden_size, o.init_method,
+        fc1_weight, fc1_bias);
   layer("fc2", o.hidden_size, o.ffn_hidden_size, o.output_layer_init_method, fc2_weight, fc2_bias);
 }
 
-std::pair<at::Tensor, at::Tensor> LayerNormMLPImpl::run(const at::Tensor& x, std::optional<bool> is_first_microbatch) const {
-  const at::Tensor normal = normalize(kind_, x, layer_norm_weight, layer_norm_bias, options_.eps, options_.zero_centered_gamma);
+std::pair<at::Tensor, at::Tensor> LayerNormMLPImpl::run(const at::Tensor& x,
+                                                        std::optional<bool> is_first_microbatch) const {
+  const at::Tensor normal =
+      normalize(kind_, x, layer_norm_weight, layer_norm_bias, options_.eps, options_.zero_centered_gamma);
   const Fp8LinearOptions o = product_options(options_.minimize_memory, is_first_microbatch, is_training());
-  const at::Tensor inner = mlp_activation(options_.activation, linear_or_fp8(normal, fc1_weight, fc1_bias, fc1_state_, o));
+  const at::Tensor inner =
+      mlp_activation(options_.activation, linear_or_fp8(normal, fc1_weight, fc1_bias, fc1_state_, o));
   return {linear_or_fp8(inner, fc2_weight, options_.return_bias ? at::Tensor() : fc2_bias, fc2_state_, o), normal};
 }
 
@@ -119,9 +125,9 @@ ModuleOutputs LayerNormMLPImpl::forward_all(const at::Tensor& x, std::optional<b
 }
 
 void LayerNormMLPImpl::pretty_print(std::ostream& stream) const {
-  stream << "fp8::te::LayerNormMLP(hidden_size=" << options_.hidden_size << ", ffn_hidden_size=" << options_.ffn_hidden_size
-         << ", activation=" << options_.activation << ", normalization=" << options_.normalization
-         << ", bias=" << (options_.bias ? "true" : "false") << ")";
+  stream << "fp8::te::LayerNormMLP(hidden_size=" << options_.hidden_size
+         << ", ffn_hidden_size=" << options_.ffn_hidden_size << ", activation=" << options_.activation
+         << ", normalization=" << options_.normalization << ", bias=" << (options_.bias ? "true" : "false") << ")";
 }
 
 }  // namespace fp8::te

@@ -21,15 +21,16 @@ void complete(MultiheadAttentionOptions& o) {
   check_size(kName, "num_attention_heads", o.num_attention_heads);
   if (o.kv_channels != 0) check_size(kName, "kv_channels", o.kv_channels);  // 0: hidden_size / num_attention_heads
   if (o.kv_channels == 0) {
-    TORCH_CHECK(o.hidden_size % o.num_attention_heads == 0, "[", kName, "] num_attention_heads: found ", o.num_attention_heads,
-                ", allowed without kv_channels: divisors of hidden_size = ", o.hidden_size);
+    TORCH_CHECK(o.hidden_size % o.num_attention_heads == 0, "[", kName, "] num_attention_heads: found ",
+                o.num_attention_heads, ", allowed without kv_channels: divisors of hidden_size = ", o.hidden_size);
     o.kv_channels = o.hidden_size / o.num_attention_heads;
   }
   if (o.num_gqa_groups == 0) o.num_gqa_groups = o.num_attention_heads;
-  TORCH_CHECK(o.num_gqa_groups >= 1 && o.num_attention_heads % o.num_gqa_groups == 0, "[", kName, "] num_gqa_groups: found ",
-              o.num_gqa_groups, ", allowed: divisors of num_attention_heads = ", o.num_attention_heads);
-  TORCH_CHECK(o.attention_type == "self" || o.attention_type == "cross", "[", kName, "] attention_type: found \"", o.attention_type,
-              "\", allowed: \"self\", \"cross\"");
+  TORCH_CHECK(o.num_gqa_groups >= 1 && o.num_attention_heads % o.num_gqa_groups == 0, "[", kName,
+              "] num_gqa_groups: found ", o.num_gqa_groups,
+              ", allowed: divisors of num_attention_heads = ", o.num_attention_heads);
+  TORCH_CHECK(o.attention_type == "self" || o.attention_type == "cross", "[", kName, "] attention_type: found \"",
+              o.attention_type, "\", allowed: \"self\", \"cross\"");
   TORCH_CHECK(o.input_layernorm || !o.return_layernorm_output, "[", kName,
               "] return_layernorm_output: found true, allowed without input_layernorm: false");
   check_qkv_format(kName, "qkv_format", o.qkv_format);
@@ -46,12 +47,14 @@ at::Tensor turned(const at::Tensor& x, const at::Tensor& angles) {
   const std::int64_t rotary = angles.size(-1);
   const at::Tensor part = x.narrow(-1, 0, rotary);
   const auto halves = part.chunk(2, -1);
-  const at::Tensor y = part * angles.cos().to(x.scalar_type()) + at::cat({-halves[1], halves[0]}, -1) * angles.sin().to(x.scalar_type());
+  const at::Tensor y =
+      part * angles.cos().to(x.scalar_type()) + at::cat({-halves[1], halves[0]}, -1) * angles.sin().to(x.scalar_type());
   return rotary == x.size(-1) ? y : at::cat({y, x.narrow(-1, rotary, x.size(-1) - rotary)}, -1);
 }
 
 /// The angles of each row as q and k [length, batch, heads, depth], [batch, length, ...] or [rows, heads, depth] take them.
-at::Tensor angles_of_rows(const MultiheadAttentionOptions& o, const at::Tensor& angles, std::int64_t rows, const SequenceLengths& sequences) {
+at::Tensor angles_of_rows(const MultiheadAttentionOptions& o, const at::Tensor& angles, std::int64_t rows,
+                          const SequenceLengths& sequences) {
   if (o.qkv_format == "sbhd") return angles.narrow(0, 0, rows);
   if (o.qkv_format == "bshd") return angles.narrow(0, 0, rows).transpose(0, 1);
   return angles.index_select(0, packed_positions(sequences, rows).to(angles.device())).squeeze(1);
@@ -60,19 +63,22 @@ at::Tensor angles_of_rows(const MultiheadAttentionOptions& o, const at::Tensor& 
 void check_rotary(const MultiheadAttentionOptions& o, const at::Tensor& angles, std::int64_t length) {
   TORCH_CHECK(o.attention_type == "self", "[", kName, "] '", o.name,
               "': rotary_pos_emb: found one, allowed with attention_type \"cross\": none");
-  const bool fits = angles.dim() == 4 && angles.size(0) >= length && angles.size(1) == 1 && angles.size(2) == 1 && angles.size(3) >= 2 &&
-                    angles.size(3) <= o.kv_channels && angles.size(3) % 2 == 0;
-  TORCH_CHECK(fits && angles.is_floating_point(), "[", kName, "] '", o.name, "': rotary_pos_emb: found sizes ", angles.sizes(),
-              " of dtype ", angles.scalar_type(), ", allowed: [", length, " or more, 1, 1, an even number up to ", o.kv_channels,
-              "] of a floating-point dtype");
+  const bool fits = angles.dim() == 4 && angles.size(0) >= length && angles.size(1) == 1 && angles.size(2) == 1 &&
+                    angles.size(3) >= 2 && angles.size(3) <= o.kv_channels && angles.size(3) % 2 == 0;
+  TORCH_CHECK(fits && angles.is_floating_point(), "[", kName, "] '", o.name, "': rotary_pos_emb: found sizes ",
+              angles.sizes(), " of dtype ", angles.scalar_type(), ", allowed: [", length,
+              " or more, 1, 1, an even number up to ", o.kv_channels, "] of a floating-point dtype");
 }
 
 }  // namespace
 
 at::Tensor rotary_position_embedding(std::int64_t dim, std::int64_t positions, double base, at::Device device) {
-  TORCH_CHECK(dim >= 2 && dim % 2 == 0, "[te::rotary_position_embedding] dim: found ", dim, ", allowed: even numbers >= 2");
-  TORCH_CHECK(positions >= 1, "[te::rotary_position_embedding] positions: found ", positions, ", allowed: integers >= 1");
-  TORCH_CHECK(std::isfinite(base) && base > 0, "[te::rotary_position_embedding] base: found ", base, ", allowed: finite numbers > 0");
+  TORCH_CHECK(dim >= 2 && dim % 2 == 0, "[te::rotary_position_embedding] dim: found ", dim,
+              ", allowed: even numbers >= 2");
+  TORCH_CHECK(positions >= 1, "[te::rotary_position_embedding] positions: found ", positions,
+              ", allowed: integers >= 1");
+  TORCH_CHECK(std::isfinite(base) && base > 0, "[te::rotary_position_embedding] base: found ", base,
+              ", allowed: finite numbers > 0");
   const auto f32 = at::TensorOptions().dtype(at::kFloat).device(device);
   const at::Tensor inverse = at::pow(base, -at::arange(0, dim, 2, f32) / static_cast<double>(dim));
   const at::Tensor angles = at::outer(at::arange(positions, f32), inverse);
@@ -100,18 +106,19 @@ Linear MultiheadAttentionImpl::add_linear(const std::string& name, std::int64_t 
 
 LayerNormLinear MultiheadAttentionImpl::add_norm_linear(const std::string& name, std::int64_t out) {
   const auto& o = options_;
-  return register_module(name, LayerNormLinear(LayerNormLinearOptions{.in_features = o.hidden_size,
-                                                                      .out_features = out,
-                                                                      .eps = o.layernorm_epsilon,
-                                                                      .normalization = o.normalization,
-                                                                      .zero_centered_gamma = o.zero_centered_gamma,
-                                                                      .bias = o.bias,
-                                                                      .return_layernorm_output = o.return_layernorm_output,
-                                                                      .params_dtype = o.params_dtype,
-                                                                      .init_method = o.init_method,
-                                                                      .device = o.device,
-                                                                      .minimize_memory = o.minimize_memory,
-                                                                      .name = o.name + "." + name}));
+  return register_module(name,
+                         LayerNormLinear(LayerNormLinearOptions{.in_features = o.hidden_size,
+                                                                .out_features = out,
+                                                                .eps = o.layernorm_epsilon,
+                                                                .normalization = o.normalization,
+                                                                .zero_centered_gamma = o.zero_centered_gamma,
+                                                                .bias = o.bias,
+                                                                .return_layernorm_output = o.return_layernorm_output,
+                                                                .params_dtype = o.params_dtype,
+                                                                .init_method = o.init_method,
+                                                                .device = o.device,
+                                                                .minimize_memory = o.minimize_memory,
+                                                                .name = o.name + "." + name}));
 }
 
 void MultiheadAttentionImpl::reset() {
@@ -146,20 +153,21 @@ void MultiheadAttentionImpl::reset() {
       value_layer = add_linear("value_layer", o.hidden_size, kv_out);
     }
   }
-  core_attention =
-      register_module("core_attention", DotProductAttention(DotProductAttentionOptions{.num_attention_heads = o.num_attention_heads,
-                                                                                       .kv_channels = o.kv_channels,
-                                                                                       .num_gqa_groups = o.num_gqa_groups,
-                                                                                       .attention_dropout = o.attention_dropout,
-                                                                                       .qkv_format = o.qkv_format,
-                                                                                       .attn_mask_type = o.attn_mask_type,
-                                                                                       .window_size = o.window_size,
-                                                                                       .fp8_dpa = o.fp8_dpa,
-                                                                                       .name = o.name + ".core_attention"}));
+  core_attention = register_module(
+      "core_attention", DotProductAttention(DotProductAttentionOptions{.num_attention_heads = o.num_attention_heads,
+                                                                       .kv_channels = o.kv_channels,
+                                                                       .num_gqa_groups = o.num_gqa_groups,
+                                                                       .attention_dropout = o.attention_dropout,
+                                                                       .qkv_format = o.qkv_format,
+                                                                       .attn_mask_type = o.attn_mask_type,
+                                                                       .window_size = o.window_size,
+                                                                       .fp8_dpa = o.fp8_dpa,
+                                                                       .name = o.name + ".core_attention"}));
   proj = add_linear("proj", q_out, o.hidden_size);
 }
 
-MultiheadAttentionImpl::Projected MultiheadAttentionImpl::project_fused_self(const at::Tensor& x, std::optional<bool> first) {
+MultiheadAttentionImpl::Projected MultiheadAttentionImpl::project_fused_self(const at::Tensor& x,
+                                                                             std::optional<bool> first) {
   const auto& o = options_;
   const std::int64_t groups = o.num_gqa_groups, per_group = o.num_attention_heads / groups, depth = o.kv_channels;
   Projected p;
@@ -185,7 +193,8 @@ MultiheadAttentionImpl::Projected MultiheadAttentionImpl::project_fused_self(con
   return p;
 }
 
-std::pair<at::Tensor, at::Tensor> MultiheadAttentionImpl::project_fused_kv(const at::Tensor& x, std::optional<bool> first) {
+std::pair<at::Tensor, at::Tensor> MultiheadAttentionImpl::project_fused_kv(const at::Tensor& x,
+                                                                           std::optional<bool> first) {
   const std::int64_t groups = options_.num_gqa_groups, depth = options_.kv_channels;
   const at::Tensor both = key_value->forward(x, first);
   if (options_.qkv_weight_interleaved) {
@@ -199,7 +208,8 @@ std::pair<at::Tensor, at::Tensor> MultiheadAttentionImpl::project_fused_kv(const
 MultiheadAttentionImpl::Projected MultiheadAttentionImpl::project(const at::Tensor& x, const at::Tensor& encoder_output,
                                                                   std::optional<bool> first) {
   if (layernorm_qkv || qkv) return project_fused_self(x, first);
-  const std::int64_t heads = options_.num_attention_heads, groups = options_.num_gqa_groups, depth = options_.kv_channels;
+  const std::int64_t heads = options_.num_attention_heads, groups = options_.num_gqa_groups,
+                     depth = options_.kv_channels;
   Projected p;
   at::Tensor source = x, q;
   if (layernorm_query) {
@@ -225,12 +235,16 @@ MultiheadAttentionImpl::Projected MultiheadAttentionImpl::project(const at::Tens
 }
 
 ModuleOutputs MultiheadAttentionImpl::forward_all(const at::Tensor& hidden_states, const at::Tensor& attention_mask,
-                                                  const at::Tensor& encoder_output, std::optional<bool> is_first_microbatch,
+                                                  const at::Tensor& encoder_output,
+                                                  std::optional<bool> is_first_microbatch,
                                                   const at::Tensor& rotary_pos_emb, const SequenceLengths& sequences) {
   const bool batch_first = options_.qkv_format == "bshd", thd = options_.qkv_format == "thd";
   const auto check = [&](const char* what, const at::Tensor& t) {
-    TORCH_CHECK(t.dim() == (thd ? 2 : 3) && t.size(-1) == options_.hidden_size, "[", kName, "] '", options_.name, "': ", what,
-                ": found sizes ", t.sizes(), ", allowed: ", thd ? "[rows, " : batch_first ? "[batch, length, " : "[length, batch, ",
+    TORCH_CHECK(t.dim() == (thd ? 2 : 3) && t.size(-1) == options_.hidden_size, "[", kName, "] '", options_.name,
+                "': ", what, ": found sizes ", t.sizes(), ", allowed: ",
+                thd           ? "[rows, "
+                : batch_first ? "[batch, length, "
+                              : "[length, batch, ",
                 options_.hidden_size, "]");
   };
   check("hidden_states", hidden_states);
@@ -258,8 +272,9 @@ ModuleOutputs MultiheadAttentionImpl::forward_all(const at::Tensor& hidden_state
 }
 
 void MultiheadAttentionImpl::pretty_print(std::ostream& stream) const {
-  stream << "fp8::te::MultiheadAttention(hidden_size=" << options_.hidden_size << ", num_attention_heads=" << options_.num_attention_heads
-         << ", num_gqa_groups=" << options_.num_gqa_groups << ", attention_type=" << options_.attention_type << ")";
+  stream << "fp8::te::MultiheadAttention(hidden_size=" << options_.hidden_size
+         << ", num_attention_heads=" << options_.num_attention_heads << ", num_gqa_groups=" << options_.num_gqa_groups
+         << ", attention_type=" << options_.attention_type << ")";
 }
 
 }  // namespace fp8::te

@@ -58,14 +58,15 @@ class MultiheadAttentionImpl : public torch::nn::Cloneable<MultiheadAttentionImp
   /// format. rotary_pos_emb: angles [positions, 1, 1, R] by which q and k are turned (see rotary_position_embedding()), at least as many
   /// positions as the input has ("thd": as its longest sequence, each of which begins at position 0) and R <= depth, even; with
   /// attention_type "self" alone. sequences: with "thd" and padding masks, see DotProductAttention. Result: the sizes of hidden_states.
-  at::Tensor forward(const at::Tensor& hidden_states, const at::Tensor& attention_mask = {}, const at::Tensor& encoder_output = {},
-                     std::optional<bool> is_first_microbatch = std::nullopt, const at::Tensor& rotary_pos_emb = {},
-                     const SequenceLengths& sequences = {}) {
+  at::Tensor forward(const at::Tensor& hidden_states, const at::Tensor& attention_mask = {},
+                     const at::Tensor& encoder_output = {}, std::optional<bool> is_first_microbatch = std::nullopt,
+                     const at::Tensor& rotary_pos_emb = {}, const SequenceLengths& sequences = {}) {
     return forward_all(hidden_states, attention_mask, encoder_output, is_first_microbatch, rotary_pos_emb, sequences).y;
   }
-  ModuleOutputs forward_all(const at::Tensor& hidden_states, const at::Tensor& attention_mask = {}, const at::Tensor& encoder_output = {},
-                            std::optional<bool> is_first_microbatch = std::nullopt, const at::Tensor& rotary_pos_emb = {},
-                            const SequenceLengths& sequences = {});
+  ModuleOutputs forward_all(const at::Tensor& hidden_states, const at::Tensor& attention_mask = {},
+                            const at::Tensor& encoder_output = {},
+                            std::optional<bool> is_first_microbatch = std::nullopt,
+                            const at::Tensor& rotary_pos_emb = {}, const SequenceLengths& sequences = {});
 
   void pretty_print(std::ostream& stream) const override;
   const MultiheadAttentionOptions& options() const { return options_; }

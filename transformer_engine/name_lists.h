@@ -23,15 +23,19 @@ class NamePatterns {
 
   /// The first that is found in a module's name.
   std::optional<std::size_t> first_match(const std::string& module) const {
-    const auto found = std::find_if(patterns_.begin(), patterns_.end(), [&](const auto& p) { return p.search(module); });
+    const auto found =
+        std::find_if(patterns_.begin(), patterns_.end(), [&](const auto& p) { return p.search(module); });
     return found == patterns_.end() ? std::nullopt : std::optional<std::size_t>(found - patterns_.begin());
   }
 
   /// Patterns that are found in no module's name: most often a slip.
   void warn_of_idle(const std::vector<std::string>& modules, std::vector<std::string>& warnings) const {
     for (std::size_t i = 0; i < patterns_.size(); ++i) {
-      const bool found = std::any_of(modules.begin(), modules.end(), [&](const auto& module) { return patterns_[i].search(module); });
-      if (!found) warnings.push_back(std::string(name_) + "[" + std::to_string(i) + "] \"" + pattern(i) + "\": no module has such a name");
+      const bool found =
+          std::any_of(modules.begin(), modules.end(), [&](const auto& module) { return patterns_[i].search(module); });
+      if (!found)
+        warnings.push_back(std::string(name_) + "[" + std::to_string(i) + "] \"" + pattern(i) +
+                           "\": no module has such a name");
     }
   }
 
@@ -43,7 +47,8 @@ class NamePatterns {
 /// allow and block.
 class NameLists {
  public:
-  NameLists(const std::vector<std::string>& allow, const std::vector<std::string>& block) : allow_("allow", allow), block_("block", block) {}
+  NameLists(const std::vector<std::string>& allow, const std::vector<std::string>& block)
+      : allow_("allow", allow), block_("block", block) {}
 
   /// Why a module stays in high precision whatever else selects it; nullopt: it need not. An empty allow allows all.
   std::optional<std::string> reason_to_keep(const std::string& module) const {

@@ -13,10 +13,13 @@
 namespace fp8::te {
 namespace {
 
-double length_of(const at::Tensor& t) { return at::linalg_vector_norm(t, 2, std::nullopt, false, at::kDouble).item<double>(); }
+double length_of(const at::Tensor& t) {
+  return at::linalg_vector_norm(t, 2, std::nullopt, false, at::kDouble).item<double>();
+}
 
 std::int64_t bytes_of(const Operand& o) {
-  const std::int64_t scales = o.grid.defined() ? static_cast<std::int64_t>(o.grid.nbytes()) : static_cast<std::int64_t>(sizeof(float));
+  const std::int64_t scales =
+      o.grid.defined() ? static_cast<std::int64_t>(o.grid.nbytes()) : static_cast<std::int64_t>(sizeof(float));
   return static_cast<std::int64_t>(o.codes.nbytes()) + scales;
 }
 
@@ -46,12 +49,15 @@ void add_plan(const at::Tensor& weight, const recipes::Recipe& recipe, quant::Co
   fill(values.forward, scales.scale, scales.scale_inv);
   fill(values.hybrid, scales.hybrid_scale, scales.hybrid_scale_inv);
   if (scales.scale.empty()) scales.scale = scales.scale_inv = {1.0f, 1.0f};
-  const OperandPair pair = quantize_operand(w, {.recipe = recipe, .dialect = dialect, .role = Role::weight, .scales = &scales, .index = 1});
+  const OperandPair pair =
+      quantize_operand(w, {.recipe = recipe, .dialect = dialect, .role = Role::weight, .scales = &scales, .index = 1});
   line.operand_bytes = bytes_of(pair.columns);
-  if (pair.rows.codes.defined() && !pair.rows.codes.is_same(pair.columns.codes)) line.operand_bytes += bytes_of(pair.rows);
+  if (pair.rows.codes.defined() && !pair.rows.codes.is_same(pair.columns.codes))
+    line.operand_bytes += bytes_of(pair.rows);
   if (!usable) return;
   const double weight_error = length_of(at::sub(dequantize(pair.columns, at::kFloat), w.to(at::kFloat))) / length_of(w);
-  line.expected_error = std::hypot(weight_error, expected_rounding(recipes::forward_format(recipes::format_of(recipe))));
+  line.expected_error =
+      std::hypot(weight_error, expected_rounding(recipes::forward_format(recipes::format_of(recipe))));
 }
 
 }  // namespace fp8::te

@@ -16,7 +16,8 @@ struct Name {
   const char* spelling;
   const char* precision;
 };
-constexpr Name kPrecisions[] = {{"32-true", "32-true"}, {"32", "32-true"}, {"bf16-mixed", "bf16-mixed"}, {"bf16", "bf16-mixed"}, {"16-mixed", "16-mixed"}, {"fp8", "fp8"}};
+constexpr Name kPrecisions[] = {{"32-true", "32-true"}, {"32", "32-true"},        {"bf16-mixed", "bf16-mixed"},
+                                {"bf16", "bf16-mixed"}, {"16-mixed", "16-mixed"}, {"fp8", "fp8"}};
 
 /// Arguments of the other kind of conversion that were given: nobody will look at them.
 std::vector<const char*> unused_options(const ConvertOptions& o) {
@@ -68,11 +69,15 @@ HPUPrecisionPlugin::HPUPrecisionPlugin(const std::string& precision, const std::
   TORCH_CHECK(!precision_.empty(), "[HPUPrecisionPlugin] found precision \"", precision, "\", allowed: ", allowed);
   std::string devices = "hpu";
   for (int i = 0; i < runtime::device_count(); ++i) devices += ", hpu:" + std::to_string(i);
-  const bool known = !device.empty() && device.find_first_of(" ,") == std::string::npos && (" " + devices + ",").find(" " + device + ",") != std::string::npos;
+  const bool known = !device.empty() && device.find_first_of(" ,") == std::string::npos &&
+                     (" " + devices + ",").find(" " + device + ",") != std::string::npos;
   TORCH_CHECK(known, "[HPUPrecisionPlugin] found device \"", device, "\", allowed: ", devices);
   const bool fp8 = precision_ == "fp8";
-  const Availability needed = fp8 ? is_fp8_available() : precision_ == "16-mixed" ? is_fp16_available() : Availability{};
-  TORCH_CHECK(needed.available, "[HPUPrecisionPlugin] ", fp8 ? "fp8" : "fp16", " not supported: ", needed.reason, ". (FP8_HPU_DEVICE: gaudi2, gaudi3)");
+  const Availability needed = fp8                        ? is_fp8_available()
+                              : precision_ == "16-mixed" ? is_fp16_available()
+                                                         : Availability{};
+  TORCH_CHECK(needed.available, "[HPUPrecisionPlugin] ", fp8 ? "fp8" : "fp16", " not supported: ", needed.reason,
+              ". (FP8_HPU_DEVICE: gaudi2, gaudi3)");
 }
 
 ForwardContext HPUPrecisionPlugin::forward_context(Fp8AutocastOptions options) const {
@@ -85,7 +90,9 @@ ForwardContext HPUPrecisionPlugin::forward_context(Fp8AutocastOptions options) c
 }
 
 void HPUPrecisionPlugin::check_precision() const {
-  TORCH_CHECK(precision_ == "fp8", "[convert_modules] HPUPrecisionPlugin.convert_modules() should only be used with precision=`fp8`. Found ", precision_);
+  TORCH_CHECK(precision_ == "fp8",
+              "[convert_modules] HPUPrecisionPlugin.convert_modules() should only be used with precision=`fp8`. Found ",
+              precision_);
 }
 
 quant::ConversionReport HPUPrecisionPlugin::convert_modules(torch::nn::Module& model, const ConvertOptions& options) {
@@ -116,12 +123,14 @@ quant::ConversionReport HPUPrecisionPlugin::convert_now(torch::nn::Module& model
     if (options.replace_layers || options.plan_only) {
       report = convert_for_training(model, training);
     } else {
-      report.warnings.emplace_back("replace_layers is false: the recipe is kept for forward_context(), no module was converted");
+      report.warnings.emplace_back(
+          "replace_layers is false: the recipe is kept for forward_context(), no module was converted");
     }
     if (!options.plan_only) set_recipe(training.recipe);
   }
   for (const char* name : unused_options(options)) {
-    report.warnings.push_back(std::string(name) + " has no effect with inference = " + (options.inference ? "true" : "false"));
+    report.warnings.push_back(std::string(name) +
+                              " has no effect with inference = " + (options.inference ? "true" : "false"));
   }
   return report;
 }
@@ -131,9 +140,12 @@ int HPUPrecisionPlugin::restore(torch::nn::Module& model) const {
   return trained + restore_inference(model);
 }
 
-quant::ConversionReport HPUPrecisionPlugin::convert_modules(torch::jit::Module& model, const ConvertOptions& options) const {
+quant::ConversionReport HPUPrecisionPlugin::convert_modules(torch::jit::Module& model,
+                                                            const ConvertOptions& options) const {
   check_precision();
-  TORCH_CHECK(options.inference, "[convert_modules] expected inference = true for a TorchScript module: training is of torch::nn::Module trees");
+  TORCH_CHECK(
+      options.inference,
+      "[convert_modules] expected inference = true for a TorchScript module: training is of torch::nn::Module trees");
   return convert_for_inference(model, options);
 }
 

@@ -46,20 +46,21 @@ class QuantSource {
 /// What convert_modules() is asked for. inference = false (training): the fields of TrainingOptions; inference = true: quant and where the
 /// measurements are. What has no effect there but was given is named in the report's warnings.
 struct ConvertOptions {
-  bool replace_layers = false;                     ///< training: give linear modules their fp8 handlers; false: only remember the recipe
-  std::optional<recipes::Recipe> recipe = {};      ///< of forward_context(); default DelayedScaling::habana()
+  bool replace_layers = false;  ///< training: give linear modules their fp8 handlers; false: only remember the recipe
+  std::optional<recipes::Recipe> recipe = {};  ///< of forward_context(); default DelayedScaling::habana()
   bool inference = false;
   QuantSource quant = true;
-  std::string fp8_data_path = {};    ///< measurements are PATH/inc_output/measure_hooks_maxabs.json and so on, without a config
+  std::string fp8_data_path =
+      {};  ///< measurements are PATH/inc_output/measure_hooks_maxabs.json and so on, without a config
   std::string dump_stats_path = {};  ///< their prefix, where neither fp8_data_path nor a config says it; default:
                                      ///< $HABANA_LOGS/inc_output/measure if that is set, else fp8_measure/inc_output
   /// Python regular expressions of module names; empty allow: all. For inference on top of what the config selects.
   std::vector<std::string> allow = {}, block = {};
-  std::vector<ModuleRecipe> rules = {};            ///< training: recipes of single modules
+  std::vector<ModuleRecipe> rules = {};  ///< training: recipes of single modules
   Alignment alignment = Alignment::any;
   bool minimize_memory = false;
-  bool plan_only = false;                          ///< report with bytes, flops and expected errors, change nothing
-  std::string warm_start = {};                     ///< training: measurement file whose amaxes give the first step's scales
+  bool plan_only = false;       ///< report with bytes, flops and expected errors, change nothing
+  std::string warm_start = {};  ///< training: measurement file whose amaxes give the first step's scales
 };
 
 /// "yes" and why not.

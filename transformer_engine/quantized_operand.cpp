@@ -31,7 +31,8 @@ float dtype_max(at::ScalarType type) {
 
 /// Elements at the largest code, and non-zero elements that became zero.
 template <class T>
-void count_elements(const at::Tensor& x, const at::Tensor& codes, Format format, recipes::Dialect dialect, Fp8State& state) {
+void count_elements(const at::Tensor& x, const at::Tensor& codes, Format format, recipes::Dialect dialect,
+                    Fp8State& state) {
   const float max = recipes::fp8_max(format, dialect);
   const std::uint8_t top = format == Format::E5M2 ? 0x7B : max == 240.0f ? 0x77 : 0x7E;
   const T* values = x.const_data_ptr<T>();
@@ -48,14 +49,19 @@ void count_elements(const at::Tensor& x, const at::Tensor& codes, Format format,
 void count_if_wanted(const at::Tensor& x, const Operand& operand, Format format, const CastPlan& plan) {
   if (!plan.statistics || plan.state == nullptr) return;
   switch (x.scalar_type()) {
-    case at::kFloat: return count_elements<float>(x, operand.codes, format, plan.dialect, *plan.state);
-    case at::kBFloat16: return count_elements<at::BFloat16>(x, operand.codes, format, plan.dialect, *plan.state);
-    default: return count_elements<at::Half>(x, operand.codes, format, plan.dialect, *plan.state);
+    case at::kFloat:
+      return count_elements<float>(x, operand.codes, format, plan.dialect, *plan.state);
+    case at::kBFloat16:
+      return count_elements<at::BFloat16>(x, operand.codes, format, plan.dialect, *plan.state);
+    default:
+      return count_elements<at::Half>(x, operand.codes, format, plan.dialect, *plan.state);
   }
 }
 
 /// Of an input, for those who export it; delayed scaling records amaxes anyway.
-bool notes_amax(const CastPlan& plan) { return plan.role == Role::input && plan.state != nullptr && plan.scales != nullptr && plan.scales->trains; }
+bool notes_amax(const CastPlan& plan) {
+  return plan.role == Role::input && plan.state != nullptr && plan.scales != nullptr && plan.scales->trains;
+}
 
 OperandPair delayed(const at::Tensor& x, const recipes::DelayedScaling& recipe, const CastPlan& plan) {
   const auto i = static_cast<std::size_t>(plan.index);
@@ -66,7 +72,8 @@ OperandPair delayed(const at::Tensor& x, const recipes::DelayedScaling& recipe, 
   pair.columns.codes = cast_tensor(x, format, plan.dialect, s.scale[i], s.record ? &amax : nullptr, plan.stochastic);
   pair.columns.scale_inv = s.scale_inv[i];
   if (s.record && plan.state != nullptr) {
-    plan.state->record(plan.role == Role::grad ? Pass::backward : Pass::forward, s, plan.index, amax, recipes::fp8_max(format, plan.dialect));
+    plan.state->record(plan.role == Role::grad ? Pass::backward : Pass::forward, s, plan.index, amax,
+                       recipes::fp8_max(format, plan.dialect));
   }
   count_if_wanted(x, pair.columns, format, plan);
   pair.rows = pair.columns;
@@ -100,10 +107,14 @@ Operand of(ops::BlockQuantized q, bool power_of_two) {
 }
 
 OperandPair block(const at::Tensor& x, const recipes::BlockScaling& recipe, const CastPlan& plan) {
-  const int dim = plan.role == Role::input ? recipe.x_block_scaling_dim : plan.role == Role::weight ? recipe.w_block_scaling_dim : recipe.grad_block_scaling_dim;
+  const int dim = plan.role == Role::input    ? recipe.x_block_scaling_dim
+                  : plan.role == Role::weight ? recipe.w_block_scaling_dim
+                                              : recipe.grad_block_scaling_dim;
   const Format format = format_for(plan.role, recipe.fp8_format);
   const auto quantize = [&](std::int64_t rows, std::int64_t cols) {
-    return of(ops::quantize_blocks(x, ops::dtype_of(format), plan.dialect, rows, cols, recipe.power_of_two_scale, recipe.amax_epsilon), recipe.power_of_two_scale);
+    return of(ops::quantize_blocks(x, ops::dtype_of(format), plan.dialect, rows, cols, recipe.power_of_two_scale,
+                                   recipe.amax_epsilon),
+              recipe.power_of_two_scale);
   };
   OperandPair pair;
   pair.columns = quantize(dim == 2 ? recipe.block : 1, recipe.block);
@@ -117,7 +128,8 @@ OperandPair mx(const at::Tensor& x, const recipes::MXFP8& recipe, const CastPlan
   OperandPair pair;
   pair.columns = of(ops::quantize_mx(x, ops::dtype_of(format), plan.dialect, ops::MxDirection::rowwise), true);
   count_if_wanted(x, pair.columns, format, plan);
-  if (plan.need_rows) pair.rows = of(ops::quantize_mx(x, ops::dtype_of(format), plan.dialect, ops::MxDirection::columnwise), true);
+  if (plan.need_rows)
+    pair.rows = of(ops::quantize_mx(x, ops::dtype_of(format), plan.dialect, ops::MxDirection::columnwise), true);
   return pair;
 }
 
@@ -129,7 +141,8 @@ at::Tensor scales_of_rows(const Operand& x) {
 
 /// x . w^T + bias, rounded once.
 at::Tensor biased_blocks(const Operand& x, const Operand& w, at::ScalarType out, const at::Tensor& bias) {
-  return ops::block_linear(x.codes, scales_of_rows(x), w.codes, w.grid.to(at::kFloat), w.block_rows, w.block_cols, 0, bias, out);
+  return ops::block_linear(x.codes, scales_of_rows(x), w.codes, w.grid.to(at::kFloat), w.block_rows, w.block_cols, 0,
+                           bias, out);
 }
 
 }  // namespace
@@ -159,7 +172,8 @@ at::Tensor dequantize(const Operand& operand, at::ScalarType dtype) {
   return y;
 }
 
-at::Tensor product(const Operand& a, bool transpose_a, const Operand& b, bool transpose_b, at::ScalarType out, const std::optional<at::Tensor>& bias) {
+at::Tensor product(const Operand& a, bool transpose_a, const Operand& b, bool transpose_b, at::ScalarType out,
+                   const std::optional<at::Tensor>& bias) {
   if (!a.grid.defined() && !b.grid.defined()) {
     ops::GemmOptions options;
     options.trans_a = transpose_a;
@@ -167,11 +181,13 @@ at::Tensor product(const Operand& a, bool transpose_a, const Operand& b, bool tr
     options.out_dtype = out;
     options.a_scale_inv = {{a.scale_inv}, {}};
     options.b_scale_inv = {{b.scale_inv}, {}};
-    options.dialect = recipes::Dialect::ocp;  // casts write no code that another dialect reads otherwise, whatever device this thread has
+    options.dialect = recipes::Dialect::
+        ocp;  // casts write no code that another dialect reads otherwise, whatever device this thread has
     return ops::fp8_gemm(a.codes, b.codes, std::nullopt, bias, options);
   }
   const bool biased = bias.has_value() && bias->defined();
-  const bool blocks = a.grid.defined() && b.grid.defined() && a.block_cols == b.block_cols && a.codes.numel() > 0 && b.codes.numel() > 0;
+  const bool blocks = a.grid.defined() && b.grid.defined() && a.block_cols == b.block_cols && a.codes.numel() > 0 &&
+                      b.codes.numel() > 0;
   if (biased && blocks && !transpose_a && transpose_b) return biased_blocks(a, b, out, *bias);
   const bool exact = a.power_of_two && b.power_of_two && out == at::kBFloat16 && !biased;
   const at::ScalarType type = exact ? at::kBFloat16 : at::kFloat;
@@ -181,9 +197,11 @@ at::Tensor product(const Operand& a, bool transpose_a, const Operand& b, bool tr
   return y.to(out);
 }
 
-std::optional<std::uint64_t> gradient_seed(const recipes::Recipe& recipe, const Fp8Region& region, const std::string& product, const StepScales& scales) {
+std::optional<std::uint64_t> gradient_seed(const recipes::Recipe& recipe, const Fp8Region& region,
+                                           const std::string& product, const StepScales& scales) {
   const auto* d = std::get_if<recipes::DelayedScaling>(&recipe);
-  bool stochastic = d != nullptr && d->dialect == recipes::RecipeDialect::habana && d->fp8_format == recipes::RecipeFormat::HYBRID;
+  bool stochastic =
+      d != nullptr && d->dialect == recipes::RecipeDialect::habana && d->fp8_format == recipes::RecipeFormat::HYBRID;
   stochastic = runtime::forced_stochastic_gradients().value_or(stochastic);
   if (!stochastic) return std::nullopt;
   std::uint64_t h = 0xcbf29ce484222325ull ^ region.options().seed;
@@ -195,7 +213,8 @@ std::optional<std::uint64_t> gradient_seed(const recipes::Recipe& recipe, const 
   return h ^ (h >> 29);
 }
 
-float current_scale_of(float amax, Format format, recipes::Dialect dialect, const recipes::CurrentScaling& recipe, at::ScalarType dtype) {
+float current_scale_of(float amax, Format format, recipes::Dialect dialect, const recipes::CurrentScaling& recipe,
+                       at::ScalarType dtype) {
   return recipes::current_scale(amax, recipes::fp8_max(format, dialect), recipe, dtype_max(dtype));
 }
 
@@ -203,7 +222,8 @@ float amax_of(const at::Tensor& x) {
   return kernels::amax(x.const_data_ptr(), ops::float_type_of(x.scalar_type()), x.numel());
 }
 
-at::Tensor cast_tensor(const at::Tensor& x, Format format, recipes::Dialect dialect, float scale, float* amax, std::optional<std::uint64_t> stochastic) {
+at::Tensor cast_tensor(const at::Tensor& x, Format format, recipes::Dialect dialect, float scale, float* amax,
+                       std::optional<std::uint64_t> stochastic) {
   at::Tensor codes = at::empty(x.sizes(), x.options().dtype(ops::dtype_of(format)));
   kernels::CastArgs args;
   args.x = x.const_data_ptr();

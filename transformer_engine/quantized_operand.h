@@ -23,11 +23,11 @@ struct CastPlan {
   const recipes::Recipe& recipe;
   recipes::Dialect dialect;
   Role role;
-  bool need_rows = true;                          ///< a later product sums along the rows
-  Fp8State* state = nullptr;                      ///< gets amaxes and statistics
+  bool need_rows = true;      ///< a later product sums along the rows
+  Fp8State* state = nullptr;  ///< gets amaxes and statistics
   const StepScales* scales = nullptr;
-  int index = 0;                                  ///< of the tensor in its pass
-  std::optional<std::uint64_t> stochastic = {};   ///< seed; none: round to nearest even
+  int index = 0;                                 ///< of the tensor in its pass
+  std::optional<std::uint64_t> stochastic = {};  ///< seed; none: round to nearest even
   bool statistics = false;
 };
 
@@ -37,7 +37,8 @@ OperandPair quantize_operand(const at::Tensor& x, const CastPlan& plan);
 /// op(a) . op(b) in `out` (f32, bf16 or f16) + bias; op transposes. Products are exact, sum and bias f32, one rounding to `out`. One scale each:
 /// hpu::fp8_gemm_v2. Blocks: fp8::block_linear with a bias, else the product of the dequantized values (in bf16 where all scales are powers of
 /// two and `out` is bf16, else in f32).
-at::Tensor product(const Operand& a, bool transpose_a, const Operand& b, bool transpose_b, at::ScalarType out, const std::optional<at::Tensor>& bias = {});
+at::Tensor product(const Operand& a, bool transpose_a, const Operand& b, bool transpose_b, at::ScalarType out,
+                   const std::optional<at::Tensor>& bias = {});
 
 /// values of an operand.
 at::Tensor dequantize(const Operand& operand, at::ScalarType dtype);
@@ -48,10 +49,12 @@ at::Tensor cast_tensor(const at::Tensor& x, recipes::Format format, recipes::Dia
 /// Whether, and from which seed, this recipe's gradients are rounded stochastically: in the Gaudi dialect's HYBRID, unless
 /// PT_TE_FORCE_SR_BWD says otherwise. One seed per product (name, and number among those of one name), step and rank, the same in every
 /// process of that rank and on any number of threads.
-std::optional<std::uint64_t> gradient_seed(const recipes::Recipe& recipe, const Fp8Region& region, const std::string& product, const StepScales& scales);
+std::optional<std::uint64_t> gradient_seed(const recipes::Recipe& recipe, const Fp8Region& region,
+                                           const std::string& product, const StepScales& scales);
 
 /// current_scale() of a tensor of this dtype.
-float current_scale_of(float amax, recipes::Format format, recipes::Dialect dialect, const recipes::CurrentScaling& recipe, at::ScalarType dtype);
+float current_scale_of(float amax, recipes::Format format, recipes::Dialect dialect,
+                       const recipes::CurrentScaling& recipe, at::ScalarType dtype);
 
 /// max |x|; NaN if any is.
 float amax_of(const at::Tensor& x);

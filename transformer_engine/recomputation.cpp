@@ -35,10 +35,12 @@ std::size_t next_call(int task, const torch::autograd::Node* node, const Fp8Stat
 bool hooks_of_saved_tensors() { return !at::SavedTensorDefaultHooks::get_tls_state().stack.empty(); }
 
 [[noreturn]] void fail(const Fp8State& state, const char* why) {
-  TORCH_CHECK(false, "[fp8_autocast] '", state.name(), "': its forward runs again in backward (", why,
-              "), and the fp8 region and scales of its first run are not known: it would multiply in high precision. Expected "
-              "torch.utils.checkpoint with use_reentrant=True, or with a context_fn of fp8::checkpoint_begin, checkpoint_again and "
-              "checkpoint_end; in C++ fp8::te::checkpoint()");
+  TORCH_CHECK(
+      false, "[fp8_autocast] '", state.name(), "': its forward runs again in backward (", why,
+      "), and the fp8 region and scales of its first run are not known: it would multiply in high precision. Expected "
+      "torch.utils.checkpoint with use_reentrant=True, or with a context_fn of fp8::checkpoint_begin, checkpoint_again "
+      "and "
+      "checkpoint_end; in C++ fp8::te::checkpoint()");
 }
 
 }  // namespace
@@ -58,14 +60,16 @@ void FirstRuns::note(std::shared_ptr<Found> found) {
 
 FirstRuns::Answer FirstRuns::find(std::uint64_t thread, std::uint64_t number, std::size_t call) const {
   const std::lock_guard<std::mutex> lock(mutex_);
-  if (const auto dropped = dropped_.find(thread); dropped != dropped_.end() && dropped->second > number) return {false, true, nullptr};
+  if (const auto dropped = dropped_.find(thread); dropped != dropped_.end() && dropped->second > number)
+    return {false, true, nullptr};
   for (const Note& n : notes_) {
     if (n.thread == thread && n.number > number && call-- == 0) return {true, false, n.found};
   }
   return {};
 }
 
-ProductRun::ProductRun(Fp8State& state) : state_(state), previous_(t_run), inner_(t_run != nullptr && &t_run->state_ == &state) {
+ProductRun::ProductRun(Fp8State& state)
+    : state_(state), previous_(t_run), inner_(t_run != nullptr && &t_run->state_ == &state) {
   if (inner_) {
     found_ = t_run->found_;
   } else if (!state.keeps_high_precision()) {
@@ -94,16 +98,20 @@ void ProductRun::look_back() {
     return;
   }
   if (grad && hooks_of_saved_tensors()) {
-    if (first.in_region() && log == nullptr) fail(state_, "torch.utils.checkpoint with use_reentrant=False, or other hooks of saved tensors");
+    if (first.in_region() && log == nullptr)
+      fail(state_, "torch.utils.checkpoint with use_reentrant=False, or other hooks of saved tensors");
     return;
   }
-  const FirstRuns::Answer answer = first.find(node->thread_id(), node->sequence_nr(), next_call(task, node.get(), state_));
+  const FirstRuns::Answer answer =
+      first.find(node->thread_id(), node->sequence_nr(), next_call(task, node.get(), state_));
   if (!answer.known) {
     if (answer.dropped && first.in_region()) fail(state_, "after more runs without gradients than are remembered");
-    if (grad && log == nullptr && first.in_region()) fail(state_, "a recomputation that kept gradients on in its first run");
+    if (grad && log == nullptr && first.in_region())
+      fail(state_, "a recomputation that kept gradients on in its first run");
     return;
   }
-  if (answer.found != nullptr && log != nullptr) fail(state_, "te::checkpoint() inside of another recomputation; the other way round works");
+  if (answer.found != nullptr && log != nullptr)
+    fail(state_, "te::checkpoint() inside of another recomputation; the other way round works");
   found_ = answer.found;
   region_.emplace(found_ == nullptr ? nullptr : found_->region);
   if (found_ != nullptr) inside_.emplace(found_->autocast);

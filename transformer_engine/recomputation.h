@@ -55,7 +55,7 @@ class FirstRuns {
   };
   mutable std::mutex mutex_;
   std::deque<Note> notes_;
-  std::uint64_t era_ = 0;                          ///< of the newest note: one for each outermost region
+  std::uint64_t era_ = 0;                           ///< of the newest note: one for each outermost region
   std::map<std::uint64_t, std::uint64_t> dropped_;  ///< largest number of a dropped note, per thread
   std::atomic<bool> in_region_{false};
 };

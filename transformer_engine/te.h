@@ -16,5 +16,5 @@
 #include "fp8/transformer_engine/linear.h"
 #include "fp8/transformer_engine/multihead_attention.h"
 #include "fp8/transformer_engine/precision_plugin.h"
-#include "fp8/transformer_engine/transformer_layer.h"
 #include "fp8/transformer_engine/trainer/trainer.h"
+#include "fp8/transformer_engine/transformer_layer.h"

@@ -38,7 +38,8 @@ at::Tensor TrainingHandler::linear(const runtime::LinearCall& call) {
   return call.original();
 }
 
-at::Tensor TrainingHandler::dequantize(const runtime::WeightTag& tag, const runtime::WeightView&, const at::Tensor& weight) {
+at::Tensor TrainingHandler::dequantize(const runtime::WeightTag& tag, const runtime::WeightView&,
+                                       const at::Tensor& weight) {
   tell(tag, "a product that is not x . w^T");
   return weight;
 }

@@ -22,14 +22,16 @@ namespace fp8::te {
 
 class TrainingHandler final : public runtime::OpHandler {
  public:
-  TrainingHandler(std::shared_ptr<Fp8State> state, Fp8LinearOptions options) : state_(std::move(state)), options_(options) {}
+  TrainingHandler(std::shared_ptr<Fp8State> state, Fp8LinearOptions options)
+      : state_(std::move(state)), options_(options) {}
 
   const std::shared_ptr<Fp8State>& state() const { return state_; }
 
   at::Tensor linear(const runtime::LinearCall& call) override;
   at::Tensor convolution(const runtime::ConvolutionCall& call) override { return call.original(); }
   /// Asked for by ops without a kernel, too.
-  at::Tensor dequantize(const runtime::WeightTag& tag, const runtime::WeightView& view, const at::Tensor& weight) override;
+  at::Tensor dequantize(const runtime::WeightTag& tag, const runtime::WeightView& view,
+                        const at::Tensor& weight) override;
   bool owns_values() const override { return false; }
   void taken_off() override { retire(); }
   std::string describe() const override;

@@ -48,9 +48,9 @@ TrainingHandler& handler_of(const char* op, const at::Tensor& weight) {
   auto* handler = training_handler(weight);
   if (handler != nullptr) return *handler;
   const auto* tag = runtime::find_tag(weight);
-  TORCH_CHECK(false, "[fp8::", op, "] weight: expected one that fp8::attach_training was given, found sizes ", weight.sizes(), " and dtype ",
-      weight.scalar_type(), " on ",
-              weight.device(), ", ", tag == nullptr ? "untagged" : tag->handler->describe());
+  TORCH_CHECK(false, "[fp8::", op, "] weight: expected one that fp8::attach_training was given, found sizes ",
+              weight.sizes(), " and dtype ", weight.scalar_type(), " on ", weight.device(), ", ",
+              tag == nullptr ? "untagged" : tag->handler->describe());
 }
 
 std::vector<NamedState> states_of(const char* op, at::TensorList weights) {
@@ -70,13 +70,14 @@ io::Json meta_json(const recipes::TensorMeta& meta) {
     history.push_back(io::Json::array());
     for (Eigen::Index i = 0; i < meta.amax_history.cols(); ++i) history.back().push_back(meta.amax_history(row, i));
   }
-  return {{"scale", std::vector<float>(meta.scale.data(), meta.scale.data() + meta.scale.size())}, {"amax_history", history}};
+  return {{"scale", std::vector<float>(meta.scale.data(), meta.scale.data() + meta.scale.size())},
+          {"amax_history", history}};
 }
 
 }  // namespace
 
-std::string attach_training(at::TensorList weights, const std::vector<std::string>& modules, const std::vector<std::string>& types,
-    const std::string& recipe,
+std::string attach_training(at::TensorList weights, const std::vector<std::string>& modules,
+                            const std::vector<std::string>& types, const std::string& recipe,
                             const std::string& warm_start) {
   const auto model = measure::model_of("attach_training", weights, modules, types);
   const configs::RecipeConfig config = recipe_of("attach_training", recipe);
@@ -87,7 +88,8 @@ std::string attach_training(at::TensorList weights, const std::vector<std::strin
   return quant::to_json(convert_for_training(model, options)).dump();
 }
 
-std::int64_t enter_autocast(const std::string& recipe, bool enabled, bool calibrating, std::optional<bool> is_first_microbatch, std::int64_t seed) {
+std::int64_t enter_autocast(const std::string& recipe, bool enabled, bool calibrating,
+                            std::optional<bool> is_first_microbatch, std::int64_t seed) {
   TORCH_CHECK(seed >= 0, "[fp8::enter_autocast] seed: found ", seed, ", allowed: 0 to 2^63 - 1");
   Fp8AutocastOptions options;
   options.enabled = enabled;
@@ -102,9 +104,9 @@ std::int64_t enter_autocast(const std::string& recipe, bool enabled, bool calibr
 void exit_autocast(std::int64_t region, bool failed) {
   const auto open = open_regions().get("exit_autocast", region);
   TORCH_CHECK(open->thread == std::this_thread::get_id(), "[fp8::exit_autocast] region: found ", region,
-      ", which another thread entered; expected one of this thread");
+              ", which another thread entered; expected one of this thread");
   TORCH_CHECK(open->region == current_region(), "[fp8::exit_autocast] region: found ", region,
-      ", which has another one open inside; expected the innermost");
+              ", which has another one open inside; expected the innermost");
   open_regions().take_out(region);
   open->scope.reset();
   if (!failed && open->outer == nullptr) open->region->finish_forward();
@@ -127,9 +129,10 @@ void set_training(at::TensorList weights, bool training) {
   for (const at::Tensor& weight : weights) handler_of("set_training", weight).set_training(training);
 }
 
-std::vector<std::string> export_amax_of(at::TensorList weights, const std::vector<std::string>& modules, const std::vector<std::string>& types,
-                                        const std::string& prefix) {
-  TORCH_CHECK(!prefix.empty(), "[fp8::export_amax] prefix: expected where to write, as in \"stats/inc_output\", found \"\"");
+std::vector<std::string> export_amax_of(at::TensorList weights, const std::vector<std::string>& modules,
+                                        const std::vector<std::string>& types, const std::string& prefix) {
+  TORCH_CHECK(!prefix.empty(),
+              "[fp8::export_amax] prefix: expected where to write, as in \"stats/inc_output\", found \"\"");
   const auto model = measure::model_of("export_amax", weights, modules, types);
   for (const auto& m : model) handler_of("export_amax", m.weight);
   std::vector<std::string> paths;
@@ -149,14 +152,19 @@ std::string load_training_state(at::TensorList weights, const std::string& folde
 
 FP8_LIBRARY_FRAGMENT(fp8, m) {
   constexpr auto kEffect = c10::AliasAnalysisKind::CONSERVATIVE;  // TorchScript neither moves it nor leaves it out
-  m.def(torch::schema("attach_training(Tensor[] weights, str[] modules, str[] types, str recipe=\"habana\", str warm_start=\"\") -> str", kEffect),
+  m.def(torch::schema("attach_training(Tensor[] weights, str[] modules, str[] types, str recipe=\"habana\", str "
+                      "warm_start=\"\") -> str",
+                      kEffect),
         &attach_training);
-  m.def(torch::schema("enter_autocast(str recipe=\"\", bool enabled=True, bool calibrating=False, bool? is_first_microbatch=None, int seed=0) -> int", kEffect),
+  m.def(torch::schema("enter_autocast(str recipe=\"\", bool enabled=True, bool calibrating=False, bool? "
+                      "is_first_microbatch=None, int seed=0) -> int",
+                      kEffect),
         &enter_autocast);
   m.def(torch::schema("exit_autocast(int region, bool failed=False) -> ()", kEffect), &exit_autocast);
   m.def(torch::schema("training_state(Tensor weight) -> str", kEffect), &training_state);
   m.def(torch::schema("set_training(Tensor[] weights, bool training) -> ()", kEffect), &set_training);
-  m.def(torch::schema("export_amax(Tensor[] weights, str[] modules, str[] types, str prefix) -> str[]", kEffect), &export_amax_of);
+  m.def(torch::schema("export_amax(Tensor[] weights, str[] modules, str[] types, str prefix) -> str[]", kEffect),
+        &export_amax_of);
   m.def(torch::schema("save_training_state(Tensor[] weights, str folder) -> ()", kEffect), &save_training_state);
   m.def(torch::schema("load_training_state(Tensor[] weights, str folder) -> str", kEffect), &load_training_state);
   runtime::autocast::keep_out_of_own_ops();

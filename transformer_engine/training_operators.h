@@ -18,12 +18,13 @@ namespace fp8::te {
 
 /// Gives linear weights their handlers; the recipe's rules for single modules count here. warm_start: a measurement whose amaxes give the
 /// first step's scales. The report as JSON (quant/quant_operators.h). Throws as convert_for_training() does.
-std::string attach_training(at::TensorList weights, const std::vector<std::string>& modules, const std::vector<std::string>& types,
-    const std::string& recipe,
+std::string attach_training(at::TensorList weights, const std::vector<std::string>& modules,
+                            const std::vector<std::string>& types, const std::string& recipe,
                             const std::string& warm_start);
 
 /// Opens a region on this thread (fp8_autocast.h). recipe: "": the outer region's, else habana. seed: of stochastic rounding, from 0.
-std::int64_t enter_autocast(const std::string& recipe, bool enabled, bool calibrating, std::optional<bool> is_first_microbatch, std::int64_t seed);
+std::int64_t enter_autocast(const std::string& recipe, bool enabled, bool calibrating,
+                            std::optional<bool> is_first_microbatch, std::int64_t seed);
 
 /// Ends it. failed: as an exception does, no scale moves. Throws c10::Error for a number of no region, on another thread than the one that
 /// entered, and while a region inside is open; what a process group throws ends the region all the same.
@@ -38,8 +39,8 @@ std::string training_state(const at::Tensor& weight);
 void set_training(at::TensorList weights, bool training);
 
 /// What training has seen, written as a measurement file that fp8::convert and `fp8 quantize` read. Returns the paths.
-std::vector<std::string> export_amax_of(at::TensorList weights, const std::vector<std::string>& modules, const std::vector<std::string>& types,
-                                        const std::string& prefix);
+std::vector<std::string> export_amax_of(at::TensorList weights, const std::vector<std::string>& modules,
+                                        const std::vector<std::string>& types, const std::string& prefix);
 
 /// extra_state.h's two files, with the names that the weights were attached with. Throw c10::Error for a weight that is not converted.
 void save_training_state(at::TensorList weights, const std::string& folder);

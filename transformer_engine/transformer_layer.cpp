@@ -14,19 +14,20 @@ void check(const TransformerLayerOptions& o) {
   check_size(kName, "hidden_size", o.hidden_size);
   check_size(kName, "ffn_hidden_size", o.ffn_hidden_size);
   check_size(kName, "num_attention_heads", o.num_attention_heads);
-  TORCH_CHECK(o.layer_type == "encoder" || o.layer_type == "decoder", "[", kName, "] layer_type: found \"", o.layer_type,
-              "\", allowed: \"encoder\", \"decoder\"");
+  TORCH_CHECK(o.layer_type == "encoder" || o.layer_type == "decoder", "[", kName, "] layer_type: found \"",
+              o.layer_type, "\", allowed: \"encoder\", \"decoder\"");
   TORCH_CHECK(o.hidden_dropout >= 0 && o.hidden_dropout <= 1, "[", kName, "] hidden_dropout: found ", o.hidden_dropout,
               ", allowed: 0 to 1");
   check_attn_mask_type(kName, "self_attn_mask_type", o.self_attn_mask_type);
   check_attn_mask_type(kName, "enc_dec_attn_mask_type", o.enc_dec_attn_mask_type);
   check_qkv_format(kName, "attn_input_format", o.attn_input_format);
   check_packed(kName, o.attn_input_format, o.self_attn_mask_type, o.fp8_dpa);
-  TORCH_CHECK(
-      !o.parallel_attention_mlp || (o.layer_type == "encoder" && !o.apply_residual_connection_post_layernorm && !o.output_layernorm), "[",
-      kName,
-      "] parallel_attention_mlp: found true, allowed with layer_type \"encoder\" and neither apply_residual_connection_post_layernorm nor "
-      "output_layernorm");
+  TORCH_CHECK(!o.parallel_attention_mlp ||
+                  (o.layer_type == "encoder" && !o.apply_residual_connection_post_layernorm && !o.output_layernorm),
+              "[", kName,
+              "] parallel_attention_mlp: found true, allowed with layer_type \"encoder\" and neither "
+              "apply_residual_connection_post_layernorm nor "
+              "output_layernorm");
   check_parallel(kName, o.parallel);
   refuse_wgrad_options(kName, o.fuse_wgrad_accumulation, o.delay_wgrad_compute);
 }
@@ -102,20 +103,23 @@ at::Tensor TransformerLayerImpl::add_residual(const at::Tensor& x, const at::Ten
   return residual + (is_training() && options_.hidden_dropout > 0 ? at::dropout(x, options_.hidden_dropout, true) : x);
 }
 
-at::Tensor TransformerLayerImpl::forward(const at::Tensor& hidden_states, const at::Tensor& attention_mask, const at::Tensor& encoder_output,
-                                         const at::Tensor& enc_dec_attn_mask, std::optional<bool> is_first_microbatch,
-                                         const at::Tensor& rotary_pos_emb, const SequenceLengths& sequences) {
-  TORCH_CHECK(encoder_output.defined() == static_cast<bool>(inter_attention), "[", kName, "] '", options_.name, "': encoder_output: found ",
-              encoder_output.defined() ? "one" : "none", ", allowed with layer_type \"", options_.layer_type,
-              "\": ", inter_attention ? "one" : "none");
+at::Tensor TransformerLayerImpl::forward(const at::Tensor& hidden_states, const at::Tensor& attention_mask,
+                                         const at::Tensor& encoder_output, const at::Tensor& enc_dec_attn_mask,
+                                         std::optional<bool> is_first_microbatch, const at::Tensor& rotary_pos_emb,
+                                         const SequenceLengths& sequences) {
+  TORCH_CHECK(encoder_output.defined() == static_cast<bool>(inter_attention), "[", kName, "] '", options_.name,
+              "': encoder_output: found ", encoder_output.defined() ? "one" : "none", ", allowed with layer_type \"",
+              options_.layer_type, "\": ", inter_attention ? "one" : "none");
   TORCH_CHECK(inter_attention || !enc_dec_attn_mask.defined(), "[", kName, "] '", options_.name,
               "': enc_dec_attn_mask: found one, allowed with layer_type \"encoder\": none");
   const auto or_normal = [](const ModuleOutputs& out, const at::Tensor& x) {
     return out.layernorm_output.defined() ? out.layernorm_output : x;
   };
-  const bool padding = options_.self_attn_mask_type.find("padding") == 0, cross_padding = options_.enc_dec_attn_mask_type.find("padding") == 0;
-  TORCH_CHECK(padding || (inter_attention && cross_padding) || !sequences.cu_seqlens_q.defined(), "[", kName, "] '", options_.name,
-              "': cu_seqlens_q: found one, allowed with self_attn_mask_type \"", options_.self_attn_mask_type, "\": none");
+  const bool padding = options_.self_attn_mask_type.find("padding") == 0,
+             cross_padding = options_.enc_dec_attn_mask_type.find("padding") == 0;
+  TORCH_CHECK(padding || (inter_attention && cross_padding) || !sequences.cu_seqlens_q.defined(), "[", kName, "] '",
+              options_.name, "': cu_seqlens_q: found one, allowed with self_attn_mask_type \"",
+              options_.self_attn_mask_type, "\": none");
   SequenceLengths own;  // of the self attention, whose keys are the queries' rows
   if (padding && !attention_mask.defined()) {
     own = sequences;
@@ -124,14 +128,15 @@ at::Tensor TransformerLayerImpl::forward(const at::Tensor& hidden_states, const 
       own.max_seqlen_kv = sequences.max_seqlen_q;
     }
   }
-  const ModuleOutputs attention = self_attention->forward_all(hidden_states, attention_mask, {}, is_first_microbatch, rotary_pos_emb, own);
+  const ModuleOutputs attention =
+      self_attention->forward_all(hidden_states, attention_mask, {}, is_first_microbatch, rotary_pos_emb, own);
   if (options_.parallel_attention_mlp)
     return add_residual(attention.y + layernorm_mlp->forward(hidden_states, is_first_microbatch), hidden_states);
   at::Tensor h = add_residual(attention.y, or_normal(attention, hidden_states));
   if (inter_attention) {
     const bool of_lengths = cross_padding && !enc_dec_attn_mask.defined();
-    const ModuleOutputs cross = inter_attention->forward_all(h, enc_dec_attn_mask, encoder_output, is_first_microbatch, {},
-                                                             of_lengths ? sequences : SequenceLengths());
+    const ModuleOutputs cross = inter_attention->forward_all(h, enc_dec_attn_mask, encoder_output, is_first_microbatch,
+                                                             {}, of_lengths ? sequences : SequenceLengths());
     h = add_residual(cross.y, or_normal(cross, h));
   }
   const ModuleOutputs mlp = layernorm_mlp->forward_all(h, is_first_microbatch);
@@ -140,8 +145,9 @@ at::Tensor TransformerLayerImpl::forward(const at::Tensor& hidden_states, const 
 }
 
 void TransformerLayerImpl::pretty_print(std::ostream& stream) const {
-  stream << "fp8::te::TransformerLayer(hidden_size=" << options_.hidden_size << ", ffn_hidden_size=" << options_.ffn_hidden_size
-         << ", num_attention_heads=" << options_.num_attention_heads << ", layer_type=" << options_.layer_type << ")";
+  stream << "fp8::te::TransformerLayer(hidden_size=" << options_.hidden_size
+         << ", ffn_hidden_size=" << options_.ffn_hidden_size << ", num_attention_heads=" << options_.num_attention_heads
+         << ", layer_type=" << options_.layer_type << ")";
 }
 
 }  // namespace fp8::te

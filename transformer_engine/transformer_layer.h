@@ -22,7 +22,8 @@ struct TransformerLayerOptions {
   std::int64_t hidden_size = 0, ffn_hidden_size = 0, num_attention_heads = 0;
   std::int64_t num_gqa_groups = 0, kv_channels = 0;  ///< as in MultiheadAttention
   double layernorm_epsilon = 1e-5, hidden_dropout = 0.1, attention_dropout = 0.1;
-  std::string self_attn_mask_type = "causal", enc_dec_attn_mask_type = "no_mask";  ///< of DotProductAttention, as the windows
+  std::string self_attn_mask_type = "causal",
+              enc_dec_attn_mask_type = "no_mask";  ///< of DotProductAttention, as the windows
   std::pair<std::int64_t, std::int64_t> window_size = {-1, -1}, enc_dec_window_size = {-1, -1};
   std::string layer_type = "encoder";  ///< or "decoder": with cross attention to encoder_output
   bool apply_residual_connection_post_layernorm = false, output_layernorm = false;
@@ -54,9 +55,10 @@ class TransformerLayerImpl : public torch::nn::Cloneable<TransformerLayerImpl> {
   /// hidden_states: see attn_input_format. attention_mask, enc_dec_attn_mask: bool, true where a key is masked out (see
   /// DotProductAttention). encoder_output: with layer_type "decoder" alone. rotary_pos_emb: of the self attention (see MultiheadAttention).
   /// sequences: with "thd" and padding masks; those of keys and values are the cross attention's. Result: the sizes of hidden_states.
-  at::Tensor forward(const at::Tensor& hidden_states, const at::Tensor& attention_mask = {}, const at::Tensor& encoder_output = {},
-                     const at::Tensor& enc_dec_attn_mask = {}, std::optional<bool> is_first_microbatch = std::nullopt,
-                     const at::Tensor& rotary_pos_emb = {}, const SequenceLengths& sequences = {});
+  at::Tensor forward(const at::Tensor& hidden_states, const at::Tensor& attention_mask = {},
+                     const at::Tensor& encoder_output = {}, const at::Tensor& enc_dec_attn_mask = {},
+                     std::optional<bool> is_first_microbatch = std::nullopt, const at::Tensor& rotary_pos_emb = {},
+                     const SequenceLengths& sequences = {});
 
   void pretty_print(std::ostream& stream) const override;
   const TransformerLayerOptions& options() const { return options_; }

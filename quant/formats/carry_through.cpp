@@ -18,23 +18,36 @@ namespace fs = std::filesystem;
 
 constexpr std::size_t kChunkBytes = std::size_t{1} << 20;
 
-constexpr std::string_view kNames[] = {
-    "generation_config.json", "tokenizer.json", "tokenizer_config.json", "special_tokens_map.json", "added_tokens.json",
-    "vocab.json", "chat_template.json", "normalizer.json", "tekken.json", "bpe.codes",
-    "spk_dict.pt"};  // Qwen2.5-Omni's voices, which its class asks for
-constexpr std::string_view kEndings[] = {".model", ".tiktoken", ".spm", ".jinja", ".txt", "processor_config.json", "extractor_config.json"};
+constexpr std::string_view kNames[] = {"generation_config.json",
+                                       "tokenizer.json",
+                                       "tokenizer_config.json",
+                                       "special_tokens_map.json",
+                                       "added_tokens.json",
+                                       "vocab.json",
+                                       "chat_template.json",
+                                       "normalizer.json",
+                                       "tekken.json",
+                                       "bpe.codes",
+                                       "spk_dict.pt"};  // Qwen2.5-Omni's voices, which its class asks for
+constexpr std::string_view kEndings[] = {
+    ".model", ".tiktoken", ".spm", ".jinja", ".txt", "processor_config.json", "extractor_config.json"};
 constexpr std::string_view kBeginnings[] = {"README", "LICENSE", "LICENCE", "NOTICE", "USE_POLICY"};
 constexpr std::string_view kTemplateFolders[] = {"chat_templates", "additional_chat_templates"};
-constexpr std::string_view kConfigs[] = {"config.json", "tokenizer_config.json", "processor_config.json", "preprocessor_config.json"};
+constexpr std::string_view kConfigs[] = {"config.json", "tokenizer_config.json", "processor_config.json",
+                                         "preprocessor_config.json"};
 
-bool ends_with(std::string_view text, std::string_view end) { return text.size() >= end.size() && text.substr(text.size() - end.size()) == end; }
+bool ends_with(std::string_view text, std::string_view end) {
+  return text.size() >= end.size() && text.substr(text.size() - end.size()) == end;
+}
 
 bool is_carried(const std::string& name, bool remote_code) {
   const auto is = [&](std::string_view n) { return name == n; };
   const auto ends = [&](std::string_view e) { return ends_with(name, e); };
   const auto begins = [&](std::string_view b) { return std::string_view(name).substr(0, b.size()) == b; };
-  if (ends(".safetensors") || ends(".bin") || ends(".gguf") || ends(".index.json")) return false;  // whatever they begin with
-  return std::any_of(std::begin(kNames), std::end(kNames), is) || std::any_of(std::begin(kEndings), std::end(kEndings), ends) ||
+  if (ends(".safetensors") || ends(".bin") || ends(".gguf") || ends(".index.json"))
+    return false;  // whatever they begin with
+  return std::any_of(std::begin(kNames), std::end(kNames), is) ||
+         std::any_of(std::begin(kEndings), std::end(kEndings), ends) ||
          std::any_of(std::begin(kBeginnings), std::end(kBeginnings), begins) || (remote_code && ends(".py"));
 }
 
@@ -66,12 +79,15 @@ void carry_file(const fs::path& from, const fs::path& to) {
 }
 
 /// Copies source/entry as `name`, or says why not.
-void carry_entry(const fs::directory_entry& entry, const std::string& name, const io::OutputDirectory& out, std::vector<std::string>& warnings) {
+void carry_entry(const fs::directory_entry& entry, const std::string& name, const io::OutputDirectory& out,
+                 std::vector<std::string>& warnings) {
   std::error_code error;
   const fs::file_status status = fs::status(entry.path(), error);  // follows links; a loop is an error, not a hang
   if (fs::is_regular_file(status)) return carry_file(entry.path(), out.file(name));
   if (fs::is_directory(status)) return;
-  const char* what = !entry.is_symlink(error) ? "not a regular file" : fs::exists(status) ? "a link to something that is no file" : "a link that leads nowhere";
+  const char* what = !entry.is_symlink(error) ? "not a regular file"
+                     : fs::exists(status)     ? "a link to something that is no file"
+                                              : "a link that leads nowhere";
   warnings.push_back(io::printable(entry.path().string(), 4096) + ": " + what + ", not carried through");
 }
 
@@ -86,7 +102,8 @@ void each_carried(const fs::path& source, const Visit& visit) {
   for (const std::string_view folder : kTemplateFolders) {
     std::error_code error;
     if (!fs::is_directory(source / folder, error)) continue;
-    for (const auto& entry : fs::directory_iterator(source / folder)) visit(entry, std::string(folder) + "/" + entry.path().filename().string());
+    for (const auto& entry : fs::directory_iterator(source / folder))
+      visit(entry, std::string(folder) + "/" + entry.path().filename().string());
   }
 }
 
@@ -95,7 +112,9 @@ void each_carried(const fs::path& source, const Visit& visit) {
 io::Json identity_of_file(const fs::path& path) {
   struct stat status;
   if (::stat(path.c_str(), &status) != 0) return nullptr;
-  return {{"size", status.st_size}, {"modified", std::to_string(status.st_mtim.tv_sec) + "." + std::to_string(1'000'000'000 + status.st_mtim.tv_nsec).substr(1)}};
+  return {{"size", status.st_size},
+          {"modified", std::to_string(status.st_mtim.tv_sec) + "." +
+                           std::to_string(1'000'000'000 + status.st_mtim.tv_nsec).substr(1)}};
 }
 
 io::Json carried_identity_of(const fs::path& source) {
@@ -113,13 +132,16 @@ void require_carried_unchanged(const fs::path& source, const io::Json& carried) 
   for (const auto& [name, before] : carried.items()) {
     const io::Json now = identity_of_file(source / name);
     if (now == before) continue;
-    io::fail(source / name, now.is_null() ? "was removed while the checkpoint was made, of which it is a part" : "changed while the checkpoint was made, of which it is a part");
+    io::fail(source / name, now.is_null() ? "was removed while the checkpoint was made, of which it is a part"
+                                          : "changed while the checkpoint was made, of which it is a part");
   }
 }
 
 std::vector<std::string> carry_files(const fs::path& source, const io::OutputDirectory& out) {
   std::vector<std::string> warnings;
-  each_carried(source, [&](const fs::directory_entry& entry, const std::string& name) { carry_entry(entry, name, out, warnings); });
+  each_carried(source, [&](const fs::directory_entry& entry, const std::string& name) {
+    carry_entry(entry, name, out, warnings);
+  });
   std::sort(warnings.begin(), warnings.end());
   return warnings;
 }

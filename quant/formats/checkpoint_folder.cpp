@@ -28,7 +28,10 @@ io::Json read_model_config(const fs::path& model) {
   if (!config.is_object()) throw io::Error(path.string() + ": expected an object, found " + config.type_name());
   if (config.contains("quantization_config") && !config["quantization_config"].is_null()) {
     const std::string advice = advice_on_method(config["quantization_config"]);
-    throw io::Error(path.string() + ": key 'quantization_config': the model is quantized already; expected a high precision checkpoint" + (advice.empty() ? "" : ": " + advice));
+    throw io::Error(
+        path.string() +
+        ": key 'quantization_config': the model is quantized already; expected a high precision checkpoint" +
+        (advice.empty() ? "" : ": " + advice));
   }
   config.erase("quantization_config");
   return config;
@@ -40,7 +43,9 @@ std::uint64_t bytes_of(const io::SafetensorsWriter::Entry& e) {
   return n;
 }
 
-void OutputFolder::write_json(const std::string& name, const io::Json& value) { io::write_json(directory_.file(name), value); }
+void OutputFolder::write_json(const std::string& name, const io::Json& value) {
+  io::write_json(directory_.file(name), value);
+}
 
 void OutputFolder::write_config(const fs::path& source, const io::Json& edits) {
   io::JsonEdit config = source.empty() ? io::JsonEdit("{}\n", "config.json") : io::read_json_edit(source);
@@ -52,7 +57,9 @@ void OutputFolder::write_config(const fs::path& source, const io::Json& edits) {
 
 std::vector<std::string> OutputFolder::carry_through(const fs::path& source) { return carry_files(source, directory_); }
 
-ShardedWriter::ShardedWriter(io::OutputDirectory& folder, const std::vector<io::SafetensorsWriter::Entry>& entries, std::uint64_t shard_bytes) : folder_(folder) {
+ShardedWriter::ShardedWriter(io::OutputDirectory& folder, const std::vector<io::SafetensorsWriter::Entry>& entries,
+                             std::uint64_t shard_bytes)
+    : folder_(folder) {
   std::vector<std::vector<io::SafetensorsWriter::Entry>> shards(1);
   std::uint64_t in_shard = 0;
   for (const auto& e : entries) {
@@ -81,7 +88,8 @@ void ShardedWriter::commit() {
   if (files_.size() == 1) return;
   io::Json map = io::Json::object();
   for (const auto& [tensor, file] : where_) map[tensor] = file_names_[file];
-  io::write_json(folder_.file("model.safetensors.index.json"), io::Json{{"metadata", {{"total_size", total_}}}, {"weight_map", map}});
+  io::write_json(folder_.file("model.safetensors.index.json"),
+                 io::Json{{"metadata", {{"total_size", total_}}}, {"weight_map", map}});
 }
 
 }  // namespace fp8::quant

@@ -23,7 +23,8 @@ std::uint64_t bytes_of(const io::SafetensorsWriter::Entry& entry);
 /// An output folder in the making.
 class OutputFolder {
  public:
-  OutputFolder(const std::filesystem::path& out, bool overwrite, io::Partial partial = io::Partial::never) : directory_(out, overwrite, partial) {}
+  OutputFolder(const std::filesystem::path& out, bool overwrite, io::Partial partial = io::Partial::never)
+      : directory_(out, overwrite, partial) {}
   io::OutputDirectory& path() { return directory_; }
   void write_json(const std::string& name, const io::Json& value);
   /// config.json: the text of `source` (empty: of an object without members) with the members of `edits` set, or removed
@@ -41,7 +42,8 @@ class OutputFolder {
 class ShardedWriter {
  public:
   static constexpr std::uint64_t kShardBytes = 5'000'000'000;
-  ShardedWriter(io::OutputDirectory& folder, const std::vector<io::SafetensorsWriter::Entry>& entries, std::uint64_t shard_bytes = kShardBytes);
+  ShardedWriter(io::OutputDirectory& folder, const std::vector<io::SafetensorsWriter::Entry>& entries,
+                std::uint64_t shard_bytes = kShardBytes);
   void write(const std::string& tensor, const void* data, std::uint64_t offset, std::uint64_t size);
   void commit();
 

@@ -12,11 +12,16 @@ enum class CheckpointFormat : std::uint8_t { compressed_tensors, inc, inc_vllm, 
 
 constexpr const char* name_of(CheckpointFormat format) {
   switch (format) {
-    case CheckpointFormat::compressed_tensors: return "compressed-tensors";
-    case CheckpointFormat::inc: return "inc";
-    case CheckpointFormat::inc_vllm: return "inc-vllm";
-    case CheckpointFormat::fp8: return "fp8";
-    case CheckpointFormat::modelopt: break;
+    case CheckpointFormat::compressed_tensors:
+      return "compressed-tensors";
+    case CheckpointFormat::inc:
+      return "inc";
+    case CheckpointFormat::inc_vllm:
+      return "inc-vllm";
+    case CheckpointFormat::fp8:
+      return "fp8";
+    case CheckpointFormat::modelopt:
+      break;
   }
   return "modelopt";
 }

@@ -61,15 +61,17 @@ struct StoredCheckpoint {
 
 /// What a config tells of a whole checkpoint.
 struct ConfigSpec {
-  Scheme scheme;                         ///< that all quantized modules have
-  std::vector<std::string> quantized;    ///< names of modules
-  std::vector<std::string> kept_linears; ///< modules that stay in high precision, though a Linear, or not known to be none
-  std::vector<std::string> kept_experts; ///< mixtures ("model.layers.0.mlp.experts") that stay stacked, in high precision
-  std::vector<std::string> ignore;       ///< further entries for the list of such modules, as the caller wrote them
-  ModelNames names;                      ///< what readers call modules
-  std::string scale_method;              ///< INC's spelling, "amax" otherwise
-  bool qdq = false;                      ///< INC's form only: for quantize-dequantize mode
-  std::vector<KvScales> kv;              ///< empty: the cache stays in high precision
+  Scheme scheme;                       ///< that all quantized modules have
+  std::vector<std::string> quantized;  ///< names of modules
+  std::vector<std::string>
+      kept_linears;  ///< modules that stay in high precision, though a Linear, or not known to be none
+  std::vector<std::string>
+      kept_experts;                 ///< mixtures ("model.layers.0.mlp.experts") that stay stacked, in high precision
+  std::vector<std::string> ignore;  ///< further entries for the list of such modules, as the caller wrote them
+  ModelNames names;                 ///< what readers call modules
+  std::string scale_method;         ///< INC's spelling, "amax" otherwise
+  bool qdq = false;                 ///< INC's form only: for quantize-dequantize mode
+  std::vector<KvScales> kv;         ///< empty: the cache stays in high precision
 };
 
 class CheckpointForm {
@@ -84,11 +86,14 @@ class CheckpointForm {
   /// Why this weight is left in high precision, because the form's readers would misread or refuse it (ragged blocks); empty if it need not.
   virtual std::string weight_problem(const WeightSpec& weight) const = 0;
   /// Its tensors: codes and scales.
-  virtual std::vector<io::SafetensorsWriter::Entry> entries(const WeightSpec& weight, const ConfigSpec& config) const = 0;
+  virtual std::vector<io::SafetensorsWriter::Entry> entries(const WeightSpec& weight,
+                                                            const ConfigSpec& config) const = 0;
   /// Codes of rows [first_row, first_row + rows), [rows, weight.cols] dense.
-  virtual void write_codes(TensorSink& sink, const WeightSpec& weight, const std::uint8_t* codes, std::int64_t first_row, std::int64_t rows) const;
+  virtual void write_codes(TensorSink& sink, const WeightSpec& weight, const std::uint8_t* codes,
+                           std::int64_t first_row, std::int64_t rows) const;
   /// All but the codes. scale_inv: scale_grid(weight.scheme, weight.rows, weight.cols).size() values.
-  virtual void write_scales(TensorSink& sink, const WeightSpec& weight, const ConfigSpec& config, const std::vector<float>& scale_inv) const = 0;
+  virtual void write_scales(TensorSink& sink, const WeightSpec& weight, const ConfigSpec& config,
+                            const std::vector<float>& scale_inv) const = 0;
   /// Why the form has no place for these scales; empty if it has.
   virtual std::string kv_problem(const KvScales& kv) const = 0;
   virtual std::vector<io::SafetensorsWriter::Entry> kv_entries(const KvScales& kv, const ConfigSpec& config) const = 0;
@@ -104,7 +109,8 @@ class CheckpointForm {
   virtual bool recognizes(const io::Json& quantization_config) const = 0;
   /// sidecar: fp8.json or null; it tells dialect and convention, without one the checkpoint is ocp, own convention (INC's form: INC's).
   /// Throws io::Error naming file, tensor or key. Scales are not read here, but their presence, dtype and shape are checked.
-  virtual StoredCheckpoint read(const io::Checkpoint& checkpoint, const io::Json& quantization_config, const io::Json& sidecar) const = 0;
+  virtual StoredCheckpoint read(const io::Checkpoint& checkpoint, const io::Json& quantization_config,
+                                const io::Json& sidecar) const = 0;
 };
 
 const CheckpointForm& form_of(CheckpointFormat format);
@@ -114,7 +120,8 @@ struct WeightProblem {
   std::string reason, through;  ///< through: empty for its own
 };
 /// By module; the weights that are not in it can be written.
-std::map<std::string, WeightProblem> weight_problems(const CheckpointForm& form, const std::vector<WeightSpec>& weights);
+std::map<std::string, WeightProblem> weight_problems(const CheckpointForm& form,
+                                                     const std::vector<WeightSpec>& weights);
 
 /// The form of a quantization_config. Throws io::Error "WHERE: key 'quant_method': found ..., built are ...".
 const CheckpointForm& form_of_config(const io::Json& quantization_config, const std::string& where);
@@ -132,7 +139,7 @@ std::vector<float> read_scale_inv(const io::Checkpoint& checkpoint, const Stored
 
 /// Codes of rows [first_row, first_row + rows) upright, [rows, cols] dense. Throws io::Error for NaN and Inf codes of the weight's dialect, with
 /// their number in all of it, unless they are allowed.
-void read_code_rows(const io::Checkpoint& checkpoint, const StoredWeight& weight, std::int64_t first_row, std::int64_t rows, std::uint8_t* codes,
-                    bool allow_nonfinite = false);
+void read_code_rows(const io::Checkpoint& checkpoint, const StoredWeight& weight, std::int64_t first_row,
+                    std::int64_t rows, std::uint8_t* codes, bool allow_nonfinite = false);
 
 }  // namespace fp8::quant

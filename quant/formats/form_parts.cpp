@@ -25,20 +25,29 @@ using io::Json;
 constexpr std::uint64_t kMaxScaleBytes = std::uint64_t{1} << 28;
 
 /// Endings that stand in place of ".weight".
-constexpr const char* kScaleEndings[] = {".weight_scale", ".weight_scale_inv", ".scale_weight", ".dequant_weights.scale", ".scale", ".scales", ".SCB", ".weight.absmax", ".weight_scales", "._weight_scale", ".weight._scale", ".weight_scale_2"};
+constexpr const char* kScaleEndings[] = {
+    ".weight_scale",  ".weight_scale_inv", ".scale_weight",  ".dequant_weights.scale",
+    ".scale",         ".scales",           ".SCB",           ".weight.absmax",
+    ".weight_scales", "._weight_scale",    ".weight._scale", ".weight_scale_2"};
 
 bool is_ocp(DType dtype) { return dtype == DType::F8_E4M3 || dtype == DType::F8_E5M2; }
 
 float value_at(const std::uint8_t* bytes, DType dtype, std::int64_t i) {
   switch (dtype) {
-    case DType::F32: return kernels::load_element(bytes, kernels::FloatType::F32, i);
-    case DType::BF16: return kernels::load_element(bytes, kernels::FloatType::BF16, i);
-    case DType::F16: return kernels::load_element(bytes, kernels::FloatType::F16, i);
-    default: return kernels::e8m0_value(bytes[i]);
+    case DType::F32:
+      return kernels::load_element(bytes, kernels::FloatType::F32, i);
+    case DType::BF16:
+      return kernels::load_element(bytes, kernels::FloatType::BF16, i);
+    case DType::F16:
+      return kernels::load_element(bytes, kernels::FloatType::F16, i);
+    default:
+      return kernels::e8m0_value(bytes[i]);
   }
 }
 
-bool is_scale_dtype(DType dtype, bool e8m0) { return dtype == DType::F32 || dtype == DType::BF16 || dtype == DType::F16 || (e8m0 && dtype == DType::F8_E8M0); }
+bool is_scale_dtype(DType dtype, bool e8m0) {
+  return dtype == DType::F32 || dtype == DType::BF16 || dtype == DType::F16 || (e8m0 && dtype == DType::F8_E8M0);
+}
 
 std::string number(float value) {
   char text[32];
@@ -50,7 +59,8 @@ std::string number(float value) {
 std::vector<float> cache_scale(const io::Checkpoint& checkpoint, const std::string& tensor) {
   const auto& shape = checkpoint.info(tensor).shape;
   const bool heads = shape.size() == 3 && shape[1] == 1 && shape[2] == 1;
-  if (shape.size() > 1 && !heads) fail(place(checkpoint, tensor), "expected shape [], [1], [H] or [H, 1, 1], found " + shape_text(shape));
+  if (shape.size() > 1 && !heads)
+    fail(place(checkpoint, tensor), "expected shape [], [1], [H] or [H, 1, 1], found " + shape_text(shape));
   auto values = read_scales(checkpoint, tensor);
   if (values.empty()) fail(place(checkpoint, tensor), "expected at least one value, found none");
   return values;
@@ -60,7 +70,9 @@ std::vector<float> cache_scale(const io::Checkpoint& checkpoint, const std::stri
 
 void fail(const std::string& where, const std::string& what) { throw io::Error(where + ": " + what); }
 
-bool ends_with(const std::string& text, const std::string& end) { return text.size() >= end.size() && text.compare(text.size() - end.size(), end.size(), end) == 0; }
+bool ends_with(const std::string& text, const std::string& end) {
+  return text.size() >= end.size() && text.compare(text.size() - end.size(), end.size(), end) == 0;
+}
 
 std::string shown(const Json& value) { return io::printable(value.dump(-1, ' ', true), 60); }
 
@@ -80,7 +92,8 @@ std::string string_of(const Json& object, const char* key, const std::string& wh
 std::vector<std::string> strings_of(const Json& object, const char* key, const std::string& where) {
   const auto it = object.find(key);
   if (it == object.end() || it->is_null()) return {};
-  const bool names = it->is_array() && std::all_of(it->begin(), it->end(), [](const Json& name) { return name.is_string(); });
+  const bool names =
+      it->is_array() && std::all_of(it->begin(), it->end(), [](const Json& name) { return name.is_string(); });
   if (!names) fail(where, std::string("key '") + key + "': expected a list of module names, found " + shown(*it));
   return it->get<std::vector<std::string>>();
 }
@@ -90,8 +103,12 @@ std::int64_t block_side(const Json& value) {
   return n >= 1 && n <= kMaxBlock ? n : 0;
 }
 
-std::string config_place(const io::Checkpoint& checkpoint) { return (checkpoint.folder() / "config.json").string() + ": quantization_config"; }
-std::string place(const io::Checkpoint& checkpoint, const std::string& tensor) { return checkpoint.folder().string() + ": " + io::printable(tensor); }
+std::string config_place(const io::Checkpoint& checkpoint) {
+  return (checkpoint.folder() / "config.json").string() + ": quantization_config";
+}
+std::string place(const io::Checkpoint& checkpoint, const std::string& tensor) {
+  return checkpoint.folder().string() + ": " + io::printable(tensor);
+}
 
 Json read_sidecar_file(const io::Checkpoint& checkpoint) {
   const std::filesystem::path path = checkpoint.folder() / kSidecarName;
@@ -102,7 +119,9 @@ Json read_sidecar_file(const io::Checkpoint& checkpoint) {
   return sidecar;
 }
 
-bool is_told(const Json& sidecar) { return !sidecar.is_null() && !(sidecar.is_object() && sidecar.size() == 1 && sidecar.contains(kBytesAreCodes)); }
+bool is_told(const Json& sidecar) {
+  return !sidecar.is_null() && !(sidecar.is_object() && sidecar.size() == 1 && sidecar.contains(kBytesAreCodes));
+}
 
 std::vector<std::string> scales_beside(const io::Checkpoint& checkpoint, const std::string& weight) {
   std::vector<std::string> found;
@@ -123,10 +142,13 @@ bool is_byte_weight(const io::Checkpoint& checkpoint, const io::TensorInfo& info
   return (info.dtype == DType::U8 || info.dtype == DType::I8) && !scales_beside(checkpoint, info.name).empty();
 }
 
-std::string assume_option(const std::string& form) { return configs::option_name("option assume = " + form, "--assume " + form); }
+std::string assume_option(const std::string& form) {
+  return configs::option_name("option assume = " + form, "--assume " + form);
+}
 
 bool is_packed_weight(const io::Checkpoint& checkpoint, const io::TensorInfo& info) {
-  const bool whole = info.dtype == DType::I16 || info.dtype == DType::U16 || info.dtype == DType::I32 || info.dtype == DType::U32;
+  const bool whole =
+      info.dtype == DType::I16 || info.dtype == DType::U16 || info.dtype == DType::I32 || info.dtype == DType::U32;
   return whole && !scales_beside(checkpoint, info.name).empty();
 }
 
@@ -134,30 +156,45 @@ Scheme base_scheme(const io::Checkpoint& checkpoint, const Json& sidecar) {
   return !is_told(sidecar) ? Scheme{} : read_sidecar(sidecar, (checkpoint.folder() / kSidecarName).string());
 }
 
-std::vector<std::string> fp8_modules(const io::Checkpoint& checkpoint, const char* form, const Json& sidecar, bool e5m2_allowed) {
+std::vector<std::string> fp8_modules(const io::Checkpoint& checkpoint, const char* form, const Json& sidecar,
+                                     bool e5m2_allowed) {
   const bool bytes_are_codes = sidecar.is_object() && sidecar.value(kBytesAreCodes, false);
   std::vector<std::string> modules;
   for (const auto& tensor : checkpoint.names()) {
     const auto& info = checkpoint.info(tensor);
     if (info.dtype == DType::F8_E4M3FNUZ || info.dtype == DType::F8_E5M2FNUZ) {
-      fail(place(checkpoint, tensor), std::string("found dtype ") + io::name_of(info.dtype) + ", whose largest values have no code in the types that are built: F8_E4M3, F8_E5M2");
+      fail(place(checkpoint, tensor),
+           std::string("found dtype ") + io::name_of(info.dtype) +
+               ", whose largest values have no code in the types that are built: F8_E4M3, F8_E5M2");
     }
     const bool bytes = is_byte_weight(checkpoint, info);
     if (bytes && !bytes_are_codes) {
-      fail(place(checkpoint, tensor), std::string("found dtype ") + io::name_of(info.dtype) + " with scales " + io::printable(scales_beside(checkpoint, tensor).front()) +
-                                          ": fp8 codes or whole numbers, the file does not tell; " +
-                                          configs::option_name("convert_checkpoint() with assume = " + std::string(form), "fp8 convert --assume " + std::string(form)) + " takes them for E4M3 codes");
+      fail(place(checkpoint, tensor),
+           std::string("found dtype ") + io::name_of(info.dtype) + " with scales " +
+               io::printable(scales_beside(checkpoint, tensor).front()) +
+               ": fp8 codes or whole numbers, the file does not tell; " +
+               configs::option_name("convert_checkpoint() with assume = " + std::string(form),
+                                    "fp8 convert --assume " + std::string(form)) +
+               " takes them for E4M3 codes");
     }
     if (is_packed_weight(checkpoint, info))
-      fail(place(checkpoint, tensor), std::string("found dtype ") + io::name_of(info.dtype) + " with scales " + io::printable(scales_beside(checkpoint, tensor).front()) + ": packed whole numbers, built is: fp8");
+      fail(place(checkpoint, tensor), std::string("found dtype ") + io::name_of(info.dtype) + " with scales " +
+                                          io::printable(scales_beside(checkpoint, tensor).front()) +
+                                          ": packed whole numbers, built is: fp8");
     if (!is_ocp(info.dtype) && !bytes) continue;
     if (!ends_with(tensor, ".weight")) {
-      fail(place(checkpoint, tensor), std::string("found ") + io::name_of(info.dtype) + (info.shape.size() == 3 ? " in stacked experts, expected one tensor MODULE.weight per expert"
-                                                                                                               : ", expected fp8 only in MODULE.weight"));
+      fail(place(checkpoint, tensor),
+           std::string("found ") + io::name_of(info.dtype) +
+               (info.shape.size() == 3 ? " in stacked experts, expected one tensor MODULE.weight per expert"
+                                       : ", expected fp8 only in MODULE.weight"));
     }
-    if (info.dtype == DType::F8_E5M2 && !e5m2_allowed) fail(place(checkpoint, tensor), std::string("found dtype F8_E5M2, ") + form + " holds F8_E4M3");
+    if (info.dtype == DType::F8_E5M2 && !e5m2_allowed)
+      fail(place(checkpoint, tensor), std::string("found dtype F8_E5M2, ") + form + " holds F8_E4M3");
     if (info.shape.size() != 2) {
-      fail(place(checkpoint, tensor), "found shape " + shape_text(info.shape) + (info.shape.size() == 3 ? " (stacked experts), expected one tensor [out, in] per expert" : ", expected a weight of two dimensions"));
+      fail(place(checkpoint, tensor),
+           "found shape " + shape_text(info.shape) +
+               (info.shape.size() == 3 ? " (stacked experts), expected one tensor [out, in] per expert"
+                                       : ", expected a weight of two dimensions"));
     }
     modules.push_back(tensor.substr(0, tensor.size() - 7));
   }
@@ -179,7 +216,8 @@ std::vector<std::string> stray_scales(const io::Checkpoint& checkpoint, std::ini
   return strays;
 }
 
-StoredWeight stored_weight(const io::Checkpoint& checkpoint, const std::string& module, const Scheme& scheme, const std::string& scale, bool transposed) {
+StoredWeight stored_weight(const io::Checkpoint& checkpoint, const std::string& module, const Scheme& scheme,
+                           const std::string& scale, bool transposed) {
   const auto& info = checkpoint.info(module + ".weight");
   StoredWeight w;
   w.spec = {module, info.shape[transposed ? 1 : 0], info.shape[transposed ? 0 : 1], scheme};
@@ -188,44 +226,58 @@ StoredWeight stored_weight(const io::Checkpoint& checkpoint, const std::string& 
   w.scale = scale;
   w.transposed = transposed;
   w.tensors = {w.weight, w.scale};
-  if (!checkpoint.contains(scale)) fail(place(checkpoint, scale), "missing, expected the scales of " + io::printable(w.weight) + " (" + io::name_of(info.dtype) + ")");
+  if (!checkpoint.contains(scale))
+    fail(place(checkpoint, scale),
+         "missing, expected the scales of " + io::printable(w.weight) + " (" + io::name_of(info.dtype) + ")");
   return w;
 }
 
-void check_scale(const io::Checkpoint& checkpoint, const StoredWeight& weight, const std::vector<std::vector<std::int64_t>>& shapes, bool e8m0_allowed) {
+void check_scale(const io::Checkpoint& checkpoint, const StoredWeight& weight,
+                 const std::vector<std::vector<std::int64_t>>& shapes, bool e8m0_allowed) {
   const auto& info = checkpoint.info(weight.scale);
   const std::string where = place(checkpoint, weight.scale);
   if (!is_scale_dtype(info.dtype, e8m0_allowed)) {
-    fail(where, std::string("expected dtype F32, BF16") + (e8m0_allowed ? ", F16 or F8_E8M0" : " or F16") + ", found " + io::name_of(info.dtype));
+    fail(where, std::string("expected dtype F32, BF16") + (e8m0_allowed ? ", F16 or F8_E8M0" : " or F16") + ", found " +
+                    io::name_of(info.dtype));
   }
   if (std::find(shapes.begin(), shapes.end(), info.shape) != shapes.end()) return;
   std::string allowed;
   for (const auto& s : shapes) allowed += (allowed.empty() ? "" : " or ") + shape_text(s);
-  fail(where, "expected shape " + allowed + " for a weight " + shape_text(checkpoint.info(weight.weight).shape) + ", found " + shape_text(info.shape));
+  fail(where, "expected shape " + allowed + " for a weight " + shape_text(checkpoint.info(weight.weight).shape) +
+                  ", found " + shape_text(info.shape));
 }
 
 std::vector<float> read_scales(const io::Checkpoint& checkpoint, const std::string& tensor) {
   const auto& info = checkpoint.info(tensor);
-  if (!is_scale_dtype(info.dtype, true)) fail(place(checkpoint, tensor), std::string("expected dtype F32, BF16, F16 or F8_E8M0, found ") + io::name_of(info.dtype));
-  if (info.bytes() > kMaxScaleBytes) fail(place(checkpoint, tensor), "expected at most 256 MiB of scales, found " + std::to_string(info.bytes()) + " bytes");
+  if (!is_scale_dtype(info.dtype, true))
+    fail(place(checkpoint, tensor),
+         std::string("expected dtype F32, BF16, F16 or F8_E8M0, found ") + io::name_of(info.dtype));
+  if (info.bytes() > kMaxScaleBytes)
+    fail(place(checkpoint, tensor),
+         "expected at most 256 MiB of scales, found " + std::to_string(info.bytes()) + " bytes");
   std::vector<std::uint8_t> bytes(info.bytes());
   checkpoint.read(tensor, bytes.data());
   std::vector<float> values(static_cast<std::size_t>(info.numel()));
   for (std::size_t i = 0; i < values.size(); ++i) {
     values[i] = value_at(bytes.data(), info.dtype, static_cast<std::int64_t>(i));
-    if (!std::isfinite(values[i]) || values[i] <= 0) fail(place(checkpoint, tensor), "expected finite scales > 0, found " + number(values[i]) + " at " + std::to_string(i));
+    if (!std::isfinite(values[i]) || values[i] <= 0)
+      fail(place(checkpoint, tensor),
+           "expected finite scales > 0, found " + number(values[i]) + " at " + std::to_string(i));
   }
   return values;
 }
 
 float read_scale(const io::Checkpoint& checkpoint, const std::string& tensor) {
   const auto& info = checkpoint.info(tensor);
-  if (info.numel() != 1 || info.shape.size() > 2) fail(place(checkpoint, tensor), "expected 1 value ([], [1] or [1, 1]), found shape " + shape_text(info.shape));
+  if (info.numel() != 1 || info.shape.size() > 2)
+    fail(place(checkpoint, tensor), "expected 1 value ([], [1] or [1, 1]), found shape " + shape_text(info.shape));
   return read_scales(checkpoint, tensor)[0];
 }
 
 void read_input_scale(const io::Checkpoint& checkpoint, StoredWeight& weight, const std::string& tensor) {
-  if (!checkpoint.contains(tensor)) fail(place(checkpoint, tensor), "missing, expected the static activation scale that config.json promises for " + io::printable(weight.spec.module));
+  if (!checkpoint.contains(tensor))
+    fail(place(checkpoint, tensor), "missing, expected the static activation scale that config.json promises for " +
+                                        io::printable(weight.spec.module));
   auto& scheme = weight.spec.scheme;
   scheme.input_scale_inv = read_scale(checkpoint, tensor);
   scheme.input_scale = scale_for(scheme, scheme.input_scale_inv, place(checkpoint, tensor));
@@ -244,9 +296,12 @@ std::vector<std::uint8_t> e8m0_bytes(const std::vector<float>& values, const std
   return bytes;
 }
 
-void write_f32(TensorSink& sink, const std::string& tensor, const std::vector<float>& values) { sink.write(tensor, values.data(), 0, values.size() * sizeof(float)); }
+void write_f32(TensorSink& sink, const std::string& tensor, const std::vector<float>& values) {
+  sink.write(tensor, values.data(), 0, values.size() * sizeof(float));
+}
 
-void read_kv(const io::Checkpoint& checkpoint, const std::vector<KvNames>& spellings, const std::string& shared, StoredCheckpoint& out) {
+void read_kv(const io::Checkpoint& checkpoint, const std::vector<KvNames>& spellings, const std::string& shared,
+             StoredCheckpoint& out) {
   std::map<std::string, KvNames> found;  // attention module -> its tensors
   std::vector<std::string> order;
   const auto note = [&](const std::string& tensor, const std::string& end, bool k, bool v) {
@@ -256,7 +311,8 @@ void read_kv(const io::Checkpoint& checkpoint, const std::vector<KvNames>& spell
     if (fresh) order.push_back(attention);
     for (const auto& [wanted, slot] : {std::pair{k, &it->second.k}, std::pair{v, &it->second.v}}) {
       if (!wanted) continue;
-      if (!slot->empty()) fail(place(checkpoint, tensor), "a second scale of the same cache, beside " + io::printable(*slot));
+      if (!slot->empty())
+        fail(place(checkpoint, tensor), "a second scale of the same cache, beside " + io::printable(*slot));
       *slot = tensor;
     }
     out.kv_tensors.push_back(tensor);
@@ -271,11 +327,13 @@ void read_kv(const io::Checkpoint& checkpoint, const std::vector<KvNames>& spell
   for (const auto& attention : order) {
     const auto& names = found[attention];
     if (names.k.empty() || names.v.empty()) {
-      fail(place(checkpoint, names.k.empty() ? names.v : names.k), std::string("the scale of ") + (names.k.empty() ? "keys" : "values") + " beside it is missing");
+      fail(place(checkpoint, names.k.empty() ? names.v : names.k),
+           std::string("the scale of ") + (names.k.empty() ? "keys" : "values") + " beside it is missing");
     }
     KvScales kv{attention, cache_scale(checkpoint, names.k), cache_scale(checkpoint, names.v)};
     if (kv.k.size() != kv.v.size()) {
-      fail(place(checkpoint, names.v), "expected " + std::to_string(kv.k.size()) + " values as keys have, found " + std::to_string(kv.v.size()));
+      fail(place(checkpoint, names.v),
+           "expected " + std::to_string(kv.k.size()) + " values as keys have, found " + std::to_string(kv.v.size()));
     }
     out.kv.push_back(std::move(kv));
   }
@@ -283,22 +341,27 @@ void read_kv(const io::Checkpoint& checkpoint, const std::vector<KvNames>& spell
 
 bool promises_kv(const Json& config) {
   const auto scheme = config.find("kv_cache_scheme");
-  return scheme != config.end() && scheme->is_object() && !scheme->empty() && scheme->value("dynamic", Json(false)) != Json(true);
+  return scheme != config.end() && scheme->is_object() && !scheme->empty() &&
+         scheme->value("dynamic", Json(false)) != Json(true);
 }
 
 void warn_missing_kv(const std::string& key, StoredCheckpoint& out) {
   if (!out.kv.empty()) return;
-  out.warnings.push_back(key + " promises scales of key-value caches, and no tensor holds any: engines keep the cache in fp8 with scale 1");
+  out.warnings.push_back(
+      key +
+      " promises scales of key-value caches, and no tensor holds any: engines keep the cache in fp8 with scale 1");
 }
 
 std::string fused_rows_problem(const WeightSpec& w) {
   if (is_last_of_group(w.module) || fuse_group_of(w.module).empty() || w.rows % w.scheme.block.rows == 0) return "";
-  return std::to_string(w.rows) + " outputs are no multiple of the block of " + std::to_string(w.scheme.block.rows) + ", which vLLM refuses in a fused module";
+  return std::to_string(w.rows) + " outputs are no multiple of the block of " + std::to_string(w.scheme.block.rows) +
+         ", which vLLM refuses in a fused module";
 }
 
 std::string one_each(const KvScales& kv, const char* form) {
   if (kv.k.size() == 1 && kv.v.size() == 1) return "";
-  return std::string(form) + " holds one scale each for keys and values, found " + std::to_string(kv.k.size()) + " and " + std::to_string(kv.v.size());
+  return std::string(form) + " holds one scale each for keys and values, found " + std::to_string(kv.k.size()) +
+         " and " + std::to_string(kv.v.size());
 }
 
 }  // namespace fp8::quant::form_parts

@@ -17,7 +17,8 @@ std::string shown(const io::Json& value);
 /// "[64, 172]".
 std::string shape_text(const std::vector<std::int64_t>& shape);
 /// The string under a key; `fallback` if it is absent or null. Throws "WHERE: key 'k': expected a string, found ...".
-std::string string_of(const io::Json& object, const char* key, const std::string& where, const std::string& fallback = "");
+std::string string_of(const io::Json& object, const char* key, const std::string& where,
+                      const std::string& fallback = "");
 /// A list of strings, empty if absent or null.
 std::vector<std::string> strings_of(const io::Json& object, const char* key, const std::string& where);
 
@@ -52,15 +53,18 @@ bool is_packed_weight(const io::Checkpoint& checkpoint, const io::TensorInfo& in
 
 /// The modules X whose X.weight is fp8, in file order. Throws for E5M2 unless allowed, AMD's FNUZ types, weights that are not two-dimensional, and
 /// byte weights unless the sidecar says that they are codes.
-std::vector<std::string> fp8_modules(const io::Checkpoint& checkpoint, const char* form, const io::Json& sidecar, bool e5m2_allowed = false);
+std::vector<std::string> fp8_modules(const io::Checkpoint& checkpoint, const char* form, const io::Json& sidecar,
+                                     bool e5m2_allowed = false);
 /// The tensors X.ending that stand beside an X.weight in high precision.
 std::vector<std::string> stray_scales(const io::Checkpoint& checkpoint, std::initializer_list<const char*> endings);
 
 /// A weight's own tensor [N, K] and its scale; spec.scheme = `scheme`.
-StoredWeight stored_weight(const io::Checkpoint& checkpoint, const std::string& module, const Scheme& scheme, const std::string& scale, bool transposed = false);
+StoredWeight stored_weight(const io::Checkpoint& checkpoint, const std::string& module, const Scheme& scheme,
+                           const std::string& scale, bool transposed = false);
 
 /// The scale tensor is there, F32, BF16 or F16 (or E8M0), and of one of these shapes. Throws naming what was found and what is allowed.
-void check_scale(const io::Checkpoint& checkpoint, const StoredWeight& weight, const std::vector<std::vector<std::int64_t>>& shapes, bool e8m0_allowed = false);
+void check_scale(const io::Checkpoint& checkpoint, const StoredWeight& weight,
+                 const std::vector<std::vector<std::int64_t>>& shapes, bool e8m0_allowed = false);
 
 /// The values of a scale tensor, whatever dtype it has. Throws for values that are not finite and > 0.
 std::vector<float> read_scales(const io::Checkpoint& checkpoint, const std::string& tensor);
@@ -79,7 +83,8 @@ struct KvNames {
 };
 /// Finds the scales of key-value caches under any of these spellings; `shared` (may be empty): one for both. Throws for one of two missing,
 /// shapes other than [], [1], [H], [H, 1, 1], two spellings at once.
-void read_kv(const io::Checkpoint& checkpoint, const std::vector<KvNames>& spellings, const std::string& shared, StoredCheckpoint& out);
+void read_kv(const io::Checkpoint& checkpoint, const std::vector<KvNames>& spellings, const std::string& shared,
+             StoredCheckpoint& out);
 
 /// True if the config's kv_cache_scheme says that caches have scales in the file: there, and not dynamic.
 bool promises_kv(const io::Json& config);

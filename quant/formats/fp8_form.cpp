@@ -30,11 +30,14 @@ using io::Json;
 Scheme read_scheme(const Json& config, const std::string& where, const Scheme& base) {
   Scheme scheme = base;
   const std::string activations = form_parts::string_of(config, "activation_scheme", where, "dynamic");
-  if (activations != "dynamic" && activations != "static") fail(where, "key 'activation_scheme': found " + io::in_quotes(activations) + ", allowed: \"dynamic\", \"static\"");
+  if (activations != "dynamic" && activations != "static")
+    fail(where, "key 'activation_scheme': found " + io::in_quotes(activations) + ", allowed: \"dynamic\", \"static\"");
   const std::string fmt = form_parts::string_of(config, "fmt", where, "e4m3");
-  if (fmt != "e4m3" && fmt != "float8_e4m3fn") fail(where, "key 'fmt': found " + io::in_quotes(fmt) + ", built is: \"e4m3\"");
+  if (fmt != "e4m3" && fmt != "float8_e4m3fn")
+    fail(where, "key 'fmt': found " + io::in_quotes(fmt) + ", built is: \"e4m3\"");
   const std::string scale_fmt = form_parts::string_of(config, "scale_fmt", where, "float");
-  if (scale_fmt != "float" && scale_fmt != "ue8m0") fail(where, "key 'scale_fmt': found " + io::in_quotes(scale_fmt) + ", allowed: \"float\", \"ue8m0\"");
+  if (scale_fmt != "float" && scale_fmt != "ue8m0")
+    fail(where, "key 'scale_fmt': found " + io::in_quotes(scale_fmt) + ", allowed: \"float\", \"ue8m0\"");
   const Json block = config.value("weight_block_size", Json());
   if (block.is_null()) {
     scheme.weights = WeightGranularity::tensor;
@@ -42,8 +45,10 @@ Scheme read_scheme(const Json& config, const std::string& where, const Scheme& b
     return scheme;
   }
   const auto size = [&](std::size_t i) { return form_parts::block_side(block[i]); };
-  if (!block.is_array() || block.size() != 2 || size(0) == 0 || size(1) == 0) fail(where, "key 'weight_block_size': found " + shown(block) + ", allowed: [rows, columns] or null");
-  if (activations == "static") fail(where, "key 'activation_scheme': found \"static\", with 'weight_block_size' allowed: \"dynamic\"");
+  if (!block.is_array() || block.size() != 2 || size(0) == 0 || size(1) == 0)
+    fail(where, "key 'weight_block_size': found " + shown(block) + ", allowed: [rows, columns] or null");
+  if (activations == "static")
+    fail(where, "key 'activation_scheme': found \"static\", with 'weight_block_size' allowed: \"dynamic\"");
   scheme.weights = WeightGranularity::block;
   scheme.block = {size(0), size(1)};
   scheme.activations = ActivationScaling::dynamic_group;
@@ -59,36 +64,47 @@ class Fp8 final : public CheckpointForm {
     if (s.format != recipes::Format::E4M3) return std::string("fp8 holds E4M3, found ") + kernels::name_of(s.format);
     if (s.weights == WeightGranularity::channel) return "fp8 holds per tensor or block weights, found channel";
     if (s.weights == WeightGranularity::block) {
-      return s.activations == ActivationScaling::dynamic_group ? "" : std::string("fp8 holds block weights with dynamic group activations, found ") + name_of(s.activations);
+      return s.activations == ActivationScaling::dynamic_group
+                 ? ""
+                 : std::string("fp8 holds block weights with dynamic group activations, found ") +
+                       name_of(s.activations);
     }
-    const bool fits = s.activations == ActivationScaling::static_tensor || s.activations == ActivationScaling::dynamic_token;
-    return fits ? "" : std::string("fp8 holds tensor weights with static tensor or dynamic token activations, found ") + name_of(s.activations);
+    const bool fits =
+        s.activations == ActivationScaling::static_tensor || s.activations == ActivationScaling::dynamic_token;
+    return fits ? ""
+                : std::string("fp8 holds tensor weights with static tensor or dynamic token activations, found ") +
+                      name_of(s.activations);
   }
 
   std::string weight_problem(const WeightSpec& w) const override {
     if (w.scheme.weights != WeightGranularity::block) return "";
     const auto& [rows, cols] = w.scheme.block;
     if (w.rows % rows == 0 && w.cols % cols == 0) return "";
-    return "its shape " + form_parts::shape_text({w.rows, w.cols}) + " is no multiple of the block " + std::to_string(rows) + "x" + std::to_string(cols) +
-           ", which transformers would misread in this form";
+    return "its shape " + form_parts::shape_text({w.rows, w.cols}) + " is no multiple of the block " +
+           std::to_string(rows) + "x" + std::to_string(cols) + ", which transformers would misread in this form";
   }
 
   std::vector<io::SafetensorsWriter::Entry> entries(const WeightSpec& w, const ConfigSpec&) const override {
     std::vector<io::SafetensorsWriter::Entry> list{{w.module + ".weight", DType::F8_E4M3, {w.rows, w.cols}}};
     if (w.scheme.weights == WeightGranularity::block) {
       const ScaleGrid grid = scale_grid(w.scheme, w.rows, w.cols);
-      list.push_back({w.module + ".weight_scale_inv", w.scheme.power_of_two ? DType::F8_E8M0 : DType::F32, {grid.rows, grid.cols}});
+      list.push_back({w.module + ".weight_scale_inv",
+                      w.scheme.power_of_two ? DType::F8_E8M0 : DType::F32,
+                      {grid.rows, grid.cols}});
       return list;
     }
     list.push_back({w.module + ".weight_scale", DType::F32, {}});
-    if (w.scheme.activations == ActivationScaling::static_tensor) list.push_back({w.module + ".input_scale", DType::F32, {}});
+    if (w.scheme.activations == ActivationScaling::static_tensor)
+      list.push_back({w.module + ".input_scale", DType::F32, {}});
     return list;
   }
 
-  void write_scales(TensorSink& sink, const WeightSpec& w, const ConfigSpec&, const std::vector<float>& scale_inv) const override {
+  void write_scales(TensorSink& sink, const WeightSpec& w, const ConfigSpec&,
+                    const std::vector<float>& scale_inv) const override {
     if (w.scheme.weights != WeightGranularity::block) {
       form_parts::write_f32(sink, w.module + ".weight_scale", scale_inv);
-      if (w.scheme.activations == ActivationScaling::static_tensor) form_parts::write_f32(sink, w.module + ".input_scale", {w.scheme.input_scale_inv});
+      if (w.scheme.activations == ActivationScaling::static_tensor)
+        form_parts::write_f32(sink, w.module + ".input_scale", {w.scheme.input_scale_inv});
       return;
     }
     const std::string name = w.module + ".weight_scale_inv";
@@ -113,7 +129,9 @@ class Fp8 final : public CheckpointForm {
     config["quant_method"] = "fp8";
     config["activation_scheme"] = spec.scheme.activations == ActivationScaling::static_tensor ? "static" : "dynamic";
     // Not this form's word, but the field's: readers that don't know it pass over it.
-    if (!spec.kv.empty()) config["kv_cache_scheme"] = {{"num_bits", 8}, {"type", "float"}, {"strategy", "tensor"}, {"symmetric", true}, {"dynamic", false}};
+    if (!spec.kv.empty())
+      config["kv_cache_scheme"] = {
+          {"num_bits", 8}, {"type", "float"}, {"strategy", "tensor"}, {"symmetric", true}, {"dynamic", false}};
     if (spec.scheme.weights != WeightGranularity::block) {
       config["ignored_layers"] = ignore_entries(format(), spec);
       return config;
@@ -125,7 +143,9 @@ class Fp8 final : public CheckpointForm {
     return config;
   }
 
-  bool recognizes(const Json& config) const override { return config.is_object() && config.value("quant_method", Json()) == "fp8"; }
+  bool recognizes(const Json& config) const override {
+    return config.is_object() && config.value("quant_method", Json()) == "fp8";
+  }
 
   StoredCheckpoint read(const io::Checkpoint& checkpoint, const Json& config, const Json& sidecar) const override {
     const std::string where = form_parts::config_place(checkpoint);
@@ -133,9 +153,14 @@ class Fp8 final : public CheckpointForm {
     form_parts::strings_of(config, "ignored_layers", where);
     const Scheme scheme = read_scheme(config, where, form_parts::base_scheme(checkpoint, sidecar));
     StoredCheckpoint out;
-    for (const auto& module : form_parts::fp8_modules(checkpoint, "fp8", sidecar)) out.weights.push_back(read_weight(checkpoint, module, scheme));
-    form_parts::read_kv(checkpoint, {{"k_proj.output_scale", "v_proj.output_scale"}, {"k_proj.k_scale", "v_proj.v_scale"}, {"k_scale", "v_scale"}}, "kv_scale", out);
-    out.strays = form_parts::stray_scales(checkpoint, {".weight_scale_inv", ".weight_scale", ".input_scale", ".activation_scale"});
+    for (const auto& module : form_parts::fp8_modules(checkpoint, "fp8", sidecar))
+      out.weights.push_back(read_weight(checkpoint, module, scheme));
+    form_parts::read_kv(
+        checkpoint,
+        {{"k_proj.output_scale", "v_proj.output_scale"}, {"k_proj.k_scale", "v_proj.v_scale"}, {"k_scale", "v_scale"}},
+        "kv_scale", out);
+    out.strays = form_parts::stray_scales(checkpoint,
+                                          {".weight_scale_inv", ".weight_scale", ".input_scale", ".activation_scale"});
     if (form_parts::promises_kv(config)) form_parts::warn_missing_kv(where + ": kv_cache_scheme", out);
     warn_ragged(out);
     return out;
@@ -151,9 +176,11 @@ class Fp8 final : public CheckpointForm {
       if (count++ == 0) first = &w.spec;
     }
     if (count == 0) return;
-    out.warnings.push_back(std::to_string(count) + " weights are no multiple of their blocks, the first is " + io::printable(first->module) + " " +
-                           form_parts::shape_text({first->rows, first->cols}) + " in blocks of " + std::to_string(first->scheme.block.rows) + "x" +
-                           std::to_string(first->scheme.block.cols) + ": transformers would misread them without an error, vLLM reads them");
+    out.warnings.push_back(std::to_string(count) + " weights are no multiple of their blocks, the first is " +
+                           io::printable(first->module) + " " + form_parts::shape_text({first->rows, first->cols}) +
+                           " in blocks of " + std::to_string(first->scheme.block.rows) + "x" +
+                           std::to_string(first->scheme.block.cols) +
+                           ": transformers would misread them without an error, vLLM reads them");
   }
 
   static StoredWeight read_weight(const io::Checkpoint& checkpoint, const std::string& module, const Scheme& scheme) {
@@ -165,7 +192,8 @@ class Fp8 final : public CheckpointForm {
       return w;
     }
     const bool transformers = checkpoint.contains(module + ".weight_scale_inv");
-    StoredWeight w = form_parts::stored_weight(checkpoint, module, scheme, module + (transformers ? ".weight_scale_inv" : ".weight_scale"));
+    StoredWeight w = form_parts::stored_weight(checkpoint, module, scheme,
+                                               module + (transformers ? ".weight_scale_inv" : ".weight_scale"));
     form_parts::check_scale(checkpoint, w, {{}, {1}, {1, 1}}, true);
     if (scheme.activations == ActivationScaling::static_tensor) {
       const bool old = checkpoint.contains(module + ".activation_scale");

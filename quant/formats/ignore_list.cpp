@@ -283,7 +283,7 @@ std::vector<std::string> ignore_entries(CheckpointFormat format, const ConfigSpe
   }
   if (patterns && !spec.names.stable()) add_patterns(spec, quantized, list);
   for (const auto& mixture : spec.kept_experts) {
-    if (format == CheckpointFormat::inc) continue;  // its reader builds experts of no stack
+    if (format == CheckpointFormat::inc) continue;                     // its reader builds experts of no stack
     if (quantized.found(Entry(format, mixture)) != nullptr) continue;  // a file with stacks beside single experts
     list.add(mixture);
     if (patterns) list.add(experts_pattern(mixture, quantized));

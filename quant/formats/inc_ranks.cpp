@@ -165,7 +165,8 @@ void requantize(Tensor& codes, const std::vector<float>& from, const std::vector
 struct Source {
   explicit Source(const fs::path& folder) : checkpoint(folder), config(io::read_json(folder / "config.json")) {
     const std::string where = (folder / "config.json").string();
-    if (!config.is_object() || !config.contains("quantization_config") || !inc_form().recognizes(config["quantization_config"])) {
+    if (!config.is_object() || !config.contains("quantization_config") ||
+        !inc_form().recognizes(config["quantization_config"])) {
       fail(where, "key 'quantization_config': expected INC's ('fp8_config', 'scale_method')");
     }
     const Json found = config["quantization_config"].value("world_size", Json(-1));

@@ -8,7 +8,8 @@ namespace fp8::quant {
 namespace {
 
 std::string text(const io::Json& object, const char* key, const std::string& name) {
-  if (!object.is_object() || !object.contains(key) || !object[key].is_string()) throw io::Error(name + ": key '" + key + "': expected a string");
+  if (!object.is_object() || !object.contains(key) || !object[key].is_string())
+    throw io::Error(name + ": key '" + key + "': expected a string");
   return object[key].get<std::string>();
 }
 
@@ -43,7 +44,8 @@ Scheme read_sidecar(const io::Json& sidecar, const std::string& name) {
   Scheme s;
   s.dialect = dialect_from_name(text(sidecar, "dialect", name), name + ": key 'dialect'");
   const std::string convention = text(sidecar, "convention", name);
-  if (convention != "own" && convention != "inc") throw io::Error(name + ": key 'convention': found \"" + convention + "\", allowed: own, inc");
+  if (convention != "own" && convention != "inc")
+    throw io::Error(name + ": key 'convention': found \"" + convention + "\", allowed: own, inc");
   s.convention = convention == "own" ? Convention::own : Convention::inc;
   if (s.convention == Convention::inc) {
     const std::string hp = text(sidecar, "hp_dtype", name);

@@ -31,13 +31,13 @@ enum class Rule : std::uint8_t { none, lower, lower_first, fp32, promote };
 constexpr std::string_view kFirstOnly[] = {"layer_norm", "group_norm", "instance_norm", "batch_norm"};
 
 /// Composites that hand their weights on to an intercepted op as they are: those must arrive uncast.
-constexpr std::string_view kHandOn[] = {"lstm",     "gru",         "rnn_tanh",      "rnn_relu",  "lstm_cell",
-                                        "gru_cell", "rnn_tanh_cell", "rnn_relu_cell", "einsum", "tensordot"};
+constexpr std::string_view kHandOn[] = {"lstm",     "gru",           "rnn_tanh",      "rnn_relu", "lstm_cell",
+                                        "gru_cell", "rnn_tanh_cell", "rnn_relu_cell", "einsum",   "tensordot"};
 
 /// What a cast itself runs, and ops whose result's dtype is the caller's wish: casting their arguments would never end, or
 /// undo what was asked for. Not in the catalogue, so no list can name them.
-constexpr std::string_view kCasts[] = {"to", "_to_copy", "copy", "type_as", "empty_like", "_autocast_to_full_precision",
-                                       "_autocast_to_reduced_precision"};
+constexpr std::string_view kCasts[] = {
+    "to", "_to_copy", "copy", "type_as", "empty_like", "_autocast_to_full_precision", "_autocast_to_reduced_precision"};
 
 template <std::size_t N>
 bool among(const std::string_view (&names)[N], std::string_view name) {
@@ -66,8 +66,8 @@ bool is_transposed_matrix(const c10::IValue& value) {
 
 bool is_linear(Form form, Arguments arguments) {
   if (form == Form::matmul) return arguments[0].toTensor().dim() > 0 && is_transposed_matrix(arguments[1]);
-  return arguments[0].toTensor().dim() == 1 && is_transposed_matrix(arguments[2]) &&
-         arguments[3].toScalar().equal(1) && arguments[4].toScalar().equal(1);
+  return arguments[0].toTensor().dim() == 1 && is_transposed_matrix(arguments[2]) && arguments[3].toScalar().equal(1) &&
+         arguments[4].toScalar().equal(1);
 }
 
 bool is_optional_tensor_list(const c10::IValue& value) {
@@ -119,11 +119,16 @@ std::optional<CallCast> cast_by(const Entry& entry, Form form, Arguments argumen
   }
   const at::ScalarType region = autocast_hpu_dtype();
   switch (rule) {
-    case Rule::none: return std::nullopt;
-    case Rule::lower: return CallCast{region, false, region};
-    case Rule::lower_first: return CallCast{region, true, region};
-    case Rule::fp32: return CallCast{at::kFloat, false, at::kFloat};
-    case Rule::promote: break;
+    case Rule::none:
+      return std::nullopt;
+    case Rule::lower:
+      return CallCast{region, false, region};
+    case Rule::lower_first:
+      return CallCast{region, true, region};
+    case Rule::fp32:
+      return CallCast{at::kFloat, false, at::kFloat};
+    case Rule::promote:
+      break;
   }
   const auto to = widest(arguments);
   return to.has_value() ? std::optional(CallCast{*to, false, region}) : std::nullopt;
@@ -137,7 +142,9 @@ c10::DispatchKeySet below_autocast(c10::DispatchKeySet keys) {
 class Kernel final : public c10::OperatorKernel {
  public:
   Kernel(const Entry& entry, const std::string& name, const std::string& overload)
-      : entry_(entry), form_(form_of(name, overload)), intercepted_(is_intercepted("aten::" + name, overload)),
+      : entry_(entry),
+        form_(form_of(name, overload)),
+        intercepted_(is_intercepted("aten::" + name, overload)),
         hands_on_(among(kHandOn, name)) {}
 
   void operator()(const c10::OperatorHandle& op, c10::DispatchKeySet keys, torch::jit::Stack* stack) {
@@ -145,7 +152,8 @@ class Kernel final : public c10::OperatorKernel {
     const std::size_t count = op.schema().arguments().size();
     const Arguments arguments = Arguments(*stack).slice(stack->size() - count);
     const auto cast = cast_by(entry_, form_, arguments);
-    const bool uncast = intercepted_ ? !interception_paused() && meets_tagged(arguments) : hands_on_ && any_tagged(arguments);
+    const bool uncast =
+        intercepted_ ? !interception_paused() && meets_tagged(arguments) : hands_on_ && any_tagged(arguments);
     if (uncast || !cast.has_value()) return op.redispatchBoxed(below, stack);
     cast_arguments(*cast, stack->data() + (stack->size() - count), count);
     const InsideOp inside(cast->region);
@@ -201,14 +209,15 @@ std::vector<std::string> unknown_names(const AutocastLists& lists, const Catalog
         continue;
       }
       if (among(kCasts, name)) {
-        unknown.push_back("autocast list " + list + ": found '" + name +
-                          "', which casts run themselves or whose result's dtype the caller asks for; it is never cast");
+        unknown.push_back(
+            "autocast list " + list + ": found '" + name +
+            "', which casts run themselves or whose result's dtype the caller asks for; it is never cast");
         continue;
       }
       if (known.empty())
         for (const auto& [op, overloads] : catalogue) known.push_back(op);
-      unknown.push_back("autocast list " + list + ": found '" + printable(name) + "', no op that can be cast; nearest: '" +
-                        io::closest(name, known) + "'");
+      unknown.push_back("autocast list " + list + ": found '" + printable(name) +
+                        "', no op that can be cast; nearest: '" + io::closest(name, known) + "'");
     }
   };
   check(lists.lower, "lower (" + lists.lower_from + ")");

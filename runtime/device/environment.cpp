@@ -50,14 +50,15 @@ std::int64_t memory_limit_from_environment() {
   if (*end == 'M') unit = 1024.0 * 1024;
   if (*end == 'G') unit = 1024.0 * 1024 * 1024;
   if (unit != 1) ++end;
-  TORCH_CHECK(end != text.data() && *end == '\0' && value * unit >= 1 && value * unit < 9e18, "FP8_HPU_MEMORY: found '", text,
-              "', allowed: a number of bytes > 0, K, M or G may follow");
+  TORCH_CHECK(end != text.data() && *end == '\0' && value * unit >= 1 && value * unit < 9e18, "FP8_HPU_MEMORY: found '",
+              text, "', allowed: a number of bytes > 0, K, M or G may follow");
   return static_cast<std::int64_t>(value * unit);
 }
 
 bool stochastic_rounding_flushes() {
   const auto text = variable("PT_HPU_STOCHASTIC_ROUNDING_MODE");
-  TORCH_CHECK(text.empty() || text == "0" || text == "1", "PT_HPU_STOCHASTIC_ROUNDING_MODE: found '", text, "', allowed: 0, 1");
+  TORCH_CHECK(text.empty() || text == "0" || text == "1", "PT_HPU_STOCHASTIC_ROUNDING_MODE: found '", text,
+              "', allowed: 0, 1");
   return text == "0";
 }
 
@@ -65,19 +66,17 @@ std::optional<bool> forced_stochastic_gradients() {
   const auto text = variable("PT_TE_FORCE_SR_BWD");
   if (text.empty()) return std::nullopt;
   const bool on = text == "1" || text == "true";
-  TORCH_CHECK(on || text == "0" || text == "false", "PT_TE_FORCE_SR_BWD: found '", text, "', allowed: 0, 1, false, true");
+  TORCH_CHECK(on || text == "0" || text == "false", "PT_TE_FORCE_SR_BWD: found '", text,
+              "', allowed: 0, 1, false, true");
   return on;
 }
 
 std::vector<std::string> environment_problems() {
   std::vector<std::string> problems;
-  const std::function<void()> readers[] = {[] { kernels::simd_level(); },
-                                           [] { kind_from_environment(); },
-                                           [] { count_from_environment(); },
-                                           [] { memory_limit_from_environment(); },
-                                           [] { moves_host_operands(); },
-                                           [] { stochastic_rounding_flushes(); },
-                                           [] { forced_stochastic_gradients(); }};
+  const std::function<void()> readers[] = {
+      [] { kernels::simd_level(); },           [] { kind_from_environment(); }, [] { count_from_environment(); },
+      [] { memory_limit_from_environment(); }, [] { moves_host_operands(); },   [] { stochastic_rounding_flushes(); },
+      [] { forced_stochastic_gradients(); }};
   for (const auto& read : readers) {
     try {
       read();

@@ -29,10 +29,10 @@ bool add_library(torch::Library::Kind kind, const char* name, std::optional<c10:
 
 }  // namespace fp8::runtime
 
-#define FP8_ADD_LIBRARY(kind, name, key, m, uid)                                                                    \
-  static void C10_CONCATENATE(fp8_define_, uid)(torch::Library&);                                                   \
-  [[maybe_unused]] static const bool C10_CONCATENATE(fp8_added_, uid) = ::fp8::runtime::add_library(                \
-      torch::Library::kind, #name, key, __FILE__, __LINE__, &C10_CONCATENATE(fp8_define_, uid));                    \
+#define FP8_ADD_LIBRARY(kind, name, key, m, uid)                                                     \
+  static void C10_CONCATENATE(fp8_define_, uid)(torch::Library&);                                    \
+  [[maybe_unused]] static const bool C10_CONCATENATE(fp8_added_, uid) = ::fp8::runtime::add_library( \
+      torch::Library::kind, #name, key, __FILE__, __LINE__, &C10_CONCATENATE(fp8_define_, uid));     \
   static void C10_CONCATENATE(fp8_define_, uid)([[maybe_unused]] torch::Library & m)
 
 /// The namespace's one definition, more operators of it, kernels of a dispatch key.

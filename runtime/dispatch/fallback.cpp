@@ -54,7 +54,8 @@ bool may_be_on_host(std::string_view op, std::size_t argument) {
 
 /// Results that have no place in the device's memory: upstream's kernel made them on the CPU.
 void check_dense(const std::string& op, const at::Tensor& result) {
-  const bool dense = result.layout() == at::kStrided && !result.is_nested() && result.unsafeGetTensorImpl()->has_storage();
+  const bool dense =
+      result.layout() == at::kStrided && !result.is_nested() && result.unsafeGetTensorImpl()->has_storage();
   TORCH_CHECK(dense, "[", op, "] hpu holds dense tensors only, found a result of layout ",
               result.is_nested() ? std::string("Nested") : c10::str(result.layout()), ": call it on .cpu()");
 }
@@ -87,7 +88,8 @@ class Frame {
   /// Host operands beside hpu ones: refused, or true, and moved() gives what to take for them.
   bool moves_operands() const {
     if (!devices_.mixed()) return false;
-    const bool learns = c10::GradMode::is_enabled() && std::any_of(host_.begin(), host_.end(), [](const at::Tensor& t) { return t.requires_grad(); });
+    const bool learns = c10::GradMode::is_enabled() &&
+                        std::any_of(host_.begin(), host_.end(), [](const at::Tensor& t) { return t.requires_grad(); });
     using Host = OperandDevices::Host;
     devices_.settle(host_written_ ? Host::is_written : learns ? Host::needs_gradient : Host::is_read);
     return true;
@@ -115,9 +117,7 @@ class Frame {
 
   /// Upstream's kernels convert a value for E4M3 codes as ocp does. Gaudi2's highest exponent is infinity and NaN: the
   /// device saturates below it.
-  bool saturates_values() const {
-    return float8_ == at::kFloat8_e4m3fn && device_kind() == DeviceKind::gaudi2;
-  }
+  bool saturates_values() const { return float8_ == at::kFloat8_e4m3fn && device_kind() == DeviceKind::gaudi2; }
 
   /// Written arguments take over the size that the CPU kernel gave their alias.
   void write_back() {
@@ -195,7 +195,8 @@ void saturate_value(c10::IValue& value) {
   } else if (value.isTensor() && value.toTensor().defined() && value.toTensor().dim() == 0) {
     const at::Tensor& t = value.toTensor();
     const auto type = t.scalar_type();
-    if ((at::isFloatingType(type) && !c10::isFloat8Type(type)) || at::isIntegralType(type, false)) value = t.clamp(-max, max);
+    if ((at::isFloatingType(type) && !c10::isFloat8Type(type)) || at::isIntegralType(type, false))
+      value = t.clamp(-max, max);
   }
 }
 

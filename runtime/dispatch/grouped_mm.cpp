@@ -21,7 +21,8 @@ bool fits(const at::Tensor& t) {
 /// fp8 is left to the fallback: codes have no layout that makes them values.
 bool is_operand(const at::Tensor& t) {
   const auto type = t.scalar_type();
-  return (t.dim() == 2 || t.dim() == 3) && t.numel() > 0 && (type == at::kFloat || type == at::kBFloat16 || type == at::kHalf);
+  return (t.dim() == 2 || t.dim() == 3) && t.numel() > 0 &&
+         (type == at::kFloat || type == at::kBFloat16 || type == at::kHalf);
 }
 
 /// The same values in rows that are a multiple of 16 bytes apart.

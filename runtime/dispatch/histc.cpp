@@ -16,19 +16,24 @@ namespace {
 
 std::int64_t whole(const c10::Scalar& bound, const char* name) {
   const double value = bound.toDouble();
-  TORCH_CHECK(bound.isIntegral(false) || value == static_cast<double>(static_cast<std::int64_t>(value)), "[aten::histc] expected a whole ",
-              name, " for a tensor of integers, got ", value);
+  TORCH_CHECK(bound.isIntegral(false) || value == static_cast<double>(static_cast<std::int64_t>(value)),
+              "[aten::histc] expected a whole ", name, " for a tensor of integers, got ", value);
   return bound.isIntegral(false) ? bound.toLong() : static_cast<std::int64_t>(value);
 }
 
 /// The greatest count that `type` holds.
 std::int64_t most_of(at::ScalarType type) {
   switch (type) {
-    case at::kByte: return std::numeric_limits<std::uint8_t>::max();
-    case at::kChar: return std::numeric_limits<std::int8_t>::max();
-    case at::kShort: return std::numeric_limits<std::int16_t>::max();
-    case at::kInt: return std::numeric_limits<std::int32_t>::max();
-    default: return std::numeric_limits<std::int64_t>::max();
+    case at::kByte:
+      return std::numeric_limits<std::uint8_t>::max();
+    case at::kChar:
+      return std::numeric_limits<std::int8_t>::max();
+    case at::kShort:
+      return std::numeric_limits<std::int16_t>::max();
+    case at::kInt:
+      return std::numeric_limits<std::int32_t>::max();
+    default:
+      return std::numeric_limits<std::int64_t>::max();
   }
 }
 
@@ -65,11 +70,13 @@ void histc_or_fallback(const c10::OperatorHandle& op, c10::DispatchKeySet keys, 
   TORCH_CHECK(low <= high, "[aten::histc] expected min <= max, got ", low, " and ", high);
   const at::Tensor counts = count(cpu_alias(self).to(at::kLong).contiguous(), bins, low, high);
   const std::int64_t most = counts.max().item<std::int64_t>();
-  TORCH_CHECK(most <= most_of(self.scalar_type()), "[aten::histc] a bin holds ", most, " elements, more than ", self.scalar_type(),
-              " counts; expected a wider dtype");
-  at::Tensor out = arguments > 4 ? torch::jit::peek(*stack, 4, arguments).toTensor() : at::empty({bins}, self.options());
+  TORCH_CHECK(most <= most_of(self.scalar_type()), "[aten::histc] a bin holds ", most, " elements, more than ",
+              self.scalar_type(), " counts; expected a wider dtype");
+  at::Tensor out =
+      arguments > 4 ? torch::jit::peek(*stack, 4, arguments).toTensor() : at::empty({bins}, self.options());
   if (arguments > 4) {
-    TORCH_CHECK(out.scalar_type() == self.scalar_type(), "[aten::histc] expected out of ", self.scalar_type(), ", got ", out.scalar_type());
+    TORCH_CHECK(out.scalar_type() == self.scalar_type(), "[aten::histc] expected out of ", self.scalar_type(), ", got ",
+                out.scalar_type());
     out.resize_({bins});
   }
   out.copy_(counts);

@@ -60,7 +60,8 @@ void count(const at::Tensor& to, const at::Tensor& from) {
 at::Tensor as_gaudi2_converts(const at::Tensor& to, const at::Tensor& from) {
   const at::Tensor source = cpu_alias(from);
   constexpr auto kE4M3 = at::kFloat8_e4m3fn;
-  if ((from.scalar_type() == kE4M3) == (to.scalar_type() == kE4M3) || device_kind() != DeviceKind::gaudi2) return source;
+  if ((from.scalar_type() == kE4M3) == (to.scalar_type() == kE4M3) || device_kind() != DeviceKind::gaudi2)
+    return source;
   if (to.scalar_type() == kE4M3) {
     const bool real = at::isFloatingType(from.scalar_type()) || at::isIntegralType(from.scalar_type(), true);
     const float max = kernels::fp8_max(kernels::Format::E4M3, kernels::Dialect::gaudi2);
@@ -107,7 +108,7 @@ const at::Tensor& resize_(const at::Tensor& self, at::IntArrayRef size, std::opt
   const std::vector<int64_t> sizes = self.sizes().vec(), strides = self.strides().vec();
   try {
     return at::native::resize_(self, size, memory_format);  // the storage is host memory: the CPU's resize fits
-  } catch (...) {  // it sets the sizes before there is memory for them
+  } catch (...) {                                           // it sets the sizes before there is memory for them
     impl->set_sizes_and_strides(sizes, strides);
     throw;
   }
@@ -115,8 +116,7 @@ const at::Tensor& resize_(const at::Tensor& self, at::IntArrayRef size, std::opt
 
 namespace {
 
-at::Tensor& reseat(at::Tensor& self, at::Storage source, int64_t offset, at::IntArrayRef size,
-                   at::IntArrayRef stride) {
+at::Tensor& reseat(at::Tensor& self, at::Storage source, int64_t offset, at::IntArrayRef size, at::IntArrayRef stride) {
   TORCH_CHECK(source.device().is_hpu(), "[hpu] set_: expected a storage on hpu, got one on ", source.device());
   auto* impl = self.unsafeGetTensorImpl();
   std::vector<int64_t> strides(stride.begin(), stride.end());
@@ -220,8 +220,8 @@ at::Tensor copy_from_and_resize(const at::Tensor& self, const at::Tensor& destin
 }
 
 void record_stream(at::Tensor& self, c10::Stream stream) {
-  TORCH_CHECK(stream.device_type() == c10::kHPU && (!stream.device().has_index() || stream.device() == self.device()), "[hpu] record_stream: expected a stream of ", self.device(), ", got one of ",
-              stream.device());
+  TORCH_CHECK(stream.device_type() == c10::kHPU && (!stream.device().has_index() || stream.device() == self.device()),
+              "[hpu] record_stream: expected a stream of ", self.device(), ", got one of ", stream.device());
 }
 
 TransferStats transfer_stats() { return {g_to_device, g_to_host, g_on_device}; }

@@ -26,16 +26,18 @@ bool moves_host_operands() {
 }
 
 void OperandDevices::meet(c10::DeviceIndex index) {
-  TORCH_CHECK(device_ < 0, "[", op_, "] operands on more than one device. ", kTorchs, static_cast<int>(device_), " and hpu:",
-              static_cast<int>(index), "!");
+  TORCH_CHECK(device_ < 0, "[", op_, "] operands on more than one device. ", kTorchs, static_cast<int>(device_),
+              " and hpu:", static_cast<int>(index), "!");
   device_ = index;
 }
 
 void OperandDevices::settle(Host host) const {
   const bool moves = moves_host_operands();
-  const char* way_out = !moves                    ? "move it with .to(\"hpu\"), or have FP8_HPU_MOVE_HOST_OPERANDS=1 move it"
-                        : host == Host::is_written ? "one on the cpu is to be written: only operands that are read are moved"
-                                                   : "one on the cpu needs a gradient, which would not find the way back: move it with .to(\"hpu\")";
+  const char* way_out =
+      !moves ? "move it with .to(\"hpu\"), or have FP8_HPU_MOVE_HOST_OPERANDS=1 move it"
+      : host == Host::is_written
+          ? "one on the cpu is to be written: only operands that are read are moved"
+          : "one on the cpu needs a gradient, which would not find the way back: move it with .to(\"hpu\")";
   TORCH_CHECK(moves && host == Host::is_read, "[", op_, "] operands on more than one device. ", kTorchs,
               static_cast<int>(device_), " and cpu! ", way_out);
   static std::atomic<bool> warned{false};
@@ -69,7 +71,8 @@ void settle_devices(const c10::FunctionSchema& op, torch::jit::Stack& stack, std
 void settle_devices(std::string_view op, std::initializer_list<at::Tensor*> operands) {
   const at::Tensor& first = **operands.begin();
   const auto elsewhere = [&](const at::Tensor* t) { return t->defined() && t->device() != first.device(); };
-  if (first.defined() && std::none_of(operands.begin(), operands.end(), elsewhere)) return;  // the usual case allocates nothing
+  if (first.defined() && std::none_of(operands.begin(), operands.end(), elsewhere))
+    return;  // the usual case allocates nothing
   const std::string name(op);
   OperandDevices devices(name);
   for (const at::Tensor* t : operands) devices.see(*t);

@@ -70,7 +70,8 @@ const std::set<std::string> kArithmetic = {"add", "sub", "rsub", "mul", "div", "
 
 bool is_arithmetic(const std::string& name) {  // "aten::add_"
   const std::string op = name.substr(6);
-  return kArithmetic.count(op) != 0 || (!op.empty() && op.back() == '_' && kArithmetic.count(op.substr(0, op.size() - 1)) != 0);
+  return kArithmetic.count(op) != 0 ||
+         (!op.empty() && op.back() == '_' && kArithmetic.count(op.substr(0, op.size() - 1)) != 0);
 }
 
 bool is_tensor_like(const c10::TypePtr& type) {

@@ -40,16 +40,17 @@ float from_ordered(std::int32_t bits) { return std::bit_cast<float>(bits < 0 ? b
 
 /// The tensor's own memory as a CPU tensor. What is written there is seen by autograd's version check.
 at::Tensor on_cpu(const at::Tensor& tensor, const char* call) {
-  TORCH_CHECK(tensor.defined() && (tensor.is_hpu() || tensor.is_cpu()) && tensor.layout() == at::kStrided, "[ProcessGroup] ", call,
-              ": expected a dense tensor on hpu or cpu, got ", tensor.defined() ? tensor.toString() : std::string("an undefined one"));
+  TORCH_CHECK(tensor.defined() && (tensor.is_hpu() || tensor.is_cpu()) && tensor.layout() == at::kStrided,
+              "[ProcessGroup] ", call, ": expected a dense tensor on hpu or cpu, got ",
+              tensor.defined() ? tensor.toString() : std::string("an undefined one"));
   tensor.unsafeGetTensorImpl()->bump_version();
   return cpu_alias(tensor.detach());
 }
 
 void check_reducible(const at::Tensor& t) {
   const auto type = t.defined() ? t.scalar_type() : at::ScalarType::Undefined;
-  TORCH_CHECK(type == at::kFloat || type == at::kBFloat16 || type == at::kHalf || type == at::kLong, "[ProcessGroup] all_reduce: found dtype ", type,
-              ", allowed: Float, BFloat16, Half, Long");
+  TORCH_CHECK(type == at::kFloat || type == at::kBFloat16 || type == at::kHalf || type == at::kLong,
+              "[ProcessGroup] all_reduce: found dtype ", type, ", allowed: Float, BFloat16, Half, Long");
 }
 
 void check_root(int root, int size) {
@@ -117,7 +118,8 @@ class GlooGroup final : public ProcessGroup {
   void broadcast(const at::Tensor& tensor, int root) override {
     check_root(root, size_);
     const at::NoGradGuard no_grad;
-    if (const auto tag = tag_of_memory(tensor)) tag->check_access("broadcast", tensor);  // codes would go without their scales
+    if (const auto tag = tag_of_memory(tensor))
+      tag->check_access("broadcast", tensor);  // codes would go without their scales
     const at::Tensor here = on_cpu(tensor, "broadcast"), flat = here.contiguous();
     const Call call{Kind::broadcast, here.scalar_type(), here.numel(), root};
     agree(call);
@@ -157,14 +159,16 @@ class GlooGroup final : public ProcessGroup {
   static std::string first_line(const std::exception& e) {
     const auto* error = dynamic_cast<const c10::Error*>(&e);
     std::string text = error != nullptr ? error->what_without_backtrace() : e.what();
-    if (!text.empty() && text.front() == '[' && text.find("] ") != std::string::npos) text = text.substr(text.find("] ") + 2);  // Gloo's source line
+    if (!text.empty() && text.front() == '[' && text.find("] ") != std::string::npos)
+      text = text.substr(text.find("] ") + 2);  // Gloo's source line
     for (const char* end : {"\n", ". This is typically"}) text = text.substr(0, text.find(end));
     return io::printable(text, 400);
   }
 
   void reduce(const Call& call, at::Tensor flat) {
     agree(call);
-    if (flat.numel() != 0) reduce_now(call, std::move(flat), call.kind == Kind::sum ? c10d::ReduceOp::SUM : c10d::ReduceOp::MAX);
+    if (flat.numel() != 0)
+      reduce_now(call, std::move(flat), call.kind == Kind::sum ? c10d::ReduceOp::SUM : c10d::ReduceOp::MAX);
   }
 
   void reduce_now(const Call& call, at::Tensor flat, c10d::ReduceOp::RedOpType op) {
@@ -175,7 +179,8 @@ class GlooGroup final : public ProcessGroup {
   }
 
   void agree(const Call& call) {
-    const std::array<std::int64_t, 4> mine = {static_cast<std::int64_t>(call.kind), static_cast<std::int64_t>(call.type), call.elements, call.root};
+    const std::array<std::int64_t, 4> mine = {static_cast<std::int64_t>(call.kind),
+                                              static_cast<std::int64_t>(call.type), call.elements, call.root};
     const at::Tensor message = at::empty({8}, at::kLong);
     auto* values = message.mutable_data_ptr<std::int64_t>();
     for (std::size_t i = 0; i < 4; ++i) {
@@ -186,20 +191,23 @@ class GlooGroup final : public ProcessGroup {
     for (std::size_t i = 0; i < 4; ++i) {
       if (values[i] == -values[i + 4]) continue;
       failure_ = "the ranks make different calls: this one " + describe(call) + ", others from " +
-                 kKindNames.at(static_cast<std::size_t>(-values[4])) + " of " + std::to_string(-values[6]) + " elements to " +
-                 kKindNames.at(static_cast<std::size_t>(values[0])) + " of " + std::to_string(values[2]) + " elements";
+                 kKindNames.at(static_cast<std::size_t>(-values[4])) + " of " + std::to_string(-values[6]) +
+                 " elements to " + kKindNames.at(static_cast<std::size_t>(values[0])) + " of " +
+                 std::to_string(values[2]) + " elements";
       TORCH_CHECK(false, "[ProcessGroup] rank ", rank_, " of ", size_, ": ", failure_);
     }
   }
 
   static std::string describe(const Call& call) {
-    return std::string(kKindNames.at(static_cast<std::size_t>(call.kind))) + " of " + std::to_string(call.elements) + " elements of " +
-           c10::toString(call.type) + (call.kind == Kind::broadcast ? " from rank " + std::to_string(call.root) : "");
+    return std::string(kKindNames.at(static_cast<std::size_t>(call.kind))) + " of " + std::to_string(call.elements) +
+           " elements of " + c10::toString(call.type) +
+           (call.kind == Kind::broadcast ? " from rank " + std::to_string(call.root) : "");
   }
 
   template <class F>
   void wait(const Call& call, F&& start) {
-    TORCH_CHECK(failure_.empty(), "[ProcessGroup] rank ", rank_, " of ", size_, ": the group failed before: ", failure_);
+    TORCH_CHECK(failure_.empty(), "[ProcessGroup] rank ", rank_, " of ", size_,
+                ": the group failed before: ", failure_);
     try {
       start()->wait();
     } catch (const std::exception& e) {

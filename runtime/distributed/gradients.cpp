@@ -53,7 +53,8 @@ void all_reduce_gradients(const std::vector<at::Tensor>& parameters, ProcessGrou
   flag = total;
   for (const auto& p : learning) {
     if (flat.const_data_ptr<float>()[flag++] > 0.0f) {
-      if (!p.grad().defined()) p.mutable_grad() = at::zeros_like(p, p.options().dtype(p.grad_dtype().value_or(p.scalar_type())));
+      if (!p.grad().defined())
+        p.mutable_grad() = at::zeros_like(p, p.options().dtype(p.grad_dtype().value_or(p.scalar_type())));
       cpu_alias(p.grad()).copy_(flat.narrow(0, at, p.numel()).view(p.sizes()));
       p.grad().unsafeGetTensorImpl()->bump_version();
     }

@@ -25,8 +25,8 @@ std::optional<int> integer(const char* variable, int low, int high) {
   int value = 0;
   const auto [end, error] = std::from_chars(all.data(), all.data() + all.size(), value);
   const bool number = error == std::errc() && end == all.data() + all.size();
-  TORCH_CHECK(number && value >= low && value <= high, "[process group] ", variable, ": found ", io::in_quotes(all), ", allowed: an integer from ",
-              low, " to ", high);
+  TORCH_CHECK(number && value >= low && value <= high, "[process group] ", variable, ": found ", io::in_quotes(all),
+              ", allowed: an integer from ", low, " to ", high);
   return value;
 }
 
@@ -44,9 +44,11 @@ GroupOptions group_options_from_environment() {
   options.rank = process->rank;
   options.size = process->size;
   if (options.size == 1) return options;
-  const std::string because = " (" + process->size_variable + " is " + std::to_string(options.size) + "); all ranks need the same, as in mpirun -x MASTER_ADDR=HOST -x MASTER_PORT=29500";
+  const std::string because = " (" + process->size_variable + " is " + std::to_string(options.size) +
+                              "); all ranks need the same, as in mpirun -x MASTER_ADDR=HOST -x MASTER_PORT=29500";
   const char* host = std::getenv("MASTER_ADDR");
-  TORCH_CHECK(host != nullptr && *host != '\0', "[process group] MASTER_ADDR: found none, allowed: the host of rank 0", because);
+  TORCH_CHECK(host != nullptr && *host != '\0', "[process group] MASTER_ADDR: found none, allowed: the host of rank 0",
+              because);
   options.host = host;
   const auto port = integer("MASTER_PORT", 1, 65535);
   TORCH_CHECK(port.has_value(), "[process group] MASTER_PORT: found none, allowed: 1 to 65535", because);
@@ -55,11 +57,13 @@ GroupOptions group_options_from_environment() {
 }
 
 void check(const GroupOptions& options) {
-  TORCH_CHECK(options.size >= 1 && options.size <= kMaxRanks, "[GroupOptions] size: found ", options.size, ", allowed: 1 to ", kMaxRanks);
-  TORCH_CHECK(options.rank >= 0 && options.rank < options.size, "[GroupOptions] rank: found ", options.rank, ", allowed: 0 to ", options.size - 1);
+  TORCH_CHECK(options.size >= 1 && options.size <= kMaxRanks, "[GroupOptions] size: found ", options.size,
+              ", allowed: 1 to ", kMaxRanks);
+  TORCH_CHECK(options.rank >= 0 && options.rank < options.size, "[GroupOptions] rank: found ", options.rank,
+              ", allowed: 0 to ", options.size - 1);
   const auto longest = std::chrono::hours(24 * 30);
-  TORCH_CHECK(options.timeout >= std::chrono::milliseconds(1) && options.timeout <= longest, "[GroupOptions] timeout: found ",
-              options.timeout.count(), " ms, allowed: 1 ms to 30 days");
+  TORCH_CHECK(options.timeout >= std::chrono::milliseconds(1) && options.timeout <= longest,
+              "[GroupOptions] timeout: found ", options.timeout.count(), " ms, allowed: 1 ms to 30 days");
   if (options.size == 1) return;
   if (options.file.empty()) {
     TORCH_CHECK(!options.host.empty(), "[GroupOptions] host: found \"\", allowed: a name or address");

@@ -11,7 +11,8 @@ struct GroupOptions {
   int rank = 0, size = 1;
   std::string host = "127.0.0.1";  ///< rank 0 listens at host:port
   std::uint16_t port = 29500;
-  std::string file = {};  ///< if set they meet in this file instead, which no other run may have used; its folder must exist
+  std::string file =
+      {};  ///< if set they meet in this file instead, which no other run may have used; its folder must exist
   std::chrono::milliseconds timeout = std::chrono::minutes(30);  ///< of meeting, and of each call; 1 ms to 30 days
 };
 

@@ -24,7 +24,10 @@ void write_line(const at::Tensor& t, Lines& lines) {
   const auto tag = tag_in_memory(t);
   if (!tag || !tag->has_codes_of(t)) return;
   const bool one = tag->handler->one_scale();
-  const io::Json line = {{"modules", tag->modules}, {"what", tag->handler->describe()}, {"one_scale", one}, {"scales", tag->is(t) || one ? tag->handler->scales() : ""}};
+  const io::Json line = {{"modules", tag->modules},
+                         {"what", tag->handler->describe()},
+                         {"one_scale", one},
+                         {"scales", tag->is(t) || one ? tag->handler->scales() : ""}};
   lines[std::string(kPrefix) + line.dump()] = true;
 }
 
@@ -32,13 +35,16 @@ void read_line(const at::Tensor& t, Lines& lines) {
   for (const auto& [key, value] : lines) {
     if (key.rfind(kPrefix, 0) != 0 || !c10::isFloat8Type(t.scalar_type()) || t.numel() == 0) continue;
     const io::Json line = io::Json::parse(key.substr(kPrefix.size()), nullptr, /*allow_exceptions=*/false);
-    TORCH_CHECK(line.is_object() && line.contains("modules") && line["modules"].is_array() && line.value("what", io::Json()).is_string() &&
-                    line.value("scales", io::Json()).is_string() && line.value("one_scale", io::Json()).is_boolean(),
+    TORCH_CHECK(line.is_object() && line.contains("modules") && line["modules"].is_array() &&
+                    line.value("what", io::Json()).is_string() && line.value("scales", io::Json()).is_string() &&
+                    line.value("one_scale", io::Json()).is_boolean(),
                 "[load] expected a description of fp8 codes, found '", key.substr(0, 200), "'");
     auto tag = c10::make_intrusive<WeightTag>();
-    for (const auto& module : line["modules"]) tag->modules.push_back(module.is_string() ? module.get<std::string>() : "?");
+    for (const auto& module : line["modules"])
+      tag->modules.push_back(module.is_string() ? module.get<std::string>() : "?");
     tag->lie_at(t);
-    tag->handler = std::make_shared<UnknownScales>(line["what"].get<std::string>(), line["scales"].get<std::string>(), line["one_scale"].get<bool>());
+    tag->handler = std::make_shared<UnknownScales>(line["what"].get<std::string>(), line["scales"].get<std::string>(),
+                                                   line["one_scale"].get<bool>());
     put_tag(t, std::move(tag));
     if (t.is_cpu()) guard_host_codes(t);
   }
@@ -47,7 +53,8 @@ void read_line(const at::Tensor& t, Lines& lines) {
 struct Registration {
   Registration() {
     for (const auto device : {c10::DeviceType::HPU, c10::DeviceType::CPU}) {
-      if (torch::jit::GetBackendMetaSerialization()[static_cast<std::size_t>(device)].has_value()) continue;  // a vendor's
+      if (torch::jit::GetBackendMetaSerialization()[static_cast<std::size_t>(device)].has_value())
+        continue;  // a vendor's
       torch::jit::GetBackendMetaAllowlist().insert(device);
       torch::jit::TensorBackendMetaRegistry(device, &write_line, &read_line);
     }

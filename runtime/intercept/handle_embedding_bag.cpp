@@ -30,9 +30,8 @@ std::optional<std::int64_t> padding_of(const Arguments& arguments, std::int64_t 
   const bool has_padding = arguments.op.schema().overload_name() == "padding_idx";
   if (!has_padding || arguments[8].isNone()) return std::nullopt;
   const std::int64_t index = arguments[8].toInt();
-  TORCH_CHECK(index >= -embeddings && index < embeddings,
-              "padding_idx must be within the number of embeddings, -", embeddings, " through ", embeddings - 1,
-              ", but got ", index);
+  TORCH_CHECK(index >= -embeddings && index < embeddings, "padding_idx must be within the number of embeddings, -",
+              embeddings, " through ", embeddings - 1, ", but got ", index);
   return index < 0 ? index + embeddings : index;
 }
 

@@ -77,7 +77,8 @@ void check_no_codes(const c10::FunctionSchema& op, at::ArrayRef<c10::IValue> arg
   }
   TORCH_CHECK(converted == nullptr || codes == nullptr, "[", op.name(), "] module '", converted->module_names(),
               "': expected values beside its converted weight, got ", codes->scalar_type(), " codes as '",
-              op.arguments()[at].name(), "', whose scale nobody knows; where their dtype was taken from the weight, take ",
+              op.arguments()[at].name(),
+              "', whose scale nobody knows; where their dtype was taken from the weight, take ",
               "fp8::values_dtype(weight) instead of weight.dtype()");
 }
 
@@ -109,8 +110,7 @@ class Interceptor final : public c10::OperatorKernel {
 
  private:
   std::optional<torch::jit::Stack> handle(const c10::OperatorHandle& op, c10::DispatchKeySet keys,
-                                          const torch::jit::Stack& stack,
-                                          const std::optional<autocast::CallCast>& cast,
+                                          const torch::jit::Stack& stack, const std::optional<autocast::CallCast>& cast,
                                           std::optional<at::ScalarType> region) {
     const std::size_t count = op.schema().arguments().size();
     const std::string module = trace_enabled() ? tagged_modules(stack, stack.size() - count) : std::string();

@@ -48,12 +48,12 @@ struct AttentionCall {
   const at::Tensor& q;
   const at::Tensor& k;
   const at::Tensor& v;
-  std::optional<at::Tensor> mask;             ///< bool (true: seen) or added to the logits
+  std::optional<at::Tensor> mask;  ///< bool (true: seen) or added to the logits
   double dropout_p = 0.0;
   bool is_causal = false;
-  std::optional<double> scale;                ///< default 1 / sqrt(E)
-  bool enable_gqa = false;                    ///< Hkv divides H
-  std::string softmax_mode = "None";          ///< "fast", "fp32" or "None"
+  std::optional<double> scale;        ///< default 1 / sqrt(E)
+  bool enable_gqa = false;            ///< Hkv divides H
+  std::string softmax_mode = "None";  ///< "fast", "fp32" or "None"
   std::optional<at::Tensor> valid_seq_len;
   std::string seq_padding_type = "left";
   const OriginalOp& original;
@@ -61,14 +61,14 @@ struct AttentionCall {
 
 /// y = sum over experts e of router_weight * (act(x . w1[e]) * (x . w2[e])) . w3[e], as hpu::mixture_of_experts.
 struct MoeCall {
-  const at::Tensor& hidden_states;            ///< [tokens, H]
-  const at::Tensor& expert_routing_table;     ///< [tokens, top_k] int64
-  const at::Tensor& router_weights;           ///< [tokens, top_k]
-  const std::vector<at::Tensor>& w12;         ///< per expert, gate and up stacked: [2 I, H] when permuted_weights
-  const std::vector<at::Tensor>& w3;          ///< per expert: [H, I] when permuted_weights
+  const at::Tensor& hidden_states;         ///< [tokens, H]
+  const at::Tensor& expert_routing_table;  ///< [tokens, top_k] int64
+  const at::Tensor& router_weights;        ///< [tokens, top_k]
+  const std::vector<at::Tensor>& w12;      ///< per expert, gate and up stacked: [2 I, H] when permuted_weights
+  const std::vector<at::Tensor>& w3;       ///< per expert: [H, I] when permuted_weights
   bool permuted_weights;
-  std::string activation;                     ///< "silu", "gelu", "relu"
-  std::int64_t experts_min, experts_max;      ///< this rank's experts, inclusive
+  std::string activation;                 ///< "silu", "gelu", "relu"
+  std::int64_t experts_min, experts_max;  ///< this rank's experts, inclusive
   const OriginalOp& original;
 };
 

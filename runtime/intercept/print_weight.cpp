@@ -35,7 +35,8 @@ std::ostream& print(std::ostream& stream, const Tensor& tensor, std::int64_t lin
   const std::string values = text.str();
   std::ostringstream sizes;  // as LibTorch writes them: {4,6}
   for (std::int64_t i = 0; i < tensor.dim(); ++i) sizes << (i == 0 ? "{" : ",") << tensor.size(i);
-  return stream << values.substr(0, values.rfind("[ ")) << "[ " << tensor.toString() << (tensor.dim() == 0 ? "{" : "") << sizes.str() << "}, " << weight << " ]";
+  return stream << values.substr(0, values.rfind("[ ")) << "[ " << tensor.toString() << (tensor.dim() == 0 ? "{" : "")
+                << sizes.str() << "}, " << weight << " ]";
 }
 
 }  // namespace at

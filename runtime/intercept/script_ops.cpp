@@ -122,13 +122,12 @@ void register_operators() {
 void register_class() {
   torch::class_<ScriptNodes>("fp8", "ScriptNodes")
       .def(torch::init<std::int64_t>())
-      .def_pickle(
-          [](const c10::intrusive_ptr<ScriptNodes>& self) { return static_cast<std::int64_t>(self->size()); },
-          [](std::int64_t count) {
-            TORCH_CHECK(count >= 0 && count < (1 << 20), "[fp8] ScriptNodes: found ", count,
-                        " slots, allowed: 0 to ", 1 << 20);
-            return c10::make_intrusive<ScriptNodes>(static_cast<std::size_t>(count));
-          });
+      .def_pickle([](const c10::intrusive_ptr<ScriptNodes>& self) { return static_cast<std::int64_t>(self->size()); },
+                  [](std::int64_t count) {
+                    TORCH_CHECK(count >= 0 && count < (1 << 20), "[fp8] ScriptNodes: found ", count,
+                                " slots, allowed: 0 to ", 1 << 20);
+                    return c10::make_intrusive<ScriptNodes>(static_cast<std::size_t>(count));
+                  });
 }
 
 [[maybe_unused]] const bool g_script_ops_registered = [] {

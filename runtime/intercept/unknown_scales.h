@@ -27,7 +27,8 @@ class UnknownScales final : public OpHandler {
 
  private:
   [[noreturn]] static void refuse(const WeightTag& tag) {
-    TORCH_CHECK(false, "[fp8] ", tag.describe(), ": an archive holds codes alone; load it into the converted module that it ",
+    TORCH_CHECK(false, "[fp8] ", tag.describe(),
+                ": an archive holds codes alone; load it into the converted module that it ",
                 "was saved from, or use fp8::quant::save, which writes the scales too");
   }
 

@@ -16,7 +16,8 @@ thread_local bool t_scales_come_later = false;
 using Tag = c10::intrusive_ptr<WeightTag>;
 
 constexpr const char* kWayOut =
-    "; copy the weight of a converted module (its scales come along), load values before converting, or give codes from elsewhere "
+    "; copy the weight of a converted module (its scales come along), load values before converting, or give codes "
+    "from elsewhere "
     "their scale with fp8::tag";
 
 /// The codes among a tensor's elements.
@@ -57,35 +58,37 @@ bool scales_fit(const WeightTag& mine, const at::Tensor& to, const WeightTag& it
   if (!same_scales(mine, its)) return false;
   if (mine.handler->one_scale()) return true;
   const auto a = view_of(mine, to), b = view_of(its, from);
-  return a.has_value() && b.has_value() && mine.sizes == its.sizes && a->first_row == b->first_row && a->rows == b->rows &&
-         a->first_col == b->first_col && a->cols == b->cols && a->transposed == b->transposed;
+  return a.has_value() && b.has_value() && mine.sizes == its.sizes && a->first_row == b->first_row &&
+         a->rows == b->rows && a->first_col == b->first_col && a->cols == b->cols && a->transposed == b->transposed;
 }
 
 /// Whether the copy is the weight's memory over again: all of it (or a transpose, or flat), in the same order.
 bool is_image(const WeightTag& tag, const at::Tensor& to, const at::Tensor& from) {
-  return from.storage_offset() == tag.offset && from.numel() == c10::multiply_integers(tag.sizes) && to.sizes() == from.sizes() &&
-         to.strides() == from.strides() && from.is_non_overlapping_and_dense();
+  return from.storage_offset() == tag.offset && from.numel() == c10::multiply_integers(tag.sizes) &&
+         to.sizes() == from.sizes() && to.strides() == from.strides() && from.is_non_overlapping_and_dense();
 }
 
 void check_leaving(const WeightTag& tag, const at::Tensor& to, const at::Tensor& from) {
-  TORCH_CHECK(to.is_cpu() || block_of(to) != nullptr, "[copy] ", tag.describe(), ": expected memory of hpu or cpu, got ",
-              to.device(), ": nothing there could hold its scale");
+  TORCH_CHECK(to.is_cpu() || block_of(to) != nullptr, "[copy] ", tag.describe(),
+              ": expected memory of hpu or cpu, got ", to.device(), ": nothing there could hold its scale");
   if (is_image(tag, to, from)) return;
   const auto view = view_of(tag, from);
-  TORCH_CHECK(block_of(to) == nullptr || !view.has_value() || !view->whole || !view->transposed, "[copy] ", tag.describe(),
-              ": a transposed copy would hold codes without their scale; ",
+  TORCH_CHECK(block_of(to) == nullptr || !view.has_value() || !view->whole || !view->transposed, "[copy] ",
+              tag.describe(), ": a transposed copy would hold codes without their scale; ",
               "torch::jit::optimize_for_inference() makes such copies, use torch::jit::freeze()");
-  TORCH_CHECK(tag.handler->one_scale(), "[copy] ", tag.describe(), ": expected a copy of all of it as it lies, got sizes ",
-              from.sizes(), " and strides ", from.strides(), " -> ", to.sizes(), " and ", to.strides(),
-              "; its codes have scales of their own, which a part would lose; fp8::dequantize(weight) gives the values");
+  TORCH_CHECK(
+      tag.handler->one_scale(), "[copy] ", tag.describe(), ": expected a copy of all of it as it lies, got sizes ",
+      from.sizes(), " and strides ", from.strides(), " -> ", to.sizes(), " and ", to.strides(),
+      "; its codes have scales of their own, which a part would lose; fp8::dequantize(weight) gives the values");
 }
 
 void check_taking(const WeightTag& mine, const at::Tensor& to, const WeightTag& its, const at::Tensor& from) {
   const bool all = mine.is(to) && its.is(from) && to.sizes() == from.sizes();
   if (!all) {
     const bool learns = dynamic_cast<const QuantizedParameter*>(mine.handler.get()) != nullptr;
-    TORCH_CHECK(!learns && scales_fit(mine, to, its, from), "[copy] ", mine.describe(), ": expected a copy of the whole weight, got sizes ",
-                to.sizes(), " and ", from.sizes(), " of ", its.describe(), "; a part would have another scale than the rest");
+    TORCH_CHECK(!learns && scales_fit(mine, to, its, from), "[copy] ", mine.describe(),
+                ": expected a copy of the whole weight, got sizes ", to.sizes(), " and ", from.sizes(), " of ",
+                its.describe(), "; a part would have another scale than the rest");
     return;
   }
   const bool both_learn = dynamic_cast<const QuantizedParameter*>(mine.handler.get()) != nullptr &&
@@ -99,9 +102,10 @@ void check_taking(const WeightTag& mine, const at::Tensor& to, const WeightTag& 
 /// Whether a storage is copied into another (Python's deepcopy of a tensor does).
 bool copies_storage(const at::Tensor& to, const at::Tensor& from) {
   const auto* meta = from.unsafeGetTensorImpl()->get_backend_meta();
-  return from.scalar_type() == at::kByte && to.scalar_type() == at::kByte && dynamic_cast<const WholeStorage*>(meta) != nullptr && to.is_hpu() &&
-         to.dim() == 1 && to.is_contiguous() && to.storage_offset() == 0 && to.numel() == from.numel() &&
-         to.storage().nbytes() == from.storage().nbytes() && !tag_of_memory(to);
+  return from.scalar_type() == at::kByte && to.scalar_type() == at::kByte &&
+         dynamic_cast<const WholeStorage*>(meta) != nullptr && to.is_hpu() && to.dim() == 1 && to.is_contiguous() &&
+         to.storage_offset() == 0 && to.numel() == from.numel() && to.storage().nbytes() == from.storage().nbytes() &&
+         !tag_of_memory(to);
 }
 
 void copy_tags(const at::Tensor& to, const at::Tensor& from) {
@@ -127,16 +131,19 @@ void check_weight_copy(const at::Tensor& to, const at::Tensor& from) {
   if (!mine.tag && !its.tag && !mine.mixed && !its.mixed) return;
   const WeightTag* tag = mine.tag ? mine.tag.get() : its.tag.get();
   if (to.scalar_type() != from.scalar_type()) {
-    TORCH_CHECK(false, "[copy] ", tag != nullptr ? tag->describe() : "a weight", ": expected a copy of the same dtype, got ",
-                from.scalar_type(), " -> ", to.scalar_type(),
+    TORCH_CHECK(false, "[copy] ", tag != nullptr ? tag->describe() : "a weight",
+                ": expected a copy of the same dtype, got ", from.scalar_type(), " -> ", to.scalar_type(),
                 "; its codes are no values without the scale: fp8::dequantize(weight) gives the values");
   }
   if (same_elements(to, from)) return;
-  TORCH_CHECK(!mine.mixed && !its.mixed, "[copy] ", tag != nullptr ? tag->describe() : "memory of several weights, or of a host copy whose storage was exchanged",
-              ": expected codes of one weight, got some of others or of unknown scales, sizes ", to.sizes(), " and ", from.sizes());
+  TORCH_CHECK(
+      !mine.mixed && !its.mixed, "[copy] ",
+      tag != nullptr ? tag->describe() : "memory of several weights, or of a host copy whose storage was exchanged",
+      ": expected codes of one weight, got some of others or of unknown scales, sizes ", to.sizes(), " and ",
+      from.sizes());
   if (!mine.tag) return check_leaving(*its.tag, to, from);
-  TORCH_CHECK(its.tag, "[copy] ", mine.tag->describe(), ": expected codes whose scales are known, got codes without a mark on ",
-              from.device(), kWayOut);
+  TORCH_CHECK(its.tag, "[copy] ", mine.tag->describe(),
+              ": expected codes whose scales are known, got codes without a mark on ", from.device(), kWayOut);
   check_taking(*mine.tag, to, *its.tag, from);
 }
 
@@ -169,14 +176,14 @@ void weight_copied(const at::Tensor& to, const at::Tensor& from) {
 
 void check_weight_replace(const WeightTag& tag, const at::Tensor& self, const at::Tensor& source) {
   if (!tag.handler->owns_values()) return;
-  TORCH_CHECK(source.scalar_type() == tag.dtype, "[set_] ", tag.describe(), ": expected data of the same dtype, got ", source.scalar_type(),
-              "; convert the module after loading, or load before converting");
+  TORCH_CHECK(source.scalar_type() == tag.dtype, "[set_] ", tag.describe(), ": expected data of the same dtype, got ",
+              source.scalar_type(), "; convert the module after loading, or load before converting");
   if (source.numel() == 0) return;
   const Codes its = codes_of(source);
   const bool learns = dynamic_cast<const QuantizedParameter*>(tag.handler.get()) != nullptr;
   if (learns && t_scales_come_later) return;
-  TORCH_CHECK(its.tag, "[set_] ", tag.describe(), ": expected codes whose scales are known, got codes without a mark on ", source.device(),
-              kWayOut);
+  TORCH_CHECK(its.tag, "[set_] ", tag.describe(),
+              ": expected codes whose scales are known, got codes without a mark on ", source.device(), kWayOut);
   const bool known = dynamic_cast<const UnknownScales*>(its.tag->handler.get()) == nullptr;
   TORCH_CHECK(known || (same_scales(tag, *its.tag) && self.sizes() == source.sizes()), "[set_] ", tag.describe(),
               ": expected codes of the same scales, got those of ", its.tag->describe(), kWayOut);
@@ -185,10 +192,12 @@ void check_weight_replace(const WeightTag& tag, const at::Tensor& self, const at
 void weight_replaced(const WeightTag& tag, const at::Tensor& source) {
   if (!source.is_hpu() && !host_block_of(source)) return;
   const auto there = tag_in_memory(source);
-  const bool same = source.scalar_type() == tag.dtype && source.sizes() == at::IntArrayRef(tag.sizes) && source.is_contiguous();
+  const bool same =
+      source.scalar_type() == tag.dtype && source.sizes() == at::IntArrayRef(tag.sizes) && source.is_contiguous();
   if (!same || (source.is_hpu() && block_of(source) == nullptr)) return;
   const bool known = there && dynamic_cast<const UnknownScales*>(there->handler.get()) == nullptr;
-  if (known && (tag.handler->owns_values() || there->is(source))) return;  // a part of a watched weight may be one itself
+  if (known && (tag.handler->owns_values() || there->is(source)))
+    return;  // a part of a watched weight may be one itself
   auto moved = c10::make_intrusive<WeightTag>(tag);
   moved->lie_at(source);
   if (source.is_cpu()) {

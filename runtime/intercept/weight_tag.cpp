@@ -203,7 +203,8 @@ const WeightTag* find_tag(const at::Tensor& tensor) {
   auto* meta = tensor.unsafeGetTensorImpl()->get_backend_meta();
   if (meta == nullptr) return nullptr;
   const auto* tag = dynamic_cast<const WeightTag*>(meta);
-  const bool same = tag != nullptr && tensor.scalar_type() == tag->dtype && tensor.sizes() == at::IntArrayRef(tag->sizes);
+  const bool same =
+      tag != nullptr && tensor.scalar_type() == tag->dtype && tensor.sizes() == at::IntArrayRef(tag->sizes);
   if (!same || !tensor.is_contiguous()) return nullptr;
   auto moved = c10::make_intrusive<WeightTag>(*tag);
   moved->lie_at(tensor);

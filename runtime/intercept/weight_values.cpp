@@ -81,7 +81,8 @@ install()
   auto* ensure = reinterpret_cast<int (*)()>(find("PyGILState_Ensure"));
   auto* release = reinterpret_cast<void (*)(int)>(find("PyGILState_Release"));
   auto* run = reinterpret_cast<int (*)(const char*)>(find("PyRun_SimpleString"));
-  if (initialized == nullptr || ensure == nullptr || release == nullptr || run == nullptr || initialized() == 0) return false;
+  if (initialized == nullptr || ensure == nullptr || release == nullptr || run == nullptr || initialized() == 0)
+    return false;
   const int state = ensure();
   const std::string in_a_space_of_its_own = std::string("exec('''") + kShowInPython + "''', {})";
   run(in_a_space_of_its_own.c_str());
@@ -102,14 +103,15 @@ FP8_LIBRARY_FRAGMENT(fp8, m) {
 
 at::Tensor values_of_weight(const at::Tensor& weight) {
   const auto tag = codes_tag(weight);
-  TORCH_CHECK(tag, "[fp8::values] weight: expected a converted weight on hpu or a copy of one, found a tensor of dtype ",
+  TORCH_CHECK(tag,
+              "[fp8::values] weight: expected a converted weight on hpu or a copy of one, found a tensor of dtype ",
               weight.scalar_type(), " on ", weight.device());
   if (on_host(weight)) return values_of_weight(weight.detach().to(at::kHPU)).cpu();
   const autocast::InsideOp inside(std::nullopt);  // a region would ask for its own dtype
   const at::Tensor w = weight.detach();
   if (const auto view = view_of(*tag, w); view.has_value()) return tag->handler->dequantize(*tag, *view, w);
-  TORCH_CHECK(lies_within(*tag, w), "[fp8::values] weight: expected a part of the weight of module '", tag->module_names(),
-              "', found sizes ", w.sizes(), " and strides ", w.strides());
+  TORCH_CHECK(lies_within(*tag, w), "[fp8::values] weight: expected a part of the weight of module '",
+              tag->module_names(), "', found sizes ", w.sizes(), " and strides ", w.strides());
   const at::Tensor whole = w.as_strided(tag->sizes, tag->strides, tag->offset);
   const at::Tensor values = tag->handler->dequantize(*tag, *view_of(*tag, whole), whole).contiguous();
   return values.as_strided(w.sizes(), w.strides(), values.storage_offset() + w.storage_offset() - tag->offset);
@@ -124,7 +126,8 @@ at::ScalarType values_dtype(const at::Tensor& weight) {
   if (!tag) return weight.scalar_type();
   // A parameter that learns in fp8 gets gradients of the dtype it stands for.
   const bool learns = dynamic_cast<const runtime::QuantizedParameter*>(tag->handler.get()) != nullptr;
-  if (learns && weight.is_leaf() && weight.requires_grad() && weight.grad_dtype().has_value()) return *weight.grad_dtype();
+  if (learns && weight.is_leaf() && weight.requires_grad() && weight.grad_dtype().has_value())
+    return *weight.grad_dtype();
   if (const auto* known = dynamic_cast<const runtime::CodedWeight*>(tag->handler.get())) return known->values_dtype();
   return runtime::values_of_weight(weight).scalar_type();
 }

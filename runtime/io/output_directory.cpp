@@ -106,7 +106,8 @@ auto guarded(const fs::path& path, Work&& work) {
 
 }  // namespace
 
-OutputDirectory::OutputDirectory(fs::path path, bool overwrite, Partial partial) : partial_(partial), overwrite_(overwrite) {
+OutputDirectory::OutputDirectory(fs::path path, bool overwrite, Partial partial)
+    : partial_(partial), overwrite_(overwrite) {
   if (path.empty()) fail(path, "no output folder named");
   guarded(path, [&] {
     path_ = fs::absolute(path).lexically_normal();
@@ -147,7 +148,8 @@ void OutputDirectory::make_temporary() {
   temporary_ = path_.parent_path() / (partial_ == Partial::never ? name + "-" + std::to_string(::getpid()) : name);
   if (::mkdir(temporary_.c_str(), 0777) == 0) return;
   const int code = errno;
-  if (partial_ != Partial::now || code != EEXIST || !fs::is_directory(fs::symlink_status(temporary_))) fail_errno(path_, "create", code);
+  if (partial_ != Partial::now || code != EEXIST || !fs::is_directory(fs::symlink_status(temporary_)))
+    fail_errno(path_, "create", code);
   continued_ = !fs::is_empty(temporary_);
 }
 

@@ -16,7 +16,21 @@ using PickleId = std::uint32_t;  // index of a node
 
 struct PickleNode {
   enum Kind : std::uint8_t {
-    None, Bool, Int, Float, Str, Bytes, List, Tuple, Dict, Global, DType, Array, ObjectArray, Storage, Tensor
+    None,
+    Bool,
+    Int,
+    Float,
+    Str,
+    Bytes,
+    List,
+    Tuple,
+    Dict,
+    Global,
+    DType,
+    Array,
+    ObjectArray,
+    Storage,
+    Tensor
   };
   Kind kind = None;
   bool fortran = false;      // Array: columns first
@@ -30,8 +44,19 @@ struct PickleNode {
 };
 
 enum PickleGlobal : std::int64_t {
-  kReconstruct, kNdArrayClass, kDTypeClass, kScalar, kFromBuffer, kEncode, kBytes,  // numpy's
-  kOrderedDict, kRebuildTensor, kRebuildParameter, kSize, kStorageClass, kTorchDType  // torch's
+  kReconstruct,
+  kNdArrayClass,
+  kDTypeClass,
+  kScalar,
+  kFromBuffer,
+  kEncode,
+  kBytes,  // numpy's
+  kOrderedDict,
+  kRebuildTensor,
+  kRebuildParameter,
+  kSize,
+  kStorageClass,
+  kTorchDType  // torch's
 };
 
 /// Whose globals a pickle may ask for.

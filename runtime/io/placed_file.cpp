@@ -31,7 +31,8 @@ void reserve(int fd, const std::filesystem::path& shown, std::uint64_t size) {
 
 }  // namespace
 
-void write_at(int fd, const std::filesystem::path& path, std::uint64_t offset, const void* data, std::uint64_t size, std::uint64_t needed) {
+void write_at(int fd, const std::filesystem::path& path, std::uint64_t offset, const void* data, std::uint64_t size,
+              std::uint64_t needed) {
   const auto* bytes = static_cast<const char*>(data);
   constexpr std::uint64_t kChunk = 1u << 30;  // Linux writes at most 2^31 - 4096 bytes at once
   for (std::uint64_t done = 0; done < size;) {
@@ -42,7 +43,8 @@ void write_at(int fd, const std::filesystem::path& path, std::uint64_t offset, c
   }
 }
 
-PlacedFile::PlacedFile(std::filesystem::path path, std::uint64_t size, std::filesystem::path shown) : shown_(std::move(shown)), size_(size) {
+PlacedFile::PlacedFile(std::filesystem::path path, std::uint64_t size, std::filesystem::path shown)
+    : shown_(std::move(shown)), size_(size) {
   if (size > static_cast<std::uint64_t>(INT64_MAX)) fail_errno(shown_, "reserve space", EFBIG, size);
   file_ = Descriptor(::open(path.c_str(), O_RDWR | O_CREAT | O_CLOEXEC | O_NOFOLLOW | O_NONBLOCK, 0666));
   if (file_.get() < 0) fail_errno(shown_, "create", errno, size);

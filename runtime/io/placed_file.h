@@ -11,7 +11,8 @@
 namespace fp8::io {
 
 /// Writes all of it; throws io::Error, with `needed` bytes in the message of a full disk.
-void write_at(int fd, const std::filesystem::path& path, std::uint64_t offset, const void* data, std::uint64_t size, std::uint64_t needed = 0);
+void write_at(int fd, const std::filesystem::path& path, std::uint64_t offset, const void* data, std::uint64_t size,
+              std::uint64_t needed = 0);
 
 class PlacedFile {
  public:

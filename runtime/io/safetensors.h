@@ -81,7 +81,9 @@ class TensorNames {
   Iterator begin() const { return {checkpoint_, 0}; }
   Iterator end() const { return {checkpoint_, size()}; }
   operator std::vector<std::string>() const { return {begin(), end()}; }
-  bool operator==(const std::vector<std::string>& other) const { return std::equal(begin(), end(), other.begin(), other.end()); }
+  bool operator==(const std::vector<std::string>& other) const {
+    return std::equal(begin(), end(), other.begin(), other.end());
+  }
 
  private:
   const Checkpoint* checkpoint_;

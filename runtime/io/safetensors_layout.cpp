@@ -44,31 +44,35 @@ std::vector<SafetensorsWriter::Entry> in_file_order(std::vector<SafetensorsWrite
 
 }  // namespace
 
-SafetensorsLayout::SafetensorsLayout(const std::vector<SafetensorsWriter::Entry>& entries, const std::filesystem::path& path,
+SafetensorsLayout::SafetensorsLayout(const std::vector<SafetensorsWriter::Entry>& entries,
+                                     const std::filesystem::path& path,
                                      const std::map<std::string, std::string>& metadata) {
   std::string header = "{";
   for (const auto& [key, text] : metadata)
-    header += (header.size() == 1 ? "\"__metadata__\":{" : ",") + json_string(key, path) + ":" + json_string(text, path);
+    header +=
+        (header.size() == 1 ? "\"__metadata__\":{" : ",") + json_string(key, path) + ":" + json_string(text, path);
   if (!metadata.empty()) header += "}";
 
   std::uint64_t end = 0;
   for (const auto& entry : in_file_order(entries)) {
     if (entry.name == "__metadata__") fail(path, "a tensor can't be named '__metadata__'");
     const std::uint64_t size = bytes_of(entry, path);
-    if (!slots.emplace(entry.name, Slot{end, size}).second) fail(path, "two tensors are named " + in_quotes(entry.name));
+    if (!slots.emplace(entry.name, Slot{end, size}).second)
+      fail(path, "two tensors are named " + in_quotes(entry.name));
     if (end + size > static_cast<std::uint64_t>(std::numeric_limits<std::int64_t>::max()) - kMaxHeaderBytes - 8)
       fail(path, "the tensors together overflow 64 bits");
     std::string shape;
     for (const std::int64_t length : entry.shape) shape += (shape.empty() ? "" : ",") + std::to_string(length);
-    header += (header.size() == 1 ? "" : ",") + json_string(entry.name, path) + ":{\"dtype\":\"" + name_of(entry.dtype) +
-              "\",\"shape\":[" + shape + "],\"data_offsets\":[" + std::to_string(end) + "," + std::to_string(end + size) +
-              "]}";
+    header += (header.size() == 1 ? "" : ",") + json_string(entry.name, path) + ":{\"dtype\":\"" +
+              name_of(entry.dtype) + "\",\"shape\":[" + shape + "],\"data_offsets\":[" + std::to_string(end) + "," +
+              std::to_string(end + size) + "]}";
     end += size;
   }
   header += "}";
   header.resize((header.size() + 7) / 8 * 8, ' ');
   if (header.size() > kMaxHeaderBytes)
-    fail(path, "header of " + std::to_string(header.size()) + " bytes, allowed at most " + std::to_string(kMaxHeaderBytes));
+    fail(path,
+         "header of " + std::to_string(header.size()) + " bytes, allowed at most " + std::to_string(kMaxHeaderBytes));
 
   for (int i = 0; i < 8; ++i) head += static_cast<char>(static_cast<std::uint64_t>(header.size()) >> (8 * i));
   head += header;
@@ -76,8 +80,8 @@ SafetensorsLayout::SafetensorsLayout(const std::vector<SafetensorsWriter::Entry>
   file_bytes = head.size() + end;
 }
 
-void check_within(const SafetensorsLayout::Slot& slot, const std::string& name, std::uint64_t offset, std::uint64_t size,
-                  const std::filesystem::path& shown) {
+void check_within(const SafetensorsLayout::Slot& slot, const std::string& name, std::uint64_t offset,
+                  std::uint64_t size, const std::filesystem::path& shown) {
   if (offset > slot.size || size > slot.size - offset)
     fail(shown, "tensor " + in_quotes(name) + " has " + std::to_string(slot.size) + " bytes, can't write " +
                     std::to_string(size) + " at " + std::to_string(offset));

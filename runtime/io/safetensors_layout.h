@@ -25,7 +25,7 @@ struct SafetensorsLayout {
 };
 
 /// Throws io::Error "SHOWN: tensor 'NAME': ..." unless [offset, offset + size) lies within the tensor.
-void check_within(const SafetensorsLayout::Slot& slot, const std::string& name, std::uint64_t offset, std::uint64_t size,
-                  const std::filesystem::path& shown);
+void check_within(const SafetensorsLayout::Slot& slot, const std::string& name, std::uint64_t offset,
+                  std::uint64_t size, const std::filesystem::path& shown);
 
 }  // namespace fp8::io

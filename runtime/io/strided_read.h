@@ -22,8 +22,8 @@ void simplify(const std::vector<std::int64_t>& sizes, const std::vector<std::int
 struct StridedRead {
   int fd;
   const std::filesystem::path& path;
-  std::uint64_t item;                         ///< bytes of an element, at most 8
-  std::uint64_t begin;                        ///< of the first element, in the file
+  std::uint64_t item;                               ///< bytes of an element, at most 8
+  std::uint64_t begin;                              ///< of the first element, in the file
   const std::vector<std::int64_t>&sizes, &strides;  ///< simplified; what they reach lies within the file
 
   /// `size` bytes from byte `offset` on of the elements in row-major order.
@@ -34,8 +34,8 @@ struct StridedRead {
   void whole_rows(std::size_t dim, std::uint64_t base, std::uint64_t rows, char* out) const;
   void columns(std::size_t dim, std::uint64_t base, std::uint64_t rows, char* out) const;
   void pick(std::size_t dim, std::uint64_t base, std::uint64_t from, std::uint64_t to, char* out) const;
-  std::uint64_t inner(std::size_t dim) const;   // elements of one index of dimension `dim`
-  std::uint64_t reach(std::size_t dim) const;   // bytes from the first of these to behind the last
+  std::uint64_t inner(std::size_t dim) const;  // elements of one index of dimension `dim`
+  std::uint64_t reach(std::size_t dim) const;  // bytes from the first of these to behind the last
   std::uint64_t step(std::size_t dim) const { return static_cast<std::uint64_t>(strides[dim]) * item; }
 };
 

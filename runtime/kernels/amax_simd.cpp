@@ -16,11 +16,9 @@ namespace {
 
 #if defined(__x86_64__)
 
-#define FP8_AMAX_KERNELS(target) \
-  {                              \
-    target::MagnitudeMax32, target::MagnitudeMax16, target::MagnitudeMaxInto32, target::MagnitudeMaxInto16, \
-        target::MagnitudeMaxGroups32, target::MagnitudeMaxGroups16 \
-  }
+#define FP8_AMAX_KERNELS(target)                                                         \
+  {target::MagnitudeMax32,     target::MagnitudeMax16,       target::MagnitudeMaxInto32, \
+   target::MagnitudeMaxInto16, target::MagnitudeMaxGroups32, target::MagnitudeMaxGroups16}
 
 template <class T>
 T magnitude_max(const T* x, std::int64_t n) {
@@ -45,8 +43,8 @@ void magnitude_max_groups(const T* x, std::int64_t n, std::int64_t width, T* bes
   for (std::int64_t i = 0; i < n; i += width) *best++ = magnitude_max(x + i, n - i < width ? n - i : width);
 }
 
-constexpr AmaxKernels kScalar = {magnitude_max<std::uint32_t>, magnitude_max<std::uint16_t>,
-                                 magnitude_max_into<std::uint32_t>, magnitude_max_into<std::uint16_t>,
+constexpr AmaxKernels kScalar = {magnitude_max<std::uint32_t>,        magnitude_max<std::uint16_t>,
+                                 magnitude_max_into<std::uint32_t>,   magnitude_max_into<std::uint16_t>,
                                  magnitude_max_groups<std::uint32_t>, magnitude_max_groups<std::uint16_t>};
 #if HWY_TARGETS & HWY_AVX2
 constexpr AmaxKernels kAvx2 = FP8_AMAX_KERNELS(N_AVX2);
@@ -78,9 +76,10 @@ const AmaxKernels& amax_kernels_in_force() {
   if (simd_level() == SimdLevel::avx2) return kAvx2;
   return kScalar;
 #else
-  static const AmaxKernels best = {HWY_DYNAMIC_DISPATCH(MagnitudeMax32), HWY_DYNAMIC_DISPATCH(MagnitudeMax16),
-                                   HWY_DYNAMIC_DISPATCH(MagnitudeMaxInto32), HWY_DYNAMIC_DISPATCH(MagnitudeMaxInto16),
-                                   HWY_DYNAMIC_DISPATCH(MagnitudeMaxGroups32), HWY_DYNAMIC_DISPATCH(MagnitudeMaxGroups16)};
+  static const AmaxKernels best = {
+      HWY_DYNAMIC_DISPATCH(MagnitudeMax32),       HWY_DYNAMIC_DISPATCH(MagnitudeMax16),
+      HWY_DYNAMIC_DISPATCH(MagnitudeMaxInto32),   HWY_DYNAMIC_DISPATCH(MagnitudeMaxInto16),
+      HWY_DYNAMIC_DISPATCH(MagnitudeMaxGroups32), HWY_DYNAMIC_DISPATCH(MagnitudeMaxGroups16)};
   return best;
 #endif
 }

@@ -23,8 +23,8 @@
 namespace fp8::kernels {
 namespace {
 
-constexpr std::int64_t kWide = 512;        // columns from which a block is a run of its own
-constexpr std::int64_t kPiece = 2048;      // columns of a unit of narrow blocks, at most
+constexpr std::int64_t kWide = 512;         // columns from which a block is a run of its own
+constexpr std::int64_t kPiece = 2048;       // columns of a unit of narrow blocks, at most
 constexpr std::int64_t kGrain = 64 * 1024;  // elements per range of units
 
 /// What cast_blocks and cast_mx share; the scale rule is the template argument of the functions below.
@@ -53,7 +53,8 @@ void check(const char* what, const Problem& p, const void* scales) {
                                 std::to_string(p.block_cols) + ", sizes must be at least 1");
   }
   if (p.rows > 0 && p.cols > 0 && (p.x == nullptr || (p.codes == nullptr && !p.amax_only) || scales == nullptr)) {
-    throw std::invalid_argument(std::string(what) + ": x, codes and the scales must not be null for a non-empty matrix");
+    throw std::invalid_argument(std::string(what) +
+                                ": x, codes and the scales must not be null for a non-empty matrix");
   }
   check_cast_max(what, p.format, p.max);
 }
@@ -257,8 +258,8 @@ float e8m0_value(std::uint8_t e) {
 }
 
 void cast_blocks(const BlockCastArgs& a) {
-  const Problem p = {a.x,   a.type,       a.rows,       a.cols,       a.row_stride, a.codes, a.format,
-                     a.max, a.block_rows, a.block_cols, a.stochastic, a.seed};
+  const Problem p = {a.x,      a.type, a.rows,       a.cols,       a.row_stride, a.codes,
+                     a.format, a.max,  a.block_rows, a.block_cols, a.stochastic, a.seed};
   check("cast_blocks", p, a.rule == BlockRule::given ? a.scale : a.scale_inv);
   if (!(a.amax_epsilon >= 0.0f) || std::isinf(a.amax_epsilon)) {
     throw std::invalid_argument("cast_blocks: amax_epsilon is " + std::to_string(a.amax_epsilon) +
@@ -270,16 +271,26 @@ void cast_blocks(const BlockCastArgs& a) {
 }
 
 void amax_blocks(const BlockAmaxArgs& a) {
-  Problem p = {a.x, a.type, a.rows, a.cols, a.row_stride, nullptr, Format::E4M3, 448.0f, a.block_rows, a.block_cols, false, 0};
+  Problem p = {a.x,          a.type, a.rows,       a.cols,       a.row_stride, nullptr,
+               Format::E4M3, 448.0f, a.block_rows, a.block_cols, false,        0};
   p.amax_only = true;
   check("amax_blocks", p, a.amax);
   run(p, AmaxRule{a.amax});
 }
 
 void cast_mx(const MxCastArgs& a) {
-  const Problem p = {a.x,      a.type, a.rows, a.cols, a.row_stride, a.codes,
-                     a.format, a.max,  a.columnwise ? kMxBlock : 1,  a.columnwise ? 1 : kMxBlock,
-                     a.stochastic, a.seed};
+  const Problem p = {a.x,
+                     a.type,
+                     a.rows,
+                     a.cols,
+                     a.row_stride,
+                     a.codes,
+                     a.format,
+                     a.max,
+                     a.columnwise ? kMxBlock : 1,
+                     a.columnwise ? 1 : kMxBlock,
+                     a.stochastic,
+                     a.seed};
   check("cast_mx", p, a.e8m0);
   run(p, MxRule{a.max, a.e8m0});
 }

@@ -41,7 +41,7 @@ struct BlockCastArgs {
   float amax_epsilon = 0.0f;     ///< >= 0, finite; max_over_amax only
   float* scale_inv = nullptr;    ///< the grid, dense; not written with `given`, may be null then
   const float* scale = nullptr;  ///< `given` only: the grid
-  bool stochastic = false;     ///< bits from (seed, r * cols + c), as cast_to_fp8
+  bool stochastic = false;       ///< bits from (seed, r * cols + c), as cast_to_fp8
   std::uint64_t seed = 0;
 };
 

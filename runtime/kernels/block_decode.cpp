@@ -56,20 +56,22 @@ void decode_blocks(const BlockDecodeArgs& given) {
   const std::int64_t unit_rows = std::min<std::int64_t>(args.block_rows, 32);
   const std::int64_t parts = blocks_of(args.block_rows, unit_rows), across = blocks_of(args.cols, kPiece);
   const std::int64_t grain = std::max<std::int64_t>(1, kGrain / unit_rows / std::min(kPiece, args.cols));
-  parallel_for(blocks_of(args.rows, args.block_rows) * parts * across, grain, [&](std::int64_t begin, std::int64_t end) {
-    float scales[kPiece];
-    for (std::int64_t unit = begin; unit < end; ++unit) {
-      const std::int64_t band = unit / across / parts, part = unit / across % parts, col = unit % across * kPiece;
-      const std::int64_t n = std::min(kPiece, args.cols - col);
-      const std::int64_t row = band * args.block_rows + part * unit_rows;
-      const std::int64_t row_end = std::min({args.rows, (band + 1) * args.block_rows, row + unit_rows});
-      if (row < row_end) spread(args, band, col, n, scales);
-      for (std::int64_t r = row; r < row_end; ++r) {
-        const std::int64_t at = r * args.cols + col;
-        kernel(DecodeSpan{args.codes + at, n, static_cast<char*>(args.y) + at * size_of(args.type), scales, true, false});
-      }
-    }
-  });
+  parallel_for(
+      blocks_of(args.rows, args.block_rows) * parts * across, grain, [&](std::int64_t begin, std::int64_t end) {
+        float scales[kPiece];
+        for (std::int64_t unit = begin; unit < end; ++unit) {
+          const std::int64_t band = unit / across / parts, part = unit / across % parts, col = unit % across * kPiece;
+          const std::int64_t n = std::min(kPiece, args.cols - col);
+          const std::int64_t row = band * args.block_rows + part * unit_rows;
+          const std::int64_t row_end = std::min({args.rows, (band + 1) * args.block_rows, row + unit_rows});
+          if (row < row_end) spread(args, band, col, n, scales);
+          for (std::int64_t r = row; r < row_end; ++r) {
+            const std::int64_t at = r * args.cols + col;
+            kernel(DecodeSpan{args.codes + at, n, static_cast<char*>(args.y) + at * size_of(args.type), scales, true,
+                              false});
+          }
+        }
+      });
 }
 
 }  // namespace fp8::kernels

@@ -155,7 +155,8 @@ bool has_nan_code(const std::uint8_t* codes, std::int64_t n, Format format, Dial
   std::atomic<bool> found{false};
   parallel_for(n, 16 * kGrain, [&](std::int64_t begin, std::int64_t end) {
     for (std::int64_t i = begin; i < end && !found.load(std::memory_order_relaxed); i += 4096) {
-      if (largest_code(codes + i, std::min<std::int64_t>(end - i, 4096)) >= first) found.store(true, std::memory_order_relaxed);
+      if (largest_code(codes + i, std::min<std::int64_t>(end - i, 4096)) >= first)
+        found.store(true, std::memory_order_relaxed);
     }
   });
   return found.load();

@@ -54,10 +54,14 @@ const GemmKernels& kernels_for(ActivationType type) {
   const bool exact_in_bf16 = type != ActivationType::F32 && type != ActivationType::F16;
 #if defined(__x86_64__)
   switch (simd_level()) {
-    case SimdLevel::avx512bf16: return *gemm_kernels_avx512bf16(exact_in_bf16);
-    case SimdLevel::avx512: return *gemm_kernels_avx512();
-    case SimdLevel::avx2: return *gemm_kernels_avx2();
-    case SimdLevel::scalar: break;
+    case SimdLevel::avx512bf16:
+      return *gemm_kernels_avx512bf16(exact_in_bf16);
+    case SimdLevel::avx512:
+      return *gemm_kernels_avx512();
+    case SimdLevel::avx2:
+      return *gemm_kernels_avx2();
+    case SimdLevel::scalar:
+      break;
   }
 #else
   (void)exact_in_bf16;
@@ -66,7 +70,9 @@ const GemmKernels& kernels_for(ActivationType type) {
 }
 
 void check(bool ok, const char* what, std::int64_t found, const std::string& allowed) {
-  if (!ok) throw std::invalid_argument(std::string("[gemm] ") + what + " must be " + allowed + ", got " + std::to_string(found));
+  if (!ok)
+    throw std::invalid_argument(std::string("[gemm] ") + what + " must be " + allowed + ", got " +
+                                std::to_string(found));
 }
 
 void check_pointer(const void* pointer, const char* what) {
@@ -86,9 +92,11 @@ void check_args(const GemmArgs& args) {
   check(args.w_scale_stride == 0 || args.w_scale_stride == 1, "w_scale_stride", args.w_scale_stride, "0 or 1");
   if (args.k_group != 0) {
     constexpr std::int64_t kMost = std::int64_t{1} << 40;
-    check(args.k_group > 0 && args.k_group <= kMost && args.k_group % kLineK == 0, "k_group", args.k_group, "0 or a multiple of 4 up to 2^40");
+    check(args.k_group > 0 && args.k_group <= kMost && args.k_group % kLineK == 0, "k_group", args.k_group,
+          "0 or a multiple of 4 up to 2^40");
     check(args.w_block_rows >= 1 && args.w_block_rows <= kMost, "w_block_rows", args.w_block_rows, "1 to 2^40");
-    check(args.w_first_row >= 0 && args.w_first_row < args.w_block_rows, "w_first_row", args.w_first_row, ">= 0 and below w_block_rows");
+    check(args.w_first_row >= 0 && args.w_first_row < args.w_block_rows, "w_first_row", args.w_first_row,
+          ">= 0 and below w_block_rows");
   }
   if (args.m == 0 || args.n == 0) return;
   check_pointer(args.y, "y");
@@ -105,8 +113,8 @@ struct Chunk {
   GemmPlan plan;
   std::int64_t row0, rows, tiles;
   std::int64_t padded_k, lines;
-  const std::uint8_t* x;           // packed activations
-  std::int64_t x_tile_stride;      // bytes
+  const std::uint8_t* x;       // packed activations
+  std::int64_t x_tile_stride;  // bytes
 };
 
 // One unit of work: `blocks` blocks from block0 on, tiles [tile0, tile1), and its scratch.
@@ -137,7 +145,10 @@ void accumulate_lines(const Chunk& chunk, const Unit& unit, std::int64_t begin, 
   multiply.panel = unit.panel;
   multiply.plan = plan;
   multiply.tiles = unit.tile1 - tile0;
-  const auto x_at = [&](std::int64_t line) { return chunk.x + tile0 * chunk.x_tile_stride + line * kLineK * plan.tile_rows * element_bytes(chunk.kernels.x_layout); };
+  const auto x_at = [&](std::int64_t line) {
+    return chunk.x + tile0 * chunk.x_tile_stride +
+           line * kLineK * plan.tile_rows * element_bytes(chunk.kernels.x_layout);
+  };
   const bool whole_blocks = (block0 + blocks) * kBlockChannels <= args.n;
   if (!packed && whole_blocks && plan.tile_rows <= chunk.kernels.row_major_tile && begin < end) {
     multiply.lines = args.w + block0 * kBlockChannels * args.k + begin * kLineK;
@@ -161,7 +172,8 @@ void accumulate_lines(const Chunk& chunk, const Unit& unit, std::int64_t begin, 
       const std::int64_t k0 = line * kLineK, k = std::min(multiply.range_lines * kLineK, args.k - k0);
       for (int b = 0; b < blocks; ++b) {
         const std::int64_t row = (block0 + b) * kBlockChannels;
-        chunk.kernels.pack_lines(args.w + row * args.k + k0, args.k, static_cast<int>(std::min<std::int64_t>(kBlockChannels, args.n - row)), k,
+        chunk.kernels.pack_lines(args.w + row * args.k + k0, args.k,
+                                 static_cast<int>(std::min<std::int64_t>(kBlockChannels, args.n - row)), k,
                                  kRowPrefetch, lines_scratch + b * multiply.block_stride);
       }
     }
@@ -191,9 +203,11 @@ void accumulate_scaled(const Chunk& chunk, const Unit& unit, float* acc, float* 
   for (std::int64_t g = 0; g < groups; ++g) {
     accumulate_lines(chunk, unit, g * group_lines, std::min((g + 1) * group_lines, chunk.lines), acc);
     for (std::int64_t lane = 0; lane < scale.width;) {  // channels of one block of W share a scale
-      const std::int64_t channel = std::min(column + lane * kBlockChannels / lanes, args.n - 1), block = (args.w_first_row + channel) / args.w_block_rows;
+      const std::int64_t channel = std::min(column + lane * kBlockChannels / lanes, args.n - 1),
+                         block = (args.w_first_row + channel) / args.w_block_rows;
       const std::int64_t end_channel = (block + 1) * args.w_block_rows - args.w_first_row - column;
-      const std::int64_t end = channel == args.n - 1 ? scale.width : std::min(scale.width, end_channel * lanes / kBlockChannels);
+      const std::int64_t end =
+          channel == args.n - 1 ? scale.width : std::min(scale.width, end_channel * lanes / kBlockChannels);
       std::fill(lane_scale + lane, lane_scale + end, args.w_scale_inv[block * groups + g]);
       lane = end;
     }
@@ -237,13 +251,15 @@ void run_chunk(const Chunk& chunk) {
   const std::int64_t parts = groups >= wanted ? 1 : std::min(chunk.tiles, (wanted + groups - 1) / groups);
   const std::int64_t part_tiles = (chunk.tiles + parts - 1) / parts;
   // A unit's time, from 16 bytes of weights and 64 products per ns; at least 5 us per fork.
-  const double group_bytes = static_cast<double>(plan.blocks) * kBlockChannels * static_cast<double>(chunk.padded_k) + 64.0;
+  const double group_bytes =
+      static_cast<double>(plan.blocks) * kBlockChannels * static_cast<double>(chunk.padded_k) + 64.0;
   const double unit_ns = group_bytes / 16 + group_bytes * static_cast<double>(part_tiles) * plan.tile_rows / 64;
   const std::int64_t grain = std::max<std::int64_t>(1, static_cast<std::int64_t>(5000 / unit_ns));
 
   const bool grouped = chunk.args.k_group > 0;
   const std::int64_t lines_bytes = std::int64_t{plan.range_lines} * kLineBytes * plan.blocks;
-  const std::int64_t row_floats = std::int64_t{plan.blocks} * chunk.kernels.acc_floats, acc_floats = part_tiles * plan.tile_rows * row_floats;
+  const std::int64_t row_floats = std::int64_t{plan.blocks} * chunk.kernels.acc_floats,
+                     acc_floats = part_tiles * plan.tile_rows * row_floats;
   const std::int64_t panel_bytes = round_up(chunk.kernels.panel_bytes, 64);
   const std::int64_t sums_bytes = (grouped ? 2 * acc_floats + row_floats : acc_floats) * 4;
   parallel_for(groups * parts, grain, [&](std::int64_t begin, std::int64_t end) {
@@ -258,8 +274,10 @@ void run_chunk(const Chunk& chunk) {
       if (tile0 >= tile1) continue;
       const Unit unit{block0, blocks, tile0, tile1, lines, lines + lines_bytes};
       if (chunk.lines == 0) std::memset(total, 0, static_cast<std::size_t>(acc_floats) * 4);
-      if (grouped) accumulate_scaled(chunk, unit, acc, total, lane_scale);
-      else accumulate_lines(chunk, unit, 0, chunk.lines, acc);
+      if (grouped)
+        accumulate_scaled(chunk, unit, acc, total, lane_scale);
+      else
+        accumulate_lines(chunk, unit, 0, chunk.lines, acc);
       finish_group(chunk, unit, total);
     }
   });

@@ -30,10 +30,10 @@ enum class ActivationType : std::uint8_t { F32, BF16, F16, E4M3, E5M2 };
 
 struct GemmArgs {
   std::int64_t m = 0, n = 0, k = 0;
-  const void* a = nullptr;                 ///< [m, k], elements contiguous within a row
+  const void* a = nullptr;  ///< [m, k], elements contiguous within a row
   ActivationType a_type = ActivationType::F32;
-  std::int64_t a_stride = 0;               ///< elements between rows of a, >= k
-  const std::uint8_t* w = nullptr;         ///< [n, k] codes, row-major dense or packed
+  std::int64_t a_stride = 0;        ///< elements between rows of a, >= k
+  const std::uint8_t* w = nullptr;  ///< [n, k] codes, row-major dense or packed
   Format w_format = Format::E4M3;
   Layout w_layout = Layout::row_major;
   /// Dequantization multipliers; nullptr means 1. Strides 0 (one value) or 1 (per row of a / per output channel).
@@ -45,12 +45,12 @@ struct GemmArgs {
   /// [m, groups] or nullptr, w_scale_inv [ceil((w_first_row + n) / w_block_rows), groups], both dense: w begins at row w_first_row of a block.
   std::int64_t k_group = 0;
   std::int64_t w_block_rows = 1, w_first_row = 0;
-  const void* bias = nullptr;              ///< [n] or nullptr, unscaled
+  const void* bias = nullptr;  ///< [n] or nullptr, unscaled
   FloatType bias_type = FloatType::F32;
-  void* y = nullptr;                       ///< [m, n]
+  void* y = nullptr;  ///< [m, n]
   FloatType y_type = FloatType::F32;
-  std::int64_t y_stride = 0;               ///< elements between rows of y, >= n
-  bool accumulate = false;                 ///< add to what y holds (in f32, before the one rounding)
+  std::int64_t y_stride = 0;  ///< elements between rows of y, >= n
+  bool accumulate = false;    ///< add to what y holds (in f32, before the one rounding)
   /// Whose reading of E4M3 codes, of a and of w (decode.h): with gaudi2 an output that meets a code from 0x78 on is infinity or NaN.
   Dialect dialect = Dialect::ocp;
 };

@@ -68,7 +68,8 @@ void pack_tile(const Tile& t, const Load& load, T* out) {
 }
 
 template <class T, class Load>
-void pack_all(const GemmArgs& args, std::int64_t row0, std::int64_t rows, int tile_rows, bool pairs, const Load& load, T* out) {
+void pack_all(const GemmArgs& args, std::int64_t row0, std::int64_t rows, int tile_rows, bool pairs, const Load& load,
+              T* out) {
   const std::int64_t padded_k = (args.k + kLineK - 1) / kLineK * kLineK;
   const std::int64_t tiles = (rows + tile_rows - 1) / tile_rows;
   const std::int64_t ranges = (args.k + kRangeK - 1) / kRangeK;
@@ -84,25 +85,32 @@ void pack_all(const GemmArgs& args, std::int64_t row0, std::int64_t rows, int ti
       t.stride = args.a_stride;
       t.tile_rows = tile_rows;
       T* tile_out = out + tile * tile_rows * padded_k;
-      if (pairs) pack_tile<2>(t, load, tile_out);
-      else pack_tile<1>(t, load, tile_out);
+      if (pairs)
+        pack_tile<2>(t, load, tile_out);
+      else
+        pack_tile<1>(t, load, tile_out);
     }
   };
   const std::int64_t units = tiles * ranges;
-  if (rows * args.k < kSerialElements) run(0, units);
-  else parallel_for(units, 1, run);
+  if (rows * args.k < kSerialElements)
+    run(0, units);
+  else
+    parallel_for(units, 1, run);
 }
 
 }  // namespace
 
-void pack_activations(const GemmArgs& args, std::int64_t row0, std::int64_t rows, int tile_rows, XLayout layout, void* out) {
+void pack_activations(const GemmArgs& args, std::int64_t row0, std::int64_t rows, int tile_rows, XLayout layout,
+                      void* out) {
   const auto* a16 = static_cast<const std::uint16_t*>(args.a);
   const auto* a8 = static_cast<const std::uint8_t*>(args.a);
   const CodeTables& tables = code_tables(args.a_type == ActivationType::E5M2 ? Format::E5M2 : Format::E4M3);
   if (layout == XLayout::BF16Pair) {
     auto* bits = static_cast<std::uint16_t*>(out);
-    if (args.a_type == ActivationType::BF16) pack_all(args, row0, rows, tile_rows, true, LoadBf16Bits{a16}, bits);
-    else pack_all(args, row0, rows, tile_rows, true, LoadCodeBits{a8, tables.bf16}, bits);
+    if (args.a_type == ActivationType::BF16)
+      pack_all(args, row0, rows, tile_rows, true, LoadBf16Bits{a16}, bits);
+    else
+      pack_all(args, row0, rows, tile_rows, true, LoadCodeBits{a8, tables.bf16}, bits);
     return;
   }
   const bool pairs = layout == XLayout::F32Pair;

@@ -27,11 +27,11 @@ enum class XLayout : std::uint8_t { F32, F32Pair, BF16Pair };
 
 /// How a level cuts m rows.
 struct GemmPlan {
-  int tile_rows = 1;           ///< rows per tile, 1..16
-  int blocks = 1;              ///< blocks of 16 channels worked on together
-  int range_lines = 128;       ///< lines per range of k (row-major weights: as many lines per block are packed to scratch)
+  int tile_rows = 1;      ///< rows per tile, 1..16
+  int blocks = 1;         ///< blocks of 16 channels worked on together
+  int range_lines = 128;  ///< lines per range of k (row-major weights: as many lines per block are packed to scratch)
   int packed_range_lines = 128;  ///< the same where the weight is packed already
-  bool panel = false;          ///< decode a range once to scratch, then use it for every tile
+  bool panel = false;            ///< decode a range once to scratch, then use it for every tile
 };
 
 /// 256 values of a format, and (for 128-byte table lookups) the low and high bytes of bf16(code) for the codes without sign.
@@ -44,20 +44,22 @@ struct CodeTables {
 
 /// acc += x . w over one range of k, for one group of blocks and every tile.
 struct MultiplyArgs {
-  const std::uint8_t* lines = nullptr;     ///< first line of the range in the first block
-  std::int64_t block_stride = 0;           ///< bytes between blocks
+  const std::uint8_t* lines = nullptr;  ///< first line of the range in the first block
+  std::int64_t block_stride = 0;        ///< bytes between blocks
   int blocks = 0;
   std::int64_t range_lines = 0;
-  std::int64_t row_stride = 0, k = 0;      ///< multiply_row_major only: `lines` are then whole blocks of rows, k codes of each used
-  std::int64_t prefetch = 0;               ///< bytes ahead of the read position that memory should already fetch, all blocks together
+  std::int64_t row_stride = 0,
+               k = 0;  ///< multiply_row_major only: `lines` are then whole blocks of rows, k codes of each used
+  std::int64_t prefetch =
+      0;  ///< bytes ahead of the read position that memory should already fetch, all blocks together
   Format format = Format::E4M3;
   const CodeTables* tables = nullptr;
-  const void* x = nullptr;                 ///< first tile, at the range's first k
-  std::int64_t x_tile_stride = 0;          ///< bytes between tiles
+  const void* x = nullptr;         ///< first tile, at the range's first k
+  std::int64_t x_tile_stride = 0;  ///< bytes between tiles
   std::int64_t tiles = 0;
   float* acc = nullptr;
-  bool first = false;                      ///< acc holds nothing yet: start from zero
-  void* panel = nullptr;                   ///< panel_bytes, 64-byte aligned
+  bool first = false;     ///< acc holds nothing yet: start from zero
+  void* panel = nullptr;  ///< panel_bytes, 64-byte aligned
   GemmPlan plan;
 };
 
@@ -68,15 +70,15 @@ struct FinishArgs {
   std::int64_t rows = 0;
   int channels = 0;
   Format format = Format::E4M3;
-  const float* a_scale_inv = nullptr;      ///< never null here; strides 0 or 1
+  const float* a_scale_inv = nullptr;  ///< never null here; strides 0 or 1
   std::int64_t a_scale_stride = 0;
   const float* w_scale_inv = nullptr;
   std::int64_t w_scale_stride = 0;
-  const void* bias = nullptr;              ///< may be null
+  const void* bias = nullptr;  ///< may be null
   FloatType bias_type = FloatType::F32;
   void* y = nullptr;
   FloatType y_type = FloatType::F32;
-  std::int64_t y_stride = 0;               ///< elements
+  std::int64_t y_stride = 0;  ///< elements
   bool accumulate = false;
 };
 
@@ -84,16 +86,16 @@ struct FinishArgs {
 struct ScaleArgs {
   const float* acc = nullptr;
   float* total = nullptr;
-  std::int64_t rows = 0, width = 0;        ///< width: blocks * acc_floats
-  const float* a_scale = nullptr;          ///< row r's at r * a_scale_stride; nullptr means 1
+  std::int64_t rows = 0, width = 0;  ///< width: blocks * acc_floats
+  const float* a_scale = nullptr;    ///< row r's at r * a_scale_stride; nullptr means 1
   std::int64_t a_scale_stride = 0;
-  const float* lane_scale = nullptr;       ///< [width]
+  const float* lane_scale = nullptr;  ///< [width]
   bool first = false;
 };
 
 struct GemmKernels {
   XLayout x_layout;
-  int acc_floats;                          ///< floats of acc per row and block; lane l is channel l * 16 / acc_floats
+  int acc_floats;  ///< floats of acc per row and block; lane l is channel l * 16 / acc_floats
   GemmPlan (*plan)(std::int64_t m);
   /// Bytes of MultiplyArgs::panel that a plan of this level needs.
   std::int64_t panel_bytes;

@@ -22,12 +22,16 @@ std::int64_t weight_at(const GemmArgs& args, std::int64_t n, std::int64_t k) {
 float activation(const GemmArgs& args, std::int64_t row, std::int64_t k) {
   const std::int64_t at = row * args.a_stride + k;
   switch (args.a_type) {
-    case ActivationType::F32: return static_cast<const float*>(args.a)[at];
-    case ActivationType::BF16: return bf16_to_f32(static_cast<const std::uint16_t*>(args.a)[at]);
-    case ActivationType::F16: return f16_to_f32(static_cast<const std::uint16_t*>(args.a)[at]);
+    case ActivationType::F32:
+      return static_cast<const float*>(args.a)[at];
+    case ActivationType::BF16:
+      return bf16_to_f32(static_cast<const std::uint16_t*>(args.a)[at]);
+    case ActivationType::F16:
+      return f16_to_f32(static_cast<const std::uint16_t*>(args.a)[at]);
     case ActivationType::E4M3:
       return decode_table(Format::E4M3, args.dialect)[static_cast<const std::uint8_t*>(args.a)[at]];
-    case ActivationType::E5M2: break;
+    case ActivationType::E5M2:
+      break;
   }
   return decode_table(Format::E5M2)[static_cast<const std::uint8_t*>(args.a)[at]];
 }
@@ -39,7 +43,9 @@ void store(const GemmArgs& args, std::int64_t row, std::int64_t channel, float v
   if (args.y_type == FloatType::F16) static_cast<std::uint16_t*>(args.y)[at] = f32_to_f16(value);
 }
 
-bool has_them(const std::uint8_t* codes, std::int64_t n) { return has_nan_code(codes, n, Format::E4M3, Dialect::gaudi2); }
+bool has_them(const std::uint8_t* codes, std::int64_t n) {
+  return has_nan_code(codes, n, Format::E4M3, Dialect::gaudi2);
+}
 
 std::vector<std::int64_t> rows_with_them(const GemmArgs& args) {
   std::vector<std::int64_t> rows;
@@ -96,7 +102,8 @@ float NonFiniteOutputs::output(std::int64_t row, std::int64_t channel) const {
     const std::int64_t a_at = grouped ? row * groups + g : row * args_.a_scale_stride,
                        w_at = grouped ? (args_.w_first_row + channel) / args_.w_block_rows * groups + g
                                       : channel * args_.w_scale_stride;
-    total += sum * ((args_.a_scale_inv ? args_.a_scale_inv[a_at] : 1.0f) * (args_.w_scale_inv ? args_.w_scale_inv[w_at] : 1.0f));
+    total += sum * ((args_.a_scale_inv ? args_.a_scale_inv[a_at] : 1.0f) *
+                    (args_.w_scale_inv ? args_.w_scale_inv[w_at] : 1.0f));
   }
   if (args_.bias) total += load_element(args_.bias, args_.bias_type, channel);
   if (args_.accumulate) total += load_element(args_.y, args_.y_type, row * args_.y_stride + channel);

@@ -14,10 +14,12 @@ constexpr std::int64_t kPanelBytes = kRangeLines * kLineK * kBlockChannels * 4;
 
 constexpr int in_line(int channel, int k) { return channel / 4 * 16 + k / 2 * 8 + channel % 4 * 2 + k % 2; }
 
-void pack_lines(const std::uint8_t* w, std::int64_t row_stride, int rows, std::int64_t k, std::int64_t, std::uint8_t* lines) {
+void pack_lines(const std::uint8_t* w, std::int64_t row_stride, int rows, std::int64_t k, std::int64_t,
+                std::uint8_t* lines) {
   for (std::int64_t k0 = 0; k0 < k; k0 += kLineK, lines += kLineBytes)
     for (int c = 0; c < kBlockChannels; ++c)
-      for (int j = 0; j < kLineK; ++j) lines[in_line(c, j)] = c < rows && k0 + j < k ? w[c * row_stride + k0 + j] : std::uint8_t{0};
+      for (int j = 0; j < kLineK; ++j)
+        lines[in_line(c, j)] = c < rows && k0 + j < k ? w[c * row_stride + k0 + j] : std::uint8_t{0};
 }
 
 void multiply(const MultiplyArgs& args) {
@@ -28,7 +30,8 @@ void multiply(const MultiplyArgs& args) {
     const std::uint8_t* line = args.lines + block * args.block_stride;
     for (std::int64_t k = 0; k < range_k; ++k)
       for (int c = 0; c < kBlockChannels; ++c)
-        panel[k * kBlockChannels + c] = args.tables->value[line[k / kLineK * kLineBytes + in_line(c, static_cast<int>(k % kLineK))]];
+        panel[k * kBlockChannels + c] =
+            args.tables->value[line[k / kLineK * kLineBytes + in_line(c, static_cast<int>(k % kLineK))]];
     for (std::int64_t t = 0; t < args.tiles; ++t) {
       const float* x = static_cast<const float*>(args.x) + t * (args.x_tile_stride / 4);
       for (int r = 0; r < rows; ++r) {
@@ -37,7 +40,8 @@ void multiply(const MultiplyArgs& args) {
         for (int c = 0; c < kBlockChannels; ++c) sum[c] = args.first ? 0.0f : acc[c];
         for (std::int64_t k = 0; k < range_k; ++k)
           for (int c = 0; c < kBlockChannels; ++c)
-            sum[c] = static_cast<float>(static_cast<double>(x[k * rows + r]) * static_cast<double>(panel[k * kBlockChannels + c]) +
+            sum[c] = static_cast<float>(static_cast<double>(x[k * rows + r]) *
+                                            static_cast<double>(panel[k * kBlockChannels + c]) +
                                         static_cast<double>(sum[c]));
         for (int c = 0; c < kBlockChannels; ++c) acc[c] = sum[c];
       }
@@ -53,8 +57,11 @@ void finish(const FinishArgs& args) {
       if (args.bias) value += load_element(args.bias, args.bias_type, c);
       const std::int64_t at = r * args.y_stride + c;
       if (args.accumulate) value += load_element(args.y, args.y_type, at);
-      if (args.y_type == FloatType::F32) static_cast<float*>(args.y)[at] = value;
-      else static_cast<std::uint16_t*>(args.y)[at] = args.y_type == FloatType::BF16 ? f32_to_bf16(value) : f32_to_f16(value);
+      if (args.y_type == FloatType::F32)
+        static_cast<float*>(args.y)[at] = value;
+      else
+        static_cast<std::uint16_t*>(args.y)[at] =
+            args.y_type == FloatType::BF16 ? f32_to_bf16(value) : f32_to_f16(value);
     }
 }
 
@@ -83,7 +90,8 @@ CodeTables make_tables(Format format) {
 }  // namespace
 
 const GemmKernels* gemm_kernels_scalar() {
-  static constexpr GemmKernels kKernels{XLayout::F32, kBlockChannels, plan, kPanelBytes, pack_lines, multiply, nullptr, 0, finish, add_scaled};
+  static constexpr GemmKernels kKernels{XLayout::F32, kBlockChannels, plan, kPanelBytes, pack_lines,
+                                        multiply,     nullptr,        0,    finish,      add_scaled};
   return &kKernels;
 }
 

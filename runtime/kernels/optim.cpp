@@ -41,7 +41,9 @@ Format format_of(Storage type) { return type == Storage::E4M3 ? Format::E4M3 : F
 class Chunks {
  public:
   explicit Chunks(std::size_t tensors) { first_.reserve(tensors + 1); }
-  void add(std::int64_t n) { first_.push_back(first_.back() + (n + kOptimChunk - 1) / kOptimChunk), sizes_.push_back(n); }
+  void add(std::int64_t n) {
+    first_.push_back(first_.back() + (n + kOptimChunk - 1) / kOptimChunk), sizes_.push_back(n);
+  }
   std::size_t count() const { return static_cast<std::size_t>(first_.back()); }
 
   /// body(tensor, chunk, begin, n, scratch) for every chunk; `chunk` counts over all tensors.
@@ -53,7 +55,8 @@ class Chunks {
       for (std::int64_t chunk = from; chunk < to; ++chunk) {
         while (chunk >= first_[tensor + 1]) ++tensor;
         const std::int64_t begin = (chunk - first_[tensor]) * kOptimChunk;
-        body(tensor, static_cast<std::size_t>(chunk), begin, std::min(kOptimChunk, sizes_[tensor] - begin), scratch.get());
+        body(tensor, static_cast<std::size_t>(chunk), begin, std::min(kOptimChunk, sizes_[tensor] - begin),
+             scratch.get());
       }
     });
   }
@@ -62,7 +65,8 @@ class Chunks {
   template <class T, class Fold>
   T fold(std::size_t tensor, const std::vector<T>& of, const Fold& add) const {
     T result{};
-    for (std::int64_t c = first_[tensor]; c < first_[tensor + 1]; ++c) result = add(result, of[static_cast<std::size_t>(c)]);
+    for (std::int64_t c = first_[tensor]; c < first_[tensor + 1]; ++c)
+      result = add(result, of[static_cast<std::size_t>(c)]);
     return result;
   }
 
@@ -158,7 +162,8 @@ struct Both {
 };
 
 /// The new scale of each fp8 moment, from the maxima of its chunks. As bits NaN is above infinity and that above all numbers.
-void choose_scales(const Chunks& chunks, const std::vector<std::uint32_t> (&amax)[2], Dialect dialect, std::vector<Both>& all) {
+void choose_scales(const Chunks& chunks, const std::vector<std::uint32_t> (&amax)[2], Dialect dialect,
+                   std::vector<Both>& all) {
   for (std::size_t i = 0; i < all.size(); ++i) {
     for (int which = 0; which < 2; ++which) {
       Moment& moment = all[i].moments[which];
@@ -217,8 +222,8 @@ bool adam_in_place(const OptimKernels& k, const AdamTensor& t, std::int64_t begi
   if (t.weight.type != t.grad.type || t.m.type != t.v.type || !direct(t.weight) || !direct(t.m)) return false;
   const bool low_weight = t.weight.type == Storage::BF16, low_moment = t.m.type == Storage::BF16;
   const auto at = [begin](const Array& a, bool low) { return static_cast<char*>(a.data) + begin * (low ? 2 : 4); };
-  k.adam[low_weight][low_moment](at(t.weight, low_weight), at(t.grad, low_weight), at(t.m, low_moment), at(t.v, low_moment),
-                                 n, t.factors);
+  k.adam[low_weight][low_moment](at(t.weight, low_weight), at(t.grad, low_weight), at(t.m, low_moment),
+                                 at(t.v, low_moment), n, t.factors);
   return true;
 }
 
@@ -322,7 +327,8 @@ void lamb_direction(std::span<const LambTensor> work, double (*squares)[2]) {
     const LambTensor& t = work[i];
     const float* weight = load(k, t.weight, begin, n, scratch);
     const float* grad = load(k, t.grad, begin, n, scratch + kOptimChunk);
-    float *m = load(k, t.m, begin, n, scratch + 2 * kOptimChunk), *v = load(k, t.v, begin, n, scratch + 3 * kOptimChunk);
+    float *m = load(k, t.m, begin, n, scratch + 2 * kOptimChunk),
+          *v = load(k, t.v, begin, n, scratch + 3 * kOptimChunk);
     float* step = load(k, t.step, begin, n, scratch + 4 * kOptimChunk);
     if (t.clip != 1) {
       for (std::int64_t j = 0; j < n; ++j) scratch[kOptimChunk + j] = grad[j] / t.clip;

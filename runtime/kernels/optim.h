@@ -53,8 +53,8 @@ struct AdamFactors {
 /// step: 2^floor(log2(max / amax)) of the new moment, max of the dialect; kept where the moment is all zero, or has a NaN or
 /// an infinity. Codes are rounded stochastically with bits from (seed, element).
 struct AdamTensor {
-  Array weight, grad;                         ///< f32, bf16 or f16
-  Array m, v;                                 ///< any storage
+  Array weight, grad;                            ///< f32, bf16 or f16
+  Array m, v;                                    ///< any storage
   float *m_scale = nullptr, *v_scale = nullptr;  ///< one value each; only for fp8 moments
   AdamFactors factors;
   std::uint64_t seed = 0;

@@ -38,7 +38,8 @@ void multiply_symmetric(const F32View& a, const F32View& b, std::int64_t n, std:
   parallel_for(blocks, 1, [&](std::int64_t first, std::int64_t last) {
     for (std::int64_t i = first; i < last; ++i) {  // the longest first
       const std::int64_t row = (blocks - 1 - i) * height, rows = std::min(height, n - row);
-      multiply({a.data + row * a.row_stride, a.row_stride, a.col_stride}, b, rows, row + rows, k, c + row * n, n, false);
+      multiply({a.data + row * a.row_stride, a.row_stride, a.col_stride}, b, rows, row + rows, k, c + row * n, n,
+               false);
     }
   });
   mirror(c, n);
@@ -84,8 +85,8 @@ void orthogonalize_one(const Matrix& m, const NewtonSchulz& o) {
   const std::int64_t height = block_rows(m.rows);
   parallel_for((m.rows + height - 1) / height, 1, [&](std::int64_t first, std::int64_t last) {
     for (std::int64_t row = first * height; row < std::min(m.rows, last * height); row += height) {
-      multiply({left.data + row * left.row_stride, left.row_stride, 1}, right, std::min(height, m.rows - row), m.cols, n,
-               m.data + row * m.cols, m.cols, false);
+      multiply({left.data + row * left.row_stride, left.row_stride, 1}, right, std::min(height, m.rows - row), m.cols,
+               n, m.data + row * m.cols, m.cols, false);
     }
   });
 }
@@ -104,7 +105,9 @@ void orthogonalize(std::span<const Matrix> matrices, const NewtonSchulz& options
   // The costliest first, so that no thread ends long after the others.
   std::vector<std::size_t> order(matrices.size());
   std::iota(order.begin(), order.end(), std::size_t{0});
-  const auto cost = [&](std::size_t i) { return matrices[i].rows * matrices[i].cols * std::min(matrices[i].rows, matrices[i].cols); };
+  const auto cost = [&](std::size_t i) {
+    return matrices[i].rows * matrices[i].cols * std::min(matrices[i].rows, matrices[i].cols);
+  };
   std::stable_sort(order.begin(), order.end(), [&](std::size_t a, std::size_t b) { return cost(a) > cost(b); });
   const auto one = [&](std::int64_t i) { orthogonalize_one(matrices[order[static_cast<std::size_t>(i)]], options); };
   const auto count = static_cast<std::int64_t>(matrices.size());

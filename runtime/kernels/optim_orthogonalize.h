@@ -19,8 +19,8 @@ namespace fp8::kernels {
 /// The published polynomial.
 struct NewtonSchulz {
   float a = 3.4445f, b = -4.7750f, c = 2.0315f;
-  int steps = 5;       ///< 1 to 99
-  float eps = 1e-7f;   ///< least |G| to divide by
+  int steps = 5;      ///< 1 to 99
+  float eps = 1e-7f;  ///< least |G| to divide by
 };
 
 /// One dense row-major f32 matrix, replaced by the result.

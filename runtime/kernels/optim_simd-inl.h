@@ -28,7 +28,8 @@ HWY_INLINE void ForVectors(std::int64_t count, const Body& body) {
 }
 
 inline void Scale(float* HWY_RESTRICT y, std::int64_t n, float a) {
-  ForVectors(n, [&](auto d, std::size_t i) HWY_ATTR { hn::StoreU(hn::Mul(hn::Set(d, a), hn::LoadU(d, y + i)), d, y + i); });
+  ForVectors(
+      n, [&](auto d, std::size_t i) HWY_ATTR { hn::StoreU(hn::Mul(hn::Set(d, a), hn::LoadU(d, y + i)), d, y + i); });
 }
 
 inline void ScaleAddTo(float* HWY_RESTRICT y, const float* HWY_RESTRICT x, std::int64_t n, float a, float b) {

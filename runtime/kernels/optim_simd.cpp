@@ -16,11 +16,9 @@
 namespace fp8::kernels {
 namespace {
 
-#define FP8_OPTIM_KERNELS(of)                                                                              \
-  {                                                                                                        \
-    of(Scale), of(ScaleAddTo), of(ScaleAddSquare), {{of(AdamF32), of(AdamF32Bf16)}, {of(AdamBf16F32), of(AdamBf16)}}, \
-        of(Lamb), of(SumOfSquares), of(Widen), of(Narrow)                                                  \
-  }
+#define FP8_OPTIM_KERNELS(of)                                                                                          \
+  {of(Scale), of(ScaleAddTo),   of(ScaleAddSquare), {{of(AdamF32), of(AdamF32Bf16)}, {of(AdamBf16F32), of(AdamBf16)}}, \
+   of(Lamb),  of(SumOfSquares), of(Widen),          of(Narrow)}
 
 #if defined(__x86_64__)
 #define FP8_AVX2(f) N_AVX2::f

@@ -23,10 +23,12 @@ constexpr int in_line(int channel, int k) { return channel / 4 * 16 + k / 2 * 8 
 
 std::int64_t checked_bytes(const char* who, std::int64_t rows, std::int64_t cols) {
   if (rows < 0 || cols < 0)
-    throw std::invalid_argument(std::string("[") + who + "] sizes must be >= 0, got " + std::to_string(rows) + " x " + std::to_string(cols));
+    throw std::invalid_argument(std::string("[") + who + "] sizes must be >= 0, got " + std::to_string(rows) + " x " +
+                                std::to_string(cols));
   constexpr std::int64_t kLimit = std::numeric_limits<std::int64_t>::max() - 64;
   if (rows > kLimit || cols > kLimit || (cols > 0 && round_up(rows, kBlockChannels) > kLimit / round_up(cols, kLineK)))
-    throw std::invalid_argument(std::string("[") + who + "] " + std::to_string(rows) + " x " + std::to_string(cols) + " bytes do not fit a 64-bit size");
+    throw std::invalid_argument(std::string("[") + who + "] " + std::to_string(rows) + " x " + std::to_string(cols) +
+                                " bytes do not fit a 64-bit size");
   return round_up(rows, kBlockChannels) * round_up(cols, kLineK);
 }
 
@@ -39,33 +41,36 @@ std::int64_t packed_bytes(std::int64_t n, std::int64_t k) { return checked_bytes
 void pack_weight(const std::uint8_t* row_major, std::int64_t n, std::int64_t k, std::uint8_t* packed) {
   if (checked_bytes("pack_weight", n, k) == 0) return;
   const std::int64_t block_bytes = kBlockChannels * round_up(k, kLineK);
-  parallel_for((n + kBlockChannels - 1) / kBlockChannels, blocks_per_task(k), [&](std::int64_t begin, std::int64_t end) {
-    for (std::int64_t block = begin; block < end; ++block) {
-      const int rows = static_cast<int>(std::min<std::int64_t>(kBlockChannels, n - block * kBlockChannels));
-      const std::uint8_t* w = row_major + block * kBlockChannels * k;
-      std::uint8_t* line = packed + block * block_bytes;
-      for (std::int64_t k0 = 0; k0 < k; k0 += kLineK, line += kLineBytes)
-        for (int c = 0; c < kBlockChannels; ++c)
-          for (int j = 0; j < kLineK; ++j) line[in_line(c, j)] = c < rows && k0 + j < k ? w[c * k + k0 + j] : std::uint8_t{0};
-    }
-  });
+  parallel_for(
+      (n + kBlockChannels - 1) / kBlockChannels, blocks_per_task(k), [&](std::int64_t begin, std::int64_t end) {
+        for (std::int64_t block = begin; block < end; ++block) {
+          const int rows = static_cast<int>(std::min<std::int64_t>(kBlockChannels, n - block * kBlockChannels));
+          const std::uint8_t* w = row_major + block * kBlockChannels * k;
+          std::uint8_t* line = packed + block * block_bytes;
+          for (std::int64_t k0 = 0; k0 < k; k0 += kLineK, line += kLineBytes)
+            for (int c = 0; c < kBlockChannels; ++c)
+              for (int j = 0; j < kLineK; ++j)
+                line[in_line(c, j)] = c < rows && k0 + j < k ? w[c * k + k0 + j] : std::uint8_t{0};
+        }
+      });
 }
 
 void unpack_weight(const std::uint8_t* packed, std::int64_t n, std::int64_t k, std::uint8_t* row_major) {
   if (checked_bytes("unpack_weight", n, k) == 0) return;
   const std::int64_t block_bytes = kBlockChannels * round_up(k, kLineK);
-  parallel_for((n + kBlockChannels - 1) / kBlockChannels, blocks_per_task(k), [&](std::int64_t begin, std::int64_t end) {
-    for (std::int64_t block = begin; block < end; ++block) {
-      const int rows = static_cast<int>(std::min<std::int64_t>(kBlockChannels, n - block * kBlockChannels));
-      std::uint8_t* w = row_major + block * kBlockChannels * k;
-      const std::uint8_t* line = packed + block * block_bytes;
-      for (std::int64_t k0 = 0; k0 < k; k0 += kLineK, line += kLineBytes) {
-        const int valid = static_cast<int>(std::min<std::int64_t>(kLineK, k - k0));
-        for (int c = 0; c < rows; ++c)
-          for (int j = 0; j < valid; ++j) w[c * k + k0 + j] = line[in_line(c, j)];
-      }
-    }
-  });
+  parallel_for(
+      (n + kBlockChannels - 1) / kBlockChannels, blocks_per_task(k), [&](std::int64_t begin, std::int64_t end) {
+        for (std::int64_t block = begin; block < end; ++block) {
+          const int rows = static_cast<int>(std::min<std::int64_t>(kBlockChannels, n - block * kBlockChannels));
+          std::uint8_t* w = row_major + block * kBlockChannels * k;
+          const std::uint8_t* line = packed + block * block_bytes;
+          for (std::int64_t k0 = 0; k0 < k; k0 += kLineK, line += kLineBytes) {
+            const int valid = static_cast<int>(std::min<std::int64_t>(kLineK, k - k0));
+            for (int c = 0; c < rows; ++c)
+              for (int j = 0; j < valid; ++j) w[c * k + k0 + j] = line[in_line(c, j)];
+          }
+        }
+      });
 }
 
 }  // namespace fp8::kernels

@@ -5,8 +5,6 @@
 #include <cpuid.h>
 #endif
 
-#include "fp8/runtime/kernels/simd.h"
-
 #include <unistd.h>
 
 #include <algorithm>
@@ -14,6 +12,8 @@
 #include <cstdlib>
 #include <stdexcept>
 #include <string>
+
+#include "fp8/runtime/kernels/simd.h"
 
 namespace fp8::kernels {
 namespace {

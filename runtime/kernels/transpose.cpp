@@ -49,7 +49,8 @@ void transpose_16(const std::uint8_t* in, std::int64_t in_stride, std::uint8_t* 
 void transpose_tile(const std::uint8_t* in, std::int64_t in_stride, std::uint8_t* out, std::int64_t out_stride) {
   alignas(64) std::uint8_t tile[kTile * kTile];
   for (std::int64_t r = 0; r < kTile; r += 16) {
-    for (std::int64_t c = 0; c < kTile; c += 16) transpose_16(in + r * in_stride + c, in_stride, tile + c * kTile + r, kTile);
+    for (std::int64_t c = 0; c < kTile; c += 16)
+      transpose_16(in + r * in_stride + c, in_stride, tile + c * kTile + r, kTile);
   }
   for (std::int64_t c = 0; c < kTile; ++c) std::memcpy(out + c * out_stride, tile + c * kTile, kTile);
 }

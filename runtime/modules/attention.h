@@ -43,7 +43,7 @@ struct AttentionOptions {
   std::optional<at::Tensor> mask = {};  ///< bool (true: seen) or added to the logits
   double dropout_p = 0.0;
   bool is_causal = false;
-  std::optional<double> scale = {};     ///< default 1 / sqrt(E)
+  std::optional<double> scale = {};  ///< default 1 / sqrt(E)
   bool enable_gqa = false;
   std::string softmax_mode = "None";
   std::optional<at::Tensor> valid_seq_len = {};
@@ -54,7 +54,8 @@ struct AttentionOptions {
 class ModuleFusedSDPAImpl : public OpModule {
  public:
   ModuleFusedSDPAImpl() : OpModule("ModuleFusedSDPA") {}
-  at::Tensor forward(const at::Tensor& q, const at::Tensor& k, const at::Tensor& v, const AttentionOptions& options = {});
+  at::Tensor forward(const at::Tensor& q, const at::Tensor& k, const at::Tensor& v,
+                     const AttentionOptions& options = {});
 };
 TORCH_MODULE(ModuleFusedSDPA);
 

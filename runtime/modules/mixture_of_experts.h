@@ -37,7 +37,8 @@ class MixtureOfExpertsImpl : public OpModule {
   explicit MixtureOfExpertsImpl(const MixtureOfExpertsOptions& options);
 
   /// hidden_states: [tokens, H]; expert_routing_table: [tokens, top_k] int64; router_weights: [tokens, top_k].
-  at::Tensor forward(const at::Tensor& hidden_states, const at::Tensor& expert_routing_table, const at::Tensor& router_weights);
+  at::Tensor forward(const at::Tensor& hidden_states, const at::Tensor& expert_routing_table,
+                     const at::Tensor& router_weights);
 
   const MixtureOfExpertsOptions& options() const { return options_; }
   torch::nn::ModuleList w13_list{nullptr}, w2_list{nullptr};

@@ -173,7 +173,12 @@ struct RotaryFunction : torch::autograd::Function<RotaryFunction> {
       dx = rotary("hpu::rotary_pos_embedding_backward", gradients[0], saved[0], saved[1], ids,
                   context->saved_data["offset"].toInt(), context->saved_data["mode"].toInt());
     }
-    return {once_differentiable(dx, "apply_rotary_pos_emb", {}, gradients), Tensor(), Tensor(), Tensor(), Tensor(), Tensor()};
+    return {once_differentiable(dx, "apply_rotary_pos_emb", {}, gradients),
+            Tensor(),
+            Tensor(),
+            Tensor(),
+            Tensor(),
+            Tensor()};
   }
 };
 

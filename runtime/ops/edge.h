@@ -60,7 +60,9 @@ class EdgeCheck {
   bool mixed() const { return devices_.mixed(); }
   /// Throws, or returns which arguments are to be moved; `schema`: the operator's.
   std::uint64_t settle(const c10::FunctionSchema& schema) const;
-  at::Tensor moved(const at::Tensor& t) const { return t.defined() && t.device().is_cpu() && t.dim() > 0 ? devices_.moved(t) : t; }
+  at::Tensor moved(const at::Tensor& t) const {
+    return t.defined() && t.device().is_cpu() && t.dim() > 0 ? devices_.moved(t) : t;
+  }
 
  private:
   void check_codes(const at::Tensor& t) const;
@@ -82,11 +84,12 @@ template <class Result, class... Arguments>
 class Guarded<Result(Arguments...)> {
  public:
   Guarded(std::string op, Codes codes, Result (*kernel)(Arguments...))
-      : op_(std::move(op)), codes_(codes), kernel_(kernel), schema_(std::make_shared<std::atomic<const c10::FunctionSchema*>>()) {}
+      : op_(std::move(op)),
+        codes_(codes),
+        kernel_(kernel),
+        schema_(std::make_shared<std::atomic<const c10::FunctionSchema*>>()) {}
 
-  Result operator()(Arguments... arguments) {
-    return call(std::index_sequence_for<Arguments...>(), arguments...);
-  }
+  Result operator()(Arguments... arguments) { return call(std::index_sequence_for<Arguments...>(), arguments...); }
 
  private:
   template <std::size_t... I>
@@ -107,7 +110,9 @@ class Guarded<Result(Arguments...)> {
   }
 
   static at::Tensor placed(const EdgeCheck& check, bool move, const at::Tensor& t) { return move ? check.moved(t) : t; }
-  static at::Tensor& placed(const EdgeCheck&, bool, at::Tensor& t) { return t; }  // written: settle() refuses it on the host
+  static at::Tensor& placed(const EdgeCheck&, bool, at::Tensor& t) {
+    return t;
+  }  // written: settle() refuses it on the host
   static std::optional<at::Tensor> placed(const EdgeCheck& check, bool move, const std::optional<at::Tensor>& t) {
     return move && t.has_value() ? std::optional(check.moved(*t)) : t;
   }

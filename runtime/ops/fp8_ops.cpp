@@ -47,9 +47,8 @@ std::tuple<Tensor, Tensor> call_cast_to_fp8_v2(const Tensor& x, const OptionalTe
 std::tuple<Tensor, Tensor, Tensor> call_cast_to_fp8_hybrid(const Tensor& x, const OptionalTensor& scale_152,
                                                            const OptionalTensor& scale_143, bool stochastic_rounding,
                                                            bool is_amax) {
-  static const auto op =
-      handle<std::tuple<Tensor, Tensor, Tensor>(const Tensor&, const OptionalTensor&, const OptionalTensor&, bool,
-                                                bool)>("hpu::cast_to_fp8_hybrid");
+  static const auto op = handle<std::tuple<Tensor, Tensor, Tensor>(
+      const Tensor&, const OptionalTensor&, const OptionalTensor&, bool, bool)>("hpu::cast_to_fp8_hybrid");
   return op.call(x, scale_152, scale_143, stochastic_rounding, is_amax);
 }
 
@@ -103,9 +102,8 @@ Tensor call_block_linear(const Tensor& x, const OptionalTensor& x_scale_inv, con
                          const Tensor& weight_scale_inv, int64_t block_rows, int64_t block_cols, int64_t first_row,
                          const OptionalTensor& bias, at::ScalarType out_dtype) {
   const CodesWithScale given;
-  static const auto op =
-      handle<Tensor(const Tensor&, const OptionalTensor&, const Tensor&, const Tensor&, int64_t, int64_t, int64_t,
-                    const OptionalTensor&, at::ScalarType)>("fp8::block_linear");
+  static const auto op = handle<Tensor(const Tensor&, const OptionalTensor&, const Tensor&, const Tensor&, int64_t,
+                                       int64_t, int64_t, const OptionalTensor&, at::ScalarType)>("fp8::block_linear");
   return op.call(x, x_scale_inv, weight, weight_scale_inv, block_rows, block_cols, first_row, bias, out_dtype);
 }
 

@@ -55,8 +55,9 @@ at::Tensor call_weight_only_linear(const at::Tensor& x, const at::Tensor& weight
 
 /// fp8::block_linear: x with x_scale_inv per group of block_cols columns (codes), or in high precision without; weight: rows from first_row
 /// on of one with weight_scale_inv [grid rows, groups].
-at::Tensor call_block_linear(const at::Tensor& x, const std::optional<at::Tensor>& x_scale_inv, const at::Tensor& weight,
-                             const at::Tensor& weight_scale_inv, int64_t block_rows, int64_t block_cols, int64_t first_row,
-                             const std::optional<at::Tensor>& bias, at::ScalarType out_dtype);
+at::Tensor call_block_linear(const at::Tensor& x, const std::optional<at::Tensor>& x_scale_inv,
+                             const at::Tensor& weight, const at::Tensor& weight_scale_inv, int64_t block_rows,
+                             int64_t block_cols, int64_t first_row, const std::optional<at::Tensor>& bias,
+                             at::ScalarType out_dtype);
 
 }  // namespace fp8::runtime::ops

@@ -44,12 +44,11 @@ std::tuple<Tensor, Tensor> call_mixture_of_experts_measurement(const MoeRoute& r
   static const auto op =
       handle<std::tuple<Tensor, Tensor>(const Tensor&, const Tensor&, const Tensor&, TensorList, TensorList, TensorList,
                                         bool, std::string_view, int64_t, int64_t, bool)>("fp8_measurement");
-  return op.call(r.hidden_states, r.expert_routing_table, r.router_weights, w1, w2, w3, r.permuted_weights, r.activation,
-                 r.experts_min, r.experts_max, true);
+  return op.call(r.hidden_states, r.expert_routing_table, r.router_weights, w1, w2, w3, r.permuted_weights,
+                 r.activation, r.experts_min, r.experts_max, true);
 }
 
-std::tuple<Tensor, Tensor> call_mixture_of_experts_measurement_fused(const MoeRoute& r, TensorList w12,
-                                                                     TensorList w3) {
+std::tuple<Tensor, Tensor> call_mixture_of_experts_measurement_fused(const MoeRoute& r, TensorList w12, TensorList w3) {
   static const auto op =
       handle<std::tuple<Tensor, Tensor>(const Tensor&, const Tensor&, const Tensor&, TensorList, TensorList, bool,
                                         std::string_view, int64_t, int64_t, bool)>("fp8_measurement_fused_weights");

@@ -21,10 +21,12 @@ struct NoSecondDerivative final : torch::autograd::Node {
 
 }  // namespace
 
-at::Tensor once_differentiable(const at::Tensor& gradient, std::string_view what, std::string_view module, at::TensorList incoming) {
+at::Tensor once_differentiable(const at::Tensor& gradient, std::string_view what, std::string_view module,
+                               at::TensorList incoming) {
   if (!gradient.defined() || !at::GradMode::is_enabled()) return gradient;
   auto error = c10::make_intrusive<NoSecondDerivative>();
-  error->message = (module.empty() ? "" : "'" + std::string(module) + "': ") + std::string(what) + " has no second derivative";
+  error->message =
+      (module.empty() ? "" : "'" + std::string(module) + "': ") + std::string(what) + " has no second derivative";
   // autograd::grad() runs only nodes that lead to the tensors asked for: this one must lead to all that the gradient depends on.
   torch::autograd::edge_list edges;
   if (const auto function = torch::autograd::get_current_node()) edges = function->next_edges();

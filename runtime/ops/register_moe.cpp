@@ -19,8 +19,7 @@ using TwoTensors = std::tuple<Tensor, Tensor>;
 
 MoeCall call_of(const Tensor& hidden, const Tensor& table, const Tensor& router, TensorList w1, TensorList w2,
                 TensorList w3, bool permuted, std::string_view activation, int64_t first, int64_t last) {
-  return {hidden,   table,    router,                  w1.vec(), w2.vec(),
-          w3.vec(), permuted, std::string(activation), first,    last};
+  return {hidden, table, router, w1.vec(), w2.vec(), w3.vec(), permuted, std::string(activation), first, last};
 }
 
 // --- high precision
@@ -83,8 +82,8 @@ Tensor run(const MoeCall& call, const std::function<MoeScales()>& scales) {
 }
 
 template <typename One, typename List, bool kMeta>
-Tensor fp8(const Tensor& hidden, const Tensor& table, const Tensor& router, TensorList w1, TensorList w2,
-           TensorList w3, One d_hidden, List d_intermediate, List d_w1, List d_w2, List d_w3, bool permuted,
+Tensor fp8(const Tensor& hidden, const Tensor& table, const Tensor& router, TensorList w1, TensorList w2, TensorList w3,
+           One d_hidden, List d_intermediate, List d_w1, List d_w2, List d_w3, bool permuted,
            std::string_view activation, int64_t first, int64_t last, int64_t chunk_size, int64_t total_experts) {
   check_chunks(chunk_size, total_experts);
   return run<kMeta>(call_of(hidden, table, router, w1, w2, w3, permuted, activation, first, last), [&] {
@@ -103,8 +102,8 @@ Tensor fp8_fused(const Tensor& hidden, const Tensor& table, const Tensor& router
 
 template <typename One, typename List, bool kMeta>
 Tensor dynamic(const Tensor& hidden, const Tensor& table, const Tensor& router, TensorList w1, TensorList w2,
-               TensorList w3, One d_hidden, List d_w1, List d_w2, List d_w3, bool permuted,
-               std::string_view activation, int64_t first, int64_t last, int64_t chunk_size, int64_t total_experts) {
+               TensorList w3, One d_hidden, List d_w1, List d_w2, List d_w3, bool permuted, std::string_view activation,
+               int64_t first, int64_t last, int64_t chunk_size, int64_t total_experts) {
   check_chunks(chunk_size, total_experts);
   return run<kMeta>(call_of(hidden, table, router, w1, w2, w3, permuted, activation, first, last), [&] {
     return MoeScales{one_scale(d_hidden), {}, scales_of(d_w1), scales_of(d_w2), scales_of(d_w3)};
@@ -126,9 +125,8 @@ Tensor blockwise(const Tensor& hidden, const Tensor& table, const Tensor& router
   constexpr int64_t kMost = int64_t{1} << 31;
   TORCH_CHECK(block_size > 0 && block_size <= kMost, "[mixture_of_experts] expected block_size in [1, ", kMost,
               "], got ", block_size);
-  return run<kMeta>(call_of(hidden, table, router, w1, w2, w3, permuted, activation, first, last), [&] {
-    return MoeScales{{}, {}, scales_of(d_w1), scales_of(d_w2), scales_of(d_w3), block_size};
-  });
+  return run<kMeta>(call_of(hidden, table, router, w1, w2, w3, permuted, activation, first, last),
+                    [&] { return MoeScales{{}, {}, scales_of(d_w1), scales_of(d_w2), scales_of(d_w3), block_size}; });
 }
 template <bool kMeta>
 Tensor blockwise_fused(const Tensor& hidden, const Tensor& table, const Tensor& router, TensorList w12, TensorList w3,

@@ -114,7 +114,8 @@ Tensor optimizer_lamb_fused_norm(TensorList grad, double max_norm) {
   TORCH_CHECK(max_norm > 0, "[", op, "] expected max_norm > 0, got ", max_norm);
   const double norm = norm_of(norms(op, grad));
   // f32 whatever the gradients are: float16 would end at 65504, bf16 would keep 8 bits of what divides every gradient.
-  return at::full({1}, norm <= max_norm ? 1.0 : norm / max_norm, grad[0].options().dtype(at::kFloat).requires_grad(false));
+  return at::full({1}, norm <= max_norm ? 1.0 : norm / max_norm,
+                  grad[0].options().dtype(at::kFloat).requires_grad(false));
 }
 
 void optimizer_lamb_phase1(TensorList gradients, TensorList weights, TensorList exp_avg, TensorList exp_avg_sq,
@@ -162,8 +163,8 @@ void optimizer_lamb_phase2(TensorList weights, TensorList adam_norms, TensorList
   const double step = scalar(op, "neg_step", neg_step);
   std::vector<ScaleAddItem> items;
   for (std::size_t i = 0; i < weights.size(); ++i) {
-    const double trust = lamb_trust(scalar(op, "weight_norms", weight_norms[i]), scalar(op, "adam_norms", adam_norms[i]),
-                                    wd != 0 || use_lamb);
+    const double trust = lamb_trust(scalar(op, "weight_norms", weight_norms[i]),
+                                    scalar(op, "adam_norms", adam_norms[i]), wd != 0 || use_lamb);
     items.push_back({weights[i], adam_steps[i], 1, static_cast<float>(step * trust)});
   }
   scale_add(op, items);
@@ -223,8 +224,9 @@ void optimizer_sgd(TensorList gradients, TensorList weights_in, const Tensor& le
 }
 
 /// In epoch 0 the buffers take the gradient, whatever they hold.
-void optimizer_sgd_momentum(TensorList gradients, TensorList weights_in, TensorList momentum_in, const Tensor& epoch_num,
-                            const Tensor& learning_rate, const Tensor& mom, double wd, double damp, bool nesterov) {
+void optimizer_sgd_momentum(TensorList gradients, TensorList weights_in, TensorList momentum_in,
+                            const Tensor& epoch_num, const Tensor& learning_rate, const Tensor& mom, double wd,
+                            double damp, bool nesterov) {
   const char* op = "optimizer_sgd_momentum";
   check_length(op, "gradients", gradients, weights_in.size());
   check_length(op, "momentum_in", momentum_in, weights_in.size());
@@ -249,8 +251,8 @@ void optimizer_sgd_momentum(TensorList gradients, TensorList weights_in, TensorL
 void lazy_adamw(TensorList gradient_vec, TensorList weight_vec, TensorList exp_avg_vec, TensorList exp_avg_sq_vec,
                 const Tensor& neg_step_t, double beta1, double beta2, double epsilon, const Tensor& weight_decay,
                 bool has_weight_decay) {
-  optimizer_adamw(gradient_vec, weight_vec, exp_avg_vec, exp_avg_sq_vec, neg_step_t, beta1, beta2, epsilon, weight_decay,
-                  has_weight_decay, std::nullopt, std::nullopt);
+  optimizer_adamw(gradient_vec, weight_vec, exp_avg_vec, exp_avg_sq_vec, neg_step_t, beta1, beta2, epsilon,
+                  weight_decay, has_weight_decay, std::nullopt, std::nullopt);
 }
 
 void lazy_lars(TensorList params, TensorList grads, const Tensor& lr_t, at::IntArrayRef skip_masks, double eeta,
@@ -267,9 +269,9 @@ void fused_adagrad(TensorList gradients, TensorList weights_in, TensorList varia
   check_length(op, "variances_in", variances_in, weights_in.size());
   for (std::size_t i = 0; i < weights_in.size(); ++i) {
     for (const Tensor* t : {&gradients[i], &weights_in[i], &variances_in[i]})
-      TORCH_CHECK(is_high_precision(t->scalar_type()) && t->sizes() == weights_in[i].sizes(), "[", op, "] expected tensor ", i,
-                  " of each list in Float, BFloat16 or Half with sizes ", weights_in[i].sizes(), ", got ", t->scalar_type(),
-                  " with ", t->sizes());
+      TORCH_CHECK(is_high_precision(t->scalar_type()) && t->sizes() == weights_in[i].sizes(), "[", op,
+                  "] expected tensor ", i, " of each list in Float, BFloat16 or Half with sizes ",
+                  weights_in[i].sizes(), ", got ", t->scalar_type(), " with ", t->sizes());
   }
   const double rate = scalar(op, "learning_rate", learning_rate) / (1 + (scalar(op, "epoch_num", epoch_num) - 1) * lrd);
   const at::NoGradGuard no_grad;
@@ -290,9 +292,12 @@ Tensor fused_norm(TensorList grad, const Tensor& max_norm, double norm_type) {
 }
 
 template <bool kAdagrad>
-std::tuple<Tensor, Tensor> refused_sparse(const Tensor&, const Tensor&, const Tensor&, const Tensor&, const Tensor&, const Tensor&) {
-  TORCH_CHECK(false, "[habanaOptimizerSparse", kAdagrad ? "Adagrad" : "Sgd", "] row-sparse gradients are not built; make them "
-              "dense (Embedding with sparse=False) and use ", kAdagrad ? "habanaOptimizerFusedAdagrad" : "optimizer_sgd");
+std::tuple<Tensor, Tensor> refused_sparse(const Tensor&, const Tensor&, const Tensor&, const Tensor&, const Tensor&,
+                                          const Tensor&) {
+  TORCH_CHECK(false, "[habanaOptimizerSparse", kAdagrad ? "Adagrad" : "Sgd",
+              "] row-sparse gradients are not built; make them "
+              "dense (Embedding with sparse=False) and use ",
+              kAdagrad ? "habanaOptimizerFusedAdagrad" : "optimizer_sgd");
 }
 
 /// On meta tensors nothing happens.
@@ -334,9 +339,10 @@ FP8_LIBRARY_IMPL(hpu, HPU, m) {
 FP8_LIBRARY_IMPL(hpu, Meta, m) {
   m.impl("optimizer_adamw", meta_of(&optimizer_adamw));
   m.impl("optimizer_ema", meta_of(&optimizer_ema));
-  m.impl("fused_clip_norm", +[](TensorList grad, const Tensor&, double) {
-    return one_of(grad.empty() ? at::kFloat : grad.back().scalar_type());
-  });
+  m.impl(
+      "fused_clip_norm", +[](TensorList grad, const Tensor&, double) {
+        return one_of(grad.empty() ? at::kFloat : grad.back().scalar_type());
+      });
   m.impl("optimizer_lamb_fused_norm", +[](TensorList, double) { return one_of(at::kFloat); });
   m.impl("optimizer_lamb_phase1", meta_of(&optimizer_lamb_phase1));
   m.impl("optimizer_lamb_phase2", meta_of(&optimizer_lamb_phase2));

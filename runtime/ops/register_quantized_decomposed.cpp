@@ -133,16 +133,19 @@ void define(torch::Library& m) {
       "quantize_per_token(Tensor input, Tensor scales, Tensor zero_points, int quant_min, int quant_max, ScalarType "
       "dtype) -> Tensor");
   m.def(
-      "dequantize_per_tensor(Tensor input, float scale, int zero_point, int quant_min, int quant_max, ScalarType dtype, "
+      "dequantize_per_tensor(Tensor input, float scale, int zero_point, int quant_min, int quant_max, ScalarType "
+      "dtype, "
       "*, ScalarType? out_dtype=None) -> Tensor");
   m.def(
       "dequantize_per_tensor.tensor(Tensor input, Tensor scale, Tensor zero_point, int quant_min, int quant_max, "
       "ScalarType dtype, *, ScalarType? out_dtype=None) -> Tensor");
   m.def(
-      "dequantize_per_tensor.tensor2(Tensor input, Tensor scale, Tensor zero_point, Tensor quant_min, Tensor quant_max, "
+      "dequantize_per_tensor.tensor2(Tensor input, Tensor scale, Tensor zero_point, Tensor quant_min, Tensor "
+      "quant_max, "
       "ScalarType dtype, *, ScalarType? out_dtype=None) -> Tensor");
   m.def(
-      "dequantize_per_channel(Tensor input, Tensor scales, Tensor? zero_points, int axis, int quant_min, int quant_max, "
+      "dequantize_per_channel(Tensor input, Tensor scales, Tensor? zero_points, int axis, int quant_min, int "
+      "quant_max, "
       "ScalarType dtype, *, ScalarType? out_dtype=None) -> Tensor");
   m.def(
       "dequantize_per_token(Tensor input, Tensor scales, Tensor zero_points, int quant_min, int quant_max, ScalarType "

@@ -24,7 +24,8 @@ FP8_LIBRARY(hpu, m) {
       "cast_to_fp8_v2.scalar_list(Tensor input, float[] scale, bool stochastic_rounding=False, bool is_amax=False, "
       "ScalarType dtype=None, int[]? scale_shape=None) -> (Tensor, Tensor)");
   m.def(
-      "cast_to_fp8_hybrid(Tensor input, Tensor? scale_152=None, Tensor? scale_143=None, bool stochastic_rounding=False, "
+      "cast_to_fp8_hybrid(Tensor input, Tensor? scale_152=None, Tensor? scale_143=None, bool "
+      "stochastic_rounding=False, "
       "bool is_amax=False) -> (Tensor, Tensor, Tensor)");
   m.def("cast_from_fp8(Tensor input, Tensor? scale, ScalarType out_dtype, int[]? scale_shape=None) -> Tensor");
   m.def("cast_from_fp8.scalar(Tensor input, float scale, ScalarType out_dtype, int[]? scale_shape=None) -> Tensor");

@@ -29,29 +29,32 @@ FP8_LIBRARY_FRAGMENT(hpu, m) {
         ", bool measurement_mode) -> (Tensor, Tensor)");
 
   // --- experts in fp8: scales as tensors or floats, the intermediate's given or taken per token, weights in blocks
-  m.def("mixture_of_experts.fp8(" FP8_MOE_INPUTS
-        "Tensor[] w1, Tensor[] w2, Tensor[] w3, Tensor d_scale_hidden_states, Tensor[] "
-        "d_scale_intermediate_hidden_states, Tensor[] d_scale_w1, Tensor[] d_scale_w2, Tensor[] d_scale_w3, " FP8_MOE_TAIL
-            FP8_MOE_CHUNKS);
+  m.def(
+      "mixture_of_experts.fp8(" FP8_MOE_INPUTS
+      "Tensor[] w1, Tensor[] w2, Tensor[] w3, Tensor d_scale_hidden_states, Tensor[] "
+      "d_scale_intermediate_hidden_states, Tensor[] d_scale_w1, Tensor[] d_scale_w2, Tensor[] d_scale_w3, " FP8_MOE_TAIL
+          FP8_MOE_CHUNKS);
   m.def("mixture_of_experts.fp8_scalars(" FP8_MOE_INPUTS
         "Tensor[] w1, Tensor[] w2, Tensor[] w3, float d_scale_hidden_states, float[] "
         "d_scale_intermediate_hidden_states, float[] d_scale_w1, float[] d_scale_w2, float[] d_scale_w3, " FP8_MOE_TAIL
             FP8_MOE_CHUNKS);
-  m.def("mixture_of_experts.fp8_fused_weights(" FP8_MOE_INPUTS
-        "Tensor[] w12, Tensor[] w3, Tensor d_scale_hidden_states, Tensor[] d_scale_intermediate_hidden_states, Tensor[] "
-        "d_scale_w12, Tensor[] d_scale_w3, " FP8_MOE_TAIL FP8_MOE_CHUNKS);
+  m.def(
+      "mixture_of_experts.fp8_fused_weights(" FP8_MOE_INPUTS
+      "Tensor[] w12, Tensor[] w3, Tensor d_scale_hidden_states, Tensor[] d_scale_intermediate_hidden_states, Tensor[] "
+      "d_scale_w12, Tensor[] d_scale_w3, " FP8_MOE_TAIL FP8_MOE_CHUNKS);
   m.def("mixture_of_experts.fp8_fused_weights_scalars(" FP8_MOE_INPUTS
         "Tensor[] w12, Tensor[] w3, float d_scale_hidden_states, float[] d_scale_intermediate_hidden_states, float[] "
         "d_scale_w12, float[] d_scale_w3, " FP8_MOE_TAIL FP8_MOE_CHUNKS);
-  m.def("mixture_of_experts.fp8_dynamic(" FP8_MOE_INPUTS
-        "Tensor[] w1, Tensor[] w2, Tensor[] w3, Tensor d_scale_hidden_states, Tensor[] d_scale_w1, Tensor[] d_scale_w2, "
-        "Tensor[] d_scale_w3, " FP8_MOE_TAIL FP8_MOE_CHUNKS);
+  m.def(
+      "mixture_of_experts.fp8_dynamic(" FP8_MOE_INPUTS
+      "Tensor[] w1, Tensor[] w2, Tensor[] w3, Tensor d_scale_hidden_states, Tensor[] d_scale_w1, Tensor[] d_scale_w2, "
+      "Tensor[] d_scale_w3, " FP8_MOE_TAIL FP8_MOE_CHUNKS);
   m.def("mixture_of_experts.fp8_scalars_dynamic(" FP8_MOE_INPUTS
         "Tensor[] w1, Tensor[] w2, Tensor[] w3, float d_scale_hidden_states, float[] d_scale_w1, float[] d_scale_w2, "
         "float[] d_scale_w3, " FP8_MOE_TAIL FP8_MOE_CHUNKS);
   m.def("mixture_of_experts.fp8_fused_weights_dynamic(" FP8_MOE_INPUTS
-        "Tensor[] w12, Tensor[] w3, Tensor d_scale_hidden_states, Tensor[] d_scale_w12, Tensor[] d_scale_w3, " FP8_MOE_TAIL
-            FP8_MOE_CHUNKS);
+        "Tensor[] w12, Tensor[] w3, Tensor d_scale_hidden_states, Tensor[] d_scale_w12, Tensor[] "
+        "d_scale_w3, " FP8_MOE_TAIL FP8_MOE_CHUNKS);
   m.def("mixture_of_experts.fp8_fused_weights_scalars_dynamic(" FP8_MOE_INPUTS
         "Tensor[] w12, Tensor[] w3, float d_scale_hidden_states, float[] d_scale_w12, float[] d_scale_w3, " FP8_MOE_TAIL
             FP8_MOE_CHUNKS);

@@ -25,10 +25,12 @@ FP8_LIBRARY_FRAGMENT(hpu, m) {
       "optimizer_lamb_phase2(Tensor(a!)[] weights, Tensor[] adam_norms, Tensor[] weight_norms, Tensor[] adam_steps, "
       "Tensor neg_step, float wd, bool use_lamb) -> ()");
   m.def(
-      "optimizer_lars(Tensor[] params, Tensor(a!)[] grads, int[] skip_masks, float eeta, float weight_decay, float eps, "
+      "optimizer_lars(Tensor[] params, Tensor(a!)[] grads, int[] skip_masks, float eeta, float weight_decay, float "
+      "eps, "
       "Tensor lr) -> ()");
   m.def(
-      "optimizer_resource_apply_momentum(Tensor(a!)[] params_momentum_buf_list, Tensor[] dp_list, float momentum) -> ()");
+      "optimizer_resource_apply_momentum(Tensor(a!)[] params_momentum_buf_list, Tensor[] dp_list, float momentum) -> "
+      "()");
   m.def(
       "optimizer_sgd(Tensor[] gradients, Tensor(a!)[] weights_in, Tensor(b!) learning_rate, float wd, float mom, float "
       "damp, bool nesterov) -> ()");
@@ -42,17 +44,20 @@ FP8_LIBRARY_FRAGMENT(hpu, m) {
       "habanaOptimizerLars(Tensor[] params, Tensor(a!)[] grads, Tensor lr_t, int[] skip_masks, float eeta, float "
       "weight_decay, float eps) -> ()");
   m.def(
-      "habanaOptimizerSgd(Tensor[] gradients, Tensor(a!)[] weights_in, Tensor(b!) learning_rate, float wd, float mom, float "
+      "habanaOptimizerSgd(Tensor[] gradients, Tensor(a!)[] weights_in, Tensor(b!) learning_rate, float wd, float mom, "
+      "float "
       "damp, bool nesterov) -> ()");
   m.def(
-      "habanaOptimizerSgdMomentum(Tensor[] gradients, Tensor(a!)[] weights_in, Tensor(b!)[] momentum_in, Tensor epoch_num, "
+      "habanaOptimizerSgdMomentum(Tensor[] gradients, Tensor(a!)[] weights_in, Tensor(b!)[] momentum_in, Tensor "
+      "epoch_num, "
       "Tensor(c!) learning_rate, Tensor(d!) mom, float wd, float damp, bool nesterov) -> ()");
   m.def(
       "habanaOptimizerAdamW(Tensor[] gradient_vec, Tensor(a!)[] weight_vec, Tensor(b!)[] exp_avg_vec, Tensor(c!)[] "
       "exp_avg_sq_vec, Tensor neg_step_t, float beta1, float beta2, float epsilon, Tensor weight_decay, bool "
       "has_weight_decay) -> ()");
   m.def(
-      "habanaOptimizerFusedAdagrad(Tensor[] gradients, Tensor(a!)[] weights_in, Tensor(b!)[] variances_in, Tensor epoch_num, "
+      "habanaOptimizerFusedAdagrad(Tensor[] gradients, Tensor(a!)[] weights_in, Tensor(b!)[] variances_in, Tensor "
+      "epoch_num, "
       "Tensor(c!) learning_rate, float wd, float lrd, float eps) -> ()");
   m.def("fused_norm(Tensor(a!)[] grad, Tensor max_norm, float norm_type) -> Tensor");  // _hpex_C.fused_norm there
   // refused by name: nothing here makes row-sparse gradients
@@ -60,7 +65,8 @@ FP8_LIBRARY_FRAGMENT(hpu, m) {
       "habanaOptimizerSparseSgd(Tensor gradients, Tensor(a!) weights_in, Tensor(b!) moments_in, Tensor indices, Tensor "
       "learning_rate, Tensor valid_count_tensor) -> (Tensor(a!), Tensor(b!))");
   m.def(
-      "habanaOptimizerSparseAdagrad(Tensor gradients, Tensor(a!) weights_in, Tensor(b!) moments_in, Tensor indices, Tensor "
+      "habanaOptimizerSparseAdagrad(Tensor gradients, Tensor(a!) weights_in, Tensor(b!) moments_in, Tensor indices, "
+      "Tensor "
       "learning_rate, Tensor valid_count_tensor) -> (Tensor(a!), Tensor(b!))");
   fp8::runtime::autocast::keep_out_of_own_ops();
 }

@@ -20,7 +20,8 @@ struct TypeWord {
   at::ScalarType type;
   const char* word;
 };
-constexpr TypeWord kTypes[] = {{at::kFloat, "f32"}, {at::kBFloat16, "bf16"}, {at::kFloat8_e4m3fn, "e4m3"}, {at::kFloat8_e5m2, "e5m2"}};
+constexpr TypeWord kTypes[] = {
+    {at::kFloat, "f32"}, {at::kBFloat16, "bf16"}, {at::kFloat8_e4m3fn, "e4m3"}, {at::kFloat8_e5m2, "e5m2"}};
 
 const char* word_of(at::ScalarType type) {
   for (const auto& entry : kTypes) {
@@ -63,7 +64,8 @@ at::Tensor& moment(Participant& p, const std::string& name, at::ScalarType type)
       const auto format = ops::format_of(type);
       const float amax = values.numel() == 0 ? 0 : values.abs().max().item<float>();
       scale = scale_tensor(p.weight, kernels::moment_scale(amax, format, device_dialect("FusedAdamW"), 1));
-      tensor = std::get<0>(ops::cast_to_fp8_v2(values, ops::scale_of(scale.item<double>(), std::nullopt), false, false, type));
+      tensor = std::get<0>(
+          ops::cast_to_fp8_v2(values, ops::scale_of(scale.item<double>(), std::nullopt), false, false, type));
     } else {
       tensor = values.to(type);
     }
@@ -77,7 +79,8 @@ at::Tensor& moment(Participant& p, const std::string& name, at::ScalarType type)
 c10::IValue to_value(EpsMode mode) { return mode == EpsMode::habana ? "habana" : "torch"; }
 void from_value(const c10::IValue& value, EpsMode& mode) {
   const std::string& word = value.toStringRef();
-  TORCH_CHECK(word == "habana" || word == "torch", "FusedAdamW: eps_mode is \"", word, "\", allowed are habana and torch");
+  TORCH_CHECK(word == "habana" || word == "torch", "FusedAdamW: eps_mode is \"", word,
+              "\", allowed are habana and torch");
   mode = word == "habana" ? EpsMode::habana : EpsMode::torch;
 }
 
@@ -136,8 +139,8 @@ void adamw_update(const char* optimizer, const std::vector<Participant>& partici
     const bool habana = o.eps_mode() == EpsMode::habana;
     item.factors.root_scale = static_cast<float>(habana ? 1 : 1 / std::sqrt(correction2));
     item.factors.neg_step = static_cast<float>(-o.lr() * (habana ? std::sqrt(correction2) : 1) / correction1);
-    item.seed = ops::seed_of(ops::seed_of(static_cast<std::uint64_t>(o.seed()), static_cast<std::uint64_t>(p.state->step)),
-                             p.number);
+    item.seed = ops::seed_of(
+        ops::seed_of(static_cast<std::uint64_t>(o.seed()), static_cast<std::uint64_t>(p.state->step)), p.number);
     items.push_back(std::move(item));
   }
   ops::adam_step(optimizer, items);

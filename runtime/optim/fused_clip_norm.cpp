@@ -25,7 +25,8 @@ at::Tensor FusedClipNorm::clip_norm(const std::vector<at::Tensor>& parameters) c
   }
   const double norm = ops::norm_of(ops::norms("FusedClipNorm", grads));
   ops::scale_all("FusedClipNorm", grads, ops::clip_coefficient(norm, max_norm_));
-  return at::full({}, norm, at::TensorOptions().dtype(at::kFloat).device(grads.empty() ? at::Device(at::kCPU) : grads[0].device()));
+  return at::full(
+      {}, norm, at::TensorOptions().dtype(at::kFloat).device(grads.empty() ? at::Device(at::kCPU) : grads[0].device()));
 }
 
 }  // namespace fp8::runtime::optim

@@ -58,8 +58,8 @@ FusedEMA::FusedEMA(std::vector<at::Tensor> parameters, double decay, std::int64_
     TORCH_CHECK(parameters_[i].defined(), "FusedEMA: parameter ", i, " is undefined");
     const at::Tensor values = values_of(parameters_[i]);
     const auto type = values.scalar_type();
-    TORCH_CHECK(type == at::kFloat || type == at::kBFloat16 || type == at::kHalf, "FusedEMA: parameter ", i, " is ", type,
-                ", allowed are Float, BFloat16 and Half");
+    TORCH_CHECK(type == at::kFloat || type == at::kBFloat16 || type == at::kHalf, "FusedEMA: parameter ", i, " is ",
+                type, ", allowed are Float, BFloat16 and Half");
     averages_.push_back(values.to(at::kFloat, false, true));
   }
 }

@@ -24,7 +24,8 @@ class FusedEMA {
   /// Parameters are f32, bf16, f16 or held in fp8; others are errors that name the place, as are options out of range.
   FusedEMA(std::vector<at::Tensor> parameters, double decay = 0.9999, std::int64_t updates = 0, double ramp = 2000);
   /// Of a model, as the device's: its parameters and then its floating-point buffers (running statistics), each once.
-  explicit FusedEMA(const torch::nn::Module& model, double decay = 0.9999, std::int64_t updates = 0, double ramp = 2000);
+  explicit FusedEMA(const torch::nn::Module& model, double decay = 0.9999, std::int64_t updates = 0,
+                    double ramp = 2000);
 
   void update();                                           ///< with the constructor's parameters
   void update(const std::vector<at::Tensor>& parameters);  ///< as many, of the same sizes

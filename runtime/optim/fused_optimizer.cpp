@@ -26,7 +26,8 @@ std::int64_t size_in(InputArchive& archive, const std::string& key) {
   archive.read(key, size);
   TORCH_CHECK(size.numel() == 1 && !size.is_floating_point(), "optimizer archive: ", key, " is not one whole number");
   const auto value = size.item<std::int64_t>();
-  TORCH_CHECK(value >= 0 && value <= kMostItems, "optimizer archive: ", key, " is ", value, ", allowed is 0 to ", kMostItems);
+  TORCH_CHECK(value >= 0 && value <= kMostItems, "optimizer archive: ", key, " is ", value, ", allowed is 0 to ",
+              kMostItems);
   return value;
 }
 
@@ -191,12 +192,13 @@ void FusedOptimizer::save(OutputArchive& archive) const {
   archive.write("param_groups", groups);
 }
 
-void FusedOptimizer::assign_state(std::unique_ptr<FusedState> state, const at::Tensor& parameter, const std::string& key,
-                                  States& into) const {
+void FusedOptimizer::assign_state(std::unique_ptr<FusedState> state, const at::Tensor& parameter,
+                                  const std::string& key, States& into) const {
   TORCH_CHECK(state->step >= 0, name_, ": ", key, ".step is ", state->step, ", allowed is 0 or more");
   for (auto& [name, tensor] : state->tensors) {
     if (name.ends_with("_scale")) {
-      TORCH_CHECK(tensor.numel() == 1, name_, ": ", key, ".", name, " has sizes ", tensor.sizes(), ", allowed is one element");
+      TORCH_CHECK(tensor.numel() == 1, name_, ": ", key, ".", name, " has sizes ", tensor.sizes(),
+                  ", allowed is one element");
     } else {
       TORCH_CHECK(tensor.sizes() == parameter.sizes(), name_, ": ", key, ".", name, " has sizes ", tensor.sizes(),
                   ", the parameter has ", parameter.sizes());
@@ -268,7 +270,8 @@ void FusedOptimizer::load_tensors(const std::map<std::string, at::Tensor>& tenso
       const std::string key = std::to_string(g) + "." + std::to_string(i), prefix = key + ".";
       auto state = std::make_unique<FusedState>();
       bool any = false;
-      for (auto entry = tensors.lower_bound(prefix); entry != tensors.end() && entry->first.starts_with(prefix); ++entry) {
+      for (auto entry = tensors.lower_bound(prefix); entry != tensors.end() && entry->first.starts_with(prefix);
+           ++entry) {
         const std::string name = entry->first.substr(prefix.size());
         any = true;
         ++used;

@@ -8,14 +8,13 @@
 // f32, bf16 or f16). Those without gradient are passed over and keep their state; sparse gradients are an error. NaN and infinity go
 // where the formulas take them.
 #pragma once
+#include <ATen/core/ivalue.h>
 #include <torch/optim/optimizer.h>
 
 #include <map>
 #include <string>
 #include <tuple>
 #include <vector>
-
-#include <ATen/core/ivalue.h>
 
 namespace fp8::runtime::optim {
 
@@ -42,7 +41,9 @@ inline c10::IValue to_value(const std::tuple<double, double>& x) { return x; }
 inline void from_value(const c10::IValue& value, double& x) { x = value.toDouble(); }
 inline void from_value(const c10::IValue& value, bool& x) { x = value.toBool(); }
 inline void from_value(const c10::IValue& value, std::int64_t& x) { x = value.toInt(); }
-inline void from_value(const c10::IValue& value, std::tuple<double, double>& x) { x = value.to<std::tuple<double, double>>(); }
+inline void from_value(const c10::IValue& value, std::tuple<double, double>& x) {
+  x = value.to<std::tuple<double, double>>();
+}
 
 /// Derived has lr() and `template <class Self, class F> static void each(Self& self, F&& f)`, which calls f(name, field).
 template <class Derived>

@@ -95,7 +95,8 @@ void FusedLars::update(const std::vector<Participant>& participants) {
     const Participant& p = participants[i];
     const auto& o = static_cast<const FusedLarsOptions&>(*p.options);
     const double factor =
-        o.skip() ? o.lr() : ops::lars_factor(norms[2 * i], norms[2 * i + 1], o.eeta(), o.weight_decay(), o.eps(), o.lr());
+        o.skip() ? o.lr()
+                 : ops::lars_factor(norms[2 * i], norms[2 * i + 1], o.eeta(), o.weight_decay(), o.eps(), o.lr());
     ops::SgdItem item;
     item.grad = p.grad;
     item.weight = p.weight;

@@ -49,10 +49,19 @@ TEST(Environment, NothingSet) {
 }
 
 TEST(Environment, EveryVariable) {
-  const Environment e = read({{"QUANT_CONFIG", "a/b.json"}, {"LOCAL_RANK", "1"}, {"RANK", "5"}, {"WORLD_SIZE", "8"}, {"INC_TARGET_DEVICE", "CPU"},
-                              {"RUNTIME_SCALE_PATCHING", "1"}, {"CALC_SCALE_WITH_CGUID", "False"}, {"CALC_ROUNDING_WITH_CGUID", "true"},
-                              {"SCALE_METHOD_CONFIG_DUMP_PATH", "m.json"}, {"MEASUREMENT_DUMP_METHOD", "5"}, {"VLLM_DYNAMIC_KV_QUANT", "0"},
-                              {"LOG_LEVEL_ALL", "3"}, {"ENABLE_CONSOLE", "1"}});
+  const Environment e = read({{"QUANT_CONFIG", "a/b.json"},
+                              {"LOCAL_RANK", "1"},
+                              {"RANK", "5"},
+                              {"WORLD_SIZE", "8"},
+                              {"INC_TARGET_DEVICE", "CPU"},
+                              {"RUNTIME_SCALE_PATCHING", "1"},
+                              {"CALC_SCALE_WITH_CGUID", "False"},
+                              {"CALC_ROUNDING_WITH_CGUID", "true"},
+                              {"SCALE_METHOD_CONFIG_DUMP_PATH", "m.json"},
+                              {"MEASUREMENT_DUMP_METHOD", "5"},
+                              {"VLLM_DYNAMIC_KV_QUANT", "0"},
+                              {"LOG_LEVEL_ALL", "3"},
+                              {"ENABLE_CONSOLE", "1"}});
   EXPECT_EQ(e.quant_config, "a/b.json");
   ASSERT_TRUE(e.process().has_value());
   EXPECT_EQ(e.process()->index, 5);
@@ -81,13 +90,16 @@ TEST(Environment, RankAndWorldSizeFromTheEnvironmentWork) {
   const auto process = read({{"LOCAL_RANK", "1"}, {"WORLD_SIZE", "8"}}).process();
   ASSERT_TRUE(process.has_value());
   EXPECT_EQ(rank_suffix(process), "_1_8");
-  EXPECT_EQ(rank_suffix(read({{"LOCAL_RANK", "1"}, {"RANK", "5"}, {"WORLD_SIZE", "8"}}).process()), "_5_8");  // across machines
+  EXPECT_EQ(rank_suffix(read({{"LOCAL_RANK", "1"}, {"RANK", "5"}, {"WORLD_SIZE", "8"}}).process()),
+            "_5_8");  // across machines
   EXPECT_EQ(rank_suffix(read({{"RANK", "0"}, {"WORLD_SIZE", "1"}}).process()), "_0_1");
 }
 
 TEST(Environment, EveryLauncherNamesTheFilesOfItsRanks) {
-  for (const auto& [name, variables] : test::launchers(1, 4)) EXPECT_EQ(rank_suffix(read(variables).process()), "_1_4") << name;
-  EXPECT_EQ(read({{"SLURM_NTASKS", "4"}, {"SLURM_PROCID", "0"}}).process(), std::nullopt);  // the shell of an sbatch script
+  for (const auto& [name, variables] : test::launchers(1, 4))
+    EXPECT_EQ(rank_suffix(read(variables).process()), "_1_4") << name;
+  EXPECT_EQ(read({{"SLURM_NTASKS", "4"}, {"SLURM_PROCID", "0"}}).process(),
+            std::nullopt);  // the shell of an sbatch script
 }
 
 TEST(Environment, FilesAreNotSeparateIfTheConfigSaysSo) {
@@ -99,15 +111,22 @@ TEST(Environment, FilesAreNotSeparateIfTheConfigSaysSo) {
 }
 
 TEST(Environment, BadValuesNameTheVariable) {
-  EXPECT_THAT(error_of([] { read({{"WORLD_SIZE", "eight"}}).process(); }), HasSubstr("environment variable 'WORLD_SIZE': found 'eight', allowed: an integer from 1"));
-  EXPECT_THAT(error_of([] { read({{"WORLD_SIZE", "8"}}).process(); }), HasSubstr("environment variable 'RANK': found nothing, but WORLD_SIZE is 8"));
+  EXPECT_THAT(error_of([] { read({{"WORLD_SIZE", "eight"}}).process(); }),
+              HasSubstr("environment variable 'WORLD_SIZE': found 'eight', allowed: an integer from 1"));
+  EXPECT_THAT(error_of([] { read({{"WORLD_SIZE", "8"}}).process(); }),
+              HasSubstr("environment variable 'RANK': found nothing, but WORLD_SIZE is 8"));
   EXPECT_EQ(error_of([] { read({{"RUNTIME_SCALE_PATCHING", "yes"}}); }),
             "environment variable 'RUNTIME_SCALE_PATCHING': found 'yes', allowed: true, 1, false, 0");
-  EXPECT_EQ(error_of([] { read({{"MEASUREMENT_DUMP_METHOD", "4"}}); }), "environment variable 'MEASUREMENT_DUMP_METHOD': found '4', allowed: 1, 2, 3, 5");
-  EXPECT_EQ(error_of([] { read({{"LOG_LEVEL_INC", "7"}}); }), "environment variable 'LOG_LEVEL_INC': found '7', allowed: an integer from 0 to 6");
-  EXPECT_THAT(error_of([] { read({{"INC_TARGET_DEVICE", "hpux"}}); }), HasSubstr("found 'hpux', allowed: cpu, hpu, cuda, xpu; did you mean 'hpu'?"));
-  EXPECT_THAT(error_of([] { read({{"RANK", "1"}}).process(); }), HasSubstr("'WORLD_SIZE': found nothing, but RANK is 1"));
-  EXPECT_THAT(error_of([] { read({{"RANK", "8"}, {"WORLD_SIZE", "8"}}).process(); }), HasSubstr("'RANK': found '8', allowed: an integer from 0 to 7"));
+  EXPECT_EQ(error_of([] { read({{"MEASUREMENT_DUMP_METHOD", "4"}}); }),
+            "environment variable 'MEASUREMENT_DUMP_METHOD': found '4', allowed: 1, 2, 3, 5");
+  EXPECT_EQ(error_of([] { read({{"LOG_LEVEL_INC", "7"}}); }),
+            "environment variable 'LOG_LEVEL_INC': found '7', allowed: an integer from 0 to 6");
+  EXPECT_THAT(error_of([] { read({{"INC_TARGET_DEVICE", "hpux"}}); }),
+              HasSubstr("found 'hpux', allowed: cpu, hpu, cuda, xpu; did you mean 'hpu'?"));
+  EXPECT_THAT(error_of([] { read({{"RANK", "1"}}).process(); }),
+              HasSubstr("'WORLD_SIZE': found nothing, but RANK is 1"));
+  EXPECT_THAT(error_of([] { read({{"RANK", "8"}, {"WORLD_SIZE", "8"}}).process(); }),
+              HasSubstr("'RANK': found '8', allowed: an integer from 0 to 7"));
 }
 
 TEST(Environment, OfThisProcess) {

@@ -59,7 +59,8 @@ TEST(ModuleFilter, BadPatternNamesListAndIndex) {
     ModuleFilter({}, {{"ok", "a(b"}, {}}, "quant.json");
     FAIL() << "no error";
   } catch (const io::Error& error) {
-    EXPECT_THAT(error.what(), AllOf(HasSubstr("quant.json: key 'blocklist.names[1]': pattern 'a(b'"), HasSubstr("offset 3")));
+    EXPECT_THAT(error.what(),
+                AllOf(HasSubstr("quant.json: key 'blocklist.names[1]': pattern 'a(b'"), HasSubstr("offset 3")));
   }
 }
 
@@ -72,8 +73,9 @@ TEST(ModuleFilter, UnusedEntriesAreThoseThatNoModuleNeeded) {
   ASSERT_EQ(unused.size(), 3u);
   EXPECT_EQ(unused[0].key, "allowlist.types");
   EXPECT_EQ(unused[0].entry, "torch.nn.Linear");
-  EXPECT_THAT(unused[0].message, AllOf(HasSubstr("quant.json: key 'allowlist.types': 'torch.nn.Linear' matches no module"),
-                                       HasSubstr("did you mean 'Linear'?")));
+  EXPECT_THAT(unused[0].message,
+              AllOf(HasSubstr("quant.json: key 'allowlist.types': 'torch.nn.Linear' matches no module"),
+                    HasSubstr("did you mean 'Linear'?")));
   EXPECT_EQ(unused[1].key, "allowlist.names");
   EXPECT_EQ(unused[1].entry, "router");
   EXPECT_THAT(unused[1].message, HasSubstr("regular expressions"));

@@ -30,12 +30,15 @@ inline std::vector<PublishedConfig> published_configs() {
 inline const std::map<std::string, std::string>& refused_configs() {
   static const std::map<std::string, std::string> refused = {
       // No such observer; the file is there to be refused.
-      {"intel/neural-compressor/test/torch/algorithms/fp8_quant/test_jsons/test_fake_measure.json", "key 'observer': found \"fake\""},
+      {"intel/neural-compressor/test/torch/algorithms/fp8_quant/test_jsons/test_fake_measure.json",
+       "key 'observer': found \"fake\""},
       // INC knows classes by their names without a module: with these two it selects nothing, and says nothing.
       {"intel/neural-compressor/neural_compressor/torch/algorithms/fp8_quant/custom_config/measure_config.json",
-       "key 'allowlist.types': found 'torch.nn.Linear', which is no class that can be quantized, did you mean 'Linear'?"},
+       "key 'allowlist.types': found 'torch.nn.Linear', which is no class that can be quantized, did you mean "
+       "'Linear'?"},
       {"intel/neural-compressor/neural_compressor/torch/algorithms/fp8_quant/custom_config/quant_config.json",
-       "key 'allowlist.types': found 'torch.nn.Linear', which is no class that can be quantized, did you mean 'Linear'?"},
+       "key 'allowlist.types': found 'torch.nn.Linear', which is no class that can be quantized, did you mean "
+       "'Linear'?"},
       // A key that nothing of INC's reads: weights of 4 bits are asked for, and 8 would come.
       {"intel/neural-compressor/test/torch/quantization/jsons/test_hw_quant.json", "unknown key 'int4_weights'"},
   };

@@ -44,7 +44,9 @@ TEST(PublishedConfigs, TheTableHasEachOnceAndOfEveryProject) {
     ++count[config.repository];
     EXPECT_TRUE(names.insert(config.name()).second) << config.name();
   }
-  EXPECT_EQ(count, (std::map<std::string, std::size_t>{{"huggingface/optimum-habana", 27}, {"intel/neural-compressor", 20}, {"vllm-project/vllm-gaudi", 24}}));
+  EXPECT_EQ(count,
+            (std::map<std::string, std::size_t>{
+                {"huggingface/optimum-habana", 27}, {"intel/neural-compressor", 20}, {"vllm-project/vllm-gaudi", 24}}));
 }
 
 TEST(PublishedConfigs, WithoutAPathAreThoseThatNeedNone) {

@@ -39,32 +39,42 @@ TEST_P(PythonSemantics, Search) {
   EXPECT_EQ(search(c.pattern, c.text), c.found) << c.pattern << " in " << c.text;
 }
 
-INSTANTIATE_TEST_SUITE_P(SearchNotMatch, PythonSemantics, testing::Values(
-    Case{"lm_head", "model.lm_head", true}, Case{"lm_head", "lm_head_norm", true}, Case{"^lm_head", "model.lm_head", false},
-    Case{"lm_head$", "model.lm_head", true}, Case{"LM_HEAD", "model.lm_head", false}, Case{"(?i)LM_HEAD", "model.lm_head", true},
-    Case{"(?-i:lm)_head", "lm_head", true}, Case{"(?>a+)b", "aab", true},
-    Case{"(?#c)(?<=l)m", "lm", true}, Case{"(?<!l)m", "lm", false}, Case{"(a)?(?(1)b|c)", "c", true},
-    Case{"", "anything", true}, Case{"", "", true}, Case{"x", "", false}, Case{"self.attn", "self_attn", true}));
+INSTANTIATE_TEST_SUITE_P(
+    SearchNotMatch, PythonSemantics,
+    testing::Values(Case{"lm_head", "model.lm_head", true}, Case{"lm_head", "lm_head_norm", true},
+                    Case{"^lm_head", "model.lm_head", false}, Case{"lm_head$", "model.lm_head", true},
+                    Case{"LM_HEAD", "model.lm_head", false}, Case{"(?i)LM_HEAD", "model.lm_head", true},
+                    Case{"(?-i:lm)_head", "lm_head", true}, Case{"(?>a+)b", "aab", true},
+                    Case{"(?#c)(?<=l)m", "lm", true}, Case{"(?<!l)m", "lm", false}, Case{"(a)?(?(1)b|c)", "c", true},
+                    Case{"", "anything", true}, Case{"", "", true}, Case{"x", "", false},
+                    Case{"self.attn", "self_attn", true}));
 
-INSTANTIATE_TEST_SUITE_P(AsUsedForModels, PythonSemantics, testing::Values(
-    Case{R"(mlp\.gate\b)", "layers.3.mlp.gate", true}, Case{R"(mlp\.gate\b)", "layers.3.mlp.gate_proj", false},
-    Case{R"(mlp\.gate\b)", "layers.3.mlp.gate.weight", true}, Case{R"(layers\.(\d+)\.)", "model.layers.17.fc", true},
-    Case{R"(layers\.[0-3]\.)", "model.layers.17.fc", false}, Case{"(q|k|v)_proj", "attn.k_proj", true},
-    Case{"^(?!.*lm_head).*$", "model.lm_head", false}, Case{"^(?!.*lm_head).*$", "model.fc", true},
-    Case{R"((?P<a>x)\d(?P=a))", "x1x", true}, Case{R"((?P<a>x)\d(?P=a))", "x1y", false}));
+INSTANTIATE_TEST_SUITE_P(
+    AsUsedForModels, PythonSemantics,
+    testing::Values(Case{R"(mlp\.gate\b)", "layers.3.mlp.gate", true},
+                    Case{R"(mlp\.gate\b)", "layers.3.mlp.gate_proj", false},
+                    Case{R"(mlp\.gate\b)", "layers.3.mlp.gate.weight", true},
+                    Case{R"(layers\.(\d+)\.)", "model.layers.17.fc", true},
+                    Case{R"(layers\.[0-3]\.)", "model.layers.17.fc", false}, Case{"(q|k|v)_proj", "attn.k_proj", true},
+                    Case{"^(?!.*lm_head).*$", "model.lm_head", false}, Case{"^(?!.*lm_head).*$", "model.fc", true},
+                    Case{R"((?P<a>x)\d(?P=a))", "x1x", true}, Case{R"((?P<a>x)\d(?P=a))", "x1y", false}));
 
-INSTANTIATE_TEST_SUITE_P(WhereTheLanguagesDiffer, PythonSemantics, testing::Values(
-    Case{R"(fc\Z)", "fc\n", false}, Case{R"(fc\Z)", "fc", true}, Case{"fc$", "fc\n", true}, Case{"a.b", "a\nb", false},
-    Case{"a.b", "a\rb", true}, Case{R"(\v)", "\n", false}, Case{R"(\v)", "\x0b", true},
-    Case{"a{,2}b", "aab", true}, Case{"^a{,2}b", "aaab", false}, Case{"^a{,}b", "aaaab", true}, Case{"^a{,2}b", "a{,2}b", false},
-    Case{"^[[:alpha:]]$", "b", false}, Case{"^[[:alpha:]]$", "h]", true}, Case{"^[[:alpha:]]$", "[]", true},
-    Case{R"(\u0041)", "A", true}, Case{R"(\U0001F600)", "\xF0\x9F\x98\x80", true}, Case{R"(\x41)", "A", true},
-    Case{"(?=a)(?:ab)*a", "ab", true}, Case{R"(0[.[\d.])", "0.", true}, Case{"^[:a:]$", ":", true},
-    Case{"[]a]", "]", true}, Case{"^[^]a]$", "]", false}, Case{R"(\0)", "\0"s, true}, Case{R"([\b])", "\b", true}));
+INSTANTIATE_TEST_SUITE_P(
+    WhereTheLanguagesDiffer, PythonSemantics,
+    testing::Values(Case{R"(fc\Z)", "fc\n", false}, Case{R"(fc\Z)", "fc", true}, Case{"fc$", "fc\n", true},
+                    Case{"a.b", "a\nb", false}, Case{"a.b", "a\rb", true}, Case{R"(\v)", "\n", false},
+                    Case{R"(\v)", "\x0b", true}, Case{"a{,2}b", "aab", true}, Case{"^a{,2}b", "aaab", false},
+                    Case{"^a{,}b", "aaaab", true}, Case{"^a{,2}b", "a{,2}b", false}, Case{"^[[:alpha:]]$", "b", false},
+                    Case{"^[[:alpha:]]$", "h]", true}, Case{"^[[:alpha:]]$", "[]", true}, Case{R"(\u0041)", "A", true},
+                    Case{R"(\U0001F600)", "\xF0\x9F\x98\x80", true}, Case{R"(\x41)", "A", true},
+                    Case{"(?=a)(?:ab)*a", "ab", true}, Case{R"(0[.[\d.])", "0.", true}, Case{"^[:a:]$", ":", true},
+                    Case{"[]a]", "]", true}, Case{"^[^]a]$", "]", false}, Case{R"(\0)", "\0"s, true},
+                    Case{R"([\b])", "\b", true}));
 
-INSTANTIATE_TEST_SUITE_P(Unicode, PythonSemantics, testing::Values(
-    Case{R"(^\w+$)", "sch\xC3\xB6n", true}, Case{"^.$", "\xC3\xB6", true}, Case{R"(^\d$)", "\xD9\xA3", true},
-    Case{"\\\xC3\xB6", "\xC3\xB6", true}, Case{"[\xC3\xB6]", "\xC3\xB6", true}));
+INSTANTIATE_TEST_SUITE_P(Unicode, PythonSemantics,
+                         testing::Values(Case{R"(^\w+$)", "sch\xC3\xB6n", true}, Case{"^.$", "\xC3\xB6", true},
+                                         Case{R"(^\d$)", "\xD9\xA3", true}, Case{"\\\xC3\xB6", "\xC3\xB6", true},
+                                         Case{"[\xC3\xB6]", "\xC3\xB6", true}));
 
 TEST(PythonRegex, BadPatternNamesFilePatternAndOffset) {
   EXPECT_THAT(message_of("a(b"), AllOf(HasSubstr("quant.json: key 'blocklist.names[0]': pattern 'a(b': "),
@@ -82,11 +92,12 @@ TEST(PythonRegex, OffsetsAreThoseOfTheOriginal) {
 }
 
 TEST(PythonRegex, WhatPythonRejectsIsRejected) {
-  for (const char* pattern : {R"(\h)", R"(\K)", R"(\Qa\E)", R"(\R)", R"(\p{L})", R"(\G)", R"(\X)", R"(\e)", R"(\z)", R"([\A])"}) {
+  for (const char* pattern :
+       {R"(\h)", R"(\K)", R"(\Qa\E)", R"(\R)", R"(\p{L})", R"(\G)", R"(\X)", R"(\e)", R"(\z)", R"([\A])"}) {
     EXPECT_THAT(message_of(pattern), HasSubstr("bad escape \\")) << pattern;
   }
-  for (const char* pattern : {"a(?R)", "a(?1)", "a(?-1)", "a(?+1)", "a(?&n)", "a(?P>n)", "a(?|b)", "a(?<n>b)", "a(?C1)", "(?J)a",
-                              "(?iU:a)", "(?n)", "(?i", "a(?"}) {
+  for (const char* pattern : {"a(?R)", "a(?1)", "a(?-1)", "a(?+1)", "a(?&n)", "a(?P>n)", "a(?|b)", "a(?<n>b)", "a(?C1)",
+                              "(?J)a", "(?iU:a)", "(?n)", "(?i", "a(?"}) {
     EXPECT_THAT(message_of(pattern), HasSubstr("unknown extension (?")) << pattern;
   }
   EXPECT_THAT(message_of("a(?i)b"), HasSubstr("global flags not at the start of the expression, at offset 1"));

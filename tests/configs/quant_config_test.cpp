@@ -96,7 +96,8 @@ TEST(QuantConfig, ScaleMethod) {
   EXPECT_THAT(error_of(R"({"scale_method": "maxabs_hist"})"),
               AllOf(StartsWith("q.json: key 'scale_method': found \"maxabs_hist\", allowed: unit_scale, "),
                     HasSubstr("maxabs_pcs_pow2, or an object with the key default")));
-  EXPECT_THAT(error_of(R"({"scale_method": 1})"), StartsWith("q.json: key 'scale_method': found 1, allowed: unit_scale"));
+  EXPECT_THAT(error_of(R"({"scale_method": 1})"),
+              StartsWith("q.json: key 'scale_method': found 1, allowed: unit_scale"));
 }
 
 TEST(QuantConfig, RegisteredScaleMethodsAreKnown) {
@@ -109,7 +110,8 @@ TEST(QuantConfig, RegisteredScaleMethodsAreKnown) {
 }
 
 TEST(QuantConfig, ModuleLists) {
-  const QuantConfig c = parse(R"({"allowlist": {"types": ["Linear"], "names": ["fc1", "fc2"]}, "blocklist": {"names": ["a.b"]}})");
+  const QuantConfig c =
+      parse(R"({"allowlist": {"types": ["Linear"], "names": ["fc1", "fc2"]}, "blocklist": {"names": ["a.b"]}})");
   EXPECT_THAT(c.allowlist.types, ElementsAre("Linear"));
   EXPECT_THAT(c.allowlist.names, ElementsAre("fc1", "fc2"));
   EXPECT_THAT(c.blocklist.names, ElementsAre("a.b"));
@@ -146,20 +148,24 @@ TEST(QuantConfig, BadModuleLists) {
 
 TEST(QuantConfig, DumpStatsPath) {
   EXPECT_EQ(parse(R"({"dump_stats_path": "./out/inc_output"})").dump_stats_path, "./out/inc_output");
-  for (const char* text : {R"({"dump_stats_path": 1})", R"({"dump_stats_path": null})", R"({"dump_stats_path": "a\u0000b"})"}) {
-    EXPECT_THAT(error_of(text), AllOf(StartsWith("q.json: key 'dump_stats_path': found "), HasSubstr("allowed: a path")));
+  for (const char* text :
+       {R"({"dump_stats_path": 1})", R"({"dump_stats_path": null})", R"({"dump_stats_path": "a\u0000b"})"}) {
+    EXPECT_THAT(error_of(text),
+                AllOf(StartsWith("q.json: key 'dump_stats_path': found "), HasSubstr("allowed: a path")));
   }
 }
 
 TEST(QuantConfig, AnEmptyDumpPathIsAnErrorOnlyWhereAFileIsNeeded) {
-  const QuantConfig c = parse(R"({"dump_stats_path": "", "scale_method": "maxabs_pcs_pow2", "dynamic_quantization": "True"})");
+  const QuantConfig c =
+      parse(R"({"dump_stats_path": "", "scale_method": "maxabs_pcs_pow2", "dynamic_quantization": "True"})");
   EXPECT_TRUE(c.dump_stats_path.empty());
   EXPECT_FALSE(c.needs_measurements());
   try {
     require_stats_path(c, "mode MEASURE writes there");
     FAIL() << "expected an error";
   } catch (const io::Error& error) {
-    EXPECT_THAT(error.what(), AllOf(StartsWith("q.json: key 'dump_stats_path': found \"\", but mode MEASURE writes there; allowed: folder and beginning"),
+    EXPECT_THAT(error.what(), AllOf(StartsWith("q.json: key 'dump_stats_path': found \"\", but mode MEASURE writes "
+                                               "there; allowed: folder and beginning"),
                                     HasSubstr("./out/inc_output")));
   }
   EXPECT_NO_THROW(require_stats_path(parse("{}"), "x"));
@@ -168,20 +174,29 @@ TEST(QuantConfig, AnEmptyDumpPathIsAnErrorOnlyWhereAFileIsNeeded) {
 TEST(QuantConfig, NumbersMayStandInQuotesAsPythonsToolsTakeThem) {
   EXPECT_EQ(parse(R"({"calibration_sample_interval": "50"})").calibration_sample_interval, 50);
   EXPECT_EQ(parse(R"({"input_backoff": "0.5"})").scale_params.input_backoff, 0.5f);
-  EXPECT_EQ(parse(R"({"scale_params": {"weight_backoff": "1", "percentile": "99.5", "bins": "64"}, "observer": "percentile"})").scale_params.observer_parameter("percentile"), 99.5);
+  EXPECT_EQ(
+      parse(
+          R"({"scale_params": {"weight_backoff": "1", "percentile": "99.5", "bins": "64"}, "observer": "percentile"})")
+          .scale_params.observer_parameter("percentile"),
+      99.5);
   EXPECT_NO_THROW(parse(R"({"local_rank": "0", "global_rank": "1", "world_size": "8"})"));
-  const QuantConfig c = parse(R"({"scale_method": {"default": {"weight": {"rounding_method": "POW2", "backoff": "0.25"}, "activation": {"rounding_method": "POW2"}}}})");
+  const QuantConfig c = parse(
+      R"({"scale_method": {"default": {"weight": {"rounding_method": "POW2", "backoff": "0.25"}, "activation": {"rounding_method": "POW2"}}}})");
   EXPECT_EQ(c.scale_method.weight.backoff, 0.25f);
-  for (const char* text : {R"({"calibration_sample_interval": "fifty"})", R"({"calibration_sample_interval": ""})", R"({"calibration_sample_interval": "5.5"})",
-                           R"({"calibration_sample_interval": "-1"})", R"({"calibration_sample_interval": "true"})", R"({"calibration_sample_interval": "5 0"})"}) {
-    EXPECT_THAT(error_of(text), AllOf(HasSubstr("'calibration_sample_interval': found \""), HasSubstr("allowed: an integer >= 0"))) << text;
+  for (const char* text : {R"({"calibration_sample_interval": "fifty"})", R"({"calibration_sample_interval": ""})",
+                           R"({"calibration_sample_interval": "5.5"})", R"({"calibration_sample_interval": "-1"})",
+                           R"({"calibration_sample_interval": "true"})", R"({"calibration_sample_interval": "5 0"})"}) {
+    EXPECT_THAT(error_of(text),
+                AllOf(HasSubstr("'calibration_sample_interval': found \""), HasSubstr("allowed: an integer >= 0")))
+        << text;
   }
   EXPECT_THAT(error_of(R"({"input_backoff": "2"})"), HasSubstr("found \"2\", allowed: a number from 2^-20 to 1"));
   EXPECT_THAT(error_of(R"({"world_size": "eight"})"), HasSubstr("allowed: an integer"));
 }
 
 TEST(QuantConfig, TheDefaultDumpPathIsUsable) {
-  EXPECT_EQ(measurement_files(parse("{}").dump_stats_path, "maxabs").json, "stats_hooks_maxabs.json");  // the working directory
+  EXPECT_EQ(measurement_files(parse("{}").dump_stats_path, "maxabs").json,
+            "stats_hooks_maxabs.json");  // the working directory
 }
 
 TEST(QuantConfig, Types) {
@@ -211,8 +226,8 @@ TEST(QuantConfig, DeviceForScalesDecidesTheDialect) {
   EXPECT_EQ(error_of(R"({"device_for_scales": "GAUDI"})"),
             "q.json: key 'device_for_scales': found \"GAUDI\", allowed: GAUDI2, GAUDI3, null");
   EXPECT_THAT(error_of(R"({"device_for_scales": 2})"), HasSubstr("found 2, allowed: GAUDI2, GAUDI3, null"));
-  const recipes::IncTarget target = inc_target(parse(R"({"device_for_scales": "GAUDI2", "hp_dtype": "FP32", "fp8_config": "E5M2"})"),
-                                               recipes::Dialect::ocp);
+  const recipes::IncTarget target = inc_target(
+      parse(R"({"device_for_scales": "GAUDI2", "hp_dtype": "FP32", "fp8_config": "E5M2"})"), recipes::Dialect::ocp);
   EXPECT_EQ(target.dialect, recipes::Dialect::gaudi2);
   EXPECT_EQ(target.hp, recipes::FloatType::F32);
   EXPECT_EQ(target.format, recipes::Format::E5M2);
@@ -239,11 +254,13 @@ TEST(QuantConfig, BooleansInEverySpellingOfInc) {
 TEST(QuantConfig, ScaleFormatIsConstWhereNumbersDoNotDo) {
   EXPECT_EQ(parse("{}").scale_format, ScaleFormat::SCALAR);
   EXPECT_EQ(parse(R"({"scale_format": "const"})").scale_format, ScaleFormat::CONST);
-  EXPECT_EQ(parse(R"({"scale_method": "act_maxabs_hw_weights_pcs_maxabs_pow2", "scale_format": "SCALAR"})").scale_format,
-            ScaleFormat::CONST);
+  EXPECT_EQ(
+      parse(R"({"scale_method": "act_maxabs_hw_weights_pcs_maxabs_pow2", "scale_format": "SCALAR"})").scale_format,
+      ScaleFormat::CONST);
   EXPECT_EQ(parse(R"({"fake_quant": true})").scale_format, ScaleFormat::CONST);
   EXPECT_EQ(parse(R"({"dynamic_quantization": true, "scale_method": "maxabs_pow2"})").scale_format, ScaleFormat::CONST);
-  EXPECT_EQ(error_of(R"({"scale_format": "TENSOR"})"), "q.json: key 'scale_format': found \"TENSOR\", allowed: SCALAR, CONST");
+  EXPECT_EQ(error_of(R"({"scale_format": "TENSOR"})"),
+            "q.json: key 'scale_format': found \"TENSOR\", allowed: SCALAR, CONST");
 }
 
 TEST(QuantConfig, AnObjectOfMethodsIsComputedAnewUnlessTheFileSaysOtherwise) {
@@ -261,21 +278,28 @@ TEST(QuantConfig, SampleInterval) {
 }
 
 TEST(QuantConfig, KeysWithoutEffectAreAcceptedAndChecked) {
-  EXPECT_NO_THROW(parse(R"({"method": "HOOKS", "quantize_weight": false, "dump_stats_xlsx_path": "a.xlsx", "local_rank": 0,
+  EXPECT_NO_THROW(
+      parse(R"({"method": "HOOKS", "quantize_weight": false, "dump_stats_xlsx_path": "a.xlsx", "local_rank": 0,
       "global_rank": null, "world_size": 8, "device_type": "anything", "int_gcfg": {"a": 1}, "mod_dict": {}})"));
   EXPECT_EQ(error_of(R"({"method": "GRAPH"})"), "q.json: key 'method': found \"GRAPH\", allowed: HOOKS");
   EXPECT_EQ(error_of(R"({"recalc_scales": 3})"), "q.json: key 'recalc_scales': found 3, allowed: true, false");
-  EXPECT_EQ(error_of(R"({"measure_on_hpu": "no"})"), "q.json: key 'measure_on_hpu': found \"no\", allowed: true, false");
+  EXPECT_EQ(error_of(R"({"measure_on_hpu": "no"})"),
+            "q.json: key 'measure_on_hpu': found \"no\", allowed: true, false");
   EXPECT_EQ(error_of(R"({"quantize_weight": 0})"), "q.json: key 'quantize_weight': found 0, allowed: true, false");
-  EXPECT_EQ(error_of(R"({"dump_stats_xlsx_path": 0})"), "q.json: key 'dump_stats_xlsx_path': found 0, allowed: a string");
-  EXPECT_EQ(error_of(R"({"local_rank": "zero"})"), "q.json: key 'local_rank': found \"zero\", allowed: an integer, null");
+  EXPECT_EQ(error_of(R"({"dump_stats_xlsx_path": 0})"),
+            "q.json: key 'dump_stats_xlsx_path': found 0, allowed: a string");
+  EXPECT_EQ(error_of(R"({"local_rank": "zero"})"),
+            "q.json: key 'local_rank': found \"zero\", allowed: an integer, null");
   for (const char* text : {R"({"mod_dict": {"Linear": "linear"}})", R"({"mod_dict": []})"}) {
     EXPECT_THAT(error_of(text), AllOf(StartsWith("q.json: key 'mod_dict': found "), HasSubstr("allowed: {}"))) << text;
   }
 }
 
 TEST(QuantConfig, AllProblemsAtOnce) {
-  const io::Json json = {{"mode", "X"}, {"scale_methd", 1}, {"scale_method", "maxabs_pcs_pow2"}, {"input_backoff", 7},
+  const io::Json json = {{"mode", "X"},
+                         {"scale_methd", 1},
+                         {"scale_method", "maxabs_pcs_pow2"},
+                         {"input_backoff", 7},
                          {"blocklist", {{"names", {"("}}}}};
   const auto problems = quant_config_problems(json, "q.json");
   ASSERT_EQ(problems.size(), 5u) << testing::PrintToString(problems);
@@ -291,18 +315,22 @@ TEST(QuantConfig, AllProblemsAtOnce) {
 TEST(QuantConfig, MeasurementsAreNeededByStaticMethodsOfAmaxOnly) {
   EXPECT_TRUE(parse("{}").needs_measurements());
   EXPECT_TRUE(parse(R"({"mode": "AUTO"})").needs_measurements());
-  for (const char* text : {R"({"scale_method": "unit_scale"})", R"({"mode": "NONE"})", R"({"mode": "LOAD"})", R"({"mode": "MEASURE"})",
-                           R"({"scale_method": "maxabs_pow2", "dynamic_quantization": true})"}) {
+  for (const char* text :
+       {R"({"scale_method": "unit_scale"})", R"({"mode": "NONE"})", R"({"mode": "LOAD"})", R"({"mode": "MEASURE"})",
+        R"({"scale_method": "maxabs_pow2", "dynamic_quantization": true})"}) {
     EXPECT_FALSE(parse(text).needs_measurements()) << text;
   }
-  EXPECT_TRUE(parse(R"({"scale_method": {"default": {"weight": {"scale_value_type": "FIXED_VALUE", "rounding_method": "SCALE_UNIT"},
+  EXPECT_TRUE(
+      parse(
+          R"({"scale_method": {"default": {"weight": {"scale_value_type": "FIXED_VALUE", "rounding_method": "SCALE_UNIT"},
       "activation": {"scale_value_type": "FIXED_VALUE", "rounding_method": "SCALE_UNIT"}}, "layers": {"0": {
       "weight": {"scale_value_type": "MAXABS", "rounding_method": "POW2"}, "activation": {"scale_value_type": "MAXABS", "rounding_method": "POW2"}}}}})")
-                  .needs_measurements());
+          .needs_measurements());
 }
 
 TEST(QuantConfig, UnknownKeysNameTheNearest) {
-  EXPECT_EQ(error_of(R"({"scale_methd": "maxabs_hw"})"), "q.json: unknown key 'scale_methd', did you mean 'scale_method'?");
+  EXPECT_EQ(error_of(R"({"scale_methd": "maxabs_hw"})"),
+            "q.json: unknown key 'scale_methd', did you mean 'scale_method'?");
   EXPECT_EQ(error_of(R"({"Mode": "MEASURE"})"), "q.json: unknown key 'Mode', did you mean 'mode'?");
   EXPECT_EQ(error_of(R"({"black_list": {}})"), "q.json: unknown key 'black_list', did you mean 'blacklist'?");
   EXPECT_EQ(error_of(R"({"seperate_measure_file": true})"),
@@ -320,7 +348,8 @@ TEST(QuantConfig, ErrorsStayOnOneShortLine) {
 }
 
 TEST(QuantConfig, DuplicateKeysAndOtherThingsThanObjectsAreErrors) {
-  EXPECT_THAT(error_of(R"({"mode": "NONE", "mode": "MEASURE"})"), AllOf(StartsWith("q.json:1:"), HasSubstr("duplicate key 'mode'")));
+  EXPECT_THAT(error_of(R"({"mode": "NONE", "mode": "MEASURE"})"),
+              AllOf(StartsWith("q.json:1:"), HasSubstr("duplicate key 'mode'")));
   EXPECT_EQ(error_of("[]"), "q.json: found [], allowed: a JSON object with QUANT_CONFIG's keys");
   EXPECT_EQ(error_of("3"), "q.json: found 3, allowed: a JSON object with QUANT_CONFIG's keys");
 }
@@ -368,7 +397,8 @@ TEST(QuantConfig, DescribeShowsMethodsAndParameters) {
     }
     return std::string("no such key");
   };
-  EXPECT_EQ(value(R"({"scale_method": {"default": {}, "layers": {"0": {}, "1": {}}, "nodes": {"lm_head": {}}}})", "scale_method"),
+  EXPECT_EQ(value(R"({"scale_method": {"default": {}, "layers": {"0": {}, "1": {}}, "nodes": {"lm_head": {}}}})",
+                  "scale_method"),
             "MAXABS_ARBITRARY + 1 nodes + 2 layers");
   EXPECT_EQ(value(R"({"observer": "kl", "scale_params": {"bins": 512, "weight_backoff": 0.5}})", "scale_params"),
             R"({"weight_backoff":0.5,"bins":512.0})");
@@ -378,12 +408,34 @@ TEST(QuantConfig, DescribeShowsMethodsAndParameters) {
 TEST(QuantConfig, EveryKeyOfIncIsKnown) {
   std::set<std::string> known;
   for (const KeyReport& report : describe(QuantConfig{})) known.insert(report.key);
-  for (const char* key :
-       {"mode", "observer", "dump_stats_path", "fp8_config", "hp_dtype", "scale_method", "scale_params", "scale_format",
-        "allowlist", "blocklist", "measure_exclude", "ignore_modules_wo_measures", "recalc_scales", "fake_quant", "use_qdq",
-        "measure_on_hpu", "device_for_scales", "dynamic_quantization", "row_parallel_linear_allreduce_quantization",
-        "calibration_sample_interval", "seperate_measure_files", "mod_dict", "local_rank", "global_rank", "world_size",
-        "device_type", "method", "quantize_weight"}) {
+  for (const char* key : {"mode",
+                          "observer",
+                          "dump_stats_path",
+                          "fp8_config",
+                          "hp_dtype",
+                          "scale_method",
+                          "scale_params",
+                          "scale_format",
+                          "allowlist",
+                          "blocklist",
+                          "measure_exclude",
+                          "ignore_modules_wo_measures",
+                          "recalc_scales",
+                          "fake_quant",
+                          "use_qdq",
+                          "measure_on_hpu",
+                          "device_for_scales",
+                          "dynamic_quantization",
+                          "row_parallel_linear_allreduce_quantization",
+                          "calibration_sample_interval",
+                          "seperate_measure_files",
+                          "mod_dict",
+                          "local_rank",
+                          "global_rank",
+                          "world_size",
+                          "device_type",
+                          "method",
+                          "quantize_weight"}) {
     EXPECT_EQ(known.count(key), 1u) << key;
   }
 }

@@ -51,13 +51,17 @@ TEST(RecipeConfig, EmptyObjectIsTheDefault) {
 }
 
 TEST(RecipeConfig, EveryKeyOfDelayedScaling) {
-  DelayedScaling expected{.margin = -2, .interval = 16, .fp8_format = RecipeFormat::HYBRID, .amax_history_len = 8,
+  DelayedScaling expected{.margin = -2,
+                          .interval = 16,
+                          .fp8_format = RecipeFormat::HYBRID,
+                          .amax_history_len = 8,
                           .amax_compute_algo = AmaxComputeAlgo::max};
   expected.reduce_amax = false, expected.power_of_two_scale = false, expected.stale_row_compat = true;
   EXPECT_EQ(parse(R"({"margin": -2, "interval": 16, "fp8_format": "hybrid", "amax_history_len": 8,
                       "amax_compute_algo": "MAX", "reduce_amax": false, "power_of_two_scale": false,
                       "stale_row_compat": true, "override_linear_precision": [false, false, false],
-                      "scaling_factor_compute_algo": null})").recipe,
+                      "scaling_factor_compute_algo": null})")
+                .recipe,
             Recipe(expected));
   DelayedScaling nvidia = DelayedScaling::nvidia();
   nvidia.margin = 3, nvidia.override_linear_precision = {false, false, true};
@@ -70,24 +74,32 @@ TEST(RecipeConfig, DialectIsAcceptedWhereTheStructSaysSo) {
   EXPECT_EQ(parse(R"({"dialect": "nvidia"})").recipe, Recipe(DelayedScaling::nvidia()));
   EXPECT_EQ(parse(R"({"recipe": "delayed", "dialect": "habana"})").recipe, Recipe(DelayedScaling::habana()));
   EXPECT_EQ(parse(R"({"preset": "nvidia", "dialect": "NVIDIA"})").recipe, Recipe(DelayedScaling::nvidia()));
-  EXPECT_EQ(parse(R"({"preset": "habana-hybrid", "dialect": "habana"})").recipe, parse(R"({"preset": "habana-hybrid"})").recipe);
-  const RecipeConfig rule = parse(R"({"modules": [{"match": "up", "dialect": "nvidia"}, {"match": "down", "recipe": "delayed", "dialect": "nvidia", "margin": 1}]})");
+  EXPECT_EQ(parse(R"({"preset": "habana-hybrid", "dialect": "habana"})").recipe,
+            parse(R"({"preset": "habana-hybrid"})").recipe);
+  const RecipeConfig rule = parse(
+      R"({"modules": [{"match": "up", "dialect": "nvidia"}, {"match": "down", "recipe": "delayed", "dialect": "nvidia", "margin": 1}]})");
   EXPECT_EQ(*rule.for_module("up"), Recipe(DelayedScaling::nvidia()));
   auto with_margin = DelayedScaling::nvidia();
   with_margin.margin = 1;
   EXPECT_EQ(*rule.for_module("down"), Recipe(with_margin));
-  EXPECT_EQ(error_in(R"({"preset": "nvidia", "dialect": "habana"})"), "r.json: key 'dialect': found \"habana\", allowed: the same as preset, nvidia");
-  EXPECT_EQ(error_in(R"({"recipe": "current", "dialect": "nvidia"})"), "r.json: key 'dialect': found \"nvidia\", allowed: no dialect with recipe current");
-  EXPECT_THAT(error_in(R"({"dialect": "nvidea"})"), HasSubstr("key 'dialect': found \"nvidea\", allowed: habana, nvidia; did you mean 'nvidia'?"));
+  EXPECT_EQ(error_in(R"({"preset": "nvidia", "dialect": "habana"})"),
+            "r.json: key 'dialect': found \"habana\", allowed: the same as preset, nvidia");
+  EXPECT_EQ(error_in(R"({"recipe": "current", "dialect": "nvidia"})"),
+            "r.json: key 'dialect': found \"nvidia\", allowed: no dialect with recipe current");
+  EXPECT_THAT(error_in(R"({"dialect": "nvidea"})"),
+              HasSubstr("key 'dialect': found \"nvidea\", allowed: habana, nvidia; did you mean 'nvidia'?"));
 }
 
 TEST(RecipeConfig, EveryKeyOfTheOthers) {
-  EXPECT_EQ(parse(R"({"recipe": "current", "fp8_format": "E4M3", "power_of_two_scale": true, "amax_epsilon": 0.25})").recipe,
-            Recipe(CurrentScaling{RecipeFormat::E4M3, true, 0.25f}));
+  EXPECT_EQ(
+      parse(R"({"recipe": "current", "fp8_format": "E4M3", "power_of_two_scale": true, "amax_epsilon": 0.25})").recipe,
+      Recipe(CurrentScaling{RecipeFormat::E4M3, true, 0.25f}));
   EXPECT_EQ(parse(R"({"recipe": "block", "fp8_format": "HYBRID", "x_block_scaling_dim": 2, "w_block_scaling_dim": 1,
-                      "grad_block_scaling_dim": 1, "power_of_two_scale": false, "block": 64, "amax_epsilon": 1e-3})").recipe,
+                      "grad_block_scaling_dim": 1, "power_of_two_scale": false, "block": 64, "amax_epsilon": 1e-3})")
+                .recipe,
             Recipe(BlockScaling{RecipeFormat::HYBRID, 2, 1, 1, false, 64, 1e-3f}));
-  EXPECT_EQ(parse(R"({"recipe": "MXFP8", "fp8_format": "HYBRID", "block": 32})").recipe, Recipe(MXFP8{RecipeFormat::HYBRID, 32}));
+  EXPECT_EQ(parse(R"({"recipe": "MXFP8", "fp8_format": "HYBRID", "block": 32})").recipe,
+            Recipe(MXFP8{RecipeFormat::HYBRID, 32}));
 }
 
 TEST(RecipeConfig, RulesByNameTheFirstCounts) {
@@ -115,26 +127,33 @@ TEST(RecipeConfig, RejectionsNameFileKeyFoundAndAllowed) {
   EXPECT_EQ(error_in(R"({"interval": -9223372036854775807})"),
             "r.json: key 'interval': found -9223372036854775807, allowed: an integer of 32 bits");
   EXPECT_EQ(error_in(R"({"reduce_amax": 1})"), "r.json: key 'reduce_amax': found 1, allowed: true, false");
-  EXPECT_EQ(error_in(R"({"recipe": "delayd"})"), "r.json: key 'recipe': found \"delayd\", allowed: delayed, current, "
-                                                 "block, mxfp8; did you mean 'delayed'?");
-  EXPECT_EQ(error_in(R"({"recipe": null})"), "r.json: key 'recipe': found null, allowed: delayed, current, block, mxfp8");
+  EXPECT_EQ(error_in(R"({"recipe": "delayd"})"),
+            "r.json: key 'recipe': found \"delayd\", allowed: delayed, current, "
+            "block, mxfp8; did you mean 'delayed'?");
+  EXPECT_EQ(error_in(R"({"recipe": null})"),
+            "r.json: key 'recipe': found null, allowed: delayed, current, block, mxfp8");
   EXPECT_EQ(error_in(R"({"fp8_format": "E4M3"})"),
             "r.json: key 'fp8_format': found E4M3, allowed: E5M2, HYBRID (habana dialect)");
-  EXPECT_THAT(error_in(R"({"fp8_format": "E4M2"})"), HasSubstr("found \"E4M2\", allowed: E4M3, E5M2, HYBRID; did you mean 'E4M3'?"));
+  EXPECT_THAT(error_in(R"({"fp8_format": "E4M2"})"),
+              HasSubstr("found \"E4M2\", allowed: E4M3, E5M2, HYBRID; did you mean 'E4M3'?"));
   EXPECT_EQ(error_in(R"({"amax_history_length": 4})"),
             "r.json: unknown key 'amax_history_length' of recipe delayed, did you mean 'amax_history_len'?");
-  EXPECT_THAT(error_in(R"({"recipe": "current", "interval": 4})"), HasSubstr("unknown key 'interval' of recipe current"));
+  EXPECT_THAT(error_in(R"({"recipe": "current", "interval": 4})"),
+              HasSubstr("unknown key 'interval' of recipe current"));
   EXPECT_THAT(error_in(R"({"match": "x"})"), HasSubstr("unknown key 'match' of recipe delayed"));
   EXPECT_EQ(error_in(R"({"recipe": "block", "preset": "nvidia"})"),
             "r.json: key 'preset': found \"nvidia\", allowed: no preset with recipe block");
   EXPECT_THAT(error_in(R"({"preset": "nvidea"})"), HasSubstr("did you mean 'nvidia'?"));
-  EXPECT_THAT(error_in(R"({"recipe": "current", "amax_epsilon": -1})"), HasSubstr("found -1, allowed: a finite number >= 0"));
-  EXPECT_THAT(error_in(R"({"recipe": "current", "amax_epsilon": 1e300})"), HasSubstr("key 'amax_epsilon': found 1e+300"));
+  EXPECT_THAT(error_in(R"({"recipe": "current", "amax_epsilon": -1})"),
+              HasSubstr("found -1, allowed: a finite number >= 0"));
+  EXPECT_THAT(error_in(R"({"recipe": "current", "amax_epsilon": 1e300})"),
+              HasSubstr("key 'amax_epsilon': found 1e+300"));
   EXPECT_EQ(error_in(R"({"amax_compute_algo": "mean"})"),
             "r.json: key 'amax_compute_algo': found \"mean\", allowed: most_recent, max; did you mean 'max'?");
   EXPECT_EQ(error_in(R"({"scaling_factor_compute_algo": "mine"})"),
             "r.json: key 'scaling_factor_compute_algo': found \"mine\", allowed: null (JSON holds no callables)");
-  EXPECT_THAT(error_in(R"({"override_linear_precision": [false]})"), HasSubstr("found an array, allowed: three of true, false"));
+  EXPECT_THAT(error_in(R"({"override_linear_precision": [false]})"),
+              HasSubstr("found an array, allowed: three of true, false"));
   EXPECT_THAT(error_in(R"({"recipe": "block", "x_block_scaling_dim": 2})"),
               HasSubstr("key 'w_block_scaling_dim': found 2, allowed: 1 where x_block_scaling_dim is 2"));
 }
@@ -165,9 +184,12 @@ Recipe random_recipe(std::mt19937& random) {
   const RecipeFormat format = upto(2) == 0 ? RecipeFormat::HYBRID : RecipeFormat::E4M3;
   const float epsilon = std::ldexp(static_cast<float>(random()), -40 - upto(100));
   switch (upto(5)) {
-    case 0: return CurrentScaling{format, upto(2) == 0, epsilon};
-    case 1: return BlockScaling{format, 1 + upto(2), 1, 1, upto(2) == 0, 16 << upto(7), epsilon};
-    case 2: return MXFP8{format, 32};
+    case 0:
+      return CurrentScaling{format, upto(2) == 0, epsilon};
+    case 1:
+      return BlockScaling{format, 1 + upto(2), 1, 1, upto(2) == 0, 16 << upto(7), epsilon};
+    case 2:
+      return MXFP8{format, 32};
     case 3: {
       DelayedScaling nvidia = DelayedScaling::nvidia();
       nvidia.fp8_format = format, nvidia.margin = upto(9) - 4, nvidia.override_linear_precision[2] = upto(2) == 0;
@@ -175,7 +197,8 @@ Recipe random_recipe(std::mt19937& random) {
     }
     default: {
       DelayedScaling habana{.margin = upto(129) - 64, .interval = 1 + upto(100), .amax_history_len = 1 + upto(65536)};
-      habana.reduce_amax = upto(2) == 0, habana.stale_row_compat = upto(2) == 0, habana.power_of_two_scale = upto(2) == 0;
+      habana.reduce_amax = upto(2) == 0, habana.stale_row_compat = upto(2) == 0,
+      habana.power_of_two_scale = upto(2) == 0;
       habana.amax_compute_algo = upto(2) == 0 ? AmaxComputeAlgo::max : AmaxComputeAlgo::most_recent;
       return habana;
     }
@@ -208,13 +231,18 @@ TEST(RecipeConfig, RoundTripsAreExact) {
 
 TEST(RecipeConfig, WhatCannotBeWritten) {
   DelayedScaling callable;
-  callable.amax_compute_algo = [](const recipes::AmaxRows& history) -> Eigen::ArrayXf { return history.row(0).transpose(); };
+  callable.amax_compute_algo = [](const recipes::AmaxRows& history) -> Eigen::ArrayXf {
+    return history.row(0).transpose();
+  };
   EXPECT_EQ(error_of([&] { to_json({callable, {}, "mine"}); }),
             "mine: key 'amax_compute_algo': found a callable, which JSON can't hold, allowed: most_recent, max");
-  EXPECT_EQ(error_of([&] { to_json({MXFP8{}, {{"a", Recipe(callable)}}, "mine"}); }),
-            "mine: key 'modules[0].amax_compute_algo': found a callable, which JSON can't hold, allowed: most_recent, max");
+  EXPECT_EQ(
+      error_of([&] { to_json({MXFP8{}, {{"a", Recipe(callable)}}, "mine"}); }),
+      "mine: key 'modules[0].amax_compute_algo': found a callable, which JSON can't hold, allowed: most_recent, max");
   DelayedScaling scaling;
-  scaling.scaling_factor_compute_algo = [](const auto&, const Eigen::ArrayXf& scale, float, const auto&) { return scale; };
+  scaling.scaling_factor_compute_algo = [](const auto&, const Eigen::ArrayXf& scale, float, const auto&) {
+    return scale;
+  };
   EXPECT_EQ(error_of([&] { to_json({scaling, {}, "mine"}); }),
             "mine: key 'scaling_factor_compute_algo': found a callable, which JSON can't hold, allowed: not set");
   EXPECT_EQ(error_of([&] { to_json({DelayedScaling{.margin = 99}, {}, "mine"}); }),
@@ -226,7 +254,9 @@ TEST(RecipeConfig, WhatCannotBeWritten) {
 
 TEST(RecipeConfig, PresetsAreTheShippedFilesAndTheDefaults) {
   const std::filesystem::path folder = std::filesystem::path(FP8_SOURCE_DIR) / "configs/json";
-  const Recipe expected[] = {DelayedScaling::habana(), DelayedScaling{.fp8_format = RecipeFormat::HYBRID}, DelayedScaling::nvidia(), CurrentScaling{}, BlockScaling{}, MXFP8{}};
+  const Recipe expected[] = {DelayedScaling::habana(), DelayedScaling{.fp8_format = RecipeFormat::HYBRID},
+                             DelayedScaling::nvidia(), CurrentScaling{},
+                             BlockScaling{},           MXFP8{}};
   ASSERT_EQ(recipe_preset_names().size(), std::size(expected));
   for (std::size_t i = 0; i < std::size(expected); ++i) {
     const std::string& name = recipe_preset_names()[i];
@@ -245,7 +275,8 @@ TEST(RecipeConfig, PresetsAreTheShippedFilesAndTheDefaults) {
 
 TEST(RecipeConfig, ArgumentThatIsNeither) {
   EXPECT_EQ(error_of([] { recipe_from_argument("nvida"); }),
-            "recipe: found 'nvida', allowed: habana, habana-hybrid, nvidia, current, block, mxfp8, or a JSON file; did you mean 'nvidia'?");
+            "recipe: found 'nvida', allowed: habana, habana-hybrid, nvidia, current, block, mxfp8, or a JSON file; did "
+            "you mean 'nvidia'?");
   EXPECT_THAT(error_of([] { recipe_from_argument("no/such.json"); }), HasSubstr("no/such.json"));
 }
 

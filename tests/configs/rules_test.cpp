@@ -35,8 +35,13 @@ std::vector<std::string> problems(const io::Json& json, Dialect device, const En
   return rule_problems(parse_quant_config(json, "q.json"), device, environment);
 }
 
-const std::set<std::string> kDynamic{"MAXABS_POW2", "MAXABS_ARBITRARY", "MAXABS_POW2_OPT_WEIGHT", "ACT_MAXABS_POW2_WEIGHTS_PCS_MAXABS_POW2",
-                                     "ACT_MAXABS_POW2_WEIGHTS_PCS_OPT_POW2", "ACT_MAXABS_PCS_POW2_WEIGHT_MAXABS_PTS_POW2_HW", "MAXABS_PCS_POW2"};
+const std::set<std::string> kDynamic{"MAXABS_POW2",
+                                     "MAXABS_ARBITRARY",
+                                     "MAXABS_POW2_OPT_WEIGHT",
+                                     "ACT_MAXABS_POW2_WEIGHTS_PCS_MAXABS_POW2",
+                                     "ACT_MAXABS_POW2_WEIGHTS_PCS_OPT_POW2",
+                                     "ACT_MAXABS_PCS_POW2_WEIGHT_MAXABS_PTS_POW2_HW",
+                                     "MAXABS_PCS_POW2"};
 
 TEST(Rules, DynamicQuantizationTakesTheMethodsThatFit) {
   for (const auto& method : recipes::scale_methods()) {
@@ -44,25 +49,32 @@ TEST(Rules, DynamicQuantizationTakesTheMethodsThatFit) {
     if (kDynamic.count(method.name) != 0) {
       EXPECT_EQ(error, "no error") << method.name;
     } else {
-      EXPECT_THAT(error, AllOf(HasSubstr("q.json: key 'scale_method': found "), HasSubstr(" with dynamic_quantization, "),
-                               HasSubstr("allowed: maxabs_pow2, maxabs_arbitrary, "), Not(HasSubstr("unit_scale,")))) << method.name;
+      EXPECT_THAT(error,
+                  AllOf(HasSubstr("q.json: key 'scale_method': found "), HasSubstr(" with dynamic_quantization, "),
+                        HasSubstr("allowed: maxabs_pow2, maxabs_arbitrary, "), Not(HasSubstr("unit_scale,"))))
+          << method.name;
     }
   }
 }
 
 TEST(Rules, PerTokenMethodsAreDynamicOnly) {
   for (const char* name : {"MAXABS_PCS_POW2", "ACT_MAXABS_PCS_POW2_WEIGHT_MAXABS_PTS_POW2_HW"}) {
-    EXPECT_THAT(parse_error({{"scale_method", name}}), HasSubstr("without dynamic_quantization, allowed: set dynamic_quantization")) << name;
+    EXPECT_THAT(parse_error({{"scale_method", name}}),
+                HasSubstr("without dynamic_quantization, allowed: set dynamic_quantization"))
+        << name;
     EXPECT_EQ(parse_error({{"scale_method", name}, {"dynamic_quantization", true}}), "no error") << name;
   }
 }
 
 TEST(Rules, ExceptionsOfAnObjectAreHeldToTheRulesToo) {
   const io::Json pow2 = {{"weight", {{"rounding_method", "POW2"}}}, {"activation", {{"rounding_method", "POW2"}}}};
-  const io::Json hw = {{"weight", {{"rounding_method", "HW_ALIGNED"}}}, {"activation", {{"rounding_method", "HW_ALIGNED"}}}};
-  EXPECT_THAT(parse_error({{"dynamic_quantization", true}, {"scale_method", {{"default", pow2}, {"layers", {{"4", hw}}}}}}),
-              HasSubstr("q.json: key 'scale_method.layers.4': found maxabs_hw with dynamic_quantization"));
-  EXPECT_THAT(parse_error({{"dynamic_quantization", true}, {"scale_method", {{"default", hw}}}}), HasSubstr("found maxabs_hw with"));
+  const io::Json hw = {{"weight", {{"rounding_method", "HW_ALIGNED"}}},
+                       {"activation", {{"rounding_method", "HW_ALIGNED"}}}};
+  EXPECT_THAT(
+      parse_error({{"dynamic_quantization", true}, {"scale_method", {{"default", pow2}, {"layers", {{"4", hw}}}}}}),
+      HasSubstr("q.json: key 'scale_method.layers.4': found maxabs_hw with dynamic_quantization"));
+  EXPECT_THAT(parse_error({{"dynamic_quantization", true}, {"scale_method", {{"default", hw}}}}),
+              HasSubstr("found maxabs_hw with"));
 }
 
 TEST(Rules, DynamicQuantizationExcludesWhatItCanNotDo) {
@@ -73,11 +85,13 @@ TEST(Rules, DynamicQuantizationExcludesWhatItCanNotDo) {
   };
   EXPECT_EQ(with(io::Json::object()), "no error");
   for (const char* mode : {"MEASURE", "SHAPE", "NONE"}) {
-    EXPECT_EQ(with({{"mode", mode}}), std::string("q.json: key 'dynamic_quantization': found true with mode ") + mode + ", allowed: QUANTIZE, LOAD, AUTO");
+    EXPECT_EQ(with({{"mode", mode}}), std::string("q.json: key 'dynamic_quantization': found true with mode ") + mode +
+                                          ", allowed: QUANTIZE, LOAD, AUTO");
   }
   for (const char* mode : {"QUANTIZE", "LOAD", "AUTO"}) EXPECT_EQ(with({{"mode", mode}}), "no error") << mode;
   for (const char* key : {"use_qdq", "fake_quant", "row_parallel_linear_allreduce_quantization"}) {
-    EXPECT_EQ(with({{key, true}}), std::string("q.json: key 'dynamic_quantization': found true with ") + key + ", allowed: one of the two");
+    EXPECT_EQ(with({{key, true}}),
+              std::string("q.json: key 'dynamic_quantization': found true with ") + key + ", allowed: one of the two");
     EXPECT_EQ(parse_error({{key, true}}), "no error") << key;
   }
 }
@@ -88,10 +102,13 @@ TEST(Rules, ScalesOfAnotherDeviceAreGaudi2sOnGaudi3WithMaxabsHw) {
   EXPECT_THAT(problems({{"device_for_scales", "GAUDI2"}, {"scale_method", "maxabs_pow2"}}, Dialect::gaudi2), IsEmpty());
   EXPECT_THAT(problems({{"device_for_scales", "GAUDI3"}, {"scale_method", "maxabs_pow2"}}, Dialect::gaudi3), IsEmpty());
   EXPECT_THAT(problems({{"scale_method", "maxabs_pow2"}}, Dialect::gaudi2), IsEmpty());
-  const auto other_method = problems({{"device_for_scales", "GAUDI2"}, {"scale_method", "maxabs_pow2"}}, Dialect::gaudi3);
+  const auto other_method =
+      problems({{"device_for_scales", "GAUDI2"}, {"scale_method", "maxabs_pow2"}}, Dialect::gaudi3);
   ASSERT_EQ(other_method.size(), 1u);
-  EXPECT_EQ(other_method[0], "q.json: key 'device_for_scales': found GAUDI2 on a gaudi3 device with maxabs_pow2 (default), allowed: GAUDI3, null, or "
-                             "scale_method maxabs_hw");
+  EXPECT_EQ(other_method[0],
+            "q.json: key 'device_for_scales': found GAUDI2 on a gaudi3 device with maxabs_pow2 (default), allowed: "
+            "GAUDI3, null, or "
+            "scale_method maxabs_hw");
   const auto other_device = problems({{"device_for_scales", "GAUDI3"}}, Dialect::gaudi2);
   ASSERT_EQ(other_device.size(), 1u);
   EXPECT_EQ(other_device[0], "q.json: key 'device_for_scales': found GAUDI3 on a gaudi2 device, allowed: GAUDI2, null");
@@ -105,19 +122,27 @@ TEST(Rules, RuntimeScalePatchingTakesOneScalePerTensor) {
     const bool channels = method.weight.granularity == recipes::Granularity::PCS;
     const auto found = problems({{"scale_method", method.name}}, Dialect::gaudi3, patching);
     EXPECT_EQ(found.size(), channels ? 1u : 0u) << method.name;
-    for (const std::string& problem : found) EXPECT_THAT(problem, HasSubstr("with RUNTIME_SCALE_PATCHING, which takes one scale per tensor"));
+    for (const std::string& problem : found)
+      EXPECT_THAT(problem, HasSubstr("with RUNTIME_SCALE_PATCHING, which takes one scale per tensor"));
     EXPECT_THAT(problems({{"scale_method", method.name}, {"mode", "MEASURE"}}, Dialect::gaudi3, patching), IsEmpty());
   }
-  EXPECT_THAT(problems({{"scale_method", "maxabs_pcs_pow2"}, {"dynamic_quantization", true}}, Dialect::gaudi3, patching), IsEmpty());
+  EXPECT_THAT(
+      problems({{"scale_method", "maxabs_pcs_pow2"}, {"dynamic_quantization", true}}, Dialect::gaudi3, patching),
+      IsEmpty());
 }
 
 TEST(Rules, ATypeWithAModulePathIsReportedWithTheNearestType) {
-  const io::Json json = {{"allowlist", {{"types", {"torch.nn.Linear", "Linear"}}}}, {"blocklist", {{"types", {"linear", "Softmax"}}}}};
+  const io::Json json = {{"allowlist", {{"types", {"torch.nn.Linear", "Linear"}}}},
+                         {"blocklist", {{"types", {"linear", "Softmax"}}}}};
   const QuantConfig config = parse_quant_config(json, "q.json");
   const auto found = unknown_type_problems(config);
   ASSERT_EQ(found.size(), 2u);
-  EXPECT_THAT(found[0], HasSubstr("q.json: key 'allowlist.types': found 'torch.nn.Linear', which is no class that can be quantized, did you mean 'Linear'?"));
-  EXPECT_THAT(found[1], HasSubstr("key 'blocklist.types': found 'linear', which is no class that can be quantized, did you mean 'Linear'?"));
+  EXPECT_THAT(found[0], HasSubstr("q.json: key 'allowlist.types': found 'torch.nn.Linear', which is no class that can "
+                                  "be quantized, did you mean 'Linear'?"));
+  EXPECT_THAT(
+      found[1],
+      HasSubstr(
+          "key 'blocklist.types': found 'linear', which is no class that can be quantized, did you mean 'Linear'?"));
 }
 
 TEST(Rules, WhoMeasuresOrQuantizesRefusesATypeWithAModulePath) {
@@ -125,29 +150,37 @@ TEST(Rules, WhoMeasuresOrQuantizesRefusesATypeWithAModulePath) {
     return error_of([&] { check_rules(parse_quant_config(json, "q.json"), Dialect::gaudi3, {}); });
   };
   EXPECT_THAT(error({{"allowlist", {{"types", {"Linear", "torch.nn.Linear"}}}}}),
-              HasSubstr("q.json: key 'allowlist.types': found 'torch.nn.Linear', which is no class that can be quantized, did you mean 'Linear'?"));
-  EXPECT_THAT(error({{"blocklist", {{"types", {"torch.nn.Softmax"}}}}}), HasSubstr("key 'blocklist.types': found 'torch.nn.Softmax'"));
-  EXPECT_EQ(error({{"blocklist", {{"types", {"MyOwnLayer"}}}}}), "no error") << "a class of the user's own, which matches nothing";
+              HasSubstr("q.json: key 'allowlist.types': found 'torch.nn.Linear', which is no class that can be "
+                        "quantized, did you mean 'Linear'?"));
+  EXPECT_THAT(error({{"blocklist", {{"types", {"torch.nn.Softmax"}}}}}),
+              HasSubstr("key 'blocklist.types': found 'torch.nn.Softmax'"));
+  EXPECT_EQ(error({{"blocklist", {{"types", {"MyOwnLayer"}}}}}), "no error")
+      << "a class of the user's own, which matches nothing";
 }
 
 TEST(Rules, NoScaleIsMadeOfTheFilesOfShapeAndSave) {
   for (const char* observer : {"shape", "save"}) {
     const io::Json quantize = {{"observer", observer}}, measure = {{"observer", observer}, {"mode", "MEASURE"}},
-                   fixed = {{"observer", observer}, {"scale_method", "unit_scale"}}, automatic = {{"observer", observer}, {"mode", "AUTO"}};
+                   fixed = {{"observer", observer}, {"scale_method", "unit_scale"}},
+                   automatic = {{"observer", observer}, {"mode", "AUTO"}};
     const auto found = problems(quantize, Dialect::gaudi3);
     ASSERT_EQ(found.size(), 1u);
     EXPECT_THAT(found[0], AllOf(HasSubstr("q.json: key 'observer': found \"" + std::string(observer) + "\""),
-                                HasSubstr("allowed where scales are made of measurements: maxabs, maxabs_per_channel, histogram, percentile, mse, kl")));
-    for (const auto& json : {measure, fixed, automatic}) EXPECT_THAT(problems(json, Dialect::gaudi3), IsEmpty()) << json;
+                                HasSubstr("allowed where scales are made of measurements: maxabs, maxabs_per_channel, "
+                                          "histogram, percentile, mse, kl")));
+    for (const auto& json : {measure, fixed, automatic})
+      EXPECT_THAT(problems(json, Dialect::gaudi3), IsEmpty()) << json;
     EXPECT_EQ(error_of([&] { refuse_observer_without_amax(parse_quant_config(fixed, "q.json")); }), "no error");
-    EXPECT_THAT(error_of([&] { refuse_observer_without_amax(parse_quant_config(automatic, "q.json")); }), HasSubstr("key 'observer'"));
+    EXPECT_THAT(error_of([&] { refuse_observer_without_amax(parse_quant_config(automatic, "q.json")); }),
+                HasSubstr("key 'observer'"));
   }
 }
 
 TEST(Rules, CheckThrowsTheFirst) {
   Environment patching;
   patching.runtime_scale_patching = true;
-  const QuantConfig config = parse_quant_config({{"device_for_scales", "GAUDI3"}, {"scale_method", "act_maxabs_hw_weights_pcs_maxabs_pow2"}}, "q.json");
+  const QuantConfig config = parse_quant_config(
+      {{"device_for_scales", "GAUDI3"}, {"scale_method", "act_maxabs_hw_weights_pcs_maxabs_pow2"}}, "q.json");
   EXPECT_THAT(error_of([&] { check_rules(config, Dialect::gaudi2, patching); }), HasSubstr("'device_for_scales'"));
   EXPECT_THAT(error_of([&] { check_rules(config, Dialect::gaudi3, patching); }), HasSubstr("RUNTIME_SCALE_PATCHING"));
   EXPECT_EQ(error_of([&] { check_rules(config, Dialect::gaudi3, {}); }), "no error");

@@ -17,7 +17,9 @@ using testing::AllOf;
 using testing::HasSubstr;
 using testing::StartsWith;
 
-ScaleMethods parse(const std::string& text) { return parse_scale_methods(io::parse_json(text, "q"), "q.json", "scale_method"); }
+ScaleMethods parse(const std::string& text) {
+  return parse_scale_methods(io::parse_json(text, "q"), "q.json", "scale_method");
+}
 
 std::string error_of(const std::string& text) {
   try {
@@ -85,14 +87,16 @@ TEST(ScaleMethods, OfAllPairsExactlyTheThirteenAreAccepted) {
   std::vector<io::Json> triples;
   for (const auto& g : granularities) {
     for (const auto& v : values) {
-      for (const auto& r : roundings) triples.push_back({{"granularity", g}, {"scale_value_type", v}, {"rounding_method", r}, {"backoff", 0.3}});
+      for (const auto& r : roundings)
+        triples.push_back({{"granularity", g}, {"scale_value_type", v}, {"rounding_method", r}, {"backoff", 0.3}});
     }
   }
   std::multiset<std::string> accepted;
   for (const io::Json& weight : triples) {
     for (const io::Json& activation : triples) {
       try {
-        const auto methods = parse_scale_methods({{"default", {{"weight", weight}, {"activation", activation}}}}, "q", "scale_method");
+        const auto methods =
+            parse_scale_methods({{"default", {{"weight", weight}, {"activation", activation}}}}, "q", "scale_method");
         accepted.insert(methods.name());
         EXPECT_EQ(methods.default_method.weight.backoff, 0.3f);
       } catch (const io::Error& error) {
@@ -105,36 +109,50 @@ TEST(ScaleMethods, OfAllPairsExactlyTheThirteenAreAccepted) {
 }
 
 TEST(ScaleMethods, CandidatesOfASearch) {
-  const std::string search = R"("weight": {"scale_value_type": "OPT", "rounding_method": "POW2", "params": {"weight_scales": [0.5, 1, 2]}},
+  const std::string search =
+      R"("weight": {"scale_value_type": "OPT", "rounding_method": "POW2", "params": {"weight_scales": [0.5, 1, 2]}},
       "activation": {"rounding_method": "POW2"})";
-  const ScaleMethods methods = parse(R"({"default": {)" + search + R"(}, "layers": {"0": {"weight": {"scale_value_type": "MAXABS"}}}})");
+  const ScaleMethods methods =
+      parse(R"({"default": {)" + search + R"(}, "layers": {"0": {"weight": {"scale_value_type": "MAXABS"}}}})");
   EXPECT_EQ(methods.default_method.weight.candidates, (std::vector<float>{0.5f, 1.0f, 2.0f}));
   EXPECT_TRUE(methods.for_module("layers.0", "T").weight.candidates.empty());
   EXPECT_EQ(error_of(R"({"default": {"weight": {"params": {"weight_scales": [1]}}}})"),
-            "q.json: key 'scale_method.default.weight.params.weight_scales': found candidates for scale_value_type MAXABS, allowed: only with OPT");
+            "q.json: key 'scale_method.default.weight.params.weight_scales': found candidates for scale_value_type "
+            "MAXABS, allowed: only with OPT");
   for (const char* bad : {"[]", "[0]", "[-1]", "[\"one\"]", "[1e-60]", "3", "{}"}) {
-    EXPECT_THAT(error_of(std::string(R"({"default": {"weight": {"scale_value_type": "OPT", "params": {"weight_scales": )") + bad + "}}}}"),
-                AllOf(StartsWith("q.json: key 'scale_method.default.weight.params.weight_scales': found "), HasSubstr("allowed: an array of"))) << bad;
+    EXPECT_THAT(
+        error_of(std::string(R"({"default": {"weight": {"scale_value_type": "OPT", "params": {"weight_scales": )") +
+                 bad + "}}}}"),
+        AllOf(StartsWith("q.json: key 'scale_method.default.weight.params.weight_scales': found "),
+              HasSubstr("allowed: an array of")))
+        << bad;
   }
 }
 
 TEST(ScaleMethods, ErrorsNameThePath) {
-  EXPECT_EQ(error_of(R"({"default": {}, "layers": {"3": {"weight": {"rounding_method": "POW"}}}})"),
-            "q.json: key 'scale_method.layers.3.weight.rounding_method': found \"POW\", allowed: IDENTITY, POW2, HW_ALIGNED, "
-            "HW_ALIGNED_FIXED, SCALE_UNIT");
+  EXPECT_EQ(
+      error_of(R"({"default": {}, "layers": {"3": {"weight": {"rounding_method": "POW"}}}})"),
+      "q.json: key 'scale_method.layers.3.weight.rounding_method': found \"POW\", allowed: IDENTITY, POW2, HW_ALIGNED, "
+      "HW_ALIGNED_FIXED, SCALE_UNIT");
   EXPECT_EQ(error_of(R"({"default": {"activation": {"granularity": 1}}})"),
             "q.json: key 'scale_method.default.activation.granularity': found 1, allowed: PTS, PCS");
   EXPECT_EQ(error_of(R"({"default": {"activation": {"rounding": "POW2"}}})"),
-            "q.json: key 'scale_method.default.activation': unknown key 'rounding', did you mean 'rounding_method'? allowed: granularity, "
+            "q.json: key 'scale_method.default.activation': unknown key 'rounding', did you mean 'rounding_method'? "
+            "allowed: granularity, "
             "scale_value_type, rounding_method, backoff, params");
-  EXPECT_EQ(error_of(R"({"default": {"weights": {}}})"),
-            "q.json: key 'scale_method.default': unknown key 'weights', did you mean 'weight'? allowed: weight, activation");
+  EXPECT_EQ(
+      error_of(R"({"default": {"weights": {}}})"),
+      "q.json: key 'scale_method.default': unknown key 'weights', did you mean 'weight'? allowed: weight, activation");
   EXPECT_EQ(error_of(R"({"default": {}, "layer_type": {}})"),
-            "q.json: key 'scale_method': unknown key 'layer_type', did you mean 'layer_types'? allowed: default, nodes, layers, layer_types");
-  EXPECT_EQ(error_of(R"({"nodes": {}})"), "q.json: key 'scale_method': found an object without the key default, which it must have");
-  EXPECT_EQ(error_of(R"({"default": {}, "nodes": []})"), "q.json: key 'scale_method.nodes': found [], allowed: an object of methods");
-  EXPECT_EQ(error_of(R"({"default": {}, "nodes": {"a": "maxabs_hw"}})"),
-            "q.json: key 'scale_method.nodes.a': found \"maxabs_hw\", allowed: an object with the keys weight, activation");
+            "q.json: key 'scale_method': unknown key 'layer_type', did you mean 'layer_types'? allowed: default, "
+            "nodes, layers, layer_types");
+  EXPECT_EQ(error_of(R"({"nodes": {}})"),
+            "q.json: key 'scale_method': found an object without the key default, which it must have");
+  EXPECT_EQ(error_of(R"({"default": {}, "nodes": []})"),
+            "q.json: key 'scale_method.nodes': found [], allowed: an object of methods");
+  EXPECT_EQ(
+      error_of(R"({"default": {}, "nodes": {"a": "maxabs_hw"}})"),
+      "q.json: key 'scale_method.nodes.a': found \"maxabs_hw\", allowed: an object with the keys weight, activation");
   EXPECT_EQ(error_of(R"({"default": {}, "layers": {"first": {}}})"),
             "q.json: key 'scale_method.layers': found 'first', allowed: a layer's number");
   EXPECT_EQ(error_of(R"({"default": {"weight": {"backoff": 2}}})"),
@@ -143,17 +161,22 @@ TEST(ScaleMethods, ErrorsNameThePath) {
 
 TEST(ScaleMethods, UnsupportedPairsNameTheEntryAndWhatItsWeightGoesWith) {
   EXPECT_EQ(error_of(R"({"default": {}, "layer_types": {"Linear": {"weight": {"rounding_method": "HW_ALIGNED"}}}})"),
-            "q.json: key 'scale_method.layer_types.Linear': Unsupported config: weight PTS MAXABS HW_ALIGNED with activation PTS MAXABS "
+            "q.json: key 'scale_method.layer_types.Linear': Unsupported config: weight PTS MAXABS HW_ALIGNED with "
+            "activation PTS MAXABS "
             "IDENTITY, allowed for that weight: PTS MAXABS HW_ALIGNED, PCS MAXABS POW2");
   EXPECT_THAT(error_of(R"({"default": {"weight": {"granularity": "PCS", "scale_value_type": "FIXED_VALUE"}}})"),
-              AllOf(StartsWith("q.json: key 'scale_method.default': Unsupported config: weight PCS FIXED_VALUE IDENTITY, allowed for a weight: "),
+              AllOf(StartsWith("q.json: key 'scale_method.default': Unsupported config: weight PCS FIXED_VALUE "
+                               "IDENTITY, allowed for a weight: "),
                     HasSubstr("PTS OPT HW_ALIGNED")));
 }
 
 TEST(ScaleMethods, ReportHasTheFormOfTheDump) {
   const io::Json report = method_report(parse(kObject), {{"model.layers.1.q", "Linear"}, {"lm_head", "Linear"}});
-  EXPECT_EQ(report["model.layers.1.q"]["WEIGHT"],
-            (io::Json{{"granularity", "PTS"}, {"scale_value_type", "MAXABS"}, {"rounding_method", "HW_ALIGNED"}, {"backoff", 0.5}, {"params", io::Json::object()}}));
+  EXPECT_EQ(report["model.layers.1.q"]["WEIGHT"], (io::Json{{"granularity", "PTS"},
+                                                            {"scale_value_type", "MAXABS"},
+                                                            {"rounding_method", "HW_ALIGNED"},
+                                                            {"backoff", 0.5},
+                                                            {"params", io::Json::object()}}));
   EXPECT_EQ(report["lm_head"]["WEIGHT"]["granularity"], "PCS");
   EXPECT_EQ(report["lm_head"]["ACTIVATION"]["backoff"], 0.25);
   EXPECT_EQ(report.size(), 2u);

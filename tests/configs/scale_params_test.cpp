@@ -32,7 +32,9 @@ TEST(ScaleParams, DocumentedBackoffKeysWork) {
     EXPECT_EQ(config.scale_methods.for_module("m", "Linear").weight.backoff, 1.0f) << text;
   }
   // 100 / (448 * 0.25) = 0.9 and 100 / (448 * 0.125) = 1.8, rounded up to a power of two: the key changes the scale.
-  const auto scale = [](const char* text) { return recipes::inc_scale_inv(100.0f, parse(text).scale_method.activation, {}, "x"); };
+  const auto scale = [](const char* text) {
+    return recipes::inc_scale_inv(100.0f, parse(text).scale_method.activation, {}, "x");
+  };
   EXPECT_EQ(scale("{}"), 1.0f);
   EXPECT_EQ(scale(R"({"input_backoff": 0.125})"), 2.0f);
 }
@@ -46,7 +48,8 @@ TEST(ScaleParams, BackoffsLeaveFixedScalesAndWrittenBackoffsAlone) {
 }
 
 TEST(ScaleParams, BadBackoffs) {
-  EXPECT_EQ(error_of(R"({"input_backoff": 0})"), "q.json: key 'input_backoff': found 0, allowed: a number from 2^-20 to 1");
+  EXPECT_EQ(error_of(R"({"input_backoff": 0})"),
+            "q.json: key 'input_backoff': found 0, allowed: a number from 2^-20 to 1");
   EXPECT_EQ(error_of(R"({"scale_params": {"weight_backoff": 1.5}})"),
             "q.json: key 'scale_params.weight_backoff': found 1.5, allowed: a number from 2^-20 to 1");
   EXPECT_EQ(error_of(R"({"scale_params": {"weight_backoff": "one"}})"),
@@ -66,8 +69,10 @@ TEST(ScaleParams, ParametersOfObservers) {
   EXPECT_THAT(error_of(R"({"scale_params": {"input_backof": 1}})"), HasSubstr("did you mean 'input_backoff'?"));
   EXPECT_THAT(error_of(R"({"scale_params": {"percentile": 101}, "observer": "percentile"})"),
               HasSubstr("'scale_params.percentile': found 101, allowed: a number above 0, up to 100"));
-  EXPECT_THAT(error_of(R"({"scale_params": {"bins": 20.5}, "observer": "kl"})"), HasSubstr("an integer from 16 to 65536"));
-  EXPECT_THAT(error_of(R"({"scale_params": {"bins": "many"}, "observer": "mse"})"), HasSubstr("found \"many\", allowed: a number"));
+  EXPECT_THAT(error_of(R"({"scale_params": {"bins": 20.5}, "observer": "kl"})"),
+              HasSubstr("an integer from 16 to 65536"));
+  EXPECT_THAT(error_of(R"({"scale_params": {"bins": "many"}, "observer": "mse"})"),
+              HasSubstr("found \"many\", allowed: a number"));
   EXPECT_THAT(error_of(R"({"scale_params": []})"), HasSubstr("'scale_params': found [], allowed: an object"));
   EXPECT_NO_THROW(parse(R"({"scale_params": {"hp_dtype": "torch.bfloat16", "lp_dtype": "torch.float8_e4m3fn"}})"));
   ParseOptions options;

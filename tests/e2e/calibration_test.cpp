@@ -27,8 +27,8 @@ class Calibration : public ::testing::Test {
     json["dump_stats_path"] = "x/p";
     const auto config = folder_ / "config.json";
     write_file(config, json.dump());
-    return {"measure", "--model", demo_model(), "--data", calibration_text(), "--samples", samples, "--seq-len", "64", "--batch", "2",
-            "--config", config.string(), "--out", out().string()};
+    return {"measure", "--model", demo_model(), "--data",   calibration_text(), "--samples", samples,       "--seq-len",
+            "64",      "--batch", "2",          "--config", config.string(),    "--out",     out().string()};
   }
   std::filesystem::path out() const { return folder_ / "out"; }
   io::Json json(const std::string& name) const { return io::read_json(out() / name); }
@@ -75,7 +75,7 @@ TEST_F(Calibration, ModeShapeWritesShapes) {
   EXPECT_EQ(shapes["Mode"], "Shape");
   const auto& node = shapes["Nodes"]["model.layers.0.self_attn.q_proj"];
   EXPECT_EQ(node["inputs"][0][0].size(), 3u);
-  EXPECT_EQ(node["inputs"][0][0][0], 2);   // the last batch
+  EXPECT_EQ(node["inputs"][0][0][0], 2);  // the last batch
   EXPECT_EQ(node["inputs"][0][0][1], 64);
   EXPECT_EQ(node["inputs"][0][0][2], node["params"]["weight"][0][1]);
 }
@@ -108,7 +108,8 @@ TEST_F(Calibration, WhatWasWrittenInBetweenSurvivesTheHardestEnd) {
     test::become_fp8(all, options, (folder_ / "stdout").string(), (folder_ / "stderr").string());
   }
   const auto list = out() / "p_hooks_maxabs_mod_list.json";
-  for (int i = 0; i < 60000 && !std::filesystem::exists(list); ++i) std::this_thread::sleep_for(std::chrono::milliseconds(1));
+  for (int i = 0; i < 60000 && !std::filesystem::exists(list); ++i)
+    std::this_thread::sleep_for(std::chrono::milliseconds(1));
   std::this_thread::sleep_for(std::chrono::milliseconds(200));
   kill(child, SIGKILL);
   int status = 0;

@@ -27,7 +27,8 @@ const std::string& quantized() {
 }
 
 Arguments evaluating(const std::string& model, const Arguments& more = {}) {
-  Arguments arguments = {"evaluate", "--json", "--model", model, "--data", heldout_text(), "--samples", "2", "--seq-len", "64"};
+  Arguments arguments = {"evaluate",     "--json",    "--model", model,       "--data",
+                         heldout_text(), "--samples", "2",       "--seq-len", "64"};
   arguments.insert(arguments.end(), more.begin(), more.end());
   return arguments;
 }
@@ -38,13 +39,19 @@ double perplexity(const std::string& model, const Arguments& more = {}, const En
 // Dialects
 
 TEST(Dialect, OcpCodesAreRefusedOnGaudi2AtEveryDoor) {
-  const std::vector<std::string> words = {quantized(), "dialect ocp", "FP8_HPU_DEVICE=gaudi2", "fp8 convert --dialect gaudi2", "--dialect ocp"};
+  const std::vector<std::string> words = {quantized(), "dialect ocp", "FP8_HPU_DEVICE=gaudi2",
+                                          "fp8 convert --dialect gaudi2", "--dialect ocp"};
   expect_refused(fp8(evaluating(quantized()), kGaudi2), words);
   expect_refused(fp8(evaluating(demo_model(), {"--reference", quantized()}), kGaudi2), words);
-  expect_refused(fp8({"generate", "--json", "--model", quantized(), "--prompt", "In the", "--tokens", "2"}, kGaudi2), words);
+  expect_refused(fp8({"generate", "--json", "--model", quantized(), "--prompt", "In the", "--tokens", "2"}, kGaudi2),
+                 words);
   // These take no fp8 checkpoint at all.
   const test::TempDir folder;
-  EXPECT_EQ(fp8({"measure", "--model", quantized(), "--data", calibration_text(), "--samples", "1", "--out", (folder / "m").string()}, kGaudi2).code, 1);
+  EXPECT_EQ(fp8({"measure", "--model", quantized(), "--data", calibration_text(), "--samples", "1", "--out",
+                 (folder / "m").string()},
+                kGaudi2)
+                .code,
+            1);
   EXPECT_EQ(fp8({"inspect", quantized(), "--data", heldout_text()}, kGaudi2).code, 1);
   // Without fp8.json ocp is what codes are taken for.
   const Model bare(quantized());
@@ -56,14 +63,19 @@ TEST(Dialect, WhoSaysOcpGoesOn) {
   const double expected = perplexity(quantized());
   EXPECT_EQ(perplexity(quantized(), {"--dialect", "ocp"}, kGaudi2), expected);
   EXPECT_EQ(perplexity(quantized(), {"--dialect", "gaudi3"}, kGaudi2), expected);
-  EXPECT_EQ(fp8({"generate", "--model", quantized(), "--prompt", "In the", "--tokens", "2", "--dialect", "ocp"}, kGaudi2).code, 0);
-  expect_refused(fp8(evaluating(quantized(), {"--dialect", "gaudi2"})), {"fp8.json", "dialect", "ocp", "fp8 convert --dialect gaudi2"});
+  EXPECT_EQ(
+      fp8({"generate", "--model", quantized(), "--prompt", "In the", "--tokens", "2", "--dialect", "ocp"}, kGaudi2)
+          .code,
+      0);
+  expect_refused(fp8(evaluating(quantized(), {"--dialect", "gaudi2"})),
+                 {"fp8.json", "dialect", "ocp", "fp8 convert --dialect gaudi2"});
 }
 
 TEST(Dialect, TheConversionThatIsNamedRuns) {
   const test::TempDir folder;
   const std::string out = (folder / "gaudi2").string();
-  expect_success(fp8({"convert", "--quiet", "--model", quantized(), "--to", "compressed-tensors", "--dialect", "gaudi2", "--out", out}));
+  expect_success(fp8({"convert", "--quiet", "--model", quantized(), "--to", "compressed-tensors", "--dialect", "gaudi2",
+                      "--out", out}));
   const double there = perplexity(out, {}, kGaudi2);
   EXPECT_EQ(perplexity(out), there) << "codes up to 240 mean the same everywhere";
   EXPECT_NEAR(there, perplexity(quantized()), 0.05 * there);
@@ -72,7 +84,8 @@ TEST(Dialect, TheConversionThatIsNamedRuns) {
 
 TEST(Dialect, CodesOfGaudi2WithoutAFileThatSaysSoAreTakenForThem) {
   const test::TempDir folder;
-  expect_success(fp8({"convert", "--quiet", "--model", quantized(), "--to", "compressed-tensors", "--dialect", "gaudi2", "--out", (folder / "g").string()}));
+  expect_success(fp8({"convert", "--quiet", "--model", quantized(), "--to", "compressed-tensors", "--dialect", "gaudi2",
+                      "--out", (folder / "g").string()}));
   const double expected = perplexity((folder / "g").string(), {}, kGaudi2);
   fs::remove(folder / "g" / "fp8.json");
   EXPECT_EQ(perplexity((folder / "g").string(), {"--dialect", "gaudi2"}, kGaudi2), expected);
@@ -88,18 +101,24 @@ TEST(UnexplainedCodes, AreRefusedWithWhatWasFoundAndReadIfAFormIsNamed) {
   model.edit("config.json", [](io::Json& j) { j.erase("quantization_config"); });
   const test::TempDir folder;
   const std::string out = (folder / "out").string();
-  const std::vector<std::string> words = {model.name(), "quantization_config", "weights in codes", "F8_E4M3", "weight_scale", "--assume"};
-  for (const char* to : {"bf16", "f32", "fp8"}) expect_refused(fp8({"convert", "--model", model.name(), "--to", to, "--out", out, "--verify"}), words);
+  const std::vector<std::string> words = {model.name(), "quantization_config", "weights in codes",
+                                          "F8_E4M3",    "weight_scale",        "--assume"};
+  for (const char* to : {"bf16", "f32", "fp8"})
+    expect_refused(fp8({"convert", "--model", model.name(), "--to", to, "--out", out, "--verify"}), words);
   expect_refused(fp8({"quantize", "--model", model.name(), "--dynamic", "--out", out}), words);
-  expect_refused(fp8({"measure", "--model", model.name(), "--data", calibration_text(), "--samples", "1", "--out", out}), words);
+  expect_refused(
+      fp8({"measure", "--model", model.name(), "--data", calibration_text(), "--samples", "1", "--out", out}), words);
   expect_evaluate_refused(model.name(), words);
   EXPECT_FALSE(fs::exists(out));
   const auto inspected = json_of(fp8({"inspect", "--json", "--tensors-only", model.name()}));
   EXPECT_THAT(inspected.value("problem", ""), HasSubstr("weights in codes"));
-  const auto json = json_of(fp8({"convert", "--json", "--model", model.name(), "--to", "bf16", "--out", out, "--assume", "compressed-tensors", "--verify"}));
+  const auto json = json_of(fp8({"convert", "--json", "--model", model.name(), "--to", "bf16", "--out", out, "--assume",
+                                 "compressed-tensors", "--verify"}));
   EXPECT_TRUE(json["verify"]["broken"].empty());
-  expect_success(fp8({"convert", "--quiet", "--model", quantized(), "--to", "bf16", "--out", (folder / "said").string()}));
-  EXPECT_TRUE(test::read_file(folder / "out" / "model.safetensors") == test::read_file(folder / "said" / "model.safetensors"));
+  expect_success(
+      fp8({"convert", "--quiet", "--model", quantized(), "--to", "bf16", "--out", (folder / "said").string()}));
+  EXPECT_TRUE(test::read_file(folder / "out" / "model.safetensors") ==
+              test::read_file(folder / "said" / "model.safetensors"));
 }
 
 // NaN and Inf
@@ -126,13 +145,17 @@ class NonFiniteModel : public ::testing::Test {
 };
 
 TEST_F(NonFiniteModel, IsRefusedEverywhereWithTensorAndNumber) {
-  for (const std::string tensor : {"model.layers.0.mlp.up_proj.weight", "model.layers.0.input_layernorm.weight", "model.embed_tokens.weight"}) {
+  for (const std::string tensor :
+       {"model.layers.0.mlp.up_proj.weight", "model.layers.0.input_layernorm.weight", "model.embed_tokens.weight"}) {
     for (const float bad : {NAN, INFINITY}) {
       spoil(tensor, bad);
-      const std::vector<std::string> words = {model.name(), tensor, std::string(std::isnan(bad) ? "NaN" : "Inf") + " in 1 of", "--allow-nonfinite"};
+      const std::vector<std::string> words = {
+          model.name(), tensor, std::string(std::isnan(bad) ? "NaN" : "Inf") + " in 1 of", "--allow-nonfinite"};
       const std::string out = (folder / "out").string();
-      for (const char* how : {"--dynamic", "--weights-only"}) expect_refused(fp8({"quantize", "--model", model.name(), how, "--out", out}), words);
-      for (const char* to : {"f32", "f16"}) expect_refused(fp8({"convert", "--model", model.name(), "--to", to, "--out", out}), words);
+      for (const char* how : {"--dynamic", "--weights-only"})
+        expect_refused(fp8({"quantize", "--model", model.name(), how, "--out", out}), words);
+      for (const char* to : {"f32", "f16"})
+        expect_refused(fp8({"convert", "--model", model.name(), "--to", to, "--out", out}), words);
       expect_refused(fp8(evaluating(model.name())), words);
       expect_refused(fp8({"generate", "--json", "--model", model.name(), "--prompt", "a", "--tokens", "1"}), words);
       EXPECT_THAT(names_in(folder.path()), IsEmpty());
@@ -156,7 +179,8 @@ TEST_F(NonFiniteModel, IsCopiedWhereItIsAllowedAndEvaluateReadsThat) {
   } else {
     EXPECT_EQ(json_of(evaluated)["perplexity"], perplexity(quantized()));
   }
-  expect_success(fp8({"convert", "--quiet", "--model", out, "--to", "f32", "--out", (folder / "f32").string(), "--allow-nonfinite", "--verify"}));
+  expect_success(fp8({"convert", "--quiet", "--model", out, "--to", "f32", "--out", (folder / "f32").string(),
+                      "--allow-nonfinite", "--verify"}));
   EXPECT_TRUE(io::read_json(folder / "f32" / "fp8.json").contains("nonfinite"));
 }
 
@@ -173,8 +197,9 @@ TEST_F(NonFiniteModel, InspectReportsItAndBadScales) {
 
   const Model coded(quantized());
   Tensors file = Tensors::read(coded.path() / "model.safetensors");
-  const std::string up = "model.layers.0.mlp.up_proj.weight", q = "model.layers.0.self_attn.q_proj.weight", k = "model.layers.0.self_attn.k_proj.weight",
-                    v = "model.layers.0.self_attn.v_proj.weight", o = "model.layers.0.self_attn.o_proj.weight";
+  const std::string up = "model.layers.0.mlp.up_proj.weight", q = "model.layers.0.self_attn.q_proj.weight",
+                    k = "model.layers.0.self_attn.k_proj.weight", v = "model.layers.0.self_attn.v_proj.weight",
+                    o = "model.layers.0.self_attn.o_proj.weight";
   file.poke(up, std::string("\x7F\xFF"));
   file.poke(q + "_scale", 0.0f);
   file.poke(k + "_scale", -1.0f);
@@ -196,14 +221,17 @@ TEST_F(NonFiniteModel, InspectReportsItAndBadScales) {
 
 TEST(InspectMeasurement, ReportsNegativeAndAbsurdAmax) {
   const test::TempDir folder;
-  write_file(folder / "s_hooks_maxabs.json",
-             R"({"Mode": "DynamicRange", "Nodes": {"a": {"inputs": [[[-3.0]]], "params": {"weight": [[2.0], [-1.0]]}}, "b": {"inputs": [[[1e30]], [[4.0]]], "outputs": [[[0.0]]]}}})");
+  write_file(
+      folder / "s_hooks_maxabs.json",
+      R"({"Mode": "DynamicRange", "Nodes": {"a": {"inputs": [[[-3.0]]], "params": {"weight": [[2.0], [-1.0]]}}, "b": {"inputs": [[[1e30]], [[4.0]]], "outputs": [[[0.0]]]}}})");
   auto json = json_of(fp8({"inspect", "--json", (folder / "s_hooks_maxabs.json").string()}));
   ASSERT_EQ(json["problems"].size(), 3u) << json["problems"];
-  EXPECT_THAT(json["problems"].dump(), AllOf(HasSubstr("a.inputs.0"), HasSubstr("a negative amax in 1 of 1"), HasSubstr("a.params.weight"), HasSubstr("in 1 of 2"), HasSubstr("b.inputs.0"),
-                                             HasSubstr("an absurd amax")));
+  EXPECT_THAT(json["problems"].dump(),
+              AllOf(HasSubstr("a.inputs.0"), HasSubstr("a negative amax in 1 of 1"), HasSubstr("a.params.weight"),
+                    HasSubstr("in 1 of 2"), HasSubstr("b.inputs.0"), HasSubstr("an absurd amax")));
   EXPECT_THAT(fp8({"inspect", (folder / "s_hooks_maxabs.json").string()}).out, HasSubstr("problem: "));
-  write_file(folder / "s_hooks_maxabs_MAXABS_HW.json", R"({"Mode": "Scale", "Nodes": {"a": {"inputs": [0.0, 1.0], "params": {"weight": 0.5}}}})");
+  write_file(folder / "s_hooks_maxabs_MAXABS_HW.json",
+             R"({"Mode": "Scale", "Nodes": {"a": {"inputs": [0.0, 1.0], "params": {"weight": 0.5}}}})");
   json = json_of(fp8({"inspect", "--json", (folder / "s_hooks_maxabs_MAXABS_HW.json").string()}));
   ASSERT_EQ(json["problems"].size(), 1u) << json["problems"];
   EXPECT_THAT(json["problems"].dump(), HasSubstr("scale 0 in 1 of 1"));
@@ -213,9 +241,10 @@ TEST(InspectMeasurement, ReportsNegativeAndAbsurdAmax) {
 
 TEST(Finished, QuantizeAndConvertSaySoAndEndWell) {
   const test::TempDir folder;
-  const std::vector<Arguments> commands = {{"quantize", "--model", demo_model(), "--dynamic", "--out", (folder / "q").string(), "--resume"},
-                                           {"convert", "--model", quantized(), "--to", "bf16", "--out", (folder / "bf16").string(), "--resume"},
-                                           {"convert", "--model", quantized(), "--to", "modelopt", "--out", (folder / "m").string(), "--resume"}};
+  const std::vector<Arguments> commands = {
+      {"quantize", "--model", demo_model(), "--dynamic", "--out", (folder / "q").string(), "--resume"},
+      {"convert", "--model", quantized(), "--to", "bf16", "--out", (folder / "bf16").string(), "--resume"},
+      {"convert", "--model", quantized(), "--to", "modelopt", "--out", (folder / "m").string(), "--resume"}};
   for (auto arguments : commands) {
     SCOPED_TRACE(arguments.back());
     EXPECT_EQ(fp8(arguments).code, 0);
@@ -236,14 +265,19 @@ TEST(Finished, QuantizeAndConvertSaySoAndEndWell) {
 
 TEST(Finished, MeasureSaysSoAndMakesNoBackup) {
   const test::TempDir folder;
-  Arguments arguments = {"measure", "--json", "--model", demo_model(), "--data", calibration_text(), "--samples", "4", "--out", (folder / "stats").string(), "--resume"};
+  Arguments arguments = {"measure",          "--json",    "--model", demo_model(), "--data",
+                         calibration_text(), "--samples", "4",       "--out",      (folder / "stats").string(),
+                         "--resume"};
   EXPECT_EQ(json_of(fp8(arguments))["finished_before"], false);
   const auto before = contents(folder / "stats");
   const auto again = json_of(fp8(arguments));
   EXPECT_EQ(again["finished_before"], true);
   EXPECT_EQ(again["samples"], 4);
   EXPECT_TRUE(contents(folder / "stats") == before);
-  EXPECT_THAT(fp8({"measure", "--model", demo_model(), "--data", calibration_text(), "--samples", "4", "--out", (folder / "stats").string(), "--resume"}).out, HasSubstr("finished already"));
+  EXPECT_THAT(fp8({"measure", "--model", demo_model(), "--data", calibration_text(), "--samples", "4", "--out",
+                   (folder / "stats").string(), "--resume"})
+                  .out,
+              HasSubstr("finished already"));
   const auto backups = [&] {
     std::size_t count = 0;
     for (const auto& entry : fs::directory_iterator(folder / "stats")) count += entry.is_directory() ? 1 : 0;

@@ -19,14 +19,16 @@ const std::string& quantized() {
   return path;
 }
 
-io::Json convert(const std::string& model, const std::string& to, const std::filesystem::path& out, const Arguments& more = {}) {
+io::Json convert(const std::string& model, const std::string& to, const std::filesystem::path& out,
+                 const Arguments& more = {}) {
   Arguments arguments = {"convert", "--json", "--model", model, "--to", to, "--out", out.string()};
   arguments.insert(arguments.end(), more.begin(), more.end());
   return json_of(fp8(arguments));
 }
 
 double perplexity(const std::string& model) {
-  return json_of(fp8({"evaluate", "--json", "--model", model, "--data", heldout_text(), "--samples", "4", "--seq-len", "128"}))["perplexity"];
+  return json_of(fp8({"evaluate", "--json", "--model", model, "--data", heldout_text(), "--samples", "4", "--seq-len",
+                      "128"}))["perplexity"];
 }
 
 TEST(Convert, ExactFormsHaveTheSamePerplexity) {
@@ -77,7 +79,8 @@ TEST(Convert, RefusesInOneLine) {
   refused({"--model", quantized(), "--to", "bf16", "--scheme", "tensor"}, 2, "--scheme is for fp8 forms");
   refused({"--model", quantized(), "--to", "fp8", "--scheme", "tensor", "--block", "64"}, 2, "need --scheme block");
   refused({"--model", quantized(), "--to", "fp8"}, 1, "--scheme tensor, channel or block requantizes (not exact)");
-  refused({"--model", quantized(), "--to", "inc-vllm", "--scheme", "tensor"}, 1, "fp8 quantize --measurements makes them");
+  refused({"--model", quantized(), "--to", "inc-vllm", "--scheme", "tensor"}, 1,
+          "fp8 quantize --measurements makes them");
   refused({"--model", demo_model(), "--to", "inc"}, 1, "fp8 quantize makes one of it");
 }
 
@@ -99,7 +102,8 @@ TEST(Convert, DryRunWritesNothingAndSaysWhatItWould) {
 void write_large(const std::filesystem::path& model) {
   constexpr std::size_t kSize = 1024;
   std::string codes(kSize * kSize, '\0'), scales(kSize * sizeof(float), '\0');
-  for (std::size_t i = 0; i < codes.size(); ++i) codes[i] = static_cast<char>(i * 2654435761u >> 8 & 0xBF);  // below 2: never NaN
+  for (std::size_t i = 0; i < codes.size(); ++i)
+    codes[i] = static_cast<char>(i * 2654435761u >> 8 & 0xBF);  // below 2: never NaN
   for (std::size_t i = 0; i < kSize; ++i) {
     const float scale = 0.001f + 0.00001f * static_cast<float>(i);
     std::memcpy(&scales[i * sizeof scale], &scale, sizeof scale);
@@ -107,18 +111,22 @@ void write_large(const std::filesystem::path& model) {
   Tensors file;
   file.header = io::Json::object();
   const auto add = [&](const std::string& name, const char* dtype, std::size_t cols, const std::string& bytes) {
-    file.header[name] = {{"dtype", dtype}, {"shape", {kSize, cols}}, {"data_offsets", {file.data.size(), file.data.size() + bytes.size()}}};
+    file.header[name] = {{"dtype", dtype},
+                         {"shape", {kSize, cols}},
+                         {"data_offsets", {file.data.size(), file.data.size() + bytes.size()}}};
     file.data += bytes;
   };
   for (int i = 0; i < 24; ++i) {
-    const std::string name = "model.layers." + std::to_string(i) + ".mlp." + (i % 2 == 0 ? "gate_proj" : "up_proj") + ".weight";
+    const std::string name =
+        "model.layers." + std::to_string(i) + ".mlp." + (i % 2 == 0 ? "gate_proj" : "up_proj") + ".weight";
     add(name, "F8_E4M3", kSize, codes);
     add(name + "_scale", "F32", 1, scales);
   }
   std::filesystem::create_directories(model);
   write_file(model / "model.safetensors", file.bytes());
-  write_file(model / "config.json",
-             R"({"torch_dtype": "bfloat16", "quantization_config": {"quant_method": "compressed-tensors", "format": "float-quantized",
+  write_file(
+      model / "config.json",
+      R"({"torch_dtype": "bfloat16", "quantization_config": {"quant_method": "compressed-tensors", "format": "float-quantized",
     "quantization_status": "compressed", "ignore": [], "config_groups": {"group_0": {"targets": ["Linear"], "input_activations": null,
     "weights": {"num_bits": 8, "type": "float", "symmetric": true, "strategy": "channel", "dynamic": false}}}}})");
 }
@@ -128,8 +136,9 @@ TEST(Convert, KilledItEndsWithTheSameBytes) {
   write_large(models / "fp8");
   std::mt19937 random(20250311);
   int kills = 0;
-  for (const Arguments& way : {Arguments{"--to", "bf16", "--shard-size", "10000000"}, Arguments{"--to", "fp8", "--scheme", "tensor"},
-                               Arguments{"--to", "inc", "--dialect", "gaudi2"}}) {
+  for (const Arguments& way :
+       {Arguments{"--to", "bf16", "--shard-size", "10000000"}, Arguments{"--to", "fp8", "--scheme", "tensor"},
+        Arguments{"--to", "inc", "--dialect", "gaudi2"}}) {
     const test::TempDir folder;
     Arguments arguments = {"convert", "--model", (models / "fp8").string(), "--out", (folder / "out").string()};
     arguments.insert(arguments.end(), way.begin(), way.end());
@@ -150,7 +159,8 @@ TEST(Convert, RanksJoinToTheSameBytes) {
   const test::TempDir folder;
   const Arguments shards = {"--shard-size", "500000"};
   convert(quantized(), "bf16", folder / "whole", shards);
-  for (const char* rank : {"0", "1"}) convert(quantized(), "bf16", folder / "out", {"--shard-size", "500000", "--rank", rank, "--world-size", "2"});
+  for (const char* rank : {"0", "1"})
+    convert(quantized(), "bf16", folder / "out", {"--shard-size", "500000", "--rank", rank, "--world-size", "2"});
   EXPECT_FALSE(std::filesystem::exists(folder / "out"));
   convert(quantized(), "bf16", folder / "out", {"--shard-size", "500000", "--join", "--verify"});
   EXPECT_TRUE(contents(folder / "out") == contents(folder / "whole"));

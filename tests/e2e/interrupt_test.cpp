@@ -123,7 +123,8 @@ void expect_partial_measurements(const Arguments& arguments, const std::filesyst
   const test::TempDir folder;
   measure(demo_model(), calibration_text(), folder / "whole", std::to_string(samples));
   auto whole = results(folder / "whole");
-  if (environment.contains("QUANT_CONFIG")) whole.erase("inc_output_hooks_maxabs.kv_cache");  // its lists decide, and name no caches
+  if (environment.contains("QUANT_CONFIG"))
+    whole.erase("inc_output_hooks_maxabs.kv_cache");  // its lists decide, and name no caches
   EXPECT_EQ(files, whole);
 }
 
@@ -140,8 +141,10 @@ TEST(Interrupt, MeasureKeepsWhatItSaw) {
 TEST(Interrupt, EvaluateUnderQuantConfigKeepsWhatItSaw) {
   const test::TempDir folder;
   const auto out = folder / "out", config = folder / "config.json";
-  write_file(config, R"({"mode": "MEASURE", "measure_exclude": "NONE", "allowlist": {"types": ["Linear"]}, "dump_stats_path": ")" +
-                         (out / "inc_output").string() + "\"}");
+  write_file(
+      config,
+      R"({"mode": "MEASURE", "measure_exclude": "NONE", "allowlist": {"types": ["Linear"]}, "dump_stats_path": ")" +
+          (out / "inc_output").string() + "\"}");
   expect_partial_measurements({"evaluate", "--model", demo_model(), "--data", calibration_text(), "--samples", "600"},
                               out, {{"QUANT_CONFIG", config.string()}});
   std::filesystem::remove_all(out);

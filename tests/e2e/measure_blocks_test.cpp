@@ -23,7 +23,8 @@ using ::testing::StartsWith;
 /// input_ids [chunks, length] that reach every row of a small vocabulary.
 void write_ids(const fs::path& path, std::int64_t chunks, std::int64_t length, std::int64_t vocabulary) {
   std::vector<std::int64_t> ids(static_cast<std::size_t>(chunks * length));
-  for (std::size_t i = 0; i < ids.size(); ++i) ids[i] = static_cast<std::int64_t>((i * i + 5 * i + i / 7) % static_cast<std::size_t>(vocabulary));
+  for (std::size_t i = 0; i < ids.size(); ++i)
+    ids[i] = static_cast<std::int64_t>((i * i + 5 * i + i / 7) % static_cast<std::size_t>(vocabulary));
   io::SafetensorsWriter writer(path, {{"input_ids", io::DType::I64, {chunks, length}}});
   writer.write("input_ids", ids.data());
   writer.commit();
@@ -49,7 +50,8 @@ class Blocks : public ::testing::Test {
   void SetUp() override { write_ids(folder / "ids.safetensors", 5, 24, 32); }
 
   Arguments command(const fs::path& model, const std::string& out) const {
-    return {"measure", "--json", "--model", model.string(), "--data", (folder / "ids.safetensors").string(), "--batch", "2", "--out", (folder / out).string()};
+    return {"measure", "--json", "--model", model.string(),         "--data", (folder / "ids.safetensors").string(),
+            "--batch", "2",      "--out",   (folder / out).string()};
   }
   /// Both runs; the files must be equal, and there must be some.
   void expect_same(const fs::path& model, const Arguments& more, const Arguments& blocks = {"--block-wise"}) {
@@ -72,12 +74,15 @@ class Blocks : public ::testing::Test {
     expect_refused(run, {"--memory-limit: found '1kB', but the program itself takes "}, 2);
     const std::string allowed = "allowed: ";
     const auto at = run.err.find(allowed);
-    return at == std::string::npos ? "" : run.err.substr(at + allowed.size(), run.err.find(" or more", at) - at - allowed.size());
+    return at == std::string::npos
+               ? ""
+               : run.err.substr(at + allowed.size(), run.err.find(" or more", at) - at - allowed.size());
   }
   /// A QUANT_CONFIG that measures everything there is, embeddings too.
   Arguments everything(const std::string& observer) const {
     const auto path = folder / (observer + ".json");
-    write_file(path, R"({"mode": "MEASURE", "measure_exclude": "NONE", "observer": ")" + observer + R"(", "dump_stats_path": "s"})");
+    write_file(path, R"({"mode": "MEASURE", "measure_exclude": "NONE", "observer": ")" + observer +
+                         R"(", "dump_stats_path": "s"})");
     return {"--config", path.string()};
   }
   test::TempDir folder;
@@ -105,7 +110,8 @@ TEST_F(Blocks, EveryKindOfModelGivesTheSameBytes) {
 
 TEST_F(Blocks, EveryObserverGivesTheSameBytes) {
   TinyMixtral().write(folder / "model");
-  for (const std::string observer : {"maxabs_per_channel", "histogram", "percentile", "mse", "kl", "shape", "save"}) expect_same(folder / "model", everything(observer));
+  for (const std::string observer : {"maxabs_per_channel", "histogram", "percentile", "mse", "kl", "shape", "save"})
+    expect_same(folder / "model", everything(observer));
 }
 
 /// A vocabulary whose logits are more than the least limit leaves: the head is run in parts.
@@ -134,10 +140,12 @@ TEST_F(Blocks, StatesInFilesGiveTheSameBytes) {
 
 TEST_F(Blocks, LogitsThatAreNotFiniteAreLeftOutWhole) {
   auto wide = wide_model();
-  for (std::size_t i = 19'990 * 16; i < 19'991 * 16; ++i) wide.tensors["lm_head.weight"].values[i] *= 60000;  // in the last part, for some samples
+  for (std::size_t i = 19'990 * 16; i < 19'991 * 16; ++i)
+    wide.tensors["lm_head.weight"].values[i] *= 60000;  // in the last part, for some samples
   wide.write(folder / "wide");
   const Arguments half = {"--block-wise", "--dtype", "f16", "--quiet"};
-  expect_same(folder / "wide", {"--dtype", "f16", "--quiet"}, {"--block-wise", "--memory-limit", least(joined(command(folder / "wide", "none"), half))});
+  expect_same(folder / "wide", {"--dtype", "f16", "--quiet"},
+              {"--block-wise", "--memory-limit", least(joined(command(folder / "wide", "none"), half))});
 }
 
 TEST_F(Blocks, AModelTenTimesTheLimitIsMeasuredWithinIt) {
@@ -147,15 +155,19 @@ TEST_F(Blocks, AModelTenTimesTheLimitIsMeasuredWithinIt) {
   auto config = shape.config;
   config["hidden_size"] = kHidden, config["intermediate_size"] = kInner, config["num_hidden_layers"] = kLayers;
   config["vocab_size"] = kVocabulary;
-  std::vector<io::SafetensorsWriter::Entry> entries = {{"model.embed_tokens.weight", io::DType::F32, {kVocabulary, kHidden}},
-                                                       {"lm_head.weight", io::DType::F32, {kVocabulary, kHidden}},
-                                                       {"model.norm.weight", io::DType::F32, {kHidden}}};
+  std::vector<io::SafetensorsWriter::Entry> entries = {
+      {"model.embed_tokens.weight", io::DType::F32, {kVocabulary, kHidden}},
+      {"lm_head.weight", io::DType::F32, {kVocabulary, kHidden}},
+      {"model.norm.weight", io::DType::F32, {kHidden}}};
   for (std::int64_t i = 0; i < kLayers; ++i) {
     const auto p = "model.layers." + std::to_string(i) + ".";
-    const auto add = [&](const std::string& name, std::vector<std::int64_t> sizes) { entries.push_back({p + name + ".weight", io::DType::F32, std::move(sizes)}); };
+    const auto add = [&](const std::string& name, std::vector<std::int64_t> sizes) {
+      entries.push_back({p + name + ".weight", io::DType::F32, std::move(sizes)});
+    };
     add("self_attn.q_proj", {kHidden, kHidden}), add("self_attn.o_proj", {kHidden, kHidden});
     add("self_attn.k_proj", {kHidden / 2, kHidden}), add("self_attn.v_proj", {kHidden / 2, kHidden});
-    add("mlp.gate_proj", {kInner, kHidden}), add("mlp.up_proj", {kInner, kHidden}), add("mlp.down_proj", {kHidden, kInner});
+    add("mlp.gate_proj", {kInner, kHidden}), add("mlp.up_proj", {kInner, kHidden}),
+        add("mlp.down_proj", {kHidden, kInner});
     add("input_layernorm", {kHidden}), add("post_attention_layernorm", {kHidden});
   }
   fs::create_directory(folder / "large");
@@ -200,19 +212,25 @@ TEST_F(Blocks, RefusesWhatCannotBe) {
   expect_refused(run({"--block-wise", "--whole"}), {"--block-wise", "--whole"}, 2);
   expect_refused(run({"--memory-limit", "lots"}), {"--memory-limit", "'lots'", "GiB"}, 2);
   expect_refused(run({"--memory-limit", "0"}), {"--memory-limit", "'0'"}, 2);
-  expect_refused(run({"--memory-limit", "20MB"}), {"--memory-limit: found '20MB', but the program itself takes", "one decoder layer with a batch of 2 samples", "MB or more"}, 2);
-  expect_refused(run({"--whole", "--memory-limit", "20MB"}), {"--memory-limit: found '20MB', but the program itself takes", "and the model about"}, 2);
+  expect_refused(run({"--memory-limit", "20MB"}),
+                 {"--memory-limit: found '20MB', but the program itself takes",
+                  "one decoder layer with a batch of 2 samples", "MB or more"},
+                 2);
+  expect_refused(run({"--whole", "--memory-limit", "20MB"}),
+                 {"--memory-limit: found '20MB', but the program itself takes", "and the model about"}, 2);
   EXPECT_EQ(run({"--whole", "--memory-limit", least(joined(command(folder / "model", "none"), {"--whole"}))}).code, 0);
   fs::remove_all(folder / "out");
   EXPECT_FALSE(fs::exists(folder / "out"));
   TinyCheckpoint broken;
   broken.tensors.erase("model.layers.1.mlp.up_proj.weight");
   broken.write(folder / "broken");
-  expect_refused(fp8(joined(command(folder / "broken", "out"), {"--block-wise"})), {"model.layers.1.mlp.up_proj.weight", "missing"});
+  expect_refused(fp8(joined(command(folder / "broken", "out"), {"--block-wise"})),
+                 {"model.layers.1.mlp.up_proj.weight", "missing"});
   TinyCheckpoint nan;
   nan.tensors["model.layers.1.mlp.up_proj.weight"].values[7] = NAN;
   nan.write(folder / "nan");
-  expect_refused(fp8(joined(command(folder / "nan", "out"), {"--block-wise", "--quiet"})), {"model.layers.1.mlp.up_proj.weight", "NaN"});
+  expect_refused(fp8(joined(command(folder / "nan", "out"), {"--block-wise", "--quiet"})),
+                 {"model.layers.1.mlp.up_proj.weight", "NaN"});
   EXPECT_TRUE(!fs::exists(folder / "out") || names_in(folder / "out").empty());
 }
 
@@ -220,7 +238,8 @@ TEST_F(Blocks, RefusesWhatCannotBe) {
 class Killed : public Blocks {
  protected:
   Arguments demo_command(const std::string& samples) const {
-    return {"measure", "--block-wise", "--model", demo_model(), "--data", calibration_text(), "--samples", samples, "--out", (folder / "none").string()};
+    return {"measure",          "--block-wise", "--model", demo_model(), "--data",
+            calibration_text(), "--samples",    samples,   "--out",      (folder / "none").string()};
   }
   /// Starts the program and kills it after `delay`; true if it was still running.
   static bool killed_after(const Arguments& arguments, std::chrono::microseconds delay, std::string* error) {
@@ -240,7 +259,8 @@ class Killed : public Blocks {
     return WIFSIGNALED(status);
   }
 
-  void expect_survives(const Arguments& command, const fs::path& out, const std::map<std::string, std::string>& expected, std::chrono::microseconds whole) {
+  void expect_survives(const Arguments& command, const fs::path& out,
+                       const std::map<std::string, std::string>& expected, std::chrono::microseconds whole) {
     const char* wanted = std::getenv("FP8_TEST_KILLS");
     const int kills = wanted != nullptr ? std::atoi(wanted) : 4;
     std::mt19937_64 random(static_cast<std::uint64_t>(getpid()));
@@ -263,7 +283,9 @@ class Killed : public Blocks {
 
   void expect_survives(const Arguments& how) {
     const auto arguments = [&](const std::string& out) {
-      return joined({"measure", "--json", "--model", demo_model(), "--data", calibration_text(), "--samples", "96", "--snapshot-seconds", "0", "--out", (folder / out).string()}, how);
+      return joined({"measure", "--json", "--model", demo_model(), "--data", calibration_text(), "--samples", "96",
+                     "--snapshot-seconds", "0", "--out", (folder / out).string()},
+                    how);
     };
     const auto start = std::chrono::steady_clock::now();
     expect_success_json(fp8(arguments("expected")));
@@ -275,7 +297,9 @@ class Killed : public Blocks {
 
 TEST_F(Killed, WholeModelGoesOn) { expect_survives({"--whole"}); }
 TEST_F(Killed, BlocksGoOn) { expect_survives({"--block-wise"}); }
-TEST_F(Killed, BlocksWithStatesInFilesGoOn) { expect_survives({"--block-wise", "--memory-limit", least(demo_command("96")), "--quiet"}); }
+TEST_F(Killed, BlocksWithStatesInFilesGoOn) {
+  expect_survives({"--block-wise", "--memory-limit", least(demo_command("96")), "--quiet"});
+}
 
 TEST_F(Killed, CtrlCLeavesNothingBeforeTheFirstSnapshot) {
   const fs::path out = folder / "out", snapshots = out / ".inc_output_hooks_maxabs.resume";
@@ -286,10 +310,12 @@ TEST_F(Killed, CtrlCLeavesNothingBeforeTheFirstSnapshot) {
       signal(SIGINT, SIG_DFL);
       test::RunOptions options;
       options.environment = clean({});
-      test::become_fp8({"measure", "--quiet", "--model", demo_model(), "--data", calibration_text(), "--samples", "1500", "--memory-limit", limit, "--block-wise", "--out", out.string()},
+      test::become_fp8({"measure", "--quiet", "--model", demo_model(), "--data", calibration_text(), "--samples",
+                        "1500", "--memory-limit", limit, "--block-wise", "--out", out.string()},
                        options, (folder / "o").string(), (folder / "e").string());
     }
-    for (int k = 0; k < 60000 && !fs::exists(snapshots / "hidden-1"); ++k) std::this_thread::sleep_for(std::chrono::milliseconds(1));
+    for (int k = 0; k < 60000 && !fs::exists(snapshots / "hidden-1"); ++k)
+      std::this_thread::sleep_for(std::chrono::milliseconds(1));
     for (int i = 0; i < signals; ++i) kill(child, SIGINT);
     int status = 0;
     waitpid(child, &status, 0);
@@ -309,7 +335,9 @@ class Resumed : public Killed {
     leave_snapshot();
   }
   Arguments measuring(const Arguments& more, bool resume = true) const {
-    auto all = joined({"measure", "--json", "--model", (folder / "model").string(), "--data", calibration_text(), "--block-wise", "--snapshot-seconds", "0", "--out", (folder / "out").string()}, more);
+    auto all = joined({"measure", "--json", "--model", (folder / "model").string(), "--data", calibration_text(),
+                       "--block-wise", "--snapshot-seconds", "0", "--out", (folder / "out").string()},
+                      more);
     if (resume) all.push_back("--resume");
     return all;
   }
@@ -321,9 +349,12 @@ class Resumed : public Killed {
       if (child == 0) {
         test::RunOptions options;
         options.environment = clean({});
-        test::become_fp8(measuring({"--samples", "400"}, false), options, (folder / "o").string(), (folder / "e").string());
+        test::become_fp8(measuring({"--samples", "400"}, false), options, (folder / "o").string(),
+                         (folder / "e").string());
       }
-      for (int k = 0; k < 60000 && !fs::exists(snapshot() / "state") && kill(child, 0) == 0 && waitpid(child, nullptr, WNOHANG) == 0; ++k)
+      for (int k = 0; k < 60000 && !fs::exists(snapshot() / "state") && kill(child, 0) == 0 &&
+                      waitpid(child, nullptr, WNOHANG) == 0;
+           ++k)
         std::this_thread::sleep_for(std::chrono::milliseconds(1));
       kill(child, SIGKILL);
       waitpid(child, nullptr, 0);
@@ -381,9 +412,11 @@ TEST_F(Resumed, ASourceThatChangesIsReported) {
     if (child == 0) {
       test::RunOptions options;
       options.environment = clean({});
-      test::become_fp8(measuring({"--samples", "1500", "--batch", "2"}, false), options, (folder / "o").string(), (folder / "e").string());
+      test::become_fp8(measuring({"--samples", "1500", "--batch", "2"}, false), options, (folder / "o").string(),
+                       (folder / "e").string());
     }
-    for (int k = 0; k < 60000 && !fs::exists(snapshot() / "state"); ++k) std::this_thread::sleep_for(std::chrono::milliseconds(1));
+    for (int k = 0; k < 60000 && !fs::exists(snapshot() / "state"); ++k)
+      std::this_thread::sleep_for(std::chrono::milliseconds(1));
     if (cut) {
       fs::resize_file(weights, bytes.size() / 2);
     } else {
@@ -395,8 +428,10 @@ TEST_F(Resumed, ASourceThatChangesIsReported) {
     write_file(weights, bytes);
     EXPECT_TRUE(WIFEXITED(status) && WEXITSTATUS(status) == 1);
     EXPECT_EQ(test::read_file(folder / "o"), "");
-    EXPECT_THAT(test::read_file(folder / "e"), ::testing::AllOf(StartsWith("fp8: error: "), HasSubstr("model.safetensors")));
-    for (const auto& name : names_in(folder / "out")) EXPECT_THAT(name, StartsWith(".inc_output"));  // no measurement, half or whole
+    EXPECT_THAT(test::read_file(folder / "e"),
+                ::testing::AllOf(StartsWith("fp8: error: "), HasSubstr("model.safetensors")));
+    for (const auto& name : names_in(folder / "out"))
+      EXPECT_THAT(name, StartsWith(".inc_output"));  // no measurement, half or whole
   }
 }
 

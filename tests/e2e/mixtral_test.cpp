@@ -74,8 +74,10 @@ TEST_F(Mixtral, AnFp8CheckpointRunsWithItsExperts) {
 
 TEST_F(Mixtral, AConfigMeansItsExpertsByTheirNamesInMemory) {
   const auto path = (folder / "q.json").string(), out = (folder / "q").string();
-  write_file(path, R"({"mode": "QUANTIZE", "scale_method": "unit_scale", "dump_stats_path": ")" + (folder / "x" / "s").string() +
-                       R"(", "blocklist": {"names": ["lm_head", "gate", "layers.0.*moe_op.w2_list.1", "_cache"], "types": ["ModuleFusedSDPA", "Matmul", "Softmax"]},
+  write_file(
+      path,
+      R"({"mode": "QUANTIZE", "scale_method": "unit_scale", "dump_stats_path": ")" + (folder / "x" / "s").string() +
+          R"(", "blocklist": {"names": ["lm_head", "gate", "layers.0.*moe_op.w2_list.1", "_cache"], "types": ["ModuleFusedSDPA", "Matmul", "Softmax"]},
       "allowlist": {"types": ["MoeMatmul", "VllmMixtureOfExpertsOp"]}})");
   const auto run = fp8({"quantize", "--model", model(), "--out", out, "--config", path});
   EXPECT_EQ(run.code, 0) << run.err;
@@ -84,7 +86,8 @@ TEST_F(Mixtral, AConfigMeansItsExpertsByTheirNamesInMemory) {
   const std::string experts = "model.layers.0.block_sparse_moe.experts.";
   EXPECT_EQ(tensors.header.at("model.layers.1.block_sparse_moe.experts.1.w2.weight").at("dtype"), "F8_E4M3");
   EXPECT_NE(tensors.header.at(experts + "1.w2.weight").at("dtype"), "F8_E4M3");
-  EXPECT_NE(tensors.header.at(experts + "0.w2.weight").at("dtype"), "F8_E4M3") << "readers run all experts of a layer as one product";
+  EXPECT_NE(tensors.header.at(experts + "0.w2.weight").at("dtype"), "F8_E4M3")
+      << "readers run all experts of a layer as one product";
   EXPECT_NE(tensors.header.at(experts + "1.w3.weight").at("dtype"), "F8_E4M3");
   const auto explained = json_of(fp8({"config", "explain", path, "--model", model(), "--json"}))["model"];
   EXPECT_TRUE(explained["unused"].empty()) << explained["unused"];
@@ -98,7 +101,8 @@ TEST_F(Mixtral, AConfigMeansItsExpertsByTheirNamesInMemory) {
 }
 
 TEST_F(Mixtral, ABudgetIsMetByTheCheckpointThatIsWritten) {
-  const std::vector<std::string> arguments = {"quantize", "--json", "--model", model(), "--dynamic", "--data", data(), "--seq-len", "32", "--out"};
+  const std::vector<std::string> arguments = {"quantize", "--json", "--model",   model(), "--dynamic",
+                                              "--data",   data(),   "--seq-len", "32",    "--out"};
   const auto with = [&](const std::string& out, const std::string& budget) {
     auto all = arguments;
     all.insert(all.end(), {(folder / out).string(), "--budget", budget});

@@ -14,7 +14,8 @@ constexpr double kAllowed = 1.35;  // KL, over that of maxabs
 /// One model, each observer's measurements of it in a folder of their own.
 class Subject {
  public:
-  Subject(std::string model, std::string calibration, std::string heldout) : model_(std::move(model)), calibration_(std::move(calibration)), heldout_(std::move(heldout)) {}
+  Subject(std::string model, std::string calibration, std::string heldout)
+      : model_(std::move(model)), calibration_(std::move(calibration)), heldout_(std::move(heldout)) {}
 
   std::string config(const std::string& observer, io::Json keys) const {
     keys["observer"] = observer;
@@ -27,13 +28,17 @@ class Subject {
 
   void measure_on_the_way(const std::string& observer) const {
     const std::string path = config(observer, {{"mode", "MEASURE"}});
-    json_of(fp8({"evaluate", "--json", "--model", model_, "--data", calibration_, "--samples", "4"}, {{"QUANT_CONFIG", path}}));
+    json_of(fp8({"evaluate", "--json", "--model", model_, "--data", calibration_, "--samples", "4"},
+                {{"QUANT_CONFIG", path}}));
   }
   void measure_explicitly(const std::string& observer) const {
     const std::string path = config(observer, {{"mode", "MEASURE"}});
-    json_of(fp8({"measure", "--json", "--model", model_, "--data", calibration_, "--samples", "4", "--config", path, "--out", stats(observer)}));
+    json_of(fp8({"measure", "--json", "--model", model_, "--data", calibration_, "--samples", "4", "--config", path,
+                 "--out", stats(observer)}));
   }
-  double kl_on_load(const std::string& observer, const io::Json& keys) const { return kl(model_, {{"QUANT_CONFIG", config(observer, keys)}}); }
+  double kl_on_load(const std::string& observer, const io::Json& keys) const {
+    return kl(model_, {{"QUANT_CONFIG", config(observer, keys)}});
+  }
   double kl_of_checkpoint(const Arguments& more) const {
     Arguments arguments = {"quantize", "--json", "--model", model_, "--out", (folder_ / "fp8").string(), "--overwrite"};
     arguments.insert(arguments.end(), more.begin(), more.end());
@@ -46,13 +51,17 @@ class Subject {
     return fp8(arguments);
   }
   test::Run evaluate(const Environment& environment) const {
-    return fp8({"evaluate", "--json", "--model", model_, "--reference", model_, "--data", heldout_, "--samples", "1"}, environment);
+    return fp8({"evaluate", "--json", "--model", model_, "--reference", model_, "--data", heldout_, "--samples", "1"},
+               environment);
   }
   const test::TempDir& folder() const { return folder_; }
 
  private:
   double kl(const std::string& model, const Environment& environment) const {
-    return json_of(fp8({"evaluate", "--json", "--model", model, "--reference", model_, "--data", heldout_, "--samples", "8"}, environment)).value("kl", 1e9);
+    return json_of(fp8({"evaluate", "--json", "--model", model, "--reference", model_, "--data", heldout_, "--samples",
+                        "8"},
+                       environment))
+        .value("kl", 1e9);
   }
 
   std::string model_, calibration_, heldout_;
@@ -60,8 +69,14 @@ class Subject {
 };
 
 /// Schemes of a config: whole models on load, with attention and caches; weights only in a checkpoint.
-const std::vector<io::Json> kSchemes = {{{"mode", "QUANTIZE"}}, {{"mode", "QUANTIZE"}, {"scale_method", "maxabs_arbitrary"}, {"scale_params", {{"input_backoff", 1}, {"weight_backoff", 1}}}}};
-const io::Json kLinear = {{"mode", "QUANTIZE"}, {"scale_method", "maxabs_pow2"}, {"allowlist", {{"types", {"Linear"}}}}, {"blocklist", {{"names", {"lm_head"}}}}};
+const std::vector<io::Json> kSchemes = {{{"mode", "QUANTIZE"}},
+                                        {{"mode", "QUANTIZE"},
+                                         {"scale_method", "maxabs_arbitrary"},
+                                         {"scale_params", {{"input_backoff", 1}, {"weight_backoff", 1}}}}};
+const io::Json kLinear = {{"mode", "QUANTIZE"},
+                          {"scale_method", "maxabs_pow2"},
+                          {"allowlist", {{"types", {"Linear"}}}},
+                          {"blocklist", {{"names", {"lm_head"}}}}};
 
 void expect_close_to_maxabs(const std::string& scheme, const std::map<std::string, double>& kl) {
   const double maxabs = kl.at("maxabs");
@@ -85,7 +100,8 @@ void expect_all_serve(const Subject& s, const std::vector<std::string>& observer
     s.measure_explicitly(observer);
     kl["--config"][observer] = s.kl_of_checkpoint({"--config", s.config(observer, kLinear)});
     for (const char* granularity : {"tensor", "channel"}) {
-      kl[std::string("--scheme ") + granularity][observer] = s.kl_of_checkpoint({"--measurements", s.stats(observer), "--scheme", granularity});
+      kl[std::string("--scheme ") + granularity][observer] =
+          s.kl_of_checkpoint({"--measurements", s.stats(observer), "--scheme", granularity});
     }
   }
   for (const auto& [scheme, values] : kl) expect_close_to_maxabs(scheme, values);
@@ -101,7 +117,8 @@ class OutlierModel : public Model {
       const std::string end = "input_layernorm.weight", name = item.key();
       if (name.size() <= end.size() || name.compare(name.size() - end.size(), end.size(), end) != 0) continue;
       const std::string layer = name.substr(0, name.size() - end.size());
-      channel(layer + "input_layernorm", {layer + "self_attn.q_proj", layer + "self_attn.k_proj", layer + "self_attn.v_proj"});
+      channel(layer + "input_layernorm",
+              {layer + "self_attn.q_proj", layer + "self_attn.k_proj", layer + "self_attn.v_proj"});
       channel(layer + "post_attention_layernorm", {layer + "mlp.gate_proj", layer + "mlp.up_proj"});
       scale(layer + "mlp.up_proj.weight", kChannel, std::nullopt, kPower);
       scale(layer + "mlp.down_proj.weight", std::nullopt, kChannel, -kPower);
@@ -120,7 +137,8 @@ class OutlierModel : public Model {
     for (const auto& reader : readers) scale(reader + ".weight", std::nullopt, kChannel, -kPower);
   }
   /// Multiplies a row (of a vector: an element) or a column of a bf16 tensor by 2^power.
-  void scale(const std::string& tensor, std::optional<std::int64_t> row, std::optional<std::int64_t> column, int power) {
+  void scale(const std::string& tensor, std::optional<std::int64_t> row, std::optional<std::int64_t> column,
+             int power) {
     const auto shape = tensors_.header.at(tensor).at("shape").get<std::vector<std::int64_t>>();
     const std::int64_t rows = shape[0], columns = shape.size() > 1 ? shape[1] : 1;
     ASSERT_EQ(tensors_.header.at(tensor).at("dtype"), "BF16");
@@ -144,12 +162,14 @@ class OutlierModel : public Model {
 TEST(Observers, ClippingOnesServeAModelWithOutliers) {
   const OutlierModel model;
   ASSERT_GT(model.layers(), 1);
-  const auto same = json_of(fp8({"evaluate", "--json", "--model", model.name(), "--reference", demo_model(), "--data", heldout_text(), "--samples", "2", "--dtype", "f32"}));
+  const auto same = json_of(fp8({"evaluate", "--json", "--model", model.name(), "--reference", demo_model(), "--data",
+                                 heldout_text(), "--samples", "2", "--dtype", "f32"}));
   EXPECT_LT(same.value("kl", 1e9), 1e-6) << "the same function";
   const Subject subject(model.name(), calibration_text(), heldout_text());
   expect_all_serve(subject, {"maxabs", "percentile", "mse", "kl"});
   const auto amax = [&](const std::string& observer) {
-    const auto file = io::read_json(std::filesystem::path(subject.stats(observer)) / ("inc_output_hooks_" + observer + ".json"));
+    const auto file =
+        io::read_json(std::filesystem::path(subject.stats(observer)) / ("inc_output_hooks_" + observer + ".json"));
     return file["Nodes"]["model.layers.1.mlp.down_proj"]["inputs"][0][0][0].get<double>();
   };
   EXPECT_LE(amax("percentile"), amax("maxabs"));
@@ -161,19 +181,23 @@ TEST(Observers, ShapeAndSaveEndInARefusalThatNamesThem) {
     SCOPED_TRACE(observer);
     s.measure_explicitly(observer);
     const std::string config = s.config(observer, {{"mode", "QUANTIZE"}});
-    const std::string key = "key 'observer': found \"" + observer + "\"", file = "measurements: found those of observer '" + observer + "'";
+    const std::string key = "key 'observer': found \"" + observer + "\"",
+                      file = "measurements: found those of observer '" + observer + "'";
     expect_refused(s.evaluate({{"QUANT_CONFIG", config}}), {key, "maxabs"});
     expect_refused(s.quantize({"--config", config}), {key});
     expect_refused(s.quantize({"--measurements", s.stats(observer)}), {file, "measure with maxabs"});
     expect_refused(s.quantize({"--dynamic", "--kv-cache", "fp8", "--measurements", s.stats(observer)}), {file});
     write_file(s.folder() / "other.json", R"({"mode": "QUANTIZE"})");  // it names no observer
-    expect_refused(s.quantize({"--config", (s.folder() / "other.json").string(), "--measurements", s.stats(observer)}), {file});
+    expect_refused(s.quantize({"--config", (s.folder() / "other.json").string(), "--measurements", s.stats(observer)}),
+                   {file});
     EXPECT_FALSE(std::filesystem::exists(s.folder() / "refused"));
   }
   write_file(s.folder() / "shape.json", R"({"mode": "SHAPE", "dump_stats_path": "x/s"})");
   const auto out = (s.folder() / "mode_shape").string();
-  json_of(fp8({"measure", "--json", "--model", demo_model(), "--data", calibration_text(), "--samples", "1", "--config", (s.folder() / "shape.json").string(), "--out", out}));
-  expect_refused(s.quantize({"--measurements", out}), {"measurements: found those of observer 'shape', which keeps sizes"});
+  json_of(fp8({"measure", "--json", "--model", demo_model(), "--data", calibration_text(), "--samples", "1", "--config",
+               (s.folder() / "shape.json").string(), "--out", out}));
+  expect_refused(s.quantize({"--measurements", out}),
+                 {"measurements: found those of observer 'shape', which keeps sizes"});
 }
 
 TEST(Observers, AWeightsThresholdAboveItsAmaxIsAnotherModels) {
@@ -181,7 +205,8 @@ TEST(Observers, AWeightsThresholdAboveItsAmaxIsAnotherModels) {
   s.measure_explicitly("percentile");
   const std::filesystem::path folder = s.stats("percentile"), file = folder / "inc_output_hooks_percentile.json";
   for (const auto& name : names_in(folder)) {
-    if (name != file.filename()) std::filesystem::remove(folder / name);  // as another tool would leave them: without a fingerprint
+    if (name != file.filename())
+      std::filesystem::remove(folder / name);  // as another tool would leave them: without a fingerprint
   }
   const auto set = [&](double factor) {
     io::Json json = io::read_json(file);
@@ -193,9 +218,11 @@ TEST(Observers, AWeightsThresholdAboveItsAmaxIsAnotherModels) {
   json_of(s.quantize({"--measurements", folder.string()}));
   std::filesystem::remove_all(s.folder() / "refused");
   set(200);
-  expect_refused(s.quantize({"--measurements", folder.string()}), {"model.layers.0.mlp.up_proj: the weight's clipping threshold was", "another model"});
+  expect_refused(s.quantize({"--measurements", folder.string()}),
+                 {"model.layers.0.mlp.up_proj: the weight's clipping threshold was", "another model"});
   expect_refused(s.quantize({"--config", s.config("percentile", kLinear)}), {"the weight's clipping threshold was"});
-  expect_refused(s.evaluate({{"QUANT_CONFIG", s.config("percentile", kLinear)}}), {"the weight's clipping threshold was"});
+  expect_refused(s.evaluate({{"QUANT_CONFIG", s.config("percentile", kLinear)}}),
+                 {"the weight's clipping threshold was"});
   EXPECT_FALSE(std::filesystem::exists(s.folder() / "refused"));
 }
 

@@ -26,7 +26,8 @@ class WorkingDirectory {
 
 test::Run evaluate(const io::Json& config, bool reference) {
   write_file("q.json", config.dump());
-  Arguments arguments = {"evaluate", "--json", "--model", demo_model(), "--data", heldout_text(), "--samples", "1", "--seq-len", "32"};
+  Arguments arguments = {"evaluate",     "--json",    "--model", demo_model(), "--data",
+                         heldout_text(), "--samples", "1",       "--seq-len",  "32"};
   if (reference) arguments.insert(arguments.end(), {"--reference", demo_model()});
   return fp8(arguments, {{"QUANT_CONFIG", "q.json"}});
 }
@@ -47,7 +48,8 @@ void expect_measures(const io::Json& config) {
   const std::string prefix = config.value("dump_stats_path", "stats");
   const io::Json file = io::read_json(prefix + "_hooks_maxabs.json");
   EXPECT_TRUE(file["Nodes"].contains("model.layers.0.self_attn.q_proj"));
-  EXPECT_EQ(file["Nodes"]["model.layers.0.self_attn.q_proj"].contains("outputs"), config.value("measure_exclude", "OUTPUT") == "NONE");
+  EXPECT_EQ(file["Nodes"]["model.layers.0.self_attn.q_proj"].contains("outputs"),
+            config.value("measure_exclude", "OUTPUT") == "NONE");
 }
 
 /// A config that leaves the choice to the command.
@@ -55,9 +57,11 @@ void expect_measured_and_quantized(const io::Json& config) {
   write_file("q.json", config.dump());
   const auto folder = std::filesystem::path(config["dump_stats_path"].get<std::string>()).parent_path().string();
   std::filesystem::remove_all(folder);
-  json_of(fp8({"measure", "--json", "--model", demo_model(), "--data", calibration_text(), "--samples", "1", "--config", "q.json", "--out", folder}));
+  json_of(fp8({"measure", "--json", "--model", demo_model(), "--data", calibration_text(), "--samples", "1", "--config",
+               "q.json", "--out", folder}));
   json_of(fp8({"quantize", "--json", "--model", demo_model(), "--config", "q.json", "--out", "fp8"}));
-  expect_quantized(json_of(fp8({"evaluate", "--json", "--model", "fp8", "--reference", demo_model(), "--data", heldout_text(), "--samples", "1"})));
+  expect_quantized(json_of(fp8({"evaluate", "--json", "--model", "fp8", "--reference", demo_model(), "--data",
+                                heldout_text(), "--samples", "1"})));
 }
 
 TEST(PublishedConfigs, EachRunsOrIsRefusedWithTheReason) {
@@ -88,16 +92,24 @@ TEST(PublishedConfigs, EachRunsOrIsRefusedWithTheReason) {
 
 TEST(PublishedConfigs, AnEmptyPathIsRefusedWhereAFileIsNeeded) {
   const WorkingDirectory directory;
-  expect_refused(evaluate({{"mode", "MEASURE"}, {"dump_stats_path", ""}}, false), {"key 'dump_stats_path': found \"\", but mode MEASURE writes measurements there"});
-  expect_refused(evaluate({{"mode", "QUANTIZE"}, {"dump_stats_path", ""}}, false), {"key 'dump_stats_path': found \"\", but scale_method MAXABS_HW reads measurements there"});
-  expect_refused(evaluate({{"mode", "LOAD"}, {"dump_stats_path", ""}}, false), {"key 'dump_stats_path': found \"\", but mode LOAD reads scales there"});
+  expect_refused(evaluate({{"mode", "MEASURE"}, {"dump_stats_path", ""}}, false),
+                 {"key 'dump_stats_path': found \"\", but mode MEASURE writes measurements there"});
+  expect_refused(evaluate({{"mode", "QUANTIZE"}, {"dump_stats_path", ""}}, false),
+                 {"key 'dump_stats_path': found \"\", but scale_method MAXABS_HW reads measurements there"});
+  expect_refused(evaluate({{"mode", "LOAD"}, {"dump_stats_path", ""}}, false),
+                 {"key 'dump_stats_path': found \"\", but mode LOAD reads scales there"});
   write_file("q.json", R"({"dump_stats_path": ""})");
-  expect_quantize_refused(demo_model(), {"--config", std::filesystem::absolute("q.json").string()}, {"key 'dump_stats_path': found \"\""});
+  expect_quantize_refused(demo_model(), {"--config", std::filesystem::absolute("q.json").string()},
+                          {"key 'dump_stats_path': found \"\""});
   // fp8 measure is told where to by --out; fp8 quantize by --measurements, and by nobody where nothing is read.
-  json_of(fp8({"measure", "--json", "--model", demo_model(), "--data", calibration_text(), "--samples", "1", "--config", "q.json", "--out", "stats"}));
+  json_of(fp8({"measure", "--json", "--model", demo_model(), "--data", calibration_text(), "--samples", "1", "--config",
+               "q.json", "--out", "stats"}));
   EXPECT_TRUE(std::filesystem::exists("stats/inc_output_hooks_maxabs.json"));
-  json_of(fp8({"quantize", "--json", "--model", demo_model(), "--config", "q.json", "--measurements", "stats", "--out", "fp8"}));
-  write_file("q.json", R"({"dump_stats_path": "", "scale_method": "maxabs_pcs_pow2", "dynamic_quantization": "True", "calibration_sample_interval": "50"})");
+  json_of(fp8({"quantize", "--json", "--model", demo_model(), "--config", "q.json", "--measurements", "stats", "--out",
+               "fp8"}));
+  write_file(
+      "q.json",
+      R"({"dump_stats_path": "", "scale_method": "maxabs_pcs_pow2", "dynamic_quantization": "True", "calibration_sample_interval": "50"})");
   json_of(fp8({"quantize", "--json", "--model", demo_model(), "--config", "q.json", "--out", "fp8", "--overwrite"}));
 }
 

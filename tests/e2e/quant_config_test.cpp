@@ -36,11 +36,14 @@ struct Subject {
     SCOPED_TRACE(json.dump());
     const std::string path = config(json);
     std::filesystem::remove_all(folder / "fp8");
-    for (const auto& name : names_in(folder / "stats")) {  // scales of another device: they would be made again, with a warning
-      if (name.find("_hooks_maxabs_") != std::string::npos && name.find("mod_list") == std::string::npos) std::filesystem::remove(folder / "stats" / name);
+    for (const auto& name :
+         names_in(folder / "stats")) {  // scales of another device: they would be made again, with a warning
+      if (name.find("_hooks_maxabs_") != std::string::npos && name.find("mod_list") == std::string::npos)
+        std::filesystem::remove(folder / "stats" / name);
     }
     quantize(model, folder / "fp8", {"--config", path, "--quiet"}, environment);  // some methods lose much, and say so
-    const std::string stored = logits((folder / "fp8").string(), text, "2", {"--quiet"});  // its sidecar knows the device
+    const std::string stored =
+        logits((folder / "fp8").string(), text, "2", {"--quiet"});  // its sidecar knows the device
     Environment with_config = environment;
     with_config["QUANT_CONFIG"] = path;
     const std::string on_load = logits(model, text, "2", {"--quiet"}, with_config);
@@ -54,7 +57,8 @@ void expect_measuring_changes_nothing(const Subject& s) {
   auto explicitly = results(s.folder / "stats");
   EXPECT_EQ(explicitly.erase("inc_output_hooks_maxabs.kv_cache"), 1u);  // with a config its lists decide
   std::filesystem::remove_all(s.folder / "stats");
-  const std::string config = s.config({{"mode", "MEASURE"}, {"measure_exclude", "NONE"}, {"allowlist", {{"types", {"Linear"}}}}});
+  const std::string config =
+      s.config({{"mode", "MEASURE"}, {"measure_exclude", "NONE"}, {"allowlist", {{"types", {"Linear"}}}}});
   const std::string plain = logits(s.model, s.text, "6"),
                     measuring = logits(s.model, s.text, "6", {}, {{"QUANT_CONFIG", config}});
   EXPECT_FALSE(plain.empty());
@@ -73,8 +77,13 @@ void expect_all_methods_agree(const Subject& s, bool gaudi2_first) {
     gaudi2 = !gaudi2;
   }
   // Scales for Gaudi2 on a Gaudi3.
-  s.expect_same({{"mode", "QUANTIZE"}, {"scale_method", "maxabs_hw"}, {"allowlist", kLinear}, {"blocklist", lm_head}, {"device_for_scales", "GAUDI2"}});
-  s.expect_same({{"mode", "QUANTIZE"}, {"allowlist", kLinear}, {"blocklist", {{"names", {"layers.0"}}}}, {"hp_dtype", "FP32"}});
+  s.expect_same({{"mode", "QUANTIZE"},
+                 {"scale_method", "maxabs_hw"},
+                 {"allowlist", kLinear},
+                 {"blocklist", lm_head},
+                 {"device_for_scales", "GAUDI2"}});
+  s.expect_same(
+      {{"mode", "QUANTIZE"}, {"allowlist", kLinear}, {"blocklist", {{"names", {"layers.0"}}}}, {"hp_dtype", "FP32"}});
 }
 
 TEST(QuantConfig, MeasuringChangesNoBitOfABf16Model) {
@@ -113,9 +122,12 @@ TEST(QuantConfig, KeyValueCachesThatItSelectsAreInTheCheckpointToo) {
   s.measure_it();
   const io::Json cached = {{"types", {"Linear", "KVCache"}}}, lm_head = {{"names", {"lm_head"}}};
   for (const char* method : {"maxabs_hw", "maxabs_arbitrary", "unit_scale"}) {
-    s.expect_same({{"mode", "QUANTIZE"}, {"scale_method", method}, {"allowlist", cached}, {"blocklist", lm_head}}, {{"FP8_HPU_DEVICE", method[0] == 'u' ? "gaudi2" : "gaudi3"}});
+    s.expect_same({{"mode", "QUANTIZE"}, {"scale_method", method}, {"allowlist", cached}, {"blocklist", lm_head}},
+                  {{"FP8_HPU_DEVICE", method[0] == 'u' ? "gaudi2" : "gaudi3"}});
     const Tensors file = Tensors::read(s.folder / "fp8/model.safetensors");
-    EXPECT_TRUE(file.header.contains("model.layers.3.self_attn.k_proj.k_scale") || file.header.contains("model.layers.3.self_attn.k_scale")) << method;
+    EXPECT_TRUE(file.header.contains("model.layers.3.self_attn.k_proj.k_scale") ||
+                file.header.contains("model.layers.3.self_attn.k_scale"))
+        << method;
   }
   // Measured by the config itself, in INC's files.
   std::filesystem::remove_all(s.folder / "stats");
@@ -130,49 +142,68 @@ TEST(QuantConfig, WhatNoCheckpointHoldsIsNamed) {
   logits(s.model, s.text, "4", {}, {{"QUANT_CONFIG", measuring}});
   const auto run = [&](const io::Json& config, const Arguments& more = {}) {
     std::filesystem::remove_all(s.folder / "fp8");
-    Arguments arguments = {"quantize", "--json", "--model", s.model, "--config", s.config(config), "--out", (s.folder / "fp8").string()};
+    Arguments arguments = {"quantize", "--json",         "--model", s.model,
+                           "--config", s.config(config), "--out",   (s.folder / "fp8").string()};
     arguments.insert(arguments.end(), more.begin(), more.end());
     return fp8(arguments);
   };
   const auto skipped = [&](const io::Json& json) {
     std::map<std::string, std::string> reasons;
-    for (const auto& m : json["modules_skipped"]) reasons[m["name"].get<std::string>()] = m["reason"].get<std::string>();
+    for (const auto& m : json["modules_skipped"])
+      reasons[m["name"].get<std::string>()] = m["reason"].get<std::string>();
     return reasons;
   };
   // Attention was measured as it ran, fused; patterns for the other way to write it are not idle.
   const io::Json blocked = {{"names", {"lm_head", "matmul_av", "softmax"}}};
   auto done = run({{"mode", "QUANTIZE"}, {"blocklist", blocked}});
   auto reasons = skipped(json_of(done));
-  EXPECT_THAT(done.err, ::testing::HasSubstr("no form of checkpoint holds scales of attention: 4 selected nodes stay in high precision"));
+  EXPECT_THAT(
+      done.err,
+      ::testing::HasSubstr("no form of checkpoint holds scales of attention: 4 selected nodes stay in high precision"));
   EXPECT_EQ(done.err.find("matches no module"), std::string::npos) << done.err;
-  EXPECT_THAT(reasons["model.layers.2.self_attn.fused_scaled_dot_product_attention"], ::testing::HasSubstr("compressed-tensors has no place for its scales"));
+  EXPECT_THAT(reasons["model.layers.2.self_attn.fused_scaled_dot_product_attention"],
+              ::testing::HasSubstr("compressed-tensors has no place for its scales"));
   EXPECT_EQ(reasons.count("model.layers.2.self_attn.matmul_qk"), 0u);
   const auto sidecar = io::read_json(s.folder / "fp8/fp8.json");
-  EXPECT_EQ(sidecar["skipped"]["model.layers.2.self_attn.fused_scaled_dot_product_attention"], reasons["model.layers.2.self_attn.fused_scaled_dot_product_attention"]);
+  EXPECT_EQ(sidecar["skipped"]["model.layers.2.self_attn.fused_scaled_dot_product_attention"],
+            reasons["model.layers.2.self_attn.fused_scaled_dot_product_attention"]);
   // Some of the caches: engines would take 1.0 for the others.
-  done = run({{"mode", "QUANTIZE"}, {"allowlist", {{"types", {"Linear", "KVCache"}}}}, {"blocklist", {{"names", {"lm_head", "layers.0.*_cache"}}}}});
+  done = run({{"mode", "QUANTIZE"},
+              {"allowlist", {{"types", {"Linear", "KVCache"}}}},
+              {"blocklist", {{"names", {"lm_head", "layers.0.*_cache"}}}}});
   reasons = skipped(json_of(done));
-  EXPECT_THAT(done.err, ::testing::HasSubstr("selects 6 of 8 key-value caches, a checkpoint holds scales of all or none"));
+  EXPECT_THAT(done.err,
+              ::testing::HasSubstr("selects 6 of 8 key-value caches, a checkpoint holds scales of all or none"));
   EXPECT_THAT(reasons["model.layers.1.self_attn.v_cache"], ::testing::HasSubstr("only a part of the key-value caches"));
-  EXPECT_FALSE(io::read_json(s.folder / "fp8/config.json")["quantization_config"].dump().find("kv_cache_scheme\":{") != std::string::npos);
+  EXPECT_FALSE(io::read_json(s.folder / "fp8/config.json")["quantization_config"].dump().find("kv_cache_scheme\":{") !=
+               std::string::npos);
   // Asked not to.
-  done = run({{"mode", "QUANTIZE"}, {"allowlist", {{"types", {"Linear", "KVCache"}}}}, {"blocklist", {{"names", {"lm_head"}}}}}, {"--kv-cache", "off"});
+  done = run({{"mode", "QUANTIZE"},
+              {"allowlist", {{"types", {"Linear", "KVCache"}}}},
+              {"blocklist", {{"names", {"lm_head"}}}}},
+             {"--kv-cache", "off"});
   EXPECT_THAT(skipped(json_of(done))["model.layers.1.self_attn.v_cache"], ::testing::HasSubstr("--kv-cache off"));
 }
 
 TEST(QuantConfig, AMethodThatLosesMostWeightsOrInputsIsWarnedOf) {
   FP8_NEED_TEST_DATA(data);
   const Subject s = {(data / "models/stories260K").string(), (data / "text/ts_calib.txt").string(), {}};
-  const std::string path = s.config({{"mode", "QUANTIZE"}, {"scale_method", "hw_aligned_single_scale"}, {"allowlist", kLinear}, {"blocklist", {{"names", {"lm_head"}}}}});
+  const std::string path = s.config({{"mode", "QUANTIZE"},
+                                     {"scale_method", "hw_aligned_single_scale"},
+                                     {"allowlist", kLinear},
+                                     {"blocklist", {{"names", {"lm_head"}}}}});
   const auto stored = fp8({"quantize", "--model", s.model, "--config", path, "--out", (s.folder / "fp8").string()});
   EXPECT_EQ(stored.code, 0);
   EXPECT_THAT(stored.err, ::testing::HasSubstr("modules most weights become zero in fp8"));
-  const auto on_load = fp8({"evaluate", "--model", s.model, "--data", s.text, "--samples", "1"}, {{"QUANT_CONFIG", path}});
+  const auto on_load =
+      fp8({"evaluate", "--model", s.model, "--data", s.text, "--samples", "1"}, {{"QUANT_CONFIG", path}});
   EXPECT_THAT(on_load.err, ::testing::HasSubstr("modules most weights become zero in fp8"));
-  const auto of_the_checkpoint = fp8({"evaluate", "--model", (s.folder / "fp8").string(), "--data", s.text, "--samples", "1"});
+  const auto of_the_checkpoint =
+      fp8({"evaluate", "--model", (s.folder / "fp8").string(), "--data", s.text, "--samples", "1"});
   for (const auto& run : {on_load, of_the_checkpoint}) {
     EXPECT_EQ(run.code, 0);
-    EXPECT_THAT(run.err, ::testing::HasSubstr("of the values of its first input that are not zero become zero under its static scale"));
+    EXPECT_THAT(run.err, ::testing::HasSubstr(
+                             "of the values of its first input that are not zero become zero under its static scale"));
   }
 }
 

@@ -104,7 +104,8 @@ TEST(Quantize, IncludeAndExcludeChooseModules) {
   EXPECT_EQ(file.header["model.embed_tokens.weight"]["dtype"], "BF16");
   EXPECT_EQ(file.header["model.layers.2.mlp.down_proj.weight"]["dtype"], "BF16");
   EXPECT_EQ(file.header["model.layers.1.mlp.up_proj.weight"]["dtype"], "BF16");
-  EXPECT_EQ(file.header["model.layers.1.mlp.gate_proj.weight"]["dtype"], "BF16") << "engines run it as one product with up_proj";
+  EXPECT_EQ(file.header["model.layers.1.mlp.gate_proj.weight"]["dtype"], "BF16")
+      << "engines run it as one product with up_proj";
   EXPECT_EQ(file.header["model.layers.1.mlp.down_proj.weight"]["dtype"], "F8_E4M3");
   const auto config = io::read_json(folder / "out/config.json");
   EXPECT_THAT(config["quantization_config"]["ignore"].get<std::vector<std::string>>(),

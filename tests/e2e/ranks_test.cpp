@@ -14,7 +14,8 @@ class RanksOfEveryLauncher : public ::testing::TestWithParam<std::string> {
   static Environment rank(int r) { return test::launchers(r, 2).at(GetParam()); }
   std::string at(const std::string& name) const { return (folder_ / name).string(); }
   Arguments measuring(const Arguments& more = {}) const {
-    Arguments all = {"measure", "--model", demo_model(), "--data", calibration_text(), "--samples", "2", "--seq-len", "32", "--out", at("stats")};
+    Arguments all = {"measure", "--model",   demo_model(), "--data", calibration_text(), "--samples",
+                     "2",       "--seq-len", "32",         "--out",  at("stats")};
     all.insert(all.end(), more.begin(), more.end());
     return all;
   }
@@ -29,7 +30,8 @@ class RanksOfEveryLauncher : public ::testing::TestWithParam<std::string> {
     const auto second = run_as(1);
     EXPECT_EQ(second.code, 0) << second.err;
     EXPECT_EQ(second.out, "");
-    EXPECT_THAT(second.err, AllOf(HasSubstr("warning: " + arguments[0] + ": this is rank 1 of 2"), HasSubstr("rank 0 does the work alone")));
+    EXPECT_THAT(second.err, AllOf(HasSubstr("warning: " + arguments[0] + ": this is rank 1 of 2"),
+                                  HasSubstr("rank 0 does the work alone")));
     const auto first = run_as(0);
     EXPECT_EQ(first.code, 0) << first.err;
     EXPECT_NE(first.out, "");
@@ -38,8 +40,11 @@ class RanksOfEveryLauncher : public ::testing::TestWithParam<std::string> {
 };
 
 TEST_P(RanksOfEveryLauncher, TrainIsRefusedByName) {
-  const Arguments train = {"train", "--init", demo_model(), "--data", calibration_text(), "--out", at("run"), "--steps", "1", "--batch", "1", "--seq-len", "16"};
-  for (int r = 0; r < 2; ++r) expect_refused(fp8(train, rank(r)), {"train: this is rank " + std::to_string(r) + " of 2, as ", "start one process"});
+  const Arguments train = {"train",   "--init", demo_model(), "--data", calibration_text(), "--out", at("run"),
+                           "--steps", "1",      "--batch",    "1",      "--seq-len",        "16"};
+  for (int r = 0; r < 2; ++r)
+    expect_refused(fp8(train, rank(r)),
+                   {"train: this is rank " + std::to_string(r) + " of 2, as ", "start one process"});
   EXPECT_THAT(names_in(folder_.path()), IsEmpty());
 }
 
@@ -47,11 +52,13 @@ TEST_P(RanksOfEveryLauncher, MeasureWritesFilesOfEachRank) {
   for (int r = 0; r < 2; ++r) {
     const auto run = fp8(measuring(), rank(r));
     EXPECT_EQ(run.code, 0) << run.err;
-    EXPECT_THAT(run.err, AllOf(HasSubstr("this is rank " + std::to_string(r) + " of 2"), HasSubstr("each rank measures all of the samples")));
+    EXPECT_THAT(run.err, AllOf(HasSubstr("this is rank " + std::to_string(r) + " of 2"),
+                               HasSubstr("each rank measures all of the samples")));
   }
   std::vector<std::string> expected;
   for (const char* r : {"_0_2", "_1_2"})
-    for (const char* end : {".fingerprint", ".json", ".kv_cache", ".npz", "_mod_list.json"}) expected.push_back(std::string("inc_output_hooks_maxabs") + r + end);
+    for (const char* end : {".fingerprint", ".json", ".kv_cache", ".npz", "_mod_list.json"})
+      expected.push_back(std::string("inc_output_hooks_maxabs") + r + end);
   EXPECT_EQ(names_in(folder_ / "stats"), expected);  // nobody's files were moved away
   const auto nodes = [&](const char* file) { return io::read_json(folder_ / file)["Nodes"]; };
   EXPECT_EQ(nodes("stats/inc_output_hooks_maxabs_0_2.json"), nodes("stats/inc_output_hooks_maxabs_1_2.json"));
@@ -62,7 +69,8 @@ TEST_P(RanksOfEveryLauncher, MeasureWritesFilesOfEachRank) {
 }
 
 TEST_P(RanksOfEveryLauncher, Rank0EvaluatesAndGeneratesAlone) {
-  expect_first_alone({"evaluate", "--model", demo_model(), "--data", heldout_text(), "--samples", "1", "--seq-len", "32", "--json"});
+  expect_first_alone(
+      {"evaluate", "--model", demo_model(), "--data", heldout_text(), "--samples", "1", "--seq-len", "32", "--json"});
   expect_first_alone({"generate", "--model", demo_model(), "--prompt", "In", "--tokens", "2"});
   expect_first_alone({"inspect", demo_model()});
 }
@@ -70,12 +78,16 @@ TEST_P(RanksOfEveryLauncher, Rank0EvaluatesAndGeneratesAlone) {
 TEST_P(RanksOfEveryLauncher, QuantConfigMeasuresOnEachRankUnlessItsFilesAreOne) {
   const auto measure = [&](bool separate) {
     const auto config = folder_ / "measure.json";
-    write_file(config, io::Json{{"mode", "MEASURE"}, {"dump_stats_path", at(separate ? "each/p" : "one/p")}, {"seperate_measure_files", separate}}.dump());
+    write_file(config, io::Json{{"mode", "MEASURE"},
+                                {"dump_stats_path", at(separate ? "each/p" : "one/p")},
+                                {"seperate_measure_files", separate}}
+                           .dump());
     return config.string();
   };
   std::filesystem::create_directory(folder_ / "each");
   std::filesystem::create_directory(folder_ / "one");
-  const Arguments evaluate = {"evaluate", "--model", demo_model(), "--data", heldout_text(), "--samples", "1", "--seq-len", "32"};
+  const Arguments evaluate = {"evaluate",  "--model", demo_model(), "--data", heldout_text(),
+                              "--samples", "1",       "--seq-len",  "32"};
   for (int r = 0; r < 2; ++r) {
     Environment environment = rank(r);
     environment["QUANT_CONFIG"] = measure(true);
@@ -83,7 +95,8 @@ TEST_P(RanksOfEveryLauncher, QuantConfigMeasuresOnEachRankUnlessItsFilesAreOne) 
     EXPECT_EQ(run.code, 0) << run.err;
     EXPECT_THAT(run.err, HasSubstr("each rank measures all of the samples"));
   }
-  EXPECT_THAT(names_in(folder_ / "each"), ::testing::IsSupersetOf({"p_hooks_maxabs_0_2.json", "p_hooks_maxabs_1_2.json"}));
+  EXPECT_THAT(names_in(folder_ / "each"),
+              ::testing::IsSupersetOf({"p_hooks_maxabs_0_2.json", "p_hooks_maxabs_1_2.json"}));
   Environment environment = rank(1);
   environment["QUANT_CONFIG"] = measure(false);
   const auto idle = fp8(evaluate, environment);
@@ -92,20 +105,28 @@ TEST_P(RanksOfEveryLauncher, QuantConfigMeasuresOnEachRankUnlessItsFilesAreOne) 
   EXPECT_THAT(names_in(folder_ / "one"), IsEmpty());
 }
 
-INSTANTIATE_TEST_SUITE_P(Launchers, RanksOfEveryLauncher, ::testing::Values("torchrun", "mpirun", "mpiexec", "srun"), [](const auto& info) { return info.param; });
+INSTANTIATE_TEST_SUITE_P(Launchers, RanksOfEveryLauncher, ::testing::Values("torchrun", "mpirun", "mpiexec", "srun"),
+                         [](const auto& info) { return info.param; });
 
 /// sbatch and salloc: one process, which sees how many tasks its job may start.
 TEST(Ranks, TheShellOfABatchScriptWorksAlone) {
-  const Environment shell = {{"SLURM_NTASKS", "4"}, {"SLURM_NPROCS", "4"}, {"SLURM_PROCID", "0"}, {"SLURM_JOB_ID", "11"}};
+  const Environment shell = {
+      {"SLURM_NTASKS", "4"}, {"SLURM_NPROCS", "4"}, {"SLURM_PROCID", "0"}, {"SLURM_JOB_ID", "11"}};
   const test::TempDir folder;
-  expect_success(fp8({"train", "--init", demo_model(), "--data", calibration_text(), "--out", (folder / "run").string(), "--steps", "1", "--batch", "1", "--seq-len", "16"}, shell));
-  expect_success(fp8({"measure", "--model", demo_model(), "--data", calibration_text(), "--samples", "1", "--seq-len", "16", "--out", (folder / "stats").string()}, shell));
+  expect_success(fp8({"train", "--init", demo_model(), "--data", calibration_text(), "--out", (folder / "run").string(),
+                      "--steps", "1", "--batch", "1", "--seq-len", "16"},
+                     shell));
+  expect_success(fp8({"measure", "--model", demo_model(), "--data", calibration_text(), "--samples", "1", "--seq-len",
+                      "16", "--out", (folder / "stats").string()},
+                     shell));
   EXPECT_TRUE(std::filesystem::exists(folder / "stats/inc_output_hooks_maxabs.json"));
 }
 
 TEST(Ranks, VariablesThatMakeNoSenseAreNamed) {
-  expect_evaluate_refused(demo_model(), {"environment variable 'RANK': found nothing, but WORLD_SIZE is 2"}, {{"WORLD_SIZE", "2"}});
-  expect_evaluate_refused(demo_model(), {"environment variable 'PMI_RANK': found 'x'"}, {{"PMI_SIZE", "2"}, {"PMI_RANK", "x"}});
+  expect_evaluate_refused(demo_model(), {"environment variable 'RANK': found nothing, but WORLD_SIZE is 2"},
+                          {{"WORLD_SIZE", "2"}});
+  expect_evaluate_refused(demo_model(), {"environment variable 'PMI_RANK': found 'x'"},
+                          {{"PMI_SIZE", "2"}, {"PMI_RANK", "x"}});
 }
 
 }  // namespace

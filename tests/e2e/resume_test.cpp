@@ -38,8 +38,9 @@ TEST(Resume, KilledQuantizeEndsWithTheSameBytes) {
   write_model(model, 12, 512);
   std::mt19937 random(20240817);
   int kills = 0;
-  for (const Arguments& way : {Arguments{"--dynamic", "--shard-size", "3000000"}, Arguments{"--weights-only", "--scheme", "tensor"},
-                               Arguments{"--dynamic", "--scheme", "block", "--format", "fp8"}, Arguments{"--dynamic", "--format", "inc"}}) {
+  for (const Arguments& way :
+       {Arguments{"--dynamic", "--shard-size", "3000000"}, Arguments{"--weights-only", "--scheme", "tensor"},
+        Arguments{"--dynamic", "--scheme", "block", "--format", "fp8"}, Arguments{"--dynamic", "--format", "inc"}}) {
     const test::TempDir folder;
     Arguments arguments = {"quantize", "--model", model.name(), "--out", (folder / "out").string()};
     arguments.insert(arguments.end(), way.begin(), way.end());
@@ -80,7 +81,8 @@ TEST(Resume, InterruptedItKeepsItsPartsOnlyIfAsked) {
   EXPECT_THAT(names_in(folder.path()), IsEmpty());
   if (!interrupted(model, folder.path(), {"--resume"})) GTEST_SKIP() << "it ended before the signal";
   EXPECT_THAT(names_in(folder.path()), ElementsAre(".out.partial"));
-  const Arguments arguments = {"quantize", "--json", "--dynamic", "--model", model.name(), "--out", (folder / "out").string(), "--resume"};
+  const Arguments arguments = {
+      "quantize", "--json", "--dynamic", "--model", model.name(), "--out", (folder / "out").string(), "--resume"};
   Arguments other = arguments;
   other.insert(other.end(), {"--exclude", "layers\\.3\\."});
   expect_refused(fp8(other), {"can't resume", "modules and their scales"});
@@ -91,7 +93,8 @@ TEST(Resume, InterruptedItKeepsItsPartsOnlyIfAsked) {
   EXPECT_EQ(result["units"], 80);
   EXPECT_LE(result["units_kept"], 80);
   EXPECT_THAT(names_in(folder.path()), ElementsAre("out"));
-  expect_success(fp8({"quantize", "--quiet", "--dynamic", "--model", model.name(), "--out", (folder / "whole").string()}));
+  expect_success(
+      fp8({"quantize", "--quiet", "--dynamic", "--model", model.name(), "--out", (folder / "whole").string()}));
   EXPECT_TRUE(contents(folder / "out") == contents(folder / "whole"));
 }
 
@@ -100,7 +103,8 @@ TEST(Resume, AChangedSourceIsNotResumed) {
   write_model(model, 40, 2048);
   const test::TempDir folder;
   if (!interrupted(model, folder.path(), {"--resume"})) GTEST_SKIP() << "it ended before the signal";
-  std::filesystem::last_write_time(model.path() / "model.safetensors", std::filesystem::file_time_type::clock::now() + std::chrono::hours(1));
+  std::filesystem::last_write_time(model.path() / "model.safetensors",
+                                   std::filesystem::file_time_type::clock::now() + std::chrono::hours(1));
   const Arguments arguments = {"quantize", "--dynamic", "--model", model.name(), "--out", (folder / "out").string()};
   Arguments resumed = arguments;
   resumed.push_back("--resume");
@@ -116,15 +120,18 @@ TEST(Resume, ASourceCutShortWhileItIsReadLeavesNothing) {
     write_model(model, 40, 2048);
     const test::TempDir folder;
     std::thread spoiler([&] {
-      for (int i = 0; i < 60000 && std::filesystem::is_empty(folder.path()); ++i) std::this_thread::sleep_for(std::chrono::milliseconds(1));
+      for (int i = 0; i < 60000 && std::filesystem::is_empty(folder.path()); ++i)
+        std::this_thread::sleep_for(std::chrono::milliseconds(1));
       const auto file = model.path() / "model.safetensors";
-      std::filesystem::resize_file(file, grow ? std::filesystem::file_size(file) + 8 : std::filesystem::file_size(file) / 3);
+      std::filesystem::resize_file(file,
+                                   grow ? std::filesystem::file_size(file) + 8 : std::filesystem::file_size(file) / 3);
     });
     const auto run = fp8({"quantize", "--dynamic", "--model", model.name(), "--out", (folder / "out").string()});
     spoiler.join();
     if (run.code == 0) continue;  // it had read all of it
     expect_refused(run, {"model.safetensors"});
-    EXPECT_THAT(run.err, ::testing::AnyOf(HasSubstr("cut short while it was read"), HasSubstr("changed while it was read")));
+    EXPECT_THAT(run.err,
+                ::testing::AnyOf(HasSubstr("cut short while it was read"), HasSubstr("changed while it was read")));
     EXPECT_THAT(names_in(folder.path()), IsEmpty());
   }
 }
@@ -134,13 +141,16 @@ TEST(Resume, AFullDiskIsNamedAndLeavesNothing) {
   write_model(model, 2, 512);  // 8 MiB, 2 MiB of codes
   const test::TempDir folder;
   std::filesystem::create_directory(folder / "disk");
-  const Arguments arguments = {"quantize", "--dynamic", "--model", model.name(), "--out", (folder / "disk/out").string()};
+  const Arguments arguments = {"quantize",   "--dynamic", "--model",
+                               model.name(), "--out",     (folder / "disk/out").string()};
   const auto answer = io::on_small_disk(folder / "disk", [&] {
     const auto run = fp8(arguments);
     return std::to_string(run.code) + " " + run.err + std::to_string(names_in(folder / "disk").size());
   });
   if (answer.has_value()) {
-    EXPECT_THAT(*answer, AllOf(::testing::StartsWith("1 fp8: error: "), HasSubstr("disk/out/model.safetensors: no space left on device (needed 2"), ::testing::EndsWith("\n0")));
+    EXPECT_THAT(*answer, AllOf(::testing::StartsWith("1 fp8: error: "),
+                               HasSubstr("disk/out/model.safetensors: no space left on device (needed 2"),
+                               ::testing::EndsWith("\n0")));
   }
   const auto run = fp8_limited(RLIMIT_FSIZE, 1 << 20, arguments);
   expect_refused(run, {"model.safetensors: larger than the file size limit (needed 2"});
@@ -151,17 +161,22 @@ TEST(Resume, RanksOfEveryLauncherShareTheWork) {
   const Model model;
   write_model(model, 6, 256);
   const test::TempDir folder;
-  expect_success(fp8({"quantize", "--quiet", "--dynamic", "--model", model.name(), "--out", (folder / "whole").string(), "--shard-size", "400000"}));
+  expect_success(fp8({"quantize", "--quiet", "--dynamic", "--model", model.name(), "--out", (folder / "whole").string(),
+                      "--shard-size", "400000"}));
   const std::string out = (folder / "out").string();
-  const Arguments arguments = {"quantize", "--json", "--dynamic", "--model", model.name(), "--out", out, "--shard-size", "400000"};
+  const Arguments arguments = {"quantize", "--json", "--dynamic",    "--model", model.name(),
+                               "--out",    out,      "--shard-size", "400000"};
   const auto with = [&](Arguments more) {
     Arguments all = arguments;
     all.insert(all.end(), more.begin(), more.end());
     return all;
   };
   expect_refused(fp8(with({"--join"})), {"no shares to join"});
-  const std::vector<Environment> launchers = {{{"RANK", "0"}, {"WORLD_SIZE", "4"}}, {{"SLURM_PROCID", "1"}, {"SLURM_STEP_NUM_TASKS", "4"}},
-                                              {{"OMPI_COMM_WORLD_RANK", "2"}, {"OMPI_COMM_WORLD_SIZE", "4"}, {"WORLD_SIZE", "1"}}, {{"PMI_RANK", "3"}, {"PMI_SIZE", "4"}}};
+  const std::vector<Environment> launchers = {
+      {{"RANK", "0"}, {"WORLD_SIZE", "4"}},
+      {{"SLURM_PROCID", "1"}, {"SLURM_STEP_NUM_TASKS", "4"}},
+      {{"OMPI_COMM_WORLD_RANK", "2"}, {"OMPI_COMM_WORLD_SIZE", "4"}, {"WORLD_SIZE", "1"}},
+      {{"PMI_RANK", "3"}, {"PMI_SIZE", "4"}}};
   for (std::size_t i = 0; i < launchers.size(); ++i) {
     if (i == 3) expect_refused(fp8(with({"--join", "--world-size", "4"})), {"can't join", "4 ranks, missing: 3"});
     const auto run = fp8(arguments, launchers[i]);

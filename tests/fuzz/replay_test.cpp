@@ -109,10 +109,16 @@ TEST(Replay, Pickle) {
 
 // The seeds that the fuzzers start from.
 TEST(Replay, Seeds) {
-  const std::pair<const char*, Target> targets[] = {
-      {"json", json},     {"safetensors", safetensors},   {"npz", npz}, {"torch_file", torch_file},
-      {"pickle", pickle}, {"quant_config", quant_config}, {"measurement", measurement},
-      {"scales", scales}, {"recipe", recipe},             {"model_config", model_config}};
+  const std::pair<const char*, Target> targets[] = {{"json", json},
+                                                    {"safetensors", safetensors},
+                                                    {"npz", npz},
+                                                    {"torch_file", torch_file},
+                                                    {"pickle", pickle},
+                                                    {"quant_config", quant_config},
+                                                    {"measurement", measurement},
+                                                    {"scales", scales},
+                                                    {"recipe", recipe},
+                                                    {"model_config", model_config}};
   for (const auto& [name, target] : targets) {
     std::vector<std::string> seeds;
     for (const auto& entry :

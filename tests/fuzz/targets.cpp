@@ -62,9 +62,9 @@ class MemoryFile {
 };
 
 std::string read_all(const io::TensorFile& file, const io::TensorInfo& tensor) {
-  require(tensor.bytes() ==
-              static_cast<std::uint64_t>(tensor.numel()) * static_cast<std::uint64_t>(size_of(tensor.dtype)),
-          "size");
+  require(
+      tensor.bytes() == static_cast<std::uint64_t>(tensor.numel()) * static_cast<std::uint64_t>(size_of(tensor.dtype)),
+      "size");
   std::string bytes(tensor.bytes(), '\0');
   file.read(tensor, bytes.data());
   return bytes;
@@ -131,7 +131,8 @@ void recipe(const std::uint8_t* data, std::size_t size) {
   tolerating_errors([&] {
     const auto config = configs::parse_recipe(io::parse_json(view(data, size), "fuzz"), "fuzz");
     const io::Json written = configs::to_json(config);
-    require(configs::to_json(configs::parse_recipe(written, "fuzz")) == written, "a recipe does not survive write and read");
+    require(configs::to_json(configs::parse_recipe(written, "fuzz")) == written,
+            "a recipe does not survive write and read");
     for (const char* name : {"model.layers.0.self_attn.q_proj", "lm_head", ""}) config.for_module(name);
   });
 }
@@ -181,8 +182,10 @@ std::vector<std::string> strings_in(const io::Json& json, const char* key) {
 
 void check_list(quant::CheckpointFormat format, const quant::ConfigSpec& spec) {
   const quant::IgnoreList list(format, quant::ignore_entries(format, spec));
-  for (const auto& module : spec.kept_linears) require(list.entry_for(module) != nullptr, "a kept module is not in the list");
-  for (const auto& module : spec.quantized) require(list.entry_for(module) == nullptr, "an entry matches a quantized module");
+  for (const auto& module : spec.kept_linears)
+    require(list.entry_for(module) != nullptr, "a kept module is not in the list");
+  for (const auto& module : spec.quantized)
+    require(list.entry_for(module) == nullptr, "an entry matches a quantized module");
 }
 
 }  // namespace
@@ -200,8 +203,8 @@ void model_config(const std::uint8_t* data, std::size_t size) {
     spec.names.refused(spec.quantized);
     quant::expert_family(json.value("config", io::Json()));
     quant::halved_groups(spec.names, spec.quantized, spec.kept_linears);
-    for (const auto format : {quant::CheckpointFormat::compressed_tensors, quant::CheckpointFormat::fp8, quant::CheckpointFormat::modelopt,
-                              quant::CheckpointFormat::inc}) {
+    for (const auto format : {quant::CheckpointFormat::compressed_tensors, quant::CheckpointFormat::fp8,
+                              quant::CheckpointFormat::modelopt, quant::CheckpointFormat::inc}) {
       try {
         check_list(format, spec);
       } catch (const std::invalid_argument&) {  // an entry of the user's that is no regular expression

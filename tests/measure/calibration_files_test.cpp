@@ -36,7 +36,9 @@ void measure_rank(const test::TempDir& dir, int rank, int world, float amax) {
 }
 
 float amax_of_rank(const fs::path& dir, int rank, int world) {
-  return read_measurements(StatsName{(dir / "p").string(), "maxabs", {}, configs::Rank{rank, world}}).modules.at(0).inputs[0][0];
+  return read_measurements(StatsName{(dir / "p").string(), "maxabs", {}, configs::Rank{rank, world}})
+      .modules.at(0)
+      .inputs[0][0];
 }
 
 /// As if an earlier process had written everything that is there.
@@ -49,7 +51,8 @@ void age(const test::TempDir& dir) {
 std::vector<fs::path> backups(const test::TempDir& dir) {
   std::vector<fs::path> found;
   for (const auto& entry : fs::directory_iterator(dir.path())) {
-    if (entry.is_directory() && entry.path().filename().string().rfind("backup_p_", 0) == 0) found.push_back(entry.path());
+    if (entry.is_directory() && entry.path().filename().string().rfind("backup_p_", 0) == 0)
+      found.push_back(entry.path());
   }
   return found;
 }
@@ -97,7 +100,8 @@ TEST(CalibrationFiles, RanksOneAfterTheOtherKeepEachOthersFiles) {
   const test::TempDir dir;
   for (int run = 0; run < 3; ++run) {
     for (const int rank : {1, 0, 2}) measure_rank(dir, rank, 3, static_cast<float>(10 * run + rank + 1));
-    for (const int rank : {0, 1, 2}) EXPECT_EQ(amax_of_rank(dir.path(), rank, 3), static_cast<float>(10 * run + rank + 1));
+    for (const int rank : {0, 1, 2})
+      EXPECT_EQ(amax_of_rank(dir.path(), rank, 3), static_cast<float>(10 * run + rank + 1));
     ASSERT_EQ(backups(dir).size(), static_cast<std::size_t>(run));  // one for each earlier run
     age(dir);
   }
@@ -161,11 +165,13 @@ TEST(CalibrationFiles, ThreadsAsRanksLoseNothing) {
     for (int rank = 0; rank < 6; ++rank) {
       threads.emplace_back([&, rank] {
         CalibrationFiles files((dir / "p").string(), {"maxabs", configs::Rank{rank, 6}});
-        for (int dump = 0; dump < 5; ++dump) files.write(file_of(static_cast<float>(100 * run + 10 * rank + dump)), nullptr);
+        for (int dump = 0; dump < 5; ++dump)
+          files.write(file_of(static_cast<float>(100 * run + 10 * rank + dump)), nullptr);
       });
     }
     for (auto& thread : threads) thread.join();
-    for (int rank = 0; rank < 6; ++rank) EXPECT_EQ(amax_of_rank(dir.path(), rank, 6), static_cast<float>(100 * run + 10 * rank + 4));
+    for (int rank = 0; rank < 6; ++rank)
+      EXPECT_EQ(amax_of_rank(dir.path(), rank, 6), static_cast<float>(100 * run + 10 * rank + 4));
     EXPECT_EQ(backups(dir).empty(), run == 0);
     age(dir);
   }
@@ -201,11 +207,13 @@ TEST(CalibrationFiles, ProcessesAsRanksLoseNothing) {
       children.push_back(in_child([&] {
         if (rank == 3) usleep(30000);  // the late one
         CalibrationFiles files((dir / "p").string(), {"maxabs", configs::Rank{rank, 4}});
-        for (int dump = 0; dump < 4; ++dump) files.write(file_of(static_cast<float>(100 * run + 10 * rank + dump)), nullptr);
+        for (int dump = 0; dump < 4; ++dump)
+          files.write(file_of(static_cast<float>(100 * run + 10 * rank + dump)), nullptr);
       }));
     }
     wait_for(children);
-    for (int rank = 0; rank < 4; ++rank) EXPECT_EQ(amax_of_rank(dir.path(), rank, 4), static_cast<float>(100 * run + 10 * rank + 3));
+    for (int rank = 0; rank < 4; ++rank)
+      EXPECT_EQ(amax_of_rank(dir.path(), rank, 4), static_cast<float>(100 * run + 10 * rank + 3));
     age(dir);
     ASSERT_EQ(backups(dir).size(), static_cast<std::size_t>(run));
   }
@@ -223,7 +231,9 @@ TEST(CalibrationFiles, AFailedWritePutsTheOldFilesBack) {
   EXPECT_EQ(read_measurements((dir / "p").string()).modules[0].inputs[0][0], 1.0f);
 }
 
-TEST(CalibrationFiles, WithoutAPrefixNothingIsWritten) { EXPECT_TRUE(CalibrationFiles("", {}).write(file_of(1), nullptr).empty()); }
+TEST(CalibrationFiles, WithoutAPrefixNothingIsWritten) {
+  EXPECT_TRUE(CalibrationFiles("", {}).write(file_of(1), nullptr).empty());
+}
 
 CalibrationOptions options_for(const test::TempDir& dir, std::int64_t interval = 0) {
   CalibrationOptions options;
@@ -240,7 +250,8 @@ TEST(CalibrationFiles, AppearEverySoManySamples) {
   std::map<std::int64_t, std::optional<std::int64_t>> seen;  // before sample n: NumSamples in the file
   for (std::int64_t first = 0; first < 120; first += 8) {
     session->begin_samples(first, 8);
-    seen[first] = fs::exists(dir / "p_hooks_maxabs.json") ? read_measurements((dir / "p").string()).num_samples : std::nullopt;
+    seen[first] =
+        fs::exists(dir / "p_hooks_maxabs.json") ? read_measurements((dir / "p").string()).num_samples : std::nullopt;
     model(ids);
   }
   EXPECT_FALSE(seen[48].has_value());
@@ -257,7 +268,9 @@ TEST(CalibrationFiles, AForwardIsASampleForWhoDoesNotCount) {
   auto model = test::tiny_lm();
   const at::Tensor ids = test::token_ids();
   CalibrationSession::attach(*model, options_for(dir, 2));
-  const auto written = [&] { return fs::exists(dir / "p_hooks_maxabs.json") ? read_measurements((dir / "p").string()).num_samples : std::nullopt; };
+  const auto written = [&] {
+    return fs::exists(dir / "p_hooks_maxabs.json") ? read_measurements((dir / "p").string()).num_samples : std::nullopt;
+  };
   for (int i = 0; i < 5; ++i) model(ids);
   EXPECT_EQ(written(), 4);
   finalize_calibration(*model);
@@ -273,7 +286,8 @@ void run_program(const char* name, const test::TempDir& dir) {
   const pid_t child = fork();
   if (child == 0) {
     setenv(kFolder, dir.path().c_str(), 1);
-    execl("/proc/self/exe", "measure_test", "--gtest_also_run_disabled_tests", filter.c_str(), static_cast<char*>(nullptr));
+    execl("/proc/self/exe", "measure_test", "--gtest_also_run_disabled_tests", filter.c_str(),
+          static_cast<char*>(nullptr));
     _exit(127);
   }
   wait_for({child});
@@ -327,7 +341,8 @@ TEST(CalibrationFiles, ProgramsAsRanksEachKeepTheirs) {
     run_program("EndsAsRank0", dir);
     other.join();
     for (const int rank : {0, 1}) {
-      EXPECT_EQ(read_measurements(StatsName{(dir / "p").string(), "maxabs", {}, configs::Rank{rank, 2}}).modules.size(), 15u);
+      EXPECT_EQ(read_measurements(StatsName{(dir / "p").string(), "maxabs", {}, configs::Rank{rank, 2}}).modules.size(),
+                15u);
     }
     EXPECT_EQ(backups(dir).size(), static_cast<std::size_t>(run));
   }

@@ -18,12 +18,14 @@ ConfiguredCalibration configured(const std::string& json, const std::map<std::st
     const auto found = variables.find(name);
     return found != variables.end() ? found->second.c_str() : nullptr;
   };
-  return calibration_options(configs::parse_quant_config(io::parse_json(json, "c.json"), "c.json", parse_options()), device, configs::environment(get));
+  return calibration_options(configs::parse_quant_config(io::parse_json(json, "c.json"), "c.json", parse_options()),
+                             device, configs::environment(get));
 }
 
 TEST(CalibrationOptions, ATypeWithAModulePathIsRefused) {
-  EXPECT_TRUE(test::throws_with({"key 'allowlist.types': found 'torch.nn.Linear'", "did you mean 'Linear'?"},
-                                [] { configured(R"({"mode": "MEASURE", "allowlist": {"types": ["torch.nn.Linear"]}})"); }));
+  EXPECT_TRUE(test::throws_with({"key 'allowlist.types': found 'torch.nn.Linear'", "did you mean 'Linear'?"}, [] {
+    configured(R"({"mode": "MEASURE", "allowlist": {"types": ["torch.nn.Linear"]}})");
+  }));
 }
 
 /// A measurement of one module with that input.
@@ -47,20 +49,25 @@ TEST(CalibrationOptions, QuantizingReadsTheMeasurementOfTheConfigsObserver) {
   EXPECT_EQ(input({{"observer", "percentile"}}), percentile);
   EXPECT_EQ(input({{"observer", "percentile"}}, folder.path().string()), percentile);
   EXPECT_TRUE(test::throws_with({"s_hooks_kl.json: no such file"}, [&] { input({{"observer", "kl"}}); }));
-  EXPECT_TRUE(test::throws_with({"key 'dump_stats_path': found \"\", but scale_method MAXABS_HW reads measurements there"}, [&] { input({{"dump_stats_path", ""}}); }));
+  EXPECT_TRUE(
+      test::throws_with({"key 'dump_stats_path': found \"\", but scale_method MAXABS_HW reads measurements there"},
+                        [&] { input({{"dump_stats_path", ""}}); }));
   EXPECT_EQ(input({{"dump_stats_path", ""}}, (folder / "s").string()), maxabs) << "a place that is named needs no path";
   for (const char* observer : {"shape", "save"}) {
-    EXPECT_TRUE(test::throws_with({std::string("key 'observer': found \"") + observer + "\""}, [&] { input({{"observer", observer}}); }));
+    EXPECT_TRUE(test::throws_with({std::string("key 'observer': found \"") + observer + "\""},
+                                  [&] { input({{"observer", observer}}); }));
   }
   const test::TempDir other;
   write_one_module(other / "s", "percentile", 2.0f);
   EXPECT_EQ(input({}, other.path().string()), percentile) << "the config names no observer";
-  EXPECT_TRUE(test::throws_with({"key 'observer': found \"maxabs\"", "holds measurements of observer 'percentile'"}, [&] { input({{"observer", "maxabs"}}, other.path().string()); }));
+  EXPECT_TRUE(test::throws_with({"key 'observer': found \"maxabs\"", "holds measurements of observer 'percentile'"},
+                                [&] { input({{"observer", "maxabs"}}, other.path().string()); }));
 }
 
 TEST(CalibrationOptions, EveryKnownTypeIsMeasured) {
   const auto c = configured(R"({"mode": "MEASURE"})");
-  for (const char* type : {"Linear", "Conv1d", "Conv3d", "LSTM", "Embedding", "Matmul", "Softmax", "ModuleFusedSDPA", "KVCache", "VllmMixtureOfExpertsOp"}) {
+  for (const char* type : {"Linear", "Conv1d", "Conv3d", "LSTM", "Embedding", "Matmul", "Softmax", "ModuleFusedSDPA",
+                           "KVCache", "VllmMixtureOfExpertsOp"}) {
     EXPECT_TRUE(c.options.select("m", type)) << type;
   }
   EXPECT_FALSE(c.options.select("m", "FusedMoE"));  // INC passes it through
@@ -72,7 +79,8 @@ TEST(CalibrationOptions, EveryKnownTypeIsMeasured) {
 }
 
 TEST(CalibrationOptions, ListsSelectAndSayWhatTheyMissed) {
-  const auto c = configured(R"({"mode": "MEASURE", "blocklist": {"names": ["lm_head", "nowhere"]}, "allowlist": {"types": ["Linear", "Matmul"]}})");
+  const auto c = configured(
+      R"({"mode": "MEASURE", "blocklist": {"names": ["lm_head", "nowhere"]}, "allowlist": {"types": ["Linear", "Matmul"]}})");
   EXPECT_TRUE(c.options.select("a", "Linear"));
   EXPECT_TRUE(c.options.select("b", "Matmul"));
   EXPECT_FALSE(c.options.select("model.lm_head", "Linear"));
@@ -82,7 +90,8 @@ TEST(CalibrationOptions, ListsSelectAndSayWhatTheyMissed) {
 }
 
 TEST(CalibrationOptions, OnlyOutputAndAllExcludeAnything) {
-  for (const auto& [value, outputs] : {std::pair{"NONE", true}, {"INPUT", true}, {"OUTPUT", false}, {"PARAMS", true}, {"ALL", false}}) {
+  for (const auto& [value, outputs] :
+       {std::pair{"NONE", true}, {"INPUT", true}, {"OUTPUT", false}, {"PARAMS", true}, {"ALL", false}}) {
     const auto c = configured(std::string(R"({"mode": "MEASURE", "measure_exclude": ")") + value + "\"}");
     EXPECT_EQ(c.options.outputs, outputs) << value;
     EXPECT_TRUE(c.options.inputs && c.options.weights) << value;
@@ -90,7 +99,8 @@ TEST(CalibrationOptions, OnlyOutputAndAllExcludeAnything) {
 }
 
 TEST(CalibrationOptions, ObserversAndTheirParameters) {
-  const auto c = configured(R"({"mode": "MEASURE", "observer": "percentile", "scale_params": {"percentile": 99.5, "bins": 4096},
+  const auto c =
+      configured(R"({"mode": "MEASURE", "observer": "percentile", "scale_params": {"percentile": 99.5, "bins": 4096},
                                 "calibration_sample_interval": 50, "dump_stats_path": "out/x"})");
   EXPECT_EQ(c.options.observer, "percentile");
   EXPECT_EQ(c.options.parameters.find("percentile")->second, 99.5);
@@ -112,7 +122,9 @@ TEST(CalibrationOptions, RanksComeFromTheEnvironment) {
   ASSERT_TRUE(c.options.rank.has_value());
   EXPECT_EQ(c.options.rank->index, 3);
   EXPECT_EQ(c.options.rank->world, 8);
-  EXPECT_FALSE(configured(R"({"mode": "MEASURE", "seperate_measure_files": false})", {{"RANK", "3"}, {"WORLD_SIZE", "8"}}).options.rank.has_value());
+  EXPECT_FALSE(
+      configured(R"({"mode": "MEASURE", "seperate_measure_files": false})", {{"RANK", "3"}, {"WORLD_SIZE", "8"}})
+          .options.rank.has_value());
 }
 
 TEST(CalibrationOptions, ARegisteredObserverMayBeNamed) {
@@ -124,7 +136,9 @@ TEST(CalibrationOptions, WeightsAndOperationsAreSelectedByOneRule) {
   struct AttentionImpl : torch::nn::Module {
     torch::nn::Linear q{nullptr};
     runtime::Matmul matmul_qk{nullptr};
-    AttentionImpl() : q(register_module("q", torch::nn::Linear(4, 4))), matmul_qk(register_module("matmul_qk", runtime::Matmul())) {}
+    AttentionImpl()
+        : q(register_module("q", torch::nn::Linear(4, 4))),
+          matmul_qk(register_module("matmul_qk", runtime::Matmul())) {}
   };
   const auto shared = std::make_shared<AttentionImpl>();
   AttentionImpl& model = *shared;

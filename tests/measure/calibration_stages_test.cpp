@@ -38,7 +38,8 @@ void expect_equal(const MeasurementFile& a, const MeasurementFile& b) {
   }
 }
 
-const std::vector<std::string> kObservers = {"maxabs", "maxabs_per_channel", "shape", "histogram", "percentile", "mse", "kl"};
+const std::vector<std::string> kObservers = {"maxabs", "maxabs_per_channel", "shape", "histogram", "percentile", "mse",
+                                             "kl"};
 
 TEST(CalibrationStages, WeightsMayComeOneAfterTheOther) {
   const at::NoGradGuard no_grad;
@@ -57,10 +58,12 @@ TEST(CalibrationStages, WeightsMayComeOneAfterTheOther) {
     session->begin_samples(0, 3);
     // The embedding in parts, layers in reverse order of the model, the head whole.
     const auto& table = modules[0].weight;
-    for (std::int64_t row = 0; row < table.size(0); row += 20) session->look_at_part(modules[0], table.narrow(0, row, std::min<std::int64_t>(20, table.size(0) - row)), row);
+    for (std::int64_t row = 0; row < table.size(0); row += 20)
+      session->look_at_part(modules[0], table.narrow(0, row, std::min<std::int64_t>(20, table.size(0) - row)), row);
     const auto of = [&](const std::string& prefix) {
       std::vector<WeightModule> found;
-      std::copy_if(modules.begin(), modules.end(), std::back_inserter(found), [&](const auto& m) { return m.name.rfind(prefix, 0) == 0; });
+      std::copy_if(modules.begin(), modules.end(), std::back_inserter(found),
+                   [&](const auto& m) { return m.name.rfind(prefix, 0) == 0; });
       return found;
     };
     const auto h0 = model->embed_tokens(ids), h1 = model->layers[0](h0), h2 = model->layers[1](h1);
@@ -125,7 +128,8 @@ TEST(CalibrationStages, ASnapshotIsGoneOnFrom) {
       session->begin_samples(0, 3);
       model(ids);
       if (interrupted) {
-        const io::Json snapshot = io::parse_json(session->snapshot().dump(), "snapshot");  // as another process reads it
+        const io::Json snapshot =
+            io::parse_json(session->snapshot().dump(), "snapshot");  // as another process reads it
         finalize_calibration(*model);
         model = test::tiny_lm();
         auto options = everything(observer);
@@ -195,9 +199,14 @@ TEST(CalibrationStages, ObserversWithoutStateGiveNoSnapshot) {
     Amax result() const override { return {calls}; }
     float calls = 0;
   };
-  const ObserverRegistration registration("count_calls", {[](const ObserverContext&) { return std::make_unique<Count>(); }});
+  const ObserverRegistration registration("count_calls",
+                                          {[](const ObserverContext&) { return std::make_unique<Count>(); }});
   auto model = test::tiny_lm();
-  const auto session = CalibrationSession::attach(*model, [] { auto o = CalibrationOptions(); o.observer = "count_calls"; return o; }());
+  const auto session = CalibrationSession::attach(*model, [] {
+    auto o = CalibrationOptions();
+    o.observer = "count_calls";
+    return o;
+  }());
   EXPECT_TRUE(session->snapshot().is_null());
   EXPECT_FALSE(session->takes_parts());
   finalize_calibration(*model);

@@ -217,10 +217,12 @@ TEST(Calibration, ScriptedModelsAreMeasured) {
   const torch::NoGradGuard no_grad;
   const at::Tensor plain = model.forward({x}).toTensor();
   const auto session = CalibrationSession::attach(model, {});
-  for (int i = 0; i < 3; ++i) EXPECT_TRUE(same_bits(model.forward({x}).toTensor(), plain));  // the executor optimizes from the second run on
+  for (int i = 0; i < 3; ++i)
+    EXPECT_TRUE(same_bits(model.forward({x}).toTensor(), plain));  // the executor optimizes from the second run on
   const auto file = session->result();
   ASSERT_EQ(file.modules.size(), 2u);
-  const at::Tensor w = model.attr("up").toModule().attr("weight").toTensor(), b = model.attr("up").toModule().attr("bias").toTensor();
+  const at::Tensor w = model.attr("up").toModule().attr("weight").toTensor(),
+                   b = model.attr("up").toModule().attr("bias").toTensor();
   EXPECT_EQ(file.find("up")->inputs, (std::vector<Amax>{{largest(x)}}));
   EXPECT_EQ(*file.find("up")->outputs, (std::vector<Amax>{{largest(torch::nn::functional::linear(x, w, b))}}));
   EXPECT_EQ(*file.find("down")->outputs, (std::vector<Amax>{{largest(plain)}}));
@@ -232,10 +234,12 @@ TEST(Calibration, ScriptedModelsAreMeasured) {
 TEST(Calibration, NodesOfScriptedModelsAreMeasuredToo) {
   torch::jit::Module model("Attention");
   model.register_attribute("training", c10::BoolType::get(), false);
-  model.define("def forward(self, x):\n  return torch.matmul(torch.softmax(torch.matmul(x, x.transpose(-2, -1)), -1), x)\n");
+  model.define(
+      "def forward(self, x):\n  return torch.matmul(torch.softmax(torch.matmul(x, x.transpose(-2, -1)), -1), x)\n");
   const at::Tensor x = hpu(torch::randn({2, 5, 4}));
   const torch::NoGradGuard no_grad;
-  const at::Tensor plain = model.forward({x}).toTensor(), logits = torch::matmul(x, x.transpose(-2, -1)), p = torch::softmax(logits, -1);
+  const at::Tensor plain = model.forward({x}).toTensor(), logits = torch::matmul(x, x.transpose(-2, -1)),
+                   p = torch::softmax(logits, -1);
   CalibrationOptions options;
   options.select = [](const std::string&, const std::string& type) { return type == "Matmul" || type == "Softmax"; };
   const auto session = CalibrationSession::attach(model, options);

@@ -97,7 +97,8 @@ TEST(Histogram, DoesNotDependOnOrderNorOnCalls) {
 }
 
 TEST(Histogram, MergingInAnyOrderIsOneHistogramOfAll) {
-  const std::vector<std::vector<float>> parts = {normal(1000, 5), normal(2000, 6, 1e-5f), {0, 0}, {}, normal(500, 7, 1e6f)};
+  const std::vector<std::vector<float>> parts = {
+      normal(1000, 5), normal(2000, 6, 1e-5f), {0, 0}, {}, normal(500, 7, 1e6f)};
   std::vector<float> all;
   for (const auto& part : parts) all.insert(all.end(), part.begin(), part.end());
   std::vector<int> order = {0, 1, 2, 3, 4};
@@ -127,7 +128,8 @@ TEST(Histogram, RefusesWhatItCannotCount) {
 }
 
 TEST(Histogram, JsonRestoresEveryBit) {
-  for (const auto& values : {normal(3000, 8), std::vector<float>{0.0f}, std::vector<float>{}, std::vector<float>{1e-45f, 3.4e38f}}) {
+  for (const auto& values :
+       {normal(3000, 8), std::vector<float>{0.0f}, std::vector<float>{}, std::vector<float>{1e-45f, 3.4e38f}}) {
     const auto h = histogram_of(values);
     const auto text = h.to_json().dump();
     EXPECT_EQ(Histogram::from_json(io::parse_json(text, "state"), "state"), h) << text;

@@ -73,7 +73,8 @@ TEST(MeasureOperators, MeasureWhatPassesAndChangeNoBit) {
   ASSERT_NE(file.find("fc1"), nullptr);
   EXPECT_EQ(file.find("fc1")->inputs[0][0], largest(x));
   EXPECT_EQ(file.num_samples, 3);
-  EXPECT_TRUE(throws_with({"fp8::measure_end", "session", "found " + std::to_string(s)}, [&] { call_fp8("measure_end", {s}); }));
+  EXPECT_TRUE(throws_with({"fp8::measure_end", "session", "found " + std::to_string(s)},
+                          [&] { call_fp8("measure_end", {s}); }));
 }
 
 TEST(MeasureOperators, CountTheBiasThatIsAddedAfterTheProduct) {
@@ -101,7 +102,9 @@ TEST(MeasureOperators, NameTheSampleOfANaN) {
 TEST(MeasureOperators, TakeAQuantConfigAsTextAndAsAFile) {
   const Model m;
   const TempDir dir;
-  const std::string config = R"({"mode": "MEASURE", "observer": "maxabs", "blocklist": {"types": [], "names": ["fc2"]}, "dump_stats_path": ")" + (dir / "a/p").string() + "\"}";
+  const std::string config =
+      R"({"mode": "MEASURE", "observer": "maxabs", "blocklist": {"types": [], "names": ["fc2"]}, "dump_stats_path": ")" +
+      (dir / "a/p").string() + "\"}";
   std::ofstream(dir / "config.json") << config;
   for (const std::string& given : {config, (dir / "config.json").string()}) {
     const auto s = m.begin("", given);
@@ -118,11 +121,15 @@ TEST(MeasureOperators, TakeAQuantConfigAsTextAndAsAFile) {
 TEST(MeasureOperators, LeaveTheModelAsItWasWhenTheyThrow) {
   const Model m;
   const auto begin = [&](Tensors w, Words n, Words t) { return [=] { call_fp8("measure_begin", {w, n, t}); }; };
-  EXPECT_TRUE(throws_with({"fp8::measure_begin", "modules", "found 1", "expected 3"}, begin(m.weights(), {"a"}, m.types)));
-  EXPECT_TRUE(throws_with({"fp8::measure_begin", "types", "found 2", "expected 3"}, begin(m.weights(), m.names, {"Linear", "Linear"})));
-  EXPECT_TRUE(throws_with({"fp8::measure_begin", "modules", "\"a\" twice"}, begin({m.a, m.b}, {"a", "a"}, {"Linear", "Linear"})));
+  EXPECT_TRUE(
+      throws_with({"fp8::measure_begin", "modules", "found 1", "expected 3"}, begin(m.weights(), {"a"}, m.types)));
+  EXPECT_TRUE(throws_with({"fp8::measure_begin", "types", "found 2", "expected 3"},
+                          begin(m.weights(), m.names, {"Linear", "Linear"})));
+  EXPECT_TRUE(throws_with({"fp8::measure_begin", "modules", "\"a\" twice"},
+                          begin({m.a, m.b}, {"a", "a"}, {"Linear", "Linear"})));
   EXPECT_TRUE(throws_with({"fp8::measure_begin", "types", "\"Linera\"", "Linear"}, begin({m.a}, {"a"}, {"Linera"})));
-  EXPECT_TRUE(throws_with({"cpu_one", "hpu", "cpu"}, begin({m.a, at::ones({2, 2})}, {"a", "cpu_one"}, {"Linear", "Linear"})));
+  EXPECT_TRUE(
+      throws_with({"cpu_one", "hpu", "cpu"}, begin({m.a, at::ones({2, 2})}, {"a", "cpu_one"}, {"Linear", "Linear"})));
   const TempDir dir;
   std::ofstream(dir / "file") << "x";
   EXPECT_TRUE(throws_with({"file"}, [&] { m.begin((dir / "file/p").string()); }));
@@ -130,7 +137,8 @@ TEST(MeasureOperators, LeaveTheModelAsItWasWhenTheyThrow) {
   const auto s = m.begin();
   EXPECT_TRUE(throws_with({"first", "found -1"}, [&] { call_fp8("measure_samples", {s, -1, 1}); }));
   EXPECT_TRUE(throws_with({"count", "found 0"}, [&] { call_fp8("measure_samples", {s, 0, 0}); }));
-  EXPECT_TRUE(throws_with({"fp8::measure_result", "session", "found 999999", "open are " + std::to_string(s)}, [] { call_fp8("measure_result", {999999}); }));
+  EXPECT_TRUE(throws_with({"fp8::measure_result", "session", "found 999999", "open are " + std::to_string(s)},
+                          [] { call_fp8("measure_result", {999999}); }));
   call_fp8("measure_end", {s, false});
 }
 

@@ -113,7 +113,8 @@ TEST(MeasurementFile, CachesStandInAFileOfTheirOwn) {
   ASSERT_EQ(paths.size(), 4u);
   EXPECT_EQ(paths[3], dir / "p_hooks_maxabs.kv_cache");
   EXPECT_EQ(io::read_json(paths[0])["Nodes"].size(), 3u);  // not in INC's
-  EXPECT_EQ(io::read_json(paths[3])["Nodes"], io::Json::parse(R"({"model.layers.0.self_attn.k_cache": {"inputs": [[[2.5], [0.10000000149011612]]]}})"));
+  EXPECT_EQ(io::read_json(paths[3])["Nodes"],
+            io::Json::parse(R"({"model.layers.0.self_attn.k_cache": {"inputs": [[[2.5], [0.10000000149011612]]]}})"));
   const auto read = read_measurements(dir.path().string());
   expect_equal(read, example());
   ASSERT_EQ(read.kv_cache.size(), 1u);
@@ -126,10 +127,12 @@ TEST(MeasurementFile, CachesStandInAFileOfTheirOwn) {
   };
   const std::string digest = "{\"measurement\": \"" + file.fingerprint() + "\", \"Nodes\": ";
   EXPECT_TRUE(throws_with({"p_hooks_maxabs.kv_cache", "'measurement' and 'Nodes'"}, [&] { with_cache("[1]"); }));
-  EXPECT_TRUE(throws_with({"p_hooks_maxabs.kv_cache: Nodes", "expected an object"}, [&] { with_cache(digest + "[]}"); }));
-  EXPECT_TRUE(throws_with({"kv_cache: Nodes.k.inputs[0]", "amax"}, [&] { with_cache(digest + R"({"k": {"inputs": [[[-1]]]}}})"); }));
+  EXPECT_TRUE(
+      throws_with({"p_hooks_maxabs.kv_cache: Nodes", "expected an object"}, [&] { with_cache(digest + "[]}"); }));
+  EXPECT_TRUE(throws_with({"kv_cache: Nodes.k.inputs[0]", "amax"},
+                          [&] { with_cache(digest + R"({"k": {"inputs": [[[-1]]]}}})"); }));
   EXPECT_TRUE(throws_with({"kv_cache"}, [&] { with_cache(digest); }));  // cut short
-  auto other = example();  // another tool's measurement in the same place
+  auto other = example();                                               // another tool's measurement in the same place
   other.modules[0].inputs[0][0] = 7.0f;
   const test::TempDir elsewhere;
   write_measurements((elsewhere / "p").string(), other);

@@ -48,15 +48,13 @@ TEST(ModelFingerprint, TheSameModelInAnotherDtypeIsTheSame) {
 TEST(ModelFingerprint, AnotherModelIsRefusedByName) {
   const at::Tensor w = torch::randn({8, 8});
   const ModelFingerprint measured{{of(w)}};
-  EXPECT_TRUE(throws_with({"x: m.weight was [8, 8] when measured and is [4, 16]", "another model"}, [&] {
-    require_same_model(measured, {{of(w.view({4, 16}))}}, "x");
-  }));
+  EXPECT_TRUE(throws_with({"x: m.weight was [8, 8] when measured and is [4, 16]", "another model"},
+                          [&] { require_same_model(measured, {{of(w.view({4, 16}))}}, "x"); }));
   at::Tensor other = w.clone();
   other.view({-1})[63] *= 1.0001;  // within a dtype, every bit counts
   EXPECT_TRUE(throws_with({"x: m.weight has other values"}, [&] { require_same_model(measured, {{of(other)}}, "x"); }));
-  EXPECT_TRUE(throws_with({"m.weight has other values"}, [&] {
-    require_same_model(measured, {{of(torch::randn({8, 8}).to(at::kBFloat16))}}, "x");
-  }));
+  EXPECT_TRUE(throws_with({"m.weight has other values"},
+                          [&] { require_same_model(measured, {{of(torch::randn({8, 8}).to(at::kBFloat16))}}, "x"); }));
   require_same_model(measured, {{of(torch::randn({3, 3}), "not_measured")}}, "x");
 }
 

@@ -18,10 +18,12 @@ std::vector<std::string> names(const std::vector<WeightModule>& modules) {
 }
 
 TEST(ModuleTree, ListsEveryKnownTypeInOrder) {
-  torch::nn::ModuleList model(torch::nn::Conv1d(2, 3, 1), torch::nn::Conv2d(2, 3, 1), torch::nn::Conv3d(2, 3, 1), torch::nn::ReLU(), torch::nn::LayerNorm(std::vector<int64_t>{4}),
+  torch::nn::ModuleList model(torch::nn::Conv1d(2, 3, 1), torch::nn::Conv2d(2, 3, 1), torch::nn::Conv3d(2, 3, 1),
+                              torch::nn::ReLU(), torch::nn::LayerNorm(std::vector<int64_t>{4}),
                               torch::nn::Embedding(5, 4), torch::nn::Sequential(torch::nn::Linear(4, 2)));
   const auto modules = weight_modules(*model);
-  EXPECT_EQ(names(modules), (std::vector<std::string>{"0:Conv1d", "1:Conv2d", "2:Conv3d", "5:Embedding", "6.0:Linear"}));
+  EXPECT_EQ(names(modules),
+            (std::vector<std::string>{"0:Conv1d", "1:Conv2d", "2:Conv3d", "5:Embedding", "6.0:Linear"}));
   EXPECT_TRUE(modules[0].bias.has_value());
   EXPECT_FALSE(modules[3].bias.has_value());
 }

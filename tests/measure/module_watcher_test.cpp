@@ -26,7 +26,8 @@ CalibrationOptions everything(bool outputs = true) {
 /// The measurement of module "m" after f() ran, with and without watchers: both must give the same bits.
 template <class Module, class F>
 Measurement watched(Module module, F&& f, const CalibrationOptions& options = everything()) {
-  torch::nn::ModuleDict holder(std::vector<std::pair<std::string, std::shared_ptr<torch::nn::Module>>>{{"m", module.ptr()}});
+  torch::nn::ModuleDict holder(
+      std::vector<std::pair<std::string, std::shared_ptr<torch::nn::Module>>>{{"m", module.ptr()}});
   const at::Tensor plain = f();
   const auto session = CalibrationSession::attach(*holder, options);
   EXPECT_TRUE(same_bits(f(), plain));
@@ -65,9 +66,12 @@ TEST(ModuleWatcher, B2BMatmulAlwaysHasItsOutput) {  // the scale of its second i
 TEST(ModuleWatcher, CachesKeptAsideAreMeasuredPerHead) {
   torch::manual_seed(4);
   const at::Tensor sizes = torch::tensor({1.0, 30.0, 0.01}).view({3, 1, 1});
-  const at::Tensor x = hpu(torch::randn({2, 3, 5, 4}) * sizes), y = hpu((torch::randn({2, 3, 4, 7}) * sizes).transpose(2, 3));  // y: not contiguous
-  torch::nn::ModuleDict holder(std::vector<std::pair<std::string, std::shared_ptr<torch::nn::Module>>>{
-      {"k_cache", runtime::KVCache().ptr()}, {"other_cache", runtime::KVCache().ptr()}, {"matmul", runtime::Matmul().ptr()}});
+  const at::Tensor x = hpu(torch::randn({2, 3, 5, 4}) * sizes),
+                   y = hpu((torch::randn({2, 3, 4, 7}) * sizes).transpose(2, 3));  // y: not contiguous
+  torch::nn::ModuleDict holder(
+      std::vector<std::pair<std::string, std::shared_ptr<torch::nn::Module>>>{{"k_cache", runtime::KVCache().ptr()},
+                                                                              {"other_cache", runtime::KVCache().ptr()},
+                                                                              {"matmul", runtime::Matmul().ptr()}});
   CalibrationOptions options;
   options.select = [](const std::string&, const std::string& type) { return type == "Matmul"; };
   options.kv_cache = [](const std::string& name) { return name == "k_cache"; };
@@ -119,16 +123,19 @@ TEST(ModuleWatcher, SoftmaxReportsInfinitiesThatAreNoMask) {
 at::Tensor probabilities(const at::Tensor& q, at::Tensor k, const runtime::AttentionOptions& o) {
   const auto up = [](const at::Tensor& t) { return t.cpu().to(at::kDouble); };
   if (o.enable_gqa) k = k.repeat_interleave(q.size(-3) / k.size(-3), -3);
-  at::Tensor logits = torch::matmul(up(q), up(k).transpose(-2, -1)) * o.scale.value_or(1 / std::sqrt(static_cast<double>(q.size(-1))));
+  at::Tensor logits =
+      torch::matmul(up(q), up(k).transpose(-2, -1)) * o.scale.value_or(1 / std::sqrt(static_cast<double>(q.size(-1))));
   const double inf = std::numeric_limits<double>::infinity();
   if (o.mask.has_value()) {
-    logits = o.mask->scalar_type() == at::kBool ? logits.masked_fill(o.mask->cpu().logical_not(), -inf) : logits + up(*o.mask);
+    logits = o.mask->scalar_type() == at::kBool ? logits.masked_fill(o.mask->cpu().logical_not(), -inf)
+                                                : logits + up(*o.mask);
   }
   if (o.is_causal) logits = logits.masked_fill(torch::ones({q.size(-2), k.size(-2)}, at::kBool).triu(1), -inf);
   return torch::softmax(logits, -1).nan_to_num(0);
 }
 
-void expect_attention(const at::Tensor& q, const at::Tensor& k, const at::Tensor& v, const runtime::AttentionOptions& o) {
+void expect_attention(const at::Tensor& q, const at::Tensor& k, const at::Tensor& v,
+                      const runtime::AttentionOptions& o) {
   runtime::ModuleFusedSDPA m;
   const auto seen = watched(m, [&] { return m(q, k, v, o); }, everything(false));
   EXPECT_EQ(seen.inputs, (Values{{largest(q)}, {largest(k)}, {largest(v)}}));
@@ -141,30 +148,35 @@ void expect_attention(const at::Tensor& q, const at::Tensor& k, const at::Tensor
 TEST(ModuleWatcher, AttentionsLargestProbability) {
   torch::manual_seed(3);
   for (const auto dtype : {at::kFloat, at::kBFloat16}) {
-    const at::Tensor q = hpu(torch::randn({2, 4, 7, 8}).to(dtype)), k = hpu(torch::randn({2, 4, 9, 8}).to(dtype)), v = hpu(torch::randn({2, 4, 9, 8}).to(dtype));
+    const at::Tensor q = hpu(torch::randn({2, 4, 7, 8}).to(dtype)), k = hpu(torch::randn({2, 4, 9, 8}).to(dtype)),
+                     v = hpu(torch::randn({2, 4, 9, 8}).to(dtype));
     expect_attention(q, k, v, {});
     expect_attention(q, k, v, {.scale = 2.0});
     expect_attention(q, k, v, {.is_causal = true});
     expect_attention(q, k, v, {.mask = hpu(torch::randn({7, 9}).to(dtype))});
     expect_attention(q, k, v, {.mask = hpu(torch::rand({2, 1, 7, 9}).gt(0.4))});
     expect_attention(q.select(0, 0), k.select(0, 0), v.select(0, 0), {});
-    const at::Tensor few_k = hpu(torch::randn({2, 2, 9, 8}).to(dtype)), few_v = hpu(torch::randn({2, 2, 9, 8}).to(dtype));
+    const at::Tensor few_k = hpu(torch::randn({2, 2, 9, 8}).to(dtype)),
+                     few_v = hpu(torch::randn({2, 2, 9, 8}).to(dtype));
     expect_attention(q, few_k, few_v, {.enable_gqa = true});
     expect_attention(q, few_k, few_v, {.mask = hpu(torch::rand({7, 9}).gt(0.3)), .enable_gqa = true});
   }
 }
 
 TEST(ModuleWatcher, RowsThatSeeNothingHaveNoProbability) {
-  const at::Tensor q = hpu(torch::randn({1, 1, 2, 4})), k = hpu(torch::randn({1, 1, 3, 4})), v = hpu(torch::randn({1, 1, 3, 4}));
+  const at::Tensor q = hpu(torch::randn({1, 1, 2, 4})), k = hpu(torch::randn({1, 1, 3, 4})),
+                   v = hpu(torch::randn({1, 1, 3, 4}));
   expect_attention(q, k, v, {.mask = hpu(torch::tensor({{true, true, false}, {false, false, false}}))});
   expect_attention(q, k, v, {.mask = hpu(torch::zeros({2, 3}, at::kBool))});
 }
 
 TEST(ModuleWatcher, LongAttentionIsTakenInBlocks) {  // 2 * 3000 * 3000 logits: more than are made at once
   torch::manual_seed(4);
-  const at::Tensor q = hpu(torch::randn({1, 2, 3000, 4})), k = hpu(torch::randn({1, 1, 3000, 4})), v = hpu(torch::randn({1, 1, 3000, 4}));
+  const at::Tensor q = hpu(torch::randn({1, 2, 3000, 4})), k = hpu(torch::randn({1, 1, 3000, 4})),
+                   v = hpu(torch::randn({1, 1, 3000, 4}));
   expect_attention(q, k, v, {.is_causal = false, .enable_gqa = true});
-  const at::Tensor many = hpu(torch::randn({3, 500, 3, 4}) * 2), keys = hpu(torch::randn({3, 500, 3000, 4}));  // per sample and head
+  const at::Tensor many = hpu(torch::randn({3, 500, 3, 4}) * 2),
+                   keys = hpu(torch::randn({3, 500, 3000, 4}));  // per sample and head
   expect_attention(many, keys, keys, {});
 }
 
@@ -185,14 +197,16 @@ TEST(ModuleWatcher, KVCacheSeesWhatIsStoredAndWhatIsRead) {
 
 TEST(ModuleWatcher, VllmCacheSeesItsInputOnce) {
   runtime::VLLMKVCache m;
-  const at::Tensor input = hpu(torch::randn({3, 2, 4})), cache = hpu(torch::zeros({4, 2, 2, 4})), slots = hpu(torch::tensor({5, 0, 3}));
+  const at::Tensor input = hpu(torch::randn({3, 2, 4})), cache = hpu(torch::zeros({4, 2, 2, 4})),
+                   slots = hpu(torch::tensor({5, 0, 3}));
   const auto seen = watched(m, [&] {
     m(at::Tensor(), cache, slots);  // cross attention after the first token: nothing is stored
     m(input, cache, slots);
     return m->fetch_from_cache(cache, hpu(torch::tensor({0, 2})), at::kFloat);
   });
   EXPECT_EQ(seen.inputs, (Values{{largest(input)}}));
-  EXPECT_EQ(seen.outputs, (Values{{std::max(largest(input[0]), largest(input[1]))}}));  // slots 0 and 5 are in blocks 0 and 2
+  EXPECT_EQ(seen.outputs,
+            (Values{{std::max(largest(input[0]), largest(input[1]))}}));  // slots 0 and 5 are in blocks 0 and 2
 }
 
 /// Experts 1 and 2 of four; expert 2 gets no tokens.
@@ -207,7 +221,9 @@ struct Mixture {
     hidden = hpu(torch::randn({3, 6})), weights = hpu(torch::rand({3, 2}));
     table = hpu(torch::tensor({{0, 1}, {3, 0}, {1, 3}}));
   }
-  at::Tensor expert(int e, const std::string& list) const { return m->named_parameters()[list + "_list." + std::to_string(e) + ".weight"]; }
+  at::Tensor expert(int e, const std::string& list) const {
+    return m->named_parameters()[list + "_list." + std::to_string(e) + ".weight"];
+  }
 };
 
 TEST(ModuleWatcher, MixturesHaveEachExpertsLargestActivation) {
@@ -245,7 +261,8 @@ TEST(ModuleWatcher, AModuleThatIsHandledAlreadyIsRefusedByName) {
   };
   runtime::Matmul m;
   m->slot()->handler = std::make_shared<Other>();
-  EXPECT_TRUE(test::throws_with({"[measure]", "in fp8", "high precision"}, [&] { CalibrationSession::attach(*m, everything()); }));
+  EXPECT_TRUE(test::throws_with({"[measure]", "in fp8", "high precision"},
+                                [&] { CalibrationSession::attach(*m, everything()); }));
 }
 
 TEST(ModuleWatcher, TheSessionEndsWithTheModel) {

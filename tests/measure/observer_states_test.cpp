@@ -13,8 +13,8 @@ namespace {
 using test::throws_with;
 
 /// Files of a calibration of the same model on `data`.
-void calibrate(const test::TempDir& dir, const std::string& observer, std::optional<configs::Rank> rank, const std::vector<at::Tensor>& data,
-               const std::string& prefix = "p") {
+void calibrate(const test::TempDir& dir, const std::string& observer, std::optional<configs::Rank> rank,
+               const std::vector<at::Tensor>& data, const std::string& prefix = "p") {
   auto model = test::tiny_lm();
   CalibrationOptions options;
   options.observer = observer;
@@ -26,7 +26,8 @@ void calibrate(const test::TempDir& dir, const std::string& observer, std::optio
   finalize_calibration(*model);
 }
 
-StatsName name_of(const test::TempDir& dir, const std::string& observer, std::optional<configs::Rank> rank, const std::string& prefix = "p") {
+StatsName name_of(const test::TempDir& dir, const std::string& observer, std::optional<configs::Rank> rank,
+                  const std::string& prefix = "p") {
   return {(dir / prefix).string(), observer, {}, rank};
 }
 
@@ -89,7 +90,8 @@ TEST(ObserverStates, WhatDoesNotBelongTogetherIsRefused) {
 TEST(ObserverStates, MalformedFilesAreRefusedWithFileAndKey) {
   const test::TempDir dir;
   const auto path = dir / "p_hooks_kl.observers";
-  const io::Json good = to_json({"kl", recipes::Format::E4M3, 448, {{"bins", 64}}, {{"m", {{"inputs", io::Json::array()}}}}});
+  const io::Json good =
+      to_json({"kl", recipes::Format::E4M3, 448, {{"bins", 64}}, {{"m", {{"inputs", io::Json::array()}}}}});
   io::write_json(path, good);
   EXPECT_EQ(to_json(read_observer_states(path)), good);
   const auto refused = [&](const char* key, const io::Json& value, const std::string& words) {

@@ -59,7 +59,8 @@ TEST(Observer, OfACacheKeptAsidePerChannelTooMeansPerHead) {
   ObserverContext context;
   context.head_dim = -3;
   const at::Tensor keys = torch::randn({2, 3, 7, 8});
-  for (const char* name : {"maxabs", "maxabs_per_channel"}) EXPECT_EQ(result_of(name, {keys}, context), along(keys, 1)) << name;
+  for (const char* name : {"maxabs", "maxabs_per_channel"})
+    EXPECT_EQ(result_of(name, {keys}, context), along(keys, 1)) << name;
 }
 
 TEST(Observer, PerChannelFollowsTheDimension) {
@@ -72,7 +73,8 @@ TEST(Observer, PerChannelFollowsTheDimension) {
       if (dim == 0) continue;
       const Amax both = along(at::cat({a, b}), dim);
       EXPECT_EQ(result_of("maxabs_per_channel", {a, b}, context), both) << dim;
-      EXPECT_EQ(result_of("maxabs_per_channel", {b.transpose(0, 2).contiguous().transpose(0, 2)}, context), along(b, dim));
+      EXPECT_EQ(result_of("maxabs_per_channel", {b.transpose(0, 2).contiguous().transpose(0, 2)}, context),
+                along(b, dim));
     }
   }
 }
@@ -120,7 +122,8 @@ TEST(Observer, HistogramsOfViewsCountTheViewsValues) {
     show(*observer, x);
     return observer->state();
   };
-  for (const at::Tensor& view : {t.transpose(0, 2), t.narrow(1, 2, 3), t.select(2, 1), t.narrow(0, 1, 2).transpose(1, 2), t.expand({2, 6, 7, 8})}) {
+  for (const at::Tensor& view : {t.transpose(0, 2), t.narrow(1, 2, 3), t.select(2, 1),
+                                 t.narrow(0, 1, 2).transpose(1, 2), t.expand({2, 6, 7, 8})}) {
     EXPECT_EQ(state(view), state(view.clone(at::MemoryFormat::Contiguous))) << view.sizes();
   }
 }
@@ -134,8 +137,10 @@ TEST(Observer, ParametersOutOfRangeAreRefusedAtOnce) {
 }
 
 TEST(Observer, HostileTensorsGiveFiniteResults) {
-  const std::vector<at::Tensor> hostile = {torch::zeros({3, 4}), torch::zeros({0}), torch::zeros({2, 0, 3}), torch::tensor(5.0f), torch::tensor(0),
-                                           torch::full({3}, 3.4e38f), torch::full({3}, 1e-45f), torch::ones({4, 4}).t(), torch::ones({1, 1}).expand({3, 4})};
+  const std::vector<at::Tensor> hostile = {
+      torch::zeros({3, 4}),     torch::zeros({0}),       torch::zeros({2, 0, 3}),
+      torch::tensor(5.0f),      torch::tensor(0),        torch::full({3}, 3.4e38f),
+      torch::full({3}, 1e-45f), torch::ones({4, 4}).t(), torch::ones({1, 1}).expand({3, 4})};
   for (const auto& name : observer_names()) {
     if (name == "save") continue;
     for (const auto& t : hostile) {
@@ -145,7 +150,8 @@ TEST(Observer, HostileTensorsGiveFiniteResults) {
 }
 
 TEST(Observer, MergedIsAsIfOneHadSeenAll) {
-  const std::vector<at::Tensor> first = {torch::randn({4, 8}), torch::randn({4, 8}) * 9}, second = {torch::randn({3, 8}) * 2};
+  const std::vector<at::Tensor> first = {torch::randn({4, 8}), torch::randn({4, 8}) * 9},
+                                second = {torch::randn({3, 8}) * 2};
   for (const auto& name : observer_names()) {
     if (name == "save") continue;
     const auto all = make(name), a = make(name), b = make(name), restored = make(name);
@@ -168,7 +174,8 @@ TEST(Observer, SaveWritesWhatTorchLoads) {
   context.tensor = "input0";
   context.folder = dir.path();
   context.rank = configs::Rank{1, 2};
-  const at::Tensor whole = torch::randn({4, 6}), view = whole.t().narrow(0, 1, 2), half = torch::randn({3}).to(at::kBFloat16);
+  const at::Tensor whole = torch::randn({4, 6}), view = whole.t().narrow(0, 1, 2),
+                   half = torch::randn({3}).to(at::kBFloat16);
   EXPECT_EQ(result_of("save", {view, half}, context), Amax{std::max(largest(view), largest(half))});
   int n = 0;
   for (const auto& t : {view, half}) {
@@ -205,35 +212,40 @@ TEST(Observer, SavedTensorsOfAnEarlierRunAreMovedAside) {
   result_of("save", {t}, context);
   std::map<std::string, std::ptrdiff_t> files;
   for (const auto& entry : std::filesystem::directory_iterator(dir.path())) {
-    files[entry.path().filename().string().substr(0, 15)] = std::distance(std::filesystem::directory_iterator(entry.path()), {});
+    files[entry.path().filename().string().substr(0, 15)] =
+        std::distance(std::filesystem::directory_iterator(entry.path()), {});
   }
   EXPECT_EQ(files, (std::map<std::string, std::ptrdiff_t>{{"backup_tensors_", 3}, {"tensors", 1}}));
 }
 
 TEST(Observer, UnknownNamesAreRefusedWithTheKnownOnes) {
-  EXPECT_TRUE(throws_with({"'maxab'", "allowed: maxabs, maxabs_per_channel, save, shape, histogram, percentile, mse, kl"},
-                          [] { find_observer("maxab"); }));
+  EXPECT_TRUE(
+      throws_with({"'maxab'", "allowed: maxabs, maxabs_per_channel, save, shape, histogram, percentile, mse, kl"},
+                  [] { find_observer("maxab"); }));
 }
 
 // The example of observer.h.
 struct FirstCall final : fp8::measure::Observer {
   std::optional<float> amax;
-  void observe(const fp8::measure::Observed& x) override { if (!amax) amax = x.amax(); }
+  void observe(const fp8::measure::Observed& x) override {
+    if (!amax) amax = x.amax();
+  }
   fp8::measure::Amax result() const override { return {amax.value_or(0.0f)}; }
 };
 
 TEST(Observer, OnesOwnIsInForceWhileItsRegistrationLives) {
   {
-    fp8::measure::ObserverRegistration mine("first_call", {[](const fp8::measure::ObserverContext&) {
-      return std::make_unique<FirstCall>();
-    }});
+    fp8::measure::ObserverRegistration mine(
+        "first_call", {[](const fp8::measure::ObserverContext&) { return std::make_unique<FirstCall>(); }});
     EXPECT_EQ(observer_names().back(), "first_call");
     EXPECT_EQ(result_of("first_call", {torch::full({2}, 3.0f), torch::full({2}, 4.0f)}), Amax{3.0f});
     const auto own = make("first_call");
     EXPECT_TRUE(own->state().is_null());
     EXPECT_TRUE(throws_with({"does not merge"}, [&] { own->merge(*own); }));
     EXPECT_TRUE(throws_with({"F: ", "no state"}, [&] { own->restore({}, "F"); }));
-    EXPECT_TRUE(throws_with({"taken"}, [] { ObserverRegistration twice("first_call", {[](const auto&) { return std::make_unique<FirstCall>(); }}); }));
+    EXPECT_TRUE(throws_with({"taken"}, [] {
+      ObserverRegistration twice("first_call", {[](const auto&) { return std::make_unique<FirstCall>(); }});
+    }));
   }
   EXPECT_TRUE(throws_with({"first_call"}, [] { find_observer("first_call"); }));
 }

@@ -128,9 +128,8 @@ TEST(Ranks, ExpandGivesEveryRankItsExpertsBack) {
     EXPECT_EQ(mine[1], theirs[1]);
     EXPECT_EQ(mine[2], theirs[2]);
   }
-  EXPECT_TRUE(throws_with({"unified: ", "8 experts can't be shared out to 3 ranks"}, [&] {
-    expand(unified, {0, 3}, experts, "unified");
-  }));
+  EXPECT_TRUE(throws_with({"unified: ", "8 experts can't be shared out to 3 ranks"},
+                          [&] { expand(unified, {0, 3}, experts, "unified"); }));
 }
 
 TEST(Ranks, RoutersAndSharedExpertsAreNoMixtures) {
@@ -160,23 +159,20 @@ TEST(Ranks, WhatDoesNotFitIsNamed) {
   std::vector<std::string> warnings;
   auto a = rank_file(1), b = rank_file(2);
   b.modules[0].inputs[0] = {1, 2};
-  EXPECT_TRUE(throws_with({"rank1: q_proj.inputs[0]", "1 values", "2 here"}, [&] {
-    unify({a, b}, names(2), {}, warnings);
-  }));
+  EXPECT_TRUE(
+      throws_with({"rank1: q_proj.inputs[0]", "1 values", "2 here"}, [&] { unify({a, b}, names(2), {}, warnings); }));
   b = rank_file(2);
   b.modules[0].inputs.push_back({1});
-  EXPECT_TRUE(throws_with({"rank1: q_proj.inputs", "1 tensors", "2 here"}, [&] {
-    unify({a, b}, names(2), {}, warnings);
-  }));
+  EXPECT_TRUE(
+      throws_with({"rank1: q_proj.inputs", "1 tensors", "2 here"}, [&] { unify({a, b}, names(2), {}, warnings); }));
   b = rank_file(2);
   b.mode = MeasurementMode::shape;
   EXPECT_TRUE(throws_with({"rank1", "Mode"}, [&] { unify({a, b}, names(2), {}, warnings); }));
   b = rank_file(2);
   b.modules.pop_back();
   b.selected.erase(b.selected.end() - 2);  // w2_list.1
-  EXPECT_TRUE(throws_with({"rank1: " + kMoe + ".w2_list", "1 experts", "rank0 has 2"}, [&] {
-    unify({a, b}, names(2), {true, ExpertValues::outputs}, warnings);
-  }));
+  EXPECT_TRUE(throws_with({"rank1: " + kMoe + ".w2_list", "1 experts", "rank0 has 2"},
+                          [&] { unify({a, b}, names(2), {true, ExpertValues::outputs}, warnings); }));
 }
 
 TEST(Merge, AddsSamplesAndTakesTheLargest) {

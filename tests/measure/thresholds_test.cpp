@@ -92,8 +92,8 @@ TEST(Thresholds, MseIsTheBestOfAllThresholdsForTheValues) {
   data["uniform"] = std::vector<float>(4096);
   for (std::size_t i = 0; i < 4096; ++i) data["uniform"][i] = static_cast<float>(i) / 4096.0f;
   for (const auto& [name, values] : data) {
-    for (const Fp8Target target : {Fp8Target{}, Fp8Target{kernels::Format::E4M3, 240.0f},
-                                   Fp8Target{kernels::Format::E5M2, 57344.0f}}) {
+    for (const Fp8Target target :
+         {Fp8Target{}, Fp8Target{kernels::Format::E4M3, 240.0f}, Fp8Target{kernels::Format::E5M2, 57344.0f}}) {
       const auto h = histogram_of(values);
       double least = cast_error(values, h.amax(), target);
       for (int k = 1; k <= 1024; ++k) least = std::min(least, cast_error(values, h.amax() * (k / 1024.0), target));
@@ -174,16 +174,19 @@ TEST(Thresholds, AnAffordableOneCostsNoMoreThanTheMaximum) {
   step[9] = 1.2f;
   for (const auto& values : {normal(20000, 9), tail, spike, step}) {
     const auto h = histogram_of(values);
-    for (const Fp8Target target : {Fp8Target{}, Fp8Target{kernels::Format::E4M3, 240.0f}, Fp8Target{kernels::Format::E5M2, 57344.0f}}) {
+    for (const Fp8Target target :
+         {Fp8Target{}, Fp8Target{kernels::Format::E4M3, 240.0f}, Fp8Target{kernels::Format::E5M2, 57344.0f}}) {
       const double whole = cast_error(values, h.amax(), target);
       for (const double percent : {1.0, 50.0, 99.0, 99.99}) {
         const float wanted = percentile_threshold(h, percent), t = affordable_threshold(h, wanted, target);
         EXPECT_GE(t, wanted);
         EXPECT_LE(t, h.amax());
-        EXPECT_LE(cast_error(values, t, target), whole * 1.002) << percent << ", max " << target.max;  // the bins' share
-        double clipped = 0;  // the share of the values above it
+        EXPECT_LE(cast_error(values, t, target), whole * 1.002)
+            << percent << ", max " << target.max;  // the bins' share
+        double clipped = 0;                        // the share of the values above it
         for (const float v : values) {
-          if (std::fabs(v) > wanted) clipped += std::pow(std::fabs(v) - wanted, 2.0) / static_cast<double>(values.size());
+          if (std::fabs(v) > wanted)
+            clipped += std::pow(std::fabs(v) - wanted, 2.0) / static_cast<double>(values.size());
         }
         if (cast_error(values, wanted, target) + 3 * clipped < whole * 0.99) {
           EXPECT_EQ(t, wanted) << "it costs nothing";
@@ -198,8 +201,8 @@ TEST(Thresholds, AnAffordableOneCostsNoMoreThanTheMaximum) {
 }
 
 TEST(Thresholds, AdversarialDataGivesAThresholdWithinTheRange) {
-  std::vector<std::vector<float>> data = {{0.0f}, {1e-45f}, {3.4e38f}, {1e-45f, 3.4e38f}, std::vector<float>(7, -5.0f),
-                                          std::vector<float>(1000, 0.0f), {}};
+  std::vector<std::vector<float>> data = {
+      {0.0f}, {1e-45f}, {3.4e38f}, {1e-45f, 3.4e38f}, std::vector<float>(7, -5.0f), std::vector<float>(1000, 0.0f), {}};
   data.push_back(std::vector<float>(100000, 1e-3f));
   data.back()[5] = 1e30f;
   for (const auto& values : data) {

@@ -144,7 +144,9 @@ TEST(WatchedNode, RowParallelLinearHasTwoOutputsAlways) {
 /// A mixture's weights in one parameter [E, N, K].
 struct StackedImpl : torch::nn::Module {
   at::Tensor weight;
-  StackedImpl() : torch::nn::Module("MoeMatmul") { weight = register_parameter("weight", torch::randn({3, 4, 5}), false); }
+  StackedImpl() : torch::nn::Module("MoeMatmul") {
+    weight = register_parameter("weight", torch::randn({3, 4, 5}), false);
+  }
   at::Tensor forward(const at::Tensor& x) { return torch::bmm(x, weight.transpose(1, 2)); }
 };
 TORCH_MODULE(Stacked);
@@ -178,7 +180,8 @@ TEST(WatchedNode, RecurrentWeightsAreMeasuredEachByItself) {
 TEST(WatchedNode, ShapesAreMeasuredInModeShape) {
   torch::nn::Linear m(5, 3);
   m->to(test::kHpu);
-  const at::Tensor x = hpu(torch::full({2, 4, 5}, std::numeric_limits<float>::quiet_NaN()));  // values are not looked at
+  const at::Tensor x =
+      hpu(torch::full({2, 4, 5}, std::numeric_limits<float>::quiet_NaN()));  // values are not looked at
   const auto session = CalibrationSession::attach(*m, everything("shape"));
   m(x);
   EXPECT_TRUE(session->non_finite().empty());
@@ -200,10 +203,12 @@ TEST(WatchedNode, EveryObserverWatchesAWholeModel) {
     for (std::size_t i = 0; i < file.modules.size(); ++i) {
       const auto& m = file.modules[i];
       if (m.inputs.empty()) continue;
-      const float amax = plain.modules[i].inputs[0][0], found = *std::max_element(m.inputs[0].begin(), m.inputs[0].end());
+      const float amax = plain.modules[i].inputs[0][0],
+                  found = *std::max_element(m.inputs[0].begin(), m.inputs[0].end());
       EXPECT_LE(found, amax) << observer << m.module;
       EXPECT_GT(found, 0.0f) << observer << m.module;
-      EXPECT_TRUE(found == amax || (observer != "histogram" && observer != "maxabs_per_channel")) << observer << m.module;
+      EXPECT_TRUE(found == amax || (observer != "histogram" && observer != "maxabs_per_channel"))
+          << observer << m.module;
     }
   }
 }

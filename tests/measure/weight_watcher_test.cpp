@@ -39,7 +39,8 @@ torch::nn::Linear linear(bool bias, at::ScalarType dtype = at::kFloat) {
 TEST(WeightWatcher, LinearOfEveryRankIsMeasuredAndUnchanged) {
   for (bool bias : {true, false}) {
     for (at::ScalarType dtype : {at::kFloat, at::kBFloat16}) {
-      for (const std::vector<std::int64_t>& sizes : {std::vector<std::int64_t>{12}, {3, 12}, {2, 3, 12}, {2, 2, 3, 12}}) {
+      for (const std::vector<std::int64_t>& sizes :
+           {std::vector<std::int64_t>{12}, {3, 12}, {2, 3, 12}, {2, 2, 3, 12}}) {
         auto m = linear(bias, dtype);
         const at::Tensor x = hpu(torch::randn(sizes).to(dtype));
         const at::Tensor plain = m(x);
@@ -48,7 +49,8 @@ TEST(WeightWatcher, LinearOfEveryRankIsMeasuredAndUnchanged) {
         EXPECT_TRUE(same_bits(y, plain));
         EXPECT_EQ(seen.inputs, (std::vector<Amax>{{largest(x)}}));
         ASSERT_TRUE(seen.outputs.has_value());
-        EXPECT_EQ(*seen.outputs, (std::vector<Amax>{{largest(plain)}})) << "bias " << bias << ", rank " << sizes.size() << ", " << dtype;
+        EXPECT_EQ(*seen.outputs, (std::vector<Amax>{{largest(plain)}}))
+            << "bias " << bias << ", rank " << sizes.size() << ", " << dtype;
         EXPECT_EQ(seen.weight, Amax{largest(m->weight)});
       }
     }
@@ -59,13 +61,22 @@ TEST(WeightWatcher, WorksInEveryGradientMode) {
   auto m = linear(true);
   const at::Tensor x = hpu(torch::randn({2, 3, 12}));
   const at::Tensor plain = m(x);
-  const auto no_grad = watched(m, [&] { torch::NoGradGuard g; m(x); });
-  const auto inference = watched(m, [&] { c10::InferenceMode g; m(x); });
+  const auto no_grad = watched(m, [&] {
+    torch::NoGradGuard g;
+    m(x);
+  });
+  const auto inference = watched(m, [&] {
+    c10::InferenceMode g;
+    m(x);
+  });
   EXPECT_EQ(*no_grad.outputs, (std::vector<Amax>{{largest(plain)}}));
   EXPECT_EQ(*inference.outputs, *no_grad.outputs);
   const at::Tensor learns = x.clone().requires_grad_(true);
   at::Tensor gradient;
-  watched(m, [&] { m(learns).sum().backward(); gradient = learns.grad(); });
+  watched(m, [&] {
+    m(learns).sum().backward();
+    gradient = learns.grad();
+  });
   const at::Tensor again = x.clone().requires_grad_(true);
   m(again).sum().backward();
   EXPECT_TRUE(same_bits(gradient, again.grad()));

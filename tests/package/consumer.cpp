@@ -32,8 +32,8 @@ int main() {
   args.max = kernels::fp8_max(kernels::Format::E4M3, kernels::Dialect::ocp);
   kernels::cast_to_fp8(args);
   if (std::memcmp(codes, expected, sizeof codes) != 0) {
-    std::fprintf(stderr, "consumer: wrong codes %02x %02x %02x %02x %02x %02x\n", codes[0], codes[1], codes[2], codes[3],
-                 codes[4], codes[5]);
+    std::fprintf(stderr, "consumer: wrong codes %02x %02x %02x %02x %02x %02x\n", codes[0], codes[1], codes[2],
+                 codes[3], codes[4], codes[5]);
     return 1;
   }
   char runtime[] = "libfp8_runtime.so";

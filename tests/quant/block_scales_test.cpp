@@ -22,27 +22,35 @@ at::Tensor by_blocks(const at::Tensor& matrix, std::int64_t rows, std::int64_t c
   at::Tensor out = torch::empty(matrix.sizes(), at::kDouble);
   for (std::int64_t r = 0; r < matrix.size(0); r += rows) {
     for (std::int64_t c = 0; c < matrix.size(1); c += cols) {
-      const auto cut = [&](const at::Tensor& t) { return t.slice(0, r, std::min(matrix.size(0), r + rows)).slice(1, c, std::min(matrix.size(1), c + cols)); };
+      const auto cut = [&](const at::Tensor& t) {
+        return t.slice(0, r, std::min(matrix.size(0), r + rows)).slice(1, c, std::min(matrix.size(1), c + cols));
+      };
       cut(out).copy_(test::quantize_by_amax(cut(matrix), 1, max).values);
     }
   }
   return out;
 }
 
-at::Tensor by_groups(const at::Tensor& x, std::int64_t group, float max = 448.0f) { return by_blocks(x.reshape({-1, x.size(-1)}), 1, group, max).reshape(x.sizes()); }
+at::Tensor by_groups(const at::Tensor& x, std::int64_t group, float max = 448.0f) {
+  return by_blocks(x.reshape({-1, x.size(-1)}), 1, group, max).reshape(x.sizes());
+}
 
 /// |got - want| <= rounding of got's dtype + f32 accumulation, per element.
-::testing::AssertionResult close(const at::Tensor& got, const at::Tensor& xv, const at::Tensor& wv, const at::Tensor& bias = {}) {
+::testing::AssertionResult close(const at::Tensor& got, const at::Tensor& xv, const at::Tensor& wv,
+                                 const at::Tensor& bias = {}) {
   const double step = got.scalar_type() == at::kFloat ? 0x1p-24 : 0x1p-8;
   at::Tensor want = xv.matmul(wv.t()), size = xv.abs().matmul(wv.t().abs());
   if (bias.defined()) want = want + f64(bias), size = size + f64(bias).abs();
-  if (got.sizes() != want.sizes()) return ::testing::AssertionFailure() << "sizes " << got.sizes() << ", expected " << want.sizes();
-  const double worst = ((f64(got) - want).abs() / (want.abs() * step * 1.01 + size * 0x1p-20 + 1e-30)).max().item<double>();
+  if (got.sizes() != want.sizes())
+    return ::testing::AssertionFailure() << "sizes " << got.sizes() << ", expected " << want.sizes();
+  const double worst =
+      ((f64(got) - want).abs() / (want.abs() * step * 1.01 + size * 0x1p-20 + 1e-30)).max().item<double>();
   if (worst <= 1.0) return ::testing::AssertionSuccess();
   return ::testing::AssertionFailure() << "off by " << worst << " times the bound";
 }
 
-PlanOptions block_options(const Block& block, ActivationScaling activations, recipes::Dialect dialect = recipes::Dialect::ocp) {
+PlanOptions block_options(const Block& block, ActivationScaling activations,
+                          recipes::Dialect dialect = recipes::Dialect::ocp) {
   PlanOptions o;
   o.weights = WeightGranularity::block;
   o.block = block;
@@ -68,20 +76,26 @@ TEST(BlockScales, LinearOfEveryRankTypeAndBlock) {
       for (auto dtype : {at::kFloat, at::kBFloat16}) {
         for (auto dialect : {recipes::Dialect::ocp, recipes::Dialect::gaudi2}) {
           const float max = dialect == recipes::Dialect::gaudi2 ? 240.0f : 448.0f;
-          const at::Tensor w = (torch::randn({37, 52}) * torch::logspace(-2, 1, 37).unsqueeze(1)).to(dtype), bias = torch::randn({37}).to(dtype);
-          const at::Tensor p = converted(w, block_options(block, activations, dialect)), wv = by_blocks(w, block.rows, block.cols, max);
-          EXPECT_EQ(dynamic_cast<const Fp8Handler&>(*runtime::find_tag(p)->handler).scheme().activations,
-                    activations == ActivationScaling::none ? ActivationScaling::none : ActivationScaling::dynamic_group);
-          for (const std::vector<std::int64_t>& sizes : {std::vector<std::int64_t>{52}, {1, 52}, {19, 52}, {2, 3, 52}, {0, 52}}) {
+          const at::Tensor w = (torch::randn({37, 52}) * torch::logspace(-2, 1, 37).unsqueeze(1)).to(dtype),
+                           bias = torch::randn({37}).to(dtype);
+          const at::Tensor p = converted(w, block_options(block, activations, dialect)),
+                           wv = by_blocks(w, block.rows, block.cols, max);
+          EXPECT_EQ(
+              dynamic_cast<const Fp8Handler&>(*runtime::find_tag(p)->handler).scheme().activations,
+              activations == ActivationScaling::none ? ActivationScaling::none : ActivationScaling::dynamic_group);
+          for (const std::vector<std::int64_t>& sizes :
+               {std::vector<std::int64_t>{52}, {1, 52}, {19, 52}, {2, 3, 52}, {0, 52}}) {
             const at::Tensor x = torch::randn(sizes).to(dtype);
-            const at::Tensor xv = activations == ActivationScaling::none || x.numel() == 0 ? f64(x) : by_groups(x, block.cols, max);
+            const at::Tensor xv =
+                activations == ActivationScaling::none || x.numel() == 0 ? f64(x) : by_groups(x, block.cols, max);
             const at::Tensor y = at::linear(hpu(x), p);
             EXPECT_EQ(y.scalar_type(), dtype);
             if (x.numel() == 0) {
               EXPECT_EQ(y.sizes(), (std::vector<std::int64_t>{0, 37}));
               continue;
             }
-            EXPECT_TRUE(close(y, xv, wv)) << block.rows << "x" << block.cols << " " << dtype << " x " << x.sizes() << " " << name_of(activations);
+            EXPECT_TRUE(close(y, xv, wv))
+                << block.rows << "x" << block.cols << " " << dtype << " x " << x.sizes() << " " << name_of(activations);
             if (x.dim() == 2) {
               EXPECT_TRUE(close(at::linear(hpu(x), p, hpu(bias)), xv, wv, bias));
             }
@@ -98,19 +112,29 @@ TEST(BlockScales, ViewsTakeTheirOwnScales) {
   const at::Tensor wv = by_blocks(w, 16, 16);
   for (auto activations : {ActivationScaling::none, ActivationScaling::dynamic_token}) {
     const at::Tensor p = converted(w, block_options({16, 16}, activations));
-    const auto values = [&](const at::Tensor& x) { return activations == ActivationScaling::none ? f64(x) : by_groups(x, 16); };
-    for (const auto& [first, rows] : {std::pair<std::int64_t, std::int64_t>{0, 40}, {16, 16}, {3, 20}, {39, 1}, {10, 6}}) {  // rows begin within a block too
+    const auto values = [&](const at::Tensor& x) {
+      return activations == ActivationScaling::none ? f64(x) : by_groups(x, 16);
+    };
+    for (const auto& [first, rows] : {std::pair<std::int64_t, std::int64_t>{0, 40},
+                                      {16, 16},
+                                      {3, 20},
+                                      {39, 1},
+                                      {10, 6}}) {  // rows begin within a block too
       const at::Tensor x = torch::randn({5, 64});
       EXPECT_TRUE(close(at::linear(hpu(x), p.narrow(0, first, rows)), values(x), wv.narrow(0, first, rows))) << first;
     }
-    for (const auto& [first, cols] : {std::pair<std::int64_t, std::int64_t>{0, 48}, {16, 40}, {32, 32}, {5, 30}, {63, 1}}) {
+    for (const auto& [first, cols] :
+         {std::pair<std::int64_t, std::int64_t>{0, 48}, {16, 40}, {32, 32}, {5, 30}, {63, 1}}) {
       const at::Tensor x = torch::randn({5, cols});
       EXPECT_TRUE(close(at::linear(hpu(x), p.narrow(1, first, cols)), values(x), wv.narrow(1, first, cols))) << first;
-      EXPECT_TRUE(close(at::linear(hpu(x), p.narrow(0, 7, 21).narrow(1, first, cols)), values(x), wv.narrow(0, 7, 21).narrow(1, first, cols))) << first;
+      EXPECT_TRUE(close(at::linear(hpu(x), p.narrow(0, 7, 21).narrow(1, first, cols)), values(x),
+                        wv.narrow(0, 7, 21).narrow(1, first, cols)))
+          << first;
     }
     const at::Tensor left = hpu(torch::randn({3, 40}));  // x @ w: no transposed kernel, the weight is dequantized
     EXPECT_TRUE(close(at::matmul(left, p), f64(left), wv.t()));
-    EXPECT_TRUE(close(at::matmul(left.narrow(1, 0, 9), p.narrow(0, 11, 9).narrow(1, 5, 30)), f64(left.narrow(1, 0, 9)), wv.narrow(0, 11, 9).narrow(1, 5, 30).t()));
+    EXPECT_TRUE(close(at::matmul(left.narrow(1, 0, 9), p.narrow(0, 11, 9).narrow(1, 5, 30)), f64(left.narrow(1, 0, 9)),
+                      wv.narrow(0, 11, 9).narrow(1, 5, 30).t()));
   }
 }
 
@@ -120,7 +144,8 @@ TEST(BlockScales, EmbeddingRowsAreTheDequantizedRows) {
     const at::Tensor w = torch::randn({21, 30}).to(dtype), wv = by_blocks(w, 4, 8);
     const at::Tensor p = converted(w, block_options({4, 8}, ActivationScaling::dynamic_token), "Embedding");
     const at::Tensor ids = hpu(torch::tensor({{20, 0, 3}, {3, 4, 12}}, at::kLong));
-    EXPECT_TRUE(same_bits(at::embedding(p, ids), wv.index_select(0, ids.cpu().reshape({-1})).reshape({2, 3, 30}).to(at::kFloat).to(dtype)));
+    EXPECT_TRUE(same_bits(at::embedding(p, ids),
+                          wv.index_select(0, ids.cpu().reshape({-1})).reshape({2, 3, 30}).to(at::kFloat).to(dtype)));
   }
 }
 
@@ -133,7 +158,8 @@ TEST(BlockScales, PowersOfTwoAreExactInBf16) {
   const auto& handler = dynamic_cast<const Fp8Handler&>(*runtime::find_tag(p)->handler);
   const at::Tensor inv = handler.weight_scale_inv().cpu();
   EXPECT_EQ(inv.sizes(), (std::vector<std::int64_t>{3, 4}));
-  for (std::int64_t i = 0; i < inv.numel(); ++i) EXPECT_EQ(std::exp2(std::round(std::log2(inv.const_data_ptr<float>()[i]))), inv.const_data_ptr<float>()[i]);
+  for (std::int64_t i = 0; i < inv.numel(); ++i)
+    EXPECT_EQ(std::exp2(std::round(std::log2(inv.const_data_ptr<float>()[i]))), inv.const_data_ptr<float>()[i]);
   const at::Tensor in_bf16 = handler.all_values(p, at::kBFloat16), in_f32 = handler.all_values(p, at::kFloat);
   EXPECT_TRUE(same_bits(in_bf16.to(at::kFloat), in_f32));
   // Every value is within half a step of its code: 2^-4 of the value, or of the smallest step.
@@ -170,7 +196,8 @@ TEST(BlockScales, NaNAndInfStayInTheirRow) {
 at::Tensor attached(const at::Tensor& w, Scheme scheme) {
   scheme.weights = WeightGranularity::block;
   std::vector<std::uint8_t> codes(static_cast<std::size_t>(w.numel()));
-  const auto inv = quantize_weight_blocks(w.const_data_ptr(), recipes::FloatType::F32, w.size(0), w.size(1), scheme, "w", codes.data());
+  const auto inv = quantize_weight_blocks(w.const_data_ptr(), recipes::FloatType::F32, w.size(0), w.size(1), scheme,
+                                          "w", codes.data());
   at::Tensor parameter = hpu(torch::zeros(w.sizes()));
   const at::Tensor bytes = torch::empty(w.sizes(), at::kByte);
   std::copy(codes.begin(), codes.end(), bytes.mutable_data_ptr<std::uint8_t>());
@@ -185,7 +212,8 @@ TEST(BlockScales, OtherActivationsAndQdqMeetBlocksToo) {
   s.block = {8, 16};
   s.activations = ActivationScaling::static_tensor;
   set_input_scale(s, 3.0f, {}, "w");
-  EXPECT_TRUE(close(at::linear(hpu(x), attached(w, s)), test::quantize_reference(x, {3.0f / 448.0f}, 448.0f).values, wv));
+  EXPECT_TRUE(
+      close(at::linear(hpu(x), attached(w, s)), test::quantize_reference(x, {3.0f / 448.0f}, 448.0f).values, wv));
   s.activations = ActivationScaling::dynamic_token;
   EXPECT_TRUE(close(at::linear(hpu(x), attached(w, s)), test::quantize_by_amax(x, 5).values, wv));
   s.activations = ActivationScaling::dynamic_tensor;
@@ -197,13 +225,16 @@ TEST(BlockScales, OtherActivationsAndQdqMeetBlocksToo) {
 
 TEST(BlockScales, DamageIsThatOfTheCodes) {
   torch::manual_seed(28);
-  const at::Tensor w = torch::randn({50, 70}) * torch::logspace(-3, 1, 70), wv = by_blocks(w, 16, 16), x = torch::randn({9, 70}), xv = by_groups(x, 16);
+  const at::Tensor w = torch::randn({50, 70}) * torch::logspace(-3, 1, 70), wv = by_blocks(w, 16, 16),
+                   x = torch::randn({9, 70}), xv = by_groups(x, 16);
   Scheme s;
   s.weights = WeightGranularity::block;
   s.block = {16, 16};
   s.activations = ActivationScaling::dynamic_group;
   const WeightScales scales = weight_scales(block_amax(w.const_data_ptr(), recipes::FloatType::F32, 50, 70, s), s, "w");
-  const auto noise = [](const at::Tensor& t, const at::Tensor& values) { return (f64(t) - values).square().sum().item<double>(); };
+  const auto noise = [](const at::Tensor& t, const at::Tensor& values) {
+    return (f64(t) - values).square().sum().item<double>();
+  };
   const CastDamage weight = weight_damage(w.const_data_ptr(), recipes::FloatType::F32, 50, 70, scales, s);
   EXPECT_NEAR(weight.noise, noise(w, wv), 1e-6 * weight.noise);
   EXPECT_EQ(weight.saturated, 0);
@@ -221,8 +252,11 @@ TEST(BlockScales, RefusalsNameWhatIsAllowed) {
   o.weights = WeightGranularity::channel;
   o.power_of_two = true;
   EXPECT_TRUE(throws_with({"e8m0", "block"}, [&] { converted(w, o); }));
-  EXPECT_TRUE(throws_with({"w", "nan"}, [&] { converted(torch::full({4, 4}, NAN), block_options({2, 2}, ActivationScaling::none)); }));
-  const Plan plan = make_plan({{"conv", "Conv2d", {8, 3, 4, 4}}, {"w", "Linear", {20, 24}}, {"experts", "Linear", {2, 8, 8}}}, block_options({16, 16}, ActivationScaling::none));
+  EXPECT_TRUE(throws_with(
+      {"w", "nan"}, [&] { converted(torch::full({4, 4}, NAN), block_options({2, 2}, ActivationScaling::none)); }));
+  const Plan plan =
+      make_plan({{"conv", "Conv2d", {8, 3, 4, 4}}, {"w", "Linear", {20, 24}}, {"experts", "Linear", {2, 8, 8}}},
+                block_options({16, 16}, ActivationScaling::none));
   ASSERT_EQ(plan.modules.size(), 1u);
   EXPECT_EQ(plan.modules[0].scheme.describe(), "E4M3 block 16x16 weights, high precision activations, ocp");
   ASSERT_EQ(plan.skipped.size(), 2u);
@@ -232,11 +266,13 @@ TEST(BlockScales, RefusalsNameWhatIsAllowed) {
   s.weights = WeightGranularity::block;
   s.block = {16, 16};
   EXPECT_TRUE(throws_with({"2 x 2 block scales, found 3"}, [&] {
-    attach_fp8({"w", "Linear", hpu(torch::zeros({20, 24})), std::nullopt}, hpu(torch::zeros({20, 24}, at::kByte)).view(at::kFloat8_e4m3fn), {1, 1, 1}, s, at::kFloat);
+    attach_fp8({"w", "Linear", hpu(torch::zeros({20, 24})), std::nullopt},
+               hpu(torch::zeros({20, 24}, at::kByte)).view(at::kFloat8_e4m3fn), {1, 1, 1}, s, at::kFloat);
   }));
   s.convention = Convention::inc;
   EXPECT_TRUE(throws_with({"own convention", "INC"}, [&] {
-    attach_fp8({"w", "Linear", hpu(torch::zeros({20, 24})), std::nullopt}, hpu(torch::zeros({20, 24}, at::kByte)).view(at::kFloat8_e4m3fn), {1, 1, 1, 1}, s, at::kFloat);
+    attach_fp8({"w", "Linear", hpu(torch::zeros({20, 24})), std::nullopt},
+               hpu(torch::zeros({20, 24}, at::kByte)).view(at::kFloat8_e4m3fn), {1, 1, 1, 1}, s, at::kFloat);
   }));
   const at::Tensor p = converted(w, block_options({16, 16}, ActivationScaling::none));
   auto& handler = dynamic_cast<Fp8Handler&>(*runtime::find_tag(p)->handler);

@@ -18,7 +18,8 @@ using test::to;
 TEST(CheckpointConvert, FinerGridsKeepEveryCode) {
   using W = WeightGranularity;
   TempDir tmp;
-  const auto block32 = test::write_fp8_source(tmp / "block32", make_scheme(W::block, ActivationScaling::dynamic_group, 32), 32);
+  const auto block32 =
+      test::write_fp8_source(tmp / "block32", make_scheme(W::block, ActivationScaling::dynamic_group, 32), 32);
   auto o = to(CheckpointFormat::fp8);
   o.weights = W::block;
   o.block = Block{16, 16};
@@ -26,15 +27,19 @@ TEST(CheckpointConvert, FinerGridsKeepEveryCode) {
   for (const auto& m : report.modules) EXPECT_EQ(m.change, Change::spread) << m.name;
   for (const auto& [name, w] : block32.weights) {
     EXPECT_TRUE(torch::equal(read_tensor(tmp / "block16", name + ".weight"), w.codes.view(at::kByte)));
-    EXPECT_TRUE(torch::equal(test::spread_grid(read_tensor(tmp / "block16", name + ".weight_scale_inv"), {16, 16}, w.codes.size(0), w.codes.size(1)),
+    EXPECT_TRUE(torch::equal(test::spread_grid(read_tensor(tmp / "block16", name + ".weight_scale_inv"), {16, 16},
+                                               w.codes.size(0), w.codes.size(1)),
                              w.spread));
   }
-  const auto tensor = test::write_fp8_source(tmp / "tensor", make_scheme(W::tensor, ActivationScaling::static_tensor), 16);
+  const auto tensor =
+      test::write_fp8_source(tmp / "tensor", make_scheme(W::tensor, ActivationScaling::static_tensor), 16);
   o = to(CheckpointFormat::compressed_tensors);
   o.weights = W::channel;
   report = convert_checkpoint(tmp / "tensor", tmp / "channel", o);
   for (const auto& [name, w] : tensor.weights) {
-    EXPECT_TRUE(torch::equal(read_tensor(tmp / "channel", name + ".weight_scale"), w.scale.expand({w.codes.size(0)}).unsqueeze(1))) << name;
+    EXPECT_TRUE(torch::equal(read_tensor(tmp / "channel", name + ".weight_scale"),
+                             w.scale.expand({w.codes.size(0)}).unsqueeze(1)))
+        << name;
     EXPECT_TRUE(torch::equal(read_tensor(tmp / "channel", name + ".input_scale"), torch::tensor({w.input})));
   }
 }
@@ -48,13 +53,16 @@ at::Tensor requantized(const at::Tensor& w, const at::Tensor& amax, at::Tensor* 
 
 TEST(CheckpointConvert, CoarserGridsAreRequantizedWithGroupsOfOneScale) {
   TempDir tmp;
-  const auto source = test::write_fp8_source(tmp / "in", make_scheme(WeightGranularity::channel, ActivationScaling::dynamic_token), 16);
+  const auto source =
+      test::write_fp8_source(tmp / "in", make_scheme(WeightGranularity::channel, ActivationScaling::dynamic_token), 16);
   auto o = to(CheckpointFormat::fp8);
   o.weights = WeightGranularity::tensor;
   const auto report = convert_checkpoint(tmp / "in", tmp / "out", o);
   const std::string at = "model.layers.0.self_attn.", mlp = "model.layers.0.mlp.";
-  for (const auto& group : std::vector<std::vector<std::string>>{
-           {at + "q_proj", at + "k_proj", at + "v_proj"}, {at + "o_proj"}, {mlp + "gate_proj", mlp + "up_proj"}, {mlp + "down_proj"}}) {
+  for (const auto& group : std::vector<std::vector<std::string>>{{at + "q_proj", at + "k_proj", at + "v_proj"},
+                                                                 {at + "o_proj"},
+                                                                 {mlp + "gate_proj", mlp + "up_proj"},
+                                                                 {mlp + "down_proj"}}) {
     at::Tensor amax = torch::zeros({});
     for (const auto& name : group) amax = torch::maximum(amax, source.weights.at(name).values().abs().max());
     for (const auto& name : group) {
@@ -81,7 +89,8 @@ TEST(CheckpointConvert, CoarserGridsAreRequantizedWithGroupsOfOneScale) {
 
 TEST(CheckpointConvert, OtherBlocksAndChannelsAreRequantized) {
   TempDir tmp;
-  const auto source = test::write_fp8_source(tmp / "in", make_scheme(WeightGranularity::block, ActivationScaling::dynamic_group, 16), 32);
+  const auto source = test::write_fp8_source(
+      tmp / "in", make_scheme(WeightGranularity::block, ActivationScaling::dynamic_group, 16), 32);
   const auto check = [&](const fs::path& out, const Block& block) {
     for (const auto& [name, w] : source.weights) {
       const auto values = w.values();
@@ -94,7 +103,8 @@ TEST(CheckpointConvert, OtherBlocksAndChannelsAreRequantized) {
       }
       const auto codes = requantized(values, test::spread_grid(amax, b, rows, cols), &scale_inv);
       EXPECT_TRUE(torch::equal(read_tensor(out, name + ".weight"), codes)) << name;
-      EXPECT_TRUE(torch::equal(test::spread_grid(read_tensor(out, name + ".weight_scale"), b, rows, cols), scale_inv)) << name;
+      EXPECT_TRUE(torch::equal(test::spread_grid(read_tensor(out, name + ".weight_scale"), b, rows, cols), scale_inv))
+          << name;
     }
   };
   auto o = to(CheckpointFormat::compressed_tensors);
@@ -105,7 +115,8 @@ TEST(CheckpointConvert, OtherBlocksAndChannelsAreRequantized) {
   o.block = Block{8, 8};
   EXPECT_EQ(convert_checkpoint(tmp / "in", tmp / "finer", o).modules[0].change, Change::spread);
   o.block = Block{32, 32};
-  for (const auto& m : convert_checkpoint(tmp / "in", tmp / "coarser", o).modules) EXPECT_EQ(m.change, Change::requantized) << m.name;
+  for (const auto& m : convert_checkpoint(tmp / "in", tmp / "coarser", o).modules)
+    EXPECT_EQ(m.change, Change::requantized) << m.name;
   check(tmp / "coarser", {32, 32});
   o.block = Block{16, 16};
   o.power_of_two = true;  // scales that are no powers of two
@@ -114,18 +125,22 @@ TEST(CheckpointConvert, OtherBlocksAndChannelsAreRequantized) {
 
 TEST(CheckpointConvert, Gaudi2AndBack) {
   TempDir tmp;
-  const auto source = test::write_fp8_source(tmp / "ocp", make_scheme(WeightGranularity::tensor, ActivationScaling::static_tensor), 16, true);
+  const auto source = test::write_fp8_source(
+      tmp / "ocp", make_scheme(WeightGranularity::tensor, ActivationScaling::static_tensor), 16, true);
   auto o = to(CheckpointFormat::compressed_tensors);
   o.dialect = recipes::Dialect::gaudi2;
   const auto report = convert_checkpoint(tmp / "ocp", tmp / "gaudi2", o);
   for (const auto& [name, w] : source.weights) {  // the vendor's conversion, as its scripts write it in PyTorch
-    EXPECT_TRUE(
-        torch::equal(read_tensor(tmp / "gaudi2", name + ".weight"), (w.codes.to(at::kFloat) * 240.0 / 448.0).to(at::kFloat8_e4m3fn).view(at::kByte)))
+    EXPECT_TRUE(torch::equal(read_tensor(tmp / "gaudi2", name + ".weight"),
+                             (w.codes.to(at::kFloat) * 240.0 / 448.0).to(at::kFloat8_e4m3fn).view(at::kByte)))
         << name;
     EXPECT_TRUE(torch::equal(read_tensor(tmp / "gaudi2", name + ".weight_scale"), w.scale * 448.0 / 240.0)) << name;
-    EXPECT_TRUE(torch::equal(read_tensor(tmp / "gaudi2", name + ".input_scale"), torch::tensor({w.input}) * 448.0 / 240.0)) << name;
+    EXPECT_TRUE(
+        torch::equal(read_tensor(tmp / "gaudi2", name + ".input_scale"), torch::tensor({w.input}) * 448.0 / 240.0))
+        << name;
   }
-  EXPECT_TRUE(torch::equal(read_tensor(tmp / "gaudi2", "model.layers.0.self_attn.k_scale"), torch::tensor({0.0375f}) * 448.0 / 240.0));
+  EXPECT_TRUE(torch::equal(read_tensor(tmp / "gaudi2", "model.layers.0.self_attn.k_scale"),
+                           torch::tensor({0.0375f}) * 448.0 / 240.0));
   EXPECT_EQ(io::read_json(tmp / "gaudi2" / "fp8.json")["dialect"], "gaudi2");
   for (const auto& m : report.modules) {
     EXPECT_EQ(m.change, Change::rescaled);
@@ -144,24 +159,28 @@ TEST(CheckpointConvert, Gaudi2AndBack) {
   convert_checkpoint(tmp / "gaudi2", tmp / "wide", o);
   const std::string q = "model.layers.0.self_attn.q_proj.weight";
   const auto codes = read_tensor(tmp / "gaudi2", q).view(at::kFloat8_e4m3fn).to(at::kFloat);
-  EXPECT_TRUE(torch::equal(read_tensor(tmp / "wide", q), (codes * 448.0 / 240.0).to(at::kFloat8_e4m3fn).view(at::kByte)));
+  EXPECT_TRUE(
+      torch::equal(read_tensor(tmp / "wide", q), (codes * 448.0 / 240.0).to(at::kFloat8_e4m3fn).view(at::kByte)));
   o.dialect = recipes::Dialect::gaudi2;
   o.rescale = Rescale::two;
   convert_checkpoint(tmp / "ocp", tmp / "two", o);
   for (const auto& [name, w] : source.weights) {
-    EXPECT_TRUE(torch::equal(read_tensor(tmp / "two", name + ".weight"), (w.codes.to(at::kFloat) * 0.5).to(at::kFloat8_e4m3fn).view(at::kByte)));
+    EXPECT_TRUE(torch::equal(read_tensor(tmp / "two", name + ".weight"),
+                             (w.codes.to(at::kFloat) * 0.5).to(at::kFloat8_e4m3fn).view(at::kByte)));
     EXPECT_TRUE(torch::equal(read_tensor(tmp / "two", name + ".weight_scale"), w.scale * 2));
   }
 }
 
 TEST(CheckpointConvert, PowersOfTwoGoToGaudi2ByTwo) {
   TempDir tmp;
-  const auto source = test::write_fp8_source(tmp / "in", make_scheme(WeightGranularity::block, ActivationScaling::dynamic_group, 16, true), 16);
+  const auto source = test::write_fp8_source(
+      tmp / "in", make_scheme(WeightGranularity::block, ActivationScaling::dynamic_group, 16, true), 16);
   auto o = to(CheckpointFormat::fp8);
   o.dialect = recipes::Dialect::gaudi2;
   convert_checkpoint(tmp / "in", tmp / "out", o);
   for (const auto& [name, w] : source.weights) {
-    EXPECT_TRUE(torch::equal(read_tensor(tmp / "out", name + ".weight_scale_inv").to(at::kFloat), torch::log2(w.scale) + 128))
+    EXPECT_TRUE(
+        torch::equal(read_tensor(tmp / "out", name + ".weight_scale_inv").to(at::kFloat), torch::log2(w.scale) + 128))
         << name;  // E8M0 of twice the scale
   }
   o.rescale = Rescale::range;
@@ -175,22 +194,26 @@ TEST(CheckpointConvert, PowersOfTwoGoToGaudi2ByTwo) {
 
 TEST(CheckpointConvert, ModulesThatReadersWouldMisreadStayInHighPrecisionWithTheirGroup) {
   TempDir tmp;
-  const auto source = test::write_fp8_source(tmp / "in", make_scheme(WeightGranularity::block, ActivationScaling::dynamic_group, 32),
-                                             48);  // 96 x 96, k and v 48 x 96
+  const auto source =
+      test::write_fp8_source(tmp / "in", make_scheme(WeightGranularity::block, ActivationScaling::dynamic_group, 32),
+                             48);  // 96 x 96, k and v 48 x 96
   const auto report = convert_checkpoint(tmp / "in", tmp / "out", to(CheckpointFormat::fp8));
   const io::Checkpoint out(tmp / "out");
   const auto kept = io::read_json(tmp / "out" / "config.json")["quantization_config"]["modules_to_not_convert"];
   std::size_t decoded = 0;
   for (const auto& m : report.modules) {
-    const bool attention =
-        m.name.find("q_proj") != std::string::npos || m.name.find("k_proj") != std::string::npos || m.name.find("v_proj") != std::string::npos;
-    const bool fits = source.weights.at(m.name).codes.size(0) % 32 == 0 && source.weights.at(m.name).codes.size(1) % 32 == 0 && !attention;
+    const bool attention = m.name.find("q_proj") != std::string::npos || m.name.find("k_proj") != std::string::npos ||
+                           m.name.find("v_proj") != std::string::npos;
+    const bool fits = source.weights.at(m.name).codes.size(0) % 32 == 0 &&
+                      source.weights.at(m.name).codes.size(1) % 32 == 0 && !attention;
     EXPECT_EQ(m.change == Change::unchanged, fits) << m.name;
     EXPECT_EQ(m.reason.empty(), fits) << m.name;
     EXPECT_EQ(std::find(kept.begin(), kept.end(), m.name) != kept.end(), !fits) << m.name;
     if (fits) continue;
     ++decoded;
-    EXPECT_TRUE(torch::equal(read_tensor(tmp / "out", m.name + ".weight"), source.weights.at(m.name).values().to(at::kBFloat16))) << m.name;
+    EXPECT_TRUE(torch::equal(read_tensor(tmp / "out", m.name + ".weight"),
+                             source.weights.at(m.name).values().to(at::kBFloat16)))
+        << m.name;
     EXPECT_FALSE(out.contains(m.name + ".weight_scale_inv"));
   }
   EXPECT_GE(decoded, 3u);

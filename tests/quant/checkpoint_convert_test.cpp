@@ -17,14 +17,14 @@ namespace {
 namespace fs = std::filesystem;
 using recipes::FloatType;
 using test::Fp8Source;
+using test::make_scheme;
 using test::read_tensor;
 using test::read_text;
-using test::make_scheme;
 using test::TempDir;
 using test::to;
 
-constexpr CheckpointFormat kForms[] = {CheckpointFormat::compressed_tensors, CheckpointFormat::fp8, CheckpointFormat::modelopt, CheckpointFormat::inc,
-                                       CheckpointFormat::inc_vllm};
+constexpr CheckpointFormat kForms[] = {CheckpointFormat::compressed_tensors, CheckpointFormat::fp8,
+                                       CheckpointFormat::modelopt, CheckpointFormat::inc, CheckpointFormat::inc_vllm};
 
 std::string error_of(const fs::path& model, const fs::path& out, const ConvertOptions& o) {
   try {
@@ -61,15 +61,25 @@ struct Row {
 std::vector<Row> rows() {
   using W = WeightGranularity;
   using A = ActivationScaling;
-  const char *same = "unchanged", *no_static = "needs static input scales", *coarser = "'weights' tensor, channel or block requantizes";
-  return {{"static tensor", make_scheme(W::tensor, A::static_tensor), 16, true, {same, same, same, same, same}},
-          {"tensor, token", make_scheme(W::tensor, A::dynamic_token), 16, true, {same, same, "scales spread", same, no_static}},
-          {"channel, token", make_scheme(W::channel, A::dynamic_token), 16, true, {same, coarser, same, same, coarser}},
-          {"channel, static", make_scheme(W::channel, A::static_tensor), 16, false, {same, coarser, same, same, coarser}},
-          {"channel, weights only", make_scheme(W::channel, A::none), 16, false, {same, coarser, same, same, coarser}},
-          {"block 16", make_scheme(W::block, A::dynamic_group, 16), 16, true, {same, same, coarser, coarser, coarser}},
-          {"block 128", make_scheme(W::block, A::dynamic_group), 128, false, {same, same, same, coarser, coarser}},
-          {"block 16 E8M0", make_scheme(W::block, A::dynamic_group, 16, true), 16, false, {same, same, coarser, coarser, coarser}}};
+  const char *same = "unchanged", *no_static = "needs static input scales",
+             *coarser = "'weights' tensor, channel or block requantizes";
+  return {
+      {"static tensor", make_scheme(W::tensor, A::static_tensor), 16, true, {same, same, same, same, same}},
+      {"tensor, token",
+       make_scheme(W::tensor, A::dynamic_token),
+       16,
+       true,
+       {same, same, "scales spread", same, no_static}},
+      {"channel, token", make_scheme(W::channel, A::dynamic_token), 16, true, {same, coarser, same, same, coarser}},
+      {"channel, static", make_scheme(W::channel, A::static_tensor), 16, false, {same, coarser, same, same, coarser}},
+      {"channel, weights only", make_scheme(W::channel, A::none), 16, false, {same, coarser, same, same, coarser}},
+      {"block 16", make_scheme(W::block, A::dynamic_group, 16), 16, true, {same, same, coarser, coarser, coarser}},
+      {"block 128", make_scheme(W::block, A::dynamic_group), 128, false, {same, same, same, coarser, coarser}},
+      {"block 16 E8M0",
+       make_scheme(W::block, A::dynamic_group, 16, true),
+       16,
+       false,
+       {same, same, coarser, coarser, coarser}}};
 }
 
 TEST(CheckpointConvert, EveryFormIntoEveryOtherAndBack) {
@@ -83,7 +93,8 @@ TEST(CheckpointConvert, EveryFormIntoEveryOtherAndBack) {
                      back = tmp / ("back" + std::to_string(i));
       const std::string wanted = row.outcome[i];
       if (wanted != "unchanged" && wanted != "scales spread") {
-        EXPECT_NE(error_of(tmp / "in", out, to(kForms[i])).find(wanted), std::string::npos) << error_of(tmp / "in", out, to(kForms[i]));
+        EXPECT_NE(error_of(tmp / "in", out, to(kForms[i])).find(wanted), std::string::npos)
+            << error_of(tmp / "in", out, to(kForms[i]));
         continue;
       }
       const auto report = convert_checkpoint(tmp / "in", out, to(kForms[i]));
@@ -110,7 +121,8 @@ TEST(CheckpointConvert, EveryFormIntoEveryOtherAndBack) {
       for (const auto& [name, w] : source.weights) {  // spelt as it was, to the byte
         for (const char* end : {".weight", ".weight_scale", ".weight_scale_inv", ".input_scale"}) {
           if (!io::Checkpoint(tmp / "in").contains(name + end)) continue;
-          if (std::string(end) == ".input_scale" && report.to.find("static") == std::string::npos) continue;  // dropped, and said so
+          if (std::string(end) == ".input_scale" && report.to.find("static") == std::string::npos)
+            continue;  // dropped, and said so
           EXPECT_TRUE(torch::equal(read_tensor(tmp / "in", name + end), read_tensor(back, name + end))) << name << end;
         }
       }
@@ -123,7 +135,8 @@ TEST(CheckpointConvert, HighPrecisionIsTheProductRoundedOnce) {
     TempDir tmp;
     const auto source = test::write_fp8_source(tmp / "in", row.scheme, row.unit, row.kv);
     for (const auto& [type, torch_type] :
-         {std::pair{FloatType::BF16, at::kBFloat16}, std::pair{FloatType::F16, at::kHalf}, std::pair{FloatType::F32, at::kFloat}}) {
+         {std::pair{FloatType::BF16, at::kBFloat16}, std::pair{FloatType::F16, at::kHalf},
+          std::pair{FloatType::F32, at::kFloat}}) {
       const fs::path out = tmp / kernels::name_of(type);
       const auto report = convert_checkpoint(tmp / "in", out, to(type));
       expect_values(out, source, torch_type, row.name);
@@ -131,8 +144,10 @@ TEST(CheckpointConvert, HighPrecisionIsTheProductRoundedOnce) {
       EXPECT_EQ(io::Checkpoint(out).names().size(), source.weights.size() + source.kept.size());
       EXPECT_TRUE(verify_conversion(tmp / "in", out, to(type)).broken.empty());
       const std::string notes = io::Json(report.notes).dump();
-      EXPECT_EQ(notes.find("key-value cache scales of 1 attention modules dropped") != std::string::npos, row.kv) << notes;
-      EXPECT_EQ(notes.find("input scales of 7 modules dropped") != std::string::npos, row.scheme.activations == ActivationScaling::static_tensor)
+      EXPECT_EQ(notes.find("key-value cache scales of 1 attention modules dropped") != std::string::npos, row.kv)
+          << notes;
+      EXPECT_EQ(notes.find("input scales of 7 modules dropped") != std::string::npos,
+                row.scheme.activations == ActivationScaling::static_tensor)
           << notes;
     }
   }
@@ -141,7 +156,8 @@ TEST(CheckpointConvert, HighPrecisionIsTheProductRoundedOnce) {
 TEST(CheckpointConvert, ScalesInBf16AndF16AreReadAsTheyAre) {
   for (const auto type : {at::kBFloat16, at::kHalf}) {
     TempDir tmp;
-    auto source = test::write_fp8_source(tmp / "in", make_scheme(WeightGranularity::channel, ActivationScaling::none), 16);
+    auto source =
+        test::write_fp8_source(tmp / "in", make_scheme(WeightGranularity::channel, ActivationScaling::none), 16);
     test::NamedTensors all = source.kept;
     for (auto& [name, w] : source.weights) {
       const auto stored = w.scale.to(type);
@@ -157,12 +173,15 @@ TEST(CheckpointConvert, ScalesInBf16AndF16AreReadAsTheyAre) {
 
 TEST(CheckpointConvert, ConfigKeepsItsBytes) {
   TempDir tmp;
-  test::write_fp8_source(tmp / "in", make_scheme(WeightGranularity::channel, ActivationScaling::dynamic_token, 128), 16);
+  test::write_fp8_source(tmp / "in", make_scheme(WeightGranularity::channel, ActivationScaling::dynamic_token, 128),
+                         16);
   const std::string rest = "  \"last\": 1.50\n}\n";
-  for (const char* stale : {"hf_quant_config.json", "quantization_config.json"}) test::write_text(tmp / "in" / stale, "{}");
+  for (const char* stale : {"hf_quant_config.json", "quantization_config.json"})
+    test::write_text(tmp / "in" / stale, "{}");
   convert_checkpoint(tmp / "in", tmp / "bf16", to(FloatType::BF16));
   EXPECT_EQ(read_text(tmp / "bf16" / "config.json"), test::kConfigHead + rest);
-  for (const char* gone : {"hf_quant_config.json", "quantization_config.json"}) EXPECT_FALSE(fs::exists(tmp / "bf16" / gone)) << gone;
+  for (const char* gone : {"hf_quant_config.json", "quantization_config.json"})
+    EXPECT_FALSE(fs::exists(tmp / "bf16" / gone)) << gone;
   const auto note = io::read_json(tmp / "bf16" / "fp8.json");
   EXPECT_EQ(note["converted"], (io::Json{{"from", "compressed-tensors"}, {"exact", true}}));
   EXPECT_FALSE(note.contains("dialect"));  // of codes that it has no longer
@@ -174,7 +193,8 @@ TEST(CheckpointConvert, ConfigKeepsItsBytes) {
   const auto config = io::read_json(tmp / "inc" / "config.json");
   EXPECT_EQ(config["quantization_config"], io::read_json(tmp / "inc" / "quantization_config.json"));
   EXPECT_EQ(config.begin().key(), "model_type");
-  EXPECT_EQ(io::read_json(tmp / "inc" / "fp8.json")["converted"], (io::Json{{"from", "compressed-tensors"}, {"exact", true}}));
+  EXPECT_EQ(io::read_json(tmp / "inc" / "fp8.json")["converted"],
+            (io::Json{{"from", "compressed-tensors"}, {"exact", true}}));
 }
 
 TEST(CheckpointConvert, HighPrecisionIsCast) {
@@ -190,15 +210,19 @@ TEST(CheckpointConvert, HighPrecisionIsCast) {
   }
   EXPECT_EQ(io::read_json(tmp / "f32" / "config.json")["torch_dtype"], "float32");
   EXPECT_TRUE(verify_conversion(tmp / "in", tmp / "f32", to(FloatType::F32)).broken.empty());
-  EXPECT_NE(error_of(tmp / "in", tmp / "no", to(CheckpointFormat::fp8)).find("quantize_checkpoint() makes one of it"), std::string::npos);
+  EXPECT_NE(error_of(tmp / "in", tmp / "no", to(CheckpointFormat::fp8)).find("quantize_checkpoint() makes one of it"),
+            std::string::npos);
   test::write_tensors(tmp / "big", {{"a.weight", torch::full({2, 2}, 1e6).to(at::kBFloat16)}});
   test::write_text(tmp / "big" / "config.json", "{}");
-  EXPECT_NE(error_of(tmp / "big", tmp / "no", to(FloatType::F16)).find("a.weight: holds values that leave the range of f16"), std::string::npos);
+  EXPECT_NE(
+      error_of(tmp / "big", tmp / "no", to(FloatType::F16)).find("a.weight: holds values that leave the range of f16"),
+      std::string::npos);
 }
 
 TEST(CheckpointConvert, CastAllCastsWhatIsNotInFp8) {
   TempDir tmp;
-  const auto source = test::write_fp8_source(tmp / "in", make_scheme(WeightGranularity::channel, ActivationScaling::none), 16);
+  const auto source =
+      test::write_fp8_source(tmp / "in", make_scheme(WeightGranularity::channel, ActivationScaling::none), 16);
   auto o = to(FloatType::BF16);
   o.cast_all = true;
   convert_checkpoint(tmp / "in", tmp / "out", o);
@@ -211,7 +235,8 @@ TEST(CheckpointConvert, RefusesByName) {
   TempDir tmp;
   const std::string q = "model.layers.0.self_attn.q_proj";
   const auto write = [&](const auto& change) {
-    auto source = test::write_fp8_source(tmp / "in", make_scheme(WeightGranularity::channel, ActivationScaling::none), 16);
+    auto source =
+        test::write_fp8_source(tmp / "in", make_scheme(WeightGranularity::channel, ActivationScaling::none), 16);
     change(source.weights.at(q));
     test::NamedTensors all = source.kept;
     for (auto& [name, w] : source.weights) {
@@ -237,7 +262,8 @@ TEST(CheckpointConvert, RefusesByName) {
   expect_error(to(FloatType::F16), "leave the range of f16");
   convert_checkpoint(tmp / "in", tmp / "fits", to(FloatType::BF16));
   EXPECT_NE(error_of(tmp / "in", tmp / "in" / "inside", to(FloatType::BF16)), "");
-  EXPECT_NE(error_of(tmp / "nowhere", tmp / "out", to(FloatType::BF16)).find("expected a model folder, found nothing"), std::string::npos);
+  EXPECT_NE(error_of(tmp / "nowhere", tmp / "out", to(FloatType::BF16)).find("expected a model folder, found nothing"),
+            std::string::npos);
 }
 
 TEST(CheckpointConvert, VerifyFindsADamagedByte) {
@@ -260,13 +286,15 @@ TEST(CheckpointConvert, VerifyFindsADamagedByte) {
     bytes[data + t->begin + 6] = static_cast<char>(bytes[data + t->begin + 6] ^ 1);
     bytes[data + steps->begin] = static_cast<char>(bytes[data + steps->begin] ^ 1);
     test::write_text(tmp / "out" / "model.safetensors", bytes);
-    EXPECT_EQ(verify_conversion(tmp / "in", tmp / "out", o).broken, (std::vector<std::string>{"model.layers.0.mlp.up_proj", "model.steps"}));
+    EXPECT_EQ(verify_conversion(tmp / "in", tmp / "out", o).broken,
+              (std::vector<std::string>{"model.layers.0.mlp.up_proj", "model.steps"}));
   }
 }
 
 TEST(CheckpointConvert, RanksAndResumeGiveTheSameBytes) {
   TempDir tmp;
-  test::write_fp8_source(tmp / "in", make_scheme(WeightGranularity::channel, ActivationScaling::dynamic_token), 32, true);
+  test::write_fp8_source(tmp / "in", make_scheme(WeightGranularity::channel, ActivationScaling::dynamic_token), 32,
+                         true);
   for (const auto& base : {to(FloatType::BF16), to(CheckpointFormat::modelopt)}) {
     auto o = base;
     o.stream.shard_bytes = 6000;

@@ -43,16 +43,20 @@ TEST(NonFinite, IsCountedAsTorchCountsIt) {
     const auto all = find_nonfinite(checkpoint, recipes::Dialect::ocp);
     ASSERT_EQ(all.size(), 1u);
     EXPECT_EQ(all.at("x").nan, found.nan);
-    EXPECT_TRUE(throws_with({"x: expected finite weights", "NaN in 14 and Inf in 26 of 51300 values"}, [&] { refuse_nonfinite(checkpoint, "x"); }));
+    EXPECT_TRUE(throws_with({"x: expected finite weights", "NaN in 14 and Inf in 26 of 51300 values"},
+                            [&] { refuse_nonfinite(checkpoint, "x"); }));
   }
 }
 
 TEST(NonFinite, CodesAreReadByTheirDialect) {
   std::vector<std::uint8_t> all(256);
   for (int i = 0; i < 256; ++i) all[static_cast<std::size_t>(i)] = static_cast<std::uint8_t>(i);
-  const test::HandCheckpoint checkpoint(nullptr, {{"a.weight", DType::F8_E4M3, {16, 16}, all}, {"b.weight", DType::F8_E5M2, {16, 16}, all}, {"c.weight", DType::U8, {16, 16}, all}});
+  const test::HandCheckpoint checkpoint(nullptr, {{"a.weight", DType::F8_E4M3, {16, 16}, all},
+                                                  {"b.weight", DType::F8_E5M2, {16, 16}, all},
+                                                  {"c.weight", DType::U8, {16, 16}, all}});
   const auto open = checkpoint.open();
-  const auto expect = [&](const char* tensor, recipes::Dialect dialect, bool bytes, std::uint64_t nan, std::uint64_t inf) {
+  const auto expect = [&](const char* tensor, recipes::Dialect dialect, bool bytes, std::uint64_t nan,
+                          std::uint64_t inf) {
     const NonFinite found = count_nonfinite(open, tensor, dialect, bytes);
     EXPECT_EQ(found.nan, nan) << tensor;
     EXPECT_EQ(found.inf, inf) << tensor;
@@ -79,12 +83,15 @@ void write_bad(const fs::path& folder, const std::vector<std::string>& names, fl
 
 TEST(NonFinite, QuantizeAndConvertRefuseItAnywhereWithTensorAndNumber) {
   const std::string mlp = "model.layers.0.mlp.down_proj.weight";
-  for (const std::string& name : {mlp, std::string("lm_head.weight"), std::string("model.layers.0.input_layernorm.weight"), std::string("model.layers.0.self_attn.q_proj.bias")}) {
+  for (const std::string& name :
+       {mlp, std::string("lm_head.weight"), std::string("model.layers.0.input_layernorm.weight"),
+        std::string("model.layers.0.self_attn.q_proj.bias")}) {
     for (const float bad : {kNan, kInf, -kInf}) {
       SCOPED_TRACE(name + " " + std::to_string(bad));
       TempDir tmp;
       write_bad(tmp / "in", {name}, bad);
-      const std::vector<std::string> words = {(tmp / "in").string(), name, std::string(std::isnan(bad) ? "NaN" : "Inf") + " in 2 of"};
+      const std::vector<std::string> words = {(tmp / "in").string(), name,
+                                              std::string(std::isnan(bad) ? "NaN" : "Inf") + " in 2 of"};
       for (const auto scheme : {W::tensor, W::channel, W::block}) {
         CheckpointOptions o;
         o.plan.weights = scheme;
@@ -109,7 +116,8 @@ TEST(NonFinite, QuantizeAndConvertRefuseItAnywhereWithTensorAndNumber) {
   test::write_tensors(tmp / "in", all);
   for (const auto& o : {to(FloatType::BF16), to(CheckpointFormat::inc), to(CheckpointFormat::modelopt)}) {
     auto dynamic = o;
-    EXPECT_TRUE(throws_with({q + ".weight", "NaN codes", "NaN in 2 of 1024"}, [&] { convert_checkpoint(tmp / "in", tmp / "out", dynamic); }));
+    EXPECT_TRUE(throws_with({q + ".weight", "NaN codes", "NaN in 2 of 1024"},
+                            [&] { convert_checkpoint(tmp / "in", tmp / "out", dynamic); }));
   }
 }
 
@@ -129,14 +137,17 @@ TEST(NonFinite, QuantizeCopiesItWhereItIsAllowedAndNotesIt) {
     }
     EXPECT_EQ(out.info("model.layers.0.self_attn.o_proj.weight").dtype, DType::F8_E4M3);
     for (const auto& name : {q + ".weight", norm}) {
-      EXPECT_TRUE(torch::equal(read_tensor(tmp / "in", name).view(at::kShort), read_tensor(tmp / "out", name).view(at::kShort))) << name;
+      EXPECT_TRUE(
+          torch::equal(read_tensor(tmp / "in", name).view(at::kShort), read_tensor(tmp / "out", name).view(at::kShort)))
+          << name;
     }
     const Json note = io::read_json(tmp / "out" / "fp8.json");
     EXPECT_EQ(note["nonfinite"], (Json{{norm, {{"nan", 2}, {"inf", 0}}}, {q + ".weight", {{"nan", 2}, {"inf", 0}}}}));
     EXPECT_NE(note["skipped"][q].get<std::string>().find("NaN in 2 of 1296"), std::string::npos);
     EXPECT_NE(Json(report.warnings).dump().find(q + ".weight: copied with NaN in 2"), std::string::npos);
     // The config names them, so that readers take them for what they are.
-    EXPECT_NE(io::read_json(tmp / "out" / "config.json")["quantization_config"]["ignore"].dump().find(q), std::string::npos);
+    EXPECT_NE(io::read_json(tmp / "out" / "config.json")["quantization_config"]["ignore"].dump().find(q),
+              std::string::npos);
     // Of a model without such, the option changes nothing.
     test::write_llama(tmp / "good", test::small_llama(at::kBFloat16));
     quantize_checkpoint(tmp / "good", tmp / "with", o);
@@ -152,7 +163,8 @@ TEST(NonFinite, ConvertCopiesItWhereItIsAllowedAndNotesIt) {
   auto o = to(FloatType::F32);
   o.allow_nonfinite = true;
   convert_checkpoint(tmp / "in", tmp / "f32", o);
-  EXPECT_TRUE(torch::equal(read_tensor(tmp / "f32", "lm_head.weight"), read_tensor(tmp / "in", "lm_head.weight").to(at::kFloat)));
+  EXPECT_TRUE(torch::equal(read_tensor(tmp / "f32", "lm_head.weight"),
+                           read_tensor(tmp / "in", "lm_head.weight").to(at::kFloat)));
   EXPECT_EQ(io::read_json(tmp / "f32" / "fp8.json")["nonfinite"], (Json{{"lm_head.weight", {{"nan", 0}, {"inf", 2}}}}));
   EXPECT_TRUE(verify_conversion(tmp / "in", tmp / "f32", o).broken.empty());
   // In codes: to a type NaN is NaN, in another form the code stays.
@@ -183,7 +195,8 @@ TEST(NonFinite, ConvertCopiesItWhereItIsAllowedAndNotesIt) {
   EXPECT_TRUE(verify_conversion(tmp / "codes", tmp / "form", form).broken.empty());
   form.weights = W::tensor;
   form.form = CheckpointFormat::compressed_tensors;
-  EXPECT_TRUE(throws_with({q + ".weight", "no new scales can be made"}, [&] { convert_checkpoint(tmp / "codes", tmp / "no", form); }));
+  EXPECT_TRUE(throws_with({q + ".weight", "no new scales can be made"},
+                          [&] { convert_checkpoint(tmp / "codes", tmp / "no", form); }));
 }
 
 TEST(NonFinite, AnotherDialectsNaNIsNoNumber) {
@@ -202,9 +215,11 @@ TEST(NonFinite, AnotherDialectsNaNIsNoNumber) {
   for (const auto& base : {to(FloatType::BF16), to(CheckpointFormat::compressed_tensors)}) {
     auto o = base;
     o.dialect = base.type.has_value() ? std::nullopt : std::optional(recipes::Dialect::ocp);
-    EXPECT_TRUE(throws_with({q + ".weight", "dialect gaudi2", "Inf in 1 of 1024"}, [&] { convert_checkpoint(tmp / "in", tmp / "out", o); }));
+    EXPECT_TRUE(throws_with({q + ".weight", "dialect gaudi2", "Inf in 1 of 1024"},
+                            [&] { convert_checkpoint(tmp / "in", tmp / "out", o); }));
     o.allow_nonfinite = true;
-    EXPECT_TRUE(throws_with({q + ".weight", "dialect gaudi2"}, [&] { convert_checkpoint(tmp / "in", tmp / "out", o); }));
+    EXPECT_TRUE(
+        throws_with({q + ".weight", "dialect gaudi2"}, [&] { convert_checkpoint(tmp / "in", tmp / "out", o); }));
   }
 }
 
@@ -213,23 +228,30 @@ TEST(NonFinite, AnotherDialectsNaNIsNoNumber) {
 TEST(CheckpointWarnings, RaggedBlocksOfTheFp8FormAreSaidInOneLine) {
   const Json config = {{"quant_method", "fp8"}, {"activation_scheme", "dynamic"}, {"weight_block_size", {4, 4}}};
   const auto ragged = [&](const std::string& module) {
-    return std::vector<test::HandTensor>{test::codes(module, 6, 4), test::f32(module + ".weight_scale_inv", {2, 1}, {1, 1})};
+    return std::vector<test::HandTensor>{test::codes(module, 6, 4),
+                                         test::f32(module + ".weight_scale_inv", {2, 1}, {1, 1})};
   };
   auto tensors = ragged("b");
   for (const auto& t : ragged("a")) tensors.push_back(t);
   const auto stored = test::HandCheckpoint(config, tensors).read();
   ASSERT_EQ(stored.warnings.size(), 1u);
-  for (const char* word : {"2 weights", "[6, 4] in blocks of 4x4", "transformers would misread"}) EXPECT_NE(stored.warnings[0].find(word), std::string::npos) << stored.warnings[0];
-  EXPECT_TRUE(test::HandCheckpoint(config, {test::codes("a", 8, 4), test::f32("a.weight_scale_inv", {2, 1}, {1, 1})}).read().warnings.empty());
+  for (const char* word : {"2 weights", "[6, 4] in blocks of 4x4", "transformers would misread"})
+    EXPECT_NE(stored.warnings[0].find(word), std::string::npos) << stored.warnings[0];
+  EXPECT_TRUE(test::HandCheckpoint(config, {test::codes("a", 8, 4), test::f32("a.weight_scale_inv", {2, 1}, {1, 1})})
+                  .read()
+                  .warnings.empty());
 }
 
 TEST(CheckpointWarnings, PromisedKeyValueScalesThatAreMissingAreSaid) {
-  const Json numbers = {{"num_bits", 8}, {"type", "float"}, {"strategy", "tensor"}, {"symmetric", true}, {"dynamic", false}};
+  const Json numbers = {
+      {"num_bits", 8}, {"type", "float"}, {"strategy", "tensor"}, {"symmetric", true}, {"dynamic", false}};
   Json group = {{"targets", {"Linear"}}, {"weights", numbers}, {"input_activations", nullptr}};
-  const Json compressed = {{"quant_method", "compressed-tensors"}, {"format", "float-quantized"}, {"config_groups", {{"group_0", group}}}};
+  const Json compressed = {
+      {"quant_method", "compressed-tensors"}, {"format", "float-quantized"}, {"config_groups", {{"group_0", group}}}};
   const Json fp8 = {{"quant_method", "fp8"}, {"activation_scheme", "dynamic"}};
   const Json modelopt = {{"quant_method", "modelopt"}, {"quant_algo", "FP8"}};
-  const std::vector<test::HandTensor> tensors = {test::codes("l.self_attn.q_proj", 2, 2), test::f32("l.self_attn.q_proj.weight_scale", {1}, {1}),
+  const std::vector<test::HandTensor> tensors = {test::codes("l.self_attn.q_proj", 2, 2),
+                                                 test::f32("l.self_attn.q_proj.weight_scale", {1}, {1}),
                                                  test::f32("l.self_attn.q_proj.input_scale", {1}, {1})};
   auto with = tensors;
   with.push_back(test::f32("l.self_attn.k_scale", {1}, {1}));
@@ -237,7 +259,8 @@ TEST(CheckpointWarnings, PromisedKeyValueScalesThatAreMissingAreSaid) {
   const auto count = [&](Json config, const Json& kv, const char* key, const std::vector<test::HandTensor>& t) {
     config[key] = kv;
     const auto stored = test::HandCheckpoint(config, t).read();
-    for (const auto& w : stored.warnings) EXPECT_NE(w.find(std::string("quantization_config: ") + key + " promises"), std::string::npos) << w;
+    for (const auto& w : stored.warnings)
+      EXPECT_NE(w.find(std::string("quantization_config: ") + key + " promises"), std::string::npos) << w;
     return stored.warnings.size();
   };
   for (const Json& config : {compressed, fp8, modelopt}) {

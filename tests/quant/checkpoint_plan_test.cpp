@@ -23,11 +23,15 @@ test::Experts write_mixture(const std::filesystem::path& folder) {
   torch::manual_seed(5);
   const test::Experts experts(3, 64, 32);
   auto tensors = test::stacked_layer(experts, kMixture);
-  const auto add = [&](const std::string& name, std::int64_t rows) { tensors.emplace_back(name + ".weight", torch::randn({rows, 32}).to(at::kBFloat16)); };
+  const auto add = [&](const std::string& name, std::int64_t rows) {
+    tensors.emplace_back(name + ".weight", torch::randn({rows, 32}).to(at::kBFloat16));
+  };
   add("model.embed_tokens", 48);
-  for (const char* name : {"q_proj", "k_proj", "v_proj", "o_proj"}) add(std::string("model.layers.0.self_attn.") + name, 32);
+  for (const char* name : {"q_proj", "k_proj", "v_proj", "o_proj"})
+    add(std::string("model.layers.0.self_attn.") + name, 32);
   test::write_tensors(folder, tensors);
-  test::write_text(folder / "config.json", R"({"model_type": "qwen3_moe", "tie_word_embeddings": true, "num_experts": 3})");
+  test::write_text(folder / "config.json",
+                   R"({"model_type": "qwen3_moe", "tie_word_embeddings": true, "num_experts": 3})");
   return experts;
 }
 
@@ -76,7 +80,9 @@ TEST(CheckpointPlan, AnExpertStandsInItsStack) {
 TEST(CheckpointPlan, TowersTablesAndRoutersAreNotDamaged) {
   const test::TempDir dir;
   test::NamedTensors tensors;
-  const auto add = [&](const std::string& name, std::int64_t rows) { tensors.emplace_back(name + ".weight", torch::randn({rows, 32}).to(at::kBFloat16)); };
+  const auto add = [&](const std::string& name, std::int64_t rows) {
+    tensors.emplace_back(name + ".weight", torch::randn({rows, 32}).to(at::kBFloat16));
+  };
   add("bert.embeddings.token_type_embeddings", 2);
   add("bert.encoder.layer.0.attention.self.query", 32);
   add("bert.encoder.layer.0.intermediate.dense", 64);

@@ -1,12 +1,11 @@
 // SPDX-License-Identifier: Apache-2.0
 // What a form's readers can't take stays as it is and is listed: ragged blocks with their siblings, transposed weights, stacked experts.
 // Names that other engines fuse or number are quantized under their own.
-#include "fp8/quant/checkpoint_quantize.h"
-
 #include <gmock/gmock.h>
 
 #include <set>
 
+#include "fp8/quant/checkpoint_quantize.h"
 #include "fp8/runtime/io/error.h"
 #include "quant/small_checkpoint.h"
 #include "support/fp8_reference.h"
@@ -38,20 +37,26 @@ struct Folder {
   test::NamedTensors tensors;
   CheckpointOptions options;
 
-  void add(const std::string& name, std::vector<std::int64_t> shape) { tensors.emplace_back(name, torch::randn(shape).to(at::kBFloat16)); }
+  void add(const std::string& name, std::vector<std::int64_t> shape) {
+    tensors.emplace_back(name, torch::randn(shape).to(at::kBFloat16));
+  }
   CheckpointReport run(const std::string& config = "{\"model_type\": \"llama\"}") {
     test::write_tensors(dir / "in", tensors);
     test::write_text(dir / "in/config.json", config);
     return quantize_checkpoint(dir / "in", dir / "out", options);
   }
-  void expect_kept(const std::string& name) { EXPECT_TRUE(same_bits(read_tensor(dir / "out", name), test::find(tensors, name))) << name; }
+  void expect_kept(const std::string& name) {
+    EXPECT_TRUE(same_bits(read_tensor(dir / "out", name), test::find(tensors, name))) << name;
+  }
 };
 
 /// Codes and scales of blocks by the formula, one block after the other.
 void expect_blocks(const at::Tensor& weight, const at::Tensor& codes, const at::Tensor& scales, std::int64_t size) {
   for (std::int64_t r = 0; r < scales.size(0); ++r) {
     for (std::int64_t c = 0; c < scales.size(1); ++c) {
-      const auto cut = [&](const at::Tensor& t) { return t.slice(0, r * size, (r + 1) * size).slice(1, c * size, (c + 1) * size).contiguous(); };
+      const auto cut = [&](const at::Tensor& t) {
+        return t.slice(0, r * size, (r + 1) * size).slice(1, c * size, (c + 1) * size).contiguous();
+      };
       const float inv = test::own_scale_inv(cut(weight).to(at::kFloat).abs().max().item<float>(), 448.0f);
       ASSERT_EQ(scales[r][c].item<float>(), inv) << r << " " << c;
       ASSERT_TRUE(same_bits(cut(codes), test::quantize_reference(cut(weight), {inv}, 448.0f).codes)) << r << " " << c;
@@ -78,12 +83,14 @@ TEST(CheckpointForms, BlocksAndTheirRaggedSiblings) {
   f.expect_kept(layer + "mlp.up_proj.weight");
   for (const std::string name : {"mlp.down_proj", "self_attn.q_proj"}) {
     const auto scales = read_tensor(f.dir / "out", layer + name + ".weight_scale_inv");
-    expect_blocks(test::find(f.tensors, layer + name + ".weight"), read_tensor(f.dir / "out", layer + name + ".weight"), scales, 16);
+    expect_blocks(test::find(f.tensors, layer + name + ".weight"), read_tensor(f.dir / "out", layer + name + ".weight"),
+                  scales, 16);
   }
   const auto config = io::read_json(f.dir / "out/config.json")["quantization_config"];
   EXPECT_EQ(config["quant_method"], "fp8");
   EXPECT_EQ(config["weight_block_size"], (io::Json{16, 16}));
-  EXPECT_THAT(config.dump(), ::testing::AllOf(HasSubstr("\"" + layer + "mlp.up_proj\""), HasSubstr("\"" + layer + "mlp.gate_proj\"")));
+  EXPECT_THAT(config.dump(),
+              ::testing::AllOf(HasSubstr("\"" + layer + "mlp.up_proj\""), HasSubstr("\"" + layer + "mlp.gate_proj\"")));
 }
 
 TEST(CheckpointForms, NothingFitsTheBlocks) {
@@ -111,8 +118,10 @@ TEST(CheckpointForms, TransposedWeightsAreKept) {
       f.expect_kept(name + ".weight");
     }
     // vLLM builds Linear modules of them.
-    const auto ignore = io::read_json(f.dir / "out/config.json")["quantization_config"]["ignore"].get<std::set<std::string>>();
-    for (const char* name : {"h.0.attn.c_attn", "h.0.attn.c_proj", "h.0.mlp.c_fc"}) EXPECT_EQ(ignore.count(name), 1u) << name;
+    const auto ignore =
+        io::read_json(f.dir / "out/config.json")["quantization_config"]["ignore"].get<std::set<std::string>>();
+    for (const char* name : {"h.0.attn.c_attn", "h.0.attn.c_proj", "h.0.mlp.c_fc"})
+      EXPECT_EQ(ignore.count(name), 1u) << name;
   }
   Folder upright;  // Linear weights of the same names
   upright.add("h.0.attn.c_attn.weight", {36, 12});
@@ -123,7 +132,9 @@ TEST(CheckpointForms, TransposedWeightsAreKept) {
 TEST(CheckpointForms, ExpertsRoutersAndFusedNames) {
   Folder f;
   const std::string mlp = "model.layers.0.mlp.", attn = "model.layers.0.self_attn.";
-  for (const char* name : {"experts.0.gate_proj", "experts.0.up_proj", "experts.1.down_proj", "shared_experts.gate_up_proj"}) f.add(mlp + name + ".weight", {12, 20});
+  for (const char* name :
+       {"experts.0.gate_proj", "experts.0.up_proj", "experts.1.down_proj", "shared_experts.gate_up_proj"})
+    f.add(mlp + name + ".weight", {12, 20});
   f.add(mlp + "gate.weight", {2, 20});
   f.add(mlp + "shared_expert_gate.weight", {1, 20});
   f.add(mlp + "experts.gate_up_proj", {2, 20, 24});
@@ -132,8 +143,10 @@ TEST(CheckpointForms, ExpertsRoutersAndFusedNames) {
   for (const char* name : {"qkv_proj", "query_key_value", "W_pack"}) f.add(attn + name + ".weight", {36, 20});
   f.add("model.visual.blocks.0.attn.qkv.weight", {12, 20});
   const auto report = f.run();
-  EXPECT_EQ(quantized(report), (std::set<std::string>{mlp + "experts.0.gate_proj", mlp + "experts.0.up_proj", mlp + "experts.1.down_proj", mlp + "shared_experts.gate_up_proj",
-                                                      "model.layers.0.block_sparse_moe.experts.3.w1", attn + "qkv_proj", attn + "query_key_value", attn + "W_pack"}));
+  EXPECT_EQ(quantized(report),
+            (std::set<std::string>{mlp + "experts.0.gate_proj", mlp + "experts.0.up_proj", mlp + "experts.1.down_proj",
+                                   mlp + "shared_experts.gate_up_proj", "model.layers.0.block_sparse_moe.experts.3.w1",
+                                   attn + "qkv_proj", attn + "query_key_value", attn + "W_pack"}));
   auto kept = reasons(report);
   EXPECT_THAT(kept[mlp + "experts.gate_up_proj"], HasSubstr("stacked"));
   EXPECT_THAT(kept[mlp + "experts.down_proj"], HasSubstr("stacked"));
@@ -143,8 +156,10 @@ TEST(CheckpointForms, ExpertsRoutersAndFusedNames) {
   EXPECT_EQ(kept.size(), 5u);
   f.expect_kept(mlp + "experts.gate_up_proj");
   f.expect_kept(mlp + "experts.down_proj.weight");
-  const auto ignore = io::read_json(f.dir / "out/config.json")["quantization_config"]["ignore"].get<std::set<std::string>>();
-  EXPECT_EQ(ignore, (std::set<std::string>{mlp + "gate", mlp + "shared_expert_gate", mlp + "experts", "model.visual.blocks.0.attn.qkv"}));
+  const auto ignore =
+      io::read_json(f.dir / "out/config.json")["quantization_config"]["ignore"].get<std::set<std::string>>();
+  EXPECT_EQ(ignore, (std::set<std::string>{mlp + "gate", mlp + "shared_expert_gate", mlp + "experts",
+                                           "model.visual.blocks.0.attn.qkv"}));
 }
 
 TEST(CheckpointForms, CacheScalesArePutWhereTheFormHasThem) {

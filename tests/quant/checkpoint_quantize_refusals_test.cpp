@@ -23,7 +23,8 @@ struct Refusal {
   }
   void expect_as_it_is(const std::vector<std::string>& words) {
     EXPECT_TRUE(throws_with(words, [&] { quantize_checkpoint(dir / "in", dir / "out", options); }));
-    for (const auto& entry : fs::directory_iterator(dir.path())) EXPECT_EQ(entry.path().filename(), "in");  // no temporary folder, no lock
+    for (const auto& entry : fs::directory_iterator(dir.path()))
+      EXPECT_EQ(entry.path().filename(), "in");  // no temporary folder, no lock
   }
   at::Tensor tensor(const std::string& name) const { return test::find(tensors, name); }
 };
@@ -76,7 +77,8 @@ TEST(CheckpointRefusals, OnlyConvolutionsLeft) {
 
 TEST(CheckpointRefusals, E5M2HasNoPlaceInTheFormat) {
   Refusal r;
-  r.options.plan.config = configs::parse_quant_config(io::Json{{"scale_method", "unit_scale"}, {"fp8_config", "E5M2"}}, "q");
+  r.options.plan.config =
+      configs::parse_quant_config(io::Json{{"scale_method", "unit_scale"}, {"fp8_config", "E5M2"}}, "q");
   r.expect({"compressed-tensors holds E4M3, found E5M2"});
 }
 
@@ -87,7 +89,8 @@ TEST(CheckpointRefusals, MeasurementsThatDoNotFit) {
   r.expect({"no measurement of module 'model.layers.0."});
   auto& modules = r.options.plan.measurements->modules;
   for (const auto& [name, t] : r.tensors) {
-    if (t.dim() == 2) modules.push_back({name.substr(0, name.size() - 7), {{1.0f}}, std::nullopt, measure::Amax{100.0f}});
+    if (t.dim() == 2)
+      modules.push_back({name.substr(0, name.size() - 7), {{1.0f}}, std::nullopt, measure::Amax{100.0f}});
   }
   for (const bool channel : {false, true}) {
     r.options.plan.weights = channel ? WeightGranularity::channel : WeightGranularity::tensor;
@@ -97,9 +100,11 @@ TEST(CheckpointRefusals, MeasurementsThatDoNotFit) {
 
 TEST(CheckpointRefusals, Folders) {
   Refusal r;
-  EXPECT_TRUE(throws_with({"nowhere", "expected a model folder, found nothing"}, [&] { quantize_checkpoint(r.dir / "nowhere", r.dir / "out", r.options); }));
+  EXPECT_TRUE(throws_with({"nowhere", "expected a model folder, found nothing"},
+                          [&] { quantize_checkpoint(r.dir / "nowhere", r.dir / "out", r.options); }));
   test::write_text(r.dir / "file", "");
-  EXPECT_TRUE(throws_with({"file", "expected a model folder, found a file"}, [&] { quantize_checkpoint(r.dir / "file", r.dir / "out", r.options); }));
+  EXPECT_TRUE(throws_with({"file", "expected a model folder, found a file"},
+                          [&] { quantize_checkpoint(r.dir / "file", r.dir / "out", r.options); }));
   fs::remove(r.dir / "file");
   fs::create_directories(r.dir / "in");
   r.expect_as_it_is({"config.json"});
@@ -114,8 +119,10 @@ TEST(CheckpointRefusals, OutputsThatExistOrAreTheInput) {
   test::write_llama(r.dir / "in", r.tensors);
   r.options.overwrite = true;
   const auto before = test::folder_bytes(r.dir / "in");
-  EXPECT_TRUE(throws_with({"is the input itself"}, [&] { quantize_checkpoint(r.dir / "in", r.dir / "in", r.options); }));
-  EXPECT_TRUE(throws_with({"inside the input"}, [&] { quantize_checkpoint(r.dir / "in", r.dir / "in/out", r.options); }));
+  EXPECT_TRUE(
+      throws_with({"is the input itself"}, [&] { quantize_checkpoint(r.dir / "in", r.dir / "in", r.options); }));
+  EXPECT_TRUE(
+      throws_with({"inside the input"}, [&] { quantize_checkpoint(r.dir / "in", r.dir / "in/out", r.options); }));
   EXPECT_EQ(test::folder_bytes(r.dir / "in"), before);
   r.options.overwrite = false;
   quantize_checkpoint(r.dir / "in", r.dir / "out", r.options);

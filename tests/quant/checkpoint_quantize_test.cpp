@@ -24,7 +24,10 @@ measure::MeasurementFile measured(const test::NamedTensors& tensors) {
   for (const auto& [name, t] : tensors) {
     const std::string module = name.substr(0, name.size() - 7);
     if (t.dim() != 2 || module == "model.embed_tokens") continue;
-    file.modules.push_back({module, {{1.0f + static_cast<float>(file.modules.size())}}, std::nullopt, measure::Amax{test::amax_reference(t, 1)[0]}});
+    file.modules.push_back({module,
+                            {{1.0f + static_cast<float>(file.modules.size())}},
+                            std::nullopt,
+                            measure::Amax{test::amax_reference(t, 1)[0]}});
   }
   return file;
 }
@@ -44,9 +47,11 @@ TEST(CheckpointQuantize, DynamicChannelsOfEveryType) {
       EXPECT_TRUE(same_bits(read_tensor(dir / "out", module + ".weight"), want.codes)) << module;
       std::vector<float> inv;
       for (float a : test::amax_reference(w, w.size(0))) inv.push_back(test::own_scale_inv(a, 448.0f));
-      EXPECT_TRUE(same_bits(read_tensor(dir / "out", module + ".weight_scale"), torch::tensor(inv).view({-1, 1}))) << module;
+      EXPECT_TRUE(same_bits(read_tensor(dir / "out", module + ".weight_scale"), torch::tensor(inv).view({-1, 1})))
+          << module;
     }
-    for (const char* kept : {"model.embed_tokens.weight", "lm_head.weight", "model.layers.0.input_layernorm.weight", "model.layers.0.self_attn.q_proj.bias", "model.steps"}) {
+    for (const char* kept : {"model.embed_tokens.weight", "lm_head.weight", "model.layers.0.input_layernorm.weight",
+                             "model.layers.0.self_attn.q_proj.bias", "model.steps"}) {
       EXPECT_TRUE(same_bits(read_tensor(dir / "out", kept), test::find(tensors, kept))) << kept;
     }
     const io::Checkpoint out(dir / "out");
@@ -64,17 +69,22 @@ TEST(CheckpointQuantize, StaticTensorsWithFusedScales) {
   o.plan.measurements = measured(tensors);
   quantize_checkpoint(dir / "in", dir / "out", o);
   const std::string attention = "model.layers.0.self_attn.";
-  const float q = test::amax_reference(test::find(tensors, attention + "q_proj.weight"), 1)[0], k = test::amax_reference(test::find(tensors, attention + "k_proj.weight"), 1)[0];
+  const float q = test::amax_reference(test::find(tensors, attention + "q_proj.weight"), 1)[0],
+              k = test::amax_reference(test::find(tensors, attention + "k_proj.weight"), 1)[0];
   const float fused = std::max(q, k) / 448.0f;  // v is zero
   for (const char* name : {"q_proj", "k_proj", "v_proj"}) {
-    EXPECT_TRUE(same_bits(read_tensor(dir / "out", attention + name + ".weight_scale"), torch::tensor({fused}))) << name;
-    EXPECT_TRUE(same_bits(read_tensor(dir / "out", attention + name + ".weight"),
-                          test::quantize_reference(test::find(tensors, attention + name + ".weight"), {fused}, 448.0f).codes));
+    EXPECT_TRUE(same_bits(read_tensor(dir / "out", attention + name + ".weight_scale"), torch::tensor({fused})))
+        << name;
+    EXPECT_TRUE(
+        same_bits(read_tensor(dir / "out", attention + name + ".weight"),
+                  test::quantize_reference(test::find(tensors, attention + name + ".weight"), {fused}, 448.0f).codes));
   }
-  EXPECT_TRUE(same_bits(read_tensor(dir / "out", attention + "k_proj.input_scale"), torch::tensor({o.plan.measurements->find(attention + "k_proj")->inputs[0][0] / 448.0f})));
+  EXPECT_TRUE(same_bits(read_tensor(dir / "out", attention + "k_proj.input_scale"),
+                        torch::tensor({o.plan.measurements->find(attention + "k_proj")->inputs[0][0] / 448.0f})));
   o.plan.fuse_scales = false;
   quantize_checkpoint(dir / "in", dir / "apart", o);
-  EXPECT_TRUE(same_bits(read_tensor(dir / "apart", attention + "v_proj.weight_scale"), torch::tensor({1.0f})));  // all zero
+  EXPECT_TRUE(
+      same_bits(read_tensor(dir / "apart", attention + "v_proj.weight_scale"), torch::tensor({1.0f})));  // all zero
   EXPECT_TRUE(read_tensor(dir / "apart", attention + "v_proj.weight").eq(0).all().item<bool>());
 }
 
@@ -89,7 +99,8 @@ void expect_same_as_in_memory(const PlanOptions& plan, at::ScalarType dtype) {
   std::vector<measure::WeightModule> modules;
   for (const auto& [name, t] : tensors) {
     const std::string module = name.substr(0, name.size() - 7);
-    if (t.dim() == 2) modules.push_back({module, is_embedding_name(module) ? "Embedding" : "Linear", hpu(t).clone(), std::nullopt});
+    if (t.dim() == 2)
+      modules.push_back({module, is_embedding_name(module) ? "Embedding" : "Linear", hpu(t).clone(), std::nullopt});
   }
   const auto converted = convert(modules, plan);
   EXPECT_EQ(converted.converted.size(), report.quantized.size());
@@ -100,7 +111,8 @@ void expect_same_as_in_memory(const PlanOptions& plan, at::ScalarType dtype) {
     ++compared;
     EXPECT_TRUE(same_bits(test::code_bytes(m.weight), read_tensor(dir / "out", m.name + ".weight"))) << m.name;
     const auto& handler = dynamic_cast<const Fp8Handler&>(*tag->handler);
-    EXPECT_TRUE(same_bits(handler.weight_scale_inv(), read_tensor(dir / "out", m.name + ".weight_scale").reshape({-1}))) << m.name;
+    EXPECT_TRUE(same_bits(handler.weight_scale_inv(), read_tensor(dir / "out", m.name + ".weight_scale").reshape({-1})))
+        << m.name;
     if (plan.activations == ActivationScaling::static_tensor) {
       EXPECT_EQ(handler.scheme().input_scale_inv, read_tensor(dir / "out", m.name + ".input_scale").item<float>());
     }
@@ -118,7 +130,8 @@ TEST(CheckpointQuantize, GivesTheCodesOfConversionInMemory) {
       plan.measurements = measured(test::small_llama(dtype));
       expect_same_as_in_memory(plan, dtype);
       for (const char* method : {"maxabs_hw", "maxabs_arbitrary", "act_maxabs_pow2_weights_pcs_maxabs_pow2"}) {
-        plan.config = configs::parse_quant_config(io::Json{{"scale_method", method}, {"blocklist", {{"names", {"lm_head"}}}}}, "q");
+        plan.config = configs::parse_quant_config(
+            io::Json{{"scale_method", method}, {"blocklist", {{"names", {"lm_head"}}}}}, "q");
         expect_same_as_in_memory(plan, dtype);
       }
     }
@@ -132,7 +145,8 @@ TEST(CheckpointQuantize, ConfigKeepsItsOrderAndSpelling) {
   auto config = io::read_json(dir / "out/config.json");
   std::vector<std::string> keys;
   for (const auto& [key, value] : config.items()) keys.push_back(key);
-  EXPECT_EQ(keys, (std::vector<std::string>{"zeta", "model_type", "rope_theta", "torch_dtype", "tie_word_embeddings", "alpha", "quantization_config"}));
+  EXPECT_EQ(keys, (std::vector<std::string>{"zeta", "model_type", "rope_theta", "torch_dtype", "tie_word_embeddings",
+                                            "alpha", "quantization_config"}));
   const std::string text = test::read_text(dir / "out/config.json");
   EXPECT_NE(text.find("\"rope_theta\": 10000.0"), std::string::npos);
   EXPECT_NE(text.find("\"zeta\": 1e-06"), std::string::npos) << text;
@@ -149,15 +163,20 @@ TEST(CheckpointQuantize, ConfigKeepsItsOrderAndSpelling) {
 TEST(CheckpointQuantize, CarriesFilesButNoStrayWeights) {
   const test::TempDir dir;
   test::write_llama(dir / "in", test::small_llama(at::kBFloat16));
-  for (const char* name : {"tokenizer.json", "tokenizer.model", "generation_config.json", "chat_template.jinja", "LICENSE.txt"}) test::write_text(dir / "in" / name, name);
-  for (const char* name : {"optimizer.pt", "script.py", "pytorch_model.bin", "training_args.bin", "other.safetensors.index.json"}) test::write_text(dir / "in" / name, "no");
+  for (const char* name :
+       {"tokenizer.json", "tokenizer.model", "generation_config.json", "chat_template.jinja", "LICENSE.txt"})
+    test::write_text(dir / "in" / name, name);
+  for (const char* name :
+       {"optimizer.pt", "script.py", "pytorch_model.bin", "training_args.bin", "other.safetensors.index.json"})
+    test::write_text(dir / "in" / name, "no");
   test::write_tensors(dir / "in", {{"stray", torch::ones({2})}}, "consolidated.safetensors");
   quantize_checkpoint(dir / "in", dir / "out", {});
   const auto files = test::folder_bytes(dir / "out");
   std::vector<std::string> names;
   for (const auto& [name, bytes] : files) names.push_back(name);
-  EXPECT_EQ(names, (std::vector<std::string>{"LICENSE.txt", "chat_template.jinja", "config.json", "fp8.json", "generation_config.json", "model.safetensors",
-                                             "tokenizer.json", "tokenizer.model"}));
+  EXPECT_EQ(names, (std::vector<std::string>{"LICENSE.txt", "chat_template.jinja", "config.json", "fp8.json",
+                                             "generation_config.json", "model.safetensors", "tokenizer.json",
+                                             "tokenizer.model"}));
   EXPECT_EQ(files.at("tokenizer.model"), "tokenizer.model");
 }
 
@@ -173,7 +192,8 @@ TEST(CheckpointQuantize, ShardsInAndShardsOut) {
   test::write_tensors(dir / "in", second, "model-00002-of-00002.safetensors");
   for (const auto& [name, t] : first) map[name] = "model-00001-of-00002.safetensors";
   for (const auto& [name, t] : second) map[name] = "model-00002-of-00002.safetensors";
-  io::write_json(dir / "in/model.safetensors.index.json", io::Json{{"metadata", {{"total_size", 1}}}, {"weight_map", map}});
+  io::write_json(dir / "in/model.safetensors.index.json",
+                 io::Json{{"metadata", {{"total_size", 1}}}, {"weight_map", map}});
   CheckpointOptions o;
   quantize_checkpoint(dir / "whole", dir / "one", o);
   o.shard_bytes = 4000;
@@ -183,7 +203,8 @@ TEST(CheckpointQuantize, ShardsInAndShardsOut) {
   const io::Checkpoint one(dir / "one"), many(dir / "many");
   EXPECT_EQ(index["metadata"]["total_size"], one.total_bytes());
   EXPECT_EQ(index["weight_map"].size(), one.names().size());
-  for (const auto& name : one.names()) EXPECT_TRUE(same_bits(read_tensor(dir / "one", name), read_tensor(dir / "many", name))) << name;
+  for (const auto& name : one.names())
+    EXPECT_TRUE(same_bits(read_tensor(dir / "one", name), read_tensor(dir / "many", name))) << name;
   std::set<std::string> files;
   for (const auto& [name, file] : index["weight_map"].items()) files.insert(file.get<std::string>());
   EXPECT_GT(files.size(), 2u);
@@ -203,7 +224,8 @@ TEST(CheckpointQuantize, ATiedHeadIsUntiedWhenIncluded) {
   quantize_checkpoint(dir / "in", dir / "untied", o);
   const auto config = io::read_json(dir / "untied/config.json");
   EXPECT_EQ(config["tie_word_embeddings"], false);
-  EXPECT_EQ(config["quantization_config"]["config_groups"]["group_0"]["targets"], io::Json::array({"Linear", "re:.*lm_head"}));
+  EXPECT_EQ(config["quantization_config"]["config_groups"]["group_0"]["targets"],
+            io::Json::array({"Linear", "re:.*lm_head"}));
   const at::Tensor embedding = test::find(tensors, "model.embed_tokens.weight");
   EXPECT_TRUE(same_bits(read_tensor(dir / "untied", "model.embed_tokens.weight"), embedding));
   EXPECT_TRUE(same_bits(read_tensor(dir / "untied", "lm_head.weight"), test::quantize_by_amax(embedding, 50).codes));
@@ -215,7 +237,8 @@ TEST(CheckpointQuantize, AHeadStoredDespiteTheTieEndsTheTieToo) {
   CheckpointOptions o;
   o.plan.include = {"lm_head"};
   quantize_checkpoint(dir / "in", dir / "out", o);
-  EXPECT_EQ(io::read_json(dir / "out/config.json")["tie_word_embeddings"], false);  // else readers would use the embedding
+  EXPECT_EQ(io::read_json(dir / "out/config.json")["tie_word_embeddings"],
+            false);  // else readers would use the embedding
 }
 
 TEST(CheckpointQuantize, TheSameBytesOnEveryRunAndThreadCount) {
@@ -267,13 +290,15 @@ TEST(CheckpointQuantize, RefusesTheMeasurementOfAnotherModel) {
   o.plan.measurements = measured(tensors);
   const io::Checkpoint source(dir / "in");
   measure::ModelFingerprint model;
-  for (const auto& m : o.plan.measurements->modules) model.weights.push_back(measure::fingerprint_of(m.module, source, m.module + ".weight"));
+  for (const auto& m : o.plan.measurements->modules)
+    model.weights.push_back(measure::fingerprint_of(m.module, source, m.module + ".weight"));
   o.plan.measurements->model = model;
   o.dry_run = true;
   EXPECT_NO_THROW(quantize_checkpoint(dir / "in", dir / "out", o));
   o.plan.measurements->model->weights[3].samples[7] += 1.0f;  // the same amax, another weight
   const std::string module = o.plan.measurements->model->weights[3].module;
-  EXPECT_TRUE(test::throws_with({"measurements: " + module + ".weight has other values", "another model"}, [&] { quantize_checkpoint(dir / "in", dir / "out", o); }));
+  EXPECT_TRUE(test::throws_with({"measurements: " + module + ".weight has other values", "another model"},
+                                [&] { quantize_checkpoint(dir / "in", dir / "out", o); }));
 }
 
 }  // namespace

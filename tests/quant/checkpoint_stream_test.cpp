@@ -57,7 +57,8 @@ struct Work {
       const std::string name = "m" + std::to_string(i);
       const std::size_t size = 1000 * static_cast<std::size_t>(i + 1);
       unit.name = name;
-      unit.entries = {{name + ".weight", DType::U8, {static_cast<std::int64_t>(size)}}, {name + ".scale", DType::F32, {i}}};
+      unit.entries = {{name + ".weight", DType::U8, {static_cast<std::int64_t>(size)}},
+                      {name + ".scale", DType::F32, {i}}};
       unit.source_bytes = 2 * size;
       unit.run = [this, name, size, i](UnitContext& c) {
         if (runs++ == fail_at) throw io::Error("made to fail");
@@ -98,7 +99,8 @@ struct Work {
     units.push_back(std::move(unit));
   }
   StreamResult write(const std::string& name = "out") {
-    return write_checkpoint(dir / name, units, options, [](OutputFolder& f) { f.write_json("config.json", {{"a", 1}}); });
+    return write_checkpoint(dir / name, units, options,
+                            [](OutputFolder& f) { f.write_json("config.json", {{"a", 1}}); });
   }
   void join(const std::string& name = "out") {
     join_checkpoint(dir / name, units, options, [](OutputFolder& f) { f.write_json("config.json", {{"a", 1}}); });
@@ -171,7 +173,8 @@ TEST(CheckpointStream, ResumeRedoesOnlyWhatIsMissing) {
     Work w;
     w.options.resume = true;
     w.fail_at = at;
-    EXPECT_THAT(w.error([&] { w.write(); }), AllOf(HasSubstr("made to fail; what was finished is kept in"), HasSubstr(".out.partial, 'resume' goes on")));
+    EXPECT_THAT(w.error([&] { w.write(); }), AllOf(HasSubstr("made to fail; what was finished is kept in"),
+                                                   HasSubstr(".out.partial, 'resume' goes on")));
     EXPECT_THAT(names_in(w.dir.path()), ElementsAre(".out.partial"));
     w.fail_at = -1;
     const int before = w.runs;
@@ -186,7 +189,10 @@ TEST(CheckpointStream, ResumeRedoesOnlyWhatIsMissing) {
 /// Leaves a partial folder with every unit finished.
 void leave_all(Work& w) {
   w.options.resume = true;
-  EXPECT_THAT(w.error([&] { write_checkpoint(w.dir / "out", w.units, w.options, [](OutputFolder&) { throw io::Error("no config"); }); }), HasSubstr("no config"));
+  EXPECT_THAT(w.error([&] {
+    write_checkpoint(w.dir / "out", w.units, w.options, [](OutputFolder&) { throw io::Error("no config"); });
+  }),
+              HasSubstr("no config"));
 }
 
 TEST(CheckpointStream, ResumeVerifiesWhatItKeeps) {
@@ -231,7 +237,8 @@ TEST(CheckpointStream, ResumeNamesWhatDiffers) {
     leave_all(w);
     change(w);
     const std::string message = w.error([&] { w.write(); });
-    EXPECT_THAT(message, AllOf(HasSubstr("can't resume"), HasSubstr(text), HasSubstr("without 'resume' it begins anew")));
+    EXPECT_THAT(message,
+                AllOf(HasSubstr("can't resume"), HasSubstr(text), HasSubstr("without 'resume' it begins anew")));
     EXPECT_THAT(names_in(w.dir.path()), ElementsAre(".out.partial"));
     w.options.resume = false;
     const auto result = w.write();
@@ -239,7 +246,8 @@ TEST(CheckpointStream, ResumeNamesWhatDiffers) {
     ASSERT_EQ(result.warnings.size(), 1u);
     EXPECT_THAT(result.warnings[0], HasSubstr("'resume' would have gone on"));
   };
-  expect([](Work& w) { w.options.identity["option"]["scheme"] = "tensor"; }, "'option: scheme' was \"channel\", is \"tensor\"");
+  expect([](Work& w) { w.options.identity["option"]["scheme"] = "tensor"; },
+         "'option: scheme' was \"channel\", is \"tensor\"");
   expect([](Work& w) { w.options.identity["option"]["block"] = 128; }, "'option: block' was nothing, is 128");
   expect([](Work& w) { w.options.shard_bytes = 9000; }, "'shard size' was 5000000000, is 9000");
   expect([](Work& w) { w.units.pop_back(); }, "'tensors'");
@@ -271,7 +279,9 @@ TEST(CheckpointStream, CopiesTensorsAndRefusesNonFiniteOnesWithTheirNumber) {
   std::vector<float> values(20'000'000, 1.5f);  // 80 MB: in parts
   for (std::size_t i = 0; i < values.size(); ++i) values[i] = static_cast<float>(i);
   const auto write_source = [&] {
-    io::SafetensorsWriter writer(dir / "in/model.safetensors", {{"large", DType::F32, {20'000'000}}, {"odd", DType::U8, {3}}, {"none", DType::F32, {0, 4}}});
+    io::SafetensorsWriter writer(
+        dir / "in/model.safetensors",
+        {{"large", DType::F32, {20'000'000}}, {"odd", DType::U8, {3}}, {"none", DType::F32, {0, 4}}});
     writer.write("large", values.data());
     writer.write("odd", "abc");
     writer.commit();
@@ -338,7 +348,8 @@ TEST(CheckpointStream, ASourceThatChangesIsNoticed) {
     std::ofstream(w.dir / "in/model.safetensors") << "12345";
     run(c);
   };
-  EXPECT_THAT(w.error([&] { w.write(); }), AllOf(HasSubstr("changed while it was read"), HasSubstr("model.safetensors: size' was 4, is 5")));
+  EXPECT_THAT(w.error([&] { w.write(); }),
+              AllOf(HasSubstr("changed while it was read"), HasSubstr("model.safetensors: size' was 4, is 5")));
   EXPECT_THAT(names_in(w.dir.path()), ElementsAre("first", "in"));
 }
 
@@ -348,7 +359,8 @@ TEST(CheckpointStream, RanksShareFilesAndJoinToTheSameBytes) {
     w.options.world_size = world;
     for (int rank = 0; rank < world; ++rank) {
       if (rank == 1) {
-        EXPECT_THAT(w.error([&] { w.join(); }), AllOf(HasSubstr("missing: 1"), HasSubstr(std::to_string(world) + " ranks")));
+        EXPECT_THAT(w.error([&] { w.join(); }),
+                    AllOf(HasSubstr("missing: 1"), HasSubstr(std::to_string(world) + " ranks")));
         w.options.resume = true;
         w.options.rank = 0;
         EXPECT_GT(w.write().kept, 0u);  // finished already
@@ -384,7 +396,9 @@ void finish(const Work& w, OutputFolder& folder) {
 
 TEST(CheckpointStream, ResumeOfAFinishedOutputSaysSo) {
   Work w;
-  const auto write = [&] { return write_checkpoint(w.dir / "out", w.units, w.options, [&](OutputFolder& f) { finish(w, f); }); };
+  const auto write = [&] {
+    return write_checkpoint(w.dir / "out", w.units, w.options, [&](OutputFolder& f) { finish(w, f); });
+  };
   EXPECT_FALSE(write().finished_before);
   const auto before = contents(w.dir / "out");
   w.options.resume = true;
@@ -414,7 +428,9 @@ TEST(CheckpointStream, ResumeOfAFinishedOutputSaysSo) {
   // The ranks' output is known to ranks, and to who joins.
   w.options.world_size = 2;
   fs::remove_all(w.dir / "out");
-  const auto join = [&] { return join_checkpoint(w.dir / "out", w.units, w.options, [&](OutputFolder& f) { finish(w, f); }); };
+  const auto join = [&] {
+    return join_checkpoint(w.dir / "out", w.units, w.options, [&](OutputFolder& f) { finish(w, f); });
+  };
   for (int rank : {0, 1}) {
     w.options.rank = rank;
     EXPECT_FALSE(write().finished_before);
@@ -427,7 +443,9 @@ TEST(CheckpointStream, ResumeOfAFinishedOutputSaysSo) {
 
 TEST(CheckpointStream, ACutShortOverwriteGoesOnInsteadOfBeingFinished) {
   Work w;
-  const auto write = [&] { return write_checkpoint(w.dir / "out", w.units, w.options, [&](OutputFolder& f) { finish(w, f); }); };
+  const auto write = [&] {
+    return write_checkpoint(w.dir / "out", w.units, w.options, [&](OutputFolder& f) { finish(w, f); });
+  };
   write();
   w.options.resume = w.options.overwrite = true;
   fs::create_directory(w.dir / ".out.partial");  // what a cut-short run that is to replace it left
@@ -441,7 +459,8 @@ TEST(CheckpointStream, CarriedFilesThatChangeOrVanishAreNoticed) {
     Work w;
     fs::create_directories(w.dir / "in/chat_templates");
     std::ofstream(w.dir / "in/model.safetensors") << "1234";
-    for (const char* name : {"in/tokenizer.json", "in/chat_templates/a.jinja", "in/LICENSE"}) std::ofstream(w.dir / name) << "{}";
+    for (const char* name : {"in/tokenizer.json", "in/chat_templates/a.jinja", "in/LICENSE"})
+      std::ofstream(w.dir / name) << "{}";
     w.options.source = w.dir / "in";
     w.options.identity["source"] = identity_of(w.options.source);
     w.options.carried = carried_identity_of(w.options.source);
@@ -450,11 +469,14 @@ TEST(CheckpointStream, CarriedFilesThatChangeOrVanishAreNoticed) {
     for (const std::string name : {"tokenizer.json", "chat_templates/a.jinja"}) {
       const auto run = w.units[0].run;
       w.units[0].run = [&w, run, vanish, name](UnitContext& c) {
-        if (vanish) fs::remove(w.dir / "in" / name);
-        else std::ofstream(w.dir / "in" / name) << "{\"other\": 1}";
+        if (vanish)
+          fs::remove(w.dir / "in" / name);
+        else
+          std::ofstream(w.dir / "in" / name) << "{\"other\": 1}";
         run(c);
       };
-      EXPECT_THAT(w.error([&] { w.write(); }), AllOf(HasSubstr((w.dir / "in" / name).string()), HasSubstr(vanish ? "was removed" : "changed")));
+      EXPECT_THAT(w.error([&] { w.write(); }),
+                  AllOf(HasSubstr((w.dir / "in" / name).string()), HasSubstr(vanish ? "was removed" : "changed")));
       EXPECT_THAT(names_in(w.dir.path()), ElementsAre("first", "in"));
       w.units[0].run = run;
       std::ofstream(w.dir / "in" / name) << "{}";
@@ -484,7 +506,9 @@ TEST(CheckpointStream, JoinVerifiesEveryByteOfTheShares) {
   std::string last = good;
   last.back() = static_cast<char>(last.back() ^ 1);
   std::ofstream(share / file, std::ios::binary) << last;
-  EXPECT_THAT(whole.error([&] { whole.join(); }), AllOf(HasSubstr(file), HasSubstr("tensor 'm"), HasSubstr("by their checksum"), HasSubstr("write the share again")));
+  EXPECT_THAT(whole.error([&] { whole.join(); }),
+              AllOf(HasSubstr(file), HasSubstr("tensor 'm"), HasSubstr("by their checksum"),
+                    HasSubstr("write the share again")));
   whole.options.resume = true;  // a rank that goes on finds it too
   EXPECT_THAT(whole.error([&] { whole.write(); }), HasSubstr("by their checksum"));
   whole.options.resume = false;

@@ -74,7 +74,7 @@ TEST(CodeConvert, ScalesTakeTwoRoundingsAsTheVendorsScripts) {
   std::lognormal_distribution<float> values(-5, 4);
   for (int i = 0; i < 1000; ++i) {
     const float s = values(random);
-    const float first = static_cast<float>(static_cast<double>(s) * 448.0);                  // both products and quotients of f32 are
+    const float first = static_cast<float>(static_cast<double>(s) * 448.0);  // both products and quotients of f32 are
     EXPECT_EQ(r.scale_inv(s, "x"), static_cast<float>(static_cast<double>(first) / 240.0));  // rounded once through f64
   }
 }
@@ -88,7 +88,9 @@ TEST(CodeConvert, RefusesWhatLeavesTheRange) {
     }
     return std::string();
   };
-  EXPECT_NE(message([] { rescaling(Format::E4M3, Dialect::gaudi2, Dialect::ocp, Rescale::two); }).find("Rescale::two: twice the codes of gaudi2"),
+  EXPECT_NE(message([] {
+              rescaling(Format::E4M3, Dialect::gaudi2, Dialect::ocp, Rescale::two);
+            }).find("Rescale::two: twice the codes of gaudi2"),
             std::string::npos);
   const auto r = rescaling(Format::E4M3, Dialect::ocp, Dialect::gaudi2, std::nullopt);
   EXPECT_EQ(message([&] { r.scale_inv(3e38f, "a.weight"); }).rfind("a.weight: scale ", 0), 0u);

@@ -8,8 +8,8 @@
 #include <sstream>
 
 #include "fp8/measure/calibration_options.h"
-#include "fp8/quant/fp8_handler.h"
 #include "fp8/quant/formats/scale_file.h"
+#include "fp8/quant/fp8_handler.h"
 #include "fp8/quant/node_handler.h"
 #include "fp8/runtime/modules/attention.h"
 #include "support/hpu_test.h"
@@ -39,17 +39,23 @@ struct Files {
   explicit Files(float amax = 3.0f) { measured(amax); }
   void measured(float amax) const {
     measure::MeasurementFile f;
-    f.modules = {{"proj", {{amax}}, std::nullopt, std::nullopt}, {"product", {{amax}, {amax}}, std::nullopt, std::nullopt}};
+    f.modules = {{"proj", {{amax}}, std::nullopt, std::nullopt},
+                 {"product", {{amax}, {amax}}, std::nullopt, std::nullopt}};
     f.selected = {"proj", "product"};
     measure::write_measurements(prefix, f);
   }
   configs::QuantConfig config(const std::string& method, const std::string& more = "") const {
-    return configs::parse_quant_config(io::parse_json(R"({"hp_dtype": "fp32", "dump_stats_path": ")" + prefix + R"(", "scale_method": )" + method + more + "}", "q.json"), "q.json");
+    return configs::parse_quant_config(io::parse_json(R"({"hp_dtype": "fp32", "dump_stats_path": ")" + prefix +
+                                                          R"(", "scale_method": )" + method + more + "}",
+                                                      "q.json"),
+                                       "q.json");
   }
   measure::StatsName name(const std::string& method) const { return {prefix, "maxabs", method, std::nullopt}; }
 };
 
-float input_scale(const Model& m) { return dynamic_cast<const Fp8Handler&>(*runtime::find_tag(m->proj->weight)->handler).scheme().input_scale_inv; }
+float input_scale(const Model& m) {
+  return dynamic_cast<const Fp8Handler&>(*runtime::find_tag(m->proj->weight)->handler).scheme().input_scale_inv;
+}
 
 bool mentions(const ConversionReport& report, const std::string& text) {
   for (const auto& w : report.warnings) {
@@ -69,7 +75,8 @@ TEST(ConfigConvert, ScalesAreStoredInIncsForm) {
   EXPECT_EQ(proj->inputs[0].values, std::vector<float>{0x1p-4f});  // 3 / 60 = 0.05
   EXPECT_EQ(proj->inputs[0].values[0], input_scale(model));
   const float w = proj->weight->values[0];
-  EXPECT_EQ(w, std::exp2(std::ceil(std::log2(ModelImpl().proj->weight.detach().cpu().abs().max().item<float>() / 120))));
+  EXPECT_EQ(w,
+            std::exp2(std::ceil(std::log2(ModelImpl().proj->weight.detach().cpu().abs().max().item<float>() / 120))));
   EXPECT_EQ(proj->outputs[0].values, std::vector<float>{0x1p-4f * w});
   EXPECT_EQ(stored.find("product")->inputs.size(), 2u);
   EXPECT_EQ(stored.find("product")->outputs[0].values, std::vector<float>{0x1p-8f});
@@ -79,15 +86,20 @@ TEST(ConfigConvert, FilesOfEveryObserverQuantizeTheirModelAndNoOther) {
   for (const std::string observer : {"maxabs", "maxabs_per_channel", "histogram", "percentile", "mse", "kl"}) {
     SCOPED_TRACE(observer);
     const test::TempDir dir;
-    const io::Json json = {{"hp_dtype", "fp32"}, {"observer", observer}, {"dump_stats_path", (dir / "s").string()}, {"allowlist", {{"types", {"Linear"}}}}};
+    const io::Json json = {{"hp_dtype", "fp32"},
+                           {"observer", observer},
+                           {"dump_stats_path", (dir / "s").string()},
+                           {"allowlist", {{"types", {"Linear"}}}}};
     const auto config = configs::parse_quant_config(json, "q.json");
     Model measured, model, other(3.0f);
-    const auto session = measure::CalibrationSession::attach(*measured, measure::calibration_options(config, recipes::Dialect::gaudi2, {}).options);
+    const auto session = measure::CalibrationSession::attach(
+        *measured, measure::calibration_options(config, recipes::Dialect::gaudi2, {}).options);
     measured->proj(hpu(torch::randn({64, 8})));
     session->finalize();
     EXPECT_EQ(convert_with_config(*model, config, recipes::Dialect::gaudi2).converted.size(), 1u);
     // Its weight is three times as large: no threshold is above it.
-    EXPECT_TRUE(throws_with({"proj", "another model"}, [&] { convert_with_config(*other, config, recipes::Dialect::gaudi2); }));
+    EXPECT_TRUE(
+        throws_with({"proj", "another model"}, [&] { convert_with_config(*other, config, recipes::Dialect::gaudi2); }));
   }
 }
 
@@ -96,17 +108,31 @@ TEST(ConfigConvert, ObserversWithoutAnAmaxAreRefusedByTheirNames) {
     const Files files;  // of maxabs, under the same prefix
     Model model;
     const auto config = files.config("\"maxabs_hw\"", R"(, "observer": ")" + observer + "\"");
-    EXPECT_TRUE(throws_with({"key 'observer': found \"" + observer + "\"", "allowed where scales are made"}, [&] { convert_with_config(*model, config, recipes::Dialect::gaudi2); }));
-    EXPECT_EQ(convert_with_config(*model, files.config("\"unit_scale\"", R"(, "observer": ")" + observer + "\""), recipes::Dialect::gaudi2).converted.size(), 2u) << "nothing is read";
+    EXPECT_TRUE(throws_with({"key 'observer': found \"" + observer + "\"", "allowed where scales are made"},
+                            [&] { convert_with_config(*model, config, recipes::Dialect::gaudi2); }));
+    EXPECT_EQ(convert_with_config(*model, files.config("\"unit_scale\"", R"(, "observer": ")" + observer + "\""),
+                                  recipes::Dialect::gaudi2)
+                  .converted.size(),
+              2u)
+        << "nothing is read";
   }
 }
 
 TEST(ConfigConvert, AnEmptyPathIsAnErrorOnlyWhereAFileIsRead) {
-  const auto config = [](const std::string& keys) { return configs::parse_quant_config(io::parse_json(R"({"dump_stats_path": "")" + keys + "}", "q.json"), "q.json"); };
+  const auto config = [](const std::string& keys) {
+    return configs::parse_quant_config(io::parse_json(R"({"dump_stats_path": "")" + keys + "}", "q.json"), "q.json");
+  };
   Model model, fixed, dynamic;
-  EXPECT_TRUE(throws_with({"key 'dump_stats_path': found \"\"", "MAXABS_HW reads measurements"}, [&] { convert_with_config(*model, config(""), recipes::Dialect::gaudi2); }));
-  EXPECT_EQ(convert_with_config(*fixed, config(R"(, "scale_method": "unit_scale")"), recipes::Dialect::gaudi2).converted.size(), 2u);
-  EXPECT_EQ(convert_with_config(*dynamic, config(R"(, "scale_method": "maxabs_pcs_pow2", "dynamic_quantization": true)"), recipes::Dialect::gaudi2).converted.size(), 2u);
+  EXPECT_TRUE(throws_with({"key 'dump_stats_path': found \"\"", "MAXABS_HW reads measurements"},
+                          [&] { convert_with_config(*model, config(""), recipes::Dialect::gaudi2); }));
+  EXPECT_EQ(convert_with_config(*fixed, config(R"(, "scale_method": "unit_scale")"), recipes::Dialect::gaudi2)
+                .converted.size(),
+            2u);
+  EXPECT_EQ(
+      convert_with_config(*dynamic, config(R"(, "scale_method": "maxabs_pcs_pow2", "dynamic_quantization": true)"),
+                          recipes::Dialect::gaudi2)
+          .converted.size(),
+      2u);
 }
 
 TEST(ConfigConvert, ChannelScalesAreStoredAsLists) {
@@ -142,17 +168,23 @@ TEST(ConfigConvert, AStaleScaleFileNeverWins) {
 TEST(ConfigConvert, AnotherToolsScalesAreUsedUnlessRecalculated) {
   const Files files;
   ScaleFile foreign;
-  foreign.modules = {{"proj", {StoredScale::of(0.5f)}, {StoredScale::of(0.125f)}, StoredScale::of(0.25f)},
-                     {"product", {StoredScale::of(0.5f), StoredScale::of(0.5f)}, {StoredScale::of(0.25f)}, std::nullopt}};
+  foreign.modules = {
+      {"proj", {StoredScale::of(0.5f)}, {StoredScale::of(0.125f)}, StoredScale::of(0.25f)},
+      {"product", {StoredScale::of(0.5f), StoredScale::of(0.5f)}, {StoredScale::of(0.25f)}, std::nullopt}};
   write_scales(files.name("MAXABS_POW2"), foreign);
   Model model;
   const auto report = convert_with_config(*model, files.config("\"maxabs_pow2\""), recipes::Dialect::gaudi2);
   EXPECT_EQ(input_scale(model), 0.5f);
-  EXPECT_EQ(dynamic_cast<const Fp8Handler&>(*runtime::find_tag(model->proj->weight)->handler).weight_scale_inv().item<float>(), 0.25f);
-  EXPECT_EQ(dynamic_cast<const NodeHandler&>(*model->product->handler()).scheme().input_scale_inv, (std::vector<float>{0.5f, 0.5f}));
+  EXPECT_EQ(dynamic_cast<const Fp8Handler&>(*runtime::find_tag(model->proj->weight)->handler)
+                .weight_scale_inv()
+                .item<float>(),
+            0.25f);
+  EXPECT_EQ(dynamic_cast<const NodeHandler&>(*model->product->handler()).scheme().input_scale_inv,
+            (std::vector<float>{0.5f, 0.5f}));
   EXPECT_TRUE(mentions(report, "MAXABS_POW2"));
   Model recalculated;
-  convert_with_config(*recalculated, files.config("\"maxabs_pow2\"", R"(, "recalc_scales": true)"), recipes::Dialect::gaudi2);
+  convert_with_config(*recalculated, files.config("\"maxabs_pow2\"", R"(, "recalc_scales": true)"),
+                      recipes::Dialect::gaudi2);
   EXPECT_EQ(input_scale(recalculated), 0x1p-4f);
 }
 
@@ -168,7 +200,9 @@ TEST(ConfigConvert, ModeLoadTakesScalesWithoutMeasurements) {
   const torch::NoGradGuard no_grad;
   EXPECT_TRUE(same_bits(loaded->proj(x), model->proj(x)));
   Model missing;
-  EXPECT_TRUE(throws_with({"MAXABS_HW", "LOAD"}, [&] { convert_with_config(*missing, files.config("\"maxabs_hw\"", R"(, "mode": "LOAD")"), recipes::Dialect::gaudi2); }));
+  EXPECT_TRUE(throws_with({"MAXABS_HW", "LOAD"}, [&] {
+    convert_with_config(*missing, files.config("\"maxabs_hw\"", R"(, "mode": "LOAD")"), recipes::Dialect::gaudi2);
+  }));
   EXPECT_EQ(missing->proj->weight.scalar_type(), at::kFloat);
 }
 
@@ -179,7 +213,8 @@ TEST(ConfigConvert, ScaleFormatsGiveEqualResults) {
   std::vector<at::Tensor> results;
   for (const char* format : {"SCALAR", "CONST"}) {
     Model model;
-    convert_with_config(*model, files.config("\"maxabs_hw\"", std::string(R"(, "scale_format": ")") + format + "\""), recipes::Dialect::gaudi2);
+    convert_with_config(*model, files.config("\"maxabs_hw\"", std::string(R"(, "scale_format": ")") + format + "\""),
+                        recipes::Dialect::gaudi2);
     results.push_back(model->proj(hpu(x)));
   }
   EXPECT_TRUE(same_bits(results[0], results[1]));
@@ -188,9 +223,11 @@ TEST(ConfigConvert, ScaleFormatsGiveEqualResults) {
 TEST(ConfigConvert, FixedAndDynamicMethodsTouchNoFile) {
   const test::TempDir dir;
   const std::string prefix = (dir.path() / "none" / "stats").string();
-  for (const char* keys : {R"("scale_method": "unit_scale")", R"("scale_method": "maxabs_pow2", "dynamic_quantization": true)"}) {
+  for (const char* keys :
+       {R"("scale_method": "unit_scale")", R"("scale_method": "maxabs_pow2", "dynamic_quantization": true)"}) {
     Model model;
-    const auto config = configs::parse_quant_config(io::parse_json(R"({"dump_stats_path": ")" + prefix + "\", " + keys + "}", "q.json"), "q.json");
+    const auto config = configs::parse_quant_config(
+        io::parse_json(R"({"dump_stats_path": ")" + prefix + "\", " + keys + "}", "q.json"), "q.json");
     EXPECT_EQ(convert_with_config(*model, config, recipes::Dialect::gaudi2).converted.size(), 2u);
   }
   EXPECT_FALSE(std::filesystem::exists(dir.path() / "none"));
@@ -206,8 +243,10 @@ TEST(ConfigConvert, ScalesCanBePatchedAtRunTime) {
   const Files files;
   const Variable patching("RUNTIME_SCALE_PATCHING", "1");
   Model channels;
-  EXPECT_TRUE(throws_with({"RUNTIME_SCALE_PATCHING"},
-                          [&] { convert_with_config(*channels, files.config("\"act_maxabs_pow2_weights_pcs_maxabs_pow2\""), recipes::Dialect::gaudi2); }));
+  EXPECT_TRUE(throws_with({"RUNTIME_SCALE_PATCHING"}, [&] {
+    convert_with_config(*channels, files.config("\"act_maxabs_pow2_weights_pcs_maxabs_pow2\""),
+                        recipes::Dialect::gaudi2);
+  }));
   Model model;
   convert_with_config(*model, files.config("\"maxabs_pow2\""), recipes::Dialect::gaudi2);
   const at::Tensor x = torch::full({1, 8}, 1000.0f);  // far beyond the measured 3
@@ -232,15 +271,18 @@ TEST(ConfigConvert, TheMethodOfEveryModuleIsDumped) {
   convert_with_config(*model, files.config("\"maxabs_pow2\""), recipes::Dialect::gaudi2);
   std::stringstream text;
   text << std::ifstream(path).rdbuf();
-  for (const char* word : {"proj", "product", "POW2", "MAXABS"}) EXPECT_NE(text.str().find(word), std::string::npos) << word;
+  for (const char* word : {"proj", "product", "POW2", "MAXABS"})
+    EXPECT_NE(text.str().find(word), std::string::npos) << word;
 }
 
 TEST(ConfigConvert, MissingMeasurementsAreNamed) {
   const test::TempDir dir;
   Model model;
   const std::string prefix = (dir.path() / "stats").string();
-  const auto config = configs::parse_quant_config(io::parse_json(R"({"dump_stats_path": ")" + prefix + R"("})", "q.json"), "q.json");
-  EXPECT_TRUE(throws_with({"stats_hooks_maxabs"}, [&] { convert_with_config(*model, config, recipes::Dialect::gaudi2); }));
+  const auto config =
+      configs::parse_quant_config(io::parse_json(R"({"dump_stats_path": ")" + prefix + R"("})", "q.json"), "q.json");
+  EXPECT_TRUE(
+      throws_with({"stats_hooks_maxabs"}, [&] { convert_with_config(*model, config, recipes::Dialect::gaudi2); }));
   EXPECT_EQ(model->proj->weight.scalar_type(), at::kFloat);
 }
 

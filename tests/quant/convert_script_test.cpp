@@ -84,7 +84,8 @@ TEST(ConvertScript, FrozenOrOptimizedBeforeConversionIsRefused) {
   auto model = test::script_mlp();
   model.eval();
   auto frozen = torch::jit::freeze(model);
-  EXPECT_TRUE(throws_with({"[convert]", "freeze", "optimize_for_inference", "convert first"}, [&] { convert(frozen, {}); }));
+  EXPECT_TRUE(
+      throws_with({"[convert]", "freeze", "optimize_for_inference", "convert first"}, [&] { convert(frozen, {}); }));
 }
 
 TEST(ConvertScript, OptimizeForInferenceIsRefusedByName) {
@@ -92,9 +93,13 @@ TEST(ConvertScript, OptimizeForInferenceIsRefusedByName) {
   auto model = test::script_mlp();
   model.eval();
   convert(model, {});
-  EXPECT_TRUE(throws_with({"module 'up'", "Float8_e4m3fn", "torch::jit::optimize_for_inference()", "torch::jit::freeze()"}, [&] { torch::jit::optimize_for_inference(model); }));
-  EXPECT_TRUE(throws_with({"module 'up'", "transposed copy"}, [&] { measure::weight_modules(model)[0].weight.t().contiguous(); }));
-  EXPECT_EQ(measure::weight_modules(model)[0].weight.t().cpu().sizes(), (std::vector<std::int64_t>{16, 24}));  // the host may look at codes
+  EXPECT_TRUE(
+      throws_with({"module 'up'", "Float8_e4m3fn", "torch::jit::optimize_for_inference()", "torch::jit::freeze()"},
+                  [&] { torch::jit::optimize_for_inference(model); }));
+  EXPECT_TRUE(throws_with({"module 'up'", "transposed copy"},
+                          [&] { measure::weight_modules(model)[0].weight.t().contiguous(); }));
+  EXPECT_EQ(measure::weight_modules(model)[0].weight.t().cpu().sizes(),
+            (std::vector<std::int64_t>{16, 24}));  // the host may look at codes
 }
 
 /// A traced module as Python's torch.jit.trace makes it: ops recorded with the weights as attributes.
@@ -106,7 +111,9 @@ TEST(ConvertScript, TracedGraphsMeetTheHandler) {
   conv.register_parameter("weight", hpu(torch::randn({6, 3, 3, 3})), false);
   conv.register_parameter("bias", hpu(torch::randn({6})), false);
   conv.register_attribute("training", c10::BoolType::get(), false);
-  conv.define("def forward(self, x):\n  return torch._convolution(x, self.weight, self.bias, [2, 2], [1, 1], [1, 1], False, [0, 0], 1, False, False, True, True)\n");
+  conv.define(
+      "def forward(self, x):\n  return torch._convolution(x, self.weight, self.bias, [2, 2], [1, 1], [1, 1], False, "
+      "[0, 0], 1, False, False, True, True)\n");
   torch::nn::Conv2d typed(torch::nn::Conv2dOptions(3, 6, 3).stride(2).padding(1));
   typed->to(test::kHpu);
   typed->weight.data().copy_(conv.attr("weight").toTensor());

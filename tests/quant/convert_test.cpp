@@ -56,7 +56,8 @@ TEST(Convert, CodesAndScalesFollowTheFormulas) {
         }
         const std::int64_t rows = granularity == WeightGranularity::channel ? m.weight.size(0) : 1;
         EXPECT_EQ(m.weight.scalar_type(), at::kFloat8_e4m3fn);
-        EXPECT_TRUE(same_bits(test::code_bytes(m.weight), test::quantize_by_amax(before[m.name], rows, max).codes)) << m.name;
+        EXPECT_TRUE(same_bits(test::code_bytes(m.weight), test::quantize_by_amax(before[m.name], rows, max).codes))
+            << m.name;
         std::vector<float> expected;
         for (float a : test::amax_reference(before[m.name], rows)) expected.push_back(a / max);
         EXPECT_EQ(scale_inv(m.weight), expected) << m.name;
@@ -68,14 +69,17 @@ TEST(Convert, CodesAndScalesFollowTheFormulas) {
 TEST(Convert, FusedModulesShareTheLargestScale) {
   auto model = test::tiny_lm();
   auto& l = *model->layers[0];
-  const float q = test::amax_reference(l.q_proj->weight, 1)[0], k = test::amax_reference(l.k_proj->weight, 1)[0], v = test::amax_reference(l.v_proj->weight, 1)[0];
-  const float gate = test::amax_reference(l.gate_proj->weight, 1)[0], up = test::amax_reference(l.up_proj->weight, 1)[0];
+  const float q = test::amax_reference(l.q_proj->weight, 1)[0], k = test::amax_reference(l.k_proj->weight, 1)[0],
+              v = test::amax_reference(l.v_proj->weight, 1)[0];
+  const float gate = test::amax_reference(l.gate_proj->weight, 1)[0],
+              up = test::amax_reference(l.up_proj->weight, 1)[0];
   const at::Tensor k_before = l.k_proj->weight.detach().cpu().clone();
   PlanOptions o;
   o.weights = WeightGranularity::tensor;
   convert(*model, o);
   const float qkv = std::max({q, k, v}) / 448.0f, mlp = std::max(gate, up) / 448.0f;
-  for (const auto& linear : {l.q_proj, l.k_proj, l.v_proj}) EXPECT_EQ(scale_inv(linear->weight), std::vector<float>{qkv});
+  for (const auto& linear : {l.q_proj, l.k_proj, l.v_proj})
+    EXPECT_EQ(scale_inv(linear->weight), std::vector<float>{qkv});
   for (const auto& linear : {l.gate_proj, l.up_proj}) EXPECT_EQ(scale_inv(linear->weight), std::vector<float>{mlp});
   EXPECT_TRUE(same_bits(test::code_bytes(l.k_proj->weight), test::quantize_reference(k_before, {qkv}, 448.0f).codes));
 }
@@ -101,7 +105,8 @@ TEST(Convert, KeepsTheParameterAndGivesUpItsMemory) {
   const auto* impl = linear->weight.unsafeGetTensorImpl();
   std::int64_t weight_bytes = 0, rows = 0;
   for (const auto& m : measure::weight_modules(*model)) {
-    if (m.type == "Linear" && m.name != "lm_head") weight_bytes += static_cast<std::int64_t>(m.weight.nbytes()), rows += m.weight.size(0);
+    if (m.type == "Linear" && m.name != "lm_head")
+      weight_bytes += static_cast<std::int64_t>(m.weight.nbytes()), rows += m.weight.size(0);
   }
   const std::int64_t before = runtime::memory_stats().InUse;
   const auto report = convert(*model, {});
@@ -129,7 +134,8 @@ TEST(Convert, TheModelStillComputesWhatItDid) {
   convert(*model, {});
   const at::Tensor quantized = model(ids);
   EXPECT_FALSE(same_bits(quantized, plain));
-  EXPECT_LT(((quantized - plain).norm() / plain.norm()).item<double>(), 0.08);  // E4M3 has 3 bits: 2^-4 per operand at most
+  EXPECT_LT(((quantized - plain).norm() / plain.norm()).item<double>(),
+            0.08);  // E4M3 has 3 bits: 2^-4 per operand at most
 }
 
 TEST(Convert, FailuresChangeNothing) {
@@ -214,7 +220,8 @@ TEST(Convert, TiedModulesAreConvertedOnceAndReported) {
   PlanOptions o;
   o.include = {"lm_head"};
   const auto report = convert(*model, o);
-  const auto tied = std::find_if(report.converted.begin(), report.converted.end(), [](const auto& m) { return m.name == "embed_tokens"; });
+  const auto tied = std::find_if(report.converted.begin(), report.converted.end(),
+                                 [](const auto& m) { return m.name == "embed_tokens"; });
   ASSERT_NE(tied, report.converted.end());
   EXPECT_NE(tied->scheme.find("(tied to lm_head)"), std::string::npos);
   EXPECT_TRUE(report.skipped.empty());
@@ -223,7 +230,8 @@ TEST(Convert, TiedModulesAreConvertedOnceAndReported) {
   EXPECT_EQ(runtime::find_tag(model->lm_head->weight)->module_names(), "lm_head, embed_tokens");
   const at::Tensor ids = hpu(torch::tensor({5, 0, 47}, at::kLong));
   const torch::NoGradGuard no_grad;
-  EXPECT_TRUE(same_bits(model->embed_tokens(ids), test::quantize_by_amax(before, 48).values.index_select(0, ids.cpu()).to(at::kFloat)));
+  EXPECT_TRUE(same_bits(model->embed_tokens(ids),
+                        test::quantize_by_amax(before, 48).values.index_select(0, ids.cpu()).to(at::kFloat)));
 }
 
 TEST(Convert, AnUnfinishedCalibrationEnds) {
@@ -233,7 +241,8 @@ TEST(Convert, AnUnfinishedCalibrationEnds) {
   const auto session = measure::CalibrationSession::of(*model);  // lm_head alone is watched still
   ASSERT_NE(session, nullptr);
   session->finalize();
-  EXPECT_EQ(handler(model->layers[0]->q_proj->weight).describe(), "E4M3 channel weights, dynamic token activations, ocp");
+  EXPECT_EQ(handler(model->layers[0]->q_proj->weight).describe(),
+            "E4M3 channel weights, dynamic token activations, ocp");
 }
 
 /// The vendor's own device results, measured on a Gaudi2 and a Gaudi3: one weight of 1, inputs in bf16, each triple calibrated on its
@@ -268,7 +277,8 @@ TEST(Convert, IncConventionGivesTheDevicesResults) {
       for (std::size_t i = 0; i < 3; ++i) {
         const torch::NoGradGuard no_grad;
         const at::Tensor y = linear(hpu(torch::full({1, 1}, in[i], at::kBFloat16)));
-        EXPECT_EQ(y.item<float>(), (large ? row.large : row.small)[i]) << row.method << " " << recipes::name_of(row.dialect) << " x " << in[i];
+        EXPECT_EQ(y.item<float>(), (large ? row.large : row.small)[i])
+            << row.method << " " << recipes::name_of(row.dialect) << " x " << in[i];
       }
     }
   }
@@ -280,10 +290,16 @@ TEST(Convert, TheReportAndTheTreeCanBePrinted) {
   o.dialect = recipes::Dialect::gaudi2;
   std::ostringstream text;
   text << convert(*model, o);
-  EXPECT_NE(text.str().find("converted  layer_0.q_proj (Linear): E4M3 channel weights, dynamic token activations, gaudi2\n"), std::string::npos);
-  EXPECT_NE(text.str().find("kept       lm_head: kept in high precision by default ('include' quantizes it)\n"), std::string::npos);
+  EXPECT_NE(
+      text.str().find("converted  layer_0.q_proj (Linear): E4M3 channel weights, dynamic token activations, gaudi2\n"),
+      std::string::npos);
+  EXPECT_NE(text.str().find("kept       lm_head: kept in high precision by default ('include' quantizes it)\n"),
+            std::string::npos);
   const std::string tree = describe(*model);
-  EXPECT_NE(tree.find("(q_proj): torch::nn::LinearImpl [32, 32] Float8_e4m3fn [E4M3 channel weights, dynamic token activations, gaudi2]\n"), std::string::npos) << tree;
+  EXPECT_NE(tree.find("(q_proj): torch::nn::LinearImpl [32, 32] Float8_e4m3fn [E4M3 channel weights, dynamic token "
+                      "activations, gaudi2]\n"),
+            std::string::npos)
+      << tree;
   EXPECT_NE(tree.find("(lm_head): torch::nn::LinearImpl [48, 32] Float\n"), std::string::npos) << tree;
 }
 

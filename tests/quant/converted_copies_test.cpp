@@ -16,7 +16,8 @@ using test::same_bits;
 using test::throws_with;
 
 /// A converted [48, 32] layer; its weights are `size` times as large as usual.
-torch::nn::Linear converted(WeightGranularity granularity, double size, std::uint64_t seed, ActivationScaling activations = ActivationScaling::none) {
+torch::nn::Linear converted(WeightGranularity granularity, double size, std::uint64_t seed,
+                            ActivationScaling activations = ActivationScaling::none) {
   torch::manual_seed(seed);
   torch::nn::Sequential model{{{"proj", torch::nn::Linear(32, 48)}}};
   auto layer = std::dynamic_pointer_cast<torch::nn::LinearImpl>(model->children()[0]);
@@ -46,7 +47,8 @@ TEST(ConvertedCopies, AStateDictBringsItsScales) {
     for (const bool by_host : {false, true}) {
       auto from = converted(granularity, 1, 1), to = converted(granularity, 98, 2);
       const at::Tensor expected = from(input());
-      for (const auto& item : from->named_parameters()) to->named_parameters()[item.key()].copy_(by_host ? item.value().cpu() : item.value());
+      for (const auto& item : from->named_parameters())
+        to->named_parameters()[item.key()].copy_(by_host ? item.value().cpu() : item.value());
       EXPECT_TRUE(same_bits(to(input()), expected)) << name_of(granularity) << by_host;
       EXPECT_TRUE(same_bits(runtime::dequantize(to->weight), runtime::dequantize(from->weight)));
       EXPECT_TRUE(same_bits(from(input()), expected));
@@ -56,8 +58,11 @@ TEST(ConvertedCopies, AStateDictBringsItsScales) {
 
 TEST(ConvertedCopies, TheActivationsScaleStays) {
   const torch::NoGradGuard no_grad;
-  auto from = converted(WeightGranularity::tensor, 1, 1, ActivationScaling::static_tensor), to = converted(WeightGranularity::tensor, 98, 2, ActivationScaling::static_tensor);
-  const auto handler = [](const torch::nn::Linear& l) { return dynamic_cast<const Fp8Handler*>(runtime::find_tag(l->weight)->handler.get()); };
+  auto from = converted(WeightGranularity::tensor, 1, 1, ActivationScaling::static_tensor),
+       to = converted(WeightGranularity::tensor, 98, 2, ActivationScaling::static_tensor);
+  const auto handler = [](const torch::nn::Linear& l) {
+    return dynamic_cast<const Fp8Handler*>(runtime::find_tag(l->weight)->handler.get());
+  };
   const float its = handler(from)->scheme().input_scale_inv, mine = handler(to)->scheme().input_scale_inv;
   ASSERT_NE(its, mine);
   to->weight.copy_(from->weight);
@@ -85,7 +90,9 @@ TEST(ConvertedCopies, BetweenGranularitiesThrow) {
       if (a == b) continue;
       auto from = converted(a, 1, 1), to = converted(b, 1, 2);
       const at::Tensor expected = to(input());
-      EXPECT_TRUE(throws_with({"[copy]", "module 'proj'", "same scales", "before converting"}, [&] { to->weight.copy_(from->weight); })) << name_of(a) << " -> " << name_of(b);
+      EXPECT_TRUE(throws_with({"[copy]", "module 'proj'", "same scales", "before converting"},
+                              [&] { to->weight.copy_(from->weight); }))
+          << name_of(a) << " -> " << name_of(b);
       EXPECT_TRUE(same_bits(to(input()), expected));
     }
   }
@@ -97,13 +104,15 @@ TEST(ConvertedCopies, OfPartsNeedOneScale) {
     const at::Tensor w = layer->weight.detach(), values = runtime::dequantize(w);
     const bool one = granularity == WeightGranularity::tensor;
     const std::vector<std::function<at::Tensor(const at::Tensor&)>> parts = {
-        [](const at::Tensor& t) { return t.narrow(0, 16, 8).clone(); }, [](const at::Tensor& t) { return t.chunk(2, 1)[1].contiguous(); },
+        [](const at::Tensor& t) { return t.narrow(0, 16, 8).clone(); },
+        [](const at::Tensor& t) { return t.chunk(2, 1)[1].contiguous(); },
         [](const at::Tensor& t) { return t[3].clone(); }, [](const at::Tensor& t) { return t.diagonal().clone(); }};
     for (const auto& part : parts) {
       if (one) {
         EXPECT_TRUE(same_bits(runtime::dequantize(part(w)), part(values)));
       } else {
-        EXPECT_TRUE(throws_with({"[copy]", "module 'proj'", "fp8::dequantize"}, [&] { part(w); })) << name_of(granularity);
+        EXPECT_TRUE(throws_with({"[copy]", "module 'proj'", "fp8::dequantize"}, [&] { part(w); }))
+            << name_of(granularity);
       }
     }
     const at::Tensor flat = w.flatten().clone(), turned = w.t().clone();  // all of it, in its order
@@ -120,9 +129,11 @@ TEST(ConvertedCopies, PartsAreWrittenWhereTheirScalesAreTheSame) {
     const at::Tensor values = runtime::dequantize(a->weight);
     a->weight.narrow(0, 0, 16).copy_(same->weight.narrow(0, 0, 16));
     EXPECT_TRUE(same_bits(runtime::dequantize(a->weight), values));
-    EXPECT_TRUE(throws_with({"[copy]", "module 'proj'"}, [&] { a->weight.narrow(0, 0, 16).copy_(other->weight.narrow(0, 0, 16)); }));
+    EXPECT_TRUE(throws_with({"[copy]", "module 'proj'"},
+                            [&] { a->weight.narrow(0, 0, 16).copy_(other->weight.narrow(0, 0, 16)); }));
     if (granularity != WeightGranularity::tensor) {
-      EXPECT_TRUE(throws_with({"[copy]", "module 'proj'"}, [&] { a->weight.narrow(0, 0, 16).copy_(same->weight.narrow(0, 16, 16)); }));
+      EXPECT_TRUE(throws_with({"[copy]", "module 'proj'"},
+                              [&] { a->weight.narrow(0, 0, 16).copy_(same->weight.narrow(0, 16, 16)); }));
     }
     EXPECT_TRUE(same_bits(runtime::dequantize(a->weight), values));
   }
@@ -139,7 +150,8 @@ TEST(ConvertedCopies, ArchivesAndHostCopiesOfModels) {
     std::stringstream one(bytes), two(bytes);
     torch::load(same, one);
     EXPECT_TRUE(same_bits(same(input()), expected));
-    EXPECT_TRUE(throws_with({"[set_]", "module 'proj'", "same scales"}, [&] { torch::load(other, two); })) << name_of(granularity);
+    EXPECT_TRUE(throws_with({"[set_]", "module 'proj'", "same scales"}, [&] { torch::load(other, two); }))
+        << name_of(granularity);
     a->to(at::kCPU);
     EXPECT_TRUE(throws_with({"module 'proj'"}, [&] { a->to(at::kFloat); }));
     a->to(test::kHpu);

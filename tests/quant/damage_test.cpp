@@ -124,7 +124,9 @@ TEST(Damage, OctavesCountPowersOfTwo) {
   Scheme scheme;
   scheme.activations = ActivationScaling::none;
   const CastDamage d = input_damage(x.const_data_ptr(), recipes::FloatType::F32, 1, 7, scheme);
-  const auto at = [&](int exponent) { return d.octaves[static_cast<std::size_t>(exponent - CastDamage::kFirstExponent)]; };
+  const auto at = [&](int exponent) {
+    return d.octaves[static_cast<std::size_t>(exponent - CastDamage::kFirstExponent)];
+  };
   EXPECT_EQ(at(0), 2);
   EXPECT_EQ(at(1), 2);
   EXPECT_EQ(at(-2), 1);
@@ -152,7 +154,8 @@ TEST(DamageProbe, SeesInputsAndChangesNothing) {
     expect_damage(damage[0].weight, expected(w, test::quantize_by_amax(w, 32).values));
     sort_by_damage(damage);
     for (std::size_t i = 1; i < damage.size(); ++i) EXPECT_LE(damage[i - 1].sqnr_db(), damage[i].sqnr_db());
-    EXPECT_TRUE(test::throws_with({"layer_0.q_proj: expected a model that is neither measured nor converted"}, [&] { DamageProbe(modules, plan); }));
+    EXPECT_TRUE(test::throws_with({"layer_0.q_proj: expected a model that is neither measured nor converted"},
+                                  [&] { DamageProbe(modules, plan); }));
   }
   EXPECT_NO_THROW(DamageProbe(modules, plan));  // the first took its probes off
 }
@@ -162,7 +165,10 @@ TEST(DamageProbe, TakesTheScalesThatConvertingTakes) {
   auto model = test::tiny_lm(1, at::kBFloat16);
   PlanOptions o;
   o.dialect = recipes::Dialect::gaudi2;
-  o.config = configs::parse_quant_config(io::Json{{"scale_method", "maxabs_hw_opt_weight"}, {"dump_stats_path", "x/y"}, {"blocklist", {{"names", {"lm_head"}}}}}, "q");
+  o.config = configs::parse_quant_config(io::Json{{"scale_method", "maxabs_hw_opt_weight"},
+                                                  {"dump_stats_path", "x/y"},
+                                                  {"blocklist", {{"names", {"lm_head"}}}}},
+                                         "q");
   const auto session = measure::CalibrationSession::attach(*model, {});
   model(test::token_ids());
   o.measurements = session->result();
@@ -173,7 +179,8 @@ TEST(DamageProbe, TakesTheScalesThatConvertingTakes) {
   std::vector<ModuleScales> used;
   convert_by(plan, modules, {}, &used);
   ASSERT_EQ(used.size(), damage.size());
-  for (std::size_t i = 0; i < used.size(); ++i) EXPECT_EQ(used[i].weight->values[0], damage[i].weight_scale_inv) << used[i].module;
+  for (std::size_t i = 0; i < used.size(); ++i)
+    EXPECT_EQ(used[i].weight->values[0], damage[i].weight_scale_inv) << used[i].module;
 }
 
 TEST(CheckpointDamage, IsWhatQuantizingDoes) {
@@ -187,7 +194,9 @@ TEST(CheckpointDamage, IsWhatQuantizingDoes) {
   EXPECT_EQ(report.skipped.size(), 2u);
   float group = 0;
   for (const char* name : {"q_proj", "k_proj", "v_proj"}) {
-    group = std::max(group, test::amax_reference(test::find(tensors, std::string("model.layers.0.self_attn.") + name + ".weight"), 1)[0]);
+    group = std::max(
+        group,
+        test::amax_reference(test::find(tensors, std::string("model.layers.0.self_attn.") + name + ".weight"), 1)[0]);
   }
   for (const auto& m : report.modules) {
     const at::Tensor w = test::find(tensors, m.name + ".weight");
@@ -209,16 +218,18 @@ TEST(CheckpointDamage, OfCodesWithAndWithoutTheirSource) {
   test::write_tensors(dir / "source", source);
   convert(*model, {});
   save(*model, dir / "fp8", CheckpointFormat::compressed_tensors);
-  const auto plain = damage_of_fp8_checkpoint(dir / "fp8", std::nullopt, {}), compared = damage_of_fp8_checkpoint(dir / "fp8", dir / "source", {});
+  const auto plain = damage_of_fp8_checkpoint(dir / "fp8", std::nullopt, {}),
+             compared = damage_of_fp8_checkpoint(dir / "fp8", dir / "source", {});
   ASSERT_EQ(plain.modules.size(), 14u);
   for (std::size_t i = 0; i < plain.modules.size(); ++i) {
     const at::Tensor w = test::find(source, plain.modules[i].name + ".weight");
-    EXPECT_EQ(plain.modules[i].weight.signal, 0);  // nothing to compare with
+    EXPECT_EQ(plain.modules[i].weight.signal, 0);             // nothing to compare with
     EXPECT_GE(plain.modules[i].weight.saturated, w.size(0));  // each channel's largest value has the largest code
     expect_damage(compared.modules[i].weight, expected(w, test::quantize_by_amax(w, w.size(0)).values));
   }
   test::write_tensors(dir / "other", {{"layer_0.q_proj.weight", torch::zeros({2, 2})}});
-  EXPECT_TRUE(test::throws_with({"of the same shape"}, [&] { damage_of_fp8_checkpoint(dir / "fp8", dir / "other", {}); }));
+  EXPECT_TRUE(
+      test::throws_with({"of the same shape"}, [&] { damage_of_fp8_checkpoint(dir / "fp8", dir / "other", {}); }));
 }
 
 }  // namespace

@@ -24,9 +24,15 @@ struct Convolution {
   float input_amax = 3.0f;
   ActivationScaling activations;
   Geometry g;
-  Convolution(const Geometry& geometry, ActivationScaling a, WeightGranularity weights, bool bias) : activations(a), g(geometry) {
+  Convolution(const Geometry& geometry, ActivationScaling a, WeightGranularity weights, bool bias)
+      : activations(a), g(geometry) {
     torch::manual_seed(21);
-    conv = torch::nn::Conv2d(torch::nn::Conv2dOptions(8, 12, 3).stride(g.stride).padding(g.padding).dilation(g.dilation).groups(g.groups).bias(bias));
+    conv = torch::nn::Conv2d(torch::nn::Conv2dOptions(8, 12, 3)
+                                 .stride(g.stride)
+                                 .padding(g.padding)
+                                 .dilation(g.dilation)
+                                 .groups(g.groups)
+                                 .bias(bias));
     conv->to(test::kHpu);
     values = test::quantize_by_amax(conv->weight, weights == WeightGranularity::tensor ? 1 : 12).values;
     PlanOptions o;
@@ -40,16 +46,19 @@ struct Convolution {
   }
   at::Tensor input_values(const at::Tensor& x) const {
     if (activations == ActivationScaling::none) return x.cpu().to(at::kDouble);
-    if (activations == ActivationScaling::static_tensor) return test::quantize_reference(x, {input_amax / 448.0f}, 448.0f).values;
+    if (activations == ActivationScaling::static_tensor)
+      return test::quantize_reference(x, {input_amax / 448.0f}, 448.0f).values;
     return test::quantize_by_amax(x, 1).values;  // one scale for all of it
   }
   at::Tensor reference(const at::Tensor& x, const at::Tensor& w, const at::Tensor& bias) const {
-    return at::conv2d(x, w, bias, at::IntArrayRef{g.stride, g.stride}, at::IntArrayRef{g.padding, g.padding}, at::IntArrayRef{g.dilation, g.dilation}, g.groups);
+    return at::conv2d(x, w, bias, at::IntArrayRef{g.stride, g.stride}, at::IntArrayRef{g.padding, g.padding},
+                      at::IntArrayRef{g.dilation, g.dilation}, g.groups);
   }
   void expect(const at::Tensor& y, const at::Tensor& x, double step = 0x1p-24) const {
     const at::Tensor bias = conv->bias.defined() ? conv->bias.detach().cpu().to(at::kDouble) : at::Tensor();
     const at::Tensor xv = input_values(x), want = reference(xv, values, bias);
-    const at::Tensor bound = want.abs() * step * 1.01 + reference(xv.abs(), values.abs(), bias.defined() ? bias.abs() : bias) * 0x1p-20;
+    const at::Tensor bound =
+        want.abs() * step * 1.01 + reference(xv.abs(), values.abs(), bias.defined() ? bias.abs() : bias) * 0x1p-20;
     ASSERT_EQ(y.sizes(), want.sizes());
     EXPECT_LE(((y.detach().cpu().to(at::kDouble) - want).abs() / bound).max().item<double>(), 1.0)
         << "stride " << g.stride << ", groups " << g.groups << ", activations " << name_of(activations);
@@ -111,7 +120,8 @@ TEST(Fp8Convolution, GradientsPassStraightThrough) {
       const at::Tensor xd = torch::zeros(x.sizes(), at::kDouble).requires_grad_(true);
       c.reference(xd, c.values, {}).backward(dy.cpu().to(at::kDouble));
       EXPECT_TRUE(at::allclose(learns.grad().cpu().to(at::kDouble), xd.grad(), 1e-4, 1e-5));
-      EXPECT_TRUE(at::allclose(c.conv->bias.grad().cpu().to(at::kDouble), dy.cpu().to(at::kDouble).sum(at::IntArrayRef{0, 2, 3}), 1e-4, 1e-5));
+      EXPECT_TRUE(at::allclose(c.conv->bias.grad().cpu().to(at::kDouble),
+                               dy.cpu().to(at::kDouble).sum(at::IntArrayRef{0, 2, 3}), 1e-4, 1e-5));
     }
   }
 }

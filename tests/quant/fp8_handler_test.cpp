@@ -22,7 +22,8 @@ using test::throws_with;
 ::testing::AssertionResult close(const at::Tensor& got, const at::Tensor& want, const at::Tensor& magnitudes) {
   const double step = got.scalar_type() == at::kFloat ? 0x1p-24 : got.scalar_type() == at::kHalf ? 0x1p-11 : 0x1p-8;
   const at::Tensor y = got.detach().cpu().to(at::kDouble);
-  if (y.sizes() != want.sizes()) return ::testing::AssertionFailure() << "sizes " << y.sizes() << ", expected " << want.sizes();
+  if (y.sizes() != want.sizes())
+    return ::testing::AssertionFailure() << "sizes " << y.sizes() << ", expected " << want.sizes();
   const at::Tensor bound = want.abs() * step * 1.01 + magnitudes * 0x1p-20 + 1e-30;
   const double worst = ((y - want).abs() / bound).max().item<double>();
   if (worst <= 1.0) return ::testing::AssertionSuccess();
@@ -44,7 +45,8 @@ struct Quantized {
   at::Tensor values;  ///< f64, dequantized weight
   Case c;
   float max, input_amax = 0;
-  Quantized(const Case& which, bool bias, std::int64_t in = 48, std::int64_t out = 20) : c(which), max(which.dialect == recipes::Dialect::gaudi2 ? 240.0f : 448.0f) {
+  Quantized(const Case& which, bool bias, std::int64_t in = 48, std::int64_t out = 20)
+      : c(which), max(which.dialect == recipes::Dialect::gaudi2 ? 240.0f : 448.0f) {
     torch::manual_seed(11);
     linear = torch::nn::Linear(torch::nn::LinearOptions(in, out).bias(bias));
     linear->to(c.dtype);
@@ -63,21 +65,26 @@ struct Quantized {
   }
   at::Tensor input_values(const at::Tensor& x) const {
     if (c.activations == ActivationScaling::none) return f64(x);
-    if (c.activations == ActivationScaling::static_tensor) return test::quantize_reference(x, {input_amax / max}, max).values;
+    if (c.activations == ActivationScaling::static_tensor)
+      return test::quantize_reference(x, {input_amax / max}, max).values;
     return test::quantize_by_amax(x, x.numel() / x.size(-1), max).values;
   }
   void expect(const at::Tensor& y, const at::Tensor& x) const {
     const at::Tensor xv = input_values(x);
     at::Tensor want = xv.matmul(values.t());
     if (linear->bias.defined()) want = want + f64(linear->bias);
-    EXPECT_TRUE(close(y, want, xv.abs().matmul(values.t().abs()) + (linear->bias.defined() ? f64(linear->bias).abs() : torch::zeros({}, at::kDouble))))
-        << "activations " << name_of(c.activations) << ", weights " << name_of(c.weights) << ", " << c.dtype << ", x " << x.sizes();
+    EXPECT_TRUE(close(y, want,
+                      xv.abs().matmul(values.t().abs()) +
+                          (linear->bias.defined() ? f64(linear->bias).abs() : torch::zeros({}, at::kDouble))))
+        << "activations " << name_of(c.activations) << ", weights " << name_of(c.weights) << ", " << c.dtype << ", x "
+        << x.sizes();
   }
 };
 
 std::vector<Case> all_cases() {
   std::vector<Case> cases;
-  for (auto activations : {ActivationScaling::none, ActivationScaling::static_tensor, ActivationScaling::dynamic_token}) {
+  for (auto activations :
+       {ActivationScaling::none, ActivationScaling::static_tensor, ActivationScaling::dynamic_token}) {
     for (auto weights : {WeightGranularity::tensor, WeightGranularity::channel}) {
       for (auto dialect : {recipes::Dialect::ocp, recipes::Dialect::gaudi2}) {
         for (auto dtype : {at::kFloat, at::kBFloat16}) cases.push_back({activations, weights, dialect, dtype});
@@ -116,7 +123,8 @@ TEST(Fp8Handler, AThreeDimensionalInputIsRowsOfATwoDimensionalOne) {
 }
 
 TEST(Fp8Handler, EmptyInputsGiveEmptyOrBias) {
-  for (auto activations : {ActivationScaling::none, ActivationScaling::static_tensor, ActivationScaling::dynamic_token}) {
+  for (auto activations :
+       {ActivationScaling::none, ActivationScaling::static_tensor, ActivationScaling::dynamic_token}) {
     Quantized q({activations, WeightGranularity::channel, recipes::Dialect::ocp, at::kFloat}, true);
     const torch::NoGradGuard no_grad;
     EXPECT_EQ(q.linear(hpu(torch::zeros({0, 48}))).sizes(), (std::vector<std::int64_t>{0, 20}));
@@ -127,10 +135,12 @@ TEST(Fp8Handler, EmptyInputsGiveEmptyOrBias) {
 }
 
 TEST(Fp8Handler, AnOcpWeightKeepsItsValuesWhereTheDeviceIsGaudi2) {
-  for (auto activations : {ActivationScaling::none, ActivationScaling::static_tensor, ActivationScaling::dynamic_token}) {
+  for (auto activations :
+       {ActivationScaling::none, ActivationScaling::static_tensor, ActivationScaling::dynamic_token}) {
     const Quantized q({activations, WeightGranularity::channel, recipes::Dialect::ocp, at::kFloat}, true);
     const at::Tensor codes = q.linear->weight.view(at::kByte);
-    ASSERT_GT((codes.bitwise_and(0x7F) >= 0x78).sum().item<std::int64_t>(), 0) << "codes that Gaudi2 itself reads as infinity and NaN";
+    ASSERT_GT((codes.bitwise_and(0x7F) >= 0x78).sum().item<std::int64_t>(), 0)
+        << "codes that Gaudi2 itself reads as infinity and NaN";
     const at::Tensor x = hpu(torch::randn({5, 48}));
     const torch::NoGradGuard no_grad;
     const at::Tensor y = q.linear.ptr()->forward(x);
@@ -168,7 +178,8 @@ TEST(Fp8Handler, NaNAndInfInARowStayInTheRow) {
 }
 
 TEST(Fp8Handler, AnAutocastRegionDecidesTheResultsType) {
-  for (auto activations : {ActivationScaling::none, ActivationScaling::static_tensor, ActivationScaling::dynamic_token}) {
+  for (auto activations :
+       {ActivationScaling::none, ActivationScaling::static_tensor, ActivationScaling::dynamic_token}) {
     Quantized q({activations, WeightGranularity::channel, recipes::Dialect::ocp, at::kFloat}, true);
     const at::Tensor x = hpu(torch::randn({5, 48}));
     const torch::NoGradGuard no_grad;
@@ -182,7 +193,8 @@ TEST(Fp8Handler, AnAutocastRegionDecidesTheResultsType) {
 }
 
 /// One weight of any shape, converted under the name "w".
-at::Tensor converted(const at::Tensor& w, const char* type, WeightGranularity weights, ActivationScaling activations = ActivationScaling::none) {
+at::Tensor converted(const at::Tensor& w, const char* type, WeightGranularity weights,
+                     ActivationScaling activations = ActivationScaling::none) {
   at::Tensor parameter = hpu(w).clone();
   PlanOptions o;
   o.activations = activations;
@@ -201,7 +213,9 @@ TEST(Fp8Handler, EmbeddingRowsAreTheDequantizedRows) {
       const at::Tensor ids = hpu(torch::tensor({{8, 0, 3}, {3, 3, 1}}, at::kLong));
       const at::Tensor values = test::quantize_by_amax(w, granularity == WeightGranularity::tensor ? 1 : 9).values;
       // One rounding of the f32 product; f64 -> f32 -> bf16 is the same chain.
-      EXPECT_TRUE(same_bits(at::embedding(p, ids), values.index_select(0, ids.cpu().reshape({-1})).reshape({2, 3, 6}).to(at::kFloat).to(dtype)));
+      EXPECT_TRUE(
+          same_bits(at::embedding(p, ids),
+                    values.index_select(0, ids.cpu().reshape({-1})).reshape({2, 3, 6}).to(at::kFloat).to(dtype)));
       EXPECT_TRUE(throws_with({"index"}, [&] { at::embedding(p, hpu(torch::tensor({9}, at::kLong))); }));
     }
   }
@@ -216,7 +230,8 @@ TEST(Fp8Handler, StackedExpertsHaveAScaleEachThroughEveryProduct) {
       const at::Tensor values = test::quantize_by_amax(w, granularity == WeightGranularity::tensor ? 3 : 24).values;
       const at::Tensor x = torch::randn({3, 5, 16});
       const at::Tensor xv = activations == ActivationScaling::none ? f64(x) : test::quantize_by_amax(x, 15).values;
-      const at::Tensor want = at::bmm(xv, values.transpose(1, 2)), size = at::bmm(xv.abs(), values.abs().transpose(1, 2));
+      const at::Tensor want = at::bmm(xv, values.transpose(1, 2)),
+                       size = at::bmm(xv.abs(), values.abs().transpose(1, 2));
       EXPECT_TRUE(close(at::bmm(hpu(x), p.transpose(1, 2)), want, size));
       EXPECT_TRUE(close(at::matmul(hpu(x), p.transpose(1, 2)), want, size));
       EXPECT_TRUE(close(at::einsum("etk,enk->etn", {hpu(x), p}), want, size));
@@ -235,7 +250,8 @@ TEST(Fp8Handler, SlicesOfALinearTakeTheirOwnScales) {
   const auto parts = p.chunk(3, 0);
   for (int i = 0; i < 3; ++i) {
     const at::Tensor v = values.narrow(0, 4 * i, 4);
-    EXPECT_TRUE(close(at::linear(hpu(x), parts[static_cast<std::size_t>(i)]), f64(x).matmul(v.t()), f64(x).abs().matmul(v.t().abs())));
+    EXPECT_TRUE(close(at::linear(hpu(x), parts[static_cast<std::size_t>(i)]), f64(x).matmul(v.t()),
+                      f64(x).abs().matmul(v.t().abs())));
   }
   const at::Tensor left = hpu(torch::randn({3, 12}));  // x @ w: no transposed kernel, the weight is dequantized
   EXPECT_TRUE(close(at::matmul(left, p), f64(left).matmul(values), f64(left).abs().matmul(values.abs())));

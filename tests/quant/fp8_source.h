@@ -15,7 +15,8 @@
 
 namespace fp8::test {
 
-inline quant::Scheme make_scheme(quant::WeightGranularity weights, quant::ActivationScaling activations, std::int64_t block = 128, bool power_of_two = false) {
+inline quant::Scheme make_scheme(quant::WeightGranularity weights, quant::ActivationScaling activations,
+                                 std::int64_t block = 128, bool power_of_two = false) {
   quant::Scheme s;
   s.weights = weights;
   s.activations = activations;
@@ -51,7 +52,8 @@ struct Fp8Source {
 };
 
 inline const char* const kConfigHead =
-    "{\n  \"model_type\": \"llama\",\n  \"rms_norm_eps\": 1e-05,\n  \"torch_dtype\": \"bfloat16\",\n  \"rope_theta\": 10000.0,\n";
+    "{\n  \"model_type\": \"llama\",\n  \"rms_norm_eps\": 1e-05,\n  \"torch_dtype\": \"bfloat16\",\n  \"rope_theta\": "
+    "10000.0,\n";
 
 /// Random finite codes up to max, of both signs, some zero; at least one of each row is large.
 inline at::Tensor random_codes(std::int64_t rows, std::int64_t cols, double max) {
@@ -60,7 +62,11 @@ inline at::Tensor random_codes(std::int64_t rows, std::int64_t cols, double max)
 
 /// [grid rows, grid cols] -> [rows, cols], each repeated over its block.
 inline at::Tensor spread_grid(const at::Tensor& grid, const quant::Block& block, std::int64_t rows, std::int64_t cols) {
-  return grid.repeat_interleave(block.rows, 0).repeat_interleave(block.cols, 1).slice(0, 0, rows).slice(1, 0, cols).contiguous();
+  return grid.repeat_interleave(block.rows, 0)
+      .repeat_interleave(block.cols, 1)
+      .slice(0, 0, rows)
+      .slice(1, 0, cols)
+      .contiguous();
 }
 
 inline SourceWeight random_weight(std::int64_t rows, std::int64_t cols, const quant::Scheme& s) {
@@ -88,10 +94,15 @@ inline io::Json source_arguments(const char* strategy, bool dynamic, const quant
 
 inline io::Json source_config(const quant::Scheme& s, bool kv) {
   using quant::ActivationScaling;
-  io::Json group = {{"targets", {"Linear"}}, {"weights", source_arguments(name_of(s.weights), false, s)}, {"input_activations", nullptr}};
-  if (s.activations == ActivationScaling::static_tensor) group["input_activations"] = source_arguments("tensor", false, s);
-  if (s.activations == ActivationScaling::dynamic_token) group["input_activations"] = source_arguments("token", true, s);
-  if (s.activations == ActivationScaling::dynamic_group) group["input_activations"] = source_arguments("group", true, s);
+  io::Json group = {{"targets", {"Linear"}},
+                    {"weights", source_arguments(name_of(s.weights), false, s)},
+                    {"input_activations", nullptr}};
+  if (s.activations == ActivationScaling::static_tensor)
+    group["input_activations"] = source_arguments("tensor", false, s);
+  if (s.activations == ActivationScaling::dynamic_token)
+    group["input_activations"] = source_arguments("token", true, s);
+  if (s.activations == ActivationScaling::dynamic_group)
+    group["input_activations"] = source_arguments("group", true, s);
   io::Json config = {{"quant_method", "compressed-tensors"},
                      {"format", "float-quantized"},
                      {"quantization_status", "compressed"},
@@ -111,26 +122,29 @@ inline void write_e8m0(const std::filesystem::path& folder, const NamedTensors& 
   }
   std::filesystem::create_directories(folder);
   io::SafetensorsWriter writer(folder / "model.safetensors", entries);
-  for (std::size_t i = 0; i < entries.size(); ++i) writer.write(entries[i].name, data[i].const_data_ptr(), 0, data[i].nbytes());
+  for (std::size_t i = 0; i < entries.size(); ++i)
+    writer.write(entries[i].name, data[i].const_data_ptr(), 0, data[i].nbytes());
   writer.commit();
 }
 
 /// A Llama of one layer with hidden size 2 * unit; every linear but lm_head in fp8. s.power_of_two: the fp8 form with E8M0 scales.
-inline Fp8Source write_fp8_source(const std::filesystem::path& folder, const quant::Scheme& s, std::int64_t unit, bool kv = false,
-                                  std::uint64_t seed = 7) {
+inline Fp8Source write_fp8_source(const std::filesystem::path& folder, const quant::Scheme& s, std::int64_t unit,
+                                  bool kv = false, std::uint64_t seed = 7) {
   torch::manual_seed(seed);
   Fp8Source source;
   NamedTensors all;
   const std::string layer = "model.layers.0.";
   const std::int64_t h = 2 * unit;
   const std::vector<std::pair<std::string, std::vector<std::int64_t>>> shapes = {
-      {"self_attn.q_proj", {h, h}},     {"self_attn.k_proj", {unit, h}}, {"self_attn.v_proj", {unit, h}}, {"self_attn.o_proj", {h, h}},
-      {"mlp.gate_proj", {3 * unit, h}}, {"mlp.up_proj", {3 * unit, h}},  {"mlp.down_proj", {h, 3 * unit}}};
+      {"self_attn.q_proj", {h, h}},    {"self_attn.k_proj", {unit, h}},  {"self_attn.v_proj", {unit, h}},
+      {"self_attn.o_proj", {h, h}},    {"mlp.gate_proj", {3 * unit, h}}, {"mlp.up_proj", {3 * unit, h}},
+      {"mlp.down_proj", {h, 3 * unit}}};
   for (const auto& [name, shape] : shapes) {
     const auto w = source.weights[layer + name] = random_weight(shape[0], shape[1], s);
     all.emplace_back(layer + name + ".weight", w.codes);
     all.emplace_back(layer + name + (s.power_of_two ? ".weight_scale_inv" : ".weight_scale"), w.scale);
-    if (s.activations == quant::ActivationScaling::static_tensor) all.emplace_back(layer + name + ".input_scale", torch::tensor({w.input}));
+    if (s.activations == quant::ActivationScaling::static_tensor)
+      all.emplace_back(layer + name + ".input_scale", torch::tensor({w.input}));
   }
   source.kept = {{"model.embed_tokens.weight", torch::randn({50, h}).to(at::kBFloat16)},
                  {layer + "input_layernorm.weight", torch::randn({h})},
@@ -154,7 +168,8 @@ inline Fp8Source write_fp8_source(const std::filesystem::path& folder, const qua
   } else {
     write_tensors(folder, all);
   }
-  write_text(folder / "config.json", std::string(kConfigHead) + "  \"quantization_config\": " + config.dump() + ",\n  \"last\": 1.50\n}\n");
+  write_text(folder / "config.json",
+             std::string(kConfigHead) + "  \"quantization_config\": " + config.dump() + ",\n  \"last\": 1.50\n}\n");
   if (s.dialect != recipes::Dialect::ocp) {
     write_text(folder / "fp8.json", io::Json{{"tool", "test"},
                                              {"dialect", kernels::name_of(s.dialect)},

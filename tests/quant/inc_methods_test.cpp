@@ -19,7 +19,8 @@ using Dialect = recipes::Dialect;
 
 struct Method {
   const char* name;
-  char weight, activation;  ///< 1: one, F: first of the set, H: hardware's set, P: power of two, A: any, O/o: searched, C/c: per channel (c: searched)
+  char weight,
+      activation;  ///< 1: one, F: first of the set, H: hardware's set, P: power of two, A: any, O/o: searched, C/c: per channel (c: searched)
   double atol, rtol;
 };
 constexpr Method kStatic[] = {{"unit_scale", '1', '1', 1, .5},
@@ -39,25 +40,38 @@ struct Target {
   at::ScalarType hp;
   double max() const { return dialect == Dialect::gaudi2 ? 240.0 : 448.0; }
 };
-constexpr Target kTargets[] = {{Dialect::gaudi2, at::kBFloat16}, {Dialect::gaudi2, at::kFloat}, {Dialect::gaudi3, at::kBFloat16}, {Dialect::gaudi3, at::kFloat}};
+constexpr Target kTargets[] = {{Dialect::gaudi2, at::kBFloat16},
+                               {Dialect::gaudi2, at::kFloat},
+                               {Dialect::gaudi3, at::kBFloat16},
+                               {Dialect::gaudi3, at::kFloat}};
 
 configs::QuantConfig config(const std::string& method, at::ScalarType hp, const std::string& more = "") {
-  const std::string json = R"({"scale_method": ")" + method + R"(", "hp_dtype": ")" + (hp == at::kFloat ? "fp32" : "bf16") + "\"" + more + "}";
+  const std::string json = R"({"scale_method": ")" + method + R"(", "hp_dtype": ")" +
+                           (hp == at::kFloat ? "fp32" : "bf16") + "\"" + more + "}";
   return configs::parse_quant_config(io::parse_json(json, "q.json"), "q.json");
 }
 
-double in_hp(double v, at::ScalarType hp) { return hp == at::kBFloat16 ? test::to_bf16(static_cast<float>(v)) : static_cast<float>(v); }
+double in_hp(double v, at::ScalarType hp) {
+  return hp == at::kBFloat16 ? test::to_bf16(static_cast<float>(v)) : static_cast<float>(v);
+}
 
 /// The formula, in f64 with INC's roundings to hp: of amax, of the quotient, and of its logarithm (2^-6.998 counts as 2^-7 in bf16).
 double expected_scale(char rule, double amax, double backoff, const Target& t) {
   const bool g2 = t.dialect == Dialect::gaudi2;
-  const double raw = in_hp(in_hp(amax, t.hp) / (t.max() * backoff), t.hp), pow2 = std::exp2(std::ceil(in_hp(std::log2(raw), t.hp)));
+  const double raw = in_hp(in_hp(amax, t.hp) / (t.max() * backoff), t.hp),
+               pow2 = std::exp2(std::ceil(in_hp(std::log2(raw), t.hp)));
   switch (rule) {
-    case '1': return 1;
-    case 'F': return g2 ? 16 : 128;
-    case 'A': return raw;
-    case 'H': return g2 ? std::min(16.0, std::max(0x1p-8, std::exp2(4 * std::ceil(std::log2(pow2) / 4)))) : std::min(128.0, std::max(0x1p-55, pow2));
-    default: return pow2;
+    case '1':
+      return 1;
+    case 'F':
+      return g2 ? 16 : 128;
+    case 'A':
+      return raw;
+    case 'H':
+      return g2 ? std::min(16.0, std::max(0x1p-8, std::exp2(4 * std::ceil(std::log2(pow2) / 4))))
+                : std::min(128.0, std::max(0x1p-55, pow2));
+    default:
+      return pow2;
   }
 }
 
@@ -68,7 +82,8 @@ double damage(const at::Tensor& w, double scale_inv, const Target& t) {
 }
 
 /// Searched scales: no candidate is better, but for what hp's rounding of the errors can't tell.
-void expect_best(const at::Tensor& w, double scale_inv, const std::vector<double>& candidates, const Target& t, const std::string& where) {
+void expect_best(const at::Tensor& w, double scale_inv, const std::vector<double>& candidates, const Target& t,
+                 const std::string& where) {
   double best = 1e300;
   bool among = false;
   for (double c : candidates) {
@@ -79,7 +94,8 @@ void expect_best(const at::Tensor& w, double scale_inv, const std::vector<double
   EXPECT_LE(damage(w, scale_inv, t), best * 1.02 + 1e-12) << where;
 }
 
-void expect_weight_scales(const Method& m, const Target& t, const at::Tensor& w, const at::Tensor& found, const std::string& where) {
+void expect_weight_scales(const Method& m, const Target& t, const at::Tensor& w, const at::Tensor& found,
+                          const std::string& where) {
   const bool per_channel = m.weight == 'C' || m.weight == 'c';
   const std::int64_t n = per_channel ? w.size(0) : 1;
   ASSERT_EQ(found.numel(), n) << where;
@@ -92,7 +108,8 @@ void expect_weight_scales(const Method& m, const Target& t, const at::Tensor& w,
       for (int e = 7; e >= -55; --e) candidates.push_back(std::exp2(e));
     }
     for (int e = -10; m.weight == 'o' && e <= 9; ++e) candidates.push_back(std::exp2(e));
-    for (int e = -3; m.weight == 'c' && e <= 4; ++e) candidates.push_back(expected_scale('P', amax, 0.5, t) * std::exp2(e));
+    for (int e = -3; m.weight == 'c' && e <= 4; ++e)
+      candidates.push_back(expected_scale('P', amax, 0.5, t) * std::exp2(e));
     if (!candidates.empty()) {
       expect_best(part, s, candidates, t, where);
     } else {
@@ -108,7 +125,9 @@ void expect_close(const at::Tensor& y, const at::Tensor& want, double atol, doub
 
 at::Tensor f64(const at::Tensor& t) { return t.detach().cpu().to(at::kDouble); }
 
-float amax_of(const at::Tensor& t, at::ScalarType hp) { return static_cast<float>(in_hp(f64(t).abs().max().item<double>(), hp)); }
+float amax_of(const at::Tensor& t, at::ScalarType hp) {
+  return static_cast<float>(in_hp(f64(t).abs().max().item<double>(), hp));
+}
 
 PlanOptions options(const configs::QuantConfig& c, const Target& t, const measure::Measurement& m) {
   PlanOptions o;
@@ -119,7 +138,9 @@ PlanOptions options(const configs::QuantConfig& c, const Target& t, const measur
   return o;
 }
 
-const Fp8Handler& handler_of(const at::Tensor& w) { return dynamic_cast<const Fp8Handler&>(*runtime::find_tag(w)->handler); }
+const Fp8Handler& handler_of(const at::Tensor& w) {
+  return dynamic_cast<const Fp8Handler&>(*runtime::find_tag(w)->handler);
+}
 
 TEST(IncMethods, LinearOnEveryDeviceAndType) {
   for (const Method& m : kStatic) {
@@ -133,7 +154,8 @@ TEST(IncMethods, LinearOnEveryDeviceAndType) {
       const at::Tensor w = linear->weight.detach().cpu().clone(), x = torch::rand({5, 32}).to(t.hp);
       torch::nn::Sequential model;
       model->push_back("m", linear);
-      convert(*model, options(config(m.name, t.hp), t, {"m", {{amax_of(x, t.hp)}}, std::nullopt, measure::Amax{amax_of(w, t.hp)}}));
+      convert(*model, options(config(m.name, t.hp), t,
+                              {"m", {{amax_of(x, t.hp)}}, std::nullopt, measure::Amax{amax_of(w, t.hp)}}));
       const Fp8Handler& h = handler_of(linear->weight);
       EXPECT_EQ(h.scheme().input_scale_inv, expected_scale(m.activation, amax_of(x, t.hp), 0.25, t)) << where;
       expect_weight_scales(m, t, w, h.weight_scale_inv(), where);
@@ -149,13 +171,15 @@ TEST(IncMethods, ConvolutionOnEveryDeviceAndType) {
       torch::manual_seed(4);
       const std::string where = std::string(m.name) + ", " + recipes::name_of(t.dialect) + ", " + c10::toString(t.hp);
       torch::nn::Conv2d conv(torch::nn::Conv2dOptions(4, 6, 3).bias(false));
-      conv->weight.data().copy_(torch::rand({6, 4, 3, 3}) * torch::tensor({1.0, .5, 2.0, .3, 1.5, .1}).view({6, 1, 1, 1}));
+      conv->weight.data().copy_(torch::rand({6, 4, 3, 3}) *
+                                torch::tensor({1.0, .5, 2.0, .3, 1.5, .1}).view({6, 1, 1, 1}));
       conv->to(t.hp);
       conv->to(test::kHpu);
       const at::Tensor w = conv->weight.detach().cpu().clone(), x = torch::rand({2, 4, 6, 6}).to(t.hp);
       torch::nn::Sequential model;
       model->push_back("m", conv);
-      convert(*model, options(config(m.name, t.hp), t, {"m", {{amax_of(x, t.hp)}}, std::nullopt, measure::Amax{amax_of(w, t.hp)}}));
+      convert(*model, options(config(m.name, t.hp), t,
+                              {"m", {{amax_of(x, t.hp)}}, std::nullopt, measure::Amax{amax_of(w, t.hp)}}));
       expect_weight_scales(m, t, w, handler_of(conv->weight).weight_scale_inv(), where);
       const torch::NoGradGuard no_grad;
       expect_close(conv(hpu(x)), at::conv2d(f64(x), f64(w)), std::max(m.atol, .2), m.rtol, where);
@@ -168,7 +192,9 @@ struct OneMatmulImpl : torch::nn::Module {
 };
 TORCH_MODULE(OneMatmul);
 
-const NodeScheme& scheme_of(const runtime::Matmul& m) { return dynamic_cast<const NodeHandler&>(*m->handler()).scheme(); }
+const NodeScheme& scheme_of(const runtime::Matmul& m) {
+  return dynamic_cast<const NodeHandler&>(*m->handler()).scheme();
+}
 
 TEST(IncMethods, MatmulOnEveryDeviceAndType) {
   for (const Method& m : kStatic) {
@@ -177,9 +203,11 @@ TEST(IncMethods, MatmulOnEveryDeviceAndType) {
       const std::string where = std::string(m.name) + ", " + recipes::name_of(t.dialect) + ", " + c10::toString(t.hp);
       const at::Tensor a = torch::rand({2, 5, 16}).to(t.hp), b = (torch::rand({2, 16, 7}) * 3).to(t.hp);
       OneMatmul model;
-      convert(*model, options(config(m.name, t.hp), t, {"m", {{amax_of(a, t.hp)}, {amax_of(b, t.hp)}}, std::nullopt, std::nullopt}));
+      convert(*model, options(config(m.name, t.hp), t,
+                              {"m", {{amax_of(a, t.hp)}, {amax_of(b, t.hp)}}, std::nullopt, std::nullopt}));
       const NodeScheme& s = scheme_of(model->m);
-      const double sa = expected_scale(m.activation, amax_of(a, t.hp), 0.25, t), sb = expected_scale(m.activation, amax_of(b, t.hp), 0.25, t);
+      const double sa = expected_scale(m.activation, amax_of(a, t.hp), 0.25, t),
+                   sb = expected_scale(m.activation, amax_of(b, t.hp), 0.25, t);
       EXPECT_EQ(s.input_scale_inv, (std::vector<float>{static_cast<float>(sa), static_cast<float>(sb)})) << where;
       EXPECT_EQ(s.output_scale_inv, (std::vector<float>{static_cast<float>(in_hp(sa * sb, t.hp))})) << where;
       expect_close(model->m(hpu(a), hpu(b)), f64(a).matmul(f64(b)), std::max(m.atol, .2), m.rtol, where);
@@ -191,11 +219,13 @@ TEST(IncMethods, DynamicMethodsAreForDynamicQuantizationOnly) {
   for (const char* name : {"maxabs_pcs_pow2", "act_maxabs_pcs_pow2_weight_maxabs_pts_pow2_hw"}) {
     EXPECT_TRUE(throws_with({"dynamic_quantization"}, [&] { config(name, at::kBFloat16); })) << name;
   }
-  EXPECT_TRUE(throws_with({"dynamic_quantization"}, [&] { config("maxabs_hw", at::kBFloat16, R"(, "dynamic_quantization": true)"); }));
+  EXPECT_TRUE(throws_with({"dynamic_quantization"},
+                          [&] { config("maxabs_hw", at::kBFloat16, R"(, "dynamic_quantization": true)"); }));
 }
 
 TEST(IncMethods, ConsecutiveInputsHaveScalesOfTheirOwn) {
-  for (const char* name : {"maxabs_pcs_pow2", "act_maxabs_pcs_pow2_weight_maxabs_pts_pow2_hw", "maxabs_pow2", "act_maxabs_pow2_weights_pcs_maxabs_pow2"}) {
+  for (const char* name : {"maxabs_pcs_pow2", "act_maxabs_pcs_pow2_weight_maxabs_pts_pow2_hw", "maxabs_pow2",
+                           "act_maxabs_pow2_weights_pcs_maxabs_pow2"}) {
     for (const Target& t : kTargets) {
       torch::manual_seed(6);
       torch::nn::Linear linear(torch::nn::LinearOptions(32, 12).bias(false));
@@ -219,7 +249,8 @@ TEST(IncMethods, ConsecutiveInputsHaveScalesOfTheirOwn) {
       for (double size : {1.0, 1e-3, 5e4}) {  // one static scale would lose or saturate two of them
         const at::Tensor x = (torch::rand({5, 32}) * size).to(t.hp), b = (torch::rand({32, 3}) / size).to(t.hp);
         expect_close(linear(hpu(x)), f64(x).matmul(f64(w).t()), .022 * size, .175, name);
-        expect_close(const_cast<runtime::MatmulImpl&>(product).forward(hpu(x), hpu(b)), f64(x).matmul(f64(b)), .022, .175, name);
+        expect_close(const_cast<runtime::MatmulImpl&>(product).forward(hpu(x), hpu(b)), f64(x).matmul(f64(b)), .022,
+                     .175, name);
       }
     }
   }
@@ -232,9 +263,12 @@ TEST(IncMethods, GoldenDeviceValuesThroughAConvertedLinear) {
     std::array<float, 3> first, second;
   };
   // Measured on 232, 240, 248, then on 3720, 3721, 13721. With unit scales Gaudi3's format reaches 448; that row is the format's own.
-  const Golden golden[] = {{"maxabs_hw", Dialect::gaudi2, {224, 240, 256}, {3584, 3840, 3840}},   {"maxabs_hw", Dialect::gaudi3, {224, 240, 256}, {3584, 3840, 13312}},
-                           {"maxabs_pow2", Dialect::gaudi2, {224, 240, 256}, {3584, 3840, 13312}}, {"maxabs_pow2", Dialect::gaudi3, {224, 240, 256}, {3584, 3840, 13312}},
-                           {"unit_scale", Dialect::gaudi2, {224, 240, 240}, {240, 240, 240}},      {"unit_scale", Dialect::gaudi3, {224, 240, 256}, {448, 448, 448}}};
+  const Golden golden[] = {{"maxabs_hw", Dialect::gaudi2, {224, 240, 256}, {3584, 3840, 3840}},
+                           {"maxabs_hw", Dialect::gaudi3, {224, 240, 256}, {3584, 3840, 13312}},
+                           {"maxabs_pow2", Dialect::gaudi2, {224, 240, 256}, {3584, 3840, 13312}},
+                           {"maxabs_pow2", Dialect::gaudi3, {224, 240, 256}, {3584, 3840, 13312}},
+                           {"unit_scale", Dialect::gaudi2, {224, 240, 240}, {240, 240, 240}},
+                           {"unit_scale", Dialect::gaudi3, {224, 240, 256}, {448, 448, 448}}};
   for (const Golden& g : golden) {
     for (bool second : {false, true}) {
       torch::nn::Linear linear(torch::nn::LinearOptions(1, 1).bias(false));
@@ -243,11 +277,16 @@ TEST(IncMethods, GoldenDeviceValuesThroughAConvertedLinear) {
       linear->to(test::kHpu);
       torch::nn::Sequential model;
       model->push_back("m", linear);
-      const at::Tensor x = (second ? torch::tensor({3720.f, 3721.f, 13721.f}) : torch::tensor({232.f, 240.f, 248.f})).view({3, 1}).to(at::kBFloat16);
-      convert(*model, options(config(g.method, at::kBFloat16), {g.dialect, at::kBFloat16}, {"m", {{amax_of(x, at::kBFloat16)}}, std::nullopt, std::nullopt}));
+      const at::Tensor x = (second ? torch::tensor({3720.f, 3721.f, 13721.f}) : torch::tensor({232.f, 240.f, 248.f}))
+                               .view({3, 1})
+                               .to(at::kBFloat16);
+      convert(*model, options(config(g.method, at::kBFloat16), {g.dialect, at::kBFloat16},
+                              {"m", {{amax_of(x, at::kBFloat16)}}, std::nullopt, std::nullopt}));
       const torch::NoGradGuard no_grad;
       const at::Tensor y = linear(hpu(x)).cpu().to(at::kFloat);
-      for (int i = 0; i < 3; ++i) EXPECT_EQ(y[i].item<float>(), (second ? g.second : g.first)[i]) << g.method << ", " << recipes::name_of(g.dialect) << ", input " << i;
+      for (int i = 0; i < 3; ++i)
+        EXPECT_EQ(y[i].item<float>(), (second ? g.second : g.first)[i])
+            << g.method << ", " << recipes::name_of(g.dialect) << ", input " << i;
     }
   }
 }

@@ -39,7 +39,8 @@ TEST(Load, GivesBackTheVeryModel) {
   const torch::NoGradGuard no_grad;
   for (auto dtype : {at::kFloat, at::kBFloat16}) {
     for (auto dialect : {recipes::Dialect::ocp, recipes::Dialect::gaudi2}) {
-      for (auto activations : {ActivationScaling::none, ActivationScaling::static_tensor, ActivationScaling::dynamic_token}) {
+      for (auto activations :
+           {ActivationScaling::none, ActivationScaling::static_tensor, ActivationScaling::dynamic_token}) {
         for (const bool inc : {false, true}) {
           if (inc && activations != ActivationScaling::static_tensor) continue;
           const test::TempDir dir;
@@ -47,7 +48,9 @@ TEST(Load, GivesBackTheVeryModel) {
           PlanOptions o;
           o.activations = activations;
           o.dialect = dialect;
-          if (inc) o.config = configs::parse_quant_config(io::Json{{"scale_method", "maxabs_arbitrary"}, {"blocklist", {{"names", {"lm_head"}}}}}, "q");
+          if (inc)
+            o.config = configs::parse_quant_config(
+                io::Json{{"scale_method", "maxabs_arbitrary"}, {"blocklist", {{"names", {"lm_head"}}}}}, "q");
           if (activations == ActivationScaling::static_tensor) {
             const auto session = measure::CalibrationSession::attach(*model, {});
             model(ids);
@@ -59,7 +62,8 @@ TEST(Load, GivesBackTheVeryModel) {
           auto other = test::tiny_lm(2, dtype);
           const auto taken = load(other, dir / "out", dtype);
           EXPECT_EQ(taken.size(), activations == ActivationScaling::static_tensor ? 42u : 28u);
-          EXPECT_TRUE(same_bits(other(ids), model(ids))) << dtype << " " << recipes::name_of(dialect) << " " << name_of(activations) << " inc " << inc;
+          EXPECT_TRUE(same_bits(other(ids), model(ids)))
+              << dtype << " " << recipes::name_of(dialect) << " " << name_of(activations) << " inc " << inc;
         }
       }
     }
@@ -156,19 +160,26 @@ TEST(Load, OcpCodesAreRefusedOnGaudi2UnlessTheCallerSaysSo) {
   const auto load_as = [&](const LoadFp8Options& options) {
     return load_fp8(measure::weight_modules(*target), measure::op_nodes(*target), checkpoint, at::kFloat, options);
   };
-  EXPECT_TRUE(throws_with({(s.dir / "out").string(), "dialect ocp", "FP8_HPU_DEVICE=gaudi2", "convert_checkpoint() with dialect gaudi2", "the option dialect = ocp"}, [&] { load_as({}); }));
+  EXPECT_TRUE(throws_with({(s.dir / "out").string(), "dialect ocp", "FP8_HPU_DEVICE=gaudi2",
+                           "convert_checkpoint() with dialect gaudi2", "the option dialect = ocp"},
+                          [&] { load_as({}); }));
   {
     const configs::CommandLineNames names;
     EXPECT_TRUE(throws_with({"fp8 convert --dialect gaudi2", "--dialect ocp"}, [&] { load_as({}); }));
   }
-  EXPECT_TRUE(throws_with({"fp8.json", "found ocp", "asked for is gaudi2"}, [&] { load_as({recipes::Dialect::gaudi2, false, nullptr}); }));
+  EXPECT_TRUE(throws_with({"fp8.json", "found ocp", "asked for is gaudi2"},
+                          [&] { load_as({recipes::Dialect::gaudi2, false, nullptr}); }));
   EXPECT_FALSE(load_as({recipes::Dialect::ocp, false, nullptr}).empty());
   fs::remove(s.dir / "out/fp8.json");  // ocp is what codes are, then
   auto other = test::tiny_lm(2);
-  EXPECT_TRUE(throws_with({"dialect ocp"}, [&] { load_fp8(measure::weight_modules(*other), measure::op_nodes(*other), checkpoint, at::kFloat); }));
+  EXPECT_TRUE(throws_with({"dialect ocp"}, [&] {
+    load_fp8(measure::weight_modules(*other), measure::op_nodes(*other), checkpoint, at::kFloat);
+  }));
   // Taken for gaudi2's, the largest are NaN.
-  EXPECT_TRUE(throws_with({"dialect gaudi2", "NaN codes"},
-                          [&] { load_fp8(measure::weight_modules(*other), measure::op_nodes(*other), checkpoint, at::kFloat, {recipes::Dialect::gaudi2, false, nullptr}); }));
+  EXPECT_TRUE(throws_with({"dialect gaudi2", "NaN codes"}, [&] {
+    load_fp8(measure::weight_modules(*other), measure::op_nodes(*other), checkpoint, at::kFloat,
+             {recipes::Dialect::gaudi2, false, nullptr});
+  }));
 }
 
 TEST(Load, NaNCodesAreTakenWhereTheyAreAllowed) {
@@ -179,7 +190,8 @@ TEST(Load, NaNCodesAreTakenWhereTheyAreAllowed) {
   const io::Checkpoint checkpoint(s.dir / "out");
   auto target = test::tiny_lm(2);
   const auto load_as = [&](bool allow) {
-    return load_fp8(measure::weight_modules(*target), measure::op_nodes(*target), checkpoint, at::kFloat, {std::nullopt, allow, nullptr});
+    return load_fp8(measure::weight_modules(*target), measure::op_nodes(*target), checkpoint, at::kFloat,
+                    {std::nullopt, allow, nullptr});
   };
   EXPECT_TRUE(throws_with({"layer_1.q_proj.weight", "NaN codes", "NaN in 1 of"}, [&] { load_as(false); }));
   EXPECT_FALSE(load_as(true).empty());

@@ -18,7 +18,9 @@ using test::same_bits;
 using test::throws_with;
 
 at::Tensor f64(const at::Tensor& t) { return t.detach().cpu().to(at::kDouble); }
-double relative_error(const at::Tensor& y, const at::Tensor& want) { return ((f64(y) - want).norm() / want.norm()).item<double>(); }
+double relative_error(const at::Tensor& y, const at::Tensor& want) {
+  return ((f64(y) - want).norm() / want.norm()).item<double>();
+}
 
 PlanOptions per_channel() {
   PlanOptions o;
@@ -26,14 +28,17 @@ PlanOptions per_channel() {
   return o;
 }
 
-configs::QuantConfig config(const std::string& json) { return configs::parse_quant_config(io::parse_json(json, "q.json"), "q.json"); }
+configs::QuantConfig config(const std::string& json) {
+  return configs::parse_quant_config(io::parse_json(json, "q.json"), "q.json");
+}
 
 TEST(ModuleTypes, Conv1dIsAConvolutionOfImagesOfHeightOne) {
   torch::manual_seed(1);
   for (std::int64_t groups : {1, 2}) {
     torch::nn::Conv1d conv(torch::nn::Conv1dOptions(4, 6, 3).stride(2).padding(1).dilation(2).groups(groups));
     conv->to(test::kHpu);
-    const at::Tensor w = test::quantize_by_amax(conv->weight, 6).values, bias = f64(conv->bias), x = torch::randn({3, 4, 21});
+    const at::Tensor w = test::quantize_by_amax(conv->weight, 6).values, bias = f64(conv->bias),
+                     x = torch::randn({3, 4, 21});
     torch::nn::Sequential model(conv);
     convert(*model, per_channel());
     const at::Tensor want = at::conv1d(test::quantize_by_amax(x, 1).values, w, bias, 2, 1, 2, groups);
@@ -52,7 +57,8 @@ TEST(ModuleTypes, Conv3dRunsOnQuantizedValues) {
   torch::manual_seed(2);
   torch::nn::Conv3d conv(torch::nn::Conv3dOptions(2, 4, 2));
   conv->to(test::kHpu);
-  const at::Tensor w = test::quantize_by_amax(conv->weight, 4).values, bias = f64(conv->bias), x = torch::randn({2, 2, 4, 5, 3});
+  const at::Tensor w = test::quantize_by_amax(conv->weight, 4).values, bias = f64(conv->bias),
+                   x = torch::randn({2, 2, 4, 5, 3});
   torch::nn::Sequential model(conv);
   convert(*model, per_channel());
   EXPECT_EQ(conv->weight.scalar_type(), at::kFloat8_e4m3fn);
@@ -64,7 +70,8 @@ TEST(ModuleTypes, EmbeddingBagsReadQuantizedRows) {
   torch::manual_seed(3);
   torch::nn::EmbeddingBag bag(torch::nn::EmbeddingBagOptions(10, 6).mode(torch::kSum));
   bag->to(test::kHpu);
-  const at::Tensor w = test::quantize_by_amax(bag->weight, 10).values, ids = torch::tensor({{1, 2, 9}, {0, 0, 3}}, at::kLong);
+  const at::Tensor w = test::quantize_by_amax(bag->weight, 10).values,
+                   ids = torch::tensor({{1, 2, 9}, {0, 0, 3}}, at::kLong);
   torch::nn::Sequential model(bag);
   PlanOptions o = per_channel();
   EXPECT_EQ(convert(*model, o).converted.size(), 0u) << "embeddings are kept by default";
@@ -79,7 +86,8 @@ TEST(ModuleTypes, RecurrentWeightsAreQuantizedEachByItself) {
   torch::nn::LSTM lstm(torch::nn::LSTMOptions(6, 8).num_layers(1).batch_first(true));
   torch::nn::GRU gru(torch::nn::GRUOptions(6, 8));
   torch::nn::LSTMCell cell(6, 8);
-  for (const std::shared_ptr<torch::nn::Module>& m : std::vector<std::shared_ptr<torch::nn::Module>>{lstm.ptr(), gru.ptr(), cell.ptr()}) {
+  for (const std::shared_ptr<torch::nn::Module>& m :
+       std::vector<std::shared_ptr<torch::nn::Module>>{lstm.ptr(), gru.ptr(), cell.ptr()}) {
     m->eval();
     m->to(test::kHpu);
   }
@@ -89,7 +97,8 @@ TEST(ModuleTypes, RecurrentWeightsAreQuantizedEachByItself) {
   const auto plain_lstm = std::get<0>(lstm(hpu(x)));
   const auto plain_gru = std::get<0>(gru(hpu(x)));
   const auto plain_cell = std::get<0>(cell(hpu(x.select(1, 0))));
-  const at::Tensor wi = test::quantize_by_amax(cell->weight_ih, 32).values, wh = test::quantize_by_amax(cell->weight_hh, 32).values;
+  const at::Tensor wi = test::quantize_by_amax(cell->weight_ih, 32).values,
+                   wh = test::quantize_by_amax(cell->weight_hh, 32).values;
   const at::Tensor bi = f64(cell->bias_ih), bh = f64(cell->bias_hh);
   torch::nn::Sequential model;
   model->push_back("lstm", lstm);
@@ -103,7 +112,8 @@ TEST(ModuleTypes, RecurrentWeightsAreQuantizedEachByItself) {
   EXPECT_LT(relative_error(y, f64(plain_lstm)), 0.08);
   EXPECT_LT(relative_error(std::get<0>(gru(hpu(x))), f64(plain_gru)), 0.08);
   // One step of the cell, exactly: gates i, f, g, o of W_ih x' + W_hh 0 + biases.
-  const auto gates = (test::quantize_by_amax(x.select(1, 0).contiguous(), 2).values.matmul(wi.t()) + bi + bh).chunk(4, 1);
+  const auto gates =
+      (test::quantize_by_amax(x.select(1, 0).contiguous(), 2).values.matmul(wi.t()) + bi + bh).chunk(4, 1);
   const at::Tensor c = gates[0].sigmoid() * gates[2].tanh();
   EXPECT_LT(relative_error(std::get<0>(cell(hpu(x.select(1, 0)))), gates[3].sigmoid() * c.tanh()), 1e-5);
   EXPECT_LT(relative_error(std::get<0>(cell(hpu(x.select(1, 0)))), f64(plain_cell)), 0.08);
@@ -119,7 +129,8 @@ TEST(ModuleTypes, ParallelLinearsAreLinears) {
   torch::manual_seed(5);
   RowParallelLinear linear(torch::nn::LinearOptions(16, 4));
   linear->to(test::kHpu);
-  const at::Tensor w = test::quantize_by_amax(linear->weight, 4).values, bias = f64(linear->bias), x = torch::randn({3, 16});
+  const at::Tensor w = test::quantize_by_amax(linear->weight, 4).values, bias = f64(linear->bias),
+                   x = torch::randn({3, 16});
   torch::nn::Sequential model;
   model->push_back("o", linear);
   const auto report = convert(*model, per_channel());
@@ -159,7 +170,8 @@ TEST(ModuleTypes, AdaptersStayInHighPrecisionAndLearn) {
   EXPECT_EQ(layer->weight.scalar_type(), at::kFloat8_e4m3fn);
   EXPECT_EQ(layer->lora_A->weight.scalar_type(), at::kFloat);
   const at::Tensor y = layer->forward(hpu(x));
-  const at::Tensor want = test::quantize_by_amax(x, 3).values.matmul(w.t()) + f64(layer->bias) + f64(x).matmul(f64(layer->lora_A->weight).t()).matmul(f64(layer->lora_B->weight).t());
+  const at::Tensor want = test::quantize_by_amax(x, 3).values.matmul(w.t()) + f64(layer->bias) +
+                          f64(x).matmul(f64(layer->lora_A->weight).t()).matmul(f64(layer->lora_B->weight).t());
   EXPECT_LT(relative_error(y, want), 1e-5);
   y.sum().backward();
   EXPECT_GT(layer->lora_A->weight.grad().abs().max().item<double>(), 0);
@@ -200,7 +212,8 @@ struct Experts {
     router = torch::rand({5, 2}).to(dtype);
   }
   /// With weights through fp8 (rows: scales per channel or per tensor), the activations too if scales are given.
-  at::Tensor reference(const std::vector<at::Tensor>& w12q, const std::vector<at::Tensor>& w3q, float hidden, const std::vector<float>& intermediate, float max) const {
+  at::Tensor reference(const std::vector<at::Tensor>& w12q, const std::vector<at::Tensor>& w3q, float hidden,
+                       const std::vector<float>& intermediate, float max) const {
     at::Tensor y = torch::zeros({5, 8}, at::kDouble);
     const at::Tensor xv = test::quantize_reference(x, {hidden}, max).values;
     for (std::int64_t t = 0; t < 5; ++t) {
@@ -234,7 +247,11 @@ TEST(ModuleTypes, ExpertsRunInFp8WithAScaleEach) {
     auto& modules = o.measurements->modules;
     modules.push_back({"moe", {{4.0f}}, std::vector<measure::Amax>{{9.0f}, {20.0f}, {40.0f}, {0.0f}}, std::nullopt});
     for (const char* list : {"w13_list", "w2_list"}) {
-      for (int i = 0; i < 3; ++i) modules.push_back({std::string("moe.") + list + "." + std::to_string(i), {{0.0f}}, std::nullopt, std::nullopt});  // INC's placeholder
+      for (int i = 0; i < 3; ++i)
+        modules.push_back({std::string("moe.") + list + "." + std::to_string(i),
+                           {{0.0f}},
+                           std::nullopt,
+                           std::nullopt});  // INC's placeholder
     }
     Holder model(e.moe);
     const auto report = convert(*model, o);
@@ -245,7 +262,8 @@ TEST(ModuleTypes, ExpertsRunInFp8WithAScaleEach) {
     const torch::NoGradGuard no_grad;
     const at::Tensor y = e.moe(hpu(e.x), hpu(e.table), hpu(e.router));
     EXPECT_EQ(y.scalar_type(), dtype);
-    EXPECT_LT(relative_error(y, want), dtype == at::kFloat ? 0.01 : 0.03) << "f32: an intermediate value beside a tie; bf16: one rounding of every step too";
+    EXPECT_LT(relative_error(y, want), dtype == at::kFloat ? 0.01 : 0.03)
+        << "f32: an intermediate value beside a tie; bf16: one rounding of every step too";
     // Without the mixture's handler each expert's matrices answer for themselves, with the same scales.
     e.moe->slot()->handler = nullptr;
     EXPECT_LT(relative_error(e.moe(hpu(e.x), hpu(e.table), hpu(e.router)), want), 0.03);
@@ -282,7 +300,8 @@ TEST(ModuleTypes, QuantizeDequantizeEqualsTheFp8Product) {
     EXPECT_EQ(linear->weight.scalar_type(), at::kFloat8_e4m3fn);
     const torch::NoGradGuard no_grad;
     // amax 1 (amax of w: 0.18): scale_inv 2^-6 = 1 / (448 * .25) rounded up; of w 2^-10 = 0.18 / 224 rounded up.
-    const at::Tensor wv = test::quantize_reference(w, {0x1p-10f}, 448).values, xv = test::quantize_reference(x, {0x1p-6f}, 448).values;
+    const at::Tensor wv = test::quantize_reference(w, {0x1p-10f}, 448).values,
+                     xv = test::quantize_reference(x, {0x1p-6f}, 448).values;
     const at::Tensor want = xv.matmul(wv.t()) + f64(linear->bias);
     EXPECT_LE(((f64(linear(hpu(x))) - want).abs() / (want.abs() * 0.01 + 1e-3)).max().item<double>(), 1.0) << mode;
   }
@@ -305,8 +324,11 @@ TEST(ModuleTypes, FakeQuantizationTrainsTheWeight) {
   ASSERT_EQ(report.skipped.size(), 1u);
   EXPECT_NE(report.skipped[0].reason.find("fake_quant"), std::string::npos);
   EXPECT_TRUE(same_bits(linear->weight.detach(), before)) << "the weight keeps dtype and values";
-  const auto pow2 = [](const at::Tensor& t, double backoff) { return static_cast<float>(std::exp2(std::ceil(std::log2(t.abs().max().item<double>() / (448 * backoff))))); };
-  const at::Tensor wv = test::quantize_reference(before, {pow2(before, 0.5)}, 448).values, xv = test::quantize_reference(x, {pow2(x, 0.25)}, 448).values;
+  const auto pow2 = [](const at::Tensor& t, double backoff) {
+    return static_cast<float>(std::exp2(std::ceil(std::log2(t.abs().max().item<double>() / (448 * backoff)))));
+  };
+  const at::Tensor wv = test::quantize_reference(before, {pow2(before, 0.5)}, 448).values,
+                   xv = test::quantize_reference(x, {pow2(x, 0.25)}, 448).values;
   at::Tensor leaf = hpu(x).requires_grad_(true);
   const at::Tensor y = linear(leaf);
   EXPECT_LT(relative_error(y, xv.matmul(wv.t()) + f64(linear->bias)), 1e-6);
@@ -340,7 +362,8 @@ TEST(ModuleTypes, E5m2WeightsAndActivations) {
   const torch::NoGradGuard no_grad;
   EXPECT_LT(relative_error(linear(hpu(x)), values(x).matmul(values(w).t())), 1e-6);
   const at::Tensor b = torch::randn({16, 3});
-  EXPECT_LT(relative_error(model[1]->as<runtime::MatmulImpl>()->forward(hpu(x), hpu(b)), values(x).matmul(values(b))), 1e-6);
+  EXPECT_LT(relative_error(model[1]->as<runtime::MatmulImpl>()->forward(hpu(x), hpu(b)), values(x).matmul(values(b))),
+            1e-6);
 }
 
 }  // namespace

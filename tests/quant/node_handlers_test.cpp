@@ -1,9 +1,8 @@
 // SPDX-License-Identifier: Apache-2.0
 // Handlers of modules without a weight, against f64 computations on operands dequantized by the scalar reference.
-#include "fp8/quant/node_handler.h"
-
 #include "fp8/quant/convert.h"
 #include "fp8/quant/kv_cache_handler.h"
+#include "fp8/quant/node_handler.h"
 #include "fp8/runtime/modules/attention.h"
 #include "fp8/runtime/modules/mixture_of_experts.h"
 #include "support/fp8_reference.h"
@@ -18,8 +17,12 @@ using test::same_bits;
 using test::throws_with;
 
 at::Tensor f64(const at::Tensor& t) { return t.detach().cpu().to(at::kDouble); }
-at::Tensor through(const at::Tensor& x, float scale_inv) { return test::quantize_reference(x, {scale_inv}, 448.0f).values; }
-double relative_error(const at::Tensor& y, const at::Tensor& want) { return ((f64(y) - want).norm() / want.norm()).item<double>(); }
+at::Tensor through(const at::Tensor& x, float scale_inv) {
+  return test::quantize_reference(x, {scale_inv}, 448.0f).values;
+}
+double relative_error(const at::Tensor& y, const at::Tensor& want) {
+  return ((f64(y) - want).norm() / want.norm()).item<double>();
+}
 
 NodeScheme scheme(ModuleKind kind, std::vector<float> in, std::vector<float> out = {}) {
   NodeScheme s;
@@ -60,8 +63,10 @@ TEST(MatmulHandler, DynamicScalesArePerRowAndPerColumn) {
   runtime::Matmul m;
   attach(m, s);
   // Rows of a and columns of b of very different size: one scale for all would lose the small ones.
-  const at::Tensor a = torch::randn({2, 4, 16}) * torch::tensor({1.0, 1e-4, 1e4, 1.0}).view({4, 1}), b = torch::randn({2, 16, 3}) * torch::tensor({1.0, 1e-5, 1e3});
-  const at::Tensor av = test::quantize_by_amax(a, 8).values, bt = b.transpose(-2, -1).contiguous(), bv = test::quantize_by_amax(bt, 6).values.transpose(-2, -1);
+  const at::Tensor a = torch::randn({2, 4, 16}) * torch::tensor({1.0, 1e-4, 1e4, 1.0}).view({4, 1}),
+                   b = torch::randn({2, 16, 3}) * torch::tensor({1.0, 1e-5, 1e3});
+  const at::Tensor av = test::quantize_by_amax(a, 8).values, bt = b.transpose(-2, -1).contiguous(),
+                   bv = test::quantize_by_amax(bt, 6).values.transpose(-2, -1);
   const at::Tensor want = av.matmul(bv), magnitude = av.abs().matmul(bv.abs());
   EXPECT_LE(((f64(m(hpu(a), hpu(b))) - want).abs() / magnitude).max().item<double>(), 1e-6);
   EXPECT_TRUE(f64(m(hpu(torch::zeros({2, 4})), hpu(torch::zeros({4, 3})))).eq(0).all().item<bool>());
@@ -71,7 +76,8 @@ TEST(MatmulHandler, GradientsAreThoseOfTheDequantizedOperands) {
   torch::manual_seed(3);
   runtime::Matmul m;
   attach(m, scheme(ModuleKind::matmul, {0.01f, 0.02f}));
-  at::Tensor a = hpu(torch::randn({3, 4, 8})).requires_grad_(true), b = hpu(torch::randn({3, 8, 5})).requires_grad_(true);
+  at::Tensor a = hpu(torch::randn({3, 4, 8})).requires_grad_(true),
+             b = hpu(torch::randn({3, 8, 5})).requires_grad_(true);
   const at::Tensor dy = torch::randn({3, 4, 5});
   m(a, b).backward(hpu(dy));
   EXPECT_LT(relative_error(a.grad(), f64(dy).matmul(through(b, 0.02f).transpose(1, 2))), 1e-6);
@@ -85,7 +91,9 @@ TEST(SoftmaxHandler, ProbabilitiesPassThroughFp8) {
   attach(m, scheme(ModuleKind::softmax, {}, {s}));
   const at::Tensor x = torch::randn({2, 3, 9}) * 3;
   EXPECT_TRUE(same_bits(m(hpu(x), -1), through(at::softmax(x, -1), s).to(at::kFloat)));
-  EXPECT_TRUE(same_bits(m(hpu(x), 1), through(at::softmax(x, 1), s).to(at::kFloat)));  // the operator has no other dimension than the last
+  EXPECT_TRUE(
+      same_bits(m(hpu(x), 1),
+                through(at::softmax(x, 1), s).to(at::kFloat)));  // the operator has no other dimension than the last
   const at::Tensor y = m(hpu(x.to(at::kBFloat16)), -1);
   const at::Tensor p = at::softmax(f64(x.to(at::kBFloat16)), -1);
   EXPECT_EQ(y.scalar_type(), at::kBFloat16);
@@ -97,8 +105,10 @@ TEST(SoftmaxHandler, ProbabilitiesPassThroughFp8) {
 }
 
 /// softmax(q'.k'^T * scale, seen) . v', P through fp8; f64 but for P's cast. seen: bool, or undefined.
-at::Tensor attention_reference(const at::Tensor& q, const at::Tensor& k, const at::Tensor& v, const std::vector<float>& s, const at::Tensor& seen) {
-  at::Tensor logits = through(q, s[0]).matmul(through(k, s[1]).transpose(-2, -1)) / std::sqrt(static_cast<double>(q.size(-1)));
+at::Tensor attention_reference(const at::Tensor& q, const at::Tensor& k, const at::Tensor& v,
+                               const std::vector<float>& s, const at::Tensor& seen) {
+  at::Tensor logits =
+      through(q, s[0]).matmul(through(k, s[1]).transpose(-2, -1)) / std::sqrt(static_cast<double>(q.size(-1)));
   if (seen.defined()) logits = logits.masked_fill(seen.logical_not(), -std::numeric_limits<double>::infinity());
   const at::Tensor p = at::softmax(logits, -1).nan_to_num(0.0);
   return through(p.to(at::kFloat), s[3]).matmul(through(v, s[2]));
@@ -114,7 +124,9 @@ TEST(AttentionHandler, MasksCausalityAndGroupedHeads) {
   EXPECT_LT(relative_error(m(hpu(q), hpu(k), hpu(v)), attention_reference(q, k, v, s, {})), 0.01);
   runtime::AttentionOptions o;
   o.is_causal = true;
-  EXPECT_LT(relative_error(m(hpu(q), hpu(k), hpu(v), o), attention_reference(q, k, v, s, torch::ones({6, 6}, at::kBool).tril())), 0.01);
+  EXPECT_LT(relative_error(m(hpu(q), hpu(k), hpu(v), o),
+                           attention_reference(q, k, v, s, torch::ones({6, 6}, at::kBool).tril())),
+            0.01);
   o.is_causal = false;
   at::Tensor seen = torch::rand({2, 1, 6, 6}).gt(0.4);
   seen[0][0][3].fill_(false);  // sees nothing
@@ -148,7 +160,9 @@ TEST(AttentionHandler, DynamicScalesAndGradients) {
   attach(m, s);
   at::Tensor q = torch::randn({1, 2, 5, 8}), k = torch::randn({1, 2, 5, 8}) * 20, v = torch::randn({1, 2, 5, 8}) * 1e-3;
   const auto inv = [](const at::Tensor& t) { return t.abs().max().item<float>() / 448.0f; };
-  EXPECT_LT(relative_error(m(hpu(q), hpu(k), hpu(v)), attention_reference(q, k, v, {inv(q), inv(k), inv(v), 1.0f / 448.0f}, {})), 0.01);
+  EXPECT_LT(relative_error(m(hpu(q), hpu(k), hpu(v)),
+                           attention_reference(q, k, v, {inv(q), inv(k), inv(v), 1.0f / 448.0f}, {})),
+            0.01);
   k = torch::randn({1, 2, 5, 8});
   at::Tensor leaf = hpu(q).requires_grad_(true);
   const at::Tensor dy = torch::randn({1, 2, 5, 8});
@@ -172,9 +186,11 @@ TEST(KvCacheHandler, KeepsCodesAndGivesValues) {
   runtime::VLLMKVCache paged;
   attach(paged, scheme(ModuleKind::kv_cache, {0.02f}, {0.02f}));
   EXPECT_EQ(paged->cache_dtype(at::kBFloat16), at::kFloat8_e4m3fn);
-  const at::Tensor blocks = hpu(torch::zeros({2, 4, 2, 3}, at::kByte)).view(at::kFloat8_e4m3fn), tokens = torch::randn({2, 2, 3});
+  const at::Tensor blocks = hpu(torch::zeros({2, 4, 2, 3}, at::kByte)).view(at::kFloat8_e4m3fn),
+                   tokens = torch::randn({2, 2, 3});
   paged(hpu(tokens), blocks, hpu(torch::tensor({5, 1}, at::kLong)));
-  const at::Tensor read = paged->fetch_from_cache(blocks, hpu(torch::tensor({0, 1}, at::kLong)), at::kFloat).cpu().flatten(0, 1);
+  const at::Tensor read =
+      paged->fetch_from_cache(blocks, hpu(torch::tensor({0, 1}, at::kLong)), at::kFloat).cpu().flatten(0, 1);
   EXPECT_TRUE(same_bits(read[5], through(tokens[0], 0.02f).to(at::kFloat)));
   EXPECT_TRUE(same_bits(read[1], through(tokens[1], 0.02f).to(at::kFloat)));
 
@@ -186,7 +202,8 @@ TEST(KvCacheHandler, KeepsCodesAndGivesValues) {
 /// Head h of x [B, H, S, E] through fp8 with scale_inv[h].
 at::Tensor heads_through(const at::Tensor& x, const std::vector<float>& scale_inv) {
   std::vector<at::Tensor> heads;
-  for (std::size_t h = 0; h < scale_inv.size(); ++h) heads.push_back(through(x.select(1, static_cast<std::int64_t>(h)).contiguous(), scale_inv[h]));
+  for (std::size_t h = 0; h < scale_inv.size(); ++h)
+    heads.push_back(through(x.select(1, static_cast<std::int64_t>(h)).contiguous(), scale_inv[h]));
   return at::stack(heads, 1).to(at::kFloat);
 }
 
@@ -194,7 +211,9 @@ TEST(KvCacheHandler, AScaleForEachHead) {
   torch::manual_seed(12);
   const std::vector<float> scales = {0.002f, 0.07f, 1.5f};
   const at::Tensor x = torch::randn({2, 3, 4, 5}) * torch::tensor({1.0, 30.0, 600.0}).view({3, 1, 1});
-  const at::Tensor more = torch::randn({2, 1, 3, 5}).transpose(1, 2) * torch::tensor({1.0, 30.0, 1200.0}).view({3, 1, 1});  // not contiguous; the last head saturates
+  const at::Tensor more =
+      torch::randn({2, 1, 3, 5}).transpose(1, 2) *
+      torch::tensor({1.0, 30.0, 1200.0}).view({3, 1, 1});  // not contiguous; the last head saturates
   runtime::KVCache cache;
   attach(cache, scheme(ModuleKind::kv_cache, scales, scales));
   cache->allocate({2, 3, 8, 5}, hpu(x));
@@ -235,7 +254,9 @@ TEST(KvCacheHandler, ScalesOfACheckpointAreAttachedToAllLayersOrNone) {
   EXPECT_EQ(cached_attention(nodes), (std::vector<std::string>{"a", "b"}));
   EXPECT_EQ(kv_cache_scheme(nodes), nullptr);
   const KvScales a{"a", {0.02f}, {0.04f}}, b{"b", {0.01f, 0.03f}, {0.05f, 0.06f}};
-  const auto attach_both = [&](const KvScales& first, const KvScales& second) { attach_kv_cache(nodes, {first, second}, Numbers{}, "DIR"); };
+  const auto attach_both = [&](const KvScales& first, const KvScales& second) {
+    attach_kv_cache(nodes, {first, second}, Numbers{}, "DIR");
+  };
   EXPECT_TRUE(throws_with({"DIR", "'b'", "other layers"}, [&] { attach_kv_cache(nodes, {a}, Numbers{}, "DIR"); }));
   EXPECT_TRUE(throws_with({"DIR", "'c.k_cache'", "no such"}, [&] { attach_both(a, {"c", {1.0f}, {1.0f}}); }));
   EXPECT_TRUE(throws_with({"DIR: b.v_cache", "scale_inv"}, [&] { attach_both(a, {"b", {1.0f}, {0.0f}}); }));
@@ -274,7 +295,8 @@ TEST(NodeHandler, QuantizeDequantizeGivesTheProductOfTheSameValues) {
 }
 
 TEST(NodeHandler, ScalesAreCheckedAndCanBeChanged) {
-  EXPECT_TRUE(throws_with({"matmul", "expected 2 input"}, [] { make_node_handler(scheme(ModuleKind::matmul, {1.0f})); }));
+  EXPECT_TRUE(
+      throws_with({"matmul", "expected 2 input"}, [] { make_node_handler(scheme(ModuleKind::matmul, {1.0f})); }));
   for (float bad : {0.0f, -1.0f, std::numeric_limits<float>::infinity(), std::numeric_limits<float>::quiet_NaN()}) {
     EXPECT_TRUE(throws_with({"scale_inv"}, [&] { make_node_handler(scheme(ModuleKind::matmul, {1.0f, bad})); }));
   }

@@ -10,20 +10,24 @@ namespace {
 using test::throws_with;
 using Floats = std::vector<float>;
 
-measure::Measurement cache(const std::string& name, const measure::Amax& amax) { return {name, {amax}, std::nullopt, std::nullopt}; }
+measure::Measurement cache(const std::string& name, const measure::Amax& amax) {
+  return {name, {amax}, std::nullopt, std::nullopt};
+}
 
 /// Two layers of two heads, kept aside.
 PlanOptions options() {
   PlanOptions o;
   o.measurements.emplace();
   o.measurements->modules = {{"l.0.k_proj", {{3.0f}}, std::nullopt, std::nullopt}};
-  o.measurements->kv_cache = {cache("l.0.k_cache", {7.0f, 11.0f}), cache("l.0.v_cache", {0.3f, 448.0f}), cache("l.1.k_cache", {5e4f, 1e-3f}), cache("l.1.v_cache", {2.0f, 1.0f})};
+  o.measurements->kv_cache = {cache("l.0.k_cache", {7.0f, 11.0f}), cache("l.0.v_cache", {0.3f, 448.0f}),
+                              cache("l.1.k_cache", {5e4f, 1e-3f}), cache("l.1.v_cache", {2.0f, 1.0f})};
   return o;
 }
 const std::vector<std::string> kAttention = {"l.0", "l.1"};
 
 TEST(PlanKv, FindsAttentionByItsProjections) {
-  EXPECT_EQ(attention_modules({"model.layers.1.self_attn.q_proj", "model.layers.1.self_attn.k_proj", "model.layers.1.self_attn.v_proj", "h.0.attn.c_attn", "h.0.mlp.c_fc",
+  EXPECT_EQ(attention_modules({"model.layers.1.self_attn.q_proj", "model.layers.1.self_attn.k_proj",
+                               "model.layers.1.self_attn.v_proj", "h.0.attn.c_attn", "h.0.mlp.c_fc",
                                "t.attention.query_key_value", "x.qkv_proj", "lm_head", "k_proj"}),
             (std::vector<std::string>{"model.layers.1.self_attn", "h.0.attn", "t.attention", "x"}));
 }
@@ -48,7 +52,8 @@ TEST(PlanKv, OneScaleOrOnePerHead) {
 TEST(PlanKv, NothingIsMadeUp) {
   std::vector<std::string> warnings;
   PlanOptions o = options();
-  EXPECT_TRUE(throws_with({"'l.2.k_cache'", "every layer", "measure again"}, [&] { plan_kv_cache({"l.0", "l.2"}, o, warnings); }));
+  EXPECT_TRUE(throws_with({"'l.2.k_cache'", "every layer", "measure again"},
+                          [&] { plan_kv_cache({"l.0", "l.2"}, o, warnings); }));
   EXPECT_TRUE(throws_with({"no attention module"}, [&] { plan_kv_cache({}, o, warnings); }));
   o.measurements->kv_cache[2].inputs[0] = {0.0f, 0.0f};
   EXPECT_TRUE(throws_with({"l.1.k_cache", "only zeros"}, [&] { plan_kv_cache(kAttention, o, warnings); }));
@@ -87,7 +92,8 @@ TEST(PlanKv, ChannelsAndThresholdsAreNoHeads) {
   std::swap(o.measurements->modules, o.measurements->kv_cache);  // as a config's list of KVCache has them
   EXPECT_EQ(plan_kv_cache(kAttention, o, warnings)[0].k, Floats{11.0f / 448.0f});
   o.kv_scales = KvGranularity::head;
-  EXPECT_TRUE(throws_with({"l.0.k_cache", "one amax for each channel", "scale per head"}, [&] { plan_kv_cache(kAttention, o, warnings); }));
+  EXPECT_TRUE(throws_with({"l.0.k_cache", "one amax for each channel", "scale per head"},
+                          [&] { plan_kv_cache(kAttention, o, warnings); }));
   std::swap(o.measurements->modules, o.measurements->kv_cache);
   EXPECT_EQ(plan_kv_cache(kAttention, o, warnings)[0].k.size(), 2u) << "kept aside: of heads";
   o.measurements->observer = "save";
@@ -102,7 +108,8 @@ TEST(PlanKv, PlansOfModelsTakeTheSameScales) {
   o.activations = ActivationScaling::static_tensor;
   o.kv_cache = true;
   o.kv_scales = KvGranularity::head;
-  const Plan plan = make_plan({{"l.0.k_proj", "Linear", {8, 8}}}, {{"l.0.k_cache", "KVCache"}, {"l.0.v_cache", "KVCache"}}, o);
+  const Plan plan =
+      make_plan({{"l.0.k_proj", "Linear", {8, 8}}}, {{"l.0.k_cache", "KVCache"}, {"l.0.v_cache", "KVCache"}}, o);
   EXPECT_EQ(plan.find_node("l.0.k_cache")->scheme.input_scale_inv, (Floats{7.0f / 448.0f, 11.0f / 448.0f}));
   EXPECT_EQ(plan.find_node("l.0.v_cache")->scheme.output_scale_inv, (Floats{0.3f / 448.0f, 1.0f}));
   EXPECT_TRUE(plan.warnings.empty());

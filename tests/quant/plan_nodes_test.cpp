@@ -1,7 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
 // Modules without a weight in the plan: which are selected, and what scales INC's rules give each kind.
 #include "fp8/quant/plan.h"
-
 #include "support/hpu_test.h"
 
 namespace fp8::quant {
@@ -9,10 +8,15 @@ namespace {
 
 using test::throws_with;
 
-const std::vector<ModuleInfo> kWeights = {{"l.q_proj", "Linear", {8, 8}}, {"l.moe.w13_list.0", "MoeMatmul", {8, 4}}, {"l.moe.w2_list.0", "MoeMatmul", {4, 4}},
-                                          {"l.moe.w13_list.1", "MoeMatmul", {8, 4}}, {"l.moe.w2_list.1", "MoeMatmul", {4, 4}}};
-const std::vector<NodeInfo> kNodes = {{"l.matmul_qk", "Matmul"}, {"l.b2b", "B2BMatmul"}, {"l.softmax", "Softmax"}, {"l.sdpa", "ModuleFusedSDPA"},
-                                      {"l.k_cache", "VLLMKVCache"}, {"l.moe", "VllmMixtureOfExpertsOp"}, {"l.odd", "SomethingElse"}};
+const std::vector<ModuleInfo> kWeights = {{"l.q_proj", "Linear", {8, 8}},
+                                          {"l.moe.w13_list.0", "MoeMatmul", {8, 4}},
+                                          {"l.moe.w2_list.0", "MoeMatmul", {4, 4}},
+                                          {"l.moe.w13_list.1", "MoeMatmul", {8, 4}},
+                                          {"l.moe.w2_list.1", "MoeMatmul", {4, 4}}};
+const std::vector<NodeInfo> kNodes = {{"l.matmul_qk", "Matmul"},    {"l.b2b", "B2BMatmul"},
+                                      {"l.softmax", "Softmax"},     {"l.sdpa", "ModuleFusedSDPA"},
+                                      {"l.k_cache", "VLLMKVCache"}, {"l.moe", "VllmMixtureOfExpertsOp"},
+                                      {"l.odd", "SomethingElse"}};
 
 /// Amax values of powers of two, so that scales of MAXABS_POW2 on gaudi2 (240 * 0.25 = 60) are 2^ceil(log2(amax / 60)) = amax / 32.
 measure::MeasurementFile measured() {
@@ -51,7 +55,8 @@ TEST(PlanNodes, ScalesOfEveryKindFollowIncsRules) {
   using Floats = std::vector<float>;
   EXPECT_EQ(in("l.matmul_qk"), (Floats{1, 2}));
   EXPECT_EQ(out("l.matmul_qk"), (Floats{2}));
-  EXPECT_EQ(in("l.b2b"), (Floats{1.0f / 32, 4})) << "the second input's scale comes from the output, its padding holds garbage";
+  EXPECT_EQ(in("l.b2b"), (Floats{1.0f / 32, 4}))
+      << "the second input's scale comes from the output, its padding holds garbage";
   EXPECT_EQ(in("l.softmax"), Floats{});
   EXPECT_EQ(out("l.softmax"), (Floats{1.0f / 32}));
   EXPECT_EQ(in("l.sdpa"), (Floats{2.0f / 32, 4.0f / 32, 8.0f / 32, 1.0f / 32}));
@@ -59,7 +64,8 @@ TEST(PlanNodes, ScalesOfEveryKindFollowIncsRules) {
   EXPECT_EQ(in("l.k_cache"), (Floats{8}));
   EXPECT_EQ(out("l.k_cache"), (Floats{8}));
   EXPECT_EQ(in("l.moe"), (Floats{16, 2.0f / 32, 4.0f / 32}));
-  EXPECT_EQ(plan.find("l.moe.w13_list.0")->scheme.input_scale_inv, 16) << "the mixture's hidden states, not the placeholder";
+  EXPECT_EQ(plan.find("l.moe.w13_list.0")->scheme.input_scale_inv, 16)
+      << "the mixture's hidden states, not the placeholder";
   EXPECT_EQ(plan.find("l.moe.w2_list.1")->scheme.input_scale_inv, 4.0f / 32);
   EXPECT_EQ(reason(plan, "l.odd"), "type SomethingElse is not quantized");
   EXPECT_TRUE(plan.warnings.empty());
@@ -72,7 +78,8 @@ TEST(PlanNodes, AnUnmeasuredNodeIsNamedBeforeAnythingRuns) {
   o.measurements->modules[3].module = "m.softmax";  // one of two was measured
   EXPECT_TRUE(throws_with({"'l.softmax'", "ignore_modules_wo_measures"}, [&] { make_plan(kWeights, nodes, o); }));
   o.config->ignore_modules_wo_measures = true;
-  EXPECT_EQ(reason(make_plan(kWeights, nodes, o), "l.softmax"), "no measurement of its inputs (ignore_modules_wo_measures)");
+  EXPECT_EQ(reason(make_plan(kWeights, nodes, o), "l.softmax"),
+            "no measurement of its inputs (ignore_modules_wo_measures)");
   o.measurements->modules.erase(o.measurements->modules.begin() + 3);
   o.measurements->modules[3].outputs = std::vector<measure::Amax>{{16.0f}};  // sdpa without P
   EXPECT_TRUE(throws_with({"l.sdpa.outputs[1]", "not measured"}, [&] { make_plan(kWeights, kNodes, o); }));
@@ -92,7 +99,10 @@ TEST(PlanNodes, MeasurementsOfAModelWithoutSuchModulesFit) {
 }
 
 TEST(PlanNodes, ListsAndMethodsAreOfTheNode) {
-  const Plan plan = make_plan(kWeights, kNodes, options(R"({"scale_method": {"default": {"weight": {"rounding_method": "POW2", "backoff": 0.5}, "activation": {"rounding_method": "POW2", "backoff": 0.25}},
+  const Plan plan = make_plan(
+      kWeights, kNodes,
+      options(
+          R"({"scale_method": {"default": {"weight": {"rounding_method": "POW2", "backoff": 0.5}, "activation": {"rounding_method": "POW2", "backoff": 0.25}},
       "nodes": {"l.k_cache": {"weight": {"scale_value_type": "FIXED_VALUE", "rounding_method": "SCALE_UNIT"}, "activation": {"scale_value_type": "FIXED_VALUE", "rounding_method": "SCALE_UNIT"}}}},
       "blocklist": {"types": ["Softmax"], "names": ["moe"]}})"));
   EXPECT_EQ(plan.find_node("l.k_cache")->scheme.input_scale_inv, std::vector<float>{1.0f});
@@ -104,13 +114,15 @@ TEST(PlanNodes, ListsAndMethodsAreOfTheNode) {
 
 TEST(PlanNodes, BackoffsAreInEffect) {
   for (const char* key : {R"("scale_params": {"input_backoff": 0.5})", R"("input_backoff": 0.5)"}) {
-    const Plan plan = make_plan(kWeights, kNodes, options(std::string(R"({"scale_method": "maxabs_pow2", )") + key + "}"));
+    const Plan plan =
+        make_plan(kWeights, kNodes, options(std::string(R"({"scale_method": "maxabs_pow2", )") + key + "}"));
     EXPECT_EQ(plan.find("l.q_proj")->scheme.input_scale_inv, 1.0f) << "64 / (240 * 0.5) = 0.53; with 0.25 it is 2";
   }
 }
 
 TEST(PlanNodes, AMixtureFollowsItsExpertsWeights) {
-  const Plan plan = make_plan(kWeights, kNodes, options(R"({"scale_method": "maxabs_pow2", "blocklist": {"names": ["w2_list\\.1"]}})"));
+  const Plan plan = make_plan(kWeights, kNodes,
+                              options(R"({"scale_method": "maxabs_pow2", "blocklist": {"names": ["w2_list\\.1"]}})"));
   EXPECT_EQ(reason(plan, "l.moe"), "its experts' weights stay in high precision");
   EXPECT_NE(plan.find("l.moe.w2_list.0"), nullptr);
 }
@@ -142,7 +154,8 @@ TEST(PlanNodes, WithoutAConfigAttentionIsAskedFor) {
   const Plan all = make_plan(kWeights, kNodes, o);
   EXPECT_EQ(all.nodes.size(), 5u);
   EXPECT_EQ(reason(all, "l.b2b"), "excluded by 'exclude'");
-  EXPECT_EQ(all.find_node("l.sdpa")->scheme.input_scale_inv, (std::vector<float>{2.0f / 448, 4.0f / 448, 8.0f / 448, 1.0f / 448}));
+  EXPECT_EQ(all.find_node("l.sdpa")->scheme.input_scale_inv,
+            (std::vector<float>{2.0f / 448, 4.0f / 448, 8.0f / 448, 1.0f / 448}));
   EXPECT_TRUE(all.find_node("l.sdpa")->scheme.output_scale_inv.empty());
   EXPECT_EQ(all.find_node("l.k_cache")->scheme.input_scale_inv, std::vector<float>{256.0f / 448});
 }

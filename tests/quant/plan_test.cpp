@@ -11,13 +11,18 @@ namespace {
 
 using test::throws_with;
 
-const std::vector<ModuleInfo> kModel = {
-    {"model.embed_tokens", "Embedding", {48, 32}},          {"model.layers.0.self_attn.q_proj", "Linear", {32, 32}},
-    {"model.layers.0.self_attn.k_proj", "Linear", {16, 32}}, {"model.layers.0.self_attn.v_proj", "Linear", {16, 32}},
-    {"model.layers.0.self_attn.o_proj", "Linear", {32, 32}}, {"model.layers.0.mlp.gate", "Linear", {4, 32}},
-    {"model.layers.0.mlp.gate_proj", "Linear", {40, 32}},    {"model.layers.0.mlp.up_proj", "Linear", {40, 32}},
-    {"vision.patch", "Conv2d", {8, 3, 4, 4}},                {"vision.mix", "Conv1d", {8, 8, 3}}, {"vision.odd", "ConvTranspose2d", {8, 8, 3, 3}},
-    {"lm_head", "Linear", {48, 32}}};
+const std::vector<ModuleInfo> kModel = {{"model.embed_tokens", "Embedding", {48, 32}},
+                                        {"model.layers.0.self_attn.q_proj", "Linear", {32, 32}},
+                                        {"model.layers.0.self_attn.k_proj", "Linear", {16, 32}},
+                                        {"model.layers.0.self_attn.v_proj", "Linear", {16, 32}},
+                                        {"model.layers.0.self_attn.o_proj", "Linear", {32, 32}},
+                                        {"model.layers.0.mlp.gate", "Linear", {4, 32}},
+                                        {"model.layers.0.mlp.gate_proj", "Linear", {40, 32}},
+                                        {"model.layers.0.mlp.up_proj", "Linear", {40, 32}},
+                                        {"vision.patch", "Conv2d", {8, 3, 4, 4}},
+                                        {"vision.mix", "Conv1d", {8, 8, 3}},
+                                        {"vision.odd", "ConvTranspose2d", {8, 8, 3, 3}},
+                                        {"lm_head", "Linear", {48, 32}}};
 
 measure::MeasurementFile measured(const std::vector<std::string>& names, float input = 2.0f, float weight = 1.0f) {
   measure::MeasurementFile file;
@@ -25,7 +30,9 @@ measure::MeasurementFile measured(const std::vector<std::string>& names, float i
   return file;
 }
 
-configs::QuantConfig config(const std::string& json) { return configs::parse_quant_config(io::parse_json(json, "q.json"), "q.json"); }
+configs::QuantConfig config(const std::string& json) {
+  return configs::parse_quant_config(io::parse_json(json, "q.json"), "q.json");
+}
 
 std::string reason(const Plan& plan, const std::string& name) {
   for (const auto& s : plan.skipped) {
@@ -64,9 +71,11 @@ TEST(Plan, HintsNameTheApisOptionsOrTheCommandLines) {
     const configs::CommandLineNames names;
     EXPECT_EQ(reasons(), "kept in high precision by default (--include quantizes it); excluded by --exclude");
     o.activations = ActivationScaling::static_tensor;
-    EXPECT_TRUE(throws_with({"no measurement of module", "leave it out with --exclude"}, [&] { make_plan(kModel, o); }));
+    EXPECT_TRUE(
+        throws_with({"no measurement of module", "leave it out with --exclude"}, [&] { make_plan(kModel, o); }));
   }
-  EXPECT_TRUE(throws_with({"no measurement of module", "leave it out with 'exclude' (convert_modules: 'block')"}, [&] { make_plan(kModel, o); }));
+  EXPECT_TRUE(throws_with({"no measurement of module", "leave it out with 'exclude' (convert_modules: 'block')"},
+                          [&] { make_plan(kModel, o); }));
 }
 
 TEST(Plan, IncludeAndExcludeArePatterns) {
@@ -122,7 +131,8 @@ TEST(Plan, UnmeasuredModulesAreNamed) {
   PlanOptions o;
   o.activations = ActivationScaling::static_tensor;
   o.measurements = measured({"model.layers.0.mlp.up_proj"});
-  EXPECT_TRUE(throws_with({"no measurement of module 'model.layers.0.self_attn.q_proj'", "leave it out with 'exclude'"}, [&] { make_plan(kModel, o); }));
+  EXPECT_TRUE(throws_with({"no measurement of module 'model.layers.0.self_attn.q_proj'", "leave it out with 'exclude'"},
+                          [&] { make_plan(kModel, o); }));
   o.measurements->modules[0].inputs[0] = {};
   o.include = {}, o.exclude = {"self_attn", "vision", "gate_proj"};
   EXPECT_TRUE(throws_with({"up_proj.inputs[0]", "expected an amax, found none"}, [&] { make_plan(kModel, o); }));
@@ -147,7 +157,8 @@ TEST(Plan, FilesOfShapeAndSaveAreRefusedByTheObserversName) {
   PlanOptions o;
   o.measurements = measured({"model.layers.0.mlp.up_proj"});
   o.measurements->observer = "save";
-  EXPECT_TRUE(throws_with({"measurements: found those of observer 'save'", "measure with maxabs"}, [&] { make_plan(kModel, o); }));
+  EXPECT_TRUE(throws_with({"measurements: found those of observer 'save'", "measure with maxabs"},
+                          [&] { make_plan(kModel, o); }));
   o.measurements->observer = "";
   o.measurements->mode = measure::MeasurementMode::shape;  // another tool's file under another name
   EXPECT_TRUE(throws_with({"found those of observer 'shape', which keeps sizes"}, [&] { make_plan(kModel, o); }));
@@ -174,7 +185,10 @@ TEST(Plan, MeasurementsOfAnotherModelAreRefused) {
   o.measurements->modules[1] = {"model.layers.0.self_attn.matmul_qk", {{1.0f}, {2.0f}}, std::nullopt, std::nullopt};
   const Plan plan = make_plan(kModel, o);
   ASSERT_EQ(plan.warnings.size(), 1u);
-  EXPECT_NE(plan.warnings[0].find("1 measured nodes without a weight are passed over (the first is 'model.layers.0.self_attn.matmul_qk')"), std::string::npos);
+  EXPECT_NE(
+      plan.warnings[0].find(
+          "1 measured nodes without a weight are passed over (the first is 'model.layers.0.self_attn.matmul_qk')"),
+      std::string::npos);
   o.measurements->modules.erase(o.measurements->modules.begin());
   EXPECT_TRUE(throws_with({"no module of this model", "matmul_qk"}, [&] { make_plan(kModel, o); }));
 }
@@ -185,7 +199,8 @@ TEST(Plan, TheWeightsAmaxTellsAnotherModel) {
   EXPECT_NO_THROW(check_measured_weight(m, 5.0f));  // nothing measured, nothing to tell
   m.measured_weight_amax = 1.0f;
   EXPECT_NO_THROW(check_measured_weight(m, 1.0f + 0x1p-8f));  // the rounding of bf16
-  EXPECT_TRUE(throws_with({"up_proj", "was 1 when measured and is 1.1", "another model"}, [&] { check_measured_weight(m, 1.1f); }));
+  EXPECT_TRUE(throws_with({"up_proj", "was 1 when measured and is 1.1", "another model"},
+                          [&] { check_measured_weight(m, 1.1f); }));
   EXPECT_THROW(check_measured_weight(m, 0.9f), io::Error);
   m.measured_weight_amax = 0.0f;
   EXPECT_NO_THROW(check_measured_weight(m, 0.0f));
@@ -201,10 +216,14 @@ TEST(Plan, AWeightsThresholdIsBelowItsAmaxOrOfAnotherModel) {
     const PlannedModule m = make_plan(kModel, o).modules.at(0);  // its threshold is 1
     EXPECT_NO_THROW(check_measured_weight(m, 1.0f)) << observer;
     EXPECT_NO_THROW(check_measured_weight(m, 9.0f)) << observer;
-    EXPECT_TRUE(throws_with({"up_proj: the weight's clipping threshold was 1 when measured and its amax is 0.9", "another model"}, [&] { check_measured_weight(m, 0.9f); })) << observer;
+    EXPECT_TRUE(throws_with(
+        {"up_proj: the weight's clipping threshold was 1 when measured and its amax is 0.9", "another model"},
+        [&] { check_measured_weight(m, 0.9f); }))
+        << observer;
   }
   o.measurements->modules[0].weight = measure::Amax{0.0f};
-  EXPECT_THROW(check_measured_weight(make_plan(kModel, o).modules.at(0), 9.0f), io::Error) << "a weight of zeros was measured";
+  EXPECT_THROW(check_measured_weight(make_plan(kModel, o).modules.at(0), 9.0f), io::Error)
+      << "a weight of zeros was measured";
   for (const char* observer : {"maxabs", "histogram", ""}) {
     o.measurements->modules[0].weight = measure::Amax{1.0f};
     o.measurements->observer = observer;
@@ -216,9 +235,12 @@ TEST(Plan, AWeightsThresholdIsBelowItsAmaxOrOfAnotherModel) {
 TEST(Plan, AConfigBringsItsOwnRules) {
   PlanOptions o;
   o.dialect = recipes::Dialect::gaudi2;
-  o.config = config(R"({"scale_method": "maxabs_hw", "blocklist": {"names": ["lm_head", "mlp\\.gate$"], "types": ["Conv1d", "Conv2d", "Softmax"]}})");
-  o.measurements = measured({"model.layers.0.self_attn.q_proj", "model.layers.0.self_attn.k_proj", "model.layers.0.self_attn.v_proj", "model.layers.0.self_attn.o_proj",
-                             "model.layers.0.mlp.gate_proj", "model.layers.0.mlp.up_proj"}, 3.0f);
+  o.config = config(
+      R"({"scale_method": "maxabs_hw", "blocklist": {"names": ["lm_head", "mlp\\.gate$"], "types": ["Conv1d", "Conv2d", "Softmax"]}})");
+  o.measurements =
+      measured({"model.layers.0.self_attn.q_proj", "model.layers.0.self_attn.k_proj", "model.layers.0.self_attn.v_proj",
+                "model.layers.0.self_attn.o_proj", "model.layers.0.mlp.gate_proj", "model.layers.0.mlp.up_proj"},
+               3.0f);
   const Plan plan = make_plan(kModel, o);
   EXPECT_EQ(plan.modules.size(), 6u);
   EXPECT_EQ(plan.scale_method, "MAXABS_HW");
@@ -237,7 +259,8 @@ TEST(Plan, AConfigsUnmeasuredModulesAreAnErrorOrLeftOut) {
   PlanOptions o;
   o.config = config(R"({"allowlist": {"names": ["up_proj", "gate_proj"]}})");
   o.measurements = measured({"model.layers.0.mlp.up_proj"});
-  EXPECT_TRUE(throws_with({"'model.layers.0.mlp.gate_proj'", "ignore_modules_wo_measures"}, [&] { make_plan(kModel, o); }));
+  EXPECT_TRUE(
+      throws_with({"'model.layers.0.mlp.gate_proj'", "ignore_modules_wo_measures"}, [&] { make_plan(kModel, o); }));
   o.config = config(R"({"allowlist": {"names": ["up_proj", "gate_proj"]}, "ignore_modules_wo_measures": true})");
   const Plan plan = make_plan(kModel, o);
   EXPECT_EQ(plan.modules.size(), 1u);
@@ -254,7 +277,8 @@ TEST(Plan, FixedScalesNeedNoMeasurement) {
 
 TEST(Plan, ChannelMethodsGiveChannelWeights) {
   PlanOptions o;
-  o.config = config(R"({"scale_method": "act_maxabs_pow2_weights_pcs_maxabs_pow2", "allowlist": {"names": ["up_proj"]}, "fp8_config": "E5M2", "hp_dtype": "fp32"})");
+  o.config = config(
+      R"({"scale_method": "act_maxabs_pow2_weights_pcs_maxabs_pow2", "allowlist": {"names": ["up_proj"]}, "fp8_config": "E5M2", "hp_dtype": "fp32"})");
   o.measurements = measured({"model.layers.0.mlp.up_proj"});
   const Scheme& s = make_plan(kModel, o).modules.at(0).scheme;
   EXPECT_EQ(s.weights, WeightGranularity::channel);

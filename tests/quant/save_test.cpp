@@ -41,7 +41,8 @@ TEST(Save, WritesCodesScalesAndTheRest) {
   EXPECT_EQ(file.find("steps")->dtype, io::DType::I64);
   EXPECT_EQ(file.find("layer_0.q_proj.input_scale"), nullptr);
   const auto config = io::read_json(dir / "out/config.json");
-  EXPECT_EQ(config["quantization_config"]["ignore"], (io::Json::array({"lm_head", R"(re:(.*\.)?lm_head$)"}))) << "its family is not known: under any prefix";
+  EXPECT_EQ(config["quantization_config"]["ignore"], (io::Json::array({"lm_head", R"(re:(.*\.)?lm_head$)"})))
+      << "its family is not known: under any prefix";
   EXPECT_EQ(config["quantization_config"]["config_groups"]["group_0"]["weights"]["strategy"], "channel");
   EXPECT_EQ(io::read_json(dir / "out/fp8.json")["dialect"], "ocp");
 }
@@ -59,10 +60,14 @@ TEST(Save, CompletesTheSourcesConfigAndCarriesItsFiles) {
   EXPECT_EQ(config["model_type"], "tiny");
   EXPECT_TRUE(config.contains("quantization_config"));
   EXPECT_TRUE(fs::exists(dir / "out/tokenizer.json"));
-  EXPECT_TRUE(throws_with({"not empty"}, [&] { save(*model, dir / "out", CheckpointFormat::compressed_tensors, {dir / "source"}); }) ||
-              throws_with({"overwrite"}, [&] { save(*model, dir / "out", CheckpointFormat::compressed_tensors, {dir / "source"}); }));
+  EXPECT_TRUE(throws_with({"not empty"},
+                          [&] { save(*model, dir / "out", CheckpointFormat::compressed_tensors, {dir / "source"}); }) ||
+              throws_with({"overwrite"},
+                          [&] { save(*model, dir / "out", CheckpointFormat::compressed_tensors, {dir / "source"}); }));
   EXPECT_NO_THROW(save(*model, dir / "out", CheckpointFormat::compressed_tensors, {dir / "source", true}));
-  EXPECT_TRUE(throws_with({"is the input itself"}, [&] { save(*model, dir / "source", CheckpointFormat::compressed_tensors, {dir / "source", true}); }));
+  EXPECT_TRUE(throws_with({"is the input itself"}, [&] {
+    save(*model, dir / "source", CheckpointFormat::compressed_tensors, {dir / "source", true});
+  }));
   EXPECT_TRUE(fs::exists(dir / "source/tokenizer.json"));
 }
 
@@ -71,16 +76,20 @@ TEST(Save, NamesWhatReadersOfTheFamilyCallModules) {
   fs::create_directories(dir / "source");
   const auto ignored = [&](const std::string& model_type, bool head) {
     std::ofstream(dir / "source/config.json") << "{\"model_type\": \"" << model_type << "\"}";
-    std::vector<measure::WeightModule> modules = {{"model.layers.0.mlp.up_proj", "Linear", hpu(torch::randn({32, 32}).to(at::kBFloat16)), std::nullopt}};
+    std::vector<measure::WeightModule> modules = {
+        {"model.layers.0.mlp.up_proj", "Linear", hpu(torch::randn({32, 32}).to(at::kBFloat16)), std::nullopt}};
     std::vector<std::pair<std::string, at::Tensor>> tensors = {{"model.embed_tokens.weight", torch::randn({8, 32})}};
-    if (head) modules.push_back({"language_model.lm_head", "Linear", hpu(torch::randn({8, 32}).to(at::kBFloat16)), std::nullopt});
+    if (head)
+      modules.push_back(
+          {"language_model.lm_head", "Linear", hpu(torch::randn({8, 32}).to(at::kBFloat16)), std::nullopt});
     convert(modules, PlanOptions{});
     for (const auto& m : modules) tensors.emplace_back(m.name + ".weight", m.weight);
     save(tensors, modules, {}, dir / "out", CheckpointFormat::compressed_tensors, {dir / "source", true});
     return io::read_json(dir / "out/config.json")["quantization_config"]["ignore"].dump();
   };
   EXPECT_EQ(ignored("llama", false), R"(["lm_head"])") << "which readers make of the embedding";
-  EXPECT_NE(ignored("llava", true).find("\"lm_head\""), std::string::npos) << "transformers moves it: " << ignored("llava", true);
+  EXPECT_NE(ignored("llava", true).find("\"lm_head\""), std::string::npos)
+      << "transformers moves it: " << ignored("llava", true);
 }
 
 TEST(Save, OfAModelOnTheHostIsTheSame) {
@@ -95,7 +104,8 @@ TEST(Save, OfAModelOnTheHostIsTheSame) {
     return std::string(std::istreambuf_iterator<char>(in), {});
   };
   EXPECT_FALSE(bytes(dir / "hpu/model.safetensors").empty());
-  for (const char* file : {"model.safetensors", "config.json", "fp8.json"}) EXPECT_TRUE(bytes(dir / "hpu" / file) == bytes(dir / "host" / file)) << file;
+  for (const char* file : {"model.safetensors", "config.json", "fp8.json"})
+    EXPECT_TRUE(bytes(dir / "hpu" / file) == bytes(dir / "host" / file)) << file;
 }
 
 TEST(Save, CodesThatNoModuleHoldsAreRefused) {
@@ -103,16 +113,19 @@ TEST(Save, CodesThatNoModuleHoldsAreRefused) {
   auto model = test::tiny_lm();
   convert(*model, {});
   model->register_buffer("kept", model->layers[0]->q_proj->weight.detach().clone());
-  EXPECT_TRUE(throws_with({"[save] kept", "module 'layer_0.q_proj'"}, [&] { save(*model, dir / "out", CheckpointFormat::compressed_tensors); }));
+  EXPECT_TRUE(throws_with({"[save] kept", "module 'layer_0.q_proj'"},
+                          [&] { save(*model, dir / "out", CheckpointFormat::compressed_tensors); }));
   EXPECT_FALSE(fs::exists(dir / "out"));
 }
 
 struct CachedImpl : torch::nn::Module {
   struct AttentionImpl : torch::nn::Module {
     torch::nn::Linear k_proj = register_module("k_proj", torch::nn::Linear(16, 16));
-    runtime::KVCache k_cache = register_module("k_cache", runtime::KVCache()), v_cache = register_module("v_cache", runtime::KVCache());
+    runtime::KVCache k_cache = register_module("k_cache", runtime::KVCache()),
+                     v_cache = register_module("v_cache", runtime::KVCache());
   };
-  std::shared_ptr<AttentionImpl> a = register_module("a", std::make_shared<AttentionImpl>()), b = register_module("b", std::make_shared<AttentionImpl>());
+  std::shared_ptr<AttentionImpl> a = register_module("a", std::make_shared<AttentionImpl>()),
+                                 b = register_module("b", std::make_shared<AttentionImpl>());
 };
 
 TEST(Save, CachesAreWrittenIfAllOfThemAreInFp8) {
@@ -133,7 +146,8 @@ TEST(Save, CachesAreWrittenIfAllOfThemAreInFp8) {
     const auto skipped = io::read_json(dir / "out/fp8.json")["skipped"];
     EXPECT_EQ(skipped.empty(), i == 3);  // engines would take 1.0 for the scales of the others
     if (i == 2) {
-      EXPECT_EQ(skipped["a.k_cache"], "only a part of the key-value caches is in fp8, a checkpoint holds scales of all or none");
+      EXPECT_EQ(skipped["a.k_cache"],
+                "only a part of the key-value caches is in fp8, a checkpoint holds scales of all or none");
     }
   }
 }
@@ -164,7 +178,9 @@ TEST(Save, RefusesWhatTheFormatCannotHold) {
   o.exclude = {"layer_1"};
   convert(*mixed, o);
   auto modules = measure::weight_modules(*mixed);
-  modules.erase(std::remove_if(modules.begin(), modules.end(), [](const auto& m) { return m.name.rfind("layer_1", 0) != 0; }), modules.end());
+  modules.erase(
+      std::remove_if(modules.begin(), modules.end(), [](const auto& m) { return m.name.rfind("layer_1", 0) != 0; }),
+      modules.end());
   o = {};
   o.weights = WeightGranularity::tensor;
   convert(modules, o);

@@ -84,16 +84,19 @@ void expect_codes(const at::Tensor& w, FloatType type, const WeightScales& scale
   cast_weight_rows(w.const_data_ptr(), type, rows, cols, 0, scales, scheme, whole.data());
   const std::int64_t first = rows / 2;
   cast_weight_rows(w.const_data_ptr(), type, first, cols, 0, scales, scheme, pieces.data());
-  cast_weight_rows(static_cast<const char*>(w.const_data_ptr()) + first * cols * w.element_size(), type, rows - first, cols, first, scales, scheme,
-                   pieces.data() + first * cols);
+  cast_weight_rows(static_cast<const char*>(w.const_data_ptr()) + first * cols * w.element_size(), type, rows - first,
+                   cols, first, scales, scheme, pieces.data() + first * cols);
   EXPECT_EQ(whole, pieces);
   const at::Tensor values = w.to(at::kFloat).contiguous();
   for (std::int64_t i = 0; i < w.numel(); ++i) {
-    ASSERT_EQ(whole[static_cast<std::size_t>(i)], code(values.const_data_ptr<float>()[i], static_cast<std::size_t>(i / cols))) << i;
+    ASSERT_EQ(whole[static_cast<std::size_t>(i)],
+              code(values.const_data_ptr<float>()[i], static_cast<std::size_t>(i / cols)))
+        << i;
   }
 }
 
-constexpr std::pair<at::ScalarType, FloatType> kTypes[] = {{at::kFloat, FloatType::F32}, {at::kBFloat16, FloatType::BF16}, {at::kHalf, FloatType::F16}};
+constexpr std::pair<at::ScalarType, FloatType> kTypes[] = {
+    {at::kFloat, FloatType::F32}, {at::kBFloat16, FloatType::BF16}, {at::kHalf, FloatType::F16}};
 
 TEST(Scheme, OwnCodesAreTheNearestOfTheF32Product) {
   torch::manual_seed(1);
@@ -103,7 +106,8 @@ TEST(Scheme, OwnCodesAreTheNearestOfTheF32Product) {
     for (Dialect dialect : {Dialect::gaudi2, Dialect::ocp}) {
       for (auto granularity : {WeightGranularity::tensor, WeightGranularity::channel}) {
         const Scheme s = own(dialect, granularity);
-        const auto scales = weight_scales(test::amax_reference(typed, granularity == WeightGranularity::tensor ? 1 : 7), s, "m");
+        const auto scales =
+            weight_scales(test::amax_reference(typed, granularity == WeightGranularity::tensor ? 1 : 7), s, "m");
         expect_codes(typed, type, scales, s, [&](float v, std::size_t row) {
           return test::nearest_code(v * scales.scale[scales.scale.size() > 1 ? row : 0], s.fp8_max());
         });
@@ -135,7 +139,8 @@ TEST(Scheme, IncInF32RoundsOnce) {
   const Scheme s = inc("maxabs_arbitrary", Dialect::gaudi2, FloatType::F32);
   const auto scales = weight_scales(test::amax_reference(w, 1), s, "m");
   EXPECT_EQ(scales.scale_inv[0], test::amax_reference(w, 1)[0] / 120.0f);
-  expect_codes(w, FloatType::F32, scales, s, [&](float v, std::size_t) { return test::nearest_code(v * scales.scale[0], 240.0f); });
+  expect_codes(w, FloatType::F32, scales, s,
+               [&](float v, std::size_t) { return test::nearest_code(v * scales.scale[0], 240.0f); });
 }
 
 TEST(Scheme, E5M2HasItsOwnCodes) {
@@ -143,7 +148,8 @@ TEST(Scheme, E5M2HasItsOwnCodes) {
   s.format = recipes::Format::E5M2;
   const at::Tensor w = (torch::randn({3, 50}) * 1000).to(at::kBFloat16);
   const auto scales = weight_scales({1.0f}, s, "m");
-  expect_codes(w, FloatType::BF16, scales, s, [&](float v, std::size_t) { return test::nearest_code(v, 57344.0f, test::e5m2_value); });
+  expect_codes(w, FloatType::BF16, scales, s,
+               [&](float v, std::size_t) { return test::nearest_code(v, 57344.0f, test::e5m2_value); });
 }
 
 TEST(Scheme, ZeroRowsGiveScaleOneAndZeroCodes) {
@@ -159,7 +165,8 @@ TEST(Scheme, ZeroRowsGiveScaleOneAndZeroCodes) {
 }
 
 TEST(Scheme, DescribesItself) {
-  EXPECT_EQ(own(Dialect::ocp, WeightGranularity::channel).describe(), "E4M3 channel weights, dynamic token activations, ocp");
+  EXPECT_EQ(own(Dialect::ocp, WeightGranularity::channel).describe(),
+            "E4M3 channel weights, dynamic token activations, ocp");
   Scheme s = own(Dialect::gaudi2);
   s.activations = ActivationScaling::static_tensor;
   EXPECT_EQ(s.describe(), "E4M3 tensor weights, static tensor activations, gaudi2");
@@ -180,13 +187,20 @@ std::vector<float> block_amax_reference(const at::Tensor& w, const Block& b) {
   std::vector<float> amax;
   for (std::int64_t r = 0; r < w.size(0); r += b.rows)
     for (std::int64_t c = 0; c < w.size(1); c += b.cols)
-      amax.push_back(v.slice(0, r, std::min(w.size(0), r + b.rows)).slice(1, c, std::min(w.size(1), c + b.cols)).max().item<float>());
+      amax.push_back(v.slice(0, r, std::min(w.size(0), r + b.rows))
+                         .slice(1, c, std::min(w.size(1), c + b.cols))
+                         .max()
+                         .item<float>());
   return amax;
 }
 
 TEST(Scheme, BlocksHaveScalesAndCodesOfTheirOwn) {
   torch::manual_seed(5);
-  for (const auto& [rows, cols, block] : {std::tuple<std::int64_t, std::int64_t, Block>{256, 384, {128, 128}}, {300, 200, {128, 128}}, {7, 33, {4, 16}}, {9, 5, {64, 64}}, {5, 40, {1, 8}}}) {
+  for (const auto& [rows, cols, block] : {std::tuple<std::int64_t, std::int64_t, Block>{256, 384, {128, 128}},
+                                          {300, 200, {128, 128}},
+                                          {7, 33, {4, 16}},
+                                          {9, 5, {64, 64}},
+                                          {5, 40, {1, 8}}}) {
     at::Tensor w = torch::randn({rows, cols}) * torch::logspace(-2, 2, rows).unsqueeze(1);
     w.slice(0, 0, block.rows).slice(1, 0, block.cols).zero_();
     for (const auto& [dtype, type] : kTypes) {
@@ -204,13 +218,19 @@ TEST(Scheme, BlocksHaveScalesAndCodesOfTheirOwn) {
           EXPECT_EQ(scales.scale[i], 1.0f / scales.scale_inv[i]);
         }
         std::vector<std::uint8_t> codes(static_cast<std::size_t>(rows * cols)), cast(codes.size()), pieces;
-        EXPECT_EQ(quantize_weight_blocks(typed.const_data_ptr(), type, rows, cols, s, "m", codes.data()), scales.scale_inv);
+        EXPECT_EQ(quantize_weight_blocks(typed.const_data_ptr(), type, rows, cols, s, "m", codes.data()),
+                  scales.scale_inv);
         cast_weight_rows(typed.const_data_ptr(), type, rows, cols, 0, scales, s, cast.data());
         EXPECT_EQ(codes, cast);
         const at::Tensor values = typed.to(at::kFloat).contiguous();
-        const auto place = [&](std::int64_t r, std::int64_t c) { return static_cast<std::size_t>(r / block.rows * grid.cols + c / block.cols); };
+        const auto place = [&](std::int64_t r, std::int64_t c) {
+          return static_cast<std::size_t>(r / block.rows * grid.cols + c / block.cols);
+        };
         for (std::int64_t i = 0; i < rows * cols; ++i) {
-          ASSERT_EQ(codes[static_cast<std::size_t>(i)], test::nearest_code(values.const_data_ptr<float>()[i] * scales.scale[place(i / cols, i % cols)], s.fp8_max())) << i;
+          ASSERT_EQ(codes[static_cast<std::size_t>(i)],
+                    test::nearest_code(values.const_data_ptr<float>()[i] * scales.scale[place(i / cols, i % cols)],
+                                       s.fp8_max()))
+              << i;
         }
         std::vector<float> piece_scales;  // band by band, as a stream does
         for (std::int64_t row = 0; row < rows; row += block.rows) {
@@ -226,12 +246,17 @@ TEST(Scheme, BlocksHaveScalesAndCodesOfTheirOwn) {
         }
         EXPECT_EQ(pieces, codes);
         EXPECT_EQ(piece_scales, scales.scale_inv);
-        for (const auto& [first, n] : {std::pair<std::int64_t, std::int64_t>{0, rows}, {rows / 3, rows - rows / 3}, {rows / 2, 1}, {1, rows / 2}}) {  // any rows
+        for (const auto& [first, n] : {std::pair<std::int64_t, std::int64_t>{0, rows},
+                                       {rows / 3, rows - rows / 3},
+                                       {rows / 2, 1},
+                                       {1, rows / 2}}) {  // any rows
           std::vector<float> y(static_cast<std::size_t>(n * cols));
-          decode_weight_rows(codes.data() + first * cols, n, cols, first, scales.scale_inv.data(), grid.size(), s, y.data(), FloatType::F32);
+          decode_weight_rows(codes.data() + first * cols, n, cols, first, scales.scale_inv.data(), grid.size(), s,
+                             y.data(), FloatType::F32);
           for (std::int64_t i = 0; i < n * cols; ++i) {
             const std::int64_t at = first * cols + i;
-            ASSERT_EQ(y[static_cast<std::size_t>(i)], test::e4m3_value(codes[static_cast<std::size_t>(at)]) * scales.scale_inv[place(at / cols, at % cols)]);
+            ASSERT_EQ(y[static_cast<std::size_t>(i)], test::e4m3_value(codes[static_cast<std::size_t>(at)]) *
+                                                          scales.scale_inv[place(at / cols, at % cols)]);
           }
         }
       }
@@ -243,13 +268,21 @@ TEST(Scheme, BlocksRefuseWhatTheyCannotDo) {
   const std::vector<float> w = {1, 2, 3, NAN, 5, 6, INFINITY, 8};
   std::vector<std::uint8_t> codes(8);
   const Scheme s = blocks(2, 2);
-  EXPECT_TRUE(throws_with({"up_proj", "nan"}, [&] { quantize_weight_blocks(w.data(), FloatType::F32, 2, 4, s, "up_proj", codes.data()); }));
-  EXPECT_TRUE(throws_with({"up_proj", "inf"}, [&] { quantize_weight_blocks(w.data() + 4, FloatType::F32, 1, 4, s, "up_proj", codes.data()); }));
-  EXPECT_TRUE(throws_with({"multiple of 2", "row 1"}, [&] { cast_weight_rows(w.data(), FloatType::F32, 1, 4, 1, {{1, 1, 1, 1}, {1, 1, 1, 1}}, s, codes.data()); }));
-  EXPECT_TRUE(throws_with({"multiple of 2", "row 1"}, [&] { WeightScales{{1, 1, 1, 1}, {1, 1, 1, 1}}.of_rows(1, 1, s, 4); }));
+  EXPECT_TRUE(throws_with({"up_proj", "nan"},
+                          [&] { quantize_weight_blocks(w.data(), FloatType::F32, 2, 4, s, "up_proj", codes.data()); }));
+  EXPECT_TRUE(throws_with({"up_proj", "inf"}, [&] {
+    quantize_weight_blocks(w.data() + 4, FloatType::F32, 1, 4, s, "up_proj", codes.data());
+  }));
+  EXPECT_TRUE(throws_with({"multiple of 2", "row 1"}, [&] {
+    cast_weight_rows(w.data(), FloatType::F32, 1, 4, 1, {{1, 1, 1, 1}, {1, 1, 1, 1}}, s, codes.data());
+  }));
+  EXPECT_TRUE(
+      throws_with({"multiple of 2", "row 1"}, [&] { WeightScales{{1, 1, 1, 1}, {1, 1, 1, 1}}.of_rows(1, 1, s, 4); }));
   Scheme config = s;
   config.convention = Convention::inc;
-  EXPECT_TRUE(throws_with({"up_proj", "own convention"}, [&] { quantize_weight_blocks(w.data(), FloatType::F32, 1, 2, config, "up_proj", codes.data()); }));
+  EXPECT_TRUE(throws_with({"up_proj", "own convention"}, [&] {
+    quantize_weight_blocks(w.data(), FloatType::F32, 1, 2, config, "up_proj", codes.data());
+  }));
 }
 
 }  // namespace

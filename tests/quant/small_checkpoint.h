@@ -19,16 +19,24 @@ using NamedTensors = std::vector<std::pair<std::string, at::Tensor>>;
 
 inline io::DType file_type(at::ScalarType type) {
   switch (type) {
-    case at::kFloat: return io::DType::F32;
-    case at::kBFloat16: return io::DType::BF16;
-    case at::kHalf: return io::DType::F16;
-    case at::kLong: return io::DType::I64;
-    case at::kFloat8_e4m3fn: return io::DType::F8_E4M3;
-    default: throw std::invalid_argument("no such type in these tests");
+    case at::kFloat:
+      return io::DType::F32;
+    case at::kBFloat16:
+      return io::DType::BF16;
+    case at::kHalf:
+      return io::DType::F16;
+    case at::kLong:
+      return io::DType::I64;
+    case at::kFloat8_e4m3fn:
+      return io::DType::F8_E4M3;
+    default:
+      throw std::invalid_argument("no such type in these tests");
   }
 }
 
-inline void write_text(const std::filesystem::path& path, const std::string& text) { std::ofstream(path, std::ios::binary) << text; }
+inline void write_text(const std::filesystem::path& path, const std::string& text) {
+  std::ofstream(path, std::ios::binary) << text;
+}
 
 inline std::string read_text(const std::filesystem::path& path) {
   std::ifstream in(path, std::ios::binary);
@@ -38,7 +46,8 @@ inline std::string read_text(const std::filesystem::path& path) {
 }
 
 /// model.safetensors in `folder` (made if need be).
-inline void write_tensors(const std::filesystem::path& folder, const NamedTensors& tensors, const std::string& file = "model.safetensors") {
+inline void write_tensors(const std::filesystem::path& folder, const NamedTensors& tensors,
+                          const std::string& file = "model.safetensors") {
   std::filesystem::create_directories(folder);
   std::vector<io::SafetensorsWriter::Entry> entries;
   for (const auto& [name, t] : tensors) entries.push_back({name, file_type(t.scalar_type()), t.sizes().vec()});
@@ -65,7 +74,8 @@ inline at::Tensor read_tensor(const std::filesystem::path& folder, const std::st
 inline std::map<std::string, std::string> folder_bytes(const std::filesystem::path& folder) {
   std::map<std::string, std::string> files;
   for (const auto& entry : std::filesystem::recursive_directory_iterator(folder)) {
-    if (entry.is_regular_file()) files[std::filesystem::relative(entry.path(), folder).string()] = read_text(entry.path());
+    if (entry.is_regular_file())
+      files[std::filesystem::relative(entry.path(), folder).string()] = read_text(entry.path());
   }
   return files;
 }
@@ -74,7 +84,9 @@ inline std::map<std::string, std::string> folder_bytes(const std::filesystem::pa
 inline NamedTensors small_llama(at::ScalarType dtype, bool tied = false, std::uint64_t seed = 41) {
   torch::manual_seed(seed);
   NamedTensors tensors;
-  const auto add = [&](const std::string& name, std::vector<std::int64_t> shape) { tensors.emplace_back(name + ".weight", torch::randn(shape).to(dtype)); };
+  const auto add = [&](const std::string& name, std::vector<std::int64_t> shape) {
+    tensors.emplace_back(name + ".weight", torch::randn(shape).to(dtype));
+  };
   add("model.embed_tokens", {50, 36});
   const std::string layer = "model.layers.0.";
   add(layer + "self_attn.q_proj", {36, 36});
@@ -95,8 +107,10 @@ inline NamedTensors small_llama(at::ScalarType dtype, bool tied = false, std::ui
 
 inline void write_llama(const std::filesystem::path& folder, const NamedTensors& tensors, bool tied = false) {
   write_tensors(folder, tensors);
-  write_text(folder / "config.json", std::string("{\n  \"zeta\": 1e-06,\n  \"model_type\": \"llama\",\n  \"rope_theta\": 10000.0,\n  \"torch_dtype\": \"bfloat16\",\n  \"tie_word_embeddings\": ") +
-                                         (tied ? "true" : "false") + ",\n  \"alpha\": [1, 2.50, null]\n}\n");
+  write_text(folder / "config.json",
+             std::string("{\n  \"zeta\": 1e-06,\n  \"model_type\": \"llama\",\n  \"rope_theta\": 10000.0,\n  "
+                         "\"torch_dtype\": \"bfloat16\",\n  \"tie_word_embeddings\": ") +
+                 (tied ? "true" : "false") + ",\n  \"alpha\": [1, 2.50, null]\n}\n");
 }
 
 inline at::Tensor find(const NamedTensors& tensors, const std::string& name) {

@@ -17,7 +17,8 @@ using test::throws_with;
 struct Frozen {
   torch::nn::Linear linear{nullptr};
   at::Tensor values;
-  explicit Frozen(bool bias, ActivationScaling activations = ActivationScaling::dynamic_token, at::ScalarType dtype = at::kFloat) {
+  explicit Frozen(bool bias, ActivationScaling activations = ActivationScaling::dynamic_token,
+                  at::ScalarType dtype = at::kFloat) {
     torch::manual_seed(31);
     linear = torch::nn::Linear(torch::nn::LinearOptions(24, 10).bias(bias));
     linear->to(dtype);
@@ -64,7 +65,8 @@ TEST(StraightThrough, TheGradientHasTheInputsType) {
   y.sum().backward();
   EXPECT_EQ(x.grad().scalar_type(), at::kFloat);
   EXPECT_EQ(f.linear->bias.grad().scalar_type(), at::kFloat);
-  EXPECT_TRUE(at::allclose(x.grad().cpu().to(at::kDouble), f.values.sum(0).expand({3, 24}), 0.02, 0.02));  // w and the sum in bf16
+  EXPECT_TRUE(at::allclose(x.grad().cpu().to(at::kDouble), f.values.sum(0).expand({3, 24}), 0.02,
+                           0.02));  // w and the sum in bf16
 }
 
 TEST(StraightThrough, BackwardTwiceWithARetainedGraph) {
@@ -81,7 +83,8 @@ TEST(StraightThrough, ASecondDerivativeIsRefusedByName) {
   const at::Tensor x = hpu(torch::randn({4, 24})).requires_grad_(true);
   const at::Tensor y = f.linear(x).pow(2).sum();
   const auto g = torch::autograd::grad({y}, {x}, {}, true, /*create_graph=*/true)[0];  // first order passes
-  EXPECT_TRUE(throws_with({"fp8 product of fp8::quant has no second derivative"}, [&] { (g.pow(2).sum() + x.sum()).backward(); }));
+  EXPECT_TRUE(throws_with({"fp8 product of fp8::quant has no second derivative"},
+                          [&] { (g.pow(2).sum() + x.sum()).backward(); }));
   const auto b = torch::autograd::grad({y}, {f.linear->bias}, {}, true, true)[0];
   EXPECT_TRUE(throws_with({"no second derivative"}, [&] { (b.pow(2).sum() + x.sum()).backward(); }));
 }

@@ -6,19 +6,20 @@
 
 #include "fp8/quant/checkpoint_quantize.h"
 #include "fp8/quant/convert.h"
+#include "quant/small_checkpoint.h"
 #include "support/hpu_test.h"
 #include "support/temp_dir.h"
-#include "quant/small_checkpoint.h"
 
 namespace fp8::quant {
 namespace {
 
+using test::hpu;
 using ::testing::AllOf;
 using ::testing::HasSubstr;
-using test::hpu;
 
 configs::QuantConfig fixed_config(const std::string& method) {
-  return configs::parse_quant_config(io::parse_json(R"({"hp_dtype": "fp32", "scale_method": ")" + method + "\"}", "q.json"), "q.json");
+  return configs::parse_quant_config(
+      io::parse_json(R"({"hp_dtype": "fp32", "scale_method": ")" + method + "\"}", "q.json"), "q.json");
 }
 
 struct NetImpl : torch::nn::Module {
@@ -54,7 +55,8 @@ TEST(Underflow, CountsWhatBecomesZeroAndWasNot) {
   EXPECT_EQ(counted.values, 5);
   EXPECT_TRUE(counted.most());
   EXPECT_EQ(underflow_of_scale(values, recipes::FloatType::F32, 7, 2.0f, recipes::Format::E4M3).lost, 1);
-  EXPECT_EQ(underflow_of_scale(values, recipes::FloatType::F32, 7, 0x1p-7f, recipes::Format::E5M2).lost, 3) << "E5M2 ends at 2^-16";
+  EXPECT_EQ(underflow_of_scale(values, recipes::FloatType::F32, 7, 0x1p-7f, recipes::Format::E5M2).lost, 3)
+      << "E5M2 ends at 2^-16";
   const std::uint8_t codes[] = {0x00, 0x80, 0x00, 0x80, 0x01, 0x38, 0x00};
   const auto of_codes = underflow_of_codes(values, recipes::FloatType::F32, 7, codes);
   EXPECT_EQ(of_codes.lost, 3);
@@ -67,7 +69,8 @@ TEST(Underflow, AnAmaxAloneTellsForNormalValues) {
   EXPECT_FALSE(loses_most(0.0f, 1.0f, recipes::Format::E4M3));
   torch::manual_seed(1);
   const at::Tensor x = torch::randn({1 << 16}) * (0x1p-8 / 4.5);  // amax near 2^-8
-  const auto seen = underflow_of_scale(x.const_data_ptr(), recipes::FloatType::F32, x.numel(), 1.0f, recipes::Format::E4M3);
+  const auto seen =
+      underflow_of_scale(x.const_data_ptr(), recipes::FloatType::F32, x.numel(), 1.0f, recipes::Format::E4M3);
   EXPECT_TRUE(seen.most()) << seen.share();
 }
 
@@ -77,7 +80,9 @@ TEST(Underflow, AFixedScaleThatLosesTheWeightsIsWarnedOf) {
   o.dialect = recipes::Dialect::gaudi3;
   o.config = fixed_config("hw_aligned_single_scale");
   const auto report = convert(*net, o);
-  EXPECT_THAT(line_of(report.warnings, "most weights"), AllOf(HasSubstr("HW_ALIGNED_SINGLE_SCALE: in 1 of 2 modules most weights become zero"), HasSubstr("the worst: small, ")));
+  EXPECT_THAT(line_of(report.warnings, "most weights"),
+              AllOf(HasSubstr("HW_ALIGNED_SINGLE_SCALE: in 1 of 2 modules most weights become zero"),
+                    HasSubstr("the worst: small, ")));
 }
 
 TEST(Underflow, AScaleThatFitsIsNotWarnedOf) {
@@ -92,9 +97,11 @@ TEST(Underflow, InputsThatWereMeasuredFarBelowTheirScaleAreWarnedOf) {
   o.dialect = recipes::Dialect::gaudi3;
   o.config = fixed_config("hw_aligned_single_scale");
   o.measurements.emplace();
-  o.measurements->modules = {{"small", {{0.4f}}, std::nullopt, std::nullopt}, {"large", {{40.0f}}, std::nullopt, std::nullopt}};  // 0.4 / 128 < 2^-8
+  o.measurements->modules = {{"small", {{0.4f}}, std::nullopt, std::nullopt},
+                             {"large", {{40.0f}}, std::nullopt, std::nullopt}};  // 0.4 / 128 < 2^-8
   const std::vector<ModuleInfo> modules = {{"small", "Linear", {32, 64}}, {"large", "Linear", {32, 64}}};
-  EXPECT_THAT(line_of(make_plan(modules, o).warnings, "inputs"), AllOf(HasSubstr("in 1 of 2 modules most inputs become zero"), HasSubstr("'small'")));
+  EXPECT_THAT(line_of(make_plan(modules, o).warnings, "inputs"),
+              AllOf(HasSubstr("in 1 of 2 modules most inputs become zero"), HasSubstr("'small'")));
 }
 
 TEST(Underflow, TheFirstInputThatIsLostIsWarnedOfOnce) {
@@ -112,13 +119,15 @@ TEST(Underflow, TheFirstInputThatIsLostIsWarnedOfOnce) {
   net->small->forward(x);
   net->large->forward(x);
   ASSERT_EQ(warnings.texts.size(), 1u);
-  EXPECT_THAT(warnings.texts[0], AllOf(HasSubstr("small: "), HasSubstr("become zero under its static scale (scale_inv 128)")));
+  EXPECT_THAT(warnings.texts[0],
+              AllOf(HasSubstr("small: "), HasSubstr("become zero under its static scale (scale_inv 128)")));
 }
 
 TEST(Underflow, ACheckpointWhoseWeightsAreLostIsWarnedOf) {
   const test::TempDir dir;
   Net net;
-  test::write_tensors(dir / "in", {{"small.weight", net->small->weight.detach().cpu()}, {"large.weight", net->large->weight.detach().cpu()}});
+  test::write_tensors(dir / "in", {{"small.weight", net->small->weight.detach().cpu()},
+                                   {"large.weight", net->large->weight.detach().cpu()}});
   test::write_text(dir / "in" / "config.json", R"({"model_type": "test"})");
   for (const bool per_channel : {false, true}) {
     CheckpointOptions o;
@@ -132,7 +141,9 @@ TEST(Underflow, ACheckpointWhoseWeightsAreLostIsWarnedOf) {
       test::write_tensors(dir / "in", {{"small.weight", w}, {"large.weight", net->large->weight.detach().cpu()}});
     }
     const auto report = quantize_checkpoint(dir / "in", dir / "out", o);
-    EXPECT_THAT(line_of(report.warnings, "most weights"), AllOf(HasSubstr("in 1 of 2 modules"), HasSubstr("the worst: small"))) << per_channel;
+    EXPECT_THAT(line_of(report.warnings, "most weights"),
+                AllOf(HasSubstr("in 1 of 2 modules"), HasSubstr("the worst: small")))
+        << per_channel;
   }
 }
 

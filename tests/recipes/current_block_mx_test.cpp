@@ -53,7 +53,8 @@ TEST(CurrentScale, IsTheRoundedQuotientOrThePowerOfTwoBelow) {
 TEST(CurrentScale, EdgesOfAmax) {
   for (const bool power_of_two : {false, true}) {
     const CurrentScaling recipe{.power_of_two_scale = power_of_two};
-    for (const float amax : {0.0f, -0.0f, -3.0f, kInf, kNaN}) EXPECT_EQ(current_scale(amax, 448.0f, recipe), 1.0f) << amax;
+    for (const float amax : {0.0f, -0.0f, -3.0f, kInf, kNaN})
+      EXPECT_EQ(current_scale(amax, 448.0f, recipe), 1.0f) << amax;
     for (const float amax : {kTiny, 0x1p-140f, 0x1p-126f}) {  // 448 / amax is above FLT_MAX
       for (const float dtype_max : {kHuge, kBf16Max, kF16Max}) {
         const float expected = !power_of_two ? dtype_max : dtype_max == kF16Max ? 0x1p15f : 0x1p127f;
@@ -61,7 +62,8 @@ TEST(CurrentScale, EdgesOfAmax) {
       }
     }
   }
-  EXPECT_EQ(current_scale(0x1p-119f, 448.0f, {}, kF16Max), 0x1.Cp127f);  // 448 * 2^119 fits f32, so f16's maximum has no say
+  EXPECT_EQ(current_scale(0x1p-119f, 448.0f, {}, kF16Max),
+            0x1.Cp127f);  // 448 * 2^119 fits f32, so f16's maximum has no say
   EXPECT_EQ(current_scale(448.0f, 448.0f, {.power_of_two_scale = true}), 1.0f);
   EXPECT_EQ(current_scale(std::nextafter(448.0f, 500.0f), 448.0f, {.power_of_two_scale = true}), 0.5f);
 }
@@ -94,10 +96,13 @@ TEST(CurrentScale, ResultAndReciprocalAreAlwaysUsable) {
 // Whole tensors by their recipe and blocks by the kernels must agree to the bit.
 TEST(CurrentScale, TheKernelsBlocksHaveTheSameScale) {
   using kernels::FloatType;
-  const std::pair<FloatType, float> types[] = {{FloatType::F32, kHuge}, {FloatType::BF16, kBf16Max}, {FloatType::F16, kF16Max}};
+  const std::pair<FloatType, float> types[] = {
+      {FloatType::F32, kHuge}, {FloatType::BF16, kBf16Max}, {FloatType::F16, kF16Max}};
   std::mt19937 random(13);
   for (int i = 0; i < 20000; ++i) {
-    const float amax = i == 0 ? 0.0f : i == 1 ? kInf : std::bit_cast<float>(static_cast<std::uint32_t>(random()) & 0x7FFFFFFFu);
+    const float amax = i == 0   ? 0.0f
+                       : i == 1 ? kInf
+                                : std::bit_cast<float>(static_cast<std::uint32_t>(random()) & 0x7FFFFFFFu);
     for (const auto& [type, dtype_max] : types) {
       for (const bool power_of_two : {false, true}) {
         for (const float epsilon : {0.0f, 1e-30f}) {
@@ -218,8 +223,9 @@ TEST(Recipe, RejectionsNameFieldFoundAndAllowed) {
 
 TEST(Recipe, DescriptionsInOneLine) {
   DelayedScaling delayed{.interval = 16, .fp8_format = RecipeFormat::HYBRID, .reduce_amax = false};
-  EXPECT_EQ(describe(delayed), "delayed (habana), HYBRID, interval 16, history 1, most_recent, power-of-two scales, "
-                               "amax not reduced over ranks");
+  EXPECT_EQ(describe(delayed),
+            "delayed (habana), HYBRID, interval 16, history 1, most_recent, power-of-two scales, "
+            "amax not reduced over ranks");
   EXPECT_EQ(describe(DelayedScaling::nvidia()), "delayed (nvidia), HYBRID, history 1024, max, f32 scales");
   EXPECT_EQ(describe(CurrentScaling{.amax_epsilon = 0.5f}), "current, HYBRID, f32 scales, amax at least 0.5");
   EXPECT_EQ(describe(BlockScaling{}), "block, E4M3, x 1x128, w 128x128, grad 1x128, power-of-two scales");

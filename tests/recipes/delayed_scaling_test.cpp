@@ -81,7 +81,8 @@ TEST(DelayedScaling, Names) {
   EXPECT_STREQ(name_of(AmaxComputeAlgo::most_recent), "most_recent");
   EXPECT_STREQ(name_of(AmaxComputeAlgo::max), "max");
   EXPECT_STREQ(name_of(DelayedScaling::nvidia().amax_compute_algo), "max");
-  const DelayedScaling own{.amax_compute_algo = [](const AmaxRows& history) -> Eigen::ArrayXf { return history.row(0).transpose(); }};
+  const DelayedScaling own{
+      .amax_compute_algo = [](const AmaxRows& history) -> Eigen::ArrayXf { return history.row(0).transpose(); }};
   EXPECT_STREQ(name_of(own.amax_compute_algo), "a callable");
   EXPECT_FALSE(own.amax_compute_algo == AmaxComputeAlgo::most_recent || own.amax_compute_algo == AmaxComputeAlgo::max);
   EXPECT_STREQ(name_of(RecipeDialect::habana), "habana");
@@ -126,7 +127,8 @@ TEST(DelayedScaling, EveryRejectionNamesFieldFoundAndAllowed) {
 
 // ---- schedule
 
-std::set<int> steps_where(bool (*question)(const DelayedScaling&, std::int64_t), const DelayedScaling& recipe, int steps) {
+std::set<int> steps_where(bool (*question)(const DelayedScaling&, std::int64_t), const DelayedScaling& recipe,
+                          int steps) {
   std::set<int> result;
   for (int step = 1; step <= steps; ++step) {
     if (question(recipe, step)) result.insert(step);
@@ -166,7 +168,8 @@ TEST(Schedule, EveryUpdateHasItsHistory) {
 
 TEST(Schedule, NvidiaAlwaysAndExtremeCounts) {
   const DelayedScaling nvidia = DelayedScaling::nvidia();
-  for (std::int64_t step = 1; step < 10; ++step) EXPECT_TRUE(measures_amax(nvidia, step) && updates_scale(nvidia, step));
+  for (std::int64_t step = 1; step < 10; ++step)
+    EXPECT_TRUE(measures_amax(nvidia, step) && updates_scale(nvidia, step));
   const DelayedScaling recipe{.interval = 1 << 20};
   EXPECT_FALSE(updates_scale(recipe, std::numeric_limits<std::int64_t>::max()));  // 2^63 - 1 mod 2^20 is not 2
   EXPECT_FALSE(measures_amax(recipe, std::numeric_limits<std::int64_t>::min()));
@@ -271,7 +274,8 @@ TEST(NextScale, ResultAndReciprocalAreAlwaysUsable) {
 }
 
 TEST(NextScale, BadMaximumIsAnError) {
-  for (const float max : {0.0f, -1.0f, kInf, kNaN}) EXPECT_THROW(next_scale(1.0f, 1.0f, max, {}), std::invalid_argument);
+  for (const float max : {0.0f, -1.0f, kInf, kNaN})
+    EXPECT_THROW(next_scale(1.0f, 1.0f, max, {}), std::invalid_argument);
 }
 
 }  // namespace

@@ -16,7 +16,7 @@ float value(int exponent_field, int bias, int mantissa, int mantissa_bits) {
 }
 
 TEST(Format, LargestValuesFollowFromTheBits) {
-  EXPECT_EQ(fp8_max(Format::E4M3, Dialect::ocp), value(15, 7, 6, 3));     // S.1111.110, below NaN
+  EXPECT_EQ(fp8_max(Format::E4M3, Dialect::ocp), value(15, 7, 6, 3));  // S.1111.110, below NaN
   EXPECT_EQ(fp8_max(Format::E4M3, Dialect::gaudi3), value(15, 7, 6, 3));
   EXPECT_EQ(fp8_max(Format::E4M3, Dialect::gaudi2), value(14, 7, 7, 3));  // exponent 1111 is infinity and NaN
   EXPECT_EQ(fp8_max(Format::E5M2, Dialect::gaudi2), value(30, 15, 3, 2));

@@ -21,7 +21,8 @@ using testing::HasSubstr;
 float linear(const char* method, Dialect dialect, float amax, float x) {
   const NamedScaleMethod& m = scale_method_from_name(method);
   const IncTarget target{dialect, Format::E4M3, FloatType::BF16};
-  const float input_inv = inc_scale_inv(amax, m.activation, target, "x"), weight_inv = inc_scale_inv(1.0f, m.weight, target, "w");
+  const float input_inv = inc_scale_inv(amax, m.activation, target, "x"),
+              weight_inv = inc_scale_inv(1.0f, m.weight, target, "w");
   const auto through_fp8 = [&](float value, float scale_inv) {
     const float scaled = round_to(value * inc_scale(scale_inv, FloatType::BF16), FloatType::BF16);
     std::uint8_t code = 0;
@@ -59,14 +60,17 @@ TEST(DeviceGoldenValues, OfTheVendorsTests) {
   const float first[] = {232, 240, 248}, second[] = {3720, 3721, 13721};
   for (const DeviceRow& row : kDevice) {
     for (int i = 0; i < 3; ++i) {
-      EXPECT_EQ(linear(row.method, row.dialect, first[i], first[i]), row.first[i]) << row.method << name_of(row.dialect) << i;
-      EXPECT_EQ(linear(row.method, row.dialect, second[i], second[i]), row.second[i]) << row.method << name_of(row.dialect) << i;
+      EXPECT_EQ(linear(row.method, row.dialect, first[i], first[i]), row.first[i])
+          << row.method << name_of(row.dialect) << i;
+      EXPECT_EQ(linear(row.method, row.dialect, second[i], second[i]), row.second[i])
+          << row.method << name_of(row.dialect) << i;
     }
   }
 }
 
 // The formulas of the table of methods, in f64. Amaxes are far from the points where bf16's log2 turns over.
-double formula(const std::string& value, double amax, bool channel, double max, double backoff, Dialect dialect, FloatType hp) {
+double formula(const std::string& value, double amax, bool channel, double max, double backoff, Dialect dialect,
+               FloatType hp) {
   const double full = max * backoff;
   double raw = round_to(static_cast<float>(round_to(static_cast<float>(amax), hp) / static_cast<float>(full)), hp);
   if (channel) raw = std::max(raw, std::ldexp(1.0, -126));
@@ -82,11 +86,19 @@ struct MethodRow {
 };
 
 const MethodRow kMethods[] = {
-    {"unit_scale", "1", "1"}, {"hw_aligned_single_scale", "set", "set"}, {"maxabs_hw", "hw", "hw"}, {"maxabs_pow2", "pow2", "pow2"},
-    {"maxabs_arbitrary", "any", "any"}, {"maxabs_hw_opt_weight", "opt", "hw"}, {"maxabs_pow2_opt_weight", "opt", "pow2"},
-    {"act_maxabs_hw_weights_pcs_maxabs_pow2", "channel", "hw"}, {"act_maxabs_pow2_weights_pcs_maxabs_pow2", "channel", "pow2"},
-    {"act_maxabs_hw_weights_pcs_opt_pow2", "opt", "hw"}, {"act_maxabs_pow2_weights_pcs_opt_pow2", "opt", "pow2"},
-    {"act_maxabs_pcs_pow2_weight_maxabs_pts_pow2_hw", "hw", "token"}, {"maxabs_pcs_pow2", "channel", "token"},
+    {"unit_scale", "1", "1"},
+    {"hw_aligned_single_scale", "set", "set"},
+    {"maxabs_hw", "hw", "hw"},
+    {"maxabs_pow2", "pow2", "pow2"},
+    {"maxabs_arbitrary", "any", "any"},
+    {"maxabs_hw_opt_weight", "opt", "hw"},
+    {"maxabs_pow2_opt_weight", "opt", "pow2"},
+    {"act_maxabs_hw_weights_pcs_maxabs_pow2", "channel", "hw"},
+    {"act_maxabs_pow2_weights_pcs_maxabs_pow2", "channel", "pow2"},
+    {"act_maxabs_hw_weights_pcs_opt_pow2", "opt", "hw"},
+    {"act_maxabs_pow2_weights_pcs_opt_pow2", "opt", "pow2"},
+    {"act_maxabs_pcs_pow2_weight_maxabs_pts_pow2_hw", "hw", "token"},
+    {"maxabs_pcs_pow2", "channel", "token"},
 };
 
 double expected(const std::string& what, double amax, double backoff, const IncTarget& t) {
@@ -106,10 +118,14 @@ TEST(AllMethods, WeightsAndActivationsAreTheirFormulas) {
         const IncTarget target{dialect, Format::E4M3, hp};
         for (const float amax : {1e-6f, 0.011f, 0.7f, 3.3f, 95.0f, 5000.0f, 1.4e6f}) {
           if (std::string(row.weight) != "opt") {
-            EXPECT_EQ(inc_scale_inv(amax, method.weight, target, "w"), static_cast<float>(expected(row.weight, amax, 0.5, target))) << row.name << amax;
+            EXPECT_EQ(inc_scale_inv(amax, method.weight, target, "w"),
+                      static_cast<float>(expected(row.weight, amax, 0.5, target)))
+                << row.name << amax;
           }
           if (std::string(row.activation) != "token") {
-            EXPECT_EQ(inc_scale_inv(amax, method.activation, target, "x"), static_cast<float>(expected(row.activation, amax, 0.25, target))) << row.name << amax;
+            EXPECT_EQ(inc_scale_inv(amax, method.activation, target, "x"),
+                      static_cast<float>(expected(row.activation, amax, 0.25, target)))
+                << row.name << amax;
             continue;
           }
           float made = 0.0f;

@@ -62,9 +62,9 @@ TEST(RoundTo, Bf16KeepsTheUpperSixteenBitsRoundedToEven) {
 }
 
 TEST(RoundTo, F16NeighboursAndTies) {
-  EXPECT_EQ(round_to(1.0f + 0x1p-11f, FloatType::F16), 1.0f);             // tie to even
+  EXPECT_EQ(round_to(1.0f + 0x1p-11f, FloatType::F16), 1.0f);  // tie to even
   EXPECT_EQ(round_to(1.0f + 3 * 0x1p-11f, FloatType::F16), 1.0f + 0x1p-9f);
-  EXPECT_EQ(round_to(0x1p-25f, FloatType::F16), 0.0f);                    // half of the smallest subnormal
+  EXPECT_EQ(round_to(0x1p-25f, FloatType::F16), 0.0f);  // half of the smallest subnormal
   EXPECT_EQ(round_to(0x1.8p-25f, FloatType::F16), 0x1p-24f);
   EXPECT_EQ(round_to(65519.0f, FloatType::F16), 65504.0f);
   EXPECT_EQ(round_to(65520.0f, FloatType::F16), std::numeric_limits<float>::infinity());
@@ -87,7 +87,8 @@ TEST(RoundScale, Pow2TurnsOverWhereTorchDoes) {
     const float next = next_in(row.raw, row.hp);
     EXPECT_EQ(round_scale(row.raw, Rounding::POW2, target), std::ldexp(1.0f, row.exponent)) << name_of(row.hp);
     const float after = round_scale(next, Rounding::POW2, target);
-    EXPECT_EQ(after, round_to(std::ldexp(1.0f, row.exponent + 1), row.hp)) << name_of(row.hp) << " " << std::hexfloat << next;
+    EXPECT_EQ(after, round_to(std::ldexp(1.0f, row.exponent + 1), row.hp))
+        << name_of(row.hp) << " " << std::hexfloat << next;
     ++checked;
   }
   EXPECT_GT(checked, 500);
@@ -158,8 +159,8 @@ TEST(IncScale, FixedMethodsIgnoreAmax) {
 TEST(IncScale, PublishedScaleFileExample) {
   const NamedScaleMethod& method = scale_method_from_name("maxabs_hw");
   const IncTarget gaudi2{Dialect::gaudi2, Format::E4M3, FloatType::BF16};
-  EXPECT_EQ(inc_scale_inv(1.0f, method.activation, gaudi2, "x"), 0.0625f);    // 1 / 60 = 2^-5.9
-  EXPECT_EQ(inc_scale_inv(0.1f, method.weight, gaudi2, "w"), 0.00390625f);    // 0.1 / 120 = 2^-10.2
+  EXPECT_EQ(inc_scale_inv(1.0f, method.activation, gaudi2, "x"), 0.0625f);  // 1 / 60 = 2^-5.9
+  EXPECT_EQ(inc_scale_inv(0.1f, method.weight, gaudi2, "w"), 0.00390625f);  // 0.1 / 120 = 2^-10.2
 }
 
 // Saturating cast to E4M3 and back, nearest even. Normals only, which is all that the device values below need.
@@ -187,10 +188,14 @@ TEST(IncScale, ReproducesTheDeviceValues) {
   const ScaleMethod unit = scale_method_from_name("unit_scale").activation;
   const Dialect g2 = Dialect::gaudi2, g3 = Dialect::gaudi3;
   const Case cases[] = {
-      {{232, 240, 248}, 248, kHw, g2, {224, 240, 256}},          {{232, 240, 248}, 248, kHw, g3, {224, 240, 256}},
-      {{232, 240, 248}, 248, kPow2, g2, {224, 240, 256}},        {{232, 240, 248}, 248, kPow2, g3, {224, 240, 256}},
-      {{232, 240, 248}, 248, unit, g2, {224, 240, 240}},         {{3720, 3721, 13721}, 13721, unit, g2, {240, 240, 240}},
-      {{3720, 3721, 13721}, 13721, kHw, g2, {3584, 3840, 3840}}, {{3720, 3721, 13721}, 13721, kHw, g3, {3584, 3840, 13312}},
+      {{232, 240, 248}, 248, kHw, g2, {224, 240, 256}},
+      {{232, 240, 248}, 248, kHw, g3, {224, 240, 256}},
+      {{232, 240, 248}, 248, kPow2, g2, {224, 240, 256}},
+      {{232, 240, 248}, 248, kPow2, g3, {224, 240, 256}},
+      {{232, 240, 248}, 248, unit, g2, {224, 240, 240}},
+      {{3720, 3721, 13721}, 13721, unit, g2, {240, 240, 240}},
+      {{3720, 3721, 13721}, 13721, kHw, g2, {3584, 3840, 3840}},
+      {{3720, 3721, 13721}, 13721, kHw, g3, {3584, 3840, 13312}},
       {{3720, 3721, 13721}, 13721, kPow2, g2, {3584, 3840, 13312}},
       {{3720, 3721, 13721}, 13721, kPow2, g3, {3584, 3840, 13312}},
   };
@@ -208,7 +213,7 @@ TEST(IncScale, ZeroAmax) {
     EXPECT_EQ(inc_scale_inv(0.0f, kPow2, {Dialect::gaudi3, Format::E4M3, hp}, "x"), 1.0f);       // INC: 0, then NaN
     EXPECT_EQ(inc_scale_inv(0.0f, kArbitrary, {Dialect::gaudi3, Format::E4M3, hp}, "x"), 1.0f);  // INC: 0, then NaN
   }
-  EXPECT_EQ(inc_scale_inv(0.0f, kHw, gaudi2, "x"), 0x1p-8f);   // as INC: clamped to the set
+  EXPECT_EQ(inc_scale_inv(0.0f, kHw, gaudi2, "x"), 0x1p-8f);  // as INC: clamped to the set
   EXPECT_EQ(inc_scale_inv(0.0f, kHw, gaudi3, "x"), 0x1p-55f);
   EXPECT_EQ(inc_scale_inv(0.0f, kPerChannel, gaudi3, "w"), 0x1p-126f);  // as INC: clamped to bf16's smallest normal
   EXPECT_EQ(inc_scale(0x1p-126f, FloatType::BF16), 0x1p126f);
@@ -243,7 +248,8 @@ TEST(IncScale, PerChannelArrayEqualsTheScalarForm) {
 
 TEST(IncScale, ErrorsNameTheTensor) {
   const IncTarget f16{Dialect::gaudi3, Format::E4M3, FloatType::F16};
-  EXPECT_THAT(message_of([] { inc_scale_inv(std::nanf(""), kPow2, {}, "fc1.input"); }), HasSubstr("fc1.input: amax is nan"));
+  EXPECT_THAT(message_of([] { inc_scale_inv(std::nanf(""), kPow2, {}, "fc1.input"); }),
+              HasSubstr("fc1.input: amax is nan"));
   EXPECT_THAT(message_of([] { inc_scale_inv(INFINITY, kHw, {}, "x"); }), HasSubstr("x: amax is inf"));
   EXPECT_THAT(message_of([] { inc_scale_inv(-2.0f, kHw, {}, "x"); }), HasSubstr("x: amax is -2"));
   EXPECT_THAT(message_of([&] { inc_scale_inv(70000.0f, kHw, f16, "x"); }), HasSubstr("f16 (hp_dtype) can hold"));

@@ -17,7 +17,8 @@ namespace {
 template <class F>
 void for_each_amax(F&& f) {
   for (std::uint32_t exponent = 0; exponent < 255; ++exponent) {
-    for (const std::uint32_t significand : {0u, 1u, 0x12345u, 0x400000u, 0x400001u, 0x5FFFFFu, 0x600000u, 0x600001u, 0x7FFFFFu}) {
+    for (const std::uint32_t significand :
+         {0u, 1u, 0x12345u, 0x400000u, 0x400001u, 0x5FFFFFu, 0x600000u, 0x600001u, 0x7FFFFFu}) {
       f(std::bit_cast<float>(exponent << 23 | significand));
     }
   }

@@ -82,7 +82,9 @@ TEST(NvidiaHistory, TensorThatIsNotCastKeepsHistoryAndScale) {
         recipe.margin = 2, recipe.amax_history_len = history, recipe.amax_compute_algo = algo;
         if (by_callable) {
           recipe.scaling_factor_compute_algo = [](const Eigen::ArrayXf& amax, const Eigen::ArrayXf&, float fp8_max,
-                                                  const DelayedScaling&) -> Eigen::ArrayXf { return fp8_max / amax / 4.0f; };
+                                                  const DelayedScaling&) -> Eigen::ArrayXf {
+            return fp8_max / amax / 4.0f;
+          };
         }
         TensorMeta meta(2, history);
         for (int row = 1; row < history; ++row) meta.amax_history.row(row) << start(random), start(random);
@@ -98,7 +100,8 @@ TEST(NvidiaHistory, TensorThatIsNotCastKeepsHistoryAndScale) {
           finish_step(meta, recipe);
           input.push_back(amax);
           const float largest = *std::max_element(input.end() - history, input.end());
-          EXPECT_EQ(meta.scale[0], 448.0f / (algo == AmaxComputeAlgo::max ? largest : amax) / 4.0f) << history << " " << step;
+          EXPECT_EQ(meta.scale[0], 448.0f / (algo == AmaxComputeAlgo::max ? largest : amax) / 4.0f)
+              << history << " " << step;
           EXPECT_EQ(meta.scale[1], 5.0f) << history << " " << step;
           EXPECT_EQ(meta.scale_inv[1], 0.2f);
           ASSERT_EQ(column(meta, 1), weight) << history << " " << step;

@@ -22,7 +22,8 @@ std::vector<double> magnitudes(Format format, double max) {
   std::vector<double> values;
   for (int m = 0; m < mantissas; ++m) values.push_back(std::ldexp(m, smallest) / mantissas);
   for (int e = smallest; values.back() < max; ++e) {
-    for (int m = 0; m < mantissas && values.back() < max; ++m) values.push_back(std::ldexp(1.0 + static_cast<double>(m) / mantissas, e));
+    for (int m = 0; m < mantissas && values.back() < max; ++m)
+      values.push_back(std::ldexp(1.0 + static_cast<double>(m) / mantissas, e));
   }
   return values;
 }
@@ -58,7 +59,8 @@ struct Definition {
     float best = -1.0f, least = INFINITY;
     for (const float m : multipliers) {
       double sum = 0.0;
-      for (std::int64_t i = 0; i < n; ++i) sum += hp(std::pow(static_cast<double>(residual(hp(w[i]), reference * m)), 2));
+      for (std::int64_t i = 0; i < n; ++i)
+        sum += hp(std::pow(static_cast<double>(residual(hp(w[i]), reference * m)), 2));
       if (hp(sum) < least) least = hp(sum), best = m;
     }
     return best * reference;
@@ -88,14 +90,17 @@ TEST(OptScale, PerTensorIsTheCandidateOfLeastErrorTheLastOfEquals) {
     for (const Dialect dialect : kDialects) {
       for (const FloatType hp : kTypes) {
         const Definition definition{{dialect, Format::E4M3, hp}};
-        const auto hw = opt_scale_inv(w.data(), 3, 1500, scale_method_from_name("maxabs_hw_opt_weight").weight, definition.target, "w");
-        const auto pow2 = opt_scale_inv(w.data(), 3, 1500, scale_method_from_name("maxabs_pow2_opt_weight").weight, definition.target, "w");
+        const auto hw = opt_scale_inv(w.data(), 3, 1500, scale_method_from_name("maxabs_hw_opt_weight").weight,
+                                      definition.target, "w");
+        const auto pow2 = opt_scale_inv(w.data(), 3, 1500, scale_method_from_name("maxabs_pow2_opt_weight").weight,
+                                        definition.target, "w");
         ASSERT_EQ(hw.size(), 1);
-        const std::vector<float> set = dialect == Dialect::gaudi2 ? std::vector<float>{16, 1, 1.0f / 16, 1.0f / 256} : [] {
-          auto all = powers(-55, 7);
-          std::reverse(all.begin(), all.end());
-          return all;
-        }();
+        const std::vector<float> set =
+            dialect == Dialect::gaudi2 ? std::vector<float>{16, 1, 1.0f / 16, 1.0f / 256} : [] {
+              auto all = powers(-55, 7);
+              std::reverse(all.begin(), all.end());
+              return all;
+            }();
         EXPECT_EQ(hw[0], definition.of_tensor(w, set)) << size << name_of(dialect) << name_of(hp);
         EXPECT_EQ(pow2[0], definition.of_tensor(w, powers(-10, 9))) << size << name_of(dialect) << name_of(hp);
       }
@@ -123,7 +128,8 @@ TEST(OptScale, PerChannelIsTheMultipleOfTheReferenceTheFirstOfEquals) {
           for (std::int64_t i = 0; i < kCols; ++i) amax = std::max(amax, std::abs(row[i]));
           const ScaleMethod maxabs{Granularity::PCS, ScaleValue::MAXABS, Rounding::POW2, 0.5f};
           const float reference = inc_scale_inv(amax, maxabs, definition.target, "w");
-          EXPECT_EQ(found[r], definition.of_channel(row, kCols, reference, powers(-3, 4))) << name_of(dialect) << name_of(hp) << r;
+          EXPECT_EQ(found[r], definition.of_channel(row, kCols, reference, powers(-3, 4)))
+              << name_of(dialect) << name_of(hp) << r;
         }
       }
     }
@@ -138,7 +144,7 @@ TEST(OptScale, TiesGoToTheLastPerTensorAndToTheFirstPerChannel) {
   method.candidates = {2.0f, 1.0f, 0.5f};
   EXPECT_EQ(opt_scale_inv(w.data(), 1, 4, method, {}, "w")[0], 0.5f);
   method = scale_method_from_name("act_maxabs_pow2_weights_pcs_opt_pow2").weight;
-  const float reference = 0x1p-7f;  // 1 / 224, up to a power of two
+  const float reference = 0x1p-7f;                                              // 1 / 224, up to a power of two
   EXPECT_EQ(opt_scale_inv(w.data(), 1, 4, method, {}, "w")[0], reference / 2);  // the multiples 1/8, 1/4 saturate 1.0
   method.candidates = {4.0f, 2.0f, 1.0f};
   EXPECT_EQ(opt_scale_inv(w.data(), 1, 4, method, {}, "w")[0], 4 * reference);
@@ -152,10 +158,13 @@ TEST(OptScale, ScalesOfZerosAreUsable) {
       const IncTarget target{Dialect::gaudi3, Format::E4M3, hp};
       const auto found = opt_scale_inv(w.data(), 4, 16, method.weight, target, "w");
       EXPECT_EQ(found.size(), method.weight.granularity == Granularity::PCS ? 4 : 1);
-      for (const float s : found) EXPECT_TRUE(s > 0.0f && std::isfinite(inc_scale(s, hp)) && inc_scale(s, hp) > 0.0f) << method.name << s;
+      for (const float s : found)
+        EXPECT_TRUE(s > 0.0f && std::isfinite(inc_scale(s, hp)) && inc_scale(s, hp) > 0.0f) << method.name << s;
     }
   }
-  EXPECT_EQ(opt_scale_inv(nullptr, 0, 16, scale_method_from_name("act_maxabs_hw_weights_pcs_opt_pow2").weight, {}, "w").size(), 0);
+  EXPECT_EQ(opt_scale_inv(nullptr, 0, 16, scale_method_from_name("act_maxabs_hw_weights_pcs_opt_pow2").weight, {}, "w")
+                .size(),
+            0);
 }
 
 TEST(OptScale, ErrorIsNotLargerThanThatOfMaxabs) {
@@ -170,14 +179,17 @@ TEST(OptScale, ErrorIsNotLargerThanThatOfMaxabs) {
   float amax = 0.0f;
   for (const float x : w) amax = std::max(amax, std::abs(x));
   const float maxabs = inc_scale_inv(amax, scale_method_from_name("maxabs_pow2").weight, target, "w");
-  const float best = opt_scale_inv(w.data(), 1, 4096, scale_method_from_name("maxabs_pow2_opt_weight").weight, target, "w")[0];
+  const float best =
+      opt_scale_inv(w.data(), 1, 4096, scale_method_from_name("maxabs_pow2_opt_weight").weight, target, "w")[0];
   EXPECT_LE(error(best), error(maxabs) * 1.01);  // within the rounding of errors to bf16
 }
 
 TEST(OptScale, ErrorsNameTheWeight) {
-  const auto message = [](const std::vector<float>& w, const ScaleMethod& method, FloatType hp = FloatType::BF16) -> std::string {
+  const auto message = [](const std::vector<float>& w, const ScaleMethod& method,
+                          FloatType hp = FloatType::BF16) -> std::string {
     try {
-      opt_scale_inv(w.data(), 1, static_cast<std::int64_t>(w.size()), method, {Dialect::gaudi3, Format::E4M3, hp}, "fc1.weight");
+      opt_scale_inv(w.data(), 1, static_cast<std::int64_t>(w.size()), method, {Dialect::gaudi3, Format::E4M3, hp},
+                    "fc1.weight");
     } catch (const std::invalid_argument& error) {
       return error.what();
     }
@@ -186,8 +198,10 @@ TEST(OptScale, ErrorsNameTheWeight) {
   ScaleMethod method = scale_method_from_name("maxabs_pow2_opt_weight").weight;
   EXPECT_THAT(message({1.0f, std::nanf("")}, method), HasSubstr("fc1.weight: the weight has NaN or infinite values"));
   EXPECT_THAT(message({INFINITY}, method), HasSubstr("fc1.weight: the weight has NaN or infinite values"));
-  EXPECT_THAT(message({70000.0f}, method, FloatType::F16), HasSubstr("fc1.weight: the weight has values beyond what f16"));
-  EXPECT_THAT(message({1.0f}, scale_method_from_name("maxabs_pow2").weight), HasSubstr("scale value is MAXABS, allowed: OPT"));
+  EXPECT_THAT(message({70000.0f}, method, FloatType::F16),
+              HasSubstr("fc1.weight: the weight has values beyond what f16"));
+  EXPECT_THAT(message({1.0f}, scale_method_from_name("maxabs_pow2").weight),
+              HasSubstr("scale value is MAXABS, allowed: OPT"));
   for (const float bad : {0.0f, -1.0f, INFINITY, std::nanf("")}) {
     method.candidates = {1.0f, bad};
     EXPECT_THAT(message({1.0f}, method), HasSubstr("allowed: finite values > 0"));

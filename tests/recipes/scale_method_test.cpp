@@ -98,8 +98,9 @@ TEST(ScaleMethod, KindsOfWeightAndActivationNameTheRow) {
 
 TEST(ScaleMethodRegistration, IsKnownByNameWhileItLives) {
   {
-    const ScaleMethodPair methods{.weight = custom_scale([](float amax, const IncTarget&) { return amax / 100.0f; }),
-                                  .activation = custom_scale([](float amax, const IncTarget&) { return amax / 50.0f; })};
+    const ScaleMethodPair methods{
+        .weight = custom_scale([](float amax, const IncTarget&) { return amax / 100.0f; }),
+        .activation = custom_scale([](float amax, const IncTarget&) { return amax / 50.0f; })};
     const ScaleMethodRegistration mine("My_Method", methods);
     const NamedScaleMethod& found = scale_method_from_name("MY_method");
     EXPECT_EQ(found.name, "MY_METHOD");
@@ -132,7 +133,8 @@ TEST(ScaleMethodRegistration, BadNamesAndBadResultsAreErrors) {
               HasSubstr("CUSTOM and a function go together"));
   for (const float wrong : {0.0f, -1.0f, INFINITY, std::nanf(""), 0x1p-130f}) {
     const ScaleMethod method = custom_scale([wrong](float, const IncTarget&) { return wrong; });
-    EXPECT_THAT(message_of([&] { inc_scale_inv(1.0f, method, {}, "fc"); }), HasSubstr("fc: the scale method of your own"));
+    EXPECT_THAT(message_of([&] { inc_scale_inv(1.0f, method, {}, "fc"); }),
+                HasSubstr("fc: the scale method of your own"));
   }
 }
 
@@ -157,9 +159,7 @@ TEST(ScaleMethod, OnlyTheFixedOnesNeedNoMeasurements) {
   }
 }
 
-TEST(ScaleMethod, NamesOfDummyScales) {
-  EXPECT_EQ(std::string(name_of(ScaleValue::DUMMY_SCALES)), "DUMMY_SCALES");
-}
+TEST(ScaleMethod, NamesOfDummyScales) { EXPECT_EQ(std::string(name_of(ScaleValue::DUMMY_SCALES)), "DUMMY_SCALES"); }
 
 }  // namespace
 }  // namespace fp8::recipes

@@ -202,7 +202,8 @@ TEST(HabanaHistory, VendorsTablesOfChangedLengths) {
     }
     // Nothing is lost and nothing stays too long: the next update sees exactly the newest.
     const int history = table.back().first;
-    const float expected = *std::max_element(seen.end() - std::min<std::ptrdiff_t>(history, std::ssize(seen)), seen.end());
+    const float expected =
+        *std::max_element(seen.end() - std::min<std::ptrdiff_t>(history, std::ssize(seen)), seen.end());
     DelayedScaling max{.amax_history_len = history, .amax_compute_algo = AmaxComputeAlgo::max};
     EXPECT_EQ(current_amax(module.meta, max, 0), expected);
   }
@@ -282,7 +283,9 @@ TEST(TensorMeta, CallableSeesTheNewestFirstInBothDialects) {
 TEST(TensorMeta, ScaleCallableAndItsUnusableResults) {
   DelayedScaling recipe;
   recipe.scaling_factor_compute_algo = [](const Eigen::ArrayXf& amax, const Eigen::ArrayXf& scale, float fp8_max,
-                                     const DelayedScaling&) -> Eigen::ArrayXf { return fp8_max / amax + 0.0f * scale; };
+                                          const DelayedScaling&) -> Eigen::ArrayXf {
+    return fp8_max / amax + 0.0f * scale;
+  };
   TensorMeta meta(4, 1);
   meta.scale << 2.0f, 2.0f, 2.0f, 2.0f;
   meta.scale_inv << 0.5f, 0.5f, 0.5f, 0.5f;
@@ -294,7 +297,7 @@ TEST(TensorMeta, ScaleCallableAndItsUnusableResults) {
               ElementsAre(1.0f / 64.0f, 0.5f, 0.5f, 0.5f));
 
   recipe.scaling_factor_compute_algo = [](const Eigen::ArrayXf&, const Eigen::ArrayXf&, float,
-                                     const DelayedScaling&) -> Eigen::ArrayXf { return Eigen::ArrayXf::Ones(3); };
+                                          const DelayedScaling&) -> Eigen::ArrayXf { return Eigen::ArrayXf::Ones(3); };
   EXPECT_THAT(message_of([&] { update_scales(meta, recipe, 448.0f); }),
               HasSubstr("scaling_factor_compute_algo returned 3 values, allowed: 4"));
   recipe.amax_compute_algo = [](const AmaxRows&) -> Eigen::ArrayXf { return Eigen::ArrayXf::Ones(5); };
@@ -320,7 +323,8 @@ TEST(TensorMeta, StateFromAFileIsChecked) {
   EXPECT_THAT(message_with([](auto& m) { m.scale_inv.resize(1); }), HasSubstr("scale_inv is 1 values, allowed: 2"));
   EXPECT_THAT(message_with([](auto& m) { m.amax_history.setZero(3, 1); }), HasSubstr("amax_history is 1 columns"));
   EXPECT_THAT(message_with([](auto& m) { m.amax_history.resize(0, 2); }), HasSubstr("history's length is 0"));
-  EXPECT_THAT(message_with([](auto& m) { m.amax_history_index = 3; }), HasSubstr("amax_history_index is 3, allowed: 0 to 2"));
+  EXPECT_THAT(message_with([](auto& m) { m.amax_history_index = 3; }),
+              HasSubstr("amax_history_index is 3, allowed: 0 to 2"));
   EXPECT_THAT(message_with([](auto& m) { m.amax_history(1, 1) = -2.0f; }), HasSubstr("amax_history is below 0"));
   EXPECT_THAT(message_with([](auto& m) { m.recorded.resize(5); }), HasSubstr("recorded is 5 values"));
   EXPECT_EQ(message_with([](auto& m) { m.amax_history(0, 0) = kNaN; }), "no exception");

@@ -31,7 +31,8 @@ struct Result {
   std::vector<std::uint8_t> codes;
 };
 
-std::vector<std::uint8_t> cast(const io::SafetensorsFile& in, const char* tensor, const Target& target, const float* scale) {
+std::vector<std::uint8_t> cast(const io::SafetensorsFile& in, const char* tensor, const Target& target,
+                               const float* scale) {
   const auto& info = *in.find(tensor);
   std::vector<std::uint8_t> x(info.bytes()), codes(static_cast<std::size_t>(info.numel()));
   in.read(info, x.data());
@@ -66,7 +67,8 @@ void run(const char* from, const char* to) {
   for (const auto& target : kTargets) entries.push_back({std::string("decode.") + target.name, io::DType::F32, {256}});
   io::SafetensorsWriter out(to, entries);
   for (const auto& r : results) out.write(r.name, r.codes.data());
-  for (const auto& target : kTargets) out.write(std::string("decode.") + target.name, kernels::decode_table(target.format));
+  for (const auto& target : kTargets)
+    out.write(std::string("decode.") + target.name, kernels::decode_table(target.format));
   out.commit();
 }
 

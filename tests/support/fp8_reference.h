@@ -57,7 +57,8 @@ struct QuantizedReference {
 inline QuantizedReference quantize_reference(const at::Tensor& x, const std::vector<float>& scale_inv, float max) {
   const at::Tensor host = x.detach().cpu().to(at::kFloat).contiguous();
   QuantizedReference out{at::empty(host.sizes(), at::kByte), at::empty(host.sizes(), at::kDouble)};
-  const std::int64_t rows = static_cast<std::int64_t>(scale_inv.size()), cols = host.numel() / std::max<std::int64_t>(rows, 1);
+  const std::int64_t rows = static_cast<std::int64_t>(scale_inv.size()),
+                     cols = host.numel() / std::max<std::int64_t>(rows, 1);
   for (std::int64_t i = 0; i < host.numel(); ++i) {
     const float inv = scale_inv[static_cast<std::size_t>(i / cols)], scale = 1.0f / inv;
     const std::uint8_t code = nearest_code(host.const_data_ptr<float>()[i] * scale, max);

@@ -23,7 +23,8 @@ class KillRuns {
 
   /// arguments: without --resume. folder: where a first file shows that work has begun; empty before each trial. out: what stands when
   /// all is done, and not before.
-  KillRuns(Arguments arguments, std::filesystem::path folder, std::filesystem::path out, std::map<std::string, std::string> environment = {})
+  KillRuns(Arguments arguments, std::filesystem::path folder, std::filesystem::path out,
+           std::map<std::string, std::string> environment = {})
       : arguments_(std::move(arguments)), folder_(std::move(folder)), out_(std::move(out)) {
     options_.environment = std::move(environment);
   }
@@ -48,8 +49,11 @@ class KillRuns {
     int kills = 0;
     for (int i = 0; i < 8; ++i) {
       const bool last = i == 7 || (i > 0 && random() % 2 == 0);
-      const std::chrono::duration<double> moment = seconds_ * (static_cast<double>(random() % 1000) / 1000.0) * (i == 0 ? 0.8 : 0.5);
-      const Run run = run_until_killed(i == 0 ? arguments_ : resumed, last ? Clock::duration(std::chrono::hours(1)) : std::chrono::duration_cast<Clock::duration>(moment));
+      const std::chrono::duration<double> moment =
+          seconds_ * (static_cast<double>(random() % 1000) / 1000.0) * (i == 0 ? 0.8 : 0.5);
+      const Run run =
+          run_until_killed(i == 0 ? arguments_ : resumed, last ? Clock::duration(std::chrono::hours(1))
+                                                               : std::chrono::duration_cast<Clock::duration>(moment));
       if (run.code == -SIGKILL) {
         if (std::filesystem::exists(out_)) return kills;  // it had just finished
         ++kills;

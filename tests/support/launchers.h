@@ -14,10 +14,27 @@ using Variables = std::map<std::string, std::string>;
 /// By launcher: what rank `rank` of `size` on one machine sees.
 inline std::map<std::string, Variables> launchers(int rank, int size) {
   const std::string r = std::to_string(rank), n = std::to_string(size);
-  return {{"torchrun", {{"RANK", r}, {"LOCAL_RANK", r}, {"WORLD_SIZE", n}, {"LOCAL_WORLD_SIZE", n}, {"GROUP_RANK", "0"}, {"MASTER_ADDR", "127.0.0.1"}, {"MASTER_PORT", "29500"}}},
-          {"mpirun", {{"OMPI_COMM_WORLD_RANK", r}, {"OMPI_COMM_WORLD_SIZE", n}, {"OMPI_COMM_WORLD_LOCAL_RANK", r}, {"OMPI_COMM_WORLD_LOCAL_SIZE", n}, {"PMIX_RANK", r}}},
+  return {{"torchrun",
+           {{"RANK", r},
+            {"LOCAL_RANK", r},
+            {"WORLD_SIZE", n},
+            {"LOCAL_WORLD_SIZE", n},
+            {"GROUP_RANK", "0"},
+            {"MASTER_ADDR", "127.0.0.1"},
+            {"MASTER_PORT", "29500"}}},
+          {"mpirun",
+           {{"OMPI_COMM_WORLD_RANK", r},
+            {"OMPI_COMM_WORLD_SIZE", n},
+            {"OMPI_COMM_WORLD_LOCAL_RANK", r},
+            {"OMPI_COMM_WORLD_LOCAL_SIZE", n},
+            {"PMIX_RANK", r}}},
           {"mpiexec", {{"PMI_RANK", r}, {"PMI_SIZE", n}, {"MPI_LOCALRANKID", r}, {"MPI_LOCALNRANKS", n}}},
-          {"srun", {{"SLURM_PROCID", r}, {"SLURM_STEP_NUM_TASKS", n}, {"SLURM_NTASKS", n}, {"SLURM_LOCALID", r}, {"SLURM_NODEID", "0"}}}};
+          {"srun",
+           {{"SLURM_PROCID", r},
+            {"SLURM_STEP_NUM_TASKS", n},
+            {"SLURM_NTASKS", n},
+            {"SLURM_LOCALID", r},
+            {"SLURM_NODEID", "0"}}}};
 }
 
 /// Those variables unset (empty), whatever the machine says.
@@ -41,7 +58,8 @@ class LauncherEnvironment {
     }
   }
   ~LauncherEnvironment() {
-    for (const auto& [name, value] : before_) value.empty() ? unsetenv(name.c_str()) : setenv(name.c_str(), value.c_str(), 1);
+    for (const auto& [name, value] : before_)
+      value.empty() ? unsetenv(name.c_str()) : setenv(name.c_str(), value.c_str(), 1);
   }
   LauncherEnvironment(const LauncherEnvironment&) = delete;
   LauncherEnvironment& operator=(const LauncherEnvironment&) = delete;

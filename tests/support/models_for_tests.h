@@ -12,7 +12,8 @@ namespace fp8::test {
 
 /// embed -> q/k/v -> o -> gate/up -> down -> lm_head; no attention, the point is the names.
 struct BlockImpl : torch::nn::Module {
-  torch::nn::Linear q_proj{nullptr}, k_proj{nullptr}, v_proj{nullptr}, o_proj{nullptr}, gate_proj{nullptr}, up_proj{nullptr}, down_proj{nullptr};
+  torch::nn::Linear q_proj{nullptr}, k_proj{nullptr}, v_proj{nullptr}, o_proj{nullptr}, gate_proj{nullptr},
+      up_proj{nullptr}, down_proj{nullptr};
   explicit BlockImpl(std::int64_t hidden, std::int64_t inner) {
     const auto linear = [&](const char* name, std::int64_t in, std::int64_t out, bool bias = false) {
       return register_module(name, torch::nn::Linear(torch::nn::LinearOptions(in, out).bias(bias)));
@@ -38,7 +39,8 @@ struct TinyLmImpl : torch::nn::Module {
   torch::nn::Linear lm_head{nullptr};
   explicit TinyLmImpl(std::int64_t vocabulary = 48, std::int64_t hidden = 32, std::int64_t inner = 40, int depth = 2) {
     embed_tokens = register_module("embed_tokens", torch::nn::Embedding(vocabulary, hidden));
-    for (int i = 0; i < depth; ++i) layers.push_back(register_module("layer_" + std::to_string(i), Block(hidden, inner)));
+    for (int i = 0; i < depth; ++i)
+      layers.push_back(register_module("layer_" + std::to_string(i), Block(hidden, inner)));
     lm_head = register_module("lm_head", torch::nn::Linear(torch::nn::LinearOptions(hidden, vocabulary).bias(false)));
   }
   at::Tensor forward(const at::Tensor& ids) {
@@ -65,7 +67,8 @@ inline at::Tensor token_ids(std::int64_t batch = 2, std::int64_t length = 5, std
 }
 
 /// A TorchScript module of class Linear, as scripting Python's nn.Linear gives; weight [out, in], bias [out] or undefined.
-inline torch::jit::Module script_linear(const at::Tensor& weight, const at::Tensor& bias, const std::shared_ptr<torch::jit::CompilationUnit>& unit) {
+inline torch::jit::Module script_linear(const at::Tensor& weight, const at::Tensor& bias,
+                                        const std::shared_ptr<torch::jit::CompilationUnit>& unit) {
   torch::jit::Module m(c10::QualifiedName("__torch__.torch.nn.modules.linear.Linear"), unit, /*shouldMangle=*/true);
   m.register_parameter("weight", weight, false);
   if (bias.defined()) m.register_parameter("bias", bias, false);

@@ -29,7 +29,8 @@ using Words = std::vector<std::string>;
 /// In the text of a function `fp8.name(...)` is the operator fp8::name.
 class Fp8Resolver final : public torch::jit::Resolver {
  public:
-  std::shared_ptr<torch::jit::SugaredValue> resolveValue(const std::string& name, torch::jit::GraphFunction& m, const torch::jit::SourceRange& loc) override {
+  std::shared_ptr<torch::jit::SugaredValue> resolveValue(const std::string& name, torch::jit::GraphFunction& m,
+                                                         const torch::jit::SourceRange& loc) override {
     if (name == "fp8") return std::make_shared<torch::jit::BuiltinModule>("fp8");
     return torch::jit::nativeResolver()->resolveValue(name, m, loc);
   }

@@ -32,10 +32,13 @@ inline runtime::distributed::GroupOptions rank_options() {
   if (const char* ms = std::getenv(kRanksTimeout)) options.timeout = std::chrono::milliseconds(std::atol(ms));
   return options;
 }
-inline std::shared_ptr<runtime::distributed::ProcessGroup> rank_group() { return runtime::distributed::make_gloo_group(rank_options()); }
+inline std::shared_ptr<runtime::distributed::ProcessGroup> rank_group() {
+  return runtime::distributed::make_gloo_group(rank_options());
+}
 
 /// Each rank's exit status: 0 passed, 1 failed, 128 + n ended by signal n, -1 still going on after `limit` (it is killed then).
-inline std::vector<int> run_ranks(const std::string& name, int size, std::map<std::string, std::string> environment = {},
+inline std::vector<int> run_ranks(const std::string& name, int size,
+                                  std::map<std::string, std::string> environment = {},
                                   std::chrono::seconds limit = std::chrono::seconds(120)) {
   const TempDir dir;
   const std::string filter = "--gtest_filter=" + name, world = std::to_string(size), file = (dir / "ranks").string();
@@ -50,7 +53,8 @@ inline std::vector<int> run_ranks(const std::string& name, int size, std::map<st
       setenv(kRanksFile, file.c_str(), 1);
       setenv(kRanksTimeout, "60000", 1);
       setenv("OMP_NUM_THREADS", "1", 1);
-      for (const auto& [key, value] : environment) value.empty() ? unsetenv(key.c_str()) : setenv(key.c_str(), value.c_str(), 1);
+      for (const auto& [key, value] : environment)
+        value.empty() ? unsetenv(key.c_str()) : setenv(key.c_str(), value.c_str(), 1);
       execl("/proc/self/exe", "rank", "--gtest_also_run_disabled_tests", filter.c_str(), static_cast<char*>(nullptr));
       _exit(127);
     }
@@ -69,7 +73,9 @@ inline std::vector<int> run_ranks(const std::string& name, int size, std::map<st
       }
       std::this_thread::sleep_for(std::chrono::milliseconds(5));
     }
-    results.push_back(child <= 0 || status == -1 ? -1 : WIFEXITED(status) ? WEXITSTATUS(status) : 128 + WTERMSIG(status));
+    results.push_back(child <= 0 || status == -1 ? -1
+                      : WIFEXITED(status)        ? WEXITSTATUS(status)
+                                                 : 128 + WTERMSIG(status));
   }
   return results;
 }

@@ -22,7 +22,7 @@ inline std::filesystem::path test_data() {
 }  // namespace fp8::test
 
 /// Declares `const std::filesystem::path name`, or skips the test. A set but wrong folder fails it.
-#define FP8_NEED_TEST_DATA(name)                                                                         \
-  const std::filesystem::path name = ::fp8::test::test_data();                                           \
-  if (name.empty()) GTEST_SKIP() << "FP8_TEST_DATA is not set: folder with models/, peers/ and text/";    \
+#define FP8_NEED_TEST_DATA(name)                                                                       \
+  const std::filesystem::path name = ::fp8::test::test_data();                                         \
+  if (name.empty()) GTEST_SKIP() << "FP8_TEST_DATA is not set: folder with models/, peers/ and text/"; \
   ASSERT_TRUE(std::filesystem::is_directory(name)) << "FP8_TEST_DATA=" << name << " is not a folder"

@@ -13,7 +13,8 @@ namespace {
 using namespace test;
 
 TEST(ActivationCheckpoint, GradientsAndScalesAreThoseWithout) {
-  for (const recipes::Recipe& recipe : {recipes::Recipe(habana_hybrid(2)), recipes::Recipe(nvidia(3)), recipes::Recipe(recipes::CurrentScaling{})}) {
+  for (const recipes::Recipe& recipe :
+       {recipes::Recipe(habana_hybrid(2)), recipes::Recipe(nvidia(3)), recipes::Recipe(recipes::CurrentScaling{})}) {
     for (const bool nested : {false, true}) {
       const Task task = mlp_task(), plain = mlp_task();
       const HPUPrecisionPlugin plugin = converted(task, recipe);
@@ -28,7 +29,8 @@ TEST(ActivationCheckpoint, GradientsAndScalesAreThoseWithout) {
       Task with = task, without = plain;
       with.forward = [&](const at::Tensor& x) { return net->fc3(checkpoint(outer, x.flatten(1))); };
       without.forward = [&](const at::Tensor& x) {
-        return plain_net->fc3(torch::dropout(torch::relu(plain_net->fc2(torch::relu(plain_net->fc1(x.flatten(1))))), 0.25, true));
+        return plain_net->fc3(
+            torch::dropout(torch::relu(plain_net->fc2(torch::relu(plain_net->fc1(x.flatten(1))))), 0.25, true));
       };
       for (int step = 1; step <= 4; ++step) {
         task.model->zero_grad();

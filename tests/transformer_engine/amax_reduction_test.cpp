@@ -46,7 +46,8 @@ at::Tensor data(int rank, int step, std::int64_t rows = 8) {
 }
 
 std::vector<DelayedScaling> delayed_recipes() {
-  std::vector<DelayedScaling> recipes = {DelayedScaling::habana(), DelayedScaling::habana(), DelayedScaling::habana(), DelayedScaling::nvidia()};
+  std::vector<DelayedScaling> recipes = {DelayedScaling::habana(), DelayedScaling::habana(), DelayedScaling::habana(),
+                                         DelayedScaling::nvidia()};
   recipes[1].fp8_format = RecipeFormat::HYBRID;
   recipes[2].fp8_format = RecipeFormat::HYBRID;
   recipes[2].amax_history_len = 3;
@@ -81,8 +82,10 @@ TEST(AmaxRanks, DISABLED_ScalesAgree) {
           y = net(data(rank, step));
         }
         y.square().mean().backward();
-        const bool moved = recipe.dialect == recipes::RecipeDialect::nvidia || step > 1;  // habana moves on entering the next step
-        EXPECT_EQ(equal_on_all(net.scales(), *group), reduce || !moved) << recipes::describe(recipe) << ", step " << step;
+        const bool moved =
+            recipe.dialect == recipes::RecipeDialect::nvidia || step > 1;  // habana moves on entering the next step
+        EXPECT_EQ(equal_on_all(net.scales(), *group), reduce || !moved)
+            << recipes::describe(recipe) << ", step " << step;
       }
       if (!reduce || recipe.amax_history_len == 3) continue;
       // The scale is the one that the larger of both inputs asks for. habana: of step 3; nvidia: the largest of all.
@@ -93,7 +96,8 @@ TEST(AmaxRanks, DISABLED_ScalesAgree) {
           amax = std::max(amax, data(r, step).abs().max().item<float>());
       }
       const double max = recipe.fp8_format == RecipeFormat::E5M2 ? 57344.0 : 448.0;
-      EXPECT_EQ(net.input_scale(), nvidia ? static_cast<float>(max) / amax : static_cast<float>(std::exp2(std::floor(std::log2(max / amax)))))
+      EXPECT_EQ(net.input_scale(), nvidia ? static_cast<float>(max) / amax
+                                          : static_cast<float>(std::exp2(std::floor(std::log2(max / amax)))))
           << recipes::describe(recipe);
     }
   }
@@ -111,7 +115,9 @@ TEST(AmaxRanks, DISABLED_AnyOrderOfRegions) {
       const fp8_autocast region({.recipe = recipe, .group = group});
       return net(data(rank, step)).square().mean();
     };
-    const auto agree = [&](const char* what) { EXPECT_TRUE(equal_on_all(net.scales(), *group)) << what << ": " << recipes::describe(recipe); };
+    const auto agree = [&](const char* what) {
+      EXPECT_TRUE(equal_on_all(net.scales(), *group)) << what << ": " << recipes::describe(recipe);
+    };
     for (int step = 0; step < 3; ++step) {
       const at::Tensor first = in_region(10 * step), second = in_region(10 * step + 1);
       (first + second).backward();
@@ -193,7 +199,8 @@ TEST(AmaxRanks, DISABLED_OtherProductsForward) {
   Net net;
   fp8_autocast region({.recipe = DelayedScaling::nvidia(), .group = group});
   group->rank() == 0 ? net.a(data(0, 1)) : net.b(torch::ones({2, 32}, on_hpu()));  // as many amaxes, of another product
-  EXPECT_TRUE(throws_with({"[fp8_autocast] rank", "different products forward", group->rank() == 0 ? "'a'" : "'b'"}, [&] { region.end(); }));
+  EXPECT_TRUE(throws_with({"[fp8_autocast] rank", "different products forward", group->rank() == 0 ? "'a'" : "'b'"},
+                          [&] { region.end(); }));
 }
 
 TEST(AmaxRanks, DISABLED_OtherProductsBackward) {
@@ -272,17 +279,27 @@ TEST(AmaxRanks, DISABLED_OneIsLate) {
 
 TEST(AmaxReduction, ARankThatDiesOrIsLateIsAnErrorForwardAndBackward) {
   for (const char* pass : {"forward", "backward"}) {
-    EXPECT_EQ(test::run_ranks("AmaxRanks.DISABLED_OneDies", 2, {{"FP8_TEST_PASS", pass}}), (std::vector<int>{0, 3})) << pass;
-    EXPECT_EQ(test::run_ranks("AmaxRanks.DISABLED_OneIsLate", 2, {{"FP8_TEST_PASS", pass}, {test::kRanksTimeout, "1500"}}), test::all_pass(2)) << pass;
+    EXPECT_EQ(test::run_ranks("AmaxRanks.DISABLED_OneDies", 2, {{"FP8_TEST_PASS", pass}}), (std::vector<int>{0, 3}))
+        << pass;
+    EXPECT_EQ(
+        test::run_ranks("AmaxRanks.DISABLED_OneIsLate", 2, {{"FP8_TEST_PASS", pass}, {test::kRanksTimeout, "1500"}}),
+        test::all_pass(2))
+        << pass;
   }
 }
 
-TEST(AmaxReduction, TwoRanksHaveTheSameScales) { EXPECT_EQ(test::run_ranks("AmaxRanks.DISABLED_ScalesAgree", 2), test::all_pass(2)); }
+TEST(AmaxReduction, TwoRanksHaveTheSameScales) {
+  EXPECT_EQ(test::run_ranks("AmaxRanks.DISABLED_ScalesAgree", 2), test::all_pass(2));
+}
 TEST(AmaxReduction, ScalesWaitForTheirIntervalAndTheOtherRanks) {
   EXPECT_EQ(test::run_ranks("AmaxRanks.DISABLED_IntervalsOfAProductThatRunsTwice", 2), test::all_pass(2));
 }
-TEST(AmaxReduction, InAnyOrderOfRegions) { EXPECT_EQ(test::run_ranks("AmaxRanks.DISABLED_AnyOrderOfRegions", 2), test::all_pass(2)); }
-TEST(AmaxReduction, OneRankMayEvaluateAlone) { EXPECT_EQ(test::run_ranks("AmaxRanks.DISABLED_EvaluationOnOneRank", 2), test::all_pass(2)); }
+TEST(AmaxReduction, InAnyOrderOfRegions) {
+  EXPECT_EQ(test::run_ranks("AmaxRanks.DISABLED_AnyOrderOfRegions", 2), test::all_pass(2));
+}
+TEST(AmaxReduction, OneRankMayEvaluateAlone) {
+  EXPECT_EQ(test::run_ranks("AmaxRanks.DISABLED_EvaluationOnOneRank", 2), test::all_pass(2));
+}
 TEST(AmaxReduction, OtherProductsAreAnError) {
   EXPECT_EQ(test::run_ranks("AmaxRanks.DISABLED_OtherProductsForward", 2), test::all_pass(2));
   EXPECT_EQ(test::run_ranks("AmaxRanks.DISABLED_OtherProductsBackward", 2), test::all_pass(2));
@@ -324,7 +341,9 @@ TEST(BackwardScales, MoveAtIntervalsWhereAProductRunsTwice) {
         }
       }
       (y[0].sum() * size + y[1].sum() * 2).backward();
-      const float expected = step == 0 ? 1.0f : step < 9 ? 8192.0f : 512.0f;  // 2^floor(log2(57344 / 4)), 2^floor(log2(57344 / 64))
+      const float expected = step == 0  ? 1.0f
+                             : step < 9 ? 8192.0f
+                                        : 512.0f;  // 2^floor(log2(57344 / 4)), 2^floor(log2(57344 / 64))
       EXPECT_EQ(net.backward_scale(net.b), expected) << "step " << step << ", one region " << one_region;
     }
   }
@@ -336,7 +355,9 @@ TEST(BackwardScales, MoveOnceForEachBackward) {
     DelayedScaling recipe = DelayedScaling::nvidia();
     recipe.amax_history_len = 1;  // a product whose scale moved twice in a backward would have the second amax alone
     const fp8_autocast region(true, recipe);
-    const auto run = [&](const at::Tensor& x) { return checkpointed ? checkpoint([&](const at::Tensor& t) { return net.b(t); }, x) : net.b(x); };
+    const auto run = [&](const at::Tensor& x) {
+      return checkpointed ? checkpoint([&](const at::Tensor& t) { return net.b(t); }, x) : net.b(x);
+    };
     const auto x = [] { return torch::ones({2, 32}, on_hpu()).requires_grad_(true); };
     (run(x()).sum() * 4 + run(x()).sum() * 2).backward();
     EXPECT_EQ(net.backward_scale(net.b), 57344.0f / 4.0f);

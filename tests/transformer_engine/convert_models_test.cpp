@@ -34,7 +34,8 @@ std::string reason(const quant::ConversionReport& report, const std::string& nam
   return "";
 }
 std::vector<recipes::Recipe> all_recipes() {
-  return {DelayedScaling::habana(), habana_hybrid(), DelayedScaling::nvidia(), recipes::CurrentScaling{}, recipes::BlockScaling{}, recipes::MXFP8{}};
+  return {DelayedScaling::habana(),  habana_hybrid(),         DelayedScaling::nvidia(),
+          recipes::CurrentScaling{}, recipes::BlockScaling{}, recipes::MXFP8{}};
 }
 
 struct Case {
@@ -45,18 +46,23 @@ struct Case {
   friend void PrintTo(const Case& c, std::ostream* out) { *out << c.name; }
 };
 // Attention's projections count: in_proj_weight and out_proj.
-const Case kCases[] = {{"TorchEncoder", torch_encoder_task, 9, 2e-3}, {"Containers", container_task, 10, 2e-3}, {"TiedLlama", llama_task, 15, 3e-3},
-                       {"SharedBlock", shared_task, 3, 3e-3},         {"Lstm", lstm_task, 1, 1e-2}};
+const Case kCases[] = {{"TorchEncoder", torch_encoder_task, 9, 2e-3},
+                       {"Containers", container_task, 10, 2e-3},
+                       {"TiedLlama", llama_task, 15, 3e-3},
+                       {"SharedBlock", shared_task, 3, 3e-3},
+                       {"Lstm", lstm_task, 1, 1e-2}};
 
 class OthersModels : public ::testing::TestWithParam<Case> {};
-INSTANTIATE_TEST_SUITE_P(ConvertModels, OthersModels, ::testing::ValuesIn(kCases), [](const auto& info) { return info.param.name; });
+INSTANTIATE_TEST_SUITE_P(ConvertModels, OthersModels, ::testing::ValuesIn(kCases),
+                         [](const auto& info) { return info.param.name; });
 
 std::vector<float> curve(const Case& c, const std::string& precision, const recipes::Recipe& recipe, int steps) {
   const Task task = c.make();
   torch::optim::AdamW optimizer(task.model->parameters(), torch::optim::AdamWOptions(c.learning_rate));
   HPUPrecisionPlugin plugin(precision);
   if (precision == "fp8") {
-    EXPECT_EQ(plugin.convert_modules(*task.model, {.replace_layers = true, .recipe = recipe}).converted.size(), c.converted);
+    EXPECT_EQ(plugin.convert_modules(*task.model, {.replace_layers = true, .recipe = recipe}).converted.size(),
+              c.converted);
   }
   return train(task, plugin, optimizer, steps);
 }
@@ -73,12 +79,16 @@ TEST_P(OthersModels, LearnInEveryPrecision) {
     const auto fp8 = curve(c, "fp8", recipe, steps);
     EXPECT_NEAR(mean_of_last(fp8, 5), mixed, 0.1 * mixed + 0.03) << recipes::describe(recipe);
     EXPECT_NE(fp8, bf16) << recipes::describe(recipe);
-    if (more != nullptr) std::cout << c.name << ": f32 " << plain << ", bf16 " << mixed << ", " << recipes::describe(recipe) << ": " << mean_of_last(fp8, 5) << "\n";
+    if (more != nullptr)
+      std::cout << c.name << ": f32 " << plain << ", bf16 " << mixed << ", " << recipes::describe(recipe) << ": "
+                << mean_of_last(fp8, 5) << "\n";
   }
 }
 
 TEST(ConvertModels, TheReportNamesEveryMatrix) {
-  const auto report_of = [](const Task& task) { return HPUPrecisionPlugin("fp8").convert_modules(*task.model, {.replace_layers = true}); };
+  const auto report_of = [](const Task& task) {
+    return HPUPrecisionPlugin("fp8").convert_modules(*task.model, {.replace_layers = true});
+  };
   const auto all = [](const quant::ConversionReport& report) {
     std::set<std::string> names;
     for (const auto& m : report.converted) names.insert(m.name);
@@ -86,7 +96,8 @@ TEST(ConvertModels, TheReportNamesEveryMatrix) {
     return names;
   };
   const auto containers = report_of(container_task());
-  EXPECT_TRUE(all(containers).count("blocks.1.attention.in_proj_weight") == 1 && all(containers).count("blocks.0.mlp.2") == 1 && all(containers).count("heads.words") == 1);
+  EXPECT_TRUE(all(containers).count("blocks.1.attention.in_proj_weight") == 1 &&
+              all(containers).count("blocks.0.mlp.2") == 1 && all(containers).count("heads.words") == 1);
   EXPECT_EQ(reason(containers, "embed"), "type Embedding is trained in high precision");
   const auto llama = report_of(llama_task());
   EXPECT_EQ(reason(llama, "embed_tokens"), "type Embedding is trained in high precision");
@@ -94,7 +105,8 @@ TEST(ConvertModels, TheReportNamesEveryMatrix) {
   EXPECT_NE(reason(shared, "mix").find("a parameter of "), std::string::npos) << reason(shared, "mix");
   const auto lstm = report_of(lstm_task());
   EXPECT_EQ(reason(lstm, "rnn.weight_hh_l0"), "type LSTM is trained in high precision");
-  torch::nn::Sequential other(torch::nn::ConvTranspose2d(torch::nn::ConvTranspose2dOptions(2, 3, 2)), torch::nn::Bilinear(4, 4, 4));
+  torch::nn::Sequential other(torch::nn::ConvTranspose2d(torch::nn::ConvTranspose2dOptions(2, 3, 2)),
+                              torch::nn::Bilinear(4, 4, 4));
   other->to(kHpu);
   const auto kept = HPUPrecisionPlugin("fp8").convert_modules(*other, {.replace_layers = true});
   EXPECT_TRUE(all(kept).count("0.weight") == 1 && all(kept).count("1.weight") == 1);
@@ -107,7 +119,8 @@ TEST(ConvertModels, AttentionsProjectionsRunInFp8) {
     torch::nn::MultiheadAttention attention(torch::nn::MultiheadAttentionOptions(32, 4).kdim(kdim).vdim(kdim));
     attention->to(kHpu);
     HPUPrecisionPlugin plugin("fp8");
-    const auto report = plugin.convert_modules(*attention, {.replace_layers = true, .recipe = recipes::CurrentScaling{}});
+    const auto report =
+        plugin.convert_modules(*attention, {.replace_layers = true, .recipe = recipes::CurrentScaling{}});
     EXPECT_EQ(report.converted.size(), kdim == 32 ? 2u : 4u);
     const at::Tensor x = hpu(torch::randn({5, 2, 32})), m = self ? x : hpu(torch::randn({7, 2, kdim}));
     const auto run = [&](const HPUPrecisionPlugin& p) {
@@ -120,7 +133,8 @@ TEST(ConvertModels, AttentionsProjectionsRunInFp8) {
     std::map<std::string, std::int64_t> steps;
     for (const auto& [name, state] : fp8_states(*attention)) steps[name] = state->values().step;
     const std::map<std::string, std::int64_t> one{{"in_proj_weight", self ? 1 : 0}, {"out_proj", 1}};
-    const std::map<std::string, std::int64_t> three{{"q_proj_weight", 1}, {"k_proj_weight", 1}, {"v_proj_weight", 1}, {"out_proj", 1}};
+    const std::map<std::string, std::int64_t> three{
+        {"q_proj_weight", 1}, {"k_proj_weight", 1}, {"v_proj_weight", 1}, {"out_proj", 1}};
     EXPECT_EQ(steps, kdim == 32 ? one : three);
     EXPECT_EQ(plugin.restore(*attention), kdim == 32 ? 2 : 4);
   }
@@ -156,14 +170,10 @@ TEST(ConvertModels, AnotherDtypeOrDeviceKeepsHandlersAndState) {
   EXPECT_EQ(task.model->parameters()[0].grad().scalar_type(), at::kBFloat16);
   // On purpose is on purpose: nothing comes back.
   task.model->to(at::kFloat);
-  {
-    const auto region = plugin.forward_context();
-  }
+  { const auto region = plugin.forward_context(); }
   EXPECT_EQ(handlers(*task.model), 3);
   EXPECT_EQ(restore(*task.model), 3);
-  {
-    const auto region = plugin.forward_context();
-  }
+  { const auto region = plugin.forward_context(); }
   EXPECT_EQ(handlers(*task.model), 0);
 }
 
@@ -224,7 +234,8 @@ TEST(ConvertModels, AClonesFp8IsItsOwn) {
   }
   EXPECT_EQ(handlers(*net), 2);
   EXPECT_EQ(handlers(*copy), 0);
-  EXPECT_EQ(plugin.convert_modules(*copy, {.replace_layers = true, .recipe = DelayedScaling::nvidia()}).converted.size(), 2u);
+  EXPECT_EQ(
+      plugin.convert_modules(*copy, {.replace_layers = true, .recipe = DelayedScaling::nvidia()}).converted.size(), 2u);
   EXPECT_EQ(fp8_states(*copy).at(0).state->values().step, 0);
   EXPECT_EQ(fp8_states(*net).at(0).state->values().step, 1);
 }
@@ -263,16 +274,18 @@ TEST(ConvertModels, OtherOptimizers) {
     torch::optim::LBFGS lbfgs(task.model->parameters(), torch::optim::LBFGSOptions(0.5).max_iter(4));
     std::vector<float> losses;
     for (int i = 0; i < 5; ++i) {
-      losses.push_back(lbfgs.step([&] {
-                              lbfgs.zero_grad();
-                              at::Tensor loss;
-                              {
-                                const auto region = plugin.forward_context();
-                                loss = loss_of(task, task.forward(task.x));
-                              }
-                              loss.backward();
-                              return loss;
-                            }).item<float>());
+      losses.push_back(lbfgs
+                           .step([&] {
+                             lbfgs.zero_grad();
+                             at::Tensor loss;
+                             {
+                               const auto region = plugin.forward_context();
+                               loss = loss_of(task, task.forward(task.x));
+                             }
+                             loss.backward();
+                             return loss;
+                           })
+                           .item<float>());
     }
     EXPECT_LT(losses.back(), 0.8f * losses.front()) << recipes::describe(recipe);
     const Task sgd_task = mlp_task();
@@ -284,7 +297,8 @@ TEST(ConvertModels, OtherOptimizers) {
 }
 
 /// One forward and backward of a Linear [N, K] with M rows of input under a recipe: y, dx, dw, db.
-std::vector<at::Tensor> products(std::int64_t m, std::int64_t k, std::int64_t n, const recipes::Recipe& recipe, Alignment alignment, std::int64_t pad = 0) {
+std::vector<at::Tensor> products(std::int64_t m, std::int64_t k, std::int64_t n, const recipes::Recipe& recipe,
+                                 Alignment alignment, std::int64_t pad = 0) {
   torch::manual_seed(41);
   torch::nn::Linear linear(k, n);
   at::Tensor x = torch::randn({m, k}), g = torch::randn({m, n});
@@ -307,8 +321,11 @@ std::vector<at::Tensor> products(std::int64_t m, std::int64_t k, std::int64_t n,
     y = used(input);
   }
   y.backward(hpu(torch::constant_pad_nd(g, {0, pad})).to(y.scalar_type()));
-  const auto cut = [](at::Tensor t, std::int64_t rows, std::int64_t cols) { return t.narrow(0, 0, rows).narrow(1, 0, cols).contiguous(); };
-  return {cut(y.detach(), m, n), cut(input.grad(), m, k), cut(used->weight.grad(), n, k), used->bias.grad().narrow(0, 0, n).contiguous()};
+  const auto cut = [](at::Tensor t, std::int64_t rows, std::int64_t cols) {
+    return t.narrow(0, 0, rows).narrow(1, 0, cols).contiguous();
+  };
+  return {cut(y.detach(), m, n), cut(input.grad(), m, k), cut(used->weight.grad(), n, k),
+          used->bias.grad().narrow(0, 0, n).contiguous()};
 }
 
 // What the report calls "padded": a layer whose sizes were rounded up with zeros by hand has the same codes and scales, and so the same results
@@ -317,14 +334,17 @@ TEST(ConvertModels, OddSizesGiveWhatZeroPaddingGives) {
   for (const auto& recipe : all_recipes()) {
     const auto* delayed = std::get_if<DelayedScaling>(&recipe);
     // Stochastic rounding draws by the element's position, which padding moves.
-    if (delayed != nullptr && delayed->dialect == recipes::RecipeDialect::habana && delayed->fp8_format == recipes::RecipeFormat::HYBRID) continue;
+    if (delayed != nullptr && delayed->dialect == recipes::RecipeDialect::habana &&
+        delayed->fp8_format == recipes::RecipeFormat::HYBRID)
+      continue;
     for (const std::int64_t m : {1, 7, 32}) {
       const auto odd = products(m, 40, 24, recipe, Alignment::any), said = products(m, 40, 24, recipe, Alignment::pad);
       const auto wide = products(m, 40, 24, recipe, Alignment::any, /*pad=*/8);
       EXPECT_TRUE(all_same(odd, said));
       for (std::size_t i = 0; i < odd.size(); ++i) {
         const at::Tensor a = odd[i].cpu().to(at::kDouble), b = wide[i].cpu().to(at::kDouble);
-        EXPECT_LE((a - b).norm().item<double>(), 1e-3 * a.norm().item<double>()) << recipes::describe(recipe) << ", " << m << " rows, result " << i;
+        EXPECT_LE((a - b).norm().item<double>(), 1e-3 * a.norm().item<double>())
+            << recipes::describe(recipe) << ", " << m << " rows, result " << i;
       }
     }
   }
@@ -332,20 +352,24 @@ TEST(ConvertModels, OddSizesGiveWhatZeroPaddingGives) {
 
 TEST(ConvertModels, OneRowNoRowsAndOddSizes) {
   for (const auto& recipe : all_recipes()) {
-    for (const auto& [m, k, n] : {std::tuple(1, 1, 1), std::tuple(1, 33, 17), std::tuple(0, 33, 17), std::tuple(13, 129, 1)}) {
+    for (const auto& [m, k, n] :
+         {std::tuple(1, 1, 1), std::tuple(1, 33, 17), std::tuple(0, 33, 17), std::tuple(13, 129, 1)}) {
       const auto r = products(m, k, n, recipe, Alignment::any);
       ASSERT_EQ(r[0].sizes(), (at::IntArrayRef{m, n}));
       EXPECT_EQ(r[1].sizes(), (at::IntArrayRef{m, k}));
-      for (const auto& t : r) EXPECT_TRUE(t.isfinite().all().item<bool>()) << recipes::describe(recipe) << " " << m << "x" << k << "x" << n;
+      for (const auto& t : r)
+        EXPECT_TRUE(t.isfinite().all().item<bool>()) << recipes::describe(recipe) << " " << m << "x" << k << "x" << n;
       if (m == 0) {
         EXPECT_EQ(r[2].abs().max().item<float>(), 0.0f);
       }
       torch::manual_seed(41);  // the same Linear and operands, in f64
       torch::nn::Linear linear(k, n);
-      const at::Tensor x = torch::randn({m, k}, at::kFloat).to(at::kDouble), g = torch::randn({m, n}, at::kFloat).to(at::kDouble), w = linear->weight.to(at::kDouble);
+      const at::Tensor x = torch::randn({m, k}, at::kFloat).to(at::kDouble),
+                       g = torch::randn({m, n}, at::kFloat).to(at::kDouble), w = linear->weight.to(at::kDouble);
       const auto near = [&](const at::Tensor& got, const at::Tensor& expected, double bound) {
         if (m == 0) return;
-        EXPECT_LE(((got.cpu().to(at::kDouble) - expected).norm() / expected.norm()).item<double>(), bound) << recipes::describe(recipe) << " " << m << "x" << k << "x" << n;
+        EXPECT_LE(((got.cpu().to(at::kDouble) - expected).norm() / expected.norm()).item<double>(), bound)
+            << recipes::describe(recipe) << " " << m << "x" << k << "x" << n;
       };
       near(r[1], g.matmul(w), 0.35);
       near(r[2], g.t().matmul(x), 0.35);
@@ -363,8 +387,12 @@ TEST(ConvertModels, TheApiAsItIsWritten) {
   at::Tensor loss;
   fp8::te::HPUPrecisionPlugin plugin("fp8");
   auto report = plugin.convert_modules(*model, {.replace_layers = true, .recipe = fp8::recipes::DelayedScaling{}});
-  { auto region = plugin.forward_context(); loss = loss_of(task, task.forward(task.x)); }
-  loss.backward(); optimizer.step();
+  {
+    auto region = plugin.forward_context();
+    loss = loss_of(task, task.forward(task.x));
+  }
+  loss.backward();
+  optimizer.step();
   EXPECT_EQ(report.converted.size(), 3u);
 
   const auto before = std::filesystem::current_path();
@@ -386,7 +414,8 @@ TEST(ConvertModels, ANanLossDoesNotPoisonWhatComesAfter) {
     const HPUPrecisionPlugin plugin = converted(task, recipe);
     const float before = backward_step(task, plugin);
     task.model->zero_grad();
-    const Task bad{task.model, task.forward, torch::full_like(task.x, std::numeric_limits<double>::quiet_NaN()), task.labels};
+    const Task bad{task.model, task.forward, torch::full_like(task.x, std::numeric_limits<double>::quiet_NaN()),
+                   task.labels};
     EXPECT_TRUE(std::isnan(backward_step(bad, plugin))) << recipes::describe(recipe);
     EXPECT_TRUE(task.model->parameters()[0].grad().isnan().any().item<bool>()) << recipes::describe(recipe);
     task.model->zero_grad();
@@ -394,7 +423,8 @@ TEST(ConvertModels, ANanLossDoesNotPoisonWhatComesAfter) {
       task.model->zero_grad();
       EXPECT_NEAR(backward_step(task, plugin), before, 0.1f) << recipes::describe(recipe);
     }
-    for (const auto& p : task.model->parameters()) EXPECT_TRUE(p.grad().isfinite().all().item<bool>()) << recipes::describe(recipe);
+    for (const auto& p : task.model->parameters())
+      EXPECT_TRUE(p.grad().isfinite().all().item<bool>()) << recipes::describe(recipe);
   }
 }
 

@@ -49,7 +49,8 @@ const Case kCases[] = {{"MlpNvidia", [] { return mlp_task(); }, DelayedScaling::
                        {"LanguageModel", lm_task, habana_hybrid(4), 15, 2e-3}};
 
 class UsersModels : public ::testing::TestWithParam<Case> {};
-INSTANTIATE_TEST_SUITE_P(ConvertTraining, UsersModels, ::testing::ValuesIn(kCases), [](const auto& info) { return info.param.name; });
+INSTANTIATE_TEST_SUITE_P(ConvertTraining, UsersModels, ::testing::ValuesIn(kCases),
+                         [](const auto& info) { return info.param.name; });
 
 // The optimizer is built before the conversion; the curve is that of bf16-mixed within a tenth.
 TEST_P(UsersModels, LearnAsInBf16) {
@@ -63,12 +64,14 @@ TEST_P(UsersModels, LearnAsInBf16) {
       const auto before = task.model->named_parameters();
       std::vector<std::pair<void*, void*>> identity;
       for (const auto& p : before) identity.emplace_back(p.value().unsafeGetTensorImpl(), p.value().data_ptr());
-      EXPECT_EQ(plugin.convert_modules(*task.model, {.replace_layers = true, .recipe = c.recipe}).converted.size(), c.linears);
+      EXPECT_EQ(plugin.convert_modules(*task.model, {.replace_layers = true, .recipe = c.recipe}).converted.size(),
+                c.linears);
       std::size_t i = 0;
       for (const auto& p : task.model->named_parameters()) {
         const std::pair<void*, void*> now(p.value().unsafeGetTensorImpl(), p.value().data_ptr());
         EXPECT_EQ(identity[i++], now) << p.key();
-        EXPECT_TRUE(p.value().requires_grad() && p.value().scalar_type() == at::kFloat && p.value().is_hpu()) << p.key();
+        EXPECT_TRUE(p.value().requires_grad() && p.value().scalar_type() == at::kFloat && p.value().is_hpu())
+            << p.key();
       }
     }
     {
@@ -115,13 +118,15 @@ TEST(ConvertTraining, OffIsBitEqual) {
     const auto region = p.forward_context();
     return t.forward(t.x).detach();
   };
-  EXPECT_TRUE(same_bits(a(task, plugin), a(plain, HPUPrecisionPlugin("bf16-mixed"))));  // an fp8 region without converted modules is bf16
+  EXPECT_TRUE(same_bits(
+      a(task, plugin), a(plain, HPUPrecisionPlugin("bf16-mixed"))));  // an fp8 region without converted modules is bf16
 }
 
 TEST(ConvertTraining, PlanOnlyAndRecipeOnlyChangeNothing) {
   const Task task = lm_task();
   HPUPrecisionPlugin plugin("fp8");
-  const auto plan = plugin.convert_modules(*task.model, {.replace_layers = true, .recipe = DelayedScaling::nvidia(), .plan_only = true});
+  const auto plan = plugin.convert_modules(
+      *task.model, {.replace_layers = true, .recipe = DelayedScaling::nvidia(), .plan_only = true});
   EXPECT_EQ(plan.converted.size(), 15u);
   EXPECT_EQ(reason(plan, "embed_tokens"), "type Embedding is trained in high precision");
   EXPECT_NE(plan.converted[0].scheme.find("nvidia"), std::string::npos);
@@ -154,8 +159,9 @@ TEST(ConvertTraining, APlanForeseesTheError) {
   torch::nn::Linear linear(torch::nn::LinearOptions(256, 192).bias(false));
   linear->to(kHpu);
   const at::Tensor x = hpu(torch::randn({512, 256}));
-  for (const recipes::Recipe& recipe : std::vector<recipes::Recipe>{DelayedScaling::habana(), habana_hybrid(), DelayedScaling::nvidia(), recipes::CurrentScaling{},
-                                                                    recipes::BlockScaling{}, recipes::MXFP8{}}) {
+  for (const recipes::Recipe& recipe :
+       std::vector<recipes::Recipe>{DelayedScaling::habana(), habana_hybrid(), DelayedScaling::nvidia(),
+                                    recipes::CurrentScaling{}, recipes::BlockScaling{}, recipes::MXFP8{}}) {
     HPUPrecisionPlugin plugin("fp8");
     const auto plan = plugin.convert_modules(*linear, {.recipe = recipe, .plan_only = true});
     ASSERT_EQ(plan.converted.size(), 1u);
@@ -177,7 +183,8 @@ TEST(ConvertTraining, APlanForeseesTheError) {
 TEST(ConvertTraining, ListsAndRulesChoose) {
   const Task task = lm_task();
   HPUPrecisionPlugin plugin("fp8");
-  ConvertOptions options{.replace_layers = true, .recipe = DelayedScaling::nvidia(), .allow = {"layer_", "lm_head"}, .block = {"o_proj$"}};
+  ConvertOptions options{
+      .replace_layers = true, .recipe = DelayedScaling::nvidia(), .allow = {"layer_", "lm_head"}, .block = {"o_proj$"}};
   options.rules = {{"layer_0.*_proj", recipes::CurrentScaling{}}, {"lm_head", std::nullopt}};
   const auto report = plugin.convert_modules(*task.model, options);
   EXPECT_EQ(report.converted.size(), 12u);
@@ -187,7 +194,8 @@ TEST(ConvertTraining, ListsAndRulesChoose) {
   int current = 0, delayed = 0;
   for (const auto& [name, state] : fp8_states(*task.model)) {
     const std::string recipe = state->values().recipe;
-    EXPECT_EQ(recipe.rfind(name.rfind("layer_0", 0) == 0 ? "current" : "delayed nvidia", 0), 0u) << name << ": " << recipe;
+    EXPECT_EQ(recipe.rfind(name.rfind("layer_0", 0) == 0 ? "current" : "delayed nvidia", 0), 0u)
+        << name << ": " << recipe;
     ++(recipe.rfind("current", 0) == 0 ? current : delayed);
   }
   EXPECT_EQ(current, 6);
@@ -195,10 +203,15 @@ TEST(ConvertTraining, ListsAndRulesChoose) {
   const Task other = lm_task();
   const auto none = plugin.convert_modules(*other.model, {.replace_layers = true, .allow = {"nothing"}});
   EXPECT_EQ(reason(none, "lm_head"), "not in the allow list");
-  EXPECT_EQ(none.warnings, (std::vector<std::string>{"allow[0] \"nothing\": no module has such a name", "no module was selected: the model trains in high precision"}));
-  const auto slips = plugin.convert_modules(*other.model, {.replace_layers = true, .block = {"o_porj"}, .rules = {{"lm_haed", std::nullopt}}, .plan_only = true});
-  EXPECT_EQ(slips.warnings, (std::vector<std::string>{"block[0] \"o_porj\": no module has such a name", "rules[0] \"lm_haed\": no module has such a name"}));
-  EXPECT_TRUE(throws_with({"convert_modules: allow", "("}, [&] { plugin.convert_modules(*other.model, {.replace_layers = true, .allow = {"("}}); }));
+  EXPECT_EQ(none.warnings, (std::vector<std::string>{"allow[0] \"nothing\": no module has such a name",
+                                                     "no module was selected: the model trains in high precision"}));
+  const auto slips = plugin.convert_modules(
+      *other.model,
+      {.replace_layers = true, .block = {"o_porj"}, .rules = {{"lm_haed", std::nullopt}}, .plan_only = true});
+  EXPECT_EQ(slips.warnings, (std::vector<std::string>{"block[0] \"o_porj\": no module has such a name",
+                                                      "rules[0] \"lm_haed\": no module has such a name"}));
+  EXPECT_TRUE(throws_with({"convert_modules: allow", "("},
+                          [&] { plugin.convert_modules(*other.model, {.replace_layers = true, .allow = {"("}}); }));
   EXPECT_EQ(tags(*other.model), 0);
 }
 
@@ -206,7 +219,8 @@ TEST(ConvertTraining, SizesThatTheTargetDoesNotTake) {
   const auto report_of = [](Alignment alignment) {
     const Task task = lm_task();
     HPUPrecisionPlugin plugin("fp8");
-    auto report = plugin.convert_modules(*task.model, {.replace_layers = true, .recipe = DelayedScaling::nvidia(), .alignment = alignment});
+    auto report = plugin.convert_modules(
+        *task.model, {.replace_layers = true, .recipe = DelayedScaling::nvidia(), .alignment = alignment});
     const float loss = backward_step(task, plugin);
     return std::tuple(std::move(report), loss, gradients_of(*task.model));
   };
@@ -219,8 +233,11 @@ TEST(ConvertTraining, SizesThatTheTargetDoesNotTake) {
   EXPECT_EQ(reason(left, "layer_1.down_proj"), "sizes 32x40 are no multiples of 16");
   EXPECT_EQ(padded.converted.size(), 15u);
   for (const auto& m : padded.converted) {
-    const bool odd = m.name.find("gate") != std::string::npos || m.name.find("up_") != std::string::npos || m.name.find("down") != std::string::npos;
-    EXPECT_EQ(m.scheme.find(m.name.find("down") != std::string::npos ? "padded to 32x48" : "padded to 48x32") != std::string::npos, odd)
+    const bool odd = m.name.find("gate") != std::string::npos || m.name.find("up_") != std::string::npos ||
+                     m.name.find("down") != std::string::npos;
+    EXPECT_EQ(m.scheme.find(m.name.find("down") != std::string::npos ? "padded to 32x48" : "padded to 48x32") !=
+                  std::string::npos,
+              odd)
         << m.name << ": " << m.scheme;
   }
   EXPECT_EQ(any_loss, padded_loss);  // zeros add nothing
@@ -237,8 +254,8 @@ TEST(ConvertTraining, WarmStartSeedsTheFirstScales) {
   file.selected = {"fc1"};
   measure::write_measurements((dir / "m").string(), file);
   HPUPrecisionPlugin plugin("fp8");
-  const auto report =
-      plugin.convert_modules(*task.model, {.replace_layers = true, .recipe = DelayedScaling::nvidia(), .warm_start = (dir / "m").string()});
+  const auto report = plugin.convert_modules(
+      *task.model, {.replace_layers = true, .recipe = DelayedScaling::nvidia(), .warm_start = (dir / "m").string()});
   EXPECT_EQ(report.warnings.size(), 2u);
   EXPECT_NE(report.warnings[0].find("'fc2'"), std::string::npos);
   const auto states = fp8_states(*task.model);
@@ -248,14 +265,17 @@ TEST(ConvertTraining, WarmStartSeedsTheFirstScales) {
   EXPECT_EQ(fc2.forward.tensors(), 0);
   backward_step(task, plugin);
   EXPECT_EQ(states[1].state->values().step, 1);
-  const auto current = plugin.convert_modules(*task.model, {.replace_layers = true, .recipe = recipes::CurrentScaling{}, .warm_start = (dir / "m").string()});
+  const auto current = plugin.convert_modules(
+      *task.model, {.replace_layers = true, .recipe = recipes::CurrentScaling{}, .warm_start = (dir / "m").string()});
   ASSERT_FALSE(current.warnings.empty());
   EXPECT_EQ(current.warnings[0], "warm start: has no effect, no module has delayed scaling");
-  EXPECT_TRUE(throws_with({"nothing_here"},
-                          [&] { plugin.convert_modules(*task.model, {.replace_layers = true, .warm_start = (dir / "nothing_here").string()}); }));
+  EXPECT_TRUE(throws_with({"nothing_here"}, [&] {
+    plugin.convert_modules(*task.model, {.replace_layers = true, .warm_start = (dir / "nothing_here").string()});
+  }));
   measure::write_measurements((dir / "saved").string(), file, {"save", {}});
-  EXPECT_TRUE(throws_with({"found those of observer 'save'"},
-                          [&] { plugin.convert_modules(*task.model, {.replace_layers = true, .warm_start = (dir / "saved").string()}); }));
+  EXPECT_TRUE(throws_with({"found those of observer 'save'"}, [&] {
+    plugin.convert_modules(*task.model, {.replace_layers = true, .warm_start = (dir / "saved").string()});
+  }));
 }
 
 TEST(ConvertTraining, ExportedAmaxesQuantizeTheModel) {
@@ -326,10 +346,12 @@ TEST(ConvertTraining, ExportedAmaxesLeaveOutWhatWasNotTrainedInFp8) {
 TEST(ConvertTraining, RefusesWhatItCannotConvert) {
   HPUPrecisionPlugin plugin("fp8");
   torch::nn::Sequential on_cpu(torch::nn::Linear(16, 16));
-  EXPECT_TRUE(throws_with({"'0'", "on hpu", "cpu"}, [&] { plugin.convert_modules(*on_cpu, {.replace_layers = true}); }));
+  EXPECT_TRUE(
+      throws_with({"'0'", "on hpu", "cpu"}, [&] { plugin.convert_modules(*on_cpu, {.replace_layers = true}); }));
   const Task task = mlp_task();
   quant::convert(*task.model, quant::PlanOptions{});
-  EXPECT_TRUE(throws_with({"'fc1'", "another handler"}, [&] { plugin.convert_modules(*task.model, {.replace_layers = true}); }));
+  EXPECT_TRUE(throws_with({"'fc1'", "another handler"},
+                          [&] { plugin.convert_modules(*task.model, {.replace_layers = true}); }));
   torch::nn::Embedding no_linear(4, 16);
   no_linear->to(kHpu);
   torch::nn::Sequential embedding(no_linear);
@@ -401,7 +423,9 @@ TEST(ConvertTraining, AddmmKeepsSelfAndFactors) {
   const at::Tensor y = a.run([&](const at::Tensor& w) { return at::linear(x, w); }).detach();
   const at::Tensor added = a.run([&](const at::Tensor& w) { return at::addmm(self, x, w.t(), 0.5, 2.0); }).detach();
   EXPECT_TRUE(at::allclose(added, 0.5 * self + 2.0 * y, 1e-6, 1e-5));
-  const at::Tensor batch = a.run([&](const at::Tensor& w) { return at::baddbmm(self.unsqueeze(0), x.unsqueeze(0), w.t().unsqueeze(0)); }).detach();
+  const at::Tensor batch = a.run([&](const at::Tensor& w) {
+                              return at::baddbmm(self.unsqueeze(0), x.unsqueeze(0), w.t().unsqueeze(0));
+                            }).detach();
   EXPECT_TRUE(at::allclose(batch, (self + y).unsqueeze(0), 1e-6, 1e-5));
 }
 
@@ -411,7 +435,8 @@ TEST(ConvertTraining, ProductsThatStayInHighPrecisionAreTold) {
   Told told;
   const at::Tensor rows = a.run([&](const at::Tensor& w) { return at::linear(x, w.slice(0, 0, 16)); });
   ASSERT_EQ(told.messages.size(), 1u);
-  EXPECT_THAT(told.messages[0], ::testing::AllOf(::testing::HasSubstr("rows 0 to 16"), ::testing::HasSubstr("high precision")));
+  EXPECT_THAT(told.messages[0],
+              ::testing::AllOf(::testing::HasSubstr("rows 0 to 16"), ::testing::HasSubstr("high precision")));
   EXPECT_TRUE(same_bits(rows.detach(), at::linear(x, a.module->weight.slice(0, 0, 16)).detach()));
   a.run([&](const at::Tensor& w) { return at::linear(x, w.slice(0, 0, 16)); });
   EXPECT_EQ(told.messages.size(), 1u);  // once
@@ -428,7 +453,8 @@ TEST(ConvertTraining, CrossAttentionIsSaidInTheReportAndAtFirstUse) {
   attention->to(kHpu);
   const auto report = convert_for_training(*attention, current_scaling());
   ASSERT_EQ(report.converted.size(), 2u);
-  const auto packed = std::find_if(report.converted.begin(), report.converted.end(), [](const auto& m) { return m.name == "in_proj_weight"; });
+  const auto packed = std::find_if(report.converted.begin(), report.converted.end(),
+                                   [](const auto& m) { return m.name == "in_proj_weight"; });
   ASSERT_NE(packed, report.converted.end());
   EXPECT_THAT(packed->scheme, ::testing::HasSubstr("else in high precision"));
   const at::Tensor q = hpu(torch::randn({3, 2, 32})), kv = hpu(torch::randn({5, 2, 32}));

@@ -40,7 +40,8 @@ TEST(DeepSpeedPlugin, ConvertsWhenTheEngineIsAttached) {
   auto model = test::tiny_lm();
   model->train();
   HPUDeepSpeedPrecisionPlugin plugin("fp8");
-  const auto early = plugin.convert_modules(*model, {.replace_layers = true, .recipe = recipes::DelayedScaling::nvidia()});
+  const auto early =
+      plugin.convert_modules(*model, {.replace_layers = true, .recipe = recipes::DelayedScaling::nvidia()});
   EXPECT_TRUE(early.converted.empty());
   ASSERT_EQ(early.warnings.size(), 1u);
   EXPECT_NE(early.warnings[0].find("deferred"), std::string::npos);
@@ -72,7 +73,8 @@ TEST(DeepSpeedPlugin, RefusesABadRecipeAtOnce) {
   HPUDeepSpeedPrecisionPlugin plugin("fp8");
   recipes::DelayedScaling wrong;
   wrong.interval = 0;
-  EXPECT_TRUE(throws_with({"interval", "0"}, [&] { plugin.convert_modules(*model, {.replace_layers = true, .recipe = wrong}); }));
+  EXPECT_TRUE(throws_with({"interval", "0"},
+                          [&] { plugin.convert_modules(*model, {.replace_layers = true, .recipe = wrong}); }));
 }
 
 // The parent insists on precision fp8; this one takes any, as the vendor's does.
@@ -82,7 +84,8 @@ TEST(DeepSpeedPlugin, TakesAnyPrecision) {
   NotingEngine engine(model);
   plugin.convert_modules(*model, {.replace_layers = true});
   EXPECT_EQ(plugin.attach(engine).converted.size(), 15u);
-  EXPECT_TRUE(throws_with({"precision=`fp8`"}, [&] { HPUPrecisionPlugin("bf16-mixed").convert_modules(*model, {.replace_layers = true}); }));
+  EXPECT_TRUE(throws_with({"precision=`fp8`"},
+                          [&] { HPUPrecisionPlugin("bf16-mixed").convert_modules(*model, {.replace_layers = true}); }));
 }
 
 TEST(DeepSpeedPlugin, TheEngineRunsBackwardAndStep) {
@@ -102,7 +105,8 @@ TEST(DeepSpeedPlugin, TheEngineRunsBackwardAndStep) {
         const auto region = plugin.forward_context();
         const at::Tensor logits = model(ids.narrow(1, 0, 8));
         EXPECT_EQ(logits.scalar_type(), at::kBFloat16);
-        loss = torch::nn::functional::cross_entropy(logits.view({-1, 48}).to(at::kFloat), ids.narrow(1, 1, 8).reshape({-1}));
+        loss = torch::nn::functional::cross_entropy(logits.view({-1, 48}).to(at::kFloat),
+                                                    ids.narrow(1, 1, 8).reshape({-1}));
       }
       plugin.backward(loss);
       losses.push_back(loss.item<float>());
@@ -133,9 +137,13 @@ TEST(DeepSpeedPlugin, RefusesWhatEnginesCannot) {
   EXPECT_TRUE(throws_with({"backward", "no engine"}, [&] { plugin.backward(torch::ones({})); }));
   NotingEngine engine(model);
   plugin.attach(engine);
-  EXPECT_TRUE(throws_with({"DeepSpeed and the LBFGS optimizer are not compatible."}, [&] { plugin.optimizer_step(lbfgs, closure); }));
+  EXPECT_TRUE(throws_with({"DeepSpeed and the LBFGS optimizer are not compatible."},
+                          [&] { plugin.optimizer_step(lbfgs, closure); }));
   EXPECT_FALSE(ran);
-  EXPECT_TRUE(throws_with({"undefined loss", "Skipping backward by returning `None` from your `training_step` is not supported by `DeepSpeed`"}, [&] { plugin.optimizer_step(sgd, closure); }));
+  EXPECT_TRUE(
+      throws_with({"undefined loss",
+                   "Skipping backward by returning `None` from your `training_step` is not supported by `DeepSpeed`"},
+                  [&] { plugin.optimizer_step(sgd, closure); }));
   EXPECT_TRUE(throws_with({"undefined loss"}, [&] { plugin.backward(at::Tensor()); }));
   EXPECT_EQ(engine.calls, "");
   plugin.optimizer_step(sgd, closure, /*manual_optimization=*/true);
@@ -151,7 +159,9 @@ TEST(DeepSpeedPlugin, WarnsOnceOfABackwardThatIsNotCalled) {
   } plain;
   struct Counter final : c10::WarningHandler {
     int texts = 0;
-    void process(const c10::Warning& w) override { texts += w.msg().find("You have overridden the `backward` hook") != std::string::npos; }
+    void process(const c10::Warning& w) override {
+      texts += w.msg().find("You have overridden the `backward` hook") != std::string::npos;
+    }
   } counter;
   auto* before = c10::WarningUtils::get_warning_handler();
   c10::WarningUtils::set_warning_handler(&counter);

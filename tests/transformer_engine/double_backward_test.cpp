@@ -21,17 +21,21 @@ using torch::autograd::grad;
 using Forward = std::function<at::Tensor(const at::Tensor&)>;
 
 /// d loss / d of, with a graph of its own.
-at::Tensor gradient(const at::Tensor& loss, const at::Tensor& of) { return grad({loss}, {of}, {}, /*retain_graph=*/true, /*create_graph=*/true)[0]; }
+at::Tensor gradient(const at::Tensor& loss, const at::Tensor& of) {
+  return grad({loss}, {of}, {}, /*retain_graph=*/true, /*create_graph=*/true)[0];
+}
 
 /// Every way to ask for a second derivative of loss(f(x)), f of weight w.
 void expect_no_second_derivative(const Forward& f, const at::Tensor& w, const std::string& name) {
   const std::vector<std::string> message = {"'" + name + "': ", "has no second derivative"};
-  const at::Tensor x = torch::randn({4, 16}, on_hpu()).requires_grad_(true), s = torch::ones({}, on_hpu()).requires_grad_(true);
+  const at::Tensor x = torch::randn({4, 16}, on_hpu()).requires_grad_(true),
+                   s = torch::ones({}, on_hpu()).requires_grad_(true);
   const auto curved = [&] { return f(x).square().sum(); };
   for (const auto& [of, by] : {std::pair(x, x), std::pair(x, w), std::pair(w, x), std::pair(w, w)}) {
     // The other term alone would be a plausible, wrong result.
     EXPECT_TRUE(throws_with(message, [&] { grad({gradient(curved(), of).square().sum() + by.square().sum()}, {by}); }));
-    EXPECT_TRUE(throws_with(message, [&] { grad({gradient(curved(), of).square().sum()}, {by}, {}, true, false, /*allow_unused=*/true); }));
+    EXPECT_TRUE(throws_with(
+        message, [&] { grad({gradient(curved(), of).square().sum()}, {by}, {}, true, false, /*allow_unused=*/true); }));
   }
   // By what the gradient that comes in depends on, and no input of f does.
   EXPECT_TRUE(throws_with(message, [&] { grad({gradient((s * f(x)).sum(), x).square().sum() + s.square()}, {s}); }));
@@ -79,7 +83,9 @@ TEST(SecondDerivative, OfAWeightHeldInFp8ThrowsByName) {
     const fp8_autocast region(fp8, recipes::CurrentScaling{});
     return layer(x).square().sum();
   };
-  const auto second = [&](bool fp8) { return grad({gradient(loss(fp8), x).square().sum()}, {layer->weight}, {}, true, false, /*allow_unused=*/true)[0]; };
+  const auto second = [&](bool fp8) {
+    return grad({gradient(loss(fp8), x).square().sum()}, {layer->weight}, {}, true, false, /*allow_unused=*/true)[0];
+  };
   EXPECT_TRUE(throws_with({"'held'", "has no second derivative"}, [&] { second(true); }));
   // With fp8 off it is the product of the decoded values, which has one.
   const at::Tensor w = fp8_weight(layer->weight)->values().detach().clone().requires_grad_(true);
@@ -99,7 +105,8 @@ TEST(SecondDerivative, OfAttentionThrowsByName) {
     const std::string name = fp8 ? "the fp8 attention of fp8::te" : "fused_sdpa";
     EXPECT_TRUE(throws_with({name, "no second derivative"}, [&] { gradient(loss(fp8), q).square().sum().backward(); }));
     for (const auto& by : {q, k, v})
-      EXPECT_TRUE(throws_with({name, "no second derivative"}, [&] { grad({gradient(loss(fp8), q).square().sum() + by.square().sum()}, {by}); }));
+      EXPECT_TRUE(throws_with({name, "no second derivative"},
+                              [&] { grad({gradient(loss(fp8), q).square().sum() + by.square().sum()}, {by}); }));
   }
 }
 
@@ -111,9 +118,11 @@ TEST(SecondDerivative, OfACheckpointedFunctionThrowsAndSoDoesAPartOfTheFirst) {
     const fp8_autocast region(true, recipes::CurrentScaling{});
     return checkpoint([&](const at::Tensor& t) { return layer(t); }, x).square().sum();
   };
-  EXPECT_TRUE(throws_with({"[checkpoint]", "no second derivative"}, [&] { loss().backward({}, false, /*create_graph=*/true); }));
+  EXPECT_TRUE(throws_with({"[checkpoint]", "no second derivative"},
+                          [&] { loss().backward({}, false, /*create_graph=*/true); }));
   EXPECT_TRUE(throws_with({"[checkpoint]", "autograd::grad()", "allowed: backward()"}, [&] { grad({loss()}, {x}); }));
-  EXPECT_TRUE(throws_with({"[checkpoint]"}, [&] { grad({loss() + layer->weight.square().sum()}, {layer->weight, x}); }));
+  EXPECT_TRUE(
+      throws_with({"[checkpoint]"}, [&] { grad({loss() + layer->weight.square().sum()}, {layer->weight, x}); }));
   EXPECT_TRUE(throws_with({"[checkpoint]"}, [&] { loss().backward({}, false, false, std::vector<at::Tensor>{x}); }));
   EXPECT_FALSE(layer->weight.grad().defined());
   loss().backward();

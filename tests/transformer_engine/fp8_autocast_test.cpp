@@ -17,7 +17,9 @@ using test::on_hpu;
 using test::same_bits;
 using test::throws_with;
 
-at::Tensor torch_linear(Linear& layer, const at::Tensor& x) { return torch::nn::functional::linear(x, layer->weight, layer->bias); }
+at::Tensor torch_linear(Linear& layer, const at::Tensor& x) {
+  return torch::nn::functional::linear(x, layer->weight, layer->bias);
+}
 float input_scale(Linear& layer) { return layer->fp8_states()[0]->values().forward.scale[0]; }
 
 TEST(Regions, TheInnermostDecidesAndInheritsTheRecipe) {
@@ -58,7 +60,8 @@ TEST(Regions, EndWithAnExceptionWithoutMovingScales) {
 }
 
 TEST(Regions, EndOutOfOrder) {
-  auto outer = std::make_unique<fp8_autocast>(true), inner = std::make_unique<fp8_autocast>(false), innermost = std::make_unique<fp8_autocast>(true);
+  auto outer = std::make_unique<fp8_autocast>(true), inner = std::make_unique<fp8_autocast>(false),
+       innermost = std::make_unique<fp8_autocast>(true);
   outer.reset();
   EXPECT_TRUE(is_fp8_enabled());
   innermost.reset();
@@ -84,7 +87,8 @@ TEST(Regions, BackwardRunsAfterThemAndOnOtherThreads) {
     return x.grad();
   };
   const at::Tensor expected = gradient([](const at::Tensor& loss) { loss.backward(); });
-  EXPECT_TRUE(same_bits(expected, gradient([](const at::Tensor& loss) { std::thread([&] { loss.backward(); }).join(); })));
+  EXPECT_TRUE(
+      same_bits(expected, gradient([](const at::Tensor& loss) { std::thread([&] { loss.backward(); }).join(); })));
   EXPECT_TRUE(same_bits(expected, gradient([](const at::Tensor& loss) {
                           const fp8_autocast other(false);
                           loss.backward();
@@ -112,7 +116,8 @@ TEST(Regions, CalibratingRecordsAndLeavesTheNumbers) {
   const at::Tensor x = torch::randn({4, 16}, on_hpu());
   for (const bool calibrating : {false, true}) {
     {
-      const fp8_autocast region(Fp8AutocastOptions{.enabled = false, .recipe = DelayedScaling::nvidia(), .calibrating = calibrating});
+      const fp8_autocast region(
+          Fp8AutocastOptions{.enabled = false, .recipe = DelayedScaling::nvidia(), .calibrating = calibrating});
       EXPECT_TRUE(same_bits(layer(x), torch_linear(layer, x)));
     }
     const auto scale = layer->fp8_states()[0]->values().forward.scale;

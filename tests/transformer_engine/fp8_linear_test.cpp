@@ -81,7 +81,8 @@ TEST(Fp8Linear, RoundsAsTheVendorSays) {
 
 // 109000 is beyond both formats: unscaled it saturates in the first step; the second step's scale fits.
 TEST(Fp8Linear, SecondStepFitsWhatTheFirstSaturated) {
-  for (const auto& [format, forward, backward] : {std::tuple(RecipeFormat::E5M2, 114688.0, 114688.0), std::tuple(RecipeFormat::HYBRID, 106496.0, 114688.0)}) {
+  for (const auto& [format, forward, backward] :
+       {std::tuple(RecipeFormat::E5M2, 114688.0, 114688.0), std::tuple(RecipeFormat::HYBRID, 106496.0, 114688.0)}) {
     const double w = format == RecipeFormat::E5M2 ? 3.5 : 3.25;
     Linear layer = constant_layer(3.26);
     Step s = step(layer, 109000, habana(format));
@@ -111,8 +112,10 @@ TEST(Fp8Linear, SecondStepFitsWhatTheFirstSaturated) {
 TEST(Fp8Linear, EveryRecipeIsNearTheExactProducts) {
   torch::manual_seed(3);
   const at::Tensor x0 = torch::randn({3, 37, 72}, on_hpu()), g = torch::randn({3, 37, 45}, on_hpu());
-  for (const recipes::Recipe& recipe : {recipes::Recipe(habana(RecipeFormat::HYBRID)), recipes::Recipe(DelayedScaling::nvidia()), recipes::Recipe(recipes::CurrentScaling{}),
-                                        recipes::Recipe(recipes::BlockScaling{}), recipes::Recipe(recipes::MXFP8{})}) {
+  for (const recipes::Recipe& recipe :
+       {recipes::Recipe(habana(RecipeFormat::HYBRID)), recipes::Recipe(DelayedScaling::nvidia()),
+        recipes::Recipe(recipes::CurrentScaling{}), recipes::Recipe(recipes::BlockScaling{}),
+        recipes::Recipe(recipes::MXFP8{})}) {
     for (const auto activation : {at::kFloat, at::kBFloat16}) {
       Linear layer(72, 45);
       Step fp8, exact;
@@ -134,7 +137,9 @@ TEST(Fp8Linear, EveryRecipeIsNearTheExactProducts) {
           EXPECT_TRUE(torch::allclose(layer->bias.grad(), g.sum({0, 1}), 1e-2, 1e-2));
         }
       }
-      const auto error = [](const at::Tensor& a, const at::Tensor& b) { return ((a - b).norm() / b.norm()).item<double>(); };
+      const auto error = [](const at::Tensor& a, const at::Tensor& b) {
+        return ((a - b).norm() / b.norm()).item<double>();
+      };
       EXPECT_LT(error(fp8.y, exact.y), 0.06) << recipes::describe(recipe);
       EXPECT_LT(error(fp8.dx, exact.dx), 0.12) << recipes::describe(recipe);
       EXPECT_LT(error(fp8.dw, exact.dw), 0.12) << recipes::describe(recipe);
@@ -214,7 +219,8 @@ TEST(Fp8Linear, EmptyBatchNaNAndZeroGradient) {
 
 // Recipes without a history: nothing, zeros, one row, NaN and infinities.
 TEST(Fp8Linear, EdgesOfRecipesThatLookAtTheTensor) {
-  for (const recipes::Recipe& recipe : {recipes::Recipe(recipes::CurrentScaling{}), recipes::Recipe(recipes::BlockScaling{}), recipes::Recipe(recipes::MXFP8{})}) {
+  for (const recipes::Recipe& recipe : {recipes::Recipe(recipes::CurrentScaling{}),
+                                        recipes::Recipe(recipes::BlockScaling{}), recipes::Recipe(recipes::MXFP8{})}) {
     Linear layer(16, 8);
     const auto run = [&](const at::Tensor& input, double loss_scale) {
       const at::Tensor x = input.detach().requires_grad_(true);
@@ -243,11 +249,14 @@ TEST(Fp8Linear, EdgesOfRecipesThatLookAtTheTensor) {
 // ---- edges
 
 TEST(Fp8Linear, NothingToSumGivesTheBias) {
-  for (const recipes::Recipe& recipe : {recipes::Recipe(DelayedScaling::nvidia()), recipes::Recipe(recipes::CurrentScaling{})}) {
+  for (const recipes::Recipe& recipe :
+       {recipes::Recipe(DelayedScaling::nvidia()), recipes::Recipe(recipes::CurrentScaling{})}) {
     const auto state = std::make_shared<Fp8State>("empty", 2, 1);
-    const at::Tensor x = torch::empty({2, 3, 0}, on_hpu()).requires_grad_(true), w = torch::empty({5, 0}, on_hpu()).requires_grad_(true);
+    const at::Tensor x = torch::empty({2, 3, 0}, on_hpu()).requires_grad_(true),
+                     w = torch::empty({5, 0}, on_hpu()).requires_grad_(true);
     const at::Tensor b = torch::arange(5, on_hpu(at::kFloat)).requires_grad_(true);
-    const at::Tensor no_rows = torch::empty({0, 4}, on_hpu()).requires_grad_(true), x4 = torch::ones({2, 4}, on_hpu()).requires_grad_(true);
+    const at::Tensor no_rows = torch::empty({0, 4}, on_hpu()).requires_grad_(true),
+                     x4 = torch::ones({2, 4}, on_hpu()).requires_grad_(true);
     at::Tensor y, none;
     {
       const fp8_autocast region(true, recipe);
@@ -283,16 +292,23 @@ TEST(Fp8Linear, ASecondBackwardThatThrowsLeavesNoTrace) {
 TEST(Fp8Linear, NamesWhatDoesNotFit) {
   Linear layer(LinearOptions{.in_features = 16, .out_features = 8, .name = "up_proj"});
   const fp8_autocast region;
-  EXPECT_TRUE(throws_with({"up_proj", "found sizes [2, 15]", "[..., 16]"}, [&] { layer(torch::zeros({2, 15}, on_hpu())); }));
+  EXPECT_TRUE(
+      throws_with({"up_proj", "found sizes [2, 15]", "[..., 16]"}, [&] { layer(torch::zeros({2, 15}, on_hpu())); }));
   EXPECT_TRUE(throws_with({"up_proj", "Long"}, [&] { layer(torch::zeros({2, 16}, on_hpu(at::kLong))); }));
   EXPECT_TRUE(throws_with({"up_proj", "more than one device", "hpu:0 and cpu"}, [&] { layer(torch::zeros({2, 16})); }));
   const at::Tensor x = torch::ones({2, 16}, on_hpu());
-  for (const at::Tensor& bias : {torch::ones({8}, on_hpu(at::kLong)), torch::ones({7}, on_hpu()), torch::ones({1, 8}, on_hpu())})
+  for (const at::Tensor& bias :
+       {torch::ones({8}, on_hpu(at::kLong)), torch::ones({7}, on_hpu()), torch::ones({1, 8}, on_hpu())})
     EXPECT_TRUE(throws_with({"up_proj", "a bias of 8 elements of dtype Float, BFloat16 or Half"},
                             [&] { fp8_linear(x, layer->weight.detach(), bias, layer->fp8_states()[0]); }));
-  EXPECT_TRUE(throws_with({"up_proj", "more than one device"}, [&] { fp8_linear(x, layer->weight.detach(), torch::ones({8}), layer->fp8_states()[0]); }));
-  EXPECT_TRUE(throws_with({"[te::Linear] tp_size: found 2, allowed: 1"}, [] { Linear l(LinearOptions{.in_features = 1, .out_features = 1, .parallel = {.tp_size = 2}}); }));
-  EXPECT_TRUE(throws_with({"[te::Linear] parallel_mode", "diagonal", "column"}, [] { Linear l(LinearOptions{.in_features = 1, .out_features = 1, .parallel = {.parallel_mode = "diagonal"}}); }));
+  EXPECT_TRUE(throws_with({"up_proj", "more than one device"},
+                          [&] { fp8_linear(x, layer->weight.detach(), torch::ones({8}), layer->fp8_states()[0]); }));
+  EXPECT_TRUE(throws_with({"[te::Linear] tp_size: found 2, allowed: 1"}, [] {
+    Linear l(LinearOptions{.in_features = 1, .out_features = 1, .parallel = {.tp_size = 2}});
+  }));
+  EXPECT_TRUE(throws_with({"[te::Linear] parallel_mode", "diagonal", "column"}, [] {
+    Linear l(LinearOptions{.in_features = 1, .out_features = 1, .parallel = {.parallel_mode = "diagonal"}});
+  }));
   EXPECT_TRUE(throws_with({"[te::Linear] in_features", "found 0"}, [] { Linear l(0, 4); }));
 }
 

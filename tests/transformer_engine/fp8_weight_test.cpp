@@ -39,7 +39,8 @@ TEST(Fp8Weight, OneByteAnElementAndTheValuesItDecodesTo) {
   const at::Tensor initial = weight->high_precision_init_val();
   // One scale: amax is at the format's end, every value within half a step of a 4-bit significand.
   EXPECT_NEAR(weight->scale_inv(), initial.abs().max().item<float>() / 448.0f, 1e-6f);
-  EXPECT_TRUE((weight->values() - initial).abs().le(initial.abs() / 16 + weight->scale_inv() * 0x1p-10).all().item<bool>());
+  EXPECT_TRUE(
+      (weight->values() - initial).abs().le(initial.abs() / 16 + weight->scale_inv() * 0x1p-10).all().item<bool>());
   weight->clear_high_precision_init_val();
   EXPECT_FALSE(weight->high_precision_init_val().defined());
   // With fp8 off: the product of the decoded values.
@@ -72,7 +73,8 @@ TEST(Fp8Weight, WithoutARecipeIsE4M3) {
   const fp8_autocast region(true, recipes::DelayedScaling::habana());  // the default of regions: E5M2 for the rest
   const at::Tensor y = layer(x);
   y.sum().backward();
-  EXPECT_TRUE(torch::allclose(y, torch::nn::functional::linear(x, fp8_weight(layer->weight)->values(), layer->bias), 0.2, 0.02));
+  EXPECT_TRUE(torch::allclose(y, torch::nn::functional::linear(x, fp8_weight(layer->weight)->values(), layer->bias),
+                              0.2, 0.02));
 }
 
 TEST(Fp8Weight, LearnsWithOurOptimizersAndNotWithOthers) {
@@ -104,13 +106,20 @@ TEST(Fp8Weight, UpstreamsOptimizersThrow) {
   using namespace torch::optim;  // NOLINT
   const auto made = [](int which, const std::vector<at::Tensor>& p) -> std::unique_ptr<Optimizer> {
     switch (which) {
-      case 0: return std::make_unique<SGD>(p, SGDOptions(0.1));
-      case 1: return std::make_unique<SGD>(p, SGDOptions(0.1).momentum(0.9).weight_decay(0.1));
-      case 2: return std::make_unique<Adam>(p);
-      case 3: return std::make_unique<AdamW>(p);
-      case 4: return std::make_unique<Adagrad>(p);
-      case 5: return std::make_unique<RMSprop>(p);
-      default: return std::make_unique<LBFGS>(p);
+      case 0:
+        return std::make_unique<SGD>(p, SGDOptions(0.1));
+      case 1:
+        return std::make_unique<SGD>(p, SGDOptions(0.1).momentum(0.9).weight_decay(0.1));
+      case 2:
+        return std::make_unique<Adam>(p);
+      case 3:
+        return std::make_unique<AdamW>(p);
+      case 4:
+        return std::make_unique<Adagrad>(p);
+      case 5:
+        return std::make_unique<RMSprop>(p);
+      default:
+        return std::make_unique<LBFGS>(p);
     }
   };
   for (int which = 0; which < 7; ++which) {
@@ -153,8 +162,10 @@ TEST(Fp8Weight, AClonesValuesAreItsOwn) {
     EXPECT_FALSE(same_bits(clone(x), off));
     EXPECT_TRUE(same_bits(off, torch::nn::functional::linear(x, fp8_weight(layer->weight)->values(), layer->bias)));
     layer = nullptr;
-    EXPECT_TRUE(same_bits(clone(x), torch::nn::functional::linear(x, fp8_weight(clone->weight)->values(), clone->bias)));
-    EXPECT_TRUE(throws_with({"[clone] parameter 'weight'", "found cpu", "allowed: hpu"}, [&] { clone->clone(at::Device(at::kCPU)); }));
+    EXPECT_TRUE(
+        same_bits(clone(x), torch::nn::functional::linear(x, fp8_weight(clone->weight)->values(), clone->bias)));
+    EXPECT_TRUE(throws_with({"[clone] parameter 'weight'", "found cpu", "allowed: hpu"},
+                            [&] { clone->clone(at::Device(at::kCPU)); }));
   }
 }
 
@@ -171,7 +182,8 @@ TEST(Fp8Weight, ACopyTakesTheScaleAlong) {
     EXPECT_TRUE(same_bits(to(x), torch::nn::functional::linear(x, expected, to->bias)));
     fp8_weight(from->weight)->assign(expected * 3.0f);  // each has its own
     EXPECT_TRUE(same_bits(fp8_weight(to->weight)->values(), expected));
-    EXPECT_TRUE(throws_with({"[copy] the weight of module", "expected a copy of the whole weight"}, [&] { to->weight.slice(0, 0, 8).copy_(from->weight.slice(0, 8, 16)); }));
+    EXPECT_TRUE(throws_with({"[copy] the weight of module", "expected a copy of the whole weight"},
+                            [&] { to->weight.slice(0, 0, 8).copy_(from->weight.slice(0, 8, 16)); }));
   }
 }
 
@@ -179,7 +191,8 @@ TEST(Fp8Weight, ACopyIsAsItWasWhenItWasMade) {
   for (const bool master : {false, true}) {
     Linear layer = held_in_fp8(options(master, false));
     const at::Tensor before = fp8_weight(layer->weight)->values().clone();
-    const at::Tensor copy = layer->weight.detach().clone(), host = layer->weight.detach().cpu(), rows = layer->weight.detach().narrow(0, 8, 4).clone();
+    const at::Tensor copy = layer->weight.detach().clone(), host = layer->weight.detach().cpu(),
+                     rows = layer->weight.detach().narrow(0, 8, 4).clone();
     const at::Tensor decoded = runtime::dequantize(layer->weight);
     fp8_weight(layer->weight)->assign(before * 37.0f);
     ASSERT_NE(fp8_weight(layer->weight)->scale_inv(), fp8_weight(copy)->scale_inv());
@@ -203,7 +216,8 @@ TEST(Fp8Weight, NothingOutlivesTheParameter) {
   }
   auto* weight = dynamic_cast<Fp8Weight*>(handler.get());
   ASSERT_NE(weight, nullptr);
-  EXPECT_TRUE(throws_with({"[Fp8Weight] the parameter is gone"}, [&] { weight->assign(torch::zeros({48, 32}, on_hpu())); }));
+  EXPECT_TRUE(
+      throws_with({"[Fp8Weight] the parameter is gone"}, [&] { weight->assign(torch::zeros({48, 32}, on_hpu())); }));
   weight = nullptr;
   handler = nullptr;
   EXPECT_EQ(runtime::memory_stats().InUse, before);
@@ -212,7 +226,8 @@ TEST(Fp8Weight, NothingOutlivesTheParameter) {
 // Codes are no values: a product must not take them for some. On the host they keep their scale, and come back with it.
 TEST(Fp8Weight, ComputesWhereItWasMade) {
   Linear layer = held_in_fp8(options(false, false));
-  for (const auto dtype : {at::kFloat, at::kBFloat16}) EXPECT_TRUE(throws_with({"'linear'", "Float8_e4m3fn"}, [&] { layer->to(dtype); }));
+  for (const auto dtype : {at::kFloat, at::kBFloat16})
+    EXPECT_TRUE(throws_with({"'linear'", "Float8_e4m3fn"}, [&] { layer->to(dtype); }));
   const at::Tensor x = torch::randn({4, 32}, on_hpu()), y = layer(x).detach();
   EXPECT_TRUE(same_bits(layer(x), y));  // as it was
   layer->to(at::kCPU);
@@ -259,7 +274,8 @@ TEST(Fp8Weight, ArchivesHoldTheScale) {
 TEST(Fp8Weight, RefusesRecipesWithBlockScales) {
   QuantizedInitOptions o;
   o.recipe = recipes::Recipe(recipes::MXFP8{});
-  EXPECT_TRUE(throws_with({"quantized_model_init", "mxfp8", "delayed, current"}, [&] { quantized_model_init init(o); }));
+  EXPECT_TRUE(
+      throws_with({"quantized_model_init", "mxfp8", "delayed, current"}, [&] { quantized_model_init init(o); }));
 }
 
 }  // namespace

@@ -15,7 +15,8 @@ namespace fp8::test {
 inline std::vector<recipes::Recipe> training_recipes() {
   recipes::DelayedScaling habana = recipes::DelayedScaling::habana();
   habana.fp8_format = recipes::RecipeFormat::HYBRID;
-  return {habana, recipes::DelayedScaling::nvidia(), recipes::CurrentScaling{}, recipes::BlockScaling{}, recipes::MXFP8{}};
+  return {habana, recipes::DelayedScaling::nvidia(), recipes::CurrentScaling{}, recipes::BlockScaling{},
+          recipes::MXFP8{}};
 }
 
 /// Of one step: the result, the gradient of the input, and those of the parameters by name.
@@ -63,8 +64,8 @@ inline double norm_error(const at::Tensor& a, const at::Tensor& b) {
 
 /// |a - b| <= atol * max|b| + rtol * |b|, with the tolerances of E4M3 (.125, .0675) or of E5M2 (.25, .125), for all but `exempt` of the
 /// elements. largest: stands for max|b| where that is smaller.
-inline ::testing::AssertionResult near_by(const at::Tensor& a, const at::Tensor& b, double rtol, double atol, double exempt = 0,
-                                          double largest = 0) {
+inline ::testing::AssertionResult near_by(const at::Tensor& a, const at::Tensor& b, double rtol, double atol,
+                                          double exempt = 0, double largest = 0) {
   const at::Tensor x = a.detach().cpu().to(at::kDouble), y = b.detach().cpu().to(at::kDouble);
   if (x.sizes() != y.sizes()) return ::testing::AssertionFailure() << "sizes " << a.sizes() << " and " << b.sizes();
   if (x.numel() == 0) return ::testing::AssertionSuccess();
@@ -73,8 +74,8 @@ inline ::testing::AssertionResult near_by(const at::Tensor& a, const at::Tensor&
   const at::Tensor excess = (x - y).abs() - rtol * y.abs();
   const auto beyond = excess.gt(atol * max).sum().item<std::int64_t>();
   if (static_cast<double>(beyond) <= exempt * static_cast<double>(x.numel())) return ::testing::AssertionSuccess();
-  return ::testing::AssertionFailure() << beyond << " of " << x.numel() << " elements off, by up to " << excess.max().item<double>() / max
-                                       << " of the largest " << max;
+  return ::testing::AssertionFailure() << beyond << " of " << x.numel() << " elements off, by up to "
+                                       << excess.max().item<double>() / max << " of the largest " << max;
 }
 
 /// An fp8 step against the f32 one: E4M3's tolerance for y. Gradients went through several casts to E5M2: its tolerance for 99 % of the

@@ -20,7 +20,8 @@ using test::throws_with;
 /// softmax(scale q k^T) v in f64 on the CPU, with k and v repeated for groups of heads. visible: undefined or bool.
 at::Tensor formula(const at::Tensor& q, const at::Tensor& k, const at::Tensor& v, const at::Tensor& visible = {}) {
   const std::int64_t repeat = q.size(1) / k.size(1);
-  at::Tensor s = torch::matmul(q, k.repeat_interleave(repeat, 1).transpose(-2, -1)) / std::sqrt(static_cast<double>(q.size(-1)));
+  at::Tensor s =
+      torch::matmul(q, k.repeat_interleave(repeat, 1).transpose(-2, -1)) / std::sqrt(static_cast<double>(q.size(-1)));
   if (visible.defined()) s = s.masked_fill(visible.logical_not(), -INFINITY);
   return torch::matmul(torch::softmax(s, -1), v.repeat_interleave(repeat, 1));
 }
@@ -48,7 +49,8 @@ auto in_region(FusedAttention& m, const recipes::Recipe& recipe, const at::Tenso
 }
 
 ::testing::AssertionResult same(const Gradients& a, const Gradients& b) {
-  for (const auto& [x, y] : {std::pair(a.out, b.out), std::pair(a.dq, b.dq), std::pair(a.dk, b.dk), std::pair(a.dv, b.dv)}) {
+  for (const auto& [x, y] :
+       {std::pair(a.out, b.out), std::pair(a.dq, b.dq), std::pair(a.dk, b.dk), std::pair(a.dv, b.dv)}) {
     if (auto r = same_bits(x, y); !r) return r;
   }
   return ::testing::AssertionSuccess();
@@ -66,12 +68,14 @@ at::Tensor reference_visible(const MaskCase& c, const at::Tensor& masked_out) {
   const bool causal = type.find("causal") != std::string::npos;
   at::Tensor seen = torch::ones({2, 1, c.queries, c.keys}, at::kBool);
   for (int b = 0; b < 2; ++b) {
-    const std::int64_t padding = type.find("padding") == 0 && c.keys != c.queries ? masked_out[b].sum().item<std::int64_t>() : 0;
+    const std::int64_t padding =
+        type.find("padding") == 0 && c.keys != c.queries ? masked_out[b].sum().item<std::int64_t>() : 0;
     const std::int64_t d = causal && type.find("bottom_right") == std::string::npos ? 0 : c.keys - padding - c.queries;
     for (std::int64_t i = 0; i < c.queries; ++i) {
       for (std::int64_t j = 0; j < c.keys; ++j) {
         bool s = !causal || j <= i + d;
-        s = s && (c.window.first < 0 || j >= i + d - c.window.first) && (c.window.second < 0 || j <= i + d + c.window.second);
+        s = s && (c.window.first < 0 || j >= i + d - c.window.first) &&
+            (c.window.second < 0 || j <= i + d + c.window.second);
         if (masked_out.defined()) s = s && !masked_out.expand({2, 1, c.queries, c.keys})[b][0][i][j].item<bool>();
         seen[b][0][i][j] = s;
       }
@@ -98,7 +102,8 @@ TEST(TeDotProductAttention, OffIsTorchBitForBit) {
   for (const MaskCase& c : cases) {
     for (const std::int64_t groups : {4, 2, 1}) {
       for (const char* format : {"sbhd", "bshd"}) {
-        const at::Tensor q = torch::randn({2, c.queries, 4, 8}, on_hpu()), k = torch::randn({2, c.keys, groups, 8}, on_hpu()),
+        const at::Tensor q = torch::randn({2, c.queries, 4, 8}, on_hpu()),
+                         k = torch::randn({2, c.keys, groups, 8}, on_hpu()),
                          v = torch::randn({2, c.keys, groups, 8}, on_hpu());
         at::Tensor masked;  // the second sequence has three keys less
         if (std::string(c.type).find("padding") == 0) {
@@ -117,10 +122,12 @@ TEST(TeDotProductAttention, OffIsTorchBitForBit) {
         const bool plain_causal = std::string(c.type) == "causal" && c.window.first < 0,
                    nothing = std::string(c.type) == "no_mask" && c.window.first < 0;
         const auto t = [](const at::Tensor& x) { return x.transpose(1, 2); };
-        const std::optional<at::Tensor> mask = plain_causal || nothing ? std::nullopt : std::optional<at::Tensor>(visible.to(test::kHpu));
-        at::Tensor expected = torch::scaled_dot_product_attention(t(q), t(k), t(v), mask, 0.0, plain_causal, std::nullopt, groups != 4)
-                                  .transpose(1, 2)
-                                  .flatten(2);
+        const std::optional<at::Tensor> mask =
+            plain_causal || nothing ? std::nullopt : std::optional<at::Tensor>(visible.to(test::kHpu));
+        at::Tensor expected =
+            torch::scaled_dot_product_attention(t(q), t(k), t(v), mask, 0.0, plain_causal, std::nullopt, groups != 4)
+                .transpose(1, 2)
+                .flatten(2);
         at::Tensor y;
         if (std::string(format) == "sbhd") {
           y = m(q.transpose(0, 1), k.transpose(0, 1), v.transpose(0, 1), masked).transpose(0, 1);
@@ -129,7 +136,8 @@ TEST(TeDotProductAttention, OffIsTorchBitForBit) {
         }
         EXPECT_TRUE(same_bits(y, expected)) << c.type << " " << format;
         const at::Tensor exact = formula(f64(t(q)), f64(t(k)), f64(t(v)), visible).transpose(1, 2).flatten(2);
-        EXPECT_TRUE(torch::allclose(y.cpu().to(at::kDouble), exact.detach(), 1e-4, 1e-5)) << c.type << " groups " << groups;
+        EXPECT_TRUE(torch::allclose(y.cpu().to(at::kDouble), exact.detach(), 1e-4, 1e-5))
+            << c.type << " groups " << groups;
       }
     }
   }
@@ -145,15 +153,19 @@ TEST(TeDotProductAttention, NamesWhatItRejects) {
                           make({.num_attention_heads = 4, .kv_channels = 8, .qkv_format = "bhsd"})));
   EXPECT_TRUE(throws_with({"attn_mask_type: found \"triangle\"", "\"causal\"", "\"arbitrary\""},
                           make({.num_attention_heads = 4, .kv_channels = 8, .attn_mask_type = "triangle"})));
-  EXPECT_TRUE(throws_with({"window_size: found (-2, 0)"}, make({.num_attention_heads = 4, .kv_channels = 8, .window_size = {-2, 0}})));
-  EXPECT_TRUE(throws_with({"attention_dropout: found 1.5"}, make({.num_attention_heads = 4, .kv_channels = 8, .attention_dropout = 1.5})));
+  EXPECT_TRUE(throws_with({"window_size: found (-2, 0)"},
+                          make({.num_attention_heads = 4, .kv_channels = 8, .window_size = {-2, 0}})));
+  EXPECT_TRUE(throws_with({"attention_dropout: found 1.5"},
+                          make({.num_attention_heads = 4, .kv_channels = 8, .attention_dropout = 1.5})));
   DotProductAttention m(O{.num_attention_heads = 4, .kv_channels = 8});
   const at::Tensor q = torch::zeros({5, 2, 4, 8}, on_hpu()), mask = torch::zeros({2, 1, 1, 5}, on_hpu(at::kBool));
   EXPECT_TRUE(throws_with({"attention_mask: found one", "\"causal\": none"}, [&] { m(q, q, q, mask); }));
-  EXPECT_TRUE(throws_with({"key: found sizes [5, 2, 2, 8]", "[length, batch, 4, 8]"}, [&] { m(q, q.slice(2, 0, 2), q); }));
+  EXPECT_TRUE(
+      throws_with({"key: found sizes [5, 2, 2, 8]", "[length, batch, 4, 8]"}, [&] { m(q, q.slice(2, 0, 2), q); }));
   DotProductAttention padded(O{.num_attention_heads = 4, .kv_channels = 8, .attn_mask_type = "padding"});
   EXPECT_TRUE(throws_with({"attention_mask: found none", "Bool"}, [&] { padded(q, q, q); }));
-  EXPECT_TRUE(throws_with({"attention_mask: found sizes [2, 5]", "[2, 1, 1, 5]"}, [&] { padded(q, q, q, mask.view({2, 5})); }));
+  EXPECT_TRUE(
+      throws_with({"attention_mask: found sizes [2, 5]", "[2, 1, 1, 5]"}, [&] { padded(q, q, q, mask.view({2, 5})); }));
 }
 
 TEST(TeFusedAttention, OffIsFusedSdpaWithItsGradients) {
@@ -162,13 +174,15 @@ TEST(TeFusedAttention, OffIsFusedSdpaWithItsGradients) {
                    v = torch::randn({2, 2, 7, 8}, on_hpu()), g = torch::randn({2, 4, 7, 8}, on_hpu());
   const at::Tensor visible = torch::ones({7, 7}, at::kBool).tril();
   const Gradients exact = attention_step(
-      f64(q), f64(k), f64(v), g, [&](const at::Tensor& a, const at::Tensor& b, const at::Tensor& c) { return formula(a, b, c, visible); });
+      f64(q), f64(k), f64(v), g,
+      [&](const at::Tensor& a, const at::Tensor& b, const at::Tensor& c) { return formula(a, b, c, visible); });
   for (const bool recompute : {false, true}) {
     FusedAttention m(FusedAttentionOptions{.enable_recompute = recompute});
     const Gradients got = attention_step(
-        q, k, v, g, [&](const at::Tensor& a, const at::Tensor& b, const at::Tensor& c) { return m(a, b, c, at::Tensor(), true); });
-    for (const auto& [x, y] :
-         {std::pair(got.out, exact.out), std::pair(got.dq, exact.dq), std::pair(got.dk, exact.dk), std::pair(got.dv, exact.dv)}) {
+        q, k, v, g,
+        [&](const at::Tensor& a, const at::Tensor& b, const at::Tensor& c) { return m(a, b, c, at::Tensor(), true); });
+    for (const auto& [x, y] : {std::pair(got.out, exact.out), std::pair(got.dq, exact.dq), std::pair(got.dk, exact.dk),
+                               std::pair(got.dv, exact.dv)}) {
       EXPECT_TRUE(torch::allclose(x.cpu().to(at::kDouble), y, 1e-4, 1e-5));
     }
   }
@@ -178,7 +192,8 @@ TEST(TeFusedAttention, OffIsFusedSdpaWithItsGradients) {
 TEST(TeFusedAttention, IsExactWhereNothingIsRounded) {
   torch::manual_seed(3);
   const auto powers = [] {
-    return torch::pow(2.0, torch::randint(0, 3, {2, 3, 16, 8}, at::kFloat)) * (torch::randint(0, 2, {2, 3, 16, 8}, at::kFloat) * 2 - 1);
+    return torch::pow(2.0, torch::randint(0, 3, {2, 3, 16, 8}, at::kFloat)) *
+           (torch::randint(0, 2, {2, 3, 16, 8}, at::kFloat) * 2 - 1);
   };
   const at::Tensor v = test::hpu(powers()), g = test::hpu(powers()), k = test::hpu(powers()), q = torch::zeros_like(v);
   DelayedScaling hybrid = DelayedScaling::habana();
@@ -208,22 +223,26 @@ TEST(TeFusedAttention, IsNearF32InBothPasses) {
     for (const std::int64_t groups : {4, 2}) {
       const auto random = [&](std::int64_t heads) { return torch::randn({2, heads, 33, 16}, on_hpu()).to(dtype); };
       const at::Tensor q = random(4), k = random(groups), v = random(groups), g = random(4);
-      const Gradients exact = attention_step(f64(q), f64(k), f64(v), g, [&](const at::Tensor& a, const at::Tensor& b, const at::Tensor& c) {
-        return formula(a, b, c, visible);
-      });
+      const Gradients exact = attention_step(
+          f64(q), f64(k), f64(v), g,
+          [&](const at::Tensor& a, const at::Tensor& b, const at::Tensor& c) { return formula(a, b, c, visible); });
       for (const recipes::Recipe& recipe :
-           {recipes::Recipe(hybrid), recipes::Recipe(DelayedScaling::habana()), recipes::Recipe(DelayedScaling::nvidia()),
-            recipes::Recipe(narrow), recipes::Recipe(recipes::CurrentScaling{}), recipes::Recipe(current_e4m3)}) {
+           {recipes::Recipe(hybrid), recipes::Recipe(DelayedScaling::habana()),
+            recipes::Recipe(DelayedScaling::nvidia()), recipes::Recipe(narrow),
+            recipes::Recipe(recipes::CurrentScaling{}), recipes::Recipe(current_e4m3)}) {
         const bool e5m2 = recipes::format_of(recipe) == RecipeFormat::E5M2;
         for (const bool recompute : {false, true}) {
           for (const bool as_mask : {false, true}) {
             FusedAttention m(FusedAttentionOptions{.enable_recompute = recompute});
             Gradients s;
             for (int i = 0; i < 3; ++i)
-              s = attention_step(q, k, v, g, in_region(m, recipe, as_mask ? test::hpu(visible) : at::Tensor(), !as_mask));
+              s = attention_step(q, k, v, g,
+                                 in_region(m, recipe, as_mask ? test::hpu(visible) : at::Tensor(), !as_mask));
             EXPECT_EQ(s.out.scalar_type(), dtype);
-            EXPECT_TRUE(near_by(s.out, exact.out, e5m2 ? 0.25 : 0.125, e5m2 ? 0.125 : 0.0675)) << recipes::describe(recipe) << dtype;
-            for (const auto& [x, y] : {std::pair(s.dq, exact.dq), std::pair(s.dk, exact.dk), std::pair(s.dv, exact.dv)}) {
+            EXPECT_TRUE(near_by(s.out, exact.out, e5m2 ? 0.25 : 0.125, e5m2 ? 0.125 : 0.0675))
+                << recipes::describe(recipe) << dtype;
+            for (const auto& [x, y] :
+                 {std::pair(s.dq, exact.dq), std::pair(s.dk, exact.dk), std::pair(s.dv, exact.dv)}) {
               EXPECT_EQ(x.scalar_type(), dtype);
               EXPECT_TRUE(near_by(x, y, 0.25, 0.125, 0.01)) << recipes::describe(recipe) << dtype << recompute;
             }
@@ -262,8 +281,8 @@ TEST(TeFusedAttention, GroupsOfHeadsAreRepeatedHeads) {
   FusedAttention grouped, repeated;
   for (int i = 0; i < 2; ++i) {
     const Gradients a = attention_step(q, k, v, g, in_region(grouped, DelayedScaling::nvidia(), mask));
-    const Gradients b =
-        attention_step(q, k.repeat_interleave(3, 1), v.repeat_interleave(3, 1), g, in_region(repeated, DelayedScaling::nvidia(), mask));
+    const Gradients b = attention_step(q, k.repeat_interleave(3, 1), v.repeat_interleave(3, 1), g,
+                                       in_region(repeated, DelayedScaling::nvidia(), mask));
     EXPECT_TRUE(same_bits(a.out, b.out));
     EXPECT_TRUE(same_bits(a.dq, b.dq));
     EXPECT_TRUE(torch::allclose(a.dk, b.dk.unflatten(1, {2, 3}).sum(2), 1e-5, 1e-5));
@@ -274,7 +293,8 @@ TEST(TeFusedAttention, GroupsOfHeadsAreRepeatedHeads) {
 TEST(TeFusedAttention, DropoutIsOfTheGeneratorAndSurvivesCheckpointing) {
   const at::Tensor q = torch::randn({1, 2, 16, 8}, on_hpu()), g = torch::randn({1, 2, 16, 8}, on_hpu());
   for (const recipes::Recipe& recipe :
-       {recipes::Recipe(DelayedScaling::nvidia()), recipes::Recipe(DelayedScaling::habana()), recipes::Recipe(recipes::CurrentScaling{})}) {
+       {recipes::Recipe(DelayedScaling::nvidia()), recipes::Recipe(DelayedScaling::habana()),
+        recipes::Recipe(recipes::CurrentScaling{})}) {
     for (const bool recompute : {false, true}) {
       const FusedAttentionOptions options{.attention_dropout = 0.4, .enable_recompute = recompute};
       FusedAttention a(options), b(options);
@@ -283,13 +303,14 @@ TEST(TeFusedAttention, DropoutIsOfTheGeneratorAndSurvivesCheckpointing) {
         torch::manual_seed(7);
         const Gradients plain = attention_step(x, q, q, g, in_region(a, recipe));
         torch::manual_seed(7);
-        const Gradients again = attention_step(x, q, q, g, [&](const at::Tensor& t, const at::Tensor& k, const at::Tensor& v) {
-          const fp8_autocast region(true, recipe);
-          const CheckpointedFunction f = [&b](const std::vector<at::Tensor>& in) {
-            return std::vector<at::Tensor>{b(in[0], in[1], in[2])};
-          };
-          return checkpoint(f, std::vector<at::Tensor>{t, k, v})[0];
-        });
+        const Gradients again =
+            attention_step(x, q, q, g, [&](const at::Tensor& t, const at::Tensor& k, const at::Tensor& v) {
+              const fp8_autocast region(true, recipe);
+              const CheckpointedFunction f = [&b](const std::vector<at::Tensor>& in) {
+                return std::vector<at::Tensor>{b(in[0], in[1], in[2])};
+              };
+              return checkpoint(f, std::vector<at::Tensor>{t, k, v})[0];
+            });
         EXPECT_TRUE(same(plain, again)) << recipes::describe(recipe) << i;
         const auto va = a->fp8_states()[0]->values(), vb = b->fp8_states()[0]->values();
         EXPECT_TRUE((va.forward.amax_history == vb.forward.amax_history).all());
@@ -306,11 +327,13 @@ TEST(TeFusedAttention, DropoutIsOfTheGeneratorAndSurvivesCheckpointing) {
 TEST(TeFusedAttention, GoesOnBitForBitAfterSaveAndLoad) {
   torch::manual_seed(8);
   const at::Tensor q = torch::randn({1, 2, 6, 8}, on_hpu());
-  for (const recipes::Recipe& recipe : {recipes::Recipe(DelayedScaling::nvidia()), recipes::Recipe(DelayedScaling::habana())}) {
+  for (const recipes::Recipe& recipe :
+       {recipes::Recipe(DelayedScaling::nvidia()), recipes::Recipe(DelayedScaling::habana())}) {
     FusedAttention a, b;
     for (int i = 0; i < 2; ++i) attention_step(q, q, q, q, in_region(a, recipe));
     test::load(b, test::saved(a));
-    EXPECT_TRUE(same(attention_step(q * 5, q, q, q, in_region(a, recipe)), attention_step(q * 5, q, q, q, in_region(b, recipe))));
+    EXPECT_TRUE(same(attention_step(q * 5, q, q, q, in_region(a, recipe)),
+                     attention_step(q * 5, q, q, q, in_region(b, recipe))));
   }
 }
 
@@ -325,7 +348,8 @@ TEST(TeFusedAttention, KnowsItsDevice) {
   FusedAttention other;
   {
     const runtime::DeviceKindScope gaudi2(runtime::DeviceKind::gaudi2);
-    EXPECT_TRUE(throws_with({"fp8_format: found HYBRID on GAUDI2", "E5M2, E4M3"}, [&] { in_region(m, hybrid)(q, q, q); }));
+    EXPECT_TRUE(
+        throws_with({"fp8_format: found HYBRID on GAUDI2", "E5M2, E4M3"}, [&] { in_region(m, hybrid)(q, q, q); }));
     for (int i = 0; i < 2; ++i) inside = attention_step(q, q, q, q, in_region(m, e4m3));
     EXPECT_EQ(m->fp8_states()[0]->values().forward.scale[0], 240.0f / q.abs().max().item<float>());
   }
@@ -341,17 +365,20 @@ TEST(TeFusedAttention, KnowsItsDevice) {
 TEST(TeFusedAttention, NamesWhatItRejects) {
   const at::Tensor q = torch::randn({1, 2, 6, 8}, on_hpu());
   FusedAttention m(FusedAttentionOptions{.name = "core"});
-  EXPECT_TRUE(throws_with({"'core'", "recipe: found block", "delayed, current"}, [&] { in_region(m, recipes::BlockScaling{})(q, q, q); }));
+  EXPECT_TRUE(throws_with({"'core'", "recipe: found block", "delayed, current"},
+                          [&] { in_region(m, recipes::BlockScaling{})(q, q, q); }));
   EXPECT_TRUE(throws_with({"'core'", "recipe: found mxfp8"}, [&] { in_region(m, recipes::MXFP8{})(q, q, q); }));
   EXPECT_TRUE(throws_with({"heads of q", "2, 3"}, [&] {
-    in_region(m, recipes::CurrentScaling{})(q, torch::zeros({1, 3, 6, 8}, on_hpu()), torch::zeros({1, 3, 6, 8}, on_hpu()));
+    in_region(m, recipes::CurrentScaling{})(q, torch::zeros({1, 3, 6, 8}, on_hpu()),
+                                            torch::zeros({1, 3, 6, 8}, on_hpu()));
   }));
   EXPECT_TRUE(throws_with({"one dtype"}, [&] { in_region(m, recipes::CurrentScaling{})(q, q.to(at::kBFloat16), q); }));
   EXPECT_TRUE(throws_with({"attention_mask", "requires a gradient"}, [&] {
     in_region(m, recipes::CurrentScaling{}, torch::zeros({6, 6}, on_hpu()).requires_grad_(true))(q, q, q);
   }));
   EXPECT_TRUE(throws_with({"softmax_mode: found \"slow\""}, [&] { m(q, q, q, at::Tensor(), false, "slow"); }));
-  EXPECT_TRUE(throws_with({"attention_dropout: found -1"}, [] { FusedAttention f(FusedAttentionOptions{.attention_dropout = -1}); }));
+  EXPECT_TRUE(throws_with({"attention_dropout: found -1"},
+                          [] { FusedAttention f(FusedAttentionOptions{.attention_dropout = -1}); }));
   const at::Tensor x = q.clone().requires_grad_(true);
   const at::Tensor y = in_region(m, recipes::CurrentScaling{})(x, q, q);
   const auto dx = torch::autograd::grad({y.sum()}, {x}, {}, true, true)[0];
@@ -360,7 +387,8 @@ TEST(TeFusedAttention, NamesWhatItRejects) {
 
 TEST(TeFusedAttention, BitsDoNotDependOnThreads) {
   torch::manual_seed(13);
-  const at::Tensor q = torch::randn({2, 4, 150, 16}, on_hpu()), k = torch::randn({2, 2, 150, 16}, on_hpu()), g = torch::randn({2, 4, 150, 16}, on_hpu());
+  const at::Tensor q = torch::randn({2, 4, 150, 16}, on_hpu()), k = torch::randn({2, 2, 150, 16}, on_hpu()),
+                   g = torch::randn({2, 4, 150, 16}, on_hpu());
   DelayedScaling hybrid = DelayedScaling::habana();  // gradients are rounded stochastically
   hybrid.fp8_format = RecipeFormat::HYBRID;
   const int threads = kernels::num_threads();
@@ -390,7 +418,8 @@ TEST(TeFusedAttention, ResultsMayBeChangedInPlace) {
 
 // One token, one sequence, no sequence; a row that sees nothing is zero; without a gradient nothing is recorded.
 TEST(TeFusedAttention, EdgesAreDefined) {
-  for (const recipes::Recipe& recipe : {recipes::Recipe(DelayedScaling::nvidia()), recipes::Recipe(recipes::CurrentScaling{})}) {
+  for (const recipes::Recipe& recipe :
+       {recipes::Recipe(DelayedScaling::nvidia()), recipes::Recipe(recipes::CurrentScaling{})}) {
     FusedAttention m;
     const at::Tensor one = torch::ones({1, 1, 1, 4}, on_hpu()) * 2;
     EXPECT_TRUE(same_bits(attention_step(one, one, one, one, in_region(m, recipe)).out, one));
@@ -414,7 +443,8 @@ TEST(TeFusedAttention, EdgesAreDefined) {
   const at::Tensor q = torch::randn({1, 2, 3, 4}, on_hpu());
   FusedAttention m;
   {
-    const fp8_autocast region(Fp8AutocastOptions{.enabled = false, .recipe = DelayedScaling::nvidia(), .calibrating = true});
+    const fp8_autocast region(
+        Fp8AutocastOptions{.enabled = false, .recipe = DelayedScaling::nvidia(), .calibrating = true});
     m(q, q, q * 2);
   }
   EXPECT_EQ(m->fp8_states()[0]->values().forward.scale[2], 448.0f / (q * 2).abs().max().item<float>());

@@ -35,7 +35,8 @@ std::vector<AnyModule> every_module(bool fp8_dpa) {
   Linear linear(32, 32);
   all.push_back({"Linear", linear.ptr(), [linear](const at::Tensor& x) mutable { return linear(x); }});
   LayerNormLinear norm_linear(LayerNormLinearOptions{.in_features = 32, .out_features = 32});
-  all.push_back({"LayerNormLinear", norm_linear.ptr(), [norm_linear](const at::Tensor& x) mutable { return norm_linear(x); }});
+  all.push_back(
+      {"LayerNormLinear", norm_linear.ptr(), [norm_linear](const at::Tensor& x) mutable { return norm_linear(x); }});
   LayerNormMLP mlp(LayerNormMLPOptions{.hidden_size = 32, .ffn_hidden_size = 48, .activation = "swiglu"});
   all.push_back({"LayerNormMLP", mlp.ptr(), [mlp](const at::Tensor& x) mutable { return mlp(x); }});
   GroupedLinear grouped(2, 32, 32);
@@ -97,7 +98,8 @@ TEST(TeEdges, AGradientOfZeroIsZeroEverywhere) {
       const auto exact = training_step(*m.module, x, g, std::nullopt, m.run);
       const auto zero = training_step(*m.module, x, torch::zeros_like(g), recipe, m.run);
       EXPECT_TRUE(zero.dx.eq(0).all().item<bool>()) << where;
-      for (const auto& [name, gradient] : zero.gradients) EXPECT_TRUE(gradient.eq(0).all().item<bool>()) << where << name;
+      for (const auto& [name, gradient] : zero.gradients)
+        EXPECT_TRUE(gradient.eq(0).all().item<bool>()) << where << name;
       training_step(*m.module, torch::zeros_like(x), g, recipe, m.run);
       test::TrainingStep after;
       for (int i = 0; i < 3; ++i) after = training_step(*m.module, x, g, recipe, m.run);
@@ -117,7 +119,8 @@ TEST(TeEdges, EmptyBatchesAndBatchesOfOne) {
         const std::string where = recipes::describe(recipe) + " " + m.name;
         const auto exact = training_step(*m.module, one, one, std::nullopt, m.run);
         for (const bool fp8 : {false, true}) {
-          const auto step = training_step(*m.module, none, none, fp8 ? std::optional<recipes::Recipe>(recipe) : std::nullopt, m.run);
+          const auto step =
+              training_step(*m.module, none, none, fp8 ? std::optional<recipes::Recipe>(recipe) : std::nullopt, m.run);
           EXPECT_EQ(step.y.sizes(), none.sizes()) << where;
           EXPECT_EQ(step.dx.sizes(), none.sizes()) << where;
           for (const auto& [name, gradient] : step.gradients) {
@@ -138,19 +141,22 @@ TEST(TeEdges, OffIsTorchBitForBitInEveryDtype) {
   torch::manual_seed(4);
   for (const at::ScalarType dtype : {at::kFloat, at::kBFloat16, at::kHalf}) {
     for (const auto& [rows, width] : {std::pair(6, 32), std::pair(1, 17), std::pair(0, 9)}) {
-      const at::Tensor x = torch::randn({rows, width}, on_hpu()).to(dtype), g = torch::randn({rows, 24}, on_hpu()).to(dtype);
+      const at::Tensor x = torch::randn({rows, width}, on_hpu()).to(dtype),
+                       g = torch::randn({rows, 24}, on_hpu()).to(dtype);
       for (const bool bias : {true, false}) {
         Linear m(LinearOptions{.in_features = width, .out_features = 24, .bias = bias, .params_dtype = dtype});
         torch::nn::Linear torchs(torch::nn::LinearOptions(width, 24).bias(bias));
         torchs->to(test::kHpu, dtype);
         test::randomize(*m);
         test::copy_parameters(*m, *torchs);
-        EXPECT_TRUE(same_step(training_step(*m, x, g, std::nullopt, [&](const at::Tensor& t) { return m(t); }),
-                              training_step(*torchs, x, g, std::nullopt, [&](const at::Tensor& t) { return torchs(t); })))
+        EXPECT_TRUE(
+            same_step(training_step(*m, x, g, std::nullopt, [&](const at::Tensor& t) { return m(t); }),
+                      training_step(*torchs, x, g, std::nullopt, [&](const at::Tensor& t) { return torchs(t); })))
             << dtype << rows;
       }
       LayerNormLinear norm(LayerNormLinearOptions{.in_features = width, .out_features = 24, .params_dtype = dtype});
-      torch::nn::Sequential both(torch::nn::LayerNorm(torch::nn::LayerNormOptions({width})), torch::nn::Linear(width, 24));
+      torch::nn::Sequential both(torch::nn::LayerNorm(torch::nn::LayerNormOptions({width})),
+                                 torch::nn::Linear(width, 24));
       both->to(test::kHpu, dtype);
       {
         const torch::NoGradGuard no_grad;
@@ -174,22 +180,29 @@ TEST(TeEdges, AttentionOffHasTorchsGradients) {
   torch::manual_seed(5);
   for (const at::ScalarType dtype : {at::kFloat, at::kBFloat16}) {
     for (const char* type : {"no_mask", "causal", "padding"}) {
-      const auto leaf = [&](std::int64_t heads) { return torch::randn({2, 6, heads, 8}, on_hpu()).to(dtype).requires_grad_(true); };
+      const auto leaf = [&](std::int64_t heads) {
+        return torch::randn({2, 6, heads, 8}, on_hpu()).to(dtype).requires_grad_(true);
+      };
       const at::Tensor q = leaf(4), k = leaf(2), v = leaf(2), g = torch::randn({2, 6, 32}, on_hpu()).to(dtype);
       at::Tensor masked;
       if (std::string(type) == "padding") masked = torch::arange(6, on_hpu()).ge(4).expand({2, 6}).view({2, 1, 1, 6});
-      DotProductAttention m(DotProductAttentionOptions{
-          .num_attention_heads = 4, .kv_channels = 8, .num_gqa_groups = 2, .qkv_format = "bshd", .attn_mask_type = type});
+      DotProductAttention m(DotProductAttentionOptions{.num_attention_heads = 4,
+                                                       .kv_channels = 8,
+                                                       .num_gqa_groups = 2,
+                                                       .qkv_format = "bshd",
+                                                       .attn_mask_type = type});
       m(q, k, v, masked).backward(g);
       const std::vector<at::Tensor> ours{q.grad().clone(), k.grad().clone(), v.grad().clone()};
       for (const at::Tensor* t : {&q, &k, &v}) t->mutable_grad() = at::Tensor();
-      const std::optional<at::Tensor> mask = masked.defined() ? std::optional<at::Tensor>(masked.logical_not()) : std::nullopt;
-      torch::scaled_dot_product_attention(q.transpose(1, 2), k.transpose(1, 2), v.transpose(1, 2), mask, 0.0, std::string(type) == "causal",
-                                          std::nullopt, true)
+      const std::optional<at::Tensor> mask =
+          masked.defined() ? std::optional<at::Tensor>(masked.logical_not()) : std::nullopt;
+      torch::scaled_dot_product_attention(q.transpose(1, 2), k.transpose(1, 2), v.transpose(1, 2), mask, 0.0,
+                                          std::string(type) == "causal", std::nullopt, true)
           .transpose(1, 2)
           .flatten(2)
           .backward(g);
-      EXPECT_TRUE(same_bits(ours[0], q.grad()) && same_bits(ours[1], k.grad()) && same_bits(ours[2], v.grad())) << type << dtype;
+      EXPECT_TRUE(same_bits(ours[0], q.grad()) && same_bits(ours[1], k.grad()) && same_bits(ours[2], v.grad()))
+          << type << dtype;
     }
   }
 }
@@ -234,10 +247,12 @@ TEST(TeEdges, ZeroCenteredGammaKeepsItsPrecisionInBf16) {
     const at::Tensor a = layer(x), b = rms(x);
     ASSERT_EQ(a.scalar_type(), at::kBFloat16);
     ASSERT_EQ(b.scalar_type(), at::kBFloat16);
-    const at::Tensor exact_a = centered / (centered.square().mean(-1, true) + 1e-5).sqrt(), exact_b = d / (d.square().mean(-1, true) + 1e-5).sqrt();
+    const at::Tensor exact_a = centered / (centered.square().mean(-1, true) + 1e-5).sqrt(),
+                     exact_b = d / (d.square().mean(-1, true) + 1e-5).sqrt();
     for (const auto& [y, exact] : {std::pair(a, exact_a), std::pair(b, exact_b)}) {
       const at::Tensor v = y.cpu().to(at::kDouble);
-      EXPECT_NEAR(((v * exact).sum() / exact.square().sum()).item<double>(), 1 + w, 2e-4);  // least squares of 8192 roundings
+      EXPECT_NEAR(((v * exact).sum() / exact.square().sum()).item<double>(), 1 + w,
+                  2e-4);  // least squares of 8192 roundings
     }
     a.sum().backward();
     b.sum().backward();
@@ -267,14 +282,16 @@ TEST(TeArguments, PartsOfAWeightAreTheWholeWeight) {
         }
       }
       EXPECT_FALSE(parts->weight.defined());
-      for (const std::optional<recipes::Recipe>& r : {std::optional<recipes::Recipe>(), std::optional<recipes::Recipe>(recipe)}) {
+      for (const std::optional<recipes::Recipe>& r :
+           {std::optional<recipes::Recipe>(), std::optional<recipes::Recipe>(recipe)}) {
         for (int i = 0; i < 2; ++i) {
           const auto a = training_step(*whole, x, g, r, [&](const at::Tensor& t) { return whole(t); });
           const auto b = training_step(*parts, x, g, r, [&](const at::Tensor& t) { return parts(t); });
           EXPECT_TRUE(same_bits(a.y, b.y) && same_bits(a.dx, b.dx)) << recipes::describe(recipe);
           for (const char* kind : {"weight", "bias"}) {
             const auto part = [&](const char* name) { return b.gradients.at(std::string(name) + "_" + kind); };
-            EXPECT_TRUE(same_bits(a.gradients.at(kind), torch::cat({part("query"), part("key"), part("value")}))) << kind;
+            EXPECT_TRUE(same_bits(a.gradients.at(kind), torch::cat({part("query"), part("key"), part("value")})))
+                << kind;
           }
         }
       }
@@ -284,15 +301,18 @@ TEST(TeArguments, PartsOfAWeightAreTheWholeWeight) {
     check(Linear(LinearOptions{.in_features = 32, .out_features = 48, .name = "p"}),
           Linear(LinearOptions{.in_features = 32, .out_features = 48, .name = "p", .parameters_split = split}));
     check(LayerNormLinear(LayerNormLinearOptions{.in_features = 32, .out_features = 48, .name = "p"}),
-          LayerNormLinear(LayerNormLinearOptions{.in_features = 32, .out_features = 48, .name = "p", .parameters_split = split}));
+          LayerNormLinear(
+              LayerNormLinearOptions{.in_features = 32, .out_features = 48, .name = "p", .parameters_split = split}));
   }
   const auto make = [](ParametersSplit s) {
     return [s] { Linear l(LinearOptions{.in_features = 4, .out_features = 8, .parameters_split = s}); };
   };
-  EXPECT_TRUE(throws_with({"[te::Linear] parameters_split: found 6 rows in all", "out_features = 8"}, make({{"a", 4}, {"b", 2}})));
+  EXPECT_TRUE(throws_with({"[te::Linear] parameters_split: found 6 rows in all", "out_features = 8"},
+                          make({{"a", 4}, {"b", 2}})));
   EXPECT_TRUE(throws_with({"parameters_split: found {\"a\", 0}", "1 to 8 rows"}, make({{"a", 0}, {"b", 8}})));
   const quantized_model_init init({.recipe = recipes::CurrentScaling{}});
-  EXPECT_TRUE(throws_with({"parameters_split: found 2 parts", "quantized_model_init: none"}, make({{"a", 4}, {"b", 4}})));
+  EXPECT_TRUE(
+      throws_with({"parameters_split: found 2 parts", "quantized_model_init: none"}, make({{"a", 4}, {"b", 4}})));
 }
 
 // A weight of somebody else's: the same tensor, no copy, and nothing drawn.
@@ -304,7 +324,8 @@ TEST(TeArguments, AWeightMayComeFromOutside) {
   const at::Tensor x = torch::randn({3, 8}, on_hpu());
   EXPECT_TRUE(m->parameters().empty());
   EXPECT_TRUE(throws_with({"[te::Linear] 'tied': weight: found none", "set_weight()"}, [&] { m(x); }));
-  EXPECT_TRUE(throws_with({"weight: found sizes [8, 16]", "[16, 8]"}, [&] { m->set_weight(owner->weight.t(), owner->bias); }));
+  EXPECT_TRUE(
+      throws_with({"weight: found sizes [8, 16]", "[16, 8]"}, [&] { m->set_weight(owner->weight.t(), owner->bias); }));
   EXPECT_TRUE(throws_with({"bias: found none", "[16]"}, [&] { m->set_weight(owner->weight); }));
   m->set_weight(owner->weight, owner->bias);
   EXPECT_TRUE(same_bits(m(x), owner(x)));
@@ -315,7 +336,8 @@ TEST(TeArguments, AWeightMayComeFromOutside) {
   EXPECT_TRUE(same_bits(copy->forward(x), owner(x)));
   EXPECT_FALSE(copy->weight.is_same(owner->weight));
   Linear own(8, 16);
-  EXPECT_TRUE(throws_with({"set_weight()", "skip_weight_param_allocation"}, [&] { own->set_weight(owner->weight, owner->bias); }));
+  EXPECT_TRUE(throws_with({"set_weight()", "skip_weight_param_allocation"},
+                          [&] { own->set_weight(owner->weight, owner->bias); }));
 }
 
 TEST(TeArguments, MinimizeMemoryAndSaveOriginalInputChangeNoBit) {
@@ -325,8 +347,9 @@ TEST(TeArguments, MinimizeMemoryAndSaveOriginalInputChangeNoBit) {
     const auto check = [&](auto plain, auto other, auto&& run) {
       test::copy_parameters(*plain, *other);
       for (int i = 0; i < 3; ++i) {
-        EXPECT_TRUE(same_step(training_step(*plain, x * (3 - i), g, recipe, [&](const at::Tensor& t) { return run(plain, t); }),
-                              training_step(*other, x * (3 - i), g, recipe, [&](const at::Tensor& t) { return run(other, t); })))
+        EXPECT_TRUE(same_step(
+            training_step(*plain, x * (3 - i), g, recipe, [&](const at::Tensor& t) { return run(plain, t); }),
+            training_step(*other, x * (3 - i), g, recipe, [&](const at::Tensor& t) { return run(other, t); })))
             << recipes::describe(recipe) << plain->name() << i;
       }
     };
@@ -339,8 +362,14 @@ TEST(TeArguments, MinimizeMemoryAndSaveOriginalInputChangeNoBit) {
       other.save_original_input = !minimize;
       check(Linear(linear), Linear(other), run);
     }
-    check(GroupedLinear(2, 32, 32), GroupedLinear(GroupedLinearOptions{.num_gemms = 2, .in_features = 32, .out_features = 32, .save_original_input = true}), split);
-    check(GroupedLinear(2, 32, 32), GroupedLinear(GroupedLinearOptions{.num_gemms = 2, .in_features = 32, .out_features = 32, .minimize_memory = true}), split);
+    check(GroupedLinear(2, 32, 32),
+          GroupedLinear(
+              GroupedLinearOptions{.num_gemms = 2, .in_features = 32, .out_features = 32, .save_original_input = true}),
+          split);
+    check(GroupedLinear(2, 32, 32),
+          GroupedLinear(
+              GroupedLinearOptions{.num_gemms = 2, .in_features = 32, .out_features = 32, .minimize_memory = true}),
+          split);
     LayerNormLinearOptions norm{.in_features = 32, .out_features = 32};
     const LayerNormLinear norm_plain(norm);
     norm.minimize_memory = true;
@@ -393,7 +422,8 @@ TEST(TeArguments, WeightsAreCastOncePerFirstMicrobatch) {
 // Taken where they ask for nothing, refused by name where they ask for what is not here.
 TEST(TeArguments, OfTheFieldAreTakenOrRefusedByName) {
   const auto group = runtime::distributed::make_gloo_group({.rank = 0, .size = 1});
-  const ParallelOptions alone{.tp_size = 1, .parallel_mode = "column", .tp_group = group, .get_rng_state_tracker = [] {}, .ub_name = "qkv"};
+  const ParallelOptions alone{
+      .tp_size = 1, .parallel_mode = "column", .tp_group = group, .get_rng_state_tracker = [] {}, .ub_name = "qkv"};
   Linear taken(LinearOptions{.in_features = 4, .out_features = 4, .parallel = alone});
   EXPECT_EQ(taken(torch::zeros({2, 4}, on_hpu())).sizes(), at::IntArrayRef({2, 4}));
   struct Two final : runtime::distributed::ProcessGroup {
@@ -412,12 +442,18 @@ TEST(TeArguments, OfTheFieldAreTakenOrRefusedByName) {
     };
   };
   using O = LinearOptions;
-  EXPECT_TRUE(throws_with({"[te::Linear] tp_group: found one of 2 ranks"}, with([](O& o) { o.parallel.tp_group = std::make_shared<Two>(); })));
-  EXPECT_TRUE(throws_with({"[te::Linear] sequence_parallel: found true"}, with([](O& o) { o.parallel.sequence_parallel = true; })));
-  EXPECT_TRUE(throws_with({"[te::Linear] ub_overlap_ag: found true"}, with([](O& o) { o.parallel.ub_overlap_ag = true; })));
-  EXPECT_TRUE(throws_with({"[te::Linear] ub_bulk_wgrad: found true"}, with([](O& o) { o.parallel.ub_bulk_wgrad = true; })));
-  EXPECT_TRUE(throws_with({"[te::Linear] fuse_wgrad_accumulation: found true", "main_grad"}, with([](O& o) { o.fuse_wgrad_accumulation = true; })));
-  EXPECT_TRUE(throws_with({"[te::Linear] delay_wgrad_compute: found true"}, with([](O& o) { o.delay_wgrad_compute = true; })));
+  EXPECT_TRUE(throws_with({"[te::Linear] tp_group: found one of 2 ranks"},
+                          with([](O& o) { o.parallel.tp_group = std::make_shared<Two>(); })));
+  EXPECT_TRUE(throws_with({"[te::Linear] sequence_parallel: found true"},
+                          with([](O& o) { o.parallel.sequence_parallel = true; })));
+  EXPECT_TRUE(
+      throws_with({"[te::Linear] ub_overlap_ag: found true"}, with([](O& o) { o.parallel.ub_overlap_ag = true; })));
+  EXPECT_TRUE(
+      throws_with({"[te::Linear] ub_bulk_wgrad: found true"}, with([](O& o) { o.parallel.ub_bulk_wgrad = true; })));
+  EXPECT_TRUE(throws_with({"[te::Linear] fuse_wgrad_accumulation: found true", "main_grad"},
+                          with([](O& o) { o.fuse_wgrad_accumulation = true; })));
+  EXPECT_TRUE(
+      throws_with({"[te::Linear] delay_wgrad_compute: found true"}, with([](O& o) { o.delay_wgrad_compute = true; })));
   EXPECT_TRUE(throws_with({"[te::LayerNormLinear] fuse_wgrad_accumulation: found true"}, [] {
     LayerNormLinear m(LayerNormLinearOptions{.in_features = 4, .out_features = 4, .fuse_wgrad_accumulation = true});
   }));
@@ -425,16 +461,21 @@ TEST(TeArguments, OfTheFieldAreTakenOrRefusedByName) {
     LayerNormMLP m(LayerNormMLPOptions{.hidden_size = 4, .ffn_hidden_size = 4, .delay_wgrad_compute = true});
   }));
   EXPECT_TRUE(throws_with({"[te::GroupedLinear] fuse_wgrad_accumulation"}, [] {
-    GroupedLinear m(GroupedLinearOptions{.num_gemms = 1, .in_features = 4, .out_features = 4, .fuse_wgrad_accumulation = true});
+    GroupedLinear m(
+        GroupedLinearOptions{.num_gemms = 1, .in_features = 4, .out_features = 4, .fuse_wgrad_accumulation = true});
   }));
   EXPECT_TRUE(throws_with({"[te::TransformerLayer] delay_wgrad_compute"}, [] {
-    TransformerLayer m(TransformerLayerOptions{.hidden_size = 4, .ffn_hidden_size = 4, .num_attention_heads = 1, .delay_wgrad_compute = true});
+    TransformerLayer m(TransformerLayerOptions{
+        .hidden_size = 4, .ffn_hidden_size = 4, .num_attention_heads = 1, .delay_wgrad_compute = true});
   }));
   const at::Tensor x = torch::zeros({2, 4}, on_hpu());
-  EXPECT_TRUE(throws_with({"[te::Linear] fp8_output: found true, allowed: false"}, [&] { taken(x, std::optional<bool>(), true); }));
-  EXPECT_TRUE(throws_with({"[te::Linear] fp8_grad: found true"}, [&] { taken(x, std::optional<bool>(), false, true); }));
+  EXPECT_TRUE(throws_with({"[te::Linear] fp8_output: found true, allowed: false"},
+                          [&] { taken(x, std::optional<bool>(), true); }));
+  EXPECT_TRUE(
+      throws_with({"[te::Linear] fp8_grad: found true"}, [&] { taken(x, std::optional<bool>(), false, true); }));
   LayerNormLinear norm(LayerNormLinearOptions{.in_features = 4, .out_features = 4});
-  EXPECT_TRUE(throws_with({"[te::LayerNormLinear] fp8_output: found true"}, [&] { norm(x, std::optional<bool>(), true); }));
+  EXPECT_TRUE(
+      throws_with({"[te::LayerNormLinear] fp8_output: found true"}, [&] { norm(x, std::optional<bool>(), true); }));
 }
 
 // Inputs that do not fit name the module, with fp8 on and off.
@@ -474,7 +515,8 @@ TEST(TeArguments, HostOperandsAreMovedWhereTheFlagSaysSo) {
   y.sum().backward();
   EXPECT_TRUE(x.grad().is_cpu());
   EXPECT_GT(x.grad().abs().sum().item<float>(), 0.0f);
-  DotProductAttention padding(DotProductAttentionOptions{.num_attention_heads = 2, .kv_channels = 4, .attn_mask_type = "padding"});
+  DotProductAttention padding(
+      DotProductAttentionOptions{.num_attention_heads = 2, .kv_channels = 4, .attn_mask_type = "padding"});
   const at::Tensor q = torch::randn({3, 2, 2, 4}, on_hpu()), mask = torch::zeros({2, 1, 1, 3}, at::kBool);
   EXPECT_TRUE(same_bits(padding(q, q, q, mask), padding(q, q, q, mask.to(at::kHPU))));
   unsetenv("FP8_HPU_MOVE_HOST_OPERANDS");
@@ -486,16 +528,20 @@ TEST(TeArguments, DevicesAndSizesAreChecked) {
   Linear m(LinearOptions{.in_features = 4, .out_features = 4, .name = "up"});
   {
     const fp8_autocast region(true, recipes::CurrentScaling{});
-    EXPECT_TRUE(throws_with({"'up'", "operands on more than one device", "hpu:0 and cpu", "FP8_HPU_MOVE_HOST_OPERANDS"}, [&] { m(x); }));
+    EXPECT_TRUE(throws_with({"'up'", "operands on more than one device", "hpu:0 and cpu", "FP8_HPU_MOVE_HOST_OPERANDS"},
+                            [&] { m(x); }));
   }
-  DotProductAttention padding(DotProductAttentionOptions{.num_attention_heads = 2, .kv_channels = 4, .attn_mask_type = "padding"});
-  EXPECT_TRUE(throws_with({"[te::DotProductAttention] operands on more than one device", "hpu:0 and cpu"}, [&] { padding(q, q, q, torch::zeros({2, 1, 1, 3}, at::kBool)); }));
+  DotProductAttention padding(
+      DotProductAttentionOptions{.num_attention_heads = 2, .kv_channels = 4, .attn_mask_type = "padding"});
+  EXPECT_TRUE(throws_with({"[te::DotProductAttention] operands on more than one device", "hpu:0 and cpu"},
+                          [&] { padding(q, q, q, torch::zeros({2, 1, 1, 3}, at::kBool)); }));
   FusedAttention fused;
   EXPECT_TRUE(throws_with({"[te::FusedAttention]", "k: found none"}, [&] { fused(q, at::Tensor(), q); }));
   constexpr std::int64_t kHuge = std::int64_t{1} << 62;
-  EXPECT_TRUE(throws_with({"[te::LayerNormMLP] ffn_hidden_size: found 4611686018427387904, allowed: 1 to 1073741824"}, [] {
-    LayerNormMLP mlp(LayerNormMLPOptions{.hidden_size = 4, .ffn_hidden_size = kHuge, .activation = "swiglu"});
-  }));
+  EXPECT_TRUE(
+      throws_with({"[te::LayerNormMLP] ffn_hidden_size: found 4611686018427387904, allowed: 1 to 1073741824"}, [] {
+        LayerNormMLP mlp(LayerNormMLPOptions{.hidden_size = 4, .ffn_hidden_size = kHuge, .activation = "swiglu"});
+      }));
   EXPECT_TRUE(throws_with({"[te::MultiheadAttention] kv_channels: found 4611686018427387904"}, [] {
     MultiheadAttention a(MultiheadAttentionOptions{.hidden_size = 4, .num_attention_heads = 8, .kv_channels = kHuge});
   }));

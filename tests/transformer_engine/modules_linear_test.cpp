@@ -25,7 +25,8 @@ using test::same_step;
 using test::throws_with;
 using test::training_step;
 
-constexpr const char* kActivations[] = {"gelu", "geglu", "glu", "qgelu", "qgeglu", "relu", "reglu", "srelu", "sreglu", "silu", "swiglu"};
+constexpr const char* kActivations[] = {"gelu",  "geglu", "glu",    "qgelu", "qgeglu", "relu",
+                                        "reglu", "srelu", "sreglu", "silu",  "swiglu"};
 
 /// The eleven, written with torch's functions.
 at::Tensor reference_activation(const std::string& name, const at::Tensor& x) {
@@ -61,19 +62,25 @@ TEST(TeNorms, AreTorchsBitForBitAndTheFormula) {
     }
     const auto step = [&](torch::nn::Module& m, auto&& f) { return training_step(m, x0, g, std::nullopt, f); };
     const auto gamma = [&](const at::Tensor& w) { return centered ? w + 1 : w; };
-    EXPECT_TRUE(same_step(step(*layer, [&](const at::Tensor& x) { return layer(x); }), step(*layer, [&](const at::Tensor& x) {
-                            return F::layer_norm(x, F::LayerNormFuncOptions({37}).weight(gamma(layer->weight)).bias(layer->bias).eps(1e-3));
+    EXPECT_TRUE(
+        same_step(step(*layer, [&](const at::Tensor& x) { return layer(x); }), step(*layer, [&](const at::Tensor& x) {
+                    return F::layer_norm(
+                        x, F::LayerNormFuncOptions({37}).weight(gamma(layer->weight)).bias(layer->bias).eps(1e-3));
+                  })));
+    EXPECT_TRUE(same_step(step(*rms, [&](const at::Tensor& x) { return rms(x); }), step(*rms, [&](const at::Tensor& x) {
+                            return torch::rms_norm(x, {37}, gamma(rms->weight), 1e-3);
                           })));
-    EXPECT_TRUE(same_step(step(*rms, [&](const at::Tensor& x) { return rms(x); }),
-                          step(*rms, [&](const at::Tensor& x) { return torch::rms_norm(x, {37}, gamma(rms->weight), 1e-3); })));
     const at::Tensor d = x0.cpu().to(at::kDouble), w = layer->weight.cpu().to(at::kDouble) + (centered ? 1 : 0);
     const at::Tensor mean = d.mean(-1, true), var = (d - mean).square().mean(-1, true);
-    EXPECT_TRUE(torch::allclose(layer(x0).cpu().to(at::kDouble), (d - mean) / (var + 1e-3).sqrt() * w + layer->bias.cpu(), 1e-6, 1e-5));
-    EXPECT_TRUE(torch::allclose(rms(x0).cpu().to(at::kDouble), d / (d.square().mean(-1, true) + 1e-3).sqrt() * w, 1e-6, 1e-5));
+    EXPECT_TRUE(torch::allclose(layer(x0).cpu().to(at::kDouble),
+                                (d - mean) / (var + 1e-3).sqrt() * w + layer->bias.cpu(), 1e-6, 1e-5));
+    EXPECT_TRUE(
+        torch::allclose(rms(x0).cpu().to(at::kDouble), d / (d.square().mean(-1, true) + 1e-3).sqrt() * w, 1e-6, 1e-5));
   }
   const fp8_autocast region(true, recipes::CurrentScaling{});  // never in fp8
   LayerNorm layer(37);
-  EXPECT_TRUE(same_bits(layer(x0), F::layer_norm(x0, F::LayerNormFuncOptions({37}).weight(layer->weight).bias(layer->bias))));
+  EXPECT_TRUE(
+      same_bits(layer(x0), F::layer_norm(x0, F::LayerNormFuncOptions({37}).weight(layer->weight).bias(layer->bias))));
 }
 
 TEST(TeLayerNormLinear, OffIsTorchBitForBit) {
@@ -84,14 +91,16 @@ TEST(TeLayerNormLinear, OffIsTorchBitForBit) {
     test::randomize(*m);
     EXPECT_EQ(m->layer_norm_bias.defined(), std::string(normalization) == "LayerNorm");
     const auto torchs = [&](const at::Tensor& x) {
-      return F::linear(m->layer_norm_bias.defined() ? torch::layer_norm(x, {24}, m->layer_norm_weight, m->layer_norm_bias, 1e-5)
-                                                    : torch::rms_norm(x, {24}, m->layer_norm_weight, 1e-5),
+      return F::linear(m->layer_norm_bias.defined()
+                           ? torch::layer_norm(x, {24}, m->layer_norm_weight, m->layer_norm_bias, 1e-5)
+                           : torch::rms_norm(x, {24}, m->layer_norm_weight, 1e-5),
                        m->weight, m->bias);
     };
     EXPECT_TRUE(same_step(training_step(*m, x0, g, std::nullopt, [&](const at::Tensor& x) { return m(x); }),
                           training_step(*m, x0, g, std::nullopt, torchs)));
   }
-  LayerNormLinear m(LayerNormLinearOptions{.in_features = 24, .out_features = 40, .return_bias = true, .return_layernorm_output = true});
+  LayerNormLinear m(LayerNormLinearOptions{
+      .in_features = 24, .out_features = 40, .return_bias = true, .return_layernorm_output = true});
   const ModuleOutputs out = m->forward_all(x0);
   const at::Tensor normal = torch::layer_norm(x0, {24}, m->layer_norm_weight, m->layer_norm_bias, 1e-5);
   EXPECT_TRUE(same_bits(out.layernorm_output, normal));
@@ -108,8 +117,8 @@ TEST(TeLayerNormMLP, OffIsTorchBitForBitForEveryActivation) {
     const bool gated = std::string(activation).find("glu") != std::string::npos;
     EXPECT_EQ(m->fc1_weight.sizes(), at::IntArrayRef({gated ? 112 : 56, 24}));
     const auto torchs = [&](const at::Tensor& x) {
-      const at::Tensor inner =
-          F::linear(torch::layer_norm(x, {24}, m->layer_norm_weight, m->layer_norm_bias, 1e-5), m->fc1_weight, m->fc1_bias);
+      const at::Tensor inner = F::linear(torch::layer_norm(x, {24}, m->layer_norm_weight, m->layer_norm_bias, 1e-5),
+                                         m->fc1_weight, m->fc1_bias);
       return F::linear(reference_activation(activation, inner), m->fc2_weight, m->fc2_bias);
     };
     const auto step = training_step(*m, x0, g, std::nullopt, [&](const at::Tensor& x) { return m(x); });
@@ -123,7 +132,8 @@ TEST(TeGroupedLinear, IsOneLinearPerShareOfTheRows) {
   const at::Tensor x0 = torch::randn({2, 17, 32}, on_hpu()), g = torch::randn({2, 17, 48}, on_hpu());
   const std::vector<std::int64_t> splits{9, 0, 25};
   for (const bool fp8 : {false, true}) {
-    const std::optional<recipes::Recipe> recipe = fp8 ? std::optional<recipes::Recipe>(DelayedScaling::nvidia()) : std::nullopt;
+    const std::optional<recipes::Recipe> recipe =
+        fp8 ? std::optional<recipes::Recipe>(DelayedScaling::nvidia()) : std::nullopt;
     GroupedLinear m(3, 32, 48);
     test::randomize(*m);
     std::vector<Linear> layers;
@@ -139,20 +149,25 @@ TEST(TeGroupedLinear, IsOneLinearPerShareOfTheRows) {
       for (auto& l : layers) list->push_back(l);
       const auto apart = training_step(*list, x0, g, recipe, [&](const at::Tensor& x) {
         const auto rows = x.reshape({34, 32});
-        return torch::cat({layers[0](rows.slice(0, 0, 9)), layers[1](rows.slice(0, 9, 9)), layers[2](rows.slice(0, 9, 34))})
+        return torch::cat(
+                   {layers[0](rows.slice(0, 0, 9)), layers[1](rows.slice(0, 9, 9)), layers[2](rows.slice(0, 9, 34))})
             .reshape({2, 17, 48});
       });
       EXPECT_TRUE(same_bits(grouped.y, apart.y));
       EXPECT_TRUE(same_bits(grouped.dx, apart.dx));
       for (const int i : {0, 1, 2}) {
-        EXPECT_TRUE(same_bits(grouped.gradients.at("weight" + std::to_string(i)), apart.gradients.at(std::to_string(i) + ".weight")));
-        EXPECT_TRUE(same_bits(grouped.gradients.at("bias" + std::to_string(i)), apart.gradients.at(std::to_string(i) + ".bias")));
+        EXPECT_TRUE(same_bits(grouped.gradients.at("weight" + std::to_string(i)),
+                              apart.gradients.at(std::to_string(i) + ".weight")));
+        EXPECT_TRUE(same_bits(grouped.gradients.at("bias" + std::to_string(i)),
+                              apart.gradients.at(std::to_string(i) + ".bias")));
       }
     }
   }
   GroupedLinear m(3, 32, 48);
-  EXPECT_TRUE(throws_with({"m_splits", "found 2 splits", "num_gemms = 3"}, [&] { m(x0, std::vector<std::int64_t>{4, 30}); }));
-  EXPECT_TRUE(throws_with({"m_splits", "a sum of 33", "the 34 rows"}, [&] { m(x0, std::vector<std::int64_t>{4, 20, 9}); }));
+  EXPECT_TRUE(
+      throws_with({"m_splits", "found 2 splits", "num_gemms = 3"}, [&] { m(x0, std::vector<std::int64_t>{4, 30}); }));
+  EXPECT_TRUE(
+      throws_with({"m_splits", "a sum of 33", "the 34 rows"}, [&] { m(x0, std::vector<std::int64_t>{4, 20, 9}); }));
   EXPECT_TRUE(throws_with({"m_splits", "found -1"}, [&] { m(x0, std::vector<std::int64_t>{-1, 20, 15}); }));
 }
 
@@ -169,8 +184,8 @@ TEST(TeModules, InFp8AreNearF32WithEveryRecipe) {
       EXPECT_TRUE(near_step(fp8, exact)) << recipes::describe(recipe) << " " << m.name();
       EXPECT_FALSE(same_bits(fp8.y, exact.y));
     };
-    LayerNormLinear linear(
-        LayerNormLinearOptions{.in_features = 128, .out_features = 384, .normalization = "RMSNorm", .zero_centered_gamma = true});
+    LayerNormLinear linear(LayerNormLinearOptions{
+        .in_features = 128, .out_features = 384, .normalization = "RMSNorm", .zero_centered_gamma = true});
     check(*linear, 384, [&](const at::Tensor& t) { return linear(t); });
     LayerNormMLP mlp(LayerNormMLPOptions{.hidden_size = 128, .ffn_hidden_size = 512, .activation = "swiglu"});
     check(*mlp, 128, [&](const at::Tensor& t) { return mlp(t); });
@@ -183,7 +198,8 @@ TEST(TeModules, InFp8AreNearF32WithEveryRecipe) {
 TEST(TeModules, TakeAnySize) {
   torch::manual_seed(6);
   for (const auto& recipe : test::training_recipes()) {
-    LayerNormMLP m(LayerNormMLPOptions{.hidden_size = 33, .ffn_hidden_size = 71, .normalization = "RMSNorm", .activation = "geglu"});
+    LayerNormMLP m(LayerNormMLPOptions{
+        .hidden_size = 33, .ffn_hidden_size = 71, .normalization = "RMSNorm", .activation = "geglu"});
     for (const auto& [length, batch] : {std::pair(1, 1), std::pair(7, 1), std::pair(1, 3), std::pair(5, 3)}) {
       const at::Tensor x = torch::randn({length, batch, 33}, on_hpu()), g = torch::randn({length, batch, 33}, on_hpu());
       const auto exact = training_step(*m, x, g, std::nullopt, [&](const at::Tensor& t) { return m(t); });
@@ -216,12 +232,13 @@ TEST(TeLayerNormMLP, CheckpointChangesNoBit) {
           return out.y + out.layernorm_output;
         };
       };
-      EXPECT_TRUE(
-          same_step(training_step(*plain, x, g, recipe, with(plain)), training_step(*checkpointed, x, g, recipe, with(checkpointed))))
+      EXPECT_TRUE(same_step(training_step(*plain, x, g, recipe, with(plain)),
+                            training_step(*checkpointed, x, g, recipe, with(checkpointed))))
           << recipes::describe(recipe) << " step " << i;
       for (const int s : {0, 1}) {
         const auto a = plain->fp8_states()[s]->values(), b = checkpointed->fp8_states()[s]->values();
-        EXPECT_TRUE((a.forward.amax_history == b.forward.amax_history).all()) << recipes::describe(recipe) << " step " << i;
+        EXPECT_TRUE((a.forward.amax_history == b.forward.amax_history).all())
+            << recipes::describe(recipe) << " step " << i;
         EXPECT_TRUE((a.forward.scale == b.forward.scale).all());
         EXPECT_TRUE((a.backward.amax_history == b.backward.amax_history).all());
         EXPECT_EQ(a.step, b.step);
@@ -237,7 +254,8 @@ TEST(TeModules, GoOnBitForBitAfterSaveAndLoad) {
     const auto check = [&](auto m, auto other, auto&& f) {
       for (int i = 0; i < 2; ++i) training_step(*m, x, g, recipe, f(m));
       test::load(other, test::saved(m));
-      EXPECT_TRUE(same_step(training_step(*m, x * 3, g, recipe, f(m)), training_step(*other, x * 3, g, recipe, f(other))))
+      EXPECT_TRUE(
+          same_step(training_step(*m, x * 3, g, recipe, f(m)), training_step(*other, x * 3, g, recipe, f(other))))
           << recipes::describe(recipe) << m->name();
     };
     const auto plain = [](auto m) { return [m](const at::Tensor& t) mutable { return m(t); }; };
@@ -245,9 +263,8 @@ TEST(TeModules, GoOnBitForBitAfterSaveAndLoad) {
     check(LayerNormLinear(linear), LayerNormLinear(linear), plain);
     const LayerNormMLPOptions mlp{.hidden_size = 32, .ffn_hidden_size = 48};
     check(LayerNormMLP(mlp), LayerNormMLP(mlp), plain);
-    check(GroupedLinear(2, 32, 32), GroupedLinear(2, 32, 32), [](auto m) {
-      return [m](const at::Tensor& t) mutable { return m(t, std::vector<std::int64_t>{2, 4}); };
-    });
+    check(GroupedLinear(2, 32, 32), GroupedLinear(2, 32, 32),
+          [](auto m) { return [m](const at::Tensor& t) mutable { return m(t, std::vector<std::int64_t>{2, 4}); }; });
   }
 }
 
@@ -302,17 +319,21 @@ TEST(TeModules, HoldFp8WeightsUnderQuantizedModelInit) {
 
 TEST(TeModules, NameWhatTheyReject) {
   EXPECT_TRUE(throws_with({"[te::LayerNorm] normalized_shape", "found 0"}, [] { LayerNorm m(0); }));
-  EXPECT_TRUE(throws_with({"[te::RMSNorm] eps", "-1"}, [] { RMSNorm m(NormOptions{.normalized_shape = 4, .eps = -1}); }));
+  EXPECT_TRUE(
+      throws_with({"[te::RMSNorm] eps", "-1"}, [] { RMSNorm m(NormOptions{.normalized_shape = 4, .eps = -1}); }));
   EXPECT_TRUE(throws_with({"[te::LayerNormLinear] normalization", "BatchNorm", "\"LayerNorm\", \"RMSNorm\""}, [] {
     LayerNormLinear m(LayerNormLinearOptions{.in_features = 4, .out_features = 4, .normalization = "BatchNorm"});
   }));
-  EXPECT_TRUE(throws_with({"[te::LayerNormMLP] activation", "found \"tanh\"", "\"gelu\"", "\"sreglu\""},
-                          [] { LayerNormMLP m(LayerNormMLPOptions{.hidden_size = 4, .ffn_hidden_size = 4, .activation = "tanh"}); }));
-  EXPECT_TRUE(throws_with({"[te::LayerNormMLP] params_dtype", "Long"},
-                          [] { LayerNormMLP m(LayerNormMLPOptions{.hidden_size = 4, .ffn_hidden_size = 4, .params_dtype = at::kLong}); }));
+  EXPECT_TRUE(throws_with({"[te::LayerNormMLP] activation", "found \"tanh\"", "\"gelu\"", "\"sreglu\""}, [] {
+    LayerNormMLP m(LayerNormMLPOptions{.hidden_size = 4, .ffn_hidden_size = 4, .activation = "tanh"});
+  }));
+  EXPECT_TRUE(throws_with({"[te::LayerNormMLP] params_dtype", "Long"}, [] {
+    LayerNormMLP m(LayerNormMLPOptions{.hidden_size = 4, .ffn_hidden_size = 4, .params_dtype = at::kLong});
+  }));
   EXPECT_TRUE(throws_with({"[te::GroupedLinear] num_gemms", "found 0"}, [] { GroupedLinear m(0, 4, 4); }));
-  EXPECT_TRUE(throws_with({"[te::LayerNormMLP] tp_size: found 4"},
-                          [] { LayerNormMLP m(LayerNormMLPOptions{.hidden_size = 4, .ffn_hidden_size = 4, .parallel = {.tp_size = 4}}); }));
+  EXPECT_TRUE(throws_with({"[te::LayerNormMLP] tp_size: found 4"}, [] {
+    LayerNormMLP m(LayerNormMLPOptions{.hidden_size = 4, .ffn_hidden_size = 4, .parallel = {.tp_size = 4}});
+  }));
 }
 
 // bf16 parameters, and f32 ones in an autocast region: results in bf16, gradients in the parameters' dtype.

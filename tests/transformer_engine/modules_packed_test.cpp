@@ -28,7 +28,8 @@ at::Tensor sums(const Sizes& lengths, at::ScalarType dtype = at::kInt) {
 }
 
 /// The words of the mask types and of the window for one sequence of L queries and S keys; undefined: nothing is masked.
-at::Tensor visible_in(const std::string& type, std::pair<std::int64_t, std::int64_t> window, std::int64_t queries, std::int64_t keys) {
+at::Tensor visible_in(const std::string& type, std::pair<std::int64_t, std::int64_t> window, std::int64_t queries,
+                      std::int64_t keys) {
   const bool causal = type.find("causal") != std::string::npos;
   if (!causal && window.first < 0 && window.second < 0) return {};
   const std::int64_t d = type == "padding_causal" ? 0 : keys - queries;
@@ -45,17 +46,23 @@ at::Tensor visible_in(const std::string& type, std::pair<std::int64_t, std::int6
 at::Tensor leaf(const at::Tensor& t) { return t.detach().clone().requires_grad_(true); }
 
 /// sdpa of every sequence alone, rows [begin, begin + length) of the packed tensors.
-at::Tensor apart(const at::Tensor& q, const at::Tensor& k, const at::Tensor& v, const Sizes& q_begin, const Sizes& q_len, const Sizes& k_begin,
-                 const Sizes& k_len, const std::string& type, std::pair<std::int64_t, std::int64_t> window, std::optional<double> scale) {
+at::Tensor apart(const at::Tensor& q, const at::Tensor& k, const at::Tensor& v, const Sizes& q_begin,
+                 const Sizes& q_len, const Sizes& k_begin, const Sizes& k_len, const std::string& type,
+                 std::pair<std::int64_t, std::int64_t> window, std::optional<double> scale) {
   at::Tensor out = torch::zeros({q.size(0), q.size(1) * q.size(2)}, on_hpu());
   for (std::size_t i = 0; i < q_len.size(); ++i) {
-    const auto part = [](const at::Tensor& t, std::int64_t b, std::int64_t n) { return t.slice(0, b, b + n).transpose(0, 1).unsqueeze(0); };
+    const auto part = [](const at::Tensor& t, std::int64_t b, std::int64_t n) {
+      return t.slice(0, b, b + n).transpose(0, 1).unsqueeze(0);
+    };
     const at::Tensor seen = visible_in(type, window, q_len[i], k_len[i]);
-    const bool plain = type.find("causal") != std::string::npos && window.first < 0 && (type == "padding_causal" || q_len[i] == k_len[i]);
+    const bool plain = type.find("causal") != std::string::npos && window.first < 0 &&
+                       (type == "padding_causal" || q_len[i] == k_len[i]);
     const at::Tensor y = torch::scaled_dot_product_attention(
         part(q, q_begin[i], q_len[i]), part(k, k_begin[i], k_len[i]), part(v, k_begin[i], k_len[i]),
-        plain || !seen.defined() ? std::nullopt : std::optional<at::Tensor>(seen), 0.0, plain, scale, q.size(1) != k.size(1));
-    out = torch::cat({out.slice(0, 0, q_begin[i]), y.squeeze(0).transpose(0, 1).flatten(1), out.slice(0, q_begin[i] + q_len[i])});
+        plain || !seen.defined() ? std::nullopt : std::optional<at::Tensor>(seen), 0.0, plain, scale,
+        q.size(1) != k.size(1));
+    out = torch::cat(
+        {out.slice(0, 0, q_begin[i]), y.squeeze(0).transpose(0, 1).flatten(1), out.slice(0, q_begin[i] + q_len[i])});
   }
   return out;
 }
@@ -75,14 +82,15 @@ TEST(TePackedAttention, IsTorchsOfEachSequence) {
     std::pair<std::int64_t, std::int64_t> window;
     bool cross;
   };
-  for (const Case& c : {Case{"padding", {-1, -1}, false}, Case{"padding", {-1, -1}, true}, Case{"padding", {2, 1}, true},
-                        Case{"padding_causal", {-1, -1}, false}, Case{"padding_causal", {-1, -1}, true}, Case{"padding_causal", {3, -1}, false},
-                        Case{"padding_causal_bottom_right", {-1, -1}, false}, Case{"padding_causal_bottom_right", {-1, -1}, true},
-                        Case{"padding_causal_bottom_right", {1, 0}, true}}) {
+  for (const Case& c :
+       {Case{"padding", {-1, -1}, false}, Case{"padding", {-1, -1}, true}, Case{"padding", {2, 1}, true},
+        Case{"padding_causal", {-1, -1}, false}, Case{"padding_causal", {-1, -1}, true},
+        Case{"padding_causal", {3, -1}, false}, Case{"padding_causal_bottom_right", {-1, -1}, false},
+        Case{"padding_causal_bottom_right", {-1, -1}, true}, Case{"padding_causal_bottom_right", {1, 0}, true}}) {
     for (const std::int64_t groups : {4, 2, 1}) {
       const Sizes& keys = c.cross ? k_len : q_len;
-      const at::Tensor q = torch::randn({15, 4, 8}, on_hpu()), k = torch::randn({15, groups, 8}, on_hpu()), v = torch::randn({15, groups, 8}, on_hpu()),
-                       g = torch::randn({15, 32}, on_hpu());
+      const at::Tensor q = torch::randn({15, 4, 8}, on_hpu()), k = torch::randn({15, groups, 8}, on_hpu()),
+                       v = torch::randn({15, groups, 8}, on_hpu()), g = torch::randn({15, 32}, on_hpu());
       DotProductAttention m(DotProductAttentionOptions{.num_attention_heads = 4,
                                                        .kv_channels = 8,
                                                        .num_gqa_groups = groups,
@@ -94,7 +102,8 @@ TEST(TePackedAttention, IsTorchsOfEachSequence) {
       if (c.cross) s.cu_seqlens_kv = sums(k_len, at::kLong);
       const at::Tensor qa = leaf(q), ka = leaf(k), va = leaf(v), qb = leaf(q), kb = leaf(k), vb = leaf(v);
       const at::Tensor y = m(qa, ka, va, at::Tensor(), s);
-      const at::Tensor expected = apart(qb, kb, vb, begins_of(q_len), q_len, begins_of(keys), keys, c.type, c.window, 0.3);
+      const at::Tensor expected =
+          apart(qb, kb, vb, begins_of(q_len), q_len, begins_of(keys), keys, c.type, c.window, 0.3);
       EXPECT_TRUE(same_bits(y, expected)) << c.type << groups;
       y.backward(g);
       expected.backward(g);
@@ -113,10 +122,12 @@ TEST(TePackedAttention, RowsBetweenSequencesTakeNoPart) {
   q.slice(0, 3, 5).fill_(NAN);
   q.slice(0, 11).fill_(INFINITY);
   const Sizes length{3, 6}, begin{0, 5};
-  DotProductAttention m(DotProductAttentionOptions{.num_attention_heads = 2, .kv_channels = 4, .qkv_format = "thd", .attn_mask_type = "padding_causal"});
+  DotProductAttention m(DotProductAttentionOptions{
+      .num_attention_heads = 2, .kv_channels = 4, .qkv_format = "thd", .attn_mask_type = "padding_causal"});
   const SequenceLengths s{.cu_seqlens_q = sums(length), .cu_seqlens_q_padded = sums({5, 7})};
   const at::Tensor a = leaf(q), b = leaf(q);
-  const at::Tensor y = m(a, a, a, at::Tensor(), s), expected = apart(b, b, b, begin, length, begin, length, "padding_causal", {-1, -1}, {});
+  const at::Tensor y = m(a, a, a, at::Tensor(), s),
+                   expected = apart(b, b, b, begin, length, begin, length, "padding_causal", {-1, -1}, {});
   EXPECT_TRUE(same_bits(y, expected));
   EXPECT_EQ(y.slice(0, 3, 5).abs().max().item<float>(), 0.0f);
   y.sum().backward();
@@ -128,7 +139,8 @@ TEST(TePackedAttention, RowsBetweenSequencesTakeNoPart) {
 }
 
 TEST(TePackedAttention, NoRowsAndNoSequencesAreDefined) {
-  DotProductAttention m(DotProductAttentionOptions{.num_attention_heads = 2, .kv_channels = 4, .qkv_format = "thd", .attn_mask_type = "padding"});
+  DotProductAttention m(DotProductAttentionOptions{
+      .num_attention_heads = 2, .kv_channels = 4, .qkv_format = "thd", .attn_mask_type = "padding"});
   for (const Sizes& lengths : {Sizes{}, Sizes{0}, Sizes{0, 0}}) {
     const at::Tensor x = torch::empty({0, 2, 4}, on_hpu()).requires_grad_(true);
     const at::Tensor y = m(x, x, x, at::Tensor(), SequenceLengths{.cu_seqlens_q = sums(lengths)});
@@ -144,7 +156,8 @@ TEST(TePackedAttention, NanStaysInItsSequence) {
   const at::Tensor clean = torch::randn({7, 2, 4}, on_hpu());
   at::Tensor x = clean.clone();
   x.slice(0, 0, 3).fill_(NAN);
-  DotProductAttention m(DotProductAttentionOptions{.num_attention_heads = 2, .kv_channels = 4, .qkv_format = "thd", .attn_mask_type = "padding"});
+  DotProductAttention m(DotProductAttentionOptions{
+      .num_attention_heads = 2, .kv_channels = 4, .qkv_format = "thd", .attn_mask_type = "padding"});
   const SequenceLengths s{.cu_seqlens_q = sums({3, 4})};
   const at::Tensor y = m(x, x, x, at::Tensor(), s);
   EXPECT_TRUE(y.slice(0, 0, 3).isnan().all().item<bool>());
@@ -159,32 +172,45 @@ TEST(TePackedAttention, NamesWhatItRejects) {
     change(o);
     return [o] { DotProductAttention m(o); };
   };
-  EXPECT_TRUE(throws_with({"attn_mask_type: found \"causal\"", "\"thd\"", "\"padding_causal\""}, make([](O& o) { o.attn_mask_type = "causal"; })));
+  EXPECT_TRUE(throws_with({"attn_mask_type: found \"causal\"", "\"thd\"", "\"padding_causal\""},
+                          make([](O& o) { o.attn_mask_type = "causal"; })));
   EXPECT_TRUE(throws_with({"fp8_dpa: found true", "\"thd\": false"}, make([](O& o) { o.fp8_dpa = true; })));
   DotProductAttention m(thd);
   const at::Tensor x = torch::zeros({7, 2, 4}, on_hpu()), none;
   const auto call = [&](const SequenceLengths& s) { return [&m, x, s] { m(x, x, x, at::Tensor(), s); }; };
   EXPECT_TRUE(throws_with({"query: found sizes [1, 7, 2, 4]", "[rows, 2, 4]"}, [&] { m(x.unsqueeze(0), x, x); }));
   EXPECT_TRUE(throws_with({"cu_seqlens_q: found none", "thd"}, call({})));
-  EXPECT_TRUE(throws_with({"cu_seqlens_q: found 6 at the end", "the 7 rows of the query"}, call({.cu_seqlens_q = sums({2, 4})})));
-  EXPECT_TRUE(throws_with({"cu_seqlens_q: found 2 at 2", "5 or more"}, call({.cu_seqlens_q = torch::tensor({0, 5, 2, 7}, at::kInt)})));
-  EXPECT_TRUE(throws_with({"cu_seqlens_q: found 1 at 0", "allowed: 0"}, call({.cu_seqlens_q = torch::tensor({1, 7}, at::kInt)})));
-  EXPECT_TRUE(throws_with({"cu_seqlens_q: found sizes [2] of dtype Float", "Int or Long"}, call({.cu_seqlens_q = torch::tensor({0.f, 7.f})})));
-  EXPECT_TRUE(throws_with({"cu_seqlens_kv: found sizes [2]", "allowed: [3]"}, call({.cu_seqlens_q = sums({3, 4}), .cu_seqlens_kv = sums({7})})));
-  EXPECT_TRUE(throws_with({"cu_seqlens_kv: found 8 at the end", "the 7 rows of key and value"}, call({.cu_seqlens_q = sums({7}), .cu_seqlens_kv = sums({8})})));
-  EXPECT_TRUE(throws_with({"max_seqlen_q: found 3", "longest sequence, which has 4"}, call({.cu_seqlens_q = sums({3, 4}), .max_seqlen_q = 3})));
-  EXPECT_TRUE(throws_with({"cu_seqlens_q_padded: found 9 at the end", "up to the 7 rows"}, call({.cu_seqlens_q = sums({3, 4}), .cu_seqlens_q_padded = sums({4, 5})})));
+  EXPECT_TRUE(throws_with({"cu_seqlens_q: found 6 at the end", "the 7 rows of the query"},
+                          call({.cu_seqlens_q = sums({2, 4})})));
+  EXPECT_TRUE(throws_with({"cu_seqlens_q: found 2 at 2", "5 or more"},
+                          call({.cu_seqlens_q = torch::tensor({0, 5, 2, 7}, at::kInt)})));
+  EXPECT_TRUE(throws_with({"cu_seqlens_q: found 1 at 0", "allowed: 0"},
+                          call({.cu_seqlens_q = torch::tensor({1, 7}, at::kInt)})));
+  EXPECT_TRUE(throws_with({"cu_seqlens_q: found sizes [2] of dtype Float", "Int or Long"},
+                          call({.cu_seqlens_q = torch::tensor({0.f, 7.f})})));
+  EXPECT_TRUE(throws_with({"cu_seqlens_kv: found sizes [2]", "allowed: [3]"},
+                          call({.cu_seqlens_q = sums({3, 4}), .cu_seqlens_kv = sums({7})})));
+  EXPECT_TRUE(throws_with({"cu_seqlens_kv: found 8 at the end", "the 7 rows of key and value"},
+                          call({.cu_seqlens_q = sums({7}), .cu_seqlens_kv = sums({8})})));
+  EXPECT_TRUE(throws_with({"max_seqlen_q: found 3", "longest sequence, which has 4"},
+                          call({.cu_seqlens_q = sums({3, 4}), .max_seqlen_q = 3})));
+  EXPECT_TRUE(throws_with({"cu_seqlens_q_padded: found 9 at the end", "up to the 7 rows"},
+                          call({.cu_seqlens_q = sums({3, 4}), .cu_seqlens_q_padded = sums({4, 5})})));
   EXPECT_TRUE(throws_with({"cu_seqlens_q: found a sequence of 3 at 0", "cu_seqlens_q_padded: up to 2"},
                           call({.cu_seqlens_q = sums({3, 4}), .cu_seqlens_q_padded = sums({2, 5})})));
-  EXPECT_TRUE(throws_with({"attention_mask: found one", "thd"},
-                          [&] { m(x, x, x, torch::zeros({1, 1, 1, 7}, on_hpu(at::kBool)), SequenceLengths{.cu_seqlens_q = sums({7})}); }));
+  EXPECT_TRUE(throws_with({"attention_mask: found one", "thd"}, [&] {
+    m(x, x, x, torch::zeros({1, 1, 1, 7}, on_hpu(at::kBool)), SequenceLengths{.cu_seqlens_q = sums({7})});
+  }));
   DotProductAttention causal(O{.num_attention_heads = 2, .kv_channels = 4});
   const at::Tensor y = torch::zeros({7, 1, 2, 4}, on_hpu());
-  EXPECT_TRUE(throws_with({"cu_seqlens_q: found one", "\"causal\": none"}, [&] { causal(y, y, y, none, SequenceLengths{.cu_seqlens_q = sums({7})}); }));
+  EXPECT_TRUE(throws_with({"cu_seqlens_q: found one", "\"causal\": none"},
+                          [&] { causal(y, y, y, none, SequenceLengths{.cu_seqlens_q = sums({7})}); }));
   DotProductAttention padding(O{.num_attention_heads = 2, .kv_channels = 4, .attn_mask_type = "padding"});
-  EXPECT_TRUE(throws_with({"cu_seqlens_q: found a sequence of 8 at 0", "up to 7"}, [&] { padding(y, y, y, none, SequenceLengths{.cu_seqlens_q = sums({8})}); }));
-  EXPECT_TRUE(throws_with({"attention_mask: found one beside cu_seqlens_q"},
-                          [&] { padding(y, y, y, torch::zeros({1, 1, 1, 7}, on_hpu(at::kBool)), SequenceLengths{.cu_seqlens_q = sums({7})}); }));
+  EXPECT_TRUE(throws_with({"cu_seqlens_q: found a sequence of 8 at 0", "up to 7"},
+                          [&] { padding(y, y, y, none, SequenceLengths{.cu_seqlens_q = sums({8})}); }));
+  EXPECT_TRUE(throws_with({"attention_mask: found one beside cu_seqlens_q"}, [&] {
+    padding(y, y, y, torch::zeros({1, 1, 1, 7}, on_hpu(at::kBool)), SequenceLengths{.cu_seqlens_q = sums({7})});
+  }));
 }
 
 // Padded batches: lengths say what a mask says, and each sequence gets what it gets alone, with any mask type and window.
@@ -192,16 +218,25 @@ TEST(TePackedAttention, LengthsOfPaddedBatchesAreTheirMasks) {
   torch::manual_seed(4);
   const Sizes q_len{5, 2}, k_len{4, 7};
   for (const char* type : {"padding", "padding_causal", "padding_causal_bottom_right"}) {
-    for (const auto& window : {std::pair<std::int64_t, std::int64_t>(-1, -1), std::pair<std::int64_t, std::int64_t>(2, 0)}) {
+    for (const auto& window :
+         {std::pair<std::int64_t, std::int64_t>(-1, -1), std::pair<std::int64_t, std::int64_t>(2, 0)}) {
       const at::Tensor q = torch::randn({2, 5, 2, 4}, on_hpu()), k = torch::randn({2, 7, 2, 4}, on_hpu());
-      DotProductAttentionOptions o{.num_attention_heads = 2, .kv_channels = 4, .qkv_format = "bshd", .attn_mask_type = type, .window_size = window};
+      DotProductAttentionOptions o{.num_attention_heads = 2,
+                                   .kv_channels = 4,
+                                   .qkv_format = "bshd",
+                                   .attn_mask_type = type,
+                                   .window_size = window};
       DotProductAttention m(o);
-      const at::Tensor y = m(q, k, k, at::Tensor(), SequenceLengths{.cu_seqlens_q = sums(q_len), .cu_seqlens_kv = sums(k_len)});
+      const at::Tensor y =
+          m(q, k, k, at::Tensor(), SequenceLengths{.cu_seqlens_q = sums(q_len), .cu_seqlens_kv = sums(k_len)});
       const at::Tensor rows = torch::cat({q[0], q[1].slice(0, 0, 2)}), keys = torch::cat({k[0].slice(0, 0, 4), k[1]});
       const at::Tensor expected = apart(rows, keys, keys, {0, 5}, q_len, {0, 4}, k_len, type, window, {});
-      EXPECT_TRUE(torch::allclose(torch::cat({y[0], y[1].slice(0, 0, 2)}), expected, 1e-4, 1e-5)) << type << window.first;
-      const at::Tensor first = m(q.slice(0, 0, 1), k.slice(0, 0, 1), k.slice(0, 0, 1), torch::arange(7, on_hpu()).ge(4).view({1, 1, 1, 7}));
-      EXPECT_TRUE(torch::allclose(first[0], expected.slice(0, 0, 5), 1e-4, 1e-5)) << type << window.first;  // all queries count
+      EXPECT_TRUE(torch::allclose(torch::cat({y[0], y[1].slice(0, 0, 2)}), expected, 1e-4, 1e-5))
+          << type << window.first;
+      const at::Tensor first =
+          m(q.slice(0, 0, 1), k.slice(0, 0, 1), k.slice(0, 0, 1), torch::arange(7, on_hpu()).ge(4).view({1, 1, 1, 7}));
+      EXPECT_TRUE(torch::allclose(first[0], expected.slice(0, 0, 5), 1e-4, 1e-5))
+          << type << window.first;  // all queries count
     }
   }
 }
@@ -310,7 +345,8 @@ TEST(TeFp8Padding, ChangesNoResultOfGroupedLinear) {
     Fp8Padding pad(3);
     Fp8Unpadding unpad(3);
     const auto* delayed = std::get_if<DelayedScaling>(&recipe);
-    const bool stochastic = delayed != nullptr && delayed->dialect == recipes::RecipeDialect::habana;  // gradients, by their place
+    const bool stochastic =
+        delayed != nullptr && delayed->dialect == recipes::RecipeDialect::habana;  // gradients, by their place
     for (int i = 0; i < 2; ++i) {
       const auto a = training_step(*plain, x, g, recipe, [&](const at::Tensor& t) { return plain(t, splits); });
       const auto b = training_step(*padded, x, g, recipe, [&](const at::Tensor& t) {
@@ -320,7 +356,8 @@ TEST(TeFp8Padding, ChangesNoResultOfGroupedLinear) {
       EXPECT_TRUE(same_bits(a.y, b.y)) << recipes::describe(recipe);
       if (stochastic) continue;
       EXPECT_TRUE(torch::allclose(a.dx, b.dx, 1e-5, 1e-5)) << recipes::describe(recipe);
-      for (const auto& [name, grad] : a.gradients) EXPECT_TRUE(torch::allclose(grad, b.gradients.at(name), 1e-4, 1e-4)) << recipes::describe(recipe) << name;
+      for (const auto& [name, grad] : a.gradients)
+        EXPECT_TRUE(torch::allclose(grad, b.gradients.at(name), 1e-4, 1e-4)) << recipes::describe(recipe) << name;
     }
   }
 }
@@ -331,10 +368,13 @@ TEST(TeFp8Padding, NamesWhatItRejects) {
   Fp8Padding pad(2);
   Fp8Unpadding unpad(2);
   const at::Tensor x = torch::zeros({5, 4}, on_hpu());
-  EXPECT_TRUE(throws_with({"[te::Fp8Padding] m_splits: found 3 splits", "num_gemms = 2"}, [&] { pad->forward(x, {1, 2, 2}); }));
+  EXPECT_TRUE(
+      throws_with({"[te::Fp8Padding] m_splits: found 3 splits", "num_gemms = 2"}, [&] { pad->forward(x, {1, 2, 2}); }));
   EXPECT_TRUE(throws_with({"m_splits: found -1"}, [&] { pad->forward(x, {-1, 6}); }));
   EXPECT_TRUE(throws_with({"m_splits: found a sum of 4", "the 5 rows"}, [&] { pad->forward(x, {2, 2}); }));
-  EXPECT_TRUE(throws_with({"[te::Fp8Unpadding] m_splits: found a sum of 32 after padding to multiples of 16", "the 5 rows"}, [&] { unpad->forward(x, {2, 3}); }));
+  EXPECT_TRUE(
+      throws_with({"[te::Fp8Unpadding] m_splits: found a sum of 32 after padding to multiples of 16", "the 5 rows"},
+                  [&] { unpad->forward(x, {2, 3}); }));
 }
 
 }  // namespace

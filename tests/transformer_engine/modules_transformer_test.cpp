@@ -40,10 +40,11 @@ at::Tensor product(torch::nn::Module& m, const std::string& name, const at::Tens
 }
 
 /// The module's words in torch's functions, for "sbhd" and masks "causal", "no_mask". normal: gets the input behind its norm.
-at::Tensor reference_attention(MultiheadAttention& m, const at::Tensor& x, const at::Tensor& encoder = {}, at::Tensor* normal = nullptr) {
+at::Tensor reference_attention(MultiheadAttention& m, const at::Tensor& x, const at::Tensor& encoder = {},
+                               at::Tensor* normal = nullptr) {
   const auto& o = m->options();
-  const std::int64_t heads = o.num_attention_heads, groups = o.num_gqa_groups, depth = o.kv_channels, each = heads / groups, s = x.size(0),
-                     b = x.size(1);
+  const std::int64_t heads = o.num_attention_heads, groups = o.num_gqa_groups, depth = o.kv_channels,
+                     each = heads / groups, s = x.size(0), b = x.size(1);
   const bool cross = encoder.defined();
   at::Tensor h = x;
   if (o.input_layernorm) {
@@ -72,8 +73,8 @@ at::Tensor reference_attention(MultiheadAttention& m, const at::Tensor& x, const
     q = product(*m, cross && o.input_layernorm ? "layernorm_query" : "query_layer", h).unflatten(2, {heads, depth});
     if (o.fuse_qkv_params) {
       const at::Tensor both = product(*m, "key_value", source);
-      const at::Tensor pairs =
-          o.qkv_weight_interleaved ? both.reshape({keys, b, groups, 2, depth}) : both.reshape({keys, b, 2, groups, depth}).transpose(2, 3);
+      const at::Tensor pairs = o.qkv_weight_interleaved ? both.reshape({keys, b, groups, 2, depth})
+                                                        : both.reshape({keys, b, 2, groups, depth}).transpose(2, 3);
       k = pairs.select(3, 0);
       v = pairs.select(3, 1);
     } else {
@@ -82,8 +83,8 @@ at::Tensor reference_attention(MultiheadAttention& m, const at::Tensor& x, const
     }
   }
   const auto t = [](const at::Tensor& a) { return a.permute({1, 2, 0, 3}); };
-  const at::Tensor y =
-      torch::scaled_dot_product_attention(t(q), t(k), t(v), std::nullopt, 0.0, o.attn_mask_type == "causal", std::nullopt, groups != heads);
+  const at::Tensor y = torch::scaled_dot_product_attention(t(q), t(k), t(v), std::nullopt, 0.0,
+                                                           o.attn_mask_type == "causal", std::nullopt, groups != heads);
   return product(*m, "proj", y.permute({2, 0, 1, 3}).reshape({s, b, heads * depth}));
 }
 
@@ -96,7 +97,8 @@ TEST(TeMultiheadAttention, OffIsTorchBitForBit) {
       for (const bool interleaved : {false, true}) {
         for (const bool layernorm : {false, true}) {
           for (const std::int64_t groups : {4, 2}) {
-            MultiheadAttentionOptions o{.hidden_size = 32, .num_attention_heads = 4, .kv_channels = 6, .num_gqa_groups = groups};
+            MultiheadAttentionOptions o{
+                .hidden_size = 32, .num_attention_heads = 4, .kv_channels = 6, .num_gqa_groups = groups};
             o.attention_dropout = 0;
             o.attn_mask_type = cross ? "no_mask" : "causal";
             o.attention_type = cross ? "cross" : "self";
@@ -107,8 +109,10 @@ TEST(TeMultiheadAttention, OffIsTorchBitForBit) {
             MultiheadAttention m(o);
             test::randomize(*m);
             const at::Tensor e = cross ? encoder : at::Tensor();
-            EXPECT_TRUE(same_step(training_step(*m, x, g, std::nullopt, [&](const at::Tensor& t) { return m(t, at::Tensor(), e); }),
-                                  training_step(*m, x, g, std::nullopt, [&](const at::Tensor& t) { return reference_attention(m, t, e); })))
+            EXPECT_TRUE(same_step(
+                training_step(*m, x, g, std::nullopt, [&](const at::Tensor& t) { return m(t, at::Tensor(), e); }),
+                training_step(*m, x, g, std::nullopt,
+                              [&](const at::Tensor& t) { return reference_attention(m, t, e); })))
                 << cross << fused << interleaved << layernorm << groups;
           }
         }
@@ -179,8 +183,9 @@ TEST(TeTransformerLayer, OffIsTorchBitForBit) {
     TransformerLayer m(o);
     test::randomize(*m);
     const at::Tensor e = o.layer_type == "decoder" ? encoder : at::Tensor();
-    EXPECT_TRUE(same_step(training_step(*m, x, g, std::nullopt, [&](const at::Tensor& t) { return m(t, at::Tensor(), e); }),
-                          training_step(*m, x, g, std::nullopt, [&](const at::Tensor& t) { return reference_layer(m, t, e); })))
+    EXPECT_TRUE(
+        same_step(training_step(*m, x, g, std::nullopt, [&](const at::Tensor& t) { return m(t, at::Tensor(), e); }),
+                  training_step(*m, x, g, std::nullopt, [&](const at::Tensor& t) { return reference_layer(m, t, e); })))
         << "variant " << variant;
   }
 }
@@ -190,9 +195,11 @@ TEST(TeTransformerLayer, InFp8IsNearF32WithEveryRecipe) {
   const at::Tensor x = torch::randn({32, 2, 128}, on_hpu()), g = torch::randn({32, 2, 128}, on_hpu()),
                    encoder = torch::randn({24, 2, 128}, on_hpu());
   for (const auto& recipe : test::training_recipes()) {
-    const bool one_scale = std::holds_alternative<DelayedScaling>(recipe) || std::holds_alternative<recipes::CurrentScaling>(recipe);
+    const bool one_scale =
+        std::holds_alternative<DelayedScaling>(recipe) || std::holds_alternative<recipes::CurrentScaling>(recipe);
     for (const bool decoder : {false, true}) {
-      TransformerLayerOptions o{.hidden_size = 128, .ffn_hidden_size = 512, .num_attention_heads = 4, .num_gqa_groups = decoder ? 4 : 2};
+      TransformerLayerOptions o{
+          .hidden_size = 128, .ffn_hidden_size = 512, .num_attention_heads = 4, .num_gqa_groups = decoder ? 4 : 2};
       o.hidden_dropout = o.attention_dropout = 0;
       o.layer_type = decoder ? "decoder" : "encoder";
       o.fuse_qkv_params = decoder;
@@ -212,8 +219,8 @@ TEST(TeTransformerLayer, InFp8IsNearF32WithEveryRecipe) {
 
 // Dropout, attention in fp8, a second run in backward: the same bits as without, in every step.
 TEST(TeTransformerLayer, CheckpointingChangesNoBit) {
-  for (const auto& recipe :
-       {recipes::Recipe(DelayedScaling::nvidia()), recipes::Recipe(DelayedScaling::habana()), recipes::Recipe(recipes::CurrentScaling{})}) {
+  for (const auto& recipe : {recipes::Recipe(DelayedScaling::nvidia()), recipes::Recipe(DelayedScaling::habana()),
+                             recipes::Recipe(recipes::CurrentScaling{})}) {
     TransformerLayerOptions o = small_layer();
     o.hidden_dropout = o.attention_dropout = 0.2;
     o.fp8_dpa = true;
@@ -228,7 +235,8 @@ TEST(TeTransformerLayer, CheckpointingChangesNoBit) {
       const auto run = [&](TransformerLayer& m, bool checkpointed) {
         torch::manual_seed(50 + i);
         const std::function<at::Tensor(const at::Tensor&)> f = [&](const at::Tensor& t) { return m(t); };
-        return training_step(*m, x, g, recipe, [&](const at::Tensor& t) { return checkpointed ? checkpoint(f, t) : f(t); });
+        return training_step(*m, x, g, recipe,
+                             [&](const at::Tensor& t) { return checkpointed ? checkpoint(f, t) : f(t); });
       };
       const auto expected = run(plain, false);
       EXPECT_TRUE(same_step(expected, run(whole, true))) << recipes::describe(recipe) << i;
@@ -237,7 +245,8 @@ TEST(TeTransformerLayer, CheckpointingChangesNoBit) {
     const auto a = fp8_states(*plain), b = fp8_states(*whole);
     ASSERT_EQ(a.size(), 7u);  // q, k, v, attention, proj, fc1, fc2
     for (std::size_t s = 0; s < a.size(); ++s) {
-      EXPECT_TRUE((a[s].state->values().forward.amax_history == b[s].state->values().forward.amax_history).all()) << a[s].name;
+      EXPECT_TRUE((a[s].state->values().forward.amax_history == b[s].state->values().forward.amax_history).all())
+          << a[s].name;
     }
   }
 }
@@ -266,7 +275,8 @@ TEST(TeTransformerLayer, HoldsFp8WeightsAndKeepsThemBetweenMicrobatches) {
   {
     const quantized_model_init init({.recipe = recipes::CurrentScaling{}});
     TransformerLayer m(small_layer());
-    for (const auto& p : m->named_parameters()) EXPECT_EQ(c10::isFloat8Type(p.value().scalar_type()), p.value().dim() == 2) << p.key();
+    for (const auto& p : m->named_parameters())
+      EXPECT_EQ(c10::isFloat8Type(p.value().scalar_type()), p.value().dim() == 2) << p.key();
     const auto step = training_step(*m, x, x, recipes::CurrentScaling{}, [&](const at::Tensor& t) { return m(t); });
     for (const auto& [name, gradient] : step.gradients) EXPECT_TRUE(gradient.defined()) << name;
   }
@@ -334,22 +344,27 @@ TEST(TeMultiheadAttention, TurnsQueriesAndKeys) {
     o.output_layer_init_method = o.init_method;
     MultiheadAttention m(o);
     const at::Tensor x = torch::randn({kLength, kDepth}), angles = rotary_position_embedding(kRotary, 9, 100.0);
-    const at::Tensor y = m(x.unsqueeze(batch_first ? 0 : 1).to(test::kHpu), at::Tensor(), at::Tensor(), std::optional<bool>(), angles);
+    const at::Tensor y =
+        m(x.unsqueeze(batch_first ? 0 : 1).to(test::kHpu), at::Tensor(), at::Tensor(), std::optional<bool>(), angles);
     at::Tensor turned = x.to(at::kDouble).clone();
     for (int s = 0; s < kLength; ++s) {
       for (int i = 0; i < kRotary / 2; ++i) {
-        const double a = s * std::pow(100.0, -2.0 * i / kRotary), u = x[s][i].item<double>(), v = x[s][i + kRotary / 2].item<double>();
+        const double a = s * std::pow(100.0, -2.0 * i / kRotary), u = x[s][i].item<double>(),
+                     v = x[s][i + kRotary / 2].item<double>();
         turned[s][i] = u * std::cos(a) - v * std::sin(a);
         turned[s][i + kRotary / 2] = v * std::cos(a) + u * std::sin(a);
       }
     }
     const at::Tensor scores = torch::matmul(turned, turned.t()) / std::sqrt(8.0);
     const at::Tensor visible = torch::ones({kLength, kLength}, at::kBool).tril();
-    const at::Tensor expected = torch::matmul(torch::softmax(scores.masked_fill(visible.logical_not(), -INFINITY), -1), x.to(at::kDouble));
+    const at::Tensor expected =
+        torch::matmul(torch::softmax(scores.masked_fill(visible.logical_not(), -INFINITY), -1), x.to(at::kDouble));
     EXPECT_TRUE(torch::allclose(y.squeeze(batch_first ? 0 : 1).cpu().to(at::kDouble), expected, 1e-4, 1e-5));
-    EXPECT_TRUE(throws_with({"rotary_pos_emb: found sizes [4, 1, 1, 6]", "[5 or more, 1, 1, an even number up to 8]"}, [&] {
-      m(x.unsqueeze(batch_first ? 0 : 1).to(test::kHpu), at::Tensor(), at::Tensor(), std::optional<bool>(), angles.slice(0, 0, 4));
-    }));
+    EXPECT_TRUE(
+        throws_with({"rotary_pos_emb: found sizes [4, 1, 1, 6]", "[5 or more, 1, 1, an even number up to 8]"}, [&] {
+          m(x.unsqueeze(batch_first ? 0 : 1).to(test::kHpu), at::Tensor(), at::Tensor(), std::optional<bool>(),
+            angles.slice(0, 0, 4));
+        }));
   }
   TransformerLayer layer(small_layer());
   const at::Tensor x = torch::randn({4, 2, 32}, on_hpu()), none, angles = rotary_position_embedding(8, 4);
@@ -383,7 +398,8 @@ TEST(TeTransformerLayer, IsNotConvertedAgain) {
   }
   const at::Tensor x = torch::randn({4, 2, 16}, on_hpu());
   const auto step = [&](const std::shared_ptr<MixedModel>& m, double factor) {
-    return training_step(*m, x * factor, x, DelayedScaling::nvidia(), [&](const at::Tensor& t) { return m->forward(t); });
+    return training_step(*m, x * factor, x, DelayedScaling::nvidia(),
+                         [&](const at::Tensor& t) { return m->forward(t); });
   };
   for (int i = 0; i < 2; ++i) step(model, 1);
   test::copy_parameters(*model, *other);
@@ -432,15 +448,18 @@ TEST(TeTransformerLayer, NamesWhatItRejects) {
                           make([](O& o) { o.layer_type = "both"; })));
   EXPECT_TRUE(throws_with({"self_attn_mask_type: found \"none\""}, make([](O& o) { o.self_attn_mask_type = "none"; })));
   EXPECT_TRUE(throws_with({"attn_input_format: found \"bhsd\""}, make([](O& o) { o.attn_input_format = "bhsd"; })));
-  EXPECT_TRUE(throws_with({"parallel_attention_mlp", "encoder"}, make([](O& o) { o.parallel_attention_mlp = o.output_layernorm = true; })));
+  EXPECT_TRUE(throws_with({"parallel_attention_mlp", "encoder"},
+                          make([](O& o) { o.parallel_attention_mlp = o.output_layernorm = true; })));
   EXPECT_TRUE(throws_with({"hidden_dropout: found 2"}, make([](O& o) { o.hidden_dropout = 2; })));
-  EXPECT_TRUE(throws_with({"num_attention_heads: found 5", "divisors of hidden_size = 32"}, make([](O& o) { o.num_attention_heads = 5; })));
+  EXPECT_TRUE(throws_with({"num_attention_heads: found 5", "divisors of hidden_size = 32"},
+                          make([](O& o) { o.num_attention_heads = 5; })));
   EXPECT_TRUE(throws_with({"normalization: found \"none\""}, make([](O& o) { o.normalization = "none"; })));
   EXPECT_TRUE(throws_with({"tp_size: found 2"}, make([](O& o) { o.parallel.tp_size = 2; })));
   TransformerLayer m(small_layer());
   const at::Tensor x = torch::zeros({6, 2, 32}, on_hpu());
   EXPECT_TRUE(throws_with({"encoder_output: found one", "\"encoder\": none"}, [&] { m(x, at::Tensor(), x); }));
-  EXPECT_TRUE(throws_with({"hidden_states: found sizes [6, 2, 31]", "[length, batch, 32]"}, [&] { m(x.slice(2, 0, 31)); }));
+  EXPECT_TRUE(
+      throws_with({"hidden_states: found sizes [6, 2, 31]", "[length, batch, 32]"}, [&] { m(x.slice(2, 0, 31)); }));
   MultiheadAttentionOptions o{.hidden_size = 32, .num_attention_heads = 4};
   o.attention_type = "own";
   EXPECT_TRUE(throws_with({"attention_type: found \"own\"", "\"self\", \"cross\""}, [&] { MultiheadAttention a(o); }));

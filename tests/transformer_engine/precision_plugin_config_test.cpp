@@ -31,7 +31,10 @@ struct Warnings final : c10::WarningHandler {
 };
 
 io::Json config(const test::TempDir& dir, const char* mode, const char* method = "maxabs_hw") {
-  return {{"mode", mode}, {"scale_method", method}, {"blocklist", {{"names", {"lm_head"}}}}, {"dump_stats_path", (dir / "stats/inc_output").string()}};
+  return {{"mode", mode},
+          {"scale_method", method},
+          {"blocklist", {{"names", {"lm_head"}}}},
+          {"dump_stats_path", (dir / "stats/inc_output").string()}};
 }
 
 std::string write(const test::TempDir& dir, const io::Json& json) {
@@ -47,7 +50,9 @@ ConvertOptions inference(QuantSource source) {
   return o;
 }
 
-const quant::Scheme& scheme_of(const at::Tensor& weight) { return dynamic_cast<const quant::Fp8Handler&>(*runtime::find_tag(weight)->handler).scheme(); }
+const quant::Scheme& scheme_of(const at::Tensor& weight) {
+  return dynamic_cast<const quant::Fp8Handler&>(*runtime::find_tag(weight)->handler).scheme();
+}
 
 TEST(PrecisionPluginConfig, TheEnvironmentAppliesWithItsModeOverruled) {
   const test::TempDir dir;
@@ -64,7 +69,7 @@ TEST(PrecisionPluginConfig, TheEnvironmentAppliesWithItsModeOverruled) {
     measure::finalize_calibration(*model);
   }
   const auto measured = measure::read_measurements((dir / "stats/inc_output").string());
-  EXPECT_FALSE(measured.modules.at(0).outputs.has_value());  // measure_exclude is OUTPUT by default
+  EXPECT_FALSE(measured.modules.at(0).outputs.has_value());           // measure_exclude is OUTPUT by default
   const Environment environment(write(dir, config(dir, "MEASURE")));  // quantized nevertheless
   const auto report = plugin.convert_modules(*model, inference(true));
   EXPECT_EQ(report.converted.size(), 14u);
@@ -98,14 +103,16 @@ TEST(PrecisionPluginConfig, AnExplicitConfigWinsWithAWarning) {
   Warnings warnings;
   HPUPrecisionPlugin("fp8").convert_modules(*model, inference(config(dir, "QUANTIZE", "unit_scale")));
   ASSERT_EQ(warnings.texts.size(), 1u);
-  EXPECT_NE(warnings.texts[0].find("wins over QUANT_CONFIG=/nowhere/else.json"), std::string::npos) << warnings.texts[0];
+  EXPECT_NE(warnings.texts[0].find("wins over QUANT_CONFIG=/nowhere/else.json"), std::string::npos)
+      << warnings.texts[0];
   EXPECT_EQ(scheme_of(model->layers[0]->q_proj->weight).input_scale_inv, 1.0f);
 }
 
 TEST(PrecisionPluginConfig, FixedScalesNeedNoFiles) {
   const test::TempDir dir;
   auto model = test::tiny_lm();
-  const auto report = HPUPrecisionPlugin("fp8").convert_modules(*model, inference(config(dir, "QUANTIZE", "hw_aligned_single_scale")));
+  const auto report =
+      HPUPrecisionPlugin("fp8").convert_modules(*model, inference(config(dir, "QUANTIZE", "hw_aligned_single_scale")));
   EXPECT_EQ(report.converted.size(), 14u);
   EXPECT_FALSE(std::filesystem::exists(dir / "stats"));
   EXPECT_EQ(scheme_of(model->layers[0]->q_proj->weight).input_scale_inv, 128.0f);  // gaudi3's first
@@ -125,8 +132,10 @@ TEST(PrecisionPluginConfig, BadConfigsAreNamed) {
   const test::TempDir dir;
   auto model = test::tiny_lm();
   HPUPrecisionPlugin plugin("fp8");
-  EXPECT_TRUE(throws_with({"missing.json"}, [&] { plugin.convert_modules(*model, inference((dir / "missing.json").string())); }));
-  EXPECT_TRUE(throws_with({"'mode'", "MEASUR", "QUANTIZE"}, [&] { plugin.convert_modules(*model, inference(config(dir, "MEASUR"))); }));
+  EXPECT_TRUE(throws_with({"missing.json"},
+                          [&] { plugin.convert_modules(*model, inference((dir / "missing.json").string())); }));
+  EXPECT_TRUE(throws_with({"'mode'", "MEASUR", "QUANTIZE"},
+                          [&] { plugin.convert_modules(*model, inference(config(dir, "MEASUR"))); }));
   const Environment environment((dir / "missing.json").string());
   EXPECT_TRUE(throws_with({"missing.json"}, [&] { plugin.convert_modules(*model, inference(true)); }));
   for (const auto& m : measure::weight_modules(*model)) EXPECT_EQ(m.weight.scalar_type(), at::kFloat);
@@ -138,14 +147,17 @@ TEST(PrecisionPluginConfig, QuantIsABoolAPathOrADictionary) {
   auto model = test::tiny_lm();
   HPUPrecisionPlugin plugin("fp8");
   const char* nothing = nullptr;
-  const std::pair<QuantSource, const char*> wrong[] = {{nothing, "Got null"}, {io::Json(nullptr), "Got null"}, {io::Json::array({1}), "Got array"}, {io::Json(3), "Got number"},
-                                                       {"", "Got an empty path"}, {io::Json(""), "Got an empty path"}};
+  const std::pair<QuantSource, const char*> wrong[] = {
+      {nothing, "Got null"},       {io::Json(nullptr), "Got null"}, {io::Json::array({1}), "Got array"},
+      {io::Json(3), "Got number"}, {"", "Got an empty path"},       {io::Json(""), "Got an empty path"}};
   for (const auto& [source, got] : wrong) {
-    EXPECT_TRUE(throws_with({"`quant` must be either a bool, file path or a dictionary.", got}, [&] { plugin.convert_modules(*model, inference(source)); }));
+    EXPECT_TRUE(throws_with({"`quant` must be either a bool, file path or a dictionary.", got},
+                            [&] { plugin.convert_modules(*model, inference(source)); }));
   }
   EXPECT_TRUE(std::holds_alternative<bool>(QuantSource(io::Json(true)).value()));
   EXPECT_TRUE(std::holds_alternative<std::filesystem::path>(QuantSource(io::Json("a.json")).value()));
-  EXPECT_TRUE(throws_with({"Failed to load file " + (dir / "stats/inc_output_hooks_maxabs.json").string()}, [&] { plugin.convert_modules(*model, inference(config(dir, "QUANTIZE"))); }));
+  EXPECT_TRUE(throws_with({"Failed to load file " + (dir / "stats/inc_output_hooks_maxabs.json").string()},
+                          [&] { plugin.convert_modules(*model, inference(config(dir, "QUANTIZE"))); }));
 }
 
 TEST(PrecisionPluginConfig, ListsAndPlansWithAConfig) {

@@ -36,12 +36,15 @@ void calibrate(test::TinyLm& model, HPUPrecisionPlugin plugin, const ConvertOpti
 }
 
 TEST(PrecisionPlugin, TakesTheKnownNames) {
-  for (const auto& [spelling, precision] : {std::pair("32-true", "32-true"), std::pair("32", "32-true"), std::pair("bf16-mixed", "bf16-mixed"),
-                                            std::pair("bf16", "bf16-mixed"), std::pair("16-mixed", "16-mixed"), std::pair("fp8", "fp8")}) {
+  for (const auto& [spelling, precision] :
+       {std::pair("32-true", "32-true"), std::pair("32", "32-true"), std::pair("bf16-mixed", "bf16-mixed"),
+        std::pair("bf16", "bf16-mixed"), std::pair("16-mixed", "16-mixed"), std::pair("fp8", "fp8")}) {
     EXPECT_EQ(HPUPrecisionPlugin(spelling).precision(), precision);
   }
   for (const char* wrong : {"", "FP8", "fp16", "fp8 "}) {
-    EXPECT_TRUE(throws_with({std::string("found precision \"") + wrong + "\"", "allowed: 32-true, 32, bf16-mixed, bf16, 16-mixed, fp8"}, [&] { HPUPrecisionPlugin p(wrong); }));
+    EXPECT_TRUE(throws_with(
+        {std::string("found precision \"") + wrong + "\"", "allowed: 32-true, 32, bf16-mixed, bf16, 16-mixed, fp8"},
+        [&] { HPUPrecisionPlugin p(wrong); }));
   }
 }
 
@@ -51,11 +54,15 @@ TEST(PrecisionPlugin, TheFirstGenerationHasNeitherFp8NorF16) {
   for (const auto& [precision, what] : {std::pair("fp8", "fp8"), std::pair("16-mixed", "fp16")}) {
     std::string large = what;
     for (char& c : large) c = static_cast<char>(std::toupper(c));
-    EXPECT_TRUE(throws_with({std::string(what) + " not supported: " + large + " not supported on Gaudi, Gaudi2 or higher required."}, [&] { HPUPrecisionPlugin p(precision); }));
+    EXPECT_TRUE(throws_with(
+        {std::string(what) + " not supported: " + large + " not supported on Gaudi, Gaudi2 or higher required."},
+        [&] { HPUPrecisionPlugin p(precision); }));
   }
   EXPECT_EQ(HPUPrecisionPlugin("bf16-mixed").precision(), "bf16-mixed");
   for (const char* wrong : {"cuda", "", "hpu:1", "hpu,", "pu", "hpu, hpu:0", "hpu:"}) {
-    EXPECT_TRUE(throws_with({std::string("found device \"") + wrong + "\", allowed: hpu, hpu:0"}, [&] { HPUPrecisionPlugin p("32-true", wrong); })) << wrong;
+    EXPECT_TRUE(throws_with({std::string("found device \"") + wrong + "\", allowed: hpu, hpu:0"}, [&] {
+      HPUPrecisionPlugin p("32-true", wrong);
+    })) << wrong;
   }
   EXPECT_EQ(HPUPrecisionPlugin("32-true", "hpu:0").device(), "hpu:0");
 }
@@ -64,8 +71,8 @@ TEST(PrecisionPlugin, ForwardContextsDecideTheDtype) {
   torch::nn::Linear model(16, 8);
   model->to(kHpu);
   const at::Tensor x = torch::randn({4, 16}, on_hpu());
-  for (const auto& [precision, dtype] : {std::pair("32-true", at::kFloat), std::pair("bf16-mixed", at::kBFloat16), std::pair("16-mixed", at::kHalf),
-                                         std::pair("fp8", at::kBFloat16)}) {
+  for (const auto& [precision, dtype] : {std::pair("32-true", at::kFloat), std::pair("bf16-mixed", at::kBFloat16),
+                                         std::pair("16-mixed", at::kHalf), std::pair("fp8", at::kBFloat16)}) {
     const HPUPrecisionPlugin plugin(precision);
     const bool fp8 = plugin.precision() == "fp8";
     {
@@ -73,7 +80,8 @@ TEST(PrecisionPlugin, ForwardContextsDecideTheDtype) {
       EXPECT_EQ(model->forward(x).scalar_type(), dtype) << precision;
       EXPECT_EQ(is_fp8_enabled(), fp8);
     }
-    const auto decorated = plugin.in_forward_context([&](const at::Tensor& t) { return std::pair(model->forward(t).scalar_type(), is_fp8_enabled()); });
+    const auto decorated = plugin.in_forward_context(
+        [&](const at::Tensor& t) { return std::pair(model->forward(t).scalar_type(), is_fp8_enabled()); });
     EXPECT_EQ(decorated(x), std::pair(dtype, fp8)) << precision;
     int calls = 0;
     const auto counting = plugin.in_forward_context([calls](int step) mutable { return calls += step; });
@@ -119,7 +127,8 @@ TEST(PrecisionPlugin, MeasurementsLieWhereTheyAreToldTo) {
 TEST(PrecisionPlugin, ConvertsForInferenceInFp8Only) {
   auto model = test::tiny_lm();
   const test::TempDir dir;
-  EXPECT_TRUE(throws_with({"should only be used with precision=`fp8`", "bf16-mixed"}, [&] { HPUPrecisionPlugin("bf16").convert_modules(*model, options(dir, true)); }));
+  EXPECT_TRUE(throws_with({"should only be used with precision=`fp8`", "bf16-mixed"},
+                          [&] { HPUPrecisionPlugin("bf16").convert_modules(*model, options(dir, true)); }));
 }
 
 TEST(PrecisionPlugin, MeasuresAndQuantizesInOneProcess) {
@@ -139,7 +148,8 @@ TEST(PrecisionPlugin, MeasuresAndQuantizesInOneProcess) {
   EXPECT_EQ(report.converted[0].scheme, "E4M3 tensor weights, static tensor activations, gaudi3");
   EXPECT_EQ(measure::CalibrationSession::of(*model), nullptr);
   const at::Tensor h = model->embed_tokens(ids);
-  const auto& handler = dynamic_cast<const quant::Fp8Handler&>(*runtime::find_tag(model->layers[0]->q_proj->weight)->handler);
+  const auto& handler =
+      dynamic_cast<const quant::Fp8Handler&>(*runtime::find_tag(model->layers[0]->q_proj->weight)->handler);
   EXPECT_EQ(handler.scheme().input_scale_inv, test::amax_reference(h, 1)[0] / 448.0f);
   EXPECT_LT(((model(ids) - plain).norm() / plain.norm()).item<double>(), 0.1);
 }
@@ -186,7 +196,8 @@ TEST(PrecisionPlugin, RanksMeasureIntoFilesOfTheirOwn) {
       o.quant = true;
       EXPECT_GT(plugin.convert_modules(*model, o).converted.size(), 10u);
     }
-    for (const char* name : {"p_hooks_maxabs_0_2.json", "p_hooks_maxabs_1_2.json"}) EXPECT_TRUE(std::filesystem::exists(dir / launcher / name)) << launcher << name;
+    for (const char* name : {"p_hooks_maxabs_0_2.json", "p_hooks_maxabs_1_2.json"})
+      EXPECT_TRUE(std::filesystem::exists(dir / launcher / name)) << launcher << name;
     EXPECT_FALSE(std::filesystem::exists(dir / launcher / "p_hooks_maxabs.json")) << launcher;
   }
 }
@@ -194,7 +205,9 @@ TEST(PrecisionPlugin, RanksMeasureIntoFilesOfTheirOwn) {
 TEST(PrecisionPlugin, WithoutMeasurementsItSaysWhichFile) {
   const test::TempDir dir;
   auto model = test::tiny_lm();
-  EXPECT_TRUE(throws_with({"Failed to load file " + (dir / "stats/inc_output_hooks_maxabs.json").string(), "no such file", ".quant = false"}, [&] { HPUPrecisionPlugin("fp8").convert_modules(*model, options(dir, true)); }));
+  EXPECT_TRUE(throws_with({"Failed to load file " + (dir / "stats/inc_output_hooks_maxabs.json").string(),
+                           "no such file", ".quant = false"},
+                          [&] { HPUPrecisionPlugin("fp8").convert_modules(*model, options(dir, true)); }));
   EXPECT_EQ(model->lm_head->weight.scalar_type(), at::kFloat);
 }
 
@@ -243,10 +256,12 @@ TEST(PrecisionPlugin, AnInferencePlanChangesNothing) {
   EXPECT_EQ(plan.converted[0].flops_per_row, 2.0 * 32 * 32);
   // The scale of q, k and v is one: their largest.
   float amax = 0;
-  for (const auto* m : {&model->layers[0]->q_proj, &model->layers[0]->k_proj, &model->layers[0]->v_proj}) amax = std::max(amax, (*m)->weight.abs().max().item<float>());
+  for (const auto* m : {&model->layers[0]->q_proj, &model->layers[0]->k_proj, &model->layers[0]->v_proj})
+    amax = std::max(amax, (*m)->weight.abs().max().item<float>());
   const at::Tensor back = (w * (448.0f / amax)).to(at::kFloat8_e4m3fn).to(at::kFloat) * (amax / 448.0f);
   const double weight_error = ((back - w).norm() / w.norm()).item<double>();
-  EXPECT_NEAR(plan.converted[0].expected_error.value(), std::hypot(weight_error, std::sqrt(std::log(2.0) / 18) / 8), 1e-4);
+  EXPECT_NEAR(plan.converted[0].expected_error.value(), std::hypot(weight_error, std::sqrt(std::log(2.0) / 18) / 8),
+              1e-4);
   std::ostringstream text;
   text << plan;
   EXPECT_NE(text.str().find("; 1.02 kB of 4.1 kB, 2.05 kflop a row, error 3."), std::string::npos) << text.str();
@@ -267,7 +282,9 @@ TEST(PrecisionPlugin, RestoreGivesValuesBack) {
     at::Tensor values = m.weight.detach().cpu();
     const auto* tag = runtime::find_tag(m.weight);
     if (const auto* handler = tag != nullptr ? dynamic_cast<const quant::Fp8Handler*>(tag->handler.get()) : nullptr) {
-      values = (values.view(at::kByte).clone().view(values.scalar_type()).to(at::kFloat) * handler->weight_scale_inv().cpu()).to(at::kBFloat16);
+      values =
+          (values.view(at::kByte).clone().view(values.scalar_type()).to(at::kFloat) * handler->weight_scale_inv().cpu())
+              .to(at::kBFloat16);
     }
     expected.emplace_back(m.weight.unsafeGetTensorImpl(), values.clone());
   }
@@ -294,13 +311,15 @@ TEST(PrecisionPlugin, ArgumentsWithoutEffectAreNamed) {
   o.alignment = Alignment::pad;
   o.warm_start = "m";
   std::vector<std::string> expected;
-  for (const char* name : {"replace_layers", "recipe", "rules", "alignment", "minimize_memory", "warm_start"}) expected.push_back(std::string(name) + " has no effect with inference = true");
+  for (const char* name : {"replace_layers", "recipe", "rules", "alignment", "minimize_memory", "warm_start"})
+    expected.push_back(std::string(name) + " has no effect with inference = true");
   EXPECT_EQ(plugin.convert_modules(*model, o).warnings, expected);
   ConvertOptions training;
   training.replace_layers = true;
   training.fp8_data_path = training.dump_stats_path = "x";
   EXPECT_EQ(plugin.convert_modules(*model, training).warnings,
-            (std::vector<std::string>{"fp8_data_path has no effect with inference = false", "dump_stats_path has no effect with inference = false"}));
+            (std::vector<std::string>{"fp8_data_path has no effect with inference = false",
+                                      "dump_stats_path has no effect with inference = false"}));
 }
 
 // Train, measure, quantize: the training handlers go, and no later region brings them back.
@@ -316,9 +335,7 @@ TEST(PrecisionPlugin, FromTrainingToInference) {
   EXPECT_NE(report.warnings[0].find("15 weights lost their handlers"), std::string::npos) << report.warnings[0];
   model(test::token_ids());
   EXPECT_EQ(plugin.convert_modules(*model, options(dir, true)).converted.size(), 14u);
-  {
-    const auto region = plugin.forward_context();
-  }
+  { const auto region = plugin.forward_context(); }
   EXPECT_EQ(training_handler(model->lm_head->weight), nullptr);
   EXPECT_EQ(model->layers[0]->q_proj->weight.scalar_type(), at::kFloat8_e4m3fn);
 }
@@ -329,7 +346,8 @@ TEST(PrecisionPlugin, TheDevicesKindIsTheDialect) {
   calibrate(model, HPUPrecisionPlugin("fp8"), options(dir, false));
   {
     const runtime::DeviceKindScope kind(runtime::DeviceKind::gaudi);
-    EXPECT_TRUE(throws_with({"FP8 not supported on Gaudi"}, [&] { HPUPrecisionPlugin("fp8").convert_modules(*model, options(dir, true)); }));
+    EXPECT_TRUE(throws_with({"FP8 not supported on Gaudi"},
+                            [&] { HPUPrecisionPlugin("fp8").convert_modules(*model, options(dir, true)); }));
   }
   const runtime::DeviceKindScope kind(runtime::DeviceKind::gaudi2);
   const auto report = HPUPrecisionPlugin("fp8").convert_modules(*model, options(dir, true));

@@ -110,7 +110,8 @@ TEST(StochasticRounding, ModulesOfOneNameAndRanksDrawNumbersOfTheirOwn) {
     const at::Tensor x = hpu(torch::randn({32, 64})), target = hpu(torch::randn({32, 64}));
     at::Tensor loss;
     {
-      const fp8_autocast region(Fp8AutocastOptions{.recipe = habana_hybrid(), .group = std::make_shared<NamedRank>(rank)});
+      const fp8_autocast region(
+          Fp8AutocastOptions{.recipe = habana_hybrid(), .group = std::make_shared<NamedRank>(rank)});
       loss = (a->forward(x) * target).sum() + (b->forward(x) * target).sum();
     }
     loss.backward();
@@ -126,17 +127,22 @@ TEST(StochasticRounding, ModulesOfOneNameAndRanksDrawNumbersOfTheirOwn) {
 // f64 of the same codes, rounded once; a sum in f32 may fall on the other side of a tie, which is rare.
 TEST(BlockProducts, RoundSumAndBiasOnce) {
   torch::manual_seed(9);
-  const at::Tensor x = hpu(torch::randn({64, 256}).to(at::kBFloat16)), w = hpu(torch::randn({96, 256}).to(at::kBFloat16));
+  const at::Tensor x = hpu(torch::randn({64, 256}).to(at::kBFloat16)),
+                   w = hpu(torch::randn({96, 256}).to(at::kBFloat16));
   recipes::BlockScaling squares, real;
   squares.x_block_scaling_dim = 2;
   real.power_of_two_scale = false;
-  for (const recipes::Recipe& recipe : {recipes::Recipe(recipes::BlockScaling{}), recipes::Recipe(squares), recipes::Recipe(real), recipes::Recipe(recipes::MXFP8{})}) {
+  for (const recipes::Recipe& recipe : {recipes::Recipe(recipes::BlockScaling{}), recipes::Recipe(squares),
+                                        recipes::Recipe(real), recipes::Recipe(recipes::MXFP8{})}) {
     for (const at::ScalarType bias_dtype : {at::kBFloat16, at::kFloat}) {
       const at::Tensor bias = hpu(torch::randn({96}) * 16).to(bias_dtype);
-      const CastPlan of_x{.recipe = recipe, .dialect = recipes::Dialect::gaudi3, .role = Role::input}, of_w{.recipe = recipe, .dialect = recipes::Dialect::gaudi3, .role = Role::weight};
+      const CastPlan of_x{.recipe = recipe, .dialect = recipes::Dialect::gaudi3, .role = Role::input},
+          of_w{.recipe = recipe, .dialect = recipes::Dialect::gaudi3, .role = Role::weight};
       const Operand a = quantize_operand(x, of_x).columns, b = quantize_operand(w, of_w).columns;
       const at::Tensor got = product(a, false, b, true, at::kBFloat16, bias).cpu();
-      const at::Tensor exact = torch::matmul(dequantize(a, at::kFloat).cpu().to(at::kDouble), dequantize(b, at::kFloat).cpu().to(at::kDouble).t()) + bias.cpu().to(at::kDouble);
+      const at::Tensor exact = torch::matmul(dequantize(a, at::kFloat).cpu().to(at::kDouble),
+                                             dequantize(b, at::kFloat).cpu().to(at::kDouble).t()) +
+                               bias.cpu().to(at::kDouble);
       const double off = (got != exact.to(at::kBFloat16)).to(at::kDouble).mean().item<double>();
       EXPECT_LT(off, 0.002) << recipes::describe(recipe) << ", bias " << bias_dtype;
     }
@@ -148,16 +154,20 @@ TEST(OneProcess, DISABLED_Trains) {
   if (!is_rank()) GTEST_SKIP() << "run by another case";
   kernels::set_num_threads(std::atoi(std::getenv("OMP_NUM_THREADS")));  // torch has read it itself
   std::ofstream out(std::getenv("FP8_TEST_OUT"), std::ios::binary);
-  for (const recipes::Recipe& recipe : {recipes::Recipe(habana_hybrid(2)), recipes::Recipe(nvidia(3)), recipes::Recipe(recipes::CurrentScaling{}),
-                                        recipes::Recipe(recipes::BlockScaling{}), recipes::Recipe(recipes::MXFP8{})}) {
+  for (const recipes::Recipe& recipe :
+       {recipes::Recipe(habana_hybrid(2)), recipes::Recipe(nvidia(3)), recipes::Recipe(recipes::CurrentScaling{}),
+        recipes::Recipe(recipes::BlockScaling{}), recipes::Recipe(recipes::MXFP8{})}) {
     torch::manual_seed(4);
     torch::nn::Sequential model(torch::nn::Linear(256, 512), torch::nn::GELU(), torch::nn::Linear(512, 200));
     model->to(kHpu);
-    const Task task{model.ptr(), [&](const at::Tensor& t) { return model->forward(t); }, hpu(torch::randn({128, 256})), hpu(torch::randint(200, {128}, at::kLong))};
+    const Task task{model.ptr(), [&](const at::Tensor& t) { return model->forward(t); }, hpu(torch::randn({128, 256})),
+                    hpu(torch::randint(200, {128}, at::kLong))};
     const HPUPrecisionPlugin plugin = converted(task, recipe);
     torch::optim::AdamW optimizer(model->parameters(), torch::optim::AdamWOptions(1e-3));
-    for (const float loss : train(task, plugin, optimizer, 3)) out.write(reinterpret_cast<const char*>(&loss), sizeof loss);
-    for (const at::Tensor& p : values_of(*model)) out.write(static_cast<const char*>(p.const_data_ptr()), static_cast<std::streamsize>(p.nbytes()));
+    for (const float loss : train(task, plugin, optimizer, 3))
+      out.write(reinterpret_cast<const char*>(&loss), sizeof loss);
+    for (const at::Tensor& p : values_of(*model))
+      out.write(static_cast<const char*>(p.const_data_ptr()), static_cast<std::streamsize>(p.nbytes()));
   }
   out << at::get_num_threads() << kernels::num_threads();
 }
@@ -167,7 +177,8 @@ TEST(OneProcess, HasTheSameBitsOnOneThreadAndOnMore) {
   std::vector<std::string> bytes;
   for (const std::string threads : {"1", "2"}) {
     const std::string file = (dir / threads).string();
-    ASSERT_EQ(run_ranks("OneProcess.DISABLED_Trains", 1, {{"OMP_NUM_THREADS", threads}, {"FP8_TEST_OUT", file}}), all_pass(1));
+    ASSERT_EQ(run_ranks("OneProcess.DISABLED_Trains", 1, {{"OMP_NUM_THREADS", threads}, {"FP8_TEST_OUT", file}}),
+              all_pass(1));
     std::ifstream in(file, std::ios::binary);
     bytes.emplace_back(std::istreambuf_iterator<char>(in), std::istreambuf_iterator<char>());
     ASSERT_GT(bytes.back().size(), 1000000u);

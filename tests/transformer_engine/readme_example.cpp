@@ -17,9 +17,9 @@ int main() {
   fp8::te::HPUPrecisionPlugin plugin("fp8");
   plugin.convert_modules(*model, {.inference = true, .quant = false});  // measure: run data through the model
   for (int i = 0; i < 2; ++i) model->forward(batch());
-  fp8::measure::finalize_calibration(*model);                           // writes fp8_measure/inc_output_hooks_maxabs.{json,npz}
+  fp8::measure::finalize_calibration(*model);  // writes fp8_measure/inc_output_hooks_maxabs.{json,npz}
   std::cout << plugin.convert_modules(*model, {.inference = true, .quant = true});  // the weights become fp8
-  const auto y = model->forward(x);                                     // activations are cast, products run on fp8
+  const auto y = model->forward(x);  // activations are cast, products run on fp8
   std::cout << "error " << ((y - reference).norm() / reference.norm()).item<float>() << "\n";
   fp8::quant::save(*model, "fp8_model", fp8::quant::CheckpointFormat::compressed_tensors, {.overwrite = true});
 }

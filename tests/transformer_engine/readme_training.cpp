@@ -44,5 +44,6 @@ te::save_extra_state(*model, "checkpoint");                             // scale
   optim::FusedAdamW adamw(model->parameters());
   optim::FusedSGD sgd(model->parameters());
   optim::FusedLamb lamb(model->parameters());
-  std::cout << "memory " << (fp8::runtime::memory_stats().InUse > 0 ? "in use" : "unknown") << ", ranks " << group->size() << "\n";
+  std::cout << "memory " << (fp8::runtime::memory_stats().InUse > 0 ? "in use" : "unknown") << ", ranks "
+            << group->size() << "\n";
 }

@@ -37,7 +37,8 @@ struct Products {
 };
 
 /// One step of x = all `x`, w = all `w`; the gradient of y is all `g`.
-Products step(Linear& layer, double x, double w, double g, const Recipe& recipe, std::optional<bool> first_microbatch = {}) {
+Products step(Linear& layer, double x, double w, double g, const Recipe& recipe,
+              std::optional<bool> first_microbatch = {}) {
   {
     const torch::NoGradGuard no_grad;
     layer->weight.fill_(w);
@@ -73,7 +74,7 @@ struct Golden {
   Recipe recipe;
   bool forward_e5m2, backward_e5m2;  ///< formats of x and w in the forward product, and in the two backward ones
   bool gradient_e5m2;
-  int exact_from;                    ///< step whose scales fit
+  int exact_from;  ///< step whose scales fit
 };
 
 std::vector<Golden> goldens() {
@@ -98,7 +99,8 @@ std::vector<Golden> goldens() {
 // In range, then each of input, weight and gradient beyond every format. In the first step of delayed scaling what reads
 // such a tensor is wrong, by saturation at scale 1, and what does not is right; from the second step on all is exact.
 TEST(RecipeGoldens, FirstStepWrongSecondExact) {
-  const std::vector<std::array<double, 3>> cases = {{0.47, 3.26, 1}, {109000, 3.26, 1}, {0.47, 109000, 1}, {0.47, 3.26, 131072}};
+  const std::vector<std::array<double, 3>> cases = {
+      {0.47, 3.26, 1}, {109000, 3.26, 1}, {0.47, 109000, 1}, {0.47, 3.26, 131072}};
   for (const DeviceKind kind : {DeviceKind::gaudi2, DeviceKind::gaudi3}) {
     const DeviceKindScope scope(kind);
     for (const Golden& golden : goldens()) {
@@ -111,9 +113,10 @@ TEST(RecipeGoldens, FirstStepWrongSecondExact) {
             return i < golden.exact_from ? r.unscaled : r.scaled;
           };
           const double gradient = value(g, golden.gradient_e5m2);
-          const std::string where = recipes::describe(golden.recipe) + ", x " + std::to_string(x) + ", w " + std::to_string(w) + ", g " +
-                                    std::to_string(g) + ", step " + std::to_string(i);
-          EXPECT_TRUE(same_bits(found.y, all(kSize * value(x, golden.forward_e5m2) * value(w, golden.forward_e5m2)))) << where;
+          const std::string where = recipes::describe(golden.recipe) + ", x " + std::to_string(x) + ", w " +
+                                    std::to_string(w) + ", g " + std::to_string(g) + ", step " + std::to_string(i);
+          EXPECT_TRUE(same_bits(found.y, all(kSize * value(x, golden.forward_e5m2) * value(w, golden.forward_e5m2))))
+              << where;
           EXPECT_TRUE(same_bits(found.dx, all(kSize * gradient * value(w, golden.backward_e5m2)))) << where;
           EXPECT_TRUE(same_bits(found.dw, all(kSize * gradient * value(x, golden.backward_e5m2)))) << where;
         }
@@ -145,10 +148,14 @@ double counting(const std::vector<double>& seen, int last, int h, AmaxComputeAlg
 // The vendor's grid of histories and intervals, by plain lists: scales move on entering steps 2, 2 + i, 2 + 2 i, from
 // the h steps before each.
 TEST(RecipeGoldens, IntervalsAndHistoriesThroughAWholeStep) {
-  const std::vector<std::pair<int, int>> kGrid = {{1, 1}, {3, 1}, {5, 1}, {1, 3}, {3, 3}, {5, 3}, {1, 5}, {3, 5}, {5, 5}, {16, 1}};
+  const std::vector<std::pair<int, int>> kGrid = {{1, 1}, {3, 1}, {5, 1}, {1, 3}, {3, 3},
+                                                  {5, 3}, {1, 5}, {3, 5}, {5, 5}, {16, 1}};
   for (const AmaxComputeAlgo algo : {AmaxComputeAlgo::most_recent, AmaxComputeAlgo::max}) {
     for (const auto& [interval, history] : kGrid) {
-      const DelayedScaling recipe{.interval = interval, .fp8_format = RecipeFormat::HYBRID, .amax_history_len = history, .amax_compute_algo = algo};
+      const DelayedScaling recipe{.interval = interval,
+                                  .fp8_format = RecipeFormat::HYBRID,
+                                  .amax_history_len = history,
+                                  .amax_compute_algo = algo};
       Linear layer = layer_16();
       std::vector<double> x, w, g;
       double scales[4] = {1, 1, 1, 1};  // x and w in E4M3, x in E5M2, g in E5M2
@@ -164,7 +171,8 @@ TEST(RecipeGoldens, IntervalsAndHistoriesThroughAWholeStep) {
         g.push_back(std::ldexp(1.0 + (i * 2) % 3, (i * 13) % 19 - 9));
         step(layer, x.back(), w.back(), g.back(), recipe);
         const Fp8StateValues values = layer->fp8_states()[0]->values();
-        const std::string where = "interval " + std::to_string(interval) + ", history " + std::to_string(history) + ", step " + std::to_string(i);
+        const std::string where = "interval " + std::to_string(interval) + ", history " + std::to_string(history) +
+                                  ", step " + std::to_string(i);
         ASSERT_EQ(values.forward.scale[0], scales[0]) << where;
         ASSERT_EQ(values.forward.scale[1], scales[1]) << where;
         ASSERT_EQ(values.hybrid.scale[0], scales[2]) << where;
@@ -177,7 +185,8 @@ TEST(RecipeGoldens, IntervalsAndHistoriesThroughAWholeStep) {
 
 // The vendor's tables of (history, steps) one after another: the newest amaxes, as many as fit, are there after each entry.
 TEST(RecipeGoldens, HistoriesThatChangeTheirLength) {
-  const std::vector<std::vector<std::pair<int, int>>> tables = {{{3, 5}, {2, 1}, {2, 1}}, {{5, 7}, {4, 1}}, {{4, 6}, {8, 4}, {8, 1}}};
+  const std::vector<std::vector<std::pair<int, int>>> tables = {
+      {{3, 5}, {2, 1}, {2, 1}}, {{5, 7}, {4, 1}}, {{4, 6}, {8, 4}, {8, 1}}};
   for (const DelayedScaling& preset : {DelayedScaling::habana(), DelayedScaling::nvidia()}) {
     const bool nvidia = preset.dialect == recipes::RecipeDialect::nvidia;
     for (const auto& table : tables) {
@@ -193,9 +202,11 @@ TEST(RecipeGoldens, HistoriesThatChangeTheirLength) {
         const Fp8StateValues values = layer->fp8_states()[0]->values();
         const auto check = [&](const recipes::TensorMeta& meta, int tensor, float factor) {
           ASSERT_EQ(meta.history(), history);
-          const std::size_t rows = static_cast<std::size_t>(history) - (nvidia ? 1 : 0);  // row 0 waits for the coming step
+          const std::size_t rows =
+              static_cast<std::size_t>(history) - (nvidia ? 1 : 0);  // row 0 waits for the coming step
           for (std::size_t back = 1; back <= std::min(rows, seen.size()); ++back) {
-            EXPECT_TRUE((meta.amax_history.col(tensor) == factor * seen[seen.size() - back]).any()) << history << ", " << back << " back";
+            EXPECT_TRUE((meta.amax_history.col(tensor) == factor * seen[seen.size() - back]).any())
+                << history << ", " << back << " back";
           }
         };
         check(values.forward, 0, 1.0f);
@@ -212,7 +223,8 @@ TEST(RecipeGoldens, CachedWeightsKeepTheirHistory) {
   torch::manual_seed(5);
   for (const int history : {31, 1024}) {
     for (const AmaxComputeAlgo algo : {AmaxComputeAlgo::max, AmaxComputeAlgo::most_recent}) {
-      for (const std::optional<bool> first : {std::optional<bool>(), std::optional<bool>(true), std::optional<bool>(false)}) {
+      for (const std::optional<bool> first :
+           {std::optional<bool>(), std::optional<bool>(true), std::optional<bool>(false)}) {
         DelayedScaling recipe = DelayedScaling::nvidia();
         recipe.margin = 2, recipe.amax_history_len = history, recipe.amax_compute_algo = algo;
         Linear layer = layer_16();
@@ -228,7 +240,8 @@ TEST(RecipeGoldens, CachedWeightsKeepTheirHistory) {
         if (kept) state->keep(*kept);
         step(layer, 0.75, 1.5, 2.25, recipe, first);
         const Fp8StateValues after = state->values();
-        const auto check = [&](const recipes::TensorMeta& from, const recipes::TensorMeta& to, int tensor, float amax, float max) {
+        const auto check = [&](const recipes::TensorMeta& from, const recipes::TensorMeta& to, int tensor, float amax,
+                               float max) {
           Eigen::ArrayXf rolled(history);  // 0, the rows after the first, the new amax
           rolled << 0.0f, from.amax_history.col(tensor).tail(history - 2), amax;
           EXPECT_TRUE((to.amax_history.col(tensor) == rolled).all()) << history;
@@ -258,11 +271,14 @@ TEST(RecipeGoldens, SeedsAreThePast) {
       const auto state = layer->fp8_states()[0];
       state->seed({8, 16}, recipe);
       const float max = recipe.fp8_format == RecipeFormat::E5M2 ? 57344.0f : 448.0f;
-      const auto scale = [&](float amax) { return recipe.power_of_two_scale ? static_cast<float>(power_of_two_scale(max, amax)) : max / amax; };
+      const auto scale = [&](float amax) {
+        return recipe.power_of_two_scale ? static_cast<float>(power_of_two_scale(max, amax)) : max / amax;
+      };
       EXPECT_EQ(state->values().forward.scale[0], scale(8));
       EXPECT_EQ(state->values().forward.scale[1], scale(16));
       step(layer, 1, 2, 1, recipe);
-      if (recipe.dialect == recipes::RecipeDialect::habana) step(layer, 1, 2, 1, recipe);  // whose scales move on entering the next step
+      if (recipe.dialect == recipes::RecipeDialect::habana)
+        step(layer, 1, 2, 1, recipe);  // whose scales move on entering the next step
       EXPECT_EQ(state->values().forward.scale[0], scale(1)) << recipes::describe(recipe);
       EXPECT_EQ(state->values().forward.scale[1], scale(2)) << recipes::describe(recipe);
     }
@@ -294,9 +310,12 @@ TEST(RecipeFiles, RulesChooseByModule) {
       {"match": "^layers\\.0$", "recipe": "current", "fp8_format": "E4M3"},
       {"match": "layers\\.[01]", "recipe": "delayed", "preset": "nvidia", "amax_history_len": 4},
       {"match": "^layer\\.2$", "keep": "bf16"},
-      {"match": "lm_hed", "recipe": "block"}]})", "r.json"), "r.json");
+      {"match": "lm_hed", "recipe": "block"}]})",
+                                                           "r.json"),
+                                            "r.json");
   HPUPrecisionPlugin plugin("fp8");
-  const auto report = plugin.convert_modules(*model, {.replace_layers = true, .recipe = config.recipe, .rules = config.rules});
+  const auto report =
+      plugin.convert_modules(*model, {.replace_layers = true, .recipe = config.recipe, .rules = config.rules});
   ASSERT_EQ(report.converted.size(), 3u);
   ASSERT_EQ(report.skipped.size(), 1u);
   EXPECT_EQ(report.skipped[0].name, "lm_head");

@@ -42,7 +42,8 @@ struct Again : torch::autograd::Function<Again> {
     const at::AutoGradMode on(true);
     const at::Tensor x = context->get_saved_variables()[0].detach().requires_grad_(true);
     const bool operators = context->saved_data.count("run") != 0;
-    const std::int64_t run = operators ? c10::static_intrusive_pointer_cast<Run>(context->saved_data["run"].toCapsule())->number : 0;
+    const std::int64_t run =
+        operators ? c10::static_intrusive_pointer_cast<Run>(context->saved_data["run"].toCapsule())->number : 0;
     if (operators) call_fp8("checkpoint_again", {run});
     const at::Tensor y = part(x);
     if (operators) call_fp8("checkpoint_end", {run});
@@ -52,17 +53,20 @@ struct Again : torch::autograd::Function<Again> {
 };
 
 const std::vector<recipes::Recipe>& all_recipes() {
-  static const std::vector<recipes::Recipe> all = {habana_hybrid(2), recipes::DelayedScaling::habana(), nvidia(3), recipes::CurrentScaling{}, recipes::MXFP8{}};
+  static const std::vector<recipes::Recipe> all = {habana_hybrid(2), recipes::DelayedScaling::habana(), nvidia(3),
+                                                   recipes::CurrentScaling{}, recipes::MXFP8{}};
   return all;
 }
 
 TEST(RecomputationByOthers, GradientsAndScalesAreThoseWithout) {
   for (const recipes::Recipe& recipe : all_recipes()) {
-    for (const auto& [nested, operators] : std::vector<std::pair<bool, bool>>{{false, false}, {true, false}, {false, true}, {true, true}}) {
+    for (const auto& [nested, operators] :
+         std::vector<std::pair<bool, bool>>{{false, false}, {true, false}, {false, true}, {true, true}}) {
       const Task task = mlp_task(), plain = mlp_task();
       const HPUPrecisionPlugin plugin = converted(task, recipe);
       converted(plain, recipe);
-      const auto net = std::dynamic_pointer_cast<MnistNetImpl>(task.model), plain_net = std::dynamic_pointer_cast<MnistNetImpl>(plain.model);
+      const auto net = std::dynamic_pointer_cast<MnistNetImpl>(task.model),
+                 plain_net = std::dynamic_pointer_cast<MnistNetImpl>(plain.model);
       const Part inner = [&](const at::Tensor& x) { return torch::relu(net->fc2(x)); };
       const Part outer = [&](const at::Tensor& x) {
         const at::Tensor h = torch::relu(net->fc1(x));
@@ -75,7 +79,8 @@ TEST(RecomputationByOthers, GradientsAndScalesAreThoseWithout) {
       for (int step = 1; step <= 4; ++step) {
         task.model->zero_grad();
         plain.model->zero_grad();
-        const std::string where = recipes::describe(recipe) + ", step " + std::to_string(step) + (nested ? ", nested" : "") + (operators ? ", operators" : "");
+        const std::string where = recipes::describe(recipe) + ", step " + std::to_string(step) +
+                                  (nested ? ", nested" : "") + (operators ? ", operators" : "");
         EXPECT_EQ(backward_step(with, plugin), backward_step(without, plugin)) << where;
         EXPECT_TRUE(all_same(gradients_of(*task.model), gradients_of(*plain.model))) << where;
         EXPECT_TRUE(same_state(*task.model, *plain.model)) << where;
@@ -102,7 +107,8 @@ TEST(RecomputationByOthers, BackwardTwiceIsOnePass) {
         loss.backward({}, /*retain_graph=*/true);
         loss.backward();
       }
-      EXPECT_TRUE(all_same(gradients_of(*task.model), gradients_of(*plain.model))) << recipes::describe(recipe) << ", step " << step;
+      EXPECT_TRUE(all_same(gradients_of(*task.model), gradients_of(*plain.model)))
+          << recipes::describe(recipe) << ", step " << step;
       EXPECT_TRUE(same_state(*task.model, *plain.model)) << recipes::describe(recipe) << ", step " << step;
     }
   }
@@ -164,12 +170,17 @@ TEST(RecomputationByOthers, OutsideOfRegionsStaysInHighPrecision) {
 }
 
 TEST(RecomputationByOthers, ModulesOfTransformerEngineToo) {
-  for (const auto& [recipe, keep] : std::vector<std::pair<recipes::Recipe, bool>>{{nvidia(2), false}, {recipes::CurrentScaling{}, false}, {nvidia(2), true}}) {
+  for (const auto& [recipe, keep] : std::vector<std::pair<recipes::Recipe, bool>>{
+           {nvidia(2), false}, {recipes::CurrentScaling{}, false}, {nvidia(2), true}}) {
     std::vector<std::vector<at::Tensor>> runs;
     for (const bool again : {false, true}) {
       torch::manual_seed(3);
       LayerNormMLP mlp(LayerNormMLPOptions{.hidden_size = 32, .ffn_hidden_size = 64});
-      DotProductAttention attention(DotProductAttentionOptions{.num_attention_heads = 2, .kv_channels = 16, .attention_dropout = 0.0, .qkv_format = "bshd", .fp8_dpa = true});
+      DotProductAttention attention(DotProductAttentionOptions{.num_attention_heads = 2,
+                                                               .kv_channels = 16,
+                                                               .attention_dropout = 0.0,
+                                                               .qkv_format = "bshd",
+                                                               .fp8_dpa = true});
       mlp->fp8_states()[0]->keep_high_precision(keep);
       const Part part = [&](const at::Tensor& x) {
         const at::Tensor h = mlp->forward(x).reshape({x.size(0), x.size(1), 2, 16});
@@ -212,20 +223,23 @@ TEST(RecomputationByOthers, UnknownOnesAreRefusedByName) {
     net->fc1(x);
     return g;
   });
-  EXPECT_TRUE(throws_with({"'fc1'", "runs again in backward", "fp8::checkpoint_begin", "te::checkpoint()"}, [&] { y.sum().backward(); }));
+  EXPECT_TRUE(throws_with({"'fc1'", "runs again in backward", "fp8::checkpoint_begin", "te::checkpoint()"},
+                          [&] { y.sum().backward(); }));
 }
 
 TEST(CheckpointOperators, RunsEndInnermostFirstAndAreForgotten) {
   const auto begin = [] { return call_fp8("checkpoint_begin", {}).toInt(); };
   const auto outer = begin(), inner = begin();
-  EXPECT_TRUE(throws_with({"fp8::checkpoint_end", "run", std::to_string(outer), "innermost"}, [&] { call_fp8("checkpoint_end", {outer}); }));
+  EXPECT_TRUE(throws_with({"fp8::checkpoint_end", "run", std::to_string(outer), "innermost"},
+                          [&] { call_fp8("checkpoint_end", {outer}); }));
   EXPECT_TRUE(throws_with({"fp8::checkpoint_again", "going on"}, [&] { call_fp8("checkpoint_again", {inner}); }));
   EXPECT_TRUE(throws_with({"fp8::checkpoint_free", "going on"}, [&] { call_fp8("checkpoint_free", {inner}); }));
   call_fp8("checkpoint_end", {inner});
   call_fp8("checkpoint_end", {outer});
   EXPECT_TRUE(throws_with({"fp8::checkpoint_end", "not going on"}, [&] { call_fp8("checkpoint_end", {outer}); }));
   for (const auto run : {outer, inner}) call_fp8("checkpoint_free", {run});
-  EXPECT_TRUE(throws_with({"fp8::checkpoint_again", "run", "open are none"}, [&] { call_fp8("checkpoint_again", {inner}); }));
+  EXPECT_TRUE(
+      throws_with({"fp8::checkpoint_again", "run", "open are none"}, [&] { call_fp8("checkpoint_again", {inner}); }));
   EXPECT_EQ(current_region(), nullptr);
 }
 

@@ -53,7 +53,8 @@ TEST(SharedStorage, EveryWeightTrainsInFp8) {
   const at::Tensor expected = train_once(plain, a, [] {});
   EXPECT_TRUE(same_bits(train_once(before, b, [] {}), expected));
   EXPECT_TRUE(same_bits(train_once(after, c, [&] { flatten(*after); }), expected));
-  const auto gradients = plain->named_parameters(), of_before = before->named_parameters(), of_after = after->named_parameters();
+  const auto gradients = plain->named_parameters(), of_before = before->named_parameters(),
+             of_after = after->named_parameters();
   for (const auto& p : gradients) {
     EXPECT_TRUE(same_bits(of_before[p.key()].grad(), p.value().grad())) << p.key();
     EXPECT_TRUE(same_bits(of_after[p.key()].grad(), p.value().grad())) << p.key();
@@ -99,7 +100,8 @@ TEST(SharedStorage, ReplacedWeightsEndTheRegionWithTheirNames) {
   const at::Tensor was = layer.q_proj->weight;
   layer.q_proj->weight = others[0];
   layer.o_proj->weight = others[1];
-  EXPECT_TRUE(throws_with({"'layer_1.q_proj', 'layer_1.o_proj'", "no product ran in fp8", "convert_modules()"}, [&] { run(false); }));
+  EXPECT_TRUE(throws_with({"'layer_1.q_proj', 'layer_1.o_proj'", "no product ran in fp8", "convert_modules()"},
+                          [&] { run(false); }));
   EXPECT_TRUE(throws_with({"the user's own"}, [&] { run(true); }));
   plugin.convert_modules(*model, {.replace_layers = true});
   EXPECT_EQ(error_of([&] { run(false); }), "");

@@ -73,7 +73,8 @@ inline Task lm_task() {
 }
 
 inline at::Tensor loss_of(const Task& task, const at::Tensor& logits) {
-  return torch::nn::functional::cross_entropy(logits.reshape({-1, logits.size(-1)}).to(at::kFloat), task.labels.reshape({-1}));
+  return torch::nn::functional::cross_entropy(logits.reshape({-1, logits.size(-1)}).to(at::kFloat),
+                                              task.labels.reshape({-1}));
 }
 
 /// One forward in the plugin's region and backward; the optimizer is the caller's.
@@ -87,7 +88,8 @@ inline float backward_step(const Task& task, const HPUPrecisionPlugin& plugin, c
   return loss.item<float>();
 }
 
-inline std::vector<float> train(const Task& task, const HPUPrecisionPlugin& plugin, torch::optim::Optimizer& optimizer, int steps) {
+inline std::vector<float> train(const Task& task, const HPUPrecisionPlugin& plugin, torch::optim::Optimizer& optimizer,
+                                int steps) {
   std::vector<float> losses;
   for (int i = 0; i < steps; ++i) {
     optimizer.zero_grad();
@@ -104,7 +106,9 @@ inline double mean_of_last(const std::vector<float>& losses, std::size_t n) {
 }
 
 inline recipes::DelayedScaling habana_hybrid(int history = 1) {
-  return {.fp8_format = recipes::RecipeFormat::HYBRID, .amax_history_len = history, .amax_compute_algo = recipes::AmaxComputeAlgo::max};
+  return {.fp8_format = recipes::RecipeFormat::HYBRID,
+          .amax_history_len = history,
+          .amax_compute_algo = recipes::AmaxComputeAlgo::max};
 }
 
 inline recipes::DelayedScaling nvidia(int history) {
@@ -135,7 +139,8 @@ inline std::vector<at::Tensor> gradients_of(const torch::nn::Module& model) {
 inline ::testing::AssertionResult all_same(const std::vector<at::Tensor>& a, const std::vector<at::Tensor>& b) {
   if (a.size() != b.size()) return ::testing::AssertionFailure() << a.size() << " and " << b.size() << " tensors";
   for (std::size_t i = 0; i < a.size(); ++i) {
-    if (const auto same = same_bits(a[i], b[i]); !same) return ::testing::AssertionFailure() << "tensor " << i << ": " << same.message();
+    if (const auto same = same_bits(a[i], b[i]); !same)
+      return ::testing::AssertionFailure() << "tensor " << i << ": " << same.message();
   }
   return ::testing::AssertionSuccess();
 }

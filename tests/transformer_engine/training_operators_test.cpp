@@ -30,7 +30,9 @@ struct Model {
   }
 };
 
-std::int64_t enter(const std::string& recipe = "", bool enabled = true) { return call_fp8("enter_autocast", {recipe, enabled}).toInt(); }
+std::int64_t enter(const std::string& recipe = "", bool enabled = true) {
+  return call_fp8("enter_autocast", {recipe, enabled}).toInt();
+}
 void leave(std::int64_t region, bool failed = false) { call_fp8("exit_autocast", {region, failed}); }
 io::Json state(const at::Tensor& w) { return json_of(call_fp8("training_state", {w})); }
 
@@ -61,7 +63,8 @@ TEST(TrainingOperators, TrainBitForBitAsTheLibraryDoes) {
       leave(region);
       return loss;
     });
-    te::convert_for_training({{"up", "Linear", library.a, std::nullopt}, {"down", "Linear", library.b, std::nullopt}}, {});
+    te::convert_for_training({{"up", "Linear", library.a, std::nullopt}, {"down", "Linear", library.b, std::nullopt}},
+                             {});
     const auto expected = trained(library, [&](const at::Tensor& x) {
       const te::fp8_autocast region(true, configs::recipe_preset(recipe)->recipe);
       return library.forward(x).pow(2).mean();
@@ -91,7 +94,8 @@ TEST(TrainingOperators, SetTrainingStopsAndStartsTheScales) {
   m.attach("habana");
   EXPECT_EQ(step(false)["step"], 1);
   EXPECT_EQ(step(true)["step"], 2);
-  EXPECT_TRUE(throws_with({"fp8::set_training", "attach_training"}, [&] { call_fp8("set_training", {Tensors{m.a, x}, false}); }));
+  EXPECT_TRUE(throws_with({"fp8::set_training", "attach_training"},
+                          [&] { call_fp8("set_training", {Tensors{m.a, x}, false}); }));
 }
 
 TEST(TrainingOperators, OutsideOfARegionAndDetachedNothingChanges) {
@@ -119,10 +123,14 @@ TEST(TrainingOperators, RulesOfARecipeKeepModules) {
   EXPECT_EQ(report["converted"].size(), 1u);
   EXPECT_EQ(report["skipped"][0]["name"], "down");
   EXPECT_EQ(call_fp8("tag_of", {m.b}).toStringRef(), "null");
-  EXPECT_TRUE(throws_with({"habana, habana-hybrid, nvidia, current, block, mxfp8", "'nvidia'"}, [&] { m.attach("nvidai"); }));
+  EXPECT_TRUE(
+      throws_with({"habana, habana-hybrid, nvidia, current, block, mxfp8", "'nvidia'"}, [&] { m.attach("nvidai"); }));
   EXPECT_TRUE(throws_with({"fp8::attach_training", "margin", "99"}, [&] { m.attach(R"({"margin": 99})"); }));
-  EXPECT_TRUE(throws_with({"fp8::attach_training", "modules", "found 1"}, [&] { call_fp8("attach_training", {m.weights(), Words{"a"}, kTypes}); }));
-  EXPECT_TRUE(throws_with({"'a'", "cpu"}, [&] { call_fp8("attach_training", {Tensors{at::ones({16, 16})}, Words{"a"}, Words{"Linear"}}); }));
+  EXPECT_TRUE(throws_with({"fp8::attach_training", "modules", "found 1"},
+                          [&] { call_fp8("attach_training", {m.weights(), Words{"a"}, kTypes}); }));
+  EXPECT_TRUE(throws_with({"'a'", "cpu"}, [&] {
+    call_fp8("attach_training", {Tensors{at::ones({16, 16})}, Words{"a"}, Words{"Linear"}});
+  }));
 }
 
 TEST(TrainingOperators, RegionsEndInnermostFirstOnTheirThread) {
@@ -132,11 +140,13 @@ TEST(TrainingOperators, RegionsEndInnermostFirstOnTheirThread) {
   std::thread([&] { elsewhere = error_of([&] { leave(inner); }); }).join();
   EXPECT_NE(elsewhere.find("another thread"), std::string::npos) << elsewhere;
   leave(inner);
-  EXPECT_TRUE(throws_with({"region", "found " + std::to_string(inner), "open are " + std::to_string(outer)}, [&] { leave(inner); }));
+  EXPECT_TRUE(throws_with({"region", "found " + std::to_string(inner), "open are " + std::to_string(outer)},
+                          [&] { leave(inner); }));
   leave(outer);
   EXPECT_FALSE(te::is_fp8_enabled());
   EXPECT_TRUE(throws_with({"region", "open are none"}, [&] { leave(outer); }));
-  EXPECT_TRUE(throws_with({"seed", "found -1"}, [] { call_fp8("enter_autocast", {std::string(), true, false, c10::IValue(), -1}); }));
+  EXPECT_TRUE(throws_with({"seed", "found -1"},
+                          [] { call_fp8("enter_autocast", {std::string(), true, false, c10::IValue(), -1}); }));
   EXPECT_TRUE(throws_with({"'curent'", "'current'"}, [] { enter("curent"); }));
   EXPECT_FALSE(te::is_fp8_enabled());
 }
@@ -188,10 +198,14 @@ TEST(TrainingOperators, StatesGoThroughFiles) {
   EXPECT_EQ(json_of(call_fp8("load_training_state", {other.weights(), (dir / "state").string()})), nothing);
   EXPECT_EQ(state(other.a), state(m.a));
   EXPECT_TRUE(same_bits(step(other, x), step(m, x)));
-  EXPECT_EQ(json_of(call_fp8("load_training_state", {Tensors{other.a}, (dir / "state").string()}))["unexpected"], io::Json({"down"}));
-  EXPECT_TRUE(throws_with({"fp8::save_training_state", "folder"}, [&] { call_fp8("save_training_state", {m.weights(), std::string()}); }));
-  EXPECT_TRUE(throws_with({"fp8::load_training_state", "untagged"}, [&] { call_fp8("load_training_state", {Tensors{x}, dir.path().string()}); }));
-  EXPECT_TRUE(throws_with({"fp8_state.json"}, [&] { call_fp8("load_training_state", {m.weights(), (dir / "none").string()}); }));
+  EXPECT_EQ(json_of(call_fp8("load_training_state", {Tensors{other.a}, (dir / "state").string()}))["unexpected"],
+            io::Json({"down"}));
+  EXPECT_TRUE(throws_with({"fp8::save_training_state", "folder"},
+                          [&] { call_fp8("save_training_state", {m.weights(), std::string()}); }));
+  EXPECT_TRUE(throws_with({"fp8::load_training_state", "untagged"},
+                          [&] { call_fp8("load_training_state", {Tensors{x}, dir.path().string()}); }));
+  EXPECT_TRUE(throws_with({"fp8_state.json"},
+                          [&] { call_fp8("load_training_state", {m.weights(), (dir / "none").string()}); }));
   EXPECT_TRUE(throws_with({"fp8::training_state", "untagged"}, [&] { call_fp8("training_state", {x}); }));
 }
 
@@ -204,15 +218,19 @@ TEST(TrainingOperators, AmaxesBecomeAMeasurementThatConvertAndTrainingRead) {
   m.forward(x);
   leave(region);
   EXPECT_EQ(call_fp8("export_amax", {m.weights(), kNames, kTypes, (dir / "p").string()}).toListRef().size(), 3u);
-  EXPECT_EQ(measure::read_measurements((dir / "p").string()).find("up")->inputs[0][0], x.cpu().abs().max().item<float>());
+  EXPECT_EQ(measure::read_measurements((dir / "p").string()).find("up")->inputs[0][0],
+            x.cpu().abs().max().item<float>());
   const Model warm;
   EXPECT_EQ(warm.attach("nvidia", dir.path().string())["warnings"], io::Json::array());
   EXPECT_FLOAT_EQ(state(warm.a)["forward"]["scale"][0].get<float>(), 448 / x.cpu().abs().max().item<float>());
   for (const at::Tensor& w : m.weights()) call_fp8("untag", {w});
   call_fp8("convert", {m.weights(), kNames, kTypes, R"({"measurements": ")" + dir.path().string() + "\"}"});
-  EXPECT_EQ(json_of(call_fp8("scheme_of", {m.a}))["input_scale_inv"].get<float>(), x.cpu().abs().max().item<float>() / 448);
-  EXPECT_TRUE(throws_with({"fp8::export_amax", "prefix"}, [&] { call_fp8("export_amax", {warm.weights(), kNames, kTypes, std::string()}); }));
-  EXPECT_TRUE(throws_with({"fp8::export_amax", "E4M3"}, [&] { call_fp8("export_amax", {m.weights(), kNames, kTypes, (dir / "q").string()}); }));
+  EXPECT_EQ(json_of(call_fp8("scheme_of", {m.a}))["input_scale_inv"].get<float>(),
+            x.cpu().abs().max().item<float>() / 448);
+  EXPECT_TRUE(throws_with({"fp8::export_amax", "prefix"},
+                          [&] { call_fp8("export_amax", {warm.weights(), kNames, kTypes, std::string()}); }));
+  EXPECT_TRUE(throws_with({"fp8::export_amax", "E4M3"},
+                          [&] { call_fp8("export_amax", {m.weights(), kNames, kTypes, (dir / "q").string()}); }));
 }
 
 TEST(TrainingOperators, TorchScriptKeepsTheRegionAroundTheProduct) {

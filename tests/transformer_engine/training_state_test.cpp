@@ -36,7 +36,8 @@ std::vector<float> sgd(const Task& task, const HPUPrecisionPlugin& plugin, int s
 // ---- saved and loaded
 
 TEST(ExtraState, ResumedTrainingIsBitEqual) {
-  for (const DelayedScaling& recipe : {habana_hybrid(1), habana_hybrid(3), every_second_step(), DelayedScaling::habana(), nvidia(1), nvidia(4)}) {
+  for (const DelayedScaling& recipe :
+       {habana_hybrid(1), habana_hybrid(3), every_second_step(), DelayedScaling::habana(), nvidia(1), nvidia(4)}) {
     const TempDir dir;
     const Task through = mlp_task(), first = mlp_task(), second = mlp_task(/*seed=*/9);
     const auto whole = sgd(through, converted(through, recipe), 7);
@@ -91,11 +92,14 @@ TEST(ExtraState, SaysWhatIsMissingAndRefusesWhatIsWrong) {
     return throws_with(words, [&] { set_extra_state(*task.model, bad); });
   };
   EXPECT_TRUE(refused({"version", "2"}, [](ExtraState& s) { s.json["version"] = 2; }));
-  EXPECT_TRUE(refused({"'fc1'", "forward.scale"},
-                      [](ExtraState& s) { s.tensors.erase("fc1.forward.scale"), s.tensors["fc1.forward.scale"] = torch::ones({2}, at::kDouble); }));
-  EXPECT_TRUE(refused({"'fc1'", "forward_index", "7"}, [](ExtraState& s) { s.json["states"]["fc1"]["forward_index"] = 7; }));
+  EXPECT_TRUE(refused({"'fc1'", "forward.scale"}, [](ExtraState& s) {
+    s.tensors.erase("fc1.forward.scale"), s.tensors["fc1.forward.scale"] = torch::ones({2}, at::kDouble);
+  }));
+  EXPECT_TRUE(
+      refused({"'fc1'", "forward_index", "7"}, [](ExtraState& s) { s.json["states"]["fc1"]["forward_index"] = 7; }));
   EXPECT_TRUE(refused({"'fc1'", "step"}, [](ExtraState& s) { s.json["states"]["fc1"]["step"] = -1; }));
-  EXPECT_TRUE(refused({"'fc1'", "scale"}, [](ExtraState& s) { s.tensors["fc1.forward.scale"] = torch::tensor({1.0f, 0.0f}); }));
+  EXPECT_TRUE(
+      refused({"'fc1'", "scale"}, [](ExtraState& s) { s.tensors["fc1.forward.scale"] = torch::tensor({1.0f, 0.0f}); }));
   EXPECT_TRUE(refused({"'fc1'", "2 forward", "3"}, [](ExtraState& s) {
     s.tensors["fc1.forward.scale"] = torch::ones({3});
     s.tensors["fc1.forward.amax_history"] = torch::ones({2, 3});
@@ -106,9 +110,11 @@ TEST(ExtraState, SaysWhatIsMissingAndRefusesWhatIsWrong) {
     s.tensors["fc1.hybrid.amax_history"] = torch::ones({2, 1});
   }));
   EXPECT_TRUE(refused({"'fc1'", "hybrid"}, [](ExtraState& s) { s.tensors.erase("fc1.hybrid.scale"); }));
-  EXPECT_TRUE(refused({"'fc1'", "hybrid"},
-                      [](ExtraState& s) { s.json["states"]["fc1"]["hybrid_index"] = 1 - s.json["states"]["fc1"]["hybrid_index"].get<int>(); }));
-  EXPECT_TRUE(refused({"'fc1'", "amax_seen"}, [](ExtraState& s) { s.tensors["fc1.amax_seen"] = torch::tensor({1.0f, NAN}); }));
+  EXPECT_TRUE(refused({"'fc1'", "hybrid"}, [](ExtraState& s) {
+    s.json["states"]["fc1"]["hybrid_index"] = 1 - s.json["states"]["fc1"]["hybrid_index"].get<int>();
+  }));
+  EXPECT_TRUE(
+      refused({"'fc1'", "amax_seen"}, [](ExtraState& s) { s.tensors["fc1.amax_seen"] = torch::tensor({1.0f, NAN}); }));
   set_extra_state(*task.model, good);
   EXPECT_EQ(get_extra_state(*task.model).json, good.json);
 }
@@ -136,7 +142,6 @@ TEST(ExtraState, TravelsInAModulesArchive) {
   torch::load(fresh, plain_bytes);
   EXPECT_EQ(fresh->fp8_states()[0]->values().step, 0);
   EXPECT_TRUE(same_bits(fresh->weight.cpu(), plain->weight));
-
 }
 
 // Other libraries' state is a tensor of bytes: a pickle of any protocol, a zip of one, or empty where there is nothing to store.
@@ -152,8 +157,11 @@ TEST(ExtraState, OfOtherLibrariesIsRefusedUnlessItIsEmpty) {
     input.load_from(bytes);
     layer->load(input);
   };
-  for (const std::vector<std::uint8_t>& state : {std::vector<std::uint8_t>{0x80, 4, 0x95}, {'P', 'K', 3, 4}, {'(', 'd', 'p', '0'}})
-    EXPECT_TRUE(throws_with({"'linear'", std::to_string(state.size()) + " bytes of another library's extra state", "pickle"}, [&] { load(state); }));
+  for (const std::vector<std::uint8_t>& state :
+       {std::vector<std::uint8_t>{0x80, 4, 0x95}, {'P', 'K', 3, 4}, {'(', 'd', 'p', '0'}})
+    EXPECT_TRUE(
+        throws_with({"'linear'", std::to_string(state.size()) + " bytes of another library's extra state", "pickle"},
+                    [&] { load(state); }));
   EXPECT_NO_THROW(load({}));
 
   const Task task = mlp_task();
@@ -161,7 +169,8 @@ TEST(ExtraState, OfOtherLibrariesIsRefusedUnlessItIsEmpty) {
   backward_step(task, plugin);
   ExtraState state = get_extra_state(*task.model);
   state.tensors["fc1._extra_state"] = torch::zeros({7}, at::kByte);
-  EXPECT_TRUE(throws_with({"fc1._extra_state", "7 bytes of another library's"}, [&] { set_extra_state(*task.model, state); }));
+  EXPECT_TRUE(
+      throws_with({"fc1._extra_state", "7 bytes of another library's"}, [&] { set_extra_state(*task.model, state); }));
   state.tensors["fc1._extra_state"] = torch::zeros({0}, at::kByte);
   EXPECT_NO_THROW(set_extra_state(*task.model, state));
 }
@@ -203,8 +212,9 @@ TEST(ExtraState, GoesOnWithoutTheForwardStep) {
 
 // Every recipe, and regions that only calibrate, leave the largest inputs for a measurement file; evaluation and recomputation do not.
 TEST(ExportedAmaxes, AreTheLargestInputsOfTraining) {
-  for (const recipes::Recipe& recipe : {recipes::Recipe(nvidia(2)), recipes::Recipe(habana_hybrid()), recipes::Recipe(recipes::CurrentScaling{}),
-                                        recipes::Recipe(recipes::BlockScaling{}), recipes::Recipe(recipes::MXFP8{})}) {
+  for (const recipes::Recipe& recipe :
+       {recipes::Recipe(nvidia(2)), recipes::Recipe(habana_hybrid()), recipes::Recipe(recipes::CurrentScaling{}),
+        recipes::Recipe(recipes::BlockScaling{}), recipes::Recipe(recipes::MXFP8{})}) {
     for (const bool calibrating : {false, true}) {
       Task task = mlp_task();
       converted(task, recipe);
@@ -284,7 +294,8 @@ TEST(Memory, TheVendorsVariableMinimizesIt) {
 
 TEST(Memory, LessIsSavedForBackwardThanInBf16) {
   const std::int64_t bf16 = saved_bytes(lm_task(), HPUPrecisionPlugin("bf16-mixed"));
-  for (const recipes::Recipe& recipe : {recipes::Recipe(nvidia(4)), recipes::Recipe(habana_hybrid()), recipes::Recipe(recipes::CurrentScaling{})}) {
+  for (const recipes::Recipe& recipe :
+       {recipes::Recipe(nvidia(4)), recipes::Recipe(habana_hybrid()), recipes::Recipe(recipes::CurrentScaling{})}) {
     const Task task = lm_task(), small = lm_task();
     const HPUPrecisionPlugin plugin = converted(task, recipe);
     converted(small, recipe, {.minimize_memory = true});
@@ -392,7 +403,8 @@ TEST(QuantizedModelInit, ResumesBitForBit) {
       torch::manual_seed(3);
       HeldInFp8 through(master), resumed(master);
       const at::Tensor x = torch::randn({32, 16}, on_hpu());
-      const auto options = runtime::optim::FusedAdamWOptions(1e-2).betas({0.0, 0.0});  // no moments: only the parameters' state counts
+      const auto options =
+          runtime::optim::FusedAdamWOptions(1e-2).betas({0.0, 0.0});  // no moments: only the parameters' state counts
       runtime::optim::FusedAdamW a(through.model->parameters(), options), b(resumed.model->parameters(), options);
       for (int i = 0; i < 3; ++i) through.step(a, x);
       if (archive) {
@@ -409,8 +421,10 @@ TEST(QuantizedModelInit, ResumesBitForBit) {
       const auto values = [](const HeldInFp8& held) { return fp8_weight(held.up->weight)->values().clone(); };
       EXPECT_TRUE(same_bits(values(resumed), values(through)));
       for (int i = 0; i < 3; ++i) {
-        EXPECT_EQ(resumed.step(b, x), through.step(a, x)) << "master " << master << ", archive " << archive << ", step " << i;
-        EXPECT_TRUE(same_bits(values(resumed), values(through))) << "master " << master << ", archive " << archive << ", step " << i;
+        EXPECT_EQ(resumed.step(b, x), through.step(a, x))
+            << "master " << master << ", archive " << archive << ", step " << i;
+        EXPECT_TRUE(same_bits(values(resumed), values(through)))
+            << "master " << master << ", archive " << archive << ", step " << i;
       }
       EXPECT_TRUE(all_same(values_of(*resumed.model), values_of(*through.model)));
     }
@@ -422,12 +436,15 @@ TEST(QuantizedModelInit, ResumesBitForBit) {
     spoil(bad);
     return throws_with(words, [&] { set_extra_state(*held.model, bad); });
   };
-  EXPECT_TRUE(refused({"'0.weight' is held in fp8", "no scale"}, [](ExtraState& s) { s.json["weights"].erase("0.weight"); }));
+  EXPECT_TRUE(
+      refused({"'0.weight' is held in fp8", "no scale"}, [](ExtraState& s) { s.json["weights"].erase("0.weight"); }));
   EXPECT_TRUE(refused({"'0.weight' is held in fp8", "no scale"}, [](ExtraState& s) { s.json.erase("weights"); }));
   EXPECT_TRUE(refused({"'weights'", "object"}, [](ExtraState& s) { s.json["weights"] = 3; }));
-  EXPECT_TRUE(refused({"'0.weight'", "scale_inv", "\"x\""}, [](ExtraState& s) { s.json["weights"]["0.weight"]["scale_inv"] = "x"; }));
+  EXPECT_TRUE(refused({"'0.weight'", "scale_inv", "\"x\""},
+                      [](ExtraState& s) { s.json["weights"]["0.weight"]["scale_inv"] = "x"; }));
   EXPECT_TRUE(refused({"scale_inv", "found 0"}, [](ExtraState& s) { s.json["weights"]["0.weight"]["scale_inv"] = 0; }));
-  EXPECT_TRUE(refused({"high-precision copy", "[48, 16]", "[2]"}, [](ExtraState& s) { s.tensors["0.weight.master"] = torch::ones({2}); }));
+  EXPECT_TRUE(refused({"high-precision copy", "[48, 16]", "[2]"},
+                      [](ExtraState& s) { s.tensors["0.weight.master"] = torch::ones({2}); }));
   state.json["weights"]["other"] = state.json["weights"]["0.weight"];
   EXPECT_EQ(set_extra_state(*held.model, state).unexpected, std::vector<std::string>{"other"});
 }
@@ -441,7 +458,8 @@ TEST(QuantizedModelInit, OurOptimizersTrainItAndUpstreamsThrow) {
     down = Linear(48, 8);
   }
   EXPECT_TRUE(c10::isFloat8Type(up->weight.scalar_type()));
-  const at::Tensor x = torch::randn({32, 16}, on_hpu()), target = torch::matmul(x, torch::randn({16, 8}, on_hpu())) * 0.1;
+  const at::Tensor x = torch::randn({32, 16}, on_hpu()),
+                   target = torch::matmul(x, torch::randn({16, 8}, on_hpu())) * 0.1;
   const std::vector<at::Tensor> parameters = {up->weight, up->bias, down->weight, down->bias};
   runtime::optim::FusedAdamW ours(parameters, runtime::optim::FusedAdamWOptions(1e-2));
   torch::optim::AdamW upstream(parameters);

@@ -34,7 +34,8 @@ struct AttentionBlockImpl : nn::Module {
     attention = register_module("attention", nn::MultiheadAttention(hidden, 4));
     norm1 = register_module("norm1", nn::LayerNorm(nn::LayerNormOptions({hidden})));
     norm2 = register_module("norm2", nn::LayerNorm(nn::LayerNormOptions({hidden})));
-    mlp = register_module("mlp", nn::Sequential(nn::Linear(hidden, 2 * hidden), nn::AnyModule(nn::GELU()), nn::Linear(2 * hidden, hidden)));
+    mlp = register_module("mlp", nn::Sequential(nn::Linear(hidden, 2 * hidden), nn::AnyModule(nn::GELU()),
+                                                nn::Linear(2 * hidden, hidden)));
   }
   at::Tensor forward(at::Tensor h) {
     const at::Tensor n = norm1(h);
@@ -51,7 +52,8 @@ struct ContainerNetImpl : nn::Module {
   explicit ContainerNetImpl(std::int64_t words = 40, std::int64_t hidden = 32) {
     embed = register_module("embed", nn::Embedding(words, hidden));
     blocks = register_module("blocks", nn::ModuleList(AttentionBlock(hidden), AttentionBlock(hidden)));
-    const std::vector<std::pair<std::string, std::shared_ptr<nn::Module>>> named{{"words", nn::Linear(hidden, words).ptr()}, {"unused", nn::Linear(hidden, 3).ptr()}};
+    const std::vector<std::pair<std::string, std::shared_ptr<nn::Module>>> named{
+        {"words", nn::Linear(hidden, words).ptr()}, {"unused", nn::Linear(hidden, 3).ptr()}};
     heads = register_module("heads", nn::ModuleDict(named));
   }
   at::Tensor forward(const at::Tensor& ids) {
@@ -75,10 +77,14 @@ TORCH_MODULE(RmsNorm);
 /// Rotary positions, grouped keys and values, SwiGLU, causal; the head is the embedding (tied).
 struct LlamaLayerImpl : nn::Module {
   std::int64_t heads, kv, dim;
-  nn::Linear q_proj{nullptr}, k_proj{nullptr}, v_proj{nullptr}, o_proj{nullptr}, gate_proj{nullptr}, up_proj{nullptr}, down_proj{nullptr};
+  nn::Linear q_proj{nullptr}, k_proj{nullptr}, v_proj{nullptr}, o_proj{nullptr}, gate_proj{nullptr}, up_proj{nullptr},
+      down_proj{nullptr};
   RmsNorm input_layernorm{nullptr}, post_attention_layernorm{nullptr};
-  LlamaLayerImpl(std::int64_t hidden, std::int64_t heads_, std::int64_t kv_, std::int64_t inner) : heads(heads_), kv(kv_), dim(hidden / heads_) {
-    const auto linear = [&](const char* name, std::int64_t in, std::int64_t out) { return register_module(name, nn::Linear(nn::LinearOptions(in, out).bias(false))); };
+  LlamaLayerImpl(std::int64_t hidden, std::int64_t heads_, std::int64_t kv_, std::int64_t inner)
+      : heads(heads_), kv(kv_), dim(hidden / heads_) {
+    const auto linear = [&](const char* name, std::int64_t in, std::int64_t out) {
+      return register_module(name, nn::Linear(nn::LinearOptions(in, out).bias(false)));
+    };
     q_proj = linear("q_proj", hidden, hidden);
     k_proj = linear("k_proj", hidden, kv * dim);
     v_proj = linear("v_proj", hidden, kv * dim);
@@ -94,13 +100,17 @@ struct LlamaLayerImpl : nn::Module {
     const auto options = on_hpu();
     const at::Tensor rate = torch::pow(10000.0, -torch::arange(half, options) / static_cast<double>(half));
     const at::Tensor angle = torch::outer(torch::arange(x.size(2), options), rate);
-    const at::Tensor a = x.narrow(-1, 0, half), b = x.narrow(-1, half, half), c = angle.cos().to(x.scalar_type()), s = angle.sin().to(x.scalar_type());
+    const at::Tensor a = x.narrow(-1, 0, half), b = x.narrow(-1, half, half), c = angle.cos().to(x.scalar_type()),
+                     s = angle.sin().to(x.scalar_type());
     return torch::cat({a * c - b * s, b * c + a * s}, -1);
   }
   at::Tensor forward(at::Tensor h) {
     const at::Tensor n = input_layernorm(h);
-    const auto split = [&](const at::Tensor& y, std::int64_t count) { return y.view({y.size(0), y.size(1), count, dim}).transpose(1, 2); };
-    const at::Tensor q = rotate(split(q_proj(n), heads)), k = rotate(split(k_proj(n), kv)).repeat_interleave(heads / kv, 1);
+    const auto split = [&](const at::Tensor& y, std::int64_t count) {
+      return y.view({y.size(0), y.size(1), count, dim}).transpose(1, 2);
+    };
+    const at::Tensor q = rotate(split(q_proj(n), heads)),
+                     k = rotate(split(k_proj(n), kv)).repeat_interleave(heads / kv, 1);
     const at::Tensor v = split(v_proj(n), kv).repeat_interleave(heads / kv, 1);
     const at::Tensor a = torch::scaled_dot_product_attention(q, k, v, {}, 0.0, /*is_causal=*/true);
     h = h + o_proj(a.transpose(1, 2).reshape(h.sizes()));
@@ -117,7 +127,8 @@ struct LlamaImpl : nn::Module {
   nn::Linear lm_head{nullptr};
   explicit LlamaImpl(std::int64_t words = 40, std::int64_t hidden = 32) {
     embed_tokens = register_module("embed_tokens", nn::Embedding(words, hidden));
-    for (int i = 0; i < 2; ++i) layers.push_back(register_module("layers_" + std::to_string(i), LlamaLayer(hidden, 4, 2, 48)));
+    for (int i = 0; i < 2; ++i)
+      layers.push_back(register_module("layers_" + std::to_string(i), LlamaLayer(hidden, 4, 2, 48)));
     norm = register_module("norm", RmsNorm(hidden));
     torch::nn::init::normal_(embed_tokens->weight, 0.0, 0.3);
     lm_head = register_module("lm_head", nn::Linear(nn::LinearOptions(hidden, words).bias(false)));

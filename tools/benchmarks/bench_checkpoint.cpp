@@ -43,12 +43,14 @@ class Files {
 
  private:
   void write_weights() const {
-    std::vector<io::SafetensorsWriter::Entry> entries = {{"model.embed_tokens.weight", io::DType::BF16, {kVocabulary, kHidden}}};
+    std::vector<io::SafetensorsWriter::Entry> entries = {
+        {"model.embed_tokens.weight", io::DType::BF16, {kVocabulary, kHidden}}};
     for (std::int64_t i = 0; i < kLayers; ++i) {
       const std::string layer = "model.layers." + std::to_string(i) + ".";
       for (const char* name : {"self_attn.q_proj", "self_attn.k_proj", "self_attn.v_proj", "self_attn.o_proj"})
         entries.push_back({layer + name + ".weight", io::DType::BF16, {kHidden, kHidden}});
-      for (const char* name : {"mlp.gate_proj", "mlp.up_proj"}) entries.push_back({layer + name + ".weight", io::DType::BF16, {kInner, kHidden}});
+      for (const char* name : {"mlp.gate_proj", "mlp.up_proj"})
+        entries.push_back({layer + name + ".weight", io::DType::BF16, {kInner, kHidden}});
       entries.push_back({layer + "mlp.down_proj.weight", io::DType::BF16, {kHidden, kInner}});
     }
     std::vector<std::uint16_t> values(static_cast<std::size_t>(kVocabulary * kHidden));
@@ -67,7 +69,8 @@ class Files {
 void copy(const Files& files, bool sync) {
   std::error_code ignored;
   fs::remove(files.copy(), ignored);
-  const std::string command = "cp '" + (files.model() / "model.safetensors").string() + "' '" + files.copy().string() + "'";
+  const std::string command =
+      "cp '" + (files.model() / "model.safetensors").string() + "' '" + files.copy().string() + "'";
   require(std::system(command.c_str()) == 0, "cp");
   if (!sync) return;
   const int fd = ::open(files.copy().c_str(), O_RDONLY);
@@ -77,7 +80,9 @@ void copy(const Files& files, bool sync) {
 
 void run(Runner& runner) {
   const std::vector<std::pair<const char*, quant::WeightGranularity>> cases = {
-      {"quantize channel", quant::WeightGranularity::channel}, {"quantize tensor", quant::WeightGranularity::tensor}, {"quantize block", quant::WeightGranularity::block}};
+      {"quantize channel", quant::WeightGranularity::channel},
+      {"quantize tensor", quant::WeightGranularity::tensor},
+      {"quantize block", quant::WeightGranularity::block}};
   std::unique_ptr<Files> files;
   for (const auto& [name, granularity] : cases) {
     if (!runner.wants("checkpoint", name)) continue;
@@ -96,7 +101,10 @@ void run(Runner& runner) {
     line.name = name;
     line.ns = times[0];
     line.bytes = static_cast<double>(report.source_bytes + report.weights_bytes);
-    line.extra = {{"cp_ns", times[1]}, {"cp_sync_ns", times[2]}, {"ratio", times[0] / times[1]}, {"ratio_sync", times[0] / times[2]}};
+    line.extra = {{"cp_ns", times[1]},
+                  {"cp_sync_ns", times[2]},
+                  {"ratio", times[0] / times[1]},
+                  {"ratio_sync", times[0] / times[2]}};
     runner.print(line);
   }
 }

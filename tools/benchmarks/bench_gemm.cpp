@@ -7,8 +7,8 @@
 #include <ATen/ops/empty.h>
 #include <ATen/ops/linear.h>
 #include <ATen/ops/mm.h>
-#include <ATen/ops/randint.h>
 #include <ATen/ops/rand.h>
+#include <ATen/ops/randint.h>
 #include <ATen/ops/randn.h>
 #include <c10/core/InferenceMode.h>
 
@@ -43,14 +43,16 @@ struct Weights {
     for (std::size_t i = 0; i < kWeights; ++i) {
       row_major.push_back(at::randint(0, 0x7F, {kN, kK}, at::kByte) + at::randint(0, 2, {kN, kK}, at::kByte) * 0x80);
       packed.push_back(at::empty({kernels::packed_bytes(kN, kK)}, at::kByte));
-      kernels::pack_weight(row_major[i].const_data_ptr<std::uint8_t>(), kN, kK, packed[i].mutable_data_ptr<std::uint8_t>());
+      kernels::pack_weight(row_major[i].const_data_ptr<std::uint8_t>(), kN, kK,
+                           packed[i].mutable_data_ptr<std::uint8_t>());
       f32.push_back(row_major[i].view(at::kFloat8_e4m3fn).to(at::kFloat));
       bf16.push_back(f32[i].to(at::kBFloat16));
     }
   }
 };
 
-kernels::GemmArgs args_of(std::int64_t m, const Activations& a, const at::Tensor& x, const at::Tensor& w, kernels::Layout layout, at::Tensor& y) {
+kernels::GemmArgs args_of(std::int64_t m, const Activations& a, const at::Tensor& x, const at::Tensor& w,
+                          kernels::Layout layout, at::Tensor& y) {
   kernels::GemmArgs args;
   args.m = m, args.n = kN, args.k = kK;
   args.a = x.const_data_ptr(), args.a_type = a.type, args.a_stride = kK;
@@ -65,7 +67,8 @@ void check(const std::string& name, const at::Tensor& y, const at::Tensor& x, co
   const at::Tensor expected = at::linear(x, w);
   const at::Tensor size = at::linear(x.abs(), w.abs());
   const double rounding = y.scalar_type() == at::kFloat ? 0 : 0x1p-8;
-  const at::Tensor excess = (y.to(at::kFloat) - expected).abs() - size * (4.0 * kK * 0x1p-24) - expected.abs() * rounding;
+  const at::Tensor excess =
+      (y.to(at::kFloat) - expected).abs() - size * (4.0 * kK * 0x1p-24) - expected.abs() * rounding;
   require(excess.max().item<float>() <= 0, "gemm " + name);
 }
 
@@ -73,7 +76,8 @@ void bench_case(Runner& runner, const Weights& weights, std::int64_t m, const Ac
   const std::string name = std::string(a.name) + " M=" + std::to_string(m);
   const at::Tensor codes = at::randint(0, 0x70, {m, kK}, at::kByte);
   const bool coded = a.type == kernels::ActivationType::E4M3;
-  const at::Tensor torch_x = coded ? codes.view(at::kFloat8_e4m3fn).to(at::kBFloat16) : at::randn({m, kK}).to(a.torch_type);
+  const at::Tensor torch_x =
+      coded ? codes.view(at::kFloat8_e4m3fn).to(at::kBFloat16) : at::randn({m, kK}).to(a.torch_type);
   const at::Tensor x = coded ? codes : torch_x;
   at::Tensor y = at::empty({m, kN}, a.torch_type);
   const auto& torch_w = a.torch_type == at::kFloat ? weights.f32 : weights.bf16;
@@ -107,7 +111,8 @@ void bench_transposed(Runner& runner, std::int64_t m, std::int64_t n, std::int64
   if (!runner.wants("gemm", name)) return;
   const at::Tensor g = at::randint(0, 0x60, {k, m}, at::kByte), x = at::randint(0, 0x60, {k, n}, at::kByte);
   at::Tensor gt = g.t().contiguous(), xt = x.t().contiguous(), y = at::empty({m, n}, at::kBFloat16);
-  const at::Tensor bf16_g = g.view(at::kFloat8_e5m2).to(at::kBFloat16), bf16_x = x.view(at::kFloat8_e4m3fn).to(at::kBFloat16);
+  const at::Tensor bf16_g = g.view(at::kFloat8_e5m2).to(at::kBFloat16),
+                   bf16_x = x.view(at::kFloat8_e4m3fn).to(at::kBFloat16);
   kernels::GemmArgs args;
   args.m = m, args.n = n, args.k = k;
   args.a = gt.const_data_ptr(), args.a_type = kernels::ActivationType::E5M2, args.a_stride = k;
@@ -145,7 +150,8 @@ void bench_blocks(Runner& runner, const Weights& weights, std::int64_t m) {
   const auto product = [&](const at::Tensor& w, bool blocks) {
     kernels::GemmArgs args = args_of(m, a, x, w, kernels::Layout::row_major, y);
     args.a_scale_inv = x_scale.const_data_ptr<float>(), args.a_scale_stride = 1;
-    args.w_scale_inv = blocks ? w_scale.const_data_ptr<float>() : weights.channel_scale.const_data_ptr<float>(), args.w_scale_stride = 1;
+    args.w_scale_inv = blocks ? w_scale.const_data_ptr<float>() : weights.channel_scale.const_data_ptr<float>(),
+    args.w_scale_stride = 1;
     if (blocks) args.k_group = args.w_block_rows = kBlock;
     kernels::gemm(args);
   };

@@ -25,7 +25,8 @@ constexpr std::int64_t kTokens = 1024, kHidden = 1024, kInner = 4096;
 
 struct Layers {
   at::Tensor x, w1, w2, g;
-  std::shared_ptr<te::Fp8State> up = std::make_shared<te::Fp8State>("up", 2, 1), down = std::make_shared<te::Fp8State>("down", 2, 1);
+  std::shared_ptr<te::Fp8State> up = std::make_shared<te::Fp8State>("up", 2, 1),
+                                down = std::make_shared<te::Fp8State>("down", 2, 1);
 
   Layers() {
     const auto on_hpu = at::TensorOptions().device(at::Device(at::kHPU, 0)).dtype(at::kFloat);
@@ -78,7 +79,9 @@ void bench_training(Runner& runner) {
     line.ns = ns[0];
     line.torch_ns = ns[1];
     line.macs = 3.0 * 2.0 * kTokens * kHidden * kInner;
-    line.extra = {{"step_ratio", ns[0] / ns[1]}, {"saved_bytes", static_cast<double>(fp8_kept)}, {"bf16_saved_bytes", static_cast<double>(bf16_kept)}};
+    line.extra = {{"step_ratio", ns[0] / ns[1]},
+                  {"saved_bytes", static_cast<double>(fp8_kept)},
+                  {"bf16_saved_bytes", static_cast<double>(bf16_kept)}};
     runner.print(line);
   }
 }

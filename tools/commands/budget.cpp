@@ -27,8 +27,8 @@ constexpr std::int64_t kRankingChunks = 8;
 struct Unit {
   std::string name;
   std::vector<std::string> modules;
-  double noise = 0;  ///< noise to signal, the largest of its modules
-  double kl = 0;     ///< measured with this unit alone in fp8; 0 when ranked by noise
+  double noise = 0;              ///< noise to signal, the largest of its modules
+  double kl = 0;                 ///< measured with this unit alone in fp8; 0 when ranked by noise
   std::int64_t bytes_saved = 0;  ///< by its being in fp8
   double sqnr_db() const { return -10.0 * std::log10(noise); }
 };
@@ -39,7 +39,8 @@ std::int64_t bytes_saved(const at::Tensor& weight, const quant::Scheme& scheme) 
   return static_cast<std::int64_t>(weight.nbytes()) - weight.numel() - 4 * grid;
 }
 
-std::vector<Unit> units_of(const std::vector<quant::ModuleDamage>& damage, const std::vector<measure::WeightModule>& modules, const quant::Plan& plan) {
+std::vector<Unit> units_of(const std::vector<quant::ModuleDamage>& damage,
+                           const std::vector<measure::WeightModule>& modules, const quant::Plan& plan) {
   std::vector<Unit> units;
   for (const auto& d : damage) {
     const std::string group = quant::fuse_group_of(d.name), name = group.empty() ? d.name : group;
@@ -56,7 +57,9 @@ std::vector<Unit> units_of(const std::vector<quant::ModuleDamage>& damage, const
 /// The most damage for each byte that keeping the unit gives away first.
 template <class Damage>
 void sort_by_damage_per_byte(std::vector<Unit>& units, Damage damage) {
-  const auto per_byte = [&](const Unit& u) { return damage(u) / static_cast<double>(std::max<std::int64_t>(u.bytes_saved, 1)); };
+  const auto per_byte = [&](const Unit& u) {
+    return damage(u) / static_cast<double>(std::max<std::int64_t>(u.bytes_saved, 1));
+  };
   std::stable_sort(units.begin(), units.end(), [&](const Unit& a, const Unit& b) { return per_byte(a) > per_byte(b); });
 }
 
@@ -73,7 +76,8 @@ std::vector<measure::OpNode> nodes_of_checkpoint(const torch::nn::Module& model)
 
 class Search {
  public:
-  Search(const std::filesystem::path& model, const quant::PlanOptions& plan, const BudgetOptions& options, const Context& context)
+  Search(const std::filesystem::path& model, const quant::PlanOptions& plan, const BudgetOptions& options,
+         const Context& context)
       : folder_(model), plan_(plan), options_(options), context_(context), reference_(load(context)) {
     chunks_ = load_chunks_for(options, model, reference_.config);
     ids_ = at::from_blob(chunks_.ids.data(), {chunks_.count, chunks_.length}, at::kLong);
@@ -90,7 +94,10 @@ class Search {
         const std::size_t middle = low + (kept - low) / 2;
         (kl_with(middle) <= options_.kl ? kept : low) = middle;
       }
-      if (kept == units_.size()) throw io::Error(fmt::format("{}: no module can be quantized within --budget kl={:g}; with {} alone in fp8 it is {:.3g}", folder_.string(), options_.kl, units_.back().name, kl_with(kept - 1)));
+      if (kept == units_.size())
+        throw io::Error(
+            fmt::format("{}: no module can be quantized within --budget kl={:g}; with {} alone in fp8 it is {:.3g}",
+                        folder_.string(), options_.kl, units_.back().name, kl_with(kept - 1)));
     }
     out.kl = kl_with(kept);
     explain(kept, out);
@@ -100,7 +107,8 @@ class Search {
  private:
   models::LoadedModel load(const Context& context) const {
     auto loaded = load_language_model(folder_, context);
-    if (loaded.config_json.contains("quantization_config")) throw io::Error(folder_.string() + ": --budget expects a high precision checkpoint, found an fp8 one");
+    if (loaded.config_json.contains("quantization_config"))
+      throw io::Error(folder_.string() + ": --budget expects a high precision checkpoint, found an fp8 one");
     return loaded;
   }
 
@@ -110,7 +118,8 @@ class Search {
     const quant::Plan plan = quant::plan_for(modules, nodes_of_checkpoint(*reference_.model), plan_);
     {
       const quant::DamageProbe probe(modules, plan);
-      run_chunks("damage", std::min(chunks_.count, kRankingChunks), [&](const at::Tensor& part) { reference_.model->forward(part.to(at::kHPU)); });
+      run_chunks("damage", std::min(chunks_.count, kRankingChunks),
+                 [&](const at::Tensor& part) { reference_.model->forward(part.to(at::kHPU)); });
       units_ = units_of(probe.result(), modules, plan);
     }
     sort_by_damage_per_byte(units_, [](const Unit& u) { return u.noise; });
@@ -124,7 +133,8 @@ class Search {
           if (i != u) only.keep[name] = "--budget";
         }
       }
-      units_[u].kl = kl_of(only, std::min(chunks_.count, kRankingChunks), fmt::format("unit {} of {}", u + 1, units_.size()));
+      units_[u].kl =
+          kl_of(only, std::min(chunks_.count, kRankingChunks), fmt::format("unit {} of {}", u + 1, units_.size()));
     }
     sort_by_damage_per_byte(units_, [](const Unit& u) { return u.kl; });
   }
@@ -147,7 +157,8 @@ class Search {
     double kl = 0;
     run_chunks(what, count, [&](const at::Tensor& part) {
       const at::Tensor input = part.to(at::kHPU);
-      const auto logits = model.model->forward(input).to(at::kCPU), expected = reference_.model->forward(input).to(at::kCPU);
+      const auto logits = model.model->forward(input).to(at::kCPU),
+                 expected = reference_.model->forward(input).to(at::kCPU);
       for (const auto& score : score_chunks(logits, part, expected)) kl += score.kl;
     });
     return kl / static_cast<double>(count * chunks_.length);
@@ -165,13 +176,22 @@ class Search {
 
   std::string why(std::size_t rank, std::size_t kept, const BudgetResult& r) const {
     const Unit& unit = units_[rank];
-    const std::string alone = by_kl_ ? fmt::format("alone in fp8 it costs KL {:.2g} and saves {} bytes", unit.kl, unit.bytes_saved) : fmt::format("SQNR {:.1f} dB", unit.sqnr_db());
-    return fmt::format("kept by --budget kl={:g}: {}, rank {} of {}; KL {:.3g} with none kept, {:.3g} with these {}", options_.kl, alone, rank + 1, units_.size(), r.kl_of_all, r.kl, kept);
+    const std::string alone =
+        by_kl_ ? fmt::format("alone in fp8 it costs KL {:.2g} and saves {} bytes", unit.kl, unit.bytes_saved)
+               : fmt::format("SQNR {:.1f} dB", unit.sqnr_db());
+    return fmt::format("kept by --budget kl={:g}: {}, rank {} of {}; KL {:.3g} with none kept, {:.3g} with these {}",
+                       options_.kl, alone, rank + 1, units_.size(), r.kl_of_all, r.kl, kept);
   }
 
   void explain(std::size_t kept, BudgetResult& out) {
-    out.report = {{"budget", options_.kl}, {"kl", out.kl}, {"kl_of_all", out.kl_of_all}, {"ranked_by", units_.empty() ? io::Json(nullptr) : io::Json(by_kl_ ? "kl per byte" : "noise per byte")},
-                  {"kept", io::Json::array()}, {"units", io::Json::array()}, {"runs", io::Json::array()}};
+    out.report = {
+        {"budget", options_.kl},
+        {"kl", out.kl},
+        {"kl_of_all", out.kl_of_all},
+        {"ranked_by", units_.empty() ? io::Json(nullptr) : io::Json(by_kl_ ? "kl per byte" : "noise per byte")},
+        {"kept", io::Json::array()},
+        {"units", io::Json::array()},
+        {"runs", io::Json::array()}};
     for (const auto& unit : units_) {
       io::Json entry = {{"modules", unit.modules}, {"sqnr_db", unit.sqnr_db()}, {"bytes_saved", unit.bytes_saved}};
       if (by_kl_) entry["kl_alone"] = unit.kl;
@@ -180,7 +200,8 @@ class Search {
     for (std::size_t i = 0; i < kept; ++i) {
       for (const auto& name : units_[i].modules) {
         out.keep[name] = why(i, kept, out);
-        io::Json entry = {{"name", name}, {"rank", i + 1}, {"sqnr_db", units_[i].sqnr_db()}, {"bytes_saved", units_[i].bytes_saved}};
+        io::Json entry = {
+            {"name", name}, {"rank", i + 1}, {"sqnr_db", units_[i].sqnr_db()}, {"bytes_saved", units_[i].bytes_saved}};
         if (by_kl_) entry["kl_alone"] = units_[i].kl;
         out.report["kept"].push_back(std::move(entry));
       }
@@ -204,12 +225,15 @@ class Search {
 
 double parse_budget(const std::string& text) {
   const auto value = text.rfind("kl=", 0) == 0 ? parse_number(text.substr(3)) : std::nullopt;
-  if (!value.has_value() || !(*value > 0)) throw UsageError("--budget: found '" + text + "', allowed: kl=X with X > 0, e.g. kl=0.01");
+  if (!value.has_value() || !(*value > 0))
+    throw UsageError("--budget: found '" + text + "', allowed: kl=X with X > 0, e.g. kl=0.01");
   return *value;
 }
 
-BudgetResult meet_budget(const std::filesystem::path& model, const quant::PlanOptions& plan, const BudgetOptions& options, const Context& context) {
-  if (context.device != "hpu") throw UsageError("--device: found '" + context.device + "', but --budget measures on: hpu");
+BudgetResult meet_budget(const std::filesystem::path& model, const quant::PlanOptions& plan,
+                         const BudgetOptions& options, const Context& context) {
+  if (context.device != "hpu")
+    throw UsageError("--device: found '" + context.device + "', but --budget measures on: hpu");
   const at::NoGradGuard no_grad;
   return Search(model, plan, options, context).run();
 }

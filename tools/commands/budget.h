@@ -37,6 +37,7 @@ struct BudgetResult {
 };
 
 /// Throws io::Error if only the high precision model itself meets the budget.
-BudgetResult meet_budget(const std::filesystem::path& model, const quant::PlanOptions& plan, const BudgetOptions& options, const Context& context);
+BudgetResult meet_budget(const std::filesystem::path& model, const quant::PlanOptions& plan,
+                         const BudgetOptions& options, const Context& context);
 
 }  // namespace fp8::commands

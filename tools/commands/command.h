@@ -14,10 +14,10 @@ using Action = std::function<void(Context&)>;
 
 struct Command {
   const char* name;
-  const char* summary;         ///< one line of `fp8 --help`
-  const char* example;         ///< below `fp8 NAME --help`
-  Action (*add)(Options&);     ///< called once, before the command line is parsed; null: a group of commands
-  Ranks ranks = Ranks::any;    ///< where a launcher started several processes; of a group: of all its children
+  const char* summary;                 ///< one line of `fp8 --help`
+  const char* example;                 ///< below `fp8 NAME --help`
+  Action (*add)(Options&);             ///< called once, before the command line is parsed; null: a group of commands
+  Ranks ranks = Ranks::any;            ///< where a launcher started several processes; of a group: of all its children
   std::vector<Command> children = {};  ///< of a group: `fp8 GROUP NAME ...`
 };
 

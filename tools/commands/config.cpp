@@ -21,7 +21,8 @@ kernels::Dialect device_of(const Context& context) {
 }
 
 /// What is wrong with a config that parses: rules, and class names that mean nothing.
-std::vector<std::string> problems_in_use(const configs::QuantConfig& config, const configs::Environment& environment, const Context& context) {
+std::vector<std::string> problems_in_use(const configs::QuantConfig& config, const configs::Environment& environment,
+                                         const Context& context) {
   auto problems = configs::rule_problems(config, device_of(context), environment);
   for (auto& problem : configs::unknown_type_problems(config)) problems.push_back(std::move(problem));
   return problems;
@@ -40,7 +41,8 @@ std::vector<std::string> problems_of(const ConfigOptions& o, const Context& cont
     problems.emplace_back(error.what());
   }
   if (!parses) return problems;
-  for (auto& problem : problems_in_use(configs::parse_quant_config(json, o.file.string()), environment, context)) problems.push_back(std::move(problem));
+  for (auto& problem : problems_in_use(configs::parse_quant_config(json, o.file.string()), environment, context))
+    problems.push_back(std::move(problem));
   return problems;
 }
 
@@ -51,7 +53,8 @@ void run_check(const ConfigOptions& o, const Context& context) {
   if (problems.empty()) text = o.file.string() + ": ok\n";
   context.result({{"file", o.file.string()}, {"ok", problems.empty()}, {"problems", problems}}, text);
   if (!problems.empty()) {
-    throw io::Error(o.file.string() + ": " + std::to_string(problems.size()) + (problems.size() == 1 ? " problem" : " problems"));
+    throw io::Error(o.file.string() + ": " + std::to_string(problems.size()) +
+                    (problems.size() == 1 ? " problem" : " problems"));
   }
 }
 
@@ -72,10 +75,13 @@ void run_explain(const ConfigOptions& o, const Context& context) {
 
 Action add_config(Options& options) {
   auto values = std::make_shared<ConfigOptions>();
-  options.text("ACTION", values->action, "explain: value, origin and effect of every key; check: one line per problem, exit code 1 if there is one",
-               Options::Need::required);
+  options.text(
+      "ACTION", values->action,
+      "explain: value, origin and effect of every key; check: one line per problem, exit code 1 if there is one",
+      Options::Need::required);
   options.path("FILE", values->file, "QUANT_CONFIG (JSON)", Options::Need::required);
-  options.path("--model", values->model, "explain: checkpoint folder or TorchScript file, to see which modules are meant");
+  options.path("--model", values->model,
+               "explain: checkpoint folder or TorchScript file, to see which modules are meant");
   return [values](Context& context) {
     if (values->action == "explain") return run_explain(*values, context);
     if (values->action != "check") throw UsageError("config: found '" + values->action + "', allowed: explain, check");

@@ -25,8 +25,9 @@ Explanation explain(const configs::QuantConfig& config, const configs::Environme
 using Modules = std::vector<std::pair<std::string, std::string>>;
 
 struct ModelModules {
-  Modules weights;                     ///< modules that hold one
-  std::vector<quant::NodeInfo> nodes;  ///< modules without one; of a checkpoint those of attention, in every way to write it
+  Modules weights;  ///< modules that hold one
+  std::vector<quant::NodeInfo>
+      nodes;  ///< modules without one; of a checkpoint those of attention, in every way to write it
   bool checkpoint = false;
 };
 

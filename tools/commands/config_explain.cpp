@@ -19,7 +19,8 @@ using recipes::ScaleMethod;
 /// "PTS MAXABS POW2 0.25"; the backoff where there is something to back off from.
 std::string text_of(const ScaleMethod& m) {
   std::string text = std::string(name_of(m.granularity)) + " " + name_of(m.value) + " " + name_of(m.rounding);
-  if (m.value == recipes::ScaleValue::MAXABS || m.value == recipes::ScaleValue::OPT) text += " " + io::Json(m.backoff).dump();
+  if (m.value == recipes::ScaleValue::MAXABS || m.value == recipes::ScaleValue::OPT)
+    text += " " + io::Json(m.backoff).dump();
   return text;
 }
 
@@ -42,8 +43,11 @@ constexpr std::string_view kLayerTypes = "layer_types.";
 std::vector<std::string> unused_methods(const QuantConfig& config, const std::set<std::string>& used) {
   std::vector<std::string> messages;
   for (const auto& [entry, method] : config.scale_methods.all()) {
-    if (entry == "default" || used.count(entry) != 0 || (entry.rfind(kLayerTypes, 0) == 0 && is_foreign(entry.substr(kLayerTypes.size())))) continue;
-    messages.push_back(config.source + ": key 'scale_method." + io::printable(entry) + "': no selected module takes it");
+    if (entry == "default" || used.count(entry) != 0 ||
+        (entry.rfind(kLayerTypes, 0) == 0 && is_foreign(entry.substr(kLayerTypes.size()))))
+      continue;
+    messages.push_back(config.source + ": key 'scale_method." + io::printable(entry) +
+                       "': no selected module takes it");
   }
   return messages;
 }
@@ -51,7 +55,8 @@ std::vector<std::string> unused_methods(const QuantConfig& config, const std::se
 /// What the config makes of modules or nodes.
 class Selection {
  public:
-  Selection(const QuantConfig& config, Table& table) : config_(config), filter_(configs::module_filter(config)), table_(table) {}
+  Selection(const QuantConfig& config, Table& table)
+      : config_(config), filter_(configs::module_filter(config)), table_(table) {}
 
   io::Json weight(const std::string& name, const std::string& type) {
     io::Json module = one(name, type, "");
@@ -81,7 +86,9 @@ class Selection {
   }
 
  private:
-  const recipes::NamedScaleMethod& method_of(const std::string& name, const std::string& type) const { return config_.scale_methods.for_module(name, type); }
+  const recipes::NamedScaleMethod& method_of(const std::string& name, const std::string& type) const {
+    return config_.scale_methods.for_module(name, type);
+  }
 
   io::Json one(const std::string& name, const std::string& type, const std::string& note) {
     const std::string reason = quant::reason_against(config_, filter_, name, type);
@@ -92,12 +99,14 @@ class Selection {
       return module;
     }
     const auto& method = method_of(name, type);
-    const std::string from = config_.scale_methods.source_of(name, type), entry = from == "default" ? "" : io::printable(from);
+    const std::string from = config_.scale_methods.source_of(name, type),
+                      entry = from == "default" ? "" : io::printable(from);
     used_.insert(from);
     module["method"] = method.name;
     module["method_from"] = from;
     module["activation"] = activation_text(config_, method.activation);
-    table_.row({io::printable(name), io::printable(type), method.name, entry + (entry.empty() || note.empty() ? "" : ", ") + note});
+    table_.row({io::printable(name), io::printable(type), method.name,
+                entry + (entry.empty() || note.empty() ? "" : ", ") + note});
     return module;
   }
 
@@ -120,25 +129,35 @@ std::size_t count_selected(const io::Json& modules, const std::string& what, std
 
 }  // namespace
 
-Explanation explain(const QuantConfig& config, const configs::Environment& environment, const std::vector<std::string>& problems) {
+Explanation explain(const QuantConfig& config, const configs::Environment& environment,
+                    const std::vector<std::string>& problems) {
   Explanation result;
   io::Json keys = io::Json::array(), variables = io::Json::array();
   Table table({"key", "value", "from", "effect"});
   for (const auto& key : configs::describe(config)) {
     const bool ignored = key.status == configs::KeyStatus::ignored;
     if (ignored && key.origin == "default") continue;  // keys of other tools that nobody set
-    keys.push_back({{"key", key.key}, {"value", key.value}, {"origin", key.origin}, {"status", name_of(key.status)}, {"note", key.note}});
-    table.row({key.key, io::printable(key.value), key.origin == "default" ? "default" : "file", (ignored ? "none: " : "") + key.note});
+    keys.push_back({{"key", key.key},
+                    {"value", key.value},
+                    {"origin", key.origin},
+                    {"status", name_of(key.status)},
+                    {"note", key.note}});
+    table.row({key.key, io::printable(key.value), key.origin == "default" ? "default" : "file",
+               (ignored ? "none: " : "") + key.note});
   }
   for (const auto& v : environment.report) {
     variables.push_back({{"name", v.name}, {"value", v.value}, {"in_effect", v.in_effect}, {"note", v.effect}});
     table.row({v.name, v.value, "environment", (v.in_effect ? "" : "none: ") + v.effect});
   }
-  result.json = {{"file", config.source}, {"mode", name_of(config.mode)}, {"keys", keys}, {"environment", variables}, {"problems", problems}};
+  result.json = {{"file", config.source},
+                 {"mode", name_of(config.mode)},
+                 {"keys", keys},
+                 {"environment", variables},
+                 {"problems", problems}};
   result.text = table.text();
   for (const auto& [entry, method] : config.scale_methods.all()) {
-    result.text += "scale_method " + io::printable(entry) + " is " + method->name + ": weight " + text_of(method->weight) + "; activation " +
-                   activation_text(config, method->activation) + "\n";
+    result.text += "scale_method " + io::printable(entry) + " is " + method->name + ": weight " +
+                   text_of(method->weight) + "; activation " + activation_text(config, method->activation) + "\n";
   }
   for (const auto& problem : problems) result.text += "problem: " + problem + "\n";
   return result;
@@ -157,10 +176,18 @@ Explanation explain_modules(const QuantConfig& config, const ModelModules& model
     in_memory += kept && nodes.back()["selected"].get<bool>() ? 1 : 0;
   }
   std::string counts;
-  const std::size_t selected = count_selected(weights, "modules with weights", counts), selected_nodes = count_selected(nodes, "modules without weights", counts);
-  if (in_memory > 0) counts += std::to_string(in_memory) + " of these run in fp8 in memory (QUANT_CONFIG with evaluate, generate) only: no form of checkpoint holds their scales\n";
+  const std::size_t selected = count_selected(weights, "modules with weights", counts),
+                    selected_nodes = count_selected(nodes, "modules without weights", counts);
+  if (in_memory > 0)
+    counts += std::to_string(in_memory) +
+              " of these run in fp8 in memory (QUANT_CONFIG with evaluate, generate) only: no form of checkpoint holds "
+              "their scales\n";
   const auto unused = selection.unused();
-  result.json = {{"modules", weights}, {"selected", selected}, {"nodes", nodes}, {"nodes_selected", selected_nodes}, {"unused", unused}};
+  result.json = {{"modules", weights},
+                 {"selected", selected},
+                 {"nodes", nodes},
+                 {"nodes_selected", selected_nodes},
+                 {"unused", unused}};
   result.text = table.text() + counts;
   for (const auto& message : unused) result.text += "unused: " + message + "\n";
   return result;

@@ -44,7 +44,8 @@ void Context::result(const io::Json& object, std::string_view text) const {
 
 void Context::warn(const std::string& message) const {
   // A progress bar's line is cleared, and drawn again by its next update.
-  if (!quiet) write_stderr(std::string(shows_progress() ? "\r\x1b[K" : "") + "fp8: warning: " + one_line(message) + "\n");
+  if (!quiet)
+    write_stderr(std::string(shows_progress() ? "\r\x1b[K" : "") + "fp8: warning: " + one_line(message) + "\n");
 }
 
 bool Context::shows_progress() const { return !json && !quiet && isatty(STDERR_FILENO) != 0; }

@@ -26,10 +26,10 @@ struct Interrupted : std::runtime_error {
 };
 
 struct Context {
-  std::string device = "hpu";              ///< "hpu" or "cpu"; see resolve_device()
+  std::string device = "hpu";  ///< "hpu" or "cpu"; see resolve_device()
   std::optional<kernels::Dialect> dialect;
-  std::optional<c10::ScalarType> dtype;    ///< compute dtype; empty: the checkpoint's
-  std::optional<std::int64_t> threads;     ///< empty: LibTorch's and the kernels' own defaults
+  std::optional<c10::ScalarType> dtype;  ///< compute dtype; empty: the checkpoint's
+  std::optional<std::int64_t> threads;   ///< empty: LibTorch's and the kernels' own defaults
   std::uint64_t seed = 0;
   bool json = false, quiet = false;
 

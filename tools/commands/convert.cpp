@@ -32,7 +32,8 @@ struct ConvertCommand {
 };
 
 const std::vector<std::string>& targets() {
-  static const std::vector<std::string> names = {"bf16", "f16", "f32", "compressed-tensors", "fp8", "modelopt", "inc", "inc-vllm"};
+  static const std::vector<std::string> names = {"bf16", "f16",      "f32", "compressed-tensors",
+                                                 "fp8",  "modelopt", "inc", "inc-vllm"};
   return names;
 }
 
@@ -40,8 +41,8 @@ void set_target(ConvertCommand& c, std::size_t i) {
   using quant::CheckpointFormat;
   using recipes::FloatType;
   constexpr FloatType kTypes[] = {FloatType::BF16, FloatType::F16, FloatType::F32};
-  constexpr CheckpointFormat kForms[] = {CheckpointFormat::compressed_tensors, CheckpointFormat::fp8, CheckpointFormat::modelopt,
-                                         CheckpointFormat::inc, CheckpointFormat::inc_vllm};
+  constexpr CheckpointFormat kForms[] = {CheckpointFormat::compressed_tensors, CheckpointFormat::fp8,
+                                         CheckpointFormat::modelopt, CheckpointFormat::inc, CheckpointFormat::inc_vllm};
   c.to = targets()[i];
   if (i < std::size(kTypes)) {
     c.options.type = kTypes[i];
@@ -68,8 +69,10 @@ void check_usage(ConvertCommand& c, const Context& context) {
     throw UsageError("convert: --cast-all is for --to bf16, f16, f32, found --to " + c.to);
   }
   const bool block = o.weights.value_or(quant::WeightGranularity::block) == quant::WeightGranularity::block;
-  if (!block && (o.block.has_value() || o.power_of_two.has_value())) throw UsageError("convert: --block and --scale-format need --scheme block");
-  if (c.verify_only && (o.dry_run || c.share.join)) throw UsageError("convert: --verify-only writes nothing, --dry-run and --join don't go with it");
+  if (!block && (o.block.has_value() || o.power_of_two.has_value()))
+    throw UsageError("convert: --block and --scale-format need --scheme block");
+  if (c.verify_only && (o.dry_run || c.share.join))
+    throw UsageError("convert: --verify-only writes nothing, --dry-run and --join don't go with it");
 }
 
 /// The process' share of the work. Only a whole folder can be verified.
@@ -105,8 +108,10 @@ void tell_modules(const quant::ConvertReport& report, io::Json& json, Table& tab
   json["modules_converted"] = report.modules.size();
   json["exact"] = exact == report.modules.size();
   for (const auto& [change, count] : counts) table.row({"modules " + change, std::to_string(count)});
-  table.row({"exact", exact == report.modules.size() ? "yes" : fmt::format("{} of {} modules", exact, report.modules.size())});
-  if (worst != nullptr) table.row({"largest relative error", fmt::format("{:.3e} ({})", *worst->max_error, worst->name)});
+  table.row({"exact",
+             exact == report.modules.size() ? "yes" : fmt::format("{} of {} modules", exact, report.modules.size())});
+  if (worst != nullptr)
+    table.row({"largest relative error", fmt::format("{:.3e} ({})", *worst->max_error, worst->name)});
   for (const auto& m : report.modules) {
     if (!m.reason.empty()) table.row({"in high precision: " + m.name, m.reason});
   }
@@ -123,12 +128,14 @@ void tell_verification(const quant::Verification& v, std::int64_t worst, io::Jso
                    {"rms_relative_error", d.rms_error}});
     equal += d.equal ? 1 : 0;
   }
-  json["verify"] = {{"modules", all}, {"modules_bit_equal", equal}, {"tensors_compared", v.tensors}, {"broken", v.broken}};
+  json["verify"] = {
+      {"modules", all}, {"modules_bit_equal", equal}, {"tensors_compared", v.tensors}, {"broken", v.broken}};
   table.row({"verified bit-equal", fmt::format("{} of {} modules", equal, v.modules.size())});
   table.row({"verified tensors", std::to_string(v.tensors)});
   for (std::size_t i = 0; i < std::min(v.modules.size(), static_cast<std::size_t>(worst)); ++i) {
     const auto& d = v.modules[i];
-    table.row({"error of " + d.name, fmt::format("max {:.3e}, rms {:.3e}{}", d.max_error, d.rms_error, d.equal ? ", as promised" : "")});
+    table.row({"error of " + d.name,
+               fmt::format("max {:.3e}, rms {:.3e}{}", d.max_error, d.rms_error, d.equal ? ", as promised" : "")});
   }
 }
 
@@ -139,7 +146,8 @@ void convert(ConvertCommand& c, Context& context) {
   Progress progress(context, "convert", kSteps);
   c.options.stream.stop = [] { return interrupted(); };
   c.options.stream.progress = [&](std::uint64_t done, std::uint64_t total) {
-    progress.update(static_cast<std::int64_t>(static_cast<double>(done) / static_cast<double>(std::max<std::uint64_t>(total, 1)) * kSteps));
+    progress.update(static_cast<std::int64_t>(static_cast<double>(done) /
+                                              static_cast<double>(std::max<std::uint64_t>(total, 1)) * kSteps));
   };
   quant::ConvertOptions options = c.options;
   options.dry_run = options.dry_run || c.verify_only;
@@ -147,16 +155,21 @@ void convert(ConvertCommand& c, Context& context) {
   const auto report = quant::convert_checkpoint(c.model, c.out, options);
   const double seconds = std::chrono::duration<double>(Clock::now() - start).count();
   std::optional<quant::Verification> verification;
-  if (c.verify_only || (c.verify && !options.dry_run)) verification = quant::verify_conversion(c.model, c.out, c.options);
+  if (c.verify_only || (c.verify && !options.dry_run))
+    verification = quant::verify_conversion(c.model, c.out, c.options);
 
   io::Json json = {{"from", report.from}, {"to", report.to}};
-  Table table({c.verify_only ? "convert (verify only)" : options.dry_run ? "convert (dry run)" : "convert", ">" + c.model.filename().string()});
+  Table table({c.verify_only     ? "convert (verify only)"
+               : options.dry_run ? "convert (dry run)"
+                                 : "convert",
+               ">" + c.model.filename().string()});
   table.row({"from", report.from});
   table.row({"to", report.to});
   tell_modules(report, json, table);
   if (report.kv != 0) table.row({"key-value cache scales", fmt::format("{} attention modules", report.kv)});
   for (const auto& note : report.notes) table.row({"note", note});
-  if (report.finished_before) table.row({"finished already", c.out.string() + " is what a run with these options wrote; nothing was done"});
+  if (report.finished_before)
+    table.row({"finished already", c.out.string() + " is what a run with these options wrote; nothing was done"});
   json.update({{"kv_cache_scales", report.kv},
                {"notes", report.notes},
                {"weights_bytes", report.weights_bytes},
@@ -176,8 +189,9 @@ void convert(ConvertCommand& c, Context& context) {
   if (verification.has_value()) tell_verification(*verification, c.worst, json, table);
   context.result(json, table.text());
   if (verification.has_value() && !verification->broken.empty()) {
-    throw io::Error(fmt::format("{}: differs from {} in {} places that were promised exact, the first is {}", c.out.string(), c.model.string(),
-                                verification->broken.size(), verification->broken.front()));
+    throw io::Error(fmt::format("{}: differs from {} in {} places that were promised exact, the first is {}",
+                                c.out.string(), c.model.string(), verification->broken.size(),
+                                verification->broken.front()));
   }
 }
 
@@ -185,36 +199,50 @@ void convert(ConvertCommand& c, Context& context) {
 
 Action add_convert(Options& options) {
   auto c = std::make_shared<ConvertCommand>();
-  options.path("--model", c->model, "fp8 checkpoint folder of any form (for --to bf16, f16, f32 also a high precision one: its tensors are cast)",
-               Options::Need::required);
+  options.path(
+      "--model", c->model,
+      "fp8 checkpoint folder of any form (for --to bf16, f16, f32 also a high precision one: its tensors are cast)",
+      Options::Need::required);
   options.choice(
       "--to", targets(), [c](std::size_t i) { set_target(*c, i); },
-      "Type or form to write. A type: code * scale, rounded once; config.json's dtype or torch_dtype is changed only if it says another type "
+      "Type or form to write. A type: code * scale, rounded once; config.json's dtype or torch_dtype is changed only "
+      "if it says another type "
       "(required)");
   options.path("--out", c->out, "Folder to write", Options::Need::required);
   options.choice(
-      "--scheme", {"tensor", "channel", "block"}, [c](std::size_t i) { c->options.weights = static_cast<quant::WeightGranularity>(i); },
-      "Weight scales (default: the source's, or finer ones that keep every code). Coarser scales requantize, which is not exact");
-  options.integer("--block", c->block, 1, kMaxBlock, "Rows and columns of a block of --scheme block", "the source's, else 128");
+      "--scheme", {"tensor", "channel", "block"},
+      [c](std::size_t i) { c->options.weights = static_cast<quant::WeightGranularity>(i); },
+      "Weight scales (default: the source's, or finer ones that keep every code). Coarser scales requantize, which is "
+      "not exact");
+  options.integer("--block", c->block, 1, kMaxBlock, "Rows and columns of a block of --scheme block",
+                  "the source's, else 128");
   options.choice(
       "--scale-format", {"f32", "e8m0"}, [c](std::size_t i) { c->options.power_of_two = i == 1; },
       "Block scales: any number, or powers of two in one byte (default the source's)");
   options.choice(
       "--rescale", {"448/240", "2"}, [c](std::size_t i) { c->options.rescale = static_cast<quant::Rescale>(i); },
-      "With a --dialect of another range: scales times this, codes divided by it and rounded (default 448/240 to gaudi2; from gaudi2 codes and "
+      "With a --dialect of another range: scales times this, codes divided by it and rounded (default 448/240 to "
+      "gaudi2; from gaudi2 codes and "
       "scales stay)");
   options.choice(
       "--assume", {"compressed-tensors", "fp8", "modelopt", "inc"},
       [c](std::size_t i) {
-        constexpr quant::CheckpointFormat kForms[] = {quant::CheckpointFormat::compressed_tensors, quant::CheckpointFormat::fp8, quant::CheckpointFormat::modelopt,
+        constexpr quant::CheckpointFormat kForms[] = {quant::CheckpointFormat::compressed_tensors,
+                                                      quant::CheckpointFormat::fp8, quant::CheckpointFormat::modelopt,
                                                       quant::CheckpointFormat::inc};
         c->options.assume = kForms[i];
       },
-      "Form of a --model whose config.json has no quantization_config, or whose codes are stored as U8 or I8 (E4M3 then); refused without");
-  options.flag("--allow-nonfinite", c->options.allow_nonfinite, "Copy tensors with NaN or Inf, noted in fp8.json, instead of refusing them");
-  options.flag("--cast-all", c->options.cast_all, "To a type: cast the tensors that are not in fp8 too, instead of copying them");
-  options.flag("--verify", c->verify, "Then compare both folders' weights, print the worst modules; exit 1 if one that is called exact is not");
-  options.flag("--verify-only", c->verify_only, "Only compare --out, written before with the same options, with --model");
+      "Form of a --model whose config.json has no quantization_config, or whose codes are stored as U8 or I8 (E4M3 "
+      "then); refused without");
+  options.flag("--allow-nonfinite", c->options.allow_nonfinite,
+               "Copy tensors with NaN or Inf, noted in fp8.json, instead of refusing them");
+  options.flag("--cast-all", c->options.cast_all,
+               "To a type: cast the tensors that are not in fp8 too, instead of copying them");
+  options.flag(
+      "--verify", c->verify,
+      "Then compare both folders' weights, print the worst modules; exit 1 if one that is called exact is not");
+  options.flag("--verify-only", c->verify_only,
+               "Only compare --out, written before with the same options, with --model");
   options.integer("--worst", c->worst, 0, 1'000'000, "Modules that --verify prints (--json has all)");
   options.flag("--overwrite", c->options.stream.overwrite, "Replace a non-empty output folder");
   add_share_options(options, c->share);

@@ -25,7 +25,8 @@ void apply(const Context& context) {
 
 c10::Device resolve_device(const Context& context) {
   if (context.device == "cpu") return c10::Device(c10::kCPU);
-  if (!at::detail::getHPUHooks().hasHPU()) throw UsageError("--device: found 'hpu', but this program was built without it, allowed: cpu");
+  if (!at::detail::getHPUHooks().hasHPU())
+    throw UsageError("--device: found 'hpu', but this program was built without it, allowed: cpu");
   return c10::Device(c10::kHPU, 0);
 }
 

@@ -31,8 +31,9 @@ namespace fp8::commands {
 namespace {
 
 /// The instruction sets that a kernel of ours or of LibTorch's asks for.
-constexpr std::array kCpuFlags = {"avx2",        "fma",         "f16c",     "avx512f",     "avx512bw", "avx512dq", "avx512vl",
-                                  "avx512_vnni", "avx512_vbmi", "avx512_bf16", "avx512_fp16", "amx_tile", "amx_bf16", "amx_int8"};
+constexpr std::array kCpuFlags = {"avx2",        "fma",      "f16c",        "avx512f",     "avx512bw",
+                                  "avx512dq",    "avx512vl", "avx512_vnni", "avx512_vbmi", "avx512_bf16",
+                                  "avx512_fp16", "amx_tile", "amx_bf16",    "amx_int8"};
 
 struct Cpu {
   std::string model = "unknown";
@@ -68,10 +69,12 @@ constexpr std::array kVariables = {
     Variable{"FP8_HPU_DEVICES", "1", "number of hpu devices"},
     Variable{"FP8_HPU_MOVE_HOST_OPERANDS", "0", "1: operands on the CPU beside hpu ones are moved, with one warning"},
     Variable{"FP8_HPU_MEMORY", "the machine's", "memory of each hpu device: bytes, or with K, M, G"},
-    Variable{"PT_HPU_STOCHASTIC_ROUNDING_MODE", "1", "1 rounds stochastically below the smallest E5M2 number too, 0 flushes there"},
+    Variable{"PT_HPU_STOCHASTIC_ROUNDING_MODE", "1",
+             "1 rounds stochastically below the smallest E5M2 number too, 0 flushes there"},
     Variable{"PT_TE_FORCE_SR_BWD", "the recipe's", "whether gradients are rounded stochastically: 1, 0, true, false"},
     Variable{"FP8_TRACE", "off", "file for a trace of the operators"},
-    Variable{"PT_HPU_AUTOCAST_LOWER_PRECISION_OPS_LIST", "LOWER_LIST", "file of the ops that autocast runs in bf16 or f16"},
+    Variable{"PT_HPU_AUTOCAST_LOWER_PRECISION_OPS_LIST", "LOWER_LIST",
+             "file of the ops that autocast runs in bf16 or f16"},
     Variable{"PT_HPU_AUTOCAST_FP32_OPS_LIST", "FP32_LIST", "file of the ops that autocast runs in f32"},
     Variable{"LOWER_LIST", "the built-in list", "as PT_HPU_AUTOCAST_LOWER_PRECISION_OPS_LIST, which wins"},
     Variable{"FP32_LIST", "the built-in list", "as PT_HPU_AUTOCAST_FP32_OPS_LIST, which wins"},
@@ -121,8 +124,11 @@ void add_autocast(Report& report) {
   const auto count = [](const std::vector<std::string>& names) { return std::to_string(names.size()) + " ops"; };
   report.table.row({"autocast in bf16/f16", count(lists.lower), one_line(lists.lower_from)});
   report.table.row({"autocast in f32", count(lists.fp32), one_line(lists.fp32_from)});
-  report.json["autocast"] = {{"lower", lists.lower}, {"lower_from", lists.lower_from}, {"fp32", lists.fp32},
-                             {"fp32_from", lists.fp32_from}, {"promote", lists.promote}};
+  report.json["autocast"] = {{"lower", lists.lower},
+                             {"lower_from", lists.lower_from},
+                             {"fp32", lists.fp32},
+                             {"fp32_from", lists.fp32_from},
+                             {"promote", lists.promote}};
   std::vector<std::string> warnings;
   autocast::AutocastLists::from_environment(warnings);  // said at start too, but here it is what was asked for
   for (const auto& warning : warnings) report.problems.push_back(one_line(warning));
@@ -159,7 +165,8 @@ void doctor(Context& context) {
   for (const auto& flag : cpu.flags) flags += (flags.empty() ? "" : " ") + flag;
   report.table.row({"CPU flags", flags, "/proc/cpuinfo"});
   report.json["cpu_flags"] = cpu.flags;
-  const auto hpu = guarded([] { return std::string(at::detail::getHPUHooks().hasHPU() ? "available" : "not in this build"); });
+  const auto hpu =
+      guarded([] { return std::string(at::detail::getHPUHooks().hasHPU() ? "available" : "not in this build"); });
   report.add("hpu", "hpu device", hpu, "build");
   add_variables(report);
   add_autocast(report);
@@ -168,7 +175,9 @@ void doctor(Context& context) {
   auto text = report.table.text();
   for (const auto& problem : report.problems) text += "problem: " + problem + "\n";
   context.result(report.json, text);
-  if (!report.problems.empty()) throw io::Error("doctor found " + std::to_string(report.problems.size()) + " problem(s), the first: " + report.problems[0]);
+  if (!report.problems.empty())
+    throw io::Error("doctor found " + std::to_string(report.problems.size()) +
+                    " problem(s), the first: " + report.problems[0]);
 }
 
 }  // namespace

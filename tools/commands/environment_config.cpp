@@ -16,16 +16,22 @@ EnvironmentConfig::EnvironmentConfig(models::LoadedModel& model, const Context& 
   const auto config = configs::read_quant_config(*path);
   if (config.mode == configs::QuantMode::NONE) return;
   if (config.mode == configs::QuantMode::AUTO) {
-    throw io::Error(config.source + ": key 'mode': found AUTO in QUANT_CONFIG, which leaves the choice open, allowed: NONE, MEASURE, QUANTIZE");
+    throw io::Error(
+        config.source +
+        ": key 'mode': found AUTO in QUANT_CONFIG, which leaves the choice open, allowed: NONE, MEASURE, QUANTIZE");
   }
-  if (context.device != "hpu") throw UsageError("--device: found '" + context.device + "', but QUANT_CONFIG asks for " + configs::name_of(config.mode) + ", allowed: hpu");
+  if (context.device != "hpu")
+    throw UsageError("--device: found '" + context.device + "', but QUANT_CONFIG asks for " +
+                     configs::name_of(config.mode) + ", allowed: hpu");
   if (model.config_json.contains("quantization_config")) {
-    throw io::Error(model.folder.string() + ": the checkpoint is fp8 already; QUANT_CONFIG asks for " + configs::name_of(config.mode) + " of a high precision one");
+    throw io::Error(model.folder.string() + ": the checkpoint is fp8 already; QUANT_CONFIG asks for " +
+                    configs::name_of(config.mode) + " of a high precision one");
   }
   const bool quantize = config.mode == configs::QuantMode::QUANTIZE || config.mode == configs::QuantMode::LOAD;
   // A checkpoint with a quantized lm_head has an embedding of its own too, in high precision; so has the model quantized on load.
   if (quantize && configs::module_filter(config).selects("Linear", "lm_head")) model.model->untie_lm_head();
-  const auto report = te::HPUPrecisionPlugin("fp8").convert_modules(*model.model, {.inference = true, .quant = quantize});
+  const auto report =
+      te::HPUPrecisionPlugin("fp8").convert_modules(*model.model, {.inference = true, .quant = quantize});
   for (const auto& warning : report.warnings) context.warn(warning);
   if (report.converted.empty()) context.warn(config.source + ": no module of the model is selected");
   if (quantize) return;

@@ -71,8 +71,9 @@ std::int64_t chunks_per_forward(std::int64_t batch, std::int64_t length, std::in
 }
 
 /// Perplexity, KL and agreement of `model`, and perplexity of `reference` (may be null), over all chunks.
-std::pair<Totals, Totals> score_models(const EvaluateOptions& options, const Context& context, models::LoadedModel& model,
-                                       models::LoadedModel* reference, text::Chunks& chunks, EnvironmentConfig& quant_config) {
+std::pair<Totals, Totals> score_models(const EvaluateOptions& options, const Context& context,
+                                       models::LoadedModel& model, models::LoadedModel* reference, text::Chunks& chunks,
+                                       EnvironmentConfig& quant_config) {
   const auto device = resolve_device(context);
   const auto vocabulary = model.config.vocab_size;
   std::optional<LogitsFile> dump;
@@ -102,7 +103,8 @@ std::pair<Totals, Totals> score_models(const EvaluateOptions& options, const Con
     if (reference != nullptr)
       for (const auto& score : score_chunks(expected, part, {})) other.nll += score.nll;
     if (!std::isfinite(own.nll) || !std::isfinite(own.kl))
-      throw io::Error(fmt::format("{}: NaN or infinite logits in chunks {} to {}", options.model.string(), first, first + part.size(0) - 1));
+      throw io::Error(fmt::format("{}: NaN or infinite logits in chunks {} to {}", options.model.string(), first,
+                                  first + part.size(0) - 1));
     progress.update(first + part.size(0));
   }
   if (dump) dump->commit();
@@ -114,9 +116,11 @@ void print(const EvaluateOptions& options, const Context& context, const models:
            const Totals& other) {
   const auto bytes = models::weights_bytes(*model.model);
   const double speed = static_cast<double>(own.tokens()) / std::max(own.forward_seconds, 1e-9);
-  io::Json json = {{"perplexity", own.perplexity()}, {"tokens", own.tokens()}, {"chunks", own.chunks}, {"seq_len", own.length},
-                   {"weights_bytes", bytes}, {"dtype", models::name_of_dtype(model.dtype)}, {"device", context.device},
-                   {"seconds", own.seconds}, {"forward_seconds", own.forward_seconds}, {"tokens_per_second", speed}};
+  io::Json json = {
+      {"perplexity", own.perplexity()}, {"tokens", own.tokens()}, {"chunks", own.chunks},
+      {"seq_len", own.length},          {"weights_bytes", bytes}, {"dtype", models::name_of_dtype(model.dtype)},
+      {"device", context.device},       {"seconds", own.seconds}, {"forward_seconds", own.forward_seconds},
+      {"tokens_per_second", speed}};
   const auto kv_cache = kv_cache_of(model);
   json["kv_cache"] = kv_cache.holds;
   if (!kv_cache.scales.empty()) json["kv_cache_scales"] = kv_cache.scales;
@@ -148,11 +152,12 @@ void evaluate(const EvaluateOptions& options, Context& context) {
   if (!options.reference.empty()) {
     reference = load_language_model(options.reference, context, options.attention, options.allow_nonfinite);
     if (reference->config.vocab_size != model.config.vocab_size)
-      throw io::Error(fmt::format("{}: vocab_size {}, but the model has {}", options.reference.string(), reference->config.vocab_size,
-                                  model.config.vocab_size));
+      throw io::Error(fmt::format("{}: vocab_size {}, but the model has {}", options.reference.string(),
+                                  reference->config.vocab_size, model.config.vocab_size));
   }
   auto chunks = load_chunks_for(options, options.model, model.config);
-  const auto [own, other] = score_models(options, context, model, reference ? &*reference : nullptr, chunks, quant_config);
+  const auto [own, other] =
+      score_models(options, context, model, reference ? &*reference : nullptr, chunks, quant_config);
   quant_config.finish();
   print(options, context, model, own, other);
 }
@@ -167,7 +172,8 @@ Action add_evaluate(Options& options) {
   add_attention_option(options, values->attention);
   add_kv_cache_options(options, values->kv_cache);
   add_nonfinite_option(options, values->allow_nonfinite);
-  options.path("--dump-logits", values->dump_logits, "Write the logits there: safetensors, \"logits\" F32 [chunks, seq-len, vocabulary]");
+  options.path("--dump-logits", values->dump_logits,
+               "Write the logits there: safetensors, \"logits\" F32 [chunks, seq-len, vocabulary]");
   return [values](Context& context) { evaluate(*values, context); };
 }
 

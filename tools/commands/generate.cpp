@@ -44,7 +44,7 @@ std::int64_t pick(const at::Tensor& logits, double temperature, std::mt19937_64&
   const auto p = at::softmax(logits.to(at::kDouble) / temperature, -1).contiguous();
   const double* values = p.const_data_ptr<double>();
   double rest = static_cast<double>(generator() >> 11) * 0x1p-53;  // uniform in [0, 1)
-  std::int64_t last = 0;                                         // the last possible token takes what rounding leaves
+  std::int64_t last = 0;                                           // the last possible token takes what rounding leaves
   for (std::int64_t i = 0; i < p.numel(); ++i) {
     if (values[i] <= 0) continue;
     last = i;
@@ -64,7 +64,8 @@ std::vector<std::int64_t> encode_prompt(const GenerateOptions& options, const te
                                 config.max_position_embeddings));
   for (const auto id : ids)
     if (id < 0 || id >= config.vocab_size)
-      throw io::Error(fmt::format("{}: tokenizer gives id {}, allowed: 0 to {} (vocab_size)", options.model.string(), id, config.vocab_size - 1));
+      throw io::Error(fmt::format("{}: tokenizer gives id {}, allowed: 0 to {} (vocab_size)", options.model.string(),
+                                  id, config.vocab_size - 1));
   return ids;
 }
 
@@ -79,7 +80,8 @@ Generated run_model(const GenerateOptions& options, const Context& context, mode
                     const text::Tokenizer& tokenizer, const std::vector<std::int64_t>& prompt) {
   const auto device = resolve_device(context);
   const auto& config = loaded.config;
-  const auto limit = std::min(config.max_position_embeddings, static_cast<std::int64_t>(prompt.size()) + options.tokens);
+  const auto limit =
+      std::min(config.max_position_embeddings, static_cast<std::int64_t>(prompt.size()) + options.tokens);
   models::KVCache cache(limit);
   std::mt19937_64 generator(context.seed);
   Generated result;
@@ -124,8 +126,14 @@ void generate(const GenerateOptions& options, Context& context) {
   quant_config.begin_samples(0, 1);
   const auto result = run_model(options, context, loaded, tokenizer, prompt);
   quant_config.finish();
-  const io::Json json = {{"prompt", options.prompt}, {"text", result.text}, {"ids", result.ids}, {"prompt_tokens", prompt.size()},
-                         {"tokens", result.ids.size()}, {"stopped", result.stopped}, {"kv_cache", kv_cache_of(loaded).holds}, {"seconds", result.seconds}};
+  const io::Json json = {{"prompt", options.prompt},
+                         {"text", result.text},
+                         {"ids", result.ids},
+                         {"prompt_tokens", prompt.size()},
+                         {"tokens", result.ids.size()},
+                         {"stopped", result.stopped},
+                         {"kv_cache", kv_cache_of(loaded).holds},
+                         {"seconds", result.seconds}};
   context.result(json, "\n");
 }
 
@@ -134,9 +142,11 @@ void generate(const GenerateOptions& options, Context& context) {
 Action add_generate(Options& options) {
   auto values = std::make_shared<GenerateOptions>();
   options.path("--model", values->model, "Checkpoint folder", Options::Need::required);
-  options.text("--prompt", values->prompt, "Text to continue; stdout shows it, then what the model adds", Options::Need::required);
+  options.text("--prompt", values->prompt, "Text to continue; stdout shows it, then what the model adds",
+               Options::Need::required);
   options.integer("--tokens", values->tokens, 1, 1 << 20, "Most tokens to add");
-  options.number("--temperature", values->temperature, 0, 1000, "0: the most likely token; else sampling, steered by --seed");
+  options.number("--temperature", values->temperature, 0, 1000,
+                 "0: the most likely token; else sampling, steered by --seed");
   add_attention_option(options, values->attention);
   add_kv_cache_options(options, values->kv_cache);
   add_nonfinite_option(options, values->allow_nonfinite);

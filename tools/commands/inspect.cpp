@@ -29,14 +29,17 @@ fs::path find_measurement(const fs::path& folder) {
   std::vector<fs::path> all, plain;
   for (const auto& entry : fs::directory_iterator(folder)) {
     const auto name = entry.path().filename().string();
-    if (!ends_with(name, ".json") || ends_with(name, "_mod_list.json") || name.find("_hooks_") == std::string::npos) continue;
+    if (!ends_with(name, ".json") || ends_with(name, "_mod_list.json") || name.find("_hooks_") == std::string::npos)
+      continue;
     all.push_back(entry.path());
     if (ends_with(name, "_hooks_maxabs.json")) plain.push_back(entry.path());
   }
   if (plain.size() == 1) return plain[0];
   if (all.size() == 1) return all[0];
   if (all.empty())
-    throw io::Error(folder.string() + ": found neither model.safetensors, model.safetensors.index.json, pytorch_model.bin nor *_hooks_*.json");
+    throw io::Error(
+        folder.string() +
+        ": found neither model.safetensors, model.safetensors.index.json, pytorch_model.bin nor *_hooks_*.json");
   std::sort(all.begin(), all.end());
   throw io::Error(folder.string() + ": found " + std::to_string(all.size()) + " measurement files, name one: " +
                   all[0].filename().string() + ", " + all[1].filename().string() + (all.size() > 2 ? ", ..." : ""));
@@ -44,18 +47,22 @@ fs::path find_measurement(const fs::path& folder) {
 
 Inspection inspect(const fs::path& path, bool as_json, bool read_values) {
   std::error_code ignored;
-  if (!fs::exists(path, ignored)) throw io::Error(path.string() + ": no such file or folder" + quant::advice_on_name(path));
+  if (!fs::exists(path, ignored))
+    throw io::Error(path.string() + ": no such file or folder" + quant::advice_on_name(path));
   if (fs::is_directory(path, ignored)) {
-    for (const char* name : {"model.safetensors", "model.safetensors.index.json", "pytorch_model.bin", "pytorch_model.bin.index.json", "config.json"})
+    for (const char* name : {"model.safetensors", "model.safetensors.index.json", "pytorch_model.bin",
+                             "pytorch_model.bin.index.json", "config.json"})
       if (fs::exists(fs::symlink_status(path / name, ignored))) return inspect_checkpoint(path, as_json, read_values);
     for (const char* name : {"model_index.json", "adapter_config.json"})
       if (fs::exists(path / name, ignored)) quant::require_model_folder(path);
     return inspect_measurement(find_measurement(path));
   }
   const auto extension = path.extension().string();
-  if (extension == ".safetensors" || extension == ".bin" || extension == ".pth" || extension == ".pt") return inspect_checkpoint(path, as_json, read_values);
+  if (extension == ".safetensors" || extension == ".bin" || extension == ".pth" || extension == ".pt")
+    return inspect_checkpoint(path, as_json, read_values);
   if (extension == ".json" || extension == ".npz") return inspect_measurement(path);
-  throw io::Error(path.string() + ": found a file ending in '" + extension + "', allowed: a folder, .safetensors, .bin, .pth, .pt, .json, .npz");
+  throw io::Error(path.string() + ": found a file ending in '" + extension +
+                  "', allowed: a folder, .safetensors, .bin, .pth, .pt, .json, .npz");
 }
 
 struct InspectOptions : DamageOptions {
@@ -84,21 +91,29 @@ void add_damage(const InspectOptions& o, const Context& context, Inspection& ins
   inspection.json["order"] = kOrder;
   inspection.json["skipped"] = io::Json::array();
   for (const auto& s : damage.skipped) inspection.json["skipped"].push_back({{"name", s.name}, {"reason", s.reason}});
-  if (!damage.modules.empty()) inspection.text += "\nBy damage, " + damage.modules.front().scheme + " (" + kOrder + "):\n" + damage_table(damage.modules);
+  if (!damage.modules.empty())
+    inspection.text +=
+        "\nBy damage, " + damage.modules.front().scheme + " (" + kOrder + "):\n" + damage_table(damage.modules);
 }
 
 /// What the page shows: the modules of a damage report, or of a measurement its amax values.
 io::Json page_of(const InspectOptions& o, const Inspection& inspection) {
-  io::Json page = {{"title", o.path.string()}, {"summary", ""}, {"modules", io::Json::array()}, {"skipped", io::Json::array()}};
+  io::Json page = {
+      {"title", o.path.string()}, {"summary", ""}, {"modules", io::Json::array()}, {"skipped", io::Json::array()}};
   const auto& json = inspection.json;
   if (json["kind"] == "checkpoint") {
-    if (!json.contains("modules")) throw io::Error(o.path.string() + ": --html expects a checkpoint folder with config.json, or a measurement");
+    if (!json.contains("modules"))
+      throw io::Error(o.path.string() + ": --html expects a checkpoint folder with config.json, or a measurement");
     page["modules"] = json["modules"];
     page["skipped"] = json["skipped"];
-    page["summary"] = std::to_string(page["modules"].size()) + " modules" + (page["modules"].empty() ? "" : ", " + page["modules"][0]["scheme"].get<std::string>() + "; " + kOrder);
+    page["summary"] =
+        std::to_string(page["modules"].size()) + " modules" +
+        (page["modules"].empty() ? "" : ", " + page["modules"][0]["scheme"].get<std::string>() + "; " + kOrder);
     return page;
   }
-  const auto largest = [](const io::Json& tensor) { return io::Json{{"amax", tensor.value("max", io::Json(nullptr))}}; };
+  const auto largest = [](const io::Json& tensor) {
+    return io::Json{{"amax", tensor.value("max", io::Json(nullptr))}};
+  };
   for (const auto& [name, m] : json["modules"].items()) {
     io::Json entry = {{"name", name}, {"type", ""}, {"sqnr_db", nullptr}, {"weight", nullptr}, {"input", nullptr}};
     if (m["params"].contains("weight")) entry["weight"] = largest(m["params"]["weight"]);
@@ -128,7 +143,8 @@ void run_inspect(const InspectOptions& o, Context& context) {
     const auto plan = inspect_plan(o.path, o, context);
     return context.result(plan.json, plan.text);
   }
-  if (!o.with.empty()) throw UsageError("--with: found '" + o.with[0] + "', but " + o.path.string() + " is no training run");
+  if (!o.with.empty())
+    throw UsageError("--with: found '" + o.with[0] + "', but " + o.path.string() + " is no training run");
   auto inspection = inspect(o.path, context.json, !o.tensors_only);
   add_damage(o, context, inspection);
   if (!o.html.empty()) {
@@ -142,19 +158,31 @@ void run_inspect(const InspectOptions& o, Context& context) {
 
 Action add_inspect(Options& options) {
   auto values = std::make_shared<InspectOptions>();
-  options.path("PATH", values->path, "Checkpoint folder, .safetensors or .bin, a measurement or scale file (.json, .npz), or the folder of a training run", Options::Need::required);
-  options.path("--html", values->html, "Write a page with heat map, histograms and table there; of a training run, one with its loss curve (or the curve alone: .svg)");
+  options.path("PATH", values->path,
+               "Checkpoint folder, .safetensors or .bin, a measurement or scale file (.json, .npz), or the folder of a "
+               "training run",
+               Options::Need::required);
+  options.path("--html", values->html,
+               "Write a page with heat map, histograms and table there; of a training run, one with its loss curve (or "
+               "the curve alone: .svg)");
   add_data_options(options, *values, Options::Need::optional);
   options.text("--measurements", values->measurements, "Static input scales from a measurement (default: per token)");
-  options.path("--reference", values->reference, "Of an fp8 checkpoint: the high precision one it was made of; of a training run: one to compare with");
-  options.choice("--scheme", {"tensor", "channel"}, [values](std::size_t i) { values->scheme = i == 0 ? quant::WeightGranularity::tensor : quant::WeightGranularity::channel; },
-                 "Weight scales (default: tensor with --measurements, else channel)");
+  options.path("--reference", values->reference,
+               "Of an fp8 checkpoint: the high precision one it was made of; of a training run: one to compare with");
+  options.choice(
+      "--scheme", {"tensor", "channel"},
+      [values](std::size_t i) {
+        values->scheme = i == 0 ? quant::WeightGranularity::tensor : quant::WeightGranularity::channel;
+      },
+      "Weight scales (default: tensor with --measurements, else channel)");
   options.flag("--weights-only", values->weights_only, "Inputs stay in high precision");
   options.list("--include", values->include, "Regular expression: look at these modules too (lm_head, routers)");
   options.list("--exclude", values->exclude, "Regular expression: leave these modules out");
   options.list("--with", values->with, "Of a training run: more runs in the same table and picture");
-  options.flag("--plan", values->plan, "What quantize would put into fp8, what not and why, folded by name; weights are not read");
-  options.flag("--tensors-only", values->tensors_only, "No damage report, no search for NaN: headers and scales are read, weights are not");
+  options.flag("--plan", values->plan,
+               "What quantize would put into fp8, what not and why, folded by name; weights are not read");
+  options.flag("--tensors-only", values->tensors_only,
+               "No damage report, no search for NaN: headers and scales are read, weights are not");
   return [values](Context& context) { run_inspect(*values, context); };
 }
 

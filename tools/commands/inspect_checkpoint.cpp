@@ -48,7 +48,8 @@ struct Scales {
 std::string granularity_of(const quant::StoredWeight& weight) {
   const auto& scheme = weight.spec.scheme;
   std::string text = quant::name_of(scheme.weights);
-  if (scheme.weights == quant::WeightGranularity::block) text += fmt::format(" {}x{}", scheme.block.rows, scheme.block.cols);
+  if (scheme.weights == quant::WeightGranularity::block)
+    text += fmt::format(" {}x{}", scheme.block.rows, scheme.block.cols);
   return text + (weight.transposed ? ", weight transposed" : "");
 }
 
@@ -61,10 +62,12 @@ std::string granularity_of(const io::TensorInfo& weight, const io::TensorInfo& s
   const bool plain = weight.shape.size() == 2;
   if (plain && scale.shape.size() <= 2 && scale.numel() == rows && scale.shape[0] == rows) return "channel";
   if (plain && scale.shape.size() == 1 && scale.numel() == columns) return "channel, weight transposed";
-  const bool blocks = scale.shape.size() == 2 || (scale.shape.size() == 4 && scale.shape[1] == 1 && scale.shape[3] == 1);
+  const bool blocks =
+      scale.shape.size() == 2 || (scale.shape.size() == 4 && scale.shape[1] == 1 && scale.shape[3] == 1);
   if (!plain || !blocks || scale.numel() == 0) return shape_text(scale.shape);
   const auto ceil = [](std::int64_t n, std::int64_t parts) { return (n + parts - 1) / parts; };
-  return fmt::format("block {}x{}", ceil(rows, scale.shape[0]), ceil(columns, scale.shape[scale.shape.size() == 4 ? 2 : 1]));
+  return fmt::format("block {}x{}", ceil(rows, scale.shape[0]),
+                     ceil(columns, scale.shape[scale.shape.size() == 4 ? 2 : 1]));
 }
 
 bool is_scale_dtype(io::DType dtype) {
@@ -73,9 +76,11 @@ bool is_scale_dtype(io::DType dtype) {
 
 float value_at(const std::uint8_t* bytes, io::DType dtype, std::int64_t i) {
   if (dtype == io::DType::F8_E8M0) return kernels::e8m0_value(bytes[i]);
-  return kernels::load_element(bytes, dtype == io::DType::F32    ? kernels::FloatType::F32
-                                      : dtype == io::DType::BF16 ? kernels::FloatType::BF16
-                                                                 : kernels::FloatType::F16, i);
+  return kernels::load_element(bytes,
+                               dtype == io::DType::F32    ? kernels::FloatType::F32
+                               : dtype == io::DType::BF16 ? kernels::FloatType::BF16
+                                                          : kernels::FloatType::F16,
+                               i);
 }
 
 /// Smallest and largest value of a tensor, whatever they are; chunk by chunk. NaN if there is one.
@@ -101,7 +106,8 @@ void find_range(const io::Checkpoint& checkpoint, const io::TensorInfo& info, do
 std::optional<Scales> scales_of(const io::Checkpoint& checkpoint, const io::TensorInfo& weight, const Weights& known) {
   constexpr std::string_view kWeight = "weight";
   const auto& name = weight.name;
-  if (name.size() < kWeight.size() || name.compare(name.size() - kWeight.size(), kWeight.size(), kWeight) != 0) return std::nullopt;
+  if (name.size() < kWeight.size() || name.compare(name.size() - kWeight.size(), kWeight.size(), kWeight) != 0)
+    return std::nullopt;
   const auto module = name.substr(0, name.size() - kWeight.size());
   for (const char* suffix : {"weight_scale", "weight_scale_inv", "scale_weight", "dequant_weights.scale"}) {
     if (!checkpoint.contains(module + suffix)) continue;
@@ -123,8 +129,8 @@ std::string range_text(double low, double high) {
 
 /// What the folder's config says, and whether the tensors agree.
 struct Form {
-  std::string method;   ///< its quant_method; empty: none
-  std::string problem;  ///< why fp8 weights can't be read by it
+  std::string method;                           ///< its quant_method; empty: none
+  std::string problem;                          ///< why fp8 weights can't be read by it
   std::map<std::string, std::int64_t> schemes;  ///< number of weights by description
   Weights weights;
   std::vector<quant::KvScales> kv;
@@ -138,12 +144,14 @@ Form form_of(const io::Checkpoint& checkpoint) {
     const auto config = quant::read_quantization_config(checkpoint.folder());
     if (config.is_null()) {
       if (const std::string found = quant::describe_codes(checkpoint); !found.empty())
-        form.problem = "config.json has no quantization_config that says what its codes are: " + found + " (fp8 convert --assume FORM)";
+        form.problem = "config.json has no quantization_config that says what its codes are: " + found +
+                       " (fp8 convert --assume FORM)";
       return form;
     }
     const auto it = config.find("quant_method");
     form.method = it != config.end() && it->is_string() ? it->get<std::string>() : "unnamed";
-    form.method = quant::name_of(quant::form_of_config(config, (checkpoint.folder() / "config.json").string()).format());
+    form.method =
+        quant::name_of(quant::form_of_config(config, (checkpoint.folder() / "config.json").string()).format());
     auto stored = quant::read_stored(checkpoint);
     for (auto& w : stored.weights) {
       ++form.schemes[w.spec.scheme.describe() + (w.transposed ? ", stored transposed" : "")];
@@ -178,8 +186,8 @@ void add_form(const Form& form, io::Json& json, std::string& text) {
       const auto [low, high] = std::minmax_element(x.begin(), x.end());
       return range_text(*low, *high);
     };
-    text += fmt::format("key-value scales: {} layers, {}, keys {}, values {}\n", form.kv.size(), k.size() > form.kv.size() ? "per head" : "per tensor",
-                        range(k), range(v));
+    text += fmt::format("key-value scales: {} layers, {}, keys {}, values {}\n", form.kv.size(),
+                        k.size() > form.kv.size() ? "per head" : "per tensor", range(k), range(v));
   }
   json["warnings"] = form.warnings;
   for (const auto& warning : form.warnings) text += "warning: " + one_line(warning) + "\n";
@@ -190,11 +198,14 @@ void add_form(const Form& form, io::Json& json, std::string& text) {
 }
 
 bool is_scale(const io::TensorInfo& info) {
-  constexpr const char* kEndings[] = {".weight_scale", ".weight_scale_inv", ".scale_weight", ".dequant_weights.scale", ".input_scale", ".activation_scale", ".scale_input",
-                                      ".quant_input.scale", ".quant_input.scale_inv", ".dequant_output.scale", ".k_scale", ".v_scale", ".kv_scale", ".output_scale"};
+  constexpr const char* kEndings[] = {
+      ".weight_scale",     ".weight_scale_inv", ".scale_weight",      ".dequant_weights.scale", ".input_scale",
+      ".activation_scale", ".scale_input",      ".quant_input.scale", ".quant_input.scale_inv", ".dequant_output.scale",
+      ".k_scale",          ".v_scale",          ".kv_scale",          ".output_scale"};
   return is_scale_dtype(info.dtype) && std::any_of(std::begin(kEndings), std::end(kEndings), [&](std::string_view end) {
-    return info.name.size() >= end.size() && std::string_view(info.name).substr(info.name.size() - end.size()) == end;
-  });
+           return info.name.size() >= end.size() &&
+                  std::string_view(info.name).substr(info.name.size() - end.size()) == end;
+         });
 }
 
 /// What is wrong with a tensor of scales; empty: nothing.
@@ -220,7 +231,10 @@ std::string scale_problem(const io::Checkpoint& checkpoint, const io::TensorInfo
     }
   }
   std::string text;
-  for (const auto& [count, what] : {std::pair{zero, "scale 0"}, {negative, "a negative scale"}, {nonfinite, "NaN or Inf"}, {absurd, "an absurd scale (from 2^64 on, or with an infinite reciprocal)"}}) {
+  for (const auto& [count, what] : {std::pair{zero, "scale 0"},
+                                    {negative, "a negative scale"},
+                                    {nonfinite, "NaN or Inf"},
+                                    {absurd, "an absurd scale (from 2^64 on, or with an infinite reciprocal)"}}) {
     if (count > 0) text += fmt::format("{}{} in {} of {}", text.empty() ? "" : ", ", what, count, info.numel());
   }
   return text;
@@ -230,16 +244,19 @@ std::string scale_problem(const io::Checkpoint& checkpoint, const io::TensorInfo
 std::map<std::string, std::string> problems_of(const io::Checkpoint& checkpoint, const Form& form, bool read_values) {
   std::map<std::string, std::string> problems;
   if (read_values) {
-    const auto dialect = form.weights.empty() ? kernels::Dialect::ocp : form.weights.begin()->second.spec.scheme.dialect;
+    const auto dialect =
+        form.weights.empty() ? kernels::Dialect::ocp : form.weights.begin()->second.spec.scheme.dialect;
     for (const auto& [tensor, found] : quant::find_nonfinite(checkpoint, dialect, {}, [] { return interrupted(); })) {
       const auto& info = checkpoint.info(tensor);
-      problems[tensor] = (is_fp8(info.dtype) ? "codes are " : "") + found.text(static_cast<std::uint64_t>(info.numel()));
+      problems[tensor] =
+          (is_fp8(info.dtype) ? "codes are " : "") + found.text(static_cast<std::uint64_t>(info.numel()));
     }
   }
   for (std::size_t i = 0; i < checkpoint.names().size(); ++i) {
     const auto& info = checkpoint.info(i);
     if (!is_scale(info)) continue;
-    if (std::string problem = scale_problem(checkpoint, info); !problem.empty()) problems[info.name] = std::move(problem);
+    if (std::string problem = scale_problem(checkpoint, info); !problem.empty())
+      problems[info.name] = std::move(problem);
   }
   for (const auto& stray : form.strays) problems.erase(stray);  // left there by a writer, read by nobody
   return problems;
@@ -252,7 +269,8 @@ void add_problems(const std::map<std::string, std::string>& problems, io::Json& 
     if (json["problems"].size() < kShown) text += "problem: " + one_line(tensor) + ": " + problem + "\n";
     json["problems"].push_back({{"tensor", tensor}, {"problem", problem}});
   }
-  if (problems.size() > kShown) text += fmt::format("problem: {} more tensors (--json lists them)\n", problems.size() - kShown);
+  if (problems.size() > kShown)
+    text += fmt::format("problem: {} more tensors (--json lists them)\n", problems.size() - kShown);
 }
 
 }  // namespace
@@ -293,7 +311,8 @@ Inspection inspect_checkpoint(const std::filesystem::path& path, bool as_json, b
     result.text += fmt::format("{}: {} tensors, {}\n", dtype, total.first, human_bytes(total.second));
     totals[dtype] = {{"tensors", total.first}, {"bytes", total.second}};
   }
-  result.text += fmt::format("total: {} tensors, {}\n", checkpoint.names().size(), human_bytes(static_cast<std::int64_t>(checkpoint.total_bytes())));
+  result.text += fmt::format("total: {} tensors, {}\n", checkpoint.names().size(),
+                             human_bytes(static_cast<std::int64_t>(checkpoint.total_bytes())));
   add_form(form, result.json, result.text);
   add_problems(problems_of(checkpoint, form, read_values), result.json, result.text);
   if (as_json) result.json["tensors"] = std::move(tensors);

@@ -21,8 +21,9 @@ namespace fp8::commands {
 
 quant::PlanOptions plan_options(const DamageOptions& o, const Context& context) {
   quant::PlanOptions plan;
-  plan.activations = o.weights_only ? quant::ActivationScaling::none
-                     : o.measurements.empty() ? quant::ActivationScaling::dynamic_token : quant::ActivationScaling::static_tensor;
+  plan.activations = o.weights_only           ? quant::ActivationScaling::none
+                     : o.measurements.empty() ? quant::ActivationScaling::dynamic_token
+                                              : quant::ActivationScaling::static_tensor;
   plan.weights = o.scheme;
   plan.include = o.include;
   plan.exclude = o.exclude;
@@ -34,7 +35,8 @@ quant::PlanOptions plan_options(const DamageOptions& o, const Context& context) 
 namespace {
 
 /// Runs the data through the model with probes on its weights.
-quant::CheckpointDamage damage_of_run(const std::filesystem::path& folder, const DamageOptions& o, const Context& context) {
+quant::CheckpointDamage damage_of_run(const std::filesystem::path& folder, const DamageOptions& o,
+                                      const Context& context) {
   const at::NoGradGuard no_grad;
   auto loaded = load_language_model(folder, context);
   auto chunks = load_chunks_for(o, folder, loaded.config);
@@ -64,15 +66,21 @@ io::Json octaves_json(const quant::CastDamage& d) {
   while (begin < end && d.octaves[begin] == 0) ++begin;
   while (end > begin && d.octaves[end - 1] == 0) --end;
   return {{"first_exponent", quant::CastDamage::kFirstExponent + static_cast<int>(begin)},
-          {"counts", std::vector<std::int64_t>(d.octaves.begin() + static_cast<std::ptrdiff_t>(begin), d.octaves.begin() + static_cast<std::ptrdiff_t>(end))}};
+          {"counts", std::vector<std::int64_t>(d.octaves.begin() + static_cast<std::ptrdiff_t>(begin),
+                                               d.octaves.begin() + static_cast<std::ptrdiff_t>(end))}};
 }
 
 /// scale_inv: none where the tensor stays in high precision or has a scale per row.
 io::Json part_json(const quant::CastDamage& d, std::optional<float> scale_inv, const quant::ModuleDamage& m) {
   const bool compared = d.signal > 0;
-  io::Json out = {{"amax", finite(d.amax)}, {"values", d.count}, {"zeros", d.zeros}, {"scale_inv", scale_inv ? io::Json(*scale_inv) : io::Json(nullptr)},
-                  {"saturation", d.saturation_share()}, {"underflow", compared ? io::Json(d.underflow_share()) : io::Json(nullptr)},
-                  {"sqnr_db", compared ? finite(d.sqnr_db()) : io::Json(nullptr)}, {"octaves", octaves_json(d)}};
+  io::Json out = {{"amax", finite(d.amax)},
+                  {"values", d.count},
+                  {"zeros", d.zeros},
+                  {"scale_inv", scale_inv ? io::Json(*scale_inv) : io::Json(nullptr)},
+                  {"saturation", d.saturation_share()},
+                  {"underflow", compared ? io::Json(d.underflow_share()) : io::Json(nullptr)},
+                  {"sqnr_db", compared ? finite(d.sqnr_db()) : io::Json(nullptr)},
+                  {"octaves", octaves_json(d)}};
   if (scale_inv.has_value()) {  // what the format can hold with this scale
     out["largest"] = m.fp8_max * *scale_inv;
     out["smallest"] = m.fp8_min * *scale_inv;
@@ -80,16 +88,22 @@ io::Json part_json(const quant::CastDamage& d, std::optional<float> scale_inv, c
   return out;
 }
 
-std::string db_text(const quant::CastDamage& d) { return d.signal > 0 && std::isfinite(d.sqnr_db()) ? fmt::format("{:.1f}", d.sqnr_db()) : "-"; }
+std::string db_text(const quant::CastDamage& d) {
+  return d.signal > 0 && std::isfinite(d.sqnr_db()) ? fmt::format("{:.1f}", d.sqnr_db()) : "-";
+}
 std::string share_text(double share) { return share == 0 ? "0" : fmt::format("{:.3g} %", 100 * share); }
 
 }  // namespace
 
-quant::CheckpointDamage checkpoint_damage(const std::filesystem::path& model, const DamageOptions& o, const Context& context) {
+quant::CheckpointDamage checkpoint_damage(const std::filesystem::path& model, const DamageOptions& o,
+                                          const Context& context) {
   quant::CheckpointDamage out;
   if (is_fp8_checkpoint(model)) {
-    if (!o.data.empty() || !o.measurements.empty()) throw io::Error(model.string() + ": --data and --measurements expect a high precision checkpoint, found an fp8 one");
-    out = quant::damage_of_fp8_checkpoint(model, o.reference.empty() ? std::nullopt : std::optional(o.reference), [] { return interrupted(); });
+    if (!o.data.empty() || !o.measurements.empty())
+      throw io::Error(model.string() +
+                      ": --data and --measurements expect a high precision checkpoint, found an fp8 one");
+    out = quant::damage_of_fp8_checkpoint(model, o.reference.empty() ? std::nullopt : std::optional(o.reference),
+                                          [] { return interrupted(); });
   } else if (!o.data.empty()) {
     out = damage_of_run(model, o, context);
   } else {
@@ -98,7 +112,8 @@ quant::CheckpointDamage checkpoint_damage(const std::filesystem::path& model, co
     quant::CheckpointOptions options;
     options.plan = plan_options(o, context);
     options.progress = [&](std::uint64_t done, std::uint64_t total) {
-      progress.update(static_cast<std::int64_t>(static_cast<double>(done) / static_cast<double>(std::max<std::uint64_t>(total, 1)) * kSteps));
+      progress.update(static_cast<std::int64_t>(static_cast<double>(done) /
+                                                static_cast<double>(std::max<std::uint64_t>(total, 1)) * kSteps));
     };
     options.stop = [] { return interrupted(); };
     out = quant::damage_of_checkpoint(model, options);
@@ -110,8 +125,12 @@ quant::CheckpointDamage checkpoint_damage(const std::filesystem::path& model, co
 io::Json damage_json(const std::vector<quant::ModuleDamage>& modules) {
   io::Json out = io::Json::array();
   for (const auto& m : modules) {
-    io::Json entry = {{"name", m.name}, {"type", m.type}, {"scheme", m.scheme}, {"sqnr_db", m.weight.signal > 0 ? finite(m.sqnr_db()) : io::Json(nullptr)},
-                      {"weight", part_json(m.weight, m.weight_scale_inv, m)}, {"input", nullptr}};
+    io::Json entry = {{"name", m.name},
+                      {"type", m.type},
+                      {"scheme", m.scheme},
+                      {"sqnr_db", m.weight.signal > 0 ? finite(m.sqnr_db()) : io::Json(nullptr)},
+                      {"weight", part_json(m.weight, m.weight_scale_inv, m)},
+                      {"input", nullptr}};
     if (m.input.has_value()) entry["input"] = part_json(*m.input, m.input_scale_inv, m);
     out.push_back(std::move(entry));
   }
@@ -121,18 +140,24 @@ io::Json damage_json(const std::vector<quant::ModuleDamage>& modules) {
 std::string damage_table(const std::vector<quant::ModuleDamage>& modules) {
   bool inputs = false;
   for (const auto& m : modules) inputs = inputs || m.input.has_value();
-  std::vector<std::string> headers = {"module", ">SQNR dB", ">weight amax", ">scale_inv", ">SQNR dB", ">saturated", ">underflow"};
+  std::vector<std::string> headers = {"module",   ">SQNR dB",   ">weight amax", ">scale_inv",
+                                      ">SQNR dB", ">saturated", ">underflow"};
   if (inputs) headers.insert(headers.end(), {">input amax", ">scale_inv", ">SQNR dB", ">saturated", ">underflow"});
   Table table(headers);
   for (const auto& m : modules) {
     const bool compared = m.weight.signal > 0;
-    std::vector<std::string> row = {one_line(m.name), compared && std::isfinite(m.sqnr_db()) ? fmt::format("{:.1f}", m.sqnr_db()) : "-", fmt::format("{:.4g}", m.weight.amax),
-                                    fmt::format("{:.4g}", m.weight_scale_inv), db_text(m.weight), share_text(m.weight.saturation_share()),
+    std::vector<std::string> row = {one_line(m.name),
+                                    compared && std::isfinite(m.sqnr_db()) ? fmt::format("{:.1f}", m.sqnr_db()) : "-",
+                                    fmt::format("{:.4g}", m.weight.amax),
+                                    fmt::format("{:.4g}", m.weight_scale_inv),
+                                    db_text(m.weight),
+                                    share_text(m.weight.saturation_share()),
                                     compared ? share_text(m.weight.underflow_share()) : "-"};
     if (inputs && m.input.has_value()) {
       const auto& x = *m.input;
-      row.insert(row.end(), {fmt::format("{:.4g}", x.amax), m.input_scale_inv ? fmt::format("{:.4g}", *m.input_scale_inv) : "per row", db_text(x), share_text(x.saturation_share()),
-                             share_text(x.underflow_share())});
+      row.insert(row.end(), {fmt::format("{:.4g}", x.amax),
+                             m.input_scale_inv ? fmt::format("{:.4g}", *m.input_scale_inv) : "per row", db_text(x),
+                             share_text(x.saturation_share()), share_text(x.underflow_share())});
     } else if (inputs) {
       row.insert(row.end(), {"not called", "-", "-", "-", "-"});
     }

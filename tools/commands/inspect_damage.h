@@ -27,7 +27,8 @@ quant::PlanOptions plan_options(const DamageOptions& options, const Context& con
 
 /// Of a checkpoint folder: in high precision, what quantizing it would do (to inputs too when there is data to run); in fp8, what has
 /// been done. Sorted by damage. Throws io::Error.
-quant::CheckpointDamage checkpoint_damage(const std::filesystem::path& model, const DamageOptions& options, const Context& context);
+quant::CheckpointDamage checkpoint_damage(const std::filesystem::path& model, const DamageOptions& options,
+                                          const Context& context);
 
 /// [{"name", "type", "scheme", "sqnr_db", "weight": {...}, "input": {...} | null}]; infinite and unknown numbers are null.
 io::Json damage_json(const std::vector<quant::ModuleDamage>& modules);

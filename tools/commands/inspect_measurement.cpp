@@ -86,7 +86,8 @@ void collect(const io::Json& value, const std::string& where, Range& range) {
   } else if (value.is_array() || value.is_object()) {
     for (const auto& item : value) collect(item, where, range);
   } else {
-    throw io::Error(where + ": found " + one_line(value.dump(-1, ' ', true, io::Json::error_handler_t::replace)).substr(0, 60) +
+    throw io::Error(where + ": found " +
+                    one_line(value.dump(-1, ' ', true, io::Json::error_handler_t::replace)).substr(0, 60) +
                     ", allowed: numbers, lists and objects of numbers");
   }
 }
@@ -107,7 +108,8 @@ std::string problem_of(const Range& range, const std::string& kind) {
   const bool scales = kind == "scales";
   if (scales) add(range.zero, "scale 0");
   add(range.negative, scales ? "a negative scale" : "a negative amax");
-  add(range.absurd, scales ? "an absurd scale (from 2^64 on, Inf or NaN)" : "an absurd amax (from 2^64 on, Inf or NaN)");
+  add(range.absurd,
+      scales ? "an absurd scale (from 2^64 on, Inf or NaN)" : "an absurd amax (from 2^64 on, Inf or NaN)");
   return text;
 }
 
@@ -119,18 +121,21 @@ struct Column {
 /// By place in the file: "module.inputs.0".
 using Problems = std::vector<std::pair<std::string, std::string>>;
 
-Column column(const io::Json& node, const std::string& key, const std::string& where, const std::string& kind, Problems& problems) {
+Column column(const io::Json& node, const std::string& key, const std::string& where, const std::string& kind,
+              Problems& problems) {
   const auto it = node.find(key);
   Column result;
   if (it == node.end()) return result;
   const auto place = where + "." + key;
-  if (!it->is_array() && !it->is_object()) throw io::Error(place + ": found a " + it->type_name() + ", allowed: a list or an object");
+  if (!it->is_array() && !it->is_object())
+    throw io::Error(place + ": found a " + it->type_name() + ", allowed: a list or an object");
   result.json = it->is_object() ? io::Json::object() : io::Json::array();
   std::string text;
   for (const auto& [name, tensor] : it->items()) {
     Range range;
     collect(tensor, place + "." + name, range);
-    if (std::string problem = problem_of(range, kind); !problem.empty()) problems.emplace_back(place + "." + name, std::move(problem));
+    if (std::string problem = problem_of(range, kind); !problem.empty())
+      problems.emplace_back(place + "." + name, std::move(problem));
     io::Json entry = {{"count", range.count}};
     if (range.count > 0) {
       entry["min"] = range.low;
@@ -148,7 +153,8 @@ Column column(const io::Json& node, const std::string& key, const std::string& w
 }
 
 /// "inputs" may also be spelt "input" in old files.
-Column either(const io::Json& node, const char* key, const char* old_key, const std::string& where, const std::string& kind, Problems& problems) {
+Column either(const io::Json& node, const char* key, const char* old_key, const std::string& where,
+              const std::string& kind, Problems& problems) {
   return column(node, node.contains(key) ? key : old_key, where, kind, problems);
 }
 
@@ -158,7 +164,10 @@ std::string kind_of(const io::Json& file, const std::string& name) {
   if (word == "DynamicRange") return "measurement";
   if (word == "Scale") return "scales";
   if (word == "Shape") return "shapes";
-  throw io::Error(name + ": key 'Mode': found " + (mode == file.end() ? "nothing" : one_line(mode->dump(-1, ' ', true, io::Json::error_handler_t::replace)).substr(0, 60)) +
+  throw io::Error(name + ": key 'Mode': found " +
+                  (mode == file.end()
+                       ? "nothing"
+                       : one_line(mode->dump(-1, ' ', true, io::Json::error_handler_t::replace)).substr(0, 60)) +
                   ", allowed: DynamicRange, Scale, Shape");
 }
 
@@ -167,9 +176,11 @@ std::string kind_of(const io::Json& file, const std::string& name) {
 Inspection inspect_measurement(const std::filesystem::path& path) {
   const auto name = path.string();
   const auto file = path.extension() == ".npz" ? to_json(io::read_npz(path)) : io::read_json(path);
-  if (!file.is_object()) throw io::Error(name + ": found a " + file.type_name() + ", allowed: a measurement or scale file");
+  if (!file.is_object())
+    throw io::Error(name + ": found a " + file.type_name() + ", allowed: a measurement or scale file");
   const auto nodes = file.find("Nodes");
-  if (nodes == file.end() || !nodes->is_object()) throw io::Error(name + ": key 'Nodes': missing or not an object; is this a measurement?");
+  if (nodes == file.end() || !nodes->is_object())
+    throw io::Error(name + ": key 'Nodes': missing or not an object; is this a measurement?");
   const auto kind = kind_of(file, name);
   Table table({"module", ">inputs", ">outputs", ">weight"});
   Members modules;
@@ -177,15 +188,21 @@ Inspection inspect_measurement(const std::filesystem::path& path) {
   for (const auto& [module, node] : nodes->items()) {
     const auto where = name + ": " + one_line(module);
     if (!node.is_object()) throw io::Error(where + ": found a " + node.type_name() + ", allowed: an object");
-    const auto inputs = either(node, "inputs", "input", where, kind, problems), outputs = either(node, "outputs", "output", where, kind, problems);
+    const auto inputs = either(node, "inputs", "input", where, kind, problems),
+               outputs = either(node, "outputs", "output", where, kind, problems);
     const auto params = column(node, "params", where, kind, problems);
     table.row({one_line(module), inputs.text, outputs.text, params.text});
     modules.set(module, {{"inputs", inputs.json}, {"outputs", outputs.json}, {"params", params.json}});
   }
   const auto samples = file.find("NumSamples");
   auto text = table.text() + fmt::format("{}: {} modules", kind, nodes->size());
-  if (samples != file.end() && samples->is_number_integer()) text += fmt::format(", {} samples", samples->get<std::int64_t>());
-  io::Json json = {{"kind", kind}, {"path", name}, {"samples", samples != file.end() ? *samples : io::Json(nullptr)}, {"modules", modules.take()}, {"problems", io::Json::array()}};
+  if (samples != file.end() && samples->is_number_integer())
+    text += fmt::format(", {} samples", samples->get<std::int64_t>());
+  io::Json json = {{"kind", kind},
+                   {"path", name},
+                   {"samples", samples != file.end() ? *samples : io::Json(nullptr)},
+                   {"modules", modules.take()},
+                   {"problems", io::Json::array()}};
   text += "\n";
   for (const auto& [place, problem] : problems) {
     json["problems"].push_back({{"place", place}, {"problem", problem}});

@@ -17,9 +17,13 @@ namespace {
 using Mode = KvCacheOptions::Mode;
 
 void check(const KvCacheOptions& o, const Context& context) {
-  if (o.mode == Mode::fp8 && context.device != "hpu") throw UsageError("--kv-cache fp8: found --device " + context.device + ", allowed: hpu");
-  if (o.mode != Mode::fp8 && !o.measurements.empty()) throw UsageError("--measurements: the scales of --kv-cache fp8 are made of them, found --kv-cache " + std::string(o.mode == Mode::off ? "off" : "auto"));
-  if (o.scales_given && o.measurements.empty()) throw UsageError("--kv-cache-scales: says what is made of --measurements, which is not given");
+  if (o.mode == Mode::fp8 && context.device != "hpu")
+    throw UsageError("--kv-cache fp8: found --device " + context.device + ", allowed: hpu");
+  if (o.mode != Mode::fp8 && !o.measurements.empty())
+    throw UsageError("--measurements: the scales of --kv-cache fp8 are made of them, found --kv-cache " +
+                     std::string(o.mode == Mode::off ? "off" : "auto"));
+  if (o.scales_given && o.measurements.empty())
+    throw UsageError("--kv-cache-scales: says what is made of --measurements, which is not given");
 }
 
 /// The measurement is of this model, as far as its weights in high precision can tell.
@@ -29,12 +33,14 @@ void check_model(const measure::MeasurementFile& measured, const models::LoadedM
   for (const auto& m : measure::weight_modules(*model.model)) {
     const auto type = m.weight.scalar_type();
     if (measured.model->find(m.name) == nullptr || !runtime::ops::is_high_precision(type)) continue;
-    own.weights.push_back(measure::fingerprint_of(m.name, runtime::cpu_alias(m.weight.detach()).const_data_ptr(), runtime::ops::float_type_of(type), m.weight.sizes().vec()));
+    own.weights.push_back(measure::fingerprint_of(m.name, runtime::cpu_alias(m.weight.detach()).const_data_ptr(),
+                                                  runtime::ops::float_type_of(type), m.weight.sizes().vec()));
   }
   measure::require_same_model(*measured.model, own, where);
 }
 
-void use_measurements(const models::LoadedModel& model, const std::vector<measure::OpNode>& nodes, const KvCacheOptions& o, const Context& context) {
+void use_measurements(const models::LoadedModel& model, const std::vector<measure::OpNode>& nodes,
+                      const KvCacheOptions& o, const Context& context) {
   quant::PlanOptions plan;
   plan.dialect = context.dialect.value_or(kernels::Dialect::ocp);
   plan.kv_scales = o.scales;
@@ -50,15 +56,18 @@ void use_measurements(const models::LoadedModel& model, const std::vector<measur
 }  // namespace
 
 void add_kv_cache_options(Options& options, KvCacheOptions& target) {
-  options.choice("--kv-cache", {"auto", "fp8", "off"}, [&target](std::size_t i) { target.mode = static_cast<Mode>(i); },
-                 "Keys and values in fp8 (default auto: if the checkpoint has scales for them, as serving engines do)");
-  options.text("--measurements", target.measurements, "--kv-cache fp8: make the scales of a measurement (its folder or prefix) instead of the checkpoint's");
-  options.choice("--kv-cache-scales", {"tensor", "head"},
-                 [&target](std::size_t i) {
-                   target.scales = i == 0 ? quant::KvGranularity::tensor : quant::KvGranularity::head;
-                   target.scales_given = true;
-                 },
-                 "--measurements: one scale for keys and one for values of a layer (default), or for each of its heads");
+  options.choice(
+      "--kv-cache", {"auto", "fp8", "off"}, [&target](std::size_t i) { target.mode = static_cast<Mode>(i); },
+      "Keys and values in fp8 (default auto: if the checkpoint has scales for them, as serving engines do)");
+  options.text("--measurements", target.measurements,
+               "--kv-cache fp8: make the scales of a measurement (its folder or prefix) instead of the checkpoint's");
+  options.choice(
+      "--kv-cache-scales", {"tensor", "head"},
+      [&target](std::size_t i) {
+        target.scales = i == 0 ? quant::KvGranularity::tensor : quant::KvGranularity::head;
+        target.scales_given = true;
+      },
+      "--measurements: one scale for keys and one for values of a layer (default), or for each of its heads");
 }
 
 void set_kv_cache(models::LoadedModel& model, const KvCacheOptions& o, const Context& context) {
@@ -68,11 +77,15 @@ void set_kv_cache(models::LoadedModel& model, const KvCacheOptions& o, const Con
   if (!o.measurements.empty()) use_measurements(model, nodes, o, context);
   const auto* scheme = quant::kv_cache_scheme(nodes);
   if (scheme == nullptr && o.mode == Mode::fp8) {
-    throw io::Error(model.folder.string() + ": found no scales for --kv-cache fp8; make them of a measurement (--measurements DIR of fp8 measure), or put them into the checkpoint (fp8 quantize --kv-cache fp8)");
+    throw io::Error(model.folder.string() +
+                    ": found no scales for --kv-cache fp8; make them of a measurement (--measurements DIR of fp8 "
+                    "measure), or put them into the checkpoint (fp8 quantize --kv-cache fp8)");
   }
   const auto heads = static_cast<std::size_t>(model.config.num_key_value_heads);
   if (scheme != nullptr && scheme->input_scale_inv.size() > 1 && scheme->input_scale_inv.size() != heads) {
-    throw io::Error(model.folder.string() + ": found key-value scales of " + std::to_string(scheme->input_scale_inv.size()) + " heads, config.json says num_key_value_heads " + std::to_string(heads));
+    throw io::Error(model.folder.string() + ": found key-value scales of " +
+                    std::to_string(scheme->input_scale_inv.size()) + " heads, config.json says num_key_value_heads " +
+                    std::to_string(heads));
   }
 }
 

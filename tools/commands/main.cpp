@@ -24,19 +24,26 @@ const std::vector<Command>& commands() {
   static const std::vector<Command> table = {
       {"measure", "Run a model on calibration data and write the amax of its tensors",
        "fp8 measure --model model --data calibration.txt --out stats --samples 128", add_measure},
-      {"quantize", "Write an fp8 checkpoint", "fp8 quantize --model model --measurements stats --out model-fp8", add_quantize},
-      {"convert", "Write an fp8 checkpoint in another form, or back in high precision", "fp8 convert --model model-fp8 --to bf16 --out model-bf16 --verify", add_convert},
+      {"quantize", "Write an fp8 checkpoint", "fp8 quantize --model model --measurements stats --out model-fp8",
+       add_quantize},
+      {"convert", "Write an fp8 checkpoint in another form, or back in high precision",
+       "fp8 convert --model model-fp8 --to bf16 --out model-bf16 --verify", add_convert},
       {"evaluate", "Perplexity of a model on a text, and its distance from a reference model",
-       "fp8 evaluate --model out/fp8 --data text.txt --reference model --seq-len 256", add_evaluate, Ranks::first_unless_measures},
-      {"generate", "Continue a prompt", "fp8 generate --model model --prompt \"In the beginning\" --tokens 100", add_generate, Ranks::first_unless_measures},
+       "fp8 evaluate --model out/fp8 --data text.txt --reference model --seq-len 256", add_evaluate,
+       Ranks::first_unless_measures},
+      {"generate", "Continue a prompt", "fp8 generate --model model --prompt \"In the beginning\" --tokens 100",
+       add_generate, Ranks::first_unless_measures},
       {"train", "Train a model on a text, from drawn weights or from a checkpoint, in fp8 or in higher precision",
-       "fp8 train --init config.json --data text.txt --out run --steps 1000 --precision fp8 --eval heldout.txt", add_train, Ranks::none},
+       "fp8 train --init config.json --data text.txt --out run --steps 1000 --precision fp8 --eval heldout.txt",
+       add_train, Ranks::none},
       {"run", "Run a TorchScript model on sound or tensors, in high precision or with measured modules in fp8",
        "fp8 run model.jit --inputs sound.wav --measurements stats --out result.safetensors", add_run, Ranks::first},
-      {"inspect", "Table of a checkpoint, a measurement or a scale file", "fp8 inspect out/fp8", add_inspect, Ranks::first},
-      {"config", "What a QUANT_CONFIG means, or what is wrong with it", "fp8 config explain quant.json --model model", add_config},
-      {"measurements", "Merge, unify, expand, compare and show measurement and scale files", "fp8 measurements diff stats-old stats-new", nullptr,
-       Ranks::first, measurements_commands()},
+      {"inspect", "Table of a checkpoint, a measurement or a scale file", "fp8 inspect out/fp8", add_inspect,
+       Ranks::first},
+      {"config", "What a QUANT_CONFIG means, or what is wrong with it", "fp8 config explain quant.json --model model",
+       add_config},
+      {"measurements", "Merge, unify, expand, compare and show measurement and scale files",
+       "fp8 measurements diff stats-old stats-new", nullptr, Ranks::first, measurements_commands()},
       {"doctor", "What this machine, this build and the environment add up to", "fp8 doctor", add_doctor},
   };
   return table;
@@ -56,12 +63,16 @@ std::string names_of(const std::vector<Command>& list) {
 }
 
 /// No command of `list` was recognised below `app`: say what was found instead. `group`: "" or "measurements ".
-[[noreturn]] void fail_without_command(const CLI::App& app, const std::vector<Command>& list, const std::string& group) {
+[[noreturn]] void fail_without_command(const CLI::App& app, const std::vector<Command>& list,
+                                       const std::string& group) {
   const auto found = app.remaining();
   const std::string where = group.empty() ? "" : group + ": ";
-  if (found.empty()) throw UsageError(where + "no command given, allowed: " + names_of(list) + " (see fp8 " + group + (group.empty() ? "" : " ") + "--help)");
+  if (found.empty())
+    throw UsageError(where + "no command given, allowed: " + names_of(list) + " (see fp8 " + group +
+                     (group.empty() ? "" : " ") + "--help)");
   if (found[0].size() > 1 && found[0][0] == '-')
-    throw UsageError(where + "unknown option '" + found[0] + "', allowed: --help, --version or a command: " + names_of(list));
+    throw UsageError(where + "unknown option '" + found[0] +
+                     "', allowed: --help, --version or a command: " + names_of(list));
   throw UsageError(where + "unknown command '" + found[0] + "', allowed: " + names_of(list));
 }
 
@@ -81,7 +92,8 @@ struct Entry {
 };
 
 /// ranks: of the group that `list` stands in.
-void add_commands(CLI::App& parent, const std::vector<Command>& list, Ranks ranks, Context& context, std::vector<Entry>& entries) {
+void add_commands(CLI::App& parent, const std::vector<Command>& list, Ranks ranks, Context& context,
+                  std::vector<Entry>& entries) {
   for (const auto& command : list) {
     auto* sub = parent.add_subcommand(command.name, command.summary);
     sub->allow_extras();
@@ -95,7 +107,8 @@ void add_commands(CLI::App& parent, const std::vector<Command>& list, Ranks rank
     auto options = std::make_unique<Options>(*sub);
     auto action = command.add(*options);
     options->common(context);
-    entries.push_back({sub, std::move(options), std::move(action), &command, ranks == Ranks::any ? command.ranks : ranks});
+    entries.push_back(
+        {sub, std::move(options), std::move(action), &command, ranks == Ranks::any ? command.ranks : ranks});
   }
 }
 
@@ -112,7 +125,8 @@ struct Warnings final : c10::WarningHandler {
 /// A variable that can't mean anything would give other numbers than were asked for. doctor lists them all.
 void refuse_environment() {
   const auto problems = runtime::environment_problems();
-  if (!problems.empty()) throw io::Error("environment: " + problems[0] + (problems.size() > 1 ? " (fp8 doctor lists more)" : ""));
+  if (!problems.empty())
+    throw io::Error("environment: " + problems[0] + (problems.size() > 1 ? " (fp8 doctor lists more)" : ""));
 }
 
 int run_command(int argc, char** argv) {

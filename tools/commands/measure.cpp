@@ -14,8 +14,8 @@
 #include "fp8/configs/configs.h"
 #include "fp8/configs/module_types.h"
 #include "fp8/configs/python_regex.h"
-#include "fp8/quant/formats/form.h"
 #include "fp8/measure/measurement_file.h"
+#include "fp8/quant/formats/form.h"
 #include "fp8/runtime/io/checksum.h"
 #include "fp8/runtime/io/error.h"
 #include "fp8/tools/commands/command.h"
@@ -47,7 +47,8 @@ struct Selection {
 bool holds_product(const std::string& type) {
   const auto* known = configs::find_module_type(type);
   if (known == nullptr) return false;
-  return known->kind == configs::ModuleKind::linear || known->kind == configs::ModuleKind::convolution || known->kind == configs::ModuleKind::recurrent;
+  return known->kind == configs::ModuleKind::linear || known->kind == configs::ModuleKind::convolution ||
+         known->kind == configs::ModuleKind::recurrent;
 }
 
 /// A mixture of experts shows the inputs of all its experts' weights.
@@ -70,11 +71,13 @@ Selection selection_of(const MeasureOptions& o) {
   }
   std::vector<configs::PythonRegex> exclude;
   for (const auto& pattern : o.exclude) exclude.emplace_back(pattern, "--exclude");
-  s.options.select = [configured = s.options.select, exclude, script = is_script(o.model)](const std::string& name, const std::string& type) {
+  s.options.select = [configured = s.options.select, exclude, script = is_script(o.model)](const std::string& name,
+                                                                                           const std::string& type) {
     for (const auto& pattern : exclude) {
       if (pattern.search(name)) return false;
     }
-    return configured ? configured(name, type) : type == "Linear" || type == "Conv2d" || is_mixture(type) || (script && holds_product(type));
+    return configured ? configured(name, type)
+                      : type == "Linear" || type == "Conv2d" || is_mixture(type) || (script && holds_product(type));
   };
   // With a config INC's lists say whether key-value caches are measured, and where that stands.
   if (o.config.empty() && !is_script(o.model)) {
@@ -94,11 +97,15 @@ void run_whole(MeasureRun& run, std::int64_t batch, std::int64_t samples, bool r
   const auto snapshot = [&](std::int64_t next) {
     run.snapshots.save([&]() -> io::Json {
       io::Json state = session.snapshot();
-      return state.is_null() ? io::Json() : io::Json{{"next_sample", next}, {"session", std::move(state)}, {"forward_seconds", run.forward_seconds}};
+      return state.is_null()
+                 ? io::Json()
+                 : io::Json{
+                       {"next_sample", next}, {"session", std::move(state)}, {"forward_seconds", run.forward_seconds}};
     });
   };
   Progress progress(run.context, "measure", samples);
-  for (std::int64_t first = run.progress.is_null() ? 0 : run.progress.value("next_sample", std::int64_t{0}); first < samples; first += batch) {
+  for (std::int64_t first = run.progress.is_null() ? 0 : run.progress.value("next_sample", std::int64_t{0});
+       first < samples; first += batch) {
     if (interrupted()) {
       if (run.snapshots.saved()) snapshot(first);
       if (session.samples() > 0) session.finalize();
@@ -134,13 +141,15 @@ struct DiscardOnError {
 void measure_folder(MeasureRun& run) {
   const auto& o = run.options;
   auto model = load_language_model(o.model, run.context, o.attention);
-  if (!quant::read_quantization_config(o.model).is_null()) throw io::Error(o.model.string() + ": expected a high precision checkpoint, found an fp8 one");
+  if (!quant::read_quantization_config(o.model).is_null())
+    throw io::Error(o.model.string() + ": expected a high precision checkpoint, found an fp8 one");
   auto chunks = load_chunks_for(o, o.model, model.config);
   run.sources.check_unchanged();  // what is in memory now is of one model
   watch(run, *model.model);
   const auto ids = at::from_blob(chunks.ids.data(), {chunks.count, chunks.length}, at::kLong);
-  run_whole(run, o.batch_or_default(), chunks.count, /*resumable=*/true,
-            [&](std::int64_t first, std::int64_t count) { model.model->forward(ids.narrow(0, first, count).to(at::kHPU)); });
+  run_whole(run, o.batch_or_default(), chunks.count, /*resumable=*/true, [&](std::int64_t first, std::int64_t count) {
+    model.model->forward(ids.narrow(0, first, count).to(at::kHPU));
+  });
 }
 
 /// Of a model that keeps state between calls no snapshots are taken: it would go on from another state.
@@ -172,7 +181,8 @@ io::Json identity_of(const MeasureRun& run, bool blocks) {
   return {{"command", "measure"},
           {"mode", blocks ? "block-wise" : "whole"},
           {"files", run.sources.to_json()},
-          {"data", {{"samples", o.samples}, {"seq-len", o.seq_len}, {"skip", o.skip}, {"batch", o.batch}, {"chunk", o.chunk}}},
+          {"data",
+           {{"samples", o.samples}, {"seq-len", o.seq_len}, {"skip", o.skip}, {"batch", o.batch}, {"chunk", o.chunk}}},
           {"options",
            {{"model", std::filesystem::absolute(o.model).string()},
             {"dtype", run.context.dtype ? models::name_of_dtype(*run.context.dtype) : ""},
@@ -198,7 +208,9 @@ std::filesystem::path snapshots_folder(const measure::CalibrationOptions& c) {
 std::int64_t limit_of(const MeasureOptions& o) {
   if (o.memory_limit.empty()) return 0;
   const auto bytes = parse_bytes(o.memory_limit);
-  if (!bytes) throw UsageError("--memory-limit: found '" + o.memory_limit + "', allowed: a number of bytes, with or without B, kB, MB, GB, KiB, MiB, GiB");
+  if (!bytes)
+    throw UsageError("--memory-limit: found '" + o.memory_limit +
+                     "', allowed: a number of bytes, with or without B, kB, MB, GB, KiB, MiB, GiB");
   return *bytes;
 }
 
@@ -210,16 +222,23 @@ std::int64_t bytes_of_model(const MeasureOptions& o, const Context& context) {
   return error ? 0 : static_cast<std::int64_t>(bytes);  // who reads it will say so
 }
 
-measure::StatsName stats_name(const MeasureRun& run) { return {run.calibration.prefix, run.calibration.observer, {}, run.calibration.rank}; }
+measure::StatsName stats_name(const MeasureRun& run) {
+  return {run.calibration.prefix, run.calibration.observer, {}, run.calibration.rank};
+}
 
 /// What decides the numbers of a run, as 16 hexadecimal digits; not where it writes nor how it goes about it. Stands in the measurement's
 /// .fingerprint, where --resume knows a finished measurement by it.
 std::string mark_of(const MeasureRun& run, const io::Json& identity) {
-  io::Json mark = {{"data", identity["data"]}, {"options", identity["options"]}, {"parameters", identity["observer parameters"]}, {"files", io::Json::array()}};
+  io::Json mark = {{"data", identity["data"]},
+                   {"options", identity["options"]},
+                   {"parameters", identity["observer parameters"]},
+                   {"files", io::Json::array()}};
   for (const char* place : {"model", "prefix"}) mark["options"].erase(place);
-  if (!is_script(run.options.model)) mark["data"].erase("batch");  // the same numbers in any, but of a model that keeps state
+  if (!is_script(run.options.model))
+    mark["data"].erase("batch");  // the same numbers in any, but of a model that keeps state
   const io::Json files = run.sources.to_json();
-  for (const auto& [path, file] : files.items()) mark["files"].push_back({std::filesystem::path(path).filename().string(), file});
+  for (const auto& [path, file] : files.items())
+    mark["files"].push_back({std::filesystem::path(path).filename().string(), file});
   return io::checksum_text(io::checksum(mark.dump(-1, ' ', true, io::Json::error_handler_t::replace)));
 }
 
@@ -252,8 +271,13 @@ void report_finished(const MeasureRun& run, const measure::MeasurementFile& file
   for (const auto& path : {name.json(), name.npz(), name.mod_list(), name.fingerprint(), name.kv_cache()}) {
     if (std::filesystem::exists(path, error)) files.push_back(path.string());
   }
-  run.context.result({{"modules", file.modules.size()}, {"samples", file.num_samples.value_or(0)}, {"finished_before", true}, {"resumed", false}, {"out", files}},
-                     fmt::format("finished already: {}.* is what a run with these options wrote; nothing was done\n", name.base()));
+  run.context.result(
+      {{"modules", file.modules.size()},
+       {"samples", file.num_samples.value_or(0)},
+       {"finished_before", true},
+       {"resumed", false},
+       {"out", files}},
+      fmt::format("finished already: {}.* is what a run with these options wrote; nothing was done\n", name.base()));
 }
 
 void report(const MeasureRun& run, bool blocks, double seconds, const std::string& mark) {
@@ -262,11 +286,21 @@ void report(const MeasureRun& run, bool blocks, double seconds, const std::strin
   const auto files = run.session->finalize();
   mark_finished(run, mark);
   std::int64_t tensors = 0;
-  for (const auto& m : result.modules) tensors += static_cast<std::int64_t>(m.inputs.size() + (m.outputs ? m.outputs->size() : 0) + (m.weight ? 1 : 0));
-  io::Json json = {{"modules", result.modules.size()}, {"tensors", tensors}, {"samples", session.samples()},
-                   {"forward_seconds", run.forward_seconds - session.watch_seconds()}, {"measured_forward_seconds", run.forward_seconds},
-                   {"seconds", seconds}, {"kv_caches", result.kv_cache.size()}, {"non_finite", session.non_finite().size()}, {"mode", blocks ? "block-wise" : "whole"},
-                   {"resumed", !run.progress.is_null()}, {"finished_before", false}, {"peak_rss_bytes", peak_resident_bytes()}, {"out", io::Json::array()}};
+  for (const auto& m : result.modules)
+    tensors += static_cast<std::int64_t>(m.inputs.size() + (m.outputs ? m.outputs->size() : 0) + (m.weight ? 1 : 0));
+  io::Json json = {{"modules", result.modules.size()},
+                   {"tensors", tensors},
+                   {"samples", session.samples()},
+                   {"forward_seconds", run.forward_seconds - session.watch_seconds()},
+                   {"measured_forward_seconds", run.forward_seconds},
+                   {"seconds", seconds},
+                   {"kv_caches", result.kv_cache.size()},
+                   {"non_finite", session.non_finite().size()},
+                   {"mode", blocks ? "block-wise" : "whole"},
+                   {"resumed", !run.progress.is_null()},
+                   {"finished_before", false},
+                   {"peak_rss_bytes", peak_resident_bytes()},
+                   {"out", io::Json::array()}};
   Table table({"measure", ">" + run.options.model.filename().string()});
   table.row({"modules", std::to_string(result.modules.size())});
   table.row({"tensors", std::to_string(tensors)});
@@ -284,8 +318,10 @@ void report(const MeasureRun& run, bool blocks, double seconds, const std::strin
 void measure(const MeasureOptions& o, Context& context) {
   if (context.device != "hpu") throw UsageError("--device: found '" + context.device + "', allowed: hpu");
   if (o.block_wise && o.whole) throw UsageError("--block-wise: excludes --whole");
-  if (o.block_wise && is_script(o.model)) throw UsageError("--block-wise: a TorchScript model is measured whole, allowed: checkpoint folders");
-  const std::int64_t limit = limit_of(o), process = process_bytes(), memory = limit > 0 ? limit - process : available_memory();
+  if (o.block_wise && is_script(o.model))
+    throw UsageError("--block-wise: a TorchScript model is measured whole, allowed: checkpoint folders");
+  const std::int64_t limit = limit_of(o), process = process_bytes(),
+                     memory = limit > 0 ? limit - process : available_memory();
   const at::NoGradGuard no_grad;
   const auto start = Clock::now();
   const Selection selection = selection_of(o);
@@ -324,23 +360,30 @@ void MeasureRun::require_memory(std::int64_t needed, const std::string& what) co
   if (options.memory_limit.empty() || needed <= memory) return;
   constexpr std::int64_t kMB = 1'000'000;
   const std::int64_t least = (process + needed + kMB - 1) / kMB + 1;  // the next process may be some pages larger
-  throw UsageError(fmt::format("--memory-limit: found '{}', but the program itself takes {} and {} about {}, allowed: {}MB or more", options.memory_limit, human_bytes(process),
-                               what, human_bytes(needed), least));
+  throw UsageError(
+      fmt::format("--memory-limit: found '{}', but the program itself takes {} and {} about {}, allowed: {}MB or more",
+                  options.memory_limit, human_bytes(process), what, human_bytes(needed), least));
 }
 
 Action add_measure(Options& options) {
   auto values = std::make_shared<MeasureOptions>();
-  options.path("--model", values->model, "Checkpoint folder, or a TorchScript file (.pt, .jit)", Options::Need::required);
+  options.path("--model", values->model, "Checkpoint folder, or a TorchScript file (.pt, .jit)",
+               Options::Need::required);
   options.path("--out", values->out, "Folder for the measurement files", Options::Need::required);
   options.list("--exclude", values->exclude, "Do not measure modules whose name matches this regular expression");
   options.integer("--chunk", values->chunk, 1, 1 << 24, "Frames of sound per sample of a .wav file");
-  options.path("--config", values->config, "QUANT_CONFIG JSON: observer, allowlist, blocklist, measure_exclude, dump_stats_path, ...");
+  options.path("--config", values->config,
+               "QUANT_CONFIG JSON: observer, allowlist, blocklist, measure_exclude, dump_stats_path, ...");
   add_data_options(options, *values);
   add_attention_option(options, values->attention);
-  options.text("--memory-limit", values->memory_limit, "Memory that the process may take, 500MB or 2GiB: over half of what it leaves, a model is measured block-wise (default what is free)");
+  options.text("--memory-limit", values->memory_limit,
+               "Memory that the process may take, 500MB or 2GiB: over half of what it leaves, a model is measured "
+               "block-wise (default what is free)");
   options.flag("--block-wise", values->block_wise, "One decoder layer in memory at a time, whatever the model's size");
   options.flag("--whole", values->whole, "The whole model in memory, whatever its size");
-  options.flag("--resume", values->resume, "Go on from where a run that was killed had got, and leave a finished measurement as it is; without it the former is removed, the latter goes into a backup");
+  options.flag("--resume", values->resume,
+               "Go on from where a run that was killed had got, and leave a finished measurement as it is; without it "
+               "the former is removed, the latter goes into a backup");
   options.number("--snapshot-seconds", values->snapshot_seconds, 0, 86400, "Time between two snapshots for --resume");
   return [values](Context& context) { measure(*values, context); };
 }

@@ -57,7 +57,7 @@ class BlockRun {
   models::LayerStream stream_;
   text::Chunks chunks_;
   std::int64_t batch_, layers_ = 0, head_rows_ = 0;  ///< layers that are run; head_rows_ 0: all at once
-  std::int64_t steps_ = 0, total_ = 1;                   ///< of the progress bar: a batch through a layer or a part of the head
+  std::int64_t steps_ = 0, total_ = 1;  ///< of the progress bar: a batch through a layer or a part of the head
   bool head_ = false;
   std::optional<models::HiddenStates> hidden_;
   std::optional<Progress> bar_;
@@ -65,12 +65,14 @@ class BlockRun {
 
 BlockRun::BlockRun(MeasureRun& run)
     : run_(run),
-      stream_(run.options.model, {.dtype = run.context.dtype, .device = resolve_device(run.context), .attention = run.options.attention}),
+      stream_(run.options.model,
+              {.dtype = run.context.dtype, .device = resolve_device(run.context), .attention = run.options.attention}),
       chunks_(load_chunks_for(run.options, run.options.model, stream_.loaded().config)),
       batch_(run.options.batch_or_default()) {
   const auto& unused = stream_.loaded().unused;
   if (!unused.empty())
-    run.context.warn(fmt::format("{}: {} tensors are not used, the first is '{}'", run.options.model.string(), unused.size(), unused[0]));
+    run.context.warn(fmt::format("{}: {} tensors are not used, the first is '{}'", run.options.model.string(),
+                                 unused.size(), unused[0]));
 }
 
 template <class F>
@@ -91,7 +93,8 @@ std::int64_t BlockRun::last_layer() const {
   const auto& caches = run_.calibration.kv_cache;  // watched beside the selected modules
   for (std::int64_t i = stream_.layers() - 1; i >= 0; --i) {
     const std::string prefix = "model.layers." + std::to_string(i) + ".";
-    if (std::any_of(selected.begin(), selected.end(), [&](const auto& name) { return name.rfind(prefix, 0) == 0; })) return i;
+    if (std::any_of(selected.begin(), selected.end(), [&](const auto& name) { return name.rfind(prefix, 0) == 0; }))
+      return i;
     if (caches && (caches(prefix + "self_attn.k_cache") || caches(prefix + "self_attn.v_cache"))) return i;
   }
   return -1;
@@ -102,8 +105,10 @@ std::int64_t BlockRun::needed_memory() const {
   const auto& config = stream_.loaded().config;
   const auto size = static_cast<std::int64_t>(c10::elementSize(stream_.loaded().dtype));
   const std::int64_t batch = std::min(batch_, chunks_.count), tokens = batch * chunks_.length;
-  std::int64_t work = tokens * (config.hidden_size * (12 + 6 * size) + 3 * config.intermediate_size * size) + (std::int64_t{8} << 20);
-  if (config.attention == models::AttentionKind::eager) work += batch * config.num_attention_heads * chunks_.length * chunks_.length * (8 + 2 * size);
+  std::int64_t work =
+      tokens * (config.hidden_size * (12 + 6 * size) + 3 * config.intermediate_size * size) + (std::int64_t{8} << 20);
+  if (config.attention == models::AttentionKind::eager)
+    work += batch * config.num_attention_heads * chunks_.length * chunks_.length * (8 + 2 * size);
   return stream_.layer_bytes() + work;
 }
 
@@ -112,7 +117,9 @@ void BlockRun::check_memory() const {
   const std::int64_t needed = needed_memory(), batch = std::min(batch_, chunks_.count);
   const std::string what = fmt::format("one decoder layer with a batch of {} samples", batch);
   run_.require_memory(needed, what);
-  if (needed > run_.memory) run_.context.warn(fmt::format("{} takes about {}, more than the {} that are free", what, human_bytes(needed), human_bytes(run_.memory)));
+  if (needed > run_.memory)
+    run_.context.warn(fmt::format("{} takes about {}, more than the {} that are free", what, human_bytes(needed),
+                                  human_bytes(run_.memory)));
 }
 
 /// What stays in memory beside a layer and what a batch needs there; the rest goes to files, or is done in parts.
@@ -122,7 +129,8 @@ void BlockRun::plan_memory() {
   const std::int64_t tokens = std::min(batch_, chunks_.count) * chunks_.length;
   const std::int64_t states = chunks_.count * chunks_.length * config.hidden_size * size;
   const bool in_memory = needed_memory() + states <= run_.memory;
-  hidden_.emplace(chunks_.count, chunks_.length * config.hidden_size * size, in_memory ? run_.snapshots.path() : run_.snapshots.folder(), in_memory);
+  hidden_.emplace(chunks_.count, chunks_.length * config.hidden_size * size,
+                  in_memory ? run_.snapshots.path() : run_.snapshots.folder(), in_memory);
   const std::int64_t left = run_.memory - (in_memory ? states : 0) - (std::int64_t{8} << 20);
   const std::int64_t per_row = (config.hidden_size + 2 * tokens) * size;  // of the weight, and its column of the logits
   if (run_.session->takes_parts() && per_row * config.vocab_size > left)
@@ -135,13 +143,16 @@ void BlockRun::execute() {
   auto calibration = run_.calibration;
   if (!run_.progress.is_null()) calibration.resume = run_.progress.value("session", io::Json());
   measure::check_writable(calibration.prefix);
-  run_.session = measure::CalibrationSession::plan(measure::weight_modules(model), measure::op_nodes(model), std::move(calibration));
+  run_.session = measure::CalibrationSession::plan(measure::weight_modules(model), measure::op_nodes(model),
+                                                   std::move(calibration));
   run_.require_selection();
   head_ = run_.session->record_of("lm_head").has_value();
   layers_ = last_layer() + 1;
   plan_memory();
   const std::int64_t batches = (chunks_.count + batch_ - 1) / batch_, rows = stream_.loaded().config.vocab_size;
-  total_ = std::max<std::int64_t>(1, batches * (layers_ + (!head_ ? 0 : head_rows_ > 0 ? (rows + head_rows_ - 1) / head_rows_ : 1)));
+  total_ = std::max<std::int64_t>(1, batches * (layers_ + (!head_           ? 0
+                                                           : head_rows_ > 0 ? (rows + head_rows_ - 1) / head_rows_
+                                                                            : 1)));
   bar_.emplace(run_.context, "measure", total_);
   std::int64_t layer = 0;
   if (run_.progress.is_null()) {
@@ -157,7 +168,8 @@ void BlockRun::execute() {
 }
 
 at::Tensor BlockRun::hidden(std::int64_t first, std::int64_t count) const {
-  const auto h = at::empty({count, chunks_.length, stream_.loaded().config.hidden_size}, at::TensorOptions(stream_.loaded().dtype).device(at::kHPU));
+  const auto h = at::empty({count, chunks_.length, stream_.loaded().config.hidden_size},
+                           at::TensorOptions(stream_.loaded().dtype).device(at::kHPU));
   hidden_->read(first, count, runtime::cpu_alias(h).mutable_data_ptr());
   return h;
 }
@@ -220,7 +232,10 @@ void BlockRun::save_snapshot(std::int64_t next_layer) {
     io::Json session = run_.session->snapshot();
     if (session.is_null()) return nullptr;
     hidden = hidden_->save();
-    return {{"next_layer", next_layer}, {"hidden", hidden}, {"session", std::move(session)}, {"forward_seconds", run_.forward_seconds}};
+    return {{"next_layer", next_layer},
+            {"hidden", hidden},
+            {"session", std::move(session)},
+            {"forward_seconds", run_.forward_seconds}};
   });
   if (saved) hidden_->keep_only(hidden);
 }
@@ -232,14 +247,16 @@ void BlockRun::run_head() {
   const auto resident = stream_.load_head();
   const auto modules = stream_.head_modules();
   run_.session->enter(modules);
-  for_batches([&](std::int64_t first, std::int64_t count) { stream_.run_head(stream_.run_norm(hidden(first, count))); });
+  for_batches(
+      [&](std::int64_t first, std::int64_t count) { stream_.run_head(stream_.run_norm(hidden(first, count))); });
   run_.session->leave(modules);
 }
 
 std::set<std::int64_t> BlockRun::head_pass(std::size_t record, bool first_pass, const std::set<std::int64_t>& skip) {
   const auto vocabulary = stream_.loaded().config.vocab_size;
   auto whole = stream_.head_modules()[0];
-  whole.weight = whole.weight.detach();  // the placeholder, which has the sizes, and keeps them when the module gets rows
+  whole.weight =
+      whole.weight.detach();  // the placeholder, which has the sizes, and keeps them when the module gets rows
   std::set<std::int64_t> bad;
   for (std::int64_t row = 0; row < vocabulary; row += head_rows_) {
     const std::int64_t rows = std::min(head_rows_, vocabulary - row);
@@ -249,7 +266,8 @@ std::set<std::int64_t> BlockRun::head_pass(std::size_t record, bool first_pass, 
       if (skip.count(first) != 0) return;
       const auto n = stream_.run_norm(hidden(first, count));
       if (first_pass && row == 0) run_.session->observe({record}, {n}, {});
-      if (!run_.session->observe_output_part(record, stream_.run_head(n), row, vocabulary, bad.count(first) == 0)) bad.insert(first);
+      if (!run_.session->observe_output_part(record, stream_.run_head(n), row, vocabulary, bad.count(first) == 0))
+        bad.insert(first);
     });
     trim_heap();
   }

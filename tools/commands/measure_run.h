@@ -37,11 +37,12 @@ struct MeasureRun {
   const MeasureOptions& options;
   Context& context;
   measure::CalibrationOptions calibration;  ///< which modules, what of them, and where to
-  std::int64_t memory = 0;                  ///< bytes that may be used beyond `process`; 0 or less: --memory-limit does not even reach that
-  std::int64_t process = 0;                 ///< bytes of the program itself, which --memory-limit counts
+  std::int64_t memory =
+      0;  ///< bytes that may be used beyond `process`; 0 or less: --memory-limit does not even reach that
+  std::int64_t process = 0;  ///< bytes of the program itself, which --memory-limit counts
   Snapshots& snapshots;
   SourceFiles sources;
-  io::Json progress = nullptr;              ///< of the snapshot to go on from; null: from the beginning
+  io::Json progress = nullptr;  ///< of the snapshot to go on from; null: from the beginning
   std::shared_ptr<measure::CalibrationSession> session = nullptr;
   double forward_seconds = 0;
 

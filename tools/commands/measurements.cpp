@@ -53,7 +53,8 @@ void merge(const MergeOptions& o, Context& context) {
   for (const auto& name : sets) {
     std::error_code ignored;
     if (fs::equivalent(name.json(), out.json(), ignored) || fs::equivalent(name.npz(), out.npz(), ignored))
-      throw io::Error(o.out.string() + ": " + short_name(out) + " of it is one of the measurements to merge; name another folder");
+      throw io::Error(o.out.string() + ": " + short_name(out) +
+                      " of it is one of the measurements to merge; name another folder");
   }
   auto merged = measure::merge(files, names);
   std::vector<std::string> warnings;
@@ -177,7 +178,8 @@ void write_and_report(const Context& context, const std::vector<FileBytes>& file
 Action add_measurements_merge(Options& options) {
   auto values = std::make_shared<MergeOptions>();
   options.paths("PATH", values->paths, "Measurements: folders, prefixes or files, two or more");
-  options.path("--out", values->out, "Folder to write to; the files are called as those of the first PATH", Options::Need::required);
+  options.path("--out", values->out, "Folder to write to; the files are called as those of the first PATH",
+               Options::Need::required);
   return [values](Context& context) { merge(*values, context); };
 }
 

@@ -64,9 +64,20 @@ std::optional<std::int64_t> parse_bytes(std::string_view text) {
   std::string unit;
   for (const char c : text.substr(static_cast<std::size_t>(end - text.data())))
     if (c != ' ' || !unit.empty()) unit += static_cast<char>(std::tolower(static_cast<unsigned char>(c)));
-  constexpr std::array<std::pair<std::string_view, double>, 14> kUnits = {{
-      {"", 1}, {"b", 1}, {"kb", 1e3}, {"mb", 1e6}, {"gb", 1e9}, {"tb", 1e12}, {"k", 0x1p10}, {"m", 0x1p20}, {"g", 0x1p30}, {"t", 0x1p40},
-      {"kib", 0x1p10}, {"mib", 0x1p20}, {"gib", 0x1p30}, {"tib", 0x1p40}}};
+  constexpr std::array<std::pair<std::string_view, double>, 14> kUnits = {{{"", 1},
+                                                                           {"b", 1},
+                                                                           {"kb", 1e3},
+                                                                           {"mb", 1e6},
+                                                                           {"gb", 1e9},
+                                                                           {"tb", 1e12},
+                                                                           {"k", 0x1p10},
+                                                                           {"m", 0x1p20},
+                                                                           {"g", 0x1p30},
+                                                                           {"t", 0x1p40},
+                                                                           {"kib", 0x1p10},
+                                                                           {"mib", 0x1p20},
+                                                                           {"gib", 0x1p30},
+                                                                           {"tib", 0x1p40}}};
   for (const auto& [name, factor] : kUnits) {
     if (unit != name) continue;
     const double bytes = number * factor;
@@ -82,10 +93,14 @@ std::int64_t available_memory(const fs::path& root) {
   for (std::string line; std::getline(groups, line);) {
     const auto first = line.find(':'), second = line.find(':', first + 1);
     if (first == std::string::npos || second == std::string::npos) continue;
-    const std::string controllers = "," + line.substr(first + 1, second - first - 1) + ",", group = line.substr(second + 1);
-    if (controllers == ",,") free = std::min(free, left_in_groups(root / "sys/fs/cgroup", group, {"memory.max", "memory.current", "inactive_file"}));
+    const std::string controllers = "," + line.substr(first + 1, second - first - 1) + ",",
+                      group = line.substr(second + 1);
+    if (controllers == ",,")
+      free = std::min(free,
+                      left_in_groups(root / "sys/fs/cgroup", group, {"memory.max", "memory.current", "inactive_file"}));
     if (controllers.find(",memory,") != std::string::npos)
-      free = std::min(free, left_in_groups(root / "sys/fs/cgroup/memory", group, {"memory.limit_in_bytes", "memory.usage_in_bytes", "total_inactive_file"}));
+      free = std::min(free, left_in_groups(root / "sys/fs/cgroup/memory", group,
+                                           {"memory.limit_in_bytes", "memory.usage_in_bytes", "total_inactive_file"}));
   }
   return free;
 }

@@ -21,7 +21,8 @@ void add_data_options(Options& options, DataOptions& target, Options::Need need 
 
 /// The model on the context's device and in its dtype, with warnings about tensors nobody takes and what other readers would misread.
 models::LoadedModel load_language_model(const std::filesystem::path& folder, const Context& context,
-                                        models::AttentionKind attention = models::AttentionKind::fused, bool allow_nonfinite = false);
+                                        models::AttentionKind attention = models::AttentionKind::fused,
+                                        bool allow_nonfinite = false);
 
 /// --allow-nonfinite of a command that runs a model.
 void add_nonfinite_option(Options& options, bool& target);
@@ -30,6 +31,7 @@ void add_nonfinite_option(Options& options, bool& target);
 void add_attention_option(Options& options, models::AttentionKind& target);
 
 /// The chunks, checked against the model: at least 2 tokens each, at most max_position_embeddings, ids within the vocabulary.
-text::Chunks load_chunks_for(const DataOptions& options, const std::filesystem::path& model, const models::LlamaConfig& config);
+text::Chunks load_chunks_for(const DataOptions& options, const std::filesystem::path& model,
+                             const models::LlamaConfig& config);
 
 }  // namespace fp8::commands

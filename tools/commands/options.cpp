@@ -61,8 +61,8 @@ void Options::path(const std::string& name, std::filesystem::path& target, const
   if (need == Need::required) required_.push_back(option);
 }
 
-void Options::integer(const std::string& name, std::int64_t& target, std::int64_t low, std::int64_t high, const std::string& help,
-                      const std::string& shown) {
+void Options::integer(const std::string& name, std::int64_t& target, std::int64_t low, std::int64_t high,
+                      const std::string& help, const std::string& shown) {
   const auto set = [&target, name, low, high](const std::string& text) {
     const auto value = parse_integer(text);
     if (!value || *value < low || *value > high)
@@ -75,7 +75,8 @@ void Options::integer(const std::string& name, std::int64_t& target, std::int64_
 void Options::number(const std::string& name, double& target, double low, double high, const std::string& help) {
   const auto set = [&target, name, low, high](const std::string& text) {
     const auto value = parse_number(text);
-    if (!value || *value < low || *value > high) bad_value(name, text, "a number from " + plain(low) + " to " + plain(high));
+    if (!value || *value < low || *value > high)
+      bad_value(name, text, "a number from " + plain(low) + " to " + plain(high));
     target = *value;
   };
   add(name, "X", set, help)->default_str(plain(target));
@@ -98,7 +99,8 @@ void Options::flag(const std::string& name, bool& target, const std::string& hel
 }
 
 void Options::paths(const std::string& name, std::vector<std::filesystem::path>& target, const std::string& help) {
-  const std::function<void(const std::vector<std::string>&)> set = [&target, name](const std::vector<std::string>& values) {
+  const std::function<void(const std::vector<std::string>&)> set = [&target,
+                                                                    name](const std::vector<std::string>& values) {
     for (const auto& value : values) {
       if (value.empty()) bad_value(name, value, "a path");
       target.emplace_back(value);
@@ -114,14 +116,21 @@ void Options::list(const std::string& name, std::vector<std::string>& target, co
 void Options::common(Context& context) {
   constexpr auto kMaxSeed = std::numeric_limits<std::int64_t>::max();
   flag("--json", context.json, "Print one JSON object on stdout; messages go to stderr");
-  choice("--device", {"hpu", "cpu"}, [&](std::size_t i) { context.device = i == 0 ? "hpu" : "cpu"; },
-         "Where the model runs (default hpu)");
-  choice("--dialect", {"gaudi2", "gaudi3", "ocp"},
-         [&](std::size_t i) { context.dialect = static_cast<kernels::Dialect>(i); }, "Reading of the fp8 formats: of what is written, and of a checkpoint without fp8.json");
-  choice("--dtype", {"f32", "bf16", "f16"},
-         [&](std::size_t i) { context.dtype = i == 0 ? c10::kFloat : i == 1 ? c10::kBFloat16 : c10::kHalf; },
-         "Compute dtype (default the checkpoint's)");
-  add("--threads", "N",
+  choice(
+      "--device", {"hpu", "cpu"}, [&](std::size_t i) { context.device = i == 0 ? "hpu" : "cpu"; },
+      "Where the model runs (default hpu)");
+  choice(
+      "--dialect", {"gaudi2", "gaudi3", "ocp"},
+      [&](std::size_t i) { context.dialect = static_cast<kernels::Dialect>(i); },
+      "Reading of the fp8 formats: of what is written, and of a checkpoint without fp8.json");
+  choice(
+      "--dtype", {"f32", "bf16", "f16"},
+      [&](std::size_t i) { context.dtype = i == 0   ? c10::kFloat
+                                           : i == 1 ? c10::kBFloat16
+                                                    : c10::kHalf; },
+      "Compute dtype (default the checkpoint's)");
+  add(
+      "--threads", "N",
       [&](const std::string& text) {
         const auto value = parse_integer(text);
         if (!value || *value < 1 || *value > kMaxThreads)
@@ -129,7 +138,8 @@ void Options::common(Context& context) {
         context.threads = *value;
       },
       "Threads of the whole program (default all CPUs)");
-  add("--seed", "N",
+  add(
+      "--seed", "N",
       [&](const std::string& text) {
         const auto value = parse_integer(text);
         if (!value || *value < 0) bad_value("--seed", text, "an integer from 0 to " + std::to_string(kMaxSeed));
@@ -143,14 +153,17 @@ void Options::common(Context& context) {
 void Options::check() const {
   for (const auto& argument : app_.remaining()) {
     if (argument == "--") continue;
-    if (argument.size() < 2 || argument[0] != '-') throw UsageError(app_.get_name() + ": unexpected argument '" + argument + "'");
+    if (argument.size() < 2 || argument[0] != '-')
+      throw UsageError(app_.get_name() + ": unexpected argument '" + argument + "'");
     std::vector<std::string> names;
     for (const auto* option : app_.get_options())
       if (!option->get_positional()) names.push_back(option->get_name());
-    throw UsageError(app_.get_name() + ": unknown option '" + argument.substr(0, argument.find('=')) + "', allowed: " + joined(names));
+    throw UsageError(app_.get_name() + ": unknown option '" + argument.substr(0, argument.find('=')) +
+                     "', allowed: " + joined(names));
   }
   for (const auto* option : required_)
-    if (option->count() == 0) throw UsageError(app_.get_name() + ": " + option->get_name(option->get_positional()) + " is required");
+    if (option->count() == 0)
+      throw UsageError(app_.get_name() + ": " + option->get_name(option->get_positional()) + " is required");
 }
 
 }  // namespace fp8::commands

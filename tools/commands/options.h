@@ -5,7 +5,6 @@
 #include <CLI/App.hpp>
 #include <CLI/Config.hpp>
 #include <CLI/Formatter.hpp>
-
 #include <cstdint>
 #include <filesystem>
 #include <functional>
@@ -32,10 +31,11 @@ class Options {
 
   /// Targets must outlive the parse. name: "--model", or "PATH" for a positional argument.
   void text(const std::string& name, std::string& target, const std::string& help, Need need = Need::optional);
-  void path(const std::string& name, std::filesystem::path& target, const std::string& help, Need need = Need::optional);
+  void path(const std::string& name, std::filesystem::path& target, const std::string& help,
+            Need need = Need::optional);
   /// An integer in [low, high]; the target's value is shown as the default unless `shown` says otherwise.
-  void integer(const std::string& name, std::int64_t& target, std::int64_t low, std::int64_t high, const std::string& help,
-               const std::string& shown = "");
+  void integer(const std::string& name, std::int64_t& target, std::int64_t low, std::int64_t high,
+               const std::string& help, const std::string& shown = "");
   void number(const std::string& name, double& target, double low, double high, const std::string& help);
   /// One of `allowed`; set is called with the index.
   void choice(const std::string& name, std::vector<std::string> allowed, std::function<void(std::size_t)> set,

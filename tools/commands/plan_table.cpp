@@ -44,16 +44,27 @@ Inspection inspect_plan(const std::filesystem::path& model, const DamageOptions&
   const auto report = quant::quantize_checkpoint(model, {}, options);
   for (const auto& warning : report.warnings) context.warn(warning);
   Inspection inspection;
-  inspection.json = {{"kind", "plan"}, {"model", model.string()}, {"modules_quantized", report.quantized.size()}, {"modules_kept", report.skipped.size()},
-                     {"source_bytes", report.source_bytes}, {"weights_bytes", report.weights_bytes}, {"lines", io::Json::array()}};
+  inspection.json = {{"kind", "plan"},
+                     {"model", model.string()},
+                     {"modules_quantized", report.quantized.size()},
+                     {"modules_kept", report.skipped.size()},
+                     {"source_bytes", report.source_bytes},
+                     {"weights_bytes", report.weights_bytes},
+                     {"lines", io::Json::array()}};
   Table table({"module", ">modules", "becomes", "why"});
   for (const auto& line : plan_lines(report)) {
     const bool kept = line.scheme.empty();
-    table.row({line.name, std::to_string(line.modules.size()), kept ? "stays in high precision" : line.scheme, line.reason});
-    inspection.json["lines"].push_back({{"name", line.name}, {"modules", line.modules}, {"scheme", kept ? io::Json(nullptr) : io::Json(line.scheme)}, {"reason", line.reason}});
+    table.row(
+        {line.name, std::to_string(line.modules.size()), kept ? "stays in high precision" : line.scheme, line.reason});
+    inspection.json["lines"].push_back({{"name", line.name},
+                                        {"modules", line.modules},
+                                        {"scheme", kept ? io::Json(nullptr) : io::Json(line.scheme)},
+                                        {"reason", line.reason}});
   }
-  inspection.text = table.text() + "\n" + std::to_string(report.quantized.size()) + " modules become fp8, " + std::to_string(report.skipped.size()) + " stay; " +
-                    human_bytes(static_cast<std::int64_t>(report.source_bytes)) + " -> " + human_bytes(static_cast<std::int64_t>(report.weights_bytes)) + "\n";
+  inspection.text = table.text() + "\n" + std::to_string(report.quantized.size()) + " modules become fp8, " +
+                    std::to_string(report.skipped.size()) + " stay; " +
+                    human_bytes(static_cast<std::int64_t>(report.source_bytes)) + " -> " +
+                    human_bytes(static_cast<std::int64_t>(report.weights_bytes)) + "\n";
   return inspection;
 }
 

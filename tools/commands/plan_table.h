@@ -18,10 +18,10 @@ namespace fp8::commands {
 
 /// Modules of one folded name and one fate.
 struct PlanLine {
-  std::string name;                 ///< folded where it stands for several
-  std::vector<std::string> modules; ///< in the order of the report
-  std::string scheme;               ///< empty: stays in high precision
-  std::string reason;               ///< why it does
+  std::string name;                  ///< folded where it stands for several
+  std::vector<std::string> modules;  ///< in the order of the report
+  std::string scheme;                ///< empty: stays in high precision
+  std::string reason;                ///< why it does
 };
 /// First what becomes fp8, then what does not.
 std::vector<PlanLine> plan_lines(const quant::CheckpointReport& report);

@@ -35,7 +35,8 @@ bool takes_part(Ranks ranks, const std::string& command, const Context& context,
   const auto process = one_of_several(get);
   if (!process.has_value()) return true;
   if (ranks == Ranks::none) {
-    throw io::Error(command + ": " + process->text() + "; ranks do not share this work yet, each would do all of it alone: start one process");
+    throw io::Error(command + ": " + process->text() +
+                    "; ranks do not share this work yet, each would do all of it alone: start one process");
   }
   const char* path = get("QUANT_CONFIG");
   if (ranks == Ranks::first_unless_measures && path != nullptr && *path != '\0') {
@@ -45,13 +46,16 @@ bool takes_part(Ranks ranks, const std::string& command, const Context& context,
   return first_alone(*process, command, context);
 }
 
-bool takes_part(Ranks ranks, const std::string& command, const Context& context) { return takes_part(ranks, command, context, of_this_process); }
+bool takes_part(Ranks ranks, const std::string& command, const Context& context) {
+  return takes_part(ranks, command, context, of_this_process);
+}
 
 bool measures_as_rank(bool separate_files, const Context& context) {
   const auto process = one_of_several(of_this_process);
   if (!process.has_value()) return true;
   if (!separate_files) return first_alone(*process, "measure", context);
-  context.warn(process->text() + ": each rank measures all of the samples, into files of its own (_" + std::to_string(process->rank) + "_" + std::to_string(process->size) +
+  context.warn(process->text() + ": each rank measures all of the samples, into files of its own (_" +
+               std::to_string(process->rank) + "_" + std::to_string(process->size) +
                " in their names); fp8 measurements merge makes one of them");
   return true;
 }

@@ -12,7 +12,8 @@ constexpr std::string_view kDataMark = "@FP8_REPORT_DATA@";
 /// JSON inside of a script element: "</script" and "<!--" must not end or open anything.
 std::string script_json(const io::Json& value) {
   std::string out;
-  for (const char c : value.dump(-1, ' ', /*ensure_ascii=*/true, io::Json::error_handler_t::replace)) out += c == '<' ? "\\u003c" : std::string(1, c);
+  for (const char c : value.dump(-1, ' ', /*ensure_ascii=*/true, io::Json::error_handler_t::replace))
+    out += c == '<' ? "\\u003c" : std::string(1, c);
   return out;
 }
 

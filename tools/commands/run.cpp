@@ -45,7 +45,8 @@ std::optional<configs::QuantConfig> config_of(const RunOptions& o) {
   }
   if (!config.has_value() || config->mode == configs::QuantMode::NONE) return std::nullopt;
   if (config->mode == configs::QuantMode::MEASURE || config->mode == configs::QuantMode::SHAPE) {
-    throw io::Error(config->source + ": key 'mode': found " + configs::name_of(config->mode) + ", expected QUANTIZE (fp8 measure --config measures)");
+    throw io::Error(config->source + ": key 'mode': found " + configs::name_of(config->mode) +
+                    ", expected QUANTIZE (fp8 measure --config measures)");
   }
   configs::refuse_type_paths(*config);
   return config;

@@ -12,8 +12,8 @@ namespace {
 constexpr std::int64_t kSliceElements = 1 << 20;  // rows are scored in slices, so that f64 copies stay small
 
 /// Rows [begin, end) of one chunk. logits and reference [L, V], ids [L].
-void score_rows(const at::Tensor& logits, const at::Tensor& ids, const at::Tensor& reference, std::int64_t begin, std::int64_t end,
-                ChunkScore& score) {
+void score_rows(const at::Tensor& logits, const at::Tensor& ids, const at::Tensor& reference, std::int64_t begin,
+                std::int64_t end, ChunkScore& score) {
   const auto rows = logits.narrow(0, begin, end - begin);
   const auto predicting = std::min(end, ids.size(0) - 1) - begin;  // the last row predicts a token outside the chunk
   if (predicting > 0) {
@@ -36,8 +36,8 @@ std::vector<ChunkScore> score_chunks(const at::Tensor& logits, const at::Tensor&
   const auto step = std::max<std::int64_t>(1, kSliceElements / logits.size(2));
   for (std::int64_t b = 0; b < logits.size(0); ++b)
     for (std::int64_t begin = 0; begin < length; begin += step)
-      score_rows(logits[b], ids[b], reference.defined() ? reference[b] : at::Tensor(), begin, std::min(length, begin + step),
-                 scores[static_cast<std::size_t>(b)]);
+      score_rows(logits[b], ids[b], reference.defined() ? reference[b] : at::Tensor(), begin,
+                 std::min(length, begin + step), scores[static_cast<std::size_t>(b)]);
   return scores;
 }
 

@@ -28,19 +28,24 @@ io::Json read_state(const fs::path& file) {
   if (!fs::exists(file, error)) return nullptr;
   const auto text = io::read_file(file, kMostBytes);
   const auto line = text.find('\n');
-  if (line == std::string::npos || text.substr(0, line) != checksum_of(text.substr(line + 1))) io::fail(file, "is damaged: its checksum is not that of its text");
+  if (line == std::string::npos || text.substr(0, line) != checksum_of(text.substr(line + 1)))
+    io::fail(file, "is damaged: its checksum is not that of its text");
   io::Json state = io::parse_json(text.substr(line + 1), file.string());
-  if (!state.is_object() || !state.contains("identity") || !state.contains("progress") || !state["identity"].is_object())
+  if (!state.is_object() || !state.contains("identity") || !state.contains("progress") ||
+      !state["identity"].is_object())
     io::fail(file, "expected an object with 'identity' and 'progress'");
   return state;
 }
 
-std::string shown(const io::Json& value) { return io::printable(value.dump(-1, ' ', true, io::Json::error_handler_t::replace), 100); }
+std::string shown(const io::Json& value) {
+  return io::printable(value.dump(-1, ' ', true, io::Json::error_handler_t::replace), 100);
+}
 
 /// Throws io::Error naming what of `now` is not as it was.
 void require_same(const io::Json& before, const io::Json& now, const fs::path& folder) {
   const auto fail = [&](const std::string& key, const io::Json& was, const io::Json& is) {
-    throw io::Error("--resume: " + folder.string() + " is of another run: " + key + " was " + shown(was) + ", found " + shown(is));
+    throw io::Error("--resume: " + folder.string() + " is of another run: " + key + " was " + shown(was) + ", found " +
+                    shown(is));
   };
   for (const auto& [key, value] : now.items()) {
     const io::Json was = before.value(key, io::Json());
@@ -106,21 +111,26 @@ io::Json Snapshots::begin(bool resume) {
   require_same(state["identity"], identity_, folder_);
   const io::Json& progress = state["progress"];
   const io::Json hidden = progress.is_object() ? progress.value("hidden", io::Json()) : io::Json();
-  const std::string needed = hidden.is_object() && hidden.contains("file") && hidden["file"].is_string() ? hidden["file"].get<std::string>() : "";
+  const std::string needed = hidden.is_object() && hidden.contains("file") && hidden["file"].is_string()
+                                 ? hidden["file"].get<std::string>()
+                                 : "";
   for (fs::directory_iterator it(folder_, error), end; !error && it != end; it.increment(error)) {
     const std::string name = it->path().filename().string();
     std::error_code gone;
-    if (name != "state" && name != "lock" && name != needed) fs::remove(it->path(), gone);  // what a killed run was writing
+    if (name != "state" && name != "lock" && name != needed)
+      fs::remove(it->path(), gone);  // what a killed run was writing
   }
   return progress;
 }
 
 bool Snapshots::due() const {
-  return std::chrono::duration<double>(Clock::now() - last_).count() >= std::max(seconds_, seconds_ > 0 ? kWorthIt * cost_ : 0.0);
+  return std::chrono::duration<double>(Clock::now() - last_).count() >=
+         std::max(seconds_, seconds_ > 0 ? kWorthIt * cost_ : 0.0);
 }
 
 void Snapshots::write(const io::Json& progress) {
-  const std::string text = io::Json{{"identity", identity_}, {"progress", progress}}.dump(-1, ' ', false, io::Json::error_handler_t::replace);
+  const std::string text = io::Json{{"identity", identity_}, {"progress", progress}}.dump(
+      -1, ' ', false, io::Json::error_handler_t::replace);
   io::AtomicFile file(folder() / "state");
   file.append(checksum_of(text) + "\n");
   file.append(text);

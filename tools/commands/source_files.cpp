@@ -15,8 +15,9 @@ namespace fp8::commands {
 namespace fs = std::filesystem;
 
 namespace {
-constexpr std::string_view kNames[] = {"config.json",           "generation_config.json",  "model.safetensors.index.json",  "pytorch_model.bin.index.json",
-                                       "tokenizer.json",        "tokenizer_config.json",   "special_tokens_map.json"};
+constexpr std::string_view kNames[] = {
+    "config.json",    "generation_config.json", "model.safetensors.index.json", "pytorch_model.bin.index.json",
+    "tokenizer.json", "tokenizer_config.json",  "special_tokens_map.json"};
 }  // namespace
 
 SourceFiles::File SourceFiles::look_at(const fs::path& path) {
@@ -36,8 +37,10 @@ SourceFiles::SourceFiles(const fs::path& model, const std::vector<fs::path>& mor
   if (fs::is_directory(model, error)) {
     for (fs::directory_iterator it(model, error), end; !error && it != end; it.increment(error)) {
       const std::string name = it->path().filename().string();
-      const bool known = std::find(std::begin(kNames), std::end(kNames), name) != std::end(kNames);  // measurements may lie there as well
-      if (known || it->path().extension() == ".safetensors" || it->path().extension() == ".bin") paths.push_back(it->path());
+      const bool known = std::find(std::begin(kNames), std::end(kNames), name) !=
+                         std::end(kNames);  // measurements may lie there as well
+      if (known || it->path().extension() == ".safetensors" || it->path().extension() == ".bin")
+        paths.push_back(it->path());
     }
   } else {
     paths.push_back(model);
@@ -57,8 +60,11 @@ void SourceFiles::check_unchanged() const {
     const std::string name = io::printable(before.path.string(), 4096);
     if (!now.exists) throw io::Error(name + ": was removed while it was being read");
     if (now.bytes != before.bytes)
-      throw io::Error(name + ": changed while it was being read, from " + std::to_string(before.bytes) + " to " + std::to_string(now.bytes) + " bytes");
-    throw io::Error(name + ": was " + (now.inode != before.inode || now.device != before.device ? "replaced" : "written to") + " while it was being read");
+      throw io::Error(name + ": changed while it was being read, from " + std::to_string(before.bytes) + " to " +
+                      std::to_string(now.bytes) + " bytes");
+    throw io::Error(name + ": was " +
+                    (now.inode != before.inode || now.device != before.device ? "replaced" : "written to") +
+                    " while it was being read");
   }
 }
 

@@ -20,7 +20,7 @@ class Table {
  private:
   std::vector<bool> right_;
   std::vector<std::size_t> widths_;
-  std::string cells_;               // of all rows, one after the other: a million rows are no million vectors
+  std::string cells_;                 // of all rows, one after the other: a million rows are no million vectors
   std::vector<std::uint32_t> sizes_;  // bytes of each
 };
 

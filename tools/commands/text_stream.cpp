@@ -7,7 +7,8 @@
 namespace fp8::commands {
 namespace {
 
-constexpr std::size_t kWindow = 8;  // ids before the new ones: enough for a character of four byte tokens and its neighbours
+constexpr std::size_t kWindow =
+    8;  // ids before the new ones: enough for a character of four byte tokens and its neighbours
 constexpr std::size_t kMaxPending = 16;  // invalid bytes never become whole
 
 bool ends_with(std::string_view text, std::string_view end) {
@@ -24,7 +25,8 @@ std::size_t common_prefix(const std::string& a, const std::string& b) {
 
 }  // namespace
 
-TextStream::TextStream(const text::Tokenizer& tokenizer, const std::vector<std::int64_t>& prompt) : tokenizer_(tokenizer) {
+TextStream::TextStream(const text::Tokenizer& tokenizer, const std::vector<std::int64_t>& prompt)
+    : tokenizer_(tokenizer) {
   const auto skip = prompt.size() - std::min(prompt.size(), kWindow);
   ids_.assign(prompt.begin() + static_cast<std::ptrdiff_t>(skip), prompt.end());
   known_ = ids_.size();

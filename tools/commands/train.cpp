@@ -53,7 +53,8 @@ void refuse_experts(const models::LlamaConfig& config, const std::string& name) 
 }
 
 /// Before anything is made.
-void refuse_what_does_not_fit(const models::LlamaConfig& config, const TrainOptions& o, const Context& context, const fs::path& file) {
+void refuse_what_does_not_fit(const models::LlamaConfig& config, const TrainOptions& o, const Context& context,
+                              const fs::path& file) {
   auto free = static_cast<double>(available_memory());
   if (resolve_device(context).is_hpu()) free = std::min(free, static_cast<double>(runtime::memory_stats().Limit));
   refuse_oversized(config, o, file.string(), free);
@@ -79,8 +80,7 @@ Start start_of(const TrainOptions& o, const Context& context) {
     start.config = models::parse_llama_config(json, file.string());
     refuse_experts(start.config, file.string());
     refuse_what_does_not_fit(start.config, o, context, file);
-    const double range =
-        models::ConfigReader(json, file.string()).number("initializer_range", 0, 100, 0.02);
+    const double range = models::ConfigReader(json, file.string()).number("initializer_range", 0, 100, 0.02);
     start.model = models::CausalLM(start.config);
     models::initialize(start.model, range, context.seed, device);
     start.tokenizer = file.parent_path();
@@ -158,7 +158,8 @@ bool open_out(const TrainOptions& o, const Context& context, const io::Json& set
     throw io::Error(o.out.string() + ": is not empty and holds no run of fp8 train, allowed: a new or empty folder");
   if (!empty && !o.overwrite)
     throw io::Error(o.out.string() + ": holds a run, allowed: --resume to go on with it, --overwrite to begin anew");
-  if (!fs::create_directories(o.out, error) && error) throw io::Error(o.out.string() + ": can't be made: " + error.message());
+  if (!fs::create_directories(o.out, error) && error)
+    throw io::Error(o.out.string() + ": can't be made: " + error.message());
   if (run) TrainLog::refuse_if_locked(o.out / "log.jsonl");  // --overwrite is not meant for a run that is going on
   for (const char* name : {"checkpoints", "measurements"}) fs::remove_all(o.out / name);
   for (const char* name : {"model.safetensors", "log.jsonl"}) fs::remove(o.out / name, error);
@@ -225,10 +226,11 @@ void train(const TrainOptions& o, Context& context) {
     eval = batches_of(o.eval, o, context, start, o.eval_batch > 0 ? o.eval_batch : o.batch, /*shuffle=*/false);
   TrainPrecision precision(o, context, start.model);
   const auto config = io::parse_json(start.config_text, "config.json").dump();  // spaces decide nothing
-  io::Json more = {{"chunks", data.chunks().count},
-                   {"data_fingerprint", fmt::format("{:016x}", data.fingerprint())},
-                   {"eval_fingerprint", eval ? io::Json(fmt::format("{:016x}", eval->fingerprint())) : io::Json(nullptr)},
-                   {"config_fingerprint", io::checksum_text(io::checksum(config))}};
+  io::Json more = {
+      {"chunks", data.chunks().count},
+      {"data_fingerprint", fmt::format("{:016x}", data.fingerprint())},
+      {"eval_fingerprint", eval ? io::Json(fmt::format("{:016x}", eval->fingerprint())) : io::Json(nullptr)},
+      {"config_fingerprint", io::checksum_text(io::checksum(config))}};
   more.update(precision.settings());
   const bool resume = open_out(o, context, train_settings(o, context, more));
 

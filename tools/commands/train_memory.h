@@ -16,6 +16,7 @@ struct TrainingEstimate {
 TrainingEstimate estimate_training(const models::LlamaConfig& config, const TrainOptions& options);
 
 /// Throws io::Error naming `file` where that is more than `available` bytes.
-void refuse_oversized(const models::LlamaConfig& config, const TrainOptions& options, const std::string& file, double available);
+void refuse_oversized(const models::LlamaConfig& config, const TrainOptions& options, const std::string& file,
+                      double available);
 
 }  // namespace fp8::commands

@@ -38,18 +38,19 @@ void add_train_options(Options& options, std::shared_ptr<TrainOptions> v) {
   options.integer("--grad-accum", v->grad_accum, 1, 1 << 20, "Forwards per step");
   options.number("--clip", v->clip, 0, 1e30, "Largest norm of the gradients; 0: not clipped");
   const auto word = [&](const char* name, std::vector<std::string> words, std::string& target, const char* help) {
-    options.choice(
-        name, words, [words, &target](std::size_t i) { target = words[i]; }, help);
+    options.choice(name, words, [words, &target](std::size_t i) { target = words[i]; }, help);
   };
   word("--precision", {"32-true", "bf16-mixed", "16-mixed", "fp8"}, v->precision,
        "Default bf16-mixed; weights are f32 in each");
-  options.text("--recipe", v->recipe,
-               "Of --precision fp8: habana (E5M2, the default), habana-hybrid, nvidia, current, block, mxfp8 or a JSON file");
+  options.text(
+      "--recipe", v->recipe,
+      "Of --precision fp8: habana (E5M2, the default), habana-hybrid, nvidia, current, block, mxfp8 or a JSON file");
   options.list("--keep", v->keep, "Regular expression: modules that stay in bf16 (default lm_head and embeddings)");
   options.text("--measurements", v->measurements,
                "With fp8: the first step's scales from this measurement (folder, prefix or file)");
-  options.flag("--plan", v->plan,
-               "With fp8: print what would be converted, its bytes, flops and expected error; nothing is trained or written");
+  options.flag(
+      "--plan", v->plan,
+      "With fp8: print what would be converted, its bytes, flops and expected error; nothing is trained or written");
   options.choice(
       "--optimizer", {"adamw", "muon"},
       [v](std::size_t i) {
@@ -94,9 +95,11 @@ void check_train_options(const TrainOptions& o, const Context& context) {
     throw UsageError("--eval-batch: found " + std::to_string(o.eval_batch) + ", but no --eval");
   // Whoever forgets --precision must not take a bf16 run for one in fp8.
   if (o.precision != "fp8" && !o.recipe.empty())
-    throw UsageError("--recipe: found '" + o.recipe + "' with --precision " + o.precision + ", allowed: --precision fp8");
+    throw UsageError("--recipe: found '" + o.recipe + "' with --precision " + o.precision +
+                     ", allowed: --precision fp8");
   if (o.precision != "fp8" && !o.keep.empty())
-    throw UsageError("--keep: found '" + o.keep[0] + "' with --precision " + o.precision + ", allowed: --precision fp8");
+    throw UsageError("--keep: found '" + o.keep[0] + "' with --precision " + o.precision +
+                     ", allowed: --precision fp8");
   if (o.precision != "fp8" && !o.measurements.empty())
     throw UsageError("--measurements: found '" + o.measurements + "' with --precision " + o.precision +
                      ", allowed: --precision fp8");
@@ -114,28 +117,29 @@ void check_train_options(const TrainOptions& o, const Context& context) {
 }
 
 io::Json train_settings(const TrainOptions& o, const Context& context, const io::Json& more) {
-  io::Json json = {{"init", full_path(o.init)},
-                   {"model", full_path(o.model)},
-                   {"data", full_path(o.data)},
-                   {"eval", full_path(o.eval)},
-                   {"steps", o.optimizer.steps},
-                   {"batch", o.batch},
-                   {"seq_len", o.seq_len},
-                   {"grad_accum", o.grad_accum},
-                   {"optimizer", o.optimizer.kind == OptimizerSettings::Kind::adamw ? "adamw" : "muon"},
-                   {"lr", o.optimizer.lr},
-                   {"min_lr", o.optimizer.min_lr},
-                   {"warmup", o.optimizer.warmup},
-                   {"weight_decay", o.optimizer.weight_decay},
-                   {"clip", o.clip},
-                   {"precision", o.precision},
-                   {"recipe", o.precision == "fp8" ? io::Json(o.recipe.empty() ? kDefaultRecipe : o.recipe) : io::Json(nullptr)},
-                   {"keep", o.keep},
-                   {"activation_checkpointing", o.activation_checkpointing},
-                   {"save_dtype", models::name_of_dtype(o.save_dtype)},
-                   {"non_finite", o.skip_nonfinite ? "skip" : "error"},
-                   {"device", context.device},
-                   {"seed", context.seed}};
+  io::Json json = {
+      {"init", full_path(o.init)},
+      {"model", full_path(o.model)},
+      {"data", full_path(o.data)},
+      {"eval", full_path(o.eval)},
+      {"steps", o.optimizer.steps},
+      {"batch", o.batch},
+      {"seq_len", o.seq_len},
+      {"grad_accum", o.grad_accum},
+      {"optimizer", o.optimizer.kind == OptimizerSettings::Kind::adamw ? "adamw" : "muon"},
+      {"lr", o.optimizer.lr},
+      {"min_lr", o.optimizer.min_lr},
+      {"warmup", o.optimizer.warmup},
+      {"weight_decay", o.optimizer.weight_decay},
+      {"clip", o.clip},
+      {"precision", o.precision},
+      {"recipe", o.precision == "fp8" ? io::Json(o.recipe.empty() ? kDefaultRecipe : o.recipe) : io::Json(nullptr)},
+      {"keep", o.keep},
+      {"activation_checkpointing", o.activation_checkpointing},
+      {"save_dtype", models::name_of_dtype(o.save_dtype)},
+      {"non_finite", o.skip_nonfinite ? "skip" : "error"},
+      {"device", context.device},
+      {"seed", context.seed}};
   json.update(more);
   return json;
 }
@@ -166,19 +170,24 @@ ResumedSteps check_resume(const std::filesystem::path& file, const io::Json& wri
   const auto saved = te::checkpoint_steps(o.out / "checkpoints");
   ResumedSteps found{saved.empty() ? 0 : saved.back(), ""};
   if (steps < found.done)
-    throw io::Error(fmt::format("{}: key 'steps': {} of {} steps are done, --resume found {}, allowed: {} or more", file.string(),
-                                found.done, before, steps, found.done));
+    throw io::Error(fmt::format("{}: key 'steps': {} of {} steps are done, --resume found {}, allowed: {} or more",
+                                file.string(), found.done, before, steps, found.done));
   if (steps == before) return found;
   if (found.done == 0) {
-    found.warning = fmt::format("--steps: the run was started with {}, and begins with {} since none is done", before, steps);
+    found.warning =
+        fmt::format("--steps: the run was started with {}, and begins with {} since none is done", before, steps);
   } else if (steps > found.done) {
     const double rate = o.optimizer.lr * cosine_factor(o.optimizer)(found.done);
     found.warning = fmt::format(
-        "--steps: the run was started with {}, {} are done, it goes on to {}: the learning rate follows the cosine of {} "
+        "--steps: the run was started with {}, {} are done, it goes on to {}: the learning rate follows the cosine of "
+        "{} "
         "steps from here on ({:.4g} at step {}), so the result is not that of {} steps from the start",
         before, found.done, steps, steps, rate, found.done + 1, steps);
   } else {
-    found.warning = fmt::format("--steps: the run was started with {} and ends after the {} that are done: the learning rate has not come down its cosine", before, found.done);
+    found.warning = fmt::format(
+        "--steps: the run was started with {} and ends after the {} that are done: the learning rate has not come down "
+        "its cosine",
+        before, found.done);
   }
   return found;
 }

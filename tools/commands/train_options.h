@@ -26,8 +26,8 @@ struct TrainOptions {
   OptimizerSettings optimizer;
   double clip = 1;
   std::string precision = "bf16-mixed", recipe;  ///< recipe: empty: kDefaultRecipe
-  std::vector<std::string> keep;  ///< empty: lm_head and embeddings
-  std::string measurements;       ///< warm start; empty: none
+  std::vector<std::string> keep;                 ///< empty: lm_head and embeddings
+  std::string measurements;                      ///< warm start; empty: none
   c10::ScalarType save_dtype = c10::kBFloat16;
   bool resume = false, overwrite = false, activation_checkpointing = false, skip_nonfinite = false, plan = false;
 };
@@ -50,6 +50,7 @@ struct ResumedSteps {
 
 /// May the run that `written` (read from `file`) tells of go on as `asked`? Throws io::Error naming the first key that differs, and for fewer
 /// steps than are done.
-ResumedSteps check_resume(const std::filesystem::path& file, const io::Json& written, const io::Json& asked, const TrainOptions& options);
+ResumedSteps check_resume(const std::filesystem::path& file, const io::Json& written, const io::Json& asked,
+                          const TrainOptions& options);
 
 }  // namespace fp8::commands

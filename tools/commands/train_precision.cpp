@@ -39,7 +39,7 @@ struct TrainPrecision::Impl {
   std::optional<te::HPUPrecisionPlugin> plugin;  ///< none on the CPU, in f32
   std::optional<configs::RecipeConfig> recipe;   ///< of fp8
   std::size_t converted = 0, kept = 0;
-  std::string warm_start;          ///< fingerprint of --measurements; empty: not given
+  std::string warm_start;  ///< fingerprint of --measurements; empty: not given
   quant::ConversionReport report;
   std::filesystem::path measured;  ///< folder of the measurement; empty: none
   int warnings = 0;
@@ -148,18 +148,28 @@ TrainPrecision::TrainPrecision(const TrainOptions& options, const Context& conte
 
 TrainPrecision::~TrainPrecision() = default;
 
-TrainPrecision::Plan TrainPrecision::plan(const TrainOptions& options, const Context& context, models::CausalLM& model) {
+TrainPrecision::Plan TrainPrecision::plan(const TrainOptions& options, const Context& context,
+                                          models::CausalLM& model) {
   const TrainPrecision precision(options, context, model);
   const auto& report = precision.impl_->report;
   io::Json modules = io::Json::array(), kept = io::Json::array();
   for (const auto& m : report.converted) {
-    modules.push_back({{"name", m.name}, {"type", m.type}, {"scheme", m.scheme}, {"bytes", m.bytes_before}, {"operand_bytes", m.operand_bytes},
-                       {"flops_per_row", m.flops_per_row}, {"expected_error", m.expected_error ? io::Json(*m.expected_error) : io::Json(nullptr)}});
+    modules.push_back({{"name", m.name},
+                       {"type", m.type},
+                       {"scheme", m.scheme},
+                       {"bytes", m.bytes_before},
+                       {"operand_bytes", m.operand_bytes},
+                       {"flops_per_row", m.flops_per_row},
+                       {"expected_error", m.expected_error ? io::Json(*m.expected_error) : io::Json(nullptr)}});
   }
   for (const auto& m : report.skipped) kept.push_back({{"name", m.name}, {"reason", m.reason}});
   std::ostringstream text;
   text << quant::ConversionReport{report.converted, report.skipped, {}};  // the warnings stand on stderr
-  return {{{"modules", modules}, {"kept", kept}, {"warnings", report.warnings}, {"recipe", configs::to_json(*precision.impl_->recipe)}}, text.str()};
+  return {{{"modules", modules},
+           {"kept", kept},
+           {"warnings", report.warnings},
+           {"recipe", configs::to_json(*precision.impl_->recipe)}},
+          text.str()};
 }
 
 std::function<std::shared_ptr<void>(const te::ForwardInfo&)> TrainPrecision::context() const {

@@ -26,13 +26,16 @@ std::string read_model_type(const ConfigReader& reader) {
   const auto name = type->get<std::string>();
   if (name == "llama") return name;
   if (name == "mixtral") {
-    if (reader.find("sliding_window") != nullptr) reader.fail("sliding_window", "null (a sliding window of attention is not supported)");
+    if (reader.find("sliding_window") != nullptr)
+      reader.fail("sliding_window", "null (a sliding window of attention is not supported)");
     return name;
   }
-  if (name != "mistral") reader.fail_with("model_type " + type->dump(-1, ' ', true, io::Json::error_handler_t::replace) +
-                                          " is not supported, allowed: llama, mistral, mixtral");
+  if (name != "mistral")
+    reader.fail_with("model_type " + type->dump(-1, ' ', true, io::Json::error_handler_t::replace) +
+                     " is not supported, allowed: llama, mistral, mixtral");
   // Absent means 4096 to transformers, so only an explicit null is exact.
-  if (!reader.is_null("sliding_window")) reader.fail("sliding_window", "null (a sliding window of attention is not supported)");
+  if (!reader.is_null("sliding_window"))
+    reader.fail("sliding_window", "null (a sliding window of attention is not supported)");
   return name;
 }
 
@@ -58,7 +61,8 @@ RopeScaling read_scaling(const ConfigReader& rope) {
   scaling.kind = RopeScaling::Kind::llama3;
   scaling.low_freq_factor = rope.number("low_freq_factor", 1e-6, 1e6);
   scaling.high_freq_factor = rope.number("high_freq_factor", 1e-6, 1e6);
-  if (!(scaling.low_freq_factor < scaling.high_freq_factor)) rope.fail("high_freq_factor", "a number above low_freq_factor");
+  if (!(scaling.low_freq_factor < scaling.high_freq_factor))
+    rope.fail("high_freq_factor", "a number above low_freq_factor");
   scaling.original_max_position_embeddings = rope.integer("original_max_position_embeddings", 1, kMaxPositions);
   return scaling;
 }
@@ -98,13 +102,16 @@ LlamaConfig parse_llama_config(const io::Json& json, const std::string& name) {
   config.num_attention_heads = reader.integer("num_attention_heads", 1, kMaxHeads);
   config.num_key_value_heads = reader.integer("num_key_value_heads", 1, kMaxHeads, config.num_attention_heads);
   if (config.num_attention_heads % config.num_key_value_heads != 0)
-    reader.fail("num_key_value_heads", "a divisor of num_attention_heads " + std::to_string(config.num_attention_heads));
+    reader.fail("num_key_value_heads",
+                "a divisor of num_attention_heads " + std::to_string(config.num_attention_heads));
   if (reader.find("head_dim") == nullptr && config.hidden_size % config.num_attention_heads != 0)
     reader.fail("num_attention_heads", "a divisor of hidden_size " + std::to_string(config.hidden_size));
   config.head_dim = reader.integer("head_dim", 2, kMaxHeadDim, config.hidden_size / config.num_attention_heads);
   if (config.head_dim % 2 != 0 || config.head_dim < 2)
-    reader.fail("head_dim", "an even integer (the rotary embedding turns pairs), here " + std::to_string(config.head_dim));
-  config.max_position_embeddings = reader.integer("max_position_embeddings", 1, kMaxPositions, config.max_position_embeddings);
+    reader.fail("head_dim",
+                "an even integer (the rotary embedding turns pairs), here " + std::to_string(config.head_dim));
+  config.max_position_embeddings =
+      reader.integer("max_position_embeddings", 1, kMaxPositions, config.max_position_embeddings);
   config.rms_norm_eps = reader.number("rms_norm_eps", 0, 1, config.rms_norm_eps);
   config.attention_bias = reader.boolean("attention_bias", false);
   config.mlp_bias = reader.boolean("mlp_bias", false);

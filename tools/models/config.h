@@ -23,7 +23,7 @@ struct RopeScaling {
   enum class Kind : std::uint8_t { none, linear, llama3 };
   Kind kind = Kind::none;
   double factor = 1;
-  double low_freq_factor = 1, high_freq_factor = 4;    ///< llama3 only
+  double low_freq_factor = 1, high_freq_factor = 4;   ///< llama3 only
   std::int64_t original_max_position_embeddings = 0;  ///< llama3 only
 };
 
@@ -40,9 +40,10 @@ struct LlamaConfig {
   RopeScaling rope_scaling;
   bool attention_bias = false, mlp_bias = false, tie_word_embeddings = false;
   std::int64_t num_local_experts = 0, num_experts_per_tok = 0;  ///< Mixtral's; 0: a dense MLP
-  AttentionKind attention = AttentionKind::fused;          ///< the caller's choice, not config.json's
-  std::vector<std::int64_t> bos_token_ids, eos_token_ids;  ///< as config.json or generation_config.json give them; may be empty
-  std::optional<c10::ScalarType> dtype;                    ///< "torch_dtype" or "dtype"; empty: that of the weights
+  AttentionKind attention = AttentionKind::fused;               ///< the caller's choice, not config.json's
+  std::vector<std::int64_t> bos_token_ids,
+      eos_token_ids;                     ///< as config.json or generation_config.json give them; may be empty
+  std::optional<c10::ScalarType> dtype;  ///< "torch_dtype" or "dtype"; empty: that of the weights
 };
 
 /// Reads what `json`, the content of a config.json, says; `name` stands in messages: "[models] DIR/config.json: key

@@ -20,9 +20,7 @@ std::string shown(const io::Json& value) {
   return text;
 }
 
-std::string plain(double value) {
-  return io::Json(value).dump();
-}
+std::string plain(double value) { return io::Json(value).dump(); }
 
 bool fits(const io::Json& value, std::int64_t low, std::int64_t high) {
   if (!value.is_number_integer()) return false;
@@ -39,14 +37,18 @@ ConfigReader::ConfigReader(const io::Json& json, std::string name, std::string p
     : json_(json), name_(std::move(name)), prefix_(std::move(prefix)) {
   if (json_.is_object()) return;
   if (prefix_.empty()) fail_with("found " + shown(json_) + ", expected a JSON object");
-  fail_with("key '" + prefix_.substr(0, prefix_.size() - 1) + "': found " + shown(json_) + ", allowed: an object or null");
+  fail_with("key '" + prefix_.substr(0, prefix_.size() - 1) + "': found " + shown(json_) +
+            ", allowed: an object or null");
 }
 
-void ConfigReader::fail_with(const std::string& message) const { throw io::Error("[models] " + name_ + ": " + message); }
+void ConfigReader::fail_with(const std::string& message) const {
+  throw io::Error("[models] " + name_ + ": " + message);
+}
 
 void ConfigReader::fail(const std::string& key, const std::string& allowed) const {
   const auto* value = find(key);
-  fail_with("key '" + prefix_ + key + "': " + (value != nullptr ? "found " + shown(*value) : "missing") + ", allowed: " + allowed);
+  fail_with("key '" + prefix_ + key + "': " + (value != nullptr ? "found " + shown(*value) : "missing") +
+            ", allowed: " + allowed);
 }
 
 const io::Json* ConfigReader::find(const std::string& key) const {
@@ -71,7 +73,8 @@ std::int64_t ConfigReader::integer(const std::string& key, std::int64_t low, std
 double ConfigReader::number(const std::string& key, double low, double high, std::optional<double> fallback) const {
   const auto* value = find(key);
   if (value == nullptr && fallback) return *fallback;
-  const bool good = value != nullptr && value->is_number() && value->get<double>() >= low && value->get<double>() <= high;
+  const bool good =
+      value != nullptr && value->is_number() && value->get<double>() >= low && value->get<double>() <= high;
   if (!good) fail(key, "a number from " + plain(low) + " to " + plain(high));
   return value->get<double>();
 }
@@ -83,7 +86,8 @@ bool ConfigReader::boolean(const std::string& key, bool fallback) const {
   return value->get<bool>();
 }
 
-std::string ConfigReader::word(const std::string& key, std::initializer_list<const char*> allowed, const char* fallback) const {
+std::string ConfigReader::word(const std::string& key, std::initializer_list<const char*> allowed,
+                               const char* fallback) const {
   const auto* value = find(key);
   if (value == nullptr && fallback != nullptr) return fallback;
   std::string list;

@@ -21,12 +21,14 @@ class ConfigReader {
   /// There, and null.
   bool is_null(const std::string& key) const;
   /// An integer in [low, high]; without a fallback the key must be there.
-  std::int64_t integer(const std::string& key, std::int64_t low, std::int64_t high, std::optional<std::int64_t> fallback = {}) const;
+  std::int64_t integer(const std::string& key, std::int64_t low, std::int64_t high,
+                       std::optional<std::int64_t> fallback = {}) const;
   /// A finite number in [low, high].
   double number(const std::string& key, double low, double high, std::optional<double> fallback = {}) const;
   bool boolean(const std::string& key, bool fallback) const;
   /// One of the allowed words.
-  std::string word(const std::string& key, std::initializer_list<const char*> allowed, const char* fallback = nullptr) const;
+  std::string word(const std::string& key, std::initializer_list<const char*> allowed,
+                   const char* fallback = nullptr) const;
   /// An integer >= 0 or a list of at most 256 of them; empty if absent.
   std::vector<std::int64_t> token_ids(const std::string& key) const;
   ConfigReader object(const std::string& key) const;

@@ -19,9 +19,12 @@ namespace fs = std::filesystem;
 
 constexpr std::size_t kBlock = std::size_t{1} << 20;
 
-void write_all(int fd, const fs::path& path, std::uint64_t offset, const char* data, std::uint64_t size, std::uint64_t needed) {
+void write_all(int fd, const fs::path& path, std::uint64_t offset, const char* data, std::uint64_t size,
+               std::uint64_t needed) {
   while (size > 0) {
-    const auto done = ::pwrite(fd, data, static_cast<std::size_t>(std::min<std::uint64_t>(size, std::uint64_t{1} << 30)), static_cast<off_t>(offset));
+    const auto done =
+        ::pwrite(fd, data, static_cast<std::size_t>(std::min<std::uint64_t>(size, std::uint64_t{1} << 30)),
+                 static_cast<off_t>(offset));
     if (done < 0 && errno == EINTR) continue;
     if (done < 0) io::fail_errno(path, "write", errno, needed);
     data += done, offset += static_cast<std::uint64_t>(done), size -= static_cast<std::uint64_t>(done);
@@ -31,7 +34,10 @@ void write_all(int fd, const fs::path& path, std::uint64_t offset, const char* d
 }  // namespace
 
 HiddenStates::HiddenStates(std::int64_t samples, std::int64_t sample_bytes, fs::path folder, bool in_memory)
-    : samples_(samples), sample_bytes_(sample_bytes), folder_(fs::absolute(folder)), memory_(in_memory ? new char[total()] : nullptr) {}
+    : samples_(samples),
+      sample_bytes_(sample_bytes),
+      folder_(fs::absolute(folder)),
+      memory_(in_memory ? new char[total()] : nullptr) {}
 
 HiddenStates::~HiddenStates() {
   drop(current_);
@@ -66,7 +72,8 @@ void HiddenStates::drop(File& file) {
 }
 
 void HiddenStates::read(std::int64_t first, std::int64_t count, void* data) const {
-  const auto offset = static_cast<std::uint64_t>(first * sample_bytes_), size = static_cast<std::uint64_t>(count * sample_bytes_);
+  const auto offset = static_cast<std::uint64_t>(first * sample_bytes_),
+             size = static_cast<std::uint64_t>(count * sample_bytes_);
   if (memory_ != nullptr)
     std::memcpy(data, memory_.get() + offset, size);
   else
@@ -74,7 +81,8 @@ void HiddenStates::read(std::int64_t first, std::int64_t count, void* data) cons
 }
 
 void HiddenStates::write(std::int64_t first, std::int64_t count, const void* data) {
-  const auto offset = static_cast<std::uint64_t>(first * sample_bytes_), size = static_cast<std::uint64_t>(count * sample_bytes_);
+  const auto offset = static_cast<std::uint64_t>(first * sample_bytes_),
+             size = static_cast<std::uint64_t>(count * sample_bytes_);
   if (memory_ != nullptr) {
     std::memcpy(memory_.get() + offset, data, size);
     return;
@@ -107,7 +115,11 @@ io::Json HiddenStates::save() {
     write_all(current_.fd.get(), current_.path, 0, memory_.get(), total(), total());
   }
   if (::fsync(current_.fd.get()) != 0) io::fail_errno(current_.path, "fsync", errno, total());
-  return {{"file", current_.path.filename().string()}, {"bytes", total()}, {"checksum", memory_ != nullptr ? io::checksum_text(io::checksum({memory_.get(), static_cast<std::size_t>(total())})) : checksum_of(current_)}};
+  return {{"file", current_.path.filename().string()},
+          {"bytes", total()},
+          {"checksum", memory_ != nullptr
+                           ? io::checksum_text(io::checksum({memory_.get(), static_cast<std::size_t>(total())}))
+                           : checksum_of(current_)}};
 }
 
 void HiddenStates::keep_only(const io::Json& saved) {
@@ -119,15 +131,18 @@ void HiddenStates::keep_only(const io::Json& saved) {
 void HiddenStates::restore(const io::Json& saved) {
   const auto text = [&](const char* key) {
     const io::Json value = saved.is_object() ? saved.value(key, io::Json()) : io::Json();
-    if (!value.is_string()) io::fail(folder_, std::string("snapshot: expected the text '") + key + "' of the hidden states");
+    if (!value.is_string())
+      io::fail(folder_, std::string("snapshot: expected the text '") + key + "' of the hidden states");
     return value.get<std::string>();
   };
   const std::string name = text("file"), checksum = text("checksum");
-  if (name.rfind("hidden-", 0) != 0 || name.find('/') != std::string::npos) io::fail(folder_, "snapshot: expected a file 'hidden-<n>', found " + io::in_quotes(name));
+  if (name.rfind("hidden-", 0) != 0 || name.find('/') != std::string::npos)
+    io::fail(folder_, "snapshot: expected a file 'hidden-<n>', found " + io::in_quotes(name));
   std::uint64_t size = 0;
   File file{folder_ / name, {}, {}};
   file.fd = io::open_regular(file.path, &size);
-  if (size != total()) io::fail(file.path, "found " + std::to_string(size) + " bytes, the snapshot says " + std::to_string(total()));
+  if (size != total())
+    io::fail(file.path, "found " + std::to_string(size) + " bytes, the snapshot says " + std::to_string(total()));
   if (checksum_of(file) != checksum) io::fail(file.path, "is damaged: its checksum is not the snapshot's");
   kept_ = name;
   if (memory_ != nullptr) {

@@ -34,7 +34,8 @@ void Resident::release() {
 
 LayerStream::LayerStream(const std::filesystem::path& folder, const LoadOptions& options)
     : checkpoint_(folder), options_(options), loaded_(prepare_model(folder, checkpoint_, options)) {
-  if (!quant::read_quantization_config(folder).is_null()) throw io::Error(folder.string() + ": expected a high precision checkpoint, found an fp8 one");
+  if (!quant::read_quantization_config(folder).is_null())
+    throw io::Error(folder.string() + ": expected a high precision checkpoint, found an fp8 one");
   quant::require_no_codes(checkpoint_);
   for (const auto& item : loaded_.model->named_parameters()) {
     if (item.key() == "lm_head.weight" && loaded_.config.tie_word_embeddings) continue;
@@ -53,8 +54,9 @@ std::int64_t LayerStream::head_bytes() const { return bytes_of(*loaded_.model->l
 
 at::Tensor LayerStream::rows(bool head, std::int64_t first, std::int64_t rows) const {
   const bool own = head && !loaded_.config.tie_word_embeddings;
-  return read_weight_rows(checkpoint_, own ? "lm_head.weight" : kEmbedding, {loaded_.config.vocab_size, loaded_.config.hidden_size}, first, rows,
-                          loaded_.dtype, options_.device);
+  return read_weight_rows(checkpoint_, own ? "lm_head.weight" : kEmbedding,
+                          {loaded_.config.vocab_size, loaded_.config.hidden_size}, first, rows, loaded_.dtype,
+                          options_.device);
 }
 
 at::Tensor LayerStream::embed(const at::Tensor& ids) const {
@@ -63,12 +65,14 @@ at::Tensor LayerStream::embed(const at::Tensor& ids) const {
   std::map<std::int64_t, at::Tensor> found;  // the CPU's, each row read once
   for (std::int64_t i = 0; i < flat.numel(); ++i) found.try_emplace(id[i]);
   for (auto& [row, values] : found)
-    values = read_weight_rows(checkpoint_, kEmbedding, {loaded_.config.vocab_size, loaded_.config.hidden_size}, row, 1, loaded_.dtype, at::kCPU);
+    values = read_weight_rows(checkpoint_, kEmbedding, {loaded_.config.vocab_size, loaded_.config.hidden_size}, row, 1,
+                              loaded_.dtype, at::kCPU);
   const auto hidden = loaded_.config.hidden_size;
   const auto h = at::empty({ids.size(0), ids.size(1), hidden}, loaded_.dtype);
   auto* out = static_cast<char*>(h.mutable_data_ptr());
   const auto bytes = static_cast<std::size_t>(hidden) * h.element_size();
-  for (std::int64_t i = 0; i < flat.numel(); ++i) std::memcpy(out + static_cast<std::size_t>(i) * bytes, found.at(id[i]).const_data_ptr(), bytes);
+  for (std::int64_t i = 0; i < flat.numel(); ++i)
+    std::memcpy(out + static_cast<std::size_t>(i) * bytes, found.at(id[i]).const_data_ptr(), bytes);
   return h.to(options_.device);
 }
 
@@ -92,7 +96,8 @@ at::Tensor LayerStream::run_layer(std::int64_t index, const at::Tensor& h) {
 Resident LayerStream::load_head(std::int64_t first, std::int64_t rows) {
   Resident resident;
   load("model.norm.weight", loaded_.model->model->norm->weight, {}, resident);
-  load("lm_head.weight", loaded_.model->lm_head->weight, this->rows(true, first, rows > 0 ? rows : loaded_.config.vocab_size), resident);
+  load("lm_head.weight", loaded_.model->lm_head->weight,
+       this->rows(true, first, rows > 0 ? rows : loaded_.config.vocab_size), resident);
   return resident;
 }
 

@@ -56,7 +56,9 @@ at::Tensor repeat_kv(const at::Tensor& x, std::int64_t repeats) {
 
 /// The most negative finite value: what a masked score is set to.
 double lowest_of(at::ScalarType dtype) {
-  return dtype == at::kHalf ? -65504.0 : dtype == at::kBFloat16 ? -0x1.FEp127 : static_cast<double>(std::numeric_limits<float>::lowest());
+  return dtype == at::kHalf       ? -65504.0
+         : dtype == at::kBFloat16 ? -0x1.FEp127
+                                  : static_cast<double>(std::numeric_limits<float>::lowest());
 }
 
 /// (x1, x2) -> (x1 cos - x2 sin, x2 cos + x1 sin): element i turns with element i + D/2, as Hugging Face stores q and k.
@@ -85,15 +87,18 @@ at::Tensor KVCache::append(at::Tensor& stored, const at::Tensor& current, const 
   const auto handler = module->slot()->handler;
   const auto dtype = handler != nullptr ? handler->cache_dtype(current.scalar_type()) : current.scalar_type();
   const auto tokens = current.size(2);
-  if (!stored.defined()) stored = at::empty({current.size(0), current.size(1), capacity_, current.size(3)}, current.options().dtype(dtype));
-  TORCH_CHECK(stored.scalar_type() == dtype, "[models] the key/value cache was filled before the model was converted: it holds ", stored.scalar_type(), ", not ", dtype);
+  if (!stored.defined())
+    stored = at::empty({current.size(0), current.size(1), capacity_, current.size(3)}, current.options().dtype(dtype));
+  TORCH_CHECK(stored.scalar_type() == dtype,
+              "[models] the key/value cache was filled before the model was converted: it holds ", stored.scalar_type(),
+              ", not ", dtype);
   stored.narrow(2, length_, tokens).copy_(handler != nullptr ? handler->store(current) : current);
   const auto seen = stored.narrow(2, 0, length_ + tokens);
   return handler != nullptr ? handler->fetch(seen, current.scalar_type()) : seen;
 }
 
-std::pair<at::Tensor, at::Tensor> KVCache::append(std::size_t layer, const at::Tensor& k, const at::Tensor& v, const runtime::KVCache& keys,
-                                                  const runtime::KVCache& values) {
+std::pair<at::Tensor, at::Tensor> KVCache::append(std::size_t layer, const at::Tensor& k, const at::Tensor& v,
+                                                  const runtime::KVCache& keys, const runtime::KVCache& values) {
   TORCH_CHECK(length_ + k.size(2) <= capacity_, "[models] the key/value cache holds ", capacity_, " tokens, found ",
               length_ + k.size(2));
   if (layers_.size() <= layer) layers_.resize(layer + 1);
@@ -111,11 +116,13 @@ at::Tensor LlamaRMSNormImpl::forward(const at::Tensor& x) {
   return weight * (wide * at::rsqrt(variance + eps_)).to(x.scalar_type());
 }
 
-LlamaRotaryEmbeddingImpl::LlamaRotaryEmbeddingImpl(const LlamaConfig& config) : torch::nn::Module("LlamaRotaryEmbedding") {
+LlamaRotaryEmbeddingImpl::LlamaRotaryEmbeddingImpl(const LlamaConfig& config)
+    : torch::nn::Module("LlamaRotaryEmbedding") {
   // f32 throughout, in transformers' order of operations: the last bit of a frequency turns far positions visibly.
   const auto exponents = at::arange(0, config.head_dim, 2, at::kFloat) / static_cast<double>(config.head_dim);
   inverse_frequencies_ = at::pow(at::Scalar(config.rope_theta), exponents).reciprocal();
-  if (config.rope_scaling.kind == RopeScaling::Kind::linear) inverse_frequencies_ = inverse_frequencies_ / config.rope_scaling.factor;
+  if (config.rope_scaling.kind == RopeScaling::Kind::linear)
+    inverse_frequencies_ = inverse_frequencies_ / config.rope_scaling.factor;
   if (config.rope_scaling.kind == RopeScaling::Kind::llama3)
     inverse_frequencies_ = scale_llama3(inverse_frequencies_, config.rope_scaling);
 }
@@ -142,7 +149,8 @@ LlamaAttentionImpl::LlamaAttentionImpl(const LlamaConfig& config, std::size_t la
   k_cache = register_module("k_cache", runtime::KVCache());
   v_cache = register_module("v_cache", runtime::KVCache());
   if (config.attention == AttentionKind::fused) {
-    fused_scaled_dot_product_attention = register_module("fused_scaled_dot_product_attention", runtime::ModuleFusedSDPA());
+    fused_scaled_dot_product_attention =
+        register_module("fused_scaled_dot_product_attention", runtime::ModuleFusedSDPA());
   } else {
     matmul_qk = register_module("matmul_qk", runtime::Matmul());
     softmax = register_module("softmax", runtime::Softmax());
@@ -151,7 +159,8 @@ LlamaAttentionImpl::LlamaAttentionImpl(const LlamaConfig& config, std::size_t la
 }
 
 /// q [B, A, L, D], k and v [B, A, S, D] -> [B, A, L, D]. The eager form is transformers': softmax in f32, its result in q's dtype.
-at::Tensor LlamaAttentionImpl::attend(const at::Tensor& q, const at::Tensor& k, const at::Tensor& v, const at::Tensor& mask) {
+at::Tensor LlamaAttentionImpl::attend(const at::Tensor& q, const at::Tensor& k, const at::Tensor& v,
+                                      const at::Tensor& mask) {
   const auto length = q.size(2);
   if (fused_scaled_dot_product_attention) {
     runtime::AttentionOptions options;
@@ -167,7 +176,8 @@ at::Tensor LlamaAttentionImpl::attend(const at::Tensor& q, const at::Tensor& k, 
   return matmul_av->forward(softmax->forward(scores.to(at::kFloat)).to(q.scalar_type()), v);
 }
 
-at::Tensor LlamaAttentionImpl::forward(const at::Tensor& x, const RotaryAngles& angles, const at::Tensor& mask, KVCache* cache) {
+at::Tensor LlamaAttentionImpl::forward(const at::Tensor& x, const RotaryAngles& angles, const at::Tensor& mask,
+                                       KVCache* cache) {
   const auto b = x.size(0), l = x.size(1);
   const auto split = [&](const at::Tensor& y) { return y.view({b, l, -1, head_dim_}).transpose(1, 2); };
   const auto q = rotate(split(q_proj->forward(x)), angles);
@@ -204,7 +214,8 @@ LlamaDecoderLayerImpl::LlamaDecoderLayerImpl(const LlamaConfig& config, std::siz
     mlp = register_module("mlp", LlamaMLP(config));
   }
   input_layernorm = register_module("input_layernorm", LlamaRMSNorm(config.hidden_size, config.rms_norm_eps));
-  post_attention_layernorm = register_module("post_attention_layernorm", LlamaRMSNorm(config.hidden_size, config.rms_norm_eps));
+  post_attention_layernorm =
+      register_module("post_attention_layernorm", LlamaRMSNorm(config.hidden_size, config.rms_norm_eps));
 }
 
 at::Tensor LlamaDecoderLayerImpl::forward(const at::Tensor& x, const RotaryAngles& angles, const at::Tensor& mask,
@@ -217,7 +228,8 @@ at::Tensor LlamaDecoderLayerImpl::forward(const at::Tensor& x, const RotaryAngle
 LlamaModelImpl::LlamaModelImpl(const LlamaConfig& config) : torch::nn::Module("LlamaModel") {
   const auto table = placeholder({config.vocab_size, config.hidden_size});
   embed_tokens = register_module(
-      "embed_tokens", torch::nn::Embedding(torch::nn::EmbeddingOptions(config.vocab_size, config.hidden_size)._weight(table)));
+      "embed_tokens",
+      torch::nn::Embedding(torch::nn::EmbeddingOptions(config.vocab_size, config.hidden_size)._weight(table)));
   layers = register_module("layers", torch::nn::ModuleList());
   for (std::int64_t i = 0; i < config.num_hidden_layers; ++i)
     layers->push_back(LlamaDecoderLayer(config, static_cast<std::size_t>(i)));

@@ -35,8 +35,8 @@ class KVCache {
   std::int64_t capacity() const { return capacity_; }
 
   /// Appends k, v [B, K, L, D] of one layer; returns all keys and values so far, [B, K, length + L, D], as their readers see them.
-  std::pair<at::Tensor, at::Tensor> append(std::size_t layer, const at::Tensor& k, const at::Tensor& v, const runtime::KVCache& keys,
-                                           const runtime::KVCache& values);
+  std::pair<at::Tensor, at::Tensor> append(std::size_t layer, const at::Tensor& k, const at::Tensor& v,
+                                           const runtime::KVCache& keys, const runtime::KVCache& values);
   /// Called once per forward, after all layers have appended L tokens.
   void advance(std::int64_t tokens) { length_ += tokens; }
 
@@ -125,7 +125,8 @@ TORCH_MODULE(LlamaDecoderLayer);
 class LlamaModelImpl : public torch::nn::Module {
  public:
   /// Runs layer(h), or sees to it that it is run: te::checkpoint(layer, h) in training. layer may be called again while the model lives.
-  using LayerRunner = std::function<at::Tensor(const std::function<at::Tensor(const at::Tensor&)>& layer, const at::Tensor& h)>;
+  using LayerRunner =
+      std::function<at::Tensor(const std::function<at::Tensor(const at::Tensor&)>& layer, const at::Tensor& h)>;
 
   explicit LlamaModelImpl(const LlamaConfig& config);
   /// ids [B, L] int64 -> hidden states after the last norm, [B, L, H].

@@ -25,7 +25,9 @@ std::string shape_text(at::IntArrayRef shape) {
 
 /// No NaN and no infinity in a dense CPU tensor of f32, bf16 or f16.
 bool is_finite(const at::Tensor& tensor) {
-  const auto type = tensor.scalar_type() == at::kFloat ? io::DType::F32 : tensor.scalar_type() == at::kBFloat16 ? io::DType::BF16 : io::DType::F16;
+  const auto type = tensor.scalar_type() == at::kFloat      ? io::DType::F32
+                    : tensor.scalar_type() == at::kBFloat16 ? io::DType::BF16
+                                                            : io::DType::F16;
   return !quant::has_nonfinite(tensor.const_data_ptr(), type, tensor.numel());
 }
 
@@ -48,13 +50,16 @@ at::ScalarType dtype_of_weights(const io::Checkpoint& checkpoint) {
 }
 
 /// The tensor is there with that shape; index: it is a stack [N, shape...] that holds matrix `index`.
-void check_shape(const io::Checkpoint& checkpoint, const std::string& name, at::IntArrayRef shape, std::optional<std::int64_t> index) {
-  if (!checkpoint.contains(name)) fail(checkpoint, "tensor '" + name + "' is missing, expected shape " + shape_text(shape));
+void check_shape(const io::Checkpoint& checkpoint, const std::string& name, at::IntArrayRef shape,
+                 std::optional<std::int64_t> index) {
+  if (!checkpoint.contains(name))
+    fail(checkpoint, "tensor '" + name + "' is missing, expected shape " + shape_text(shape));
   const at::IntArrayRef found(checkpoint.info(name).shape);
   const bool stacked = index.has_value() && !found.empty() && found.slice(1) == shape && *index < found[0];
   if (index.has_value() ? !stacked : found != shape)
     fail(checkpoint, "tensor '" + name + "': found shape " + shape_text(found) + ", config.json asks for " +
-                         (index.has_value() ? "matrix " + std::to_string(*index) + " of a stack of " : "") + shape_text(shape));
+                         (index.has_value() ? "matrix " + std::to_string(*index) + " of a stack of " : "") +
+                         shape_text(shape));
 }
 
 /// config.json may promise more layers and experts than the file has; ask before so many modules are made.
@@ -64,8 +69,9 @@ void check_layer_count(const io::Checkpoint& checkpoint, const LlamaConfig& conf
     fail(checkpoint, "tensor '" + last + "' is missing (config.json: num_hidden_layers " +
                          std::to_string(config.num_hidden_layers) + ")");
   if (config.num_local_experts == 0) return;
-  const auto expert = "model.layers." + std::to_string(config.num_hidden_layers - 1) + ".block_sparse_moe.experts.moe_op.w2_list." +
-                      std::to_string(config.num_local_experts - 1) + ".weight";
+  const auto expert = "model.layers." + std::to_string(config.num_hidden_layers - 1) +
+                      ".block_sparse_moe.experts.moe_op.w2_list." + std::to_string(config.num_local_experts - 1) +
+                      ".weight";
   const auto piece = pieces_of(expert, checkpoint)[0];
   check_shape(checkpoint, piece.tensor, {config.hidden_size, config.intermediate_size}, piece.index);
 }
@@ -74,24 +80,40 @@ void check_layer_count(const io::Checkpoint& checkpoint, const LlamaConfig& conf
 
 at::ScalarType scalar_type_of(io::DType dtype, const std::string& tensor) {
   switch (dtype) {
-    case io::DType::BOOL: return at::kBool;
-    case io::DType::U8: return at::kByte;
-    case io::DType::I8: return at::kChar;
-    case io::DType::I16: return at::kShort;
-    case io::DType::I32: return at::kInt;
-    case io::DType::I64: return at::kLong;
-    case io::DType::F16: return at::kHalf;
-    case io::DType::BF16: return at::kBFloat16;
-    case io::DType::F32: return at::kFloat;
-    case io::DType::F64: return at::kDouble;
-    case io::DType::F8_E4M3: return at::kFloat8_e4m3fn;
-    case io::DType::F8_E5M2: return at::kFloat8_e5m2;
-    default: throw io::Error("[models] tensor '" + tensor + "': dtype " + io::name_of(dtype) + " is not supported");
+    case io::DType::BOOL:
+      return at::kBool;
+    case io::DType::U8:
+      return at::kByte;
+    case io::DType::I8:
+      return at::kChar;
+    case io::DType::I16:
+      return at::kShort;
+    case io::DType::I32:
+      return at::kInt;
+    case io::DType::I64:
+      return at::kLong;
+    case io::DType::F16:
+      return at::kHalf;
+    case io::DType::BF16:
+      return at::kBFloat16;
+    case io::DType::F32:
+      return at::kFloat;
+    case io::DType::F64:
+      return at::kDouble;
+    case io::DType::F8_E4M3:
+      return at::kFloat8_e4m3fn;
+    case io::DType::F8_E5M2:
+      return at::kFloat8_e5m2;
+    default:
+      throw io::Error("[models] tensor '" + tensor + "': dtype " + io::name_of(dtype) + " is not supported");
   }
 }
 
 const char* name_of_dtype(at::ScalarType dtype) {
-  return dtype == at::kFloat ? "f32" : dtype == at::kBFloat16 ? "bf16" : dtype == at::kHalf ? "f16" : c10::toString(dtype);
+  return dtype == at::kFloat      ? "f32"
+         : dtype == at::kBFloat16 ? "bf16"
+         : dtype == at::kHalf     ? "f16"
+                                  : c10::toString(dtype);
 }
 
 at::Tensor read_tensor(const io::Checkpoint& checkpoint, const std::string& name) {
@@ -104,8 +126,9 @@ at::Tensor read_tensor(const io::Checkpoint& checkpoint, const std::string& name
 namespace {
 
 /// Rows [first, first + rows) of the tensor, seen as a matrix that is as wide as `shape`, in pieces of some megabytes.
-at::Tensor read_rows(const io::Checkpoint& checkpoint, const std::string& name, at::IntArrayRef shape, std::int64_t first, std::int64_t rows, at::ScalarType dtype,
-                     at::Device device, bool allow_nonfinite = false) {
+at::Tensor read_rows(const io::Checkpoint& checkpoint, const std::string& name, at::IntArrayRef shape,
+                     std::int64_t first, std::int64_t rows, at::ScalarType dtype, at::Device device,
+                     bool allow_nonfinite = false) {
   const auto& info = checkpoint.info(name);
   if (info.dtype != io::DType::F32 && info.dtype != io::DType::BF16 && info.dtype != io::DType::F16)
     fail(checkpoint, "tensor '" + name + "': found dtype " + io::name_of(info.dtype) + ", allowed: F32, BF16, F16");
@@ -120,15 +143,18 @@ at::Tensor read_rows(const io::Checkpoint& checkpoint, const std::string& name, 
   const auto staging = at::empty(sizes, scalar_type_of(info.dtype, name));
   for (std::int64_t row = 0; row < rows; row += per_piece) {
     const auto count = std::min(per_piece, rows - row);
-    checkpoint.read(name, staging.mutable_data_ptr(), static_cast<std::uint64_t>((first + row) * row_bytes), static_cast<std::uint64_t>(count * row_bytes));
+    checkpoint.read(name, staging.mutable_data_ptr(), static_cast<std::uint64_t>((first + row) * row_bytes),
+                    static_cast<std::uint64_t>(count * row_bytes));
     auto piece = staging.narrow(0, 0, count);
     const bool finite = is_finite(piece);
     if (!finite && !allow_nonfinite)
-      fail(checkpoint, "tensor '" + name + "' holds NaN or infinity: " + quant::count_nonfinite(checkpoint, name).text(static_cast<std::uint64_t>(info.numel())) +
+      fail(checkpoint, "tensor '" + name + "' holds NaN or infinity: " +
+                           quant::count_nonfinite(checkpoint, name).text(static_cast<std::uint64_t>(info.numel())) +
                            ", allowed: finite weights (--allow-nonfinite takes them as they are)");
     const auto stored = piece;
     if (dtype != piece.scalar_type()) piece = piece.to(dtype);
-    if (dtype == at::kHalf && info.dtype != io::DType::F16 && (finite ? !is_finite(piece) : !piece.isfinite().equal(stored.isfinite())))
+    if (dtype == at::kHalf && info.dtype != io::DType::F16 &&
+        (finite ? !is_finite(piece) : !piece.isfinite().equal(stored.isfinite())))
       fail(checkpoint, "tensor '" + name + "' passes 65504, the largest f16, allowed here: --dtype f32 or bf16");
     whole.narrow(0, row, count).copy_(piece);
   }
@@ -137,14 +163,15 @@ at::Tensor read_rows(const io::Checkpoint& checkpoint, const std::string& name, 
 
 }  // namespace
 
-at::Tensor read_weight(const io::Checkpoint& checkpoint, const std::string& name, at::IntArrayRef shape, at::ScalarType dtype,
-                       at::Device device, std::optional<std::int64_t> index, bool allow_nonfinite) {
+at::Tensor read_weight(const io::Checkpoint& checkpoint, const std::string& name, at::IntArrayRef shape,
+                       at::ScalarType dtype, at::Device device, std::optional<std::int64_t> index,
+                       bool allow_nonfinite) {
   check_shape(checkpoint, name, shape, index);
   return read_rows(checkpoint, name, shape, index.value_or(0) * shape[0], shape[0], dtype, device, allow_nonfinite);
 }
 
-at::Tensor read_weight_rows(const io::Checkpoint& checkpoint, const std::string& name, at::IntArrayRef shape, std::int64_t first, std::int64_t rows,
-                            at::ScalarType dtype, at::Device device) {
+at::Tensor read_weight_rows(const io::Checkpoint& checkpoint, const std::string& name, at::IntArrayRef shape,
+                            std::int64_t first, std::int64_t rows, at::ScalarType dtype, at::Device device) {
   check_shape(checkpoint, name, shape, std::nullopt);
   return read_rows(checkpoint, name, shape, first, rows, dtype, device);
 }
@@ -156,16 +183,17 @@ void check_parameter(const io::Checkpoint& checkpoint, const std::string& name, 
   for (const auto& piece : pieces) check_shape(checkpoint, piece.tensor, part, piece.index);
 }
 
-at::Tensor read_parameter(const io::Checkpoint& checkpoint, const std::string& name, at::IntArrayRef shape, at::ScalarType dtype, at::Device device,
-                          bool allow_nonfinite) {
+at::Tensor read_parameter(const io::Checkpoint& checkpoint, const std::string& name, at::IntArrayRef shape,
+                          at::ScalarType dtype, at::Device device, bool allow_nonfinite) {
   const auto pieces = pieces_of(name, checkpoint);
-  if (pieces.size() == 1) return read_weight(checkpoint, pieces[0].tensor, shape, dtype, device, pieces[0].index, allow_nonfinite);
+  if (pieces.size() == 1)
+    return read_weight(checkpoint, pieces[0].tensor, shape, dtype, device, pieces[0].index, allow_nonfinite);
   auto part = shape.vec();
   part[0] /= static_cast<std::int64_t>(pieces.size());
   auto whole = at::empty(shape, at::TensorOptions(dtype).device(device));
   for (std::size_t i = 0; i < pieces.size(); ++i) {
-    whole.narrow(0, static_cast<std::int64_t>(i) * part[0], part[0]).copy_(
-        read_weight(checkpoint, pieces[i].tensor, part, dtype, device, pieces[i].index, allow_nonfinite));
+    whole.narrow(0, static_cast<std::int64_t>(i) * part[0], part[0])
+        .copy_(read_weight(checkpoint, pieces[i].tensor, part, dtype, device, pieces[i].index, allow_nonfinite));
   }
   return whole;
 }
@@ -186,17 +214,21 @@ void load_parameters(LoadedModel& loaded, const io::Checkpoint& checkpoint, cons
   for (auto& item : loaded.model->named_parameters()) {
     auto& parameter = item.value();
     if (!done.insert(parameter.unsafeGetTensorImpl()).second) continue;
-    parameter.set_data(read_parameter(checkpoint, item.key(), parameter.sizes(), loaded.dtype, options.device, options.allow_nonfinite));
+    parameter.set_data(read_parameter(checkpoint, item.key(), parameter.sizes(), loaded.dtype, options.device,
+                                      options.allow_nonfinite));
   }
   loaded.unused = unused_tensors(*loaded.model, checkpoint);
 }
 
-LoadedModel prepare_model(const std::filesystem::path& folder, const io::Checkpoint& checkpoint, const LoadOptions& options) {
+LoadedModel prepare_model(const std::filesystem::path& folder, const io::Checkpoint& checkpoint,
+                          const LoadOptions& options) {
   LoadedModel loaded;
   loaded.folder = folder;
   loaded.config = read_llama_config(folder, &loaded.config_json);
   loaded.config.attention = options.attention;
-  loaded.dtype = options.dtype ? *options.dtype : loaded.config.dtype ? *loaded.config.dtype : dtype_of_weights(checkpoint);
+  loaded.dtype = options.dtype         ? *options.dtype
+                 : loaded.config.dtype ? *loaded.config.dtype
+                                       : dtype_of_weights(checkpoint);
   check_layer_count(checkpoint, loaded.config);
   loaded.model = CausalLM(loaded.config);
   loaded.model->eval();

@@ -17,17 +17,18 @@
 namespace fp8::models {
 
 struct LoadOptions {
-  std::optional<at::ScalarType> dtype;  ///< compute dtype f32, bf16 or f16; empty: config.json's, else that of the embedding
+  std::optional<at::ScalarType>
+      dtype;  ///< compute dtype f32, bf16 or f16; empty: config.json's, else that of the embedding
   at::Device device = at::kCPU;
   AttentionKind attention = AttentionKind::fused;
   std::optional<kernels::Dialect> dialect = {};  ///< of an fp8 checkpoint's codes: quant::LoadFp8Options
-  bool allow_nonfinite = false;             ///< NaN and Inf among the weights are taken as they are, instead of refused
+  bool allow_nonfinite = false;  ///< NaN and Inf among the weights are taken as they are, instead of refused
 };
 
 struct LoadedModel {
   CausalLM model{nullptr};
   LlamaConfig config;
-  io::Json config_json;               ///< config.json whole
+  io::Json config_json;  ///< config.json whole
   std::filesystem::path folder;
   at::ScalarType dtype = at::kFloat;  ///< compute dtype of the parameters
   std::vector<std::string> unused;    ///< tensors of the checkpoint that no parameter takes, in file order
@@ -41,7 +42,8 @@ struct LoadedModel {
 LoadedModel load_model(const std::filesystem::path& folder, const LoadOptions& options = {});
 
 /// All of load_model() but the weights: the configuration is read, the checkpoint has what it asks for, the model has placeholders.
-LoadedModel prepare_model(const std::filesystem::path& folder, const io::Checkpoint& checkpoint, const LoadOptions& options);
+LoadedModel prepare_model(const std::filesystem::path& folder, const io::Checkpoint& checkpoint,
+                          const LoadOptions& options);
 
 /// Fills the model of an fp8 checkpoint. loaded: config, config_json, folder and dtype are set, the model has placeholders.
 void load_quantized(LoadedModel& loaded, const io::Checkpoint& checkpoint, const LoadOptions& options);
@@ -54,16 +56,17 @@ at::Tensor read_tensor(const io::Checkpoint& checkpoint, const std::string& name
 
 /// One weight: shape checked against `shape`, finite, converted to `dtype` on `device`. index: the weight is that matrix of a stacked
 /// tensor [N, shape...]. Throws io::Error.
-at::Tensor read_weight(const io::Checkpoint& checkpoint, const std::string& name, at::IntArrayRef shape, at::ScalarType dtype,
-                       at::Device device, std::optional<std::int64_t> index = std::nullopt, bool allow_nonfinite = false);
+at::Tensor read_weight(const io::Checkpoint& checkpoint, const std::string& name, at::IntArrayRef shape,
+                       at::ScalarType dtype, at::Device device, std::optional<std::int64_t> index = std::nullopt,
+                       bool allow_nonfinite = false);
 
 /// Rows [first, first + rows) of a weight of `shape`, otherwise as read_weight().
-at::Tensor read_weight_rows(const io::Checkpoint& checkpoint, const std::string& name, at::IntArrayRef shape, std::int64_t first, std::int64_t rows,
-                            at::ScalarType dtype, at::Device device);
+at::Tensor read_weight_rows(const io::Checkpoint& checkpoint, const std::string& name, at::IntArrayRef shape,
+                            std::int64_t first, std::int64_t rows, at::ScalarType dtype, at::Device device);
 
 /// A parameter of the model from wherever the checkpoint keeps it (expert_weights.h), one piece in memory at a time beside it.
-at::Tensor read_parameter(const io::Checkpoint& checkpoint, const std::string& name, at::IntArrayRef shape, at::ScalarType dtype, at::Device device,
-                          bool allow_nonfinite = false);
+at::Tensor read_parameter(const io::Checkpoint& checkpoint, const std::string& name, at::IntArrayRef shape,
+                          at::ScalarType dtype, at::Device device, bool allow_nonfinite = false);
 
 /// Throws io::Error unless the checkpoint has what read_parameter() would read, in that shape.
 void check_parameter(const io::Checkpoint& checkpoint, const std::string& name, at::IntArrayRef shape);

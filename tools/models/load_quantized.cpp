@@ -136,7 +136,8 @@ void load_quantized(LoadedModel& loaded, const io::Checkpoint& checkpoint, const
   std::vector<measure::WeightModule> modules;
   const auto stacked = stacked_weights(measure::weight_modules(*loaded.model), checkpoint, modules);
   for (const auto& s : stacked) modules.insert(modules.end(), s.parts.begin(), s.parts.end());
-  auto taken = quant::load_fp8(modules, measure::op_nodes(*loaded.model), checkpoint, loaded.dtype, {options.dialect, options.allow_nonfinite, &loaded.warnings});
+  auto taken = quant::load_fp8(modules, measure::op_nodes(*loaded.model), checkpoint, loaded.dtype,
+                               {options.dialect, options.allow_nonfinite, &loaded.warnings});
   const auto watch = std::make_shared<quant::InputWatch>();
   std::unordered_set<const void*> done;  // a tied weight comes up twice
   for (const auto& s : stacked) {
@@ -145,7 +146,8 @@ void load_quantized(LoadedModel& loaded, const io::Checkpoint& checkpoint, const
   for (auto& item : loaded.model->named_parameters()) {
     if (taken.count(item.key()) != 0 || !done.insert(item.value().unsafeGetTensorImpl()).second) continue;
     for (const auto& piece : pieces_of(item.key(), checkpoint)) taken.insert(piece.tensor);
-    item.value().set_data(read_parameter(checkpoint, item.key(), item.value().sizes(), loaded.dtype, options.device, options.allow_nonfinite));
+    item.value().set_data(read_parameter(checkpoint, item.key(), item.value().sizes(), loaded.dtype, options.device,
+                                         options.allow_nonfinite));
   }
   for (const auto& name : checkpoint.names())
     if (taken.count(name) == 0) loaded.unused.push_back(name);

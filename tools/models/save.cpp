@@ -42,8 +42,9 @@ void save_model(const CausalLM& model, const std::string& config, const fs::path
   at::NoGradGuard no_grad;
   const auto stored = dtype == at::kFloat ? io::DType::F32 : dtype == at::kHalf ? io::DType::F16 : io::DType::BF16;
   io::JsonEdit written(config, "config.json");
-  written.set(written.contains("dtype") ? "dtype" : "torch_dtype",
-              dtype == at::kFloat ? "float32" : dtype == at::kHalf ? "float16" : "bfloat16");
+  written.set(written.contains("dtype") ? "dtype" : "torch_dtype", dtype == at::kFloat  ? "float32"
+                                                                   : dtype == at::kHalf ? "float16"
+                                                                                        : "bfloat16");
   io::AtomicFile config_file(folder / "config.json");
   config_file.append(written.text());
   config_file.commit();

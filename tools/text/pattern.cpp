@@ -236,7 +236,8 @@ std::string Pattern::replace(std::string_view text, std::string_view content, st
   result.reserve(std::min(text.size(), limit));
   for_each_stretch(text, [&](const Stretch& stretch) {
     const std::string_view piece = stretch.match ? content : text.substr(stretch.begin, stretch.end - stretch.begin);
-    if (piece.size() > limit - result.size()) check_bytes(limit + 1, limit, "replacing by " + io::in_quotes(std::string(content)));
+    if (piece.size() > limit - result.size())
+      check_bytes(limit + 1, limit, "replacing by " + io::in_quotes(std::string(content)));
     result.append(piece);
   });
   return result;

@@ -163,7 +163,8 @@ struct Run {
     bytes[step] += text.size();
     check_bytes(bytes[step], limit, "the pre_tokenizer");
     if (step == steps.size()) return sink(text, first);
-    return steps[step](text, first, [&, step](std::string_view word, bool word_first) { return from(step + 1, word, word_first); });
+    return steps[step](text, first,
+                       [&, step](std::string_view word, bool word_first) { return from(step + 1, word, word_first); });
   }
 };
 

@@ -56,7 +56,8 @@ class EvalMode {
  public:
   explicit EvalMode(torch::nn::Module& network) {
     before_.emplace_back(&network, network.is_training());
-    for (const auto& part : network.modules(/*include_self=*/false)) before_.emplace_back(part.get(), part->is_training());
+    for (const auto& part : network.modules(/*include_self=*/false))
+      before_.emplace_back(part.get(), part->is_training());
     network.eval();
   }
   ~EvalMode() {
@@ -153,12 +154,11 @@ Trainer::Trainer(TrainerOptions options, std::vector<std::shared_ptr<TrainerCall
 void Trainer::fail_non_finite(const Run& run, const StepReport& report) {
   const bool loss = !std::isfinite(report.loss);
   const double found = loss ? report.loss : report.grad_norm;
-  throw std::runtime_error("[trainer] step " + std::to_string(report.step) + ": the " +
-                           (loss ? "loss" : "norm of the gradients") + " is " +
-                           (std::isnan(found) ? "nan" : std::to_string(found)) + " (batches " +
-                           std::to_string(run.batch - report.batches) + " to " + std::to_string(run.batch - 1) +
-                           " of epoch " + std::to_string(run.epoch) +
-                           "), allowed: a finite number; parameters are those of step " + std::to_string(run.step));
+  throw std::runtime_error(
+      "[trainer] step " + std::to_string(report.step) + ": the " + (loss ? "loss" : "norm of the gradients") + " is " +
+      (std::isnan(found) ? "nan" : std::to_string(found)) + " (batches " + std::to_string(run.batch - report.batches) +
+      " to " + std::to_string(run.batch - 1) + " of epoch " + std::to_string(run.epoch) +
+      "), allowed: a finite number; parameters are those of step " + std::to_string(run.step));
 }
 
 template <class F>

@@ -83,9 +83,9 @@ struct FitResult {
   std::int64_t samples = 0, tokens = 0, skipped_steps = 0;  ///< in all
   /// Of the last step that was not skipped; mean of the last 20 of them, or fewer; NaN if there was none.
   double last_loss = std::numeric_limits<double>::quiet_NaN(), loss_last20 = last_loss;
-  std::optional<double> val_loss = {};    ///< the newest
-  bool stopped = false;                   ///< should_stop() said so
-  io::Json speed = io::Json::object();    ///< speed_metrics("train", ...) of this process
+  std::optional<double> val_loss = {};  ///< the newest
+  bool stopped = false;                 ///< should_stop() said so
+  io::Json speed = io::Json::object();  ///< speed_metrics("train", ...) of this process
 };
 
 class Trainer {

@@ -21,9 +21,9 @@ struct StepReport {
   double grad_norm = 0;                               ///< L2 of all gradients, before clipping
   double seconds = 0;                                 ///< of this step, without validation, logging and saving
   double tokens_per_second = 0;
-  bool skipped = false;                 ///< loss or gradients were not finite, parameters are as before
+  bool skipped = false;                   ///< loss or gradients were not finite, parameters are as before
   std::optional<double> loss_scale = {};  ///< that of this step's gradients, if they were scaled
-  std::optional<double> val_loss = {};  ///< if the step was followed by a validation
+  std::optional<double> val_loss = {};    ///< if the step was followed by a validation
 };
 
 class TrainerCallback {

@@ -65,7 +65,8 @@ Trainer::Run::Run(TrainingModule& module_, BatchSource& train_, BatchSource* val
       train_batches(resolve_limit("limit_train_batches", options.limit_train_batches, train_.batches())) {
   if (train.batches() < 1) throw std::invalid_argument("[trainer] training data: found no batch, allowed: 1 or more");
   if (train_batches < 1)
-    throw std::invalid_argument("[trainer] limit_train_batches: found 0, allowed: in fit() what leaves 1 batch or more");
+    throw std::invalid_argument(
+        "[trainer] limit_train_batches: found 0, allowed: in fit() what leaves 1 batch or more");
   if (options.grad_scaler) scaler.emplace(*options.grad_scaler);
   val_interval = interval_of(options.val_check_interval, train_batches);
   if (val != nullptr) val_batches = resolve_limit("limit_val_batches", options.limit_val_batches, val->batches());
@@ -166,8 +167,8 @@ void Trainer::Run::restore(const TrainingState& state) {
                       std::to_string(scheduler_steps.size()));
     for (const auto taken : steps)
       if (taken < 0 || taken > step)
-        throw io::Error("[trainer] checkpoint: a scheduler of " + std::to_string(taken) + " steps, allowed: 0 to step " +
-                        std::to_string(step));
+        throw io::Error("[trainer] checkpoint: a scheduler of " + std::to_string(taken) +
+                        " steps, allowed: 0 to step " + std::to_string(step));
     // A scheduler keeps nothing but its count; the rates that it set are in the optimizer's state, loaded below.
     for (std::size_t i = 0; i < steps.size(); ++i)
       for (; scheduler_steps[i] < steps[i]; ++scheduler_steps[i]) optimizers.schedulers[i].scheduler->step();

@@ -50,7 +50,7 @@ constexpr int bytes_per_element(FloatType type) { return type == FloatType::F32 
 template <class Isa>
 struct Run {
   typename Isa::V scale, max, flush_below;  // |scale|
-  typename Isa::I sign_flip;   // bytes: 0x80 where the one scale is negative
+  typename Isa::I sign_flip;                // bytes: 0x80 where the one scale is negative
   std::uint32_t key0, key1;
 };
 

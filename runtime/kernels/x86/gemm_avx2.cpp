@@ -17,7 +17,7 @@
 namespace fp8::kernels {
 namespace {
 
-constexpr int kAccFloats = 32;             // per row and block: 4 vectors
+constexpr int kAccFloats = 32;               // per row and block: 4 vectors
 constexpr std::int64_t kPanelBytes = 16384;  // 64 lines x 8 vectors of 8 floats
 constexpr int kPanelRows = 6;
 
@@ -37,17 +37,20 @@ template <Reading kReading>
   return _mm256_cvtph_ps(half);
 }
 
-[[gnu::always_inline]] inline __m256 pair(const float* x) { return _mm256_castpd_ps(_mm256_broadcast_sd(reinterpret_cast<const double*>(x))); }
+[[gnu::always_inline]] inline __m256 pair(const float* x) {
+  return _mm256_castpd_ps(_mm256_broadcast_sd(reinterpret_cast<const double*>(x)));
+}
 
 // acc (R rows x vectors [g, g + G) of one block) += lines . x
 template <Reading kReading, int R, int G>
-void multiply_lines(const std::uint8_t* p, std::int64_t lines, std::int64_t prefetch, const float* x, float* acc, std::int64_t acc_stride, bool first,
-                    int g) {
+void multiply_lines(const std::uint8_t* p, std::int64_t lines, std::int64_t prefetch, const float* x, float* acc,
+                    std::int64_t acc_stride, bool first, int g) {
   __m256 c[R][G];
 #pragma GCC unroll 8
   for (int r = 0; r < R; ++r)
 #pragma GCC unroll 4
-    for (int i = 0; i < G; ++i) c[r][i] = first ? _mm256_setzero_ps() : _mm256_loadu_ps(acc + r * acc_stride + (g + i) * 8);
+    for (int i = 0; i < G; ++i)
+      c[r][i] = first ? _mm256_setzero_ps() : _mm256_loadu_ps(acc + r * acc_stride + (g + i) * 8);
   p += g * 16;
   for (std::int64_t q = 0; q < lines; ++q, p += kLineBytes, x += 4 * R) {
     _mm_prefetch(reinterpret_cast<const char*>(p + prefetch), _MM_HINT_T0);
@@ -78,7 +81,8 @@ void decode_panel(const std::uint8_t* p, std::int64_t lines, std::int64_t prefet
 }
 
 template <int R>
-void multiply_panel(const float* w, std::int64_t steps, const float* x, float* acc, std::int64_t acc_stride, bool first) {
+void multiply_panel(const float* w, std::int64_t steps, const float* x, float* acc, std::int64_t acc_stride,
+                    bool first) {
   __m256 c[R][2];
 #pragma GCC unroll 8
   for (int r = 0; r < R; ++r) {
@@ -112,20 +116,26 @@ void multiply_block(const MultiplyArgs& args, const std::uint8_t* lines, float* 
   const float* x = static_cast<const float*>(args.x);
   if (!args.plan.panel) {
     const auto run = [&](auto function, int groups) {
-      for (int g = 0; g < 4; g += groups) function(lines, args.range_lines, args.prefetch, x, acc, acc_stride, args.first, g);
+      for (int g = 0; g < 4; g += groups)
+        function(lines, args.range_lines, args.prefetch, x, acc, acc_stride, args.first, g);
     };
     switch (rows) {
-      case 1: return run(multiply_lines<kReading, 1, 4>, 4);
-      case 2: return run(multiply_lines<kReading, 2, 4>, 4);
-      case 3: return run(multiply_lines<kReading, 3, 2>, 2);
-      default: return run(multiply_lines<kReading, 4, 2>, 2);
+      case 1:
+        return run(multiply_lines<kReading, 1, 4>, 4);
+      case 2:
+        return run(multiply_lines<kReading, 2, 4>, 4);
+      case 3:
+        return run(multiply_lines<kReading, 3, 2>, 2);
+      default:
+        return run(multiply_lines<kReading, 4, 2>, 2);
     }
   }
   float* panel = static_cast<float*>(args.panel);
   decode_panel<kReading>(lines, args.range_lines, args.prefetch, panel);
   for (std::int64_t t = 0; t < args.tiles; ++t, x += args.x_tile_stride / 4, acc += rows * acc_stride)
     for (int h = 0; h < 2; ++h)
-      kPanel[rows - 1](panel + h * args.range_lines * 32, args.range_lines * 2, x, acc + h * 16, acc_stride, args.first);
+      kPanel[rows - 1](panel + h * args.range_lines * 32, args.range_lines * 2, x, acc + h * 16, acc_stride,
+                       args.first);
 }
 
 bool has_nan(const std::uint8_t* p, std::int64_t lines) {
@@ -144,9 +154,12 @@ void multiply(const MultiplyArgs& args) {
   for (int block = 0; block < args.blocks; ++block) {
     const std::uint8_t* lines = args.lines + block * args.block_stride;
     float* acc = args.acc + block * kAccFloats;
-    if (args.format == Format::E5M2) multiply_block<Reading::E5M2>(args, lines, acc);
-    else if (has_nan(lines, args.range_lines)) multiply_block<Reading::E4M3WithNan>(args, lines, acc);
-    else multiply_block<Reading::E4M3>(args, lines, acc);
+    if (args.format == Format::E5M2)
+      multiply_block<Reading::E5M2>(args, lines, acc);
+    else if (has_nan(lines, args.range_lines))
+      multiply_block<Reading::E4M3WithNan>(args, lines, acc);
+    else
+      multiply_block<Reading::E4M3>(args, lines, acc);
   }
 }
 
@@ -170,24 +183,28 @@ void pack_group(__m128i r0, __m128i r1, __m128i r2, __m128i r3, std::uint8_t* ou
   _mm_storeu_si128(reinterpret_cast<__m128i*>(out + 3 * kLineBytes), _mm_unpackhi_epi16(even_hi, odd_hi));
 }
 
-void pack_lines(const std::uint8_t* w, std::int64_t row_stride, int rows, std::int64_t k, std::int64_t prefetch, std::uint8_t* lines) {
+void pack_lines(const std::uint8_t* w, std::int64_t row_stride, int rows, std::int64_t k, std::int64_t prefetch,
+                std::uint8_t* lines) {
   std::int64_t k0 = 0;
   if (rows == 16)
     // 4 rows x 64 codes before the next 4 rows: 16 rows a power of two apart would not fit their one set of L1.
     for (; k0 + 64 <= k; k0 += 64, lines += 16 * kLineBytes)
       for (int g = 0; g < 4; ++g) {
         const std::uint8_t* row = w + 4 * g * row_stride + k0;
-        for (int i = 0; i < 4; ++i) _mm_prefetch(reinterpret_cast<const char*>(row + i * row_stride + prefetch), _MM_HINT_T1);
+        for (int i = 0; i < 4; ++i)
+          _mm_prefetch(reinterpret_cast<const char*>(row + i * row_stride + prefetch), _MM_HINT_T1);
         for (int part = 0; part < 4; ++part) {
           __m128i r[4];
-          for (int i = 0; i < 4; ++i) r[i] = _mm_loadu_si128(reinterpret_cast<const __m128i*>(row + i * row_stride + part * 16));
+          for (int i = 0; i < 4; ++i)
+            r[i] = _mm_loadu_si128(reinterpret_cast<const __m128i*>(row + i * row_stride + part * 16));
           pack_group(r[0], r[1], r[2], r[3], lines + part * 4 * kLineBytes + g * 16);
         }
       }
   for (; k0 < k; k0 += kLineK, lines += kLineBytes)
     for (int c = 0; c < kBlockChannels; ++c)
       for (int j = 0; j < kLineK; ++j)
-        lines[c / 4 * 16 + j / 2 * 8 + c % 4 * 2 + j % 2] = c < rows && k0 + j < k ? w[c * row_stride + k0 + j] : std::uint8_t{0};
+        lines[c / 4 * 16 + j / 2 * 8 + c % 4 * 2 + j % 2] =
+            c < rows && k0 + j < k ? w[c * row_stride + k0 + j] : std::uint8_t{0};
 }
 
 // f32 -> bf16, RNE in integers; NaN becomes quiet.
@@ -195,7 +212,8 @@ inline __m128i to_bf16(__m256 value) {
   const __m256i bits = _mm256_castps_si256(value);
   const __m256i high = _mm256_srli_epi32(bits, 16);
   const __m256i lsb = _mm256_and_si256(high, _mm256_set1_epi32(1));
-  const __m256i rounded = _mm256_srli_epi32(_mm256_add_epi32(_mm256_add_epi32(bits, _mm256_set1_epi32(0x7FFF)), lsb), 16);
+  const __m256i rounded =
+      _mm256_srli_epi32(_mm256_add_epi32(_mm256_add_epi32(bits, _mm256_set1_epi32(0x7FFF)), lsb), 16);
   const __m256i nan = _mm256_castps_si256(_mm256_cmp_ps(value, value, _CMP_UNORD_Q));
   const __m256i picked = _mm256_blendv_epi8(rounded, _mm256_or_si256(high, _mm256_set1_epi32(0x40)), nan);
   return _mm_packus_epi32(_mm256_castsi256_si128(picked), _mm256_extracti128_si256(picked, 1));
@@ -203,14 +221,16 @@ inline __m128i to_bf16(__m256 value) {
 
 inline __m256 load8(const void* base, FloatType type, std::int64_t index) {
   if (type == FloatType::F32) return _mm256_loadu_ps(static_cast<const float*>(base) + index);
-  const __m128i half = _mm_loadu_si128(reinterpret_cast<const __m128i*>(static_cast<const std::uint16_t*>(base) + index));
+  const __m128i half =
+      _mm_loadu_si128(reinterpret_cast<const __m128i*>(static_cast<const std::uint16_t*>(base) + index));
   if (type == FloatType::BF16) return _mm256_castsi256_ps(_mm256_slli_epi32(_mm256_cvtepu16_epi32(half), 16));
   return _mm256_cvtph_ps(half);
 }
 
 inline void store8(void* base, FloatType type, std::int64_t index, __m256 value) {
   if (type == FloatType::F32) return _mm256_storeu_ps(static_cast<float*>(base) + index, value);
-  const __m128i half = type == FloatType::BF16 ? to_bf16(value) : _mm256_cvtps_ph(value, _MM_FROUND_TO_NEAREST_INT | _MM_FROUND_NO_EXC);
+  const __m128i half =
+      type == FloatType::BF16 ? to_bf16(value) : _mm256_cvtps_ph(value, _MM_FROUND_TO_NEAREST_INT | _MM_FROUND_NO_EXC);
   _mm_storeu_si128(reinterpret_cast<__m128i*>(static_cast<std::uint16_t*>(base) + index), half);
 }
 
@@ -243,8 +263,8 @@ void finish(const FinishArgs& args) {
       // neighbours: (n0 n1 n4 n5 | n2 n3 n6 n7) -> n0 .. n7
       const __m256 pairs = _mm256_hadd_ps(_mm256_loadu_ps(acc), _mm256_loadu_ps(acc + 8));
       const __m256 sum = _mm256_castpd_ps(_mm256_permute4x64_pd(_mm256_castps_pd(pairs), 0xD8));
-      const __m256 w_scale =
-          args.w_scale_stride == 0 ? _mm256_set1_ps(args.w_scale_inv[0]) : load_some(args.w_scale_inv, FloatType::F32, c, count);
+      const __m256 w_scale = args.w_scale_stride == 0 ? _mm256_set1_ps(args.w_scale_inv[0])
+                                                      : load_some(args.w_scale_inv, FloatType::F32, c, count);
       __m256 value = _mm256_mul_ps(_mm256_mul_ps(sum, factor), _mm256_mul_ps(a_scale, w_scale));
       if (args.bias) value = _mm256_add_ps(value, load_some(args.bias, args.bias_type, c, count));
       const std::int64_t at = r * args.y_stride + c;
@@ -257,7 +277,8 @@ void finish(const FinishArgs& args) {
 }  // namespace
 
 const GemmKernels* gemm_kernels_avx2() {
-  static constexpr GemmKernels kKernels{XLayout::F32Pair, kAccFloats, plan, kPanelBytes, pack_lines, multiply, nullptr, 0, finish, add_scaled};
+  static constexpr GemmKernels kKernels{XLayout::F32Pair, kAccFloats, plan, kPanelBytes, pack_lines,
+                                        multiply,         nullptr,    0,    finish,      add_scaled};
   return &kKernels;
 }
 

@@ -15,7 +15,8 @@ namespace {
 }
 
 [[gnu::always_inline]] inline void join(__m512i codes, __m512i high, __m512i low, __m512i& lo, __m512i& hi) {
-  high = _mm512_ternarylogic_epi32(high, codes, _mm512_set1_epi8(static_cast<char>(0x80)), 0xF8);  // high | (codes & 0x80)
+  high =
+      _mm512_ternarylogic_epi32(high, codes, _mm512_set1_epi8(static_cast<char>(0x80)), 0xF8);  // high | (codes & 0x80)
   lo = _mm512_unpacklo_epi8(low, high);
   hi = _mm512_unpackhi_epi8(low, high);
 }
@@ -59,13 +60,17 @@ struct NibbleE5M2 {
 };
 
 void multiply(const MultiplyArgs& args) {
-  if (args.format == Format::E4M3) Kernel<NibbleE4M3, SumF32>::multiply(NibbleE4M3{}, args);
-  else Kernel<NibbleE5M2, SumF32>::multiply(NibbleE5M2{}, args);
+  if (args.format == Format::E4M3)
+    Kernel<NibbleE4M3, SumF32>::multiply(NibbleE4M3{}, args);
+  else
+    Kernel<NibbleE5M2, SumF32>::multiply(NibbleE5M2{}, args);
 }
 
 void multiply_row_major(const MultiplyArgs& args) {
-  if (args.format == Format::E4M3) Kernel<NibbleE4M3, SumF32>::multiply_row_major(NibbleE4M3{}, args);
-  else Kernel<NibbleE5M2, SumF32>::multiply_row_major(NibbleE5M2{}, args);
+  if (args.format == Format::E4M3)
+    Kernel<NibbleE4M3, SumF32>::multiply_row_major(NibbleE4M3{}, args);
+  else
+    Kernel<NibbleE5M2, SumF32>::multiply_row_major(NibbleE5M2{}, args);
 }
 
 GemmPlan plan(std::int64_t m) { return plan_rows(m, 2, kPanelBytes / (2 * SumF32::kSteps * 64)); }
@@ -73,7 +78,8 @@ GemmPlan plan(std::int64_t m) { return plan_rows(m, 2, kPanelBytes / (2 * SumF32
 }  // namespace
 
 const GemmKernels* gemm_kernels_avx512() {
-  static constexpr GemmKernels kKernels{XLayout::F32, kBlockChannels, plan, kPanelBytes, pack_lines, multiply, multiply_row_major, kFewRows, finish, add_scaled};
+  static constexpr GemmKernels kKernels{XLayout::F32, kBlockChannels,     plan,     kPanelBytes, pack_lines,
+                                        multiply,     multiply_row_major, kFewRows, finish,      add_scaled};
   return &kKernels;
 }
 

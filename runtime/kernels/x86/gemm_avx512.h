@@ -31,7 +31,9 @@ struct SumF32 {
     w[2] = _mm512_castsi512_ps(_mm512_slli_epi32(hi, 16));
     w[3] = _mm512_castsi512_ps(_mm512_and_si512(hi, high_half));
   }
-  [[gnu::always_inline]] static inline __m512 add(__m512 acc, __m512 w, const float* item) { return _mm512_fmadd_ps(w, _mm512_set1_ps(*item), acc); }
+  [[gnu::always_inline]] static inline __m512 add(__m512 acc, __m512 w, const float* item) {
+    return _mm512_fmadd_ps(w, _mm512_set1_ps(*item), acc);
+  }
 };
 
 // 16 rows x 64 codes -> 16 lines. Two rounds of 16-bit unpacks bring 4 rows into packed order within each 16-byte part
@@ -50,8 +52,10 @@ struct SumF32 {
   }
 #pragma GCC unroll 4
   for (int q = 0; q < 4; ++q) {
-    const __m512i a01 = _mm512_shuffle_i32x4(part[0][q], part[1][q], 0x44), a23 = _mm512_shuffle_i32x4(part[2][q], part[3][q], 0x44);
-    const __m512i b01 = _mm512_shuffle_i32x4(part[0][q], part[1][q], 0xEE), b23 = _mm512_shuffle_i32x4(part[2][q], part[3][q], 0xEE);
+    const __m512i a01 = _mm512_shuffle_i32x4(part[0][q], part[1][q], 0x44),
+                  a23 = _mm512_shuffle_i32x4(part[2][q], part[3][q], 0x44);
+    const __m512i b01 = _mm512_shuffle_i32x4(part[0][q], part[1][q], 0xEE),
+                  b23 = _mm512_shuffle_i32x4(part[2][q], part[3][q], 0xEE);
     _mm512_storeu_si512(lines + (0 + q) * kLineBytes, _mm512_shuffle_i32x4(a01, a23, 0x88));
     _mm512_storeu_si512(lines + (4 + q) * kLineBytes, _mm512_shuffle_i32x4(a01, a23, 0xDD));
     _mm512_storeu_si512(lines + (8 + q) * kLineBytes, _mm512_shuffle_i32x4(b01, b23, 0x88));
@@ -68,7 +72,8 @@ struct Sums {
 #pragma GCC unroll 16
     for (int r = 0; r < R; ++r)
 #pragma GCC unroll 4
-      for (int b = 0; b < NB; ++b) c[r][b] = first ? _mm512_setzero_ps() : _mm512_loadu_ps(acc + r * acc_stride + b * kBlockChannels);
+      for (int b = 0; b < NB; ++b)
+        c[r][b] = first ? _mm512_setzero_ps() : _mm512_loadu_ps(acc + r * acc_stride + b * kBlockChannels);
   }
   [[gnu::always_inline]] inline void store(float* acc, std::int64_t acc_stride) const {
 #pragma GCC unroll 16
@@ -79,7 +84,8 @@ struct Sums {
 
   // += `lines` lines of each block, decoded on the fly. Returns where x goes on.
   template <class Product, bool kPrefetch, class Decode>
-  [[gnu::always_inline]] inline const float* add_lines(const Decode& decode, const std::uint8_t* p, std::int64_t block_stride, std::int64_t lines,
+  [[gnu::always_inline]] inline const float* add_lines(const Decode& decode, const std::uint8_t* p,
+                                                       std::int64_t block_stride, std::int64_t lines,
                                                        std::int64_t prefetch, const float* x) {
     for (std::int64_t q = 0; q < lines; ++q, p += kLineBytes, x += Product::kSteps * R) {
       __m512 w[NB][Product::kSteps];
@@ -104,8 +110,8 @@ struct Sums {
 
 // acc (R rows x NB blocks) += lines . x. Consecutive rows of acc lie acc_stride floats apart.
 template <class Decode, class Product, int R, int NB>
-void multiply_lines(const Decode& decode, const std::uint8_t* p, std::int64_t block_stride, std::int64_t lines, std::int64_t prefetch,
-                    const float* x, float* acc, std::int64_t acc_stride, bool first) {
+void multiply_lines(const Decode& decode, const std::uint8_t* p, std::int64_t block_stride, std::int64_t lines,
+                    std::int64_t prefetch, const float* x, float* acc, std::int64_t acc_stride, bool first) {
   Sums<R, NB> sums;
   sums.load(acc, acc_stride, first);
   sums.template add_lines<Product, true>(decode, p, block_stride, lines, prefetch, x);
@@ -115,8 +121,8 @@ void multiply_lines(const Decode& decode, const std::uint8_t* p, std::int64_t bl
 // The same straight from row-major weights, 64 k at a time: 16 NB rows are read as that many streams, which keeps memory as
 // busy as one stream does (several lines of a row in turn, or more scratch than this, halve it).
 template <class Decode, class Product, int R, int NB>
-void multiply_rows(const Decode& decode, const std::uint8_t* w, std::int64_t row_stride, std::int64_t k, std::int64_t prefetch, const float* x,
-                   float* acc, std::int64_t acc_stride, bool first) {
+void multiply_rows(const Decode& decode, const std::uint8_t* w, std::int64_t row_stride, std::int64_t k,
+                   std::int64_t prefetch, const float* x, float* acc, std::int64_t acc_stride, bool first) {
   alignas(64) std::uint8_t lines[NB][16 * kLineBytes];
   Sums<R, NB> sums;
   sums.load(acc, acc_stride, first);
@@ -128,12 +134,14 @@ void multiply_rows(const Decode& decode, const std::uint8_t* w, std::int64_t row
       __m512i r[16];
 #pragma GCC unroll 16
       for (int i = 0; i < 16; ++i, row += row_stride) {
-        _mm_prefetch(reinterpret_cast<const char*>(row + prefetch), _MM_HINT_T1);  // to L2: rows 2^n apart share one set of L1
+        _mm_prefetch(reinterpret_cast<const char*>(row + prefetch),
+                     _MM_HINT_T1);  // to L2: rows 2^n apart share one set of L1
         r[i] = _mm512_maskz_loadu_epi8(mask, row);
       }
       pack_square(r, lines[b]);
     }
-    x = sums.template add_lines<Product, false>(decode, lines[0], 16 * kLineBytes, left >= 64 ? 16 : (left + 3) / 4, 0, x);
+    x = sums.template add_lines<Product, false>(decode, lines[0], 16 * kLineBytes, left >= 64 ? 16 : (left + 3) / 4, 0,
+                                                x);
   }
   sums.store(acc, acc_stride);
 }
@@ -155,7 +163,8 @@ void decode_panel(const Decode& decode, const MultiplyArgs& args, const std::uin
 }
 
 template <class Product, int R>
-void multiply_panel(const float* w, std::int64_t steps, const float* x, float* acc, std::int64_t acc_stride, bool first) {
+void multiply_panel(const float* w, std::int64_t steps, const float* x, float* acc, std::int64_t acc_stride,
+                    bool first) {
   __m512 c[R][2];
 #pragma GCC unroll 16
   for (int r = 0; r < R; ++r) {
@@ -179,25 +188,31 @@ void multiply_panel(const float* w, std::int64_t steps, const float* x, float* a
 
 template <class Decode, class Product>
 struct Kernel {
-  using Fused = void (*)(const Decode&, const std::uint8_t*, std::int64_t, std::int64_t, std::int64_t, const float*, float*,
-                         std::int64_t, bool);
+  using Fused = void (*)(const Decode&, const std::uint8_t*, std::int64_t, std::int64_t, std::int64_t, const float*,
+                         float*, std::int64_t, bool);
   using Panel = void (*)(const float*, std::int64_t, const float*, float*, std::int64_t, bool);
 
   // The function for `rows` rows, R <= rows <= Most.
   template <int NB, int Most, int R = 1>
   static Fused on_lines(int rows) {
-    if constexpr (R == Most) return multiply_lines<Decode, Product, R, NB>;
-    else return rows == R ? multiply_lines<Decode, Product, R, NB> : on_lines<NB, Most, R + 1>(rows);
+    if constexpr (R == Most)
+      return multiply_lines<Decode, Product, R, NB>;
+    else
+      return rows == R ? multiply_lines<Decode, Product, R, NB> : on_lines<NB, Most, R + 1>(rows);
   }
   template <int NB, int R = 1>
   static Fused on_rows(int rows) {
-    if constexpr (R == kFewRows) return multiply_rows<Decode, Product, R, NB>;
-    else return rows == R ? multiply_rows<Decode, Product, R, NB> : on_rows<NB, R + 1>(rows);
+    if constexpr (R == kFewRows)
+      return multiply_rows<Decode, Product, R, NB>;
+    else
+      return rows == R ? multiply_rows<Decode, Product, R, NB> : on_rows<NB, R + 1>(rows);
   }
   template <int R = kPanelTile / 2>
   static Panel on_panel(int rows) {
-    if constexpr (R == kPanelTile) return multiply_panel<Product, R>;
-    else return rows == R ? multiply_panel<Product, R> : on_panel<R + 1>(rows);
+    if constexpr (R == kPanelTile)
+      return multiply_panel<Product, R>;
+    else
+      return rows == R ? multiply_panel<Product, R> : on_panel<R + 1>(rows);
   }
 
   // Blocks [block, block + count) with one function, every tile.
@@ -207,8 +222,8 @@ struct Kernel {
     const float* x = static_cast<const float*>(args.x);
     float* acc = args.acc + block * kBlockChannels;
     for (std::int64_t t = 0; t < args.tiles; ++t) {
-      function(decode, args.lines + block * args.block_stride, args.block_stride, args.range_lines, args.prefetch / count, x, acc,
-               acc_stride, args.first);
+      function(decode, args.lines + block * args.block_stride, args.block_stride, args.range_lines,
+               args.prefetch / count, x, acc, acc_stride, args.first);
       x += args.x_tile_stride / 4;
       acc += rows * acc_stride;
     }
@@ -221,7 +236,8 @@ struct Kernel {
     const float* x = static_cast<const float*>(args.x);
     float* acc = args.acc + block * kBlockChannels;
     for (std::int64_t t = 0; t < args.tiles; ++t, x += args.x_tile_stride / 4, acc += args.plan.tile_rows * acc_stride)
-      function(static_cast<const float*>(args.panel), args.range_lines * Product::kSteps, x, acc, acc_stride, args.first);
+      function(static_cast<const float*>(args.panel), args.range_lines * Product::kSteps, x, acc, acc_stride,
+               args.first);
   }
 
   static void multiply(const Decode& decode, const MultiplyArgs& args) {
@@ -243,8 +259,9 @@ struct Kernel {
     const Fused one = on_rows<1>(rows), several = args.plan.blocks == 4 ? on_rows<4>(rows) : on_rows<2>(rows);
     for (int block = 0; block < args.blocks;) {
       const int count = block + args.plan.blocks <= args.blocks ? args.plan.blocks : 1;
-      (count == 1 ? one : several)(decode, args.lines + block * kBlockChannels * args.row_stride, args.row_stride, args.k, args.prefetch,
-                                   static_cast<const float*>(args.x), args.acc + block * kBlockChannels, acc_stride, args.first);
+      (count == 1 ? one : several)(decode, args.lines + block * kBlockChannels * args.row_stride, args.row_stride,
+                                   args.k, args.prefetch, static_cast<const float*>(args.x),
+                                   args.acc + block * kBlockChannels, acc_stride, args.first);
       block += count;
     }
   }
@@ -279,7 +296,8 @@ inline GemmPlan plan_rows(std::int64_t m, int few_rows_blocks, int panel_lines) 
 
 constexpr std::int64_t kPanelBytes = 32768;
 
-void pack_lines(const std::uint8_t* w, std::int64_t row_stride, int rows, std::int64_t k, std::int64_t prefetch, std::uint8_t* lines) {
+void pack_lines(const std::uint8_t* w, std::int64_t row_stride, int rows, std::int64_t k, std::int64_t prefetch,
+                std::uint8_t* lines) {
   std::int64_t k0 = 0;
   if (rows == 16) {
     for (; k0 + 64 <= k; k0 += 64, lines += 16 * kLineBytes) {
@@ -298,7 +316,8 @@ void pack_lines(const std::uint8_t* w, std::int64_t row_stride, int rows, std::i
     const __mmask64 mask = left >= 64 ? ~0ull : (1ull << left) - 1;
     __m512i r[16];
 #pragma GCC unroll 16
-    for (int i = 0; i < 16; ++i) r[i] = i < rows ? _mm512_maskz_loadu_epi8(mask, w + i * row_stride + k0) : _mm512_setzero_si512();
+    for (int i = 0; i < 16; ++i)
+      r[i] = i < rows ? _mm512_maskz_loadu_epi8(mask, w + i * row_stride + k0) : _mm512_setzero_si512();
     if (left > 60) {
       pack_square(r, lines);
       continue;
@@ -335,15 +354,20 @@ void finish(const FinishArgs& args) {
     for (int c = 0; c < args.channels; c += kBlockChannels) {
       const int left = args.channels - c;
       const __mmask16 mask = static_cast<__mmask16>(left >= 16 ? 0xFFFF : (1 << left) - 1);
-      const __m512 w_scale = args.w_scale_stride == 0 ? _mm512_set1_ps(args.w_scale_inv[0]) : _mm512_maskz_loadu_ps(mask, args.w_scale_inv + c);
+      const __m512 w_scale = args.w_scale_stride == 0 ? _mm512_set1_ps(args.w_scale_inv[0])
+                                                      : _mm512_maskz_loadu_ps(mask, args.w_scale_inv + c);
       const __m512 sum = _mm512_loadu_ps(args.acc + r * args.blocks * kBlockChannels + c);
       __m512 value = _mm512_mul_ps(sum, _mm512_mul_ps(a_scale, w_scale));
       if (args.bias) value = _mm512_add_ps(value, load_values(args.bias, args.bias_type, c, mask));
       const std::int64_t at = r * args.y_stride + c;
       if (args.accumulate) value = _mm512_add_ps(value, load_values(args.y, args.y_type, at, mask));
-      if (args.y_type == FloatType::F32) _mm512_mask_storeu_ps(static_cast<float*>(args.y) + at, mask, value);
-      else if (args.y_type == FloatType::BF16) _mm256_mask_storeu_epi16(static_cast<std::uint16_t*>(args.y) + at, mask, to_bf16(value));
-      else _mm256_mask_storeu_epi16(static_cast<std::uint16_t*>(args.y) + at, mask, _mm512_cvtps_ph(value, _MM_FROUND_TO_NEAREST_INT | _MM_FROUND_NO_EXC));
+      if (args.y_type == FloatType::F32)
+        _mm512_mask_storeu_ps(static_cast<float*>(args.y) + at, mask, value);
+      else if (args.y_type == FloatType::BF16)
+        _mm256_mask_storeu_epi16(static_cast<std::uint16_t*>(args.y) + at, mask, to_bf16(value));
+      else
+        _mm256_mask_storeu_epi16(static_cast<std::uint16_t*>(args.y) + at, mask,
+                                 _mm512_cvtps_ph(value, _MM_FROUND_TO_NEAREST_INT | _MM_FROUND_NO_EXC));
     }
   }
 }

@@ -10,14 +10,17 @@ namespace {
 struct Lookup {
   __m512i low0, low1, high0, high1;
   explicit Lookup(const CodeTables& tables)
-      : low0(_mm512_load_si512(tables.bf16_low)), low1(_mm512_load_si512(tables.bf16_low + 64)),
-        high0(_mm512_load_si512(tables.bf16_high)), high1(_mm512_load_si512(tables.bf16_high + 64)) {}
+      : low0(_mm512_load_si512(tables.bf16_low)),
+        low1(_mm512_load_si512(tables.bf16_low + 64)),
+        high0(_mm512_load_si512(tables.bf16_high)),
+        high1(_mm512_load_si512(tables.bf16_high + 64)) {}
 
   // The lookup uses 7 bits of each code: the sign is left out for free.
   [[gnu::always_inline]] inline void line(__m512i codes, __m512i& lo, __m512i& hi) const {
     const __m512i low = _mm512_permutex2var_epi8(low0, codes, low1);
     __m512i high = _mm512_permutex2var_epi8(high0, codes, high1);
-    high = _mm512_ternarylogic_epi32(high, codes, _mm512_set1_epi8(static_cast<char>(0x80)), 0xF8);  // high | (codes & 0x80)
+    high = _mm512_ternarylogic_epi32(high, codes, _mm512_set1_epi8(static_cast<char>(0x80)),
+                                     0xF8);  // high | (codes & 0x80)
     lo = _mm512_unpacklo_epi8(low, high);
     hi = _mm512_unpackhi_epi8(low, high);
   }
@@ -31,7 +34,9 @@ struct SumBf16 {
   }
   [[gnu::always_inline]] static inline __m512 add(__m512 acc, __m512 w, const float* item) {
 #if defined(__clang__) && __clang_major__ < 17
-    asm("vdpbf16ps %2, %1, %0" : "+v"(acc) : "v"(w), "v"(_mm512_set1_ps(*item)));  // clang 16's optimizer recurses without end here
+    asm("vdpbf16ps %2, %1, %0"
+        : "+v"(acc)
+        : "v"(w), "v"(_mm512_set1_ps(*item)));  // clang 16's optimizer recurses without end here
     return acc;
 #else
     return _mm512_dpbf16_ps(acc, (__m512bh)w, (__m512bh)_mm512_set1_ps(*item));
@@ -55,10 +60,12 @@ GemmPlan plan_f32(std::int64_t m) { return plan_rows(m, 2, kPanelBytes / (2 * Su
 }  // namespace
 
 const GemmKernels* gemm_kernels_avx512bf16(bool dot) {
-  static constexpr GemmKernels kDot{XLayout::BF16Pair, kBlockChannels, plan_bf16, kPanelBytes, pack_lines, multiply<SumBf16>,
-                                    multiply_row_major<SumBf16>, kFewRows, finish, add_scaled};
-  static constexpr GemmKernels kF32{XLayout::F32, kBlockChannels, plan_f32, kPanelBytes, pack_lines, multiply<SumF32>,
-                                    multiply_row_major<SumF32>, kFewRows, finish, add_scaled};
+  static constexpr GemmKernels kDot{
+      XLayout::BF16Pair,           kBlockChannels, plan_bf16, kPanelBytes, pack_lines, multiply<SumBf16>,
+      multiply_row_major<SumBf16>, kFewRows,       finish,    add_scaled};
+  static constexpr GemmKernels kF32{
+      XLayout::F32, kBlockChannels, plan_f32,  kPanelBytes, pack_lines, multiply<SumF32>, multiply_row_major<SumF32>,
+      kFewRows,     finish,         add_scaled};
   return dot ? &kDot : &kF32;
 }
 

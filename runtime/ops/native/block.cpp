@@ -51,7 +51,8 @@ BlockQuantized outputs(const at::Tensor& x, at::ScalarType fp8, std::int64_t blo
 
 void check_block_sizes(const char* op, std::int64_t block_rows, std::int64_t block_cols) {
   if (block_rows >= 1 && block_cols >= 1) return;
-  throw c10::ValueError(c10::str("[", op, "] expected blocks of at least 1 x 1, got ", block_rows, " x ", block_cols), nullptr);
+  throw c10::ValueError(c10::str("[", op, "] expected blocks of at least 1 x 1, got ", block_rows, " x ", block_cols),
+                        nullptr);
 }
 
 }  // namespace
@@ -73,13 +74,13 @@ BlockQuantized quantize_blocks(const at::Tensor& input, at::ScalarType fp8, kern
   return out;
 }
 
-BlockQuantized quantize_mx(const at::Tensor& input, at::ScalarType fp8, kernels::Dialect dialect,
-                           MxDirection direction, bool stochastic) {
+BlockQuantized quantize_mx(const at::Tensor& input, at::ScalarType fp8, kernels::Dialect dialect, MxDirection direction,
+                           bool stochastic) {
   trace_op("fp8::quantize_mx", {input});
   const at::Tensor x = matrix("quantize_mx", input, fp8);
   const bool columnwise = direction == MxDirection::columnwise;
-  BlockQuantized out = outputs(x, fp8, columnwise ? kernels::kMxBlock : 1, columnwise ? 1 : kernels::kMxBlock,
-                               at::kFloat8_e8m0fnu);
+  BlockQuantized out =
+      outputs(x, fp8, columnwise ? kernels::kMxBlock : 1, columnwise ? 1 : kernels::kMxBlock, at::kFloat8_e8m0fnu);
   auto args = arguments<kernels::MxCastArgs>(x, out.codes, dialect, stochastic);
   args.columnwise = columnwise;
   args.e8m0 = static_cast<std::uint8_t*>(out.scale_inv.mutable_data_ptr());
@@ -91,8 +92,8 @@ at::Tensor dequantize_blocks(const BlockQuantized& q, at::ScalarType out_dtype) 
   trace_op("fp8::dequantize_blocks", {q.codes, q.scale_inv});
   check_fp8("dequantize_blocks", "codes", q.codes.scalar_type());
   TORCH_CHECK(q.codes.dim() == 2, "[dequantize_blocks] expected a matrix of codes, got sizes ", q.codes.sizes());
-  TORCH_CHECK(is_high_precision(out_dtype), "[dequantize_blocks] expected an output of dtype Float, BFloat16 or Half, got ",
-              out_dtype);
+  TORCH_CHECK(is_high_precision(out_dtype),
+              "[dequantize_blocks] expected an output of dtype Float, BFloat16 or Half, got ", out_dtype);
   check_block_sizes("dequantize_blocks", q.block_rows, q.block_cols);
   const auto type = q.scale_inv.scalar_type();
   TORCH_CHECK(type == at::kFloat || type == at::kFloat8_e8m0fnu || type == at::kByte,

@@ -24,9 +24,7 @@ void check_access(const std::string& op, const at::Tensor& t) {
   if (const Block* block = block_of(t); block != nullptr && block->tag) block->tag->check_access(op, t);
 }
 
-at::Tensor plain(const at::Tensor& t) {
-  return is_fp8(t.scalar_type()) ? cast_from_fp8(t, Scale{}, at::kFloat) : t;
-}
+at::Tensor plain(const at::Tensor& t) { return is_fp8(t.scalar_type()) ? cast_from_fp8(t, Scale{}, at::kFloat) : t; }
 
 /// Codes of a tagged weight have a scale that only its handler knows.
 at::Tensor values_of(const at::Tensor& t) {
@@ -51,12 +49,11 @@ struct Row {
 };
 
 /// Value arithmetic on codes. Each name stands for all of its overloads (Tensor, Scalar, out) and for the op in place.
-constexpr Row kArithmetic[] = {{"add", Result::value},       {"sub", Result::value},     {"rsub", Result::value},
-                               {"mul", Result::value},       {"div", Result::value},     {"neg", Result::value},
-                               {"abs", Result::value},       {"eq", Result::predicate},  {"ne", Result::predicate},
-                               {"lt", Result::predicate},    {"le", Result::predicate},  {"gt", Result::predicate},
-                               {"ge", Result::predicate},    {"isnan", Result::predicate}, {"isinf", Result::predicate},
-                               {"sum", Result::sum}};
+constexpr Row kArithmetic[] = {
+    {"add", Result::value},    {"sub", Result::value},       {"rsub", Result::value},      {"mul", Result::value},
+    {"div", Result::value},    {"neg", Result::value},       {"abs", Result::value},       {"eq", Result::predicate},
+    {"ne", Result::predicate}, {"lt", Result::predicate},    {"le", Result::predicate},    {"gt", Result::predicate},
+    {"ge", Result::predicate}, {"isnan", Result::predicate}, {"isinf", Result::predicate}, {"sum", Result::sum}};
 
 /// The row of "aten::add_"; null if there is none.
 const Row* row_of(std::string_view name) {
@@ -77,7 +74,8 @@ bool holds_codes(const c10::IValue& value) {
 at::ScalarType promoted(const c10::FunctionSchema& op, at::ArrayRef<c10::IValue> arguments) {
   const at::Tensor& a = arguments[0].toTensor();
   if (arguments.size() < 2 || op.arguments()[1].name() != "other") return a.scalar_type();
-  return arguments[1].isTensor() ? at::result_type(a, arguments[1].toTensor()) : at::result_type(a, arguments[1].toScalar());
+  return arguments[1].isTensor() ? at::result_type(a, arguments[1].toTensor())
+                                 : at::result_type(a, arguments[1].toScalar());
 }
 
 at::Tensor rounded(const at::Tensor& y, at::ScalarType type) {
@@ -97,8 +95,9 @@ class ValueCall {
     at::Tensor y = arguments_.back().toTensor();
     if (row_.result != Result::predicate) y = rounded(y, type_);
     if (!written_.defined()) return y;
-    TORCH_CHECK(row_.result == Result::predicate || c10::canCast(y.scalar_type(), written_.scalar_type()), "[", schema_.name(),
-                "] result type ", y.scalar_type(), " can't be cast to the desired output type ", written_.scalar_type());
+    TORCH_CHECK(row_.result == Result::predicate || c10::canCast(y.scalar_type(), written_.scalar_type()), "[",
+                schema_.name(), "] result type ", y.scalar_type(), " can't be cast to the desired output type ",
+                written_.scalar_type());
     if (is_out_ && written_.sizes() != y.sizes()) written_.resize_(y.sizes());
     return written_.copy_(y);
   }

@@ -31,12 +31,9 @@ at::Tensor& fp8_gemm_v1_meta(const at::Tensor& a, bool trans_a, const at::Tensor
 at::Tensor& fp8_gemm_v1(const at::Tensor& a, bool trans_a, const at::Tensor& b, bool trans_b, const at::Tensor& d,
                         at::ScalarType out_dtype, const OptionalTensor& a_scale_inv, const OptionalTensor& b_scale_inv,
                         const OptionalTensor& bias, bool accumulate, at::Tensor& out) {
-  const GemmOptions options{trans_a,
-                            trans_b,
-                            out_dtype,
-                            scale_of(a_scale_inv, std::nullopt),
-                            scale_of(b_scale_inv, std::nullopt),
-                            accumulate};
+  const GemmOptions options{
+      trans_a,   trans_b, out_dtype, scale_of(a_scale_inv, std::nullopt), scale_of(b_scale_inv, std::nullopt),
+      accumulate};
   const at::Tensor y = fp8_gemm(a, b, addend(d, accumulate), bias, options);
   check_out(out, y.sizes(), out_dtype);
   return out.copy_(y);

@@ -84,8 +84,7 @@ at::Tensor& kv_reorder_(at::Tensor& self, const at::Tensor& start, const at::Ten
   for (std::int64_t b = 0; b < self.size(0); ++b) {
     const std::int64_t code = element(codes, b);
     at::Tensor part = self.select(0, b).narrow(-2, element(from, b), element(to, b) - element(from, b));
-    part.copy_(
-        at::index_select(part, 0, indices({code >> 6 & 3, code >> 4 & 3, code >> 2 & 3, code & 3}, self)));
+    part.copy_(at::index_select(part, 0, indices({code >> 6 & 3, code >> 4 & 3, code >> 2 & 3, code & 3}, self)));
   }
   return self;
 }

@@ -111,8 +111,8 @@ std::vector<float> block_column(const Scale& scale, std::int64_t block, std::int
 }
 
 /// y = sum over blocks of K: a[:, block] . w[:, block]^T * scale[:, block], sums in f32.
-void multiply_blocks(const Rows& a, const at::Tensor& w, kernels::Format format, const Scale& scale,
-                     std::int64_t block, bool permuted, float* y, std::int64_t y_stride) {
+void multiply_blocks(const Rows& a, const at::Tensor& w, kernels::Format format, const Scale& scale, std::int64_t block,
+                     bool permuted, float* y, std::int64_t y_stride) {
   const std::int64_t outputs = w.size(0), k = w.size(1);
   if (k == 0) return multiply(a, w, format, Scale{{1.0f}, {}}, y, y_stride);
   const auto* codes = static_cast<const std::uint8_t*>(w.const_data_ptr());
@@ -185,8 +185,9 @@ class Experts {
         }
         const std::int64_t rows = (w[e].size(0) + s_.block_size - 1) / s_.block_size,
                            cols = (w[e].size(1) + s_.block_size - 1) / s_.block_size;
-        TORCH_CHECK(scales[e].shape == (std::vector<std::int64_t>{rows, cols}), "[mixture_of_experts] expected d_scale_",
-                    name, "[", e, "] of sizes [", rows, ", ", cols, "], got ", at::IntArrayRef(scales[e].shape));
+        TORCH_CHECK(scales[e].shape == (std::vector<std::int64_t>{rows, cols}),
+                    "[mixture_of_experts] expected d_scale_", name, "[", e, "] of sizes [", rows, ", ", cols, "], got ",
+                    at::IntArrayRef(scales[e].shape));
       }
     };
     check_list(c_.fused() ? "w12" : "w1", s_.w1, c_.w1);

@@ -47,8 +47,8 @@ class HostArrays {
 
   float* scale(const char* what, const at::Tensor& t, bool needed) {
     if (!needed) return nullptr;
-    TORCH_CHECK(t.defined() && (t.scalar_type() == at::kFloat || t.scalar_type() == at::kBFloat16) && t.numel() == 1, "[",
-                op_, "] expected ", what, "[", item_, "], a scale of one f32 or bf16, for the fp8 moment, got ",
+    TORCH_CHECK(t.defined() && (t.scalar_type() == at::kFloat || t.scalar_type() == at::kBFloat16) && t.numel() == 1,
+                "[", op_, "] expected ", what, "[", item_, "], a scale of one f32 or bf16, for the fp8 moment, got ",
                 t.defined() ? std::to_string(t.numel()) + " elements of " + toString(t.scalar_type()) : "none");
     at::Tensor host = host_of(what, t);
     written(what, t, host);
@@ -81,7 +81,8 @@ class HostArrays {
 
  private:
   at::Tensor host_of(const char* what, const at::Tensor& t) {
-    TORCH_CHECK(t.layout() == at::kStrided, "[", op_, "] expected ", what, "[", item_, "] to be dense, got ", t.layout());
+    TORCH_CHECK(t.layout() == at::kStrided, "[", op_, "] expected ", what, "[", item_, "] to be dense, got ",
+                t.layout());
     TORCH_CHECK(t.is_cpu() || t.device().is_hpu(), "[", op_, "] expected ", what, "[", item_, "] on hpu or cpu, got ",
                 t.device());
     kept_.push_back(cpu_alias(t.detach()));
@@ -100,8 +101,8 @@ class HostArrays {
   Array array(const char* what, const at::Tensor& t, bool write, bool fp8_allowed) {
     TORCH_CHECK(t.defined(), "[", op_, "] expected a tensor as ", what, "[", item_, "], got none");
     const auto type = t.scalar_type();
-    TORCH_CHECK(type == at::kFloat || type == at::kBFloat16 || type == at::kHalf || (fp8_allowed && is_fp8(type)), "[", op_,
-                "] expected ", what, "[", item_, "] of dtype Float, BFloat16",
+    TORCH_CHECK(type == at::kFloat || type == at::kBFloat16 || type == at::kHalf || (fp8_allowed && is_fp8(type)), "[",
+                op_, "] expected ", what, "[", item_, "] of dtype Float, BFloat16",
                 fp8_allowed ? ", Half, Float8_e4m3fn or Float8_e5m2" : " or Half", ", got ", type);
     TORCH_CHECK(t.sizes() == at::IntArrayRef(sizes_), "[", op_, "] expected ", what, "[", item_, "] of sizes ",
                 at::IntArrayRef(sizes_), ", got ", t.sizes());
@@ -216,7 +217,8 @@ std::vector<LambNorms> lamb_direction(const char* op, at::ArrayRef<LambItem> ite
   std::vector<double> squares(2 * work.size());
   kernels::lamb_direction(work, reinterpret_cast<double(*)[2]>(squares.data()));
   arrays.finish();
-  for (std::size_t i = 0; i < result.size(); ++i) result[i] = {std::sqrt(squares[2 * i]), std::sqrt(squares[2 * i + 1])};
+  for (std::size_t i = 0; i < result.size(); ++i)
+    result[i] = {std::sqrt(squares[2 * i]), std::sqrt(squares[2 * i + 1])};
   return result;
 }
 

@@ -24,7 +24,7 @@ struct AdamItem {
 void adam_step(const char* op, at::ArrayRef<AdamItem> items);
 
 struct SgdItem {
-  at::Tensor grad, weight, buffer;  ///< buffer: none without momentum
+  at::Tensor grad, weight, buffer;                             ///< buffer: none without momentum
   float weight_decay = 0, momentum = 0, rest = 1, neg_lr = 0;  ///< see kernels::SgdTensor
   bool nesterov = false, first = false;
 };

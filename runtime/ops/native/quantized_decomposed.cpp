@@ -64,9 +64,8 @@ at::Tensor finished(const at::Tensor& v, const QuantRange& range) {
 /// `t` as one element per index of `axis` of an input of `sizes`, shaped to broadcast against it.
 at::Tensor along(const char* what, const at::Tensor& t, std::int64_t axis, at::IntArrayRef sizes,
                  const at::Tensor& like) {
-  TORCH_CHECK(t.numel() == 1 || t.numel() == sizes[static_cast<std::size_t>(axis)],
-              "[quantized_decomposed] expected ", what, " of 1 or ", sizes[static_cast<std::size_t>(axis)],
-              " elements, got ", t.numel());
+  TORCH_CHECK(t.numel() == 1 || t.numel() == sizes[static_cast<std::size_t>(axis)], "[quantized_decomposed] expected ",
+              what, " of 1 or ", sizes[static_cast<std::size_t>(axis)], " elements, got ", t.numel());
   std::vector<std::int64_t> shape(sizes.size(), 1);
   shape[static_cast<std::size_t>(axis)] = t.numel();
   return t.to(like.device()).reshape(shape);

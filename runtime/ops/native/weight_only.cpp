@@ -19,9 +19,9 @@ namespace fp8::runtime::ops {
 namespace {
 
 kernels::ActivationType activation_of(at::ScalarType type) {
-  return type == at::kFloat      ? kernels::ActivationType::F32
-         : type == at::kBFloat16 ? kernels::ActivationType::BF16
-         : type == at::kHalf     ? kernels::ActivationType::F16
+  return type == at::kFloat         ? kernels::ActivationType::F32
+         : type == at::kBFloat16    ? kernels::ActivationType::BF16
+         : type == at::kHalf        ? kernels::ActivationType::F16
          : type == at::kFloat8_e5m2 ? kernels::ActivationType::E5M2
                                     : kernels::ActivationType::E4M3;
 }
@@ -61,29 +61,36 @@ struct BlockProduct {
                 "[block_linear] expected x of dtype Float, BFloat16, Half or fp8, got ", x.scalar_type());
     TORCH_CHECK(weight.dim() == 2 && x.dim() >= 1 && x.size(-1) == weight.size(1),
                 "[block_linear] expected x [..., K] and weight [N, K], got ", x.sizes(), " and ", weight.sizes());
-    TORCH_CHECK(block_rows >= 1 && block_cols >= 1 && first_row >= 0, "[block_linear] expected blocks of at least 1 x 1 and a first row >= 0, got ",
-                block_rows, " x ", block_cols, " and ", first_row);
+    TORCH_CHECK(block_rows >= 1 && block_cols >= 1 && first_row >= 0,
+                "[block_linear] expected blocks of at least 1 x 1 and a first row >= 0, got ", block_rows, " x ",
+                block_cols, " and ", first_row);
     n = weight.size(0), k = weight.size(1);
     m = c10::multiply_integers(x.sizes().slice(0, static_cast<std::size_t>(x.dim()) - 1));
     groups = kernels::blocks_of(k, block_cols);
-    TORCH_CHECK(scale_inv.scalar_type() == at::kFloat && scale_inv.dim() == 2 && scale_inv.size(1) == groups &&
-                    first_row / block_rows + kernels::blocks_of(first_row % block_rows + n, block_rows) <= scale_inv.size(0),
-                "[block_linear] expected scales of rows ", first_row, " to ", first_row + n, " in ", groups, " groups, got ", scale_inv.sizes());
+    TORCH_CHECK(
+        scale_inv.scalar_type() == at::kFloat && scale_inv.dim() == 2 && scale_inv.size(1) == groups &&
+            first_row / block_rows + kernels::blocks_of(first_row % block_rows + n, block_rows) <= scale_inv.size(0),
+        "[block_linear] expected scales of rows ", first_row, " to ", first_row + n, " in ", groups, " groups, got ",
+        scale_inv.sizes());
     const bool codes = is_fp8(x.scalar_type());
-    TORCH_CHECK(x_scale_inv.has_value() == codes && (!codes || (x_scale_inv->scalar_type() == at::kFloat && x_scale_inv->numel() == m * groups)),
-                "[block_linear] expected ", codes ? m * groups : 0, " scales of x, got ", x_scale_inv.has_value() ? x_scale_inv->numel() : 0);
+    TORCH_CHECK(x_scale_inv.has_value() == codes &&
+                    (!codes || (x_scale_inv->scalar_type() == at::kFloat && x_scale_inv->numel() == m * groups)),
+                "[block_linear] expected ", codes ? m * groups : 0, " scales of x, got ",
+                x_scale_inv.has_value() ? x_scale_inv->numel() : 0);
   }
 };
 
 at::Tensor block_result(const at::Tensor& x, const at::Tensor& weight, at::ScalarType out_dtype) {
-  TORCH_CHECK(is_high_precision(out_dtype), "[block_linear] expected out_dtype Float, BFloat16 or Half, got ", out_dtype);
+  TORCH_CHECK(is_high_precision(out_dtype), "[block_linear] expected out_dtype Float, BFloat16 or Half, got ",
+              out_dtype);
   auto sizes = x.sizes().vec();
   sizes.back() = weight.size(0);
   return at::empty(sizes, x.options().dtype(out_dtype));
 }
 
 /// Dense bytes; groups that are no multiple of 4 columns are filled up with zeros to `to`.
-at::Tensor dense_groups(const at::Tensor& t, std::int64_t rows, const BlockProduct& p, std::int64_t group, std::int64_t to) {
+at::Tensor dense_groups(const at::Tensor& t, std::int64_t rows, const BlockProduct& p, std::int64_t group,
+                        std::int64_t to) {
   const at::Tensor dense = is_fp8(t.scalar_type()) ? t.view(at::kByte).contiguous() : t.contiguous();
   if (group == to) return dense;
   const auto size = static_cast<std::int64_t>(dense.element_size());
@@ -163,17 +170,20 @@ at::Tensor block_linear(const at::Tensor& x, const std::optional<at::Tensor>& x_
 }
 
 namespace {
-at::Tensor block_linear_meta(const at::Tensor& x, const std::optional<at::Tensor>& x_scale_inv, const at::Tensor& weight,
-                             const at::Tensor& weight_scale_inv, std::int64_t block_rows, std::int64_t block_cols,
-                             std::int64_t first_row, const std::optional<at::Tensor>&, at::ScalarType out_dtype) {
+at::Tensor block_linear_meta(const at::Tensor& x, const std::optional<at::Tensor>& x_scale_inv,
+                             const at::Tensor& weight, const at::Tensor& weight_scale_inv, std::int64_t block_rows,
+                             std::int64_t block_cols, std::int64_t first_row, const std::optional<at::Tensor>&,
+                             at::ScalarType out_dtype) {
   const BlockProduct checked(x, x_scale_inv, weight, weight_scale_inv, block_rows, block_cols, first_row);
   return block_result(x, weight, out_dtype);
 }
 }  // namespace
 
 FP8_LIBRARY_FRAGMENT(fp8, m) {
-  m.def("block_linear(Tensor x, Tensor? x_scale_inv, Tensor weight, Tensor weight_scale_inv, int block_rows, int block_cols, int first_row, "
-        "Tensor? bias, ScalarType out_dtype) -> Tensor");
+  m.def(
+      "block_linear(Tensor x, Tensor? x_scale_inv, Tensor weight, Tensor weight_scale_inv, int block_rows, int "
+      "block_cols, int first_row, "
+      "Tensor? bias, ScalarType out_dtype) -> Tensor");
   m.def("weight_only_linear(Tensor x, Tensor weight, Tensor scale_inv, Tensor? bias=None) -> Tensor");
   autocast::keep_out_of_own_ops();
 }

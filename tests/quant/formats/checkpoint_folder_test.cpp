@@ -27,7 +27,8 @@ TEST(CheckpointFolder, AConfigMustBeAnObjectOfAHighPrecisionModel) {
 /// Tensors a (6 bytes), b (6), c (20), d (2), written whole.
 std::map<std::string, std::string> shards(std::uint64_t shard_bytes) {
   const test::TempDir dir;
-  const std::vector<Entry> entries = {{"a", io::DType::U8, {6}}, {"b", io::DType::U8, {2, 3}}, {"c", io::DType::U8, {20}}, {"d", io::DType::F16, {}}};
+  const std::vector<Entry> entries = {
+      {"a", io::DType::U8, {6}}, {"b", io::DType::U8, {2, 3}}, {"c", io::DType::U8, {20}}, {"d", io::DType::F16, {}}};
   io::OutputDirectory out(dir / "out", false);
   ShardedWriter writer(out, entries, shard_bytes);
   const std::string bytes(20, 'x');
@@ -60,16 +61,35 @@ TEST(CheckpointFolder, ShardsAreCutBetweenTensors) {
 
 TEST(CheckpointFolder, CarriesTheFilesReadersWant) {
   const test::TempDir dir;
-  for (const char* folder : {"vocab.json", "chat_templates", "additional_chat_templates", "onnx", "other"})  // no file to carry: vocab.json
+  for (const char* folder :
+       {"vocab.json", "chat_templates", "additional_chat_templates", "onnx", "other"})  // no file to carry: vocab.json
     fs::create_directories(dir / "in" / folder);
-  const std::vector<std::string> wanted = {
-      "README.md", "LICENSE", "NOTICE.txt", "USE_POLICY.md", "merges.txt", "vocab.txt", "spiece.model", "x.tiktoken", "generation_config.json",
-      "tokenizer.json", "tokenizer_config.json", "special_tokens_map.json", "added_tokens.json", "chat_template.jinja", "chat_template.json",
-      "chat_templates/tool_use.jinja", "additional_chat_templates/rag.jinja", "preprocessor_config.json", "processor_config.json",
-      "image_processor_config.json", "video_preprocessor_config.json", "feature_extractor_config.json"};
+  const std::vector<std::string> wanted = {"README.md",
+                                           "LICENSE",
+                                           "NOTICE.txt",
+                                           "USE_POLICY.md",
+                                           "merges.txt",
+                                           "vocab.txt",
+                                           "spiece.model",
+                                           "x.tiktoken",
+                                           "generation_config.json",
+                                           "tokenizer.json",
+                                           "tokenizer_config.json",
+                                           "special_tokens_map.json",
+                                           "added_tokens.json",
+                                           "chat_template.jinja",
+                                           "chat_template.json",
+                                           "chat_templates/tool_use.jinja",
+                                           "additional_chat_templates/rag.jinja",
+                                           "preprocessor_config.json",
+                                           "processor_config.json",
+                                           "image_processor_config.json",
+                                           "video_preprocessor_config.json",
+                                           "feature_extractor_config.json"};
   for (const auto& name : wanted) test::write_text(dir / "in" / name, '"' + std::string(name) + '"');
-  for (const char* name : {"model.safetensors", "stray.safetensors", "model.safetensors.index.json", "pytorch_model.bin", "pytorch_model.bin.index.json",
-                           "README.bin", "model.gguf", "hf_quant_config.json", "quantization_config.json", "optimizer.pt", "trainer_state.json",
+  for (const char* name : {"model.safetensors", "stray.safetensors", "model.safetensors.index.json",
+                           "pytorch_model.bin", "pytorch_model.bin.index.json", "README.bin", "model.gguf",
+                           "hf_quant_config.json", "quantization_config.json", "optimizer.pt", "trainer_state.json",
                            "rng_state.pth", "onnx/model.onnx", "other/a.txt", "model", "code.py", ".gitattributes"})
     test::write_text(dir / "in" / name, '"' + std::string(name) + '"');
   test::write_text(dir / "in/config.json", R"({"a": 1.0})");
@@ -85,7 +105,8 @@ TEST(CheckpointFolder, CarriesTheFilesReadersWant) {
   EXPECT_TRUE(files.empty()) << files.begin()->first;
 }
 
-std::set<std::string> carried(const fs::path& source, const fs::path& to, std::vector<std::string>* warnings = nullptr) {
+std::set<std::string> carried(const fs::path& source, const fs::path& to,
+                              std::vector<std::string>* warnings = nullptr) {
   OutputFolder out(to, true);
   auto found = out.carry_through(source);
   if (warnings != nullptr) *warnings = std::move(found);
@@ -123,22 +144,27 @@ TEST(CheckpointFolder, LinksAreReadWhereTheyLead) {
   EXPECT_EQ(carried(in, dir / "out", &warnings), (std::set<std::string>{"chat_templates/a.jinja", "tokenizer.json"}));
   EXPECT_EQ(test::read_text(dir / "out/chat_templates/a.jinja"), "the tokenizer");
   EXPECT_FALSE(fs::is_symlink(dir / "out/tokenizer.json"));
-  EXPECT_EQ(warnings, (std::vector<std::string>{(in / "LICENSE").string() + ": a link to something that is no file, not carried through",
-                                                (in / "README.md").string() + ": not a regular file, not carried through",
-                                                (in / "merges.txt").string() + ": a link that leads nowhere, not carried through",
-                                                (in / "vocab.txt").string() + ": a link that leads nowhere, not carried through"}));
+  EXPECT_EQ(warnings, (std::vector<std::string>{
+                          (in / "LICENSE").string() + ": a link to something that is no file, not carried through",
+                          (in / "README.md").string() + ": not a regular file, not carried through",
+                          (in / "merges.txt").string() + ": a link that leads nowhere, not carried through",
+                          (in / "vocab.txt").string() + ": a link that leads nowhere, not carried through"}));
 }
 
 TEST(CheckpointFolder, ConfigKeepsItsText) {
   const test::TempDir dir;
-  test::write_text(dir / "config.json", "{\n    \"rms_norm_eps\": 1e-05,\n    \"quantization_config\": {\"old\": 1},\n    \"rope_theta\": 10000.0\n}\n");
+  test::write_text(
+      dir / "config.json",
+      "{\n    \"rms_norm_eps\": 1e-05,\n    \"quantization_config\": {\"old\": 1},\n    \"rope_theta\": 10000.0\n}\n");
   OutputFolder out(dir / "out", false), bare(dir / "bare", false);
-  out.write_config(dir / "config.json", {{"quantization_config", {{"new", 0.5}}}, {"tie_word_embeddings", false}, {"none", nullptr}});
+  out.write_config(dir / "config.json",
+                   {{"quantization_config", {{"new", 0.5}}}, {"tie_word_embeddings", false}, {"none", nullptr}});
   bare.write_config("", {{"quantization_config", {{"new", 0.5}}}});
   out.commit();
   bare.commit();
   EXPECT_EQ(test::read_text(dir / "out/config.json"),
-            "{\n    \"rms_norm_eps\": 1e-05,\n    \"quantization_config\": {\n        \"new\": 0.5\n    },\n    \"rope_theta\": 10000.0,\n"
+            "{\n    \"rms_norm_eps\": 1e-05,\n    \"quantization_config\": {\n        \"new\": 0.5\n    },\n    "
+            "\"rope_theta\": 10000.0,\n"
             "    \"tie_word_embeddings\": false\n}\n");
   EXPECT_EQ(test::read_text(dir / "bare/config.json"), "{\n  \"quantization_config\": {\n    \"new\": 0.5\n  }\n}\n");
 }

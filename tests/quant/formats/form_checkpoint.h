@@ -39,7 +39,8 @@ inline HandTensor codes(const std::string& module, std::int64_t rows, std::int64
 /// A checkpoint folder of these tensors; config.json holds `quantization` under `key`, nothing else if it is null.
 class HandCheckpoint {
  public:
-  explicit HandCheckpoint(const io::Json& quantization, const std::vector<HandTensor>& tensors, const char* key = "quantization_config") {
+  explicit HandCheckpoint(const io::Json& quantization, const std::vector<HandTensor>& tensors,
+                          const char* key = "quantization_config") {
     std::vector<io::SafetensorsWriter::Entry> entries;
     for (const auto& t : tensors) entries.push_back({t.name, t.dtype, t.shape});
     io::SafetensorsWriter writer(dir_ / "model.safetensors", entries);
@@ -58,7 +59,8 @@ class HandCheckpoint {
   TempDir dir_;
 };
 
-inline quant::Scheme scheme_of(WeightGranularity weights, ActivationScaling activations, quant::Block block = {128, 128}) {
+inline quant::Scheme scheme_of(WeightGranularity weights, ActivationScaling activations,
+                               quant::Block block = {128, 128}) {
   quant::Scheme s;
   s.weights = weights;
   s.activations = activations;

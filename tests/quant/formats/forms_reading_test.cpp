@@ -9,25 +9,33 @@
 namespace fp8::quant {
 namespace {
 
+using io::DType;
+using io::Json;
 using test::codes;
 using test::f32;
 using test::HandCheckpoint;
 using test::HandTensor;
 using test::throws_with;
-using io::DType;
-using io::Json;
 
 constexpr float kNan = std::numeric_limits<float>::quiet_NaN(), kInf = std::numeric_limits<float>::infinity();
 
-Json args(const std::string& strategy, bool dynamic) { return {{"num_bits", 8}, {"type", "float"}, {"strategy", strategy}, {"symmetric", true}, {"dynamic", dynamic}}; }
+Json args(const std::string& strategy, bool dynamic) {
+  return {{"num_bits", 8}, {"type", "float"}, {"strategy", strategy}, {"symmetric", true}, {"dynamic", dynamic}};
+}
 
 Json compressed(const Json& weights, const Json& activations = nullptr) {
-  return {{"quant_method", "compressed-tensors"}, {"format", "float-quantized"}, {"quantization_status", "compressed"},
-          {"config_groups", {{"group_0", {{"targets", {"Linear"}}, {"weights", weights}, {"input_activations", activations}}}}}, {"ignore", Json::array()}};
+  return {{"quant_method", "compressed-tensors"},
+          {"format", "float-quantized"},
+          {"quantization_status", "compressed"},
+          {"config_groups",
+           {{"group_0", {{"targets", {"Linear"}}, {"weights", weights}, {"input_activations", activations}}}}},
+          {"ignore", Json::array()}};
 }
 const Json kTensor = compressed(args("tensor", false)), kChannel = compressed(args("channel", false));
-const Json kFp8Block = Json::parse(R"({"quant_method": "fp8", "activation_scheme": "dynamic", "weight_block_size": [2, 2]})");
-const Json kFp8Tensor = Json::parse(R"({"quant_method": "fp8", "activation_scheme": "static", "weight_block_size": null})");
+const Json kFp8Block =
+    Json::parse(R"({"quant_method": "fp8", "activation_scheme": "dynamic", "weight_block_size": [2, 2]})");
+const Json kFp8Tensor =
+    Json::parse(R"({"quant_method": "fp8", "activation_scheme": "static", "weight_block_size": null})");
 Json modelopt(const char* algorithm) { return {{"quant_method", "modelopt"}, {"quant_algo", algorithm}}; }
 
 /// Reads all of a checkpoint, scales and codes too.
@@ -54,10 +62,14 @@ StoredWeight only(const StoredCheckpoint& stored) {
 }
 
 TEST(FormsReading, ScalarAndHalfScalesOfCompressedTensors) {
-  EXPECT_EQ(only(HandCheckpoint(kTensor, {codes("m", 3, 2), f32("m.weight_scale", {}, {0.5f})}).read()).spec.scheme.weights, WeightGranularity::tensor);
-  const HandCheckpoint half(kChannel, {codes("m", 2, 2), {"m.weight_scale", DType::F16, {2, 1}, {0x00, 0x3C, 0x00, 0x40}}});  // 1, 2
+  EXPECT_EQ(
+      only(HandCheckpoint(kTensor, {codes("m", 3, 2), f32("m.weight_scale", {}, {0.5f})}).read()).spec.scheme.weights,
+      WeightGranularity::tensor);
+  const HandCheckpoint half(
+      kChannel, {codes("m", 2, 2), {"m.weight_scale", DType::F16, {2, 1}, {0x00, 0x3C, 0x00, 0x40}}});  // 1, 2
   EXPECT_EQ(read_scale_inv(half.open(), only(half.read())), (std::vector<float>{1, 2}));
-  const HandCheckpoint brain(kChannel, {codes("m", 2, 2), {"m.weight_scale", DType::BF16, {2, 1}, {0x80, 0x3F, 0x40, 0x40}}});  // 1, 3
+  const HandCheckpoint brain(
+      kChannel, {codes("m", 2, 2), {"m.weight_scale", DType::BF16, {2, 1}, {0x80, 0x3F, 0x40, 0x40}}});  // 1, 3
   EXPECT_EQ(read_scale_inv(brain.open(), only(brain.read())), (std::vector<float>{1, 3}));
 }
 
@@ -65,13 +77,16 @@ TEST(FormsReading, OlderKeyOfCompressedTensors) {
   Json inner = kTensor;
   inner.erase("quant_method");
   for (const Json& config : {inner, Json{{"quantization_config", inner}, {"sparsity_config", nullptr}}}) {
-    const HandCheckpoint checkpoint(config, {codes("m", 3, 2), f32("m.weight_scale", {1}, {0.5f})}, "compression_config");
+    const HandCheckpoint checkpoint(config, {codes("m", 3, 2), f32("m.weight_scale", {1}, {0.5f})},
+                                    "compression_config");
     EXPECT_EQ(only(checkpoint.read()).spec.module, "m");
   }
 }
 
 TEST(FormsReading, TheSidecarTellsDialectAndConvention) {
-  const HandCheckpoint checkpoint(compressed(args("tensor", false), args("tensor", false)), {codes("m", 4, 2), f32("m.weight_scale", {1}, {0.5f}), f32("m.input_scale", {1}, {0.30078125f})});
+  const HandCheckpoint checkpoint(
+      compressed(args("tensor", false), args("tensor", false)),
+      {codes("m", 4, 2), f32("m.weight_scale", {1}, {0.5f}), f32("m.input_scale", {1}, {0.30078125f})});
   checkpoint.write("fp8.json", {{"dialect", "gaudi2"}, {"convention", "inc"}, {"hp_dtype", "bf16"}});
   const Scheme scheme = only(checkpoint.read()).spec.scheme;
   EXPECT_EQ(scheme.dialect, recipes::Dialect::gaudi2);
@@ -103,48 +118,63 @@ TEST(FormsReading, GroupsAreToldApartByTheirTargets) {
   config["config_groups"] = {{"a", group({"Linear"}, "tensor", nullptr)},
                              {"b", group({"re:.*[.]down_proj$"}, "channel", args("token", true))},
                              {"c", group({"l.1.down_proj"}, "tensor", args("tensor", true))}};
-  const std::vector<HandTensor> tensors = {codes("l.0.down_proj", 2, 2), f32("l.0.down_proj.weight_scale", {2, 1}, {1, 2}), codes("l.1.down_proj", 2, 2),
-                                           f32("l.1.down_proj.weight_scale", {1}, {1}), codes("l.0.up_proj", 2, 2), f32("l.0.up_proj.weight_scale", {1}, {1})};
+  const std::vector<HandTensor> tensors = {
+      codes("l.0.down_proj", 2, 2), f32("l.0.down_proj.weight_scale", {2, 1}, {1, 2}),
+      codes("l.1.down_proj", 2, 2), f32("l.1.down_proj.weight_scale", {1}, {1}),
+      codes("l.0.up_proj", 2, 2),   f32("l.0.up_proj.weight_scale", {1}, {1})};
   std::map<std::string, std::string> found;
   for (const auto& w : HandCheckpoint(config, tensors).read().weights) found[w.spec.module] = w.spec.scheme.describe();
-  EXPECT_EQ(found, (std::map<std::string, std::string>{{"l.0.down_proj", "E4M3 channel weights, dynamic token activations, ocp"},
-                                                       {"l.1.down_proj", "E4M3 tensor weights, dynamic tensor activations, ocp"},
-                                                       {"l.0.up_proj", "E4M3 tensor weights, high precision activations, ocp"}}));
+  EXPECT_EQ(found, (std::map<std::string, std::string>{
+                       {"l.0.down_proj", "E4M3 channel weights, dynamic token activations, ocp"},
+                       {"l.1.down_proj", "E4M3 tensor weights, dynamic tensor activations, ocp"},
+                       {"l.0.up_proj", "E4M3 tensor weights, high precision activations, ocp"}}));
   config["config_groups"].erase("a");
   refused({"config_groups", "l.0.up_proj"}, config, tensors);
 }
 
 TEST(FormsReading, BothDialectsOfFp8PerTensor) {
   for (const std::vector<std::int64_t>& shape : {std::vector<std::int64_t>{}, {1}, {1, 1}}) {
-    const auto w = only(HandCheckpoint(kFp8Tensor, {codes("m", 3, 2), f32("m.weight_scale_inv", shape, {0.5f}), f32("m.activation_scale", shape, {0.25f})}).read());
+    const auto w = only(HandCheckpoint(kFp8Tensor, {codes("m", 3, 2), f32("m.weight_scale_inv", shape, {0.5f}),
+                                                    f32("m.activation_scale", shape, {0.25f})})
+                            .read());
     EXPECT_EQ(w.scale, "m.weight_scale_inv");
     EXPECT_EQ(w.spec.scheme.input_scale_inv, 0.25f);
     EXPECT_EQ(w.tensors.size(), 3u);
   }
-  const auto w = only(HandCheckpoint(kFp8Tensor, {codes("m", 3, 2), f32("m.weight_scale", {}, {0.5f}), f32("m.input_scale", {1}, {2.0f})}).read());
+  const auto w = only(HandCheckpoint(kFp8Tensor, {codes("m", 3, 2), f32("m.weight_scale", {}, {0.5f}),
+                                                  f32("m.input_scale", {1}, {2.0f})})
+                          .read());
   EXPECT_EQ(w.scale, "m.weight_scale");
   EXPECT_EQ(w.spec.scheme.input_scale, 0.5f);
 }
 
 TEST(FormsReading, PowerOfTwoScalesAndRaggedBlocksOfFp8) {
-  const HandCheckpoint checkpoint(kFp8Block, {codes("m", 3, 2), {"m.weight_scale_inv", DType::F8_E8M0, {2, 1}, {127, 0}}});
+  const HandCheckpoint checkpoint(kFp8Block,
+                                  {codes("m", 3, 2), {"m.weight_scale_inv", DType::F8_E8M0, {2, 1}, {127, 0}}});
   const auto w = only(checkpoint.read());
   EXPECT_TRUE(w.spec.scheme.power_of_two);
   EXPECT_EQ(w.spec.scheme.activations, ActivationScaling::dynamic_group);
   EXPECT_EQ(read_scale_inv(checkpoint.open(), w), (std::vector<float>{1.0f, std::ldexp(1.0f, -127)}));
-  refused({"m.weight_scale_inv", "finite scales > 0"}, kFp8Block, {codes("m", 3, 2), {"m.weight_scale_inv", DType::F8_E8M0, {2, 1}, {127, 255}}});
+  refused({"m.weight_scale_inv", "finite scales > 0"}, kFp8Block,
+          {codes("m", 3, 2), {"m.weight_scale_inv", DType::F8_E8M0, {2, 1}, {127, 255}}});
 }
 
 TEST(FormsReading, ScalesLeftBesideWeightsInHighPrecisionAreStrays) {
-  const auto stored = HandCheckpoint(kFp8Block, {codes("m", 2, 2), f32("m.weight_scale_inv", {1, 1}, {1}), f32("n.weight", {1, 2}, {1, 2}), f32("n.weight_scale_inv", {1, 1}, {kNan})}).read();
+  const auto stored =
+      HandCheckpoint(kFp8Block, {codes("m", 2, 2), f32("m.weight_scale_inv", {1, 1}, {1}),
+                                 f32("n.weight", {1, 2}, {1, 2}), f32("n.weight_scale_inv", {1, 1}, {kNan})})
+          .read();
   EXPECT_EQ(stored.weights.size(), 1u);
   EXPECT_EQ(stored.strays, std::vector<std::string>{"n.weight_scale_inv"});
 }
 
 TEST(FormsReading, ModelOptInEitherFileAndItsScalarBlock) {
-  const HandCheckpoint beside(nullptr, {codes("m", 2, 2), f32("m.weight_scale", {}, {0.5f}), f32("m.input_scale", {}, {0.25f})});
-  EXPECT_TRUE(throws_with({"no quantization_config", "m.weight F8_E4M3 [2, 2] with scales m.weight_scale F32 []"}, [&] { read_stored(beside.open()); }));
-  beside.write("hf_quant_config.json", {{"producer", {{"name", "modelopt"}}}, {"quantization", {{"quant_algo", "FP8"}, {"exclude_modules", {"lm_head"}}}}});
+  const HandCheckpoint beside(nullptr,
+                              {codes("m", 2, 2), f32("m.weight_scale", {}, {0.5f}), f32("m.input_scale", {}, {0.25f})});
+  EXPECT_TRUE(throws_with({"no quantization_config", "m.weight F8_E4M3 [2, 2] with scales m.weight_scale F32 []"},
+                          [&] { read_stored(beside.open()); }));
+  beside.write("hf_quant_config.json", {{"producer", {{"name", "modelopt"}}},
+                                        {"quantization", {{"quant_algo", "FP8"}, {"exclude_modules", {"lm_head"}}}}});
   EXPECT_EQ(only(beside.read()).spec.scheme.activations, ActivationScaling::static_tensor);
   for (const char* algorithm : {"fp8_pb_wo", "FP8_PB_WO"}) {
     const HandCheckpoint scalar(modelopt(algorithm), {codes("m", 100, 128), f32("m.weight_scale", {}, {0.5f})});
@@ -159,7 +189,10 @@ TEST(FormsReading, CachesInEverySpelling) {
   };
   const std::string a = "l.self_attn.";
   const Json fp8 = {{"quant_method", "fp8"}, {"activation_scheme", "dynamic"}};
-  for (const auto& [k, v] : {std::pair{"k_scale", "v_scale"}, {"k_proj.k_scale", "v_proj.v_scale"}, {"k_proj.output_scale", "v_proj.output_scale"}, {"kv_scale", ""}}) {
+  for (const auto& [k, v] : {std::pair{"k_scale", "v_scale"},
+                             {"k_proj.k_scale", "v_proj.v_scale"},
+                             {"k_proj.output_scale", "v_proj.output_scale"},
+                             {"kv_scale", ""}}) {
     std::vector<HandTensor> tensors = {f32(a + k, {1}, {0.5f})};
     if (v[0] != '\0') tensors.push_back(f32(a + v, {}, {0.5f}));
     for (const Json& config : {kTensor, fp8}) {
@@ -170,7 +203,8 @@ TEST(FormsReading, CachesInEverySpelling) {
       EXPECT_EQ(kv[0].v, std::vector<float>{0.5f}) << k;
     }
   }
-  const auto heads = read(kTensor, "weight_scale", {f32(a + "k_scale", {2, 1, 1}, {1, 2}), f32(a + "v_scale", {2, 1, 1}, {3, 4})});
+  const auto heads =
+      read(kTensor, "weight_scale", {f32(a + "k_scale", {2, 1, 1}, {1, 2}), f32(a + "v_scale", {2, 1, 1}, {3, 4})});
   EXPECT_EQ(heads[0].v, (std::vector<float>{3, 4}));
 }
 
@@ -183,28 +217,41 @@ TEST(FormsReading, CachesThatDoNotFitAreRefused) {
   fails({"a.v_scale", "keys", "missing"}, {f32("a.v_scale", {1}, {1})});
   fails({"a.k_scale", "finite scales > 0", "found 0"}, {f32("a.k_scale", {1}, {0}), f32("a.v_scale", {1}, {1})});
   fails({"a.v_scale", "nan"}, {f32("a.k_scale", {1}, {1}), f32("a.v_scale", {1}, {kNan})});
-  fails({"a.v_scale", "expected 2 values", "found 1"}, {f32("a.k_scale", {2, 1, 1}, {1, 1}), f32("a.v_scale", {1}, {1})});
+  fails({"a.v_scale", "expected 2 values", "found 1"},
+        {f32("a.k_scale", {2, 1, 1}, {1, 1}), f32("a.v_scale", {1}, {1})});
   fails({"a.k_scale", "[2, 2]"}, {f32("a.k_scale", {2, 2}, {1, 1, 1, 1}), f32("a.v_scale", {1}, {1})});
-  fails({"a second scale", "a.kv_scale"}, {f32("a.k_scale", {1}, {1}), f32("a.kv_scale", {1}, {1}), f32("a.v_scale", {1}, {1})});
+  fails({"a second scale", "a.kv_scale"},
+        {f32("a.k_scale", {1}, {1}), f32("a.kv_scale", {1}, {1}), f32("a.v_scale", {1}, {1})});
 }
 
 TEST(FormsReading, ScalesThatAreNoScalesAreRefused) {
   for (const auto& [value, shown] : {std::pair{0.0f, "found 0"}, {kNan, "nan"}, {kInf, "inf"}, {-1.0f, "found -1"}}) {
-    refused({"m.weight_scale", "finite scales > 0", shown}, kTensor, {codes("m", 3, 2), f32("m.weight_scale", {1}, {value})});
-    refused({"m.weight_scale_inv", "finite scales > 0", shown}, kFp8Block, {codes("m", 3, 2), f32("m.weight_scale_inv", {2, 1}, {1, value})});
-    refused({"m.input_scale", "finite scales > 0", shown}, modelopt("FP8"), {codes("m", 3, 2), f32("m.weight_scale", {}, {1}), f32("m.input_scale", {}, {value})});
+    refused({"m.weight_scale", "finite scales > 0", shown}, kTensor,
+            {codes("m", 3, 2), f32("m.weight_scale", {1}, {value})});
+    refused({"m.weight_scale_inv", "finite scales > 0", shown}, kFp8Block,
+            {codes("m", 3, 2), f32("m.weight_scale_inv", {2, 1}, {1, value})});
+    refused({"m.input_scale", "finite scales > 0", shown}, modelopt("FP8"),
+            {codes("m", 3, 2), f32("m.weight_scale", {}, {1}), f32("m.input_scale", {}, {value})});
   }
 }
 
 TEST(FormsReading, ShapesThatAnotherReaderWouldTakeForSomethingElseAreRefused) {
-  refused({"m.weight_scale", "expected shape [3, 1]", "found [3]"}, kChannel, {codes("m", 3, 2), f32("m.weight_scale", {3}, {1, 1, 1})});
-  refused({"m.weight_scale", "expected shape [3, 1]", "found [1]"}, kChannel, {codes("m", 3, 2), f32("m.weight_scale", {1}, {1})});
-  refused({"m.weight_scale", "expected shape [1] or []", "found [3, 1]"}, kTensor, {codes("m", 3, 2), f32("m.weight_scale", {3, 1}, {1, 1, 1})});
-  refused({"m.weight_scale_inv", "expected shape [2, 1]", "found [1, 1]"}, kFp8Block, {codes("m", 3, 2), f32("m.weight_scale_inv", {1, 1}, {1})});
-  refused({"m.weight_scale", "expected shape [3]", "found [3, 1]"}, modelopt("FP8_PER_CHANNEL_PER_TOKEN"), {codes("m", 3, 2), f32("m.weight_scale", {3, 1}, {1, 1, 1})});
-  refused({"m.weight_scale", "[1, 1, 1, 1]", "found [1, 1]"}, modelopt("fp8_pb_wo"), {codes("m", 3, 2), f32("m.weight_scale", {1, 1}, {1})});
-  refused({"m.input_scale", "expected 1 value", "found shape [2]"}, kFp8Tensor, {codes("m", 3, 2), f32("m.weight_scale", {}, {1}), f32("m.input_scale", {2}, {1, 1})});
-  refused({"m.weight_scale", "dtype", "F8_E8M0"}, kTensor, {codes("m", 3, 2), {"m.weight_scale", DType::F8_E8M0, {1}, {127}}});
+  refused({"m.weight_scale", "expected shape [3, 1]", "found [3]"}, kChannel,
+          {codes("m", 3, 2), f32("m.weight_scale", {3}, {1, 1, 1})});
+  refused({"m.weight_scale", "expected shape [3, 1]", "found [1]"}, kChannel,
+          {codes("m", 3, 2), f32("m.weight_scale", {1}, {1})});
+  refused({"m.weight_scale", "expected shape [1] or []", "found [3, 1]"}, kTensor,
+          {codes("m", 3, 2), f32("m.weight_scale", {3, 1}, {1, 1, 1})});
+  refused({"m.weight_scale_inv", "expected shape [2, 1]", "found [1, 1]"}, kFp8Block,
+          {codes("m", 3, 2), f32("m.weight_scale_inv", {1, 1}, {1})});
+  refused({"m.weight_scale", "expected shape [3]", "found [3, 1]"}, modelopt("FP8_PER_CHANNEL_PER_TOKEN"),
+          {codes("m", 3, 2), f32("m.weight_scale", {3, 1}, {1, 1, 1})});
+  refused({"m.weight_scale", "[1, 1, 1, 1]", "found [1, 1]"}, modelopt("fp8_pb_wo"),
+          {codes("m", 3, 2), f32("m.weight_scale", {1, 1}, {1})});
+  refused({"m.input_scale", "expected 1 value", "found shape [2]"}, kFp8Tensor,
+          {codes("m", 3, 2), f32("m.weight_scale", {}, {1}), f32("m.input_scale", {2}, {1, 1})});
+  refused({"m.weight_scale", "dtype", "F8_E8M0"}, kTensor,
+          {codes("m", 3, 2), {"m.weight_scale", DType::F8_E8M0, {1}, {127}}});
 }
 
 TEST(FormsReading, MissingScalesAndForeignWeightsAreRefused) {
@@ -212,11 +259,16 @@ TEST(FormsReading, MissingScalesAndForeignWeightsAreRefused) {
   refused({"m.weight_scale_inv", "missing"}, kFp8Block, {codes("m", 3, 2), f32("m.weight_scale", {}, {1})});
   refused({"m.input_scale", "missing", "static"}, modelopt("FP8"), {codes("m", 3, 2), f32("m.weight_scale", {}, {1})});
   refused({"found none"}, kTensor, {f32("m.weight", {1, 2}, {1, 2})});
-  refused({"m.weight", "F8_E4M3FNUZ"}, kTensor, {{"m.weight", DType::F8_E4M3FNUZ, {1, 2}, {1, 2}}, f32("m.weight_scale", {1}, {1})});
-  refused({"m.weight", "F8_E5M2"}, kTensor, {{"m.weight", DType::F8_E5M2, {1, 2}, {1, 2}}, f32("m.weight_scale", {1}, {1})});
-  refused({"experts.gate_up_proj", "stacked experts"}, modelopt("FP8"), {{"experts.gate_up_proj", DType::F8_E4M3, {1, 1, 2}, {1, 2}}});
-  refused({"m.weight", "NaN codes"}, kTensor, {{"m.weight", DType::F8_E4M3, {2, 1}, {1, 0x7F}}, f32("m.weight_scale", {1}, {1})});
-  refused({"m.weight", "NaN codes"}, kFp8Block, {{"m.weight", DType::F8_E4M3, {2, 1}, {0xFF, 1}}, f32("m.weight_scale_inv", {1, 1}, {1})});
+  refused({"m.weight", "F8_E4M3FNUZ"}, kTensor,
+          {{"m.weight", DType::F8_E4M3FNUZ, {1, 2}, {1, 2}}, f32("m.weight_scale", {1}, {1})});
+  refused({"m.weight", "F8_E5M2"}, kTensor,
+          {{"m.weight", DType::F8_E5M2, {1, 2}, {1, 2}}, f32("m.weight_scale", {1}, {1})});
+  refused({"experts.gate_up_proj", "stacked experts"}, modelopt("FP8"),
+          {{"experts.gate_up_proj", DType::F8_E4M3, {1, 1, 2}, {1, 2}}});
+  refused({"m.weight", "NaN codes"}, kTensor,
+          {{"m.weight", DType::F8_E4M3, {2, 1}, {1, 0x7F}}, f32("m.weight_scale", {1}, {1})});
+  refused({"m.weight", "NaN codes"}, kFp8Block,
+          {{"m.weight", DType::F8_E4M3, {2, 1}, {0xFF, 1}}, f32("m.weight_scale_inv", {1, 1}, {1})});
 }
 
 TEST(FormsReading, WordsThatAreNotBuiltAreRefusedByKey) {
@@ -231,23 +283,32 @@ TEST(FormsReading, WordsThatAreNotBuiltAreRefusedByKey) {
   refused({"num_bits", "found 4", "8"}, changed(kTensor, (weights + "num_bits").c_str(), 4), tensors);
   refused({"type", "found \"int\"", "float"}, changed(kTensor, (weights + "type").c_str(), "int"), tensors);
   refused({"symmetric", "found false"}, changed(kTensor, (weights + "symmetric").c_str(), false), tensors);
-  refused({"strategy", "tensor_group", "built are"}, changed(kTensor, (weights + "strategy").c_str(), "tensor_group"), tensors);
+  refused({"strategy", "tensor_group", "built are"}, changed(kTensor, (weights + "strategy").c_str(), "tensor_group"),
+          tensors);
   refused({"block_structure", "found null"}, changed(kTensor, (weights + "strategy").c_str(), "block"), tensors);
-  refused({"block_structure", "found 0"}, compressed([] { Json a = args("block", false); a["block_structure"] = {0, 2}; return a; }()), tensors);
+  refused({"block_structure", "found 0"}, compressed([] {
+            Json a = args("block", false);
+            a["block_structure"] = {0, 2};
+            return a;
+          }()),
+          tensors);
   refused({"input_activations", "token", "dynamic false"}, changed(kTensor, in.c_str(), args("token", false)), tensors);
   refused({"dynamic", "local"}, changed(kTensor, (weights + "dynamic").c_str(), "local"), tensors);
   refused({"'format'", "pack-quantized"}, changed(kTensor, "/format", "pack-quantized"), tensors);
   refused({"'ignore'", "list of module names"}, changed(kTensor, "/ignore", "lm_head"), tensors);
-  refused({"sparsity_config", "sparse-24-bitmask"}, changed(kTensor, "/sparsity_config", {{"format", "sparse-24-bitmask"}}), tensors);
+  refused({"sparsity_config", "sparse-24-bitmask"},
+          changed(kTensor, "/sparsity_config", {{"format", "sparse-24-bitmask"}}), tensors);
   refused({"transform_config"}, changed(kTensor, "/transform_config", {{"config_groups", {{"u", 1}}}}), tensors);
   refused({"kv_cache_scheme", "num_bits", "found 4"}, changed(kTensor, "/kv_cache_scheme", {{"num_bits", 4}}), tensors);
   refused({"config_groups"}, changed(kTensor, "/config_groups", Json::object()), tensors);
   refused({"config_groups.group_0", "array"}, changed(kTensor, "/config_groups/group_0", Json::array()), tensors);
   refused({"activation_scheme", "token"}, changed(kFp8Tensor, "/activation_scheme", "token"), tensors);
-  refused({"activation_scheme", "static", "weight_block_size"}, changed(kFp8Block, "/activation_scheme", "static"), tensors);
+  refused({"activation_scheme", "static", "weight_block_size"}, changed(kFp8Block, "/activation_scheme", "static"),
+          tensors);
   refused({"weight_block_size", "[128]"}, changed(kFp8Block, "/weight_block_size", {128}), tensors);
   refused({"weight_block_size", "-1"}, changed(kFp8Block, "/weight_block_size", {128, -1}), tensors);
-  refused({"weight_block_size", "4611686018427387904"}, changed(kFp8Block, "/weight_block_size", {128, std::int64_t{1} << 62}), tensors);
+  refused({"weight_block_size", "4611686018427387904"},
+          changed(kFp8Block, "/weight_block_size", {128, std::int64_t{1} << 62}), tensors);
   refused({"scale_fmt", "e5m2"}, changed(kFp8Block, "/scale_fmt", "e5m2"), tensors);
   refused({"fmt", "expected a string"}, changed(kFp8Block, "/fmt", 3), tensors);
   refused({"quant_algo", "NVFP4", "fp8_pb_wo"}, modelopt("NVFP4"), tensors);
@@ -265,7 +326,8 @@ double worst_error(const io::Checkpoint& checkpoint, const StoredWeight& w, cons
   const ScaleGrid grid = scale_grid(w.spec.scheme, rows, cols);
   double worst = 0;
   for (std::int64_t i = 0; i < rows * cols; ++i) {
-    const double s = scale_inv.at(static_cast<std::size_t>(i / cols / grid.block_rows * grid.cols + i % cols / grid.block_cols));
+    const double s =
+        scale_inv.at(static_cast<std::size_t>(i / cols / grid.block_rows * grid.cols + i % cols / grid.block_cols));
     const double x = values[i], y = kernels::decode_table(kernels::Format::E4M3)[codes[i]] * s;
     worst = std::max(worst, std::abs(x - y) / std::max(std::abs(x) / 16, s / 1024));
   }
@@ -291,8 +353,10 @@ TEST(FormsReading, PeersFilesGiveBackTheirModel) {
 }
 
 TEST(FormsReading, PowersOfTwoAsBytes) {
-  EXPECT_EQ(form_parts::e8m0_bytes({1.0f, 2.0f, 0.5f, std::ldexp(1.0f, -127), std::ldexp(1.0f, 127)}, "t"), (std::vector<std::uint8_t>{127, 128, 126, 0, 254}));
-  for (const float bad : {3.0f, 0.0f, -1.0f, kInf, kNan, std::ldexp(1.0f, -128)}) EXPECT_TRUE(throws_with({"t", "powers of two"}, [&] { form_parts::e8m0_bytes({bad}, "t"); })) << bad;
+  EXPECT_EQ(form_parts::e8m0_bytes({1.0f, 2.0f, 0.5f, std::ldexp(1.0f, -127), std::ldexp(1.0f, 127)}, "t"),
+            (std::vector<std::uint8_t>{127, 128, 126, 0, 254}));
+  for (const float bad : {3.0f, 0.0f, -1.0f, kInf, kNan, std::ldexp(1.0f, -128)})
+    EXPECT_TRUE(throws_with({"t", "powers of two"}, [&] { form_parts::e8m0_bytes({bad}, "t"); })) << bad;
 }
 
 }  // namespace

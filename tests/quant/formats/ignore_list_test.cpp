@@ -99,9 +99,11 @@ TEST(IgnoreList, PrefixesThatReadersAddAndDrop) {
 }
 
 TEST(IgnoreList, FormsWithoutPatternsHaveTheNamesThatARowChanges) {
-  const auto spec = spec_of("mixtral", {"model.layers.0.block_sparse_moe.experts.0.w1"}, {"model.layers.0.block_sparse_moe.gate"});
+  const auto spec =
+      spec_of("mixtral", {"model.layers.0.block_sparse_moe.experts.0.w1"}, {"model.layers.0.block_sparse_moe.gate"});
   for (const auto form : {kFp8, kModelOpt})
-    EXPECT_THAT(ignore_entries(form, spec), ElementsAre("model.layers.0.block_sparse_moe.gate", "model.layers.0.mlp.gate"));
+    EXPECT_THAT(ignore_entries(form, spec),
+                ElementsAre("model.layers.0.block_sparse_moe.gate", "model.layers.0.mlp.gate"));
   EXPECT_THAT(ignore_entries(kInc, spec), ElementsAre("model.layers.0.block_sparse_moe.gate"));
 }
 

@@ -1,10 +1,9 @@
 // SPDX-License-Identifier: Apache-2.0
 // INC's checkpoint form: what is written against the plain form's codes and scales, what INC itself writes, and the way back.
-#include "fp8/quant/formats/form.h"
-
 #include "fp8/measure/calibration.h"
 #include "fp8/quant/checkpoint_quantize.h"
 #include "fp8/quant/convert.h"
+#include "fp8/quant/formats/form.h"
 #include "fp8/quant/load.h"
 #include "fp8/quant/save.h"
 #include "fp8/runtime/io/error.h"
@@ -98,7 +97,8 @@ TEST(IncCheckpoint, LargeWeightsAreTransposedChunkByChunk) {
   ASSERT_EQ(weights.size(), 1u);
   EXPECT_EQ(weights[0].spec.scheme.activations, ActivationScaling::dynamic_token);
   std::vector<std::uint8_t> codes = all_codes(out, weights[0]);
-  EXPECT_TRUE(same_bits(torch::from_blob(codes.data(), {3001, 1531}, at::kByte), read_tensor(dir / "plain", "up_proj.weight")));
+  EXPECT_TRUE(
+      same_bits(torch::from_blob(codes.data(), {3001, 1531}, at::kByte), read_tensor(dir / "plain", "up_proj.weight")));
 }
 
 TEST(IncCheckpoint, QuantizeDequantizeModeHasItsOwnNames) {
@@ -125,7 +125,9 @@ TEST(IncCheckpoint, QuantizeDequantizeModeHasItsOwnNames) {
     fs::create_directories(dir / "m");
     struct Sink : TensorSink {
       Sink(const fs::path& path, const std::vector<io::SafetensorsWriter::Entry>& entries) : file(path, entries) {}
-      void write(const std::string& tensor, const void* data, std::uint64_t offset, std::uint64_t size) override { file.write(tensor, data, offset, size); }
+      void write(const std::string& tensor, const void* data, std::uint64_t offset, std::uint64_t size) override {
+        file.write(tensor, data, offset, size);
+      }
       io::SafetensorsWriter file;
     } sink(dir / "m/model.safetensors", list);
     form.write_codes(sink, weight, codes.data(), 0, 1);

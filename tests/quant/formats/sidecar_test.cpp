@@ -20,8 +20,13 @@ TEST(Sidecar, HoldsWhatTheFormatHasNoWordsFor) {
   s.dialect = recipes::Dialect::gaudi2;
   s.convention = Convention::inc;
   const auto json = make_sidecar(plan, s);
-  EXPECT_EQ(json, (io::Json{{"tool", "fp8 " FP8_VERSION}, {"dialect", "gaudi2"}, {"convention", "inc"}, {"scale_method", "MAXABS_HW"}, {"hp_dtype", "bf16"},
-                            {"measurements", "0123456789abcdef"}, {"skipped", {{"lm_head", "kept"}}}}));
+  EXPECT_EQ(json, (io::Json{{"tool", "fp8 " FP8_VERSION},
+                            {"dialect", "gaudi2"},
+                            {"convention", "inc"},
+                            {"scale_method", "MAXABS_HW"},
+                            {"hp_dtype", "bf16"},
+                            {"measurements", "0123456789abcdef"},
+                            {"skipped", {{"lm_head", "kept"}}}}));
   const Scheme back = read_sidecar(json, "fp8.json");
   EXPECT_EQ(back.dialect, s.dialect);
   EXPECT_EQ(back.convention, s.convention);
@@ -37,10 +42,13 @@ TEST(Sidecar, OwnConventionHasNoHpDtype) {
 }
 
 TEST(Sidecar, BadOnesAreNamed) {
-  const auto fails = [](const io::Json& json, const std::vector<std::string>& words) { EXPECT_TRUE(throws_with(words, [&] { read_sidecar(json, "d/fp8.json"); })) << json; };
+  const auto fails = [](const io::Json& json, const std::vector<std::string>& words) {
+    EXPECT_TRUE(throws_with(words, [&] { read_sidecar(json, "d/fp8.json"); })) << json;
+  };
   fails(io::Json::array(), {"d/fp8.json", "'dialect'", "a string"});
   fails({{"dialect", 3}}, {"d/fp8.json", "'dialect'"});
-  fails({{"dialect", "gaudi9"}, {"convention", "own"}}, {"d/fp8.json: key 'dialect'", "\"gaudi9\"", "gaudi2, gaudi3, ocp"});
+  fails({{"dialect", "gaudi9"}, {"convention", "own"}},
+        {"d/fp8.json: key 'dialect'", "\"gaudi9\"", "gaudi2, gaudi3, ocp"});
   fails({{"dialect", "ocp"}}, {"'convention'"});
   fails({{"dialect", "ocp"}, {"convention", "other"}}, {"'convention'", "\"other\"", "own, inc"});
   fails({{"dialect", "ocp"}, {"convention", "inc"}, {"hp_dtype", nullptr}}, {"'hp_dtype'"});

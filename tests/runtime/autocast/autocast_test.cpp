@@ -41,7 +41,8 @@ TEST(Region, NestingMatrix) {
     bool enabled;
     at::ScalarType product() const { return enabled ? dtype : at::kFloat; }
   };
-  const std::vector<State> states = {{at::kBFloat16, true}, {at::kHalf, true}, {at::kBFloat16, false}, {at::kHalf, false}};
+  const std::vector<State> states = {
+      {at::kBFloat16, true}, {at::kHalf, true}, {at::kBFloat16, false}, {at::kHalf, false}};
   for (const State& outer : states) {
     for (const State& inner : states) {
       const AutocastGuard first(outer.dtype, outer.enabled);
@@ -66,7 +67,8 @@ TEST(Region, EndsWithAnException) {
   EXPECT_FALSE(autocast::is_autocast_hpu_enabled());
   EXPECT_EQ(autocast::autocast_hpu_dtype(), at::kBFloat16);
   const AutocastGuard outer;
-  EXPECT_TRUE(throws_with({"mat1 and mat2 shapes"}, [] { at::mm(at::ones({2, 3}, on_hpu()), at::ones({2, 3}, on_hpu())); }));
+  EXPECT_TRUE(
+      throws_with({"mat1 and mat2 shapes"}, [] { at::mm(at::ones({2, 3}, on_hpu()), at::ones({2, 3}, on_hpu())); }));
   EXPECT_TRUE(autocast::is_autocast_hpu_enabled());
   EXPECT_EQ(dtype_of_mm(), at::kBFloat16);
 }
@@ -100,7 +102,8 @@ TEST(Region, UpstreamsCallsAndOursAreOneState) {
 }
 
 TEST(Region, DecoratedFunctions) {
-  auto product = autocast::autocast_fn([](const at::Tensor& a, const at::Tensor& b) { return at::mm(a, b); }, at::kHalf);
+  auto product =
+      autocast::autocast_fn([](const at::Tensor& a, const at::Tensor& b) { return at::mm(a, b); }, at::kHalf);
   const at::Tensor a = at::ones({2, 2}, on_hpu());
   EXPECT_EQ(product(a, a).scalar_type(), at::kHalf);
   EXPECT_EQ(product(a, a).scalar_type(), at::kHalf);

@@ -48,15 +48,23 @@ std::vector<Case> products() {
       {"conv1d", {{2, 3, 9}, {4, 3, 3}, {4}}, [](V a) { return at::conv1d(a[0], a[1], a[2]); }},
       {"conv2d", {{2, 3, 9, 8}, {4, 3, 3, 3}, {4}}, [](V a) { return at::conv2d(a[0], a[1], a[2]); }},
       {"conv2d without bias", {{2, 3, 9, 8}, {4, 3, 3, 3}}, [](V a) { return at::conv2d(a[0], a[1]); }},
-      {"conv2d padded by word", {{2, 3, 9, 8}, {4, 3, 3, 3}}, [](V a) { return at::conv2d(a[0], a[1], {}, 1, "same"); }},
+      {"conv2d padded by word",
+       {{2, 3, 9, 8}, {4, 3, 3, 3}},
+       [](V a) { return at::conv2d(a[0], a[1], {}, 1, "same"); }},
       {"conv3d", {{1, 2, 4, 4, 4}, {3, 2, 2, 2, 2}, {3}}, [](V a) { return at::conv3d(a[0], a[1], a[2]); }},
       {"conv_transpose1d", {{2, 3, 9}, {3, 4, 3}, {4}}, [](V a) { return at::conv_transpose1d(a[0], a[1], a[2]); }},
       {"conv_transpose2d", {{2, 3, 5, 5}, {3, 4, 3, 3}}, [](V a) { return at::conv_transpose2d(a[0], a[1]); }},
-      {"conv_transpose3d", {{1, 2, 4, 4, 4}, {2, 3, 2, 2, 2}, {3}}, [](V a) { return at::conv_transpose3d(a[0], a[1], a[2]); }},
-      {"scaled_dot_product_attention", {{1, 2, 4, 8}, {1, 2, 6, 8}, {1, 2, 6, 8}},
+      {"conv_transpose3d",
+       {{1, 2, 4, 4, 4}, {2, 3, 2, 2, 2}, {3}},
+       [](V a) { return at::conv_transpose3d(a[0], a[1], a[2]); }},
+      {"scaled_dot_product_attention",
+       {{1, 2, 4, 8}, {1, 2, 6, 8}, {1, 2, 6, 8}},
        [](V a) { return at::scaled_dot_product_attention(a[0], a[1], a[2]); }},
-      {"scaled_dot_product_attention masked", {{1, 2, 4, 8}, {1, 2, 6, 8}, {1, 2, 6, 8}, {4, 6}},
-       [](V a) { return at::scaled_dot_product_attention(a[0], a[1], a[2], a[3]); }, kAll, 3},
+      {"scaled_dot_product_attention masked",
+       {{1, 2, 4, 8}, {1, 2, 6, 8}, {1, 2, 6, 8}, {4, 6}},
+       [](V a) { return at::scaled_dot_product_attention(a[0], a[1], a[2], a[3]); },
+       kAll,
+       3},
   };
 }
 
@@ -73,12 +81,19 @@ std::vector<Case> other_lower_ops() {
       {"feature_dropout", {{3, 4, 5}}, [](V a) { return at::feature_dropout(a[0], 0.5, true); }},
       {"layer_norm", {{4, 6, 5}, {5}, {5}}, [](V a) { return at::layer_norm(a[0], {5}, a[1], a[2]); }, 1},
       {"group_norm", {{4, 6, 5}, {6}, {6}}, [](V a) { return at::group_norm(a[0], 2, a[1], a[2]); }, 1},
-      {"instance_norm", {{4, 6, 5}, {6}, {6}},
-       [](V a) { return at::instance_norm(a[0], a[1], a[2], {}, {}, true, 0.1, 1e-5, false); }, 1},
-      {"batch_norm", {{4, 6, 5}, {6}, {6}},
-       [](V a) { return at::batch_norm(a[0], a[1], a[2], {}, {}, true, 0.1, 1e-5, false); }, 1},
-      {"batch_norm evaluated", {{4, 6, 5}, {6}, {6}, {6}, {6}},
-       [](V a) { return at::batch_norm(a[0], a[1], a[2], a[3], a[4], false, 0.1, 1e-5, false); }, 1, 3},
+      {"instance_norm",
+       {{4, 6, 5}, {6}, {6}},
+       [](V a) { return at::instance_norm(a[0], a[1], a[2], {}, {}, true, 0.1, 1e-5, false); },
+       1},
+      {"batch_norm",
+       {{4, 6, 5}, {6}, {6}},
+       [](V a) { return at::batch_norm(a[0], a[1], a[2], {}, {}, true, 0.1, 1e-5, false); },
+       1},
+      {"batch_norm evaluated",
+       {{4, 6, 5}, {6}, {6}, {6}, {6}},
+       [](V a) { return at::batch_norm(a[0], a[1], a[2], a[3], a[4], false, 0.1, 1e-5, false); },
+       1,
+       3},
   };
 }
 
@@ -90,16 +105,20 @@ std::vector<Case> float32_losses() {
       {"cosine_embedding_loss", kTwo, [sign](V a) { return at::cosine_embedding_loss(a[0], a[1], sign()); }},
       {"cosine_similarity", kTwo, [](V a) { return at::cosine_similarity(a[0], a[1]); }},
       {"cross_entropy_loss", kOne, [](V a) { return at::cross_entropy_loss(a[0], classes()); }},
-      {"hinge_embedding_loss", kOne, [](V a) { return at::hinge_embedding_loss(a[0], hpu(at::tensor({1, -1, 1, 1}, at::kLong))); }},
+      {"hinge_embedding_loss", kOne,
+       [](V a) { return at::hinge_embedding_loss(a[0], hpu(at::tensor({1, -1, 1, 1}, at::kLong))); }},
       {"huber_loss", kTwo, [](V a) { return at::huber_loss(a[0], a[1]); }},
       {"kl_div", kTwo, [](V a) { return at::kl_div(a[0], a[1]); }},
       {"l1_loss", kTwo, [](V a) { return at::l1_loss(a[0], a[1]); }},
       {"margin_ranking_loss", {{3}, {3}}, [sign](V a) { return at::margin_ranking_loss(a[0], a[1], sign()); }},
       {"mse_loss", kTwo, [](V a) { return at::mse_loss(a[0], a[1]); }},
       {"multi_margin_loss", kOne, [](V a) { return at::multi_margin_loss(a[0], classes()); }},
-      {"multilabel_margin_loss", {{4}}, [](V a) { return at::multilabel_margin_loss(a[0], hpu(at::tensor({1, 0, -1, 0}, at::kLong))); }},
+      {"multilabel_margin_loss",
+       {{4}},
+       [](V a) { return at::multilabel_margin_loss(a[0], hpu(at::tensor({1, 0, -1, 0}, at::kLong))); }},
       {"nll_loss", kOne, [](V a) { return at::nll_loss(a[0], classes()); }},
-      {"poisson_nll_loss", kTwo, [](V a) { return at::poisson_nll_loss(a[0], a[1], true, false, 1e-8, at::Reduction::Mean); }},
+      {"poisson_nll_loss", kTwo,
+       [](V a) { return at::poisson_nll_loss(a[0], a[1], true, false, 1e-8, at::Reduction::Mean); }},
       {"smooth_l1_loss", kTwo, [](V a) { return at::smooth_l1_loss(a[0], a[1]); }},
       {"soft_margin_loss", kTwo, [](V a) { return at::soft_margin_loss(a[0], a[1]); }, kAll, 1},
       {"triplet_margin_loss", kThree, [](V a) { return at::triplet_margin_loss(a[0], a[1], a[2]); }},
@@ -121,7 +140,8 @@ std::vector<Case> float32_functions() {
       {"div rounded", kTwo, [](V a) { return at::div(a[0], a[1], "floor"); }},
       {"divide", kTwo, [](V a) { return at::divide(a[0], a[1]); }},
       {"embedding", {{7, 4}}, [](V a) { return at::embedding(a[0], classes()); }},
-      {"embedding_bag", {{7, 4}},
+      {"embedding_bag",
+       {{7, 4}},
        [](V a) { return std::get<0>(at::embedding_bag(a[0], classes(), hpu(at::tensor({0, 2}, at::kLong)))); }},
       {"erfinv", kOne, [](V a) { return at::erfinv(a[0]); }},
       {"exp", kOne, [](V a) { return at::exp(a[0]); }},
@@ -166,7 +186,8 @@ Tensors arguments_of(const Case& c, at::ScalarType dtype, bool unit) {
 }
 
 /// `rest`: what the arguments behind the cast ones are by hand.
-void expect_cast(const Case& c, at::ScalarType region, at::ScalarType dtype, at::ScalarType to, at::ScalarType rest, bool unit) {
+void expect_cast(const Case& c, at::ScalarType region, at::ScalarType dtype, at::ScalarType to, at::ScalarType rest,
+                 bool unit) {
   const std::string what = std::string(c.name) + " of " + toString(dtype) + " in " + toString(region);
   const Tensors in = arguments_of(c, dtype, unit), by_hand = arguments_of(c, dtype, unit);
   Tensors cast;
@@ -246,14 +267,38 @@ TEST(EveryForm, ThatWritesIsLeftAlone) {
       {"exp_", [&] { return a.clone().exp_(); }},
       {"addmm_", [&] { return a.clone().addmm_(a, b); }},
       {"baddbmm_", [&] { return a.clone().unsqueeze(0).baddbmm_(a.unsqueeze(0), b.unsqueeze(0)); }},
-      {"leaky_relu_", [&] { at::Tensor t = a.clone(); return at::leaky_relu_(t); }},
+      {"leaky_relu_",
+       [&] {
+         at::Tensor t = a.clone();
+         return at::leaky_relu_(t);
+       }},
       {"addcmul_", [&] { return a.clone().addcmul_(a, b); }},
       {"add_", [&] { return a.clone().add_(b.to(at::kBFloat16)); }},
-      {"mm_out", [&] { at::Tensor t = at::empty({3, 3}, on_hpu()); return at::mm_out(t, a, b); }},
-      {"matmul_out", [&] { at::Tensor t = at::empty({3, 3}, on_hpu()); return at::matmul_out(t, a, b); }},
-      {"mean_out", [&] { at::Tensor t = at::empty({3}, on_hpu()); return at::mean_out(t, a, at::IntArrayRef{1}); }},
-      {"exp_out", [&] { at::Tensor t = at::empty({3, 3}, on_hpu()); return at::exp_out(t, a); }},
-      {"cat_out", [&] { at::Tensor t = at::empty({6, 3}, on_hpu()); return at::cat_out(t, {a, b}); }},
+      {"mm_out",
+       [&] {
+         at::Tensor t = at::empty({3, 3}, on_hpu());
+         return at::mm_out(t, a, b);
+       }},
+      {"matmul_out",
+       [&] {
+         at::Tensor t = at::empty({3, 3}, on_hpu());
+         return at::matmul_out(t, a, b);
+       }},
+      {"mean_out",
+       [&] {
+         at::Tensor t = at::empty({3}, on_hpu());
+         return at::mean_out(t, a, at::IntArrayRef{1});
+       }},
+      {"exp_out",
+       [&] {
+         at::Tensor t = at::empty({3, 3}, on_hpu());
+         return at::exp_out(t, a);
+       }},
+      {"cat_out",
+       [&] {
+         at::Tensor t = at::empty({6, 3}, on_hpu());
+         return at::cat_out(t, {a, b});
+       }},
       {"f64 mm", [&] { return at::mm(a.to(at::kDouble), b.to(at::kDouble)); }},
       {"f64 div", [&] { return at::div(a.to(at::kDouble), b.to(at::kDouble)); }},
       {"f64 layer_norm", [&] { return at::layer_norm(a.to(at::kDouble), {3}); }},

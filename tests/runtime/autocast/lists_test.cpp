@@ -20,7 +20,9 @@ using runtime::autocast::parse_op_names;
 using ::testing::ElementsAre;
 using ::testing::HasSubstr;
 
-void write(const std::filesystem::path& path, const std::string& text) { std::ofstream(path, std::ios::binary) << text; }
+void write(const std::filesystem::path& path, const std::string& text) {
+  std::ofstream(path, std::ios::binary) << text;
+}
 
 /// A variable for one test.
 class Environment {
@@ -43,14 +45,18 @@ TEST(OpNames, OnePerLineWhateverStandsAround) {
 
 /// The vendor's tables, in its documents' order.
 constexpr const char* kVendorsLower =
-    "addmm addbmm batch_norm baddbmm bmm conv1d conv2d conv3d conv_transpose1d conv_transpose2d conv_transpose3d dot dropout "
+    "addmm addbmm batch_norm baddbmm bmm conv1d conv2d conv3d conv_transpose1d conv_transpose2d conv_transpose3d dot "
+    "dropout "
     "feature_dropout group_norm instance_norm layer_norm leaky_relu linear matmul mean mm mul mv softmax log_softmax "
     "scaled_dot_product_attention";
 constexpr const char* kVendorsFp32 =
-    "acos addcdiv asin atan2 bilinear binary_cross_entropy binary_cross_entropy_with_logits cdist cosh cosine_embedding_loss "
-    "cosine_similarity cross_entropy_loss dist div divide embedding embedding_bag erfinv exp expm1 hinge_embedding_loss "
+    "acos addcdiv asin atan2 bilinear binary_cross_entropy binary_cross_entropy_with_logits cdist cosh "
+    "cosine_embedding_loss "
+    "cosine_similarity cross_entropy_loss dist div divide embedding embedding_bag erfinv exp expm1 "
+    "hinge_embedding_loss "
     "huber_loss kl_div l1_loss log log10 log1p log2 logsumexp margin_ranking_loss mse_loss multi_margin_loss "
-    "multilabel_margin_loss nll_loss pdist poisson_nll_loss pow reciprocal renorm rsqrt sinh smooth_l1_loss soft_margin_loss "
+    "multilabel_margin_loss nll_loss pdist poisson_nll_loss pow reciprocal renorm rsqrt sinh smooth_l1_loss "
+    "soft_margin_loss "
     "softplus tan topk triplet_margin_loss truediv true_divide";
 constexpr const char* kVendorsPromote = "add addcmul addcdiv cat div exp mul pow sub iadd truediv stack";
 
@@ -91,7 +97,8 @@ TEST(Lists, AnEmptyFileIsAnEmptyList) {
 TEST(Lists, WhatCannotBeReadIsOneWarningAndTheDefaults) {
   const TempDir dir;
   write(dir / "long", std::string((1 << 20) + 1, 'a'));
-  for (const std::string& file : std::vector<std::string>{(dir / "none").string(), dir.path().string(), (dir / "long").string()}) {
+  for (const std::string& file :
+       std::vector<std::string>{(dir / "none").string(), dir.path().string(), (dir / "long").string()}) {
     std::vector<std::string> warnings;
     const auto lists = AutocastLists::load(file, file, warnings);
     EXPECT_EQ(lists.lower, AutocastLists::defaults().lower);
@@ -121,7 +128,8 @@ TEST(Lists, TheLongVariablesWinOverTheShortOnes) {
   const Environment long_fp32("PT_HPU_AUTOCAST_FP32_OPS_LIST", (dir / "none").string());
   const auto lists = AutocastLists::from_environment(warnings);
   EXPECT_THAT(lists.lower, ElementsAre("bmm"));
-  EXPECT_EQ(lists.fp32, AutocastLists::defaults().fp32) << "an unreadable file does not hand over to the other variable";
+  EXPECT_EQ(lists.fp32, AutocastLists::defaults().fp32)
+      << "an unreadable file does not hand over to the other variable";
   ASSERT_EQ(warnings.size(), 1u);
   EXPECT_THAT(warnings[0], HasSubstr("PT_HPU_AUTOCAST_FP32_OPS_LIST: "));
   const Environment empty("PT_HPU_AUTOCAST_LOWER_PRECISION_OPS_LIST", "");

@@ -77,7 +77,9 @@ TORCH_LIBRARY_FRAGMENT(fp8_autocast_test, m) { m.def("users_op(Tensor x) -> Tens
 TORCH_LIBRARY_IMPL(fp8_autocast_test, HPU, m) { m.impl("users_op", &users_op); }
 
 TEST(Casts, OperatorsOfOthersFallThrough) {
-  const auto op = c10::Dispatcher::singleton().findSchemaOrThrow("fp8_autocast_test::users_op", "").typed<at::Tensor(const at::Tensor&)>();
+  const auto op = c10::Dispatcher::singleton()
+                      .findSchemaOrThrow("fp8_autocast_test::users_op", "")
+                      .typed<at::Tensor(const at::Tensor&)>();
   const at::Tensor f = random({3, 3}), expected = at::sin(f);
   const AutocastGuard region;
   EXPECT_TRUE(same_bits(op.call(f), expected));
@@ -120,7 +122,8 @@ at::Tensor call(const char* name, const char* overload, torch::jit::Stack stack)
 TEST(OwnOps, GiveTheSameBitsInARegion) {
   const at::Tensor codes = hpu(at::arange(-8, 8, at::kChar).reshape({4, 4}));
   const auto values = [&] {
-    return call("quantized_decomposed::dequantize_per_tensor", "", {codes, 0.1234567, 1, -128, 127, at::kChar, c10::IValue()});
+    return call("quantized_decomposed::dequantize_per_tensor", "",
+                {codes, 0.1234567, 1, -128, 127, at::kChar, c10::IValue()});
   };
   const at::Tensor w = hpu(at::arange(8, at::kInt).reshape({2, 4})), scale = random({1}).abs();
   const auto from_int4 = [&] { return call("hpu::convert_from_int4", "", {w, scale, c10::IValue(), at::kFloat}); };
@@ -132,7 +135,8 @@ TEST(OwnOps, GiveTheSameBitsInARegion) {
 
 // ---- lists
 
-AutocastLists lists_of(std::vector<std::string> lower, std::vector<std::string> fp32, std::vector<std::string> promote = {}) {
+AutocastLists lists_of(std::vector<std::string> lower, std::vector<std::string> fp32,
+                       std::vector<std::string> promote = {}) {
   AutocastLists lists;
   lists.lower = std::move(lower);
   lists.fp32 = std::move(fp32);
@@ -244,7 +248,8 @@ TEST(CustomLists, WhatACastRunsItselfIsRefusedByName) {
   const auto bad = lists_of({"mm", "to", "_to_copy", "empty_like", "type_as"}, {"copy", "_autocast_to_full_precision"});
   const auto messages = autocast::check_lists(bad);
   ASSERT_EQ(messages.size(), 6u);
-  for (const char* name : {"'to'", "'_to_copy'", "'empty_like'", "'type_as'", "'copy'", "'_autocast_to_full_precision'"})
+  for (const char* name :
+       {"'to'", "'_to_copy'", "'empty_like'", "'type_as'", "'copy'", "'_autocast_to_full_precision'"})
     EXPECT_THAT(messages, ::testing::Contains(::testing::AllOf(HasSubstr(name), HasSubstr("casts run themselves"))));
   const ListsGuard lists(bad);
   const AutocastGuard region;

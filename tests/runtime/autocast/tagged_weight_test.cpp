@@ -39,7 +39,9 @@ class RegionHandler final : public runtime::OpHandler {
     note(call.x, call.weight);
     return call.original();
   }
-  at::Tensor dequantize(const runtime::WeightTag&, const runtime::WeightView&, const at::Tensor& w) override { return w; }
+  at::Tensor dequantize(const runtime::WeightTag&, const runtime::WeightView&, const at::Tensor& w) override {
+    return w;
+  }
   bool owns_values() const override { return false; }
   std::string describe() const override { return "watched"; }
 

@@ -54,13 +54,16 @@ TEST(Training, TwoLayerNet) {
     torch::nn::Sequential net(torch::nn::Linear(8, 16), torch::nn::ReLU(), torch::nn::Linear(16, 4));
     net->to(kHpu);
     const at::Tensor x = at::randn({32, 8}, on_hpu()), y = at::randn({32, 4}, on_hpu());
-    return losses_of(*net, [&] {
-      const at::Tensor out = net->forward(x);
-      EXPECT_EQ(out.scalar_type(), cast ? at::kBFloat16 : at::kFloat);
-      const at::Tensor loss = at::mse_loss(out, y);
-      EXPECT_EQ(loss.scalar_type(), at::kFloat);
-      return loss;
-    }, cast);
+    return losses_of(
+        *net,
+        [&] {
+          const at::Tensor out = net->forward(x);
+          EXPECT_EQ(out.scalar_type(), cast ? at::kBFloat16 : at::kFloat);
+          const at::Tensor loss = at::mse_loss(out, y);
+          EXPECT_EQ(loss.scalar_type(), at::kFloat);
+          return loss;
+        },
+        cast);
   };
   expect_near(run(true), run(false));
 }

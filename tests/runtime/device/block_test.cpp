@@ -80,8 +80,7 @@ TEST(FromBlob, CallsItsDeleterOnce) {
   std::vector<float> numbers(4, 1.0f);
   int deleted = 0;
   {
-    const at::Tensor foreign = torch::from_blob(
-        numbers.data(), {4}, [&](void*) { ++deleted; }, on_hpu());
+    const at::Tensor foreign = torch::from_blob(numbers.data(), {4}, [&](void*) { ++deleted; }, on_hpu());
     EXPECT_EQ(foreign.sum().item<float>(), 4.0f);
   }
   EXPECT_EQ(deleted, 1);

@@ -66,17 +66,21 @@ TEST(ManyDevices, OperatorsAndConvertedModulesDoNotMixThem) {
   const auto codes = [](int index) { return at::ones({2, 4}).to(at::kFloat8_e4m3fn).to(device(index)); };
   const auto gemm = c10::Dispatcher::singleton().findSchemaOrThrow("hpu::fp8_gemm_v2", "");
   const auto multiply = [&](int a, int b, const c10::IValue& scale) {
-    torch::jit::Stack args{codes(a), false, codes(b), true, c10::IValue(), static_cast<std::int64_t>(at::kFloat), scale, c10::IValue(), c10::IValue(), false, c10::IValue()};
+    torch::jit::Stack args{
+        codes(a), false,         codes(b),      true,  c10::IValue(), static_cast<std::int64_t>(at::kFloat),
+        scale,    c10::IValue(), c10::IValue(), false, c10::IValue()};
     gemm.callBoxed(args);
     return args[0].toTensor();
   };
   EXPECT_TRUE(throws_with({"on the same device", "hpu:1", "hpu:2", "hpu::fp8_gemm_v2"}, [&] { multiply(1, 2, {}); }));
-  EXPECT_TRUE(throws_with({"on the same device", "hpu:1", "hpu:0"}, [&] { multiply(1, 1, at::ones({1}, at::TensorOptions().device(device(0)))); }));
+  EXPECT_TRUE(throws_with({"on the same device", "hpu:1", "hpu:0"},
+                          [&] { multiply(1, 1, at::ones({1}, at::TensorOptions().device(device(0)))); }));
   EXPECT_EQ(multiply(2, 2, {}).device(), device(2));
   at::Tensor w = at::ones({2, 4}, on_hpu());
   convert_to_codes(w, "fc1", std::make_shared<CodesHandler>(0.5), 0.5);
   setenv("FP8_HPU_MOVE_HOST_OPERANDS", "1", 1);  // moves from the host, not from another device
-  EXPECT_TRUE(throws_with({"on the same device", "hpu:0", "hpu:1"}, [&] { at::linear(at::ones({1, 4}, at::TensorOptions().device(device(1))), w); }));
+  EXPECT_TRUE(throws_with({"on the same device", "hpu:0", "hpu:1"},
+                          [&] { at::linear(at::ones({1, 4}, at::TensorOptions().device(device(1))), w); }));
   unsetenv("FP8_HPU_MOVE_HOST_OPERANDS");
 }
 

@@ -23,13 +23,15 @@ std::string what_of(const std::function<void()>& f) {
 TEST(Errors, WhatIsTheMessageAlone) {
   const at::Tensor x = at::ones({4, 4}, on_hpu());
   const std::vector<std::function<void()>> mistakes = {
-      [] { runtime::set_memory_limit(0); },                                                       // a call of ours
-      [] { runtime::memory_stats(99); },                                                          // one with a plain text
-      [&] { at::add(x, at::ones({4, 4})); },                                                      // through the dispatcher
+      [] { runtime::set_memory_limit(0); },   // a call of ours
+      [] { runtime::memory_stats(99); },      // one with a plain text
+      [&] { at::add(x, at::ones({4, 4})); },  // through the dispatcher
       [&] { x.detach().set_(at::ones({1}, on_hpu(at::kFloat8_e4m3fn))); },
       [] { runtime::autocast::set_autocast_hpu_dtype(at::kDouble); },
-      [] { at::empty({std::int64_t{1} << 50}, on_hpu()); },                                       // c10::OutOfMemoryError
-      [&] { runtime::ops::quantize_blocks(x, at::kFloat8_e4m3fn, kernels::Dialect::ocp, 0, 1, false); },  // c10::ValueError
+      [] { at::empty({std::int64_t{1} << 50}, on_hpu()); },  // c10::OutOfMemoryError
+      [&] {
+        runtime::ops::quantize_blocks(x, at::kFloat8_e4m3fn, kernels::Dialect::ocp, 0, 1, false);
+      },                                                             // c10::ValueError
       [&] { at::exp(at::empty({2}, on_hpu(at::kFloat8_e4m3fn))); },  // c10::NotImplementedError
   };
   for (std::size_t i = 0; i < mistakes.size(); ++i) {

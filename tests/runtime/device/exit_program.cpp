@@ -25,7 +25,8 @@ void compute(const at::Device device, long count) {
   at::Tensor x = at::ones({8, 8}, options);
   const at::Tensor w = at::full({8, 8}, 0.125, options);
   for (long i = 0; i < count; ++i, ++rounds) {
-    x = at::linear(x, w) + 0.25 * at::randn({8, 8}, options).clamp(-1, 1);  // allocator, generator, interception, fallback
+    x = at::linear(x, w) +
+        0.25 * at::randn({8, 8}, options).clamp(-1, 1);  // allocator, generator, interception, fallback
     at::Tensor out = at::empty({0}, options);
     at::add_out(out, x, x);
     if (x.cpu().isnan().any().item<bool>()) failed = true;
@@ -43,7 +44,8 @@ void work(const at::Device device) {
 
 void at_exit() {
   const long seen = rounds;
-  for (int i = 0; i < 1000 && !failed && rounds < seen + 100; ++i) std::this_thread::sleep_for(std::chrono::milliseconds(10));
+  for (int i = 0; i < 1000 && !failed && rounds < seen + 100; ++i)
+    std::this_thread::sleep_for(std::chrono::milliseconds(10));
   std::_Exit(failed ? 1 : rounds < seen + 100 ? 2 : 0);
 }
 

@@ -49,7 +49,8 @@ TEST(Hooks, PinnedMemoryIsKnownAsSuch) {
   }
   EXPECT_FALSE(runtime::is_pinned(freed));
   EXPECT_FALSE(hpu(x).is_pinned());
-  EXPECT_TRUE(throws_with({"cannot pin", "only dense CPU tensors"}, [&] { hpu(x).pin_memory(); })) << "as on any device";
+  EXPECT_TRUE(throws_with({"cannot pin", "only dense CPU tensors"}, [&] { hpu(x).pin_memory(); }))
+      << "as on any device";
 }
 
 TEST(Hooks, MaybeExchangeIgnoresWhatDoesNotExist) {

@@ -28,7 +28,8 @@ int exit_code_of(const std::string& command) {
 
 TEST(Registration, AThreadThatOutlivesMainComputesOnAsOnTheCpu) {
   for (const std::string device : {"cpu", "hpu"}) {
-    EXPECT_EQ(exit_code_of(std::string(FP8_BINARY_DIR "/bin/exit_program ") + device + " " + runtime_file()), 0) << device;
+    EXPECT_EQ(exit_code_of(std::string(FP8_BINARY_DIR "/bin/exit_program ") + device + " " + runtime_file()), 0)
+        << device;
   }
 }
 
@@ -46,7 +47,8 @@ TEST(RegistrationDeathTest, ASecondCopyRegistersNothingAndSaysSo) {
   const TempDir dir;
   const std::string copy = (dir / "libfp8_runtime.so.0").string();
   std::filesystem::copy_file(runtime_file(), copy);
-  EXPECT_EXIT(load_a_copy(copy), ::testing::ExitedWithCode(0), "fp8: error: .*libfp8_runtime.so.0 registers nothing: .*loaded already, from .*load one of the two");
+  EXPECT_EXIT(load_a_copy(copy), ::testing::ExitedWithCode(0),
+              "fp8: error: .*libfp8_runtime.so.0 registers nothing: .*loaded already, from .*load one of the two");
 }
 
 }  // namespace

@@ -44,42 +44,22 @@ Tensors two(const std::tuple<at::Tensor, at::Tensor>& t) { return {std::get<0>(t
 TEST(FallbackOps, PointwiseAndReductions) {
   for (const Case& c : std::vector<Case>{
            {"add", [](const Tensors& x) { return Tensors{x[0] + x[0]}; }},
-           {"promotion",
-            [](const Tensors& x) {
-              return Tensors{x[0] + x[0].to(at::kHalf), x[2] + 1.5, x[2] / 2};
-            }},
+           {"promotion", [](const Tensors& x) { return Tensors{x[0] + x[0].to(at::kHalf), x[2] + 1.5, x[2] / 2}; }},
            {"where", [](const Tensors& x) { return Tensors{at::where(x[4], x[0], x[0] * 2)}; }},
            {"masked_fill_", [](const Tensors& x) { return Tensors{x[0].masked_fill_(x[4], -1)}; }},
-           {"masked_select",
-            [](const Tensors& x) {
-              return Tensors{x[0].masked_select(x[4]), x[4].nonzero()};
-            }},
+           {"masked_select", [](const Tensors& x) { return Tensors{x[0].masked_select(x[4]), x[4].nonzero()}; }},
            {"sum",
-            [](const Tensors& x) {
-              return Tensors{x[0].sum(), x[0].sum(1), x[0].mean(), x[0].norm(), x[0].std()};
-            }},
+            [](const Tensors& x) { return Tensors{x[0].sum(), x[0].sum(1), x[0].mean(), x[0].norm(), x[0].std()}; }},
            {"max", [](const Tensors& x) { return two(x[0].max(1)); }},
            {"topk", [](const Tensors& x) { return two(x[0].topk(3)); }},
-           {"cumsum",
-            [](const Tensors& x) {
-              return Tensors{x[0].cumsum(1), x[0].flip(0), x[0].roll(2, 1)};
-            }},
-           {"clamp",
-            [](const Tensors& x) {
-              return Tensors{x[0].clamp(-0.5, 0.5), x[0].clamp_(0.0), x[0].abs()};
-            }},
-           {"any",
-            [](const Tensors& x) {
-              return Tensors{x[4].any(), x[4].all(1), x[0].isnan(), x[0].isfinite()};
-            }},
+           {"cumsum", [](const Tensors& x) { return Tensors{x[0].cumsum(1), x[0].flip(0), x[0].roll(2, 1)}; }},
+           {"clamp", [](const Tensors& x) { return Tensors{x[0].clamp(-0.5, 0.5), x[0].clamp_(0.0), x[0].abs()}; }},
+           {"any", [](const Tensors& x) { return Tensors{x[4].any(), x[4].all(1), x[0].isnan(), x[0].isfinite()}; }},
            {"addcdiv",
             [](const Tensors& x) {
               return Tensors{at::addcdiv(x[0], x[0], x[0] + 3, 0.5), at::addcmul(x[0], x[0], x[0])};
             }},
-           {"lerp",
-            [](const Tensors& x) {
-              return Tensors{at::lerp(x[0], x[0] * 2, 0.3), at::pow(x[0].abs(), 1.5)};
-            }},
+           {"lerp", [](const Tensors& x) { return Tensors{at::lerp(x[0], x[0] * 2, 0.3), at::pow(x[0].abs(), 1.5)}; }},
            {"bitwise",
             [](const Tensors& x) {
               return Tensors{x[2].bitwise_and(1), at::bitwise_left_shift(x[2], 2), x[4].logical_not()};
@@ -116,10 +96,7 @@ TEST(FallbackOps, ShapesAndIndexing) {
             [](const Tensors& x) {
               return Tensors{x[0].scatter_add(0, x[2].view({1, 7}).narrow(1, 0, 6), x[0]), x[0].index_fill(0, x[2], 9)};
             }},
-           {"embedding",
-            [](const Tensors& x) {
-              return Tensors{at::embedding(x[0], x[2]), at::one_hot(x[2], 4)};
-            }},
+           {"embedding", [](const Tensors& x) { return Tensors{at::embedding(x[0], x[2]), at::one_hot(x[2], 4)}; }},
            {"tril",
             [](const Tensors& x) {
               return Tensors{x[0].tril(), x[0].triu(1), at::eye(3, x[0].options()), at::diag(x[0])};
@@ -130,9 +107,7 @@ TEST(FallbackOps, ShapesAndIndexing) {
                              x[0].repeat({2, 2})};
             }},
            {"repeat_interleave",
-            [](const Tensors& x) {
-              return Tensors{x[2].repeat_interleave(2), x[0].tile({2, 1})};
-            }},
+            [](const Tensors& x) { return Tensors{x[2].repeat_interleave(2), x[0].tile({2, 1})}; }},
            {"factories",
             [](const Tensors& x) {
               return Tensors{at::zeros_like(x[0]), at::full({2, 2}, 3, x[0].options()),
@@ -149,65 +124,62 @@ TEST(FallbackOps, ShapesAndIndexing) {
 }
 
 TEST(FallbackOps, Networks) {
-  for (
-      const Case& c : std::vector<Case>{
-          {"mm",
-           [](const Tensors& x) {
-             return Tensors{at::mm(x[0], x[1]), at::matmul(x[0], x[1].select(1, 2)), at::addmm(x[1][0], x[0], x[1])};
-           }},
-          {"bmm",
-           [](const Tensors& x) {
-             return Tensors{at::bmm(x[3][0], x[3][1]), at::einsum("bchw,bdhw->bcd", {x[3], x[3]})};
-           }},
-          {"softmax",
-           [](const Tensors& x) {
-             return Tensors{at::softmax(x[0], 1), at::log_softmax(x[0], 0), at::logsumexp(x[0], 1)};
-           }},
-          {"activations",
-           [](const Tensors& x) {
-             return Tensors{at::gelu(x[0]), at::silu(x[0]), at::gelu(x[0], "tanh"), at::elu(x[0]), at::hardswish(x[0])};
-           }},
-          {"layer_norm",
-           [](const Tensors& x) {
-             return Tensors{at::layer_norm(x[0], {6}, x[0][0], x[0][1]), at::rms_norm(x[0], {6}, x[0][0])};
-           }},
-          {"group_norm",
-           [](const Tensors& x) {
-             return Tensors{at::group_norm(x[3], 3), at::instance_norm(x[3], {}, {}, {}, {}, true, 0.1, 1e-5, false)};
-           }},
-          {"pool",
-           [](const Tensors& x) {
-             return Tensors{at::max_pool2d(x[3], 2), at::avg_pool2d(x[3], 3), at::adaptive_avg_pool2d(x[3], {2, 2})};
-           }},
-          {"interpolate",
-           [](const Tensors& x) {
-             return Tensors{at::upsample_bilinear2d(x[3], {16, 16}, false), at::upsample_nearest2d(x[3], {4, 4})};
-           }},
-          {"losses",
-           [](const Tensors& x) {
-             return Tensors{at::mse_loss(x[0], x[0] * 2), at::cross_entropy_loss(x[0], x[2].narrow(0, 0, 4)),
-                            at::kl_div(x[0], x[0])};
-           }},
-          {"dropout",
-           [](const Tensors& x) {
-             return Tensors{at::dropout(x[0], 0.5, true), at::bernoulli(x[4].to(at::kFloat)),
-                            at::multinomial(x[0].abs(), 2)};
-           }},
-          {"linalg",
-           [](const Tensors& x) {
-             return Tensors{at::linalg_inv(at::mm(x[0], x[0].t()) + 5 * at::eye(4, x[0].options())),
-                            at::linalg_vector_norm(x[0])};
-           }},
-          {"fft",
-           [](const Tensors& x) {
-             return Tensors{at::fft_rfft(x[0]), at::fft_irfft(at::fft_rfft(x[0]))};
-           }},
-          {"conv",
-           [](const Tensors& x) {
-             return Tensors{at::conv2d(x[3], at::ones({4, 3, 3, 3}, x[3].options()), {}, 2, 1),
-                            at::conv_transpose2d(x[3], at::ones({3, 2, 2, 2}, x[3].options()))};
-           }},
-      }) {
+  for (const Case& c : std::vector<Case>{
+           {"mm",
+            [](const Tensors& x) {
+              return Tensors{at::mm(x[0], x[1]), at::matmul(x[0], x[1].select(1, 2)), at::addmm(x[1][0], x[0], x[1])};
+            }},
+           {"bmm",
+            [](const Tensors& x) {
+              return Tensors{at::bmm(x[3][0], x[3][1]), at::einsum("bchw,bdhw->bcd", {x[3], x[3]})};
+            }},
+           {"softmax",
+            [](const Tensors& x) {
+              return Tensors{at::softmax(x[0], 1), at::log_softmax(x[0], 0), at::logsumexp(x[0], 1)};
+            }},
+           {"activations",
+            [](const Tensors& x) {
+              return Tensors{at::gelu(x[0]), at::silu(x[0]), at::gelu(x[0], "tanh"), at::elu(x[0]),
+                             at::hardswish(x[0])};
+            }},
+           {"layer_norm",
+            [](const Tensors& x) {
+              return Tensors{at::layer_norm(x[0], {6}, x[0][0], x[0][1]), at::rms_norm(x[0], {6}, x[0][0])};
+            }},
+           {"group_norm",
+            [](const Tensors& x) {
+              return Tensors{at::group_norm(x[3], 3), at::instance_norm(x[3], {}, {}, {}, {}, true, 0.1, 1e-5, false)};
+            }},
+           {"pool",
+            [](const Tensors& x) {
+              return Tensors{at::max_pool2d(x[3], 2), at::avg_pool2d(x[3], 3), at::adaptive_avg_pool2d(x[3], {2, 2})};
+            }},
+           {"interpolate",
+            [](const Tensors& x) {
+              return Tensors{at::upsample_bilinear2d(x[3], {16, 16}, false), at::upsample_nearest2d(x[3], {4, 4})};
+            }},
+           {"losses",
+            [](const Tensors& x) {
+              return Tensors{at::mse_loss(x[0], x[0] * 2), at::cross_entropy_loss(x[0], x[2].narrow(0, 0, 4)),
+                             at::kl_div(x[0], x[0])};
+            }},
+           {"dropout",
+            [](const Tensors& x) {
+              return Tensors{at::dropout(x[0], 0.5, true), at::bernoulli(x[4].to(at::kFloat)),
+                             at::multinomial(x[0].abs(), 2)};
+            }},
+           {"linalg",
+            [](const Tensors& x) {
+              return Tensors{at::linalg_inv(at::mm(x[0], x[0].t()) + 5 * at::eye(4, x[0].options())),
+                             at::linalg_vector_norm(x[0])};
+            }},
+           {"fft", [](const Tensors& x) { return Tensors{at::fft_rfft(x[0]), at::fft_irfft(at::fft_rfft(x[0]))}; }},
+           {"conv",
+            [](const Tensors& x) {
+              return Tensors{at::conv2d(x[3], at::ones({4, 3, 3, 3}, x[3].options()), {}, 2, 1),
+                             at::conv_transpose2d(x[3], at::ones({3, 2, 2, 2}, x[3].options()))};
+            }},
+       }) {
     expect_agreement(c);
   }
 }
@@ -257,12 +229,14 @@ TEST(DeviceOps, HistcCountsIntegersExactly) {
   for (const auto type : {at::kByte, at::kChar, at::kShort, at::kInt, at::kLong}) {
     const at::Tensor x = at::tensor({0, 1, 1, 2, 3, 5, 8, 13, 21, 34}, at::kLong).to(type).to(kHpu);
     EXPECT_TRUE(same_bits(at::histc(x, 5, 0, 10), at::tensor({3, 2, 1, 0, 1}, at::kLong).to(type))) << type;
-    EXPECT_TRUE(same_bits(at::histc(x, 2), at::tensor({8, 2}, at::kLong).to(type))) << "the tensor's own bounds: 13 below 17, 34 in the last";
+    EXPECT_TRUE(same_bits(at::histc(x, 2), at::tensor({8, 2}, at::kLong).to(type)))
+        << "the tensor's own bounds: 13 below 17, 34 in the last";
     at::Tensor out = at::empty({0}, on_hpu(type));
     EXPECT_TRUE(same_bits(at::histc_out(out, x, 5, 0, 10), at::tensor({3, 2, 1, 0, 1}, at::kLong).to(type)));
   }
   const std::int64_t huge = std::int64_t{1} << 62;  // beyond what f64 tells apart
-  EXPECT_TRUE(same_bits(at::histc(hpu(at::tensor({huge, huge + 1, huge + 2, huge + 2}, at::kLong)), 3), at::tensor({1, 1, 2}, at::kLong)));
+  EXPECT_TRUE(same_bits(at::histc(hpu(at::tensor({huge, huge + 1, huge + 2, huge + 2}, at::kLong)), 3),
+                        at::tensor({1, 1, 2}, at::kLong)));
   EXPECT_TRUE(same_bits(at::histc(hpu(at::full({4}, 7, at::kInt)), 2), at::tensor({0, 4}, at::kInt))) << "6 to 8";
   EXPECT_TRUE(same_bits(at::histc(hpu(at::full({0}, 7, at::kInt)), 2), at::zeros({2}, at::kInt)));
   const at::Tensor f = hpu(at::linspace(-3, 3, 50));
@@ -292,16 +266,20 @@ TEST(DeviceOps, GroupedMmTakesEveryLayout) {
   torch::manual_seed(4);
   const std::vector<std::int64_t> ends = {5, 5, 12};
   const at::Tensor offs = hpu(at::tensor(ends, at::kInt));
-  const std::pair<at::ScalarType, double> roundings[] = {{at::kFloat, 1e-6}, {at::kBFloat16, 0x1p-8}, {at::kHalf, 0x1p-11}};
+  const std::pair<at::ScalarType, double> roundings[] = {
+      {at::kFloat, 1e-6}, {at::kBFloat16, 0x1p-8}, {at::kHalf, 0x1p-11}};
   for (const auto& [type, rounding] : roundings) {
     const auto near = [rounding = rounding, type = type](const at::Tensor& y, const at::Tensor& exact) {
       return y.is_hpu() && y.scalar_type() == type && at::allclose(y.cpu().to(at::kDouble), exact, rounding, 4e-6);
     };
     for (const std::int64_t k : {16, 13}) {  // rows of 13 elements are no multiple of 16 bytes
-      const at::Tensor rows = random({12, k}, type), experts = random({3, k, 7}, type), stack = random({3, 6, k}, type), flat = random({k, 12}, type);
+      const at::Tensor rows = random({12, k}, type), experts = random({3, k, 7}, type), stack = random({3, 6, k}, type),
+                       flat = random({k, 12}, type);
       EXPECT_TRUE(near(at::_grouped_mm(rows, experts, offs), at::cat(grouped(rows, experts, ends)))) << type << k;
       EXPECT_TRUE(near(at::_grouped_mm(stack, flat, offs), at::cat(grouped(stack, flat, ends), 1))) << type << k;
-      EXPECT_TRUE(near(at::_grouped_mm(stack, experts), at::bmm(stack.cpu().to(at::kDouble), experts.cpu().to(at::kDouble)))) << type << k;
+      EXPECT_TRUE(
+          near(at::_grouped_mm(stack, experts), at::bmm(stack.cpu().to(at::kDouble), experts.cpu().to(at::kDouble))))
+          << type << k;
       const at::Tensor wide = random({k, 12}, type), tall = random({12, 7}, type);
       EXPECT_TRUE(near(at::_grouped_mm(wide, tall, offs), at::stack(grouped(wide, tall, ends)))) << type << k;
     }
@@ -310,10 +288,12 @@ TEST(DeviceOps, GroupedMmTakesEveryLayout) {
 
 TEST(DeviceOps, GroupedMmLearnsFromASum) {
   torch::manual_seed(5);
-  const at::Tensor x = random({12, 8}, at::kFloat).requires_grad_(true), w = random({2, 8, 4}, at::kFloat).requires_grad_(true);
+  const at::Tensor x = random({12, 8}, at::kFloat).requires_grad_(true),
+                   w = random({2, 8, 4}, at::kFloat).requires_grad_(true);
   at::_grouped_mm(x, w, hpu(at::tensor({4, 12}, at::kInt))).sum().backward();  // the gradient is an expanded 1
   const at::Tensor ones = at::ones({12, 4}, on_hpu());
-  const at::Tensor expected = at::cat({at::mm(ones.narrow(0, 0, 4), w[0].t()), at::mm(ones.narrow(0, 4, 8), w[1].t())}).detach();
+  const at::Tensor expected =
+      at::cat({at::mm(ones.narrow(0, 0, 4), w[0].t()), at::mm(ones.narrow(0, 4, 8), w[1].t())}).detach();
   EXPECT_TRUE(at::allclose(x.grad(), expected, 1e-6, 1e-6));
   EXPECT_TRUE(at::allclose(w.grad()[0], at::mm(x.detach().narrow(0, 0, 4).t(), ones.narrow(0, 0, 4)), 1e-6, 1e-6));
 }
@@ -321,7 +301,8 @@ TEST(DeviceOps, GroupedMmLearnsFromASum) {
 TEST(DeviceOps, RecordStreamHasNothingToDo) {
   at::Tensor x = at::ones({3}, on_hpu());
   x.record_stream(c10::Stream(c10::Stream::DEFAULT, x.device()));
-  EXPECT_TRUE(throws_with({"record_stream", "hpu:0", "cpu"}, [&] { x.record_stream(c10::Stream(c10::Stream::DEFAULT, at::Device(at::kCPU))); }));
+  EXPECT_TRUE(throws_with({"record_stream", "hpu:0", "cpu"},
+                          [&] { x.record_stream(c10::Stream(c10::Stream::DEFAULT, at::Device(at::kCPU))); }));
 }
 
 TEST(FallbackOps, ListsOfOptionalTensorsAsTorchScriptBuildsThem) {

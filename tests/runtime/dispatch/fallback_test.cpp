@@ -151,13 +151,9 @@ TEST(Inference, TensorsStayInferenceTensors) {
 
 TEST(StrictDevices, ACpuTensorBesideAnHpuTensorIsRefused) {
   const at::Tensor a = numbers({3}), cpu = at::ones({3});
-  for (const auto& text : {error_of([&] { at::add(a, cpu); }), error_of([&] { at::add(cpu, a); }), error_of([&] {
-                             at::cat({a, cpu});
-                           }),
-                           error_of([&] {
-                             at::mm(a.view({3, 1}), cpu.view({1, 3}));
-                           }),
-                           error_of([&] { at::where(a > 1, a, cpu); })}) {
+  for (const auto& text :
+       {error_of([&] { at::add(a, cpu); }), error_of([&] { at::add(cpu, a); }), error_of([&] { at::cat({a, cpu}); }),
+        error_of([&] { at::mm(a.view({3, 1}), cpu.view({1, 3})); }), error_of([&] { at::where(a > 1, a, cpu); })}) {
     EXPECT_NE(
         text.find("Expected all tensors to be on the same device, but found at least two devices, hpu:0 and cpu!"),
         std::string::npos)

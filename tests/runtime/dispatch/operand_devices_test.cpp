@@ -28,7 +28,8 @@ struct Warnings final : c10::WarningHandler {
 TEST(HostOperands, AreMovedWithOneWarningWhereTheFlagSaysSo) {
   const Flag flag("1");
   Warnings warnings;
-  const Tensor a = at::arange(6, at::kFloat).view({2, 3}), b = at::randn({2, 3}), indices = at::tensor({1, 0}, at::kLong);
+  const Tensor a = at::arange(6, at::kFloat).view({2, 3}), b = at::randn({2, 3}),
+               indices = at::tensor({1, 0}, at::kLong);
   const Tensor x = hpu(a);
   EXPECT_TRUE(same_bits(x + b, a + b));
   EXPECT_TRUE(same_bits(b + x, a + b));
@@ -52,7 +53,7 @@ TEST(HostOperands, AreMovedWithOneWarningWhereTheFlagSaysSo) {
 TEST(HostOperands, ThatNeedAGradientStayRefused) {
   const Flag flag("1");
   const Tensor b = at::randn({3}).requires_grad_(true), x = at::ones({3}, on_hpu());
-  EXPECT_TRUE(throws_with({"hpu:0 and cpu!", "aten::mul", "gradient", ".to(\"hpu\")"}, [&] { x * b; }));
+  EXPECT_TRUE(throws_with({"hpu:0 and cpu!", "aten::mul", "gradient", ".to(\"hpu\")"}, [&] { x* b; }));
   const at::NoGradGuard no_grad;
   EXPECT_TRUE(same_bits(x * b, b.detach()));
 }

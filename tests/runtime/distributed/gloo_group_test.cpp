@@ -32,8 +32,8 @@ TEST(GlooRanks, DISABLED_MaxOfFloats) {
   const float inf = std::numeric_limits<float>::infinity(), nan = std::numeric_limits<float>::quiet_NaN(),
               tiny = std::numeric_limits<float>::denorm_min();
   const bool first = group->rank() == 0;
-  std::vector<float> v =
-      first ? std::vector<float>{1, 5, nan, inf, 0, -3, tiny, -0.0f, inf} : std::vector<float>{2, 4, inf, nan, -0.0f, -2, 0, -tiny, 3};
+  std::vector<float> v = first ? std::vector<float>{1, 5, nan, inf, 0, -3, tiny, -0.0f, inf}
+                               : std::vector<float>{2, 4, inf, nan, -0.0f, -2, 0, -tiny, 3};
   group->all_reduce_max(v.data(), v.size());
   EXPECT_EQ(v[0], 2);
   EXPECT_EQ(v[1], 5);
@@ -71,17 +71,21 @@ TEST(GlooRanks, DISABLED_Tensors) {
       EXPECT_TRUE(same_bits(part.narrow(1, 1, 2).contiguous(), of_rank(0).narrow(1, 1, 2).contiguous()));
       EXPECT_TRUE(same_bits(part.narrow(1, 0, 1).contiguous(), of_rank(r).narrow(1, 0, 1).contiguous()));
     }
-    at::Tensor codes = (torch::arange(8, at::kFloat) + r).to(at::kFloat8_e4m3fn).to(device), none = torch::empty({0}, at::device(device));
+    at::Tensor codes = (torch::arange(8, at::kFloat) + r).to(at::kFloat8_e4m3fn).to(device),
+               none = torch::empty({0}, at::device(device));
     group->broadcast(codes, 1);
-    EXPECT_TRUE(same_bits(codes.cpu().view(at::kByte), (torch::arange(8, at::kFloat) + 1).to(at::kFloat8_e4m3fn).view(at::kByte)));
+    EXPECT_TRUE(same_bits(codes.cpu().view(at::kByte),
+                          (torch::arange(8, at::kFloat) + 1).to(at::kFloat8_e4m3fn).view(at::kByte)));
     group->all_reduce(none, ReduceOp::sum);
     group->broadcast(none, 0);
   }
-  EXPECT_TRUE(throws_with({"all_reduce", "Bool"}, [&] { group->all_reduce(torch::zeros({2}, at::kBool), ReduceOp::sum); }));
+  EXPECT_TRUE(
+      throws_with({"all_reduce", "Bool"}, [&] { group->all_reduce(torch::zeros({2}, at::kBool), ReduceOp::sum); }));
   EXPECT_TRUE(throws_with({"root: found 7"}, [&] { group->broadcast(torch::zeros({2}), 7); }));
   at::Tensor weight = torch::ones({2, 2}, test::on_hpu());
   test::convert_to_codes(weight, "proj", std::make_shared<test::CodesHandler>(0.5), 0.5);
-  EXPECT_TRUE(throws_with({"broadcast", "module 'proj'"}, [&] { group->broadcast(weight, 0); }));  // codes without their scale
+  EXPECT_TRUE(
+      throws_with({"broadcast", "module 'proj'"}, [&] { group->broadcast(weight, 0); }));  // codes without their scale
   group->barrier();  // what was refused before it was sent has not spoilt the group
 }
 
@@ -98,7 +102,8 @@ TEST(GlooRanks, DISABLED_DifferentCalls) {
   FP8_RANK_ONLY();
   const auto group = test::rank_group();
   const at::Tensor t = torch::zeros({group->rank() == 0 ? 3 : 4});
-  EXPECT_TRUE(throws_with({"rank " + std::to_string(group->rank()) + " of 2", "the ranks make different calls", "of 3 elements", "of 4 elements"},
+  EXPECT_TRUE(throws_with({"rank " + std::to_string(group->rank()) + " of 2", "the ranks make different calls",
+                           "of 3 elements", "of 4 elements"},
                           [&] { group->all_reduce(t, ReduceOp::sum); }));
   EXPECT_TRUE(throws_with({"the group failed before", "different calls"}, [&] { group->barrier(); }));
 }
@@ -106,8 +111,9 @@ TEST(GlooRanks, DISABLED_DifferentCalls) {
 TEST(GlooRanks, DISABLED_DifferentKindsOfCalls) {
   FP8_RANK_ONLY();
   const auto group = test::rank_group();
-  EXPECT_TRUE(throws_with({"different calls", "barrier", "broadcast"},
-                          [&] { group->rank() == 0 ? group->barrier() : group->broadcast(torch::zeros({1 << 20}), 0); }));
+  EXPECT_TRUE(throws_with({"different calls", "barrier", "broadcast"}, [&] {
+    group->rank() == 0 ? group->barrier() : group->broadcast(torch::zeros({1 << 20}), 0);
+  }));
 }
 
 TEST(GlooRanks, DISABLED_OneDies) {
@@ -115,7 +121,8 @@ TEST(GlooRanks, DISABLED_OneDies) {
   const auto group = test::rank_group();
   group->barrier();
   if (group->rank() == 1) _exit(3);
-  EXPECT_TRUE(throws_with({"rank 0 of 2", "all_reduce sum of 5 elements"}, [&] { group->all_reduce(torch::zeros({5}), ReduceOp::sum); }));
+  EXPECT_TRUE(throws_with({"rank 0 of 2", "all_reduce sum of 5 elements"},
+                          [&] { group->all_reduce(torch::zeros({5}), ReduceOp::sum); }));
 }
 
 TEST(GlooRanks, DISABLED_OneIsLate) {
@@ -154,7 +161,8 @@ TEST(GlooRanks, DISABLED_AddressInUse) {
   GroupOptions options = test::rank_options();
   options.file.clear();
   if (options.rank == 1) return;
-  EXPECT_TRUE(throws_with({"rank 0 of 2 at 127.0.0.1:" + std::to_string(options.port), "in use"}, [&] { make_gloo_group(options); }));
+  EXPECT_TRUE(throws_with({"rank 0 of 2 at 127.0.0.1:" + std::to_string(options.port), "in use"},
+                          [&] { make_gloo_group(options); }));
 }
 
 // ---- the cases
@@ -196,12 +204,16 @@ TEST(GlooGroup, ReducesAndBroadcastsTensors) {
   EXPECT_EQ(run_ranks("GlooRanks.DISABLED_Tensors", 2), all_pass(2));
   EXPECT_EQ(run_ranks("GlooRanks.DISABLED_Tensors", 3), all_pass(3));
 }
-TEST(GlooGroup, SumsOfBf16AreRoundedOnce) { EXPECT_EQ(run_ranks("GlooRanks.DISABLED_SumsOfBf16AreRoundedOnce", 3), all_pass(3)); }
+TEST(GlooGroup, SumsOfBf16AreRoundedOnce) {
+  EXPECT_EQ(run_ranks("GlooRanks.DISABLED_SumsOfBf16AreRoundedOnce", 3), all_pass(3));
+}
 TEST(GlooGroup, DifferentCallsAreAnErrorOnEveryRank) {
   EXPECT_EQ(run_ranks("GlooRanks.DISABLED_DifferentCalls", 2), all_pass(2));
   EXPECT_EQ(run_ranks("GlooRanks.DISABLED_DifferentKindsOfCalls", 2), all_pass(2));
 }
-TEST(GlooGroup, ARankThatDiesIsAnErrorOnTheOther) { EXPECT_EQ(run_ranks("GlooRanks.DISABLED_OneDies", 2), (std::vector<int>{0, 3})); }
+TEST(GlooGroup, ARankThatDiesIsAnErrorOnTheOther) {
+  EXPECT_EQ(run_ranks("GlooRanks.DISABLED_OneDies", 2), (std::vector<int>{0, 3}));
+}
 TEST(GlooGroup, ARankThatIsLateIsAnErrorOnTheOther) {
   EXPECT_EQ(run_ranks("GlooRanks.DISABLED_OneIsLate", 2, {{test::kRanksTimeout, "1500"}}), all_pass(2));
 }
@@ -220,7 +232,8 @@ TEST(GlooGroup, MeetsByAddress) {
 TEST(GlooGroup, AnAddressInUseIsAnError) {
   const Listener listener;
   ASSERT_GT(listener.port, 0);
-  EXPECT_EQ(run_ranks("GlooRanks.DISABLED_AddressInUse", 2, {{"MASTER_PORT", std::to_string(listener.port)}, {test::kRanksTimeout, "5000"}}),
+  EXPECT_EQ(run_ranks("GlooRanks.DISABLED_AddressInUse", 2,
+                      {{"MASTER_PORT", std::to_string(listener.port)}, {test::kRanksTimeout, "5000"}}),
             all_pass(2));
 }
 

@@ -17,8 +17,8 @@ TEST(GradientRanks, DISABLED_Mean) {
   const auto group = test::rank_group();
   const bool first = group->rank() == 0;
   const auto parameter = [](at::ScalarType dtype) { return torch::zeros({2, 3}, on_hpu(dtype)).requires_grad_(true); };
-  at::Tensor both = parameter(at::kFloat), low = parameter(at::kBFloat16), one = parameter(at::kFloat), none = parameter(at::kFloat),
-             frozen = torch::zeros({2}, on_hpu());
+  at::Tensor both = parameter(at::kFloat), low = parameter(at::kBFloat16), one = parameter(at::kFloat),
+             none = parameter(at::kFloat), frozen = torch::zeros({2}, on_hpu());
   both.mutable_grad() = torch::full({2, 3}, first ? 1.0 : 4.0, on_hpu());
   low.mutable_grad() = torch::full({3, 2}, first ? 1.0 : 1.0078125, on_hpu(at::kBFloat16)).t();
   if (first) one.mutable_grad() = torch::full({2, 3}, 3.0, on_hpu());
@@ -35,7 +35,8 @@ TEST(GradientRanks, DISABLED_OtherParameters) {
   const auto group = test::rank_group();
   at::Tensor p = torch::zeros({group->rank() == 0 ? 4 : 6}, on_hpu()).requires_grad_(true);
   p.mutable_grad() = torch::ones_like(p);
-  EXPECT_TRUE(throws_with({"different calls", "of 5 elements", "of 7 elements"}, [&] { all_reduce_gradients({p}, *group); }));
+  EXPECT_TRUE(
+      throws_with({"different calls", "of 5 elements", "of 7 elements"}, [&] { all_reduce_gradients({p}, *group); }));
 }
 
 struct Net {
@@ -78,9 +79,15 @@ TEST(GradientRanks, DISABLED_TrainsAsOne) {
   }
 }
 
-TEST(Gradients, AreTheMeanOfAllRanks) { EXPECT_EQ(test::run_ranks("GradientRanks.DISABLED_Mean", 2), test::all_pass(2)); }
-TEST(Gradients, OtherParametersAreAnError) { EXPECT_EQ(test::run_ranks("GradientRanks.DISABLED_OtherParameters", 2), test::all_pass(2)); }
-TEST(Gradients, TwoHalvesTrainAsOneWhole) { EXPECT_EQ(test::run_ranks("GradientRanks.DISABLED_TrainsAsOne", 2), test::all_pass(2)); }
+TEST(Gradients, AreTheMeanOfAllRanks) {
+  EXPECT_EQ(test::run_ranks("GradientRanks.DISABLED_Mean", 2), test::all_pass(2));
+}
+TEST(Gradients, OtherParametersAreAnError) {
+  EXPECT_EQ(test::run_ranks("GradientRanks.DISABLED_OtherParameters", 2), test::all_pass(2));
+}
+TEST(Gradients, TwoHalvesTrainAsOneWhole) {
+  EXPECT_EQ(test::run_ranks("GradientRanks.DISABLED_TrainsAsOne", 2), test::all_pass(2));
+}
 
 TEST(Gradients, AloneTheyStayAsTheyAre) {
   const auto group = make_gloo_group({});

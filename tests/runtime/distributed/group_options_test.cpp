@@ -25,7 +25,8 @@ TEST(GroupOptions, AloneWithoutVariables) {
 }
 
 TEST(GroupOptions, ReadsRankSizeAndAddress) {
-  const GroupOptions options = from({{"RANK", "3"}, {"WORLD_SIZE", "8"}, {"MASTER_ADDR", "node-a"}, {"MASTER_PORT", "2345"}, {"LOCAL_RANK", "1"}});
+  const GroupOptions options = from(
+      {{"RANK", "3"}, {"WORLD_SIZE", "8"}, {"MASTER_ADDR", "node-a"}, {"MASTER_PORT", "2345"}, {"LOCAL_RANK", "1"}});
   EXPECT_EQ(options.rank, 3);
   EXPECT_EQ(options.size, 8);
   EXPECT_EQ(options.host, "node-a");
@@ -52,7 +53,8 @@ TEST(GroupOptions, EveryLauncherGivesRankAndSize) {
   for (const auto& [name, variables] : test::launchers(2, 3)) {
     auto v = variables;
     if (name != "torchrun") {
-      EXPECT_TRUE(throws_with({"MASTER_ADDR: found none", " is 3)", "mpirun -x MASTER_ADDR"}, [&] { from(v); })) << name;
+      EXPECT_TRUE(throws_with({"MASTER_ADDR: found none", " is 3)", "mpirun -x MASTER_ADDR"}, [&] { from(v); }))
+          << name;
       v["MASTER_ADDR"] = "node-a";
       EXPECT_TRUE(throws_with({"MASTER_PORT: found none"}, [&] { from(v); })) << name;
       v["MASTER_PORT"] = "29501";
@@ -65,23 +67,29 @@ TEST(GroupOptions, EveryLauncherGivesRankAndSize) {
 }
 
 TEST(GroupOptions, NamesTheVariableThatIsWrong) {
-  EXPECT_TRUE(throws_with({"[process group] environment variable 'WORLD_SIZE': found nothing", "RANK is 1"}, [] { from({{"RANK", "1"}}); }));
+  EXPECT_TRUE(throws_with({"[process group] environment variable 'WORLD_SIZE': found nothing", "RANK is 1"},
+                          [] { from({{"RANK", "1"}}); }));
   EXPECT_TRUE(throws_with({"'RANK': found '2'", "0 to 1"}, [] { from({{"WORLD_SIZE", "2"}, {"RANK", "2"}}); }));
-  EXPECT_TRUE(throws_with({"MASTER_ADDR: found none"}, [] { from({{"WORLD_SIZE", "2"}, {"RANK", "0"}, {"MASTER_PORT", "1"}}); }));
-  EXPECT_TRUE(throws_with({"MASTER_PORT: found none", "65535"}, [] { from({{"WORLD_SIZE", "2"}, {"RANK", "0"}, {"MASTER_ADDR", "a"}}); }));
+  EXPECT_TRUE(throws_with({"MASTER_ADDR: found none"},
+                          [] { from({{"WORLD_SIZE", "2"}, {"RANK", "0"}, {"MASTER_PORT", "1"}}); }));
+  EXPECT_TRUE(throws_with({"MASTER_PORT: found none", "65535"},
+                          [] { from({{"WORLD_SIZE", "2"}, {"RANK", "0"}, {"MASTER_ADDR", "a"}}); }));
   EXPECT_TRUE(throws_with({"MASTER_PORT: found '65536'", "65535"}, [] {
     from({{"WORLD_SIZE", "2"}, {"RANK", "0"}, {"MASTER_ADDR", "a"}, {"MASTER_PORT", "65536"}});
   }));
 }
 
 TEST(GroupOptions, RefusesOptionsOutOfRange) {
-  const auto refused = [](const std::vector<std::string>& words, GroupOptions options) { return throws_with(words, [&] { check(options); }); };
+  const auto refused = [](const std::vector<std::string>& words, GroupOptions options) {
+    return throws_with(words, [&] { check(options); });
+  };
   EXPECT_TRUE(refused({"rank: found 2", "0 to 1"}, {.rank = 2, .size = 2}));
   EXPECT_TRUE(refused({"size: found 0"}, {.size = 0}));
   EXPECT_TRUE(refused({"timeout: found 0 ms"}, {.size = 2, .timeout = std::chrono::milliseconds(0)}));
   EXPECT_TRUE(refused({"port: found 0"}, {.size = 2, .port = 0}));
   EXPECT_TRUE(refused({"host"}, {.size = 2, .host = ""}));
-  EXPECT_TRUE(refused({"file: found '/no/such/folder/f'", "folder that exists"}, {.size = 2, .file = "/no/such/folder/f"}));
+  EXPECT_TRUE(
+      refused({"file: found '/no/such/folder/f'", "folder that exists"}, {.size = 2, .file = "/no/such/folder/f"}));
   check({.rank = 1, .size = 2});
 }
 

@@ -36,22 +36,10 @@ TEST(Guard, EverySilentCaseThrowsWithModuleAndOp) {
   const std::vector<Silent> cases = {
       {"index_select", [&](const at::Tensor& w) { w.index_select(0, ids); }},
       {"index", [&](const at::Tensor& w) { w.index({ids}); }},
-      {"gather",
-       [&](const at::Tensor& w) {
-         w.gather(0, ids.view({1, 2}));
-       }},
-      {"cat",
-       [&](const at::Tensor& w) {
-         at::cat({w, w});
-       }},
-      {"cat",
-       [&](const at::Tensor& w) {
-         at::cat({other, w});
-       }},
-      {"stack",
-       [&](const at::Tensor& w) {
-         at::stack({w, w});
-       }},
+      {"gather", [&](const at::Tensor& w) { w.gather(0, ids.view({1, 2})); }},
+      {"cat", [&](const at::Tensor& w) { at::cat({w, w}); }},
+      {"cat", [&](const at::Tensor& w) { at::cat({other, w}); }},
+      {"stack", [&](const at::Tensor& w) { at::stack({w, w}); }},
       {"where", [&](const at::Tensor& w) { at::where(mask, w, other); }},
       {"mm", [&](const at::Tensor& w) { at::mm(other, w.t()); }},
       {"mm", [&](const at::Tensor& w) { at::mm(w, w.t()); }},
@@ -59,54 +47,24 @@ TEST(Guard, EverySilentCaseThrowsWithModuleAndOp) {
       {"eq", [&](const at::Tensor& w) { at::eq(w, w); }},
       {"eq", [&](const at::Tensor& w) { at::eq(w, 1); }},
       {"isnan", [&](const at::Tensor& w) { at::isnan(w); }},
-      {"fill_",
-       [&](const at::Tensor& w) {
-         w.view({4, 6}).fill_(1);
-       }},
-      {"zero_",
-       [&](const at::Tensor& w) {
-         w.view({4, 6}).zero_();
-       }},
-      {"index_put",
-       [&](const at::Tensor& w) {
-         w.view({4, 6}).index_put_({ids}, other.narrow(0, 0, 2));
-       }},
+      {"fill_", [&](const at::Tensor& w) { w.view({4, 6}).fill_(1); }},
+      {"zero_", [&](const at::Tensor& w) { w.view({4, 6}).zero_(); }},
+      {"index_put", [&](const at::Tensor& w) { w.view({4, 6}).index_put_({ids}, other.narrow(0, 0, 2)); }},
       {"index_put", [&](const at::Tensor& w) { other.clone().index_put_({ids}, w.narrow(0, 0, 2)); }},
-      {"masked_fill",
-       [&](const at::Tensor& w) {
-         w.view({4, 6}).masked_fill_(mask, 1);
-       }},
-      {"uniform_",
-       [&](const at::Tensor& w) {
-         w.view({4, 6}).uniform_();
-       }},
+      {"masked_fill", [&](const at::Tensor& w) { w.view({4, 6}).masked_fill_(mask, 1); }},
+      {"uniform_", [&](const at::Tensor& w) { w.view({4, 6}).uniform_(); }},
       {"sum", [&](const at::Tensor& w) { w.sum(); }},
       {"max", [&](const at::Tensor& w) { w.max(); }},
       {"equal", [&](const at::Tensor& w) { at::equal(w, other); }},
       {"abs", [&](const at::Tensor& w) { w.abs(); }},
-      {"add",
-       [&](const at::Tensor& w) {
-         at::add(at::ones({4, 6}, on_hpu()), w);
-       }},
+      {"add", [&](const at::Tensor& w) { at::add(at::ones({4, 6}, on_hpu()), w); }},
       {"copy", [](const at::Tensor& w) { w.to(at::kFloat); }},
       {"copy", [](const at::Tensor& w) { w.to(at::kCPU, at::kBFloat16); }},
-      {"copy",
-       [](const at::Tensor& w) {
-         at::empty({4, 6}, on_hpu()).copy_(w);
-       }},
-      {"copy",
-       [](const at::Tensor& w) {
-         w.view({4, 6}).copy_(at::ones({4, 6}));
-       }},
+      {"copy", [](const at::Tensor& w) { at::empty({4, 6}, on_hpu()).copy_(w); }},
+      {"copy", [](const at::Tensor& w) { w.view({4, 6}).copy_(at::ones({4, 6})); }},
       {"copy", [](const at::Tensor& w) { w.to(at::kFloat8_e5m2); }},
-      {"resize_",
-       [](const at::Tensor& w) {
-         w.view({4, 6}).resize_({100});
-       }},
-      {"set_",
-       [](const at::Tensor& w) {
-         w.view({4, 6}).set_(at::ones({4, 6}, on_hpu()));
-       }},
+      {"resize_", [](const at::Tensor& w) { w.view({4, 6}).resize_({100}); }},
+      {"set_", [](const at::Tensor& w) { w.view({4, 6}).set_(at::ones({4, 6}, on_hpu())); }},
       {"softmax", [](const at::Tensor& w) { at::softmax(w, -1); }},
       {"_foreach", [](const at::Tensor& w) { at::_foreach_abs({w}); }},
   };
@@ -130,9 +88,8 @@ TEST(Guard, InsideThePauseToo) {
   const at::Tensor x = at::ones({2, 6}, on_hpu()), ids = at::tensor({1, 0}, on_hpu(at::kLong));
   EXPECT_TRUE(throws_with({"addmm", "module 'up_proj'"}, [&] { m.layer.ptr()->forward(x); }));
   EXPECT_TRUE(throws_with({"embedding", "module 'up_proj'"}, [&] { at::embedding(m.w(), ids); }));
-  EXPECT_TRUE(throws_with({"convolution", "module 'up_proj'"}, [&] {
-    at::conv1d(at::ones({1, 6, 3}, on_hpu()), m.w().view({4, 6, 1}));
-  }));
+  EXPECT_TRUE(throws_with({"convolution", "module 'up_proj'"},
+                          [&] { at::conv1d(at::ones({1, 6, 3}, on_hpu()), m.w().view({4, 6, 1})); }));
 }
 
 TEST(Guard, ChangingTheTypeOfAModuleThrows) {

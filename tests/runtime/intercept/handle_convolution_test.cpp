@@ -28,82 +28,62 @@ const std::vector<Form>& forms() {
   static const std::vector<Form> all = {
       {"conv1d",
        {4, 3, 3},
-       [](const at::Tensor& w) {
-         return at::conv1d(input({2, 3, 9}), w, input({4}), 2, 1);
-       },
+       [](const at::Tensor& w) { return at::conv1d(input({2, 3, 9}), w, input({4}), 2, 1); },
        {2},
        {1},
        {1}},
       {"conv1d of kernel 1",
        {4, 3, 1},
-       [](const at::Tensor& w) {
-         return at::conv1d(input({2, 3, 9}), w);
-       },
+       [](const at::Tensor& w) { return at::conv1d(input({2, 3, 9}), w); },
        {1},
        {0},
        {1}},
       {"conv1d without batch",
        {4, 3, 3},
-       [](const at::Tensor& w) {
-         return at::conv1d(input({3, 9}), w);
-       },
+       [](const at::Tensor& w) { return at::conv1d(input({3, 9}), w); },
        {1},
        {0},
        {1}},
       {"conv2d",
        {4, 3, 3, 3},
-       [](const at::Tensor& w) {
-         return at::conv2d(input({2, 3, 8, 7}), w, {}, {2, 1}, {1, 0}, {1, 2});
-       },
+       [](const at::Tensor& w) { return at::conv2d(input({2, 3, 8, 7}), w, {}, {2, 1}, {1, 0}, {1, 2}); },
        {2, 1},
        {1, 0},
        {1, 2}},
       {"conv2d, one value for both",
        {4, 3, 3, 3},
-       [](const at::Tensor& w) {
-         return at::conv2d(input({2, 3, 8, 7}), w, {}, 2, 1);
-       },
+       [](const at::Tensor& w) { return at::conv2d(input({2, 3, 8, 7}), w, {}, 2, 1); },
        {2, 2},
        {1, 1},
        {1, 1}},
       {"conv2d in groups",
        {6, 1, 3, 3},
-       [](const at::Tensor& w) {
-         return at::conv2d(input({2, 3, 8, 7}), w, input({6}), 1, 1, 1, 3);
-       },
+       [](const at::Tensor& w) { return at::conv2d(input({2, 3, 8, 7}), w, input({6}), 1, 1, 1, 3); },
        {1, 1},
        {1, 1},
        {1, 1},
        3},
       {"conv3d",
        {2, 3, 2, 2, 2},
-       [](const at::Tensor& w) {
-         return at::conv3d(input({1, 3, 4, 5, 6}), w, input({2}));
-       },
+       [](const at::Tensor& w) { return at::conv3d(input({1, 3, 4, 5, 6}), w, input({2})); },
        {1, 1, 1},
        {0, 0, 0},
        {1, 1, 1}},
       {"conv2d valid",
        {4, 3, 3, 3},
-       [](const at::Tensor& w) {
-         return at::conv2d(input({2, 3, 8, 7}), w, {}, 1, "valid");
-       },
+       [](const at::Tensor& w) { return at::conv2d(input({2, 3, 8, 7}), w, {}, 1, "valid"); },
        {1, 1},
        {0, 0},
        {1, 1}},
       {"conv2d same",
        {4, 3, 3, 5},
-       [](const at::Tensor& w) {
-         return at::conv2d(input({2, 3, 8, 7}), w, {}, 1, "same", 2);
-       },
+       [](const at::Tensor& w) { return at::conv2d(input({2, 3, 8, 7}), w, {}, 1, "same", 2); },
        {1, 1},
        {2, 4},
        {2, 2}},
       {"conv1d same, even kernel",
        {4, 3, 4},
-       [](const at::Tensor& w) {
-         return at::conv1d(input({2, 3, 9}), w, {}, 1, "same");
-       },
+       [](const at::Tensor& w) { return at::conv1d(input({2, 3, 9}), w, {}, 1, "same"); },
        {1},
        {1},
        {1}},
@@ -135,9 +115,7 @@ const std::vector<Form>& forms() {
        {1, 1}},
       {"conv_transpose1d",
        {3, 4, 3},
-       [](const at::Tensor& w) {
-         return at::conv_transpose1d(input({2, 3, 5}), w, input({4}), 2, 1, 1);
-       },
+       [](const at::Tensor& w) { return at::conv_transpose1d(input({2, 3, 5}), w, input({4}), 2, 1, 1); },
        {2},
        {1},
        {1},
@@ -145,9 +123,7 @@ const std::vector<Form>& forms() {
        true},
       {"conv_transpose3d",
        {3, 2, 2, 2, 2},
-       [](const at::Tensor& w) {
-         return at::conv_transpose3d(input({1, 3, 3, 4, 5}), w);
-       },
+       [](const at::Tensor& w) { return at::conv_transpose3d(input({1, 3, 3, 4, 5}), w); },
        {1, 1, 1},
        {0, 0, 0},
        {1, 1, 1},
@@ -155,9 +131,7 @@ const std::vector<Form>& forms() {
        true},
       {"conv_transpose2d",
        {3, 4, 3, 3},
-       [](const at::Tensor& w) {
-         return at::conv_transpose2d(input({2, 3, 5, 5}), w, input({4}), 2);
-       },
+       [](const at::Tensor& w) { return at::conv_transpose2d(input({2, 3, 5, 5}), w, input({4}), 2); },
        {2, 2},
        {0, 0},
        {1, 1},
@@ -233,12 +207,10 @@ TEST(ConvolutionCodes, APartOfTheWeightThrows) {
   at::Tensor w = at::ones({4, 3, 3, 3}, on_hpu()), one = at::ones({4, 3, 1}, on_hpu());
   convert_to_codes(w, "conv", std::make_shared<CodesHandler>(1.0), 1.0);
   convert_to_codes(one, "conv", std::make_shared<CodesHandler>(1.0), 1.0);
-  EXPECT_TRUE(throws_with({"aten::conv2d", "module 'conv'", "expected all of it"}, [&] {
-    at::conv2d(input({2, 3, 8, 7}), w.narrow(0, 0, 2));
-  }));
-  EXPECT_TRUE(throws_with({"aten::conv1d", "module 'conv'", "expected all of it"}, [&] {
-    at::conv1d(input({2, 3, 9}), one.narrow(0, 0, 2));
-  }));
+  EXPECT_TRUE(throws_with({"aten::conv2d", "module 'conv'", "expected all of it"},
+                          [&] { at::conv2d(input({2, 3, 8, 7}), w.narrow(0, 0, 2)); }));
+  EXPECT_TRUE(throws_with({"aten::conv1d", "module 'conv'", "expected all of it"},
+                          [&] { at::conv1d(input({2, 3, 9}), one.narrow(0, 0, 2)); }));
 }
 
 TEST(ConvolutionModules, TrainUnderAWatcherAsWithout) {

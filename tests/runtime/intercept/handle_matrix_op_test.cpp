@@ -23,78 +23,37 @@ at::Tensor input(at::IntArrayRef sizes) {
 
 const std::vector<Form>& forms() {
   static const std::vector<Form> all = {
-      {"linear 2-D",
-       [](const at::Tensor& w, const at::Tensor& b) {
-         return at::linear(input({3, 6}), w, b);
-       }},
-      {"linear 3-D",
-       [](const at::Tensor& w, const at::Tensor& b) {
-         return at::linear(input({2, 3, 6}), w, b);
-       }},
+      {"linear 2-D", [](const at::Tensor& w, const at::Tensor& b) { return at::linear(input({3, 6}), w, b); }},
+      {"linear 3-D", [](const at::Tensor& w, const at::Tensor& b) { return at::linear(input({2, 3, 6}), w, b); }},
       {"linear 1-D", [](const at::Tensor& w, const at::Tensor&) { return at::linear(input({6}), w); }},
       {"F::linear 2-D",
-       [](const at::Tensor& w, const at::Tensor& b) {
-         return torch::nn::functional::linear(input({3, 6}), w, b);
-       }},
+       [](const at::Tensor& w, const at::Tensor& b) { return torch::nn::functional::linear(input({3, 6}), w, b); }},
       {"F::linear 2-D, no bias",
        [](const at::Tensor& w, const at::Tensor&) {
          return torch::nn::functional::linear(input({3, 6}), w, at::Tensor());
        }},
-      {"addmm",
-       [](const at::Tensor& w, const at::Tensor& b) {
-         return at::addmm(b, input({3, 6}), w.t());
-       }},
+      {"addmm", [](const at::Tensor& w, const at::Tensor& b) { return at::addmm(b, input({3, 6}), w.t()); }},
       {"addmm of a matrix",
-       [](const at::Tensor& w, const at::Tensor&) {
-         return at::addmm(input({3, 4}), input({3, 6}), w.t(), 0.5, 2);
-       },
+       [](const at::Tensor& w, const at::Tensor&) { return at::addmm(input({3, 4}), input({3, 6}), w.t(), 0.5, 2); },
        false, true},
       {"addmm, weight left",
-       [](const at::Tensor& w, const at::Tensor&) {
-         return at::addmm(input({4, 3}), w, input({6, 3}));
-       },
-       true, true},
-      {"mm",
-       [](const at::Tensor& w, const at::Tensor&) {
-         return at::mm(input({3, 6}), w.t());
-       }},
-      {"mm, weight left",
-       [](const at::Tensor& w, const at::Tensor&) {
-         return at::mm(w, input({6, 3}));
-       },
-       true},
+       [](const at::Tensor& w, const at::Tensor&) { return at::addmm(input({4, 3}), w, input({6, 3})); }, true, true},
+      {"mm", [](const at::Tensor& w, const at::Tensor&) { return at::mm(input({3, 6}), w.t()); }},
+      {"mm, weight left", [](const at::Tensor& w, const at::Tensor&) { return at::mm(w, input({6, 3})); }, true},
       {"addmv", [](const at::Tensor& w, const at::Tensor& b) { return at::addmv(b, w, input({6})); }},
       {"addmv with factors",
        [](const at::Tensor& w, const at::Tensor& b) { return at::addmv(b, w, input({6}), 2, 0.5); }, false, true},
       {"mv", [](const at::Tensor& w, const at::Tensor&) { return at::mv(w, input({6})); }},
-      {"matmul 2-D",
-       [](const at::Tensor& w, const at::Tensor&) {
-         return at::matmul(input({3, 6}), w.t());
-       }},
+      {"matmul 2-D", [](const at::Tensor& w, const at::Tensor&) { return at::matmul(input({3, 6}), w.t()); }},
       {"matmul 1-D", [](const at::Tensor& w, const at::Tensor&) { return at::matmul(input({6}), w.t()); }},
-      {"matmul 4-D",
-       [](const at::Tensor& w, const at::Tensor&) {
-         return at::matmul(input({2, 2, 3, 6}), w.t());
-       }},
+      {"matmul 4-D", [](const at::Tensor& w, const at::Tensor&) { return at::matmul(input({2, 2, 3, 6}), w.t()); }},
       {"matmul, weight left, vector", [](const at::Tensor& w, const at::Tensor&) { return at::matmul(w, input({6})); }},
-      {"matmul, weight left",
-       [](const at::Tensor& w, const at::Tensor&) {
-         return at::matmul(w, input({6, 3}));
-       },
+      {"matmul, weight left", [](const at::Tensor& w, const at::Tensor&) { return at::matmul(w, input({6, 3})); },
        true},
       {"matmul, weight left, batched",
-       [](const at::Tensor& w, const at::Tensor&) {
-         return at::matmul(w, input({2, 6, 3}));
-       },
-       true},
-      {"einsum",
-       [](const at::Tensor& w, const at::Tensor&) {
-         return at::einsum("tk,nk->tn", {input({3, 6}), w});
-       }},
-      {"zero rows",
-       [](const at::Tensor& w, const at::Tensor& b) {
-         return at::linear(input({0, 6}), w, b);
-       }},
+       [](const at::Tensor& w, const at::Tensor&) { return at::matmul(w, input({2, 6, 3})); }, true},
+      {"einsum", [](const at::Tensor& w, const at::Tensor&) { return at::einsum("tk,nk->tn", {input({3, 6}), w}); }},
+      {"zero rows", [](const at::Tensor& w, const at::Tensor& b) { return at::linear(input({0, 6}), w, b); }},
   };
   return all;
 }
@@ -183,32 +142,16 @@ TEST(CodesHandlers, GiveTheProductOfTheDecodedWeightInEachForm) {
 
 TEST(CodesHandlers, AreAskedToDequantizeForTheOtherForms) {
   const std::vector<Form> others = {
-      {"x @ w",
-       [](const at::Tensor& w, const at::Tensor&) {
-         return at::matmul(input({3, 4}), w);
-       }},
-      {"mm(x, w)",
-       [](const at::Tensor& w, const at::Tensor&) {
-         return at::mm(input({3, 4}), w);
-       }},
-      {"w.t() @ x",
-       [](const at::Tensor& w, const at::Tensor&) {
-         return at::mm(w.t(), input({4, 3}));
-       }},
+      {"x @ w", [](const at::Tensor& w, const at::Tensor&) { return at::matmul(input({3, 4}), w); }},
+      {"mm(x, w)", [](const at::Tensor& w, const at::Tensor&) { return at::mm(input({3, 4}), w); }},
+      {"w.t() @ x", [](const at::Tensor& w, const at::Tensor&) { return at::mm(w.t(), input({4, 3})); }},
       {"addmm(self, x, w)",
-       [](const at::Tensor& w, const at::Tensor&) {
-         return at::addmm(input({6}), input({3, 4}), w, 0.5, 2);
-       }},
+       [](const at::Tensor& w, const at::Tensor&) { return at::addmm(input({6}), input({3, 4}), w, 0.5, 2); }},
       {"addmv(self, w.t(), v)",
        [](const at::Tensor& w, const at::Tensor& b) { return at::addmv(input({6}), w.t(), b); }},
-      {"linear(w, x)",
-       [](const at::Tensor& w, const at::Tensor&) {
-         return at::linear(w, input({3, 6}));
-       }},
-      {"embedding",
-       [](const at::Tensor& w, const at::Tensor&) {
-         return at::embedding(w, at::tensor({3, 0, 3}, on_hpu(at::kLong)));
-       }},
+      {"linear(w, x)", [](const at::Tensor& w, const at::Tensor&) { return at::linear(w, input({3, 6})); }},
+      {"embedding", [](const at::Tensor& w,
+                       const at::Tensor&) { return at::embedding(w, at::tensor({3, 0, 3}, on_hpu(at::kLong))); }},
   };
   for (const Form& f : others) {
     auto [w, bias] = weights();
@@ -261,9 +204,8 @@ TEST(Slices, TellWhichRowsTheyAre) {
 TEST(Slices, OfCodesThatNoHandlerCanBeToldAboutThrow) {
   auto [w, bias] = weights();
   convert_to_codes(w, "layer", std::make_shared<CodesHandler>(0.02), 0.02);
-  EXPECT_TRUE(throws_with({"aten::", "module 'layer'", "E4M3 per tensor", "whole rows"}, [&, w = w] {
-    at::linear(input({3, 6}), w.slice(0, 0, 4, 2));
-  }));
+  EXPECT_TRUE(throws_with({"aten::", "module 'layer'", "E4M3 per tensor", "whole rows"},
+                          [&, w = w] { at::linear(input({3, 6}), w.slice(0, 0, 4, 2)); }));
   EXPECT_TRUE(throws_with({"aten::", "module 'layer'"}, [&, w = w] { at::matmul(input({6}), w[0]); }));
 }
 

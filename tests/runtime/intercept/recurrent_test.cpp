@@ -149,9 +149,7 @@ TEST(RecurrentCodes, PackedSequences) {
   torch::manual_seed(1);
   torch::nn::LSTM lstm(torch::nn::LSTMOptions(4, 5));
   lstm->to(kHpu);
-  const auto packed = [] {
-    return torch::nn::utils::rnn::pack_padded_sequence(input(), at::tensor({3, 2}));
-  };
+  const auto packed = [] { return torch::nn::utils::rnn::pack_padded_sequence(input(), at::tensor({3, 2})); };
   for (auto& p : lstm->named_parameters()) {
     if (is_weight(p.key()))
       p.value().set_data(hpu((p.value().detach().cpu() / kScale).to(at::kFloat8_e4m3fn).to(at::kFloat) * kScale));

@@ -20,111 +20,39 @@ at::Tensor input(at::IntArrayRef sizes) {
 
 const std::vector<Form>& forms() {
   static const std::vector<Form> all = {
-      {"bmm",
-       [](const at::Tensor& w) {
-         return at::bmm(input({3, 5, 6}), w.transpose(1, 2));
-       },
-       3},
-      {"bmm, weight left",
-       [](const at::Tensor& w) {
-         return at::bmm(w, input({3, 6, 5}));
-       },
-       3},
+      {"bmm", [](const at::Tensor& w) { return at::bmm(input({3, 5, 6}), w.transpose(1, 2)); }, 3},
+      {"bmm, weight left", [](const at::Tensor& w) { return at::bmm(w, input({3, 6, 5})); }, 3},
       {"baddbmm",
-       [](const at::Tensor& w) {
-         return at::baddbmm(input({3, 5, 4}), input({3, 5, 6}), w.transpose(1, 2), 0.5, 2);
-       },
+       [](const at::Tensor& w) { return at::baddbmm(input({3, 5, 4}), input({3, 5, 6}), w.transpose(1, 2), 0.5, 2); },
        3},
-      {"matmul",
-       [](const at::Tensor& w) {
-         return at::matmul(input({3, 5, 6}), w.transpose(1, 2));
-       },
+      {"matmul", [](const at::Tensor& w) { return at::matmul(input({3, 5, 6}), w.transpose(1, 2)); }, 3},
+      {"matmul 4-D", [](const at::Tensor& w) { return at::matmul(input({2, 3, 5, 6}), w.transpose(1, 2)); }, 3},
+      {"matmul 4-D broadcast", [](const at::Tensor& w) { return at::matmul(input({2, 1, 5, 6}), w.transpose(1, 2)); },
        3},
-      {"matmul 4-D",
-       [](const at::Tensor& w) {
-         return at::matmul(input({2, 3, 5, 6}), w.transpose(1, 2));
-       },
-       3},
-      {"matmul 4-D broadcast",
-       [](const at::Tensor& w) {
-         return at::matmul(input({2, 1, 5, 6}), w.transpose(1, 2));
-       },
-       3},
-      {"matmul 2-D",
-       [](const at::Tensor& w) {
-         return at::matmul(input({5, 6}), w.transpose(1, 2));
-       },
-       3},
+      {"matmul 2-D", [](const at::Tensor& w) { return at::matmul(input({5, 6}), w.transpose(1, 2)); }, 3},
       {"matmul 1-D", [](const at::Tensor& w) { return at::matmul(input({6}), w.transpose(1, 2)); }, 3},
-      {"matmul, weight left",
-       [](const at::Tensor& w) {
-         return at::matmul(w, input({6, 5}));
-       },
-       3},
+      {"matmul, weight left", [](const at::Tensor& w) { return at::matmul(w, input({6, 5})); }, 3},
       {"matmul, weight left, vector", [](const at::Tensor& w) { return at::matmul(w, input({6})); }, 3},
-      {"einsum tk,enk",
-       [](const at::Tensor& w) {
-         return at::einsum("tk,enk->ten", {input({5, 6}), w});
-       },
-       1},
-      {"einsum betk,enk",
-       [](const at::Tensor& w) {
-         return at::einsum("betk,enk->betn", {input({2, 3, 5, 6}), w});
-       },
+      {"einsum tk,enk", [](const at::Tensor& w) { return at::einsum("tk,enk->ten", {input({5, 6}), w}); }, 1},
+      {"einsum betk,enk", [](const at::Tensor& w) { return at::einsum("betk,enk->betn", {input({2, 3, 5, 6}), w}); },
        3},
-      {"one expert",
-       [](const at::Tensor& w) {
-         return at::linear(input({5, 6}), w[1]);
-       },
-       1},
-      {"one expert, matmul",
-       [](const at::Tensor& w) {
-         return at::matmul(input({2, 5, 6}), w[2].t());
-       },
-       1},
+      {"one expert", [](const at::Tensor& w) { return at::linear(input({5, 6}), w[1]); }, 1},
+      {"one expert, matmul", [](const at::Tensor& w) { return at::matmul(input({2, 5, 6}), w[2].t()); }, 1},
       {"one expert, F::linear",
-       [](const at::Tensor& w) {
-         return torch::nn::functional::linear(input({5, 6}), w[0], input({4}));
-       },
-       1},
+       [](const at::Tensor& w) { return torch::nn::functional::linear(input({5, 6}), w[0], input({4})); }, 1},
       {"one expert, vector", [](const at::Tensor& w) { return at::matmul(w[0], input({6})); }, 1},
-      {"one expert, weight left",
-       [](const at::Tensor& w) {
-         return at::matmul(w[1], input({5, 6}).t());
-       },
-       1},
-      {"unbind",
-       [](const at::Tensor& w) {
-         return at::linear(input({5, 6}), w.unbind(0)[2]);
-       },
-       1},
-      {"narrow of an expert",
-       [](const at::Tensor& w) {
-         return at::linear(input({5, 6}), w[1].narrow(0, 1, 2));
-       },
-       1},
-      {"two experts",
-       [](const at::Tensor& w) {
-         return at::bmm(input({2, 5, 6}), w.narrow(0, 1, 2).transpose(1, 2));
-       },
+      {"one expert, weight left", [](const at::Tensor& w) { return at::matmul(w[1], input({5, 6}).t()); }, 1},
+      {"unbind", [](const at::Tensor& w) { return at::linear(input({5, 6}), w.unbind(0)[2]); }, 1},
+      {"narrow of an expert", [](const at::Tensor& w) { return at::linear(input({5, 6}), w[1].narrow(0, 1, 2)); }, 1},
+      {"two experts", [](const at::Tensor& w) { return at::bmm(input({2, 5, 6}), w.narrow(0, 1, 2).transpose(1, 2)); },
        2},
       {"a batch of one expert",
-       [](const at::Tensor& w) {
-         return at::matmul(input({4, 5, 6}), w.narrow(0, 1, 1).transpose(1, 2));
-       },
-       1},
+       [](const at::Tensor& w) { return at::matmul(input({4, 5, 6}), w.narrow(0, 1, 1).transpose(1, 2)); }, 1},
       {"a batch of one expert, 2-D",
-       [](const at::Tensor& w) {
-         return at::matmul(input({5, 6}), w.narrow(0, 2, 1).transpose(1, 2));
-       },
-       1},
+       [](const at::Tensor& w) { return at::matmul(input({5, 6}), w.narrow(0, 2, 1).transpose(1, 2)); }, 1},
       {"a batch of one expert, 1-D",
        [](const at::Tensor& w) { return at::matmul(input({6}), w.narrow(0, 2, 1).transpose(1, 2)); }, 1},
-      {"all as one matrix",
-       [](const at::Tensor& w) {
-         return at::linear(input({5, 6}), w.view({12, 6}));
-       },
-       1},
+      {"all as one matrix", [](const at::Tensor& w) { return at::linear(input({5, 6}), w.view({12, 6})); }, 1},
   };
   return all;
 }
@@ -190,9 +118,8 @@ TEST(StackedCodes, NotTransposedIsDequantized) {
 TEST(StackedCodes, ABatchThatFitsNoExpertsThrows) {
   at::Tensor w = weight();
   convert_to_codes(w, "experts", std::make_shared<CodesHandler>(0.02), 0.02);
-  EXPECT_TRUE(throws_with({"aten::matmul", "module 'experts'", "batch of 1 or 3"}, [&] {
-    at::matmul(input({4, 5, 6}), w.transpose(1, 2));
-  }));
+  EXPECT_TRUE(throws_with({"aten::matmul", "module 'experts'", "batch of 1 or 3"},
+                          [&] { at::matmul(input({4, 5, 6}), w.transpose(1, 2)); }));
 }
 
 }  // namespace

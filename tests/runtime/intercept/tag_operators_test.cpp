@@ -8,7 +8,9 @@
 namespace fp8::test {
 namespace {
 
-at::Tensor codes_like(const at::Tensor& values, double scale_inv) { return (values / scale_inv).to(at::kFloat8_e4m3fn); }
+at::Tensor codes_like(const at::Tensor& values, double scale_inv) {
+  return (values / scale_inv).to(at::kFloat8_e4m3fn);
+}
 
 /// A weight of codes with one scale, and its values as PyTorch decodes them.
 struct Codes {
@@ -27,7 +29,8 @@ TEST(TagOf, SaysWhoseItIsAndWhatItHolds) {
   const auto handler = std::make_shared<RecordingHandler>();
   runtime::tag_weight(w, "a", handler);
   runtime::tag_weight(w, "b", handler);
-  const io::Json expected = {{"modules", {"a", "b"}}, {"dtype", "BFloat16"}, {"sizes", {3, 4}}, {"handler", "watched"}, {"holds_codes", false}, {"whole", true}};
+  const io::Json expected = {{"modules", {"a", "b"}}, {"dtype", "BFloat16"},  {"sizes", {3, 4}},
+                             {"handler", "watched"},  {"holds_codes", false}, {"whole", true}};
   EXPECT_EQ(json_of(call_fp8("tag_of", {w})), expected);
   EXPECT_EQ(json_of(call_fp8("tag_of", {w.t()}))["whole"], true);
   EXPECT_EQ(json_of(call_fp8("tag_of", {w.narrow(0, 1, 1)}))["whole"], false);
@@ -41,8 +44,10 @@ TEST(Dequantize, GivesTheValuesOfTheWeightAndOfItsViews) {
   EXPECT_TRUE(same_bits(call_fp8("dequantize", {c.w}).toTensor(), c.decoded));
   EXPECT_TRUE(same_bits(call_fp8("dequantize", {c.w.narrow(0, 2, 3)}).toTensor(), c.decoded.narrow(0, 2, 3)));
   EXPECT_TRUE(same_bits(call_fp8("dequantize", {c.w.t()}).toTensor(), c.decoded.t()));
-  EXPECT_TRUE(throws_with({"fp8::dequantize", "weight", "untagged", "Float", "cpu"}, [] { call_fp8("dequantize", {at::ones({2, 2})}); }));
-  EXPECT_TRUE(same_bits(call_fp8("dequantize", {c.w.as_strided({2, 2}, {3, 1})}).toTensor(), c.decoded.as_strided({2, 2}, {3, 1})));  // one scale
+  EXPECT_TRUE(throws_with({"fp8::dequantize", "weight", "untagged", "Float", "cpu"},
+                          [] { call_fp8("dequantize", {at::ones({2, 2})}); }));
+  EXPECT_TRUE(same_bits(call_fp8("dequantize", {c.w.as_strided({2, 2}, {3, 1})}).toTensor(),
+                        c.decoded.as_strided({2, 2}, {3, 1})));  // one scale
 }
 
 TEST(Dequantize, OfAWatchedWeightIsACopy) {
@@ -70,8 +75,10 @@ TEST(Retag, RefusesWhatCantBeTheSameWeight) {
   const auto to = [&](const at::Tensor& t) { return [&c, t] { call_fp8("retag", {c.w, t}); }; };
   EXPECT_TRUE(throws_with({"fp8::retag", "to", "[6, 8]", "Float8_e4m3fn", "cpu"}, to(c.w.cpu())));
   EXPECT_TRUE(throws_with({"fp8::retag", "to", "dtype Float "}, to(at::ones({6, 8}, on_hpu()))));
-  EXPECT_TRUE(throws_with({"fp8::retag", "to", "sizes [8, 6]"}, to(c.w.view(at::kByte).cpu().view({8, 6}).view(at::kFloat8_e4m3fn).to(kHpu))));
-  EXPECT_TRUE(throws_with({"fp8::retag", "source", "untagged"}, [&] { call_fp8("retag", {at::ones({6, 8}, on_hpu()), c.w}); }));
+  EXPECT_TRUE(throws_with({"fp8::retag", "to", "sizes [8, 6]"},
+                          to(c.w.view(at::kByte).cpu().view({8, 6}).view(at::kFloat8_e4m3fn).to(kHpu))));
+  EXPECT_TRUE(
+      throws_with({"fp8::retag", "source", "untagged"}, [&] { call_fp8("retag", {at::ones({6, 8}, on_hpu()), c.w}); }));
   EXPECT_TRUE(throws_with({"fp8::retag", "source", "view"}, [&] { call_fp8("retag", {c.w.narrow(0, 0, 2), c.w}); }));
 }
 
@@ -82,7 +89,8 @@ TEST(Untag, TakesOffWhatNoCodesDependOn) {
   call_fp8("untag", {w});
   EXPECT_EQ(runtime::find_tag(w), nullptr);
   const Codes c;
-  EXPECT_TRUE(throws_with({"fp8::untag", "'fc'", "Float8_e4m3fn", "fp8::dequantize"}, [&] { call_fp8("untag", {c.w}); }));
+  EXPECT_TRUE(
+      throws_with({"fp8::untag", "'fc'", "Float8_e4m3fn", "fp8::dequantize"}, [&] { call_fp8("untag", {c.w}); }));
   EXPECT_NE(runtime::find_tag(c.w), nullptr);
 }
 

@@ -57,7 +57,10 @@ TEST_F(WeightCopy, OfAStateDictTakesTheScalesAlongWhateverTheRoute) {
     Converted to("b", 2.0, 98.0);
     for (const auto& item : a.layer->named_parameters()) {
       const std::string way = route;
-      const at::Tensor value = way == "hpu" ? item.value() : way == "clone" ? item.value().clone() : way == "cpu" ? item.value().cpu() : item.value().cpu().to(kHpu);
+      const at::Tensor value = way == "hpu"     ? item.value()
+                               : way == "clone" ? item.value().clone()
+                               : way == "cpu"   ? item.value().cpu()
+                                                : item.value().cpu().to(kHpu);
       to.layer->named_parameters()[item.key()].copy_(value);
     }
     EXPECT_TRUE(same_bits(to.run(), expected(a.values))) << route;
@@ -98,7 +101,9 @@ TEST_F(WeightCopy, BytesOnPurposeGoOn) {
 }
 
 TEST_F(WeightCopy, OfAStorageTakesTheMarksAlong) {
-  const auto itself = [](const at::Tensor& t) { return at::empty({0}, on_hpu(at::kByte)).set_(t.storage()); };  // as Python's deepcopy does
+  const auto itself = [](const at::Tensor& t) {
+    return at::empty({0}, on_hpu(at::kByte)).set_(t.storage());
+  };  // as Python's deepcopy does
   const at::Tensor fresh = at::empty({24}, on_hpu(at::kByte)), bytes = at::empty({24}, on_hpu(at::kByte));
   itself(fresh).copy_(itself(a.w()));
   const at::Tensor copy = at::empty({0}, on_hpu(at::kFloat8_e4m3fn)).set_(fresh.storage(), 0, {4, 6}, {6, 1});
@@ -150,7 +155,8 @@ TEST_F(WeightCopy, SetDataAndSetTakeMarkedMemoryAlone) {
   EXPECT_TRUE(throws_with({"[set_]", "module 'b'", "without a mark"}, [&] { b.layer->weight.set_data(codes); }));
   EXPECT_TRUE(throws_with({"[set_]", "module 'b'", "without a mark"}, [&] { b.layer->weight.set_data(codes.cpu()); }));
   EXPECT_TRUE(throws_with({"[set_]", "module 'b'", "without a mark"}, [&] { b.layer->weight.set_(codes); }));
-  EXPECT_TRUE(throws_with({"[set_]", "module 'b'", "without a mark"}, [&] { b.layer->weight.set_(codes.storage(), 0, {4, 6}, {6, 1}); }));
+  EXPECT_TRUE(throws_with({"[set_]", "module 'b'", "without a mark"},
+                          [&] { b.layer->weight.set_(codes.storage(), 0, {4, 6}, {6, 1}); }));
   EXPECT_TRUE(same_bits(b.run(), expected(b.values)));
   b.layer->weight.set_data(a.w());
   EXPECT_TRUE(same_bits(b.run(), expected(a.values)));
@@ -200,8 +206,11 @@ TEST_F(WeightCopy, WhatAnArchiveHoldsIsNoValues) {
       torch::load(loaded, stream, to_host ? std::optional<at::Device>(at::kCPU) : std::optional<at::Device>(kHpu));
       EXPECT_TRUE(same_bits(loaded, bare(a.w())));
       EXPECT_TRUE(throws_with({"module 'a'"}, [&] { loaded.to(at::kFloat); })) << from_host << to_host;
-      EXPECT_TRUE(throws_with({"module 'a'"}, [&] { at::linear(at::ones({2, 6}, loaded.options().dtype(at::kFloat)), loaded); })) << from_host << to_host;
-      EXPECT_TRUE(throws_with({"[copy]", "module 'b'", "same scales"}, [&] { into.copy_(loaded); })) << from_host << to_host;
+      EXPECT_TRUE(throws_with({"module 'a'"},
+                              [&] { at::linear(at::ones({2, 6}, loaded.options().dtype(at::kFloat)), loaded); }))
+          << from_host << to_host;
+      EXPECT_TRUE(throws_with({"[copy]", "module 'b'", "same scales"}, [&] { into.copy_(loaded); }))
+          << from_host << to_host;
       Converted same("a", 0.02);
       same.w().copy_(loaded);
       EXPECT_TRUE(same_bits(same.run(), expected(a.values))) << from_host << to_host;
@@ -241,7 +250,8 @@ TEST_F(HostCopy, IsNoValues) {
       {"mm", [](const at::Tensor& t) { at::mm(at::ones({2, 6}), t.t()); }},
       {"embedding", [](const at::Tensor& t) { at::embedding(t, at::tensor({0})); }},
       {"fill_", [](const at::Tensor& t) { t.detach().fill_(1); }},
-      {"where", [&](const at::Tensor& t) { at::where(at::ones(t.sizes(), at::kBool), t, other.narrow(0, 0, t.size(0))); }},
+      {"where",
+       [&](const at::Tensor& t) { at::where(at::ones(t.sizes(), at::kBool), t, other.narrow(0, 0, t.size(0))); }},
   };
   for (const auto& [op, use] : uses) {
     for (const at::Tensor& t : {host, rows, host.clone(), rows.clone(), host.detach()}) {

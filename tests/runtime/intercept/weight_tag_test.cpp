@@ -22,16 +22,13 @@ torch::nn::Linear tagged_layer(const std::shared_ptr<runtime::OpHandler>& handle
 
 TEST(WeightTag, RefusesWhatItCanNotTag) {
   const auto handler = std::make_shared<RecordingHandler>();
-  EXPECT_TRUE(throws_with({"[tag_weight] up_proj", "hpu memory", "cpu"}, [&] {
-    tag_weight(at::ones({2, 2}), "up_proj", handler);
-  }));
-  EXPECT_TRUE(throws_with({"[tag_weight] up_proj", "contiguous"}, [&] {
-    tag_weight(at::ones({2, 3}, on_hpu()).t(), "up_proj", handler);
-  }));
+  EXPECT_TRUE(throws_with({"[tag_weight] up_proj", "hpu memory", "cpu"},
+                          [&] { tag_weight(at::ones({2, 2}), "up_proj", handler); }));
+  EXPECT_TRUE(throws_with({"[tag_weight] up_proj", "contiguous"},
+                          [&] { tag_weight(at::ones({2, 3}, on_hpu()).t(), "up_proj", handler); }));
   float blob[4] = {};
-  EXPECT_TRUE(throws_with({"hpu memory"}, [&] {
-    tag_weight(torch::from_blob(blob, {2, 2}, on_hpu()), "up_proj", handler);
-  }));
+  EXPECT_TRUE(
+      throws_with({"hpu memory"}, [&] { tag_weight(torch::from_blob(blob, {2, 2}, on_hpu()), "up_proj", handler); }));
 }
 
 TEST(WeightTag, SurvivesViewsDetachAndInferenceMode) {

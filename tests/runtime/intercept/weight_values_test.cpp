@@ -16,7 +16,9 @@ using at::Tensor;
 
 class KnownHandler final : public runtime::OpHandler, public runtime::CodedWeight {
  public:
-  Tensor linear(const runtime::LinearCall& call) override { return at::matmul(call.x, codes_.decoded(call.weight).to(call.x.scalar_type()).t()); }
+  Tensor linear(const runtime::LinearCall& call) override {
+    return at::matmul(call.x, codes_.decoded(call.weight).to(call.x.scalar_type()).t());
+  }
   Tensor convolution(const runtime::ConvolutionCall& call) override { return codes_.convolution(call); }
   Tensor dequantize(const runtime::WeightTag& tag, const runtime::WeightView& view, const Tensor& w) override {
     return codes_.dequantize(tag, view, w).to(at::kBFloat16);
@@ -59,7 +61,8 @@ TEST(Print, OfAConvertedWeightShowsItsValuesAndItsFormat) {
   expected = expected.substr(0, expected.find("[ CPU"));
   const std::string of_fc1 = ", weight of 'fc1': E4M3 tensor weights, scale_inv 0.25 ]";
   EXPECT_EQ(printed(m.layer->weight), expected + "[ HPUFloat8_e4m3fnType{4,6}" + of_fc1);
-  EXPECT_EQ(printed(m.layer->weight[1][2]).substr(printed(m.values[1][2]).find("[ ")), "[ HPUFloat8_e4m3fnType{}" + of_fc1);
+  EXPECT_EQ(printed(m.layer->weight[1][2]).substr(printed(m.values[1][2]).find("[ ")),
+            "[ HPUFloat8_e4m3fnType{}" + of_fc1);
   EXPECT_EQ(printed(m.values), expected + "[ CPUFloatType{4,6} ]") << "all else is LibTorch's";
   EXPECT_EQ(printed(at::Tensor()), "[ Tensor (undefined) ]");
   EXPECT_EQ(describe_weight(m.layer->weight), "weight of 'fc1': E4M3 tensor weights, scale_inv 0.25");
@@ -83,15 +86,26 @@ TEST(Print, OfPartsShowsTheirValues) {
   const Shown m;
   const Tensor w = m.layer->weight.detach();
   const auto parts = [](const Tensor& t) {
-    return std::vector<Tensor>{t.t(), t[1], t.select(1, 2), t[1][2], t.narrow(0, 1, 2), t.narrow(1, 2, 3), t.view({24}), t.diagonal(), t.view({2, 2, 6}),
-                               t.as_strided({2, 2}, {7, 2}, 1), t.slice(0, 0, 4, 2), t.expand({2, 4, 6})};
+    return std::vector<Tensor>{t.t(),
+                               t[1],
+                               t.select(1, 2),
+                               t[1][2],
+                               t.narrow(0, 1, 2),
+                               t.narrow(1, 2, 3),
+                               t.view({24}),
+                               t.diagonal(),
+                               t.view({2, 2, 6}),
+                               t.as_strided({2, 2}, {7, 2}, 1),
+                               t.slice(0, 0, 4, 2),
+                               t.expand({2, 4, 6})};
   };
   const auto shown = parts(w), values = parts(m.values);
   for (std::size_t i = 0; i < shown.size(); ++i) {
     EXPECT_TRUE(same_bits(shown[i].to(at::kCPU, at::kDouble), values[i].to(at::kDouble))) << i;
     EXPECT_TRUE(same_bits(call_fp8("values", {shown[i]}).toTensor(), values[i].to(at::kBFloat16))) << i;
   }
-  EXPECT_TRUE(throws_with({"fp8::values", "converted weight", "Float", "cpu"}, [&] { call_fp8("values", {m.values}); }));
+  EXPECT_TRUE(
+      throws_with({"fp8::values", "converted weight", "Float", "cpu"}, [&] { call_fp8("values", {m.values}); }));
 }
 
 TEST(Print, OtherConversionsStayRefusedByName) {
@@ -129,7 +143,8 @@ TEST(ValuesDtype, ATypedModelThatAsksForItRuns) {
   const Tensor x = at::randint(-4, 5, {3, 6}).to(at::kDouble);
   const Tensor y = model.forward(x.to(kHpu));
   EXPECT_EQ(y.scalar_type(), at::kBFloat16);
-  EXPECT_TRUE(same_bits(y.to(at::kDouble), at::matmul(x, m.values.to(at::kDouble).t()).to(at::kBFloat16).to(at::kDouble)));
+  EXPECT_TRUE(
+      same_bits(y.to(at::kDouble), at::matmul(x, m.values.to(at::kDouble).t()).to(at::kBFloat16).to(at::kDouble)));
 }
 
 TEST(ValuesDtype, IsNamedWhereActivationsHaveTheDtypeOfCodes) {
@@ -139,11 +154,15 @@ TEST(ValuesDtype, IsNamedWhereActivationsHaveTheDtypeOfCodes) {
   for (const bool inference : {false, true}) {
     std::optional<c10::InferenceMode> mode;
     if (inference) mode.emplace();
-    EXPECT_TRUE(throws_with({"module 'fc1'", "Float8_e4m3fn", "fp8::values_dtype(weight)"}, [&] { model.forward_by_dtype(x); }));
-    EXPECT_TRUE(throws_with({"aten::linear", "module 'fc1'", "fp8::values_dtype(weight)"}, [&] { at::linear(codes, m.layer->weight); }));
-    EXPECT_TRUE(throws_with({"aten::matmul", "fp8::values_dtype(weight)"}, [&] { at::matmul(codes, m.layer->weight.t()); }));
+    EXPECT_TRUE(throws_with({"module 'fc1'", "Float8_e4m3fn", "fp8::values_dtype(weight)"},
+                            [&] { model.forward_by_dtype(x); }));
+    EXPECT_TRUE(throws_with({"aten::linear", "module 'fc1'", "fp8::values_dtype(weight)"},
+                            [&] { at::linear(codes, m.layer->weight); }));
+    EXPECT_TRUE(
+        throws_with({"aten::matmul", "fp8::values_dtype(weight)"}, [&] { at::matmul(codes, m.layer->weight.t()); }));
   }
-  EXPECT_TRUE(throws_with({"aten::linear", "'bias'", "fp8::values_dtype(weight)"}, [&] { at::linear(x, m.layer->weight, at::ones({4}, on_hpu()).to(at::kFloat8_e4m3fn)); }));
+  EXPECT_TRUE(throws_with({"aten::linear", "'bias'", "fp8::values_dtype(weight)"},
+                          [&] { at::linear(x, m.layer->weight, at::ones({4}, on_hpu()).to(at::kFloat8_e4m3fn)); }));
 }
 
 TEST(ConvertedModules, RefuseOperandsOnTheHost) {
@@ -152,8 +171,10 @@ TEST(ConvertedModules, RefuseOperandsOnTheHost) {
   EXPECT_TRUE(throws_with({"hpu:0 and cpu!", "FP8_HPU_MOVE_HOST_OPERANDS=1"}, [&] { m.layer.ptr()->forward(x); }));
   EXPECT_TRUE(throws_with({"aten::linear", "hpu:0 and cpu!"}, [&] { at::linear(x, w); }));
   EXPECT_TRUE(throws_with({"aten::linear", "hpu:0 and cpu!"}, [&] { at::linear(device_x, w, at::ones({4})); }));
-  EXPECT_TRUE(throws_with({"aten::embedding", "hpu:0 and cpu!"}, [&] { at::embedding(w, at::tensor({1, 0}, at::kLong)); }));
-  EXPECT_TRUE(throws_with({"aten::conv1d", "hpu:0 and cpu!"}, [&] { at::conv1d(at::ones({1, 6, 3}), w.view({4, 6, 1})); }));
+  EXPECT_TRUE(
+      throws_with({"aten::embedding", "hpu:0 and cpu!"}, [&] { at::embedding(w, at::tensor({1, 0}, at::kLong)); }));
+  EXPECT_TRUE(
+      throws_with({"aten::conv1d", "hpu:0 and cpu!"}, [&] { at::conv1d(at::ones({1, 6, 3}), w.view({4, 6, 1})); }));
   Tensor watched = at::ones({4, 6}, on_hpu());
   const auto handler = std::make_shared<RecordingHandler>();
   runtime::tag_weight(watched, "watched", handler);

@@ -73,8 +73,9 @@ TEST_F(CheckpointTest, ATensorInTwoShardsComesFromTheOneInTheIndex) {
 
 TEST_F(CheckpointTest, NamesWhatIsMissing) {
   EXPECT_EQ(message_of([&] { Checkpoint c(path("none")); }), path("none").string() + ": no such folder");
-  EXPECT_EQ(message_of([&] { Checkpoint c(folder_); }),
-            folder_.string() + ": holds neither model.safetensors nor model.safetensors.index.json (nor pytorch_model.bin)");
+  EXPECT_EQ(
+      message_of([&] { Checkpoint c(folder_); }),
+      folder_.string() + ": holds neither model.safetensors nor model.safetensors.index.json (nor pytorch_model.bin)");
   put(kIndex, R"({"weight_map":{"a":"m-1.safetensors"}})");
   EXPECT_EQ(message_of([&] { Checkpoint c(folder_); }),
             path(kIndex).string() + ": names the shard 'm-1.safetensors', which is missing");

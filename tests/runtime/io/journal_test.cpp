@@ -28,7 +28,8 @@ TEST_F(JournalTest, KeepsWhatWasAppended) {
     journal.append({{"unit", "a\n\"b\""}});
   }
   const std::string text = "{\"unit\":\"a\\n\\\"b\\\"\"}";
-  EXPECT_THAT(bytes_of(path("j")), testing::EndsWith("{\"xxh64\":\"" + checksum_text(checksum(text)) + "\",\"entry\":" + text + "}\n"));
+  EXPECT_THAT(bytes_of(path("j")),
+              testing::EndsWith("{\"xxh64\":\"" + checksum_text(checksum(text)) + "\",\"entry\":" + text + "}\n"));
   EXPECT_THAT(found(path("j")), testing::ElementsAre("{\"identity\":1}", text));
   Journal journal(path("j"));
   journal.clear();
@@ -45,7 +46,8 @@ TEST_F(JournalTest, CutAnywhereItKeepsTheWholeLines) {
   const std::string whole = bytes_of(path("j"));
   for (std::size_t size = 0; size <= whole.size(); ++size) {
     put("j", whole.substr(0, size));
-    const auto lines = static_cast<std::size_t>(std::count(whole.begin(), whole.begin() + static_cast<std::ptrdiff_t>(size), '\n'));
+    const auto lines =
+        static_cast<std::size_t>(std::count(whole.begin(), whole.begin() + static_cast<std::ptrdiff_t>(size), '\n'));
     Journal journal(path("j"));
     ASSERT_EQ(journal.entries().size(), lines) << size;
     journal.append({{"unit", 9}});

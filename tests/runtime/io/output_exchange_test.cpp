@@ -31,7 +31,8 @@ void begin_call() {
 
 }  // namespace
 
-extern "C" int renameat2(int from_folder, const char* from, int to_folder, const char* to, unsigned int flags) noexcept {
+extern "C" int renameat2(int from_folder, const char* from, int to_folder, const char* to,
+                         unsigned int flags) noexcept {
   begin_call();
   if (g_calls.exchange_error != 0) {
     errno = g_calls.exchange_error;
@@ -61,7 +62,8 @@ class OutputExchange : public IoTest {
 
   /// A folder of three files that all say which run they are of.
   void put_old() const {
-    for (const char* name : {"config.json", "model.safetensors", "deep/tokenizer.json"}) put(std::string("out/") + name, "old");
+    for (const char* name : {"config.json", "model.safetensors", "deep/tokenizer.json"})
+      put(std::string("out/") + name, "old");
   }
   void overwrite(Partial partial = Partial::never) const {
     OutputDirectory out(path("out"), true, partial);
@@ -125,7 +127,8 @@ TEST_F(OutputExchange, ARunThatDiesAtAnyStepIsPutRightByTheNext) {
           g_calls.exchange_error = code;
           // The count begins anew at the commit: what is written before it is renamed too.
           OutputDirectory out(path("out"), true, partial);
-          for (const char* name : {"config.json", "model.safetensors", "deep/tokenizer.json"}) write(out.file(name), "new");
+          for (const char* name : {"config.json", "model.safetensors", "deep/tokenizer.json"})
+            write(out.file(name), "new");
           out.sync();
           g_calls.count = 0;
           g_calls.die_at = step;

@@ -63,9 +63,7 @@ TEST_F(PartialFolderTest, AFailedRunKeepsItsPartsOnlyIfItResumes) {
     std::ofstream(out.file("part")) << "half";
   }
   EXPECT_TRUE(names_in(folder_).empty());
-  {
-    OutputDirectory out(path("out"), false, Partial::now);
-  }
+  { OutputDirectory out(path("out"), false, Partial::now); }
   EXPECT_TRUE(names_in(folder_).empty());  // nothing was made
   {
     OutputDirectory out(path("out"), false, Partial::now);
@@ -78,11 +76,13 @@ TEST_F(PartialFolderTest, AFailedRunKeepsItsPartsOnlyIfItResumes) {
 
 TEST_F(PartialFolderTest, WhatIsNoFolderIsNotContinued) {
   put(".out.partial", "a file");
-  EXPECT_THAT(message_of([&] { OutputDirectory out(path("out"), false, Partial::now); }), testing::HasSubstr("can't create"));
+  EXPECT_THAT(message_of([&] { OutputDirectory out(path("out"), false, Partial::now); }),
+              testing::HasSubstr("can't create"));
   fs::remove(path(".out.partial"));
   fs::create_directory(path("elsewhere"));
   fs::create_directory_symlink(path("elsewhere"), path(".out.partial"));
-  EXPECT_THAT(message_of([&] { OutputDirectory out(path("out"), false, Partial::now); }), testing::HasSubstr("can't create"));
+  EXPECT_THAT(message_of([&] { OutputDirectory out(path("out"), false, Partial::now); }),
+              testing::HasSubstr("can't create"));
 }
 
 }  // namespace

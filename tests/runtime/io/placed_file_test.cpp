@@ -52,7 +52,8 @@ TEST_F(PlacedFileTest, CopiesRangesOfOtherFiles) {
 
 TEST_F(PlacedFileTest, AFullDiskShowsAtOnce) {
   std::filesystem::create_directory(path("disk"));
-  const auto message = on_small_disk(path("disk"), [&] { return message_of([&] { PlacedFile file(path("disk/f"), 2 << 20, "shown"); }); });
+  const auto message = on_small_disk(
+      path("disk"), [&] { return message_of([&] { PlacedFile file(path("disk/f"), 2 << 20, "shown"); }); });
   if (!message.has_value()) GTEST_SKIP() << "mounting is not allowed here";
   EXPECT_EQ(*message, "shown: no space left on device (needed 2097152 bytes)");
 }
@@ -64,9 +65,11 @@ TEST_F(PlacedFileTest, RefusesWhatIsNoFileOrTooLarge) {
   EXPECT_THAT(message_of([&] { PlacedFile file(path("link"), 1, "shown"); }), HasSubstr("shown: can't create"));
   ASSERT_EQ(::mkfifo(path("pipe").c_str(), 0600), 0);
   EXPECT_THAT(message_of([&] { PlacedFile file(path("pipe"), 1, "shown"); }), HasSubstr("shown: "));
-  EXPECT_THAT(message_of([&] { PlacedFile file(path("f"), std::uint64_t{1} << 63, "shown"); }), HasSubstr("larger than the file size limit"));
+  EXPECT_THAT(message_of([&] { PlacedFile file(path("f"), std::uint64_t{1} << 63, "shown"); }),
+              HasSubstr("larger than the file size limit"));
   const FileSizeLimit limit(1000);
-  EXPECT_THAT(message_of([&] { PlacedFile file(path("g"), 1001, "shown"); }), HasSubstr("shown: larger than the file size limit (needed 1001 bytes)"));
+  EXPECT_THAT(message_of([&] { PlacedFile file(path("g"), 1001, "shown"); }),
+              HasSubstr("shown: larger than the file size limit (needed 1001 bytes)"));
 }
 
 }  // namespace

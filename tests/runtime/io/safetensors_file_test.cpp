@@ -91,7 +91,8 @@ const Refusal kRefusals[] = {
     {"HeaderIsNotJson", safetensors_bytes("{\"w\":}"), " (header):1:6: expected a value, found '}'"},
     {"DuplicateName",
      safetensors_bytes(
-         R"({"w":{"dtype":"U8","shape":[1],"data_offsets":[0,1]},"w":{"dtype":"U8","shape":[1],"data_offsets":[0,1]}})", "x"),
+         R"({"w":{"dtype":"U8","shape":[1],"data_offsets":[0,1]},"w":{"dtype":"U8","shape":[1],"data_offsets":[0,1]}})",
+         "x"),
      " (header):1:54: duplicate key 'w'"},
     {"DuplicateMetadata", safetensors_bytes(R"({"__metadata__":{},"__metadata__":{}})"),
      " (header):1:20: duplicate key '__metadata__'"},

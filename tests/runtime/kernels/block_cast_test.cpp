@@ -15,9 +15,10 @@ struct Shape {
   std::int64_t rows, cols, block_rows, block_cols;
 };
 // 1 x B, B x 1, B x B; whole and partial tiles; blocks beyond the matrix, wide ones, more columns than one unit of work.
-const Shape kShapes[] = {{1, 1, 1, 1},       {5, 256, 1, 128},   {7, 1000, 1, 128}, {300, 37, 128, 1}, {64, 64, 16, 16},
-                         {130, 333, 32, 32}, {9, 2100, 4, 3},    {33, 5000, 1, 16}, {3, 1700, 1, 513}, {70, 600, 64, 4096},
-                         {20, 77, 9999, 10}, {40, 4111, 128, 128}, {2, 90, 1, 1}};
+const Shape kShapes[] = {{1, 1, 1, 1},      {5, 256, 1, 128},    {7, 1000, 1, 128},  {300, 37, 128, 1},
+                         {64, 64, 16, 16},  {130, 333, 32, 32},  {9, 2100, 4, 3},    {33, 5000, 1, 16},
+                         {3, 1700, 1, 513}, {70, 600, 64, 4096}, {20, 77, 9999, 10}, {40, 4111, 128, 128},
+                         {2, 90, 1, 1}};
 
 float max_of_type(FloatType type) {
   return type == FloatType::F32    ? std::numeric_limits<float>::max()
@@ -38,15 +39,22 @@ struct Matrix {
     for (std::int64_t i = 0; i < rows * stride(); ++i) {
       const bool gap = i % stride() >= cols;
       const float v = std::ldexp(normal(random), static_cast<int>(random() % 12) - 6);
-      if (type == FloatType::F32) f32.push_back(gap ? kNaN : v);
-      else if (type == FloatType::BF16) half.push_back(gap ? 0x7FC0 : static_cast<std::uint16_t>(std::bit_cast<std::uint32_t>(v) >> 16));
-      else half.push_back(gap ? 0x7E00 : static_cast<std::uint16_t>((random() & 0x8000) | (0x2000 + random() % 0x2800)));
+      if (type == FloatType::F32)
+        f32.push_back(gap ? kNaN : v);
+      else if (type == FloatType::BF16)
+        half.push_back(gap ? 0x7FC0 : static_cast<std::uint16_t>(std::bit_cast<std::uint32_t>(v) >> 16));
+      else
+        half.push_back(gap ? 0x7E00 : static_cast<std::uint16_t>((random() & 0x8000) | (0x2000 + random() % 0x2800)));
     }
   }
   std::int64_t stride() const { return cols + 3; }
   const void* data() const { return type == FloatType::F32 ? static_cast<const void*>(f32.data()) : half.data(); }
-  double at(std::int64_t r, std::int64_t c) const { return element(data(), type, static_cast<std::size_t>(r * stride() + c)); }
-  bool sign(std::int64_t r, std::int64_t c) const { return sign_of(data(), type, static_cast<std::size_t>(r * stride() + c)); }
+  double at(std::int64_t r, std::int64_t c) const {
+    return element(data(), type, static_cast<std::size_t>(r * stride() + c));
+  }
+  bool sign(std::int64_t r, std::int64_t c) const {
+    return sign_of(data(), type, static_cast<std::size_t>(r * stride() + c));
+  }
 };
 
 double amax_of(const Matrix& x, const Shape& s, std::int64_t tile_row, std::int64_t tile_col) {
@@ -103,7 +111,8 @@ void expect_blocks(const Matrix& x, const Shape& s, const BlockCastArgs& args, c
       ASSERT_EQ(args.scale_inv[tr * tiles(s.cols, s.block_cols) + tc], static_cast<float>(1 / scale)) << what;
       for (std::int64_t r = tr * s.block_rows; r < std::min(s.rows, (tr + 1) * s.block_rows); ++r)
         for (std::int64_t c = tc * s.block_cols; c < std::min(s.cols, (tc + 1) * s.block_cols); ++c)
-          ASSERT_EQ(int{args.codes[r * s.cols + c]}, code_of(x, r, c, scale, values)) << what << " at " << r << ", " << c;
+          ASSERT_EQ(int{args.codes[r * s.cols + c]}, code_of(x, r, c, scale, values))
+              << what << " at " << r << ", " << c;
     }
   }
 }
@@ -122,7 +131,8 @@ TEST(BlockCast, FollowsTheFormulaForEveryShape) {
         BlockCastArgs args = args_for(x, s, target, codes, scale_inv);
         args.power_of_two = seed % 2 == 0;
         cast_blocks(args);
-        expect_blocks(x, s, args, std::string(name_of(level)) + " " + name_of(type) + " shape " + std::to_string(&s - kShapes));
+        expect_blocks(x, s, args,
+                      std::string(name_of(level)) + " " + name_of(type) + " shape " + std::to_string(&s - kShapes));
       }
     }
   }
@@ -153,7 +163,7 @@ TEST(BlockCast, ReadsAndWritesOnlyItsElements) {
 
 TEST(BlockCast, SpecialValuesOfTheAmax) {
   const float tiny = std::numeric_limits<float>::denorm_min(), huge = std::numeric_limits<float>::max();
-  const std::vector<float> x = {0.0f, -0.0f, tiny, 0.0f,  huge, 1.0f,   kInf, 3.0f,    -kInf, 0.0f,
+  const std::vector<float> x = {0.0f, -0.0f, tiny, 0.0f,  huge,  1.0f,   kInf,   3.0f,   -kInf,  0.0f,
                                 kNaN, 3.0f,  1.0f, -0.5f, 448.f, -448.f, 1e-37f, 1e-39f, 240.0f, 1.0f};
   for (const bool power_of_two : {false, true}) {
     for (const SimdLevel level : levels()) {
@@ -244,7 +254,8 @@ TEST(BlockCast, StochasticRoundingHasTheBitsOfThePlainCast) {
 
 double inverse_rule(double amax, float max, bool power_of_two) {
   if (amax == 0) return 1;
-  const double inv = std::max(static_cast<double>(static_cast<float>(amax / static_cast<double>(max))), std::ldexp(1.0, -126));
+  const double inv =
+      std::max(static_cast<double>(static_cast<float>(amax / static_cast<double>(max))), std::ldexp(1.0, -126));
   return power_of_two ? std::exp2(std::ceil(std::log2(inv))) : inv;
 }
 
@@ -256,7 +267,10 @@ TEST(BlockCast, AmaxOverMaxFollowsTheFormulaForEveryShape) {
       for (std::int64_t c = 0; c < std::min(s.cols, s.block_cols); ++c) {  // the first block of the first band: zeros
         for (std::int64_t r = 0; r < std::min(s.rows, s.block_rows); ++r) {
           const auto i = static_cast<std::size_t>(r * x.stride() + c);
-          if (type == FloatType::F32) x.f32[i] = 0; else x.half[i] = 0;
+          if (type == FloatType::F32)
+            x.f32[i] = 0;
+          else
+            x.half[i] = 0;
         }
       }
       const Target& target = kTargets[seed % 3];
@@ -264,7 +278,8 @@ TEST(BlockCast, AmaxOverMaxFollowsTheFormulaForEveryShape) {
       for (const SimdLevel level : levels()) {
         const ScopedSimdLevel scoped(level);
         const Threads pool(level == levels().back() ? 3 : 1);
-        const std::string what = std::string(name_of(level)) + " " + name_of(type) + " shape " + std::to_string(&s - kShapes);
+        const std::string what =
+            std::string(name_of(level)) + " " + name_of(type) + " shape " + std::to_string(&s - kShapes);
         std::vector<std::uint8_t> codes, again;
         std::vector<float> scale_inv, unused;
         BlockCastArgs args = args_for(x, s, target, codes, scale_inv);
@@ -275,15 +290,19 @@ TEST(BlockCast, AmaxOverMaxFollowsTheFormulaForEveryShape) {
         amax_blocks({x.data(), type, s.rows, s.cols, x.stride(), s.block_rows, s.block_cols, amax.data()});
         const std::int64_t across = tiles(s.cols, s.block_cols);
         for (std::size_t i = 0; i < scale_inv.size(); ++i) {
-          const double largest = amax_of(x, s, static_cast<std::int64_t>(i) / across, static_cast<std::int64_t>(i) % across);
+          const double largest =
+              amax_of(x, s, static_cast<std::int64_t>(i) / across, static_cast<std::int64_t>(i) % across);
           ASSERT_EQ(static_cast<double>(amax[i]), largest) << what;
-          ASSERT_EQ(static_cast<double>(scale_inv[i]), inverse_rule(largest, target.max, args.power_of_two)) << what << " block " << i;
+          ASSERT_EQ(static_cast<double>(scale_inv[i]), inverse_rule(largest, target.max, args.power_of_two))
+              << what << " block " << i;
           scale.push_back(static_cast<float>(1 / static_cast<double>(scale_inv[i])));
         }
         for (std::int64_t r = 0; r < s.rows; ++r) {
           for (std::int64_t c = 0; c < s.cols; ++c) {
-            const double by = static_cast<double>(scale[static_cast<std::size_t>(r / s.block_rows * across + c / s.block_cols)]);
-            ASSERT_EQ(int{codes[static_cast<std::size_t>(r * s.cols + c)]}, code_of(x, r, c, by, values)) << what << " at " << r << ", " << c;
+            const double by =
+                static_cast<double>(scale[static_cast<std::size_t>(r / s.block_rows * across + c / s.block_cols)]);
+            ASSERT_EQ(int{codes[static_cast<std::size_t>(r * s.cols + c)]}, code_of(x, r, c, by, values))
+                << what << " at " << r << ", " << c;
           }
         }
         BlockCastArgs given = args_for(x, s, target, again, unused);
@@ -298,7 +317,8 @@ TEST(BlockCast, AmaxOverMaxFollowsTheFormulaForEveryShape) {
 }
 
 TEST(BlockCast, AmaxOverMaxTellsWhatIsNotFinite) {
-  const std::vector<float> x = {0.0f, -0.0f, 1e-45f, 0.0f, 3e38f, 1.0f, kInf, 3.0f, kNaN, 3.0f, 448.0f, -1.0f, -449.0f, 1.0f};
+  const std::vector<float> x = {0.0f, -0.0f, 1e-45f, 0.0f,   3e38f, 1.0f,    kInf,
+                                3.0f, kNaN,  3.0f,   448.0f, -1.0f, -449.0f, 1.0f};
   for (const bool power_of_two : {false, true}) {
     std::vector<std::uint8_t> codes(x.size());
     std::vector<float> found(x.size() / 2);
@@ -336,7 +356,8 @@ int e8m0_by_definition(double amax, float max) {
 
 TEST(MxCast, FollowsTheFormulaInBothDirections) {
   unsigned seed = 40;
-  for (const auto& [rows, cols] : {std::pair<std::int64_t, std::int64_t>{1, 1}, {3, 320}, {64, 33}, {100, 2500}, {31, 32}, {33, 31}}) {
+  for (const auto& [rows, cols] :
+       {std::pair<std::int64_t, std::int64_t>{1, 1}, {3, 320}, {64, 33}, {100, 2500}, {31, 32}, {33, 31}}) {
     for (const bool columnwise : {false, true}) {
       for (const FloatType type : {FloatType::F32, FloatType::BF16, FloatType::F16}) {
         const Matrix x(type, rows, cols, ++seed);
@@ -368,7 +389,8 @@ TEST(MxCast, FollowsTheFormulaInBothDirections) {
               const auto tile = static_cast<std::size_t>(r / s.block_rows * across + c / s.block_cols);
               const int e = want[tile];
               ASSERT_EQ(int{e8m0[tile]}, e) << name_of(level);
-              ASSERT_EQ(int{codes[static_cast<std::size_t>(r * cols + c)]}, code_of(x, r, c, std::ldexp(1.0, 127 - e), values))
+              ASSERT_EQ(int{codes[static_cast<std::size_t>(r * cols + c)]},
+                        code_of(x, r, c, std::ldexp(1.0, 127 - e), values))
                   << name_of(level) << " " << r << ", " << c;
             }
           }
@@ -386,7 +408,8 @@ TEST(MxCast, ExponentsOfHardAmaxes) {
       for (const float base : {power, power * max, power * 1.5f}) {
         if (std::isinf(base)) continue;
         for (const float amax : {base, std::nextafter(base, 0.0f), std::nextafter(base, kInf)}) {
-          EXPECT_EQ(int{e8m0_from_amax(amax, max)}, e8m0_by_definition(static_cast<double>(amax), max)) << amax << " " << max;
+          EXPECT_EQ(int{e8m0_from_amax(amax, max)}, e8m0_by_definition(static_cast<double>(amax), max))
+              << amax << " " << max;
         }
       }
     }
@@ -394,7 +417,8 @@ TEST(MxCast, ExponentsOfHardAmaxes) {
     EXPECT_EQ(e8m0_from_amax(kInf, max), 0xFE);
     EXPECT_EQ(e8m0_from_amax(kNaN, max), 0xFF);
   }
-  for (int e = 0; e < 0xFF; ++e) EXPECT_EQ(static_cast<double>(e8m0_value(static_cast<std::uint8_t>(e))), std::ldexp(1.0, e - 127));
+  for (int e = 0; e < 0xFF; ++e)
+    EXPECT_EQ(static_cast<double>(e8m0_value(static_cast<std::uint8_t>(e))), std::ldexp(1.0, e - 127));
   EXPECT_TRUE(std::isnan(e8m0_value(0xFF)));
 }
 
@@ -413,7 +437,7 @@ TEST(MxCast, InfinitiesSaturateAndNaNIsNaNAllOver) {
     args.e8m0 = e8m0.data();
     cast_mx(args);
     EXPECT_EQ(e8m0, (std::vector<std::uint8_t>{0xFE, 0xFF, 119}));  // 1 / 448 is between 2^-9 and 2^-8
-    EXPECT_EQ(codes[3], 0xFE);                                     // -448
+    EXPECT_EQ(codes[3], 0xFE);                                      // -448
     EXPECT_EQ(codes[0], 0);
     for (std::size_t i = 32; i < 64; ++i) EXPECT_EQ(codes[i] & 0x7F, 0x7F);
     for (std::size_t i = 64; i < 96; ++i) EXPECT_EQ(codes[i], 0x78);  // 256

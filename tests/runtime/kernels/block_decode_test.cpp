@@ -11,8 +11,9 @@ using namespace test;
 struct Shape {
   std::int64_t rows, cols, block_rows, block_cols;
 };
-const Shape kShapes[] = {{1, 1, 1, 1},   {7, 1000, 1, 128},  {300, 37, 128, 1},    {130, 333, 32, 32}, {9, 2100, 4, 3},
-                         {3, 1700, 1, 513}, {70, 600, 64, 4096}, {20, 77, 9999, 10}, {40, 4111, 128, 128}};
+const Shape kShapes[] = {{1, 1, 1, 1},        {7, 1000, 1, 128},  {300, 37, 128, 1},
+                         {130, 333, 32, 32},  {9, 2100, 4, 3},    {3, 1700, 1, 513},
+                         {70, 600, 64, 4096}, {20, 77, 9999, 10}, {40, 4111, 128, 128}};
 
 std::int64_t tiles(std::int64_t size, std::int64_t block) { return (size + block - 1) / block; }
 
@@ -26,7 +27,8 @@ TEST(BlockDecode, IsTheRoundedProduct) {
     std::vector<float> scale_inv(e8m0.size());
     for (auto& code : codes) code = static_cast<std::uint8_t>(random() % 0x78 | (random() & 0x80));
     for (auto& e : e8m0) e = static_cast<std::uint8_t>(117 + random() % 20);
-    for (auto& v : scale_inv) v = std::ldexp(1.0f + static_cast<float>(random() % 4096) / 4096, static_cast<int>(random() % 12) - 8);
+    for (auto& v : scale_inv)
+      v = std::ldexp(1.0f + static_cast<float>(random() % 4096) / 4096, static_cast<int>(random() % 12) - 8);
     for (const Format format : {Format::E4M3, Format::E5M2}) {
       for (const FloatType type : {FloatType::F32, FloatType::BF16, FloatType::F16}) {
         for (const bool mx : {false, true}) {
@@ -51,7 +53,8 @@ TEST(BlockDecode, IsTheRoundedProduct) {
               const auto tile = static_cast<std::size_t>(r / s.block_rows * across + c / s.block_cols);
               const double scale = mx ? std::ldexp(1.0, e8m0[tile] - 127) : static_cast<double>(scale_inv[tile]);
               const double value = grid_value(codes[i] & 0x7F, format) * (codes[i] & 0x80 ? -1.0 : 1.0);
-              ASSERT_EQ(element(y.data(), type, i), round_to(static_cast<double>(static_cast<float>(value * scale)), type))
+              ASSERT_EQ(element(y.data(), type, i),
+                        round_to(static_cast<double>(static_cast<float>(value * scale)), type))
                   << name_of(level) << " " << name_of(type) << " element " << i;
             }
           }

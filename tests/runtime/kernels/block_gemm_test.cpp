@@ -2,7 +2,6 @@
 // gemm with scales per block of W and per group of A's columns, against sums in f64: every level, odd sizes, ragged groups and blocks,
 // weights that begin within a block, scales surrounded by NaN.
 #include "fp8/runtime/kernels/gemm.h"
-
 #include "fp8/runtime/kernels/simd.h"
 #include "fp8/runtime/kernels/thread_pool.h"
 #include "runtime/kernels/gemm_problem.h"
@@ -27,12 +26,15 @@ struct Blocks {
     std::normal_distribution<double> normal;
     const auto scales = [&](std::vector<float>& s, std::int64_t count) {
       s.assign(static_cast<std::size_t>(count + 2), static_cast<float>(kNan));
-      for (std::int64_t i = 0; i < count; ++i) s[static_cast<std::size_t>(i + 1)] = std::exp2(static_cast<float>(2 * normal(random)));
+      for (std::int64_t i = 0; i < count; ++i)
+        s[static_cast<std::size_t>(i + 1)] = std::exp2(static_cast<float>(2 * normal(random)));
     };
     scales(a, p.m * groups(p));
     scales(w, (first_row + p.n + block_rows - 1) / block_rows * groups(p));
   }
-  double a_at(const Problem& p, std::int64_t row, std::int64_t k) const { return has_a ? static_cast<double>(a[static_cast<std::size_t>(1 + row * groups(p) + k / group)]) : 1; }
+  double a_at(const Problem& p, std::int64_t row, std::int64_t k) const {
+    return has_a ? static_cast<double>(a[static_cast<std::size_t>(1 + row * groups(p) + k / group)]) : 1;
+  }
   double w_at(const Problem& p, std::int64_t n, std::int64_t k) const {
     return static_cast<double>(w[static_cast<std::size_t>(1 + (first_row + n) / block_rows * groups(p) + k / group)]);
   }
@@ -58,12 +60,16 @@ void check(const Problem& p, const Blocks& b, const std::vector<std::uint8_t>& y
         magnitude += std::fabs(product);
       }
       const std::int64_t at = r * p.y_stride() + c;
-      const double bias = p.has_bias ? load(p.bias, p.bias_type, c) : 0, old = p.accumulate ? load(p.y0, p.y_type, at) : 0;
+      const double bias = p.has_bias ? load(p.bias, p.bias_type, c) : 0,
+                   old = p.accumulate ? load(p.y0, p.y_type, at) : 0;
       const double expected = sum + bias + old, got = load(y, p.y_type, at);
       const double half_ulp = p.y_type == FloatType::F32 ? 0x1p-24 : p.y_type == FloatType::BF16 ? 0x1p-8 : 0x1p-11;
       const double size = magnitude + std::fabs(bias) + std::fabs(old);
-      const double tolerance = (2.0 * static_cast<double>(p.k) + 4.0 * static_cast<double>(b.groups(p)) + 8) * 0x1p-24 * size + std::fabs(expected) * half_ulp * 1.01;
-      ASSERT_LE(std::fabs(got - expected), tolerance) << what << " at " << r << "," << c << ": got " << got << ", expected " << expected;
+      const double tolerance =
+          (2.0 * static_cast<double>(p.k) + 4.0 * static_cast<double>(b.groups(p)) + 8) * 0x1p-24 * size +
+          std::fabs(expected) * half_ulp * 1.01;
+      ASSERT_LE(std::fabs(got - expected), tolerance)
+          << what << " at " << r << "," << c << ": got " << got << ", expected " << expected;
     }
   }
 }
@@ -92,7 +98,8 @@ TEST_P(BlockGemm, OddSizesMatchF64) {
         b.first_row = turn % 3 == 0 ? b.block_rows / 2 : 0;
         b.has_a = turn % 4 != 0;
         b.fill(p, turn);
-        const std::string what = std::to_string(m) + "x" + std::to_string(n) + "x" + std::to_string(k) + " turn " + std::to_string(turn);
+        const std::string what =
+            std::to_string(m) + "x" + std::to_string(n) + "x" + std::to_string(k) + " turn " + std::to_string(turn);
         const auto packed = b.run(p, Layout::packed), row_major = b.run(p, Layout::row_major);
         check(p, b, packed, what);
         ASSERT_EQ(packed, row_major) << what;
@@ -157,7 +164,8 @@ TEST(BlockGemmArgs, AreChecked) {
   EXPECT_TRUE(refused([](GemmArgs& g) { g.w_scale_inv = nullptr; }, "w_scale_inv"));
 }
 
-INSTANTIATE_TEST_SUITE_P(Levels, BlockGemm, testing::ValuesIn(levels()), [](const auto& info) { return std::string(name_of(info.param)); });
+INSTANTIATE_TEST_SUITE_P(Levels, BlockGemm, testing::ValuesIn(levels()),
+                         [](const auto& info) { return std::string(name_of(info.param)); });
 
 }  // namespace
 }  // namespace fp8::kernels

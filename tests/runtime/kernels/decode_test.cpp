@@ -191,7 +191,8 @@ TEST_P(Decode, Gaudi2CodesFrom0x78AreInfinityAndNanOnEveryLevel) {
             continue;
           }
           const double got = test::element(y.data(), type, i);
-          ASSERT_TRUE(magnitude == 0x78 ? std::isinf(got) : std::isnan(got)) << name_of(level) << " code " << int{codes[i]};
+          ASSERT_TRUE(magnitude == 0x78 ? std::isinf(got) : std::isnan(got))
+              << name_of(level) << " code " << int{codes[i]};
           ASSERT_EQ(test::sign_of(y.data(), type, i), codes[i] >= 0x80) << name_of(level) << " code " << int{codes[i]};
         }
         if (first.empty()) first = y;

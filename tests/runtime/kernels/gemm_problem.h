@@ -40,7 +40,9 @@ inline double round_to(double value, int bits, int min_exponent) {
   return std::ldexp(std::nearbyint(std::ldexp(value, -exponent)), exponent);
 }
 
-inline std::uint16_t bf16_bits(double value) { return static_cast<std::uint16_t>(std::bit_cast<std::uint32_t>(static_cast<float>(round_to(value, 8, -133))) >> 16); }
+inline std::uint16_t bf16_bits(double value) {
+  return static_cast<std::uint16_t>(std::bit_cast<std::uint32_t>(static_cast<float>(round_to(value, 8, -133))) >> 16);
+}
 inline double from_bf16(std::uint16_t bits) { return std::bit_cast<float>(static_cast<std::uint32_t>(bits) << 16); }
 
 inline double from_f16(std::uint16_t bits) {
@@ -55,7 +57,8 @@ inline std::uint16_t f16_bits(double value) {  // finite values up to 65504
   const double magnitude = std::fabs(rounded);
   if (magnitude < std::ldexp(1.0, -14)) return sign | static_cast<std::uint16_t>(std::ldexp(magnitude, 24));
   const int exponent = std::ilogb(magnitude);
-  return static_cast<std::uint16_t>(sign | (exponent + 15) << 10 | static_cast<int>(std::ldexp(magnitude, 10 - exponent) - 1024));
+  return static_cast<std::uint16_t>(sign | (exponent + 15) << 10 |
+                                    static_cast<int>(std::ldexp(magnitude, 10 - exponent) - 1024));
 }
 
 inline double load(const std::vector<std::uint8_t>& bytes, FloatType type, std::int64_t i) {
@@ -66,8 +69,12 @@ inline double load(const std::vector<std::uint8_t>& bytes, FloatType type, std::
 }
 inline void store(std::vector<std::uint8_t>& bytes, FloatType type, std::int64_t i, double value) {
   std::uint8_t* at = bytes.data() + i * size_of(type);
-  if (type == FloatType::F32) *reinterpret_cast<float*>(at) = static_cast<float>(value);
-  else *reinterpret_cast<std::uint16_t*>(at) = type == FloatType::BF16 ? bf16_bits(value) : std::isnan(value) ? 0x7E00 : f16_bits(value);
+  if (type == FloatType::F32)
+    *reinterpret_cast<float*>(at) = static_cast<float>(value);
+  else
+    *reinterpret_cast<std::uint16_t*>(at) = type == FloatType::BF16 ? bf16_bits(value)
+                                            : std::isnan(value)     ? 0x7E00
+                                                                    : f16_bits(value);
 }
 
 // A gemm with everything it reads, surrounded by NaN.
@@ -81,22 +88,31 @@ struct Problem {
   std::vector<std::uint8_t> a, w, packed, bias, y0;
   std::vector<float> a_scale, w_scale;
 
-  int a_size() const { return a_type == ActivationType::F32 ? 4 : a_type == ActivationType::BF16 || a_type == ActivationType::F16 ? 2 : 1; }
+  int a_size() const {
+    return a_type == ActivationType::F32 ? 4 : a_type == ActivationType::BF16 || a_type == ActivationType::F16 ? 2 : 1;
+  }
   std::int64_t a_stride() const { return k + a_gap; }
   std::int64_t y_stride() const { return n + y_gap; }
 
   double a_at(std::int64_t row, std::int64_t col) const {
     const std::int64_t i = row * a_stride() + col;
     switch (a_type) {
-      case ActivationType::E4M3: return value_of(a[static_cast<std::size_t>(i)], Format::E4M3);
-      case ActivationType::E5M2: return value_of(a[static_cast<std::size_t>(i)], Format::E5M2);
-      case ActivationType::F32: return load(a, FloatType::F32, i);
-      case ActivationType::BF16: return load(a, FloatType::BF16, i);
-      case ActivationType::F16: return load(a, FloatType::F16, i);
+      case ActivationType::E4M3:
+        return value_of(a[static_cast<std::size_t>(i)], Format::E4M3);
+      case ActivationType::E5M2:
+        return value_of(a[static_cast<std::size_t>(i)], Format::E5M2);
+      case ActivationType::F32:
+        return load(a, FloatType::F32, i);
+      case ActivationType::BF16:
+        return load(a, FloatType::BF16, i);
+      case ActivationType::F16:
+        return load(a, FloatType::F16, i);
     }
     return 0;
   }
-  double w_at(std::int64_t row, std::int64_t col) const { return value_of(w[static_cast<std::size_t>(row * k + col)], w_format); }
+  double w_at(std::int64_t row, std::int64_t col) const {
+    return value_of(w[static_cast<std::size_t>(row * k + col)], w_format);
+  }
 
   void pack() {
     packed.resize(static_cast<std::size_t>(packed_bytes(n, k)));
@@ -116,9 +132,16 @@ struct Problem {
     for (std::int64_t r = 0; r < m; ++r)
       for (std::int64_t c = 0; c < k; ++c) {
         const std::int64_t i = r * a_stride() + c;
-        if (a_type == ActivationType::E4M3) a[static_cast<std::size_t>(i)] = code(Format::E4M3);
-        else if (a_type == ActivationType::E5M2) a[static_cast<std::size_t>(i)] = code(Format::E5M2);
-        else store(a, a_type == ActivationType::F32 ? FloatType::F32 : a_type == ActivationType::BF16 ? FloatType::BF16 : FloatType::F16, i, normal(random));
+        if (a_type == ActivationType::E4M3)
+          a[static_cast<std::size_t>(i)] = code(Format::E4M3);
+        else if (a_type == ActivationType::E5M2)
+          a[static_cast<std::size_t>(i)] = code(Format::E5M2);
+        else
+          store(a,
+                a_type == ActivationType::F32    ? FloatType::F32
+                : a_type == ActivationType::BF16 ? FloatType::BF16
+                                                 : FloatType::F16,
+                i, normal(random));
       }
     w.resize(static_cast<std::size_t>(n * k));
     for (auto& c : w) c = code(w_format);
@@ -168,14 +191,17 @@ struct Problem {
           sum += product;
           magnitude += std::fabs(product);
         }
-        const double scale = static_cast<double>(a_scale[static_cast<std::size_t>(a_rows ? r : 0)]) * w_scale[static_cast<std::size_t>(w_channels ? c : 0)];
+        const double scale = static_cast<double>(a_scale[static_cast<std::size_t>(a_rows ? r : 0)]) *
+                             w_scale[static_cast<std::size_t>(w_channels ? c : 0)];
         const std::int64_t at = r * y_stride() + c;
         const double b = has_bias ? load(bias, bias_type, c) : 0, old = accumulate ? load(y0, y_type, at) : 0;
         const double expected = sum * scale + b + old, got = load(y, y_type, at);
         const double half_ulp = y_type == FloatType::F32 ? 0x1p-24 : y_type == FloatType::BF16 ? 0x1p-8 : 0x1p-11;
         const double size = magnitude * scale + std::fabs(b) + std::fabs(old);
-        const double tolerance = (2.0 * static_cast<double>(k) + 8) * 0x1p-24 * size + std::fabs(expected) * half_ulp * 1.01 + (y_type == FloatType::F16 ? 0x1p-25 : 0);
-        ASSERT_LE(std::fabs(got - expected), tolerance) << what << " at " << r << "," << c << ": got " << got << ", expected " << expected;
+        const double tolerance = (2.0 * static_cast<double>(k) + 8) * 0x1p-24 * size +
+                                 std::fabs(expected) * half_ulp * 1.01 + (y_type == FloatType::F16 ? 0x1p-25 : 0);
+        ASSERT_LE(std::fabs(got - expected), tolerance)
+            << what << " at " << r << "," << c << ": got " << got << ", expected " << expected;
       }
       for (std::int64_t i = (r * y_stride() + n) * size_of(y_type); i < (r + 1) * y_stride() * size_of(y_type); ++i)
         ASSERT_EQ(y[static_cast<std::size_t>(i)], 0xFF) << what << ": wrote beside row " << r;

@@ -55,7 +55,8 @@ TEST_P(GemmLevel, OddSizesMatchF64) {
         p.fill(++turn);
         if (p.y_type == FloatType::F16)  // keep the sums within f16
           for (float& s : p.a_scale) s *= 0x1p-12f;
-        const std::string what = std::to_string(m) + "x" + std::to_string(n) + "x" + std::to_string(k) + " turn " + std::to_string(turn);
+        const std::string what =
+            std::to_string(m) + "x" + std::to_string(n) + "x" + std::to_string(k) + " turn " + std::to_string(turn);
         const auto packed = p.run(Layout::packed), row_major = p.run(Layout::row_major);
         p.check(packed, what + " packed");
         if (HasFatalFailure()) return;
@@ -92,20 +93,26 @@ TEST_P(GemmLevel, All256CodesAreExact) {
         p.a_scale = p.w_scale = {1.0f};
         std::fill(p.a.begin(), p.a.end(), std::uint8_t{0});
         std::fill(p.w.begin(), p.w.end(), std::uint8_t{0});
-        for (std::int64_t c = 0; c < 256; ++c) p.w[static_cast<std::size_t>(c * 9 + c % 9)] = static_cast<std::uint8_t>(c);
+        for (std::int64_t c = 0; c < 256; ++c)
+          p.w[static_cast<std::size_t>(c * 9 + c % 9)] = static_cast<std::uint8_t>(c);
         for (std::int64_t r = 0; r < m; ++r)
           for (std::int64_t i = 0; i < 9; ++i) {
-            if (a_type == ActivationType::E4M3) p.a[static_cast<std::size_t>(r * 9 + i)] = 0x38;
-            else store(p.a, a_type == ActivationType::F32 ? FloatType::F32 : FloatType::BF16, r * 9 + i, 1.0);
+            if (a_type == ActivationType::E4M3)
+              p.a[static_cast<std::size_t>(r * 9 + i)] = 0x38;
+            else
+              store(p.a, a_type == ActivationType::F32 ? FloatType::F32 : FloatType::BF16, r * 9 + i, 1.0);
           }
         p.pack();
         for (const Layout layout : {Layout::packed, Layout::row_major}) {
           const auto y = p.run(layout);
           for (std::int64_t r = 0; r < m; ++r)
             for (int c = 0; c < 256; ++c) {
-              const double expected = value_of(static_cast<std::uint8_t>(c), format), got = load(y, FloatType::F32, r * 256 + c);
-              if (std::isnan(expected)) ASSERT_TRUE(std::isnan(got)) << name_of(format) << " code " << c << " m " << m;
-              else ASSERT_EQ(got, expected) << name_of(format) << " code " << c << " m " << m;
+              const double expected = value_of(static_cast<std::uint8_t>(c), format),
+                           got = load(y, FloatType::F32, r * 256 + c);
+              if (std::isnan(expected))
+                ASSERT_TRUE(std::isnan(got)) << name_of(format) << " code " << c << " m " << m;
+              else
+                ASSERT_EQ(got, expected) << name_of(format) << " code " << c << " m " << m;
             }
         }
       }
@@ -115,7 +122,8 @@ TEST_P(GemmLevel, All256CodesAreExact) {
 TEST_P(GemmLevel, NanReachesItsOutputsOnly) {
   const ScopedSimdLevel level(GetParam());
   for (const Format format : {Format::E4M3, Format::E5M2})
-    for (const auto a_type : {ActivationType::F32, ActivationType::BF16, ActivationType::F16, ActivationType::E4M3, ActivationType::E5M2})
+    for (const auto a_type :
+         {ActivationType::F32, ActivationType::BF16, ActivationType::F16, ActivationType::E4M3, ActivationType::E5M2})
       for (const std::int64_t m : {1, 3, 9, 35}) {
         Problem p;
         p.m = m, p.n = 37, p.k = 700, p.a_type = a_type, p.w_format = format;
@@ -201,7 +209,8 @@ TEST_P(GemmLevel, PowerOfTwoScalesAreExact) {
   gemm(args);
   p.a_scale = {0x1p-9f}, p.w_scale = {0x1p5f};
   gemm(p.args(Layout::packed, scaled));
-  for (std::int64_t i = 0; i < p.m * p.n; ++i) EXPECT_EQ(load(scaled, FloatType::F32, i), load(plain, FloatType::F32, i) * 0x1p-4);
+  for (std::int64_t i = 0; i < p.m * p.n; ++i)
+    EXPECT_EQ(load(scaled, FloatType::F32, i), load(plain, FloatType::F32, i) * 0x1p-4);
 }
 
 // y = round(sum * (a_scale_inv * w_scale_inv) + bias + y), each step in f32: the one rounding to y's type, ties to even.
@@ -214,21 +223,25 @@ TEST_P(GemmLevel, OutputsRoundOnceToNearestEven) {
     p.fill(1);
     p.a_scale = p.w_scale = {1.0f};
     store(p.a, FloatType::F32, 0, 0.0);
-    for (std::int64_t c = 0; c < 20; ++c) store(p.bias, FloatType::F32, c, 1.0 + std::ldexp(static_cast<double>(c), -bits - 1) * (c % 2 ? 1 : -0.5));
+    for (std::int64_t c = 0; c < 20; ++c)
+      store(p.bias, FloatType::F32, c, 1.0 + std::ldexp(static_cast<double>(c), -bits - 1) * (c % 2 ? 1 : -0.5));
     const auto y = p.run(Layout::packed);
     for (std::int64_t c = 0; c < 20; ++c)
       EXPECT_EQ(load(y, type, c), round_to(load(p.bias, FloatType::F32, c), bits, -1000)) << name_of(type) << " " << c;
     // Overflow, infinity, NaN and the smallest subnormals.
     const double tiny = type == FloatType::BF16 ? 0x1p-133 : 0x1p-24;
-    const double inputs[] = {3.4e38, -std::numeric_limits<double>::infinity(), kNan, tiny, tiny * 2.5, tiny / 2, -tiny * 0.75};
+    const double inputs[] = {3.4e38,      -std::numeric_limits<double>::infinity(), kNan, tiny, tiny * 2.5, tiny / 2,
+                             -tiny * 0.75};
     const double inf = std::numeric_limits<double>::infinity();
     const double outputs[] = {inf, -inf, kNan, tiny, tiny * 2, 0.0, -tiny};
     for (int i = 0; i < 7; ++i) reinterpret_cast<float*>(p.bias.data())[i] = static_cast<float>(inputs[i]);
     const auto edge = p.run(Layout::packed);
     for (int i = 0; i < 7; ++i) {
       const double got = load(edge, type, i);
-      if (std::isnan(outputs[i])) EXPECT_TRUE(std::isnan(got)) << i;
-      else EXPECT_EQ(got, outputs[i]) << name_of(type) << " " << i;
+      if (std::isnan(outputs[i]))
+        EXPECT_TRUE(std::isnan(got)) << i;
+      else
+        EXPECT_EQ(got, outputs[i]) << name_of(type) << " " << i;
     }
   }
 }
@@ -262,28 +275,35 @@ TEST_P(GemmLevel, OnGaudi2OutputsThatMeetInfinityOrNanShowItAndTheOthersKeepThei
       p.has_bias = p.accumulate = p.a_rows = p.w_channels = true;
       p.a_gap = 3, p.y_gap = 2;
       p.fill(7);
-      const auto tame = [](std::uint8_t& code) { if ((code & 0x7F) >= 0x78) code = 0x40; };
-      if (a_type == ActivationType::E4M3) for (auto& code : p.a) tame(code);
-      if (w_format == Format::E4M3) for (auto& code : p.w) tame(code);
+      const auto tame = [](std::uint8_t& code) {
+        if ((code & 0x7F) >= 0x78) code = 0x40;
+      };
+      if (a_type == ActivationType::E4M3)
+        for (auto& code : p.a) tame(code);
+      if (w_format == Format::E4M3)
+        for (auto& code : p.w) tame(code);
       p.pack();
       const std::vector<std::uint8_t> plain = p.run(Layout::row_major);
       if (a_type == ActivationType::E4M3) {
-        p.a[static_cast<std::size_t>(2 * p.a_stride() + 5)] = 0x78;   // infinity
-        p.a[static_cast<std::size_t>(4 * p.a_stride() + 129)] = 0xFB; // NaN
+        p.a[static_cast<std::size_t>(2 * p.a_stride() + 5)] = 0x78;    // infinity
+        p.a[static_cast<std::size_t>(4 * p.a_stride() + 129)] = 0xFB;  // NaN
       }
       if (w_format == Format::E4M3) {
-        p.w[static_cast<std::size_t>(3 * p.k + 5)] = 0xF8;   // -infinity
-        p.w[static_cast<std::size_t>(36 * p.k)] = 0x7E;      // NaN (448 elsewhere)
-        p.w[static_cast<std::size_t>(11 * p.k + 7)] = 0;     // 0 * infinity below
+        p.w[static_cast<std::size_t>(3 * p.k + 5)] = 0xF8;  // -infinity
+        p.w[static_cast<std::size_t>(36 * p.k)] = 0x7E;     // NaN (448 elsewhere)
+        p.w[static_cast<std::size_t>(11 * p.k + 7)] = 0;    // 0 * infinity below
         p.w[static_cast<std::size_t>(11 * p.k + 5)] = 0;
       }
       p.pack();
       const auto a_at = [&](std::int64_t r, std::int64_t k) {
-        return a_type == ActivationType::E4M3 ? ieee_value(p.a[static_cast<std::size_t>(r * p.a_stride() + k)], Format::E4M3) : p.a_at(r, k);
+        return a_type == ActivationType::E4M3
+                   ? ieee_value(p.a[static_cast<std::size_t>(r * p.a_stride() + k)], Format::E4M3)
+                   : p.a_at(r, k);
       };
       Problem zeroed = p;  // the reference of outputs whose weights were zeroed
       for (auto& code : zeroed.w) tame(code);
-      if (a_type == ActivationType::E4M3) for (auto& code : zeroed.a) tame(code);
+      if (a_type == ActivationType::E4M3)
+        for (auto& code : zeroed.a) tame(code);
       const std::vector<std::uint8_t> finite = zeroed.run(Layout::row_major);
       for (const Layout layout : {Layout::row_major, Layout::packed}) {
         std::vector<std::uint8_t> y = p.y0;
@@ -294,7 +314,8 @@ TEST_P(GemmLevel, OnGaudi2OutputsThatMeetInfinityOrNanShowItAndTheOthersKeepThei
         for (std::int64_t r = 0; r < p.m; ++r) {
           for (std::int64_t c = 0; c < p.n; ++c) {
             double sum = 0;
-            for (std::int64_t k = 0; k < p.k; ++k) sum += a_at(r, k) * ieee_value(p.w[static_cast<std::size_t>(c * p.k + k)], w_format);
+            for (std::int64_t k = 0; k < p.k; ++k)
+              sum += a_at(r, k) * ieee_value(p.w[static_cast<std::size_t>(c * p.k + k)], w_format);
             const std::int64_t at = r * p.y_stride() + c;
             const double got = load(y, p.y_type, at);
             if (std::isfinite(sum)) {
@@ -315,7 +336,8 @@ TEST_P(GemmLevel, OnGaudi2OutputsThatMeetInfinityOrNanShowItAndTheOthersKeepThei
   }
 }
 
-INSTANTIATE_TEST_SUITE_P(Levels, GemmLevel, testing::ValuesIn(levels()), [](const auto& param) { return std::string(name_of(param.param)); });
+INSTANTIATE_TEST_SUITE_P(Levels, GemmLevel, testing::ValuesIn(levels()),
+                         [](const auto& param) { return std::string(name_of(param.param)); });
 
 // Every operand and y end where readable memory ends (masked vector loads escape a sanitizer, not this).
 TEST(Gemm, StaysWithinItsBuffers) {
@@ -327,11 +349,15 @@ TEST(Gemm, StaysWithinItsBuffers) {
         for (const std::int64_t k : {1, 5, 61, 67, 257}) {
           Problem p;
           p.m = m, p.n = n, p.k = k;
-          p.a_type = static_cast<ActivationType>(k % 5), p.y_type = static_cast<FloatType>(n % 3), p.w_channels = true, p.has_bias = true;
+          p.a_type = static_cast<ActivationType>(k % 5), p.y_type = static_cast<FloatType>(n % 3), p.w_channels = true,
+          p.has_bias = true;
           p.fill(2);
           p.a_scale = {0x1p-12f};
-          const auto guard = [](Guarded& buffer, const void* from, std::size_t bytes) { std::memcpy(buffer.data(), from, bytes); };
-          Guarded a(p.a.size()), w(p.w.size()), packed(p.packed.size()), bias(p.bias.size()), scale(p.w_scale.size() * 4), y(p.y0.size());
+          const auto guard = [](Guarded& buffer, const void* from, std::size_t bytes) {
+            std::memcpy(buffer.data(), from, bytes);
+          };
+          Guarded a(p.a.size()), w(p.w.size()), packed(p.packed.size()), bias(p.bias.size()),
+              scale(p.w_scale.size() * 4), y(p.y0.size());
           guard(a, p.a.data(), p.a.size());
           guard(w, p.w.data(), p.w.size());
           guard(packed, p.packed.data(), p.packed.size());
@@ -369,7 +395,8 @@ TEST(Gemm, WrongArgumentsNameTheField) {
   EXPECT_EQ(message([](GemmArgs& g) { g.y_stride = 2; }), "[gemm] y_stride must be >= n = 3, got 2");
   EXPECT_EQ(message([](GemmArgs& g) { g.w_scale_stride = 2; }), "[gemm] w_scale_stride must be 0 or 1, got 2");
   EXPECT_EQ(message([](GemmArgs& g) { g.w = nullptr; }), "[gemm] w must be a pointer, got null");
-  EXPECT_EQ(message([](GemmArgs& g) { g.n = std::numeric_limits<std::int64_t>::max(); }).substr(0, 14), "[packed_bytes]");
+  EXPECT_EQ(message([](GemmArgs& g) { g.n = std::numeric_limits<std::int64_t>::max(); }).substr(0, 14),
+            "[packed_bytes]");
 }
 
 }  // namespace

@@ -34,14 +34,18 @@ std::vector<float> normal(std::int64_t n, unsigned seed) {
   return x;
 }
 
-double error(const std::vector<float>& before, const std::vector<float>& after, std::int64_t rows, std::int64_t cols, int steps) {
-  const Rows g = Eigen::Map<const Eigen::Matrix<float, -1, -1, Eigen::RowMajor>>(before.data(), rows, cols).cast<double>();
-  const Rows y = Eigen::Map<const Eigen::Matrix<float, -1, -1, Eigen::RowMajor>>(after.data(), rows, cols).cast<double>();
+double error(const std::vector<float>& before, const std::vector<float>& after, std::int64_t rows, std::int64_t cols,
+             int steps) {
+  const Rows g =
+      Eigen::Map<const Eigen::Matrix<float, -1, -1, Eigen::RowMajor>>(before.data(), rows, cols).cast<double>();
+  const Rows y =
+      Eigen::Map<const Eigen::Matrix<float, -1, -1, Eigen::RowMajor>>(after.data(), rows, cols).cast<double>();
   return (y - published(g, steps)).norm() / std::sqrt(static_cast<double>(std::min(rows, cols)));
 }
 
 TEST(Orthogonalize, IsThePublishedIteration) {
-  constexpr std::pair<std::int64_t, std::int64_t> kShapes[] = {{1, 1}, {1, 9}, {9, 1}, {17, 17}, {48, 96}, {50, 129}, {130, 47}, {192, 192}};
+  constexpr std::pair<std::int64_t, std::int64_t> kShapes[] = {{1, 1},   {1, 9},    {9, 1},    {17, 17},
+                                                               {48, 96}, {50, 129}, {130, 47}, {192, 192}};
   for (const auto& [rows, cols] : kShapes) {
     for (const int steps : {1, 2, 5}) {
       const auto before = normal(rows * cols, 3);
@@ -72,7 +76,8 @@ TEST(Orthogonalize, KeepsALowRankGradientOfLowRank) {
   for (int i = 0; i < 96; ++i) {
     for (int j = 0; j < 128; ++j) {
       float& sum = before[static_cast<std::size_t>(i * 128 + j)];
-      for (int k = 0; k < 3; ++k) sum += left[static_cast<std::size_t>(i * 3 + k)] * right[static_cast<std::size_t>(k * 128 + j)];
+      for (int k = 0; k < 3; ++k)
+        sum += left[static_cast<std::size_t>(i * 3 + k)] * right[static_cast<std::size_t>(k * 128 + j)];
     }
   }
   auto after = before;

@@ -81,11 +81,15 @@ void expect_formula(const Storage (&types)[4]) {
     const auto seed = static_cast<unsigned>(n);
     auto square = normal(n, seed + 3);
     for (float& x : square) x *= x;
-    before.push_back({{normal(n, seed), types[0]}, {normal(n, seed + 1), types[1]}, {normal(n, seed + 2), types[2]}, {square, types[3]}});
+    before.push_back({{normal(n, seed), types[0]},
+                      {normal(n, seed + 1), types[1]},
+                      {normal(n, seed + 2), types[2]},
+                      {square, types[3]}});
   }
   auto after = before;
   std::vector<AdamTensor> work;
-  for (auto& t : after) work.push_back({t[0].array(), t[1].array(), t[2].array(), t[3].array(), nullptr, nullptr, factors(), 0});
+  for (auto& t : after)
+    work.push_back({t[0].array(), t[1].array(), t[2].array(), t[3].array(), nullptr, nullptr, factors(), 0});
   adam_step(work, Dialect::ocp);
   const AdamFactors f = factors();
   const auto error = [&](int which) { return types[which] == Storage::F32 ? 1e-6 : 4e-3; };
@@ -134,7 +138,8 @@ TEST(AdamStep, RoundsFp8MomentsToANeighbourWithAScaleThatFits) {
     EXPECT_EQ(m_scale, std::exp2(std::floor(std::log2(max / most_m))));
     EXPECT_EQ(v_scale, std::exp2(std::floor(std::log2(57344 / most_v))));
     for (std::size_t i = 0; i < n; ++i) {
-      const double exact_m = f.rest1 * static_cast<double>(grad[i]), exact_v = f.rest2 * static_cast<double>(grad[i]) * grad[i];
+      const double exact_m = f.rest1 * static_cast<double>(grad[i]),
+                   exact_v = f.rest2 * static_cast<double>(grad[i]) * grad[i];
       // One step of the grid at most: 2^-3 of E4M3's value, 2^-2 of E5M2's, or the step of the subnormals.
       ASSERT_NEAR(m.at(i, m_scale), exact_m, std::max(std::abs(exact_m) / 8, 0x1p-9 / m_scale)) << i;
       ASSERT_NEAR(v.at(i, v_scale), exact_v, std::max(exact_v / 4, 0x1p-16 / v_scale)) << i;
@@ -159,7 +164,8 @@ TEST(AdamStep, ASecondStepReadsFp8MomentsBackWithTheReciprocal) {
   ASSERT_GT(held_scale, 1e6f);  // so that a wrong direction shows
   adam_step({&t, 1}, Dialect::ocp);
   for (std::size_t i = 0; i < n; ++i) {
-    const double moment = f.beta1 * held.at(i, held_scale) + f.rest1 * g.at(i), v2 = f.beta2 * second.at(i) + f.rest2 * g.at(i) * g.at(i);
+    const double moment = f.beta1 * held.at(i, held_scale) + f.rest1 * g.at(i),
+                 v2 = f.beta2 * second.at(i) + f.rest2 * g.at(i) * g.at(i);
     const double expected = weight.at(i) * f.decay + f.neg_step * (moment / (std::sqrt(v2) * f.root_scale + f.eps));
     ASSERT_NEAR(w.at(i), expected, 2e-6 * std::abs(expected) + 1e-7) << i;
   }
@@ -173,14 +179,15 @@ TEST(AdamStep, BitsDependOnNeitherLevelNorThreads) {
       std::vector<float> scales(20, 1.0f);
       std::vector<AdamTensor> work;
       for (const std::size_t n : kSizes) {
-        for (const Storage type : {Storage::F32, Storage::BF16, moments, moments}) arrays.emplace_back(normal(n, 9), type);
+        for (const Storage type : {Storage::F32, Storage::BF16, moments, moments})
+          arrays.emplace_back(normal(n, 9), type);
       }
       for (std::size_t i = 2; i < arrays.size(); i += 4) {  // the second moment is not negative
         std::fill(arrays[i + 1].bytes.begin(), arrays[i + 1].bytes.end(), std::uint8_t{0});
       }
       for (std::size_t i = 0; i < arrays.size(); i += 4) {
-        work.push_back({arrays[i].array(), arrays[i + 1].array(), arrays[i + 2].array(), arrays[i + 3].array(), &scales[i / 2],
-                        &scales[i / 2 + 1], factors(), i});
+        work.push_back({arrays[i].array(), arrays[i + 1].array(), arrays[i + 2].array(), arrays[i + 3].array(),
+                        &scales[i / 2], &scales[i / 2 + 1], factors(), i});
       }
       for (int step = 0; step < 2; ++step) adam_step(work, Dialect::gaudi3);
       for (const Stored& a : arrays) all.insert(all.end(), a.bytes.begin(), a.bytes.end());
@@ -195,7 +202,8 @@ TEST(AdamStep, BadValuesStayWhereTheyAre) {
   std::vector<float> grad = normal(100, 1);
   grad[3] = std::numeric_limits<float>::infinity();
   grad[5] = std::numeric_limits<float>::quiet_NaN();
-  Stored w(normal(100, 2), Storage::F32), g(grad, Storage::F32), m(grad, Storage::E4M3), v(std::vector<float>(100), Storage::F32);
+  Stored w(normal(100, 2), Storage::F32), g(grad, Storage::F32), m(grad, Storage::E4M3),
+      v(std::vector<float>(100), Storage::F32);
   float scale = 8;
   const AdamTensor t{w.array(), g.array(), m.array(), v.array(), &scale, nullptr, factors(), 0};
   adam_step({&t, 1}, Dialect::ocp);
@@ -218,7 +226,8 @@ TEST(MomentScale, IsAPowerOfTwoThatFillsTheFormat) {
 
 TEST(SumsOfSquares, AreExactToF64AndTheSameEverywhere) {
   std::vector<std::vector<float>> data;
-  for (const std::size_t n : {std::size_t{0}, std::size_t{1}, std::size_t{15}, std::size_t{4095}, std::size_t{300001}}) {
+  for (const std::size_t n :
+       {std::size_t{0}, std::size_t{1}, std::size_t{15}, std::size_t{4095}, std::size_t{300001}}) {
     data.push_back(normal(n, 4, 1e-20f));  // squares below f32's range
   }
   expect_same_bytes_everywhere([&] {
@@ -253,7 +262,8 @@ TEST(ScaleAdd, AddsAndScalesAcrossTypes) {
 
 TEST(ScaleAdd, RoundsToBf16LikeTheCast) {
   std::vector<float> values;
-  for (const std::uint32_t bits : {0x3F808000u, 0x3F818000u, 0x3F808001u, 0x7F7FFFFFu, 0x80000000u, 0x7FC00000u, 0x7F800001u}) {
+  for (const std::uint32_t bits :
+       {0x3F808000u, 0x3F818000u, 0x3F808001u, 0x7F7FFFFFu, 0x80000000u, 0x7FC00000u, 0x7F800001u}) {
     values.push_back(float_of(bits));
   }
   for (const SimdLevel level : test::levels()) {
@@ -297,7 +307,8 @@ TEST(SgdStep, HasTheThreeForms) {
 
 TEST(Optim, BadArgumentsAreErrors) {
   float x[4] = {}, scale = 0;
-  const Array ok{x, 4, Storage::F32}, fp8{x, 4, Storage::E4M3}, shorter{x, 3, Storage::F32}, null{nullptr, 4, Storage::F32};
+  const Array ok{x, 4, Storage::F32}, fp8{x, 4, Storage::E4M3}, shorter{x, 3, Storage::F32},
+      null{nullptr, 4, Storage::F32};
   const auto throws = [](auto&& f) { EXPECT_THROW(f(), std::invalid_argument); };
   double out[2];
   throws([&] { sums_of_squares({&fp8, 1}, out); });
@@ -305,8 +316,8 @@ TEST(Optim, BadArgumentsAreErrors) {
   throws([&] { sums_of_squares({&ok, 1}, nullptr); });
   const ScaleAdd uneven{ok, shorter, 1, 1};
   throws([&] { scale_add({&uneven, 1}); });
-  const AdamTensor no_scale{ok, ok, fp8, ok, nullptr, nullptr, {}, 0}, bad_scale{ok, ok, fp8, ok, &scale, nullptr, {}, 0},
-      fp8_weight{fp8, ok, ok, ok, nullptr, nullptr, {}, 0};
+  const AdamTensor no_scale{ok, ok, fp8, ok, nullptr, nullptr, {}, 0},
+      bad_scale{ok, ok, fp8, ok, &scale, nullptr, {}, 0}, fp8_weight{fp8, ok, ok, ok, nullptr, nullptr, {}, 0};
   for (const AdamTensor& t : {no_scale, bad_scale, fp8_weight}) throws([&] { adam_step({&t, 1}, Dialect::ocp); });
   const SgdTensor negative{{x, -1, Storage::F32}, ok, {}, 0, 0, 1, 0, false, false};
   throws([&] { sgd_step({&negative, 1}); });

@@ -56,7 +56,8 @@ TEST(Pack, FollowsTheFormulaAndPadsWithZeros) {
       for (std::int64_t row = 0; row < padded_n; ++row)
         for (std::int64_t col = 0; col < padded_k; ++col) {
           const std::uint8_t expected = row < n && col < k ? w[static_cast<std::size_t>(row * k + col)] : 0;
-          ASSERT_EQ(packed[static_cast<std::size_t>(position(row, col, padded_k))], expected) << n << "x" << k << " at " << row << "," << col;
+          ASSERT_EQ(packed[static_cast<std::size_t>(position(row, col, padded_k))], expected)
+              << n << "x" << k << " at " << row << "," << col;
         }
     }
 }
@@ -93,13 +94,15 @@ TEST(Pack, ManyThreadsDoTheSame) {
 
 TEST(Pack, TransposeSwapsIndices) {
   for (const std::int64_t rows : kSizes)
-    for (const std::int64_t cols : {std::int64_t{1}, std::int64_t{7}, std::int64_t{64}, std::int64_t{65}, std::int64_t{200}}) {
+    for (const std::int64_t cols :
+         {std::int64_t{1}, std::int64_t{7}, std::int64_t{64}, std::int64_t{65}, std::int64_t{200}}) {
       const auto in = random_bytes(rows * cols, static_cast<unsigned>(rows + cols));
       std::vector<std::uint8_t> out(in.size() + 1, 0xEE);
       transpose_bytes(in.data(), rows, cols, out.data());
       for (std::int64_t r = 0; r < rows; ++r)
         for (std::int64_t c = 0; c < cols; ++c)
-          ASSERT_EQ(out[static_cast<std::size_t>(c * rows + r)], in[static_cast<std::size_t>(r * cols + c)]) << rows << "x" << cols;
+          ASSERT_EQ(out[static_cast<std::size_t>(c * rows + r)], in[static_cast<std::size_t>(r * cols + c)])
+              << rows << "x" << cols;
       EXPECT_EQ(out.back(), 0xEE);
     }
   transpose_bytes(nullptr, 0, 5, nullptr);
@@ -108,13 +111,15 @@ TEST(Pack, TransposeSwapsIndices) {
 TEST(Pack, TransposeOfLargeAndStridedMatrices) {
   const int before = num_threads();
   set_num_threads(3);
-  for (const auto& [rows, cols, stride] : {std::array<std::int64_t, 3>{256, 512, 512}, {600, 300, 300}, {257, 321, 400}, {70, 64, 1000}}) {
+  for (const auto& [rows, cols, stride] :
+       {std::array<std::int64_t, 3>{256, 512, 512}, {600, 300, 300}, {257, 321, 400}, {70, 64, 1000}}) {
     const auto in = random_bytes(rows * stride, static_cast<unsigned>(rows + cols));
     std::vector<std::uint8_t> out(static_cast<std::size_t>(rows * cols) + 1, 0xEE);
     transpose_bytes(in.data(), rows, cols, out.data(), stride);
     for (std::int64_t r = 0; r < rows; ++r)
       for (std::int64_t c = 0; c < cols; ++c)
-        ASSERT_EQ(out[static_cast<std::size_t>(c * rows + r)], in[static_cast<std::size_t>(r * stride + c)]) << rows << "x" << cols;
+        ASSERT_EQ(out[static_cast<std::size_t>(c * rows + r)], in[static_cast<std::size_t>(r * stride + c)])
+            << rows << "x" << cols;
     EXPECT_EQ(out.back(), 0xEE);
   }
   set_num_threads(before);

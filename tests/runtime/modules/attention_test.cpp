@@ -19,7 +19,9 @@ struct Doubling final : ModuleHandler {
   std::string mode;
 
   at::Tensor matmul(const MatmulCall& call) override { return remember("matmul", call.original()); }
-  at::Tensor softmax(const SoftmaxCall& call) override { return remember("softmax" + std::to_string(call.dim), call.original()); }
+  at::Tensor softmax(const SoftmaxCall& call) override {
+    return remember("softmax" + std::to_string(call.dim), call.original());
+  }
   at::Tensor attention(const AttentionCall& call) override {
     scale = call.scale, mode = call.softmax_mode;
     return remember(call.is_causal ? "causal" : "attention", call.original());
@@ -80,16 +82,19 @@ TEST(AttentionModules, SoftmaxIsAtensUntilHandled) {
 }
 
 TEST(AttentionModules, FusedAttentionPassesItsOptionsOn) {
-  const at::Tensor q = hpu(torch::randn({1, 4, 5, 8})), k = hpu(torch::randn({1, 2, 6, 8})), v = hpu(torch::randn({1, 2, 6, 8}));
+  const at::Tensor q = hpu(torch::randn({1, 4, 5, 8})), k = hpu(torch::randn({1, 2, 6, 8})),
+                   v = hpu(torch::randn({1, 2, 6, 8}));
   const at::Tensor mask = hpu(torch::rand({5, 6}).gt(0.3));
   const AttentionOptions options{.mask = mask, .scale = 0.7, .enable_gqa = true};
   ModuleFusedSDPA m;
   const at::Tensor plain = at::scaled_dot_product_attention(q, k, v, mask, 0.0, false, 0.7, true);
   EXPECT_TRUE(same_bits(m(q, k, v, options), plain));
   const at::Tensor wide = hpu(torch::randn({1, 4, 6, 8}));
-  EXPECT_TRUE(same_bits(m->forward(wide, k, v, {.is_causal = true, .enable_gqa = true}), at::scaled_dot_product_attention(wide, k, v, {}, 0.0, true, {}, true)));
+  EXPECT_TRUE(same_bits(m->forward(wide, k, v, {.is_causal = true, .enable_gqa = true}),
+                        at::scaled_dot_product_attention(wide, k, v, {}, 0.0, true, {}, true)));
   const auto handler = handle(*m);
-  EXPECT_TRUE(same_bits(m->forward(q, k, v, {.mask = mask, .scale = 0.7, .enable_gqa = true, .softmax_mode = "fast"}), plain * 2));
+  EXPECT_TRUE(same_bits(m->forward(q, k, v, {.mask = mask, .scale = 0.7, .enable_gqa = true, .softmax_mode = "fast"}),
+                        plain * 2));
   EXPECT_EQ(handler->scale, 0.7);
   EXPECT_EQ(handler->mode, "fast");
 }
@@ -97,7 +102,8 @@ TEST(AttentionModules, FusedAttentionPassesItsOptionsOn) {
 TEST(AttentionModules, LengthsNeedAHandler) {
   const at::Tensor q = hpu(torch::randn({1, 1, 2, 4}));
   ModuleFusedSDPA m;
-  EXPECT_TRUE(throws_with({"ModuleFusedSDPA", "valid_seq_len"}, [&] { m->forward(q, q, q, {.valid_seq_len = hpu(torch::tensor({2}))}); }));
+  EXPECT_TRUE(throws_with({"ModuleFusedSDPA", "valid_seq_len"},
+                          [&] { m->forward(q, q, q, {.valid_seq_len = hpu(torch::tensor({2}))}); }));
 }
 
 TEST(AttentionModules, CacheGrowsAlongItsDimension) {
@@ -166,7 +172,8 @@ TEST(AttentionModules, PagedCacheInTheHandlersForm) {
   EXPECT_TRUE(throws_with({"VLLMKVCache", "Half", "Float"}, [&] { m(input, hpu(torch::zeros({4, 2, 4})), slots); }));
   const at::Tensor cache = hpu(torch::zeros({2, 2, 2, 4}, at::kHalf));
   m(input, cache, slots);
-  EXPECT_TRUE(same_bits(m->fetch_from_cache(cache, hpu(torch::tensor({0})), at::kFloat)[0][1], torch::full({2, 4}, 6.0f)));
+  EXPECT_TRUE(
+      same_bits(m->fetch_from_cache(cache, hpu(torch::tensor({0})), at::kFloat)[0][1], torch::full({2, 4}, 6.0f)));
 }
 
 TEST(AttentionModules, SlotsAreTheModulesOwn) {

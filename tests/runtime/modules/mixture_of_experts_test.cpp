@@ -21,7 +21,9 @@ MixtureOfExperts mixture(const MixtureOfExpertsOptions& options) {
 }
 
 at::Tensor activated(const std::string& name, const at::Tensor& x) {
-  return name == "silu" ? x * torch::sigmoid(x) : name == "relu" ? x.clamp_min(0) : 0.5 * x * (1 + torch::erf(x / std::sqrt(2.0)));
+  return name == "silu"   ? x * torch::sigmoid(x)
+         : name == "relu" ? x.clamp_min(0)
+                          : 0.5 * x * (1 + torch::erf(x / std::sqrt(2.0)));
 }
 
 /// y[t] = sum over k of weight[t, k] * expert[table[t, k]](x[t]), experts outside of the range giving nothing.
@@ -34,9 +36,11 @@ at::Tensor expected(MixtureOfExperts& m, const at::Tensor& hidden, const at::Ten
     for (std::int64_t k = 0; k < table.size(1); ++k) {
       const auto e = table.cpu()[t][k].item<std::int64_t>() - o.experts_min;
       if (e < 0 || e > o.experts_max - o.experts_min) continue;
-      const at::Tensor w13 = f64(parameters["w13_list." + std::to_string(e) + ".weight"]), w2 = f64(parameters["w2_list." + std::to_string(e) + ".weight"]);
+      const at::Tensor w13 = f64(parameters["w13_list." + std::to_string(e) + ".weight"]),
+                       w2 = f64(parameters["w2_list." + std::to_string(e) + ".weight"]);
       const at::Tensor up = torch::mv(w13, f64(hidden)[t]);
-      const at::Tensor inner = activated(o.activation, up.narrow(0, 0, o.intermediate_size)) * up.narrow(0, o.intermediate_size, o.intermediate_size);
+      const at::Tensor inner = activated(o.activation, up.narrow(0, 0, o.intermediate_size)) *
+                               up.narrow(0, o.intermediate_size, o.intermediate_size);
       y[t] += f64(weights)[t][k] * torch::mv(w2, inner);
     }
   }
@@ -44,7 +48,8 @@ at::Tensor expected(MixtureOfExperts& m, const at::Tensor& hidden, const at::Ten
 }
 
 TEST(MixtureOfExperts, IsTheWeightedSumOfItsExperts) {
-  const at::Tensor hidden = hpu(torch::randn({7, 6})), table = hpu(torch::randint(5, {7, 2}, at::kLong)), weights = hpu(torch::rand({7, 2}));
+  const at::Tensor hidden = hpu(torch::randn({7, 6})), table = hpu(torch::randint(5, {7, 2}, at::kLong)),
+                   weights = hpu(torch::rand({7, 2}));
   for (const char* activation : {"silu", "gelu", "relu"}) {
     for (const auto& [first, last] : {std::pair<std::int64_t, std::int64_t>{0, -1}, {1, 3}, {4, 4}}) {
       auto m = mixture({5, 6, 4, first, last, activation});
@@ -88,7 +93,8 @@ TEST(MixtureOfExperts, AHandlerGetsTheExpertsWeights) {
     std::string describe() const override { return "seen"; }
   };
   auto m = mixture({4, 6, 4, 1, 2, "gelu"});
-  const at::Tensor hidden = hpu(torch::randn({3, 6})), table = hpu(torch::tensor({{0, 1}, {2, 3}, {1, 2}})), weights = hpu(torch::rand({3, 2}));
+  const at::Tensor hidden = hpu(torch::randn({3, 6})), table = hpu(torch::tensor({{0, 1}, {2, 3}, {1, 2}})),
+                   weights = hpu(torch::rand({3, 2}));
   const at::Tensor plain = m(hidden, table, weights);
   const auto seen = std::make_shared<Seen>();
   m->slot()->handler = seen;
@@ -102,9 +108,11 @@ TEST(MixtureOfExperts, AHandlerGetsTheExpertsWeights) {
 }
 
 TEST(MixtureOfExperts, BadOptionsAreNamed) {
-  EXPECT_TRUE(throws_with({"experts_min, experts_max", "[2, 4]", "[0, 3]"}, [] { MixtureOfExperts(MixtureOfExpertsOptions{4, 6, 4, 2, 4, "silu"}); }));
+  EXPECT_TRUE(throws_with({"experts_min, experts_max", "[2, 4]", "[0, 3]"},
+                          [] { MixtureOfExperts(MixtureOfExpertsOptions{4, 6, 4, 2, 4, "silu"}); }));
   EXPECT_TRUE(throws_with({"experts_min"}, [] { MixtureOfExperts(MixtureOfExpertsOptions{0, 6, 4, 0, -1, "silu"}); }));
-  EXPECT_TRUE(throws_with({"'swish'", "silu, gelu, relu"}, [] { MixtureOfExperts(MixtureOfExpertsOptions{4, 6, 4, 0, -1, "swish"}); }));
+  EXPECT_TRUE(throws_with({"'swish'", "silu, gelu, relu"},
+                          [] { MixtureOfExperts(MixtureOfExpertsOptions{4, 6, 4, 0, -1, "swish"}); }));
 }
 
 }  // namespace

@@ -45,9 +45,8 @@ TEST(FusedSdpa, GroupedQueriesWithEveryMask) {
       EXPECT_TRUE(same_bits(fused_sdpa(a, b, c, options), out));
     }
   }
-  EXPECT_TRUE(throws_with({"[fused_sdpa]", "multiple", "6 and 4"}, [&] {
-    fused_sdpa(q, random_hpu({2, 4, 7, 8}, at::kFloat, 2), v, {});
-  }));
+  EXPECT_TRUE(throws_with({"[fused_sdpa]", "multiple", "6 and 4"},
+                          [&] { fused_sdpa(q, random_hpu({2, 4, 7, 8}, at::kFloat, 2), v, {}); }));
 }
 
 TEST(FusedSdpa, OneKeyHeadNeedsNoGroups) {

@@ -81,8 +81,8 @@ TEST(BlockOps, TakesStridedAndEmptyMatrices) {
     EXPECT_TRUE(torch::equal(a.scale_inv.cpu(), b.scale_inv.cpu()));
   }
   for (auto sizes : {std::vector<int64_t>{0, 5}, {5, 0}, {0, 0}}) {
-    const auto q = ops::quantize_mx(torch::empty(sizes).to(kHpu), torch::kFloat8_e4m3fn, Dialect::ocp,
-                                    ops::MxDirection::rowwise);
+    const auto q =
+        ops::quantize_mx(torch::empty(sizes).to(kHpu), torch::kFloat8_e4m3fn, Dialect::ocp, ops::MxDirection::rowwise);
     EXPECT_EQ(q.codes.numel(), 0);
     EXPECT_EQ(ops::dequantize_blocks(q, torch::kFloat).sizes(), at::IntArrayRef(sizes));
   }
@@ -105,11 +105,14 @@ TEST(BlockOps, NamesWhatItCannotTake) {
   const auto quantize = [](const torch::Tensor& t, at::ScalarType fp8, int64_t br) {
     return ops::quantize_blocks(t, fp8, Dialect::ocp, br, 4, false);
   };
-  EXPECT_TRUE(throws_with({"expected a matrix of dtype Float, BFloat16 or Half"}, [&] { quantize(x[0], torch::kFloat8_e4m3fn, 4); }));
+  EXPECT_TRUE(throws_with({"expected a matrix of dtype Float, BFloat16 or Half"},
+                          [&] { quantize(x[0], torch::kFloat8_e4m3fn, 4); }));
   EXPECT_TRUE(throws_with({"of Int"}, [&] { quantize(x.to(torch::kInt), torch::kFloat8_e4m3fn, 4); }));
   EXPECT_TRUE(throws_with({"expected codes of dtype"}, [&] { quantize(x, torch::kHalf, 4); }));
-  EXPECT_TRUE(throws_with({"expected blocks of at least 1 x 1, got 0 x 4"}, [&] { quantize(x, torch::kFloat8_e4m3fn, 0); }));
-  EXPECT_TRUE(throws_with({"amax_epsilon"}, [&] { ops::quantize_blocks(x, torch::kFloat8_e4m3fn, Dialect::ocp, 4, 4, false, -1.0f); }));
+  EXPECT_TRUE(
+      throws_with({"expected blocks of at least 1 x 1, got 0 x 4"}, [&] { quantize(x, torch::kFloat8_e4m3fn, 0); }));
+  EXPECT_TRUE(throws_with({"amax_epsilon"},
+                          [&] { ops::quantize_blocks(x, torch::kFloat8_e4m3fn, Dialect::ocp, 4, 4, false, -1.0f); }));
   auto q = quantize(x, torch::kFloat8_e4m3fn, 4);
   EXPECT_TRUE(throws_with({"expected an output of dtype"}, [&] { ops::dequantize_blocks(q, torch::kInt); }));
   q.scale_inv = torch::ones({2, 1});

@@ -75,12 +75,14 @@ TEST(CastForms, AScaleThatDoesNotFitThrows) {
   EXPECT_TRUE(throws_with({"Number of scale elements (3) is not equal to number of scale_shape elements (6)."}, [&] {
     call("cast_to_fp8_v2", "", {x, at::ones({3}), false, false, code(kE4M3), std::vector<std::int64_t>{1, 6}});
   }));
-  EXPECT_TRUE(throws_with({"broadcasts to the input's sizes [4, 6], got sizes [5]"}, [&] { call("cast_to_fp8_v2", "", {x, at::ones({5}), false, false, code(kE4M3)}); }));
-  EXPECT_TRUE(throws_with({"broadcasts to the input's sizes [4, 6], got sizes [5]"}, [&] { call("cast_to_fp8_hybrid", "", {x, at::IValue(), at::ones({5}), false, false}); }));
-  EXPECT_TRUE(throws_with({"broadcasts to the input's sizes"}, [&] {
-    call("cast_to_fp8_v2", "", {x, at::ones({3, 4, 6}), false, false, code(kE4M3)});
-  }));
-  EXPECT_TRUE(throws_with({"broadcasts to the input's sizes"}, [&] { call("cast_from_fp8", "", {x.to(kE4M3), at::ones({3, 4, 6}), code(at::kFloat)}); }));
+  EXPECT_TRUE(throws_with({"broadcasts to the input's sizes [4, 6], got sizes [5]"},
+                          [&] { call("cast_to_fp8_v2", "", {x, at::ones({5}), false, false, code(kE4M3)}); }));
+  EXPECT_TRUE(throws_with({"broadcasts to the input's sizes [4, 6], got sizes [5]"},
+                          [&] { call("cast_to_fp8_hybrid", "", {x, at::IValue(), at::ones({5}), false, false}); }));
+  EXPECT_TRUE(throws_with({"broadcasts to the input's sizes"},
+                          [&] { call("cast_to_fp8_v2", "", {x, at::ones({3, 4, 6}), false, false, code(kE4M3)}); }));
+  EXPECT_TRUE(throws_with({"broadcasts to the input's sizes"},
+                          [&] { call("cast_from_fp8", "", {x.to(kE4M3), at::ones({3, 4, 6}), code(at::kFloat)}); }));
 }
 
 TEST(Amax, IsTheUnscaledMaximumOrAbsent) {
@@ -113,13 +115,11 @@ TEST(CastForms, StridedInputsGiveTheirValues) {
 
 TEST(Fp8Inputs, KeepTheirTypeAndHaveNoAmax) {
   const at::Tensor q = input({4, 6}).to(kE4M3), e5m2 = input({4, 6}).to(at::kFloat8_e5m2);
-  EXPECT_TRUE(throws_with({"CastToFp8V2 must have no amax for float8."}, [&] {
-    call("cast_to_fp8_v2", "", {q, at::IValue(), false, true, code(kE4M3)});
-  }));
+  EXPECT_TRUE(throws_with({"CastToFp8V2 must have no amax for float8."},
+                          [&] { call("cast_to_fp8_v2", "", {q, at::IValue(), false, true, code(kE4M3)}); }));
   EXPECT_TRUE(throws_with(
-      {"CastToFp8V2 input and output must have the same dtype for float8, but are Float8_e5m2 and Float8_e4m3fn"}, [&] {
-        call("cast_to_fp8_v2", "", {e5m2, at::IValue(), false, false, code(kE4M3)});
-      }));
+      {"CastToFp8V2 input and output must have the same dtype for float8, but are Float8_e5m2 and Float8_e4m3fn"},
+      [&] { call("cast_to_fp8_v2", "", {e5m2, at::IValue(), false, false, code(kE4M3)}); }));
   for (const bool stochastic : {false, true}) {
     EXPECT_TRUE(same_bits(call("cast_to_fp8_v2", "", {q, at::IValue(), stochastic, false, code(kE4M3)})[0], q));
     EXPECT_TRUE(
@@ -136,9 +136,8 @@ TEST(CastForms, OtherTypesAreRefused) {
   EXPECT_TRUE(throws_with({"[cast_to_fp8_v2]", "got BFloat16"}, [] {
     call("cast_to_fp8_v2", "", {at::ones({2}, on_hpu()), at::IValue(), false, false, code(at::kBFloat16)});
   }));
-  EXPECT_TRUE(throws_with({"[cast_from_fp8]", "got Float"}, [] {
-    call("cast_from_fp8", "scalar", {at::ones({2}, on_hpu()), 1.0, code(at::kFloat)});
-  }));
+  EXPECT_TRUE(throws_with({"[cast_from_fp8]", "got Float"},
+                          [] { call("cast_from_fp8", "scalar", {at::ones({2}, on_hpu()), 1.0, code(at::kFloat)}); }));
   EXPECT_TRUE(throws_with({"[cast_from_fp8]", "got Int"}, [] {
     call("cast_from_fp8", "scalar", {at::ones({2}, on_hpu()).to(kE4M3), 1.0, code(at::kInt)});
   }));
@@ -154,12 +153,10 @@ TEST(DeprecatedCast, FillsOutAndAmax) {
   EXPECT_EQ(amax.item<float>(), x.abs().max().item<float>());
   call("cast_to_fp8", "", {x, at::IValue(), false, out, none});
   EXPECT_EQ(codes_of(out), expected_codes(x, at::ones({1})));
-  EXPECT_TRUE(throws_with({"[cast_to_fp8]", "sizes"}, [&] {
-    call("cast_to_fp8", "", {input({2, 2}), at::IValue(), false, out, none});
-  }));
-  EXPECT_TRUE(throws_with({"[cast_to_fp8]", "Half"}, [&] {
-    call("cast_to_fp8", "", {x.to(at::kHalf), at::IValue(), false, out, none});
-  }));
+  EXPECT_TRUE(throws_with({"[cast_to_fp8]", "sizes"},
+                          [&] { call("cast_to_fp8", "", {input({2, 2}), at::IValue(), false, out, none}); }));
+  EXPECT_TRUE(throws_with({"[cast_to_fp8]", "Half"},
+                          [&] { call("cast_to_fp8", "", {x.to(at::kHalf), at::IValue(), false, out, none}); }));
   EXPECT_TRUE(throws_with({"[cast_to_fp8]", "amax"}, [&] {
     call("cast_to_fp8", "", {x, at::IValue(), false, out, at::empty({1}, on_hpu(at::kHalf))});
   }));

@@ -20,8 +20,10 @@ class RoundingMode {
 
  private:
   static void set(const char* value) {
-    if (value == nullptr) unsetenv("PT_HPU_STOCHASTIC_ROUNDING_MODE");
-    else setenv("PT_HPU_STOCHASTIC_ROUNDING_MODE", value, 1);
+    if (value == nullptr)
+      unsetenv("PT_HPU_STOCHASTIC_ROUNDING_MODE");
+    else
+      setenv("PT_HPU_STOCHASTIC_ROUNDING_MODE", value, 1);
   }
 };
 
@@ -74,7 +76,8 @@ TEST(CastHybrid, TakesAnyStridesAndNoScales) {
     EXPECT_EQ(codes_of(y[1]), expected_codes(x, 1, false, 448));
     EXPECT_EQ(y[2].sizes(), at::IntArrayRef({0}));
   }
-  const at::Tensor per_row = at::rand({40, 1}) + 0.5, odd = at::rand({40, 60}) + 0.5;  // a scale per row, one per element
+  const at::Tensor per_row = at::rand({40, 1}) + 0.5,
+                   odd = at::rand({40, 60}) + 0.5;  // a scale per row, one per element
   const auto y = call("cast_to_fp8_hybrid", "", {base, per_row, odd, false, true});
   EXPECT_TRUE(same_bits(y[0], call("cast_to_fp8_v2", "", {base, per_row, false, false, code(kE5M2)})[0]));
   EXPECT_TRUE(same_bits(y[1], call("cast_to_fp8_v2", "", {base, odd, false, false, code(kE4M3)})[0]));
@@ -129,12 +132,15 @@ TEST(StochasticMode, DecidesBelowTheSmallestE5M2Number) {
     }
   }
   const RoundingMode scope("0");
-  const at::Tensor x = hpu(at::tensor({1.5f * 0x1p-16f, -0.9f * 0x1p-16f, 18.5f, -NAN}).to(at::kBFloat16)).repeat({500});
+  const at::Tensor x =
+      hpu(at::tensor({1.5f * 0x1p-16f, -0.9f * 0x1p-16f, 18.5f, -NAN}).to(at::kBFloat16)).repeat({500});
   const at::Tensor y = call("cast_to_fp8_v2", "", {x, at::IValue(), true, false, code(kE5M2)})[0];
   const at::Tensor rows = at::tensor(codes_of(y)).view({500, 4});
-  const auto both = [&](int column) { return rows.select(1, column).min().item<int>() < rows.select(1, column).max().item<int>(); };
-  EXPECT_TRUE(both(0) && both(2));  // from the smallest number on nothing changes
-  EXPECT_TRUE((rows.select(1, 1) == 0x80).all().item<bool>());          // the sign stays
+  const auto both = [&](int column) {
+    return rows.select(1, column).min().item<int>() < rows.select(1, column).max().item<int>();
+  };
+  EXPECT_TRUE(both(0) && both(2));                              // from the smallest number on nothing changes
+  EXPECT_TRUE((rows.select(1, 1) == 0x80).all().item<bool>());  // the sign stays
   EXPECT_TRUE(((rows.select(1, 3) & 127) == 127).all().item<bool>());
 }
 

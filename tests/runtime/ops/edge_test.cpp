@@ -22,7 +22,9 @@ Tensor converted() {
 TEST(Edge, AConvertedWeightIsRefusedByName) {
   const Tensor w = converted(), x = random_codes({4, 4}, kE4M3, 1);
   const auto refused = [](const char* op, const char* overload, const torch::jit::Stack& args) {
-    EXPECT_TRUE(throws_with({std::string("hpu::") + op, "module 'fc1'", "Float8_e4m3fn"}, [&] { call(op, overload, args); })) << op;
+    EXPECT_TRUE(throws_with({std::string("hpu::") + op, "module 'fc1'", "Float8_e4m3fn"}, [&] {
+      call(op, overload, args);
+    })) << op;
   };
   refused("cast_from_fp8", "", {w, kNone, code(at::kFloat)});
   refused("cast_from_fp8", "scalar", {w, 1.0, code(at::kFloat)});
@@ -37,8 +39,9 @@ TEST(Edge, AConvertedWeightIsRefusedByName) {
   refused("fp8_index_copy_", "", {x.clone(), 0, at::tensor({0}, on_hpu(at::kLong)), w.narrow(0, 0, 1)});
   const c10::List<Tensor> list({w});
   const Tensor routes = at::zeros({4, 1}, on_hpu(at::kInt)), weights = at::ones({4, 1}, on_hpu());
-  refused("mixture_of_experts", "fp8_fused_weights_scalars_dynamic",
-          {x, routes, weights, list, list, 1.0, c10::List<double>({1.0}), c10::List<double>({1.0}), true, "silu", 0, 0});
+  refused(
+      "mixture_of_experts", "fp8_fused_weights_scalars_dynamic",
+      {x, routes, weights, list, list, 1.0, c10::List<double>({1.0}), c10::List<double>({1.0}), true, "silu", 0, 0});
   EXPECT_TRUE(throws_with({"fp8::weight_only_linear", "module 'fc1'"}, [&] {
     const auto op = c10::Dispatcher::singleton().findSchemaOrThrow("fp8::weight_only_linear", "");
     torch::jit::Stack args{at::ones({1, 4}, on_hpu()), w, at::ones({1}, on_hpu()), kNone};
@@ -56,32 +59,46 @@ TEST(Edge, NoOperatorTakesAConvertedWeightForValues) {
     torch::jit::Stack args;
     for (const auto& argument : op.schema().arguments()) {
       const std::string type = argument.type()->str();
-      if (type == "Tensor") args.emplace_back(w);
-      else if (type == "Tensor?") args.emplace_back();
-      else if (type == "Tensor[]") args.emplace_back(c10::List<Tensor>({w}));
-      else if (type == "int") args.emplace_back(argument.name().find("dtype") != std::string::npos ? code(at::kFloat) : std::int64_t{0});
-      else if (type == "float") args.emplace_back(1.0);
-      else if (type == "float[]") args.emplace_back(c10::List<double>({1.0}));
-      else if (type == "int[]") args.emplace_back(c10::List<std::int64_t>({4, 4}));
-      else if (type == "bool") args.emplace_back(false);
-      else if (type == "str") args.emplace_back("none");
-      else args.emplace_back();
+      if (type == "Tensor")
+        args.emplace_back(w);
+      else if (type == "Tensor?")
+        args.emplace_back();
+      else if (type == "Tensor[]")
+        args.emplace_back(c10::List<Tensor>({w}));
+      else if (type == "int")
+        args.emplace_back(argument.name().find("dtype") != std::string::npos ? code(at::kFloat) : std::int64_t{0});
+      else if (type == "float")
+        args.emplace_back(1.0);
+      else if (type == "float[]")
+        args.emplace_back(c10::List<double>({1.0}));
+      else if (type == "int[]")
+        args.emplace_back(c10::List<std::int64_t>({4, 4}));
+      else if (type == "bool")
+        args.emplace_back(false);
+      else if (type == "str")
+        args.emplace_back("none");
+      else
+        args.emplace_back();
     }
-    const bool moves = name.name.find("hpu::fp8_copy_") == 0 || name.name == "hpu::fp8_reshape" || name.name == "hpu::fp8_transpose" || name.name == "hpu::fp8_permute";
+    const bool moves = name.name.find("hpu::fp8_copy_") == 0 || name.name == "hpu::fp8_reshape" ||
+                       name.name == "hpu::fp8_transpose" || name.name == "hpu::fp8_permute";
     if (moves) continue;  // copies of a whole weight or of parts of it: runtime/intercept says what they carry
     const std::string text = error_of([&] { op.callBoxed(args); });
     const bool named = text.find("module 'fc1'") != std::string::npos;
-    const bool shape = name.name.find("interleave") != std::string::npos || name.name.find("mixture_of_experts") != std::string::npos;
+    const bool shape =
+        name.name.find("interleave") != std::string::npos || name.name.find("mixture_of_experts") != std::string::npos;
     EXPECT_TRUE(named || (shape && !text.empty())) << name.name << "." << name.overload_name << ": " << text;
   }
   EXPECT_TRUE(same_bits(w.view(at::kByte), before));
 }
 
 TEST(Edge, TheLibrarysOwnCallsThatHaveTheScaleGoThrough) {
-  const Tensor w = converted(), x = random_codes({2, 4}, kE4M3, 1), one = at::ones({1}, on_hpu()), half = at::full({1}, 0.5, on_hpu());
+  const Tensor w = converted(), x = random_codes({2, 4}, kE4M3, 1), one = at::ones({1}, on_hpu()),
+               half = at::full({1}, 0.5, on_hpu());
   const Tensor y = runtime::ops::call_fp8_gemm(x, w, at::kFloat, one, half, std::nullopt);
   EXPECT_TRUE(same_bits(y, at::matmul(values_of(x), at::ones({4, 4}, at::kDouble)).to(at::kFloat)));
-  EXPECT_TRUE(throws_with({"module 'fc1'"}, [&] { call("sum_fp8", "", {w}); })) << "and only for as long as the call lasts";
+  EXPECT_TRUE(throws_with({"module 'fc1'"}, [&] { call("sum_fp8", "", {w}); }))
+      << "and only for as long as the call lasts";
 }
 
 TEST(Edge, AnOperandOnTheHostIsRefusedAndAScaleThereIsRead) {
@@ -90,15 +107,20 @@ TEST(Edge, AnOperandOnTheHostIsRefusedAndAScaleThereIsRead) {
     return call("fp8_gemm_v2", "", {a, false, b, true, kNone, code(at::kFloat), a_scale, kNone, bias})[0];
   };
   const auto refused = [&](const Tensor& a, const Tensor& b, const at::IValue& bias) {
-    EXPECT_TRUE(throws_with({"hpu::fp8_gemm_v2", "hpu:0 and cpu!", "FP8_HPU_MOVE_HOST_OPERANDS=1"}, [&] { gemm(a, b, kNone, bias); }));
+    EXPECT_TRUE(throws_with({"hpu::fp8_gemm_v2", "hpu:0 and cpu!", "FP8_HPU_MOVE_HOST_OPERANDS=1"},
+                            [&] { gemm(a, b, kNone, bias); }));
   };
   refused(host, w, kNone);
   refused(x, w.cpu(), kNone);
   refused(x, w, at::ones({3}));
   const Tensor plain = gemm(x, w, kNone, kNone);
   EXPECT_TRUE(same_bits(gemm(x, w, at::full({1}, 2.f), kNone), plain * 2));
-  EXPECT_TRUE(throws_with({"hpu:0 and cpu!"}, [&] { call("kv_reorder", "", {hpu(at::zeros({1, 4, 3, 2})), at::zeros({1}, at::kInt), at::ones({1}, at::kInt), at::zeros({1}, at::kByte)}); }));
-  EXPECT_TRUE(throws_with({"hpu::rms_norm", "hpu:0 and cpu!"}, [&] { call("rms_norm", "", {at::ones({2, 4}, on_hpu()), at::ones({4}), 1e-6}); }));
+  EXPECT_TRUE(throws_with({"hpu:0 and cpu!"}, [&] {
+    call("kv_reorder", "",
+         {hpu(at::zeros({1, 4, 3, 2})), at::zeros({1}, at::kInt), at::ones({1}, at::kInt), at::zeros({1}, at::kByte)});
+  }));
+  EXPECT_TRUE(throws_with({"hpu::rms_norm", "hpu:0 and cpu!"},
+                          [&] { call("rms_norm", "", {at::ones({2, 4}, on_hpu()), at::ones({4}), 1e-6}); }));
   EXPECT_TRUE(throws_with({"hpu::sdpa_fwd", "hpu:0 and cpu!"}, [&] {
     const Tensor q = at::ones({1, 2, 4}, on_hpu());
     call("sdpa_fwd", "", {q, q, q, at::ones({2, 2}, at::kBool), 0.0, 1.0, false, "none", kNone, "left"});

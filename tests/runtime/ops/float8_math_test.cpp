@@ -98,7 +98,8 @@ TEST(Float8Arithmetic, IsThatOfTheValuesInF32RoundedOnce) {
 }
 
 TEST(Float8Arithmetic, InPlaceAndIntoAnOut) {
-  const Tensor x = random_codes({4, 6}, kE4M3, 1), y = random_codes({4, 6}, kE4M3, 2), a = values_of(x), b = values_of(y);
+  const Tensor x = random_codes({4, 6}, kE4M3, 1), y = random_codes({4, 6}, kE4M3, 2), a = values_of(x),
+               b = values_of(y);
   Tensor z = x.clone();
   const void* data = z.data_ptr();
   const auto* impl = z.unsafeGetTensorImpl();
@@ -111,7 +112,8 @@ TEST(Float8Arithmetic, InPlaceAndIntoAnOut) {
   EXPECT_EQ(codes_of(z.neg_()), codes_for(-a, kE4M3));
   z = x.clone();
   EXPECT_EQ(codes_of(z.abs_()), codes_for(a.abs(), kE4M3));
-  Tensor out = at::empty({0}, on_hpu(kE4M3)), wide = at::empty({4, 6}, on_hpu()), flags = at::empty({0}, on_hpu(at::kBool));
+  Tensor out = at::empty({0}, on_hpu(kE4M3)), wide = at::empty({4, 6}, on_hpu()),
+         flags = at::empty({0}, on_hpu(at::kBool));
   EXPECT_EQ(codes_of(at::add_out(out, x, y)), codes_for(a + b, kE4M3));
   EXPECT_EQ(out.sizes(), x.sizes());
   at::neg_out(wide, x);
@@ -146,7 +148,8 @@ TEST(Float8Comparison, IsThatOfTheValues) {
     EXPECT_TRUE(same_bits(x < 0.5, a < 0.5));
     EXPECT_TRUE(same_bits(x.clone().gt_(0).to(at::kFloat), (a > 0).to(at::kFloat)));
   }
-  const Tensor zeros = hpu(at::tensor({0, 128}, at::kByte).view(kE4M3)), nan = hpu(at::full({1}, 127, at::kByte).view(kE4M3));
+  const Tensor zeros = hpu(at::tensor({0, 128}, at::kByte).view(kE4M3)),
+               nan = hpu(at::full({1}, 127, at::kByte).view(kE4M3));
   EXPECT_TRUE((zeros[0] == zeros[1]).item<bool>());
   EXPECT_FALSE((nan == nan).item<bool>());
   EXPECT_TRUE(nan.isnan().item<bool>());
@@ -170,13 +173,15 @@ TEST(Float8Sum, IsTheF32SumInTheDtypeAskedForOrItsOwn) {
 
 TEST(Float8Arithmetic, WhatPyTorchRefusesAndWhatATagRefusesStayRefused) {
   const Tensor x = random_codes({6}, kE4M3, 1), y = random_codes({6}, kE5M2, 1), plain = at::ones({6}, on_hpu());
-  for (const auto& run : std::vector<std::function<void()>>{[&] { x + y; }, [&] { x - plain; }, [&] { x < plain; }, [&] { plain / x; }})
+  for (const auto& run :
+       std::vector<std::function<void()>>{[&] { x + y; }, [&] { x - plain; }, [&] { x < plain; }, [&] { plain / x; }})
     EXPECT_TRUE(throws_with({"Promotion for Float8 Types is not supported"}, run));
   EXPECT_TRUE(throws_with({"hpu:0 and cpu!"}, [&] { x + x.cpu(); }));
   Tensor w = at::ones({4, 4}, on_hpu());
   convert_to_codes(w, "layer", std::make_shared<CodesHandler>(0.5), 0.5);
-  for (const auto& run : std::vector<std::function<void()>>{[&] { w + 1; }, [&] { w - w; }, [&] { w / 2; }, [&] { -w; }, [&] { w.abs(); },
-                                                           [&] { w == 1; }, [&] { w.sum(); }, [&] { w.isnan(); }})
+  for (const auto& run :
+       std::vector<std::function<void()>>{[&] { w + 1; }, [&] { w - w; }, [&] { w / 2; }, [&] { -w; }, [&] { w.abs(); },
+                                          [&] { w == 1; }, [&] { w.sum(); }, [&] { w.isnan(); }})
     EXPECT_TRUE(throws_with({"module 'layer'"}, run));
 }
 
@@ -219,7 +224,7 @@ TEST(Float8IsClose, ATaggedWeightsValuesHaveItsScale) {
   const Tensor values = hpu(at::tensor({1.f, 2.f, 4.f, -8.f})).view({2, 2});
   Tensor a = values.clone(), b = values.clone(), twice = values * 2;
   convert_to_codes(a, "a", std::make_shared<CodesHandler>(0.5), 0.5);
-  convert_to_codes(b, "b", std::make_shared<CodesHandler>(0.25), 0.25);   // other codes, the same values
+  convert_to_codes(b, "b", std::make_shared<CodesHandler>(0.25), 0.25);    // other codes, the same values
   convert_to_codes(twice, "c", std::make_shared<CodesHandler>(1.0), 1.0);  // a's codes, other values
   EXPECT_TRUE(at::allclose(a, b));
   EXPECT_FALSE(at::allclose(a, twice));

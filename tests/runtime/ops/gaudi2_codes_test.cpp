@@ -17,7 +17,9 @@ double ieee(int code) {
   return code & 128 ? -v : v;
 }
 
-Tensor codes_on_hpu(const std::vector<std::int64_t>& codes) { return hpu(at::tensor(codes, at::kLong).to(at::kByte).view(kE4M3)); }
+Tensor codes_on_hpu(const std::vector<std::int64_t>& codes) {
+  return hpu(at::tensor(codes, at::kLong).to(at::kByte).view(kE4M3));
+}
 
 Tensor all_codes() {
   std::vector<std::int64_t> codes(256);
@@ -50,18 +52,22 @@ TEST(Gaudi2Codes, CastFromFp8GivesInfinityAndNan) {
 
 TEST(Gaudi2Codes, ProductsConvolutionsAndSumsMeetThem) {
   const DeviceKindScope gaudi2(DeviceKind::gaudi2);
-  const Tensor x = codes_on_hpu({0x38, 0x78, 0x38, 0x38, 0x38, 0x38}).view({3, 2}), w = codes_on_hpu({0x38, 0x38, 0x38, 0xF9}).view({2, 2});  // 0x38 = 1
+  const Tensor x = codes_on_hpu({0x38, 0x78, 0x38, 0x38, 0x38, 0x38}).view({3, 2}),
+               w = codes_on_hpu({0x38, 0x38, 0x38, 0xF9}).view({2, 2});  // 0x38 = 1
   const Tensor y = call("fp8_gemm_v2", "", {x, false, w, true, kNone, code(at::kFloat)})[0].cpu();
   EXPECT_EQ(y[0][0].item<float>(), HUGE_VALF);
   for (int r = 0; r < 3; ++r) EXPECT_TRUE(std::isnan(y[r][1].item<float>()));
   EXPECT_EQ(y[1][0].item<float>(), 2.0f);
   EXPECT_EQ(y[2][0].item<float>(), 2.0f);
-  const Tensor image = codes_on_hpu({0x38, 0x78, 0x38, 0x38}).view({1, 1, 2, 2}), kernel = codes_on_hpu({0x38}).view({1, 1, 1, 1});
+  const Tensor image = codes_on_hpu({0x38, 0x78, 0x38, 0x38}).view({1, 1, 2, 2}),
+               kernel = codes_on_hpu({0x38}).view({1, 1, 1, 1});
   const Tensor conv = call("conv2d_fp8", "", {image, kernel})[0].cpu().to(at::kFloat).flatten();
   EXPECT_EQ(conv[0].item<float>(), 1.0f);
   EXPECT_EQ(conv[1].item<float>(), HUGE_VALF);
-  EXPECT_EQ(call("sum_fp8", "", {codes_on_hpu({0x38, 0x78}), kNone, false, code(at::kFloat)})[0].item<float>(), HUGE_VALF);
-  EXPECT_TRUE(std::isnan(call("sum_fp8", "", {codes_on_hpu({0xF8, 0x78}), kNone, false, code(at::kFloat)})[0].item<float>()));
+  EXPECT_EQ(call("sum_fp8", "", {codes_on_hpu({0x38, 0x78}), kNone, false, code(at::kFloat)})[0].item<float>(),
+            HUGE_VALF);
+  EXPECT_TRUE(
+      std::isnan(call("sum_fp8", "", {codes_on_hpu({0xF8, 0x78}), kNone, false, code(at::kFloat)})[0].item<float>()));
 }
 
 TEST(Gaudi2Codes, SoftmaxAttentionAndExpertsMeetThem) {
@@ -69,28 +75,49 @@ TEST(Gaudi2Codes, SoftmaxAttentionAndExpertsMeetThem) {
   const Tensor row = codes_on_hpu({0x38, 0x79}).view({1, 2});
   const Tensor p = call("softmax_fp8", "Scalar_scales", {row, -1, 1.0, 1.0})[0];
   for (const int c : codes_of(p)) EXPECT_EQ(c & 0x7F, 0x7F) << "NaN";
-  const Tensor q = codes_on_hpu({0x38, 0x38, 0x38, 0x38}).view({1, 2, 2}), v = codes_on_hpu({0x38, 0x38, 0x78, 0x38}).view({1, 2, 2});
-  const Tensor out = call("fp8_sdpa_fwd", "", {q, q, v, kNone, 0.0, 1.0, false, "none", kNone, kNone, kNone, kNone, kNone, kNone, false, kNone, "left"})[0].cpu().to(at::kFloat).view({2, 2});
+  const Tensor q = codes_on_hpu({0x38, 0x38, 0x38, 0x38}).view({1, 2, 2}),
+               v = codes_on_hpu({0x38, 0x38, 0x78, 0x38}).view({1, 2, 2});
+  const Tensor out =
+      call("fp8_sdpa_fwd", "",
+           {q, q, v, kNone, 0.0, 1.0, false, "none", kNone, kNone, kNone, kNone, kNone, kNone, false, kNone, "left"})[0]
+          .cpu()
+          .to(at::kFloat)
+          .view({2, 2});
   for (int r = 0; r < 2; ++r) {
     EXPECT_EQ(out[r][0].item<float>(), HUGE_VALF);
     EXPECT_EQ(out[r][1].item<float>(), 1.0f);
   }
-  const Tensor hidden = codes_on_hpu({0x38, 0x38, 0x38, 0x7A}).view({2, 2}), ones = codes_on_hpu({0x38, 0x38, 0x38, 0x38}).view({2, 2});
+  const Tensor hidden = codes_on_hpu({0x38, 0x38, 0x38, 0x7A}).view({2, 2}),
+               ones = codes_on_hpu({0x38, 0x38, 0x38, 0x38}).view({2, 2});
   const c10::List<Tensor> w12({at::cat({ones, ones})}), w3({ones});
   const c10::List<double> one({1.0});
   const Tensor moe = call("mixture_of_experts", "fp8_fused_weights_scalars_dynamic",
-                          {hidden, at::zeros({2, 1}, on_hpu(at::kInt)), at::ones({2, 1}, on_hpu()), w12, w3, 1.0, one, one, true, "relu", 0, 0})[0].cpu().to(at::kFloat);
+                          {hidden, at::zeros({2, 1}, on_hpu(at::kInt)), at::ones({2, 1}, on_hpu()), w12, w3, 1.0, one,
+                           one, true, "relu", 0, 0})[0]
+                         .cpu()
+                         .to(at::kFloat);
   EXPECT_FALSE(std::isnan(moe[0][0].item<float>()));
   EXPECT_TRUE(std::isnan(moe[1][0].item<float>()));
 }
 
 TEST(Gaudi2Codes, AnOptimizersMomentsMeetThem) {
   const auto step = [](std::int64_t moment) {
-    const Tensor w = at::zeros({2}, on_hpu()), m = codes_on_hpu({0x38, moment}), v = at::ones({2}, on_hpu()), g = at::zeros({2}, on_hpu());
+    const Tensor w = at::zeros({2}, on_hpu()), m = codes_on_hpu({0x38, moment}), v = at::ones({2}, on_hpu()),
+                 g = at::zeros({2}, on_hpu());
     const auto list = [](const Tensor& t) { return c10::List<Tensor>({t}); };
     const auto op = c10::Dispatcher::singleton().findSchemaOrThrow("hpu::optimizer_adamw", "");
-    torch::jit::Stack args{list(g), list(w), list(m), list(v), at::full({1}, -1.0, on_hpu()), 0.5, 0.5, 1e-6, at::ones({1}, on_hpu()), false,
-                           list(at::ones({1}, on_hpu())), kNone};
+    torch::jit::Stack args{list(g),
+                           list(w),
+                           list(m),
+                           list(v),
+                           at::full({1}, -1.0, on_hpu()),
+                           0.5,
+                           0.5,
+                           1e-6,
+                           at::ones({1}, on_hpu()),
+                           false,
+                           list(at::ones({1}, on_hpu())),
+                           kNone};
     op.callBoxed(args);
     return w.cpu();
   };

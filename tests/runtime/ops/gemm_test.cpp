@@ -4,7 +4,6 @@
 #include "fp8/runtime/ops/native/gemm.h"
 
 #include "fp8/runtime/ops/fp8_ops.h"
-
 #include "op_call.h"
 
 namespace fp8::test {
@@ -93,9 +92,11 @@ TEST(Gemm, FormatsAndResultTypes) {
 // the backward products lie as the forward left them.
 TEST(Gemm, BackwardProductsOfMixedFormats) {
   const std::int64_t m = 48, n = 80, k = 112;
-  const at::Tensor x = random_codes({m, k}, kE4M3, 1), w = random_codes({n, k}, kE4M3, 2), g = random_codes({m, n}, kE5M2, 3);
+  const at::Tensor x = random_codes({m, k}, kE4M3, 1), w = random_codes({n, k}, kE4M3, 2),
+                   g = random_codes({m, n}, kE5M2, 3);
   const at::Tensor vx = values_of(x), vw = values_of(w), vg = values_of(g), scale = at::full({1}, 0.25f);
-  const at::Tensor dx = runtime::ops::call_fp8_gemm_v2(g, false, w, false, std::nullopt, at::kFloat, scale, std::nullopt);
+  const at::Tensor dx =
+      runtime::ops::call_fp8_gemm_v2(g, false, w, false, std::nullopt, at::kFloat, scale, std::nullopt);
   expect_close(dx, at::matmul(vg, vw) * 0.25, at::matmul(vg.abs(), vw.abs()) * 0.25, n, "dx");
   const at::Tensor dw = runtime::ops::call_fp8_gemm_v2(g, true, x, false, std::nullopt, at::kFloat, scale, scale);
   expect_close(dw, at::matmul(vg.t(), vx) / 16, at::matmul(vg.t().abs(), vx.abs()) / 16, m, "dw");
@@ -106,15 +107,18 @@ TEST(Gemm, BackwardProductsOfMixedFormats) {
 // A transposed operand gives the bits that a copy of it gives, also as a part of a larger one and in a batch.
 TEST(Gemm, TransposedOperandsGiveTheSameBits) {
   const auto product = [](const at::Tensor& a, bool trans_a, const at::Tensor& b, bool trans_b) {
-    return runtime::ops::call_fp8_gemm_v2(a, trans_a, b, trans_b, std::nullopt, at::kBFloat16, std::nullopt, std::nullopt);
+    return runtime::ops::call_fp8_gemm_v2(a, trans_a, b, trans_b, std::nullopt, at::kBFloat16, std::nullopt,
+                                          std::nullopt);
   };
   const at::Tensor a = random_codes({200, 130}, kE5M2, 5), b = random_codes({200, 90}, kE4M3, 6);
-  for (const auto& [part_a, part_b] : {std::pair<at::Tensor, at::Tensor>{a, b},
-                                       {a.slice(1, 3, 100), b.slice(1, 10, 80)},
-                                       {a.slice(0, 0, 200, 2), b.slice(0, 0, 200, 2)},
-                                       {a.view({2, 100, 130}), b.view({2, 100, 90})},
-                                       {a.view({2, 2, 50, 130}).transpose(0, 1), b.view({2, 2, 50, 90}).transpose(0, 1)}}) {
-    EXPECT_TRUE(same_bits(product(part_a, true, part_b, false), product(swapped(part_a), false, swapped(part_b), true)));
+  for (const auto& [part_a, part_b] :
+       {std::pair<at::Tensor, at::Tensor>{a, b},
+        {a.slice(1, 3, 100), b.slice(1, 10, 80)},
+        {a.slice(0, 0, 200, 2), b.slice(0, 0, 200, 2)},
+        {a.view({2, 100, 130}), b.view({2, 100, 90})},
+        {a.view({2, 2, 50, 130}).transpose(0, 1), b.view({2, 2, 50, 90}).transpose(0, 1)}}) {
+    EXPECT_TRUE(
+        same_bits(product(part_a, true, part_b, false), product(swapped(part_a), false, swapped(part_b), true)));
   }
 }
 

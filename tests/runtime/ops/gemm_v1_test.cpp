@@ -8,8 +8,8 @@ namespace {
 using at::Tensor;
 
 TEST(Fp8GemmV1, WritesTheProductToOut) {
-  const Tensor a = random_codes({5, 12}, kE4M3, 1), b = random_codes({7, 12}, kE4M3, 2), bias = at::randn({7}, on_hpu()),
-               d = at::randn({5, 7}, on_hpu());
+  const Tensor a = random_codes({5, 12}, kE4M3, 1), b = random_codes({7, 12}, kE4M3, 2),
+               bias = at::randn({7}, on_hpu()), d = at::randn({5, 7}, on_hpu());
   const Tensor exact = at::matmul(values_of(a), values_of(b).t()) * 0.125 + bias.cpu().to(at::kDouble);
   for (const bool accumulate : {false, true}) {
     Tensor out = at::full({5, 7}, 99, on_hpu());
@@ -26,13 +26,15 @@ TEST(Fp8GemmV1, TransposedOperandsAndBf16) {
   const Tensor a = random_codes({12, 5}, kE4M3, 1), b = random_codes({12, 7}, kE4M3, 2);
   Tensor out = at::empty({5, 7}, on_hpu(at::kBFloat16));
   call("fp8_gemm", "",
-       {a, true, b, false, at::empty({0}, on_hpu()), code(at::kBFloat16), at::IValue(), at::IValue(), at::IValue(), false, out});
+       {a, true, b, false, at::empty({0}, on_hpu()), code(at::kBFloat16), at::IValue(), at::IValue(), at::IValue(),
+        false, out});
   const Tensor exact = at::matmul(values_of(a).t(), values_of(b));
   EXPECT_TRUE(at::allclose(out.cpu().to(at::kDouble), exact, std::ldexp(1.0, -8), 1e-5));
 }
 
 TEST(Fp8GemmV1, AWrongOutIsNamed) {
-  const Tensor a = random_codes({5, 12}, kE4M3, 1), b = random_codes({7, 12}, kE4M3, 2), none = at::empty({0}, on_hpu());
+  const Tensor a = random_codes({5, 12}, kE4M3, 1), b = random_codes({7, 12}, kE4M3, 2),
+               none = at::empty({0}, on_hpu());
   const auto with = [&](const Tensor& out) {
     return [&, out] {
       call("fp8_gemm", "",

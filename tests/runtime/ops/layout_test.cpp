@@ -38,7 +38,9 @@ struct Reorder {
   Tensor self, start, end, beams;  // beams: [B, 4]
 
   Tensor packed() const { return (beams * at::tensor({64, 16, 4, 1})).sum(1).to(at::kByte); }
-  torch::jit::Stack arguments(const Tensor& on_device) const { return {on_device, hpu(start), hpu(end), hpu(packed())}; }
+  torch::jit::Stack arguments(const Tensor& on_device) const {
+    return {on_device, hpu(start), hpu(end), hpu(packed())};
+  }
 
   /// y[b, i, .., t, :] = x[b, beams[b, i], .., t, :] for start <= t < end.
   Tensor expected() const {
@@ -124,8 +126,9 @@ TEST(DeprecatedMovers, MoveBytes) {
     const auto empty = [&](at::IntArrayRef sizes) { return at::empty(sizes, on_hpu(type)); };
     EXPECT_TRUE(same_bits(bytes(call("fp8_transpose", "", {device, empty({2, 4, 3})})[0]),
                           bytes(x).transpose(1, 2).contiguous()));
-    EXPECT_TRUE(same_bits(bytes(call("fp8_permute", "", {device, std::vector<std::int64_t>{2, 0, 1}, empty({4, 2, 3})})[0]),
-                          bytes(x).permute({2, 0, 1}).contiguous()));
+    EXPECT_TRUE(
+        same_bits(bytes(call("fp8_permute", "", {device, std::vector<std::int64_t>{2, 0, 1}, empty({4, 2, 3})})[0]),
+                  bytes(x).permute({2, 0, 1}).contiguous()));
     const Tensor reshaped = call("fp8_reshape", "", {device, std::vector<std::int64_t>{6, -1}})[0];
     EXPECT_TRUE(same_bits(bytes(reshaped), bytes(x).view({6, 4})));
     EXPECT_FALSE(reshaped.is_alias_of(device));
@@ -154,12 +157,14 @@ TEST(DeprecatedMovers, RefuseOtherDtypesAndSizes) {
 }
 
 TEST(LayoutMeta, GivesSizes) {
-  const Tensor x = at::empty({8, 4, 2, 5}, at::kMeta), ints = at::empty({8}, at::TensorOptions(at::kMeta).dtype(at::kInt)),
+  const Tensor x = at::empty({8, 4, 2, 5}, at::kMeta),
+               ints = at::empty({8}, at::TensorOptions(at::kMeta).dtype(at::kInt)),
                beams = at::empty({8}, at::TensorOptions(at::kMeta).dtype(at::kByte));
   EXPECT_EQ(call("in_place_interleave", "", {x})[0].sizes(), x.sizes());
   EXPECT_EQ(call("kv_reorder", "", {x, ints, ints, beams})[0].sizes(), x.sizes());
   EXPECT_EQ(call("kv_reorder_", "", {x, ints, ints, beams})[0].sizes(), x.sizes());
-  EXPECT_TRUE(throws_with({"Start tensor must be of type Int32"}, [&] { call("kv_reorder", "", {x, x, ints, beams}); }));
+  EXPECT_TRUE(
+      throws_with({"Start tensor must be of type Int32"}, [&] { call("kv_reorder", "", {x, x, ints, beams}); }));
 }
 
 }  // namespace

@@ -28,11 +28,15 @@ Tensor run(bool is_signed, const Tensor& words, const Tensor& scale, const Tenso
 }
 
 TEST(ConvertFromInt4, TheFirstNumberIsTheLeastSignificant) {
-  const Tensor words = at::full({1}, 0x12345678, at::kInt), negative = at::full({1}, static_cast<int>(0xFEDCBA98u), at::kInt);
+  const Tensor words = at::full({1}, 0x12345678, at::kInt),
+               negative = at::full({1}, static_cast<int>(0xFEDCBA98u), at::kInt);
   const Tensor one = at::ones({1});
-  EXPECT_TRUE(same_bits(run(false, words, one, {}, at::kFloat), at::tensor({8., 7., 6., 5., 4., 3., 2., 1.}, at::kFloat)));
-  EXPECT_TRUE(same_bits(run(false, negative, one, {}, at::kFloat), at::tensor({8., 9., 10., 11., 12., 13., 14., 15.}, at::kFloat)));
-  EXPECT_TRUE(same_bits(run(true, negative, one, {}, at::kFloat), at::tensor({-8., -7., -6., -5., -4., -3., -2., -1.}, at::kFloat)));
+  EXPECT_TRUE(
+      same_bits(run(false, words, one, {}, at::kFloat), at::tensor({8., 7., 6., 5., 4., 3., 2., 1.}, at::kFloat)));
+  EXPECT_TRUE(same_bits(run(false, negative, one, {}, at::kFloat),
+                        at::tensor({8., 9., 10., 11., 12., 13., 14., 15.}, at::kFloat)));
+  EXPECT_TRUE(same_bits(run(true, negative, one, {}, at::kFloat),
+                        at::tensor({-8., -7., -6., -5., -4., -3., -2., -1.}, at::kFloat)));
 }
 
 TEST(ConvertFromInt4, ScalesAndZeroPoints) {
@@ -79,8 +83,10 @@ TEST(ConvertFromInt4, MetaAndBadArguments) {
   EXPECT_EQ(run(false, words.slice(0, 0, 0), one, {}, at::kFloat).sizes(), at::IntArrayRef({0, 24}));
   EXPECT_TRUE(throws_with({"Only int input (weights) is supported"}, [&] { run(false, one, one, {}, at::kFloat); }));
   EXPECT_TRUE(throws_with({"out_dtype", "Int"}, [&] { run(false, words, one, {}, at::kInt); }));
-  EXPECT_TRUE(throws_with({"scale", "[2, 24]", "[5, 24]"}, [&] { run(false, words, at::ones({5, 24}), {}, at::kFloat); }));
-  EXPECT_TRUE(throws_with({"zero_point", "[2, 24]", "[7]"}, [&] { run(false, words, one, at::ones({7}), at::kFloat); }));
+  EXPECT_TRUE(
+      throws_with({"scale", "[2, 24]", "[5, 24]"}, [&] { run(false, words, at::ones({5, 24}), {}, at::kFloat); }));
+  EXPECT_TRUE(
+      throws_with({"zero_point", "[2, 24]", "[7]"}, [&] { run(false, words, one, at::ones({7}), at::kFloat); }));
   EXPECT_TRUE(throws_with({"at least one dimension"}, [&] { run(false, words[0][0], one, {}, at::kFloat); }));
 }
 
@@ -114,13 +120,15 @@ TEST(FakeQuantFp4, RoundsEverySliceByItsLargestMagnitude) {
     for (const auto type : {at::kFloat, at::kBFloat16}) {
       for (const bool transposed : {false, true}) {
         const Tensor input = hpu(transposed ? x.t().contiguous() : x).to(type);
-        const Tensor y = call("fake_quant_fp4", "", {input, false, transposed ? -1 : 0, e2m1 ? "fp4_e2m1" : "fp4_e3m0"})[0];
+        const Tensor y =
+            call("fake_quant_fp4", "", {input, false, transposed ? -1 : 0, e2m1 ? "fp4_e2m1" : "fp4_e3m0"})[0];
         ASSERT_EQ(y.scalar_type(), type);
         const Tensor got = (transposed ? y.t() : y).cpu().to(at::kDouble);
         for (int row = 0; row < 4; ++row) {
           const double scale = row == 1 ? 4 : row == 2 ? 1.0 / 1024 : 1;
           for (std::int64_t i = 0; row < 3 && i < grid.numel(); ++i)
-            ASSERT_EQ(got[row][i].item<double>(), to_fp4(grid[i].item<double>(), values) * scale) << e2m1 << row << " " << i;
+            ASSERT_EQ(got[row][i].item<double>(), to_fp4(grid[i].item<double>(), values) * scale)
+                << e2m1 << row << " " << i;
         }
         EXPECT_EQ(got[3].abs().max().item<double>(), 0);
       }

@@ -33,7 +33,8 @@ Tensor to_bf16(const Tensor& exact) {
 }
 
 /// y by the formula; `quantize` is what happens to an expert's intermediate.
-Tensor exact_result(const MoeProblem& p, const Scales& s, const std::function<Tensor(const Tensor&, std::size_t)>& quantize) {
+Tensor exact_result(const MoeProblem& p, const Scales& s,
+                    const std::function<Tensor(const Tensor&, std::size_t)>& quantize) {
   Tensor y = at::zeros({p.tokens, p.hidden}, at::kDouble);
   for (std::size_t e = 0; e < p.w1.size(); ++e) {
     const Tensor x = values_of(p.x) * s.hidden;
@@ -62,8 +63,8 @@ Tensor run(const MoeProblem& p, const Scales& s, bool permuted, bool fused, bool
   stack.push_back(list(w3, scalars));
   p.add_tail(stack, permuted);
   stack.insert(stack.end(), {64, 4});  // chunk_size, total_experts
-  const std::string name = std::string("fp8") + (fused ? "_fused_weights" : "") + (scalars ? "_scalars" : "") +
-                           (dynamic ? "_dynamic" : "");
+  const std::string name =
+      std::string("fp8") + (fused ? "_fused_weights" : "") + (scalars ? "_scalars" : "") + (dynamic ? "_dynamic" : "");
   return call("mixture_of_experts", name.c_str(), stack)[0];
 }
 
@@ -108,7 +109,8 @@ TEST(MoeFp8, DynamicFormsScaleEachTokensIntermediate) {
     if (fused) s.w2 = s.w1;
     const Tensor exact = exact_result(p, s, [](const Tensor& h, std::size_t) { return h; });
     const Tensor emulated = exact_result(p, s, [](const Tensor& h, std::size_t) {  // amax / 448 per row
-      const Tensor scale = std::get<0>(h.abs().max(1, true)) / 448, safe = at::where(scale > 0, scale, at::ones({}, at::kDouble));
+      const Tensor scale = std::get<0>(h.abs().max(1, true)) / 448,
+                   safe = at::where(scale > 0, scale, at::ones({}, at::kDouble));
       return through_fp8(h / safe, false, 448) * safe;
     });
     for (const bool scalars : {false, true}) {
@@ -156,12 +158,20 @@ TEST(MoeFp8, BlockwiseEqualsTheFormula) {
     torch::manual_seed(9);
     std::vector<Tensor> d12, d3;
     const auto expanded = [](const Tensor& d, const Tensor& w) {
-      return d.to(at::kDouble).repeat_interleave(8, 0).repeat_interleave(8, 1).slice(0, 0, w.size(0)).slice(1, 0, w.size(1));
+      return d.to(at::kDouble)
+          .repeat_interleave(8, 0)
+          .repeat_interleave(8, 1)
+          .slice(0, 0, w.size(0))
+          .slice(1, 0, w.size(1));
     };
     Tensor exact = at::zeros({p.tokens, 20}, at::kDouble);
     for (std::size_t e = 0; e < 4; ++e) {
-      const auto codes = [&](std::int64_t a, std::int64_t b) { return at::randint(-3, 4, {a, b}).to(at::kFloat).to(kE4M3); };
-      const auto powers = [&](std::int64_t a, std::int64_t b) { return at::pow(2.0, at::randint(-2, 1, {a, b})).to(at::kFloat); };
+      const auto codes = [&](std::int64_t a, std::int64_t b) {
+        return at::randint(-3, 4, {a, b}).to(at::kFloat).to(kE4M3);
+      };
+      const auto powers = [&](std::int64_t a, std::int64_t b) {
+        return at::pow(2.0, at::randint(-2, 1, {a, b})).to(at::kFloat);
+      };
       p.w1[e] = codes(20, 24), p.w2[e] = codes(20, 24), p.w3[e] = codes(24, 20);
       const Tensor a = powers(3, 3), b = powers(3, 3);
       d12.push_back(hpu(at::cat({a, b}, 1)));  // [H blocks, F blocks], 24 = 3 * 8: both halves end with a block
@@ -177,9 +187,9 @@ TEST(MoeFp8, BlockwiseEqualsTheFormula) {
     };
     for (const bool permuted : {false, true}) {
       const runtime::ops::MoeRoute route{hpu(p.x), hpu(p.table), hpu(p.router), permuted, "relu", 0, 3};
-      const Tensor y = runtime::ops::call_mixture_of_experts_blockwise(
-          route, p.lists(permuted, true, 1), p.lists(permuted, true, 3), permuted ? turned(d12) : d12,
-          permuted ? turned(d3) : d3, 8);
+      const Tensor y =
+          runtime::ops::call_mixture_of_experts_blockwise(route, p.lists(permuted, true, 1), p.lists(permuted, true, 3),
+                                                          permuted ? turned(d12) : d12, permuted ? turned(d3) : d3, 8);
       EXPECT_EQ(y.scalar_type(), at::kBFloat16);
       EXPECT_LT(distance(y, exact), type == at::kFloat ? 2.1e-3 : 5e-3) << type << permuted;
       if (type == at::kFloat) {
@@ -218,11 +228,12 @@ TEST(MoeFp8, MetaGivesBf16) {
     for (auto& t : list) t = t.to(at::kMeta);
     return list;
   };
-  const runtime::ops::MoeRoute route{p.x.to(at::kMeta), p.table.to(at::kMeta), p.router.to(at::kMeta), true, "relu", 0, 3};
+  const runtime::ops::MoeRoute route{
+      p.x.to(at::kMeta), p.table.to(at::kMeta), p.router.to(at::kMeta), true, "relu", 0, 3};
   const std::vector<Tensor> scales(4, at::empty({1}, at::kMeta));
-  const Tensor y = runtime::ops::call_mixture_of_experts_fp8(route, meta(p.lists(true, true, 1)),
-                                                             meta(p.lists(true, true, 3)), at::empty({1}, at::kMeta),
-                                                             scales, scales, scales);
+  const Tensor y =
+      runtime::ops::call_mixture_of_experts_fp8(route, meta(p.lists(true, true, 1)), meta(p.lists(true, true, 3)),
+                                                at::empty({1}, at::kMeta), scales, scales, scales);
   EXPECT_TRUE(y.is_meta());
   EXPECT_EQ(y.scalar_type(), at::kBFloat16);
   EXPECT_EQ(y.sizes(), p.x.sizes());
@@ -262,8 +273,8 @@ TEST(MoeFp8, BadArgumentsAreNamed) {
     return [&, hidden, d12] { runtime::ops::call_mixture_of_experts_fp8(route, w12, w3, hidden, ok, d12, ok); };
   };
   EXPECT_TRUE(throws_with({"d_scale_hidden_states of 1 or 9 elements, got 5"}, with(at::ones({5}), ok)));
-  EXPECT_TRUE(throws_with({"d_scale_w12[0] of 1 or 48 elements, got 24"},
-                          with(ok[0], std::vector<Tensor>(4, at::ones({24})))));
+  EXPECT_TRUE(
+      throws_with({"d_scale_w12[0] of 1 or 48 elements, got 24"}, with(ok[0], std::vector<Tensor>(4, at::ones({24})))));
   EXPECT_TRUE(throws_with({"d_scale_w12 of 4 elements", "got 3"}, with(ok[0], std::vector<Tensor>(3, ok[0]))));
   const runtime::ops::MoeRoute high{at::ones({9, 16}, on_hpu()), hpu(p.table), hpu(p.router), true, "relu", 0, 3};
   EXPECT_TRUE(throws_with({"block_size", "got 0"},

@@ -13,7 +13,8 @@ using at::Tensor;
 Tensor exact_result(const MoeProblem& p) {
   Tensor y = at::zeros({p.tokens, p.hidden}, at::kDouble);
   for (std::int64_t id = p.min; id <= p.max; ++id) {
-    const auto e = static_cast<std::size_t>(static_cast<std::int64_t>(p.w1.size()) == p.max - p.min + 1 ? id - p.min : id);
+    const auto e =
+        static_cast<std::size_t>(static_cast<std::int64_t>(p.w1.size()) == p.max - p.min + 1 ? id - p.min : id);
     const Tensor h = p.intermediate(e, p.f64(p.x), p.f64(p.w1[e]), p.f64(p.w2[e]));
     y = y + p.weight_of(id).unsqueeze(1) * at::matmul(h, p.f64(p.w3[e]));
   }
@@ -144,7 +145,8 @@ TEST(MixtureOfExperts, TaggedWeightsAreTheirHandlers) {
     runtime::tag_weight(w3[e], "experts." + std::to_string(e) + ".w3", watcher);
   }
   const runtime::ops::MoeRoute route{hpu(p.x), hpu(p.table), hpu(p.router), true, "silu", 0, 3};
-  const Tensor plain = runtime::ops::call_mixture_of_experts_fused(route, p.lists(true, true, 1), p.lists(true, true, 3));
+  const Tensor plain =
+      runtime::ops::call_mixture_of_experts_fused(route, p.lists(true, true, 1), p.lists(true, true, 3));
   const Tensor watched = runtime::ops::call_mixture_of_experts_fused(route, w12, w3);
   EXPECT_TRUE(same_bits(watched, plain));
   ASSERT_EQ(watcher->calls.size(), 8u);
@@ -200,8 +202,8 @@ TEST(MixtureOfExperts, BadArgumentsAreNamed) {
   EXPECT_TRUE(throws_with({"router_weights [9"}, with([](auto& p) { p.router = p.router.slice(1, 0, 1); })));
   EXPECT_TRUE(throws_with({"lists of one length"}, with([](auto& p) { p.w1.pop_back(); })));
   EXPECT_TRUE(throws_with({"at least one expert"}, with([](auto& p) { p.w1 = p.w2 = p.w3 = {}; })));
-  EXPECT_TRUE(throws_with({"w2[1] of sizes [16, 24]", "[16, 23]"},
-                          with([](auto& p) { p.w2[1] = p.w2[1].slice(1, 0, 23); })));
+  EXPECT_TRUE(
+      throws_with({"w2[1] of sizes [16, 24]", "[16, 23]"}, with([](auto& p) { p.w2[1] = p.w2[1].slice(1, 0, 23); })));
   EXPECT_TRUE(throws_with({"w3[0] of 2 dimensions"}, with([](auto& p) { p.w3[0] = p.w3[0].unsqueeze(0); })));
   EXPECT_TRUE(throws_with({"experts_min <= experts_max"}, with([](auto& p) { p.min = 3, p.max = 2; })));
   EXPECT_TRUE(throws_with({"a weight for each"}, with([](auto& p) { p.max = 4; })));

@@ -71,22 +71,17 @@ TEST(RmsNorm, ViewsZerosAndEmptyInputs) {
 TEST(RmsNorm, BadArgumentsAreNamed) {
   const at::Tensor x = at::ones({2, 8}, on_hpu()), gamma = at::ones({8}, on_hpu()),
                    inverse = at::ones({2, 1}, on_hpu());
-  EXPECT_TRUE(throws_with({"[rms_norm]", "gamma [N]", "[7]"}, [&] {
-    call("rms_norm", "", {x, gamma.slice(0, 0, 7), 1e-5});
-  }));
+  EXPECT_TRUE(
+      throws_with({"[rms_norm]", "gamma [N]", "[7]"}, [&] { call("rms_norm", "", {x, gamma.slice(0, 0, 7), 1e-5}); }));
   EXPECT_TRUE(throws_with({"[rms_norm]", "Double"}, [&] { call("rms_norm", "", {x.to(at::kDouble), gamma, 1e-5}); }));
-  EXPECT_TRUE(throws_with({"[rms_norm]"}, [&] {
-    call("rms_norm", "", {x.slice(1, 0, 0), gamma.slice(0, 0, 0), 1e-5});
-  }));
-  EXPECT_TRUE(throws_with({"[rms_norm_backward]", "inverse_rms of"}, [&] {
-    call("rms_norm_backward", "", {x, x, gamma, inverse[0], true, 0});
-  }));
-  EXPECT_TRUE(throws_with({"[rms_norm_backward]", "grad_in of sizes"}, [&] {
-    call("rms_norm_backward", "", {x[0], x, gamma, inverse, true, 0});
-  }));
-  EXPECT_TRUE(throws_with({"[rms_norm_backward]", "bwd_mode 0 or 1, got 2"}, [&] {
-    call("rms_norm_backward", "", {x, x, gamma, inverse, true, 2});
-  }));
+  EXPECT_TRUE(
+      throws_with({"[rms_norm]"}, [&] { call("rms_norm", "", {x.slice(1, 0, 0), gamma.slice(0, 0, 0), 1e-5}); }));
+  EXPECT_TRUE(throws_with({"[rms_norm_backward]", "inverse_rms of"},
+                          [&] { call("rms_norm_backward", "", {x, x, gamma, inverse[0], true, 0}); }));
+  EXPECT_TRUE(throws_with({"[rms_norm_backward]", "grad_in of sizes"},
+                          [&] { call("rms_norm_backward", "", {x[0], x, gamma, inverse, true, 0}); }));
+  EXPECT_TRUE(throws_with({"[rms_norm_backward]", "bwd_mode 0 or 1, got 2"},
+                          [&] { call("rms_norm_backward", "", {x, x, gamma, inverse, true, 2}); }));
 }
 
 }  // namespace

@@ -28,7 +28,8 @@ std::vector<int> codes_for(const Tensor& v, at::ScalarType type, double min, dou
   std::vector<int> codes;
   const Tensor flat = v.to(at::kDouble).flatten().contiguous();
   for (std::int64_t i = 0; i < flat.numel(); ++i)
-    codes.push_back(code_of(std::min(std::max(flat.const_data_ptr<double>()[i], min), max), type == kE5M2, limit(type)));
+    codes.push_back(
+        code_of(std::min(std::max(flat.const_data_ptr<double>()[i], min), max), type == kE5M2, limit(type)));
   return codes;
 }
 
@@ -71,17 +72,20 @@ TEST(QuantizePerChannel, Float8AndIntegers) {
   const Tensor s = scales.view({1, 8, 1}), z = zeros.view({1, 8, 1});
   for (const std::int64_t axis : {1, -2}) {
     for (const auto type : {kE4M3, kE5M2}) {
-      EXPECT_EQ(codes_of(run("quantize_per_channel", "", {hpu(x), hpu(scales), hpu(zeros), axis, -240, 240, code(type)})),
-                codes_for(x * (1.0f / s) + z, type, -240, 240));
+      EXPECT_EQ(
+          codes_of(run("quantize_per_channel", "", {hpu(x), hpu(scales), hpu(zeros), axis, -240, 240, code(type)})),
+          codes_for(x * (1.0f / s) + z, type, -240, 240));
     }
-    EXPECT_TRUE(same_bits(run("quantize_per_channel", "", {hpu(x), hpu(scales), hpu(zeros), axis, -128, 127, code(at::kChar)}),
-                          at::clamp(at::round(x * (1.0 / s)) + z, -128, 127).to(at::kChar)));
+    EXPECT_TRUE(
+        same_bits(run("quantize_per_channel", "", {hpu(x), hpu(scales), hpu(zeros), axis, -128, 127, code(at::kChar)}),
+                  at::clamp(at::round(x * (1.0 / s)) + z, -128, 127).to(at::kChar)));
   }
 }
 
 TEST(QuantizePerChannel, AZeroDimZeroPointStandsForAllChannels) {
   const Tensor scales = at::rand({8}) + 0.25, x = input({8, 5});
-  const Tensor one = run("quantize_per_channel", "", {hpu(x), hpu(scales), hpu(torch::tensor(0)), 0, -448, 448, code(kE4M3)});
+  const Tensor one =
+      run("quantize_per_channel", "", {hpu(x), hpu(scales), hpu(torch::tensor(0)), 0, -448, 448, code(kE4M3)});
   EXPECT_EQ(codes_of(one), codes_for(x * (1.0f / scales.view({8, 1})), kE4M3, -448, 448));
 }
 
@@ -106,20 +110,25 @@ TEST(Dequantize, Float8ValuesTimesScale) {
     const Tensor scale = torch::tensor(0.3f), zero = torch::tensor(2);
     const Tensor expected = (v - 2) * 0.3f;
     for (const auto out : {at::kFloat, at::kBFloat16, at::kHalf}) {
-      EXPECT_TRUE(same_bits(run("dequantize_per_tensor", "", {q, 0.3, 2, 0, 0, code(type), code(out)}), expected.to(out)));
-      EXPECT_TRUE(same_bits(
-          run("dequantize_per_tensor", "tensor", {q, hpu(scale), hpu(zero), 0, 0, code(type), code(out)}), expected.to(out)));
+      EXPECT_TRUE(
+          same_bits(run("dequantize_per_tensor", "", {q, 0.3, 2, 0, 0, code(type), code(out)}), expected.to(out)));
+      EXPECT_TRUE(
+          same_bits(run("dequantize_per_tensor", "tensor", {q, hpu(scale), hpu(zero), 0, 0, code(type), code(out)}),
+                    expected.to(out)));
     }
-    EXPECT_TRUE(same_bits(run("dequantize_per_tensor", "tensor2", {q, scale, zero, zero, zero, code(type), none}), expected));
+    EXPECT_TRUE(
+        same_bits(run("dequantize_per_tensor", "tensor2", {q, scale, zero, zero, zero, code(type), none}), expected));
     const Tensor scales = at::rand({6}) + 0.25, zeros = at::randint(-3, 4, {6});
     EXPECT_TRUE(same_bits(run("dequantize_per_channel", "", {q, hpu(scales), hpu(zeros), 1, 0, 0, code(type), none}),
                           (v - zeros) * scales));
-    EXPECT_TRUE(same_bits(run("dequantize_per_channel", "", {q, hpu(scales), none, -1, 0, 0, code(type), code(at::kBFloat16)}),
-                          (v * scales).to(at::kBFloat16)));
+    EXPECT_TRUE(
+        same_bits(run("dequantize_per_channel", "", {q, hpu(scales), none, -1, 0, 0, code(type), code(at::kBFloat16)}),
+                  (v * scales).to(at::kBFloat16)));
     const Tensor per_token = at::rand({4, 1}) + 0.25;
-    EXPECT_TRUE(same_bits(
-        run("dequantize_per_token", "", {q, hpu(per_token), hpu(at::zeros({4, 1}, at::kLong)), 0, 0, code(type), code(at::kFloat)}),
-        v * per_token));
+    EXPECT_TRUE(
+        same_bits(run("dequantize_per_token", "",
+                      {q, hpu(per_token), hpu(at::zeros({4, 1}, at::kLong)), 0, 0, code(type), code(at::kFloat)}),
+                  v * per_token));
   }
 }
 
@@ -171,9 +180,8 @@ TEST(QuantizedDecomposed, BadArgumentsAreNamed) {
   EXPECT_TRUE(throws_with({"quant_min >= -448", "-449"}, tensor(-449, 448, kE4M3)));
   EXPECT_TRUE(throws_with({"quant_max <= 127", "128"}, tensor(0, 128, at::kChar)));
   EXPECT_TRUE(throws_with({"Unsupported dtype: Long"}, tensor(0, 1, at::kLong)));
-  EXPECT_TRUE(throws_with({"input of dtype Float", "Long"}, [&] {
-    run("quantize_per_tensor", "", {x.to(at::kLong), 1.0, 0, 0, 1, code(kE4M3)});
-  }));
+  EXPECT_TRUE(throws_with({"input of dtype Float", "Long"},
+                          [&] { run("quantize_per_tensor", "", {x.to(at::kLong), 1.0, 0, 0, 1, code(kE4M3)}); }));
   EXPECT_TRUE(throws_with({"zero_point of one element, got 2"},
                           [&] { run("quantize_per_tensor", "tensor", {x, two[0], two, 0, 1, code(kE4M3)}); }));
   EXPECT_TRUE(throws_with({"axis in [-2, 1], got 2"},

@@ -36,9 +36,8 @@ TEST(SumFp8, OtherInputsAndEdges) {
       values_of(call("sum_fp8", "", {at::empty({0, 4}, on_hpu()).to(kE4M3), Dims{0}})[0]).abs().max().item<double>(),
       0.0);
   EXPECT_TRUE(throws_with({"[sum_fp8]", "Int"}, [] { call("sum_fp8", "", {at::ones({2}, on_hpu(at::kInt))}); }));
-  EXPECT_TRUE(throws_with({"[sum_fp8]", "out_dtype", "Long"}, [&] {
-    call("sum_fp8", "", {x, kNone, false, code(at::kLong)});
-  }));
+  EXPECT_TRUE(throws_with({"[sum_fp8]", "out_dtype", "Long"},
+                          [&] { call("sum_fp8", "", {x, kNone, false, code(at::kLong)}); }));
   EXPECT_NE(error_of([&] { call("sum_fp8", "", {x, Dims{2}}); }), "");
 }
 

@@ -218,9 +218,8 @@ TEST(AttentionMeta, AgreesWithTheRealOps) {
 TEST(AttentionMeta, RefusesWhatTheRealOnesRefuse) {
   const auto meta = at::TensorOptions(at::kMeta);
   const at::Tensor q = at::empty({2, 3, 5, 8}, meta), k = at::empty({2, 3, 6, 7}, meta);
-  EXPECT_TRUE(throws_with({"[..., S, D]"}, [&] {
-    call("sdpa_fwd", "", {q, k, k, kNone, 0.0, 1.0, false, "none", kNone, "left"});
-  }));
+  EXPECT_TRUE(throws_with({"[..., S, D]"},
+                          [&] { call("sdpa_fwd", "", {q, k, k, kNone, 0.0, 1.0, false, "none", kNone, "left"}); }));
   EXPECT_TRUE(throws_with({"must be of torch.bfloat16"}, [&] { call("softmax_fp8", "", {q, -1}); }));
   EXPECT_TRUE(throws_with({"gamma [N]"}, [&] { call("rms_norm", "", {q, k, 1e-5}); }));
   EXPECT_TRUE(throws_with({"columns"}, [&] { call("rotary_pos_embedding", "", {q, k, k, kNone, 0, 0}); }));

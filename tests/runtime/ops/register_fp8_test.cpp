@@ -65,12 +65,10 @@ TEST(Meta, AgreesWithTheRealOps) {
 TEST(Meta, RefusesWhatTheRealOnesRefuse) {
   const at::Tensor q = at::empty({2, 5}, at::TensorOptions(at::kMeta).dtype(kE4M3)),
                    x = at::empty({2, 5}, at::TensorOptions(at::kMeta));
-  EXPECT_TRUE(throws_with({"inner dimensions"}, [&] {
-    call("fp8_gemm_v2", "", {q, false, q, false, at::IValue(), code(at::kFloat)});
-  }));
-  EXPECT_TRUE(throws_with({"no amax for float8"}, [&] {
-    call("cast_to_fp8_v2", "", {q, at::IValue(), false, true, code(kE4M3)});
-  }));
+  EXPECT_TRUE(throws_with({"inner dimensions"},
+                          [&] { call("fp8_gemm_v2", "", {q, false, q, false, at::IValue(), code(at::kFloat)}); }));
+  EXPECT_TRUE(throws_with({"no amax for float8"},
+                          [&] { call("cast_to_fp8_v2", "", {q, at::IValue(), false, true, code(kE4M3)}); }));
   EXPECT_TRUE(throws_with({"[cast_from_fp8]"}, [&] { call("cast_from_fp8", "scalar", {x, 1.0, code(at::kFloat)}); }));
   EXPECT_TRUE(throws_with({"[conv2d_fp8]"}, [&] { call("conv2d_fp8", "", {q, q}); }));
 }

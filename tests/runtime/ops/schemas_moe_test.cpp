@@ -27,7 +27,8 @@ const char* const kVendor[] = {
     "hpu::convert_from_int4(Tensor input, Tensor scale, Tensor? zero_point, ScalarType out_dtype) -> Tensor",
     "hpu::convert_from_uint4(Tensor input, Tensor scale, Tensor? zero_point, ScalarType out_dtype) -> Tensor",
     "hpu::fake_quant_fp4(Tensor input, bool stochastic_rounding, int axis, str dtype) -> Tensor",
-    "hpu::fp8_gemm(Tensor A, bool trans_A, Tensor B, bool trans_B, Tensor D, ScalarType out_dtype, Tensor? A_scale_inv, "
+    "hpu::fp8_gemm(Tensor A, bool trans_A, Tensor B, bool trans_B, Tensor D, ScalarType out_dtype, Tensor? "
+    "A_scale_inv, "
     "Tensor? B_scale_inv, Tensor? bias, bool accumulate, Tensor(a!) out) -> Tensor(a!)",
     "hpu::fp8_index_copy_(Tensor(a!) self, int dim, Tensor index, Tensor source) -> Tensor(a!)",
     "hpu::fp8_index_select_v2(Tensor self, int dim, Tensor index) -> Tensor",
@@ -46,8 +47,10 @@ TEST(SecondPage, EqualsTheVendors) {
 TEST(SecondPage, LaterExpertsHaveTheOrderOfTheLaterBridge) {
   // What stands between the weights and permuted_weights; the rest is common.
   const std::pair<const char*, std::vector<std::string>> kForms[] = {
-      {"fp8", {"d_scale_hidden_states", "d_scale_intermediate_hidden_states", "d_scale_w1", "d_scale_w2", "d_scale_w3"}},
-      {"fp8_fused_weights", {"d_scale_hidden_states", "d_scale_intermediate_hidden_states", "d_scale_w12", "d_scale_w3"}},
+      {"fp8",
+       {"d_scale_hidden_states", "d_scale_intermediate_hidden_states", "d_scale_w1", "d_scale_w2", "d_scale_w3"}},
+      {"fp8_fused_weights",
+       {"d_scale_hidden_states", "d_scale_intermediate_hidden_states", "d_scale_w12", "d_scale_w3"}},
       {"fp8_dynamic", {"d_scale_hidden_states", "d_scale_w1", "d_scale_w2", "d_scale_w3"}},
       {"fp8_fused_weights_dynamic", {"d_scale_hidden_states", "d_scale_w12", "d_scale_w3"}},
       {"fp8_blockwise", {"d_scale_w1", "d_scale_w2", "d_scale_w3", "block_size"}},
@@ -63,10 +66,12 @@ TEST(SecondPage, LaterExpertsHaveTheOrderOfTheLaterBridge) {
     for (const char* w : fused ? std::vector<const char*>{"w12", "w3"} : std::vector<const char*>{"w1", "w2", "w3"})
       expected.emplace_back(w);
     expected.insert(expected.end(), scales.begin(), scales.end());
-    for (const char* tail : {"permuted_weights", "activation", "experts_min", "experts_max", "chunk_size", "total_experts"})
+    for (const char* tail :
+         {"permuted_weights", "activation", "experts_min", "experts_max", "chunk_size", "total_experts"})
       expected.emplace_back(tail);
     const bool blockwise = name.find("blockwise") != std::string::npos;
-    for (const std::string& overload : blockwise ? std::vector<std::string>{name} : std::vector<std::string>{name, scalars}) {
+    for (const std::string& overload :
+         blockwise ? std::vector<std::string>{name} : std::vector<std::string>{name, scalars}) {
       const auto op = c10::Dispatcher::singleton().findSchemaOrThrow("hpu::mixture_of_experts", overload.c_str());
       std::vector<std::string> names;
       for (const auto& argument : op.schema().arguments()) names.push_back(argument.name());

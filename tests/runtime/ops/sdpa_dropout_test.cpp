@@ -121,9 +121,8 @@ TEST(SdpaRefusals, NameTheArgument) {
   EXPECT_TRUE(throws_with({"[hpu::sdpa_recomp_bwd]", "linv of sizes"}, [&] {
     call("sdpa_recomp_bwd", "", {r[0], q, k, k, kNone, r[1], r[2][0], kNone, false, 0.0, 1.0, "none", r[0]});
   }));
-  EXPECT_TRUE(throws_with({"[hpu::sdpa_bwd]", "P of sizes [2, 3, 4, 5]"}, [&] {
-    call("sdpa_bwd", "", {r[0], q, k, k, r[1], kNone, false, 0.0, 1.0, r[0]});
-  }));
+  EXPECT_TRUE(throws_with({"[hpu::sdpa_bwd]", "P of sizes [2, 3, 4, 5]"},
+                          [&] { call("sdpa_bwd", "", {r[0], q, k, k, r[1], kNone, false, 0.0, 1.0, r[0]}); }));
   EXPECT_TRUE(throws_with({"[hpu::sdpa_bwd]", "grad of sizes"}, [&] {
     call("sdpa_bwd", "", {q[0], q, k, k, at::ones({2, 3, 4, 5}, on_hpu()), kNone, false, 0.0, 1.0, r[0]});
   }));

@@ -14,8 +14,11 @@ TEST(FusedAdamW, WithTorchsEpsIsTorchs) {
   for (const at::Device device : {at::Device(at::kCPU), test::kHpu}) {
     for (const double weight_decay : {0.0, 0.1}) {
       const auto ours = parameters(device), theirs = parameters(at::kCPU);
-      FusedAdamW a(ours, FusedAdamWOptions(1e-2).betas({0.8, 0.95}).eps(1e-8).weight_decay(weight_decay).eps_mode(EpsMode::torch));
-      torch::optim::AdamW b(theirs, torch::optim::AdamWOptions(1e-2).betas({0.8, 0.95}).eps(1e-8).weight_decay(weight_decay));
+      FusedAdamW a(
+          ours,
+          FusedAdamWOptions(1e-2).betas({0.8, 0.95}).eps(1e-8).weight_decay(weight_decay).eps_mode(EpsMode::torch));
+      torch::optim::AdamW b(theirs,
+                            torch::optim::AdamWOptions(1e-2).betas({0.8, 0.95}).eps(1e-8).weight_decay(weight_decay));
       for (int step = 0; step < 20; ++step) {
         set_grads(ours, step, step % 3 == 0 ? 1e-6 : 1);
         set_grads(theirs, step, step % 3 == 0 ? 1e-6 : 1);
@@ -49,7 +52,8 @@ TEST(FusedAdamW, IsTheDevicesFormulaInF64) {
   for (const bool corrected : {true, false}) {
     for (const double eps : {1e-6, 0.0}) {
       const auto params = parameters(test::kHpu);
-      FusedAdamW optimizer(params, FusedAdamWOptions(1e-2).betas({0.8, 0.95}).eps(eps).weight_decay(0.3).bias_correction(corrected));
+      FusedAdamW optimizer(
+          params, FusedAdamWOptions(1e-2).betas({0.8, 0.95}).eps(eps).weight_decay(0.3).bias_correction(corrected));
       at::Tensor w = params[1].detach().cpu().to(at::kDouble), m = torch::zeros_like(w), v = torch::zeros_like(w);
       for (int t = 1; t <= 6; ++t) {
         set_grads(params, t, 1e-5);
@@ -131,7 +135,8 @@ TEST(FusedAdamW, BitsDependNotOnThreadsAndSeedsChooseTheRounding) {
   const auto run = [](int threads, std::int64_t seed) {
     const test::Threads set(threads);
     const auto params = parameters(at::kCPU);
-    FusedAdamW optimizer(params, FusedAdamWOptions(1e-2).moments_dtype({at::kFloat8_e4m3fn, at::kFloat8_e5m2}).seed(seed));
+    FusedAdamW optimizer(params,
+                         FusedAdamWOptions(1e-2).moments_dtype({at::kFloat8_e4m3fn, at::kFloat8_e5m2}).seed(seed));
     for (int step = 0; step < 4; ++step) {
       set_grads(params, step);
       optimizer.step();
@@ -165,8 +170,10 @@ TEST(FusedAdamW, GroupsHaveOptionsOfTheirOwn) {
 
 TEST(FusedAdamW, StridedParametersAndGradientsAreUpdatedInPlace) {
   const at::Tensor base = torch::randn({8, 6}), holder = torch::randn({8, 12});
-  const at::Tensor turned = base.clone().t().requires_grad_(), every = holder.clone().slice(1, 0, 12, 2).detach().requires_grad_(),
-                   plain = base.clone().t().contiguous().requires_grad_(), dense = every.detach().contiguous().requires_grad_();
+  const at::Tensor turned = base.clone().t().requires_grad_(),
+                   every = holder.clone().slice(1, 0, 12, 2).detach().requires_grad_(),
+                   plain = base.clone().t().contiguous().requires_grad_(),
+                   dense = every.detach().contiguous().requires_grad_();
   const at::Tensor g = torch::randn({6, 8}), h = torch::randn({8, 6});
   turned.mutable_grad() = g.clone();
   plain.mutable_grad() = g.clone();
@@ -189,9 +196,13 @@ TEST(FusedAdamW, CountsVersionsUpSoThatAutogradNotices) {
 /// A parameter held in fp8 with one scale, with or without a copy in high precision.
 class HeldCodes final : public OpHandler, public QuantizedParameter {
  public:
-  HeldCodes(at::Tensor parameter, at::Tensor master, double scale) : parameter_(parameter), master_(master), scale_(scale) {}
+  HeldCodes(at::Tensor parameter, at::Tensor master, double scale)
+      : parameter_(parameter), master_(master), scale_(scale) {}
   at::Tensor values() override {
-    return master_.defined() ? master_ : (parameter_.detach().view(at::kByte).cpu().view(at::kFloat8_e4m3fn).to(at::kFloat) / scale_).to(parameter_.device());
+    return master_.defined()
+               ? master_
+               : (parameter_.detach().view(at::kByte).cpu().view(at::kFloat8_e4m3fn).to(at::kFloat) / scale_)
+                     .to(parameter_.device());
   }
   void assign(const at::Tensor& values) override {
     const at::Tensor codes = (values.cpu() * scale_).to(at::kFloat8_e4m3fn).to(parameter_.device());
@@ -212,7 +223,8 @@ TEST(FusedAdamW, ParametersHeldInFp8Learn) {
   for (const bool keep : {true, false}) {
     const double scale = 64;
     const at::Tensor start = (torch::randn({16, 16}) * scale).to(at::kFloat8_e4m3fn);
-    const at::Tensor p = start.to(test::kHpu), master = keep ? (start.to(at::kFloat) / scale).to(test::kHpu) : at::Tensor();
+    const at::Tensor p = start.to(test::kHpu),
+                     master = keep ? (start.to(at::kFloat) / scale).to(test::kHpu) : at::Tensor();
     p.requires_grad_();
     tag_weight(p, "held", std::make_shared<HeldCodes>(p, master, scale));
     at::Tensor mirror = (start.to(at::kFloat) / scale).requires_grad_();

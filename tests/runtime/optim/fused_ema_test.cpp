@@ -20,7 +20,8 @@ TEST(FusedClipNorm, IsTorchs) {
     EXPECT_NEAR(norm.item<double>(), expected, tolerance * expected);
     EXPECT_EQ(norm.scalar_type(), at::kFloat);
     EXPECT_EQ(norm.dim(), 0);
-    for (std::size_t i = 0; i < ours.size(); ++i) EXPECT_TRUE(torch::allclose(ours[i].grad().cpu(), theirs[i].grad(), tolerance, 1e-6)) << i;
+    for (std::size_t i = 0; i < ours.size(); ++i)
+      EXPECT_TRUE(torch::allclose(ours[i].grad().cpu(), theirs[i].grad(), tolerance, 1e-6)) << i;
   }
 }
 

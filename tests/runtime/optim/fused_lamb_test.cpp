@@ -35,9 +35,11 @@ TEST(FusedLamb, IsItsFormulaInF64) {
         const at::Tensor g = params[i].grad().cpu().to(at::kDouble) / clip;
         m[i] = b1 * m[i] + (o.grad_averaging() ? 1 - b1 : 1) * g;
         v[i] = b2 * v[i] + (1 - b2) * g * g;
-        const double c1 = o.bias_correction() ? 1 - std::pow(b1, step) : 1, c2 = o.bias_correction() ? 1 - std::pow(b2, step) : 1;
+        const double c1 = o.bias_correction() ? 1 - std::pow(b1, step) : 1,
+                     c2 = o.bias_correction() ? 1 - std::pow(b2, step) : 1;
         const at::Tensor s = m[i] / c1 / ((v[i] / c2).sqrt() + o.eps()) + o.weight_decay() * w[i];
-        const double trust = o.weight_decay() != 0 || o.use_lamb() ? w[i].norm().item<double>() / s.norm().item<double>() : 1;
+        const double trust =
+            o.weight_decay() != 0 || o.use_lamb() ? w[i].norm().item<double>() / s.norm().item<double>() : 1;
         w[i] = w[i] - o.lr() * trust * s;
         EXPECT_TRUE(torch::allclose(params[i].detach().cpu().to(at::kDouble), w[i], 1e-5, 1e-5)) << i << " " << step;
       }
@@ -54,7 +56,8 @@ TEST(FusedLamb, AZeroParameterMovesWithTrustOne) {
 
 TEST(FusedLamb, BadOptionsNameThemselves) {
   const auto p = parameters(at::kCPU);
-  EXPECT_TRUE(test::throws_with({"FusedLamb: max_grad_norm is -1", "or more"}, [&] { FusedLamb(p, FusedLambOptions().max_grad_norm(-1)); }));
+  EXPECT_TRUE(test::throws_with({"FusedLamb: max_grad_norm is -1", "or more"},
+                                [&] { FusedLamb(p, FusedLambOptions().max_grad_norm(-1)); }));
   EXPECT_TRUE(test::throws_with({"betas[0] is 2"}, [&] { FusedLamb(p, FusedLambOptions().betas({2, 0})); }));
 }
 

@@ -21,11 +21,16 @@ std::vector<Make> all_optimizers() {
   return {
       [](P p) { return std::make_unique<FusedAdamW>(p, FusedAdamWOptions(1e-2).weight_decay(0.1)); },
       [](P p) { return std::make_unique<FusedAdamW>(p, FusedAdamWOptions(1e-2).moments_dtype(at::kBFloat16)); },
-      [](P p) { return std::make_unique<FusedAdamW>(p, FusedAdamWOptions(1e-2).moments_dtype({at::kFloat8_e4m3fn, at::kFloat8_e5m2})); },
+      [](P p) {
+        return std::make_unique<FusedAdamW>(
+            p, FusedAdamWOptions(1e-2).moments_dtype({at::kFloat8_e4m3fn, at::kFloat8_e5m2}));
+      },
       [](P p) { return std::make_unique<FusedSGD>(p, FusedSGDOptions(1e-2).momentum(0.9)); },
       [](P p) { return std::make_unique<FusedLars>(p, FusedLarsOptions(1e-2)); },
       [](P p) { return std::make_unique<FusedLamb>(p, FusedLambOptions(1e-2)); },
-      [](P p) { return std::make_unique<Muon>(std::vector<at::Tensor>{p[1]}, std::vector<at::Tensor>{p[0], p[2], p[3]}); },
+      [](P p) {
+        return std::make_unique<Muon>(std::vector<at::Tensor>{p[1]}, std::vector<at::Tensor>{p[0], p[2], p[3]});
+      },
   };
 }
 
@@ -54,7 +59,8 @@ TEST(FusedOptimizer, AResumedRunEqualsAnUninterruptedOneToTheBit) {
           uninterrupted->step(), after->step();
         }
         for (std::size_t i = 0; i < through.size(); ++i) {
-          EXPECT_TRUE(test::same_bits(through[i], second[i])) << "optimizer " << kind << " parameter " << i << " plain " << plain;
+          EXPECT_TRUE(test::same_bits(through[i], second[i]))
+              << "optimizer " << kind << " parameter " << i << " plain " << plain;
         }
       }
     }
@@ -97,12 +103,14 @@ TEST(FusedOptimizer, ReadsArchivesOfTorchsAdamW) {
     set_grads(theirs, step), set_grads(ours, step);
     b.step(), a.step();
   }
-  for (std::size_t i = 0; i < ours.size(); ++i) EXPECT_TRUE(torch::allclose(ours[i].detach().cpu(), theirs[i], 2e-5, 2e-6)) << i;
+  for (std::size_t i = 0; i < ours.size(); ++i)
+    EXPECT_TRUE(torch::allclose(ours[i].detach().cpu(), theirs[i], 2e-5, 2e-6)) << i;
 }
 
 /// What `ours` saved goes on in `theirs`, on the CPU, as it goes on in `ours`.
 template <class Ours, class Theirs>
-void expect_goes_on_upstream(const std::vector<at::Tensor>& mine, Ours& ours, const std::vector<at::Tensor>& others, Theirs& theirs) {
+void expect_goes_on_upstream(const std::vector<at::Tensor>& mine, Ours& ours, const std::vector<at::Tensor>& others,
+                             Theirs& theirs) {
   for (int step = 0; step < 3; ++step) {
     set_grads(mine, step);
     ours.step();
@@ -114,7 +122,8 @@ void expect_goes_on_upstream(const std::vector<at::Tensor>& mine, Ours& ours, co
     set_grads(mine, step), set_grads(others, step);
     ours.step(), theirs.step();
   }
-  for (std::size_t i = 0; i < mine.size(); ++i) EXPECT_TRUE(torch::allclose(mine[i].detach().cpu(), others[i], 2e-5, 2e-6)) << i;
+  for (std::size_t i = 0; i < mine.size(); ++i)
+    EXPECT_TRUE(torch::allclose(mine[i].detach().cpu(), others[i], 2e-5, 2e-6)) << i;
 }
 
 TEST(FusedOptimizer, ItsArchivesLoadInTorchsAdamWAndSgd) {
@@ -129,7 +138,8 @@ TEST(FusedOptimizer, ItsArchivesLoadInTorchsAdamWAndSgd) {
 }
 
 TEST(FusedOptimizer, TorchsAdamWRefusesArchivesWhoseMeaningItLacks) {
-  for (const auto& options : {FusedAdamWOptions(1e-2).moments_dtype(at::kFloat8_e5m2), FusedAdamWOptions(1e-2).bias_correction(false)}) {
+  for (const auto& options :
+       {FusedAdamWOptions(1e-2).moments_dtype(at::kFloat8_e5m2), FusedAdamWOptions(1e-2).bias_correction(false)}) {
     const auto mine = parameters(test::kHpu), others = parameters(at::kCPU);
     FusedAdamW ours(mine, options);
     set_grads(mine, 0);
@@ -175,13 +185,15 @@ TEST(FusedOptimizer, ParametersOfOneStepMayBeOnBothDevices) {
       set_grads(some, step), set_grads(host, step);
       a->step(), b->step();
     }
-    for (std::size_t i = 0; i < host.size(); ++i) EXPECT_TRUE(test::same_bits(some[i].detach().cpu(), host[i].detach())) << i;
+    for (std::size_t i = 0; i < host.size(); ++i)
+      EXPECT_TRUE(test::same_bits(some[i].detach().cpu(), host[i].detach())) << i;
   }
 }
 
 TEST(FusedOptimizer, LoadedMomentsTakeTheTypeOfTheOptions) {
   const auto from = parameters(test::kHpu), to = parameters(test::kHpu);
-  FusedAdamW a(from, FusedAdamWOptions(1e-3)), b(to, FusedAdamWOptions(1e-3).moments_dtype({at::kFloat8_e4m3fn, at::kBFloat16}));
+  FusedAdamW a(from, FusedAdamWOptions(1e-3)),
+      b(to, FusedAdamWOptions(1e-3).moments_dtype({at::kFloat8_e4m3fn, at::kBFloat16}));
   set_grads(from, 0);
   a.step();
   b.load_tensors(a.tensors());
@@ -200,7 +212,8 @@ TEST(FusedOptimizer, LoadedMomentsTakeTheTypeOfTheOptions) {
 }
 
 TEST(FusedOptimizer, BadCheckpointsAreRefusedAndLeaveTheOptimizerAsItWas) {
-  const auto params = parameters(at::kCPU), fewer = std::vector<at::Tensor>{params[0].detach().clone().requires_grad_()};
+  const auto params = parameters(at::kCPU),
+             fewer = std::vector<at::Tensor>{params[0].detach().clone().requires_grad_()};
   FusedAdamW optimizer(params), small(fewer);
   set_grads(params, 0);
   optimizer.step();
@@ -215,13 +228,15 @@ TEST(FusedOptimizer, BadCheckpointsAreRefusedAndLeaveTheOptimizerAsItWas) {
   EXPECT_TRUE(test::throws_with({"0.1.exp_avg", "[1]", "[33, 65]"}, [&] { optimizer.load_tensors(wrong); }));
   wrong = state;
   wrong["0.1.exp_avg_scale"] = torch::zeros({2});
-  EXPECT_TRUE(test::throws_with({"0.1.exp_avg_scale has sizes [2]", "one element"}, [&] { optimizer.load_tensors(wrong); }));
+  EXPECT_TRUE(
+      test::throws_with({"0.1.exp_avg_scale has sizes [2]", "one element"}, [&] { optimizer.load_tensors(wrong); }));
   wrong = state;
   wrong["0.1.step"] = torch::tensor({-1}, at::kLong);
   EXPECT_TRUE(test::throws_with({"0.1.step is -1"}, [&] { optimizer.load_tensors(wrong); }));
   wrong["0.1.step"] = torch::tensor({1.5});
   EXPECT_TRUE(test::throws_with({"0.1.step is not one int64"}, [&] { optimizer.load_tensors(wrong); }));
-  torch::serialize::InputArchive empty = test::archive_of(test::through_archive([](auto& out) { out.write("x", torch::zeros({1})); }));
+  torch::serialize::InputArchive empty =
+      test::archive_of(test::through_archive([](auto& out) { out.write("x", torch::zeros({1})); }));
   EXPECT_FALSE(test::error_of([&] { optimizer.load(empty); }).empty());
   for (const auto& [name, tensor] : optimizer.tensors()) EXPECT_TRUE(test::same_bits(tensor, state.at(name))) << name;
 }
@@ -273,11 +288,14 @@ TEST(FusedOptimizer, PassesOverWhatHasNoGradient) {
 
 TEST(FusedOptimizer, RefusesWhatItCannotDo) {
   const auto params = parameters(at::kCPU);
-  const at::Tensor sparse = torch::zeros({4, 2}).requires_grad_(), wide = torch::zeros({3}, at::kDouble).requires_grad_();
+  const at::Tensor sparse = torch::zeros({4, 2}).requires_grad_(),
+                   wide = torch::zeros({3}, at::kDouble).requires_grad_();
   sparse.mutable_grad() = torch::ones({4, 2}).to_sparse();
   wide.mutable_grad() = torch::ones({3}, at::kDouble);
-  EXPECT_TRUE(test::throws_with({"gradient of parameter 0 of group 0", "Sparse", "dense"}, [&] { FusedAdamW({sparse}).step(); }));
-  EXPECT_TRUE(test::throws_with({"parameter 0 of group 0 is Double", "Float, BFloat16 and Half"}, [&] { FusedAdamW({wide}).step(); }));
+  EXPECT_TRUE(test::throws_with({"gradient of parameter 0 of group 0", "Sparse", "dense"},
+                                [&] { FusedAdamW({sparse}).step(); }));
+  EXPECT_TRUE(test::throws_with({"parameter 0 of group 0 is Double", "Float, BFloat16 and Half"},
+                                [&] { FusedAdamW({wide}).step(); }));
   EXPECT_TRUE(test::throws_with({"parameter 1 is there already"}, [&] { FusedAdamW({params[0], params[0]}); }));
   EXPECT_TRUE(test::throws_with({"non-leaf"}, [&] { FusedAdamW({params[0] * 2}); }));
   FusedAdamW optimizer({params[0]});

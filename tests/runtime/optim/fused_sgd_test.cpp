@@ -10,27 +10,34 @@ using test::parameters;
 using test::set_grads;
 
 TEST(FusedSGD, IsTorchs) {
-  const std::vector<FusedSGDOptions> kOptions = {
-      FusedSGDOptions(0.1), FusedSGDOptions(0.1).weight_decay(0.3), FusedSGDOptions(0.1).momentum(0.9),
-      FusedSGDOptions(0.1).momentum(0.9).dampening(0.5).weight_decay(0.1), FusedSGDOptions(0.1).momentum(0.8).nesterov(true)};
+  const std::vector<FusedSGDOptions> kOptions = {FusedSGDOptions(0.1), FusedSGDOptions(0.1).weight_decay(0.3),
+                                                 FusedSGDOptions(0.1).momentum(0.9),
+                                                 FusedSGDOptions(0.1).momentum(0.9).dampening(0.5).weight_decay(0.1),
+                                                 FusedSGDOptions(0.1).momentum(0.8).nesterov(true)};
   for (const auto& o : kOptions) {
     const auto ours = parameters(test::kHpu), theirs = parameters(at::kCPU);
     FusedSGD a(ours, o);
-    torch::optim::SGD b(theirs, torch::optim::SGDOptions(o.lr()).momentum(o.momentum()).dampening(o.dampening())
-                                    .weight_decay(o.weight_decay()).nesterov(o.nesterov()));
+    torch::optim::SGD b(theirs, torch::optim::SGDOptions(o.lr())
+                                    .momentum(o.momentum())
+                                    .dampening(o.dampening())
+                                    .weight_decay(o.weight_decay())
+                                    .nesterov(o.nesterov()));
     for (int step = 0; step < 10; ++step) {
       set_grads(ours, step), set_grads(theirs, step);
       a.step(), b.step();
     }
-    for (std::size_t i = 0; i < ours.size(); ++i) EXPECT_TRUE(torch::allclose(ours[i].detach().cpu(), theirs[i], 1e-5, 1e-5)) << i;
+    for (std::size_t i = 0; i < ours.size(); ++i)
+      EXPECT_TRUE(torch::allclose(ours[i].detach().cpu(), theirs[i], 1e-5, 1e-5)) << i;
   }
 }
 
 TEST(FusedSGD, BadOptionsNameThemselves) {
   const auto p = parameters(at::kCPU);
-  EXPECT_TRUE(test::throws_with({"FusedSGD: momentum is -1", "0 or more"}, [&] { FusedSGD(p, FusedSGDOptions().momentum(-1)); }));
+  EXPECT_TRUE(test::throws_with({"FusedSGD: momentum is -1", "0 or more"},
+                                [&] { FusedSGD(p, FusedSGDOptions().momentum(-1)); }));
   EXPECT_TRUE(test::throws_with({"nesterov", "momentum 0"}, [&] { FusedSGD(p, FusedSGDOptions().nesterov(true)); }));
-  EXPECT_TRUE(test::throws_with({"FusedLars: eeta is 0", "above 0"}, [&] { FusedLars(p, FusedLarsOptions().eeta(0)); }));
+  EXPECT_TRUE(
+      test::throws_with({"FusedLars: eeta is 0", "above 0"}, [&] { FusedLars(p, FusedLarsOptions().eeta(0)); }));
   EXPECT_TRUE(test::throws_with({"eps is -1"}, [&] { FusedLars(p, FusedLarsOptions().eps(-1)); }));
 }
 

@@ -36,8 +36,10 @@ TEST(Muon, IsThePublishedUpdate) {
           const at::Tensor g = params[i].grad().cpu().to(at::kDouble);
           buffer[i] = 0.95 * buffer[i] + 0.05 * g;
           const double rows = static_cast<double>(g.size(0)), cols = static_cast<double>(g.size(1));
-          const double factor = ratio == MuonRatio::original ? std::sqrt(std::max(1.0, rows / cols)) : 0.2 * std::sqrt(std::max(rows, cols));
-          w[i] = w[i] * (1 - 0.05 * 0.1) - 0.05 * factor * orthogonal(nesterov ? 0.05 * g + 0.95 * buffer[i] : buffer[i]);
+          const double factor = ratio == MuonRatio::original ? std::sqrt(std::max(1.0, rows / cols))
+                                                             : 0.2 * std::sqrt(std::max(rows, cols));
+          w[i] =
+              w[i] * (1 - 0.05 * 0.1) - 0.05 * factor * orthogonal(nesterov ? 0.05 * g + 0.95 * buffer[i] : buffer[i]);
           EXPECT_TRUE(torch::allclose(params[i].detach().cpu().to(at::kDouble), w[i], 1e-4, 2e-4)) << i << " " << step;
         }
       }
@@ -60,7 +62,8 @@ TEST(Muon, GivesTheOthersToAdamW) {
 
 TEST(Muon, LearnsALinearMapFasterThanItsStart) {
   torch::manual_seed(3);
-  const at::Tensor target = torch::randn({32, 32}) / 6, w = torch::zeros({32, 32}).requires_grad_(), x = torch::randn({256, 32});
+  const at::Tensor target = torch::randn({32, 32}) / 6, w = torch::zeros({32, 32}).requires_grad_(),
+                   x = torch::randn({256, 32});
   Muon optimizer({w}, {});
   double first = 0, last = 0;
   for (int step = 0; step < 60; ++step) {
@@ -76,7 +79,8 @@ TEST(Muon, LearnsALinearMapFasterThanItsStart) {
 
 TEST(Muon, RefusesWhatIsNoMatrixAndBadOptions) {
   const auto p = test::parameters(at::kCPU);
-  EXPECT_TRUE(test::throws_with({"Muon: parameter 1 has sizes [3, 5, 2]", "2 dimensions"}, [&] { Muon({p[1], p[2]}, {}); }));
+  EXPECT_TRUE(
+      test::throws_with({"Muon: parameter 1 has sizes [3, 5, 2]", "2 dimensions"}, [&] { Muon({p[1], p[2]}, {}); }));
   EXPECT_TRUE(test::throws_with({"momentum is 1", "below 1"}, [&] { Muon({p[1]}, {}, MuonOptions().momentum(1)); }));
   EXPECT_TRUE(test::throws_with({"ns_steps is 0", "1 to 99"}, [&] { Muon({p[1]}, {}, MuonOptions().ns_steps(0)); }));
   EXPECT_TRUE(test::throws_with({"eps is 0"}, [&] { Muon({p[1]}, {}, MuonOptions().eps(0)); }));
@@ -84,11 +88,13 @@ TEST(Muon, RefusesWhatIsNoMatrixAndBadOptions) {
 
 TEST(Muon, TellsHiddenWeightsByNameAndShape) {
   const at::Tensor matrix = torch::zeros({4, 4}), vector = torch::zeros({4});
-  for (const char* name : {"model.layers.0.self_attn.q_proj.weight", "h.1.mlp.c_fc.weight", "encoder.layer.0.output_proj.weight"}) {
+  for (const char* name :
+       {"model.layers.0.self_attn.q_proj.weight", "h.1.mlp.c_fc.weight", "encoder.layer.0.output_proj.weight"}) {
     EXPECT_TRUE(is_hidden_weight(name, matrix)) << name;
     EXPECT_FALSE(is_hidden_weight(name, vector)) << name;
   }
-  for (const char* name : {"model.embed_tokens.weight", "transformer.wte.weight", "lm_head.weight", "bert.embeddings.word_embeddings.weight"}) {
+  for (const char* name : {"model.embed_tokens.weight", "transformer.wte.weight", "lm_head.weight",
+                           "bert.embeddings.word_embeddings.weight"}) {
     EXPECT_FALSE(is_hidden_weight(name, matrix)) << name;
   }
 }

@@ -10,24 +10,33 @@ using at::Tensor;
 
 TEST(OptimOps, SchemasEqualTheVendors) {
   const char* const kVendor[] = {
-      "hpu::optimizer_adamw(Tensor[] gradient_vec, Tensor(a!)[] weight_vec, Tensor(b!)[] exp_avg_vec, Tensor(c!)[] exp_avg_sq_vec, "
-      "Tensor neg_step_t, float beta1, float beta2, float epsilon, Tensor weight_decay, bool has_weight_decay, Tensor(d!)[]? "
+      "hpu::optimizer_adamw(Tensor[] gradient_vec, Tensor(a!)[] weight_vec, Tensor(b!)[] exp_avg_vec, Tensor(c!)[] "
+      "exp_avg_sq_vec, "
+      "Tensor neg_step_t, float beta1, float beta2, float epsilon, Tensor weight_decay, bool has_weight_decay, "
+      "Tensor(d!)[]? "
       "exp_avg_scales=None, Tensor(e!)[]? exp_avg_sq_scales=None) -> ()",
       "hpu::optimizer_ema(Tensor[] model_inputs, Tensor(a!)[] updated_ema, Tensor decay) -> ()",
       "hpu::fused_clip_norm(Tensor(a!)[] grad, Tensor max_norm, float norm_type) -> Tensor",
       "hpu::optimizer_lamb_fused_norm(Tensor[] grad, float max_norm) -> Tensor",
-      "hpu::optimizer_lamb_phase1(Tensor[] gradients, Tensor[] weights, Tensor(a!)[] exp_avg, Tensor(b!)[] exp_avg_sq, Tensor(c!)[] "
+      "hpu::optimizer_lamb_phase1(Tensor[] gradients, Tensor[] weights, Tensor(a!)[] exp_avg, Tensor(b!)[] exp_avg_sq, "
+      "Tensor(c!)[] "
       "out_weight_norms, Tensor(d!)[] out_adam_norms, Tensor(e!)[] out_adam_steps, Tensor clip_global_grad_norm, int "
-      "grad_averaging, float beta1, float beta2, float epsilon, Tensor bias_correction1, Tensor bias_correction2, float "
+      "grad_averaging, float beta1, float beta2, float epsilon, Tensor bias_correction1, Tensor bias_correction2, "
+      "float "
       "weight_decay) -> ()",
-      "hpu::optimizer_lamb_phase2(Tensor(a!)[] weights, Tensor[] adam_norms, Tensor[] weight_norms, Tensor[] adam_steps, Tensor "
+      "hpu::optimizer_lamb_phase2(Tensor(a!)[] weights, Tensor[] adam_norms, Tensor[] weight_norms, Tensor[] "
+      "adam_steps, Tensor "
       "neg_step, float wd, bool use_lamb) -> ()",
-      "hpu::optimizer_lars(Tensor[] params, Tensor(a!)[] grads, int[] skip_masks, float eeta, float weight_decay, float eps, Tensor "
+      "hpu::optimizer_lars(Tensor[] params, Tensor(a!)[] grads, int[] skip_masks, float eeta, float weight_decay, "
+      "float eps, Tensor "
       "lr) -> ()",
-      "hpu::optimizer_resource_apply_momentum(Tensor(a!)[] params_momentum_buf_list, Tensor[] dp_list, float momentum) -> ()",
-      "hpu::optimizer_sgd(Tensor[] gradients, Tensor(a!)[] weights_in, Tensor(b!) learning_rate, float wd, float mom, float damp, "
+      "hpu::optimizer_resource_apply_momentum(Tensor(a!)[] params_momentum_buf_list, Tensor[] dp_list, float momentum) "
+      "-> ()",
+      "hpu::optimizer_sgd(Tensor[] gradients, Tensor(a!)[] weights_in, Tensor(b!) learning_rate, float wd, float mom, "
+      "float damp, "
       "bool nesterov) -> ()",
-      "hpu::optimizer_sgd_momentum(Tensor[] gradients, Tensor(a!)[] weights_in, Tensor(b!)[] momentum_in, Tensor epoch_num, "
+      "hpu::optimizer_sgd_momentum(Tensor[] gradients, Tensor(a!)[] weights_in, Tensor(b!)[] momentum_in, Tensor "
+      "epoch_num, "
       "Tensor(c!) learning_rate, Tensor(d!) mom, float wd, float damp, bool nesterov) -> ()",
   };
   for (const char* text : kVendor) test::expect_schema(text);
@@ -44,7 +53,8 @@ torch::jit::Stack call(const char* name, torch::jit::Stack args) {
 Tensor scalar(double x) { return torch::full({1}, x, test::on_hpu()); }
 Tensor normal(at::IntArrayRef sizes, double size = 1) { return (torch::randn(sizes) * size).to(test::kHpu); }
 Tensor f64(const Tensor& t) { return t.cpu().to(at::kDouble); }
-::testing::AssertionResult near(const Tensor& ours, const Tensor& expected, double relative = 1e-5, double absolute = 1e-6) {
+::testing::AssertionResult near(const Tensor& ours, const Tensor& expected, double relative = 1e-5,
+                                double absolute = 1e-6) {
   if (torch::allclose(f64(ours), expected, relative, absolute)) return ::testing::AssertionSuccess();
   return ::testing::AssertionFailure() << "by at most " << (f64(ours) - expected).abs().max().item<double>();
 }
@@ -52,8 +62,8 @@ Tensor f64(const Tensor& t) { return t.cpu().to(at::kDouble); }
 TEST(OptimOps, AdamwHasTheDevicesFormula) {
   for (const bool decays : {true, false}) {
     torch::manual_seed(1);
-    std::vector<Tensor> g{normal({9, 5}), normal({300})}, w{normal({9, 5}), normal({300})}, m{normal({9, 5}), normal({300})},
-        v{normal({9, 5}).square(), normal({300}).square()};
+    std::vector<Tensor> g{normal({9, 5}), normal({300})}, w{normal({9, 5}), normal({300})},
+        m{normal({9, 5}), normal({300})}, v{normal({9, 5}).square(), normal({300}).square()};
     std::vector<Tensor> expected;
     for (int i = 0; i < 2; ++i) {
       const Tensor m1 = 0.9 * f64(m[i]) + 0.1 * f64(g[i]), v1 = 0.99 * f64(v[i]) + 0.01 * f64(g[i]).square();
@@ -66,7 +76,8 @@ TEST(OptimOps, AdamwHasTheDevicesFormula) {
 
 TEST(OptimOps, AdamwRenewsTheScalesOfFp8Moments) {
   torch::manual_seed(2);
-  std::vector<Tensor> g{normal({1000}, 1e-3)}, w{normal({1000})}, m{torch::zeros({1000}, test::on_hpu(at::kFloat8_e4m3fn))},
+  std::vector<Tensor> g{normal({1000}, 1e-3)}, w{normal({1000})},
+      m{torch::zeros({1000}, test::on_hpu(at::kFloat8_e4m3fn))},
       v{torch::zeros({1000}, test::on_hpu(at::kFloat8_e5m2))}, m_scale{scalar(1)}, v_scale{scalar(1)};
   call("optimizer_adamw", {g, w, m, v, scalar(-0.01), 0.9, 0.999, 1e-6, scalar(1), false, m_scale, v_scale});
   const double most = f64(g[0]).abs().max().item<double>();
@@ -83,8 +94,10 @@ TEST(OptimOps, AdamwRenewsTheScalesOfFp8Moments) {
 TEST(OptimOps, AdamwTakesScalesInBf16) {
   const auto run = [](at::ScalarType type) {
     torch::manual_seed(2);
-    std::vector<Tensor> g{normal({1000}, 1e-3)}, w{normal({1000})}, m{torch::zeros({1000}, test::on_hpu(at::kFloat8_e4m3fn))},
-        v{torch::zeros({1000}, test::on_hpu(at::kFloat8_e5m2))}, m_scale{scalar(1).to(type)}, v_scale{scalar(1).to(type)};
+    std::vector<Tensor> g{normal({1000}, 1e-3)}, w{normal({1000})},
+        m{torch::zeros({1000}, test::on_hpu(at::kFloat8_e4m3fn))},
+        v{torch::zeros({1000}, test::on_hpu(at::kFloat8_e5m2))}, m_scale{scalar(1).to(type)},
+        v_scale{scalar(1).to(type)};
     for (int step = 0; step < 2; ++step) {
       call("optimizer_adamw", {g, w, m, v, scalar(-0.01), 0.9, 0.999, 1e-6, scalar(1), false, m_scale, v_scale});
     }
@@ -112,12 +125,15 @@ TEST(OptimOps, EmaAndClipNorm) {
   EXPECT_TRUE(near(x[0], before * (0.5 / (norm + 1e-6))));
   EXPECT_TRUE(test::throws_with({"norm_type 2", "got 1"}, [&] { call("fused_clip_norm", {list, scalar(1), 1.0}); }));
   const Tensor kept = x[0].clone();
-  EXPECT_TRUE(test::throws_with({"last tensor of grad", "[3, 3]"}, [&] { call("fused_clip_norm", {x, scalar(1), 2.0}); }));
+  EXPECT_TRUE(
+      test::throws_with({"last tensor of grad", "[3, 3]"}, [&] { call("fused_clip_norm", {x, scalar(1), 2.0}); }));
   for (const double bad : {-1.0, std::nan("")}) {  // would turn gradients round, or pass over the limit
-    EXPECT_TRUE(test::throws_with({"[fused_clip_norm] expected max_norm of 0 or more"}, [&] { call("fused_clip_norm", {list, scalar(bad), 2.0}); }));
+    EXPECT_TRUE(test::throws_with({"[fused_clip_norm] expected max_norm of 0 or more"},
+                                  [&] { call("fused_clip_norm", {list, scalar(bad), 2.0}); }));
   }
   std::vector<Tensor> whole{x[0], torch::zeros({1}, test::on_hpu(at::kInt))};
-  EXPECT_TRUE(test::throws_with({"floating-point", "Int"}, [&] { call("fused_clip_norm", {whole, scalar(0.1), 2.0}); }));
+  EXPECT_TRUE(
+      test::throws_with({"floating-point", "Int"}, [&] { call("fused_clip_norm", {whole, scalar(0.1), 2.0}); }));
   EXPECT_TRUE(test::same_bits(x[0], kept));
 }
 
@@ -139,14 +155,14 @@ TEST(OptimOps, LambInItsThreeParts) {
 
   std::vector<Tensor> expected_step, expected_weight;
   for (int i = 0; i < 2; ++i) {
-    const Tensor d = f64(g[i]) / clip.item<double>(), m1 = 0.9 * f64(m[i]) + 0.1 * d, v1 = 0.99 * f64(v[i]) + 0.01 * d * d;
+    const Tensor d = f64(g[i]) / clip.item<double>(), m1 = 0.9 * f64(m[i]) + 0.1 * d,
+                 v1 = 0.99 * f64(v[i]) + 0.01 * d * d;
     expected_step.push_back(m1 / 0.1 / ((v1 / 0.01).sqrt() + 1e-6) + 0.3 * f64(w[i]));
     const double trust = (f64(w[i]).norm() / expected_step[i].norm()).item<double>();
     expected_weight.push_back(f64(w[i]) - 0.01 * trust * expected_step[i]);
   }
   const auto version = wn[0]._version();
-  call("optimizer_lamb_phase1",
-       {g, w, m, v, wn, an, steps, clip, 1, 0.9, 0.99, 1e-6, scalar(0.1), scalar(0.01), 0.3});
+  call("optimizer_lamb_phase1", {g, w, m, v, wn, an, steps, clip, 1, 0.9, 0.99, 1e-6, scalar(0.1), scalar(0.01), 0.3});
   for (int i = 0; i < 2; ++i) {
     EXPECT_TRUE(near(steps[i], expected_step[i], 1e-5, 1e-5));
     EXPECT_TRUE(near(wn[i][0], f64(w[i]).norm()));
@@ -159,7 +175,8 @@ TEST(OptimOps, LambInItsThreeParts) {
 
 TEST(OptimOps, LarsAndItsMomentum) {
   torch::manual_seed(5);
-  std::vector<Tensor> p{normal({50}), normal({8}), torch::zeros({4}, test::on_hpu())}, g{normal({50}), normal({8}), normal({4})};
+  std::vector<Tensor> p{normal({50}), normal({8}), torch::zeros({4}, test::on_hpu())},
+      g{normal({50}), normal({8}), normal({4})};
   const double pn = f64(p[0]).norm().item<double>(), gn = f64(g[0]).norm().item<double>();
   const Tensor scaled = (f64(g[0]) + 0.1 * f64(p[0])) * 0.5 * (0.01 * pn / (gn + 0.1 * pn + 1e-8));
   const Tensor skipped = f64(g[1]) * 0.5, without_norm = f64(g[2]) * 0.5;
@@ -181,7 +198,8 @@ TEST(OptimOps, SgdWithAndWithoutMomentum) {
   Tensor d = f64(g[0]) + 0.2 * f64(w[0]), expected = f64(w[0]) - 0.1 * d;
   call("optimizer_sgd", {g, w, scalar(0.1), 0.2, 0.0, 0.0, false});
   EXPECT_TRUE(near(w[0], expected));
-  EXPECT_TRUE(test::throws_with({"mom 0", "0.5"}, [&] { call("optimizer_sgd", {g, w, scalar(0.1), 0.2, 0.5, 0.0, false}); }));
+  EXPECT_TRUE(
+      test::throws_with({"mom 0", "0.5"}, [&] { call("optimizer_sgd", {g, w, scalar(0.1), 0.2, 0.5, 0.0, false}); }));
   for (const int epoch : {0, 1}) {
     d = f64(g[0]) + 0.2 * f64(w[0]);
     const Tensor buffer = epoch == 0 ? d : 0.9 * f64(b[0]) + 0.5 * d;
@@ -198,15 +216,21 @@ TEST(OptimOps, SgdWithAndWithoutMomentum) {
 TEST(OptimOps, LazyNamesHaveTheVendorsSchemas) {
   for (const char* text : {
            "hpu::habanaOptimizerFusedEMA(Tensor[] model_inputs, Tensor(a!)[] updated_ema, Tensor decay) -> ()",
-           "hpu::habanaOptimizerLars(Tensor[] params, Tensor(a!)[] grads, Tensor lr_t, int[] skip_masks, float eeta, float weight_decay, "
+           "hpu::habanaOptimizerLars(Tensor[] params, Tensor(a!)[] grads, Tensor lr_t, int[] skip_masks, float eeta, "
+           "float weight_decay, "
            "float eps) -> ()",
-           "hpu::habanaOptimizerSgd(Tensor[] gradients, Tensor(a!)[] weights_in, Tensor(b!) learning_rate, float wd, float mom, float damp, "
+           "hpu::habanaOptimizerSgd(Tensor[] gradients, Tensor(a!)[] weights_in, Tensor(b!) learning_rate, float wd, "
+           "float mom, float damp, "
            "bool nesterov) -> ()",
-           "hpu::habanaOptimizerSgdMomentum(Tensor[] gradients, Tensor(a!)[] weights_in, Tensor(b!)[] momentum_in, Tensor epoch_num, "
+           "hpu::habanaOptimizerSgdMomentum(Tensor[] gradients, Tensor(a!)[] weights_in, Tensor(b!)[] momentum_in, "
+           "Tensor epoch_num, "
            "Tensor(c!) learning_rate, Tensor(d!) mom, float wd, float damp, bool nesterov) -> ()",
-           "hpu::habanaOptimizerAdamW(Tensor[] gradient_vec, Tensor(a!)[] weight_vec, Tensor(b!)[] exp_avg_vec, Tensor(c!)[] "
-           "exp_avg_sq_vec, Tensor neg_step_t, float beta1, float beta2, float epsilon, Tensor weight_decay, bool has_weight_decay) -> ()",
-           "hpu::habanaOptimizerFusedAdagrad(Tensor[] gradients, Tensor(a!)[] weights_in, Tensor(b!)[] variances_in, Tensor epoch_num, "
+           "hpu::habanaOptimizerAdamW(Tensor[] gradient_vec, Tensor(a!)[] weight_vec, Tensor(b!)[] exp_avg_vec, "
+           "Tensor(c!)[] "
+           "exp_avg_sq_vec, Tensor neg_step_t, float beta1, float beta2, float epsilon, Tensor weight_decay, bool "
+           "has_weight_decay) -> ()",
+           "hpu::habanaOptimizerFusedAdagrad(Tensor[] gradients, Tensor(a!)[] weights_in, Tensor(b!)[] variances_in, "
+           "Tensor epoch_num, "
            "Tensor(c!) learning_rate, float wd, float lrd, float eps) -> ()",
        })
     test::expect_schema(text);
@@ -214,7 +238,8 @@ TEST(OptimOps, LazyNamesHaveTheVendorsSchemas) {
 
 TEST(OptimOps, LazyNamesDoWhatTheOthersDo) {
   torch::manual_seed(7);
-  const std::vector<Tensor> start{normal({4, 3}), normal({5})}, g{normal({4, 3}), normal({5})}, m{normal({4, 3}), normal({5})};
+  const std::vector<Tensor> start{normal({4, 3}), normal({5})}, g{normal({4, 3}), normal({5})},
+      m{normal({4, 3}), normal({5})};
   const auto copies = [](const std::vector<Tensor>& list) {
     std::vector<Tensor> out;
     for (const Tensor& t : list) out.push_back(t.clone());
@@ -241,7 +266,8 @@ TEST(OptimOps, LazyNamesDoWhatTheOthersDo) {
   auto av = copies(m), bv = copies(m);
   for (auto* list : {&av, &bv})
     for (Tensor& t : *list) t.square_();
-  call("optimizer_adamw", {g, a, am, av, scalar(-0.01), 0.9, 0.99, 1e-6, scalar(0.95), true, c10::IValue(), c10::IValue()});
+  call("optimizer_adamw",
+       {g, a, am, av, scalar(-0.01), 0.9, 0.99, 1e-6, scalar(0.95), true, c10::IValue(), c10::IValue()});
   call("habanaOptimizerAdamW", {g, b, bm, bv, scalar(-0.01), 0.9, 0.99, 1e-6, scalar(0.95), true});
   same(a, b), same(am, bm), same(av, bv);
 }
@@ -254,7 +280,8 @@ TEST(OptimOps, FusedAdagradIsTorchsAdagrad) {
     sums.push_back(torch::zeros_like(t));
     reference.push_back(f64(t).requires_grad_(true));
   }
-  torch::optim::Adagrad torchs(reference, torch::optim::AdagradOptions(0.1).lr_decay(0.2).weight_decay(0.05).eps(1e-10));
+  torch::optim::Adagrad torchs(reference,
+                               torch::optim::AdagradOptions(0.1).lr_decay(0.2).weight_decay(0.05).eps(1e-10));
   for (int step = 1; step <= 3; ++step) {
     std::vector<Tensor> g{normal({4, 3}), normal({5})};
     for (std::size_t i = 0; i < g.size(); ++i) reference[i].mutable_grad() = f64(g[i]);
@@ -263,7 +290,8 @@ TEST(OptimOps, FusedAdagradIsTorchsAdagrad) {
     for (std::size_t i = 0; i < w.size(); ++i) EXPECT_TRUE(near(w[i], reference[i].detach())) << step;
   }
   EXPECT_TRUE(test::throws_with({"habanaOptimizerFusedAdagrad", "tensor 1", "[5]"}, [&] {
-    call("habanaOptimizerFusedAdagrad", {std::vector<Tensor>{w[0], w[0]}, w, sums, scalar(1), scalar(0.1), 0.0, 0.0, 0.0});
+    call("habanaOptimizerFusedAdagrad",
+         {std::vector<Tensor>{w[0], w[0]}, w, sums, scalar(1), scalar(0.1), 0.0, 0.0, 0.0});
   }));
 }
 
@@ -275,7 +303,8 @@ TEST(OptimOps, FusedNormClipsWithoutAPlaceForTheNorm) {
   EXPECT_TRUE(near(total, norm.reshape({1})));
   EXPECT_TRUE(near(g[0], a / (norm + 1e-6)));
   EXPECT_TRUE(near(g[1], b / (norm + 1e-6)));
-  EXPECT_TRUE(test::throws_with({"fused_norm", "none"}, [&] { call("fused_norm", {std::vector<Tensor>{}, scalar(1), 2.0}); }));
+  EXPECT_TRUE(
+      test::throws_with({"fused_norm", "none"}, [&] { call("fused_norm", {std::vector<Tensor>{}, scalar(1), 2.0}); }));
 }
 
 TEST(OptimOps, SparseOnesAreRefusedByName) {
@@ -288,19 +317,21 @@ TEST(OptimOps, MemoryThatIsWrittenTwiceIsAnErrorBeforeAnythingIsWritten) {
   const Tensor line = normal({10}), one = torch::zeros({1}, test::on_hpu());
   std::vector<Tensor> g{normal({6}), normal({6})}, overlap{line.slice(0, 0, 6), line.slice(0, 4, 10)};
   const Tensor before = line.clone();
-  EXPECT_TRUE(test::throws_with({"two with the same"}, [&] { call("optimizer_sgd", {g, overlap, scalar(0.1), 0.0, 0.0, 0.0, false}); }));
+  EXPECT_TRUE(test::throws_with({"two with the same"},
+                                [&] { call("optimizer_sgd", {g, overlap, scalar(0.1), 0.0, 0.0, 0.0, false}); }));
   EXPECT_TRUE(test::same_bits(line, before));
 
   std::vector<Tensor> first{g[0]}, spread{one.expand({6})}, buffer{normal({6})};
   const Tensor kept = buffer[0].clone();
   EXPECT_TRUE(test::throws_with({"weight[0] to have memory for each element"}, [&] {
-    call("optimizer_sgd_momentum",
-         {first, spread, buffer, torch::full({1}, 1, test::on_hpu(at::kInt)), scalar(0.1), scalar(0.9), 0.0, 0.0, false});
+    call("optimizer_sgd_momentum", {first, spread, buffer, torch::full({1}, 1, test::on_hpu(at::kInt)), scalar(0.1),
+                                    scalar(0.9), 0.0, 0.0, false});
   }));
   EXPECT_TRUE(test::same_bits(buffer[0], kept));
 
   const Tensor base = normal({4, 2});  // two columns share a range, and no element
-  std::vector<Tensor> columns{base.select(1, 0), base.select(1, 1)}, ones{torch::ones({4}, test::on_hpu()), torch::ones({4}, test::on_hpu())};
+  std::vector<Tensor> columns{base.select(1, 0), base.select(1, 1)},
+      ones{torch::ones({4}, test::on_hpu()), torch::ones({4}, test::on_hpu())};
   const Tensor expected = f64(base) - 0.5;
   call("optimizer_sgd", {ones, columns, scalar(0.5), 0.0, 0.0, 0.0, false});
   EXPECT_TRUE(near(base, expected));
@@ -309,14 +340,19 @@ TEST(OptimOps, MemoryThatIsWrittenTwiceIsAnErrorBeforeAnythingIsWritten) {
 TEST(OptimOps, BadListsAreErrorsAndEmptyOnesWork) {
   std::vector<Tensor> one{normal({3})}, other{normal({4})}, none, same{one[0], one[0]}, two{normal({3}), normal({3})};
   call("optimizer_ema", {none, none, scalar(0.5)});
-  EXPECT_TRUE(test::throws_with({"[optimizer_ema]", "1 tensors in model_inputs, got 0"}, [&] { call("optimizer_ema", {none, one, scalar(0.5)}); }));
-  EXPECT_TRUE(test::throws_with({"input[0] of sizes [4], got [3]"}, [&] { call("optimizer_ema", {one, other, scalar(0.5)}); }));
+  EXPECT_TRUE(test::throws_with({"[optimizer_ema]", "1 tensors in model_inputs, got 0"},
+                                [&] { call("optimizer_ema", {none, one, scalar(0.5)}); }));
+  EXPECT_TRUE(
+      test::throws_with({"input[0] of sizes [4], got [3]"}, [&] { call("optimizer_ema", {one, other, scalar(0.5)}); }));
   EXPECT_TRUE(test::throws_with({"two with the same"}, [&] { call("optimizer_ema", {two, same, scalar(0.5)}); }));
   EXPECT_TRUE(test::throws_with({"decay of one element"}, [&] { call("optimizer_ema", {one, one, normal({2})}); }));
   std::vector<Tensor> wide{normal({3}).to(at::kDouble)};
-  EXPECT_TRUE(test::throws_with({"result[0] of dtype Float, BFloat16 or Half, got Double"}, [&] { call("optimizer_ema", {one, wide, scalar(1)}); }));
+  EXPECT_TRUE(test::throws_with({"result[0] of dtype Float, BFloat16 or Half, got Double"},
+                                [&] { call("optimizer_ema", {one, wide, scalar(1)}); }));
   EXPECT_TRUE(test::throws_with({"at least one tensor"}, [&] {
-    c10::Dispatcher::singleton().findSchemaOrThrow("hpu::optimizer_lamb_fused_norm", "").typed<Tensor(at::TensorList, double)>()
+    c10::Dispatcher::singleton()
+        .findSchemaOrThrow("hpu::optimizer_lamb_fused_norm", "")
+        .typed<Tensor(at::TensorList, double)>()
         .redispatch(c10::DispatchKeySet(c10::DispatchKey::HPU), at::TensorList(), 1.0);
   }));
 }

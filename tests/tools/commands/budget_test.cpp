@@ -15,8 +15,8 @@
 namespace fp8 {
 namespace {
 
-using ::testing::HasSubstr;
 using test::run_fp8;
+using ::testing::HasSubstr;
 
 const auto kModel = [] { return (test::demo_data() / "kjv-byte-1.7M").string(); };
 const auto kText = [] { return (test::demo_data() / "kjv_heldout_16k.txt").string(); };
@@ -30,7 +30,8 @@ io::Json json_of(const std::vector<std::string>& arguments) {
 TEST(Budget, IsMetWithTheFewestModulesKept) {
   const test::TempDir dir;
   const auto out = (dir / "q").string();
-  const auto json = json_of({"quantize", "--model", kModel(), "--out", out, "--dynamic", "--budget", "kl=0.001", "--data", kText(), "--samples", "8", "--json"});
+  const auto json = json_of({"quantize", "--model", kModel(), "--out", out, "--dynamic", "--budget", "kl=0.001",
+                             "--data", kText(), "--samples", "8", "--json"});
   const auto& budget = json["budget"];
   EXPECT_GT(budget["kl_of_all"].get<double>(), 0.001);
   EXPECT_LE(budget["kl"].get<double>(), 0.001);
@@ -50,7 +51,8 @@ TEST(Budget, IsMetWithTheFewestModulesKept) {
   }
   EXPECT_EQ(modules, 28u);
   EXPECT_GT(larger_kl_later, 0u) << "the order of KL alone would be another";
-  const auto score = json_of({"evaluate", "--model", out, "--reference", kModel(), "--data", kText(), "--samples", "8", "--json"});
+  const auto score =
+      json_of({"evaluate", "--model", out, "--reference", kModel(), "--data", kText(), "--samples", "8", "--json"});
   EXPECT_NEAR(score["kl"].get<double>(), budget["kl"].get<double>(), 1e-3 * budget["kl"].get<double>());
   const auto sidecar = io::read_json(dir / "q" / "fp8.json");
   const auto name = budget["kept"][0]["name"].get<std::string>();
@@ -59,7 +61,8 @@ TEST(Budget, IsMetWithTheFewestModulesKept) {
 
 TEST(Budget, ThatIsMetByAllKeepsNone) {
   const test::TempDir dir;
-  const auto json = json_of({"quantize", "--model", kModel(), "--out", (dir / "q").string(), "--dynamic", "--budget", "kl=1", "--data", kText(), "--samples", "4", "--json"});
+  const auto json = json_of({"quantize", "--model", kModel(), "--out", (dir / "q").string(), "--dynamic", "--budget",
+                             "kl=1", "--data", kText(), "--samples", "4", "--json"});
   EXPECT_TRUE(json["budget"]["kept"].empty());
   EXPECT_EQ(json["budget"]["runs"].size(), 1u) << "all in fp8 is asked first, and nothing after it";
   EXPECT_TRUE(json["budget"]["units"].empty()) << "no unit was run alone";
@@ -71,25 +74,34 @@ TEST(Budget, OfAConfigIsThatOfTheCheckpointThatIsWritten) {
   const test::TempDir dir;
   const auto config = [&](const char* mode) {
     const auto path = (dir / (std::string(mode) + ".json")).string();
-    std::ofstream(path) << R"({"mode": ")" << mode << R"(", "scale_method": "maxabs_hw", "blocklist": {"names": ["lm_head"]}, "dump_stats_path": ")" << (dir / "s/inc").string() << "\"}";
+    std::ofstream(path)
+        << R"({"mode": ")" << mode
+        << R"(", "scale_method": "maxabs_hw", "blocklist": {"names": ["lm_head"]}, "dump_stats_path": ")"
+        << (dir / "s/inc").string() << "\"}";
     return path;
   };
-  const auto measured = run_fp8({"evaluate", "--model", kModel(), "--data", kText(), "--samples", "4"}, {.environment = {{"QUANT_CONFIG", config("MEASURE")}}});
+  const auto measured = run_fp8({"evaluate", "--model", kModel(), "--data", kText(), "--samples", "4"},
+                                {.environment = {{"QUANT_CONFIG", config("MEASURE")}}});
   ASSERT_EQ(measured.code, 0) << measured.err;
-  const auto json = json_of({"quantize", "--model", kModel(), "--out", (dir / "q").string(), "--config", config("QUANTIZE"), "--budget", "kl=1", "--data", kText(), "--samples", "4", "--json"});
-  const auto score = json_of({"evaluate", "--model", (dir / "q").string(), "--reference", kModel(), "--data", kText(), "--samples", "4", "--json"});
+  const auto json = json_of({"quantize", "--model", kModel(), "--out", (dir / "q").string(), "--config",
+                             config("QUANTIZE"), "--budget", "kl=1", "--data", kText(), "--samples", "4", "--json"});
+  const auto score = json_of({"evaluate", "--model", (dir / "q").string(), "--reference", kModel(), "--data", kText(),
+                              "--samples", "4", "--json"});
   EXPECT_EQ(score["kv_cache"], "fp8");
-  EXPECT_NEAR(score["kl"].get<double>(), json["budget"]["kl"].get<double>(), 1e-3 * score["kl"].get<double>()) << "without the attention products, which no checkpoint holds";
+  EXPECT_NEAR(score["kl"].get<double>(), json["budget"]["kl"].get<double>(), 1e-3 * score["kl"].get<double>())
+      << "without the attention products, which no checkpoint holds";
 }
 
 TEST(Budget, EachModuleIsPrintedOnce) {
   const test::TempDir dir;
-  const auto run = run_fp8({"quantize", "--model", kModel(), "--out", (dir / "q").string(), "--dynamic", "--budget", "kl=0.0015", "--data", kText(), "--samples", "4"});
+  const auto run = run_fp8({"quantize", "--model", kModel(), "--out", (dir / "q").string(), "--dynamic", "--budget",
+                            "kl=0.0015", "--data", kText(), "--samples", "4"});
   ASSERT_EQ(run.code, 0) << run.err;
   std::map<std::string, int> times;
   std::istringstream lines(run.out + run.err);
   for (std::string line; std::getline(lines, line);) {
-    for (std::size_t at = line.find("model.layers."); at != std::string::npos; at = line.find("model.layers.", at + 1)) ++times[line.substr(at, line.find_first_of(" :,", at) - at)];
+    for (std::size_t at = line.find("model.layers."); at != std::string::npos; at = line.find("model.layers.", at + 1))
+      ++times[line.substr(at, line.find_first_of(" :,", at) - at)];
   }
   EXPECT_FALSE(times.empty());
   for (const auto& [name, n] : times) EXPECT_EQ(n, 1) << name << "\n" << run.out;

@@ -18,7 +18,8 @@ namespace {
 using ::testing::HasSubstr;
 
 TEST(Doctor, SaysWhatIsInForceAndWhereItCameFrom) {
-  const auto run = test::run_fp8({"doctor", "--json", "--threads", "3"}, {.environment = {{"FP8_SIMD", "scalar"}, {"FP8_HPU_DEVICE", "gaudi2"}}});
+  const auto run = test::run_fp8({"doctor", "--json", "--threads", "3"},
+                                 {.environment = {{"FP8_SIMD", "scalar"}, {"FP8_HPU_DEVICE", "gaudi2"}}});
   EXPECT_EQ(run.code, 0) << run.err;
   const auto json = io::parse_json(run.out, "stdout");
   EXPECT_EQ(json["simd_level"], "scalar");
@@ -39,8 +40,10 @@ TEST(Doctor, TableForPeople) {
 }
 
 TEST(Doctor, WrongSettingsAreProblems) {
-  const auto run = test::run_fp8({"doctor", "--json"}, {.environment = {{"FP8_SIMD", "avx9"}, {"FP8_HPU_DEVICE", "gaudi7"}, {"FP8_HPU_DEVICES", "x"},
-                                                                       {"QUANT_CONFIG", "/no/such.json"}}});
+  const auto run = test::run_fp8({"doctor", "--json"}, {.environment = {{"FP8_SIMD", "avx9"},
+                                                                        {"FP8_HPU_DEVICE", "gaudi7"},
+                                                                        {"FP8_HPU_DEVICES", "x"},
+                                                                        {"QUANT_CONFIG", "/no/such.json"}}});
   EXPECT_EQ(run.code, 1);
   EXPECT_EQ(run.error_lines(), 1);
   const auto json = io::parse_json(run.out, "stdout");
@@ -58,22 +61,31 @@ TEST(Doctor, AnAutocastListWithWhatACastRunsIsAProblem) {
   EXPECT_EQ(run.code, 1);
   const auto json = io::parse_json(run.out, "stdout");
   ASSERT_EQ(json["problems"].size(), 2u) << json["problems"];
-  EXPECT_THAT(json["problems"][0].get<std::string>(), ::testing::AllOf(HasSubstr("LOWER_LIST"), HasSubstr("'to'"), HasSubstr("never cast")));
+  EXPECT_THAT(json["problems"][0].get<std::string>(),
+              ::testing::AllOf(HasSubstr("LOWER_LIST"), HasSubstr("'to'"), HasSubstr("never cast")));
   EXPECT_THAT(json["problems"][1].get<std::string>(), HasSubstr("'_to_copy'"));
 }
 
 /// What no command can take, and what it is told.
-const std::map<std::string, std::string> kWrong = {{"FP8_HPU_DEVICE", "gaudi9"}, {"FP8_HPU_DEVICES", "0"}, {"FP8_HPU_MEMORY", "abc"},
-                                                   {"FP8_SIMD", "avx9"}, {"PT_HPU_STOCHASTIC_ROUNDING_MODE", "9"}, {"PT_TE_FORCE_SR_BWD", "maybe"}};
+const std::map<std::string, std::string> kWrong = {{"FP8_HPU_DEVICE", "gaudi9"},
+                                                   {"FP8_HPU_DEVICES", "0"},
+                                                   {"FP8_HPU_MEMORY", "abc"},
+                                                   {"FP8_SIMD", "avx9"},
+                                                   {"PT_HPU_STOCHASTIC_ROUNDING_MODE", "9"},
+                                                   {"PT_TE_FORCE_SR_BWD", "maybe"}};
 
 TEST(Environment, WhatCannotBeMeantIsRefusedByEveryCommandThatComputes) {
   const test::TempDir dir;  // nothing that is named exists: the environment is looked at first
   const std::string model = (dir / "model").string(), out = (dir / "out").string();
   const std::vector<std::vector<std::string>> commands = {
-      {"measure", "--model", model, "--data", "t.txt", "--out", out},  {"quantize", "--model", model, "--dynamic", "--out", out},
-      {"convert", "--model", model, "--to", "bf16", "--out", out},     {"evaluate", "--model", model, "--data", "t.txt"},
-      {"generate", "--model", model, "--prompt", "x"},                 {"train", "--init", model, "--data", "t.txt", "--out", out},
-      {"run", "m.jit", "--inputs", "x.wav", "--out", out},             {"inspect", model}};
+      {"measure", "--model", model, "--data", "t.txt", "--out", out},
+      {"quantize", "--model", model, "--dynamic", "--out", out},
+      {"convert", "--model", model, "--to", "bf16", "--out", out},
+      {"evaluate", "--model", model, "--data", "t.txt"},
+      {"generate", "--model", model, "--prompt", "x"},
+      {"train", "--init", model, "--data", "t.txt", "--out", out},
+      {"run", "m.jit", "--inputs", "x.wav", "--out", out},
+      {"inspect", model}};
   for (const auto& [name, value] : kWrong) {
     for (const auto& command : commands) {
       const auto run = test::run_fp8(command, {.environment = {{name, value}}});
@@ -83,7 +95,8 @@ TEST(Environment, WhatCannotBeMeantIsRefusedByEveryCommandThatComputes) {
       if (name != "FP8_HPU_DEVICE") break;  // one variable at all commands, the others at one
     }
     EXPECT_FALSE(std::filesystem::exists(out));
-    for (const std::vector<std::string>& command : {std::vector<std::string>{"--version"}, {"--help"}, {"evaluate", "--help"}, {"train", "--version"}}) {
+    for (const std::vector<std::string>& command :
+         {std::vector<std::string>{"--version"}, {"--help"}, {"evaluate", "--help"}, {"train", "--version"}}) {
       const auto run = test::run_fp8(command, {.environment = {{name, value}}});
       EXPECT_EQ(run.code, 0) << name << " " << command[0] << run.err;
     }
@@ -91,7 +104,8 @@ TEST(Environment, WhatCannotBeMeantIsRefusedByEveryCommandThatComputes) {
     EXPECT_EQ(doctor.code, 1);
     const auto json = io::parse_json(doctor.out, "stdout");
     ASSERT_EQ(json["problems"].size(), 1u) << doctor.out;
-    EXPECT_THAT(json["problems"][0].get<std::string>(), ::testing::AllOf(HasSubstr(name), HasSubstr(value), HasSubstr("allow")));
+    EXPECT_THAT(json["problems"][0].get<std::string>(),
+                ::testing::AllOf(HasSubstr(name), HasSubstr(value), HasSubstr("allow")));
   }
 }
 
@@ -110,8 +124,9 @@ TEST(Doctor, AutocastListsAndWhereTheyCameFrom) {
 TEST(Doctor, WrongAutocastListsAreWarningsAndProblems) {
   const test::TempDir dir;
   std::ofstream(dir / "lower") << "mm\nsofmax\n";
-  const auto run = test::run_fp8({"doctor", "--json"}, {.environment = {{"PT_HPU_AUTOCAST_LOWER_PRECISION_OPS_LIST", (dir / "lower").string()},
-                                                                       {"FP32_LIST", (dir / "none").string()}}});
+  const auto run = test::run_fp8(
+      {"doctor", "--json"}, {.environment = {{"PT_HPU_AUTOCAST_LOWER_PRECISION_OPS_LIST", (dir / "lower").string()},
+                                             {"FP32_LIST", (dir / "none").string()}}});
   EXPECT_EQ(run.code, 1);
   EXPECT_THAT(run.err, HasSubstr("fp8: warning: FP32_LIST: "));
   EXPECT_THAT(run.err, HasSubstr("nearest: 'softmax'"));

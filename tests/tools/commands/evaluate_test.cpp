@@ -18,8 +18,8 @@
 namespace fp8 {
 namespace {
 
-using ::testing::HasSubstr;
 using test::run_fp8;
+using ::testing::HasSubstr;
 
 std::string model() { return (test::demo_data() / "kjv-byte-1.7M").string(); }
 std::string text() { return (test::demo_data() / "kjv_heldout_16k.txt").string(); }
@@ -43,7 +43,8 @@ TEST(Evaluate, PerplexityOfKjvByteEqualsTransformers) {
   EXPECT_NEAR(json["perplexity"].get<double>() / 2.653164, 1, 1e-5);
   EXPECT_EQ(json["tokens"], 16384);
   EXPECT_EQ(json["chunks"], 64);
-  EXPECT_EQ(json["weights_bytes"], 4 * 1672896);  // parameters: 2*256*192 + 4*(2*192*192 + 2*192*64 + 3*192*512 + 2*192) + 192
+  EXPECT_EQ(json["weights_bytes"],
+            4 * 1672896);  // parameters: 2*256*192 + 4*(2*192*192 + 2*192*64 + 3*192*512 + 2*192) + 192
   EXPECT_GT(json["seconds"].get<double>(), 0);
   EXPECT_GT(json["tokens_per_second"].get<double>(), 0);
   EXPECT_FALSE(json.contains("kl"));
@@ -51,14 +52,16 @@ TEST(Evaluate, PerplexityOfKjvByteEqualsTransformers) {
 
 TEST(Evaluate, PerplexityOfStories260KEqualsTransformers) {
   FP8_NEED_TEST_DATA(data);
-  const auto json = json_of(evaluate({"--model", (data / "models/stories260K").string(), "--data",
-                                      (data / "text/ts_calib.txt").string(), "--dtype", "f32", "--samples", "96", "--json"}));
+  const auto json =
+      json_of(evaluate({"--model", (data / "models/stories260K").string(), "--data",
+                        (data / "text/ts_calib.txt").string(), "--dtype", "f32", "--samples", "96", "--json"}));
   EXPECT_NEAR(json["perplexity"].get<double>() / 7.012570, 1, 1e-5);
   EXPECT_EQ(json["tokens"], 96 * 256);
 }
 
 TEST(Evaluate, BatchAndThreadsChangeNothing) {
-  const std::vector<std::string> base = {"--model", model(), "--data", text(), "--dtype", "f32", "--samples", "5", "--seq-len", "64", "--json"};
+  const std::vector<std::string> base = {"--model",   model(), "--data",    text(), "--dtype", "f32",
+                                         "--samples", "5",     "--seq-len", "64",   "--json"};
   const auto with = [&](std::vector<std::string> more) {
     more.insert(more.begin(), base.begin(), base.end());
     return json_of(evaluate(more))["perplexity"].get<double>();
@@ -69,7 +72,8 @@ TEST(Evaluate, BatchAndThreadsChangeNothing) {
 }
 
 TEST(Evaluate, AModelIsItsOwnReference) {
-  const auto json = json_of(evaluate({"--model", model(), "--data", text(), "--reference", model(), "--samples", "2", "--json"}));
+  const auto json =
+      json_of(evaluate({"--model", model(), "--data", text(), "--reference", model(), "--samples", "2", "--json"}));
   EXPECT_EQ(json["perplexity"], json["reference_perplexity"]);
   EXPECT_NEAR(json["kl"].get<double>(), 0, 1e-12);
   EXPECT_EQ(json["top1_agreement"], 1.0);
@@ -78,8 +82,9 @@ TEST(Evaluate, AModelIsItsOwnReference) {
 TEST(Evaluate, DumpedLogitsGiveThePerplexity) {
   const test::TempDir folder;
   const auto file = (folder / "logits.safetensors").string();
-  const auto json = json_of(evaluate({"--model", model(), "--data", text(), "--dtype", "f32", "--samples", "3", "--seq-len", "32", "--skip",
-                                      "1", "--batch", "2", "--dump-logits", file, "--json"}));
+  const auto json =
+      json_of(evaluate({"--model", model(), "--data", text(), "--dtype", "f32", "--samples", "3", "--seq-len", "32",
+                        "--skip", "1", "--batch", "2", "--dump-logits", file, "--json"}));
   const io::SafetensorsFile logits(file);
   const auto* info = logits.find("logits");
   ASSERT_NE(info, nullptr);
@@ -111,7 +116,8 @@ TEST(Evaluate, TokenIdsFromSafetensors) {
     return (folder / name).string();
   };
   const auto from_ids = json_of(evaluate({"--model", model(), "--data", write("ids.safetensors"), "--json"}));
-  const auto from_text = json_of(evaluate({"--model", model(), "--data", text(), "--seq-len", "128", "--samples", "4", "--json"}));
+  const auto from_text =
+      json_of(evaluate({"--model", model(), "--data", text(), "--seq-len", "128", "--samples", "4", "--json"}));
   EXPECT_EQ(from_ids["perplexity"], from_text["perplexity"]);
   ids[200] = 256;
   const auto run = evaluate({"--model", model(), "--data", write("bad.safetensors")});
@@ -127,12 +133,14 @@ TEST(Evaluate, DataErrors) {
 }
 
 TEST(Evaluate, InterruptLeavesNothingBehind) {
-  for (const std::vector<int>& signals : {std::vector<int>{SIGINT}, std::vector<int>{SIGINT, SIGINT}, std::vector<int>{SIGTERM}}) {
+  for (const std::vector<int>& signals :
+       {std::vector<int>{SIGINT}, std::vector<int>{SIGINT, SIGINT}, std::vector<int>{SIGTERM}}) {
     const test::TempDir folder;
     std::ofstream(folder / "long.txt") << std::string(4'000'000, 'a');
     const auto out = folder / "out";
     std::filesystem::create_directory(out);
-    const auto run = evaluate({"--model", model(), "--data", (folder / "long.txt").string(), "--dump-logits", (out / "l.safetensors").string()},
+    const auto run = evaluate({"--model", model(), "--data", (folder / "long.txt").string(), "--dump-logits",
+                               (out / "l.safetensors").string()},
                               {.signals_after_start = signals, .started_file = out.string()});
     EXPECT_EQ(run.code, 1) << run.err;
     EXPECT_TRUE(std::filesystem::is_empty(out)) << signals.size();

@@ -30,10 +30,12 @@ io::Json json_of(const test::Run& run) {
 
 TEST(Generate, Stories260KTellsItsStory) {
   FP8_NEED_TEST_DATA(data);
-  const auto run = generate((data / "models/stories260K").string(), {"--prompt", "Once upon a time", "--tokens", "100"});
+  const auto run =
+      generate((data / "models/stories260K").string(), {"--prompt", "Once upon a time", "--tokens", "100"});
   EXPECT_EQ(run.code, 0) << run.err;
   // The opening that llama2.c prints for this model.
-  EXPECT_THAT(run.out, StartsWith("Once upon a time, there was a little girl named Lily. She loved to play outside in the park. One day, she saw "
+  EXPECT_THAT(run.out, StartsWith("Once upon a time, there was a little girl named Lily. She loved to play outside in "
+                                  "the park. One day, she saw "
                                   "a big, red ball. She wanted to play with it, but it was too high."));
 }
 
@@ -51,7 +53,8 @@ TEST(Generate, JsonHasTheContinuationAndItsIds) {
 
 TEST(Generate, SeedSteersSampling) {
   const auto sample = [](const std::string& seed) {
-    return json_of(generate(kjv(), {"--prompt", "And", "--tokens", "30", "--temperature", "1.5", "--seed", seed, "--json"}))["ids"];
+    return json_of(generate(
+        kjv(), {"--prompt", "And", "--tokens", "30", "--temperature", "1.5", "--seed", seed, "--json"}))["ids"];
   };
   EXPECT_EQ(sample("5"), sample("5"));
   EXPECT_NE(sample("5"), sample("6"));

@@ -17,8 +17,8 @@
 namespace fp8 {
 namespace {
 
-using ::testing::HasSubstr;
 using test::run_fp8;
+using ::testing::HasSubstr;
 
 io::Json inspect(const std::filesystem::path& path) {
   const auto run = run_fp8({"inspect", path.string(), "--json"});
@@ -40,7 +40,9 @@ TEST(Inspect, AMeasurementOfManyModulesIsReadInOnePass) {
   {
     std::ofstream out(dir / "many_hooks_maxabs.json");
     out << R"({"GlobalRank": null, "LocalRank": null, "Mode": "DynamicRange", "Nodes": {)";
-    for (int i = 0; i < kModules; ++i) out << (i > 0 ? "," : "") << "\"model.layers." << i << R"(.fc": {"inputs": [[[1.5]]], "params": {"weight": [[2]]}})";
+    for (int i = 0; i < kModules; ++i)
+      out << (i > 0 ? "," : "") << "\"model.layers." << i
+          << R"(.fc": {"inputs": [[[1.5]]], "params": {"weight": [[2]]}})";
     out << "}}";
   }
   rlimit before{};
@@ -73,7 +75,9 @@ TEST(Inspect, ThePlanIsWhatADryRunOfQuantizeSays) {
   ASSERT_EQ(run.code, 0) << run.err;
   const auto plan = io::parse_json(run.out, "stdout");
   const test::TempDir dir;
-  const auto dry = io::parse_json(run_fp8({"quantize", "--model", folder, "--out", (dir / "out").string(), "--dynamic", "--dry-run", "--json"}).out, "stdout");
+  const auto dry = io::parse_json(
+      run_fp8({"quantize", "--model", folder, "--out", (dir / "out").string(), "--dynamic", "--dry-run", "--json"}).out,
+      "stdout");
   EXPECT_EQ(plan["kind"], "plan");
   EXPECT_EQ(plan["modules_quantized"], dry["modules_quantized"]);
   EXPECT_EQ(plan["weights_bytes"], dry["weights_bytes"]);
@@ -91,7 +95,8 @@ TEST(Inspect, ThePlanIsWhatADryRunOfQuantizeSays) {
 TEST(Inspect, DamageOfACheckpointByModule) {
   const auto folder = test::demo_data() / "kjv-byte-1.7M";
   const test::TempDir dir;
-  const auto run = run_fp8({"inspect", folder.string(), "--data", (test::demo_data() / "kjv_heldout_16k.txt").string(), "--samples", "2", "--html", (dir / "r.html").string(), "--json"});
+  const auto run = run_fp8({"inspect", folder.string(), "--data", (test::demo_data() / "kjv_heldout_16k.txt").string(),
+                            "--samples", "2", "--html", (dir / "r.html").string(), "--json"});
   ASSERT_EQ(run.code, 0) << run.err;
   const auto json = io::parse_json(run.out, "stdout");
   ASSERT_EQ(json["modules"].size(), 28u);
@@ -107,28 +112,35 @@ TEST(Inspect, DamageOfACheckpointByModule) {
   }
   EXPECT_TRUE(std::filesystem::exists(dir / "r.html"));
   EXPECT_THAT(json["order"].get<std::string>(), HasSubstr("not the order of KL divergence"));
-  EXPECT_THAT(run_fp8({"inspect", folder.string()}).out, HasSubstr("(by SQNR, which is not the order of KL divergence: fp8 quantize --budget measures that)"));
-  EXPECT_FALSE(io::parse_json(run_fp8({"inspect", folder.string(), "--tensors-only", "--json"}).out, "stdout").contains("modules"));
+  EXPECT_THAT(run_fp8({"inspect", folder.string()}).out,
+              HasSubstr("(by SQNR, which is not the order of KL divergence: fp8 quantize --budget measures that)"));
+  EXPECT_FALSE(io::parse_json(run_fp8({"inspect", folder.string(), "--tensors-only", "--json"}).out, "stdout")
+                   .contains("modules"));
 }
 
 TEST(Inspect, ScalesOfFp8Weights) {
   const test::TempDir folder;
   const std::vector<std::uint8_t> codes(8 * 6, 0x38);
   const std::vector<float> scales = {0.5f, 0.25f, 2, 1, 1, 1, 1, 0.125f};
-  io::SafetensorsWriter writer(folder / "model.safetensors",
-                               {{"a.weight", io::DType::F8_E4M3, {8, 6}}, {"a.weight_scale", io::DType::F32, {8, 1}},
-                                {"b.weight", io::DType::F8_E4M3, {8, 6}}, {"b.weight_scale", io::DType::F32, {1}},
-                                {"c.weight", io::DType::F8_E5M2, {8, 6}}, {"c.weight_scale_inv", io::DType::F32, {2, 3}},
-                                {"d.weight", io::DType::F8_E4M3, {8, 6}}});
+  io::SafetensorsWriter writer(folder / "model.safetensors", {{"a.weight", io::DType::F8_E4M3, {8, 6}},
+                                                              {"a.weight_scale", io::DType::F32, {8, 1}},
+                                                              {"b.weight", io::DType::F8_E4M3, {8, 6}},
+                                                              {"b.weight_scale", io::DType::F32, {1}},
+                                                              {"c.weight", io::DType::F8_E5M2, {8, 6}},
+                                                              {"c.weight_scale_inv", io::DType::F32, {2, 3}},
+                                                              {"d.weight", io::DType::F8_E4M3, {8, 6}}});
   for (const char* name : {"a.weight", "b.weight", "c.weight", "d.weight"}) writer.write(name, codes.data());
   for (const char* name : {"a.weight_scale", "b.weight_scale", "c.weight_scale_inv"}) writer.write(name, scales.data());
   writer.commit();
   io::Json by_name;
   const auto json = inspect(folder.path());
   for (const auto& tensor : json["tensors"]) by_name[tensor["name"].get<std::string>()] = tensor;
-  EXPECT_EQ(by_name["a.weight"]["scale"], (io::Json{{"name", "weight_scale"}, {"granularity", "channel"}, {"min", 0.125}, {"max", 2.0}}));
-  EXPECT_EQ(by_name["b.weight"]["scale"], (io::Json{{"name", "weight_scale"}, {"granularity", "tensor"}, {"min", 0.5}, {"max", 0.5}}));
-  EXPECT_EQ(by_name["c.weight"]["scale"], (io::Json{{"name", "weight_scale_inv"}, {"granularity", "block 4x2"}, {"min", 0.25}, {"max", 2.0}}));
+  EXPECT_EQ(by_name["a.weight"]["scale"],
+            (io::Json{{"name", "weight_scale"}, {"granularity", "channel"}, {"min", 0.125}, {"max", 2.0}}));
+  EXPECT_EQ(by_name["b.weight"]["scale"],
+            (io::Json{{"name", "weight_scale"}, {"granularity", "tensor"}, {"min", 0.5}, {"max", 0.5}}));
+  EXPECT_EQ(by_name["c.weight"]["scale"],
+            (io::Json{{"name", "weight_scale_inv"}, {"granularity", "block 4x2"}, {"min", 0.25}, {"max", 2.0}}));
   EXPECT_FALSE(by_name["d.weight"].contains("scale"));
 }
 
@@ -136,24 +148,30 @@ TEST(Inspect, TheFormOfAnFp8Checkpoint) {
   const test::TempDir folder;
   const std::vector<std::uint8_t> codes(6 * 4, 0x38), exponents = {127, 128, 126, 127};
   const float k = 0.5f, v = 0.25f;
-  io::SafetensorsWriter writer(folder / "model.safetensors",
-                               {{"l.q_proj.weight", io::DType::F8_E4M3, {6, 4}}, {"l.q_proj.weight_scale_inv", io::DType::F8_E8M0, {2, 2}},
-                                {"l.k_scale", io::DType::F32, {}}, {"l.v_scale", io::DType::F32, {1}}});
+  io::SafetensorsWriter writer(folder / "model.safetensors", {{"l.q_proj.weight", io::DType::F8_E4M3, {6, 4}},
+                                                              {"l.q_proj.weight_scale_inv", io::DType::F8_E8M0, {2, 2}},
+                                                              {"l.k_scale", io::DType::F32, {}},
+                                                              {"l.v_scale", io::DType::F32, {1}}});
   writer.write("l.q_proj.weight", codes.data());
   writer.write("l.q_proj.weight_scale_inv", exponents.data());
   writer.write("l.k_scale", &k);
   writer.write("l.v_scale", &v);
   writer.commit();
-  io::write_json(folder / "config.json", {{"quantization_config", {{"quant_method", "fp8"}, {"weight_block_size", {4, 2}}}}});
+  io::write_json(folder / "config.json",
+                 {{"quantization_config", {{"quant_method", "fp8"}, {"weight_block_size", {4, 2}}}}});
   const auto json = inspect(folder.path());
   EXPECT_EQ(json["quantization"], "fp8");
   EXPECT_EQ(json["schemes"], (io::Json{{"E4M3 block 4x2 E8M0 weights, dynamic group activations, ocp", 1}}));
   EXPECT_EQ(json["kv_scales"], io::Json::parse(R"([{"attention": "l", "k": [0.5], "v": [0.25]}])"));
   for (const auto& tensor : json["tensors"]) {
     if (tensor["name"] != "l.q_proj.weight") continue;
-    EXPECT_EQ(tensor["scale"], (io::Json{{"name", "weight_scale_inv"}, {"granularity", "block 4x2"}, {"min", 0.5}, {"max", 2.0}}));  // rows: 4 and 2
+    EXPECT_EQ(
+        tensor["scale"],
+        (io::Json{
+            {"name", "weight_scale_inv"}, {"granularity", "block 4x2"}, {"min", 0.5}, {"max", 2.0}}));  // rows: 4 and 2
   }
-  EXPECT_THAT(run_fp8({"inspect", folder.path().string()}).out, HasSubstr("key-value scales: 1 layers, per tensor, keys 0.5, values 0.25"));
+  EXPECT_THAT(run_fp8({"inspect", folder.path().string()}).out,
+              HasSubstr("key-value scales: 1 layers, per tensor, keys 0.5, values 0.25"));
   io::write_json(folder / "config.json", {{"quantization_config", {{"quant_method", "gptq"}}}});
   EXPECT_THAT(inspect(folder.path())["problem"].get<std::string>(), HasSubstr("'quant_method'"));
 }
@@ -161,9 +179,13 @@ TEST(Inspect, TheFormOfAnFp8Checkpoint) {
 TEST(Inspect, MeasurementAsJsonAndNpz) {
   const test::TempDir folder;
   const auto name = [&](const char* end) { return folder / (std::string("inc_output_hooks_maxabs") + end); };
-  io::write_json(name(".json"), {{"GlobalRank", nullptr}, {"LocalRank", nullptr}, {"Mode", "DynamicRange"}, {"NumSamples", 24},
-                                 {"Nodes", {{"lm_head", {{"inputs", {{{2.5}}}}, {"params", {{"weight", {{0.75}}}}}}},
-                                            {"matmul", {{"inputs", {{{1.0}}, {{3.0}, {0.5}}}}, {"outputs", {{{9.0}}}}}}}}});
+  io::write_json(name(".json"), {{"GlobalRank", nullptr},
+                                 {"LocalRank", nullptr},
+                                 {"Mode", "DynamicRange"},
+                                 {"NumSamples", 24},
+                                 {"Nodes",
+                                  {{"lm_head", {{"inputs", {{{2.5}}}}, {"params", {{"weight", {{0.75}}}}}}},
+                                   {"matmul", {{"inputs", {{{1.0}}, {{3.0}, {0.5}}}}, {"outputs", {{{9.0}}}}}}}}});
   io::write_json(name("_mod_list.json"), {"lm_head", "matmul"});
   io::PyDict weight, head, nodes, file;
   weight.insert("weight", io::NdArray{{1, 1}, {0.75f}});
@@ -182,7 +204,8 @@ TEST(Inspect, MeasurementAsJsonAndNpz) {
     EXPECT_EQ(module["inputs"], io::Json::parse(R"([{"count":1,"min":2.5,"max":2.5}])"));
     EXPECT_EQ(module["params"]["weight"], io::Json::parse(R"({"count":1,"min":0.75,"max":0.75})"));
   }
-  EXPECT_EQ(inspect(folder.path())["modules"]["matmul"]["inputs"][1], io::Json::parse(R"({"count":2,"min":0.5,"max":3.0})"));
+  EXPECT_EQ(inspect(folder.path())["modules"]["matmul"]["inputs"][1],
+            io::Json::parse(R"({"count":2,"min":0.5,"max":3.0})"));
   const auto run = run_fp8({"inspect", folder.path().string()});
   EXPECT_THAT(run.out, HasSubstr("measurement: 2 modules, 24 samples"));
   EXPECT_THAT(run.out, HasSubstr("1, 0.5 .. 3 (2)"));
@@ -196,11 +219,15 @@ TEST(Inspect, WhatItIsNot) {
     std::ofstream(folder / name) << text;
     return folder / name;
   };
-  EXPECT_THAT(error_of(write("a.txt", "x")), HasSubstr("found a file ending in '.txt', allowed: a folder, .safetensors, .bin, .pth, .pt, .json, .npz"));
+  EXPECT_THAT(
+      error_of(write("a.txt", "x")),
+      HasSubstr("found a file ending in '.txt', allowed: a folder, .safetensors, .bin, .pth, .pt, .json, .npz"));
   EXPECT_THAT(error_of(write("a.json", "[]")), HasSubstr("a.json: found a array"));
   EXPECT_THAT(error_of(write("b.json", "{}")), HasSubstr("key 'Nodes': missing"));
-  EXPECT_THAT(error_of(write("c.json", R"({"Nodes":{}})")), HasSubstr("key 'Mode': found nothing, allowed: DynamicRange, Scale, Shape"));
-  EXPECT_THAT(error_of(write("d.json", R"({"Mode":"Scale","Nodes":{"m":{"inputs":["x"]}}})")), HasSubstr("m.inputs.0: found \"x\""));
+  EXPECT_THAT(error_of(write("c.json", R"({"Nodes":{}})")),
+              HasSubstr("key 'Mode': found nothing, allowed: DynamicRange, Scale, Shape"));
+  EXPECT_THAT(error_of(write("d.json", R"({"Mode":"Scale","Nodes":{"m":{"inputs":["x"]}}})")),
+              HasSubstr("m.inputs.0: found \"x\""));
   EXPECT_THAT(error_of(write("e.safetensors", "short")), HasSubstr("e.safetensors"));
   EXPECT_THAT(error_of(write("f.npz", "short")), HasSubstr("f.npz"));
 }

@@ -16,15 +16,18 @@
 namespace fp8 {
 namespace {
 
+using test::run_fp8;
 using ::testing::AllOf;
 using ::testing::HasSubstr;
-using test::run_fp8;
 
 std::string model() { return (test::demo_data() / "kjv-byte-1.7M").string(); }
 std::string heldout() { return (test::demo_data() / "kjv_heldout_16k.txt").string(); }
 
 /// Largest |key| and |value| of each layer.
-constexpr double kAmax[4][2] = {{12.964309692382812, 9.120369911193848}, {27.592872619628906, 15.58865737915039}, {27.80001449584961, 20.51727867126465}, {34.279972076416016, 26.537565231323242}};
+constexpr double kAmax[4][2] = {{12.964309692382812, 9.120369911193848},
+                                {27.592872619628906, 15.58865737915039},
+                                {27.80001449584961, 20.51727867126465},
+                                {34.279972076416016, 26.537565231323242}};
 struct Expected {
   double perplexity, kl;
 };
@@ -34,7 +37,9 @@ class KvCache : public ::testing::Test {
  protected:
   static void SetUpTestSuite() {
     folder_ = new test::TempDir();
-    const auto run = run_fp8({"measure", "--json", "--model", model(), "--data", (test::demo_data() / "kjv_calib.txt").string(), "--out", stats(), "--samples", "16", "--dtype", "f32"});
+    const auto run =
+        run_fp8({"measure", "--json", "--model", model(), "--data", (test::demo_data() / "kjv_calib.txt").string(),
+                 "--out", stats(), "--samples", "16", "--dtype", "f32"});
     ASSERT_EQ(run.code, 0) << run.err;
     EXPECT_EQ(io::parse_json(run.out, "stdout")["kv_caches"], 8);
     EXPECT_EQ(io::parse_json(run.out, "stdout")["modules"], 29) << "what other tools find stays as it was";
@@ -75,12 +80,15 @@ TEST_F(KvCache, KeysAreMeasuredAfterTheRotaryEmbedding) {
       EXPECT_NEAR(std::max(heads[0][0].get<double>(), heads[1][0].get<double>()) / kAmax[layer][i], 1, 1e-5) << name;
     }
   }
-  EXPECT_FALSE(io::read_json(stats() + "/inc_output_hooks_maxabs.json")["Nodes"].contains("model.layers.0.self_attn.k_cache"));
+  EXPECT_FALSE(
+      io::read_json(stats() + "/inc_output_hooks_maxabs.json")["Nodes"].contains("model.layers.0.self_attn.k_cache"));
 }
 
 TEST_F(KvCache, EvaluateShowsTheEffect) {
   for (const bool head : {false, true}) {
-    const auto json = json_of(run("evaluate", {"--json", "--data", heldout(), "--reference", model(), "--kv-cache", "fp8", "--measurements", stats(), "--kv-cache-scales", head ? "head" : "tensor"}));
+    const auto json =
+        json_of(run("evaluate", {"--json", "--data", heldout(), "--reference", model(), "--kv-cache", "fp8",
+                                 "--measurements", stats(), "--kv-cache-scales", head ? "head" : "tensor"}));
     const Expected& expected = head ? kHead : kTensor;
     EXPECT_NEAR(json["perplexity"].get<double>() / expected.perplexity, 1, 2e-4);
     EXPECT_NEAR(json["kl"].get<double>() / expected.kl, 1, 0.05);
@@ -90,12 +98,19 @@ TEST_F(KvCache, EvaluateShowsTheEffect) {
   const auto plain = json_of(run("evaluate", {"--json", "--data", heldout(), "--samples", "2"}));
   EXPECT_EQ(plain["kv_cache"], "f32");
   EXPECT_FALSE(plain.contains("kv_cache_scales"));
-  EXPECT_EQ(json_of(run("evaluate", {"--json", "--data", heldout(), "--samples", "2", "--kv-cache", "off"}))["perplexity"], plain["perplexity"]);
+  EXPECT_EQ(
+      json_of(run("evaluate", {"--json", "--data", heldout(), "--samples", "2", "--kv-cache", "off"}))["perplexity"],
+      plain["perplexity"]);
 }
 
 TEST_F(KvCache, EverySchemeOfWeightsTakesThem) {
-  const std::vector<std::vector<std::string>> schemes = {{}, {"--dynamic"}, {"--weights-only"}, {"--dynamic", "--scheme", "block", "--block", "64"},
-                                                         {"--dynamic", "--scheme", "block", "--block", "64", "--format", "fp8"}, {"--format", "modelopt"}};
+  const std::vector<std::vector<std::string>> schemes = {
+      {},
+      {"--dynamic"},
+      {"--weights-only"},
+      {"--dynamic", "--scheme", "block", "--block", "64"},
+      {"--dynamic", "--scheme", "block", "--block", "64", "--format", "fp8"},
+      {"--format", "modelopt"}};
   for (const auto& scheme : schemes) {
     SCOPED_TRACE(::testing::PrintToString(scheme));
     const test::TempDir folder;
@@ -105,17 +120,20 @@ TEST_F(KvCache, EverySchemeOfWeightsTakesThem) {
     EXPECT_EQ(json_of(run("quantize", arguments))["modules_quantized"], 28);
     const auto config = io::read_json(folder / "out/config.json")["quantization_config"];
     EXPECT_EQ(config["kv_cache_scheme"]["num_bits"], 8);
-    const auto evaluated = json_of(run_fp8({"evaluate", "--json", "--model", out, "--data", heldout(), "--samples", "2"}));
+    const auto evaluated =
+        json_of(run_fp8({"evaluate", "--json", "--model", out, "--data", heldout(), "--samples", "2"}));
     EXPECT_EQ(evaluated["kv_cache"], "fp8");
     EXPECT_EQ(evaluated["kv_cache_scales"], "tensor");
   }
 }
 
 TEST_F(KvCache, TokenByTokenSeesWhatTheWholeSequenceSees) {
-  const auto generated = json_of(run("generate", {"--json", "--prompt", "And the LORD said unto", "--tokens", "40", "--kv-cache", "fp8", "--measurements", stats()}));
+  const auto generated = json_of(run("generate", {"--json", "--prompt", "And the LORD said unto", "--tokens", "40",
+                                                  "--kv-cache", "fp8", "--measurements", stats()}));
   EXPECT_EQ(generated["kv_cache"], "fp8");
   std::vector<std::int64_t> ids;
-  for (const char c : std::string("And the LORD said unto")) ids.push_back(static_cast<unsigned char>(c));  // this model's tokens are bytes
+  for (const char c : std::string("And the LORD said unto"))
+    ids.push_back(static_cast<unsigned char>(c));  // this model's tokens are bytes
   const std::size_t prompt = ids.size();
   ASSERT_EQ(generated["prompt_tokens"], prompt);
   for (const auto& id : generated["ids"]) ids.push_back(id.get<std::int64_t>());
@@ -125,7 +143,8 @@ TEST_F(KvCache, TokenByTokenSeesWhatTheWholeSequenceSees) {
   writer.write("input_ids", ids.data());
   writer.commit();
   const auto file = folder / "logits.safetensors";
-  json_of(run("evaluate", {"--json", "--data", (folder / "ids.safetensors").string(), "--dump-logits", file.string(), "--kv-cache", "fp8", "--measurements", stats()}));
+  json_of(run("evaluate", {"--json", "--data", (folder / "ids.safetensors").string(), "--dump-logits", file.string(),
+                           "--kv-cache", "fp8", "--measurements", stats()}));
   const io::SafetensorsFile logits(file);
   std::vector<float> values(ids.size() * 256);
   logits.read(*logits.find("logits"), values.data());
@@ -141,11 +160,14 @@ TEST_F(KvCache, WithoutScalesItIsRefused) {
     more.insert(more.begin(), data.begin(), data.end());
     return run("evaluate", more);
   };
-  expect_refused(evaluate({"--kv-cache", "fp8"}), 1, {"kjv-byte-1.7M", "--measurements", "fp8 quantize --kv-cache fp8"});
+  expect_refused(evaluate({"--kv-cache", "fp8"}), 1,
+                 {"kjv-byte-1.7M", "--measurements", "fp8 quantize --kv-cache fp8"});
   expect_refused(run("generate", {"--prompt", "x", "--kv-cache", "fp8"}), 1, {"--measurements"});
   expect_refused(evaluate({"--measurements", stats()}), 2, {"--kv-cache fp8", "found --kv-cache auto"});
-  expect_refused(evaluate({"--kv-cache", "fp8", "--kv-cache-scales", "head"}), 2, {"--kv-cache-scales", "--measurements"});
-  expect_refused(evaluate({"--kv-cache", "fp8", "--measurements", stats(), "--device", "cpu"}), 2, {"--device cpu", "hpu"});
+  expect_refused(evaluate({"--kv-cache", "fp8", "--kv-cache-scales", "head"}), 2,
+                 {"--kv-cache-scales", "--measurements"});
+  expect_refused(evaluate({"--kv-cache", "fp8", "--measurements", stats(), "--device", "cpu"}), 2,
+                 {"--device cpu", "hpu"});
 
   const test::TempDir folder;  // a layer without data
   std::filesystem::copy(stats(), folder / "m");
@@ -154,11 +176,13 @@ TEST_F(KvCache, WithoutScalesItIsRefused) {
   auto part = whole;
   part["Nodes"].erase("model.layers.2.self_attn.v_cache");
   io::write_json(path, part);
-  expect_refused(evaluate({"--kv-cache", "fp8", "--measurements", (folder / "m").string()}), 1, {"'model.layers.2.self_attn.v_cache'"});
+  expect_refused(evaluate({"--kv-cache", "fp8", "--measurements", (folder / "m").string()}), 1,
+                 {"'model.layers.2.self_attn.v_cache'"});
   part = whole;
   part["Nodes"]["model.layers.1.self_attn.k_cache"]["inputs"][0] = {{0.0}, {0.0}};
   io::write_json(path, part);
-  expect_refused(evaluate({"--kv-cache", "fp8", "--measurements", (folder / "m").string()}), 1, {"model.layers.1.self_attn.k_cache", "only zeros"});
+  expect_refused(evaluate({"--kv-cache", "fp8", "--measurements", (folder / "m").string()}), 1,
+                 {"model.layers.1.self_attn.k_cache", "only zeros"});
 }
 
 }  // namespace

@@ -13,9 +13,9 @@
 namespace fp8 {
 namespace {
 
+using test::run_fp8;
 using ::testing::HasSubstr;
 using ::testing::StartsWith;
-using test::run_fp8;
 
 std::string model() { return (test::demo_data() / "kjv-byte-1.7M").string(); }
 
@@ -32,7 +32,8 @@ TEST(Fp8, WrongUsageIsExitCode2) {
   expect_error(run_fp8({}), 2, "no command given, allowed: ");
   expect_error(run_fp8({"evaluat"}), 2, "unknown command 'evaluat', allowed: ");
   expect_error(run_fp8({"--jsno"}), 2, "unknown option '--jsno', allowed: --help, --version or a command");
-  expect_error(run_fp8({"evaluate", "--modle", "x"}), 2, "unknown option '--modle', allowed: --help, --version, --model, ");
+  expect_error(run_fp8({"evaluate", "--modle", "x"}), 2,
+               "unknown option '--modle', allowed: --help, --version, --model, ");
   expect_error(run_fp8({"evaluate", "--model"}), 2, "--model");
   expect_error(run_fp8({"evaluate", "--model", model()}), 2, "--data is required");
   expect_error(run_fp8({"inspect"}), 2, "PATH is required");
@@ -43,7 +44,8 @@ TEST(Fp8, WrongUsageIsExitCode2) {
 TEST(Fp8, BadValuesNameTheAllowedOnes) {
   expect_error(run_fp8({"doctor", "--device", "gpu"}), 2, "--device: found 'gpu', allowed: hpu, cpu");
   expect_error(run_fp8({"doctor", "--dtype", "f64"}), 2, "--dtype: found 'f64', allowed: f32, bf16, f16");
-  expect_error(run_fp8({"doctor", "--dialect", "gaudi1"}), 2, "--dialect: found 'gaudi1', allowed: gaudi2, gaudi3, ocp");
+  expect_error(run_fp8({"doctor", "--dialect", "gaudi1"}), 2,
+               "--dialect: found 'gaudi1', allowed: gaudi2, gaudi3, ocp");
   expect_error(run_fp8({"doctor", "--threads", "0"}), 2, "--threads: found '0', allowed: an integer from 1 to 1024");
   expect_error(run_fp8({"doctor", "--seed", "-1"}), 2, "--seed: found '-1', allowed: an integer from 0 to");
   expect_error(run_fp8({"evaluate", "--model", "m", "--data", "d", "--seq-len", "1"}), 2, "--seq-len: found '1'");
@@ -52,7 +54,8 @@ TEST(Fp8, BadValuesNameTheAllowedOnes) {
 
 TEST(Fp8, FailuresAreExitCode1) {
   expect_error(run_fp8({"inspect", "/no/such/file"}), 1, "/no/such/file");
-  expect_error(run_fp8({"generate", "--model", "/no/such/model", "--prompt", "x", "--device", "cpu"}), 1, "/no/such/model: expected a model folder, found nothing");
+  expect_error(run_fp8({"generate", "--model", "/no/such/model", "--prompt", "x", "--device", "cpu"}), 1,
+               "/no/such/model: expected a model folder, found nothing");
 }
 
 TEST(Fp8, VersionAndHelp) {
@@ -67,14 +70,16 @@ TEST(Fp8, VersionAndHelp) {
     EXPECT_EQ(own.code, 0);
     EXPECT_EQ(own.err, "");
     EXPECT_THAT(own.out, HasSubstr("Example:\n  fp8 " + command));
-    for (const char* option : {"--json", "--device hpu|cpu", "--dialect", "--dtype f32|bf16|f16", "--threads", "--seed", "--quiet"})
+    for (const char* option :
+         {"--json", "--device hpu|cpu", "--dialect", "--dtype f32|bf16|f16", "--threads", "--seed", "--quiet"})
       EXPECT_THAT(own.out, HasSubstr(option)) << command;
   }
 }
 
 TEST(Fp8, StdoutThatCantBeWrittenIsAFailure) {
   expect_error(run_fp8({"inspect", model()}, {.close_stdout = true}), 1, "[stdout] can't be written");
-  expect_error(run_fp8({"inspect", model()}, {.stdout_file = "/dev/full"}), 1, "[stdout] can't be written: No space left");
+  expect_error(run_fp8({"inspect", model()}, {.stdout_file = "/dev/full"}), 1,
+               "[stdout] can't be written: No space left");
 }
 
 TEST(Fp8, PipeClosedByItsReader) {

@@ -115,8 +115,9 @@ TEST(Measurements, MergeAddsSamples) {
   EXPECT_EQ(io::read_json(dir / "c/all/p_hooks_maxabs.json")["NumSamples"], 4);
   EXPECT_THAT(error_of({"measurements", "merge", (dir / "a").string(), "--out", (dir / "c/all").string()}, 2),
               HasSubstr("two or more"));
-  EXPECT_THAT(error_of({"measurements", "merge", (dir / "a").string(), (dir / "b").string(), "--out", (dir / "b").string()}),
-              HasSubstr("is one of the measurements to merge"));
+  EXPECT_THAT(
+      error_of({"measurements", "merge", (dir / "a").string(), (dir / "b").string(), "--out", (dir / "b").string()}),
+      HasSubstr("is one of the measurements to merge"));
   EXPECT_EQ(io::read_json(dir / "b/p_hooks_maxabs.json")["Nodes"]["m"]["inputs"][0][0][0], 5);
 }
 
@@ -134,15 +135,15 @@ TEST(Measurements, MergeAsksTheObserversThatKnowMore) {
   measure("all", "0", "6");
   measure("a", "0", "2");
   measure("b", "2", "4");
-  json_of({"measurements", "merge", (dir / "a").string(), (dir / "b").string(), "--out", (dir / "ab").string(),
-           "--json"});
+  json_of(
+      {"measurements", "merge", (dir / "a").string(), (dir / "b").string(), "--out", (dir / "ab").string(), "--json"});
   // Percentiles of all the data are no function of the parts' percentiles; of the parts' histograms they are.
   const auto nodes = io::read_json(dir / "all/inc_hooks_percentile.json")["Nodes"];
   EXPECT_EQ(io::read_json(dir / "ab/inc_hooks_percentile.json")["Nodes"], nodes);
   EXPECT_EQ(nodes.size(), 3u);
   fs::remove(dir / "a/inc_hooks_percentile.observers");
-  const auto run = run_fp8(
-      {"measurements", "merge", (dir / "a").string(), (dir / "b").string(), "--out", (dir / "ab").string()});
+  const auto run =
+      run_fp8({"measurements", "merge", (dir / "a").string(), (dir / "b").string(), "--out", (dir / "ab").string()});
   EXPECT_EQ(run.code, 0);
   EXPECT_THAT(run.err, HasSubstr("only 1 of 2 files have observers' states"));
 }

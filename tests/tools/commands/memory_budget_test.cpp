@@ -18,7 +18,8 @@ TEST(MemoryBudget, SizesAsUsersWriteThem) {
   EXPECT_EQ(parse_bytes("1.5 gb"), 1'500'000'000);
   EXPECT_EQ(parse_bytes("4k"), 4096);
   EXPECT_EQ(parse_bytes("12B"), 12);
-  for (const char* bad : {"", "GB", "-1", "0", "0.2", "1e9", "5 apples", "5GBs", "nan", "inf", "99999999TB", "1 2"}) EXPECT_EQ(parse_bytes(bad), std::nullopt) << bad;
+  for (const char* bad : {"", "GB", "-1", "0", "0.2", "1e9", "5 apples", "5GBs", "nan", "inf", "99999999TB", "1 2"})
+    EXPECT_EQ(parse_bytes(bad), std::nullopt) << bad;
 }
 
 class Machine : public ::testing::Test {

@@ -15,7 +15,8 @@ namespace fp8::test {
 using NamedShapes = std::vector<std::pair<std::string, std::vector<std::int64_t>>>;
 
 /// config.json and model.safetensors in `folder`; returns its name.
-inline std::string write_ones(const std::filesystem::path& folder, const NamedShapes& tensors, const std::string& config) {
+inline std::string write_ones(const std::filesystem::path& folder, const NamedShapes& tensors,
+                              const std::string& config) {
   std::filesystem::create_directories(folder);
   std::vector<io::SafetensorsWriter::Entry> entries;
   for (const auto& [name, shape] : tensors) entries.push_back({name, io::DType::BF16, shape});

@@ -16,10 +16,13 @@ TEST(Output, OneLine) {
 }
 
 TEST(Output, AnAllocatorsMessageIsOneForPeople) {
-  EXPECT_EQ(memory_message("[enforce fail at alloc_cpu.cpp:127] data. DefaultCPUAllocator: can't allocate memory: you tried to allocate 3349936 bytes. "
+  EXPECT_EQ(memory_message("[enforce fail at alloc_cpu.cpp:127] data. DefaultCPUAllocator: can't allocate memory: you "
+                           "tried to allocate 3349936 bytes. "
                            "Error code 12 (Cannot allocate memory)"),
             "out of memory: 3.3 MB more are not to be had");
-  EXPECT_EQ(memory_message("DefaultCPUAllocator: can't allocate memory: you tried to allocate 99999999999999999999999 bytes"), "out of memory");
+  EXPECT_EQ(
+      memory_message("DefaultCPUAllocator: can't allocate memory: you tried to allocate 99999999999999999999999 bytes"),
+      "out of memory");
   EXPECT_EQ(memory_message("something else"), "something else");
 }
 

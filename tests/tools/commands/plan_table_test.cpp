@@ -18,7 +18,8 @@ TEST(PlanTable, PartsThatAreNumbersFold) {
 
 TEST(PlanTable, LinesHoldWhatHasOneFate) {
   quant::CheckpointReport report;
-  report.quantized = {{"layers.0.q", "channel"}, {"layers.0.k", "tensor"}, {"layers.1.q", "channel"}, {"layers.1.k", "channel"}};
+  report.quantized = {
+      {"layers.0.q", "channel"}, {"layers.0.k", "tensor"}, {"layers.1.q", "channel"}, {"layers.1.k", "channel"}};
   report.skipped = {{"layers.2.q", "excluded"}, {"lm_head", "kept"}};
   const auto lines = plan_lines(report);
   ASSERT_EQ(lines.size(), 5u);

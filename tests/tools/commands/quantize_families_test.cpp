@@ -16,10 +16,10 @@
 namespace fp8 {
 namespace {
 
+using test::run_fp8;
 using ::testing::Contains;
 using ::testing::HasSubstr;
 using ::testing::Not;
-using test::run_fp8;
 
 class QuantizeFamilies : public ::testing::Test {
  protected:
@@ -38,7 +38,9 @@ class QuantizeFamilies : public ::testing::Test {
     }
     return modules;
   }
-  std::vector<std::string> ignored() const { return io::read_json(out() + "/config.json")["quantization_config"]["ignore"].get<std::vector<std::string>>(); }
+  std::vector<std::string> ignored() const {
+    return io::read_json(out() + "/config.json")["quantization_config"]["ignore"].get<std::vector<std::string>>();
+  }
   std::string out() const { return (folder_ / "out").string(); }
 
   test::TempDir folder_;
@@ -61,8 +63,10 @@ TEST_F(QuantizeFamilies, ExpertsAreCastOneByOneOrKept) {
 }
 
 TEST_F(QuantizeFamilies, LinearKeepAndIgnoreDecideWhereTheToolMayNotKnow) {
-  const auto model = test::write_ones(folder_ / "own", {{"words.weight", {64, 32}}, {"blocks.0.mix.weight", {32, 32}}, {"blocks.0.table_embed.weight", {48, 32}}},
-                                      R"({"model_type": "nobody_knows", "vocab_size": 64})");
+  const auto model = test::write_ones(
+      folder_ / "own",
+      {{"words.weight", {64, 32}}, {"blocks.0.mix.weight", {32, 32}}, {"blocks.0.table_embed.weight", {48, 32}}},
+      R"({"model_type": "nobody_knows", "vocab_size": 64})");
   const auto plain = quantize(model, {});
   ASSERT_EQ(plain.code, 0) << plain.err;
   EXPECT_THAT(plain.err, HasSubstr("unknown family 'nobody_knows'"));
@@ -93,10 +97,13 @@ TEST_F(QuantizeFamilies, TowersAreKeptUnlessAskedFor) {
 TEST_F(QuantizeFamilies, WhatNoReaderLoadsIsRefusedWithItsRule) {
   const std::string mlp = "dinov2.encoder.layer.0.mlp.";
   const std::string config = R"({"model_type": "dinov2"})";
-  const auto plain = quantize(test::write_ones(folder_ / "plain", {{mlp + "fc1.weight", {64, 32}}, {mlp + "fc2.weight", {32, 64}}}, config), {});
+  const auto plain = quantize(
+      test::write_ones(folder_ / "plain", {{mlp + "fc1.weight", {64, 32}}, {mlp + "fc2.weight", {32, 64}}}, config),
+      {});
   EXPECT_EQ(plain.code, 1);
   EXPECT_THAT(plain.err, HasSubstr("quantizers/base.py"));
-  const auto fused = test::write_ones(folder_ / "fused", {{mlp + "weights_in.weight", {128, 32}}, {mlp + "weights_out.weight", {32, 64}}}, config);
+  const auto fused = test::write_ones(
+      folder_ / "fused", {{mlp + "weights_in.weight", {128, 32}}, {mlp + "weights_out.weight", {32, 64}}}, config);
   ASSERT_EQ(quantize(fused, {}).code, 0);
   EXPECT_EQ(quantized().size(), 2u);
   const auto kept = quantize(fused, {"--keep", "weights_in"});

@@ -14,7 +14,11 @@ using ::testing::HasSubstr;
 using ::testing::Not;
 
 io::Json report(const std::string& name) {
-  return {{"title", "model"}, {"summary", ""}, {"skipped", io::Json::array()}, {"modules", {{{"name", name}, {"type", "Linear"}, {"sqnr_db", 30.0}, {"weight", nullptr}, {"input", nullptr}}}}};
+  return {
+      {"title", "model"},
+      {"summary", ""},
+      {"skipped", io::Json::array()},
+      {"modules", {{{"name", name}, {"type", "Linear"}, {"sqnr_db", 30.0}, {"weight", nullptr}, {"input", nullptr}}}}};
 }
 
 /// The JSON inside of the page.

@@ -23,7 +23,7 @@
 namespace fp8::test {
 
 struct Run {
-  int code = -1;    ///< exit code; -N: ended by signal N
+  int code = -1;  ///< exit code; -N: ended by signal N
   std::string out, err;
 
   /// Number of lines on stderr.
@@ -32,11 +32,12 @@ struct Run {
 
 struct RunOptions {
   std::map<std::string, std::string> environment = {};
-  const char* stdout_file = nullptr;       ///< instead of a file that is read back
-  int stdout_fd = -1;                      ///< an open descriptor instead of a file
+  const char* stdout_file = nullptr;  ///< instead of a file that is read back
+  int stdout_fd = -1;                 ///< an open descriptor instead of a file
   bool close_stdout = false;
-  std::vector<int> signals_after_start = {};  ///< sent one after the other once the program shows a sign of life in `started_file`
-  std::string started_file = {};           ///< a folder in which a new file appears when work has begun
+  std::vector<int> signals_after_start =
+      {};                         ///< sent one after the other once the program shows a sign of life in `started_file`
+  std::string started_file = {};  ///< a folder in which a new file appears when work has begun
 };
 
 inline std::string read_file(const std::filesystem::path& path) {
@@ -45,8 +46,8 @@ inline std::string read_file(const std::filesystem::path& path) {
 }
 
 /// In the child: standard streams, environment, exec.
-[[noreturn]] inline void become_fp8(const std::vector<std::string>& arguments, const RunOptions& options, const std::string& out,
-                                    const std::string& err) {
+[[noreturn]] inline void become_fp8(const std::vector<std::string>& arguments, const RunOptions& options,
+                                    const std::string& out, const std::string& err) {
   const auto redirect = [](const std::string& path, int fd) {
     const int file = open(path.c_str(), O_WRONLY | O_CREAT | O_TRUNC, 0600);
     if (file < 0 || dup2(file, fd) < 0) _exit(126);

@@ -125,13 +125,25 @@ TEST_F(RunCommand, CodesAreTheEmulatedDevices) {
   const auto stats = (folder / "stats").string();
   ASSERT_EQ(fp8({"measure", "--model", file, "--data", data, "--out", stats}).code, 0);
   const auto scheme = [&](const std::string& device, const std::vector<std::string>& more) {
-    std::vector<std::string> arguments = {"run", "--json", file, "--inputs", data, "--batch", "1", "--measurements", stats, "--out", (folder / "out.safetensors").string()};
+    std::vector<std::string> arguments = {"run",
+                                          "--json",
+                                          file,
+                                          "--inputs",
+                                          data,
+                                          "--batch",
+                                          "1",
+                                          "--measurements",
+                                          stats,
+                                          "--out",
+                                          (folder / "out.safetensors").string()};
     arguments.insert(arguments.end(), more.begin(), more.end());
     test::RunOptions options;
     options.environment = {{"FP8_HPU_DEVICE", device}, {"QUANT_CONFIG", ""}};
     const auto result = test::run_fp8(arguments, options);
     EXPECT_EQ(result.code, 0) << result.err;
-    return result.code == 0 ? io::parse_json(result.out, "stdout").at("modules_quantized")[0].at("scheme").get<std::string>() : "";
+    return result.code == 0
+               ? io::parse_json(result.out, "stdout").at("modules_quantized")[0].at("scheme").get<std::string>()
+               : "";
   };
   EXPECT_THAT(scheme("gaudi2", {}), HasSubstr("gaudi2"));
   EXPECT_THAT(scheme("gaudi2", {"--dialect", "ocp"}), HasSubstr("ocp"));

@@ -118,9 +118,7 @@ TEST(ScriptInputs, WhatIsRefused) {
   EXPECT_THAT(message_of([&] { ScriptInputs(folder / "x.txt", model, {}); }),
               HasSubstr("from a .safetensors or .wav file"));
   const auto lists = with_forward("def forward(self, x: List[int]):\n  return x\n");
-  EXPECT_THAT(message_of([&] {
-                ScriptInputs(write(folder, {{"x", torch::zeros({2}, at::kLong)}}), lists, {});
-              }),
+  EXPECT_THAT(message_of([&] { ScriptInputs(write(folder, {{"x", torch::zeros({2}, at::kLong)}}), lists, {}); }),
               HasSubstr("allowed: Tensor, int, float, bool"));
 }
 

@@ -12,8 +12,8 @@
 namespace fp8::commands {
 namespace {
 
-using ::testing::HasSubstr;
 using test::Variables;
+using ::testing::HasSubstr;
 
 Share share(const ShareOptions& options, const Variables& variables = {}, const std::filesystem::path& out = "out") {
   return find_share(options, out, [&](const char* name) {
@@ -48,8 +48,13 @@ ShareOptions given(std::int64_t rank, std::int64_t size) {
 
 TEST(Share, AloneUnlessTold) {
   expect(share({}), 0, 1, false);
-  expect(share({}, {{"RANK", "0"}, {"WORLD_SIZE", "1"}, {"SLURM_PROCID", "0"}, {"SLURM_STEP_NUM_TASKS", "1"}, {"PMI_SIZE", ""}}), 0, 1, false);
-  expect(share({}, {{"SLURM_PROCID", "0"}, {"SLURM_NTASKS", "8"}}), 0, 1, false);  // the shell of an sbatch script does all of the work
+  expect(
+      share(
+          {},
+          {{"RANK", "0"}, {"WORLD_SIZE", "1"}, {"SLURM_PROCID", "0"}, {"SLURM_STEP_NUM_TASKS", "1"}, {"PMI_SIZE", ""}}),
+      0, 1, false);
+  expect(share({}, {{"SLURM_PROCID", "0"}, {"SLURM_NTASKS", "8"}}), 0, 1,
+         false);  // the shell of an sbatch script does all of the work
 }
 
 TEST(Share, EveryLauncher) {
@@ -72,9 +77,13 @@ TEST(Share, OptionsWin) {
 }
 
 TEST(Share, BadVariablesAreNamed) {
-  EXPECT_THAT(message_of<io::Error>([] { share({}, {{"WORLD_SIZE", "two"}}); }), AllOf(HasSubstr("'WORLD_SIZE': found 'two', allowed: an integer from 1"), HasSubstr("--world-size win over it")));
-  EXPECT_THAT(message_of<io::Error>([] { share({}, {{"WORLD_SIZE", "2"}}); }), HasSubstr("'RANK': found nothing, but WORLD_SIZE is 2"));
-  EXPECT_THAT(message_of<io::Error>([] { share({}, {{"RANK", "7"}}); }), HasSubstr("'WORLD_SIZE': found nothing, but RANK is 7"));
+  EXPECT_THAT(
+      message_of<io::Error>([] { share({}, {{"WORLD_SIZE", "two"}}); }),
+      AllOf(HasSubstr("'WORLD_SIZE': found 'two', allowed: an integer from 1"), HasSubstr("--world-size win over it")));
+  EXPECT_THAT(message_of<io::Error>([] { share({}, {{"WORLD_SIZE", "2"}}); }),
+              HasSubstr("'RANK': found nothing, but WORLD_SIZE is 2"));
+  EXPECT_THAT(message_of<io::Error>([] { share({}, {{"RANK", "7"}}); }),
+              HasSubstr("'WORLD_SIZE': found nothing, but RANK is 7"));
 }
 
 TEST(Share, JoinLooksForTheSharesOnDisk) {
@@ -83,7 +92,9 @@ TEST(Share, JoinLooksForTheSharesOnDisk) {
   join.join = true;
   const auto out = dir / "out";
   EXPECT_THAT(message_of<io::Error>([&] { share(join, {}, out); }), HasSubstr("no shares to join"));
-  for (const char* name : {"out.rank-0-of-3", "out.rank-2-of-3", "out.rank-x-of-9", "out.rank-0-of-9x", "other.rank-0-of-5"}) std::filesystem::create_directory(dir / name);
+  for (const char* name :
+       {"out.rank-0-of-3", "out.rank-2-of-3", "out.rank-x-of-9", "out.rank-0-of-9x", "other.rank-0-of-5"})
+    std::filesystem::create_directory(dir / name);
   expect(share(join, {{"RANK", "1"}, {"WORLD_SIZE", "4"}}, out), 0, 3, false);
   std::filesystem::create_directory(dir / "out.rank-0-of-4");
   EXPECT_THAT(message_of<UsageError>([&] { share(join, {}, out); }), HasSubstr("say which with --world-size"));

@@ -79,7 +79,8 @@ TEST_F(SnapshotsTest, AnotherRunIsNamedByWhatDiffers) {
       snapshots.begin(true);
     });
   };
-  EXPECT_THAT(resumed({{"mode", "block-wise"}, {"files", {{"a", {1, 2}}}}}), AllOf(HasSubstr("mode was \"whole\""), HasSubstr("found \"block-wise\"")));
+  EXPECT_THAT(resumed({{"mode", "block-wise"}, {"files", {{"a", {1, 2}}}}}),
+              AllOf(HasSubstr("mode was \"whole\""), HasSubstr("found \"block-wise\"")));
   EXPECT_THAT(resumed({{"mode", "whole"}, {"files", {{"a", {1, 3}}}}}), HasSubstr("files a was [1,2], found [1,3]"));
   EXPECT_THAT(resumed({{"mode", "whole"}, {"files", io::Json::object()}}), HasSubstr("files a was [1,2], found null"));
   EXPECT_EQ(resumed(kIdentity), "");

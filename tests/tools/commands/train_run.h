@@ -6,8 +6,8 @@
 
 #include <algorithm>
 #include <chrono>
-#include <cstdlib>
 #include <csignal>
+#include <cstdlib>
 #include <filesystem>
 #include <fstream>
 #include <string>
@@ -42,7 +42,7 @@ inline std::filesystem::path small_config(const TempDir& folder) {
 
 /// The command line, in which `more` replaces what it names. Flags among `more` stand before options with values.
 inline std::vector<std::string> arguments(const TempDir& folder, const std::string& out,
-                                   const std::vector<std::string>& more = {}) {
+                                          const std::vector<std::string>& more = {}) {
   std::vector<std::string> list = {"train",
                                    "--init",
                                    (folder / "init").string(),
@@ -100,7 +100,8 @@ inline void expect_same_run(const std::filesystem::path& a, const std::filesyste
 }
 
 /// Starts fp8, waits until `out` has logged `lines` steps, sends the signal. Returns the wait status.
-inline int run_and_signal(const std::vector<std::string>& list, const std::filesystem::path& out, std::size_t lines, int number) {
+inline int run_and_signal(const std::vector<std::string>& list, const std::filesystem::path& out, std::size_t lines,
+                          int number) {
   const TempDir streams;
   const auto stdout_file = (streams / "out").string(), stderr_file = (streams / "err").string();
   const pid_t child = fork();

@@ -55,8 +55,9 @@ TEST(TrainSettings, ChangedInputsAreNamed) {
   fs::copy_file(demo("kjv_heldout_16k.txt"), text);
   fs::copy_file(demo("kjv_heldout_16k.txt"), eval);
   const auto train = [&] {
-    return run_fp8(arguments(folder, "run",
-                             {"--resume", "--steps", "3", "--warmup", "1", "--data", text.string(), "--eval", eval.string()}));
+    return run_fp8(
+        arguments(folder, "run",
+                  {"--resume", "--steps", "3", "--warmup", "1", "--data", text.string(), "--eval", eval.string()}));
   };
   ASSERT_EQ(train().code, 0);
   const auto message_after = [&](const fs::path& file, const std::string& from, const std::string& to) {
@@ -70,9 +71,11 @@ TEST(TrainSettings, ChangedInputsAreNamed) {
     EXPECT_EQ(run.error_lines(), 1) << run.err;
     return run.err;
   };
-  EXPECT_THAT(message_after(text, "the", "teh"), HasSubstr("train.json: key 'data_fingerprint': the run was started with"));
+  EXPECT_THAT(message_after(text, "the", "teh"),
+              HasSubstr("train.json: key 'data_fingerprint': the run was started with"));
   EXPECT_THAT(message_after(eval, "the", "teh"), HasSubstr("key 'eval_fingerprint'"));
-  EXPECT_THAT(message_after(config, "\"rope_theta\"", "\"rope_theta\": 77.0, \"was\""), HasSubstr("key 'config_fingerprint'"));
+  EXPECT_THAT(message_after(config, "\"rope_theta\"", "\"rope_theta\": 77.0, \"was\""),
+              HasSubstr("key 'config_fingerprint'"));
   auto spaced = io::read_json(config).dump(1);
   std::ofstream(config) << spaced;
   EXPECT_EQ(train().code, 0);  // the same config, written another way
@@ -84,8 +87,17 @@ TEST(TrainSettings, TheSameInputsAtOtherPathsGoOn) {
   const auto init = small_config(folder);
   io::write_json(folder / "recipe.json", {{"recipe", "current"}});
   const auto train = [&](const fs::path& at, const char* recipe) {
-    return run_fp8({"train", "--resume", "--init", (at / "init").string(), "--data", (at / "text.txt").string(), "--eval", (at / "eval.txt").string(), "--out", (folder / "run").string(),
-                    "--steps", "2", "--batch", "2", "--seq-len", "32", "--precision", "fp8", "--recipe", recipe, "--json"});
+    return run_fp8({"train",       "--resume",
+                    "--init",      (at / "init").string(),
+                    "--data",      (at / "text.txt").string(),
+                    "--eval",      (at / "eval.txt").string(),
+                    "--out",       (folder / "run").string(),
+                    "--steps",     "2",
+                    "--batch",     "2",
+                    "--seq-len",   "32",
+                    "--precision", "fp8",
+                    "--recipe",    recipe,
+                    "--json"});
   };
   fs::copy_file(demo("kjv_calib.txt"), folder / "text.txt");
   fs::copy_file(demo("kjv_heldout_16k.txt"), folder / "eval.txt");
@@ -107,12 +119,15 @@ TEST(TrainSettings, TheSameInputsAtOtherPathsGoOn) {
 TEST(TrainSettings, MoreStepsGoOnFromTheLast) {
   const test::TempDir folder;
   small_config(folder);
-  const auto with = [&](const char* steps, const char* out = "run") { return run_fp8(arguments(folder, out, {"--resume", "--steps", steps})); };
+  const auto with = [&](const char* steps, const char* out = "run") {
+    return run_fp8(arguments(folder, out, {"--resume", "--steps", steps}));
+  };
   ASSERT_EQ(with("10").code, 0);
   const auto first = log_of(folder / "run");
   auto run = with("16");
   ASSERT_EQ(run.code, 0) << run.err;
-  EXPECT_THAT(run.err, HasSubstr("--steps: the run was started with 10, 10 are done, it goes on to 16: the learning rate follows the cosine of 16 steps"));
+  EXPECT_THAT(run.err, HasSubstr("--steps: the run was started with 10, 10 are done, it goes on to 16: the learning "
+                                 "rate follows the cosine of 16 steps"));
   EXPECT_EQ(run.error_lines(), 1);
   EXPECT_EQ(io::parse_json(run.out, "stdout")["resumed_from"], 10);
   const auto log = log_of(folder / "run");
@@ -129,7 +144,8 @@ TEST(TrainSettings, MoreStepsGoOnFromTheLast) {
   EXPECT_EQ(run.err, "");
   run = with("12");
   EXPECT_EQ(run.code, 1);
-  EXPECT_THAT(run.err, HasSubstr("train.json: key 'steps': 16 of 16 steps are done, --resume found 12, allowed: 16 or more"));
+  EXPECT_THAT(run.err,
+              HasSubstr("train.json: key 'steps': 16 of 16 steps are done, --resume found 12, allowed: 16 or more"));
   EXPECT_EQ(io::read_json(folder / "run/train.json")["steps"], 16);
 }
 
@@ -137,7 +153,9 @@ TEST(TrainSettings, MoreStepsGoOnFromTheLast) {
 TEST(TrainSettings, StepsMayChangeWhileTheyAreNotDone) {
   const test::TempDir folder;
   small_config(folder);
-  const auto list = [&](const char* steps) { return arguments(folder, "run", {"--resume", "--save-every", "3", "--steps", steps}); };
+  const auto list = [&](const char* steps) {
+    return arguments(folder, "run", {"--resume", "--save-every", "3", "--steps", steps});
+  };
   ASSERT_TRUE(WIFSIGNALED(run_and_signal(list("100000"), folder / "run", 7, SIGKILL)));
   ASSERT_TRUE(WIFSIGNALED(run_and_signal(list("200000"), folder / "run", 12, SIGKILL)));
   EXPECT_EQ(io::read_json(folder / "run/train.json")["steps"], 200000);
@@ -165,7 +183,9 @@ TEST(TrainSettings, MeasurementsWarmTheStart) {
   auto run = with("warm", {"--measurements", measured});
   ASSERT_EQ(run.code, 0) << run.err;
   EXPECT_EQ(run.err, "");
-  const auto underflowed = [&](const char* out) { return log_of(folder / out)[0]["fp8"]["underflowed"].get<std::int64_t>(); };
+  const auto underflowed = [&](const char* out) {
+    return log_of(folder / out)[0]["fp8"]["underflowed"].get<std::int64_t>();
+  };
   EXPECT_LT(underflowed("warm"), underflowed("cold"));  // drawn weights of 0.02 in E4M3: unscaled, many of them are 0
   EXPECT_NE(log_of(folder / "warm")[0]["loss"], log_of(folder / "cold")[0]["loss"]);
   EXPECT_TRUE(io::read_json(folder / "warm/train.json")["warm_start"].is_string());
@@ -179,7 +199,8 @@ TEST(TrainSettings, MeasurementsWarmTheStart) {
   EXPECT_EQ(with("cold", {"--resume"}).code, 0);
   run = run_fp8(arguments(folder, "none", {"--measurements", measured}));
   EXPECT_EQ(run.code, 2);
-  EXPECT_THAT(run.err, HasSubstr("--measurements: found '" + measured + "' with --precision 32-true, allowed: --precision fp8"));
+  EXPECT_THAT(run.err,
+              HasSubstr("--measurements: found '" + measured + "' with --precision 32-true, allowed: --precision fp8"));
   EXPECT_EQ(with("none", {"--measurements", (folder / "nowhere").string()}).code, 1);
   EXPECT_FALSE(fs::exists(folder / "none"));
 }
@@ -188,21 +209,26 @@ TEST(TrainSettings, MeasurementsWarmTheStart) {
 TEST(TrainSettings, WhatWasKeptIsLeftOutWhenTheMeasurementQuantizes) {
   const test::TempDir folder;
   small_config(folder);
-  const auto run = run_fp8(arguments(folder, "run", {"--precision", "fp8", "--recipe", "nvidia", "--steps", "4", "--keep", "lm_head", "--keep", "layers\\.0\\."}));
+  const auto run = run_fp8(arguments(
+      folder, "run",
+      {"--precision", "fp8", "--recipe", "nvidia", "--steps", "4", "--keep", "lm_head", "--keep", "layers\\.0\\."}));
   ASSERT_EQ(run.code, 0) << run.err;
-  const auto quantize = run_fp8({"quantize", "--model", (folder / "run").string(), "--measurements", (folder / "run/measurements").string(), "--out", (folder / "fp8").string(), "--json"});
+  const auto quantize = run_fp8({"quantize", "--model", (folder / "run").string(), "--measurements",
+                                 (folder / "run/measurements").string(), "--out", (folder / "fp8").string(), "--json"});
   ASSERT_EQ(quantize.code, 0) << quantize.err;
   const auto json = io::parse_json(quantize.out, "stdout");
   EXPECT_EQ(json["modules_quantized"], 7);
   int left = 0;
-  for (const auto& m : json["modules_skipped"]) left += m["reason"] == "no measurement of its input, which was not to be measured";
+  for (const auto& m : json["modules_skipped"])
+    left += m["reason"] == "no measurement of its input, which was not to be measured";
   EXPECT_EQ(left, 7);
 }
 
 TEST(TrainSettings, PlanTellsAndChangesNothing) {
   const test::TempDir folder;
   const auto init = small_config(folder).string();
-  auto run = run_fp8({"train", "--plan", "--init", init, "--precision", "fp8", "--recipe", "nvidia", "--keep", "lm_head", "--keep", "layers\\.0\\.", "--json"});
+  auto run = run_fp8({"train", "--plan", "--init", init, "--precision", "fp8", "--recipe", "nvidia", "--keep",
+                      "lm_head", "--keep", "layers\\.0\\.", "--json"});
   ASSERT_EQ(run.code, 0) << run.err;
   const auto json = io::parse_json(run.out, "stdout");
   ASSERT_EQ(json["modules"].size(), 7u);
@@ -285,7 +311,8 @@ TEST(TrainSettings, TheDialectIsPartOfTheRun) {
   ASSERT_EQ(gaudi2.size(), plain.size());
   EXPECT_NE(gaudi2, plain);
   EXPECT_NEAR(gaudi2.back() / plain.back(), 1, 0.01);
-  const auto run = run_fp8(arguments(folder, "gaudi2", {"--resume", "--precision", "fp8", "--recipe", "nvidia", "--steps", "6"}));
+  const auto run =
+      run_fp8(arguments(folder, "gaudi2", {"--resume", "--precision", "fp8", "--recipe", "nvidia", "--steps", "6"}));
   EXPECT_EQ(run.code, 1);
   EXPECT_THAT(run.err, HasSubstr("key 'dialect': the run was started with \"gaudi2\", --resume found \"gaudi3\""));
 }

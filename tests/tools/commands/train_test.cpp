@@ -102,10 +102,12 @@ TEST(Train, ThreadsChangeNothing) {
   small_config(folder);
   // E5M2 gradients are rounded stochastically; the second layer has another recipe.
   const auto recipe = (folder / "recipe.json").string();
-  io::write_json(recipe, {{"recipe", "delayed"},
-                          {"fp8_format", "HYBRID"},
-                          {"modules", {{{"match", "layers\\.0\\.mlp"}, {"keep", "bf16"}},
-                                       {{"match", "layers\\.1"}, {"recipe", "current"}}}}});
+  io::write_json(
+      recipe,
+      {{"recipe", "delayed"},
+       {"fp8_format", "HYBRID"},
+       {"modules",
+        {{{"match", "layers\\.0\\.mlp"}, {"keep", "bf16"}}, {{"match", "layers\\.1"}, {"recipe", "current"}}}}});
   for (const std::string precision : {"32-true", "fp8"}) {
     for (const char* threads : {"1", "2"}) {
       std::vector<std::string> more = {"--threads", threads, "--precision", precision};
@@ -208,7 +210,9 @@ TEST(Train, ItsMeasurementQuantizesItsModel) {
   const auto nodes = io::read_json(folder / "run/measurements/inc_output_hooks_maxabs.json")["Nodes"];
   ASSERT_EQ(nodes.size(), 14u);
   // q, k and v read the same tensor.
-  const auto input = [&](const std::string& name) { return nodes["model.layers.1.self_attn." + name + "_proj"]["inputs"]; };
+  const auto input = [&](const std::string& name) {
+    return nodes["model.layers.1.self_attn." + name + "_proj"]["inputs"];
+  };
   EXPECT_GT(input("q")[0][0][0].get<double>(), 0);
   EXPECT_EQ(input("q"), input("k"));
   const auto quantize = run_fp8(
@@ -217,17 +221,20 @@ TEST(Train, ItsMeasurementQuantizesItsModel) {
   EXPECT_EQ(io::parse_json(quantize.out, "stdout")["modules_quantized"], 14);
   EXPECT_FALSE(fs::exists(folder / "fp8/checkpoints"));
   const auto perplexity = [&](const std::string& model) {
-    const auto e = run_fp8({"evaluate", "--model", model, "--data", demo("kjv_heldout_16k.txt"), "--seq-len", "64", "--json"});
+    const auto e =
+        run_fp8({"evaluate", "--model", model, "--data", demo("kjv_heldout_16k.txt"), "--seq-len", "64", "--json"});
     EXPECT_EQ(e.code, 0) << e.err;
     return e.code == 0 ? io::parse_json(e.out, "stdout")["perplexity"].get<double>() : 0.0;
   };
   EXPECT_NEAR(perplexity((folder / "fp8").string()) / perplexity(out), 1, 0.02);
 
   for (const char* recipe : {"current", "mxfp8"}) {
-    const auto other = run_fp8(arguments(folder, "run", {"--overwrite", "--precision", "fp8", "--recipe", recipe, "--steps", "4"}));
+    const auto other =
+        run_fp8(arguments(folder, "run", {"--overwrite", "--precision", "fp8", "--recipe", recipe, "--steps", "4"}));
     ASSERT_EQ(other.code, 0) << other.err;
     EXPECT_EQ(io::parse_json(other.out, "stdout")["measurements"], measurement) << recipe;
-    const auto again = run_fp8({"quantize", "--model", out, "--measurements", measurement, "--out", (folder / recipe).string(), "--json"});
+    const auto again = run_fp8(
+        {"quantize", "--model", out, "--measurements", measurement, "--out", (folder / recipe).string(), "--json"});
     ASSERT_EQ(again.code, 0) << again.err;
     EXPECT_EQ(io::parse_json(again.out, "stdout")["modules_quantized"], 14) << recipe;
   }
@@ -318,11 +325,13 @@ TEST(Train, AnAbsurdConfigIsOneLineBeforeAnythingIsAllocated) {
   const test::TempDir folder;
   small_config(folder);
   const auto before = peak_of_children();
-  const auto expect_refused = [&](const std::vector<std::string>& more, const std::map<std::string, std::string>& environment) {
+  const auto expect_refused = [&](const std::vector<std::string>& more,
+                                  const std::map<std::string, std::string>& environment) {
     const auto run = run_fp8(arguments(folder, "run", more), {.environment = environment});
     EXPECT_EQ(run.code, 1);
     EXPECT_EQ(run.error_lines(), 1) << run.err;
-    EXPECT_THAT(run.err, ::testing::AllOf(HasSubstr("config.json"), HasSubstr("parameters"), HasSubstr("needs at least"), HasSubstr("are free")));
+    EXPECT_THAT(run.err, ::testing::AllOf(HasSubstr("config.json"), HasSubstr("parameters"),
+                                          HasSubstr("needs at least"), HasSubstr("are free")));
     EXPECT_FALSE(fs::exists(folder / "run"));
   };
   expect_refused({"--batch", "65536"}, {{"FP8_HPU_MEMORY", "1G"}});  // logits of 64 tokens each: 4 GB

@@ -17,13 +17,15 @@ namespace {
 
 at::Tensor logits_of(const std::filesystem::path& folder, const at::Tensor& ids, const quant::PlanOptions* options) {
   const torch::NoGradGuard no_grad;
-  auto loaded = load_model(folder, {.dtype = at::kFloat, .device = at::Device(at::kHPU), .attention = AttentionKind::fused});
+  auto loaded =
+      load_model(folder, {.dtype = at::kFloat, .device = at::Device(at::kHPU), .attention = AttentionKind::fused});
   if (options != nullptr) quant::convert(*loaded.model, *options);
   return at::log_softmax(loaded.model->forward(ids.to(at::kHPU)).cpu().to(at::kDouble), -1);
 }
 
 /// KL(high precision || options) in nats a token.
-double kl(const std::filesystem::path& folder, const at::Tensor& ids, const at::Tensor& p, const quant::PlanOptions& options) {
+double kl(const std::filesystem::path& folder, const at::Tensor& ids, const at::Tensor& p,
+          const quant::PlanOptions& options) {
   return (p.exp() * (p - logits_of(folder, ids, &options))).sum(-1).mean().item<double>();
 }
 
@@ -57,7 +59,9 @@ void expect_blocks_close(const std::filesystem::path& folder, const std::filesys
   }
 }
 
-TEST(BlockKl, OfKjvByte) { expect_blocks_close(test::demo_data() / "kjv-byte-1.7M", test::demo_data() / "kjv_heldout_16k.txt"); }
+TEST(BlockKl, OfKjvByte) {
+  expect_blocks_close(test::demo_data() / "kjv-byte-1.7M", test::demo_data() / "kjv_heldout_16k.txt");
+}
 
 TEST(BlockKl, OfStories260K) {
   FP8_NEED_TEST_DATA(data);

@@ -17,8 +17,8 @@ using ::testing::HasSubstr;
 using ::testing::IsEmpty;
 
 io::Json minimal() {
-  return {{"model_type", "llama"}, {"vocab_size", 32}, {"hidden_size", 16}, {"intermediate_size", 24},
-          {"num_hidden_layers", 2}, {"num_attention_heads", 4}};
+  return {{"model_type", "llama"},   {"vocab_size", 32},       {"hidden_size", 16},
+          {"intermediate_size", 24}, {"num_hidden_layers", 2}, {"num_attention_heads", 4}};
 }
 
 LlamaConfig parse(const io::Json& json) { return parse_llama_config(json, "m/config.json"); }
@@ -64,8 +64,11 @@ TEST(LlamaConfig, ReadsBothSpellingsOfTheRotaryEmbedding) {
     EXPECT_EQ(config.rope_scaling.kind, RopeScaling::Kind::linear);
     EXPECT_EQ(config.rope_scaling.factor, 2.0);
   }
-  const auto config = parse(with("rope_scaling", {{"rope_type", "llama3"}, {"factor", 8.0}, {"low_freq_factor", 1.0},
-                                                  {"high_freq_factor", 4.0}, {"original_max_position_embeddings", 8192}}));
+  const auto config = parse(with("rope_scaling", {{"rope_type", "llama3"},
+                                                  {"factor", 8.0},
+                                                  {"low_freq_factor", 1.0},
+                                                  {"high_freq_factor", 4.0},
+                                                  {"original_max_position_embeddings", 8192}}));
   EXPECT_EQ(config.rope_scaling.kind, RopeScaling::Kind::llama3);
   EXPECT_EQ(config.rope_scaling.original_max_position_embeddings, 8192);
 }
@@ -87,7 +90,8 @@ TEST(LlamaConfig, Dtype) {
 TEST(LlamaConfig, OtherArchitecturesAreRefusedByName) {
   EXPECT_EQ(error_of(with("model_type", "gpt2")),
             "[models] m/config.json: model_type \"gpt2\" is not supported, allowed: llama, mistral, mixtral");
-  EXPECT_THAT(error_of(with("model_type", 3)), HasSubstr("key 'model_type': found 3, allowed: llama, mistral, mixtral"));
+  EXPECT_THAT(error_of(with("model_type", 3)),
+              HasSubstr("key 'model_type': found 3, allowed: llama, mistral, mixtral"));
   EXPECT_THAT(error_of(with("model_type", "mistral")), HasSubstr("key 'sliding_window': missing, allowed: null"));
   auto mistral = with("model_type", "mistral");
   mistral["sliding_window"] = nullptr;
@@ -97,19 +101,23 @@ TEST(LlamaConfig, OtherArchitecturesAreRefusedByName) {
 }
 
 TEST(LlamaConfig, WhatWouldChangeTheNumbersIsRefused) {
-  EXPECT_EQ(error_of(with("hidden_act", "gelu")), "[models] m/config.json: key 'hidden_act': found \"gelu\", allowed: silu, swish");
+  EXPECT_EQ(error_of(with("hidden_act", "gelu")),
+            "[models] m/config.json: key 'hidden_act': found \"gelu\", allowed: silu, swish");
   EXPECT_THAT(error_of(with("rope_scaling", {{"rope_type", "yarn"}, {"factor", 2}})),
               HasSubstr("key 'rope_scaling.rope_type': found \"yarn\", allowed: default, linear, llama3"));
-  EXPECT_THAT(error_of(with("partial_rotary_factor", 0.5)), HasSubstr("key 'partial_rotary_factor': found 0.5, allowed: 1"));
-  EXPECT_THAT(error_of(with("rope_scaling", "linear")), HasSubstr("key 'rope_scaling': found \"linear\", allowed: an object"));
+  EXPECT_THAT(error_of(with("partial_rotary_factor", 0.5)),
+              HasSubstr("key 'partial_rotary_factor': found 0.5, allowed: 1"));
+  EXPECT_THAT(error_of(with("rope_scaling", "linear")),
+              HasSubstr("key 'rope_scaling': found \"linear\", allowed: an object"));
 }
 
 TEST(LlamaConfig, RangesOfIntegers) {
   for (const char* key : {"vocab_size", "hidden_size", "intermediate_size", "num_hidden_layers", "num_attention_heads",
                           "num_key_value_heads", "head_dim", "max_position_embeddings"}) {
-    for (const auto& bad : {io::Json(0), io::Json(-4), io::Json(4.0), io::Json("4"), io::Json(true), io::Json(INT64_MAX),
-                            io::Json(UINT64_MAX), io::Json(INT64_MIN), io::Json::array({4})})
-      EXPECT_THAT(error_of(with(key, bad)), HasSubstr(std::string("key '") + key + "': found " + bad.dump() + ", allowed: "));
+    for (const auto& bad : {io::Json(0), io::Json(-4), io::Json(4.0), io::Json("4"), io::Json(true),
+                            io::Json(INT64_MAX), io::Json(UINT64_MAX), io::Json(INT64_MIN), io::Json::array({4})})
+      EXPECT_THAT(error_of(with(key, bad)),
+                  HasSubstr(std::string("key '") + key + "': found " + bad.dump() + ", allowed: "));
   }
   auto missing = minimal();
   missing.erase("hidden_size");
@@ -117,8 +125,10 @@ TEST(LlamaConfig, RangesOfIntegers) {
 }
 
 TEST(LlamaConfig, ShapesThatDoNotDivide) {
-  EXPECT_THAT(error_of(with("num_key_value_heads", 3)), HasSubstr("key 'num_key_value_heads': found 3, allowed: a divisor of"));
-  EXPECT_THAT(error_of(with("num_attention_heads", 5)), HasSubstr("key 'num_attention_heads': found 5, allowed: a divisor of"));
+  EXPECT_THAT(error_of(with("num_key_value_heads", 3)),
+              HasSubstr("key 'num_key_value_heads': found 3, allowed: a divisor of"));
+  EXPECT_THAT(error_of(with("num_attention_heads", 5)),
+              HasSubstr("key 'num_attention_heads': found 5, allowed: a divisor of"));
   EXPECT_THAT(error_of(with("head_dim", 5)), HasSubstr("key 'head_dim': found 5, allowed: an even integer"));
   auto odd = with("num_attention_heads", 16);
   EXPECT_THAT(error_of(odd), HasSubstr("key 'head_dim': missing, allowed: an even integer"));
@@ -127,7 +137,8 @@ TEST(LlamaConfig, ShapesThatDoNotDivide) {
 TEST(LlamaConfig, NumbersAndBooleans) {
   EXPECT_THAT(error_of(with("rms_norm_eps", -1)), HasSubstr("key 'rms_norm_eps': found -1, allowed: a number from"));
   EXPECT_THAT(error_of(with("rope_theta", "10000")), HasSubstr("key 'rope_theta': found \"10000\""));
-  EXPECT_THAT(error_of(with("tie_word_embeddings", 1)), HasSubstr("key 'tie_word_embeddings': found 1, allowed: true or false"));
+  EXPECT_THAT(error_of(with("tie_word_embeddings", 1)),
+              HasSubstr("key 'tie_word_embeddings': found 1, allowed: true or false"));
 }
 
 TEST(LlamaConfig, NotAnObject) {

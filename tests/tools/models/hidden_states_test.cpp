@@ -26,7 +26,6 @@ std::vector<char> pattern(std::size_t n, int seed) {
 
 class States : public ::testing::TestWithParam<bool> {
  protected:
-
   static void fill(HiddenStates& states, int seed) {
     const auto bytes = pattern(kSamples * kBytes, seed);
     for (std::int64_t first = 0; first < kSamples; first += 2) {
@@ -42,7 +41,9 @@ class States : public ::testing::TestWithParam<bool> {
     states.read(0, kSamples, bytes.data());
     return bytes;
   }
-  std::ptrdiff_t files() const { return std::distance(fs::directory_iterator(folder.path()), fs::directory_iterator()); }
+  std::ptrdiff_t files() const {
+    return std::distance(fs::directory_iterator(folder.path()), fs::directory_iterator());
+  }
   test::TempDir folder;
 };
 
@@ -86,7 +87,8 @@ TEST_P(States, ASnapshotOutlivesTheRun) {
   EXPECT_THROW(damaged.restore(saved), io::Error);
   fs::remove(file);
   EXPECT_THROW(damaged.restore(saved), io::Error);
-  for (const io::Json& bad : {io::Json(), io::Json{{"file", "../x"}, {"checksum", ""}}, io::Json{{"file", 3}}}) EXPECT_THROW(damaged.restore(bad), io::Error);
+  for (const io::Json& bad : {io::Json(), io::Json{{"file", "../x"}, {"checksum", ""}}, io::Json{{"file", 3}}})
+    EXPECT_THROW(damaged.restore(bad), io::Error);
 }
 
 INSTANTIATE_TEST_SUITE_P(MemoryAndFiles, States, ::testing::Bool());

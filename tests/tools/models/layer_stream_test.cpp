@@ -38,7 +38,8 @@ void expect_same_bits(const Checkpoint& checkpoint, const LoadOptions& options) 
   const auto expected = whole.model->forward(ids().to(options.device));
   EXPECT_TRUE(at::equal(streamed(stream).cpu(), expected.cpu()));
   EXPECT_EQ(bytes_in_memory(folder / "model", options.dtype), weights_bytes(*whole.model));
-  for (const auto& item : stream.loaded().model->named_parameters()) EXPECT_TRUE(item.value().isnan().all().item<bool>()) << item.key();  // placeholders again
+  for (const auto& item : stream.loaded().model->named_parameters())
+    EXPECT_TRUE(item.value().isnan().all().item<bool>()) << item.key();  // placeholders again
 }
 
 TEST(LayerStream, GivesTheBitsOfTheWholeModel) {

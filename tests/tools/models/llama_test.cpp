@@ -59,11 +59,14 @@ TEST(Llama, OnlyTheModulesOfTheChosenAttentionAreThere) {
   const auto names = [](AttentionKind attention) {
     auto loaded = load_model(kjv(), {.dtype = at::kFloat, .attention = attention});
     std::vector<std::string> found;
-    for (const auto& child : loaded.model->model->layers[0]->as<LlamaDecoderLayer>()->self_attn->named_children()) found.push_back(child.key());
+    for (const auto& child : loaded.model->model->layers[0]->as<LlamaDecoderLayer>()->self_attn->named_children())
+      found.push_back(child.key());
     return found;
   };
-  EXPECT_THAT(names(AttentionKind::fused), ::testing::ElementsAre("q_proj", "k_proj", "v_proj", "o_proj", "k_cache", "v_cache", "fused_scaled_dot_product_attention"));
-  EXPECT_THAT(names(AttentionKind::eager), ::testing::ElementsAre("q_proj", "k_proj", "v_proj", "o_proj", "k_cache", "v_cache", "matmul_qk", "softmax", "matmul_av"));
+  EXPECT_THAT(names(AttentionKind::fused), ::testing::ElementsAre("q_proj", "k_proj", "v_proj", "o_proj", "k_cache",
+                                                                  "v_cache", "fused_scaled_dot_product_attention"));
+  EXPECT_THAT(names(AttentionKind::eager), ::testing::ElementsAre("q_proj", "k_proj", "v_proj", "o_proj", "k_cache",
+                                                                  "v_cache", "matmul_qk", "softmax", "matmul_av"));
 }
 
 TEST(Llama, ItsNodesAreThoseThatACheckpointIsSaidToHave) {
@@ -106,7 +109,8 @@ TEST(Llama, TheCacheAsksTheHandlersOfItsLayer) {
   }
   const auto ids = at::arange(12, at::kLong).unsqueeze(0);
   KVCache a(16), b(16), filled(16);
-  for (const auto& part : ids.split(4, 1)) EXPECT_TRUE(at::equal(plain.model->forward(part, &a), handled.model->forward(part, &b)));
+  for (const auto& part : ids.split(4, 1))
+    EXPECT_TRUE(at::equal(plain.model->forward(part, &a), handled.model->forward(part, &b)));
   plain.model->forward(ids, &filled);
   EXPECT_THROW(handled.model->forward(ids.narrow(1, 0, 1), &filled), c10::Error);  // filled before there was a handler
 }
@@ -140,12 +144,14 @@ TEST(Llama, NamesAreHuggingFaces) {
   std::set<std::string> expected;
   for (const auto& [name, tensor] : testing::TinyCheckpoint().tensors) expected.insert(name);
   EXPECT_EQ(parameters, expected);
-  std::set<std::string> expected_modules = {"model", "model.embed_tokens", "model.layers", "model.norm", "model.rotary_emb", "lm_head"};
+  std::set<std::string> expected_modules = {"model",      "model.embed_tokens", "model.layers",
+                                            "model.norm", "model.rotary_emb",   "lm_head"};
   for (const char* layer : {"model.layers.0", "model.layers.1"}) {
     expected_modules.insert(layer);
-    for (const char* name : {"self_attn", "self_attn.q_proj", "self_attn.k_proj", "self_attn.v_proj", "self_attn.o_proj",
-                             "self_attn.k_cache", "self_attn.v_cache", "self_attn.fused_scaled_dot_product_attention", "mlp", "mlp.gate_proj", "mlp.up_proj", "mlp.down_proj", "mlp.act_fn", "input_layernorm",
-                             "post_attention_layernorm"})
+    for (const char* name :
+         {"self_attn", "self_attn.q_proj", "self_attn.k_proj", "self_attn.v_proj", "self_attn.o_proj",
+          "self_attn.k_cache", "self_attn.v_cache", "self_attn.fused_scaled_dot_product_attention", "mlp",
+          "mlp.gate_proj", "mlp.up_proj", "mlp.down_proj", "mlp.act_fn", "input_layernorm", "post_attention_layernorm"})
       expected_modules.insert(std::string(layer) + "." + name);
   }
   EXPECT_EQ(modules, expected_modules);
@@ -166,7 +172,8 @@ TEST(Llama, TiedEmbeddingsAreOneTensor) {
   json["tie_word_embeddings"] = true;
   CausalLM model(parse_llama_config(json, "config.json"));
   EXPECT_EQ(model->lm_head->weight.unsafeGetTensorImpl(), model->model->embed_tokens->weight.unsafeGetTensorImpl());
-  EXPECT_EQ(model->named_parameters()["lm_head.weight"].unsafeGetTensorImpl(), model->lm_head->weight.unsafeGetTensorImpl());
+  EXPECT_EQ(model->named_parameters()["lm_head.weight"].unsafeGetTensorImpl(),
+            model->lm_head->weight.unsafeGetTensorImpl());
   model->to(at::kBFloat16);
   EXPECT_EQ(model->lm_head->weight.unsafeGetTensorImpl(), model->model->embed_tokens->weight.unsafeGetTensorImpl());
 }
@@ -192,7 +199,10 @@ TEST(Llama, RotaryFrequencies) {
   const auto plain = LlamaRotaryEmbedding(parse_llama_config(json, "c"))->inverse_frequencies();
   json["rope_scaling"] = {{"rope_type", "linear"}, {"factor", 4.0}};
   const auto linear = LlamaRotaryEmbedding(parse_llama_config(json, "c"))->inverse_frequencies();
-  json["rope_scaling"] = {{"rope_type", "llama3"}, {"factor", 8.0}, {"low_freq_factor", 1.0}, {"high_freq_factor", 4.0},
+  json["rope_scaling"] = {{"rope_type", "llama3"},
+                          {"factor", 8.0},
+                          {"low_freq_factor", 1.0},
+                          {"high_freq_factor", 4.0},
                           {"original_max_position_embeddings", 8192}};
   const auto llama3 = LlamaRotaryEmbedding(parse_llama_config(json, "c"))->inverse_frequencies();
   ASSERT_EQ(plain.sizes(), at::IntArrayRef({32}));
@@ -238,7 +248,9 @@ TEST_P(LlamaCache, GivesTheLogitsOfTheForwardWithoutIt) {
   EXPECT_THROW(loaded.model->forward(ids.narrow(1, 0, 1), &cache), c10::Error);  // full
 }
 
-INSTANTIATE_TEST_SUITE_P(Steps, LlamaCache, ::testing::Combine(::testing::Values(1, 7, 64), ::testing::Values(AttentionKind::fused, AttentionKind::eager)));
+INSTANTIATE_TEST_SUITE_P(Steps, LlamaCache,
+                         ::testing::Combine(::testing::Values(1, 7, 64),
+                                            ::testing::Values(AttentionKind::fused, AttentionKind::eager)));
 
 TEST(Llama, RefusesIdsOfAnotherKindAndTooManyPositions) {
   c10::NoGradGuard no_grad;
@@ -253,7 +265,8 @@ TEST(Llama, RefusesIdsOfAnotherKindAndTooManyPositions) {
     loaded.model->forward(at::zeros({1, 65}, at::kLong));
     FAIL();
   } catch (const c10::Error& error) {
-    EXPECT_THAT(error.what_without_backtrace(), ::testing::HasSubstr("65 positions, but max_position_embeddings is 64"));
+    EXPECT_THAT(error.what_without_backtrace(),
+                ::testing::HasSubstr("65 positions, but max_position_embeddings is 64"));
   }
 }
 

@@ -51,7 +51,8 @@ TEST(LoadModel, ParametersHoldTheValuesOfTheFile) {
   for (const auto& item : loaded.model->named_parameters()) {
     const auto& expected = tiny.tensors.at(item.key());
     ASSERT_EQ(item.value().sizes(), at::IntArrayRef(expected.shape));
-    EXPECT_EQ(std::memcmp(item.value().const_data_ptr(), expected.values.data(), expected.values.size() * 4), 0) << item.key();
+    EXPECT_EQ(std::memcmp(item.value().const_data_ptr(), expected.values.data(), expected.values.size() * 4), 0)
+        << item.key();
     bytes += static_cast<std::int64_t>(expected.values.size()) * 4;
   }
   EXPECT_EQ(weights_bytes(*loaded.model), bytes);
@@ -69,7 +70,8 @@ TEST(LoadModel, ConvertsToTheComputeDtype) {
     // bf16 keeps 8 bits of significand: half a unit in the last place is at most a relative 2^-8.
     const auto got = item.value().to(at::kFloat).flatten();
     for (std::size_t i = 0; i < expected.size(); ++i)
-      ASSERT_LE(std::abs(got[static_cast<std::int64_t>(i)].item<float>() - expected[i]), std::abs(expected[i]) / 256) << item.key();
+      ASSERT_LE(std::abs(got[static_cast<std::int64_t>(i)].item<float>() - expected[i]), std::abs(expected[i]) / 256)
+          << item.key();
   }
 }
 
@@ -91,7 +93,8 @@ TEST(LoadModel, TiedModelNeedsNoHead) {
   const test::TempDir folder;
   tiny.write(folder.path());
   const auto loaded = load_model(folder.path());
-  EXPECT_EQ(loaded.model->lm_head->weight.unsafeGetTensorImpl(), loaded.model->model->embed_tokens->weight.unsafeGetTensorImpl());
+  EXPECT_EQ(loaded.model->lm_head->weight.unsafeGetTensorImpl(),
+            loaded.model->model->embed_tokens->weight.unsafeGetTensorImpl());
   EXPECT_EQ(loaded.model->lm_head->weight[1][2].item<float>(), tiny.tensors.at("model.embed_tokens.weight").values[18]);
   std::int64_t bytes = 0;
   for (const auto& [name, tensor] : tiny.tensors) bytes += static_cast<std::int64_t>(tensor.values.size()) * 4;
@@ -110,7 +113,8 @@ TEST(LoadModel, UnusedTensorsAreReportedButForDerivedOnes) {
 TEST(LoadModel, MissingTensor) {
   Tiny tiny;
   tiny.tensors.erase("model.layers.1.mlp.up_proj.weight");
-  EXPECT_THAT(error_of(tiny), HasSubstr(": tensor 'model.layers.1.mlp.up_proj.weight' is missing, expected shape [24, 16]"));
+  EXPECT_THAT(error_of(tiny),
+              HasSubstr(": tensor 'model.layers.1.mlp.up_proj.weight' is missing, expected shape [24, 16]"));
   Tiny headless;
   headless.tensors.erase("lm_head.weight");
   EXPECT_THAT(error_of(headless), HasSubstr("tensor 'lm_head.weight' is missing"));
@@ -119,13 +123,18 @@ TEST(LoadModel, MissingTensor) {
 TEST(LoadModel, MoreLayersThanTheFileHas) {
   Tiny tiny;
   tiny.config["num_hidden_layers"] = 4096;
-  EXPECT_THAT(error_of(tiny), HasSubstr("tensor 'model.layers.4095.input_layernorm.weight' is missing (config.json: num_hidden_layers 4096)"));
+  EXPECT_THAT(
+      error_of(tiny),
+      HasSubstr("tensor 'model.layers.4095.input_layernorm.weight' is missing (config.json: num_hidden_layers 4096)"));
 }
 
 TEST(LoadModel, WrongShape) {
   Tiny tiny;
   tiny.config["intermediate_size"] = 1 << 20;
-  EXPECT_THAT(error_of(tiny), HasSubstr("tensor 'model.layers.0.mlp.gate_proj.weight': found shape [24, 16], config.json asks for [1048576, 16]"));
+  EXPECT_THAT(
+      error_of(tiny),
+      HasSubstr(
+          "tensor 'model.layers.0.mlp.gate_proj.weight': found shape [24, 16], config.json asks for [1048576, 16]"));
   Tiny flat;
   flat.add("model.norm.weight", {4, 4});
   EXPECT_THAT(error_of(flat), HasSubstr("tensor 'model.norm.weight': found shape [4, 4], config.json asks for [16]"));
@@ -153,9 +162,12 @@ TEST(LoadModel, WeightsOfAnotherDtype) {
     entries.push_back({name, name == "model.embed_tokens.weight" ? io::DType::F8_E4M3 : io::DType::F32, tensor.shape});
   io::SafetensorsWriter writer(folder.path() / "model.safetensors", entries);
   for (const auto& [name, tensor] : Tiny().tensors)
-    writer.write(name, name == "model.embed_tokens.weight" ? static_cast<const void*>(codes.data()) : tensor.values.data());
+    writer.write(name,
+                 name == "model.embed_tokens.weight" ? static_cast<const void*>(codes.data()) : tensor.values.data());
   writer.commit();
-  EXPECT_THAT(error_of(folder.path()), HasSubstr("no quantization_config that says what its codes are: found 1 weights in codes, the first is model.embed_tokens.weight F8_E4M3 [32, 16] without scales"));
+  EXPECT_THAT(error_of(folder.path()),
+              HasSubstr("no quantization_config that says what its codes are: found 1 weights in codes, the first is "
+                        "model.embed_tokens.weight F8_E4M3 [32, 16] without scales"));
 }
 
 TEST(LoadModel, TruncatedFileAtEveryPart) {
@@ -163,7 +175,8 @@ TEST(LoadModel, TruncatedFileAtEveryPart) {
   Tiny().write(folder.path());
   const auto file = folder.path() / "model.safetensors";
   const auto size = std::filesystem::file_size(file);
-  for (const auto length : {size - 1, size / 2, std::uintmax_t{200}, std::uintmax_t{8}, std::uintmax_t{7}, std::uintmax_t{0}}) {
+  for (const auto length :
+       {size - 1, size / 2, std::uintmax_t{200}, std::uintmax_t{8}, std::uintmax_t{7}, std::uintmax_t{0}}) {
     std::filesystem::resize_file(file, length);
     EXPECT_THAT(error_of(folder.path()), HasSubstr("model.safetensors")) << length;
   }

@@ -25,9 +25,12 @@ struct TinyCheckpoint {
 
   /// 2 layers, H 16, A 4, K 2, D 4, F 24, V 32.
   TinyCheckpoint() {
-    config = {{"model_type", "llama"}, {"vocab_size", 32}, {"hidden_size", 16}, {"intermediate_size", 24},
-              {"num_hidden_layers", 2}, {"num_attention_heads", 4}, {"num_key_value_heads", 2},
-              {"max_position_embeddings", 64}, {"rms_norm_eps", 1e-5}, {"torch_dtype", "float32"}, {"eos_token_id", 2}};
+    config = {{"model_type", "llama"},    {"vocab_size", 32},
+              {"hidden_size", 16},        {"intermediate_size", 24},
+              {"num_hidden_layers", 2},   {"num_attention_heads", 4},
+              {"num_key_value_heads", 2}, {"max_position_embeddings", 64},
+              {"rms_norm_eps", 1e-5},     {"torch_dtype", "float32"},
+              {"eos_token_id", 2}};
     add("model.embed_tokens.weight", {32, 16});
     add("lm_head.weight", {32, 16});
     add("model.norm.weight", {16});

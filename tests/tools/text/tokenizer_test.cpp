@@ -89,9 +89,7 @@ TEST_P(HuggingFace, InvalidBytesAreReadAsReplacementCharacters) {
 
 TEST_P(HuggingFace, AnIdOutsideTheVocabularyIsAnError) {
   for (const std::int64_t id : {std::int64_t{-1}, tokenizer.vocab_size(), std::int64_t{1} << 40}) {
-    EXPECT_THAT(error_of([&] {
-                  tokenizer.decode({0, id});
-                }),
+    EXPECT_THAT(error_of([&] { tokenizer.decode({0, id}); }),
                 AllOf(HasSubstr("tokenizer.json"), HasSubstr(std::to_string(id))));
   }
 }
@@ -308,7 +306,8 @@ TEST(Tokenizer, AChainOfStepsIsHeldToOneLimit) {
   };
   const io::Json growing = {{"type", "Replace"}, {"pattern", {{"String", "a"}}}, {"content", std::string(16, 'a')}};
   const io::Json longer = {{"type", "Prepend"}, {"prepend", std::string(1 << 20, 'a')}};
-  const io::Json bytes = {{"type", "ByteLevel"}, {"add_prefix_space", false}, {"trim_offsets", true}, {"use_regex", false}};
+  const io::Json bytes = {
+      {"type", "ByteLevel"}, {"add_prefix_space", false}, {"trim_offsets", true}, {"use_regex", false}};
   const std::vector<std::tuple<const char*, io::Json, const char*>> chains = {
       {"normalizer", chain("normalizers", growing, 20), "replacing by 'aaaaaaaaaaaaaaaa' makes too long a text"},
       {"normalizer", chain("normalizers", chain("normalizers", growing, 5), 4), "makes too long a text"},
@@ -350,7 +349,8 @@ TEST(Tokenizer, AChainOfTooManyStepsIsNamed) {
     EXPECT_NO_THROW(Tokenizer(folder.path()).encode("b"));
     json[part][list].push_back(step);
     folder.write("tokenizer.json", json.dump());
-    EXPECT_THAT(error_of([&] { Tokenizer tokenizer(folder.path()); }), HasSubstr(std::string(part) + " has 65 steps, allowed 64"));
+    EXPECT_THAT(error_of([&] { Tokenizer tokenizer(folder.path()); }),
+                HasSubstr(std::string(part) + " has 65 steps, allowed 64"));
   }
 }
 

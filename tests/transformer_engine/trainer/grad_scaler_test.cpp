@@ -13,9 +13,9 @@
 namespace fp8::te {
 namespace {
 
+using test::error_of;
 using ::testing::ElementsAre;
 using ::testing::HasSubstr;
-using test::error_of;
 using testing::Recorder;
 using testing::ToyBatches;
 using testing::ToyTask;

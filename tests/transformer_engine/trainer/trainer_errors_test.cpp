@@ -12,8 +12,8 @@
 namespace fp8::te {
 namespace {
 
-using ::testing::HasSubstr;
 using test::error_of;
+using ::testing::HasSubstr;
 using testing::Recorder;
 using testing::ToyBatches;
 using testing::ToyOptimizer;
@@ -83,8 +83,7 @@ TEST(TrainerErrors, DataThatIsNoneOrEndsEarly) {
   ToyBatches none(0, 2), early(8, 2), empty(8, 2), fine(8, 2);
   early.end_early_at = 2;
   empty.empty_at = 2;
-  EXPECT_THAT(error_of([&] { Trainer({.max_steps = 1}).fit(task, none); }),
-              HasSubstr("training data: found no batch"));
+  EXPECT_THAT(error_of([&] { Trainer({.max_steps = 1}).fit(task, none); }), HasSubstr("training data: found no batch"));
   EXPECT_THAT(error_of([&] { Trainer({.max_steps = 9}).fit(task, early); }),
               HasSubstr("training data: ended after 2 of 4 batches"));
   EXPECT_THAT(error_of([&] { Trainer({.max_steps = 9}).fit(task, empty); }), HasSubstr("batch 1 is empty"));

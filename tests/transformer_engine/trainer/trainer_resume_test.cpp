@@ -12,16 +12,16 @@
 
 #include "fp8/runtime/io/error.h"
 #include "fp8/transformer_engine/trainer/trainer.h"
-#include "support/temp_dir.h"
 #include "support/hpu_test.h"
+#include "support/temp_dir.h"
 #include "transformer_engine/trainer/toy_task.h"
 
 namespace fp8::te {
 namespace {
 
+using test::error_of;
 using ::testing::ElementsAre;
 using ::testing::HasSubstr;
-using test::error_of;
 using testing::Recorder;
 using testing::ToyBatches;
 using testing::ToyOptimizer;
@@ -192,9 +192,7 @@ TEST(Checkpoints, AFailedWriteLeavesTheOldOne) {
 
 TEST(Checkpoints, StorageOptionsAreRefused) {
   const test::TempDir root;
-  EXPECT_THAT(error_of([&] {
-                HPUCheckpointIO().save_checkpoint({}, root / "c", {}, io::Json{{"a", 1}});
-              }),
+  EXPECT_THAT(error_of([&] { HPUCheckpointIO().save_checkpoint({}, root / "c", {}, io::Json{{"a", 1}}); }),
               HasSubstr("storage_options is not supported"));
   EXPECT_FALSE(std::filesystem::exists(root / "c"));
 }
@@ -215,9 +213,7 @@ TEST(Checkpoints, EveryDtypeComesBack) {
     EXPECT_EQ(found.at(name).scalar_type(), tensor.scalar_type()) << name;
     EXPECT_TRUE(torch::equal(found.at(name).to(at::kDouble), tensor.to(at::kDouble))) << name;
   }
-  EXPECT_THAT(error_of([&] {
-                write_tensors(root / "u.safetensors", {{"c", torch::zeros({1}, at::kComplexFloat)}});
-              }),
+  EXPECT_THAT(error_of([&] { write_tensors(root / "u.safetensors", {{"c", torch::zeros({1}, at::kComplexFloat)}}); }),
               HasSubstr("tensor 'c'"));
 }
 
@@ -240,7 +236,8 @@ TEST(Checkpoints, DamageIsNamed) {
   EXPECT_THAT(message_after([](io::Json& json) { json.erase("epoch"); }), HasSubstr("epoch"));
   EXPECT_THAT(message_after([](io::Json& json) { json["batch"] = 1000; }), HasSubstr("batch 1000"));
   EXPECT_THAT(message_after([](io::Json& json) { json["step"] = "two"; }), HasSubstr("trainer_state.json"));
-  EXPECT_THAT(message_after([](io::Json& json) { json["schedulers"] = {1}; }), HasSubstr("1 schedulers, the module has 0"));
+  EXPECT_THAT(message_after([](io::Json& json) { json["schedulers"] = {1}; }),
+              HasSubstr("1 schedulers, the module has 0"));
   EXPECT_THAT(message_after([](io::Json& json) { json.erase("optimizer.0"); }), HasSubstr("optimizer.0"));
   EXPECT_THAT(message_after([](io::Json& json) { json["optimizer.0"] = 3; }), HasSubstr("optimizer.0"));
   EXPECT_THAT(message_after([](io::Json& json) {

@@ -17,9 +17,9 @@
 namespace fp8::te {
 namespace {
 
+using test::error_of;
 using ::testing::ElementsAre;
 using ::testing::HasSubstr;
-using test::error_of;
 using testing::Recorder;
 using testing::ToyBatches;
 using testing::ToyOptimizer;
@@ -57,7 +57,8 @@ TEST(Trainer, GradientsMeetBeforeTheyAreClippedAndJudged) {
     }
     void on_after_backward(Trainer&) override {
       before = norm();
-      for (const auto& p : net->parameters()) p.mutable_grad().mul_(steps == 1 ? std::numeric_limits<double>::quiet_NaN() : 0.5);
+      for (const auto& p : net->parameters())
+        p.mutable_grad().mul_(steps == 1 ? std::numeric_limits<double>::quiet_NaN() : 0.5);
     }
     void on_before_optimizer_step(Trainer&) override { clipped = norm(); }
     void on_step_end(Trainer&, const StepReport& r) override {
@@ -71,7 +72,9 @@ TEST(Trainer, GradientsMeetBeforeTheyAreClippedAndJudged) {
   };
   const auto halve = std::make_shared<Halve>(task.net);
   ToyBatches train(4, 2);
-  Trainer({.max_steps = 2, .accumulate_grad_batches = 1, .gradient_clip_val = 1e-3, .nonfinite = NonFinite::skip}, {halve}).fit(task, train);
+  Trainer({.max_steps = 2, .accumulate_grad_batches = 1, .gradient_clip_val = 1e-3, .nonfinite = NonFinite::skip},
+          {halve})
+      .fit(task, train);
   ASSERT_EQ(halve->reports.size(), 2u);
   EXPECT_GT(halve->reports[0].grad_norm, 1e-3);
   EXPECT_NEAR(halve->clipped, 1e-3, 1e-6);
@@ -142,8 +145,7 @@ TEST(Trainer, AccumulationWeighsBatchesBySize) {
     };
     auto recorder = std::make_shared<Recorder>();
     ToyBatches train(7, batch);
-    Trainer({.max_epochs = 1, .accumulate_grad_batches = accumulate},
-            {std::make_shared<NoDropout>(task.net), recorder})
+    Trainer({.max_epochs = 1, .accumulate_grad_batches = accumulate}, {std::make_shared<NoDropout>(task.net), recorder})
         .fit(task, train);
     return std::pair(task.net->hidden->weight.detach().clone(), recorder->reports[0]);
   };
@@ -280,9 +282,12 @@ TEST(Trainer, FastDevRun) {
   ToyTask task;
   ToyBatches train(20, 2), val(20, 2);
   auto logger = std::make_shared<Logger>();
-  Trainer trainer(
-      {.max_epochs = 5, .fast_dev_run = 3, .val_every_n_steps = 100, .checkpoint_root = "/nonexistent/never/made", .save_every_n_steps = 1},
-      {logger});
+  Trainer trainer({.max_epochs = 5,
+                   .fast_dev_run = 3,
+                   .val_every_n_steps = 100,
+                   .checkpoint_root = "/nonexistent/never/made",
+                   .save_every_n_steps = 1},
+                  {logger});
   const auto result = trainer.fit(task, train, &val);
   EXPECT_EQ(result.steps, 3);
   EXPECT_EQ(val.seen.size(), 3u);
