@@ -1,7 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
-// The environment variables that Intel Neural Compressor knows, and those of launchers, as typed values. A value that does not parse is an
-// io::Error "environment variable 'LOG_LEVEL_INC': found 'x', allowed: an integer from 0 to 6"; what has no effect on a host says
-// so in `report`.
+// The environment variables that Intel Neural Compressor knows, and those of launchers, as typed values. A value that
+// does not parse is an io::Error "environment variable 'LOG_LEVEL_INC': found 'x', allowed: an integer from 0 to 6";
+// what has no effect on a host says so in `report`.
 #pragma once
 #include <filesystem>
 #include <optional>
@@ -34,7 +34,8 @@ struct Environment {
   std::optional<int> log_level;                            ///< LOG_LEVEL_INC, else LOG_LEVEL_ALL: 0 to 6
   std::vector<EnvironmentVariable> report;                 ///< those that are set, in the order above
 
-  /// This process among several, as io::launched() finds it in the variables of `report`; none without a launcher. Throws io::Error.
+  /// This process among several, as io::launched() finds it in the variables of `report`; none without a launcher.
+  /// Throws io::Error.
   std::optional<Rank> process() const;
 };
 

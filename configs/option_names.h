@@ -1,5 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
-// What messages call an option: the member's name where the library is called, "--include" where the command line is. No torch here.
+// What messages call an option: the member's name where the library is called, "--include" where the command line is.
+// No torch here.
 #pragma once
 #include <string>
 #include <string_view>

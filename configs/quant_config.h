@@ -26,8 +26,8 @@
 
 namespace fp8::configs {
 
-/// NONE: leave the model alone. SHAPE: measure shapes. LOAD: the model is an fp8 checkpoint. AUTO (INC's FP8Config writes
-/// it): whoever uses the config decides, measuring in prepare and quantizing in convert; see mode_for().
+/// NONE: leave the model alone. SHAPE: measure shapes. LOAD: the model is an fp8 checkpoint. AUTO (INC's FP8Config
+/// writes it): whoever uses the config decides, measuring in prepare and quantizing in convert; see mode_for().
 enum class QuantMode : std::uint8_t { NONE, QUANTIZE, MEASURE, SHAPE, LOAD, AUTO };
 
 /// What is left out of measurements. Only OUTPUT and ALL have an effect: no outputs, unless a module type always
@@ -43,7 +43,8 @@ const char* name_of(ScaleFormat format);
 
 /// "scale_params": backoffs (they may stand at the top level too), and parameters of the observer.
 struct ScaleParams {
-  /// Backoff of every activation (weight) whose scale comes from amax or a search, unless a scale_method object says one.
+  /// Backoff of every activation (weight) whose scale comes from amax or a search, unless a scale_method object says
+  /// one.
   std::optional<float> input_backoff, weight_backoff;
   /// "percentile": (0, 100], "bins": 16 to 65536, "save_mib": above 0; others for observers of one's own, any number.
   std::vector<std::pair<std::string, double>> observer;
@@ -61,8 +62,8 @@ struct QuantConfig {
   /// CONST where INC makes it so: a PCS method, fake_quant, dynamic_quantization.
   ScaleFormat scale_format = ScaleFormat::SCALAR;
   ModuleList allowlist, blocklist;
-  /// Folder and beginning of the names of measurement files (stats_path.h); relative to the working directory. Empty: none given, see
-  /// require_stats_path().
+  /// Folder and beginning of the names of measurement files (stats_path.h); relative to the working directory. Empty:
+  /// none given, see require_stats_path().
   std::filesystem::path dump_stats_path = "stats";
   recipes::Format fp8_config = recipes::Format::E4M3;
   recipes::FloatType hp_dtype = recipes::FloatType::BF16;
@@ -86,7 +87,8 @@ struct QuantConfig {
   bool needs_measurements() const;
 };
 
-/// Throws io::Error that names the key if dump_stats_path is empty; `why` says what needs the file: "mode MEASURE writes its files there".
+/// Throws io::Error that names the key if dump_stats_path is empty; `why` says what needs the file: "mode MEASURE
+/// writes its files there".
 void require_stats_path(const QuantConfig& config, const std::string& why);
 
 /// Names of observers that this project has: maxabs, maxabs_per_channel, save, shape, histogram, percentile, mse, kl.
@@ -97,8 +99,8 @@ struct ParseOptions {
 };
 
 /// Reads the parsed JSON; `name` (the file) stands in messages. Throws io::Error, in one line:
-/// "FILE: key 'mode': found \"MEASUR\", allowed: NONE, QUANTIZE, MEASURE, SHAPE, LOAD, AUTO". Rules between keys that do
-/// not depend on the machine are checked too (rules.h has all).
+/// "FILE: key 'mode': found \"MEASUR\", allowed: NONE, QUANTIZE, MEASURE, SHAPE, LOAD, AUTO". Rules between keys that
+/// do not depend on the machine are checked too (rules.h has all).
 QuantConfig parse_quant_config(const io::Json& json, const std::string& name, const ParseOptions& options = {});
 
 /// Every problem of the JSON, one line each, in the order of the file; empty if parse_quant_config() would not throw.

@@ -163,7 +163,8 @@ std::string key_in(const std::string& source, const std::string& path) { return 
 // "modules[1].margin", with what the file says made printable.
 std::string path_of(const std::string& prefix, const std::string& key) { return prefix + io::printable(key); }
 
-// A JSON object that says a recipe, inside of `source` under `prefix` ("", "modules[1]."), besides the keys in `others`.
+// A JSON object that says a recipe, inside of `source` under `prefix` ("", "modules[1]."), besides the keys in
+// `others`.
 struct Reading {
   const io::Json& json;
   std::string source, prefix;

@@ -24,19 +24,20 @@ std::vector<std::string> key_rule_problems(const QuantConfig& config);
 std::vector<std::string> rule_problems(const QuantConfig& config, recipes::Dialect device,
                                        const Environment& environment);
 
-/// Throws io::Error with the first of them, or for a class name with a module path ("torch.nn.Linear"): no class has such a name, so the list
-/// would say nothing.
+/// Throws io::Error with the first of them, or for a class name with a module path ("torch.nn.Linear"): no class has
+/// such a name, so the list would say nothing.
 void check_rules(const QuantConfig& config, recipes::Dialect device, const Environment& environment);
 
-/// One line for each class name of allowlist, blocklist and scale_method.layer_types that no module can have, because the
-/// class is not one that can be quantized ("torch.nn.Linear"), with the nearest that is. Not a violation: INC takes it and
-/// selects nothing; but see refuse_type_paths().
+/// One line for each class name of allowlist, blocklist and scale_method.layer_types that no module can have, because
+/// the class is not one that can be quantized ("torch.nn.Linear"), with the nearest that is. Not a violation: INC takes
+/// it and selects nothing; but see refuse_type_paths().
 std::vector<std::string> unknown_type_problems(const QuantConfig& config);
 
 /// Throws io::Error with the first of those that have a module path: asked by those who measure or quantize.
 void refuse_type_paths(const QuantConfig& config);
 
-/// Throws io::Error if the config's observer keeps no amax and scales are to be made of its measurements (whatever the mode says).
+/// Throws io::Error if the config's observer keeps no amax and scales are to be made of its measurements (whatever the
+/// mode says).
 void refuse_observer_without_amax(const QuantConfig& config);
 
 /// Throws io::Error for mode LOAD: asked by those who measure.

@@ -29,8 +29,8 @@ struct ScaleMethods {
   recipes::NamedScaleMethod default_method = recipes::scale_method_from_name("MAXABS_HW");
   Table nodes, layers, layer_types;
 
-  /// The module's method by the order above. name: full, dotted; type: class name. The reference is good as long as this
-  /// object is unchanged.
+  /// The module's method by the order above. name: full, dotted; type: class name. The reference is good as long as
+  /// this object is unchanged.
   const recipes::NamedScaleMethod& for_module(std::string_view name, std::string_view type) const;
 
   /// Which entry for_module() takes: "default", "layer_types.Linear", "layers.3", "nodes.lm_head".

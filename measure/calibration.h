@@ -43,7 +43,8 @@ class WeightWatcher;
 struct CalibrationOptions {
   /// Which modules to watch: (name, type) -> bool. Default: every Linear and Conv2d.
   std::function<bool(const std::string&, const std::string&)> select;
-  /// Key-value caches that `select` leaves out and this one takes, by name: watched per head, kept aside (MeasurementFile::kv_cache).
+  /// Key-value caches that `select` leaves out and this one takes, by name: watched per head, kept aside
+  /// (MeasurementFile::kv_cache).
   std::function<bool(const std::string&)> kv_cache = {};
   /// outputs: false leaves out the outputs of kinds that don't need them (configs::KindInfo::outputs_always).
   bool inputs = true, outputs = true, weights = true;
@@ -60,7 +61,8 @@ struct CalibrationOptions {
   io::Json resume = nullptr;
 };
 
-/// A NaN or Inf seen in calibration data; its tensor was not shown to the observer in that call. The first 10000 are kept.
+/// A NaN or Inf seen in calibration data; its tensor was not shown to the observer in that call. The first 10000 are
+/// kept.
 struct NonFinite {
   std::string module, tensor;  ///< tensor: "input", "output" or "weight"; "input1" and so on where there are several
   std::int64_t sample = -1;    ///< index of the sample, -1 for weights
@@ -76,23 +78,23 @@ class CalibrationSession : public std::enable_shared_from_this<CalibrationSessio
   static std::shared_ptr<CalibrationSession> attach(const torch::jit::Module& model, CalibrationOptions options);
   static std::shared_ptr<CalibrationSession> attach(const std::vector<WeightModule>& weights,
                                                     const std::vector<OpNode>& ops, CalibrationOptions options);
-  /// A calibration of a model whose weights are in memory one after the other: the modules are selected and their order in the
-  /// files is settled, but only `ops` are watched. Of the weights the sizes count; the values come with enter(). Such a session
-  /// writes nothing unless finalize() is called.
+  /// A calibration of a model whose weights are in memory one after the other: the modules are selected and their order
+  /// in the files is settled, but only `ops` are watched. Of the weights the sizes count; the values come with enter().
+  /// Such a session writes nothing unless finalize() is called.
   static std::shared_ptr<CalibrationSession> plan(const std::vector<WeightModule>& weights,
                                                   const std::vector<OpNode>& ops, CalibrationOptions options);
-  /// These weights are in memory now: the selected ones among them are looked at and watched, until leave(). Throws c10::Error for
-  /// a weight that can't be watched, io::Error for one whose sizes are not those of the plan.
+  /// These weights are in memory now: the selected ones among them are looked at and watched, until leave(). Throws
+  /// c10::Error for a weight that can't be watched, io::Error for one whose sizes are not those of the plan.
   void enter(const std::vector<WeightModule>& weights);
   /// Takes the watchers off weights that entered.
   void leave(const std::vector<WeightModule>& weights);
 
-  /// A weight too large to enter: rows [first, first + part.size(0)) of it, part after part, each once. `weight` has its sizes.
-  /// For observers that take parts (observer.h).
+  /// A weight too large to enter: rows [first, first + part.size(0)) of it, part after part, each once. `weight` has
+  /// its sizes. For observers that take parts (observer.h).
   void look_at_part(const WeightModule& weight, const at::Tensor& part, std::int64_t first);
-  /// What came of the product with such a part: columns [first, ...) of a `columns` wide last dimension. False if they hold a NaN or Inf:
-  /// they were not shown then, and the caller sees to it that no other part of the same output is (forget_outputs(), and again
-  /// without that call). reported: whether a NonFinite is to be listed.
+  /// What came of the product with such a part: columns [first, ...) of a `columns` wide last dimension. False if they
+  /// hold a NaN or Inf: they were not shown then, and the caller sees to it that no other part of the same output is
+  /// (forget_outputs(), and again without that call). reported: whether a NonFinite is to be listed.
   bool observe_output_part(std::size_t record, const at::Tensor& y, std::int64_t first, std::int64_t columns,
                            bool reported = true);
   void forget_outputs(std::size_t record);
@@ -122,8 +124,9 @@ class CalibrationSession : public std::enable_shared_from_this<CalibrationSessio
   /// Time spent looking at tensors so far: what measuring costs on top of the plain forward.
   double watch_seconds() const;
 
-  /// Writes the files (none without a prefix) and retires the watchers, which pass everything through from then on. Returns the paths; a
-  /// second call does nothing. If writing throws, the calibration goes on: mend the cause and call again.
+  /// Writes the files (none without a prefix) and retires the watchers, which pass everything through from then on.
+  /// Returns the paths; a second call does nothing. If writing throws, the calibration goes on: mend the cause and call
+  /// again.
   std::vector<std::filesystem::path> finalize();
   /// Retires the watchers and writes nothing, now and later: the run failed.
   void discard();
@@ -184,12 +187,12 @@ class CalibrationSession : public std::enable_shared_from_this<CalibrationSessio
   bool finalized_ = false, in_stages_ = false;
 };
 
-/// Of a RowParallelLinear that is calibrated: y after the all-reduce. Called by the module itself, with its weight; does
-/// nothing when the weight is not watched.
+/// Of a RowParallelLinear that is calibrated: y after the all-reduce. Called by the module itself, with its weight;
+/// does nothing when the weight is not watched.
 void observe_reduced(const at::Tensor& weight, const at::Tensor& y);
 
-/// Ends the calibration of `model`: writes its measurement files and takes the watchers off. Returns the paths. Throws if the model is
-/// not being calibrated.
+/// Ends the calibration of `model`: writes its measurement files and takes the watchers off. Returns the paths. Throws
+/// if the model is not being calibrated.
 std::vector<std::filesystem::path> finalize_calibration(const torch::nn::Module& model);
 std::vector<std::filesystem::path> finalize_calibration(const torch::jit::Module& model);
 

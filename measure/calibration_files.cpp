@@ -81,7 +81,8 @@ std::vector<fs::path> in_the_way(const fs::path& folder, const std::string& stem
   return paths;
 }
 
-/// The newest backup of `prefix` in `folder` if it has no file of one of these names, else it is of an earlier run. Empty: none.
+/// The newest backup of `prefix` in `folder` if it has no file of one of these names, else it is of an earlier run.
+/// Empty: none.
 fs::path shared_backup(const std::vector<fs::path>& files, const fs::path& folder, const std::string& prefix) {
   fs::path found;
   auto when = fs::file_time_type::min(), earlier_run = when;

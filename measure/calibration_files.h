@@ -1,5 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
-// Where a calibration writes: its measurement, the observers' states beside it, and what lay there before into a backup.
+// Where a calibration writes: its measurement, the observers' states beside it, and what lay there before into a
+// backup.
 //
 //   P_hooks_{observer}R.json  .npz  _mod_list.json  .fingerprint      measurement_file.h
 //   P_hooks_{observer}R.observers                                     states of observers that keep one
@@ -11,9 +12,10 @@
 //   of another rank of as many                               stay: that rank moves them when it writes its own
 //   of anything else (other numbers, scales, ...)            backup, unless written since this process began
 //
-// so that no rank touches what is another's, whether they run side by side, one after the other, or one of them again. The ranks of one run
-// share a backup: who finds the newest one without its files puts them there. All under a lock of the folder: a run that fails before its first
-// write has changed nothing, and where writing fails the files are put back.
+// so that no rank touches what is another's, whether they run side by side, one after the other, or one of them again.
+// The ranks of one run share a backup: who finds the newest one without its files puts them there. All under a lock of
+// the folder: a run that fails before its first write has changed nothing, and where writing fails the files are put
+// back.
 #pragma once
 #include <filesystem>
 #include <string>
@@ -24,7 +26,8 @@
 
 namespace fp8::measure {
 
-/// "backup_NAME_21-11_15:04:59" in `folder` (local time, as INC names it), or with _2, _3, ... where that exists; not made.
+/// "backup_NAME_21-11_15:04:59" in `folder` (local time, as INC names it), or with _2, _3, ... where that exists; not
+/// made.
 std::filesystem::path backup_path(const std::filesystem::path& folder, const std::string& name);
 
 class CalibrationFiles {
@@ -32,8 +35,8 @@ class CalibrationFiles {
   /// prefix: "stats/inc_output"; empty: write() does nothing.
   CalibrationFiles(std::string prefix, MeasurementName name) : prefix_(std::move(prefix)), name_(std::move(name)) {}
 
-  /// Writes the files, `states` only if it is not null; returns their paths. The first call makes the backup, later ones
-  /// replace what it wrote. Throws io::Error.
+  /// Writes the files, `states` only if it is not null; returns their paths. The first call makes the backup, later
+  /// ones replace what it wrote. Throws io::Error.
   std::vector<std::filesystem::path> write(const MeasurementFile& file, const io::Json& states);
 
  private:

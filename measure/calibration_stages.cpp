@@ -1,5 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
-// Calibration of what is not in memory at once: weights looked at in parts, and snapshots that another process goes on from.
+// Calibration of what is not in memory at once: weights looked at in parts, and snapshots that another process goes on
+// from.
 //
 //   snapshot  {"samples", "forwards", "bytes_saved", "watch_seconds",
 //              "nodes": [{"module", "looked_at", "inputs", "outputs", "weight"}, ...]          in the order of the records

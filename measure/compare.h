@@ -1,5 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
-// Two calibrations side by side, and the step that vLLM's attention needs before its measurements are used. No torch here.
+// Two calibrations side by side, and the step that vLLM's attention needs before its measurements are used. No torch
+// here.
 #pragma once
 #include <string>
 #include <vector>
@@ -26,9 +27,10 @@ struct Difference {
 /// Tensors of different sizes (per channel against per tensor) are compared by their largest values.
 Difference compare(const std::vector<Measurement>& before, const std::vector<Measurement>& after);
 
-/// In vLLM, keys and values reach the attention's products from the cache, which also holds what other requests wrote: their range is what
-/// the cache measured. For every P.matmul_qk, inputs[1] := P.k_cache.inputs[0]; for P.matmul_av, inputs[1] := P.v_cache.inputs[0]. Where there
-/// is P.latent_cache_k instead (DeepSeek), it is both. Products without such a cache beside them stay. Returns the modules that changed.
+/// In vLLM, keys and values reach the attention's products from the cache, which also holds what other requests wrote:
+/// their range is what the cache measured. For every P.matmul_qk, inputs[1] := P.k_cache.inputs[0]; for P.matmul_av,
+/// inputs[1] := P.v_cache.inputs[0]. Where there is P.latent_cache_k instead (DeepSeek), it is both. Products without
+/// such a cache beside them stay. Returns the modules that changed.
 std::vector<std::string> apply_cache_ranges(std::vector<Measurement>& modules);
 
 }  // namespace fp8::measure

@@ -11,7 +11,8 @@
 
 namespace fp8::measure {
 
-/// Every entry belongs to a session; those of sessions that ended are dropped. The end of the program destroys the list.
+/// Every entry belongs to a session; those of sessions that ended are dropped. The end of the program destroys the
+/// list.
 struct ExitDump::List {
   std::mutex mutex;
   std::vector<std::weak_ptr<CalibrationSession>> sessions;

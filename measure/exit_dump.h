@@ -1,5 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
-// A program that ends while a calibration lives, by exit() or by a model that is never destroyed, keeps what was measured.
+// A program that ends while a calibration lives, by exit() or by a model that is never destroyed, keeps what was
+// measured.
 #pragma once
 #include <memory>
 

@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
-// FNV-1a, 64 bits: hash = (hash ^ byte) * prime. Tells files that belong together from those that don't; no protection against somebody
-// who wants them to look alike.
+// FNV-1a, 64 bits: hash = (hash ^ byte) * prime. Tells files that belong together from those that don't; no protection
+// against somebody who wants them to look alike.
 #pragma once
 #include <cstddef>
 #include <cstdint>

@@ -78,9 +78,10 @@ float mse_threshold(const Histogram& h, const Fp8Target& target);
 /// with TensorRT", GTC 2017, with int8's equal steps; here the steps are those of fp8.)
 float kl_threshold(const Histogram& h, const Fp8Target& target);
 
-/// `threshold`, raised to the first of 256 up to amax that costs no more than amax does: E(t) <= E(amax), where values above t count four times in
-/// E(t), since other data has more of them than the calibration saw. So clipping that takes more from the few than it gives to the many is kept
-/// out of scales: a language model's rare large activations carry much of what it knows.
+/// `threshold`, raised to the first of 256 up to amax that costs no more than amax does: E(t) <= E(amax), where values
+/// above t count four times in E(t), since other data has more of them than the calibration saw. So clipping that takes
+/// more from the few than it gives to the many is kept out of scales: a language model's rare large activations carry
+/// much of what it knows.
 float affordable_threshold(const Histogram& h, float threshold, const Fp8Target& target);
 
 }  // namespace fp8::measure

@@ -31,7 +31,8 @@ std::int64_t numel_of(const std::vector<std::int64_t>& shape) {
   return n;
 }
 
-/// exact: bit for bit, else as far as rounding to bf16 (relative) or f16 (absolute, its smallest step) can move a value.
+/// exact: bit for bit, else as far as rounding to bf16 (relative) or f16 (absolute, its smallest step) can move a
+/// value.
 bool same(const std::vector<float>& a, const std::vector<float>& b, bool exact) {
   if (a.size() != b.size()) return false;
   for (std::size_t i = 0; i < a.size(); ++i) {

@@ -1,11 +1,11 @@
 // SPDX-License-Identifier: Apache-2.0
-// Which model a measurement is of: name, shape and 32 sampled values of every weight. Of another model, its amax values are worthless,
-// and nothing in INC's files would tell. No torch here.
+// Which model a measurement is of: name, shape and 32 sampled values of every weight. Of another model, its amax values
+// are worthless, and nothing in INC's files would tell. No torch here.
 //
 //   sample i of n elements, 32 in all: element i * (n - 1) / 31 in row-major order, as float32
 //
-// Values, not a checksum: a model measured in bf16 and quantized from its f32 checkpoint is still the same model. Weights of one dtype must
-// agree exactly, of two to within 2^-7 of the larger.
+// Values, not a checksum: a model measured in bf16 and quantized from its f32 checkpoint is still the same model.
+// Weights of one dtype must agree exactly, of two to within 2^-7 of the larger.
 #pragma once
 #include <cstdint>
 #include <functional>
@@ -44,8 +44,8 @@ WeightFingerprint fingerprint_of(const std::string& module, const void* data, ke
 WeightFingerprint fingerprint_of(const std::string& module, const io::Checkpoint& checkpoint,
                                  const std::string& tensor);
 
-/// Throws io::Error "WHERE: MODULE.weight ..., a measurement of another model?" for a module of both whose shape or values differ. Modules of
-/// only one of them are not looked at: a plan knows what it needs.
+/// Throws io::Error "WHERE: MODULE.weight ..., a measurement of another model?" for a module of both whose shape or
+/// values differ. Modules of only one of them are not looked at: a plan knows what it needs.
 void require_same_model(const ModelFingerprint& measured, const ModelFingerprint& model, const std::string& where);
 
 /// {module: {"dtype", "shape", "samples"}}.

@@ -2,9 +2,9 @@
 // What calibration and quantization find in a model, in one form for typed torch::nn modules and TorchScript: modules
 // that hold a weight, and modules (or TorchScript nodes) that hold none but multiply, normalize or cache.
 //
-// Classes are those of configs/module_types.h. A typed class derived from torch::nn::Linear, Conv or Embedding counts as
-// itself if its name is in the table, else as its base; any other class in the table that has a parameter "weight" counts
-// too. Of recurrent modules each weight is listed by itself: "rnn.weight_ih_l0".
+// Classes are those of configs/module_types.h. A typed class derived from torch::nn::Linear, Conv or Embedding counts
+// as itself if its name is in the table, else as its base; any other class in the table that has a parameter "weight"
+// counts too. Of recurrent modules each weight is listed by itself: "rnn.weight_ih_l0".
 #pragma once
 #include <ATen/core/Tensor.h>
 
@@ -24,7 +24,8 @@ struct Module;
 
 namespace fp8::measure {
 
-/// One weight of a module. `type` is the class name as users write it in allow- and blocklists: "Linear", "Conv2d", "Embedding".
+/// One weight of a module. `type` is the class name as users write it in allow- and blocklists: "Linear", "Conv2d",
+/// "Embedding".
 struct WeightModule {
   std::string name;  ///< dotted, from the root: "model.layers.0.self_attn.q_proj"; "" for the root itself
   std::string type;
@@ -36,7 +37,8 @@ struct WeightModule {
 std::vector<WeightModule> weight_modules(const torch::nn::Module& model);
 std::vector<WeightModule> weight_modules(const torch::jit::Module& model);
 
-/// One module without a weight of its own, or one node of a TorchScript module. Setting slot->handler changes what it does.
+/// One module without a weight of its own, or one node of a TorchScript module. Setting slot->handler changes what it
+/// does.
 struct OpNode {
   std::string name;  ///< "model.layers.0.self_attn.matmul_qk"
   std::string

@@ -10,8 +10,9 @@
 //   percentile, mse, kl a threshold below which most of |x| lies (histogram.h), written in place of max |x|; raised where clipping would cost
 //                       more (expected squared error) than it gains
 //
-// Quantizing makes the scales of activations of what an observer found (of channels the largest), those of weights of the weights themselves;
-// a weight's own value tells whether the file is of this model. Nothing can be quantized from files of shape and save.
+// Quantizing makes the scales of activations of what an observer found (of channels the largest), those of weights of
+// the weights themselves; a weight's own value tells whether the file is of this model. Nothing can be quantized from
+// files of shape and save.
 //
 // One of your own, in force while the registration lives:
 //
@@ -78,8 +79,8 @@ class Observer {
  public:
   virtual ~Observer() = default;
   virtual void observe(const Observed& x) = 0;
-  /// A part of a tensor that is never in memory whole: after all its parts the observer is as if it had seen it at once. Asked of
-  /// types that take parts (ObserverType); the default throws std::invalid_argument.
+  /// A part of a tensor that is never in memory whole: after all its parts the observer is as if it had seen it at
+  /// once. Asked of types that take parts (ObserverType); the default throws std::invalid_argument.
   virtual void observe_part(const Observed& part, const PartOf& of);
   /// What goes into the measurement file: one value, one per channel, or sizes. Finite, >= 0.
   virtual Amax result() const = 0;
@@ -87,8 +88,9 @@ class Observer {
   /// Takes in what another observer of the same kind saw (another rank, another run): as if this one had seen both.
   /// The default throws std::invalid_argument: not every observer can.
   virtual void merge(const Observer& other);
-  /// All that the observer knows, bit for bit, and back: merging needs it, and a calibration that goes on after its process was
-  /// killed. null (the default): nothing is kept. restore() throws io::Error; `where` stands in its messages.
+  /// All that the observer knows, bit for bit, and back: merging needs it, and a calibration that goes on after its
+  /// process was killed. null (the default): nothing is kept. restore() throws io::Error; `where` stands in its
+  /// messages.
   virtual io::Json state() const { return nullptr; }
   virtual void restore(const io::Json& state, const std::string& where);
 };

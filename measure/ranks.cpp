@@ -102,7 +102,8 @@ void take_largest(Measurement& a, const Measurement& b, const std::string& where
   if (b.weight.has_value()) take_largest(*a.weight, *b.weight, where + ".weight");
 }
 
-/// The values behind the first of `list` go behind those already in `into`; then the rest of the node is compared without them.
+/// The values behind the first of `list` go behind those already in `into`; then the rest of the node is compared
+/// without them.
 void append_experts(Measurement& into, Measurement from, ExpertValues place, const std::string& where) {
   auto *a = expert_values(into, place), *b = expert_values(from, place);
   if (a == nullptr || b == nullptr || a->empty() || b->empty()) return take_largest(into, from, where);

@@ -66,7 +66,8 @@ Json nested(const io::NdArray& array, std::size_t dim, std::size_t& at) {
   return list;
 }
 
-/// Where two trees differ first, as "key.key: a and b"; empty if they don't. Numbers are compared as float32, which the .npz holds.
+/// Where two trees differ first, as "key.key: a and b"; empty if they don't. Numbers are compared as float32, which the
+/// .npz holds.
 std::string difference(const Json& a, const Json& b, const std::string& where) {
   const auto text = [](const Json& v) {
     return io::printable(v.dump(-1, ' ', true, Json::error_handler_t::replace), 40);

@@ -1,14 +1,15 @@
 // SPDX-License-Identifier: Apache-2.0
-// What Intel Neural Compressor's measurement and scale files have in common: their names, their two forms, and that a set of files
-// appears whole. No torch here.
+// What Intel Neural Compressor's measurement and scale files have in common: their names, their two forms, and that a
+// set of files appears whole. No torch here.
 //
 //   P_hooks_{observer}R.json  .npz  _mod_list.json         a measurement; R = "" or "_{rank}_{world}"
 //   P_hooks_{observer}_{METHOD}R.json  .npz                scales
 //   <either>.fingerprint                                   ours: JSON that says which model and data the files belong to
 //   P_hooks_{observer}R.kv_cache                           ours: JSON, keys and values per head (measurement_file.h)
 //
-// .json and .npz hold the same tree {"GlobalRank", "LocalRank", "Mode", "Nodes": {module: {...}}}; arrays of the .npz are nested lists in the
-// .json. (The files of ours do not end in .json, because other tools count those to learn the number of ranks.)
+// .json and .npz hold the same tree {"GlobalRank", "LocalRank", "Mode", "Nodes": {module: {...}}}; arrays of the .npz
+// are nested lists in the .json. (The files of ours do not end in .json, because other tools count those to learn the
+// number of ranks.)
 #pragma once
 #include <filesystem>
 #include <optional>
@@ -48,11 +49,12 @@ struct StatsName {
 /// What a path that ends in .json or .npz names; empty if it is none of these files (a mod_list, say).
 std::optional<StatsName> parse_stats_name(const std::string& path);
 
-/// All sets in `folder`, each once, sorted by name and rank. Originals kept as orig_* beside the changed files are left out, as is
-/// everything that is named otherwise. Throws io::Error if the folder can't be read.
+/// All sets in `folder`, each once, sorted by name and rank. Originals kept as orig_* beside the changed files are left
+/// out, as is everything that is named otherwise. Throws io::Error if the folder can't be read.
 std::vector<StatsName> list_stats(const std::filesystem::path& folder);
 
-/// Reads .json or .npz, whichever is there, and checks that they agree where both are. Throws io::Error naming file and key.
+/// Reads .json or .npz, whichever is there, and checks that they agree where both are. Throws io::Error naming file and
+/// key.
 io::Json read_stats(const StatsName& name);
 
 /// A pickle's tree as JSON: arrays become nested lists, keys text.
@@ -64,8 +66,8 @@ using FileBytes = std::pair<std::filesystem::path, std::string>;
 /// The tree in both forms: .json (indent 4), .npz.
 std::vector<FileBytes> stats_bytes(const StatsName& name, const io::PyValue& tree);
 
-/// Writes each file atomically, and none before all are on the disk. Folders are made, and taken back when writing fails. Returns the paths.
-/// Throws io::Error.
+/// Writes each file atomically, and none before all are on the disk. Folders are made, and taken back when writing
+/// fails. Returns the paths. Throws io::Error.
 std::vector<std::filesystem::path> write_together(const std::vector<FileBytes>& files);
 
 /// The header of both kinds of file, up to "Nodes".

@@ -56,8 +56,8 @@ class WatchedNode {
   /// The observers' states: {"inputs": [...], "outputs": [...]?, "weight": ...?}.
   io::Json states() const;
 
-  /// All there is to know of the node so far, bit for bit: {"inputs": [state or null, ...], "outputs": [...], "weight": state or null};
-  /// null for what was not seen. A null as the whole: an observer has no state.
+  /// All there is to know of the node so far, bit for bit: {"inputs": [state or null, ...], "outputs": [...], "weight":
+  /// state or null}; null for what was not seen. A null as the whole: an observer has no state.
   io::Json snapshot() const;
   /// Puts a snapshot in place of what was seen. Throws io::Error; `where` stands in its messages.
   void restore(const io::Json& snapshot, const ObserverSettings& settings, const std::string& where);

@@ -34,7 +34,8 @@ at::Tensor WeightWatcher::linear(const runtime::LinearCall& call) {
     session->observe(records_, {call.x}, {call.bias.has_value() ? at::linear(call.x, call.weight) : y});
     return y;
   }
-  // nn::Linear adds its bias after a matmul when x is not 2-D: the module's output is what comes out then, in y's dtype.
+  // nn::Linear adds its bias after a matmul when x is not 2-D: the module's output is what comes out then, in y's
+  // dtype.
   const bool bias_comes_later =
       bias.has_value() && !call.bias.has_value() && y.dim() != 2 && y.size(-1) == bias->numel();
   session->observe(records_, {call.x}, {bias_comes_later ? y.detach().clone().add_(bias->detach()) : y});

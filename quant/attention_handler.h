@@ -5,8 +5,9 @@
 //   P = cast(softmax(S) * (1 / scale_inv_p))                      fp8
 //   o = P . v' * scale_inv_p * scale_inv_v                        cast once more, and read back, where the scheme has an output scale
 //
-// All of it is hpu::fp8_sdpa_recomp_fwd, whose result is bf16 where o is not cast. Rows that see nothing give zeros. Gradients are straight-through: those of attention on the dequantized q, k and v.
-// qdq: attention in high precision on the values that the casts of q, k and v leave.
+// All of it is hpu::fp8_sdpa_recomp_fwd, whose result is bf16 where o is not cast. Rows that see nothing give zeros.
+// Gradients are straight-through: those of attention on the dequantized q, k and v. qdq: attention in high precision on
+// the values that the casts of q, k and v leave.
 #pragma once
 #include "fp8/quant/node_handler.h"
 

@@ -7,8 +7,9 @@
 //   rescaled      code_convert.h: for a dialect with another largest number                        exact where nothing is rounded
 //   requantized   code = RNE(clamp(f32(w * scale))) of w = f32(value * scale_inv), new scales      not exact
 //
-// "Exact" is promised of a module before anything is written: its dequantized weights are equal, bit for bit (decoded: the formula).
-// Everything else in the folder is carried through: unquantized tensors and files byte for byte, config.json but for the keys concerned.
+// "Exact" is promised of a module before anything is written: its dequantized weights are equal, bit for bit (decoded:
+// the formula). Everything else in the folder is carried through: unquantized tensors and files byte for byte,
+// config.json but for the keys concerned.
 #pragma once
 #include <cstdint>
 #include <filesystem>
@@ -37,7 +38,8 @@ struct ConvertOptions {
 
   /// What the source is, where its config.json doesn't say it or its weights are bytes (formats/assumed_form.h).
   std::optional<CheckpointFormat> assume;
-  /// NaN and Inf are copied and noted in fp8.json, instead of refused (nonfinite.h); a weight that has them is not requantized.
+  /// NaN and Inf are copied and noted in fp8.json, instead of refused (nonfinite.h); a weight that has them is not
+  /// requantized.
   bool allow_nonfinite = false;
 
   /// To a type: cast floating point tensors that are not in fp8 too (of a high precision source: always).
@@ -68,10 +70,10 @@ struct ConvertReport {
   bool finished_before = false;  ///< stream.resume: `out` is what a run like this one finished; nothing was written
 };
 
-/// Throws io::Error or std::invalid_argument, naming file, tensor or key; nothing stands under `out` then. Among the reasons: a high precision
-/// source and a form (that is quantize_checkpoint()'s work), a form that can't hold the source's scales without requantization that
-/// `weights` did not ask for, static scales that the form needs and the source lacks, values that leave the type's range, codes that no config
-/// explains.
+/// Throws io::Error or std::invalid_argument, naming file, tensor or key; nothing stands under `out` then. Among the
+/// reasons: a high precision source and a form (that is quantize_checkpoint()'s work), a form that can't hold the
+/// source's scales without requantization that `weights` did not ask for, static scales that the form needs and the
+/// source lacks, values that leave the type's range, codes that no config explains.
 ConvertReport convert_checkpoint(const std::filesystem::path& model, const std::filesystem::path& out,
                                  const ConvertOptions& options);
 
@@ -90,9 +92,9 @@ struct Verification {
   std::vector<std::string> broken;  ///< of modules and tensors, those that were promised exact and are not
 };
 
-/// Streams both folders and compares them, with the promises that convert_checkpoint() makes for these options. Values are read by another
-/// reader than convert_checkpoint()'s (checkpoint_reading.h), which finds weights and scales by the tensors themselves. Throws io::Error for what
-/// can't be read or is missing.
+/// Streams both folders and compares them, with the promises that convert_checkpoint() makes for these options. Values
+/// are read by another reader than convert_checkpoint()'s (checkpoint_reading.h), which finds weights and scales by the
+/// tensors themselves. Throws io::Error for what can't be read or is missing.
 Verification verify_conversion(const std::filesystem::path& model, const std::filesystem::path& out,
                                const ConvertOptions& options);
 

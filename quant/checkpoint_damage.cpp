@@ -74,7 +74,8 @@ std::int64_t band_of(const Scheme& scheme) {
   return scheme.weights == WeightGranularity::block ? scheme.block.rows : 1;
 }
 
-/// amax of a planned weight: per row or block, or one value, as the scheme has scales. One NaN for a weight with NaN or Inf.
+/// amax of a planned weight: per row or block, or one value, as the scheme has scales. One NaN for a weight with NaN or
+/// Inf.
 std::vector<float> amax_of(RowReader reader, const PlannedModule& m, const std::function<bool()>& stop) {
   std::vector<float> amax;
   const std::int64_t step = reader.step(band_of(m.scheme));

@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
-// The files of a checkpoint in the making: which unit stands in which file, which file is which process' share, and whether two runs
-// are about the same work. Internal to checkpoint_stream. No torch here.
+// The files of a checkpoint in the making: which unit stands in which file, which file is which process' share, and
+// whether two runs are about the same work. Internal to checkpoint_stream. No torch here.
 #pragma once
 #include <cstdint>
 #include <filesystem>
@@ -21,8 +21,8 @@ struct File {
   std::int64_t rank = 0;           ///< whose share it is
 };
 
-/// Units in their order, as many per file as fit: at most options.shard_bytes, and with N processes at most an Nth of all, so that each has
-/// work. Ranks get whole files, the largest first, each to who has least.
+/// Units in their order, as many per file as fit: at most options.shard_bytes, and with N processes at most an Nth of
+/// all, so that each has work. Ranks get whole files, the largest first, each to who has least.
 std::vector<File> lay_out(const std::vector<Unit>& units, const StreamOptions& options);
 
 /// Throws io::Error naming `shown`.

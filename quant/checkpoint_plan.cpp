@@ -129,7 +129,8 @@ std::vector<std::string> CheckpointPlan::names_of_modules() const {
   return names;
 }
 
-/// A config means experts by what they are called in memory: those that it does not select there stay as they are here too.
+/// A config means experts by what they are called in memory: those that it does not select there stay as they are here
+/// too.
 PlanOptions CheckpointPlan::plan_options() const {
   PlanOptions plan = without_nonfinite(options_.plan);
   for (const auto& m : modules_.all()) {
@@ -310,7 +311,8 @@ void CheckpointPlan::refuse_unscaled_parts() const {
   }
 }
 
-/// What the config puts into fp8 besides weights: caches go into the file if all of them do, the rest has no place in any form.
+/// What the config puts into fp8 besides weights: caches go into the file if all of them do, the rest has no place in
+/// any form.
 void CheckpointPlan::place_nodes() {
   if (options_.plan.config.has_value()) forget_idle_names_of_experts();
   std::map<std::string, std::string> ways;

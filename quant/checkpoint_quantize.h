@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
-// Checkpoint folder in, fp8 checkpoint folder out, tensor by tensor: memory is bounded by a few chunks per thread, whatever the model's size.
-// No torch here.
+// Checkpoint folder in, fp8 checkpoint folder out, tensor by tensor: memory is bounded by a few chunks per thread,
+// whatever the model's size. No torch here.
 #pragma once
 #include <cstdint>
 #include <filesystem>
@@ -17,15 +17,15 @@ namespace fp8::quant {
 struct CheckpointOptions {
   PlanOptions plan;
   CheckpointFormat format = CheckpointFormat::compressed_tensors;
-  /// Scales of key-value caches to write, by attention module; with plan.kv_cache, or a config that selects all caches, they are made of the
-  /// measurements.
+  /// Scales of key-value caches to write, by attention module; with plan.kv_cache, or a config that selects all caches,
+  /// they are made of the measurements.
   std::vector<KvScales> kv;
   /// Which modules are Linear, where the caller knows better than the table of families and the general rule.
   ModuleChoice modules;
   /// Further entries for the file's list of modules in high precision, as its form spells them.
   std::vector<std::string> ignore;
-  /// Tensors with NaN or Inf are copied as they are, modules of such a weight with them in high precision, and noted in fp8.json; else refused.
-  /// Reads all of the source once more.
+  /// Tensors with NaN or Inf are copied as they are, modules of such a weight with them in high precision, and noted in
+  /// fp8.json; else refused. Reads all of the source once more.
   bool allow_nonfinite = false;
   bool overwrite = false;
   bool dry_run = false;  ///< plan and byte counts only; nothing is written, no data read
@@ -38,7 +38,8 @@ struct CheckpointOptions {
   bool join = false;  ///< makes `out` of the shares of world_size ranks
   /// Called with bytes done and in all, at most some hundred times, by one thread at a time; may be empty.
   std::function<void(std::uint64_t, std::uint64_t)> progress;
-  /// Asked between chunks; true ends the work with an io::Error "interrupted" and, without resume, leaves nothing behind. May be empty.
+  /// Asked between chunks; true ends the work with an io::Error "interrupted" and, without resume, leaves nothing
+  /// behind. May be empty.
   std::function<bool()> stop;
 };
 
@@ -46,7 +47,8 @@ struct CheckpointReport {
   std::vector<std::pair<std::string, std::string>> quantized;  ///< module, scheme
   std::vector<SkippedModule> skipped;
   std::vector<std::string> warnings;
-  /// Of a model_type that the table does not know: what was taken for Linear, and why others were not (CheckpointModules::guesses).
+  /// Of a model_type that the table does not know: what was taken for Linear, and why others were not
+  /// (CheckpointModules::guesses).
   std::vector<std::pair<std::string, std::string>> guesses;
   std::uint64_t weights_bytes = 0;  ///< tensor data written (or to be written), by all ranks
   std::uint64_t source_bytes = 0;
@@ -55,10 +57,10 @@ struct CheckpointReport {
   bool finished_before = false;           ///< resume: `out` is what a run like this one finished; nothing was written
 };
 
-/// Reads `model` (config.json, weights), writes `out` in the form asked for, with tokenizer and generation files carried through. Modules
-/// that the form's readers would misread, transposed and 3-D weights stay as they are and are listed; so are the nodes of attention that a config
-/// puts into fp8 in memory, whose scales have no place in any form. Throws io::Error or
-/// std::invalid_argument, naming file, tensor or key; nothing stands under `out` then.
+/// Reads `model` (config.json, weights), writes `out` in the form asked for, with tokenizer and generation files
+/// carried through. Modules that the form's readers would misread, transposed and 3-D weights stay as they are and are
+/// listed; so are the nodes of attention that a config puts into fp8 in memory, whose scales have no place in any form.
+/// Throws io::Error or std::invalid_argument, naming file, tensor or key; nothing stands under `out` then.
 CheckpointReport quantize_checkpoint(const std::filesystem::path& model, const std::filesystem::path& out,
                                      const CheckpointOptions& options);
 

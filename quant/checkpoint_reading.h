@@ -1,7 +1,8 @@
 // SPDX-License-Identifier: Apache-2.0
-// A second reading of checkpoints, for verify_conversion(): it shares the reader of files with the first (formats/form.h) and nothing else. It finds
-// codes by the tensors' dtypes and scales by their names and shapes, asks config.json only for the size of blocks, and computes in f64 from the
-// definition of the formats. Slow and plain. No torch here.
+// A second reading of checkpoints, for verify_conversion(): it shares the reader of files with the first
+// (formats/form.h) and nothing else. It finds codes by the tensors' dtypes and scales by their names and shapes, asks
+// config.json only for the size of blocks, and computes in f64 from the definition of the formats. Slow and plain. No
+// torch here.
 #pragma once
 #include <cstdint>
 #include <map>
@@ -18,7 +19,8 @@ float rounded_to(float x, recipes::FloatType type);
 
 class CheckpointReading {
  public:
-  /// bytes_are_codes: U8 and I8 weights with scales are E4M3. Throws io::Error naming a weight whose scales can't be told.
+  /// bytes_are_codes: U8 and I8 weights with scales are E4M3. Throws io::Error naming a weight whose scales can't be
+  /// told.
   explicit CheckpointReading(const io::Checkpoint& checkpoint, bool bytes_are_codes = false);
 
   struct Weight {

@@ -233,7 +233,8 @@ void Run::advance(std::uint64_t bytes) {
   options_.progress(done_, total_);
 }
 
-// A queue of our own instead of ranges: the largest come first, so that no thread is left alone with one of them at the end.
+// A queue of our own instead of ranges: the largest come first, so that no thread is left alone with one of them at the
+// end.
 void Run::on_all_threads(std::size_t count, const std::function<void(Worker&, std::size_t)>& body) {
   std::atomic<std::size_t> next{0};
   const auto threads =

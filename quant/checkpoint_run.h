@@ -1,12 +1,13 @@
 // SPDX-License-Identifier: Apache-2.0
-// Runs units on all threads into files that stand in a partial folder, and notes in a journal what is finished. Internal to
-// checkpoint_stream. No torch here.
+// Runs units on all threads into files that stand in a partial folder, and notes in a journal what is finished.
+// Internal to checkpoint_stream. No torch here.
 //
 //   journal.jsonl    {"identity": {...}}                                                         once, first
 //                    {"unit": NAME, "pieces": {TENSOR: [[begin, end, "checksum"], ...]}}         per finished unit
 //
-// A tensor's pieces are the runs of bytes that were written one after the other, each with the checksum of its bytes; together they cover it.
-// A tensor that was written in many small pieces (transposed codes) is read back when it is finished, and is one.
+// A tensor's pieces are the runs of bytes that were written one after the other, each with the checksum of its bytes;
+// together they cover it. A tensor that was written in many small pieces (transposed codes) is read back when it is
+// finished, and is one.
 #pragma once
 #include <atomic>
 #include <exception>

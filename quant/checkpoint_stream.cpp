@@ -66,7 +66,8 @@ std::uint64_t checksum_of(const fs::path& path, int fd, std::uint64_t begin, std
   return sum.value();
 }
 
-/// Throws io::Error unless a tensor's bytes in a share are those that its rank wrote. pieces: [[begin, end, checksum], ...], which cover it.
+/// Throws io::Error unless a tensor's bytes in a share are those that its rank wrote. pieces: [[begin, end, checksum],
+/// ...], which cover it.
 void check_pieces(const fs::path& path, int fd, const std::string& tensor, const io::SafetensorsLayout::Slot& slot,
                   const io::Json& pieces, const StreamOptions& options) {
   const auto fail = [&](const std::string& what) {
@@ -125,7 +126,8 @@ void check_share(const fs::path& folder, const std::vector<Unit>& units, const s
   }
 }
 
-/// Whether `out` is what a run like this one finished. One of another kind is an io::Error that says so, unless it is to be overwritten.
+/// Whether `out` is what a run like this one finished. One of another kind is an io::Error that says so, unless it is
+/// to be overwritten.
 bool is_finished(const fs::path& out, const std::vector<Unit>& units, const std::vector<File>& files,
                  const StreamOptions& options) {
   std::error_code error;

@@ -1,13 +1,15 @@
 // SPDX-License-Identifier: Apache-2.0
-// The arithmetic of carrying an fp8 weight from one checkpoint to another. Values in, values out; no files, no torch here.
+// The arithmetic of carrying an fp8 weight from one checkpoint to another. Values in, values out; no files, no torch
+// here.
 //
 //   other granularity, every new block inside an old one     codes stay, scale_inv is repeated: exact
 //   448 -> 240 by range   code' = RNE(f32(f32(code * 240) / 448)), scale_inv' = f32(f32(scale_inv * 448) / 240)
 //              by two     code' = RNE(code / 2), scale_inv' = 2 * scale_inv: exact but for odd codes below 2^-5
 //   240 -> 448            codes and scale_inv stay: exact; by range: as above with 448 and 240 changed over
 //
-// `range` is what the vendor's conversion scripts compute. code' depends on the code alone, so it is a table of 256: in exact arithmetic
-// code * scale_inv / scale_inv' is code * 240 / 448, and the only ties (+-14 * 2^-9, which becomes 7.5 subnormal steps) are met exactly.
+// `range` is what the vendor's conversion scripts compute. code' depends on the code alone, so it is a table of 256: in
+// exact arithmetic code * scale_inv / scale_inv' is code * 240 / 448, and the only ties (+-14 * 2^-9, which becomes 7.5
+// subnormal steps) are met exactly.
 #pragma once
 #include <array>
 #include <cstdint>
@@ -19,7 +21,8 @@
 
 namespace fp8::quant {
 
-/// range: by the ratio of the largest numbers, which keeps all of the new range in use. two: by 2, which keeps nearly all codes' values.
+/// range: by the ratio of the largest numbers, which keeps all of the new range in use. two: by 2, which keeps nearly
+/// all codes' values.
 enum class Rescale : std::uint8_t { range, two };
 
 /// What becomes of E4M3 codes and of every scale that was made for them (weights, activations, key-value caches).
@@ -33,8 +36,8 @@ struct Rescaling {
   float scale_inv(float value, const std::string& what) const;
 };
 
-/// how: empty is `range` where the new dialect's largest number is smaller, and no change else. Throws std::invalid_argument for `two` where
-/// codes would leave the range. E5M2 has one reading: the identity.
+/// how: empty is `range` where the new dialect's largest number is smaller, and no change else. Throws
+/// std::invalid_argument for `two` where codes would leave the range. E5M2 has one reading: the identity.
 Rescaling rescaling(recipes::Format format, recipes::Dialect from, recipes::Dialect to, std::optional<Rescale> how);
 
 /// True if every block of `to` lies inside one of `from`, so that repeating scales is all there is to do.
@@ -50,7 +53,8 @@ bool is_power_of_two(float value);
 /// x [n] as y [n], each rounded to nearest even once (widening is exact). False if a finite value became infinite.
 bool cast_floats(const void* x, recipes::FloatType from, std::int64_t n, recipes::FloatType to, void* y);
 
-/// How far values are from those they stand for. Sums in f64; the same on any number of threads if pieces are added in order.
+/// How far values are from those they stand for. Sums in f64; the same on any number of threads if pieces are added in
+/// order.
 struct Deviation {
   double largest = 0, largest_value = 0;  ///< max |a - b|, max |a|
   double squares = 0, value_squares = 0;  ///< sums of (a - b)^2, of a^2

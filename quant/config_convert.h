@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
-// A model in memory, quantized as a QUANT_CONFIG says, files included: measurements are read, scales are read where a fresh file of them is
-// there and written where it is not.
+// A model in memory, quantized as a QUANT_CONFIG says, files included: measurements are read, scales are read where a
+// fresh file of them is there and written where it is not.
 //
 //   mode       measurements            scale file P_hooks_{observer}_{METHOD}.json, .npz
 //   QUANTIZE   read when needed        fresh: used. stale: made again, with a warning. another tool's: used, with a warning.
@@ -19,8 +19,8 @@
 
 namespace fp8::quant {
 
-/// device: the dialect of the device in use. keep: PlanOptions::keep. Throws io::Error or c10::Error naming key, file or module; then nothing
-/// is converted.
+/// device: the dialect of the device in use. keep: PlanOptions::keep. Throws io::Error or c10::Error naming key, file
+/// or module; then nothing is converted.
 ConversionReport convert_with_config(const torch::nn::Module& model, const configs::QuantConfig& config,
                                      recipes::Dialect device, const std::map<std::string, std::string>& keep = {});
 ConversionReport convert_with_config(const torch::jit::Module& model, const configs::QuantConfig& config,

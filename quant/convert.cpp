@@ -40,8 +40,9 @@ std::vector<NodeInfo> infos_of(const std::vector<measure::OpNode>& nodes) {
   return infos;
 }
 
-/// The weight as a matrix of output channels: [C_out, rest] of a convolution, else [.., K] with one channel per row (stacked experts
-/// [E, N, K] have E * N). parts: how many equal groups of rows have a tensor scale of their own (each expert; else all is one).
+/// The weight as a matrix of output channels: [C_out, rest] of a convolution, else [.., K] with one channel per row
+/// (stacked experts [E, N, K] have E * N). parts: how many equal groups of rows have a tensor scale of their own (each
+/// expert; else all is one).
 struct Channels {
   std::int64_t rows, cols, parts;
 };
@@ -142,8 +143,8 @@ ModuleScales node_scales(const PlannedNode& p) {
   return out;
 }
 
-/// The scales of every planned weight, in the plan's order. Throws for NaN, Inf, and weights that are not the measured ones: after this
-/// nothing can fail but memory.
+/// The scales of every planned weight, in the plan's order. Throws for NaN, Inf, and weights that are not the measured
+/// ones: after this nothing can fail but memory.
 std::vector<WeightScales> all_scales(const Plan& plan, const ModulesByName& by_name) {
   std::vector<std::vector<float>> amax;
   std::map<std::string, float> groups;  // the largest amax of each fuse group
@@ -199,7 +200,8 @@ ConvertedModule convert_one(const measure::WeightModule& m, const PlannedModule&
   return out;
 }
 
-/// Modules that the plan keeps, but whose weight is the one of a converted module: they read fp8 too, and the report says so.
+/// Modules that the plan keeps, but whose weight is the one of a converted module: they read fp8 too, and the report
+/// says so.
 void report_ties(const std::vector<measure::WeightModule>& modules, const std::map<const void*, std::string>& done,
                  ConversionReport& report) {
   for (auto it = report.skipped.begin(); it != report.skipped.end();) {
@@ -285,7 +287,8 @@ void attach_fp8(const measure::WeightModule& module, const at::Tensor& codes, co
   runtime::tag_weight(module.weight, module.name, std::move(handler));
 }
 
-/// A LoRACompatibleLinear with an adapter set adds the adapter's result inside of its own forward, on the weight it thinks it has.
+/// A LoRACompatibleLinear with an adapter set adds the adapter's result inside of its own forward, on the weight it
+/// thinks it has.
 void refuse_set_adapters(const torch::nn::Module& model, const Plan& plan) {
   const auto all = model.named_modules("", /*include_self=*/true);
   for (const auto& p : plan.modules) {

@@ -1,7 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
-// Converts the modules of a model in memory: weights become fp8 codes (the parameter object stays, its memory does not), a handler on
-// each answers for it from then on. Modules without a weight (products, softmax, attention, key-value caches, mixtures of experts) get a
-// handler in their slot. Forward functions are not touched.
+// Converts the modules of a model in memory: weights become fp8 codes (the parameter object stays, its memory does
+// not), a handler on each answers for it from then on. Modules without a weight (products, softmax, attention,
+// key-value caches, mixtures of experts) get a handler in their slot. Forward functions are not touched.
 #pragma once
 #include <iosfwd>
 #include <memory>
@@ -33,10 +33,12 @@ struct ConversionReport {
 };
 std::ostream& operator<<(std::ostream& out, const ConversionReport& report);
 
-/// Converts by the plan that make_plan() makes of the model's modules. Throws c10::Error or io::Error naming the module: weights not on hpu,
-/// NaN or Inf in a weight, an unmeasured module, measurements of another model, a LoRA layer with its adapter set. Nothing is converted then.
+/// Converts by the plan that make_plan() makes of the model's modules. Throws c10::Error or io::Error naming the
+/// module: weights not on hpu, NaN or Inf in a weight, an unmeasured module, measurements of another model, a LoRA
+/// layer with its adapter set. Nothing is converted then.
 ConversionReport convert(const torch::nn::Module& model, const PlanOptions& options);
-/// TorchScript modules (scripted, traced, frozen afterwards). `optimize_for_inference` output holds weights as constants: refused by name.
+/// TorchScript modules (scripted, traced, frozen afterwards). `optimize_for_inference` output holds weights as
+/// constants: refused by name.
 ConversionReport convert(const torch::jit::Module& model, const PlanOptions& options);
 ConversionReport convert(const std::vector<measure::WeightModule>& modules, const std::vector<measure::OpNode>& nodes,
                          const PlanOptions& options);
@@ -50,7 +52,8 @@ Plan plan_for(const std::vector<measure::WeightModule>& modules, const std::vect
 inline Plan plan_for(const std::vector<measure::WeightModule>& modules, const PlanOptions& options) {
   return plan_for(modules, {}, options);
 }
-/// The scales that convert() gives every planned weight, in the plan's order. Throws for NaN, Inf, and weights that are not the measured ones.
+/// The scales that convert() gives every planned weight, in the plan's order. Throws for NaN, Inf, and weights that are
+/// not the measured ones.
 std::vector<WeightScales> planned_weight_scales(const Plan& plan, const std::vector<measure::WeightModule>& modules);
 
 /// Does what a plan says. used: gets the static scales that are in force, as a scale file stores them.
@@ -65,17 +68,19 @@ std::vector<measure::WeightModule> script_weight_modules(const torch::jit::Modul
 /// Which scale of a module.
 enum class ScaleOf : std::uint8_t { input, output, weight };
 
-/// Changes a scale of a converted module (scale_inv: multiplies out of fp8), in force from the next call on; what INC does with
-/// RUNTIME_SCALE_PATCHING. A weight's codes stay as they are. Not while a forward runs. index: of the input or output, 0 for a weight. Throws
-/// c10::Error naming the module: not converted, scales per channel or made at each call, no such index, a value that is not positive and finite.
+/// Changes a scale of a converted module (scale_inv: multiplies out of fp8), in force from the next call on; what INC
+/// does with RUNTIME_SCALE_PATCHING. A weight's codes stay as they are. Not while a forward runs. index: of the input
+/// or output, 0 for a weight. Throws c10::Error naming the module: not converted, scales per channel or made at each
+/// call, no such index, a value that is not positive and finite.
 void set_scale(const torch::nn::Module& model, const std::string& module, ScaleOf which, std::size_t index,
                float scale_inv);
 
 /// The model's tree, one line a module; converted ones with format, granularity and dialect.
 std::string describe(const torch::nn::Module& model);
 
-/// Puts codes and scales on a module's weight (what convert() and the checkpoint reader end in). codes: fp8 on hpu, of the weight's shape.
-/// original: the dtype that dequantizing the weight gives. watch: shared with the model's other modules, or none.
+/// Puts codes and scales on a module's weight (what convert() and the checkpoint reader end in). codes: fp8 on hpu, of
+/// the weight's shape. original: the dtype that dequantizing the weight gives. watch: shared with the model's other
+/// modules, or none.
 void attach_fp8(const measure::WeightModule& module, const at::Tensor& codes, const std::vector<float>& scale_inv,
                 const Scheme& scheme, at::ScalarType original, std::shared_ptr<InputWatch> watch = nullptr);
 

@@ -31,7 +31,8 @@ bool same_grid(const Scheme& a, const Scheme& b) {
   return a.weights == b.weights && (a.weights != WeightGranularity::block || a.block == b.block);
 }
 
-/// The scales that all modules have, or that all can have exactly: a scale per tensor fits any grid. Throws if there are two others.
+/// The scales that all modules have, or that all can have exactly: a scale per tensor fits any grid. Throws if there
+/// are two others.
 Scheme common_scheme(const ConvertSource& source) {
   const auto& weights = source.stored.weights;
   const StoredWeight* finest = &weights.front();
@@ -196,7 +197,8 @@ void set_activations(PlannedWeight& w, const Rescaling& rescaling) {
   s.input_scale_inv = rescaling.scale_inv(w.from.spec.scheme.input_scale_inv, w.to.module + ": input scale");
 }
 
-/// Weights that the form's readers would misread stay in high precision, and so do those that engines run as one product with one that does.
+/// Weights that the form's readers would misread stay in high precision, and so do those that engines run as one
+/// product with one that does.
 void keep_problems(const CheckpointForm& form, const CheckpointModules& modules, ConvertPlan& plan) {
   std::vector<WeightSpec> weights;
   for (const auto& w : plan.weights) weights.push_back(w.to);

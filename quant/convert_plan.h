@@ -47,8 +47,8 @@ struct ConvertPlan {
 /// Throws as convert_checkpoint() says.
 ConvertPlan plan_conversion(const ConvertSource& source, const ConvertOptions& options);
 
-/// Rows at a time: 256 Ki codes, so that a chunk stays in a core's cache; transposed: 1 Mi, for those are read or written in runs of as many
-/// bytes as there are rows. Whole blocks where new scales are made of them.
+/// Rows at a time: 256 Ki codes, so that a chunk stays in a core's cache; transposed: 1 Mi, for those are read or
+/// written in runs of as many bytes as there are rows. Whole blocks where new scales are made of them.
 std::int64_t rows_per_chunk(const PlannedWeight& weight, bool transposed);
 
 }  // namespace fp8::quant

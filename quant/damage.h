@@ -1,11 +1,12 @@
 // SPDX-License-Identifier: Apache-2.0
-// What casting to fp8 does to a tensor: how much of it saturates or underflows, and how far the values that come back are from
-// those that went in. No torch here.
+// What casting to fp8 does to a tensor: how much of it saturates or underflows, and how far the values that come back
+// are from those that went in. No torch here.
 //
 //   x^   = code * scale_inv
 //   SQNR = 10 log10(sum x^2 / sum (x - x^)^2)      in dB, f64 sums; infinite when nothing changed
 //
-// Of a product y = x . w^T with independent rounding errors the relative noise powers add, so a module's SQNR is estimated as
+// Of a product y = x . w^T with independent rounding errors the relative noise powers add, so a module's SQNR is
+// estimated as
 //
 //   1 / (10^(-SQNR_w / 10) + 10^(-SQNR_x / 10))    in dB; the lower, the noisier its output
 //
@@ -22,7 +23,8 @@
 namespace fp8::quant {
 
 struct CastDamage {
-  /// octaves[i] counts 2^(i + kFirstExponent) <= |x| < 2^(i + 1 + kFirstExponent); what lies beyond either end counts there.
+  /// octaves[i] counts 2^(i + kFirstExponent) <= |x| < 2^(i + 1 + kFirstExponent); what lies beyond either end counts
+  /// there.
   static constexpr int kOctaves = 64, kFirstExponent = -48;
 
   float amax = 0;  ///< of the unscaled tensor
@@ -44,13 +46,13 @@ struct CastDamage {
 /// Noise of both operands together, as above. Infinite if both are.
 double combined_sqnr_db(double weight_db, double input_db);
 
-/// Casts rows of a weight, [rows, cols] dense in `type`, as cast_weight_rows() does and looks at the result. scales: one value, or
-/// one per row. The same numbers for any thread count.
+/// Casts rows of a weight, [rows, cols] dense in `type`, as cast_weight_rows() does and looks at the result. scales:
+/// one value, or one per row. The same numbers for any thread count.
 CastDamage weight_damage(const void* w, recipes::FloatType type, std::int64_t rows, std::int64_t cols,
                          const WeightScales& scales, const Scheme& scheme);
 
-/// The same for an activation [rows, cols], with the scheme's static scale or one per row; nothing but amax and the histogram where
-/// activations stay in high precision.
+/// The same for an activation [rows, cols], with the scheme's static scale or one per row; nothing but amax and the
+/// histogram where activations stay in high precision.
 CastDamage input_damage(const void* x, recipes::FloatType type, std::int64_t rows, std::int64_t cols,
                         const Scheme& scheme);
 

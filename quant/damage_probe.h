@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
-// Looks at what a plan would do to a model that still runs in high precision: probes on the planned weights cast every input they
-// see and keep the damage. Not a bit of the model's results changes.
+// Looks at what a plan would do to a model that still runs in high precision: probes on the planned weights cast every
+// input they see and keep the damage. Not a bit of the model's results changes.
 #pragma once
 #include <memory>
 #include <vector>
@@ -14,7 +14,8 @@ namespace fp8::quant {
 /// Lives as long as the probes shall: the destructor takes them off.
 class DamageProbe {
  public:
-  /// Probes the modules of `plan`, all on hpu and untagged (else c10::Error naming the module). The weights' damage is taken now.
+  /// Probes the modules of `plan`, all on hpu and untagged (else c10::Error naming the module). The weights' damage is
+  /// taken now.
   DamageProbe(const std::vector<measure::WeightModule>& modules, const Plan& plan);
   ~DamageProbe();
   DamageProbe(const DamageProbe&) = delete;

@@ -1,6 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
-// Fake quantization, for training: weight and activation go through fp8 and back at each call, the product is in high precision. The weight
-// keeps its dtype and its values; gradients pass the casts as they are (straight-through), so weight, input and bias learn.
+// Fake quantization, for training: weight and activation go through fp8 and back at each call, the product is in high
+// precision. The weight keeps its dtype and its values; gradients pass the casts as they are (straight-through), so
+// weight, input and bias learn.
 //
 //   y = linear(through_fp8(x), through_fp8(w), bias)        dx = dy . w'      dw = dy^T . x'
 #pragma once

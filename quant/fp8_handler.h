@@ -1,5 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
-// Answers for a weight that has become fp8: activations are cast, the product runs on codes, the result comes out in the compute dtype.
+// Answers for a weight that has become fp8: activations are cast, the product runs on codes, the result comes out in
+// the compute dtype.
 //
 //   static    hpu::cast_to_fp8_v2(x, input_scale)  -> hpu::fp8_gemm_v2(..., input_scale_inv, weight_scale_inv, bias)
 //   dynamic   per row: input_scale_inv = f32(amax / fp8_max), then the same
@@ -8,8 +9,8 @@
 //   qdq       linear(cast and decoded x, decoded w, bias) in the compute dtype
 //   conv1d    as a convolution of images of height 1; conv3d: the convolution of decoded values
 //
-// Under the own convention the activation is given to the cast in f32 (one rounding); under INC's in hp_dtype, as on the device.
-// The compute dtype is the autocast region's, else x's.
+// Under the own convention the activation is given to the cast in f32 (one rounding); under INC's in hp_dtype, as on
+// the device. The compute dtype is the autocast region's, else x's.
 #pragma once
 #include <atomic>
 #include <memory>
@@ -29,8 +30,8 @@ class Fp8Handler final : public runtime::OpHandler,
                          public runtime::CodedWeight,
                          public std::enable_shared_from_this<Fp8Handler> {
  public:
-  /// weight_scale_inv: f32 on hpu, one value, one per row of the weight, or [rows, cols] of its grid of blocks. original_dtype: what
-  /// dequantize() gives back. Throws std::invalid_argument for INC's convention with blocks.
+  /// weight_scale_inv: f32 on hpu, one value, one per row of the weight, or [rows, cols] of its grid of blocks.
+  /// original_dtype: what dequantize() gives back. Throws std::invalid_argument for INC's convention with blocks.
   Fp8Handler(Scheme scheme, at::Tensor weight_scale_inv, at::ScalarType original_dtype);
 
   at::Tensor linear(const runtime::LinearCall& call) override;
@@ -55,8 +56,9 @@ class Fp8Handler final : public runtime::OpHandler,
   const at::Tensor& weight_scale_inv() const { return weight_scale_inv_; }
   at::ScalarType original_dtype() const { return original_dtype_; }
 
-  /// Puts another scale in force, from the next call on; codes stay as they are. Not while a forward runs. Throws std::invalid_argument where
-  /// the scheme has no such single scale (dynamic, per channel or block) or the value is not positive and finite.
+  /// Puts another scale in force, from the next call on; codes stay as they are. Not while a forward runs. Throws
+  /// std::invalid_argument where the scheme has no such single scale (dynamic, per channel or block) or the value is
+  /// not positive and finite.
   void set_input_scale_inv(float scale_inv);
   void set_weight_scale_inv(float scale_inv);
 
@@ -66,7 +68,8 @@ class Fp8Handler final : public runtime::OpHandler,
   /// The forward product without autograd. weight: [N, K] codes, the rows `view` says.
   at::Tensor product(const runtime::WeightView& view, const at::Tensor& weight, const at::Tensor& x,
                      const std::optional<at::Tensor>& bias) const;
-  /// The 2-D convolution without autograd. weight: all of the codes [C_out, C_in / groups, R, S]; x: [B, C_in, H, W]; one activation scale.
+  /// The 2-D convolution without autograd. weight: all of the codes [C_out, C_in / groups, R, S]; x: [B, C_in, H, W];
+  /// one activation scale.
   at::Tensor convolution_product(const ConvolutionGeometry& geometry, const at::Tensor& weight, const at::Tensor& x,
                                  const std::optional<at::Tensor>& bias) const;
   /// All of a convolution's weight as values of `dtype`.

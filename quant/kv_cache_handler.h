@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
-// Keys or values kept as fp8 codes: stored with static scales, read back as codes * scale_inv. A cache is inference: no gradients.
-// qdq: the cache stays in high precision and holds the values that the cast leaves.
+// Keys or values kept as fp8 codes: stored with static scales, read back as codes * scale_inv. A cache is inference: no
+// gradients. qdq: the cache stays in high precision and holds the values that the cast leaves.
 //
 //   one scale            current of any shape
 //   a scale per head     current [B, H, S, E]: head h with scale h
@@ -34,9 +34,10 @@ class Fp8KvCacheHandler final : public NodeHandler {
 /// Of `nodes`, the caches of keys and values of attention modules: names of those modules ("model.layers.0.self_attn").
 std::vector<std::string> cached_attention(const std::vector<measure::OpNode>& nodes);
 
-/// Puts the scales in force in the caches "ATTENTION.k_cache" and "ATTENTION.v_cache" of the modules they are for. Throws io::Error, its
-/// message begun with `where`, for a module that is not in `nodes`, a module of `nodes` without scales (engines would take 1.0), scales that
-/// are not positive and finite, and caches that are handled already; nothing is changed then.
+/// Puts the scales in force in the caches "ATTENTION.k_cache" and "ATTENTION.v_cache" of the modules they are for.
+/// Throws io::Error, its message begun with `where`, for a module that is not in `nodes`, a module of `nodes` without
+/// scales (engines would take 1.0), scales that are not positive and finite, and caches that are handled already;
+/// nothing is changed then.
 void attach_kv_cache(const std::vector<measure::OpNode>& nodes, const std::vector<KvScales>& kv, const Numbers& numbers,
                      const std::string& where);
 

@@ -15,7 +15,8 @@ at::Tensor product_of_codes(const Codes& a, const Codes& b, at::ScalarType out_d
   const at::AutoDispatchBelowADInplaceOrView below;
   if (a.scale_inv.numel() == 1 && b.scale_inv.numel() == 1)
     return ops::call_fp8_matmul(a.codes, b.codes, out_dtype, a.scale_inv, b.scale_inv);
-  // Scales that the operator has no place for (per batch and column): they multiply the f32 product. 1-D operands have one scale.
+  // Scales that the operator has no place for (per batch and column): they multiply the f32 product. 1-D operands have
+  // one scale.
   at::Tensor y = ops::call_fp8_matmul(a.codes, b.codes, at::kFloat, std::nullopt, std::nullopt);
   const auto factor = [](const Codes& c) {
     return (c.scale_inv.numel() == 1 ? c.scale_inv.reshape({}) : c.scale_inv).to(c.codes.device());

@@ -134,8 +134,9 @@ std::string advice_on_method(const io::Json& quantization_config) {
   if (method == quantization_config.end() || !method->is_string()) return "";
   const auto& name = method->get_ref<const std::string&>();
   if (name == "mxfp4")
-    // transformers 5.23: quantizers/auto.py makes one quantizer, and Mxfp4HfQuantizer has Linear modules in bf16 only; vLLM
-    // 0.32: models/gpt_oss.py:1379 reads packed experts under quant_method mxfp4, whose Linear is in bf16, or under quark.
+    // transformers 5.23: quantizers/auto.py makes one quantizer, and Mxfp4HfQuantizer has Linear modules in bf16 only;
+    // vLLM 0.32: models/gpt_oss.py:1379 reads packed experts under quant_method mxfp4, whose Linear is in bf16, or
+    // under quark.
     return "its experts are MXFP4 already, half of fp8's size, and readers take one quant_method for all of a "
            "checkpoint: transformers has no fp8 beside "
            "it, vLLM in AMD Quark's form alone, which is not written here; for fp8 save it in bf16 first "

@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
-// What people hand over for a model, and what to do where it is none that can be read: a folder with config.json and safetensors (or
-// pytorch_model.bin) is. No torch here.
+// What people hand over for a model, and what to do where it is none that can be read: a folder with config.json and
+// safetensors (or pytorch_model.bin) is. No torch here.
 //
 //   hub name, no such folder            the command that downloads it
 //   adapter_config.json, no config.json a LoRA adapter: the command that merges it into its base model
@@ -22,7 +22,8 @@ void require_model_folder(const std::filesystem::path& model);
 /// "; a model of a hub: hf download ..." for a path that is not there and reads like a hub's name; empty for others.
 std::string advice_on_name(const std::filesystem::path& model);
 
-/// What to do about a checkpoint whose quantization_config says whole numbers ("gptq", "awq", "bitsandbytes", ...); empty for other methods.
+/// What to do about a checkpoint whose quantization_config says whole numbers ("gptq", "awq", "bitsandbytes", ...);
+/// empty for other methods.
 std::string advice_on_method(const io::Json& quantization_config);
 
 }  // namespace fp8::quant

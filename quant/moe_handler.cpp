@@ -104,7 +104,8 @@ at::Tensor Fp8MoeHandler::mixture_of_experts(const runtime::MoeCall& call) {
               call.hidden_states.sizes());
   for (const auto& w : call.w12) handler_of(w);
   for (const auto& w : call.w3) handler_of(w);
-  // In high precision on values: what qdq computes, and what gradients are taken of. A copy of the call's lists: backward comes later.
+  // In high precision on values: what qdq computes, and what gradients are taken of. A copy of the call's lists:
+  // backward comes later.
   const auto on_values = [this, call_w12 = call.w12, call_w3 = call.w3, table = call.expert_routing_table,
                           activation = call.activation, first = call.experts_min,
                           last = call.experts_max](const Tensors& in, bool cast_intermediate) {

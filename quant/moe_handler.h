@@ -1,12 +1,13 @@
 // SPDX-License-Identifier: Apache-2.0
-// A mixture of experts in fp8. The experts' weights are converted modules of their own (their tags hold the scales); the handler brings the
-// scales of the activations: one of the hidden states, one of every expert's intermediate values.
+// A mixture of experts in fp8. The experts' weights are converted modules of their own (their tags hold the scales);
+// the handler brings the scales of the activations: one of the hidden states, one of every expert's intermediate
+// values.
 //
 //   h = act(x' . w1) * (x' . w2)      x' = cast(hidden states)
 //   y = sum over experts of router weight * (cast(h) . w3)
 //
-// Only the tokens of an expert are multiplied with its weights. In bf16 with static scales it is hpu::mixture_of_experts.fp8_fused_weights.
-// Gradients are straight-through.
+// Only the tokens of an expert are multiplied with its weights. In bf16 with static scales it is
+// hpu::mixture_of_experts.fp8_fused_weights. Gradients are straight-through.
 #pragma once
 #include "fp8/quant/node_handler.h"
 

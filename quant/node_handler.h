@@ -1,5 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
-// What the handlers of modules without a weight share: products, softmax, attention, key-value caches, mixtures of experts.
+// What the handlers of modules without a weight share: products, softmax, attention, key-value caches, mixtures of
+// experts.
 #pragma once
 #include <memory>
 #include <string>
@@ -19,8 +20,9 @@ class NodeHandler : public runtime::ModuleHandler {
   const NodeScheme& scheme() const { return scheme_; }
   std::string describe() const override { return scheme_.describe(); }
 
-  /// Puts another scale in force, from the next call on. Not while a forward runs. Throws std::invalid_argument for an index that there is
-  /// none of, a dynamic scheme, or a value that is not positive and finite. A key-value cache has one scale for both sides.
+  /// Puts another scale in force, from the next call on. Not while a forward runs. Throws std::invalid_argument for an
+  /// index that there is none of, a dynamic scheme, or a value that is not positive and finite. A key-value cache has
+  /// one scale for both sides.
   void set_input_scale_inv(std::size_t index, float scale_inv);
   void set_output_scale_inv(std::size_t index, float scale_inv);
 

@@ -32,9 +32,10 @@ struct NodeScheme : Numbers {
   std::string describe() const;
 };
 
-/// Fills in the static scales by the table above. `measured`: null for methods of fixed values. experts: of dynamic_moe. An expert that no
-/// token was given to in calibration (amax 0) takes the largest of the others, and `warnings` says so. Throws io::Error naming module and
-/// tensor: measurements that are missing, or in another number than the experts.
+/// Fills in the static scales by the table above. `measured`: null for methods of fixed values. experts: of
+/// dynamic_moe. An expert that no token was given to in calibration (amax 0) takes the largest of the others, and
+/// `warnings` says so. Throws io::Error naming module and tensor: measurements that are missing, or in another number
+/// than the experts.
 void set_node_scales(NodeScheme& scheme, const measure::Measurement* measured, const recipes::ScaleMethod& method,
                      const std::string& module, std::size_t experts, std::vector<std::string>& warnings);
 
@@ -42,7 +43,8 @@ void set_node_scales(NodeScheme& scheme, const measure::Measurement* measured, c
 std::vector<float> expert_amax(const measure::Measurement& measured, std::size_t experts,
                                std::vector<std::string>& warnings);
 
-/// One amax of a measurement: tensor "inputs" or "outputs", by index; of values per channel the largest. Throws io::Error as above.
+/// One amax of a measurement: tensor "inputs" or "outputs", by index; of values per channel the largest. Throws
+/// io::Error as above.
 float one_amax(const measure::Measurement& measured, bool input, std::size_t index);
 
 }  // namespace fp8::quant

@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
-// The rule for NaN and Inf in a checkpoint, the same for whoever reads weights: they are refused with tensor and count, unless the user says that
-// they are to be copied. Floating point tensors and fp8 codes alike. No torch here.
+// The rule for NaN and Inf in a checkpoint, the same for whoever reads weights: they are refused with tensor and count,
+// unless the user says that they are to be copied. Floating point tensors and fp8 codes alike. No torch here.
 #pragma once
 #include <cstdint>
 #include <functional>
@@ -24,12 +24,13 @@ struct NonFinite {
 /// Whether a dtype has such values at all: F64, F32, BF16, F16, F8_E4M3, F8_E5M2.
 bool may_be_nonfinite(io::DType dtype);
 
-/// Of a tensor of one of those dtypes (of another: none), chunk by chunk. Codes are read by `dialect`; bytes_are_codes: U8 and I8 are E4M3.
+/// Of a tensor of one of those dtypes (of another: none), chunk by chunk. Codes are read by `dialect`; bytes_are_codes:
+/// U8 and I8 are E4M3.
 NonFinite count_nonfinite(const io::Checkpoint& checkpoint, const std::string& tensor,
                           recipes::Dialect dialect = recipes::Dialect::ocp, bool bytes_are_codes = false);
 
-/// The tensors that hold any, all of them read, on all threads. codes: those of bytes that are E4M3 codes. stop (may be empty), asked between
-/// chunks: io::Error "interrupted".
+/// The tensors that hold any, all of them read, on all threads. codes: those of bytes that are E4M3 codes. stop (may be
+/// empty), asked between chunks: io::Error "interrupted".
 std::map<std::string, NonFinite> find_nonfinite(const io::Checkpoint& checkpoint, recipes::Dialect dialect,
                                                 const std::set<std::string>& codes = {},
                                                 const std::function<bool()>& stop = {});

@@ -73,8 +73,8 @@ std::string own_reason(const ModuleInfo& m, const NamePatterns& include, const N
   return "";
 }
 
-/// Nodes without a weight (matmul, softmax, key-value caches) that this model has not are passed over, with a warning that names
-/// the first. A node with a weight must be a module of the model, and some node must be.
+/// Nodes without a weight (matmul, softmax, key-value caches) that this model has not are passed over, with a warning
+/// that names the first. A node with a weight must be a module of the model, and some node must be.
 void check_fits(const std::vector<ModuleInfo>& modules, const std::vector<NodeInfo>& nodes,
                 const measure::MeasurementFile& file, std::vector<std::string>& warnings) {
   std::set<std::string> names;

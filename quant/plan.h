@@ -1,9 +1,10 @@
 // SPDX-License-Identifier: Apache-2.0
-// Which modules are quantized and how: one decision, used for models in memory and for checkpoint files alike, so that both give the
-// same bytes. No torch here.
+// Which modules are quantized and how: one decision, used for models in memory and for checkpoint files alike, so that
+// both give the same bytes. No torch here.
 //
-// Modules with a weight (Linear, convolutions, embeddings, recurrent weights, experts) and modules without one (products, softmax, attention,
-// key-value caches, mixtures of experts: "nodes") are planned together: an expert's input scale is its mixture's measurement.
+// Modules with a weight (Linear, convolutions, embeddings, recurrent weights, experts) and modules without one
+// (products, softmax, attention, key-value caches, mixtures of experts: "nodes") are planned together: an expert's
+// input scale is its mixture's measurement.
 #pragma once
 #include <functional>
 #include <map>
@@ -32,7 +33,8 @@ struct ModuleInfo {
 struct PlannedModule {
   ModuleInfo info;
   Scheme scheme;
-  /// Modules of one group share the weight's amax (per-tensor scales of q/k/v, of gate/up): vLLM requantizes them to the largest anyway.
+  /// Modules of one group share the weight's amax (per-tensor scales of q/k/v, of gate/up): vLLM requantizes them to
+  /// the largest anyway.
   std::string fuse_group;
   std::vector<float>
       stored_weight_scale_inv;  ///< from a scale file: one, or one per output channel; empty: made of the weight
@@ -44,8 +46,8 @@ struct PlannedModule {
 struct NodeInfo {
   std::string name;
   std::string type;  ///< "Matmul", "Softmax", "ModuleFusedSDPA", "KVCache", ...
-  /// One of several ways to write the attention that the node belongs to: "fused", "eager". Where it was not measured, the model ran
-  /// another way, and nothing is said of the node. Empty: the model has it in any case.
+  /// One of several ways to write the attention that the node belongs to: "fused", "eager". Where it was not measured,
+  /// the model ran another way, and nothing is said of the node. Empty: the model has it in any case.
   std::string way = {};
 };
 
@@ -101,21 +103,22 @@ struct PlanOptions {
   recipes::Dialect dialect_or_ocp() const { return dialect.value_or(recipes::Dialect::ocp); }
 };
 
-/// Decides. Without a config, what the measurement's list of modules does not name is skipped. Throws io::Error or std::invalid_argument naming
-/// module or key: a selected module without measurement, measurements of a weight (or only of nodes) that this model has not or that keep no amax
-/// (observers shape, save), bad patterns, block scales with static activations, with a config or with an empty block.
+/// Decides. Without a config, what the measurement's list of modules does not name is skipped. Throws io::Error or
+/// std::invalid_argument naming module or key: a selected module without measurement, measurements of a weight (or only
+/// of nodes) that this model has not or that keep no amax (observers shape, save), bad patterns, block scales with
+/// static activations, with a config or with an empty block.
 Plan make_plan(const std::vector<ModuleInfo>& modules, const std::vector<NodeInfo>& nodes, const PlanOptions& options);
 inline Plan make_plan(const std::vector<ModuleInfo>& modules, const PlanOptions& options) {
   return make_plan(modules, {}, options);
 }
 
-/// Why a config leaves a module or node in high precision; empty: it is quantized (if it was measured, where its method asks for that). Asks
-/// `filter` of everything, so that it knows its unused entries.
+/// Why a config leaves a module or node in high precision; empty: it is quantized (if it was measured, where its method
+/// asks for that). Asks `filter` of everything, so that it knows its unused entries.
 std::string reason_against(const configs::QuantConfig& config, configs::ModuleFilter& filter, const std::string& name,
                            const std::string& type);
 
-/// Throws io::Error if the weight's amax is not the measured one (beyond the rounding of hp_dtype), or is below the measured threshold: a
-/// measurement of another model.
+/// Throws io::Error if the weight's amax is not the measured one (beyond the rounding of hp_dtype), or is below the
+/// measured threshold: a measurement of another model.
 void check_measured_weight(const PlannedModule& module, float amax);
 
 }  // namespace fp8::quant

@@ -92,8 +92,8 @@ class ConfigPlanner {
                        [&](const NodeInfo& n) { return n.type == type && measured_node(n) != nullptr; });
   }
 
-  /// Measurements of a model that has no such modules (other code writes its attention in other ways) fit all the same: what they know of
-  /// is quantized, the rest stays.
+  /// Measurements of a model that has no such modules (other code writes its attention in other ways) fit all the same:
+  /// what they know of is quantized, the rest stays.
   void skip_unmeasured_type(const NodeInfo& n) {
     const std::string reason = "no module of type " + n.type + " was measured";
     if (unmeasured_types_.insert(n.type).second)

@@ -7,14 +7,16 @@ namespace fp8::quant::plan_rules {
 
 const measure::Measurement* measured(const PlanOptions& options, const std::string& name);
 
-/// Fills in what the measurement says of a module with a weight; false (and a reason) if there is none and one is needed.
+/// Fills in what the measurement says of a module with a weight; false (and a reason) if there is none and one is
+/// needed.
 ///   Linear, convolutions, recurrent weights   inputs[0] of its own
 ///   an expert's w13_list.E, w2_list.E         inputs[0], outputs[1 + E] of the mixture that it belongs to (its own is a placeholder, as in INC)
 bool apply_measurement(PlannedModule& planned, const PlanOptions& options, const std::vector<NodeInfo>& nodes,
                        const recipes::ScaleMethod& activation_method, bool needed, std::vector<std::string>& warnings,
                        std::string& reason);
 
-/// Takes what a scale file says; false if it has nothing of the module. Throws io::Error for lists where one value belongs.
+/// Takes what a scale file says; false if it has nothing of the module. Throws io::Error for lists where one value
+/// belongs.
 bool apply_stored(PlannedModule& planned, const PlanOptions& options);
 bool apply_stored(PlannedNode& planned, const PlanOptions& options);
 
@@ -24,8 +26,8 @@ void warn_of_lost_inputs(const PlanOptions& options, Plan& plan);
 /// True (and listed with its reason) if the caller keeps the module.
 bool kept(const std::string& name, const PlanOptions& options, Plan& plan);
 
-/// False where the measurement has a list of what was to be measured and the module is not in it: training does not look at convolutions, a
-/// calibration not at what it excluded.
+/// False where the measurement has a list of what was to be measured and the module is not in it: training does not
+/// look at convolutions, a calibration not at what it excluded.
 bool was_to_be_measured(const std::string& name, const PlanOptions& options);
 
 [[noreturn]] void fail_unmeasured(const std::string& module, const PlanOptions& options);

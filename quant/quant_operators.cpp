@@ -385,7 +385,8 @@ void save_tensors(at::TensorList tensors, const std::vector<std::string>& names,
 }
 
 FP8_LIBRARY_FRAGMENT(fp8, m) {
-  // TorchScript neither moves such a call nor leaves it out. With (a!) instead it leaves it out where the list is made for the call.
+  // TorchScript neither moves such a call nor leaves it out. With (a!) instead it leaves it out where the list is made
+  // for the call.
   constexpr auto kEffect = c10::AliasAnalysisKind::CONSERVATIVE;
   m.def(torch::schema("convert(Tensor[] weights, str[] modules, str[] types, str options=\"{}\") -> str", kEffect),
         &convert_tensors);

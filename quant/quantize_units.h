@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
-// The units of work that quantize: weights are read in chunks of rows, their scales made, their codes handed to a form. Internal to
-// checkpoint_quantize. No torch here.
+// The units of work that quantize: weights are read in chunks of rows, their scales made, their codes handed to a form.
+// Internal to checkpoint_quantize. No torch here.
 //
 //   per tensor   one unit for a module, or for all that share a scale (q, k, v): first the amax of each, then the codes
 //   per channel  one pass; large weights are cut into ranges of rows that run side by side

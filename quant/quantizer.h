@@ -31,12 +31,13 @@ runtime::DeviceKind kind_of(recipes::Dialect dialect);
 /// The dtype that `numbers` cast from: f32 under the own convention, hp under INC's.
 at::ScalarType source_dtype(const Numbers& numbers);
 
-/// codes, seen as [rows, cols] -> values of `dtype` in `sizes`. The product is taken in f32 and rounded once. scale_inv: f32 on the host,
-/// row r's at r * scale_stride.
+/// codes, seen as [rows, cols] -> values of `dtype` in `sizes`. The product is taken in f32 and rounded once.
+/// scale_inv: f32 on the host, row r's at r * scale_stride.
 at::Tensor decode(const at::Tensor& codes, at::IntArrayRef sizes, std::int64_t rows, at::ScalarType dtype,
                   recipes::Format format, const float* scale_inv, std::int64_t scale_stride);
 
-/// The same by the rule of decode_weight_rows(): codes, seen as rows of `cols`, are those from first_row on of a weight with the scheme's scales.
+/// The same by the rule of decode_weight_rows(): codes, seen as rows of `cols`, are those from first_row on of a weight
+/// with the scheme's scales.
 at::Tensor decode(const at::Tensor& codes, at::IntArrayRef sizes, std::int64_t cols, at::ScalarType dtype,
                   const Scheme& scheme, std::int64_t first_row, const float* scale_inv, std::int64_t scales);
 
@@ -49,7 +50,8 @@ class Quantizer {
   Quantizer(const Numbers& numbers, float scale_inv);
   /// Dynamic. method: INC's convention only.
   Quantizer(const Numbers& numbers, Over over, const recipes::ScaleMethod& method);
-  /// Dynamic, one scale per `group` neighbours in a row (fewer at its end). Throws std::invalid_argument for a group < 1 and for INC's convention.
+  /// Dynamic, one scale per `group` neighbours in a row (fewer at its end). Throws std::invalid_argument for a group <
+  /// 1 and for INC's convention.
   Quantizer(const Numbers& numbers, std::int64_t group);
 
   /// x: f32, bf16 or f16 on hpu.

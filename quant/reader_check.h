@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
-// Reads an fp8 checkpoint with the eyes of the programs that load its form, by their rules on names: what does each make of every module? No torch
-// here.
+// Reads an fp8 checkpoint with the eyes of the programs that load its form, by their rules on names: what does each
+// make of every module? No torch here.
 //
 //   in fp8, and an entry of the list of kept modules fits          its codes would be read as values
 //   in high precision, and nothing in the list fits                the reader builds an fp8 module and looks for a scale
@@ -24,7 +24,8 @@ struct ReaderVerdict {
   std::vector<std::string> problems;  ///< why it would refuse or misread the file, module first; empty: it loads
 };
 
-/// One verdict for each program that reads the folder's form. Throws io::Error for what is no fp8 checkpoint, or damaged.
+/// One verdict for each program that reads the folder's form. Throws io::Error for what is no fp8 checkpoint, or
+/// damaged.
 std::vector<ReaderVerdict> check_readers(const std::filesystem::path& checkpoint);
 
 }  // namespace fp8::quant

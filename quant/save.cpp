@@ -97,7 +97,8 @@ void add_module(const measure::WeightModule& m, const Fp8Handler& handler, const
   out.handlers[m.name + ".weight"] = &handler;
 }
 
-/// Modules without a weight that are in fp8: scales of key-value caches go into the file, the others have no place there.
+/// Modules without a weight that are in fp8: scales of key-value caches go into the file, the others have no place
+/// there.
 std::vector<SkippedModule> add_nodes(const std::vector<measure::OpNode>& nodes, const CheckpointForm& form,
                                      Contents& out) {
   std::vector<SkippedModule> left;
@@ -156,7 +157,8 @@ Contents contents_of(const std::vector<std::pair<std::string, at::Tensor>>& tens
   return out;
 }
 
-/// What the source's config.json says: what readers call the modules, and which heads they make of an embedding. Throws for a quantized source.
+/// What the source's config.json says: what readers call the modules, and which heads they make of an embedding. Throws
+/// for a quantized source.
 void add_source(const std::filesystem::path& source, Contents& out) {
   out.config.names = ModelNames(read_model_config(source));
   const auto holds = [&](const auto& wanted) {

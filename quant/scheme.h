@@ -17,11 +17,12 @@ namespace fp8::quant {
 enum class Convention : std::uint8_t { own, inc };
 /// block: a scale per rectangle of the weight (Scheme::block).
 enum class WeightGranularity : std::uint8_t { tensor, channel, block };
-/// none: weights only. static_tensor: one measured scale. dynamic_token: a scale per row of the activation, at each call. dynamic_tensor: one
-/// scale for all of it, at each call. dynamic_group: one per Scheme::block.cols neighbours in a row, at each call.
+/// none: weights only. static_tensor: one measured scale. dynamic_token: a scale per row of the activation, at each
+/// call. dynamic_tensor: one scale for all of it, at each call. dynamic_group: one per Scheme::block.cols neighbours in
+/// a row, at each call.
 enum class ActivationScaling : std::uint8_t { none, static_tensor, dynamic_token, dynamic_tensor, dynamic_group };
-/// fp8: products of codes. qdq: values are cast to fp8 and back, products are in high precision. fake_quant: the same in training, weights
-/// keep their dtype and get gradients.
+/// fp8: products of codes. qdq: values are cast to fp8 and back, products are in high precision. fake_quant: the same
+/// in training, weights keep their dtype and get gradients.
 enum class Compute : std::uint8_t { fp8, qdq, fake_quant };
 
 const char* name_of(Convention convention);
@@ -60,7 +61,8 @@ struct Scheme : Numbers {
   std::string describe() const;
 };
 
-/// How the scales of a weight [rows, cols] lie over it: a dense grid of blocks. Per tensor it is one block, per channel each row is one.
+/// How the scales of a weight [rows, cols] lie over it: a dense grid of blocks. Per tensor it is one block, per channel
+/// each row is one.
 struct ScaleGrid {
   std::int64_t block_rows = 1, block_cols = 1;  ///< >= 1
   std::int64_t rows = 1, cols = 1;              ///< of the grid
@@ -72,13 +74,14 @@ ScaleGrid scale_grid(const Scheme& scheme, std::int64_t rows, std::int64_t cols)
 struct WeightScales {
   std::vector<float> scale, scale_inv;
 
-  /// Those of output channels [first, first + rows) of a weight with `cols` columns; one value stands for all of them. Granularity block:
-  /// `first` is a multiple of block.rows, std::invalid_argument otherwise.
+  /// Those of output channels [first, first + rows) of a weight with `cols` columns; one value stands for all of them.
+  /// Granularity block: `first` is a multiple of block.rows, std::invalid_argument otherwise.
   WeightScales of_rows(std::int64_t first, std::int64_t rows, const Scheme& scheme, std::int64_t cols) const;
 };
 
-/// amax (one value, one per output channel or block; f32, of the weight as it is stored) -> multipliers. type: the weight's; INC makes scales per
-/// channel in that (f16: bf16) instead of hp. Throws std::invalid_argument naming `module` for NaN or Inf, and for methods that search.
+/// amax (one value, one per output channel or block; f32, of the weight as it is stored) -> multipliers. type: the
+/// weight's; INC makes scales per channel in that (f16: bf16) instead of hp. Throws std::invalid_argument naming
+/// `module` for NaN or Inf, and for methods that search.
 WeightScales weight_scales(const std::vector<float>& amax, const Scheme& scheme, const std::string& module,
                            std::optional<recipes::FloatType> type = std::nullopt);
 
@@ -102,20 +105,20 @@ float scale_for(const Numbers& numbers, float scale_inv, const std::string& modu
 std::vector<float> block_amax(const void* w, recipes::FloatType type, std::int64_t rows, std::int64_t cols,
                               const Scheme& scheme);
 
-/// Granularity block: scales and codes of a piece of a weight, at once. w: [rows, cols] dense in `type`, starting at a multiple of
-/// block.rows; codes [rows, cols]. Returns scale_inv of the piece's blocks, row by row of the grid: pieces follow each other in it. Throws
-/// std::invalid_argument naming `module` for NaN or Inf, and for INC's convention.
+/// Granularity block: scales and codes of a piece of a weight, at once. w: [rows, cols] dense in `type`, starting at a
+/// multiple of block.rows; codes [rows, cols]. Returns scale_inv of the piece's blocks, row by row of the grid: pieces
+/// follow each other in it. Throws std::invalid_argument naming `module` for NaN or Inf, and for INC's convention.
 std::vector<float> quantize_weight_blocks(const void* w, recipes::FloatType type, std::int64_t rows, std::int64_t cols,
                                           const Scheme& scheme, const std::string& module, std::uint8_t* codes);
 
-/// Codes of rows [first_row, first_row + rows) of a weight -> y = round to type(f32(value * scale_inv)). codes, y: [rows, cols] dense.
-/// scale_inv: of the whole weight: one value, one per row, or scale_grid()'s. Any first_row.
+/// Codes of rows [first_row, first_row + rows) of a weight -> y = round to type(f32(value * scale_inv)). codes, y:
+/// [rows, cols] dense. scale_inv: of the whole weight: one value, one per row, or scale_grid()'s. Any first_row.
 void decode_weight_rows(const std::uint8_t* codes, std::int64_t rows, std::int64_t cols, std::int64_t first_row,
                         const float* scale_inv, std::int64_t scales, const Scheme& scheme, void* y,
                         recipes::FloatType type);
 
-/// Casts rows [first_row, first_row + rows) of a weight: w is [rows, cols] dense in `type`; codes [rows, cols]. scales: of the whole
-/// weight. Granularity block: first_row is a multiple of block.rows, std::invalid_argument otherwise.
+/// Casts rows [first_row, first_row + rows) of a weight: w is [rows, cols] dense in `type`; codes [rows, cols]. scales:
+/// of the whole weight. Granularity block: first_row is a multiple of block.rows, std::invalid_argument otherwise.
 void cast_weight_rows(const void* w, recipes::FloatType type, std::int64_t rows, std::int64_t cols,
                       std::int64_t first_row, const WeightScales& scales, const Scheme& scheme, std::uint8_t* codes);
 

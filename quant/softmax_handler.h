@@ -1,7 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
-// softmax whose result is kept in fp8: P = cast(softmax(x) * (1 / s)), read back as P * s. Inputs need no scale. bf16 goes through
-// hpu::softmax_fp8.
-// Gradients are those of softmax itself (straight-through).
+// softmax whose result is kept in fp8: P = cast(softmax(x) * (1 / s)), read back as P * s. Inputs need no scale. bf16
+// goes through hpu::softmax_fp8. Gradients are those of softmax itself (straight-through).
 #pragma once
 #include "fp8/quant/node_handler.h"
 

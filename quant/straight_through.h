@@ -1,5 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
-// Straight-through gradients: the forward pass computes in fp8, the backward pass is that of the same operation on the dequantized values.
+// Straight-through gradients: the forward pass computes in fp8, the backward pass is that of the same operation on the
+// dequantized values.
 #pragma once
 #include <ATen/core/Tensor.h>
 
@@ -24,7 +25,8 @@ struct ConvolutionGeometry {
 at::Tensor product_with_gradient(const std::shared_ptr<const Fp8Handler>& handler, const runtime::WeightView& view,
                                  const at::Tensor& weight, const at::Tensor& x, const std::optional<at::Tensor>& bias);
 
-/// The same of a 2-D convolution: dx = the transposed convolution of dy with the dequantized w, db = sum of dy over all but channels.
+/// The same of a 2-D convolution: dx = the transposed convolution of dy with the dequantized w, db = sum of dy over all
+/// but channels.
 at::Tensor convolution_with_gradient(const std::shared_ptr<const Fp8Handler>& handler,
                                      const ConvolutionGeometry& geometry, const at::Tensor& weight, const at::Tensor& x,
                                      const std::optional<at::Tensor>& bias);

@@ -1,6 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
-// Scales that are too large for what they scale: values that are not zero and become zero in fp8. A method that does not look at the tensor
-// (hw_aligned_single_scale), or one far outlier, can lose most of it, and nothing else would say so. No torch here.
+// Scales that are too large for what they scale: values that are not zero and become zero in fp8. A method that does
+// not look at the tensor (hw_aligned_single_scale), or one far outlier, can lose most of it, and nothing else would say
+// so. No torch here.
 #pragma once
 #include <atomic>
 #include <cstdint>
@@ -21,15 +22,16 @@ struct Underflow {
   double share() const { return values == 0 ? 0.0 : static_cast<double>(lost) / static_cast<double>(values); }
 };
 
-/// Of n values and the codes that they became. Where few codes are zero, zeros among the values are not told from lost ones.
+/// Of n values and the codes that they became. Where few codes are zero, zeros among the values are not told from lost
+/// ones.
 Underflow underflow_of_codes(const void* values, recipes::FloatType type, std::int64_t n, const std::uint8_t* codes);
 
 /// Of n values under one static scale (multiplies into fp8).
 Underflow underflow_of_scale(const void* values, recipes::FloatType type, std::int64_t n, float scale,
                              recipes::Format format);
 
-/// True if `scale` loses most of a tensor of this amax, even if its values are normally distributed: their median is then less than a quarter of
-/// the amax. Tails that are heavier lose more.
+/// True if `scale` loses most of a tensor of this amax, even if its values are normally distributed: their median is
+/// then less than a quarter of the amax. Tails that are heavier lose more.
 bool loses_most(float amax, float scale, recipes::Format format);
 
 /// Collects tensors that lose most of their values; thread-safe.
@@ -46,7 +48,8 @@ class UnderflowReport {
   double worst_share_ = 0;
 };
 
-/// Shared by the modules of one conversion: the first whose input is lost at its first call is named, the others are not.
+/// Shared by the modules of one conversion: the first whose input is lost at its first call is named, the others are
+/// not.
 struct InputWatch {
   std::atomic<bool> said{false};
 };

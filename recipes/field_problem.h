@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
-// What is wrong with one field of a recipe: readers of files put the file and the key before it, validate() throws it as
-// "DelayedScaling: margin is 99, allowed: -64 to 64".
+// What is wrong with one field of a recipe: readers of files put the file and the key before it, validate() throws it
+// as "DelayedScaling: margin is 99, allowed: -64 to 64".
 #pragma once
 #include <optional>
 #include <stdexcept>

@@ -52,7 +52,8 @@ std::vector<float> hw_scale_set(Dialect dialect);
 /// The rounding line above. raw >= 0 and representable in target.hp.
 float round_scale(float raw, Rounding rounding, const IncTarget& target);
 
-/// The two deliberate differences above: what scale_inv (>= 0 or NaN) becomes so that it and its reciprocal can be used.
+/// The two deliberate differences above: what scale_inv (>= 0 or NaN) becomes so that it and its reciprocal can be
+/// used.
 float usable_scale_inv(float scale_inv, Rounding rounding, FloatType hp);
 
 /// amax (in the tensor's units, not yet rounded) -> scale_inv. FIXED_VALUE and DUMMY_SCALES do not look at amax.

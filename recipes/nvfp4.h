@@ -1,6 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
-// NVFP4 emulated on the host: what a matrix loses in this format, before one has the hardware. Forward rules only: round
-// to nearest, no Hadamard transform of inputs and gradients, no stochastic rounding; it is no Recipe and no kernel.
+// NVFP4 emulated on the host: what a matrix loses in this format, before one has the hardware. Forward rules only:
+// round to nearest, no Hadamard transform of inputs and gradients, no stochastic rounding; it is no Recipe and no
+// kernel.
 //
 //   E2M1   s ee m   bias 1   0  0.5  1  1.5  2  3  4  6        two codes per byte, the first element in the low nibble
 //
@@ -25,8 +26,8 @@ struct NVFP4Matrix {
   float scale_inv = 1.0f;                  ///< f32(1 / s_enc)
 };
 
-/// x: [rows, cols] dense. Blocks at the edges have what is there. A block with a NaN or an infinity gets a NaN scale, and
-/// is not counted in the matrix's amax. Throws std::invalid_argument for negative sizes, or nullptr where there are
+/// x: [rows, cols] dense. Blocks at the edges have what is there. A block with a NaN or an infinity gets a NaN scale,
+/// and is not counted in the matrix's amax. Throws std::invalid_argument for negative sizes, or nullptr where there are
 /// elements.
 NVFP4Matrix nvfp4_quantize(const float* x, std::int64_t rows, std::int64_t cols, bool square_blocks = false);
 

@@ -1,5 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
-// Scales of weights found by search, INC's *_opt_* methods: the candidate whose quantized weight is nearest to the weight.
+// Scales of weights found by search, INC's *_opt_* methods: the candidate whose quantized weight is nearest to the
+// weight.
 //
 //   q(w, s)  =  decode(cast(w / s)) * s          every operation in hp, as in inc_scale.h
 //
@@ -31,9 +32,9 @@ namespace fp8::recipes {
 /// What the search tries: the method's own list, or its row's default as above. PCS: multipliers of the reference.
 std::vector<float> opt_candidates(const ScaleMethod& method, const IncTarget& target);
 
-/// w: [rows, cols] dense, rows = output channels; values are rounded to target.hp first (INC's weights are of that type).
-/// Returns [1] for PTS, [rows] for PCS. Runs on all threads of the pool. Throws std::invalid_argument naming `name` for a
-/// method that is not OPT, for NaN or infinite weights, for candidates that are not finite and > 0, and as
+/// w: [rows, cols] dense, rows = output channels; values are rounded to target.hp first (INC's weights are of that
+/// type). Returns [1] for PTS, [rows] for PCS. Runs on all threads of the pool. Throws std::invalid_argument naming
+/// `name` for a method that is not OPT, for NaN or infinite weights, for candidates that are not finite and > 0, and as
 /// inc_scale_inv() does.
 Eigen::ArrayXf opt_scale_inv(const float* w, std::int64_t rows, std::int64_t cols, const ScaleMethod& method,
                              const IncTarget& target, std::string_view name);

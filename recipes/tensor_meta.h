@@ -56,8 +56,8 @@ void finish_step(TensorMeta& meta, const DelayedScaling& recipe);
 
 /// What stands for one tensor (all of them) now by amax_compute_algo: the largest of the history, the most recent one
 /// (row 0 with stale_row_compat; nvidia: row 0, so 0 between finish_step() and the next record_amax()), or
-/// what the callable says. NaN anywhere makes the maximum NaN. Throws std::invalid_argument if there is no such tensor, or if the callable's
-/// result is not [n].
+/// what the callable says. NaN anywhere makes the maximum NaN. Throws std::invalid_argument if there is no such tensor,
+/// or if the callable's result is not [n].
 float current_amax(const TensorMeta& meta, const DelayedScaling& recipe, int tensor);
 Eigen::ArrayXf current_amax(const TensorMeta& meta, const DelayedScaling& recipe);
 
@@ -66,9 +66,9 @@ Eigen::ArrayXf current_amax(const TensorMeta& meta, const DelayedScaling& recipe
 /// fp8_max: the largest value of the format these tensors are cast to. Throws as current_amax() and next_scale() do.
 void update_scales(TensorMeta& meta, const DelayedScaling& recipe, float fp8_max);
 
-/// Another length of the history, 1 to 65536. Shorter: the newest rows stay (habana: the newest becomes the last row and
-/// the index points at it; nvidia: row 0 and the last ones). Longer: rows of zeros come after the index (nvidia: after
-/// row 0), where the oldest belong.
+/// Another length of the history, 1 to 65536. Shorter: the newest rows stay (habana: the newest becomes the last row
+/// and the index points at it; nvidia: row 0 and the last ones). Longer: rows of zeros come after the index (nvidia:
+/// after row 0), where the oldest belong.
 void resize_history(TensorMeta& meta, const DelayedScaling& recipe, int history);
 
 }  // namespace fp8::recipes

@@ -1,6 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
-// What programs use of runtime: the device and its memory, autocast, optimizers, groups of processes, modules for attention's operations. The
-// operators have headers of their own (runtime/ops), as what only the folders above need has.
+// What programs use of runtime: the device and its memory, autocast, optimizers, groups of processes, modules for
+// attention's operations. The operators have headers of their own (runtime/ops), as what only the folders above need
+// has.
 #pragma once
 #include "fp8/runtime/autocast/autocast.h"
 #include "fp8/runtime/autocast/rules.h"

@@ -202,7 +202,8 @@ std::vector<at::Tensor> cut(const at::Tensor& t, const Rows& rows) {
   return parts;
 }
 
-/// Keys inside of the window around each query's diagonal, bool [..., L, S]; undefined: all. shift: d of window_size, a number or [B, 1, 1, 1].
+/// Keys inside of the window around each query's diagonal, bool [..., L, S]; undefined: all. shift: d of window_size, a
+/// number or [B, 1, 1, 1].
 at::Tensor inside_window(std::int64_t queries, std::int64_t keys, const at::Tensor& shift, std::int64_t before,
                          std::int64_t after) {
   if (before < 0 && after < 0) return {};
@@ -267,7 +268,8 @@ at::Tensor lengths_of(const std::string& which, const at::Tensor& cu_seqlens, st
   return lengths.to(device);
 }
 
-/// The keys that each query sees, bool, broadcasting to the scores [B, H, L, S]; undefined where is_causal or nothing says it all.
+/// The keys that each query sees, bool, broadcasting to the scores [B, H, L, S]; undefined where is_causal or nothing
+/// says it all.
 at::Tensor visible_keys(const DotProductAttentionOptions& o, const at::Tensor& mask, const SequenceLengths& sequences,
                         at::IntArrayRef scores, at::Device device, bool* is_causal) {
   check_mask(o, mask, sequences, scores);

@@ -5,9 +5,10 @@
 //   dP = do v^T            dS = P (dP - sum(P dP))                   of a backward pass: do, dS
 //   dq = scale dS k        dk = scale dS^T q     dv = P^T do
 //
-// FusedAttention has the Gaudi dialect's arguments: inside an enabled fp8_autocast region it runs in fp8, elsewhere it is fused_sdpa().
-// DotProductAttention has those of NVIDIA's Transformer Engine: it is torch's scaled_dot_product_attention, bit for bit, unless fp8_dpa is
-// set and an enabled region is in force; then it is a FusedAttention.
+// FusedAttention has the Gaudi dialect's arguments: inside an enabled fp8_autocast region it runs in fp8, elsewhere it
+// is fused_sdpa(). DotProductAttention has those of NVIDIA's Transformer Engine: it is torch's
+// scaled_dot_product_attention, bit for bit, unless fp8_dpa is set and an enabled region is in force; then it is a
+// FusedAttention.
 #pragma once
 #include <ATen/core/Tensor.h>
 #include <torch/nn/cloneable.h>
@@ -34,10 +35,10 @@ class FusedAttentionImpl : public Fp8Cloneable<FusedAttentionImpl> {
   explicit FusedAttentionImpl(FusedAttentionOptions options = {});
   void reset() override;
 
-  /// q: [B, H, L, D], k: [B, G, S, D], v: [B, G, S, Dv] of one dtype (f32, bf16, f16), H a multiple of G; or 3-D without heads. Result:
-  /// [B, H, L, Dv] in the dtype of the autocast region in force, else of q. attention_mask: bool (true: seen) or added to S; broadcasts to
-  /// [B, H, L, S]. is_causal: query i sees keys 0 to i. softmax_mode: "none", "fast".
-  /// In fp8: fp8_attention.h.
+  /// q: [B, H, L, D], k: [B, G, S, D], v: [B, G, S, Dv] of one dtype (f32, bf16, f16), H a multiple of G; or 3-D
+  /// without heads. Result: [B, H, L, Dv] in the dtype of the autocast region in force, else of q. attention_mask: bool
+  /// (true: seen) or added to S; broadcasts to [B, H, L, S]. is_causal: query i sees keys 0 to i. softmax_mode: "none",
+  /// "fast". In fp8: fp8_attention.h.
   at::Tensor forward(const at::Tensor& q, const at::Tensor& k, const at::Tensor& v,
                      const at::Tensor& attention_mask = {}, bool is_causal = false,
                      const std::string& softmax_mode = "none");
@@ -53,11 +54,12 @@ class FusedAttentionImpl : public Fp8Cloneable<FusedAttentionImpl> {
 };
 TORCH_MODULE(FusedAttention);
 
-/// Where the sequences of a batch end. cu_seqlens: [sequences + 1] of dtype Int or Long, 0 and then the sums of the first 1, 2, ... lengths.
+/// Where the sequences of a batch end. cu_seqlens: [sequences + 1] of dtype Int or Long, 0 and then the sums of the
+/// first 1, 2, ... lengths.
 struct SequenceLengths {
   at::Tensor cu_seqlens_q = {}, cu_seqlens_kv = {};  ///< the second: default the first
-  /// "thd": the row where each sequence begins (its end: the begin of the next), for batches with rows between sequences that belong to
-  /// none. Default: one after the other.
+  /// "thd": the row where each sequence begins (its end: the begin of the next), for batches with rows between
+  /// sequences that belong to none. Default: one after the other.
   at::Tensor cu_seqlens_q_padded = {}, cu_seqlens_kv_padded = {};
   std::optional<std::int64_t> max_seqlen_q = {}, max_seqlen_kv = {};  ///< where given, no sequence may be longer
 };
@@ -67,11 +69,11 @@ struct DotProductAttentionOptions {
   std::int64_t num_gqa_groups = 0;                        ///< heads of k and v; 0: num_attention_heads
   double attention_dropout = 0.0;                         ///< while the module is in training mode
   std::string qkv_format = "sbhd";  ///< [length, batch, heads, depth], or "bshd", or packed "thd": [rows, heads, depth]
-  /// "no_mask", "causal" (query i sees keys 0 to i), "causal_bottom_right" (the last query sees all keys), "padding", "padding_causal",
-  /// "padding_causal_bottom_right", "arbitrary". "thd" takes the three of padding.
+  /// "no_mask", "causal" (query i sees keys 0 to i), "causal_bottom_right" (the last query sees all keys), "padding",
+  /// "padding_causal", "padding_causal_bottom_right", "arbitrary". "thd" takes the three of padding.
   std::string attn_mask_type = "causal";
-  /// Query i sees keys i + d - first to i + d + second; -1: no limit. d is 0 for masks that are causal from the top left, else the sequence's
-  /// keys less its queries, padding not counted.
+  /// Query i sees keys i + d - first to i + d + second; -1: no limit. d is 0 for masks that are causal from the top
+  /// left, else the sequence's keys less its queries, padding not counted.
   std::pair<std::int64_t, std::int64_t> window_size = {-1, -1};
   std::optional<double> softmax_scale = {};  ///< default 1 / sqrt(kv_channels)
   bool fp8_dpa = false;                      ///< in fp8 inside an enabled region; not with "thd"
@@ -85,12 +87,13 @@ class DotProductAttentionImpl : public torch::nn::Cloneable<DotProductAttentionI
   void reset() override;
 
   /// q: [L, B, H, D], k, v: [S, B, G, D] ("sbhd"; "bshd" has B first). Result: [L, B, H * D] ("bshd": [B, L, H * D]).
-  /// attention_mask: bool, **true where a key is masked out**; padding masks: [B, 1, 1, S], padding behind the keys (with L = S it stands for
-  /// the queries too, else all of them count); arbitrary: broadcasts to [B, H, L, S]; none with the other types. Padding masks may be given
-  /// as `sequences` instead.
+  /// attention_mask: bool, **true where a key is masked out**; padding masks: [B, 1, 1, S], padding behind the keys
+  /// (with L = S it stands for the queries too, else all of them count); arbitrary: broadcasts to [B, H, L, S]; none
+  /// with the other types. Padding masks may be given as `sequences` instead.
   ///
-  /// "thd": q: [rows, H, D], k, v: [rows, G, D], and `sequences`; no mask. Result: [rows, H * D]: each sequence's attention by itself, as
-  /// torch's scaled_dot_product_attention gives it; zero in rows of no sequence and in queries that see no key.
+  /// "thd": q: [rows, H, D], k, v: [rows, G, D], and `sequences`; no mask. Result: [rows, H * D]: each sequence's
+  /// attention by itself, as torch's scaled_dot_product_attention gives it; zero in rows of no sequence and in queries
+  /// that see no key.
   ///
   /// Throws c10::Error naming the argument.
   at::Tensor forward(const at::Tensor& q, const at::Tensor& k, const at::Tensor& v,
@@ -110,8 +113,8 @@ class DotProductAttentionImpl : public torch::nn::Cloneable<DotProductAttentionI
 };
 TORCH_MODULE(DotProductAttention);
 
-/// Of packed rows ("thd"), as the queries' lengths say: each row's place in its sequence, Long [rows] on the CPU (0 for rows of none), and the
-/// longest sequence. Throw c10::Error naming the argument.
+/// Of packed rows ("thd"), as the queries' lengths say: each row's place in its sequence, Long [rows] on the CPU (0 for
+/// rows of none), and the longest sequence. Throw c10::Error naming the argument.
 at::Tensor packed_positions(const SequenceLengths& sequences, std::int64_t rows);
 std::int64_t packed_longest(const SequenceLengths& sequences, std::int64_t rows);
 

@@ -119,7 +119,8 @@ void check_weight(const WeightModule& m) {
               "): expected a plain one; finalize the calibration or restore() the model");
 }
 
-/// Matrices that no module of the table holds (a parameter of the user's own, a transposed convolution): kept, and the report says so.
+/// Matrices that no module of the table holds (a parameter of the user's own, a transposed convolution): kept, and the
+/// report says so.
 void report_other_matrices(const torch::nn::Module& model, const std::vector<WeightModule>& weights,
                            quant::ConversionReport& report) {
   std::set<const void*> known;

@@ -1,6 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
-// Conversion for training: every linear weight of a module tree gets a handler that runs its products in fp8 inside an fp8_autocast region.
-// Nothing is re-initialised or replaced: parameters keep identity, dtype, device, requires_grad, so an optimizer that was built before works on.
+// Conversion for training: every linear weight of a module tree gets a handler that runs its products in fp8 inside an
+// fp8_autocast region. Nothing is re-initialised or replaced: parameters keep identity, dtype, device, requires_grad,
+// so an optimizer that was built before works on.
 //
 //   Linear and classes derived from it       weight
 //   torch::nn::MultiheadAttention            in_proj_weight where query, key and value are one tensor (slices of it, which cross attention
@@ -8,12 +9,12 @@
 //                                            q_proj_weight, k_proj_weight, v_proj_weight; out_proj is a Linear
 //   all else that has a matrix               stays in high precision, and the report says so
 //
-// Amaxes are recorded and scales move while the module that owns the weight trains (is_training()); fp8::set_training (training_operators.h) is
-// the switch where no module is known.
+// Amaxes are recorded and scales move while the module that owns the weight trains (is_training()); fp8::set_training
+// (training_operators.h) is the switch where no module is known.
 //
-// The handler follows the parameter object: optimizer steps, load, copy_ keep it. module->to(another dtype or device) and set_data() take it off; it
-// is put back when the next outermost region begins, and where a module has got another tensor, that region ends with its name (converted_weights.h).
-// clone() gives a model of its own that is not converted.
+// The handler follows the parameter object: optimizer steps, load, copy_ keep it. module->to(another dtype or device)
+// and set_data() take it off; it is put back when the next outermost region begins, and where a module has got another
+// tensor, that region ends with its name (converted_weights.h). clone() gives a model of its own that is not converted.
 #pragma once
 #include <map>
 #include <memory>
@@ -38,8 +39,8 @@ enum class Alignment : std::uint8_t {
 };
 inline constexpr std::int64_t kAlignment = 16;
 
-/// A recipe for some modules: the first rule whose pattern matches; none: the module stays in high precision. Modules of transformer_engine
-/// obey rules, allow and block too; the report warns of patterns that meet no module.
+/// A recipe for some modules: the first rule whose pattern matches; none: the module stays in high precision. Modules
+/// of transformer_engine obey rules, allow and block too; the report warns of patterns that meet no module.
 using ModuleRecipe = configs::RecipeRule;
 
 struct TrainingOptions {
@@ -54,9 +55,9 @@ struct TrainingOptions {
       recipes::DelayedScaling::habana();  ///< what the region will say: for the report, and to seed scales by
 };
 
-/// Throws c10::Error or io::Error naming module or pattern: a weight that is not on hpu, one that is quantized for inference, a rule that
-/// does not compile. Converting again keeps the state of what is converted already. Nothing is changed when it throws. Patterns that match no
-/// module are reported as warnings.
+/// Throws c10::Error or io::Error naming module or pattern: a weight that is not on hpu, one that is quantized for
+/// inference, a rule that does not compile. Converting again keeps the state of what is converted already. Nothing is
+/// changed when it throws. Patterns that match no module are reported as warnings.
 quant::ConversionReport convert_for_training(const torch::nn::Module& model, const TrainingOptions& options = {});
 /// The same of a model that is no torch::nn::Module.
 quant::ConversionReport convert_for_training(const std::vector<measure::WeightModule>& modules,

@@ -19,19 +19,22 @@ namespace fp8::te {
 /// The class name of torch's attention; its packed projections.
 inline constexpr char kTorchAttention[] = "MultiheadAttention", kPackedProjections[] = "in_proj_weight";
 
-/// The weights that training may convert: measure::weight_modules(), and torch's attention, whose projections are no modules.
+/// The weights that training may convert: measure::weight_modules(), and torch's attention, whose projections are no
+/// modules.
 std::vector<measure::WeightModule> trained_weights(const torch::nn::Module& model);
 
-/// Notes the converted weights of a model, which replace what its modules had before. Nothing is kept alive; safe from several threads.
+/// Notes the converted weights of a model, which replace what its modules had before. Nothing is kept alive; safe from
+/// several threads.
 void remember_converted(const torch::nn::Module& model);
-/// The same of weights whose modules are not known: a parameter that is gone is told in a warning, since the caller may have dropped its module.
+/// The same of weights whose modules are not known: a parameter that is gone is told in a warning, since the caller may
+/// have dropped its module.
 void remember_converted(const std::vector<measure::WeightModule>& weights);
 
 /// Gives every parameter on hpu that lost its handler its own again, state included. Some 10 ns a weight.
 void put_back_converted();
 
-/// At the end of an outermost region. Throws c10::Error naming the modules that ran no product since the last call, while others of their model
-/// did (or none of any model), and whose weight on hpu is another tensor without a handler.
+/// At the end of an outermost region. Throws c10::Error naming the modules that ran no product since the last call,
+/// while others of their model did (or none of any model), and whose weight on hpu is another tensor without a handler.
 void check_converted();
 
 }  // namespace fp8::te

@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
-// The precision plugin for training whose optimizer, gradients and clipping belong to a ZeRO engine. Engines re-arrange a model's parameters when
-// they start, so conversion waits for them.
+// The precision plugin for training whose optimizer, gradients and clipping belong to a ZeRO engine. Engines re-arrange
+// a model's parameters when they start, so conversion waits for them.
 //
 //   te::HPUDeepSpeedPrecisionPlugin plugin("fp8");
 //   plugin.convert_modules(*model, {.replace_layers = true});     remembers
@@ -39,12 +39,14 @@ class HPUDeepSpeedPrecisionPlugin : public HPUPrecisionPlugin {
   explicit HPUDeepSpeedPrecisionPlugin(const std::string& precision = "32-true", const std::string& device = "hpu")
       : HPUPrecisionPlugin(precision, device) {}
 
-  /// Before attach(): remembers the options (the last call's count) and validates the recipe; nothing is converted, and the report says so. With
-  /// plan_only the report is that of `model` as it is now. After attach(): converts `model` at once. Any precision is taken.
+  /// Before attach(): remembers the options (the last call's count) and validates the recipe; nothing is converted, and
+  /// the report says so. With plan_only the report is that of `model` as it is now. After attach(): converts `model` at
+  /// once. Any precision is taken.
   quant::ConversionReport convert_modules(torch::nn::Module& model, const ConvertOptions& options = {}) override;
 
-  /// `engine` is initialised: its module is converted as convert_modules() was told (nothing without a call of it). The engine must outlive the
-  /// plugin, or detach(). Throws if one is attached already, or what the conversion throws; nothing is attached then.
+  /// `engine` is initialised: its module is converted as convert_modules() was told (nothing without a call of it). The
+  /// engine must outlive the plugin, or detach(). Throws if one is attached already, or what the conversion throws;
+  /// nothing is attached then.
   quant::ConversionReport attach(ZeroEngine& engine);
   void detach() { engine_ = nullptr; }
   bool attached() const { return engine_ != nullptr; }
@@ -58,8 +60,9 @@ class HPUDeepSpeedPrecisionPlugin : public HPUPrecisionPlugin {
     backward(loss);
   }
 
-  /// Runs `closure` (forward and backward(), its result is the loss), then engine.step(), which updates the parameters: optimizer is only looked at.
-  /// Throws for LBFGS, without an engine, and for an undefined loss (a step that was skipped), unless manual_optimization.
+  /// Runs `closure` (forward and backward(), its result is the loss), then engine.step(), which updates the parameters:
+  /// optimizer is only looked at. Throws for LBFGS, without an engine, and for an undefined loss (a step that was
+  /// skipped), unless manual_optimization.
   void optimizer_step(torch::optim::Optimizer& optimizer, const std::function<at::Tensor()>& closure,
                       bool manual_optimization = false);
 

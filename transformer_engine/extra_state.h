@@ -1,11 +1,13 @@
 // SPDX-License-Identifier: Apache-2.0
-// The fp8 state of a model that trains: what must be saved with it so that training goes on bit for bit. JSON and plain tensors, no pickle.
+// The fp8 state of a model that trains: what must be saved with it so that training goes on bit for bit. JSON and plain
+// tensors, no pickle.
 //
 //   DIR/fp8_state.json           {"version": 1, "states": {"model.layers.0.mlp.up_proj": {"recipe": "delayed habana HYBRID", "step": 300, ...}},
 //                                 "weights": {"model.layers.0.mlp.up_proj.weight": {"scale_inv": 0.001, "assigned": 300}}}
 //   DIR/fp8_state.safetensors    NAME.forward.scale [n], NAME.forward.amax_history [H, n], the same of hybrid and backward   (F32)
 //
-// weights: parameters that quantized_model_init holds in fp8. Their codes are the model's own; WEIGHT.master is the high-precision copy, if any.
+// weights: parameters that quantized_model_init holds in fp8. Their codes are the model's own; WEIGHT.master is the
+// high-precision copy, if any.
 #pragma once
 #include <ATen/core/Tensor.h>
 
@@ -30,7 +32,8 @@ struct NamedState {
   std::shared_ptr<Fp8State> state;
 };
 
-/// Every fp8 state of a model: te modules and converted ones, in the order of registration. Also gives the states these names.
+/// Every fp8 state of a model: te modules and converted ones, in the order of registration. Also gives the states these
+/// names.
 std::vector<NamedState> fp8_states(const torch::nn::Module& model);
 
 struct ExtraState {
@@ -49,8 +52,8 @@ struct ExtraStateReport {
       unexpected;  ///< states of products that the model does not have, or weights it does not hold in fp8
 };
 
-/// Another history length is fine: it is resized at the next step. Throws c10::Error naming the product for sizes that do not fit,
-/// values that are no scales, another version, or a weight held in fp8 whose scale is not there.
+/// Another history length is fine: it is resized at the next step. Throws c10::Error naming the product for sizes that
+/// do not fit, values that are no scales, another version, or a weight held in fp8 whose scale is not there.
 ExtraStateReport set_extra_state(const torch::nn::Module& model, const ExtraState& state);
 ExtraStateReport set_extra_state(const std::vector<NamedState>& states, const ExtraState& state);
 
@@ -71,8 +74,8 @@ Fp8StateValues state_from(const std::string& name, const io::Json& json,
 io::Json weight_json(const Fp8Weight& weight);
 void set_weight(const std::string& name, Fp8Weight& weight, const io::Json& json, const at::Tensor& master);
 
-/// Throws c10::Error unless `bytes` is empty: other libraries store their extra state as a pickle in a tensor of bytes, an empty one where
-/// there is nothing to store.
+/// Throws c10::Error unless `bytes` is empty: other libraries store their extra state as a pickle in a tensor of bytes,
+/// an empty one where there is nothing to store.
 void refuse_pickle(const std::string& name, const at::Tensor& bytes);
 
 }  // namespace fp8::te

@@ -75,7 +75,8 @@ at::Tensor grouped_mask(const Call& call, const at::Tensor& mask, std::int64_t h
                                       : mask.unsqueeze(head_dim);
 }
 
-/// The fp8 forward. kept: where a gradient is wanted gets {q, k, v codes, P codes, dm} or {q, k, v codes, m, linv, seed}, and the mask.
+/// The fp8 forward. kept: where a gradient is wanted gets {q, k, v codes, P codes, dm} or {q, k, v codes, m, linv,
+/// seed}, and the mask.
 at::Tensor forward_product(const at::Tensor& q, const at::Tensor& k, const at::Tensor& v, const at::Tensor& mask,
                            Call& call, variable_list* kept) {
   const auto cast = [&](const at::Tensor& t, int index, float* scale_inv) {

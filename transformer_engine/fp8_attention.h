@@ -7,9 +7,9 @@
 //
 // o is rounded to bf16, as the vendor's operator gives it, and comes in the activation dtype.
 //
-// Scales: delayed, of earlier steps. current: q, k, v and do from themselves, P from its bound of 1, dS from a first run of the backward
-// pass (it is seen nowhere else). Other recipes have more than one scale a tensor and are refused. Backward reads the forward's codes in
-// every dialect.
+// Scales: delayed, of earlier steps. current: q, k, v and do from themselves, P from its bound of 1, dS from a first
+// run of the backward pass (it is seen nowhere else). Other recipes have more than one scale a tensor and are refused.
+// Backward reads the forward's codes in every dialect.
 #pragma once
 #include <ATen/core/Tensor.h>
 
@@ -29,10 +29,10 @@ struct Fp8AttentionOptions {
   bool training = true;  ///< amaxes may be recorded
 };
 
-/// q: [B, H, L, D], k: [B, G, S, D], v: [B, G, S, Dv] of one dtype of f32, bf16, f16, H a multiple of G; or 3-D. mask: undefined, bool
-/// (true: seen) or added. state: 4 forward tensors q, k, v, P and 2 backward tensors do, dS. Result: [B, H, L, Dv] in the activation dtype.
-/// Needs an enabled region. Throws c10::Error naming the product for sizes, dtypes and recipes that do not fit, and for HYBRID on Gaudi2. A
-/// second derivative throws by name.
+/// q: [B, H, L, D], k: [B, G, S, D], v: [B, G, S, Dv] of one dtype of f32, bf16, f16, H a multiple of G; or 3-D. mask:
+/// undefined, bool (true: seen) or added. state: 4 forward tensors q, k, v, P and 2 backward tensors do, dS. Result:
+/// [B, H, L, Dv] in the activation dtype. Needs an enabled region. Throws c10::Error naming the product for sizes,
+/// dtypes and recipes that do not fit, and for HYBRID on Gaudi2. A second derivative throws by name.
 at::Tensor fp8_attention(const at::Tensor& q, const at::Tensor& k, const at::Tensor& v, const at::Tensor& mask,
                          const std::shared_ptr<Fp8State>& state, const Fp8AttentionOptions& options);
 

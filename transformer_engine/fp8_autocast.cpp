@@ -66,7 +66,8 @@ bool runs_hooks(const Fp8Region& region) {
   return region.outermost() && (region.enabled() || region.options().calibrating);
 }
 
-/// Of a process that data parallel training started without a group for amaxes. Variables that name no rank say nothing here.
+/// Of a process that data parallel training started without a group for amaxes. Variables that name no rank say nothing
+/// here.
 int rank_of_process() {
   static const int rank = [] {
     try {
@@ -152,8 +153,8 @@ void Fp8Region::ran_backward(const std::shared_ptr<Fp8State>& state) {
   r.finish_after_backward();
 }
 
-/// Once per backward(), whichever products take part in it and whatever backward() runs inside of it. Holds the lock. A backward() that
-/// fails drops its callbacks: the next one has its own.
+/// Once per backward(), whichever products take part in it and whatever backward() runs inside of it. Holds the lock. A
+/// backward() that fails drops its callbacks: the next one has its own.
 void Fp8Region::finish_after_backward() {
   if (torch::autograd::get_current_graph_task_id() < 0 || inner_backwards_ > 0 || !callback_.expired()) return;
   auto alive = std::make_shared<bool>(true);

@@ -1,11 +1,12 @@
 // SPDX-License-Identifier: Apache-2.0
-// The region in which products run in fp8. What a forward pass finds in force is captured by its autograd nodes: the region may have ended
-// when backward runs, on another thread.
+// The region in which products run in fp8. What a forward pass finds in force is captured by its autograd nodes: the
+// region may have ended when backward runs, on another thread.
 //
 //   { te::fp8_autocast region({.recipe = recipes::DelayedScaling::nvidia()}); loss = model(x); }   loss.backward();
 //
-// Regions nest: the innermost decides, and inherits from the outer one what it does not say (all but enabled and calibrating). Scales whose
-// dialect moves them at the end of a step (nvidia) move when the outermost region ends without an exception.
+// Regions nest: the innermost decides, and inherits from the outer one what it does not say (all but enabled and
+// calibrating). Scales whose dialect moves them at the end of a step (nvidia) move when the outermost region ends
+// without an exception.
 #pragma once
 #include <cstdint>
 #include <map>
@@ -37,9 +38,9 @@ struct Fp8AutocastOptions {
 
 /// One region, shared by its RAII guard and the nodes made inside.
 ///
-/// Amaxes meet those of the other ranks twice a step: those of forward when the outermost region ends, those of backward when backward() does
-/// (in the engine's final callback, on the thread that ran last). Every rank must run the same products in the same order between two
-/// meetings; other products, or none at all, are an error on all of them.
+/// Amaxes meet those of the other ranks twice a step: those of forward when the outermost region ends, those of
+/// backward when backward() does (in the engine's final callback, on the thread that ran last). Every rank must run the
+/// same products in the same order between two meetings; other products, or none at all, are an error on all of them.
 class Fp8Region : public std::enable_shared_from_this<Fp8Region> {
  public:
   Fp8Region(Fp8AutocastOptions options, std::shared_ptr<Fp8Region> outer);
@@ -59,13 +60,14 @@ class Fp8Region : public std::enable_shared_from_this<Fp8Region> {
   /// The number of `state` among those of its origin(), in the order in which the step runs them.
   int instance_of(const Fp8State& state);
 
-  /// For modules: `state` ran a forward pass that trains, or a backward pass, in this region. in_backward: somebody runs the forward again
-  /// (recomputation.h), the region may have ended.
+  /// For modules: `state` ran a forward pass that trains, or a backward pass, in this region. in_backward: somebody
+  /// runs the forward again (recomputation.h), the region may have ended.
   void ran_forward(const std::shared_ptr<Fp8State>& state, bool in_backward = false);
   void ran_backward(const std::shared_ptr<Fp8State>& state);
   /// The backward() that this thread is in calls finish_backward() when it ends; those inside of it don't.
   void finish_when_backward_ends();
-  /// Reduces what was recorded over the ranks, and moves the scales that move at the end of a step. Called by the region itself.
+  /// Reduces what was recorded over the ranks, and moves the scales that move at the end of a step. Called by the
+  /// region itself.
   void finish_forward();
   void finish_backward();
 
@@ -114,10 +116,12 @@ std::shared_ptr<Fp8Region> current_region();
 /// A region is in force and enabled.
 bool is_fp8_enabled();
 
-/// A region of the thread it is made on, where it must end too. Regions that end out of order leave those inside of them in force.
+/// A region of the thread it is made on, where it must end too. Regions that end out of order leave those inside of
+/// them in force.
 class fp8_autocast {
  public:
-  /// Throws std::invalid_argument for a recipe that does not validate, c10::Error on a first-generation device (no fp8 there).
+  /// Throws std::invalid_argument for a recipe that does not validate, c10::Error on a first-generation device (no fp8
+  /// there).
   explicit fp8_autocast(Fp8AutocastOptions options);
   explicit fp8_autocast(bool enabled = true) : fp8_autocast(Fp8AutocastOptions{.enabled = enabled}) {}
   fp8_autocast(bool enabled, recipes::Recipe recipe)
@@ -134,16 +138,18 @@ class fp8_autocast {
   bool ended_ = false;
 };
 
-/// What is called on the thread of every outermost region that is enabled or calibrating: when it begins, and when it ends without an exception
-/// (what `ends` throws, the region's end throws). For the books of converted weights; the last one given counts.
+/// What is called on the thread of every outermost region that is enabled or calibrating: when it begins, and when it
+/// ends without an exception (what `ends` throws, the region's end throws). For the books of converted weights; the
+/// last one given counts.
 struct RegionHooks {
   void (*begins)() = nullptr;
   void (*ends)() = nullptr;
 };
 void on_outermost_regions(const RegionHooks& hooks);
 
-/// Which passes measure amaxes, for code that makes its regions elsewhere. While it lives, outermost regions that begin on this thread and say
-/// nothing of force_measurement measure always (manual, value), never (manual, not value), or as the recipe's interval says (not manual).
+/// Which passes measure amaxes, for code that makes its regions elsewhere. While it lives, outermost regions that begin
+/// on this thread and say nothing of force_measurement measure always (manual, value), never (manual, not value), or as
+/// the recipe's interval says (not manual).
 class set_measurement_mode {
  public:
   explicit set_measurement_mode(bool manual, bool value = true);

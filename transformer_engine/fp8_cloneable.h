@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
-// The base of modules that hold fp8 states of their own: save(), load() and clone() take the states along, and a clone's weights held in fp8
-// have scales of their own.
+// The base of modules that hold fp8 states of their own: save(), load() and clone() take the states along, and a
+// clone's weights held in fp8 have scales of their own.
 #pragma once
 #include <torch/nn/cloneable.h>
 

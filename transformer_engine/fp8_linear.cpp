@@ -85,7 +85,8 @@ at::Tensor without_tensors(Operand& operand, at::Tensor& grid) {
   return std::exchange(operand.codes, {});
 }
 
-/// The forward product. Fills `call` and, where a gradient is wanted, what has to be kept: {x codes, x grid, w codes, w grid, weight}.
+/// The forward product. Fills `call` and, where a gradient is wanted, what has to be kept: {x codes, x grid, w codes, w
+/// grid, weight}.
 at::Tensor forward_product(const at::Tensor& x, const at::Tensor& weight, const std::optional<at::Tensor>& bias,
                            Call& call, variable_list* kept) {
   const at::Tensor x2 = as_matrix(x.detach().to(call.activation)).contiguous();

@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
-// What the modules of this folder share: fp8 states that are saved and loaded with the module, and the arguments of tensor parallelism, which
-// are taken when they ask for nothing.
+// What the modules of this folder share: fp8 states that are saved and loaded with the module, and the arguments of
+// tensor parallelism, which are taken when they ask for nothing.
 #pragma once
 #include <functional>
 #include <memory>
@@ -29,9 +29,11 @@ class Fp8Module {
 
  protected:
   void save_fp8(torch::serialize::OutputArchive& archive) const;
-  /// An archive without fp8 state leaves the states as they are, with a warning. Throws c10::Error for state of other tensors and for pickles.
+  /// An archive without fp8 state leaves the states as they are, with a warning. Throws c10::Error for state of other
+  /// tensors and for pickles.
   void load_fp8(torch::serialize::InputArchive& archive);
-  /// For a clone of this module. Throws c10::Error naming the parameter for a weight held in fp8 that is cloned to another device.
+  /// For a clone of this module. Throws c10::Error naming the parameter for a weight held in fp8 that is cloned to
+  /// another device.
   void clone_fp8(torch::nn::Module& copy) const;
 };
 
@@ -58,11 +60,13 @@ struct ParallelOptions {
 /// Throws c10::Error "[te::Linear] tp_size: found 2, allowed: 1 (...)".
 void check_parallel(const char* module, const ParallelOptions& options);
 
-/// Arguments of the field that are known and not built. Throws c10::Error "[te::Linear] fuse_wgrad_accumulation: found true, allowed: false (...)".
+/// Arguments of the field that are known and not built. Throws c10::Error "[te::Linear] fuse_wgrad_accumulation: found
+/// true, allowed: false (...)".
 void refuse_wgrad_options(const char* module, bool fuse_wgrad_accumulation, bool delay_wgrad_compute);
 void refuse_fp8_results(const char* module, bool fp8_output, bool fp8_grad);
 
-/// Throws c10::Error "[te::Linear] in_features: found 0, allowed: 1 to 1073741824" unless it is. Sums of three products of two such sizes fit 64 bits.
+/// Throws c10::Error "[te::Linear] in_features: found 0, allowed: 1 to 1073741824" unless it is. Sums of three products
+/// of two such sizes fit 64 bits.
 void check_size(const char* module, const char* argument, std::int64_t size);
 
 /// Throws c10::Error "[te::Linear] 'name': input: found sizes ..., allowed: [..., 64]" unless x ends with `features`.

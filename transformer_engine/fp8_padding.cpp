@@ -24,8 +24,8 @@ std::int64_t alignment(const Fp8PaddingOptions& o) {
   return is_fp8_enabled() && std::holds_alternative<recipes::MXFP8>(current_region()->recipe()) ? 32 : 16;
 }
 
-/// Each split rounded up. Throws unless there are num_gemms of them, each 0 or more, and `rows` is the sum of the splits (padded: of the
-/// rounded ones).
+/// Each split rounded up. Throws unless there are num_gemms of them, each 0 or more, and `rows` is the sum of the
+/// splits (padded: of the rounded ones).
 std::vector<std::int64_t> rounded(const char* module, const Fp8PaddingOptions& o,
                                   const std::vector<std::int64_t>& m_splits, std::int64_t rows, bool padded) {
   TORCH_CHECK(static_cast<std::int64_t>(m_splits.size()) == o.num_gemms, "[", module, "] m_splits: found ",

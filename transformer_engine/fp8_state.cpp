@@ -32,7 +32,8 @@ std::string key_of(const recipes::Recipe& recipe) {
   return key + recipes::name_of(recipes::format_of(recipe));
 }
 
-/// The least value that rounding does not bring back to format_max: half a step above it. Below that saturation changes no code.
+/// The least value that rounding does not bring back to format_max: half a step above it. Below that saturation changes
+/// no code.
 float least_beyond(float format_max) {
   const int mantissa_bits = format_max > 448.0f ? 2 : 3;  // E5M2, E4M3
   return format_max + std::ldexp(0.5f, std::ilogb(format_max) - mantissa_bits);
@@ -48,8 +49,8 @@ int current_row(const TensorMeta& meta, const DelayedScaling& d) {
 
 std::vector<float> to_vector(const Eigen::ArrayXf& a) { return {a.data(), a.data() + a.size()}; }
 
-/// The second run of activation checkpointing: the first one recorded the same casts. In somebody else's second run the first one counted
-/// them only.
+/// The second run of activation checkpointing: the first one recorded the same casts. In somebody else's second run the
+/// first one counted them only.
 bool in_second_run(const Fp8State& state, bool counted = false) {
   const ReplayLog* log = current_replay_log();
   if (log != nullptr && log->replaying()) return true;
@@ -61,8 +62,9 @@ void fit_history(TensorMeta& meta, const DelayedScaling& d) {
   if (meta.amax_history.rows() != d.amax_history_len) recipes::resize_history(meta, d, d.amax_history_len);
 }
 
-/// A step in which new scales are due, of those after `recorded` up to `now`. One pass per step: updates_scale(now). A product that runs twice
-/// before its backward passes has them in reverse order: the step of new scales comes first, the one that measures after it.
+/// A step in which new scales are due, of those after `recorded` up to `now`. One pass per step: updates_scale(now). A
+/// product that runs twice before its backward passes has them in reverse order: the step of new scales comes first,
+/// the one that measures after it.
 bool update_since(const DelayedScaling& d, std::int64_t recorded, std::int64_t now) {
   if (d.dialect == RecipeDialect::nvidia || d.interval <= 1) return true;
   for (std::int64_t step = std::max(recorded + 1, now - d.interval + 1); step <= now; ++step) {

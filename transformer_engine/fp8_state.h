@@ -9,8 +9,8 @@
 //            begun since; passes need not run in the order of steps), then the ring's index moves on.
 //            HYBRID keeps a second set of scales for the E5M2 copies that the backward pass reads.
 //   nvidia   at the end of the outermost region (forward) and when backward() ends: new scales, then the history rolls
-// Where ranks share amaxes, habana's scales wait for the same two moments, at which the amaxes meet: a product that runs twice in between
-// records the larger amax.
+// Where ranks share amaxes, habana's scales wait for the same two moments, at which the amaxes meet: a product that
+// runs twice in between records the larger amax.
 //
 // Recipes without history (current, block, mxfp8) use the step counter alone, for stochastic rounding's seeds.
 #pragma once
@@ -73,8 +73,8 @@ class Fp8State : public std::enable_shared_from_this<Fp8State> {
   /// In messages and files. fp8_states() renames; not while passes run.
   const std::string& name() const { return name_; }
   void rename(std::string name) { name_ = std::move(name); }
-  /// The name it was made with: seeds of stochastic rounding come from it (and from the number among products of one such name) and ranks
-  /// compare it, so that looking at a model's state changes nothing.
+  /// The name it was made with: seeds of stochastic rounding come from it (and from the number among products of one
+  /// such name) and ranks compare it, so that looking at a model's state changes nothing.
   const std::string& origin() const { return origin_; }
   int forward_tensors() const { return forward_tensors_; }
   int backward_tensors() const { return backward_tensors_; }
@@ -87,30 +87,35 @@ class Fp8State : public std::enable_shared_from_this<Fp8State> {
   void keep_high_precision(bool keep) { high_precision_ = keep; }
   bool keeps_high_precision() const { return high_precision_; }
 
-  /// Starts a forward pass in `region`. training: amaxes may be recorded; else the scales are those that such a pass would take, and nothing
-  /// moves. Inside a recomputation of activation checkpointing the scales of the first run come back, and amaxes are recorded once.
+  /// Starts a forward pass in `region`. training: amaxes may be recorded; else the scales are those that such a pass
+  /// would take, and nothing moves. Inside a recomputation of activation checkpointing the scales of the first run come
+  /// back, and amaxes are recorded once.
   StepScales begin_forward(Fp8Region& region, bool training);
   /// Starts the backward pass of a forward pass that found `forward`; the region's recipe is the captured one.
   StepScales begin_backward(Fp8Region& region, const StepScales& forward);
 
-  /// A cast of tensor `index` met this largest magnitude (of the unscaled tensor) and multiplied by `scale`. format_max: of what it cast to.
+  /// A cast of tensor `index` met this largest magnitude (of the unscaled tensor) and multiplied by `scale`.
+  /// format_max: of what it cast to.
   void record(Pass pass, const StepScales& scales, int index, float amax, float format_max);
   /// The same of an input whose recipe has no history: the largest is kept for export.
   void saw(const StepScales& scales, int index, float amax);
   void count(std::int64_t elements, std::int64_t saturated, std::int64_t underflowed);
 
-  /// For regions: what is recorded and not used yet, appended; and back after the reduction over ranks (returns the next value).
+  /// For regions: what is recorded and not used yet, appended; and back after the reduction over ranks (returns the
+  /// next value).
   void copy_recorded(Pass pass, std::vector<float>& to) const;
   const float* replace_recorded(Pass pass, const float* from);
   void end_of_step(Pass pass);
 
   CastStatistics take_statistics();
 
-  /// Every forward tensor's scale as if `amax` (one per tensor, of the unscaled tensor) had been measured in every step of the history.
+  /// Every forward tensor's scale as if `amax` (one per tensor, of the unscaled tensor) had been measured in every step
+  /// of the history.
   void seed(const std::vector<float>& amax, const recipes::Recipe& recipe);
 
   Fp8StateValues values() const;
-  /// Throws c10::Error naming the product and both sizes if the numbers of tensors differ. Another history length is resized at the next pass.
+  /// Throws c10::Error naming the product and both sizes if the numbers of tensors differ. Another history length is
+  /// resized at the next pass.
   void set_values(Fp8StateValues values);
 
   /// For recomputations by others than te::checkpoint().

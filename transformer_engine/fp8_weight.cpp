@@ -32,8 +32,8 @@ bool power_of_two(const recipes::Recipe& recipe) {
   return std::get<recipes::CurrentScaling>(recipe).power_of_two_scale;
 }
 
-/// Of the rounding of values that are assigned for the n-th time. Two weights draw different numbers, a weight the same ones on every rank
-/// that holds it and after a resume: what they differ by is the values themselves.
+/// Of the rounding of values that are assigned for the n-th time. Two weights draw different numbers, a weight the same
+/// ones on every rank that holds it and after a resume: what they differ by is the values themselves.
 std::uint64_t assignment_seed(const at::Tensor& values, std::uint64_t n) {
   constexpr std::int64_t kLooked = 64;
   std::uint64_t h = n * 0x9e3779b97f4a7c15ull;

@@ -1,13 +1,16 @@
 // SPDX-License-Identifier: Apache-2.0
-// Parameters that are held in fp8 only: one byte an element, one scale, and no copy in high precision unless one is asked for.
+// Parameters that are held in fp8 only: one byte an element, one scale, and no copy in high precision unless one is
+// asked for.
 //
 //   te::quantized_model_init init({.preserve_high_precision_init_val = true});   modules made here hold fp8 weights
 //   step:  w = decode(codes) or the kept copy;  update;  scale = f(max |w|);  codes = cast(w * scale)
 //
-// Without a kept copy the cast of a step rounds stochastically: updates smaller than half a step of the format would be lost for good else.
+// Without a kept copy the cast of a step rounds stochastically: updates smaller than half a step of the format would be
+// lost for good else.
 //
-// The codes are the parameter (dtype float8_e4m3fn, or e5m2 for E5M2 recipes); its gradient has the dtype it would have had
-// (Tensor::set_grad_dtype). Optimizers of runtime/optim know them (runtime::QuantizedParameter); upstream's throw on the dtype.
+// The codes are the parameter (dtype float8_e4m3fn, or e5m2 for E5M2 recipes); its gradient has the dtype it would have
+// had (Tensor::set_grad_dtype). Optimizers of runtime/optim know them (runtime::QuantizedParameter); upstream's throw
+// on the dtype.
 #pragma once
 #include <ATen/core/Tensor.h>
 
@@ -28,14 +31,16 @@ namespace fp8::te {
 
 struct QuantizedInitOptions {
   bool enabled = true;
-  /// Format and kind of scale (power of two or not); one scale per tensor: delayed or current. None: E4M3, power of two.
+  /// Format and kind of scale (power of two or not); one scale per tensor: delayed or current. None: E4M3, power of
+  /// two.
   std::optional<recipes::Recipe> recipe = {};
   bool preserve_high_precision_init_val =
       false;                 ///< keep the initial values in f32 until clear_high_precision_init_val()
   bool keep_master = false;  ///< optimizers work on an f32 copy instead of decoding the codes
 };
 
-/// te modules made on this thread while it lives hold fp8 weights (on hpu). Throws std::invalid_argument for a recipe with block scales.
+/// te modules made on this thread while it lives hold fp8 weights (on hpu). Throws std::invalid_argument for a recipe
+/// with block scales.
 class quantized_model_init {
  public:
   explicit quantized_model_init(QuantizedInitOptions options = {});
@@ -47,15 +52,15 @@ class quantized_model_init {
   std::optional<QuantizedInitOptions> previous_;
 };
 
-/// The handler of a parameter that make_weight_parameter() makes. The parameter's memory holds it, so it must not hold the parameter: once that is
-/// gone, what reads or writes its values throws c10::Error.
+/// The handler of a parameter that make_weight_parameter() makes. The parameter's memory holds it, so it must not hold
+/// the parameter: once that is gone, what reads or writes its values throws c10::Error.
 class Fp8Weight final : public runtime::OpHandler, public runtime::QuantizedParameter, public runtime::CodedWeight {
  public:
   explicit Fp8Weight(QuantizedInitOptions options);
   /// The codes of initial values (f32, bf16 or f16 on hpu): the parameter, which it is the handler of from now on.
   at::Tensor initialize(const at::Tensor& values);
-  /// The same for `codes`, a copy of the parameter (also of a part: without what is kept in high precision; also on the host, where
-  /// it only remembers).
+  /// The same for `codes`, a copy of the parameter (also of a part: without what is kept in high precision; also on the
+  /// host, where it only remembers).
   std::shared_ptr<Fp8Weight> copy_for(const at::Tensor& codes) const;
 
   /// Both ways of the codes as a product's operand.
@@ -68,8 +73,9 @@ class Fp8Weight final : public runtime::OpHandler, public runtime::QuantizedPara
   void adopt(runtime::QuantizedParameter& source) override;
   void met(const at::Tensor& parameter) override;
 
-  /// What must be stored beside the codes: {scale_inv, how often values were assigned}, and the kept copy (undefined without one). set_state()
-  /// throws c10::Error for a scale_inv that is not positive and finite and a copy of other sizes; without one a kept copy becomes the decoded codes.
+  /// What must be stored beside the codes: {scale_inv, how often values were assigned}, and the kept copy (undefined
+  /// without one). set_state() throws c10::Error for a scale_inv that is not positive and finite and a copy of other
+  /// sizes; without one a kept copy becomes the decoded codes.
   std::pair<float, std::uint64_t> state() const { return {scale_inv_, assigned_}; }
   at::Tensor master() const { return master_; }
   void set_state(float scale_inv, std::uint64_t assigned, const at::Tensor& master = {});
@@ -101,7 +107,8 @@ class Fp8Weight final : public runtime::OpHandler, public runtime::QuantizedPara
   float scale_inv_ = 1.0f;
   std::uint64_t assigned_ = 0;  ///< how often; with the values the seed of the rounding
   at::Tensor master_, initial_;
-  // The parameter as it was met last. Its memory alone, and weakly: a TensorImpl that is referred to, be it weakly, keeps its tag, and this.
+  // The parameter as it was met last. Its memory alone, and weakly: a TensorImpl that is referred to, be it weakly,
+  // keeps its tag, and this.
   mutable std::mutex mutex_;
   c10::weak_intrusive_ptr<c10::StorageImpl> memory_;
   c10::VariableVersion version_;
@@ -109,18 +116,20 @@ class Fp8Weight final : public runtime::OpHandler, public runtime::QuantizedPara
   std::int64_t offset_ = 0;
 };
 
-/// The parameter that a te module registers for a weight of these initial values: the tensor itself outside of quantized_model_init, else fp8
-/// codes with an Fp8Weight, named `module` in messages. Throws c10::Error there for values that are not on hpu.
+/// The parameter that a te module registers for a weight of these initial values: the tensor itself outside of
+/// quantized_model_init, else fp8 codes with an Fp8Weight, named `module` in messages. Throws c10::Error there for
+/// values that are not on hpu.
 at::Tensor make_weight_parameter(at::Tensor values, const std::string& module);
 
-/// The weight in `dtype` with a gradient that reaches the parameter: what a te module multiplies with where fp8 is off. An ordinary parameter
-/// comes back as it is. Throws c10::Error for codes without a scale (moved to another device).
+/// The weight in `dtype` with a gradient that reaches the parameter: what a te module multiplies with where fp8 is off.
+/// An ordinary parameter comes back as it is. Throws c10::Error for codes without a scale (moved to another device).
 at::Tensor weight_values(const at::Tensor& parameter);
 
 /// The Fp8Weight of a parameter; null for ordinary ones.
 Fp8Weight* fp8_weight(const at::Tensor& parameter);
 
-/// A parameter that became a copy of `original`, codes and all, gets an Fp8Weight and a gradient dtype of its own; does nothing for ordinary ones.
+/// A parameter that became a copy of `original`, codes and all, gets an Fp8Weight and a gradient dtype of its own; does
+/// nothing for ordinary ones.
 void own_fp8_weight(const at::Tensor& copy, const at::Tensor& original);
 
 }  // namespace fp8::te

@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
-// Several linear layers of one shape, each for its own share of the rows (experts): y = concat_i(x_i w_i^T + b_i), each product in fp8 with
-// scales of its own inside an enabled fp8_autocast region.
+// Several linear layers of one shape, each for its own share of the rows (experts): y = concat_i(x_i w_i^T + b_i), each
+// product in fp8 with scales of its own inside an enabled fp8_autocast region.
 #pragma once
 #include <ATen/core/Tensor.h>
 #include <torch/nn/pimpl.h>
@@ -35,8 +35,8 @@ class GroupedLinearImpl : public Fp8Cloneable<GroupedLinearImpl> {
             GroupedLinearOptions{.num_gemms = num_gemms, .in_features = in_features, .out_features = out_features}) {}
 
   void reset() override;
-  /// x: [..., in_features]; m_splits: num_gemms numbers >= 0 of rows (all but the last dimension counted together) that sum to those of x.
-  /// Throws c10::Error naming both where they don't fit.
+  /// x: [..., in_features]; m_splits: num_gemms numbers >= 0 of rows (all but the last dimension counted together) that
+  /// sum to those of x. Throws c10::Error naming both where they don't fit.
   at::Tensor forward(const at::Tensor& x, const std::vector<std::int64_t>& m_splits,
                      std::optional<bool> is_first_microbatch = std::nullopt);
 

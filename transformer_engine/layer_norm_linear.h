@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
-// y = norm(x) w^T + b: the normalization in high precision, the product in fp8 inside an enabled fp8_autocast region. With fp8 off
-// bit-equal to at::layer_norm (at::rms_norm) and at::linear one after the other.
+// y = norm(x) w^T + b: the normalization in high precision, the product in fp8 inside an enabled fp8_autocast region.
+// With fp8 off bit-equal to at::layer_norm (at::rms_norm) and at::linear one after the other.
 #pragma once
 #include <ATen/core/Tensor.h>
 #include <torch/nn/modules/common.h>

@@ -43,7 +43,8 @@ class LayerNormMLPImpl : public Fp8Cloneable<LayerNormMLPImpl> {
   explicit LayerNormMLPImpl(LayerNormMLPOptions options);
 
   void reset() override;
-  /// x: [..., hidden_size] -> the same sizes. With `checkpoint` the module must be held by a shared pointer (as torch's modules are).
+  /// x: [..., hidden_size] -> the same sizes. With `checkpoint` the module must be held by a shared pointer (as torch's
+  /// modules are).
   at::Tensor forward(const at::Tensor& x, std::optional<bool> is_first_microbatch = std::nullopt) {
     return forward_all(x, is_first_microbatch).y;
   }

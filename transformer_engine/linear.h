@@ -18,8 +18,8 @@ namespace fp8::te {
 /// Fills a weight in place. Default: normal(0, 0.023).
 using InitMethod = std::function<void(at::Tensor)>;
 
-/// Rows of a weight, and elements of its bias, that are parameters of their own: {"query", 64} are query_weight and query_bias. Underscores at
-/// the end of names are dropped.
+/// Rows of a weight, and elements of its bias, that are parameters of their own: {"query", 64} are query_weight and
+/// query_bias. Underscores at the end of names are dropped.
 using ParametersSplit = std::vector<std::pair<std::string, std::int64_t>>;
 
 struct LinearOptions {
@@ -65,15 +65,16 @@ class LinearImpl : public Fp8Cloneable<LinearImpl> {
       : LinearImpl(LinearOptions{.in_features = in_features, .out_features = out_features}) {}
 
   void reset() override;
-  /// x: [..., in_features] -> [..., out_features]. With return_bias the bias is left out. fp8_output, fp8_grad: not built, refused.
+  /// x: [..., in_features] -> [..., out_features]. With return_bias the bias is left out. fp8_output, fp8_grad: not
+  /// built, refused.
   at::Tensor forward(const at::Tensor& x, std::optional<bool> is_first_microbatch = std::nullopt,
                      bool fp8_output = false, bool fp8_grad = false);
   /// {y, bias}: y without the bias, where return_bias is set; else {y, undefined}.
   std::pair<at::Tensor, at::Tensor> forward_with_bias(const at::Tensor& x,
                                                       std::optional<bool> is_first_microbatch = std::nullopt);
 
-  /// With skip_weight_param_allocation: these tensors become the parameters (no copies). weight: [out_features, in_features]; bias:
-  /// [out_features], needed if `bias` is set. Throws c10::Error naming the argument.
+  /// With skip_weight_param_allocation: these tensors become the parameters (no copies). weight: [out_features,
+  /// in_features]; bias: [out_features], needed if `bias` is set. Throws c10::Error naming the argument.
   void set_weight(const at::Tensor& weight, const at::Tensor& bias = {});
 
   std::vector<std::shared_ptr<Fp8State>> fp8_states() const override { return {state_}; }
@@ -95,7 +96,8 @@ class LinearImpl : public Fp8Cloneable<LinearImpl> {
 };
 TORCH_MODULE(Linear);
 
-/// What every module with a product does: fp8_linear in an enabled region, else at::linear (after recording, in a calibrating one).
+/// What every module with a product does: fp8_linear in an enabled region, else at::linear (after recording, in a
+/// calibrating one).
 at::Tensor linear_or_fp8(const at::Tensor& x, const at::Tensor& weight, const at::Tensor& bias,
                          const std::shared_ptr<Fp8State>& state, const Fp8LinearOptions& options);
 

@@ -42,7 +42,8 @@ void complete(MultiheadAttentionOptions& o) {
   refuse_wgrad_options(kName, o.fuse_wgrad_accumulation, o.delay_wgrad_compute);
 }
 
-/// x: [..., depth], angles: [..., R] broadcasting to it; the first R of depth are turned: x cos + [-x2, x1] sin of the halves x1, x2.
+/// x: [..., depth], angles: [..., R] broadcasting to it; the first R of depth are turned: x cos + [-x2, x1] sin of the
+/// halves x1, x2.
 at::Tensor turned(const at::Tensor& x, const at::Tensor& angles) {
   const std::int64_t rotary = angles.size(-1);
   const at::Tensor part = x.narrow(-1, 0, rotary);
@@ -52,7 +53,8 @@ at::Tensor turned(const at::Tensor& x, const at::Tensor& angles) {
   return rotary == x.size(-1) ? y : at::cat({y, x.narrow(-1, rotary, x.size(-1) - rotary)}, -1);
 }
 
-/// The angles of each row as q and k [length, batch, heads, depth], [batch, length, ...] or [rows, heads, depth] take them.
+/// The angles of each row as q and k [length, batch, heads, depth], [batch, length, ...] or [rows, heads, depth] take
+/// them.
 at::Tensor angles_of_rows(const MultiheadAttentionOptions& o, const at::Tensor& angles, std::int64_t rows,
                           const SequenceLengths& sequences) {
   if (o.qkv_format == "sbhd") return angles.narrow(0, 0, rows);

@@ -1,5 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
-// Multi-head attention with its projections, which run in fp8 inside an enabled fp8_autocast region; the attention itself with fp8_dpa.
+// Multi-head attention with its projections, which run in fp8 inside an enabled fp8_autocast region; the attention
+// itself with fp8_dpa.
 //
 //   self    q, k, v = heads(x Wq^T + bq), heads(x Wk^T + bk), heads(x Wv^T + bv)      x: norm(hidden_states) with input_layernorm
 //   cross   q from x, k and v from encoder_output
@@ -36,7 +37,8 @@ struct MultiheadAttentionOptions {
   bool return_bias = false;              ///< y comes without bo; forward_all() gives it
   bool fuse_qkv_params = false;
   bool qkv_weight_interleaved = true;
-  /// hidden_states is [length, batch, hidden_size], with "bshd" [batch, length, hidden_size], with "thd" [rows, hidden_size].
+  /// hidden_states is [length, batch, hidden_size], with "bshd" [batch, length, hidden_size], with "thd" [rows,
+  /// hidden_size].
   std::string qkv_format = "sbhd";
   bool fp8_dpa = false;
   at::ScalarType params_dtype = at::kFloat;  ///< f32, bf16 or f16
@@ -54,10 +56,11 @@ class MultiheadAttentionImpl : public torch::nn::Cloneable<MultiheadAttentionImp
   explicit MultiheadAttentionImpl(MultiheadAttentionOptions options);
   void reset() override;
 
-  /// hidden_states: see qkv_format; attention_mask: see DotProductAttention; encoder_output: with attention_type "cross" alone, in the same
-  /// format. rotary_pos_emb: angles [positions, 1, 1, R] by which q and k are turned (see rotary_position_embedding()), at least as many
-  /// positions as the input has ("thd": as its longest sequence, each of which begins at position 0) and R <= depth, even; with
-  /// attention_type "self" alone. sequences: with "thd" and padding masks, see DotProductAttention. Result: the sizes of hidden_states.
+  /// hidden_states: see qkv_format; attention_mask: see DotProductAttention; encoder_output: with attention_type
+  /// "cross" alone, in the same format. rotary_pos_emb: angles [positions, 1, 1, R] by which q and k are turned (see
+  /// rotary_position_embedding()), at least as many positions as the input has ("thd": as its longest sequence, each of
+  /// which begins at position 0) and R <= depth, even; with attention_type "self" alone. sequences: with "thd" and
+  /// padding masks, see DotProductAttention. Result: the sizes of hidden_states.
   at::Tensor forward(const at::Tensor& hidden_states, const at::Tensor& attention_mask = {},
                      const at::Tensor& encoder_output = {}, std::optional<bool> is_first_microbatch = std::nullopt,
                      const at::Tensor& rotary_pos_emb = {}, const SequenceLengths& sequences = {}) {
@@ -96,8 +99,8 @@ class MultiheadAttentionImpl : public torch::nn::Cloneable<MultiheadAttentionImp
 };
 TORCH_MODULE(MultiheadAttention);
 
-/// Angles for rotary_pos_emb, f32 [positions, 1, 1, dim] of even dim: (position * base^(-2 i / dim)) for i < dim / 2, twice. Element i of a
-/// head is turned against element i + dim / 2. Throws c10::Error naming the argument.
+/// Angles for rotary_pos_emb, f32 [positions, 1, 1, dim] of even dim: (position * base^(-2 i / dim)) for i < dim / 2,
+/// twice. Element i of a head is turned against element i + dim / 2. Throws c10::Error naming the argument.
 at::Tensor rotary_position_embedding(std::int64_t dim, std::int64_t positions, double base = 10000.0,
                                      at::Device device = at::Device(at::kHPU, 0));
 

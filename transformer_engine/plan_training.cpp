@@ -26,7 +26,8 @@ std::int64_t bytes_of(const Operand& o) {
 }  // namespace
 
 double expected_rounding(recipes::Format format) {
-  // An error spread evenly over one step u has RMS u / sqrt(12); magnitudes with density 1 / (f ln 2) have mean square 3 / (2 ln 2).
+  // An error spread evenly over one step u has RMS u / sqrt(12); magnitudes with density 1 / (f ln 2) have mean square
+  // 3 / (2 ln 2).
   const double step = format == recipes::Format::E4M3 ? 1.0 / 8 : 1.0 / 4;
   return step * std::sqrt(std::log(2.0) / 18.0);
 }

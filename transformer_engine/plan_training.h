@@ -18,8 +18,8 @@ namespace fp8::te {
 /// e_x above.
 double expected_rounding(recipes::Format format);
 
-/// Fills flops_per_row, operand_bytes, expected_error (none for a weight of no elements, of zeros, or with a NaN or Inf). weight: [N, K] on hpu in
-/// f32, bf16 or f16.
+/// Fills flops_per_row, operand_bytes, expected_error (none for a weight of no elements, of zeros, or with a NaN or
+/// Inf). weight: [N, K] on hpu in f32, bf16 or f16.
 void add_plan(const at::Tensor& weight, const recipes::Recipe& recipe, quant::ConvertedModule& line);
 
 }  // namespace fp8::te

@@ -1,5 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
-// The one call that serving and training code needs: pick a precision, convert the model. A thin front over measure and quant.
+// The one call that serving and training code needs: pick a precision, convert the model. A thin front over measure and
+// quant.
 #pragma once
 #include <filesystem>
 #include <functional>
@@ -43,8 +44,8 @@ class QuantSource {
   std::variant<bool, std::filesystem::path, io::Json> value_;
 };
 
-/// What convert_modules() is asked for. inference = false (training): the fields of TrainingOptions; inference = true: quant and where the
-/// measurements are. What has no effect there but was given is named in the report's warnings.
+/// What convert_modules() is asked for. inference = false (training): the fields of TrainingOptions; inference = true:
+/// quant and where the measurements are. What has no effect there but was given is named in the report's warnings.
 struct ConvertOptions {
   bool replace_layers = false;  ///< training: give linear modules their fp8 handlers; false: only remember the recipe
   std::optional<recipes::Recipe> recipe = {};  ///< of forward_context(); default DelayedScaling::habana()
@@ -94,8 +95,8 @@ class ForwardContext {
 ///   loss.backward();
 class HPUPrecisionPlugin {
  public:
-  /// Throws c10::Error listing the allowed values for any other precision or device ("hpu", "hpu:0" and on), and for fp8 and 16-mixed on a
-  /// device that has none.
+  /// Throws c10::Error listing the allowed values for any other precision or device ("hpu", "hpu:0" and on), and for
+  /// fp8 and 16-mixed on a device that has none.
   explicit HPUPrecisionPlugin(const std::string& precision = "32-true", const std::string& device = "hpu");
   virtual ~HPUPrecisionPlugin() = default;
 
@@ -106,10 +107,11 @@ class HPUPrecisionPlugin {
   /// With precision fp8, nested_bf16 = false leaves f32 tensors f32 (the regions of later vendor releases).
   bool nested_bf16 = true;
 
-  /// The regions for one training, validation, test or prediction step. The options' enabled and recipe are the plugin's.
+  /// The regions for one training, validation, test or prediction step. The options' enabled and recipe are the
+  /// plugin's.
   ForwardContext forward_context(Fp8AutocastOptions options = {}) const;
-  /// f (a function, a lambda, mutable or not, a pointer to a member function), each call of it in its own forward_context(). The plugin must
-  /// outlive what is returned; its recipe is the one of each call.
+  /// f (a function, a lambda, mutable or not, a pointer to a member function), each call of it in its own
+  /// forward_context(). The plugin must outlive what is returned; its recipe is the one of each call.
   template <class F>
   auto in_forward_context(F f) const {
     return [f = std::make_shared<F>(std::move(f)), this](auto&&... arguments) -> decltype(auto) {
@@ -118,19 +120,21 @@ class HPUPrecisionPlugin {
     };
   }
 
-  /// Training: remembers the recipe and, with replace_layers, gives every linear module its handler (convert_for_training).
-  /// Measuring: hangs watchers on the selected weights; run data, then fp8::measure::finalize_calibration(model) (also on destruction)
-  /// writes the files. Quantizing: ends a calibration of the model that is going on, reads the measurements (unless the scale method
-  /// needs none) and converts. Parameters keep identity, device and requires_grad. Without a QUANT_CONFIG every Linear and Conv2d is
-  /// measured, and static per-tensor scales of our own convention are used. A model that was converted for training loses those handlers.
-  /// When it throws, neither the model nor the plugin has changed.
-  /// Throws c10::Error or io::Error naming key or module; needs precision "fp8" and a model on hpu.
+  /// Training: remembers the recipe and, with replace_layers, gives every linear module its handler
+  /// (convert_for_training). Measuring: hangs watchers on the selected weights; run data, then
+  /// fp8::measure::finalize_calibration(model) (also on destruction) writes the files. Quantizing: ends a calibration
+  /// of the model that is going on, reads the measurements (unless the scale method needs none) and converts.
+  /// Parameters keep identity, device and requires_grad. Without a QUANT_CONFIG every Linear and Conv2d is measured,
+  /// and static per-tensor scales of our own convention are used. A model that was converted for training loses those
+  /// handlers. When it throws, neither the model nor the plugin has changed. Throws c10::Error or io::Error naming key
+  /// or module; needs precision "fp8" and a model on hpu.
   virtual quant::ConversionReport convert_modules(torch::nn::Module& model, const ConvertOptions& options = {});
   /// Inference only.
   quant::ConversionReport convert_modules(torch::jit::Module& model, const ConvertOptions& options) const;
 
-  /// Back to high precision, parameters the same objects. Training: the handlers go, the model is what it was. Inference: weights become what
-  /// their codes stand for, in the dtype they had; a calibration ends. Returns how many weights and modules it was.
+  /// Back to high precision, parameters the same objects. Training: the handlers go, the model is what it was.
+  /// Inference: weights become what their codes stand for, in the dtype they had; a calibration ends. Returns how many
+  /// weights and modules it was.
   int restore(torch::nn::Module& model) const;
 
  protected:

@@ -34,9 +34,9 @@ struct CastPlan {
 /// x: [rows, cols] in f32, bf16 or f16, contiguous.
 OperandPair quantize_operand(const at::Tensor& x, const CastPlan& plan);
 
-/// op(a) . op(b) in `out` (f32, bf16 or f16) + bias; op transposes. Products are exact, sum and bias f32, one rounding to `out`. One scale each:
-/// hpu::fp8_gemm_v2. Blocks: fp8::block_linear with a bias, else the product of the dequantized values (in bf16 where all scales are powers of
-/// two and `out` is bf16, else in f32).
+/// op(a) . op(b) in `out` (f32, bf16 or f16) + bias; op transposes. Products are exact, sum and bias f32, one rounding
+/// to `out`. One scale each: hpu::fp8_gemm_v2. Blocks: fp8::block_linear with a bias, else the product of the
+/// dequantized values (in bf16 where all scales are powers of two and `out` is bf16, else in f32).
 at::Tensor product(const Operand& a, bool transpose_a, const Operand& b, bool transpose_b, at::ScalarType out,
                    const std::optional<at::Tensor>& bias = {});
 
@@ -46,9 +46,9 @@ at::Tensor dequantize(const Operand& operand, at::ScalarType dtype);
 /// One scale for all: RNE or stochastic cast of x * scale (f32 product), saturating. amax: where not null gets max |x|.
 at::Tensor cast_tensor(const at::Tensor& x, recipes::Format format, recipes::Dialect dialect, float scale, float* amax,
                        std::optional<std::uint64_t> stochastic = {});
-/// Whether, and from which seed, this recipe's gradients are rounded stochastically: in the Gaudi dialect's HYBRID, unless
-/// PT_TE_FORCE_SR_BWD says otherwise. One seed per product (name, and number among those of one name), step and rank, the same in every
-/// process of that rank and on any number of threads.
+/// Whether, and from which seed, this recipe's gradients are rounded stochastically: in the Gaudi dialect's HYBRID,
+/// unless PT_TE_FORCE_SR_BWD says otherwise. One seed per product (name, and number among those of one name), step and
+/// rank, the same in every process of that rank and on any number of threads.
 std::optional<std::uint64_t> gradient_seed(const recipes::Recipe& recipe, const Fp8Region& region,
                                            const std::string& product, const StepScales& scales);
 

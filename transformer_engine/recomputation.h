@@ -1,5 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
-// Parts of a model that somebody else runs again in backward: torch.utils.checkpoint, an autograd::Function that calls its forward twice.
+// Parts of a model that somebody else runs again in backward: torch.utils.checkpoint, an autograd::Function that calls
+// its forward twice.
 //
 //   first run    without gradients, in the region: cannot be told from an evaluation, so it records nothing and takes the scales that a pass
 //                of training would take. Every product notes them, with its region and the autograd node that the thread would make next.
@@ -7,8 +8,9 @@
 //                those of its first run, call by call. Region, autocast dtype and scales come back; this run is the pass of training: it
 //                records. A third run (backward with retain_graph) repeats it and records nothing.
 //
-// te::checkpoint() and the operators fp8::checkpoint_* (checkpoint_operators.h) know their two runs and need none of this. A second run whose
-// first left no note (torch.utils.checkpoint(use_reentrant=False) keeps gradients on) throws: it would multiply in high precision.
+// te::checkpoint() and the operators fp8::checkpoint_* (checkpoint_operators.h) know their two runs and need none of
+// this. A second run whose first left no note (torch.utils.checkpoint(use_reentrant=False) keeps gradients on) throws:
+// it would multiply in high precision.
 #pragma once
 #include <cstdint>
 #include <deque>
@@ -60,8 +62,9 @@ class FirstRuns {
   std::atomic<bool> in_region_{false};
 };
 
-/// One call of a product that may run in fp8, from before it asks for the region to its end. In somebody else's second run the first run's
-/// region is in force while it lives. A product that is kept in high precision looks for none. Throws c10::Error naming the product where that is not known.
+/// One call of a product that may run in fp8, from before it asks for the region to its end. In somebody else's second
+/// run the first run's region is in force while it lives. A product that is kept in high precision looks for none.
+/// Throws c10::Error naming the product where that is not known.
 class ProductRun {
  public:
   explicit ProductRun(Fp8State& state);
@@ -83,7 +86,8 @@ class ProductRun {
   std::optional<runtime::autocast::InsideOp> inside_;
 };
 
-/// What the first run of the product that runs now on this thread found; null if this is no second run (of others than te::checkpoint).
+/// What the first run of the product that runs now on this thread found; null if this is no second run (of others than
+/// te::checkpoint).
 const FirstRuns::Found* first_run_of(const Fp8State& state);
 /// In a second run: it is the pass of training, with these scales.
 void trains_as(const Fp8State& state, const StepScales& scales);

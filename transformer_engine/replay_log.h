@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
-// Activation checkpointing runs a forward twice; the second run must find the scales of the first. The first run notes what every product
-// was given, in order; the second run gets it back, and records nothing.
+// Activation checkpointing runs a forward twice; the second run must find the scales of the first. The first run notes
+// what every product was given, in order; the second run gets it back, and records nothing.
 #pragma once
 #include <deque>
 #include <map>
@@ -27,7 +27,8 @@ class ReplayLog {
     noted_[&state].push_back(scales);
     if (outer_ != nullptr && !outer_->replaying()) outer_->remember(state, scales);
   }
-  /// In a second run what the first was given, nothing in a first run. Throws c10::Error if the second run calls a product more often.
+  /// In a second run what the first was given, nothing in a first run. Throws c10::Error if the second run calls a
+  /// product more often.
   std::optional<StepScales> given(const Fp8State& state);
 
  private:

@@ -1,9 +1,9 @@
 // SPDX-License-Identifier: Apache-2.0
-// What a converted module's weight carries while it learns: inside an enabled fp8_autocast region its linear products run in fp8, elsewhere
-// every op is the op itself. The parameter keeps its dtype, its values and its identity.
+// What a converted module's weight carries while it learns: inside an enabled fp8_autocast region its linear products
+// run in fp8, elsewhere every op is the op itself. The parameter keeps its dtype, its values and its identity.
 //
-// A product is of the whole weight, as linear, addmm, matmul, mm, mv, bmm and einsum meet it: x . w^T. Others (rows of it, x . w) stay in high
-// precision; the first one that a region meets is told in a warning.
+// A product is of the whole weight, as linear, addmm, matmul, mm, mv, bmm and einsum meet it: x . w^T. Others (rows of
+// it, x . w) stay in high precision; the first one that a region meets is told in a warning.
 #pragma once
 #include <atomic>
 #include <memory>

@@ -33,7 +33,8 @@ struct TransformerLayerOptions {
   bool zero_centered_gamma = false;
   std::string activation = "gelu";  ///< of LayerNormMLP
   bool bias = true;
-  /// hidden_states is [length, batch, hidden_size], with "bshd" [batch, length, hidden_size], with "thd" [rows, hidden_size].
+  /// hidden_states is [length, batch, hidden_size], with "bshd" [batch, length, hidden_size], with "thd" [rows,
+  /// hidden_size].
   std::string attn_input_format = "sbhd";
   bool fp8_dpa = false;
   bool checkpoint_mlp = false;               ///< LayerNormMLP's `checkpoint`
@@ -53,8 +54,9 @@ class TransformerLayerImpl : public torch::nn::Cloneable<TransformerLayerImpl> {
   void reset() override;
 
   /// hidden_states: see attn_input_format. attention_mask, enc_dec_attn_mask: bool, true where a key is masked out (see
-  /// DotProductAttention). encoder_output: with layer_type "decoder" alone. rotary_pos_emb: of the self attention (see MultiheadAttention).
-  /// sequences: with "thd" and padding masks; those of keys and values are the cross attention's. Result: the sizes of hidden_states.
+  /// DotProductAttention). encoder_output: with layer_type "decoder" alone. rotary_pos_emb: of the self attention (see
+  /// MultiheadAttention). sequences: with "thd" and padding masks; those of keys and values are the cross attention's.
+  /// Result: the sizes of hidden_states.
   at::Tensor forward(const at::Tensor& hidden_states, const at::Tensor& attention_mask = {},
                      const at::Tensor& encoder_output = {}, const at::Tensor& enc_dec_attn_mask = {},
                      std::optional<bool> is_first_microbatch = std::nullopt, const at::Tensor& rotary_pos_emb = {},

@@ -66,7 +66,8 @@ std::vector<Found> find_weights(const io::Checkpoint& checkpoint, CheckpointForm
 
 std::int64_t blocks(std::int64_t n, std::int64_t side) { return (n + side - 1) / side; }
 
-/// The side of blocks that cuts every n into its number of blocks: a power of two, or the same quotient everywhere. 0: none.
+/// The side of blocks that cuts every n into its number of blocks: a power of two, or the same quotient everywhere. 0:
+/// none.
 std::int64_t side_of(const std::vector<std::pair<std::int64_t, std::int64_t>>& cuts) {
   const auto fits = [&](std::int64_t side) {
     return std::all_of(cuts.begin(), cuts.end(), [&](const auto& c) { return blocks(c.first, side) == c.second; });

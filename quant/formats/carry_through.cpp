@@ -51,7 +51,8 @@ bool is_carried(const std::string& name, bool remote_code) {
          std::any_of(std::begin(kBeginnings), std::end(kBeginnings), begins) || (remote_code && ends(".py"));
 }
 
-/// Whether some config names classes of the folder's own Python files. They import one another, so all of them go along.
+/// Whether some config names classes of the folder's own Python files. They import one another, so all of them go
+/// along.
 bool has_remote_code(const fs::path& source) {
   std::error_code ignored;
   return std::any_of(std::begin(kConfigs), std::end(kConfigs), [&](std::string_view name) {

@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
-// What a written checkpoint takes over from its source byte for byte: all that a reader needs beside weights and config.json.
-// No torch here.
+// What a written checkpoint takes over from its source byte for byte: all that a reader needs beside weights and
+// config.json. No torch here.
 //
 //   carried      tokenizer and generation files, chat templates (chat_templates/ and additional_chat_templates/ too), processor and
 //                feature extractor configs, README, LICENSE, NOTICE, *.txt, and *.py where an auto_map names remote code
@@ -15,16 +15,18 @@
 
 namespace fp8::quant {
 
-/// Copies such files of `source` into `out`. A symbolic link to a file is read (a Hugging Face cache has nothing else). What has a
-/// carried name but is no file (a dangling or looping link, a pipe) is left out and named in the warnings that are returned.
-/// Throws io::Error for a file that can't be read.
+/// Copies such files of `source` into `out`. A symbolic link to a file is read (a Hugging Face cache has nothing else).
+/// What has a carried name but is no file (a dangling or looping link, a pipe) is left out and named in the warnings
+/// that are returned. Throws io::Error for a file that can't be read.
 std::vector<std::string> carry_files(const std::filesystem::path& source, const io::OutputDirectory& out);
 
 /// {"size": bytes, "modified": "seconds.nanoseconds"} of a file; null if there is none.
 io::Json identity_of_file(const std::filesystem::path& path);
-/// The files that carry_files() would copy, each with its identity_of_file(). Taken when a run begins, so that it can tell at its end:
+/// The files that carry_files() would copy, each with its identity_of_file(). Taken when a run begins, so that it can
+/// tell at its end:
 io::Json carried_identity_of(const std::filesystem::path& source);
-/// Throws io::Error naming the first file of `carried` that is not as it was, or is gone. What has come since is carried like the rest.
+/// Throws io::Error naming the first file of `carried` that is not as it was, or is gone. What has come since is
+/// carried like the rest.
 void require_carried_unchanged(const std::filesystem::path& source, const io::Json& carried);
 
 }  // namespace fp8::quant

@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
-// What every checkpoint writer does alike: the folder that appears whole or not at all, the files carried through, the shards with
-// their index. No torch here.
+// What every checkpoint writer does alike: the folder that appears whole or not at all, the files carried through, the
+// shards with their index. No torch here.
 #pragma once
 #include <filesystem>
 #include <map>
@@ -14,7 +14,8 @@
 
 namespace fp8::quant {
 
-/// DIR/config.json of a high precision checkpoint. Throws io::Error if it is missing or says that the model is quantized already.
+/// DIR/config.json of a high precision checkpoint. Throws io::Error if it is missing or says that the model is
+/// quantized already.
 io::Json read_model_config(const std::filesystem::path& model);
 
 /// Bytes of a tensor to be written.
@@ -27,8 +28,8 @@ class OutputFolder {
       : directory_(out, overwrite, partial) {}
   io::OutputDirectory& path() { return directory_; }
   void write_json(const std::string& name, const io::Json& value);
-  /// config.json: the text of `source` (empty: of an object without members) with the members of `edits` set, or removed
-  /// where they are null. Every other byte stays: order of keys, spelling of numbers, indentation.
+  /// config.json: the text of `source` (empty: of an object without members) with the members of `edits` set, or
+  /// removed where they are null. Every other byte stays: order of keys, spelling of numbers, indentation.
   void write_config(const std::filesystem::path& source, const io::Json& edits);
   /// Copies what carry_through.h names. Returns warnings.
   std::vector<std::string> carry_through(const std::filesystem::path& source);

@@ -26,7 +26,8 @@ std::vector<const CheckpointForm*> all_forms() {
   return {&compressed_tensors_form(), &fp8_form(), &modelopt_form(), &inc_form()};
 }
 
-/// config.json of older compressed-tensors: {"compression_config": {..., "quantization_config": {...}}}, or the latter's keys themselves.
+/// config.json of older compressed-tensors: {"compression_config": {..., "quantization_config": {...}}}, or the
+/// latter's keys themselves.
 Json from_compression_config(Json config) {
   if (!config.contains("config_groups") && config.contains("quantization_config"))
     config = Json(config["quantization_config"]);

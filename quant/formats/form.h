@@ -1,9 +1,10 @@
 // SPDX-License-Identifier: Apache-2.0
-// A form of fp8 checkpoints: how its tensors are spelt and shaped, and what its config says. One class per form, one table of them.
-// No torch here.
+// A form of fp8 checkpoints: how its tensors are spelt and shaped, and what its config says. One class per form, one
+// table of them. No torch here.
 //
-// Writers and readers of folders know no form: they ask for the entries of a module, cast or decode codes with scale_grid(), and hand
-// codes and scales over. Whatever a form calls its scales ("weight_scale_inv", "scale_weight"), here they are scale_inv: w ~ code * scale_inv.
+// Writers and readers of folders know no form: they ask for the entries of a module, cast or decode codes with
+// scale_grid(), and hand codes and scales over. Whatever a form calls its scales ("weight_scale_inv", "scale_weight"),
+// here they are scale_inv: w ~ code * scale_inv.
 #pragma once
 #include <cstdint>
 #include <map>
@@ -35,7 +36,8 @@ struct WeightSpec {
   Scheme scheme;
 };
 
-/// Scales of an attention module's key-value cache: scale_inv of keys after the rotary embedding and of values, one each or one per head.
+/// Scales of an attention module's key-value cache: scale_inv of keys after the rotary embedding and of values, one
+/// each or one per head.
 struct KvScales {
   std::string attention;  ///< "model.layers.0.self_attn"
   std::vector<float> k, v;
@@ -53,7 +55,8 @@ struct StoredCheckpoint {
   std::vector<StoredWeight> weights;
   std::vector<KvScales> kv;
   std::vector<std::string> kv_tensors;  ///< the names that those were read from
-  /// Scales beside weights that are in high precision (transformers leaves them there, uninitialised): not to be carried through.
+  /// Scales beside weights that are in high precision (transformers leaves them there, uninitialised): not to be
+  /// carried through.
   std::vector<std::string> strays;
   /// What other readers would misread, or what the config promises and no tensor holds; one line each.
   std::vector<std::string> warnings;
@@ -81,9 +84,11 @@ class CheckpointForm {
 
   // Writing
 
-  /// Why the form can't hold the scheme in any module; empty if it can ("fp8 holds per tensor or block scales, found channel").
+  /// Why the form can't hold the scheme in any module; empty if it can ("fp8 holds per tensor or block scales, found
+  /// channel").
   virtual std::string scheme_problem(const Scheme& scheme) const = 0;
-  /// Why this weight is left in high precision, because the form's readers would misread or refuse it (ragged blocks); empty if it need not.
+  /// Why this weight is left in high precision, because the form's readers would misread or refuse it (ragged blocks);
+  /// empty if it need not.
   virtual std::string weight_problem(const WeightSpec& weight) const = 0;
   /// Its tensors: codes and scales.
   virtual std::vector<io::SafetensorsWriter::Entry> entries(const WeightSpec& weight,
@@ -107,15 +112,17 @@ class CheckpointForm {
 
   /// True for a quantization_config of this form.
   virtual bool recognizes(const io::Json& quantization_config) const = 0;
-  /// sidecar: fp8.json or null; it tells dialect and convention, without one the checkpoint is ocp, own convention (INC's form: INC's).
-  /// Throws io::Error naming file, tensor or key. Scales are not read here, but their presence, dtype and shape are checked.
+  /// sidecar: fp8.json or null; it tells dialect and convention, without one the checkpoint is ocp, own convention
+  /// (INC's form: INC's). Throws io::Error naming file, tensor or key. Scales are not read here, but their presence,
+  /// dtype and shape are checked.
   virtual StoredCheckpoint read(const io::Checkpoint& checkpoint, const io::Json& quantization_config,
                                 const io::Json& sidecar) const = 0;
 };
 
 const CheckpointForm& form_of(CheckpointFormat format);
 
-/// Why a weight is left in high precision: its own weight_problem(), or that of `through`, which readers run as one product with it.
+/// Why a weight is left in high precision: its own weight_problem(), or that of `through`, which readers run as one
+/// product with it.
 struct WeightProblem {
   std::string reason, through;  ///< through: empty for its own
 };
@@ -126,19 +133,20 @@ std::map<std::string, WeightProblem> weight_problems(const CheckpointForm& form,
 /// The form of a quantization_config. Throws io::Error "WHERE: key 'quant_method': found ..., built are ...".
 const CheckpointForm& form_of_config(const io::Json& quantization_config, const std::string& where);
 
-/// A checkpoint folder's quantization_config: config.json's, or what hf_quant_config.json says; null for a high precision checkpoint.
+/// A checkpoint folder's quantization_config: config.json's, or what hf_quant_config.json says; null for a high
+/// precision checkpoint.
 io::Json read_quantization_config(const std::filesystem::path& folder);
 
-/// Everything that the folder's config says is in fp8. Empty for a high precision checkpoint; io::Error for codes of which no config says what
-/// they are (assumed_form.h).
+/// Everything that the folder's config says is in fp8. Empty for a high precision checkpoint; io::Error for codes of
+/// which no config says what they are (assumed_form.h).
 StoredCheckpoint read_stored(const io::Checkpoint& checkpoint);
 
-/// The scales of a stored weight in the order of its scale_grid(), whatever dtype they have in the file (F32, BF16, F16, E8M0). Throws
-/// io::Error naming the tensor for values that are not finite and > 0.
+/// The scales of a stored weight in the order of its scale_grid(), whatever dtype they have in the file (F32, BF16,
+/// F16, E8M0). Throws io::Error naming the tensor for values that are not finite and > 0.
 std::vector<float> read_scale_inv(const io::Checkpoint& checkpoint, const StoredWeight& weight);
 
-/// Codes of rows [first_row, first_row + rows) upright, [rows, cols] dense. Throws io::Error for NaN and Inf codes of the weight's dialect, with
-/// their number in all of it, unless they are allowed.
+/// Codes of rows [first_row, first_row + rows) upright, [rows, cols] dense. Throws io::Error for NaN and Inf codes of
+/// the weight's dialect, with their number in all of it, unless they are allowed.
 void read_code_rows(const io::Checkpoint& checkpoint, const StoredWeight& weight, std::int64_t first_row,
                     std::int64_t rows, std::uint8_t* codes, bool allow_nonfinite = false);
 

@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
-// What the readers and writers of all checkpoint forms share: messages, checked scale tensors, spellings of key-value scales. Used by
-// formats/*_form.cpp alone. No torch here.
+// What the readers and writers of all checkpoint forms share: messages, checked scale tensors, spellings of key-value
+// scales. Used by formats/*_form.cpp alone. No torch here.
 #pragma once
 #include <initializer_list>
 #include <string>
@@ -37,7 +37,8 @@ std::string place(const io::Checkpoint& checkpoint, const std::string& tensor);
 
 /// fp8.json, null if there is none. Throws io::Error if it is no object.
 io::Json read_sidecar_file(const io::Checkpoint& checkpoint);
-/// The key of a sidecar in memory, never of a file, that says true: weights in U8 and I8 with scales beside them are E4M3 codes (assumed_form.h).
+/// The key of a sidecar in memory, never of a file, that says true: weights in U8 and I8 with scales beside them are
+/// E4M3 codes (assumed_form.h).
 inline constexpr char kBytesAreCodes[] = "bytes are codes";
 /// True if a sidecar says more than that: it was read from a file.
 bool is_told(const io::Json& sidecar);
@@ -51,8 +52,8 @@ bool is_byte_weight(const io::Checkpoint& checkpoint, const io::TensorInfo& info
 /// True for one of wider whole numbers (I16 to U32) with such scales: several weights packed into each.
 bool is_packed_weight(const io::Checkpoint& checkpoint, const io::TensorInfo& info);
 
-/// The modules X whose X.weight is fp8, in file order. Throws for E5M2 unless allowed, AMD's FNUZ types, weights that are not two-dimensional, and
-/// byte weights unless the sidecar says that they are codes.
+/// The modules X whose X.weight is fp8, in file order. Throws for E5M2 unless allowed, AMD's FNUZ types, weights that
+/// are not two-dimensional, and byte weights unless the sidecar says that they are codes.
 std::vector<std::string> fp8_modules(const io::Checkpoint& checkpoint, const char* form, const io::Json& sidecar,
                                      bool e5m2_allowed = false);
 /// The tensors X.ending that stand beside an X.weight in high precision.
@@ -62,7 +63,8 @@ std::vector<std::string> stray_scales(const io::Checkpoint& checkpoint, std::ini
 StoredWeight stored_weight(const io::Checkpoint& checkpoint, const std::string& module, const Scheme& scheme,
                            const std::string& scale, bool transposed = false);
 
-/// The scale tensor is there, F32, BF16 or F16 (or E8M0), and of one of these shapes. Throws naming what was found and what is allowed.
+/// The scale tensor is there, F32, BF16 or F16 (or E8M0), and of one of these shapes. Throws naming what was found and
+/// what is allowed.
 void check_scale(const io::Checkpoint& checkpoint, const StoredWeight& weight,
                  const std::vector<std::vector<std::int64_t>>& shapes, bool e8m0_allowed = false);
 
@@ -81,8 +83,8 @@ void write_f32(TensorSink& sink, const std::string& tensor, const std::vector<fl
 struct KvNames {
   std::string k, v;
 };
-/// Finds the scales of key-value caches under any of these spellings; `shared` (may be empty): one for both. Throws for one of two missing,
-/// shapes other than [], [1], [H], [H, 1, 1], two spellings at once.
+/// Finds the scales of key-value caches under any of these spellings; `shared` (may be empty): one for both. Throws for
+/// one of two missing, shapes other than [], [1], [H], [H, 1, 1], two spellings at once.
 void read_kv(const io::Checkpoint& checkpoint, const std::vector<KvNames>& spellings, const std::string& shared,
              StoredCheckpoint& out);
 
@@ -91,7 +93,8 @@ bool promises_kv(const io::Json& config);
 /// The warning for a config that promises scales of key-value caches which no tensor holds; `key`: where it does.
 void warn_missing_kv(const std::string& key, StoredCheckpoint& out);
 
-/// vLLM puts q, k and v (gate and up) into one matrix: each but the last must be whole blocks high. Empty, or why this one is not.
+/// vLLM puts q, k and v (gate and up) into one matrix: each but the last must be whole blocks high. Empty, or why this
+/// one is not.
 std::string fused_rows_problem(const WeightSpec& weight);
 
 /// The problem of one scale each: empty, or why per head scales have no place in `form`.

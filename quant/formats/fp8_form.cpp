@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
-// quant_method "fp8": fine-grained (DeepSeek, transformers, vLLM) with a scale per block, and vLLM's plain one with a scale per tensor.
-// No torch here.
+// quant_method "fp8": fine-grained (DeepSeek, transformers, vLLM) with a scale per block, and vLLM's plain one with a
+// scale per tensor. No torch here.
 //
 //              block (weight_block_size)                              tensor, vLLM          tensor, transformers (read only)
 //   X.weight   F8_E4M3 [N, K]                                         the same              the same
@@ -9,8 +9,9 @@
 //   kept       modules_to_not_convert                                 ignored_layers        modules_to_not_convert
 //   caches     attention.k_scale, v_scale  F32 []                     the same                        with kv_cache_scheme
 //
-// scale_fmt "ue8m0": block scales are powers of two. Of the grid's ceil(N / b0) rows transformers derives a block of N / rows: with N or K that
-// is no multiple of the block it reads wrong weights without an error, so such modules stay in high precision.
+// scale_fmt "ue8m0": block scales are powers of two. Of the grid's ceil(N / b0) rows transformers derives a block of N
+// / rows: with N or K that is no multiple of the block it reads wrong weights without an error, so such modules stay in
+// high precision.
 #include <algorithm>
 
 #include "fp8/quant/formats/form_parts.h"

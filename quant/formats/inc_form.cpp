@@ -9,9 +9,10 @@
 //   config.json               quantization_config {"mode": "LOAD", "fp8_config", "hp_dtype", "scale_method", lists, "world_size", ...}
 //   quantization_config.json  the same
 //
-// Quantize-dequantize mode ("use_qdq") is the only one that INC runs on a CPU; per channel it also keeps zero points (0). INC's words are the
-// other way round from ours: its "scale" is our scale_inv. Scales are stored in hp_dtype (bf16) where INC's rules made them, else in F32.
-// A checkpoint of several ranks has X..._{rank}_{world} in place of the tensors that ranks share out (inc_ranks.h).
+// Quantize-dequantize mode ("use_qdq") is the only one that INC runs on a CPU; per channel it also keeps zero points
+// (0). INC's words are the other way round from ours: its "scale" is our scale_inv. Scales are stored in hp_dtype
+// (bf16) where INC's rules made them, else in F32. A checkpoint of several ranks has X..._{rank}_{world} in place of
+// the tensors that ranks share out (inc_ranks.h).
 #include <algorithm>
 
 #include "fp8/quant/formats/form_parts.h"
@@ -40,8 +41,8 @@ Names names_of(const std::string& module, bool qdq) {
           module + (qdq ? ".quant_input.scale" : ".scale_input"), module + ".quant_input.scale_inv"};
 }
 
-/// Scales that INC's rules made in hp_dtype are stored in it; all others in F32. Per channel, INC computes in the weight's own type, which may
-/// be wider than hp_dtype.
+/// Scales that INC's rules made in hp_dtype are stored in it; all others in F32. Per channel, INC computes in the
+/// weight's own type, which may be wider than hp_dtype.
 DType scale_dtype(const Scheme& scheme) {
   if (scheme.convention != Convention::inc || scheme.weights != WeightGranularity::tensor) return DType::F32;
   return scheme.hp == recipes::FloatType::BF16  ? DType::BF16
@@ -49,7 +50,8 @@ DType scale_dtype(const Scheme& scheme) {
                                                 : DType::F32;
 }
 
-/// Values in the file's dtype. They are representable there (scale_dtype), so nothing is rounded but F16's and BF16's excess of zeros.
+/// Values in the file's dtype. They are representable there (scale_dtype), so nothing is rounded but F16's and BF16's
+/// excess of zeros.
 void write_values(TensorSink& sink, const std::string& tensor, const std::vector<float>& values, DType dtype) {
   if (dtype == DType::F32) return form_parts::write_f32(sink, tensor, values);
   std::vector<std::uint16_t> halves;

@@ -9,7 +9,8 @@
 //   attention.k_proj.k_scale, attention.v_proj.v_scale   F32 []        with kv_cache_scheme
 //   config.json quantization_config { quant_algo, quant_method: "modelopt", ignore, ... }, hf_quant_config.json with the same in other words
 //
-// Read as well: fp8_pb_wo's [] of a weight inside one block, "FP8_PB_WO", hf_quant_config.json alone, "quantization" as an inner object.
+// Read as well: fp8_pb_wo's [] of a weight inside one block, "FP8_PB_WO", hf_quant_config.json alone, "quantization" as
+// an inner object.
 #include <algorithm>
 #include <cctype>
 

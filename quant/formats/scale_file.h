@@ -1,15 +1,15 @@
 // SPDX-License-Identifier: Apache-2.0
-// Scale files as Intel Neural Compressor writes and reads them: P_hooks_{observer}_{METHOD}R.json (indent 4) and the same as .npz (0-dim
-// float32 arrays), named by measure::StatsName with a method. No torch here.
+// Scale files as Intel Neural Compressor writes and reads them: P_hooks_{observer}_{METHOD}R.json (indent 4) and the
+// same as .npz (0-dim float32 arrays), named by measure::StatsName with a method. No torch here.
 //
 //   {"GlobalRank": null, "LocalRank": null, "Mode": "Scale",
 //    "Nodes": {module: {"inputs": [s, ...], "outputs": [s, ...], "params": {"weight": s | {"0": [out...], "1": [in...]}}}}}
 //
-// Every value is a scale_inv (x ~ code * value), > 0. Per channel, a weight has {0: one per output channel, 1: ones per input channel}, an
-// output a list of [out]; the keys are integers in the .npz.
+// Every value is a scale_inv (x ~ code * value), > 0. Per channel, a weight has {0: one per output channel, 1: ones per
+// input channel}, an output a list of [out]; the keys are integers in the .npz.
 //
-// Beside them P_..._{METHOD}R.fingerprint (ours): {"scales": digest of the values, "model", "measurement", "method"}: what they were made of,
-// so that a stale file never wins unseen.
+// Beside them P_..._{METHOD}R.fingerprint (ours): {"scales": digest of the values, "model", "measurement", "method"}:
+// what they were made of, so that a stale file never wins unseen.
 #pragma once
 #include <cstdint>
 #include <filesystem>
@@ -55,14 +55,15 @@ struct ScaleFile {
 };
 
 /// What scales are made of. Each is any text that changes when the thing does: measure::ModelFingerprint::digest(),
-/// measure::MeasurementFile::fingerprint(), and the method with everything that decides a value (spelling, backoffs, overrides per module,
-/// dialect, hp_dtype). Empty: unknown, compares equal to anything.
+/// measure::MeasurementFile::fingerprint(), and the method with everything that decides a value (spelling, backoffs,
+/// overrides per module, dialect, hp_dtype). Empty: unknown, compares equal to anything.
 struct ScaleOrigin {
   std::string model, measurement, method;
 };
 
-/// Writes .json and .npz, and .fingerprint with an origin; returns their paths. A rank in the name is also the LocalRank, unless the file has
-/// one. Throws io::Error; std::invalid_argument for a value that is not finite and > 0, naming the module.
+/// Writes .json and .npz, and .fingerprint with an origin; returns their paths. A rank in the name is also the
+/// LocalRank, unless the file has one. Throws io::Error; std::invalid_argument for a value that is not finite and > 0,
+/// naming the module.
 std::vector<std::filesystem::path> write_scales(const measure::StatsName& name, const ScaleFile& file,
                                                 const std::optional<ScaleOrigin>& origin = std::nullopt);
 
@@ -70,13 +71,15 @@ std::vector<std::filesystem::path> write_scales(const measure::StatsName& name, 
 std::vector<measure::FileBytes> scale_bytes(const measure::StatsName& name, const ScaleFile& file,
                                             const std::optional<ScaleOrigin>& origin = std::nullopt);
 
-/// Reads .json or .npz, whichever is there; both must agree. Throws io::Error naming file and module: missing, malformed, negative, NaN, Inf.
+/// Reads .json or .npz, whichever is there; both must agree. Throws io::Error naming file and module: missing,
+/// malformed, negative, NaN, Inf.
 ScaleFile read_scales(const measure::StatsName& name);
 
 /// The tree of a file; `name` stands in messages.
 ScaleFile scales_from_json(const io::Json& json, const std::string& name);
 
-/// fresh: made of exactly `wanted`. stale: made of something else. foreign: nobody says what of (another tool's, or replaced since).
+/// fresh: made of exactly `wanted`. stale: made of something else. foreign: nobody says what of (another tool's, or
+/// replaced since).
 enum class ScaleState : std::uint8_t { missing, fresh, stale, foreign };
 const char* name_of(ScaleState state);
 
@@ -87,8 +90,8 @@ struct ScaleChoice {
   std::string warning;              ///< one line naming the file; empty: nothing to tell
 };
 
-/// Looks at what is stored under `name`: fresh scales are used, stale ones are not (with a warning that says what changed), foreign ones are,
-/// with a warning, and none at all if recalc_scales. Throws io::Error as read_scales().
+/// Looks at what is stored under `name`: fresh scales are used, stale ones are not (with a warning that says what
+/// changed), foreign ones are, with a warning, and none at all if recalc_scales. Throws io::Error as read_scales().
 ScaleChoice choose_scales(const measure::StatsName& name, const ScaleOrigin& wanted, bool recalc_scales);
 
 }  // namespace fp8::quant

@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
-// The state of a region: the dispatch key AutocastHPU (LibTorch's enabled flag), LibTorch's dtype, and, while an op runs
-// that has cast its arguments and excluded the key, what the region around it asks for.
+// The state of a region: the dispatch key AutocastHPU (LibTorch's enabled flag), LibTorch's dtype, and, while an op
+// runs that has cast its arguments and excluded the key, what the region around it asks for.
 #include "fp8/runtime/autocast/autocast.h"
 
 #include <ATen/autocast_mode.h>

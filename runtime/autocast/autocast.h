@@ -25,8 +25,8 @@ void set_autocast_hpu_enabled(bool enabled);
 void set_autocast_hpu_dtype(at::ScalarType dtype);
 
 /// A region; the state before it comes back at its end, also after an exception. Regions nest: the innermost counts,
-/// and enabled = false is a hole in the outer one, whatever the dtype. Throws c10::Error for an enabled region of a dtype
-/// other than BFloat16 and Half.
+/// and enabled = false is a hole in the outer one, whatever the dtype. Throws c10::Error for an enabled region of a
+/// dtype other than BFloat16 and Half.
 class AutocastGuard {
  public:
   explicit AutocastGuard(at::ScalarType dtype = at::kBFloat16, bool enabled = true);

@@ -34,8 +34,8 @@ constexpr std::string_view kFirstOnly[] = {"layer_norm", "group_norm", "instance
 constexpr std::string_view kHandOn[] = {"lstm",     "gru",           "rnn_tanh",      "rnn_relu", "lstm_cell",
                                         "gru_cell", "rnn_tanh_cell", "rnn_relu_cell", "einsum",   "tensordot"};
 
-/// What a cast itself runs, and ops whose result's dtype is the caller's wish: casting their arguments would never end, or
-/// undo what was asked for. Not in the catalogue, so no list can name them.
+/// What a cast itself runs, and ops whose result's dtype is the caller's wish: casting their arguments would never end,
+/// or undo what was asked for. Not in the catalogue, so no list can name them.
 constexpr std::string_view kCasts[] = {
     "to", "_to_copy", "copy", "type_as", "empty_like", "_autocast_to_full_precision", "_autocast_to_reduced_precision"};
 
@@ -318,9 +318,9 @@ struct OwnOps {
   return true;
 }();
 
-/// What a normalization gets beside its first argument: kernels take tensors of the input's dtype and float32, so weights of
-/// the other 16-bit dtype (a float16 model in a bfloat16 region) become float32. Running statistics that the call updates
-/// must stay the caller's own.
+/// What a normalization gets beside its first argument: kernels take tensors of the input's dtype and float32, so
+/// weights of the other 16-bit dtype (a float16 model in a bfloat16 region) become float32. Running statistics that the
+/// call updates must stay the caller's own.
 ///
 ///   batch_norm, instance_norm   input, weight, bias, running_mean, running_var, bool updates, ...
 ///   layer_norm, group_norm      input, shape or groups, weight, bias, float eps, ...

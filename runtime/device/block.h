@@ -19,7 +19,8 @@ namespace fp8::runtime {
 struct BlockTag : c10::BackendMeta {
   /// An op that nobody handled is about to use `tensor`, which lies in the tagged block. Throws to refuse.
   virtual void check_access(const std::string& op, const at::Tensor& tensor) const = 0;
-  /// copy_(to, from) where `from` or `to` lies in the tagged block; asked once, whichever of them does. Throws to refuse.
+  /// copy_(to, from) where `from` or `to` lies in the tagged block; asked once, whichever of them does. Throws to
+  /// refuse.
   virtual void check_copy(const at::Tensor& to, const at::Tensor& from) const = 0;
   /// After that copy: the tag may go along.
   virtual void copied(const at::Tensor& to, const at::Tensor& from) const = 0;

@@ -74,7 +74,8 @@ struct Guard final : c10::impl::DeviceGuardImplInterface {
   void synchronizeDevice(const c10::DeviceIndex) const override {}
 };
 
-/// Two libraries that own the HPU key would answer each other's calls. Never destroyed, as everything that is registered.
+/// Two libraries that own the HPU key would answer each other's calls. Never destroyed, as everything that is
+/// registered.
 [[maybe_unused]] const bool g_guard_registered = [] {
   if (!may_register(reinterpret_cast<const void*>(&check_index))) return false;
   new c10::impl::DeviceGuardImplRegistrar(c10::kHPU, new Guard);

@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
-// What ATen asks an accelerator: is it there, how many, its generator. The registry's key must be exactly "HPUHooks": with
-// another one nothing fails until the first backward.
+// What ATen asks an accelerator: is it there, how many, its generator. The registry's key must be exactly "HPUHooks":
+// with another one nothing fails until the first backward.
 #include <ATen/detail/HPUHooksInterface.h>
 #include <c10/core/impl/DeviceGuardImplInterface.h>
 

@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
-// Host memory that carries a tag as a Block does: a copy of tagged memory has the same meaning, wherever it lies. Only copies
-// that somebody marks have one; every other CPU tensor is as upstream makes it.
+// Host memory that carries a tag as a Block does: a copy of tagged memory has the same meaning, wherever it lies. Only
+// copies that somebody marks have one; every other CPU tensor is as upstream makes it.
 //
 //   CPU StorageImpl --DataPtr--> HostBlock { memory, tag }      memory: the DataPtr that was there before
 #pragma once
@@ -15,7 +15,8 @@ struct HostBlock {
   c10::intrusive_ptr<BlockTag> tag;
 };
 
-/// On the TensorImpl of bytes that are a tagged storage itself (set_(Storage), as deep copies of storages make them), no view of it.
+/// On the TensorImpl of bytes that are a tagged storage itself (set_(Storage), as deep copies of storages make them),
+/// no view of it.
 struct WholeStorage final : c10::BackendMeta {};
 
 /// The HostBlock below a CPU tensor; null if it has none.

@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
-// All state stands in functions and is never destroyed: the first question comes from the first static initialiser of the
-// library, the last from a thread that outlives main().
+// All state stands in functions and is never destroyed: the first question comes from the first static initialiser of
+// the library, the last from a thread that outlives main().
 #include "fp8/runtime/device/registration.h"
 
 #include <c10/core/impl/DeviceGuardImplInterface.h>
@@ -37,8 +37,8 @@ std::string refusal(const Loaded& own, const std::string& what, const Loaded& ot
   return own.file + " registers nothing: " + what + " " + other.file + "; load one of the two";
 }
 
-/// Why this copy of the runtime may not have the device; empty: it may. The answer of the first call, before this copy's
-/// own guard is there, counts.
+/// Why this copy of the runtime may not have the device; empty: it may. The answer of the first call, before this
+/// copy's own guard is there, counts.
 const std::string& device_refusal() {
   static const std::string& reason = *new std::string([]() -> std::string {
     if (!c10::impl::hasDeviceGuardImpl(c10::kHPU)) return "";

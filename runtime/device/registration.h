@@ -1,5 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
-// What a library of ours registers with LibTorch when it is loaded: FP8_LIBRARY and its kin instead of TORCH_LIBRARY, as
+// What a library of ours registers with LibTorch when it is loaded: FP8_LIBRARY and its kin instead of TORCH_LIBRARY,
+// as
 //
 //   at exit     nothing is taken back: a thread that outlives main() finds its operators, as it finds the CPU's
 //   copies      a second copy of the library in the process registers nothing and says so on stderr, where upstream's
@@ -15,9 +16,9 @@
 
 namespace fp8::runtime {
 
-/// True where the library that `inside` lies in (the address of any function of it) may register. False for a second copy,
-/// in a process where another file's library of that name, or another backend of the hpu device, was loaded before: the
-/// first such answer is a line on stderr, "fp8: error: ...".
+/// True where the library that `inside` lies in (the address of any function of it) may register. False for a second
+/// copy, in a process where another file's library of that name, or another backend of the hpu device, was loaded
+/// before: the first such answer is a line on stderr, "fp8: error: ...".
 bool may_register(const void* inside);
 
 /// Throws c10::Error where this copy of the runtime registered nothing: its allocator, books and device are nobody's.

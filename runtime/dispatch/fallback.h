@@ -16,13 +16,13 @@
 
 namespace fp8::runtime {
 
-/// Boxed kernel for any op. Refuses CPU tensors of dim > 0 beside hpu ones, as a real device does (operand_devices.h; but for
-/// the arguments of kHostArguments), memory whose tag objects, and results that are not dense (sparse ones would stay on the
-/// CPU). What upstream has no float8 kernel for is refused with the op's name.
+/// Boxed kernel for any op. Refuses CPU tensors of dim > 0 beside hpu ones, as a real device does (operand_devices.h;
+/// but for the arguments of kHostArguments), memory whose tag objects, and results that are not dense (sparse ones
+/// would stay on the CPU). What upstream has no float8 kernel for is refused with the op's name.
 void cpu_fallback(const c10::OperatorHandle& op, c10::DispatchKeySet keys, torch::jit::Stack* stack);
 
-/// aten::equal. Two tagged float8 weights are equal only when they are the same memory: codes may agree where scales don't,
-/// and torch::jit::freeze() merges the constants that it takes for equal. All else goes to cpu_fallback.
+/// aten::equal. Two tagged float8 weights are equal only when they are the same memory: codes may agree where scales
+/// don't, and torch::jit::freeze() merges the constants that it takes for equal. All else goes to cpu_fallback.
 void equal_or_fallback(const c10::OperatorHandle& op, c10::DispatchKeySet keys, torch::jit::Stack* stack);
 
 }  // namespace fp8::runtime

@@ -1,5 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
-// aten::_grouped_mm of operands that the CPU's kernel refuses: rows that are no multiple of 16 bytes, expanded gradients.
+// aten::_grouped_mm of operands that the CPU's kernel refuses: rows that are no multiple of 16 bytes, expanded
+// gradients.
 #pragma once
 #include <ATen/core/dispatch/Dispatcher.h>
 #include <ATen/core/stack.h>

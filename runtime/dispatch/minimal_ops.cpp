@@ -55,8 +55,8 @@ void count(const at::Tensor& to, const at::Tensor& from) {
   counter.fetch_add(static_cast<std::int64_t>(to.nbytes()), std::memory_order_relaxed);
 }
 
-/// The source of a copy on the host. Where Gaudi2 converts to or from E4M3, upstream's conversion does not know that the
-/// highest exponent is infinity and NaN there: codes are read here, and values saturate as in the device's casts.
+/// The source of a copy on the host. Where Gaudi2 converts to or from E4M3, upstream's conversion does not know that
+/// the highest exponent is infinity and NaN there: codes are read here, and values saturate as in the device's casts.
 at::Tensor as_gaudi2_converts(const at::Tensor& to, const at::Tensor& from) {
   const at::Tensor source = cpu_alias(from);
   constexpr auto kE4M3 = at::kFloat8_e4m3fn;

@@ -25,8 +25,8 @@ at::Tensor& set_source_storage_offset(at::Tensor& self, at::Storage source, int6
 at::Tensor& set_source_tensor(at::Tensor& self, const at::Tensor& source);
 at::Tensor& set_nothing(at::Tensor& self);
 
-/// What set_data asks before it replaces self's memory by that of `from`, and the only op it calls: a tag may refuse the
-/// memory, or go along to it.
+/// What set_data asks before it replaces self's memory by that of `from`, and the only op it calls: a tag may refuse
+/// the memory, or go along to it.
 bool has_compatible_shallow_copy_type(const at::Tensor& self, const at::Tensor& from);
 
 /// The last op before Python's tolist() reads the memory itself: a tag may refuse.

@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
-// The one check that the operands of a call lie on one device. The fallback, the hpu:: operators (ops/edge.h) and the calls
-// that meet a tagged weight (intercept/) all ask it, so FP8_HPU_MOVE_HOST_OPERANDS relaxes it in one place.
+// The one check that the operands of a call lie on one device. The fallback, the hpu:: operators (ops/edge.h) and the
+// calls that meet a tagged weight (intercept/) all ask it, so FP8_HPU_MOVE_HOST_OPERANDS relaxes it in one place.
 //
 //   hpu:0 beside hpu:1         refused
 //   cpu beside hpu             refused, as the device does; 0-dim tensors are numbers, and an op may name arguments that are
@@ -48,7 +48,8 @@ class OperandDevices {
   /// What the call does with host operands: where one is a result, or needs a gradient that autograd (above us) already
   /// expects on the host, none can be moved.
   enum class Host : std::uint8_t { is_read, is_written, needs_gradient };
-  /// With mixed(): returns where host operands are to be moved (the first time in a process with a warning), else throws.
+  /// With mixed(): returns where host operands are to be moved (the first time in a process with a warning), else
+  /// throws.
   void settle(Host host) const;
   at::Tensor moved(const at::Tensor& t) const { return t.to(at::Device(c10::kHPU, device_)); }
 
@@ -62,7 +63,8 @@ class OperandDevices {
   bool host_ = false;
 };
 
-/// The whole check for a call whose arguments are on a stack: the last `count` values are op's. Those to be moved are replaced.
+/// The whole check for a call whose arguments are on a stack: the last `count` values are op's. Those to be moved are
+/// replaced.
 void settle_devices(const c10::FunctionSchema& op, torch::jit::Stack& stack, std::size_t count);
 /// The same for operands of a library call that is made above autograd: what is moved has its way back for gradients.
 void settle_devices(std::string_view op, std::initializer_list<at::Tensor*> operands);

@@ -17,8 +17,8 @@ inline bool is_optional_tensor_list(const c10::IValue& value) {
   return optional != nullptr && optional->getElementType()->kind() == c10::TypeKind::TensorType;
 }
 
-/// f(tensor) in the place of each tensor of an argument; lists are replaced, the caller's is not ours to edit. False for an
-/// argument that holds none.
+/// f(tensor) in the place of each tensor of an argument; lists are replaced, the caller's is not ours to edit. False
+/// for an argument that holds none.
 template <typename F>
 bool replace_tensors(c10::IValue& value, F&& f) {
   if (value.isTensor()) {

@@ -16,9 +16,9 @@ struct GroupOptions {
   std::chrono::milliseconds timeout = std::chrono::minutes(30);  ///< of meeting, and of each call; 1 ms to 30 days
 };
 
-/// From the variables that launchers set: rank and size as io::launched() finds them (torchrun, Open MPI, PMI, Slurm), MASTER_ADDR and
-/// MASTER_PORT where there is more than one rank: mpirun and srun set neither. Alone (size 1) where no launcher says otherwise.
-/// Throws c10::Error naming the variable, what it holds and what is allowed.
+/// From the variables that launchers set: rank and size as io::launched() finds them (torchrun, Open MPI, PMI, Slurm),
+/// MASTER_ADDR and MASTER_PORT where there is more than one rank: mpirun and srun set neither. Alone (size 1) where no
+/// launcher says otherwise. Throws c10::Error naming the variable, what it holds and what is allowed.
 GroupOptions group_options_from_environment();
 
 /// Throws c10::Error "[GroupOptions] rank: found 2, allowed: 0 to 1".

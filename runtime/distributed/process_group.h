@@ -5,7 +5,8 @@
 //   broadcast_parameters(model->parameters(), *group);               gradients.h
 //   each step: loss.backward(); all_reduce_gradients(model->parameters(), *group); optimizer.step();
 //
-// Every rank makes the same calls in the same order. A rank that does not, one that died and one that is late are errors, never a hang.
+// Every rank makes the same calls in the same order. A rank that does not, one that died and one that is late are
+// errors, never a hang.
 #pragma once
 #include <cstddef>
 #include <cstdint>
@@ -18,18 +19,20 @@ namespace fp8::runtime::distributed {
 
 enum class ReduceOp : std::uint8_t { sum, max };
 
-/// All calls throw c10::Error naming call and rank when a peer fails, calls something else, or does not answer within the timeout; the group
-/// is of no use after that, and every later call throws at once. Not for use by several threads at a time.
+/// All calls throw c10::Error naming call and rank when a peer fails, calls something else, or does not answer within
+/// the timeout; the group is of no use after that, and every later call throws at once. Not for use by several threads
+/// at a time.
 class ProcessGroup {
  public:
   virtual ~ProcessGroup() = default;
   virtual int rank() const = 0;
   virtual int size() const = 0;
-  /// values[i] becomes the largest values[i] of all ranks (NaN if any is NaN). Every rank calls it with the same count, in the same order.
+  /// values[i] becomes the largest values[i] of all ranks (NaN if any is NaN). Every rank calls it with the same count,
+  /// in the same order.
   virtual void all_reduce_max(float* values, std::size_t count) = 0;
   virtual void barrier() = 0;
-  /// In place; tensor: f32, bf16, f16 or int64 on hpu or cpu, any strides. Sums of bf16 and f16 are taken in f32 and rounded once; max as
-  /// all_reduce_max(). The same bits on every rank, and in every run of as many ranks.
+  /// In place; tensor: f32, bf16, f16 or int64 on hpu or cpu, any strides. Sums of bf16 and f16 are taken in f32 and
+  /// rounded once; max as all_reduce_max(). The same bits on every rank, and in every run of as many ranks.
   virtual void all_reduce(const at::Tensor& tensor, ReduceOp op) = 0;
   /// Every rank's tensor gets root's bytes; any dtype, on hpu or cpu.
   virtual void broadcast(const at::Tensor& tensor, int root) = 0;

@@ -1,6 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
-// Pickles (torch::save, Python's torch.save) hold a tensor's bytes and a table {str: bool} of what else it is. Codes of a converted
-// weight put a line into it that names their scales, so that what is loaded is known as codes, and taken in by a module of the same
+// Pickles (torch::save, Python's torch.save) hold a tensor's bytes and a table {str: bool} of what else it is. Codes of
+// a converted weight put a line into it that names their scales, so that what is loaded is known as codes, and taken in
+// by a module of the same
 // scales alone:    "fp8_codes {json}": true
 #include <torch/csrc/jit/serialization/pickler_helper.h>
 

@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
-// embedding_bag with a weight of codes: the handler gives the rows that are asked for, each once; the bags are then made
-// of those by the op itself.
+// embedding_bag with a weight of codes: the handler gives the rows that are asked for, each once; the bags are then
+// made of those by the op itself.
 //
 //   indices  7 2 7 5    rows 2 5 7, decoded    bags of rows at  2 0 2 1
 #include <ATen/ops/_unique.h>

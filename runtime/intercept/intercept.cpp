@@ -59,7 +59,8 @@ constexpr Row kIntercepted[] = {
     {"aten::convolution", "", OpShape::convolution, false},
 };
 
-/// A converted weight meets values: codes beside it have a scale that nobody knows, and mostly come from x.to(weight.dtype()).
+/// A converted weight meets values: codes beside it have a scale that nobody knows, and mostly come from
+/// x.to(weight.dtype()).
 void check_no_codes(const c10::FunctionSchema& op, at::ArrayRef<c10::IValue> arguments) {
   const WeightTag* converted = nullptr;
   const at::Tensor* codes = nullptr;

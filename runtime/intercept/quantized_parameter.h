@@ -14,8 +14,8 @@ class QuantizedParameter {
  public:
   virtual ~QuantizedParameter() = default;
 
-  /// The parameter's values in f32, its shape, on its device: the high-precision copy where one is kept (then the very tensor, not a copy
-  /// of it), else the decoded codes.
+  /// The parameter's values in f32, its shape, on its device: the high-precision copy where one is kept (then the very
+  /// tensor, not a copy of it), else the decoded codes.
   virtual at::Tensor values() = 0;
 
   /// New values (f32, the parameter's shape): they are cast into the parameter's memory with the scale in force.
@@ -24,7 +24,8 @@ class QuantizedParameter {
   /// The codes of another one's parameter were copied into this one's memory: their scale comes along.
   virtual void adopt(QuantizedParameter& source) { assign(source.values()); }
 
-  /// The parameter itself, each time it is looked up: its memory may be another one since. It holds this object, which must not hold it.
+  /// The parameter itself, each time it is looked up: its memory may be another one since. It holds this object, which
+  /// must not hold it.
   virtual void met(const at::Tensor& /*parameter*/) {}
 };
 

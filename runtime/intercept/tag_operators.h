@@ -1,7 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
-// All that attaches or reads state, as operators: Python reaches them by torch.ops.load_library("libfp8_transformer_engine.so") and
-// torch.ops.fp8.NAME, TorchScript by the same names, without binding code. This is their list; each is declared and registered in the folder
-// that it belongs to (*_operators.h).
+// All that attaches or reads state, as operators: Python reaches them by
+// torch.ops.load_library("libfp8_transformer_engine.so") and torch.ops.fp8.NAME, TorchScript by the same names, without
+// binding code. This is their list; each is declared and registered in the folder that it belongs to (*_operators.h).
 //
 //   A model is three lists of one length: weights, the parameters themselves on hpu; modules, their dotted names; types, their classes'
 //   names as in allow- and blocklists ("Linear", "Conv2d", "Embedding"). What has several fields is JSON; what is long is a file.
@@ -46,8 +46,9 @@
 //     checkpoint_end(int run) -> ()                          ends either
 //     checkpoint_free(int run) -> ()
 //
-// Python's torch wants a module torch.hpu before it touches the device; what it has to have stands in tests/package/operators.py.
-// Operators on the numbers themselves (fp8::weight_only_linear, fp8::block_linear, hpu::*) are in runtime/ops.
+// Python's torch wants a module torch.hpu before it touches the device; what it has to have stands in
+// tests/package/operators.py. Operators on the numbers themselves (fp8::weight_only_linear, fp8::block_linear, hpu::*)
+// are in runtime/ops.
 #pragma once
 #include <ATen/core/Tensor.h>
 
@@ -59,20 +60,24 @@ namespace fp8::runtime {
 /// JSON; "null" for a tensor without a mark. whole: false for a view of a part. Any device.
 std::string tag_of(const at::Tensor& weight);
 
-/// The weight's values in the dtype that it had, in its shape; of a host copy, on the host. Throws c10::Error for a tensor that is no tagged
-/// weight and no view of one, and for parts other than rows and columns where the scale is not one number.
+/// The weight's values in the dtype that it had, in its shape; of a host copy, on the host. Throws c10::Error for a
+/// tensor that is no tagged weight and no view of one, and for parts other than rows and columns where the scale is not
+/// one number.
 at::Tensor dequantize(const at::Tensor& weight);
 
-/// Throws c10::Error: source has no mark, is a view, or is a parameter that learns in fp8 (its handler answers for its memory alone); `to` is
-/// not on hpu, not contiguous, or of other sizes or dtype. Whether the bytes are the same is not looked at.
+/// Throws c10::Error: source has no mark, is a view, or is a parameter that learns in fp8 (its handler answers for its
+/// memory alone); `to` is not on hpu, not contiguous, or of other sizes or dtype. Whether the bytes are the same is not
+/// looked at.
 void retag(const at::Tensor& source, const at::Tensor& to);
 
-/// Throws c10::Error where the memory holds codes: they would be taken for values. Nothing happens to a tensor without a mark.
+/// Throws c10::Error where the memory holds codes: they would be taken for values. Nothing happens to a tensor without
+/// a mark.
 void untag(const at::Tensor& weight);
 
 /// For operators that take a model: c10::Error "[fp8::convert] modules: found 2, expected 3 (one for each of weights)".
 void check_one_for_each(const char* op, const char* argument, std::size_t found, const char* of, std::size_t expected);
-/// c10::Error "[fp8::save] tensors: NAME: expected a dense tensor with memory, found Sparse" (also nested, quantized, meta).
+/// c10::Error "[fp8::save] tensors: NAME: expected a dense tensor with memory, found Sparse" (also nested, quantized,
+/// meta).
 void check_dense(const char* op, const char* argument, const std::string& name, const at::Tensor& tensor);
 
 }  // namespace fp8::runtime

@@ -1,6 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
-// Who answers for codes whose scales are not at hand: they came out of an archive, or their memory was exchanged unseen. Every
-// use throws by name; what the archive said of the scales tells whether a converted module may take the codes in.
+// Who answers for codes whose scales are not at hand: they came out of an archive, or their memory was exchanged
+// unseen. Every use throws by name; what the archive said of the scales tells whether a converted module may take the
+// codes in.
 #pragma once
 #include <string>
 #include <utility>

@@ -53,7 +53,8 @@ bool same_scales(const WeightTag& a, const WeightTag& b) {
   return a.handler == b.handler || (!a.handler->scales().empty() && a.handler->scales() == b.handler->scales());
 }
 
-/// Whether every code of `from` has in `to` the scale that it had: one scale for all, or the same part of weights of one shape.
+/// Whether every code of `from` has in `to` the scale that it had: one scale for all, or the same part of weights of
+/// one shape.
 bool scales_fit(const WeightTag& mine, const at::Tensor& to, const WeightTag& its, const at::Tensor& from) {
   if (!same_scales(mine, its)) return false;
   if (mine.handler->one_scale()) return true;

@@ -1,7 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 // The mark on a weight. It is put in two places: on the TensorImpl (kept by detach, load and optimizer steps, lost by
-// views) and on the memory block (kept by views, t(), InferenceMode, lost when the storage is replaced). A block holds as
-// many as there are weights in it, each with its place. Looking one up costs a few ns.
+// views) and on the memory block (kept by views, t(), InferenceMode, lost when the storage is replaced). A block holds
+// as many as there are weights in it, each with its place. Looking one up costs a few ns.
 //
 // What copies of a marked weight mean, on hpu and on the host: weight_copy.h.
 #pragma once
@@ -75,7 +75,8 @@ const WeightTag* find_tag(const at::Tensor& tensor);
 
 /// The same for a tensor on hpu or a marked copy on the host, of the memory alone.
 c10::intrusive_ptr<WeightTag> tag_in_memory(const at::Tensor& tensor);
-/// Puts a tag on the memory of what it lies at (hpu, or cpu: make_host_block), in the place of one of the same sizes there.
+/// Puts a tag on the memory of what it lies at (hpu, or cpu: make_host_block), in the place of one of the same sizes
+/// there.
 void put_tag(const at::Tensor& tensor, c10::intrusive_ptr<WeightTag> tag);
 
 /// What part of the tagged parameter `tensor` is; nullopt if its strides fit no part of it.

@@ -50,7 +50,8 @@ at::Tensor to_copy(const at::Tensor& self, std::optional<at::ScalarType> dtype, 
                               memory_format);
 }
 
-/// Python's print takes codes for values (it calls half()) and has no hook in C++. Nothing happens where torch is not there.
+/// Python's print takes codes for values (it calls half()) and has no hook in C++. Nothing happens where torch is not
+/// there.
 constexpr const char* kShowInPython = R"py(
 def install():
     import sys

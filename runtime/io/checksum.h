@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
-// XXH64 (Yann Collet's xxHash, 64-bit variant, seed 0): tells whether bytes on disk are the ones that were written. Not a
-// protection against somebody who forges them. The same number on every machine. No torch here.
+// XXH64 (Yann Collet's xxHash, 64-bit variant, seed 0): tells whether bytes on disk are the ones that were written. Not
+// a protection against somebody who forges them. The same number on every machine. No torch here.
 #pragma once
 #include <array>
 #include <cstddef>

@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
-// A list of what is done, on disk, that survives the end of the process at any moment. One line per entry, each with the
-// checksum of its own text:
+// A list of what is done, on disk, that survives the end of the process at any moment. One line per entry, each with
+// the checksum of its own text:
 //
 //   {"xxh64":"0123456789abcdef","entry":{"unit":"lm_head","tensors":{...}}}
 //
@@ -18,8 +18,8 @@ namespace fp8::io {
 
 class Journal {
  public:
-  /// Opens `path`, or makes it, and reads the whole lines that stand there. What follows the last whole line is cut off.
-  /// Throws io::Error naming the path.
+  /// Opens `path`, or makes it, and reads the whole lines that stand there. What follows the last whole line is cut
+  /// off. Throws io::Error naming the path.
   explicit Journal(std::filesystem::path path);
 
   /// Of the lines found, in their order.

@@ -6,9 +6,9 @@
 //   .out.old-7/ and no out                           it died between two renames: .out.old-7 becomes out again
 //   .out.old-7/ and out                              it died while cleaning up:   .out.old-7 is removed
 //
-// A folder that is replaced changes places with the new one in one step (renameat2), so that one of them stands under the
-// name at every moment; the new one is called .out.old-7 for it, which then is the old one's name. Where the file system or
-// the kernel knows no such step, two renames do it.
+// A folder that is replaced changes places with the new one in one step (renameat2), so that one of them stands under
+// the name at every moment; the new one is called .out.old-7 for it, which then is the old one's name. Where the file
+// system or the kernel knows no such step, two renames do it.
 #include <fcntl.h>
 #include <sys/file.h>
 #include <sys/stat.h>

@@ -1,5 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
-// The stack machine of read_pickle and of TorchFile: opcodes in, a graph of nodes out. Internal to runtime/io; no torch here.
+// The stack machine of read_pickle and of TorchFile: opcodes in, a graph of nodes out. Internal to runtime/io; no torch
+// here.
 //
 // Nodes, not PyValues, because a pickle may name one object many times (and even within itself): the graph stays as
 // small as the pickle, and pickle_reader.cpp unfolds it under a limit.

@@ -90,9 +90,9 @@ class TensorNames {
 };
 
 /// All tensors of a checkpoint folder. Looked for in this order: model.safetensors.index.json (it names the shards),
-/// model.safetensors, pytorch_model.bin.index.json, pytorch_model.bin. Other *.safetensors and *.bin are never read, nor
-/// tensors that the index does not name. A file path instead of a folder is taken as the one file: safetensors, or a
-/// zip of torch.save (.bin, .pt, .pth; see torch_file.h).
+/// model.safetensors, pytorch_model.bin.index.json, pytorch_model.bin. Other *.safetensors and *.bin are never read,
+/// nor tensors that the index does not name. A file path instead of a folder is taken as the one file: safetensors, or
+/// a zip of torch.save (.bin, .pt, .pth; see torch_file.h).
 class Checkpoint {
  public:
   explicit Checkpoint(std::filesystem::path folder);

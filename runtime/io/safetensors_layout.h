@@ -15,7 +15,8 @@ struct SafetensorsLayout {
     std::uint64_t begin = 0, size = 0;  ///< begin: in the file
   };
 
-  /// Throws io::Error naming `shown` (and the tensor): duplicate or bad names, sizes that overflow, a header over 100 MB.
+  /// Throws io::Error naming `shown` (and the tensor): duplicate or bad names, sizes that overflow, a header over 100
+  /// MB.
   SafetensorsLayout(const std::vector<SafetensorsWriter::Entry>& entries, const std::filesystem::path& shown,
                     const std::map<std::string, std::string>& metadata = {{"format", "pt"}});
 

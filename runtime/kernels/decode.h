@@ -28,7 +28,8 @@ struct DecodeArgs {
 /// std::invalid_argument for negative sizes, null pointers that are needed, and other column strides.
 void decode_from_fp8(const DecodeArgs& args);
 
-/// The value of each of the 256 codes as `dialect` reads them (ocp, gaudi3: E4M3 0x7F/0xFF NaN; gaudi2: 0x78 infinity, above NaN).
+/// The value of each of the 256 codes as `dialect` reads them (ocp, gaudi3: E4M3 0x7F/0xFF NaN; gaudi2: 0x78 infinity,
+/// above NaN).
 const float* decode_table(Format format, Dialect dialect = Dialect::ocp);
 
 /// True if any of the n codes is NaN or infinite when read by `dialect` (ocp and gaudi3 have no E4M3 infinity). Throws

@@ -17,7 +17,8 @@ struct F32View {
   std::int64_t row_stride = 0, col_stride = 1;
 };
 
-/// c [m, n] (+)= a [m, k] . b [k, n]; rows of c are c_stride elements apart and contiguous. With k = 0 the product is 0.
+/// c [m, n] (+)= a [m, k] . b [k, n]; rows of c are c_stride elements apart and contiguous. With k = 0 the product is
+/// 0.
 void multiply(const F32View& a, const F32View& b, std::int64_t m, std::int64_t n, std::int64_t k, float* c,
               std::int64_t c_stride, bool accumulate);
 

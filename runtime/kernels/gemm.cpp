@@ -187,7 +187,8 @@ std::int64_t valid_rows(const Chunk& chunk, const Unit& unit) {
   return std::min(chunk.rows, unit.tile1 * chunk.plan.tile_rows) - unit.tile0 * chunk.plan.tile_rows;
 }
 
-// Range by range of k_group columns: sums into acc, their scaled values into total. lane_scale: [blocks * acc_floats], scratch.
+// Range by range of k_group columns: sums into acc, their scaled values into total. lane_scale: [blocks * acc_floats],
+// scratch.
 void accumulate_scaled(const Chunk& chunk, const Unit& unit, float* acc, float* total, float* lane_scale) {
   const GemmArgs& args = chunk.args;
   const std::int64_t group_lines = args.k_group / kLineK, groups = (args.k + args.k_group - 1) / args.k_group;

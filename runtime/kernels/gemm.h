@@ -5,9 +5,9 @@
 //   y = round( f32(f32(f32(sum * f32(a_scale_inv * w_scale_inv)) + bias) + y_old) )      bias and y_old only where given
 // so scales that are powers of two are exact. Products are exact and summed in f32:
 //   |error of sum| <= 2K * 2^-24 * sum over k of |a w|
-// A level sums in one fixed order of k. An output's bits depend on its row of A, its row of W and the level (and whether
-// A is BF16/fp8 or F32/F16): not on M or N, nor on the other rows, the layout, the threads or how the work was cut.
-// Scales per block (k_group > 0) are taken range by range of k, g ascending, on every level:
+// A level sums in one fixed order of k. An output's bits depend on its row of A, its row of W and the level (and
+// whether A is BF16/fp8 or F32/F16): not on M or N, nor on the other rows, the layout, the threads or how the work was
+// cut. Scales per block (k_group > 0) are taken range by range of k, g ascending, on every level:
 //   total = f32(total + f32(sum_g * f32(a_scale_inv[m, g] * w_scale_inv[block of n, g])))     y = round( f32(f32(total + bias) + y_old) )
 // (a level with two running sums per output scales both and adds them at the end).
 //
@@ -41,8 +41,9 @@ struct GemmArgs {
   std::int64_t a_scale_stride = 0;
   const float* w_scale_inv = nullptr;
   std::int64_t w_scale_stride = 0;
-  /// Columns that share a scale, a multiple of 4 (the last group may be shorter); 0: all, and what follows is not read. Else a_scale_inv is
-  /// [m, groups] or nullptr, w_scale_inv [ceil((w_first_row + n) / w_block_rows), groups], both dense: w begins at row w_first_row of a block.
+  /// Columns that share a scale, a multiple of 4 (the last group may be shorter); 0: all, and what follows is not read.
+  /// Else a_scale_inv is [m, groups] or nullptr, w_scale_inv [ceil((w_first_row + n) / w_block_rows), groups], both
+  /// dense: w begins at row w_first_row of a block.
   std::int64_t k_group = 0;
   std::int64_t w_block_rows = 1, w_first_row = 0;
   const void* bias = nullptr;  ///< [n] or nullptr, unscaled
@@ -51,25 +52,27 @@ struct GemmArgs {
   FloatType y_type = FloatType::F32;
   std::int64_t y_stride = 0;  ///< elements between rows of y, >= n
   bool accumulate = false;    ///< add to what y holds (in f32, before the one rounding)
-  /// Whose reading of E4M3 codes, of a and of w (decode.h): with gaudi2 an output that meets a code from 0x78 on is infinity or NaN.
+  /// Whose reading of E4M3 codes, of a and of w (decode.h): with gaudi2 an output that meets a code from 0x78 on is
+  /// infinity or NaN.
   Dialect dialect = Dialect::ocp;
 };
 
-/// Runs on the threads of the pool with the SIMD level in force. m, n, k >= 0; with k = 0 the sum is 0. Allocates nothing that
-/// grows with n: a row-major weight is packed piece by piece, so both layouts give the same bits at nearly the same speed.
-/// Scratch per calling thread: packed activations of at most 512 rows (8 MiB, or 16 rows where those are longer).
-/// Throws std::invalid_argument naming the field for negative sizes, strides that are too small, missing pointers.
+/// Runs on the threads of the pool with the SIMD level in force. m, n, k >= 0; with k = 0 the sum is 0. Allocates
+/// nothing that grows with n: a row-major weight is packed piece by piece, so both layouts give the same bits at nearly
+/// the same speed. Scratch per calling thread: packed activations of at most 512 rows (8 MiB, or 16 rows where those
+/// are longer). Throws std::invalid_argument naming the field for negative sizes, strides that are too small, missing
+/// pointers.
 void gemm(const GemmArgs& args);
 
-/// Bytes of the packed form of an [n, k] weight: n rounded up to 16 times k rounded up to 4. std::invalid_argument when a size
-/// is negative or the product does not fit 64 bits (so do the three below).
+/// Bytes of the packed form of an [n, k] weight: n rounded up to 16 times k rounded up to 4. std::invalid_argument when
+/// a size is negative or the product does not fit 64 bits (so do the three below).
 std::int64_t packed_bytes(std::int64_t n, std::int64_t k);
 /// [n, k] dense row-major codes -> packed (packed_bytes long; the padding becomes 0), and back.
 void pack_weight(const std::uint8_t* row_major, std::int64_t n, std::int64_t k, std::uint8_t* packed);
 void unpack_weight(const std::uint8_t* packed, std::int64_t n, std::int64_t k, std::uint8_t* row_major);
 
-/// out[c, r] = in[r, c] for bytes (an fp8 operand that arrives as [K, N]): in [rows, cols], rows in_stride >= cols apart (0
-/// means cols), out [cols, rows] dense. On the threads of the pool.
+/// out[c, r] = in[r, c] for bytes (an fp8 operand that arrives as [K, N]): in [rows, cols], rows in_stride >= cols
+/// apart (0 means cols), out [cols, rows] dense. On the threads of the pool.
 void transpose_bytes(const std::uint8_t* in, std::int64_t rows, std::int64_t cols, std::uint8_t* out,
                      std::int64_t in_stride = 0);
 

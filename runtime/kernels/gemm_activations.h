@@ -11,9 +11,9 @@ namespace fp8::kernels {
 /// Bytes of one activation element in a layout.
 constexpr int element_bytes(XLayout layout) { return layout == XLayout::BF16Pair ? 2 : 4; }
 
-/// Packs rows [row0, row0 + rows) of args.a into ceil(rows / tile_rows) tiles of tile_rows x padded_k elements (padded_k = k
-/// rounded up to 4); rows and k beyond the matrix become 0. BF16Pair takes BF16, E4M3 and E5M2 only (F32 and F16 would round).
-/// Uses the threads of the pool when there is enough to do.
+/// Packs rows [row0, row0 + rows) of args.a into ceil(rows / tile_rows) tiles of tile_rows x padded_k elements
+/// (padded_k = k rounded up to 4); rows and k beyond the matrix become 0. BF16Pair takes BF16, E4M3 and E5M2 only (F32
+/// and F16 would round). Uses the threads of the pool when there is enough to do.
 void pack_activations(const GemmArgs& args, std::int64_t row0, std::int64_t rows, int tile_rows, XLayout layout,
                       void* out);
 

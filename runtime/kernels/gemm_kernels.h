@@ -1,13 +1,14 @@
 // SPDX-License-Identifier: Apache-2.0
-// What gemm.cpp asks of one instruction-set level: a table of functions over plain structs and raw pointers, because the
-// units behind it are compiled with that level's flags and must not emit code that another unit could end up calling.
+// What gemm.cpp asks of one instruction-set level: a table of functions over plain structs and raw pointers, because
+// the units behind it are compiled with that level's flags and must not emit code that another unit could end up
+// calling.
 //
 //   weights      lines of 64 codes, 16 channels x 4 k, in the packed order of gemm.h; "block" = 16 channels = k/4 lines
 //   activations  packed by gemm_activations.h in tiles of tile_rows rows, zero padded to whole tiles and whole lines
 //   acc          f32 [tiles * tile_rows][blocks][acc_floats], running sums of one group of blocks
 //
-// Every output is one chain of sums in ascending k (per accumulator lane), carried through acc between ranges of k. So its
-// bits depend on neither m, tile_rows, blocks, the ranges of k, the layout nor the threads.
+// Every output is one chain of sums in ascending k (per accumulator lane), carried through acc between ranges of k. So
+// its bits depend on neither m, tile_rows, blocks, the ranges of k, the layout nor the threads.
 #pragma once
 #include <cstdint>
 
@@ -34,7 +35,8 @@ struct GemmPlan {
   bool panel = false;            ///< decode a range once to scratch, then use it for every tile
 };
 
-/// 256 values of a format, and (for 128-byte table lookups) the low and high bytes of bf16(code) for the codes without sign.
+/// 256 values of a format, and (for 128-byte table lookups) the low and high bytes of bf16(code) for the codes without
+/// sign.
 struct CodeTables {
   float value[256];
   std::uint16_t bf16[256];
@@ -63,7 +65,8 @@ struct MultiplyArgs {
   GemmPlan plan;
 };
 
-/// y = round(acc * (a_scale_inv * w_scale_inv) + bias + y_old) for `rows` rows and `channels` valid channels of one group.
+/// y = round(acc * (a_scale_inv * w_scale_inv) + bias + y_old) for `rows` rows and `channels` valid channels of one
+/// group.
 struct FinishArgs {
   const float* acc = nullptr;
   int blocks = 0;
@@ -82,7 +85,8 @@ struct FinishArgs {
   bool accumulate = false;
 };
 
-/// total += acc * (a_scale * lane_scale), or = with `first`: one group's sums into those of all. acc, total: [rows][width].
+/// total += acc * (a_scale * lane_scale), or = with `first`: one group's sums into those of all. acc, total:
+/// [rows][width].
 struct ScaleArgs {
   const float* acc = nullptr;
   float* total = nullptr;
@@ -99,12 +103,13 @@ struct GemmKernels {
   GemmPlan (*plan)(std::int64_t m);
   /// Bytes of MultiplyArgs::panel that a plan of this level needs.
   std::int64_t panel_bytes;
-  /// Row-major codes -> lines: `rows` (1..16) rows of `k` codes, row_stride bytes apart, to ceil(k/4) lines; what is missing is 0.
-  /// Reads nothing outside the rows; fetches `prefetch` bytes ahead in each row (a hint only).
+  /// Row-major codes -> lines: `rows` (1..16) rows of `k` codes, row_stride bytes apart, to ceil(k/4) lines; what is
+  /// missing is 0. Reads nothing outside the rows; fetches `prefetch` bytes ahead in each row (a hint only).
   void (*pack_lines)(const std::uint8_t* w, std::int64_t row_stride, int rows, std::int64_t k, std::int64_t prefetch,
                      std::uint8_t* lines);
   void (*multiply)(const MultiplyArgs& args);
-  /// The same sums straight from row-major weights for one tile of at most row_major_tile rows and whole blocks; may be null (0).
+  /// The same sums straight from row-major weights for one tile of at most row_major_tile rows and whole blocks; may be
+  /// null (0).
   void (*multiply_row_major)(const MultiplyArgs& args);
   int row_major_tile;
   void (*finish)(const FinishArgs& args);

@@ -1,7 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
-// Products with Gaudi2's E4M3, whose codes from 0x78 on are infinity and NaN. The kernels of all levels read codes as ocp
-// does, which is the same below 0x78. Every output that meets such a code is infinity or NaN whatever the other factors
-// are: these outputs are computed here, one by one in f32, and written over what the kernels made of them.
+// Products with Gaudi2's E4M3, whose codes from 0x78 on are infinity and NaN. The kernels of all levels read codes as
+// ocp does, which is the same below 0x78. Every output that meets such a code is infinity or NaN whatever the other
+// factors are: these outputs are computed here, one by one in f32, and written over what the kernels made of them.
 //
 // No cast to Gaudi2's E4M3 writes such codes, so all this is a look at the codes of both operands.
 #pragma once

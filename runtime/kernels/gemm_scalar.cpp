@@ -1,6 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 // gemm with no SIMD level: the same steps in plain C++, for machines without AVX2 and as something to compare with.
-// A sum takes one f32 rounding per product (the product itself, and its sum, are formed in f64), like a fused multiply-add.
+// A sum takes one f32 rounding per product (the product itself, and its sum, are formed in f64), like a fused
+// multiply-add.
 #include "fp8/runtime/kernels/decode.h"
 #include "fp8/runtime/kernels/float_bits.h"
 #include "fp8/runtime/kernels/gemm_kernels.h"

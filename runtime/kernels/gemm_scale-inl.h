@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
-// GemmKernels::add_scaled in plain loops, included by each level's unit and compiled with its flags; in an anonymous namespace, so
-// that no copy is shared.
+// GemmKernels::add_scaled in plain loops, included by each level's unit and compiled with its flags; in an anonymous
+// namespace, so that no copy is shared.
 #pragma once
 #include "fp8/runtime/kernels/gemm_kernels.h"
 

@@ -1,7 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
-// Tensors, types and threads around optim_kernels.h. Fp8 moments take two passes, because the new scale needs the largest
-// of all new values: the first updates the weight and takes the maximum, the second computes the same moment again from what
-// memory still holds and casts it. That costs one more read of the gradient and no memory.
+// Tensors, types and threads around optim_kernels.h. Fp8 moments take two passes, because the new scale needs the
+// largest of all new values: the first updates the weight and takes the maximum, the second computes the same moment
+// again from what memory still holds and casts it. That costs one more read of the gradient and no memory.
 #include "fp8/runtime/kernels/optim.h"
 
 #include <algorithm>
@@ -161,7 +161,8 @@ struct Both {
   bool fp8 = false;
 };
 
-/// The new scale of each fp8 moment, from the maxima of its chunks. As bits NaN is above infinity and that above all numbers.
+/// The new scale of each fp8 moment, from the maxima of its chunks. As bits NaN is above infinity and that above all
+/// numbers.
 void choose_scales(const Chunks& chunks, const std::vector<std::uint32_t> (&amax)[2], Dialect dialect,
                    std::vector<Both>& all) {
   for (std::size_t i = 0; i < all.size(); ++i) {
@@ -216,7 +217,8 @@ void sums_of_squares(std::span<const Array> x, double* out) {
 
 namespace {
 
-/// Adam on one chunk, straight on the arrays where all are f32 or bf16, weight and gradient of one type, and both moments.
+/// Adam on one chunk, straight on the arrays where all are f32 or bf16, weight and gradient of one type, and both
+/// moments.
 bool adam_in_place(const OptimKernels& k, const AdamTensor& t, std::int64_t begin, std::int64_t n) {
   const auto direct = [](const Array& a) { return a.type == Storage::F32 || a.type == Storage::BF16; };
   if (t.weight.type != t.grad.type || t.m.type != t.v.type || !direct(t.weight) || !direct(t.m)) return false;

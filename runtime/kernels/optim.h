@@ -5,8 +5,9 @@
 //   while it is in cache, and rounded back to nearest even. Every element is a function of its own values, every sum one of
 //   fixed partial sums: the same bits for any number of threads and any instruction set. No fused multiply-adds.
 //
-// All functions throw std::invalid_argument for negative or unequal lengths, null data of non-empty arrays, fp8 where it is
-// not allowed, and a scale that is missing or not a positive number. Arrays that are written must not overlap others.
+// All functions throw std::invalid_argument for negative or unequal lengths, null data of non-empty arrays, fp8 where
+// it is not allowed, and a scale that is missing or not a positive number. Arrays that are written must not overlap
+// others.
 #pragma once
 #include <cstdint>
 #include <span>
@@ -49,9 +50,9 @@ struct AdamFactors {
   float decay = 1, neg_step = 0;
 };
 
-/// One parameter of Adam. All arrays have n elements. A moment in fp8 is code / scale[0], and scale[0] is renewed by the
-/// step: 2^floor(log2(max / amax)) of the new moment, max of the dialect; kept where the moment is all zero, or has a NaN or
-/// an infinity. Codes are rounded stochastically with bits from (seed, element).
+/// One parameter of Adam. All arrays have n elements. A moment in fp8 is code / scale[0], and scale[0] is renewed by
+/// the step: 2^floor(log2(max / amax)) of the new moment, max of the dialect; kept where the moment is all zero, or has
+/// a NaN or an infinity. Codes are rounded stochastically with bits from (seed, element).
 struct AdamTensor {
   Array weight, grad;                            ///< f32, bf16 or f16
   Array m, v;                                    ///< any storage
@@ -61,7 +62,8 @@ struct AdamTensor {
 };
 void adam_step(std::span<const AdamTensor> work, Dialect dialect);
 
-/// The scale above; `old` where amax gives none. Exponents stay within [-126, 126], so that the reciprocal is normal too.
+/// The scale above; `old` where amax gives none. Exponents stay within [-126, 126], so that the reciprocal is normal
+/// too.
 float moment_scale(float amax, Format format, Dialect dialect, float old);
 
 /// One parameter of SGD; d = g + weight_decay * w, then with momentum (buffer.data not null)

@@ -17,8 +17,8 @@ namespace {
 
 constexpr std::int64_t kTile = 32;  // of the mirror: 4 KiB from two places
 
-/// Rows of one call of multiply(): whole tiles of it; few enough that half a matrix is nearly half the work, and enough to
-/// pay for its packing of b.
+/// Rows of one call of multiply(): whole tiles of it; few enough that half a matrix is nearly half the work, and enough
+/// to pay for its packing of b.
 std::int64_t block_rows(std::int64_t rows) { return std::clamp<std::int64_t>(rows / 8 / 6 * 6, 48, 192); }
 
 /// c[j, i] = c[i, j] for j < i.
@@ -32,7 +32,8 @@ void mirror(float* c, std::int64_t n) {
   }
 }
 
-/// c [n, n] = a [n, k] . b [k, n] for a product that is symmetric: the blocks on and below the diagonal, then their mirror.
+/// c [n, n] = a [n, k] . b [k, n] for a product that is symmetric: the blocks on and below the diagonal, then their
+/// mirror.
 void multiply_symmetric(const F32View& a, const F32View& b, std::int64_t n, std::int64_t k, float* c) {
   const std::int64_t height = block_rows(n), blocks = (n + height - 1) / height;
   parallel_for(blocks, 1, [&](std::int64_t first, std::int64_t last) {

@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
-// optim_kernels.h in Highway's portable vectors, compiled once per target by optim_simd.cpp. Only operations that IEEE 754
-// defines to the bit, so all targets agree.
+// optim_kernels.h in Highway's portable vectors, compiled once per target by optim_simd.cpp. Only operations that IEEE
+// 754 defines to the bit, so all targets agree.
 #if defined(FP8_RUNTIME_KERNELS_OPTIM_SIMD_INL_H_) == defined(HWY_TARGET_TOGGLE)
 #ifdef FP8_RUNTIME_KERNELS_OPTIM_SIMD_INL_H_
 #undef FP8_RUNTIME_KERNELS_OPTIM_SIMD_INL_H_

@@ -3,7 +3,8 @@
 //
 //   byte(n, k) = (n/16)*16*K + (k/4)*64 + ((n%16)/4)*16 + ((k%4)/2)*8 + (n%4)*2 + (k%2)      K = k rounded up to 4
 //
-// One 64-byte line holds 16 channels x 4 k so that the byte unpacks of a decode leave lane = channel: no horizontal sums.
+// One 64-byte line holds 16 channels x 4 k so that the byte unpacks of a decode leave lane = channel: no horizontal
+// sums.
 #include <algorithm>
 #include <limits>
 #include <stdexcept>

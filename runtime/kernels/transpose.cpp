@@ -1,10 +1,11 @@
 // SPDX-License-Identifier: Apache-2.0
-// The transpose of a byte matrix, in tiles of 64 x 64 that are gathered in a buffer of 4 KiB: memory is read and written
-// in whole cache lines, whatever the strides, and rows a power of two apart do not evict each other half-used.
+// The transpose of a byte matrix, in tiles of 64 x 64 that are gathered in a buffer of 4 KiB: memory is read and
+// written in whole cache lines, whatever the strides, and rows a power of two apart do not evict each other half-used.
 //
-// Within a tile 16 x 16 bytes are one network of four rounds: unpacking a[i] with a[i + 8] into a[2i], a[2i + 1] sends the
-// index bits (row 3..0, column 3..0) one place round; after four rounds rows and columns have changed places. Vectors
-// are the compiler's own, so this is SSE2 on x86-64 and the like elsewhere: it is bound by memory, not by their width.
+// Within a tile 16 x 16 bytes are one network of four rounds: unpacking a[i] with a[i + 8] into a[2i], a[2i + 1] sends
+// the index bits (row 3..0, column 3..0) one place round; after four rounds rows and columns have changed places.
+// Vectors are the compiler's own, so this is SSE2 on x86-64 and the like elsewhere: it is bound by memory, not by their
+// width.
 #include <algorithm>
 #include <cstring>
 #include <stdexcept>

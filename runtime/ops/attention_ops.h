@@ -1,7 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 // The attention family as C++ functions. They go through the dispatcher, so traces and profilers see them by name.
-// fused_sdpa, fused_rms_norm and apply_rotary_pos_emb have first-order gradients (the vendor's FusedSDPA, FusedRMSNorm and
-// RotaryPosEmbeddingHelper do); a second derivative throws by name. The others have none.
+// fused_sdpa, fused_rms_norm and apply_rotary_pos_emb have first-order gradients (the vendor's FusedSDPA, FusedRMSNorm
+// and RotaryPosEmbeddingHelper do); a second derivative throws by name. The others have none.
 #pragma once
 #include <ATen/core/Tensor.h>
 
@@ -32,8 +32,8 @@ struct FusedSdpaOptions {
   std::string seq_padding_type = "left";
 };
 
-/// hpu::sdpa_recomp_fwd or sdpa_fwd. q: [..., L, D], k: [..., S, D], v: [..., S, Dv] in f32, bf16 or f16; 4-D inputs may have
-/// a multiple of k's heads in q (grouped queries). Result: [..., L, Dv].
+/// hpu::sdpa_recomp_fwd or sdpa_fwd. q: [..., L, D], k: [..., S, D], v: [..., S, Dv] in f32, bf16 or f16; 4-D inputs
+/// may have a multiple of k's heads in q (grouped queries). Result: [..., L, Dv].
 at::Tensor fused_sdpa(const at::Tensor& q, const at::Tensor& k, const at::Tensor& v, const FusedSdpaOptions& options);
 
 /// f32, one element each, or none. d_*: dequantization multipliers of codes; q_*: multipliers into codes.

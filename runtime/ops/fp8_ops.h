@@ -1,7 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
-// The fp8 operators as C++ functions. They go through the dispatcher, so traces and profilers see them by name, and through
-// the operators' checks (edge.h). Where the weight's scale is no optional argument, the weight may be a converted one: the
-// caller answers for the scale.
+// The fp8 operators as C++ functions. They go through the dispatcher, so traces and profilers see them by name, and
+// through the operators' checks (edge.h). Where the weight's scale is no optional argument, the weight may be a
+// converted one: the caller answers for the scale.
 #pragma once
 #include <ATen/core/Tensor.h>
 
@@ -14,7 +14,8 @@ namespace fp8::runtime::ops {
 at::Tensor call_cast_to_fp8(const at::Tensor& x, const at::Tensor& scale, at::ScalarType dtype,
                             at::OptionalIntArrayRef scale_shape = std::nullopt);
 
-/// hpu::cast_to_fp8_v2 as training calls it: {codes, amax}, amax = max |x| (f32, 0-dim) with is_amax, else of shape [0].
+/// hpu::cast_to_fp8_v2 as training calls it: {codes, amax}, amax = max |x| (f32, 0-dim) with is_amax, else of shape
+/// [0].
 std::tuple<at::Tensor, at::Tensor> call_cast_to_fp8_v2(const at::Tensor& x, const std::optional<at::Tensor>& scale,
                                                        bool stochastic_rounding, bool is_amax, at::ScalarType dtype);
 
@@ -53,8 +54,8 @@ at::Tensor call_conv2d_fp8(const at::Tensor& x, const at::Tensor& weight, const 
 at::Tensor call_weight_only_linear(const at::Tensor& x, const at::Tensor& weight, const at::Tensor& w_scale_inv,
                                    const std::optional<at::Tensor>& bias);
 
-/// fp8::block_linear: x with x_scale_inv per group of block_cols columns (codes), or in high precision without; weight: rows from first_row
-/// on of one with weight_scale_inv [grid rows, groups].
+/// fp8::block_linear: x with x_scale_inv per group of block_cols columns (codes), or in high precision without; weight:
+/// rows from first_row on of one with weight_scale_inv [grid rows, groups].
 at::Tensor call_block_linear(const at::Tensor& x, const std::optional<at::Tensor>& x_scale_inv,
                              const at::Tensor& weight, const at::Tensor& weight_scale_inv, int64_t block_rows,
                              int64_t block_cols, int64_t first_row, const std::optional<at::Tensor>& bias,

@@ -1,6 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
-// Objects that operators hand out by number: Python and TorchScript hold an int, the one owner holds the object. An object lives until
-// it is taken out; those left over live until the program ends (its end does not run their destructors).
+// Objects that operators hand out by number: Python and TorchScript hold an int, the one owner holds the object. An
+// object lives until it is taken out; those left over live until the program ends (its end does not run their
+// destructors).
 #pragma once
 #include <c10/util/Exception.h>
 

@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
-// hpu::mixture_of_experts as C++ functions. They go through the dispatcher, so traces and profilers see them by name, and
-// the high precision one has gradients. Formulas, shapes and errors: native/moe.h.
+// hpu::mixture_of_experts as C++ functions. They go through the dispatcher, so traces and profilers see them by name,
+// and the high precision one has gradients. Formulas, shapes and errors: native/moe.h.
 #pragma once
 #include <ATen/core/Tensor.h>
 
@@ -29,8 +29,8 @@ std::tuple<at::Tensor, at::Tensor> call_mixture_of_experts_measurement(const Moe
 std::tuple<at::Tensor, at::Tensor> call_mixture_of_experts_measurement_fused(const MoeRoute& route, at::TensorList w12,
                                                                              at::TensorList w3);
 
-/// fp8, fused weights. hidden_states are codes with d_hidden (1 or T values); d_intermediate one value per expert, or an
-/// empty list: per token. d_w12 and d_w3: 1 value or one per output, each. Result bf16.
+/// fp8, fused weights. hidden_states are codes with d_hidden (1 or T values); d_intermediate one value per expert, or
+/// an empty list: per token. d_w12 and d_w3: 1 value or one per output, each. Result bf16.
 at::Tensor call_mixture_of_experts_fp8(const MoeRoute& route, at::TensorList w12, at::TensorList w3,
                                        const at::Tensor& d_hidden, at::TensorList d_intermediate, at::TensorList d_w12,
                                        at::TensorList d_w3);

@@ -27,7 +27,8 @@ at::Tensor once_differentiable(const at::Tensor& gradient, std::string_view what
   auto error = c10::make_intrusive<NoSecondDerivative>();
   error->message =
       (module.empty() ? "" : "'" + std::string(module) + "': ") + std::string(what) + " has no second derivative";
-  // autograd::grad() runs only nodes that lead to the tensors asked for: this one must lead to all that the gradient depends on.
+  // autograd::grad() runs only nodes that lead to the tensors asked for: this one must lead to all that the gradient
+  // depends on.
   torch::autograd::edge_list edges;
   if (const auto function = torch::autograd::get_current_node()) edges = function->next_edges();
   for (const auto& t : incoming) {

@@ -7,9 +7,10 @@
 
 namespace fp8::runtime::ops {
 
-/// What such a function's backward returns. First order passes; asking for a second derivative (create_graph) throws by name instead of
-/// silently losing this part, by backward() and by autograd::grad() alike: "WHAT has no second derivative", with a module "'MODULE': WHAT
-/// has ...". Call it inside of the function's backward; incoming: the gradients that this got.
+/// What such a function's backward returns. First order passes; asking for a second derivative (create_graph) throws by
+/// name instead of silently losing this part, by backward() and by autograd::grad() alike: "WHAT has no second
+/// derivative", with a module "'MODULE': WHAT has ...". Call it inside of the function's backward; incoming: the
+/// gradients that this got.
 at::Tensor once_differentiable(const at::Tensor& gradient, std::string_view what, std::string_view module = {},
                                at::TensorList incoming = {});
 

@@ -37,7 +37,8 @@ Tensor& reorder_meta_(Tensor& self, const Tensor& start, const Tensor& end, cons
   return self;
 }
 
-/// The movers call other operators only: these see to the codes of converted weights, and serve meta tensors as they are.
+/// The movers call other operators only: these see to the codes of converted weights, and serve meta tensors as they
+/// are.
 template <class Impl>
 void register_movers(const Impl& impl) {
   impl("in_place_interleave", &in_place_interleave);

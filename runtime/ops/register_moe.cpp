@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
-// hpu::mixture_of_experts: 14 argument forms, translated to native/moe.h. The high precision ones are made of aten ops and
-// so stand at AutogradHPU too.
+// hpu::mixture_of_experts: 14 argument forms, translated to native/moe.h. The high precision ones are made of aten ops
+// and so stand at AutogradHPU too.
 #include <torch/library.h>
 
 #include <string_view>

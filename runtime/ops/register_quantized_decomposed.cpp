@@ -1,7 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
-// quantized_decomposed:: on hpu. The schemas belong to PyTorch's Python package (torch.ao), which defines them when it is
-// imported and would refuse to if somebody had done so before. So with a Python interpreter in the process only kernels
-// are added here; without one nobody else can define them, and this library does, meta functions included.
+// quantized_decomposed:: on hpu. The schemas belong to PyTorch's Python package (torch.ao), which defines them when it
+// is imported and would refuse to if somebody had done so before. So with a Python interpreter in the process only
+// kernels are added here; without one nobody else can define them, and this library does, meta functions included.
 #include <ATen/ops/empty.h>
 #include <dlfcn.h>
 #include <torch/library.h>

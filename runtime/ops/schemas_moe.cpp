@@ -20,9 +20,9 @@ FP8_LIBRARY_FRAGMENT(hpu, m) {
   // --- experts in high precision
   m.def("mixture_of_experts(" FP8_MOE_INPUTS "Tensor[] w1, Tensor[] w2, Tensor[] w3, " FP8_MOE_TAIL ") -> Tensor");
   m.def("mixture_of_experts.fused_weights(" FP8_MOE_INPUTS "Tensor[] w12, Tensor[] w3, " FP8_MOE_TAIL ") -> Tensor");
-  // Second result: amax[e] = max |act(x w1) * (x w2)| over the tokens that are routed to expert e, f32, 0 where there are none: what
-  // its fp8 intermediate will hold. The vendor's reference takes the maximum without the magnitude and over all tokens, which scales
-  // by values that never occur and saturates negative ones.
+  // Second result: amax[e] = max |act(x w1) * (x w2)| over the tokens that are routed to expert e, f32, 0 where there
+  // are none: what its fp8 intermediate will hold. The vendor's reference takes the maximum without the magnitude and
+  // over all tokens, which scales by values that never occur and saturates negative ones.
   m.def("mixture_of_experts.fp8_measurement(" FP8_MOE_INPUTS "Tensor[] w1, Tensor[] w2, Tensor[] w3, " FP8_MOE_TAIL
         ", bool measurement_mode) -> (Tensor, Tensor)");
   m.def("mixture_of_experts.fp8_measurement_fused_weights(" FP8_MOE_INPUTS "Tensor[] w12, Tensor[] w3, " FP8_MOE_TAIL

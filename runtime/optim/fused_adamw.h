@@ -9,8 +9,8 @@
 // In the first eps is not divided by the correction: with tiny gradients its early steps are smaller.
 //
 // Moments may be kept in bf16 (2 bytes each) or fp8 (1 byte each and one power-of-two scale per tensor, rounded
-// stochastically). For exp_avg_sq E5M2 is the better fp8: E4M3 has no code between 0 and amax / 2^17, E5M2 none between 0 and
-// amax / 2^31, and where exp_avg_sq is 0 the step is exp_avg / eps.
+// stochastically). For exp_avg_sq E5M2 is the better fp8: E4M3 has no code between 0 and amax / 2^17, E5M2 none between
+// 0 and amax / 2^31, and where exp_avg_sq is 0 the step is exp_avg / eps.
 #pragma once
 #include "fp8/runtime/optim/fused_optimizer.h"
 

@@ -38,8 +38,8 @@ class FusedEMA {
   const std::vector<at::Tensor>& averages() const { return averages_; }
   /// Writes the averages into `parameters`.
   void copy_to(const std::vector<at::Tensor>& parameters) const;
-  /// Exchanges parameters and averages: call it before and after an evaluation. With bf16 or fp8 parameters the averages lose
-  /// nothing, because they are kept aside meanwhile.
+  /// Exchanges parameters and averages: call it before and after an evaluation. With bf16 or fp8 parameters the
+  /// averages lose nothing, because they are kept aside meanwhile.
   void swap();
 
  private:

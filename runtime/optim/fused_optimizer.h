@@ -1,12 +1,12 @@
 // SPDX-License-Identifier: Apache-2.0
-// What the optimizers of this folder share. They are torch::optim::Optimizers, so schedulers, zero_grad and closures work,
-// and each step is one call of a kernel for all parameters of all groups.
+// What the optimizers of this folder share. They are torch::optim::Optimizers, so schedulers, zero_grad and closures
+// work, and each step is one call of a kernel for all parameters of all groups.
 //
 //   step():  closure -> parameters that have a gradient -> update() -> parameters held in fp8 take their new values back
 //
 // Parameters are f32, bf16 or f16 on cpu or hpu, or held in fp8 (runtime/intercept/quantized_parameter.h; gradients in
-// f32, bf16 or f16). Those without gradient are passed over and keep their state; sparse gradients are an error. NaN and infinity go
-// where the formulas take them.
+// f32, bf16 or f16). Those without gradient are passed over and keep their state; sparse gradients are an error. NaN
+// and infinity go where the formulas take them.
 #pragma once
 #include <ATen/core/ivalue.h>
 #include <torch/optim/optimizer.h>
@@ -45,7 +45,8 @@ inline void from_value(const c10::IValue& value, std::tuple<double, double>& x) 
   x = value.to<std::tuple<double, double>>();
 }
 
-/// Derived has lr() and `template <class Self, class F> static void each(Self& self, F&& f)`, which calls f(name, field).
+/// Derived has lr() and `template <class Self, class F> static void each(Self& self, F&& f)`, which calls f(name,
+/// field).
 template <class Derived>
 class FusedOptionsOf : public FusedOptions {
  public:
@@ -71,13 +72,15 @@ class FusedOptionsOf : public FusedOptions {
 
 /// Throws unless ok: "<optimizer>: <option> is <value>, allowed is <range>".
 void check_option(bool ok, const char* optimizer, const char* option, double value, const char* range);
-/// The checks that several optimizers have. eps may be 0, as upstream: an element that never had a gradient is then 0 / 0.
+/// The checks that several optimizers have. eps may be 0, as upstream: an element that never had a gradient is then 0 /
+/// 0.
 void check_lr(const char* optimizer, double lr);
 void check_weight_decay(const char* optimizer, double weight_decay);
 void check_betas(const char* optimizer, const std::tuple<double, double>& betas);
 void check_eps(const char* optimizer, double eps);
 
-/// What an optimizer keeps for one parameter: steps taken, and tensors by name (sizes of the parameter, or one element).
+/// What an optimizer keeps for one parameter: steps taken, and tensors by name (sizes of the parameter, or one
+/// element).
 struct FusedState : public torch::optim::OptimizerCloneableParamState<FusedState> {
   std::int64_t step = 0;
   std::map<std::string, at::Tensor> tensors;
@@ -100,21 +103,23 @@ class FusedOptimizer : public torch::optim::Optimizer {
   /// Returns the closure's loss, or an undefined tensor.
   at::Tensor step(LossClosure closure = nullptr) final;
 
-  /// A group's options are complete: they are taken as they are, nothing is inherited from the defaults (copy those and change
-  /// what differs). Groups without options get the defaults. Throws for options of another optimizer, out of range, and for a
-  /// parameter that is there already or is no leaf.
+  /// A group's options are complete: they are taken as they are, nothing is inherited from the defaults (copy those and
+  /// change what differs). Groups without options get the defaults. Throws for options of another optimizer, out of
+  /// range, and for a parameter that is there already or is no leaf.
   void add_param_group(const torch::optim::OptimizerParamGroup& group);
 
-  /// Upstream's archive layout: FusedAdamW reads archives of torch::optim::Adam and AdamW (they look the same, and weight_decay
-  /// is AdamW's from then on), FusedSGD those of SGD. AdamW and SGD read theirs too (torch::load(optimizer, file, device): states
-  /// are saved from the CPU), but for moments in fp8 and bias_correction(false), which AdamW has no words for. Keys are the
-  /// parameters' places, so that equal states give equal bytes. load() keeps the optimizer as it was when it throws.
+  /// Upstream's archive layout: FusedAdamW reads archives of torch::optim::Adam and AdamW (they look the same, and
+  /// weight_decay is AdamW's from then on), FusedSGD those of SGD. AdamW and SGD read theirs too
+  /// (torch::load(optimizer, file, device): states are saved from the CPU), but for moments in fp8 and
+  /// bias_correction(false), which AdamW has no words for. Keys are the parameters' places, so that equal states give
+  /// equal bytes. load() keeps the optimizer as it was when it throws.
   void save(torch::serialize::OutputArchive& archive) const override;
   void load(torch::serialize::InputArchive& archive) override;
 
-  /// The state of all parameters as CPU tensors, for checkpoints without pickle: "<group>.<index>.step" (int64, one element)
-  /// and "<group>.<index>.<name>". load_tensors takes the same; parameters of which it says nothing start anew. Throws for
-  /// keys that no parameter has and for tensors of other sizes (names ending in _scale have one element).
+  /// The state of all parameters as CPU tensors, for checkpoints without pickle: "<group>.<index>.step" (int64, one
+  /// element) and "<group>.<index>.<name>". load_tensors takes the same; parameters of which it says nothing start
+  /// anew. Throws for keys that no parameter has and for tensors of other sizes (names ending in _scale have one
+  /// element).
   std::map<std::string, at::Tensor> tensors() const;
   void load_tensors(const std::map<std::string, at::Tensor>& tensors);
 

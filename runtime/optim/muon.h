@@ -54,8 +54,9 @@ class Muon : public FusedOptimizer {
   void check_group(const FusedOptions& options, const std::vector<at::Tensor>& parameters) const override;
 };
 
-/// Which of a model's named parameters are Muon's: 2-D, and no part of the name (between dots) is an embedding's or the output
-/// layer's as Hugging Face and PyTorch models call them (holding "embed", or wte, wpe, lm_head, output, head, classifier, score).
+/// Which of a model's named parameters are Muon's: 2-D, and no part of the name (between dots) is an embedding's or the
+/// output layer's as Hugging Face and PyTorch models call them (holding "embed", or wte, wpe, lm_head, output, head,
+/// classifier, score).
 bool is_hidden_weight(const std::string& name, const at::Tensor& parameter);
 
 }  // namespace fp8::runtime::optim

@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
-// The configurations that INC, Optimum Habana and vllm-gaudi publish, as facts: repository, path, keys and values. And which of
-// them are refused, with the reason.
+// The configurations that INC, Optimum Habana and vllm-gaudi publish, as facts: repository, path, keys and values. And
+// which of them are refused, with the reason.
 #pragma once
 #include <filesystem>
 #include <map>

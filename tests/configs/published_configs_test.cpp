@@ -1,5 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
-// Every published configuration is accepted, except those that are right to be refused. (tests/e2e/published_configs_test.cpp runs them.)
+// Every published configuration is accepted, except those that are right to be refused.
+// (tests/e2e/published_configs_test.cpp runs them.)
 #include "configs/published_configs.h"
 
 #include <gmock/gmock.h>

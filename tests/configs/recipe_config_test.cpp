@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
-// Recipes from JSON: every key, every rejection by file and key, rules by module name, exact round trips, and the shipped
-// files against the structs' defaults.
+// Recipes from JSON: every key, every rejection by file and key, rules by module name, exact round trips, and the
+// shipped files against the structs' defaults.
 #include "fp8/configs/recipe_config.h"
 
 #include <gmock/gmock.h>

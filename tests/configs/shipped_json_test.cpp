@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
-// The configurations in configs/json: all of them parse and say what their names say; and the JSON Schema knows the keys
-// and values that the parser knows.
+// The configurations in configs/json: all of them parse and say what their names say; and the JSON Schema knows the
+// keys and values that the parser knows.
 #include <gmock/gmock.h>
 #include <gtest/gtest.h>
 

@@ -1,5 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
-// fp8 convert as a user meets it: what it prints, its exit codes, the perplexity of what it wrote, killed and resumed, shared out.
+// fp8 convert as a user meets it: what it prints, its exit codes, the perplexity of what it wrote, killed and resumed,
+// shared out.
 #include "e2e/e2e.h"
 #include "support/kill_runs.h"
 

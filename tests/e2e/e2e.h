@@ -100,7 +100,8 @@ inline std::map<std::string, std::string> contents(const std::filesystem::path& 
   return files;
 }
 
-/// The same without what tells one run from another (--resume knows its output by it): equal for equal results of other commands or sources.
+/// The same without what tells one run from another (--resume knows its output by it): equal for equal results of other
+/// commands or sources.
 inline std::map<std::string, std::string> results(const std::filesystem::path& folder) {
   auto files = contents(folder);
   for (auto& [name, text] : files) {

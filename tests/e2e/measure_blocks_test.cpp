@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
-// fp8 measure with one decoder layer in memory at a time: the files of the whole model's run, byte for byte, of every kind of
-// model and every observer, within the memory limit. And runs that are killed, and go on.
+// fp8 measure with one decoder layer in memory at a time: the files of the whole model's run, byte for byte, of every
+// kind of model and every observer, within the memory limit. And runs that are killed, and go on.
 //
 // FP8_TEST_KILLS: how many runs are killed in each way (4).
 #include <random>

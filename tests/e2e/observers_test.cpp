@@ -1,6 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
-// Every observer from the first command to the last: measure -> quantize -> evaluate, by QUANT_CONFIG and by fp8 measure and fp8 quantize.
-// What an observer finds must serve: its model is hardly further from the original than that of maxabs.
+// Every observer from the first command to the last: measure -> quantize -> evaluate, by QUANT_CONFIG and by fp8
+// measure and fp8 quantize. What an observer finds must serve: its model is hardly further from the original than that
+// of maxabs.
 #include <optional>
 
 #include "e2e/e2e.h"
@@ -107,8 +108,9 @@ void expect_all_serve(const Subject& s, const std::vector<std::string>& observer
   for (const auto& [scheme, values] : kl) expect_close_to_maxabs(scheme, values);
 }
 
-/// The demo model with activations that stand out 64 times: of one channel in front of attention and MLP, and of one neuron of each MLP. What
-/// reads them is divided by as much (powers of two: exact in bf16), so that the model computes what it did.
+/// The demo model with activations that stand out 64 times: of one channel in front of attention and MLP, and of one
+/// neuron of each MLP. What reads them is divided by as much (powers of two: exact in bf16), so that the model computes
+/// what it did.
 class OutlierModel : public Model {
  public:
   OutlierModel() : tensors_(Tensors::read(path() / "model.safetensors")) {

@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
-// The configurations that INC, Optimum Habana and vllm-gaudi publish, each used as its project uses it: the model is measured, or
-// quantized on load, from the working directory that its relative paths need.
+// The configurations that INC, Optimum Habana and vllm-gaudi publish, each used as its project uses it: the model is
+// measured, or quantized on load, from the working directory that its relative paths need.
 #include "configs/published_configs.h"
 
 #include <set>

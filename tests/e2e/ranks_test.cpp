@@ -1,5 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
-// Each command as two processes that torchrun, mpirun, mpiexec or srun started: by their variables, no launcher is needed.
+// Each command as two processes that torchrun, mpirun, mpiexec or srun started: by their variables, no launcher is
+// needed.
 #include "e2e/e2e.h"
 
 namespace fp8::e2e {

@@ -17,14 +17,15 @@ void torch_file(const std::uint8_t* data, std::size_t size);
 void npz(const std::uint8_t* data, std::size_t size);
 /// A JSON that is a QUANT_CONFIG: what is accepted must describe itself and choose modules.
 void quant_config(const std::uint8_t* data, std::size_t size);
-/// A JSON that is a training recipe: what is accepted must survive being written and read again, and choose for modules.
+/// A JSON that is a training recipe: what is accepted must survive being written and read again, and choose for
+/// modules.
 void recipe(const std::uint8_t* data, std::size_t size);
 /// A measurement as .json or (from "PK" on) .npz: what is accepted must survive being written and read in both forms.
 void measurement(const std::uint8_t* data, std::size_t size);
 /// The same of a scale file.
 void scales(const std::uint8_t* data, std::size_t size);
-/// {"config": a model's config.json, "quantized": names, "kept": names, "ignore": entries}: what a form lists of that must
-/// match every kept module and no quantized one.
+/// {"config": a model's config.json, "quantized": names, "kept": names, "ignore": entries}: what a form lists of that
+/// must match every kept module and no quantized one.
 void model_config(const std::uint8_t* data, std::size_t size);
 /// The pickle alone, past the zip's checksum.
 void pickle(const std::uint8_t* data, std::size_t size);

@@ -277,8 +277,8 @@ TEST(CalibrationFiles, AForwardIsASampleForWhoDoesNotCount) {
   EXPECT_EQ(written(), 5);
 }
 
-// Programs of their own: this binary again, with one of the cases below that do not run by themselves. (A forked copy of
-// this process would not do: thread pools don't survive a fork.)
+// Programs of their own: this binary again, with one of the cases below that do not run by themselves. (A forked copy
+// of this process would not do: thread pools don't survive a fork.)
 constexpr char kFolder[] = "FP8_TEST_CALIBRATION_FOLDER";
 
 void run_program(const char* name, const test::TempDir& dir) {

@@ -1,5 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
-// A model that is watched piece by piece, or by two processes one after the other, gives what the whole one gives at once.
+// A model that is watched piece by piece, or by two processes one after the other, gives what the whole one gives at
+// once.
 #include <algorithm>
 
 #include "fp8/measure/built_in_observers.h"

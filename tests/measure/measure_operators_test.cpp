@@ -1,5 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
-// Calibration by operators, as Python and TorchScript call them: what is measured is what PyTorch says of the same tensors.
+// Calibration by operators, as Python and TorchScript call them: what is measured is what PyTorch says of the same
+// tensors.
 #include "fp8/measure/measure_operators.h"
 
 #include <atomic>

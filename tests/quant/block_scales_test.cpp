@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
-// Weights with a scale per block, activations with one per group of a row: products, views, gradients, values and refusals, against f64
-// products of operands that the scalar reference quantized block by block.
+// Weights with a scale per block, activations with one per group of a row: products, views, gradients, values and
+// refusals, against f64 products of operands that the scalar reference quantized block by block.
 #include "fp8/quant/convert.h"
 #include "fp8/quant/damage.h"
 #include "fp8/quant/fp8_handler.h"

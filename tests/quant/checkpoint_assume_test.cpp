@@ -1,6 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
-// Codes that no config explains: refused with what was found, or read as the form that the caller names; and the second reading by which a
-// conversion is verified. Expected values are LibTorch's products of codes and scales that the test made.
+// Codes that no config explains: refused with what was found, or read as the form that the caller names; and the second
+// reading by which a conversion is verified. Expected values are LibTorch's products of codes and scales that the test
+// made.
 #include <gtest/gtest.h>
 
 #include <cmath>
@@ -195,7 +196,8 @@ TEST(AssumedForm, WhatCannotBeAssumedIsNamed) {
   refused({f32("m.weight", {1, 1}, {1})}, CheckpointFormat::fp8, {"assume = fp8", "expected weights in codes"});
   refused({codes("m", 10, 4), f32("m.weight_scale_inv", {7, 1}, std::vector<float>(7, 1))}, CheckpointFormat::fp8,
           {"m.weight", "no size of blocks fits"});
-  // Packed 4 bits are refused whatever is assumed; without a form that names them they were copied, and their scales rounded.
+  // Packed 4 bits are refused whatever is assumed; without a form that names them they were copied, and their scales
+  // rounded.
   const std::vector<HandTensor> packed = {{"m.qweight", DType::I32, {1, 2}, std::vector<std::uint8_t>(8)},
                                           f32("m.scales", {1, 2}, {1, 1}),
                                           codes("n", 2, 2),
@@ -285,7 +287,8 @@ TEST(CheckpointReading, ReadsBlocksThatDoNotDivideTheirWeight) {
 // What --verify finds
 
 TEST(VerifyConversion, FailsWhereCodesWereCopiedAsIfTheyWereValues) {
-  // What a converter that takes codes without a config for a model in high precision leaves: codes as they are, rounded scales beside them.
+  // What a converter that takes codes without a config for a model in high precision leaves: codes as they are, rounded
+  // scales beside them.
   for (const DType dtype : {DType::F8_E4M3, DType::U8}) {
     TempDir tmp;
     test::write_fp8_source(tmp / "in", make_scheme(W::channel, A::dynamic_token), 16);

@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
-// Conversions that change scales or codes: finer and coarser grids, Gaudi2's range, modules that a form's readers would misread. Expected
-// codes are computed here, in f64 or by LibTorch's own cast.
+// Conversions that change scales or codes: finer and coarser grids, Gaudi2's range, modules that a form's readers would
+// misread. Expected codes are computed here, in f64 or by LibTorch's own cast.
 #include <gtest/gtest.h>
 
 #include "quant/fp8_source.h"
@@ -44,7 +44,8 @@ TEST(CheckpointConvert, FinerGridsKeepEveryCode) {
   }
 }
 
-/// Our own convention in f64 and f32 as DESIGN says: scale_inv = f32(amax / 448), scale = f32(1 / scale_inv), code = RNE(w * scale).
+/// Our own convention in f64 and f32 as DESIGN says: scale_inv = f32(amax / 448), scale = f32(1 / scale_inv), code =
+/// RNE(w * scale).
 at::Tensor requantized(const at::Tensor& w, const at::Tensor& amax, at::Tensor* scale_inv) {
   *scale_inv = (amax.to(at::kDouble) / 448.0).to(at::kFloat);
   const at::Tensor scale = (1.0 / scale_inv->to(at::kDouble)).to(at::kFloat);

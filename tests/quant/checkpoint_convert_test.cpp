@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
-// Every form and scheme into every other, into high precision and back. Expected values are LibTorch's products of the codes and scales
-// that the test itself put into the source, compared bit for bit.
+// Every form and scheme into every other, into high precision and back. Expected values are LibTorch's products of the
+// codes and scales that the test itself put into the source, compared bit for bit.
 #include "fp8/quant/checkpoint_convert.h"
 
 #include <gtest/gtest.h>

@@ -1,5 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
-// One decision for quantizing and for looking at what it would do: the same modules, the same reasons, experts one by one.
+// One decision for quantizing and for looking at what it would do: the same modules, the same reasons, experts one by
+// one.
 #include "fp8/quant/checkpoint_plan.h"
 
 #include <gmock/gmock.h>

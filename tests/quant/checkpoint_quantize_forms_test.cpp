@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
-// What a form's readers can't take stays as it is and is listed: ragged blocks with their siblings, transposed weights, stacked experts.
-// Names that other engines fuse or number are quantized under their own.
+// What a form's readers can't take stays as it is and is listed: ragged blocks with their siblings, transposed weights,
+// stacked experts. Names that other engines fuse or number are quantized under their own.
 #include <gmock/gmock.h>
 
 #include <set>

@@ -1,5 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
-// Checkpoint in, fp8 checkpoint out: codes and scales against the formulas, against conversion in memory, and everything carried along.
+// Checkpoint in, fp8 checkpoint out: codes and scales against the formulas, against conversion in memory, and
+// everything carried along.
 #include "fp8/quant/checkpoint_quantize.h"
 
 #include "fp8/quant/convert.h"

@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
-// The engine with units made here: what it writes on any number of threads, what it keeps of a run that was cut short, what it does when a
-// unit fails, and several processes' shares.
+// The engine with units made here: what it writes on any number of threads, what it keeps of a run that was cut short,
+// what it does when a unit fails, and several processes' shares.
 #include "fp8/quant/checkpoint_stream.h"
 
 #include <gmock/gmock.h>

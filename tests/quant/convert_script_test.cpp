@@ -1,5 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
-// TorchScript models: scripted code, traced graphs and frozen ones compute what the typed module computes after conversion.
+// TorchScript models: scripted code, traced graphs and frozen ones compute what the typed module computes after
+// conversion.
 #include <torch/csrc/jit/api/module.h>
 #include <torch/csrc/jit/frontend/tracer.h>
 #include <torch/script.h>

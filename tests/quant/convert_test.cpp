@@ -1,5 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
-// Conversion of typed models in memory: codes and scales, what is kept of the parameters, refusals that change nothing, the report.
+// Conversion of typed models in memory: codes and scales, what is kept of the parameters, refusals that change nothing,
+// the report.
 #include "fp8/quant/convert.h"
 
 #include <sstream>
@@ -245,8 +246,8 @@ TEST(Convert, AnUnfinishedCalibrationEnds) {
             "E4M3 channel weights, dynamic token activations, ocp");
 }
 
-/// The vendor's own device results, measured on a Gaudi2 and a Gaudi3: one weight of 1, inputs in bf16, each triple calibrated on its
-/// largest. Order of x: 232, 240, 248 and 3720, 3721, 13721.
+/// The vendor's own device results, measured on a Gaudi2 and a Gaudi3: one weight of 1, inputs in bf16, each triple
+/// calibrated on its largest. Order of x: 232, 240, 248 and 3720, 3721, 13721.
 TEST(Convert, IncConventionGivesTheDevicesResults) {
   struct Row {
     const char* method;

@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
-// Copies of real conversions: scales per tensor, channel and block go along with all of a weight, activations' scales stay where they
-// are, and a part of a weight is copied only where its scale is one number.
+// Copies of real conversions: scales per tensor, channel and block go along with all of a weight, activations' scales
+// stay where they are, and a part of a weight is copied only where its scale is one number.
 #include <sstream>
 
 #include "fp8/measure/calibration.h"

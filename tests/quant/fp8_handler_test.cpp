@@ -1,5 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
-// Results of quantized products against the f64 product of the operands' dequantized values, both made by the scalar reference.
+// Results of quantized products against the f64 product of the operands' dequantized values, both made by the scalar
+// reference.
 #include "fp8/quant/fp8_handler.h"
 
 #include <ATen/autocast_mode.h>

@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
-// fp8 checkpoints made by hand, in the compressed-tensors form or the fp8 form with E8M0 scales: random codes and scales that the test
-// knows, so that nothing of the library made what it is compared with.
+// fp8 checkpoints made by hand, in the compressed-tensors form or the fp8 form with E8M0 scales: random codes and
+// scales that the test knows, so that nothing of the library made what it is compared with.
 #pragma once
 #include <torch/torch.h>
 
@@ -127,7 +127,8 @@ inline void write_e8m0(const std::filesystem::path& folder, const NamedTensors& 
   writer.commit();
 }
 
-/// A Llama of one layer with hidden size 2 * unit; every linear but lm_head in fp8. s.power_of_two: the fp8 form with E8M0 scales.
+/// A Llama of one layer with hidden size 2 * unit; every linear but lm_head in fp8. s.power_of_two: the fp8 form with
+/// E8M0 scales.
 inline Fp8Source write_fp8_source(const std::filesystem::path& folder, const quant::Scheme& s, std::int64_t unit,
                                   bool kv = false, std::uint64_t seed = 7) {
   torch::manual_seed(seed);

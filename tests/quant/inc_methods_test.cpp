@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
-// Every scale_method of Intel Neural Compressor (INC) on a Linear, a Conv2d and a Matmul: scales by formulas in f64, results within the
-// tolerances that INC's own device tests accept, and the values its tests read off the devices.
+// Every scale_method of Intel Neural Compressor (INC) on a Linear, a Conv2d and a Matmul: scales by formulas in f64,
+// results within the tolerances that INC's own device tests accept, and the values its tests read off the devices.
 #include <cmath>
 
 #include "fp8/quant/convert.h"
@@ -55,7 +55,8 @@ double in_hp(double v, at::ScalarType hp) {
   return hp == at::kBFloat16 ? test::to_bf16(static_cast<float>(v)) : static_cast<float>(v);
 }
 
-/// The formula, in f64 with INC's roundings to hp: of amax, of the quotient, and of its logarithm (2^-6.998 counts as 2^-7 in bf16).
+/// The formula, in f64 with INC's roundings to hp: of amax, of the quotient, and of its logarithm (2^-6.998 counts as
+/// 2^-7 in bf16).
 double expected_scale(char rule, double amax, double backoff, const Target& t) {
   const bool g2 = t.dialect == Dialect::gaudi2;
   const double raw = in_hp(in_hp(amax, t.hp) / (t.max() * backoff), t.hp),
@@ -262,7 +263,8 @@ TEST(IncMethods, GoldenDeviceValuesThroughAConvertedLinear) {
     Dialect dialect;
     std::array<float, 3> first, second;
   };
-  // Measured on 232, 240, 248, then on 3720, 3721, 13721. With unit scales Gaudi3's format reaches 448; that row is the format's own.
+  // Measured on 232, 240, 248, then on 3720, 3721, 13721. With unit scales Gaudi3's format reaches 448; that row is the
+  // format's own.
   const Golden golden[] = {{"maxabs_hw", Dialect::gaudi2, {224, 240, 256}, {3584, 3840, 3840}},
                            {"maxabs_hw", Dialect::gaudi3, {224, 240, 256}, {3584, 3840, 13312}},
                            {"maxabs_pow2", Dialect::gaudi2, {224, 240, 256}, {3584, 3840, 13312}},

@@ -18,7 +18,8 @@ const std::vector<NodeInfo> kNodes = {{"l.matmul_qk", "Matmul"},    {"l.b2b", "B
                                       {"l.k_cache", "VLLMKVCache"}, {"l.moe", "VllmMixtureOfExpertsOp"},
                                       {"l.odd", "SomethingElse"}};
 
-/// Amax values of powers of two, so that scales of MAXABS_POW2 on gaudi2 (240 * 0.25 = 60) are 2^ceil(log2(amax / 60)) = amax / 32.
+/// Amax values of powers of two, so that scales of MAXABS_POW2 on gaudi2 (240 * 0.25 = 60) are 2^ceil(log2(amax / 60))
+/// = amax / 32.
 measure::MeasurementFile measured() {
   using Outputs = std::vector<measure::Amax>;
   measure::MeasurementFile f;

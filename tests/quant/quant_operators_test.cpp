@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
-// Quantization by operators, as Python and TorchScript call them: codes and scales against the formula, what goes into a checkpoint and comes
-// out of it, and what is refused.
+// Quantization by operators, as Python and TorchScript call them: codes and scales against the formula, what goes into
+// a checkpoint and comes out of it, and what is refused.
 #include "fp8/quant/quant_operators.h"
 
 #include "fp8/runtime/autocast/autocast.h"

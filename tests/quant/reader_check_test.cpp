@@ -1,5 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
-// What each reader would make of a checkpoint: outputs of every form load; each rule of the header, broken by hand, is found with its module.
+// What each reader would make of a checkpoint: outputs of every form load; each rule of the header, broken by hand, is
+// found with its module.
 #include "fp8/quant/reader_check.h"
 
 #include <functional>

@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
-// Numbers from outside: what the vendor's own tests note for a Linear with weight 1 on the devices, all 13 methods against
-// their formulas in f64, and scales made at each call.
+// Numbers from outside: what the vendor's own tests note for a Linear with weight 1 on the devices, all 13 methods
+// against their formulas in f64, and scales made at each call.
 #include <gmock/gmock.h>
 #include <gtest/gtest.h>
 

@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
-// fp8 arithmetic as a scalar reference anyone can read: codes by searching the nearest of all 256 values, scales by their
-// formulas, products in f64. Slow, and independent of the kernels.
+// fp8 arithmetic as a scalar reference anyone can read: codes by searching the nearest of all 256 values, scales by
+// their formulas, products in f64. Slow, and independent of the kernels.
 //
 //   E4M3   s eeee mmm   bias 7    value = m / 8 * 2^-6 (e = 0), else (1 + m / 8) * 2^(e - 7)
 //   E5M2   s eeeee mm   bias 15   value = m / 4 * 2^-14 (e = 0), else (1 + m / 4) * 2^(e - 15)
@@ -79,7 +79,8 @@ inline std::vector<float> amax_reference(const at::Tensor& x, std::int64_t rows)
   return amax;
 }
 
-/// quantize_reference with a scale of each part's own amax: dynamic activations (rows = tokens), weights (1 or rows = channels).
+/// quantize_reference with a scale of each part's own amax: dynamic activations (rows = tokens), weights (1 or rows =
+/// channels).
 inline QuantizedReference quantize_by_amax(const at::Tensor& x, std::int64_t rows, float max = 448.0f) {
   std::vector<float> inv;
   for (float a : amax_reference(x, rows)) inv.push_back(own_scale_inv(a, max));

@@ -21,8 +21,8 @@ class KillRuns {
   using Arguments = std::vector<std::string>;
   using Clock = std::chrono::steady_clock;
 
-  /// arguments: without --resume. folder: where a first file shows that work has begun; empty before each trial. out: what stands when
-  /// all is done, and not before.
+  /// arguments: without --resume. folder: where a first file shows that work has begun; empty before each trial. out:
+  /// what stands when all is done, and not before.
   KillRuns(Arguments arguments, std::filesystem::path folder, std::filesystem::path out,
            std::map<std::string, std::string> environment = {})
       : arguments_(std::move(arguments)), folder_(std::move(folder)), out_(std::move(out)) {
@@ -41,7 +41,8 @@ class KillRuns {
     ASSERT_EQ(run.code, 0) << run.err;
   }
 
-  /// Kills at a random moment, then resumes with one more kill for every second time; returns how many kills met a run at work.
+  /// Kills at a random moment, then resumes with one more kill for every second time; returns how many kills met a run
+  /// at work.
   int trial(std::mt19937& random) {
     clear();
     Arguments resumed = arguments_;

@@ -1,5 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
-// The variables that launchers set, as they were seen: torchrun 2.13, mpirun (Open MPI 4.1.4), mpiexec.hydra (MPICH 4.0), srun (Slurm 22.05).
+// The variables that launchers set, as they were seen: torchrun 2.13, mpirun (Open MPI 4.1.4), mpiexec.hydra (MPICH
+// 4.0), srun (Slurm 22.05).
 #pragma once
 #include <cstdlib>
 #include <map>

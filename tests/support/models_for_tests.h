@@ -66,7 +66,8 @@ inline at::Tensor token_ids(std::int64_t batch = 2, std::int64_t length = 5, std
   return hpu(torch::randint(vocabulary, {batch, length}, at::kLong));
 }
 
-/// A TorchScript module of class Linear, as scripting Python's nn.Linear gives; weight [out, in], bias [out] or undefined.
+/// A TorchScript module of class Linear, as scripting Python's nn.Linear gives; weight [out, in], bias [out] or
+/// undefined.
 inline torch::jit::Module script_linear(const at::Tensor& weight, const at::Tensor& bias,
                                         const std::shared_ptr<torch::jit::CompilationUnit>& unit) {
   torch::jit::Module m(c10::QualifiedName("__torch__.torch.nn.modules.linear.Linear"), unit, /*shouldMangle=*/true);

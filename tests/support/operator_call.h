@@ -1,5 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
-// Calls fp8:: operators as Python does (boxed, by name, missing arguments take their defaults) and from TorchScript text.
+// Calls fp8:: operators as Python does (boxed, by name, missing arguments take their defaults) and from TorchScript
+// text.
 #pragma once
 #include <torch/csrc/jit/frontend/resolver.h>
 #include <torch/csrc/jit/frontend/sugared_value.h>

@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
-// Several ranks of one test: the test binary again, once per rank, with a case that does not run by itself. (Forked copies would not do:
-// thread pools don't survive a fork.) Ranks meet in a file of their own.
+// Several ranks of one test: the test binary again, once per rank, with a case that does not run by itself. (Forked
+// copies would not do: thread pools don't survive a fork.) Ranks meet in a file of their own.
 //
 //   TEST(AmaxRanks, DISABLED_Equal) { auto group = test::rank_group(); ... }       what each rank does
 //   TEST(Amax, IsEqual) { EXPECT_EQ(test::run_ranks("AmaxRanks.DISABLED_Equal", 2), test::all_pass(2)); }
@@ -36,7 +36,8 @@ inline std::shared_ptr<runtime::distributed::ProcessGroup> rank_group() {
   return runtime::distributed::make_gloo_group(rank_options());
 }
 
-/// Each rank's exit status: 0 passed, 1 failed, 128 + n ended by signal n, -1 still going on after `limit` (it is killed then).
+/// Each rank's exit status: 0 passed, 1 failed, 128 + n ended by signal n, -1 still going on after `limit` (it is
+/// killed then).
 inline std::vector<int> run_ranks(const std::string& name, int size,
                                   std::map<std::string, std::string> environment = {},
                                   std::chrono::seconds limit = std::chrono::seconds(120)) {

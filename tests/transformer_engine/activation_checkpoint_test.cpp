@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
-// Activation checkpointing: gradients and fp8 states are those without it, bit for bit, whatever the recipe, the nesting, what is frozen and
-// what the function returns.
+// Activation checkpointing: gradients and fp8 states are those without it, bit for bit, whatever the recipe, the
+// nesting, what is frozen and what the function returns.
 #include "fp8/transformer_engine/activation_checkpoint.h"
 
 #include <torch/torch.h>
@@ -48,7 +48,8 @@ TEST(ActivationCheckpoint, GradientsAndScalesAreThoseWithout) {
   }
 }
 
-// A frozen layer between layers that learn: its operands need scales, in the first of two runs too, where nothing requires a gradient.
+// A frozen layer between layers that learn: its operands need scales, in the first of two runs too, where nothing
+// requires a gradient.
 TEST(ActivationCheckpoint, FrozenLayersGetScales) {
   for (const bool checkpointed : {false, true}) {
     const Task task = mlp_task();

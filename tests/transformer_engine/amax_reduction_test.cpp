@@ -1,5 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
-// Two processes that share amaxes: the same scales from different data, at every step and in every order of regions and backward passes.
+// Two processes that share amaxes: the same scales from different data, at every step and in every order of regions and
+// backward passes.
 #include <cmath>
 
 #include "fp8/transformer_engine/activation_checkpoint.h"
@@ -103,8 +104,8 @@ TEST(AmaxRanks, DISABLED_ScalesAgree) {
   }
 }
 
-// Two regions before one backward, a module that runs twice in a region, two microbatches in one region, checkpointing: whatever the order, scales
-// are made of amaxes that have met.
+// Two regions before one backward, a module that runs twice in a region, two microbatches in one region, checkpointing:
+// whatever the order, scales are made of amaxes that have met.
 TEST(AmaxRanks, DISABLED_AnyOrderOfRegions) {
   FP8_RANK_ONLY();
   const Group group = test::rank_group();
@@ -152,7 +153,8 @@ TEST(AmaxRanks, DISABLED_AnyOrderOfRegions) {
   }
 }
 
-// Steps 1 and 2 are in one region: what 1 measured waits for the ranks until after 2, the step of new scales, and must not wait for step 10.
+// Steps 1 and 2 are in one region: what 1 measured waits for the ranks until after 2, the step of new scales, and must
+// not wait for step 10.
 TEST(AmaxRanks, DISABLED_IntervalsOfAProductThatRunsTwice) {
   FP8_RANK_ONLY();
   const Group group = test::rank_group();
@@ -216,7 +218,8 @@ TEST(AmaxRanks, DISABLED_OtherProductsBackward) {
   EXPECT_TRUE(throws_with({"rank " + std::to_string(group->rank()), "different calls"}, [&] { loss.backward(); }));
 }
 
-/// A step that must fail on rank 0, forward or backward, and what is left then. FP8_TEST_PASS says where rank 1 is lost.
+/// A step that must fail on rank 0, forward or backward, and what is left then. FP8_TEST_PASS says where rank 1 is
+/// lost.
 void expect_the_other_is_missed(const Group& group, const std::string& why) {
   const std::string pass = std::getenv("FP8_TEST_PASS");
   Net net;
@@ -320,7 +323,8 @@ TEST(BackwardScales, MoveWithoutTheFirstProductsBackward) {
   EXPECT_EQ(net.backward_scale(net.a), 1.0f);
 }
 
-// Backward passes of a product that ran twice come in reverse order: the step of new scales (2), then the one that measures (1).
+// Backward passes of a product that ran twice come in reverse order: the step of new scales (2), then the one that
+// measures (1).
 TEST(BackwardScales, MoveAtIntervalsWhereAProductRunsTwice) {
   DelayedScaling recipe = DelayedScaling::habana();
   recipe.interval = 16;

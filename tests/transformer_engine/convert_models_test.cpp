@@ -1,6 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
-// convert_modules on models that were not written for it: what is converted of them, that they learn in fp8 as in bf16 and f32, and that what
-// else one does with a model (save, load, clone, another dtype or device, clipping, other optimizers, odd batches) goes on working.
+// convert_modules on models that were not written for it: what is converted of them, that they learn in fp8 as in bf16
+// and f32, and that what else one does with a model (save, load, clone, another dtype or device, clipping, other
+// optimizers, odd batches) goes on working.
 #include <cmath>
 #include <limits>
 #include <map>
@@ -328,8 +329,8 @@ std::vector<at::Tensor> products(std::int64_t m, std::int64_t k, std::int64_t n,
           used->bias.grad().narrow(0, 0, n).contiguous()};
 }
 
-// What the report calls "padded": a layer whose sizes were rounded up with zeros by hand has the same codes and scales, and so the same results
-// up to the order of sums.
+// What the report calls "padded": a layer whose sizes were rounded up with zeros by hand has the same codes and scales,
+// and so the same results up to the order of sums.
 TEST(ConvertModels, OddSizesGiveWhatZeroPaddingGives) {
   for (const auto& recipe : all_recipes()) {
     const auto* delayed = std::get_if<DelayedScaling>(&recipe);

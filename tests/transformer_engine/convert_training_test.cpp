@@ -1,5 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
-// convert_modules on models as users write them: they train in fp8 without an edit of their code, and nothing else about them changes.
+// convert_modules on models as users write them: they train in fp8 without an edit of their code, and nothing else
+// about them changes.
 #include "fp8/transformer_engine/convert_training.h"
 
 #include <gmock/gmock.h>

@@ -1,5 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
-// The plugin for ZeRO engines with an engine that notes what it is told: deferred conversion, who runs backward and step, and what is refused.
+// The plugin for ZeRO engines with an engine that notes what it is told: deferred conversion, who runs backward and
+// step, and what is refused.
 #include "fp8/transformer_engine/deepspeed_plugin.h"
 
 #include "fp8/transformer_engine/training_handler.h"

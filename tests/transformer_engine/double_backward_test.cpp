@@ -1,6 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
-// A second derivative through fp8 throws by name wherever it is asked for: backward() runs all of a graph, autograd::grad() and backward() with
-// inputs only what leads to the tensors asked for, and a gradient that hangs loose there would be dropped in silence.
+// A second derivative through fp8 throws by name wherever it is asked for: backward() runs all of a graph,
+// autograd::grad() and backward() with inputs only what leads to the tensors asked for, and a gradient that hangs loose
+// there would be dropped in silence.
 #include <torch/torch.h>
 
 #include "fp8/transformer_engine/activation_checkpoint.h"

@@ -1,5 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
-// One fp8 product, forward and backward: the vendor's worked numbers, the timing of delayed scales, and what each recipe computes.
+// One fp8 product, forward and backward: the vendor's worked numbers, the timing of delayed scales, and what each
+// recipe computes.
 #include "fp8/transformer_engine/fp8_linear.h"
 
 #include <memory>

@@ -48,7 +48,8 @@ TEST(Fp8Weight, OneByteAnElementAndTheValuesItDecodesTo) {
   EXPECT_TRUE(same_bits(layer(x), torch::nn::functional::linear(x, weight->values(), layer->bias)));
 }
 
-// Two modules of one name whose weights take the same step from different values: noise that were the same would add up.
+// Two modules of one name whose weights take the same step from different values: noise that were the same would add
+// up.
 TEST(Fp8Weight, WeightsDrawNumbersOfTheirOwnWhenTheyAreRounded) {
   const auto ups = [](float first) {  // which of equal values between two codes are rounded up
     Linear layer = held_in_fp8(options(false, false));

@@ -62,8 +62,8 @@ inline double norm_error(const at::Tensor& a, const at::Tensor& b) {
   return ((x - y).norm() / y.norm()).item<double>();
 }
 
-/// |a - b| <= atol * max|b| + rtol * |b|, with the tolerances of E4M3 (.125, .0675) or of E5M2 (.25, .125), for all but `exempt` of the
-/// elements. largest: stands for max|b| where that is smaller.
+/// |a - b| <= atol * max|b| + rtol * |b|, with the tolerances of E4M3 (.125, .0675) or of E5M2 (.25, .125), for all but
+/// `exempt` of the elements. largest: stands for max|b| where that is smaller.
 inline ::testing::AssertionResult near_by(const at::Tensor& a, const at::Tensor& b, double rtol, double atol,
                                           double exempt = 0, double largest = 0) {
   const at::Tensor x = a.detach().cpu().to(at::kDouble), y = b.detach().cpu().to(at::kDouble);
@@ -78,8 +78,9 @@ inline ::testing::AssertionResult near_by(const at::Tensor& a, const at::Tensor&
                                        << excess.max().item<double>() / max << " of the largest " << max;
 }
 
-/// An fp8 step against the f32 one: E4M3's tolerance for y. Gradients went through several casts to E5M2: its tolerance for 99 % of the
-/// elements, and for the whole its rtol. What is zero but for rounding (the gradient of the keys' bias) is measured by dx.
+/// An fp8 step against the f32 one: E4M3's tolerance for y. Gradients went through several casts to E5M2: its tolerance
+/// for 99 % of the elements, and for the whole its rtol. What is zero but for rounding (the gradient of the keys' bias)
+/// is measured by dx.
 inline ::testing::AssertionResult near_step(const TrainingStep& fp8, const TrainingStep& exact) {
   if (auto r = near_by(fp8.y, exact.y, 0.125, 0.0675); !r) return r << " (y)";
   const double dx = exact.dx.abs().max().item<double>();

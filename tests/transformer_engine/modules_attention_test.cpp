@@ -1,5 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
-// DotProductAttention is torch's function bit for bit with fp8 off; FusedAttention in fp8 against exact cases and the f64 formula.
+// DotProductAttention is torch's function bit for bit with fp8 off; FusedAttention in fp8 against exact cases and the
+// f64 formula.
 #include <cmath>
 
 #include "fp8/runtime/kernels/thread_pool.h"
@@ -188,7 +189,8 @@ TEST(TeFusedAttention, OffIsFusedSdpaWithItsGradients) {
   }
 }
 
-// q = 0: every P is 1/16. Values of v and dO have one bit, so nothing is rounded on the way to o = mean(v) and dv = mean(dO).
+// q = 0: every P is 1/16. Values of v and dO have one bit, so nothing is rounded on the way to o = mean(v) and dv =
+// mean(dO).
 TEST(TeFusedAttention, IsExactWhereNothingIsRounded) {
   torch::manual_seed(3);
   const auto powers = [] {

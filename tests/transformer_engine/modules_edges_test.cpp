@@ -1,6 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
-// The modules at their edges: NaN and infinite inputs, gradients that are zero, batches of one and of none, every dtype; and the arguments of
-// the field that change where values are kept or how parameters are cut, which change no bit of the results.
+// The modules at their edges: NaN and infinite inputs, gradients that are zero, batches of one and of none, every
+// dtype; and the arguments of the field that change where values are kept or how parameters are cut, which change no
+// bit of the results.
 #include <cmath>
 
 #include "fp8/runtime/device/memory.h"
@@ -56,8 +57,8 @@ bool one_scale(const recipes::Recipe& recipe) {
   return std::holds_alternative<DelayedScaling>(recipe) || std::holds_alternative<recipes::CurrentScaling>(recipe);
 }
 
-// A step that is NaN or infinite gives what f32 gives where that is not finite, and spoils no later step: scales stay finite, and the steps
-// after it are near f32 again.
+// A step that is NaN or infinite gives what f32 gives where that is not finite, and spoils no later step: scales stay
+// finite, and the steps after it are near f32 again.
 TEST(TeEdges, NanAndInfinityDoNotOutliveTheirStep) {
   torch::manual_seed(1);
   const at::Tensor x = torch::randn({6, 2, 32}, on_hpu()), g = torch::randn({6, 2, 32}, on_hpu());

@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
-// Sequences of different lengths: "thd" against torch's scaled_dot_product_attention of each sequence alone, cu_seqlens against masks written
-// out, and rows padded for GroupedLinear against rows that are not.
+// Sequences of different lengths: "thd" against torch's scaled_dot_product_attention of each sequence alone, cu_seqlens
+// against masks written out, and rows padded for GroupedLinear against rows that are not.
 #include <cmath>
 
 #include "fp8/runtime/autocast/autocast.h"
@@ -27,7 +27,8 @@ at::Tensor sums(const Sizes& lengths, at::ScalarType dtype = at::kInt) {
   return torch::tensor(s, at::kLong).to(dtype).to(test::kHpu);
 }
 
-/// The words of the mask types and of the window for one sequence of L queries and S keys; undefined: nothing is masked.
+/// The words of the mask types and of the window for one sequence of L queries and S keys; undefined: nothing is
+/// masked.
 at::Tensor visible_in(const std::string& type, std::pair<std::int64_t, std::int64_t> window, std::int64_t queries,
                       std::int64_t keys) {
   const bool causal = type.find("causal") != std::string::npos;
@@ -73,7 +74,8 @@ Sizes begins_of(const Sizes& lengths) {
   return b;
 }
 
-// Both passes, bit for bit: what a sequence gets does not depend on those beside it. One sequence has one token, one has none.
+// Both passes, bit for bit: what a sequence gets does not depend on those beside it. One sequence has one token, one
+// has none.
 TEST(TePackedAttention, IsTorchsOfEachSequence) {
   torch::manual_seed(1);
   const Sizes q_len{5, 1, 0, 9}, k_len{7, 1, 3, 4};
@@ -213,7 +215,8 @@ TEST(TePackedAttention, NamesWhatItRejects) {
   }));
 }
 
-// Padded batches: lengths say what a mask says, and each sequence gets what it gets alone, with any mask type and window.
+// Padded batches: lengths say what a mask says, and each sequence gets what it gets alone, with any mask type and
+// window.
 TEST(TePackedAttention, LengthsOfPaddedBatchesAreTheirMasks) {
   torch::manual_seed(4);
   const Sizes q_len{5, 2}, k_len{4, 7};

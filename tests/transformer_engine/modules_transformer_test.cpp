@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
-// MultiheadAttention and TransformerLayer: the composition of torch's functions bit for bit with fp8 off, near f32 in fp8, and the same
-// bits with checkpointing and after a restart.
+// MultiheadAttention and TransformerLayer: the composition of torch's functions bit for bit with fp8 off, near f32 in
+// fp8, and the same bits with checkpointing and after a restart.
 #include <cmath>
 
 #include "fp8/runtime/autocast/autocast.h"
@@ -39,7 +39,8 @@ at::Tensor product(torch::nn::Module& m, const std::string& name, const at::Tens
   return torch::linear(x, parameter(m, name + ".weight"), parameter(m, name + ".bias"));
 }
 
-/// The module's words in torch's functions, for "sbhd" and masks "causal", "no_mask". normal: gets the input behind its norm.
+/// The module's words in torch's functions, for "sbhd" and masks "causal", "no_mask". normal: gets the input behind its
+/// norm.
 at::Tensor reference_attention(MultiheadAttention& m, const at::Tensor& x, const at::Tensor& encoder = {},
                                at::Tensor* normal = nullptr) {
   const auto& o = m->options();
@@ -331,7 +332,8 @@ TEST(TeTransformerLayer, PaddingIsNotSeen) {
   EXPECT_TRUE(same_bits(m(x, mask).slice(1, 0, 4), m(other, mask).slice(1, 0, 4)));
 }
 
-// Elements i and i + R / 2 of a head are turned by position * base^(-2 i / R), in q and k; the rest of the head stays. One head, scores from f64.
+// Elements i and i + R / 2 of a head are turned by position * base^(-2 i / R), in q and k; the rest of the head stays.
+// One head, scores from f64.
 TEST(TeMultiheadAttention, TurnsQueriesAndKeys) {
   torch::manual_seed(20);
   constexpr int kLength = 5, kDepth = 8, kRotary = 6;

@@ -1,5 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
-// Where the bits of a step come from: stochastic rounding by seed, product, step and element, and never from the number of threads.
+// Where the bits of a step come from: stochastic rounding by seed, product, step and element, and never from the number
+// of threads.
 #include "fp8/transformer_engine/quantized_operand.h"
 
 #include <torch/torch.h>
@@ -98,7 +99,8 @@ class NamedRank final : public runtime::distributed::ProcessGroup {
   int rank_;
 };
 
-// Equal modules of one name that meet equal data: their noise must not be the same, or it adds up instead of averaging out.
+// Equal modules of one name that meet equal data: their noise must not be the same, or it adds up instead of averaging
+// out.
 TEST(StochasticRounding, ModulesOfOneNameAndRanksDrawNumbersOfTheirOwn) {
   const auto gradients = [](int rank) {
     torch::manual_seed(4);

@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
-// Recipes as a user meets them, by whole training steps: the vendor's worked numbers for every tensor and format, the interval's schedule, the
-// other vendor's table of cached weights, and recipe files whose rules name single modules.
+// Recipes as a user meets them, by whole training steps: the vendor's worked numbers for every tensor and format, the
+// interval's schedule, the other vendor's table of cached weights, and recipe files whose rules name single modules.
 #include <algorithm>
 #include <cmath>
 #include <map>
@@ -96,8 +96,9 @@ std::vector<Golden> goldens() {
           {recipes::MXFP8{RecipeFormat::HYBRID}, false, false, true, 1}};
 }
 
-// In range, then each of input, weight and gradient beyond every format. In the first step of delayed scaling what reads
-// such a tensor is wrong, by saturation at scale 1, and what does not is right; from the second step on all is exact.
+// In range, then each of input, weight and gradient beyond every format. In the first step of delayed scaling what
+// reads such a tensor is wrong, by saturation at scale 1, and what does not is right; from the second step on all is
+// exact.
 TEST(RecipeGoldens, FirstStepWrongSecondExact) {
   const std::vector<std::array<double, 3>> cases = {
       {0.47, 3.26, 1}, {109000, 3.26, 1}, {0.47, 109000, 1}, {0.47, 3.26, 131072}};
@@ -125,8 +126,8 @@ TEST(RecipeGoldens, FirstStepWrongSecondExact) {
   }
 }
 
-// f32 scales put a tensor's amax on the format's maximum: a tensor of equal numbers is exact but for the two roundings of
-// scale and scale_inv, where 109000 saturated before.
+// f32 scales put a tensor's amax on the format's maximum: a tensor of equal numbers is exact but for the two roundings
+// of scale and scale_inv, where 109000 saturated before.
 TEST(RecipeGoldens, RealValuedScalesFromTheSecondStep) {
   Linear layer = layer_16();
   const DelayedScaling recipe = DelayedScaling::nvidia();
@@ -183,7 +184,8 @@ TEST(RecipeGoldens, IntervalsAndHistoriesThroughAWholeStep) {
   }
 }
 
-// The vendor's tables of (history, steps) one after another: the newest amaxes, as many as fit, are there after each entry.
+// The vendor's tables of (history, steps) one after another: the newest amaxes, as many as fit, are there after each
+// entry.
 TEST(RecipeGoldens, HistoriesThatChangeTheirLength) {
   const std::vector<std::vector<std::pair<int, int>>> tables = {
       {{3, 5}, {2, 1}, {2, 1}}, {{5, 7}, {4, 1}}, {{4, 6}, {8, 4}, {8, 1}}};

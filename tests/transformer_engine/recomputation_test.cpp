@@ -1,5 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
-// Recomputation by code that knows nothing of fp8, and by the operators for it: gradients and states are those without it.
+// Recomputation by code that knows nothing of fp8, and by the operators for it: gradients and states are those without
+// it.
 #include "fp8/transformer_engine/recomputation.h"
 
 #include <torch/torch.h>
@@ -25,7 +26,8 @@ struct Run : torch::CustomClassHolder {
   ~Run() override { call_fp8("checkpoint_free", {number}); }
 };
 
-/// What torch.utils.checkpoint(use_reentrant=True) does, and everybody who writes his own. operators: with fp8::checkpoint_* around the runs.
+/// What torch.utils.checkpoint(use_reentrant=True) does, and everybody who writes his own. operators: with
+/// fp8::checkpoint_* around the runs.
 struct Again : torch::autograd::Function<Again> {
   static at::Tensor forward(AutogradContext* context, const at::Tensor& x, const Part* part, bool operators) {
     context->save_for_backward({x});

@@ -144,7 +144,8 @@ TEST(ExtraState, TravelsInAModulesArchive) {
   EXPECT_TRUE(same_bits(fresh->weight.cpu(), plain->weight));
 }
 
-// Other libraries' state is a tensor of bytes: a pickle of any protocol, a zip of one, or empty where there is nothing to store.
+// Other libraries' state is a tensor of bytes: a pickle of any protocol, a zip of one, or empty where there is nothing
+// to store.
 TEST(ExtraState, OfOtherLibrariesIsRefusedUnlessItIsEmpty) {
   Linear layer(16, 24);
   const auto load = [&](const std::vector<std::uint8_t>& state) {
@@ -210,7 +211,8 @@ TEST(ExtraState, GoesOnWithoutTheForwardStep) {
   EXPECT_TRUE(throws_with({"fc1", "forward_step", "found -1"}, [&] { set_extra_state(*resumed.model, old); }));
 }
 
-// Every recipe, and regions that only calibrate, leave the largest inputs for a measurement file; evaluation and recomputation do not.
+// Every recipe, and regions that only calibrate, leave the largest inputs for a measurement file; evaluation and
+// recomputation do not.
 TEST(ExportedAmaxes, AreTheLargestInputsOfTraining) {
   for (const recipes::Recipe& recipe :
        {recipes::Recipe(nvidia(2)), recipes::Recipe(habana_hybrid()), recipes::Recipe(recipes::CurrentScaling{}),
@@ -263,7 +265,8 @@ TEST(Microbatches, TheKeptWeightGivesTheSameGradients) {
   EXPECT_EQ(take_statistics(*counted.model).at("fc2").casts, 3);
   backward_step(counted, delayed, {.is_first_microbatch = false});
   EXPECT_EQ(take_statistics(*counted.model).at("fc2").casts, 2);
-  // Delayed scales move between microbatches; what backward multiplies with is what forward did, also where codes are not kept.
+  // Delayed scales move between microbatches; what backward multiplies with is what forward did, also where codes are
+  // not kept.
   const Task kept = mlp_task(), minimal = mlp_task();
   const HPUPrecisionPlugin kept_plugin = converted(kept, habana_hybrid());
   converted(minimal, habana_hybrid(), {.minimize_memory = true});
@@ -343,7 +346,8 @@ TEST(Statistics, CountWhatCastsDo) {
   EXPECT_EQ(step(x * 4, false).stale, 0);
 }
 
-/// E4M3 ends at 448, and what is below 464 (half a step above) rounds to 448: nothing is lost that rounding would not have taken.
+/// E4M3 ends at 448, and what is below 464 (half a step above) rounds to 448: nothing is lost that rounding would not
+/// have taken.
 TEST(Statistics, StaleCountsWhatRoundingDoesNotExplain) {
   torch::nn::Linear layer(torch::nn::LinearOptions(16, 16).bias(false));
   layer->to(kHpu);

@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
-// More models as users write them: torch's own encoder, attention by hand, a Llama with tied weights, a block that is used three times, containers,
-// functional calls, a recurrent network. None of them knows that fp8 exists.
+// More models as users write them: torch's own encoder, attention by hand, a Llama with tied weights, a block that is
+// used three times, containers, functional calls, a recurrent network. None of them knows that fp8 exists.
 #pragma once
 #include "transformer_engine/training_models.h"
 
@@ -24,8 +24,8 @@ struct TorchEncoderImpl : nn::Module {
 };
 TORCH_MODULE(TorchEncoder);
 
-/// Pre-norm blocks around nn::MultiheadAttention in a ModuleList; the feed-forward part is a Sequential, the activation an AnyModule, the
-/// heads are in a ModuleDict.
+/// Pre-norm blocks around nn::MultiheadAttention in a ModuleList; the feed-forward part is a Sequential, the activation
+/// an AnyModule, the heads are in a ModuleDict.
 struct AttentionBlockImpl : nn::Module {
   nn::MultiheadAttention attention{nullptr};
   nn::LayerNorm norm1{nullptr}, norm2{nullptr};

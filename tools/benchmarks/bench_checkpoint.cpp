@@ -1,7 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
-// A bf16 checkpoint of 1 GB quantized on disk, beside `cp` of the source: ns is ours with everything on disk (fsync) at the end;
-// cp_ns and cp_sync_ns are cp alone and cp followed by an fsync; ratio = ns / cp_ns, ratio_sync = ns / cp_sync_ns. Below 1: faster than
-// a copy. Files lie in TMPDIR (default /tmp); the page cache is warm.
+// A bf16 checkpoint of 1 GB quantized on disk, beside `cp` of the source: ns is ours with everything on disk (fsync) at
+// the end; cp_ns and cp_sync_ns are cp alone and cp followed by an fsync; ratio = ns / cp_ns, ratio_sync = ns /
+// cp_sync_ns. Below 1: faster than a copy. Files lie in TMPDIR (default /tmp); the page cache is warm.
 #include <fcntl.h>
 #include <stdlib.h>
 #include <unistd.h>

@@ -1,7 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
-// fp8-weight products beside torch's linear with the same activations: bf16 linear for bf16 and fp8 activations, f32 linear
-// for f32. N = K = 4096, so a weight (16 MiB of codes) is read from memory: several weights take turns, as in a model, or
-// all but the first call would find it in the last cache. gbps counts the codes read, gmacs the products.
+// fp8-weight products beside torch's linear with the same activations: bf16 linear for bf16 and fp8 activations, f32
+// linear for f32. N = K = 4096, so a weight (16 MiB of codes) is read from memory: several weights take turns, as in a
+// model, or all but the first call would find it in the last cache. gbps counts the codes read, gmacs the products.
 #include <ATen/TensorOperators.h>
 #include <ATen/core/Tensor.h>
 #include <ATen/ops/empty.h>
@@ -104,8 +104,9 @@ void bench_case(Runner& runner, const Weights& weights, std::int64_t m, const Ac
   }
 }
 
-// The products of a backward pass, e5m2 gradients with e4m3 operands, both transposed first: dW = g^T . x with g [K, M] and
-// x [K, N], beside the same product of operands that lie as the kernel wants them, and torch's bf16 product of g^T and x.
+// The products of a backward pass, e5m2 gradients with e4m3 operands, both transposed first: dW = g^T . x with g [K, M]
+// and x [K, N], beside the same product of operands that lie as the kernel wants them, and torch's bf16 product of g^T
+// and x.
 void bench_transposed(Runner& runner, std::int64_t m, std::int64_t n, std::int64_t k) {
   const std::string name = "transposed " + std::to_string(m) + "x" + std::to_string(n) + "x" + std::to_string(k);
   if (!runner.wants("gemm", name)) return;
@@ -139,7 +140,8 @@ void bench_transposed(Runner& runner, std::int64_t m, std::int64_t n, std::int64
   runner.print(line);
 }
 
-// E4M3 products with a scale per 128 x 128 block of the weight and per 128 columns of x, beside the same with one per channel and row.
+// E4M3 products with a scale per 128 x 128 block of the weight and per 128 columns of x, beside the same with one per
+// channel and row.
 void bench_blocks(Runner& runner, const Weights& weights, std::int64_t m) {
   constexpr std::int64_t kBlock = 128, kGroups = kK / kBlock;
   const std::string name = "block e4m3 M=" + std::to_string(m);

@@ -63,7 +63,8 @@ void sort_by_damage_per_byte(std::vector<Unit>& units, Damage damage) {
   std::stable_sort(units.begin(), units.end(), [&](const Unit& a, const Unit& b) { return per_byte(a) > per_byte(b); });
 }
 
-/// The nodes that a checkpoint has scales for, or that follow its weights: attention's own stay in high precision there, whatever a config says.
+/// The nodes that a checkpoint has scales for, or that follow its weights: attention's own stay in high precision
+/// there, whatever a config says.
 std::vector<measure::OpNode> nodes_of_checkpoint(const torch::nn::Module& model) {
   using Kind = configs::ModuleKind;
   auto nodes = measure::op_nodes(model);
@@ -112,7 +113,8 @@ class Search {
     return loaded;
   }
 
-  /// By the KL that each unit causes alone for each byte that it saves, or for models too large for that by its noise for each byte.
+  /// By the KL that each unit causes alone for each byte that it saves, or for models too large for that by its noise
+  /// for each byte.
   void rank() {
     const auto modules = measure::weight_modules(*reference_.model);
     const quant::Plan plan = quant::plan_for(modules, nodes_of_checkpoint(*reference_.model), plan_);

@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
-// `fp8 quantize --budget kl=X --data FILE`: keeps as few bytes in high precision as it takes for the KL divergence from the high
-// precision model, measured on FILE, to be at most X.
+// `fp8 quantize --budget kl=X --data FILE`: keeps as few bytes in high precision as it takes for the KL divergence from
+// the high precision model, measured on FILE, to be at most X.
 //
 //   1. everything in fp8: if that meets the budget, nothing is kept and nothing else is run
 //   2. run the model with probes: every module's SQNR (quant/damage.h)
@@ -32,7 +32,8 @@ struct BudgetResult {
   std::map<std::string, std::string> keep;  ///< module -> why, for PlanOptions::keep
   double kl = 0;                            ///< measured with these kept
   double kl_of_all = 0;                     ///< measured with none kept
-  /// {"kl", "budget", "kl_of_all", "ranked_by": null | "kl per byte" | "noise per byte", "kept": [modules], "units": [all, in order], "runs": [{"kept", "kl"}]}
+  /// {"kl", "budget", "kl_of_all", "ranked_by": null | "kl per byte" | "noise per byte", "kept": [modules], "units":
+  /// [all, in order], "runs": [{"kept", "kl"}]}
   io::Json report;
 };
 

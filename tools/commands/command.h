@@ -35,8 +35,8 @@ Action add_doctor(Options& options);
 /// The group `fp8 measurements`.
 std::vector<Command> measurements_commands();
 
-/// Parses the command line and runs the command. Returns the exit code: 0 ok, 1 failure, 2 wrong usage. Failures are one line on
-/// stderr, "fp8: error: ...".
+/// Parses the command line and runs the command. Returns the exit code: 0 ok, 1 failure, 2 wrong usage. Failures are
+/// one line on stderr, "fp8: error: ...".
 int run(int argc, char** argv);
 
 }  // namespace fp8::commands

@@ -31,8 +31,8 @@ struct ModelModules {
   bool checkpoint = false;
 };
 
-/// Of a checkpoint folder (classes by name and shape, as fp8 quantize reads them; nodes and experts as evaluate and generate run
-/// them) or a TorchScript file. Throws io::Error.
+/// Of a checkpoint folder (classes by name and shape, as fp8 quantize reads them; nodes and experts as evaluate and
+/// generate run them) or a TorchScript file. Throws io::Error.
 ModelModules modules_of(const std::filesystem::path& model);
 
 /// Who is selected and with which method, who is not and why, and which entries of the config mean no module.

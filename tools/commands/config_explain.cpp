@@ -31,7 +31,8 @@ std::string activation_text(const QuantConfig& config, ScaleMethod m) {
   return text_of(m) + ", at each call";
 }
 
-/// Types without weights that this model does not have are other code's (vLLM's caches, say): nothing can be said about them.
+/// Types without weights that this model does not have are other code's (vLLM's caches, say): nothing can be said about
+/// them.
 bool is_foreign(const std::string& type) {
   const auto* known = configs::find_module_type(type);
   return known != nullptr && !configs::info_of(known->kind).weight;

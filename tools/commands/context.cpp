@@ -27,7 +27,8 @@ void on_stop_signal(int) {
 void hold_standard_streams() {
   for (int fd = 0; fd <= 2; ++fd) {
     if (fcntl(fd, F_GETFD) != -1) continue;
-    // The lowest free descriptor is this one. Open for the wrong direction, so that using it still fails; stderr may vanish.
+    // The lowest free descriptor is this one. Open for the wrong direction, so that using it still fails; stderr may
+    // vanish.
     const int got = open("/dev/null", fd == 1 ? O_RDONLY : O_WRONLY);
     if (got != fd && got > 2) close(got);
   }

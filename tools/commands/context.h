@@ -47,9 +47,9 @@ void apply(const Context& context);
 /// The device that --device names. Throws UsageError if this program has no hpu runtime.
 c10::Device resolve_device(const Context& context);
 
-/// First SIGINT or SIGTERM: interrupted() is true from now on. Second: temporary files are removed and the process exits.
-/// SIGPIPE and SIGXFSZ are ignored, so that a closed pipe or a file past its limit is a failed write. Closed standard streams are held by /dev/null, so that no file
-/// we open becomes one of them.
+/// First SIGINT or SIGTERM: interrupted() is true from now on. Second: temporary files are removed and the process
+/// exits. SIGPIPE and SIGXFSZ are ignored, so that a closed pipe or a file past its limit is a failed write. Closed
+/// standard streams are held by /dev/null, so that no file we open becomes one of them.
 void install_signal_handlers();
 bool interrupted();
 /// Throws Interrupted if interrupted().

@@ -17,7 +17,8 @@ void apply(const Context& context) {
     at::set_num_threads(threads);
     kernels::set_num_threads(threads);
   }
-  // The hpu's generator wraps the CPU's. at::manual_seed would ask for devices, and doctor must run where they are misconfigured.
+  // The hpu's generator wraps the CPU's. at::manual_seed would ask for devices, and doctor must run where they are
+  // misconfigured.
   auto generator = at::globalContext().defaultGenerator(at::kCPU);
   const std::lock_guard lock(generator.mutex());
   generator.set_current_seed(context.seed);

@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
-// fp8 doctor: what the kernels run with, which LibTorch, and which environment variables are in force. What is wrong is listed under
-// "problems" and makes the exit code 1.
+// fp8 doctor: what the kernels run with, which LibTorch, and which environment variables are in force. What is wrong is
+// listed under "problems" and makes the exit code 1.
 #include <ATen/Parallel.h>
 #include <ATen/detail/HPUHooksInterface.h>
 #include <torch/version.h>

@@ -12,7 +12,8 @@ namespace fp8::commands {
 
 class EnvironmentConfig {
  public:
-  /// Does nothing without QUANT_CONFIG. Throws io::Error for a bad config, a model on the CPU, or one that is fp8 already.
+  /// Does nothing without QUANT_CONFIG. Throws io::Error for a bad config, a model on the CPU, or one that is fp8
+  /// already.
   EnvironmentConfig(models::LoadedModel& model, const Context& context);
   /// After Ctrl-C: writes what was measured so far. After an error: writes nothing.
   ~EnvironmentConfig();

@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
-// fp8 generate: continues a prompt token by token with a key/value cache, greedily or by sampling at a temperature. Text is shown as
-// soon as it is whole: a token may end inside a UTF-8 sequence.
+// fp8 generate: continues a prompt token by token with a key/value cache, greedily or by sampling at a temperature.
+// Text is shown as soon as it is whole: a token may end inside a UTF-8 sequence.
 #include <ATen/core/grad_mode.h>
 #include <ATen/ops/from_blob.h>
 #include <ATen/ops/softmax.h>
@@ -37,8 +37,8 @@ struct GenerateOptions {
   bool allow_nonfinite = false;
 };
 
-/// The next token from logits [V]: the largest, or drawn from softmax(logits / temperature). The draw uses only the generator's bits
-/// and f64 arithmetic on the host, so a seed gives the same text whatever the thread count.
+/// The next token from logits [V]: the largest, or drawn from softmax(logits / temperature). The draw uses only the
+/// generator's bits and f64 arithmetic on the host, so a seed gives the same text whatever the thread count.
 std::int64_t pick(const at::Tensor& logits, double temperature, std::mt19937_64& generator) {
   if (temperature <= 0) return logits.argmax().item<std::int64_t>();
   const auto p = at::softmax(logits.to(at::kDouble) / temperature, -1).contiguous();

@@ -1,5 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
-// Tensors of a checkpoint, for fp8 weights what their scales look like, in what form it is, and what is wrong with its numbers.
+// Tensors of a checkpoint, for fp8 weights what their scales look like, in what form it is, and what is wrong with its
+// numbers.
 #include <fmt/format.h>
 
 #include <algorithm>
@@ -53,8 +54,8 @@ std::string granularity_of(const quant::StoredWeight& weight) {
   return text + (weight.transposed ? ", weight transposed" : "");
 }
 
-/// What the shapes say, where nothing else does. tensor: one scale. channel: one per row (or column) of the weight. block AxB: one per
-/// rectangle.
+/// What the shapes say, where nothing else does. tensor: one scale. channel: one per row (or column) of the weight.
+/// block AxB: one per rectangle.
 std::string granularity_of(const io::TensorInfo& weight, const io::TensorInfo& scale) {
   if (scale.numel() == 1) return "tensor";
   if (weight.shape.size() < 2) return shape_text(scale.shape);

@@ -25,12 +25,13 @@ struct DamageOptions : DataOptions {  ///< data empty: weights only
 /// What the options ask for, as quantize would take them.
 quant::PlanOptions plan_options(const DamageOptions& options, const Context& context);
 
-/// Of a checkpoint folder: in high precision, what quantizing it would do (to inputs too when there is data to run); in fp8, what has
-/// been done. Sorted by damage. Throws io::Error.
+/// Of a checkpoint folder: in high precision, what quantizing it would do (to inputs too when there is data to run); in
+/// fp8, what has been done. Sorted by damage. Throws io::Error.
 quant::CheckpointDamage checkpoint_damage(const std::filesystem::path& model, const DamageOptions& options,
                                           const Context& context);
 
-/// [{"name", "type", "scheme", "sqnr_db", "weight": {...}, "input": {...} | null}]; infinite and unknown numbers are null.
+/// [{"name", "type", "scheme", "sqnr_db", "weight": {...}, "input": {...} | null}]; infinite and unknown numbers are
+/// null.
 io::Json damage_json(const std::vector<quant::ModuleDamage>& modules);
 
 /// One line a module.

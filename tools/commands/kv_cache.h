@@ -21,8 +21,9 @@ struct KvCacheOptions {
 /// --kv-cache auto|fp8|off, --measurements, --kv-cache-scales tensor|head
 void add_kv_cache_options(Options& options, KvCacheOptions& target);
 
-/// Puts the model's key-value caches in the precision asked for. Throws UsageError for options that do not go together; io::Error if there
-/// are no scales (the checkpoint has none and no measurements are given), or they are of another model.
+/// Puts the model's key-value caches in the precision asked for. Throws UsageError for options that do not go together;
+/// io::Error if there are no scales (the checkpoint has none and no measurements are given), or they are of another
+/// model.
 void set_kv_cache(models::LoadedModel& model, const KvCacheOptions& options, const Context& context);
 
 /// What the caches hold now.

@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
-// fp8 measure: the model runs on calibration data with watchers on its weights; amax of inputs, outputs and weights go to files in
-// Intel Neural Compressor's form.
+// fp8 measure: the model runs on calibration data with watchers on its weights; amax of inputs, outputs and weights go
+// to files in Intel Neural Compressor's form.
 #include <ATen/core/grad_mode.h>
 #include <ATen/ops/from_blob.h>
 #include <fmt/format.h>
@@ -164,7 +164,8 @@ void measure_script(MeasureRun& run) {
   });
 }
 
-/// One decoder layer at a time: as --block-wise, --whole or the snapshot to go on from says; else if the model takes over half of the memory.
+/// One decoder layer at a time: as --block-wise, --whole or the snapshot to go on from says; else if the model takes
+/// over half of the memory.
 bool in_blocks(const MeasureOptions& o, const Context& context, const io::Json& stored, std::int64_t memory) {
   if (is_script(o.model)) return false;
   if (o.block_wise || o.whole) return o.block_wise;
@@ -226,8 +227,8 @@ measure::StatsName stats_name(const MeasureRun& run) {
   return {run.calibration.prefix, run.calibration.observer, {}, run.calibration.rank};
 }
 
-/// What decides the numbers of a run, as 16 hexadecimal digits; not where it writes nor how it goes about it. Stands in the measurement's
-/// .fingerprint, where --resume knows a finished measurement by it.
+/// What decides the numbers of a run, as 16 hexadecimal digits; not where it writes nor how it goes about it. Stands in
+/// the measurement's .fingerprint, where --resume knows a finished measurement by it.
 std::string mark_of(const MeasureRun& run, const io::Json& identity) {
   io::Json mark = {{"data", identity["data"]},
                    {"options", identity["options"]},

@@ -5,7 +5,8 @@
 //   layer i     loaded, watched; every batch through it     -> hidden states; freed            snapshot
 //   head        norm and lm_head, if it is measured: whole, or as many rows at a time as fit
 //
-// The batches are those of the whole model's run, so every operation sees the same tensors and every observer the same calls.
+// The batches are those of the whole model's run, so every operation sees the same tensors and every observer the same
+// calls.
 #include <ATen/ops/empty.h>
 #include <ATen/ops/from_blob.h>
 #include <fmt/format.h>
@@ -27,7 +28,8 @@ namespace fp8::commands {
 namespace {
 
 constexpr std::int64_t kPartBytes = std::int64_t{8} << 20;  ///< of an embedding that is looked at in parts
-/// Rows of lm_head at a time: a matrix product's result does not depend on how many columns it has, down to blocks this wide.
+/// Rows of lm_head at a time: a matrix product's result does not depend on how many columns it has, down to blocks this
+/// wide.
 constexpr std::int64_t kLeastRows = 256;
 
 class BlockRun {
@@ -100,7 +102,8 @@ std::int64_t BlockRun::last_layer() const {
   return -1;
 }
 
-/// A decoder layer and a batch in it, at its largest: the norm in f32 and its result, q, k, v; or gate, up and their product.
+/// A decoder layer and a batch in it, at its largest: the norm in f32 and its result, q, k, v; or gate, up and their
+/// product.
 std::int64_t BlockRun::needed_memory() const {
   const auto& config = stream_.loaded().config;
   const auto size = static_cast<std::int64_t>(c10::elementSize(stream_.loaded().dtype));
@@ -274,7 +277,8 @@ std::set<std::int64_t> BlockRun::head_pass(std::size_t record, bool first_pass, 
   return bad;
 }
 
-/// Logits with a NaN or Inf are not shown to observers, not even their finite parts: the pass is made again without them.
+/// Logits with a NaN or Inf are not shown to observers, not even their finite parts: the pass is made again without
+/// them.
 void BlockRun::run_head_in_parts(std::size_t record) {
   const auto bad = head_pass(record, /*first_pass=*/true, {});
   if (bad.empty()) return;

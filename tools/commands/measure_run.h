@@ -1,5 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
-// What the ways to measure a model have in common: whole (measure.cpp), and one decoder layer at a time (measure_blocks.cpp).
+// What the ways to measure a model have in common: whole (measure.cpp), and one decoder layer at a time
+// (measure_blocks.cpp).
 #pragma once
 #include <chrono>
 #include <cstdint>
@@ -60,8 +61,8 @@ void timed_forward(MeasureRun& run, const F& f) {
   run.forward_seconds += std::chrono::duration<double>(std::chrono::steady_clock::now() - start).count();
 }
 
-/// A language model folder, one decoder layer in memory at a time. Leaves a session that is ready to be finalized; the files will be
-/// those of the whole model's run, byte for byte.
+/// A language model folder, one decoder layer in memory at a time. Leaves a session that is ready to be finalized; the
+/// files will be those of the whole model's run, byte for byte.
 void measure_blocks(MeasureRun& run);
 
 }  // namespace fp8::commands

@@ -10,16 +10,16 @@
 
 namespace fp8::commands {
 
-/// The sets of measurement and scale files that `path` means: all in a folder, all of a prefix, or the one that a file belongs to. Throws
-/// io::Error if there is none.
+/// The sets of measurement and scale files that `path` means: all in a folder, all of a prefix, or the one that a file
+/// belongs to. Throws io::Error if there is none.
 std::vector<measure::StatsName> sets_at(const std::filesystem::path& path);
 
 /// "inc_output_hooks_maxabs_0_8", for messages.
 std::string short_name(const measure::StatsName& name);
 
-/// What observers of several ranks or runs know, merged (histograms, measure/observer_states.h): `file` gets what they make of all data, and
-/// their merged states are returned, to be written beside it under `target`. Nothing happens if none of `names` has states; if only some have,
-/// there is a warning, and the elementwise maximum in `file` stays.
+/// What observers of several ranks or runs know, merged (histograms, measure/observer_states.h): `file` gets what they
+/// make of all data, and their merged states are returned, to be written beside it under `target`. Nothing happens if
+/// none of `names` has states; if only some have, there is a warning, and the elementwise maximum in `file` stays.
 std::vector<measure::FileBytes> merge_states(const std::vector<measure::StatsName>& names,
                                              const measure::StatsName& target, measure::MeasurementFile& file,
                                              std::vector<std::string>& warnings);

@@ -19,7 +19,8 @@ namespace {
 namespace fs = std::filesystem;
 
 constexpr std::int64_t kUnknown = std::int64_t{1} << 62;
-/// Of LibTorch's and our own code and thread stacks, touched after the command line was read (fp8 measure of a model of a few kB).
+/// Of LibTorch's and our own code and thread stacks, touched after the command line was read (fp8 measure of a model of
+/// a few kB).
 constexpr std::int64_t kFirstUse = std::int64_t{32} << 20;
 
 /// The number that a file consists of, or that follows `key` in it; empty: none ("max").

@@ -8,15 +8,16 @@
 
 namespace fp8::commands {
 
-/// "500MB", "2GiB", "1.5 GB", "300000000": bytes; units B, kB, MB, GB, TB (powers of 1000) and KiB, MiB, GiB, TiB (of 1024), any case.
-/// Empty for anything else, for less than 1 byte and for 2^62 and more.
+/// "500MB", "2GiB", "1.5 GB", "300000000": bytes; units B, kB, MB, GB, TB (powers of 1000) and KiB, MiB, GiB, TiB (of
+/// 1024), any case. Empty for anything else, for less than 1 byte and for 2^62 and more.
 std::optional<std::int64_t> parse_bytes(std::string_view text);
 
-/// Bytes that new allocations can get: MemAvailable, or what the tightest cgroup (v1 or v2) above this process leaves, its reclaimable
-/// page cache not counted. root: where proc and sys are. 2^62 where nothing is known.
+/// Bytes that new allocations can get: MemAvailable, or what the tightest cgroup (v1 or v2) above this process leaves,
+/// its reclaimable page cache not counted. root: where proc and sys are. 2^62 where nothing is known.
 std::int64_t available_memory(const std::filesystem::path& root = "/");
 
-/// What the program takes for itself while it runs a model: what is resident now, and what libraries touch at their first use.
+/// What the program takes for itself while it runs a model: what is resident now, and what libraries touch at their
+/// first use.
 std::int64_t process_bytes();
 
 /// Resident memory of this process, now and at its highest.

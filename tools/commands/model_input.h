@@ -19,7 +19,8 @@ struct DataOptions {
 /// --data --samples --seq-len --skip --batch; the values in `target` are the defaults.
 void add_data_options(Options& options, DataOptions& target, Options::Need need = Options::Need::required);
 
-/// The model on the context's device and in its dtype, with warnings about tensors nobody takes and what other readers would misread.
+/// The model on the context's device and in its dtype, with warnings about tensors nobody takes and what other readers
+/// would misread.
 models::LoadedModel load_language_model(const std::filesystem::path& folder, const Context& context,
                                         models::AttentionKind attention = models::AttentionKind::fused,
                                         bool allow_nonfinite = false);
@@ -30,7 +31,8 @@ void add_nonfinite_option(Options& options, bool& target);
 /// --attention fused|eager
 void add_attention_option(Options& options, models::AttentionKind& target);
 
-/// The chunks, checked against the model: at least 2 tokens each, at most max_position_embeddings, ids within the vocabulary.
+/// The chunks, checked against the model: at least 2 tokens each, at most max_position_embeddings, ids within the
+/// vocabulary.
 text::Chunks load_chunks_for(const DataOptions& options, const std::filesystem::path& model,
                              const models::LlamaConfig& config);
 

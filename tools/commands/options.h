@@ -1,6 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
-// Options of one command: a thin layer over CLI11 in which every message names the option, what was found and what is allowed.
-// Requirements are checked after unknown options, so that a misspelt option is named and not the one it was meant to be.
+// Options of one command: a thin layer over CLI11 in which every message names the option, what was found and what is
+// allowed. Requirements are checked after unknown options, so that a misspelt option is named and not the one it was
+// meant to be.
 #pragma once
 #include <CLI/App.hpp>
 #include <CLI/Config.hpp>

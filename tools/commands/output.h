@@ -22,8 +22,8 @@ std::string grouped(std::int64_t number);
 /// 3349936 -> "3.3 MB" (powers of 1000).
 std::string human_bytes(std::int64_t bytes);
 
-/// An allocator's message, which says where in LibTorch's sources it failed, as "out of memory: 3.3 MB more are not to be had"; others as
-/// they are.
+/// An allocator's message, which says where in LibTorch's sources it failed, as "out of memory: 3.3 MB more are not to
+/// be had"; others as they are.
 std::string memory_message(const std::string& message);
 
 /// Seconds -> "0.42 s", "12.3 s", "3 min 20 s".

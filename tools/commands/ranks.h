@@ -21,8 +21,8 @@ bool takes_part(Ranks ranks, const std::string& command, const Context& context,
 /// By this process' environment.
 bool takes_part(Ranks ranks, const std::string& command, const Context& context);
 
-/// Warns, where there are several, that each rank measures all of the samples into files of its own. separate_files: as the config says;
-/// false: rank 0 alone writes, and this returns false in the others.
+/// Warns, where there are several, that each rank measures all of the samples into files of its own. separate_files: as
+/// the config says; false: rank 0 alone writes, and this returns false in the others.
 bool measures_as_rank(bool separate_files, const Context& context);
 
 }  // namespace fp8::commands

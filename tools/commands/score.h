@@ -1,5 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
-// How well logits predict a text and how far they are from other logits, per chunk so that sums do not depend on the batch.
+// How well logits predict a text and how far they are from other logits, per chunk so that sums do not depend on the
+// batch.
 //
 //   nll   = sum over positions 1..L-1 of -log softmax(logits[position - 1])[ids[position]]     f32 log-softmax, f64 sum
 //   kl    = sum over all L positions of KL(softmax(reference) || softmax(logits))              f64, nats
@@ -17,8 +18,8 @@ struct ChunkScore {
   std::int64_t agree = 0;
 };
 
-/// logits [B, L, V] of any float dtype, ids [B, L] int64 in [0, V), reference [B, L, V] or undefined (then kl and agree are 0);
-/// all on the CPU. Returns B scores; NaN or infinite logits give a NaN or infinite nll.
+/// logits [B, L, V] of any float dtype, ids [B, L] int64 in [0, V), reference [B, L, V] or undefined (then kl and agree
+/// are 0); all on the CPU. Returns B scores; NaN or infinite logits give a NaN or infinite nll.
 std::vector<ChunkScore> score_chunks(const at::Tensor& logits, const at::Tensor& ids, const at::Tensor& reference);
 
 }  // namespace fp8::commands

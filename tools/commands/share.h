@@ -1,5 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
-// Which part of a checkpoint's work this process does: --rank and --world-size, or what a launcher put into the environment.
+// Which part of a checkpoint's work this process does: --rank and --world-size, or what a launcher put into the
+// environment.
 #pragma once
 #include <cstdint>
 #include <filesystem>
@@ -24,8 +25,8 @@ struct Share {
   std::string warning;  ///< set where the environment decided
 };
 
-/// Options win. Else what a launcher says (io::launched()). With --join the world size may also come from the shares that stand beside `out`.
-/// Throws UsageError for options that don't fit each other, io::Error naming a variable.
+/// Options win. Else what a launcher says (io::launched()). With --join the world size may also come from the shares
+/// that stand beside `out`. Throws UsageError for options that don't fit each other, io::Error naming a variable.
 Share find_share(const ShareOptions& options, const std::filesystem::path& out, const io::GetVariable& get);
 /// From this process' environment.
 Share find_share(const ShareOptions& options, const std::filesystem::path& out);

@@ -28,8 +28,9 @@ class Snapshots {
 
   /// What is written into snapshots, and what one must say to be gone on from.
   void identify(io::Json identity) { identity_ = std::move(identity); }
-  /// resume: the progress of the snapshot in the folder, null if there is none; else removes what is there and returns null. Throws io::Error if another
-  /// run holds the folder, if the snapshot is damaged, and naming the first key of the identity that differs.
+  /// resume: the progress of the snapshot in the folder, null if there is none; else removes what is there and returns
+  /// null. Throws io::Error if another run holds the folder, if the snapshot is damaged, and naming the first key of
+  /// the identity that differs.
   io::Json begin(bool resume);
   /// The identity in the folder's snapshot; null if there is none. For what a resumed run takes from it.
   io::Json stored_identity() const;

@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
-// The files that a run reads, as they were when it began: a file that is replaced, cut short or written to underneath is told apart. No torch
-// here.
+// The files that a run reads, as they were when it began: a file that is replaced, cut short or written to underneath
+// is told apart. No torch here.
 #pragma once
 #include <cstdint>
 #include <filesystem>
@@ -14,8 +14,8 @@ namespace fp8::commands {
 class SourceFiles {
  public:
   SourceFiles() = default;
-  /// The files that make up a model (a folder's configuration, tokenizer and *.safetensors files, or the one file) and `more`. What does not exist is left out:
-  /// who reads it will say so.
+  /// The files that make up a model (a folder's configuration, tokenizer and *.safetensors files, or the one file) and
+  /// `more`. What does not exist is left out: who reads it will say so.
   SourceFiles(const std::filesystem::path& model, const std::vector<std::filesystem::path>& more);
 
   /// Throws io::Error naming the first file that is not as it was.

@@ -15,7 +15,8 @@ bool ends_with(std::string_view text, std::string_view end) {
   return text.size() >= end.size() && text.substr(text.size() - end.size()) == end;
 }
 
-/// Length of the longest common prefix of whole characters: all of a, unless a ended inside a character that b completes.
+/// Length of the longest common prefix of whole characters: all of a, unless a ended inside a character that b
+/// completes.
 std::size_t common_prefix(const std::string& a, const std::string& b) {
   std::size_t n = 0;
   while (n < a.size() && n < b.size() && a[n] == b[n]) ++n;

@@ -9,8 +9,9 @@
 
 namespace fp8::commands {
 
-/// Decoding a token alone loses the space before it and breaks characters of several tokens, so each piece is what decoding a window
-/// of ids gives beyond decoding the same window without the new ids; a piece that ends in U+FFFD waits for the rest of its bytes.
+/// Decoding a token alone loses the space before it and breaks characters of several tokens, so each piece is what
+/// decoding a window of ids gives beyond decoding the same window without the new ids; a piece that ends in U+FFFD
+/// waits for the rest of its bytes.
 class TextStream {
  public:
   /// prompt: the ids before the first appended one.

@@ -127,7 +127,8 @@ bool holds_nothing(const fs::path& folder) {
   return true;
 }
 
-/// The run in OUT is the same but for its steps: train.json says the new ones, and what was made at the end of the old ones goes.
+/// The run in OUT is the same but for its steps: train.json says the new ones, and what was made at the end of the old
+/// ones goes.
 void go_on(const TrainOptions& o, const Context& context, const io::Json& settings) {
   const auto file = o.out / "train.json";
   const auto written = io::read_json(file);

@@ -1,5 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
-// What training must hold at least, estimated before anything is allocated: a config that no machine can train is one line, not an allocator's.
+// What training must hold at least, estimated before anything is allocated: a config that no machine can train is one
+// line, not an allocator's.
 #pragma once
 #include <string>
 

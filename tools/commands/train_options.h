@@ -1,6 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
-// The options of `fp8 train`, and OUT/train.json: what a run was started with, so that a resumed one is the same run. Texts, configs and
-// recipes are the same where their fingerprints are, wherever they lie; the number of steps alone may change.
+// The options of `fp8 train`, and OUT/train.json: what a run was started with, so that a resumed one is the same run.
+// Texts, configs and recipes are the same where their fingerprints are, wherever they lie; the number of steps alone
+// may change.
 #pragma once
 #include <c10/core/ScalarType.h>
 
@@ -38,8 +39,8 @@ void add_train_options(Options& options, std::shared_ptr<TrainOptions> values);
 /// Throws UsageError for options that exclude or need each other.
 void check_train_options(const TrainOptions& options, const Context& context);
 
-/// What decides about the numbers of a run. more: keys that the options alone do not tell (the fingerprints of texts and
-/// config, the recipe as it was read).
+/// What decides about the numbers of a run. more: keys that the options alone do not tell (the fingerprints of texts
+/// and config, the recipe as it was read).
 io::Json train_settings(const TrainOptions& options, const Context& context, const io::Json& more);
 
 /// What a resumed run does about its steps.
@@ -48,8 +49,8 @@ struct ResumedSteps {
   std::string warning;    ///< where the number of steps is another one than before: what the learning rate does
 };
 
-/// May the run that `written` (read from `file`) tells of go on as `asked`? Throws io::Error naming the first key that differs, and for fewer
-/// steps than are done.
+/// May the run that `written` (read from `file`) tells of go on as `asked`? Throws io::Error naming the first key that
+/// differs, and for fewer steps than are done.
 ResumedSteps check_resume(const std::filesystem::path& file, const io::Json& written, const io::Json& asked,
                           const TrainOptions& options);
 

@@ -17,15 +17,16 @@ namespace fp8::commands {
 
 class TrainPrecision {
  public:
-  /// Converts the model for fp8. With --dialect this thread emulates the device of that dialect while this lives. Throws
-  /// UsageError for options that this device or precision can't take.
+  /// Converts the model for fp8. With --dialect this thread emulates the device of that dialect while this lives.
+  /// Throws UsageError for options that this device or precision can't take.
   TrainPrecision(const TrainOptions& options, const Context& context, models::CausalLM& model);
   ~TrainPrecision();
   TrainPrecision(const TrainPrecision&) = delete;
   TrainPrecision& operator=(const TrainPrecision&) = delete;
 
-  /// --plan: what would be converted, as {"modules": [{"name", "type", "scheme", "bytes", "operand_bytes", "flops_per_row",
-  /// "expected_error"}], "kept": [{"name", "reason"}], "warnings"} and as a table. The model stays as it is. Throws as the constructor.
+  /// --plan: what would be converted, as {"modules": [{"name", "type", "scheme", "bytes", "operand_bytes",
+  /// "flops_per_row", "expected_error"}], "kept": [{"name", "reason"}], "warnings"} and as a table. The model stays as
+  /// it is. Throws as the constructor.
   struct Plan {
     io::Json json;
     std::string text;

@@ -1,8 +1,9 @@
 // SPDX-License-Identifier: Apache-2.0
-// config.json of a Llama, Mistral or Mixtral checkpoint as a typed value. Every key that changes the numbers is read or refused by name: a model that
-// we can't compute exactly is an error, not an approximation.
+// config.json of a Llama, Mistral or Mixtral checkpoint as a typed value. Every key that changes the numbers is read or
+// refused by name: a model that we can't compute exactly is an error, not an approximation.
 //
-// Two spellings of the rotary embedding are met: "rope_theta" + "rope_scaling" (transformers 4) and "rope_parameters" (5).
+// Two spellings of the rotary embedding are met: "rope_theta" + "rope_scaling" (transformers 4) and "rope_parameters"
+// (5).
 #pragma once
 #include <c10/core/ScalarType.h>
 

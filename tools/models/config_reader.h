@@ -13,7 +13,8 @@ namespace fp8::models {
 
 class ConfigReader {
  public:
-  /// name: the file; prefix: path of this object in it ("" or "rope_scaling."). Throws io::Error if json is not an object.
+  /// name: the file; prefix: path of this object in it ("" or "rope_scaling."). Throws io::Error if json is not an
+  /// object.
   ConfigReader(const io::Json& json, std::string name, std::string prefix = "");
 
   /// nullptr: absent or null.

@@ -1,14 +1,15 @@
 // SPDX-License-Identifier: Apache-2.0
-// A Llama, Mistral or Mixtral checkpoint of which one decoder layer is in memory at a time: models larger than the memory run
-// layer by layer, all samples through one layer before the next is read. Same modules, same operations, same shapes as
-// CausalLM::forward, so the same bits.
+// A Llama, Mistral or Mixtral checkpoint of which one decoder layer is in memory at a time: models larger than the
+// memory run layer by layer, all samples through one layer before the next is read. Same modules, same operations, same
+// shapes as CausalLM::forward, so the same bits.
 //
 //   LayerStream stream(folder, {.device = at::kHPU});
 //   h = stream.embed(ids);                                       rows of the embedding, read as they are needed
 //   for i: { const auto layer = stream.load_layer(i); h = stream.run_layer(i, h); }
 //   const auto head = stream.load_head(); logits = stream.run_head(h);
 //
-// Memory: placeholders for all modules, and what is loaded. The files stay open: replacing them does not change what is read.
+// Memory: placeholders for all modules, and what is loaded. The files stay open: replacing them does not change what is
+// read.
 #pragma once
 #include <ATen/core/Tensor.h>
 
@@ -42,8 +43,8 @@ class Resident {
 
 class LayerStream {
  public:
-  /// Reads config.json and the headers. Throws io::Error for a tensor that is missing or of another shape (all are checked now; whether
-  /// values are finite when they are read), and for an fp8 checkpoint.
+  /// Reads config.json and the headers. Throws io::Error for a tensor that is missing or of another shape (all are
+  /// checked now; whether values are finite when they are read), and for an fp8 checkpoint.
   LayerStream(const std::filesystem::path& folder, const LoadOptions& options);
 
   /// The model with placeholders, its configuration, and the tensors nobody uses.

@@ -35,7 +35,8 @@ torch::nn::Linear make_linear(std::int64_t in, std::int64_t out, bool bias) {
   return linear;
 }
 
-/// Module::parameters_ is protected, and a Linear subclass would have another class name; a pointer to the member reaches it.
+/// Module::parameters_ is protected, and a Linear subclass would have another class name; a pointer to the member
+/// reaches it.
 struct ParameterAccess : torch::nn::Module {
   static auto member() { return &ParameterAccess::parameters_; }
 };
@@ -61,7 +62,8 @@ double lowest_of(at::ScalarType dtype) {
                                   : static_cast<double>(std::numeric_limits<float>::lowest());
 }
 
-/// (x1, x2) -> (x1 cos - x2 sin, x2 cos + x1 sin): element i turns with element i + D/2, as Hugging Face stores q and k.
+/// (x1, x2) -> (x1 cos - x2 sin, x2 cos + x1 sin): element i turns with element i + D/2, as Hugging Face stores q and
+/// k.
 at::Tensor rotate(const at::Tensor& x, const RotaryAngles& angles) {
   const auto half = x.size(-1) / 2;
   const auto turned = at::cat({x.narrow(-1, half, half).neg(), x.narrow(-1, 0, half)}, -1);
@@ -158,7 +160,8 @@ LlamaAttentionImpl::LlamaAttentionImpl(const LlamaConfig& config, std::size_t la
   }
 }
 
-/// q [B, A, L, D], k and v [B, A, S, D] -> [B, A, L, D]. The eager form is transformers': softmax in f32, its result in q's dtype.
+/// q [B, A, L, D], k and v [B, A, S, D] -> [B, A, L, D]. The eager form is transformers': softmax in f32, its result in
+/// q's dtype.
 at::Tensor LlamaAttentionImpl::attend(const at::Tensor& q, const at::Tensor& k, const at::Tensor& v,
                                       const at::Tensor& mask) {
   const auto length = q.size(2);

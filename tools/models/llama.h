@@ -1,12 +1,14 @@
 // SPDX-License-Identifier: Apache-2.0
-// Llama, Mistral and Mixtral as plain torch::nn modules. Names of modules and parameters are Hugging Face's (model.layers.0.self_attn.q_proj.weight),
-// projections are torch::nn::Linear, so whatever works on unmodified typed modules works on these.
+// Llama, Mistral and Mixtral as plain torch::nn modules. Names of modules and parameters are Hugging Face's
+// (model.layers.0.self_attn.q_proj.weight), projections are torch::nn::Linear, so whatever works on unmodified typed
+// modules works on these.
 //
 //   h = embed(ids);  per layer: h += o(attention(rope(q(n)), rope(k(n)), v(n))), n = norm(h);  h += down(silu(gate(n)) * up(n))
 //   logits = lm_head(norm(h))
 //
-// Casts follow transformers: norms and rotary angles in f32, their results in the compute dtype. Nothing here names a device:
-// positions, masks and caches are made where the ids are. Shapes: batch B, length L, vocabulary V, heads A, kv heads K, head_dim D.
+// Casts follow transformers: norms and rotary angles in f32, their results in the compute dtype. Nothing here names a
+// device: positions, masks and caches are made where the ids are. Shapes: batch B, length L, vocabulary V, heads A, kv
+// heads K, head_dim D.
 #pragma once
 #include <ATen/core/Tensor.h>
 #include <torch/nn/modules/activation.h>
@@ -24,8 +26,9 @@
 
 namespace fp8::models {
 
-/// Keys and values of the tokens seen so far, per layer [B, K, capacity, D], allocated at the first use. What they are stored in (fp8
-/// codes after conversion) is the word of the layer's runtime::KVCache modules; the memory is this object's.
+/// Keys and values of the tokens seen so far, per layer [B, K, capacity, D], allocated at the first use. What they are
+/// stored in (fp8 codes after conversion) is the word of the layer's runtime::KVCache modules; the memory is this
+/// object's.
 class KVCache {
  public:
   /// capacity: the most tokens (prompt and generated) it will hold.
@@ -34,7 +37,8 @@ class KVCache {
   std::int64_t length() const { return length_; }
   std::int64_t capacity() const { return capacity_; }
 
-  /// Appends k, v [B, K, L, D] of one layer; returns all keys and values so far, [B, K, length + L, D], as their readers see them.
+  /// Appends k, v [B, K, L, D] of one layer; returns all keys and values so far, [B, K, length + L, D], as their
+  /// readers see them.
   std::pair<at::Tensor, at::Tensor> append(std::size_t layer, const at::Tensor& k, const at::Tensor& v,
                                            const runtime::KVCache& keys, const runtime::KVCache& values);
   /// Called once per forward, after all layers have appended L tokens.
@@ -78,7 +82,8 @@ class LlamaRotaryEmbeddingImpl : public torch::nn::Module {
 };
 TORCH_MODULE(LlamaRotaryEmbedding);
 
-/// The pieces that hold no weight are modules too, named as optimum-habana's, so that they can be measured and run in fp8:
+/// The pieces that hold no weight are modules too, named as optimum-habana's, so that they can be measured and run in
+/// fp8:
 ///   both   k_cache, v_cache       fused   fused_scaled_dot_product_attention       eager   matmul_qk, softmax, matmul_av
 class LlamaAttentionImpl : public torch::nn::Module {
  public:
@@ -124,7 +129,8 @@ TORCH_MODULE(LlamaDecoderLayer);
 
 class LlamaModelImpl : public torch::nn::Module {
  public:
-  /// Runs layer(h), or sees to it that it is run: te::checkpoint(layer, h) in training. layer may be called again while the model lives.
+  /// Runs layer(h), or sees to it that it is run: te::checkpoint(layer, h) in training. layer may be called again while
+  /// the model lives.
   using LayerRunner =
       std::function<at::Tensor(const std::function<at::Tensor(const at::Tensor&)>& layer, const at::Tensor& h)>;
 
@@ -144,17 +150,18 @@ class LlamaModelImpl : public torch::nn::Module {
 };
 TORCH_MODULE(LlamaModel);
 
-/// The language model. A fresh one holds no weights: each parameter has its shape and one NaN behind it (no memory, no time spent
-/// on random numbers; use before loading gives NaN). With tied embeddings lm_head.weight and embed_tokens.weight are one tensor,
-/// and C++'s named_parameters() lists it under both names.
+/// The language model. A fresh one holds no weights: each parameter has its shape and one NaN behind it (no memory, no
+/// time spent on random numbers; use before loading gives NaN). With tied embeddings lm_head.weight and
+/// embed_tokens.weight are one tensor, and C++'s named_parameters() lists it under both names.
 class CausalLMImpl : public torch::nn::Module {
  public:
   explicit CausalLMImpl(const LlamaConfig& config);
-  /// ids [B, L] int64, L >= 1, ids in [0, V) -> logits [B, L, V] in the compute dtype. With a cache the ids continue what it
-  /// holds. Throws c10::Error if the positions pass max_position_embeddings.
+  /// ids [B, L] int64, L >= 1, ids in [0, V) -> logits [B, L, V] in the compute dtype. With a cache the ids continue
+  /// what it holds. Throws c10::Error if the positions pass max_position_embeddings.
   at::Tensor forward(const at::Tensor& ids, KVCache* cache = nullptr);
   const LlamaConfig& config() const { return config_; }
-  /// Gives a tied lm_head a weight of its own, a copy: it can be quantized then and the embedding not. Else does nothing.
+  /// Gives a tied lm_head a weight of its own, a copy: it can be quantized then and the embedding not. Else does
+  /// nothing.
   void untie_lm_head();
 
   LlamaModel model{nullptr};

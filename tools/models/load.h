@@ -35,17 +35,19 @@ struct LoadedModel {
   std::vector<std::string> warnings;  ///< of an fp8 checkpoint: what other readers would misread
 };
 
-/// Loads a checkpoint folder (config.json and model.safetensors or shards). Throws io::Error naming file and tensor: a missing
-/// tensor, a shape or dtype that does not fit, a NaN or infinity among the weights (with their number) or after conversion to the compute
-/// dtype, codes that no quantization_config explains.
-/// A folder whose config.json or hf_quant_config.json tells of a quantization goes through load_quantized().
+/// Loads a checkpoint folder (config.json and model.safetensors or shards). Throws io::Error naming file and tensor: a
+/// missing tensor, a shape or dtype that does not fit, a NaN or infinity among the weights (with their number) or after
+/// conversion to the compute dtype, codes that no quantization_config explains. A folder whose config.json or
+/// hf_quant_config.json tells of a quantization goes through load_quantized().
 LoadedModel load_model(const std::filesystem::path& folder, const LoadOptions& options = {});
 
-/// All of load_model() but the weights: the configuration is read, the checkpoint has what it asks for, the model has placeholders.
+/// All of load_model() but the weights: the configuration is read, the checkpoint has what it asks for, the model has
+/// placeholders.
 LoadedModel prepare_model(const std::filesystem::path& folder, const io::Checkpoint& checkpoint,
                           const LoadOptions& options);
 
-/// Fills the model of an fp8 checkpoint. loaded: config, config_json, folder and dtype are set, the model has placeholders.
+/// Fills the model of an fp8 checkpoint. loaded: config, config_json, folder and dtype are set, the model has
+/// placeholders.
 void load_quantized(LoadedModel& loaded, const io::Checkpoint& checkpoint, const LoadOptions& options);
 
 /// Fills every parameter of the model from the tensor of its name, and lists the others in loaded.unused.
@@ -54,8 +56,8 @@ void load_parameters(LoadedModel& loaded, const io::Checkpoint& checkpoint, cons
 /// One tensor of a checkpoint on the CPU, in its own dtype. Throws io::Error on a dtype that LibTorch lacks.
 at::Tensor read_tensor(const io::Checkpoint& checkpoint, const std::string& name);
 
-/// One weight: shape checked against `shape`, finite, converted to `dtype` on `device`. index: the weight is that matrix of a stacked
-/// tensor [N, shape...]. Throws io::Error.
+/// One weight: shape checked against `shape`, finite, converted to `dtype` on `device`. index: the weight is that
+/// matrix of a stacked tensor [N, shape...]. Throws io::Error.
 at::Tensor read_weight(const io::Checkpoint& checkpoint, const std::string& name, at::IntArrayRef shape,
                        at::ScalarType dtype, at::Device device, std::optional<std::int64_t> index = std::nullopt,
                        bool allow_nonfinite = false);
@@ -64,7 +66,8 @@ at::Tensor read_weight(const io::Checkpoint& checkpoint, const std::string& name
 at::Tensor read_weight_rows(const io::Checkpoint& checkpoint, const std::string& name, at::IntArrayRef shape,
                             std::int64_t first, std::int64_t rows, at::ScalarType dtype, at::Device device);
 
-/// A parameter of the model from wherever the checkpoint keeps it (expert_weights.h), one piece in memory at a time beside it.
+/// A parameter of the model from wherever the checkpoint keeps it (expert_weights.h), one piece in memory at a time
+/// beside it.
 at::Tensor read_parameter(const io::Checkpoint& checkpoint, const std::string& name, at::IntArrayRef shape,
                           at::ScalarType dtype, at::Device device, bool allow_nonfinite = false);
 

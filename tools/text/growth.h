@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
-// How far a tokenizer.json may take a text. Its steps replace, prepend and spell out bytes; a chain of them multiplies what each
-// does, so limits hold for the whole chain: the bytes that any step of it makes, and the number of steps.
+// How far a tokenizer.json may take a text. Its steps replace, prepend and spell out bytes; a chain of them multiplies
+// what each does, so limits hold for the whole chain: the bytes that any step of it makes, and the number of steps.
 #pragma once
 #include <algorithm>
 #include <cstddef>
@@ -21,8 +21,8 @@ inline void check_bytes(std::size_t size, std::size_t limit, const std::string& 
   if (size > limit) throw io::Error(step + " makes too long a text: over " + std::to_string(limit) + " bytes");
 }
 
-/// Throws io::Error naming `part` where it is a chain of more than 64 steps, those of Sequences inside of Sequences counted.
-/// list: the key of a Sequence's steps.
+/// Throws io::Error naming `part` where it is a chain of more than 64 steps, those of Sequences inside of Sequences
+/// counted. list: the key of a Sequence's steps.
 inline void check_steps(const JsonPart& part, const char* list) {
   constexpr std::size_t kMost = 64;
   const auto count = [list](const auto& self, const JsonPart& step) -> std::size_t {

@@ -12,8 +12,8 @@ namespace fp8::text {
 /// Well-formed UTF-8 in and out. Empty: nothing to do.
 using Normalizer = std::function<std::string(std::string)>;
 
-/// Throws io::Error naming the part on an unknown type and on a chain of more than 64 steps; the function throws io::Error where
-/// the chain makes more of a text than growth.h allows.
+/// Throws io::Error naming the part on an unknown type and on a chain of more than 64 steps; the function throws
+/// io::Error where the chain makes more of a text than growth.h allows.
 Normalizer make_normalizer(const JsonPart& part);
 
 }  // namespace fp8::text

@@ -166,8 +166,8 @@ void Trainer::each(F&& call) {
   for (const auto& callback : callbacks_) call(*callback);
 }
 
-/// Weights are taken relative to the first batch's and as if all were equal; `run.gradient_factor` mends that, since the
-/// sizes of the batches to come are not known.
+/// Weights are taken relative to the first batch's and as if all were equal; `run.gradient_factor` mends that, since
+/// the sizes of the batches to come are not known.
 double Trainer::forward_backward(Run& run, std::int64_t count, StepReport& report) {
   double sum = 0, first = 1, weights = 0;
   for (std::int64_t i = 0; i < count; ++i, ++run.batch) {

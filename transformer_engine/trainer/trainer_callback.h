@@ -40,8 +40,9 @@ class TrainerCallback {
   virtual void on_train_epoch_end(Trainer&, std::int64_t /*epoch*/) {}
   virtual void on_train_batch_start(Trainer&, const Batch&, std::int64_t /*index*/) {}
   virtual void on_train_batch_end(Trainer&, const Batch&, std::int64_t /*index*/, double /*loss*/) {}
-  /// Gradients are those of the whole step, as they would be without loss scaling; they are neither clipped yet nor known to be finite. Where
-  /// ranks share gradients: all_reduce_gradients() here, and every rank clips, skips and steps alike.
+  /// Gradients are those of the whole step, as they would be without loss scaling; they are neither clipped yet nor
+  /// known to be finite. Where ranks share gradients: all_reduce_gradients() here, and every rank clips, skips and
+  /// steps alike.
   virtual void on_after_backward(Trainer&) {}
   /// Gradients are whole, finite and clipped.
   virtual void on_before_optimizer_step(Trainer&) {}

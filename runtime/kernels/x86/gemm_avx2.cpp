@@ -4,9 +4,9 @@
 //   E4M3   f16 bits = (sign extended c << 7) & 0xBFFF, the value times 2^-8 (subnormals included); the 256 comes in finish()
 //   E5M2   f16 bits = c << 8, the value itself (infinity and NaN included)
 //
-// 8 codes of a line are 4 channels x (k, k+1): a vector of 8 products of which neighbours belong together. So x is broadcast
-// in pairs, acc holds 4 vectors per row and block, and finish() adds neighbours once.
-// E4M3's NaN would read as 480: ranges of k are scanned, and those with a NaN take a decode with two more instructions.
+// 8 codes of a line are 4 channels x (k, k+1): a vector of 8 products of which neighbours belong together. So x is
+// broadcast in pairs, acc holds 4 vectors per row and block, and finish() adds neighbours once. E4M3's NaN would read
+// as 480: ranges of k are scanned, and those with a NaN take a decode with two more instructions.
 #include <immintrin.h>
 
 #include <cstdint>

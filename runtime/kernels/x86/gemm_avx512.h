@@ -1,6 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
-// The gemm kernels of both AVX-512 levels, as templates over how a line is decoded and how products are summed. Included
-// by one unit per level, each with its own flags; everything is in an anonymous namespace so that no copy is shared.
+// The gemm kernels of both AVX-512 levels, as templates over how a line is decoded and how products are summed.
+// Included by one unit per level, each with its own flags; everything is in an anonymous namespace so that no copy is
+// shared.
 //
 //   Decode::line     64 codes -> lo, hi: 32 bf16 each, lane = channel: lo = (k0, k1) pairs, hi = (k2, k3) pairs
 //   Product::expand  lo, hi -> kSteps vectors;  Product::add  acc += vector . broadcast of one 4-byte item of x
@@ -118,8 +119,8 @@ void multiply_lines(const Decode& decode, const std::uint8_t* p, std::int64_t bl
   sums.store(acc, acc_stride);
 }
 
-// The same straight from row-major weights, 64 k at a time: 16 NB rows are read as that many streams, which keeps memory as
-// busy as one stream does (several lines of a row in turn, or more scratch than this, halve it).
+// The same straight from row-major weights, 64 k at a time: 16 NB rows are read as that many streams, which keeps
+// memory as busy as one stream does (several lines of a row in turn, or more scratch than this, halve it).
 template <class Decode, class Product, int R, int NB>
 void multiply_rows(const Decode& decode, const std::uint8_t* w, std::int64_t row_stride, std::int64_t k,
                    std::int64_t prefetch, const float* x, float* acc, std::int64_t acc_stride, bool first) {
@@ -273,8 +274,8 @@ inline int even_tile(std::int64_t m, int most) {
   return static_cast<int>((m + tiles - 1) / tiles);
 }
 
-// Few rows: several blocks at once, so that independent sums hide the latency of the adds. Some: two blocks, decoded again
-// for each tile. Many: two blocks decoded once to a panel.
+// Few rows: several blocks at once, so that independent sums hide the latency of the adds. Some: two blocks, decoded
+// again for each tile. Many: two blocks decoded once to a panel.
 inline GemmPlan plan_rows(std::int64_t m, int few_rows_blocks, int panel_lines) {
   GemmPlan plan;
   plan.blocks = 2;

@@ -17,8 +17,8 @@ at::ScalarType dtype_of(kernels::Format format);
 kernels::FloatType float_type_of(at::ScalarType type);  ///< f32, bf16, f16
 bool is_high_precision(at::ScalarType type);            ///< f32, bf16, f16
 
-/// How the device in force reads E4M3 codes: gaudi2 on Gaudi2, else gaudi3 (= ocp). To be asked on the calling thread, not in
-/// the pool's: a DeviceKindScope is a thread's own.
+/// How the device in force reads E4M3 codes: gaudi2 on Gaudi2, else gaudi3 (= ocp). To be asked on the calling thread,
+/// not in the pool's: a DeviceKindScope is a thread's own.
 kernels::Dialect reading();
 
 /// Throws "[op] expected <what> of dtype float8_e4m3fn or float8_e5m2, got ..." unless it is.

@@ -8,10 +8,10 @@
 //   dP = dropped(dO . v^T * grad_factor)        dS = P (dP - sum over keys of P dP)
 //   dQ = dS . k * dq_factor      dK = dS^T . q * dk_factor      dV = dropped(P)^T . dO * dv_factor
 //
-// Products are exact (but f32's own), sums f32, one rounding at the end. Work is done in blocks of query rows against all
-// visible keys, so nothing of size L x S is held but what the caller asked for. The bits depend on neither the threads nor
-// the blocks; those of fp8 forwards on the SIMD level, as kernels::gemm's do. Dropout of element e of P (counted through
-// heads, rows, keys) is a function of (seed, e) alone.
+// Products are exact (but f32's own), sums f32, one rounding at the end. Work is done in blocks of query rows against
+// all visible keys, so nothing of size L x S is held but what the caller asked for. The bits depend on neither the
+// threads nor the blocks; those of fp8 forwards on the SIMD level, as kernels::gemm's do. Dropout of element e of P
+// (counted through heads, rows, keys) is a function of (seed, e) alone.
 #pragma once
 #include <ATen/core/Tensor.h>
 
@@ -41,8 +41,8 @@ Heads heads_of(const char* op, const at::Tensor& q, const at::Tensor& k, const a
 /// Which keys a query may see.
 class Visibility {
  public:
-  /// valid_seq_len: int32 or int64, one length in [0, S] per sequence; its keys lie at the end ("left" padding) or at the
-  /// start ("right").
+  /// valid_seq_len: int32 or int64, one length in [0, S] per sequence; its keys lie at the end ("left" padding) or at
+  /// the start ("right").
   Visibility(const char* op, const Heads& heads, bool is_causal, const std::optional<at::Tensor>& valid_seq_len,
              std::string_view seq_padding_type);
   /// Keys [first, second) of row `row`.
@@ -102,9 +102,9 @@ struct ForwardOptions {
   kernels::Dialect dialect = kernels::Dialect::ocp;  ///< of the casts
 };
 
-/// Undefined tensors are not asked for. out: batch + [L, Dv]; p: batch + [L, S], before dropout (fp8: the codes); dm: int8,
-/// as p, 1 where kept; m, linv: batch + [L, 1], P = e^(S - m) * linv also after their rounding; amax_s, amax_o: f32, one
-/// element, of P and O unscaled and unrounded.
+/// Undefined tensors are not asked for. out: batch + [L, Dv]; p: batch + [L, S], before dropout (fp8: the codes); dm:
+/// int8, as p, 1 where kept; m, linv: batch + [L, 1], P = e^(S - m) * linv also after their rounding; amax_s, amax_o:
+/// f32, one element, of P and O unscaled and unrounded.
 struct ForwardOutputs {
   at::Tensor out, p, dm, m, linv, amax_s, amax_o;
 };

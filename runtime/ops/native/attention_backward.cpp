@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
-// Attention, backward: heads that share K and V are one group, whose dK and dV are summed in ascending order of heads and
-// rows. Groups run in parallel; with fewer groups than threads the products inside are cut instead.
+// Attention, backward: heads that share K and V are one group, whose dK and dV are summed in ascending order of heads
+// and rows. Groups run in parallel; with fewer groups than threads the products inside are cut instead.
 #include <algorithm>
 #include <map>
 

@@ -1,5 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
-// What attention_forward.cpp and attention_backward.cpp share: conversions of rows, and the scores of a block of queries.
+// What attention_forward.cpp and attention_backward.cpp share: conversions of rows, and the scores of a block of
+// queries.
 #pragma once
 #include <atomic>
 #include <bit>
@@ -10,8 +11,8 @@
 
 namespace fp8::runtime::ops {
 
-/// Elements [first, first + n) of a contiguous tensor (fp8: the codes' values as `dialect` reads them) as f32: `scratch`, or
-/// the memory itself.
+/// Elements [first, first + n) of a contiguous tensor (fp8: the codes' values as `dialect` reads them) as f32:
+/// `scratch`, or the memory itself.
 const float* as_f32(const at::Tensor& t, std::int64_t first, std::int64_t n, std::vector<float>& scratch,
                     kernels::Dialect dialect = kernels::Dialect::ocp);
 
@@ -32,8 +33,8 @@ class SharedAmax {
   std::atomic<std::uint32_t> bits_{0};
 };
 
-/// Scores of rows [row, row + rows) against keys [first, last), rows `last - first` apart; scratch of its own, so one per
-/// thread. Keeps K in f32 while consecutive calls share it.
+/// Scores of rows [row, row + rows) against keys [first, last), rows `last - first` apart; scratch of its own, so one
+/// per thread. Keeps K in f32 while consecutive calls share it.
 class ScoreBlock {
  public:
   explicit ScoreBlock(const AttentionInputs& inputs) : in_(inputs) {}

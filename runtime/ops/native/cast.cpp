@@ -54,8 +54,8 @@ bool flushes(at::ScalarType from, at::ScalarType to) {
   return from == at::kBFloat16 && to == at::kFloat8_e5m2 && stochastic_rounding_flushes();
 }
 
-/// The kernel's arguments for `input` (contiguous, or 2-D with contiguous rows) into `out` (contiguous). They point into
-/// `scale`.
+/// The kernel's arguments for `input` (contiguous, or 2-D with contiguous rows) into `out` (contiguous). They point
+/// into `scale`.
 kernels::CastArgs arguments(const at::Tensor& input, const Scale& scale, const Broadcast& broadcast, bool stochastic,
                             const at::Tensor& out, float* amax) {
   const Matrix m = matrix_of(input);

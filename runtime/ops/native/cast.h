@@ -28,9 +28,9 @@ std::tuple<at::Tensor, at::Tensor> cast_to_fp8_v2(const at::Tensor& input, Scale
 /// The deprecated form: out (fp8, input's shape) and amax (written only if it has elements) are given.
 std::tuple<at::Tensor&, at::Tensor&> cast_to_fp8(const at::Tensor& input, const std::optional<at::Tensor>& scale,
                                                  bool stochastic_rounding, at::Tensor& out, at::Tensor& amax);
-/// e5m2 = round_fp8(input * scale_152), e4m3 = round_fp8(input * scale_143), and one amax of input for both, in one pass
-/// over memory. input: f32 or bf16; none as a scale is 1. stochastic_rounding concerns e5m2 alone: forward operands stay
-/// to nearest.
+/// e5m2 = round_fp8(input * scale_152), e4m3 = round_fp8(input * scale_143), and one amax of input for both, in one
+/// pass over memory. input: f32 or bf16; none as a scale is 1. stochastic_rounding concerns e5m2 alone: forward
+/// operands stay to nearest.
 std::tuple<at::Tensor, at::Tensor, at::Tensor> cast_to_fp8_hybrid(const at::Tensor& input,
                                                                   const std::optional<at::Tensor>& scale_152,
                                                                   const std::optional<at::Tensor>& scale_143,

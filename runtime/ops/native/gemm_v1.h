@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
-// hpu::fp8_gemm, the deprecated form of fp8_gemm_v2 (native/gemm.h): D is always given and read only if `accumulate`; the
-// result goes to `out`.
+// hpu::fp8_gemm, the deprecated form of fp8_gemm_v2 (native/gemm.h): D is always given and read only if `accumulate`;
+// the result goes to `out`.
 #pragma once
 #include <ATen/core/Tensor.h>
 

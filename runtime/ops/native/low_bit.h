@@ -18,9 +18,9 @@
 
 namespace fp8::runtime::ops {
 
-/// input: int32 [..., n]; result [..., 8n] of out_dtype (f32, bf16, f16 or float8). scale and an unpacked zero_point: any
-/// shape that broadcasts to the result, or [G, 8n] for a 2-D input [R, n] with R a multiple of G (groups of R / G rows).
-/// A packed zero_point is int32, its last dimension an eighth of what it stands for.
+/// input: int32 [..., n]; result [..., 8n] of out_dtype (f32, bf16, f16 or float8). scale and an unpacked zero_point:
+/// any shape that broadcasts to the result, or [G, 8n] for a 2-D input [R, n] with R a multiple of G (groups of R / G
+/// rows). A packed zero_point is int32, its last dimension an eighth of what it stands for.
 at::Tensor convert_from_int4(const at::Tensor& input, const at::Tensor& scale,
                              const std::optional<at::Tensor>& zero_point, at::ScalarType out_dtype, bool is_signed);
 at::Tensor convert_from_int4_meta(const at::Tensor& input, at::ScalarType out_dtype);

@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
-// mixture_of_experts in high precision: per expert the tokens routed to it are gathered, multiplied and added back. Only
-// aten ops on hpu tensors, so gradients and the handlers of tagged weights come for free.
+// mixture_of_experts in high precision: per expert the tokens routed to it are gathered, multiplied and added back.
+// Only aten ops on hpu tensors, so gradients and the handlers of tagged weights come for free.
 #include "fp8/runtime/ops/native/moe.h"
 
 #include <ATen/ops/empty.h>

@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
-// hpu::mixture_of_experts, all overloads. With e = list position of an expert, x = hidden states of the tokens routed to
-// it, rw = their router weights:
+// hpu::mixture_of_experts, all overloads. With e = list position of an expert, x = hidden states of the tokens routed
+// to it, rw = their router weights:
 //
 //   g = x . w1[e]      u = x . w2[e]      h = act(g) * u      y[token] += rw * (h . w3[e])
 //
@@ -44,8 +44,8 @@ struct MoeScales {
   std::int64_t block_size = 0;      ///< > 0: blockwise; w1, w2, w3 then are 2-D, in the orientation of the weights
 };
 
-/// Result [T, H] in hidden's dtype (f32, bf16, f16). Made of aten ops, so it has gradients, and a tagged weight's handler
-/// is asked. amax (f32 [experts], or nullptr): max |h| per expert, 0 where no token came.
+/// Result [T, H] in hidden's dtype (f32, bf16, f16). Made of aten ops, so it has gradients, and a tagged weight's
+/// handler is asked. amax (f32 [experts], or nullptr): max |h| per expert, 0 where no token came.
 at::Tensor mixture_of_experts(const MoeCall& call, at::Tensor* amax);
 
 /// Result [T, H] bf16. Throws when tokens meet an expert whose intermediate scale is not positive and finite.

@@ -4,8 +4,8 @@
 //   r = 1 / sqrt(mean(x^2) + epsilon)       y = x * r * gamma                over the last dimension, of size N
 //   dx = r * (g - x r * mean(g * x r))      dgamma = sum over rows of dy * x r        g = dy * gamma
 //
-// f32, sums in f64, one rounding. Results have x's dtype when all inputs share it, else f32. The fast forms give the same
-// numbers; use_stages and bwd_mode (0 or 1) choose kernels on the device and nothing here.
+// f32, sums in f64, one rounding. Results have x's dtype when all inputs share it, else f32. The fast forms give the
+// same numbers; use_stages and bwd_mode (0 or 1) choose kernels on the device and nothing here.
 #pragma once
 #include <ATen/core/Tensor.h>
 

@@ -1,11 +1,12 @@
 // SPDX-License-Identifier: Apache-2.0
-// Steps of optimizers on tensors (hpu or cpu): what hpu::optimizer_* and the classes of runtime/optim share. Arithmetic and
-// rounding: runtime/kernels/optim.h.
+// Steps of optimizers on tensors (hpu or cpu): what hpu::optimizer_* and the classes of runtime/optim share. Arithmetic
+// and rounding: runtime/kernels/optim.h.
 //
-// Weights, gradients and buffers are f32, bf16 or f16 in any mixture; those of one item have the same sizes, any strides (a
-// layout unlike the weight's is copied, and back). Moments of Adam may be fp8, each with a scale of one element that
-// multiplies into fp8. What is written must not share memory, and has its version counted up, so that autograd notices.
-// Errors name the operator, the argument and its place in the list, and come before anything is written.
+// Weights, gradients and buffers are f32, bf16 or f16 in any mixture; those of one item have the same sizes, any
+// strides (a layout unlike the weight's is copied, and back). Moments of Adam may be fp8, each with a scale of one
+// element that multiplies into fp8. What is written must not share memory, and has its version counted up, so that
+// autograd notices. Errors name the operator, the argument and its place in the list, and come before anything is
+// written.
 #pragma once
 #include <ATen/core/Tensor.h>
 

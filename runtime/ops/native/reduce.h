@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
-// hpu::sum_fp8: the sum of fp8 values over dimensions, in f32 (as at::sum of the same values), rounded once to out_dtype;
-// to fp8 it saturates as the device does.
+// hpu::sum_fp8: the sum of fp8 values over dimensions, in f32 (as at::sum of the same values), rounded once to
+// out_dtype; to fp8 it saturates as the device does.
 #pragma once
 #include <ATen/core/Tensor.h>
 

@@ -7,8 +7,8 @@
 //   amax_*: f32, shape {1}, of the unscaled values; 0 where not asked for.
 //
 // Scales belong to fp8 operands: beside high-precision q, k, v they are refused by name. softmax_mode "fast" changes no
-// number here, only linv's dtype (as the vendor's). mask and is_causal may be given together: both apply. fwd_out is what
-// the forward gave; the sum over keys of P dP is taken as it stands, so only its sizes are read.
+// number here, only linv's dtype (as the vendor's). mask and is_causal may be given together: both apply. fwd_out is
+// what the forward gave; the sum over keys of P dP is taken as it stands, so only its sizes are read.
 #pragma once
 #include <ATen/core/Tensor.h>
 
@@ -49,7 +49,8 @@ using Fp8SdpaRecompResult =
 using SdpaGradients = std::tuple<at::Tensor, at::Tensor, at::Tensor>;                    // dq, dk, dv
 using Fp8SdpaGradients = std::tuple<at::Tensor, at::Tensor, at::Tensor, at::Tensor>;     // ..., amax_ds
 
-/// q: [..., L, D], k: [..., S, D], v: [..., S, Dv] of one rank >= 3, batch dimensions broadcast. dm: int8, {1} when p is 0.
+/// q: [..., L, D], k: [..., S, D], v: [..., S, Dv] of one rank >= 3, batch dimensions broadcast. dm: int8, {1} when p
+/// is 0.
 Fp8SdpaResult sdpa_forward(const char* op, Run run, const at::Tensor& q, const at::Tensor& k, const at::Tensor& v,
                            const SdpaOptions& options, const SdpaScales& scales, bool is_amax_s);
 

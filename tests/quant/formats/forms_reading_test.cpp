@@ -1,5 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
-// Other tools' spellings of each form are read, and what a reader would take for something else is refused by file, tensor or key.
+// Other tools' spellings of each form are read, and what a reader would take for something else is refused by file,
+// tensor or key.
 #include "fp8/quant/formats/form_parts.h"
 #include "fp8/runtime/io/error.h"
 #include "fp8/runtime/kernels/decode.h"
@@ -315,7 +316,8 @@ TEST(FormsReading, WordsThatAreNotBuiltAreRefusedByKey) {
   refused({"kv_cache_quant_algo", "INT8"}, changed(modelopt("FP8"), "/kv_cache_quant_algo", "INT8"), tensors);
 }
 
-/// Largest |decoded - original| of a weight in units of what E4M3 may round away: half a step, 2^-4 of the value or 2^-10 of the scale.
+/// Largest |decoded - original| of a weight in units of what E4M3 may round away: half a step, 2^-4 of the value or
+/// 2^-10 of the scale.
 double worst_error(const io::Checkpoint& checkpoint, const StoredWeight& w, const io::Checkpoint& original) {
   const auto [rows, cols] = std::pair{w.spec.rows, w.spec.cols};
   std::vector<std::uint8_t> codes(static_cast<std::size_t>(rows * cols));

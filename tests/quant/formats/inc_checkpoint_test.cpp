@@ -1,5 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
-// INC's checkpoint form: what is written against the plain form's codes and scales, what INC itself writes, and the way back.
+// INC's checkpoint form: what is written against the plain form's codes and scales, what INC itself writes, and the way
+// back.
 #include "fp8/measure/calibration.h"
 #include "fp8/quant/checkpoint_quantize.h"
 #include "fp8/quant/convert.h"
@@ -166,7 +167,8 @@ TEST(IncCheckpoint, QuantizeDequantizeModeHasItsOwnNames) {
 }
 
 TEST(IncCheckpoint, WhatIncItselfWritesIsRead) {
-  // Names, dtypes and shapes as neural-compressor 3.9 saves them, per channel in quantize-dequantize mode, without our sidecar.
+  // Names, dtypes and shapes as neural-compressor 3.9 saves them, per channel in quantize-dequantize mode, without our
+  // sidecar.
   const test::TempDir dir;
   const at::Tensor codes = torch::tensor({0x38, 0x40, 0xb8, 0x30, 0x00, 0x7e}, at::kByte)
                                .view({3, 2})

@@ -1,6 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
-// Every name of the default lower and float32 lists, called in a region with arguments of each castable dtype: value and
-// gradients have the bits of the same call outside of one with its arguments cast by hand, and gradients the leaves' dtypes.
+// Every name of the default lower and float32 lists, called in a region with arguments of each castable dtype: value
+// and gradients have the bits of the same call outside of one with its arguments cast by hand, and gradients the
+// leaves' dtypes.
 #include <gmock/gmock.h>
 
 #include <functional>

@@ -1,8 +1,8 @@
 // SPDX-License-Identifier: Apache-2.0
-// exit_program DEVICE LIBRARY: a thread that computes on DEVICE ("hpu" or "cpu") while main() returns. The library is loaded here, after a
-// handler for exit(), and LibTorch has computed before: what the library would take back at the program's end is taken back before the
-// handler runs, what LibTorch takes back after it. The handler lets the thread go on for 100 rounds more and tells by the exit code how that
-// went: 0 well, 1 it threw, 2 it stood still.
+// exit_program DEVICE LIBRARY: a thread that computes on DEVICE ("hpu" or "cpu") while main() returns. The library is
+// loaded here, after a handler for exit(), and LibTorch has computed before: what the library would take back at the
+// program's end is taken back before the handler runs, what LibTorch takes back after it. The handler lets the thread
+// go on for 100 rounds more and tells by the exit code how that went: 0 well, 1 it threw, 2 it stood still.
 #include <dlfcn.h>
 #include <torch/torch.h>
 

@@ -1,5 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
-// What the library registers when it is loaded: not twice in a process, and not taken back while a thread may still use it.
+// What the library registers when it is loaded: not twice in a process, and not taken back while a thread may still use
+// it.
 #include "fp8/runtime/device/registration.h"
 
 #include <dlfcn.h>

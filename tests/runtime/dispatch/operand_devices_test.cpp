@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
-// One device for all operands: what the fallback refuses, what it lets pass, and what FP8_HPU_MOVE_HOST_OPERANDS=1 moves.
-// Results that are no dense tensors, conj and neg bits of results, and named refusals of float8.
+// One device for all operands: what the fallback refuses, what it lets pass, and what FP8_HPU_MOVE_HOST_OPERANDS=1
+// moves. Results that are no dense tensors, conj and neg bits of results, and named refusals of float8.
 #include "fp8/runtime/dispatch/operand_devices.h"
 
 #include <cstdlib>

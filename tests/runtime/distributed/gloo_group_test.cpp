@@ -1,5 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
-// Two and three processes: what they exchange, and that one that dies, differs or does not come is an error on the others.
+// Two and three processes: what they exchange, and that one that dies, differs or does not come is an error on the
+// others.
 #include "fp8/runtime/distributed/gloo_group.h"
 
 #include <arpa/inet.h>

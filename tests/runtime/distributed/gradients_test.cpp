@@ -1,5 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
-// Data parallel training in two processes: the mean of both gradients, and the model that one process with both halves gets.
+// Data parallel training in two processes: the mean of both gradients, and the model that one process with both halves
+// gets.
 #include "fp8/runtime/distributed/gradients.h"
 
 #include "support/hpu_test.h"

@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
-// Codes never lie where nobody, or somebody else's scale, answers for them: what is written into a converted weight, what is copied
-// out of one, what takes its memory's place, and what comes back from the host and from archives.
+// Codes never lie where nobody, or somebody else's scale, answers for them: what is written into a converted weight,
+// what is copied out of one, what takes its memory's place, and what comes back from the host and from archives.
 #include "fp8/runtime/intercept/weight_copy.h"
 
 #include <functional>

@@ -1,5 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
-// One reader for all launchers: who this process is, alone, inside of each of them, and inside of one that another has started.
+// One reader for all launchers: who this process is, alone, inside of each of them, and inside of one that another has
+// started.
 #include "fp8/runtime/io/launcher.h"
 
 #include <gmock/gmock.h>

@@ -1,6 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
-// How OutputDirectory puts a folder in another's place, with the renames of this process in the test's hand: refused by the file system, or
-// the last thing that a run does before it dies. The definitions below stand in for the C library's.
+// How OutputDirectory puts a folder in another's place, with the renames of this process in the test's hand: refused by
+// the file system, or the last thing that a run does before it dies. The definitions below stand in for the C
+// library's.
 #include <errno.h>
 #include <fcntl.h>
 #include <stdio.h>

@@ -14,7 +14,8 @@ constexpr float kInf = std::numeric_limits<float>::infinity(), kNaN = std::numer
 struct Shape {
   std::int64_t rows, cols, block_rows, block_cols;
 };
-// 1 x B, B x 1, B x B; whole and partial tiles; blocks beyond the matrix, wide ones, more columns than one unit of work.
+// 1 x B, B x 1, B x B; whole and partial tiles; blocks beyond the matrix, wide ones, more columns than one unit of
+// work.
 const Shape kShapes[] = {{1, 1, 1, 1},      {5, 256, 1, 128},    {7, 1000, 1, 128},  {300, 37, 128, 1},
                          {64, 64, 16, 16},  {130, 333, 32, 32},  {9, 2100, 4, 3},    {33, 5000, 1, 16},
                          {3, 1700, 1, 513}, {70, 600, 64, 4096}, {20, 77, 9999, 10}, {40, 4111, 128, 128},

@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
-// gemm with scales per block of W and per group of A's columns, against sums in f64: every level, odd sizes, ragged groups and blocks,
-// weights that begin within a block, scales surrounded by NaN.
+// gemm with scales per block of W and per group of A's columns, against sums in f64: every level, odd sizes, ragged
+// groups and blocks, weights that begin within a block, scales surrounded by NaN.
 #include "fp8/runtime/kernels/gemm.h"
 #include "fp8/runtime/kernels/simd.h"
 #include "fp8/runtime/kernels/thread_pool.h"
@@ -49,7 +49,8 @@ struct Blocks {
   }
 };
 
-// Every product is summed with one rounding (vdpbf16ps: two per pair), each group's sum scaled and added with three more.
+// Every product is summed with one rounding (vdpbf16ps: two per pair), each group's sum scaled and added with three
+// more.
 void check(const Problem& p, const Blocks& b, const std::vector<std::uint8_t>& y, const std::string& what) {
   for (std::int64_t r = 0; r < p.m; ++r) {
     for (std::int64_t c = 0; c < p.n; ++c) {

@@ -213,7 +213,8 @@ TEST_P(GemmLevel, PowerOfTwoScalesAreExact) {
     EXPECT_EQ(load(scaled, FloatType::F32, i), load(plain, FloatType::F32, i) * 0x1p-4);
 }
 
-// y = round(sum * (a_scale_inv * w_scale_inv) + bias + y), each step in f32: the one rounding to y's type, ties to even.
+// y = round(sum * (a_scale_inv * w_scale_inv) + bias + y), each step in f32: the one rounding to y's type, ties to
+// even.
 TEST_P(GemmLevel, OutputsRoundOnceToNearestEven) {
   const ScopedSimdLevel level(GetParam());
   for (const FloatType type : {FloatType::BF16, FloatType::F16}) {

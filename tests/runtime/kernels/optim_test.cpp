@@ -21,7 +21,8 @@ std::vector<float> normal(std::size_t n, unsigned seed, float deviation = 1) {
   return x;
 }
 
-/// An array in any storage that remembers its values; fp8 is written with scale 1 by a cast to nearest on the format's grid.
+/// An array in any storage that remembers its values; fp8 is written with scale 1 by a cast to nearest on the format's
+/// grid.
 struct Stored {
   Stored(const std::vector<float>& x, Storage type) : type(type), n(static_cast<std::int64_t>(x.size())) {
     bytes.resize(x.size() * 4);

@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
-// The attention family as C++ functions: grouped queries, defaults, gradients against autograd in f64, the vendor's rules;
-// and that the operators themselves have no gradient.
+// The attention family as C++ functions: grouped queries, defaults, gradients against autograd in f64, the vendor's
+// rules; and that the operators themselves have no gradient.
 #include "fp8/runtime/ops/attention_ops.h"
 
 #include "sdpa_reference.h"

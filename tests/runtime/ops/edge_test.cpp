@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
-// The edge of the operators: a converted weight is refused by name in every argument of every operator that would take its
-// codes for values, and operands lie on one device (scales may be read on the host).
+// The edge of the operators: a converted weight is refused by name in every argument of every operator that would take
+// its codes for values, and operands lie on one device (scales may be read on the host).
 #include "fp8/runtime/ops/edge.h"
 
 #include <cstdlib>

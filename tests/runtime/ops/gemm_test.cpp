@@ -88,8 +88,8 @@ TEST(Gemm, FormatsAndResultTypes) {
   }
 }
 
-// Forward y = x w^T in E4M3, then dx = g w and dw = g^T x with g in E5M2, as NVIDIA's hybrid format has it: the operands of
-// the backward products lie as the forward left them.
+// Forward y = x w^T in E4M3, then dx = g w and dw = g^T x with g in E5M2, as NVIDIA's hybrid format has it: the
+// operands of the backward products lie as the forward left them.
 TEST(Gemm, BackwardProductsOfMixedFormats) {
   const std::int64_t m = 48, n = 80, k = 112;
   const at::Tensor x = random_codes({m, k}, kE4M3, 1), w = random_codes({n, k}, kE4M3, 2),

@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
-// mixture_of_experts on codes. With small integers as codes, scales that are powers of two and relu every sum is exact, so
-// the ten forms are compared with the formula bit by bit, roundings to fp8 and bf16 included.
+// mixture_of_experts on codes. With small integers as codes, scales that are powers of two and relu every sum is exact,
+// so the ten forms are compared with the formula bit by bit, roundings to fp8 and bf16 included.
 #include "fp8/runtime/kernels/thread_pool.h"
 #include "fp8/runtime/ops/moe_ops.h"
 #include "moe_problem.h"

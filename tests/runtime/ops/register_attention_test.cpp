@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
-// The attention family as it is registered: schemas equal to the vendor's, meta functions that say what the real ones give,
-// no gradient of its own.
+// The attention family as it is registered: schemas equal to the vendor's, meta functions that say what the real ones
+// give, no gradient of its own.
 #include <torch/csrc/jit/frontend/function_schema_parser.h>
 
 #include "sdpa_reference.h"

@@ -1,5 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
-// Rotary position embedding against x * cos + rotate(x) * sin written with tensors in f64, its backward against autograd.
+// Rotary position embedding against x * cos + rotate(x) * sin written with tensors in f64, its backward against
+// autograd.
 #include "sdpa_reference.h"
 
 namespace fp8::test {

@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
-// Dropout in attention: the mask that a seed gives, the formulas with it, and the drawn seeds. And what the sdpa operators
-// refuse.
+// Dropout in attention: the mask that a seed gives, the formulas with it, and the drawn seeds. And what the sdpa
+// operators refuse.
 #include "sdpa_reference.h"
 
 namespace fp8::test {

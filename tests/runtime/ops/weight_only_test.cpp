@@ -1,5 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
-// fp8::weight_only_linear and fp8::block_linear, called as TorchScript calls them, against f64 products of the decoded weight.
+// fp8::weight_only_linear and fp8::block_linear, called as TorchScript calls them, against f64 products of the decoded
+// weight.
 #include "fp8/runtime/ops/native/weight_only.h"
 
 #include "op_call.h"

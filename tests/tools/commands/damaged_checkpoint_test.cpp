@@ -218,7 +218,8 @@ TEST(UnusualCheckpoint, UnalignedAndTransposedWeightsAreQuantizedAsTheyMean) {
                 testing::StartsWith(R"({"rms_norm_eps": 1e-05, "x": 1.0, "quantization_config": {)"));
   }
   EXPECT_EQ(bytes[0], bytes[1]);
-  // Rows (1, 2) and (3, 4): scale_inv 2/448 and 4/448, codes 224 (0x76) and 448 (0x7e), 336 (0x7a or 0x7b: 352) and 448.
+  // Rows (1, 2) and (3, 4): scale_inv 2/448 and 4/448, codes 224 (0x76) and 448 (0x7e), 336 (0x7a or 0x7b: 352) and
+  // 448.
   EXPECT_THAT(bytes[0], HasSubstr("\x76\x7e"));
 }
 

@@ -33,7 +33,8 @@ std::string error_of(const std::filesystem::path& path) {
   return run.err;
 }
 
-/// No measurement of time: what is quadratic in the number of modules takes a quarter of an hour here and is ended by the system.
+/// No measurement of time: what is quadratic in the number of modules takes a quarter of an hour here and is ended by
+/// the system.
 TEST(Inspect, AMeasurementOfManyModulesIsReadInOnePass) {
   const test::TempDir dir;
   constexpr int kModules = 200000;

@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
-// fp8 measure, evaluate and generate with keys and values in fp8, against the same done with transformers: its cache stored
-// qdq(x) = e4m3(clamp(x / s)) * s with s = amax / 448 of 16 chunks of the calibration text, in f32.
+// fp8 measure, evaluate and generate with keys and values in fp8, against the same done with transformers: its cache
+// stored qdq(x) = e4m3(clamp(x / s)) * s with s = amax / 448 of 16 chunks of the calibration text, in f32.
 #include <gmock/gmock.h>
 #include <gtest/gtest.h>
 

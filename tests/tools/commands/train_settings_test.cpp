@@ -149,7 +149,8 @@ TEST(TrainSettings, MoreStepsGoOnFromTheLast) {
   EXPECT_EQ(io::read_json(folder / "run/train.json")["steps"], 16);
 }
 
-/// A run that is cut off and told to end elsewhere, sooner than it was to and later than it got; killed again on its way.
+/// A run that is cut off and told to end elsewhere, sooner than it was to and later than it got; killed again on its
+/// way.
 TEST(TrainSettings, StepsMayChangeWhileTheyAreNotDone) {
   const test::TempDir folder;
   small_config(folder);

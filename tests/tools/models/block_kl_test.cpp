@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
-// What fp8 with a scale per block does to real models, converted in memory: the KL divergence of the next-token distributions from those
-// of the model in high precision, beside that of per-tensor scales.
+// What fp8 with a scale per block does to real models, converted in memory: the KL divergence of the next-token
+// distributions from those of the model in high precision, beside that of per-tensor scales.
 #include <gtest/gtest.h>
 #include <torch/torch.h>
 

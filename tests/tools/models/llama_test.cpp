@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
-// Logits against those that transformers gave (reference.safetensors beside the models, f32), names against Hugging Face's, the
-// cache against the forward without one.
+// Logits against those that transformers gave (reference.safetensors beside the models, f32), names against Hugging
+// Face's, the cache against the forward without one.
 #include "fp8/tools/models/llama.h"
 
 #include <ATen/Functions.h>

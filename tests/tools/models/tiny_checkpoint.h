@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
-// A Llama checkpoint of a few kilobytes in a folder, every weight small and from a counter, to be spoiled by the tests of the
-// loader. Also the expected names of Hugging Face's Llama, written down independently of the model.
+// A Llama checkpoint of a few kilobytes in a folder, every weight small and from a counter, to be spoiled by the tests
+// of the loader. Also the expected names of Hugging Face's Llama, written down independently of the model.
 #pragma once
 #include <cstdint>
 #include <filesystem>

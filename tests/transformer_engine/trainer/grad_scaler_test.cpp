@@ -20,7 +20,8 @@ using testing::Recorder;
 using testing::ToyBatches;
 using testing::ToyTask;
 
-/// torch.amp.GradScaler(init_scale=8, growth_interval=2) given found_inf of 0 0 0 1 0 0 1 1 has these scales after each.
+/// torch.amp.GradScaler(init_scale=8, growth_interval=2) given found_inf of 0 0 0 1 0 0 1 1 has these scales after
+/// each.
 TEST(GradScaler, GrowsAndBacksOff) {
   GradScaler scaler({.init_scale = 8, .growth_interval = 2});
   std::vector<double> scales;

@@ -44,7 +44,8 @@ TEST(Trainer, CallbacksInOrder) {
   EXPECT_TRUE(task.net->is_training());
 }
 
-/// Stands for an average over ranks: it must see every rank's whole gradient, and what it gives must be what is judged, clipped and applied.
+/// Stands for an average over ranks: it must see every rank's whole gradient, and what it gives must be what is judged,
+/// clipped and applied.
 TEST(Trainer, GradientsMeetBeforeTheyAreClippedAndJudged) {
   ToyTask task(1, at::kCPU, ToyOptimizer::sgd);
   class Halve : public TrainerCallback {
