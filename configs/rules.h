@@ -1,13 +1,14 @@
 // SPDX-License-Identifier: Apache-2.0
 // What keys of a QUANT_CONFIG demand of each other, of the device and of the environment.
 //
-//   dynamic_quantization   mode QUANTIZE or LOAD; no HW_ALIGNED activation, no method of fixed values, no OPT activation;
-//                          not with use_qdq, fake_quant, row_parallel_linear_allreduce_quantization
+//   dynamic_quantization   mode QUANTIZE or LOAD; no HW_ALIGNED activation, no method of fixed values,
+//                          no OPT activation; not with use_qdq, fake_quant, row_parallel_linear_allreduce_quantization
 //   *_pcs_pow2 activations only with dynamic_quantization
 //   device_for_scales      another device than the one in use: GAUDI2 on gaudi3, maxabs_hw only
 //   RUNTIME_SCALE_PATCHING no PCS method (scales are single numbers there)
 //   use_qdq, fake_quant    one of the two
-//   observer               shape and save keep nothing that a scale could be made of: not where QUANTIZE needs measurements
+//   observer               shape and save keep nothing that a scale could be made of: not where QUANTIZE needs
+//                          measurements
 #pragma once
 #include <string>
 #include <vector>

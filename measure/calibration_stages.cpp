@@ -3,7 +3,7 @@
 // from.
 //
 //   snapshot  {"samples", "forwards", "bytes_saved", "watch_seconds",
-//              "nodes": [{"module", "looked_at", "inputs", "outputs", "weight"}, ...]          in the order of the records
+//              "nodes": [{"module", "looked_at", "inputs", "outputs", "weight"}, ...]    in the order of the records
 //              "model": fingerprint, "non_finite": [[module, tensor, sample, nan], ...]}
 #include <c10/util/Exception.h>
 

@@ -2,7 +2,7 @@
 // Calibration as operators (the list of all: runtime/intercept/tag_operators.h). A session is a number; measure_end()
 // ends it, and so does the end of the program, which writes its files.
 //
-//   s = fp8::measure_begin(weights, modules, types, biases, "stats/inc_output")      run data        fp8::measure_end(s)
+//   s = fp8::measure_begin(weights, modules, types, biases, "stats/inc_output")    run data    fp8::measure_end(s)
 #pragma once
 #include <ATen/core/List.h>
 #include <ATen/core/Tensor.h>

@@ -2,13 +2,13 @@
 // Observers: what calibration keeps of the tensors it sees. One observer object belongs to one tensor of one module
 // ("input0" of "model.layers.0.q_proj") and sees it at every call; its result goes into the measurement file.
 //
-//   maxabs              max |x|                                                          the default
-//   maxabs_per_channel  max |x| of each channel
-//   shape               the sizes of the last tensor
-//   save                max |x|, and each tensor as a .pt file
-//   histogram           max |x|, and a histogram of |x| beside the measurement file
-//   percentile, mse, kl a threshold below which most of |x| lies (histogram.h), written in place of max |x|; raised where clipping would cost
-//                       more (expected squared error) than it gains
+//   maxabs               max |x|                                                         the default
+//   maxabs_per_channel   max |x| of each channel
+//   shape                the sizes of the last tensor
+//   save                 max |x|, and each tensor as a .pt file
+//   histogram            max |x|, and a histogram of |x| beside the measurement file
+//   percentile, mse, kl  a threshold below which most of |x| lies (histogram.h), written in place of max |x|; raised
+//                        where clipping would cost more (expected squared error) than it gains
 //
 // Quantizing makes the scales of activations of what an observer found (of channels the largest), those of weights of
 // the weights themselves; a weight's own value tells whether the file is of this model. Nothing can be quantized from

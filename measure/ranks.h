@@ -7,8 +7,9 @@
 //   expand  1 -> N: copies
 //
 // With expert parallelism each rank has its own experts, so that expert values are put side by side instead:
-//   expert nodes P.w13_list.i, P.w2_list.i (name with "moe")   i -> i + (ranks before in the group) * (experts per rank)
-//   the node of the mixture itself                             first value: the largest; expert values: one rank after the other
+//   expert nodes P.w13_list.i, P.w2_list.i (name with "moe")  i -> i + (ranks before in the group) * (experts per rank)
+//   the node of the mixture itself                            first value: the largest;
+//                                                             expert values: one rank after the other
 // and expand() gives each rank its slice. A mixture's node is one that has expert nodes below it, or one without a
 // weight whose last name holds "moe"; its expert values stand behind the first of its outputs (measurements) or of its
 // inputs (scales).

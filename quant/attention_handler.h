@@ -3,7 +3,8 @@
 //
 //   S = q' . k'^T * scale_inv_q * scale_inv_k * scale + mask      f32
 //   P = cast(softmax(S) * (1 / scale_inv_p))                      fp8
-//   o = P . v' * scale_inv_p * scale_inv_v                        cast once more, and read back, where the scheme has an output scale
+//   o = P . v' * scale_inv_p * scale_inv_v                        cast once more, and read back,
+//                                                                 where the scheme has an output scale
 //
 // All of it is hpu::fp8_sdpa_recomp_fwd, whose result is bf16 where o is not cast. Rows that see nothing give zeros.
 // Gradients are straight-through: those of attention on the dequantized q, k and v. qdq: attention in high precision on

@@ -4,7 +4,8 @@
 //   decoded       y = round to the type(f32(value(code) * scale_inv)), one rounding; NaN codes are refused
 //   unchanged     codes and scales as they are, only spelt otherwise                               exact
 //   spread        codes as they are, scale_inv repeated over smaller blocks                        exact
-//   rescaled      code_convert.h: for a dialect with another largest number                        exact where nothing is rounded
+//   rescaled      code_convert.h: for a dialect with another largest number                        exact where nothing
+//                                                                                                  is rounded
 //   requantized   code = RNE(clamp(f32(w * scale))) of w = f32(value * scale_inv), new scales      not exact
 //
 // "Exact" is promised of a module before anything is written: its dequantized weights are equal, bit for bit (decoded:

@@ -3,9 +3,11 @@
 // through a few megabytes into place. What is finished is noted with its checksum, so that a run that was cut short can
 // go on. No torch here.
 //
-//   .OUT.partial/      tensors at their final places in files of their final size; journal.jsonl: one line per finished unit
+//   .OUT.partial/      tensors at their final places in files of their final size;
+//                      journal.jsonl: one line per finished unit
 //   OUT/               appears whole, by rename, when every unit is finished
-//   OUT.rank-R-of-N/   instead, where N processes share the work: whole files of it, and share.json with the checksums of their bytes; joined into OUT
+//   OUT.rank-R-of-N/   instead, where N processes share the work: whole files of it, and share.json with the checksums
+//                      of their bytes; joined into OUT
 #pragma once
 #include <cstdint>
 #include <filesystem>

@@ -3,7 +3,8 @@
 // fresh file of them is there and written where it is not.
 //
 //   mode       measurements            scale file P_hooks_{observer}_{METHOD}.json, .npz
-//   QUANTIZE   read when needed        fresh: used. stale: made again, with a warning. another tool's: used, with a warning.
+//   QUANTIZE   read when needed        fresh: used. stale: made again, with a warning.
+//                                      another tool's: used, with a warning.
 //                                      recalc_scales: never read. Written after scales were made.
 //   LOAD       -                       has to be there, and is used
 //

@@ -2,10 +2,10 @@
 // What a mixture's weights are called in the model that runs, and so by a QUANT_CONFIG's lists, where checkpoints call
 // them otherwise. No torch here.
 //
-//   checkpoint                                    in memory, as vLLM's Gaudi plugin names them
-//   P.block_sparse_moe.experts.E.w1 and .w3       P.block_sparse_moe.experts.moe_op.w13_list.E    MoeMatmul
-//   P.block_sparse_moe.experts.E.w2               P.block_sparse_moe.experts.moe_op.w2_list.E     MoeMatmul
-//   -                                             P.block_sparse_moe.experts.moe_op               VllmMixtureOfExpertsOp
+//   checkpoint                                  in memory, as vLLM's Gaudi plugin names them
+//   P.block_sparse_moe.experts.E.w1 and .w3     P.block_sparse_moe.experts.moe_op.w13_list.E    MoeMatmul
+//   P.block_sparse_moe.experts.E.w2             P.block_sparse_moe.experts.moe_op.w2_list.E     MoeMatmul
+//   -                                           P.block_sparse_moe.experts.moe_op               VllmMixtureOfExpertsOp
 #pragma once
 #include <optional>
 #include <string>

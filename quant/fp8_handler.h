@@ -5,7 +5,8 @@
 //   static    hpu::cast_to_fp8_v2(x, input_scale)  -> hpu::fp8_gemm_v2(..., input_scale_inv, weight_scale_inv, bias)
 //   dynamic   per row: input_scale_inv = f32(amax / fp8_max), then the same
 //   weights only   fp8::weight_only_linear(x, w, weight_scale_inv, bias)
-//   blocks    fp8::block_linear(x, x_scale_inv, w, weight_scale_inv, bias): x in groups of block.cols columns, or in high precision
+//   blocks    fp8::block_linear(x, x_scale_inv, w, weight_scale_inv, bias):
+//             x in groups of block.cols columns, or in high precision
 //   qdq       linear(cast and decoded x, decoded w, bias) in the compute dtype
 //   conv1d    as a convolution of images of height 1; conv3d: the convolution of decoded values
 //

@@ -2,7 +2,8 @@
 // a . b of two activations, as attention multiplies them.
 //
 //   static         hpu::fp8_gemm_v2(cast(a), cast(b), a_scale_inv, b_scale_inv)
-//   dynamic        a scale per row of a (dim -1 shares it) and per column of b (dim -2): they factor out of the product of codes
+//   dynamic        a scale per row of a (dim -1 shares it) and per column of b (dim -2):
+//                  they factor out of the product of codes
 //   qdq, fake      at::matmul of the values that the casts leave
 //
 // Gradients are straight-through: da = dy . b'^T, db = a'^T . dy with a', b' the dequantized operands.

@@ -10,7 +10,8 @@ const measure::Measurement* measured(const PlanOptions& options, const std::stri
 /// Fills in what the measurement says of a module with a weight; false (and a reason) if there is none and one is
 /// needed.
 ///   Linear, convolutions, recurrent weights   inputs[0] of its own
-///   an expert's w13_list.E, w2_list.E         inputs[0], outputs[1 + E] of the mixture that it belongs to (its own is a placeholder, as in INC)
+///   an expert's w13_list.E, w2_list.E         inputs[0], outputs[1 + E] of the mixture that it belongs to
+///                                             (its own is a placeholder, as in INC)
 bool apply_measurement(PlannedModule& planned, const PlanOptions& options, const std::vector<NodeInfo>& nodes,
                        const recipes::ScaleMethod& activation_method, bool needed, std::vector<std::string>& warnings,
                        std::string& reason);

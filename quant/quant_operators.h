@@ -2,14 +2,20 @@
 // Quantization as operators (the list of all: runtime/intercept/tag_operators.h). JSON arguments may lack any key, and
 // have no others.
 //
-//   options of convert()   "measurements": DIR, PREFIX or file   "activations": "none" | "static_tensor" | "dynamic_token" | "dynamic_tensor" |
-//     "dynamic_group"      "weights": "tensor" | "channel" | "block"   "block": [rows, cols]   "power_of_two": bool   "fuse_scales": bool
-//     "dialect": "gaudi2" | "gaudi3" | "ocp" (default: the device's)   "include", "exclude": [patterns]        or, alone:
-//     "recurrent": true (LSTM, GRU and RNN too: Python's compare dtypes unless they are scripted or inside torch.autocast)
-//     "quant_config": a QUANT_CONFIG, as an object or a file's path: INC's rules
-//   scheme of tag()        "weights" (default: what scale_inv's sizes say), "activations" (default "none"), "block", "power_of_two", "dialect",
-//     "input_scale_inv": number (static_tensor)   "dtype": "f32" | "bf16" | "f16", what values are given back in (default bf16)
-//     "convention": "own" | "inc"   "hp_dtype": as dtype (inc)
+//   options of convert()   "measurements": DIR, PREFIX or file
+//                          "activations": "none" | "static_tensor" | "dynamic_token" | "dynamic_tensor" |
+//                                         "dynamic_group"
+//                          "weights": "tensor" | "channel" | "block"                 "block": [rows, cols]
+//                          "power_of_two": bool                                      "fuse_scales": bool
+//                          "dialect": "gaudi2" | "gaudi3" | "ocp" (default: the device's)
+//                          "include", "exclude": [patterns]
+//     or, alone:           "quant_config": a QUANT_CONFIG, as an object or a file's path: INC's rules
+//     with either:         "recurrent": true (LSTM, GRU and RNN too: Python's compare dtypes unless they are scripted
+//                          or inside torch.autocast)
+//   scheme of tag()        "weights" (default: what scale_inv's sizes say)           "activations" (default "none")
+//                          "block", "power_of_two", "dialect"                        "convention": "own" | "inc"
+//                          "input_scale_inv": number (static_tensor)                 "hp_dtype": as dtype (inc)
+//                          "dtype": "f32" | "bf16" | "f16", what values are given back in (default bf16)
 #pragma once
 #include <ATen/core/Tensor.h>
 

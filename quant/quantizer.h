@@ -1,11 +1,11 @@
 // SPDX-License-Identifier: Apache-2.0
 // Activations into fp8 and back: what the handlers of all module types share.
 //
-//   static        scale_inv given                        one value
-//   dynamic       scale_inv = method(amax) at each call   one value, one per row (dim -1) or column (dim -2), or one per group of
-//                                                         neighbours in a row
+//   static        scale_inv given                         one value
+//   dynamic       scale_inv = method(amax) at each call   one value, one per row (dim -1) or column (dim -2),
+//                                                         or one per group of neighbours in a row
 //
-//   codes = cast(x * scale)      own convention: x in f32, one rounding      INC's: x and the product in hp, as on the device
+//   codes = cast(x * scale)   own convention: x in f32, one rounding   INC's: x and the product in hp, as on the device
 //
 // A row of zeros gets scale 1 and zero codes; one with NaN or Inf comes out NaN when its scale is made at the call.
 #pragma once
@@ -21,8 +21,9 @@ namespace fp8::quant {
 /// fp8 codes and their multipliers out of fp8.
 struct Codes {
   at::Tensor codes;
-  at::Tensor
-      scale_inv;  ///< f32: [1], or the shape of codes with 1 in the dimension that shares a scale, groups: the number of groups in the last; on the host when static
+  /// f32: [1], or the shape of codes with 1 in the dimension that shares a scale, groups: the number of groups in the
+  /// last; on the host when static
+  at::Tensor scale_inv;
 };
 
 /// The device whose arithmetic `dialect` is.

@@ -2,14 +2,14 @@
 // Reads an fp8 checkpoint with the eyes of the programs that load its form, by their rules on names: what does each
 // make of every module? No torch here.
 //
-//   in fp8, and an entry of the list of kept modules fits          its codes would be read as values
-//   in high precision, and nothing in the list fits                the reader builds an fp8 module and looks for a scale
-//   in fp8, and no target of the config fits                       the reader builds a module in high precision
-//   modules that run as one product, halved                        vLLM refuses the file
-//   a table of embeddings in fp8                                   nobody decodes it
-//   single experts of a family whose reader takes stacks           transformers has no names for them
-//   a family whose experts transformers can't join                 transformers refuses the file
-//   a stack of experts, and no entry for their layer               vLLM builds fp8 experts and looks for their scales
+//   in fp8, and an entry of the list of kept modules fits      its codes would be read as values
+//   in high precision, and nothing in the list fits            the reader builds an fp8 module and looks for a scale
+//   in fp8, and no target of the config fits                   the reader builds a module in high precision
+//   modules that run as one product, halved                    vLLM refuses the file
+//   a table of embeddings in fp8                               nobody decodes it
+//   single experts of a family whose reader takes stacks       transformers has no names for them
+//   a family whose experts transformers can't join             transformers refuses the file
+//   a stack of experts, and no entry for their layer           vLLM builds fp8 experts and looks for their scales
 //
 // Names are those of the file and those after the changes that readers make on load (model_names.h).
 #pragma once

@@ -2,7 +2,8 @@
 // What decides the numbers of one quantized module. A plain value; no torch here.
 //
 //   own convention   scale_inv = f32(amax / fp8_max), scale = f32(1 / scale_inv), code = RNE(clamp(f32(w * scale)))
-//   inc convention   (a QUANT_CONFIG is in force) scale_inv = INC's method in hp_dtype, scale = 1 / scale_inv rounded to hp_dtype,
+//   inc convention   (a QUANT_CONFIG is in force) scale_inv = INC's method in hp_dtype,
+//                    scale = 1 / scale_inv rounded to hp_dtype,
 //                    code = the vendor's cast of the weight in hp_dtype (product rounded to hp_dtype)
 #pragma once
 #include <cstdint>

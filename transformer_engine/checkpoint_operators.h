@@ -2,8 +2,8 @@
 // Activation checkpointing as operators, for whoever runs a part of a model twice: what te::checkpoint() does around
 // its two runs.
 //
-//   forward    run = fp8::checkpoint_begin()    y = part(x)          fp8::checkpoint_end(run)
-//   backward   fp8::checkpoint_again(run)       part(x) once more    fp8::checkpoint_end(run)       as often as backward runs
+//   forward    run = fp8::checkpoint_begin()   y = part(x)         fp8::checkpoint_end(run)
+//   backward   fp8::checkpoint_again(run)      part(x) once more   fp8::checkpoint_end(run)   as often as backward runs
 //              fp8::checkpoint_free(run)
 //
 // The second run finds the fp8 and autocast regions and the scales of the first, on whatever thread; amaxes are

@@ -3,11 +3,12 @@
 // fp8_autocast region. Nothing is re-initialised or replaced: parameters keep identity, dtype, device, requires_grad,
 // so an optimizer that was built before works on.
 //
-//   Linear and classes derived from it       weight
-//   torch::nn::MultiheadAttention            in_proj_weight where query, key and value are one tensor (slices of it, which cross attention
-//                                            multiplies, stay in high precision: the report says so, and a warning at the first one),
-//                                            q_proj_weight, k_proj_weight, v_proj_weight; out_proj is a Linear
-//   all else that has a matrix               stays in high precision, and the report says so
+//   Linear and classes derived from it   weight
+//   torch::nn::MultiheadAttention        in_proj_weight where query, key and value are one tensor (slices of it, which
+//                                        cross attention multiplies, stay in high precision: the report says so, and a
+//                                        warning at the first one),
+//                                        q_proj_weight, k_proj_weight, v_proj_weight; out_proj is a Linear
+//   all else that has a matrix           stays in high precision, and the report says so
 //
 // Amaxes are recorded and scales move while the module that owns the weight trains (is_training()); fp8::set_training
 // (training_operators.h) is the switch where no module is known.

@@ -1,8 +1,10 @@
 // SPDX-License-Identifier: Apache-2.0
 // The books of what was converted for training. Every outermost region that is enabled looks into them:
 //
-//   begins   a parameter that lost its handler (module->to(dtype), to(device), set_data by an engine) gets its own again
-//   ends     a module that ran no product because it holds another tensor by now is named in an error; nothing else would tell
+//   begins   a parameter that lost its handler (module->to(dtype), to(device), set_data by an engine) gets its own
+//            again
+//   ends     a module that ran no product because it holds another tensor by now is named in an error;
+//            nothing else would tell
 //
 // Internal to convert_training, fp8_autocast and the plugins.
 #pragma once

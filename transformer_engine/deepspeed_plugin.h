@@ -5,7 +5,9 @@
 //   te::HPUDeepSpeedPrecisionPlugin plugin("fp8");
 //   plugin.convert_modules(*model, {.replace_layers = true});     remembers
 //   engine.initialize(*model);   plugin.attach(engine);           converts engine.module()
-//   plugin.optimizer_step(optimizer, [&] { auto region = plugin.forward_context(); auto loss = step(batch); ...; return loss; });
+//   plugin.optimizer_step(optimizer, [&] {
+//     auto region = plugin.forward_context(); auto loss = step(batch); ...; return loss;
+//   });
 #pragma once
 #include <ATen/core/Tensor.h>
 

@@ -2,9 +2,13 @@
 // The fp8 state of a model that trains: what must be saved with it so that training goes on bit for bit. JSON and plain
 // tensors, no pickle.
 //
-//   DIR/fp8_state.json           {"version": 1, "states": {"model.layers.0.mlp.up_proj": {"recipe": "delayed habana HYBRID", "step": 300, ...}},
-//                                 "weights": {"model.layers.0.mlp.up_proj.weight": {"scale_inv": 0.001, "assigned": 300}}}
-//   DIR/fp8_state.safetensors    NAME.forward.scale [n], NAME.forward.amax_history [H, n], the same of hybrid and backward   (F32)
+//   DIR/fp8_state.json           {"version": 1,
+//                                 "states": {"model.layers.0.mlp.up_proj":
+//                                              {"recipe": "delayed habana HYBRID", "step": 300, ...}},
+//                                 "weights": {"model.layers.0.mlp.up_proj.weight":
+//                                               {"scale_inv": 0.001, "assigned": 300}}}
+//   DIR/fp8_state.safetensors    NAME.forward.scale [n], NAME.forward.amax_history [H, n],
+//                                the same of hybrid and backward   (F32)
 //
 // weights: parameters that quantized_model_init holds in fp8. Their codes are the model's own; WEIGHT.master is the
 // high-precision copy, if any.

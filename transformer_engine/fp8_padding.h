@@ -2,7 +2,8 @@
 // Rows for GroupedLinear in multiples of what fp8 products of the target take: zero rows behind each product's own, and
 // off again.
 //
-//   auto [padded, splits] = padding->forward(x, m_splits);      [3 rows | 20 rows] -> [3 + 13 zeros | 20 + 12 zeros], {16, 32}
+//   auto [padded, splits] = padding->forward(x, m_splits);      [3 rows | 20 rows] ->
+//                                                               [3 + 13 zeros | 20 + 12 zeros], {16, 32}
 //   y = unpadding->forward(grouped(padded, splits), m_splits);  the rows of x again
 //
 // Results and gradients are those without padding; products on this host take any number of rows.

@@ -5,8 +5,9 @@
 //   backward tensors  Linear: 0 gradient of the output attention: dO, dS
 //
 // Two timings, by the recipe's dialect:
-//   habana   at the next forward (backward) entry: if the last one measured, new scales when the interval says so (a step of new scales has
-//            begun since; passes need not run in the order of steps), then the ring's index moves on.
+//   habana   at the next forward (backward) entry: if the last one measured, new scales when the interval says so (a
+//            step of new scales has begun since; passes need not run in the order of steps), then the ring's index
+//            moves on.
 //            HYBRID keeps a second set of scales for the E5M2 copies that the backward pass reads.
 //   nvidia   at the end of the outermost region (forward) and when backward() ends: new scales, then the history rolls
 // Where ranks share amaxes, habana's scales wait for the same two moments, at which the amaxes meet: a product that

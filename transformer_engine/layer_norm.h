@@ -1,8 +1,8 @@
 // SPDX-License-Identifier: Apache-2.0
 // LayerNorm and RMSNorm, never in fp8: bit-equal to at::layer_norm and at::rms_norm over the last dimension.
 //
-//   LayerNorm   y = (x - mean) / sqrt(var + eps) * gamma + beta          gamma = weight, or 1 + weight with zero_centered_gamma
-//   RMSNorm     y = x / sqrt(mean(x^2) + eps) * gamma
+//   LayerNorm  y = (x - mean) / sqrt(var + eps) * gamma + beta   gamma = weight, or 1 + weight with zero_centered_gamma
+//   RMSNorm    y = x / sqrt(mean(x^2) + eps) * gamma
 #pragma once
 #include <ATen/core/Tensor.h>
 #include <torch/nn/cloneable.h>

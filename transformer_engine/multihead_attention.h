@@ -2,7 +2,8 @@
 // Multi-head attention with its projections, which run in fp8 inside an enabled fp8_autocast region; the attention
 // itself with fp8_dpa.
 //
-//   self    q, k, v = heads(x Wq^T + bq), heads(x Wk^T + bk), heads(x Wv^T + bv)      x: norm(hidden_states) with input_layernorm
+//   self    q, k, v = heads(x Wq^T + bq), heads(x Wk^T + bk), heads(x Wv^T + bv)      x: norm(hidden_states)
+//                                                                                        with input_layernorm
 //   cross   q from x, k and v from encoder_output
 //   y = concat(attention(q, k, v)) Wo^T + bo
 //

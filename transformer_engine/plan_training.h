@@ -2,10 +2,12 @@
 // What training one weight in fp8 will cost and lose, before it is converted.
 //
 //   flops          2 N K of the forward product, 4 N K of the two backward ones, per row of the input
-//   operand        bytes that the products read and backward keeps: codes and scales, along columns and rows where these differ
-//   error          sqrt(e_w^2 + e_x^2), relative RMS of y = x . w^T. e_w: of this weight, cast as the recipe casts it once its scale has settled.
-//                  e_x: of an input that its scale fits, its magnitudes spread evenly over an octave [1, 2), m bits of mantissa:
-//                  2^-m sqrt(ln 2 / 18), 2.5 % for E4M3, 4.9 % for E5M2
+//   operand        bytes that the products read and backward keeps: codes and scales, along columns and rows where
+//                  these differ
+//   error          sqrt(e_w^2 + e_x^2), relative RMS of y = x . w^T.
+//                  e_w: of this weight, cast as the recipe casts it once its scale has settled.
+//                  e_x: of an input that its scale fits, its magnitudes spread evenly over an octave [1, 2),
+//                       m bits of mantissa: 2^-m sqrt(ln 2 / 18), 2.5 % for E4M3, 4.9 % for E5M2
 #pragma once
 #include <ATen/core/Tensor.h>
 

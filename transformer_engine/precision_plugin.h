@@ -91,7 +91,8 @@ class ForwardContext {
 ///
 ///   te::HPUPrecisionPlugin plugin("fp8");
 ///   plugin.convert_modules(*model, {.replace_layers = true, .recipe = recipes::DelayedScaling::nvidia()});
-///   { auto region = plugin.forward_context(); loss = step(batch); }      bf16 autocast, fp8_autocast inside: outputs are bf16
+///   { auto region = plugin.forward_context(); loss = step(batch); }      bf16 autocast, fp8_autocast inside:
+///                                                                        outputs are bf16
 ///   loss.backward();
 class HPUPrecisionPlugin {
  public:

@@ -2,11 +2,13 @@
 // Parts of a model that somebody else runs again in backward: torch.utils.checkpoint, an autograd::Function that calls
 // its forward twice.
 //
-//   first run    without gradients, in the region: cannot be told from an evaluation, so it records nothing and takes the scales that a pass
-//                of training would take. Every product notes them, with its region and the autograd node that the thread would make next.
-//   second run   in backward, where the region may have ended, on another thread. The node that runs has a number: the notes after it are
-//                those of its first run, call by call. Region, autocast dtype and scales come back; this run is the pass of training: it
-//                records. A third run (backward with retain_graph) repeats it and records nothing.
+//   first run    without gradients, in the region: cannot be told from an evaluation, so it records nothing and takes
+//                the scales that a pass of training would take. Every product notes them, with its region and the
+//                autograd node that the thread would make next.
+//   second run   in backward, where the region may have ended, on another thread. The node that runs has a number: the
+//                notes after it are those of its first run, call by call. Region, autocast dtype and scales come back;
+//                this run is the pass of training: it records. A third run (backward with retain_graph) repeats it and
+//                records nothing.
 //
 // te::checkpoint() and the operators fp8::checkpoint_* (checkpoint_operators.h) know their two runs and need none of
 // this. A second run whose first left no note (torch.utils.checkpoint(use_reentrant=False) keeps gradients on) throws:

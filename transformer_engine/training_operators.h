@@ -2,7 +2,8 @@
 // Training in fp8 as operators (the list of all: runtime/intercept/tag_operators.h).
 //
 //   fp8::attach_training(weights, modules, types, "nvidia")
-//   every step:  r = fp8::enter_autocast("nvidia");  loss = model(x);  fp8::exit_autocast(r);  loss.backward();  optimizer.step()
+//   every step:  r = fp8::enter_autocast("nvidia");  loss = model(x);  fp8::exit_autocast(r);
+//                loss.backward();  optimizer.step()
 //
 // Parameters keep identity, dtype and values; any optimizer goes on with them. fp8::untag(weight) takes a weight out of
 // fp8 again. A recipe is a preset's name ("habana", "habana-hybrid", "nvidia", "current", "block", "mxfp8"), a file's

@@ -2,9 +2,11 @@
 // What a written checkpoint takes over from its source byte for byte: all that a reader needs beside weights and
 // config.json. No torch here.
 //
-//   carried      tokenizer and generation files, chat templates (chat_templates/ and additional_chat_templates/ too), processor and
-//                feature extractor configs, README, LICENSE, NOTICE, *.txt, and *.py where an auto_map names remote code
-//   left behind  weights of any kind (*.safetensors, *.bin, *.pth, *.gguf, onnx/), indexes, quantization configs, training state
+//   carried      tokenizer and generation files, chat templates (chat_templates/ and additional_chat_templates/ too),
+//                processor and feature extractor configs, README, LICENSE, NOTICE, *.txt, and *.py where an auto_map
+//                names remote code
+//   left behind  weights of any kind (*.safetensors, *.bin, *.pth, *.gguf, onnx/), indexes, quantization configs,
+//                training state
 #pragma once
 #include <filesystem>
 #include <string>

@@ -2,10 +2,12 @@
 // compressed-tensors, which transformers and vLLM read; INC's "vllm" form is the same with one static scale per tensor.
 // No torch here.
 //
-//   X.weight                 F8_E4M3 [N, K]
-//   X.weight_scale           F32 [1] tensor | [N, 1] channel | [ceil(N/b0), ceil(K/b1)] block           X.input_scale  F32 [1] (static only)
-//   attention.k_scale, v_scale    F32 [1], or [H, 1, 1] per head
-//   config.json   quantization_config { quant_method, format, quantization_status: "compressed", config_groups, ignore, kv_cache_scheme }
+//   X.weight                     F8_E4M3 [N, K]
+//   X.weight_scale               F32 [1] tensor | [N, 1] channel | [ceil(N/b0), ceil(K/b1)] block
+//   X.input_scale                F32 [1] (static only)
+//   attention.k_scale, v_scale   F32 [1], or [H, 1, 1] per head
+//   config.json                  quantization_config { quant_method, format, quantization_status: "compressed",
+//                                                      config_groups, ignore, kv_cache_scheme }
 //
 // Without "quantization_status" transformers gives NaN; "ignore" must name each Linear kept in high precision. Read as
 // well: scales [] in place of [1], in BF16 or F16, several groups told apart by their targets, the older key

@@ -2,12 +2,12 @@
 // quant_method "fp8": fine-grained (DeepSeek, transformers, vLLM) with a scale per block, and vLLM's plain one with a
 // scale per tensor. No torch here.
 //
-//              block (weight_block_size)                              tensor, vLLM          tensor, transformers (read only)
-//   X.weight   F8_E4M3 [N, K]                                         the same              the same
-//   scale      X.weight_scale_inv  F32 | F8_E8M0 [N/b0, K/b1]         X.weight_scale []     X.weight_scale_inv [] [1] [1, 1]
-//   input      dynamic per group of b1                                X.input_scale []      X.activation_scale []
-//   kept       modules_to_not_convert                                 ignored_layers        modules_to_not_convert
-//   caches     attention.k_scale, v_scale  F32 []                     the same                        with kv_cache_scheme
+//              block (weight_block_size)                         tensor, vLLM          tensor, transformers (read only)
+//   X.weight   F8_E4M3 [N, K]                                    the same              the same
+//   scale      X.weight_scale_inv  F32 | F8_E8M0 [N/b0, K/b1]    X.weight_scale []     X.weight_scale_inv [] [1] [1, 1]
+//   input      dynamic per group of b1                           X.input_scale []      X.activation_scale []
+//   kept       modules_to_not_convert                            ignored_layers        modules_to_not_convert
+//   caches     attention.k_scale, v_scale  F32 []                the same                        with kv_cache_scheme
 //
 // scale_fmt "ue8m0": block scales are powers of two. Of the grid's ceil(N / b0) rows transformers derives a block of N
 // / rows: with N or K that is no multiple of the block it reads wrong weights without an error, so such modules stay in

@@ -2,12 +2,12 @@
 // What a config says of modules that stay in high precision: entries that the form's readers match with the modules
 // they build. No torch here.
 //
-//   form                 entries                                  a reader takes a module as kept if
-//   compressed-tensors   names; "re:" and a pattern               equal, or re.match: bound at the start, open at the end
-//   fp8, vLLM            names                                    equal; a layer of experts: its name is in an entry
-//   fp8, transformers    names                                    re.match up to a dot or the end; the entry ends the name
-//   modelopt             names, wildcards                         equal, fnmatch, or found anywhere in the name
-//   inc                  names, regular expressions               re.search
+//   form                 entries                             a reader takes a module as kept if
+//   compressed-tensors   names; "re:" and a pattern          equal, or re.match: bound at the start, open at the end
+//   fp8, vLLM            names                               equal; a layer of experts: its name is in an entry
+//   fp8, transformers    names                               re.match up to a dot or the end; the entry ends the name
+//   modelopt             names, wildcards                    equal, fnmatch, or found anywhere in the name
+//   inc                  names, regular expressions          re.search
 //
 // Readers rename on load: files say vision_tower.x where the model has model.vision_tower.x. Names of modules that are
 // not known to keep their

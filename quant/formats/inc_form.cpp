@@ -2,11 +2,12 @@
 // The checkpoint form of Intel Neural Compressor (INC), format "huggingface" of its save() and load(). No torch here.
 //
 //   X.weight                  F8_E4M3 | F8_E5M2 [K, N]: transposed, [in, out]
-//   X.scale_weight            [] | [N]      multiplies out of fp8          in quantize-dequantize mode: X.dequant_weights.scale
-//   X.scale_input             []            multiplies out of fp8                                       X.quant_input.scale
-//   X.quant_input.scale_inv   []            multiplies into fp8                                         X.quant_input.scale_inv
+//   X.scale_weight            [] | [N]   multiplies out of fp8    in quantize-dequantize mode: X.dequant_weights.scale
+//   X.scale_input             []         multiplies out of fp8                                 X.quant_input.scale
+//   X.quant_input.scale_inv   []         multiplies into fp8                                   X.quant_input.scale_inv
 //   P.k_cache.quant_input.scale_inv, P.k_cache.dequant_output.scale, and v_cache       key-value caches, [] each
-//   config.json               quantization_config {"mode": "LOAD", "fp8_config", "hp_dtype", "scale_method", lists, "world_size", ...}
+//   config.json               quantization_config {"mode": "LOAD", "fp8_config", "hp_dtype", "scale_method", lists,
+//                                                  "world_size", ...}
 //   quantization_config.json  the same
 //
 // Quantize-dequantize mode ("use_qdq") is the only one that INC runs on a CPU; per channel it also keeps zero points

@@ -3,7 +3,8 @@
 // differs between ranks is stored once per rank under a name with suffix _{rank}_{world}, the rest once;
 // quantization_config has "world_size". No torch here.
 //
-//   split by output   X.weight [K, N] -> W x [K, N/W], scales per channel and bias likewise      q, k, v, gate, up, lm_head
+//   split by output   X.weight [K, N] -> W x [K, N/W], scales per channel and bias likewise      q, k, v, gate, up,
+//                                                                                                lm_head
 //   split by input    X.weight [K, N] -> W x [K/W, N], scales per channel and bias are copies    o, down
 //
 // Fewer ranks again: the parts are put together. Where their scales differ, the larger scale_inv is taken and the codes

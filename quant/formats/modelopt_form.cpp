@@ -4,10 +4,12 @@
 //   quant_algo                  X.weight_scale F32                     activations
 //   FP8                         []                                     X.input_scale F32 []
 //   FP8_PER_CHANNEL_PER_TOKEN   [N]                                    dynamic per token
-//   fp8_pb_wo                   [ceil(N/128), 1, ceil(K/128), 1]       dynamic per group of 128 inputs (vLLM), which must divide K
+//   fp8_pb_wo                   [ceil(N/128), 1, ceil(K/128), 1]       dynamic per group of 128 inputs (vLLM),
+//                                                                      which must divide K
 //
 //   attention.k_proj.k_scale, attention.v_proj.v_scale   F32 []        with kv_cache_scheme
-//   config.json quantization_config { quant_algo, quant_method: "modelopt", ignore, ... }, hf_quant_config.json with the same in other words
+//   config.json                 quantization_config { quant_algo, quant_method: "modelopt", ignore, ... }
+//   hf_quant_config.json        the same in other words
 //
 // Read as well: fp8_pb_wo's [] of a weight inside one block, "FP8_PB_WO", hf_quant_config.json alone, "quantization" as
 // an inner object.

@@ -3,7 +3,8 @@
 // same as .npz (0-dim float32 arrays), named by measure::StatsName with a method. No torch here.
 //
 //   {"GlobalRank": null, "LocalRank": null, "Mode": "Scale",
-//    "Nodes": {module: {"inputs": [s, ...], "outputs": [s, ...], "params": {"weight": s | {"0": [out...], "1": [in...]}}}}}
+//    "Nodes": {module: {"inputs": [s, ...], "outputs": [s, ...],
+//                       "params": {"weight": s | {"0": [out...], "1": [in...]}}}}}
 //
 // Every value is a scale_inv (x ~ code * value), > 0. Per channel, a weight has {0: one per output channel, 1: ones per
 // input channel}, an output a list of [out]; the keys are integers in the .npz.

@@ -2,7 +2,8 @@
 // fp8.json, beside a checkpoint we wrote: what its format has no words for. Other readers ignore it.
 //
 //   {"tool": "fp8 0.1.0", "dialect": "ocp", "convention": "own", "scale_method": "amax", "hp_dtype": null | "bf16",
-//    "measurements": null | fingerprint, "skipped": {module: reason}, "nonfinite": {tensor: {"nan": 3, "inf": 0}}, "run": mark}
+//    "measurements": null | fingerprint, "skipped": {module: reason}, "nonfinite": {tensor: {"nan": 3, "inf": 0}},
+//    "run": mark}
 //
 // nonfinite: tensors that were copied with NaN or Inf, as the user allowed; absent else. run: what the run was asked to
 // do, as a checksum, by which --resume knows its finished output. Beside a checkpoint converted to high precision:

@@ -2,8 +2,8 @@
 // Which ops a region casts, by ATen name (no overload): the vendor's tables, and files that replace them. No torch
 // here.
 //
-//   lower     arguments to the region's dtype      (layer_norm, group_norm, instance_norm, batch_norm: the first only;
-//                                                   what else is float16 in a bfloat16 region, or the reverse, to float32)
+//   lower     arguments to the region's dtype   (layer_norm, group_norm, instance_norm, batch_norm: the first only;
+//                                                what else is float16 in a bfloat16 region, or the reverse, to float32)
 //   fp32      arguments to float32
 //   promote   arguments to the widest of them
 //

@@ -4,8 +4,8 @@
 //
 //   casts      arg.to(dtype), recorded by autograd, never cached; only float16, bfloat16 and float32 tensors on hpu,
 //              in lists and optionals too. Integers, float64, complex, fp8 codes and CPU tensors are left alone.
-//   refused    what a cast runs itself (to, _to_copy, empty_like, ...) or whose dtype is the caller's wish (type_as): named in
-//              a list it is told, and left alone.
+//   refused    what a cast runs itself (to, _to_copy, empty_like, ...) or whose dtype is the caller's wish (type_as):
+//              named in a list it is told, and left alone.
 //   linear     reaches C++ nn::Linear, which calls addmm(b, x, w.t()) or matmul(x, w.t()): where those are in no list
 //              themselves, calls of that form follow `linear`.
 //   tagged     a weight with an op handler keeps its tag: the intercepted op gets its arguments uncast, hands them to

@@ -3,10 +3,11 @@
 // calls that meet a tagged weight (intercept/) all ask it, so FP8_HPU_MOVE_HOST_OPERANDS relaxes it in one place.
 //
 //   hpu:0 beside hpu:1         refused
-//   cpu beside hpu             refused, as the device does; 0-dim tensors are numbers, and an op may name arguments that are
-//                              read on the host (indices, lengths, scales)
-//   ... with the flag at 1     moved to the device, with one warning; what the call would write stays refused, and what needs
-//                              a gradient, unless the call is met above autograd (of a tagged weight, of transformer_engine)
+//   cpu beside hpu             refused, as the device does; 0-dim tensors are numbers, and an op may name arguments
+//                              that are read on the host (indices, lengths, scales)
+//   ... with the flag at 1     moved to the device, with one warning; what the call would write stays refused, and
+//                              what needs a gradient, unless the call is met above autograd (of a tagged weight,
+//                              of transformer_engine)
 #pragma once
 #include <ATen/core/Tensor.h>
 #include <ATen/core/stack.h>

@@ -2,7 +2,7 @@
 // The only unit that includes c10d. Before each collective all ranks compare what they are about to do (one message of
 // 8 integers): Gloo itself would mix the bytes of different calls.
 //
-//   {kind, element type, elements, root}, and the same negated;   maximum over all ranks  ->  {largest ..., -smallest ...}
+//   {kind, element type, elements, root}, and the same negated;  maximum over all ranks -> {largest ..., -smallest ...}
 #include "fp8/runtime/distributed/gloo_group.h"
 
 #include <array>

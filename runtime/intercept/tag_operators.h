@@ -3,15 +3,19 @@
 // torch.ops.load_library("libfp8_transformer_engine.so") and torch.ops.fp8.NAME, TorchScript by the same names, without
 // binding code. This is their list; each is declared and registered in the folder that it belongs to (*_operators.h).
 //
-//   A model is three lists of one length: weights, the parameters themselves on hpu; modules, their dotted names; types, their classes'
-//   names as in allow- and blocklists ("Linear", "Conv2d", "Embedding"). What has several fields is JSON; what is long is a file.
+//   A model is three lists of one length: weights, the parameters themselves on hpu; modules, their dotted names;
+//   types, their classes' names as in allow- and blocklists ("Linear", "Conv2d", "Embedding"). What has several
+//   fields is JSON; what is long is a file.
 //
 //   runtime/intercept/tag_operators.h       the mark on a weight
-//     tag_of(Tensor weight) -> str                           {"modules", "dtype", "sizes", "handler", "holds_codes", "whole"}; "null": none
+//     tag_of(Tensor weight) -> str                           {"modules", "dtype", "sizes", "handler", "holds_codes",
+//                                                             "whole"}; "null": none
 //     dequantize(Tensor weight) -> Tensor                    values of a tagged weight, or of a view of it
-//     values(Tensor weight) -> Tensor                        of a converted weight or any part of it (weight_values.h, as the next two)
+//     values(Tensor weight) -> Tensor                        of a converted weight or any part of it
+//                                                            (weight_values.h, as the next two)
 //     values_dtype(Tensor weight) -> ScalarType              the dtype that activations want
-//     describe(Tensor weight) -> str                         whose it is, format, scale; "": no converted weight. Python's print shows it
+//     describe(Tensor weight) -> str                         whose it is, format, scale; "": no converted weight.
+//                                                            Python's print shows it
 //     retag(Tensor source, Tensor(a!) to) -> ()              the mark of source, on a tensor that has the same bytes
 //     untag(Tensor(a!) weight) -> ()                         takes a mark off that no codes depend on
 //
@@ -19,30 +23,41 @@
 //     measure_begin(Tensor[] weights, str[] modules, str[] types, Tensor?[]? biases=None, str prefix="",
 //                   str config="") -> int session
 //     measure_samples(int session, int first, int count) -> ()        which samples the next forward sees
-//     measure_result(int session) -> str                     {"samples", "modules": {name: {"inputs", "outputs", "weight"}}, "non_finite"}
+//     measure_result(int session) -> str                     {"samples",
+//                                                             "modules": {name: {"inputs", "outputs", "weight"}},
+//                                                             "non_finite"}
 //     measure_end(int session, bool write=True) -> str[]     the files
 //
 //   quant/quant_operators.h
-//     convert(Tensor[] weights, str[] modules, str[] types, str options="{}") -> str     codes in the weights' place, and the report
-//     tag(Tensor(a!) codes, str module, Tensor scale_inv, str scheme="{}") -> ()             codes that come from elsewhere
+//     convert(Tensor[] weights, str[] modules, str[] types, str options="{}") -> str
+//                                                            codes in the weights' place, and the report
+//     tag(Tensor(a!) codes, str module, Tensor scale_inv, str scheme="{}") -> ()
+//                                                            codes that come from elsewhere
 //     scale_inv(Tensor weight) -> Tensor                     f32: one value, one per row, or a grid of blocks
 //     scheme_of(Tensor weight) -> str                        what tag() takes
-//     load(Tensor[] weights, str[] modules, str[] types, str folder, ScalarType? compute=None, str? dialect=None) -> str[]  an fp8 checkpoint's
-//     save(Tensor[] tensors, str[] names, str[] types, str folder, str format="compressed-tensors", str source="", bool overwrite=False) -> ()
+//     load(Tensor[] weights, str[] modules, str[] types, str folder, ScalarType? compute=None,
+//          str? dialect=None) -> str[]                       an fp8 checkpoint's
+//     save(Tensor[] tensors, str[] names, str[] types, str folder, str format="compressed-tensors",
+//          str source="", bool overwrite=False) -> ()
 //
 //   transformer_engine/training_operators.h
-//     attach_training(Tensor[] weights, str[] modules, str[] types, str recipe="habana", str warm_start="") -> str       the report
-//     enter_autocast(str recipe="", bool enabled=True, bool calibrating=False, bool? is_first_microbatch=None, int seed=0) -> int region
+//     attach_training(Tensor[] weights, str[] modules, str[] types, str recipe="habana",
+//                     str warm_start="") -> str              the report
+//     enter_autocast(str recipe="", bool enabled=True, bool calibrating=False,
+//                    bool? is_first_microbatch=None, int seed=0) -> int region
 //     exit_autocast(int region, bool failed=False) -> ()     on the thread that entered, innermost first
-//     training_state(Tensor weight) -> str                   {"name", "recipe", "step", "forward": {"scale", "amax_history"}, ...}
+//     training_state(Tensor weight) -> str                   {"name", "recipe", "step",
+//                                                             "forward": {"scale", "amax_history"}, ...}
 //     set_training(Tensor[] weights, bool training) -> ()    evaluation records no amaxes
-//     export_amax(Tensor[] weights, str[] modules, str[] types, str prefix) -> str[]     training's amaxes as a measurement: the files
+//     export_amax(Tensor[] weights, str[] modules, str[] types, str prefix) -> str[]
+//                                                            training's amaxes as a measurement: the files
 //     save_training_state(Tensor[] weights, str folder) -> ()
 //     load_training_state(Tensor[] weights, str folder) -> str    {"missing", "unexpected"}
 //
 //   transformer_engine/checkpoint_operators.h              activation checkpointing by others
 //     checkpoint_begin() -> int run                          the first run begins
-//     checkpoint_again(int run) -> ()                        the second one, in backward, with the first's region and scales
+//     checkpoint_again(int run) -> ()                        the second one, in backward, with the first's region
+//                                                            and scales
 //     checkpoint_end(int run) -> ()                          ends either
 //     checkpoint_free(int run) -> ()
 //

@@ -2,10 +2,10 @@
 // What a write into, a copy out of and an exchange of marked memory mean, where the memory holds codes
 // (OpHandler::owns_values). Codes never lie where nobody, or somebody else's scale, answers for them:
 //
-//   from \ to      unmarked (hpu or cpu)           all of a weight                              a part of a weight
-//   all of it      the mark goes along             its scales go along                          only with the same one scale
-//   a part         so, where the scale is one      -                                            (or the same place and scales)
-//   unmarked       not looked at                   throws                                       throws
+//   from \ to      unmarked (hpu or cpu)           all of a weight          a part of a weight
+//   all of it      the mark goes along             its scales go along      only with the same one scale
+//   a part         so, where the scale is one      -                        (or the same place and scales)
+//   unmarked       not looked at                   throws                   throws
 //
 // A host copy is guarded (host_codes.h): views, copies and pickling go on, any other op throws with the module's name.
 // Memory read as bytes (view(kByte)) is nobody's codes: who copies bytes says by that what they mean; a copy of a whole

@@ -63,7 +63,8 @@ def install():
     def _str(self, *, tensor_contents=None):
         try:
             said = ""
-            if type(self) in (torch.Tensor, torch.nn.Parameter) and self.device.type in ("hpu", "cpu") and self.dtype.is_floating_point and self.dtype.itemsize == 1:
+            if (type(self) in (torch.Tensor, torch.nn.Parameter) and self.device.type in ("hpu", "cpu")
+                    and self.dtype.is_floating_point and self.dtype.itemsize == 1):
                 said = fp8.describe(self)
             values = fp8.values(self) if said else None
         except Exception:

@@ -1,8 +1,8 @@
 // SPDX-License-Identifier: Apache-2.0
 // What a converted weight shows of itself to code that knows nothing of codes.
 //
-//   std::cout << weight          its values and describe_weight()'s line (print_weight.cpp); Python's print the same. A copy as f64 to
-//                                the host, which printers ask for, is the handler's values
+//   std::cout << weight          its values and describe_weight()'s line (print_weight.cpp); Python's print the same.
+//                                A copy as f64 to the host, which printers ask for, is the handler's values
 //   x.to(fp8::values_dtype(w))   the dtype that activations want, where weight.dtype() is that of the codes
 #pragma once
 #include <ATen/core/Tensor.h>

@@ -1,7 +1,8 @@
 // SPDX-License-Identifier: Apache-2.0
 // Which process of several this is, from the variables that launchers set: the one reader of them. No torch here.
 //
-//   torchrun     WORLD_SIZE; RANK, else NODE_RANK (or GROUP_RANK; default 0) * LOCAL_WORLD_SIZE (default WORLD_SIZE) + LOCAL_RANK
+//   torchrun     WORLD_SIZE; RANK, else NODE_RANK (or GROUP_RANK; default 0) * LOCAL_WORLD_SIZE (default WORLD_SIZE)
+//                                     + LOCAL_RANK
 //   Open MPI     OMPI_COMM_WORLD_SIZE, OMPI_COMM_WORLD_RANK
 //   PMI          PMI_SIZE, PMI_RANK                             MPICH, Intel MPI, srun --mpi=pmi2
 //   Slurm        SLURM_STEP_NUM_TASKS, SLURM_PROCID             srun

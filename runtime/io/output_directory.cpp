@@ -1,10 +1,10 @@
 // SPDX-License-Identifier: Apache-2.0
 // OutputDirectory of atomic_file.h: states on disk and what the next run makes of them.
 //
-//   .out.partial-7/ (lock free)                      a run died while it wrote:   removed
-//   .out.partial/   (lock free)                      the same, and it can be continued: Partial::now does, others remove it
-//   .out.old-7/ and no out                           it died between two renames: .out.old-7 becomes out again
-//   .out.old-7/ and out                              it died while cleaning up:   .out.old-7 is removed
+//   .out.partial-7/ (lock free)              a run died while it wrote:   removed
+//   .out.partial/   (lock free)              the same, and it can be continued: Partial::now does, others remove it
+//   .out.old-7/ and no out                   it died between two renames: .out.old-7 becomes out again
+//   .out.old-7/ and out                      it died while cleaning up:   .out.old-7 is removed
 //
 // A folder that is replaced changes places with the new one in one step (renameat2), so that one of them stands under
 // the name at every moment; the new one is called .out.old-7 for it, which then is the old one's name. Where the file

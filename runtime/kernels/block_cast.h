@@ -4,10 +4,12 @@
 // [ceil(rows / block_rows), ceil(cols / block_cols)].
 //
 //   cast_blocks   amax = max(max |x| of the block, amax_epsilon)
-//                 scale = f32(max / amax), infinite: the largest number of x's type;  power_of_two: then its exponent alone
+//                 scale = f32(max / amax), infinite: the largest number of x's type;
+//                 power_of_two: then its exponent alone
 //                 amax 0, infinite or NaN: scale 1
 //                 code = RNE(clamp(f32(x * scale)))              scale_inv = f32(1 / scale)
-//     amax_over_max   (checkpoints) scale_inv = max(f32(amax / max), 2^-126), amax 0: 1, infinite or NaN: itself, codes unspecified
+//     amax_over_max   (checkpoints) scale_inv = max(f32(amax / max), 2^-126),
+//                 amax 0: 1, infinite or NaN: itself, codes unspecified
 //                 power_of_two: the smallest power of two >= that            scale = f32(1 / scale_inv)
 //     given       scale as given, no amax
 //   cast_mx       e = the smallest power of two >= f32(amax * f32(1 / max)), as E8M0 (OCP MX rev 1.0):

@@ -2,10 +2,10 @@
 // f32 products and exponentials, the arithmetic of attention in high precision. Serial: the caller cuts the work.
 //
 // Numbers, the same bits on every level and whatever the cut:
-//   multiply   c(i, j) = (c_old +) ((a(i,0) b(0,j) + a(i,1) b(1,j)) + ...): one chain of f32 products and sums in ascending
-//              k, no fused multiply-add. Products of two bf16, f16 or fp8 values are exact.
-//   exp_shifted  e^x by n = round(x log2 e), r = x - n ln2 (two parts), a polynomial of degree 7 in r: relative error below
-//                2^-22. -inf gives 0, NaN stays NaN, results below 2^-149 are 0.
+//   multiply   c(i, j) = (c_old +) ((a(i,0) b(0,j) + a(i,1) b(1,j)) + ...): one chain of f32 products and sums in
+//              ascending k, no fused multiply-add. Products of two bf16, f16 or fp8 values are exact.
+//   exp_shifted  e^x by n = round(x log2 e), r = x - n ln2 (two parts), a polynomial of degree 7 in r: relative error
+//                below 2^-22. -inf gives 0, NaN stays NaN, results below 2^-149 are 0.
 #pragma once
 #include <cstdint>
 

@@ -2,7 +2,8 @@
 // gemm: checks, the cut into work, and the loop over ranges of k. The arithmetic is in the level's kernels.
 //
 //   chunk    <= 512 rows of A, packed once for all threads
-//   group    GemmPlan::blocks blocks of 16 channels: one thread's unit, with all tiles of rows or (few groups) a part of them
+//   group    GemmPlan::blocks blocks of 16 channels: one thread's unit, with all tiles of rows or (few groups) a part
+//            of them
 //   range    GemmPlan::range_lines lines of k: row-major weights are packed to scratch range by range, never as a whole
 #include "fp8/runtime/kernels/gemm.h"
 

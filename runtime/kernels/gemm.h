@@ -2,13 +2,14 @@
 // y[M, N] = (A[M, K] . W[N, K]^T) * a_scale_inv * w_scale_inv + bias, W in fp8.
 //
 // Numbers, the same on every level:
-//   y = round( f32(f32(f32(sum * f32(a_scale_inv * w_scale_inv)) + bias) + y_old) )      bias and y_old only where given
+//   y = round( f32(f32(f32(sum * f32(a_scale_inv * w_scale_inv)) + bias) + y_old) )     bias and y_old only where given
 // so scales that are powers of two are exact. Products are exact and summed in f32:
 //   |error of sum| <= 2K * 2^-24 * sum over k of |a w|
 // A level sums in one fixed order of k. An output's bits depend on its row of A, its row of W and the level (and
 // whether A is BF16/fp8 or F32/F16): not on M or N, nor on the other rows, the layout, the threads or how the work was
 // cut. Scales per block (k_group > 0) are taken range by range of k, g ascending, on every level:
-//   total = f32(total + f32(sum_g * f32(a_scale_inv[m, g] * w_scale_inv[block of n, g])))     y = round( f32(f32(total + bias) + y_old) )
+//   total = f32(total + f32(sum_g * f32(a_scale_inv[m, g] * w_scale_inv[block of n, g])))
+//   y = round( f32(f32(total + bias) + y_old) )
 // (a level with two running sums per output scales both and adds them at the end).
 //
 // NaN and infinity go where arithmetic takes them, on every level. With level avx512bf16, BF16 activations smaller than

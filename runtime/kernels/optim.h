@@ -1,9 +1,9 @@
 // SPDX-License-Identifier: Apache-2.0
 // The arithmetic of optimizers: many tensors in one call, one pass over the memory of each, all threads.
 //
-//   Tensors are cut into chunks of kOptimChunk elements. A chunk is brought to f32 (in place where it is f32), worked on
-//   while it is in cache, and rounded back to nearest even. Every element is a function of its own values, every sum one of
-//   fixed partial sums: the same bits for any number of threads and any instruction set. No fused multiply-adds.
+//   Tensors are cut into chunks of kOptimChunk elements. A chunk is brought to f32 (in place where it is f32), worked
+//   on while it is in cache, and rounded back to nearest even. Every element is a function of its own values, every sum
+//   one of fixed partial sums: the same bits for any number of threads and any instruction set. No fused multiply-adds.
 //
 // All functions throw std::invalid_argument for negative or unequal lengths, null data of non-empty arrays, fp8 where
 // it is not allowed, and a scale that is missing or not a positive number. Arrays that are written must not overlap

@@ -3,8 +3,9 @@
 // through an Edge; there is no other way in from programs.
 //
 //   devices   one device for all (dispatch/operand_devices.h). Scales may lie on the host: they are read there.
-//   codes     a converted weight (runtime/intercept) is refused by name: the operator would take its codes for values, or
-//             multiply them by a scale that is not theirs. Library code that has the scale at hand says so (CodesWithScale).
+//   codes     a converted weight (runtime/intercept) is refused by name: the operator would take its codes for values,
+//             or multiply them by a scale that is not theirs. Library code that has the scale at hand says so
+//             (CodesWithScale).
 //
 // Operators made of ATen ops that ask themselves (copies, experts in high precision) have no need of the second.
 #pragma once

@@ -1,7 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 // hpu::optimizer_* and hpu::fused_clip_norm, translated to native/optim.h. The math is the vendor's, but for
-//   adamw       fp8 moments are read back with the reciprocal of their scale (the vendor multiplies by the scale itself),
-//               and a moment that is all zero keeps its scale
+//   adamw       fp8 moments are read back with the reciprocal of their scale (the vendor multiplies by the scale
+//               itself), and a moment that is all zero keeps its scale
 //   sgd         mom must be 0: there is no buffer to hold it
 // Scalars in tensors are read on the host: hpu memory is host memory here.
 #include <ATen/TensorOperators.h>

@@ -2,7 +2,7 @@
 // What the optimizers of this folder share. They are torch::optim::Optimizers, so schedulers, zero_grad and closures
 // work, and each step is one call of a kernel for all parameters of all groups.
 //
-//   step():  closure -> parameters that have a gradient -> update() -> parameters held in fp8 take their new values back
+//   step(): closure -> parameters that have a gradient -> update() -> parameters held in fp8 take their new values back
 //
 // Parameters are f32, bf16 or f16 on cpu or hpu, or held in fp8 (runtime/intercept/quantized_parameter.h; gradients in
 // f32, bf16 or f16). Those without gradient are passed over and keep their state; sparse gradients are an error. NaN

@@ -3,8 +3,8 @@
 //
 //   FusedSGD    d = g + wd w;  buf = momentum buf + (1 - dampening) d  (first step: buf = d);
 //               d = nesterov ? d + momentum buf : buf;  w = w - lr d                            torch.optim.SGD's
-//   FusedLars   trust = eeta |w| / (|g| + wd |w| + eps)   (1 where a norm is 0)
-//               buf = momentum buf - lr trust (g + wd w);  w = w + buf                          the device's optimizer_lars and
+//   FusedLars   trust = eeta |w| / (|g| + wd |w| + eps)   (1 where a norm is 0)                 the device's
+//               buf = momentum buf - lr trust (g + wd w);  w = w + buf                          optimizer_lars and
 //               with skip: buf = momentum buf - lr g                                            resource_apply_momentum
 // The gradients are not changed (the device's optimizer_lars writes into them).
 #pragma once

@@ -3,9 +3,9 @@
 //
 //   buf = momentum buf + (1 - momentum) g
 //   u   = nesterov ? (1 - momentum) g + momentum buf : buf
-//   w   = w (1 - lr wd) - lr ratio orthogonalize(u)         runtime/kernels/optim_orthogonalize.h: 5 Newton-Schulz steps
-//   ratio   original           sqrt(max(1, rows / cols))
-//           match_rms_adamw    0.2 sqrt(max(rows, cols)): updates as large as AdamW's, so its learning rates can be used
+//   w   = w (1 - lr wd) - lr ratio orthogonalize(u)        runtime/kernels/optim_orthogonalize.h: 5 Newton-Schulz steps
+//   ratio   original          sqrt(max(1, rows / cols))
+//           match_rms_adamw   0.2 sqrt(max(rows, cols)): updates as large as AdamW's, so its learning rates can be used
 //
 // A group whose options are FusedAdamWOptions is AdamW's: embeddings, norms, biases and the output layer go there.
 #pragma once

@@ -180,8 +180,9 @@ TEST(QuantConfig, NumbersMayStandInQuotesAsPythonsToolsTakeThem) {
           .scale_params.observer_parameter("percentile"),
       99.5);
   EXPECT_NO_THROW(parse(R"({"local_rank": "0", "global_rank": "1", "world_size": "8"})"));
-  const QuantConfig c = parse(
-      R"({"scale_method": {"default": {"weight": {"rounding_method": "POW2", "backoff": "0.25"}, "activation": {"rounding_method": "POW2"}}}})");
+  const QuantConfig c =
+      parse(R"({"scale_method": {"default": {"weight": {"rounding_method": "POW2", "backoff": "0.25"}, )"
+            R"("activation": {"rounding_method": "POW2"}}}})");
   EXPECT_EQ(c.scale_method.weight.backoff, 0.25f);
   for (const char* text : {R"({"calibration_sample_interval": "fifty"})", R"({"calibration_sample_interval": ""})",
                            R"({"calibration_sample_interval": "5.5"})", R"({"calibration_sample_interval": "-1"})",
@@ -320,12 +321,13 @@ TEST(QuantConfig, MeasurementsAreNeededByStaticMethodsOfAmaxOnly) {
         R"({"scale_method": "maxabs_pow2", "dynamic_quantization": true})"}) {
     EXPECT_FALSE(parse(text).needs_measurements()) << text;
   }
-  EXPECT_TRUE(
-      parse(
-          R"({"scale_method": {"default": {"weight": {"scale_value_type": "FIXED_VALUE", "rounding_method": "SCALE_UNIT"},
-      "activation": {"scale_value_type": "FIXED_VALUE", "rounding_method": "SCALE_UNIT"}}, "layers": {"0": {
-      "weight": {"scale_value_type": "MAXABS", "rounding_method": "POW2"}, "activation": {"scale_value_type": "MAXABS", "rounding_method": "POW2"}}}}})")
-          .needs_measurements());
+  EXPECT_TRUE(parse(
+                  R"({"scale_method": {
+      "default": {"weight": {"scale_value_type": "FIXED_VALUE", "rounding_method": "SCALE_UNIT"},
+                  "activation": {"scale_value_type": "FIXED_VALUE", "rounding_method": "SCALE_UNIT"}},
+      "layers": {"0": {"weight": {"scale_value_type": "MAXABS", "rounding_method": "POW2"},
+                       "activation": {"scale_value_type": "MAXABS", "rounding_method": "POW2"}}}}})")
+                  .needs_measurements());
 }
 
 TEST(QuantConfig, UnknownKeysNameTheNearest) {

@@ -76,8 +76,8 @@ TEST(RecipeConfig, DialectIsAcceptedWhereTheStructSaysSo) {
   EXPECT_EQ(parse(R"({"preset": "nvidia", "dialect": "NVIDIA"})").recipe, Recipe(DelayedScaling::nvidia()));
   EXPECT_EQ(parse(R"({"preset": "habana-hybrid", "dialect": "habana"})").recipe,
             parse(R"({"preset": "habana-hybrid"})").recipe);
-  const RecipeConfig rule = parse(
-      R"({"modules": [{"match": "up", "dialect": "nvidia"}, {"match": "down", "recipe": "delayed", "dialect": "nvidia", "margin": 1}]})");
+  const RecipeConfig rule = parse(R"({"modules": [{"match": "up", "dialect": "nvidia"}, )"
+                                  R"({"match": "down", "recipe": "delayed", "dialect": "nvidia", "margin": 1}]})");
   EXPECT_EQ(*rule.for_module("up"), Recipe(DelayedScaling::nvidia()));
   auto with_margin = DelayedScaling::nvidia();
   with_margin.margin = 1;

@@ -31,11 +31,13 @@ std::string error_of(const std::string& text) {
 }
 
 constexpr const char* kObject = R"({
-  "default":     {"weight": {"rounding_method": "POW2", "backoff": 0.5}, "activation": {"rounding_method": "POW2", "backoff": 0.25}},
+  "default":     {"weight": {"rounding_method": "POW2", "backoff": 0.5},
+                  "activation": {"rounding_method": "POW2", "backoff": 0.25}},
   "layer_types": {"Linear": {"weight": {"granularity": "PCS"}}},
   "layers":      {"1": {"weight": {"rounding_method": "HW_ALIGNED"}, "activation": {"rounding_method": "hw_aligned"}}},
-  "nodes":       {"model.layers.1.mlp.down_proj": {"weight": {"scale_value_type": "FIXED_VALUE", "rounding_method": "SCALE_UNIT"},
-                                                   "activation": {"scale_value_type": "FIXED_VALUE", "rounding_method": "SCALE_UNIT"}}}})";
+  "nodes":       {"model.layers.1.mlp.down_proj": {
+                      "weight": {"scale_value_type": "FIXED_VALUE", "rounding_method": "SCALE_UNIT"},
+                      "activation": {"scale_value_type": "FIXED_VALUE", "rounding_method": "SCALE_UNIT"}}}})";
 
 TEST(ScaleMethods, NodeBeatsLayerBeatsTypeBeatsDefault) {
   const ScaleMethods methods = parse(kObject);

@@ -223,7 +223,8 @@ TEST(InspectMeasurement, ReportsNegativeAndAbsurdAmax) {
   const test::TempDir folder;
   write_file(
       folder / "s_hooks_maxabs.json",
-      R"({"Mode": "DynamicRange", "Nodes": {"a": {"inputs": [[[-3.0]]], "params": {"weight": [[2.0], [-1.0]]}}, "b": {"inputs": [[[1e30]], [[4.0]]], "outputs": [[[0.0]]]}}})");
+      R"({"Mode": "DynamicRange", "Nodes": {"a": {"inputs": [[[-3.0]]], "params": {"weight": [[2.0], [-1.0]]}}, )"
+      R"("b": {"inputs": [[[1e30]], [[4.0]]], "outputs": [[[0.0]]]}}})");
   auto json = json_of(fp8({"inspect", "--json", (folder / "s_hooks_maxabs.json").string()}));
   ASSERT_EQ(json["problems"].size(), 3u) << json["problems"];
   EXPECT_THAT(json["problems"].dump(),

@@ -125,10 +125,10 @@ void write_large(const std::filesystem::path& model) {
   }
   std::filesystem::create_directories(model);
   write_file(model / "model.safetensors", file.bytes());
-  write_file(
-      model / "config.json",
-      R"({"torch_dtype": "bfloat16", "quantization_config": {"quant_method": "compressed-tensors", "format": "float-quantized",
-    "quantization_status": "compressed", "ignore": [], "config_groups": {"group_0": {"targets": ["Linear"], "input_activations": null,
+  write_file(model / "config.json",
+             R"({"torch_dtype": "bfloat16", "quantization_config": {"quant_method": "compressed-tensors",
+    "format": "float-quantized", "quantization_status": "compressed", "ignore": [], "config_groups": {"group_0": {
+    "targets": ["Linear"], "input_activations": null,
     "weights": {"num_bits": 8, "type": "float", "symmetric": true, "strategy": "channel", "dynamic": false}}}}})");
 }
 

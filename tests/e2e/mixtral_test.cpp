@@ -38,12 +38,11 @@ class Mixtral : public ::testing::Test {
 TEST_F(Mixtral, QuantConfigMeasuresAndQuantizesItsExperts) {
   const auto config = [&](const std::string& mode) {
     const auto path = folder / (mode + ".json");
-    write_file(
-        path,
-        R"({"mode": ")" + mode +
-            R"(", "observer": "maxabs", "scale_method": "maxabs_hw", "blocklist": {"names": ["lm_head", "gate"], "types": ["Embedding"]},
+    write_file(path, R"({"mode": ")" + mode +
+                         R"(", "observer": "maxabs", "scale_method": "maxabs_hw",
+      "blocklist": {"names": ["lm_head", "gate"], "types": ["Embedding"]},
       "dump_stats_path": ")" +
-            (folder / "stats" / "s").string() + "\"}");
+                         (folder / "stats" / "s").string() + "\"}");
     return Environment{{"QUANT_CONFIG", path.string()}};
   };
   expect_success(fp8({"evaluate", "--model", model(), "--data", data()}, config("MEASURE")));
@@ -74,10 +73,11 @@ TEST_F(Mixtral, AnFp8CheckpointRunsWithItsExperts) {
 
 TEST_F(Mixtral, AConfigMeansItsExpertsByTheirNamesInMemory) {
   const auto path = (folder / "q.json").string(), out = (folder / "q").string();
-  write_file(
-      path,
-      R"({"mode": "QUANTIZE", "scale_method": "unit_scale", "dump_stats_path": ")" + (folder / "x" / "s").string() +
-          R"(", "blocklist": {"names": ["lm_head", "gate", "layers.0.*moe_op.w2_list.1", "_cache"], "types": ["ModuleFusedSDPA", "Matmul", "Softmax"]},
+  write_file(path, R"({"mode": "QUANTIZE", "scale_method": "unit_scale", "dump_stats_path": ")" +
+                       (folder / "x" / "s").string() +
+                       R"(",
+      "blocklist": {"names": ["lm_head", "gate", "layers.0.*moe_op.w2_list.1", "_cache"],
+                    "types": ["ModuleFusedSDPA", "Matmul", "Softmax"]},
       "allowlist": {"types": ["MoeMatmul", "VllmMixtureOfExpertsOp"]}})");
   const auto run = fp8({"quantize", "--model", model(), "--out", out, "--config", path});
   EXPECT_EQ(run.code, 0) << run.err;

@@ -107,9 +107,8 @@ TEST(PublishedConfigs, AnEmptyPathIsRefusedWhereAFileIsNeeded) {
   EXPECT_TRUE(std::filesystem::exists("stats/inc_output_hooks_maxabs.json"));
   json_of(fp8({"quantize", "--json", "--model", demo_model(), "--config", "q.json", "--measurements", "stats", "--out",
                "fp8"}));
-  write_file(
-      "q.json",
-      R"({"dump_stats_path": "", "scale_method": "maxabs_pcs_pow2", "dynamic_quantization": "True", "calibration_sample_interval": "50"})");
+  write_file("q.json", R"({"dump_stats_path": "", "scale_method": "maxabs_pcs_pow2", )"
+                       R"("dynamic_quantization": "True", "calibration_sample_interval": "50"})");
   json_of(fp8({"quantize", "--json", "--model", demo_model(), "--config", "q.json", "--out", "fp8", "--overwrite"}));
 }
 

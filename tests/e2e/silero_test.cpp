@@ -85,7 +85,8 @@ TEST_F(Silero, AQuantConfigSaysTheSame) {
     const auto path = folder / (mode + ".json");
     write_file(path, R"({"mode": ")" + mode +
                          R"(", "observer": "maxabs", "scale_method": "maxabs_arbitrary", "hp_dtype": "fp32",
-      "blocklist": {"names": ["decoder\\.decoder"], "types": []}, "ignore_modules_wo_measures": true, "dump_stats_path": ")" +
+      "blocklist": {"names": ["decoder\\.decoder"], "types": []},
+      "ignore_modules_wo_measures": true, "dump_stats_path": ")" +
                          (folder / "stats" / "s").string() + "\"}");
     return path.string();
   };

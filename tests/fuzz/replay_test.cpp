@@ -75,21 +75,21 @@ std::string pickle_of(const std::string& name) {
 }
 
 TEST(Replay, Json) {
-  all(json,
-      {R"({"mode": "QUANTIZE", "a": [1, -2.5e-3, 1e300, true, false, null, "\u00e4\ud83d\ude00\n", {}], "b": {"c": [[], 0.1]}})",
-       "[18446744073709551615, -9223372036854775808, 1e-320, -0, 0.0]",
-       "{\n \"gr\xc3\xb6\xc3\x9f"
-       "e\": \"\xf0\x9f\x98\x80\"\r\n}\t"});
+  all(json, {R"({"mode": "QUANTIZE", "a": [1, -2.5e-3, 1e300, true, false, null, "\u00e4\ud83d\ude00\n", {}], )"
+             R"("b": {"c": [[], 0.1]}})",
+             "[18446744073709551615, -9223372036854775808, 1e-320, -0, 0.0]",
+             "{\n \"gr\xc3\xb6\xc3\x9f"
+             "e\": \"\xf0\x9f\x98\x80\"\r\n}\t"});
 }
 
 TEST(Replay, Safetensors) {
-  all(safetensors,
-      {io::safetensors_bytes(
-           R"({"__metadata__":{"format":"pt"},"a":{"dtype":"F32","shape":[2,1],"data_offsets":[0,8]},)"
-           R"("b":{"dtype":"F8_E4M3","shape":[],"data_offsets":[8,9]},"e":{"dtype":"I64","shape":[0,3],"data_offsets":[9,9]}}  )",
-           "123456789"),
-       io::safetensors_bytes("{}"),
-       io::safetensors_bytes(R"({"a":{"dtype":"BOOL","shape":[1],"data_offsets":[0,1]}})", "x")});
+  all(safetensors, {io::safetensors_bytes(
+                        R"({"__metadata__":{"format":"pt"},"a":{"dtype":"F32","shape":[2,1],"data_offsets":[0,8]},)"
+                        R"("b":{"dtype":"F8_E4M3","shape":[],"data_offsets":[8,9]},)"
+                        R"("e":{"dtype":"I64","shape":[0,3],"data_offsets":[9,9]}}  )",
+                        "123456789"),
+                    io::safetensors_bytes("{}"),
+                    io::safetensors_bytes(R"({"a":{"dtype":"BOOL","shape":[1],"data_offsets":[0,1]}})", "x")});
 }
 
 TEST(Replay, TorchFile) {

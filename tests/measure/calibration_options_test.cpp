@@ -79,8 +79,8 @@ TEST(CalibrationOptions, EveryKnownTypeIsMeasured) {
 }
 
 TEST(CalibrationOptions, ListsSelectAndSayWhatTheyMissed) {
-  const auto c = configured(
-      R"({"mode": "MEASURE", "blocklist": {"names": ["lm_head", "nowhere"]}, "allowlist": {"types": ["Linear", "Matmul"]}})");
+  const auto c = configured(R"({"mode": "MEASURE", "blocklist": {"names": ["lm_head", "nowhere"]}, )"
+                            R"("allowlist": {"types": ["Linear", "Matmul"]}})");
   EXPECT_TRUE(c.options.select("a", "Linear"));
   EXPECT_TRUE(c.options.select("b", "Matmul"));
   EXPECT_FALSE(c.options.select("model.lm_head", "Linear"));

@@ -104,7 +104,8 @@ TEST(MeasureOperators, TakeAQuantConfigAsTextAndAsAFile) {
   const Model m;
   const TempDir dir;
   const std::string config =
-      R"({"mode": "MEASURE", "observer": "maxabs", "blocklist": {"types": [], "names": ["fc2"]}, "dump_stats_path": ")" +
+      R"({"mode": "MEASURE", "observer": "maxabs", "blocklist": {"types": [], "names": ["fc2"]}, )"
+      R"("dump_stats_path": ")" +
       (dir / "a/p").string() + "\"}";
   std::ofstream(dir / "config.json") << config;
   for (const std::string& given : {config, (dir / "config.json").string()}) {

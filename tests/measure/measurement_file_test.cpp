@@ -79,7 +79,8 @@ TEST(MeasurementFile, IsWrittenInTheFormOtherToolsRead) {
                                           dir / "p_hooks_maxabs_mod_list.json"}));
   const auto json = io::read_json(paths[0]);
   EXPECT_EQ(json, io::Json::parse(R"({"NumSamples": 12, "GlobalRank": null, "LocalRank": null, "Mode": "DynamicRange",
-    "Nodes": {"model.layers.0.mlp.up_proj": {"inputs": [[[1.5]]], "outputs": [[[0.10000000149011612]]], "params": {"weight": [[0.25]]}}}})"))
+    "Nodes": {"model.layers.0.mlp.up_proj": {"inputs": [[[1.5]]], "outputs": [[[0.10000000149011612]]],
+                                             "params": {"weight": [[0.25]]}}}})"))
       << text_of(paths[0]);
   EXPECT_EQ(text_of(paths[0]).rfind("{\n    \"NumSamples\": 12,\n", 0), 0u);  // indent 4
   EXPECT_EQ(io::read_json(paths[2]), io::Json(file.selected));
@@ -240,7 +241,8 @@ TEST(MeasurementFile, ShapesAreSizes) {
 
 TEST(MeasurementFile, OldKeysAndBareArraysAreRead) {
   const auto file = read_text(
-      R"({"LocalRank": -1, "GlobalRank": 3, "Nodes": {"m": {"input": [[[2]]], "output": [[1.5]], "params": {}}, "n": {"inputs": [0.5], "outputs": null}}})");
+      R"({"LocalRank": -1, "GlobalRank": 3, "Nodes": {"m": {"input": [[[2]]], "output": [[1.5]], "params": {}}, )"
+      R"("n": {"inputs": [0.5], "outputs": null}}})");
   EXPECT_EQ(file.local_rank, -1);
   EXPECT_EQ(file.global_rank, 3);
   EXPECT_EQ(file.find("m")->inputs, (std::vector<Amax>{{2.0f}}));

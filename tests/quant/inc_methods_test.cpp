@@ -19,8 +19,9 @@ using Dialect = recipes::Dialect;
 
 struct Method {
   const char* name;
-  char weight,
-      activation;  ///< 1: one, F: first of the set, H: hardware's set, P: power of two, A: any, O/o: searched, C/c: per channel (c: searched)
+  /// 1: one, F: first of the set, H: hardware's set, P: power of two, A: any, O/o: searched,
+  /// C/c: per channel (c: searched)
+  char weight, activation;
   double atol, rtol;
 };
 constexpr Method kStatic[] = {{"unit_scale", '1', '1', 1, .5},

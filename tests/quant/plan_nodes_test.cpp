@@ -100,11 +100,13 @@ TEST(PlanNodes, MeasurementsOfAModelWithoutSuchModulesFit) {
 }
 
 TEST(PlanNodes, ListsAndMethodsAreOfTheNode) {
-  const Plan plan = make_plan(
-      kWeights, kNodes,
-      options(
-          R"({"scale_method": {"default": {"weight": {"rounding_method": "POW2", "backoff": 0.5}, "activation": {"rounding_method": "POW2", "backoff": 0.25}},
-      "nodes": {"l.k_cache": {"weight": {"scale_value_type": "FIXED_VALUE", "rounding_method": "SCALE_UNIT"}, "activation": {"scale_value_type": "FIXED_VALUE", "rounding_method": "SCALE_UNIT"}}}},
+  const Plan plan = make_plan(kWeights, kNodes,
+                              options(
+                                  R"({"scale_method": {
+      "default": {"weight": {"rounding_method": "POW2", "backoff": 0.5},
+                  "activation": {"rounding_method": "POW2", "backoff": 0.25}},
+      "nodes": {"l.k_cache": {"weight": {"scale_value_type": "FIXED_VALUE", "rounding_method": "SCALE_UNIT"},
+                              "activation": {"scale_value_type": "FIXED_VALUE", "rounding_method": "SCALE_UNIT"}}}},
       "blocklist": {"types": ["Softmax"], "names": ["moe"]}})"));
   EXPECT_EQ(plan.find_node("l.k_cache")->scheme.input_scale_inv, std::vector<float>{1.0f});
   EXPECT_EQ(plan.find_node("l.matmul_qk")->scheme.input_scale_inv[1], 2.0f);

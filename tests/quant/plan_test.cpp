@@ -235,8 +235,8 @@ TEST(Plan, AWeightsThresholdIsBelowItsAmaxOrOfAnotherModel) {
 TEST(Plan, AConfigBringsItsOwnRules) {
   PlanOptions o;
   o.dialect = recipes::Dialect::gaudi2;
-  o.config = config(
-      R"({"scale_method": "maxabs_hw", "blocklist": {"names": ["lm_head", "mlp\\.gate$"], "types": ["Conv1d", "Conv2d", "Softmax"]}})");
+  o.config = config(R"({"scale_method": "maxabs_hw", "blocklist": {"names": ["lm_head", "mlp\\.gate$"], )"
+                    R"("types": ["Conv1d", "Conv2d", "Softmax"]}})");
   o.measurements =
       measured({"model.layers.0.self_attn.q_proj", "model.layers.0.self_attn.k_proj", "model.layers.0.self_attn.v_proj",
                 "model.layers.0.self_attn.o_proj", "model.layers.0.mlp.gate_proj", "model.layers.0.mlp.up_proj"},
@@ -277,8 +277,9 @@ TEST(Plan, FixedScalesNeedNoMeasurement) {
 
 TEST(Plan, ChannelMethodsGiveChannelWeights) {
   PlanOptions o;
-  o.config = config(
-      R"({"scale_method": "act_maxabs_pow2_weights_pcs_maxabs_pow2", "allowlist": {"names": ["up_proj"]}, "fp8_config": "E5M2", "hp_dtype": "fp32"})");
+  o.config =
+      config(R"({"scale_method": "act_maxabs_pow2_weights_pcs_maxabs_pow2", "allowlist": {"names": ["up_proj"]}, )"
+             R"("fp8_config": "E5M2", "hp_dtype": "fp32"})");
   o.measurements = measured({"model.layers.0.mlp.up_proj"});
   const Scheme& s = make_plan(kModel, o).modules.at(0).scheme;
   EXPECT_EQ(s.weights, WeightGranularity::channel);

@@ -64,8 +64,8 @@ TEST(Convert, ReadsAMeasurement) {
 
 TEST(Convert, TakesAQuantConfig) {
   const Model m;
-  m.convert(
-      R"({"quant_config": {"mode": "QUANTIZE", "scale_method": "unit_scale", "allowlist": {"types": [], "names": ["fc1"]}}})");
+  m.convert(R"({"quant_config": {"mode": "QUANTIZE", "scale_method": "unit_scale", )"
+            R"("allowlist": {"types": [], "names": ["fc1"]}}})");
   EXPECT_EQ(call_fp8("scale_inv", {m.a}).toTensor().item<float>(), 1.0f);
   EXPECT_EQ(json_of(call_fp8("scheme_of", {m.a}))["convention"], "inc");
   EXPECT_EQ(m.b.scalar_type(), at::kFloat);
@@ -100,8 +100,8 @@ TEST(Convert, RefusesPythonsRecurrentModulesUnlessAskedFor) {
   const auto convert = [&](const std::string& type, const std::string& options) {
     return json_of(call_fp8("convert", {weights, Words{"rnn.weight_ih_l0"}, Words{type}, options}));
   };
-  const std::string config =
-      R"("quant_config": {"mode": "QUANTIZE", "scale_method": "unit_scale", "allowlist": {"types": [], "names": ["rnn"]}})";
+  const std::string config = R"("quant_config": {"mode": "QUANTIZE", "scale_method": "unit_scale", )"
+                             R"("allowlist": {"types": [], "names": ["rnn"]}})";
   for (const char* type : {"LSTM", "GRU", "RNN"}) {
     for (const std::string& options : {std::string("{}"), "{" + config + "}"})
       EXPECT_TRUE(throws_with({"'rnn.weight_ih_l0'", type, "another dtype", "\"recurrent\": true"},

@@ -1,7 +1,8 @@
 // SPDX-License-Identifier: Apache-2.0
 // Where tests find files that they did not write themselves.
 //   demo_data()           tools/demo_data of the source tree, always there
-//   FP8_NEED_TEST_DATA(p) p = <folder in the environment variable FP8_TEST_DATA>, else the test is skipped with a reason
+//   FP8_NEED_TEST_DATA(p) p = <folder in the environment variable FP8_TEST_DATA>, else the test is skipped with
+//                         a reason
 #pragma once
 #include <gtest/gtest.h>
 

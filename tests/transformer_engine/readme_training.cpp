@@ -23,7 +23,8 @@ int main() {
 // README begins
 namespace te = fp8::te;
 te::HPUPrecisionPlugin plugin("fp8");                                   // also "32-true", "bf16-mixed", "16-mixed"
-torch::optim::AdamW optimizer(model->parameters(), 1e-3);               // before or after conversion: parameters stay the same objects
+torch::optim::AdamW optimizer(model->parameters(), 1e-3);               // before or after conversion: parameters stay
+                                                                        // the same objects
 std::cout << plugin.convert_modules(*model, {.replace_layers = true, .recipe = fp8::recipes::DelayedScaling::nvidia()});
 for (const auto& batch : data) {
   at::Tensor loss;

@@ -1,7 +1,8 @@
 // SPDX-License-Identifier: Apache-2.0
 // Measurement and scale files of the neural-compressor form, as .json or .npz:
 //
-//   {"Mode": "DynamicRange" | "Scale" | "Shape", "Nodes": {module: {"inputs": [t, ...], "outputs": [t, ...], "params": {"weight": t}}}}
+//   {"Mode": "DynamicRange" | "Scale" | "Shape",
+//    "Nodes": {module: {"inputs": [t, ...], "outputs": [t, ...], "params": {"weight": t}}}}
 //   t = a number, nested lists of numbers, an array, or {axis: t}
 #include <fmt/format.h>
 

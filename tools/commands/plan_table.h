@@ -3,7 +3,8 @@
 //
 //   module                            modules  becomes                       why
 //   model.layers.*.self_attn.q_proj        28  E4M3 channel weights, ...
-//   lm_head                                 1  stays in high precision       kept in high precision by default (--include quantizes it)
+//   lm_head                                 1  stays in high precision       kept in high precision by default
+//                                                                            (--include quantizes it)
 #pragma once
 #include <filesystem>
 #include <string>

@@ -2,7 +2,8 @@
 // Progress that survives kill -9: a hidden folder beside the output, removed when the run succeeds. No torch here.
 //
 //   FOLDER/lock    held (flock) by the run that writes here
-//   FOLDER/state   a line with the checksum of the rest, then {"identity", "progress"}; replaced whole (temporary name, fsync, rename)
+//   FOLDER/state   a line with the checksum of the rest, then {"identity", "progress"};
+//                  replaced whole (temporary name, fsync, rename)
 //   FOLDER/...     the file that progress["hidden"]["file"] names (hidden_states.h)
 //
 // identity: what the run was asked to do and of which files, key by key; only the same run goes on.

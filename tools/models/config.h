@@ -19,7 +19,8 @@ namespace fp8::models {
 
 /// How the rotary frequencies f_i = theta^(-2i/d) are stretched.
 ///   linear   f / factor
-///   llama3   wavelength 2 pi / f: long ones (> original / low) divided by factor, short ones (< original / high) kept, smooth between
+///   llama3   wavelength 2 pi / f: long ones (> original / low) divided by factor, short ones (< original / high) kept,
+///            smooth between
 struct RopeScaling {
   enum class Kind : std::uint8_t { none, linear, llama3 };
   Kind kind = Kind::none;

@@ -2,8 +2,8 @@
 // What all samples are between two decoder layers: [samples, bytes of one], in memory or in files.
 //
 //   in memory   one buffer; a layer's outputs take the place of its inputs
-//   in files    FOLDER/hidden-<layer>: a layer reads one and writes the next, which becomes the current one with advance(). The
-//               one before is removed, unless a snapshot needs it.
+//   in files    FOLDER/hidden-<layer>: a layer reads one and writes the next, which becomes the current one with
+//               advance(). The one before is removed, unless a snapshot needs it.
 //
 // A snapshot is the current file, synced, with its size and checksum. No torch here.
 #pragma once

@@ -3,7 +3,8 @@
 // (model.layers.0.self_attn.q_proj.weight), projections are torch::nn::Linear, so whatever works on unmodified typed
 // modules works on these.
 //
-//   h = embed(ids);  per layer: h += o(attention(rope(q(n)), rope(k(n)), v(n))), n = norm(h);  h += down(silu(gate(n)) * up(n))
+//   h = embed(ids);  per layer: h += o(attention(rope(q(n)), rope(k(n)), v(n))), n = norm(h);
+//                               h += down(silu(gate(n)) * up(n))
 //   logits = lm_head(norm(h))
 //
 // Casts follow transformers: norms and rotary angles in f32, their results in the compute dtype. Nothing here names a
@@ -84,7 +85,7 @@ TORCH_MODULE(LlamaRotaryEmbedding);
 
 /// The pieces that hold no weight are modules too, named as optimum-habana's, so that they can be measured and run in
 /// fp8:
-///   both   k_cache, v_cache       fused   fused_scaled_dot_product_attention       eager   matmul_qk, softmax, matmul_av
+///   both   k_cache, v_cache     fused   fused_scaled_dot_product_attention     eager   matmul_qk, softmax, matmul_av
 class LlamaAttentionImpl : public torch::nn::Module {
  public:
   LlamaAttentionImpl(const LlamaConfig& config, std::size_t layer);

@@ -3,7 +3,8 @@
 //
 //   for each of accumulate_grad_batches batches (fewer at the end of an epoch):
 //     loss = training_step(batch)  in forward_context();  (loss * tokens / tokens of all of them).backward()
-//   callbacks (all_reduce_gradients), clip, optimizers step, gradients dropped, schedules step, validation if due, callbacks, checkpoint if due
+//   callbacks (all_reduce_gradients), clip, optimizers step, gradients dropped, schedules step,
+//   validation if due, callbacks, checkpoint if due
 //
 // (samples where a batch has no tokens), so batches of any sizes are to a step what one large batch would be,
 // and everything that the next step depends on is in the checkpoint: parameters, buffers, optimizers, schedules, place

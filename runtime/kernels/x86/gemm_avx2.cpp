@@ -1,7 +1,8 @@
 // SPDX-License-Identifier: Apache-2.0
 // gemm on AVX2 + FMA + F16C: codes -> f16 -> f32 with vcvtph2ps, f32 products.
 //
-//   E4M3   f16 bits = (sign extended c << 7) & 0xBFFF, the value times 2^-8 (subnormals included); the 256 comes in finish()
+//   E4M3   f16 bits = (sign extended c << 7) & 0xBFFF, the value times 2^-8 (subnormals included);
+//          the 256 comes in finish()
 //   E5M2   f16 bits = c << 8, the value itself (infinity and NaN included)
 //
 // 8 codes of a line are 4 channels x (k, k+1): a vector of 8 products of which neighbours belong together. So x is

@@ -2,8 +2,10 @@
 // gemm on AVX-512 F, BW, DQ, VL without VBMI and BF16: decode by byte shuffles of nibbles, f32 products.
 //
 // bf16 of a code c without its sign, as a high and a low byte:
-//   E4M3   ((c & 0x7F) << 4) + 0x3C00   high = 0x3C + ((c & 0x7F) >> 4), low = c << 4    exponent < 2: both from tables of the low nibble
-//   E5M2   ((c & 0x7F) << 5) + 0x3800   high = 0x38 + ((c & 0x7F) >> 3), low = c << 5    exponent 0 and 31: tables of c & 3
+//   E4M3   ((c & 0x7F) << 4) + 0x3C00   high = 0x3C + ((c & 0x7F) >> 4), low = c << 4    exponent < 2: both from
+//                                                                                        tables of the low nibble
+//   E5M2   ((c & 0x7F) << 5) + 0x3800   high = 0x38 + ((c & 0x7F) >> 3), low = c << 5    exponent 0 and 31:
+//                                                                                        tables of c & 3
 // NaN (and E5M2's infinity) get the exponent 255, so every code is exact.
 #include "fp8/runtime/kernels/x86/gemm_avx512.h"
 

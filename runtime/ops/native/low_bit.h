@@ -2,14 +2,15 @@
 // hpu::convert_from_int4, convert_from_uint4 and fake_quant_fp4.
 //
 //   convert   int32 word = n7 n6 n5 n4 n3 n2 n1 n0, four bits each, n0 the first element; two's complement for int4
-//             y = (n - zero_point) * scale in out_dtype's arithmetic; a packed zero_point (int32) is subtracted exactly;
-//             float8 outputs are computed in f32 and saturate
+//             y = (n - zero_point) * scale in out_dtype's arithmetic; a packed zero_point (int32) is subtracted
+//             exactly; float8 outputs are computed in f32 and saturate
 //
 //   fake_quant_fp4   y = round_fp4(x * (1 / s)) * s, s = f32(amax / max) of each slice at one index of `axis`
 //             fp4_e2m1   s ee m   bias 1   0 0.5 1 1.5 2 3 4 6         max 6
 //             fp4_e3m0   s eee    bias 3   0 0.25 0.5 1 2 4 8 16       max 16
-//             to nearest, ties to the even code; stochastic: up with the probability of the distance, below the smallest
-//             value too. The vendor's kernel is closed: names and rounding modes are its, the scale's formula is ours.
+//             to nearest, ties to the even code; stochastic: up with the probability of the distance, below the
+//             smallest value too. The vendor's kernel is closed: names and rounding modes are its, the scale's formula
+//             is ours.
 #pragma once
 #include <ATen/core/Tensor.h>
 

@@ -1,8 +1,8 @@
 // SPDX-License-Identifier: Apache-2.0
 // mixture_of_experts on fp8 weights, expert by expert with the kernels' product:
 //
-//   rows of hidden [n, H] --gemm w1 | w2--> f32 [n, 2F] --act, mul--> f32 [n, F] --cast--> codes --gemm w3--> f32 [n, H]
-//   --rw--> sum f32 [T, H]
+//   rows of hidden [n, H] --gemm w1 | w2--> f32 [n, 2F] --act, mul--> f32 [n, F] --cast--> codes
+//   --gemm w3--> f32 [n, H] --rw--> sum f32 [T, H]
 //
 // Scratch: one expert's rows. The sum adds experts in ascending order, so it depends on no thread count.
 #include <ATen/ops/empty.h>

@@ -1,8 +1,8 @@
 // SPDX-License-Identifier: Apache-2.0
 // hpu::rotary_pos_embedding and its backward. Note the order: sin before cos.
 //
-//   mode 0, BLOCKWISE   y = x * cos + rotate(x) * sin     rotate(x) = [-x2, x1], x1 and x2 the halves of the last dimension
-//   mode 1, PAIRWISE                                      rotate(x) = [-x1, x0, -x3, x2, ...]
+//   mode 0, BLOCKWISE   y = x * cos + rotate(x) * sin    rotate(x) = [-x2, x1], x1, x2 the halves of the last dimension
+//   mode 1, PAIRWISE                                     rotate(x) = [-x1, x0, -x3, x2, ...]
 //   backward            dx = dy * cos + rotate^T(dy * sin)
 //
 // f32 products and sum, one rounding to x's dtype.

@@ -1,9 +1,10 @@
 // SPDX-License-Identifier: Apache-2.0
 // hpu::sdpa_*, fp8_sdpa_*: what their arguments mean, their checks and their results; the arithmetic is attention.h's.
 //
-//   d_scale_*  dequantization multipliers      q_scale_*  multipliers into fp8      s = softmax, o = output, do, ds = grads
-//   P is cast with q_scale_s (default 1) and undone with d_scale_s (default 1 / q_scale_s); dS likewise, in grad's format
-//   (E5M2 where grad is in high precision). fp8 q: out has q's dtype if q_scale_o is given, else bf16; P has q's dtype.
+//   d_scale_*  dequantization multipliers    q_scale_*  multipliers into fp8    s = softmax, o = output, do, ds = grads
+//   P is cast with q_scale_s (default 1) and undone with d_scale_s (default 1 / q_scale_s); dS likewise, in grad's
+//   format (E5M2 where grad is in high precision). fp8 q: out has q's dtype if q_scale_o is given, else bf16; P has q's
+//   dtype.
 //   amax_*: f32, shape {1}, of the unscaled values; 0 where not asked for.
 //
 // Scales belong to fp8 operands: beside high-precision q, k, v they are refused by name. softmax_mode "fast" changes no

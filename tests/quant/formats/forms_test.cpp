@@ -304,21 +304,17 @@ TEST(Forms, ConfigsHaveTheWordsTheirReadersAskFor) {
   const auto ct = config(Format::compressed_tensors, scheme_of(kBlock, kGroup, {64, 32}));
   EXPECT_EQ(ct["quantization_status"], "compressed");
   const auto& group = ct["config_groups"]["group_0"];
-  EXPECT_EQ(
-      group["weights"],
-      Json::parse(
-          R"({"num_bits": 8, "type": "float", "strategy": "block", "symmetric": true, "dynamic": false, "block_structure": [64, 32]})"));
-  EXPECT_EQ(
-      group["input_activations"],
-      Json::parse(
-          R"({"num_bits": 8, "type": "float", "strategy": "group", "symmetric": true, "dynamic": true, "group_size": 32})"));
+  EXPECT_EQ(group["weights"], Json::parse(R"({"num_bits": 8, "type": "float", "strategy": "block", "symmetric": true, )"
+                                          R"("dynamic": false, "block_structure": [64, 32]})"));
+  EXPECT_EQ(group["input_activations"],
+            Json::parse(R"({"num_bits": 8, "type": "float", "strategy": "group", "symmetric": true, )"
+                        R"("dynamic": true, "group_size": 32})"));
   EXPECT_EQ(group["targets"], Json::parse(R"(["Linear", "re:.*lm_head"])"));
   EXPECT_EQ(ct["ignore"], Json::array({"b", R"(re:(.*\.)?b$)"})) << "no family: under any prefix";
   EXPECT_TRUE(ct["kv_cache_scheme"].is_null());
-  EXPECT_EQ(
-      config(Format::fp8, scheme_of(kBlock, kGroup)),
-      Json::parse(
-          R"({"quant_method": "fp8", "activation_scheme": "dynamic", "fmt": "e4m3", "weight_block_size": [128, 128], "modules_to_not_convert": ["b"]})"));
+  EXPECT_EQ(config(Format::fp8, scheme_of(kBlock, kGroup)),
+            Json::parse(R"({"quant_method": "fp8", "activation_scheme": "dynamic", "fmt": "e4m3", )"
+                        R"("weight_block_size": [128, 128], "modules_to_not_convert": ["b"]})"));
   EXPECT_EQ(config(Format::fp8, scheme_of(kTensor, kStatic)),
             Json::parse(R"({"quant_method": "fp8", "activation_scheme": "static", "ignored_layers": ["b"]})"));
   auto e8m0 = scheme_of(kBlock, kGroup);

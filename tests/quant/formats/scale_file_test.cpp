@@ -66,7 +66,8 @@ TEST(ScaleFile, IsWrittenInIncsForm) {
   write_scales(name_in(dir), file);
   EXPECT_EQ(io::read_json(name_in(dir).json()),
             io::Json::parse(R"({"GlobalRank": null, "LocalRank": null, "Mode": "Scale", "Nodes":
-    {"up_proj": {"inputs": [0.0625], "outputs": [[0.5, 0.25]], "params": {"weight": {"0": [0.5, 2.0], "1": [1.0, 1.0, 1.0]}}}}})"));
+    {"up_proj": {"inputs": [0.0625], "outputs": [[0.5, 0.25]],
+                 "params": {"weight": {"0": [0.5, 2.0], "1": [1.0, 1.0, 1.0]}}}}})"));
   const auto npz = io::read_npz(name_in(dir).npz());
   const auto& node = *npz.get_if<io::PyDict>()
                           ->at(std::string("Nodes"))

@@ -179,7 +179,8 @@ torch::jit::Module scripted() {
   m.define(R"(
 def forward(self, x):
     h = torch.zeros([1, 2, 5], device=x.device)
-    y, a, b = torch.lstm(x, [h, h], [self.lstm_ih, self.lstm_hh, self.lstm_b, self.lstm_b], True, 1, 0.0, False, False, False)
+    y, a, b = torch.lstm(x, [h, h], [self.lstm_ih, self.lstm_hh, self.lstm_b, self.lstm_b],
+                         True, 1, 0.0, False, False, False)
     z, c = torch.gru(x, h, [self.gru_ih, self.gru_hh, self.gru_b, self.gru_b], True, 1, 0.0, False, False, False)
     d, e = torch.lstm_cell(x[0], [h[0], h[0]], self.lstm_ih, self.lstm_hh, self.lstm_b, self.lstm_b)
     f = torch.gru_cell(x[0], h[0], self.gru_ih, self.gru_hh, self.gru_b, self.gru_b)

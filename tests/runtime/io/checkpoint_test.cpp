@@ -42,10 +42,9 @@ TEST_F(CheckpointTest, AFileInsteadOfAFolder) {
 
 TEST_F(CheckpointTest, ShardsOfTheIndexOnly) {
   put("m-2.safetensors", shard("b", "34"));
-  put("m-1.safetensors",
-      safetensors_bytes(
-          R"({"extra":{"dtype":"U8","shape":[1],"data_offsets":[0,1]},"a":{"dtype":"U8","shape":[2],"data_offsets":[1,3]}})",
-          "x12"));
+  put("m-1.safetensors", safetensors_bytes(R"({"extra":{"dtype":"U8","shape":[1],"data_offsets":[0,1]},)"
+                                           R"("a":{"dtype":"U8","shape":[2],"data_offsets":[1,3]}})",
+                                           "x12"));
   put("model.safetensors", "stale");
   put(kIndex, R"({"metadata":{"total_size":4},"weight_map":{"b":"m-2.safetensors","a":"m-1.safetensors"}})");
   const Checkpoint checkpoint(folder_);
@@ -61,10 +60,9 @@ TEST_F(CheckpointTest, ShardsOfTheIndexOnly) {
 
 TEST_F(CheckpointTest, ATensorInTwoShardsComesFromTheOneInTheIndex) {
   put("m-1.safetensors", shard("a", "11"));
-  put("m-2.safetensors",
-      safetensors_bytes(
-          R"({"a":{"dtype":"U8","shape":[1],"data_offsets":[0,1]},"b":{"dtype":"U8","shape":[1],"data_offsets":[1,2]}})",
-          "22"));
+  put("m-2.safetensors", safetensors_bytes(R"({"a":{"dtype":"U8","shape":[1],"data_offsets":[0,1]},)"
+                                           R"("b":{"dtype":"U8","shape":[1],"data_offsets":[1,2]}})",
+                                           "22"));
   put(kIndex, R"({"weight_map":{"a":"m-1.safetensors","b":"m-2.safetensors"}})");
   const Checkpoint checkpoint(folder_);
   EXPECT_EQ(checkpoint.names(), (std::vector<std::string>{"a", "b"}));

@@ -31,15 +31,14 @@ TEST(DType, NamesAndSizesOfTheFormat) {
 
 TEST_F(SafetensorsFileTest, ReadsTensorsInFileOrder) {
   const auto name = put(
-      "x",
-      safetensors_bytes(
-          R"({"b":{"dtype":"U8","shape":[2],"data_offsets":[8,10]},"__metadata__":{"format":"pt"},)"
-          R"("empty":{"dtype":"F32","shape":[0,5],"data_offsets":[8,8]},)"
-          R"("a":{"dtype":"F32","shape":[],"data_offsets":[0,4]},"c":{"dtype":"BF16","shape":[1,2],"data_offsets":[4,8]}}   )",
-          std::string("\0\0\x80\x3f"
-                      "\x01\x02\x03\x04"
-                      "\x05\x06",
-                      10)));
+      "x", safetensors_bytes(R"({"b":{"dtype":"U8","shape":[2],"data_offsets":[8,10]},"__metadata__":{"format":"pt"},)"
+                             R"("empty":{"dtype":"F32","shape":[0,5],"data_offsets":[8,8]},)"
+                             R"("a":{"dtype":"F32","shape":[],"data_offsets":[0,4]},)"
+                             R"("c":{"dtype":"BF16","shape":[1,2],"data_offsets":[4,8]}}   )",
+                             std::string("\0\0\x80\x3f"
+                                         "\x01\x02\x03\x04"
+                                         "\x05\x06",
+                                         10)));
   const SafetensorsFile file(name);
   std::vector<std::string> names;
   for (const auto& tensor : file.tensors()) names.push_back(tensor.name);

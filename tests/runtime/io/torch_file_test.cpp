@@ -245,7 +245,8 @@ TEST_F(TorchFileTest, ACheckpointOfEitherKind) {
   put("many/pytorch_model-00001-of-00002.bin", bin);
   put("many/pytorch_model-00002-of-00002.bin", zip({{"x/data.pkl", pkl}, {"x/data/0", floats(2)}}));
   put("many/pytorch_model.bin.index.json",
-      R"({"weight_map":{"a":"pytorch_model-00002-of-00002.bin","w":"pytorch_model-00001-of-00002.bin","b":"pytorch_model-00002-of-00002.bin"}})");
+      R"({"weight_map":{"a":"pytorch_model-00002-of-00002.bin","w":"pytorch_model-00001-of-00002.bin",)"
+      R"("b":"pytorch_model-00002-of-00002.bin"}})");
   const Checkpoint many(path("many"));
   EXPECT_EQ(many.names(), (std::vector<std::string>{"w", "b", "a"}));
   EXPECT_EQ(many.total_bytes(), 24u);

@@ -90,9 +90,10 @@ TEST_F(Config, ExplainShowsWhichModulesAreMeantAndWhichEntriesMeanNone) {
 
 TEST_F(Config, ExplainListsAttentionAndCacheNodesOfBothFormsOfAttention) {
   const auto model = (test::demo_data() / "kjv-byte-1.7M").string();
-  const auto json = explain(
-      R"({"scale_method": "maxabs_hw", "blocklist": {"names": ["lm_head", "layers\\.1.*matmul_av"], "types": ["Softmax"]}})",
-      {"--model", model});
+  const auto json =
+      explain(R"({"scale_method": "maxabs_hw", "blocklist": {"names": ["lm_head", "layers\\.1.*matmul_av"], )"
+              R"("types": ["Softmax"]}})",
+              {"--model", model});
   const auto& nodes = json["model"]["nodes"];
   ASSERT_EQ(nodes.size(), 6 * 4u) << "four layers";
   const auto node = [&](const std::string& name) { return find(nodes, "name", "model.layers." + name); };
@@ -118,9 +119,11 @@ TEST_F(Config, ExplainListsAttentionAndCacheNodesOfBothFormsOfAttention) {
 TEST_F(Config, ExplainNeverCallsAWorkingPatternIdle) {
   const auto model = (test::demo_data() / "kjv-byte-1.7M").string();
   const auto json = explain(
-      R"({"blocklist": {"names": ["matmul_qk", "softmax", "fused_scaled", "layers\\.2.*k_cache", "no_such"], "types": ["Matmul", "ModuleFusedSDPA", "KVCache", "VLLMKVCache"]},
+      R"({"blocklist": {"names": ["matmul_qk", "softmax", "fused_scaled", "layers\\.2.*k_cache", "no_such"],
+                        "types": ["Matmul", "ModuleFusedSDPA", "KVCache", "VLLMKVCache"]},
       "scale_method": {"default": {"weight": {"rounding_method": "POW2"}, "activation": {"rounding_method": "POW2"}},
-                       "layer_types": {"Softmax": {}, "VLLMKVCache": {}, "Conv2d": {}}, "nodes": {"model.layers.1.self_attn.softmax": {}}}})",
+                       "layer_types": {"Softmax": {}, "VLLMKVCache": {}, "Conv2d": {}},
+                       "nodes": {"model.layers.1.self_attn.softmax": {}}}})",
       {"--model", model});
   const auto& unused = json["model"]["unused"];
   ASSERT_EQ(unused.size(), 3u) << unused;

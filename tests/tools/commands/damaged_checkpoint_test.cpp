@@ -104,34 +104,32 @@ const Case kCases[] = {
      [](const fs::path& d) { fs::create_symlink("../blobs/gone", d / "model.safetensors"); }},
     {"OverlappingTensors", "tensor 'b' starts at byte 1 of the data, expected 2 (it overlaps the one before)",
      [](const fs::path& d) {
-       put(d / "model.safetensors",
-           header(
-               R"({"a":{"dtype":"U8","shape":[2],"data_offsets":[0,2]},"b":{"dtype":"U8","shape":[2],"data_offsets":[1,3]}})",
-               3));
+       put(d / "model.safetensors", header(R"({"a":{"dtype":"U8","shape":[2],"data_offsets":[0,2]},)"
+                                           R"("b":{"dtype":"U8","shape":[2],"data_offsets":[1,3]}})",
+                                           3));
      }},
     {"Hole", "tensor 'b' starts at byte 3 of the data, expected 2 (a hole before it)",
      [](const fs::path& d) {
-       put(d / "model.safetensors",
-           header(
-               R"({"a":{"dtype":"U8","shape":[2],"data_offsets":[0,2]},"b":{"dtype":"U8","shape":[2],"data_offsets":[3,5]}})",
-               5));
+       put(d / "model.safetensors", header(R"({"a":{"dtype":"U8","shape":[2],"data_offsets":[0,2]},)"
+                                           R"("b":{"dtype":"U8","shape":[2],"data_offsets":[3,5]}})",
+                                           5));
      }},
     {"CutShort", "(cut short?)",
      [](const fs::path& d) { put(d / "model.safetensors", shard("a.weight").substr(0, 60)); }},
     {"UnalignedTensors", nullptr,
      [](const fs::path& d) {  // f32 at byte 1, bf16 at byte 5, in a header whose length is no multiple of 8
        put(d / "model.safetensors",
-           safetensors_bytes(
-               R"({"a":{"dtype":"U8","shape":[1],"data_offsets":[0,1]},"f":{"dtype":"F32","shape":[],"data_offsets":[1,5]},)"
-               R"("l.weight":{"dtype":"BF16","shape":[1,2],"data_offsets":[5,9]}})",
-               std::string("\1\0\0\x80\x3f\x80\x3f\0\x40", 9)));
+           safetensors_bytes(R"({"a":{"dtype":"U8","shape":[1],"data_offsets":[0,1]},)"
+                             R"("f":{"dtype":"F32","shape":[],"data_offsets":[1,5]},)"
+                             R"("l.weight":{"dtype":"BF16","shape":[1,2],"data_offsets":[5,9]}})",
+                             std::string("\1\0\0\x80\x3f\x80\x3f\0\x40", 9)));
      }},
     {"EmptyTensors", nullptr,
      [](const fs::path& d) {
-       put(d / "model.safetensors",
-           header(
-               R"({"z":{"dtype":"F32","shape":[0,5],"data_offsets":[0,0]},"l.weight":{"dtype":"U8","shape":[1],"data_offsets":[0,1]},"y":{"dtype":"F32","shape":[0],"data_offsets":[1,1]}})",
-               1));
+       put(d / "model.safetensors", header(R"({"z":{"dtype":"F32","shape":[0,5],"data_offsets":[0,0]},)"
+                                           R"("l.weight":{"dtype":"U8","shape":[1],"data_offsets":[0,1]},)"
+                                           R"("y":{"dtype":"F32","shape":[0],"data_offsets":[1,1]}})",
+                                           1));
      }},
     {"UnknownDtype", "tensor 'a': unknown dtype 'F4', expected one of BOOL",
      [](const fs::path& d) {
@@ -199,9 +197,9 @@ TEST(UnusualCheckpoint, UnalignedAndTransposedWeightsAreQuantizedAsTheyMean) {
   const std::string values("\0\0\x80\x3f\0\0\0\x40\0\0\x40\x40\0\0\x80\x40", 16),
       transposed("\0\0\x80\x3f\0\0\x40\x40\0\0\0\x40\0\0\x80\x40", 16);
   put(dir / "st/model.safetensors",
-      safetensors_bytes(
-          R"({"a":{"dtype":"U8","shape":[1],"data_offsets":[0,1]},"w.weight":{"dtype":"F32","shape":[2,2],"data_offsets":[1,17]}})",
-          "x" + values));
+      safetensors_bytes(R"({"a":{"dtype":"U8","shape":[1],"data_offsets":[0,1]},)"
+                        R"("w.weight":{"dtype":"F32","shape":[2,2],"data_offsets":[1,17]}})",
+                        "x" + values));
   const io::torch_bytes::Tensor w{"0", "FloatStorage", 4, 0, {2, 2}, {1, 2}}, a{"1", "ByteStorage", 1, 0, {1}, {1}};
   using namespace io::torch_bytes;  // NOLINT
   put(dir / "bin/pytorch_model.bin",

@@ -125,8 +125,8 @@ TEST(Measurements, MergeAsksTheObserversThatKnowMore) {
   const test::TempDir dir;
   const std::string data = FP8_SOURCE_DIR "/tools/demo_data/kjv_calib.txt",
                     model = FP8_SOURCE_DIR "/tools/demo_data/kjv-byte-1.7M";
-  std::ofstream(dir / "config.json")
-      << R"({"mode": "MEASURE", "observer": "percentile", "dump_stats_path": "s/inc", "allowlist": {"types": [], "names": ["layers.0.mlp.*proj"]}})";
+  std::ofstream(dir / "config.json") << R"({"mode": "MEASURE", "observer": "percentile", "dump_stats_path": "s/inc", )"
+                                        R"("allowlist": {"types": [], "names": ["layers.0.mlp.*proj"]}})";
   const auto measure = [&](const char* out, const char* skip, const char* samples) {
     const auto run = run_fp8({"measure", "--model", model, "--data", data, "--config", (dir / "config.json").string(),
                               "--out", (dir / out).string(), "--skip", skip, "--samples", samples, "--seq-len", "64"});

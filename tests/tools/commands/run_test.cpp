@@ -153,10 +153,10 @@ TEST_F(RunCommand, CodesAreTheEmulatedDevices) {
 TEST_F(RunCommand, AQuantConfigMeasuresAndQuantizesNodesWithoutAWeightToo) {
   const auto file = model(), data = inputs(32);
   const auto config = [&](const std::string& mode) {
-    std::ofstream(folder / (mode + ".json"))
-        << R"({"mode": ")" << mode
-        << R"(", "observer": "maxabs", "scale_method": "maxabs_hw", "ignore_modules_wo_measures": true, "dump_stats_path": ")"
-        << (folder / "stats" / "s").string() << "\"}";
+    std::ofstream(folder / (mode + ".json")) << R"({"mode": ")" << mode
+                                             << R"(", "observer": "maxabs", "scale_method": "maxabs_hw", )"
+                                                R"("ignore_modules_wo_measures": true, "dump_stats_path": ")"
+                                             << (folder / "stats" / "s").string() << "\"}";
     return (folder / (mode + ".json")).string();
   };
   const auto measured = fp8({"measure", "--model", file, "--data", data, "--out", (folder / "stats").string(),
