@@ -26,8 +26,9 @@ namespace fp8::quant {
 
 class CheckpointPlan {
  public:
-  /// options must outlive this. Reads headers; with options.allow_nonfinite all of the weights. Throws io::Error naming folder and module: the
-  /// source is in fp8, nothing is left to quantize, a scheme that the form can't hold, a family that no reader takes.
+  /// options must outlive this. Reads headers; with options.allow_nonfinite all of the weights. Throws io::Error naming
+  /// folder and module: the source is in fp8, nothing is left to quantize, a scheme that the form can't hold, a family
+  /// that no reader takes.
   CheckpointPlan(const std::filesystem::path& model, const CheckpointOptions& options);
 
   const io::Checkpoint& source() const { return source_; }

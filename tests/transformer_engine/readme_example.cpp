@@ -1,6 +1,8 @@
 // SPDX-License-Identifier: Apache-2.0
 // The example of README.md as a program: what stands between the two marks is the README's text. Its output is checked
-// by a ctest. README begins
+// by a ctest.
+//
+// README begins
 #include <torch/torch.h>
 
 #include <iostream>
