@@ -142,16 +142,20 @@ CheckpointDamage damage_of_checkpoint(const fs::path& model, const CheckpointOpt
   CheckpointDamage out{{}, plan.skipped, plan.warnings};
   if (const std::string notice = planned.modules().notice(); !notice.empty())
     out.warnings.insert(out.warnings.begin(), notice);
-  const auto reader_of = [&](const PlannedModule& m) { return RowReader(source, planned.source_of(m.info.name)); };
+  std::vector<RowReader> readers;  // each pass reads with a copy, whose buffers end with it
   std::uint64_t total = 0, done = 0;
-  for (const auto& m : plan.modules) total += reader_of(m).bytes();
-  const auto advance = [&](const PlannedModule& m) {
-    if (options.progress) options.progress(done += reader_of(m).bytes(), 2 * total);
+  for (const auto& m : plan.modules) {
+    readers.emplace_back(source, planned.source_of(m.info.name));
+    total += readers.back().bytes();
+  }
+  const auto advance = [&](std::size_t i) {
+    if (options.progress) options.progress(done += readers[i].bytes(), 2 * total);
   };
   std::vector<std::vector<float>> amax;
   std::map<std::string, float> groups;
-  for (const auto& m : plan.modules) {
-    amax.push_back(amax_of(reader_of(m), m, options.stop));
+  for (std::size_t i = 0; i < plan.modules.size(); ++i) {
+    const auto& m = plan.modules[i];
+    amax.push_back(amax_of(readers[i], m, options.stop));
     if (holds_nan(amax.back())) {
       const WeightSlice weight = planned.source_of(m.info.name);
       out.skipped.push_back(
@@ -159,15 +163,15 @@ CheckpointDamage damage_of_checkpoint(const fs::path& model, const CheckpointOpt
     } else if (!m.fuse_group.empty()) {
       groups[m.fuse_group] = std::max(groups[m.fuse_group], amax.back()[0]);
     }
-    advance(m);
+    advance(i);
   }
   for (std::size_t i = 0; i < plan.modules.size(); ++i) {
     const auto& m = plan.modules[i];
     if (holds_nan(amax[i])) continue;
     if (const auto group = groups.find(m.fuse_group); group != groups.end()) amax[i] = {group->second};
-    const RowReader reader = reader_of(m);
-    out.modules.push_back(damage_of(reader, m, weight_scales(amax[i], m.scheme, reader.place()), options.stop));
-    advance(m);
+    const WeightScales scales = weight_scales(amax[i], m.scheme, readers[i].place());
+    out.modules.push_back(damage_of(readers[i], m, scales, options.stop));
+    advance(i);
   }
   return out;
 }
@@ -209,8 +213,7 @@ CheckpointDamage damage_of_fp8_checkpoint(const fs::path& model, const std::opti
       codes.resize(static_cast<std::size_t>(rows * cols));
       read_code_rows(source, w, row, rows, codes.data());
       add_codes(codes.data(), rows, cols, row, scale_inv, scheme, values ? values->read(row, rows) : nullptr,
-                values ? checked_float_type(original->info(w.weight), *reference) : recipes::FloatType::F32,
-                damage.weight);
+                values ? values->type() : recipes::FloatType::F32, damage.weight);
     }
     out.modules.push_back(std::move(damage));
   }

@@ -125,7 +125,7 @@ class CheckpointModules::Judge {
                         option_name("'weights'", "--scheme") + " channel writes these");
       return Verdict{Role::cut, "readers split or join it by rows: its scales do not fit the parts", true};
     }
-    if (parts > 0 && whole) return Verdict{};
+    if (whole) return Verdict{};
     if (says(&Family::cut))
       return Verdict{Role::cut, "readers cut it, merge it or use it without its module: its scale would be lost", true};
     if (says(&Family::transposed)) return Verdict{Role::transposed, "stored transposed, [in, out] (Conv1D)", true};
@@ -236,8 +236,11 @@ void CheckpointModules::take_lonely_towers() {
   if (std::any_of(modules_.begin(), modules_.end(), is_linear)) return;
   for (auto& m : modules_) {
     if (m.role != Role::tower) continue;
-    m.role = m.certain ? Role::embedding : Role::linear;
-    if (m.certain) continue;
+    if (m.certain) {
+      m.role = Role::embedding;
+      continue;
+    }
+    m.role = Role::linear;
     m.why.clear();
   }
 }

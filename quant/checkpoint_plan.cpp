@@ -2,6 +2,8 @@
 #include "fp8/quant/checkpoint_plan.h"
 
 #include <algorithm>
+#include <string_view>
+#include <unordered_set>
 
 #include "fp8/configs/option_names.h"
 #include "fp8/quant/expert_families.h"
@@ -23,12 +25,6 @@ bool is_weight(const std::string& tensor) { return tensor.size() > 7 && tensor.e
 
 bool is_linear(const PlannedModule& m) {
   return (m.info.type == "Linear" || m.info.type == kExpertType) && m.info.shape.size() == 2;
-}
-
-/// "model.layers.0.mlp.experts" of "model.layers.0.mlp.experts.3.up_proj"; empty for what is no single expert's.
-std::string mixture_of(const std::string& module) {
-  const std::string group = ModelNames().product_group_of(module);
-  return group.ends_with(".experts") ? group : "";
 }
 
 std::string with_product(const std::string& through) {
@@ -234,12 +230,12 @@ void CheckpointPlan::check_plan() {
   }
   refuse_tied_heads();
   for (auto& notice : stacked_.notices()) plan_.warnings.push_back(std::move(notice));
-  note_single_experts();
+  note_experts();
   list_transposed();
 }
 
-/// Experts that the source has one by one, in a family whose readers don't all take them so in fp8.
-void CheckpointPlan::note_single_experts() {
+/// Experts of a family that not all readers take, or take one by one in fp8.
+void CheckpointPlan::note_experts() {
   const ExpertFamily* family = expert_family(config_);
   if (family != nullptr && !family->unread.empty())
     plan_.warnings.push_back("for vLLM only: " + std::string(family->unread));
@@ -286,8 +282,9 @@ void CheckpointPlan::list_transposed() {
 void CheckpointPlan::keep_whole_groups() {
   std::vector<std::string> quantized, kept;
   for (const auto& m : plan_.modules) quantized.push_back(m.info.name);
+  const std::unordered_set<std::string_view> planned(quantized.begin(), quantized.end());
   for (const auto& m : modules_.all()) {
-    if (CheckpointModules::may_be_linear(m) && plan_.find(m.name) == nullptr) kept.push_back(m.name);
+    if (CheckpointModules::may_be_linear(m) && planned.count(m.name) == 0) kept.push_back(m.name);
   }
   const auto halved = halved_groups(modules_.names(), quantized, kept);
   if (halved.empty()) return;

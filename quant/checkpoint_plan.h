@@ -66,7 +66,7 @@ class CheckpointPlan {
   std::map<std::string, std::string> misread() const;
   void check_plan();
   [[noreturn]] void refuse_empty() const;
-  void note_single_experts();
+  void note_experts();
   void refuse_tied_heads();
   void list_transposed();
   void keep_whole_groups();

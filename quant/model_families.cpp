@@ -59,11 +59,7 @@ const std::vector<Family>& rows() {
        .cut = "mlp.w2_md",  // transformers renames its weight alone (5.23: conversion_mapping.py:244)
        .split = "!~mlp.w13_dn>mlp.gate_proj+mlp.up_proj",
        .built = "k_sconv.weight_proj v_sconv.weight_proj",
-       .renamed = "unembed>lm_head visual>vision_tower audio>audio_tower w2_md>down_proj",
-       .refused =
-           "transformers asks every quantized file of this family for the scales of mlp.w13_dn and fails to load "
-           "one without that module (5.23: quantizers/base.py:375, core_model_loading.py:1247)",
-       .unless = "mlp.w13_dn"},
+       .renamed = "unembed>lm_head visual>vision_tower audio>audio_tower w2_md>down_proj"},
       // Decoders with embeddings and heads of their own names
       {.model_types = "gpt_neox", .tied = "lm_head=gpt_neox.embed_in", .renamed = "embed_out>lm_head"},
       {.model_types = "gpt_neox_japanese", .tied = "embed_out=gpt_neox_japanese.embed_in"},
@@ -132,17 +128,9 @@ const std::vector<Family>& rows() {
       {.model_types = "fsmt", .heads = "output_projection"},
       {.model_types = "seamless_m4t seamless_m4t_v2", .tied = "lm_head=shared"},
       // Vision
-      {.model_types = "dinov2 dinov2_with_registers",
-       .split = "!mlp.weights_in>mlp.gate_proj+mlp.up_proj",
-       .refused = "transformers asks every quantized file of this family for the scales of mlp.weights_in and fails to "
-                  "load one without that module (5.23: quantizers/base.py:375, core_model_loading.py:1247)",
-       .unless = "mlp.weights_in"},
+      {.model_types = "dinov2 dinov2_with_registers", .split = "!mlp.weights_in>mlp.gate_proj+mlp.up_proj"},
       {.model_types = "tipsv2",
-       .split = "!mlp.w12>mlp.gate_proj+mlp.up_proj !attn.qkv>attention.q_proj+attention.k_proj+attention.v_proj",
-       .refused =
-           "transformers asks every quantized file of this family for the scales of mlp.w12 and fails to load one "
-           "without that module (5.23: quantizers/base.py:375, core_model_loading.py:1247)",
-       .unless = "mlp.w12"},
+       .split = "!mlp.w12>mlp.gate_proj+mlp.up_proj !attn.qkv>attention.q_proj+attention.k_proj+attention.v_proj"},
       {.model_types = "vit vit_msn vit_mae beit deit ijepa audio-spectrogram-transformer segformer swin swinv2 "
                       "donut-swin bit convnext convnextv2 cvt data2vec-vision efficientnet focalnet hgnet_v2 hiera "
                       "levit mobilenet_v1 mobilenet_v2 mobilevit mobilevitv2 poolformer pp_lcnet pvt pvt_v2 regnet "

@@ -199,11 +199,16 @@ std::vector<std::pair<std::string, std::string>> ModelNames::tied() const {
   return pairs;
 }
 
-std::string ModelNames::product_group_of(const std::string& module) const {
+std::string mixture_of(const std::string& module) {
   constexpr Text kExperts = ".experts.";
   const auto at = module.find(kExperts), number = at + kExperts.size();
-  if (at != std::string::npos && number < module.size() && module[number] >= '0' && module[number] <= '9')
-    return module.substr(0, number - 1);
+  const bool single =
+      at != std::string::npos && number < module.size() && module[number] >= '0' && module[number] <= '9';
+  return single ? module.substr(0, number - 1) : "";
+}
+
+std::string ModelNames::product_group_of(const std::string& module) const {
+  if (std::string mixture = mixture_of(module); !mixture.empty()) return mixture;
   const Text last = last_part(module);
   std::string first;
   const auto holds = [&](Text group) {
@@ -237,13 +242,20 @@ bool ModelNames::towers_stay() const {
 }
 
 std::string ModelNames::refused(const std::vector<std::string>& modules) const {
-  const auto has = [&](Text patterns) {
-    return std::any_of(modules.begin(), modules.end(), [&](const auto& name) { return matches_any(patterns, name); });
+  const auto lacks = [&](Text pattern) {
+    return std::none_of(modules.begin(), modules.end(),
+                        [&](const auto& name) { return matches_pattern(pattern, name); });
   };
-  const auto found = std::find_if(rows_.begin(), rows_.end(), [&](const Family* row) {
-    return !row->refused.empty() && (row->unless.empty() || !has(row->unless));
-  });
-  return found == rows_.end() ? "" : std::string((*found)->refused);
+  for (const auto* row : rows_) {
+    if (!row->refused.empty()) return std::string(row->refused);
+    for (const Text entry : parts_of(row->split, ' ')) {
+      const Split split = split_of(entry);
+      if (split.whole && lacks(split.module))
+        return "transformers asks every quantized file of this family for the scales of " + std::string(split.module) +
+               " and fails to load one without that module (5.23: quantizers/base.py:375, core_model_loading.py:1247)";
+    }
+  }
+  return "";
 }
 
 bool ModelNames::says(Text Family::*cell, Text module) const {

@@ -49,7 +49,8 @@ struct Family {
   std::string_view transposed = {};
   std::string_view cut = {};  ///< whose scale readers lose
   /// MODULE>PART+PART+...: that readers split or join by rows, with their scales where these fit the parts; "!" before
-  /// it: in fp8 or not at all, because transformers asks for scales then; "~": the parts' rows stand by turns.
+  /// it: no file of the family may lack it or keep it in high precision, because transformers asks for its scales; "~":
+  /// the parts' rows stand by turns.
   std::string_view split = {};
   std::string_view built = {};  ///< Linear modules that readers build of tensors of another name than NAME.weight
   std::string_view others = {};
@@ -60,7 +61,6 @@ struct Family {
   bool towers_stay = false;       ///< no reader loads its towers in fp8
   bool stable = false;            ///< readers call every module as the file does
   std::string_view refused = {};  ///< why no reader can have it in fp8
-  std::string_view unless = {};   ///< that holds for models without such a module only
 };
 
 /// All rows, and the row of one model_type; null if it has none.
@@ -118,6 +118,9 @@ class ModelNames {
   bool known_ = false;
   std::vector<const Family*> rows_;
 };
+
+/// "model.layers.0.mlp.experts" of "model.layers.0.mlp.experts.3.up_proj"; empty for what is no single expert's.
+std::string mixture_of(const std::string& module);
 
 /// "model.layers.*.mlp.gate": whole parts that are numbers stand for all alike.
 std::string folded_name(const std::string& module);
