@@ -10,6 +10,7 @@
 #include "fp8/quant/expert_names.h"
 #include "fp8/quant/formats/assumed_form.h"
 #include "fp8/quant/formats/checkpoint_folder.h"
+#include "fp8/quant/formats/mxfp4.h"
 #include "fp8/quant/plan_kv.h"
 #include "fp8/runtime/io/error.h"
 
@@ -36,7 +37,7 @@ std::string with_product(const std::string& through) {
 CheckpointPlan::CheckpointPlan(const std::filesystem::path& model, const CheckpointOptions& options)
     : options_(options),
       form_(form_of(options.format)),
-      config_(read_model_config(model)),
+      config_(read_model_config(model, &form_)),
       source_(model),
       modules_(source_, config_, choice(options)),
       nonfinite_(checked()),
@@ -62,7 +63,8 @@ ModuleChoice CheckpointPlan::choice(const CheckpointOptions& options) {
 
 /// The source is in high precision; what of it is NaN or Inf, if that is allowed (else whoever reads it refuses it).
 std::map<std::string, NonFinite> CheckpointPlan::checked() const {
-  require_no_codes(source_);
+  const bool carries_mxfp4 = !form_.source_problem({}).empty();  // the form that is for nothing else
+  require_no_codes(source_, carries_mxfp4 ? mxfp4_stacks(source_) : std::vector<std::string>());
   return options_.allow_nonfinite ? find_nonfinite(source_, recipes::Dialect::ocp, {}, options_.stop)
                                   : std::map<std::string, NonFinite>();
 }
@@ -199,6 +201,8 @@ std::map<std::string, std::string> CheckpointPlan::misread() const {
 void CheckpointPlan::check_plan() {
   if (const std::string reason = modules_.names().refused(names_of_modules()); !reason.empty())
     throw io::Error(source_.folder().string() + ": " + modules_.names().model_type() + ": " + reason);
+  if (const std::string problem = form_.source_problem(stacked_.packed()); !problem.empty())
+    throw io::Error(source_.folder().string() + ": " + problem);
   if (plan_.modules.empty()) refuse_empty();
   const auto misread_modules = misread();
   std::vector<PlannedModule> linears;
@@ -375,6 +379,8 @@ std::vector<std::string> CheckpointPlan::kept_experts() const {
   for (const auto& mixture : kept_mixtures()) names.push_back(stacked_.written_name(mixture));
   return names;
 }
+
+std::vector<std::string> CheckpointPlan::packed_experts() const { return stacked_.packed(); }
 
 /// Of experts that the file holds one by one: the mixtures of which none is in fp8.
 std::set<std::string> CheckpointPlan::kept_mixtures() const {

@@ -285,6 +285,7 @@ std::string scale_method_of(const ConvertSource& source, bool granularity_kept) 
 
 void plan_form(const ConvertSource& source, const ConvertOptions& o, ConvertPlan& plan) {
   const CheckpointForm& form = *(plan.form = &form_of(o.form));
+  if (const std::string problem = form.source_problem({}); !problem.empty()) throw std::invalid_argument(problem);
   const Scheme common = common_scheme(source);
   const Scheme to = target_scheme(source, o, form, common);
   std::optional<Rescale> how = o.rescale;
@@ -374,6 +375,10 @@ std::int64_t rows_per_chunk(const PlannedWeight& w, bool transposed) {
 
 ConvertPlan plan_conversion(const ConvertSource& source, const ConvertOptions& o) {
   ConvertPlan plan;
+  if (!source.stored.packed.empty())
+    throw io::Error(source.checkpoint.folder().string() + ": " + source.stored.packed.front() +
+                    ": experts in MXFP4, which no other form holds and which are not decoded here; " +
+                    configs::option_name("quantize_checkpoint()", "fp8 quantize") + " the original checkpoint anew");
   if (source.high_precision() && !o.type.has_value()) {
     throw io::Error(source.checkpoint.folder().string() + ": is in high precision, expected an fp8 checkpoint; " +
                     configs::option_name("quantize_checkpoint()", "fp8 quantize") + " makes one of it");

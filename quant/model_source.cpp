@@ -8,6 +8,7 @@
 #include <string_view>
 #include <vector>
 
+#include "fp8/configs/option_names.h"
 #include "fp8/runtime/io/error.h"
 
 namespace fp8::quant {
@@ -137,10 +138,10 @@ std::string advice_on_method(const io::Json& quantization_config) {
     // transformers 5.23: quantizers/auto.py makes one quantizer, and Mxfp4HfQuantizer has Linear modules in bf16 only;
     // vLLM 0.32: models/gpt_oss.py:1379 reads packed experts under quant_method mxfp4, whose Linear is in bf16, or
     // under quark.
-    return "its experts are MXFP4 already, half of fp8's size, and readers take one quant_method for all of a "
-           "checkpoint: transformers has no fp8 beside "
-           "it, vLLM in AMD Quark's form alone, which is not written here; for fp8 save it in bf16 first "
-           "(transformers: Mxfp4Config(dequantize=True))";
+    return "its experts are MXFP4 already, half of fp8's size; " +
+           configs::option_name("format = quark", "--format quark") +
+           " carries those of gpt_oss through and puts the rest into fp8, for vLLM; transformers has no fp8 beside "
+           "MXFP4: save it in bf16 first (Mxfp4Config(dequantize=True))";
   if (std::find(std::begin(kWholeNumbers), std::end(kWholeNumbers), name) == std::end(kWholeNumbers)) return "";
   return "its weights are packed by " + name +
          ", which fp8 can't be made of without a second loss; take the original checkpoint (bf16, f16 or f32) that it "

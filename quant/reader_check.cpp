@@ -23,7 +23,7 @@ std::vector<std::string> entries_of(const io::Json& config) {
       if (entry.is_string()) entries.push_back(entry.get<std::string>());
     }
   };
-  for (const char* key : {"ignore", "modules_to_not_convert", "ignored_layers", "exclude_modules"}) {
+  for (const char* key : {"ignore", "modules_to_not_convert", "ignored_layers", "exclude_modules", "exclude"}) {
     if (config.contains(key)) take(config[key]);
   }
   if (const auto list = config.find("blocklist"); list != config.end() && list->is_object() && list->contains("names"))
@@ -77,6 +77,7 @@ class Check {
       case CheckpointFormat::inc:
         return {{"neural-compressor", misread_}};
       case CheckpointFormat::modelopt:
+      case CheckpointFormat::quark:
         return {{"vLLM", with(of_vllm_)}};
       default:
         return {{"transformers", with(of_transformers_)}, {"vLLM", with(of_vllm_)}};

@@ -7,6 +7,7 @@
 #include "fp8/configs/option_names.h"
 #include "fp8/quant/expert_families.h"
 #include "fp8/quant/float_dtype.h"
+#include "fp8/quant/formats/mxfp4.h"
 #include "fp8/runtime/io/error.h"
 
 namespace fp8::quant {
@@ -131,12 +132,13 @@ StackedExperts::StackedExperts(const io::Checkpoint& source, const io::Json& con
   for (std::size_t i = 0; i < mixtures_.size(); ++i) {
     auto& m = mixtures_[i];
     if (i >= described) {
-      m.kept = form == ExpertForm::keep
+      m.kept = m.packed ? std::string("in MXFP4 already")
+               : form == ExpertForm::keep
                    ? "stacked experts, kept by " + configs::option_name("'experts'", "--experts keep")
                : by_family ? std::string(family->keep)
                            : "experts stacked in one tensor, and how is not known of this model_type: readers of this "
                              "form take one weight per expert";
-      if (cast && unknown_++ == 0) first_unknown_ = m.tensors.front();
+      if (cast && !m.packed && unknown_++ == 0) first_unknown_ = m.tensors.front();
     }
     for (const auto& tensor : m.tensors) {
       const auto found = keep.find(stem_of(tensor));
@@ -158,7 +160,8 @@ void StackedExperts::find_family_stacks(const io::Checkpoint& source, const Expe
 bool StackedExperts::add_mixture(const io::Checkpoint& source, const ExpertSpelling& s, const std::string& down) {
   const std::string below = *before(down, s.down);
   if (stack_called(source, stem_of(down)) != down) return false;
-  StackedMixture m{below + std::string(s.experts), {}, {}, ""};
+  StackedMixture m;
+  m.name = below + std::string(s.experts);
   std::vector<std::vector<std::string_view>> projections;  // of each tensor
   const auto add = [&](std::string_view end, std::vector<std::string_view> names) {
     if (end.empty()) return true;
@@ -205,16 +208,21 @@ std::string StackedExperts::written_below(const std::string& below, const Expert
 /// module's weight.
 void StackedExperts::find_other_stacks(const io::Checkpoint& source, const ExpertFamily* family) {
   std::map<std::string, std::size_t> by_name;
+  const auto stacks = mxfp4_stacks(source);
+  const std::unordered_set<std::string> packed(stacks.begin(), stacks.end());
   for (const auto& tensor : source.names()) {
+    const bool is_packed = packed.count(tensor) != 0;
     const auto& info = source.info(tensor);
     const bool matrix =
         info.shape.size() == 2 && tensor.find("experts.") != std::string::npos && !tensor.ends_with(kWeight);
-    if (!is_float(info.dtype) || is_stack(tensor) || !(info.shape.size() == 3 || matrix)) continue;
+    const bool stack = is_float(info.dtype) && (info.shape.size() == 3 || matrix);
+    if (is_stack(tensor) || !(stack || is_packed)) continue;
     const std::string name = mixture_of(tensor, family);
     if (name.empty()) continue;
     const auto [found, is_new] = by_name.emplace(name, mixtures_.size());
-    if (is_new) mixtures_.push_back({name, {}, {}, ""});
+    if (is_new) mixtures_.emplace_back().name = name;
     auto& m = mixtures_[found->second];
+    m.packed = m.packed || is_packed;
     by_tensor_[tensor] = {found->second, m.tensors.size()};
     m.tensors.push_back(tensor);
   }
@@ -273,7 +281,8 @@ void StackedExperts::settle(Plan& plan) {
   std::erase_if(plan.skipped, [&](const SkippedModule& s) { return stays(s.name) || stems.count(s.name) != 0; });
   for (const auto& m : mixtures_) {
     for (const auto& tensor : m.tensors) {
-      if (!m.kept.empty()) plan.skipped.push_back({stem_of(tensor), m.kept});
+      const bool beside = m.packed && !tensor.ends_with("_blocks");  // their biases
+      if (!m.kept.empty() && !beside) plan.skipped.push_back({stem_of(tensor), m.kept});
     }
   }
 }
@@ -300,7 +309,15 @@ std::string StackedExperts::reason_to_keep(const StackedMixture& mixture,
 std::vector<std::string> StackedExperts::kept() const {
   std::vector<std::string> names;
   for (const auto& m : mixtures_) {
-    if (!m.kept.empty()) names.push_back(m.name);
+    if (!m.kept.empty() && !m.packed) names.push_back(m.name);
+  }
+  return names;
+}
+
+std::vector<std::string> StackedExperts::packed() const {
+  std::vector<std::string> names;
+  for (const auto& m : mixtures_) {
+    if (m.packed) names.push_back(m.name);
   }
   return names;
 }

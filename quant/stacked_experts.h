@@ -30,7 +30,8 @@ struct StackedMixture {
   std::string name;                               ///< as engines call them: "model.layers.0.mlp.experts"
   std::vector<std::string> tensors;               ///< the stacks, in file order
   std::vector<std::vector<std::size_t>> modules;  ///< of each of those, expert by expert: indices of their list
-  std::string kept;  ///< why they stay stacked and in high precision; empty: they are to be cast
+  std::string kept;                               ///< why they stay as they are; empty: they are to be cast
+  bool packed = false;                            ///< in MXFP4 already
 };
 
 class StackedExperts {
@@ -60,6 +61,8 @@ class StackedExperts {
   void settle(Plan& plan);
   /// The mixtures that stay as they are.
   std::vector<std::string> kept() const;
+  /// Those that are in MXFP4 already.
+  std::vector<std::string> packed() const;
   /// What the user should know of them, one line each.
   std::vector<std::string> notices() const;
 

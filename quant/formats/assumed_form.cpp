@@ -173,6 +173,10 @@ Json assumed_config(const io::Checkpoint& checkpoint, CheckpointFormat form) {
       return modelopt_config(checkpoint, weights);
     case CheckpointFormat::inc:
       return inc_config(checkpoint, weights);
+    case CheckpointFormat::quark:
+      fail(checkpoint.folder().string(), form_parts::assume_option("quark") +
+                                             ": allowed: fp8, compressed-tensors, modelopt, inc; quark's config says "
+                                             "which of its codes have four bits");
     case CheckpointFormat::compressed_tensors:
     case CheckpointFormat::inc_vllm:
       break;
@@ -187,7 +191,7 @@ CheckpointFormat plain(CheckpointFormat form) {
 
 }  // namespace
 
-std::string describe_codes(const io::Checkpoint& checkpoint) {
+std::string describe_codes(const io::Checkpoint& checkpoint, const std::vector<std::string>& known) {
   std::size_t count = 0;
   const io::TensorInfo* first = nullptr;
   for (std::size_t i = 0; i < checkpoint.names().size(); ++i) {
@@ -195,6 +199,7 @@ std::string describe_codes(const io::Checkpoint& checkpoint) {
     if (!is_fp8(info.dtype) && !form_parts::is_byte_weight(checkpoint, info) &&
         !form_parts::is_packed_weight(checkpoint, info))
       continue;
+    if (std::find(known.begin(), known.end(), info.name) != known.end()) continue;
     if (count++ == 0) first = &info;
   }
   if (count == 0) return "";
@@ -203,8 +208,8 @@ std::string describe_codes(const io::Checkpoint& checkpoint) {
          (scales.empty() ? " without scales" : " with scales " + shown(checkpoint.info(scales[0])));
 }
 
-void require_no_codes(const io::Checkpoint& checkpoint) {
-  const std::string found = describe_codes(checkpoint);
+void require_no_codes(const io::Checkpoint& checkpoint, const std::vector<std::string>& known) {
+  const std::string found = describe_codes(checkpoint, known);
   if (found.empty()) return;
   throw io::Error(checkpoint.folder().string() +
                   ": config.json has no quantization_config that says what its codes are: found " + found + "; " +

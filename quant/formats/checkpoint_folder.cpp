@@ -21,13 +21,14 @@ std::string shard_name(std::size_t i, std::size_t n) {
 
 }  // namespace
 
-io::Json read_model_config(const fs::path& model) {
+io::Json read_model_config(const fs::path& model, const CheckpointForm* form) {
   const fs::path path = model / "config.json";
   require_model_folder(model);
   io::Json config = io::read_json(path);
   if (!config.is_object()) throw io::Error(path.string() + ": expected an object, found " + config.type_name());
-  if (config.contains("quantization_config") && !config["quantization_config"].is_null()) {
-    const std::string advice = advice_on_method(config["quantization_config"]);
+  const io::Json quantization = config.value("quantization_config", io::Json());
+  if (!quantization.is_null() && (form == nullptr || !form->carries(config))) {
+    const std::string advice = advice_on_method(quantization);
     throw io::Error(
         path.string() +
         ": key 'quantization_config': the model is quantized already; expected a high precision checkpoint" +

@@ -8,6 +8,7 @@
 #include <string>
 #include <vector>
 
+#include "fp8/quant/formats/form.h"
 #include "fp8/runtime/io/atomic_file.h"
 #include "fp8/runtime/io/json.h"
 #include "fp8/runtime/io/safetensors.h"
@@ -15,8 +16,8 @@
 namespace fp8::quant {
 
 /// DIR/config.json of a high precision checkpoint. Throws io::Error if it is missing or says that the model is
-/// quantized already.
-io::Json read_model_config(const std::filesystem::path& model);
+/// quantized already, unless `form` carries that.
+io::Json read_model_config(const std::filesystem::path& model, const CheckpointForm* form = nullptr);
 
 /// Bytes of a tensor to be written.
 std::uint64_t bytes_of(const io::SafetensorsWriter::Entry& entry);

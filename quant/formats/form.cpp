@@ -23,7 +23,7 @@ using io::Json;
 constexpr const char* kHfQuantConfig = "hf_quant_config.json";
 
 std::vector<const CheckpointForm*> all_forms() {
-  return {&compressed_tensors_form(), &fp8_form(), &modelopt_form(), &inc_form()};
+  return {&compressed_tensors_form(), &fp8_form(), &modelopt_form(), &inc_form(), &quark_form()};
 }
 
 /// config.json of older compressed-tensors: {"compression_config": {..., "quantization_config": {...}}}, or the
@@ -80,6 +80,10 @@ void CheckpointForm::write_codes(TensorSink& sink, const WeightSpec& weight, con
 
 std::vector<std::pair<std::string, Json>> CheckpointForm::extra_files(const Json&) const { return {}; }
 
+bool CheckpointForm::carries(const Json&) const { return false; }
+
+std::string CheckpointForm::source_problem(const std::vector<std::string>&) const { return ""; }
+
 const CheckpointForm& form_of(CheckpointFormat format) {
   switch (format) {
     case CheckpointFormat::compressed_tensors:
@@ -91,9 +95,11 @@ const CheckpointForm& form_of(CheckpointFormat format) {
     case CheckpointFormat::fp8:
       return fp8_form();
     case CheckpointFormat::modelopt:
+      return modelopt_form();
+    case CheckpointFormat::quark:
       break;
   }
-  return modelopt_form();
+  return quark_form();
 }
 
 const CheckpointForm& form_of_config(const Json& config, const std::string& where) {
@@ -102,9 +108,10 @@ const CheckpointForm& form_of_config(const Json& config, const std::string& wher
   }
   const Json found = config.is_object() ? config.value("quant_method", Json()) : config;
   const std::string advice = advice_on_method(config);
-  fail(where, "key 'quant_method': found " + form_parts::shown(found) +
-                  ", built are: \"compressed-tensors\", \"fp8\", \"modelopt\", and INC's form without that key" +
-                  (advice.empty() ? "" : "; " + advice));
+  fail(where,
+       "key 'quant_method': found " + form_parts::shown(found) +
+           ", built are: \"compressed-tensors\", \"fp8\", \"modelopt\", \"quark\", and INC's form without that key" +
+           (advice.empty() ? "" : "; " + advice));
 }
 
 Json read_quantization_config(const fs::path& folder) {

@@ -58,6 +58,7 @@ struct StoredCheckpoint {
   /// Scales beside weights that are in high precision (transformers leaves them there, uninitialised): not to be
   /// carried through.
   std::vector<std::string> strays;
+  std::vector<std::string> packed;  ///< stacks of experts in MXFP4, of which no other form can tell
   /// What other readers would misread, or what the config promises and no tensor holds; one line each.
   std::vector<std::string> warnings;
 };
@@ -69,12 +70,13 @@ struct ConfigSpec {
   std::vector<std::string>
       kept_linears;  ///< modules that stay in high precision, though a Linear, or not known to be none
   std::vector<std::string>
-      kept_experts;                 ///< mixtures ("model.layers.0.mlp.experts") that stay stacked, in high precision
-  std::vector<std::string> ignore;  ///< further entries for the list of such modules, as the caller wrote them
-  ModelNames names;                 ///< what readers call modules
-  std::string scale_method;         ///< INC's spelling, "amax" otherwise
-  bool qdq = false;                 ///< INC's form only: for quantize-dequantize mode
-  std::vector<KvScales> kv;         ///< empty: the cache stays in high precision
+      kept_experts;  ///< mixtures ("model.layers.0.mlp.experts") that stay stacked, in high precision
+  std::vector<std::string> packed_experts;  ///< mixtures that stay in MXFP4
+  std::vector<std::string> ignore;          ///< further entries for the list of such modules, as the caller wrote them
+  ModelNames names;                         ///< what readers call modules
+  std::string scale_method;                 ///< INC's spelling, "amax" otherwise
+  bool qdq = false;                         ///< INC's form only: for quantize-dequantize mode
+  std::vector<KvScales> kv;                 ///< empty: the cache stays in high precision
 };
 
 class CheckpointForm {
@@ -84,6 +86,10 @@ class CheckpointForm {
 
   // Writing
 
+  /// Whether the form has a place for what a source's config.json says is quantized already.
+  virtual bool carries(const io::Json& model_config) const;
+  /// Why the form is not written of a source with these stacks of experts in MXFP4; empty if it is.
+  virtual std::string source_problem(const std::vector<std::string>& packed) const;
   /// Why the form can't hold the scheme in any module; empty if it can ("fp8 holds per tensor or block scales, found
   /// channel").
   virtual std::string scheme_problem(const Scheme& scheme) const = 0;

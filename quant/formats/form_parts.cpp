@@ -157,7 +157,7 @@ Scheme base_scheme(const io::Checkpoint& checkpoint, const Json& sidecar) {
 }
 
 std::vector<std::string> fp8_modules(const io::Checkpoint& checkpoint, const char* form, const Json& sidecar,
-                                     bool e5m2_allowed) {
+                                     bool e5m2_allowed, const std::vector<std::string>& packed) {
   const bool bytes_are_codes = sidecar.is_object() && sidecar.value(kBytesAreCodes, false);
   std::vector<std::string> modules;
   for (const auto& tensor : checkpoint.names()) {
@@ -167,7 +167,8 @@ std::vector<std::string> fp8_modules(const io::Checkpoint& checkpoint, const cha
            std::string("found dtype ") + io::name_of(info.dtype) +
                ", whose largest values have no code in the types that are built: F8_E4M3, F8_E5M2");
     }
-    const bool bytes = is_byte_weight(checkpoint, info);
+    const bool bytes =
+        is_byte_weight(checkpoint, info) && std::find(packed.begin(), packed.end(), tensor) == packed.end();
     if (bytes && !bytes_are_codes) {
       fail(place(checkpoint, tensor),
            std::string("found dtype ") + io::name_of(info.dtype) + " with scales " +

@@ -11,5 +11,6 @@ const CheckpointForm& inc_vllm_form();
 const CheckpointForm& fp8_form();
 const CheckpointForm& modelopt_form();
 const CheckpointForm& inc_form();
+const CheckpointForm& quark_form();
 
 }  // namespace fp8::quant

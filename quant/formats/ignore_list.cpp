@@ -56,6 +56,7 @@ class Entry {
     switch (format) {
       case CheckpointFormat::compressed_tensors:
       case CheckpointFormat::inc_vllm:
+      case CheckpointFormat::quark:
         if (text.starts_with(kPattern)) regex_.emplace_back("\\A(?:" + text.substr(kPattern.size()) + ")", "ignore");
         break;
       case CheckpointFormat::fp8:

@@ -8,6 +8,7 @@
 //   fp8, transformers    names                               re.match up to a dot or the end; the entry ends the name
 //   modelopt             names, wildcards                    equal, fnmatch, or found anywhere in the name
 //   inc                  names, regular expressions          re.search
+//   quark                names; "re:" and a pattern          as compressed-tensors
 //
 // Readers rename on load: files say vision_tower.x where the model has model.vision_tower.x. Names of modules that are
 // not known to keep their

@@ -11,6 +11,7 @@ import argparse
 import json
 import os
 import pathlib
+import shutil
 import subprocess
 import sys
 import tempfile
@@ -62,7 +63,52 @@ def jobs_of(binary, work):
                 continue
             jobs.append({"name": f"{model_type:20} {form:10}", "folder": str(out), "model": model, "class": class_name,
                          "experts": experts, "linears": linears})
+    jobs += mxfp4_jobs(binary, pathlib.Path(work), refused)
     return jobs, refused
+
+
+def mxfp4_checkpoint(folder):
+    """gpt_oss as it is published: experts in MXFP4, 32 codes of 4 bits with one scale. Codes and scales are random."""
+    import torch
+    from safetensors import torch as files
+    source = build.prepare("gpt_oss")
+    shutil.copytree(source, folder)
+    torch.manual_seed(0)
+    tensors = files.load_file(folder / "model.safetensors")
+    for name in [name for name in tensors if name.endswith(("experts.gate_up_proj", "experts.down_proj"))]:
+        experts, inputs, outputs = tensors.pop(name).shape
+        shape = (experts, outputs, inputs // 32)
+        tensors[name + "_blocks"] = torch.randint(0, 256, (*shape, 16), dtype=torch.uint8)
+        tensors[name + "_scales"] = torch.randint(118, 124, shape, dtype=torch.uint8)
+    files.save_file(tensors, folder / "model.safetensors", {"format": "pt"})
+    config = json.loads((folder / "config.json").read_text())
+    kept = ["model.layers.*.self_attn", "model.layers.*.mlp.router", "model.embed_tokens", "lm_head"]
+    config["quantization_config"] = {"quant_method": "mxfp4", "modules_to_not_convert": kept}
+    (folder / "config.json").write_text(json.dumps(config))
+    return {name: tensor for name, tensor in tensors.items() if ".experts." in name}
+
+
+def mxfp4_jobs(binary, work, refused):
+    """Experts in MXFP4 are carried through byte for byte, beside attention in fp8."""
+    import torch
+    from safetensors import torch as files
+    source, jobs = work / "gpt_oss-mxfp4", []
+    experts = mxfp4_checkpoint(source)
+    linears = [f"model.layers.{i}.{name}" for i in range(2) for name in
+               ("self_attn.q_proj", "self_attn.k_proj", "self_attn.v_proj", "self_attn.o_proj", "mlp.router")] + ["lm_head"]
+    for scheme in ("channel", "tensor"):
+        out = work / f"gpt_oss-quark-{scheme}"
+        command = [binary, "quantize", "--model", str(source), "--out", str(out), "--dynamic", "--scheme", scheme, "--format", "quark", "--quiet"]
+        done = subprocess.run(command, capture_output=True, text=True, check=False)
+        if done.returncode:
+            refused.append(f"refused   gpt_oss@mxfp4        {scheme:10} {(done.stderr.strip().splitlines() or [''])[-1]}")
+            continue
+        written = files.load_file(out / "model.safetensors")
+        changed = [name for name, tensor in experts.items() if name not in written or not torch.equal(tensor, written[name])]
+        refused += [f"changed   gpt_oss@mxfp4        {scheme:10} {name}" for name in changed]
+        jobs.append({"name": f"{'gpt_oss@mxfp4':20} {'quark-' + scheme:10}", "folder": str(out), "model": "gpt_oss",
+                     "class": "GptOssForCausalLM", "experts": [], "linears": linears})
+    return jobs
 
 
 def is_linear(name):

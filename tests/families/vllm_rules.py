@@ -114,6 +114,42 @@ class Fp8:
         return self.quantized(layer, name)
 
 
+class Quark:
+    """Stacked experts in MXFP4 are loaded by GptOssModel._load_weights_quark, under these names."""
+    PARAMETERS = {"w13_weight", "w13_weight_scale", "w13_bias", "w2_weight", "w2_weight_scale", "w2_bias"}
+
+    def __init__(self, checkpoint):
+        from vllm.model_executor.layers.quantization.quark.quark import QuarkConfig
+        self.config = QuarkConfig.from_config(checkpoint.config["quantization_config"])
+        self.config.packed_modules_mapping = checkpoint.packed
+        self.config.apply_vllm_mapper(checkpoint.mapper)
+
+    def quantized(self, layer, name):
+        from vllm.model_executor.layers.linear import LinearBase
+        from vllm.model_executor.layers.quantization.quark.quark import QuarkLinearMethod
+        from vllm.model_executor.layers.quantization.quark.schemes import QuarkW8A8Fp8
+        _, _, method = self.config.get_quant_method_target(name, LinearBase)
+        if method is not QuarkLinearMethod:
+            return False
+        if self.config.get_scheme_cls(LinearBase, name)[2] is not QuarkW8A8Fp8:
+            raise ValueError(f"no fp8 scheme of vLLM fits {name}")
+        return True
+
+    def problems_of_experts(self, checkpoint):
+        from vllm.model_executor.layers.fused_moe.routed_experts import RoutedExperts
+        from vllm.model_executor.layers.quantization.quark.quark_moe import QuarkOCP_MX_MoEMethod
+        from vllm.model_executor.layers.quantization.utils.quant_utils import kMxfp4Static
+        problems = []
+        for prefix, tensors in checkpoint.experts().items():
+            target = self.config.get_quant_method_target(prefix, RoutedExperts)
+            if target != (kMxfp4Static, None, QuarkOCP_MX_MoEMethod):
+                problems.append(f"{prefix}: in MXFP4, vLLM builds {target}")
+            names = {checkpoint.mapper.map_name(name).rpartition(".")[2] for name in tensors}
+            if names != self.PARAMETERS:
+                problems.append(f"{prefix}: vLLM has the parameters {sorted(self.PARAMETERS)}, the file {sorted(names)}")
+        return problems
+
+
 def problems_of_experts(checkpoint, reader, job, layer):
     from vllm.model_executor.layers.fused_moe.routed_experts import RoutedExperts
     problems, names = [], job["experts"]
@@ -142,7 +178,7 @@ def problems_of(job):
     head = type("ParallelLMHead", (torch.nn.Module,), {})()
     checkpoint = Checkpoint(job)
     method = checkpoint.config["quantization_config"]["quant_method"]
-    reader = (Fp8 if method == "fp8" else CompressedTensors)(checkpoint)
+    reader = {"fp8": Fp8, "quark": Quark}.get(method, CompressedTensors)(checkpoint)
     problems = []
     for name, modules in checkpoint.layers().items():
         try:
@@ -152,7 +188,7 @@ def problems_of(job):
                 problems.append(f"{name}: vLLM {'builds an fp8 layer' if quantized else 'leaves it'}, the file has {modules}")
         except ValueError as error:
             problems.append(f"{name}: {error}")
-    problems += problems_of_experts(checkpoint, reader, job, moe)
+    problems += reader.problems_of_experts(checkpoint) if method == "quark" else problems_of_experts(checkpoint, reader, job, moe)
     return problems, len(checkpoint.linears), sum(checkpoint.fp8.values())
 
 

@@ -203,8 +203,9 @@ void model_config(const std::uint8_t* data, std::size_t size) {
     spec.names.refused(spec.quantized);
     quant::expert_family(json.value("config", io::Json()));
     quant::halved_groups(spec.names, spec.quantized, spec.kept_linears);
-    for (const auto format : {quant::CheckpointFormat::compressed_tensors, quant::CheckpointFormat::fp8,
-                              quant::CheckpointFormat::modelopt, quant::CheckpointFormat::inc}) {
+    for (const auto format :
+         {quant::CheckpointFormat::compressed_tensors, quant::CheckpointFormat::fp8, quant::CheckpointFormat::modelopt,
+          quant::CheckpointFormat::inc, quant::CheckpointFormat::quark}) {
       try {
         check_list(format, spec);
       } catch (const std::invalid_argument&) {  // an entry of the user's that is no regular expression

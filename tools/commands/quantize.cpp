@@ -235,11 +235,11 @@ Action add_quantize(Options& options) {
   options.path("--config", values->config,
                "QUANT_CONFIG JSON: Intel Neural Compressor's methods and lists instead of ours");
   options.choice(
-      "--format", {"compressed-tensors", "inc", "inc-vllm", "fp8", "modelopt"},
+      "--format", {"compressed-tensors", "inc", "inc-vllm", "fp8", "modelopt", "quark"},
       [values](std::size_t i) { values->format = static_cast<quant::CheckpointFormat>(i); },
       "Form of the checkpoint: for transformers and vLLM, for neural-compressor, what the latter calls vllm, "
       "DeepSeek's with blocks and vLLM's "
-      "with one scale per tensor, NVIDIA ModelOpt's");
+      "with one scale per tensor, NVIDIA ModelOpt's, AMD Quark's (gpt_oss beside its MXFP4 experts, for vLLM)");
   options.choice(
       "--kv-cache", {"off", "fp8"}, [values](std::size_t i) { values->kv_cache = i == 1; },
       "fp8: scales for keys and values, made of --measurements (which --dynamic and --weights-only then take for "
