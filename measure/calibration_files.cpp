@@ -7,10 +7,10 @@
 
 #include <algorithm>
 #include <cerrno>
-#include <ctime>
 #include <string_view>
 #include <utility>
 
+#include "fp8/measure/backup_path.h"
 #include "fp8/measure/observer_states.h"
 #include "fp8/runtime/io/error.h"
 
@@ -141,18 +141,6 @@ class Backup {
 };
 
 }  // namespace
-
-fs::path backup_path(const fs::path& folder, const std::string& name) {
-  const std::time_t now = std::time(nullptr);
-  std::tm local = {};
-  ::localtime_r(&now, &local);
-  char time[32];
-  std::strftime(time, sizeof time, "%d-%m_%H:%M:%S", &local);
-  const std::string first = (folder / ("backup_" + name + "_" + time)).string();
-  fs::path path = first;
-  for (int n = 2; fs::exists(path); ++n) path = first + "_" + std::to_string(n);
-  return path;
-}
 
 std::vector<fs::path> CalibrationFiles::write(const MeasurementFile& file, const io::Json& states) {
   if (prefix_.empty()) return {};

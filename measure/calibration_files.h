@@ -26,10 +26,6 @@
 
 namespace fp8::measure {
 
-/// "backup_NAME_21-11_15:04:59" in `folder` (local time, as INC names it), or with _2, _3, ... where that exists; not
-/// made.
-std::filesystem::path backup_path(const std::filesystem::path& folder, const std::string& name);
-
 class CalibrationFiles {
  public:
   /// prefix: "stats/inc_output"; empty: write() does nothing.

@@ -7,8 +7,8 @@
 
 #include <algorithm>
 
+#include "fp8/measure/backup_path.h"
 #include "fp8/measure/built_in_observers.h"
-#include "fp8/measure/calibration_files.h"
 #include "fp8/runtime/io/atomic_file.h"
 
 namespace fp8::measure {

@@ -9,7 +9,7 @@
 #include <vector>
 
 #include "fp8/measure/module_tree.h"
-#include "fp8/quant/formats/form.h"
+#include "fp8/quant/kv_scales.h"
 #include "fp8/quant/node_handler.h"
 
 namespace fp8::quant {

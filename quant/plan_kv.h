@@ -11,7 +11,7 @@
 #include <string>
 #include <vector>
 
-#include "fp8/quant/formats/form.h"
+#include "fp8/quant/kv_scales.h"
 #include "fp8/quant/plan.h"
 
 namespace fp8::quant {

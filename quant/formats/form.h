@@ -14,6 +14,7 @@
 #include <vector>
 
 #include "fp8/quant/formats/checkpoint_format.h"
+#include "fp8/quant/kv_scales.h"
 #include "fp8/quant/model_names.h"
 #include "fp8/quant/scheme.h"
 #include "fp8/runtime/io/json.h"
@@ -34,13 +35,6 @@ struct WeightSpec {
   std::string module;
   std::int64_t rows = 0, cols = 0;
   Scheme scheme;
-};
-
-/// Scales of an attention module's key-value cache: scale_inv of keys after the rotary embedding and of values, one
-/// each or one per head.
-struct KvScales {
-  std::string attention;  ///< "model.layers.0.self_attn"
-  std::vector<float> k, v;
 };
 
 /// A weight as a checkpoint stores it.

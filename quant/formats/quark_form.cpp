@@ -46,7 +46,7 @@ Json layer_entry(Json weight, Json inputs) {
 }
 
 Json mxfp4_entry() {
-  return {{"dtype", "fp4"},       {"qscheme", "per_group"}, {"group_size", 32}, {"scale_format", "e8m0"},
+  return {{"dtype", "fp4"},      {"qscheme", "per_group"}, {"group_size", 32}, {"scale_format", "e8m0"},
           {"is_dynamic", false}, {"symmetric", true},      {"ch_axis", -1}};
 }
 
@@ -78,8 +78,7 @@ bool is_per_row(const Json& part, const char* key, const std::string& where) {
   return scheme == "per_channel";
 }
 
-Scheme read_scheme(const Json& config, const std::string& module, const std::string& config_place,
-                   const Scheme& base) {
+Scheme read_scheme(const Json& config, const std::string& module, const std::string& config_place, const Scheme& base) {
   const Json& entry = entry_of(config, module);
   const std::string where = config_place + ": entry of " + io::printable(module);
   const Json weight = part_of(entry, kWeights), inputs = part_of(entry, kInputs);
@@ -88,7 +87,8 @@ Scheme read_scheme(const Json& config, const std::string& module, const std::str
   const bool per_token = is_per_row(inputs, kInputs, where);
   const bool dynamic = inputs.value("is_dynamic", Json(false)) == Json(true);
   if (per_token && !dynamic)
-    fail(where, std::string("key '") + kInputs + "': found static scales per_channel, built are: static per_tensor, dynamic");
+    fail(where,
+         std::string("key '") + kInputs + "': found static scales per_channel, built are: static per_tensor, dynamic");
   scheme.activations = !dynamic    ? ActivationScaling::static_tensor
                        : per_token ? ActivationScaling::dynamic_token
                                    : ActivationScaling::dynamic_tensor;
@@ -115,7 +115,8 @@ class Quark final : public CheckpointForm {
     if (s.format != recipes::Format::E4M3) return std::string("quark holds E4M3, found ") + kernels::name_of(s.format);
     if (s.weights == WeightGranularity::block) return "quark holds per tensor or channel weights, found block";
     const bool tensor = s.weights == WeightGranularity::tensor;
-    if (s.activations == ActivationScaling::dynamic_token || (tensor && s.activations == ActivationScaling::static_tensor))
+    if (s.activations == ActivationScaling::dynamic_token ||
+        (tensor && s.activations == ActivationScaling::static_tensor))
       return "";
     return std::string("quark holds dynamic token activations, or static tensor ones with tensor weights, found ") +
            name_of(s.activations);

@@ -8,7 +8,6 @@
 #include <functional>
 #include <string_view>
 
-#include "fp8/runtime/dispatch/operand_devices.h"
 #include "fp8/runtime/kernels/simd.h"
 
 namespace fp8::runtime {
@@ -53,6 +52,13 @@ std::int64_t memory_limit_from_environment() {
   TORCH_CHECK(end != text.data() && *end == '\0' && value * unit >= 1 && value * unit < 9e18, "FP8_HPU_MEMORY: found '",
               text, "', allowed: a number of bytes > 0, K, M or G may follow");
   return static_cast<std::int64_t>(value * unit);
+}
+
+bool moves_host_operands() {
+  const auto word = variable("FP8_HPU_MOVE_HOST_OPERANDS");
+  TORCH_CHECK(word.empty() || word == "0" || word == "1", "[hpu] FP8_HPU_MOVE_HOST_OPERANDS: found \"", word,
+              "\", allowed: 0, 1");
+  return word == "1";
 }
 
 bool stochastic_rounding_flushes() {

@@ -5,9 +5,9 @@
 
 #include <algorithm>
 #include <atomic>
-#include <cstdlib>
 #include <string_view>
 
+#include "fp8/runtime/device/environment.h"
 #include "fp8/runtime/dispatch/replace_tensors.h"
 
 namespace fp8::runtime {
@@ -17,13 +17,6 @@ constexpr const char* kFlag = "FP8_HPU_MOVE_HOST_OPERANDS";
 constexpr const char* kTorchs = "Expected all tensors to be on the same device, but found at least two devices, hpu:";
 
 }  // namespace
-
-bool moves_host_operands() {
-  const char* text = std::getenv(kFlag);
-  const std::string_view word = text == nullptr ? "" : text;
-  TORCH_CHECK(word.empty() || word == "0" || word == "1", "[hpu] ", kFlag, ": found \"", word, "\", allowed: 0, 1");
-  return word == "1";
-}
 
 void OperandDevices::meet(c10::DeviceIndex index) {
   TORCH_CHECK(device_ < 0, "[", op_, "] operands on more than one device. ", kTorchs, static_cast<int>(device_),

@@ -19,9 +19,6 @@
 
 namespace fp8::runtime {
 
-/// FP8_HPU_MOVE_HOST_OPERANDS: 1, or 0 (the default). Throws c10::Error for other words. Asked at each mixed call.
-bool moves_host_operands();
-
 /// The operands of one call, seen one after the other.
 class OperandDevices {
  public:

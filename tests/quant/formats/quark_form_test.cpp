@@ -92,8 +92,8 @@ TEST(QuarkForm, ExpertsGoThroughByteForByteBesideAttentionInFp8) {
     }
     const auto& scale = out.info(std::string(kAttention) + "q_proj.weight_scale");
     EXPECT_EQ(scale.dtype, DType::F32);
-    EXPECT_EQ(scale.shape, weights == WeightGranularity::channel ? std::vector<std::int64_t>{64}
-                                                                 : std::vector<std::int64_t>{});
+    EXPECT_EQ(scale.shape,
+              weights == WeightGranularity::channel ? std::vector<std::int64_t>{64} : std::vector<std::int64_t>{});
     const auto stored = read_stored(out);
     ASSERT_EQ(stored.weights.size(), 4u);
     EXPECT_EQ(stored.weights[0].spec.scheme.weights, weights);
@@ -127,9 +127,8 @@ TEST(QuarkForm, TheConfigTellsThemApart) {
   EXPECT_EQ(std::count(exclude.begin(), exclude.end(), "lm_head"), 1);
   EXPECT_EQ(std::count(exclude.begin(), exclude.end(), "model.layers.0.mlp.router"), 1);
   EXPECT_EQ(std::count(exclude.begin(), exclude.end(), kExperts), 0) << "vLLM would take them for bf16";
-  const auto packed = std::find_if(report.skipped.begin(), report.skipped.end(), [](const auto& s) {
-    return s.name == std::string(kExperts) + ".down_proj_blocks";
-  });
+  const auto packed = std::find_if(report.skipped.begin(), report.skipped.end(),
+                                   [](const auto& s) { return s.name == std::string(kExperts) + ".down_proj_blocks"; });
   ASSERT_NE(packed, report.skipped.end());
   EXPECT_EQ(packed->reason, "in MXFP4 already");
 }
@@ -167,8 +166,8 @@ TEST(QuarkForm, NothingElseIsMadeOfItsOutput) {
   Json config = io::read_json(source.out() / "config.json");
   config["quantization_config"]["layer_quant_config"] = Json::object();
   io::write_json(source.out() / "config.json", config);
-  EXPECT_TRUE(throws_with({"down_proj_blocks", "expected dtype \"fp4\""},
-                          [&] { read_stored(io::Checkpoint(source.out())); }));
+  EXPECT_TRUE(
+      throws_with({"down_proj_blocks", "expected dtype \"fp4\""}, [&] { read_stored(io::Checkpoint(source.out())); }));
 }
 
 /// As Quark's own exports spell it: parts in lists, entries by pattern, static scales.
@@ -180,7 +179,8 @@ TEST(QuarkForm, PublishedConfigsAreRead) {
       {"quant_method", "quark"},
       {"global_quant_config",
        {{"weight", Json::array({part("per_tensor", false)})}, {"input_tensors", part("per_tensor", false)}}},
-      {"layer_quant_config", {{"*.k", {{"weight", part("per_channel", false)}, {"input_tensors", part("per_tensor", true)}}}}}};
+      {"layer_quant_config",
+       {{"*.k", {{"weight", part("per_channel", false)}, {"input_tensors", part("per_tensor", true)}}}}}};
   const test::HandCheckpoint folder(config, {test::codes("m.q", 4, 8), test::f32("m.q.weight_scale", {}, {0.5f}),
                                              test::f32("m.q.input_scale", {1}, {0.25f}), test::codes("m.k", 4, 8),
                                              test::f32("m.k.weight_scale", {4}, {1, 2, 3, 4})});
