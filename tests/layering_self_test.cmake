@@ -34,7 +34,7 @@ endfunction()
 
 expect_clean(quant/good.cpp "#include <vector>\n#include <torch/nn.h>\n#include \"fp8/recipes/scale.h\"\n#include \"fp8/version.h\"\n")
 expect_clean(tools/good.cpp "#include \"fp8/fp8.h\"\n#include \"fp8/transformer_engine/te.h\"\n")
-expect_clean(recipes/good.h "#include \"fp8/runtime/kernels/format.h\"\n// #include \"fp8/quant/convert.h\"\n")
+expect_clean(recipes/good.h "#include \"fp8/runtime/kernels/format.h\"\n// #include \"fp8/quant/model/convert.h\"\n")
 expect_clean(runtime/kernels/good.cpp "int a[2]; // [;]\n#include \"fp8/runtime/kernels/format.h\"\n")
 
 expect_violation(runtime/device/bad.cpp "// first\n#include \"fp8/recipes/scale.h\"\n"

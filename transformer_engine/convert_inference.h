@@ -2,7 +2,7 @@
 // convert_modules() with inference = true: measuring, quantizing, planning, and the way back. The plugin's arguments
 // become options of measure and quant here.
 #pragma once
-#include "fp8/quant/convert.h"
+#include "fp8/quant/model/convert.h"
 #include "fp8/transformer_engine/precision_plugin.h"
 
 namespace fp8::te {

@@ -26,7 +26,7 @@
 #include "fp8/configs/recipe_config.h"
 #include "fp8/measure/measurement_file.h"
 #include "fp8/measure/module_tree.h"
-#include "fp8/quant/convert.h"
+#include "fp8/quant/model/convert.h"
 #include "fp8/recipes/recipe.h"
 #include "fp8/transformer_engine/fp8_state.h"
 

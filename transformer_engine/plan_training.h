@@ -11,7 +11,7 @@
 #pragma once
 #include <ATen/core/Tensor.h>
 
-#include "fp8/quant/convert.h"
+#include "fp8/quant/model/convert.h"
 #include "fp8/recipes/format.h"
 #include "fp8/recipes/recipe.h"
 

@@ -11,7 +11,7 @@
 #include <variant>
 #include <vector>
 
-#include "fp8/quant/convert.h"
+#include "fp8/quant/model/convert.h"
 #include "fp8/runtime/autocast/autocast.h"
 #include "fp8/runtime/io/json.h"
 #include "fp8/transformer_engine/convert_training.h"

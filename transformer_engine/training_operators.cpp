@@ -8,7 +8,7 @@
 
 #include "fp8/configs/recipe_config.h"
 #include "fp8/measure/measure_operators.h"
-#include "fp8/quant/quant_operators.h"
+#include "fp8/quant/model/operators.h"
 #include "fp8/runtime/autocast/rules.h"
 #include "fp8/runtime/device/device.h"
 #include "fp8/runtime/device/registration.h"

@@ -19,7 +19,7 @@
 namespace fp8::te {
 
 /// Gives linear weights their handlers; the recipe's rules for single modules count here. warm_start: a measurement
-/// whose amaxes give the first step's scales. The report as JSON (quant/quant_operators.h). Throws as
+/// whose amaxes give the first step's scales. The report as JSON (quant/model/operators.h). Throws as
 /// convert_for_training() does.
 std::string attach_training(at::TensorList weights, const std::vector<std::string>& modules,
                             const std::vector<std::string>& types, const std::string& recipe,

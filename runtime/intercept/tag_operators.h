@@ -28,7 +28,7 @@
 //                                                             "non_finite"}
 //     measure_end(int session, bool write=True) -> str[]     the files
 //
-//   quant/quant_operators.h
+//   quant/model/operators.h
 //     convert(Tensor[] weights, str[] modules, str[] types, str options="{}") -> str
 //                                                            codes in the weights' place, and the report
 //     tag(Tensor(a!) codes, str module, Tensor scale_inv, str scheme="{}") -> ()

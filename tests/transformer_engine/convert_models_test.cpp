@@ -9,7 +9,7 @@
 #include <sstream>
 
 #include "fp8/measure/calibration.h"
-#include "fp8/quant/save.h"
+#include "fp8/quant/model/save.h"
 #include "fp8/runtime/intercept/weight_tag.h"
 #include "fp8/transformer_engine/convert_training.h"
 #include "fp8/transformer_engine/extra_state.h"

@@ -5,7 +5,7 @@
 
 #include <gmock/gmock.h>
 
-#include "fp8/quant/convert.h"
+#include "fp8/quant/model/convert.h"
 #include "fp8/runtime/intercept/weight_tag.h"
 #include "fp8/transformer_engine/extra_state.h"
 #include "fp8/transformer_engine/training_handler.h"

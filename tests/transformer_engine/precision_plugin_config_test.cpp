@@ -4,7 +4,7 @@
 #include <fstream>
 
 #include "fp8/measure/calibration.h"
-#include "fp8/quant/fp8_handler.h"
+#include "fp8/quant/handlers/linear_handler.h"
 #include "fp8/runtime/io/error.h"
 #include "fp8/transformer_engine/precision_plugin.h"
 #include "support/models_for_tests.h"

@@ -5,7 +5,7 @@
 #include <torch/script.h>
 
 #include "fp8/measure/calibration.h"
-#include "fp8/quant/fp8_handler.h"
+#include "fp8/quant/handlers/linear_handler.h"
 #include "fp8/runtime/io/error.h"
 #include "fp8/transformer_engine/training_handler.h"
 #include "support/fp8_reference.h"

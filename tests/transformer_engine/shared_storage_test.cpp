@@ -3,7 +3,7 @@
 // them is measured, quantized and trained in fp8, or the region ends with the names of those that were not.
 #include "fp8/measure/calibration.h"
 #include "fp8/measure/module_tree.h"
-#include "fp8/quant/convert.h"
+#include "fp8/quant/model/convert.h"
 #include "fp8/runtime/intercept/tag_operators.h"
 #include "fp8/transformer_engine/convert_training.h"
 #include "fp8/transformer_engine/extra_state.h"

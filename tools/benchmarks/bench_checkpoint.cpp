@@ -12,7 +12,7 @@
 #include <system_error>
 #include <vector>
 
-#include "fp8/quant/checkpoint_quantize.h"
+#include "fp8/quant/checkpoint/quantize.h"
 #include "fp8/tools/benchmarks/bench.h"
 
 namespace fp8::bench {

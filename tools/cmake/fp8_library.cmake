@@ -25,6 +25,32 @@ function(fp8_target_sources target)
   endforeach()
 endfunction()
 
+# fp8_sources(target SOURCE... [ALONE SOURCE...]): adds the sources of the calling folder, in alphabetical order. With
+# FP8_UNITY they are compiled in units of at most eight. Two sources of one folder must not use the same name in their
+# anonymous namespaces; what can't be helped stands under ALONE.
+function(fp8_sources target)
+  cmake_parse_arguments(ARG "" "" "ALONE" ${ARGN})
+  set(sources ${ARG_UNPARSED_ARGUMENTS})
+  file(RELATIVE_PATH folder ${PROJECT_SOURCE_DIR} ${CMAKE_CURRENT_SOURCE_DIR})
+  set(count 0)
+  foreach(source IN LISTS sources ARG_ALONE)
+    set(path ${CMAKE_CURRENT_SOURCE_DIR}/${source})
+    target_sources(${target} PRIVATE ${path})
+    if(NOT FP8_UNITY)
+      continue()
+    elseif(source IN_LIST ARG_ALONE)
+      set_source_files_properties(${path} TARGET_DIRECTORY ${target} PROPERTIES SKIP_UNITY_BUILD_INCLUSION ON)
+    else()
+      math(EXPR unit "${count} / 8")
+      math(EXPR count "${count} + 1")
+      set_source_files_properties(${path} TARGET_DIRECTORY ${target} PROPERTIES UNITY_GROUP ${folder}/${unit})
+    endif()
+  endforeach()
+  if(FP8_UNITY)
+    set_target_properties(${target} PROPERTIES UNITY_BUILD ON UNITY_BUILD_MODE GROUP)
+  endif()
+endfunction()
+
 # fp8_precompile(target): the target's sources take the one precompiled header of LibTorch and JSON. They include what
 # they use all the same: FP8_PCH=OFF builds without.
 function(fp8_precompile target)

@@ -10,8 +10,8 @@
 
 #include "fp8/configs/module_types.h"
 #include "fp8/measure/module_tree.h"
-#include "fp8/quant/convert.h"
-#include "fp8/quant/damage_probe.h"
+#include "fp8/quant/damage/damage_probe.h"
+#include "fp8/quant/model/convert.h"
 #include "fp8/runtime/io/error.h"
 #include "fp8/tools/commands/progress.h"
 #include "fp8/tools/commands/score.h"

@@ -3,7 +3,7 @@
 // the high precision model, measured on FILE, to be at most X.
 //
 //   1. everything in fp8: if that meets the budget, nothing is kept and nothing else is run
-//   2. run the model with probes: every module's SQNR (quant/damage.h)
+//   2. run the model with probes: every module's SQNR (quant/damage/damage.h)
 //   3. order the units by the KL that each causes alone in fp8 per byte that it saves, or of large models by noise per
 //      byte; a unit is what engines run as one product: q, k, v; gate, up; else one module
 //   4. smallest n such that KL(model with the first n units kept) <= X, by bisection; every KL is measured,
@@ -14,7 +14,7 @@
 #include <string>
 #include <vector>
 
-#include "fp8/quant/plan.h"
+#include "fp8/quant/plan/plan.h"
 #include "fp8/runtime/io/json.h"
 #include "fp8/tools/commands/context.h"
 #include "fp8/tools/commands/model_input.h"

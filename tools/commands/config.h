@@ -7,7 +7,7 @@
 #include <vector>
 
 #include "fp8/configs/configs.h"
-#include "fp8/quant/plan.h"
+#include "fp8/quant/plan/plan.h"
 #include "fp8/runtime/io/json.h"
 
 namespace fp8::commands {

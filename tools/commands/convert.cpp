@@ -6,7 +6,7 @@
 #include <chrono>
 #include <memory>
 
-#include "fp8/quant/checkpoint_convert.h"
+#include "fp8/quant/checkpoint/reform.h"
 #include "fp8/runtime/io/error.h"
 #include "fp8/tools/commands/command.h"
 #include "fp8/tools/commands/memory_budget.h"

@@ -7,7 +7,7 @@
 #include <system_error>
 #include <vector>
 
-#include "fp8/quant/model_source.h"
+#include "fp8/quant/forms/model_source.h"
 #include "fp8/runtime/io/error.h"
 #include "fp8/tools/commands/command.h"
 #include "fp8/tools/commands/inspect_damage.h"

@@ -11,9 +11,9 @@
 #include <string>
 #include <vector>
 
-#include "fp8/quant/formats/assumed_form.h"
-#include "fp8/quant/formats/form.h"
-#include "fp8/quant/nonfinite.h"
+#include "fp8/quant/forms/assumed_form.h"
+#include "fp8/quant/forms/form.h"
+#include "fp8/quant/forms/nonfinite.h"
 #include "fp8/runtime/io/error.h"
 #include "fp8/runtime/io/safetensors.h"
 #include "fp8/runtime/kernels/block_cast.h"

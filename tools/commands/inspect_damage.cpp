@@ -9,9 +9,9 @@
 
 #include "fp8/measure/measurement_file.h"
 #include "fp8/measure/module_tree.h"
-#include "fp8/quant/convert.h"
-#include "fp8/quant/damage_probe.h"
-#include "fp8/quant/formats/form.h"
+#include "fp8/quant/damage/damage_probe.h"
+#include "fp8/quant/forms/form.h"
+#include "fp8/quant/model/convert.h"
 #include "fp8/runtime/io/error.h"
 #include "fp8/tools/commands/output.h"
 #include "fp8/tools/commands/progress.h"

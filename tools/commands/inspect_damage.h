@@ -6,7 +6,7 @@
 #include <string>
 #include <vector>
 
-#include "fp8/quant/checkpoint_damage.h"
+#include "fp8/quant/damage/checkpoint_damage.h"
 #include "fp8/runtime/io/json.h"
 #include "fp8/tools/commands/context.h"
 #include "fp8/tools/commands/model_input.h"

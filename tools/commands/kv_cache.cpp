@@ -5,8 +5,8 @@
 
 #include "fp8/measure/model_fingerprint.h"
 #include "fp8/measure/module_tree.h"
-#include "fp8/quant/kv_cache_handler.h"
-#include "fp8/quant/plan_kv.h"
+#include "fp8/quant/handlers/kv_cache_handler.h"
+#include "fp8/quant/plan/kv_plan.h"
 #include "fp8/runtime/device/block.h"
 #include "fp8/runtime/io/error.h"
 #include "fp8/runtime/ops/native/arguments.h"

@@ -3,7 +3,7 @@
 #pragma once
 #include <string>
 
-#include "fp8/quant/node_scheme.h"
+#include "fp8/quant/scheme/node_scheme.h"
 #include "fp8/tools/commands/context.h"
 #include "fp8/tools/commands/options.h"
 #include "fp8/tools/models/load.h"

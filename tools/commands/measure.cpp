@@ -15,7 +15,7 @@
 #include "fp8/configs/module_types.h"
 #include "fp8/configs/python_regex.h"
 #include "fp8/measure/measurement_file.h"
-#include "fp8/quant/formats/form.h"
+#include "fp8/quant/forms/form.h"
 #include "fp8/runtime/io/checksum.h"
 #include "fp8/runtime/io/error.h"
 #include "fp8/tools/commands/command.h"

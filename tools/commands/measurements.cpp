@@ -8,7 +8,7 @@
 #include "fp8/measure/compare.h"
 #include "fp8/measure/observer_states.h"
 #include "fp8/measure/ranks.h"
-#include "fp8/quant/formats/scale_ranks.h"
+#include "fp8/quant/scale_file/scale_ranks.h"
 #include "fp8/runtime/io/error.h"
 #include "fp8/runtime/io/file.h"
 #include "fp8/tools/commands/table.h"

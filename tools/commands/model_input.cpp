@@ -5,7 +5,7 @@
 
 #include <optional>
 
-#include "fp8/quant/model_source.h"
+#include "fp8/quant/forms/model_source.h"
 #include "fp8/runtime/io/error.h"
 
 namespace fp8::commands {

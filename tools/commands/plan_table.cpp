@@ -5,7 +5,7 @@
 #include <tuple>
 #include <utility>
 
-#include "fp8/quant/model_names.h"
+#include "fp8/quant/names/model_names.h"
 #include "fp8/tools/commands/output.h"
 #include "fp8/tools/commands/table.h"
 

@@ -10,7 +10,7 @@
 #include <string>
 #include <vector>
 
-#include "fp8/quant/checkpoint_quantize.h"
+#include "fp8/quant/checkpoint/quantize.h"
 #include "fp8/tools/commands/context.h"
 #include "fp8/tools/commands/inspect.h"
 #include "fp8/tools/commands/inspect_damage.h"

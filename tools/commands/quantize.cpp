@@ -1,5 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 // fp8 quantize: checkpoint folder in, fp8 checkpoint folder out, tensor by tensor.
+#include "fp8/quant/checkpoint/quantize.h"
+
 #include <fmt/format.h>
 
 #include <chrono>
@@ -7,8 +9,7 @@
 
 #include "fp8/configs/configs.h"
 #include "fp8/measure/calibration_options.h"
-#include "fp8/quant/checkpoint_quantize.h"
-#include "fp8/quant/reader_check.h"
+#include "fp8/quant/checkpoint/reader_check.h"
 #include "fp8/runtime/device/device.h"
 #include "fp8/runtime/io/error.h"
 #include "fp8/tools/commands/budget.h"

@@ -12,8 +12,8 @@
 
 #include "fp8/configs/configs.h"
 #include "fp8/measure/calibration_options.h"
-#include "fp8/quant/config_convert.h"
-#include "fp8/quant/convert.h"
+#include "fp8/quant/model/convert.h"
+#include "fp8/quant/model/convert_by_config.h"
 #include "fp8/runtime/device/device.h"
 #include "fp8/runtime/io/error.h"
 #include "fp8/runtime/io/safetensors.h"

@@ -4,7 +4,7 @@
 #include <algorithm>
 #include <cstdlib>
 
-#include "fp8/quant/checkpoint_stream.h"
+#include "fp8/quant/checkpoint/stream/stream.h"
 #include "fp8/runtime/io/error.h"
 
 namespace fp8::commands {

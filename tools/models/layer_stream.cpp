@@ -9,7 +9,7 @@
 #include <map>
 #include <utility>
 
-#include "fp8/quant/formats/assumed_form.h"
+#include "fp8/quant/forms/assumed_form.h"
 #include "fp8/runtime/io/error.h"
 
 namespace fp8::models {

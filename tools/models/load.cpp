@@ -9,8 +9,8 @@
 #include <unordered_set>
 #include <utility>
 
-#include "fp8/quant/formats/assumed_form.h"
-#include "fp8/quant/nonfinite.h"
+#include "fp8/quant/forms/assumed_form.h"
+#include "fp8/quant/forms/nonfinite.h"
 #include "fp8/runtime/io/error.h"
 #include "fp8/tools/models/expert_weights.h"
 

@@ -12,9 +12,9 @@
 #include <unordered_set>
 
 #include "fp8/measure/module_tree.h"
-#include "fp8/quant/convert.h"
-#include "fp8/quant/fp8_handler.h"
-#include "fp8/quant/load.h"
+#include "fp8/quant/handlers/linear_handler.h"
+#include "fp8/quant/model/convert.h"
+#include "fp8/quant/model/load.h"
 #include "fp8/runtime/intercept/weight_tag.h"
 #include "fp8/runtime/io/error.h"
 #include "fp8/tools/models/expert_weights.h"

@@ -3,7 +3,7 @@
 
 #include <gtest/gtest.h>
 
-#include "fp8/quant/model_names.h"
+#include "fp8/quant/names/model_names.h"
 
 namespace fp8::commands {
 namespace {

@@ -7,7 +7,7 @@
 #include <filesystem>
 #include <string>
 
-#include "fp8/quant/convert.h"
+#include "fp8/quant/model/convert.h"
 #include "fp8/tools/models/load.h"
 #include "fp8/tools/text/dataset.h"
 #include "support/test_data.h"

@@ -17,7 +17,7 @@
 #include <string>
 
 #include "fp8/measure/module_tree.h"
-#include "fp8/quant/plan_kv.h"
+#include "fp8/quant/plan/kv_plan.h"
 #include "fp8/runtime/io/safetensors.h"
 #include "fp8/tools/models/load.h"
 #include "support/temp_dir.h"

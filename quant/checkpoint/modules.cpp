@@ -1,0 +1,306 @@
+// SPDX-License-Identifier: Apache-2.0
+#include "fp8/quant/checkpoint/modules.h"
+
+#include <algorithm>
+#include <optional>
+#include <set>
+
+#include "fp8/configs/option_names.h"
+#include "fp8/quant/names/name_patterns.h"
+#include "fp8/runtime/io/error.h"
+
+namespace fp8::quant {
+namespace {
+
+using configs::option_name;
+
+constexpr std::string_view kWeight = ".weight";
+/// The keys of a config, at any depth, that count rows of a table.
+constexpr std::string_view kCounts[] = {"vocab_size",
+                                        "max_position_embeddings",
+                                        "n_positions",
+                                        "max_source_positions",
+                                        "max_target_positions",
+                                        "type_vocab_size",
+                                        "relative_attention_num_buckets",
+                                        "num_buckets",
+                                        "max_2d_position_embeddings",
+                                        "n_ctx",
+                                        "codebook_size",
+                                        "num_embeddings"};
+/// What the last part of a table's name holds.
+constexpr std::string_view kTableWords[] = {"embed",  "position",   "codebook", "relative_attention",
+                                            "lookup", "token_type", "norm"};
+/// What it holds if a product is meant all the same.
+constexpr std::string_view kProductWords[] = {"proj", "mapping", "linear", "dense"};
+
+bool ends_with_weight(const std::string& tensor) { return tensor.size() > kWeight.size() && tensor.ends_with(kWeight); }
+std::string last_part(const std::string& name) { return name.substr(name.rfind('.') + 1); }
+std::string parent_of(const std::string& name) {
+  const auto dot = name.rfind('.');
+  return dot == std::string::npos ? "" : name.substr(0, dot + 1);
+}
+
+/// "layers.0.mlp.up_proj": some part in the middle is a number.
+bool in_numbered_layer(const std::string& name) {
+  for (std::size_t at = name.find('.'); at != std::string::npos; at = name.find('.', at + 1)) {
+    const std::size_t end = name.find('.', at + 1);
+    if (end == std::string::npos) return false;
+    if (end > at + 1 && name.find_first_not_of("0123456789", at + 1) >= end) return true;
+  }
+  return false;
+}
+
+void collect_counts(const io::Json& config, int depth, std::map<std::int64_t, std::string>& counts) {
+  if (!config.is_object() || depth > 4) return;
+  for (const auto& [key, value] : config.items()) {
+    if (value.is_object()) collect_counts(value, depth + 1, counts);
+    if (!value.is_number_integer()) continue;
+    const bool named = std::any_of(std::begin(kCounts), std::end(kCounts), [&](std::string_view name) {
+      return key == name || (key.ends_with(name) && key[key.size() - name.size() - 1] == '_');
+    });
+    const std::int64_t n = named ? value.get<std::int64_t>() : 0;
+    if (n > 1) counts.try_emplace(n, key);
+  }
+}
+
+std::string listed(const std::vector<std::string>& names) {
+  constexpr std::size_t kShown = 8;
+  std::string text;
+  for (std::size_t i = 0; i < std::min(names.size(), kShown); ++i) text += (i == 0 ? "" : ", ") + names[i];
+  return text + (names.size() > kShown ? ", ..." : "");
+}
+
+}  // namespace
+
+/// Decides a module's role.
+class CheckpointModules::Judge {
+ public:
+  Judge(const io::Checkpoint& checkpoint, const io::Json& config, const ModelNames& names, const ModuleChoice& choice)
+      : checkpoint_(checkpoint),
+        names_(names),
+        towers_(choice.towers && !names.towers_stay()),
+        tower_(choice.towers ? kTowerStays : kTower),
+        scale_rows_(choice.scale_rows),
+        linear_(choice.linear, option_name("'linear'", "--linear")),
+        keep_(choice.keep, option_name("'keep'", "--keep")) {
+    collect_counts(config, 0, counts_);
+    for (const auto& tensor : checkpoint.names()) gpt2_ = gpt2_ || shows_conv1d(tensor);
+  }
+
+  void decide(CheckpointModule& m) const {
+    const Verdict verdict = verdict_on(m);
+    m.role = verdict.role;
+    m.why = verdict.why;
+    m.final = verdict.final;
+    m.certain = verdict.certain;
+  }
+
+ private:
+  struct Verdict {
+    Role role = Role::linear;
+    std::string why = {};
+    bool final = false, certain = false;
+  };
+  using Maybe = std::optional<Verdict>;
+
+  Verdict verdict_on(const CheckpointModule& m) const {
+    if (keep_.match(m.name)) return {Role::other, "kept by " + option_name("'keep'", "--keep"), true};
+    if (m.shape.size() != 2) return {Role::other};
+    if (linear_.match(m.name)) return {};
+    if (const Maybe said = by_row(m)) return *said;
+    if (const Maybe shown = by_evidence(m)) return *shown;
+    if (const Maybe called = by_name(m)) return *called;
+    return by_looks(m).value_or(Verdict{});
+  }
+
+  Maybe by_row(const CheckpointModule& m) const {
+    const auto says = [&](std::string_view Family::*cell) { return names_.says(cell, m.name); };
+    const auto [parts, whole, by_turns] = names_.parts_on_load(m.name);
+    if (parts > 0 && (scale_rows_ == 0 || m.shape[0] % (parts * scale_rows_) != 0 || (by_turns && scale_rows_ != 1))) {
+      if (whole)
+        throw io::Error(checkpoint_.folder().string() + ": " + m.name + ": transformers splits its " +
+                        std::to_string(m.shape[0]) + " rows into " + std::to_string(parts) +
+                        " modules, and can do so in fp8 only with a scale per row, or with blocks that fit; " +
+                        option_name("'weights'", "--scheme") + " channel writes these");
+      return Verdict{Role::cut, "readers split or join it by rows: its scales do not fit the parts", true};
+    }
+    if (whole) return Verdict{};
+    if (says(&Family::cut))
+      return Verdict{Role::cut, "readers cut it, merge it or use it without its module: its scale would be lost", true};
+    if (says(&Family::transposed)) return Verdict{Role::transposed, "stored transposed, [in, out] (Conv1D)", true};
+    if (says(&Family::embeddings)) return Verdict{Role::embedding, kDefault, false, true};
+    if (says(&Family::heads)) return Verdict{Role::head, kDefault};
+    if (says(&Family::routers)) return Verdict{Role::router, kRouter};
+    if (says(&Family::others)) return Verdict{Role::other, "no Linear to readers", true};
+    if (!towers_ && says(&Family::towers))
+      return Verdict{Role::tower, tower_, false, is_embedding_name(m.name) && !has_bias(m, 0)};
+    if (says(&Family::linears)) return Verdict{};
+    return std::nullopt;
+  }
+
+  /// What the tensors beside it tell.
+  Maybe by_evidence(const CheckpointModule& m) const {
+    if (last_part(m.name) == "out_proj" && checkpoint_.contains(parent_of(m.name) + "in_proj_weight"))
+      return Verdict{Role::cut, "torch's attention uses its weight without the module: its scale would be lost", true};
+    if ((has_bias(m, 1) && !has_bias(m, 0)) || (gpt2_ && is_conv1d_name(m.name)))
+      return Verdict{Role::transposed, "stored transposed, [in, out] (Conv1D)", true};
+    return std::nullopt;
+  }
+
+  Maybe by_name(const CheckpointModule& m) const {
+    if (is_head_name(m.name)) return Verdict{Role::head, kDefault};
+    if (is_router_name(m.name)) return Verdict{Role::router, kRouter};
+    if (is_embedding_name(m.name)) return Verdict{Role::embedding, kDefault, false, !has_bias(m, 0)};
+    if (!towers_ && is_tower_name(m.name)) return Verdict{Role::tower, tower_};
+    return std::nullopt;
+  }
+
+  /// Words in the name, size and place.
+  Maybe by_looks(const CheckpointModule& m) const {
+    const std::string last = last_part(m.name);
+    const auto has = [&](std::string_view word) { return last.find(word) != std::string::npos; };
+    const bool bias = has_bias(m, 0), product = std::any_of(std::begin(kProductWords), std::end(kProductWords), has);
+    const bool table =
+        std::any_of(std::begin(kTableWords), std::end(kTableWords), has) || last == "emb" || last.ends_with("_emb");
+    if (!bias && !product && table) return Verdict{Role::embedding, "a table by its name, kept in high precision"};
+    if (m.shape[0] <= 1 || m.shape[1] <= 1)
+      return Verdict{Role::other, "a single row or column, kept in high precision"};
+    if (in_numbered_layer(m.name) || product) return std::nullopt;
+    for (const std::int64_t padding : {0, 2}) {  // some tables of positions have two rows more
+      const auto count = counts_.find(m.shape[0] - padding);
+      if (count == counts_.end() || (padding != 0 && bias)) continue;
+      return Verdict{bias ? Role::head : Role::embedding,
+                     "its rows are the config's " + count->second + ", kept in high precision"};
+    }
+    return std::nullopt;
+  }
+
+  /// A model that does not say what it is shows Conv1D by a c_attn three times as wide as tall, a c_fc wider than tall.
+  bool shows_conv1d(const std::string& tensor) const {
+    if (!ends_with_weight(tensor) || !is_conv1d_name(tensor.substr(0, tensor.size() - kWeight.size()))) return false;
+    const auto& shape = checkpoint_.info(tensor).shape;
+    if (shape.size() != 2) return false;
+    return (tensor.ends_with("c_attn.weight") && shape[1] == 3 * shape[0]) ||
+           (tensor.ends_with("c_fc.weight") && shape[1] > shape[0]);
+  }
+
+  bool has_bias(const CheckpointModule& m, std::size_t side) const {
+    const std::string bias = m.name + ".bias";
+    return checkpoint_.contains(bias) && checkpoint_.info(bias).shape == std::vector<std::int64_t>{m.shape[side]};
+  }
+
+  static constexpr char kDefault[] = "kept in high precision by default",
+                        kRouter[] = "a router, kept in high precision",
+                        kTower[] = "part of an audio or vision tower, kept in high precision",
+                        kTowerStays[] = "part of a tower that no reader loads in fp8";
+
+  const io::Checkpoint& checkpoint_;
+  const ModelNames& names_;
+  const bool towers_;
+  const char* tower_;
+  const std::int64_t scale_rows_;
+  bool gpt2_ = false;
+  const NamePatterns linear_, keep_;
+  std::map<std::int64_t, std::string> counts_;
+};
+
+CheckpointModules::CheckpointModules(const io::Checkpoint& checkpoint, const io::Json& config,
+                                     const ModuleChoice& choice)
+    : names_(config) {
+  const io::Json tie = config.is_object() ? config.value("tie_word_embeddings", io::Json(false)) : io::Json(false);
+  if (!tie.is_boolean() && !tie.is_null()) {
+    throw io::Error((checkpoint.folder() / "config.json").string() + ": key 'tie_word_embeddings': found " +
+                    io::printable(tie.dump(-1, ' ', true), 60) + ", allowed: true, false");
+  }
+  tied_ = tie == io::Json(true);
+  const Judge judge(checkpoint, config, names_, choice);
+  for (const auto& tensor : checkpoint.names()) {
+    const auto& info = checkpoint.info(tensor);
+    if (!ends_with_weight(tensor) || info.shape.size() < 2) continue;
+    CheckpointModule m;
+    m.name = tensor.substr(0, tensor.size() - kWeight.size());
+    m.tensor = tensor;
+    m.shape = info.shape;
+    judge.decide(m);
+    modules_.push_back(std::move(m));
+  }
+  take_lonely_towers();
+  add_tied_heads(checkpoint, config.is_object() && config.contains("tie_word_embeddings") && !tied_);
+  for (std::size_t i = 0; i < modules_.size(); ++i) by_name_.emplace(modules_[i].name, i);
+}
+
+/// Where nothing else is Linear, the tower is the model.
+void CheckpointModules::take_lonely_towers() {
+  const auto is_linear = [](const CheckpointModule& m) { return m.role == Role::linear; };
+  if (std::any_of(modules_.begin(), modules_.end(), is_linear)) return;
+  for (auto& m : modules_) {
+    if (m.role != Role::tower) continue;
+    if (m.certain) {
+      m.role = Role::embedding;
+      continue;
+    }
+    m.role = Role::linear;
+    m.why.clear();
+  }
+}
+
+/// Heads that readers build of the embedding. Most configs leave out that they do.
+void CheckpointModules::add_tied_heads(const io::Checkpoint& checkpoint, bool untied) {
+  std::set<std::string> heads;
+  std::vector<CheckpointModule> found;
+  for (const auto& [head, embedding] : names_.tied()) {
+    if (checkpoint.contains(head + ".weight") || heads.count(head) != 0) continue;
+    const auto at = std::find_if(modules_.begin(), modules_.end(), [&, &pattern = embedding](const auto& m) {
+      return matches_pattern(pattern, m.name) && m.role != Role::linear;
+    });
+    if (at == modules_.end() || (untied && at->name == "model.embed_tokens")) continue;
+    heads.insert(head);
+    CheckpointModule m;
+    m.name = head;
+    m.tensor = at->tensor;
+    m.shape = at->shape;
+    m.role = Role::head;
+    m.why = "kept in high precision by default";
+    m.tied = true;
+    found.push_back(std::move(m));
+  }
+  modules_.insert(modules_.end(), found.begin(), found.end());
+}
+
+const CheckpointModule* CheckpointModules::find(const std::string& module) const {
+  const auto found = by_name_.find(module);
+  return found == by_name_.end() ? nullptr : &modules_[found->second];
+}
+
+std::string CheckpointModules::type_of(const CheckpointModule& m) {
+  if (m.shape.size() != 2) return "Conv" + std::to_string(m.shape.size() - 2) + "d";
+  return m.role == Role::embedding ? "Embedding" : m.role == Role::transposed ? "Conv1D" : "Linear";
+}
+
+std::vector<std::pair<std::string, std::string>> CheckpointModules::guesses() const {
+  std::vector<std::pair<std::string, std::string>> out;
+  if (names_.known()) return out;
+  std::set<std::string> seen;
+  for (const auto& m : modules_) {
+    if (m.shape.size() == 2 && seen.insert(folded_name(m.name)).second)
+      out.emplace_back(folded_name(m.name), m.role == Role::linear ? name_of(m.role) : m.why);
+  }
+  return out;
+}
+
+std::string CheckpointModules::notice() const {
+  if (names_.known()) return "";
+  std::vector<std::string> linear, others;
+  for (const auto& [name, what] : guesses()) (what == name_of(Role::linear) ? linear : others).push_back(name);
+  const auto linears =
+      std::count_if(modules_.begin(), modules_.end(), [](const auto& m) { return m.role == Role::linear; });
+  const auto weights =
+      std::count_if(modules_.begin(), modules_.end(), [](const auto& m) { return m.shape.size() == 2; });
+  return "unknown family " + io::in_quotes(names_.model_type()) + ": these " + std::to_string(linears) +
+         " weights were taken for Linear (" + listed(linear) + "), these " + std::to_string(weights - linears) +
+         " were not (" + listed(others) + "); " + option_name("'linear' and 'keep'", "--linear and --keep") +
+         " decide otherwise";
+}
+
+}  // namespace fp8::quant

@@ -1,0 +1,67 @@
+// SPDX-License-Identifier: Apache-2.0
+// Checkpoint folder in, fp8 checkpoint folder out, tensor by tensor: memory is bounded by a few chunks per thread,
+// whatever the model's size. No torch here.
+#pragma once
+#include <cstdint>
+#include <filesystem>
+#include <functional>
+#include <string>
+#include <vector>
+
+#include "fp8/quant/checkpoint/modules.h"
+#include "fp8/quant/forms/form.h"
+#include "fp8/quant/plan/plan.h"
+
+namespace fp8::quant {
+
+struct CheckpointOptions {
+  PlanOptions plan;
+  CheckpointFormat format = CheckpointFormat::compressed_tensors;
+  /// Scales of key-value caches to write, by attention module; with plan.kv_cache, or a config that selects all caches,
+  /// they are made of the measurements.
+  std::vector<KvScales> kv;
+  /// Which modules are Linear, where the caller knows better than the table of families and the general rule.
+  ModuleChoice modules;
+  /// Further entries for the file's list of modules in high precision, as its form spells them.
+  std::vector<std::string> ignore;
+  /// Tensors with NaN or Inf are copied as they are, modules of such a weight with them in high precision, and noted in
+  /// fp8.json; else refused. Reads all of the source once more.
+  bool allow_nonfinite = false;
+  bool overwrite = false;
+  bool dry_run = false;  ///< plan and byte counts only; nothing is written, no data read
+  /// Goes on where a run with the same options was cut short, and leaves what it has if it is cut short itself.
+  bool resume = false;
+  std::uint64_t shard_bytes =
+      5'000'000'000;  ///< tensor data of one file, unless that of a single unit (a module, q with k and v) is larger
+  /// One process of several: writes its share of the files beside `out`.
+  std::int64_t rank = 0, world_size = 1;
+  bool join = false;  ///< makes `out` of the shares of world_size ranks
+  /// Called with bytes done and in all, at most some hundred times, by one thread at a time; may be empty.
+  std::function<void(std::uint64_t, std::uint64_t)> progress;
+  /// Asked between chunks; true ends the work with an io::Error "interrupted" and, without resume, leaves nothing
+  /// behind. May be empty.
+  std::function<bool()> stop;
+};
+
+struct CheckpointReport {
+  std::vector<std::pair<std::string, std::string>> quantized;  ///< module, scheme
+  std::vector<SkippedModule> skipped;
+  std::vector<std::string> warnings;
+  /// Of a model_type that the table does not know: what was taken for Linear, and why others were not
+  /// (CheckpointModules::guesses).
+  std::vector<std::pair<std::string, std::string>> guesses;
+  std::uint64_t weights_bytes = 0;  ///< tensor data written (or to be written), by all ranks
+  std::uint64_t source_bytes = 0;
+  std::size_t kv_caches = 0;              ///< attention modules with scales for their key-value cache
+  std::size_t units = 0, units_kept = 0;  ///< pieces of work; those that a run that was cut short had finished
+  bool finished_before = false;           ///< resume: `out` is what a run like this one finished; nothing was written
+};
+
+/// Reads `model` (config.json, weights), writes `out` in the form asked for, with tokenizer and generation files
+/// carried through. Modules that the form's readers would misread, transposed and 3-D weights stay as they are and are
+/// listed; so are the nodes of attention that a config puts into fp8 in memory, whose scales have no place in any form.
+/// Throws io::Error or std::invalid_argument, naming file, tensor or key; nothing stands under `out` then.
+CheckpointReport quantize_checkpoint(const std::filesystem::path& model, const std::filesystem::path& out,
+                                     const CheckpointOptions& options);
+
+}  // namespace fp8::quant

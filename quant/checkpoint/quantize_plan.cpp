@@ -1,0 +1,395 @@
+// SPDX-License-Identifier: Apache-2.0
+#include "fp8/quant/checkpoint/quantize_plan.h"
+
+#include <algorithm>
+#include <string_view>
+#include <unordered_set>
+
+#include "fp8/configs/option_names.h"
+#include "fp8/quant/forms/assumed_form.h"
+#include "fp8/quant/forms/folder.h"
+#include "fp8/quant/forms/mxfp4.h"
+#include "fp8/quant/names/expert_families.h"
+#include "fp8/quant/names/expert_names.h"
+#include "fp8/quant/plan/kv_plan.h"
+#include "fp8/runtime/io/error.h"
+
+namespace fp8::quant {
+namespace {
+
+constexpr const char* kTransposed = "Conv1D";
+constexpr const char* kScaleEndings[] = {".weight_scale", ".weight_scale_inv", ".input_scale", ".scale_weight",
+                                         ".scale_input"};
+
+std::string module_of(const std::string& tensor) { return tensor.substr(0, tensor.size() - 7); }
+bool is_weight(const std::string& tensor) { return tensor.size() > 7 && tensor.ends_with(".weight"); }
+
+bool is_linear(const PlannedModule& m) {
+  return (m.info.type == "Linear" || m.info.type == kExpertType) && m.info.shape.size() == 2;
+}
+
+std::string with_product(const std::string& through) {
+  return "readers run it as one product with " + through + ", which is not converted";
+}
+
+}  // namespace
+
+CheckpointPlan::CheckpointPlan(const std::filesystem::path& model, const CheckpointOptions& options)
+    : options_(options),
+      form_(form_of(options.format)),
+      config_(read_model_config(model, &form_)),
+      source_(model),
+      modules_(source_, config_, choice(options)),
+      nonfinite_(checked()),
+      stacked_(source_, config_, options.plan.experts, without_nonfinite(options.plan).keep),
+      plan_(make_plan(find_modules(), find_nodes(), plan_options())) {
+  check_plan();
+  keep_whole_groups();
+  refuse_unscaled_parts();
+  place_nodes();
+  check_model();
+}
+
+ModuleChoice CheckpointPlan::choice(const CheckpointOptions& options) {
+  ModuleChoice modules = options.modules;
+  const auto& plan = options.plan;
+  const auto weights = plan.weights.value_or(
+      plan.activations == ActivationScaling::static_tensor ? WeightGranularity::tensor : WeightGranularity::channel);
+  modules.scale_rows = weights == WeightGranularity::block                                 ? plan.block.rows
+                       : weights == WeightGranularity::channel && !plan.config.has_value() ? 1
+                                                                                           : 0;
+  return modules;
+}
+
+/// The source is in high precision; what of it is NaN or Inf, if that is allowed (else whoever reads it refuses it).
+std::map<std::string, NonFinite> CheckpointPlan::checked() const {
+  const bool carries_mxfp4 = !form_.source_problem({}).empty();  // the form that is for nothing else
+  require_no_codes(source_, carries_mxfp4 ? mxfp4_stacks(source_) : std::vector<std::string>());
+  return options_.allow_nonfinite ? find_nonfinite(source_, recipes::Dialect::ocp, {}, options_.stop)
+                                  : std::map<std::string, NonFinite>();
+}
+
+/// Keeps what can't be quantized: a weight with NaN or Inf, and what engines run as one product with it.
+PlanOptions CheckpointPlan::without_nonfinite(PlanOptions o) const {
+  if (nonfinite_.empty()) return o;
+  std::map<std::string, std::string> groups;
+  for (const auto& [tensor, found] : nonfinite_) {
+    const std::string module = is_weight(tensor) ? module_of(tensor) : tensor,
+                      reason = "holds " + found.text(static_cast<std::uint64_t>(source_.info(tensor).numel()));
+    o.keep[module] = reason;
+    for (const auto& m : modules_.all()) {
+      if (m.tied && m.tensor == tensor) o.keep[m.name] = reason;
+    }
+    if (const std::string group = fuse_group_of(module); !group.empty()) groups.emplace(group, module);
+  }
+  for (const auto& tensor : source_.names()) {
+    if (!is_weight(tensor)) continue;
+    const auto group = groups.find(fuse_group_of(module_of(tensor)));
+    if (group != groups.end())
+      o.keep.emplace(module_of(tensor),
+                     "readers run it as one product with " + group->second + ", which holds NaN or Inf");
+  }
+  return o;
+}
+
+/// The tensor that holds a module's weight: its own, the embedding's for a tied head, or one that stacks an expert's.
+const std::string& CheckpointPlan::source_tensor(const std::string& module) const {
+  const auto* slice = stacked_.slice_of(module);
+  return slice != nullptr ? slice->tensor : modules_.find(module)->tensor;
+}
+
+WeightSlice CheckpointPlan::source_of(const std::string& module) const {
+  const auto* slice = stacked_.slice_of(module);
+  return slice != nullptr ? *slice : whole_weight(source_.info(source_tensor(module)));
+}
+
+std::vector<ModuleInfo> CheckpointPlan::find_modules() const {
+  std::vector<ModuleInfo> modules;
+  for (const auto& m : modules_.all()) {
+    if (!stacked_.modules_of(m.tensor).empty()) continue;
+    const bool expert = options_.plan.config.has_value() &&
+                        expert_in_memory(m.name).has_value();  // the class that a config's lists know
+    modules.push_back({m.name, expert ? kExpertType : CheckpointModules::type_of(m), m.shape, m.why});
+  }
+  for (auto& m : stacked_.modules()) {
+    if (options_.plan.config.has_value() && expert_in_memory(m.name).has_value()) m.type = kExpertType;
+    modules.push_back(std::move(m));
+  }
+  return modules;
+}
+
+std::vector<std::string> CheckpointPlan::names_of_modules() const {
+  std::vector<std::string> names;
+  for (const auto& tensor : source_.names()) {
+    if (is_weight(tensor)) names.push_back(module_of(tensor));
+  }
+  for (const auto& m : stacked_.modules()) names.push_back(m.name);
+  return names;
+}
+
+/// A config means experts by what they are called in memory: those that it does not select there stay as they are here
+/// too.
+PlanOptions CheckpointPlan::plan_options() const {
+  PlanOptions plan = without_nonfinite(options_.plan);
+  for (const auto& m : modules_.all()) {
+    if (m.final && m.role != Role::transposed) plan.keep.emplace(m.name, m.why);
+    if (plan.experts == ExpertForm::keep && !mixture_of(m.name).empty())
+      plan.keep.emplace(m.name, "an expert, kept in high precision");
+  }
+  if (!plan.config.has_value()) return plan;
+  auto filter = configs::module_filter(*plan.config);
+  for (const auto& name : names_of_modules()) {
+    const auto expert = expert_in_memory(name);
+    if (!expert.has_value()) continue;
+    const std::string reason = reason_against(*plan.config, filter, expert->name, kExpertType);
+    if (!reason.empty()) plan.keep.emplace(name, reason + ", by the name " + expert->name);
+  }
+  return plan;
+}
+
+/// Entries of the lists that mean experts by those names are not idle.
+void CheckpointPlan::forget_idle_names_of_experts() {
+  const auto& config = *options_.plan.config;
+  auto filter = configs::module_filter(config);
+  for (const auto& name : names_of_modules()) {
+    const auto expert = expert_in_memory(name);
+    if (!expert.has_value()) continue;
+    filter.selects(kExpertType, expert->name);
+    filter.selects(kMixtureType, expert->mixture);
+  }
+  const auto idle = filter.unused_entries();
+  std::erase_if(plan_.warnings, [&](const std::string& warning) {
+    return warning.find(" matches no module of this model") != std::string::npos &&
+           std::none_of(idle.begin(), idle.end(), [&](const auto& entry) {
+             return warning.rfind(entry.message.substr(0, entry.message.find(" matches no module")), 0) == 0;
+           });
+  });
+}
+
+/// A config selects these too; the checkpoint does not show them.
+std::vector<NodeInfo> CheckpointPlan::find_nodes() const {
+  return options_.plan.config.has_value() ? attention_nodes(attention()) : std::vector<NodeInfo>{};
+}
+
+void CheckpointPlan::check_source(const PlannedModule& m) const {
+  const auto& info = source_.info(source_tensor(m.info.name));
+  if (!is_float(info.dtype)) {
+    throw io::Error(source_.folder().string() + ": " + info.name + ": expected dtype F32, BF16 or F16, found " +
+                    io::name_of(info.dtype));
+  }
+  for (const char* made : kScaleEndings) {
+    if (source_.contains(m.info.name + made)) {
+      throw io::Error(source_.folder().string() + ": " + m.info.name + made +
+                      ": a scale, in what should be a high precision checkpoint");
+    }
+  }
+}
+
+/// What the form's readers would misread; and what they run as one product with that.
+std::map<std::string, std::string> CheckpointPlan::misread() const {
+  std::vector<WeightSpec> weights;
+  for (const auto& m : plan_.modules) {
+    if (is_linear(m)) weights.push_back(spec_of(m));
+  }
+  std::map<std::string, std::string> reasons;
+  for (const auto& [module, problem] : weight_problems(form_, weights)) {
+    reasons[module] = problem.through.empty() ? problem.reason : with_product(problem.through);
+  }
+  return reasons;
+}
+
+void CheckpointPlan::check_plan() {
+  if (const std::string reason = modules_.names().refused(names_of_modules()); !reason.empty())
+    throw io::Error(source_.folder().string() + ": " + modules_.names().model_type() + ": " + reason);
+  if (const std::string problem = form_.source_problem(stacked_.packed()); !problem.empty())
+    throw io::Error(source_.folder().string() + ": " + problem);
+  if (plan_.modules.empty()) refuse_empty();
+  const auto misread_modules = misread();
+  std::vector<PlannedModule> linears;
+  std::set<std::string> checked;
+  for (auto& m : plan_.modules) {
+    if (!is_linear(m)) {
+      plan_.skipped.push_back(
+          {m.info.name, std::string(name_of(options_.format)) + " quantizes Linear only, this is " + m.info.type});
+      continue;
+    }
+    check_source(m);
+    if (checked.insert(m.scheme.describe()).second) {
+      if (const std::string problem = form_.scheme_problem(m.scheme); !problem.empty())
+        throw io::Error(problem + " (" + m.info.name + ")");
+    }
+    if (const auto found = misread_modules.find(m.info.name); found != misread_modules.end()) {
+      plan_.skipped.push_back({m.info.name, found->second});
+      continue;
+    }
+    linears.push_back(m);
+  }
+  plan_.modules = std::move(linears);
+  stacked_.settle(plan_);
+  if (plan_.modules.empty()) {
+    throw io::Error(source_.folder().string() + ": no Linear module is left to quantize" +
+                    (misread_modules.empty()
+                         ? ""
+                         : "; " + misread_modules.begin()->first + ": " + misread_modules.begin()->second));
+  }
+  refuse_tied_heads();
+  for (auto& notice : stacked_.notices()) plan_.warnings.push_back(std::move(notice));
+  note_experts();
+  list_transposed();
+}
+
+/// Experts of a family that not all readers take, or take one by one in fp8.
+void CheckpointPlan::note_experts() {
+  const ExpertFamily* family = expert_family(config_);
+  if (family != nullptr && !family->unread.empty())
+    plan_.warnings.push_back("for vLLM only: " + std::string(family->unread));
+  if (family == nullptr || family->note.empty() || !stacked_.mixtures().empty()) return;
+  const bool single = std::any_of(plan_.modules.begin(), plan_.modules.end(),
+                                  [](const auto& m) { return !mixture_of(m.info.name).empty(); });
+  if (single) plan_.warnings.push_back("experts are in fp8 one by one: " + std::string(family->note));
+}
+
+void CheckpointPlan::refuse_empty() const {
+  const auto& all = modules_.all();
+  const auto transposed =
+      std::find_if(all.begin(), all.end(), [](const auto& m) { return m.role == Role::transposed; });
+  if (transposed != all.end())
+    throw io::Error(source_.folder().string() + ": no Linear module is left to quantize: " + transposed->name +
+                    " and others are stored transposed, [in, out] (Conv1D), " +
+                    "for which no reader of fp8 checkpoints has a product");
+  throw io::Error(source_.folder().string() + ": no module is left to quantize (" +
+                  configs::option_name("'include', 'exclude'", "--include, --exclude") + ", allowlist, blocklist)");
+}
+
+/// A tied head that is quantized becomes a tensor of its own, which is known to be read for one pair of names.
+void CheckpointPlan::refuse_tied_heads() {
+  for (const auto& m : plan_.modules) {
+    const auto* head = modules_.find(m.info.name);
+    if (head == nullptr || !head->tied) continue;
+    if (m.info.name != "lm_head" || head->tensor != "model.embed_tokens.weight")
+      throw io::Error(source_.folder().string() + ": " + m.info.name + ": is tied to " + head->tensor +
+                      "; built is: an lm_head that is tied to model.embed_tokens");
+    untied_ = true;
+  }
+}
+
+/// Weights that look like those of a Linear and are none to a reader of this form.
+void CheckpointPlan::list_transposed() {
+  for (auto& s : plan_.skipped) {
+    const auto* m = modules_.find(s.name);
+    if (m != nullptr && CheckpointModules::type_of(*m) == kTransposed)
+      s.reason = "stored transposed, [in, out] (Conv1D): readers of this form take Linear weights only";
+  }
+}
+
+/// Of what engines run as one product all is quantized, or nothing.
+void CheckpointPlan::keep_whole_groups() {
+  std::vector<std::string> quantized, kept;
+  for (const auto& m : plan_.modules) quantized.push_back(m.info.name);
+  const std::unordered_set<std::string_view> planned(quantized.begin(), quantized.end());
+  for (const auto& m : modules_.all()) {
+    if (CheckpointModules::may_be_linear(m) && planned.count(m.name) == 0) kept.push_back(m.name);
+  }
+  const auto halved = halved_groups(modules_.names(), quantized, kept);
+  if (halved.empty()) return;
+  for (const auto& [module, through] : halved) plan_.skipped.push_back({module, with_product(through)});
+  std::erase_if(plan_.modules, [&](const PlannedModule& m) { return halved.count(m.info.name) != 0; });
+  stacked_.settle(plan_);
+  if (plan_.modules.empty())
+    throw io::Error(source_.folder().string() + ": no Linear module is left to quantize; " + plan_.skipped.back().name +
+                    ": " + plan_.skipped.back().reason);
+}
+
+/// What transformers splits on load only together with scales can't stay as it is.
+void CheckpointPlan::refuse_unscaled_parts() const {
+  if (options_.format == CheckpointFormat::modelopt || options_.format == CheckpointFormat::inc)
+    return;  // not read there
+  for (const auto& m : modules_.all()) {
+    if (!modules_.names().parts_on_load(m.name).whole || plan_.find(m.name) != nullptr) continue;
+    throw io::Error(source_.folder().string() + ": " + m.name +
+                    ": transformers splits it on load and asks every quantized file of this family for its scales: " +
+                    "it can't stay in high precision" + (m.why.empty() ? "" : " (" + m.why + ")"));
+  }
+}
+
+/// What the config puts into fp8 besides weights: caches go into the file if all of them do, the rest has no place in
+/// any form.
+void CheckpointPlan::place_nodes() {
+  if (options_.plan.config.has_value()) forget_idle_names_of_experts();
+  std::map<std::string, std::string> ways;
+  for (const auto& n : find_nodes()) ways[n.name] = n.way;
+  std::erase_if(plan_.skipped, [&](const SkippedModule& s) {  // what stays in high precision in memory too
+    const auto node = ways.find(s.name);
+    return node != ways.end() && (!node->second.empty() || s.reason.rfind("not selected", 0) == 0);
+  });
+  std::vector<std::string> caches, others;
+  for (const auto& n : plan_.nodes)
+    (n.scheme.kind == configs::ModuleKind::kv_cache ? caches : others).push_back(n.info.name);
+  const auto leave = [&](const std::vector<std::string>& nodes, const std::string& reason) {
+    for (const auto& name : nodes) plan_.skipped.push_back({name, reason});
+  };
+  if (!others.empty()) {
+    leave(others, "in fp8 where the QUANT_CONFIG is applied in memory; " + std::string(name_of(options_.format)) +
+                      " has no place for its scales");
+    plan_.warnings.push_back(options_.plan.config->source +
+                             ": no form of checkpoint holds scales of attention: " + std::to_string(others.size()) +
+                             " selected nodes stay in high precision (the first is '" + others.front() + "')");
+  }
+  const auto owners = attention();
+  with_kv_ = options_.plan.kv_cache.value_or(!caches.empty() && caches.size() == 2 * owners.size());
+  if (with_kv_ || caches.empty()) return;
+  leave(caches,
+        "only a part of the key-value caches is selected, and engines would take 1.0 for the scales of the others");
+  plan_.warnings.push_back(options_.plan.config->source + ": selects " + std::to_string(caches.size()) + " of " +
+                           std::to_string(2 * owners.size()) +
+                           " key-value caches, a checkpoint holds scales of all or none: they stay in high precision");
+}
+
+/// The measurement's fingerprint, if it has one, against the weights that are to be quantized.
+void CheckpointPlan::check_model() const {
+  const auto& measurements = options_.plan.measurements;
+  if (!measurements.has_value() || !measurements->model.has_value()) return;
+  measure::ModelFingerprint model;
+  for (const auto& m : plan_.modules) {
+    if (stacked_.slice_of(m.info.name) != nullptr) continue;  // a fingerprint is of a tensor
+    model.weights.push_back(measure::fingerprint_of(m.info.name, source_, source_tensor(m.info.name)));
+  }
+  measure::require_same_model(*measurements->model, model, "measurements");
+}
+
+WeightSpec CheckpointPlan::spec_of(const PlannedModule& m) const {
+  return {stacked_.written_name(m.info.name), m.info.shape[0], m.info.shape[1], m.scheme};
+}
+
+std::vector<std::string> CheckpointPlan::attention() const { return attention_modules(names_of_modules()); }
+
+std::vector<std::string> CheckpointPlan::kept_linears() const {
+  const auto mixtures = kept_mixtures();
+  std::vector<std::string> names;
+  for (const auto& s : plan_.skipped) {
+    const auto* m = modules_.find(s.name);
+    if (m != nullptr && CheckpointModules::may_be_linear(*m) && mixtures.count(mixture_of(s.name)) == 0)
+      names.push_back(stacked_.written_name(s.name));
+  }
+  return names;
+}
+
+std::vector<std::string> CheckpointPlan::kept_experts() const {
+  auto names = stacked_.kept();
+  for (const auto& mixture : kept_mixtures()) names.push_back(stacked_.written_name(mixture));
+  return names;
+}
+
+std::vector<std::string> CheckpointPlan::packed_experts() const { return stacked_.packed(); }
+
+/// Of experts that the file holds one by one: the mixtures of which none is in fp8.
+std::set<std::string> CheckpointPlan::kept_mixtures() const {
+  std::set<std::string> mixtures;
+  for (const auto& s : plan_.skipped) mixtures.insert(mixture_of(s.name));
+  for (const auto& m : plan_.modules) mixtures.erase(mixture_of(m.info.name));
+  for (const auto& stack : stacked_.mixtures()) mixtures.erase(stack.name);
+  mixtures.erase("");
+  return mixtures;
+}
+
+}  // namespace fp8::quant

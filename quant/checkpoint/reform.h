@@ -1,0 +1,102 @@
+// SPDX-License-Identifier: Apache-2.0
+// fp8 checkpoint folder in, the same model in another form or in high precision out. No torch here.
+//
+//   decoded       y = round to the type(f32(value(code) * scale_inv)), one rounding; NaN codes are refused
+//   unchanged     codes and scales as they are, only spelt otherwise                               exact
+//   spread        codes as they are, scale_inv repeated over smaller blocks                        exact
+//   rescaled      code_convert.h: for a dialect with another largest number                        exact where nothing
+//                                                                                                  is rounded
+//   requantized   code = RNE(clamp(f32(w * scale))) of w = f32(value * scale_inv), new scales      not exact
+//
+// "Exact" is promised of a module before anything is written: its dequantized weights are equal, bit for bit (decoded:
+// the formula). Everything else in the folder is carried through: unquantized tensors and files byte for byte,
+// config.json but for the keys concerned.
+#pragma once
+#include <cstdint>
+#include <filesystem>
+#include <optional>
+#include <string>
+#include <utility>
+#include <vector>
+
+#include "fp8/quant/checkpoint/requantize.h"
+#include "fp8/quant/checkpoint/stream/stream.h"
+#include "fp8/quant/forms/form.h"
+#include "fp8/quant/plan/plan.h"
+
+namespace fp8::quant {
+
+struct ConvertOptions {
+  std::optional<recipes::FloatType> type;  ///< to high precision; else to `form`
+  CheckpointFormat form = CheckpointFormat::compressed_tensors;
+
+  // To a form. Empty: as the source has it, or the nearest that the form holds without rounding anything.
+  std::optional<WeightGranularity> weights;
+  std::optional<Block> block;               ///< granularity block
+  std::optional<bool> power_of_two;         ///< granularity block: E8M0 scales
+  std::optional<recipes::Dialect> dialect;  ///< empty: the source's
+  std::optional<Rescale> rescale;           ///< see rescaling()
+
+  /// What the source is, where its config.json doesn't say it or its weights are bytes (forms/assumed_form.h).
+  std::optional<CheckpointFormat> assume;
+  /// NaN and Inf are copied and noted in fp8.json, instead of refused (nonfinite.h); a weight that has them is not
+  /// requantized.
+  bool allow_nonfinite = false;
+
+  /// To a type: cast floating point tensors that are not in fp8 too (of a high precision source: always).
+  bool cast_all = false;
+  bool dry_run = false;
+  bool join = false;     ///< join_checkpoint() instead of writing
+  StreamOptions stream;  ///< `identity` is made here
+};
+
+/// unchanged ... requantized: see above.
+enum class Change : std::uint8_t { decoded, unchanged, spread, rescaled, requantized };
+const char* name_of(Change change);
+
+struct ConvertedWeight {
+  std::string name;
+  Change change = Change::unchanged;
+  bool exact = true;                ///< promised
+  std::string reason;               ///< why it is in high precision though fp8 was asked for
+  std::optional<double> max_error;  ///< rescaled, requantized and written by this process: max |w - w'| / max |w|
+};
+
+struct ConvertReport {
+  std::string from, to;                  ///< "compressed-tensors: E4M3 channel weights, ..."; "bf16"
+  std::vector<ConvertedWeight> modules;  ///< that are fp8 in the source
+  std::vector<std::string> notes;        ///< what was dropped or changed, one line each
+  std::size_t kv = 0;                    ///< attention modules whose cache scales were carried
+  std::uint64_t weights_bytes = 0, source_bytes = 0;
+  bool finished_before = false;  ///< stream.resume: `out` is what a run like this one finished; nothing was written
+};
+
+/// Throws io::Error or std::invalid_argument, naming file, tensor or key; nothing stands under `out` then. Among the
+/// reasons: a high precision source and a form (that is quantize_checkpoint()'s work), a form that can't hold the
+/// source's scales without requantization that `weights` did not ask for, static scales that the form needs and the
+/// source lacks, values that leave the type's range, codes that no config explains.
+ConvertReport convert_checkpoint(const std::filesystem::path& model, const std::filesystem::path& out,
+                                 const ConvertOptions& options);
+
+/// A module, or an unquantized tensor, of the source and what `out` has of it.
+struct Difference {
+  std::string name;
+  bool exact = true;  ///< promised
+  bool equal =
+      true;  ///< found: dequantized values (decoded: after the rounding to the type; tensors: bytes) are the same
+  double max_error = 0, rms_error = 0;  ///< max |w - w'| / max |w|, ||w - w'|| / ||w||
+};
+
+struct Verification {
+  std::vector<Difference> modules;  ///< largest rms_error first
+  std::size_t tensors = 0;          ///< unquantized ones, all compared
+  std::vector<std::string> broken;  ///< of modules and tensors, those that were promised exact and are not
+};
+
+/// Streams both folders and compares them, with the promises that convert_checkpoint() makes for these options. Values
+/// are read by another reader than convert_checkpoint()'s (checkpoint_reading.h), which finds weights and scales by the
+/// tensors themselves. Throws io::Error for what can't be read or is missing.
+Verification verify_conversion(const std::filesystem::path& model, const std::filesystem::path& out,
+                               const ConvertOptions& options);
+
+}  // namespace fp8::quant

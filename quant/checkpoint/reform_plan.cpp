@@ -1,0 +1,426 @@
+// SPDX-License-Identifier: Apache-2.0
+#include "fp8/quant/checkpoint/reform_plan.h"
+
+#include <algorithm>
+#include <cmath>
+#include <stdexcept>
+
+#include "fp8/configs/option_names.h"
+#include "fp8/quant/checkpoint/modules.h"
+#include "fp8/quant/checkpoint/stacked_experts.h"
+#include "fp8/quant/forms/assumed_form.h"
+#include "fp8/quant/forms/model_source.h"
+#include "fp8/quant/forms/sidecar.h"
+#include "fp8/runtime/io/error.h"
+
+namespace fp8::quant {
+namespace {
+
+namespace fs = std::filesystem;
+
+constexpr std::int64_t kChunkCodes = std::int64_t{1} << 18, kTransposedCodes = std::int64_t{1} << 20;
+
+std::string granularity(const Scheme& s) {
+  std::string text = name_of(s.weights);
+  if (s.weights == WeightGranularity::block)
+    text += " " + std::to_string(s.block.rows) + "x" + std::to_string(s.block.cols);
+  return text;
+}
+
+bool same_grid(const Scheme& a, const Scheme& b) {
+  return a.weights == b.weights && (a.weights != WeightGranularity::block || a.block == b.block);
+}
+
+/// The scales that all modules have, or that all can have exactly: a scale per tensor fits any grid. Throws if there
+/// are two others.
+Scheme common_scheme(const ConvertSource& source) {
+  const auto& weights = source.stored.weights;
+  const StoredWeight* finest = &weights.front();
+  bool all_power_of_two = true;
+  for (const auto& w : weights) {
+    const Scheme &s = w.spec.scheme, &f = finest->spec.scheme;
+    if (s.format != f.format || s.dialect != f.dialect || s.activations != f.activations) {
+      throw io::Error(source.checkpoint.folder().string() + ": " + w.spec.module + " has " + s.describe() + ", " +
+                      finest->spec.module + " " + f.describe() + "; one form holds one of them");
+    }
+    if (s.weights != WeightGranularity::tensor && f.weights == WeightGranularity::tensor) finest = &w;
+    all_power_of_two = all_power_of_two && s.power_of_two;
+  }
+  Scheme common = finest->spec.scheme;
+  common.power_of_two = all_power_of_two;
+  return common;
+}
+
+void check_one_grid(const ConvertSource& source, const Scheme& common) {
+  for (const auto& w : source.stored.weights) {
+    if (w.spec.scheme.weights == WeightGranularity::tensor || same_grid(w.spec.scheme, common)) continue;
+    throw io::Error(source.checkpoint.folder().string() + ": " + w.spec.module + " has scales per " +
+                    granularity(w.spec.scheme) + ", others per " + granularity(common) + "; " +
+                    configs::option_name("'weights'", "--scheme") + " tensor, channel or block makes them alike");
+  }
+}
+
+std::vector<ActivationScaling> activation_choices(const Scheme& from, WeightGranularity weights) {
+  const auto dynamic =
+      weights == WeightGranularity::block ? ActivationScaling::dynamic_group : ActivationScaling::dynamic_token;
+  if (from.activations == ActivationScaling::static_tensor || from.activations == ActivationScaling::none)
+    return {from.activations, dynamic};
+  return {dynamic, from.activations, ActivationScaling::dynamic_token, ActivationScaling::dynamic_tensor};
+}
+
+/// Schemes that a form may hold, the nearest first.
+std::vector<Scheme> scheme_choices(const Scheme& common, const ConvertOptions& o) {
+  std::vector<WeightGranularity> grids = {common.weights};
+  if (o.weights.has_value()) {
+    grids = {*o.weights};
+  } else if (o.block.has_value() || o.power_of_two == true) {
+    grids = {WeightGranularity::block};
+  } else if (common.weights == WeightGranularity::tensor) {
+    grids = {WeightGranularity::tensor, WeightGranularity::channel, WeightGranularity::block};
+  }
+  std::vector<Scheme> choices;
+  for (const auto grid : grids) {
+    Scheme s = common;
+    s.weights = grid;
+    if (grid == WeightGranularity::block)
+      s.block = o.block.value_or(common.weights == WeightGranularity::block ? common.block : Block{});
+    std::vector<bool> powers = {false};
+    if (grid == WeightGranularity::block)
+      powers = o.power_of_two.has_value() ? std::vector<bool>{*o.power_of_two}
+               : common.power_of_two      ? std::vector<bool>{true, false}
+                                          : powers;
+    for (const bool power : powers) {
+      for (const auto activations : activation_choices(common, grid)) {
+        s.power_of_two = power;
+        s.activations = activations;
+        choices.push_back(s);
+      }
+    }
+  }
+  return choices;
+}
+
+[[noreturn]] void refuse_schemes(const ConvertSource& source, const ConvertOptions& o, const CheckpointForm& form,
+                                 const std::vector<Scheme>& choices) {
+  const std::string where = source.checkpoint.folder().string() + ": ";
+  if (choices.front().format == recipes::Format::E5M2) {
+    throw io::Error(where + source.stored.weights.front().spec.module + " is E5M2, " + name_of(o.form) +
+                    " holds E4M3; allowed: " + configs::option_name("'form' inc, or 'type'", "--to inc,") +
+                    " bf16, f16, f32");
+  }
+  for (Scheme s : choices) {
+    if (s.activations == ActivationScaling::static_tensor) continue;
+    const std::string has = name_of(choices.front().activations);
+    s.activations = ActivationScaling::static_tensor;
+    if (source.stored.weights.front().spec.scheme.activations != ActivationScaling::static_tensor &&
+        form.scheme_problem(s).empty()) {
+      throw io::Error(where + name_of(o.form) + " needs static input scales with " + granularity(s) +
+                      " weights, the source has none (activations " + has + "); " +
+                      configs::option_name("quantize_checkpoint() with 'measurements'", "fp8 quantize --measurements") +
+                      " makes them from the high precision model");
+    }
+  }
+  throw io::Error(where + form.scheme_problem(choices.front()) +
+                  (o.weights.has_value() ? ""
+                                         : "; " + configs::option_name("'weights'", "--scheme") +
+                                               " tensor, channel or block requantizes (not exact)"));
+}
+
+Scheme target_scheme(const ConvertSource& source, const ConvertOptions& o, const CheckpointForm& form, Scheme common) {
+  if (!o.weights.has_value()) check_one_grid(source, common);
+  common.dialect = o.dialect.value_or(common.dialect);
+  const auto choices = scheme_choices(common, o);
+  for (const auto& s : choices) {
+    if (form.scheme_problem(s).empty()) return s;
+  }
+  refuse_schemes(source, o, form, choices);
+}
+
+bool all_powers_of_two(const ConvertSource& source, const StoredWeight& w) {
+  const auto scales = read_scale_inv(source.checkpoint, w);
+  return std::all_of(scales.begin(), scales.end(), is_power_of_two);
+}
+
+/// Change and promise of one weight.
+void decide(const ConvertSource& source, const Rescaling& rescaling, PlannedWeight& w) {
+  const Scheme& from = w.from.spec.scheme;
+  const bool power_fits = !w.to.scheme.power_of_two || from.power_of_two || all_powers_of_two(source, w.from);
+  if (!refines(from, w.to.scheme, w.to.rows, w.to.cols) || !power_fits) {
+    w.change = Change::requantized;
+    w.exact = false;
+    w.to.scheme.convention = Convention::own;
+    if (w.to.scheme.weights == WeightGranularity::tensor) w.fuse_group = fuse_group_of(w.to.module);
+  } else if (!rescaling.identity()) {
+    w.change = Change::rescaled;
+    w.exact = false;
+    if (rescaling.over != 1)
+      w.to.scheme.convention = Convention::own;  // INC's scales would be stored in hp_dtype, which these don't fit
+  } else {
+    w.change = same_grid(from, w.to.scheme) ? Change::unchanged : Change::spread;
+  }
+}
+
+/// INC's form stores scales of its convention in hp_dtype: only if every one of them fits.
+bool fits_hp(const ConvertSource& source, const PlannedWeight& w) {
+  const auto scales = read_scale_inv(source.checkpoint, w.from);
+  const auto hp = w.to.scheme.hp;
+  return std::all_of(scales.begin(), scales.end(), [&](float s) { return recipes::round_to(s, hp) == s; }) &&
+         recipes::round_to(w.to.scheme.input_scale_inv, hp) == w.to.scheme.input_scale_inv;
+}
+
+/// All modules of one checkpoint follow one convention.
+void settle_convention(const ConvertSource& source, ConvertPlan& plan) {
+  const bool in_hp =
+      plan.form->format() == CheckpointFormat::inc && plan.config.scheme.weights == WeightGranularity::tensor;
+  const auto kv_fits = [&](const std::vector<float>& scales) {
+    return std::all_of(scales.begin(), scales.end(),
+                       [&](float s) { return recipes::round_to(s, plan.config.scheme.hp) == s; });
+  };
+  const bool kv = !in_hp || std::all_of(plan.config.kv.begin(), plan.config.kv.end(),
+                                        [&](const KvScales& s) { return kv_fits(s.k) && kv_fits(s.v); });
+  const bool inc = kv && std::all_of(plan.weights.begin(), plan.weights.end(), [&](const PlannedWeight& w) {
+                     if (w.change == Change::decoded) return true;
+                     if (w.to.scheme.convention != Convention::inc) return false;
+                     return !in_hp || fits_hp(source, w);
+                   });
+  if (inc) return;
+  plan.config.scheme.convention = Convention::own;
+  for (auto& w : plan.weights) w.to.scheme.convention = Convention::own;
+}
+
+void set_activations(PlannedWeight& w, const Rescaling& rescaling) {
+  Scheme& s = w.to.scheme;
+  if (s.activations != ActivationScaling::static_tensor) {
+    s.input_scale_inv = s.input_scale = 1.0f;
+    return;
+  }
+  s.input_scale_inv = rescaling.scale_inv(w.from.spec.scheme.input_scale_inv, w.to.module + ": input scale");
+}
+
+/// Weights that the form's readers would misread stay in high precision, and so do those that engines run as one
+/// product with one that does.
+void keep_problems(const CheckpointForm& form, const CheckpointModules& modules, ConvertPlan& plan) {
+  std::vector<WeightSpec> weights;
+  for (const auto& w : plan.weights) weights.push_back(w.to);
+  const auto problems = weight_problems(form, weights);
+  const auto keep = [](PlannedWeight& w, std::string reason) {
+    w.reason = std::move(reason);
+    w.change = Change::decoded;
+    w.exact = true;
+  };
+  std::set<std::string> quantized;
+  for (auto& w : plan.weights) {
+    const auto found = problems.find(w.to.module);
+    if (found == problems.end()) {
+      quantized.insert(w.to.module);
+      continue;
+    }
+    const auto& [reason, through] = found->second;
+    keep(w, through.empty() ? reason : "as " + through + ": " + reason);
+  }
+  std::vector<std::string> kept;
+  for (const auto& m : modules.all()) {
+    if (CheckpointModules::may_be_linear(m) && quantized.count(m.name) == 0) kept.push_back(m.name);
+  }
+  const auto halved = halved_groups(modules.names(), {quantized.begin(), quantized.end()}, kept);
+  for (auto& w : plan.weights) {
+    if (const auto found = halved.find(w.to.module); found != halved.end())
+      keep(w, "readers run it as one product with " + found->second + ", which is in high precision");
+  }
+}
+
+void name_modules(const CheckpointModules& modules, ConvertPlan& plan) {
+  std::set<std::string> done;
+  for (const auto& w : plan.weights) {
+    (w.change == Change::decoded ? plan.config.kept_linears : plan.config.quantized).push_back(w.to.module);
+    done.insert(w.from.weight);
+  }
+  for (const auto& m : modules.all()) {
+    if (CheckpointModules::may_be_linear(m) && (m.tied || done.count(m.name + ".weight") == 0))
+      plan.config.kept_linears.push_back(m.name);
+  }
+  plan.config.names = modules.names();
+}
+
+/// Key-value cache scales: as they are, or one per tensor where the form has no place for one per head.
+void carry_kv(const ConvertSource& source, const CheckpointForm& form, ConvertPlan& plan) {
+  const auto collapsed = [](std::vector<float> v) { return std::vector<float>{*std::max_element(v.begin(), v.end())}; };
+  bool collapsed_some = false;
+  for (KvScales kv : source.stored.kv) {
+    for (auto* list : {&kv.k, &kv.v}) {
+      for (auto& s : *list) s = plan.rescaling.scale_inv(s, kv.attention + ": key-value cache scale");
+    }
+    std::string problem = form.kv_problem(kv);
+    if (!problem.empty() && !kv.k.empty() && !kv.v.empty() && kv.k.size() + kv.v.size() > 2) {
+      kv.k = collapsed(kv.k);
+      kv.v = collapsed(kv.v);
+      problem = form.kv_problem(kv);
+      collapsed_some = true;
+    }
+    if (!problem.empty()) {  // a part of them would leave engines with 1.0 for the rest
+      plan.notes.push_back("key-value cache scales of " + std::to_string(source.stored.kv.size()) +
+                           " attention modules dropped: " + problem);
+      plan.config.kv.clear();
+      return;
+    }
+    plan.config.kv.push_back(std::move(kv));
+  }
+  if (collapsed_some)
+    plan.notes.push_back("key-value cache scales per head became one per tensor, the largest of the heads");
+}
+
+std::string scale_method_of(const ConvertSource& source, bool granularity_kept) {
+  if (!granularity_kept) return "amax";
+  for (const io::Json* from : {&source.sidecar, &source.quantization}) {
+    if (!from->is_object()) continue;
+    const auto it = from->find("scale_method");
+    if (it == from->end() || !it->is_string()) continue;
+    std::string method = it->get<std::string>();
+    if (method == "amax") return method;
+    for (char& c : method) c = static_cast<char>(c >= 'a' && c <= 'z' ? c - 'a' + 'A' : c);
+    return method;
+  }
+  return "amax";
+}
+
+void plan_form(const ConvertSource& source, const ConvertOptions& o, ConvertPlan& plan) {
+  const CheckpointForm& form = *(plan.form = &form_of(o.form));
+  if (const std::string problem = form.source_problem({}); !problem.empty()) throw std::invalid_argument(problem);
+  const Scheme common = common_scheme(source);
+  const Scheme to = target_scheme(source, o, form, common);
+  std::optional<Rescale> how = o.rescale;
+  if (!how.has_value() && to.power_of_two &&
+      kernels::fp8_max(to.format, to.dialect) < kernels::fp8_max(common.format, common.dialect)) {
+    how = Rescale::two;  // 448/240 is no power of two
+  }
+  if (how == Rescale::range && to.power_of_two && common.dialect != to.dialect)
+    throw std::invalid_argument(configs::option_name("Rescale::range", "--rescale 448/240") +
+                                ": its scales are no powers of two, expected " +
+                                configs::option_name("no 'power_of_two'", "--scale-format f32"));
+  plan.rescaling = rescaling(to.format, common.dialect, to.dialect, how);
+  plan.config.scheme = to;
+  for (auto& w : plan.weights) {
+    Scheme scheme = to;
+    scheme.convention = w.from.spec.scheme.convention;
+    scheme.hp = w.from.spec.scheme.hp;
+    w.to.scheme = scheme;
+    decide(source, plan.rescaling, w);
+    set_activations(w, plan.rescaling);
+  }
+  const CheckpointModules modules(source.checkpoint, source.config);
+  keep_problems(form, modules, plan);
+  carry_kv(source, form, plan);
+  settle_convention(source, plan);
+  for (auto& w : plan.weights)
+    w.to.scheme.input_scale = to.activations == ActivationScaling::static_tensor
+                                  ? scale_for(w.to.scheme, w.to.scheme.input_scale_inv, w.to.module)
+                                  : 1.0f;
+  name_modules(modules, plan);
+  plan.config.kept_experts = StackedExperts(source.checkpoint, source.config, ExpertForm::keep, {}).kept();
+  if (plan.config.quantized.empty())
+    throw io::Error(source.checkpoint.folder().string() + ": " + name_of(o.form) +
+                    " can hold none of its weights: " + plan.weights.front().reason);
+  plan.config.scale_method = scale_method_of(source, same_grid(common, to));
+  const std::string scale = plan.weights.front().from.scale, qdq = ".dequant_weights.scale";
+  plan.config.qdq = scale.size() > qdq.size() && scale.compare(scale.size() - qdq.size(), qdq.size(), qdq) == 0;
+  if (common.activations != to.activations)
+    plan.notes.push_back(std::string("activations: ") + name_of(common.activations) + " -> " + name_of(to.activations));
+}
+
+recipes::FloatType type_of_config(const io::Json& config) {
+  for (const char* key : {"dtype", "torch_dtype"}) {
+    const auto it = config.find(key);
+    if (it == config.end() || !it->is_string()) continue;
+    if (*it == "float32") return recipes::FloatType::F32;
+    if (*it == "float16") return recipes::FloatType::F16;
+  }
+  return recipes::FloatType::BF16;
+}
+
+const fs::path& existing_folder(const fs::path& model) {
+  require_model_folder(model);
+  return model;
+}
+
+}  // namespace
+
+ConvertSource::ConvertSource(const fs::path& model, std::optional<CheckpointFormat> assume)
+    : checkpoint(existing_folder(model)) {
+  config = io::read_json(model / "config.json");
+  if (!config.is_object())
+    throw io::Error((model / "config.json").string() + ": expected an object, found " + config.type_name());
+  if (fs::exists(model / kSidecarName)) sidecar = io::read_json(model / kSidecarName);
+  if (assume.has_value()) {
+    auto assumed = read_assumed(checkpoint, *assume);
+    quantization = std::move(assumed.config);
+    stored = std::move(assumed.stored);
+  } else {
+    quantization = read_quantization_config(model);
+    stored = read_stored(checkpoint);
+  }
+  type = type_of_config(config);
+}
+
+std::string ConvertSource::form_name() const {
+  return high_precision() ? "high precision"
+                          : name_of(form_of_config(quantization, checkpoint.folder().string()).format());
+}
+
+std::int64_t rows_per_chunk(const PlannedWeight& w, bool transposed) {
+  const bool whole_blocks = w.change == Change::requantized && w.to.scheme.weights == WeightGranularity::block;
+  const std::int64_t step = whole_blocks ? w.to.scheme.block.rows : 1,
+                     codes = transposed ? kTransposedCodes : kChunkCodes;
+  return std::max<std::int64_t>(1, codes / std::max<std::int64_t>(1, w.to.cols) / step) * step;
+}
+
+ConvertPlan plan_conversion(const ConvertSource& source, const ConvertOptions& o) {
+  ConvertPlan plan;
+  if (!source.stored.packed.empty())
+    throw io::Error(source.checkpoint.folder().string() + ": " + source.stored.packed.front() +
+                    ": experts in MXFP4, which no other form holds and which are not decoded here; " +
+                    configs::option_name("quantize_checkpoint()", "fp8 quantize") + " the original checkpoint anew");
+  if (source.high_precision() && !o.type.has_value()) {
+    throw io::Error(source.checkpoint.folder().string() + ": is in high precision, expected an fp8 checkpoint; " +
+                    configs::option_name("quantize_checkpoint()", "fp8 quantize") + " makes one of it");
+  }
+  plan.type = o.type.value_or(source.type);
+  plan.cast = o.type.has_value() && (o.cast_all || source.high_precision());
+  std::set<std::string> codes;
+  for (const auto& w : source.stored.weights) {
+    if (!codes.insert(w.weight).second)
+      throw io::Error(source.checkpoint.folder().string() + ": " + w.weight +
+                      ": several modules in one tensor, which is not built");
+    PlannedWeight planned;
+    planned.from = w;
+    planned.to = w.spec;
+    plan.weights.push_back(std::move(planned));
+    plan.consumed.insert(w.tensors.begin(), w.tensors.end());
+  }
+  for (const auto* names : {&source.stored.kv_tensors, &source.stored.strays})
+    plan.consumed.insert(names->begin(), names->end());
+  if (o.assume.has_value())
+    plan.notes.push_back(std::string("taken for ") + name_of(*o.assume) + ", as " +
+                         configs::option_name("'assume'", "--assume") +
+                         " says: " + source.stored.weights.front().spec.scheme.describe());
+  plan.notes.insert(plan.notes.end(), source.stored.warnings.begin(), source.stored.warnings.end());
+  if (!source.stored.strays.empty())
+    plan.notes.push_back(std::to_string(source.stored.strays.size()) +
+                         " scales beside weights in high precision dropped: " + source.stored.strays.front() +
+                         (source.stored.strays.size() > 1 ? ", ..." : ""));
+  if (!o.type.has_value()) {
+    plan_form(source, o, plan);
+    return plan;
+  }
+  if (!source.stored.kv.empty())
+    plan.notes.push_back("key-value cache scales of " + std::to_string(source.stored.kv.size()) +
+                         " attention modules dropped: the target is in high precision");
+  const auto inputs = std::count_if(plan.weights.begin(), plan.weights.end(), [](const PlannedWeight& w) {
+    return w.from.spec.scheme.activations == ActivationScaling::static_tensor;
+  });
+  if (inputs != 0)
+    plan.notes.push_back("input scales of " + std::to_string(inputs) +
+                         " modules dropped: the target is in high precision");
+  return plan;
+}
+
+}  // namespace fp8::quant

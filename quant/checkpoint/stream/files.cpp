@@ -1,0 +1,205 @@
+// SPDX-License-Identifier: Apache-2.0
+#include "fp8/quant/checkpoint/stream/files.h"
+
+#include <algorithm>
+#include <cstdio>
+#include <numeric>
+#include <set>
+
+#include "fp8/quant/forms/carry_through.h"
+#include "fp8/quant/forms/sidecar.h"
+#include "fp8/runtime/io/checksum.h"
+#include "fp8/runtime/io/error.h"
+#include "fp8/version.h"
+
+namespace fp8::quant {
+namespace stream {
+namespace {
+
+namespace fs = std::filesystem;
+
+std::uint64_t bytes_of_unit(const Unit& unit) {
+  std::uint64_t bytes = 0;
+  for (const auto& e : unit.entries) bytes += bytes_of(e);
+  return bytes;
+}
+
+std::string shard_name(std::size_t i, std::size_t n) {
+  char text[64];
+  std::snprintf(text, sizeof text, "model-%05zu-of-%05zu.safetensors", i + 1, n);
+  return n == 1 ? "model.safetensors" : text;
+}
+
+void share_out(std::vector<File>& files, std::int64_t world_size) {
+  std::vector<std::size_t> by_size(files.size());
+  std::iota(by_size.begin(), by_size.end(), std::size_t{0});
+  std::stable_sort(by_size.begin(), by_size.end(),
+                   [&](std::size_t a, std::size_t b) { return files[a].bytes > files[b].bytes; });
+  std::vector<std::uint64_t> load(static_cast<std::size_t>(world_size), 0);
+  for (const std::size_t i : by_size) {
+    const auto least = std::min_element(load.begin(), load.end());
+    *least += files[i].bytes;
+    files[i].rank = least - load.begin();
+  }
+}
+
+std::string shown(const io::Json& value) {
+  return value.is_null() ? "nothing" : io::printable(value.dump(-1, ' ', true, io::Json::error_handler_t::replace), 80);
+}
+
+/// Path and values of the first leaf that differs.
+bool find_difference(const io::Json& was, const io::Json& is, std::string path, std::string& text) {
+  if (was == is) return false;
+  if (!was.is_object() || !is.is_object()) {
+    text = "'" + path + "' was " + shown(was) + ", is " + shown(is);
+    return true;
+  }
+  const std::string before = path.empty() ? "" : path + ": ";
+  for (const auto& [key, value] : was.items()) {
+    if (find_difference(value, is.value(key, io::Json()), before + io::printable(key), text)) return true;
+  }
+  for (const auto& [key, value] : is.items()) {
+    if (find_difference(was.value(key, io::Json()), value, before + io::printable(key), text)) return true;
+  }
+  return false;
+}
+
+}  // namespace
+
+std::vector<File> lay_out(const std::vector<Unit>& units, const StreamOptions& options) {
+  std::uint64_t total = 0;
+  for (const auto& unit : units) total += bytes_of_unit(unit);
+  const auto world = static_cast<std::uint64_t>(options.world_size);
+  const std::uint64_t limit =
+      world == 1 ? options.shard_bytes : std::min(options.shard_bytes, (total + world - 1) / world);
+  std::vector<File> files(1);
+  for (std::size_t i = 0; i < units.size(); ++i) {
+    const std::uint64_t bytes = bytes_of_unit(units[i]);
+    if (files.back().bytes > 0 && files.back().bytes + bytes > limit) files.emplace_back();
+    files.back().bytes += bytes;
+    files.back().units.push_back(i);
+  }
+  for (std::size_t i = 0; i < files.size(); ++i) files[i].name = shard_name(i, files.size());
+  share_out(files, options.world_size);
+  return files;
+}
+
+io::SafetensorsLayout layout_of(const File& file, const std::vector<Unit>& units, const fs::path& shown_path) {
+  std::vector<io::SafetensorsWriter::Entry> entries;
+  for (const std::size_t unit : file.units)
+    entries.insert(entries.end(), units[unit].entries.begin(), units[unit].entries.end());
+  return io::SafetensorsLayout(entries, shown_path);
+}
+
+void write_index(OutputFolder& folder, const std::vector<File>& files, const std::vector<Unit>& units) {
+  if (files.size() == 1) return;
+  std::map<std::string, std::string> where;
+  std::uint64_t total = 0;
+  for (const auto& file : files) {
+    total += file.bytes;
+    for (const std::size_t unit : file.units) {
+      for (const auto& e : units[unit].entries) where[e.name] = file.name;
+    }
+  }
+  io::Json map = io::Json::object();
+  auto& members = map.get_ref<io::Json::object_t&>();  // sorted already: no look-up per name
+  for (auto& [tensor, file] : where) members.emplace_back(tensor, file);
+  folder.write_json("model.safetensors.index.json",
+                    io::Json{{"metadata", {{"total_size", total}}}, {"weight_map", std::move(map)}});
+}
+
+fs::path share_folder(const fs::path& out, std::int64_t rank, std::int64_t world_size) {
+  fs::path plain = out.lexically_normal();
+  if (!plain.has_filename()) plain = plain.parent_path();
+  return plain.parent_path() /
+         (plain.filename().string() + ".rank-" + std::to_string(rank) + "-of-" + std::to_string(world_size));
+}
+
+io::Json whole_identity(const std::vector<Unit>& units, const StreamOptions& options) {
+  io::Checksum sum;
+  const auto add = [&](const std::string& text) { sum.update(text.c_str(), text.size() + 1); };
+  for (const auto& unit : units) {
+    add(unit.name);
+    for (const auto& e : unit.entries) {
+      add(e.name);
+      add(io::name_of(e.dtype));
+      for (const auto size : e.shape) add(std::to_string(size));
+    }
+    add("");
+  }
+  io::Json identity = io::Json{{"version", FP8_VERSION}};
+  for (const auto& [key, value] : options.identity.items()) identity[key] = value;
+  identity["shard size"] = options.shard_bytes;
+  identity["world size"] = options.world_size;
+  identity["tensors"] = io::checksum_text(sum.value());
+  return identity;
+}
+
+std::string difference(const io::Json& was, const io::Json& is) {
+  std::string text;
+  find_difference(was, is, "", text);
+  return text;
+}
+
+void require_unchanged(const StreamOptions& options) {
+  if (options.source.empty() || !options.identity.is_object()) return;
+  const std::string changed =
+      difference(options.identity.value("source", io::Json::object()), identity_of(options.source));
+  if (!changed.empty()) io::fail(options.source, "changed while it was read: " + changed);
+  require_carried_unchanged(options.source, options.carried);
+}
+
+}  // namespace stream
+
+std::string run_mark(const std::vector<Unit>& units, const StreamOptions& options) {
+  io::Json identity = stream::whole_identity(units, options);
+  identity.erase("world size");
+  return io::checksum_text(io::checksum(identity.dump()));
+}
+
+std::vector<std::int64_t> shares_of(const std::filesystem::path& out) {
+  const std::filesystem::path first = stream::share_folder(out, 0, 1);
+  const std::string name = first.filename().string(),
+                    prefix = name.substr(0, name.size() - std::string("0-of-1").size());
+  std::set<std::int64_t> found;
+  std::error_code error;
+  for (std::filesystem::directory_iterator entry(first.has_parent_path() ? first.parent_path() : ".", error), end;
+       !error && entry != end; entry.increment(error)) {
+    const std::string text = entry->path().filename().string();
+    long long rank = 0, size = 0;
+    int length = 0;
+    if (text.compare(0, prefix.size(), prefix) != 0) continue;
+    if (std::sscanf(text.c_str() + prefix.size(), "%9lld-of-%9lld%n", &rank, &size, &length) == 2 &&
+        prefix.size() + static_cast<std::size_t>(length) == text.size())
+      found.insert(size);
+  }
+  return {found.begin(), found.end()};
+}
+
+io::Json identity_of(const std::filesystem::path& model) {
+  namespace fs = std::filesystem;
+  std::vector<fs::path> paths;
+  std::error_code error;
+  if (fs::is_directory(model, error)) {
+    for (fs::directory_iterator entry(model, error), end; !error && entry != end; entry.increment(error)) {
+      const std::string name = entry->path().filename().string(), extension = entry->path().extension().string();
+      const bool config = name == "config.json" || name == "hf_quant_config.json" || name == kSidecarName ||
+                          name.find(".index.json") != std::string::npos;
+      if (extension == ".safetensors" || extension == ".bin" || config) paths.push_back(entry->path());
+    }
+    if (error) io::fail_errno(model, "list", error.value());
+  } else {
+    paths.push_back(model);
+  }
+  std::sort(paths.begin(), paths.end());
+  io::Json files = io::Json::object();
+  for (const auto& path : paths) {
+    io::Json file = identity_of_file(path);
+    if (!file.is_null())
+      files[io::printable(path.filename().string(), 4096)] =
+          std::move(file);  // a link to nothing: whoever needs it says so
+  }
+  return files;
+}
+
+}  // namespace fp8::quant

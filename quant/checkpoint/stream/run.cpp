@@ -1,0 +1,360 @@
+// SPDX-License-Identifier: Apache-2.0
+#include "fp8/quant/checkpoint/stream/run.h"
+
+#include <algorithm>
+#include <cmath>
+
+#include "fp8/configs/option_names.h"
+#include "fp8/quant/forms/nonfinite.h"
+#include "fp8/quant/scheme/float_dtype.h"
+#include "fp8/runtime/io/error.h"
+#include "fp8/runtime/kernels/thread_pool.h"
+
+namespace fp8::quant::stream {
+namespace {
+
+namespace fs = std::filesystem;
+
+constexpr std::uint64_t kChunkBytes = std::uint64_t{1} << 20;
+constexpr std::uint64_t kCopyBytes = std::uint64_t{8}
+                                     << 20;  // at once within the kernel; then they are read, to be checked
+constexpr std::size_t kMaxPieces = 64;
+constexpr std::uint64_t kProgressSteps = 400;
+
+/// Another worker failed: this one ends without a word.
+struct Cancelled {};
+
+}  // namespace
+
+struct Run::State {
+  std::atomic<std::size_t> tasks_left{1};
+  std::mutex mutex;
+  std::map<std::string, Written> written;
+};
+
+/// What one thread works with.
+class Run::Worker final : public UnitContext {
+ public:
+  explicit Worker(Run& run) : run_(run) {}
+
+  void begin(std::size_t unit) {
+    unit_ = unit;
+    tracks_.clear();
+  }
+  /// Adds what this task wrote to what the unit's others did.
+  void end(std::map<std::string, Written>& written) {
+    for (auto& [name, track] : tracks_) {
+      track.close();
+      Written& all = written[name];
+      all.bytes += track.written.bytes;
+      all.scattered = all.scattered || track.written.scattered;
+      all.pieces.insert(all.pieces.end(), track.written.pieces.begin(), track.written.pieces.end());
+    }
+    tracks_.clear();
+  }
+
+  void write(const std::string& tensor, const void* data, std::uint64_t offset, std::uint64_t size) override {
+    const Place& place = place_of(tensor);
+    io::check_within(place.slot, tensor, offset, size, run_.folder_.path().path());
+    if (size == 0) return;
+    place.file->write(place.slot.begin + offset, data, size);
+    tracks_[tensor].add(data, offset, size);
+  }
+
+  void advance(std::uint64_t bytes) override { run_.advance(bytes); }
+
+  void copy(const io::Checkpoint& source, const std::string& from, const std::string& to, std::uint64_t offset,
+            std::uint64_t size) override {
+    const Place& place = place_of(to);
+    const auto& info = source.info(from);
+    io::check_within(place.slot, to, offset, size, run_.folder_.path().path());
+    const bool allowed = run_.options_.nonfinite.count(from) != 0;
+    auto origin = source.place(from);
+    for (std::uint64_t at = offset, end = offset + size; at < end;) {
+      const std::uint64_t span = std::min(kCopyBytes, end - at);
+      const bool copied =
+          origin.has_value() && place.file->copy(origin->fd, origin->offset + at, place.slot.begin + at, span);
+      if (!copied) origin.reset();
+      for (const std::uint64_t stop = at + span; at < stop;) {
+        const std::uint64_t chunk = std::min(kChunkBytes, stop - at);
+        in.resize(chunk);
+        source.read(from, in.data(), at, chunk);
+        if (!allowed &&
+            has_nonfinite(in.data(), info.dtype, static_cast<std::int64_t>(chunk) / io::size_of(info.dtype)))
+          refuse_nonfinite(source, from);
+        if (!copied) place.file->write(place.slot.begin + at, in.data(), chunk);
+        tracks_[to].add(in.data(), at, chunk);
+        at += chunk;
+        advance(chunk);
+      }
+    }
+    if (size == 0) advance(0);
+  }
+
+  /// The checksum of bytes of a tensor as they stand in the file.
+  std::uint64_t checksum_of(const Place& place, std::uint64_t offset, std::uint64_t size) {
+    io::Checksum sum;
+    in.resize(std::min(kChunkBytes, size));
+    for (std::uint64_t done = 0; done < size;) {
+      const std::uint64_t chunk = std::min(kChunkBytes, size - done);
+      place.file->read(place.slot.begin + offset + done, in.data(), chunk);
+      sum.update(in.data(), chunk);
+      done += chunk;
+      advance(0);
+    }
+    return sum.value();
+  }
+
+ private:
+  struct Track {
+    Written written;
+    io::Checksum sum;
+    std::uint64_t begin = 0, end = 0;
+
+    void add(const void* data, std::uint64_t offset, std::uint64_t size) {
+      written.bytes += size;
+      if (written.scattered) return;
+      if (offset != end) {
+        close();
+        begin = offset;
+      }
+      sum.update(data, size);
+      end = offset + size;
+    }
+    void close() {
+      if (written.scattered || end == begin) return;
+      written.pieces.push_back({begin, end, sum.value()});
+      written.scattered = written.pieces.size() > kMaxPieces;
+      sum = {};
+      begin = end;
+    }
+  };
+
+  const Place& place_of(const std::string& tensor) const {
+    const auto found = run_.places_.find(tensor);
+    if (found == run_.places_.end() || found->second.unit != unit_)
+      throw io::Error(run_.folder_.path().path().string() + ": unit " + io::in_quotes(run_.units_[unit_].name) +
+                      " has no tensor " + io::in_quotes(tensor) + " to write");
+    return found->second;
+  }
+
+  Run& run_;
+  std::size_t unit_ = 0;
+  std::unordered_map<std::string, Track> tracks_;
+};
+
+Run::Run(OutputFolder& folder, const std::vector<Unit>& units, const std::vector<File>& files,
+         const StreamOptions& options)
+    : folder_(folder), units_(units), options_(options), states_(units.size()) {
+  for (const auto& file : files) {
+    if (file.rank != options.rank) continue;
+    for (const std::size_t unit : file.units) {
+      mine_.push_back(unit);
+      states_[unit] = std::make_unique<State>();
+      states_[unit]->tasks_left = std::max<std::size_t>(1, units[unit].parts.size());
+      total_ += units[unit].source_bytes;
+    }
+  }
+  read_journal();
+  clean_folder(files);
+  open_files(files);
+}
+
+Run::~Run() = default;
+
+void Run::read_journal() {
+  journal_ = std::make_unique<io::Journal>(folder_.path().file(kJournalName));
+  const io::Json identity = {{"identity", whole_identity(units_, options_)}};
+  const auto& found = journal_->entries();
+  const bool ours = !found.empty() && found[0].is_object() && found[0].contains("identity");
+  if (!ours) {  // its first line was never finished: so was nothing else
+    journal_->clear();
+    journal_->append(identity);
+    return;
+  }
+  if (const std::string text = difference(found[0], identity); !text.empty())
+    throw io::Error(folder_.path().path().string() + ": can't resume, the run that was cut short did something else: " +
+                    text.substr(0, text.find("identity: ")) +
+                    text.substr(text.find("identity: ") == std::string::npos ? 0 : text.find("identity: ") + 10) +
+                    "; without " + configs::option_name("'resume'", "--resume") + " it begins anew");
+  std::unordered_map<std::string, std::size_t> by_name;
+  for (const std::size_t unit : mine_) by_name.emplace(units_[unit].name, unit);
+  for (const auto& entry : found) {
+    if (!entry.is_object() || !entry.contains("unit") || !entry["unit"].is_string() || !entry.contains("pieces"))
+      continue;
+    const auto unit = by_name.find(entry["unit"].get<std::string>());
+    if (unit != by_name.end()) left_[unit->second] = entry["pieces"];
+  }
+}
+
+// A killed run's own temporary files have names that nobody will use again.
+void Run::clean_folder(const std::vector<File>& files) const {
+  if (!folder_.path().continued()) return;
+  std::error_code error;
+  std::vector<fs::path> strays;
+  for (const auto& entry : fs::directory_iterator(folder_.path().temporary())) {
+    const std::string name = entry.path().filename().string();
+    const bool known = std::any_of(files.begin(), files.end(), [&](const File& f) { return f.name == name; });
+    if (name != kJournalName && !known) strays.push_back(entry.path());
+  }
+  for (const auto& path : strays) fs::remove_all(path, error);
+}
+
+void Run::open_files(const std::vector<File>& files) {
+  for (const auto& file : files) {
+    if (file.rank != options_.rank) continue;
+    const fs::path shown = folder_.path().path() / file.name;
+    const auto layout = layout_of(file, units_, shown);
+    files_.push_back(std::make_unique<io::PlacedFile>(folder_.path().file(file.name), layout.file_bytes, shown));
+    files_.back()->write(0, layout.head.data(), layout.head.size());
+    for (const std::size_t unit : file.units) {
+      for (const auto& e : units_[unit].entries) {
+        if (!places_.emplace(e.name, Place{unit, files_.back().get(), layout.slots.at(e.name)}).second)
+          io::fail(shown, "two tensors are named " + io::in_quotes(e.name));
+      }
+    }
+  }
+}
+
+void Run::advance(std::uint64_t bytes) {
+  if (failed_.load(std::memory_order_relaxed)) throw Cancelled{};
+  const std::lock_guard lock(mutex_);
+  if (failed_) throw Cancelled{};
+  done_ = std::min(done_ + bytes, total_);
+  if (options_.stop && options_.stop()) {
+    failed_ = true;  // nobody asks again
+    error_ = std::make_exception_ptr(io::Error("interrupted"));
+    throw Cancelled{};
+  }
+  if (!options_.progress || (done_ - shown_ < total_ / kProgressSteps && done_ < total_) ||
+      (done_ == shown_ && done_ > 0))
+    return;
+  shown_ = done_;
+  options_.progress(done_, total_);
+}
+
+// A queue of our own instead of ranges: the largest come first, so that no thread is left alone with one of them at the
+// end.
+void Run::on_all_threads(std::size_t count, const std::function<void(Worker&, std::size_t)>& body) {
+  std::atomic<std::size_t> next{0};
+  const auto threads =
+      static_cast<std::int64_t>(std::min<std::size_t>(count, static_cast<std::size_t>(kernels::num_threads())));
+  kernels::parallel_for(threads, 1, [&](std::int64_t begin, std::int64_t end) {
+    for (std::int64_t i = begin; i < end; ++i) {
+      Worker worker(*this);
+      try {
+        for (std::size_t item; !failed_ && (item = next.fetch_add(1)) < count;) body(worker, item);
+      } catch (const Cancelled&) {
+      } catch (...) {
+        const std::lock_guard lock(mutex_);
+        if (!failed_.exchange(true)) error_ = std::current_exception();
+      }
+    }
+  });
+  if (error_) std::rethrow_exception(error_);
+}
+
+void Run::work() {
+  std::vector<std::pair<std::size_t, io::Json>> left(std::make_move_iterator(left_.begin()),
+                                                     std::make_move_iterator(left_.end()));
+  left_.clear();
+  on_all_threads(left.size(), [&](Worker& worker, std::size_t i) {
+    if (!verify(worker, left[i].first, left[i].second)) return;
+    note_finished(left[i].first, left[i].second);
+    states_[left[i].first].reset();
+    ++kept_;
+    advance(units_[left[i].first].source_bytes);
+  });
+  const auto list = tasks();
+  on_all_threads(list.size(), [&](Worker& worker, std::size_t i) { run_task(worker, list[i]); });
+}
+
+std::vector<Run::Task> Run::tasks() const {
+  std::vector<Task> list;
+  for (const std::size_t unit : mine_) {
+    if (!states_[unit]) continue;
+    const std::size_t parts = units_[unit].parts.size();
+    for (std::size_t i = 0; i < std::max<std::size_t>(parts, 1); ++i)
+      list.push_back({unit, i, units_[unit].source_bytes / std::max<std::size_t>(parts, 1)});
+  }
+  std::stable_sort(list.begin(), list.end(), [](const Task& a, const Task& b) { return a.cost > b.cost; });
+  return list;
+}
+
+void Run::run_task(Worker& worker, const Task& task) {
+  const Unit& unit = units_[task.unit];
+  State& state = *states_[task.unit];
+  worker.begin(task.unit);
+  if (task.part < unit.parts.size()) {
+    unit.parts[task.part](worker);
+    const std::lock_guard lock(state.mutex);
+    worker.end(state.written);
+  }
+  if (--state.tasks_left > 0) return;
+  if (unit.run) unit.run(worker);
+  worker.end(state.written);
+  finish_unit(worker, task.unit);
+}
+
+void Run::finish_unit(Worker& worker, std::size_t unit) {
+  io::Json pieces = io::Json::object();
+  for (const auto& e : units_[unit].entries) {
+    const Place& place = places_.at(e.name);
+    Written& written = states_[unit]->written[e.name];
+    if (written.bytes != place.slot.size)
+      throw io::Error(folder_.path().path().string() + ": tensor " + io::in_quotes(e.name) + ": " +
+                      std::to_string(written.bytes) + " of " + std::to_string(place.slot.size) + " bytes written");
+    if (written.scattered || written.pieces.size() > kMaxPieces)
+      written.pieces = {{0, place.slot.size, worker.checksum_of(place, 0, place.slot.size)}};
+    std::sort(written.pieces.begin(), written.pieces.end(),
+              [](const Piece& a, const Piece& b) { return a.begin < b.begin; });
+    io::Json& list = pieces[e.name] = io::Json::array();
+    for (const Piece& p : written.pieces) list.push_back({p.begin, p.end, io::checksum_text(p.checksum)});
+  }
+  note_finished(unit, pieces);
+  journal_->append({{"unit", units_[unit].name}, {"pieces", std::move(pieces)}});
+  states_[unit].reset();
+}
+
+void Run::note_finished(std::size_t unit, const io::Json& pieces) {
+  if (options_.world_size == 1) return;
+  const std::lock_guard lock(mutex_);
+  finished_[units_[unit].name] = pieces;
+}
+
+io::Json Run::finished() const {
+  io::Json all = io::Json::object();
+  auto& members = all.get_ref<io::Json::object_t&>();  // sorted already: no look-up per name
+  for (const auto& [unit, pieces] : finished_) members.emplace_back(unit, pieces);
+  return all;
+}
+
+bool Run::verify(Worker& worker, std::size_t unit, const io::Json& pieces) {
+  if (!pieces.is_object() || pieces.size() != units_[unit].entries.size()) return false;
+  for (const auto& e : units_[unit].entries) {
+    const auto found = pieces.find(e.name);
+    if (found == pieces.end() || !found->is_array()) return false;
+    const Place& place = places_.at(e.name);
+    std::uint64_t next = 0;
+    for (const auto& piece : *found) {
+      if (!piece.is_array() || piece.size() != 3 || !piece[0].is_number_unsigned() || !piece[1].is_number_unsigned() ||
+          !piece[2].is_string())
+        return false;
+      const auto begin = piece[0].get<std::uint64_t>(), end = piece[1].get<std::uint64_t>();
+      if (begin != next || end < begin || end > place.slot.size) return false;
+      if (piece[2].get<std::string>() != io::checksum_text(worker.checksum_of(place, begin, end - begin))) return false;
+      next = end;
+    }
+    if (next != place.slot.size) return false;
+  }
+  return true;
+}
+
+void Run::remove_journal() {
+  journal_.reset();
+  std::error_code error;
+  fs::remove(folder_.path().file(kJournalName), error);
+  if (error) io::fail_errno(folder_.path().path(), "remove the journal", error.value());
+}
+
+}  // namespace fp8::quant::stream

@@ -1,0 +1,101 @@
+// SPDX-License-Identifier: Apache-2.0
+// An output checkpoint made piece by piece: units of work run on all threads, each streams its tensors from the source
+// through a few megabytes into place. What is finished is noted with its checksum, so that a run that was cut short can
+// go on. No torch here.
+//
+//   .OUT.partial/      tensors at their final places in files of their final size;
+//                      journal.jsonl: one line per finished unit
+//   OUT/               appears whole, by rename, when every unit is finished
+//   OUT.rank-R-of-N/   instead, where N processes share the work: whole files of it, and share.json with the checksums
+//                      of their bytes; joined into OUT
+#pragma once
+#include <cstdint>
+#include <filesystem>
+#include <functional>
+#include <set>
+#include <string>
+#include <vector>
+
+#include "fp8/quant/forms/folder.h"
+#include "fp8/quant/forms/form.h"
+
+namespace fp8::quant {
+
+/// What a running unit may use. One per thread, so nothing in it is shared but the files behind it.
+class UnitContext : public TensorSink {
+ public:
+  /// Buffers that keep their memory from unit to unit.
+  std::vector<std::uint8_t> in, out, scratch;
+  /// Tells the progress bar and looks whether the user wants to stop (io::Error "interrupted"). Once per chunk read.
+  virtual void advance(std::uint64_t source_bytes) = 0;
+  /// Copies bytes [offset, offset + size) of a tensor as they are, in the kernel where it can, and advances. A tensor
+  /// with NaN or Inf is an io::Error with their number, unless StreamOptions::nonfinite names it. offset: a multiple of
+  /// 8.
+  virtual void copy(const io::Checkpoint& source, const std::string& from, const std::string& to, std::uint64_t offset,
+                    std::uint64_t size) = 0;
+  void copy(const io::Checkpoint& source, const std::string& from, const std::string& to) {
+    copy(source, from, to, 0, source.info(from).bytes());
+  }
+};
+
+/// Some tensors of the output that are made together. Runs on any thread, at any time, alone or beside others; its
+/// bytes depend on nothing but the source and the options.
+struct Unit {
+  std::string name;                                   ///< unique: of the module or tensor
+  std::vector<io::SafetensorsWriter::Entry> entries;  ///< what it writes, all of it
+  std::uint64_t source_bytes = 0;                     ///< that it reads, for progress and for sharing work out
+  std::function<void(UnitContext&)> run;              ///< may be empty where there are parts
+  /// Pieces that may run side by side, before run(): for a tensor so large that a thread would be left alone with it.
+  std::vector<std::function<void(UnitContext&)>> parts;
+};
+
+/// A tensor that stays as it is, as UnitContext::copy() does it.
+Unit copy_unit(const io::Checkpoint& source, const std::string& from, const std::string& to);
+
+struct StreamOptions {
+  bool overwrite = false;
+  /// Goes on where a run with the same identity was cut short; and what this one finishes stays if it is cut short.
+  bool resume = false;
+  /// What must be equal for a part to be kept: command, options, the source's files with sizes and times. Compared as a
+  /// whole.
+  io::Json identity;
+  std::uint64_t shard_bytes = 5'000'000'000;  ///< tensor data of one file, unless a single unit is larger
+  /// The source's folder, if its files must still be those of identity["source"] and of `carried` at the end; may be
+  /// empty.
+  std::filesystem::path source;
+  io::Json carried;                 ///< carried_identity_of(source), before anything was read (carry_through.h)
+  std::set<std::string> nonfinite;  ///< tensors of the source that copy() takes with their NaN and Inf
+  /// This process' share: whole files, by size. With world_size > 1 nothing appears under the final name;
+  /// join_checkpoint() makes it.
+  std::int64_t rank = 0, world_size = 1;
+  std::function<void(std::uint64_t, std::uint64_t)> progress;  ///< bytes done and in all; may be empty
+  std::function<bool()> stop;                                  ///< asked between chunks; may be empty
+};
+
+struct StreamResult {
+  std::size_t kept = 0;          ///< units that an earlier run had finished
+  bool finished_before = false;  ///< options.resume, and `out` is what a run like this one left: nothing was written
+  std::vector<std::string> warnings;
+};
+
+/// Runs the units, then finish() (config.json, sidecar, carried files), then puts `out` in place. Throws io::Error:
+/// nothing stands under `out` then. A finished output is known by "run" in its fp8.json, which finish() writes:
+/// run_mark().
+StreamResult write_checkpoint(const std::filesystem::path& out, const std::vector<Unit>& units,
+                              const StreamOptions& options, const std::function<void(OutputFolder&)>& finish);
+
+/// After every rank has written its share: checks them to the byte, by the checksums in them, writes the index and what
+/// finish() adds, puts `out` in place.
+StreamResult join_checkpoint(const std::filesystem::path& out, const std::vector<Unit>& units,
+                             const StreamOptions& options, const std::function<void(OutputFolder&)>& finish);
+
+/// World sizes, ascending, of the shares that stand beside `out`.
+std::vector<std::int64_t> shares_of(const std::filesystem::path& out);
+
+/// The part of an identity that tells the source: names, sizes and modification times of its files.
+io::Json identity_of(const std::filesystem::path& model);
+
+/// What runs of the same work have in common, whatever the number of processes: 16 hexadecimal digits.
+std::string run_mark(const std::vector<Unit>& units, const StreamOptions& options);
+
+}  // namespace fp8::quant

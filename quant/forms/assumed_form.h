@@ -1,0 +1,31 @@
+// SPDX-License-Identifier: Apache-2.0
+// Checkpoints whose codes no config explains: weights in codes without a quantization_config, or in U8 and I8. They are
+// refused with what was found, or read as the form that the user names. No torch here.
+#pragma once
+#include <string>
+
+#include "fp8/quant/forms/form.h"
+
+namespace fp8::quant {
+
+/// What a checkpoint holds in 8 bits, which only a quantization_config could explain: "7 weights in codes, the first is
+/// m.weight F8_E4M3 [64, 32] with scales m.weight_scale F32 [1]". Empty: nothing. Tensors of whole numbers count if
+/// scales stand beside them; known: those that something else explains.
+std::string describe_codes(const io::Checkpoint& checkpoint, const std::vector<std::string>& known = {});
+
+/// Throws io::Error with describe_codes(), unless that is empty: for a checkpoint that should be in high precision.
+void require_no_codes(const io::Checkpoint& checkpoint, const std::vector<std::string>& known = {});
+
+struct AssumedCheckpoint {
+  io::Json config;  ///< the folder's quantization_config, else one of that form as names and shapes of the scales tell
+  StoredCheckpoint stored;
+};
+
+/// Reads a checkpoint as `form`. U8 and I8 weights with scales are E4M3 codes (in INC's form, of its fp8_config).
+/// Without a quantization_config granularity and blocks follow from the shapes of the scales, activations are static
+/// where input scales stand and dynamic elsewhere; dialect and convention are those of fp8.json, else the form's
+/// defaults. Throws io::Error if the folder's config is of another form, if there are no codes, naming the tensor whose
+/// scales the form spells otherwise, or if no size of blocks fits all scales.
+AssumedCheckpoint read_assumed(const io::Checkpoint& checkpoint, CheckpointFormat form);
+
+}  // namespace fp8::quant

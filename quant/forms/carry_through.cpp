@@ -1,0 +1,150 @@
+// SPDX-License-Identifier: Apache-2.0
+#include "fp8/quant/forms/carry_through.h"
+
+#include <sys/stat.h>
+
+#include <algorithm>
+#include <string_view>
+#include <system_error>
+
+#include "fp8/runtime/io/error.h"
+#include "fp8/runtime/io/file.h"
+#include "fp8/runtime/io/json.h"
+
+namespace fp8::quant {
+namespace {
+
+namespace fs = std::filesystem;
+
+constexpr std::size_t kChunkBytes = std::size_t{1} << 20;
+
+constexpr std::string_view kNames[] = {"generation_config.json",
+                                       "tokenizer.json",
+                                       "tokenizer_config.json",
+                                       "special_tokens_map.json",
+                                       "added_tokens.json",
+                                       "vocab.json",
+                                       "chat_template.json",
+                                       "normalizer.json",
+                                       "tekken.json",
+                                       "bpe.codes",
+                                       "spk_dict.pt"};  // Qwen2.5-Omni's voices, which its class asks for
+constexpr std::string_view kEndings[] = {
+    ".model", ".tiktoken", ".spm", ".jinja", ".txt", "processor_config.json", "extractor_config.json"};
+constexpr std::string_view kBeginnings[] = {"README", "LICENSE", "LICENCE", "NOTICE", "USE_POLICY"};
+constexpr std::string_view kTemplateFolders[] = {"chat_templates", "additional_chat_templates"};
+constexpr std::string_view kConfigs[] = {"config.json", "tokenizer_config.json", "processor_config.json",
+                                         "preprocessor_config.json"};
+
+bool ends_with(std::string_view text, std::string_view end) {
+  return text.size() >= end.size() && text.substr(text.size() - end.size()) == end;
+}
+
+bool is_carried(const std::string& name, bool remote_code) {
+  const auto is = [&](std::string_view n) { return name == n; };
+  const auto ends = [&](std::string_view e) { return ends_with(name, e); };
+  const auto begins = [&](std::string_view b) { return std::string_view(name).substr(0, b.size()) == b; };
+  if (ends(".safetensors") || ends(".bin") || ends(".gguf") || ends(".index.json"))
+    return false;  // whatever they begin with
+  return std::any_of(std::begin(kNames), std::end(kNames), is) ||
+         std::any_of(std::begin(kEndings), std::end(kEndings), ends) ||
+         std::any_of(std::begin(kBeginnings), std::end(kBeginnings), begins) || (remote_code && ends(".py"));
+}
+
+/// Whether some config names classes of the folder's own Python files. They import one another, so all of them go
+/// along.
+bool has_remote_code(const fs::path& source) {
+  std::error_code ignored;
+  return std::any_of(std::begin(kConfigs), std::end(kConfigs), [&](std::string_view name) {
+    if (!fs::is_regular_file(source / name, ignored)) return false;
+    try {
+      const io::Json config = io::read_json(source / name);
+      return config.is_object() && config.contains("auto_map") && !config["auto_map"].empty();
+    } catch (const io::Error&) {
+      return true;  // can't be told; a file too many does no harm
+    }
+  });
+}
+
+void carry_file(const fs::path& from, const fs::path& to) {
+  std::uint64_t size = 0;
+  const io::Descriptor in = io::open_regular(from, &size);
+  io::AtomicFile file(to, size);
+  std::string buffer;
+  for (std::uint64_t at = 0; at < size; at += buffer.size()) {
+    buffer.resize(std::min<std::uint64_t>(kChunkBytes, size - at));
+    io::read_at(in.get(), from, at, buffer.data(), buffer.size());
+    file.append(buffer);
+  }
+  file.commit();
+}
+
+/// Copies source/entry as `name`, or says why not.
+void carry_entry(const fs::directory_entry& entry, const std::string& name, const io::OutputDirectory& out,
+                 std::vector<std::string>& warnings) {
+  std::error_code error;
+  const fs::file_status status = fs::status(entry.path(), error);  // follows links; a loop is an error, not a hang
+  if (fs::is_regular_file(status)) return carry_file(entry.path(), out.file(name));
+  if (fs::is_directory(status)) return;
+  const char* what = !entry.is_symlink(error) ? "not a regular file"
+                     : fs::exists(status)     ? "a link to something that is no file"
+                                              : "a link that leads nowhere";
+  warnings.push_back(io::printable(entry.path().string(), 4096) + ": " + what + ", not carried through");
+}
+
+/// visit(entry, name below source) for everything with a name that is carried.
+template <class Visit>
+void each_carried(const fs::path& source, const Visit& visit) {
+  const bool remote_code = has_remote_code(source);
+  for (const auto& entry : fs::directory_iterator(source)) {
+    const std::string name = entry.path().filename().string();
+    if (is_carried(name, remote_code)) visit(entry, name);
+  }
+  for (const std::string_view folder : kTemplateFolders) {
+    std::error_code error;
+    if (!fs::is_directory(source / folder, error)) continue;
+    for (const auto& entry : fs::directory_iterator(source / folder))
+      visit(entry, std::string(folder) + "/" + entry.path().filename().string());
+  }
+}
+
+}  // namespace
+
+io::Json identity_of_file(const fs::path& path) {
+  struct stat status;
+  if (::stat(path.c_str(), &status) != 0) return nullptr;
+  return {{"size", status.st_size},
+          {"modified", std::to_string(status.st_mtim.tv_sec) + "." +
+                           std::to_string(1'000'000'000 + status.st_mtim.tv_nsec).substr(1)}};
+}
+
+io::Json carried_identity_of(const fs::path& source) {
+  io::Json files = io::Json::object();
+  std::error_code error;
+  if (!fs::is_directory(source, error)) return files;
+  each_carried(source, [&](const fs::directory_entry& entry, const std::string& name) {
+    if (fs::is_regular_file(entry.path(), error)) files[name] = identity_of_file(entry.path());
+  });
+  return files;
+}
+
+void require_carried_unchanged(const fs::path& source, const io::Json& carried) {
+  if (!carried.is_object()) return;
+  for (const auto& [name, before] : carried.items()) {
+    const io::Json now = identity_of_file(source / name);
+    if (now == before) continue;
+    io::fail(source / name, now.is_null() ? "was removed while the checkpoint was made, of which it is a part"
+                                          : "changed while the checkpoint was made, of which it is a part");
+  }
+}
+
+std::vector<std::string> carry_files(const fs::path& source, const io::OutputDirectory& out) {
+  std::vector<std::string> warnings;
+  each_carried(source, [&](const fs::directory_entry& entry, const std::string& name) {
+    carry_entry(entry, name, out, warnings);
+  });
+  std::sort(warnings.begin(), warnings.end());
+  return warnings;
+}
+
+}  // namespace fp8::quant

@@ -1,0 +1,96 @@
+// SPDX-License-Identifier: Apache-2.0
+#include "fp8/quant/forms/folder.h"
+
+#include <cstdio>
+
+#include "fp8/quant/forms/carry_through.h"
+#include "fp8/quant/forms/model_source.h"
+#include "fp8/runtime/io/error.h"
+#include "fp8/runtime/io/json_edit.h"
+
+namespace fp8::quant {
+namespace {
+
+namespace fs = std::filesystem;
+
+std::string shard_name(std::size_t i, std::size_t n) {
+  char text[64];
+  std::snprintf(text, sizeof text, "model-%05zu-of-%05zu.safetensors", i + 1, n);
+  return n == 1 ? "model.safetensors" : text;
+}
+
+}  // namespace
+
+io::Json read_model_config(const fs::path& model, const CheckpointForm* form) {
+  const fs::path path = model / "config.json";
+  require_model_folder(model);
+  io::Json config = io::read_json(path);
+  if (!config.is_object()) throw io::Error(path.string() + ": expected an object, found " + config.type_name());
+  const io::Json quantization = config.value("quantization_config", io::Json());
+  if (!quantization.is_null() && (form == nullptr || !form->carries(config))) {
+    const std::string advice = advice_on_method(quantization);
+    throw io::Error(
+        path.string() +
+        ": key 'quantization_config': the model is quantized already; expected a high precision checkpoint" +
+        (advice.empty() ? "" : ": " + advice));
+  }
+  config.erase("quantization_config");
+  return config;
+}
+
+std::uint64_t bytes_of(const io::SafetensorsWriter::Entry& e) {
+  std::uint64_t n = static_cast<std::uint64_t>(io::size_of(e.dtype));
+  for (auto d : e.shape) n *= static_cast<std::uint64_t>(d);
+  return n;
+}
+
+void OutputFolder::write_json(const std::string& name, const io::Json& value) {
+  io::write_json(directory_.file(name), value);
+}
+
+void OutputFolder::write_config(const fs::path& source, const io::Json& edits) {
+  io::JsonEdit config = source.empty() ? io::JsonEdit("{}\n", "config.json") : io::read_json_edit(source);
+  config.apply(edits);
+  io::AtomicFile file(directory_.file("config.json"), config.text().size());
+  file.append(config.text());
+  file.commit();
+}
+
+std::vector<std::string> OutputFolder::carry_through(const fs::path& source) { return carry_files(source, directory_); }
+
+ShardedWriter::ShardedWriter(io::OutputDirectory& folder, const std::vector<io::SafetensorsWriter::Entry>& entries,
+                             std::uint64_t shard_bytes)
+    : folder_(folder) {
+  std::vector<std::vector<io::SafetensorsWriter::Entry>> shards(1);
+  std::uint64_t in_shard = 0;
+  for (const auto& e : entries) {
+    const std::uint64_t bytes = bytes_of(e);
+    if (in_shard > 0 && in_shard + bytes > shard_bytes) {
+      shards.emplace_back();
+      in_shard = 0;
+    }
+    in_shard += bytes;
+    total_ += bytes;
+    where_[e.name] = shards.size() - 1;
+    shards.back().push_back(e);
+  }
+  for (std::size_t i = 0; i < shards.size(); ++i) {
+    file_names_.push_back(shard_name(i, shards.size()));
+    files_.push_back(std::make_unique<io::SafetensorsWriter>(folder_.file(file_names_[i]), shards[i]));
+  }
+}
+
+void ShardedWriter::write(const std::string& tensor, const void* data, std::uint64_t offset, std::uint64_t size) {
+  files_[where_.at(tensor)]->write(tensor, data, offset, size);
+}
+
+void ShardedWriter::commit() {
+  for (auto& file : files_) file->commit();
+  if (files_.size() == 1) return;
+  io::Json map = io::Json::object();
+  for (const auto& [tensor, file] : where_) map[tensor] = file_names_[file];
+  io::write_json(folder_.file("model.safetensors.index.json"),
+                 io::Json{{"metadata", {{"total_size", total_}}}, {"weight_map", map}});
+}
+
+}  // namespace fp8::quant

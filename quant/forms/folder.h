@@ -1,0 +1,60 @@
+// SPDX-License-Identifier: Apache-2.0
+// What every checkpoint writer does alike: the folder that appears whole or not at all, the files carried through, the
+// shards with their index. No torch here.
+#pragma once
+#include <filesystem>
+#include <map>
+#include <memory>
+#include <string>
+#include <vector>
+
+#include "fp8/quant/forms/form.h"
+#include "fp8/runtime/io/atomic_file.h"
+#include "fp8/runtime/io/json.h"
+#include "fp8/runtime/io/safetensors.h"
+
+namespace fp8::quant {
+
+/// DIR/config.json of a high precision checkpoint. Throws io::Error if it is missing or says that the model is
+/// quantized already, unless `form` carries that.
+io::Json read_model_config(const std::filesystem::path& model, const CheckpointForm* form = nullptr);
+
+/// Bytes of a tensor to be written.
+std::uint64_t bytes_of(const io::SafetensorsWriter::Entry& entry);
+
+/// An output folder in the making.
+class OutputFolder {
+ public:
+  OutputFolder(const std::filesystem::path& out, bool overwrite, io::Partial partial = io::Partial::never)
+      : directory_(out, overwrite, partial) {}
+  io::OutputDirectory& path() { return directory_; }
+  void write_json(const std::string& name, const io::Json& value);
+  /// config.json: the text of `source` (empty: of an object without members) with the members of `edits` set, or
+  /// removed where they are null. Every other byte stays: order of keys, spelling of numbers, indentation.
+  void write_config(const std::filesystem::path& source, const io::Json& edits);
+  /// Copies what carry_through.h names. Returns warnings.
+  std::vector<std::string> carry_through(const std::filesystem::path& source);
+  void commit() { directory_.commit(); }
+
+ private:
+  io::OutputDirectory directory_;
+};
+
+/// One model.safetensors, or model-0000i-of-0000n.safetensors with an index when the tensors are larger than 5 GB.
+class ShardedWriter {
+ public:
+  static constexpr std::uint64_t kShardBytes = 5'000'000'000;
+  ShardedWriter(io::OutputDirectory& folder, const std::vector<io::SafetensorsWriter::Entry>& entries,
+                std::uint64_t shard_bytes = kShardBytes);
+  void write(const std::string& tensor, const void* data, std::uint64_t offset, std::uint64_t size);
+  void commit();
+
+ private:
+  io::OutputDirectory& folder_;
+  std::vector<std::unique_ptr<io::SafetensorsWriter>> files_;
+  std::vector<std::string> file_names_;
+  std::map<std::string, std::size_t> where_;
+  std::uint64_t total_ = 0;
+};
+
+}  // namespace fp8::quant

@@ -1,0 +1,191 @@
+// SPDX-License-Identifier: Apache-2.0
+#include "fp8/quant/forms/form.h"
+
+#include <algorithm>
+
+#include "fp8/quant/forms/assumed_form.h"
+#include "fp8/quant/forms/form_table.h"
+#include "fp8/quant/forms/model_source.h"
+#include "fp8/quant/forms/nonfinite.h"
+#include "fp8/quant/forms/parts.h"
+#include "fp8/quant/forms/sidecar.h"
+#include "fp8/quant/plan/plan.h"
+#include "fp8/runtime/io/error.h"
+#include "fp8/runtime/kernels/decode.h"
+
+namespace fp8::quant {
+namespace {
+
+namespace fs = std::filesystem;
+using form_parts::fail;
+using io::Json;
+
+constexpr const char* kHfQuantConfig = "hf_quant_config.json";
+
+std::vector<const CheckpointForm*> all_forms() {
+  return {&compressed_tensors_form(), &fp8_form(), &modelopt_form(), &inc_form(), &quark_form()};
+}
+
+/// config.json of older compressed-tensors: {"compression_config": {..., "quantization_config": {...}}}, or the
+/// latter's keys themselves.
+Json from_compression_config(Json config) {
+  if (!config.contains("config_groups") && config.contains("quantization_config"))
+    config = Json(config["quantization_config"]);
+  if (config.is_object() && !config.contains("quant_method")) config["quant_method"] = "compressed-tensors";
+  return config;
+}
+
+/// hf_quant_config.json {"producer", "quantization": {...}} in the words of config.json.
+Json from_hf_quant_config(const Json& file, const std::string& where) {
+  const auto q = file.is_object() ? file.find("quantization") : file.end();
+  if (!file.is_object() || q == file.end() || !q->is_object()) fail(where, "key 'quantization': expected an object");
+  Json config = *q;
+  config["quant_method"] = "modelopt";
+  return config;
+}
+
+/// Codes [first_row, first_row + rows) of a tensor that stands transposed, [cols, all_rows].
+void read_transposed(const io::Checkpoint& checkpoint, const StoredWeight& w, std::int64_t first_row, std::int64_t rows,
+                     std::uint8_t* codes) {
+  constexpr std::int64_t kColumns = 64;
+  const std::int64_t all = w.spec.rows, cols = w.spec.cols;
+  const bool whole = 2 * rows > all;  // else only the rows' own bytes
+  const std::int64_t width = whole ? all : rows, skip = whole ? first_row : 0;
+  std::vector<std::uint8_t> part(static_cast<std::size_t>(width * std::min(kColumns, cols)));
+  for (std::int64_t first = 0; first < cols; first += kColumns) {
+    const std::int64_t columns = std::min(kColumns, cols - first);
+    if (whole) {
+      checkpoint.read(w.weight, part.data(), static_cast<std::uint64_t>(first * all),
+                      static_cast<std::uint64_t>(columns * all));
+    } else {
+      for (std::int64_t c = 0; c < columns; ++c) {
+        checkpoint.read(w.weight, part.data() + c * rows, static_cast<std::uint64_t>((first + c) * all + first_row),
+                        static_cast<std::uint64_t>(rows));
+      }
+    }
+    for (std::int64_t r = 0; r < rows; ++r) {
+      for (std::int64_t c = 0; c < columns; ++c)
+        codes[r * cols + first + c] = part[static_cast<std::size_t>(c * width + skip + r)];
+    }
+  }
+}
+
+}  // namespace
+
+void CheckpointForm::write_codes(TensorSink& sink, const WeightSpec& weight, const std::uint8_t* codes,
+                                 std::int64_t first_row, std::int64_t rows) const {
+  sink.write(weight.module + ".weight", codes, static_cast<std::uint64_t>(first_row * weight.cols),
+             static_cast<std::uint64_t>(rows * weight.cols));
+}
+
+std::vector<std::pair<std::string, Json>> CheckpointForm::extra_files(const Json&) const { return {}; }
+
+bool CheckpointForm::carries(const Json&) const { return false; }
+
+std::string CheckpointForm::source_problem(const std::vector<std::string>&) const { return ""; }
+
+const CheckpointForm& form_of(CheckpointFormat format) {
+  switch (format) {
+    case CheckpointFormat::compressed_tensors:
+      return compressed_tensors_form();
+    case CheckpointFormat::inc:
+      return inc_form();
+    case CheckpointFormat::inc_vllm:
+      return inc_vllm_form();
+    case CheckpointFormat::fp8:
+      return fp8_form();
+    case CheckpointFormat::modelopt:
+      return modelopt_form();
+    case CheckpointFormat::quark:
+      break;
+  }
+  return quark_form();
+}
+
+const CheckpointForm& form_of_config(const Json& config, const std::string& where) {
+  for (const auto* form : all_forms()) {
+    if (form->recognizes(config)) return *form;
+  }
+  const Json found = config.is_object() ? config.value("quant_method", Json()) : config;
+  const std::string advice = advice_on_method(config);
+  fail(where,
+       "key 'quant_method': found " + form_parts::shown(found) +
+           ", built are: \"compressed-tensors\", \"fp8\", \"modelopt\", \"quark\", and INC's form without that key" +
+           (advice.empty() ? "" : "; " + advice));
+}
+
+Json read_quantization_config(const fs::path& folder) {
+  std::error_code ignored;
+  if (fs::exists(folder / "config.json", ignored)) {
+    const Json config = io::read_json(folder / "config.json");
+    if (!config.is_object())
+      fail((folder / "config.json").string(), std::string("expected an object, found ") + config.type_name());
+    for (const char* key : {"quantization_config", "compression_config"}) {
+      const auto it = config.find(key);
+      if (it == config.end() || it->is_null()) continue;
+      if (!it->is_object())
+        fail((folder / "config.json").string(),
+             std::string("key '") + key + "': expected an object, found " + it->type_name());
+      return key[0] == 'q' ? *it : from_compression_config(*it);
+    }
+  }
+  const fs::path path = folder / kHfQuantConfig;
+  return fs::exists(path, ignored) ? from_hf_quant_config(io::read_json(path), path.string()) : Json(nullptr);
+}
+
+std::map<std::string, WeightProblem> weight_problems(const CheckpointForm& form,
+                                                     const std::vector<WeightSpec>& weights) {
+  std::map<std::string, WeightProblem> problems, groups;  // groups: the first module of each that has one
+  for (const auto& w : weights) {
+    const std::string problem = form.weight_problem(w), group = fuse_group_of(w.module);
+    if (problem.empty()) continue;
+    problems[w.module] = {problem, ""};
+    if (!group.empty()) groups.try_emplace(group, WeightProblem{problem, w.module});
+  }
+  for (const auto& w : weights) {
+    if (const auto group = groups.find(fuse_group_of(w.module)); group != groups.end())
+      problems.emplace(w.module, group->second);
+  }
+  return problems;
+}
+
+StoredCheckpoint read_stored(const io::Checkpoint& checkpoint) {
+  const Json config = read_quantization_config(checkpoint.folder());
+  if (config.is_null()) {
+    require_no_codes(checkpoint);
+    return {};
+  }
+  const CheckpointForm& form = form_of_config(config, form_parts::config_place(checkpoint));
+  return form.read(checkpoint, config, form_parts::read_sidecar_file(checkpoint));
+}
+
+std::vector<float> read_scale_inv(const io::Checkpoint& checkpoint, const StoredWeight& weight) {
+  auto values = form_parts::read_scales(checkpoint, weight.scale);
+  const auto wanted = scale_grid(weight.spec.scheme, weight.spec.rows, weight.spec.cols).size();
+  if (static_cast<std::int64_t>(values.size()) != wanted) {
+    fail(form_parts::place(checkpoint, weight.scale),
+         "expected " + std::to_string(wanted) + " values, found " + std::to_string(values.size()));
+  }
+  return values;
+}
+
+void read_code_rows(const io::Checkpoint& checkpoint, const StoredWeight& weight, std::int64_t first_row,
+                    std::int64_t rows, std::uint8_t* codes, bool allow_nonfinite) {
+  const std::int64_t cols = weight.spec.cols;
+  if (weight.transposed) {
+    read_transposed(checkpoint, weight, first_row, rows, codes);
+  } else {
+    checkpoint.read(weight.weight, codes, static_cast<std::uint64_t>(first_row * cols),
+                    static_cast<std::uint64_t>(rows * cols));
+  }
+  const auto& scheme = weight.spec.scheme;
+  if (allow_nonfinite || rows * cols == 0 || !kernels::has_nan_code(codes, rows * cols, scheme.format, scheme.dialect))
+    return;
+  const NonFinite found = count_nonfinite(checkpoint, weight.weight, scheme.dialect, /*bytes_are_codes=*/true);
+  fail(form_parts::place(checkpoint, weight.weight),
+       std::string("expected codes of dialect ") + recipes::name_of(scheme.dialect) +
+           ", found NaN codes: " + found.text(static_cast<std::uint64_t>(weight.spec.rows * cols)) +
+           " (allow_nonfinite, --allow-nonfinite, takes them as they are)");
+}
+
+}  // namespace fp8::quant

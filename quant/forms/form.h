@@ -1,0 +1,153 @@
+// SPDX-License-Identifier: Apache-2.0
+// A form of fp8 checkpoints: how its tensors are spelt and shaped, and what its config says. One class per form, one
+// table of them. No torch here.
+//
+// Writers and readers of folders know no form: they ask for the entries of a module, cast or decode codes with
+// scale_grid(), and hand codes and scales over. Whatever a form calls its scales ("weight_scale_inv", "scale_weight"),
+// here they are scale_inv: w ~ code * scale_inv.
+#pragma once
+#include <cstdint>
+#include <map>
+#include <optional>
+#include <string>
+#include <utility>
+#include <vector>
+
+#include "fp8/quant/forms/checkpoint_format.h"
+#include "fp8/quant/names/model_names.h"
+#include "fp8/quant/scheme/kv_scales.h"
+#include "fp8/quant/scheme/scheme.h"
+#include "fp8/runtime/io/json.h"
+#include "fp8/runtime/io/safetensors.h"
+
+namespace fp8::quant {
+
+/// Where a writer's bytes go. Thread-safe.
+class TensorSink {
+ public:
+  virtual ~TensorSink() = default;
+  /// Bytes [offset, offset + size) of a tensor.
+  virtual void write(const std::string& tensor, const void* data, std::uint64_t offset, std::uint64_t size) = 0;
+};
+
+/// A weight in fp8, upright [rows, cols] = [out, in].
+struct WeightSpec {
+  std::string module;
+  std::int64_t rows = 0, cols = 0;
+  Scheme scheme;
+};
+
+/// A weight as a checkpoint stores it.
+struct StoredWeight {
+  WeightSpec spec;
+  std::string weight, scale;         ///< names of the tensors of codes and of scales
+  bool transposed = false;           ///< codes stand as [cols, rows]
+  std::vector<std::string> tensors;  ///< all that belong to it, those two among them
+};
+
+struct StoredCheckpoint {
+  std::vector<StoredWeight> weights;
+  std::vector<KvScales> kv;
+  std::vector<std::string> kv_tensors;  ///< the names that those were read from
+  /// Scales beside weights that are in high precision (transformers leaves them there, uninitialised): not to be
+  /// carried through.
+  std::vector<std::string> strays;
+  std::vector<std::string> packed;  ///< stacks of experts in MXFP4, of which no other form can tell
+  /// What other readers would misread, or what the config promises and no tensor holds; one line each.
+  std::vector<std::string> warnings;
+};
+
+/// What a config tells of a whole checkpoint.
+struct ConfigSpec {
+  Scheme scheme;                       ///< that all quantized modules have
+  std::vector<std::string> quantized;  ///< names of modules
+  std::vector<std::string>
+      kept_linears;  ///< modules that stay in high precision, though a Linear, or not known to be none
+  std::vector<std::string>
+      kept_experts;  ///< mixtures ("model.layers.0.mlp.experts") that stay stacked, in high precision
+  std::vector<std::string> packed_experts;  ///< mixtures that stay in MXFP4
+  std::vector<std::string> ignore;          ///< further entries for the list of such modules, as the caller wrote them
+  ModelNames names;                         ///< what readers call modules
+  std::string scale_method;                 ///< INC's spelling, "amax" otherwise
+  bool qdq = false;                         ///< INC's form only: for quantize-dequantize mode
+  std::vector<KvScales> kv;                 ///< empty: the cache stays in high precision
+};
+
+class CheckpointForm {
+ public:
+  virtual ~CheckpointForm() = default;
+  virtual CheckpointFormat format() const = 0;
+
+  // Writing
+
+  /// Whether the form has a place for what a source's config.json says is quantized already.
+  virtual bool carries(const io::Json& model_config) const;
+  /// Why the form is not written of a source with these stacks of experts in MXFP4; empty if it is.
+  virtual std::string source_problem(const std::vector<std::string>& packed) const;
+  /// Why the form can't hold the scheme in any module; empty if it can ("fp8 holds per tensor or block scales, found
+  /// channel").
+  virtual std::string scheme_problem(const Scheme& scheme) const = 0;
+  /// Why this weight is left in high precision, because the form's readers would misread or refuse it (ragged blocks);
+  /// empty if it need not.
+  virtual std::string weight_problem(const WeightSpec& weight) const = 0;
+  /// Its tensors: codes and scales.
+  virtual std::vector<io::SafetensorsWriter::Entry> entries(const WeightSpec& weight,
+                                                            const ConfigSpec& config) const = 0;
+  /// Codes of rows [first_row, first_row + rows), [rows, weight.cols] dense.
+  virtual void write_codes(TensorSink& sink, const WeightSpec& weight, const std::uint8_t* codes,
+                           std::int64_t first_row, std::int64_t rows) const;
+  /// All but the codes. scale_inv: scale_grid(weight.scheme, weight.rows, weight.cols).size() values.
+  virtual void write_scales(TensorSink& sink, const WeightSpec& weight, const ConfigSpec& config,
+                            const std::vector<float>& scale_inv) const = 0;
+  /// Why the form has no place for these scales; empty if it has.
+  virtual std::string kv_problem(const KvScales& kv) const = 0;
+  virtual std::vector<io::SafetensorsWriter::Entry> kv_entries(const KvScales& kv, const ConfigSpec& config) const = 0;
+  virtual void write_kv(TensorSink& sink, const KvScales& kv, const ConfigSpec& config) const = 0;
+  /// config.json's quantization_config.
+  virtual io::Json config(const ConfigSpec& spec) const = 0;
+  /// Further files, by name ("hf_quant_config.json"), made of what config() gave.
+  virtual std::vector<std::pair<std::string, io::Json>> extra_files(const io::Json& config) const;
+
+  // Reading
+
+  /// True for a quantization_config of this form.
+  virtual bool recognizes(const io::Json& quantization_config) const = 0;
+  /// sidecar: fp8.json or null; it tells dialect and convention, without one the checkpoint is ocp, own convention
+  /// (INC's form: INC's). Throws io::Error naming file, tensor or key. Scales are not read here, but their presence,
+  /// dtype and shape are checked.
+  virtual StoredCheckpoint read(const io::Checkpoint& checkpoint, const io::Json& quantization_config,
+                                const io::Json& sidecar) const = 0;
+};
+
+const CheckpointForm& form_of(CheckpointFormat format);
+
+/// Why a weight is left in high precision: its own weight_problem(), or that of `through`, which readers run as one
+/// product with it.
+struct WeightProblem {
+  std::string reason, through;  ///< through: empty for its own
+};
+/// By module; the weights that are not in it can be written.
+std::map<std::string, WeightProblem> weight_problems(const CheckpointForm& form,
+                                                     const std::vector<WeightSpec>& weights);
+
+/// The form of a quantization_config. Throws io::Error "WHERE: key 'quant_method': found ..., built are ...".
+const CheckpointForm& form_of_config(const io::Json& quantization_config, const std::string& where);
+
+/// A checkpoint folder's quantization_config: config.json's, or what hf_quant_config.json says; null for a high
+/// precision checkpoint.
+io::Json read_quantization_config(const std::filesystem::path& folder);
+
+/// Everything that the folder's config says is in fp8. Empty for a high precision checkpoint; io::Error for codes of
+/// which no config says what they are (assumed_form.h).
+StoredCheckpoint read_stored(const io::Checkpoint& checkpoint);
+
+/// The scales of a stored weight in the order of its scale_grid(), whatever dtype they have in the file (F32, BF16,
+/// F16, E8M0). Throws io::Error naming the tensor for values that are not finite and > 0.
+std::vector<float> read_scale_inv(const io::Checkpoint& checkpoint, const StoredWeight& weight);
+
+/// Codes of rows [first_row, first_row + rows) upright, [rows, cols] dense. Throws io::Error for NaN and Inf codes of
+/// the weight's dialect, with their number in all of it, unless they are allowed.
+void read_code_rows(const io::Checkpoint& checkpoint, const StoredWeight& weight, std::int64_t first_row,
+                    std::int64_t rows, std::uint8_t* codes, bool allow_nonfinite = false);
+
+}  // namespace fp8::quant

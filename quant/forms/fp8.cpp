@@ -1,0 +1,214 @@
+// SPDX-License-Identifier: Apache-2.0
+// quant_method "fp8": fine-grained (DeepSeek, transformers, vLLM) with a scale per block, and vLLM's plain one with a
+// scale per tensor. No torch here.
+//
+//              block (weight_block_size)                         tensor, vLLM          tensor, transformers (read only)
+//   X.weight   F8_E4M3 [N, K]                                    the same              the same
+//   scale      X.weight_scale_inv  F32 | F8_E8M0 [N/b0, K/b1]    X.weight_scale []     X.weight_scale_inv [] [1] [1, 1]
+//   input      dynamic per group of b1                           X.input_scale []      X.activation_scale []
+//   kept       modules_to_not_convert                            ignored_layers        modules_to_not_convert
+//   caches     attention.k_scale, v_scale  F32 []                the same                        with kv_cache_scheme
+//
+// scale_fmt "ue8m0": block scales are powers of two. Of the grid's ceil(N / b0) rows transformers derives a block of N
+// / rows: with N or K that is no multiple of the block it reads wrong weights without an error, so such modules stay in
+// high precision.
+#include <algorithm>
+
+#include "fp8/quant/forms/form_table.h"
+#include "fp8/quant/forms/ignore_list.h"
+#include "fp8/quant/forms/parts.h"
+#include "fp8/runtime/io/error.h"
+
+namespace fp8::quant {
+namespace {
+
+using form_parts::fail;
+using form_parts::shown;
+using io::DType;
+using io::Json;
+
+/// What the config says of every weight.
+Scheme read_scheme(const Json& config, const std::string& where, const Scheme& base) {
+  Scheme scheme = base;
+  const std::string activations = form_parts::string_of(config, "activation_scheme", where, "dynamic");
+  if (activations != "dynamic" && activations != "static")
+    fail(where, "key 'activation_scheme': found " + io::in_quotes(activations) + ", allowed: \"dynamic\", \"static\"");
+  const std::string fmt = form_parts::string_of(config, "fmt", where, "e4m3");
+  if (fmt != "e4m3" && fmt != "float8_e4m3fn")
+    fail(where, "key 'fmt': found " + io::in_quotes(fmt) + ", built is: \"e4m3\"");
+  const std::string scale_fmt = form_parts::string_of(config, "scale_fmt", where, "float");
+  if (scale_fmt != "float" && scale_fmt != "ue8m0")
+    fail(where, "key 'scale_fmt': found " + io::in_quotes(scale_fmt) + ", allowed: \"float\", \"ue8m0\"");
+  const Json block = config.value("weight_block_size", Json());
+  if (block.is_null()) {
+    scheme.weights = WeightGranularity::tensor;
+    scheme.activations = activations == "static" ? ActivationScaling::static_tensor : ActivationScaling::dynamic_token;
+    return scheme;
+  }
+  const auto size = [&](std::size_t i) { return form_parts::block_side(block[i]); };
+  if (!block.is_array() || block.size() != 2 || size(0) == 0 || size(1) == 0)
+    fail(where, "key 'weight_block_size': found " + shown(block) + ", allowed: [rows, columns] or null");
+  if (activations == "static")
+    fail(where, "key 'activation_scheme': found \"static\", with 'weight_block_size' allowed: \"dynamic\"");
+  scheme.weights = WeightGranularity::block;
+  scheme.block = {size(0), size(1)};
+  scheme.activations = ActivationScaling::dynamic_group;
+  scheme.power_of_two = scale_fmt == "ue8m0";
+  return scheme;
+}
+
+class Fp8 final : public CheckpointForm {
+ public:
+  CheckpointFormat format() const override { return CheckpointFormat::fp8; }
+
+  std::string scheme_problem(const Scheme& s) const override {
+    if (s.format != recipes::Format::E4M3) return std::string("fp8 holds E4M3, found ") + kernels::name_of(s.format);
+    if (s.weights == WeightGranularity::channel) return "fp8 holds per tensor or block weights, found channel";
+    if (s.weights == WeightGranularity::block) {
+      return s.activations == ActivationScaling::dynamic_group
+                 ? ""
+                 : std::string("fp8 holds block weights with dynamic group activations, found ") +
+                       name_of(s.activations);
+    }
+    const bool fits =
+        s.activations == ActivationScaling::static_tensor || s.activations == ActivationScaling::dynamic_token;
+    return fits ? ""
+                : std::string("fp8 holds tensor weights with static tensor or dynamic token activations, found ") +
+                      name_of(s.activations);
+  }
+
+  std::string weight_problem(const WeightSpec& w) const override {
+    if (w.scheme.weights != WeightGranularity::block) return "";
+    const auto& [rows, cols] = w.scheme.block;
+    if (w.rows % rows == 0 && w.cols % cols == 0) return "";
+    return "its shape " + form_parts::shape_text({w.rows, w.cols}) + " is no multiple of the block " +
+           std::to_string(rows) + "x" + std::to_string(cols) + ", which transformers would misread in this form";
+  }
+
+  std::vector<io::SafetensorsWriter::Entry> entries(const WeightSpec& w, const ConfigSpec&) const override {
+    std::vector<io::SafetensorsWriter::Entry> list{{w.module + ".weight", DType::F8_E4M3, {w.rows, w.cols}}};
+    if (w.scheme.weights == WeightGranularity::block) {
+      const ScaleGrid grid = scale_grid(w.scheme, w.rows, w.cols);
+      list.push_back({w.module + ".weight_scale_inv",
+                      w.scheme.power_of_two ? DType::F8_E8M0 : DType::F32,
+                      {grid.rows, grid.cols}});
+      return list;
+    }
+    list.push_back({w.module + ".weight_scale", DType::F32, {}});
+    if (w.scheme.activations == ActivationScaling::static_tensor)
+      list.push_back({w.module + ".input_scale", DType::F32, {}});
+    return list;
+  }
+
+  void write_scales(TensorSink& sink, const WeightSpec& w, const ConfigSpec&,
+                    const std::vector<float>& scale_inv) const override {
+    if (w.scheme.weights != WeightGranularity::block) {
+      form_parts::write_f32(sink, w.module + ".weight_scale", scale_inv);
+      if (w.scheme.activations == ActivationScaling::static_tensor)
+        form_parts::write_f32(sink, w.module + ".input_scale", {w.scheme.input_scale_inv});
+      return;
+    }
+    const std::string name = w.module + ".weight_scale_inv";
+    if (!w.scheme.power_of_two) return form_parts::write_f32(sink, name, scale_inv);
+    const auto bytes = form_parts::e8m0_bytes(scale_inv, name);
+    sink.write(name, bytes.data(), 0, bytes.size());
+  }
+
+  std::string kv_problem(const KvScales& kv) const override { return form_parts::one_each(kv, "fp8"); }
+
+  std::vector<io::SafetensorsWriter::Entry> kv_entries(const KvScales& kv, const ConfigSpec&) const override {
+    return {{kv.attention + ".k_scale", DType::F32, {}}, {kv.attention + ".v_scale", DType::F32, {}}};
+  }
+
+  void write_kv(TensorSink& sink, const KvScales& kv, const ConfigSpec&) const override {
+    form_parts::write_f32(sink, kv.attention + ".k_scale", kv.k);
+    form_parts::write_f32(sink, kv.attention + ".v_scale", kv.v);
+  }
+
+  Json config(const ConfigSpec& spec) const override {
+    Json config = Json::object();
+    config["quant_method"] = "fp8";
+    config["activation_scheme"] = spec.scheme.activations == ActivationScaling::static_tensor ? "static" : "dynamic";
+    // Not this form's word, but the field's: readers that don't know it pass over it.
+    if (!spec.kv.empty())
+      config["kv_cache_scheme"] = {
+          {"num_bits", 8}, {"type", "float"}, {"strategy", "tensor"}, {"symmetric", true}, {"dynamic", false}};
+    if (spec.scheme.weights != WeightGranularity::block) {
+      config["ignored_layers"] = ignore_entries(format(), spec);
+      return config;
+    }
+    config["fmt"] = "e4m3";
+    if (spec.scheme.power_of_two) config["scale_fmt"] = "ue8m0";
+    config["weight_block_size"] = {spec.scheme.block.rows, spec.scheme.block.cols};
+    config["modules_to_not_convert"] = ignore_entries(format(), spec);
+    return config;
+  }
+
+  bool recognizes(const Json& config) const override {
+    return config.is_object() && config.value("quant_method", Json()) == "fp8";
+  }
+
+  StoredCheckpoint read(const io::Checkpoint& checkpoint, const Json& config, const Json& sidecar) const override {
+    const std::string where = form_parts::config_place(checkpoint);
+    form_parts::strings_of(config, "modules_to_not_convert", where);
+    form_parts::strings_of(config, "ignored_layers", where);
+    const Scheme scheme = read_scheme(config, where, form_parts::base_scheme(checkpoint, sidecar));
+    StoredCheckpoint out;
+    for (const auto& module : form_parts::fp8_modules(checkpoint, "fp8", sidecar))
+      out.weights.push_back(read_weight(checkpoint, module, scheme));
+    form_parts::read_kv(
+        checkpoint,
+        {{"k_proj.output_scale", "v_proj.output_scale"}, {"k_proj.k_scale", "v_proj.v_scale"}, {"k_scale", "v_scale"}},
+        "kv_scale", out);
+    out.strays = form_parts::stray_scales(checkpoint,
+                                          {".weight_scale_inv", ".weight_scale", ".input_scale", ".activation_scale"});
+    if (form_parts::promises_kv(config)) form_parts::warn_missing_kv(where + ": kv_cache_scheme", out);
+    warn_ragged(out);
+    return out;
+  }
+
+ private:
+  /// transformers takes a block to be N / rows of the scale by K / columns (this file's head).
+  void warn_ragged(StoredCheckpoint& out) const {
+    std::size_t count = 0;
+    const WeightSpec* first = nullptr;
+    for (const auto& w : out.weights) {
+      if (weight_problem(w.spec).empty()) continue;
+      if (count++ == 0) first = &w.spec;
+    }
+    if (count == 0) return;
+    out.warnings.push_back(std::to_string(count) + " weights are no multiple of their blocks, the first is " +
+                           io::printable(first->module) + " " + form_parts::shape_text({first->rows, first->cols}) +
+                           " in blocks of " + std::to_string(first->scheme.block.rows) + "x" +
+                           std::to_string(first->scheme.block.cols) +
+                           ": transformers would misread them without an error, vLLM reads them");
+  }
+
+  static StoredWeight read_weight(const io::Checkpoint& checkpoint, const std::string& module, const Scheme& scheme) {
+    if (scheme.weights == WeightGranularity::block) {
+      StoredWeight w = form_parts::stored_weight(checkpoint, module, scheme, module + ".weight_scale_inv");
+      const ScaleGrid grid = scale_grid(scheme, w.spec.rows, w.spec.cols);
+      form_parts::check_scale(checkpoint, w, {{grid.rows, grid.cols}}, true);
+      if (checkpoint.info(w.scale).dtype == DType::F8_E8M0) w.spec.scheme.power_of_two = true;
+      return w;
+    }
+    const bool transformers = checkpoint.contains(module + ".weight_scale_inv");
+    StoredWeight w = form_parts::stored_weight(checkpoint, module, scheme,
+                                               module + (transformers ? ".weight_scale_inv" : ".weight_scale"));
+    form_parts::check_scale(checkpoint, w, {{}, {1}, {1, 1}}, true);
+    if (scheme.activations == ActivationScaling::static_tensor) {
+      const bool old = checkpoint.contains(module + ".activation_scale");
+      form_parts::read_input_scale(checkpoint, w, module + (old ? ".activation_scale" : ".input_scale"));
+    }
+    return w;
+  }
+};
+
+}  // namespace
+
+const CheckpointForm& fp8_form() {
+  static const Fp8 form;
+  return form;
+}
+
+}  // namespace fp8::quant

@@ -1,0 +1,302 @@
+// SPDX-License-Identifier: Apache-2.0
+#include "fp8/quant/forms/ignore_list.h"
+
+#include <fnmatch.h>
+
+#include <algorithm>
+#include <cstring>
+#include <map>
+#include <set>
+
+#include "fp8/configs/python_regex.h"
+#include "fp8/runtime/io/error.h"
+
+namespace fp8::quant {
+namespace {
+
+constexpr std::string_view kPattern = "re:", kAnyPrefix = "(.*\\.)?";
+
+std::string escaped(std::string_view text) {
+  std::string out;
+  for (const char c : text) {
+    if (std::strchr(".\\+*?()[]{}|^$", c) != nullptr) out += '\\';
+    out += c;
+  }
+  return out;
+}
+
+bool is_number(std::string_view part) {
+  return !part.empty() && part.find_first_not_of("0123456789") == std::string_view::npos;
+}
+
+std::vector<std::string> parts_of(const std::string& name) {
+  std::vector<std::string> parts;
+  for (std::size_t at = 0; at <= name.size();) {
+    const std::size_t end = std::min(name.find('.', at), name.size());
+    parts.push_back(name.substr(at, end - at));
+    at = end + 1;
+  }
+  return parts;
+}
+
+bool ends_at_dot(const std::string& name, const std::string& suffix) {
+  return name.ends_with(suffix) && (name.size() == suffix.size() || name[name.size() - suffix.size() - 1] == '.');
+}
+
+/// "P.experts" of "P.experts.3.down_proj": the layer that readers build of all experts at once.
+std::string layer_of_experts(const std::string& name) {
+  const auto at = name.find(".experts.");
+  return at == std::string::npos ? "" : name.substr(0, at + 8);
+}
+
+/// An entry, made ready to be asked of many names.
+class Entry {
+ public:
+  Entry(CheckpointFormat format, const std::string& text) : format_(format), text_(text) {
+    switch (format) {
+      case CheckpointFormat::compressed_tensors:
+      case CheckpointFormat::inc_vllm:
+      case CheckpointFormat::quark:
+        if (text.starts_with(kPattern)) regex_.emplace_back("\\A(?:" + text.substr(kPattern.size()) + ")", "ignore");
+        break;
+      case CheckpointFormat::fp8:
+        if (!is_plain(text))
+          regex_.emplace_back("\\A(?:" + text + ")(?:(?<=\\.)|(?=\\.|\\Z))", "modules_to_not_convert");
+        break;
+      case CheckpointFormat::inc:
+        regex_.emplace_back(text, "blocklist");
+        break;
+      case CheckpointFormat::modelopt:
+        break;
+    }
+  }
+  const std::string& text() const { return text_; }
+
+  bool matches(const std::string& name) const {
+    if (name == text_ || (!regex_.empty() && regex_[0].search(name))) return true;
+    if (format_ == CheckpointFormat::modelopt) {
+      const bool wildcard = text_.find_first_of("*?[") != std::string::npos;
+      const bool found = name.find(text_) != std::string::npos ||
+                         (wildcard && fnmatch(text_.c_str(), name.c_str(), FNM_NOESCAPE) == 0);
+      return found || names_layer_of(name);
+    }
+    return format_ == CheckpointFormat::fp8 && (name.ends_with(text_) || begins(name) || names_layer_of(name));
+  }
+
+ private:
+  /// A name whose only special characters are dots.
+  static bool is_plain(const std::string& text) { return text.find_first_of("\\+*?()[]{}|^$") == std::string::npos; }
+
+  /// re.match of a plain name, in which a dot stands for any character, up to a dot or the end.
+  bool begins(const std::string& name) const {
+    if (!regex_.empty() || text_.empty() || name.size() < text_.size()) return false;
+    if (name.size() > text_.size() && name[text_.size()] != '.' && text_.back() != '.') return false;
+    return std::equal(text_.begin(), text_.end(), name.begin(),
+                      [](char wanted, char c) { return wanted == '.' || wanted == c; });
+  }
+
+  /// vLLM keeps all experts of a layer if an entry holds the layer's name.
+  bool names_layer_of(const std::string& name) const {
+    const std::string layer = layer_of_experts(name);
+    return !layer.empty() && text_.find(layer) != std::string::npos;
+  }
+
+  CheckpointFormat format_;
+  std::string text_;
+  std::vector<configs::PythonRegex> regex_;
+};
+
+/// The names of quantized modules, as files and readers have them.
+class Quantized {
+ public:
+  explicit Quantized(const ConfigSpec& spec) {
+    for (const auto& module : spec.quantized) {
+      for (auto& name : spec.names.names_on_load(module)) {
+        kinds_.try_emplace(folded_name(name), name);
+        names_.insert(std::move(name));
+      }
+    }
+  }
+
+  /// The first that an entry matches, null for none. Entries without digits can't tell names that differ in numbers
+  /// only.
+  const std::string* found(const Entry& entry) const {
+    const bool digits =
+        std::any_of(entry.text().begin(), entry.text().end(), [](char c) { return c >= '0' && c <= '9'; });
+    if (!digits) {
+      const auto at =
+          std::find_if(kinds_.begin(), kinds_.end(), [&](const auto& kind) { return entry.matches(kind.second); });
+      return at == kinds_.end() ? nullptr : &at->second;
+    }
+    const auto at = std::find_if(names_.begin(), names_.end(), [&](const auto& name) { return entry.matches(name); });
+    return at == names_.end() ? nullptr : &*at;
+  }
+  bool ends_with(const std::string& suffix, bool numbers_alike) const {
+    if (!numbers_alike)
+      return std::any_of(names_.begin(), names_.end(), [&](const auto& name) { return ends_at_dot(name, suffix); });
+    const std::string end = folded_name(suffix);
+    return std::any_of(kinds_.begin(), kinds_.end(), [&](const auto& kind) { return ends_at_dot(kind.first, end); });
+  }
+  /// Whether one stands below a part with that end.
+  bool stands_below(const std::string& suffix, bool numbers_alike) const {
+    const std::string part = "." + (numbers_alike ? folded_name(suffix) : suffix) + ".";
+    const auto below = [&](const std::string& name) { return ("." + name).find(part) != std::string::npos; };
+    if (!numbers_alike) return std::any_of(names_.begin(), names_.end(), below);
+    return std::any_of(kinds_.begin(), kinds_.end(), [&](const auto& kind) { return below(kind.first); });
+  }
+  bool holds_below(const std::string& part) const {
+    return std::any_of(kinds_.begin(), kinds_.end(), [&](const auto& kind) {
+      return ("." + kind.first).find("." + part + ".") != std::string::npos;
+    });
+  }
+
+ private:
+  std::set<std::string> names_;
+  std::map<std::string, std::string> kinds_;  // folded -> one of them
+};
+
+/// Where a name is cut so that the prefix before it stays open: from its first numbered container on, else its last
+/// part.
+std::size_t first_of_suffix(const std::vector<std::string>& parts) {
+  for (std::size_t i = 1; i + 1 < parts.size(); ++i) {
+    if (is_number(parts[i])) return i - 1;
+  }
+  return parts.size() - 1;
+}
+
+std::string joined(const std::vector<std::string>& parts, std::size_t first) {
+  std::string out;
+  for (std::size_t i = first; i < parts.size(); ++i) out += (out.empty() ? "" : ".") + parts[i];
+  return out;
+}
+
+/// "re:(.*\.)?layers\.\d+\.mlp\.gate$": the shortest end of a name that no quantized module shares, of all layers alike
+/// if that can be. Empty if the whole name is the end of another.
+std::string pattern_for(const std::string& name, const Quantized& quantized) {
+  const auto parts = parts_of(name);
+  for (const bool alike : {true, false}) {
+    for (std::size_t first = first_of_suffix(parts) + 1; first-- > 0;) {
+      const std::string suffix = joined(parts, first);
+      if (quantized.ends_with(suffix, alike)) continue;
+      std::string text;
+      for (const auto& part : parts_of(suffix))
+        text += (text.empty() ? "" : "\\.") + (alike && is_number(part) ? std::string("\\d+") : escaped(part));
+      return std::string(kPattern) + std::string(kAnyPrefix) + text + "$";
+    }
+  }
+  return "";
+}
+
+/// "re:(.*\\.)?layers\\.\\d+\\.mlp\\.experts(\\..*)?$": the same for a mixture, which vLLM asks for by its expert 0
+/// ("P.experts.0.gate_proj"). Empty if quantized modules stand below it.
+std::string experts_pattern(const std::string& mixture, const Quantized& quantized) {
+  const auto parts = parts_of(mixture);
+  for (const bool alike : {true, false}) {
+    for (std::size_t first = first_of_suffix(parts) + 1; first-- > 0;) {
+      const std::string suffix = joined(parts, first);
+      if (quantized.stands_below(suffix, alike)) continue;
+      std::string text;
+      for (const auto& part : parts_of(suffix))
+        text += (text.empty() ? "" : "\\.") + (alike && is_number(part) ? std::string("\\d+") : escaped(part));
+      return std::string(kPattern) + std::string(kAnyPrefix) + text + "(\\..*)?$";
+    }
+  }
+  return "";
+}
+
+/// "re:(.*\.)?visual\..*": whatever stands below a part.
+std::string below_entry(const std::string& part) {
+  return std::string(kPattern) + std::string(kAnyPrefix) + escaped(part) + "\\..*";
+}
+
+class List {
+ public:
+  void add(std::string entry) {
+    if (!entry.empty() && seen_.insert(entry).second) entries_.push_back(std::move(entry));
+  }
+  std::vector<std::string>& entries() { return entries_; }
+
+ private:
+  std::set<std::string> seen_;
+  std::vector<std::string> entries_;
+};
+
+void add_patterns(const ConfigSpec& spec, const Quantized& quantized, List& list) {
+  for (const auto& name : spec.names.built()) {
+    const bool below = name.ends_with('.');
+    if (!below) list.add(pattern_for(name, quantized));
+    if (below && !quantized.holds_below(name.substr(0, name.size() - 1)))
+      list.add(below_entry(name.substr(0, name.size() - 1)));
+  }
+  for (const auto& module : spec.kept_linears) {
+    for (const auto& name : spec.names.names_on_load(module)) {
+      const std::string tower = spec.names.tower_of(name);
+      if (!tower.empty() && !quantized.holds_below(tower)) {
+        list.add(below_entry(tower));
+      } else {
+        list.add(pattern_for(name, quantized));
+      }
+    }
+  }
+}
+
+/// A name that matches nothing but itself, for readers that look for plain ones anywhere in a module's.
+std::string exact_entry(CheckpointFormat format, const std::string& name) {
+  if (format == CheckpointFormat::modelopt) return name.substr(0, name.size() - 1) + "[" + name.back() + "]";
+  return format == CheckpointFormat::inc ? "^" + escaped(name) + "$" : name;
+}
+
+}  // namespace
+
+bool entry_matches(CheckpointFormat format, const std::string& entry, const std::string& name) {
+  return Entry(format, entry).matches(name);
+}
+
+struct IgnoreList::Entries {
+  std::vector<Entry> list;
+};
+
+IgnoreList::IgnoreList(CheckpointFormat format, const std::vector<std::string>& entries)
+    : names_(entries.begin(), entries.end()) {
+  auto made = std::make_shared<Entries>();
+  for (const auto& entry : entries) made->list.emplace_back(format, entry);
+  entries_ = std::move(made);
+}
+
+const std::string* IgnoreList::entry_for(const std::string& name) const {
+  if (const auto same = names_.find(name); same != names_.end()) return &*same;
+  if (entries_ == nullptr) return nullptr;
+  const auto found = std::find_if(entries_->list.begin(), entries_->list.end(),
+                                  [&](const Entry& entry) { return entry.matches(name); });
+  return found == entries_->list.end() ? nullptr : &found->text();
+}
+
+std::vector<std::string> ignore_entries(CheckpointFormat format, const ConfigSpec& spec) {
+  const Quantized quantized(spec);
+  const bool patterns = format == CheckpointFormat::compressed_tensors || format == CheckpointFormat::inc_vllm;
+  List list;
+  for (const auto& module : spec.kept_linears) {
+    list.add(quantized.found(Entry(format, module)) == nullptr ? module : exact_entry(format, module));
+    if (patterns || format == CheckpointFormat::inc) continue;
+    for (const auto& name : spec.names.names_on_load(module)) {
+      if (name != module && quantized.found(Entry(format, name)) == nullptr) list.add(name);
+    }
+  }
+  if (patterns && !spec.names.stable()) add_patterns(spec, quantized, list);
+  for (const auto& mixture : spec.kept_experts) {
+    if (format == CheckpointFormat::inc) continue;                     // its reader builds experts of no stack
+    if (quantized.found(Entry(format, mixture)) != nullptr) continue;  // a file with stacks beside single experts
+    list.add(mixture);
+    if (patterns) list.add(experts_pattern(mixture, quantized));
+  }
+  for (const auto& entry : spec.ignore) list.add(entry);
+  for (const auto& entry : list.entries()) {
+    if (const std::string* module = quantized.found(Entry(format, entry)); module != nullptr)
+      throw io::Error("the entry " + io::in_quotes(entry) +
+                      " of the list of modules in high precision would be taken for " + io::in_quotes(*module) +
+                      " too, which is in fp8: readers would use its codes as values");
+  }
+  return std::move(list.entries());
+}
+
+}  // namespace fp8::quant

@@ -1,0 +1,151 @@
+// SPDX-License-Identifier: Apache-2.0
+#include "fp8/quant/forms/model_source.h"
+
+#include <algorithm>
+#include <array>
+#include <fstream>
+#include <optional>
+#include <string_view>
+#include <vector>
+
+#include "fp8/configs/option_names.h"
+#include "fp8/runtime/io/error.h"
+
+namespace fp8::quant {
+namespace {
+
+namespace fs = std::filesystem;
+
+constexpr const char* kExpected = "expected a model folder";
+constexpr std::string_view kWholeNumbers[] = {"gptq",       "awq",    "bitsandbytes", "hqq",    "aqlm",
+                                              "quip_sharp", "eetq",   "vptq",         "spqr",   "auto-round",
+                                              "higgs",      "bitnet", "quanto",       "torchao"};
+
+/// "NAME/MODEL", the way model hubs write it.
+bool is_hub_name(const std::string& text) {
+  const auto part = [](std::string_view s) {
+    constexpr std::string_view kLetters = "abcdefghijklmnopqrstuvwxyzABCDEFGHIJKLMNOPQRSTUVWXYZ0123456789-_.";
+    return !s.empty() && s.front() != '.' && s.front() != '-' &&
+           s.find_first_not_of(kLetters) == std::string_view::npos;
+  };
+  const auto slash = text.find('/');
+  return slash != std::string::npos && part(std::string_view(text).substr(0, slash)) &&
+         part(std::string_view(text).substr(slash + 1));
+}
+
+bool begins_with(const fs::path& file, std::string_view magic) {
+  std::ifstream in(file, std::ios::binary);
+  std::string head(magic.size(), '\0');
+  in.read(head.data(), static_cast<std::streamsize>(head.size()));
+  return in && head == magic;
+}
+
+constexpr const char* kGguf =
+    "GGUF, whose weights llama.cpp has packed already; take the original checkpoint (safetensors) that it was made of";
+
+[[noreturn]] void refuse_file(const fs::path& model) {
+  std::error_code ignored;
+  const std::string extension = model.extension().string(), name = model.string();
+  if (extension == ".gguf" || (fs::is_regular_file(model, ignored) && begins_with(model, "GGUF")))
+    throw io::Error(name + ": " + kExpected + ", found " + kGguf);
+  if (extension == ".safetensors" || extension == ".bin" || extension == ".json") {
+    const fs::path folder = model.has_parent_path() ? model.parent_path() : fs::path(".");
+    throw io::Error(name + ": " + kExpected + ", found a file" +
+                    (fs::exists(folder / "config.json", ignored)
+                         ? "; take its folder, " + folder.string()
+                         : " without config.json beside it, which says what model it is"));
+  }
+  if (extension == ".pt" || extension == ".pth" || extension == ".ckpt") {
+    throw io::Error(
+        name + ": " + kExpected +
+        ", found a file of Python's pickles; save the model with save_pretrained(), which writes the folder");
+  }
+  throw io::Error(name + ": " + kExpected + ", found a file");
+}
+
+/// A key of a small file that may be broken: others refuse it by name.
+std::string text_in(const fs::path& file, const char* key) {
+  try {
+    const io::Json json = io::read_json(file);
+    const auto it = json.is_object() ? json.find(key) : json.end();
+    return it != json.end() && it->is_string() ? io::printable(it->get<std::string>(), 200) : "";
+  } catch (const io::Error&) {
+    return "";
+  }
+}
+
+[[noreturn]] void refuse_adapter(const fs::path& model) {
+  const std::string base = text_in(model / "adapter_config.json", "base_model_name_or_path"), folder = model.string();
+  throw io::Error(folder + ": " + kExpected + ", found a LoRA adapter" + (base.empty() ? "" : " of " + base) +
+                  "; merge it first: python3 -c \"from peft import AutoPeftModelForCausalLM as M; M.from_pretrained('" +
+                  folder + "').merge_and_unload().save_pretrained('" + (model / "").parent_path().filename().string() +
+                  "-merged')\"");
+}
+
+[[noreturn]] void refuse_pipeline(const fs::path& model, const std::string& class_name) {
+  throw io::Error(model.string() + ": " + kExpected + ", found a diffusers " +
+                  (fs::exists(model / "model_index.json") ? "pipeline" : "model") +
+                  (class_name.empty() ? "" : " (" + class_name + ")") +
+                  ": none of its readers loads the fp8 checkpoints that are written here (its own quantizers save "
+                  "forms of their own); its text encoders are "
+                  "transformers models and can be taken alone");
+}
+
+/// The first file of a folder with this extension.
+std::optional<std::string> file_with(const fs::path& model, const char* extension) {
+  std::error_code ignored;
+  for (fs::directory_iterator entry(model, ignored), end; !ignored && entry != end; entry.increment(ignored)) {
+    if (entry->path().extension() == extension) return entry->path().filename().string();
+  }
+  return std::nullopt;
+}
+
+}  // namespace
+
+void require_model_folder(const fs::path& model) {
+  std::error_code ignored;
+  if (!fs::exists(model, ignored))
+    throw io::Error(model.string() + ": " + kExpected + ", found nothing" + advice_on_name(model));
+  if (!fs::is_directory(model, ignored)) refuse_file(model);
+  if (fs::exists(model / "model_index.json", ignored))
+    refuse_pipeline(model, text_in(model / "model_index.json", "_class_name"));
+  if (fs::exists(model / "config.json", ignored)) {
+    const std::string class_name = text_in(model / "config.json", "_class_name");  // a key of diffusers alone
+    const bool diffusion = fs::exists(model / "diffusion_pytorch_model.safetensors", ignored) ||
+                           fs::exists(model / "diffusion_pytorch_model.safetensors.index.json", ignored);
+    if (diffusion && !class_name.empty()) refuse_pipeline(model, class_name);
+    return;
+  }
+  if (fs::exists(model / "adapter_config.json", ignored)) refuse_adapter(model);
+  if (const auto gguf = file_with(model, ".gguf"))
+    throw io::Error((model / *gguf).string() + ": " + kExpected + ", found " + kGguf);
+  throw io::Error(model.string() + ": " + kExpected + ", found no config.json");
+}
+
+std::string advice_on_name(const fs::path& model) {
+  std::error_code ignored;
+  if (!is_hub_name(model.string()) || fs::exists(model.parent_path(), ignored)) return "";
+  const std::string folder = model.filename().string();
+  return "; a model of a hub: hf download " + model.string() + " --local-dir " + folder + ", then take " + folder;
+}
+
+std::string advice_on_method(const io::Json& quantization_config) {
+  if (!quantization_config.is_object()) return "";
+  const auto method = quantization_config.find("quant_method");
+  if (method == quantization_config.end() || !method->is_string()) return "";
+  const auto& name = method->get_ref<const std::string&>();
+  if (name == "mxfp4")
+    // transformers 5.23: quantizers/auto.py makes one quantizer, and Mxfp4HfQuantizer has Linear modules in bf16 only;
+    // vLLM 0.32: models/gpt_oss.py:1379 reads packed experts under quant_method mxfp4, whose Linear is in bf16, or
+    // under quark.
+    return "its experts are MXFP4 already, half of fp8's size; " +
+           configs::option_name("format = quark", "--format quark") +
+           " carries those of gpt_oss through and puts the rest into fp8, for vLLM; transformers has no fp8 beside "
+           "MXFP4: save it in bf16 first (Mxfp4Config(dequantize=True))";
+  if (std::find(std::begin(kWholeNumbers), std::end(kWholeNumbers), name) == std::end(kWholeNumbers)) return "";
+  return "its weights are packed by " + name +
+         ", which fp8 can't be made of without a second loss; take the original checkpoint (bf16, f16 or f32) that it "
+         "was made of";
+}
+
+}  // namespace fp8::quant

@@ -1,0 +1,207 @@
+// SPDX-License-Identifier: Apache-2.0
+// NVIDIA ModelOpt, which vLLM, SGLang and TensorRT-LLM read. No torch here.
+//
+//   quant_algo                  X.weight_scale F32                     activations
+//   FP8                         []                                     X.input_scale F32 []
+//   FP8_PER_CHANNEL_PER_TOKEN   [N]                                    dynamic per token
+//   fp8_pb_wo                   [ceil(N/128), 1, ceil(K/128), 1]       dynamic per group of 128 inputs (vLLM),
+//                                                                      which must divide K
+//
+//   attention.k_proj.k_scale, attention.v_proj.v_scale   F32 []        with kv_cache_scheme
+//   config.json                 quantization_config { quant_algo, quant_method: "modelopt", ignore, ... }
+//   hf_quant_config.json        the same in other words
+//
+// Read as well: fp8_pb_wo's [] of a weight inside one block, "FP8_PB_WO", hf_quant_config.json alone, "quantization" as
+// an inner object.
+#include <algorithm>
+#include <cctype>
+
+#include "fp8/quant/forms/form_table.h"
+#include "fp8/quant/forms/ignore_list.h"
+#include "fp8/quant/forms/parts.h"
+#include "fp8/runtime/io/error.h"
+
+namespace fp8::quant {
+namespace {
+
+using form_parts::fail;
+using io::DType;
+using io::Json;
+
+constexpr Block kBlock{128, 128};
+constexpr char kPerTensor[] = "FP8", kPerChannel[] = "FP8_PER_CHANNEL_PER_TOKEN", kPerBlock[] = "fp8_pb_wo";
+
+const char* algorithm_of(const Scheme& s) {
+  return s.weights == WeightGranularity::tensor    ? kPerTensor
+         : s.weights == WeightGranularity::channel ? kPerChannel
+                                                   : kPerBlock;
+}
+
+std::string upper(std::string text) {
+  for (char& c : text) c = static_cast<char>(std::toupper(static_cast<unsigned char>(c)));
+  return text;
+}
+
+void check_kv_scheme(const Json& config, const std::string& where) {
+  const std::string algorithm = form_parts::string_of(config, "kv_cache_quant_algo", where);
+  if (!algorithm.empty() && upper(algorithm) != "FP8")
+    fail(where, "key 'kv_cache_quant_algo': found " + io::in_quotes(algorithm) + ", built are: \"FP8\", null");
+  const auto scheme = config.find("kv_cache_scheme");
+  if (scheme == config.end() || scheme->is_null()) return;
+  const bool fp8 =
+      scheme->is_object() && scheme->value("num_bits", Json(8)) == 8 && scheme->value("type", Json("float")) == "float";
+  if (!fp8)
+    fail(where,
+         "key 'kv_cache_scheme': found " + form_parts::shown(*scheme) + ", built is: num_bits 8, type \"float\"");
+}
+
+void read_algorithm(const Json& config, const std::string& where, Scheme& scheme) {
+  const std::string found = form_parts::string_of(config, "quant_algo", where);
+  const std::string algorithm = upper(found);
+  if (algorithm == kPerTensor) {
+    scheme.weights = WeightGranularity::tensor;
+    scheme.activations = ActivationScaling::static_tensor;
+  } else if (algorithm == kPerChannel) {
+    scheme.weights = WeightGranularity::channel;
+    scheme.activations = ActivationScaling::dynamic_token;
+  } else if (algorithm == upper(kPerBlock)) {
+    scheme.weights = WeightGranularity::block;
+    scheme.block = kBlock;
+    scheme.activations = ActivationScaling::dynamic_group;
+  } else {
+    fail(where,
+         "key 'quant_algo': found " + io::in_quotes(found) + ", built are: FP8, FP8_PER_CHANNEL_PER_TOKEN, fp8_pb_wo");
+  }
+}
+
+std::vector<std::vector<std::int64_t>> scale_shapes(const WeightSpec& w) {
+  const ScaleGrid grid = scale_grid(w.scheme, w.rows, w.cols);
+  switch (w.scheme.weights) {
+    case WeightGranularity::tensor:
+      return {{}, {1}};
+    case WeightGranularity::channel:
+      return {{w.rows}};
+    case WeightGranularity::block:
+      break;
+  }
+  std::vector<std::vector<std::int64_t>> shapes{{grid.rows, 1, grid.cols, 1}};
+  if (grid.size() == 1) shapes.push_back({});
+  return shapes;
+}
+
+class ModelOpt final : public CheckpointForm {
+ public:
+  CheckpointFormat format() const override { return CheckpointFormat::modelopt; }
+
+  std::string scheme_problem(const Scheme& s) const override {
+    if (s.format != recipes::Format::E4M3)
+      return std::string("modelopt holds E4M3, found ") + kernels::name_of(s.format);
+    const auto fits = [&](WeightGranularity w, ActivationScaling a) { return s.weights == w && s.activations == a; };
+    if (fits(WeightGranularity::tensor, ActivationScaling::static_tensor) ||
+        fits(WeightGranularity::channel, ActivationScaling::dynamic_token))
+      return "";
+    if (!fits(WeightGranularity::block, ActivationScaling::dynamic_group)) {
+      return std::string("modelopt holds static tensor, channel and token, or block and group scales; found ") +
+             name_of(s.weights) + " weights, " + name_of(s.activations) + " activations";
+    }
+    return s.block == kBlock ? ""
+                             : "modelopt holds blocks of 128x128, found " + std::to_string(s.block.rows) + "x" +
+                                   std::to_string(s.block.cols);
+  }
+
+  std::string weight_problem(const WeightSpec& w) const override {
+    if (w.scheme.weights != WeightGranularity::block) return "";
+    if (w.cols % kBlock.cols != 0) return std::to_string(w.cols) + " inputs are no multiple of 128, which vLLM refuses";
+    return form_parts::fused_rows_problem(w);
+  }
+
+  std::vector<io::SafetensorsWriter::Entry> entries(const WeightSpec& w, const ConfigSpec&) const override {
+    std::vector<io::SafetensorsWriter::Entry> list{{w.module + ".weight", DType::F8_E4M3, {w.rows, w.cols}},
+                                                   {w.module + ".weight_scale", DType::F32, scale_shapes(w)[0]}};
+    if (w.scheme.activations == ActivationScaling::static_tensor)
+      list.push_back({w.module + ".input_scale", DType::F32, {}});
+    return list;
+  }
+
+  void write_scales(TensorSink& sink, const WeightSpec& w, const ConfigSpec&,
+                    const std::vector<float>& scale_inv) const override {
+    form_parts::write_f32(sink, w.module + ".weight_scale", scale_inv);
+    if (w.scheme.activations == ActivationScaling::static_tensor)
+      form_parts::write_f32(sink, w.module + ".input_scale", {w.scheme.input_scale_inv});
+  }
+
+  std::string kv_problem(const KvScales& kv) const override { return form_parts::one_each(kv, "modelopt"); }
+
+  std::vector<io::SafetensorsWriter::Entry> kv_entries(const KvScales& kv, const ConfigSpec&) const override {
+    return {{kv.attention + ".k_proj.k_scale", DType::F32, {}}, {kv.attention + ".v_proj.v_scale", DType::F32, {}}};
+  }
+
+  void write_kv(TensorSink& sink, const KvScales& kv, const ConfigSpec&) const override {
+    form_parts::write_f32(sink, kv.attention + ".k_proj.k_scale", kv.k);
+    form_parts::write_f32(sink, kv.attention + ".v_proj.v_scale", kv.v);
+  }
+
+  Json config(const ConfigSpec& spec) const override {
+    const bool is_static = spec.scheme.activations == ActivationScaling::static_tensor;
+    const Json numbers = {{"dynamic", false}, {"num_bits", 8}, {"type", "float"}};
+    Json config = Json::object();
+    if (is_static)
+      config["config_groups"] = {
+          {"group_0", {{"input_activations", numbers}, {"weights", numbers}, {"targets", Json::array({"Linear"})}}}};
+    config["ignore"] = ignore_entries(format(), spec);
+    config["quant_algo"] = algorithm_of(spec.scheme);
+    if (!spec.kv.empty()) config["kv_cache_scheme"] = numbers;
+    config["producer"] = {{"name", "modelopt"}, {"version", "0.47.0"}};  // readers know the form, and its age, by this
+    config["quant_method"] = "modelopt";
+    return config;
+  }
+
+  std::vector<std::pair<std::string, Json>> extra_files(const Json& config) const override {
+    Json quantization = Json::object();
+    quantization["quant_algo"] = config.at("quant_algo");
+    quantization["kv_cache_quant_algo"] = config.contains("kv_cache_scheme") ? Json("FP8") : Json(nullptr);
+    quantization["exclude_modules"] = config.at("ignore");
+    return {{"hf_quant_config.json", Json{{"producer", config.at("producer")}, {"quantization", quantization}}}};
+  }
+
+  bool recognizes(const Json& config) const override {
+    return config.is_object() && config.value("quant_method", Json()) == "modelopt";
+  }
+
+  StoredCheckpoint read(const io::Checkpoint& checkpoint, const Json& outer, const Json& sidecar) const override {
+    const std::string where = form_parts::config_place(checkpoint);
+    const Json config =
+        outer.contains("quantization") && outer["quantization"].is_object() ? outer["quantization"] : outer;
+    form_parts::strings_of(config, "ignore", where);
+    form_parts::strings_of(config, "exclude_modules", where);
+    check_kv_scheme(config, where);
+    Scheme scheme = form_parts::base_scheme(checkpoint, sidecar);
+    read_algorithm(config, where, scheme);
+    StoredCheckpoint out;
+    for (const auto& module : form_parts::fp8_modules(checkpoint, "modelopt", sidecar)) {
+      StoredWeight w = form_parts::stored_weight(checkpoint, module, scheme, module + ".weight_scale");
+      form_parts::check_scale(checkpoint, w, scale_shapes(w.spec));
+      if (scheme.activations == ActivationScaling::static_tensor)
+        form_parts::read_input_scale(checkpoint, w, module + ".input_scale");
+      out.weights.push_back(std::move(w));
+    }
+    form_parts::read_kv(
+        checkpoint,
+        {{"k_proj.k_scale", "v_proj.v_scale"}, {"k_proj.output_scale", "v_proj.output_scale"}, {"k_scale", "v_scale"}},
+        "", out);
+    out.strays = form_parts::stray_scales(checkpoint, {".weight_scale", ".input_scale"});
+    const bool algorithm = !form_parts::string_of(config, "kv_cache_quant_algo", where).empty();
+    if (algorithm || form_parts::promises_kv(config))
+      form_parts::warn_missing_kv(where + (algorithm ? ": kv_cache_quant_algo" : ": kv_cache_scheme"), out);
+    return out;
+  }
+};
+
+}  // namespace
+
+const CheckpointForm& modelopt_form() {
+  static const ModelOpt form;
+  return form;
+}
+
+}  // namespace fp8::quant

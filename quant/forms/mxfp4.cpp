@@ -1,0 +1,29 @@
+// SPDX-License-Identifier: Apache-2.0
+#include "fp8/quant/forms/mxfp4.h"
+
+#include "fp8/quant/forms/parts.h"
+
+namespace fp8::quant {
+
+std::vector<std::string> mxfp4_stacks(const io::Checkpoint& checkpoint) {
+  constexpr std::string_view kBlocks = "_blocks";
+  std::vector<std::string> stacks;
+  for (const auto& tensor : checkpoint.names()) {
+    if (!tensor.ends_with(kBlocks)) continue;
+    const std::string scales = tensor.substr(0, tensor.size() - kBlocks.size()) + "_scales";
+    const auto& blocks = checkpoint.info(tensor);
+    if (blocks.dtype != io::DType::U8 || !checkpoint.contains(scales)) continue;
+    std::vector<std::int64_t> shape = checkpoint.info(scales).shape;
+    shape.push_back(16);
+    if (checkpoint.info(scales).dtype != io::DType::U8 || blocks.shape != shape)
+      form_parts::fail(form_parts::place(checkpoint, tensor),
+                       "found U8 " + form_parts::shape_text(blocks.shape) + " with scales " +
+                           io::name_of(checkpoint.info(scales).dtype) + " " +
+                           form_parts::shape_text(checkpoint.info(scales).shape) +
+                           ", expected MXFP4: U8 [..., K/32, 16] with U8 [..., K/32]");
+    stacks.push_back(tensor);
+  }
+  return stacks;
+}
+
+}  // namespace fp8::quant

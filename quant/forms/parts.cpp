@@ -1,0 +1,368 @@
+// SPDX-License-Identifier: Apache-2.0
+#include "fp8/quant/forms/parts.h"
+
+#include <algorithm>
+#include <cmath>
+#include <cstdio>
+#include <filesystem>
+#include <map>
+#include <stdexcept>
+
+#include "fp8/configs/option_names.h"
+#include "fp8/quant/forms/sidecar.h"
+#include "fp8/quant/plan/plan.h"
+#include "fp8/quant/scheme/float_dtype.h"
+#include "fp8/runtime/io/error.h"
+#include "fp8/runtime/kernels/block_cast.h"
+#include "fp8/runtime/kernels/float_bits.h"
+
+namespace fp8::quant::form_parts {
+namespace {
+
+using io::DType;
+using io::Json;
+
+constexpr std::uint64_t kMaxScaleBytes = std::uint64_t{1} << 28;
+
+/// Endings that stand in place of ".weight".
+constexpr const char* kScaleEndings[] = {
+    ".weight_scale",  ".weight_scale_inv", ".scale_weight",  ".dequant_weights.scale",
+    ".scale",         ".scales",           ".SCB",           ".weight.absmax",
+    ".weight_scales", "._weight_scale",    ".weight._scale", ".weight_scale_2"};
+
+bool is_ocp(DType dtype) { return dtype == DType::F8_E4M3 || dtype == DType::F8_E5M2; }
+
+float value_at(const std::uint8_t* bytes, DType dtype, std::int64_t i) {
+  switch (dtype) {
+    case DType::F32:
+      return kernels::load_element(bytes, kernels::FloatType::F32, i);
+    case DType::BF16:
+      return kernels::load_element(bytes, kernels::FloatType::BF16, i);
+    case DType::F16:
+      return kernels::load_element(bytes, kernels::FloatType::F16, i);
+    default:
+      return kernels::e8m0_value(bytes[i]);
+  }
+}
+
+bool is_scale_dtype(DType dtype, bool e8m0) {
+  return dtype == DType::F32 || dtype == DType::BF16 || dtype == DType::F16 || (e8m0 && dtype == DType::F8_E8M0);
+}
+
+std::string number(float value) {
+  char text[32];
+  std::snprintf(text, sizeof text, "%.9g", static_cast<double>(value));
+  return text;
+}
+
+/// The per-tensor or per-head values of a cache's scale.
+std::vector<float> cache_scale(const io::Checkpoint& checkpoint, const std::string& tensor) {
+  const auto& shape = checkpoint.info(tensor).shape;
+  const bool heads = shape.size() == 3 && shape[1] == 1 && shape[2] == 1;
+  if (shape.size() > 1 && !heads)
+    fail(place(checkpoint, tensor), "expected shape [], [1], [H] or [H, 1, 1], found " + shape_text(shape));
+  auto values = read_scales(checkpoint, tensor);
+  if (values.empty()) fail(place(checkpoint, tensor), "expected at least one value, found none");
+  return values;
+}
+
+}  // namespace
+
+void fail(const std::string& where, const std::string& what) { throw io::Error(where + ": " + what); }
+
+bool ends_with(const std::string& text, const std::string& end) {
+  return text.size() >= end.size() && text.compare(text.size() - end.size(), end.size(), end) == 0;
+}
+
+std::string shown(const Json& value) { return io::printable(value.dump(-1, ' ', true), 60); }
+
+std::string shape_text(const std::vector<std::int64_t>& shape) {
+  std::string text = "[";
+  for (const auto size : shape) text += (text.size() > 1 ? ", " : "") + std::to_string(size);
+  return text + "]";
+}
+
+std::string string_of(const Json& object, const char* key, const std::string& where, const std::string& fallback) {
+  const auto it = object.find(key);
+  if (it == object.end() || it->is_null()) return fallback;
+  if (!it->is_string()) fail(where, std::string("key '") + key + "': expected a string, found " + shown(*it));
+  return it->get<std::string>();
+}
+
+std::vector<std::string> strings_of(const Json& object, const char* key, const std::string& where) {
+  const auto it = object.find(key);
+  if (it == object.end() || it->is_null()) return {};
+  const bool names =
+      it->is_array() && std::all_of(it->begin(), it->end(), [](const Json& name) { return name.is_string(); });
+  if (!names) fail(where, std::string("key '") + key + "': expected a list of module names, found " + shown(*it));
+  return it->get<std::vector<std::string>>();
+}
+
+std::int64_t block_side(const Json& value) {
+  const auto n = value.is_number_integer() ? value.get<std::int64_t>() : 0;
+  return n >= 1 && n <= kMaxBlock ? n : 0;
+}
+
+std::string config_place(const io::Checkpoint& checkpoint) {
+  return (checkpoint.folder() / "config.json").string() + ": quantization_config";
+}
+std::string place(const io::Checkpoint& checkpoint, const std::string& tensor) {
+  return checkpoint.folder().string() + ": " + io::printable(tensor);
+}
+
+Json read_sidecar_file(const io::Checkpoint& checkpoint) {
+  const std::filesystem::path path = checkpoint.folder() / kSidecarName;
+  if (!std::filesystem::exists(path)) return nullptr;
+  Json sidecar = io::read_json(path);
+  if (!sidecar.is_object()) fail(path.string(), std::string("expected an object, found ") + sidecar.type_name());
+  sidecar.erase(kBytesAreCodes);
+  return sidecar;
+}
+
+bool is_told(const Json& sidecar) {
+  return !sidecar.is_null() && !(sidecar.is_object() && sidecar.size() == 1 && sidecar.contains(kBytesAreCodes));
+}
+
+std::vector<std::string> scales_beside(const io::Checkpoint& checkpoint, const std::string& weight) {
+  std::vector<std::string> found;
+  const auto look = [&](const std::string& name) {
+    if (checkpoint.contains(name)) found.push_back(name);
+  };
+  for (const std::string own : {".weight", ".weight_packed", ".qweight"}) {
+    if (!ends_with(weight, own)) continue;
+    for (const char* end : kScaleEndings) look(weight.substr(0, weight.size() - own.size()) + end);
+    return found;
+  }
+  if (ends_with(weight, "_blocks")) look(weight.substr(0, weight.size() - 7) + "_scales");
+  for (const char* end : {"_scale", "_scale_inv"}) look(weight + end);
+  return found;
+}
+
+bool is_byte_weight(const io::Checkpoint& checkpoint, const io::TensorInfo& info) {
+  return (info.dtype == DType::U8 || info.dtype == DType::I8) && !scales_beside(checkpoint, info.name).empty();
+}
+
+std::string assume_option(const std::string& form) {
+  return configs::option_name("option assume = " + form, "--assume " + form);
+}
+
+bool is_packed_weight(const io::Checkpoint& checkpoint, const io::TensorInfo& info) {
+  const bool whole =
+      info.dtype == DType::I16 || info.dtype == DType::U16 || info.dtype == DType::I32 || info.dtype == DType::U32;
+  return whole && !scales_beside(checkpoint, info.name).empty();
+}
+
+Scheme base_scheme(const io::Checkpoint& checkpoint, const Json& sidecar) {
+  return !is_told(sidecar) ? Scheme{} : read_sidecar(sidecar, (checkpoint.folder() / kSidecarName).string());
+}
+
+std::vector<std::string> fp8_modules(const io::Checkpoint& checkpoint, const char* form, const Json& sidecar,
+                                     bool e5m2_allowed, const std::vector<std::string>& packed) {
+  const bool bytes_are_codes = sidecar.is_object() && sidecar.value(kBytesAreCodes, false);
+  std::vector<std::string> modules;
+  for (const auto& tensor : checkpoint.names()) {
+    const auto& info = checkpoint.info(tensor);
+    if (info.dtype == DType::F8_E4M3FNUZ || info.dtype == DType::F8_E5M2FNUZ) {
+      fail(place(checkpoint, tensor),
+           std::string("found dtype ") + io::name_of(info.dtype) +
+               ", whose largest values have no code in the types that are built: F8_E4M3, F8_E5M2");
+    }
+    const bool bytes =
+        is_byte_weight(checkpoint, info) && std::find(packed.begin(), packed.end(), tensor) == packed.end();
+    if (bytes && !bytes_are_codes) {
+      fail(place(checkpoint, tensor),
+           std::string("found dtype ") + io::name_of(info.dtype) + " with scales " +
+               io::printable(scales_beside(checkpoint, tensor).front()) +
+               ": fp8 codes or whole numbers, the file does not tell; " +
+               configs::option_name("convert_checkpoint() with assume = " + std::string(form),
+                                    "fp8 convert --assume " + std::string(form)) +
+               " takes them for E4M3 codes");
+    }
+    if (is_packed_weight(checkpoint, info))
+      fail(place(checkpoint, tensor), std::string("found dtype ") + io::name_of(info.dtype) + " with scales " +
+                                          io::printable(scales_beside(checkpoint, tensor).front()) +
+                                          ": packed whole numbers, built is: fp8");
+    if (!is_ocp(info.dtype) && !bytes) continue;
+    if (!ends_with(tensor, ".weight")) {
+      fail(place(checkpoint, tensor),
+           std::string("found ") + io::name_of(info.dtype) +
+               (info.shape.size() == 3 ? " in stacked experts, expected one tensor MODULE.weight per expert"
+                                       : ", expected fp8 only in MODULE.weight"));
+    }
+    if (info.dtype == DType::F8_E5M2 && !e5m2_allowed)
+      fail(place(checkpoint, tensor), std::string("found dtype F8_E5M2, ") + form + " holds F8_E4M3");
+    if (info.shape.size() != 2) {
+      fail(place(checkpoint, tensor),
+           "found shape " + shape_text(info.shape) +
+               (info.shape.size() == 3 ? " (stacked experts), expected one tensor [out, in] per expert"
+                                       : ", expected a weight of two dimensions"));
+    }
+    modules.push_back(tensor.substr(0, tensor.size() - 7));
+  }
+  if (modules.empty()) fail(checkpoint.folder().string(), "expected fp8 weights as config.json says, found none");
+  return modules;
+}
+
+std::vector<std::string> stray_scales(const io::Checkpoint& checkpoint, std::initializer_list<const char*> endings) {
+  std::vector<std::string> strays;
+  for (const auto& tensor : checkpoint.names()) {
+    for (const std::string end : endings) {
+      if (!ends_with(tensor, end)) continue;
+      const std::string weight = tensor.substr(0, tensor.size() - end.size()) + ".weight";
+      if (!checkpoint.contains(weight)) continue;
+      const DType dtype = checkpoint.info(weight).dtype;
+      if (is_float(dtype) || dtype == DType::F64) strays.push_back(tensor);
+    }
+  }
+  return strays;
+}
+
+StoredWeight stored_weight(const io::Checkpoint& checkpoint, const std::string& module, const Scheme& scheme,
+                           const std::string& scale, bool transposed) {
+  const auto& info = checkpoint.info(module + ".weight");
+  StoredWeight w;
+  w.spec = {module, info.shape[transposed ? 1 : 0], info.shape[transposed ? 0 : 1], scheme};
+  w.spec.scheme.format = info.dtype == DType::F8_E5M2 ? recipes::Format::E5M2 : recipes::Format::E4M3;
+  w.weight = info.name;
+  w.scale = scale;
+  w.transposed = transposed;
+  w.tensors = {w.weight, w.scale};
+  if (!checkpoint.contains(scale))
+    fail(place(checkpoint, scale),
+         "missing, expected the scales of " + io::printable(w.weight) + " (" + io::name_of(info.dtype) + ")");
+  return w;
+}
+
+void check_scale(const io::Checkpoint& checkpoint, const StoredWeight& weight,
+                 const std::vector<std::vector<std::int64_t>>& shapes, bool e8m0_allowed) {
+  const auto& info = checkpoint.info(weight.scale);
+  const std::string where = place(checkpoint, weight.scale);
+  if (!is_scale_dtype(info.dtype, e8m0_allowed)) {
+    fail(where, std::string("expected dtype F32, BF16") + (e8m0_allowed ? ", F16 or F8_E8M0" : " or F16") + ", found " +
+                    io::name_of(info.dtype));
+  }
+  if (std::find(shapes.begin(), shapes.end(), info.shape) != shapes.end()) return;
+  std::string allowed;
+  for (const auto& s : shapes) allowed += (allowed.empty() ? "" : " or ") + shape_text(s);
+  fail(where, "expected shape " + allowed + " for a weight " + shape_text(checkpoint.info(weight.weight).shape) +
+                  ", found " + shape_text(info.shape));
+}
+
+std::vector<float> read_scales(const io::Checkpoint& checkpoint, const std::string& tensor) {
+  const auto& info = checkpoint.info(tensor);
+  if (!is_scale_dtype(info.dtype, true))
+    fail(place(checkpoint, tensor),
+         std::string("expected dtype F32, BF16, F16 or F8_E8M0, found ") + io::name_of(info.dtype));
+  if (info.bytes() > kMaxScaleBytes)
+    fail(place(checkpoint, tensor),
+         "expected at most 256 MiB of scales, found " + std::to_string(info.bytes()) + " bytes");
+  std::vector<std::uint8_t> bytes(info.bytes());
+  checkpoint.read(tensor, bytes.data());
+  std::vector<float> values(static_cast<std::size_t>(info.numel()));
+  for (std::size_t i = 0; i < values.size(); ++i) {
+    values[i] = value_at(bytes.data(), info.dtype, static_cast<std::int64_t>(i));
+    if (!std::isfinite(values[i]) || values[i] <= 0)
+      fail(place(checkpoint, tensor),
+           "expected finite scales > 0, found " + number(values[i]) + " at " + std::to_string(i));
+  }
+  return values;
+}
+
+float read_scale(const io::Checkpoint& checkpoint, const std::string& tensor) {
+  const auto& info = checkpoint.info(tensor);
+  if (info.numel() != 1 || info.shape.size() > 2)
+    fail(place(checkpoint, tensor), "expected 1 value ([], [1] or [1, 1]), found shape " + shape_text(info.shape));
+  return read_scales(checkpoint, tensor)[0];
+}
+
+void read_input_scale(const io::Checkpoint& checkpoint, StoredWeight& weight, const std::string& tensor) {
+  if (!checkpoint.contains(tensor))
+    fail(place(checkpoint, tensor), "missing, expected the static activation scale that config.json promises for " +
+                                        io::printable(weight.spec.module));
+  auto& scheme = weight.spec.scheme;
+  scheme.input_scale_inv = read_scale(checkpoint, tensor);
+  scheme.input_scale = scale_for(scheme, scheme.input_scale_inv, place(checkpoint, tensor));
+  weight.tensors.push_back(tensor);
+}
+
+std::vector<std::uint8_t> e8m0_bytes(const std::vector<float>& values, const std::string& tensor) {
+  std::vector<std::uint8_t> bytes;
+  for (const float v : values) {
+    int exponent = 0;
+    if (!std::isfinite(v) || v <= 0 || std::frexp(v, &exponent) != 0.5f || exponent < -126) {
+      throw std::invalid_argument(tensor + ": expected powers of two from 2^-127 to 2^127, found " + number(v));
+    }
+    bytes.push_back(static_cast<std::uint8_t>(exponent - 1 + 127));
+  }
+  return bytes;
+}
+
+void write_f32(TensorSink& sink, const std::string& tensor, const std::vector<float>& values) {
+  sink.write(tensor, values.data(), 0, values.size() * sizeof(float));
+}
+
+void read_kv(const io::Checkpoint& checkpoint, const std::vector<KvNames>& spellings, const std::string& shared,
+             StoredCheckpoint& out) {
+  std::map<std::string, KvNames> found;  // attention module -> its tensors
+  std::vector<std::string> order;
+  const auto note = [&](const std::string& tensor, const std::string& end, bool k, bool v) {
+    if (!ends_with(tensor, "." + end)) return false;
+    const std::string attention = tensor.substr(0, tensor.size() - end.size() - 1);
+    const auto [it, fresh] = found.try_emplace(attention);
+    if (fresh) order.push_back(attention);
+    for (const auto& [wanted, slot] : {std::pair{k, &it->second.k}, std::pair{v, &it->second.v}}) {
+      if (!wanted) continue;
+      if (!slot->empty())
+        fail(place(checkpoint, tensor), "a second scale of the same cache, beside " + io::printable(*slot));
+      *slot = tensor;
+    }
+    out.kv_tensors.push_back(tensor);
+    return true;
+  };
+  for (const auto& tensor : checkpoint.names()) {
+    for (const auto& s : spellings) {
+      if (note(tensor, s.k, true, false) || note(tensor, s.v, false, true)) break;
+    }
+    if (!shared.empty()) note(tensor, shared, true, true);
+  }
+  for (const auto& attention : order) {
+    const auto& names = found[attention];
+    if (names.k.empty() || names.v.empty()) {
+      fail(place(checkpoint, names.k.empty() ? names.v : names.k),
+           std::string("the scale of ") + (names.k.empty() ? "keys" : "values") + " beside it is missing");
+    }
+    KvScales kv{attention, cache_scale(checkpoint, names.k), cache_scale(checkpoint, names.v)};
+    if (kv.k.size() != kv.v.size()) {
+      fail(place(checkpoint, names.v),
+           "expected " + std::to_string(kv.k.size()) + " values as keys have, found " + std::to_string(kv.v.size()));
+    }
+    out.kv.push_back(std::move(kv));
+  }
+}
+
+bool promises_kv(const Json& config) {
+  const auto scheme = config.find("kv_cache_scheme");
+  return scheme != config.end() && scheme->is_object() && !scheme->empty() &&
+         scheme->value("dynamic", Json(false)) != Json(true);
+}
+
+void warn_missing_kv(const std::string& key, StoredCheckpoint& out) {
+  if (!out.kv.empty()) return;
+  out.warnings.push_back(
+      key +
+      " promises scales of key-value caches, and no tensor holds any: engines keep the cache in fp8 with scale 1");
+}
+
+std::string fused_rows_problem(const WeightSpec& w) {
+  if (is_last_of_group(w.module) || fuse_group_of(w.module).empty() || w.rows % w.scheme.block.rows == 0) return "";
+  return std::to_string(w.rows) + " outputs are no multiple of the block of " + std::to_string(w.scheme.block.rows) +
+         ", which vLLM refuses in a fused module";
+}
+
+std::string one_each(const KvScales& kv, const char* form) {
+  if (kv.k.size() == 1 && kv.v.size() == 1) return "";
+  return std::string(form) + " holds one scale each for keys and values, found " + std::to_string(kv.k.size()) +
+         " and " + std::to_string(kv.v.size());
+}
+
+}  // namespace fp8::quant::form_parts

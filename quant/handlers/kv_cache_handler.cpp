@@ -1,0 +1,155 @@
+// SPDX-License-Identifier: Apache-2.0
+#include "fp8/quant/handlers/kv_cache_handler.h"
+
+#include <ATen/core/LegacyTypeDispatch.h>
+#include <ATen/ops/empty.h>
+#include <ATen/ops/full.h>
+#include <c10/util/Exception.h>
+
+#include <map>
+#include <memory>
+#include <set>
+#include <stdexcept>
+
+#include "fp8/runtime/io/error.h"
+#include "fp8/runtime/ops/fp8_ops.h"
+#include "fp8/runtime/ops/native/arguments.h"
+
+namespace fp8::quant {
+
+Fp8KvCacheHandler::Fp8KvCacheHandler(const NodeScheme& scheme) : NodeHandler(scheme) {
+  if (scheme.dynamic) throw std::invalid_argument("kv_cache: found dynamic scales, expected static ones");
+}
+
+at::ScalarType Fp8KvCacheHandler::cache_dtype(at::ScalarType dtype) const {
+  return scheme().compute == Compute::fp8 ? runtime::ops::dtype_of(scheme().format) : dtype;
+}
+
+at::Tensor Fp8KvCacheHandler::store(const at::Tensor& current) {
+  if (heads() > 1) {
+    const at::Tensor codes = cast_heads(current.detach());
+    return scheme().compute == Compute::fp8 ? codes : values_of_heads(codes, current.scalar_type());
+  }
+  const Codes codes = input(0).cast(current.detach());
+  return scheme().compute == Compute::fp8 ? codes.codes : input(0).values(codes, current.scalar_type());
+}
+
+at::Tensor Fp8KvCacheHandler::fetch(const at::Tensor& stored, at::ScalarType dtype) {
+  if (scheme().compute != Compute::fp8) return stored.to(dtype);
+  if (heads() > 1) return values_of_heads(stored, dtype);
+  return input(0).values({stored, at::full({1}, input(0).scale_inv(), at::kFloat)}, dtype);
+}
+
+void Fp8KvCacheHandler::check_heads(const at::Tensor& x) const {
+  TORCH_CHECK(x.dim() == 4 && x.size(1) == heads(), "[KVCache] found scales of ", heads(),
+              " heads, expected one for each of keys or values [batch, heads, length, size], found ", x.sizes());
+}
+
+/// [B, H, S, E] as B * H rows of S * E elements, each with its head's scale.
+at::Tensor Fp8KvCacheHandler::cast_heads(const at::Tensor& current) const {
+  check_heads(current);
+  const at::AutoDispatchBelowADInplaceOrView below;
+  const runtime::DeviceKindScope kind(kind_of(scheme().dialect));
+  const at::Tensor source = current.to(source_dtype(scheme())).contiguous();
+  const std::int64_t rows = source.size(0) * heads();
+  at::Tensor scale = at::empty({rows}, source.options().dtype(at::kFloat));
+  float* into = scale.mutable_data_ptr<float>();
+  for (std::int64_t h = 0; h < heads(); ++h) {
+    const float value = scale_for(scheme(), scheme().input_scale_inv[static_cast<std::size_t>(h)], "kv_cache");
+    for (std::int64_t r = h; r < rows; r += heads()) into[r] = value;
+  }
+  const at::Tensor codes =
+      runtime::ops::call_cast_to_fp8(source.view({rows, source.size(2) * source.size(3)}), scale,
+                                     runtime::ops::dtype_of(scheme().format), std::vector<std::int64_t>{rows, 1});
+  return codes.view(source.sizes());
+}
+
+at::Tensor Fp8KvCacheHandler::values_of_heads(const at::Tensor& codes, at::ScalarType dtype) const {
+  check_heads(codes);
+  const at::AutoDispatchBelowADInplaceOrView below;
+  const auto& one = scheme().input_scale_inv;
+  std::vector<float> scale_inv;
+  for (std::int64_t b = 0; b < codes.size(0); ++b) scale_inv.insert(scale_inv.end(), one.begin(), one.end());
+  return decode(codes, codes.sizes(), codes.size(0) * heads(), dtype, scheme().format, scale_inv.data(), 1);
+}
+
+namespace {
+
+bool is_cache(const measure::OpNode& node) {
+  const auto* type = configs::find_module_type(node.type);
+  return type != nullptr && type->kind == configs::ModuleKind::kv_cache;
+}
+
+/// "X.k_cache" -> "X", for either of the two.
+std::string attention_of(const std::string& cache) {
+  const auto dot = cache.rfind('.');
+  const std::string last = dot == std::string::npos ? cache : cache.substr(dot + 1);
+  return last == "k_cache" || last == "v_cache" ? cache.substr(0, dot == std::string::npos ? 0 : dot) : "";
+}
+
+}  // namespace
+
+std::vector<std::string> cached_attention(const std::vector<measure::OpNode>& nodes) {
+  std::vector<std::string> names;
+  std::set<std::string> known;
+  for (const auto& node : nodes) {
+    const std::string attention = is_cache(node) ? attention_of(node.name) : "";
+    if (!attention.empty() && known.insert(attention).second) names.push_back(attention);
+  }
+  return names;
+}
+
+void attach_kv_cache(const std::vector<measure::OpNode>& nodes, const std::vector<KvScales>& kv, const Numbers& numbers,
+                     const std::string& where) {
+  std::map<std::string, const measure::OpNode*> caches;
+  for (const auto& node : nodes) {
+    if (is_cache(node)) caches[node.name] = &node;
+  }
+  std::vector<std::pair<const measure::OpNode*, std::shared_ptr<NodeHandler>>> handlers;
+  const auto add = [&](const std::string& name, const std::vector<float>& scale_inv) {
+    const auto found = caches.find(name);
+    if (found == caches.end())
+      throw io::Error(where + ": scales of " + io::in_quotes(name) + ": the model has no such key-value cache");
+    if (found->second->slot->handler != nullptr)
+      throw io::Error(where + ": " + name + ": is handled already (" + found->second->slot->handler->describe() + ")");
+    NodeScheme scheme;
+    static_cast<Numbers&>(scheme) = numbers;
+    scheme.kind = configs::ModuleKind::kv_cache;
+    scheme.input_scale_inv = scheme.output_scale_inv = scale_inv;
+    try {
+      handlers.emplace_back(found->second, std::make_shared<Fp8KvCacheHandler>(scheme));
+    } catch (const std::invalid_argument& e) {
+      throw io::Error(where + ": " + name + ": " + e.what());
+    }
+  };
+  for (const auto& scales : kv) {
+    add(scales.attention + ".k_cache", scales.k);
+    add(scales.attention + ".v_cache", scales.v);
+  }
+  std::set<std::string> scaled;
+  for (const auto& [node, handler] : handlers) scaled.insert(node->name);
+  for (const auto& name : cached_attention(nodes)) {
+    if (scaled.count(name + ".k_cache") == 0)
+      throw io::Error(where + ": found no scales of the key-value cache of " + io::in_quotes(name) +
+                      ", but of other layers");
+  }
+  for (const auto& [node, handler] : handlers) node->slot->handler = handler;
+}
+
+void detach_kv_cache(const std::vector<measure::OpNode>& nodes) {
+  for (const auto& node : nodes) {
+    if (is_cache(node) && std::dynamic_pointer_cast<Fp8KvCacheHandler>(node.slot->handler) != nullptr)
+      node.slot->handler.reset();
+  }
+}
+
+const NodeScheme* kv_cache_scheme(const std::vector<measure::OpNode>& nodes) {
+  for (const auto& node : nodes) {
+    if (const auto handler =
+            is_cache(node) ? std::dynamic_pointer_cast<Fp8KvCacheHandler>(node.slot->handler) : nullptr)
+      return &handler->scheme();
+  }
+  return nullptr;
+}
+
+}  // namespace fp8::quant

@@ -1,0 +1,285 @@
+// SPDX-License-Identifier: Apache-2.0
+#include "fp8/quant/handlers/linear_handler.h"
+
+#include <ATen/core/LegacyTypeDispatch.h>
+#include <ATen/core/grad_mode.h>
+#include <ATen/ops/arange.h>
+#include <ATen/ops/convolution.h>
+#include <ATen/ops/full.h>
+#include <ATen/ops/linear.h>
+
+#include <algorithm>
+#include <cmath>
+#include <stdexcept>
+
+#include "fp8/quant/handlers/straight_through.h"
+#include "fp8/runtime/autocast/autocast.h"
+#include "fp8/runtime/device/block.h"
+#include "fp8/runtime/device/device.h"
+#include "fp8/runtime/intercept/weight_tag.h"
+#include "fp8/runtime/io/checksum.h"
+#include "fp8/runtime/ops/fp8_ops.h"
+#include "fp8/runtime/ops/native/arguments.h"
+
+namespace fp8::quant {
+namespace {
+
+namespace ops = runtime::ops;
+
+at::ScalarType compute_dtype(const at::Tensor& x) {
+  return runtime::autocast::region_dtype().value_or(x.scalar_type());
+}
+
+std::optional<at::Tensor> bias_in(const std::optional<at::Tensor>& bias, at::ScalarType compute) {
+  return bias.has_value() && bias->defined() && !ops::is_high_precision(bias->scalar_type())
+             ? std::optional<at::Tensor>(bias->to(compute))
+             : bias;
+}
+
+bool wants_gradient(const at::Tensor& x, const std::optional<at::Tensor>& bias) {
+  return at::GradMode::is_enabled() && (x.requires_grad() || (bias.has_value() && bias->requires_grad()));
+}
+
+}  // namespace
+
+Fp8Handler::Fp8Handler(Scheme scheme, at::Tensor weight_scale_inv, at::ScalarType original_dtype)
+    : scheme_(std::move(scheme)), weight_scale_inv_(std::move(weight_scale_inv)), original_dtype_(original_dtype) {
+  if (has_blocks() && scheme_.convention != Convention::own)
+    throw std::invalid_argument("block scales: expected the own convention, found INC's");
+  if (has_blocks() && weight_scale_inv_.dim() != 2)
+    throw std::invalid_argument("block scales: expected a grid [rows, cols]");
+  make_quantizers();
+}
+
+void Fp8Handler::make_quantizers() {
+  using Over = Quantizer::Over;
+  const bool per_token = scheme_.activations == ActivationScaling::dynamic_token;
+  switch (scheme_.activations) {
+    case ActivationScaling::none:
+      break;
+    case ActivationScaling::static_tensor:
+      input_ = image_ = Quantizer(scheme_, scheme_.input_scale_inv);
+      break;
+    case ActivationScaling::dynamic_token:
+    case ActivationScaling::dynamic_tensor:
+      input_ = Quantizer(scheme_, per_token ? Over::row : Over::tensor, scheme_.activation_method);
+      image_ = Quantizer(scheme_, Over::tensor, scheme_.activation_method);
+      break;
+    case ActivationScaling::dynamic_group:
+      input_ = Quantizer(scheme_, scheme_.block.cols);
+      break;
+  }
+}
+
+std::string Fp8Handler::scales() const {
+  const at::Tensor host = runtime::cpu_alias(weight_scale_inv_).contiguous();
+  const std::string_view bytes(static_cast<const char*>(host.const_data_ptr()), host.nbytes());
+  Scheme codes = scheme_;  // what the activations are cast with is no part of the weight's meaning
+  codes.activations = ActivationScaling::none;
+  return codes.describe() + ", " + std::to_string(scheme_.block.rows) + "x" + std::to_string(scheme_.block.cols) +
+         ", " + std::to_string(host.numel()) + " scales " + io::checksum_text(io::checksum(bytes));
+}
+
+std::shared_ptr<runtime::OpHandler> Fp8Handler::with_scales_of(
+    const std::shared_ptr<runtime::OpHandler>& source) const {
+  const auto* other = dynamic_cast<const Fp8Handler*>(source.get());
+  if (other == nullptr) return nullptr;
+  const Scheme& its = other->scheme_;
+  const bool alike = its.format == scheme_.format && its.dialect == scheme_.dialect && its.weights == scheme_.weights &&
+                     its.block.rows == scheme_.block.rows && its.block.cols == scheme_.block.cols &&
+                     other->weight_scale_inv_.sizes() == weight_scale_inv_.sizes();
+  if (!alike) return nullptr;
+  auto made = std::make_shared<Fp8Handler>(scheme_, other->weight_scale_inv_, original_dtype_);
+  if (watch_ != nullptr) made->watch_input(watch_);
+  return made;
+}
+
+void Fp8Handler::watch_input(std::shared_ptr<InputWatch> watch) {
+  watch_ = std::move(watch);
+  unseen_ = scheme_.activations == ActivationScaling::static_tensor;
+}
+
+void Fp8Handler::look_at(const runtime::WeightTag& tag, const at::Tensor& x) {
+  constexpr std::int64_t kMost = std::int64_t{1} << 20;  // values: enough to tell
+  if (!unseen_.load(std::memory_order_relaxed) || !unseen_.exchange(false) || !ops::is_high_precision(x.scalar_type()))
+    return;
+  const at::AutoDispatchBelowADInplaceOrView below;
+  const at::Tensor dense = x.detach().contiguous();
+  const Underflow seen = underflow_of_scale(dense.const_data_ptr(), ops::float_type_of(dense.scalar_type()),
+                                            std::min(dense.numel(), kMost), scheme_.input_scale, scheme_.format);
+  if (!seen.most() || watch_->said.exchange(true)) return;
+  TORCH_WARN("[fp8] ", tag.module_names(), ": ", std::lround(100 * seen.share()),
+             " % of the values of its first input that are not zero become zero under its static scale (scale_inv ",
+             scheme_.input_scale_inv, "); other modules may lose theirs too and are not named");
+}
+
+void Fp8Handler::set_input_scale_inv(float scale_inv) {
+  if (scheme_.activations != ActivationScaling::static_tensor)
+    throw std::invalid_argument(std::string("expected static activations, found ") + name_of(scheme_.activations));
+  Scheme changed = scheme_;
+  changed.input_scale_inv = scale_inv;
+  const Quantizer checked(changed, scale_inv);
+  changed.input_scale = scale_for(changed, scale_inv, "input");
+  scheme_ = changed;
+  input_ = image_ = checked;
+  unseen_ = watch_ != nullptr;
+}
+
+void Fp8Handler::set_weight_scale_inv(float scale_inv) {
+  if (weight_scale_inv_.numel() != 1)
+    throw std::invalid_argument("expected one weight scale, found " + std::to_string(weight_scale_inv_.numel()));
+  if (!(scale_inv > 0.0f) || !std::isfinite(scale_inv))
+    throw std::invalid_argument("scale_inv: expected a positive finite number");
+  weight_scale_inv_ = at::full(weight_scale_inv_.sizes(), scale_inv, weight_scale_inv_.options());
+}
+
+at::Tensor Fp8Handler::scale_inv_of(const runtime::WeightView& view) const {
+  return weight_scale_inv_.numel() == 1 ? weight_scale_inv_ : weight_scale_inv_.narrow(0, view.first_row, view.rows);
+}
+
+Fp8Handler::ColumnBlocks Fp8Handler::column_blocks(std::int64_t first_col, std::int64_t cols) const {
+  const std::int64_t block = scheme_.block.cols, groups = cols == 0 ? 0 : (cols - 1) / block + 1;
+  if (first_col % block == 0) return {weight_scale_inv_.narrow(1, first_col / block, groups).contiguous(), block};
+  const at::Tensor at =
+      at::arange(first_col, first_col + cols, weight_scale_inv_.options().dtype(at::kLong)).floor_divide(block);
+  return {weight_scale_inv_.index_select(1, at), 1};
+}
+
+at::Tensor Fp8Handler::block_product(const runtime::WeightView& view, const at::Tensor& weight, const at::Tensor& x,
+                                     at::ScalarType compute, const std::optional<at::Tensor>& bias) const {
+  const ColumnBlocks blocks = column_blocks(view.first_col, weight.size(1));
+  if (!input_.has_value())
+    return ops::call_block_linear(x.to(compute), std::nullopt, weight, blocks.scale_inv, scheme_.block.rows,
+                                  blocks.cols, view.first_row, bias, compute);
+  if (blocks.cols == scheme_.block.cols) {
+    const Codes in = input_->cast(x);
+    const std::int64_t groups = blocks.scale_inv.size(1), rows = x.size(-1) == 0 ? 0 : x.numel() / x.size(-1);
+    // One scale, or one per row, stands for all of its groups.
+    const bool per_group = scheme_.activations == ActivationScaling::dynamic_group;
+    const at::Tensor x_scale =
+        per_group ? in.scale_inv
+                  : in.scale_inv.to(weight_scale_inv_.device()).reshape({-1, 1}).expand({rows, groups}).contiguous();
+    return ops::call_block_linear(in.codes, x_scale, weight, blocks.scale_inv, scheme_.block.rows, blocks.cols,
+                                  view.first_row, bias, compute);
+  }
+  // A view that begins within a block: x's groups and the weight's don't meet.
+  const at::Tensor values_of_x = input_->values(input_->cast(x), at::kFloat);
+  return ops::call_block_linear(values_of_x, std::nullopt, weight, blocks.scale_inv, scheme_.block.rows, blocks.cols,
+                                view.first_row, bias, at::kFloat)
+      .to(compute);
+}
+
+at::Tensor Fp8Handler::product(const runtime::WeightView& view, const at::Tensor& weight, const at::Tensor& x,
+                               const std::optional<at::Tensor>& bias) const {
+  const at::AutoDispatchBelowADInplaceOrView below;
+  const runtime::DeviceKindScope kind(kind_of(scheme_.dialect));
+  const at::ScalarType compute = compute_dtype(x);
+  const auto b = bias_in(bias, compute);
+  if (scheme_.compute == Compute::qdq)
+    return at::linear(input_.has_value() ? input_->through_fp8(x.to(compute)) : x.to(compute),
+                      values(view, weight, compute), b);
+  if (has_blocks()) return block_product(view, weight, x, compute, b);
+  if (!input_.has_value()) return ops::call_weight_only_linear(x.to(compute), weight, scale_inv_of(view), b);
+  const Codes in = input_->cast(x);
+  return ops::call_fp8_gemm(in.codes, weight, compute, in.scale_inv, scale_inv_of(view), b);
+}
+
+at::Tensor Fp8Handler::linear(const runtime::LinearCall& call) {
+  look_at(call.tag, call.x);
+  if (wants_gradient(call.x, call.bias))
+    return product_with_gradient(shared_from_this(), call.view, call.weight, call.x, call.bias);
+  return product(call.view, call.weight, call.x, call.bias);
+}
+
+at::Tensor Fp8Handler::values(const runtime::WeightView& view, const at::Tensor& upright, at::ScalarType dtype) const {
+  const at::AutoDispatchBelowADInplaceOrView below;
+  if (has_blocks()) {
+    const std::int64_t cols =
+        view.whole && view.batch == 0 && view.rows > 0 ? upright.numel() / view.rows : upright.size(-1);
+    const ColumnBlocks blocks = column_blocks(view.first_col, cols);
+    Scheme scheme = scheme_;
+    scheme.block.cols = blocks.cols;
+    return decode(upright, upright.sizes(), cols, dtype, scheme, view.first_row,
+                  blocks.scale_inv.const_data_ptr<float>(), blocks.scale_inv.numel());
+  }
+  const float* scale = weight_scale_inv_.const_data_ptr<float>();
+  if (weight_scale_inv_.numel() == 1) return decode(upright, upright.sizes(), 1, dtype, scheme_.format, scale, 0);
+  const std::int64_t rows = view.whole ? weight_scale_inv_.numel() : view.rows;
+  return decode(upright, upright.sizes(), rows, dtype, scheme_.format, scale + (view.whole ? 0 : view.first_row), 1);
+}
+
+at::Tensor Fp8Handler::dequantize(const runtime::WeightTag&, const runtime::WeightView& view,
+                                  const at::Tensor& weight) {
+  const at::ScalarType dtype = runtime::autocast::region_dtype().value_or(original_dtype_);
+  return view.transposed ? values(view, weight.transpose(-2, -1), dtype).transpose(-2, -1)
+                         : values(view, weight, dtype);
+}
+
+at::Tensor Fp8Handler::embedding(const runtime::WeightTag&, const runtime::WeightView& view, const at::Tensor& weight,
+                                 const at::Tensor& indices) {
+  const at::AutoDispatchBelowADInplaceOrView below;
+  const at::Tensor flat = indices.reshape({-1});
+  const at::Tensor codes = weight.view(at::kByte).index_select(0, flat).view(weight.scalar_type());
+  auto sizes = indices.sizes().vec();
+  sizes.push_back(weight.size(1));
+  if (has_blocks()) {  // each row with its row of the grid
+    const ColumnBlocks blocks = column_blocks(view.first_col, weight.size(1));
+    const at::Tensor grid = blocks.scale_inv.index_select(0, flat.add(view.first_row).floor_divide(scheme_.block.rows));
+    Scheme rows = scheme_;
+    rows.block = {1, blocks.cols};
+    return decode(codes, sizes, weight.size(1), original_dtype_, rows, 0, grid.const_data_ptr<float>(), grid.numel());
+  }
+  const at::Tensor scale = scale_inv_of(view);
+  if (scale.numel() == 1)
+    return decode(codes, sizes, 1, original_dtype_, scheme_.format, scale.const_data_ptr<float>(), 0);
+  const at::Tensor rows = scale.index_select(0, flat);
+  return decode(codes, sizes, flat.numel(), original_dtype_, scheme_.format, rows.const_data_ptr<float>(), 1);
+}
+
+at::Tensor Fp8Handler::convolution_of_values(const runtime::ConvolutionCall& call) const {
+  const at::ScalarType compute = compute_dtype(call.x);
+  const auto bias =
+      call.bias.has_value() && call.bias->defined() ? std::optional<at::Tensor>(call.bias->to(compute)) : std::nullopt;
+  const std::vector<std::int64_t> output_padding(static_cast<std::size_t>(call.weight.dim() - 2), 0);
+  const at::Tensor x = image_.has_value() ? image_->through_fp8(call.x.to(compute)) : call.x.to(compute);
+  return at::convolution(x, all_values(call.weight, compute), bias, call.stride, call.padding, call.dilation, false,
+                         output_padding, call.groups);
+}
+
+at::Tensor Fp8Handler::convolution(const runtime::ConvolutionCall& call) {
+  look_at(call.tag, call.x);
+  const std::int64_t spatial = call.weight.dim() - 2;
+  // No fp8 kernel for these: in high precision with the quantized values, and with ATen's own gradients.
+  if (spatial > 2 || !image_.has_value() || has_blocks() || scheme_.compute == Compute::qdq)
+    return convolution_of_values(call);
+  ConvolutionGeometry geometry{call.stride.vec(), call.padding.vec(), call.dilation.vec(), call.groups};
+  at::Tensor weight = call.weight, x = call.x;
+  if (spatial == 1) {
+    geometry.stride.insert(geometry.stride.begin(), 1);
+    geometry.padding.insert(geometry.padding.begin(), 0);
+    geometry.dilation.insert(geometry.dilation.begin(), 1);
+    weight = weight.unsqueeze(2);
+    x = x.unsqueeze(2);
+  }
+  const at::Tensor y = wants_gradient(call.x, call.bias)
+                           ? convolution_with_gradient(shared_from_this(), geometry, weight, x, call.bias)
+                           : convolution_product(geometry, weight, x, call.bias);
+  return spatial == 1 ? y.squeeze(2) : y;
+}
+
+at::Tensor Fp8Handler::convolution_product(const ConvolutionGeometry& g, const at::Tensor& weight, const at::Tensor& x,
+                                           const std::optional<at::Tensor>& bias) const {
+  const at::AutoDispatchBelowADInplaceOrView below;
+  const runtime::DeviceKindScope kind(kind_of(scheme_.dialect));
+  const at::ScalarType compute = compute_dtype(x);
+  const Codes in = image_->cast(x);
+  return ops::call_conv2d_fp8(in.codes, weight, bias_in(bias, compute), g.stride, g.padding, g.dilation, g.groups,
+                              compute, in.scale_inv, weight_scale_inv_);
+}
+
+at::Tensor Fp8Handler::all_values(const at::Tensor& weight, at::ScalarType dtype) const {
+  const std::int64_t rows = weight.size(0);
+  return values({0, rows, 0, weight.numel() / std::max<std::int64_t>(rows, 1), 0, false, true}, weight, dtype);
+}
+
+}  // namespace fp8::quant

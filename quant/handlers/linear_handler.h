@@ -1,0 +1,104 @@
+// SPDX-License-Identifier: Apache-2.0
+// Answers for a weight that has become fp8: activations are cast, the product runs on codes, the result comes out in
+// the compute dtype.
+//
+//   static    hpu::cast_to_fp8_v2(x, input_scale)  -> hpu::fp8_gemm_v2(..., input_scale_inv, weight_scale_inv, bias)
+//   dynamic   per row: input_scale_inv = f32(amax / fp8_max), then the same
+//   weights only   fp8::weight_only_linear(x, w, weight_scale_inv, bias)
+//   blocks    fp8::block_linear(x, x_scale_inv, w, weight_scale_inv, bias):
+//             x in groups of block.cols columns, or in high precision
+//   qdq       linear(cast and decoded x, decoded w, bias) in the compute dtype
+//   conv1d    as a convolution of images of height 1; conv3d: the convolution of decoded values
+//
+// Under the own convention the activation is given to the cast in f32 (one rounding); under INC's in hp_dtype, as on
+// the device. The compute dtype is the autocast region's, else x's.
+#pragma once
+#include <atomic>
+#include <memory>
+#include <optional>
+#include <vector>
+
+#include "fp8/quant/handlers/quantizer.h"
+#include "fp8/quant/scheme/underflow.h"
+#include "fp8/runtime/intercept/op_handler.h"
+#include "fp8/runtime/intercept/weight_values.h"
+
+namespace fp8::quant {
+
+struct ConvolutionGeometry;
+
+class Fp8Handler final : public runtime::OpHandler,
+                         public runtime::CodedWeight,
+                         public std::enable_shared_from_this<Fp8Handler> {
+ public:
+  /// weight_scale_inv: f32 on hpu, one value, one per row of the weight, or [rows, cols] of its grid of blocks.
+  /// original_dtype: what dequantize() gives back. Throws std::invalid_argument for INC's convention with blocks.
+  Fp8Handler(Scheme scheme, at::Tensor weight_scale_inv, at::ScalarType original_dtype);
+
+  at::Tensor linear(const runtime::LinearCall& call) override;
+  at::Tensor convolution(const runtime::ConvolutionCall& call) override;
+  at::Tensor dequantize(const runtime::WeightTag& tag, const runtime::WeightView& view,
+                        const at::Tensor& weight) override;
+  at::Tensor embedding(const runtime::WeightTag& tag, const runtime::WeightView& view, const at::Tensor& weight,
+                       const at::Tensor& indices) override;
+  bool owns_values() const override { return true; }
+  std::string scales() const override;
+  bool one_scale() const override { return weight_scale_inv_.numel() == 1; }
+  /// set_weight_scale_inv() moves no copy's scale.
+  std::shared_ptr<runtime::OpHandler> for_copy(const at::Tensor&) const override {
+    return std::make_shared<Fp8Handler>(scheme_, weight_scale_inv_, original_dtype_);
+  }
+  std::shared_ptr<runtime::OpHandler> with_scales_of(const std::shared_ptr<runtime::OpHandler>& source) const override;
+  std::string describe() const override { return scheme_.describe(); }
+  at::ScalarType values_dtype() const override { return original_dtype_; }
+  at::Tensor scale_inv_values() const override { return weight_scale_inv_; }
+
+  const Scheme& scheme() const { return scheme_; }
+  const at::Tensor& weight_scale_inv() const { return weight_scale_inv_; }
+  at::ScalarType original_dtype() const { return original_dtype_; }
+
+  /// Puts another scale in force, from the next call on; codes stay as they are. Not while a forward runs. Throws
+  /// std::invalid_argument where the scheme has no such single scale (dynamic, per channel or block) or the value is
+  /// not positive and finite.
+  void set_input_scale_inv(float scale_inv);
+  void set_weight_scale_inv(float scale_inv);
+
+  /// From the next call on: its input is looked at once, and a warning says if the static scale loses most of it.
+  void watch_input(std::shared_ptr<InputWatch> watch);
+
+  /// The forward product without autograd. weight: [N, K] codes, the rows `view` says.
+  at::Tensor product(const runtime::WeightView& view, const at::Tensor& weight, const at::Tensor& x,
+                     const std::optional<at::Tensor>& bias) const;
+  /// The 2-D convolution without autograd. weight: all of the codes [C_out, C_in / groups, R, S]; x: [B, C_in, H, W];
+  /// one activation scale.
+  at::Tensor convolution_product(const ConvolutionGeometry& geometry, const at::Tensor& weight, const at::Tensor& x,
+                                 const std::optional<at::Tensor>& bias) const;
+  /// All of a convolution's weight as values of `dtype`.
+  at::Tensor all_values(const at::Tensor& weight, at::ScalarType dtype) const;
+  /// The rows of the weight that `view` says (upright [N, K] codes) as values of `dtype`.
+  at::Tensor values(const runtime::WeightView& view, const at::Tensor& upright, at::ScalarType dtype) const;
+
+ private:
+  at::Tensor scale_inv_of(const runtime::WeightView& view) const;
+  /// The grid over a view's columns, and how many of them share a scale there: 1 where the view begins within a block.
+  struct ColumnBlocks {
+    at::Tensor scale_inv;
+    std::int64_t cols;
+  };
+  ColumnBlocks column_blocks(std::int64_t first_col, std::int64_t cols) const;
+  at::Tensor block_product(const runtime::WeightView& view, const at::Tensor& weight, const at::Tensor& x,
+                           at::ScalarType compute, const std::optional<at::Tensor>& bias) const;
+  bool has_blocks() const { return scheme_.weights == WeightGranularity::block; }
+  at::Tensor convolution_of_values(const runtime::ConvolutionCall& call) const;
+  void make_quantizers();
+  void look_at(const runtime::WeightTag& tag, const at::Tensor& x);
+
+  Scheme scheme_;
+  at::Tensor weight_scale_inv_;
+  std::optional<Quantizer> input_, image_;  ///< image_: of convolutions, where tokens are no rows; none: weights only
+  at::ScalarType original_dtype_;
+  std::shared_ptr<InputWatch> watch_;
+  std::atomic<bool> unseen_{false};  ///< the next input is to be looked at
+};
+
+}  // namespace fp8::quant

@@ -1,0 +1,47 @@
+// SPDX-License-Identifier: Apache-2.0
+#include "fp8/quant/handlers/matmul_handler.h"
+
+#include <ATen/core/LegacyTypeDispatch.h>
+#include <ATen/ops/matmul.h>
+
+#include "fp8/quant/handlers/straight_through.h"
+#include "fp8/runtime/ops/fp8_ops.h"
+
+namespace fp8::quant {
+
+namespace ops = runtime::ops;
+
+at::Tensor product_of_codes(const Codes& a, const Codes& b, at::ScalarType out_dtype) {
+  const at::AutoDispatchBelowADInplaceOrView below;
+  if (a.scale_inv.numel() == 1 && b.scale_inv.numel() == 1)
+    return ops::call_fp8_matmul(a.codes, b.codes, out_dtype, a.scale_inv, b.scale_inv);
+  // Scales that the operator has no place for (per batch and column): they multiply the f32 product. 1-D operands have
+  // one scale.
+  at::Tensor y = ops::call_fp8_matmul(a.codes, b.codes, at::kFloat, std::nullopt, std::nullopt);
+  const auto factor = [](const Codes& c) {
+    return (c.scale_inv.numel() == 1 ? c.scale_inv.reshape({}) : c.scale_inv).to(c.codes.device());
+  };
+  y = y.mul(factor(a)).mul(factor(b));
+  return y.to(out_dtype);
+}
+
+at::Tensor Fp8MatmulHandler::product(const at::Tensor& a, const at::Tensor& b) const {
+  const at::ScalarType compute = compute_dtype(a);
+  return product_of_codes(input(0).cast(a), input(1).cast(b), compute);
+}
+
+at::Tensor Fp8MatmulHandler::matmul(const runtime::MatmulCall& call) {
+  if (scheme().compute != Compute::fp8) {
+    const at::ScalarType compute = compute_dtype(call.a);
+    return at::matmul(input(0).through_fp8(call.a.to(compute)), input(1).through_fp8(call.b.to(compute)));
+  }
+  StraightThrough op;
+  op.forward = [this](const Tensors& in) { return product(in[0], in[1]); };
+  op.values = [a = input(0), b = input(1)](const Tensors& in) {
+    return Tensors{a.values(a.cast(in[0]), in[0].scalar_type()), b.values(b.cast(in[1]), in[1].scalar_type())};
+  };
+  op.differentiable = [](const Tensors& in) { return at::matmul(in[0], in[1]); };
+  return straight_through(op, {call.a, call.b});
+}
+
+}  // namespace fp8::quant

@@ -1,0 +1,116 @@
+// SPDX-License-Identifier: Apache-2.0
+#include "fp8/quant/handlers/node_handler.h"
+
+#include <stdexcept>
+
+#include "fp8/quant/handlers/attention_handler.h"
+#include "fp8/quant/handlers/kv_cache_handler.h"
+#include "fp8/quant/handlers/matmul_handler.h"
+#include "fp8/quant/handlers/moe_handler.h"
+#include "fp8/quant/handlers/softmax_handler.h"
+#include "fp8/runtime/autocast/autocast.h"
+
+namespace fp8::quant {
+namespace {
+
+using configs::ModuleKind;
+
+/// How many scales a kind needs at least: of inputs and of outputs.
+struct Needed {
+  std::size_t inputs, outputs;
+};
+Needed needed_by(ModuleKind kind) {
+  switch (kind) {
+    case ModuleKind::matmul:
+    case ModuleKind::b2b_matmul:
+      return {2, 0};
+    case ModuleKind::softmax:
+      return {0, 1};
+    case ModuleKind::fused_sdpa:
+      return {4, 0};
+    case ModuleKind::kv_cache:
+      return {1, 0};
+    case ModuleKind::dynamic_moe:
+      return {2, 0};
+    default:
+      throw std::invalid_argument(std::string("no handler for modules of kind ") + configs::name_of(kind));
+  }
+}
+
+}  // namespace
+
+at::ScalarType compute_dtype(const at::Tensor& x) {
+  return runtime::autocast::region_dtype().value_or(x.scalar_type());
+}
+
+NodeHandler::NodeHandler(NodeScheme scheme) : scheme_(std::move(scheme)) { make_quantizers(); }
+
+void NodeHandler::make_quantizers() {
+  using Over = Quantizer::Over;
+  inputs_.clear();
+  outputs_.clear();
+  const Needed needed = needed_by(scheme_.kind);
+  if (scheme_.dynamic) {
+    const bool matmul = scheme_.kind == ModuleKind::matmul || scheme_.kind == ModuleKind::b2b_matmul;
+    for (std::size_t i = 0; i < needed.inputs; ++i) {
+      if (scheme_.kind == ModuleKind::fused_sdpa && i == 3) {  // P is at most 1
+        inputs_.emplace_back(scheme_, 1.0f / scheme_.fp8_max());
+        continue;
+      }
+      const Over over = !scheme_.per_token || scheme_.kind == ModuleKind::fused_sdpa ? Over::tensor
+                        : matmul && i == 1                                           ? Over::column
+                                                                                     : Over::row;
+      inputs_.emplace_back(scheme_, over, scheme_.dynamic_method);
+    }
+    for (std::size_t i = 0; i < needed.outputs; ++i)
+      outputs_.emplace_back(scheme_, 1.0f / scheme_.fp8_max());  // softmax's P
+    return;
+  }
+  if (scheme_.input_scale_inv.size() < needed.inputs || scheme_.output_scale_inv.size() < needed.outputs) {
+    throw std::invalid_argument(std::string(configs::name_of(scheme_.kind)) + ": expected " +
+                                std::to_string(needed.inputs) + " input and " + std::to_string(needed.outputs) +
+                                " output scales, found " + std::to_string(scheme_.input_scale_inv.size()) + " and " +
+                                std::to_string(scheme_.output_scale_inv.size()));
+  }
+  for (float s : scheme_.input_scale_inv) inputs_.emplace_back(scheme_, s);
+  for (float s : scheme_.output_scale_inv) outputs_.emplace_back(scheme_, s);
+}
+
+void NodeHandler::set_input_scale_inv(std::size_t index, float scale_inv) {
+  if (scheme_.dynamic || index >= inputs_.size())
+    throw std::invalid_argument("input " + std::to_string(index) + ": found no such static scale in " + describe());
+  const Quantizer checked(scheme_, scale_inv);
+  scheme_.input_scale_inv[index] = scale_inv;
+  if (scheme_.kind == ModuleKind::kv_cache && index < scheme_.output_scale_inv.size())
+    scheme_.output_scale_inv[index] = scale_inv;
+  make_quantizers();
+}
+
+void NodeHandler::set_output_scale_inv(std::size_t index, float scale_inv) {
+  if (scheme_.dynamic || index >= outputs_.size())
+    throw std::invalid_argument("output " + std::to_string(index) + ": found no such static scale in " + describe());
+  if (scheme_.kind == ModuleKind::kv_cache) return set_input_scale_inv(index, scale_inv);
+  const Quantizer checked(scheme_, scale_inv);
+  scheme_.output_scale_inv[index] = scale_inv;
+  make_quantizers();
+}
+
+std::shared_ptr<NodeHandler> make_node_handler(const NodeScheme& scheme) {
+  switch (scheme.kind) {
+    case ModuleKind::matmul:
+    case ModuleKind::b2b_matmul:
+      return std::make_shared<Fp8MatmulHandler>(scheme);
+    case ModuleKind::softmax:
+      return std::make_shared<Fp8SoftmaxHandler>(scheme);
+    case ModuleKind::fused_sdpa:
+      return std::make_shared<Fp8AttentionHandler>(scheme);
+    case ModuleKind::kv_cache:
+      return std::make_shared<Fp8KvCacheHandler>(scheme);
+    case ModuleKind::dynamic_moe:
+      return std::make_shared<Fp8MoeHandler>(scheme);
+    default:
+      throw std::invalid_argument(std::string("no handler for modules of kind ") + configs::name_of(scheme.kind));
+  }
+}
+
+}  // namespace fp8::quant

@@ -1,0 +1,430 @@
+// SPDX-License-Identifier: Apache-2.0
+#include "fp8/quant/model/convert.h"
+
+#include <ATen/ops/empty.h>
+#include <ATen/ops/from_blob.h>
+#include <torch/csrc/jit/api/module.h>
+#include <torch/nn/module.h>
+
+#include <algorithm>
+#include <limits>
+#include <map>
+#include <ostream>
+#include <sstream>
+#include <stdexcept>
+
+#include "fp8/configs/module_types.h"
+#include "fp8/measure/script_nodes.h"
+#include "fp8/quant/handlers/fake_quant_handler.h"
+#include "fp8/quant/handlers/linear_handler.h"
+#include "fp8/quant/handlers/node_handler.h"
+#include "fp8/runtime/device/device.h"
+#include "fp8/runtime/intercept/weight_tag.h"
+#include "fp8/runtime/io/error.h"
+#include "fp8/runtime/kernels/cast.h"
+#include "fp8/runtime/modules/op_module.h"
+#include "fp8/runtime/ops/native/arguments.h"
+
+namespace fp8::quant {
+namespace {
+
+std::vector<ModuleInfo> infos_of(const std::vector<measure::WeightModule>& modules) {
+  std::vector<ModuleInfo> infos;
+  for (const auto& m : modules) infos.push_back({m.name, m.type, m.weight.sizes().vec()});
+  return infos;
+}
+
+std::vector<NodeInfo> infos_of(const std::vector<measure::OpNode>& nodes) {
+  std::vector<NodeInfo> infos;
+  for (const auto& n : nodes) infos.push_back({n.name, n.type});
+  return infos;
+}
+
+/// The weight as a matrix of output channels: [C_out, rest] of a convolution, else [.., K] with one channel per row
+/// (stacked experts [E, N, K] have E * N). parts: how many equal groups of rows have a tensor scale of their own (each
+/// expert; else all is one).
+struct Channels {
+  std::int64_t rows, cols, parts;
+};
+Channels channels_of(const measure::WeightModule& m) {
+  const at::Tensor& w = m.weight;
+  if (w.dim() == 0) return {1, 1, 1};
+  const auto* type = configs::find_module_type(m.type);
+  const bool convolution = type != nullptr && type->kind == configs::ModuleKind::convolution;
+  std::int64_t rows = w.size(0);
+  for (std::int64_t d = 1; !convolution && d + 1 < w.dim(); ++d) rows *= w.size(d);
+  return {rows, rows == 0 ? 0 : w.numel() / rows, !convolution && w.dim() == 3 && w.size(0) > 0 ? w.size(0) : 1};
+}
+
+/// `values` (one of each part) as one of each row, unless there is one part only.
+std::vector<float> per_row(const std::vector<float>& values, const Channels& c) {
+  if (c.parts == 1) return values;
+  std::vector<float> rows;
+  for (float v : values) rows.insert(rows.end(), static_cast<std::size_t>(c.rows / c.parts), v);
+  return rows;
+}
+
+/// amax of the weight: one value, or one per output channel or block.
+std::vector<float> weight_amax(const measure::WeightModule& m, const Scheme& scheme) {
+  const WeightGranularity granularity = scheme.weights;
+  const at::Tensor w = m.weight.detach().contiguous();
+  const auto type = runtime::ops::float_type_of(w.scalar_type());
+  const Channels c = channels_of(m);
+  if (granularity == WeightGranularity::block) return block_amax(w.const_data_ptr(), type, c.rows, c.cols, scheme);
+  const std::int64_t n = granularity == WeightGranularity::tensor ? c.parts : c.rows;
+  std::vector<float> amax(static_cast<std::size_t>(n));
+  const std::int64_t each = n == 0 ? 0 : w.numel() / n;
+  kernels::amax_rows(w.const_data_ptr(), type, n, each, each, amax.data());
+  return granularity == WeightGranularity::tensor ? per_row(amax, c) : amax;
+}
+
+/// INC's *_opt_* methods: the scales that fit the weight best.
+WeightScales best_scales(const measure::WeightModule& m, const Scheme& scheme) {
+  const at::Tensor w = m.weight.detach().contiguous();
+  const auto type = runtime::ops::float_type_of(w.scalar_type());
+  const Channels c = channels_of(m);
+  if (scheme.weights == WeightGranularity::channel)
+    return searched_weight_scales(w.const_data_ptr(), type, c.rows, c.cols, scheme, m.name + ".weight");
+  WeightScales all;
+  for (std::int64_t part = 0; part < c.parts; ++part) {
+    const auto* data =
+        static_cast<const char*>(w.const_data_ptr()) + part * static_cast<std::int64_t>(w.nbytes()) / c.parts;
+    const auto one = searched_weight_scales(data, type, c.rows / c.parts, c.cols, scheme, m.name + ".weight");
+    all.scale.push_back(one.scale[0]);
+    all.scale_inv.push_back(one.scale_inv[0]);
+  }
+  return {per_row(all.scale, c), per_row(all.scale_inv, c)};
+}
+
+void check_weight(const measure::WeightModule& m) {
+  TORCH_CHECK(m.weight.device().is_hpu(), "[convert] ", m.name, ": expected the weight on hpu, found it on ",
+              m.weight.device());
+  TORCH_CHECK(runtime::ops::is_high_precision(m.weight.scalar_type()), "[convert] ", m.name,
+              ": expected a weight of dtype Float, BFloat16 or Half, found ", m.weight.scalar_type(),
+              (c10::isFloat8Type(m.weight.scalar_type()) ? " (converted already)" : ""));
+}
+
+using ModulesByName = std::map<std::string, const measure::WeightModule*>;
+
+/// Scales from a file.
+WeightScales stored_scales(const measure::WeightModule& m, const PlannedModule& p) {
+  const Channels c = channels_of(m);
+  const auto count = static_cast<std::int64_t>(p.stored_weight_scale_inv.size());
+  const bool per_channel = p.scheme.weights == WeightGranularity::channel;
+  TORCH_CHECK(per_channel ? count == c.rows : count == 1 || count == c.rows, "[convert] scales: ", m.name,
+              ".weight: expected ", per_channel ? c.rows : 1, " values, found ", count);
+  WeightScales out;
+  out.scale_inv = p.stored_weight_scale_inv;
+  for (float s : out.scale_inv) out.scale.push_back(scale_for(p.scheme, s, m.name + ".weight"));
+  return out;
+}
+
+/// What a scale file says of a module with a weight. INC: the output's scale is the product of the two.
+ModuleScales module_scales(const PlannedModule& p, const WeightScales& weight, std::int64_t cols) {
+  ModuleScales out{p.info.name, {}, {}, std::nullopt};
+  const bool per_channel = weight.scale_inv.size() > 1 || p.scheme.weights == WeightGranularity::channel;
+  out.weight = per_channel ? StoredScale::channels(weight.scale_inv, static_cast<std::size_t>(cols))
+                           : StoredScale::of(weight.scale_inv[0]);
+  if (p.scheme.activations != ActivationScaling::static_tensor) return out;
+  out.inputs = {StoredScale::of(p.scheme.input_scale_inv)};
+  std::vector<float> product;
+  for (float w : weight.scale_inv) product.push_back(recipes::round_to(w * p.scheme.input_scale_inv, p.scheme.hp));
+  // A product of two tiny scales may vanish; no reader could use it.
+  for (float& v : product) v = std::max(v, std::numeric_limits<float>::min());
+  out.outputs = {per_channel ? StoredScale::channels(product) : StoredScale::of(product[0])};
+  return out;
+}
+
+ModuleScales node_scales(const PlannedNode& p) {
+  ModuleScales out{p.info.name, {}, {}, std::nullopt};
+  for (float s : p.scheme.input_scale_inv) out.inputs.push_back(StoredScale::of(s));
+  for (float s : p.scheme.output_scale_inv)
+    out.outputs.push_back(StoredScale::of(std::max(s, std::numeric_limits<float>::min())));
+  return out;
+}
+
+/// The scales of every planned weight, in the plan's order. Throws for NaN, Inf, and weights that are not the measured
+/// ones: after this nothing can fail but memory.
+std::vector<WeightScales> all_scales(const Plan& plan, const ModulesByName& by_name) {
+  std::vector<std::vector<float>> amax;
+  std::map<std::string, float> groups;  // the largest amax of each fuse group
+  const auto scales_of = [&](const PlannedModule& p, const std::vector<float>& a) {
+    const auto& m = *by_name.at(p.info.name);
+    if (!p.stored_weight_scale_inv.empty()) return stored_scales(m, p);
+    return searches(p.scheme) ? best_scales(m, p.scheme)
+                              : weight_scales(a, p.scheme, p.info.name + ".weight",
+                                              runtime::ops::float_type_of(m.weight.scalar_type()));
+  };
+  for (const auto& p : plan.modules) {
+    amax.push_back(weight_amax(*by_name.at(p.info.name), p.scheme));
+    for (float a : amax.back())
+      recipes::scale_inv_from_amax(a, p.scheme.fp8_max(),
+                                   p.info.name + ".weight");  // finite, or an error that names the module
+    check_measured_weight(p, amax.back().empty() ? 0.0f : *std::max_element(amax.back().begin(), amax.back().end()));
+    if (!p.fuse_group.empty() && amax.back().size() == 1)
+      groups[p.fuse_group] = std::max(groups[p.fuse_group], amax.back()[0]);
+  }
+  std::vector<WeightScales> scales;
+  for (std::size_t i = 0; i < plan.modules.size(); ++i) {
+    const auto group = groups.find(plan.modules[i].fuse_group);
+    if (group != groups.end() && amax[i].size() == 1) amax[i] = {group->second};
+    scales.push_back(scales_of(plan.modules[i], amax[i]));
+  }
+  return scales;
+}
+
+/// What the modules of one conversion tell of values that become zero.
+struct Losses {
+  UnderflowReport weights;
+  std::shared_ptr<InputWatch> inputs = std::make_shared<InputWatch>();
+};
+
+ConvertedModule convert_one(const measure::WeightModule& m, const PlannedModule& p, const WeightScales& scales,
+                            Losses& losses) {
+  const at::Tensor w = m.weight.detach().contiguous();
+  const at::Tensor codes = at::empty(w.sizes(), w.options().dtype(runtime::ops::dtype_of(p.scheme.format)));
+  const Channels c = channels_of(m);
+  const auto type = runtime::ops::float_type_of(w.scalar_type());
+  auto* bytes_of_codes = static_cast<std::uint8_t*>(codes.mutable_data_ptr());
+  cast_weight_rows(w.const_data_ptr(), type, c.rows, c.cols, 0, scales, p.scheme, bytes_of_codes);
+  losses.weights.add(m.name, underflow_of_codes(w.const_data_ptr(), type, w.numel(), bytes_of_codes));
+  if (p.scheme.compute == Compute::fake_quant) {
+    const auto bytes = static_cast<std::int64_t>(m.weight.nbytes());
+    runtime::untag_weight(m.weight);
+    runtime::tag_weight(m.weight, m.name, std::make_shared<FakeQuantHandler>(p.scheme, scales.scale_inv));
+    return {m.name, m.type, p.scheme.describe(), bytes, bytes};
+  }
+  ConvertedModule out{m.name, m.type, p.scheme.describe(), static_cast<std::int64_t>(w.nbytes()),
+                      static_cast<std::int64_t>(codes.nbytes())};
+  attach_fp8(m, codes, scales.scale_inv, p.scheme, w.scalar_type(), losses.inputs);
+  return out;
+}
+
+/// Modules that the plan keeps, but whose weight is the one of a converted module: they read fp8 too, and the report
+/// says so.
+void report_ties(const std::vector<measure::WeightModule>& modules, const std::map<const void*, std::string>& done,
+                 ConversionReport& report) {
+  for (auto it = report.skipped.begin(); it != report.skipped.end();) {
+    const auto m = std::find_if(modules.begin(), modules.end(), [&](const auto& w) { return w.name == it->name; });
+    const auto owner = m == modules.end() ? done.end() : done.find(m->weight.unsafeGetTensorImpl());
+    if (owner == done.end()) {
+      ++it;
+      continue;
+    }
+    const auto handler = runtime::find_tag(m->weight)->handler;
+    runtime::tag_weight(m->weight, m->name, handler);
+    report.converted.push_back({m->name, m->type, handler->describe() + " (tied to " + owner->second + ")", 0, 0});
+    report.warnings.push_back(m->name + " shares the weight of " + owner->second + " and became fp8 with it");
+    it = report.skipped.erase(it);
+  }
+}
+
+struct Slot {
+  std::shared_ptr<runtime::ModuleSlot> slot;
+  std::shared_ptr<NodeHandler> handler;
+};
+
+/// Where each planned node's handler goes, and the handler: made before anything is changed, since that can fail.
+std::vector<Slot> slots_of(const Plan& plan, const std::vector<measure::OpNode>& nodes) {
+  std::vector<Slot> slots;
+  for (const auto& p : plan.nodes) {
+    const auto node = std::find_if(nodes.begin(), nodes.end(), [&](const auto& n) { return n.name == p.info.name; });
+    TORCH_CHECK(node != nodes.end() && node->slot != nullptr, "[convert] ", p.info.name,
+                ": the model has no such node");
+    TORCH_CHECK(dynamic_cast<const NodeHandler*>(node->slot->handler.get()) == nullptr, "[convert] ", p.info.name,
+                ": it is in fp8 already (converted already)");
+    try {
+      slots.push_back({node->slot, make_node_handler(p.scheme)});
+    } catch (const std::invalid_argument& e) {
+      TORCH_CHECK(false, "[convert] ", p.info.name, ": ", e.what());
+    }
+  }
+  return slots;
+}
+
+void describe_into(const torch::nn::Module& module, const std::string& name, const std::string& path, int depth,
+                   std::ostream& out) {
+  out << std::string(static_cast<std::size_t>(2 * depth), ' ') << (name.empty() ? "" : "(" + name + "): ")
+      << module.name();
+  for (const auto& parameter : module.named_parameters(/*recurse=*/false)) {
+    if (parameter.key().rfind("weight", 0) != 0) continue;  // recurrent modules have several
+    const auto* tag = runtime::find_tag(parameter.value());
+    const auto* handler = tag != nullptr ? tag->handler.get() : nullptr;
+    if (parameter.key() != "weight") out << " " << parameter.key();
+    out << " " << parameter.value().sizes() << " " << parameter.value().scalar_type();
+    if (dynamic_cast<const Fp8Handler*>(handler) != nullptr ||
+        dynamic_cast<const FakeQuantHandler*>(handler) != nullptr)
+      out << " [" << handler->describe() << "]";
+  }
+  if (const auto* node = dynamic_cast<const runtime::OpModule*>(&module);
+      node != nullptr && dynamic_cast<const NodeHandler*>(node->handler()) != nullptr) {
+    out << " [" << node->handler()->describe() << "]";
+  }
+  out << "\n";
+  for (const auto& child : module.named_children()) {
+    describe_into(*child.value(), child.key(), path.empty() ? child.key() : path + "." + child.key(), depth + 1, out);
+  }
+}
+
+}  // namespace
+
+void attach_fp8(const measure::WeightModule& module, const at::Tensor& codes, const std::vector<float>& scale_inv,
+                const Scheme& scheme, at::ScalarType original, std::shared_ptr<InputWatch> watch) {
+  std::vector<std::int64_t> shape{static_cast<std::int64_t>(scale_inv.size())};
+  if (scheme.weights == WeightGranularity::block) {
+    const Channels c = channels_of(module);
+    const ScaleGrid grid = scale_grid(scheme, c.rows, c.cols);
+    shape = {grid.rows, grid.cols};
+    TORCH_CHECK(grid.size() == static_cast<std::int64_t>(scale_inv.size()), "[convert] ", module.name,
+                ".weight: expected ", grid.rows, " x ", grid.cols, " block scales, found ", scale_inv.size());
+  }
+  at::Tensor scale = at::empty(shape, codes.options().dtype(at::kFloat));
+  std::copy(scale_inv.begin(), scale_inv.end(), scale.mutable_data_ptr<float>());
+  auto handler = std::make_shared<Fp8Handler>(scheme, std::move(scale), original);
+  handler->watch_input(watch != nullptr ? std::move(watch) : std::make_shared<InputWatch>());
+  runtime::untag_weight(module.weight);
+  module.weight.set_data(codes);
+  runtime::tag_weight(module.weight, module.name, std::move(handler));
+}
+
+/// A LoRACompatibleLinear with an adapter set adds the adapter's result inside of its own forward, on the weight it
+/// thinks it has.
+void refuse_set_adapters(const torch::nn::Module& model, const Plan& plan) {
+  const auto all = model.named_modules("", /*include_self=*/true);
+  for (const auto& p : plan.modules) {
+    if (p.info.type != "LoRACompatibleLinear" && p.info.type != "LoRACompatibleConv") continue;
+    TORCH_CHECK(!all.contains(p.info.name + ".lora_layer"), "[convert] ", p.info.name,
+                ": found its lora_layer set; fuse the adapter or unset it, or leave the module out");
+  }
+}
+
+/// A clipping threshold fits every weight with a larger amax: only sampled values tell whether it is this model's.
+void require_measured_model(const std::vector<measure::WeightModule>& modules, const PlanOptions& options) {
+  if (!options.measurements.has_value() || !options.measurements->model.has_value() ||
+      !measure::has_thresholds(*options.measurements))
+    return;
+  measure::ModelFingerprint model;
+  for (const auto& m : modules) {
+    if (!runtime::ops::is_high_precision(m.weight.scalar_type())) continue;
+    const at::Tensor w = m.weight.detach().contiguous();
+    model.weights.push_back(measure::fingerprint_of(m.name, w.const_data_ptr(),
+                                                    runtime::ops::float_type_of(w.scalar_type()), w.sizes().vec()));
+  }
+  measure::require_same_model(*options.measurements->model, model, "measurements");
+}
+
+Plan plan_for(const std::vector<measure::WeightModule>& modules, const std::vector<measure::OpNode>& nodes,
+              const PlanOptions& options) {
+  require_measured_model(modules, options);
+  PlanOptions of_device = options;
+  if (!of_device.dialect.has_value() && runtime::device_kind() == runtime::DeviceKind::gaudi2)
+    of_device.dialect = recipes::Dialect::gaudi2;
+  return make_plan(infos_of(modules), infos_of(nodes), of_device);
+}
+
+ConversionReport convert(const std::vector<measure::WeightModule>& modules, const std::vector<measure::OpNode>& nodes,
+                         const PlanOptions& options) {
+  return convert_by(plan_for(modules, nodes, options), modules, nodes);
+}
+
+std::vector<WeightScales> planned_weight_scales(const Plan& plan, const std::vector<measure::WeightModule>& modules) {
+  ModulesByName by_name;
+  for (const auto& m : modules) by_name[m.name] = &m;
+  for (const auto& p : plan.modules) check_weight(*by_name.at(p.info.name));
+  return all_scales(plan, by_name);
+}
+
+ConversionReport convert_by(const Plan& plan, const std::vector<measure::WeightModule>& modules,
+                            const std::vector<measure::OpNode>& nodes, std::vector<ModuleScales>* used) {
+  TORCH_CHECK(runtime::device_kind() != runtime::DeviceKind::gaudi,
+              "[convert] fp8 is not supported on GAUDI, allowed: gaudi2, gaudi3 (FP8_HPU_DEVICE)");
+  ModulesByName by_name;
+  for (const auto& m : modules) by_name[m.name] = &m;
+  for (const auto& p : plan.modules) check_weight(*by_name.at(p.info.name));
+  const auto slots = slots_of(plan, nodes);
+  const std::vector<WeightScales> scales = all_scales(plan, by_name);
+  ConversionReport report{{}, plan.skipped, plan.warnings};
+  Losses losses;
+  std::map<const void*, std::string> done;  // tied weights are converted once
+  for (std::size_t i = 0; i < plan.modules.size(); ++i) {
+    const PlannedModule& p = plan.modules[i];
+    const auto& m = *by_name.at(p.info.name);
+    if (auto it = done.find(m.weight.unsafeGetTensorImpl()); it != done.end()) {
+      const auto handler = runtime::find_tag(m.weight)->handler;
+      runtime::tag_weight(m.weight, m.name, handler);
+      report.converted.push_back({m.name, m.type, p.scheme.describe() + " (tied to " + it->second + ")", 0, 0});
+      continue;
+    }
+    report.converted.push_back(convert_one(m, p, scales[i], losses));
+    done[m.weight.unsafeGetTensorImpl()] = m.name;
+  }
+  for (std::size_t i = 0; i < plan.nodes.size(); ++i) {
+    const PlannedNode& p = plan.nodes[i];
+    slots[i].slot->handler = slots[i].handler;
+    report.converted.push_back({p.info.name, p.info.type, p.scheme.describe(), 0, 0});
+  }
+  report_ties(modules, done, report);
+  for (auto& warning : losses.weights.warnings(plan.scale_method, "weights"))
+    report.warnings.push_back(std::move(warning));
+  for (std::size_t i = 0; used != nullptr && i < plan.modules.size(); ++i) {
+    used->push_back(
+        module_scales(plan.modules[i], scales[i], channels_of(*by_name.at(plan.modules[i].info.name)).cols));
+  }
+  for (std::size_t i = 0; used != nullptr && i < plan.nodes.size(); ++i) used->push_back(node_scales(plan.nodes[i]));
+  return report;
+}
+
+ConversionReport convert(const torch::nn::Module& model, const PlanOptions& options) {
+  const auto modules = measure::weight_modules(model);
+  const auto nodes = measure::op_nodes(model);
+  const Plan plan = plan_for(modules, nodes, options);
+  refuse_set_adapters(model, plan);
+  return convert_by(plan, modules, nodes);
+}
+
+std::vector<measure::WeightModule> script_weight_modules(const torch::jit::Module& model) {
+  auto modules = measure::weight_modules(model);
+  TORCH_CHECK(!modules.empty(),
+              "[convert] the TorchScript module has no module with a weight; output of freeze() or "
+              "optimize_for_inference() holds weights as ",
+              "constants: convert first, then freeze");
+  return modules;
+}
+
+ConversionReport convert(const torch::jit::Module& model, const PlanOptions& options) {
+  return convert(script_weight_modules(model), measure::op_nodes(model), options);
+}
+
+void set_scale(const torch::nn::Module& model, const std::string& module, ScaleOf which, std::size_t index,
+               float scale_inv) {
+  try {
+    for (const auto& n : measure::op_nodes(model)) {
+      if (n.name != module) continue;
+      auto* handler = dynamic_cast<NodeHandler*>(n.slot->handler.get());
+      TORCH_CHECK(handler != nullptr && which != ScaleOf::weight, "[set_scale] ", module,
+                  ": expected a converted module with such a scale");
+      return which == ScaleOf::input ? handler->set_input_scale_inv(index, scale_inv)
+                                     : handler->set_output_scale_inv(index, scale_inv);
+    }
+    for (const auto& m : measure::weight_modules(model)) {
+      if (m.name != module) continue;
+      const auto* tag = runtime::find_tag(m.weight);
+      auto* handler = tag != nullptr ? dynamic_cast<Fp8Handler*>(tag->handler.get()) : nullptr;
+      TORCH_CHECK(handler != nullptr && which != ScaleOf::output && index == 0, "[set_scale] ", module,
+                  ": expected a converted module with such a scale");
+      return which == ScaleOf::input ? handler->set_input_scale_inv(scale_inv)
+                                     : handler->set_weight_scale_inv(scale_inv);
+    }
+  } catch (const std::invalid_argument& e) {
+    TORCH_CHECK(false, "[set_scale] ", module, ": ", e.what());
+  }
+  TORCH_CHECK(false, "[set_scale] the model has no module '", module, "'");
+}
+
+std::string describe(const torch::nn::Module& model) {
+  std::ostringstream out;
+  describe_into(model, "", "", 0, out);
+  return out.str();
+}
+
+}  // namespace fp8::quant

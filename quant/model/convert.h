@@ -1,0 +1,87 @@
+// SPDX-License-Identifier: Apache-2.0
+// Converts the modules of a model in memory: weights become fp8 codes (the parameter object stays, its memory does
+// not), a handler on each answers for it from then on. Modules without a weight (products, softmax, attention,
+// key-value caches, mixtures of experts) get a handler in their slot. Forward functions are not touched.
+#pragma once
+#include <iosfwd>
+#include <memory>
+#include <optional>
+#include <string>
+#include <vector>
+
+#include "fp8/measure/module_tree.h"
+#include "fp8/quant/plan/plan.h"
+#include "fp8/quant/scheme/underflow.h"
+
+namespace fp8::quant {
+
+struct ConvertedModule {
+  std::string name, type, scheme;  ///< scheme: "E4M3 channel weights, dynamic token activations, ocp"
+  std::int64_t bytes_before = 0, bytes_after = 0;
+  /// A plan's (convert_modules with plan_only) alone:
+  double flops_per_row = 0;  ///< of its products: per row of the input (a token), per output position of a convolution
+  std::int64_t operand_bytes = 0;  ///< training: of its weight as the products take it, codes and scales
+  std::optional<double> expected_error =
+      {};  ///< relative RMS error of its output: the weight's as cast, the input's as of a scale that fits
+};
+
+/// What was converted, what was not, and why.
+struct ConversionReport {
+  std::vector<ConvertedModule> converted;
+  std::vector<SkippedModule> skipped;
+  std::vector<std::string> warnings;
+};
+std::ostream& operator<<(std::ostream& out, const ConversionReport& report);
+
+/// Converts by the plan that make_plan() makes of the model's modules. Throws c10::Error or io::Error naming the
+/// module: weights not on hpu, NaN or Inf in a weight, an unmeasured module, measurements of another model, a LoRA
+/// layer with its adapter set. Nothing is converted then.
+ConversionReport convert(const torch::nn::Module& model, const PlanOptions& options);
+/// TorchScript modules (scripted, traced, frozen afterwards). `optimize_for_inference` output holds weights as
+/// constants: refused by name.
+ConversionReport convert(const torch::jit::Module& model, const PlanOptions& options);
+ConversionReport convert(const std::vector<measure::WeightModule>& modules, const std::vector<measure::OpNode>& nodes,
+                         const PlanOptions& options);
+inline ConversionReport convert(const std::vector<measure::WeightModule>& modules, const PlanOptions& options) {
+  return convert(modules, {}, options);
+}
+
+/// The plan alone: what convert() would do.
+Plan plan_for(const std::vector<measure::WeightModule>& modules, const std::vector<measure::OpNode>& nodes,
+              const PlanOptions& options);
+inline Plan plan_for(const std::vector<measure::WeightModule>& modules, const PlanOptions& options) {
+  return plan_for(modules, {}, options);
+}
+/// The scales that convert() gives every planned weight, in the plan's order. Throws for NaN, Inf, and weights that are
+/// not the measured ones.
+std::vector<WeightScales> planned_weight_scales(const Plan& plan, const std::vector<measure::WeightModule>& modules);
+
+/// Does what a plan says. used: gets the static scales that are in force, as a scale file stores them.
+ConversionReport convert_by(const Plan& plan, const std::vector<measure::WeightModule>& modules,
+                            const std::vector<measure::OpNode>& nodes, std::vector<ModuleScales>* used = nullptr);
+
+/// Throws c10::Error for a planned LoRACompatibleLinear or -Conv whose lora_layer is set.
+void refuse_set_adapters(const torch::nn::Module& model, const Plan& plan);
+/// The weights of a TorchScript module; c10::Error if it has none left (frozen, optimize_for_inference).
+std::vector<measure::WeightModule> script_weight_modules(const torch::jit::Module& model);
+
+/// Which scale of a module.
+enum class ScaleOf : std::uint8_t { input, output, weight };
+
+/// Changes a scale of a converted module (scale_inv: multiplies out of fp8), in force from the next call on; what INC
+/// does with RUNTIME_SCALE_PATCHING. A weight's codes stay as they are. Not while a forward runs. index: of the input
+/// or output, 0 for a weight. Throws c10::Error naming the module: not converted, scales per channel or made at each
+/// call, no such index, a value that is not positive and finite.
+void set_scale(const torch::nn::Module& model, const std::string& module, ScaleOf which, std::size_t index,
+               float scale_inv);
+
+/// The model's tree, one line a module; converted ones with format, granularity and dialect.
+std::string describe(const torch::nn::Module& model);
+
+/// Puts codes and scales on a module's weight (what convert() and the checkpoint reader end in). codes: fp8 on hpu, of
+/// the weight's shape. original: the dtype that dequantizing the weight gives. watch: shared with the model's other
+/// modules, or none.
+void attach_fp8(const measure::WeightModule& module, const at::Tensor& codes, const std::vector<float>& scale_inv,
+                const Scheme& scheme, at::ScalarType original, std::shared_ptr<InputWatch> watch = nullptr);
+
+}  // namespace fp8::quant

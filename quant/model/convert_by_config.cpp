@@ -1,0 +1,194 @@
+// SPDX-License-Identifier: Apache-2.0
+#include "fp8/quant/model/convert_by_config.h"
+
+#include <torch/csrc/jit/api/module.h>
+#include <torch/nn/module.h>
+
+#include "fp8/configs/environment.h"
+#include "fp8/configs/rules.h"
+#include "fp8/measure/model_fingerprint.h"
+#include "fp8/measure/script_nodes.h"
+#include "fp8/quant/scale_file/scale_file.h"
+#include "fp8/runtime/io/atomic_file.h"
+#include "fp8/runtime/io/error.h"
+#include "fp8/runtime/ops/native/arguments.h"
+
+namespace fp8::quant {
+namespace {
+
+using configs::QuantConfig;
+using configs::QuantMode;
+
+/// Nothing of the model's data decides a scale that could be stored.
+bool nothing_to_store(const QuantConfig& config) {
+  return config.dynamic_quantization || !config.scale_methods.needs_measurements();
+}
+
+measure::StatsName stats_name(const QuantConfig& config, const configs::Environment& environment,
+                              const std::string& method) {
+  return {config.dump_stats_path.string(), config.observer, method, configs::file_rank(config, environment)};
+}
+
+/// Everything besides model and measurement that decides a scale.
+std::string method_text(const QuantConfig& config, const io::Json& methods, recipes::Dialect device) {
+  const auto target = configs::inc_target(config, device);
+  return std::string(recipes::name_of(target.dialect)) + " " + recipes::name_of(config.fp8_config) + " " +
+         recipes::name_of(config.hp_dtype) + " " + methods.dump();
+}
+
+std::string digest_of(const std::vector<measure::WeightModule>& modules) {
+  measure::ModelFingerprint model;
+  for (const auto& m : modules) {
+    if (!runtime::ops::is_high_precision(m.weight.scalar_type())) continue;
+    const at::Tensor w = m.weight.detach().contiguous();
+    model.weights.push_back(measure::fingerprint_of(m.name, w.const_data_ptr(),
+                                                    runtime::ops::float_type_of(w.scalar_type()), w.sizes().vec()));
+  }
+  return model.digest();
+}
+
+io::Json methods_of(const QuantConfig& config, const Plan& plan) {
+  std::vector<std::pair<std::string, std::string>> names;
+  for (const auto& m : plan.modules) names.emplace_back(m.info.name, m.info.type);
+  for (const auto& n : plan.nodes) names.emplace_back(n.info.name, n.info.type);
+  return configs::method_report(config.scale_methods, names);
+}
+
+/// Methods of all modules, planned or not: what tells stale scales has to be known before the plan.
+io::Json methods_of(const QuantConfig& config, const std::vector<measure::WeightModule>& modules,
+                    const std::vector<measure::OpNode>& nodes) {
+  std::vector<std::pair<std::string, std::string>> names;
+  for (const auto& m : modules) names.emplace_back(m.name, m.type);
+  for (const auto& n : nodes) names.emplace_back(n.name, n.type);
+  return configs::method_report(config.scale_methods, names);
+}
+
+void dump_methods(const std::filesystem::path& path, const io::Json& methods) {
+  io::AtomicFile file(path);
+  file.append(methods.dump(4) + "\n");
+  file.commit();
+}
+
+class Conversion {
+ public:
+  Conversion(const QuantConfig& config, recipes::Dialect device, const std::vector<measure::WeightModule>& modules,
+             const std::vector<measure::OpNode>& nodes, const std::map<std::string, std::string>& keep)
+      : config_(config),
+        device_(device),
+        environment_(configs::environment()),
+        modules_(modules),
+        nodes_(nodes),
+        name_(stats_name(config, environment_, config.scale_methods.name())) {
+    options_.keep = keep;
+  }
+
+  /// Reads what there is; the plan.
+  Plan plan() {
+    configs::check_rules(config_, device_, environment_);
+    if (config_.mode != QuantMode::LOAD) configs::refuse_observer_without_amax(config_);
+    options_.config = config_;
+    options_.dialect = device_;
+    options_.activations = ActivationScaling::static_tensor;
+    if (!nothing_to_store(config_)) read_files();
+    Plan plan = plan_for(modules_, nodes_, options_);
+    plan.warnings.insert(plan.warnings.begin(), warnings_.begin(), warnings_.end());
+    return plan;
+  }
+
+  ConversionReport convert(const Plan& plan) {
+    std::vector<ModuleScales> used;
+    ConversionReport report = convert_by(plan, modules_, nodes_, &used);
+    const bool made = !options_.scales.has_value() && !nothing_to_store(config_);
+    if (made && !used.empty()) {
+      ScaleFile file;
+      file.modules = std::move(used);
+      try {
+        write_scales(name_, file, origin_);
+      } catch (const io::Error& e) {  // the model is converted; a folder that can't be written to is no reason to fail
+        report.warnings.push_back(std::string("scales are not stored: ") + e.what());
+      }
+    }
+    if (environment_.scale_method_dump.has_value())
+      dump_methods(*environment_.scale_method_dump, methods_of(config_, plan));
+    return report;
+  }
+
+ private:
+  void read_files() {
+    const bool load = config_.mode == QuantMode::LOAD;
+    configs::require_stats_path(config_,
+                                load ? "mode LOAD reads scales there"
+                                     : "scale_method " + config_.scale_methods.name() + " reads measurements there");
+    measure::StatsName measurement = name_;
+    measurement.method.clear();
+    if (!load && measurement.exists()) options_.measurements = measure::read_measurements(measurement);
+    origin_ = {digest_of(modules_), options_.measurements.has_value() ? options_.measurements->fingerprint() : "",
+               method_text(config_, methods_of(config_, modules_, nodes_), device_)};
+    const ScaleChoice choice = choose_scales(name_, origin_, config_.recalc_scales && !load);
+    if (!choice.warning.empty()) warnings_.push_back(choice.warning);
+    if (choice.scales.has_value()) {
+      options_.scales = choice.scales;
+      for (const auto& w : choice.scales->warnings) warnings_.push_back(w);
+      return;
+    }
+    if (load) throw io::Error(name_.json().string() + ": found no usable scales, which mode LOAD needs");
+    if (!options_.measurements.has_value())
+      options_.measurements = measure::read_measurements(measurement);  // says what is missing
+  }
+
+  const QuantConfig& config_;
+  recipes::Dialect device_;
+  configs::Environment environment_;
+  const std::vector<measure::WeightModule>& modules_;
+  const std::vector<measure::OpNode>& nodes_;
+  measure::StatsName name_;
+  PlanOptions options_;
+  ScaleOrigin origin_;
+  std::vector<std::string> warnings_;
+};
+
+}  // namespace
+
+ConversionReport convert_with_config(const torch::nn::Module& model, const QuantConfig& config, recipes::Dialect device,
+                                     const std::map<std::string, std::string>& keep) {
+  const auto modules = measure::weight_modules(model);
+  const auto nodes = measure::op_nodes(model);
+  Conversion conversion(config, device, modules, nodes, keep);
+  const Plan plan = conversion.plan();
+  refuse_set_adapters(model, plan);
+  return conversion.convert(plan);
+}
+
+ConversionReport convert_with_config(const torch::jit::Module& model, const QuantConfig& config,
+                                     recipes::Dialect device, const std::map<std::string, std::string>& keep) {
+  return convert_with_config(script_weight_modules(model), measure::op_nodes(model), config, device, keep);
+}
+
+ConversionReport convert_with_config(const std::vector<measure::WeightModule>& modules,
+                                     const std::vector<measure::OpNode>& nodes, const QuantConfig& config,
+                                     recipes::Dialect device, const std::map<std::string, std::string>& keep) {
+  Conversion conversion(config, device, modules, nodes, keep);
+  return conversion.convert(conversion.plan());
+}
+
+Plan plan_with_config(const torch::nn::Module& model, const QuantConfig& config, recipes::Dialect device,
+                      const std::map<std::string, std::string>& keep) {
+  const auto modules = measure::weight_modules(model);
+  const auto nodes = measure::op_nodes(model);
+  return Conversion(config, device, modules, nodes, keep).plan();
+}
+
+Plan plan_with_config(const std::vector<measure::WeightModule>& modules, const std::vector<measure::OpNode>& nodes,
+                      const QuantConfig& config, recipes::Dialect device,
+                      const std::map<std::string, std::string>& keep) {
+  return Conversion(config, device, modules, nodes, keep).plan();
+}
+
+Plan plan_with_config(const torch::jit::Module& model, const QuantConfig& config, recipes::Dialect device,
+                      const std::map<std::string, std::string>& keep) {
+  const auto modules = script_weight_modules(model);
+  const auto nodes = measure::op_nodes(model);
+  return Conversion(config, device, modules, nodes, keep).plan();
+}
+
+}  // namespace fp8::quant

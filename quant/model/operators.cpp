@@ -1,0 +1,407 @@
+// SPDX-License-Identifier: Apache-2.0
+#include "fp8/quant/model/operators.h"
+
+#include <torch/library.h>
+
+#include <cmath>
+#include <functional>
+#include <set>
+
+#include "fp8/configs/closest.h"
+#include "fp8/configs/module_types.h"
+#include "fp8/measure/calibration_options.h"
+#include "fp8/measure/measure_operators.h"
+#include "fp8/quant/forms/form.h"
+#include "fp8/quant/forms/sidecar.h"
+#include "fp8/quant/handlers/linear_handler.h"
+#include "fp8/quant/model/convert_by_config.h"
+#include "fp8/quant/model/load.h"
+#include "fp8/quant/model/save.h"
+#include "fp8/runtime/autocast/rules.h"
+#include "fp8/runtime/device/device.h"
+#include "fp8/runtime/device/registration.h"
+#include "fp8/runtime/intercept/tag_operators.h"
+#include "fp8/runtime/intercept/weight_tag.h"
+#include "fp8/runtime/io/error.h"
+
+namespace fp8::quant {
+namespace {
+
+using recipes::FloatType;
+using Reader = std::function<bool(const io::Json&)>;
+
+/// A key of a JSON argument. read: false if the value is not of what is allowed.
+struct Key {
+  std::string name, allowed;
+  Reader read;
+};
+
+std::string joined(const std::vector<std::string>& words) {
+  std::string text;
+  for (const auto& word : words) text += (text.empty() ? "" : ", ") + word;
+  return text;
+}
+
+/// One of `names`, to its place among them.
+template <class T>
+Key choice(const char* key, const std::vector<std::string>& names, T& into) {
+  return {key, joined(names), [names, &into](const io::Json& json) {
+            for (std::size_t i = 0; json.is_string() && i < names.size(); ++i) {
+              if (json.get<std::string>() != names[i]) continue;
+              into = static_cast<T>(i);
+              return true;
+            }
+            return false;
+          }};
+}
+
+template <class T>
+Key choice(const char* key, const std::vector<std::string>& names, std::optional<T>& into) {
+  auto chosen = std::make_shared<T>();
+  const Key one = choice(key, names, *chosen);
+  return {key, one.allowed, [read = one.read, chosen, &into](const io::Json& json) {
+            if (!read(json)) return false;
+            into = *chosen;
+            return true;
+          }};
+}
+
+Key boolean(const char* key, bool& into) {
+  return {key, "true, false",
+          [&into](const io::Json& json) { return json.is_boolean() && (into = json.get<bool>(), true); }};
+}
+
+Key words(const char* key, std::vector<std::string>& into) {
+  return {key, "a list of strings", [&into](const io::Json& json) {
+            if (!json.is_array()) return false;
+            for (const auto& word : json) {
+              if (!word.is_string()) return false;
+              into.push_back(word.get<std::string>());
+            }
+            return true;
+          }};
+}
+
+Key block(Block& into) {
+  return {"block", "[rows, cols], each from 1 to 2^30", [&into](const io::Json& json) {
+            if (!json.is_array() || json.size() != 2) return false;
+            for (const auto& side : json) {
+              if (!side.is_number_integer() || side < 1 || side > std::int64_t{1} << 30) return false;
+            }
+            into = {json[0].get<std::int64_t>(), json[1].get<std::int64_t>()};
+            return true;
+          }};
+}
+
+const std::vector<std::string> kWeights = {"tensor", "channel", "block"};
+const std::vector<std::string> kActivations = {"none", "static_tensor", "dynamic_token", "dynamic_tensor",
+                                               "dynamic_group"};
+const std::vector<std::string> kFloats = {"f32", "bf16", "f16"};
+constexpr FloatType kFloatTypes[] = {FloatType::F32, FloatType::BF16, FloatType::F16};
+constexpr at::ScalarType kDtypes[] = {at::kFloat, at::kBFloat16, at::kHalf};
+const std::vector<std::string> kDialects = {"gaudi2", "gaudi3", "ocp"};
+
+recipes::Dialect dialect_at(std::size_t i) { return dialect_from_name(kDialects[i], "dialect"); }
+
+/// Reads an argument's JSON; which keys it has.
+std::set<std::string> read_keys(const std::string& argument, const std::string& text, const std::vector<Key>& keys) {
+  const io::Json json = io::parse_json(text.empty() ? "{}" : text, argument);
+  if (!json.is_object()) throw io::Error(argument + ": expected a JSON object");
+  std::set<std::string> found;
+  for (const auto& [name, value] : json.items()) {
+    std::vector<std::string> names;
+    const Key* key = nullptr;
+    for (const Key& k : keys) {
+      names.push_back(k.name);
+      if (k.name == name) key = &k;
+    }
+    if (key == nullptr) {
+      throw io::Error(argument + ": unknown key " + io::in_quotes(name) + ", allowed: " + joined(names) +
+                      "; did you mean '" + configs::closest(name, names) + "'?");
+    }
+    if (!key->read(value))
+      throw io::Error(argument + ": key '" + name + "': found " + io::printable(value.dump()) +
+                      ", allowed: " + key->allowed);
+    found.insert(name);
+  }
+  return found;
+}
+
+/// What convert() is asked for: a QUANT_CONFIG, or a plan's options.
+struct Request {
+  std::optional<configs::QuantConfig> config;
+  PlanOptions plan;
+  bool recurrent = false;
+};
+
+Request request_of(const std::string& text) {
+  const std::string where = "[fp8::convert] options";
+  Request request;
+  std::string measurements;
+  std::optional<ActivationScaling> activations;
+  std::optional<std::size_t> dialect;
+  io::Json config_json;
+  const Key config = {"quant_config", "an object or the path of a file", [&](const io::Json& json) {
+                        config_json = json;
+                        return json.is_object() || json.is_string();
+                      }};
+  const Key measured = {"measurements", "a path", [&](const io::Json& json) {
+                          if (json.is_string()) measurements = json.get<std::string>();
+                          return !measurements.empty();
+                        }};
+  PlanOptions& plan = request.plan;
+  const auto keys = read_keys(
+      where, text,
+      {config, measured, choice("activations", kActivations, activations), choice("weights", kWeights, plan.weights),
+       block(plan.block), boolean("power_of_two", plan.power_of_two), boolean("fuse_scales", plan.fuse_scales),
+       choice("dialect", kDialects, dialect), words("include", plan.include), words("exclude", plan.exclude),
+       boolean("recurrent", request.recurrent)});
+  if (!config_json.is_null()) {
+    if (keys.size() > 1 + keys.count("recurrent"))
+      throw io::Error(where + ": expected 'quant_config' alone, it decides the rest");
+    request.config = config_json.is_object()
+                         ? configs::parse_quant_config(config_json, where + ": quant_config", measure::parse_options())
+                         : configs::read_quant_config(config_json.get<std::string>(), measure::parse_options());
+    return request;
+  }
+  plan.dialect = dialect.has_value() ? dialect_at(*dialect) : runtime::device_dialect("convert");
+  if (!measurements.empty()) plan.measurements = measure::read_measurements(measurements);
+  plan.activations =
+      activations.value_or(measurements.empty() ? ActivationScaling::dynamic_token : ActivationScaling::static_tensor);
+  return request;
+}
+
+/// Python's nn.LSTM, GRU and RNN compare their input's dtype with their weights' before any operator of ours runs.
+void refuse_recurrent(const Plan& plan) {
+  for (const auto& m : plan.modules) {
+    const std::string& type = m.info.type;
+    TORCH_CHECK(type != "LSTM" && type != "GRU" && type != "RNN", "[fp8::convert] module '", m.info.name, "' is a ",
+                type,
+                ", whose forward in Python refuses weights of another dtype than its input's; leave it out "
+                "(\"exclude\", the config's blocklist), use ",
+                type,
+                "Cell, or pass \"recurrent\": true for a scripted model and for calls inside torch.autocast, where "
+                "nothing is compared");
+  }
+}
+
+/// The handler of a weight that convert(), load() or tag() made.
+const Fp8Handler& handler_of(const char* op, const at::Tensor& weight) {
+  const auto* tag = runtime::find_tag(weight);
+  const auto* handler = tag != nullptr ? dynamic_cast<const Fp8Handler*>(tag->handler.get()) : nullptr;
+  TORCH_CHECK(handler != nullptr, "[fp8::", op, "] weight: expected a weight in fp8, found ", weight.scalar_type(),
+              " on ", weight.device(), ", ", tag == nullptr ? "untagged" : tag->handler->describe());
+  return *handler;
+}
+
+std::size_t place_of(at::ScalarType dtype) { return dtype == at::kFloat ? 0 : dtype == at::kBFloat16 ? 1 : 2; }
+
+struct TagScheme {
+  Scheme scheme;
+  at::ScalarType original = at::kBFloat16;
+};
+
+TagScheme tag_scheme(const std::string& text, const at::Tensor& scale_inv) {
+  const std::string where = "[fp8::tag] scheme";
+  TagScheme out;
+  Scheme& scheme = out.scheme;
+  scheme.weights = scale_inv.numel() == 1 ? WeightGranularity::tensor
+                   : scale_inv.dim() == 2 ? WeightGranularity::block
+                                          : WeightGranularity::channel;
+  scheme.activations = ActivationScaling::none;
+  std::size_t dialect = kDialects.size(), dtype = 1, hp = 1;
+  const Key input = {"input_scale_inv", "a positive finite number", [&](const io::Json& json) {
+                       if (json.is_number()) scheme.input_scale_inv = json.get<float>();
+                       return json.is_number() && std::isfinite(scheme.input_scale_inv) && scheme.input_scale_inv > 0;
+                     }};
+  const auto keys =
+      read_keys(where, text,
+                {choice("weights", kWeights, scheme.weights), choice("activations", kActivations, scheme.activations),
+                 block(scheme.block), boolean("power_of_two", scheme.power_of_two),
+                 choice("dialect", kDialects, dialect), input, choice("dtype", kFloats, dtype),
+                 choice("convention", {"own", "inc"}, scheme.convention), choice("hp_dtype", kFloats, hp)});
+  scheme.dialect = dialect < kDialects.size() ? dialect_at(dialect) : runtime::device_dialect("tag");
+  scheme.hp = kFloatTypes[hp];
+  out.original = kDtypes[dtype];
+  const bool is_static = scheme.activations == ActivationScaling::static_tensor;
+  if (is_static != (keys.count("input_scale_inv") != 0))
+    throw io::Error(where + ": key 'input_scale_inv': expected with activations static_tensor, and only with them");
+  if (scheme.convention == Convention::inc && !is_static && scheme.activations != ActivationScaling::none) {
+    throw io::Error(where +
+                    ": key 'convention': found \"inc\" with dynamic activations, whose method a scheme does not tell; "
+                    "allowed: own");
+  }
+  if (is_static) scheme.input_scale = scale_for(scheme, scheme.input_scale_inv, where + ": key 'input_scale_inv'");
+  return out;
+}
+
+CheckpointFormat format_of(const std::string& name) {
+  using enum CheckpointFormat;
+  std::vector<std::string> names;
+  for (const auto format : {compressed_tensors, inc, inc_vllm, fp8, modelopt}) {
+    if (name == name_of(format)) return format;
+    names.emplace_back(name_of(format));
+  }
+  TORCH_CHECK(false, "[fp8::save] format: found \"", name, "\", allowed: ", joined(names));
+}
+
+}  // namespace
+
+io::Json to_json(const ConversionReport& report) {
+  io::Json converted = io::Json::array(), skipped = io::Json::array();
+  for (const auto& m : report.converted) {
+    converted.push_back({{"name", m.name},
+                         {"type", m.type},
+                         {"scheme", m.scheme},
+                         {"bytes_before", m.bytes_before},
+                         {"bytes_after", m.bytes_after}});
+  }
+  for (const auto& m : report.skipped) skipped.push_back({{"name", m.name}, {"reason", m.reason}});
+  return {{"converted", converted}, {"skipped", skipped}, {"warnings", report.warnings}};
+}
+
+std::string convert_tensors(at::TensorList weights, const std::vector<std::string>& modules,
+                            const std::vector<std::string>& types, const std::string& options) {
+  const auto model = measure::model_of("convert", weights, modules, types);
+  const Request request = request_of(options);
+  if (!request.config.has_value()) {
+    if (!request.recurrent) refuse_recurrent(plan_for(model, request.plan));
+    return to_json(convert(model, request.plan)).dump();
+  }
+  using configs::QuantMode;
+  TORCH_CHECK(request.config->mode == QuantMode::QUANTIZE || request.config->mode == QuantMode::LOAD,
+              "[fp8::convert] options: quant_config: expected mode QUANTIZE or LOAD; measure with fp8::measure_begin");
+  const auto device = runtime::device_dialect("convert");
+  if (!request.recurrent) refuse_recurrent(plan_with_config(model, {}, *request.config, device));
+  return to_json(convert_with_config(model, {}, *request.config, device)).dump();
+}
+
+void tag_codes(const at::Tensor& codes, const std::string& module, const at::Tensor& scale_inv,
+               const std::string& scheme) {
+  runtime::check_dense("tag", "codes", module, codes);
+  runtime::check_dense("tag", "scale_inv", module, scale_inv);
+  const bool fp8 = codes.scalar_type() == at::kFloat8_e4m3fn || codes.scalar_type() == at::kFloat8_e5m2;
+  TORCH_CHECK(fp8 && codes.is_hpu() && codes.is_contiguous() && codes.dim() >= 2,
+              "[fp8::tag] codes: expected Float8_e4m3fn or Float8_e5m2 on hpu, contiguous, of two or more ",
+              "dimensions, found ", codes.scalar_type(), " on ", codes.device(), " of sizes ", codes.sizes(),
+              " and strides ", codes.strides());
+  TORCH_CHECK(scale_inv.scalar_type() == at::kFloat, "[fp8::tag] scale_inv: expected Float, found ",
+              scale_inv.scalar_type());
+  TagScheme tag = tag_scheme(scheme, scale_inv);
+  tag.scheme.format = codes.scalar_type() == at::kFloat8_e4m3fn ? recipes::Format::E4M3 : recipes::Format::E5M2;
+  const at::Tensor host = scale_inv.detach().cpu().contiguous();
+  const std::vector<float> values(host.const_data_ptr<float>(), host.const_data_ptr<float>() + host.numel());
+  for (const float value : values)
+    TORCH_CHECK(std::isfinite(value) && value > 0, "[fp8::tag] scale_inv: found ", value,
+                ", allowed: positive finite numbers");
+  const std::int64_t channels = codes.dim() == 3 ? codes.size(0) * codes.size(1) : codes.size(0);
+  const auto count = static_cast<std::int64_t>(values.size());
+  switch (tag.scheme.weights) {
+    case WeightGranularity::tensor:
+      TORCH_CHECK(count == 1, "[fp8::tag] scale_inv: expected 1 value, found ", count);
+      break;
+    case WeightGranularity::channel:
+      TORCH_CHECK(count == channels || count == codes.size(0), "[fp8::tag] scale_inv: expected ", channels,
+                  " values (one per row), found ", count);
+      break;
+    case WeightGranularity::block: {
+      const ScaleGrid grid = scale_grid(tag.scheme, codes.size(0), codes.size(1));
+      TORCH_CHECK(codes.dim() == 2 && scale_inv.sizes() == at::IntArrayRef({grid.rows, grid.cols}),
+                  "[fp8::tag] scale_inv: expected ", grid.rows, " x ", grid.cols, " values (one per block of ",
+                  grid.block_rows, " x ", grid.block_cols, "), found sizes ", scale_inv.sizes());
+      break;
+    }
+  }
+  attach_fp8({module, "Linear", codes, std::nullopt}, codes.detach(), values, tag.scheme, tag.original);
+}
+
+at::Tensor scale_inv_of(const at::Tensor& weight) { return handler_of("scale_inv", weight).weight_scale_inv().clone(); }
+
+std::string scheme_of(const at::Tensor& weight) {
+  const Fp8Handler& handler = handler_of("scheme_of", weight);
+  const Scheme& s = handler.scheme();
+  const bool is_static = s.activations == ActivationScaling::static_tensor;
+  TORCH_CHECK(s.compute == Compute::fp8 &&
+                  (s.convention == Convention::own || is_static || s.activations == ActivationScaling::none),
+              "[fp8::scheme_of] weight: expected fp8 products with scales that a scheme tells, found ", s.describe(),
+              ", INC's convention");
+  io::Json json = {{"weights", kWeights[static_cast<std::size_t>(s.weights)]},
+                   {"activations", kActivations[static_cast<std::size_t>(s.activations)]}};
+  if (s.weights == WeightGranularity::block || s.activations == ActivationScaling::dynamic_group)
+    json["block"] = {s.block.rows, s.block.cols};
+  if (s.power_of_two) json["power_of_two"] = true;
+  json["dialect"] = recipes::name_of(s.dialect);
+  if (is_static) json["input_scale_inv"] = s.input_scale_inv;
+  json["dtype"] = kFloats[place_of(handler.original_dtype())];
+  json["convention"] = name_of(s.convention);
+  if (s.convention == Convention::inc) json["hp_dtype"] = recipes::name_of(s.hp);
+  return json.dump();
+}
+
+std::vector<std::string> load_tensors(at::TensorList weights, const std::vector<std::string>& modules,
+                                      const std::vector<std::string>& types, const std::string& folder,
+                                      std::optional<at::ScalarType> compute,
+                                      const std::optional<std::string>& dialect) {
+  const auto model = measure::model_of("load", weights, modules, types);
+  TORCH_CHECK(!model.empty(), "[fp8::load] weights: found none, expected those of the model");
+  for (const auto& m : model)
+    TORCH_CHECK(m.weight.is_hpu(), "[fp8::load] weights: ", m.name, ": expected it on hpu, found it on ",
+                m.weight.device());
+  const at::ScalarType dtype = compute.value_or(model[0].weight.scalar_type());
+  TORCH_CHECK(dtype == at::kFloat || dtype == at::kBFloat16 || dtype == at::kHalf, "[fp8::load] compute: found ", dtype,
+              ", allowed: Float, BFloat16, Half");
+  LoadFp8Options options;
+  if (dialect.has_value()) options.dialect = dialect_from_name(*dialect, "[fp8::load] dialect");
+  const auto taken = load_fp8(model, {}, io::Checkpoint(folder), dtype, options);
+  return {taken.begin(), taken.end()};
+}
+
+void save_tensors(at::TensorList tensors, const std::vector<std::string>& names, const std::vector<std::string>& types,
+                  const std::string& folder, const std::string& format, const std::string& source, bool overwrite) {
+  runtime::check_one_for_each("save", "names", names.size(), "tensors", tensors.size());
+  runtime::check_one_for_each("save", "types", types.size(), "tensors", tensors.size());
+  TORCH_CHECK(!folder.empty(), "[fp8::save] folder: expected a path, found \"\"");
+  const CheckpointFormat chosen = format_of(format);
+  std::vector<std::pair<std::string, at::Tensor>> stored;
+  std::vector<measure::WeightModule> modules;
+  std::set<const void*> seen;
+  std::set<std::string> once;
+  for (std::size_t i = 0; i < tensors.size(); ++i) {
+    const std::string& name = names[i];
+    TORCH_CHECK(!name.empty() && once.insert(name).second, "[fp8::save] names: found \"", name, "\"",
+                name.empty() ? ", expected a name" : " twice, expected each once");
+    runtime::check_dense("save", "tensors", name, tensors[i]);
+    if (seen.insert(tensors[i].unsafeGetTensorImpl()).second) stored.emplace_back(name, tensors[i]);
+    constexpr std::string_view kWeight = ".weight";
+    const bool weight =
+        name.size() > kWeight.size() && name.compare(name.size() - kWeight.size(), kWeight.size(), kWeight) == 0;
+    if (weight && configs::find_module_type(types[i]) != nullptr)
+      modules.push_back({name.substr(0, name.size() - kWeight.size()), types[i], tensors[i], std::nullopt});
+  }
+  SaveOptions options;
+  options.source = source;
+  options.overwrite = overwrite;
+  save(stored, modules, {}, folder, chosen, options);
+}
+
+FP8_LIBRARY_FRAGMENT(fp8, m) {
+  // TorchScript neither moves such a call nor leaves it out. With (a!) instead it leaves it out where the list is made
+  // for the call.
+  constexpr auto kEffect = c10::AliasAnalysisKind::CONSERVATIVE;
+  m.def(torch::schema("convert(Tensor[] weights, str[] modules, str[] types, str options=\"{}\") -> str", kEffect),
+        &convert_tensors);
+  m.def("tag(Tensor(a!) codes, str module, Tensor scale_inv, str scheme=\"{}\") -> ()", &tag_codes);
+  m.def("scale_inv(Tensor weight) -> Tensor", &scale_inv_of);
+  m.def("scheme_of(Tensor weight) -> str", &scheme_of);
+  m.def(torch::schema("load(Tensor[] weights, str[] modules, str[] types, str folder, ScalarType? compute=None, str? "
+                      "dialect=None) -> str[]",
+                      kEffect),
+        &load_tensors);
+  m.def(torch::schema("save(Tensor[] tensors, str[] names, str[] types, str folder, str format=\"compressed-tensors\", "
+                      "str source=\"\", bool overwrite=False) -> ()",
+                      kEffect),
+        &save_tensors);
+  runtime::autocast::keep_out_of_own_ops();
+}
+
+}  // namespace fp8::quant

@@ -1,0 +1,261 @@
+// SPDX-License-Identifier: Apache-2.0
+#include "fp8/quant/model/save.h"
+
+#include <torch/nn/module.h>
+
+#include <algorithm>
+#include <iterator>
+#include <map>
+#include <set>
+#include <vector>
+
+#include "fp8/configs/module_types.h"
+#include "fp8/measure/module_tree.h"
+#include "fp8/quant/forms/carry_through.h"
+#include "fp8/quant/forms/folder.h"
+#include "fp8/quant/forms/form.h"
+#include "fp8/quant/forms/sidecar.h"
+#include "fp8/quant/handlers/linear_handler.h"
+#include "fp8/quant/handlers/node_handler.h"
+#include "fp8/quant/names/model_names.h"
+#include "fp8/runtime/device/block.h"
+#include "fp8/runtime/intercept/weight_tag.h"
+
+namespace fp8::quant {
+namespace {
+
+io::DType file_dtype(const at::Tensor& t, const std::string& name) {
+  switch (t.scalar_type()) {
+    case at::kFloat:
+      return io::DType::F32;
+    case at::kBFloat16:
+      return io::DType::BF16;
+    case at::kHalf:
+      return io::DType::F16;
+    case at::kFloat8_e4m3fn:
+      return io::DType::F8_E4M3;
+    case at::kLong:
+      return io::DType::I64;
+    case at::kInt:
+      return io::DType::I32;
+    case at::kByte:
+      return io::DType::U8;
+    case at::kBool:
+      return io::DType::BOOL;
+    default:
+      TORCH_CHECK(false, "[save] ", name, ": dtype ", t.scalar_type(), " has no place in the checkpoint");
+  }
+}
+
+/// Of a weight on hpu, or a copy of one on the host.
+const Fp8Handler* handler_of(const at::Tensor& weight) {
+  const auto tag = runtime::tag_in_memory(weight);
+  return tag ? dynamic_cast<const Fp8Handler*>(tag->handler.get()) : nullptr;
+}
+
+/// Codes that no module of the table answers for would lie in the file as if they were values.
+void check_codes(const std::string& name, const at::Tensor& tensor) {
+  const auto tag = runtime::tag_in_memory(tensor);
+  TORCH_CHECK(!tag || !tag->has_codes_of(tensor), "[save] ", name, ": ", tag ? tag->describe() : "",
+              ": expected a weight that a converted module holds, whose scale goes into the file with it; "
+              "fp8::dequantize gives its values");
+}
+
+/// What goes into the file: host tensors by name, and which modules are fp8.
+struct Contents {
+  std::vector<std::pair<std::string, at::Tensor>> tensors;
+  std::map<std::string, const Fp8Handler*> handlers;  ///< of fp8 weights, by tensor
+  ConfigSpec config;
+  bool any = false;  ///< config.scheme is set
+};
+
+/// The scheme that all modules share, and the module's name. Throws if the form can't hold the module.
+void add_module(const measure::WeightModule& m, const Fp8Handler& handler, const CheckpointForm& form, Contents& out) {
+  const auto* type = configs::find_module_type(m.type);
+  const Scheme& scheme = handler.scheme();
+  const bool linear =
+      type != nullptr &&
+      (type->kind == configs::ModuleKind::linear || type->kind == configs::ModuleKind::row_parallel_linear) &&
+      m.weight.dim() == 2;
+  const bool format_fits = form.format() == CheckpointFormat::inc || scheme.format == recipes::Format::E4M3;
+  TORCH_CHECK(linear && format_fits, "[save] ", m.name, ": ", name_of(form.format()), " holds ",
+              form.format() == CheckpointFormat::inc ? "" : "E4M3 ", "Linear modules only, this is ", m.type, " in ",
+              kernels::name_of(scheme.format));
+  TORCH_CHECK(!m.name.empty(),
+              "[save] expected modules with a name, found the root itself converted; put it into a module of its own");
+  const std::string problem = form.scheme_problem(scheme),
+                    weight_problem = form.weight_problem({m.name, m.weight.size(0), m.weight.size(1), scheme});
+  TORCH_CHECK(problem.empty(), "[save] ", m.name, ": ", problem);
+  TORCH_CHECK(weight_problem.empty(), "[save] ", m.name, ": ", weight_problem,
+              "; convert without it (exclude), or save in another form");
+  Scheme& shared = out.config.scheme;
+  TORCH_CHECK(!out.any || shared.describe() == scheme.describe(), "[save] ", m.name,
+              ": expected all modules in one scheme (", shared.describe(), "), found ", handler.describe());
+  shared = scheme;
+  out.any = true;
+  out.config.quantized.push_back(m.name);
+  out.handlers[m.name + ".weight"] = &handler;
+}
+
+/// Modules without a weight that are in fp8: scales of key-value caches go into the file, the others have no place
+/// there.
+std::vector<SkippedModule> add_nodes(const std::vector<measure::OpNode>& nodes, const CheckpointForm& form,
+                                     Contents& out) {
+  std::vector<SkippedModule> left;
+  std::map<std::string, KvScales> caches;  // by attention module
+  for (const auto& n : nodes) {
+    const auto* handler = dynamic_cast<const NodeHandler*>(n.slot->handler.get());
+    if (handler == nullptr) continue;
+    const auto dot = n.name.rfind('.');
+    const std::string last = n.name.substr(dot + 1);
+    if (dot != std::string::npos && handler->scheme().kind == configs::ModuleKind::kv_cache &&
+        (last == "k_cache" || last == "v_cache")) {
+      auto& kv = caches[n.name.substr(0, dot)];
+      (last == "k_cache" ? kv.k : kv.v) = handler->scheme().input_scale_inv;
+      continue;
+    }
+    left.push_back(
+        {n.name, std::string("in fp8 in memory; ") + name_of(form.format()) + " has no place for its scales"});
+  }
+  const auto in_high_precision = [](const measure::OpNode& n) {
+    const auto* type = configs::find_module_type(n.type);
+    return type != nullptr && type->kind == configs::ModuleKind::kv_cache &&
+           dynamic_cast<const NodeHandler*>(n.slot->handler.get()) == nullptr;
+  };
+  const bool partly =
+      std::any_of(nodes.begin(), nodes.end(), in_high_precision);  // engines would take 1.0 for the scales of those
+  for (auto& [attention, kv] : caches) {
+    kv.attention = attention;
+    const std::string problem =
+        kv.k.empty() || kv.v.empty() ? "only one of keys and values is in fp8"
+        : partly ? "only a part of the key-value caches is in fp8, a checkpoint holds scales of all or none"
+                 : form.kv_problem(kv);
+    if (problem.empty()) {
+      out.config.kv.push_back(kv);
+    } else {
+      for (const char* cache : {".k_cache", ".v_cache"}) left.push_back({attention + cache, problem});
+    }
+  }
+  return left;
+}
+
+Contents contents_of(const std::vector<std::pair<std::string, at::Tensor>>& tensors,
+                     const std::vector<measure::WeightModule>& modules, const CheckpointForm& form) {
+  Contents out;
+  for (const auto& [name, tensor] : tensors) out.tensors.emplace_back(name, tensor.detach().cpu().contiguous());
+  for (const auto& m : modules) {
+    if (const auto* handler = handler_of(m.weight)) {
+      add_module(m, *handler, form, out);
+    } else if (m.type == "Linear") {
+      out.config.kept_linears.push_back(m.name);
+    }
+  }
+  for (const auto& [name, tensor] : tensors) {
+    if (out.handlers.count(name) == 0) check_codes(name, tensor);
+  }
+  TORCH_CHECK(out.any, "[save] expected a converted model, found no fp8 module");
+  return out;
+}
+
+/// What the source's config.json says: what readers call the modules, and which heads they make of an embedding. Throws
+/// for a quantized source.
+void add_source(const std::filesystem::path& source, Contents& out) {
+  out.config.names = ModelNames(read_model_config(source));
+  const auto holds = [&](const auto& wanted) {
+    return std::any_of(out.tensors.begin(), out.tensors.end(), [&](const auto& t) {
+      return t.first.ends_with(".weight") && wanted(t.first.substr(0, t.first.size() - 7));
+    });
+  };
+  auto& kept = out.config.kept_linears;
+  for (const auto& [head, embedding] : out.config.names.tied()) {
+    const bool own = holds([&, &head = head](const std::string& module) { return module == head; });
+    const bool tied =
+        holds([&, &embedding = embedding](const std::string& module) { return matches_pattern(embedding, module); });
+    if (!own && tied && std::find(kept.begin(), kept.end(), head) == kept.end()) kept.push_back(head);
+  }
+}
+
+/// The forms write through this into the files.
+struct FileSink final : TensorSink {
+  explicit FileSink(ShardedWriter& writer) : files(writer) {}
+  void write(const std::string& tensor, const void* data, std::uint64_t offset, std::uint64_t size) override {
+    files.write(tensor, data, offset, size);
+  }
+  ShardedWriter& files;
+};
+
+WeightSpec spec_of(const std::string& tensor, const at::Tensor& codes, const Fp8Handler& handler) {
+  return {tensor.substr(0, tensor.size() - 7), codes.size(0), codes.size(1), handler.scheme()};
+}
+
+void write_tensors(const Contents& contents, const CheckpointForm& form, io::OutputDirectory& folder) {
+  std::vector<io::SafetensorsWriter::Entry> entries;
+  const auto add = [&](std::vector<io::SafetensorsWriter::Entry> more) {
+    std::move(more.begin(), more.end(), std::back_inserter(entries));
+  };
+  for (const auto& [name, tensor] : contents.tensors) {
+    const auto it = contents.handlers.find(name);
+    if (it != contents.handlers.end()) {
+      add(form.entries(spec_of(name, tensor, *it->second), contents.config));
+    } else {
+      entries.push_back({name, file_dtype(tensor, name), tensor.sizes().vec()});
+    }
+  }
+  for (const auto& kv : contents.config.kv) add(form.kv_entries(kv, contents.config));
+  ShardedWriter writer(folder, entries);
+  FileSink sink(writer);
+  for (const auto& [name, tensor] : contents.tensors) {
+    const auto it = contents.handlers.find(name);
+    if (it == contents.handlers.end()) {
+      writer.write(name, tensor.const_data_ptr(), 0, tensor.nbytes());
+      continue;
+    }
+    const WeightSpec spec = spec_of(name, tensor, *it->second);
+    const at::Tensor scale = it->second->weight_scale_inv().cpu().contiguous();
+    const float* values = scale.const_data_ptr<float>();
+    form.write_codes(sink, spec, static_cast<const std::uint8_t*>(tensor.const_data_ptr()), 0, spec.rows);
+    form.write_scales(sink, spec, contents.config, std::vector<float>(values, values + scale.numel()));
+  }
+  for (const auto& kv : contents.config.kv) form.write_kv(sink, kv, contents.config);
+  writer.commit();
+}
+
+}  // namespace
+
+void save(const torch::nn::Module& model, const std::filesystem::path& out, CheckpointFormat format,
+          const SaveOptions& options) {
+  std::vector<std::pair<std::string, at::Tensor>> tensors;
+  std::set<const void*> seen;  // tied parameters are stored once
+  for (const auto& item : model.named_parameters()) {
+    if (seen.insert(item.value().unsafeGetTensorImpl()).second) tensors.emplace_back(item.key(), item.value());
+  }
+  for (const auto& item : model.named_buffers()) tensors.emplace_back(item.key(), item.value());
+  save(tensors, measure::weight_modules(model), measure::op_nodes(model), out, format, options);
+}
+
+void save(const std::vector<std::pair<std::string, at::Tensor>>& tensors,
+          const std::vector<measure::WeightModule>& modules, const std::vector<measure::OpNode>& nodes,
+          const std::filesystem::path& out, CheckpointFormat format, const SaveOptions& options) {
+  const CheckpointForm& form = form_of(format);
+  Contents contents = contents_of(tensors, modules, form);
+  const Scheme& scheme = contents.config.scheme;
+  contents.config.qdq = options.use_qdq || scheme.compute == Compute::qdq;
+  Plan plan;
+  plan.skipped = add_nodes(nodes, form, contents);
+  plan.scale_method = contents.config.scale_method = scheme.convention == Convention::own ? "amax" : "inc";
+  if (!options.source.empty()) io::refuse_same_path(options.source, out);
+  if (!options.source.empty()) add_source(options.source, contents);
+  const io::Json config = form.config(contents.config),
+                 carried = options.source.empty() ? io::Json() : carried_identity_of(options.source);
+  OutputFolder folder(out, options.overwrite);
+  write_tensors(contents, form, folder.path());
+  for (const auto& [name, value] : form.extra_files(config)) folder.write_json(name, value);
+  folder.write_config(options.source.empty() ? std::filesystem::path() : options.source / "config.json",
+                      {{"quantization_config", config}});
+  folder.write_json(kSidecarName, make_sidecar(plan, scheme));
+  if (!options.source.empty()) folder.carry_through(options.source);
+  require_carried_unchanged(options.source, carried);
+  folder.commit();
+}
+
+}  // namespace fp8::quant

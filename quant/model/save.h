@@ -1,0 +1,37 @@
+// SPDX-License-Identifier: Apache-2.0
+// A converted model in memory -> checkpoint folder.
+#pragma once
+#include <ATen/core/Tensor.h>
+
+#include <filesystem>
+#include <string>
+#include <utility>
+#include <vector>
+
+#include "fp8/measure/module_tree.h"
+#include "fp8/quant/forms/checkpoint_format.h"
+
+namespace fp8::quant {
+
+struct SaveOptions {
+  /// The high precision checkpoint the model came from: its config.json is completed, its tokenizer files carried
+  /// through. Empty: config.json holds the quantization alone.
+  std::filesystem::path source{};
+  bool overwrite = false;
+  /// INC's form only: for quantize-dequantize mode, which is how INC runs on a CPU.
+  bool use_qdq = false;
+};
+
+/// Writes codes, scales and the parameters that stayed in high precision (in the dtype they have). Throws c10::Error or
+/// io::Error: no converted module, modules of different schemes, forms the format can't hold (E5M2, convolutions,
+/// embeddings).
+void save(const torch::nn::Module& model, const std::filesystem::path& out, CheckpointFormat format,
+          const SaveOptions& options = {});
+
+/// The same of a model that is no torch::nn::Module. tensors: what the file holds, by name; modules: those with a
+/// weight, whose tensors are "NAME.weight"; nodes: those without.
+void save(const std::vector<std::pair<std::string, at::Tensor>>& tensors,
+          const std::vector<measure::WeightModule>& modules, const std::vector<measure::OpNode>& nodes,
+          const std::filesystem::path& out, CheckpointFormat format, const SaveOptions& options = {});
+
+}  // namespace fp8::quant

@@ -1,0 +1,230 @@
+// SPDX-License-Identifier: Apache-2.0
+#include "fp8/quant/plan/plan.h"
+
+#include <algorithm>
+#include <cmath>
+#include <set>
+#include <sstream>
+#include <stdexcept>
+
+#include "fp8/configs/module_types.h"
+#include "fp8/configs/option_names.h"
+#include "fp8/quant/names/name_patterns.h"
+#include "fp8/quant/plan/kv_plan.h"
+#include "fp8/quant/plan/rules.h"
+#include "fp8/runtime/io/error.h"
+
+namespace fp8::quant {
+
+using configs::ModuleKind;
+using configs::option_name;
+
+namespace {
+
+ModuleKind kind_of_type(const std::string& type) {
+  const auto* found = configs::find_module_type(type);
+  return found != nullptr ? found->kind : ModuleKind::no_quantize;
+}
+bool is_quantizable(const std::string& type) { return configs::info_of(kind_of_type(type)).weight; }
+
+/// Scales per block are what 2-D weights have that meet activations in groups of a row.
+bool has_blocks(const ModuleInfo& m) {
+  const ModuleKind kind = kind_of_type(m.type);
+  return m.shape.size() == 2 &&
+         (kind == ModuleKind::linear || kind == ModuleKind::row_parallel_linear || kind == ModuleKind::embedding);
+}
+
+void check_blocks(const PlanOptions& o) {
+  if (o.weights != WeightGranularity::block) {
+    if (o.activations == ActivationScaling::dynamic_group)
+      throw std::invalid_argument("dynamic group activations go with block scales of weights, found others");
+    if (o.power_of_two)
+      throw std::invalid_argument("scales that are powers of two (e8m0) go with block scales of weights, found others");
+    return;
+  }
+  if (o.config.has_value())
+    throw std::invalid_argument(
+        "block scales: found a QUANT_CONFIG, which has no such granularity, allowed without one");
+  if (o.activations == ActivationScaling::static_tensor) {
+    throw std::invalid_argument("block scales: found static activations (measurements), allowed are dynamic ones" +
+                                option_name("", " (--dynamic)") + " or none" + option_name("", " (--weights-only)"));
+  }
+  if (o.block.rows < 1 || o.block.cols < 1) {
+    throw std::invalid_argument("block scales: found blocks of " + std::to_string(o.block.rows) + " x " +
+                                std::to_string(o.block.cols) + ", sizes must be at least 1");
+  }
+}
+
+std::string asked_for() { return " (" + option_name("'include'", "--include") + " quantizes it)"; }
+
+/// Why a module stays in high precision without a config; empty: it is quantized.
+std::string own_reason(const ModuleInfo& m, const NamePatterns& include, const NamePatterns& exclude) {
+  if (exclude.match(m.name)) return "excluded by " + option_name("'exclude'", "--exclude");
+  if (include.match(m.name)) return is_quantizable(m.type) ? "" : "no fp8 kernel for type " + m.type;
+  if (plan_rules::is_adapter(m.name)) return "a LoRA adapter, kept in high precision" + asked_for();
+  if (m.kept.has_value() && !m.kept->empty()) return *m.kept + asked_for();
+  // The errors of heads and embeddings cost most, their products least.
+  if (kind_of_type(m.type) == ModuleKind::embedding) return "kept in high precision by default" + asked_for();
+  if (m.kept.has_value()) return is_quantizable(m.type) ? "" : "no fp8 kernel for type " + m.type;
+  if (is_head_name(m.name) || is_embedding_name(m.name)) return "kept in high precision by default" + asked_for();
+  if (is_router_name(m.name)) return "a router, kept in high precision" + asked_for();
+  if (!is_quantizable(m.type)) return "no fp8 kernel for type " + m.type;
+  if (is_tower_name(m.name)) return "part of an audio or vision tower, kept in high precision" + asked_for();
+  return "";
+}
+
+/// Nodes without a weight (matmul, softmax, key-value caches) that this model has not are passed over, with a warning
+/// that names the first. A node with a weight must be a module of the model, and some node must be.
+void check_fits(const std::vector<ModuleInfo>& modules, const std::vector<NodeInfo>& nodes,
+                const measure::MeasurementFile& file, std::vector<std::string>& warnings) {
+  std::set<std::string> names;
+  for (const auto& m : modules) names.insert(m.name);
+  for (const auto& n : nodes) names.insert(n.name);
+  std::size_t passed_over = 0;
+  std::string first;
+  for (const auto& m : file.modules) {
+    if (names.count(m.module) != 0) continue;
+    if (m.weight.has_value())
+      throw io::Error("measurements: they name module '" + m.module +
+                      "', which this model has not; a measurement of another model?");
+    if (passed_over++ == 0) first = m.module;
+  }
+  if (passed_over == 0) return;
+  if (passed_over == file.modules.size()) {
+    throw io::Error("measurements: they name no module of this model, but '" + first +
+                    "' and others; a measurement of another model?");
+  }
+  warnings.push_back("measurements: " + std::to_string(passed_over) +
+                     " measured nodes without a weight are passed over (the first is '" + first + "')");
+}
+
+/// Without a config. Mixtures of experts follow their weights; the rest is asked for.
+void plan_own_node(const NodeInfo& n, const std::vector<ModuleInfo>& modules, const PlanOptions& o,
+                   const NamePatterns& exclude, Plan& plan) {
+  const ModuleKind kind = kind_of_type(n.type);
+  const bool cache = kind == ModuleKind::kv_cache, mixture = kind == ModuleKind::dynamic_moe;
+  const auto skip = [&](const std::string& reason) { plan.skipped.push_back({n.name, reason}); };
+  if (plan_rules::kept(n.name, o, plan)) return;
+  if (exclude.match(n.name)) return skip("excluded by " + option_name("'exclude'", "--exclude"));
+  if (kind == ModuleKind::no_quantize) return skip("no fp8 kernel for type " + n.type);
+  if (mixture && !plan_rules::experts_planned(n.name, modules, plan))
+    return skip("its experts' weights stay in high precision");
+  if (!mixture && !(cache ? o.kv_cache.value_or(false) : o.attention))
+    return skip(cache ? "key-value caches stay in high precision by default"
+                      : "attention stays in high precision by default");
+  if (o.activations == ActivationScaling::none && !cache) return skip("only weights are quantized");
+  PlannedNode planned{n, {}};
+  NodeScheme& s = planned.scheme;
+  s.kind = kind;
+  s.dialect = o.dialect_or_ocp();
+  s.dynamic = o.activations != ActivationScaling::static_tensor && !cache;
+  s.per_token = o.activations == ActivationScaling::dynamic_token || o.activations == ActivationScaling::dynamic_group;
+  if (!s.dynamic) {
+    const auto* m = plan_rules::measured(o, n.name);
+    if (m == nullptr && mixture) return skip("no measurement of its inputs");
+    if (m == nullptr && !cache) plan_rules::fail_unmeasured(n.name, o);
+    if (cache)
+      s.input_scale_inv = s.output_scale_inv = kv_scale_inv(n.name, o, plan.warnings);
+    else
+      set_node_scales(s, m, {}, n.name, plan_rules::experts_of(n.name, modules), plan.warnings);
+  }
+  plan.nodes.push_back(std::move(planned));
+}
+
+/// Without a config: what activations are, and whether a module's input was measured.
+Plan own_plan(const std::vector<ModuleInfo>& modules, const std::vector<NodeInfo>& nodes, const PlanOptions& o) {
+  Plan plan;
+  plan.scale_method = "amax";
+  const NamePatterns include(o.include, option_name("'include'", "--include")),
+      exclude(o.exclude, option_name("'exclude'", "--exclude"));
+  const bool is_static = o.activations == ActivationScaling::static_tensor;
+  const auto weights = o.weights.value_or(is_static ? WeightGranularity::tensor : WeightGranularity::channel);
+  const bool groups = weights == WeightGranularity::block && o.activations != ActivationScaling::none;
+  const auto activations = groups ? ActivationScaling::dynamic_group : o.activations;
+  for (const auto& m : modules) {
+    if (plan_rules::kept(m.name, o, plan)) continue;
+    if (std::string reason = own_reason(m, include, exclude); !reason.empty()) {
+      plan.skipped.push_back({m.name, reason});
+      continue;
+    }
+    if (weights == WeightGranularity::block && !has_blocks(m)) {
+      plan.skipped.push_back({m.name, "no block scales for type " + m.type});
+      continue;
+    }
+    PlannedModule planned;
+    planned.info = m;
+    planned.scheme.dialect = o.dialect_or_ocp();
+    planned.scheme.activations = kind_of_type(m.type) == ModuleKind::embedding ? ActivationScaling::none : activations;
+    planned.scheme.weights = weights;
+    if (weights == WeightGranularity::block) {
+      planned.scheme.block = o.block;
+      planned.scheme.power_of_two = o.power_of_two;
+    }
+    if (weights == WeightGranularity::tensor && o.fuse_scales) planned.fuse_group = fuse_group_of(m.name);
+    std::string reason;
+    if (!plan_rules::apply_measurement(planned, o, nodes, {}, true, plan.warnings, reason)) {
+      const bool listed = plan_rules::was_to_be_measured(m.name, o);
+      if (listed && (m.type == "Linear" || m.type == "Conv2d" || include.match(m.name)))
+        plan_rules::fail_unmeasured(m.name, o);
+      plan.skipped.push_back(
+          {m.name, listed
+                       ? reason
+                       : reason + ", which was not to be measured"});  // some types only where a config asks for them
+      continue;
+    }
+    plan.modules.push_back(std::move(planned));
+  }
+  for (const auto& n : nodes) plan_own_node(n, modules, o, exclude, plan);
+  if (is_static && weights == WeightGranularity::channel) {
+    plan.warnings.push_back(
+        "channel weights with static activations load in transformers; vLLM's fallback kernel can't run them, " +
+        option_name("one weight scale per tensor or dynamic activations", "--scheme tensor or --dynamic") + " can");
+  }
+  return plan;
+}
+
+}  // namespace
+
+const PlannedModule* Plan::find(const std::string& name) const {
+  for (const auto& m : modules) {
+    if (m.info.name == name) return &m;
+  }
+  return nullptr;
+}
+
+const PlannedNode* Plan::find_node(const std::string& name) const {
+  for (const auto& n : nodes) {
+    if (n.info.name == name) return &n;
+  }
+  return nullptr;
+}
+
+Plan make_plan(const std::vector<ModuleInfo>& modules, const std::vector<NodeInfo>& nodes, const PlanOptions& options) {
+  std::vector<std::string> warnings;
+  check_blocks(options);
+  if (options.measurements.has_value()) {
+    measure::require_amax(*options.measurements);
+    check_fits(modules, nodes, *options.measurements, warnings);
+  }
+  Plan plan =
+      options.config.has_value() ? plan_rules::config_plan(modules, nodes, options) : own_plan(modules, nodes, options);
+  plan.warnings.insert(plan.warnings.begin(), warnings.begin(), warnings.end());
+  plan_rules::warn_of_lost_inputs(options, plan);
+  if (options.measurements.has_value()) plan.measurements = options.measurements->fingerprint();
+  return plan;
+}
+
+void check_measured_weight(const PlannedModule& module, float amax) {
+  if (!module.measured_weight_amax.has_value()) return;
+  const float measured = *module.measured_weight_amax;
+  if (std::abs(measured - amax) <= std::ldexp(std::max(measured, amax), -7)) return;  // other tools store it in bf16
+  if (module.weight_threshold && measured < amax && measured > 0.0f) return;
+  std::ostringstream text;
+  text << "measurements: " << module.info.name << ": the weight's "
+       << (module.weight_threshold ? "clipping threshold" : "amax") << " was " << measured << " when measured and "
+       << (module.weight_threshold ? "its amax " : "") << "is " << amax
+       << " in this model; a measurement of another model?";
+  throw io::Error(text.str());
+}
+
+}  // namespace fp8::quant

@@ -1,0 +1,193 @@
+// SPDX-License-Identifier: Apache-2.0
+#include "fp8/quant/plan/rules.h"
+
+#include <algorithm>
+#include <set>
+
+#include "fp8/configs/option_names.h"
+#include "fp8/quant/scheme/underflow.h"
+#include "fp8/runtime/io/error.h"
+
+namespace fp8::quant::plan_rules {
+namespace {
+
+constexpr const char* kUpLists[] = {".w13_list.", ".w2_list."};
+
+/// What an expert's weight is called: MIXTURE.w13_list.E or MIXTURE.w2_list.E.
+struct ExpertName {
+  std::string mixture;
+  std::size_t expert = 0;
+  bool down = false;  ///< w2_list
+};
+std::optional<ExpertName> expert_name(const std::string& name) {
+  for (const char* list : kUpLists) {
+    const auto at = name.rfind(list);
+    if (at == std::string::npos) continue;
+    const std::string number = name.substr(at + std::string(list).size());
+    if (number.empty() || number.size() > 6 || number.find_first_not_of("0123456789") != std::string::npos) continue;
+    return ExpertName{name.substr(0, at), static_cast<std::size_t>(std::stoul(number)), list == kUpLists[1]};
+  }
+  return std::nullopt;
+}
+
+/// The amax of an expert's input, from its mixture's measurement.
+std::optional<float> expert_input(const ExpertName& expert, const PlanOptions& o) {
+  const auto* mixture = measured(o, expert.mixture);
+  if (mixture == nullptr) return std::nullopt;
+  if (!expert.down) return one_amax(*mixture, true, 0);
+  std::vector<std::string> said_by_the_mixture;
+  const std::size_t count =
+      mixture->outputs.has_value() && !mixture->outputs->empty() ? mixture->outputs->size() - 1 : 0;
+  const auto amax = expert_amax(*mixture, count, said_by_the_mixture);
+  if (expert.expert >= amax.size())
+    throw io::Error("measurements: " + expert.mixture + ".outputs: expected an amax of expert " +
+                    std::to_string(expert.expert) + ", found " + std::to_string(count) + " experts");
+  return amax[expert.expert];
+}
+
+float one_value(const StoredScale& scale, const std::string& where) {
+  if (scale.values.size() != 1)
+    throw io::Error("scales: " + where + ": expected one value, found " + std::to_string(scale.values.size()));
+  return scale.values[0];
+}
+
+/// What tells whether the measured weight is the one that is there: of values per channel or expert the largest.
+void set_measured_weight(PlannedModule& planned, const PlanOptions& o) {
+  const auto* m = measured(o, planned.info.name);
+  if (m == nullptr || !m->weight.has_value() || m->weight->empty()) return;
+  planned.measured_weight_amax = *std::max_element(m->weight->begin(), m->weight->end());
+  planned.weight_threshold = measure::has_thresholds(*o.measurements);
+}
+
+}  // namespace
+
+bool apply_stored(PlannedModule& planned, const PlanOptions& o) {
+  const auto* stored = o.scales.has_value() ? o.scales->find(planned.info.name) : nullptr;
+  if (stored == nullptr || !stored->weight.has_value()) return false;
+  const std::string& name = planned.info.name;
+  if (planned.scheme.activations == ActivationScaling::static_tensor) {
+    if (stored->inputs.empty()) return false;
+    planned.scheme.input_scale_inv = one_value(stored->inputs[0], name + ".inputs[0]");
+    planned.scheme.input_scale = scale_for(planned.scheme, planned.scheme.input_scale_inv, name);
+  }
+  planned.stored_weight_scale_inv = stored->weight->values;
+  set_measured_weight(planned, o);
+  return true;
+}
+
+bool apply_stored(PlannedNode& planned, const PlanOptions& o) {
+  const auto* stored = o.scales.has_value() ? o.scales->find(planned.info.name) : nullptr;
+  if (stored == nullptr) return false;
+  for (std::size_t i = 0; i < stored->inputs.size(); ++i)
+    planned.scheme.input_scale_inv.push_back(one_value(stored->inputs[i], planned.info.name + ".inputs"));
+  for (std::size_t i = 0; i < stored->outputs.size(); ++i)
+    planned.scheme.output_scale_inv.push_back(one_value(stored->outputs[i], planned.info.name + ".outputs"));
+  return true;
+}
+
+const measure::Measurement* measured(const PlanOptions& o, const std::string& name) {
+  return o.measurements.has_value() ? o.measurements->find(name) : nullptr;
+}
+
+bool apply_measurement(PlannedModule& planned, const PlanOptions& o, const std::vector<NodeInfo>& nodes,
+                       const recipes::ScaleMethod& method, bool needed, std::vector<std::string>& warnings,
+                       std::string& reason) {
+  const std::string& name = planned.info.name;
+  const auto* m = measured(o, name);
+  set_measured_weight(planned, o);
+  if (planned.scheme.activations != ActivationScaling::static_tensor) return true;
+  if (!needed) {  // a fixed value: nothing to measure
+    set_input_scale(planned.scheme, 0.0f, method, name);
+    return true;
+  }
+  if (const auto expert = expert_name(name)) {
+    const bool known =
+        std::any_of(nodes.begin(), nodes.end(), [&](const NodeInfo& n) { return n.name == expert->mixture; });
+    const auto amax = known ? expert_input(*expert, o) : std::nullopt;
+    if (amax.has_value()) {
+      set_input_scale(planned.scheme, *amax, method, name);
+      return true;
+    }
+  }
+  if (m == nullptr || m->inputs.empty()) {
+    reason = "no measurement of its input";
+    return false;
+  }
+  const float amax = one_amax(*m, true, 0);
+  if (amax == 0.0f && planned.info.type == "MoeMatmul") {
+    warnings.push_back(name +
+                       ": its measured input is a placeholder and the mixture it belongs to was not measured; only its "
+                       "weight is quantized");
+    planned.scheme.activations = ActivationScaling::none;
+    return true;
+  }
+  set_input_scale(planned.scheme, amax, method, name);
+  return true;
+}
+
+void warn_of_lost_inputs(const PlanOptions& o, Plan& plan) {
+  std::size_t lost = 0;
+  std::string first;
+  for (const auto& m : plan.modules) {
+    const auto* found = m.scheme.activations == ActivationScaling::static_tensor ? measured(o, m.info.name) : nullptr;
+    if (found == nullptr || found->inputs.empty() || found->inputs[0].empty()) continue;
+    if (!loses_most(*std::max_element(found->inputs[0].begin(), found->inputs[0].end()), m.scheme.input_scale,
+                    m.scheme.format))
+      continue;
+    if (lost++ == 0) first = m.info.name;
+  }
+  if (lost == 0) return;
+  plan.warnings.push_back(
+      "scale method " + plan.scale_method + ": in " + std::to_string(lost) + " of " +
+      std::to_string(plan.modules.size()) +
+      " modules most inputs become zero in fp8, as their measured amax is far below the scale (the first is '" + first +
+      "')");
+}
+
+bool kept(const std::string& name, const PlanOptions& o, Plan& plan) {
+  const auto found = o.keep.find(name);
+  if (found != o.keep.end()) plan.skipped.push_back({name, found->second});
+  return found != o.keep.end();
+}
+
+bool was_to_be_measured(const std::string& name, const PlanOptions& o) {
+  if (!o.measurements.has_value() || o.measurements->selected.empty()) return true;
+  const auto& list = o.measurements->selected;
+  return std::find(list.begin(), list.end(), name) != list.end();
+}
+
+void fail_unmeasured(const std::string& module, const PlanOptions& o) {
+  const std::string hint = o.config.has_value()
+                               ? "set 'ignore_modules_wo_measures' or blocklist it"
+                               : "measure it, or leave it out with " +
+                                     configs::option_name("'exclude' (convert_modules: 'block')", "--exclude");
+  throw io::Error("measurements: no measurement of module '" + module + "', which is to be quantized; " + hint);
+}
+
+bool is_adapter(const std::string& name) {
+  return name.rfind("lora_", 0) == 0 || name.find(".lora_") != std::string::npos;
+}
+
+std::size_t experts_of(const std::string& name, const std::vector<ModuleInfo>& modules) {
+  std::size_t count = 0;
+  for (const auto& m : modules) {
+    const auto expert = expert_name(m.name);
+    count += expert.has_value() && expert->down && expert->mixture == name ? 1 : 0;
+  }
+  return count;
+}
+
+bool experts_planned(const std::string& name, const std::vector<ModuleInfo>& modules, const Plan& plan) {
+  std::set<std::string> planned;
+  for (const auto& m : plan.modules) planned.insert(m.info.name);
+  bool any = false;
+  for (const auto& m : modules) {
+    const auto expert = expert_name(m.name);
+    if (!expert.has_value() || expert->mixture != name) continue;
+    any = true;
+    if (planned.count(m.name) == 0) return false;
+  }
+  return any;
+}
+
+}  // namespace fp8::quant::plan_rules

@@ -1,0 +1,258 @@
+// SPDX-License-Identifier: Apache-2.0
+#include "fp8/quant/scheme/scheme.h"
+
+#include <Eigen/Core>
+#include <algorithm>
+#include <cmath>
+#include <stdexcept>
+
+#include "fp8/runtime/kernels/block_cast.h"
+#include "fp8/runtime/kernels/cast.h"
+#include "fp8/runtime/kernels/decode.h"
+#include "fp8/runtime/kernels/float_bits.h"
+
+namespace fp8::quant {
+namespace {
+
+recipes::IncTarget target_of(const Numbers& numbers) { return {numbers.dialect, numbers.format, numbers.hp}; }
+
+/// INC makes scales per channel in the weight's own type, of which f16 has become bf16.
+recipes::IncTarget weight_target(const Scheme& scheme, std::optional<recipes::FloatType> type) {
+  recipes::IncTarget target = target_of(scheme);
+  if (scheme.weights == WeightGranularity::channel && type.has_value())
+    target.hp = *type == recipes::FloatType::F16 ? recipes::FloatType::BF16 : *type;
+  return target;
+}
+
+std::vector<float> to_vector(const Eigen::ArrayXf& a) { return {a.data(), a.data() + a.size()}; }
+
+/// The weight in hp_dtype, held in f32 (every bf16 and f16 is an f32): what the vendor's cast is given.
+std::vector<float> in_hp(const void* w, recipes::FloatType type, std::int64_t n, recipes::FloatType hp) {
+  std::vector<float> out(static_cast<std::size_t>(n));
+  for (std::int64_t i = 0; i < n; ++i) out[i] = recipes::round_to(kernels::load_element(w, type, i), hp);
+  return out;
+}
+
+void require_band(std::int64_t first_row, const Scheme& scheme) {
+  if (first_row % scheme.block.rows == 0) return;
+  throw std::invalid_argument("block scales: expected rows from a multiple of " + std::to_string(scheme.block.rows) +
+                              ", found row " + std::to_string(first_row));
+}
+
+kernels::BlockCastArgs block_args(const void* w, recipes::FloatType type, std::int64_t rows, std::int64_t cols,
+                                  const Scheme& scheme, std::uint8_t* codes) {
+  kernels::BlockCastArgs args;
+  args.x = w;
+  args.type = type;
+  args.rows = rows;
+  args.cols = args.row_stride = cols;
+  args.codes = codes;
+  args.format = scheme.format;
+  args.max = scheme.fp8_max();
+  args.block_rows = scheme.block.rows;
+  args.block_cols = scheme.block.cols;
+  args.power_of_two = scheme.power_of_two;
+  return args;
+}
+
+}  // namespace
+
+const char* name_of(Convention convention) { return convention == Convention::own ? "own" : "inc"; }
+const char* name_of(WeightGranularity granularity) {
+  return granularity == WeightGranularity::tensor    ? "tensor"
+         : granularity == WeightGranularity::channel ? "channel"
+                                                     : "block";
+}
+const char* name_of(ActivationScaling scaling) {
+  switch (scaling) {
+    case ActivationScaling::none:
+      return "high precision";
+    case ActivationScaling::static_tensor:
+      return "static tensor";
+    case ActivationScaling::dynamic_token:
+      return "dynamic token";
+    case ActivationScaling::dynamic_group:
+      return "dynamic group";
+    case ActivationScaling::dynamic_tensor:
+      break;
+  }
+  return "dynamic tensor";
+}
+const char* name_of(Compute compute) {
+  return compute == Compute::fp8 ? "fp8" : compute == Compute::qdq ? "quantize-dequantize" : "fake quantization";
+}
+
+ScaleGrid scale_grid(const Scheme& scheme, std::int64_t rows, std::int64_t cols) {
+  switch (scheme.weights) {
+    case WeightGranularity::tensor:
+      return {std::max<std::int64_t>(rows, 1), std::max<std::int64_t>(cols, 1), 1, 1};
+    case WeightGranularity::channel:
+      return {1, std::max<std::int64_t>(cols, 1), rows, 1};
+    case WeightGranularity::block:
+      break;
+  }
+  return {scheme.block.rows, scheme.block.cols, kernels::blocks_of(rows, scheme.block.rows),
+          kernels::blocks_of(cols, scheme.block.cols)};
+}
+
+std::string Scheme::describe() const {
+  const std::string blocks =
+      weights != WeightGranularity::block
+          ? ""
+          : " " + std::to_string(block.rows) + "x" + std::to_string(block.cols) + (power_of_two ? " E8M0" : "");
+  return std::string(kernels::name_of(format)) + " " + name_of(weights) + blocks + " weights, " + name_of(activations) +
+         " activations, " + kernels::name_of(dialect) +
+         (compute == Compute::fp8 ? "" : std::string(", ") + name_of(compute));
+}
+
+WeightScales WeightScales::of_rows(std::int64_t first, std::int64_t rows, const Scheme& scheme,
+                                   std::int64_t cols) const {
+  if (scale.size() <= 1) return *this;
+  std::int64_t begin = first, end = first + rows;
+  if (scheme.weights == WeightGranularity::block) {
+    require_band(first, scheme);
+    const ScaleGrid grid = scale_grid(scheme, rows, cols);
+    begin = first / grid.block_rows * grid.cols;
+    end = begin + grid.size();
+  }
+  const auto cut = [&](const std::vector<float>& v) { return std::vector<float>(v.begin() + begin, v.begin() + end); };
+  return {cut(scale), cut(scale_inv)};
+}
+
+WeightScales weight_scales(const std::vector<float>& amax, const Scheme& scheme, const std::string& module,
+                           std::optional<recipes::FloatType> type) {
+  const Eigen::ArrayXf values = Eigen::Map<const Eigen::ArrayXf>(amax.data(), static_cast<Eigen::Index>(amax.size()));
+  WeightScales out;
+  if (scheme.convention == Convention::own) {
+    Eigen::ArrayXf inv = recipes::scale_inv_from_amax(values, scheme.fp8_max(), module);
+    if (scheme.weights == WeightGranularity::block && scheme.power_of_two) {
+      for (float& v : inv) v = kernels::block_scale_inv(v, 1.0f, true);
+    }
+    out.scale_inv = to_vector(inv);
+    out.scale = to_vector(recipes::scale_from_scale_inv(inv, module));
+  } else {
+    const recipes::IncTarget target = weight_target(scheme, type);
+    const Eigen::ArrayXf inv = recipes::inc_scale_inv(values, scheme.weight_method, target, module);
+    out.scale_inv = to_vector(inv);
+    out.scale = to_vector(recipes::inc_scale(inv, target.hp));
+  }
+  return out;
+}
+
+bool searches(const Scheme& scheme) {
+  return scheme.convention == Convention::inc && scheme.weight_method.value == recipes::ScaleValue::OPT;
+}
+
+WeightScales searched_weight_scales(const void* w, recipes::FloatType type, std::int64_t rows, std::int64_t cols,
+                                    const Scheme& scheme, const std::string& module) {
+  const recipes::IncTarget target = weight_target(scheme, type);
+  const std::vector<float> values = in_hp(w, type, rows * cols, target.hp);
+  const Eigen::ArrayXf inv = recipes::opt_scale_inv(values.data(), rows, cols, scheme.weight_method, target, module);
+  return {to_vector(recipes::inc_scale(inv, target.hp)), to_vector(inv)};
+}
+
+float activation_scale_inv(float amax, const Numbers& numbers, const recipes::ScaleMethod& method,
+                           const std::string& tensor) {
+  if (numbers.convention == Convention::own) return recipes::scale_inv_from_amax(amax, numbers.fp8_max(), tensor);
+  return recipes::inc_scale_inv(amax, method, target_of(numbers), tensor);
+}
+
+void set_input_scale(Scheme& scheme, float amax, const recipes::ScaleMethod& method, const std::string& module) {
+  scheme.input_scale_inv = activation_scale_inv(amax, scheme, method, module);
+  scheme.input_scale = scale_for(scheme, scheme.input_scale_inv, module);
+}
+
+float scale_for(const Numbers& numbers, float scale_inv, const std::string& module) {
+  return numbers.convention == Convention::own ? recipes::scale_from_scale_inv(scale_inv, module)
+                                               : recipes::inc_scale(scale_inv, numbers.hp);
+}
+
+std::vector<float> block_amax(const void* w, recipes::FloatType type, std::int64_t rows, std::int64_t cols,
+                              const Scheme& scheme) {
+  std::vector<float> amax(static_cast<std::size_t>(scale_grid(scheme, rows, cols).size()));
+  kernels::amax_blocks({w, type, rows, cols, cols, scheme.block.rows, scheme.block.cols, amax.data()});
+  return amax;
+}
+
+std::vector<float> quantize_weight_blocks(const void* w, recipes::FloatType type, std::int64_t rows, std::int64_t cols,
+                                          const Scheme& scheme, const std::string& module, std::uint8_t* codes) {
+  if (scheme.convention != Convention::own)
+    throw std::invalid_argument(module + ": block scales are made by the own convention only, found INC's");
+  std::vector<float> scale_inv(static_cast<std::size_t>(scale_grid(scheme, rows, cols).size()));
+  kernels::BlockCastArgs args = block_args(w, type, rows, cols, scheme, codes);
+  args.rule = kernels::BlockRule::amax_over_max;
+  args.scale_inv = scale_inv.data();
+  kernels::cast_blocks(args);
+  for (float v : scale_inv) {
+    if (!std::isfinite(v)) recipes::scale_inv_from_amax(v, scheme.fp8_max(), module);  // says so
+  }
+  return scale_inv;
+}
+
+void decode_weight_rows(const std::uint8_t* codes, std::int64_t rows, std::int64_t cols, std::int64_t first_row,
+                        const float* scale_inv, std::int64_t scales, const Scheme& scheme, void* y,
+                        recipes::FloatType type) {
+  if (scheme.weights != WeightGranularity::block) {
+    const bool per_row = scales > 1;
+    return kernels::decode_from_fp8(
+        {codes, rows, cols, scheme.format, y, type, scale_inv + (per_row ? first_row : 0), per_row ? 1 : 0, 0});
+  }
+  const ScaleGrid grid = scale_grid(scheme, rows, cols);
+  const auto bands = [&](std::int64_t row, std::int64_t n) {  // first_row + row starts a band, or they are within one
+    kernels::BlockDecodeArgs args;
+    args.codes = codes + row * cols;
+    args.rows = n;
+    args.cols = cols;
+    args.format = scheme.format;
+    args.block_rows = grid.block_rows;
+    args.block_cols = grid.block_cols;
+    args.scale_inv = scale_inv + (first_row + row) / grid.block_rows * grid.cols;
+    args.y = static_cast<char*>(y) + row * cols * kernels::size_of(type);
+    args.type = type;
+    kernels::decode_blocks(args);
+  };
+  const std::int64_t begun = first_row % grid.block_rows,
+                     rest = begun == 0 ? 0 : std::min(rows, grid.block_rows - begun);
+  if (rest > 0) bands(0, rest);
+  if (rest < rows) bands(rest, rows - rest);
+}
+
+void cast_weight_rows(const void* w, recipes::FloatType type, std::int64_t rows, std::int64_t cols,
+                      std::int64_t first_row, const WeightScales& scales, const Scheme& scheme, std::uint8_t* codes) {
+  if (scheme.weights == WeightGranularity::block) {
+    require_band(first_row, scheme);
+    kernels::BlockCastArgs args = block_args(w, type, rows, cols, scheme, codes);
+    args.rule = kernels::BlockRule::given;
+    args.scale = scales.scale.data() + first_row / scheme.block.rows * kernels::blocks_of(cols, scheme.block.cols);
+    return kernels::cast_blocks(args);
+  }
+  kernels::CastArgs args;
+  args.x = w;
+  args.type = type;
+  args.rows = rows;
+  args.cols = args.row_stride = cols;
+  args.codes = codes;
+  args.format = scheme.format;
+  args.max = scheme.fp8_max();
+  const bool per_channel = scales.scale.size() > 1;
+  args.scale = scales.scale.data() + (per_channel ? first_row : 0);
+  args.scale_row_stride = per_channel ? 1 : 0;
+  if (scheme.convention == Convention::own) return kernels::cast_to_fp8(args);
+  if (type == scheme.hp) {
+    args.round_product = true;
+    return kernels::cast_to_fp8(args);
+  }
+  // The product's rounding to hp_dtype is done here: the kernel rounds to the type of what it is given.
+  std::vector<float> product = in_hp(w, type, rows * cols, scheme.hp);
+  for (std::int64_t r = 0; r < rows; ++r) {
+    const float scale = args.scale[r * args.scale_row_stride];
+    for (std::int64_t c = 0; c < cols; ++c)
+      product[r * cols + c] = recipes::round_to(product[r * cols + c] * scale, scheme.hp);
+  }
+  args.x = product.data();
+  args.type = recipes::FloatType::F32;
+  args.scale = nullptr;
+  kernels::cast_to_fp8(args);
+}
+
+}  // namespace fp8::quant

@@ -1,0 +1,364 @@
+// SPDX-License-Identifier: Apache-2.0
+// Codes that no config explains: refused with what was found, or read as the form that the caller names; and the second
+// reading by which a conversion is verified. Expected values are LibTorch's products of codes and scales that the test
+// made.
+#include <gtest/gtest.h>
+
+#include <cmath>
+
+#include "fp8/quant/checkpoint/quantize.h"
+#include "fp8/quant/checkpoint/reading.h"
+#include "fp8/quant/checkpoint/reform.h"
+#include "fp8/quant/forms/assumed_form.h"
+#include "fp8/runtime/io/error.h"
+#include "quant/checkpoint/fp8_source.h"
+#include "quant/forms/form_checkpoint.h"
+#include "support/temp_dir.h"
+
+namespace fp8::quant {
+namespace {
+
+namespace fs = std::filesystem;
+using io::DType;
+using io::Json;
+using recipes::FloatType;
+using test::codes;
+using test::f32;
+using test::HandCheckpoint;
+using test::HandTensor;
+using test::make_scheme;
+using test::read_tensor;
+using test::TempDir;
+using test::throws_with;
+using test::to;
+using W = WeightGranularity;
+using A = ActivationScaling;
+
+/// config.json without its quantization_config, every other byte as it was.
+void drop_config(const fs::path& folder) {
+  auto config = io::read_json(folder / "config.json");
+  config.erase("quantization_config");
+  io::write_json(folder / "config.json", config);
+}
+
+/// The same checkpoint with all codes stored as bytes of another dtype.
+void store_codes_as(const fs::path& folder, DType dtype) {
+  const io::Checkpoint in(folder);
+  std::vector<io::SafetensorsWriter::Entry> entries;
+  std::vector<std::vector<std::uint8_t>> data;
+  for (const auto& name : in.names()) {
+    const auto& info = in.info(name);
+    entries.push_back({name, info.dtype == DType::F8_E4M3 ? dtype : info.dtype, info.shape});
+    data.emplace_back(info.bytes());
+    in.read(name, data.back().data());
+  }
+  io::SafetensorsWriter writer(folder / "model.safetensors", entries);
+  for (std::size_t i = 0; i < entries.size(); ++i) writer.write(entries[i].name, data[i].data(), 0, data[i].size());
+  writer.commit();
+}
+
+struct Row {
+  const char* name;
+  Scheme scheme;
+  std::int64_t unit;
+};
+std::vector<Row> rows() {
+  return {{"static tensor", make_scheme(W::tensor, A::static_tensor), 16},
+          {"channel", make_scheme(W::channel, A::dynamic_token), 16},
+          {"block 16", make_scheme(W::block, A::dynamic_group, 16), 16},
+          {"block 128", make_scheme(W::block, A::dynamic_group), 128},
+          {"block 16 E8M0", make_scheme(W::block, A::dynamic_group, 16, true), 16}};
+}
+
+TEST(AssumedForm, CodesWithoutAConfigAreRefusedWithWhatWasFound) {
+  for (const auto& row : rows()) {
+    SCOPED_TRACE(row.name);
+    TempDir tmp;
+    test::write_fp8_source(tmp / "in", row.scheme, row.unit);
+    drop_config(tmp / "in");
+    const std::string q = "model.layers.0.self_attn.q_proj.weight";
+    const std::vector<std::string> words = {
+        (tmp / "in").string(), "no quantization_config", "found 7 weights in codes", "F8_E4M3", "with scales",
+        "with assume"};
+    for (const auto& o : {to(FloatType::BF16), to(FloatType::F32), to(CheckpointFormat::fp8)}) {
+      EXPECT_TRUE(throws_with(words, [&] { convert_checkpoint(tmp / "in", tmp / "out", o); }));
+      EXPECT_TRUE(throws_with(words, [&] { verify_conversion(tmp / "in", tmp / "in", o); }));
+    }
+    CheckpointOptions quantize;
+    EXPECT_TRUE(throws_with(words, [&] { quantize_checkpoint(tmp / "in", tmp / "out", quantize); }));
+    quantize.plan.include = {"lm_head"};
+    quantize.plan.exclude = {"model"};  // the codes would have been copied
+    EXPECT_TRUE(throws_with(words, [&] { quantize_checkpoint(tmp / "in", tmp / "out", quantize); }));
+    EXPECT_TRUE(throws_with(words, [&] { read_stored(io::Checkpoint(tmp / "in")); }));
+    EXPECT_FALSE(fs::exists(tmp / "out"));
+  }
+}
+
+TEST(AssumedForm, ReadsWhatTheConfigWouldHaveSaid) {
+  for (const auto& row : rows()) {
+    SCOPED_TRACE(row.name);
+    TempDir tmp;
+    const auto source = test::write_fp8_source(tmp / "in", row.scheme, row.unit);
+    const auto form = row.scheme.power_of_two ? CheckpointFormat::fp8 : CheckpointFormat::compressed_tensors;
+    const auto said = read_stored(io::Checkpoint(tmp / "in"));
+    for (const DType dtype : {DType::F8_E4M3, DType::U8, DType::I8}) {
+      SCOPED_TRACE(io::name_of(dtype));
+      TempDir other;
+      fs::copy(tmp / "in", other / "in", fs::copy_options::recursive);
+      drop_config(other / "in");
+      store_codes_as(other / "in", dtype);
+      auto o = to(FloatType::BF16);
+      EXPECT_TRUE(throws_with({"7 weights in codes", io::name_of(dtype)},
+                              [&] { convert_checkpoint(other / "in", other / "no", o); }));
+      o.assume = form;
+      const auto report = convert_checkpoint(other / "in", other / "out", o);
+      EXPECT_EQ(report.modules.size(), 7u);
+      EXPECT_NE(Json(report.notes).dump().find("as 'assume' says"), std::string::npos);
+      for (const auto& [name, w] : source.weights)
+        EXPECT_TRUE(torch::equal(read_tensor(other / "out", name + ".weight"), w.values().to(at::kBFloat16))) << name;
+      EXPECT_TRUE(verify_conversion(other / "in", other / "out", o).broken.empty());
+      const auto assumed = read_assumed(io::Checkpoint(other / "in"), form).stored;
+      ASSERT_EQ(assumed.weights.size(), said.weights.size());
+      for (std::size_t i = 0; i < said.weights.size(); ++i)
+        EXPECT_EQ(assumed.weights[i].spec.scheme.describe(), said.weights[i].spec.scheme.describe());
+      auto back = to(form);
+      back.assume = form;
+      if (row.scheme.power_of_two) back.power_of_two = true;
+      convert_checkpoint(other / "in", other / "form", back);
+      EXPECT_TRUE(verify_conversion(other / "in", other / "form", back).broken.empty());
+      EXPECT_EQ(read_stored(io::Checkpoint(other / "form")).weights.size(), 7u);
+    }
+  }
+}
+
+TEST(AssumedForm, EveryFormsOwnFilesAreReadWithoutTheirConfig) {
+  for (const auto& row : rows()) {
+    for (const auto form : {CheckpointFormat::compressed_tensors, CheckpointFormat::fp8, CheckpointFormat::modelopt,
+                            CheckpointFormat::inc}) {
+      SCOPED_TRACE(std::string(row.name) + " " + name_of(form));
+      TempDir tmp;
+      const auto source = test::write_fp8_source(tmp / "in", row.scheme, row.unit);
+      try {
+        convert_checkpoint(tmp / "in", tmp / "form", to(form));
+      } catch (const io::Error&) {
+        continue;  // the form has no such scales
+      }
+      for (const char* config : {"hf_quant_config.json", "quantization_config.json"}) fs::remove(tmp / "form" / config);
+      drop_config(tmp / "form");
+      auto o = to(FloatType::F32);
+      o.assume = form;
+      convert_checkpoint(tmp / "form", tmp / "out", o);
+      for (const auto& [name, w] : source.weights)
+        EXPECT_TRUE(torch::equal(read_tensor(tmp / "out", name + ".weight"), w.values())) << name;
+      EXPECT_TRUE(verify_conversion(tmp / "form", tmp / "out", o).broken.empty());
+    }
+  }
+}
+
+TEST(AssumedForm, BytesBesideCodesAreNoHighPrecisionWeights) {
+  const Json config = {{"quant_method", "fp8"}, {"activation_scheme", "dynamic"}, {"weight_block_size", {2, 2}}};
+  for (const DType dtype : {DType::U8, DType::I8}) {
+    const HandCheckpoint mixed(config, {codes("m", 2, 2),
+                                        f32("m.weight_scale_inv", {1, 1}, {0.5f}),
+                                        {"n.weight", dtype, {2, 2}, {0x38, 0x40, 0xB8, 0x00}},
+                                        f32("n.weight_scale_inv", {1, 1}, {4.0f})});
+    TempDir tmp;
+    auto o = to(FloatType::F32);
+    EXPECT_TRUE(throws_with({"n.weight", io::name_of(dtype), "n.weight_scale_inv", "assume = fp8"},
+                            [&] { convert_checkpoint(mixed.path(), tmp / "out", o); }));
+    EXPECT_FALSE(fs::exists(tmp / "out"));
+    o.assume = CheckpointFormat::modelopt;
+    EXPECT_TRUE(
+        throws_with({"says fp8", "assume = modelopt"}, [&] { convert_checkpoint(mixed.path(), tmp / "out", o); }));
+    o.assume = CheckpointFormat::fp8;
+    convert_checkpoint(mixed.path(), tmp / "out", o);
+    EXPECT_TRUE(torch::equal(read_tensor(tmp / "out", "n.weight"), torch::tensor({{4.0f, 8.0f}, {-4.0f, 0.0f}})));
+  }
+  // Without scales they are whole numbers, a buffer or a mask: copied.
+  const HandCheckpoint plain(
+      config,
+      {codes("m", 2, 2), f32("m.weight_scale_inv", {1, 1}, {0.5f}), {"n.weight", DType::U8, {2, 2}, {1, 2, 3, 4}}});
+  TempDir tmp;
+  convert_checkpoint(plain.path(), tmp / "out", to(FloatType::F32));
+  EXPECT_EQ(io::Checkpoint(tmp / "out").info("n.weight").dtype, DType::U8);
+}
+
+TEST(AssumedForm, WhatCannotBeAssumedIsNamed) {
+  const auto refused = [](const std::vector<HandTensor>& tensors, CheckpointFormat form,
+                          const std::vector<std::string>& words) {
+    const HandCheckpoint checkpoint(nullptr, tensors);
+    EXPECT_TRUE(throws_with(words, [&] { read_assumed(checkpoint.open(), form); })) << words[0];
+  };
+  const auto scale = f32("m.weight_scale", {1}, {1});
+  refused({codes("m", 4, 4), scale}, CheckpointFormat::inc,
+          {"m.weight", "assume = inc", "m.scale_weight", "found m.weight_scale F32 [1]"});
+  refused({codes("m", 4, 4)}, CheckpointFormat::fp8, {"m.weight", "m.weight_scale_inv", "found none"});
+  refused({f32("m.weight", {1, 1}, {1})}, CheckpointFormat::fp8, {"assume = fp8", "expected weights in codes"});
+  refused({codes("m", 10, 4), f32("m.weight_scale_inv", {7, 1}, std::vector<float>(7, 1))}, CheckpointFormat::fp8,
+          {"m.weight", "no size of blocks fits"});
+  // Packed 4 bits are refused whatever is assumed; without a form that names them they were copied, and their scales
+  // rounded.
+  const std::vector<HandTensor> packed = {{"m.qweight", DType::I32, {1, 2}, std::vector<std::uint8_t>(8)},
+                                          f32("m.scales", {1, 2}, {1, 1}),
+                                          codes("n", 2, 2),
+                                          f32("n.weight_scale", {1}, {1})};
+  refused(packed, CheckpointFormat::fp8, {"m.qweight", "I32", "m.scales", "packed whole numbers"});
+  TempDir tmp;
+  EXPECT_TRUE(throws_with({"weights in codes", "m.qweight I32 [1, 2] with scales m.scales F32 [1, 2]"}, [&] {
+    convert_checkpoint(HandCheckpoint(nullptr, {packed[0], packed[1]}).path(), tmp / "out", to(FloatType::BF16));
+  }));
+  // Codes without any scale.
+  EXPECT_TRUE(
+      throws_with({"without scales"}, [&] { read_stored(HandCheckpoint(nullptr, {codes("m", 4, 4)}).open()); }));
+}
+
+// The second reading
+
+TEST(CheckpointReading, IsTheFormulaInEveryForm) {
+  for (const auto& row : rows()) {
+    for (const auto form : {CheckpointFormat::compressed_tensors, CheckpointFormat::fp8, CheckpointFormat::modelopt,
+                            CheckpointFormat::inc}) {
+      SCOPED_TRACE(std::string(row.name) + " " + name_of(form));
+      TempDir tmp;
+      const auto source = test::write_fp8_source(tmp / "in", row.scheme, row.unit);
+      try {
+        convert_checkpoint(tmp / "in", tmp / "form", to(form));
+      } catch (const io::Error&) {
+        continue;
+      }
+      const io::Checkpoint checkpoint(tmp / "form");
+      const CheckpointReading reading(checkpoint);
+      ASSERT_EQ(reading.weights().size(), source.weights.size());
+      for (const auto& [name, w] : source.weights) {
+        const auto& found = reading.weights().at(name);
+        ASSERT_EQ(found.rows, w.codes.size(0));
+        ASSERT_EQ(found.cols, w.codes.size(1));
+        at::Tensor y = torch::empty(w.codes.sizes());
+        const std::int64_t half = found.rows / 2 + 1;
+        reading.read(name, 0, half, y.data_ptr<float>());
+        reading.read(name, half, found.rows - half, y.data_ptr<float>() + half * found.cols);
+        EXPECT_TRUE(torch::equal(y, w.values())) << name;
+      }
+    }
+  }
+}
+
+TEST(CheckpointReading, AllCodesAndRoundingsAreTorchs) {
+  std::vector<std::uint8_t> all(256);
+  for (int i = 0; i < 256; ++i) all[static_cast<std::size_t>(i)] = static_cast<std::uint8_t>(i);
+  const auto bytes = torch::from_blob(all.data(), {16, 16}, at::kByte).clone();
+  for (const auto& [dtype, torch_dtype] :
+       {std::pair{DType::F8_E4M3, at::kFloat8_e4m3fn}, std::pair{DType::F8_E5M2, at::kFloat8_e5m2}}) {
+    const HandCheckpoint checkpoint(nullptr,
+                                    {{"m.weight", dtype, {16, 16}, all}, f32("m.weight_scale", {1}, {0.0123f})});
+    const auto open = checkpoint.open();
+    at::Tensor y = torch::empty({16, 16});
+    CheckpointReading(open).read("m", 0, 16, y.data_ptr<float>());
+    EXPECT_TRUE(torch::allclose(y, bytes.view(torch_dtype).to(at::kFloat) * 0.0123f, 0, 0, /*equal_nan=*/true));
+  }
+  torch::manual_seed(5);
+  const at::Tensor x = torch::cat(
+      {torch::randn({4000}), torch::randn({4000}) * 1e-7, torch::randn({4000}) * 3e4, torch::randn({4000}) * 1e-39,
+       torch::tensor({0.0f, -0.0f, 65519.9f, 65520.0f, 1e-45f, 3.4e38f, 6.1e-5f, 2.9e-8f, 2.99e-8f})});
+  for (const auto& [type, torch_type] : {std::pair{FloatType::BF16, at::kBFloat16},
+                                         std::pair{FloatType::F16, at::kHalf}, std::pair{FloatType::F32, at::kFloat}}) {
+    at::Tensor y = x.clone();
+    for (std::int64_t i = 0; i < y.numel(); ++i) y[i] = rounded_to(y[i].item<float>(), type);
+    EXPECT_TRUE(torch::equal(y, x.to(torch_type).to(at::kFloat)));
+  }
+}
+
+TEST(CheckpointReading, ReadsBlocksThatDoNotDivideTheirWeight) {
+  const Json config = {{"quant_method", "fp8"}, {"weight_block_size", {4, 2}}};
+  std::vector<float> scales;
+  for (int i = 0; i < 6; ++i) scales.push_back(0.25f * static_cast<float>(i + 1));
+  const HandCheckpoint checkpoint(config, {codes("m", 5, 5), f32("m.weight_scale_inv", {2, 3}, scales)});
+  const auto open = checkpoint.open();
+  at::Tensor y = torch::empty({5, 5});
+  CheckpointReading(open).read("m", 0, 5, y.data_ptr<float>());
+  const auto grid = torch::tensor(scales).reshape({2, 3});
+  const auto values = torch::from_blob(const_cast<std::uint8_t*>(codes("m", 5, 5).bytes.data()), {5, 5}, at::kByte)
+                          .clone()
+                          .view(at::kFloat8_e4m3fn)
+                          .to(at::kFloat);
+  EXPECT_TRUE(torch::equal(y, values * test::spread_grid(grid, {4, 2}, 5, 5)));
+}
+
+// What --verify finds
+
+TEST(VerifyConversion, FailsWhereCodesWereCopiedAsIfTheyWereValues) {
+  // What a converter that takes codes without a config for a model in high precision leaves: codes as they are, rounded
+  // scales beside them.
+  for (const DType dtype : {DType::F8_E4M3, DType::U8}) {
+    TempDir tmp;
+    test::write_fp8_source(tmp / "in", make_scheme(W::channel, A::dynamic_token), 16);
+    drop_config(tmp / "in");
+    store_codes_as(tmp / "in", dtype);
+    fs::copy(tmp / "in", tmp / "out", fs::copy_options::recursive);
+    auto o = to(FloatType::BF16);
+    o.assume = CheckpointFormat::compressed_tensors;
+    EXPECT_TRUE(
+        throws_with({(tmp / "out").string(), "weight"}, [&] { verify_conversion(tmp / "in", tmp / "out", o); }));
+    EXPECT_ANY_THROW(verify_conversion(tmp / "in", tmp / "out", to(FloatType::BF16)));
+  }
+}
+
+TEST(VerifyConversion, FailsForValuesOfOtherScales) {
+  for (const auto& row : rows()) {
+    SCOPED_TRACE(row.name);
+    TempDir tmp;
+    const auto source = test::write_fp8_source(tmp / "in", row.scheme, row.unit);
+    const auto o = to(FloatType::BF16);
+    convert_checkpoint(tmp / "in", tmp / "out", o);
+    const std::string k = "model.layers.0.self_attn.k_proj", v = "model.layers.0.self_attn.v_proj";
+    test::NamedTensors all;
+    const io::Checkpoint out(tmp / "out");
+    for (const auto& name : out.names()) all.emplace_back(name, read_tensor(tmp / "out", name));
+    for (auto& [name, t] : all) {  // the codes of k with the scales of v; one element of v by one rounding
+      if (name == k + ".weight")
+        t = (source.weights.at(k).codes.to(at::kFloat) * source.weights.at(v).spread).to(at::kBFloat16);
+      if (name == v + ".weight") t.view(at::kShort).view({-1})[7].add_(1);
+    }
+    test::write_tensors(tmp / "out", all);
+    EXPECT_EQ(verify_conversion(tmp / "in", tmp / "out", o).broken, (std::vector<std::string>{k, v}));
+  }
+}
+
+TEST(VerifyConversion, FailsForAnInputScaleThatIsNotTheSources) {
+  TempDir tmp;
+  test::write_fp8_source(tmp / "in", make_scheme(W::tensor, A::static_tensor), 16);
+  const auto o = to(CheckpointFormat::modelopt);
+  convert_checkpoint(tmp / "in", tmp / "out", o);
+  ASSERT_TRUE(verify_conversion(tmp / "in", tmp / "out", o).broken.empty());
+  const io::SafetensorsFile file(tmp / "out" / "model.safetensors");
+  const auto* t = file.find("model.layers.0.mlp.down_proj.input_scale");
+  auto bytes = test::read_text(tmp / "out" / "model.safetensors");
+  bytes[file.place(*t)->offset] = static_cast<char>(bytes[file.place(*t)->offset] ^ 1);
+  test::write_text(tmp / "out" / "model.safetensors", bytes);
+  EXPECT_EQ(verify_conversion(tmp / "in", tmp / "out", o).broken,
+            std::vector<std::string>{"model.layers.0.mlp.down_proj"});
+}
+
+TEST(VerifyConversion, FailsForACachesScaleThatIsNotTheSources) {
+  for (const auto form : {CheckpointFormat::modelopt, CheckpointFormat::inc, CheckpointFormat::fp8}) {
+    TempDir tmp;
+    test::write_fp8_source(tmp / "in", make_scheme(W::tensor, A::static_tensor), 16, /*kv=*/true);
+    const auto o = to(form);
+    convert_checkpoint(tmp / "in", tmp / "out", o);
+    ASSERT_TRUE(verify_conversion(tmp / "in", tmp / "out", o).broken.empty()) << name_of(form);
+    const io::SafetensorsFile file(tmp / "out" / "model.safetensors");
+    for (const auto& t : file.tensors()) {
+      if (t.name.find("v_scale") == std::string::npos && t.name.find("v_cache.dequant_output") == std::string::npos)
+        continue;
+      auto bytes = test::read_text(tmp / "out" / "model.safetensors");
+      bytes[file.place(t)->offset] = static_cast<char>(bytes[file.place(t)->offset] ^ 2);
+      test::write_text(tmp / "out" / "model.safetensors", bytes);
+    }
+    EXPECT_EQ(verify_conversion(tmp / "in", tmp / "out", o).broken,
+              std::vector<std::string>{"model.layers.0.self_attn (key-value cache scales)"})
+        << name_of(form);
+  }
+}
+
+}  // namespace
+}  // namespace fp8::quant

@@ -1,0 +1,295 @@
+// SPDX-License-Identifier: Apache-2.0
+// What the modules of a checkpoint are taken for: rows, evidence, names, sizes and places, and what the caller decides.
+// Then whole checkpoints of
+// families that nobody knows.
+#include "fp8/quant/checkpoint/modules.h"
+
+#include <gmock/gmock.h>
+
+#include <set>
+
+#include "fp8/quant/checkpoint/quantize.h"
+#include "fp8/quant/forms/ignore_list.h"
+#include "quant/checkpoint/small_checkpoint.h"
+#include "support/hpu_test.h"
+#include "support/temp_dir.h"
+
+namespace fp8::quant {
+namespace {
+
+using io::Json;
+using ::testing::Contains;
+using ::testing::ElementsAre;
+using ::testing::HasSubstr;
+using ::testing::IsEmpty;
+using ::testing::Not;
+using ::testing::Pair;
+
+struct Model {
+  test::TempDir dir;
+  test::NamedTensors tensors;
+  Json config = {{"model_type", "llama"}};
+  ModuleChoice choice;
+
+  void weight(const std::string& name, std::vector<std::int64_t> shape, at::ScalarType type = at::kBFloat16) {
+    tensors.emplace_back(name + ".weight", torch::randn(shape).to(type));
+  }
+  void linear(const std::string& name, std::int64_t out, std::int64_t in) {
+    weight(name, {out, in});
+    tensors.emplace_back(name + ".bias", torch::randn({out}).to(at::kBFloat16));
+  }
+  void write() const {
+    test::write_tensors(dir / "in", tensors);
+    test::write_text(dir / "in/config.json", config.dump());
+  }
+  CheckpointModules modules() const {
+    write();
+    return CheckpointModules(io::Checkpoint(dir / "in"), config, choice);
+  }
+  Role role(const std::string& name) const {
+    const CheckpointModules all = modules();
+    const auto* found = all.find(name);
+    if (found == nullptr) throw std::invalid_argument("no module " + name);
+    return found->role;
+  }
+};
+
+TEST(CheckpointModules, NamesOfMostFamilies) {
+  Model m;
+  m.weight("model.embed_tokens", {40, 16});
+  m.weight("model.layers.0.mlp.gate", {4, 16});
+  m.weight("model.layers.0.mlp.gate_proj", {32, 16});
+  m.weight("model.visual.blocks.0.attn.qkv", {48, 16});
+  m.weight("lm_head", {40, 16});
+  EXPECT_EQ(m.role("model.embed_tokens"), Role::embedding);
+  EXPECT_EQ(m.role("model.layers.0.mlp.gate"), Role::router);
+  EXPECT_EQ(m.role("model.layers.0.mlp.gate_proj"), Role::linear);
+  EXPECT_EQ(m.role("model.visual.blocks.0.attn.qkv"), Role::tower);
+  EXPECT_EQ(m.role("lm_head"), Role::head);
+  m.choice.towers = true;
+  EXPECT_EQ(m.role("model.visual.blocks.0.attn.qkv"), Role::linear);
+}
+
+TEST(CheckpointModules, SizeSpeaksWithPlaceOnly) {
+  Model m;
+  m.config = {{"model_type", "odd"},
+              {"vocab_size", 40},
+              {"max_position_embeddings", 32},
+              {"text_config", {{"type_vocab_size", 6}}}};
+  m.weight("enc.words", {40, 16});
+  m.weight("enc.places", {34, 16});  // two rows of padding
+  m.weight("enc.kinds", {6, 16});
+  m.weight("enc.layers.0.down", {32, 16});  // rows as many as positions, by chance
+  m.linear("enc.pool", 34, 16);
+  m.linear("enc.out", 40, 16);
+  for (const char* table : {"enc.words", "enc.places", "enc.kinds"}) EXPECT_EQ(m.role(table), Role::embedding) << table;
+  EXPECT_EQ(m.role("enc.layers.0.down"), Role::linear);
+  EXPECT_EQ(m.role("enc.pool"), Role::linear);
+  EXPECT_EQ(m.role("enc.out"), Role::head);
+}
+
+TEST(CheckpointModules, Evidence) {
+  Model m;
+  m.config = {{"model_type", "odd"}};
+  m.linear("enc.embedding_projection", 16, 8);
+  m.linear("enc.patch_embedding", 16, 8);  // a table has no bias
+  m.weight("enc.char_embedding", {16, 8});
+  m.weight("h.0.mlp.up", {8, 32});
+  m.tensors.emplace_back("h.0.mlp.up.bias", torch::randn({32}).to(at::kBFloat16));
+  m.tensors.emplace_back("enc.attn.in_proj_weight", torch::randn({24, 8}).to(at::kBFloat16));
+  m.weight("enc.attn.out_proj", {8, 8});
+  m.weight("enc.layers.0.gain", {1, 8});
+  m.weight("enc.layers.0.q_norm", {4, 8});
+  EXPECT_EQ(m.role("enc.embedding_projection"), Role::linear);
+  EXPECT_EQ(m.role("enc.patch_embedding"), Role::linear);
+  EXPECT_EQ(m.role("enc.char_embedding"), Role::embedding);
+  EXPECT_EQ(m.role("h.0.mlp.up"), Role::transposed);
+  EXPECT_EQ(m.role("enc.attn.out_proj"), Role::cut);
+  EXPECT_EQ(m.role("enc.layers.0.gain"), Role::other);
+  EXPECT_NE(m.role("enc.layers.0.q_norm"), Role::linear);
+}
+
+TEST(CheckpointModules, TheCallerKnowsBetter) {
+  Model m;
+  m.config = {{"model_type", "odd"}, {"vocab_size", 40}};
+  m.weight("a.words", {40, 16});
+  m.weight("a.layers.0.table", {16, 16});
+  m.choice.linear = {"words"};
+  m.choice.keep = {R"(layers\.\d+\.table$)"};
+  EXPECT_EQ(m.role("a.words"), Role::linear);
+  EXPECT_EQ(m.role("a.layers.0.table"), Role::other);
+  EXPECT_TRUE(m.modules().find("a.layers.0.table")->final);
+  m.choice.keep = {"words"};
+  EXPECT_EQ(m.role("a.words"), Role::other);  // keeping wins
+  m.choice.keep = {"("};
+  EXPECT_TRUE(test::throws_with({"'keep'", "("}, [&] { m.modules(); }));
+}
+
+TEST(CheckpointModules, HeadsThatReadersBuildOfEmbeddings) {
+  const auto heads = [](const char* type, const char* embedding, Json tie = nullptr) {
+    Model m;
+    m.config = {{"model_type", type}};
+    if (!tie.is_null()) m.config["tie_word_embeddings"] = tie;
+    m.weight(embedding, {40, 16});
+    std::vector<std::string> names;
+    const CheckpointModules modules = m.modules();
+    for (const auto& module : modules.all()) {
+      if (module.tied) names.push_back(module.name);
+    }
+    return names;
+  };
+  EXPECT_THAT(heads("llama", "model.embed_tokens", true), ElementsAre("lm_head"));
+  EXPECT_THAT(heads("gemma", "model.embed_tokens"), ElementsAre("lm_head"));  // most configs leave it out
+  EXPECT_THAT(heads("llama", "model.embed_tokens", false), IsEmpty());
+  EXPECT_THAT(heads("bloom", "transformer.word_embeddings"), ElementsAre("lm_head"));
+  EXPECT_THAT(heads("mamba", "backbone.embeddings"), ElementsAre("lm_head"));
+  EXPECT_THAT(heads("t5", "shared"), ElementsAre("lm_head"));
+  EXPECT_THAT(heads("whisper", "model.decoder.embed_tokens"), ElementsAre("proj_out"));
+  EXPECT_THAT(heads("bert", "bert.embeddings.word_embeddings"), Contains("cls.predictions.decoder"));
+  EXPECT_THAT(heads("distilbert", "distilbert.embeddings.word_embeddings"), ElementsAre("vocab_projector"));
+  EXPECT_THAT(heads("modernbert", "model.embeddings.tok_embeddings"), ElementsAre("decoder"));
+}
+
+TEST(CheckpointModules, ATowerAloneIsTheModel) {
+  Model m;
+  m.config = {{"model_type", "clip_vision_model"}};
+  m.linear("vision_model.encoder.layers.0.mlp.fc1", 32, 16);
+  EXPECT_EQ(m.role("vision_model.encoder.layers.0.mlp.fc1"), Role::linear);
+  m.linear("text_model.encoder.layers.0.mlp.fc1", 32, 16);
+  EXPECT_EQ(m.role("vision_model.encoder.layers.0.mlp.fc1"), Role::tower);
+}
+
+TEST(CheckpointModules, WhatIsSplitByRowsNeedsScalesThatFit) {
+  Model m;
+  m.config = {{"model_type", "gte"}};
+  const std::string name = "new.encoder.layer.0.attention.qkv_proj";
+  m.weight(name, {96, 16});
+  EXPECT_EQ(m.role(name), Role::linear);
+  m.choice.scale_rows = 32;
+  EXPECT_EQ(m.role(name), Role::linear);
+  m.choice.scale_rows = 64;
+  EXPECT_EQ(m.role(name), Role::cut);
+  m.choice.scale_rows = 0;
+  EXPECT_EQ(m.role(name), Role::cut);
+  m.config["model_type"] = "dinov2";
+  m.linear("encoder.layer.0.mlp.weights_in", 64, 16);
+  EXPECT_TRUE(test::throws_with({"weights_in", "2 modules", "channel"}, [&] { m.modules(); }));
+  m.choice.scale_rows = 1;
+  EXPECT_EQ(m.role("encoder.layer.0.mlp.weights_in"), Role::linear);
+}
+
+// Whole checkpoints
+
+/// Made-up names, several types, a tower, a shared table.
+struct Strange : Model {
+  Strange() {
+    config = {{"model_type", "zorp"}, {"vocab_size", 48}, {"tie_word_embeddings", true}};
+    weight("core.symbol_table", {48, 32});
+    weight("core.ring_positions", {64, 32}, at::kFloat);
+    weight("core.strata.0.mix.alpha", {32, 32});
+    weight("core.strata.0.mix.beta", {32, 32}, at::kHalf);
+    weight("core.strata.1.mix.alpha", {32, 32}, at::kFloat);
+    weight("core.strata.1.mix.beta", {32, 32});
+    weight("vision_tower.lens.0.fold", {32, 32});
+    tensors.emplace_back("core.strata.0.mix.gain", torch::randn({32}).to(at::kBFloat16));
+  }
+};
+
+Json ignore_of(const Model& m) { return io::read_json(m.dir / "out/config.json")["quantization_config"]["ignore"]; }
+
+TEST(UnknownFamily, IsConvertedWithANotice) {
+  Strange m;
+  m.write();
+  CheckpointOptions options;
+  const auto report = quantize_checkpoint(m.dir / "in", m.dir / "out", options);
+  std::set<std::string> quantized;
+  for (const auto& [name, scheme] : report.quantized) quantized.insert(name);
+  EXPECT_EQ(quantized, (std::set<std::string>{"core.strata.0.mix.alpha", "core.strata.0.mix.beta",
+                                              "core.strata.1.mix.alpha", "core.strata.1.mix.beta"}));
+  EXPECT_THAT(report.warnings,
+              Contains(::testing::AllOf(HasSubstr("unknown family 'zorp': these 4 weights were taken for Linear"),
+                                        HasSubstr("core.strata.*.mix.alpha"), HasSubstr("these 3 were not"),
+                                        HasSubstr("vision_tower.lens.*.fold"))));
+  EXPECT_THAT(report.guesses, Contains(Pair("core.strata.*.mix.alpha", "Linear")));
+  EXPECT_THAT(report.guesses, Contains(Pair("core.symbol_table", HasSubstr("vocab_size"))));
+  for (const auto& name : {"core.symbol_table", "core.ring_positions", "vision_tower.lens.0.fold"})
+    EXPECT_THAT(ignore_of(m), Contains(name));
+  for (const auto& name : quantized) {
+    const at::Tensor scale = test::read_tensor(m.dir / "out", name + ".weight_scale"),
+                     codes = test::read_tensor(m.dir / "out", name + ".weight").view(at::kFloat8_e4m3fn);
+    const at::Tensor value = codes.to(at::kFloat) * scale,
+                     source = test::find(m.tensors, name + ".weight").to(at::kFloat);
+    EXPECT_TRUE(value.isfinite().all().item<bool>());
+    EXPECT_LT((value - source).norm().item<float>() / source.norm().item<float>(), 0.04f) << name;  // E4M3 keeps 4 bits
+    for (const auto& entry : ignore_of(m))
+      EXPECT_FALSE(entry_matches(CheckpointFormat::compressed_tensors, entry, name)) << entry;
+  }
+}
+
+TEST(UnknownFamily, OptionsDecide) {
+  Strange m;
+  m.write();
+  CheckpointOptions options;
+  options.modules.linear = {"symbol_table"};
+  options.modules.keep = {"beta"};
+  options.modules.towers = true;
+  options.ignore = {"re:.*somewhere_else$"};
+  const auto report = quantize_checkpoint(m.dir / "in", m.dir / "out", options);
+  std::set<std::string> quantized;
+  for (const auto& [name, scheme] : report.quantized) quantized.insert(name);
+  EXPECT_EQ(quantized, (std::set<std::string>{"core.symbol_table", "core.strata.0.mix.alpha", "core.strata.1.mix.alpha",
+                                              "vision_tower.lens.0.fold"}));
+  EXPECT_THAT(ignore_of(m), Contains("re:.*somewhere_else$"));
+  EXPECT_THAT(ignore_of(m), Contains("core.strata.0.mix.beta"));
+  options.ignore = {"re:.*alpha"};
+  options.overwrite = true;
+  EXPECT_TRUE(test::throws_with({"re:.*alpha", "core.strata."},
+                                [&] { quantize_checkpoint(m.dir / "in", m.dir / "out", options); }));
+}
+
+TEST(Groups, AllInFp8OrNone) {
+  Model m;
+  m.config = {{"model_type", "deepseek_v3"}};
+  const std::string attn = "model.layers.0.self_attn.";
+  m.weight(attn + "q_a_proj", {256, 128});
+  m.weight(attn + "kv_a_proj_with_mqa", {192, 128});  // no multiple of 128
+  m.weight(attn + "q_b_proj", {256, 256});
+  m.write();
+  CheckpointOptions options;
+  options.plan.weights = WeightGranularity::block;
+  options.format = CheckpointFormat::fp8;
+  const auto report = quantize_checkpoint(m.dir / "in", m.dir / "out", options);
+  ASSERT_EQ(report.quantized.size(), 1u);
+  EXPECT_EQ(report.quantized[0].first, attn + "q_b_proj");
+  const Json kept = io::read_json(m.dir / "out/config.json")["quantization_config"]["modules_to_not_convert"];
+  EXPECT_THAT(kept, ::testing::UnorderedElementsAre(attn + "q_a_proj", attn + "kv_a_proj_with_mqa"));
+  options = {};
+  options.overwrite = true;
+  options.plan.exclude = {"kv_a_proj"};
+  EXPECT_EQ(quantize_checkpoint(m.dir / "in", m.dir / "out", options).quantized.size(), 1u);
+}
+
+TEST(Refusals, SayTheRightReason) {
+  Model m;
+  m.config = {{"model_type", "gpt2"}};
+  m.weight("transformer.h.0.attn.c_attn", {16, 48});
+  m.weight("transformer.h.0.attn.c_proj", {16, 16});
+  m.write();
+  EXPECT_TRUE(test::throws_with({"Conv1D", "transposed", "c_attn"},
+                                [&] { quantize_checkpoint(m.dir / "in", m.dir / "out", {}); }));
+  Model tied;
+  tied.config = {{"model_type", "bloom"}};
+  tied.weight("transformer.word_embeddings", {32, 16});
+  tied.weight("transformer.h.0.mlp.dense_h_to_4h", {64, 16});
+  tied.write();
+  CheckpointOptions options;
+  options.plan.include = {"lm_head"};
+  EXPECT_TRUE(test::throws_with({"lm_head", "transformer.word_embeddings"},
+                                [&] { quantize_checkpoint(tied.dir / "in", tied.dir / "out", options); }));
+  options.plan.include.clear();
+  quantize_checkpoint(tied.dir / "in", tied.dir / "out", options);
+  EXPECT_THAT(ignore_of(tied), Contains("lm_head"));
+}
+
+}  // namespace
+}  // namespace fp8::quant

@@ -1,0 +1,352 @@
+// SPDX-License-Identifier: Apache-2.0
+// Every form and scheme into every other, into high precision and back. Expected values are LibTorch's products of the
+// codes and scales that the test itself put into the source, compared bit for bit.
+#include "fp8/quant/checkpoint/reform.h"
+
+#include <gtest/gtest.h>
+
+#include <cmath>
+
+#include "fp8/runtime/io/error.h"
+#include "quant/checkpoint/fp8_source.h"
+#include "support/temp_dir.h"
+
+namespace fp8::quant {
+namespace {
+
+namespace fs = std::filesystem;
+using recipes::FloatType;
+using test::Fp8Source;
+using test::make_scheme;
+using test::read_tensor;
+using test::read_text;
+using test::TempDir;
+using test::to;
+
+constexpr CheckpointFormat kForms[] = {CheckpointFormat::compressed_tensors, CheckpointFormat::fp8,
+                                       CheckpointFormat::modelopt, CheckpointFormat::inc, CheckpointFormat::inc_vllm};
+
+std::string error_of(const fs::path& model, const fs::path& out, const ConvertOptions& o) {
+  try {
+    convert_checkpoint(model, out, o);
+  } catch (const std::exception& error) {
+    EXPECT_FALSE(fs::exists(out)) << "something stands under the final name";
+    return error.what();
+  }
+  return "";
+}
+
+/// The weights of a high precision folder are round(code * scale) of the source.
+void expect_values(const fs::path& folder, const Fp8Source& source, at::ScalarType type, const std::string& what) {
+  for (const auto& [name, w] : source.weights)
+    EXPECT_TRUE(torch::equal(read_tensor(folder, name + ".weight"), w.values().to(type))) << what << " " << name;
+}
+
+void expect_kept(const fs::path& folder, const Fp8Source& source) {
+  const io::Checkpoint checkpoint(folder);
+  for (const auto& [name, t] : source.kept) {
+    EXPECT_EQ(checkpoint.info(name).dtype, test::file_type(t.scalar_type())) << name;
+    EXPECT_TRUE(torch::equal(read_tensor(folder, name), t)) << name;
+  }
+}
+
+struct Row {
+  const char* name;
+  Scheme scheme;
+  std::int64_t unit;
+  bool kv;
+  const char* outcome[5];  ///< per form: the change of every module, or a part of the error
+};
+
+std::vector<Row> rows() {
+  using W = WeightGranularity;
+  using A = ActivationScaling;
+  const char *same = "unchanged", *no_static = "needs static input scales",
+             *coarser = "'weights' tensor, channel or block requantizes";
+  return {
+      {"static tensor", make_scheme(W::tensor, A::static_tensor), 16, true, {same, same, same, same, same}},
+      {"tensor, token",
+       make_scheme(W::tensor, A::dynamic_token),
+       16,
+       true,
+       {same, same, "scales spread", same, no_static}},
+      {"channel, token", make_scheme(W::channel, A::dynamic_token), 16, true, {same, coarser, same, same, coarser}},
+      {"channel, static", make_scheme(W::channel, A::static_tensor), 16, false, {same, coarser, same, same, coarser}},
+      {"channel, weights only", make_scheme(W::channel, A::none), 16, false, {same, coarser, same, same, coarser}},
+      {"block 16", make_scheme(W::block, A::dynamic_group, 16), 16, true, {same, same, coarser, coarser, coarser}},
+      {"block 128", make_scheme(W::block, A::dynamic_group), 128, false, {same, same, same, coarser, coarser}},
+      {"block 16 E8M0",
+       make_scheme(W::block, A::dynamic_group, 16, true),
+       16,
+       false,
+       {same, same, coarser, coarser, coarser}}};
+}
+
+TEST(CheckpointConvert, EveryFormIntoEveryOtherAndBack) {
+  for (const auto& row : rows()) {
+    TempDir tmp;
+    const auto source = test::write_fp8_source(tmp / "in", row.scheme, row.unit, row.kv);
+    for (std::size_t i = 0; i < std::size(kForms); ++i) {
+      const std::string what = std::string(row.name) + " -> " + name_of(kForms[i]);
+      SCOPED_TRACE(what);
+      const fs::path out = tmp / ("out" + std::to_string(i)), values = tmp / ("values" + std::to_string(i)),
+                     back = tmp / ("back" + std::to_string(i));
+      const std::string wanted = row.outcome[i];
+      if (wanted != "unchanged" && wanted != "scales spread") {
+        EXPECT_NE(error_of(tmp / "in", out, to(kForms[i])).find(wanted), std::string::npos)
+            << error_of(tmp / "in", out, to(kForms[i]));
+        continue;
+      }
+      const auto report = convert_checkpoint(tmp / "in", out, to(kForms[i]));
+      ASSERT_EQ(report.modules.size(), source.weights.size());
+      for (const auto& m : report.modules) {
+        EXPECT_EQ(name_of(m.change), wanted) << m.name;
+        EXPECT_TRUE(m.exact);
+      }
+      expect_kept(out, source);
+      EXPECT_TRUE(fs::exists(out / "tokenizer.json"));
+      EXPECT_TRUE(verify_conversion(tmp / "in", out, to(kForms[i])).broken.empty());
+      convert_checkpoint(out, values, to(FloatType::F32));
+      expect_values(values, source, at::kFloat, what);
+      const auto kv = read_stored(io::Checkpoint(out)).kv;
+      ASSERT_EQ(kv.size(), source.kv.size());
+      for (const auto& one : kv) {
+        EXPECT_EQ(one.k, std::vector<float>{source.kv.at(one.attention).first});
+        EXPECT_EQ(one.v, std::vector<float>{source.kv.at(one.attention).second});
+      }
+      auto home = to(row.scheme.power_of_two ? CheckpointFormat::fp8 : CheckpointFormat::compressed_tensors);
+      if (row.scheme.power_of_two) home.power_of_two = true;  // compressed-tensors has them in F32 and does not say so
+      for (const auto& m : convert_checkpoint(out, back, home).modules) EXPECT_EQ(m.change, Change::unchanged);
+      if (wanted != "unchanged") continue;
+      for (const auto& [name, w] : source.weights) {  // spelt as it was, to the byte
+        for (const char* end : {".weight", ".weight_scale", ".weight_scale_inv", ".input_scale"}) {
+          if (!io::Checkpoint(tmp / "in").contains(name + end)) continue;
+          if (std::string(end) == ".input_scale" && report.to.find("static") == std::string::npos)
+            continue;  // dropped, and said so
+          EXPECT_TRUE(torch::equal(read_tensor(tmp / "in", name + end), read_tensor(back, name + end))) << name << end;
+        }
+      }
+    }
+  }
+}
+
+TEST(CheckpointConvert, HighPrecisionIsTheProductRoundedOnce) {
+  for (const auto& row : rows()) {
+    TempDir tmp;
+    const auto source = test::write_fp8_source(tmp / "in", row.scheme, row.unit, row.kv);
+    for (const auto& [type, torch_type] :
+         {std::pair{FloatType::BF16, at::kBFloat16}, std::pair{FloatType::F16, at::kHalf},
+          std::pair{FloatType::F32, at::kFloat}}) {
+      const fs::path out = tmp / kernels::name_of(type);
+      const auto report = convert_checkpoint(tmp / "in", out, to(type));
+      expect_values(out, source, torch_type, row.name);
+      expect_kept(out, source);
+      EXPECT_EQ(io::Checkpoint(out).names().size(), source.weights.size() + source.kept.size());
+      EXPECT_TRUE(verify_conversion(tmp / "in", out, to(type)).broken.empty());
+      const std::string notes = io::Json(report.notes).dump();
+      EXPECT_EQ(notes.find("key-value cache scales of 1 attention modules dropped") != std::string::npos, row.kv)
+          << notes;
+      EXPECT_EQ(notes.find("input scales of 7 modules dropped") != std::string::npos,
+                row.scheme.activations == ActivationScaling::static_tensor)
+          << notes;
+    }
+  }
+}
+
+TEST(CheckpointConvert, ScalesInBf16AndF16AreReadAsTheyAre) {
+  for (const auto type : {at::kBFloat16, at::kHalf}) {
+    TempDir tmp;
+    auto source =
+        test::write_fp8_source(tmp / "in", make_scheme(WeightGranularity::channel, ActivationScaling::none), 16);
+    test::NamedTensors all = source.kept;
+    for (auto& [name, w] : source.weights) {
+      const auto stored = w.scale.to(type);
+      w.spread = stored.to(at::kFloat).expand_as(w.codes).contiguous();
+      all.emplace_back(name + ".weight", w.codes);
+      all.emplace_back(name + ".weight_scale", stored);
+    }
+    test::write_tensors(tmp / "in", all);
+    convert_checkpoint(tmp / "in", tmp / "out", to(FloatType::BF16));
+    expect_values(tmp / "out", source, at::kBFloat16, "16-bit scales");
+  }
+}
+
+TEST(CheckpointConvert, ConfigKeepsItsBytes) {
+  TempDir tmp;
+  test::write_fp8_source(tmp / "in", make_scheme(WeightGranularity::channel, ActivationScaling::dynamic_token, 128),
+                         16);
+  const std::string rest = "  \"last\": 1.50\n}\n";
+  for (const char* stale : {"hf_quant_config.json", "quantization_config.json"})
+    test::write_text(tmp / "in" / stale, "{}");
+  convert_checkpoint(tmp / "in", tmp / "bf16", to(FloatType::BF16));
+  EXPECT_EQ(read_text(tmp / "bf16" / "config.json"), test::kConfigHead + rest);
+  for (const char* gone : {"hf_quant_config.json", "quantization_config.json"})
+    EXPECT_FALSE(fs::exists(tmp / "bf16" / gone)) << gone;
+  const auto note = io::read_json(tmp / "bf16" / "fp8.json");
+  EXPECT_EQ(note["converted"], (io::Json{{"from", "compressed-tensors"}, {"exact", true}}));
+  EXPECT_FALSE(note.contains("dialect"));  // of codes that it has no longer
+  convert_checkpoint(tmp / "in", tmp / "f32", to(FloatType::F32));
+  std::string head = test::kConfigHead;
+  head.replace(head.find("bfloat16"), 8, "float32");
+  EXPECT_EQ(read_text(tmp / "f32" / "config.json"), head + rest);
+  convert_checkpoint(tmp / "in", tmp / "inc", to(CheckpointFormat::inc));
+  const auto config = io::read_json(tmp / "inc" / "config.json");
+  EXPECT_EQ(config["quantization_config"], io::read_json(tmp / "inc" / "quantization_config.json"));
+  EXPECT_EQ(config.begin().key(), "model_type");
+  EXPECT_EQ(io::read_json(tmp / "inc" / "fp8.json")["converted"],
+            (io::Json{{"from", "compressed-tensors"}, {"exact", true}}));
+}
+
+TEST(CheckpointConvert, HighPrecisionIsCast) {
+  TempDir tmp;
+  const auto tensors = test::small_llama(at::kBFloat16);
+  test::write_llama(tmp / "in", tensors);
+  const auto report = convert_checkpoint(tmp / "in", tmp / "f32", to(FloatType::F32));
+  EXPECT_EQ(report.from, "high precision");
+  convert_checkpoint(tmp / "f32", tmp / "back", to(FloatType::BF16));
+  for (const auto& [name, t] : tensors) {
+    EXPECT_TRUE(torch::equal(read_tensor(tmp / "f32", name), t.is_floating_point() ? t.to(at::kFloat) : t)) << name;
+    EXPECT_TRUE(torch::equal(read_tensor(tmp / "back", name), t)) << name;
+  }
+  EXPECT_EQ(io::read_json(tmp / "f32" / "config.json")["torch_dtype"], "float32");
+  EXPECT_TRUE(verify_conversion(tmp / "in", tmp / "f32", to(FloatType::F32)).broken.empty());
+  EXPECT_NE(error_of(tmp / "in", tmp / "no", to(CheckpointFormat::fp8)).find("quantize_checkpoint() makes one of it"),
+            std::string::npos);
+  test::write_tensors(tmp / "big", {{"a.weight", torch::full({2, 2}, 1e6).to(at::kBFloat16)}});
+  test::write_text(tmp / "big" / "config.json", "{}");
+  EXPECT_NE(
+      error_of(tmp / "big", tmp / "no", to(FloatType::F16)).find("a.weight: holds values that leave the range of f16"),
+      std::string::npos);
+}
+
+TEST(CheckpointConvert, CastAllCastsWhatIsNotInFp8) {
+  TempDir tmp;
+  const auto source =
+      test::write_fp8_source(tmp / "in", make_scheme(WeightGranularity::channel, ActivationScaling::none), 16);
+  auto o = to(FloatType::BF16);
+  o.cast_all = true;
+  convert_checkpoint(tmp / "in", tmp / "out", o);
+  for (const auto& [name, t] : source.kept)
+    EXPECT_TRUE(torch::equal(read_tensor(tmp / "out", name), t.is_floating_point() ? t.to(at::kBFloat16) : t)) << name;
+  EXPECT_TRUE(verify_conversion(tmp / "in", tmp / "out", o).broken.empty());
+}
+
+TEST(CheckpointConvert, RefusesByName) {
+  TempDir tmp;
+  const std::string q = "model.layers.0.self_attn.q_proj";
+  const auto write = [&](const auto& change) {
+    auto source =
+        test::write_fp8_source(tmp / "in", make_scheme(WeightGranularity::channel, ActivationScaling::none), 16);
+    change(source.weights.at(q));
+    test::NamedTensors all = source.kept;
+    for (auto& [name, w] : source.weights) {
+      all.emplace_back(name + ".weight", w.codes);
+      all.emplace_back(name + ".weight_scale", w.scale);
+    }
+    test::write_tensors(tmp / "in", all);
+  };
+  const auto expect_error = [&](const ConvertOptions& o, const std::string& part) {
+    const auto error = error_of(tmp / "in", tmp / "out", o);
+    EXPECT_NE(error.find(part), std::string::npos) << error;
+    EXPECT_NE(error.find(q), std::string::npos) << error;
+  };
+  write([](test::SourceWeight& w) { w.codes.view(at::kByte)[3][4].fill_(0xFF); });
+  expect_error(to(FloatType::BF16), "NaN codes");
+  expect_error(to(CheckpointFormat::inc), "NaN codes");
+  write([](test::SourceWeight& w) { w.scale[3][0] = 0; });
+  expect_error(to(FloatType::BF16), "expected finite scales > 0");
+  write([](test::SourceWeight& w) {
+    w.scale[3][0] = 1000;
+    w.codes.view(at::kByte)[3][0].fill_(0x7E);
+  });
+  expect_error(to(FloatType::F16), "leave the range of f16");
+  convert_checkpoint(tmp / "in", tmp / "fits", to(FloatType::BF16));
+  EXPECT_NE(error_of(tmp / "in", tmp / "in" / "inside", to(FloatType::BF16)), "");
+  EXPECT_NE(error_of(tmp / "nowhere", tmp / "out", to(FloatType::BF16)).find("expected a model folder, found nothing"),
+            std::string::npos);
+}
+
+TEST(CheckpointConvert, VerifyFindsADamagedByte) {
+  TempDir tmp;
+  test::write_fp8_source(tmp / "in", make_scheme(WeightGranularity::channel, ActivationScaling::none), 16);
+  for (const auto& o : {to(FloatType::BF16), to(CheckpointFormat::inc)}) {
+    ConvertOptions overwrite = o;
+    overwrite.stream.overwrite = true;
+    convert_checkpoint(tmp / "in", tmp / "out", overwrite);
+    ASSERT_TRUE(verify_conversion(tmp / "in", tmp / "out", o).broken.empty());
+    auto bytes = read_text(tmp / "out" / "model.safetensors");
+    const io::SafetensorsFile file(tmp / "out" / "model.safetensors");
+    const auto* t = file.find("model.layers.0.mlp.up_proj.weight");
+    const auto* steps = file.find("model.steps");
+    const std::size_t data = bytes.size() - [&] {
+      std::uint64_t all = 0;
+      for (const auto& info : file.tensors()) all += info.bytes();
+      return all;
+    }();
+    bytes[data + t->begin + 6] = static_cast<char>(bytes[data + t->begin + 6] ^ 1);
+    bytes[data + steps->begin] = static_cast<char>(bytes[data + steps->begin] ^ 1);
+    test::write_text(tmp / "out" / "model.safetensors", bytes);
+    EXPECT_EQ(verify_conversion(tmp / "in", tmp / "out", o).broken,
+              (std::vector<std::string>{"model.layers.0.mlp.up_proj", "model.steps"}));
+  }
+}
+
+TEST(CheckpointConvert, RanksAndResumeGiveTheSameBytes) {
+  TempDir tmp;
+  test::write_fp8_source(tmp / "in", make_scheme(WeightGranularity::channel, ActivationScaling::dynamic_token), 32,
+                         true);
+  for (const auto& base : {to(FloatType::BF16), to(CheckpointFormat::modelopt)}) {
+    auto o = base;
+    o.stream.shard_bytes = 6000;
+    o.stream.overwrite = true;
+    convert_checkpoint(tmp / "in", tmp / "whole", o);
+    const auto expected = test::folder_bytes(tmp / "whole");
+    EXPECT_GT(expected.size(), 4u) << "several files";
+    o.stream.overwrite = false;
+    fs::remove_all(tmp / "ranks");
+    for (o.stream.rank = 0, o.stream.world_size = 3; o.stream.rank < 3; ++o.stream.rank) {
+      convert_checkpoint(tmp / "in", tmp / "ranks", o);
+      EXPECT_FALSE(fs::exists(tmp / "ranks"));
+    }
+    o.stream.rank = 0;
+    o.join = true;
+    convert_checkpoint(tmp / "in", tmp / "ranks", o);
+    EXPECT_EQ(test::folder_bytes(tmp / "ranks"), expected);
+    o.join = false;
+    o.stream.world_size = 1;
+    o.stream.resume = true;
+    fs::remove_all(tmp / "cut");
+    for (int allowed = 1;; allowed *= 2) {  // cut short again and again, later each time
+      int asked = 0;
+      o.stream.stop = [&] { return ++asked > allowed; };
+      if (error_of(tmp / "in", tmp / "cut", o).empty()) break;
+    }
+    EXPECT_EQ(test::folder_bytes(tmp / "cut"), expected);
+  }
+}
+
+TEST(CheckpointConvert, ResumeOfAFinishedOutputSaysSo) {
+  TempDir tmp;
+  test::write_fp8_source(tmp / "in", make_scheme(WeightGranularity::channel, ActivationScaling::dynamic_token), 16);
+  for (const auto& base : {to(FloatType::BF16), to(CheckpointFormat::modelopt)}) {
+    auto o = base;
+    o.stream.resume = true;
+    fs::remove_all(tmp / "out");
+    EXPECT_FALSE(convert_checkpoint(tmp / "in", tmp / "out", o).finished_before);
+    const auto before = test::folder_bytes(tmp / "out");
+    EXPECT_TRUE(convert_checkpoint(tmp / "in", tmp / "out", o).finished_before);
+    EXPECT_EQ(test::folder_bytes(tmp / "out"), before);
+    const auto weights = tmp / "in" / "model.safetensors";
+    fs::last_write_time(weights, fs::last_write_time(weights) + std::chrono::seconds(5));
+    try {
+      convert_checkpoint(tmp / "in", tmp / "out", o);
+      ADD_FAILURE() << "the source is another one now";
+    } catch (const io::Error& error) {
+      EXPECT_NE(std::string(error.what()).find("not what this run would write"), std::string::npos) << error.what();
+    }
+    EXPECT_EQ(test::folder_bytes(tmp / "out"), before);
+  }
+}
+
+}  // namespace
+}  // namespace fp8::quant

@@ -1,0 +1,123 @@
+// SPDX-License-Identifier: Apache-2.0
+// Checkpoint folders made in the test: named CPU tensors in, config.json and model files out, and back.
+#pragma once
+#include <torch/torch.h>
+
+#include <filesystem>
+#include <fstream>
+#include <map>
+#include <sstream>
+#include <string>
+#include <utility>
+#include <vector>
+
+#include "fp8/quant/forms/folder.h"
+
+namespace fp8::test {
+
+using NamedTensors = std::vector<std::pair<std::string, at::Tensor>>;
+
+inline io::DType file_type(at::ScalarType type) {
+  switch (type) {
+    case at::kFloat:
+      return io::DType::F32;
+    case at::kBFloat16:
+      return io::DType::BF16;
+    case at::kHalf:
+      return io::DType::F16;
+    case at::kLong:
+      return io::DType::I64;
+    case at::kFloat8_e4m3fn:
+      return io::DType::F8_E4M3;
+    default:
+      throw std::invalid_argument("no such type in these tests");
+  }
+}
+
+inline void write_text(const std::filesystem::path& path, const std::string& text) {
+  std::ofstream(path, std::ios::binary) << text;
+}
+
+inline std::string read_text(const std::filesystem::path& path) {
+  std::ifstream in(path, std::ios::binary);
+  std::stringstream text;
+  text << in.rdbuf();
+  return text.str();
+}
+
+/// model.safetensors in `folder` (made if need be).
+inline void write_tensors(const std::filesystem::path& folder, const NamedTensors& tensors,
+                          const std::string& file = "model.safetensors") {
+  std::filesystem::create_directories(folder);
+  std::vector<io::SafetensorsWriter::Entry> entries;
+  for (const auto& [name, t] : tensors) entries.push_back({name, file_type(t.scalar_type()), t.sizes().vec()});
+  io::SafetensorsWriter writer(folder / file, entries);
+  for (const auto& [name, t] : tensors) writer.write(name, t.contiguous().const_data_ptr(), 0, t.nbytes());
+  writer.commit();
+}
+
+/// One tensor of a checkpoint; fp8 codes as U8.
+inline at::Tensor read_tensor(const std::filesystem::path& folder, const std::string& name) {
+  const io::Checkpoint checkpoint(folder);
+  const auto& info = checkpoint.info(name);
+  const at::ScalarType type = info.dtype == io::DType::F32    ? at::kFloat
+                              : info.dtype == io::DType::BF16 ? at::kBFloat16
+                              : info.dtype == io::DType::F16  ? at::kHalf
+                              : info.dtype == io::DType::I64  ? at::kLong
+                                                              : at::kByte;
+  at::Tensor t = torch::empty(info.shape, type);
+  checkpoint.read(name, t.data_ptr());
+  return t;
+}
+
+/// Every file below `folder` with its bytes.
+inline std::map<std::string, std::string> folder_bytes(const std::filesystem::path& folder) {
+  std::map<std::string, std::string> files;
+  for (const auto& entry : std::filesystem::recursive_directory_iterator(folder)) {
+    if (entry.is_regular_file())
+      files[std::filesystem::relative(entry.path(), folder).string()] = read_text(entry.path());
+  }
+  return files;
+}
+
+/// The names of a small Llama with ragged sizes; weights of `dtype`, some rows zero.
+inline NamedTensors small_llama(at::ScalarType dtype, bool tied = false, std::uint64_t seed = 41) {
+  torch::manual_seed(seed);
+  NamedTensors tensors;
+  const auto add = [&](const std::string& name, std::vector<std::int64_t> shape) {
+    tensors.emplace_back(name + ".weight", torch::randn(shape).to(dtype));
+  };
+  add("model.embed_tokens", {50, 36});
+  const std::string layer = "model.layers.0.";
+  add(layer + "self_attn.q_proj", {36, 36});
+  add(layer + "self_attn.k_proj", {17, 36});
+  add(layer + "self_attn.v_proj", {17, 36});
+  add(layer + "self_attn.o_proj", {36, 36});
+  add(layer + "mlp.gate_proj", {53, 36});
+  add(layer + "mlp.up_proj", {53, 36});
+  add(layer + "mlp.down_proj", {36, 53});
+  add(layer + "input_layernorm", {36});
+  if (!tied) add("lm_head", {50, 36});
+  tensors[2].second[5].zero_();
+  tensors[3].second.zero_();
+  tensors.emplace_back(layer + "self_attn.q_proj.bias", torch::randn({36}).to(dtype));
+  tensors.emplace_back("model.steps", torch::tensor({1, 2, 3}, at::kLong));
+  return tensors;
+}
+
+inline void write_llama(const std::filesystem::path& folder, const NamedTensors& tensors, bool tied = false) {
+  write_tensors(folder, tensors);
+  write_text(folder / "config.json",
+             std::string("{\n  \"zeta\": 1e-06,\n  \"model_type\": \"llama\",\n  \"rope_theta\": 10000.0,\n  "
+                         "\"torch_dtype\": \"bfloat16\",\n  \"tie_word_embeddings\": ") +
+                 (tied ? "true" : "false") + ",\n  \"alpha\": [1, 2.50, null]\n}\n");
+}
+
+inline at::Tensor find(const NamedTensors& tensors, const std::string& name) {
+  for (const auto& [n, t] : tensors) {
+    if (n == name) return t;
+  }
+  return {};
+}
+
+}  // namespace fp8::test

@@ -1,0 +1,507 @@
+// SPDX-License-Identifier: Apache-2.0
+// Stacked experts in, one fp8 weight per expert out: names of the source's family, codes and scales by the formulas of
+// each expert's own matrix, order and transposition by the products that the family computes from its stack.
+#include "fp8/quant/checkpoint/stacked_experts.h"
+
+#include <gmock/gmock.h>
+
+#include <set>
+#include <utility>
+
+#include "fp8/quant/checkpoint/quantize.h"
+#include "fp8/quant/checkpoint/reform.h"
+#include "fp8/quant/forms/ignore_list.h"
+#include "fp8/quant/names/expert_families.h"
+#include "quant/checkpoint/stacked_checkpoint.h"
+#include "support/fp8_reference.h"
+#include "support/hpu_test.h"
+#include "support/temp_dir.h"
+
+namespace fp8::quant {
+namespace {
+
+namespace fs = std::filesystem;
+using test::read_tensor;
+using test::same_bits;
+using test::throws_with;
+using ::testing::Contains;
+using ::testing::HasSubstr;
+using ::testing::UnorderedElementsAre;
+
+constexpr std::int64_t kExperts = 5, kInner = 12, kHidden = 20;
+
+std::map<std::string, std::string> reasons(const CheckpointReport& report) {
+  std::map<std::string, std::string> by_name;
+  for (const auto& s : report.skipped) by_name[s.name] = s.reason;
+  return by_name;
+}
+
+struct Folder {
+  test::TempDir dir;
+  test::NamedTensors tensors;
+  CheckpointOptions options;
+  std::string config;
+  bool is_written = false;  // a run goes on only with the very same files
+
+  explicit Folder(const std::string& model_type) : config("{\"model_type\": \"" + model_type + "\"}") {
+    torch::manual_seed(11);
+    tensors.emplace_back("model.layers.0.self_attn.q_proj.weight", torch::randn({kHidden, kHidden}).to(at::kBFloat16));
+  }
+  Folder& add(const test::NamedTensors& more) {
+    tensors.insert(tensors.end(), more.begin(), more.end());
+    return *this;
+  }
+  CheckpointReport run(const char* out = "out") {
+    if (!std::exchange(is_written, true)) {
+      test::write_tensors(dir / "in", tensors);
+      test::write_text(dir / "in/config.json", config);
+    }
+    return quantize_checkpoint(dir / "in", dir / out, options);
+  }
+  std::set<std::string> names() const {
+    const io::Checkpoint checkpoint(dir / "out");
+    return {checkpoint.names().begin(), checkpoint.names().end()};
+  }
+  io::Json quantization() const { return io::read_json(dir / "out/config.json")["quantization_config"]; }
+  at::Tensor out(const std::string& name) const { return read_tensor(dir / "out", name); }
+  /// code * scale of a module, in f64.
+  at::Tensor decoded(const std::string& module) const {
+    at::Tensor values = torch::empty({256}, at::kDouble);
+    for (int i = 0; i < 256; ++i) values[i] = test::e4m3_value(i);
+    return values.index({out(module + ".weight").to(at::kLong)}) * out(module + ".weight_scale").to(at::kDouble);
+  }
+  void expect_channels(const std::string& module, const at::Tensor& w) const {
+    const auto want = test::quantize_by_amax(w, w.size(0));
+    EXPECT_TRUE(same_bits(out(module + ".weight"), want.codes)) << module;
+    std::vector<float> inv;
+    for (const float a : test::amax_reference(w, w.size(0))) inv.push_back(test::own_scale_inv(a, 448.0f));
+    EXPECT_TRUE(same_bits(out(module + ".weight_scale"), torch::tensor(inv).view({-1, 1}))) << module;
+  }
+};
+
+/// How a family stacks, and what it calls an expert's weights.
+struct Family {
+  const char *type, *parent, *gate_up, *down, *router, *written, *gate, *up, *last;
+  bool in_out;
+};
+const Family kFamilies[] = {
+    {"qwen3_moe", "mlp.", "experts.gate_up_proj", "experts.down_proj", "gate", "mlp.experts.", "gate_proj", "up_proj",
+     "down_proj", false},
+    {"deepseek_v3", "mlp.", "experts.gate_up_proj", "experts.down_proj", "gate", "mlp.experts.", "gate_proj", "up_proj",
+     "down_proj", false},
+    {"jamba", "feed_forward.", "experts.gate_up_proj", "experts.down_proj", "router", "feed_forward.experts.",
+     "gate_proj", "up_proj", "down_proj", false},
+    {"mixtral", "mlp.", "experts.gate_up_proj", "experts.down_proj", "gate", "block_sparse_moe.experts.", "w1", "w3",
+     "w2", false},
+    {"mixtral", "block_sparse_moe.", "experts.gate_up_proj", "experts.down_proj", "gate", "block_sparse_moe.experts.",
+     "w1", "w3", "w2", false},
+    {"phimoe", "mlp.", "experts.gate_up_proj", "experts.down_proj", "router", "block_sparse_moe.experts.", "w1", "w3",
+     "w2", false},
+    {"lfm2_moe", "feed_forward.", "experts.gate_up_proj", "experts.down_proj", "gate", "feed_forward.experts.", "w1",
+     "w3", "w2", false},
+    {"llama4", "feed_forward.", "experts.gate_up_proj", "experts.down_proj", "router", "feed_forward.experts.",
+     "gate_proj", "up_proj", "down_proj", true},
+    {"qwen3_vl_moe", "mlp.", "experts.gate_up_proj", "experts.down_proj", "gate", "mlp.experts.", "gate_proj",
+     "up_proj", "down_proj", true},
+    {"qwen3_vl_moe", "mlp.", "experts.gate_up_proj", "experts.down_proj", "gate", "mlp.experts.", "gate_proj",
+     "up_proj", "down_proj", false},
+    {"granitemoe", "block_sparse_moe.", "input_linear.weight", "output_linear.weight", "router.layer",
+     "block_sparse_moe.experts.", "gate_proj", "up_proj", "down_proj", false},
+    {"granitemoe", "block_sparse_moe.", "experts.gate_up_proj", "experts.down_proj", "router",
+     "block_sparse_moe.experts.", "gate_proj", "up_proj", "down_proj", false},
+    {"aria_text", "mlp.", "experts.fc1.weight", "experts.fc2.weight", "router", "mlp.experts.", "gate_proj", "up_proj",
+     "down_proj", true},
+    {"gemma4_text", "", "experts.gate_up_proj", "experts.down_proj", "router", "experts.", "gate_proj", "up_proj",
+     "down_proj", false},
+};
+
+TEST(StackedExperts, EveryFamilyGivesEachExpertItsOwnCodesScalesAndName) {
+  for (const auto& family : kFamilies) {
+    SCOPED_TRACE(std::string(family.type) + " " + family.parent + (family.in_out ? " in_out" : ""));
+    Folder f(family.type);
+    const test::Experts experts(kExperts, kInner, kHidden);
+    const std::string layer = "model.layers.0.";
+    f.add(
+        test::stacked_layer(experts, layer + family.parent, family.in_out, family.gate_up, family.down, family.router));
+    const auto report = f.run();
+    EXPECT_EQ(report.quantized.size(), 3 * kExperts + 1);
+    for (std::int64_t e = 0; e < kExperts; ++e) {
+      const std::string expert = layer + family.written + std::to_string(e) + ".";
+      const auto i = static_cast<std::size_t>(e);
+      f.expect_channels(expert + family.gate, experts.gate[i]);
+      f.expect_channels(expert + family.up, experts.up[i]);
+      f.expect_channels(expert + family.last, experts.down[i]);
+    }
+    EXPECT_EQ(f.names().size(), 2u * (3 * kExperts + 1) + 1) << "nothing else but the router";
+    EXPECT_EQ(report.weights_bytes, io::Checkpoint(f.dir / "out").total_bytes());
+  }
+}
+
+TEST(StackedExperts, OrderAndAxesByTheFamilysOwnProduct) {
+  const at::Tensor x = torch::randn({7, kHidden}, at::kDouble);
+  const auto silu = [](const at::Tensor& t) { return t * torch::sigmoid(t); };
+  for (const bool in_out : {false, true}) {
+    Folder f(in_out ? "llama4" : "qwen3_moe");
+    const test::Experts experts(kExperts, kInner, kHidden);
+    const std::string mlp = "model.layers.0.mlp.", parent = in_out ? "model.layers.0.feed_forward." : mlp;
+    f.add(test::stacked_layer(experts, parent, in_out));
+    f.run();
+    const at::Tensor up = test::find(f.tensors, parent + "experts.gate_up_proj").to(at::kDouble),
+                     down = test::find(f.tensors, parent + "experts.down_proj").to(at::kDouble);
+    for (std::int64_t e = 0; e < kExperts; ++e) {
+      // As transformers computes it: linear(x, gate_up[e]).chunk(2), or bmm(x, gate_up[e]).chunk(2).
+      const auto both = (in_out ? x.matmul(up[e]) : torch::linear(x, up[e])).chunk(2, -1);
+      const at::Tensor inner = silu(both[0]) * both[1],
+                       want = in_out ? inner.matmul(down[e]) : torch::linear(inner, down[e]);
+      const std::string expert = parent + "experts." + std::to_string(e) + ".";
+      const at::Tensor cast =
+          silu(torch::linear(x, f.decoded(expert + "gate_proj"))) * torch::linear(x, f.decoded(expert + "up_proj"));
+      const at::Tensor got = torch::linear(cast, f.decoded(expert + "down_proj"));
+      EXPECT_LT((got - want).norm().item<double>(), 0.1 * want.norm().item<double>()) << e;
+    }
+  }
+}
+
+TEST(StackedExperts, TheRouterIsRenamedWithItsExperts) {
+  Folder f("phimoe");
+  const test::Experts experts(kExperts, kInner, kHidden);
+  f.add(test::stacked_layer(experts, "model.layers.0.mlp.", false, "experts.gate_up_proj", "experts.down_proj",
+                            "router"));
+  f.add({{"model.layers.1.mlp.gate_proj.weight", torch::randn({8, 8})}});  // no experts there
+  f.run();
+  const std::string router = "model.layers.0.block_sparse_moe.gate";
+  EXPECT_TRUE(same_bits(f.out(router + ".weight"), test::find(f.tensors, "model.layers.0.mlp.router.weight")));
+  EXPECT_THAT(f.quantization()["ignore"].get<std::vector<std::string>>(), Contains(router));
+  EXPECT_THAT(f.names(), Contains("model.layers.1.mlp.gate_proj.weight"));
+  EXPECT_TRUE(io::read_json(f.dir / "out/fp8.json")["skipped"].contains(router));
+}
+
+TEST(StackedExperts, ProjectionsInStacksOfTheirOwn) {
+  Folder f("step3p7");
+  const test::Experts experts(kExperts, kInner, kHidden);
+  const std::string moe = "model.layers.3.moe.";
+  f.add({{moe + "gate_proj.weight", torch::stack(experts.gate)},
+         {moe + "up_proj.weight", torch::stack(experts.up)},
+         {moe + "down_proj.weight", experts.downs()}});
+  EXPECT_EQ(f.run().quantized.size(), 3 * kExperts + 1);
+  for (std::size_t e = 0; e < kExperts; ++e) {
+    const std::string expert = moe + "experts." + std::to_string(e) + ".";
+    f.expect_channels(expert + "gate_proj", experts.gate[e]);
+    f.expect_channels(expert + "up_proj", experts.up[e]);
+    f.expect_channels(expert + "down_proj", experts.down[e]);
+  }
+  f.options.plan.experts = ExpertForm::keep;
+  f.options.overwrite = true;
+  EXPECT_EQ(f.run().quantized.size(), 1u);
+  EXPECT_THAT(f.quantization()["ignore"].get<std::vector<std::string>>(), Contains(moe + "experts"));
+}
+
+TEST(StackedExperts, AProjectionAlone) {
+  Folder f("nemotron_h");
+  const test::Experts experts(kExperts, kInner, kHidden);
+  f.add({{"model.layers.0.mixer.experts.up_proj", torch::stack(experts.up)},
+         {"model.layers.0.mixer.experts.down_proj", experts.downs()}});
+  EXPECT_EQ(f.run().quantized.size(), 2 * kExperts + 1);
+  for (std::size_t e = 0; e < kExperts; ++e) {
+    f.expect_channels("model.layers.0.mixer.experts." + std::to_string(e) + ".up_proj", experts.up[e]);
+    f.expect_channels("model.layers.0.mixer.experts." + std::to_string(e) + ".down_proj", experts.down[e]);
+  }
+}
+
+TEST(StackedExperts, HalveACheckpointThatIsMadeOfThem) {
+  Folder f("qwen3_moe");
+  const test::Experts experts(16, 128, 256);
+  f.add(test::stacked_layer(experts, "model.layers.0.mlp."));
+  const auto report = f.run();
+  std::uint64_t experts_bytes = 0;
+  const io::Checkpoint out(f.dir / "out");
+  for (const auto& name : out.names())
+    experts_bytes += name.find(".experts.") != std::string::npos ? out.info(name).bytes() : 0;
+  const double source = 3.0 * 16 * 128 * 256 * 2;
+  EXPECT_GE(source, 0.95 * static_cast<double>(report.source_bytes));
+  EXPECT_LE(static_cast<double>(experts_bytes), 0.52 * source);
+  EXPECT_LE(static_cast<double>(fs::file_size(f.dir / "out/model.safetensors")),
+            0.55 * static_cast<double>(fs::file_size(f.dir / "in/model.safetensors")));
+}
+
+TEST(StackedExperts, KeptOnesAreListedForReaders) {
+  for (const auto format : {CheckpointFormat::compressed_tensors, CheckpointFormat::fp8}) {
+    Folder f("mixtral");
+    const test::Experts experts(kExperts, kInner, kHidden);
+    f.add(test::stacked_layer(experts, "model.layers.0.mlp."));
+    f.options.plan.experts = ExpertForm::keep;
+    f.options.format = format;
+    if (format == CheckpointFormat::fp8) f.options.plan.weights = WeightGranularity::tensor;
+    const auto report = f.run();
+    EXPECT_EQ(report.quantized.size(), 1u);
+    for (const char* stack : {"model.layers.0.mlp.experts.gate_up_proj", "model.layers.0.mlp.experts.down_proj"}) {
+      EXPECT_THAT(reasons(report)[stack], HasSubstr("kept by")) << stack;
+      EXPECT_TRUE(same_bits(f.out(stack), test::find(f.tensors, stack)));
+    }
+    const auto config = f.quantization();
+    const auto ignored =
+        config[format == CheckpointFormat::fp8 ? "ignored_layers" : "ignore"].get<std::vector<std::string>>();
+    EXPECT_THAT(ignored, Contains("model.layers.0.mlp.experts"));
+  }
+}
+
+TEST(StackedExperts, AFamilyWithoutARowIsKeptWithANotice) {
+  for (const char* type : {"made_up_moe", "gpt_oss"}) {
+    Folder f(type);
+    f.add(test::stacked_layer(test::Experts(kExperts, kInner, kHidden), "model.layers.0.mlp.", true));
+    const auto report = f.run();
+    EXPECT_EQ(report.quantized.size(), 1u);
+    EXPECT_EQ(reasons(report).count("model.layers.0.mlp.experts.down_proj"), 1u);
+    EXPECT_THAT(f.quantization()["ignore"].get<std::vector<std::string>>(), Contains("model.layers.0.mlp.experts"));
+    const bool noticed = std::any_of(report.warnings.begin(), report.warnings.end(), [](const std::string& w) {
+      return w.find("model.layers.0.mlp.experts.") != std::string::npos;
+    });
+    EXPECT_EQ(noticed, std::string(type) == "made_up_moe");
+  }
+}
+
+TEST(StackedExperts, AllOfALayerOrNone) {
+  const std::string mlp = "model.layers.0.mlp.", other = "model.layers.1.mlp.";
+  Folder f("qwen3_moe");
+  f.add(test::stacked_layer(test::Experts(kExperts, kInner, kHidden), mlp));
+  f.add(test::stacked_layer(test::Experts(kExperts, kInner, kHidden), other));
+  f.options.plan.exclude = {"layers\\.0\\.mlp\\.experts\\.3\\.up_proj"};
+  auto report = f.run();
+  EXPECT_EQ(report.quantized.size(), 3 * kExperts + 1);
+  EXPECT_THAT(reasons(report)[mlp + "experts.gate_up_proj"], HasSubstr("experts.3.up_proj is not converted: excluded"));
+  EXPECT_THAT(f.names(), Contains(mlp + "experts.down_proj"));
+  EXPECT_THAT(f.quantization()["ignore"].get<std::vector<std::string>>(), Contains(mlp + "experts"));
+  EXPECT_EQ(reasons(report).count(mlp + "experts.0.gate_proj"), 0u);
+  // vLLM asks for a mixture by its expert 0, below a prefix of its own.
+  const auto is_ignored = [&](const std::string& name) {
+    const auto entries = f.quantization()["ignore"].get<std::vector<std::string>>();
+    return std::any_of(entries.begin(), entries.end(), [&](const auto& entry) {
+      return entry_matches(CheckpointFormat::compressed_tensors, entry, name);
+    });
+  };
+  EXPECT_TRUE(is_ignored("language_model." + mlp + "experts.0.gate_proj"));
+  EXPECT_FALSE(is_ignored("language_model." + other + "experts.0.gate_proj"));
+  f.options.plan.exclude = {"experts"};
+  f.options.overwrite = true;
+  report = f.run();
+  EXPECT_EQ(report.quantized.size(), 1u);
+  EXPECT_THAT(reasons(report)[other + "experts.down_proj"], HasSubstr("excluded by"));
+  f.options.plan.exclude = {};
+  f.options.plan.keep = {{other + "experts.down_proj", "damages most"}};
+  report = f.run();
+  EXPECT_EQ(report.quantized.size(), 3 * kExperts + 1);
+  EXPECT_EQ(reasons(report)[other + "experts.gate_up_proj"], "damages most");
+}
+
+TEST(StackedExperts, WhatIsNotANumberIsNamedWithItsExpert) {
+  Folder f("llama4");
+  f.add(test::stacked_layer(test::Experts(kExperts, kInner, kHidden), "model.layers.0.feed_forward.", true));
+  at::Tensor stack = test::find(f.tensors, "model.layers.0.feed_forward.experts.gate_up_proj");
+  stack[3][4][kInner + 1] = std::numeric_limits<float>::quiet_NaN();
+  for (const auto weights : {WeightGranularity::channel, WeightGranularity::tensor, WeightGranularity::block}) {
+    f.options.plan.weights = weights;
+    f.options.plan.block = {4, 4};
+    EXPECT_TRUE(throws_with({"model.layers.0.feed_forward.experts.gate_up_proj, expert 3: expected finite weights, "
+                             "found NaN in 1 of 240 values"},
+                            [&] { f.run(); }));
+    EXPECT_FALSE(fs::exists(f.dir / "out"));
+  }
+  f.options.allow_nonfinite = true;
+  f.options.plan.weights = WeightGranularity::channel;
+  const auto report = f.run();
+  EXPECT_EQ(report.quantized.size(), 1u);
+  EXPECT_THAT(reasons(report)["model.layers.0.feed_forward.experts.down_proj"], HasSubstr("NaN in 1 of 2400 values"));
+}
+
+TEST(StackedExperts, ShapesThatDoNotFitAreRefusedByName) {
+  const std::string mlp = "model.layers.0.mlp.experts.";
+  const auto refused = [&](const char* type, std::vector<std::int64_t> up, std::vector<std::int64_t> down,
+                           const std::vector<std::string>& words) {
+    Folder f(type);
+    f.add({{mlp + "gate_up_proj", torch::zeros(up, at::kBFloat16)},
+           {mlp + "down_proj", torch::zeros(down, at::kBFloat16)}});
+    EXPECT_TRUE(throws_with(words, [&] { f.run(); })) << words[0];
+    f.options.plan.experts = ExpertForm::keep;
+    EXPECT_EQ(f.run().quantized.size(), 1u);
+  };
+  refused("qwen3_moe", {0, 24, 20}, {0, 20, 12}, {"gate_up_proj: shape [0, 24, 20]", "expected experts with values"});
+  refused("qwen3_moe", {4, 25, 20}, {4, 20, 12}, {"gate_up_proj: shape [4, 25, 20]", "found 25 rows of both"});
+  refused("qwen3_moe", {4, 24, 20}, {3, 20, 12}, {"down_proj: shape [3, 20, 12]", "as many experts", "4"});
+  refused("qwen3_moe", {4, 20, 24}, {4, 12, 20},
+          {"gate_up_proj: shape [4, 20, 24]", "expected [E, 2 I, H] beside [E, H, I]",
+           "[4, 12, 20] in " + mlp + "down_proj"});
+  refused("llama4", {4, 24, 20}, {4, 20, 12}, {"gate_up_proj", "expected [E, H, 2 I] beside [E, I, H]"});
+  refused("llama4", {4, 20, 23}, {4, 12, 20}, {"gate_up_proj", "found 23 rows of both"});
+  refused("qwen3_vl_moe", {4, 24, 20}, {4, 20, 13}, {"gate_up_proj"});
+}
+
+TEST(StackedExperts, AStackBesideTheSameExpertIsRefused) {
+  Folder f("qwen3_moe");
+  f.add(test::stacked_layer(test::Experts(2, kInner, kHidden), "model.layers.0.mlp."));
+  f.add({{"model.layers.0.mlp.experts.1.up_proj.weight", torch::randn({kInner, kHidden})}});
+  EXPECT_TRUE(throws_with({"gate_up_proj", "experts.1.up_proj.weight holds too"}, [&] { f.run(); }));
+}
+
+TEST(StackedExperts, EveryFormHoldsThem) {
+  const std::int64_t inner = 128, hidden = 256;
+  const test::Experts experts(3, inner, hidden);
+  struct Case {
+    CheckpointFormat format;
+    WeightGranularity weights;
+    ActivationScaling activations;
+  };
+  for (const Case c :
+       {Case{CheckpointFormat::compressed_tensors, WeightGranularity::channel, ActivationScaling::none},
+        Case{CheckpointFormat::compressed_tensors, WeightGranularity::block, ActivationScaling::dynamic_token},
+        Case{CheckpointFormat::compressed_tensors, WeightGranularity::tensor, ActivationScaling::dynamic_token},
+        Case{CheckpointFormat::fp8, WeightGranularity::block, ActivationScaling::dynamic_token},
+        Case{CheckpointFormat::fp8, WeightGranularity::tensor, ActivationScaling::dynamic_token},
+        Case{CheckpointFormat::modelopt, WeightGranularity::channel, ActivationScaling::dynamic_token},
+        Case{CheckpointFormat::modelopt, WeightGranularity::block, ActivationScaling::dynamic_token},
+        Case{CheckpointFormat::inc, WeightGranularity::tensor, ActivationScaling::static_tensor}}) {
+    Folder f("llama4");
+    f.tensors.clear();
+    f.add(test::stacked_layer(experts, "model.layers.0.feed_forward.", true));
+    f.options.format = c.format;
+    f.options.plan.weights = c.weights;
+    f.options.plan.activations = c.activations;
+    f.options.plan.block = {128, 128};
+    if (c.activations == ActivationScaling::static_tensor) {
+      measure::MeasurementFile file;
+      for (int e = 0; e < 3; ++e) {
+        for (const char* name : {"gate_proj", "up_proj", "down_proj"})
+          file.modules.push_back({"model.layers.0.feed_forward.experts." + std::to_string(e) + "." + name,
+                                  {{2.0f}},
+                                  std::nullopt,
+                                  std::nullopt});
+      }
+      f.options.plan.measurements = file;
+    }
+    EXPECT_EQ(f.run().quantized.size(), 9u) << name_of(c.format);
+    // Our own reader sees them as it sees any Linear.
+    const io::Checkpoint out(f.dir / "out");
+    const StoredCheckpoint stored = read_stored(out);
+    ASSERT_EQ(stored.weights.size(), 9u) << name_of(c.format);
+    for (const auto& w : stored.weights) {
+      const auto e =
+          static_cast<std::size_t>(w.spec.module[std::string("model.layers.0.feed_forward.experts.").size()] - '0');
+      const at::Tensor& want = w.spec.module.ends_with("gate_proj") ? experts.gate[e]
+                               : w.spec.module.ends_with("up_proj") ? experts.up[e]
+                                                                    : experts.down[e];
+      ASSERT_EQ(w.spec.rows, want.size(0));
+      at::Tensor codes = torch::empty({w.spec.rows, w.spec.cols}, at::kByte),
+                 values = torch::empty({w.spec.rows, w.spec.cols});
+      read_code_rows(out, w, 0, w.spec.rows, codes.data_ptr<std::uint8_t>());
+      const auto scales = read_scale_inv(out, w);
+      decode_weight_rows(codes.data_ptr<std::uint8_t>(), w.spec.rows, w.spec.cols, 0, scales.data(),
+                         static_cast<std::int64_t>(scales.size()), w.spec.scheme, values.data_ptr(),
+                         recipes::FloatType::F32);
+      EXPECT_LT((values - want.to(at::kFloat)).norm().item<double>(), 0.04 * want.to(at::kFloat).norm().item<double>())
+          << w.spec.module;
+    }
+  }
+}
+
+TEST(StackedExperts, SingleOnesAreConvertedLikeAnyLinear) {
+  Folder f("mixtral");
+  const test::Experts experts(kExperts, kInner, kHidden);
+  f.add(test::stacked_layer(experts, "model.layers.0.mlp."));
+  f.run();
+  ConvertOptions to;
+  to.form = CheckpointFormat::modelopt;
+  EXPECT_EQ(convert_checkpoint(f.dir / "out", f.dir / "modelopt", to).modules.size(), 3u * kExperts + 1);
+  const auto ignored =
+      io::read_json(f.dir / "modelopt/config.json")["quantization_config"]["ignore"].get<std::vector<std::string>>();
+  EXPECT_THAT(ignored, ::testing::Not(Contains(HasSubstr("experts"))));
+  to.type = recipes::FloatType::BF16;
+  convert_checkpoint(f.dir / "out", f.dir / "bf16", to);
+  for (std::size_t e = 0; e < kExperts; ++e) {
+    const std::string expert = "model.layers.0.block_sparse_moe.experts." + std::to_string(e) + ".w3";
+    EXPECT_TRUE(
+        same_bits(read_tensor(f.dir / "bf16", expert + ".weight"), f.decoded(expert).to(at::kFloat).to(at::kBFloat16)))
+        << expert;
+  }
+}
+
+TEST(StackedExperts, GateAndUpOfAnExpertShareAScalePerTensor) {
+  Folder f("qwen3_moe");
+  const test::Experts experts(kExperts, kInner, kHidden);
+  f.add(test::stacked_layer(experts, "model.layers.0.mlp."));
+  f.options.plan.weights = WeightGranularity::tensor;
+  f.run();
+  for (std::size_t e = 0; e < kExperts; ++e) {
+    const std::string expert = "model.layers.0.mlp.experts." + std::to_string(e) + ".";
+    const float fused =
+        std::max(test::amax_reference(experts.gate[e], 1)[0], test::amax_reference(experts.up[e], 1)[0]) / 448.0f;
+    for (const char* name : {"gate_proj", "up_proj"}) {
+      EXPECT_TRUE(same_bits(f.out(expert + name + ".weight_scale"), torch::tensor({fused})));
+      EXPECT_TRUE(
+          same_bits(f.out(expert + name + ".weight"),
+                    test::quantize_reference(name[0] == 'g' ? experts.gate[e] : experts.up[e], {fused}, 448.0f).codes));
+    }
+  }
+}
+
+TEST(StackedExperts, ShardsAndRanksGiveTheSameBytes) {
+  Folder f("llama4");
+  f.add(test::stacked_layer(test::Experts(9, kInner, kHidden), "model.layers.0.feed_forward.", true));
+  f.add(test::stacked_layer(test::Experts(9, kInner, kHidden), "model.layers.1.feed_forward.", true));
+  f.options.shard_bytes = 3000;
+  f.run();
+  for (std::int64_t rank = 0; rank < 3; ++rank) {
+    f.options.world_size = 3;
+    f.options.rank = rank;
+    f.run("joined");
+  }
+  f.options.join = true;
+  f.run("joined");
+  const auto one = test::folder_bytes(f.dir / "out"), joined = test::folder_bytes(f.dir / "joined");
+  EXPECT_GT(one.size(), 5u);
+  for (const auto& [name, bytes] : one)
+    EXPECT_TRUE(name == "fp8.json" || (joined.count(name) != 0 && joined.at(name) == bytes)) << name;
+}
+
+TEST(StackedExperts, TenThousandModules) {
+  Folder f("qwen3_moe");
+  const std::string experts = "model.layers.0.mlp.experts.";
+  const std::int64_t count = 3'400;
+  f.add({{experts + "gate_up_proj", torch::randn({count, 4, 4}).to(at::kBFloat16)},
+         {experts + "down_proj", torch::randn({count, 4, 2}).to(at::kBFloat16)}});
+  EXPECT_EQ(f.run().quantized.size(), 3u * count + 1);
+  f.expect_channels(experts + "3399.up_proj", f.tensors[1].second[3399].slice(0, 2, 4).contiguous());
+  f.expect_channels(experts + "3399.down_proj", f.tensors[2].second[3399]);
+}
+
+TEST(StackedExperts, ARunThatWasCutShortGoesOn) {
+  Folder f("qwen3_moe");
+  f.add(test::stacked_layer(test::Experts(40, kInner, kHidden), "model.layers.0.mlp."));
+  f.run("whole");
+  f.options.resume = true;
+  int asked = 0;
+  f.options.stop = [&] { return ++asked > 60; };
+  EXPECT_TRUE(throws_with({"interrupted"}, [&] { f.run(); }));
+  f.options.stop = {};
+  const auto report = f.run();
+  EXPECT_GT(report.units_kept, 0u);
+  EXPECT_LT(report.units_kept, report.units);
+  EXPECT_EQ(test::read_text(f.dir / "out/model.safetensors"), test::read_text(f.dir / "whole/model.safetensors"));
+}
+
+TEST(ExpertFamilies, RowsAreFoundByTypeOrByThatOfTheText) {
+  EXPECT_NE(expert_family(io::Json{{"model_type", "mixtral"}}), nullptr);
+  EXPECT_EQ(expert_family(io::Json{{"model_type", "mixtra"}}), nullptr);
+  EXPECT_EQ(expert_family(io::Json{{"model_type", "qwen3_moe qwen3_next"}}), nullptr);
+  EXPECT_EQ(expert_family(io::Json{{"model_type", 3}}), nullptr);
+  EXPECT_EQ(expert_family(io::Json()), nullptr);
+  EXPECT_EQ(expert_family(io::Json{{"model_type", "some_vl"}, {"text_config", {{"model_type", "llama4_text"}}}}),
+            expert_family(io::Json{{"model_type", "llama4"}}));
+  std::set<std::string> types;
+  for (const auto& family : expert_families()) {
+    std::istringstream words{std::string(family.model_types)};
+    for (std::string type; words >> type;) EXPECT_TRUE(types.insert(type).second) << type << " has two rows";
+    EXPECT_EQ(family.keep.empty(), !family.spellings[0].down.empty()) << family.model_types;
+  }
+}
+
+}  // namespace
+}  // namespace fp8::quant

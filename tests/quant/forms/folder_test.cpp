@@ -1,0 +1,173 @@
+// SPDX-License-Identifier: Apache-2.0
+// Types told from names, files carried, shards cut.
+#include "fp8/quant/forms/folder.h"
+
+#include <sys/stat.h>
+
+#include <set>
+
+#include "fp8/runtime/io/error.h"
+#include "quant/checkpoint/small_checkpoint.h"
+#include "support/hpu_test.h"
+#include "support/temp_dir.h"
+
+namespace fp8::quant {
+namespace {
+
+namespace fs = std::filesystem;
+using Entry = io::SafetensorsWriter::Entry;
+
+TEST(CheckpointFolder, AConfigMustBeAnObjectOfAHighPrecisionModel) {
+  const test::TempDir dir;
+  test::write_text(dir / "config.json", R"({"b": 1, "quantization_config": null, "a": 2.50})");
+  const auto config = read_model_config(dir.path());
+  EXPECT_EQ(config.dump(), R"({"b":1,"a":2.5})");
+}
+
+/// Tensors a (6 bytes), b (6), c (20), d (2), written whole.
+std::map<std::string, std::string> shards(std::uint64_t shard_bytes) {
+  const test::TempDir dir;
+  const std::vector<Entry> entries = {
+      {"a", io::DType::U8, {6}}, {"b", io::DType::U8, {2, 3}}, {"c", io::DType::U8, {20}}, {"d", io::DType::F16, {}}};
+  io::OutputDirectory out(dir / "out", false);
+  ShardedWriter writer(out, entries, shard_bytes);
+  const std::string bytes(20, 'x');
+  for (const auto& e : entries) writer.write(e.name, bytes.data(), 0, e.name == "c" ? 20 : e.name == "d" ? 2 : 6);
+  writer.commit();
+  out.commit();
+  const io::Checkpoint read(dir / "out");
+  EXPECT_EQ(read.names().size(), 4u);
+  EXPECT_EQ(read.total_bytes(), 34u);
+  return test::folder_bytes(dir / "out");
+}
+
+TEST(CheckpointFolder, OneFileWhenItFits) {
+  const auto files = shards(34);
+  ASSERT_EQ(files.size(), 1u);
+  EXPECT_EQ(files.begin()->first, "model.safetensors");
+}
+
+TEST(CheckpointFolder, ShardsAreCutBetweenTensors) {
+  const auto files = shards(12);  // a b | c (larger than a shard) | d
+  EXPECT_EQ(files.size(), 4u);
+  const auto index = io::parse_json(files.at("model.safetensors.index.json"), "index");
+  EXPECT_EQ(index["metadata"]["total_size"], 34);
+  EXPECT_EQ(index["weight_map"]["a"], "model-00001-of-00003.safetensors");
+  EXPECT_EQ(index["weight_map"]["b"], "model-00001-of-00003.safetensors");
+  EXPECT_EQ(index["weight_map"]["c"], "model-00002-of-00003.safetensors");
+  EXPECT_EQ(index["weight_map"]["d"], "model-00003-of-00003.safetensors");
+  EXPECT_EQ(shards(1).size(), 5u);  // each its own
+}
+
+TEST(CheckpointFolder, CarriesTheFilesReadersWant) {
+  const test::TempDir dir;
+  for (const char* folder :
+       {"vocab.json", "chat_templates", "additional_chat_templates", "onnx", "other"})  // no file to carry: vocab.json
+    fs::create_directories(dir / "in" / folder);
+  const std::vector<std::string> wanted = {"README.md",
+                                           "LICENSE",
+                                           "NOTICE.txt",
+                                           "USE_POLICY.md",
+                                           "merges.txt",
+                                           "vocab.txt",
+                                           "spiece.model",
+                                           "x.tiktoken",
+                                           "generation_config.json",
+                                           "tokenizer.json",
+                                           "tokenizer_config.json",
+                                           "special_tokens_map.json",
+                                           "added_tokens.json",
+                                           "chat_template.jinja",
+                                           "chat_template.json",
+                                           "chat_templates/tool_use.jinja",
+                                           "additional_chat_templates/rag.jinja",
+                                           "preprocessor_config.json",
+                                           "processor_config.json",
+                                           "image_processor_config.json",
+                                           "video_preprocessor_config.json",
+                                           "feature_extractor_config.json"};
+  for (const auto& name : wanted) test::write_text(dir / "in" / name, '"' + std::string(name) + '"');
+  for (const char* name : {"model.safetensors", "stray.safetensors", "model.safetensors.index.json",
+                           "pytorch_model.bin", "pytorch_model.bin.index.json", "README.bin", "model.gguf",
+                           "hf_quant_config.json", "quantization_config.json", "optimizer.pt", "trainer_state.json",
+                           "rng_state.pth", "onnx/model.onnx", "other/a.txt", "model", "code.py", ".gitattributes"})
+    test::write_text(dir / "in" / name, '"' + std::string(name) + '"');
+  test::write_text(dir / "in/config.json", R"({"a": 1.0})");
+  OutputFolder out(dir / "out", false);
+  EXPECT_TRUE(out.carry_through(dir / "in").empty());
+  out.write_json("config.json", io::Json{{"a", 1.0}});
+  out.commit();
+  auto files = test::folder_bytes(dir / "out");
+  EXPECT_EQ(files.at("config.json"), "{\n  \"a\": 1.0\n}\n");
+  files.erase("config.json");
+  for (const auto& [name, bytes] : files) EXPECT_EQ(bytes, '"' + name + '"');
+  for (const auto& name : wanted) EXPECT_EQ(files.erase(name), 1u) << name;
+  EXPECT_TRUE(files.empty()) << files.begin()->first;
+}
+
+std::set<std::string> carried(const fs::path& source, const fs::path& to,
+                              std::vector<std::string>* warnings = nullptr) {
+  OutputFolder out(to, true);
+  auto found = out.carry_through(source);
+  if (warnings != nullptr) *warnings = std::move(found);
+  out.write_json("config.json", io::Json::object());
+  out.commit();
+  std::set<std::string> names;
+  for (const auto& [name, bytes] : test::folder_bytes(to)) names.insert(name);
+  names.erase("config.json");
+  return names;
+}
+
+TEST(CheckpointFolder, PythonOnlyWhereAConfigNamesIt) {
+  const test::TempDir dir;
+  fs::create_directories(dir / "in");
+  test::write_text(dir / "in/modeling_x.py", "from .layers_x import a");
+  test::write_text(dir / "in/layers_x.py", "a = 1");
+  test::write_text(dir / "in/config.json", R"({"auto_map": {}})");
+  EXPECT_EQ(carried(dir / "in", dir / "out"), std::set<std::string>{});
+  test::write_text(dir / "in/config.json", R"({"auto_map": {"AutoModel": "modeling_x.X"}})");
+  EXPECT_EQ(carried(dir / "in", dir / "out"), (std::set<std::string>{"layers_x.py", "modeling_x.py"}));
+}
+
+TEST(CheckpointFolder, LinksAreReadWhereTheyLead) {
+  const test::TempDir dir;
+  for (const char* folder : {"blobs", "snapshots/1/chat_templates"}) fs::create_directories(dir / folder);
+  test::write_text(dir / "blobs/abc", "the tokenizer");
+  const fs::path in = dir / "snapshots/1";
+  fs::create_symlink("../../blobs/abc", in / "tokenizer.json");
+  fs::create_symlink("../../../blobs/abc", in / "chat_templates/a.jinja");
+  fs::create_symlink("../../blobs/gone", in / "merges.txt");
+  fs::create_symlink("vocab.txt", in / "vocab.txt");
+  fs::create_symlink("/dev/zero", in / "LICENSE");
+  ASSERT_EQ(mkfifo((in / "README.md").c_str(), 0600), 0);
+  std::vector<std::string> warnings;
+  EXPECT_EQ(carried(in, dir / "out", &warnings), (std::set<std::string>{"chat_templates/a.jinja", "tokenizer.json"}));
+  EXPECT_EQ(test::read_text(dir / "out/chat_templates/a.jinja"), "the tokenizer");
+  EXPECT_FALSE(fs::is_symlink(dir / "out/tokenizer.json"));
+  EXPECT_EQ(warnings, (std::vector<std::string>{
+                          (in / "LICENSE").string() + ": a link to something that is no file, not carried through",
+                          (in / "README.md").string() + ": not a regular file, not carried through",
+                          (in / "merges.txt").string() + ": a link that leads nowhere, not carried through",
+                          (in / "vocab.txt").string() + ": a link that leads nowhere, not carried through"}));
+}
+
+TEST(CheckpointFolder, ConfigKeepsItsText) {
+  const test::TempDir dir;
+  test::write_text(
+      dir / "config.json",
+      "{\n    \"rms_norm_eps\": 1e-05,\n    \"quantization_config\": {\"old\": 1},\n    \"rope_theta\": 10000.0\n}\n");
+  OutputFolder out(dir / "out", false), bare(dir / "bare", false);
+  out.write_config(dir / "config.json",
+                   {{"quantization_config", {{"new", 0.5}}}, {"tie_word_embeddings", false}, {"none", nullptr}});
+  bare.write_config("", {{"quantization_config", {{"new", 0.5}}}});
+  out.commit();
+  bare.commit();
+  EXPECT_EQ(test::read_text(dir / "out/config.json"),
+            "{\n    \"rms_norm_eps\": 1e-05,\n    \"quantization_config\": {\n        \"new\": 0.5\n    },\n    "
+            "\"rope_theta\": 10000.0,\n"
+            "    \"tie_word_embeddings\": false\n}\n");
+  EXPECT_EQ(test::read_text(dir / "bare/config.json"), "{\n  \"quantization_config\": {\n    \"new\": 0.5\n  }\n}\n");
+}
+
+}  // namespace
+}  // namespace fp8::quant

@@ -1,0 +1,365 @@
+// SPDX-License-Identifier: Apache-2.0
+// Other tools' spellings of each form are read, and what a reader would take for something else is refused by file,
+// tensor or key.
+#include "fp8/quant/forms/parts.h"
+#include "fp8/runtime/io/error.h"
+#include "fp8/runtime/kernels/decode.h"
+#include "quant/forms/form_checkpoint.h"
+#include "support/test_data.h"
+
+namespace fp8::quant {
+namespace {
+
+using io::DType;
+using io::Json;
+using test::codes;
+using test::f32;
+using test::HandCheckpoint;
+using test::HandTensor;
+using test::throws_with;
+
+constexpr float kNan = std::numeric_limits<float>::quiet_NaN(), kInf = std::numeric_limits<float>::infinity();
+
+Json args(const std::string& strategy, bool dynamic) {
+  return {{"num_bits", 8}, {"type", "float"}, {"strategy", strategy}, {"symmetric", true}, {"dynamic", dynamic}};
+}
+
+Json compressed(const Json& weights, const Json& activations = nullptr) {
+  return {{"quant_method", "compressed-tensors"},
+          {"format", "float-quantized"},
+          {"quantization_status", "compressed"},
+          {"config_groups",
+           {{"group_0", {{"targets", {"Linear"}}, {"weights", weights}, {"input_activations", activations}}}}},
+          {"ignore", Json::array()}};
+}
+const Json kTensor = compressed(args("tensor", false)), kChannel = compressed(args("channel", false));
+const Json kFp8Block =
+    Json::parse(R"({"quant_method": "fp8", "activation_scheme": "dynamic", "weight_block_size": [2, 2]})");
+const Json kFp8Tensor =
+    Json::parse(R"({"quant_method": "fp8", "activation_scheme": "static", "weight_block_size": null})");
+Json modelopt(const char* algorithm) { return {{"quant_method", "modelopt"}, {"quant_algo", algorithm}}; }
+
+/// Reads all of a checkpoint, scales and codes too.
+void read_all(const HandCheckpoint& checkpoint) {
+  const auto open = checkpoint.open();
+  for (const auto& w : read_stored(open).weights) {
+    read_scale_inv(open, w);
+    std::vector<std::uint8_t> bytes(static_cast<std::size_t>(w.spec.rows * w.spec.cols));
+    read_code_rows(open, w, 0, w.spec.rows, bytes.data());
+  }
+}
+
+/// Expects an error whose message has the folder and these words.
+void refused(const std::vector<std::string>& words, const Json& config, const std::vector<HandTensor>& tensors) {
+  const HandCheckpoint checkpoint(config, tensors);
+  auto all = words;
+  all.push_back(checkpoint.path().string());
+  EXPECT_TRUE(throws_with(all, [&] { read_all(checkpoint); })) << words[0];
+}
+
+StoredWeight only(const StoredCheckpoint& stored) {
+  EXPECT_EQ(stored.weights.size(), 1u);
+  return stored.weights.at(0);
+}
+
+TEST(FormsReading, ScalarAndHalfScalesOfCompressedTensors) {
+  EXPECT_EQ(
+      only(HandCheckpoint(kTensor, {codes("m", 3, 2), f32("m.weight_scale", {}, {0.5f})}).read()).spec.scheme.weights,
+      WeightGranularity::tensor);
+  const HandCheckpoint half(
+      kChannel, {codes("m", 2, 2), {"m.weight_scale", DType::F16, {2, 1}, {0x00, 0x3C, 0x00, 0x40}}});  // 1, 2
+  EXPECT_EQ(read_scale_inv(half.open(), only(half.read())), (std::vector<float>{1, 2}));
+  const HandCheckpoint brain(
+      kChannel, {codes("m", 2, 2), {"m.weight_scale", DType::BF16, {2, 1}, {0x80, 0x3F, 0x40, 0x40}}});  // 1, 3
+  EXPECT_EQ(read_scale_inv(brain.open(), only(brain.read())), (std::vector<float>{1, 3}));
+}
+
+TEST(FormsReading, OlderKeyOfCompressedTensors) {
+  Json inner = kTensor;
+  inner.erase("quant_method");
+  for (const Json& config : {inner, Json{{"quantization_config", inner}, {"sparsity_config", nullptr}}}) {
+    const HandCheckpoint checkpoint(config, {codes("m", 3, 2), f32("m.weight_scale", {1}, {0.5f})},
+                                    "compression_config");
+    EXPECT_EQ(only(checkpoint.read()).spec.module, "m");
+  }
+}
+
+TEST(FormsReading, TheSidecarTellsDialectAndConvention) {
+  const HandCheckpoint checkpoint(
+      compressed(args("tensor", false), args("tensor", false)),
+      {codes("m", 4, 2), f32("m.weight_scale", {1}, {0.5f}), f32("m.input_scale", {1}, {0.30078125f})});
+  checkpoint.write("fp8.json", {{"dialect", "gaudi2"}, {"convention", "inc"}, {"hp_dtype", "bf16"}});
+  const Scheme scheme = only(checkpoint.read()).spec.scheme;
+  EXPECT_EQ(scheme.dialect, recipes::Dialect::gaudi2);
+  EXPECT_EQ(scheme.convention, Convention::inc);
+  EXPECT_EQ(scheme.input_scale, 3.328125f);  // 1 / 0.30078125 = 3.3247 in bf16
+  checkpoint.write("fp8.json", Json::array());
+  EXPECT_TRUE(throws_with({"fp8.json", "expected an object"}, [&] { checkpoint.read(); }));
+}
+
+TEST(FormsReading, OddJsonIsRefused) {
+  for (const Json& odd : {Json(3), Json::array({1}), Json("x")}) {
+    refused({"'quantization_config'", "expected an object"}, odd, {codes("m", 4, 2)});
+    Json config = kTensor;
+    config["config_groups"]["group_0"] = odd;
+    refused({"config_groups.group_0", "expected an object"}, config, {codes("m", 4, 2)});
+    config = kTensor;
+    config["config_groups"]["group_0"]["weights"] = odd;
+    refused({"group_0.weights", "expected an object"}, config, {codes("m", 4, 2)});
+    config["config_groups"] = odd;
+    refused({"'config_groups'", "at least one"}, config, {codes("m", 4, 2)});
+  }
+}
+
+TEST(FormsReading, GroupsAreToldApartByTheirTargets) {
+  Json config = kTensor;
+  const auto group = [&](const Json& targets, const std::string& strategy, const Json& activations) {
+    return Json{{"targets", targets}, {"weights", args(strategy, false)}, {"input_activations", activations}};
+  };
+  config["config_groups"] = {{"a", group({"Linear"}, "tensor", nullptr)},
+                             {"b", group({"re:.*[.]down_proj$"}, "channel", args("token", true))},
+                             {"c", group({"l.1.down_proj"}, "tensor", args("tensor", true))}};
+  const std::vector<HandTensor> tensors = {
+      codes("l.0.down_proj", 2, 2), f32("l.0.down_proj.weight_scale", {2, 1}, {1, 2}),
+      codes("l.1.down_proj", 2, 2), f32("l.1.down_proj.weight_scale", {1}, {1}),
+      codes("l.0.up_proj", 2, 2),   f32("l.0.up_proj.weight_scale", {1}, {1})};
+  std::map<std::string, std::string> found;
+  for (const auto& w : HandCheckpoint(config, tensors).read().weights) found[w.spec.module] = w.spec.scheme.describe();
+  EXPECT_EQ(found, (std::map<std::string, std::string>{
+                       {"l.0.down_proj", "E4M3 channel weights, dynamic token activations, ocp"},
+                       {"l.1.down_proj", "E4M3 tensor weights, dynamic tensor activations, ocp"},
+                       {"l.0.up_proj", "E4M3 tensor weights, high precision activations, ocp"}}));
+  config["config_groups"].erase("a");
+  refused({"config_groups", "l.0.up_proj"}, config, tensors);
+}
+
+TEST(FormsReading, BothDialectsOfFp8PerTensor) {
+  for (const std::vector<std::int64_t>& shape : {std::vector<std::int64_t>{}, {1}, {1, 1}}) {
+    const auto w = only(HandCheckpoint(kFp8Tensor, {codes("m", 3, 2), f32("m.weight_scale_inv", shape, {0.5f}),
+                                                    f32("m.activation_scale", shape, {0.25f})})
+                            .read());
+    EXPECT_EQ(w.scale, "m.weight_scale_inv");
+    EXPECT_EQ(w.spec.scheme.input_scale_inv, 0.25f);
+    EXPECT_EQ(w.tensors.size(), 3u);
+  }
+  const auto w = only(HandCheckpoint(kFp8Tensor, {codes("m", 3, 2), f32("m.weight_scale", {}, {0.5f}),
+                                                  f32("m.input_scale", {1}, {2.0f})})
+                          .read());
+  EXPECT_EQ(w.scale, "m.weight_scale");
+  EXPECT_EQ(w.spec.scheme.input_scale, 0.5f);
+}
+
+TEST(FormsReading, PowerOfTwoScalesAndRaggedBlocksOfFp8) {
+  const HandCheckpoint checkpoint(kFp8Block,
+                                  {codes("m", 3, 2), {"m.weight_scale_inv", DType::F8_E8M0, {2, 1}, {127, 0}}});
+  const auto w = only(checkpoint.read());
+  EXPECT_TRUE(w.spec.scheme.power_of_two);
+  EXPECT_EQ(w.spec.scheme.activations, ActivationScaling::dynamic_group);
+  EXPECT_EQ(read_scale_inv(checkpoint.open(), w), (std::vector<float>{1.0f, std::ldexp(1.0f, -127)}));
+  refused({"m.weight_scale_inv", "finite scales > 0"}, kFp8Block,
+          {codes("m", 3, 2), {"m.weight_scale_inv", DType::F8_E8M0, {2, 1}, {127, 255}}});
+}
+
+TEST(FormsReading, ScalesLeftBesideWeightsInHighPrecisionAreStrays) {
+  const auto stored =
+      HandCheckpoint(kFp8Block, {codes("m", 2, 2), f32("m.weight_scale_inv", {1, 1}, {1}),
+                                 f32("n.weight", {1, 2}, {1, 2}), f32("n.weight_scale_inv", {1, 1}, {kNan})})
+          .read();
+  EXPECT_EQ(stored.weights.size(), 1u);
+  EXPECT_EQ(stored.strays, std::vector<std::string>{"n.weight_scale_inv"});
+}
+
+TEST(FormsReading, ModelOptInEitherFileAndItsScalarBlock) {
+  const HandCheckpoint beside(nullptr,
+                              {codes("m", 2, 2), f32("m.weight_scale", {}, {0.5f}), f32("m.input_scale", {}, {0.25f})});
+  EXPECT_TRUE(throws_with({"no quantization_config", "m.weight F8_E4M3 [2, 2] with scales m.weight_scale F32 []"},
+                          [&] { read_stored(beside.open()); }));
+  beside.write("hf_quant_config.json", {{"producer", {{"name", "modelopt"}}},
+                                        {"quantization", {{"quant_algo", "FP8"}, {"exclude_modules", {"lm_head"}}}}});
+  EXPECT_EQ(only(beside.read()).spec.scheme.activations, ActivationScaling::static_tensor);
+  for (const char* algorithm : {"fp8_pb_wo", "FP8_PB_WO"}) {
+    const HandCheckpoint scalar(modelopt(algorithm), {codes("m", 100, 128), f32("m.weight_scale", {}, {0.5f})});
+    EXPECT_EQ(read_scale_inv(scalar.open(), only(scalar.read())), std::vector<float>{0.5f});
+  }
+}
+
+TEST(FormsReading, CachesInEverySpelling) {
+  const auto read = [](const Json& config, const std::string& scale, std::vector<HandTensor> tensors) {
+    tensors.insert(tensors.end(), {codes("l.self_attn.o_proj", 2, 2), f32("l.self_attn.o_proj." + scale, {}, {1})});
+    return HandCheckpoint(config, tensors).read().kv;
+  };
+  const std::string a = "l.self_attn.";
+  const Json fp8 = {{"quant_method", "fp8"}, {"activation_scheme", "dynamic"}};
+  for (const auto& [k, v] : {std::pair{"k_scale", "v_scale"},
+                             {"k_proj.k_scale", "v_proj.v_scale"},
+                             {"k_proj.output_scale", "v_proj.output_scale"},
+                             {"kv_scale", ""}}) {
+    std::vector<HandTensor> tensors = {f32(a + k, {1}, {0.5f})};
+    if (v[0] != '\0') tensors.push_back(f32(a + v, {}, {0.5f}));
+    for (const Json& config : {kTensor, fp8}) {
+      const auto kv = read(config, "weight_scale", tensors);
+      ASSERT_EQ(kv.size(), 1u) << k;
+      EXPECT_EQ(kv[0].attention, "l.self_attn") << k;
+      EXPECT_EQ(kv[0].k, std::vector<float>{0.5f}) << k;
+      EXPECT_EQ(kv[0].v, std::vector<float>{0.5f}) << k;
+    }
+  }
+  const auto heads =
+      read(kTensor, "weight_scale", {f32(a + "k_scale", {2, 1, 1}, {1, 2}), f32(a + "v_scale", {2, 1, 1}, {3, 4})});
+  EXPECT_EQ(heads[0].v, (std::vector<float>{3, 4}));
+}
+
+TEST(FormsReading, CachesThatDoNotFitAreRefused) {
+  const auto fails = [](const std::vector<std::string>& words, std::vector<HandTensor> tensors) {
+    tensors.insert(tensors.end(), {codes("l.o_proj", 2, 2), f32("l.o_proj.weight_scale", {1}, {1})});
+    refused(words, kTensor, tensors);
+  };
+  fails({"a.k_scale", "values", "missing"}, {f32("a.k_scale", {1}, {1})});
+  fails({"a.v_scale", "keys", "missing"}, {f32("a.v_scale", {1}, {1})});
+  fails({"a.k_scale", "finite scales > 0", "found 0"}, {f32("a.k_scale", {1}, {0}), f32("a.v_scale", {1}, {1})});
+  fails({"a.v_scale", "nan"}, {f32("a.k_scale", {1}, {1}), f32("a.v_scale", {1}, {kNan})});
+  fails({"a.v_scale", "expected 2 values", "found 1"},
+        {f32("a.k_scale", {2, 1, 1}, {1, 1}), f32("a.v_scale", {1}, {1})});
+  fails({"a.k_scale", "[2, 2]"}, {f32("a.k_scale", {2, 2}, {1, 1, 1, 1}), f32("a.v_scale", {1}, {1})});
+  fails({"a second scale", "a.kv_scale"},
+        {f32("a.k_scale", {1}, {1}), f32("a.kv_scale", {1}, {1}), f32("a.v_scale", {1}, {1})});
+}
+
+TEST(FormsReading, ScalesThatAreNoScalesAreRefused) {
+  for (const auto& [value, shown] : {std::pair{0.0f, "found 0"}, {kNan, "nan"}, {kInf, "inf"}, {-1.0f, "found -1"}}) {
+    refused({"m.weight_scale", "finite scales > 0", shown}, kTensor,
+            {codes("m", 3, 2), f32("m.weight_scale", {1}, {value})});
+    refused({"m.weight_scale_inv", "finite scales > 0", shown}, kFp8Block,
+            {codes("m", 3, 2), f32("m.weight_scale_inv", {2, 1}, {1, value})});
+    refused({"m.input_scale", "finite scales > 0", shown}, modelopt("FP8"),
+            {codes("m", 3, 2), f32("m.weight_scale", {}, {1}), f32("m.input_scale", {}, {value})});
+  }
+}
+
+TEST(FormsReading, ShapesThatAnotherReaderWouldTakeForSomethingElseAreRefused) {
+  refused({"m.weight_scale", "expected shape [3, 1]", "found [3]"}, kChannel,
+          {codes("m", 3, 2), f32("m.weight_scale", {3}, {1, 1, 1})});
+  refused({"m.weight_scale", "expected shape [3, 1]", "found [1]"}, kChannel,
+          {codes("m", 3, 2), f32("m.weight_scale", {1}, {1})});
+  refused({"m.weight_scale", "expected shape [1] or []", "found [3, 1]"}, kTensor,
+          {codes("m", 3, 2), f32("m.weight_scale", {3, 1}, {1, 1, 1})});
+  refused({"m.weight_scale_inv", "expected shape [2, 1]", "found [1, 1]"}, kFp8Block,
+          {codes("m", 3, 2), f32("m.weight_scale_inv", {1, 1}, {1})});
+  refused({"m.weight_scale", "expected shape [3]", "found [3, 1]"}, modelopt("FP8_PER_CHANNEL_PER_TOKEN"),
+          {codes("m", 3, 2), f32("m.weight_scale", {3, 1}, {1, 1, 1})});
+  refused({"m.weight_scale", "[1, 1, 1, 1]", "found [1, 1]"}, modelopt("fp8_pb_wo"),
+          {codes("m", 3, 2), f32("m.weight_scale", {1, 1}, {1})});
+  refused({"m.input_scale", "expected 1 value", "found shape [2]"}, kFp8Tensor,
+          {codes("m", 3, 2), f32("m.weight_scale", {}, {1}), f32("m.input_scale", {2}, {1, 1})});
+  refused({"m.weight_scale", "dtype", "F8_E8M0"}, kTensor,
+          {codes("m", 3, 2), {"m.weight_scale", DType::F8_E8M0, {1}, {127}}});
+}
+
+TEST(FormsReading, MissingScalesAndForeignWeightsAreRefused) {
+  refused({"m.weight_scale", "missing"}, kTensor, {codes("m", 3, 2), f32("m.weight_scale_inv", {1}, {1})});
+  refused({"m.weight_scale_inv", "missing"}, kFp8Block, {codes("m", 3, 2), f32("m.weight_scale", {}, {1})});
+  refused({"m.input_scale", "missing", "static"}, modelopt("FP8"), {codes("m", 3, 2), f32("m.weight_scale", {}, {1})});
+  refused({"found none"}, kTensor, {f32("m.weight", {1, 2}, {1, 2})});
+  refused({"m.weight", "F8_E4M3FNUZ"}, kTensor,
+          {{"m.weight", DType::F8_E4M3FNUZ, {1, 2}, {1, 2}}, f32("m.weight_scale", {1}, {1})});
+  refused({"m.weight", "F8_E5M2"}, kTensor,
+          {{"m.weight", DType::F8_E5M2, {1, 2}, {1, 2}}, f32("m.weight_scale", {1}, {1})});
+  refused({"experts.gate_up_proj", "stacked experts"}, modelopt("FP8"),
+          {{"experts.gate_up_proj", DType::F8_E4M3, {1, 1, 2}, {1, 2}}});
+  refused({"m.weight", "NaN codes"}, kTensor,
+          {{"m.weight", DType::F8_E4M3, {2, 1}, {1, 0x7F}}, f32("m.weight_scale", {1}, {1})});
+  refused({"m.weight", "NaN codes"}, kFp8Block,
+          {{"m.weight", DType::F8_E4M3, {2, 1}, {0xFF, 1}}, f32("m.weight_scale_inv", {1, 1}, {1})});
+}
+
+TEST(FormsReading, WordsThatAreNotBuiltAreRefusedByKey) {
+  const std::vector<HandTensor> tensors = {codes("m", 3, 2), f32("m.weight_scale", {1}, {1})};
+  const auto changed = [](Json config, const char* pointer, const Json& value) {
+    config[Json::json_pointer(pointer)] = value;
+    return config;
+  };
+  const std::string weights = "/config_groups/group_0/weights/", in = "/config_groups/group_0/input_activations";
+  refused({"'quant_method'", "gptq", "compressed-tensors", "modelopt"}, {{"quant_method", "gptq"}}, tensors);
+  refused({"'quant_method'", "null"}, Json{{"bits", 8}}, tensors);
+  refused({"num_bits", "found 4", "8"}, changed(kTensor, (weights + "num_bits").c_str(), 4), tensors);
+  refused({"type", "found \"int\"", "float"}, changed(kTensor, (weights + "type").c_str(), "int"), tensors);
+  refused({"symmetric", "found false"}, changed(kTensor, (weights + "symmetric").c_str(), false), tensors);
+  refused({"strategy", "tensor_group", "built are"}, changed(kTensor, (weights + "strategy").c_str(), "tensor_group"),
+          tensors);
+  refused({"block_structure", "found null"}, changed(kTensor, (weights + "strategy").c_str(), "block"), tensors);
+  refused({"block_structure", "found 0"}, compressed([] {
+            Json a = args("block", false);
+            a["block_structure"] = {0, 2};
+            return a;
+          }()),
+          tensors);
+  refused({"input_activations", "token", "dynamic false"}, changed(kTensor, in.c_str(), args("token", false)), tensors);
+  refused({"dynamic", "local"}, changed(kTensor, (weights + "dynamic").c_str(), "local"), tensors);
+  refused({"'format'", "pack-quantized"}, changed(kTensor, "/format", "pack-quantized"), tensors);
+  refused({"'ignore'", "list of module names"}, changed(kTensor, "/ignore", "lm_head"), tensors);
+  refused({"sparsity_config", "sparse-24-bitmask"},
+          changed(kTensor, "/sparsity_config", {{"format", "sparse-24-bitmask"}}), tensors);
+  refused({"transform_config"}, changed(kTensor, "/transform_config", {{"config_groups", {{"u", 1}}}}), tensors);
+  refused({"kv_cache_scheme", "num_bits", "found 4"}, changed(kTensor, "/kv_cache_scheme", {{"num_bits", 4}}), tensors);
+  refused({"config_groups"}, changed(kTensor, "/config_groups", Json::object()), tensors);
+  refused({"config_groups.group_0", "array"}, changed(kTensor, "/config_groups/group_0", Json::array()), tensors);
+  refused({"activation_scheme", "token"}, changed(kFp8Tensor, "/activation_scheme", "token"), tensors);
+  refused({"activation_scheme", "static", "weight_block_size"}, changed(kFp8Block, "/activation_scheme", "static"),
+          tensors);
+  refused({"weight_block_size", "[128]"}, changed(kFp8Block, "/weight_block_size", {128}), tensors);
+  refused({"weight_block_size", "-1"}, changed(kFp8Block, "/weight_block_size", {128, -1}), tensors);
+  refused({"weight_block_size", "4611686018427387904"},
+          changed(kFp8Block, "/weight_block_size", {128, std::int64_t{1} << 62}), tensors);
+  refused({"scale_fmt", "e5m2"}, changed(kFp8Block, "/scale_fmt", "e5m2"), tensors);
+  refused({"fmt", "expected a string"}, changed(kFp8Block, "/fmt", 3), tensors);
+  refused({"quant_algo", "NVFP4", "fp8_pb_wo"}, modelopt("NVFP4"), tensors);
+  refused({"kv_cache_quant_algo", "INT8"}, changed(modelopt("FP8"), "/kv_cache_quant_algo", "INT8"), tensors);
+}
+
+/// Largest |decoded - original| of a weight in units of what E4M3 may round away: half a step, 2^-4 of the value or
+/// 2^-10 of the scale.
+double worst_error(const io::Checkpoint& checkpoint, const StoredWeight& w, const io::Checkpoint& original) {
+  const auto [rows, cols] = std::pair{w.spec.rows, w.spec.cols};
+  std::vector<std::uint8_t> codes(static_cast<std::size_t>(rows * cols));
+  std::vector<float> values(codes.size());
+  read_code_rows(checkpoint, w, 0, rows, codes.data());
+  original.read(w.weight, values.data());
+  const auto scale_inv = read_scale_inv(checkpoint, w);
+  const ScaleGrid grid = scale_grid(w.spec.scheme, rows, cols);
+  double worst = 0;
+  for (std::int64_t i = 0; i < rows * cols; ++i) {
+    const double s =
+        scale_inv.at(static_cast<std::size_t>(i / cols / grid.block_rows * grid.cols + i % cols / grid.block_cols));
+    const double x = values[i], y = kernels::decode_table(kernels::Format::E4M3)[codes[i]] * s;
+    worst = std::max(worst, std::abs(x - y) / std::max(std::abs(x) / 16, s / 1024));
+  }
+  return worst;
+}
+
+TEST(FormsReading, PeersFilesGiveBackTheirModel) {
+  FP8_NEED_TEST_DATA(data);
+  const io::Checkpoint original(data / "models/stories260K");
+  for (const auto& [folder, scheme] : {std::pair{"ct-dynamic", "E4M3 channel weights, dynamic token activations, ocp"},
+                                       {"ct-static", "E4M3 tensor weights, static tensor activations, ocp"},
+                                       {"hf-block4", "E4M3 block 4x4 weights, dynamic group activations, ocp"},
+                                       {"mo-fp8", "E4M3 tensor weights, static tensor activations, ocp"}}) {
+    const io::Checkpoint checkpoint(data / "peers" / folder);
+    const auto stored = read_stored(checkpoint);
+    EXPECT_EQ(stored.weights.size(), 35u) << folder;
+    EXPECT_TRUE(stored.kv.empty() && stored.strays.empty()) << folder;
+    for (const auto& w : stored.weights) {
+      EXPECT_EQ(w.spec.scheme.describe(), scheme) << folder;
+      EXPECT_LE(worst_error(checkpoint, w, original), 1.001) << folder << " " << w.weight;
+    }
+  }
+}
+
+TEST(FormsReading, PowersOfTwoAsBytes) {
+  EXPECT_EQ(form_parts::e8m0_bytes({1.0f, 2.0f, 0.5f, std::ldexp(1.0f, -127), std::ldexp(1.0f, 127)}, "t"),
+            (std::vector<std::uint8_t>{127, 128, 126, 0, 254}));
+  for (const float bad : {3.0f, 0.0f, -1.0f, kInf, kNan, std::ldexp(1.0f, -128)})
+    EXPECT_TRUE(throws_with({"t", "powers of two"}, [&] { form_parts::e8m0_bytes({bad}, "t"); })) << bad;
+}
+
+}  // namespace
+}  // namespace fp8::quant

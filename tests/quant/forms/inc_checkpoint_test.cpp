@@ -1,0 +1,303 @@
+// SPDX-License-Identifier: Apache-2.0
+// INC's checkpoint form: what is written against the plain form's codes and scales, what INC itself writes, and the way
+// back.
+#include "fp8/measure/calibration.h"
+#include "fp8/quant/checkpoint/quantize.h"
+#include "fp8/quant/forms/form.h"
+#include "fp8/quant/model/convert.h"
+#include "fp8/quant/model/load.h"
+#include "fp8/quant/model/save.h"
+#include "fp8/runtime/io/error.h"
+#include "quant/checkpoint/small_checkpoint.h"
+#include "support/fp8_reference.h"
+#include "support/models_for_tests.h"
+#include "support/temp_dir.h"
+
+namespace fp8::quant {
+namespace {
+
+namespace fs = std::filesystem;
+using test::read_tensor;
+using test::same_bits;
+using test::throws_with;
+
+const std::string kLayer = "model.layers.0.";
+
+measure::MeasurementFile measured(const test::NamedTensors& tensors) {
+  measure::MeasurementFile file;
+  for (const auto& [name, t] : tensors) {
+    const std::string module = name.substr(0, name.size() - 7);
+    if (t.dim() != 2 || module == "model.embed_tokens") continue;
+    file.modules.push_back({module,
+                            {{1.0f + static_cast<float>(file.modules.size())}},
+                            std::nullopt,
+                            measure::Amax{test::amax_reference(t, 1)[0]}});
+  }
+  return file;
+}
+
+/// The codes of a stored weight, upright.
+std::vector<std::uint8_t> all_codes(const io::Checkpoint& checkpoint, const StoredWeight& w) {
+  std::vector<std::uint8_t> codes(static_cast<std::size_t>(w.spec.rows * w.spec.cols));
+  read_code_rows(checkpoint, w, 0, w.spec.rows, codes.data());
+  return codes;
+}
+
+/// The same plan in two forms, below `dir`/plain and `dir`/inc.
+void quantize_both(const test::TempDir& dir, PlanOptions plan, bool measure,
+                   CheckpointFormat format = CheckpointFormat::inc) {
+  const auto tensors = test::small_llama(at::kBFloat16);
+  test::write_llama(dir / "in", tensors);
+  CheckpointOptions o;
+  o.plan = std::move(plan);
+  if (measure) o.plan.measurements = measured(tensors);
+  quantize_checkpoint(dir / "in", dir / "plain", o);
+  o.format = format;
+  quantize_checkpoint(dir / "in", dir / "inc", o);
+}
+
+TEST(IncCheckpoint, HasTheTransposedCodesAndTheSameScales) {
+  const test::TempDir dir;
+  PlanOptions plan;
+  plan.activations = ActivationScaling::static_tensor;
+  plan.include = {"lm_head"};
+  quantize_both(dir, plan, true);
+  for (const std::string& module : {kLayer + "self_attn.k_proj", kLayer + "mlp.down_proj", std::string("lm_head")}) {
+    EXPECT_TRUE(same_bits(read_tensor(dir / "inc", module + ".weight"),
+                          read_tensor(dir / "plain", module + ".weight").t().contiguous()))
+        << module;
+    EXPECT_TRUE(same_bits(read_tensor(dir / "inc", module + ".scale_weight"),
+                          read_tensor(dir / "plain", module + ".weight_scale").squeeze()))
+        << module;
+    const at::Tensor in = read_tensor(dir / "plain", module + ".input_scale").squeeze();
+    EXPECT_TRUE(same_bits(read_tensor(dir / "inc", module + ".scale_input"), in)) << module;
+    EXPECT_TRUE(same_bits(read_tensor(dir / "inc", module + ".quant_input.scale_inv"), in.reciprocal())) << module;
+  }
+  const auto config = io::read_json(dir / "inc/config.json")["quantization_config"];
+  EXPECT_EQ(config, io::read_json(dir / "inc/quantization_config.json"));
+  EXPECT_EQ(&form_of_config(config, "here"), &form_of(CheckpointFormat::inc));
+  EXPECT_EQ(config["mode"], "LOAD");
+  EXPECT_EQ(config["scale_method"], "maxabs_arbitrary");
+  EXPECT_EQ(config["world_size"], -1);
+}
+
+TEST(IncCheckpoint, LargeWeightsAreTransposedChunkByChunk) {
+  const test::TempDir dir;
+  const at::Tensor w = torch::randn({3001, 1531});  // three chunks of rows, ragged columns
+  test::write_llama(dir / "in", {{"up_proj.weight", w}});
+  CheckpointOptions o;
+  quantize_checkpoint(dir / "in", dir / "plain", o);
+  o.format = CheckpointFormat::inc;
+  quantize_checkpoint(dir / "in", dir / "inc", o);
+  EXPECT_TRUE(same_bits(read_tensor(dir / "inc", "up_proj.weight"),
+                        read_tensor(dir / "plain", "up_proj.weight").t().contiguous()));
+  const auto config = io::read_json(dir / "inc/config.json")["quantization_config"];
+  EXPECT_EQ(config["dynamic_quantization"], true);
+  const io::Checkpoint out(dir / "inc");
+  const auto weights = read_stored(out).weights;
+  ASSERT_EQ(weights.size(), 1u);
+  EXPECT_EQ(weights[0].spec.scheme.activations, ActivationScaling::dynamic_token);
+  std::vector<std::uint8_t> codes = all_codes(out, weights[0]);
+  EXPECT_TRUE(
+      same_bits(torch::from_blob(codes.data(), {3001, 1531}, at::kByte), read_tensor(dir / "plain", "up_proj.weight")));
+}
+
+TEST(IncCheckpoint, QuantizeDequantizeModeHasItsOwnNames) {
+  for (const bool channel : {false, true}) {
+    const test::TempDir dir;
+    Scheme scheme;
+    scheme.convention = Convention::inc;
+    scheme.weights = channel ? WeightGranularity::channel : WeightGranularity::tensor;
+    scheme.activations = ActivationScaling::static_tensor;
+    scheme.input_scale_inv = 4.0f;
+    scheme.input_scale = 0.25f;
+    const CheckpointForm& form = form_of(CheckpointFormat::inc);
+    ConfigSpec spec;
+    spec.scheme = scheme;
+    spec.quantized = {"q"};
+    spec.scale_method = "MAXABS_POW2";
+    spec.qdq = true;
+    spec.kv = {{"l", {8.0f}, {2.0f}}};
+    const WeightSpec weight{"q", 2, 3, scheme};
+    const std::vector<std::uint8_t> codes = {0x38, 0xb8, 0x00, 0x40, 0x30, 0x7e};  // [2, 3]
+    const std::vector<float> scales = channel ? std::vector<float>{0.5f, 0.25f} : std::vector<float>{0.5f};
+    auto list = form.entries(weight, spec);
+    for (auto& e : form.kv_entries(spec.kv[0], spec)) list.push_back(e);
+    fs::create_directories(dir / "m");
+    struct Sink : TensorSink {
+      Sink(const fs::path& path, const std::vector<io::SafetensorsWriter::Entry>& entries) : file(path, entries) {}
+      void write(const std::string& tensor, const void* data, std::uint64_t offset, std::uint64_t size) override {
+        file.write(tensor, data, offset, size);
+      }
+      io::SafetensorsWriter file;
+    } sink(dir / "m/model.safetensors", list);
+    form.write_codes(sink, weight, codes.data(), 0, 1);
+    form.write_codes(sink, weight, codes.data() + 3, 1, 1);
+    form.write_scales(sink, weight, spec, scales);
+    form.write_kv(sink, spec.kv[0], spec);
+    sink.file.commit();
+    io::write_json(dir / "m/config.json", io::Json{{"quantization_config", form.config(spec)}});
+    const io::Checkpoint out(dir / "m");
+    // Names, dtypes and shapes as neural-compressor 3.9 saves them.
+    const auto expect = [&](const std::string& name, io::DType dtype, const std::vector<std::int64_t>& shape) {
+      ASSERT_TRUE(out.contains(name)) << name;
+      EXPECT_EQ(out.info(name).dtype, dtype) << name;
+      EXPECT_EQ(out.info(name).shape, shape) << name;
+    };
+    const io::DType scale_type = channel ? io::DType::F32 : io::DType::BF16;
+    expect("q.weight", io::DType::F8_E4M3, {3, 2});
+    expect("q.dequant_weights.scale", scale_type, channel ? std::vector<std::int64_t>{2} : std::vector<std::int64_t>{});
+    expect("q.quant_input.scale", scale_type, {});
+    expect("q.quant_input.scale_inv", scale_type, {});
+    if (channel) expect("q.dequant_weights.zero_point", io::DType::F32, {});
+    EXPECT_EQ(out.names().size(), channel ? 10u : 8u);
+    EXPECT_EQ(read_tensor(dir / "m", "q.quant_input.scale_inv").item<float>(), 0.25f);
+    EXPECT_EQ(read_tensor(dir / "m", "l.k_cache.quant_input.scale_inv").item<float>(), 0.125f);
+    const auto stored = read_stored(out);
+    ASSERT_EQ(stored.kv.size(), 1u);
+    EXPECT_EQ(stored.kv[0].attention, "l");
+    EXPECT_EQ(stored.kv[0].k, std::vector<float>{8.0f});
+    EXPECT_EQ(stored.kv[0].v, std::vector<float>{2.0f});
+    ASSERT_EQ(stored.weights.size(), 1u);
+    EXPECT_EQ(read_scale_inv(out, stored.weights[0]), scales);
+    EXPECT_EQ(stored.weights[0].spec.scheme.weights, scheme.weights);
+    EXPECT_EQ(stored.weights[0].spec.scheme.input_scale_inv, 4.0f);
+    EXPECT_EQ(all_codes(out, stored.weights[0]), codes);
+  }
+}
+
+TEST(IncCheckpoint, WhatIncItselfWritesIsRead) {
+  // Names, dtypes and shapes as neural-compressor 3.9 saves them, per channel in quantize-dequantize mode, without our
+  // sidecar.
+  const test::TempDir dir;
+  const at::Tensor codes = torch::tensor({0x38, 0x40, 0xb8, 0x30, 0x00, 0x7e}, at::kByte)
+                               .view({3, 2})
+                               .view(at::kFloat8_e4m3fn);  // [in 3, out 2]
+  const auto bf16 = [](at::Tensor t) { return t.to(at::kBFloat16); };
+  test::write_tensors(dir / "m", {{"a.weight", codes},
+                                  {"a.dequant_weights.scale", bf16(torch::tensor({0.5f, 0.25f}))},
+                                  {"a.dequant_weights.zero_point", torch::tensor(0.0f)},
+                                  {"a.quant_input.scale", bf16(torch::tensor(2.0f))},
+                                  {"a.quant_input.scale_inv", bf16(torch::tensor(0.5f))},
+                                  {"a.quant_input.zero_point", torch::tensor(0.0f)},
+                                  {"l.k_cache.quant_input.scale_inv", bf16(torch::tensor(0.125f))},
+                                  {"l.k_cache.dequant_output.scale", bf16(torch::tensor(8.0f))},
+                                  {"l.v_cache.quant_input.scale_inv", bf16(torch::tensor(0.25f))},
+                                  {"l.v_cache.dequant_output.scale", bf16(torch::tensor(4.0f))}});
+  const io::Json config = {{"mode", "LOAD"},     {"fp8_config", "E4M3"},
+                           {"hp_dtype", "bf16"}, {"scale_method", "act_maxabs_pow2_weights_pcs_maxabs_pow2"},
+                           {"use_qdq", "True"},  {"world_size", -1}};
+  io::write_json(dir / "m/config.json", io::Json{{"quantization_config", config}});
+  const io::Checkpoint checkpoint(dir / "m");
+  const auto stored = read_stored(checkpoint);
+  ASSERT_EQ(stored.weights.size(), 1u);
+  const auto& w = stored.weights[0];
+  EXPECT_EQ(read_scale_inv(checkpoint, w), (std::vector<float>{0.5f, 0.25f}));
+  EXPECT_EQ(w.spec.scheme.weights, WeightGranularity::channel);
+  EXPECT_EQ(w.spec.scheme.convention, Convention::inc);
+  EXPECT_EQ(w.spec.scheme.input_scale_inv, 2.0f);
+  EXPECT_EQ(w.spec.scheme.input_scale, 0.5f);
+  EXPECT_EQ(w.spec.rows, 2);
+  EXPECT_EQ(w.spec.cols, 3);
+  EXPECT_EQ(all_codes(checkpoint, w), (std::vector<std::uint8_t>{0x38, 0xb8, 0x00, 0x40, 0x30, 0x7e}));
+  ASSERT_EQ(stored.kv.size(), 1u);
+  EXPECT_EQ(stored.kv[0].attention, "l");
+  EXPECT_EQ(stored.kv[0].k, std::vector<float>{8.0f});
+  EXPECT_EQ(stored.kv[0].v, std::vector<float>{4.0f});
+  EXPECT_EQ(w.tensors.size() + stored.kv_tensors.size(), checkpoint.names().size());
+}
+
+TEST(IncCheckpoint, SavedModelsComeBackBitForBit) {
+  const at::Tensor ids = test::token_ids();
+  const torch::NoGradGuard no_grad;
+  for (const bool dynamic : {false, true}) {
+    const test::TempDir dir;
+    auto model = test::tiny_lm(1, at::kBFloat16);
+    PlanOptions o;
+    o.activations = dynamic ? ActivationScaling::dynamic_token : ActivationScaling::static_tensor;
+    if (!dynamic) {
+      const auto session = measure::CalibrationSession::attach(*model, {});
+      model(ids);
+      session->finalize();
+      o.measurements = session->result();
+    }
+    convert(*model, o);
+    save(*model, dir / "out", CheckpointFormat::inc);
+    auto other = test::tiny_lm(2, at::kBFloat16);
+    const io::Checkpoint checkpoint(dir / "out");
+    const auto taken = load_fp8(measure::weight_modules(*other), measure::op_nodes(*other), checkpoint, at::kBFloat16);
+    EXPECT_EQ(taken.size(), dynamic ? 28u : 56u);
+    for (auto& item : other->named_parameters()) {
+      if (taken.count(item.key()) == 0) item.value().data().copy_(read_tensor(dir / "out", item.key()));
+    }
+    EXPECT_TRUE(same_bits(other(ids), model(ids))) << dynamic;
+  }
+}
+
+TEST(IncCheckpoint, TheVllmFormIsCompressedTensorsWithOneStaticScalePerTensor) {
+  const test::TempDir dir;
+  PlanOptions plan;
+  plan.activations = ActivationScaling::static_tensor;
+  quantize_both(dir, plan, true, CheckpointFormat::inc_vllm);
+  auto inc = test::folder_bytes(dir / "inc"), plain = test::folder_bytes(dir / "plain");
+  for (auto* files : {&inc, &plain}) {  // but for what the run was asked
+    io::Json note = io::parse_json(files->at("fp8.json"), "fp8.json");
+    note.erase("run");
+    files->at("fp8.json") = note.dump();
+  }
+  EXPECT_TRUE(inc == plain);
+  for (const bool channel : {true, false}) {
+    const test::TempDir other;
+    PlanOptions bad;
+    bad.activations = channel ? ActivationScaling::static_tensor : ActivationScaling::dynamic_token;
+    bad.weights = channel ? WeightGranularity::channel : WeightGranularity::tensor;
+    EXPECT_TRUE(throws_with({"inc-vllm", "one static scale per tensor"},
+                            [&] { quantize_both(other, bad, channel, CheckpointFormat::inc_vllm); }));
+    EXPECT_FALSE(fs::exists(other / "inc"));
+  }
+}
+
+TEST(IncCheckpoint, WeightsAloneAreRefused) {
+  const test::TempDir dir;
+  PlanOptions plan;
+  plan.activations = ActivationScaling::none;
+  EXPECT_TRUE(throws_with({"inc", "activations in high precision"}, [&] { quantize_both(dir, plan, false); }));
+}
+
+TEST(IncCheckpoint, KeptNamesFindNoQuantizedModule) {
+  ConfigSpec spec;
+  spec.quantized = {"l.mlp.gate_proj", "l.mlp.up_proj"};
+  spec.kept_linears = {"l.mlp.gate", "lm_head"};
+  spec.scale_method = "amax";
+  const auto config = form_of(CheckpointFormat::inc).config(spec);
+  EXPECT_EQ(config["blocklist"]["names"], io::Json::parse(R"(["^l\\.mlp\\.gate$", "lm_head"])"));
+}
+
+TEST(IncCheckpoint, WhatDoesNotFitIsNamed) {
+  const io::Json config = {{"fp8_config", "E4M3"}, {"scale_method", "maxabs_hw"}};
+  const auto fails = [&](const std::vector<std::string>& words, const test::NamedTensors& tensors,
+                         const io::Json& with) {
+    const test::TempDir dir;
+    test::write_tensors(dir / "m", tensors);
+    io::write_json(dir / "m/config.json", io::Json{{"quantization_config", with}});
+    EXPECT_TRUE(throws_with(words, [&] {
+      const io::Checkpoint checkpoint(dir / "m");
+      for (const auto& w : read_stored(checkpoint).weights) read_scale_inv(checkpoint, w);
+    }));
+  };
+  const at::Tensor codes = torch::zeros({3, 2}).to(at::kFloat8_e4m3fn), one = torch::tensor(1.0f);
+  fails({"expected fp8 weights", "found none"}, {{"a.weight", one.view({1, 1})}}, config);
+  fails({"a.dequant_weights.scale"}, {{"a.weight", codes}}, config);
+  fails({"a.scale_weight", "expected shape [] or [1] or [2]", "found [3]"},
+        {{"a.weight", codes}, {"a.scale_weight", torch::ones({3})}, {"a.scale_input", one}}, config);
+  fails({"a.scale_weight", "finite scales > 0"},
+        {{"a.weight", codes}, {"a.scale_weight", torch::tensor(0.0f)}, {"a.scale_input", one}}, config);
+  fails({"a.scale_input"}, {{"a.weight", codes}, {"a.scale_weight", one}}, config);
+  auto ranks = config;
+  ranks["world_size"] = 8;
+  fails({"world_size", "found 8", "unify"}, {{"a.weight", codes}}, ranks);
+  fails({"INC's form"}, {{"a.weight", codes}}, {{"fp8_config", "E4M3"}});
+}
+
+}  // namespace
+}  // namespace fp8::quant

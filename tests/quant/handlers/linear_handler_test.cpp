@@ -1,0 +1,268 @@
+// SPDX-License-Identifier: Apache-2.0
+// Results of quantized products against the f64 product of the operands' dequantized values, both made by the scalar
+// reference.
+#include "fp8/quant/handlers/linear_handler.h"
+
+#include <ATen/autocast_mode.h>
+#include <c10/core/InferenceMode.h>
+
+#include <sstream>
+
+#include "fp8/quant/model/convert.h"
+#include "support/fp8_reference.h"
+#include "support/hpu_test.h"
+
+namespace fp8::quant {
+namespace {
+
+using test::hpu;
+using test::same_bits;
+using test::throws_with;
+
+/// |got - want| <= rounding of got's dtype + f32 accumulation, per element; magnitudes: sum of |products|.
+::testing::AssertionResult close(const at::Tensor& got, const at::Tensor& want, const at::Tensor& magnitudes) {
+  const double step = got.scalar_type() == at::kFloat ? 0x1p-24 : got.scalar_type() == at::kHalf ? 0x1p-11 : 0x1p-8;
+  const at::Tensor y = got.detach().cpu().to(at::kDouble);
+  if (y.sizes() != want.sizes())
+    return ::testing::AssertionFailure() << "sizes " << y.sizes() << ", expected " << want.sizes();
+  const at::Tensor bound = want.abs() * step * 1.01 + magnitudes * 0x1p-20 + 1e-30;
+  const double worst = ((y - want).abs() / bound).max().item<double>();
+  if (worst <= 1.0) return ::testing::AssertionSuccess();
+  return ::testing::AssertionFailure() << "off by " << worst << " times the bound";
+}
+
+at::Tensor f64(const at::Tensor& t) { return t.detach().cpu().to(at::kDouble); }
+
+struct Case {
+  ActivationScaling activations;
+  WeightGranularity weights;
+  recipes::Dialect dialect;
+  at::ScalarType dtype;
+};
+
+/// A converted Linear and what it should give.
+struct Quantized {
+  torch::nn::Linear linear{nullptr};
+  at::Tensor values;  ///< f64, dequantized weight
+  Case c;
+  float max, input_amax = 0;
+  Quantized(const Case& which, bool bias, std::int64_t in = 48, std::int64_t out = 20)
+      : c(which), max(which.dialect == recipes::Dialect::gaudi2 ? 240.0f : 448.0f) {
+    torch::manual_seed(11);
+    linear = torch::nn::Linear(torch::nn::LinearOptions(in, out).bias(bias));
+    linear->to(c.dtype);
+    linear->to(test::kHpu);
+    values = test::quantize_by_amax(linear->weight, c.weights == WeightGranularity::tensor ? 1 : out, max).values;
+    PlanOptions o;
+    o.activations = c.activations;
+    o.weights = c.weights;
+    o.dialect = c.dialect;
+    o.measurements = measure::MeasurementFile{};
+    input_amax = 2.5f;
+    o.measurements->modules.push_back({"m", {{input_amax}}, std::nullopt, std::nullopt});
+    torch::nn::Sequential holder;
+    holder->push_back("m", linear);
+    convert(*holder, o);
+  }
+  at::Tensor input_values(const at::Tensor& x) const {
+    if (c.activations == ActivationScaling::none) return f64(x);
+    if (c.activations == ActivationScaling::static_tensor)
+      return test::quantize_reference(x, {input_amax / max}, max).values;
+    return test::quantize_by_amax(x, x.numel() / x.size(-1), max).values;
+  }
+  void expect(const at::Tensor& y, const at::Tensor& x) const {
+    const at::Tensor xv = input_values(x);
+    at::Tensor want = xv.matmul(values.t());
+    if (linear->bias.defined()) want = want + f64(linear->bias);
+    EXPECT_TRUE(close(y, want,
+                      xv.abs().matmul(values.t().abs()) +
+                          (linear->bias.defined() ? f64(linear->bias).abs() : torch::zeros({}, at::kDouble))))
+        << "activations " << name_of(c.activations) << ", weights " << name_of(c.weights) << ", " << c.dtype << ", x "
+        << x.sizes();
+  }
+};
+
+std::vector<Case> all_cases() {
+  std::vector<Case> cases;
+  for (auto activations :
+       {ActivationScaling::none, ActivationScaling::static_tensor, ActivationScaling::dynamic_token}) {
+    for (auto weights : {WeightGranularity::tensor, WeightGranularity::channel}) {
+      for (auto dialect : {recipes::Dialect::ocp, recipes::Dialect::gaudi2}) {
+        for (auto dtype : {at::kFloat, at::kBFloat16}) cases.push_back({activations, weights, dialect, dtype});
+      }
+    }
+  }
+  return cases;
+}
+
+TEST(Fp8Handler, LinearOfEveryRankAndScheme) {
+  for (const Case& c : all_cases()) {
+    for (bool bias : {false, true}) {
+      Quantized q(c, bias);
+      for (const std::vector<std::int64_t>& sizes : {std::vector<std::int64_t>{48}, {5, 48}, {2, 3, 48}}) {
+        const at::Tensor x = hpu(torch::randn(sizes).to(c.dtype));
+        const torch::NoGradGuard no_grad;
+        const at::Tensor y = q.linear(x);
+        EXPECT_EQ(y.scalar_type(), c.dtype);
+        // A 3-D bf16 result is rounded twice: nn::Linear adds the bias afterwards.
+        if (!bias || c.dtype == at::kFloat || x.dim() == 2) q.expect(y, x);
+        const c10::InferenceMode inference;
+        EXPECT_TRUE(same_bits(q.linear(x), y));
+      }
+    }
+  }
+}
+
+TEST(Fp8Handler, AThreeDimensionalInputIsRowsOfATwoDimensionalOne) {
+  Quantized q({ActivationScaling::dynamic_token, WeightGranularity::channel, recipes::Dialect::ocp, at::kFloat}, false);
+  const at::Tensor x = hpu(torch::randn({4, 3, 48}));
+  const torch::NoGradGuard no_grad;
+  EXPECT_TRUE(same_bits(q.linear(x).reshape({12, 20}), q.linear(x.reshape({12, 48}))));
+  EXPECT_TRUE(same_bits(q.linear(x)[2][1], q.linear(x[2][1])));
+  const at::Tensor strided = hpu(torch::randn({48, 12})).t();
+  EXPECT_TRUE(same_bits(q.linear(strided), q.linear(strided.contiguous())));
+}
+
+TEST(Fp8Handler, EmptyInputsGiveEmptyOrBias) {
+  for (auto activations :
+       {ActivationScaling::none, ActivationScaling::static_tensor, ActivationScaling::dynamic_token}) {
+    Quantized q({activations, WeightGranularity::channel, recipes::Dialect::ocp, at::kFloat}, true);
+    const torch::NoGradGuard no_grad;
+    EXPECT_EQ(q.linear(hpu(torch::zeros({0, 48}))).sizes(), (std::vector<std::int64_t>{0, 20}));
+    EXPECT_EQ(q.linear(hpu(torch::zeros({2, 0, 48}))).sizes(), (std::vector<std::int64_t>{2, 0, 20}));
+    EXPECT_TRUE(same_bits(q.linear(hpu(torch::zeros({1, 48})))[0], q.linear->bias));
+    EXPECT_TRUE(throws_with({"20"}, [&] { q.linear(hpu(torch::zeros({3, 47}))); }));
+  }
+}
+
+TEST(Fp8Handler, AnOcpWeightKeepsItsValuesWhereTheDeviceIsGaudi2) {
+  for (auto activations :
+       {ActivationScaling::none, ActivationScaling::static_tensor, ActivationScaling::dynamic_token}) {
+    const Quantized q({activations, WeightGranularity::channel, recipes::Dialect::ocp, at::kFloat}, true);
+    const at::Tensor codes = q.linear->weight.view(at::kByte);
+    ASSERT_GT((codes.bitwise_and(0x7F) >= 0x78).sum().item<std::int64_t>(), 0)
+        << "codes that Gaudi2 itself reads as infinity and NaN";
+    const at::Tensor x = hpu(torch::randn({5, 48}));
+    const torch::NoGradGuard no_grad;
+    const at::Tensor y = q.linear.ptr()->forward(x);
+    const runtime::DeviceKindScope gaudi2(runtime::DeviceKind::gaudi2);
+    EXPECT_TRUE(same_bits(q.linear.ptr()->forward(x), y));
+    q.expect(y, x);
+  }
+}
+
+TEST(Fp8Handler, TellsThePrintersItsScaleAndTheDtypeOfItsValues) {
+  const Quantized q({ActivationScaling::none, WeightGranularity::tensor, recipes::Dialect::ocp, at::kBFloat16}, false);
+  EXPECT_EQ(values_dtype(q.linear->weight), at::kBFloat16);
+  std::ostringstream expected;
+  expected << "weight of 'm': " << runtime::find_tag(q.linear->weight)->handler->describe() << ", scale_inv "
+           << q.values.abs().max().item<float>() / 448.0f;
+  EXPECT_EQ(describe_weight(q.linear->weight), expected.str());
+  EXPECT_TRUE(same_bits(q.linear->weight.to(at::kCPU, at::kDouble), q.values.to(at::kBFloat16).to(at::kDouble)));
+  std::ostringstream text;
+  text << q.linear->weight;
+  EXPECT_NE(text.str().find("HPUFloat8_e4m3fnType{20,48}"), std::string::npos);
+}
+
+TEST(Fp8Handler, NaNAndInfInARowStayInTheRow) {
+  Quantized q({ActivationScaling::dynamic_token, WeightGranularity::tensor, recipes::Dialect::ocp, at::kFloat}, false);
+  at::Tensor x = torch::randn({4, 48});
+  const at::Tensor clean = x.clone();
+  x[1][3] = NAN;
+  x[2][5] = INFINITY;
+  const torch::NoGradGuard no_grad;
+  const at::Tensor y = q.linear(hpu(x)).cpu(), z = q.linear(hpu(clean)).cpu();
+  EXPECT_TRUE(y[1].isnan().all().item<bool>());
+  EXPECT_TRUE(y[2].isnan().all().item<bool>());  // not a saturated number
+  EXPECT_TRUE(same_bits(y[0], z[0]));
+  EXPECT_TRUE(same_bits(y[3], z[3]));
+}
+
+TEST(Fp8Handler, AnAutocastRegionDecidesTheResultsType) {
+  for (auto activations :
+       {ActivationScaling::none, ActivationScaling::static_tensor, ActivationScaling::dynamic_token}) {
+    Quantized q({activations, WeightGranularity::channel, recipes::Dialect::ocp, at::kFloat}, true);
+    const at::Tensor x = hpu(torch::randn({5, 48}));
+    const torch::NoGradGuard no_grad;
+    at::autocast::set_autocast_enabled(at::kHPU, true);
+    at::autocast::set_autocast_dtype(at::kHPU, at::kBFloat16);
+    const at::Tensor y = q.linear(x);
+    at::autocast::set_autocast_enabled(at::kHPU, false);
+    EXPECT_EQ(y.scalar_type(), at::kBFloat16);
+    q.expect(y, activations == ActivationScaling::none ? x.to(at::kBFloat16) : x);
+  }
+}
+
+/// One weight of any shape, converted under the name "w".
+at::Tensor converted(const at::Tensor& w, const char* type, WeightGranularity weights,
+                     ActivationScaling activations = ActivationScaling::none) {
+  at::Tensor parameter = hpu(w).clone();
+  PlanOptions o;
+  o.activations = activations;
+  o.weights = weights;
+  o.include = {"w"};
+  convert(std::vector<measure::WeightModule>{{"w", type, parameter, std::nullopt}}, o);
+  return parameter;
+}
+
+TEST(Fp8Handler, EmbeddingRowsAreTheDequantizedRows) {
+  torch::manual_seed(12);
+  for (auto dtype : {at::kFloat, at::kBFloat16}) {
+    const at::Tensor w = torch::randn({9, 6}).to(dtype);
+    for (auto granularity : {WeightGranularity::tensor, WeightGranularity::channel}) {
+      const at::Tensor p = converted(w, "Embedding", granularity);
+      const at::Tensor ids = hpu(torch::tensor({{8, 0, 3}, {3, 3, 1}}, at::kLong));
+      const at::Tensor values = test::quantize_by_amax(w, granularity == WeightGranularity::tensor ? 1 : 9).values;
+      // One rounding of the f32 product; f64 -> f32 -> bf16 is the same chain.
+      EXPECT_TRUE(
+          same_bits(at::embedding(p, ids),
+                    values.index_select(0, ids.cpu().reshape({-1})).reshape({2, 3, 6}).to(at::kFloat).to(dtype)));
+      EXPECT_TRUE(throws_with({"index"}, [&] { at::embedding(p, hpu(torch::tensor({9}, at::kLong))); }));
+    }
+  }
+}
+
+TEST(Fp8Handler, StackedExpertsHaveAScaleEachThroughEveryProduct) {
+  torch::manual_seed(13);
+  const at::Tensor w = torch::randn({3, 8, 16}) * torch::tensor({1.0, 0.1, 10.0}).view({3, 1, 1});
+  for (auto granularity : {WeightGranularity::tensor, WeightGranularity::channel}) {
+    for (auto activations : {ActivationScaling::none, ActivationScaling::dynamic_token}) {
+      const at::Tensor p = converted(w, "Linear", granularity, activations);
+      const at::Tensor values = test::quantize_by_amax(w, granularity == WeightGranularity::tensor ? 3 : 24).values;
+      const at::Tensor x = torch::randn({3, 5, 16});
+      const at::Tensor xv = activations == ActivationScaling::none ? f64(x) : test::quantize_by_amax(x, 15).values;
+      const at::Tensor want = at::bmm(xv, values.transpose(1, 2)),
+                       size = at::bmm(xv.abs(), values.abs().transpose(1, 2));
+      EXPECT_TRUE(close(at::bmm(hpu(x), p.transpose(1, 2)), want, size));
+      EXPECT_TRUE(close(at::matmul(hpu(x), p.transpose(1, 2)), want, size));
+      EXPECT_TRUE(close(at::einsum("etk,enk->etn", {hpu(x), p}), want, size));
+      for (int e = 0; e < 3; ++e) EXPECT_TRUE(close(at::linear(hpu(x)[e], p[e]), want[e], size[e]));
+      // Half the rows of one expert.
+      EXPECT_TRUE(close(at::linear(hpu(x)[1], p[1].narrow(0, 4, 4)), want[1].narrow(1, 4, 4), size[1].narrow(1, 4, 4)));
+    }
+  }
+}
+
+TEST(Fp8Handler, SlicesOfALinearTakeTheirOwnScales) {
+  torch::manual_seed(14);
+  const at::Tensor w = torch::randn({12, 16}) * torch::logspace(-1, 1, 12).unsqueeze(1), x = torch::randn({5, 16});
+  const at::Tensor p = converted(w, "Linear", WeightGranularity::channel);
+  const at::Tensor values = test::quantize_by_amax(w, 12).values;
+  const auto parts = p.chunk(3, 0);
+  for (int i = 0; i < 3; ++i) {
+    const at::Tensor v = values.narrow(0, 4 * i, 4);
+    EXPECT_TRUE(close(at::linear(hpu(x), parts[static_cast<std::size_t>(i)]), f64(x).matmul(v.t()),
+                      f64(x).abs().matmul(v.t().abs())));
+  }
+  const at::Tensor left = hpu(torch::randn({3, 12}));  // x @ w: no transposed kernel, the weight is dequantized
+  EXPECT_TRUE(close(at::matmul(left, p), f64(left).matmul(values), f64(left).abs().matmul(values.abs())));
+}
+
+TEST(Fp8Handler, DescribesItsScheme) {
+  const at::Tensor p = converted(torch::randn({4, 4}), "Linear", WeightGranularity::channel);
+  EXPECT_EQ(runtime::find_tag(p)->handler->describe(), "E4M3 channel weights, high precision activations, ocp");
+  EXPECT_TRUE(runtime::find_tag(p)->handler->owns_values());
+}
+
+}  // namespace
+}  // namespace fp8::quant

@@ -1,0 +1,290 @@
+// SPDX-License-Identifier: Apache-2.0
+// QUANT_CONFIG in memory, with its files: scales are stored, fresh ones used, stale ones made again.
+#include "fp8/quant/model/convert_by_config.h"
+
+#include <cstdlib>
+#include <filesystem>
+#include <fstream>
+#include <sstream>
+
+#include "fp8/measure/calibration_options.h"
+#include "fp8/quant/handlers/linear_handler.h"
+#include "fp8/quant/handlers/node_handler.h"
+#include "fp8/quant/scale_file/scale_file.h"
+#include "fp8/runtime/modules/attention.h"
+#include "support/hpu_test.h"
+#include "support/temp_dir.h"
+
+namespace fp8::quant {
+namespace {
+
+using test::hpu;
+using test::same_bits;
+using test::throws_with;
+
+struct ModelImpl : torch::nn::Module {
+  torch::nn::Linear proj = register_module("proj", torch::nn::Linear(torch::nn::LinearOptions(8, 4).bias(false)));
+  runtime::Matmul product = register_module("product", runtime::Matmul());
+  explicit ModelImpl(float size = 1.0f) {
+    torch::manual_seed(1);
+    proj->weight.data().copy_(torch::randn({4, 8}) * size);
+    to(test::kHpu);
+  }
+};
+TORCH_MODULE(Model);
+
+struct Files {
+  test::TempDir dir;
+  std::string prefix = (dir.path() / "stats").string();
+  explicit Files(float amax = 3.0f) { measured(amax); }
+  void measured(float amax) const {
+    measure::MeasurementFile f;
+    f.modules = {{"proj", {{amax}}, std::nullopt, std::nullopt},
+                 {"product", {{amax}, {amax}}, std::nullopt, std::nullopt}};
+    f.selected = {"proj", "product"};
+    measure::write_measurements(prefix, f);
+  }
+  configs::QuantConfig config(const std::string& method, const std::string& more = "") const {
+    return configs::parse_quant_config(io::parse_json(R"({"hp_dtype": "fp32", "dump_stats_path": ")" + prefix +
+                                                          R"(", "scale_method": )" + method + more + "}",
+                                                      "q.json"),
+                                       "q.json");
+  }
+  measure::StatsName name(const std::string& method) const { return {prefix, "maxabs", method, std::nullopt}; }
+};
+
+float input_scale(const Model& m) {
+  return dynamic_cast<const Fp8Handler&>(*runtime::find_tag(m->proj->weight)->handler).scheme().input_scale_inv;
+}
+
+bool mentions(const ConversionReport& report, const std::string& text) {
+  for (const auto& w : report.warnings) {
+    if (w.find(text) != std::string::npos) return true;
+  }
+  return false;
+}
+
+TEST(ConfigConvert, ScalesAreStoredInIncsForm) {
+  const Files files;
+  Model model;
+  const auto report = convert_with_config(*model, files.config("\"maxabs_pow2\""), recipes::Dialect::gaudi2);
+  EXPECT_EQ(report.converted.size(), 2u);
+  const ScaleFile stored = read_scales(files.name("MAXABS_POW2"));
+  const auto* proj = stored.find("proj");
+  ASSERT_NE(proj, nullptr);
+  EXPECT_EQ(proj->inputs[0].values, std::vector<float>{0x1p-4f});  // 3 / 60 = 0.05
+  EXPECT_EQ(proj->inputs[0].values[0], input_scale(model));
+  const float w = proj->weight->values[0];
+  EXPECT_EQ(w,
+            std::exp2(std::ceil(std::log2(ModelImpl().proj->weight.detach().cpu().abs().max().item<float>() / 120))));
+  EXPECT_EQ(proj->outputs[0].values, std::vector<float>{0x1p-4f * w});
+  EXPECT_EQ(stored.find("product")->inputs.size(), 2u);
+  EXPECT_EQ(stored.find("product")->outputs[0].values, std::vector<float>{0x1p-8f});
+}
+
+TEST(ConfigConvert, FilesOfEveryObserverQuantizeTheirModelAndNoOther) {
+  for (const std::string observer : {"maxabs", "maxabs_per_channel", "histogram", "percentile", "mse", "kl"}) {
+    SCOPED_TRACE(observer);
+    const test::TempDir dir;
+    const io::Json json = {{"hp_dtype", "fp32"},
+                           {"observer", observer},
+                           {"dump_stats_path", (dir / "s").string()},
+                           {"allowlist", {{"types", {"Linear"}}}}};
+    const auto config = configs::parse_quant_config(json, "q.json");
+    Model measured, model, other(3.0f);
+    const auto session = measure::CalibrationSession::attach(
+        *measured, measure::calibration_options(config, recipes::Dialect::gaudi2, {}).options);
+    measured->proj(hpu(torch::randn({64, 8})));
+    session->finalize();
+    EXPECT_EQ(convert_with_config(*model, config, recipes::Dialect::gaudi2).converted.size(), 1u);
+    // Its weight is three times as large: no threshold is above it.
+    EXPECT_TRUE(
+        throws_with({"proj", "another model"}, [&] { convert_with_config(*other, config, recipes::Dialect::gaudi2); }));
+  }
+}
+
+TEST(ConfigConvert, ObserversWithoutAnAmaxAreRefusedByTheirNames) {
+  for (const std::string observer : {"shape", "save"}) {
+    const Files files;  // of maxabs, under the same prefix
+    Model model;
+    const auto config = files.config("\"maxabs_hw\"", R"(, "observer": ")" + observer + "\"");
+    EXPECT_TRUE(throws_with({"key 'observer': found \"" + observer + "\"", "allowed where scales are made"},
+                            [&] { convert_with_config(*model, config, recipes::Dialect::gaudi2); }));
+    EXPECT_EQ(convert_with_config(*model, files.config("\"unit_scale\"", R"(, "observer": ")" + observer + "\""),
+                                  recipes::Dialect::gaudi2)
+                  .converted.size(),
+              2u)
+        << "nothing is read";
+  }
+}
+
+TEST(ConfigConvert, AnEmptyPathIsAnErrorOnlyWhereAFileIsRead) {
+  const auto config = [](const std::string& keys) {
+    return configs::parse_quant_config(io::parse_json(R"({"dump_stats_path": "")" + keys + "}", "q.json"), "q.json");
+  };
+  Model model, fixed, dynamic;
+  EXPECT_TRUE(throws_with({"key 'dump_stats_path': found \"\"", "MAXABS_HW reads measurements"},
+                          [&] { convert_with_config(*model, config(""), recipes::Dialect::gaudi2); }));
+  EXPECT_EQ(convert_with_config(*fixed, config(R"(, "scale_method": "unit_scale")"), recipes::Dialect::gaudi2)
+                .converted.size(),
+            2u);
+  EXPECT_EQ(
+      convert_with_config(*dynamic, config(R"(, "scale_method": "maxabs_pcs_pow2", "dynamic_quantization": true)"),
+                          recipes::Dialect::gaudi2)
+          .converted.size(),
+      2u);
+}
+
+TEST(ConfigConvert, ChannelScalesAreStoredAsLists) {
+  const Files files;
+  Model model;
+  convert_with_config(*model, files.config("\"act_maxabs_pow2_weights_pcs_maxabs_pow2\""), recipes::Dialect::gaudi2);
+  const ScaleFile stored = read_scales(files.name("ACT_MAXABS_POW2_WEIGHTS_PCS_MAXABS_POW2"));
+  EXPECT_EQ(stored.find("proj")->weight->values.size(), 4u);
+  EXPECT_EQ(stored.find("proj")->weight->in, std::vector<float>(8, 1.0f));
+  EXPECT_EQ(stored.find("proj")->outputs[0].values.size(), 4u);
+}
+
+TEST(ConfigConvert, AStaleScaleFileNeverWins) {
+  const Files files;
+  const auto config = files.config("\"maxabs_pow2\"");
+  Model first;
+  convert_with_config(*first, config, recipes::Dialect::gaudi2);
+  Model again;
+  EXPECT_TRUE(convert_with_config(*again, config, recipes::Dialect::gaudi2).warnings.empty()) << "fresh";
+  EXPECT_EQ(input_scale(again), 0x1p-4f);
+  files.measured(300.0f);  // measured anew: 100 times as large
+  Model measured_again;
+  const auto report = convert_with_config(*measured_again, config, recipes::Dialect::gaudi2);
+  EXPECT_EQ(input_scale(measured_again), 8.0f);  // 300 / 60 = 5
+  EXPECT_FALSE(report.warnings.empty());
+  EXPECT_EQ(read_scales(files.name("MAXABS_POW2")).find("proj")->inputs[0].values[0], 8.0f) << "and the file is mended";
+  Model other(4.0f);
+  EXPECT_FALSE(convert_with_config(*other, config, recipes::Dialect::gaudi2).warnings.empty()) << "other weights";
+  Model target;
+  EXPECT_FALSE(convert_with_config(*target, config, recipes::Dialect::gaudi3).warnings.empty()) << "another device";
+}
+
+TEST(ConfigConvert, AnotherToolsScalesAreUsedUnlessRecalculated) {
+  const Files files;
+  ScaleFile foreign;
+  foreign.modules = {
+      {"proj", {StoredScale::of(0.5f)}, {StoredScale::of(0.125f)}, StoredScale::of(0.25f)},
+      {"product", {StoredScale::of(0.5f), StoredScale::of(0.5f)}, {StoredScale::of(0.25f)}, std::nullopt}};
+  write_scales(files.name("MAXABS_POW2"), foreign);
+  Model model;
+  const auto report = convert_with_config(*model, files.config("\"maxabs_pow2\""), recipes::Dialect::gaudi2);
+  EXPECT_EQ(input_scale(model), 0.5f);
+  EXPECT_EQ(dynamic_cast<const Fp8Handler&>(*runtime::find_tag(model->proj->weight)->handler)
+                .weight_scale_inv()
+                .item<float>(),
+            0.25f);
+  EXPECT_EQ(dynamic_cast<const NodeHandler&>(*model->product->handler()).scheme().input_scale_inv,
+            (std::vector<float>{0.5f, 0.5f}));
+  EXPECT_TRUE(mentions(report, "MAXABS_POW2"));
+  Model recalculated;
+  convert_with_config(*recalculated, files.config("\"maxabs_pow2\"", R"(, "recalc_scales": true)"),
+                      recipes::Dialect::gaudi2);
+  EXPECT_EQ(input_scale(recalculated), 0x1p-4f);
+}
+
+TEST(ConfigConvert, ModeLoadTakesScalesWithoutMeasurements) {
+  const Files files;
+  Model model;
+  const auto config = files.config("\"maxabs_pow2\"");
+  convert_with_config(*model, config, recipes::Dialect::gaudi2);
+  for (const char* end : {"_hooks_maxabs.json", "_hooks_maxabs.npz"}) std::filesystem::remove(files.prefix + end);
+  Model loaded;
+  convert_with_config(*loaded, files.config("\"maxabs_pow2\"", R"(, "mode": "LOAD")"), recipes::Dialect::gaudi2);
+  const at::Tensor x = hpu(torch::randn({3, 8}));
+  const torch::NoGradGuard no_grad;
+  EXPECT_TRUE(same_bits(loaded->proj(x), model->proj(x)));
+  Model missing;
+  EXPECT_TRUE(throws_with({"MAXABS_HW", "LOAD"}, [&] {
+    convert_with_config(*missing, files.config("\"maxabs_hw\"", R"(, "mode": "LOAD")"), recipes::Dialect::gaudi2);
+  }));
+  EXPECT_EQ(missing->proj->weight.scalar_type(), at::kFloat);
+}
+
+TEST(ConfigConvert, ScaleFormatsGiveEqualResults) {
+  const Files files;
+  const at::Tensor x = torch::randn({3, 8});
+  const torch::NoGradGuard no_grad;
+  std::vector<at::Tensor> results;
+  for (const char* format : {"SCALAR", "CONST"}) {
+    Model model;
+    convert_with_config(*model, files.config("\"maxabs_hw\"", std::string(R"(, "scale_format": ")") + format + "\""),
+                        recipes::Dialect::gaudi2);
+    results.push_back(model->proj(hpu(x)));
+  }
+  EXPECT_TRUE(same_bits(results[0], results[1]));
+}
+
+TEST(ConfigConvert, FixedAndDynamicMethodsTouchNoFile) {
+  const test::TempDir dir;
+  const std::string prefix = (dir.path() / "none" / "stats").string();
+  for (const char* keys :
+       {R"("scale_method": "unit_scale")", R"("scale_method": "maxabs_pow2", "dynamic_quantization": true)"}) {
+    Model model;
+    const auto config = configs::parse_quant_config(
+        io::parse_json(R"({"dump_stats_path": ")" + prefix + "\", " + keys + "}", "q.json"), "q.json");
+    EXPECT_EQ(convert_with_config(*model, config, recipes::Dialect::gaudi2).converted.size(), 2u);
+  }
+  EXPECT_FALSE(std::filesystem::exists(dir.path() / "none"));
+}
+
+struct Variable {
+  const char* name;
+  Variable(const char* n, const std::string& value) : name(n) { setenv(n, value.c_str(), 1); }
+  ~Variable() { unsetenv(name); }
+};
+
+TEST(ConfigConvert, ScalesCanBePatchedAtRunTime) {
+  const Files files;
+  const Variable patching("RUNTIME_SCALE_PATCHING", "1");
+  Model channels;
+  EXPECT_TRUE(throws_with({"RUNTIME_SCALE_PATCHING"}, [&] {
+    convert_with_config(*channels, files.config("\"act_maxabs_pow2_weights_pcs_maxabs_pow2\""),
+                        recipes::Dialect::gaudi2);
+  }));
+  Model model;
+  convert_with_config(*model, files.config("\"maxabs_pow2\""), recipes::Dialect::gaudi2);
+  const at::Tensor x = torch::full({1, 8}, 1000.0f);  // far beyond the measured 3
+  const torch::NoGradGuard no_grad;
+  const at::Tensor saturated = model->proj(hpu(x)).cpu();
+  set_scale(*model, "proj", ScaleOf::input, 0, 8.0f);
+  const at::Tensor y = model->proj(hpu(x)).cpu(), want = x.matmul(ModelImpl().proj->weight.detach().cpu().t());
+  EXPECT_GT((saturated - want).norm().item<double>(), 10 * (y - want).norm().item<double>());
+  EXPECT_LT(((y - want).norm() / want.norm()).item<double>(), 0.1);
+  set_scale(*model, "product", ScaleOf::input, 1, 2.0f);
+  EXPECT_EQ(dynamic_cast<const NodeHandler&>(*model->product->handler()).scheme().input_scale_inv[1], 2.0f);
+  EXPECT_TRUE(throws_with({"no module 'nothing'"}, [&] { set_scale(*model, "nothing", ScaleOf::input, 0, 1.0f); }));
+  EXPECT_TRUE(throws_with({"proj"}, [&] { set_scale(*model, "proj", ScaleOf::input, 0, -1.0f); }));
+  EXPECT_TRUE(throws_with({"product"}, [&] { set_scale(*model, "product", ScaleOf::weight, 0, 1.0f); }));
+}
+
+TEST(ConfigConvert, TheMethodOfEveryModuleIsDumped) {
+  const Files files;
+  const std::string path = (files.dir.path() / "methods.json").string();
+  const Variable dump("SCALE_METHOD_CONFIG_DUMP_PATH", path);
+  Model model;
+  convert_with_config(*model, files.config("\"maxabs_pow2\""), recipes::Dialect::gaudi2);
+  std::stringstream text;
+  text << std::ifstream(path).rdbuf();
+  for (const char* word : {"proj", "product", "POW2", "MAXABS"})
+    EXPECT_NE(text.str().find(word), std::string::npos) << word;
+}
+
+TEST(ConfigConvert, MissingMeasurementsAreNamed) {
+  const test::TempDir dir;
+  Model model;
+  const std::string prefix = (dir.path() / "stats").string();
+  const auto config =
+      configs::parse_quant_config(io::parse_json(R"({"dump_stats_path": ")" + prefix + R"("})", "q.json"), "q.json");
+  EXPECT_TRUE(
+      throws_with({"stats_hooks_maxabs"}, [&] { convert_with_config(*model, config, recipes::Dialect::gaudi2); }));
+  EXPECT_EQ(model->proj->weight.scalar_type(), at::kFloat);
+}
+
+}  // namespace
+}  // namespace fp8::quant

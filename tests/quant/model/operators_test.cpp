@@ -1,0 +1,260 @@
+// SPDX-License-Identifier: Apache-2.0
+// Quantization by operators, as Python and TorchScript call them: codes and scales against the formula, what goes into
+// a checkpoint and comes out of it, and what is refused.
+#include "fp8/quant/model/operators.h"
+
+#include "fp8/runtime/autocast/autocast.h"
+#include "fp8/runtime/device/device.h"
+#include "fp8/runtime/io/safetensors.h"
+#include "support/hpu_test.h"
+#include "support/operator_call.h"
+#include "support/temp_dir.h"
+
+namespace fp8::test {
+namespace {
+
+/// code = RNE(w * f32(1 / scale_inv)), of weights within the range: PyTorch's cast rounds the same there.
+at::Tensor codes_of(const at::Tensor& w, const at::Tensor& scale_inv) {
+  return (w * (1 / scale_inv)).clamp(-448, 448).to(at::kFloat8_e4m3fn);
+}
+
+struct Model {
+  at::Tensor a = at::randn({32, 16}, on_hpu()), b = at::randn({16, 32}, on_hpu());
+  at::Tensor a_values = a.cpu(), b_values = b.cpu();
+  Words names = {"layers.0.fc1", "fc2"}, types = {"Linear", "Linear"};
+  at::Tensor forward(const at::Tensor& x) const { return at::linear(at::relu(at::linear(x, a)), b); }
+  Tensors weights() const { return {a, b}; }
+  io::Json convert(const std::string& options = "{}") const {
+    return json_of(call_fp8("convert", {weights(), names, types, options}));
+  }
+};
+
+TEST(Convert, PutsCodesInTheWeightsPlace) {
+  const Model m;
+  const auto* impl = m.a.unsafeGetTensorImpl();
+  const io::Json report = m.convert(R"({"weights": "channel", "activations": "none", "dialect": "ocp"})");
+  EXPECT_EQ(report["converted"].size(), 2u);
+  EXPECT_EQ(report["converted"][0]["name"], "layers.0.fc1");
+  EXPECT_EQ(report["converted"][0]["bytes_after"], 32 * 16);
+  EXPECT_EQ(m.a.unsafeGetTensorImpl(), impl);
+  const at::Tensor scale_inv = m.a_values.abs().amax(1, true) / 448;
+  EXPECT_TRUE(same_bits(call_fp8("scale_inv", {m.a}).toTensor(), scale_inv.flatten()));
+  EXPECT_TRUE(same_bits(m.a, codes_of(m.a_values, scale_inv)));
+  const at::Tensor values = codes_of(m.a_values, scale_inv).to(at::kFloat) * scale_inv;
+  EXPECT_TRUE(same_bits(call_fp8("dequantize", {m.a}).toTensor(), values));
+  const runtime::autocast::AutocastGuard region;
+  EXPECT_TRUE(same_bits(call_fp8("dequantize", {m.a}).toTensor(), values)) << "an autocast region changed the dtype";
+}
+
+TEST(Convert, ReadsAMeasurement) {
+  const Model m;
+  const TempDir dir;
+  const at::Tensor x = at::randn({8, 16}, on_hpu()), y = m.forward(x);
+  const auto s =
+      call_fp8("measure_begin", {m.weights(), m.names, m.types, c10::IValue(), (dir / "p").string()}).toInt();
+  m.forward(x);
+  call_fp8("measure_end", {s});
+  m.convert(R"({"measurements": ")" + dir.path().string() + "\"}");
+  const io::Json scheme = json_of(call_fp8("scheme_of", {m.a}));
+  EXPECT_EQ(scheme["activations"], "static_tensor");
+  EXPECT_EQ(scheme["input_scale_inv"].get<float>(), x.cpu().abs().max().item<float>() / 448);
+  EXPECT_LT((m.forward(x) - y).norm().item<float>(), 0.1 * y.norm().item<float>());
+  EXPECT_FALSE(same_bits(m.forward(x), y));
+}
+
+TEST(Convert, TakesAQuantConfig) {
+  const Model m;
+  m.convert(R"({"quant_config": {"mode": "QUANTIZE", "scale_method": "unit_scale", )"
+            R"("allowlist": {"types": [], "names": ["fc1"]}}})");
+  EXPECT_EQ(call_fp8("scale_inv", {m.a}).toTensor().item<float>(), 1.0f);
+  EXPECT_EQ(json_of(call_fp8("scheme_of", {m.a}))["convention"], "inc");
+  EXPECT_EQ(m.b.scalar_type(), at::kFloat);
+  EXPECT_TRUE(
+      throws_with({"quant_config", "alone"}, [&] { m.convert(R"({"quant_config": "f.json", "weights": "tensor"})"); }));
+}
+
+TEST(Convert, NamesWhatIsWrongAndChangesNothing) {
+  const Model m;
+  EXPECT_TRUE(throws_with({"fp8::convert", "unknown key 'weight'", "'weights'"},
+                          [&] { m.convert(R"({"weight": "channel"})"); }));
+  EXPECT_TRUE(throws_with({"fp8::convert", "'weights'", "\"rows\"", "tensor, channel, block"},
+                          [&] { m.convert(R"({"weights": "rows"})"); }));
+  EXPECT_TRUE(throws_with({"fp8::convert", "'block'", "[0,4]"},
+                          [&] { m.convert(R"({"weights": "block", "block": [0, 4]})"); }));
+  EXPECT_TRUE(
+      throws_with({"fp8::convert", "'fuse_scales'", "true, false"}, [&] { m.convert(R"({"fuse_scales": 1})"); }));
+  EXPECT_TRUE(throws_with({"fp8::convert", "object"}, [&] { m.convert("[1]"); }));
+  EXPECT_TRUE(throws_with({"nowhere"}, [&] { m.convert(R"({"measurements": "/nowhere"})"); }));
+  EXPECT_TRUE(throws_with({"fp8::convert", "modules", "found 1", "expected 2"},
+                          [&] { call_fp8("convert", {m.weights(), Words{"a"}, m.types}); }));
+  EXPECT_TRUE(same_bits(m.a, m.a_values));
+  EXPECT_TRUE(throws_with({"cpu_one", "cpu"}, [&] {
+    call_fp8("convert", {Tensors{m.a, at::ones({2, 2})}, Words{"a", "cpu_one"}, m.types});
+  }));
+  EXPECT_TRUE(same_bits(m.a, m.a_values));
+}
+
+TEST(Convert, RefusesPythonsRecurrentModulesUnlessAskedFor) {
+  const at::Tensor w = at::randn({32, 16}, on_hpu()), values = w.cpu();
+  const Tensors weights = {w};
+  const auto convert = [&](const std::string& type, const std::string& options) {
+    return json_of(call_fp8("convert", {weights, Words{"rnn.weight_ih_l0"}, Words{type}, options}));
+  };
+  const std::string config = R"("quant_config": {"mode": "QUANTIZE", "scale_method": "unit_scale", )"
+                             R"("allowlist": {"types": [], "names": ["rnn"]}})";
+  for (const char* type : {"LSTM", "GRU", "RNN"}) {
+    for (const std::string& options : {std::string("{}"), "{" + config + "}"})
+      EXPECT_TRUE(throws_with({"'rnn.weight_ih_l0'", type, "another dtype", "\"recurrent\": true"},
+                              [&] { convert(type, options); }));
+    EXPECT_EQ(convert(type, R"({"exclude": ["rnn"]})")["converted"].size(), 0u) << "left out by a pattern";
+    EXPECT_TRUE(same_bits(w, values));
+  }
+  EXPECT_EQ(convert("LSTM", R"({"recurrent": true})")["converted"].size(), 1u);
+  EXPECT_EQ(w.scalar_type(), at::kFloat8_e4m3fn);
+}
+
+/// The weight of another process: bytes, scales and scheme through files, then tagged.
+void expect_like(const at::Tensor& weight, const at::Tensor& x) {
+  const at::Tensor copy = weight.view(at::kByte).cpu().view(weight.scalar_type()).to(kHpu),
+                   scale_inv = call_fp8("scale_inv", {weight}).toTensor().cpu();
+  const std::string scheme = call_fp8("scheme_of", {weight}).toStringRef();
+  EXPECT_EQ(call_fp8("tag_of", {copy}).toStringRef(), "null");
+  call_fp8("tag", {copy, std::string("other"), scale_inv, scheme});
+  EXPECT_EQ(call_fp8("scheme_of", {copy}).toStringRef(), scheme);
+  EXPECT_TRUE(same_bits(call_fp8("dequantize", {copy}).toTensor(), call_fp8("dequantize", {weight}).toTensor()));
+  EXPECT_TRUE(same_bits(at::linear(x, copy), at::linear(x, weight))) << scheme;
+}
+
+TEST(Tag, MakesTheLikeOfEveryScheme) {
+  for (const char* options :
+       {R"({"weights": "tensor", "activations": "none"})", R"({"weights": "channel", "activations": "dynamic_token"})",
+        R"({"weights": "tensor", "activations": "dynamic_tensor", "dialect": "gaudi2"})",
+        R"({"weights": "block", "block": [8, 16], "activations": "dynamic_group"})",
+        R"({"weights": "block", "block": [8, 12], "activations": "none", "power_of_two": true})",
+        R"({"quant_config": {"mode": "QUANTIZE", "scale_method": "unit_scale"}})"}) {
+    const Model m;
+    m.convert(options);
+    expect_like(m.a, at::randn({3, 16}, on_hpu()));
+  }
+}
+
+TEST(Tag, ComputesWithCodesThatComeFromElsewhere) {
+  const at::Tensor values = at::randn({6, 8}), scale_inv = at::full({1}, 0.5);
+  const at::Tensor codes = values.to(at::kFloat8_e5m2), on = codes.to(kHpu), x = at::randn({2, 8});
+  call_fp8("tag", {on, std::string("fc"), scale_inv, std::string(R"({"dtype": "f32"})")});
+  EXPECT_TRUE(at::allclose(at::linear(x.to(kHpu), on).cpu(), at::linear(x, codes.to(at::kFloat) * 0.5), 1e-6, 1e-6));
+}
+
+TEST(Tag, NamesWhatIsWrong) {
+  const at::Tensor codes = at::randn({6, 8}).to(at::kFloat8_e4m3fn).to(kHpu), one = at::ones({1});
+  const auto tag = [&](const at::Tensor& c, const at::Tensor& s, const std::string& scheme) {
+    return [=] { call_fp8("tag", {c, std::string("m"), s, scheme}); };
+  };
+  EXPECT_TRUE(throws_with({"fp8::tag", "codes", "Float "}, tag(at::ones({6, 8}, on_hpu()), one, "{}")));
+  EXPECT_TRUE(throws_with({"fp8::tag", "codes", "cpu"}, tag(codes.cpu(), one, "{}")));
+  EXPECT_TRUE(throws_with({"fp8::tag", "codes", "strides"}, tag(codes.t(), one, "{}")));
+  EXPECT_TRUE(throws_with({"fp8::tag", "scale_inv", "BFloat16"}, tag(codes, one.to(at::kBFloat16), "{}")));
+  EXPECT_TRUE(throws_with({"fp8::tag", "scale_inv", "expected 6", "found 5"}, tag(codes, at::ones({5}), "{}")));
+  EXPECT_TRUE(
+      throws_with({"fp8::tag", "scale_inv", "6 x 8", "128 x 128", "[2, 2]"}, tag(codes, at::ones({2, 2}), "{}")) ||
+      throws_with({"fp8::tag", "scale_inv", "1 x 1", "128 x 128", "[2, 2]"}, tag(codes, at::ones({2, 2}), "{}")));
+  for (const double bad : {0.0, -1.0, HUGE_VAL, std::nan("")})
+    EXPECT_TRUE(throws_with({"fp8::tag", "scale_inv", "positive"}, tag(codes, at::full({1}, bad), "{}")));
+  EXPECT_TRUE(throws_with({"fp8::tag", "input_scale_inv"}, tag(codes, one, R"({"activations": "static_tensor"})")));
+  EXPECT_TRUE(throws_with({"fp8::tag", "input_scale_inv", "positive"},
+                          tag(codes, one, R"({"activations": "static_tensor", "input_scale_inv": 0})")));
+  EXPECT_TRUE(throws_with({"fp8::tag", "convention"},
+                          tag(codes, one, R"({"activations": "dynamic_token", "convention": "inc"})")));
+  EXPECT_TRUE(
+      throws_with({"fp8::tag", "'dialect'", "gaudi2, gaudi3, ocp"}, tag(codes, one, R"({"dialect": "gaudi1"})")));
+  EXPECT_EQ(call_fp8("tag_of", {codes}).toStringRef(), "null");
+  EXPECT_TRUE(throws_with({"fp8::scale_inv", "untagged"}, [&] { call_fp8("scale_inv", {codes}); }));
+  EXPECT_TRUE(throws_with({"fp8::scheme_of", "untagged"}, [&] { call_fp8("scheme_of", {codes}); }));
+}
+
+TEST(SaveAndLoad, CarryAModelOver) {
+  const Model m;
+  const TempDir dir;
+  m.convert(R"({"weights": "channel", "dialect": "ocp"})");
+  const at::Tensor x = at::randn({4, 16}, on_hpu()), y = m.forward(x), norm = at::randn({16}, on_hpu(at::kBFloat16));
+  const Tensors tensors = {m.a, m.b, norm, norm};
+  const Words names = {"layers.0.fc1.weight", "fc2.weight", "norm.weight", "tied.weight"},
+              types = {"Linear", "Linear", "RMSNorm", "RMSNorm"};
+  call_fp8("save", {tensors, names, types, (dir / "out").string()});
+  const io::Checkpoint checkpoint(dir / "out");
+  EXPECT_TRUE(checkpoint.contains("norm.weight"));
+  EXPECT_FALSE(checkpoint.contains("tied.weight"));
+  EXPECT_TRUE(checkpoint.contains("fc2.weight_scale"));
+  {  // on another device, only for who says whose codes they are
+    const runtime::DeviceKindScope gaudi2(runtime::DeviceKind::gaudi2);
+    const Model there;
+    const std::string out = (dir / "out").string();
+    EXPECT_TRUE(throws_with({"dialect ocp", "FP8_HPU_DEVICE=gaudi2", "the option dialect"},
+                            [&] { call_fp8("load", {there.weights(), there.names, there.types, out}); }));
+    EXPECT_TRUE(throws_with({"[fp8::load] dialect", "allowed: gaudi2, gaudi3, ocp"}, [&] {
+      call_fp8("load", {there.weights(), there.names, there.types, out, c10::IValue(), std::string("oc")});
+    }));
+    call_fp8("load", {there.weights(), there.names, there.types, out, c10::IValue(), std::string("ocp")});
+  }
+  const Model other;
+  const auto taken =
+      call_fp8("load", {other.weights(), other.names, other.types, (dir / "out").string()}).toListRef().vec();
+  EXPECT_EQ(taken.size(), 4u);
+  EXPECT_TRUE(same_bits(other.forward(x), y));
+  EXPECT_TRUE(throws_with({"out"}, [&] { call_fp8("save", {tensors, names, types, (dir / "out").string()}); }));
+  call_fp8("save",
+           {tensors, names, types, (dir / "out").string(), std::string("compressed-tensors"), std::string(), true});
+}
+
+TEST(SaveAndLoad, NameWhatIsWrong) {
+  const Model m;
+  const TempDir dir;
+  const std::string out = (dir / "out").string();
+  const Words names = {"a.weight", "b.weight"};
+  EXPECT_TRUE(throws_with({"fp8::save", "format", "\"gguf\"", "compressed-tensors, inc, inc-vllm, fp8, modelopt"},
+                          [&] { call_fp8("save", {m.weights(), names, m.types, out, std::string("gguf")}); }));
+  EXPECT_TRUE(throws_with({"fp8::save", "names", "found 1", "expected 2"},
+                          [&] { call_fp8("save", {m.weights(), Words{"a"}, m.types, out}); }));
+  EXPECT_TRUE(throws_with({"fp8::save", "names", "twice"},
+                          [&] { call_fp8("save", {m.weights(), Words{"a", "a"}, m.types, out}); }));
+  EXPECT_TRUE(
+      throws_with({"fp8::save", "folder"}, [&] { call_fp8("save", {m.weights(), names, m.types, std::string()}); }));
+  EXPECT_TRUE(throws_with({"fp8::save", "tensors", "b.weight", "dense", "Sparse"}, [&] {
+    call_fp8("save", {Tensors{m.a, at::ones({2, 2}).to_sparse()}, names, m.types, out});
+  }));
+  EXPECT_TRUE(throws_with({"fp8::convert", "weights", "fc2", "dense", "meta"},
+                          [&] { call_fp8("convert", {Tensors{m.a, at::ones({2, 2}, at::kMeta)}, m.names, m.types}); }));
+  EXPECT_TRUE(throws_with({"converted model"}, [&] { call_fp8("save", {m.weights(), names, m.types, out}); }));
+  EXPECT_FALSE(std::filesystem::exists(out));
+  EXPECT_TRUE(throws_with({"fp8::load", "compute", "Int"}, [&] {
+    call_fp8("load", {m.weights(), m.names, m.types, out, static_cast<std::int64_t>(at::kInt)});
+  }));
+  EXPECT_TRUE(
+      throws_with({"fp8::load", "weights", "none"}, [&] { call_fp8("load", {Tensors{}, Words{}, Words{}, out}); }));
+  EXPECT_TRUE(throws_with({"fp8::load", "cpu"},
+                          [&] { call_fp8("load", {Tensors{at::ones({2, 2})}, Words{"a"}, Words{"Linear"}, out}); }));
+  EXPECT_TRUE(throws_with({"out"}, [&] { call_fp8("load", {m.weights(), m.names, m.types, out}); }));
+}
+
+TEST(TorchScript, ConvertsAndRunsInOneFunction) {
+  torch::jit::CompilationUnit unit;
+  auto& f = compile(unit, R"(
+def f(w : Tensor, x : Tensor):
+    before = torch.linear(x, w)
+    report = fp8.convert([w], ["fc"], ["Linear"])
+    after = torch.linear(x, w)
+    return (before, after, fp8.scale_inv(w))
+)");
+  for (int run = 0; run < 3; ++run) {
+    const at::Tensor w = at::randn({4, 8}, on_hpu()), x = at::randn({2, 8}, on_hpu()), values = w.cpu();
+    const auto result = f({w, x}).toTuple();
+    const auto& y = result->elements();
+    EXPECT_TRUE(at::allclose(y[0].toTensor().cpu(), at::linear(x.cpu(), values), 1e-5, 1e-5));
+    EXPECT_TRUE(same_bits(y[1].toTensor(), at::linear(x, w)));
+    EXPECT_FALSE(same_bits(y[1].toTensor(), y[0].toTensor()));
+    EXPECT_TRUE(same_bits(y[2].toTensor(), values.abs().amax(1) / 448));
+  }
+}
+
+}  // namespace
+}  // namespace fp8::test

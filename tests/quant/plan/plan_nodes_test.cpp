@@ -1,0 +1,187 @@
+// SPDX-License-Identifier: Apache-2.0
+// Modules without a weight in the plan: which are selected, and what scales INC's rules give each kind.
+#include "fp8/quant/plan/plan.h"
+#include "support/hpu_test.h"
+
+namespace fp8::quant {
+namespace {
+
+using test::throws_with;
+
+const std::vector<ModuleInfo> kWeights = {{"l.q_proj", "Linear", {8, 8}},
+                                          {"l.moe.w13_list.0", "MoeMatmul", {8, 4}},
+                                          {"l.moe.w2_list.0", "MoeMatmul", {4, 4}},
+                                          {"l.moe.w13_list.1", "MoeMatmul", {8, 4}},
+                                          {"l.moe.w2_list.1", "MoeMatmul", {4, 4}}};
+const std::vector<NodeInfo> kNodes = {{"l.matmul_qk", "Matmul"},    {"l.b2b", "B2BMatmul"},
+                                      {"l.softmax", "Softmax"},     {"l.sdpa", "ModuleFusedSDPA"},
+                                      {"l.k_cache", "VLLMKVCache"}, {"l.moe", "VllmMixtureOfExpertsOp"},
+                                      {"l.odd", "SomethingElse"}};
+
+/// Amax values of powers of two, so that scales of MAXABS_POW2 on gaudi2 (240 * 0.25 = 60) are 2^ceil(log2(amax / 60))
+/// = amax / 32.
+measure::MeasurementFile measured() {
+  using Outputs = std::vector<measure::Amax>;
+  measure::MeasurementFile f;
+  f.modules = {{"l.q_proj", {{64.0f}}, std::nullopt, std::nullopt},
+               {"l.matmul_qk", {{32.0f}, {64.0f}}, std::nullopt, std::nullopt},
+               {"l.b2b", {{1.0f}, {1e30f}}, Outputs{{128.0f}}, std::nullopt},
+               {"l.softmax", {{9.0f}}, Outputs{{1.0f}}, std::nullopt},
+               {"l.sdpa", {{2.0f}, {4.0f}, {8.0f}}, Outputs{{16.0f}, {1.0f}}, std::nullopt},
+               {"l.k_cache", {{256.0f}}, std::nullopt, std::nullopt},
+               {"l.moe", {{512.0f}}, Outputs{{1.0f}, {2.0f}, {4.0f}}, std::nullopt},
+               {"l.moe.w13_list.0", {{0.0f}}, std::nullopt, measure::Amax{1.0f}}};
+  return f;
+}
+
+PlanOptions options(const std::string& json) {
+  PlanOptions o;
+  o.dialect = recipes::Dialect::gaudi2;
+  o.config = configs::parse_quant_config(io::parse_json(json, "q.json"), "q.json");
+  o.measurements = measured();
+  return o;
+}
+
+std::string reason(const Plan& plan, const std::string& name) {
+  for (const auto& s : plan.skipped) {
+    if (s.name == name) return s.reason;
+  }
+  return "";
+}
+
+TEST(PlanNodes, ScalesOfEveryKindFollowIncsRules) {
+  const Plan plan = make_plan(kWeights, kNodes, options(R"({"scale_method": "maxabs_pow2"})"));
+  const auto in = [&](const char* name) { return plan.find_node(name)->scheme.input_scale_inv; };
+  const auto out = [&](const char* name) { return plan.find_node(name)->scheme.output_scale_inv; };
+  using Floats = std::vector<float>;
+  EXPECT_EQ(in("l.matmul_qk"), (Floats{1, 2}));
+  EXPECT_EQ(out("l.matmul_qk"), (Floats{2}));
+  EXPECT_EQ(in("l.b2b"), (Floats{1.0f / 32, 4}))
+      << "the second input's scale comes from the output, its padding holds garbage";
+  EXPECT_EQ(in("l.softmax"), Floats{});
+  EXPECT_EQ(out("l.softmax"), (Floats{1.0f / 32}));
+  EXPECT_EQ(in("l.sdpa"), (Floats{2.0f / 32, 4.0f / 32, 8.0f / 32, 1.0f / 32}));
+  EXPECT_EQ(out("l.sdpa"), (Floats{0.5f}));
+  EXPECT_EQ(in("l.k_cache"), (Floats{8}));
+  EXPECT_EQ(out("l.k_cache"), (Floats{8}));
+  EXPECT_EQ(in("l.moe"), (Floats{16, 2.0f / 32, 4.0f / 32}));
+  EXPECT_EQ(plan.find("l.moe.w13_list.0")->scheme.input_scale_inv, 16)
+      << "the mixture's hidden states, not the placeholder";
+  EXPECT_EQ(plan.find("l.moe.w2_list.1")->scheme.input_scale_inv, 4.0f / 32);
+  EXPECT_EQ(reason(plan, "l.odd"), "type SomethingElse is not quantized");
+  EXPECT_TRUE(plan.warnings.empty());
+}
+
+TEST(PlanNodes, AnUnmeasuredNodeIsNamedBeforeAnythingRuns) {
+  PlanOptions o = options(R"({"scale_method": "maxabs_pow2"})");
+  auto nodes = kNodes;
+  nodes.push_back({"m.softmax", "Softmax"});
+  o.measurements->modules[3].module = "m.softmax";  // one of two was measured
+  EXPECT_TRUE(throws_with({"'l.softmax'", "ignore_modules_wo_measures"}, [&] { make_plan(kWeights, nodes, o); }));
+  o.config->ignore_modules_wo_measures = true;
+  EXPECT_EQ(reason(make_plan(kWeights, nodes, o), "l.softmax"),
+            "no measurement of its inputs (ignore_modules_wo_measures)");
+  o.measurements->modules.erase(o.measurements->modules.begin() + 3);
+  o.measurements->modules[3].outputs = std::vector<measure::Amax>{{16.0f}};  // sdpa without P
+  EXPECT_TRUE(throws_with({"l.sdpa.outputs[1]", "not measured"}, [&] { make_plan(kWeights, kNodes, o); }));
+  o = options(R"({"scale_method": "maxabs_pow2"})");
+  o.measurements->modules[6].outputs->pop_back();
+  EXPECT_TRUE(throws_with({"l.moe.outputs", "expert 1"}, [&] { make_plan(kWeights, kNodes, o); }));
+}
+
+TEST(PlanNodes, MeasurementsOfAModelWithoutSuchModulesFit) {
+  PlanOptions o = options(R"({"scale_method": "maxabs_pow2"})");
+  o.measurements->modules.erase(o.measurements->modules.begin() + 3);
+  const Plan plan = make_plan(kWeights, kNodes, o);
+  EXPECT_EQ(reason(plan, "l.softmax"), "no module of type Softmax was measured");
+  EXPECT_NE(plan.find_node("l.sdpa"), nullptr);
+  ASSERT_EQ(plan.warnings.size(), 1u);
+  EXPECT_NE(plan.warnings[0].find("the first is 'l.softmax'"), std::string::npos);
+}
+
+TEST(PlanNodes, ListsAndMethodsAreOfTheNode) {
+  const Plan plan = make_plan(kWeights, kNodes,
+                              options(
+                                  R"({"scale_method": {
+      "default": {"weight": {"rounding_method": "POW2", "backoff": 0.5},
+                  "activation": {"rounding_method": "POW2", "backoff": 0.25}},
+      "nodes": {"l.k_cache": {"weight": {"scale_value_type": "FIXED_VALUE", "rounding_method": "SCALE_UNIT"},
+                              "activation": {"scale_value_type": "FIXED_VALUE", "rounding_method": "SCALE_UNIT"}}}},
+      "blocklist": {"types": ["Softmax"], "names": ["moe"]}})"));
+  EXPECT_EQ(plan.find_node("l.k_cache")->scheme.input_scale_inv, std::vector<float>{1.0f});
+  EXPECT_EQ(plan.find_node("l.matmul_qk")->scheme.input_scale_inv[1], 2.0f);
+  EXPECT_NE(reason(plan, "l.softmax").find("not selected"), std::string::npos);
+  EXPECT_NE(reason(plan, "l.moe").find("not selected"), std::string::npos);
+  EXPECT_EQ(plan.modules.size(), 1u);
+}
+
+TEST(PlanNodes, BackoffsAreInEffect) {
+  for (const char* key : {R"("scale_params": {"input_backoff": 0.5})", R"("input_backoff": 0.5)"}) {
+    const Plan plan =
+        make_plan(kWeights, kNodes, options(std::string(R"({"scale_method": "maxabs_pow2", )") + key + "}"));
+    EXPECT_EQ(plan.find("l.q_proj")->scheme.input_scale_inv, 1.0f) << "64 / (240 * 0.5) = 0.53; with 0.25 it is 2";
+  }
+}
+
+TEST(PlanNodes, AMixtureFollowsItsExpertsWeights) {
+  const Plan plan = make_plan(kWeights, kNodes,
+                              options(R"({"scale_method": "maxabs_pow2", "blocklist": {"names": ["w2_list\\.1"]}})"));
+  EXPECT_EQ(reason(plan, "l.moe"), "its experts' weights stay in high precision");
+  EXPECT_NE(plan.find("l.moe.w2_list.0"), nullptr);
+}
+
+TEST(PlanNodes, DynamicScalesNeedNoMeasurement) {
+  PlanOptions o = options(R"({"scale_method": "maxabs_pcs_pow2", "dynamic_quantization": true})");
+  o.measurements.reset();
+  const Plan plan = make_plan(kWeights, kNodes, o);
+  ASSERT_NE(plan.find_node("l.matmul_qk"), nullptr);
+  EXPECT_TRUE(plan.find_node("l.matmul_qk")->scheme.dynamic && plan.find_node("l.matmul_qk")->scheme.per_token);
+  EXPECT_EQ(plan.find("l.q_proj")->scheme.activations, ActivationScaling::dynamic_token);
+  EXPECT_NE(plan.find_node("l.moe"), nullptr);
+  EXPECT_NE(reason(plan, "l.softmax").find("has no dynamic scales"), std::string::npos);
+  EXPECT_NE(reason(plan, "l.sdpa").find("has no dynamic scales"), std::string::npos);
+  EXPECT_NE(reason(plan, "l.k_cache").find("no place for the scales"), std::string::npos);
+}
+
+TEST(PlanNodes, WithoutAConfigAttentionIsAskedFor) {
+  PlanOptions o;
+  o.activations = ActivationScaling::static_tensor;
+  o.measurements = measured();
+  o.exclude = {"b2b"};
+  const Plan kept = make_plan(kWeights, kNodes, o);
+  EXPECT_EQ(kept.nodes.size(), 1u) << "the mixture";
+  EXPECT_EQ(reason(kept, "l.sdpa"), "attention stays in high precision by default");
+  EXPECT_EQ(reason(kept, "l.k_cache"), "key-value caches stay in high precision by default");
+  o.attention = true;
+  o.kv_cache = true;
+  const Plan all = make_plan(kWeights, kNodes, o);
+  EXPECT_EQ(all.nodes.size(), 5u);
+  EXPECT_EQ(reason(all, "l.b2b"), "excluded by 'exclude'");
+  EXPECT_EQ(all.find_node("l.sdpa")->scheme.input_scale_inv,
+            (std::vector<float>{2.0f / 448, 4.0f / 448, 8.0f / 448, 1.0f / 448}));
+  EXPECT_TRUE(all.find_node("l.sdpa")->scheme.output_scale_inv.empty());
+  EXPECT_EQ(all.find_node("l.k_cache")->scheme.input_scale_inv, std::vector<float>{256.0f / 448});
+}
+
+TEST(PlanNodes, AnIdleExpertTakesTheOthersScale) {
+  PlanOptions o = options(R"({"scale_method": "maxabs_pow2"})");
+  (*o.measurements->modules[6].outputs)[1] = {0.0f};
+  const Plan plan = make_plan(kWeights, kNodes, o);
+  EXPECT_EQ(plan.find_node("l.moe")->scheme.input_scale_inv, (std::vector<float>{16, 4.0f / 32, 4.0f / 32}));
+  EXPECT_EQ(plan.find("l.moe.w2_list.0")->scheme.input_scale_inv, 4.0f / 32);
+  ASSERT_EQ(plan.warnings.size(), 1u);
+  EXPECT_NE(plan.warnings[0].find("no token to expert 0"), std::string::npos);
+}
+
+TEST(PlanNodes, ATensorOfZerosHasAUsableScale) {
+  PlanOptions o = options(R"({"scale_method": "maxabs_arbitrary"})");
+  for (auto& m : o.measurements->modules) {
+    for (auto& amax : m.inputs) amax = {0.0f};
+  }
+  const Plan plan = make_plan(kWeights, kNodes, o);
+  EXPECT_EQ(plan.find("l.q_proj")->scheme.input_scale_inv, 1.0f);
+  EXPECT_EQ(plan.find_node("l.matmul_qk")->scheme.input_scale_inv, (std::vector<float>{1, 1}));
+}
+
+}  // namespace
+}  // namespace fp8::quant

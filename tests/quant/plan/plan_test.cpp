@@ -1,0 +1,292 @@
+// SPDX-License-Identifier: Apache-2.0
+// Which modules are quantized, how, and why the others are not.
+#include "fp8/quant/plan/plan.h"
+
+#include "fp8/configs/option_names.h"
+#include "fp8/runtime/io/error.h"
+#include "support/hpu_test.h"
+
+namespace fp8::quant {
+namespace {
+
+using test::throws_with;
+
+const std::vector<ModuleInfo> kModel = {{"model.embed_tokens", "Embedding", {48, 32}},
+                                        {"model.layers.0.self_attn.q_proj", "Linear", {32, 32}},
+                                        {"model.layers.0.self_attn.k_proj", "Linear", {16, 32}},
+                                        {"model.layers.0.self_attn.v_proj", "Linear", {16, 32}},
+                                        {"model.layers.0.self_attn.o_proj", "Linear", {32, 32}},
+                                        {"model.layers.0.mlp.gate", "Linear", {4, 32}},
+                                        {"model.layers.0.mlp.gate_proj", "Linear", {40, 32}},
+                                        {"model.layers.0.mlp.up_proj", "Linear", {40, 32}},
+                                        {"vision.patch", "Conv2d", {8, 3, 4, 4}},
+                                        {"vision.mix", "Conv1d", {8, 8, 3}},
+                                        {"vision.odd", "ConvTranspose2d", {8, 8, 3, 3}},
+                                        {"lm_head", "Linear", {48, 32}}};
+
+measure::MeasurementFile measured(const std::vector<std::string>& names, float input = 2.0f, float weight = 1.0f) {
+  measure::MeasurementFile file;
+  for (const auto& name : names) file.modules.push_back({name, {{input}}, std::nullopt, measure::Amax{weight}});
+  return file;
+}
+
+configs::QuantConfig config(const std::string& json) {
+  return configs::parse_quant_config(io::parse_json(json, "q.json"), "q.json");
+}
+
+std::string reason(const Plan& plan, const std::string& name) {
+  for (const auto& s : plan.skipped) {
+    if (s.name == name) return s.reason;
+  }
+  return "";
+}
+
+TEST(Plan, DynamicByDefault) {
+  const Plan plan = make_plan(kModel, {});
+  EXPECT_EQ(plan.modules.size(), 8u);
+  EXPECT_EQ(plan.scale_method, "amax");
+  EXPECT_TRUE(plan.measurements.empty());
+  for (const auto& m : plan.modules) {
+    EXPECT_EQ(m.scheme.describe(), "E4M3 channel weights, dynamic token activations, ocp") << m.info.name;
+    EXPECT_EQ(m.scheme.convention, Convention::own);
+    EXPECT_TRUE(m.fuse_group.empty()) << "channel scales need no common one";
+  }
+  EXPECT_NE(plan.find("vision.patch"), nullptr);
+  EXPECT_EQ(plan.find("lm_head"), nullptr);
+  EXPECT_EQ(reason(plan, "lm_head"), "kept in high precision by default ('include' quantizes it)");
+  EXPECT_EQ(reason(plan, "model.embed_tokens"), "kept in high precision by default ('include' quantizes it)");
+  EXPECT_EQ(reason(plan, "model.layers.0.mlp.gate"), "a router, kept in high precision ('include' quantizes it)");
+  EXPECT_EQ(reason(plan, "vision.odd"), "no fp8 kernel for type ConvTranspose2d");
+}
+
+TEST(Plan, HintsNameTheApisOptionsOrTheCommandLines) {
+  PlanOptions o;
+  o.exclude = {"vision"};
+  const auto reasons = [&] {
+    const Plan plan = make_plan(kModel, o);
+    return reason(plan, "lm_head") + "; " + reason(plan, "vision.patch");
+  };
+  EXPECT_EQ(reasons(), "kept in high precision by default ('include' quantizes it); excluded by 'exclude'");
+  {
+    const configs::CommandLineNames names;
+    EXPECT_EQ(reasons(), "kept in high precision by default (--include quantizes it); excluded by --exclude");
+    o.activations = ActivationScaling::static_tensor;
+    EXPECT_TRUE(
+        throws_with({"no measurement of module", "leave it out with --exclude"}, [&] { make_plan(kModel, o); }));
+  }
+  EXPECT_TRUE(throws_with({"no measurement of module", "leave it out with 'exclude' (convert_modules: 'block')"},
+                          [&] { make_plan(kModel, o); }));
+}
+
+TEST(Plan, IncludeAndExcludeArePatterns) {
+  PlanOptions o;
+  o.include = {"lm_head$", "embed", "odd"};
+  o.exclude = {R"(mlp\.)", "vision.patch"};
+  const Plan plan = make_plan(kModel, o);
+  EXPECT_NE(plan.find("lm_head"), nullptr);
+  ASSERT_NE(plan.find("model.embed_tokens"), nullptr);
+  EXPECT_EQ(plan.find("model.embed_tokens")->scheme.activations, ActivationScaling::none);
+  EXPECT_EQ(reason(plan, "vision.odd"), "no fp8 kernel for type ConvTranspose2d");  // not even when included
+  EXPECT_EQ(reason(plan, "vision.patch"), "excluded by 'exclude'");
+  EXPECT_EQ(reason(plan, "model.layers.0.mlp.gate"), "excluded by 'exclude'");
+  o.include = {"lm_head"}, o.exclude = {"lm_head"};
+  EXPECT_EQ(make_plan(kModel, o).find("lm_head"), nullptr);  // exclude wins
+  o.exclude = {"("};
+  EXPECT_TRUE(throws_with({"'exclude'", "("}, [&] { make_plan(kModel, o); }));
+}
+
+TEST(Plan, PerTensorScalesAreSharedWhereEnginesFuse) {
+  PlanOptions o;
+  o.weights = WeightGranularity::tensor;
+  const Plan plan = make_plan(kModel, o);
+  const auto group = [&](const char* name) { return plan.find(std::string("model.layers.0.") + name)->fuse_group; };
+  EXPECT_FALSE(group("self_attn.q_proj").empty());
+  EXPECT_EQ(group("self_attn.q_proj"), group("self_attn.v_proj"));
+  EXPECT_EQ(group("self_attn.q_proj"), group("self_attn.k_proj"));
+  EXPECT_EQ(group("mlp.gate_proj"), group("mlp.up_proj"));
+  EXPECT_NE(group("mlp.gate_proj"), group("self_attn.q_proj"));
+  EXPECT_TRUE(group("self_attn.o_proj").empty());
+  o.fuse_scales = false;
+  for (const auto& m : make_plan(kModel, o).modules) EXPECT_TRUE(m.fuse_group.empty());
+}
+
+TEST(Plan, StaticTakesItsScalesFromTheMeasurement) {
+  PlanOptions o;
+  o.activations = ActivationScaling::static_tensor;
+  o.exclude = {"self_attn", "vision", "gate_proj"};
+  o.measurements = measured({"model.layers.0.mlp.up_proj", "lm_head"}, 7.0f);
+  const Plan plan = make_plan(kModel, o);
+  ASSERT_EQ(plan.modules.size(), 1u);
+  EXPECT_EQ(plan.modules[0].scheme.input_scale_inv, 7.0f / 448.0f);
+  EXPECT_EQ(plan.modules[0].scheme.weights, WeightGranularity::tensor);  // the default with measurements
+  EXPECT_EQ(plan.modules[0].measured_weight_amax, 1.0f);
+  EXPECT_EQ(plan.measurements, o.measurements->fingerprint());
+  EXPECT_TRUE(plan.warnings.empty());
+  o.weights = WeightGranularity::channel;
+  ASSERT_EQ(make_plan(kModel, o).warnings.size(), 1u);
+  EXPECT_NE(make_plan(kModel, o).warnings[0].find("vLLM"), std::string::npos);
+}
+
+TEST(Plan, UnmeasuredModulesAreNamed) {
+  PlanOptions o;
+  o.activations = ActivationScaling::static_tensor;
+  o.measurements = measured({"model.layers.0.mlp.up_proj"});
+  EXPECT_TRUE(throws_with({"no measurement of module 'model.layers.0.self_attn.q_proj'", "leave it out with 'exclude'"},
+                          [&] { make_plan(kModel, o); }));
+  o.measurements->modules[0].inputs[0] = {};
+  o.include = {}, o.exclude = {"self_attn", "vision", "gate_proj"};
+  EXPECT_TRUE(throws_with({"up_proj.inputs[0]", "expected an amax, found none"}, [&] { make_plan(kModel, o); }));
+}
+
+TEST(Plan, OfValuesPerChannelTheLargestCounts) {
+  PlanOptions o;
+  o.activations = ActivationScaling::static_tensor;
+  o.measurements = measured({"model.layers.0.mlp.up_proj"});
+  o.measurements->observer = "maxabs_per_channel";
+  o.measurements->modules[0].inputs[0] = {1.0f, 7.0f, 2.0f};
+  o.measurements->modules[0].weight = measure::Amax{0.5f, 0.25f, 3.0f};
+  o.exclude = {"self_attn", "vision", "gate_proj"};
+  const Plan plan = make_plan(kModel, o);
+  EXPECT_EQ(plan.modules.at(0).scheme.input_scale_inv, 7.0f / 448.0f);
+  EXPECT_EQ(plan.modules[0].measured_weight_amax, 3.0f);
+  EXPECT_NO_THROW(check_measured_weight(plan.modules[0], 3.0f));
+  EXPECT_THROW(check_measured_weight(plan.modules[0], 4.0f), io::Error) << "these are no thresholds";
+}
+
+TEST(Plan, FilesOfShapeAndSaveAreRefusedByTheObserversName) {
+  PlanOptions o;
+  o.measurements = measured({"model.layers.0.mlp.up_proj"});
+  o.measurements->observer = "save";
+  EXPECT_TRUE(throws_with({"measurements: found those of observer 'save'", "measure with maxabs"},
+                          [&] { make_plan(kModel, o); }));
+  o.measurements->observer = "";
+  o.measurements->mode = measure::MeasurementMode::shape;  // another tool's file under another name
+  EXPECT_TRUE(throws_with({"found those of observer 'shape', which keeps sizes"}, [&] { make_plan(kModel, o); }));
+}
+
+TEST(Plan, WhatWasNotToBeMeasuredIsLeftOut) {
+  PlanOptions o;
+  o.activations = ActivationScaling::static_tensor;
+  o.exclude = {"self_attn", "vision"};
+  o.measurements = measured({"model.layers.0.mlp.up_proj"});
+  o.measurements->selected = {"model.layers.0.mlp.up_proj"};
+  const Plan plan = make_plan(kModel, o);
+  EXPECT_EQ(plan.modules.size(), 1u);
+  EXPECT_EQ(reason(plan, "model.layers.0.mlp.gate_proj"), "no measurement of its input, which was not to be measured");
+  o.measurements->selected.push_back("model.layers.0.mlp.gate_proj");  // it was to be, and is not there
+  EXPECT_TRUE(throws_with({"no measurement of module 'model.layers.0.mlp.gate_proj'"}, [&] { make_plan(kModel, o); }));
+}
+
+TEST(Plan, MeasurementsOfAnotherModelAreRefused) {
+  PlanOptions o;
+  o.measurements = measured({"model.layers.0.mlp.up_proj", "model.layers.7.mlp.up_proj"});
+  EXPECT_TRUE(throws_with({"'model.layers.7.mlp.up_proj'", "another model"}, [&] { make_plan(kModel, o); }));
+  // Nodes without a weight (matmul, caches) are no modules of ours.
+  o.measurements->modules[1] = {"model.layers.0.self_attn.matmul_qk", {{1.0f}, {2.0f}}, std::nullopt, std::nullopt};
+  const Plan plan = make_plan(kModel, o);
+  ASSERT_EQ(plan.warnings.size(), 1u);
+  EXPECT_NE(
+      plan.warnings[0].find(
+          "1 measured nodes without a weight are passed over (the first is 'model.layers.0.self_attn.matmul_qk')"),
+      std::string::npos);
+  o.measurements->modules.erase(o.measurements->modules.begin());
+  EXPECT_TRUE(throws_with({"no module of this model", "matmul_qk"}, [&] { make_plan(kModel, o); }));
+}
+
+TEST(Plan, TheWeightsAmaxTellsAnotherModel) {
+  PlannedModule m;
+  m.info.name = "up_proj";
+  EXPECT_NO_THROW(check_measured_weight(m, 5.0f));  // nothing measured, nothing to tell
+  m.measured_weight_amax = 1.0f;
+  EXPECT_NO_THROW(check_measured_weight(m, 1.0f + 0x1p-8f));  // the rounding of bf16
+  EXPECT_TRUE(throws_with({"up_proj", "was 1 when measured and is 1.1", "another model"},
+                          [&] { check_measured_weight(m, 1.1f); }));
+  EXPECT_THROW(check_measured_weight(m, 0.9f), io::Error);
+  m.measured_weight_amax = 0.0f;
+  EXPECT_NO_THROW(check_measured_weight(m, 0.0f));
+}
+
+TEST(Plan, AWeightsThresholdIsBelowItsAmaxOrOfAnotherModel) {
+  PlanOptions o;
+  o.activations = ActivationScaling::static_tensor;
+  o.measurements = measured({"model.layers.0.mlp.up_proj"});
+  o.exclude = {"self_attn", "vision", "gate_proj"};
+  for (const char* observer : {"percentile", "mse", "kl", "of_my_own"}) {
+    o.measurements->observer = observer;
+    const PlannedModule m = make_plan(kModel, o).modules.at(0);  // its threshold is 1
+    EXPECT_NO_THROW(check_measured_weight(m, 1.0f)) << observer;
+    EXPECT_NO_THROW(check_measured_weight(m, 9.0f)) << observer;
+    EXPECT_TRUE(throws_with(
+        {"up_proj: the weight's clipping threshold was 1 when measured and its amax is 0.9", "another model"},
+        [&] { check_measured_weight(m, 0.9f); }))
+        << observer;
+  }
+  o.measurements->modules[0].weight = measure::Amax{0.0f};
+  EXPECT_THROW(check_measured_weight(make_plan(kModel, o).modules.at(0), 9.0f), io::Error)
+      << "a weight of zeros was measured";
+  for (const char* observer : {"maxabs", "histogram", ""}) {
+    o.measurements->modules[0].weight = measure::Amax{1.0f};
+    o.measurements->observer = observer;
+    const PlannedModule m = make_plan(kModel, o).modules.at(0);
+    EXPECT_THROW(check_measured_weight(m, 9.0f), io::Error) << observer << " keeps the amax itself";
+  }
+}
+
+TEST(Plan, AConfigBringsItsOwnRules) {
+  PlanOptions o;
+  o.dialect = recipes::Dialect::gaudi2;
+  o.config = config(R"({"scale_method": "maxabs_hw", "blocklist": {"names": ["lm_head", "mlp\\.gate$"], )"
+                    R"("types": ["Conv1d", "Conv2d", "Softmax"]}})");
+  o.measurements =
+      measured({"model.layers.0.self_attn.q_proj", "model.layers.0.self_attn.k_proj", "model.layers.0.self_attn.v_proj",
+                "model.layers.0.self_attn.o_proj", "model.layers.0.mlp.gate_proj", "model.layers.0.mlp.up_proj"},
+               3.0f);
+  const Plan plan = make_plan(kModel, o);
+  EXPECT_EQ(plan.modules.size(), 6u);
+  EXPECT_EQ(plan.scale_method, "MAXABS_HW");
+  const Scheme& s = plan.modules[0].scheme;
+  EXPECT_EQ(s.convention, Convention::inc);
+  EXPECT_EQ(s.hp, recipes::FloatType::BF16);
+  EXPECT_EQ(s.input_scale_inv, 0x1p-4f);  // 3 / (240 * 0.25) = 0.05 -> 2^-4, one of gaudi2's four
+  EXPECT_TRUE(plan.modules[0].fuse_group.empty());
+  EXPECT_EQ(reason(plan, "lm_head"), "not selected by allowlist and blocklist of q.json");
+  EXPECT_EQ(reason(plan, "model.embed_tokens"), "type Embedding is not quantized unless the allowlist names it");
+  ASSERT_EQ(plan.warnings.size(), 1u);
+  EXPECT_NE(plan.warnings[0].find("Softmax"), std::string::npos);
+}
+
+TEST(Plan, AConfigsUnmeasuredModulesAreAnErrorOrLeftOut) {
+  PlanOptions o;
+  o.config = config(R"({"allowlist": {"names": ["up_proj", "gate_proj"]}})");
+  o.measurements = measured({"model.layers.0.mlp.up_proj"});
+  EXPECT_TRUE(
+      throws_with({"'model.layers.0.mlp.gate_proj'", "ignore_modules_wo_measures"}, [&] { make_plan(kModel, o); }));
+  o.config = config(R"({"allowlist": {"names": ["up_proj", "gate_proj"]}, "ignore_modules_wo_measures": true})");
+  const Plan plan = make_plan(kModel, o);
+  EXPECT_EQ(plan.modules.size(), 1u);
+  EXPECT_EQ(reason(plan, "model.layers.0.mlp.gate_proj"), "no measurement of its input (ignore_modules_wo_measures)");
+}
+
+TEST(Plan, FixedScalesNeedNoMeasurement) {
+  PlanOptions o;
+  o.config = config(R"({"scale_method": "unit_scale", "allowlist": {"types": ["Linear"]}})");
+  const Plan plan = make_plan(kModel, o);
+  EXPECT_EQ(plan.modules.size(), 8u);  // lm_head and the router too: nothing is kept by default under a config
+  for (const auto& m : plan.modules) EXPECT_EQ(m.scheme.input_scale_inv, 1.0f);
+}
+
+TEST(Plan, ChannelMethodsGiveChannelWeights) {
+  PlanOptions o;
+  o.config =
+      config(R"({"scale_method": "act_maxabs_pow2_weights_pcs_maxabs_pow2", "allowlist": {"names": ["up_proj"]}, )"
+             R"("fp8_config": "E5M2", "hp_dtype": "fp32"})");
+  o.measurements = measured({"model.layers.0.mlp.up_proj"});
+  const Scheme& s = make_plan(kModel, o).modules.at(0).scheme;
+  EXPECT_EQ(s.weights, WeightGranularity::channel);
+  EXPECT_EQ(s.format, recipes::Format::E5M2);
+  EXPECT_EQ(s.hp, recipes::FloatType::F32);
+  EXPECT_EQ(s.activations, ActivationScaling::static_tensor);
+}
+
+}  // namespace
+}  // namespace fp8::quant
