@@ -42,7 +42,7 @@ expect_violation(runtime/device/bad.cpp "// first\n#include \"fp8/recipes/scale.
 expect_violation(quant/bad.h "int a[] = {1};\n\n  # include <fp8/tools/text/tokenizer.h>\n"
   "quant/bad.h:3: # include <fp8/tools/text/tokenizer.h> <- quant must not know tools")
 expect_violation(measure/bad.cpp "#include \"fp8/fp8.h\"\n" "measure/bad.cpp:1: #include \"fp8/fp8.h\" <- it includes every folder")
-expect_violation(configs/bad.cpp "#include \"../measure/observer.h\"\n" "<- spell it fp8/<folder>/...")
+expect_violation(configs/bad.cpp "#include \"../measure/observers/observer.h\"\n" "<- spell it fp8/<folder>/...")
 expect_violation(runtime/kernels/bad.cpp "#include <ATen/core/Tensor.h>\n" "<- runtime/kernels is torch-free")
 expect_violation(runtime/io/bad.h "#include <c10/util/Exception.h>\n" "<- runtime/io is torch-free")
 expect_violation(recipes/bad.h "#include \"torch/torch.h\"\n" "<- recipes is torch-free")

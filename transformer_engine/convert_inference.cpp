@@ -13,8 +13,8 @@
 
 #include "fp8/configs/module_types.h"
 #include "fp8/configs/option_names.h"
-#include "fp8/measure/calibration_options.h"
-#include "fp8/measure/script_nodes.h"
+#include "fp8/measure/calibration/options.h"
+#include "fp8/measure/model/script_nodes.h"
 #include "fp8/quant/damage/damage.h"
 #include "fp8/quant/handlers/fake_quant_handler.h"
 #include "fp8/quant/handlers/linear_handler.h"

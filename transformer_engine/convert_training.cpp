@@ -9,7 +9,7 @@
 #include <utility>
 
 #include "fp8/configs/module_types.h"
-#include "fp8/measure/module_tree.h"
+#include "fp8/measure/model/module_tree.h"
 #include "fp8/runtime/intercept/weight_tag.h"
 #include "fp8/transformer_engine/converted_weights.h"
 #include "fp8/transformer_engine/extra_state.h"

@@ -24,8 +24,8 @@
 #include <vector>
 
 #include "fp8/configs/recipe_config.h"
-#include "fp8/measure/measurement_file.h"
-#include "fp8/measure/module_tree.h"
+#include "fp8/measure/files/measurement_file.h"
+#include "fp8/measure/model/module_tree.h"
 #include "fp8/quant/model/convert.h"
 #include "fp8/recipes/recipe.h"
 #include "fp8/transformer_engine/fp8_state.h"

@@ -10,7 +10,7 @@
 #pragma once
 #include <vector>
 
-#include "fp8/measure/module_tree.h"
+#include "fp8/measure/model/module_tree.h"
 
 namespace torch::nn {
 class Module;

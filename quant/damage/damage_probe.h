@@ -5,7 +5,7 @@
 #include <memory>
 #include <vector>
 
-#include "fp8/measure/module_tree.h"
+#include "fp8/measure/model/module_tree.h"
 #include "fp8/quant/damage/damage.h"
 #include "fp8/quant/plan/plan.h"
 

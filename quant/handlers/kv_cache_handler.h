@@ -8,7 +8,7 @@
 #include <string>
 #include <vector>
 
-#include "fp8/measure/module_tree.h"
+#include "fp8/measure/model/module_tree.h"
 #include "fp8/quant/handlers/node_handler.h"
 #include "fp8/quant/scheme/kv_scales.h"
 

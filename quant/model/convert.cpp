@@ -14,7 +14,7 @@
 #include <stdexcept>
 
 #include "fp8/configs/module_types.h"
-#include "fp8/measure/script_nodes.h"
+#include "fp8/measure/model/script_nodes.h"
 #include "fp8/quant/handlers/fake_quant_handler.h"
 #include "fp8/quant/handlers/linear_handler.h"
 #include "fp8/quant/handlers/node_handler.h"

@@ -9,7 +9,7 @@
 #include <string>
 #include <vector>
 
-#include "fp8/measure/module_tree.h"
+#include "fp8/measure/model/module_tree.h"
 #include "fp8/quant/plan/plan.h"
 #include "fp8/quant/scheme/underflow.h"
 

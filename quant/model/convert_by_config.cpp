@@ -6,8 +6,8 @@
 
 #include "fp8/configs/environment.h"
 #include "fp8/configs/rules.h"
-#include "fp8/measure/model_fingerprint.h"
-#include "fp8/measure/script_nodes.h"
+#include "fp8/measure/model/model_fingerprint.h"
+#include "fp8/measure/model/script_nodes.h"
 #include "fp8/quant/scale_file/scale_file.h"
 #include "fp8/runtime/io/atomic_file.h"
 #include "fp8/runtime/io/error.h"

@@ -7,7 +7,7 @@
 #include <string>
 #include <vector>
 
-#include "fp8/measure/module_tree.h"
+#include "fp8/measure/model/module_tree.h"
 #include "fp8/recipes/format.h"
 #include "fp8/runtime/io/safetensors.h"
 

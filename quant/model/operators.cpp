@@ -9,8 +9,8 @@
 
 #include "fp8/configs/closest.h"
 #include "fp8/configs/module_types.h"
-#include "fp8/measure/calibration_options.h"
-#include "fp8/measure/measure_operators.h"
+#include "fp8/measure/calibration/operators.h"
+#include "fp8/measure/calibration/options.h"
 #include "fp8/quant/forms/form.h"
 #include "fp8/quant/forms/sidecar.h"
 #include "fp8/quant/handlers/linear_handler.h"

@@ -10,7 +10,7 @@
 #include <vector>
 
 #include "fp8/configs/module_types.h"
-#include "fp8/measure/module_tree.h"
+#include "fp8/measure/model/module_tree.h"
 #include "fp8/quant/forms/carry_through.h"
 #include "fp8/quant/forms/folder.h"
 #include "fp8/quant/forms/form.h"

@@ -8,7 +8,7 @@
 #include <utility>
 #include <vector>
 
-#include "fp8/measure/module_tree.h"
+#include "fp8/measure/model/module_tree.h"
 #include "fp8/quant/forms/checkpoint_format.h"
 
 namespace fp8::quant {

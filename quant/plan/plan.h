@@ -13,7 +13,7 @@
 #include <vector>
 
 #include "fp8/configs/configs.h"
-#include "fp8/measure/measurement_file.h"
+#include "fp8/measure/files/measurement_file.h"
 #include "fp8/quant/names/model_names.h"
 #include "fp8/quant/scale_file/scale_file.h"
 #include "fp8/quant/scheme/node_scheme.h"

@@ -6,7 +6,7 @@
 #include <stdexcept>
 #include <tuple>
 
-#include "fp8/measure/fnv.h"
+#include "fp8/measure/model/fnv.h"
 #include "fp8/runtime/io/error.h"
 
 namespace fp8::quant {

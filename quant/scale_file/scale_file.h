@@ -18,7 +18,7 @@
 #include <string>
 #include <vector>
 
-#include "fp8/measure/stats_files.h"
+#include "fp8/measure/files/stats_files.h"
 
 namespace fp8::quant {
 

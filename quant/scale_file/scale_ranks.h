@@ -1,12 +1,12 @@
 // SPDX-License-Identifier: Apache-2.0
-// Scale files of several ranks into fewer and back, by the rules of measure/ranks.h. Of two scale_inv the larger one is
+// Scale files of several ranks into fewer and back, by the rules of measure/ranks/ranks.h. Of two scale_inv the larger one is
 // safe: it overflows for neither rank's values. No torch here.
 #pragma once
 #include <string>
 #include <vector>
 
-#include "fp8/measure/compare.h"
-#include "fp8/measure/ranks.h"
+#include "fp8/measure/ranks/compare.h"
+#include "fp8/measure/ranks/ranks.h"
 #include "fp8/quant/scale_file/scale_file.h"
 
 namespace fp8::quant {

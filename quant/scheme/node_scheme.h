@@ -13,7 +13,7 @@
 #include <vector>
 
 #include "fp8/configs/module_types.h"
-#include "fp8/measure/measurement_file.h"
+#include "fp8/measure/files/measurement_file.h"
 #include "fp8/quant/scheme/scheme.h"
 
 namespace fp8::quant {

@@ -12,8 +12,8 @@
 
 #include <cmath>
 
-#include "fp8/measure/calibration.h"
-#include "fp8/measure/measurement_file.h"
+#include "fp8/measure/calibration/session.h"
+#include "fp8/measure/files/measurement_file.h"
 #include "fp8/transformer_engine/te.h"
 #include "support/hpu_test.h"
 #include "support/temp_dir.h"

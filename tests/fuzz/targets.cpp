@@ -13,7 +13,7 @@
 
 #include "fp8/configs/quant_config.h"
 #include "fp8/configs/recipe_config.h"
-#include "fp8/measure/measurement_file.h"
+#include "fp8/measure/files/measurement_file.h"
 #include "fp8/quant/forms/ignore_list.h"
 #include "fp8/quant/names/expert_families.h"
 #include "fp8/quant/names/model_names.h"

@@ -8,7 +8,7 @@
 #include <set>
 #include <sstream>
 
-#include "fp8/measure/calibration.h"
+#include "fp8/measure/calibration/session.h"
 #include "fp8/quant/model/save.h"
 #include "fp8/runtime/intercept/weight_tag.h"
 #include "fp8/transformer_engine/convert_training.h"

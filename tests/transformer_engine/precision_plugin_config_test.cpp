@@ -3,7 +3,7 @@
 #include <cstdlib>
 #include <fstream>
 
-#include "fp8/measure/calibration.h"
+#include "fp8/measure/calibration/session.h"
 #include "fp8/quant/handlers/linear_handler.h"
 #include "fp8/runtime/io/error.h"
 #include "fp8/transformer_engine/precision_plugin.h"

@@ -4,7 +4,7 @@
 
 #include <torch/script.h>
 
-#include "fp8/measure/calibration.h"
+#include "fp8/measure/calibration/session.h"
 #include "fp8/quant/handlers/linear_handler.h"
 #include "fp8/runtime/io/error.h"
 #include "fp8/transformer_engine/training_handler.h"

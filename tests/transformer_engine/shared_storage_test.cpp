@@ -1,8 +1,8 @@
 // SPDX-License-Identifier: Apache-2.0
 // Engines that shard or flatten parameters put many weights into one storage, before or after the conversion: each of
 // them is measured, quantized and trained in fp8, or the region ends with the names of those that were not.
-#include "fp8/measure/calibration.h"
-#include "fp8/measure/module_tree.h"
+#include "fp8/measure/calibration/session.h"
+#include "fp8/measure/model/module_tree.h"
 #include "fp8/quant/model/convert.h"
 #include "fp8/runtime/intercept/tag_operators.h"
 #include "fp8/transformer_engine/convert_training.h"

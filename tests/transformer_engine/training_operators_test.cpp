@@ -5,7 +5,7 @@
 
 #include <thread>
 
-#include "fp8/measure/measurement_file.h"
+#include "fp8/measure/files/measurement_file.h"
 #include "fp8/transformer_engine/convert_training.h"
 #include "support/hpu_test.h"
 #include "support/operator_call.h"

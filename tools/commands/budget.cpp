@@ -9,7 +9,7 @@
 #include <cmath>
 
 #include "fp8/configs/module_types.h"
-#include "fp8/measure/module_tree.h"
+#include "fp8/measure/model/module_tree.h"
 #include "fp8/quant/damage/damage_probe.h"
 #include "fp8/quant/model/convert.h"
 #include "fp8/runtime/io/error.h"

@@ -6,8 +6,8 @@
 
 #include <set>
 
-#include "fp8/measure/module_tree.h"
-#include "fp8/measure/script_nodes.h"
+#include "fp8/measure/model/module_tree.h"
+#include "fp8/measure/model/script_nodes.h"
 #include "fp8/quant/checkpoint/modules.h"
 #include "fp8/quant/checkpoint/stacked_experts.h"
 #include "fp8/quant/names/expert_names.h"

@@ -4,7 +4,7 @@
 #include <cstdint>
 #include <memory>
 
-#include "fp8/measure/calibration.h"
+#include "fp8/measure/calibration/session.h"
 #include "fp8/tools/commands/context.h"
 #include "fp8/tools/models/load.h"
 

@@ -7,8 +7,8 @@
 
 #include <cmath>
 
-#include "fp8/measure/measurement_file.h"
-#include "fp8/measure/module_tree.h"
+#include "fp8/measure/files/measurement_file.h"
+#include "fp8/measure/model/module_tree.h"
 #include "fp8/quant/damage/damage_probe.h"
 #include "fp8/quant/forms/form.h"
 #include "fp8/quant/model/convert.h"

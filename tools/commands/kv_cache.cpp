@@ -3,8 +3,8 @@
 
 #include <torch/nn/module.h>
 
-#include "fp8/measure/model_fingerprint.h"
-#include "fp8/measure/module_tree.h"
+#include "fp8/measure/model/model_fingerprint.h"
+#include "fp8/measure/model/module_tree.h"
 #include "fp8/quant/handlers/kv_cache_handler.h"
 #include "fp8/quant/plan/kv_plan.h"
 #include "fp8/runtime/device/block.h"

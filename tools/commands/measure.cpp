@@ -14,7 +14,7 @@
 #include "fp8/configs/configs.h"
 #include "fp8/configs/module_types.h"
 #include "fp8/configs/python_regex.h"
-#include "fp8/measure/measurement_file.h"
+#include "fp8/measure/files/measurement_file.h"
 #include "fp8/quant/forms/form.h"
 #include "fp8/runtime/io/checksum.h"
 #include "fp8/runtime/io/error.h"

@@ -10,7 +10,7 @@
 #include <string>
 #include <vector>
 
-#include "fp8/measure/calibration_options.h"
+#include "fp8/measure/calibration/options.h"
 #include "fp8/tools/commands/context.h"
 #include "fp8/tools/commands/model_input.h"
 #include "fp8/tools/commands/snapshots.h"

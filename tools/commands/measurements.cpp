@@ -5,9 +5,9 @@
 #include <memory>
 #include <system_error>
 
-#include "fp8/measure/compare.h"
-#include "fp8/measure/observer_states.h"
-#include "fp8/measure/ranks.h"
+#include "fp8/measure/observers/observer_states.h"
+#include "fp8/measure/ranks/compare.h"
+#include "fp8/measure/ranks/ranks.h"
 #include "fp8/quant/scale_file/scale_ranks.h"
 #include "fp8/runtime/io/error.h"
 #include "fp8/runtime/io/file.h"

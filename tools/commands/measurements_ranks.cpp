@@ -5,7 +5,7 @@
 #include <memory>
 #include <set>
 
-#include "fp8/measure/ranks.h"
+#include "fp8/measure/ranks/ranks.h"
 #include "fp8/quant/scale_file/scale_ranks.h"
 #include "fp8/runtime/io/error.h"
 #include "fp8/tools/commands/measurements.h"

@@ -5,7 +5,7 @@
 #include <cmath>
 #include <memory>
 
-#include "fp8/measure/compare.h"
+#include "fp8/measure/ranks/compare.h"
 #include "fp8/quant/scale_file/scale_ranks.h"
 #include "fp8/runtime/io/error.h"
 #include "fp8/tools/commands/inspect.h"

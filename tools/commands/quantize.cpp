@@ -8,7 +8,7 @@
 #include <memory>
 
 #include "fp8/configs/configs.h"
-#include "fp8/measure/calibration_options.h"
+#include "fp8/measure/calibration/options.h"
 #include "fp8/quant/checkpoint/reader_check.h"
 #include "fp8/runtime/device/device.h"
 #include "fp8/runtime/io/error.h"

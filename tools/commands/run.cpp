@@ -11,7 +11,7 @@
 #include <optional>
 
 #include "fp8/configs/configs.h"
-#include "fp8/measure/calibration_options.h"
+#include "fp8/measure/calibration/options.h"
 #include "fp8/quant/model/convert.h"
 #include "fp8/quant/model/convert_by_config.h"
 #include "fp8/runtime/device/device.h"

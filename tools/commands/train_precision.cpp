@@ -11,7 +11,7 @@
 
 #include "fp8/configs/python_regex.h"
 #include "fp8/configs/recipe_config.h"
-#include "fp8/measure/measurement_file.h"
+#include "fp8/measure/files/measurement_file.h"
 #include "fp8/runtime/device/device.h"
 #include "fp8/runtime/io/error.h"
 #include "fp8/transformer_engine/activation_checkpoint.h"

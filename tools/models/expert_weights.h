@@ -15,7 +15,7 @@
 #include <string>
 #include <vector>
 
-#include "fp8/measure/measurement_file.h"
+#include "fp8/measure/files/measurement_file.h"
 #include "fp8/runtime/io/safetensors.h"
 
 namespace fp8::models {

@@ -18,7 +18,7 @@
 #include <string>
 #include <vector>
 
-#include "fp8/measure/module_tree.h"
+#include "fp8/measure/model/module_tree.h"
 #include "fp8/runtime/io/safetensors.h"
 #include "fp8/tools/models/load.h"
 

@@ -11,7 +11,7 @@
 #include <algorithm>
 #include <unordered_set>
 
-#include "fp8/measure/module_tree.h"
+#include "fp8/measure/model/module_tree.h"
 #include "fp8/quant/handlers/linear_handler.h"
 #include "fp8/quant/model/convert.h"
 #include "fp8/quant/model/load.h"

@@ -1,7 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 // INC's checkpoint form: what is written against the plain form's codes and scales, what INC itself writes, and the way
 // back.
-#include "fp8/measure/calibration.h"
+#include "fp8/measure/calibration/session.h"
 #include "fp8/quant/checkpoint/quantize.h"
 #include "fp8/quant/forms/form.h"
 #include "fp8/quant/model/convert.h"

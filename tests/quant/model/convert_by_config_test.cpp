@@ -7,7 +7,7 @@
 #include <fstream>
 #include <sstream>
 
-#include "fp8/measure/calibration_options.h"
+#include "fp8/measure/calibration/options.h"
 #include "fp8/quant/handlers/linear_handler.h"
 #include "fp8/quant/handlers/node_handler.h"
 #include "fp8/quant/scale_file/scale_file.h"

@@ -5,7 +5,7 @@
 
 #include <sstream>
 
-#include "fp8/measure/calibration.h"
+#include "fp8/measure/calibration/session.h"
 #include "fp8/quant/handlers/linear_handler.h"
 #include "fp8/runtime/device/memory.h"
 #include "fp8/runtime/io/error.h"

@@ -3,7 +3,7 @@
 // stay where they are, and a part of a weight is copied only where its scale is one number.
 #include <sstream>
 
-#include "fp8/measure/calibration.h"
+#include "fp8/measure/calibration/session.h"
 #include "fp8/quant/handlers/linear_handler.h"
 #include "fp8/quant/model/convert.h"
 #include "fp8/runtime/intercept/tag_operators.h"

@@ -5,7 +5,7 @@
 #include <fstream>
 
 #include "fp8/configs/option_names.h"
-#include "fp8/measure/calibration.h"
+#include "fp8/measure/calibration/session.h"
 #include "fp8/quant/model/convert.h"
 #include "fp8/quant/model/save.h"
 #include "fp8/runtime/io/error.h"

@@ -16,7 +16,7 @@
 #include <set>
 #include <string>
 
-#include "fp8/measure/module_tree.h"
+#include "fp8/measure/model/module_tree.h"
 #include "fp8/quant/plan/kv_plan.h"
 #include "fp8/runtime/io/safetensors.h"
 #include "fp8/tools/models/load.h"

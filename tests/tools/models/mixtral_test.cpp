@@ -9,7 +9,7 @@
 
 #include <cmath>
 
-#include "fp8/measure/module_tree.h"
+#include "fp8/measure/model/module_tree.h"
 #include "fp8/runtime/io/error.h"
 #include "fp8/tools/models/load.h"
 #include "support/temp_dir.h"

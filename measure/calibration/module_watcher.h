@@ -1,0 +1,42 @@
+// SPDX-License-Identifier: Apache-2.0
+// The watcher that calibration puts into the slot of a module without a weight: lets the operation run, then looks.
+#pragma once
+#include <memory>
+#include <mutex>
+#include <string>
+#include <vector>
+
+#include "fp8/measure/calibration/session.h"
+#include "fp8/runtime/intercept/module_handler.h"
+
+namespace fp8::measure {
+
+class ModuleWatcher final : public runtime::ModuleHandler {
+ public:
+  /// record: the session's record of the module.
+  ModuleWatcher(std::shared_ptr<CalibrationSession> session, std::size_t record)
+      : session_(std::move(session)), record_(record) {}
+
+  /// Null once retired.
+  std::shared_ptr<CalibrationSession> session() const {
+    const std::lock_guard<std::mutex> lock(mutex_);
+    return session_;
+  }
+  /// Ends the watching: calls pass through, the session is let go.
+  void retire();
+
+  at::Tensor matmul(const runtime::MatmulCall& call) override;
+  at::Tensor softmax(const runtime::SoftmaxCall& call) override;
+  at::Tensor attention(const runtime::AttentionCall& call) override;
+  at::Tensor mixture_of_experts(const runtime::MoeCall& call) override;
+  at::Tensor store(const at::Tensor& current) override;
+  at::Tensor fetch(const at::Tensor& stored, at::ScalarType dtype) override;
+  std::string describe() const override { return session() != nullptr ? "measured" : "measured before"; }
+
+ private:
+  mutable std::mutex mutex_;  ///< guards session_: forwards may run while another thread finalizes
+  std::shared_ptr<CalibrationSession> session_;
+  std::size_t record_;
+};
+
+}  // namespace fp8::measure

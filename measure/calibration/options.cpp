@@ -1,0 +1,79 @@
+// SPDX-License-Identifier: Apache-2.0
+#include "fp8/measure/calibration/options.h"
+
+#include <algorithm>
+#include <filesystem>
+
+#include "fp8/configs/module_types.h"
+#include "fp8/configs/rules.h"
+#include "fp8/measure/observers/observer.h"
+#include "fp8/runtime/device/device.h"
+#include "fp8/runtime/io/error.h"
+
+namespace fp8::measure {
+
+ConfiguredCalibration calibration_options(const configs::QuantConfig& config, recipes::Dialect device,
+                                          const configs::Environment& environment) {
+  using configs::MeasureExclude;
+  configs::refuse_type_paths(config);
+  ConfiguredCalibration c;
+  c.filter = std::make_shared<configs::ModuleFilter>(configs::module_filter(config));
+  c.options.select = [filter = c.filter](const std::string& name, const std::string& type) {
+    const bool selected = filter->selects(type, name);  // asked of every module, so that unused entries are known
+    const auto* known = configs::find_module_type(type);
+    return selected && known != nullptr && known->kind != configs::ModuleKind::no_quantize;
+  };
+  c.options.outputs = config.measure_exclude != MeasureExclude::OUTPUT && config.measure_exclude != MeasureExclude::ALL;
+  c.options.prefix = config.dump_stats_path.string();
+  c.options.observer = config.mode == configs::QuantMode::SHAPE ? "shape" : config.observer;
+  c.options.parameters = {config.scale_params.observer.begin(), config.scale_params.observer.end()};
+  c.options.format = config.fp8_config;
+  c.options.fp8_max = recipes::fp8_max(config.fp8_config, config.device_for_scales.value_or(device));
+  c.options.rank = configs::file_rank(config, environment);
+  c.options.sample_interval = config.calibration_sample_interval;
+  return c;
+}
+
+ConfiguredCalibration calibration_options(const configs::QuantConfig& config) {
+  return calibration_options(config, runtime::device_dialect("measure"), configs::environment());
+}
+
+StatsName measurement_of(const configs::QuantConfig& config, const std::string& prefix) {
+  return {prefix, config.observer, {}, configs::file_rank(config, configs::environment())};
+}
+
+namespace {
+
+/// There is one rank's part of that measurement, or several.
+bool has_ranks(const StatsName& name) {
+  const std::filesystem::path prefix(name.prefix), folder = prefix.has_parent_path() ? prefix.parent_path() : ".";
+  std::error_code ignored;
+  if (!std::filesystem::is_directory(folder, ignored)) return false;
+  const auto all = list_stats(folder);
+  return std::any_of(all.begin(), all.end(), [&](const StatsName& n) {
+    return n.rank.has_value() && !n.is_scales() && n.observer == name.observer &&
+           std::filesystem::path(n.prefix).filename() == prefix.filename();
+  });
+}
+
+}  // namespace
+
+MeasurementFile measurements_for(const configs::QuantConfig& config, const std::string& where) {
+  configs::refuse_observer_without_amax(config);
+  if (where.empty()) {
+    configs::require_stats_path(config, "scale_method " + config.scale_methods.name() + " reads measurements there");
+    const StatsName exact{config.dump_stats_path.string(), config.observer};
+    return read_measurements(!exact.exists() && has_ranks(exact) ? find_measurement(exact.prefix, config.observer)
+                                                                 : exact);  // which says what is missing
+  }
+  const StatsName found = find_measurement(where, config.observer);
+  if (found.observer != config.observer && config.file_keys.count("observer") != 0) {
+    throw io::Error(config.source + ": key 'observer': found \"" + config.observer + "\", but " + where +
+                    " holds measurements of observer '" + found.observer + "'");
+  }
+  return read_measurements(found);
+}
+
+configs::ParseOptions parse_options() { return {observer_names()}; }
+
+}  // namespace fp8::measure

@@ -1,0 +1,142 @@
+// SPDX-License-Identifier: Apache-2.0
+#include "fp8/measure/calibration/watched_node.h"
+
+#include <algorithm>
+#include <tuple>
+
+#include "fp8/measure/observers/built_in_observers.h"
+#include "fp8/runtime/io/error.h"
+
+namespace fp8::measure {
+
+using configs::ModuleKind;
+
+namespace {
+
+bool all_seen(const std::vector<WatchedTensor>& tensors) {
+  return std::all_of(tensors.begin(), tensors.end(), [](const WatchedTensor& t) { return t.seen; });
+}
+
+std::vector<Amax> results(const std::vector<WatchedTensor>& tensors) {
+  std::vector<Amax> list;
+  for (const auto& t : tensors) list.push_back(t.observer->result());
+  return list;
+}
+
+ModuleKind kind_of(const std::string& type) {
+  const auto* known = configs::find_module_type(type);
+  if (known == nullptr) throw io::Error("[measure] type " + io::in_quotes(type) + " can't be measured");
+  return known->kind;
+}
+
+}  // namespace
+
+WatchedNode::WatchedNode(std::string module, const std::string& type, std::int64_t weight_dims, bool inputs,
+                         bool outputs)
+    : module_(std::move(module)),
+      kind_(kind_of(type)),
+      weight_dims_(weight_dims),
+      holder_(type == "MoeMatmul" || type == "MoeFP8Matmul") {
+  const auto info = configs::info_of(kind_);
+  watch_inputs_ = inputs && observes_calls();
+  watch_outputs_ = observes_calls() && (outputs || info.outputs_always);
+  inputs_.resize(watch_inputs_ ? static_cast<std::size_t>(info.inputs) : 0);
+  outputs_.resize(watch_outputs_ ? static_cast<std::size_t>(info.outputs) : 0);
+}
+
+bool WatchedNode::observes(TensorRole role) const {
+  return role == TensorRole::input ? watch_inputs_ : role == TensorRole::output ? watch_outputs_ : true;
+}
+
+ObserverContext WatchedNode::context_for(TensorRole role, std::size_t index, const ObserverContext& base) const {
+  ObserverContext context = base;
+  context.module = module_;
+  context.kind = kind_;
+  context.tensor =
+      role == TensorRole::weight ? "weight" : (role == TensorRole::input ? "input" : "output") + std::to_string(index);
+  context.channel_dim = -1;
+  if (aside_) context.head_dim = -3;
+  if (role == TensorRole::weight) {
+    context.channel_dim = 0;
+    context.per_expert = kind_ == ModuleKind::linear && weight_dims_ == 3;
+  } else if (kind_ == ModuleKind::convolution) {
+    context.channel_dim = 1 - weight_dims_;  // counted from the end: samples without a batch have it too
+  } else if (role == TensorRole::input && index == 1 &&
+             (kind_ == ModuleKind::matmul || kind_ == ModuleKind::b2b_matmul)) {
+    context.channel_dim = -2;
+  }
+  return context;
+}
+
+WatchedTensor& WatchedNode::tensor(TensorRole role, std::size_t index, const ObserverSettings& settings) {
+  auto& list = role == TensorRole::input ? inputs_ : outputs_;
+  if (role != TensorRole::weight && index >= list.size()) list.resize(index + 1);  // a mixture's experts
+  WatchedTensor& t = role == TensorRole::weight ? weight_ : list[index];
+  if (!t.observer) t.observer = settings.type.make(context_for(role, index, settings.context));
+  return t;
+}
+
+std::optional<Measurement> WatchedNode::measurement() const {
+  if (!all_seen(inputs_)) return std::nullopt;
+  Measurement m{module_, results(inputs_), std::nullopt, std::nullopt};
+  if (kind_ == ModuleKind::row_parallel_linear && watch_outputs_ && outputs_[0].seen) {
+    // Without a second process what is reduced is what was computed here.
+    const auto& reduced = outputs_[1].seen ? outputs_[1] : outputs_[0];
+    m.outputs = std::vector<Amax>{outputs_[0].observer->result(), reduced.observer->result()};
+  } else if (!outputs_.empty() && all_seen(outputs_)) {
+    m.outputs = results(outputs_);
+  }
+  if (weight_.seen) m.weight = weight_.observer->result();
+  const bool anything = !m.inputs.empty() || m.outputs.has_value() || (!observes_calls() && m.weight.has_value());
+  return anything ? std::optional<Measurement>(std::move(m)) : std::nullopt;
+}
+
+io::Json WatchedNode::states() const {
+  const auto list = [](const std::vector<WatchedTensor>& tensors) {
+    io::Json states = io::Json::array();
+    for (const auto& t : tensors) states.push_back(t.observer ? t.observer->state() : io::Json());
+    return states;
+  };
+  io::Json json = {{"inputs", list(inputs_)}};
+  if (!outputs_.empty() && all_seen(outputs_)) json["outputs"] = list(outputs_);
+  if (weight_.seen) json["weight"] = weight_.observer->state();
+  return json;
+}
+
+io::Json WatchedNode::snapshot() const {
+  bool kept = true;
+  const auto state_of = [&](const WatchedTensor& t) {
+    io::Json state = t.seen ? t.observer->state() : io::Json();
+    kept = kept && (!t.seen || !state.is_null());
+    return state;
+  };
+  io::Json json = {{"inputs", io::Json::array()}, {"outputs", io::Json::array()}, {"weight", state_of(weight_)}};
+  for (const auto& t : inputs_) json["inputs"].push_back(state_of(t));
+  for (const auto& t : outputs_) json["outputs"].push_back(state_of(t));
+  return kept ? json : io::Json();
+}
+
+void WatchedNode::restore(const io::Json& snapshot, const ObserverSettings& settings, const std::string& where) {
+  const auto put_back = [&](TensorRole role, std::size_t index, const io::Json& state, const std::string& name) {
+    if (state.is_null()) return;
+    WatchedTensor& t = tensor(role, index, settings);
+    t.observer->restore(state, where + "." + name);
+    t.seen = true;
+  };
+  for (const auto& [role, key, known] : {std::tuple{TensorRole::input, "inputs", inputs_.size()},
+                                         std::tuple{TensorRole::output, "outputs", outputs_.size()}}) {
+    const io::Json list = snapshot.is_object() ? snapshot.value(key, io::Json()) : io::Json();
+    constexpr std::size_t kMost = 1 << 16;  // outputs: one for each expert of a mixture
+    if (!list.is_array() || list.size() > kMost || (known == 0 && !list.empty()))
+      bad_state(where + "." + key, "a list of states", list);
+    for (std::size_t i = 0; i < list.size(); ++i)
+      put_back(role, i, list[i], std::string(key) + "[" + std::to_string(i) + "]");
+  }
+  put_back(TensorRole::weight, 0, snapshot.value("weight", io::Json()), "weight");
+}
+
+void WatchedNode::forget_outputs() {
+  for (auto& t : outputs_) t = WatchedTensor();
+}
+
+}  // namespace fp8::measure

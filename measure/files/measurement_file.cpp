@@ -1,0 +1,315 @@
+// SPDX-License-Identifier: Apache-2.0
+#include "fp8/measure/files/measurement_file.h"
+
+#include <unistd.h>
+
+#include <algorithm>
+#include <cerrno>
+#include <cmath>
+#include <cstring>
+#include <system_error>
+
+#include "fp8/measure/model/fnv.h"
+#include "fp8/runtime/io/error.h"
+
+namespace fp8::measure {
+namespace {
+
+namespace fs = std::filesystem;
+using io::Json;
+using io::PyValue;
+
+constexpr double kMaxSize = 16'777'216;  // 2^24: beyond it float32, the .npz's type, has no exact sizes
+
+[[noreturn]] void fail(const std::string& where, const std::string& what) { throw io::Error(where + ": " + what); }
+
+std::string shown(const Json& value) {
+  return io::printable(value.dump(-1, ' ', true, Json::error_handler_t::replace), 40);
+}
+
+// --- writing
+
+PyValue array_of(const Amax& values, MeasurementMode mode) {
+  const auto n = static_cast<std::int64_t>(values.size());
+  return mode == MeasurementMode::shape ? io::NdArray{{1, n}, values} : io::NdArray{{n, 1}, values};
+}
+
+/// {module: {"inputs": [[[amax], ...]]}}.
+Json nodes_json(const std::vector<Measurement>& modules) {
+  Json nodes = Json::object();
+  for (const auto& m : modules) {
+    Json inputs = Json::array();
+    for (const auto& amax : m.inputs) {
+      Json rows = Json::array();
+      for (const float value : amax) rows.push_back(Json::array({static_cast<double>(value)}));
+      inputs.push_back(std::move(rows));
+    }
+    nodes[m.module] = {{"inputs", std::move(inputs)}};
+  }
+  return nodes;
+}
+
+PyValue tree_of(const MeasurementFile& file) {
+  const auto list = [&](const std::vector<Amax>& values) {
+    io::PyList items;
+    for (const auto& amax : values) items.items.push_back(array_of(amax, file.mode));
+    return items;
+  };
+  io::PyDict nodes;
+  for (const auto& m : file.modules) {
+    io::PyDict node;
+    node.insert("inputs", list(m.inputs));
+    if (m.outputs.has_value()) node.insert("outputs", list(*m.outputs));
+    if (m.weight.has_value()) {
+      io::PyDict params;
+      params.insert("weight", array_of(*m.weight, file.mode));
+      node.insert("params", std::move(params));
+    }
+    nodes.insert(m.module, std::move(node));
+  }
+  const char* mode = file.mode == MeasurementMode::shape ? "Shape" : "DynamicRange";
+  io::PyDict out = header_of({file.num_samples, file.global_rank, file.local_rank, mode});
+  out.insert("Nodes", std::move(nodes));
+  return out;
+}
+
+// --- reading
+
+void check_value(double v, MeasurementMode mode, const std::string& where) {
+  if (mode == MeasurementMode::shape) {
+    if (!(v >= 0 && v <= kMaxSize && v == std::floor(v)))
+      fail(where, "expected sizes from 0 to 2^24, found " + std::to_string(v));
+  } else if (!std::isfinite(v) || v < 0 || v > 3.4028234663852886e38) {
+    fail(where, "expected a finite amax >= 0, found " + std::to_string(v));
+  }
+}
+
+/// [[v], ...], [v, ...] or v; sizes: [[v, ...]] or [v, ...].
+Amax amax_from(const Json& value, MeasurementMode mode, const std::string& where) {
+  const bool shape = mode == MeasurementMode::shape;
+  const char* form = shape ? "[[size, size, ...]]" : "[[amax]]";
+  const Json& rows = shape && value.is_array() && value.size() == 1 && value[0].is_array() ? value[0] : value;
+  Amax amax;
+  const auto add = [&](const Json& v) {
+    if (!v.is_number()) fail(where, std::string("expected ") + form + ", found " + shown(v));
+    check_value(v.get<double>(), mode, where);
+    amax.push_back(v.get<float>());
+  };
+  if (rows.is_number()) {
+    add(rows);
+    return amax;
+  }
+  if (!rows.is_array() || (rows.empty() && !shape))
+    fail(where, std::string("expected ") + form + ", found " + (rows.is_array() ? "[]" : rows.type_name()));
+  for (const auto& row : rows) add(!shape && row.is_array() && row.size() == 1 ? row[0] : row);
+  return amax;
+}
+
+std::vector<Amax> list_from(const Json& value, MeasurementMode mode, const std::string& where) {
+  if (!value.is_array()) fail(where, "expected a list of tensors, found " + std::string(value.type_name()));
+  std::vector<Amax> list;
+  for (std::size_t i = 0; i < value.size(); ++i)
+    list.push_back(amax_from(value[i], mode, where + "[" + std::to_string(i) + "]"));
+  return list;
+}
+
+/// node[key], or what old files call it; null if there is neither.
+const Json* field(const Json& node, const char* key, const char* old_key) {
+  const auto it = node.find(key);
+  if (it != node.end()) return &*it;
+  const auto old = node.find(old_key);
+  return old != node.end() ? &*old : nullptr;
+}
+
+Measurement node_from(const std::string& module, const Json& node, MeasurementMode mode, const std::string& where) {
+  if (!node.is_object()) fail(where, "expected an object, found " + std::string(node.type_name()));
+  Measurement m{module, {}, std::nullopt, std::nullopt};
+  if (const Json* inputs = field(node, "inputs", "input")) m.inputs = list_from(*inputs, mode, where + ".inputs");
+  if (const Json* outputs = field(node, "outputs", "output"); outputs != nullptr && !outputs->is_null())
+    m.outputs = list_from(*outputs, mode, where + ".outputs");
+  const auto params = node.find("params");
+  if (params != node.end() && params->is_object() && params->contains("weight"))
+    m.weight = amax_from((*params)["weight"], mode, where + ".params.weight");
+  return m;
+}
+
+/// What a file beside the measurement holds under `key`, if it is there and of these values; else null.
+Json beside(const fs::path& path, const char* key, const MeasurementFile& file) {
+  std::error_code ignored;
+  if (!fs::exists(path, ignored)) return nullptr;
+  Json json = io::read_json(path);
+  if (!json.is_object() || !json.contains("measurement") || !json.contains(key))
+    fail(path.string(), std::string("expected an object with 'measurement' and '") + key + "'");
+  return json["measurement"] == file.fingerprint() ? std::move(json[key]) : Json();
+}
+
+std::optional<ModelFingerprint> model_of(const StatsName& name, const MeasurementFile& file) {
+  const Json weights = beside(name.fingerprint(), "weights", file);
+  if (weights.is_null()) return std::nullopt;
+  return model_from_json(weights, name.fingerprint().string() + ": weights");
+}
+
+std::vector<Measurement> kv_cache_of(const StatsName& name, const MeasurementFile& file) {
+  const Json nodes = beside(name.kv_cache(), "Nodes", file);
+  const std::string where = name.kv_cache().string() + ": Nodes";
+  if (!nodes.is_object() && !nodes.is_null())
+    fail(where, "expected an object, found " + std::string(nodes.type_name()));
+  std::vector<Measurement> modules;
+  for (const auto& [module, node] : nodes.items()) {
+    modules.push_back(node_from(module, node, MeasurementMode::dynamic_range, where + "." + io::printable(module)));
+  }
+  return modules;
+}
+
+const Measurement* find_in(const std::vector<Measurement>& modules, const std::string& module) {
+  const auto it =
+      std::find_if(modules.begin(), modules.end(), [&](const Measurement& m) { return m.module == module; });
+  return it == modules.end() ? nullptr : &*it;
+}
+
+}  // namespace
+
+const Measurement* MeasurementFile::find(const std::string& module) const { return find_in(modules, module); }
+
+const Measurement* MeasurementFile::find_cache(const std::string& module) const {
+  const Measurement* aside = find_in(kv_cache, module);
+  return aside != nullptr ? aside : find(module);
+}
+
+std::string MeasurementFile::fingerprint() const {
+  Fnv hash;
+  for (const auto& m : modules) {
+    hash.add(m.module);
+    for (const auto& amax : m.inputs) hash.add(amax);
+    for (const auto& amax : m.outputs.value_or(std::vector<Amax>{})) hash.add(amax);
+    hash.add(m.weight.value_or(Amax{}));
+  }
+  return hash.text();
+}
+
+std::vector<FileBytes> measurement_bytes(const StatsName& name, const MeasurementFile& file) {
+  MeasurementFile written = file;
+  if (!written.local_rank.has_value() && name.rank.has_value()) written.local_rank = name.rank->index;
+  auto files = stats_bytes(name, tree_of(written));
+  files.emplace_back(name.mod_list(), io::json_text(name.mod_list(), Json(file.selected), 4));
+  if (file.model.has_value()) {
+    const Json json = {{"measurement", file.fingerprint()}, {"weights", to_json(*file.model)}};
+    files.emplace_back(name.fingerprint(), io::json_text(name.fingerprint(), json, -1));
+  }
+  if (!file.kv_cache.empty()) {
+    const Json json = {{"measurement", file.fingerprint()}, {"Nodes", nodes_json(file.kv_cache)}};
+    files.emplace_back(name.kv_cache(), io::json_text(name.kv_cache(), json, 1));
+  }
+  return files;
+}
+
+std::vector<fs::path> write_measurements(const StatsName& name, const MeasurementFile& file) {
+  return write_together(measurement_bytes(name, file));
+}
+
+std::vector<fs::path> write_measurements(const std::string& prefix, const MeasurementFile& file,
+                                         const MeasurementName& name) {
+  return write_measurements(StatsName{prefix, name.observer, "", name.rank}, file);
+}
+
+void check_writable(const std::string& prefix) {
+  std::error_code error;
+  fs::path folder = fs::absolute(StatsName{prefix}.json(), error).parent_path();
+  while (!fs::exists(folder, error) && folder != folder.parent_path()) folder = folder.parent_path();
+  if (!fs::is_directory(folder, error))
+    fail(io::printable(folder.string(), 4096), "expected a folder for measurements, found a file");
+  if (::access(folder.c_str(), W_OK | X_OK) != 0) {
+    fail(io::printable(folder.string(), 4096),
+         std::string("measurements can't be written there: ") + std::strerror(errno));
+  }
+}
+
+void require_amax(const MeasurementFile& file) {
+  const bool shape = file.mode == MeasurementMode::shape;
+  for (const auto& m : file.modules) {
+    for (std::size_t i = 0; !shape && file.observer == "maxabs" && i < m.inputs.size(); ++i) {
+      if (m.inputs[i].size() != 1)
+        fail("measurements: " + m.module + ".inputs[" + std::to_string(i) + "]",
+             "expected one amax, found " + std::to_string(m.inputs[i].size()));
+    }
+  }
+  if (!shape && file.observer != "save") return;
+  fail("measurements",
+       std::string("found those of observer '") + (shape ? "shape" : "save") + "', which keeps " +
+           (shape ? "sizes" : "tensors for a look at them") +
+           " and is no ground for scales; measure with maxabs, maxabs_per_channel, histogram, percentile, mse or kl");
+}
+
+bool has_thresholds(const MeasurementFile& file) {
+  constexpr const char* kExact[] = {"", "maxabs", "maxabs_per_channel", "histogram", "shape", "save"};
+  return std::none_of(std::begin(kExact), std::end(kExact), [&](const char* name) { return file.observer == name; });
+}
+
+StatsName find_measurement(const std::string& where, const std::string& observer) {
+  std::error_code ignored;
+  const bool folder = fs::is_directory(where, ignored);
+  if (auto name = folder ? std::nullopt : parse_stats_name(where)) return *name;
+  const StatsName plain{where, observer};
+  if (!folder && plain.exists()) return plain;
+  const fs::path place = folder ? fs::path(where) : fs::path(where).parent_path();
+  std::vector<StatsName> all, wanted;
+  if (folder || fs::is_directory(place.empty() ? "." : place, ignored)) {
+    for (const auto& name : list_stats(place.empty() ? "." : place)) {
+      if (name.is_scales()) continue;
+      if (!folder && fs::path(name.prefix).filename() != fs::path(where).filename()) continue;
+      all.push_back(name);
+      if (name.observer == observer && !name.rank.has_value()) wanted.push_back(name);
+    }
+  }
+  if (wanted.size() == 1) return wanted[0];
+  if (std::any_of(all.begin(), all.end(), [&](const StatsName& n) { return n.observer == observer; })) {
+    std::erase_if(all, [&](const StatsName& n) { return n.observer != observer; });
+  }
+  if (all.size() == 1) return all[0];
+  if (all.empty() && !folder) return plain;  // reading it says what is missing
+  if (all.empty()) fail(where, "expected a measurement (*_hooks_" + observer + ".json), found none");
+  const bool ranks =
+      std::all_of(all.begin(), all.end(), [&](const StatsName& n) { return n.same_set(all[0]) && n.rank.has_value(); });
+  const std::string first = fs::path(all[0].base()).filename().string();
+  if (ranks)
+    fail(where, "expected one measurement, found " + std::to_string(all.size()) + " ranks (" + first +
+                    ".json, ...); name one, or unify them");
+  fail(where, "expected one measurement, found " + std::to_string(all.size()) + " (" + first +
+                  ".json, ...); name one by its prefix or file");
+}
+
+std::string find_measurements(const std::string& where) { return find_measurement(where).prefix; }
+
+MeasurementFile measurement_from_json(const Json& json, const std::string& name) {
+  const StatsHeader header = read_header(json, name, {"DynamicRange", "Shape"});
+  MeasurementFile file;
+  file.num_samples = header.num_samples;
+  file.global_rank = header.global_rank;
+  file.local_rank = header.local_rank;
+  file.mode = header.mode == "Shape" ? MeasurementMode::shape : MeasurementMode::dynamic_range;
+  for (const auto& [module, node] : json["Nodes"].items()) {
+    file.modules.push_back(node_from(module, node, file.mode, name + ": Nodes." + io::printable(module)));
+  }
+  return file;
+}
+
+MeasurementFile read_measurements(const StatsName& name) {
+  MeasurementFile file =
+      measurement_from_json(read_stats(name), (fs::exists(name.json()) ? name.json() : name.npz()).string());
+  if (fs::exists(name.mod_list())) {
+    const Json list = io::read_json(name.mod_list());
+    if (list.is_array()) {
+      for (const auto& module : list) {
+        if (module.is_string()) file.selected.push_back(module.get<std::string>());
+      }
+    }
+  }
+  file.observer = name.observer;
+  file.model = model_of(name, file);
+  file.kv_cache = kv_cache_of(name, file);
+  return file;
+}
+
+MeasurementFile read_measurements(const std::string& where) { return read_measurements(find_measurement(where)); }
+
+}  // namespace fp8::measure

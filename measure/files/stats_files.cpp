@@ -1,0 +1,306 @@
+// SPDX-License-Identifier: Apache-2.0
+#include "fp8/measure/files/stats_files.h"
+
+#include <algorithm>
+#include <cstdint>
+#include <list>
+#include <set>
+#include <system_error>
+#include <tuple>
+
+#include "fp8/runtime/io/atomic_file.h"
+#include "fp8/runtime/io/error.h"
+#include "fp8/runtime/io/npz.h"
+
+namespace fp8::measure {
+namespace {
+
+namespace fs = std::filesystem;
+using io::Json;
+using io::PyValue;
+
+constexpr char kHooks[] = "_hooks_";
+constexpr int kMaxWorld = 1'000'000;
+
+[[noreturn]] void fail(const std::string& where, const std::string& what) { throw io::Error(where + ": " + what); }
+
+bool ends_with(const std::string& text, const std::string& end) {
+  return text.size() >= end.size() && text.compare(text.size() - end.size(), end.size(), end) == 0;
+}
+
+/// Takes "_N" off the end of `text`; -1 if there is none.
+int take_number(std::string& text) {
+  std::size_t at = text.size();
+  while (at > 0 && text[at - 1] >= '0' && text[at - 1] <= '9') --at;
+  if (at == text.size() || at == 0 || text[at - 1] != '_' || text.size() - at > 7) return -1;
+  const int number = std::stoi(text.substr(at));
+  text.resize(at - 1);
+  return number;
+}
+
+std::optional<configs::Rank> take_rank(std::string& text) {
+  std::string rest = text;
+  const int world = take_number(rest), index = world < 0 ? -1 : take_number(rest);
+  if (index < 0 || index >= world || world > kMaxWorld) return std::nullopt;
+  text = rest;
+  return configs::Rank{index, world};
+}
+
+/// Scale methods are written in upper case behind the observer: where they begin.
+std::size_t method_at(const std::string& text) {
+  for (std::size_t at = text.find('_'); at != std::string::npos; at = text.find('_', at + 1)) {
+    const std::string rest = text.substr(at + 1);
+    const bool upper = !rest.empty() && rest[0] >= 'A' && rest[0] <= 'Z' &&
+                       std::all_of(rest.begin(), rest.end(),
+                                   [](char c) { return (c >= 'A' && c <= 'Z') || (c >= '0' && c <= '9') || c == '_'; });
+    if (upper) return at;
+  }
+  return std::string::npos;
+}
+
+/// An array as nested lists. `at` walks through the data, which has as many values as the shape says.
+Json nested(const io::NdArray& array, std::size_t dim, std::size_t& at) {
+  if (dim == array.shape.size()) return array.data[at++];
+  Json list = Json::array();
+  for (std::int64_t i = 0; i < array.shape[dim]; ++i) list.push_back(nested(array, dim + 1, at));
+  return list;
+}
+
+/// Where two trees differ first, as "key.key: a and b"; empty if they don't. Numbers are compared as float32, which the
+/// .npz holds.
+std::string difference(const Json& a, const Json& b, const std::string& where) {
+  const auto text = [](const Json& v) {
+    return io::printable(v.dump(-1, ' ', true, Json::error_handler_t::replace), 40);
+  };
+  if (a.is_number() && b.is_number())
+    return a.get<float>() == b.get<float>() ? "" : where + ": " + text(a) + " and " + text(b);
+  if (a.empty() && b.empty()) return "";  // null, [] and {}: nothing there
+  if (a.is_object() && b.is_object()) {
+    for (const auto& [key, value] : a.items()) {
+      const auto found = b.find(key);
+      if (found == b.end() && value.empty()) continue;
+      if (found == b.end()) return where + ": '" + io::printable(key) + "' is in the first only";
+      if (auto d = difference(value, *found, where + "." + io::printable(key)); !d.empty()) return d;
+    }
+    for (const auto& [key, value] : b.items()) {
+      if (!a.contains(key) && !value.empty()) return where + ": '" + io::printable(key) + "' is in the second only";
+    }
+    return "";
+  }
+  if (a.is_array() && b.is_array()) {
+    if (a.size() != b.size())
+      return where + ": " + std::to_string(a.size()) + " and " + std::to_string(b.size()) + " values";
+    for (std::size_t i = 0; i < a.size(); ++i) {
+      if (auto d = difference(a[i], b[i], where + "[" + std::to_string(i) + "]"); !d.empty()) return d;
+    }
+    return "";
+  }
+  return a == b ? "" : where + ": " + text(a) + " and " + text(b);
+}
+
+/// Makes a folder and its parents; takes back what it made unless keep() is called.
+class MadeFolders {
+ public:
+  void make(const fs::path& folder) {
+    std::error_code error;
+    std::vector<fs::path> missing;
+    for (fs::path at = folder; !at.empty() && !fs::exists(at, error); at = at.parent_path()) {
+      missing.push_back(at);
+      if (at == at.parent_path()) break;
+    }
+    made_.insert(made_.end(), missing.begin(), missing.end());
+    if (folder.empty()) return;
+    fs::create_directories(folder, error);
+    if (!error && !fs::is_directory(folder, error)) error = std::make_error_code(std::errc::not_a_directory);
+    if (!error) return;
+    remove();
+    throw io::Error(io::printable(folder.string(), 4096) + ": can't be created: " + error.message());
+  }
+  MadeFolders() = default;
+  ~MadeFolders() { remove(); }
+  MadeFolders(const MadeFolders&) = delete;
+  MadeFolders& operator=(const MadeFolders&) = delete;
+  void keep() { made_.clear(); }
+
+ private:
+  void remove() noexcept {
+    std::error_code ignored;  // one that is not empty is somebody else's by now, and stays
+    for (const auto& path : made_) fs::remove(path, ignored);
+    made_.clear();
+  }
+  std::vector<fs::path> made_;  // the deepest first
+};
+
+std::optional<std::int64_t> integer_or_null(const Json& json, const char* key, const std::string& name) {
+  const auto it = json.find(key);
+  if (it == json.end() || it->is_null()) return std::nullopt;
+  if (it->is_number_integer() &&
+      (!it->is_number_unsigned() || it->get<std::uint64_t>() <= static_cast<std::uint64_t>(INT64_MAX)))
+    return it->get<std::int64_t>();
+  fail(name, std::string("key '") + key + "': expected an integer or null, found " +
+                 io::printable(it->dump(-1, ' ', true), 40));
+}
+
+}  // namespace
+
+std::string StatsName::base() const {
+  return prefix + kHooks + observer + (method.empty() ? "" : "_" + method) + configs::rank_suffix(rank);
+}
+
+bool StatsName::exists() const {
+  std::error_code ignored;
+  return fs::exists(json(), ignored) || fs::exists(npz(), ignored);
+}
+
+StatsName StatsName::with_rank(std::optional<configs::Rank> other) const {
+  StatsName copy = *this;
+  copy.rank = other;
+  return copy;
+}
+
+bool StatsName::same_set(const StatsName& other) const {
+  return prefix == other.prefix && observer == other.observer && method == other.method;
+}
+
+std::optional<StatsName> parse_stats_name(const std::string& path) {
+  const fs::path file(path);
+  const std::string extension = file.extension().string();
+  if (extension != ".json" && extension != ".npz") return std::nullopt;
+  const std::string stem = path.substr(0, path.size() - extension.size());
+  if (ends_with(stem, "_mod_list")) return std::nullopt;
+  const auto hooks = stem.rfind(kHooks);
+  const auto slash = stem.rfind('/');
+  if (hooks == std::string::npos || (slash != std::string::npos && hooks < slash)) return std::nullopt;
+  StatsName name;
+  name.prefix = stem.substr(0, hooks);
+  name.observer = stem.substr(hooks + sizeof kHooks - 1);
+  name.rank = take_rank(name.observer);
+  if (const auto at = method_at(name.observer); at != std::string::npos) {
+    name.method = name.observer.substr(at + 1);
+    name.observer.resize(at);
+  }
+  if (name.observer.empty()) return std::nullopt;
+  return name;
+}
+
+std::vector<StatsName> list_stats(const fs::path& folder) {
+  std::error_code error;
+  fs::directory_iterator entries(folder, error);
+  if (error) fail(io::printable(folder.string(), 4096), "can't be read: " + error.message());
+  const auto key = [](const StatsName& n) {
+    return std::tuple(n.prefix, n.observer, n.method, n.rank.has_value() ? n.rank->world : 0,
+                      n.rank.has_value() ? n.rank->index : 0);
+  };
+  const auto less = [&](const StatsName& a, const StatsName& b) { return key(a) < key(b); };
+  std::set<StatsName, decltype(less)> found(less);
+  for (const auto& entry : entries) {
+    if (auto name = parse_stats_name(entry.path().string()); name.has_value() && !entry.is_directory(error))
+      found.insert(*name);
+  }
+  std::vector<StatsName> names;
+  for (const auto& name : found) {
+    const fs::path prefix(name.prefix);
+    const std::string last = prefix.filename().string();
+    if (last.rfind("orig_", 0) == 0) {
+      StatsName changed = name;
+      changed.prefix = (prefix.parent_path() / last.substr(5)).string();
+      if (found.count(changed) != 0) continue;
+    }
+    names.push_back(name);
+  }
+  return names;
+}
+
+Json stats_json(const PyValue& value) {
+  if (const auto* dict = value.get_if<io::PyDict>()) {
+    Json out = Json::object();
+    for (const auto& [key, item] : dict->items()) {
+      const auto* text = std::get_if<std::string>(&key);
+      out[text != nullptr ? *text : std::to_string(std::get<std::int64_t>(key))] = stats_json(item);
+    }
+    return out;
+  }
+  const auto list = [](const std::vector<PyValue>& items) {
+    Json out = Json::array();
+    for (const auto& item : items) out.push_back(stats_json(item));
+    return out;
+  };
+  if (const auto* items = value.get_if<io::PyList>()) return list(items->items);
+  if (const auto* items = value.get_if<io::PyTuple>()) return list(items->items);
+  if (const auto* array = value.get_if<io::NdArray>()) {
+    std::size_t at = 0;
+    return array->data.empty() ? Json::array() : nested(*array, 0, at);  // a shape like [10^9, 0] makes no lists
+  }
+  if (const auto* text = value.get_if<std::string>()) return *text;
+  if (const auto* integer = value.get_if<std::int64_t>()) return *integer;
+  if (const auto* real = value.get_if<double>()) return *real;
+  if (const auto* flag = value.get_if<bool>()) return *flag;
+  return nullptr;
+}
+
+Json read_stats(const StatsName& name) {
+  const bool has_json = fs::exists(name.json()), has_npz = fs::exists(name.npz());
+  if (!has_json && !has_npz) fail(name.json().string(), "no such file (nor " + name.npz().filename().string() + ")");
+  Json json = has_json ? io::read_json(name.json()) : stats_json(io::read_npz(name.npz()));
+  if (!has_json || !has_npz) return json;
+  const Json other = stats_json(io::read_npz(name.npz()));
+  if (!json.is_object() || !json.contains("Nodes") || !other.is_object() || !other.contains("Nodes"))
+    return json;  // the caller says what it is
+  if (const auto d = difference(json["Nodes"], other["Nodes"], "Nodes"); !d.empty()) {
+    fail(name.json().string(),
+         "and " + name.npz().filename().string() + " disagree: " + d + "; remove the one that is out of date");
+  }
+  return json;
+}
+
+std::vector<FileBytes> stats_bytes(const StatsName& name, const PyValue& tree) {
+  return {{name.json(), io::json_text(name.json(), stats_json(tree), 4)},
+          {name.npz(), io::npz_bytes(name.npz(), tree)}};
+}
+
+std::vector<fs::path> write_together(const std::vector<FileBytes>& contents) {
+  MadeFolders folders;
+  for (const auto& [path, bytes] : contents) folders.make(path.parent_path());
+  std::list<io::AtomicFile> files;  // all written before the first appears: a full disk leaves none of them
+  std::vector<fs::path> paths;
+  for (const auto& [path, bytes] : contents) {
+    files.emplace_back(path, bytes.size());
+    files.back().append(bytes);
+    paths.push_back(path);
+  }
+  for (auto& written : files) written.commit();
+  folders.keep();
+  return paths;
+}
+
+io::PyDict header_of(const StatsHeader& header) {
+  const auto value = [](const std::optional<std::int64_t>& v) { return v.has_value() ? PyValue(*v) : PyValue(); };
+  io::PyDict out;
+  if (header.num_samples.has_value()) out.insert("NumSamples", *header.num_samples);
+  out.insert("GlobalRank", value(header.global_rank));
+  out.insert("LocalRank", value(header.local_rank));
+  out.insert("Mode", header.mode);
+  return out;
+}
+
+StatsHeader read_header(const Json& json, const std::string& name, const std::vector<std::string>& allowed) {
+  if (!json.is_object()) fail(name, "expected an object, found " + std::string(json.type_name()));
+  if (!json.contains("Nodes") || !json["Nodes"].is_object())
+    fail(name, "expected a measurement, found no object 'Nodes'");
+  StatsHeader header;
+  header.mode = "";
+  const Json mode = json.value("Mode", Json(allowed.front()));
+  std::string list;
+  for (const auto& word : allowed) {
+    list += (list.empty() ? "" : ", ") + word;
+    if (mode == word) header.mode = word;
+  }
+  if (mode != header.mode)
+    fail(name, "key 'Mode': found " + io::printable(mode.dump(-1, ' ', true), 40) + ", allowed: " + list);
+  header.num_samples = integer_or_null(json, "NumSamples", name);
+  header.global_rank = integer_or_null(json, "GlobalRank", name);
+  header.local_rank = integer_or_null(json, "LocalRank", name);
+  return header;
+}
+
+}  // namespace fp8::measure

@@ -1,0 +1,42 @@
+// SPDX-License-Identifier: Apache-2.0
+// The file beside a measurement that holds what its observers know: with it the measurements of several ranks or runs
+// are merged as if one observer had seen all of the data. (It does not end in .json: other tools count those.)
+//
+//   P_hooks_{observer}R.observers
+//   {"Observer": "percentile", "Format": "E4M3", "Fp8Max": 448, "Parameters": {"percentile": 99.99},
+//    "Nodes": {module: {"inputs": [state, ...], "outputs": [state, ...]?, "weight": state?}}}
+#pragma once
+#include <filesystem>
+#include <map>
+#include <string>
+
+#include "fp8/measure/files/measurement_file.h"
+#include "fp8/recipes/format.h"
+#include "fp8/runtime/io/json.h"
+
+namespace fp8::measure {
+
+struct ObserverStates {
+  std::string observer;
+  recipes::Format format = recipes::Format::E4M3;
+  float fp8_max = 448.0f;
+  std::map<std::string, double, std::less<>> parameters = {};
+  std::map<std::string, io::Json> nodes = {};  ///< by module; as WatchedNode::states() gives them
+};
+
+/// "P_hooks_percentile_0_2.observers".
+std::filesystem::path observer_states_path(const StatsName& name);
+
+io::Json to_json(const ObserverStates& states);
+
+/// Throws io::Error naming file and key.
+ObserverStates read_observer_states(const std::filesystem::path& path);
+
+/// Takes in another rank's or run's states, module by module. Throws io::Error if observer, parameters, or the numbers
+/// of a module's tensors differ; `where` (the other's file) stands in its messages.
+void merge(ObserverStates& into, const ObserverStates& other, const std::string& where);
+
+/// Puts what the observers make of their states in place of the values of `file`. Modules without a state stay.
+void apply(const ObserverStates& states, MeasurementFile& file, const std::string& where);
+
+}  // namespace fp8::measure

@@ -1,0 +1,307 @@
+// SPDX-License-Identifier: Apache-2.0
+#include "fp8/measure/ranks/ranks.h"
+
+#include <algorithm>
+#include <cctype>
+#include <map>
+#include <set>
+
+#include "fp8/runtime/io/error.h"
+
+namespace fp8::measure {
+namespace {
+
+[[noreturn]] void fail(const std::string& where, const std::string& what) { throw io::Error(where + ": " + what); }
+
+std::string lower(std::string text) {
+  for (char& c : text) c = static_cast<char>(std::tolower(static_cast<unsigned char>(c)));
+  return text;
+}
+
+/// "P.w13_list.11" as ("P.w13_list", 11).
+struct ExpertName {
+  std::string list;
+  std::int64_t id = -1;
+};
+
+ExpertName split(const std::string& module) {
+  const auto dot = module.rfind('.');
+  const std::string last = dot == std::string::npos ? "" : module.substr(dot + 1);
+  if (last.empty() || last.size() > 7 ||
+      !std::all_of(last.begin(), last.end(), [](char c) { return c >= '0' && c <= '9'; }))
+    return {module, -1};
+  return {module.substr(0, dot), std::stoll(last)};
+}
+
+bool ends_with(const std::string& text, const std::string& end) {
+  return text.size() >= end.size() && text.compare(text.size() - end.size(), end.size(), end) == 0;
+}
+
+/// Number of experts in each list of a file: its largest id + 1.
+std::map<std::string, std::int64_t> expert_counts(const std::vector<std::string>& modules) {
+  std::map<std::string, std::int64_t> counts;
+  for (const auto& module : modules) {
+    if (!is_expert(module)) continue;
+    const auto [list, id] = split(module);
+    counts[list] = std::max(counts[list], id + 1);
+  }
+  return counts;
+}
+
+std::vector<std::string> names_of(const MeasurementFile& file) {
+  std::vector<std::string> names = file.selected;
+  for (const auto& m : file.modules) names.push_back(m.module);
+  return names;
+}
+
+/// Tells the nodes of mixtures of experts.
+class Mixtures {
+ public:
+  explicit Mixtures(const std::vector<std::string>& modules) {
+    for (const auto& module : modules) {
+      if (!is_expert(module)) continue;
+      const std::string list = split(module).list;
+      parents_.insert(list.substr(0, list.rfind('.')));
+    }
+  }
+  bool contains(const Measurement& m) const {
+    if (m.weight.has_value() || is_expert(m.module)) return false;
+    if (parents_.count(m.module) != 0) return true;
+    const auto dot = m.module.rfind('.');
+    return lower(dot == std::string::npos ? m.module : m.module.substr(dot + 1)).find("moe") != std::string::npos;
+  }
+
+ private:
+  std::set<std::string> parents_;
+};
+
+std::vector<Amax>* expert_values(Measurement& m, ExpertValues where) {
+  if (where == ExpertValues::inputs) return &m.inputs;
+  return m.outputs.has_value() ? &*m.outputs : nullptr;
+}
+
+void take_largest(Amax& into, const Amax& from, const std::string& where) {
+  if (into.size() != from.size())
+    fail(where, "found " + std::to_string(into.size()) + " values there and " + std::to_string(from.size()) + " here");
+  for (std::size_t i = 0; i < into.size(); ++i) into[i] = std::max(into[i], from[i]);
+}
+
+void take_largest(std::vector<Amax>& into, const std::vector<Amax>& from, const std::string& where) {
+  if (into.size() != from.size())
+    fail(where, "found " + std::to_string(into.size()) + " tensors there and " + std::to_string(from.size()) + " here");
+  for (std::size_t i = 0; i < into.size(); ++i) take_largest(into[i], from[i], where + "[" + std::to_string(i) + "]");
+}
+
+/// Elementwise, into `a`. What only one of them has stays.
+void take_largest(Measurement& a, const Measurement& b, const std::string& where) {
+  if (a.inputs.empty()) a.inputs = b.inputs;
+  if (!b.inputs.empty()) take_largest(a.inputs, b.inputs, where + ".inputs");
+  if (!a.outputs.has_value()) a.outputs = b.outputs;
+  if (b.outputs.has_value()) take_largest(*a.outputs, *b.outputs, where + ".outputs");
+  if (!a.weight.has_value()) a.weight = b.weight;
+  if (b.weight.has_value()) take_largest(*a.weight, *b.weight, where + ".weight");
+}
+
+/// The values behind the first of `list` go behind those already in `into`; then the rest of the node is compared
+/// without them.
+void append_experts(Measurement& into, Measurement from, ExpertValues place, const std::string& where) {
+  auto *a = expert_values(into, place), *b = expert_values(from, place);
+  if (a == nullptr || b == nullptr || a->empty() || b->empty()) return take_largest(into, from, where);
+  const std::vector<Amax> behind_a(a->begin() + 1, a->end()), behind_b(b->begin() + 1, b->end());
+  a->resize(1);
+  b->resize(1);
+  take_largest(into, from, where);
+  a->insert(a->end(), behind_a.begin(), behind_a.end());
+  a->insert(a->end(), behind_b.begin(), behind_b.end());
+}
+
+std::string module_in_group(const std::string& module, std::size_t position,
+                            const std::map<std::string, std::int64_t>& counts) {
+  if (!is_expert(module)) return module;
+  const auto [list, id] = split(module);
+  return list + "." + std::to_string(static_cast<std::int64_t>(position) * counts.at(list) + id);
+}
+
+void require_same_counts(const std::vector<MeasurementFile>& group, const std::vector<std::string>& names,
+                         const std::map<std::string, std::int64_t>& counts) {
+  for (std::size_t i = 1; i < group.size(); ++i) {
+    const auto other = expert_counts(names_of(group[i]));
+    if (other == counts) continue;
+    for (const auto& [list, count] : counts) {
+      const auto it = other.find(list);
+      const std::int64_t found = it == other.end() ? 0 : it->second;
+      if (found != count)
+        fail(names[i], list + ": found " + std::to_string(found) + " experts, rank " + names[0] + " has " +
+                           std::to_string(count));
+    }
+    fail(names[i], "found experts that " + names[0] + " lacks");
+  }
+}
+
+class Modules {
+ public:
+  /// The node of that name; new ones are added.
+  Measurement* find(const std::string& module) {
+    const auto it = index_.find(module);
+    return it == index_.end() ? nullptr : &list_[it->second];
+  }
+  void add(Measurement m) {
+    index_[m.module] = list_.size();
+    list_.push_back(std::move(m));
+  }
+  std::vector<Measurement> take() { return std::move(list_); }
+
+ private:
+  std::vector<Measurement> list_;
+  std::map<std::string, std::size_t> index_;
+};
+
+/// Key-value caches of all files, elementwise the largest.
+std::vector<Measurement> largest_caches(const std::vector<MeasurementFile>& files,
+                                        const std::vector<std::string>& names) {
+  Modules modules;
+  for (std::size_t i = 0; i < files.size(); ++i) {
+    for (const auto& m : files[i].kv_cache) {
+      if (Measurement* known = modules.find(m.module)) {
+        take_largest(*known, m, names[i] + ": " + m.module);
+      } else {
+        modules.add(m);
+      }
+    }
+  }
+  return modules.take();
+}
+
+void join(std::vector<std::string>& into, std::set<std::string>& seen, const std::string& name) {
+  if (seen.insert(name).second) into.push_back(name);
+}
+
+}  // namespace
+
+bool is_expert(const std::string& module) {
+  const auto [list, id] = split(module);
+  return id >= 0 && lower(module).find("moe") != std::string::npos &&
+         (ends_with(list, ".w13_list") || ends_with(list, ".w2_list"));
+}
+
+MeasurementFile unify(const std::vector<MeasurementFile>& group, const std::vector<std::string>& names,
+                      const RankOptions& options, std::vector<std::string>& warnings) {
+  if (group.empty()) fail("unify", "expected at least one file");
+  MeasurementFile out = group[0];
+  out.model.reset();  // each rank saw a part of the model
+  out.selected.clear();
+  const auto counts = expert_counts(names_of(group[0]));
+  if (options.experts) require_same_counts(group, names, counts);
+  const Mixtures mixtures(names_of(group[0]));
+  Modules modules;
+  std::map<std::string, std::size_t> met;
+  std::set<std::string> seen;
+  for (std::size_t rank = 0; rank < group.size(); ++rank) {
+    if (group[rank].mode != out.mode) fail(names[rank], "found another 'Mode' than in " + names[0]);
+    for (const auto& name : group[rank].selected)
+      join(out.selected, seen, options.experts ? module_in_group(name, rank, counts) : name);
+    if (group[rank].num_samples.has_value())
+      out.num_samples = std::max(out.num_samples.value_or(0), *group[rank].num_samples);
+    for (const auto& node : group[rank].modules) {
+      Measurement m = node;
+      if (options.experts) m.module = module_in_group(node.module, rank, counts);
+      if (!(options.experts && is_expert(node.module))) ++met[m.module];
+      Measurement* known = modules.find(m.module);
+      if (known == nullptr) {
+        modules.add(std::move(m));
+      } else if (options.experts && mixtures.contains(m)) {
+        append_experts(*known, std::move(m), options.values, names[rank] + ": " + node.module);
+      } else {
+        take_largest(*known, m, names[rank] + ": " + m.module);
+      }
+    }
+  }
+  out.modules = modules.take();
+  out.kv_cache = largest_caches(group, names);
+  std::size_t partial = 0;
+  std::string first;
+  for (const auto& [module, count] : met) {
+    if (count == group.size()) continue;
+    if (partial++ == 0) first = module;
+  }
+  if (partial > 0)
+    warnings.push_back(names[0] + " and its group: " + std::to_string(partial) +
+                       " nodes are not in every rank's file (the first is '" + first + "')");
+  return out;
+}
+
+MeasurementFile expand(const MeasurementFile& file, const configs::Rank& rank, const RankOptions& options,
+                       const std::string& name) {
+  MeasurementFile out = file;
+  out.local_rank = rank.index;
+  out.model.reset();
+  out.modules.clear();
+  out.selected.clear();
+  const auto counts = expert_counts(names_of(file));
+  const Mixtures mixtures(names_of(file));
+  const auto share = [&](std::int64_t experts, const std::string& what) {
+    if (experts % rank.world != 0)
+      fail(name, what + ": " + std::to_string(experts) + " experts can't be shared out to " +
+                     std::to_string(rank.world) + " ranks");
+    return experts / rank.world;
+  };
+  /// The expert's name on this rank; empty: another rank's.
+  const auto local = [&](const std::string& module) -> std::string {
+    if (!is_expert(module)) return module;
+    const auto [list, id] = split(module);
+    const std::int64_t mine = share(counts.at(list), list);
+    return id / mine == rank.index ? list + "." + std::to_string(id % mine) : "";
+  };
+  for (const auto& selected : file.selected) {
+    if (const auto kept = local(selected); !kept.empty()) out.selected.push_back(kept);
+  }
+  for (const auto& node : file.modules) {
+    Measurement m = node;
+    m.module = local(node.module);
+    if (m.module.empty()) continue;
+    auto* values = expert_values(m, options.values);
+    if (mixtures.contains(node) && values != nullptr && values->size() > 1) {
+      const std::int64_t mine = share(static_cast<std::int64_t>(values->size()) - 1, node.module),
+                         begin = 1 + mine * rank.index;
+      std::vector<Amax> kept = {(*values)[0]};
+      kept.insert(kept.end(), values->begin() + begin, values->begin() + begin + mine);
+      *values = std::move(kept);
+    }
+    out.modules.push_back(std::move(m));
+  }
+  return out;
+}
+
+MeasurementFile merge(const std::vector<MeasurementFile>& files, const std::vector<std::string>& names) {
+  if (files.empty()) fail("merge", "expected at least one measurement");
+  MeasurementFile out = files[0];
+  out.selected.clear();
+  Modules modules;
+  std::set<std::string> seen;
+  std::int64_t samples = 0;
+  bool counted = true;
+  for (std::size_t i = 0; i < files.size(); ++i) {
+    const auto& file = files[i];
+    if (file.mode != out.mode) fail(names[i], "found another 'Mode' than in " + names[0]);
+    if (file.local_rank != out.local_rank)
+      fail(names[i], "found another 'LocalRank' than in " + names[0] + "; unify ranks, merge calibrations");
+    if (out.model.has_value() && file.model.has_value()) require_same_model(*out.model, *file.model, names[i]);
+    if (!out.model.has_value()) out.model = file.model;
+    counted = counted && file.num_samples.has_value();
+    samples += file.num_samples.value_or(0);
+    for (const auto& name : file.selected) join(out.selected, seen, name);
+    for (const auto& m : file.modules) {
+      if (Measurement* known = modules.find(m.module)) {
+        take_largest(*known, m, names[i] + ": " + m.module);
+      } else {
+        modules.add(m);
+      }
+    }
+  }
+  out.modules = modules.take();
+  out.kv_cache = largest_caches(files, names);
+  out.num_samples = counted ? std::optional<std::int64_t>(samples) : std::nullopt;  // unknown somewhere: unknown in all
+  return out;
+}
+
+}  // namespace fp8::measure

@@ -1,0 +1,260 @@
+// SPDX-License-Identifier: Apache-2.0
+// A calibration's life: attached, run, finalized or destroyed with the model, and nothing left behind.
+#include "fp8/measure/calibration/session.h"
+
+#include <torch/script.h>
+
+#include <fstream>
+
+#include "fp8/runtime/device/memory.h"
+#include "fp8/runtime/io/error.h"
+#include "support/models_for_tests.h"
+#include "support/temp_dir.h"
+
+namespace fp8::measure {
+namespace {
+
+namespace fs = std::filesystem;
+using test::hpu;
+using test::same_bits;
+using test::throws_with;
+
+float largest(const at::Tensor& t) { return t.detach().cpu().to(at::kFloat).abs().max().item<float>(); }
+
+TEST(Calibration, MeasuresEveryLinearAndChangesNoBit) {
+  auto model = test::tiny_lm();
+  const at::Tensor ids = test::token_ids();
+  const at::Tensor plain = model(ids);
+  const auto session = CalibrationSession::attach(*model, {});
+  EXPECT_TRUE(same_bits(model(ids), plain));
+  const auto file = session->result();
+  EXPECT_EQ(file.modules.size(), 15u);  // 2 x 7 and lm_head; the embedding is no default type
+  EXPECT_EQ(file.selected.size(), 15u);
+  EXPECT_EQ(file.find("embed_tokens"), nullptr);
+  const at::Tensor h = model->embed_tokens(ids);
+  EXPECT_EQ(file.find("layer_0.q_proj")->inputs, (std::vector<Amax>{{largest(h)}}));
+  EXPECT_EQ(*file.find("layer_0.q_proj")->outputs, (std::vector<Amax>{{largest(model->layers[0]->q_proj(h))}}));
+  EXPECT_EQ(*file.find("lm_head")->outputs, (std::vector<Amax>{{largest(plain)}}));
+  EXPECT_EQ(file.find("layer_1.down_proj")->weight, Amax{largest(model->layers[1]->down_proj->weight)});
+  EXPECT_TRUE(session->finalize().empty());  // no prefix
+  EXPECT_TRUE(session->finalize().empty());
+  EXPECT_EQ(CalibrationSession::of(*model), nullptr);
+  EXPECT_GE(session->watch_seconds(), 0.0);
+}
+
+TEST(Calibration, OptionsLeaveOut) {
+  auto model = test::tiny_lm();
+  CalibrationOptions options;
+  options.select = [](const std::string& name, const std::string&) { return name == "lm_head"; };
+  options.outputs = options.weights = false;
+  const auto session = CalibrationSession::attach(*model, options);
+  model(test::token_ids());
+  const auto file = session->result();
+  ASSERT_EQ(file.modules.size(), 1u);
+  EXPECT_EQ(file.selected, std::vector<std::string>{"lm_head"});
+  EXPECT_EQ(file.modules[0].inputs.size(), 1u);
+  EXPECT_FALSE(file.modules[0].outputs.has_value());
+  EXPECT_FALSE(file.modules[0].weight.has_value());
+  session->finalize();
+}
+
+TEST(Calibration, ModulesNeverCalledStandInTheModuleListOnly) {
+  torch::nn::Sequential model(torch::nn::Linear(4, 4), torch::nn::Linear(4, 4));
+  model->to(test::kHpu);
+  const auto session = CalibrationSession::attach(*model, {});
+  model->ptr<torch::nn::LinearImpl>(1)->forward(hpu(torch::ones({2, 4})));
+  const auto file = session->result();
+  ASSERT_EQ(file.modules.size(), 1u);
+  EXPECT_EQ(file.modules[0].module, "1");
+  EXPECT_EQ(file.selected, (std::vector<std::string>{"0", "1"}));
+  session->finalize();
+}
+
+TEST(Calibration, TiedModulesAreBothMeasured) {
+  torch::nn::Linear a(4, 4), b(4, 4);
+  b->weight = a->weight;
+  torch::nn::Sequential model(a, b);
+  model->to(test::kHpu);
+  b->weight = a->weight;  // to() made two of it
+  const auto session = CalibrationSession::attach(*model, {});
+  const at::Tensor x = hpu(torch::randn({3, 4}));
+  a(x);
+  const auto file = session->result();
+  ASSERT_EQ(file.modules.size(), 2u);  // which of the two was called can't be told
+  EXPECT_EQ(file.modules[0].inputs, file.modules[1].inputs);
+  EXPECT_EQ(runtime::find_tag(a->weight)->module_names(), "0, 1");
+  finalize_calibration(*model);
+  EXPECT_EQ(runtime::find_tag(a->weight), nullptr);
+}
+
+TEST(Calibration, WeightsOverTheSameMemoryAreAllLetGo) {
+  torch::nn::Linear a(4, 4), b(4, 4);
+  a->to(test::kHpu), b->to(test::kHpu);
+  b->weight.set_data(a->weight.data());  // another parameter over the same memory
+  torch::nn::Sequential model(a, b);
+  CalibrationSession::attach(*model, {});
+  finalize_calibration(*model);
+  EXPECT_EQ(runtime::find_tag(a->weight), nullptr);
+  EXPECT_EQ(runtime::find_tag(b->weight), nullptr);
+  EXPECT_EQ(CalibrationSession::of(*model), nullptr);
+}
+
+TEST(Calibration, FinalizeWritesTheFilesOnce) {
+  const test::TempDir dir;
+  auto model = test::tiny_lm();
+  CalibrationOptions options;
+  options.prefix = (dir / "deep/er/inc_output").string();
+  CalibrationSession::attach(*model, options);
+  CalibrationSession::of(*model)->begin_samples(0, 2);
+  model(test::token_ids());
+  const auto expected = CalibrationSession::of(*model)->result();
+  const auto paths = finalize_calibration(*model);
+  ASSERT_EQ(paths.size(), 4u);
+  for (const auto& path : paths) EXPECT_TRUE(fs::is_regular_file(path)) << path;
+  const auto read = read_measurements(options.prefix);
+  EXPECT_EQ(read.fingerprint(), expected.fingerprint());
+  EXPECT_EQ(read.num_samples, 2);
+  EXPECT_EQ(read.selected, expected.selected);
+  EXPECT_TRUE(throws_with({"finalize_calibration", "found no watcher"}, [&] { finalize_calibration(*model); }));
+}
+
+TEST(Calibration, TheModelsEndWritesTheFiles) {
+  const test::TempDir dir;
+  CalibrationOptions options;
+  options.prefix = (dir / "inc_output").string();
+  {
+    auto model = test::tiny_lm();
+    CalibrationSession::attach(*model, options);
+    model(test::token_ids());
+    EXPECT_FALSE(fs::exists(dir / "inc_output_hooks_maxabs.json"));
+  }
+  EXPECT_EQ(read_measurements(options.prefix).modules.size(), 15u);
+}
+
+TEST(Calibration, WhenWritingFailsItGoesOn) {
+  const test::TempDir dir;
+  std::ofstream(dir / "file") << "in the way";
+  auto model = test::tiny_lm();
+  CalibrationOptions options;
+  options.prefix = (dir / "file").string() + "/inc_output";
+  const auto session = CalibrationSession::attach(*model, options);
+  model(test::token_ids());
+  EXPECT_TRUE(throws_with({(dir / "file").string()}, [&] { session->finalize(); }));
+  EXPECT_EQ(CalibrationSession::of(*model), session);
+  fs::remove(dir / "file");
+  EXPECT_EQ(session->finalize().size(), 4u);
+  EXPECT_EQ(read_measurements(options.prefix).modules.size(), 15u);
+}
+
+TEST(Calibration, AnEndedSessionIsLetGoThoughTheModelLives) {
+  auto model = test::tiny_lm();
+  std::weak_ptr<CalibrationSession> session = CalibrationSession::attach(*model, {});
+  const at::Tensor plain = model(test::token_ids());
+  session.lock()->finalize();  // without the model: its watchers stay, and pass everything through
+  EXPECT_TRUE(session.expired());
+  EXPECT_TRUE(same_bits(model(test::token_ids()), plain));
+  EXPECT_EQ(runtime::find_tag(model->lm_head->weight)->handler->describe(), "measured before");
+  CalibrationSession::attach(*model, {});  // and make room for the next calibration
+  model(test::token_ids());
+  EXPECT_EQ(CalibrationSession::of(*model)->result().modules.size(), 15u);
+  finalize_calibration(*model);
+}
+
+TEST(Calibration, AnEndedModelLetsTheSessionGo) {
+  std::weak_ptr<CalibrationSession> session;
+  for (const bool run : {false, true}) {
+    auto model = test::tiny_lm();
+    session = CalibrationSession::attach(*model, {});
+    if (run) model(test::token_ids());
+    EXPECT_FALSE(session.expired());
+    model = nullptr;
+    EXPECT_TRUE(session.expired()) << "after a run: " << run;
+  }
+}
+
+TEST(Calibration, NothingIsLeftInMemory) {
+  auto model = test::tiny_lm();
+  const at::Tensor ids = test::token_ids();
+  const std::int64_t before = runtime::memory_stats().InUse;
+  {
+    const auto session = CalibrationSession::attach(*model, {});
+    for (int i = 0; i < 3; ++i) model(ids);
+    EXPECT_EQ(runtime::memory_stats().InUse, before);  // no input is kept between calls either
+    session->finalize();
+  }
+  EXPECT_EQ(runtime::memory_stats().InUse, before);
+}
+
+TEST(Calibration, ALaterCalibrationReplacesTheFirst) {
+  auto model = test::tiny_lm();
+  const auto first = CalibrationSession::attach(*model, {});
+  const auto second = CalibrationSession::attach(*model, {});
+  first->finalize();  // takes off its own watchers only
+  EXPECT_EQ(CalibrationSession::of(*model), second);
+  model(test::token_ids());
+  EXPECT_EQ(first->result().modules.size(), 0u);
+  EXPECT_EQ(second->result().modules.size(), 15u);
+  second->finalize();
+}
+
+TEST(Calibration, RefusesWhatItCannotWatchAndTouchesNothing) {
+  torch::nn::Linear on_hpu(4, 4), on_cpu(4, 4);
+  on_hpu->to(test::kHpu);
+  torch::nn::Sequential model(on_hpu, on_cpu);
+  EXPECT_TRUE(throws_with({"[measure] 1", "on hpu", "cpu"}, [&] { CalibrationSession::attach(*model, {}); }));
+  EXPECT_EQ(CalibrationSession::of(*model), nullptr);
+  on_cpu->to(test::kHpu);
+  on_cpu->weight.set_data(on_cpu->weight.data().t());
+  EXPECT_TRUE(throws_with({"[measure] 1", "contiguous"}, [&] { CalibrationSession::attach(*model, {}); }));
+  on_cpu->weight.set_data(hpu(torch::zeros({4, 4}, at::kFloat8_e4m3fn)));
+  EXPECT_TRUE(throws_with({"[measure] 1", "Float8_e4m3fn already"}, [&] { CalibrationSession::attach(*model, {}); }));
+  EXPECT_EQ(CalibrationSession::of(*model), nullptr);
+}
+
+TEST(Calibration, ScriptedModelsAreMeasured) {
+  auto model = test::script_mlp();
+  const at::Tensor x = hpu(torch::randn({5, 16}));
+  const torch::NoGradGuard no_grad;
+  const at::Tensor plain = model.forward({x}).toTensor();
+  const auto session = CalibrationSession::attach(model, {});
+  for (int i = 0; i < 3; ++i)
+    EXPECT_TRUE(same_bits(model.forward({x}).toTensor(), plain));  // the executor optimizes from the second run on
+  const auto file = session->result();
+  ASSERT_EQ(file.modules.size(), 2u);
+  const at::Tensor w = model.attr("up").toModule().attr("weight").toTensor(),
+                   b = model.attr("up").toModule().attr("bias").toTensor();
+  EXPECT_EQ(file.find("up")->inputs, (std::vector<Amax>{{largest(x)}}));
+  EXPECT_EQ(*file.find("up")->outputs, (std::vector<Amax>{{largest(torch::nn::functional::linear(x, w, b))}}));
+  EXPECT_EQ(*file.find("down")->outputs, (std::vector<Amax>{{largest(plain)}}));
+  EXPECT_EQ(CalibrationSession::of(model), session);
+  finalize_calibration(model);
+  EXPECT_TRUE(throws_with({"found no watcher"}, [&] { finalize_calibration(model); }));
+}
+
+TEST(Calibration, NodesOfScriptedModelsAreMeasuredToo) {
+  torch::jit::Module model("Attention");
+  model.register_attribute("training", c10::BoolType::get(), false);
+  model.define(
+      "def forward(self, x):\n  return torch.matmul(torch.softmax(torch.matmul(x, x.transpose(-2, -1)), -1), x)\n");
+  const at::Tensor x = hpu(torch::randn({2, 5, 4}));
+  const torch::NoGradGuard no_grad;
+  const at::Tensor plain = model.forward({x}).toTensor(), logits = torch::matmul(x, x.transpose(-2, -1)),
+                   p = torch::softmax(logits, -1);
+  CalibrationOptions options;
+  options.select = [](const std::string&, const std::string& type) { return type == "Matmul" || type == "Softmax"; };
+  const auto session = CalibrationSession::attach(model, options);
+  EXPECT_EQ(CalibrationSession::of(model), session);
+  for (int i = 0; i < 3; ++i) EXPECT_TRUE(same_bits(model.forward({x}).toTensor(), plain));
+  const auto file = session->result();
+  ASSERT_EQ(file.modules.size(), 3u);
+  EXPECT_EQ(file.find("matmul")->inputs, (std::vector<Amax>{{largest(x)}, {largest(x)}}));
+  EXPECT_EQ(file.find("softmax")->inputs, (std::vector<Amax>{{largest(logits)}}));
+  EXPECT_EQ(*file.find("softmax")->outputs, (std::vector<Amax>{{largest(p)}}));
+  EXPECT_EQ(file.find("matmul_1")->inputs, (std::vector<Amax>{{largest(p)}, {largest(x)}}));
+  finalize_calibration(model);
+  EXPECT_EQ(CalibrationSession::of(model), nullptr);
+  EXPECT_TRUE(same_bits(model.forward({x}).toTensor(), plain));
+}
+
+}  // namespace
+}  // namespace fp8::measure

@@ -1,0 +1,219 @@
+// SPDX-License-Identifier: Apache-2.0
+// A model that is watched piece by piece, or by two processes one after the other, gives what the whole one gives at
+// once.
+#include <algorithm>
+
+#include "fp8/measure/calibration/session.h"
+#include "fp8/measure/observers/built_in_observers.h"
+#include "fp8/measure/observers/observer_states.h"
+#include "fp8/runtime/io/error.h"
+#include "support/models_for_tests.h"
+
+namespace fp8::measure {
+namespace {
+
+using test::hpu;
+using test::throws_with;
+
+CalibrationOptions everything(const std::string& observer) {
+  CalibrationOptions options;
+  options.observer = observer;
+  options.select = [](const std::string&, const std::string&) { return true; };
+  return options;
+}
+
+void expect_equal(const MeasurementFile& a, const MeasurementFile& b) {
+  EXPECT_EQ(a.selected, b.selected);
+  EXPECT_EQ(a.num_samples, b.num_samples);
+  ASSERT_EQ(a.modules.size(), b.modules.size());
+  for (std::size_t i = 0; i < a.modules.size(); ++i) {
+    SCOPED_TRACE(a.modules[i].module);
+    EXPECT_EQ(a.modules[i].module, b.modules[i].module);
+    EXPECT_EQ(a.modules[i].inputs, b.modules[i].inputs);
+    EXPECT_EQ(a.modules[i].outputs, b.modules[i].outputs);
+    EXPECT_EQ(a.modules[i].weight, b.modules[i].weight);
+  }
+  ASSERT_EQ(a.model.has_value(), b.model.has_value());
+  if (a.model) {
+    EXPECT_EQ(a.model->digest(), b.model->digest());
+  }
+}
+
+const std::vector<std::string> kObservers = {"maxabs", "maxabs_per_channel", "shape", "histogram", "percentile", "mse",
+                                             "kl"};
+
+TEST(CalibrationStages, WeightsMayComeOneAfterTheOther) {
+  const at::NoGradGuard no_grad;
+  for (const auto& observer : kObservers) {
+    SCOPED_TRACE(observer);
+    auto model = test::tiny_lm();
+    const auto ids = test::token_ids();
+    const auto modules = weight_modules(*model);
+    const auto whole = CalibrationSession::attach(*model, everything(observer));
+    whole->begin_samples(0, 3);
+    model(ids);
+    const auto expected = whole->result();
+    finalize_calibration(*model);
+
+    const auto session = CalibrationSession::plan(modules, {}, everything(observer));
+    session->begin_samples(0, 3);
+    // The embedding in parts, layers in reverse order of the model, the head whole.
+    const auto& table = modules[0].weight;
+    for (std::int64_t row = 0; row < table.size(0); row += 20)
+      session->look_at_part(modules[0], table.narrow(0, row, std::min<std::int64_t>(20, table.size(0) - row)), row);
+    const auto of = [&](const std::string& prefix) {
+      std::vector<WeightModule> found;
+      std::copy_if(modules.begin(), modules.end(), std::back_inserter(found),
+                   [&](const auto& m) { return m.name.rfind(prefix, 0) == 0; });
+      return found;
+    };
+    const auto h0 = model->embed_tokens(ids), h1 = model->layers[0](h0), h2 = model->layers[1](h1);
+    const auto stage = [&](const std::string& prefix, const std::function<void()>& run) {
+      session->enter(of(prefix));
+      run();
+      session->leave(of(prefix));
+      run();  // unwatched
+    };
+    stage("layer_1", [&] { model->layers[1](h1); });
+    stage("layer_0", [&] { model->layers[0](h0); });
+    stage("lm_head", [&] { model->lm_head(h2); });
+    expect_equal(session->result(), expected);
+    EXPECT_EQ(CalibrationSession::of(*model), nullptr);
+    session->discard();
+  }
+}
+
+TEST(CalibrationStages, AProductMayComeInParts) {
+  const at::NoGradGuard no_grad;
+  for (const auto& observer : kObservers) {
+    SCOPED_TRACE(observer);
+    auto model = test::tiny_lm();
+    std::vector<WeightModule> head = weight_modules(*model->lm_head);
+    head[0].name = "lm_head";
+    const auto x = hpu(torch::randn({3, 5, 32})), y = model->lm_head(x);
+    const auto whole = CalibrationSession::attach(head, {}, everything(observer));
+    model->lm_head(x);
+    const auto expected = whole->result();
+    whole->discard();
+    runtime::untag_weight(head[0].weight);
+
+    const auto session = CalibrationSession::plan(head, {}, everything(observer));
+    const auto record = session->record_of("lm_head");
+    ASSERT_TRUE(record.has_value());
+    EXPECT_FALSE(session->record_of("other").has_value());
+    session->observe({*record}, {x}, {});
+    for (std::int64_t row = 0; row < 48; row += 32) {
+      const auto rows = std::min<std::int64_t>(32, 48 - row);
+      session->look_at_part(head[0], head[0].weight.narrow(0, row, rows), row);
+      EXPECT_TRUE(session->observe_output_part(*record, y.narrow(-1, row, rows).contiguous(), row, 48));
+    }
+    expect_equal(session->result(), expected);
+    auto spoiled = y.cpu().clone();
+    spoiled[1][2][40] = INFINITY;
+    EXPECT_EQ(session->observe_output_part(*record, hpu(spoiled), 0, 48), observer == "shape");
+    EXPECT_EQ(session->non_finite().size(), observer == "shape" ? 0u : 1u);
+    session->forget_outputs(*record);
+    EXPECT_FALSE(session->result().modules.at(0).outputs.has_value());
+    session->discard();
+  }
+}
+
+TEST(CalibrationStages, ASnapshotIsGoneOnFrom) {
+  const at::NoGradGuard no_grad;
+  const auto ids = test::token_ids();
+  for (const auto& observer : kObservers) {
+    SCOPED_TRACE(observer);
+    const auto calibrate = [&](bool interrupted) {
+      auto model = test::tiny_lm();
+      auto session = CalibrationSession::attach(*model, everything(observer));
+      session->begin_samples(0, 3);
+      model(ids);
+      if (interrupted) {
+        const io::Json snapshot =
+            io::parse_json(session->snapshot().dump(), "snapshot");  // as another process reads it
+        finalize_calibration(*model);
+        model = test::tiny_lm();
+        auto options = everything(observer);
+        options.resume = snapshot;
+        session = CalibrationSession::attach(*model, options);
+        EXPECT_EQ(session->snapshot(), snapshot);
+      }
+      session->begin_samples(3, 3);
+      model(ids.flip({1}));
+      const auto result = std::pair(session->result(), session->snapshot());
+      finalize_calibration(*model);
+      return result;
+    };
+    auto [expected, expected_state] = calibrate(false);
+    auto [found, state] = calibrate(true);
+    expect_equal(found, expected);
+    expected_state.erase("watch_seconds"), state.erase("watch_seconds");
+    EXPECT_EQ(state, expected_state);
+  }
+}
+
+TEST(CalibrationStages, NonFiniteReportsAreKept) {
+  const at::NoGradGuard no_grad;
+  auto model = test::tiny_lm();
+  auto session = CalibrationSession::attach(*model, {});
+  session->begin_samples(7, 1);
+  auto x = torch::ones({1, 32});
+  x[0][3] = NAN;
+  model->lm_head(hpu(x));
+  CalibrationOptions options;
+  options.resume = session->snapshot();
+  finalize_calibration(*model);
+  session = CalibrationSession::attach(*model, options);
+  const auto found = session->non_finite();
+  ASSERT_GE(found.size(), 1u);
+  EXPECT_EQ(found[0].module, "lm_head");
+  EXPECT_EQ(found[0].tensor, "input");
+  EXPECT_EQ(found[0].sample, 7);
+  EXPECT_TRUE(found[0].nan);
+  session->discard();
+}
+
+TEST(CalibrationStages, ForeignSnapshotsAreRefused) {
+  auto model = test::tiny_lm();
+  auto session = CalibrationSession::attach(*model, {});
+  const io::Json good = session->snapshot();
+  finalize_calibration(*model);
+  const auto attach = [&](const std::function<void(io::Json&)>& spoil) {
+    CalibrationOptions options;
+    options.resume = good;
+    spoil(options.resume);
+    return [&, options] { CalibrationSession::attach(*model, options)->discard(); };
+  };
+  EXPECT_TRUE(throws_with({"samples"}, attach([](io::Json& s) { s = "text"; })));
+  EXPECT_TRUE(throws_with({"samples"}, attach([](io::Json& s) { s["samples"] = -1; })));
+  EXPECT_TRUE(throws_with({"15 modules, found 14"}, attach([](io::Json& s) { s["nodes"].erase(0); })));
+  EXPECT_TRUE(throws_with({"nodes[2]"}, attach([](io::Json& s) { s["nodes"][2]["module"] = "other"; })));
+  EXPECT_TRUE(throws_with({"inputs"}, attach([](io::Json& s) { s["nodes"][2]["inputs"] = 3; })));
+  EXPECT_TRUE(throws_with({"amax"}, attach([](io::Json& s) { s["nodes"][2]["inputs"] = {{{"amax", {-1}}}}; })));
+  EXPECT_TRUE(throws_with({"model"}, attach([](io::Json& s) { s.erase("model"); })));
+  EXPECT_TRUE(throws_with({"non_finite"}, attach([](io::Json& s) { s["non_finite"] = {{1, 2}}; })));
+}
+
+TEST(CalibrationStages, ObserversWithoutStateGiveNoSnapshot) {
+  struct Count final : Observer {
+    void observe(const Observed&) override { ++calls; }
+    Amax result() const override { return {calls}; }
+    float calls = 0;
+  };
+  const ObserverRegistration registration("count_calls",
+                                          {[](const ObserverContext&) { return std::make_unique<Count>(); }});
+  auto model = test::tiny_lm();
+  const auto session = CalibrationSession::attach(*model, [] {
+    auto o = CalibrationOptions();
+    o.observer = "count_calls";
+    return o;
+  }());
+  EXPECT_TRUE(session->snapshot().is_null());
+  EXPECT_FALSE(session->takes_parts());
+  finalize_calibration(*model);
+  Count alone;
+  EXPECT_THROW(alone.observe_part(Observed(at::ones({1}), 1, nullptr), {}), std::invalid_argument);
+}
+
+}  // namespace
+}  // namespace fp8::measure

@@ -1,0 +1,217 @@
+// SPDX-License-Identifier: Apache-2.0
+// Every kind of module with a weight: which tensors are measured, in which shape, and which never are.
+#include "fp8/measure/calibration/watched_node.h"
+
+#include "fp8/measure/calibration/session.h"
+#include "support/models_for_tests.h"
+
+namespace fp8::measure {
+namespace {
+
+using test::hpu;
+using test::same_bits;
+namespace F = torch::nn::functional;
+
+using Values = std::vector<Amax>;
+
+float largest(const at::Tensor& t) { return t.detach().cpu().to(at::kFloat).abs().max().item<float>(); }
+
+Amax along(const at::Tensor& t, std::int64_t dim) {
+  const at::Tensor a = t.detach().cpu().to(at::kFloat).abs().movedim(dim, 0).flatten(1).amax(1).contiguous();
+  return {a.data_ptr<float>(), a.data_ptr<float>() + a.numel()};
+}
+
+CalibrationOptions everything(const std::string& observer = "maxabs", bool outputs = true) {
+  CalibrationOptions options;
+  options.select = [](const std::string&, const std::string&) { return true; };
+  options.observer = observer;
+  options.outputs = outputs;
+  return options;
+}
+
+/// All of the model's measurements after f() ran; f must give the same bits with and without watchers.
+template <class F>
+MeasurementFile watched(const torch::nn::Module& model, const CalibrationOptions& options, F&& f) {
+  const at::Tensor plain = f();
+  const auto session = CalibrationSession::attach(model, options);
+  EXPECT_TRUE(same_bits(f(), plain));
+  auto file = session->result();
+  finalize_calibration(model);
+  return file;
+}
+
+template <class Conv>
+void expect_convolution(Conv conv, const std::vector<std::int64_t>& sizes) {
+  torch::manual_seed(1);
+  conv->to(test::kHpu);
+  for (const bool batched : {true, false}) {
+    at::Tensor x = torch::randn(sizes);
+    if (!batched) x = x[0];
+    x = hpu(x);
+    const std::int64_t channels = batched ? 1 : 0;
+    const auto f = [&] { return conv(x); };
+    const at::Tensor y = f();
+    const auto one = watched(*conv, everything(), f).modules.at(0);
+    EXPECT_EQ(one.inputs, (Values{{largest(x)}}));
+    EXPECT_EQ(one.outputs, (Values{{largest(y)}}));
+    EXPECT_EQ(one.weight, Amax{largest(conv->weight)});
+    const auto each = watched(*conv, everything("maxabs_per_channel"), f).modules.at(0);
+    EXPECT_EQ(each.inputs, (Values{along(x, channels)}));
+    EXPECT_EQ(each.outputs, (Values{along(y, channels)}));
+    EXPECT_EQ(each.weight, along(conv->weight, 0));
+  }
+}
+
+TEST(WatchedNode, ConvolutionsOfEveryRank) {
+  expect_convolution(torch::nn::Conv1d(torch::nn::Conv1dOptions(4, 6, 3).groups(2)), {2, 4, 9});
+  expect_convolution(torch::nn::Conv2d(torch::nn::Conv2dOptions(4, 6, 3).stride(2)), {2, 4, 9, 8});
+  expect_convolution(torch::nn::Conv3d(torch::nn::Conv3dOptions(4, 6, 2)), {2, 4, 5, 4, 3});
+}
+
+TEST(WatchedNode, LinearPerChannelIsPerFeature) {
+  torch::nn::Linear m(5, 3);
+  m->to(test::kHpu);
+  const at::Tensor x = hpu(torch::randn({2, 4, 5}));
+  const auto file = watched(*m, everything("maxabs_per_channel"), [&] { return m(x); });
+  EXPECT_EQ(file.modules.at(0).inputs, (Values{along(x, -1)}));
+  EXPECT_EQ(file.modules.at(0).outputs, (Values{along(m(x), -1)}));
+  EXPECT_EQ(file.modules.at(0).weight, along(m->weight, 0));
+}
+
+TEST(WatchedNode, EmbeddingsHaveTheirWeightAndNeverTheirIndices) {
+  torch::nn::Embedding embedding(50, 4);
+  torch::nn::EmbeddingBag bag(50, 4);
+  embedding->to(test::kHpu), bag->to(test::kHpu);
+  const at::Tensor ids = hpu(torch::tensor({{49, 1, 2}}));
+  const auto file = watched(*embedding, everything(), [&] { return embedding(ids); });
+  ASSERT_EQ(file.modules.size(), 1u);
+  EXPECT_TRUE(file.modules[0].inputs.empty());
+  EXPECT_FALSE(file.modules[0].outputs.has_value());
+  EXPECT_EQ(file.modules[0].weight, Amax{largest(embedding->weight)});
+  const auto session = CalibrationSession::attach(*bag, everything());
+  EXPECT_EQ(session->result().modules.at(0).weight, Amax{largest(bag->weight)});
+  session->finalize();
+}
+
+TEST(WatchedNode, AnEmbeddingTiedToALinearSeesNoneOfItsCalls) {
+  torch::nn::Embedding embedding(8, 4);
+  torch::nn::Linear head(torch::nn::LinearOptions(4, 8).bias(false));
+  torch::nn::Sequential model;
+  model->push_back("embed", embedding), model->push_back("head", head);
+  model->to(test::kHpu);
+  head->weight = embedding->weight;
+  const at::Tensor x = hpu(torch::randn({2, 4}));
+  const auto file = watched(*model, everything(), [&] { return head(x); });
+  EXPECT_TRUE(file.find("embed")->inputs.empty());
+  EXPECT_EQ(file.find("head")->inputs, (Values{{largest(x)}}));
+}
+
+/// As vLLM's, in one process: what it gives to the all-reduce has no bias.
+struct RowParallelLinearImpl : torch::nn::Module {
+  at::Tensor weight, bias;
+  bool fused;
+  explicit RowParallelLinearImpl(bool fused) : torch::nn::Module("RowParallelLinear"), fused(fused) {
+    weight = register_parameter("weight", torch::randn({3, 5}), false);
+    bias = register_parameter("bias", torch::full({3}, 50.0f), false);
+  }
+  at::Tensor forward(const at::Tensor& x, bool report) {
+    if (fused) return F::linear(x, weight, bias);
+    const at::Tensor y = F::linear(x, weight), reduced = y * 2;  // as if another process had the same
+    if (report) observe_reduced(weight, reduced);
+    return reduced + bias;
+  }
+};
+TORCH_MODULE(RowParallelLinear);
+
+TEST(WatchedNode, RowParallelLinearHasTwoOutputsAlways) {
+  const at::Tensor x = hpu(torch::randn({4, 5}));
+  for (const bool fused : {true, false}) {
+    for (const bool report : {true, false}) {
+      RowParallelLinear m(fused);
+      m->to(test::kHpu);
+      m->weight = m->named_parameters()["weight"], m->bias = m->named_parameters()["bias"];
+      const auto file = watched(*m, everything("maxabs", /*outputs=*/false), [&] { return m(x, report); });
+      const float local = largest(F::linear(x.cpu(), m->weight.cpu()));
+      const auto& outputs = *file.modules.at(0).outputs;
+      ASSERT_EQ(outputs.size(), 2u);
+      EXPECT_NEAR(outputs[0].at(0), local, 1e-5 * local);
+      EXPECT_NEAR(outputs[1].at(0), !fused && report ? 2 * local : local, 1e-5 * local);
+    }
+  }
+  observe_reduced(x, x);  // nobody watches: nothing happens
+}
+
+/// A mixture's weights in one parameter [E, N, K].
+struct StackedImpl : torch::nn::Module {
+  at::Tensor weight;
+  StackedImpl() : torch::nn::Module("MoeMatmul") {
+    weight = register_parameter("weight", torch::randn({3, 4, 5}), false);
+  }
+  at::Tensor forward(const at::Tensor& x) { return torch::bmm(x, weight.transpose(1, 2)); }
+};
+TORCH_MODULE(Stacked);
+
+TEST(WatchedNode, StackedWeightsAreMeasuredPerExpert) {
+  Stacked m;
+  m->to(test::kHpu);
+  m->weight = m->named_parameters()["weight"];
+  const at::Tensor x = hpu(torch::randn({3, 2, 5}));
+  const auto file = watched(*m, everything(), [&] { return m(x); });
+  EXPECT_EQ(file.modules.at(0).inputs, (Values{{largest(x)}}));
+  EXPECT_EQ(file.modules.at(0).outputs, (Values{{largest(m(x))}}));
+  EXPECT_EQ(file.modules.at(0).weight, along(m->weight, 0));
+}
+
+TEST(WatchedNode, RecurrentWeightsAreMeasuredEachByItself) {
+  torch::manual_seed(7);
+  torch::nn::LSTMCell cell(4, 3);
+  cell->to(test::kHpu);
+  const at::Tensor x = hpu(torch::randn({2, 4})), h = hpu(torch::randn({2, 3})), c = hpu(torch::randn({2, 3}));
+  const auto file = watched(*cell, everything(), [&] { return std::get<0>(cell(x, std::make_tuple(h, c))); });
+  const auto parameters = cell->named_parameters();
+  for (const auto& [name, input] : {std::pair{"weight_ih", x}, {"weight_hh", h}}) {
+    const auto* node = file.find(name);
+    ASSERT_NE(node, nullptr) << name;
+    EXPECT_EQ(node->inputs, (Values{{largest(input)}})) << name;
+    EXPECT_EQ(node->weight, Amax{largest(parameters[name])}) << name;
+  }
+}
+
+TEST(WatchedNode, ShapesAreMeasuredInModeShape) {
+  torch::nn::Linear m(5, 3);
+  m->to(test::kHpu);
+  const at::Tensor x =
+      hpu(torch::full({2, 4, 5}, std::numeric_limits<float>::quiet_NaN()));  // values are not looked at
+  const auto session = CalibrationSession::attach(*m, everything("shape"));
+  m(x);
+  EXPECT_TRUE(session->non_finite().empty());
+  const auto file = session->result();
+  EXPECT_EQ(file.mode, MeasurementMode::shape);
+  EXPECT_EQ(file.modules.at(0).inputs, (Values{{2, 4, 5}}));
+  EXPECT_EQ(file.modules.at(0).outputs, (Values{{2, 4, 3}}));
+  EXPECT_EQ(file.modules.at(0).weight, (Amax{3, 5}));
+  session->finalize();
+}
+
+TEST(WatchedNode, EveryObserverWatchesAWholeModel) {
+  auto model = test::tiny_lm();
+  const at::Tensor ids = test::token_ids();
+  const auto plain = watched(*model, everything(), [&] { return model(ids); });
+  for (const std::string observer : {"histogram", "percentile", "mse", "kl", "maxabs_per_channel"}) {
+    const auto file = watched(*model, everything(observer), [&] { return model(ids); });
+    ASSERT_EQ(file.modules.size(), plain.modules.size());
+    for (std::size_t i = 0; i < file.modules.size(); ++i) {
+      const auto& m = file.modules[i];
+      if (m.inputs.empty()) continue;
+      const float amax = plain.modules[i].inputs[0][0],
+                  found = *std::max_element(m.inputs[0].begin(), m.inputs[0].end());
+      EXPECT_LE(found, amax) << observer << m.module;
+      EXPECT_GT(found, 0.0f) << observer << m.module;
+      EXPECT_TRUE(found == amax || (observer != "histogram" && observer != "maxabs_per_channel"))
+          << observer << m.module;
+    }
+  }
+}
+
+}  // namespace
+}  // namespace fp8::measure

@@ -1,0 +1,292 @@
+// SPDX-License-Identifier: Apache-2.0
+// Measurement files: what is written, what other tools write, and a message for everything malformed.
+#include "fp8/measure/files/measurement_file.h"
+
+#include <gtest/gtest.h>
+
+#include <fstream>
+#include <sstream>
+
+#include "fp8/runtime/io/error.h"
+#include "fp8/runtime/io/json.h"
+#include "fp8/runtime/io/npz.h"
+#include "support/hpu_test.h"
+#include "support/temp_dir.h"
+
+namespace fp8::measure {
+namespace {
+
+namespace fs = std::filesystem;
+using test::throws_with;
+
+MeasurementFile example() {
+  MeasurementFile file;
+  file.num_samples = 12;
+  file.modules.push_back({"model.layers.0.mlp.up_proj", {{1.5f}}, std::vector<Amax>{{0.1f}}, Amax{0.25f}});
+  file.modules.push_back({"model.layers.0.self_attn.matmul_qk", {{2.0f}, {3.0f}}, std::nullopt, std::nullopt});
+  file.modules.push_back({"zero", {{0.0f}}, std::nullopt, Amax{1.0f, 2.0f, 3.0f}});
+  file.selected = {"model.layers.0.mlp.up_proj", "never_called"};
+  return file;
+}
+
+std::string text_of(const fs::path& path) {
+  std::ifstream in(path);
+  std::stringstream text;
+  text << in.rdbuf();
+  return text.str();
+}
+
+void expect_equal(const MeasurementFile& a, const MeasurementFile& b) {
+  EXPECT_EQ(a.num_samples, b.num_samples);
+  EXPECT_EQ(a.selected, b.selected);
+  ASSERT_EQ(a.modules.size(), b.modules.size());
+  for (std::size_t i = 0; i < a.modules.size(); ++i) {
+    EXPECT_EQ(a.modules[i].module, b.modules[i].module);
+    EXPECT_EQ(a.modules[i].inputs, b.modules[i].inputs);
+    EXPECT_EQ(a.modules[i].outputs, b.modules[i].outputs);
+    EXPECT_EQ(a.modules[i].weight, b.modules[i].weight);
+  }
+}
+
+/// Reads `json` as PREFIX_hooks_maxabs.json.
+MeasurementFile read_text(const std::string& json) {
+  const test::TempDir dir;
+  std::ofstream(dir / "p_hooks_maxabs.json") << json;
+  return read_measurements((dir / "p").string());
+}
+
+TEST(MeasurementFile, RoundTripsThroughJson) {
+  const test::TempDir dir;
+  write_measurements((dir / "p").string(), example());
+  fs::remove(dir / "p_hooks_maxabs.npz");
+  expect_equal(read_measurements((dir / "p").string()), example());
+}
+
+TEST(MeasurementFile, RoundTripsThroughNpz) {
+  const test::TempDir dir;
+  write_measurements((dir / "p").string(), example());
+  fs::remove(dir / "p_hooks_maxabs.json");
+  expect_equal(read_measurements((dir / "p").string()), example());
+  expect_equal(read_measurements(dir.path().string()), example());
+}
+
+TEST(MeasurementFile, IsWrittenInTheFormOtherToolsRead) {
+  const test::TempDir dir;
+  auto file = example();
+  file.modules.resize(1);
+  const auto paths = write_measurements((dir / "p").string(), file);
+  EXPECT_EQ(paths, (std::vector<fs::path>{dir / "p_hooks_maxabs.json", dir / "p_hooks_maxabs.npz",
+                                          dir / "p_hooks_maxabs_mod_list.json"}));
+  const auto json = io::read_json(paths[0]);
+  EXPECT_EQ(json, io::Json::parse(R"({"NumSamples": 12, "GlobalRank": null, "LocalRank": null, "Mode": "DynamicRange",
+    "Nodes": {"model.layers.0.mlp.up_proj": {"inputs": [[[1.5]]], "outputs": [[[0.10000000149011612]]],
+                                             "params": {"weight": [[0.25]]}}}})"))
+      << text_of(paths[0]);
+  EXPECT_EQ(text_of(paths[0]).rfind("{\n    \"NumSamples\": 12,\n", 0), 0u);  // indent 4
+  EXPECT_EQ(io::read_json(paths[2]), io::Json(file.selected));
+  const auto npz = io::read_npz(paths[1]);
+  const auto& node = *npz.get_if<io::PyDict>()
+                          ->at(std::string("Nodes"))
+                          .get_if<io::PyDict>()
+                          ->at(std::string("model.layers.0.mlp.up_proj"))
+                          .get_if<io::PyDict>();
+  const auto* input = node.at(std::string("inputs")).get_if<io::PyList>()->items.at(0).get_if<io::NdArray>();
+  ASSERT_NE(input, nullptr);
+  EXPECT_EQ(input->shape, (std::vector<std::int64_t>{1, 1}));
+  EXPECT_EQ(input->data, std::vector<float>{1.5f});
+}
+
+TEST(MeasurementFile, EqualMeasurementsGiveEqualBytes) {
+  const test::TempDir dir;
+  write_measurements((dir / "a").string(), example());
+  write_measurements((dir / "b").string(), example());
+  for (const char* end : {"_hooks_maxabs.json", "_hooks_maxabs.npz", "_hooks_maxabs_mod_list.json"}) {
+    EXPECT_EQ(text_of(dir / (std::string("a") + end)), text_of(dir / (std::string("b") + end)));
+  }
+}
+
+TEST(MeasurementFile, CachesStandInAFileOfTheirOwn) {
+  const test::TempDir dir;
+  auto file = example();
+  file.kv_cache.push_back({"model.layers.0.self_attn.k_cache", {{2.5f, 0.1f}}, std::nullopt, std::nullopt});
+  EXPECT_EQ(file.fingerprint(), example().fingerprint());
+  const auto paths = write_measurements((dir / "p").string(), file);
+  ASSERT_EQ(paths.size(), 4u);
+  EXPECT_EQ(paths[3], dir / "p_hooks_maxabs.kv_cache");
+  EXPECT_EQ(io::read_json(paths[0])["Nodes"].size(), 3u);  // not in INC's
+  EXPECT_EQ(io::read_json(paths[3])["Nodes"],
+            io::Json::parse(R"({"model.layers.0.self_attn.k_cache": {"inputs": [[[2.5], [0.10000000149011612]]]}})"));
+  const auto read = read_measurements(dir.path().string());
+  expect_equal(read, example());
+  ASSERT_EQ(read.kv_cache.size(), 1u);
+  EXPECT_EQ(read.kv_cache[0].module, "model.layers.0.self_attn.k_cache");
+  EXPECT_EQ(read.kv_cache[0].inputs, (std::vector<Amax>{{2.5f, 0.1f}}));
+
+  const auto with_cache = [&](const std::string& text) {
+    std::ofstream(paths[3]) << text;
+    return read_measurements((dir / "p").string());
+  };
+  const std::string digest = "{\"measurement\": \"" + file.fingerprint() + "\", \"Nodes\": ";
+  EXPECT_TRUE(throws_with({"p_hooks_maxabs.kv_cache", "'measurement' and 'Nodes'"}, [&] { with_cache("[1]"); }));
+  EXPECT_TRUE(
+      throws_with({"p_hooks_maxabs.kv_cache: Nodes", "expected an object"}, [&] { with_cache(digest + "[]}"); }));
+  EXPECT_TRUE(throws_with({"kv_cache: Nodes.k.inputs[0]", "amax"},
+                          [&] { with_cache(digest + R"({"k": {"inputs": [[[-1]]]}}})"); }));
+  EXPECT_TRUE(throws_with({"kv_cache"}, [&] { with_cache(digest); }));  // cut short
+  auto other = example();                                               // another tool's measurement in the same place
+  other.modules[0].inputs[0][0] = 7.0f;
+  const test::TempDir elsewhere;
+  write_measurements((elsewhere / "p").string(), other);
+  std::ofstream(elsewhere / "p_hooks_maxabs.kv_cache") << digest + R"({"k": {"inputs": [[[1]]]}}})";
+  EXPECT_TRUE(read_measurements((elsewhere / "p").string()).kv_cache.empty());
+}
+
+TEST(MeasurementFile, FingerprintFollowsNamesAndValues) {
+  const auto file = example();
+  EXPECT_EQ(file.fingerprint().size(), 16u);
+  EXPECT_EQ(file.fingerprint(), example().fingerprint());
+  auto other = example();
+  other.modules[0].inputs[0][0] = std::nextafter(1.5f, 2.0f);
+  EXPECT_NE(other.fingerprint(), file.fingerprint());
+  other = example();
+  other.modules[0].module += "x";
+  EXPECT_NE(other.fingerprint(), file.fingerprint());
+  other = example();
+  other.num_samples = 13;  // how long it took is no part of it
+  EXPECT_EQ(other.fingerprint(), file.fingerprint());
+}
+
+TEST(MeasurementFile, ReadsOtherPeoplesForms) {
+  const auto file = read_text(R"({"GlobalRank": null, "LocalRank": 3, "Mode": "DynamicRange", "Nodes": {
+      "a": {"inputs": [[[4.03125]]], "params": {"weight": [[0.099609375]]}},
+      "b": {"inputs": [[[1]], [[2], [3]]], "outputs": [[0.5]]},
+      "kv": {"inputs": [[[7.5]]], "outputs": [], "params": {}}}})");
+  EXPECT_FALSE(file.num_samples.has_value());
+  EXPECT_EQ(file.local_rank, 3);
+  EXPECT_EQ(file.find("a")->inputs, (std::vector<Amax>{{4.03125f}}));
+  EXPECT_FALSE(file.find("a")->outputs.has_value());
+  EXPECT_EQ(file.find("a")->weight, Amax{0.099609375f});
+  EXPECT_EQ(file.find("b")->inputs, (std::vector<Amax>{{1.0f}, {2.0f, 3.0f}}));
+  EXPECT_EQ(*file.find("b")->outputs, (std::vector<Amax>{{0.5f}}));
+  EXPECT_FALSE(file.find("kv")->weight.has_value());
+  EXPECT_EQ(file.find("c"), nullptr);
+  EXPECT_TRUE(file.selected.empty());  // no mod_list beside it
+}
+
+TEST(MeasurementFile, MalformedFilesAreNamed) {
+  const auto fails = [](const std::vector<std::string>& words, const std::string& json) {
+    EXPECT_TRUE(throws_with(words, [&] { read_text(json); })) << json;
+  };
+  const auto node = [](const std::string& body) { return R"({"Mode": "DynamicRange", "Nodes": {"m": )" + body + "}}"; };
+  fails({"p_hooks_maxabs.json:1:"}, "{");
+  fails({"p_hooks_maxabs.json", "expected an object", "array"}, "[]");
+  fails({"no object 'Nodes'"}, "{}");
+  fails({"no object 'Nodes'"}, R"({"Nodes": [1]})");
+  fails({"'Mode'", "DynamicRange", "Scale"}, R"({"Mode": "Scale", "Nodes": {}})");
+  fails({"duplicate key 'm'"}, R"({"Nodes": {"m": {}, "m": {}}})");
+  fails({"Nodes.m", "expected an object", "number"}, node("5"));
+  fails({"Nodes.m.inputs", "list of tensors"}, node(R"({"inputs": 1})"));
+  fails({"Nodes.m.inputs[0]", "expected [[amax]]"}, node(R"({"inputs": [[]]})"));
+  fails({"Nodes.m.inputs[1]", "expected [[amax]]"}, node(R"({"inputs": [[[1]], "x"]})"));
+  fails({"Nodes.m.inputs[0]", "expected [[amax]]"}, node(R"({"inputs": [[[1, 2]]]})"));
+  fails({"Nodes.m.inputs[0]", "finite amax >= 0", "-1"}, node(R"({"inputs": [[[-1]]]})"));
+  fails({"Nodes.m.inputs[0]", "finite amax >= 0"}, node(R"({"inputs": [[[1e39]]]})"));
+  fails({"Nodes.m.inputs[0]", "expected [[amax]]", "null"}, node(R"({"inputs": [[[null]]]})"));
+  fails({"Nodes.m.outputs", "list of tensors"}, node(R"({"outputs": {"a": 1}})"));
+  fails({"Nodes.m.params.weight", "expected [[amax]]"}, node(R"({"params": {"weight": true}})"));
+}
+
+TEST(MeasurementFile, EveryObserverAndRankHasItsFiles) {
+  const test::TempDir dir;
+  const std::string prefix = (dir / "p").string();
+  const auto paths = write_measurements(prefix, example(), {"maxabs_per_channel", configs::Rank{1, 4}});
+  EXPECT_EQ(paths[0], dir / "p_hooks_maxabs_per_channel_1_4.json");
+  EXPECT_EQ(paths[2], dir / "p_hooks_maxabs_per_channel_1_4_mod_list.json");
+  EXPECT_EQ(io::read_json(paths[0])["LocalRank"], 1);
+  const auto read = read_measurements(paths[1].string());
+  expect_equal(read, example());
+  EXPECT_EQ(read.local_rank, 1);
+  expect_equal(read_measurements(prefix), example());  // the only one of that prefix
+  write_measurements(prefix, example(), {"maxabs_per_channel", configs::Rank{0, 4}});
+  EXPECT_TRUE(throws_with({prefix, "found 2 ranks", "p_hooks_maxabs_per_channel_0_4.json", "unify"},
+                          [&] { read_measurements(prefix); }));
+  write_measurements(prefix, example());
+  EXPECT_FALSE(read_measurements(prefix).local_rank.has_value());
+}
+
+TEST(MeasurementFile, ShapesAreSizes) {
+  const test::TempDir dir;
+  MeasurementFile file;
+  file.mode = MeasurementMode::shape;
+  file.modules.push_back({"m", {{4, 128, 0}}, std::vector<Amax>{{}}, Amax{256, 128}});
+  const auto paths = write_measurements((dir / "p").string(), file, {"shape", std::nullopt});
+  EXPECT_EQ(paths[0], dir / "p_hooks_shape.json");
+  const auto json = io::read_json(paths[0]);
+  EXPECT_EQ(json["Mode"], "Shape");
+  EXPECT_EQ(json["Nodes"]["m"]["inputs"], io::Json::parse("[[[4.0, 128.0, 0.0]]]"));
+  const auto read = read_measurements((dir / "p").string());
+  EXPECT_EQ(read.mode, MeasurementMode::shape);
+  EXPECT_EQ(read.modules[0].inputs, file.modules[0].inputs);
+  EXPECT_EQ(read.modules[0].weight, file.modules[0].weight);
+  const auto fails = [](const std::string& sizes) {
+    EXPECT_TRUE(throws_with({"Nodes.m.inputs[0]", "expected"}, [&] {
+      read_text(R"({"Mode": "Shape", "Nodes": {"m": {"inputs": [)" + sizes + "]}}}");
+    })) << sizes;
+  };
+  fails("[[1.5]]");
+  fails("[[-1]]");
+  fails("[[16777217]]");
+  fails("[[\"4\"]]");
+}
+
+TEST(MeasurementFile, OldKeysAndBareArraysAreRead) {
+  const auto file = read_text(
+      R"({"LocalRank": -1, "GlobalRank": 3, "Nodes": {"m": {"input": [[[2]]], "output": [[1.5]], "params": {}}, )"
+      R"("n": {"inputs": [0.5], "outputs": null}}})");
+  EXPECT_EQ(file.local_rank, -1);
+  EXPECT_EQ(file.global_rank, 3);
+  EXPECT_EQ(file.find("m")->inputs, (std::vector<Amax>{{2.0f}}));
+  EXPECT_EQ(*file.find("m")->outputs, (std::vector<Amax>{{1.5f}}));
+  EXPECT_EQ(file.find("n")->inputs, (std::vector<Amax>{{0.5f}}));
+  EXPECT_FALSE(file.find("n")->outputs.has_value());
+}
+
+TEST(MeasurementFile, NaNInAnNpzIsNamed) {
+  const test::TempDir dir;
+  auto file = example();
+  file.modules[0].inputs[0][0] = std::numeric_limits<float>::quiet_NaN();
+  EXPECT_THROW(write_measurements((dir / "p").string(), file), io::Error);  // JSON has no NaN
+  io::PyDict nodes, node, top;
+  node.insert("inputs", io::PyList{{io::NdArray{{1, 1}, {std::numeric_limits<float>::infinity()}}}});
+  nodes.insert("m", node);
+  top.insert("Nodes", nodes);
+  io::write_npz(dir / "q_hooks_maxabs.npz", top);
+  EXPECT_TRUE(throws_with({"q_hooks_maxabs.npz: Nodes.m.inputs[0]", "finite"},
+                          [&] { read_measurements((dir / "q").string()); }));
+}
+
+TEST(MeasurementFile, FindsThePrefix) {
+  const test::TempDir dir;
+  const std::string prefix = (dir / "out/inc_output").string();
+  write_measurements(prefix, example());
+  for (const std::string& where :
+       {prefix, prefix + "_hooks_maxabs.json", prefix + "_hooks_maxabs.npz", (dir / "out").string()}) {
+    EXPECT_EQ(find_measurements(where), prefix) << where;
+    EXPECT_EQ(read_measurements(where).modules.size(), 3u);
+  }
+  std::ofstream(dir / "out/inc_output_hooks_maxabs_MAXABS_HW.json") << "{}";  // scales are no measurements
+  EXPECT_EQ(find_measurements((dir / "out").string()), prefix);
+}
+
+TEST(MeasurementFile, SaysWhatIsMissing) {
+  const test::TempDir dir;
+  EXPECT_TRUE(throws_with({(dir / "p").string() + "_hooks_maxabs.json", "no such file", ".npz"},
+                          [&] { read_measurements((dir / "p").string()); }));
+  EXPECT_TRUE(throws_with({dir.path().string(), "found none"}, [&] { read_measurements(dir.path().string()); }));
+  write_measurements((dir / "a").string(), example());
+  write_measurements((dir / "b").string(), example());
+  EXPECT_TRUE(throws_with({dir.path().string(), "found 2", "prefix"}, [&] { read_measurements(dir.path().string()); }));
+}
+
+}  // namespace
+}  // namespace fp8::measure
