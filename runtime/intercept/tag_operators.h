@@ -40,7 +40,7 @@
 //     save(Tensor[] tensors, str[] names, str[] types, str folder, str format="compressed-tensors",
 //          str source="", bool overwrite=False) -> ()
 //
-//   transformer_engine/training_operators.h
+//   transformer_engine/convert/training_operators.h
 //     attach_training(Tensor[] weights, str[] modules, str[] types, str recipe="habana",
 //                     str warm_start="") -> str              the report
 //     enter_autocast(str recipe="", bool enabled=True, bool calibrating=False,
@@ -54,7 +54,7 @@
 //     save_training_state(Tensor[] weights, str folder) -> ()
 //     load_training_state(Tensor[] weights, str folder) -> str    {"missing", "unexpected"}
 //
-//   transformer_engine/checkpoint_operators.h              activation checkpointing by others
+//   transformer_engine/modules/checkpoint_operators.h              activation checkpointing by others
 //     checkpoint_begin() -> int run                          the first run begins
 //     checkpoint_again(int run) -> ()                        the second one, in backward, with the first's region
 //                                                            and scales

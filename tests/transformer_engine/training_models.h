@@ -3,8 +3,8 @@
 #pragma once
 #include <memory>
 
-#include "fp8/transformer_engine/extra_state.h"
-#include "fp8/transformer_engine/precision_plugin.h"
+#include "fp8/transformer_engine/convert/precision_plugin.h"
+#include "fp8/transformer_engine/modules/extra_state.h"
 #include "support/models_for_tests.h"
 #include "support/typed_models.h"
 

@@ -16,7 +16,7 @@
 #include "fp8/runtime/device/device.h"
 #include "fp8/runtime/device/memory.h"
 #include "fp8/tools/benchmarks/bench.h"
-#include "fp8/transformer_engine/fp8_linear.h"
+#include "fp8/transformer_engine/products/fp8_linear.h"
 
 namespace fp8::bench {
 namespace {

@@ -14,10 +14,10 @@
 #include "fp8/measure/files/measurement_file.h"
 #include "fp8/runtime/device/device.h"
 #include "fp8/runtime/io/error.h"
-#include "fp8/transformer_engine/activation_checkpoint.h"
-#include "fp8/transformer_engine/convert_training.h"
-#include "fp8/transformer_engine/extra_state.h"
-#include "fp8/transformer_engine/precision_plugin.h"
+#include "fp8/transformer_engine/convert/convert_training.h"
+#include "fp8/transformer_engine/convert/precision_plugin.h"
+#include "fp8/transformer_engine/modules/activation_checkpoint.h"
+#include "fp8/transformer_engine/modules/extra_state.h"
 
 namespace fp8::commands {
 namespace {

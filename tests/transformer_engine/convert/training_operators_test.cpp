@@ -1,0 +1,265 @@
+// SPDX-License-Identifier: Apache-2.0
+// Training by operators, as Python and TorchScript call them: the same bits as the C++ regions give, states through
+// files, and regions that are ended in the wrong order, on the wrong thread, or by an exception.
+#include "fp8/transformer_engine/convert/training_operators.h"
+
+#include <thread>
+
+#include "fp8/measure/files/measurement_file.h"
+#include "fp8/transformer_engine/convert/convert_training.h"
+#include "support/hpu_test.h"
+#include "support/operator_call.h"
+#include "support/temp_dir.h"
+
+namespace fp8::test {
+namespace {
+
+const Words kNames = {"up", "down"}, kTypes = {"Linear", "Linear"};
+
+struct Model {
+  at::Tensor a, b;
+  explicit Model(std::uint64_t seed = 1) {
+    torch::manual_seed(seed);
+    a = at::randn({32, 16}, on_hpu()).requires_grad_(true);
+    b = at::randn({16, 32}, on_hpu()).requires_grad_(true);
+  }
+  Tensors weights() const { return {a, b}; }
+  at::Tensor forward(const at::Tensor& x) const { return at::linear(at::relu(at::linear(x, a)), b); }
+  io::Json attach(const std::string& recipe = "habana", const std::string& warm = "") const {
+    return json_of(call_fp8("attach_training", {weights(), kNames, kTypes, recipe, warm}));
+  }
+};
+
+std::int64_t enter(const std::string& recipe = "", bool enabled = true) {
+  return call_fp8("enter_autocast", {recipe, enabled}).toInt();
+}
+void leave(std::int64_t region, bool failed = false) { call_fp8("exit_autocast", {region, failed}); }
+io::Json state(const at::Tensor& w) { return json_of(call_fp8("training_state", {w})); }
+
+/// Three steps of plain gradient descent, in fp8 by `step`; all losses and the weights at the end.
+template <class Step>
+std::vector<at::Tensor> trained(const Model& m, Step step) {
+  std::vector<at::Tensor> seen;
+  for (int i = 0; i < 3; ++i) {
+    torch::manual_seed(10 + i);
+    const at::Tensor x = at::randn({8, 16}, on_hpu()), loss = step(x);
+    loss.backward();
+    seen.push_back(loss.detach());
+    const at::NoGradGuard no_grad;
+    for (at::Tensor w : m.weights()) w.sub_(w.grad(), 1e-3), w.mutable_grad() = at::Tensor();
+  }
+  seen.push_back(m.a.detach());
+  seen.push_back(m.b.detach());
+  return seen;
+}
+
+TEST(TrainingOperators, TrainBitForBitAsTheLibraryDoes) {
+  for (const char* recipe : {"habana", "habana-hybrid", "nvidia", "current", "block", "mxfp8"}) {
+    const Model ours, library, plain;
+    EXPECT_EQ(ours.attach(recipe)["converted"].size(), 2u);
+    const auto got = trained(ours, [&](const at::Tensor& x) {
+      const auto region = enter(recipe);
+      const at::Tensor loss = ours.forward(x).pow(2).mean();
+      leave(region);
+      return loss;
+    });
+    te::convert_for_training({{"up", "Linear", library.a, std::nullopt}, {"down", "Linear", library.b, std::nullopt}},
+                             {});
+    const auto expected = trained(library, [&](const at::Tensor& x) {
+      const te::fp8_autocast region(true, configs::recipe_preset(recipe)->recipe);
+      return library.forward(x).pow(2).mean();
+    });
+    const auto f32 = trained(plain, [&](const at::Tensor& x) { return plain.forward(x).pow(2).mean(); });
+    for (std::size_t i = 0; i < got.size(); ++i) EXPECT_TRUE(same_bits(got[i], expected[i])) << recipe << " " << i;
+    EXPECT_FALSE(same_bits(got[0], f32[0])) << recipe;
+    EXPECT_NEAR(got[0].item<float>(), f32[0].item<float>(), 0.05 * f32[0].item<float>()) << recipe;
+  }
+}
+
+TEST(TrainingOperators, SetTrainingStopsAndStartsTheScales) {
+  const Model m;
+  m.attach("habana");
+  const at::Tensor x = at::randn({4, 16}, on_hpu());
+  const auto step = [&](bool training) {
+    call_fp8("set_training", {m.weights(), training});
+    const auto region = enter("habana");
+    m.forward(x).sum().backward();
+    leave(region);
+    return state(m.a);
+  };
+  const io::Json first = step(true), evaluated = step(false);
+  EXPECT_EQ(first["step"], 1);
+  EXPECT_EQ(evaluated["forward"], first["forward"]);
+  EXPECT_EQ(evaluated["step"], 1);
+  m.attach("habana");
+  EXPECT_EQ(step(false)["step"], 1);
+  EXPECT_EQ(step(true)["step"], 2);
+  EXPECT_TRUE(throws_with({"fp8::set_training", "attach_training"},
+                          [&] { call_fp8("set_training", {Tensors{m.a, x}, false}); }));
+}
+
+TEST(TrainingOperators, OutsideOfARegionAndDetachedNothingChanges) {
+  const Model m;
+  const at::Tensor x = at::randn({4, 16}, on_hpu()), y = m.forward(x);
+  m.attach("current");
+  EXPECT_TRUE(same_bits(m.forward(x), y));
+  const auto off = enter("", false);
+  EXPECT_TRUE(same_bits(m.forward(x), y));
+  leave(off);
+  const auto on = enter("current");
+  EXPECT_FALSE(same_bits(m.forward(x), y));
+  const auto hole = enter("", false);
+  EXPECT_TRUE(same_bits(m.forward(x), y));
+  leave(hole);
+  EXPECT_FALSE(same_bits(m.forward(x), y));
+  for (const at::Tensor& w : m.weights()) call_fp8("untag", {w});
+  EXPECT_TRUE(same_bits(m.forward(x), y));
+  leave(on);
+}
+
+TEST(TrainingOperators, RulesOfARecipeKeepModules) {
+  const Model m;
+  const io::Json report = m.attach(R"({"recipe": "current", "modules": [{"match": "down", "keep": "bf16"}]})");
+  EXPECT_EQ(report["converted"].size(), 1u);
+  EXPECT_EQ(report["skipped"][0]["name"], "down");
+  EXPECT_EQ(call_fp8("tag_of", {m.b}).toStringRef(), "null");
+  EXPECT_TRUE(
+      throws_with({"habana, habana-hybrid, nvidia, current, block, mxfp8", "'nvidia'"}, [&] { m.attach("nvidai"); }));
+  EXPECT_TRUE(throws_with({"fp8::attach_training", "margin", "99"}, [&] { m.attach(R"({"margin": 99})"); }));
+  EXPECT_TRUE(throws_with({"fp8::attach_training", "modules", "found 1"},
+                          [&] { call_fp8("attach_training", {m.weights(), Words{"a"}, kTypes}); }));
+  EXPECT_TRUE(throws_with({"'a'", "cpu"}, [&] {
+    call_fp8("attach_training", {Tensors{at::ones({16, 16})}, Words{"a"}, Words{"Linear"}});
+  }));
+}
+
+TEST(TrainingOperators, RegionsEndInnermostFirstOnTheirThread) {
+  const auto outer = enter("current"), inner = enter();
+  EXPECT_TRUE(throws_with({"fp8::exit_autocast", "region", std::to_string(outer), "innermost"}, [&] { leave(outer); }));
+  std::string elsewhere;
+  std::thread([&] { elsewhere = error_of([&] { leave(inner); }); }).join();
+  EXPECT_NE(elsewhere.find("another thread"), std::string::npos) << elsewhere;
+  leave(inner);
+  EXPECT_TRUE(throws_with({"region", "found " + std::to_string(inner), "open are " + std::to_string(outer)},
+                          [&] { leave(inner); }));
+  leave(outer);
+  EXPECT_FALSE(te::is_fp8_enabled());
+  EXPECT_TRUE(throws_with({"region", "open are none"}, [&] { leave(outer); }));
+  EXPECT_TRUE(throws_with({"seed", "found -1"},
+                          [] { call_fp8("enter_autocast", {std::string(), true, false, c10::IValue(), -1}); }));
+  EXPECT_TRUE(throws_with({"'curent'", "'current'"}, [] { enter("curent"); }));
+  EXPECT_FALSE(te::is_fp8_enabled());
+}
+
+TEST(TrainingOperators, WhatAnErrorSaysIsTheMessageAlone) {
+  try {
+    call_fp8("enter_autocast", {std::string("habana"), true, false, c10::IValue(), -1});
+    FAIL() << "nothing was thrown";
+  } catch (const c10::Error& error) {
+    EXPECT_STREQ(error.what(), "[fp8::enter_autocast] seed: found -1, allowed: 0 to 2^63 - 1");
+  }
+}
+
+TEST(TrainingOperators, AFailedRegionMovesNoScale) {
+  const Model m;
+  m.attach("nvidia");
+  const at::Tensor x = at::randn({4, 16}, on_hpu());
+  const auto run = [&](bool failed) {
+    const auto region = enter("nvidia");
+    m.forward(x);
+    leave(region, failed);
+    return state(m.a)["forward"]["scale"][0].get<float>();
+  };
+  EXPECT_EQ(run(true), 1.0f);
+  EXPECT_FALSE(te::is_fp8_enabled());
+  EXPECT_FLOAT_EQ(run(false), 448 / x.cpu().abs().max().item<float>());  // HYBRID: E4M3 forward, margin 0
+}
+
+TEST(TrainingOperators, StatesGoThroughFiles) {
+  const Model m;
+  const TempDir dir;
+  m.attach("nvidia");
+  const auto step = [](const Model& model, const at::Tensor& x) {
+    const auto region = enter("nvidia");
+    const at::Tensor loss = model.forward(x).pow(2).mean();
+    leave(region);
+    loss.backward();
+    return loss;
+  };
+  const at::Tensor x = at::randn({4, 16}, on_hpu());
+  for (int i = 0; i < 3; ++i) step(m, x * (i + 1));
+  EXPECT_EQ(state(m.a)["step"], 3);
+  EXPECT_EQ(state(m.a)["name"], "up");
+  EXPECT_EQ(state(m.a)["amax_seen"][0].get<float>(), (x * 3).cpu().abs().max().item<float>());
+  call_fp8("save_training_state", {m.weights(), (dir / "state").string()});
+  const Model other;
+  other.attach("nvidia");
+  const io::Json nothing = {{"missing", io::Json::array()}, {"unexpected", io::Json::array()}};
+  EXPECT_EQ(json_of(call_fp8("load_training_state", {other.weights(), (dir / "state").string()})), nothing);
+  EXPECT_EQ(state(other.a), state(m.a));
+  EXPECT_TRUE(same_bits(step(other, x), step(m, x)));
+  EXPECT_EQ(json_of(call_fp8("load_training_state", {Tensors{other.a}, (dir / "state").string()}))["unexpected"],
+            io::Json({"down"}));
+  EXPECT_TRUE(throws_with({"fp8::save_training_state", "folder"},
+                          [&] { call_fp8("save_training_state", {m.weights(), std::string()}); }));
+  EXPECT_TRUE(throws_with({"fp8::load_training_state", "untagged"},
+                          [&] { call_fp8("load_training_state", {Tensors{x}, dir.path().string()}); }));
+  EXPECT_TRUE(throws_with({"fp8_state.json"},
+                          [&] { call_fp8("load_training_state", {m.weights(), (dir / "none").string()}); }));
+  EXPECT_TRUE(throws_with({"fp8::training_state", "untagged"}, [&] { call_fp8("training_state", {x}); }));
+}
+
+TEST(TrainingOperators, AmaxesBecomeAMeasurementThatConvertAndTrainingRead) {
+  const Model m;
+  const TempDir dir;
+  m.attach("habana");
+  const at::Tensor x = at::randn({4, 16}, on_hpu());
+  const auto region = enter("habana");
+  m.forward(x);
+  leave(region);
+  EXPECT_EQ(call_fp8("export_amax", {m.weights(), kNames, kTypes, (dir / "p").string()}).toListRef().size(), 3u);
+  EXPECT_EQ(measure::read_measurements((dir / "p").string()).find("up")->inputs[0][0],
+            x.cpu().abs().max().item<float>());
+  const Model warm;
+  EXPECT_EQ(warm.attach("nvidia", dir.path().string())["warnings"], io::Json::array());
+  EXPECT_FLOAT_EQ(state(warm.a)["forward"]["scale"][0].get<float>(), 448 / x.cpu().abs().max().item<float>());
+  for (const at::Tensor& w : m.weights()) call_fp8("untag", {w});
+  call_fp8("convert", {m.weights(), kNames, kTypes, R"({"measurements": ")" + dir.path().string() + "\"}"});
+  EXPECT_EQ(json_of(call_fp8("scheme_of", {m.a}))["input_scale_inv"].get<float>(),
+            x.cpu().abs().max().item<float>() / 448);
+  EXPECT_TRUE(throws_with({"fp8::export_amax", "prefix"},
+                          [&] { call_fp8("export_amax", {warm.weights(), kNames, kTypes, std::string()}); }));
+  EXPECT_TRUE(throws_with({"fp8::export_amax", "E4M3"},
+                          [&] { call_fp8("export_amax", {m.weights(), kNames, kTypes, (dir / "q").string()}); }));
+}
+
+TEST(TrainingOperators, TorchScriptKeepsTheRegionAroundTheProduct) {
+  torch::jit::CompilationUnit unit;
+  auto& f = compile(unit, R"(
+def f(w : Tensor, x : Tensor):
+    before = torch.linear(x, w)
+    region = fp8.enter_autocast("current")
+    inside = torch.linear(x, w)
+    fp8.exit_autocast(region)
+    after = torch.linear(x, w)
+    return (before, inside, after)
+)");
+  const Model m;
+  m.attach("current");
+  const at::Tensor x = at::randn({4, 16}, on_hpu()), plain = at::linear(x, m.a);
+  const auto region = enter("current");
+  const at::Tensor fp8 = at::linear(x, m.a);
+  leave(region);
+  for (int run = 0; run < 3; ++run) {
+    const auto result = f({m.a, x}).toTuple();
+    const auto& y = result->elements();
+    EXPECT_TRUE(same_bits(y[0].toTensor(), plain));
+    EXPECT_TRUE(same_bits(y[1].toTensor(), fp8));
+    EXPECT_TRUE(same_bits(y[2].toTensor(), plain));
+    EXPECT_FALSE(te::is_fp8_enabled());
+  }
+  EXPECT_FALSE(same_bits(fp8, plain));
+}
+
+}  // namespace
+}  // namespace fp8::test

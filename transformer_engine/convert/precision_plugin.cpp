@@ -1,0 +1,152 @@
+// SPDX-License-Identifier: Apache-2.0
+#include "fp8/transformer_engine/convert/precision_plugin.h"
+
+#include <c10/util/Exception.h>
+#include <torch/csrc/jit/api/module.h>
+#include <torch/nn/module.h>
+
+#include "fp8/runtime/device/device.h"
+#include "fp8/transformer_engine/convert/convert_inference.h"
+#include "fp8/transformer_engine/products/converted_weights.h"
+
+namespace fp8::te {
+namespace {
+
+struct Name {
+  const char* spelling;
+  const char* precision;
+};
+constexpr Name kPrecisions[] = {{"32-true", "32-true"}, {"32", "32-true"},        {"bf16-mixed", "bf16-mixed"},
+                                {"bf16", "bf16-mixed"}, {"16-mixed", "16-mixed"}, {"fp8", "fp8"}};
+
+/// Arguments of the other kind of conversion that were given: nobody will look at them.
+std::vector<const char*> unused_options(const ConvertOptions& o) {
+  std::vector<const char*> names;
+  const auto add = [&](const char* name, bool given) {
+    if (given) names.push_back(name);
+  };
+  if (!o.inference) {
+    add("fp8_data_path", !o.fp8_data_path.empty());
+    add("dump_stats_path", !o.dump_stats_path.empty());
+    return names;
+  }
+  add("replace_layers", o.replace_layers);
+  add("recipe", o.recipe.has_value());
+  add("rules", !o.rules.empty());
+  add("alignment", o.alignment != Alignment::any);
+  add("minimize_memory", o.minimize_memory);
+  add("warm_start", !o.warm_start.empty());
+  return names;
+}
+
+}  // namespace
+
+Availability is_fp8_available() {
+  if (runtime::device_kind() != runtime::DeviceKind::gaudi) return {};
+  return {false, "FP8 not supported on Gaudi, Gaudi2 or higher required"};
+}
+
+Availability is_fp16_available() {
+  if (runtime::device_kind() != runtime::DeviceKind::gaudi) return {};
+  return {false, "FP16 not supported on Gaudi, Gaudi2 or higher required"};
+}
+
+ForwardContext::ForwardContext(std::optional<at::ScalarType> autocast, std::optional<Fp8AutocastOptions> fp8) {
+  if (autocast.has_value()) autocast_.emplace(*autocast);
+  if (fp8.has_value()) fp8_.emplace(std::move(*fp8));
+}
+
+ForwardContext::~ForwardContext() noexcept(false) {
+  if (fp8_.has_value()) fp8_->end();  // may throw, which optional's own end may not
+}
+
+HPUPrecisionPlugin::HPUPrecisionPlugin(const std::string& precision, const std::string& device) : device_(device) {
+  std::string allowed;
+  for (const Name& name : kPrecisions) {
+    if (precision == name.spelling) precision_ = name.precision;
+    allowed += (allowed.empty() ? "" : ", ") + std::string(name.spelling);
+  }
+  TORCH_CHECK(!precision_.empty(), "[HPUPrecisionPlugin] found precision \"", precision, "\", allowed: ", allowed);
+  std::string devices = "hpu";
+  for (int i = 0; i < runtime::device_count(); ++i) devices += ", hpu:" + std::to_string(i);
+  const bool known = !device.empty() && device.find_first_of(" ,") == std::string::npos &&
+                     (" " + devices + ",").find(" " + device + ",") != std::string::npos;
+  TORCH_CHECK(known, "[HPUPrecisionPlugin] found device \"", device, "\", allowed: ", devices);
+  const bool fp8 = precision_ == "fp8";
+  const Availability needed = fp8                        ? is_fp8_available()
+                              : precision_ == "16-mixed" ? is_fp16_available()
+                                                         : Availability{};
+  TORCH_CHECK(needed.available, "[HPUPrecisionPlugin] ", fp8 ? "fp8" : "fp16", " not supported: ", needed.reason,
+              ". (FP8_HPU_DEVICE: gaudi2, gaudi3)");
+}
+
+ForwardContext HPUPrecisionPlugin::forward_context(Fp8AutocastOptions options) const {
+  if (precision_ == "bf16-mixed") return {at::kBFloat16, std::nullopt};
+  if (precision_ == "16-mixed") return {at::kHalf, std::nullopt};
+  if (precision_ == "32-true") return {std::nullopt, std::nullopt};
+  options.enabled = true;
+  options.recipe = recipe_;
+  return {nested_bf16 ? std::optional<at::ScalarType>(at::kBFloat16) : std::nullopt, std::move(options)};
+}
+
+void HPUPrecisionPlugin::check_precision() const {
+  TORCH_CHECK(precision_ == "fp8",
+              "[convert_modules] HPUPrecisionPlugin.convert_modules() should only be used with precision=`fp8`. Found ",
+              precision_);
+}
+
+quant::ConversionReport HPUPrecisionPlugin::convert_modules(torch::nn::Module& model, const ConvertOptions& options) {
+  check_precision();
+  return convert_now(model, options);
+}
+
+void HPUPrecisionPlugin::set_recipe(const recipes::Recipe& recipe) {
+  recipes::validate(recipe);
+  recipe_ = recipe;
+}
+
+quant::ConversionReport HPUPrecisionPlugin::convert_now(torch::nn::Module& model, const ConvertOptions& options) {
+  put_back_converted();
+  quant::ConversionReport report;
+  if (options.inference) {
+    report = convert_for_inference(model, options);
+  } else {
+    TrainingOptions training;
+    training.recipe = options.recipe.value_or(recipe_);
+    training.rules = options.rules;
+    training.allow = options.allow;
+    training.block = options.block;
+    training.alignment = options.alignment;
+    training.minimize_memory = options.minimize_memory;
+    training.plan_only = options.plan_only;
+    if (!options.warm_start.empty()) training.warm_start = measure::read_measurements(options.warm_start);
+    if (options.replace_layers || options.plan_only) {
+      report = convert_for_training(model, training);
+    } else {
+      report.warnings.emplace_back(
+          "replace_layers is false: the recipe is kept for forward_context(), no module was converted");
+    }
+    if (!options.plan_only) set_recipe(training.recipe);
+  }
+  for (const char* name : unused_options(options)) {
+    report.warnings.push_back(std::string(name) +
+                              " has no effect with inference = " + (options.inference ? "true" : "false"));
+  }
+  return report;
+}
+
+int HPUPrecisionPlugin::restore(torch::nn::Module& model) const {
+  const int trained = te::restore(model);
+  return trained + restore_inference(model);
+}
+
+quant::ConversionReport HPUPrecisionPlugin::convert_modules(torch::jit::Module& model,
+                                                            const ConvertOptions& options) const {
+  check_precision();
+  TORCH_CHECK(
+      options.inference,
+      "[convert_modules] expected inference = true for a TorchScript module: training is of torch::nn::Module trees");
+  return convert_for_inference(model, options);
+}
+
+}  // namespace fp8::te

@@ -1,0 +1,152 @@
+// SPDX-License-Identifier: Apache-2.0
+// The one call that serving and training code needs: pick a precision, convert the model. A thin front over measure and
+// quant.
+#pragma once
+#include <filesystem>
+#include <functional>
+#include <memory>
+#include <optional>
+#include <string>
+#include <utility>
+#include <variant>
+#include <vector>
+
+#include "fp8/quant/model/convert.h"
+#include "fp8/runtime/autocast/autocast.h"
+#include "fp8/runtime/io/json.h"
+#include "fp8/transformer_engine/convert/convert_training.h"
+#include "fp8/transformer_engine/region/fp8_autocast.h"
+
+namespace fp8::te {
+
+/// Where a conversion takes its QUANT_CONFIG from.
+///   false / true        measure / quantize; the environment's QUANT_CONFIG applies, with its mode overruled
+///   a path, or JSON     that file or object, mode included; wins over the environment, with a warning
+/// JSON that is true, false or a string counts as that; convert_modules() refuses other values, null and an empty path.
+class QuantSource {
+ public:
+  QuantSource(bool quantize) : value_(quantize) {}
+  QuantSource(const char* path) : QuantSource(path == nullptr ? io::Json(nullptr) : io::Json(path)) {}
+  QuantSource(const std::string& path) : value_(std::filesystem::path(path)) {}
+  QuantSource(std::filesystem::path path) : value_(std::move(path)) {}
+  QuantSource(io::Json config) {
+    if (config.is_boolean()) {
+      value_ = config.get<bool>();
+    } else if (config.is_string()) {
+      value_ = std::filesystem::path(config.get<std::string>());
+    } else {
+      value_ = std::move(config);
+    }
+  }
+  const std::variant<bool, std::filesystem::path, io::Json>& value() const { return value_; }
+
+ private:
+  std::variant<bool, std::filesystem::path, io::Json> value_;
+};
+
+/// What convert_modules() is asked for. inference = false (training): the fields of TrainingOptions; inference = true:
+/// quant and where the measurements are. What has no effect there but was given is named in the report's warnings.
+struct ConvertOptions {
+  bool replace_layers = false;  ///< training: give linear modules their fp8 handlers; false: only remember the recipe
+  std::optional<recipes::Recipe> recipe = {};  ///< of forward_context(); default DelayedScaling::habana()
+  bool inference = false;
+  QuantSource quant = true;
+  std::string fp8_data_path =
+      {};  ///< measurements are PATH/inc_output/measure_hooks_maxabs.json and so on, without a config
+  std::string dump_stats_path = {};  ///< their prefix, where neither fp8_data_path nor a config says it; default:
+                                     ///< $HABANA_LOGS/inc_output/measure if that is set, else fp8_measure/inc_output
+  /// Python regular expressions of module names; empty allow: all. For inference on top of what the config selects.
+  std::vector<std::string> allow = {}, block = {};
+  std::vector<ModuleRecipe> rules = {};  ///< training: recipes of single modules
+  Alignment alignment = Alignment::any;
+  bool minimize_memory = false;
+  bool plan_only = false;       ///< report with bytes, flops and expected errors, change nothing
+  std::string warm_start = {};  ///< training: measurement file whose amaxes give the first step's scales
+};
+
+/// "yes" and why not.
+struct Availability {
+  bool available = true;
+  std::string reason;
+};
+/// Whether the emulated device (FP8_HPU_DEVICE) has them: the first generation has neither. The reason is the vendor's.
+Availability is_fp8_available();
+Availability is_fp16_available();
+
+/// The regions of one step, as RAII: autocast (bf16 or f16), with fp8_autocast inside for precision fp8.
+class ForwardContext {
+ public:
+  ForwardContext(std::optional<at::ScalarType> autocast, std::optional<Fp8AutocastOptions> fp8);
+  /// Throws what the end of the fp8 region throws.
+  ~ForwardContext() noexcept(false);
+  ForwardContext(const ForwardContext&) = delete;
+  ForwardContext& operator=(const ForwardContext&) = delete;
+
+ private:
+  std::optional<runtime::autocast::AutocastGuard> autocast_;
+  std::optional<fp8_autocast> fp8_;
+};
+
+/// "32-true" ("32"), "bf16-mixed" ("bf16"), "16-mixed", "fp8".
+///
+///   te::HPUPrecisionPlugin plugin("fp8");
+///   plugin.convert_modules(*model, {.replace_layers = true, .recipe = recipes::DelayedScaling::nvidia()});
+///   { auto region = plugin.forward_context(); loss = step(batch); }      bf16 autocast, fp8_autocast inside:
+///                                                                        outputs are bf16
+///   loss.backward();
+class HPUPrecisionPlugin {
+ public:
+  /// Throws c10::Error listing the allowed values for any other precision or device ("hpu", "hpu:0" and on), and for
+  /// fp8 and 16-mixed on a device that has none.
+  explicit HPUPrecisionPlugin(const std::string& precision = "32-true", const std::string& device = "hpu");
+  virtual ~HPUPrecisionPlugin() = default;
+
+  const std::string& precision() const { return precision_; }
+  const std::string& device() const { return device_; }
+  /// What forward_context() trains with.
+  const recipes::Recipe& recipe() const { return recipe_; }
+  /// With precision fp8, nested_bf16 = false leaves f32 tensors f32 (the regions of later vendor releases).
+  bool nested_bf16 = true;
+
+  /// The regions for one training, validation, test or prediction step. The options' enabled and recipe are the
+  /// plugin's.
+  ForwardContext forward_context(Fp8AutocastOptions options = {}) const;
+  /// f (a function, a lambda, mutable or not, a pointer to a member function), each call of it in its own
+  /// forward_context(). The plugin must outlive what is returned; its recipe is the one of each call.
+  template <class F>
+  auto in_forward_context(F f) const {
+    return [f = std::make_shared<F>(std::move(f)), this](auto&&... arguments) -> decltype(auto) {
+      const auto region = forward_context();
+      return std::invoke(*f, std::forward<decltype(arguments)>(arguments)...);
+    };
+  }
+
+  /// Training: remembers the recipe and, with replace_layers, gives every linear module its handler
+  /// (convert_for_training). Measuring: hangs watchers on the selected weights; run data, then
+  /// fp8::measure::finalize_calibration(model) (also on destruction) writes the files. Quantizing: ends a calibration
+  /// of the model that is going on, reads the measurements (unless the scale method needs none) and converts.
+  /// Parameters keep identity, device and requires_grad. Without a QUANT_CONFIG every Linear and Conv2d is measured,
+  /// and static per-tensor scales of our own convention are used. A model that was converted for training loses those
+  /// handlers. When it throws, neither the model nor the plugin has changed. Throws c10::Error or io::Error naming key
+  /// or module; needs precision "fp8" and a model on hpu.
+  virtual quant::ConversionReport convert_modules(torch::nn::Module& model, const ConvertOptions& options = {});
+  /// Inference only.
+  quant::ConversionReport convert_modules(torch::jit::Module& model, const ConvertOptions& options) const;
+
+  /// Back to high precision, parameters the same objects. Training: the handlers go, the model is what it was.
+  /// Inference: weights become what their codes stand for, in the dtype they had; a calibration ends. Returns how many
+  /// weights and modules it was.
+  int restore(torch::nn::Module& model) const;
+
+ protected:
+  void check_precision() const;
+  /// convert_modules() without the check of the precision.
+  quant::ConversionReport convert_now(torch::nn::Module& model, const ConvertOptions& options);
+  void set_recipe(const recipes::Recipe& recipe);
+
+ private:
+  std::string precision_, device_;
+  recipes::Recipe recipe_ = recipes::DelayedScaling::habana();
+};
+
+}  // namespace fp8::te

@@ -1,0 +1,173 @@
+// SPDX-License-Identifier: Apache-2.0
+#include "fp8/transformer_engine/convert/training_operators.h"
+
+#include <torch/library.h>
+
+#include <set>
+#include <thread>
+
+#include "fp8/configs/recipe_config.h"
+#include "fp8/measure/calibration/operators.h"
+#include "fp8/quant/model/operators.h"
+#include "fp8/runtime/autocast/rules.h"
+#include "fp8/runtime/device/device.h"
+#include "fp8/runtime/device/registration.h"
+#include "fp8/runtime/intercept/weight_tag.h"
+#include "fp8/runtime/ops/handles.h"
+#include "fp8/transformer_engine/convert/convert_training.h"
+#include "fp8/transformer_engine/modules/extra_state.h"
+#include "fp8/transformer_engine/products/training_handler.h"
+
+namespace fp8::te {
+namespace {
+
+/// A region that an operator opened, and where. What fp8_autocast does in its constructor and destructor, at two calls.
+struct OpenRegion {
+  explicit OpenRegion(Fp8AutocastOptions options)
+      : outer(current_region()), region(std::make_shared<Fp8Region>(std::move(options), outer)) {
+    scope.emplace(region);
+  }
+  const std::shared_ptr<Fp8Region> outer, region;
+  std::optional<RegionScope> scope;
+  const std::thread::id thread = std::this_thread::get_id();
+};
+
+/// Not destroyed at the program's end: a region left open then has nothing to move.
+runtime::ops::Handles<OpenRegion>& open_regions() {
+  static auto& all = *new runtime::ops::Handles<OpenRegion>("region");
+  return all;
+}
+
+configs::RecipeConfig recipe_of(const char* op, const std::string& text) {
+  if (text.empty() || text.front() != '{') return configs::recipe_from_argument(text);
+  const std::string where = std::string("[fp8::") + op + "] recipe";
+  return configs::parse_recipe(io::parse_json(text, where), where);
+}
+
+TrainingHandler& handler_of(const char* op, const at::Tensor& weight) {
+  auto* handler = training_handler(weight);
+  if (handler != nullptr) return *handler;
+  const auto* tag = runtime::find_tag(weight);
+  TORCH_CHECK(false, "[fp8::", op, "] weight: expected one that fp8::attach_training was given, found sizes ",
+              weight.sizes(), " and dtype ", weight.scalar_type(), " on ", weight.device(), ", ",
+              tag == nullptr ? "untagged" : tag->handler->describe());
+}
+
+std::vector<NamedState> states_of(const char* op, at::TensorList weights) {
+  std::vector<NamedState> states;
+  std::set<const Fp8State*> seen;
+  for (const at::Tensor& weight : weights) {
+    const auto& state = handler_of(op, weight).state();
+    if (seen.insert(state.get()).second) states.push_back({state->name(), state});
+  }
+  return states;
+}
+
+/// {"scale": [...], "amax_history": [[...], ...]}, rows from the first of the ring.
+io::Json meta_json(const recipes::TensorMeta& meta) {
+  io::Json history = io::Json::array();
+  for (Eigen::Index row = 0; row < meta.amax_history.rows(); ++row) {
+    history.push_back(io::Json::array());
+    for (Eigen::Index i = 0; i < meta.amax_history.cols(); ++i) history.back().push_back(meta.amax_history(row, i));
+  }
+  return {{"scale", std::vector<float>(meta.scale.data(), meta.scale.data() + meta.scale.size())},
+          {"amax_history", history}};
+}
+
+}  // namespace
+
+std::string attach_training(at::TensorList weights, const std::vector<std::string>& modules,
+                            const std::vector<std::string>& types, const std::string& recipe,
+                            const std::string& warm_start) {
+  const auto model = measure::model_of("attach_training", weights, modules, types);
+  const configs::RecipeConfig config = recipe_of("attach_training", recipe);
+  TrainingOptions options;
+  options.recipe = config.recipe;
+  options.rules = config.rules;
+  if (!warm_start.empty()) options.warm_start = measure::read_measurements(warm_start);
+  return quant::to_json(convert_for_training(model, options)).dump();
+}
+
+std::int64_t enter_autocast(const std::string& recipe, bool enabled, bool calibrating,
+                            std::optional<bool> is_first_microbatch, std::int64_t seed) {
+  TORCH_CHECK(seed >= 0, "[fp8::enter_autocast] seed: found ", seed, ", allowed: 0 to 2^63 - 1");
+  Fp8AutocastOptions options;
+  options.enabled = enabled;
+  options.calibrating = calibrating;
+  options.is_first_microbatch = is_first_microbatch;
+  options.seed = static_cast<std::uint64_t>(seed);
+  if (!recipe.empty()) options.recipe = recipe_of("enter_autocast", recipe).recipe;
+  if (enabled) (void)runtime::device_dialect("fp8_autocast");  // throws where there is no fp8
+  return open_regions().add(std::make_shared<OpenRegion>(std::move(options)));
+}
+
+void exit_autocast(std::int64_t region, bool failed) {
+  const auto open = open_regions().get("exit_autocast", region);
+  TORCH_CHECK(open->thread == std::this_thread::get_id(), "[fp8::exit_autocast] region: found ", region,
+              ", which another thread entered; expected one of this thread");
+  TORCH_CHECK(open->region == current_region(), "[fp8::exit_autocast] region: found ", region,
+              ", which has another one open inside; expected the innermost");
+  open_regions().take_out(region);
+  open->scope.reset();
+  if (!failed && open->outer == nullptr) open->region->finish_forward();
+}
+
+std::string training_state(const at::Tensor& weight) {
+  const auto& state = handler_of("training_state", weight).state();
+  const Fp8StateValues values = state->values();
+  io::Json json = state_json(values);
+  json["name"] = state->name();
+  json["amax_seen"] = values.amax_seen;
+  json["forward"] = meta_json(values.forward);
+  json["hybrid"] = meta_json(values.hybrid);
+  json["backward"] = meta_json(values.backward);
+  return json.dump();
+}
+
+void set_training(at::TensorList weights, bool training) {
+  for (const at::Tensor& weight : weights) handler_of("set_training", weight);
+  for (const at::Tensor& weight : weights) handler_of("set_training", weight).set_training(training);
+}
+
+std::vector<std::string> export_amax_of(at::TensorList weights, const std::vector<std::string>& modules,
+                                        const std::vector<std::string>& types, const std::string& prefix) {
+  TORCH_CHECK(!prefix.empty(),
+              "[fp8::export_amax] prefix: expected where to write, as in \"stats/inc_output\", found \"\"");
+  const auto model = measure::model_of("export_amax", weights, modules, types);
+  for (const auto& m : model) handler_of("export_amax", m.weight);
+  std::vector<std::string> paths;
+  for (const auto& path : measure::write_measurements(prefix, export_amax(model))) paths.push_back(path.string());
+  return paths;
+}
+
+void save_training_state(at::TensorList weights, const std::string& folder) {
+  TORCH_CHECK(!folder.empty(), "[fp8::save_training_state] folder: expected a path, found \"\"");
+  save_extra_state(states_of("save_training_state", weights), folder);
+}
+
+std::string load_training_state(at::TensorList weights, const std::string& folder) {
+  const ExtraStateReport report = load_extra_state(states_of("load_training_state", weights), folder);
+  return io::Json{{"missing", report.missing}, {"unexpected", report.unexpected}}.dump();
+}
+
+FP8_LIBRARY_FRAGMENT(fp8, m) {
+  constexpr auto kEffect = c10::AliasAnalysisKind::CONSERVATIVE;  // TorchScript neither moves it nor leaves it out
+  m.def(torch::schema("attach_training(Tensor[] weights, str[] modules, str[] types, str recipe=\"habana\", str "
+                      "warm_start=\"\") -> str",
+                      kEffect),
+        &attach_training);
+  m.def(torch::schema("enter_autocast(str recipe=\"\", bool enabled=True, bool calibrating=False, bool? "
+                      "is_first_microbatch=None, int seed=0) -> int",
+                      kEffect),
+        &enter_autocast);
+  m.def(torch::schema("exit_autocast(int region, bool failed=False) -> ()", kEffect), &exit_autocast);
+  m.def(torch::schema("training_state(Tensor weight) -> str", kEffect), &training_state);
+  m.def(torch::schema("set_training(Tensor[] weights, bool training) -> ()", kEffect), &set_training);
+  m.def(torch::schema("export_amax(Tensor[] weights, str[] modules, str[] types, str prefix) -> str[]", kEffect),
+        &export_amax_of);
+  m.def(torch::schema("save_training_state(Tensor[] weights, str folder) -> ()", kEffect), &save_training_state);
+  m.def(torch::schema("load_training_state(Tensor[] weights, str folder) -> str", kEffect), &load_training_state);
+  runtime::autocast::keep_out_of_own_ops();
+}
+
+}  // namespace fp8::te

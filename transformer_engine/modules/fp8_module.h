@@ -1,0 +1,75 @@
+// SPDX-License-Identifier: Apache-2.0
+// What the modules of this folder share: fp8 states that are saved and loaded with the module, and the arguments of
+// tensor parallelism, which are taken when they ask for nothing.
+#pragma once
+#include <functional>
+#include <memory>
+#include <string>
+#include <vector>
+
+#include "fp8/runtime/distributed/process_group.h"
+#include "fp8/transformer_engine/region/fp8_state.h"
+
+namespace torch::serialize {
+class OutputArchive;
+class InputArchive;
+}  // namespace torch::serialize
+namespace torch::nn {
+class Module;
+}
+
+namespace fp8::te {
+
+/// Beside torch::nn::Module in a module's bases. save() and load() of the module call save_fp8() and load_fp8().
+class Fp8Module {
+ public:
+  virtual ~Fp8Module() = default;
+  /// Its own states (not those of submodules), always in the same order.
+  virtual std::vector<std::shared_ptr<Fp8State>> fp8_states() const = 0;
+
+ protected:
+  void save_fp8(torch::serialize::OutputArchive& archive) const;
+  /// An archive without fp8 state leaves the states as they are, with a warning. Throws c10::Error for state of other
+  /// tensors and for pickles.
+  void load_fp8(torch::serialize::InputArchive& archive);
+  /// For a clone of this module. Throws c10::Error naming the parameter for a weight held in fp8 that is cloned to
+  /// another device.
+  void clone_fp8(torch::nn::Module& copy) const;
+};
+
+/// What a forward pass gives beside its result, for modules that are asked to.
+struct ModuleOutputs {
+  at::Tensor y;
+  at::Tensor bias;              ///< with return_bias: not added to y, else undefined
+  at::Tensor layernorm_output;  ///< with return_layernorm_output, else undefined
+};
+
+/// Tensor parallelism: accepted where there is one process, so that code written for several runs.
+struct ParallelOptions {
+  int tp_size = 1;
+  std::string parallel_mode = {};  ///< "", "column" or "row"
+  bool sequence_parallel = false;
+  std::shared_ptr<runtime::distributed::ProcessGroup> tp_group = nullptr;  ///< of size 1
+  /// Tells ranks' random numbers apart. Not called: where there is one, weights are drawn from the default generator.
+  std::function<void()> get_rng_state_tracker = nullptr;
+  /// Communication beside products: there is none with one process, so all are false. ub_name names its buffers.
+  bool ub_overlap_ag = false, ub_overlap_rs = false, ub_overlap_rs_dgrad = false, ub_bulk_dgrad = false,
+       ub_bulk_wgrad = false;
+  std::string ub_name = {};
+};
+/// Throws c10::Error "[te::Linear] tp_size: found 2, allowed: 1 (...)".
+void check_parallel(const char* module, const ParallelOptions& options);
+
+/// Arguments of the field that are known and not built. Throws c10::Error "[te::Linear] fuse_wgrad_accumulation: found
+/// true, allowed: false (...)".
+void refuse_wgrad_options(const char* module, bool fuse_wgrad_accumulation, bool delay_wgrad_compute);
+void refuse_fp8_results(const char* module, bool fp8_output, bool fp8_grad);
+
+/// Throws c10::Error "[te::Linear] in_features: found 0, allowed: 1 to 1073741824" unless it is. Sums of three products
+/// of two such sizes fit 64 bits.
+void check_size(const char* module, const char* argument, std::int64_t size);
+
+/// Throws c10::Error "[te::Linear] 'name': input: found sizes ..., allowed: [..., 64]" unless x ends with `features`.
+void check_input(const char* module, const std::string& name, const at::Tensor& x, std::int64_t features);
+
+}  // namespace fp8::te

@@ -1,0 +1,112 @@
+// SPDX-License-Identifier: Apache-2.0
+#include "fp8/transformer_engine/modules/layer_norm.h"
+
+#include <ATen/ops/layer_norm.h>
+#include <ATen/ops/ones.h>
+#include <ATen/ops/rms_norm.h>
+#include <ATen/ops/zeros.h>
+#include <ATen/ops/zeros_like.h>
+
+#include <cmath>
+#include <ostream>
+
+#include "fp8/transformer_engine/modules/linear.h"
+
+namespace fp8::te {
+namespace {
+
+void check(const char* module, const NormOptions& options) {
+  TORCH_CHECK(options.normalized_shape >= 1, "[", module, "] normalized_shape: found ", options.normalized_shape,
+              ", allowed: an integer >= 1");
+  check_eps(module, options.eps);
+  check_params_dtype(module, options.params_dtype);
+}
+
+void check_features(const char* module, const at::Tensor& x, std::int64_t features) {
+  TORCH_CHECK(x.defined(), "[", module, "] input: found none, allowed: [..., ", features, "]");
+  TORCH_CHECK(x.dim() >= 1 && x.size(-1) == features, "[", module, "] input: found sizes ", x.sizes(),
+              ", allowed: [..., ", features, "]");
+}
+
+void print(std::ostream& stream, const char* name, const NormOptions& options) {
+  stream << "fp8::te::" << name << "(" << options.normalized_shape << ", eps=" << options.eps
+         << (options.zero_centered_gamma ? ", zero_centered_gamma=true" : "") << ")";
+}
+
+}  // namespace
+
+Normalization normalization_of(const char* module, const std::string& name) {
+  if (name == "LayerNorm") return Normalization::LayerNorm;
+  if (name == "RMSNorm") return Normalization::RMSNorm;
+  TORCH_CHECK(false, "[", module, "] normalization: found \"", name, "\", allowed: \"LayerNorm\", \"RMSNorm\"");
+}
+
+void check_eps(const char* module, double eps) {
+  TORCH_CHECK(std::isfinite(eps) && eps >= 0, "[", module, "] eps: found ", eps, ", allowed: finite numbers >= 0");
+}
+
+at::Tensor initial_gamma(const NormOptions& options) {
+  const auto to = at::TensorOptions().dtype(options.params_dtype).device(options.device);
+  return options.zero_centered_gamma ? at::zeros({options.normalized_shape}, to)
+                                     : at::ones({options.normalized_shape}, to);
+}
+
+at::Tensor normalize(Normalization kind, const at::Tensor& x, const at::Tensor& weight, const at::Tensor& beta,
+                     double eps, bool zero_centered_gamma) {
+  // 1 + weight in f32: beside a 1, bf16 would lose the low bits of weights that are centered to keep them.
+  const bool wide = zero_centered_gamma && weight.scalar_type() != at::kFloat;
+  const at::Tensor gamma = zero_centered_gamma ? weight.to(at::kFloat) + 1 : weight;
+  if (kind == Normalization::RMSNorm) {
+    return wide ? at::rms_norm(x.to(at::kFloat), weight.sizes(), gamma, eps).to(x.scalar_type())
+                : at::rms_norm(x, weight.sizes(), gamma, eps);
+  }
+  return wide ? at::layer_norm(x.to(at::kFloat), weight.sizes(), gamma, beta.to(at::kFloat), eps).to(x.scalar_type())
+              : at::layer_norm(x, weight.sizes(), gamma, beta, eps);
+}
+
+LayerNormImpl::LayerNormImpl(NormOptions options) : options_(options) {
+  check("te::LayerNorm", options_);
+  reset();
+}
+
+void LayerNormImpl::reset() {
+  weight = register_parameter("weight", initial_gamma(options_));
+  bias = register_parameter("bias", at::zeros_like(weight));
+}
+
+at::Tensor LayerNormImpl::forward(const at::Tensor& x) {
+  check_features("te::LayerNorm", x, options_.normalized_shape);
+  return normalize(Normalization::LayerNorm, x, weight, bias, options_.eps, options_.zero_centered_gamma);
+}
+void LayerNormImpl::pretty_print(std::ostream& stream) const { print(stream, "LayerNorm", options_); }
+
+RMSNormImpl::RMSNormImpl(NormOptions options) : options_(options) {
+  check("te::RMSNorm", options_);
+  reset();
+}
+
+void RMSNormImpl::reset() { weight = register_parameter("weight", initial_gamma(options_)); }
+
+at::Tensor RMSNormImpl::forward(const at::Tensor& x) {
+  check_features("te::RMSNorm", x, options_.normalized_shape);
+  return normalize(Normalization::RMSNorm, x, weight, {}, options_.eps, options_.zero_centered_gamma);
+}
+void RMSNormImpl::pretty_print(std::ostream& stream) const { print(stream, "RMSNorm", options_); }
+
+AnyNorm::AnyNorm(Normalization kind, const NormOptions& options) {
+  if (kind == Normalization::LayerNorm) {
+    layer = LayerNorm(options);
+  } else {
+    rms = RMSNorm(options);
+  }
+}
+
+std::shared_ptr<torch::nn::Module> AnyNorm::module() const {
+  if (layer) return layer.ptr();
+  if (rms) return rms.ptr();
+  return nullptr;
+}
+
+at::Tensor AnyNorm::operator()(const at::Tensor& x) { return layer ? layer->forward(x) : rms->forward(x); }
+
+}  // namespace fp8::te

@@ -1,0 +1,282 @@
+// SPDX-License-Identifier: Apache-2.0
+#include "fp8/transformer_engine/modules/multihead_attention.h"
+
+#include <ATen/ops/arange.h>
+#include <ATen/ops/cat.h>
+#include <ATen/ops/cos.h>
+#include <ATen/ops/outer.h>
+#include <ATen/ops/pow.h>
+#include <ATen/ops/sin.h>
+
+#include <cmath>
+#include <ostream>
+
+namespace fp8::te {
+namespace {
+
+constexpr const char* kName = "te::MultiheadAttention";
+
+void complete(MultiheadAttentionOptions& o) {
+  check_size(kName, "hidden_size", o.hidden_size);
+  check_size(kName, "num_attention_heads", o.num_attention_heads);
+  if (o.kv_channels != 0) check_size(kName, "kv_channels", o.kv_channels);  // 0: hidden_size / num_attention_heads
+  if (o.kv_channels == 0) {
+    TORCH_CHECK(o.hidden_size % o.num_attention_heads == 0, "[", kName, "] num_attention_heads: found ",
+                o.num_attention_heads, ", allowed without kv_channels: divisors of hidden_size = ", o.hidden_size);
+    o.kv_channels = o.hidden_size / o.num_attention_heads;
+  }
+  if (o.num_gqa_groups == 0) o.num_gqa_groups = o.num_attention_heads;
+  TORCH_CHECK(o.num_gqa_groups >= 1 && o.num_attention_heads % o.num_gqa_groups == 0, "[", kName,
+              "] num_gqa_groups: found ", o.num_gqa_groups,
+              ", allowed: divisors of num_attention_heads = ", o.num_attention_heads);
+  TORCH_CHECK(o.attention_type == "self" || o.attention_type == "cross", "[", kName, "] attention_type: found \"",
+              o.attention_type, "\", allowed: \"self\", \"cross\"");
+  TORCH_CHECK(o.input_layernorm || !o.return_layernorm_output, "[", kName,
+              "] return_layernorm_output: found true, allowed without input_layernorm: false");
+  check_qkv_format(kName, "qkv_format", o.qkv_format);
+  check_attn_mask_type(kName, "attn_mask_type", o.attn_mask_type);
+  check_packed(kName, o.qkv_format, o.attn_mask_type, o.fp8_dpa);
+  check_eps(kName, o.layernorm_epsilon);
+  check_params_dtype(kName, o.params_dtype);
+  check_parallel(kName, o.parallel);
+  refuse_wgrad_options(kName, o.fuse_wgrad_accumulation, o.delay_wgrad_compute);
+}
+
+/// x: [..., depth], angles: [..., R] broadcasting to it; the first R of depth are turned: x cos + [-x2, x1] sin of the
+/// halves x1, x2.
+at::Tensor turned(const at::Tensor& x, const at::Tensor& angles) {
+  const std::int64_t rotary = angles.size(-1);
+  const at::Tensor part = x.narrow(-1, 0, rotary);
+  const auto halves = part.chunk(2, -1);
+  const at::Tensor y =
+      part * angles.cos().to(x.scalar_type()) + at::cat({-halves[1], halves[0]}, -1) * angles.sin().to(x.scalar_type());
+  return rotary == x.size(-1) ? y : at::cat({y, x.narrow(-1, rotary, x.size(-1) - rotary)}, -1);
+}
+
+/// The angles of each row as q and k [length, batch, heads, depth], [batch, length, ...] or [rows, heads, depth] take
+/// them.
+at::Tensor angles_of_rows(const MultiheadAttentionOptions& o, const at::Tensor& angles, std::int64_t rows,
+                          const SequenceLengths& sequences) {
+  if (o.qkv_format == "sbhd") return angles.narrow(0, 0, rows);
+  if (o.qkv_format == "bshd") return angles.narrow(0, 0, rows).transpose(0, 1);
+  return angles.index_select(0, packed_positions(sequences, rows).to(angles.device())).squeeze(1);
+}
+
+void check_rotary(const MultiheadAttentionOptions& o, const at::Tensor& angles, std::int64_t length) {
+  TORCH_CHECK(o.attention_type == "self", "[", kName, "] '", o.name,
+              "': rotary_pos_emb: found one, allowed with attention_type \"cross\": none");
+  const bool fits = angles.dim() == 4 && angles.size(0) >= length && angles.size(1) == 1 && angles.size(2) == 1 &&
+                    angles.size(3) >= 2 && angles.size(3) <= o.kv_channels && angles.size(3) % 2 == 0;
+  TORCH_CHECK(fits && angles.is_floating_point(), "[", kName, "] '", o.name, "': rotary_pos_emb: found sizes ",
+              angles.sizes(), " of dtype ", angles.scalar_type(), ", allowed: [", length,
+              " or more, 1, 1, an even number up to ", o.kv_channels, "] of a floating-point dtype");
+}
+
+}  // namespace
+
+at::Tensor rotary_position_embedding(std::int64_t dim, std::int64_t positions, double base, at::Device device) {
+  TORCH_CHECK(dim >= 2 && dim % 2 == 0, "[te::rotary_position_embedding] dim: found ", dim,
+              ", allowed: even numbers >= 2");
+  TORCH_CHECK(positions >= 1, "[te::rotary_position_embedding] positions: found ", positions,
+              ", allowed: integers >= 1");
+  TORCH_CHECK(std::isfinite(base) && base > 0, "[te::rotary_position_embedding] base: found ", base,
+              ", allowed: finite numbers > 0");
+  const auto f32 = at::TensorOptions().dtype(at::kFloat).device(device);
+  const at::Tensor inverse = at::pow(base, -at::arange(0, dim, 2, f32) / static_cast<double>(dim));
+  const at::Tensor angles = at::outer(at::arange(positions, f32), inverse);
+  return at::cat({angles, angles}, -1).unsqueeze(1).unsqueeze(1);
+}
+
+MultiheadAttentionImpl::MultiheadAttentionImpl(MultiheadAttentionOptions options) : options_(std::move(options)) {
+  complete(options_);
+  reset();
+}
+
+Linear MultiheadAttentionImpl::add_linear(const std::string& name, std::int64_t in, std::int64_t out) {
+  const auto& o = options_;
+  const bool last = name == "proj";
+  return register_module(name, Linear(LinearOptions{.in_features = in,
+                                                    .out_features = out,
+                                                    .bias = o.bias,
+                                                    .return_bias = last && o.return_bias,
+                                                    .params_dtype = o.params_dtype,
+                                                    .init_method = last ? o.output_layer_init_method : o.init_method,
+                                                    .device = o.device,
+                                                    .minimize_memory = o.minimize_memory,
+                                                    .name = o.name + "." + name}));
+}
+
+LayerNormLinear MultiheadAttentionImpl::add_norm_linear(const std::string& name, std::int64_t out) {
+  const auto& o = options_;
+  return register_module(name,
+                         LayerNormLinear(LayerNormLinearOptions{.in_features = o.hidden_size,
+                                                                .out_features = out,
+                                                                .eps = o.layernorm_epsilon,
+                                                                .normalization = o.normalization,
+                                                                .zero_centered_gamma = o.zero_centered_gamma,
+                                                                .bias = o.bias,
+                                                                .return_layernorm_output = o.return_layernorm_output,
+                                                                .params_dtype = o.params_dtype,
+                                                                .init_method = o.init_method,
+                                                                .device = o.device,
+                                                                .minimize_memory = o.minimize_memory,
+                                                                .name = o.name + "." + name}));
+}
+
+void MultiheadAttentionImpl::reset() {
+  const auto& o = options_;
+  const Normalization kind = normalization_of(kName, o.normalization);
+  const std::int64_t q_out = o.num_attention_heads * o.kv_channels, kv_out = o.num_gqa_groups * o.kv_channels;
+  const bool self = o.attention_type == "self";
+  if (o.fuse_qkv_params && self) {
+    if (o.input_layernorm) {
+      layernorm_qkv = add_norm_linear("layernorm_qkv", q_out + 2 * kv_out);
+    } else {
+      qkv = add_linear("qkv", o.hidden_size, q_out + 2 * kv_out);
+    }
+  } else {
+    if (o.input_layernorm && self) {
+      layernorm = AnyNorm(kind, {.normalized_shape = o.hidden_size,
+                                 .eps = o.layernorm_epsilon,
+                                 .zero_centered_gamma = o.zero_centered_gamma,
+                                 .params_dtype = o.params_dtype,
+                                 .device = o.device});
+      register_module("layernorm", layernorm.module());
+    }
+    if (o.input_layernorm && !self) {
+      layernorm_query = add_norm_linear("layernorm_query", q_out);
+    } else {
+      query_layer = add_linear("query_layer", o.hidden_size, q_out);
+    }
+    if (o.fuse_qkv_params) {
+      key_value = add_linear("key_value", o.hidden_size, 2 * kv_out);
+    } else {
+      key_layer = add_linear("key_layer", o.hidden_size, kv_out);
+      value_layer = add_linear("value_layer", o.hidden_size, kv_out);
+    }
+  }
+  core_attention = register_module(
+      "core_attention", DotProductAttention(DotProductAttentionOptions{.num_attention_heads = o.num_attention_heads,
+                                                                       .kv_channels = o.kv_channels,
+                                                                       .num_gqa_groups = o.num_gqa_groups,
+                                                                       .attention_dropout = o.attention_dropout,
+                                                                       .qkv_format = o.qkv_format,
+                                                                       .attn_mask_type = o.attn_mask_type,
+                                                                       .window_size = o.window_size,
+                                                                       .fp8_dpa = o.fp8_dpa,
+                                                                       .name = o.name + ".core_attention"}));
+  proj = add_linear("proj", q_out, o.hidden_size);
+}
+
+MultiheadAttentionImpl::Projected MultiheadAttentionImpl::project_fused_self(const at::Tensor& x,
+                                                                             std::optional<bool> first) {
+  const auto& o = options_;
+  const std::int64_t groups = o.num_gqa_groups, per_group = o.num_attention_heads / groups, depth = o.kv_channels;
+  Projected p;
+  at::Tensor all;
+  if (layernorm_qkv) {
+    const ModuleOutputs out = layernorm_qkv->forward_all(x, first);
+    all = out.y;
+    p.normal = out.layernorm_output;
+  } else {
+    all = qkv->forward(x, first);
+  }
+  if (o.qkv_weight_interleaved) {
+    all = all.unflatten(-1, {groups, per_group + 2, depth});
+    p.q = all.narrow(-2, 0, per_group).flatten(-3, -2);
+    p.k = all.select(-2, per_group);
+    p.v = all.select(-2, per_group + 1);
+  } else {
+    all = all.unflatten(-1, {(per_group + 2) * groups, depth});
+    p.q = all.narrow(-2, 0, o.num_attention_heads);
+    p.k = all.narrow(-2, o.num_attention_heads, groups);
+    p.v = all.narrow(-2, o.num_attention_heads + groups, groups);
+  }
+  return p;
+}
+
+std::pair<at::Tensor, at::Tensor> MultiheadAttentionImpl::project_fused_kv(const at::Tensor& x,
+                                                                           std::optional<bool> first) {
+  const std::int64_t groups = options_.num_gqa_groups, depth = options_.kv_channels;
+  const at::Tensor both = key_value->forward(x, first);
+  if (options_.qkv_weight_interleaved) {
+    const at::Tensor pairs = both.unflatten(-1, {groups, 2, depth});
+    return {pairs.select(-2, 0), pairs.select(-2, 1)};
+  }
+  const at::Tensor rows = both.unflatten(-1, {2 * groups, depth});
+  return {rows.narrow(-2, 0, groups), rows.narrow(-2, groups, groups)};
+}
+
+MultiheadAttentionImpl::Projected MultiheadAttentionImpl::project(const at::Tensor& x, const at::Tensor& encoder_output,
+                                                                  std::optional<bool> first) {
+  if (layernorm_qkv || qkv) return project_fused_self(x, first);
+  const std::int64_t heads = options_.num_attention_heads, groups = options_.num_gqa_groups,
+                     depth = options_.kv_channels;
+  Projected p;
+  at::Tensor source = x, q;
+  if (layernorm_query) {
+    const ModuleOutputs out = layernorm_query->forward_all(x, first);
+    q = out.y;
+    p.normal = out.layernorm_output;
+  } else {
+    if (layernorm.module()) {
+      source = layernorm(x);
+      if (options_.return_layernorm_output) p.normal = source;
+    }
+    q = query_layer->forward(source, first);
+  }
+  p.q = q.unflatten(-1, {heads, depth});
+  if (encoder_output.defined()) source = encoder_output;
+  if (key_value) {
+    std::tie(p.k, p.v) = project_fused_kv(source, first);
+    return p;
+  }
+  p.k = key_layer->forward(source, first).unflatten(-1, {groups, depth});
+  p.v = value_layer->forward(source, first).unflatten(-1, {groups, depth});
+  return p;
+}
+
+ModuleOutputs MultiheadAttentionImpl::forward_all(const at::Tensor& hidden_states, const at::Tensor& attention_mask,
+                                                  const at::Tensor& encoder_output,
+                                                  std::optional<bool> is_first_microbatch,
+                                                  const at::Tensor& rotary_pos_emb, const SequenceLengths& sequences) {
+  const bool batch_first = options_.qkv_format == "bshd", thd = options_.qkv_format == "thd";
+  const auto check = [&](const char* what, const at::Tensor& t) {
+    TORCH_CHECK(t.dim() == (thd ? 2 : 3) && t.size(-1) == options_.hidden_size, "[", kName, "] '", options_.name,
+                "': ", what, ": found sizes ", t.sizes(), ", allowed: ",
+                thd           ? "[rows, "
+                : batch_first ? "[batch, length, "
+                              : "[length, batch, ",
+                options_.hidden_size, "]");
+  };
+  check("hidden_states", hidden_states);
+  const bool cross = options_.attention_type == "cross";
+  TORCH_CHECK(encoder_output.defined() == cross, "[", kName, "] '", options_.name, "': encoder_output: found ",
+              encoder_output.defined() ? "one" : "none", ", allowed with attention_type \"", options_.attention_type,
+              "\": ", cross ? "one" : "none");
+  if (cross) check("encoder_output", encoder_output);
+  at::Tensor angles;
+  if (rotary_pos_emb.defined()) {
+    const std::int64_t rows = hidden_states.size(batch_first ? 1 : 0);
+    check_rotary(options_, rotary_pos_emb, thd ? packed_longest(sequences, rows) : rows);
+    angles = angles_of_rows(options_, rotary_pos_emb, rows, sequences);
+  }
+  Projected p = project(hidden_states, encoder_output, is_first_microbatch);
+  if (angles.defined()) {
+    p.q = turned(p.q, angles);
+    p.k = turned(p.k, angles);
+  }
+  const at::Tensor context = core_attention->forward(p.q, p.k, p.v, attention_mask, sequences);
+  ModuleOutputs out;
+  std::tie(out.y, out.bias) = proj->forward_with_bias(context, is_first_microbatch);
+  out.layernorm_output = p.normal;
+  return out;
+}
+
+void MultiheadAttentionImpl::pretty_print(std::ostream& stream) const {
+  stream << "fp8::te::MultiheadAttention(hidden_size=" << options_.hidden_size
+         << ", num_attention_heads=" << options_.num_attention_heads << ", num_gqa_groups=" << options_.num_gqa_groups
+         << ", attention_type=" << options_.attention_type << ")";
+}
+
+}  // namespace fp8::te

@@ -1,0 +1,195 @@
+// SPDX-License-Identifier: Apache-2.0
+#include "fp8/transformer_engine/products/converted_weights.h"
+
+#include <c10/util/Exception.h>
+#include <c10/util/intrusive_ptr.h>
+#include <torch/nn/module.h>
+#include <torch/nn/modules/activation.h>
+
+#include <algorithm>
+#include <memory>
+#include <mutex>
+#include <set>
+#include <string>
+#include <utility>
+
+#include "fp8/runtime/intercept/weight_tag.h"
+#include "fp8/transformer_engine/products/training_handler.h"
+#include "fp8/transformer_engine/region/fp8_autocast.h"
+
+namespace fp8::te {
+namespace {
+
+using measure::WeightModule;
+
+struct Entry {
+  c10::weak_intrusive_ptr<at::TensorImpl, at::UndefinedTensorImpl> parameter;
+  std::shared_ptr<TrainingHandler> handler;
+  std::vector<std::string> modules;
+  bool owned;                              ///< its module is known:
+  std::weak_ptr<torch::nn::Module> owner;  ///< the module that holds it,
+  std::string name_there;                  ///< and its name in trained_weights() of that
+  std::int64_t products = 0;               ///< of the handler, when a region last ended
+
+  bool gone() const { return handler->retired() || (owned && owner.expired()); }
+};
+
+/// What one call converted.
+using Conversion = std::vector<Entry>;
+
+struct Books {
+  std::mutex mutex;
+  std::vector<Conversion> conversions;
+};
+
+/// Leaked: a thread that outlives main() may still end a region.
+Books& books() {
+  static auto* const all = new Books;
+  return *all;
+}
+
+Entry entry_of(const WeightModule& m) {
+  const auto* tag = runtime::find_tag(m.weight);
+  auto handler = std::static_pointer_cast<TrainingHandler>(tag->handler);
+  const auto products = handler->products();
+  return {c10::weak_intrusive_ptr<at::TensorImpl, at::UndefinedTensorImpl>(m.weight.getIntrusivePtr()),
+          std::move(handler),
+          tag->modules,
+          false,
+          {},
+          {},
+          products};
+}
+
+void add(Conversion conversion) {
+  if (conversion.empty()) return;
+  Books& all = books();
+  const std::lock_guard<std::mutex> lock(all.mutex);
+  std::set<std::pair<const torch::nn::Module*, std::string>> places;
+  std::set<const void*> parameters;
+  for (const Entry& e : conversion) {
+    parameters.insert(e.parameter._unsafe_get_target());
+    if (const auto owner = e.owner.lock()) places.emplace(owner.get(), e.name_there);
+  }
+  for (Conversion& older : all.conversions) {
+    std::erase_if(older, [&](const Entry& e) {  // converted once more, or the weight that a module had before
+      const auto owner = e.owner.lock();
+      return e.gone() || parameters.count(e.parameter._unsafe_get_target()) != 0 ||
+             (owner != nullptr && places.count({owner.get(), e.name_there}) != 0);
+    });
+  }
+  std::erase_if(all.conversions, [](const Conversion& c) { return c.empty(); });
+  all.conversions.push_back(std::move(conversion));
+  on_outermost_regions({put_back_converted, check_converted});
+}
+
+bool ran(const Entry& e) { return e.handler->products() != e.products; }
+
+/// Its module holds another tensor now, which runs in high precision.
+bool replaced(const Entry& e) {
+  const auto owner = e.owner.lock();
+  if (owner == nullptr || e.handler->retired()) return false;
+  const auto all = trained_weights(*owner);
+  return std::any_of(all.begin(), all.end(), [&](const WeightModule& m) {
+    return m.name == e.name_there && m.weight.defined() && m.weight.is_hpu() && runtime::find_tag(m.weight) == nullptr;
+  });
+}
+
+void append(std::string& names, const Entry& e) {
+  for (const auto& module : e.modules) names += (names.empty() ? "'" : ", '") + module + "'";
+}
+
+}  // namespace
+
+std::vector<WeightModule> trained_weights(const torch::nn::Module& model) {
+  std::vector<WeightModule> all = measure::weight_modules(model);
+  for (const auto& item : model.named_modules("", /*include_self=*/true)) {
+    const auto* attention = dynamic_cast<const torch::nn::MultiheadAttentionImpl*>(item.value().get());
+    if (attention == nullptr) continue;
+    const std::string prefix = item.key().empty() ? "" : item.key() + ".";
+    const std::pair<const char*, const at::Tensor&> weights[] = {{kPackedProjections, attention->in_proj_weight},
+                                                                 {"q_proj_weight", attention->q_proj_weight},
+                                                                 {"k_proj_weight", attention->k_proj_weight},
+                                                                 {"v_proj_weight", attention->v_proj_weight}};
+    for (const auto& [name, weight] : weights) {
+      if (weight.defined()) all.push_back({prefix + name, kTorchAttention, weight, std::nullopt});
+    }
+  }
+  return all;
+}
+
+void remember_converted(const torch::nn::Module& model) {
+  Conversion conversion;
+  std::set<const void*> known;
+  const auto modules = model.named_modules("", /*include_self=*/true);
+  for (const auto& m : trained_weights(model)) {
+    if (training_handler(m.weight) == nullptr || !known.insert(m.weight.unsafeGetTensorImpl()).second) continue;
+    Entry e = entry_of(m);
+    const auto dot = m.name.rfind('.');
+    const bool attention = m.type == kTorchAttention;
+    if (attention) e.name_there = m.name.substr(dot + 1);
+    const auto* owner = modules.find(!attention ? m.name : dot == std::string::npos ? "" : m.name.substr(0, dot));
+    e.owned = owner != nullptr;
+    if (e.owned) e.owner = *owner;
+    conversion.push_back(std::move(e));
+  }
+  add(std::move(conversion));
+}
+
+void remember_converted(const std::vector<WeightModule>& weights) {
+  Conversion conversion;
+  std::set<const void*> known;
+  for (const auto& m : weights) {
+    if (known.insert(m.weight.unsafeGetTensorImpl()).second) conversion.push_back(entry_of(m));
+  }
+  add(std::move(conversion));
+}
+
+void put_back_converted() {
+  Books& all = books();
+  const std::lock_guard<std::mutex> lock(all.mutex);
+  for (const Conversion& conversion : all.conversions) {
+    for (const Entry& e : conversion) {
+      const auto impl =
+          e.handler->retired() ? c10::intrusive_ptr<at::TensorImpl, at::UndefinedTensorImpl>() : e.parameter.lock();
+      if (!impl.defined()) continue;
+      const at::Tensor parameter(impl);
+      const bool plain = parameter.is_hpu() && runtime::find_tag(parameter) == nullptr && parameter.is_contiguous();
+      if (!plain || !at::isFloatingType(parameter.scalar_type()) || parameter.scalar_type() == at::kDouble) continue;
+      for (const auto& module : e.modules) runtime::tag_weight(parameter, module, e.handler);
+    }
+  }
+}
+
+void check_converted() {
+  Books& all = books();
+  std::string lost, dropped;
+  {
+    const std::lock_guard<std::mutex> lock(all.mutex);
+    const auto any_ran = [](const Conversion& c) { return std::any_of(c.begin(), c.end(), ran); };
+    const bool none_ran = std::none_of(all.conversions.begin(), all.conversions.end(), any_ran);
+    for (Conversion& conversion : all.conversions) {
+      const bool suspect = none_ran || any_ran(conversion);
+      const bool in_use =
+          std::any_of(conversion.begin(), conversion.end(), [](const Entry& e) { return !e.parameter.expired(); });
+      for (Entry& e : conversion) {
+        if (suspect && !ran(e) && e.owned && replaced(e)) append(lost, e);
+        if (suspect && in_use && !e.owned && !e.handler->retired() && e.parameter.expired()) append(dropped, e);
+        e.products = e.handler->products();
+      }
+      std::erase_if(conversion, [](const Entry& e) { return e.gone() || (!e.owned && e.parameter.expired()); });
+    }
+  }
+  if (!dropped.empty()) {
+    TORCH_WARN("[fp8_autocast] ", dropped,
+               ": converted for fp8 training, and their weights are gone: if their modules hold others by now, "
+               "those run in high precision until they are converted");
+  }
+  TORCH_CHECK(lost.empty(), "[fp8_autocast] ", lost,
+              ": converted for fp8 training, and no product ran in fp8: expected the weights that were converted, "
+              "found others ",
+              "in their place (an engine that shards or flattens parameters?); call convert_modules() after it has "
+              "taken the model");
+}
+
+}  // namespace fp8::te

@@ -1,0 +1,277 @@
+// SPDX-License-Identifier: Apache-2.0
+#include "fp8/transformer_engine/products/fp8_attention.h"
+
+#include <ATen/core/grad_mode.h>
+#include <ATen/ops/_unsafe_view.h>
+#include <torch/csrc/autograd/autograd.h>
+#include <torch/csrc/autograd/custom_function.h>
+
+#include "fp8/runtime/autocast/autocast.h"
+#include "fp8/runtime/device/device.h"
+#include "fp8/runtime/dispatch/operand_devices.h"
+#include "fp8/runtime/intercept/intercept.h"
+#include "fp8/runtime/ops/native/arguments.h"
+#include "fp8/runtime/ops/native/sdpa.h"
+#include "fp8/runtime/ops/once_differentiable.h"
+#include "fp8/transformer_engine/products/quantized_operand.h"
+#include "fp8/transformer_engine/region/replay_log.h"
+
+namespace fp8::te {
+namespace {
+
+namespace ops = runtime::ops;
+using torch::autograd::AutogradContext;
+using torch::autograd::variable_list;
+
+constexpr int kQ = 0, kK = 1, kV = 2, kP = 3;  // forward tensors
+constexpr int kDO = 0, kDS = 1;                // backward tensors
+
+/// All that one call fixes for its backward pass; tensors lie in save_for_backward.
+struct Call : torch::CustomClassHolder {
+  std::shared_ptr<Fp8State> state;
+  std::shared_ptr<Fp8Region> region;
+  recipes::Recipe recipe;
+  recipes::Dialect dialect = recipes::Dialect::gaudi3;
+  runtime::DeviceKind device = runtime::DeviceKind::gaudi3;
+  Fp8AttentionOptions options;
+  bool needs_grad = false;
+  std::int64_t groups = 0;  ///< > 0: q is seen as [B, G, H / G, L, D], k and v as [B, G, 1, S, D]
+  at::ScalarType activation = at::kFloat, dtype = at::kFloat;
+  StepScales scales;
+  float d_q = 1, d_k = 1, d_v = 1, q_s = 1, d_s = 1;
+};
+
+ops::Scale one(float value) { return {{value}, {}}; }
+
+CastPlan plan_of(const Call& call, Role role, int index, const StepScales& scales) {
+  CastPlan plan{.recipe = call.recipe,
+                .dialect = call.dialect,
+                .role = role,
+                .need_rows = false,
+                .state = call.state.get(),
+                .scales = &scales,
+                .index = index};
+  plan.statistics = call.region->options().statistics;
+  return plan;
+}
+
+float max_of(const Call& call, Pass pass) {
+  const auto format = recipes::format_of(call.recipe);
+  return recipes::fp8_max(pass == Pass::forward ? recipes::forward_format(format) : recipes::backward_format(format),
+                          call.dialect);
+}
+
+/// [B, H, ...] -> [B, G, H / G, ...], or [B, G, ...] -> [B, G, 1, ...].
+at::Tensor grouped(const Call& call, const at::Tensor& t) {
+  if (call.groups == 0) return t;
+  return t.size(1) == call.groups ? t.unsqueeze(2) : t.unflatten(1, {call.groups, t.size(1) / call.groups});
+}
+
+/// The same for q and its gradients, whose heads may be as many as the groups only where there is nothing to group.
+at::Tensor grouped_mask(const Call& call, const at::Tensor& mask, std::int64_t heads) {
+  if (call.groups == 0 || !mask.defined() || mask.dim() < 3) return mask;
+  const std::int64_t head_dim = mask.dim() - 3;
+  return mask.size(head_dim) == heads ? mask.unflatten(head_dim, {call.groups, heads / call.groups})
+                                      : mask.unsqueeze(head_dim);
+}
+
+/// The fp8 forward. kept: where a gradient is wanted gets {q, k, v codes, P codes, dm} or {q, k, v codes, m, linv,
+/// seed}, and the mask.
+at::Tensor forward_product(const at::Tensor& q, const at::Tensor& k, const at::Tensor& v, const at::Tensor& mask,
+                           Call& call, variable_list* kept) {
+  const auto cast = [&](const at::Tensor& t, int index, float* scale_inv) {
+    const OperandPair pair =
+        quantize_operand(t.detach().to(call.activation).contiguous(), plan_of(call, Role::input, index, call.scales));
+    *scale_inv = pair.columns.scale_inv;
+    return grouped(call, pair.columns.codes);
+  };
+  const at::Tensor q8 = cast(q, kQ, &call.d_q), k8 = cast(k, kK, &call.d_k), v8 = cast(v, kV, &call.d_v);
+  if (const auto* current = std::get_if<recipes::CurrentScaling>(&call.recipe)) {
+    call.q_s = current_scale_of(1.0f, recipes::forward_format(current->fp8_format), call.dialect, *current,
+                                call.activation);  // P <= 1
+    call.d_s = 1.0f / call.q_s;
+  } else {
+    call.q_s = call.scales.scale[kP];
+    call.d_s = call.scales.scale_inv[kP];
+  }
+  ops::SdpaScales s;
+  s.d_q = one(call.d_q), s.d_k = one(call.d_k), s.d_v = one(call.d_v), s.q_s = one(call.q_s), s.d_s = one(call.d_s);
+  const at::Tensor seen = grouped_mask(call, mask, q.size(1));
+  const std::optional<at::Tensor> m = seen.defined() ? std::optional<at::Tensor>(seen) : std::nullopt, none;
+  const ops::SdpaOptions o{.mask = m,
+                           .p = call.options.p,
+                           .scale = call.options.scale,
+                           .is_causal = call.options.is_causal,
+                           .softmax_mode = call.options.softmax_mode,
+                           .valid_seq_len = none,
+                           .seq_padding_type = "left",
+                           .seed = {}};
+  at::Tensor out, amax;
+  if (call.options.recompute || kept == nullptr) {
+    auto r = ops::sdpa_recomp_forward("fp8_sdpa_recomp_fwd", ops::Run::real, q8, k8, v8, o, s, kept != nullptr,
+                                      call.scales.record, false);
+    out = std::get<0>(r);
+    amax = std::get<4>(r);
+    if (kept != nullptr) *kept = {q8, k8, v8, std::get<1>(r), std::get<2>(r), std::get<3>(r)};
+  } else {
+    auto r = ops::sdpa_forward("fp8_sdpa_fwd", ops::Run::real, q8, k8, v8, o, s, call.scales.record);
+    out = std::get<0>(r);
+    amax = std::get<3>(r);
+    *kept = {q8, k8, v8, std::get<1>(r), std::get<2>(r), at::Tensor()};
+  }
+  if (kept != nullptr) kept->push_back(call.options.recompute ? seen : at::Tensor());  // P knows the mask
+  if (call.scales.record)
+    call.state->record(Pass::forward, call.scales, kP, *amax.const_data_ptr<float>(), max_of(call, Pass::forward));
+  if (call.groups > 0)
+    out = at::_unsafe_view(out, {q.size(0), q.size(1), q.size(2), v.size(3)});  // no view to autograd
+  return out.to(call.activation);
+}
+
+variable_list backward_products(Call& call, const variable_list& saved, const at::Tensor& grad) {
+  const at::Tensor g = grad.detach().to(call.activation).contiguous();
+  const StepScales scales = call.state->begin_backward(*call.region, call.scales);
+  CastPlan plan = plan_of(call, Role::grad, kDO, scales);
+  plan.stochastic = gradient_seed(call.recipe, *call.region, call.state->origin(), scales);
+  const OperandPair pair = quantize_operand(g, plan);
+  at::Tensor g8 = pair.columns.codes;
+  if (call.groups > 0) g8 = g8.unflatten(1, {call.groups, g8.size(1) / call.groups});
+  ops::SdpaScales s;
+  s.d_q = one(call.d_q), s.d_k = one(call.d_k), s.d_v = one(call.d_v), s.q_s = one(call.q_s), s.d_s = one(call.d_s),
+  s.d_do = one(pair.columns.scale_inv);
+  ops::SdpaSaved kept;
+  if (call.options.recompute) {
+    kept.m = saved[3], kept.linv = saved[4], kept.seed = saved[5];
+    if (saved[6].defined()) kept.mask = saved[6];
+  } else {
+    kept.p = saved[3], kept.dm = saved[4];
+  }
+  const auto run = [&](bool amax) {
+    // Of the forward's output only the sizes are looked at.
+    return ops::sdpa_backward("fp8_sdpa_bwd", ops::Run::real, g8, saved[0], saved[1], saved[2], kept,
+                              call.options.is_causal, call.options.p, call.options.scale, s, amax, g8, call.activation);
+  };
+  const auto* current = std::get_if<recipes::CurrentScaling>(&call.recipe);
+  float q_ds = current != nullptr ? 1.0f : scales.scale[kDS];
+  if (current != nullptr) {  // dS is seen only inside the product: once to measure it, once to use it
+    const float amax = *std::get<3>(run(true)).const_data_ptr<float>();
+    q_ds =
+        current_scale_of(amax, recipes::backward_format(current->fp8_format), call.dialect, *current, call.activation);
+  }
+  s.q_ds = one(q_ds), s.d_ds = one(current != nullptr ? 1.0f / q_ds : scales.scale_inv[kDS]);
+  auto [dq, dk, dv, amax_ds] = run(scales.record);
+  if (scales.record)
+    call.state->record(Pass::backward, scales, kDS, *amax_ds.const_data_ptr<float>(), max_of(call, Pass::backward));
+  variable_list result{dq, dk, dv};
+  for (auto& t : result) {
+    if (call.groups > 0) t = t.flatten(1, 2);
+    t = t.to(call.dtype);
+  }
+  return result;
+}
+
+struct Fp8Attention : torch::autograd::Function<Fp8Attention> {
+  static at::Tensor forward(AutogradContext* context, const at::Tensor& q, const at::Tensor& k, const at::Tensor& v,
+                            const std::optional<at::Tensor>& mask, const c10::intrusive_ptr<Call>& call) {
+    variable_list kept;
+    at::Tensor out = forward_product(q, k, v, mask.value_or(at::Tensor()), *call, &kept);
+    context->saved_data["call"] = c10::IValue::make_capsule(call);
+    context->save_for_backward(kept);
+    return out;
+  }
+
+  static variable_list backward(AutogradContext* context, variable_list gradients) {
+    if (!gradients[0].defined()) return variable_list(5);
+    const auto call = c10::static_intrusive_pointer_cast<Call>(context->saved_data["call"].toCapsule());
+    const runtime::autocast::InsideOp inside(std::nullopt);  // the region in force now is the backward thread's
+    const runtime::DeviceKindScope device(call->device);
+    variable_list result;
+    {
+      const at::NoGradGuard no_grad;
+      result = backward_products(*call, context->get_saved_variables(), gradients[0]);
+    }
+    for (auto& g : result)
+      g = runtime::ops::once_differentiable(g, "the fp8 attention of fp8::te", call->state->name(), gradients);
+    result.resize(5);
+    return result;
+  }
+};
+
+void check_operands(const std::string& name, const at::Tensor& q, const at::Tensor& k, const at::Tensor& v) {
+  TORCH_CHECK((q.dim() == 3 || q.dim() == 4) && k.dim() == q.dim() && v.dim() == q.dim(), "[te::FusedAttention] '",
+              name, "': expected q, k and v of 3 or 4 dimensions each, got sizes ", q.sizes(), ", ", k.sizes(), " and ",
+              v.sizes());
+  TORCH_CHECK(runtime::ops::is_high_precision(q.scalar_type()) && k.scalar_type() == q.scalar_type() &&
+                  v.scalar_type() == q.scalar_type(),
+              "[te::FusedAttention] '", name, "': expected q, k and v of one dtype of Float, BFloat16, Half, got ",
+              q.scalar_type(), ", ", k.scalar_type(), " and ", v.scalar_type());
+  if (q.dim() == 3) return;
+  TORCH_CHECK(k.size(1) >= 1 && k.size(1) == v.size(1) && q.size(1) % k.size(1) == 0, "[te::FusedAttention] '", name,
+              "': expected heads of q to be a multiple of those of k and v, got ", q.size(1), ", ", k.size(1), " and ",
+              v.size(1));
+}
+
+void check_recipe(const std::string& name, const recipes::Recipe& recipe) {
+  const bool known = std::holds_alternative<recipes::DelayedScaling>(recipe) ||
+                     std::holds_alternative<recipes::CurrentScaling>(recipe);
+  TORCH_CHECK(known, "[te::FusedAttention] '", name, "': recipe: found ", recipes::name_of(recipe),
+              ", allowed in fp8 attention: delayed, current (one scale per tensor)");
+  TORCH_CHECK(recipes::format_of(recipe) != recipes::RecipeFormat::HYBRID ||
+                  runtime::device_kind() != runtime::DeviceKind::gaudi2,
+              "[te::FusedAttention] '", name,
+              "': fp8_format: found HYBRID on GAUDI2, allowed there: E5M2, E4M3 (hybrid mode not supported on Gaudi2: "
+              "no product of E4M3 "
+              "with E5M2)");
+}
+
+}  // namespace
+
+void record_attention(const at::Tensor& q, const at::Tensor& k, const at::Tensor& v,
+                      const std::shared_ptr<Fp8State>& state) {
+  const auto& region = current_region();
+  if (region == nullptr || !region->options().calibrating) return;
+  const at::NoGradGuard no_grad;
+  const StepScales scales = state->begin_forward(*region, true);
+  const float max = recipes::fp8_max(recipes::forward_format(recipes::format_of(state->recipe_in(*region))),
+                                     runtime::device_dialect("te::FusedAttention"));
+  const at::Tensor* const tensors[] = {&q, &k, &v};
+  for (int i = 0; i < 3; ++i) state->record(Pass::forward, scales, i, amax_of(tensors[i]->detach().contiguous()), max);
+  state->record(Pass::forward, scales, kP, 1.0f, max);
+}
+
+at::Tensor fp8_attention(const at::Tensor& query, const at::Tensor& key, const at::Tensor& value,
+                         const at::Tensor& any_mask, const std::shared_ptr<Fp8State>& state,
+                         const Fp8AttentionOptions& options) {
+  at::Tensor q = query, k = key, v = value, mask = any_mask;
+  runtime::settle_devices("te::FusedAttention", {&q, &k, &v, &mask});
+  check_operands(state->name(), q, k, v);
+  TORCH_CHECK(!mask.defined() || !mask.requires_grad() || !at::GradMode::is_enabled(), "[te::FusedAttention] '",
+              state->name(), "': attention_mask: found one that requires a gradient, allowed: masks without");
+  const std::shared_ptr<Fp8Region>& region = current_region();
+  TORCH_CHECK(region != nullptr && region->enabled(), "[te::FusedAttention] '", state->name(),
+              "': expected an enabled fp8_autocast region, found none");
+  auto call = c10::make_intrusive<Call>();
+  call->state = state;
+  call->options = options;
+  call->region = region;
+  call->recipe = state->recipe_in(*region);
+  check_recipe(state->name(), call->recipe);
+  call->dialect = runtime::device_dialect("te::FusedAttention");
+  call->device = runtime::device_kind();
+  call->dtype = q.scalar_type();
+  call->activation = runtime::autocast::region_dtype().value_or(q.scalar_type());
+  if (q.dim() == 4 && k.size(1) != q.size(1)) call->groups = k.size(1);
+  const bool grad_mode = at::GradMode::is_enabled(),
+             learns = q.requires_grad() || k.requires_grad() || v.requires_grad();
+  call->needs_grad = grad_mode && learns;
+  const bool first_of_two_runs = !grad_mode && current_replay_log() != nullptr;
+  call->scales = state->begin_forward(*region, options.training && (grad_mode || first_of_two_runs));
+  const runtime::autocast::InsideOp inside(std::nullopt);
+  const runtime::InterceptionPause pause;
+  if (!call->needs_grad) {
+    const at::NoGradGuard no_grad;
+    return forward_product(q, k, v, mask, *call, nullptr);
+  }
+  return Fp8Attention::apply(q, k, v, mask.defined() ? std::optional<at::Tensor>(mask.detach()) : std::nullopt, call);
+}
+
+}  // namespace fp8::te

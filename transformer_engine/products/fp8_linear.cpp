@@ -1,0 +1,284 @@
+// SPDX-License-Identifier: Apache-2.0
+#include "fp8/transformer_engine/products/fp8_linear.h"
+
+#include <ATen/core/LegacyTypeDispatch.h>
+#include <ATen/core/grad_mode.h>
+#include <ATen/ops/_unsafe_view.h>
+#include <ATen/ops/matmul.h>
+#include <ATen/ops/sum.h>
+#include <torch/csrc/autograd/autograd.h>
+#include <torch/csrc/autograd/custom_function.h>
+
+#include <utility>
+
+#include "fp8/runtime/autocast/autocast.h"
+#include "fp8/runtime/device/device.h"
+#include "fp8/runtime/dispatch/operand_devices.h"
+#include "fp8/runtime/intercept/intercept.h"
+#include "fp8/runtime/ops/native/arguments.h"
+#include "fp8/runtime/ops/once_differentiable.h"
+#include "fp8/transformer_engine/products/fp8_weight.h"
+#include "fp8/transformer_engine/products/quantized_operand.h"
+#include "fp8/transformer_engine/region/replay_log.h"
+
+namespace fp8::te {
+namespace {
+
+using torch::autograd::AutogradContext;
+using torch::autograd::variable_list;
+
+/// All that one call fixes for its backward pass; tensors lie in save_for_backward.
+struct Call : torch::CustomClassHolder {
+  std::shared_ptr<Fp8State> state;
+  std::shared_ptr<Fp8Region> region;
+  recipes::Recipe recipe;
+  recipes::Dialect dialect = recipes::Dialect::gaudi3;
+  Fp8LinearOptions options;
+  std::optional<bool> first_microbatch;
+  at::ScalarType activation = at::kFloat, x_dtype = at::kFloat, weight_grad = at::kFloat, bias_dtype = at::kFloat;
+  bool has_bias = false, needs_grad = false;
+  bool exact_weight_grad = false;  ///< override_linear_precision: dw from the unquantized operands
+  std::vector<std::int64_t> x_sizes;
+  StepScales scales;
+  Operand x_rows, weight_rows;  ///< without their tensors
+
+  bool keeps_input() const { return exact_weight_grad || options.save_original_input; }
+};
+
+/// [..., n] -> [rows, n]; n may be 0.
+at::Tensor as_matrix(const at::Tensor& t) {
+  return t.reshape({c10::multiply_integers(t.sizes().slice(0, t.dim() - 1)), t.size(-1)});
+}
+
+CastPlan plan_of(const Call& call, Role role, int index, const StepScales& scales) {
+  CastPlan plan{.recipe = call.recipe,
+                .dialect = call.dialect,
+                .role = role,
+                .need_rows = call.needs_grad,
+                .state = call.state.get(),
+                .scales = &scales,
+                .index = index};
+  plan.statistics = call.region->options().statistics;
+  return plan;
+}
+
+/// The weight in fp8: cast, or one of an earlier microbatch, or the parameter's own codes.
+OperandPair weight_operands(const at::Tensor& weight, Call& call) {
+  if (auto* parameter = fp8_weight(weight)) {
+    const Operand w = parameter->operand(weight.detach());
+    return {w, w};
+  }
+  const at::Tensor values = weight.detach().contiguous();
+  CastPlan plan = plan_of(call, Role::weight, 1, call.scales);
+  plan.need_rows = call.needs_grad || call.first_microbatch.has_value();
+  if (!call.first_microbatch.has_value()) return quantize_operand(values, plan);
+  if (!*call.first_microbatch) {
+    if (auto kept = call.state->kept()) return *std::move(kept);
+  }
+  OperandPair pair = quantize_operand(values, plan);
+  call.state->keep(pair);
+  return pair;
+}
+
+at::Tensor without_tensors(Operand& operand, at::Tensor& grid) {
+  grid = std::exchange(operand.grid, {});
+  return std::exchange(operand.codes, {});
+}
+
+/// The forward product. Fills `call` and, where a gradient is wanted, what has to be kept: {x codes, x grid, w codes, w
+/// grid, weight}.
+at::Tensor forward_product(const at::Tensor& x, const at::Tensor& weight, const std::optional<at::Tensor>& bias,
+                           Call& call, variable_list* kept) {
+  const at::Tensor x2 = as_matrix(x.detach().to(call.activation)).contiguous();
+  OperandPair input = quantize_operand(x2, plan_of(call, Role::input, 0, call.scales));
+  OperandPair w = weight_operands(weight, call);
+  std::optional<at::Tensor> b;
+  if (call.has_bias) {
+    const auto* d = std::get_if<recipes::DelayedScaling>(&call.recipe);
+    const bool vendor = d != nullptr && d->dialect == recipes::RecipeDialect::habana && call.activation == at::kFloat;
+    b = vendor ? bias->detach().to(at::kBFloat16) : bias->detach();
+  }
+  at::Tensor y = product(input.columns, false, w.columns, true, call.activation, b);
+  auto sizes = x.sizes().vec();
+  sizes.back() = weight.size(0);
+  if (kept != nullptr) {
+    at::Tensor x_grid, w_grid;
+    call.x_rows = std::move(input.rows);
+    call.weight_rows = std::move(w.rows);
+    const at::Tensor x_codes = without_tensors(call.x_rows, x_grid),
+                     w_codes = without_tensors(call.weight_rows, w_grid);
+    // Codes that stay between microbatches cost nothing to keep; cast again, they would have this microbatch's scale.
+    const bool keep_weight = !call.options.minimize_memory || call.first_microbatch.has_value();
+    *kept = {call.keeps_input() ? x2 : x_codes, call.keeps_input() ? at::Tensor() : x_grid,
+             keep_weight ? w_codes : at::Tensor(), keep_weight ? w_grid : at::Tensor(),
+             keep_weight ? at::Tensor() : weight.detach()};
+  }
+  // As the op's own result it must be no view: the code around changes results in place (linear adds its bias so).
+  const at::AutoDispatchBelowADInplaceOrView own_memory;
+  return at::_unsafe_view(y, sizes);
+}
+
+/// How a tensor is cast a second time: with the scales of the first, recording nothing.
+Operand cast_again(const Call& call, Role role, int index, const at::Tensor& values) {
+  StepScales again = call.scales;
+  again.record = false;
+  CastPlan plan = plan_of(call, role, index, again);
+  plan.need_rows = true;
+  plan.statistics = false;
+  return quantize_operand(values.contiguous(), plan).rows;
+}
+
+/// The input along its rows, as it was in the forward pass.
+Operand input_of(const Call& call, const variable_list& saved) {
+  if (call.options.save_original_input) return cast_again(call, Role::input, 0, saved[0]);
+  Operand x = call.x_rows;
+  x.codes = saved[0];
+  x.grid = saved[1];
+  return x;
+}
+
+/// The weight along its rows, as it was in the forward pass.
+Operand weight_of(const Call& call, const variable_list& saved) {
+  Operand w = call.weight_rows;
+  if (saved[2].defined()) {
+    w.codes = saved[2];
+    w.grid = saved[3];
+    return w;
+  }
+  if (auto* parameter = fp8_weight(saved[4])) return parameter->operand(saved[4]);
+  return cast_again(call, Role::weight, 1, saved[4]);
+}
+
+variable_list backward_products(AutogradContext* context, const c10::intrusive_ptr<Call>& call,
+                                const at::Tensor& grad) {
+  const bool wants_x = context->needs_input_grad(0), wants_w = context->needs_input_grad(1),
+             wants_b = call->has_bias && context->needs_input_grad(2);
+  at::Tensor dx, dw, db;
+  if (wants_x || wants_w) {
+    const variable_list saved = context->get_saved_variables();  // first: it throws where backward ran before
+    const at::Tensor g = as_matrix(grad.detach().to(call->activation)).contiguous();
+    const StepScales scales = call->state->begin_backward(*call->region, call->scales);
+    CastPlan plan = plan_of(*call, Role::grad, 0, scales);
+    plan.need_rows = wants_w;
+    plan.stochastic = gradient_seed(call->recipe, *call->region, call->state->origin(), call->scales);
+    const OperandPair g8 = quantize_operand(g, plan);
+    if (wants_x)
+      dx = product(g8.columns, false, weight_of(*call, saved), false, call->activation)
+               .reshape(call->x_sizes)
+               .to(call->x_dtype);
+    if (wants_w && call->exact_weight_grad) {
+      dw = at::matmul(g.t(), saved[0]).to(call->weight_grad);
+    } else if (wants_w) {
+      const Operand x = input_of(*call, saved);
+      dw = product(g8.rows, true, x, false, call->weight_grad);
+    }
+  }
+  if (wants_b) db = at::sum(as_matrix(grad.detach()), at::IntArrayRef{0}, false, at::kFloat).to(call->bias_dtype);
+  return {dx, dw, db, at::Tensor()};
+}
+
+struct Fp8Linear : torch::autograd::Function<Fp8Linear> {
+  static at::Tensor forward(AutogradContext* context, const at::Tensor& x, const at::Tensor& weight,
+                            const std::optional<at::Tensor>& bias, const c10::intrusive_ptr<Call>& call) {
+    variable_list kept;
+    at::Tensor y = forward_product(x, weight, bias, *call, &kept);
+    context->saved_data["call"] = c10::IValue::make_capsule(call);
+    context->save_for_backward(kept);
+    return y;
+  }
+
+  static variable_list backward(AutogradContext* context, variable_list gradients) {
+    if (!gradients[0].defined()) return variable_list(4);
+    // The region in force now is the backward thread's, not the forward's: dtypes are those of the call.
+    const runtime::autocast::InsideOp inside(std::nullopt);
+    const auto call = c10::static_intrusive_pointer_cast<Call>(context->saved_data["call"].toCapsule());
+    variable_list result;
+    {
+      const at::NoGradGuard no_grad;
+      result = backward_products(context, call, gradients[0]);
+    }
+    for (auto& g : result)
+      g = runtime::ops::once_differentiable(g, "the fp8 product of fp8::te", call->state->name(), gradients);
+    return result;
+  }
+};
+
+void check_operands(const at::Tensor& x, const at::Tensor& weight, const std::optional<at::Tensor>& bias,
+                    const std::string& name) {
+  using runtime::ops::is_high_precision;
+  TORCH_CHECK(weight.dim() == 2, "[fp8_linear] '", name, "': expected a weight of two dimensions, got sizes ",
+              weight.sizes());
+  TORCH_CHECK(x.dim() >= 1 && x.size(-1) == weight.size(1), "[fp8_linear] '", name,
+              "': expected an input whose last dimension is ", weight.size(1), ", got sizes ", x.sizes());
+  TORCH_CHECK(is_high_precision(x.scalar_type()), "[fp8_linear] '", name,
+              "': expected an input of dtype Float, BFloat16 or Half, got ", x.scalar_type());
+  TORCH_CHECK(
+      is_high_precision(weight.scalar_type()) || fp8_weight(weight) != nullptr, "[fp8_linear] '", name,
+      "': expected a weight of dtype Float, BFloat16, Half, or one that quantized_model_init holds in fp8 on hpu, got ",
+      weight.scalar_type(), " on ", weight.device());
+  if (!bias.has_value() || !bias->defined()) return;
+  TORCH_CHECK(bias->dim() == 1 && bias->size(0) == weight.size(0) && is_high_precision(bias->scalar_type()),
+              "[fp8_linear] '", name, "': expected a bias of ", weight.size(0),
+              " elements of dtype Float, BFloat16 or Half, got sizes ", bias->sizes(), " of ", bias->scalar_type());
+}
+
+}  // namespace
+
+at::Tensor fp8_linear(const at::Tensor& input, const at::Tensor& any_weight, const std::optional<at::Tensor>& any_bias,
+                      const std::shared_ptr<Fp8State>& state, const Fp8LinearOptions& options) {
+  at::Tensor x = input, weight = any_weight;
+  std::optional<at::Tensor> bias = any_bias.value_or(at::Tensor());
+  if (x.device() != weight.device() || (bias->defined() && bias->device() != weight.device())) {
+    runtime::settle_devices("fp8_linear '" + state->name() + "'", {&x, &weight, &*bias});
+  }
+  check_operands(x, weight, bias, state->name());
+  const std::shared_ptr<Fp8Region>& region = current_region();
+  TORCH_CHECK(region != nullptr && region->enabled(), "[fp8_linear] '", state->name(),
+              "': expected an enabled fp8_autocast region, found none");
+  auto call = c10::make_intrusive<Call>();
+  call->state = state;
+  call->region = region;
+  call->recipe = state->recipe_in(*region);
+  const auto* delayed = std::get_if<recipes::DelayedScaling>(&call->recipe);
+  call->exact_weight_grad = delayed != nullptr && delayed->override_linear_precision[2];
+  call->dialect = runtime::device_dialect("fp8_linear");
+  call->options = options;
+  call->first_microbatch =
+      options.is_first_microbatch.has_value() ? options.is_first_microbatch : region->options().is_first_microbatch;
+  call->activation = runtime::autocast::region_dtype().value_or(x.scalar_type());
+  call->x_dtype = x.scalar_type();
+  call->weight_grad =
+      c10::isFloat8Type(weight.scalar_type()) ? weight.grad_dtype().value_or(at::kFloat) : weight.scalar_type();
+  call->has_bias = bias.has_value() && bias->defined();
+  if (call->has_bias) call->bias_dtype = bias->scalar_type();
+  call->x_sizes = x.sizes().vec();
+  const bool grad_mode = at::GradMode::is_enabled();
+  const bool learns = x.requires_grad() || weight.requires_grad() || (call->has_bias && bias->requires_grad());
+  call->needs_grad = grad_mode && learns;
+  const bool first_of_two_runs = current_replay_log() != nullptr;
+  // A frozen product is part of training too: it needs scales, and its backward pass leads to what learns before it.
+  call->scales = state->begin_forward(*region, options.training && (grad_mode || first_of_two_runs));
+  const runtime::autocast::InsideOp inside(std::nullopt);
+  const runtime::InterceptionPause pause;
+  if (!call->needs_grad) {
+    const at::NoGradGuard no_grad;
+    return forward_product(x, weight, bias, *call, nullptr);
+  }
+  return Fp8Linear::apply(x, weight, call->has_bias ? bias : std::nullopt, call);
+}
+
+void record_operands(const at::Tensor& x, const at::Tensor& weight, const std::shared_ptr<Fp8State>& state) {
+  const auto& region = current_region();
+  if (region == nullptr || !region->options().calibrating) return;
+  const at::NoGradGuard no_grad;
+  StepScales scales = state->begin_forward(*region, true);
+  const float max = recipes::fp8_max(recipes::forward_format(recipes::format_of(state->recipe_in(*region))),
+                                     runtime::device_dialect("fp8_autocast"));
+  const float amax = amax_of(x.detach().contiguous());
+  state->record(Pass::forward, scales, 0, amax, max);
+  state->saw(scales, 0, amax);
+  if (!c10::isFloat8Type(weight.scalar_type()))
+    state->record(Pass::forward, scales, 1, amax_of(weight.detach().contiguous()), max);
+}
+
+}  // namespace fp8::te

@@ -1,0 +1,230 @@
+// SPDX-License-Identifier: Apache-2.0
+#include "fp8/transformer_engine/products/fp8_weight.h"
+
+#include <ATen/core/grad_mode.h>
+#include <ATen/ops/full.h>
+#include <ATen/ops/linear.h>
+#include <torch/csrc/autograd/custom_function.h>
+
+#include <algorithm>
+#include <bit>
+#include <cmath>
+#include <cstdio>
+#include <stdexcept>
+#include <utility>
+
+#include "fp8/runtime/device/device.h"
+#include "fp8/runtime/ops/native/arguments.h"
+#include "fp8/transformer_engine/products/quantized_operand.h"
+
+namespace fp8::te {
+namespace {
+
+thread_local std::optional<QuantizedInitOptions> t_options;
+
+/// Without one E4M3: three bits of mantissa for what is read in every step.
+recipes::Recipe recipe_of(const QuantizedInitOptions& options) {
+  return options.recipe.value_or(recipes::Recipe(recipes::DelayedScaling{.fp8_format = recipes::RecipeFormat::HYBRID}));
+}
+
+bool power_of_two(const recipes::Recipe& recipe) {
+  if (const auto* d = std::get_if<recipes::DelayedScaling>(&recipe)) return d->power_of_two_scale;
+  return std::get<recipes::CurrentScaling>(recipe).power_of_two_scale;
+}
+
+/// Of the rounding of values that are assigned for the n-th time. Two weights draw different numbers, a weight the same
+/// ones on every rank that holds it and after a resume: what they differ by is the values themselves.
+std::uint64_t assignment_seed(const at::Tensor& values, std::uint64_t n) {
+  constexpr std::int64_t kLooked = 64;
+  std::uint64_t h = n * 0x9e3779b97f4a7c15ull;
+  const float* v = values.const_data_ptr<float>();
+  for (std::int64_t i = 0, count = std::min(kLooked, values.numel()); i < count; ++i)
+    h = (h ^ std::bit_cast<std::uint32_t>(v[i])) * 0x100000001b3ull;
+  return h ^ (h >> 31);
+}
+
+/// Decoded values whose gradient goes to the codes' parameter.
+struct Decode : torch::autograd::Function<Decode> {
+  static at::Tensor forward(torch::autograd::AutogradContext* context, const at::Tensor& parameter) {
+    context->saved_data["dtype"] = parameter.grad_dtype().value_or(at::kFloat);
+    return fp8_weight(parameter)->values().detach().clone();
+  }
+  static torch::autograd::variable_list backward(torch::autograd::AutogradContext* context,
+                                                 torch::autograd::variable_list gradients) {
+    return {gradients[0].defined() ? gradients[0].to(context->saved_data["dtype"].toScalarType()) : at::Tensor()};
+  }
+};
+
+}  // namespace
+
+quantized_model_init::quantized_model_init(QuantizedInitOptions options) : previous_(t_options) {
+  const recipes::Recipe recipe = recipe_of(options);
+  recipes::validate(recipe);
+  if (!std::holds_alternative<recipes::DelayedScaling>(recipe) &&
+      !std::holds_alternative<recipes::CurrentScaling>(recipe)) {
+    throw std::invalid_argument(std::string("quantized_model_init: recipe: found ") + recipes::name_of(recipe) +
+                                ", allowed: delayed, current (one scale per tensor)");
+  }
+  t_options = std::move(options);
+}
+quantized_model_init::~quantized_model_init() { t_options = std::move(previous_); }
+
+Fp8Weight::Fp8Weight(QuantizedInitOptions options)
+    : options_(std::move(options)),
+      format_(recipes::forward_format(recipes::format_of(recipe_of(options_)))),
+      dialect_(runtime::device_dialect("quantized_model_init")),
+      memory_(c10::intrusive_ptr<c10::StorageImpl>()) {}
+
+at::Tensor Fp8Weight::initialize(const at::Tensor& values) {
+  const at::NoGradGuard no_grad;
+  const at::Tensor initial = values.detach().to(at::kFloat).contiguous(), codes = cast(initial, std::nullopt);
+  met(codes);
+  if (options_.preserve_high_precision_init_val) initial_ = initial.clone();
+  if (options_.keep_master) master_ = initial.clone();
+  return codes;
+}
+
+std::shared_ptr<Fp8Weight> Fp8Weight::copy_for(const at::Tensor& codes) const {
+  const at::NoGradGuard no_grad;
+  auto copy = std::make_shared<Fp8Weight>(options_);
+  copy->format_ = format_;
+  copy->dialect_ = dialect_;
+  copy->scale_inv_ = scale_inv_;
+  copy->assigned_ = assigned_;
+  if (codes.is_hpu()) copy->met(codes);
+  if (master_.defined() && master_.sizes() == codes.sizes()) copy->master_ = master_.clone();
+  if (initial_.defined() && initial_.sizes() == codes.sizes()) copy->initial_ = initial_.clone();
+  return copy;
+}
+
+std::string Fp8Weight::scales() const {
+  char text[64];
+  std::snprintf(text, sizeof text, ", dialect %d, one scale %a", static_cast<int>(dialect_),
+                static_cast<double>(scale_inv_));
+  return recipes::name_of(format_) + std::string(text);
+}
+
+void Fp8Weight::met(const at::Tensor& parameter) {
+  const std::lock_guard<std::mutex> lock(mutex_);
+  memory_ = parameter.storage().getWeakStorageImpl();
+  version_ = parameter.unsafeGetTensorImpl()->version_counter();
+  sizes_ = parameter.sizes().vec();
+  offset_ = parameter.storage_offset();
+}
+
+at::Tensor Fp8Weight::codes() const {
+  const std::lock_guard<std::mutex> lock(mutex_);
+  auto memory = memory_.lock();
+  TORCH_CHECK(memory.defined(),
+              "[Fp8Weight] the parameter is gone: expected its values to be read or written while it lives");
+  const auto dtype = c10::scalarTypeToTypeMeta(runtime::ops::dtype_of(format_));
+  at::Tensor codes = at::detail::make_tensor<c10::TensorImpl>(c10::Storage(std::move(memory)),
+                                                              c10::DispatchKeySet(c10::DispatchKey::HPU), dtype);
+  codes.unsafeGetTensorImpl()->set_storage_offset(offset_);
+  codes.unsafeGetTensorImpl()->set_sizes_contiguous(sizes_);
+  codes.unsafeGetTensorImpl()->set_version_counter(version_);
+  return codes;
+}
+
+at::Tensor Fp8Weight::cast(const at::Tensor& values, std::optional<std::uint64_t> stochastic) {
+  const float max = recipes::fp8_max(format_, dialect_), amax = amax_of(values);
+  recipes::DelayedScaling rule = recipes::DelayedScaling::nvidia();
+  if (power_of_two(recipe_of(options_))) rule = recipes::DelayedScaling::habana();
+  const float scale = recipes::next_scale(amax, 1.0f, max, rule);
+  scale_inv_ = 1.0f / scale;
+  return cast_tensor(values, format_, dialect_, scale, nullptr, stochastic);
+}
+
+Operand Fp8Weight::operand(const at::Tensor& codes) const {
+  Operand o;
+  o.codes = codes.detach();
+  o.scale_inv = scale_inv_;
+  return o;
+}
+
+at::Tensor Fp8Weight::values() { return master_.defined() ? master_ : te::dequantize(operand(codes()), at::kFloat); }
+
+void Fp8Weight::set_state(float scale_inv, std::uint64_t assigned, const at::Tensor& master) {
+  TORCH_CHECK(scale_inv > 0.0f && std::isfinite(scale_inv), "[Fp8Weight] scale_inv: found ", scale_inv,
+              ", allowed: finite values > 0");
+  TORCH_CHECK(!master.defined() || (master.sizes() == codes().sizes() && master.scalar_type() == at::kFloat),
+              "[Fp8Weight] the high-precision copy: expected Float of sizes ", codes().sizes(), ", got ",
+              master.scalar_type(), " of sizes ", master.sizes());
+  const at::NoGradGuard no_grad;
+  scale_inv_ = scale_inv;
+  assigned_ = assigned;
+  if (master_.defined()) master_.copy_(master.defined() ? master : te::dequantize(operand(codes()), at::kFloat));
+}
+
+void Fp8Weight::assign(const at::Tensor& values) {
+  const at::Tensor parameter = codes();
+  TORCH_CHECK(values.sizes() == parameter.sizes(), "[Fp8Weight] expected values of sizes ", parameter.sizes(), ", got ",
+              values.sizes());
+  const at::NoGradGuard no_grad;
+  const at::Tensor v = values.detach().to(at::kFloat).contiguous();
+  if (master_.defined() && !master_.is_same(values)) master_.copy_(v);
+  ++assigned_;
+  const at::Tensor codes =
+      cast(v, master_.defined() ? std::nullopt : std::optional<std::uint64_t>(assignment_seed(v, assigned_)));
+  parameter.view(at::kByte).copy_(codes.view(at::kByte));
+}
+
+void Fp8Weight::adopt(runtime::QuantizedParameter& source) {
+  if (const auto* other = dynamic_cast<const Fp8Weight*>(&source))
+    return set_state(other->scale_inv_, other->assigned_, other->master_);
+  assign(source.values());
+}
+
+at::Tensor Fp8Weight::linear(const runtime::LinearCall& call) {
+  return at::linear(call.x, dequantize(call.tag, call.view, call.weight).to(call.x.scalar_type()), call.bias);
+}
+
+at::Tensor Fp8Weight::convolution(const runtime::ConvolutionCall& call) {
+  TORCH_CHECK(false, "[Fp8Weight] the weight of module '", call.tag.module_names(),
+              "' is held in fp8: expected a linear product, got a convolution");
+}
+
+at::Tensor Fp8Weight::dequantize(const runtime::WeightTag&, const runtime::WeightView&, const at::Tensor& weight) {
+  return te::dequantize(
+      operand(weight.is_contiguous() ? weight : weight.view(at::kByte).contiguous().view(weight.scalar_type())),
+      at::kFloat);
+}
+
+std::string Fp8Weight::describe() const { return std::string(recipes::name_of(format_)) + " parameter, one scale"; }
+
+at::Tensor Fp8Weight::scale_inv_values() const { return at::full({1}, scale_inv_, at::kFloat); }
+
+at::Tensor make_weight_parameter(at::Tensor values, const std::string& module) {
+  if (!t_options.has_value() || !t_options->enabled) return values;
+  TORCH_CHECK(values.is_hpu(), "[quantized_model_init] '", module, "': device: found ", values.device(),
+              ", allowed: hpu");
+  const auto handler = std::make_shared<Fp8Weight>(*t_options);
+  const at::Tensor codes = handler->initialize(values);
+  runtime::tag_weight(codes, module, handler);
+  codes.requires_grad_(true);
+  codes.set_grad_dtype(values.scalar_type());
+  return codes;
+}
+
+Fp8Weight* fp8_weight(const at::Tensor& parameter) {
+  return c10::isFloat8Type(parameter.scalar_type()) ? dynamic_cast<Fp8Weight*>(runtime::quantized_parameter(parameter))
+                                                    : nullptr;
+}
+
+void own_fp8_weight(const at::Tensor& copy, const at::Tensor& original) {
+  const auto* weight = fp8_weight(original);
+  if (weight == nullptr) return;
+  runtime::tag_weight(copy, runtime::find_tag(original)->module_names(), weight->copy_for(copy));
+  copy.set_grad_dtype(original.grad_dtype());
+}
+
+at::Tensor weight_values(const at::Tensor& parameter) {
+  if (!c10::isFloat8Type(parameter.scalar_type())) return parameter;
+  TORCH_CHECK(
+      fp8_weight(parameter) != nullptr,
+      "[weight_values] found fp8 codes without their scale: a parameter of quantized_model_init that was moved to ",
+      "another device or replaced; allowed: on hpu, where it was made");
+  return at::GradMode::is_enabled() ? Decode::apply(parameter) : fp8_weight(parameter)->values();
+}
+
+}  // namespace fp8::te

@@ -1,0 +1,135 @@
+// SPDX-License-Identifier: Apache-2.0
+// Parameters that are held in fp8 only: one byte an element, one scale, and no copy in high precision unless one is
+// asked for.
+//
+//   te::quantized_model_init init({.preserve_high_precision_init_val = true});   modules made here hold fp8 weights
+//   step:  w = decode(codes) or the kept copy;  update;  scale = f(max |w|);  codes = cast(w * scale)
+//
+// Without a kept copy the cast of a step rounds stochastically: updates smaller than half a step of the format would be
+// lost for good else.
+//
+// The codes are the parameter (dtype float8_e4m3fn, or e5m2 for E5M2 recipes); its gradient has the dtype it would have
+// had (Tensor::set_grad_dtype). Optimizers of runtime/optim know them (runtime::QuantizedParameter); upstream's throw
+// on the dtype.
+#pragma once
+#include <ATen/core/Tensor.h>
+
+#include <cstdint>
+#include <memory>
+#include <mutex>
+#include <optional>
+#include <utility>
+#include <vector>
+
+#include "fp8/recipes/recipe.h"
+#include "fp8/runtime/intercept/op_handler.h"
+#include "fp8/runtime/intercept/quantized_parameter.h"
+#include "fp8/runtime/intercept/weight_values.h"
+#include "fp8/transformer_engine/region/operand.h"
+
+namespace fp8::te {
+
+struct QuantizedInitOptions {
+  bool enabled = true;
+  /// Format and kind of scale (power of two or not); one scale per tensor: delayed or current. None: E4M3, power of
+  /// two.
+  std::optional<recipes::Recipe> recipe = {};
+  bool preserve_high_precision_init_val =
+      false;                 ///< keep the initial values in f32 until clear_high_precision_init_val()
+  bool keep_master = false;  ///< optimizers work on an f32 copy instead of decoding the codes
+};
+
+/// te modules made on this thread while it lives hold fp8 weights (on hpu). Throws std::invalid_argument for a recipe
+/// with block scales.
+class quantized_model_init {
+ public:
+  explicit quantized_model_init(QuantizedInitOptions options = {});
+  ~quantized_model_init();
+  quantized_model_init(const quantized_model_init&) = delete;
+  quantized_model_init& operator=(const quantized_model_init&) = delete;
+
+ private:
+  std::optional<QuantizedInitOptions> previous_;
+};
+
+/// The handler of a parameter that make_weight_parameter() makes. The parameter's memory holds it, so it must not hold
+/// the parameter: once that is gone, what reads or writes its values throws c10::Error.
+class Fp8Weight final : public runtime::OpHandler, public runtime::QuantizedParameter, public runtime::CodedWeight {
+ public:
+  explicit Fp8Weight(QuantizedInitOptions options);
+  /// The codes of initial values (f32, bf16 or f16 on hpu): the parameter, which it is the handler of from now on.
+  at::Tensor initialize(const at::Tensor& values);
+  /// The same for `codes`, a copy of the parameter (also of a part: without what is kept in high precision; also on the
+  /// host, where it only remembers).
+  std::shared_ptr<Fp8Weight> copy_for(const at::Tensor& codes) const;
+
+  /// Both ways of the codes as a product's operand.
+  Operand operand(const at::Tensor& codes) const;
+  float scale_inv() const { return scale_inv_; }
+  at::Tensor codes() const;
+
+  at::Tensor values() override;
+  void assign(const at::Tensor& values) override;
+  void adopt(runtime::QuantizedParameter& source) override;
+  void met(const at::Tensor& parameter) override;
+
+  /// What must be stored beside the codes: {scale_inv, how often values were assigned}, and the kept copy (undefined
+  /// without one). set_state() throws c10::Error for a scale_inv that is not positive and finite and a copy of other
+  /// sizes; without one a kept copy becomes the decoded codes.
+  std::pair<float, std::uint64_t> state() const { return {scale_inv_, assigned_}; }
+  at::Tensor master() const { return master_; }
+  void set_state(float scale_inv, std::uint64_t assigned, const at::Tensor& master = {});
+
+  at::Tensor high_precision_init_val() const { return initial_; }  ///< undefined: not kept, or cleared
+  void clear_high_precision_init_val() { initial_ = at::Tensor(); }
+
+  at::Tensor linear(const runtime::LinearCall& call) override;
+  at::Tensor convolution(const runtime::ConvolutionCall& call) override;
+  at::Tensor dequantize(const runtime::WeightTag& tag, const runtime::WeightView& view,
+                        const at::Tensor& weight) override;
+  bool owns_values() const override { return true; }
+  std::string scales() const override;
+  bool one_scale() const override { return true; }
+  std::shared_ptr<runtime::OpHandler> for_copy(const at::Tensor& copy) const override { return copy_for(copy); }
+  std::shared_ptr<runtime::OpHandler> with_scales_of(const std::shared_ptr<runtime::OpHandler>&) const override {
+    return nullptr;
+  }
+  std::string describe() const override;
+  at::ScalarType values_dtype() const override { return at::kFloat; }
+  at::Tensor scale_inv_values() const override;
+
+ private:
+  at::Tensor cast(const at::Tensor& values, std::optional<std::uint64_t> stochastic);
+
+  QuantizedInitOptions options_;
+  recipes::Format format_;
+  recipes::Dialect dialect_;
+  float scale_inv_ = 1.0f;
+  std::uint64_t assigned_ = 0;  ///< how often; with the values the seed of the rounding
+  at::Tensor master_, initial_;
+  // The parameter as it was met last. Its memory alone, and weakly: a TensorImpl that is referred to, be it weakly,
+  // keeps its tag, and this.
+  mutable std::mutex mutex_;
+  c10::weak_intrusive_ptr<c10::StorageImpl> memory_;
+  c10::VariableVersion version_;
+  std::vector<std::int64_t> sizes_;
+  std::int64_t offset_ = 0;
+};
+
+/// The parameter that a te module registers for a weight of these initial values: the tensor itself outside of
+/// quantized_model_init, else fp8 codes with an Fp8Weight, named `module` in messages. Throws c10::Error there for
+/// values that are not on hpu.
+at::Tensor make_weight_parameter(at::Tensor values, const std::string& module);
+
+/// The weight in `dtype` with a gradient that reaches the parameter: what a te module multiplies with where fp8 is off.
+/// An ordinary parameter comes back as it is. Throws c10::Error for codes without a scale (moved to another device).
+at::Tensor weight_values(const at::Tensor& parameter);
+
+/// The Fp8Weight of a parameter; null for ordinary ones.
+Fp8Weight* fp8_weight(const at::Tensor& parameter);
+
+/// A parameter that became a copy of `original`, codes and all, gets an Fp8Weight and a gradient dtype of its own; does
+/// nothing for ordinary ones.
+void own_fp8_weight(const at::Tensor& copy, const at::Tensor& original);
+
+}  // namespace fp8::te

@@ -1,0 +1,70 @@
+// SPDX-License-Identifier: Apache-2.0
+// What a converted module's weight carries while it learns: inside an enabled fp8_autocast region its linear products
+// run in fp8, elsewhere every op is the op itself. The parameter keeps its dtype, its values and its identity.
+//
+// A product is of the whole weight, as linear, addmm, matmul, mm, mv, bmm and einsum meet it: x . w^T. Others (rows of
+// it, x . w) stay in high precision; the first one that a region meets is told in a warning.
+#pragma once
+#include <atomic>
+#include <memory>
+#include <mutex>
+#include <optional>
+#include <vector>
+
+#include "fp8/runtime/intercept/op_handler.h"
+#include "fp8/transformer_engine/products/fp8_linear.h"
+
+namespace torch::nn {
+class Module;
+}
+
+namespace fp8::te {
+
+class TrainingHandler final : public runtime::OpHandler {
+ public:
+  TrainingHandler(std::shared_ptr<Fp8State> state, Fp8LinearOptions options)
+      : state_(std::move(state)), options_(options) {}
+
+  const std::shared_ptr<Fp8State>& state() const { return state_; }
+
+  at::Tensor linear(const runtime::LinearCall& call) override;
+  at::Tensor convolution(const runtime::ConvolutionCall& call) override { return call.original(); }
+  /// Asked for by ops without a kernel, too.
+  at::Tensor dequantize(const runtime::WeightTag& tag, const runtime::WeightView& view,
+                        const at::Tensor& weight) override;
+  bool owns_values() const override { return false; }
+  void taken_off() override { retire(); }
+  std::string describe() const override;
+
+  /// Amaxes are recorded while this module trains; of a tied weight's modules, any.
+  void follow(const std::shared_ptr<const torch::nn::Module>& module);
+  /// Whatever the modules say, and where none is known.
+  void set_training(bool training);
+  /// True where nobody says.
+  bool is_training() const;
+  /// The switch and the modules of a handler whose place this one takes.
+  void succeed(const TrainingHandler& before);
+
+  /// Taken off on purpose (restore, another conversion): no region puts it back.
+  void retire() { retired_ = true; }
+  bool retired() const { return retired_; }
+
+  /// How many products it has run in fp8 (or recorded for it) so far.
+  std::int64_t products() const { return products_; }
+
+ private:
+  void tell(const runtime::WeightTag& tag, const std::string& what);
+
+  std::shared_ptr<Fp8State> state_;
+  Fp8LinearOptions options_;
+  mutable std::mutex mutex_;
+  std::vector<std::weak_ptr<const torch::nn::Module>> modules_;
+  std::optional<bool> training_;
+  std::atomic<bool> retired_{false}, told_{false};
+  std::atomic<std::int64_t> products_{0};
+};
+
+/// The handler on a parameter; null if it has none of these.
+TrainingHandler* training_handler(const at::Tensor& parameter);
+
+}  // namespace fp8::te

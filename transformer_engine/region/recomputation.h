@@ -1,0 +1,97 @@
+// SPDX-License-Identifier: Apache-2.0
+// Parts of a model that somebody else runs again in backward: torch.utils.checkpoint, an autograd::Function that calls
+// its forward twice.
+//
+//   first run    without gradients, in the region: cannot be told from an evaluation, so it records nothing and takes
+//                the scales that a pass of training would take. Every product notes them, with its region and the
+//                autograd node that the thread would make next.
+//   second run   in backward, where the region may have ended, on another thread. The node that runs has a number: the
+//                notes after it are those of its first run, call by call. Region, autocast dtype and scales come back;
+//                this run is the pass of training: it records. A third run (backward with retain_graph) repeats it and
+//                records nothing.
+//
+// te::checkpoint() and the operators fp8::checkpoint_* (checkpoint_operators.h) know their two runs and need none of
+// this. A second run whose first left no note (torch.utils.checkpoint(use_reentrant=False) keeps gradients on) throws:
+// it would multiply in high precision.
+#pragma once
+#include <cstdint>
+#include <deque>
+#include <map>
+#include <memory>
+#include <mutex>
+#include <optional>
+
+#include "fp8/runtime/autocast/autocast.h"
+#include "fp8/transformer_engine/region/fp8_autocast.h"
+#include "fp8/transformer_engine/region/fp8_state.h"
+
+namespace fp8::te {
+
+/// What one product's runs without gradients found. Old notes are dropped: a second run that needs one throws.
+class FirstRuns {
+ public:
+  static constexpr std::size_t kMostNotes = 1024, kMostRegions = 64;
+
+  struct Found {
+    std::shared_ptr<Fp8Region> region;
+    StepScales scales;
+    bool recorded = false;  ///< inside of te::checkpoint(), whose first run has recorded, or by a second run
+    std::optional<at::ScalarType> autocast = {};  ///< dtype of the autocast region
+  };
+  struct Answer {
+    bool known = false, dropped = false;
+    std::shared_ptr<Found> found;  ///< null: the first run was outside of enabled regions
+  };
+
+  /// Of this thread, now. found: null outside of enabled regions.
+  void note(std::shared_ptr<Found> found);
+  /// The call-th run (from 0) that this thread noted after it had made the node of this number.
+  Answer find(std::uint64_t thread, std::uint64_t number, std::size_t call) const;
+
+  /// Whether the last run outside of backward was in an enabled region.
+  void ran_in_region(bool enabled) { in_region_ = enabled; }
+  bool in_region() const { return in_region_; }
+
+ private:
+  struct Note {
+    std::uint64_t thread, number, era;
+    std::shared_ptr<Found> found;
+  };
+  mutable std::mutex mutex_;
+  std::deque<Note> notes_;
+  std::uint64_t era_ = 0;                           ///< of the newest note: one for each outermost region
+  std::map<std::uint64_t, std::uint64_t> dropped_;  ///< largest number of a dropped note, per thread
+  std::atomic<bool> in_region_{false};
+};
+
+/// One call of a product that may run in fp8, from before it asks for the region to its end. In somebody else's second
+/// run the first run's region is in force while it lives. A product that is kept in high precision looks for none.
+/// Throws c10::Error naming the product where that is not known.
+class ProductRun {
+ public:
+  explicit ProductRun(Fp8State& state);
+  ~ProductRun();
+  ProductRun(const ProductRun&) = delete;
+  ProductRun& operator=(const ProductRun&) = delete;
+
+ private:
+  friend const FirstRuns::Found* first_run_of(const Fp8State& state);
+  friend void trains_as(const Fp8State& state, const StepScales& scales);
+  void look_back();
+
+  Fp8State& state_;
+  ProductRun* previous_;
+  bool inner_;  ///< the same product's run is around: it has looked already
+  std::shared_ptr<FirstRuns::Found> found_;
+  std::optional<StepScales> trained_;
+  std::optional<RegionScope> region_;
+  std::optional<runtime::autocast::InsideOp> inside_;
+};
+
+/// What the first run of the product that runs now on this thread found; null if this is no second run (of others than
+/// te::checkpoint).
+const FirstRuns::Found* first_run_of(const Fp8State& state);
+/// In a second run: it is the pass of training, with these scales.
+void trains_as(const Fp8State& state, const StepScales& scales);
+
+}  // namespace fp8::te
