@@ -4,12 +4,12 @@
 // has.
 #pragma once
 #include "fp8/runtime/autocast/autocast.h"
-#include "fp8/runtime/autocast/rules.h"
 #include "fp8/runtime/device/device.h"
 #include "fp8/runtime/device/memory.h"
 #include "fp8/runtime/distributed/gloo_group.h"
 #include "fp8/runtime/distributed/gradients.h"
 #include "fp8/runtime/distributed/group_options.h"
+#include "fp8/runtime/intercept/autocast_rules.h"
 #include "fp8/runtime/modules/attention.h"
 #include "fp8/runtime/modules/mixture_of_experts.h"
 #include "fp8/runtime/optim/fused_adamw.h"

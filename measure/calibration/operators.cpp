@@ -9,11 +9,11 @@
 #include "fp8/configs/module_types.h"
 #include "fp8/measure/calibration/options.h"
 #include "fp8/measure/calibration/weight_watcher.h"
-#include "fp8/runtime/autocast/rules.h"
 #include "fp8/runtime/device/registration.h"
+#include "fp8/runtime/intercept/autocast_rules.h"
 #include "fp8/runtime/intercept/tag_operators.h"
 #include "fp8/runtime/io/json.h"
-#include "fp8/runtime/ops/handles.h"
+#include "fp8/runtime/ops/common/handles.h"
 
 namespace fp8::measure {
 namespace {

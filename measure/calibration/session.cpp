@@ -17,7 +17,7 @@
 #include "fp8/measure/observers/observer_states.h"
 #include "fp8/runtime/device/block.h"
 #include "fp8/runtime/intercept/weight_tag.h"
-#include "fp8/runtime/ops/native/arguments.h"
+#include "fp8/runtime/ops/common/arguments.h"
 
 namespace fp8::measure {
 namespace {

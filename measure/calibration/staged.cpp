@@ -14,7 +14,7 @@
 #include "fp8/runtime/device/block.h"
 #include "fp8/runtime/io/error.h"
 #include "fp8/runtime/kernels/float_bits.h"
-#include "fp8/runtime/ops/native/arguments.h"
+#include "fp8/runtime/ops/common/arguments.h"
 
 namespace fp8::measure {
 namespace {

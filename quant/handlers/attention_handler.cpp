@@ -6,8 +6,8 @@
 #include <ATen/ops/scaled_dot_product_attention.h>
 
 #include "fp8/quant/handlers/straight_through.h"
-#include "fp8/runtime/ops/attention_ops.h"
-#include "fp8/runtime/ops/native/arguments.h"
+#include "fp8/runtime/ops/attention/attention_ops.h"
+#include "fp8/runtime/ops/common/arguments.h"
 
 namespace fp8::quant {
 

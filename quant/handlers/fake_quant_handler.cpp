@@ -9,7 +9,7 @@
 
 #include "fp8/quant/handlers/straight_through.h"
 #include "fp8/runtime/autocast/autocast.h"
-#include "fp8/runtime/ops/native/arguments.h"
+#include "fp8/runtime/ops/common/arguments.h"
 
 namespace fp8::quant {
 

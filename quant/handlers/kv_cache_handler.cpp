@@ -12,8 +12,8 @@
 #include <stdexcept>
 
 #include "fp8/runtime/io/error.h"
-#include "fp8/runtime/ops/fp8_ops.h"
-#include "fp8/runtime/ops/native/arguments.h"
+#include "fp8/runtime/ops/cast/fp8_ops.h"
+#include "fp8/runtime/ops/common/arguments.h"
 
 namespace fp8::quant {
 

@@ -18,8 +18,8 @@
 #include "fp8/runtime/device/device.h"
 #include "fp8/runtime/intercept/weight_tag.h"
 #include "fp8/runtime/io/checksum.h"
-#include "fp8/runtime/ops/fp8_ops.h"
-#include "fp8/runtime/ops/native/arguments.h"
+#include "fp8/runtime/ops/cast/fp8_ops.h"
+#include "fp8/runtime/ops/common/arguments.h"
 
 namespace fp8::quant {
 namespace {

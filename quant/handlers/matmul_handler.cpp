@@ -5,7 +5,7 @@
 #include <ATen/ops/matmul.h>
 
 #include "fp8/quant/handlers/straight_through.h"
-#include "fp8/runtime/ops/fp8_ops.h"
+#include "fp8/runtime/ops/cast/fp8_ops.h"
 
 namespace fp8::quant {
 

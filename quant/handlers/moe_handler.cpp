@@ -12,8 +12,8 @@
 #include "fp8/quant/handlers/linear_handler.h"
 #include "fp8/quant/handlers/straight_through.h"
 #include "fp8/runtime/intercept/weight_tag.h"
-#include "fp8/runtime/ops/fp8_ops.h"
-#include "fp8/runtime/ops/moe_ops.h"
+#include "fp8/runtime/ops/cast/fp8_ops.h"
+#include "fp8/runtime/ops/moe/moe_ops.h"
 
 namespace fp8::quant {
 namespace {

@@ -16,8 +16,8 @@
 #include "fp8/runtime/kernels/block_cast.h"
 #include "fp8/runtime/kernels/cast.h"
 #include "fp8/runtime/kernels/decode.h"
-#include "fp8/runtime/ops/fp8_ops.h"
-#include "fp8/runtime/ops/native/arguments.h"
+#include "fp8/runtime/ops/cast/fp8_ops.h"
+#include "fp8/runtime/ops/common/arguments.h"
 
 namespace fp8::quant {
 namespace ops = runtime::ops;

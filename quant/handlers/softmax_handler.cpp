@@ -6,7 +6,7 @@
 #include <ATen/ops/softmax.h>
 
 #include "fp8/quant/handlers/straight_through.h"
-#include "fp8/runtime/ops/attention_ops.h"
+#include "fp8/runtime/ops/attention/attention_ops.h"
 
 namespace fp8::quant {
 

@@ -23,7 +23,7 @@
 #include "fp8/runtime/io/error.h"
 #include "fp8/runtime/kernels/cast.h"
 #include "fp8/runtime/modules/op_module.h"
-#include "fp8/runtime/ops/native/arguments.h"
+#include "fp8/runtime/ops/common/arguments.h"
 
 namespace fp8::quant {
 namespace {

@@ -11,7 +11,7 @@
 #include "fp8/quant/scale_file/scale_file.h"
 #include "fp8/runtime/io/atomic_file.h"
 #include "fp8/runtime/io/error.h"
-#include "fp8/runtime/ops/native/arguments.h"
+#include "fp8/runtime/ops/common/arguments.h"
 
 namespace fp8::quant {
 namespace {

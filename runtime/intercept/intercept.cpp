@@ -10,10 +10,10 @@
 #include <vector>
 
 #include "fp8/runtime/autocast/autocast.h"
-#include "fp8/runtime/autocast/rules.h"
 #include "fp8/runtime/device/registration.h"
 #include "fp8/runtime/dispatch/fallback.h"
 #include "fp8/runtime/dispatch/operand_devices.h"
+#include "fp8/runtime/intercept/autocast_rules.h"
 #include "fp8/runtime/profile/trace.h"
 
 namespace fp8::runtime {

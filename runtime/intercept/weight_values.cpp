@@ -9,8 +9,8 @@
 #include <sstream>
 
 #include "fp8/runtime/autocast/autocast.h"
-#include "fp8/runtime/autocast/rules.h"
 #include "fp8/runtime/device/registration.h"
+#include "fp8/runtime/intercept/autocast_rules.h"
 #include "fp8/runtime/intercept/host_codes.h"
 #include "fp8/runtime/intercept/quantized_parameter.h"
 #include "fp8/runtime/intercept/weight_tag.h"

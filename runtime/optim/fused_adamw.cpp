@@ -9,9 +9,9 @@
 
 #include "fp8/runtime/device/device.h"
 #include "fp8/runtime/kernels/cast.h"
-#include "fp8/runtime/ops/native/arguments.h"
-#include "fp8/runtime/ops/native/cast.h"
-#include "fp8/runtime/ops/native/optim.h"
+#include "fp8/runtime/ops/cast/cast.h"
+#include "fp8/runtime/ops/common/arguments.h"
+#include "fp8/runtime/ops/optim/optim.h"
 
 namespace fp8::runtime::optim {
 namespace {

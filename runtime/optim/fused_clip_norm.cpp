@@ -6,7 +6,7 @@
 
 #include <unordered_set>
 
-#include "fp8/runtime/ops/native/optim.h"
+#include "fp8/runtime/ops/optim/optim.h"
 
 namespace fp8::runtime::optim {
 

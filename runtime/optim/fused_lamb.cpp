@@ -7,7 +7,7 @@
 #include <algorithm>
 #include <cmath>
 
-#include "fp8/runtime/ops/native/optim.h"
+#include "fp8/runtime/ops/optim/optim.h"
 
 namespace fp8::runtime::optim {
 

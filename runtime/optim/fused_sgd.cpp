@@ -5,7 +5,7 @@
 
 #include <cmath>
 
-#include "fp8/runtime/ops/native/optim.h"
+#include "fp8/runtime/ops/optim/optim.h"
 
 namespace fp8::runtime::optim {
 namespace {

@@ -10,7 +10,7 @@
 #include <sstream>
 
 #include "fp8/runtime/kernels/optim_orthogonalize.h"
-#include "fp8/runtime/ops/native/optim.h"
+#include "fp8/runtime/ops/optim/optim.h"
 
 namespace fp8::runtime::optim {
 namespace {

@@ -16,8 +16,8 @@
 #include <thread>
 #include <vector>
 
-#include "fp8/runtime/autocast/rules.h"
 #include "fp8/runtime/device/environment.h"
+#include "fp8/runtime/intercept/autocast_rules.h"
 #include "fp8/runtime/io/error.h"
 #include "fp8/runtime/io/json.h"
 #include "fp8/runtime/kernels/simd.h"

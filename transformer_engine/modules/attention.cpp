@@ -13,7 +13,7 @@
 #include <ostream>
 
 #include "fp8/runtime/dispatch/operand_devices.h"
-#include "fp8/runtime/ops/attention_ops.h"
+#include "fp8/runtime/ops/attention/attention_ops.h"
 #include "fp8/transformer_engine/products/fp8_attention.h"
 #include "fp8/transformer_engine/region/recomputation.h"
 

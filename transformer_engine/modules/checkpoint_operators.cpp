@@ -8,9 +8,9 @@
 #include <thread>
 
 #include "fp8/runtime/autocast/autocast.h"
-#include "fp8/runtime/autocast/rules.h"
 #include "fp8/runtime/device/registration.h"
-#include "fp8/runtime/ops/handles.h"
+#include "fp8/runtime/intercept/autocast_rules.h"
+#include "fp8/runtime/ops/common/handles.h"
 #include "fp8/transformer_engine/region/fp8_autocast.h"
 #include "fp8/transformer_engine/region/replay_log.h"
 

@@ -12,7 +12,7 @@
 #include <ostream>
 #include <string_view>
 
-#include "fp8/runtime/ops/native/arguments.h"
+#include "fp8/runtime/ops/common/arguments.h"
 #include "fp8/transformer_engine/products/fp8_weight.h"
 #include "fp8/transformer_engine/region/recomputation.h"
 

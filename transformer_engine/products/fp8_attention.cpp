@@ -10,9 +10,9 @@
 #include "fp8/runtime/device/device.h"
 #include "fp8/runtime/dispatch/operand_devices.h"
 #include "fp8/runtime/intercept/intercept.h"
-#include "fp8/runtime/ops/native/arguments.h"
-#include "fp8/runtime/ops/native/sdpa.h"
-#include "fp8/runtime/ops/once_differentiable.h"
+#include "fp8/runtime/ops/attention/sdpa.h"
+#include "fp8/runtime/ops/common/arguments.h"
+#include "fp8/runtime/ops/common/once_differentiable.h"
 #include "fp8/transformer_engine/products/quantized_operand.h"
 #include "fp8/transformer_engine/region/replay_log.h"
 

@@ -14,7 +14,7 @@
 #include <utility>
 
 #include "fp8/runtime/device/device.h"
-#include "fp8/runtime/ops/native/arguments.h"
+#include "fp8/runtime/ops/common/arguments.h"
 #include "fp8/transformer_engine/products/quantized_operand.h"
 
 namespace fp8::te {

@@ -10,9 +10,9 @@
 #include "fp8/runtime/device/environment.h"
 #include "fp8/runtime/kernels/cast.h"
 #include "fp8/runtime/kernels/decode.h"
-#include "fp8/runtime/ops/block_ops.h"
-#include "fp8/runtime/ops/native/gemm.h"
-#include "fp8/runtime/ops/native/weight_only.h"
+#include "fp8/runtime/ops/cast/block_ops.h"
+#include "fp8/runtime/ops/gemm/gemm.h"
+#include "fp8/runtime/ops/gemm/weight_only.h"
 
 namespace fp8::te {
 namespace {

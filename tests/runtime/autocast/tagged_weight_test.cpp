@@ -4,7 +4,7 @@
 #include <functional>
 
 #include "fp8/runtime/autocast/autocast.h"
-#include "fp8/runtime/autocast/rules.h"
+#include "fp8/runtime/intercept/autocast_rules.h"
 #include "fp8/runtime/modules/attention.h"
 #include "fp8/runtime/modules/mixture_of_experts.h"
 #include "support/hpu_test.h"

@@ -5,7 +5,7 @@
 
 #include "fp8/runtime/autocast/autocast.h"
 #include "fp8/runtime/device/memory.h"
-#include "fp8/runtime/ops/block_ops.h"
+#include "fp8/runtime/ops/cast/block_ops.h"
 #include "support/hpu_test.h"
 
 namespace fp8::test {

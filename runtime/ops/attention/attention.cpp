@@ -1,0 +1,162 @@
+// SPDX-License-Identifier: Apache-2.0
+#include "fp8/runtime/ops/attention/attention.h"
+
+#include <ATen/ExpandUtils.h>
+
+#include <algorithm>
+#include <cmath>
+#include <limits>
+
+#include "fp8/runtime/device/block.h"
+#include "fp8/runtime/kernels/float_bits.h"
+#include "fp8/runtime/ops/common/arguments.h"
+
+namespace fp8::runtime::ops {
+namespace {
+
+/// Where the matrix of each head begins, in units of one matrix, for a tensor whose batch dimensions are `own`.
+std::vector<std::int64_t> matrix_of_heads(at::IntArrayRef own, at::IntArrayRef batch) {
+  std::vector<std::int64_t> index = {0};
+  std::int64_t stride = 1;
+  std::vector<std::int64_t> strides(own.size());
+  for (std::size_t i = own.size(); i-- > 0; stride *= own[i]) strides[i] = own[i] == 1 ? 0 : stride;
+  for (std::size_t i = 0; i < batch.size(); ++i) {
+    std::vector<std::int64_t> next;
+    next.reserve(index.size() * static_cast<std::size_t>(batch[i]));
+    for (const std::int64_t base : index) {
+      for (std::int64_t j = 0; j < batch[i]; ++j) next.push_back(base + j * strides[i]);
+    }
+    index = std::move(next);
+  }
+  return index;
+}
+
+}  // namespace
+
+std::vector<std::int64_t> Heads::sizes(std::int64_t rows, std::int64_t cols) const {
+  auto all = batch;
+  all.insert(all.end(), {rows, cols});
+  return all;
+}
+
+Heads heads_of(const char* op, const at::Tensor& q, const at::Tensor& k, const at::Tensor& v) {
+  TORCH_CHECK(q.dim() >= 3 && k.dim() == q.dim() && v.dim() == q.dim(), "[", op,
+              "] expected q, k and v of one rank, at least 3, got sizes ", q.sizes(), ", ", k.sizes(), " and ",
+              v.sizes());
+  const std::size_t lead = static_cast<std::size_t>(q.dim()) - 2;
+  Heads h;
+  h.queries = q.size(-2);
+  h.depth = q.size(-1);
+  h.keys = k.size(-2);
+  h.value_depth = v.size(-1);
+  TORCH_CHECK(k.size(-1) == h.depth && v.size(-2) == h.keys, "[", op,
+              "] expected q [..., L, D], k [..., S, D] and v [..., S, Dv], got sizes ", q.sizes(), ", ", k.sizes(),
+              " and ", v.sizes());
+  const auto qb = q.sizes().slice(0, lead), kb = k.sizes().slice(0, lead), vb = v.sizes().slice(0, lead);
+  h.batch = at::infer_size(qb, kb);
+  TORCH_CHECK(at::infer_size(h.batch, vb) == h.batch, "[", op, "] expected batch dimensions of v that broadcast to ",
+              at::IntArrayRef(h.batch), ", got ", vb);
+  h.q = matrix_of_heads(qb, h.batch);
+  h.k = matrix_of_heads(kb, h.batch);
+  h.v = matrix_of_heads(vb, h.batch);
+  h.count = static_cast<std::int64_t>(h.q.size());
+  h.heads_per_sequence = h.batch[0] == 0 ? 1 : h.count / h.batch[0];
+  return h;
+}
+
+Visibility::Visibility(const char* op, const Heads& heads, bool is_causal,
+                       const std::optional<at::Tensor>& valid_seq_len, std::string_view seq_padding_type)
+    : keys_(heads.keys), heads_per_sequence_(heads.heads_per_sequence), is_causal_(is_causal) {
+  if (!valid_seq_len.has_value() || !valid_seq_len->defined()) return;
+  TORCH_CHECK(seq_padding_type == "left" || seq_padding_type == "right", "[", op,
+              "] expected seq_padding_type left or right, got \"", seq_padding_type, "\"");
+  left_ = seq_padding_type == "left";
+  const auto type = valid_seq_len->scalar_type();
+  TORCH_CHECK((type == at::kInt || type == at::kLong) && valid_seq_len->numel() == heads.batch[0], "[", op,
+              "] expected valid_seq_len of ", heads.batch[0], " Int or Long elements, got ", valid_seq_len->sizes(),
+              " of ", type);
+  const at::Tensor lengths = cpu_alias(valid_seq_len->detach()).contiguous();
+  for (std::int64_t i = 0; i < lengths.numel(); ++i) {
+    const std::int64_t n =
+        type == at::kInt ? lengths.const_data_ptr<std::int32_t>()[i] : lengths.const_data_ptr<std::int64_t>()[i];
+    TORCH_CHECK(n >= 0 && n <= keys_, "[", op, "] expected lengths in valid_seq_len from 0 to ", keys_, ", got ", n);
+    valid_.push_back(n);
+  }
+}
+
+std::pair<std::int64_t, std::int64_t> Visibility::keys(std::int64_t head, std::int64_t row) const {
+  std::int64_t first = 0, last = keys_;
+  if (!valid_.empty()) {
+    const std::int64_t valid = valid_[static_cast<std::size_t>(head / heads_per_sequence_)];
+    if (left_) first = keys_ - valid;
+    if (!left_) last = valid;
+  }
+  if (is_causal_) last = std::min(last, row + 1);
+  return {std::min(first, last), last};
+}
+
+std::pair<std::int64_t, std::int64_t> Visibility::keys(std::int64_t head, std::int64_t row, std::int64_t rows,
+                                                       std::int64_t grain) const {
+  const auto [first, last] = keys(head, row + rows - 1);  // the last row sees what the others see
+  if (first >= last) return {0, 0};
+  return {first / grain * grain, std::min(keys_, (last + grain - 1) / grain * grain)};
+}
+
+MaskReader::MaskReader(const char* op, const Heads& heads, const std::optional<at::Tensor>& mask) {
+  if (!mask.has_value() || !mask->defined()) return;
+  const auto type = mask->scalar_type();
+  TORCH_CHECK(type == at::kBool || is_high_precision(type), "[", op,
+              "] expected attention_mask of dtype Bool, Float, BFloat16 or Half, got ", type);
+  const auto sizes = heads.sizes(heads.queries, heads.keys);
+  TORCH_CHECK(at::is_expandable_to(mask->sizes(), sizes), "[", op, "] expected attention_mask that broadcasts to ",
+              at::IntArrayRef(sizes), ", got ", mask->sizes());
+  mask_ = cpu_alias(mask->detach());
+  const at::Tensor all = mask_.expand(sizes);
+  row_stride_ = all.stride(-2);
+  col_stride_ = all.stride(-1);
+  head_offset_ = {0};
+  for (std::size_t i = 0; i < heads.batch.size(); ++i) {
+    std::vector<std::int64_t> next;
+    for (const std::int64_t base : head_offset_) {
+      for (std::int64_t j = 0; j < heads.batch[i]; ++j)
+        next.push_back(base + j * all.stride(static_cast<std::int64_t>(i)));
+    }
+    head_offset_ = std::move(next);
+  }
+}
+
+void MaskReader::apply(std::int64_t head, std::int64_t row, std::int64_t first, std::int64_t n, float* scores) const {
+  if (!mask_.defined()) return;
+  const std::int64_t begin = head_offset_[static_cast<std::size_t>(head)] + row * row_stride_ + first * col_stride_;
+  if (mask_.scalar_type() == at::kBool) {
+    const bool* seen = mask_.const_data_ptr<bool>() + begin;
+    for (std::int64_t j = 0; j < n; ++j) {
+      if (!seen[j * col_stride_]) scores[j] = -std::numeric_limits<float>::infinity();
+    }
+    return;
+  }
+  const auto type = float_type_of(mask_.scalar_type());
+  const void* data = mask_.const_data_ptr();
+  for (std::int64_t j = 0; j < n; ++j) scores[j] += kernels::load_element(data, type, begin + j * col_stride_);
+}
+
+namespace {
+/// The finalizer of splitmix64.
+std::uint64_t mixed(std::uint64_t x) {
+  x = (x ^ (x >> 30)) * 0xbf58476d1ce4e5b9ull;
+  x = (x ^ (x >> 27)) * 0x94d049bb133111ebull;
+  return x ^ (x >> 31);
+}
+}  // namespace
+
+Dropout::Dropout(const char* op, double p, std::int64_t seed) {
+  TORCH_CHECK(p >= 0 && p <= 1, "[", op, "] expected a dropout probability from 0 to 1, got ", p);
+  active_ = p > 0;
+  scale_ = p == 1 ? 0 : 1 / (1 - p);
+  threshold_ = static_cast<std::uint64_t>(std::ceil(std::ldexp(p, 24)));
+  key_ = mixed(static_cast<std::uint64_t>(seed) + 0x9e3779b97f4a7c15ull);
+}
+
+bool Dropout::keep(std::uint64_t element) const { return mixed(element + key_) >> 40 >= threshold_; }
+
+}  // namespace fp8::runtime::ops

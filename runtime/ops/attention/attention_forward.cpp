@@ -1,0 +1,231 @@
+// SPDX-License-Identifier: Apache-2.0
+// Attention, forward: a task is a block of query rows of one head. A thread keeps K and V of the head it works on.
+#include <algorithm>
+#include <cmath>
+#include <cstring>
+#include <limits>
+
+#include "fp8/runtime/kernels/cast.h"
+#include "fp8/runtime/kernels/f32_math.h"
+#include "fp8/runtime/kernels/gemm.h"
+#include "fp8/runtime/kernels/thread_pool.h"
+#include "fp8/runtime/ops/attention/attention_rows.h"
+#include "fp8/runtime/ops/common/arguments.h"
+
+namespace fp8::runtime::ops {
+namespace {
+
+constexpr std::int64_t kKeyChunk = 256;  // fp8: keys per product of P and V; V is turned chunk by chunk
+
+struct Amaxes {
+  SharedAmax s, o;
+};
+
+/// The state of one thread.
+class ForwardThread {
+ public:
+  ForwardThread(const AttentionInputs& in, const ForwardOptions& options, const ForwardOutputs& out, Amaxes& amaxes)
+      : in_(in), options_(options), out_(out), amaxes_(amaxes), fp8_(is_fp8(in.q.scalar_type())), scores_of_(in) {}
+
+  void block(std::int64_t head, std::int64_t row, std::int64_t rows);
+
+ private:
+  void softmax(std::int64_t head, std::int64_t row, std::int64_t rows);
+  void cast_p(std::int64_t rows);
+  void store_p(std::int64_t head, std::int64_t row, std::int64_t rows);
+  void drop(std::int64_t head, std::int64_t row, std::int64_t rows);
+  void multiply_v(std::int64_t head, std::int64_t rows);
+  void multiply_v_fp8(std::int64_t rows);
+  void load_v(std::int64_t head);
+  void store_out(std::int64_t head, std::int64_t row, std::int64_t rows);
+
+  const AttentionInputs& in_;
+  const ForwardOptions& options_;
+  const ForwardOutputs& out_;
+  Amaxes& amaxes_;
+  const bool fp8_;
+  ScoreBlock scores_of_;
+  std::int64_t first_ = 0, last_ = 0;  // keys of the block
+  std::vector<float> p_;               // [rows, last - first]
+  std::vector<std::uint8_t> codes_;    // of p_
+  std::vector<float> o_;               // [rows, Dv]
+  std::int64_t v_index_ = -1;
+  std::vector<float> v_;  // [S, Dv]
+  const float* v_rows_ = nullptr;
+  std::vector<std::uint8_t> v_turned_;  // chunks of [Dv, kKeyChunk] codes
+};
+
+void ForwardThread::block(std::int64_t head, std::int64_t row, std::int64_t rows) {
+  std::tie(first_, last_) = in_.visible.keys(head, row, rows, fp8_ ? kKeyChunk : 1);
+  const std::int64_t n = last_ - first_;
+  p_.resize(static_cast<std::size_t>(rows * n));
+  if (n > 0) scores_of_.compute(head, row, rows, first_, last_, p_.data());
+  softmax(head, row, rows);
+  if (out_.amax_s.defined()) amaxes_.s.add(kernels::amax(p_.data(), kernels::FloatType::F32, rows * n));
+  if (fp8_) cast_p(rows);
+  if (out_.p.defined()) store_p(head, row, rows);
+  if (in_.dropout.active()) drop(head, row, rows);
+  o_.assign(static_cast<std::size_t>(rows * in_.heads.value_depth), 0.0f);
+  if (n > 0) multiply_v(head, rows);
+  store_out(head, row, rows);
+}
+
+/// Scores to probabilities, in place.
+void ForwardThread::softmax(std::int64_t head, std::int64_t row, std::int64_t rows) {
+  const std::int64_t n = last_ - first_;
+  for (std::int64_t r = 0; r < rows; ++r) {
+    float* s = p_.data() + r * n;
+    float max = kernels::max_of(s, n), linv = 0;
+    if (max == -std::numeric_limits<float>::infinity() &&
+        std::none_of(s, s + n, [](float v) { return std::isnan(v); })) {
+      std::fill(s, s + n, 0.0f);
+      max = 0;
+    } else {
+      if (std::isinf(max)) max = std::copysign(std::numeric_limits<float>::max(), max);
+      kernels::exp_shifted(s, n, max);
+      linv = 1.0f / kernels::sum_of(s, n);
+      for (std::int64_t j = 0; j < n; ++j) s[j] *= linv;
+    }
+    if (!out_.m.defined()) continue;
+    const std::int64_t at = head * in_.heads.queries + row + r;
+    store_f32(&max, 1, out_.m, at);
+    std::vector<float> scratch;
+    const float stored = *as_f32(out_.m, at, 1, scratch);  // linv makes up for the rounding of m
+    const float fitting = static_cast<float>(linv * std::exp(static_cast<double>(stored) - max));
+    store_f32(&fitting, 1, out_.linv, at);
+  }
+}
+
+void ForwardThread::cast_p(std::int64_t rows) {
+  kernels::CastArgs cast;
+  cast.x = p_.data();
+  cast.rows = rows;
+  cast.cols = cast.row_stride = last_ - first_;
+  codes_.resize(p_.size());
+  cast.codes = codes_.data();
+  cast.format = format_of(in_.q.scalar_type());
+  cast.max = kernels::fp8_max(cast.format, options_.dialect);
+  cast.scale = &options_.p_scale;
+  if (!p_.empty()) kernels::cast_to_fp8(cast);
+}
+
+void ForwardThread::store_p(std::int64_t head, std::int64_t row, std::int64_t rows) {
+  const std::int64_t n = last_ - first_, keys = in_.heads.keys;
+  if (keys == 0) return;
+  for (std::int64_t r = 0; r < rows; ++r) {
+    const std::int64_t at = (head * in_.heads.queries + row + r) * keys;
+    std::memset(bytes_at(out_.p, at), 0, static_cast<std::size_t>(keys) * out_.p.element_size());
+    if (n == 0) continue;
+    if (fp8_) {
+      std::memcpy(bytes_at(out_.p, at + first_), codes_.data() + r * n, static_cast<std::size_t>(n));
+    } else {
+      store_f32(p_.data() + r * n, n, out_.p, at + first_);
+    }
+  }
+}
+
+void ForwardThread::drop(std::int64_t head, std::int64_t row, std::int64_t rows) {
+  const std::int64_t n = last_ - first_, keys = in_.heads.keys;
+  for (std::int64_t r = 0; r < rows; ++r) {
+    const std::int64_t at = (head * in_.heads.queries + row + r) * keys;
+    if (out_.dm.defined()) {
+      auto* kept = reinterpret_cast<std::int8_t*>(bytes_at(out_.dm, at));
+      for (std::int64_t j = 0; j < keys; ++j) kept[j] = in_.dropout.keep(static_cast<std::uint64_t>(at + j)) ? 1 : 0;
+    }
+    for (std::int64_t j = 0; j < n; ++j) {
+      if (in_.dropout.keep(static_cast<std::uint64_t>(at + first_ + j))) continue;
+      p_[static_cast<std::size_t>(r * n + j)] = 0;
+      if (fp8_) codes_[static_cast<std::size_t>(r * n + j)] = 0;
+    }
+  }
+}
+
+void ForwardThread::load_v(std::int64_t head) {
+  const std::int64_t index = in_.heads.v[static_cast<std::size_t>(head)], depth = in_.heads.value_depth,
+                     keys = in_.heads.keys;
+  if (index == v_index_) return;
+  v_index_ = index;
+  if (!fp8_) {
+    v_rows_ = as_f32(in_.v, index * keys * depth, keys * depth, v_);
+    return;
+  }
+  v_turned_.resize(static_cast<std::size_t>(keys * depth));
+  for (std::int64_t key = 0; key < keys; key += kKeyChunk) {
+    kernels::transpose_bytes(const_bytes_at(in_.v, (index * keys + key) * depth), std::min(kKeyChunk, keys - key),
+                             depth, v_turned_.data() + key * depth);
+  }
+}
+
+void ForwardThread::multiply_v(std::int64_t head, std::int64_t rows) {
+  const std::int64_t depth = in_.heads.value_depth, n = last_ - first_;
+  load_v(head);
+  if (fp8_) return multiply_v_fp8(rows);
+  kernels::multiply({p_.data(), n, 1}, {v_rows_ + first_ * depth, depth, 1}, rows, depth, n, o_.data(), depth, false);
+}
+
+void ForwardThread::multiply_v_fp8(std::int64_t rows) {
+  const bool e5m2 = in_.q.scalar_type() == at::kFloat8_e5m2;
+  for (std::int64_t key = first_; key < last_; key += kKeyChunk) {
+    kernels::GemmArgs g;
+    g.m = rows;
+    g.n = in_.heads.value_depth;
+    g.k = std::min(kKeyChunk, last_ - key);
+    g.a = codes_.data() + (key - first_);
+    g.a_type = e5m2 ? kernels::ActivationType::E5M2 : kernels::ActivationType::E4M3;
+    g.a_stride = last_ - first_;
+    g.w = v_turned_.data() + key * g.n;
+    g.w_format = format_of(in_.v.scalar_type());
+    g.y = o_.data();
+    g.y_stride = g.n;
+    g.accumulate = true;
+    g.dialect = in_.dialect;
+    kernels::gemm(g);
+  }
+}
+
+void ForwardThread::store_out(std::int64_t head, std::int64_t row, std::int64_t rows) {
+  const std::int64_t depth = in_.heads.value_depth, count = rows * depth, at = (head * in_.heads.queries + row) * depth;
+  if (count == 0) return;
+  for (float& v : o_) v *= options_.value_factor;
+  if (out_.amax_o.defined()) amaxes_.o.add(kernels::amax(o_.data(), kernels::FloatType::F32, count));
+  if (!is_fp8(out_.out.scalar_type())) return store_f32(o_.data(), count, out_.out, at);
+  kernels::CastArgs cast;
+  cast.x = o_.data();
+  cast.rows = 1;
+  cast.cols = cast.row_stride = count;
+  cast.codes = bytes_at(out_.out, at);
+  cast.format = format_of(out_.out.scalar_type());
+  cast.max = kernels::fp8_max(cast.format, options_.dialect);
+  cast.scale = &options_.o_scale;
+  kernels::cast_to_fp8(cast);
+}
+
+/// Tasks per range: four ranges a thread, no head cut where there are enough of them, 50 us of work at least.
+std::int64_t grain_of(const Heads& h, std::int64_t blocks) {
+  const std::int64_t tasks = h.count * blocks, ranges = std::int64_t{4} * kernels::num_threads();
+  std::int64_t grain = std::max<std::int64_t>(1, tasks / ranges);
+  if (grain >= blocks) grain = grain / blocks * blocks;
+  const double products = static_cast<double>(h.queries) / static_cast<double>(blocks) *
+                          static_cast<double>(h.keys * (h.depth + h.value_depth + 8));
+  return std::max<std::int64_t>(grain, static_cast<std::int64_t>(1e6 / std::max(products, 1.0)));
+}
+
+}  // namespace
+
+void attention_forward(const AttentionInputs& in, const ForwardOptions& options, const ForwardOutputs& out) {
+  const Heads& h = in.heads;
+  const std::int64_t rows = block_rows(h.keys), blocks = (h.queries + rows - 1) / rows;
+  Amaxes amaxes;
+  kernels::parallel_for(h.count * blocks, grain_of(h, std::max<std::int64_t>(blocks, 1)),
+                        [&](std::int64_t begin, std::int64_t end) {
+                          ForwardThread thread(in, options, out, amaxes);
+                          for (std::int64_t task = begin; task < end; ++task) {
+                            const std::int64_t row = task % blocks * rows;
+                            thread.block(task / blocks, row, std::min(rows, h.queries - row));
+                          }
+                        });
+  if (out.amax_s.defined()) *out.amax_s.mutable_data_ptr<float>() = amaxes.s.value();
+  if (out.amax_o.defined()) *out.amax_o.mutable_data_ptr<float>() = amaxes.o.value();
+}
+
+}  // namespace fp8::runtime::ops

@@ -1,0 +1,282 @@
+// SPDX-License-Identifier: Apache-2.0
+#include "fp8/runtime/ops/cast/cast.h"
+
+#include <ATen/CPUGeneratorImpl.h>
+#include <ATen/ExpandUtils.h>
+#include <ATen/ops/empty.h>
+#include <ATen/ops/from_blob.h>
+#include <ATen/ops/mul.h>
+
+#include <cmath>
+#include <mutex>
+
+#include "fp8/runtime/device/block.h"
+#include "fp8/runtime/device/device.h"
+#include "fp8/runtime/device/environment.h"
+#include "fp8/runtime/kernels/cast.h"
+#include "fp8/runtime/kernels/decode.h"
+#include "fp8/runtime/profile/trace.h"
+
+namespace fp8::runtime::ops {
+namespace {
+
+/// Vendor's texts for float8 inputs.
+void check_cast(const at::Tensor& input, bool is_amax, at::ScalarType dtype) {
+  TORCH_CHECK(is_fp8(dtype), "[cast_to_fp8_v2] expected dtype Float8_e4m3fn or Float8_e5m2, got ", dtype);
+  if (c10::isFloat8Type(input.scalar_type())) {
+    TORCH_CHECK(!is_amax, "CastToFp8V2 must have no amax for float8.");
+    TORCH_CHECK(input.scalar_type() == dtype,
+                "CastToFp8V2 input and output must have the same dtype for float8, but are ", input.scalar_type(),
+                " and ", dtype);
+    return;
+  }
+  TORCH_CHECK(is_high_precision(input.scalar_type()),
+              "[cast_to_fp8_v2] expected input of dtype Float, BFloat16, Half or ", dtype, ", got ",
+              input.scalar_type());
+}
+
+at::Tensor amax_result(const at::Tensor& like, bool is_amax) {
+  const auto options = like.options().dtype(at::kFloat);
+  return is_amax ? at::empty({}, options) : at::empty({0}, options);
+}
+
+struct Matrix {
+  std::int64_t rows, cols;
+};
+
+Matrix matrix_of(const at::Tensor& t) {
+  const std::int64_t cols = t.dim() == 0 ? 1 : t.size(-1);
+  return {cols == 0 ? 0 : t.numel() / cols, cols};
+}
+
+/// PT_HPU_STOCHASTIC_ROUNDING_MODE is about this cast alone.
+bool flushes(at::ScalarType from, at::ScalarType to) {
+  return from == at::kBFloat16 && to == at::kFloat8_e5m2 && stochastic_rounding_flushes();
+}
+
+/// The kernel's arguments for `input` (contiguous, or 2-D with contiguous rows) into `out` (contiguous). They point
+/// into `scale`.
+kernels::CastArgs arguments(const at::Tensor& input, const Scale& scale, const Broadcast& broadcast, bool stochastic,
+                            const at::Tensor& out, float* amax) {
+  const Matrix m = matrix_of(input);
+  kernels::CastArgs args;
+  args.x = input.const_data_ptr();
+  args.type = float_type_of(input.scalar_type());
+  args.rows = m.rows;
+  args.cols = m.cols;
+  args.row_stride = input.dim() == 2 ? input.stride(0) : m.cols;
+  args.codes = static_cast<std::uint8_t*>(out.mutable_data_ptr());
+  args.format = format_of(out.scalar_type());
+  args.max = kernels::fp8_max(args.format, device_dialect("cast_to_fp8"));
+  args.scale = scale.none() ? nullptr : scale.values.data();
+  args.scale_row_stride = broadcast.row_stride;
+  args.scale_col_stride = broadcast.col_stride;
+  args.round_product = true;
+  args.stochastic = stochastic;
+  if (stochastic) args.seed = draw_seed();
+  args.flush_subnormal = stochastic && flushes(input.scalar_type(), out.scalar_type());
+  args.amax = amax;
+  return args;
+}
+
+void run_cast(const at::Tensor& input, const Scale& scale, const Broadcast& broadcast, bool stochastic,
+              const at::Tensor& out, float* amax) {
+  kernels::cast_to_fp8(arguments(input, scale, broadcast, stochastic, out, amax));
+}
+
+bool rows_are_contiguous(const at::Tensor& t) {
+  return t.is_contiguous() || (t.dim() == 2 && t.stride(1) == 1 && t.stride(0) >= t.size(1));
+}
+
+/// Any broadcast the kernel does not know: the product in the input's dtype first, which is what the rule says anyway.
+at::Tensor scaled(const at::Tensor& input, const Scale& scale) {
+  TORCH_CHECK(at::is_expandable_to(scale.shape, input.sizes()),
+              "[cast] expected a scale that broadcasts to the input's sizes ", input.sizes(), ", got sizes ",
+              at::IntArrayRef(scale.shape));
+  const at::Tensor factor =
+      at::from_blob(const_cast<float*>(scale.values.data()), scale.shape, at::kFloat).to(input.scalar_type());
+  return at::mul(cpu_alias(input.detach()), factor);
+}
+
+void cast_into(const at::Tensor& input, Scale scale, bool stochastic, const at::Tensor& out, float* amax) {
+  const at::Tensor x = rows_are_contiguous(input) ? input : input.contiguous();
+  round_to(scale, x.scalar_type());
+  const auto broadcast = broadcast_of(scale, x.sizes());
+  if (broadcast.has_value()) return run_cast(x, scale, *broadcast, stochastic, out, amax);
+  run_cast(scaled(x, scale), Scale{}, Broadcast{}, stochastic, out, nullptr);
+  if (amax != nullptr)
+    *amax = kernels::amax(x.contiguous().const_data_ptr(), float_type_of(x.scalar_type()), x.numel());
+}
+
+float pow2_ceil(float v) {
+  int exponent = 0;
+  const float mantissa = std::frexp(v, &exponent);  // v = mantissa * 2^exponent, mantissa in [0.5, 1)
+  if (!(v > 0) || !std::isfinite(v)) return v;
+  return std::ldexp(1.0f, mantissa == 0.5f ? exponent - 1 : exponent);
+}
+
+std::vector<int64_t> reduced_sizes(const at::Tensor& input, int64_t max_mode, int64_t axis, bool keepdim) {
+  if (max_mode == 0) return input.sizes().vec();
+  if (max_mode == 1) return {1};
+  auto sizes = input.sizes().vec();
+  TORCH_CHECK(axis >= -input.dim() && axis < input.dim(), "[calculate_scale_for_cast] expected reduceAxis in [",
+              -input.dim(), ", ", input.dim() - 1, "], got ", axis);
+  if (axis < 0) axis += input.dim();
+  if (keepdim) {
+    sizes[axis] = 1;
+  } else {
+    sizes.erase(sizes.begin() + axis);
+  }
+  return sizes;
+}
+
+void check_modes(const at::Tensor& input, int64_t max_mode, int64_t scale_mode) {
+  TORCH_CHECK(is_high_precision(input.scalar_type()),
+              "[calculate_scale_for_cast] expected input of dtype Float, BFloat16 or Half, got ", input.scalar_type());
+  TORCH_CHECK(max_mode >= 0 && max_mode <= 2,
+              "[calculate_scale_for_cast] expected maxMode 0 (none), 1 (per tensor) or 2 (per channel), got ",
+              max_mode);
+  TORCH_CHECK(scale_mode == 0 || scale_mode == 1,
+              "[calculate_scale_for_cast] expected scaleMode 0 (none) or 1 (power of two), got ", scale_mode);
+}
+
+}  // namespace
+
+std::uint64_t draw_seed() {
+  auto generator = at::detail::getDefaultCPUGenerator();
+  const std::lock_guard<std::mutex> lock(generator.mutex());
+  return generator.get<at::CPUGeneratorImpl>()->random64();
+}
+
+std::tuple<at::Tensor, at::Tensor> cast_to_fp8_v2_meta(const at::Tensor& input, bool is_amax, at::ScalarType dtype) {
+  check_cast(input, is_amax, dtype);
+  return {at::empty(input.sizes(), input.options().dtype(dtype)), amax_result(input, is_amax)};
+}
+
+std::tuple<at::Tensor, at::Tensor> cast_to_fp8_v2(const at::Tensor& input, Scale scale, bool stochastic_rounding,
+                                                  bool is_amax, at::ScalarType dtype) {
+  trace_op("hpu::cast_to_fp8_v2", {input});
+  (void)device_dialect("cast_to_fp8_v2");  // refuses the first generation, whatever the input
+  auto [out, amax] = cast_to_fp8_v2_meta(input, is_amax, dtype);
+  float* amax_data = is_amax ? amax.mutable_data_ptr<float>() : nullptr;
+  if (is_amax) *amax_data = 0;
+  if (!is_fp8(input.scalar_type())) {
+    cast_into(input, std::move(scale), stochastic_rounding, out, amax_data);
+  } else if (scale.none() || (scale.per_tensor() && scale.values[0] == 1.0f)) {
+    out.view(at::kByte).copy_(input.view(at::kByte));
+  } else {
+    cast_into(cast_from_fp8(input, Scale{}, at::kFloat), std::move(scale), stochastic_rounding, out, nullptr);
+  }
+  return {out, amax};
+}
+
+std::tuple<at::Tensor&, at::Tensor&> cast_to_fp8(const at::Tensor& input, const std::optional<at::Tensor>& scale,
+                                                 bool stochastic_rounding, at::Tensor& out, at::Tensor& amax) {
+  TORCH_CHECK(input.scalar_type() == at::kFloat || input.scalar_type() == at::kBFloat16,
+              "[cast_to_fp8] expected input of dtype Float or BFloat16, got ", input.scalar_type());
+  trace_op("hpu::cast_to_fp8", {input});
+  check_fp8("cast_to_fp8", "out", out.scalar_type());
+  TORCH_CHECK(out.sizes() == input.sizes() && out.is_contiguous(), "[cast_to_fp8] expected a contiguous out of sizes ",
+              input.sizes(), ", got sizes ", out.sizes());
+  TORCH_CHECK(amax.numel() == 0 || amax.scalar_type() == at::kFloat, "[cast_to_fp8] expected amax of dtype Float, got ",
+              amax.scalar_type());
+  cast_into(input, scale_of(scale, std::nullopt), stochastic_rounding, out,
+            amax.numel() != 0 ? amax.mutable_data_ptr<float>() : nullptr);
+  return {out, amax};
+}
+
+std::tuple<at::Tensor, at::Tensor, at::Tensor> cast_to_fp8_hybrid_meta(const at::Tensor& input, bool is_amax) {
+  TORCH_CHECK(input.scalar_type() == at::kFloat || input.scalar_type() == at::kBFloat16,
+              "[cast_to_fp8_hybrid] expected input of dtype Float or BFloat16, got ", input.scalar_type());
+  return {at::empty(input.sizes(), input.options().dtype(at::kFloat8_e5m2)),
+          at::empty(input.sizes(), input.options().dtype(at::kFloat8_e4m3fn)), amax_result(input, is_amax)};
+}
+
+std::tuple<at::Tensor, at::Tensor, at::Tensor> cast_to_fp8_hybrid(const at::Tensor& input,
+                                                                  const std::optional<at::Tensor>& scale_152,
+                                                                  const std::optional<at::Tensor>& scale_143,
+                                                                  bool stochastic_rounding, bool is_amax) {
+  trace_op("hpu::cast_to_fp8_hybrid", {input});
+  auto [e5m2, e4m3, amax] = cast_to_fp8_hybrid_meta(input, is_amax);
+  float* amax_data = is_amax ? amax.mutable_data_ptr<float>() : nullptr;
+  const at::Tensor x = rows_are_contiguous(input) ? input : input.contiguous();
+  Scale wide = scale_of(scale_152, std::nullopt), narrow = scale_of(scale_143, std::nullopt);
+  round_to(wide, x.scalar_type());
+  round_to(narrow, x.scalar_type());
+  const auto wide_broadcast = broadcast_of(wide, x.sizes()), narrow_broadcast = broadcast_of(narrow, x.sizes());
+  if (wide_broadcast.has_value() && narrow_broadcast.has_value()) {
+    kernels::cast_to_fp8_twice(arguments(x, wide, *wide_broadcast, stochastic_rounding, e5m2, amax_data),
+                               arguments(x, narrow, *narrow_broadcast, false, e4m3, nullptr));
+  } else {
+    cast_into(x, std::move(wide), stochastic_rounding, e5m2, amax_data);
+    cast_into(x, std::move(narrow), false, e4m3, nullptr);
+  }
+  return {e5m2, e4m3, amax};
+}
+
+at::Tensor cast_from_fp8_meta(const at::Tensor& input, at::ScalarType out_dtype) {
+  check_fp8("cast_from_fp8", "input", input.scalar_type());
+  TORCH_CHECK(is_high_precision(out_dtype), "[cast_from_fp8] expected out_dtype Float, BFloat16 or Half, got ",
+              out_dtype);
+  return at::empty(input.sizes(), input.options().dtype(out_dtype));
+}
+
+at::Tensor cast_from_fp8(const at::Tensor& input, Scale scale, at::ScalarType out_dtype) {
+  trace_op("hpu::cast_from_fp8", {input});
+  const kernels::Dialect dialect = device_dialect("cast_from_fp8");
+  at::Tensor out = cast_from_fp8_meta(input, out_dtype);
+  const at::Tensor codes = input.is_contiguous() ? input : input.view(at::kByte).contiguous();
+  round_to(scale, out_dtype);
+  const auto broadcast = broadcast_of(scale, input.sizes());
+  const Matrix m = matrix_of(input);
+  kernels::DecodeArgs args;
+  args.codes = static_cast<const std::uint8_t*>(codes.const_data_ptr());
+  args.rows = m.rows;
+  args.cols = m.cols;
+  args.format = format_of(input.scalar_type());
+  args.y = out.mutable_data_ptr();
+  args.type = float_type_of(out_dtype);
+  args.dialect = dialect;
+  if (broadcast.has_value()) {
+    args.scale_inv = scale.none() ? nullptr : scale.values.data();
+    args.scale_row_stride = broadcast->row_stride;
+    args.scale_col_stride = broadcast->col_stride;
+  }
+  kernels::decode_from_fp8(args);
+  if (broadcast.has_value()) return out;
+  const at::Tensor product = scaled(out, scale);  // codes are exact in any output dtype, so this is the one rounding
+  out.copy_(product);
+  return out;
+}
+
+at::Tensor calculate_scale_for_cast_meta(const at::Tensor& input, int64_t max_mode, int64_t scale_mode,
+                                         int64_t reduce_axis, bool reduce_keepdim) {
+  check_modes(input, max_mode, scale_mode);
+  return at::empty(reduced_sizes(input, max_mode, reduce_axis, reduce_keepdim), input.options());
+}
+
+at::Tensor calculate_scale_for_cast(const at::Tensor& input, int64_t max_mode, int64_t scale_mode, int64_t reduce_axis,
+                                    bool reduce_keepdim, double fullscale, double backoff) {
+  trace_op("hpu::calculate_scale_for_cast", {input});
+  at::Tensor out = calculate_scale_for_cast_meta(input, max_mode, scale_mode, reduce_axis, reduce_keepdim);
+  at::Tensor v = at::empty(out.sizes(), out.options().dtype(at::kFloat));
+  const at::Tensor host = cpu_alias(input.detach());
+  const auto type = float_type_of(input.scalar_type());
+  float* values = v.mutable_data_ptr<float>();
+  if (max_mode == 0) {
+    v.copy_(input);
+  } else if (max_mode == 1) {
+    values[0] = kernels::amax(host.contiguous().const_data_ptr(), type, host.numel());
+  } else {
+    const at::Tensor rows = host.movedim(reduce_axis, -1).contiguous();
+    kernels::amax_rows(rows.const_data_ptr(), type, v.numel(), rows.size(-1), rows.size(-1), values);
+  }
+  const float factor = max_mode == 0 ? 1.0f : static_cast<float>(1.0 / (fullscale * backoff));
+  for (std::int64_t i = 0; i < v.numel(); ++i) {
+    values[i] *= factor;
+    if (scale_mode == 1) values[i] = pow2_ceil(values[i]);
+  }
+  return out.copy_(v);
+}
+
+}  // namespace fp8::runtime::ops

@@ -1,0 +1,231 @@
+// SPDX-License-Identifier: Apache-2.0
+// fp8_gemm_v2 against f64 products of the dequantized operands. Allowed error: f32 sums of K exact products, and one
+// rounding to the result's type.
+#include "fp8/runtime/ops/gemm/gemm.h"
+
+#include "fp8/runtime/ops/cast/fp8_ops.h"
+#include "op_call.h"
+
+namespace fp8::test {
+namespace {
+
+using Sizes = std::vector<std::int64_t>;
+
+at::Tensor swapped(const at::Tensor& t) { return t.dim() > 1 ? t.transpose(-2, -1).contiguous() : t; }
+
+/// |y - exact| <= (K + 4) 2^-23 magnitude + half a unit of y's type.
+void expect_close(const at::Tensor& y, const at::Tensor& exact, const at::Tensor& magnitude, std::int64_t k,
+                  const std::string& what) {
+  ASSERT_EQ(y.sizes(), exact.sizes()) << what;
+  EXPECT_EQ(y.device(), kHpu);
+  const double unit = std::ldexp(1.0, -type_of(y.scalar_type()).digits);
+  const at::Tensor error = (y.cpu().to(at::kDouble) - exact).abs();
+  const at::Tensor allowed = magnitude.abs() * ((k + 4) * std::ldexp(1.0, -23)) + exact.abs() * unit * 1.001 + 1e-30;
+  EXPECT_TRUE((error <= allowed).all().item<bool>())
+      << what << ": worst " << (error / allowed).max().item<double>() << " of the allowed";
+}
+
+struct Case {
+  Sizes a, b;  ///< as [..., M, K] and [..., K, N], before transposition
+};
+
+const Case kShapes[] = {
+    {{5, 33}, {33, 7}},
+    {{1, 64}, {64, 16}},
+    {{17, 40}, {40, 32}},
+    {{2, 3, 5, 8}, {8, 6}},
+    {{3, 5, 8}, {3, 8, 6}},
+    {{2, 1, 5, 8}, {3, 8, 6}},
+    {{5, 8}, {3, 8, 6}},
+    {{4, 5, 8}, {1, 8, 6}},
+    {{8}, {8, 6}},
+    {{5, 8}, {8}},
+    {{8}, {8}},
+    {{8}, {3, 8, 6}},
+    {{3, 5, 8}, {8}},
+    {{0, 8}, {8, 6}},
+    {{5, 8}, {8, 0}},
+    {{0, 5, 8}, {8, 6}},
+};
+
+TEST(Gemm, AllShapesAndTranspositions) {
+  for (const Case& c : kShapes) {
+    for (const bool trans_a : {false, true}) {
+      for (const bool trans_b : {false, true}) {
+        if ((trans_a && c.a.size() == 1) || (trans_b && c.b.size() == 1)) continue;
+        const at::Tensor a = random_codes(c.a, kE4M3, 1), b = random_codes(c.b, kE4M3, 2), va = values_of(a),
+                         vb = values_of(b);
+        const at::Tensor y = call("fp8_gemm_v2", "scalar",
+                                  {trans_a ? swapped(a) : a, trans_a, trans_b ? swapped(b) : b, trans_b, at::IValue(),
+                                   code(at::kFloat), 0.5, 0.37})[0];
+        const double s = 0.5 * static_cast<double>(0.37f);
+        std::ostringstream what;
+        what << c.a << " x " << c.b << (trans_a ? " A^T" : "") << (trans_b ? " B^T" : "");
+        expect_close(y, at::matmul(va, vb) * s, at::matmul(va.abs(), vb.abs()) * s, c.a.back(), what.str());
+      }
+    }
+  }
+}
+
+TEST(Gemm, OperandsMayBeViews) {
+  const at::Tensor a = random_codes({33, 5}, kE4M3, 1).t(), b = random_codes({7, 66}, kE4M3, 2).slice(1, 0, 66, 2).t(),
+                   va = values_of(a), vb = values_of(b);
+  const at::Tensor y = call("fp8_gemm_v2", "", {a, false, b, false, at::IValue(), code(at::kFloat)})[0];
+  expect_close(y, at::matmul(va, vb), at::matmul(va.abs(), vb.abs()), 33, "views");
+}
+
+TEST(Gemm, FormatsAndResultTypes) {
+  for (const auto fa : {kE4M3, kE5M2}) {
+    for (const auto fb : {kE4M3, kE5M2}) {
+      for (const auto out : {at::kFloat, at::kBFloat16, at::kHalf}) {
+        const at::Tensor a = random_codes({6, 70}, fa, 3), b = random_codes({19, 70}, fb, 4), va = values_of(a),
+                         vb = values_of(b).t();
+        const at::Tensor y = call("fp8_gemm_v2", "", {a, false, b, true, at::IValue(), code(out)})[0];
+        EXPECT_EQ(y.scalar_type(), out);
+        expect_close(y, at::matmul(va, vb), at::matmul(va.abs(), vb.abs()), 70, "formats");
+      }
+    }
+  }
+}
+
+// Forward y = x w^T in E4M3, then dx = g w and dw = g^T x with g in E5M2, as NVIDIA's hybrid format has it: the
+// operands of the backward products lie as the forward left them.
+TEST(Gemm, BackwardProductsOfMixedFormats) {
+  const std::int64_t m = 48, n = 80, k = 112;
+  const at::Tensor x = random_codes({m, k}, kE4M3, 1), w = random_codes({n, k}, kE4M3, 2),
+                   g = random_codes({m, n}, kE5M2, 3);
+  const at::Tensor vx = values_of(x), vw = values_of(w), vg = values_of(g), scale = at::full({1}, 0.25f);
+  const at::Tensor dx =
+      runtime::ops::call_fp8_gemm_v2(g, false, w, false, std::nullopt, at::kFloat, scale, std::nullopt);
+  expect_close(dx, at::matmul(vg, vw) * 0.25, at::matmul(vg.abs(), vw.abs()) * 0.25, n, "dx");
+  const at::Tensor dw = runtime::ops::call_fp8_gemm_v2(g, true, x, false, std::nullopt, at::kFloat, scale, scale);
+  expect_close(dw, at::matmul(vg.t(), vx) / 16, at::matmul(vg.t().abs(), vx.abs()) / 16, m, "dw");
+  at::Tensor sum = runtime::ops::call_fp8_gemm_v2(g, true, x, false, dw, at::kFloat, scale, scale, std::nullopt, true);
+  expect_close(sum, at::matmul(vg.t(), vx) / 8, at::matmul(vg.t().abs(), vx.abs()) / 8, m + 1, "dw twice");
+}
+
+// A transposed operand gives the bits that a copy of it gives, also as a part of a larger one and in a batch.
+TEST(Gemm, TransposedOperandsGiveTheSameBits) {
+  const auto product = [](const at::Tensor& a, bool trans_a, const at::Tensor& b, bool trans_b) {
+    return runtime::ops::call_fp8_gemm_v2(a, trans_a, b, trans_b, std::nullopt, at::kBFloat16, std::nullopt,
+                                          std::nullopt);
+  };
+  const at::Tensor a = random_codes({200, 130}, kE5M2, 5), b = random_codes({200, 90}, kE4M3, 6);
+  for (const auto& [part_a, part_b] :
+       {std::pair<at::Tensor, at::Tensor>{a, b},
+        {a.slice(1, 3, 100), b.slice(1, 10, 80)},
+        {a.slice(0, 0, 200, 2), b.slice(0, 0, 200, 2)},
+        {a.view({2, 100, 130}), b.view({2, 100, 90})},
+        {a.view({2, 2, 50, 130}).transpose(0, 1), b.view({2, 2, 50, 90}).transpose(0, 1)}}) {
+    EXPECT_TRUE(
+        same_bits(product(part_a, true, part_b, false), product(swapped(part_a), false, swapped(part_b), true)));
+  }
+}
+
+TEST(Gemm, BiasAndAccumulateAreUnscaled) {
+  const at::Tensor a = random_codes({6, 40}, kE4M3, 3), b = random_codes({40, 9}, kE4M3, 4), va = values_of(a),
+                   vb = values_of(b);
+  for (const auto type : {at::kFloat, at::kBFloat16}) {
+    torch::manual_seed(8);
+    const at::Tensor bias = (at::randn({9}) * 10).to(type), d = (at::randn({6, 9}) * 10).to(type);
+    const at::Tensor scale_a = at::full({1}, 0.25f), scale_b = at::full({1}, 3.0f, on_hpu());
+    for (const bool with_bias : {false, true}) {
+      for (const bool with_d : {false, true}) {
+        const at::Tensor y = call("fp8_gemm_v2", "",
+                                  {a, false, b, false, with_d ? at::IValue(hpu(d)) : at::IValue(), code(type), scale_a,
+                                   scale_b, with_bias ? at::IValue(hpu(bias)) : at::IValue(), with_d})[0];
+        at::Tensor exact = at::matmul(va, vb) * 0.75, magnitude = at::matmul(va.abs(), vb.abs()) * 0.75;
+        if (with_bias) exact = exact + bias.to(at::kDouble), magnitude = magnitude + bias.to(at::kDouble).abs();
+        if (with_d) exact = exact + d.to(at::kDouble), magnitude = magnitude + d.to(at::kDouble).abs();
+        expect_close(y, exact, magnitude, 40, "bias and D");
+      }
+    }
+  }
+  const at::Tensor ignored =
+      call("fp8_gemm_v2", "", {a, false, b, false, at::ones({6, 9}, on_hpu()), code(at::kFloat)})[0];
+  EXPECT_TRUE(same_bits(
+      ignored,
+      call("fp8_gemm_v2", "", {a, false, b, false, at::IValue(), code(at::kFloat)})[0]));  // D without accumulate
+}
+
+TEST(Gemm, ScalesPerRowAndPerColumn) {
+  for (const Sizes& batch : {Sizes{}, Sizes{2}, Sizes{2, 3}}) {
+    for (const bool one_weight : {true, false}) {
+      Sizes sa = batch, sb = one_weight ? Sizes{} : batch;
+      sa.insert(sa.end(), {6, 24});
+      sb.insert(sb.end(), {24, 10});
+      const at::Tensor a = random_codes(sa, kE4M3, 3), b = random_codes(sb, kE4M3, 4);
+      const at::Tensor product = at::matmul(values_of(a), values_of(b)),
+                       magnitude = at::matmul(values_of(a).abs(), values_of(b).abs());
+      const at::Tensor columns = at::rand({10}) + 0.5, rows = at::rand({6}) + 0.5, one = at::full({1}, 0.5f);
+      const at::Tensor per_token =
+          at::rand(product.sizes().slice(0, product.dim() - 1)).unsqueeze(-1) + 0.5;  // one per row of every batch
+      const auto run = [&](const at::Tensor& scale_a, const at::Tensor& scale_b, const at::IValue& shape,
+                           const at::Tensor& factor) {
+        const at::Tensor y = call("fp8_gemm_v2", "",
+                                  {a, false, b, false, at::IValue(), code(at::kFloat), hpu(scale_a), hpu(scale_b),
+                                   at::IValue(), false, shape})[0];
+        expect_close(y, product * factor.to(at::kDouble), magnitude * factor.to(at::kDouble), 24, "scales");
+      };
+      run(one, columns, Sizes{1, 10}, one * columns);
+      run(one, columns, at::IValue(), one * columns);
+      run(one, columns.view({1, 10}), at::IValue(), one * columns);
+      run(one, rows, Sizes{6, 1}, one * rows.view({6, 1}));
+      run(per_token, columns, at::IValue(), per_token * columns);
+      run(per_token, one, at::IValue(), per_token * one);
+      run(per_token, rows, Sizes{6, 1}, per_token * rows.view({6, 1}));
+    }
+  }
+}
+
+TEST(Gemm, ScaleLists) {
+  const at::Tensor a = random_codes({6, 24}, kE4M3, 3), b = random_codes({24, 4}, kE4M3, 4), va = values_of(a),
+                   vb = values_of(b);
+  const at::Tensor factor = at::tensor({1., 2., 0.5, 4.}, at::kDouble) * 0.25;
+  const at::Tensor y = call("fp8_gemm_v2", "scalar_list",
+                            {a, false, b, false, at::IValue(), code(at::kFloat), c10::List<double>({0.25}),
+                             c10::List<double>({1, 2, 0.5, 4})})[0];
+  expect_close(y, at::matmul(va, vb) * factor, at::matmul(va.abs(), vb.abs()) * factor, 24, "list");
+}
+
+TEST(Gemm, ARowScaleForOneRowAndAColumnScaleForOneColumn) {
+  const at::Tensor a = random_codes({1, 24}, kE4M3, 3), b = random_codes({24, 1}, kE4M3, 4), va = values_of(a),
+                   vb = values_of(b);
+  for (const Sizes& shape : {Sizes{1, 1}, Sizes{1}}) {
+    const at::Tensor y = call("fp8_gemm_v2", "",
+                              {a, false, b, false, at::IValue(), code(at::kFloat), at::full({1}, 2.0f),
+                               at::full({1}, 0.5f), at::IValue(), false, shape})[0];
+    expect_close(y, at::matmul(va, vb), at::matmul(va.abs(), vb.abs()), 24, "one");
+  }
+}
+
+TEST(Gemm, BadArgumentsAreNamed) {
+  const at::Tensor a = random_codes({6, 24}, kE4M3, 3), b = random_codes({24, 4}, kE4M3, 4);
+  const at::IValue none, f32 = code(at::kFloat);
+  const auto gemm = [&](torch::jit::Stack args) { return [args] { call("fp8_gemm_v2", "", args); }; };
+  EXPECT_TRUE(throws_with({"[fp8_gemm_v2]", "accumulate needs D"},
+                          gemm({a, false, b, false, none, f32, none, none, none, true})));
+  EXPECT_TRUE(throws_with({"[fp8_gemm_v2]", "D of sizes [6, 4]"},
+                          gemm({a, false, b, false, at::ones({6, 5}, on_hpu()), f32, none, none, none, true})));
+  EXPECT_TRUE(throws_with({"[fp8_gemm_v2]", "inner dimensions"}, gemm({a, true, b, false, none, f32})));
+  EXPECT_TRUE(throws_with({"[fp8_gemm_v2]", "bias of 4"},
+                          gemm({a, false, b, false, none, f32, none, none, at::ones({6}, on_hpu())})));
+  EXPECT_TRUE(throws_with({"[fp8_gemm_v2]", "A of dtype", "BFloat16"},
+                          gemm({a.to(at::kBFloat16), false, b, false, none, f32})));
+  EXPECT_TRUE(
+      throws_with({"[fp8_gemm_v2]", "out_dtype", "Double"}, gemm({a, false, b, false, none, code(at::kDouble)})));
+  EXPECT_TRUE(
+      throws_with({"[fp8_gemm_v2]", "A_scale_inv", "got 5"}, gemm({a, false, b, false, none, f32, at::ones({5})})));
+  EXPECT_TRUE(throws_with({"[fp8_gemm_v2]", "B_scale_inv", "got 3"},
+                          gemm({a, false, b, false, none, f32, none, at::ones({3})})));
+  EXPECT_TRUE(throws_with({"[fp8_gemm_v2]", "B_scale_inv"},
+                          gemm({a, false, b, false, none, f32, none, at::ones({5}), none, false, Sizes{5, 1}})));
+  EXPECT_TRUE(throws_with({"Number of scale elements (4)"},
+                          gemm({a, false, b, false, none, f32, none, at::ones({4}), none, false, Sizes{1, 5}})));
+  EXPECT_NE(
+      error_of(gemm({random_codes({2, 3, 4}, kE4M3, 1), false, random_codes({3, 4, 5}, kE4M3, 1), false, none, f32})),
+      "");
+}
+
+}  // namespace
+}  // namespace fp8::test
