@@ -64,7 +64,7 @@ const std::set<std::string> kNotFallback = {"aten::empty",
                                             "aten::empty_like",
                                             "aten::_lazy_clone"};
 
-/// Ops with float8 arithmetic of our own (ops/native/float8_math.cpp), in place too.
+/// Ops with float8 arithmetic of our own (ops/cast/float8_math.cpp), in place too.
 const std::set<std::string> kArithmetic = {"add", "sub", "rsub", "mul", "div", "neg",   "abs",   "eq",
                                            "ne",  "lt",  "le",   "gt",  "ge",  "isnan", "isinf", "sum"};
 

@@ -2,7 +2,7 @@
 // The hpu:: schemas of the attention family; the rest stands in schemas.cpp. Names, argument order and defaults are the
 // vendor's (bridge 1.19; fp8_sdpa_recomp_bwd a later one), down to softmax_modem and is_amax_0.
 //
-// Register a schema here, its kernel and meta function in register_attention.cpp, its work in native/<op>.cpp.
+// Register a schema here, its kernel and meta function in register_attention.cpp, its work in <op>.cpp.
 #include <torch/library.h>
 
 #include "fp8/runtime/device/registration.h"

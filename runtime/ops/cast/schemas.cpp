@@ -1,9 +1,9 @@
 // SPDX-License-Identifier: Apache-2.0
-// Every hpu:: schema, on one page. Names, argument order and defaults are the vendor's (bridge 1.19), so that programs
-// written for the device run unchanged; the semantics stand in native/*.h. `ScalarType dtype=None` is the vendor's
-// spelling: callers must pass it.
+// The hpu:: schemas of casts and products. Names, argument order and defaults are the vendor's (bridge 1.19), so that
+// programs written for the device run unchanged; the semantics stand in the headers of ops/. `ScalarType dtype=None` is
+// the vendor's spelling: callers must pass it.
 //
-// Register a schema here, its kernel and meta function in register_fp8.cpp, its work in native/<op>.cpp.
+// Register a schema here, its kernel and meta function in register_fp8.cpp, its work in <op>.cpp.
 #include <torch/library.h>
 
 #include "fp8/runtime/device/registration.h"
