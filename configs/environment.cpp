@@ -10,8 +10,8 @@
 
 #include "fp8/configs/closest.h"
 #include "fp8/configs/quant_config.h"
-#include "fp8/runtime/io/error.h"
-#include "fp8/runtime/io/launcher.h"
+#include "fp8/runtime/io/base/error.h"
+#include "fp8/runtime/io/base/launcher.h"
 
 namespace fp8::configs {
 namespace {

@@ -9,7 +9,7 @@
 #include <vector>
 
 #include "fp8/configs/stats_path.h"
-#include "fp8/runtime/io/launcher.h"
+#include "fp8/runtime/io/base/launcher.h"
 
 namespace fp8::configs {
 

@@ -22,7 +22,7 @@
 #include "fp8/configs/stats_path.h"
 #include "fp8/recipes/format.h"
 #include "fp8/recipes/inc_scale.h"
-#include "fp8/runtime/io/json.h"
+#include "fp8/runtime/io/json/json.h"
 
 namespace fp8::configs {
 

@@ -8,7 +8,7 @@
 #include <string_view>
 
 #include "fp8/configs/closest.h"
-#include "fp8/runtime/io/error.h"
+#include "fp8/runtime/io/base/error.h"
 
 namespace fp8::configs::detail {
 namespace {

@@ -3,7 +3,7 @@
 #include <cmath>
 
 #include "fp8/configs/quant_config_keys.h"
-#include "fp8/runtime/io/error.h"
+#include "fp8/runtime/io/base/error.h"
 
 namespace fp8::configs::detail {
 namespace {

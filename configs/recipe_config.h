@@ -18,7 +18,7 @@
 #include <vector>
 
 #include "fp8/recipes/recipe.h"
-#include "fp8/runtime/io/json.h"
+#include "fp8/runtime/io/json/json.h"
 
 namespace fp8::configs {
 

@@ -19,7 +19,7 @@
 #include <vector>
 
 #include "fp8/recipes/scale_method.h"
-#include "fp8/runtime/io/json.h"
+#include "fp8/runtime/io/json/json.h"
 
 namespace fp8::configs {
 

@@ -12,7 +12,7 @@
 
 #include "fp8/measure/files/backup_path.h"
 #include "fp8/measure/observers/observer_states.h"
-#include "fp8/runtime/io/error.h"
+#include "fp8/runtime/io/base/error.h"
 
 namespace fp8::measure {
 namespace {

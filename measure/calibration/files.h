@@ -22,7 +22,7 @@
 #include <vector>
 
 #include "fp8/measure/files/measurement_file.h"
-#include "fp8/runtime/io/json.h"
+#include "fp8/runtime/io/json/json.h"
 
 namespace fp8::measure {
 

@@ -8,7 +8,7 @@
 #include "fp8/configs/rules.h"
 #include "fp8/measure/observers/observer.h"
 #include "fp8/runtime/device/device.h"
-#include "fp8/runtime/io/error.h"
+#include "fp8/runtime/io/base/error.h"
 
 namespace fp8::measure {
 

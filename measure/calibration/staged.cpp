@@ -12,7 +12,7 @@
 #include "fp8/measure/calibration/session.h"
 #include "fp8/measure/observers/built_in_observers.h"
 #include "fp8/runtime/device/block.h"
-#include "fp8/runtime/io/error.h"
+#include "fp8/runtime/io/base/error.h"
 #include "fp8/runtime/kernels/float_bits.h"
 #include "fp8/runtime/ops/common/arguments.h"
 

@@ -10,7 +10,7 @@
 #include <system_error>
 
 #include "fp8/measure/model/fnv.h"
-#include "fp8/runtime/io/error.h"
+#include "fp8/runtime/io/base/error.h"
 
 namespace fp8::measure {
 namespace {

@@ -8,9 +8,9 @@
 #include <system_error>
 #include <tuple>
 
-#include "fp8/runtime/io/atomic_file.h"
-#include "fp8/runtime/io/error.h"
-#include "fp8/runtime/io/npz.h"
+#include "fp8/runtime/io/atomic/atomic_file.h"
+#include "fp8/runtime/io/base/error.h"
+#include "fp8/runtime/io/tensors/npz.h"
 
 namespace fp8::measure {
 namespace {

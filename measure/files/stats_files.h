@@ -18,8 +18,8 @@
 #include <vector>
 
 #include "fp8/configs/stats_path.h"
-#include "fp8/runtime/io/json.h"
-#include "fp8/runtime/io/pickle.h"
+#include "fp8/runtime/io/json/json.h"
+#include "fp8/runtime/io/pickle/pickle.h"
 
 namespace fp8::measure {
 

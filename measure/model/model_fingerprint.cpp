@@ -7,7 +7,7 @@
 #include <map>
 
 #include "fp8/measure/model/fnv.h"
-#include "fp8/runtime/io/error.h"
+#include "fp8/runtime/io/base/error.h"
 #include "fp8/runtime/kernels/float_bits.h"
 
 namespace fp8::measure {

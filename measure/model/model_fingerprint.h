@@ -12,8 +12,8 @@
 #include <string>
 #include <vector>
 
-#include "fp8/runtime/io/json.h"
-#include "fp8/runtime/io/safetensors.h"
+#include "fp8/runtime/io/json/json.h"
+#include "fp8/runtime/io/tensors/safetensors.h"
 #include "fp8/runtime/kernels/format.h"
 
 namespace fp8::measure {

@@ -6,7 +6,7 @@
 #include <stdexcept>
 
 #include "fp8/measure/observers/built_in_observers.h"
-#include "fp8/runtime/io/error.h"
+#include "fp8/runtime/io/base/error.h"
 #include "fp8/runtime/kernels/cast.h"
 #include "fp8/runtime/ops/common/arguments.h"
 

@@ -12,7 +12,7 @@
 #include <string>
 #include <vector>
 
-#include "fp8/runtime/io/json.h"
+#include "fp8/runtime/io/json/json.h"
 #include "fp8/runtime/kernels/format.h"
 
 namespace fp8::measure {

@@ -8,7 +8,7 @@
 #include <utility>
 
 #include "fp8/measure/observers/built_in_observers.h"
-#include "fp8/runtime/io/error.h"
+#include "fp8/runtime/io/base/error.h"
 #include "fp8/runtime/ops/common/arguments.h"
 
 namespace fp8::measure {

@@ -43,7 +43,7 @@
 #include "fp8/configs/stats_path.h"
 #include "fp8/measure/files/measurement_file.h"
 #include "fp8/recipes/format.h"
-#include "fp8/runtime/io/json.h"
+#include "fp8/runtime/io/json/json.h"
 
 namespace fp8::measure {
 

@@ -5,7 +5,7 @@
 
 #include "fp8/measure/observers/built_in_observers.h"
 #include "fp8/measure/observers/observer.h"
-#include "fp8/runtime/io/error.h"
+#include "fp8/runtime/io/base/error.h"
 
 namespace fp8::measure {
 namespace {

@@ -9,7 +9,7 @@
 
 #include "fp8/measure/files/backup_path.h"
 #include "fp8/measure/observers/built_in_observers.h"
-#include "fp8/runtime/io/atomic_file.h"
+#include "fp8/runtime/io/atomic/atomic_file.h"
 
 namespace fp8::measure {
 namespace {

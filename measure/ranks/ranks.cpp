@@ -6,7 +6,7 @@
 #include <map>
 #include <set>
 
-#include "fp8/runtime/io/error.h"
+#include "fp8/runtime/io/base/error.h"
 
 namespace fp8::measure {
 namespace {

@@ -7,7 +7,7 @@
 
 #include "fp8/configs/option_names.h"
 #include "fp8/quant/names/name_patterns.h"
-#include "fp8/runtime/io/error.h"
+#include "fp8/runtime/io/base/error.h"
 
 namespace fp8::quant {
 namespace {

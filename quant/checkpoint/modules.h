@@ -22,7 +22,7 @@
 #include <vector>
 
 #include "fp8/quant/names/model_names.h"
-#include "fp8/runtime/io/safetensors.h"
+#include "fp8/runtime/io/tensors/safetensors.h"
 
 namespace fp8::quant {
 

@@ -9,8 +9,8 @@
 #include "fp8/quant/forms/carry_through.h"
 #include "fp8/quant/forms/sidecar.h"
 #include "fp8/quant/plan/kv_plan.h"
-#include "fp8/runtime/io/checksum.h"
-#include "fp8/runtime/io/error.h"
+#include "fp8/runtime/io/base/checksum.h"
+#include "fp8/runtime/io/base/error.h"
 
 namespace fp8::quant {
 namespace {

@@ -20,7 +20,7 @@
 #include "fp8/quant/checkpoint/weight_slice.h"
 #include "fp8/quant/forms/nonfinite.h"
 #include "fp8/quant/plan/plan.h"
-#include "fp8/runtime/io/safetensors.h"
+#include "fp8/runtime/io/tensors/safetensors.h"
 
 namespace fp8::quant {
 

@@ -9,7 +9,7 @@
 #include "fp8/quant/forms/form.h"
 #include "fp8/quant/forms/ignore_list.h"
 #include "fp8/quant/names/expert_families.h"
-#include "fp8/runtime/io/error.h"
+#include "fp8/runtime/io/base/error.h"
 
 namespace fp8::quant {
 namespace {

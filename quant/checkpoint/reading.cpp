@@ -7,8 +7,8 @@
 #include <filesystem>
 #include <limits>
 
-#include "fp8/runtime/io/error.h"
-#include "fp8/runtime/io/json.h"
+#include "fp8/runtime/io/base/error.h"
+#include "fp8/runtime/io/json/json.h"
 
 namespace fp8::quant {
 namespace {

@@ -10,7 +10,7 @@
 #include <vector>
 
 #include "fp8/recipes/recipes.h"
-#include "fp8/runtime/io/safetensors.h"
+#include "fp8/runtime/io/tensors/safetensors.h"
 
 namespace fp8::quant {
 

@@ -11,7 +11,7 @@
 #include "fp8/quant/forms/assumed_form.h"
 #include "fp8/quant/forms/model_source.h"
 #include "fp8/quant/forms/sidecar.h"
-#include "fp8/runtime/io/error.h"
+#include "fp8/runtime/io/base/error.h"
 
 namespace fp8::quant {
 namespace {

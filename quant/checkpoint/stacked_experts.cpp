@@ -8,7 +8,7 @@
 #include "fp8/quant/forms/mxfp4.h"
 #include "fp8/quant/names/expert_families.h"
 #include "fp8/quant/scheme/float_dtype.h"
-#include "fp8/runtime/io/error.h"
+#include "fp8/runtime/io/base/error.h"
 
 namespace fp8::quant {
 namespace {

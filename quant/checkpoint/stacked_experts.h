@@ -17,8 +17,8 @@
 
 #include "fp8/quant/checkpoint/weight_slice.h"
 #include "fp8/quant/plan/plan.h"
-#include "fp8/runtime/io/json.h"
-#include "fp8/runtime/io/safetensors.h"
+#include "fp8/runtime/io/json/json.h"
+#include "fp8/runtime/io/tensors/safetensors.h"
 
 namespace fp8::quant {
 

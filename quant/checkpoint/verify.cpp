@@ -10,7 +10,7 @@
 #include "fp8/quant/checkpoint/reading.h"
 #include "fp8/quant/checkpoint/reform_plan.h"
 #include "fp8/quant/scheme/float_dtype.h"
-#include "fp8/runtime/io/error.h"
+#include "fp8/runtime/io/base/error.h"
 #include "fp8/runtime/kernels/thread_pool.h"
 
 namespace fp8::quant {

@@ -4,7 +4,7 @@
 #include <algorithm>
 #include <cstring>
 
-#include "fp8/runtime/io/error.h"
+#include "fp8/runtime/io/base/error.h"
 
 namespace fp8::quant {
 namespace {

@@ -19,7 +19,7 @@
 #include <vector>
 
 #include "fp8/quant/forms/nonfinite.h"
-#include "fp8/runtime/io/safetensors.h"
+#include "fp8/runtime/io/tensors/safetensors.h"
 
 namespace fp8::quant {
 

@@ -10,8 +10,8 @@
 #include "fp8/quant/forms/form.h"
 #include "fp8/quant/forms/nonfinite.h"
 #include "fp8/quant/scheme/float_dtype.h"
-#include "fp8/runtime/io/error.h"
-#include "fp8/runtime/io/safetensors.h"
+#include "fp8/runtime/io/base/error.h"
+#include "fp8/runtime/io/tensors/safetensors.h"
 #include "fp8/runtime/kernels/cast.h"
 #include "fp8/runtime/kernels/decode.h"
 

@@ -7,9 +7,9 @@
 #include <string_view>
 #include <system_error>
 
-#include "fp8/runtime/io/error.h"
-#include "fp8/runtime/io/file.h"
-#include "fp8/runtime/io/json.h"
+#include "fp8/runtime/io/base/error.h"
+#include "fp8/runtime/io/base/file.h"
+#include "fp8/runtime/io/json/json.h"
 
 namespace fp8::quant {
 namespace {

@@ -12,8 +12,8 @@
 #include <string>
 #include <vector>
 
-#include "fp8/runtime/io/atomic_file.h"
-#include "fp8/runtime/io/json.h"
+#include "fp8/runtime/io/atomic/atomic_file.h"
+#include "fp8/runtime/io/json/json.h"
 
 namespace fp8::quant {
 

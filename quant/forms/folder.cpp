@@ -5,8 +5,8 @@
 
 #include "fp8/quant/forms/carry_through.h"
 #include "fp8/quant/forms/model_source.h"
-#include "fp8/runtime/io/error.h"
-#include "fp8/runtime/io/json_edit.h"
+#include "fp8/runtime/io/base/error.h"
+#include "fp8/runtime/io/json/json_edit.h"
 
 namespace fp8::quant {
 namespace {

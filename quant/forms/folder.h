@@ -9,9 +9,9 @@
 #include <vector>
 
 #include "fp8/quant/forms/form.h"
-#include "fp8/runtime/io/atomic_file.h"
-#include "fp8/runtime/io/json.h"
-#include "fp8/runtime/io/safetensors.h"
+#include "fp8/runtime/io/atomic/atomic_file.h"
+#include "fp8/runtime/io/json/json.h"
+#include "fp8/runtime/io/tensors/safetensors.h"
 
 namespace fp8::quant {
 

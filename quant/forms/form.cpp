@@ -10,7 +10,7 @@
 #include "fp8/quant/forms/parts.h"
 #include "fp8/quant/forms/sidecar.h"
 #include "fp8/quant/plan/plan.h"
-#include "fp8/runtime/io/error.h"
+#include "fp8/runtime/io/base/error.h"
 #include "fp8/runtime/kernels/decode.h"
 
 namespace fp8::quant {

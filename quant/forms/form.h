@@ -17,8 +17,8 @@
 #include "fp8/quant/names/model_names.h"
 #include "fp8/quant/scheme/kv_scales.h"
 #include "fp8/quant/scheme/scheme.h"
-#include "fp8/runtime/io/json.h"
-#include "fp8/runtime/io/safetensors.h"
+#include "fp8/runtime/io/json/json.h"
+#include "fp8/runtime/io/tensors/safetensors.h"
 
 namespace fp8::quant {
 

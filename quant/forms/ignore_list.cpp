@@ -9,7 +9,7 @@
 #include <set>
 
 #include "fp8/configs/python_regex.h"
-#include "fp8/runtime/io/error.h"
+#include "fp8/runtime/io/base/error.h"
 
 namespace fp8::quant {
 namespace {

@@ -9,7 +9,7 @@
 #include <vector>
 
 #include "fp8/configs/option_names.h"
-#include "fp8/runtime/io/error.h"
+#include "fp8/runtime/io/base/error.h"
 
 namespace fp8::quant {
 namespace {

@@ -12,7 +12,7 @@
 #include <filesystem>
 #include <string>
 
-#include "fp8/runtime/io/json.h"
+#include "fp8/runtime/io/json/json.h"
 
 namespace fp8::quant {
 

@@ -8,7 +8,7 @@
 #include <string>
 #include <vector>
 
-#include "fp8/runtime/io/safetensors.h"
+#include "fp8/runtime/io/tensors/safetensors.h"
 
 namespace fp8::quant {
 

@@ -6,7 +6,7 @@
 #include <cstring>
 #include <vector>
 
-#include "fp8/runtime/io/error.h"
+#include "fp8/runtime/io/base/error.h"
 #include "fp8/runtime/kernels/thread_pool.h"
 
 namespace fp8::quant {

@@ -12,7 +12,7 @@
 #include "fp8/quant/forms/sidecar.h"
 #include "fp8/quant/plan/plan.h"
 #include "fp8/quant/scheme/float_dtype.h"
-#include "fp8/runtime/io/error.h"
+#include "fp8/runtime/io/base/error.h"
 #include "fp8/runtime/kernels/block_cast.h"
 #include "fp8/runtime/kernels/float_bits.h"
 

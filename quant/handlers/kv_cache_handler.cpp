@@ -11,7 +11,7 @@
 #include <set>
 #include <stdexcept>
 
-#include "fp8/runtime/io/error.h"
+#include "fp8/runtime/io/base/error.h"
 #include "fp8/runtime/ops/cast/fp8_ops.h"
 #include "fp8/runtime/ops/common/arguments.h"
 

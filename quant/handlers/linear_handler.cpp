@@ -17,7 +17,7 @@
 #include "fp8/runtime/device/block.h"
 #include "fp8/runtime/device/device.h"
 #include "fp8/runtime/intercept/weight_tag.h"
-#include "fp8/runtime/io/checksum.h"
+#include "fp8/runtime/io/base/checksum.h"
 #include "fp8/runtime/ops/cast/fp8_ops.h"
 #include "fp8/runtime/ops/common/arguments.h"
 

@@ -20,7 +20,7 @@
 #include "fp8/quant/handlers/node_handler.h"
 #include "fp8/runtime/device/device.h"
 #include "fp8/runtime/intercept/weight_tag.h"
-#include "fp8/runtime/io/error.h"
+#include "fp8/runtime/io/base/error.h"
 #include "fp8/runtime/kernels/cast.h"
 #include "fp8/runtime/modules/op_module.h"
 #include "fp8/runtime/ops/common/arguments.h"

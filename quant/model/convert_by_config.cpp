@@ -9,8 +9,8 @@
 #include "fp8/measure/model/model_fingerprint.h"
 #include "fp8/measure/model/script_nodes.h"
 #include "fp8/quant/scale_file/scale_file.h"
-#include "fp8/runtime/io/atomic_file.h"
-#include "fp8/runtime/io/error.h"
+#include "fp8/runtime/io/atomic/atomic_file.h"
+#include "fp8/runtime/io/base/error.h"
 #include "fp8/runtime/ops/common/arguments.h"
 
 namespace fp8::quant {

@@ -24,7 +24,7 @@
 #include <vector>
 
 #include "fp8/quant/model/convert.h"
-#include "fp8/runtime/io/json.h"
+#include "fp8/runtime/io/json/json.h"
 
 namespace fp8::quant {
 

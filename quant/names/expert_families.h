@@ -13,7 +13,7 @@
 #include <span>
 #include <string_view>
 
-#include "fp8/runtime/io/json.h"
+#include "fp8/runtime/io/json/json.h"
 
 namespace fp8::quant {
 

@@ -19,7 +19,7 @@
 #include <utility>
 #include <vector>
 
-#include "fp8/runtime/io/json.h"
+#include "fp8/runtime/io/json/json.h"
 
 namespace fp8::quant {
 

@@ -6,7 +6,7 @@
 #include "fp8/configs/module_types.h"
 #include "fp8/configs/option_names.h"
 #include "fp8/quant/plan/rules.h"
-#include "fp8/runtime/io/error.h"
+#include "fp8/runtime/io/base/error.h"
 
 namespace fp8::quant {
 

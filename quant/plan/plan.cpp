@@ -12,7 +12,7 @@
 #include "fp8/quant/names/name_patterns.h"
 #include "fp8/quant/plan/kv_plan.h"
 #include "fp8/quant/plan/rules.h"
-#include "fp8/runtime/io/error.h"
+#include "fp8/runtime/io/base/error.h"
 
 namespace fp8::quant {
 

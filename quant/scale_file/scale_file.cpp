@@ -7,7 +7,7 @@
 #include <tuple>
 
 #include "fp8/measure/model/fnv.h"
-#include "fp8/runtime/io/error.h"
+#include "fp8/runtime/io/base/error.h"
 
 namespace fp8::quant {
 namespace {

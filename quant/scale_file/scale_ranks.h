@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
-// Scale files of several ranks into fewer and back, by the rules of measure/ranks/ranks.h. Of two scale_inv the larger one is
-// safe: it overflows for neither rank's values. No torch here.
+// Scale files of several ranks into fewer and back, by the rules of measure/ranks/ranks.h. Of two scale_inv the larger
+// one is safe: it overflows for neither rank's values. No torch here.
 #pragma once
 #include <string>
 #include <vector>

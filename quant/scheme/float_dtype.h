@@ -2,7 +2,7 @@
 // A file's dtype and the kernels' word for it. No torch here.
 #pragma once
 #include "fp8/recipes/recipes.h"
-#include "fp8/runtime/io/safetensors.h"
+#include "fp8/runtime/io/tensors/safetensors.h"
 
 namespace fp8::quant {
 

@@ -3,7 +3,7 @@
 
 #include <algorithm>
 
-#include "fp8/runtime/io/error.h"
+#include "fp8/runtime/io/base/error.h"
 
 namespace fp8::quant {
 

@@ -5,7 +5,7 @@
 #include <cstdlib>
 #include <unordered_set>
 
-#include "fp8/runtime/io/file.h"
+#include "fp8/runtime/io/base/file.h"
 
 namespace fp8::runtime::autocast {
 namespace {

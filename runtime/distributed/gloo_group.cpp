@@ -15,7 +15,7 @@
 
 #include "fp8/runtime/device/block.h"
 #include "fp8/runtime/device/host_block.h"
-#include "fp8/runtime/io/error.h"
+#include "fp8/runtime/io/base/error.h"
 
 namespace fp8::runtime::distributed {
 namespace {

@@ -9,8 +9,8 @@
 #include <optional>
 #include <string_view>
 
-#include "fp8/runtime/io/error.h"
-#include "fp8/runtime/io/launcher.h"
+#include "fp8/runtime/io/base/error.h"
+#include "fp8/runtime/io/base/launcher.h"
 
 namespace fp8::runtime::distributed {
 namespace {

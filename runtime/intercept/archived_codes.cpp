@@ -11,7 +11,7 @@
 #include "fp8/runtime/intercept/host_codes.h"
 #include "fp8/runtime/intercept/unknown_scales.h"
 #include "fp8/runtime/intercept/weight_tag.h"
-#include "fp8/runtime/io/json.h"
+#include "fp8/runtime/io/json/json.h"
 
 namespace fp8::runtime {
 namespace {

@@ -19,7 +19,7 @@
 #include "fp8/runtime/autocast/autocast.h"
 #include "fp8/runtime/device/registration.h"
 #include "fp8/runtime/intercept/intercept.h"
-#include "fp8/runtime/io/closest.h"
+#include "fp8/runtime/io/base/closest.h"
 
 namespace fp8::runtime::autocast {
 namespace {

@@ -8,7 +8,7 @@
 #include "fp8/runtime/intercept/autocast_rules.h"
 #include "fp8/runtime/intercept/quantized_parameter.h"
 #include "fp8/runtime/intercept/weight_tag.h"
-#include "fp8/runtime/io/json.h"
+#include "fp8/runtime/io/json/json.h"
 
 namespace fp8::runtime {
 

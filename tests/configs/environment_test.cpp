@@ -9,7 +9,7 @@
 #include <map>
 
 #include "fp8/configs/quant_config.h"
-#include "fp8/runtime/io/error.h"
+#include "fp8/runtime/io/base/error.h"
 #include "support/launchers.h"
 
 namespace fp8::configs {

@@ -10,7 +10,7 @@
 #include <fstream>
 #include <set>
 
-#include "fp8/runtime/io/error.h"
+#include "fp8/runtime/io/base/error.h"
 
 namespace fp8::configs {
 namespace {

@@ -7,7 +7,7 @@
 
 #include <set>
 
-#include "fp8/runtime/io/error.h"
+#include "fp8/runtime/io/base/error.h"
 
 namespace fp8::configs {
 namespace {

@@ -15,7 +15,7 @@
 #include <string>
 #include <vector>
 
-#include "fp8/runtime/io/json.h"
+#include "fp8/runtime/io/json/json.h"
 #include "support/launchers.h"
 #include "support/temp_dir.h"
 #include "support/test_data.h"

@@ -6,7 +6,7 @@
 #include <random>
 
 #include "e2e/e2e.h"
-#include "fp8/runtime/io/safetensors.h"
+#include "fp8/runtime/io/tensors/safetensors.h"
 #include "tools/models/tiny_checkpoint.h"
 
 namespace fp8::e2e {

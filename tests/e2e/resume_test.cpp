@@ -2,7 +2,7 @@
 // fp8 quantize cut short: killed at random moments, out of disk, with a source that changes or ends while it is read;
 // and shared out among several processes.
 #include "e2e/e2e.h"
-#include "runtime/io/small_disk.h"
+#include "runtime/io/atomic/small_disk.h"
 #include "support/kill_runs.h"
 
 namespace fp8::e2e {

@@ -6,12 +6,12 @@
 #include <random>
 #include <vector>
 
-#include "fp8/runtime/io/npz.h"
-#include "fp8/runtime/io/zip.h"
+#include "fp8/runtime/io/tensors/npz.h"
+#include "fp8/runtime/io/tensors/zip.h"
 #include "fuzz/targets.h"
 #include "runtime/io/io_test.h"
-#include "runtime/io/safetensors_bytes.h"
-#include "runtime/io/torch_bytes.h"
+#include "runtime/io/tensors/safetensors_bytes.h"
+#include "runtime/io/tensors/torch_bytes.h"
 
 namespace fp8::fuzz {
 namespace {

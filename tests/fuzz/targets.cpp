@@ -18,11 +18,11 @@
 #include "fp8/quant/names/expert_families.h"
 #include "fp8/quant/names/model_names.h"
 #include "fp8/quant/scale_file/scale_file.h"
-#include "fp8/runtime/io/json.h"
-#include "fp8/runtime/io/npz.h"
-#include "fp8/runtime/io/pickle.h"
-#include "fp8/runtime/io/safetensors.h"
-#include "fp8/runtime/io/torch_file.h"
+#include "fp8/runtime/io/json/json.h"
+#include "fp8/runtime/io/pickle/pickle.h"
+#include "fp8/runtime/io/tensors/npz.h"
+#include "fp8/runtime/io/tensors/safetensors.h"
+#include "fp8/runtime/io/tensors/torch_file.h"
 
 namespace fp8::fuzz {
 namespace {

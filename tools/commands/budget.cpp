@@ -12,7 +12,7 @@
 #include "fp8/measure/model/module_tree.h"
 #include "fp8/quant/damage/damage_probe.h"
 #include "fp8/quant/model/convert.h"
-#include "fp8/runtime/io/error.h"
+#include "fp8/runtime/io/base/error.h"
 #include "fp8/tools/commands/progress.h"
 #include "fp8/tools/commands/score.h"
 

@@ -15,7 +15,7 @@
 #include <vector>
 
 #include "fp8/quant/plan/plan.h"
-#include "fp8/runtime/io/json.h"
+#include "fp8/runtime/io/json/json.h"
 #include "fp8/tools/commands/context.h"
 #include "fp8/tools/commands/model_input.h"
 

@@ -5,7 +5,7 @@
 #include <memory>
 
 #include "fp8/runtime/device/device.h"
-#include "fp8/runtime/io/error.h"
+#include "fp8/runtime/io/base/error.h"
 #include "fp8/tools/commands/command.h"
 
 namespace fp8::commands {

@@ -8,7 +8,7 @@
 
 #include "fp8/configs/configs.h"
 #include "fp8/quant/plan/plan.h"
-#include "fp8/runtime/io/json.h"
+#include "fp8/runtime/io/json/json.h"
 
 namespace fp8::commands {
 

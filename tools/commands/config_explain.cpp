@@ -5,7 +5,7 @@
 #include <set>
 
 #include "fp8/configs/module_types.h"
-#include "fp8/runtime/io/error.h"
+#include "fp8/runtime/io/base/error.h"
 #include "fp8/tools/commands/config.h"
 #include "fp8/tools/commands/output.h"
 #include "fp8/tools/commands/table.h"

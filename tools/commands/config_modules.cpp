@@ -12,8 +12,8 @@
 #include "fp8/quant/checkpoint/stacked_experts.h"
 #include "fp8/quant/names/expert_names.h"
 #include "fp8/quant/plan/kv_plan.h"
-#include "fp8/runtime/io/error.h"
-#include "fp8/runtime/io/safetensors.h"
+#include "fp8/runtime/io/base/error.h"
+#include "fp8/runtime/io/tensors/safetensors.h"
 #include "fp8/tools/commands/config.h"
 
 namespace fp8::commands {

@@ -7,7 +7,7 @@
 
 #include <csignal>
 
-#include "fp8/runtime/io/atomic_file.h"
+#include "fp8/runtime/io/atomic/atomic_file.h"
 #include "fp8/tools/commands/output.h"
 
 namespace fp8::commands {

@@ -10,7 +10,7 @@
 #include <string>
 #include <string_view>
 
-#include "fp8/runtime/io/json.h"
+#include "fp8/runtime/io/json/json.h"
 #include "fp8/runtime/kernels/format.h"
 
 namespace fp8::commands {

@@ -7,7 +7,7 @@
 #include <memory>
 
 #include "fp8/quant/checkpoint/reform.h"
-#include "fp8/runtime/io/error.h"
+#include "fp8/runtime/io/base/error.h"
 #include "fp8/tools/commands/command.h"
 #include "fp8/tools/commands/memory_budget.h"
 #include "fp8/tools/commands/output.h"

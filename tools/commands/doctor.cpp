@@ -18,8 +18,8 @@
 
 #include "fp8/runtime/device/environment.h"
 #include "fp8/runtime/intercept/autocast_rules.h"
-#include "fp8/runtime/io/error.h"
-#include "fp8/runtime/io/json.h"
+#include "fp8/runtime/io/base/error.h"
+#include "fp8/runtime/io/json/json.h"
 #include "fp8/runtime/kernels/simd.h"
 #include "fp8/runtime/kernels/thread_pool.h"
 #include "fp8/tools/commands/command.h"

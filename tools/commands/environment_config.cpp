@@ -4,7 +4,7 @@
 #include <fmt/format.h>
 
 #include "fp8/configs/configs.h"
-#include "fp8/runtime/io/error.h"
+#include "fp8/runtime/io/base/error.h"
 #include "fp8/tools/commands/output.h"
 #include "fp8/transformer_engine/te.h"
 

@@ -13,8 +13,8 @@
 #include <optional>
 #include <utility>
 
-#include "fp8/runtime/io/error.h"
-#include "fp8/runtime/io/safetensors.h"
+#include "fp8/runtime/io/base/error.h"
+#include "fp8/runtime/io/tensors/safetensors.h"
 #include "fp8/tools/commands/command.h"
 #include "fp8/tools/commands/environment_config.h"
 #include "fp8/tools/commands/kv_cache.h"

@@ -14,7 +14,7 @@
 #include <string_view>
 #include <vector>
 
-#include "fp8/runtime/io/error.h"
+#include "fp8/runtime/io/base/error.h"
 #include "fp8/tools/commands/command.h"
 #include "fp8/tools/commands/environment_config.h"
 #include "fp8/tools/commands/kv_cache.h"

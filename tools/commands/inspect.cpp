@@ -8,7 +8,7 @@
 #include <vector>
 
 #include "fp8/quant/forms/model_source.h"
-#include "fp8/runtime/io/error.h"
+#include "fp8/runtime/io/base/error.h"
 #include "fp8/tools/commands/command.h"
 #include "fp8/tools/commands/inspect_damage.h"
 #include "fp8/tools/commands/inspect_training.h"

@@ -7,7 +7,7 @@
 #include <vector>
 
 #include "fp8/quant/damage/checkpoint_damage.h"
-#include "fp8/runtime/io/json.h"
+#include "fp8/runtime/io/json/json.h"
 #include "fp8/tools/commands/context.h"
 #include "fp8/tools/commands/model_input.h"
 

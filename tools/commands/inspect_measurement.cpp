@@ -15,8 +15,8 @@
 #include <variant>
 #include <vector>
 
-#include "fp8/runtime/io/error.h"
-#include "fp8/runtime/io/npz.h"
+#include "fp8/runtime/io/base/error.h"
+#include "fp8/runtime/io/tensors/npz.h"
 #include "fp8/tools/commands/inspect.h"
 #include "fp8/tools/commands/output.h"
 #include "fp8/tools/commands/table.h"

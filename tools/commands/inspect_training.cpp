@@ -8,8 +8,8 @@
 #include <string>
 #include <system_error>
 
-#include "fp8/runtime/io/atomic_file.h"
-#include "fp8/runtime/io/error.h"
+#include "fp8/runtime/io/atomic/atomic_file.h"
+#include "fp8/runtime/io/base/error.h"
 #include "fp8/tools/commands/loss_plot.h"
 #include "fp8/tools/commands/output.h"
 #include "fp8/tools/commands/table.h"

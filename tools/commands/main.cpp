@@ -12,7 +12,7 @@
 
 #include "fp8/configs/option_names.h"
 #include "fp8/runtime/device/environment.h"
-#include "fp8/runtime/io/error.h"
+#include "fp8/runtime/io/base/error.h"
 #include "fp8/tools/commands/command.h"
 #include "fp8/tools/commands/output.h"
 #include "fp8/version.h"

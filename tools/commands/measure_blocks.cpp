@@ -16,7 +16,7 @@
 #include <set>
 
 #include "fp8/runtime/device/block.h"
-#include "fp8/runtime/io/error.h"
+#include "fp8/runtime/io/base/error.h"
 #include "fp8/tools/commands/measure_run.h"
 #include "fp8/tools/commands/memory_budget.h"
 #include "fp8/tools/commands/output.h"

@@ -9,8 +9,8 @@
 #include "fp8/measure/ranks/compare.h"
 #include "fp8/measure/ranks/ranks.h"
 #include "fp8/quant/scale_file/scale_ranks.h"
-#include "fp8/runtime/io/error.h"
-#include "fp8/runtime/io/file.h"
+#include "fp8/runtime/io/base/error.h"
+#include "fp8/runtime/io/base/file.h"
 #include "fp8/tools/commands/table.h"
 
 namespace fp8::commands {

@@ -7,7 +7,7 @@
 
 #include "fp8/measure/ranks/compare.h"
 #include "fp8/quant/scale_file/scale_ranks.h"
-#include "fp8/runtime/io/error.h"
+#include "fp8/runtime/io/base/error.h"
 #include "fp8/tools/commands/inspect.h"
 #include "fp8/tools/commands/measurements.h"
 #include "fp8/tools/commands/output.h"

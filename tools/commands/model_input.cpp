@@ -6,7 +6,7 @@
 #include <optional>
 
 #include "fp8/quant/forms/model_source.h"
-#include "fp8/runtime/io/error.h"
+#include "fp8/runtime/io/base/error.h"
 
 namespace fp8::commands {
 

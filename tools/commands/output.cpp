@@ -8,7 +8,7 @@
 #include <charconv>
 #include <cstring>
 
-#include "fp8/runtime/io/error.h"
+#include "fp8/runtime/io/base/error.h"
 
 namespace fp8::commands {
 namespace {

@@ -11,7 +11,7 @@
 #include "fp8/measure/calibration/options.h"
 #include "fp8/quant/checkpoint/reader_check.h"
 #include "fp8/runtime/device/device.h"
-#include "fp8/runtime/io/error.h"
+#include "fp8/runtime/io/base/error.h"
 #include "fp8/tools/commands/budget.h"
 #include "fp8/tools/commands/command.h"
 #include "fp8/tools/commands/memory_budget.h"

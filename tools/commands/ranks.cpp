@@ -5,7 +5,7 @@
 #include <optional>
 
 #include "fp8/configs/configs.h"
-#include "fp8/runtime/io/error.h"
+#include "fp8/runtime/io/base/error.h"
 
 namespace fp8::commands {
 namespace {

@@ -1,7 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 #include "fp8/tools/commands/report_page.h"
 
-#include "fp8/runtime/io/atomic_file.h"
+#include "fp8/runtime/io/atomic/atomic_file.h"
 #include "report_page_html.h"
 
 namespace fp8::commands {

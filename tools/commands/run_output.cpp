@@ -7,7 +7,7 @@
 #include <algorithm>
 #include <cmath>
 
-#include "fp8/runtime/io/error.h"
+#include "fp8/runtime/io/base/error.h"
 #include "fp8/tools/models/load.h"
 
 namespace fp8::commands {

@@ -11,8 +11,8 @@
 #include <utility>
 #include <vector>
 
-#include "fp8/runtime/io/json.h"
-#include "fp8/runtime/io/safetensors.h"
+#include "fp8/runtime/io/json/json.h"
+#include "fp8/runtime/io/tensors/safetensors.h"
 #include "fp8/tools/commands/table.h"
 
 namespace fp8::commands {

@@ -10,8 +10,8 @@
 #include <algorithm>
 #include <set>
 
-#include "fp8/runtime/io/error.h"
-#include "fp8/runtime/io/file.h"
+#include "fp8/runtime/io/base/error.h"
+#include "fp8/runtime/io/base/file.h"
 #include "fp8/tools/commands/wav.h"
 #include "fp8/tools/models/load.h"
 

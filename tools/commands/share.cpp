@@ -5,7 +5,7 @@
 #include <cstdlib>
 
 #include "fp8/quant/checkpoint/stream/stream.h"
-#include "fp8/runtime/io/error.h"
+#include "fp8/runtime/io/base/error.h"
 
 namespace fp8::commands {
 namespace {

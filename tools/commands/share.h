@@ -6,7 +6,7 @@
 #include <filesystem>
 #include <string>
 
-#include "fp8/runtime/io/launcher.h"
+#include "fp8/runtime/io/base/launcher.h"
 #include "fp8/tools/commands/options.h"
 
 namespace fp8::commands {

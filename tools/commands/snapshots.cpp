@@ -8,9 +8,9 @@
 #include <cerrno>
 #include <system_error>
 
-#include "fp8/runtime/io/atomic_file.h"
-#include "fp8/runtime/io/checksum.h"
-#include "fp8/runtime/io/error.h"
+#include "fp8/runtime/io/atomic/atomic_file.h"
+#include "fp8/runtime/io/base/checksum.h"
+#include "fp8/runtime/io/base/error.h"
 
 namespace fp8::commands {
 namespace {

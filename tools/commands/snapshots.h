@@ -12,9 +12,9 @@
 #include <filesystem>
 #include <memory>
 
-#include "fp8/runtime/io/file.h"
-#include "fp8/runtime/io/json.h"
-#include "fp8/runtime/io/temporaries.h"
+#include "fp8/runtime/io/atomic/temporaries.h"
+#include "fp8/runtime/io/base/file.h"
+#include "fp8/runtime/io/json/json.h"
 
 namespace fp8::commands {
 

@@ -8,7 +8,7 @@
 #include <string_view>
 #include <system_error>
 
-#include "fp8/runtime/io/error.h"
+#include "fp8/runtime/io/base/error.h"
 
 namespace fp8::commands {
 

@@ -15,9 +15,9 @@
 #include <utility>
 
 #include "fp8/runtime/device/memory.h"
-#include "fp8/runtime/io/checksum.h"
-#include "fp8/runtime/io/error.h"
-#include "fp8/runtime/io/json_edit.h"
+#include "fp8/runtime/io/base/checksum.h"
+#include "fp8/runtime/io/base/error.h"
+#include "fp8/runtime/io/json/json_edit.h"
 #include "fp8/tools/commands/command.h"
 #include "fp8/tools/commands/memory_budget.h"
 #include "fp8/tools/commands/model_input.h"

@@ -12,7 +12,7 @@
 #include <utility>
 
 #include "fp8/runtime/device/memory.h"
-#include "fp8/runtime/io/error.h"
+#include "fp8/runtime/io/base/error.h"
 
 namespace fp8::commands {
 namespace {

@@ -14,8 +14,8 @@
 #include <functional>
 #include <vector>
 
-#include "fp8/runtime/io/file.h"
-#include "fp8/runtime/io/json.h"
+#include "fp8/runtime/io/base/file.h"
+#include "fp8/runtime/io/json/json.h"
 #include "fp8/transformer_engine/trainer/trainer_callback.h"
 
 namespace fp8::commands {

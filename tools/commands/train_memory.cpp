@@ -5,7 +5,7 @@
 
 #include <algorithm>
 
-#include "fp8/runtime/io/error.h"
+#include "fp8/runtime/io/base/error.h"
 #include "fp8/tools/commands/output.h"
 
 namespace fp8::commands {

@@ -7,7 +7,7 @@
 #include <iterator>
 #include <utility>
 
-#include "fp8/runtime/io/error.h"
+#include "fp8/runtime/io/base/error.h"
 #include "fp8/tools/models/load.h"
 #include "fp8/transformer_engine/trainer/checkpoint_io.h"
 

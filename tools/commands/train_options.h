@@ -11,7 +11,7 @@
 #include <string>
 #include <vector>
 
-#include "fp8/runtime/io/json.h"
+#include "fp8/runtime/io/json/json.h"
 #include "fp8/tools/commands/options.h"
 #include "fp8/tools/commands/train_task.h"
 

@@ -13,7 +13,7 @@
 #include "fp8/configs/recipe_config.h"
 #include "fp8/measure/files/measurement_file.h"
 #include "fp8/runtime/device/device.h"
-#include "fp8/runtime/io/error.h"
+#include "fp8/runtime/io/base/error.h"
 #include "fp8/transformer_engine/convert/convert_training.h"
 #include "fp8/transformer_engine/convert/precision_plugin.h"
 #include "fp8/transformer_engine/modules/activation_checkpoint.h"

@@ -7,7 +7,7 @@
 #include <memory>
 #include <string>
 
-#include "fp8/runtime/io/json.h"
+#include "fp8/runtime/io/json/json.h"
 #include "fp8/tools/commands/context.h"
 #include "fp8/tools/commands/train_options.h"
 #include "fp8/tools/models/llama.h"

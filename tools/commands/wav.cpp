@@ -5,8 +5,8 @@
 #include <cstring>
 #include <optional>
 
-#include "fp8/runtime/io/error.h"
-#include "fp8/runtime/io/file.h"
+#include "fp8/runtime/io/base/error.h"
+#include "fp8/runtime/io/base/file.h"
 
 namespace fp8::commands {
 namespace {

@@ -4,7 +4,7 @@
 
 #include <system_error>
 
-#include "fp8/runtime/io/error.h"
+#include "fp8/runtime/io/base/error.h"
 #include "fp8/tools/models/config_reader.h"
 
 namespace fp8::models {

@@ -13,7 +13,7 @@
 #include <string>
 #include <vector>
 
-#include "fp8/runtime/io/json.h"
+#include "fp8/runtime/io/json/json.h"
 
 namespace fp8::models {
 

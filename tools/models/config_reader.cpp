@@ -5,7 +5,7 @@
 #include <limits>
 #include <utility>
 
-#include "fp8/runtime/io/error.h"
+#include "fp8/runtime/io/base/error.h"
 
 namespace fp8::models {
 namespace {

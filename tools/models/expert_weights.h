@@ -16,7 +16,7 @@
 #include <vector>
 
 #include "fp8/measure/files/measurement_file.h"
-#include "fp8/runtime/io/safetensors.h"
+#include "fp8/runtime/io/tensors/safetensors.h"
 
 namespace fp8::models {
 

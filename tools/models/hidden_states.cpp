@@ -10,7 +10,7 @@
 #include <utility>
 #include <vector>
 
-#include "fp8/runtime/io/checksum.h"
+#include "fp8/runtime/io/base/checksum.h"
 
 namespace fp8::models {
 namespace {

@@ -10,7 +10,7 @@
 #include <utility>
 
 #include "fp8/quant/forms/assumed_form.h"
-#include "fp8/runtime/io/error.h"
+#include "fp8/runtime/io/base/error.h"
 
 namespace fp8::models {
 namespace {

@@ -19,7 +19,7 @@
 #include <vector>
 
 #include "fp8/measure/model/module_tree.h"
-#include "fp8/runtime/io/safetensors.h"
+#include "fp8/runtime/io/tensors/safetensors.h"
 #include "fp8/tools/models/load.h"
 
 namespace fp8::models {

@@ -11,7 +11,7 @@
 
 #include "fp8/quant/forms/assumed_form.h"
 #include "fp8/quant/forms/nonfinite.h"
-#include "fp8/runtime/io/error.h"
+#include "fp8/runtime/io/base/error.h"
 #include "fp8/tools/models/expert_weights.h"
 
 namespace fp8::models {

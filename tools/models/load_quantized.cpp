@@ -16,7 +16,7 @@
 #include "fp8/quant/model/convert.h"
 #include "fp8/quant/model/load.h"
 #include "fp8/runtime/intercept/weight_tag.h"
-#include "fp8/runtime/io/error.h"
+#include "fp8/runtime/io/base/error.h"
 #include "fp8/tools/models/expert_weights.h"
 #include "fp8/tools/models/load.h"
 

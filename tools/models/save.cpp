@@ -8,11 +8,11 @@
 #include <unordered_set>
 #include <vector>
 
-#include "fp8/runtime/io/atomic_file.h"
-#include "fp8/runtime/io/error.h"
-#include "fp8/runtime/io/file.h"
-#include "fp8/runtime/io/json_edit.h"
-#include "fp8/runtime/io/safetensors.h"
+#include "fp8/runtime/io/atomic/atomic_file.h"
+#include "fp8/runtime/io/base/error.h"
+#include "fp8/runtime/io/base/file.h"
+#include "fp8/runtime/io/json/json_edit.h"
+#include "fp8/runtime/io/tensors/safetensors.h"
 
 namespace fp8::models {
 namespace {

@@ -9,9 +9,9 @@
 #include <limits>
 #include <string>
 
-#include "fp8/runtime/io/error.h"
-#include "fp8/runtime/io/file.h"
-#include "fp8/runtime/io/safetensors.h"
+#include "fp8/runtime/io/base/error.h"
+#include "fp8/runtime/io/base/file.h"
+#include "fp8/runtime/io/tensors/safetensors.h"
 #include "fp8/tools/text/text_file.h"
 
 namespace fp8::text {

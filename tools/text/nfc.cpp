@@ -7,7 +7,7 @@
 #include <unordered_map>
 #include <vector>
 
-#include "fp8/runtime/io/utf8.h"
+#include "fp8/runtime/io/base/utf8.h"
 #include "fp8/tools/text/utf8.h"
 
 namespace fp8::text {

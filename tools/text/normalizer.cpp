@@ -6,7 +6,7 @@
 #include <utility>
 #include <vector>
 
-#include "fp8/runtime/io/error.h"
+#include "fp8/runtime/io/base/error.h"
 #include "fp8/tools/text/growth.h"
 #include "fp8/tools/text/nfc.h"
 #include "fp8/tools/text/pattern.h"

@@ -4,7 +4,7 @@
 
 #include <string>
 
-#include "fp8/runtime/io/error.h"
+#include "fp8/runtime/io/base/error.h"
 #include "fp8/tools/text/bpe.h"
 
 namespace fp8::text {

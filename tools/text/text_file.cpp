@@ -6,7 +6,7 @@
 #include <string_view>
 #include <utility>
 
-#include "fp8/runtime/io/json.h"
+#include "fp8/runtime/io/json/json.h"
 
 namespace fp8::text {
 namespace {

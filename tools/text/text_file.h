@@ -9,7 +9,7 @@
 #include <filesystem>
 #include <string>
 
-#include "fp8/runtime/io/file.h"
+#include "fp8/runtime/io/base/file.h"
 
 namespace fp8::text {
 

@@ -10,9 +10,9 @@
 #include <limits>
 #include <utility>
 
-#include "fp8/runtime/io/error.h"
-#include "fp8/runtime/io/json.h"
-#include "fp8/runtime/io/utf8.h"
+#include "fp8/runtime/io/base/error.h"
+#include "fp8/runtime/io/base/utf8.h"
+#include "fp8/runtime/io/json/json.h"
 #include "fp8/tools/text/added_tokens.h"
 #include "fp8/tools/text/bpe.h"
 #include "fp8/tools/text/decoder.h"

@@ -22,7 +22,7 @@
 #include "fp8/quant/model/convert_by_config.h"
 #include "fp8/runtime/device/device.h"
 #include "fp8/runtime/intercept/weight_tag.h"
-#include "fp8/runtime/io/error.h"
+#include "fp8/runtime/io/base/error.h"
 #include "fp8/runtime/ops/common/arguments.h"
 #include "fp8/transformer_engine/convert/name_lists.h"
 #include "fp8/transformer_engine/convert/plan_training.h"

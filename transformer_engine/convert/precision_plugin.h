@@ -13,7 +13,7 @@
 
 #include "fp8/quant/model/convert.h"
 #include "fp8/runtime/autocast/autocast.h"
-#include "fp8/runtime/io/json.h"
+#include "fp8/runtime/io/json/json.h"
 #include "fp8/transformer_engine/convert/convert_training.h"
 #include "fp8/transformer_engine/region/fp8_autocast.h"
 

@@ -8,7 +8,7 @@
 #include <set>
 #include <string_view>
 
-#include "fp8/runtime/io/safetensors.h"
+#include "fp8/runtime/io/tensors/safetensors.h"
 #include "fp8/transformer_engine/modules/fp8_module.h"
 #include "fp8/transformer_engine/products/training_handler.h"
 

@@ -21,7 +21,7 @@
 #include <string>
 #include <vector>
 
-#include "fp8/runtime/io/json.h"
+#include "fp8/runtime/io/json/json.h"
 #include "fp8/transformer_engine/products/fp8_weight.h"
 #include "fp8/transformer_engine/region/fp8_state.h"
 

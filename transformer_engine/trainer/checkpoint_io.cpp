@@ -11,9 +11,9 @@
 #include <utility>
 #include <vector>
 
-#include "fp8/runtime/io/atomic_file.h"
-#include "fp8/runtime/io/error.h"
-#include "fp8/runtime/io/safetensors.h"
+#include "fp8/runtime/io/atomic/atomic_file.h"
+#include "fp8/runtime/io/base/error.h"
+#include "fp8/runtime/io/tensors/safetensors.h"
 
 namespace fp8::te {
 namespace {

@@ -5,7 +5,7 @@
 #include <stdexcept>
 #include <string>
 
-#include "fp8/runtime/io/error.h"
+#include "fp8/runtime/io/base/error.h"
 
 namespace fp8::te {
 namespace {

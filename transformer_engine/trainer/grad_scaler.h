@@ -7,7 +7,7 @@
 #pragma once
 #include <cstdint>
 
-#include "fp8/runtime/io/json.h"
+#include "fp8/runtime/io/json/json.h"
 
 namespace fp8::te {
 

@@ -5,7 +5,7 @@
 #include <optional>
 #include <string>
 
-#include "fp8/runtime/io/json.h"
+#include "fp8/runtime/io/json/json.h"
 
 namespace fp8::te {
 

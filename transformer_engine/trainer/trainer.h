@@ -22,7 +22,7 @@
 #include <variant>
 #include <vector>
 
-#include "fp8/runtime/io/json.h"
+#include "fp8/runtime/io/json/json.h"
 #include "fp8/transformer_engine/trainer/batch_source.h"
 #include "fp8/transformer_engine/trainer/checkpoint_io.h"
 #include "fp8/transformer_engine/trainer/grad_scaler.h"

@@ -14,7 +14,7 @@
 #include <unordered_set>
 
 #include "fp8/runtime/intercept/quantized_parameter.h"
-#include "fp8/runtime/io/error.h"
+#include "fp8/runtime/io/base/error.h"
 #include "fp8/transformer_engine/trainer/optimizer_state.h"
 
 namespace fp8::te {

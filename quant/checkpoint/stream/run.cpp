@@ -7,7 +7,7 @@
 #include "fp8/configs/option_names.h"
 #include "fp8/quant/forms/nonfinite.h"
 #include "fp8/quant/scheme/float_dtype.h"
-#include "fp8/runtime/io/error.h"
+#include "fp8/runtime/io/base/error.h"
 #include "fp8/runtime/kernels/thread_pool.h"
 
 namespace fp8::quant::stream {

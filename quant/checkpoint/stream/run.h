@@ -19,9 +19,9 @@
 #include <vector>
 
 #include "fp8/quant/checkpoint/stream/files.h"
-#include "fp8/runtime/io/checksum.h"
-#include "fp8/runtime/io/journal.h"
-#include "fp8/runtime/io/placed_file.h"
+#include "fp8/runtime/io/atomic/placed_file.h"
+#include "fp8/runtime/io/base/checksum.h"
+#include "fp8/runtime/io/json/journal.h"
 
 namespace fp8::quant::stream {
 

@@ -10,8 +10,8 @@
 #include "fp8/quant/checkpoint/stream/files.h"
 #include "fp8/quant/checkpoint/stream/run.h"
 #include "fp8/quant/forms/sidecar.h"
-#include "fp8/runtime/io/checksum.h"
-#include "fp8/runtime/io/error.h"
+#include "fp8/runtime/io/base/checksum.h"
+#include "fp8/runtime/io/base/error.h"
 #include "fp8/runtime/kernels/thread_pool.h"
 
 namespace fp8::quant {

@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-// The attention family: the vendor's argument forms, translated to the work beside them. One table for HPU, one for Meta. The names
+// The attention family: the vendor's argument forms, translated. One table for HPU, one for Meta. The names
 // with _dropout and _non_dropout are the same op; those with _dropout_seed take the seed first.
 #include <torch/library.h>
 

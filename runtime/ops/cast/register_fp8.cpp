@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-// hpu:: fp8 operators: the vendor's argument forms, translated to the work beside them. One table for HPU, one for Meta.
+// hpu:: fp8 operators: the vendor's argument forms, translated. One table for HPU, one for Meta.
 #include <torch/library.h>
 
 #include "fp8/runtime/device/registration.h"

@@ -6,7 +6,7 @@
 #include "fp8/measure/calibration/session.h"
 #include "fp8/measure/observers/built_in_observers.h"
 #include "fp8/measure/observers/observer_states.h"
-#include "fp8/runtime/io/error.h"
+#include "fp8/runtime/io/base/error.h"
 #include "support/models_for_tests.h"
 
 namespace fp8::measure {

@@ -7,9 +7,9 @@
 #include <fstream>
 #include <sstream>
 
-#include "fp8/runtime/io/error.h"
-#include "fp8/runtime/io/json.h"
-#include "fp8/runtime/io/npz.h"
+#include "fp8/runtime/io/base/error.h"
+#include "fp8/runtime/io/json/json.h"
+#include "fp8/runtime/io/tensors/npz.h"
 #include "support/hpu_test.h"
 #include "support/temp_dir.h"
 

@@ -6,8 +6,8 @@
 
 #include <fstream>
 
-#include "fp8/runtime/io/error.h"
-#include "fp8/runtime/io/npz.h"
+#include "fp8/runtime/io/base/error.h"
+#include "fp8/runtime/io/tensors/npz.h"
 #include "support/hpu_test.h"
 #include "support/temp_dir.h"
 

@@ -9,7 +9,7 @@
 #include <thread>
 
 #include "fp8/measure/observers/histogram.h"
-#include "fp8/runtime/io/error.h"
+#include "fp8/runtime/io/base/error.h"
 #include "support/hpu_test.h"
 #include "support/temp_dir.h"
 

@@ -6,7 +6,7 @@
 
 #include <algorithm>
 
-#include "fp8/runtime/io/error.h"
+#include "fp8/runtime/io/base/error.h"
 #include "support/hpu_test.h"
 
 namespace fp8::measure {

@@ -7,7 +7,7 @@
 
 #include <cmath>
 
-#include "fp8/runtime/io/error.h"
+#include "fp8/runtime/io/base/error.h"
 #include "quant/checkpoint/fp8_source.h"
 #include "support/temp_dir.h"
 

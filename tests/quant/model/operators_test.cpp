@@ -5,7 +5,7 @@
 
 #include "fp8/runtime/autocast/autocast.h"
 #include "fp8/runtime/device/device.h"
-#include "fp8/runtime/io/safetensors.h"
+#include "fp8/runtime/io/tensors/safetensors.h"
 #include "support/hpu_test.h"
 #include "support/operator_call.h"
 #include "support/temp_dir.h"

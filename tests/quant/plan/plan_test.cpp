@@ -3,7 +3,7 @@
 #include "fp8/quant/plan/plan.h"
 
 #include "fp8/configs/option_names.h"
-#include "fp8/runtime/io/error.h"
+#include "fp8/runtime/io/base/error.h"
 #include "support/hpu_test.h"
 
 namespace fp8::quant {

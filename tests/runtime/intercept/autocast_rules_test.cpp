@@ -1,6 +1,8 @@
 // SPDX-License-Identifier: Apache-2.0
 // What a region promotes, leaves alone and never caches; our own operators in a region; lists that replace the default
 // ones. every_op_test.cpp has the ops of the default lists.
+#include "fp8/runtime/intercept/autocast_rules.h"
+
 #include <gmock/gmock.h>
 #include <torch/library.h>
 
@@ -10,7 +12,6 @@
 #include <thread>
 
 #include "fp8/runtime/autocast/autocast.h"
-#include "fp8/runtime/intercept/autocast_rules.h"
 #include "support/hpu_test.h"
 
 namespace fp8::test {

@@ -7,7 +7,7 @@
 #include <map>
 #include <sstream>
 
-#include "fp8/runtime/io/json.h"
+#include "fp8/runtime/io/json/json.h"
 #include "support/temp_dir.h"
 #include "support/test_data.h"
 #include "tools/commands/run_fp8.h"

@@ -6,7 +6,7 @@
 #include <fstream>
 #include <string>
 
-#include "fp8/runtime/io/json.h"
+#include "fp8/runtime/io/json/json.h"
 #include "support/test_data.h"
 #include "tools/commands/ones_checkpoint.h"
 #include "tools/commands/run_fp8.h"

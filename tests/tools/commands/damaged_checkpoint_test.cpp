@@ -10,9 +10,9 @@
 #include <functional>
 #include <string>
 
-#include "fp8/runtime/io/json.h"
-#include "runtime/io/safetensors_bytes.h"
-#include "runtime/io/torch_bytes.h"
+#include "fp8/runtime/io/json/json.h"
+#include "runtime/io/tensors/safetensors_bytes.h"
+#include "runtime/io/tensors/torch_bytes.h"
 #include "tools/commands/run_fp8.h"
 
 namespace fp8 {

@@ -8,7 +8,7 @@
 #include <string>
 #include <vector>
 
-#include "fp8/runtime/io/json.h"
+#include "fp8/runtime/io/json/json.h"
 #include "support/temp_dir.h"
 #include "tools/commands/run_fp8.h"
 

@@ -10,8 +10,8 @@
 #include <string>
 #include <vector>
 
-#include "fp8/runtime/io/json.h"
-#include "fp8/runtime/io/safetensors.h"
+#include "fp8/runtime/io/json/json.h"
+#include "fp8/runtime/io/tensors/safetensors.h"
 #include "support/test_data.h"
 #include "tools/commands/run_fp8.h"
 

@@ -5,7 +5,7 @@
 #include <string>
 #include <vector>
 
-#include "fp8/runtime/io/json.h"
+#include "fp8/runtime/io/json/json.h"
 #include "support/test_data.h"
 #include "tools/commands/run_fp8.h"
 

@@ -5,7 +5,7 @@
 
 #include <fstream>
 
-#include "fp8/runtime/io/json.h"
+#include "fp8/runtime/io/json/json.h"
 #include "tools/commands/run_fp8.h"
 
 namespace fp8 {

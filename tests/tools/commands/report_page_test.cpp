@@ -4,7 +4,7 @@
 #include <gmock/gmock.h>
 #include <gtest/gtest.h>
 
-#include "fp8/runtime/io/json.h"
+#include "fp8/runtime/io/json/json.h"
 #include "support/temp_dir.h"
 
 namespace fp8::commands {

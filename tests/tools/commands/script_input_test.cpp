@@ -9,8 +9,8 @@
 
 #include <fstream>
 
-#include "fp8/runtime/io/error.h"
-#include "fp8/runtime/io/safetensors.h"
+#include "fp8/runtime/io/base/error.h"
+#include "fp8/runtime/io/tensors/safetensors.h"
 #include "support/temp_dir.h"
 
 namespace fp8::commands {

@@ -8,7 +8,7 @@
 #include <fstream>
 #include <thread>
 
-#include "fp8/runtime/io/error.h"
+#include "fp8/runtime/io/base/error.h"
 #include "support/temp_dir.h"
 
 namespace fp8::commands {

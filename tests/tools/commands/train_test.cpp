@@ -16,7 +16,7 @@
 #include <thread>
 #include <vector>
 
-#include "fp8/runtime/io/json.h"
+#include "fp8/runtime/io/json/json.h"
 #include "support/temp_dir.h"
 #include "support/test_data.h"
 #include "tools/commands/train_run.h"

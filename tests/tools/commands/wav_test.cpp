@@ -9,7 +9,7 @@
 #include <cstring>
 #include <limits>
 
-#include "fp8/runtime/io/error.h"
+#include "fp8/runtime/io/base/error.h"
 
 namespace fp8::commands {
 namespace {

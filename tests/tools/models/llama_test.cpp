@@ -18,7 +18,7 @@
 
 #include "fp8/measure/model/module_tree.h"
 #include "fp8/quant/plan/kv_plan.h"
-#include "fp8/runtime/io/safetensors.h"
+#include "fp8/runtime/io/tensors/safetensors.h"
 #include "fp8/tools/models/load.h"
 #include "support/temp_dir.h"
 #include "support/test_data.h"

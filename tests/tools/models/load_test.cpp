@@ -10,7 +10,7 @@
 #include <limits>
 #include <string>
 
-#include "fp8/runtime/io/error.h"
+#include "fp8/runtime/io/base/error.h"
 #include "support/temp_dir.h"
 #include "tools/models/tiny_checkpoint.h"
 

@@ -7,7 +7,7 @@
 #include <algorithm>
 #include <random>
 
-#include "fp8/runtime/io/safetensors.h"
+#include "fp8/runtime/io/tensors/safetensors.h"
 #include "tools/text/fixture.h"
 
 namespace fp8::text {

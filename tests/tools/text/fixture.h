@@ -8,8 +8,8 @@
 #include <string>
 #include <string_view>
 
-#include "fp8/runtime/io/error.h"
-#include "fp8/runtime/io/json.h"
+#include "fp8/runtime/io/base/error.h"
+#include "fp8/runtime/io/json/json.h"
 #include "fp8/tools/text/json_part.h"
 
 namespace fp8::text::testing {

@@ -10,7 +10,7 @@
 #include <functional>
 #include <map>
 
-#include "fp8/runtime/io/error.h"
+#include "fp8/runtime/io/base/error.h"
 #include "fp8/transformer_engine/trainer/trainer.h"
 #include "support/hpu_test.h"
 #include "support/temp_dir.h"

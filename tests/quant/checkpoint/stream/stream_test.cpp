@@ -10,7 +10,7 @@
 #include <set>
 
 #include "fp8/quant/forms/carry_through.h"
-#include "fp8/runtime/io/error.h"
+#include "fp8/runtime/io/base/error.h"
 #include "fp8/runtime/kernels/thread_pool.h"
 #include "support/temp_dir.h"
 #include "tools/commands/run_fp8.h"

@@ -1,0 +1,130 @@
+// SPDX-License-Identifier: Apache-2.0
+#include "fp8/runtime/io/atomic/atomic_file.h"
+
+#include <fcntl.h>
+#include <signal.h>
+#include <sys/file.h>
+#include <sys/stat.h>
+#include <sys/statvfs.h>
+#include <unistd.h>
+
+#include <algorithm>
+#include <atomic>
+#include <cerrno>
+#include <charconv>
+
+#include "fp8/runtime/io/base/sync.h"
+
+namespace fp8::io {
+namespace {
+
+namespace fs = std::filesystem;
+
+// A leftover belongs to nobody if its process is gone and nobody locks it; both, since another machine or container may
+// write here (pid says nothing) and a file just made is not locked yet (lock says nothing).
+void remove_dead_siblings(const fs::path& folder, const std::string& prefix) {
+  std::error_code ignored;
+  for (fs::directory_iterator entry(folder, ignored), end; entry != end; entry.increment(ignored)) {
+    if (ignored) return;
+    const std::string name = entry->path().filename().string();
+    if (name.compare(0, prefix.size(), prefix) != 0) continue;
+    long pid = 0;
+    const auto [stop, error] = std::from_chars(name.data() + prefix.size(), name.data() + name.size(), pid);
+    if (error != std::errc() || stop == name.data() + name.size() || *stop != '-' || pid <= 0) continue;
+    if (::kill(static_cast<pid_t>(pid), 0) == 0 || errno != ESRCH) continue;
+    const Descriptor file(::open(entry->path().c_str(), O_RDONLY | O_CLOEXEC | O_NONBLOCK | O_NOFOLLOW));
+    if (file.get() >= 0 && ::flock(file.get(), LOCK_EX | LOCK_NB) == 0) ::unlink(entry->path().c_str());
+  }
+}
+
+// Blocks for `size` bytes, or at least the knowledge that the disk has them.
+void allocate(int fd, const fs::path& path, std::uint64_t size) {
+  while (::fallocate(fd, FALLOC_FL_KEEP_SIZE, 0, static_cast<off_t>(size)) != 0) {
+    if (errno == EINTR) continue;
+    if (errno != EOPNOTSUPP && errno != ENOSYS) fail_errno(path, "reserve space", errno, size);
+    struct statvfs disk;
+    if (::fstatvfs(fd, &disk) == 0 && disk.f_bavail < size / disk.f_frsize)
+      fail_errno(path, "reserve space", ENOSPC, size);
+    return;
+  }
+}
+
+}  // namespace
+
+void sync_folder(const fs::path& folder) {
+  const Descriptor fd(::open(folder.c_str(), O_RDONLY | O_DIRECTORY | O_CLOEXEC));
+  if (fd.get() < 0) fail_errno(folder, "open", errno);
+  // Some file systems can't sync a folder (EINVAL); the rename is as safe there as it can be.
+  if (::fsync(fd.get()) != 0 && errno != EINVAL) fail_errno(folder, "fsync", errno);
+}
+
+AtomicFile::AtomicFile(fs::path path, std::uint64_t reserve) : path_(std::move(path)), reserve_(reserve) {
+  if (!path_.has_filename()) fail(path_, "names no file");
+  if (reserve > static_cast<std::uint64_t>(INT64_MAX)) fail_errno(path_, "reserve space", EFBIG, reserve);
+  struct stat status;
+  if (::stat(path_.c_str(), &status) == 0 && !S_ISREG(status.st_mode))
+    fail(path_, S_ISDIR(status.st_mode) ? "is a folder, expected a file" : "is not a regular file");
+  std::error_code error;
+  if (fs::is_symlink(path_, error))
+    if (const fs::path target = fs::canonical(path_, error); !error) path_ = target;
+  const fs::path absolute = fs::absolute(path_, error);
+  const std::string prefix = "." + path_.filename().string() + ".partial-";
+  remove_dead_siblings(absolute.parent_path(), prefix);
+
+  static std::atomic<unsigned> counter{0};
+  temporary_ = absolute.parent_path() / (prefix + std::to_string(::getpid()) + "-" + std::to_string(counter++));
+  listed_.emplace(temporary_, TemporaryKind::file);
+  file_ = Descriptor(::open(temporary_.c_str(), O_RDWR | O_CREAT | O_EXCL | O_CLOEXEC, 0666));
+  if (file_.get() < 0) {
+    const int code = errno;
+    listed_.reset();
+    temporary_.clear();
+    fail_errno(path_, "create", code, reserve_);
+  }
+  ::flock(file_.get(), LOCK_EX | LOCK_NB);
+  try {
+    if (reserve_ > 0) allocate(file_.get(), path_, reserve_);
+  } catch (...) {
+    ::unlink(temporary_.c_str());
+    throw;
+  }
+}
+
+AtomicFile::~AtomicFile() {
+  if (!temporary_.empty()) ::unlink(temporary_.c_str());
+}
+
+void AtomicFile::append(const void* data, std::size_t size) {
+  write_at(position_, data, size);
+  position_ += size;
+}
+
+void AtomicFile::write_at(std::uint64_t offset, const void* data, std::size_t size) {
+  const auto* bytes = static_cast<const char*>(data);
+  constexpr std::size_t kChunk = 1u << 30;  // Linux writes at most 2^31 - 4096 bytes at once
+  for (std::size_t done = 0; done < size;) {
+    const ssize_t put =
+        ::pwrite(file_.get(), bytes + done, std::min(size - done, kChunk), static_cast<off_t>(offset + done));
+    if (put < 0 && errno == EINTR) continue;
+    if (put < 0) fail_errno(path_, "write", errno, needed(offset + size));
+    done += static_cast<std::size_t>(put);
+  }
+}
+
+void AtomicFile::commit() {
+  if (temporary_.empty()) fail(path_, "was committed before");
+  struct stat status;
+  if (::fstat(file_.get(), &status) != 0) fail_errno(path_, "stat", errno);
+  // Gives back what was reserved and not written.
+  if (static_cast<std::uint64_t>(status.st_size) < reserve_ && ::ftruncate(file_.get(), status.st_size) != 0)
+    fail_errno(path_, "truncate", errno);
+  if (::fsync(file_.get()) != 0) fail_errno(path_, "fsync", errno, needed(static_cast<std::uint64_t>(status.st_size)));
+  if (::close(file_.release()) != 0) fail_errno(path_, "close", errno);
+  if (::rename(temporary_.c_str(), path_.c_str()) != 0) fail_errno(path_, "rename", errno);
+  const fs::path folder = temporary_.parent_path();
+  temporary_.clear();
+  listed_.reset();
+  sync_folder(folder);
+}
+
+}  // namespace fp8::io

@@ -1,0 +1,75 @@
+// SPDX-License-Identifier: Apache-2.0
+#include "fp8/runtime/io/atomic/placed_file.h"
+
+#include <fcntl.h>
+#include <sys/stat.h>
+#include <sys/statvfs.h>
+#include <unistd.h>
+
+#include <algorithm>
+#include <cerrno>
+
+namespace fp8::io {
+namespace {
+
+// Blocks for all of the file and its final size, so that writing them is cheap and a full disk is found now.
+void reserve(int fd, const std::filesystem::path& shown, std::uint64_t size) {
+  struct stat status;
+  if (::fstat(fd, &status) != 0) fail_errno(shown, "stat", errno);
+  if (!S_ISREG(status.st_mode)) fail(shown, "is not a regular file");
+  int code = 0;
+  while (size > 0 && (code = ::fallocate(fd, 0, 0, static_cast<off_t>(size)) == 0 ? 0 : errno) == EINTR) continue;
+  if (code != 0 && code != EOPNOTSUPP && code != ENOSYS) fail_errno(shown, "reserve space", code, size);
+  if (code != 0) {
+    struct statvfs disk;
+    const auto there = static_cast<std::uint64_t>(status.st_blocks) * 512;
+    if (::fstatvfs(fd, &disk) == 0 && size > there && disk.f_bavail < (size - there) / disk.f_frsize)
+      fail_errno(shown, "reserve space", ENOSPC, size);
+  }
+  if (::ftruncate(fd, static_cast<off_t>(size)) != 0) fail_errno(shown, "reserve space", errno, size);
+}
+
+}  // namespace
+
+void write_at(int fd, const std::filesystem::path& path, std::uint64_t offset, const void* data, std::uint64_t size,
+              std::uint64_t needed) {
+  const auto* bytes = static_cast<const char*>(data);
+  constexpr std::uint64_t kChunk = 1u << 30;  // Linux writes at most 2^31 - 4096 bytes at once
+  for (std::uint64_t done = 0; done < size;) {
+    const ssize_t put = ::pwrite(fd, bytes + done, std::min(size - done, kChunk), static_cast<off_t>(offset + done));
+    if (put < 0 && errno == EINTR) continue;
+    if (put < 0) fail_errno(path, "write", errno, needed);
+    done += static_cast<std::uint64_t>(put);
+  }
+}
+
+PlacedFile::PlacedFile(std::filesystem::path path, std::uint64_t size, std::filesystem::path shown)
+    : shown_(std::move(shown)), size_(size) {
+  if (size > static_cast<std::uint64_t>(INT64_MAX)) fail_errno(shown_, "reserve space", EFBIG, size);
+  file_ = Descriptor(::open(path.c_str(), O_RDWR | O_CREAT | O_CLOEXEC | O_NOFOLLOW | O_NONBLOCK, 0666));
+  if (file_.get() < 0) fail_errno(shown_, "create", errno, size);
+  reserve(file_.get(), shown_, size);
+}
+
+void PlacedFile::write(std::uint64_t offset, const void* data, std::uint64_t size) {
+  write_at(file_.get(), shown_, offset, data, size, size_);
+}
+
+void PlacedFile::read(std::uint64_t offset, void* data, std::uint64_t size) const {
+  read_at(file_.get(), shown_, offset, data, size);
+}
+
+bool PlacedFile::copy(int from, std::uint64_t from_offset, std::uint64_t offset, std::uint64_t size) {
+  auto in = static_cast<off64_t>(from_offset);
+  auto out = static_cast<off64_t>(offset);
+  while (size > 0) {
+    const ssize_t got = ::copy_file_range(from, &in, file_.get(), &out, size, 0);
+    if (got < 0 && errno == EINTR) continue;
+    if (got < 0 && (errno == ENOSPC || errno == EDQUOT || errno == EFBIG)) fail_errno(shown_, "write", errno, size_);
+    if (got <= 0) return false;  // another file system, an old kernel, an input that ended: the caller reads and writes
+    size -= static_cast<std::uint64_t>(got);
+  }
+  return true;
+}
+
+}  // namespace fp8::io

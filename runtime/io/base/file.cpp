@@ -1,0 +1,73 @@
+// SPDX-License-Identifier: Apache-2.0
+#include "fp8/runtime/io/base/file.h"
+
+#include <fcntl.h>
+#include <sys/stat.h>
+#include <unistd.h>
+
+#include <algorithm>
+#include <cerrno>
+#include <system_error>
+
+namespace fp8::io {
+
+Descriptor& Descriptor::operator=(Descriptor&& other) noexcept {
+  if (this != &other) {
+    reset();
+    fd_ = other.release();
+  }
+  return *this;
+}
+
+void Descriptor::reset() {
+  if (fd_ >= 0) ::close(fd_);
+  fd_ = -1;
+}
+
+void fail(const std::filesystem::path& path, const std::string& what) {
+  throw Error(printable(path.string(), 4096) + ": " + what);
+}
+
+void fail_errno(const std::filesystem::path& path, const std::string& doing, int code, std::uint64_t needed) {
+  const std::string amount = needed ? " (needed " + std::to_string(needed) + " bytes)" : "";
+  if (code == ENOSPC || code == EDQUOT) fail(path, "no space left on device" + amount);
+  if (code == EFBIG) fail(path, "larger than the file size limit" + amount);
+  fail(path, "can't " + doing + ": " + std::generic_category().message(code));
+}
+
+Descriptor open_regular(const std::filesystem::path& path, std::uint64_t* size) {
+  // O_NONBLOCK: opening a pipe must not wait for its writer; regular files don't care.
+  Descriptor file(::open(path.c_str(), O_RDONLY | O_CLOEXEC | O_NONBLOCK));
+  if (file.get() < 0) fail_errno(path, "open", errno);
+  struct stat status;
+  if (::fstat(file.get(), &status) != 0) fail_errno(path, "stat", errno);
+  if (S_ISDIR(status.st_mode)) fail(path, "is a folder, expected a file");
+  if (!S_ISREG(status.st_mode)) fail(path, "is not a regular file");
+  if (size) *size = static_cast<std::uint64_t>(status.st_size);
+  return file;
+}
+
+void read_at(int fd, const std::filesystem::path& path, std::uint64_t offset, void* destination, std::uint64_t size) {
+  auto* out = static_cast<char*>(destination);
+  constexpr std::uint64_t kChunk = 1u << 30;  // Linux reads at most 2^31 - 4096 bytes at once
+  for (std::uint64_t done = 0; done < size;) {
+    const ssize_t got = ::pread(fd, out + done, std::min(size - done, kChunk), static_cast<off_t>(offset + done));
+    if (got < 0 && errno == EINTR) continue;
+    if (got < 0) fail_errno(path, "read", errno);
+    if (got == 0)
+      fail(path, "ends at byte " + std::to_string(offset + done) + ", expected " + std::to_string(size - done) +
+                     " more (cut short while it was read?)");
+    done += static_cast<std::uint64_t>(got);
+  }
+}
+
+std::string read_file(const std::filesystem::path& path, std::uint64_t limit) {
+  std::uint64_t size = 0;
+  const Descriptor file = open_regular(path, &size);
+  if (size > limit) fail(path, std::to_string(size) + " bytes, allowed at most " + std::to_string(limit));
+  std::string text(size, '\0');
+  read_at(file.get(), path, 0, text.data(), size);
+  return text;
+}
+
+}  // namespace fp8::io

@@ -1,0 +1,50 @@
+// SPDX-License-Identifier: Apache-2.0
+// Regular files, read whole or at an offset, with errors that name the path. No torch here.
+#pragma once
+#include <cstddef>
+#include <cstdint>
+#include <filesystem>
+#include <string>
+#include <string_view>
+#include <utility>
+
+#include "fp8/runtime/io/base/error.h"
+
+namespace fp8::io {
+
+/// An owned file descriptor.
+class Descriptor {
+ public:
+  Descriptor() = default;
+  explicit Descriptor(int fd) : fd_(fd) {}
+  ~Descriptor() { reset(); }
+  Descriptor(Descriptor&& other) noexcept : fd_(other.release()) {}
+  Descriptor& operator=(Descriptor&& other) noexcept;
+  int get() const { return fd_; }
+  int release() { return std::exchange(fd_, -1); }
+  void reset();
+
+ private:
+  int fd_ = -1;
+};
+
+/// Throws io::Error "PATH: <what>".
+[[noreturn]] void fail(const std::filesystem::path& path, const std::string& what);
+
+/// Throws io::Error for the failed system call `doing` ("open", "rename") with errno's text `code`. A full disk or
+/// quota is "PATH: no space left on device (needed N bytes)"; a file size limit names itself likewise. needed: 0 if
+/// unknown.
+[[noreturn]] void fail_errno(const std::filesystem::path& path, const std::string& doing, int code,
+                             std::uint64_t needed = 0);
+
+/// Opens a regular file for reading; size: its bytes at that moment. Anything else (folder, pipe, device) is an
+/// io::Error, found without waiting for a pipe's writer.
+Descriptor open_regular(const std::filesystem::path& path, std::uint64_t* size = nullptr);
+
+/// Reads exactly `size` bytes at `offset`; throws if the file ends before.
+void read_at(int fd, const std::filesystem::path& path, std::uint64_t offset, void* destination, std::uint64_t size);
+
+/// The bytes of a regular file of at most `limit` bytes.
+std::string read_file(const std::filesystem::path& path, std::uint64_t limit);
+
+}  // namespace fp8::io

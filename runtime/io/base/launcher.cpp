@@ -1,0 +1,108 @@
+// SPDX-License-Identifier: Apache-2.0
+#include "fp8/runtime/io/base/launcher.h"
+
+#include <charconv>
+#include <cstdint>
+#include <cstdlib>
+#include <string_view>
+
+#include "fp8/runtime/io/base/error.h"
+
+namespace fp8::io {
+namespace {
+
+constexpr const char* kOthers[][2] = {{"OMPI_COMM_WORLD_RANK", "OMPI_COMM_WORLD_SIZE"},
+                                      {"PMI_RANK", "PMI_SIZE"},
+                                      {"SLURM_PROCID", "SLURM_STEP_NUM_TASKS"}};
+
+[[noreturn]] void reject(const std::string& variable, const std::string& found, const std::string& allowed) {
+  throw Error("environment variable '" + variable + "': found " + found + ", allowed: " + allowed);
+}
+
+bool is_set(const GetVariable& get, const char* variable) {
+  const char* text = get(variable);
+  return text != nullptr && *text != '\0';
+}
+
+/// because: ends the message.
+std::optional<int> integer(const GetVariable& get, const char* variable, int low, int high,
+                           const std::string& because = "") {
+  if (!is_set(get, variable)) return std::nullopt;
+  const std::string_view text(get(variable));
+  int value = 0;
+  const auto [end, error] = std::from_chars(text.data(), text.data() + text.size(), value);
+  if (error == std::errc() && end == text.data() + text.size() && value >= low && value <= high) return value;
+  reject(variable, in_quotes(text), "an integer from " + std::to_string(low) + " to " + std::to_string(high) + because);
+}
+
+std::string is(const char* variable, int value) {
+  return std::string(" (") + variable + " is " + std::to_string(value) + ")";
+}
+
+/// RANK and WORLD_SIZE, or what stands for RANK on each of several machines.
+std::optional<Launched> torchrun(const GetVariable& get) {
+  const auto size = integer(get, "WORLD_SIZE", 1, kMaxRanks);
+  if (!size) return std::nullopt;
+  if (const auto rank = integer(get, "RANK", 0, *size - 1, is("WORLD_SIZE", *size)))
+    return Launched{*rank, *size, "RANK", "WORLD_SIZE"};
+  const auto local = integer(get, "LOCAL_RANK", 0, *size - 1, is("WORLD_SIZE", *size));
+  if (!local) {
+    if (*size == 1) return std::nullopt;
+    reject("RANK", "nothing, but WORLD_SIZE is " + std::to_string(*size),
+           "0 to " + std::to_string(*size - 1) + ", or LOCAL_RANK");
+  }
+  const int per_node = integer(get, "LOCAL_WORLD_SIZE", 1, *size, is("WORLD_SIZE", *size)).value_or(*size);
+  if (*local >= per_node)
+    reject("LOCAL_RANK", in_quotes(get("LOCAL_RANK")),
+           "an integer from 0 to " + std::to_string(per_node - 1) + is("LOCAL_WORLD_SIZE", per_node));
+  const char* node_variable = is_set(get, "NODE_RANK") ? "NODE_RANK" : "GROUP_RANK";
+  const auto node = integer(get, node_variable, 0, (*size - 1) / per_node, is("WORLD_SIZE", *size));
+  const std::int64_t rank = std::int64_t{node.value_or(0)} * per_node + *local;
+  if (rank >= *size)
+    reject(node_variable, in_quotes(get(node_variable)),
+           "what makes ranks 0 to " + std::to_string(*size - 1) + is("WORLD_SIZE", *size));
+  return Launched{static_cast<int>(rank), *size,
+                  node.value_or(0) > 0 ? std::string(node_variable) + ", LOCAL_RANK" : "LOCAL_RANK", "WORLD_SIZE"};
+}
+
+}  // namespace
+
+std::string Launched::text() const {
+  return "this is rank " + std::to_string(rank) + " of " + std::to_string(size) + ", as " + rank_variable + " and " +
+         size_variable + " say";
+}
+
+std::optional<Launched> launched(const GetVariable& get) {
+  const auto first = torchrun(get);
+  if (first && first->size > 1) return first;
+  for (const auto& [rank_variable, size_variable] : kOthers) {
+    const auto size = integer(get, size_variable, 1, kMaxRanks);
+    if (size.value_or(1) == 1) continue;
+    const auto rank = integer(get, rank_variable, 0, *size - 1, is(size_variable, *size));
+    if (!rank)
+      reject(rank_variable, std::string("nothing, but ") + size_variable + " is " + std::to_string(*size),
+             "0 to " + std::to_string(*size - 1));
+    return Launched{*rank, *size, rank_variable, size_variable};
+  }
+  if (first || is_set(get, "WORLD_SIZE")) return first;
+  for (const char* variable : {"RANK", "LOCAL_RANK"}) {
+    if (const auto rank = integer(get, variable, 0, kMaxRanks - 1))
+      reject("WORLD_SIZE", std::string("nothing, but ") + variable + " is " + std::to_string(*rank),
+             "1 to " + std::to_string(kMaxRanks));
+  }
+  return std::nullopt;
+}
+
+std::optional<Launched> launched() {
+  return launched([](const char* name) -> const char* { return std::getenv(name); });
+}
+
+const std::vector<std::string>& launcher_variables() {
+  static const std::vector<std::string> names = {
+      "LOCAL_RANK", "RANK",       "WORLD_SIZE",           "LOCAL_WORLD_SIZE",
+      "NODE_RANK",  "GROUP_RANK", "OMPI_COMM_WORLD_RANK", "OMPI_COMM_WORLD_SIZE",
+      "PMI_RANK",   "PMI_SIZE",   "SLURM_PROCID",         "SLURM_STEP_NUM_TASKS"};
+  return names;
+}
+
+}  // namespace fp8::io

@@ -1,0 +1,303 @@
+// SPDX-License-Identifier: Apache-2.0
+// Opcodes, stack and memo; what numpy's globals do is in pickle_numpy.cpp, torch's in
+// pickle_torch.cpp.
+#include "fp8/runtime/io/pickle/pickle_machine.h"
+
+#include <bit>
+#include <limits>
+
+#include "fp8/runtime/io/base/error.h"
+#include "fp8/runtime/io/base/utf8.h"
+#include "fp8/runtime/io/pickle/pickle_opcodes.h"
+
+namespace fp8::io {
+namespace {
+
+// A measurement of 45 000 expert weights has some 5 million opcodes and 2 million objects.
+constexpr std::size_t kMaxOpcodes = std::size_t{1} << 25;
+constexpr std::size_t kMaxNodes = std::size_t{1} << 23;
+constexpr PickleId kNotStored = std::numeric_limits<PickleId>::max();
+
+}  // namespace
+
+void PickleMachine::fail(const std::string& what) const {
+  throw Error(printable(name_, 4096) + ": pickle byte " + std::to_string(opcode_at_) + ": " + what);
+}
+
+PickleId PickleMachine::run() {
+  for (std::size_t count = 0;; ++count) {
+    opcode_at_ = at_;
+    const auto opcode = static_cast<std::uint8_t>(take(1)[0]);
+    if (count == 0 && opcode != 0x80) fail("does not start with PROTO (0x80), expected a pickle of protocol 2 to 5");
+    if (count == kMaxOpcodes) fail("more than " + std::to_string(kMaxOpcodes) + " opcodes");
+    if (opcode == '.') break;
+    step(opcode);
+  }
+  const PickleId result = pop();
+  if (!stack_.empty() || !marks_.empty()) fail("STOP with objects left on the stack");
+  if (at_ != pickle_.size()) fail(std::to_string(pickle_.size() - at_) + " bytes after STOP");
+  return result;
+}
+
+void PickleMachine::step(std::uint8_t opcode) {
+  if (step_scalar(opcode) || step_container(opcode) || step_memo(opcode)) return;
+  switch (opcode) {
+    case 0x80: {  // PROTO
+      const std::uint64_t version = take_int(1);
+      if (version < 2 || version > 5) fail("protocol " + std::to_string(version) + ", expected 2 to 5");
+      return;
+    }
+    case 0x95:  // FRAME: a hint for readers of streams
+      take_int(8);
+      return;
+    case 'c': {  // GLOBAL
+      const std::string_view module = take_line();
+      return global(module, take_line());
+    }
+    case 0x93: {  // STACK_GLOBAL
+      const PickleNode& name = nodes_[pop()];
+      const PickleNode& module = nodes_[pop()];
+      if (name.kind != PickleNode::Str || module.kind != PickleNode::Str)
+        fail("STACK_GLOBAL of something other than two strings");
+      return global(module.text, name.text);
+    }
+    case 'R':
+      return reduce();
+    case 'b':
+      return build();
+    case 'Q':
+      if (dialect_ == PickleDialect::torch) return persistent_id();
+      [[fallthrough]];
+    default:
+      fail(opcode_name(opcode) + " is not allowed, expected dict, list, tuple, str, int, float, bool, None and " +
+           (dialect_ == PickleDialect::torch ? "tensors" : "numpy arrays") + " only");
+  }
+}
+
+// clang-format off: a table of opcodes
+bool PickleMachine::step_scalar(std::uint8_t opcode) {
+  switch (opcode) {
+    case 'N':
+      push_new(PickleNode::None);
+      return true;
+    case 0x88:
+      push_new(PickleNode::Bool).integer = 1;
+      return true;  // NEWTRUE
+    case 0x89:
+      push_new(PickleNode::Bool);
+      return true;  // NEWFALSE
+    case 'K':
+      push_new(PickleNode::Int).integer = static_cast<std::int64_t>(take_int(1));
+      return true;
+    case 'M':
+      push_new(PickleNode::Int).integer = static_cast<std::int64_t>(take_int(2));
+      return true;
+    case 'J':
+      push_new(PickleNode::Int).integer = static_cast<std::int32_t>(take_int(4));
+      return true;
+    case 0x8a: {  // LONG1: n bytes of two's complement
+      const auto size = static_cast<int>(take_int(1));
+      if (size > 8) fail("integer of " + std::to_string(size) + " bytes, allowed at most 8");
+      std::uint64_t bits = take_int(size);
+      const bool negative = size > 0 && (bits >> (8 * size - 1) & 1) != 0;
+      if (negative && size < 8) bits |= ~std::uint64_t{0} << (8 * size);
+      push_new(PickleNode::Int).integer = static_cast<std::int64_t>(bits);
+      return true;
+    }
+    case 'G': {  // BINFLOAT: big-endian double
+      std::uint64_t bits = 0;
+      for (const char c : take(8)) bits = bits << 8 | static_cast<std::uint8_t>(c);
+      push_new(PickleNode::Float).real = std::bit_cast<double>(bits);
+      return true;
+    }
+    case 0x8c:
+      push_text(PickleNode::Str, take_int(1));
+      return true;  // SHORT_BINUNICODE
+    case 'X':
+      push_text(PickleNode::Str, take_int(4));
+      return true;  // BINUNICODE
+    case 0x8d:
+      push_text(PickleNode::Str, take_int(8));
+      return true;  // BINUNICODE8
+    case 'C':
+      push_text(PickleNode::Bytes, take_int(1));
+      return true;  // SHORT_BINBYTES
+    case 'B':
+      push_text(PickleNode::Bytes, take_int(4));
+      return true;  // BINBYTES
+    case 0x8e:
+      push_text(PickleNode::Bytes, take_int(8));
+      return true;  // BINBYTES8
+    case 0x96:
+      push_text(PickleNode::Bytes, take_int(8));
+      return true;  // BYTEARRAY8
+    default:
+      return false;
+  }
+}
+
+bool PickleMachine::step_container(std::uint8_t opcode) {
+  switch (opcode) {
+    case '(':
+      marks_.push_back(stack_.size());
+      return true;
+    case ']':
+      push_new(PickleNode::List);
+      return true;
+    case '}':
+      push_new(PickleNode::Dict);
+      return true;
+    case ')':
+      push_tuple({});
+      return true;
+    case 't':
+      push_tuple(pop_to_mark());
+      return true;
+    case 0x85:
+    case 0x86:
+    case 0x87: {  // TUPLE1 .. TUPLE3
+      std::vector<PickleId> items(opcode - 0x84u);
+      for (std::size_t i = items.size(); i-- > 0;) items[i] = pop();
+      push_tuple(std::move(items));
+      return true;
+    }
+    case 'l': {  // LIST
+      std::vector<PickleId> items = pop_to_mark();
+      push_new(PickleNode::List).children = std::move(items);
+      return true;
+    }
+    case 'd': {  // DICT
+      const std::vector<PickleId> pairs = pop_to_mark();
+      push_new(PickleNode::Dict);
+      append_to_dict(pairs);
+      return true;
+    }
+    case 'a':
+    case 'e': {  // APPEND, APPENDS
+      const std::vector<PickleId> items = opcode == 'a' ? std::vector<PickleId>{pop()} : pop_to_mark();
+      PickleNode& list = top();
+      if (list.kind != PickleNode::List) fail("APPEND to something other than a list");
+      list.children.insert(list.children.end(), items.begin(), items.end());
+      return true;
+    }
+    case 's': {  // SETITEM
+      const PickleId value = pop(), key = pop();
+      append_to_dict({key, value});
+      return true;
+    }
+    case 'u':
+      append_to_dict(pop_to_mark());
+      return true;  // SETITEMS
+    default:
+      return false;
+  }
+}
+
+bool PickleMachine::step_memo(std::uint8_t opcode) {
+  switch (opcode) {
+    case 'q':
+      put(take_int(1));
+      return true;  // BINPUT
+    case 'r':
+      put(take_int(4));
+      return true;  // LONG_BINPUT
+    case 0x94:
+      put(memo_.size());
+      return true;  // MEMOIZE
+    case 'h':
+      get(take_int(1));
+      return true;  // BINGET
+    case 'j':
+      get(take_int(4));
+      return true;  // LONG_BINGET
+    default:
+      return false;
+  }
+}
+// clang-format on
+
+std::string_view PickleMachine::take(std::uint64_t size) {
+  if (size > pickle_.size() - at_) fail("ends within an opcode (cut short?)");
+  const std::string_view bytes = pickle_.substr(at_, size);
+  at_ += size;
+  return bytes;
+}
+
+std::uint64_t PickleMachine::take_int(int bytes) {
+  const std::string_view text = take(static_cast<std::uint64_t>(bytes));
+  std::uint64_t value = 0;
+  for (std::size_t i = text.size(); i-- > 0;) value = value << 8 | static_cast<std::uint8_t>(text[i]);
+  return value;
+}
+
+std::string_view PickleMachine::take_line() {
+  constexpr std::size_t kLongest = 256;
+  const std::size_t end = pickle_.substr(at_, kLongest).find('\n');
+  if (end == std::string_view::npos) fail("GLOBAL without the end of its name");
+  const std::string_view line = pickle_.substr(at_, end);
+  at_ += end + 1;
+  return line;
+}
+
+PickleNode& PickleMachine::push_new(PickleNode::Kind kind) {
+  if (nodes_.size() == kMaxNodes) fail("more than " + std::to_string(kMaxNodes) + " objects");
+  nodes_.emplace_back().kind = kind;
+  push(static_cast<PickleId>(nodes_.size() - 1));
+  return nodes_.back();
+}
+
+void PickleMachine::push(PickleId id) { stack_.push_back(id); }
+
+PickleId PickleMachine::pop() {
+  if (stack_.size() <= (marks_.empty() ? 0 : marks_.back())) fail("takes an object from an empty stack");
+  const PickleId id = stack_.back();
+  stack_.pop_back();
+  return id;
+}
+
+std::vector<PickleId> PickleMachine::pop_to_mark() {
+  if (marks_.empty()) fail("no MARK before it");
+  const auto begin = stack_.begin() + static_cast<std::ptrdiff_t>(marks_.back());
+  std::vector<PickleId> items(begin, stack_.end());
+  stack_.erase(begin, stack_.end());
+  marks_.pop_back();
+  return items;
+}
+
+PickleNode& PickleMachine::top() {
+  const PickleId id = pop();
+  push(id);
+  return nodes_[id];
+}
+
+// The pickler numbers its memo from 0 without gaps.
+void PickleMachine::put(std::uint64_t index) {
+  const PickleId id = pop();
+  push(id);
+  if (index > memo_.size())
+    fail("memo entry " + std::to_string(index) + ", expected at most " + std::to_string(memo_.size()));
+  if (index == memo_.size()) memo_.push_back(kNotStored);
+  memo_[index] = id;
+}
+
+void PickleMachine::get(std::uint64_t index) {
+  if (index >= memo_.size()) fail("memo entry " + std::to_string(index) + " was never stored");
+  push(memo_[index]);
+}
+
+void PickleMachine::push_text(PickleNode::Kind kind, std::uint64_t size) {
+  const std::string_view text = take(size);
+  if (kind == PickleNode::Str && !is_utf8(text)) fail("a string that is not UTF-8");
+  push_new(kind).text = text;
+}
+
+void PickleMachine::push_tuple(std::vector<PickleId> items) { push_new(PickleNode::Tuple).children = std::move(items); }
+
+void PickleMachine::append_to_dict(const std::vector<PickleId>& pairs) {
+  PickleNode& dict = top();
+  if (dict.kind != PickleNode::Dict) fail("SETITEM on something other than a dict");
+  if (pairs.size() % 2 != 0) fail("a key without its value");
+  dict.children.insert(dict.children.end(), pairs.begin(), pairs.end());
+}
+
+}  // namespace fp8::io

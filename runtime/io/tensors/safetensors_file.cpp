@@ -1,0 +1,146 @@
+// SPDX-License-Identifier: Apache-2.0
+// SafetensorsFile of safetensors.h.
+#include <algorithm>
+#include <array>
+#include <limits>
+
+#include "fp8/runtime/io/json/json_members.h"
+#include "fp8/runtime/io/tensors/safetensors.h"
+
+namespace fp8::io {
+namespace {
+
+constexpr std::uint64_t kMaxHeaderBytes = 100'000'000;
+constexpr std::size_t kMaxRank = 64;
+
+// One tensor's entry of the header; `fail` adds file and tensor to what is wrong.
+template <class Fail>
+TensorInfo read_entry(const std::string& name, const Json& entry, const Fail& fail) {
+  TensorInfo info;
+  info.name = name;
+  if (!entry.is_object()) fail(std::string("is a ") + entry.type_name() + ", expected an object");
+  const auto member = [&](const char* key) -> const Json& {
+    const auto found = entry.find(key);
+    if (found == entry.end()) fail(std::string("lacks the key '") + key + "'");
+    return *found;
+  };
+
+  const Json& dtype = member("dtype");
+  if (!dtype.is_string()) fail("dtype is not a string");
+  try {
+    info.dtype = dtype_from_name(dtype.get_ref<const std::string&>());
+  } catch (const Error& error) {
+    fail(error.what());
+  }
+
+  const Json& shape = member("shape");
+  if (!shape.is_array()) fail("shape is not an array");
+  if (shape.size() > kMaxRank) fail("has " + std::to_string(shape.size()) + " dimensions, allowed at most 64");
+  constexpr auto kMax = std::numeric_limits<std::int64_t>::max();
+  std::int64_t nonzero_product = 1;  // strides need it even where another dimension is 0
+  bool empty = false;
+  for (const Json& size : shape) {
+    // Non-negative integers are what the parser calls unsigned.
+    if (!size.is_number_unsigned() || size.get<std::uint64_t>() > static_cast<std::uint64_t>(kMax))
+      fail("shape holds " + printable(size.dump()) + ", expected integers from 0 to 2^63 - 1");
+    info.shape.push_back(size.get<std::int64_t>());
+    empty = empty || info.shape.back() == 0;
+    if (info.shape.back() != 0 && __builtin_mul_overflow(nonzero_product, info.shape.back(), &nonzero_product))
+      fail("shape " + printable(shape.dump()) + " overflows 64 bits");
+  }
+
+  const Json& offsets = member("data_offsets");
+  if (!offsets.is_array() || offsets.size() != 2 || !offsets[0].is_number_unsigned() ||
+      !offsets[1].is_number_unsigned())
+    fail("data_offsets is " + printable(offsets.dump()) + ", expected [begin, end]");
+  info.begin = offsets[0].get<std::uint64_t>();
+  info.end = offsets[1].get<std::uint64_t>();
+  std::uint64_t bytes = 0;
+  if (__builtin_mul_overflow(static_cast<std::uint64_t>(empty ? 0 : nonzero_product),
+                             static_cast<std::uint64_t>(size_of(info.dtype)), &bytes))
+    fail("shape " + printable(shape.dump()) + " overflows 64 bits");
+  if (info.end < info.begin || info.end - info.begin != bytes)
+    fail("data_offsets " + printable(offsets.dump()) + " don't hold the " + std::to_string(bytes) + " bytes of " +
+         name_of(info.dtype) + " " + printable(shape.dump()));
+  return info;
+}
+
+// `tensors`, sorted by begin, must cover [0, size) without hole, overlap or rest.
+void check_cover(const std::filesystem::path& path, const std::vector<TensorInfo>& tensors, std::uint64_t size) {
+  std::uint64_t next = 0;
+  for (const TensorInfo& tensor : tensors) {
+    const std::string where = "tensor " + in_quotes(tensor.name) + " starts at byte " + std::to_string(tensor.begin) +
+                              " of the data, expected " + std::to_string(next);
+    if (tensor.begin > next) fail(path, where + " (a hole before it)");
+    if (tensor.begin < next) fail(path, where + " (it overlaps the one before)");
+    next = tensor.end;
+    if (next > size)
+      fail(path, "tensor " + in_quotes(tensor.name) + " ends at byte " + std::to_string(next) +
+                     ", but the file holds " + std::to_string(size) + " bytes of data (cut short?)");
+  }
+  if (next < size) fail(path, std::to_string(size - next) + " bytes after the last tensor, expected none");
+}
+
+}  // namespace
+
+SafetensorsFile::SafetensorsFile(std::filesystem::path path) : TensorFile(std::move(path)) {
+  std::uint64_t file_size = 0;
+  file_ = open_regular(path_, &file_size);
+  if (file_size < 8) fail(path_, std::to_string(file_size) + " bytes, too short for a safetensors file");
+  std::array<std::uint8_t, 8> prefix;
+  read_at(file_.get(), path_, 0, prefix.data(), prefix.size());
+  std::uint64_t header_size = 0;
+  for (int i = 7; i >= 0; --i) header_size = header_size << 8 | prefix[i];
+  if (header_size > kMaxHeaderBytes)
+    fail(path_, "header of " + std::to_string(header_size) + " bytes, allowed at most " +
+                    std::to_string(kMaxHeaderBytes) + " (not a safetensors file?)");
+  if (header_size > file_size - 8)
+    fail(path_, "header of " + std::to_string(header_size) + " bytes in a file of " + std::to_string(file_size) +
+                    " (cut short?)");
+  std::string text(header_size, '\0');
+  read_at(file_.get(), path_, 8, text.data(), text.size());
+  data_start_ = 8 + header_size;
+  read_header(text);
+  check_cover(path_, tensors_, file_size - data_start_);
+}
+
+// Entry by entry: a header of 10^6 tensors as one tree of JSON values would take a gigabyte.
+void SafetensorsFile::read_header(const std::string& text) {
+  if (text.empty() || text[0] != '{') fail(path_, "header is not a JSON object (not a safetensors file?)");
+  const std::string name = path_.string() + " (header)";
+  std::size_t count = 0;
+  for (std::size_t at = 0; (at = text.find("\"data_offsets\"", at)) != std::string::npos; ++at) ++count;
+  tensors_.reserve(count);
+  int metadata_seen = 0;
+  parse_json_members(text, name, "", [&](std::string&& key, Json&& entry) {
+    if (key != "__metadata__") {
+      const auto bad = [&](const std::string& what) { fail(path_, "tensor " + in_quotes(key) + ": " + what); };
+      tensors_.push_back(read_entry(key, entry, bad));
+      return;
+    }
+    if (++metadata_seen > 1) parse_json(text, name);  // tells where the key stands again
+    if (!entry.is_object()) fail(path_, "__metadata__ is not an object");
+    for (const auto& [member, value] : entry.get_ref<const Json::object_t&>()) {
+      if (!value.is_string()) fail(path_, "__metadata__ key " + in_quotes(member) + " is not a string");
+      metadata_.emplace(member, value.get_ref<const std::string&>());
+    }
+  });
+  // By end too: an empty tensor stands before the one that starts where it does.
+  const auto before = [](const TensorInfo& a, const TensorInfo& b) {
+    return std::pair(a.begin, a.end) < std::pair(b.begin, b.end);
+  };
+  if (!std::is_sorted(tensors_.begin(), tensors_.end(), before))
+    std::stable_sort(tensors_.begin(), tensors_.end(), before);
+  if (!index_names()) parse_json(text, name);  // tells where the name stands again
+}
+
+std::optional<Place> SafetensorsFile::place(const TensorInfo& tensor) const {
+  return Place{file_.get(), data_start_ + tensor.begin};
+}
+
+void SafetensorsFile::read_bytes(const TensorInfo& tensor, void* destination, std::uint64_t offset,
+                                 std::uint64_t size) const {
+  read_at(file_.get(), path_, data_start_ + tensor.begin + offset, destination, size);
+}
+
+}  // namespace fp8::io

@@ -1,0 +1,239 @@
+// SPDX-License-Identifier: Apache-2.0
+// OutputDirectory and refuse_same_path of atomic_file.h.
+#include <fcntl.h>
+#include <sys/file.h>
+#include <sys/stat.h>
+
+#include "fp8/runtime/io/atomic/atomic_file.h"
+#include "runtime/io/atomic/small_disk.h"
+#include "runtime/io/io_test.h"
+
+namespace fp8::io {
+namespace {
+
+using OutputDirectoryTest = IoTest;
+using testing::HasSubstr;
+namespace fs = std::filesystem;
+
+void write(const fs::path& path, std::string_view text) { std::ofstream(path) << text; }
+
+TEST_F(OutputDirectoryTest, AppearsAtCommitOnly) {
+  OutputDirectory out(path("a/b/out"), false);
+  write(out.file("config.json"), "{}");
+  write(out.file("chat_templates/x.jinja"), "hello");
+  EXPECT_FALSE(fs::exists(path("a/b/out")));
+  out.commit();
+  EXPECT_EQ(bytes_of(path("a/b/out/config.json")), "{}");
+  EXPECT_EQ(bytes_of(path("a/b/out/chat_templates/x.jinja")), "hello");
+  EXPECT_THAT(message_of([&] { out.commit(); }), HasSubstr("committed before"));
+}
+
+TEST_F(OutputDirectoryTest, LeavesNothingBehind) {
+  {
+    OutputDirectory out(path("out"), false);
+    write(out.file("config.json"), "{}");
+    out.commit();
+  }
+  EXPECT_EQ(names_in(folder_), std::set<std::string>{"out"});
+  {
+    OutputDirectory out(path("other"), false);
+    write(out.file("config.json"), "{}");
+  }
+  EXPECT_EQ(names_in(folder_), std::set<std::string>{"out"});
+}
+
+TEST_F(OutputDirectoryTest, TakesAnEmptyFolderAndATrailingSlash) {
+  fs::create_directory(path("out"));
+  OutputDirectory out(path("out/"), false);
+  EXPECT_EQ(out.path(), path("out"));
+  write(out.file("x"), "1");
+  out.commit();
+  EXPECT_EQ(bytes_of(path("out/x")), "1");
+}
+
+TEST_F(OutputDirectoryTest, RefusesAFolderWithFilesUnlessOverwrite) {
+  put("out/config.json", "old");
+  put("out/stale.safetensors", "old");
+  const std::string name = path("out").string();
+  EXPECT_EQ(message_of([&] { OutputDirectory out(name, false); }),
+            name + ": exists and is not empty, expected a new or empty folder (or overwrite)");
+  {
+    OutputDirectory dropped(name, true);
+    write(dropped.file("config.json"), "new");
+  }
+  EXPECT_EQ(bytes_of(path("out/config.json")), "old");
+  {
+    OutputDirectory out(name, true);
+    write(out.file("config.json"), "new");
+    out.commit();
+    EXPECT_EQ(names_in(path("out")), std::set<std::string>{"config.json"});
+    EXPECT_EQ(bytes_of(path("out/config.json")), "new");
+  }
+  EXPECT_EQ(names_in(folder_), std::set<std::string>{"out"});
+}
+
+TEST_F(OutputDirectoryTest, NeverOverwritesAFolderOfSomethingElse) {
+  put("home/letters.txt", "dear");
+  EXPECT_THAT(message_of([&] { OutputDirectory out(path("home"), true); }),
+              HasSubstr("holds no checkpoint or measurement files"));
+  EXPECT_EQ(bytes_of(path("home/letters.txt")), "dear");
+  for (const char* ours : {"a/x_hooks_maxabs.npz", "b/x_mod_list.json", "c/model.safetensors", "d/config.json"}) {
+    put(ours, "x");
+    EXPECT_NO_THROW(OutputDirectory(path(ours).parent_path(), true)) << ours;
+  }
+}
+
+TEST_F(OutputDirectoryTest, RefusesWhatIsNoFolder) {
+  put("file", "x");
+  EXPECT_EQ(message_of([&] { OutputDirectory out(path("file"), true); }),
+            path("file").string() + ": exists and is not a folder");
+  fs::create_symlink("nowhere", path("link"));
+  EXPECT_THAT(message_of([&] { OutputDirectory out(path("link"), true); }), HasSubstr("is a link to nothing"));
+  EXPECT_THAT(message_of([&] { OutputDirectory out(path("file/out"), true); }), HasSubstr(path("file").string()));
+  EXPECT_THAT(message_of([&] { OutputDirectory out("/", true); }), HasSubstr("can't be an output folder"));
+  EXPECT_THAT(message_of([&] { OutputDirectory out("", true); }), HasSubstr("no output folder"));
+}
+
+TEST_F(OutputDirectoryTest, GoesThroughALink) {
+  fs::create_directory(path("real"));
+  fs::create_directory_symlink("real", path("link"));
+  OutputDirectory out(path("link"), false);
+  EXPECT_EQ(out.path(), path("real"));
+  write(out.file("x"), "1");
+  out.commit();
+  EXPECT_TRUE(fs::is_symlink(path("link")));
+  EXPECT_EQ(bytes_of(path("real/x")), "1");
+}
+
+TEST_F(OutputDirectoryTest, RefusesNamesThatLeaveIt) {
+  OutputDirectory out(path("out"), false);
+  for (const char* name : {"", "/etc/passwd", "../x", "a/../../x", "a/"})
+    EXPECT_THAT(message_of([&] { (void)out.file(name); }), HasSubstr("expected a relative name without '..'")) << name;
+}
+
+TEST_F(OutputDirectoryTest, TwoRunsMeetAnError) {
+  OutputDirectory first(path("out"), false);
+  EXPECT_EQ(message_of([&] { OutputDirectory second(path("out"), false); }),
+            path("out").string() + ": another run is writing it now (it holds " + path(".out.lock").string() + ")");
+  write(first.file("x"), "1");
+  first.commit();
+  EXPECT_EQ(bytes_of(path("out/x")), "1");
+}
+
+TEST_F(OutputDirectoryTest, AnotherProcessHoldsTheLockOnlyWhileItLives) {
+  int ready[2], done[2];
+  ASSERT_EQ(::pipe(ready), 0);
+  ASSERT_EQ(::pipe(done), 0);
+  const pid_t child = ::fork();
+  char byte = 0;
+  if (child == 0) {
+    auto* out = new OutputDirectory(path("out"), false);
+    write(out->file("x"), "half");
+    if (::write(ready[1], "r", 1) != 1 || ::read(done[0], &byte, 1) != 1) ::_exit(1);
+    ::kill(::getpid(), SIGKILL);
+  }
+  ASSERT_EQ(::read(ready[0], &byte, 1), 1);
+  EXPECT_THAT(message_of([&] { OutputDirectory out(path("out"), false); }), HasSubstr("another run is writing it now"));
+  ASSERT_EQ(::write(done[1], "d", 1), 1);
+  ::waitpid(child, nullptr, 0);
+  EXPECT_EQ(names_in(folder_).size(), 2u) << "a killed run leaves its lock file and its partial folder";
+  {
+    OutputDirectory out(path("out"), false);
+    EXPECT_TRUE(fs::is_empty(out.temporary()));
+    out.commit();
+  }
+  EXPECT_EQ(names_in(folder_), std::set<std::string>{"out"});
+  for (const int end : {ready[0], ready[1], done[0], done[1]}) ::close(end);
+}
+
+TEST_F(OutputDirectoryTest, RemovesLeftoversOfItsNameOnly) {
+  put(".out.partial-123456/x", "");
+  put(".out.partial-/x", "");
+  put(".out.partial-12x/x", "");
+  put(".out2.partial-123456/x", "");
+  { OutputDirectory out(path("out"), false); }
+  EXPECT_EQ(names_in(folder_), (std::set<std::string>{".out.partial-", ".out.partial-12x", ".out2.partial-123456"}));
+}
+
+TEST_F(OutputDirectoryTest, PutsBackWhatARunThatDiedBetweenTheRenamesMovedAway) {
+  put(".out.old-123456/config.json", "old");
+  EXPECT_THAT(message_of([&] { OutputDirectory out(path("out"), false); }), HasSubstr("exists and is not empty"));
+  EXPECT_EQ(bytes_of(path("out/config.json")), "old");
+  put(".out.old-123456/config.json", "older");
+  { OutputDirectory out(path("out"), true); }
+  EXPECT_EQ(bytes_of(path("out/config.json")), "old");
+  EXPECT_EQ(names_in(folder_), std::set<std::string>{"out"});
+}
+
+TEST_F(OutputDirectoryTest, PutsTheOldOneBackWhenTheRenameFails) {
+  const auto result = on_small_disk(folder_, [&] {
+    put("out/config.json", "old");
+    std::string message;
+    {
+      OutputDirectory out(path("out"), true);
+      if (::mount("tmpfs", out.temporary().c_str(), "tmpfs", 0, "size=64k") != 0) return std::string("no second mount");
+      write(out.file("config.json"), "new");
+      message = message_of([&] { out.commit(); });  // a mount point can't be renamed
+      ::umount(out.temporary().c_str());
+    }
+    return message + "\n" + bytes_of(path("out/config.json")) + "\n" + std::to_string(names_in(folder_).size());
+  });
+  if (!result) GTEST_SKIP() << "mounting a tmpfs needs root";
+  EXPECT_EQ(*result, path("out").string() + ": can't rename: Device or resource busy\nold\n1");
+}
+
+TEST_F(OutputDirectoryTest, DoesNotReplaceWhatAppearedMeanwhile) {
+  OutputDirectory out(path("out"), false);
+  write(out.file("x"), "ours");
+  put("out/x", "theirs");
+  EXPECT_THAT(message_of([&] { out.commit(); }), HasSubstr("exists and is not empty"));
+  EXPECT_EQ(bytes_of(path("out/x")), "theirs");
+}
+
+TEST_F(OutputDirectoryTest, AFullDiskLeavesNothingUnderTheFinalName) {
+  const auto result = on_small_disk(folder_, [&] {
+    const std::string message = message_of([&] {
+      OutputDirectory out(path("out"), false);
+      AtomicFile shard(out.file("model.safetensors"), 4 << 20);
+      out.commit();
+    });
+    return message + "\n" + std::to_string(names_in(folder_).size());
+  });
+  if (!result) GTEST_SKIP() << "mounting a tmpfs needs root";
+  EXPECT_THAT(*result, HasSubstr("model.safetensors: no space left on device (needed 4194304 bytes)\n0"));
+}
+
+TEST_F(OutputDirectoryTest, AReadOnlyParentIsNamed) {
+  if (::geteuid() == 0) GTEST_SKIP() << "root may write everywhere";
+  fs::create_directory(path("parent"));
+  ::chmod(path("parent").c_str(), 0500);
+  EXPECT_THAT(message_of([&] { OutputDirectory out(path("parent/out"), false); }), HasSubstr("Permission denied"));
+  ::chmod(path("parent").c_str(), 0700);
+}
+
+TEST_F(OutputDirectoryTest, TheInputIsNoOutput) {
+  put("model/config.json", "x");
+  put("model2/config.json", "x");
+  fs::create_directory_symlink("model", path("link"));
+  const auto refused = [&](const fs::path& input, const fs::path& output) {
+    return message_of([&] { refuse_same_path(input, output); });
+  };
+  EXPECT_EQ(refused(path("model"), path("model")),
+            path("model").string() + ": is the input itself, expected another path");
+  EXPECT_THAT(refused(path("model"), path("model/")), HasSubstr("is the input itself"));
+  EXPECT_THAT(refused(path("model"), path("model/../model/.")), HasSubstr("is the input itself"));
+  EXPECT_THAT(refused(path("model"), path("link")), HasSubstr("is the input itself"));
+  EXPECT_THAT(refused(path("model"), path("model/new/deep")),
+              HasSubstr("lies inside the input " + path("model").string()));
+  EXPECT_THAT(refused(path("model"), path("link/new")), HasSubstr("lies inside the input"));
+  EXPECT_THAT(refused(path("model"), folder_), HasSubstr("holds the input"));
+  EXPECT_THAT(refused(path("model/config.json"), path("model")), HasSubstr("holds the input"));
+  fs::create_hard_link(path("model/config.json"), path("hard"));
+  EXPECT_THAT(refused(path("model/config.json"), path("hard")), HasSubstr("is the input itself"));
+  EXPECT_NO_THROW(refuse_same_path(path("model"), path("model2")));
+  EXPECT_NO_THROW(refuse_same_path(path("model"), path("new")));
+  EXPECT_NO_THROW(refuse_same_path(path("model"), path("mod")));
+}
+
+}  // namespace
+}  // namespace fp8::io

@@ -1,0 +1,26 @@
+// SPDX-License-Identifier: Apache-2.0
+#include "fp8/runtime/io/base/error.h"
+
+#include <gtest/gtest.h>
+
+namespace fp8::io {
+namespace {
+
+TEST(Printable, KeepsTextAndEscapesTheRest) {
+  EXPECT_EQ(printable("model.layers.0"), "model.layers.0");
+  EXPECT_EQ(printable("gr\xc3\xb6\xc3\x9f"
+                      "e"),
+            "gr\xc3\xb6\xc3\x9f"
+            "e");
+  EXPECT_EQ(printable(std::string_view("a\nb\0\x7f\xff", 6)), "a\\x0ab\\x00\\x7f\\xff");
+}
+
+TEST(Printable, IsBoundedAndEndsBetweenCharacters) {
+  EXPECT_EQ(printable(std::string(500, 'x'), 10), "xxxxxxxxxx...");
+  EXPECT_EQ(printable("\xc3\xb6\xc3\xb6\xc3\xb6", 3), "\xc3\xb6\xc3\xb6...");
+}
+
+TEST(Printable, InQuotes) { EXPECT_EQ(in_quotes("mode"), "'mode'"); }
+
+}  // namespace
+}  // namespace fp8::io

@@ -1,0 +1,121 @@
+// SPDX-License-Identifier: Apache-2.0
+// One reader for all launchers: who this process is, alone, inside of each of them, and inside of one that another has
+// started.
+#include "fp8/runtime/io/base/launcher.h"
+
+#include <gmock/gmock.h>
+#include <gtest/gtest.h>
+
+#include "fp8/runtime/io/base/error.h"
+#include "support/launchers.h"
+
+namespace fp8::io {
+namespace {
+
+using test::Variables;
+using ::testing::HasSubstr;
+
+std::optional<Launched> read(const Variables& variables) {
+  return launched([&](const char* name) -> const char* {
+    const auto found = variables.find(name);
+    return found == variables.end() ? nullptr : found->second.c_str();
+  });
+}
+
+void expect(const Variables& variables, int rank, int size) {
+  const auto found = read(variables);
+  ASSERT_TRUE(found.has_value());
+  EXPECT_EQ(found->rank, rank) << found->text();
+  EXPECT_EQ(found->size, size) << found->text();
+}
+
+std::string error_of(const Variables& variables) {
+  try {
+    read(variables);
+  } catch (const Error& error) {
+    return error.what();
+  }
+  return "no error";
+}
+
+TEST(Launcher, AllFourNameRankAndSize) {
+  for (int rank = 0; rank < 3; ++rank) {
+    for (const auto& [name, variables] : test::launchers(rank, 3)) {
+      SCOPED_TRACE(name);
+      expect(variables, rank, 3);
+    }
+  }
+  EXPECT_EQ(read(test::launchers(1, 3).at("mpirun"))->text(),
+            "this is rank 1 of 3, as OMPI_COMM_WORLD_RANK and OMPI_COMM_WORLD_SIZE say");
+}
+
+TEST(Launcher, AloneWithoutOne) {
+  EXPECT_FALSE(read({}).has_value());
+  EXPECT_FALSE(read(test::no_launcher()).has_value());
+  EXPECT_FALSE(read({{"WORLD_SIZE", "1"}}).has_value());
+  for (const char* name : {"mpirun", "mpiexec", "srun"})
+    EXPECT_FALSE(read(test::launchers(0, 1).at(name)).has_value()) << name;
+  expect(test::launchers(0, 1).at("torchrun"), 0, 1);  // names its files _0_1, as Intel Neural Compressor does
+}
+
+/// The one process of a batch script sees how many tasks its job may start.
+TEST(Launcher, TheShellOfABatchScriptIsAlone) {
+  EXPECT_FALSE(
+      read({{"SLURM_NTASKS", "8"}, {"SLURM_NPROCS", "8"}, {"SLURM_PROCID", "0"}, {"SLURM_JOB_ID", "7"}}).has_value());
+  EXPECT_FALSE(read({{"SLURM_NTASKS", "8"}}).has_value());
+}
+
+TEST(Launcher, TheInnermostCounts) {
+  const auto both = [](Variables a, const Variables& b) {
+    a.insert(b.begin(), b.end());
+    return a;
+  };
+  const auto srun = test::launchers(1, 2).at("srun");  // one process on each of two machines
+  expect(both(srun, test::launchers(5, 8).at("torchrun")), 5, 8);
+  expect(both(srun, test::launchers(5, 8).at("mpirun")), 5, 8);
+  expect(both(srun, test::launchers(5, 8).at("mpiexec")), 5, 8);
+  expect(both({{"RANK", "0"}, {"WORLD_SIZE", "1"}}, srun), 1, 2);
+}
+
+TEST(Launcher, RankFromMachineAndLocalRank) {
+  const auto with = [](Variables more) {
+    more.insert({{"WORLD_SIZE", "4"}, {"LOCAL_WORLD_SIZE", "2"}, {"LOCAL_RANK", "1"}});
+    return more;
+  };
+  expect(with({}), 1, 4);
+  expect(with({{"NODE_RANK", "1"}}), 3, 4);
+  expect(with({{"GROUP_RANK", "1"}}), 3, 4);
+  expect(with({{"RANK", "2"}}), 2, 4);
+  EXPECT_THAT(error_of(with({{"NODE_RANK", "2"}})),
+              HasSubstr("'NODE_RANK': found '2', allowed: an integer from 0 to 1"));
+  EXPECT_THAT(error_of({{"WORLD_SIZE", "4"}, {"LOCAL_WORLD_SIZE", "2"}, {"LOCAL_RANK", "2"}}),
+              HasSubstr("'LOCAL_RANK': found '2', allowed: an integer from 0 to 1"));
+  EXPECT_THAT(error_of({{"WORLD_SIZE", "3"}, {"LOCAL_WORLD_SIZE", "2"}, {"LOCAL_RANK", "1"}, {"NODE_RANK", "1"}}),
+              HasSubstr("'NODE_RANK': found '1', allowed: what makes ranks 0 to 2"));
+}
+
+TEST(Launcher, BadVariablesAreNamed) {
+  EXPECT_EQ(error_of({{"RANK", "1"}}),
+            "environment variable 'WORLD_SIZE': found nothing, but RANK is 1, allowed: 1 to 65536");
+  EXPECT_THAT(error_of({{"LOCAL_RANK", "0"}}), HasSubstr("'WORLD_SIZE': found nothing, but LOCAL_RANK is 0"));
+  EXPECT_EQ(error_of({{"WORLD_SIZE", "2"}}),
+            "environment variable 'RANK': found nothing, but WORLD_SIZE is 2, allowed: 0 to 1, or LOCAL_RANK");
+  EXPECT_THAT(error_of({{"OMPI_COMM_WORLD_SIZE", "2"}}),
+              HasSubstr("'OMPI_COMM_WORLD_RANK': found nothing, but OMPI_COMM_WORLD_SIZE is 2"));
+  EXPECT_THAT(error_of({{"SLURM_STEP_NUM_TASKS", "2"}, {"SLURM_PROCID", "2"}}),
+              HasSubstr("'SLURM_PROCID': found '2', allowed: an integer from 0 to 1 (SLURM_STEP_NUM_TASKS is 2)"));
+  for (const char* wrong : {"2", "-1", "x", "1 ", "0x1", "1.0", "99999999999"}) {
+    EXPECT_EQ(error_of({{"WORLD_SIZE", "2"}, {"RANK", wrong}}),
+              "environment variable 'RANK': found '" + std::string(wrong) +
+                  "', allowed: an integer from 0 to 1 (WORLD_SIZE is 2)");
+  }
+  for (const char* wrong : {"0", "65537", "two"}) {
+    EXPECT_THAT(error_of({{"WORLD_SIZE", wrong}, {"RANK", "0"}}),
+                HasSubstr("'WORLD_SIZE': found '" + std::string(wrong) + "', allowed: an integer from 1 to 65536"));
+    EXPECT_THAT(error_of({{"PMI_SIZE", wrong}, {"PMI_RANK", "0"}}),
+                HasSubstr("'PMI_SIZE': found '" + std::string(wrong) + "'"));
+  }
+}
+
+}  // namespace
+}  // namespace fp8::io

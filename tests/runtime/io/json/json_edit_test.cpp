@@ -1,0 +1,82 @@
+// SPDX-License-Identifier: Apache-2.0
+// JsonEdit of json_edit.h: what is edited, and that nothing else is.
+#include "fp8/runtime/io/json/json_edit.h"
+
+#include <cmath>
+
+#include "runtime/io/io_test.h"
+
+namespace fp8::io {
+namespace {
+
+std::string edited(const std::string& text, const Json& edits) {
+  JsonEdit edit(text, "config.json");
+  edit.apply(edits);
+  Json expected = parse_json(text, "text");  // the same edits of the value, by nlohmann
+  for (const auto& [key, value] : edits.items()) {
+    expected.erase(key);
+    if (!value.is_null()) expected[key] = value;
+  }
+  EXPECT_EQ(nlohmann::json::parse(edit.text()), nlohmann::json::parse(expected.dump())) << edit.text();
+  return edit.text();
+}
+
+TEST(JsonEdit, ReplacesAValueWhereItStands) {
+  const std::string text =
+      "{\n  \"rms_norm_eps\": 1e-05,\n  \"a\": \"old\",\n  \"theta\": 500000.0,\n \t\"x\" :1.50E+2\n}\n";
+  EXPECT_EQ(edited(text, {{"a", 7}}),
+            "{\n  \"rms_norm_eps\": 1e-05,\n  \"a\": 7,\n  \"theta\": 500000.0,\n \t\"x\" :1.50E+2\n}\n");
+  EXPECT_EQ(edited(text, {{"x", "y"}}),
+            "{\n  \"rms_norm_eps\": 1e-05,\n  \"a\": \"old\",\n  \"theta\": 500000.0,\n \t\"x\" :\"y\"\n}\n");
+}
+
+TEST(JsonEdit, AddsAtTheEndIndentedAsTheRest) {
+  const Json value = {{"method", "fp8"}, {"list", {1, 2}}, {"none", Json::object()}};
+  EXPECT_EQ(edited("{\n    \"a\": 1.0\n}", {{"q", value}}),
+            "{\n    \"a\": 1.0,\n    \"q\": {\n        \"method\": \"fp8\",\n        \"list\": [\n            1,\n"
+            "            2\n        ],\n        \"none\": {}\n    }\n}");
+  EXPECT_EQ(edited("{\r\n\t\"a\": 1.0,\r\n\t\"b\": 2\r\n}\r\n", {{"q", {{"k", 0.5}}}}),
+            "{\r\n\t\"a\": 1.0,\r\n\t\"b\": 2,\r\n\t\"q\": {\r\n\t\t\"k\": 0.5\r\n\t}\r\n}\r\n");
+  EXPECT_EQ(edited(R"({"a": 1.0, "b": 2})", {{"q", value}}),
+            R"({"a": 1.0, "b": 2, "q": {"method":"fp8","list":[1,2],"none":{}}})");
+  EXPECT_EQ(edited(R"({"a":1.0,"b":2})", {{"q", true}}), R"({"a":1.0,"b":2,"q":true})");
+  EXPECT_EQ(edited(R"({ "a": 1.0 })", {{"q", "\"\n"}}), R"({ "a": 1.0, "q": "\"\n" })");
+  EXPECT_EQ(edited("  {}\n", {{"q", {1}}}), "  {\n  \"q\": [\n    1\n  ]\n}\n");
+  EXPECT_EQ(edited("{ \n }", {{"q", 1}, {"r", 2}}), "{\n  \"q\": 1,\n  \"r\": 2\n}");
+}
+
+TEST(JsonEdit, ErasesWithCommaAndLine) {
+  const std::string text = "{\n  \"a\": 1.0,\n  \"b\": {\"c\": [\"}\", \"\\\"]\"]},\n  \"d\": 1e-05\n}\n";
+  EXPECT_EQ(edited(text, {{"a", nullptr}}), "{\n  \"b\": {\"c\": [\"}\", \"\\\"]\"]},\n  \"d\": 1e-05\n}\n");
+  EXPECT_EQ(edited(text, {{"b", nullptr}}), "{\n  \"a\": 1.0,\n  \"d\": 1e-05\n}\n");
+  EXPECT_EQ(edited(text, {{"d", nullptr}}), "{\n  \"a\": 1.0,\n  \"b\": {\"c\": [\"}\", \"\\\"]\"]}\n}\n");
+  EXPECT_EQ(edited(text, {{"e", nullptr}}), text);
+  EXPECT_EQ(edited("{\n  \"a\": 1\n}", {{"a", nullptr}}), "{\n}");
+  EXPECT_EQ(edited(text, {{"a", nullptr}, {"b", nullptr}, {"d", nullptr}, {"z", 1}}), "{\n  \"z\": 1\n}\n");
+}
+
+TEST(JsonEdit, KeysAreComparedAsTheyMean) {
+  EXPECT_EQ(edited(R"({"\u0061": 1, "b\"": 2})", {{"a", 3}, {"b\"", nullptr}}), R"({"\u0061": 3})");
+  EXPECT_TRUE(JsonEdit(R"({"\u0061": 1})", "x").contains("a"));
+  EXPECT_FALSE(JsonEdit(R"({"b": {"a": 1}})", "x").contains("a"));  // members of members are not its own
+}
+
+TEST(JsonEdit, OnlyStrictObjects) {
+  EXPECT_EQ(message_of([] { JsonEdit("[1]", "c.json"); }), "c.json: expected an object, found array");
+  EXPECT_THAT(message_of([] { JsonEdit(R"({"a": 1, "a": 2})", "c.json"); }),
+              testing::HasSubstr("c.json:1:10: duplicate key 'a'"));
+  EXPECT_THAT(message_of([] { JsonEdit(R"({"a": NaN})", "c.json"); }), testing::HasSubstr("c.json:1:7: "));
+  JsonEdit edit("{}", "c.json");
+  EXPECT_THAT(message_of([&] { edit.set("a", std::nan("")); }), testing::HasSubstr("NaN"));
+  EXPECT_THAT(message_of([&] { edit.set("a", "\xff"); }), testing::HasSubstr("UTF-8"));
+  EXPECT_EQ(edit.text(), "{}");
+}
+
+using JsonEditTest = IoTest;
+TEST_F(JsonEditTest, ReadsAFile) {
+  EXPECT_EQ(read_json_edit(put("c.json", "{\"a\": 1e-05}")).text(), "{\"a\": 1e-05}");
+  EXPECT_THAT(message_of([&] { read_json_edit(path("none.json")); }), testing::HasSubstr("none.json: can't open"));
+}
+
+}  // namespace
+}  // namespace fp8::io

@@ -1,0 +1,201 @@
+// SPDX-License-Identifier: Apache-2.0
+#include "fp8/runtime/io/json/json.h"
+
+#include <cmath>
+#include <cstring>
+#include <limits>
+
+#include "fp8/runtime/io/json/json_members.h"
+#include "runtime/io/io_test.h"
+
+namespace fp8::io {
+namespace {
+
+using JsonTest = IoTest;
+
+struct Refusal {
+  const char* label;
+  std::string text;
+  std::string message;  // after "f.json:"
+};
+
+class JsonRefuses : public testing::TestWithParam<Refusal> {};
+
+TEST_P(JsonRefuses, WithLineAndColumn) {
+  EXPECT_EQ(message_of([&] { parse_json(GetParam().text, "f.json"); }), "f.json:" + GetParam().message);
+}
+
+const Refusal kRefusals[] = {
+    {"DuplicateKey", "{\n \"mode\": 1,\n  \"mode\": 2}", "3:3: duplicate key 'mode'"},
+    {"DuplicateKeyBySpelling", R"({"a": 1, "\u0061": 2})", "1:10: duplicate key 'a'"},
+    {"DuplicateKeyWithin", R"({"a": [{"b": 1, "b": 1}]})", "1:17: duplicate key 'b'"},
+    {"ColumnsAreCharacters", "{\"\xc3\xb6\xc3\xb6\": x}", "1:8: expected a value, found 'x'"},
+    {"Empty", "", "1:1: expected a value, found end of text"},
+    {"NaN", "{\"a\":\n NaN}", "2:2: NaN is not allowed in JSON"},
+    {"Infinity", "[Infinity]", "1:2: Infinity is not allowed in JSON"},
+    {"MinusInfinity", "[-Infinity]", "1:2: -Infinity is not allowed in JSON"},
+    {"TrailingText", "{} x", "1:4: text after the end of the value: 'x'"},
+    {"TrailingZero", std::string("{}\0", 3), "1:3: text after the end of the value: '\\x00'"},
+    {"ByteOrderMark", "\xef\xbb\xbf{}", "1:1: a byte order mark is not allowed"},
+    {"TrailingCommaInArray", "[1,]", "1:4: expected a value, found ']'"},
+    {"TrailingCommaInObject", "{\"a\":1,}", "1:8: expected a key in double quotes, found '}'"},
+    {"SingleQuotes", "{'a':1}", "1:2: expected a key in double quotes, found '''"},
+    {"Comment", "{} // no", "1:4: text after the end of the value: '/'"},
+    {"MissingColon", "{\"a\" 1}", "1:6: expected ':' after key 'a', found '1'"},
+    {"MissingComma", "[1 2]", "1:4: expected ',' or ']', found '2'"},
+    {"Unclosed", "[1, 2", "1:6: expected ',' or ']', found end of text"},
+    {"OpenString", "[\"abc", "1:2: a string without its closing quote"},
+    {"NewLineInString", "[\"a\nb\"]", "1:4: control character '\\x0a' in a string, expected an escape"},
+    {"InvalidUtf8", "[\"a\xff\"]", "1:4: invalid UTF-8 byte '\\xff' in a string"},
+    {"Overlong", "[\"\xc0\xaf\"]", "1:3: invalid UTF-8 byte '\\xc0' in a string"},
+    {"EncodedSurrogate", "[\"\xed\xa0\x80\"]", "1:3: invalid UTF-8 byte '\\xed' in a string"},
+    {"LoneHighSurrogate", R"(["\ud800"])", "1:3: a high surrogate without a low one after it"},
+    {"LoneLowSurrogate", R"(["\udc00"])", "1:3: a low surrogate without a high one before it"},
+    {"HexDigits", R"(["\u12g4"])", "1:3: expected four hex digits after \\u"},
+    {"SignedHexDigits", R"(["\u-123"])", "1:3: expected four hex digits after \\u"},
+    {"LeadingZero", "[01]", "1:2: a number may not start with 0"},
+    {"LeadingPlus", "[+1]", "1:2: expected a value, found '+'"},
+    {"BareMinus", "[-]", "1:3: expected a digit in a number, found ']'"},
+    {"BarePoint", "[1.]", "1:4: expected a digit after '.', found ']'"},
+    {"BareExponent", "[1e+]", "1:5: expected a digit in an exponent, found ']'"},
+    {"TooLarge", "[1e999]", "1:2: number '1e999' is out of range"},
+    {"TooLargeWithNegativeExponent", "[" + std::string(400, '9') + "e-5]",
+     "1:2: number '" + std::string(120, '9') + "...' is out of range"},
+    {"HugeExponent", "[-1e99999999999999999999]", "1:2: number '-1e99999999999999999999' is out of range"},
+    {"Python", "[True]", "1:2: expected a value, found 'T'"},
+    {"TooDeep", std::string(65, '['), "1:65: nested deeper than 64 levels"},
+    {"MuchTooDeep", std::string(1'000'000, '['), "1:65: nested deeper than 64 levels"},
+};
+INSTANTIATE_TEST_SUITE_P(, JsonRefuses, testing::ValuesIn(kRefusals),
+                         [](const auto& info) { return info.param.label; });
+
+TEST(Json, UnknownEscapeIsNamed) {
+  EXPECT_THAT(message_of([] { parse_json(R"({"a": "\x41"})", "f"); }), testing::HasSubstr("f:1:8: unknown escape"));
+  EXPECT_THAT(message_of([] { parse_json("[\"\\", "f"); }), testing::HasSubstr("f:1:3: unknown escape"));
+}
+
+TEST(Json, ManyKeysOneTwice) {
+  std::string text = "{";
+  for (int i = 0; i < 100'000; ++i) text += "\"k" + std::to_string(i) + "\":0,\n";
+  EXPECT_EQ(parse_json(text + "\"k\":0}", "f").size(), 100'001u);
+  EXPECT_EQ(message_of([&] { parse_json(text + "\"k7\":0}", "f"); }), "f:100001:1: duplicate key 'k7'");
+}
+
+TEST(Json, SixtyFourLevels) { EXPECT_NO_THROW(parse_json(std::string(64, '[') + std::string(64, ']'), "f")); }
+
+TEST(Json, TooManyValues) {
+  std::string text = "[0";
+  for (int i = 0; i < 1 << 24; ++i) text += ",0";
+  EXPECT_THAT(message_of([&] { parse_json(text + "]", "f"); }), testing::HasSubstr("more than 16777216 values"));
+}
+
+TEST(Json, ValuesAsTheStandardHasThem) {
+  const Json value = parse_json(
+      " {\"z\": [1, -2, 2.5e-3, true, false, null],\r\n\t\"a\": "
+      "\"\\\"\\\\\\/\\b\\f\\n\\r\\t\\u00f6\\ud83d\\ude00\xc3\xb6\"} ",
+      "f");
+  EXPECT_EQ(value.items().begin().key(), "z");  // order kept
+  EXPECT_EQ(value["z"][0], 1);
+  EXPECT_EQ(value["z"][1], -2);
+  EXPECT_EQ(value["z"][2], 0.0025);
+  EXPECT_EQ(value["z"][3], true);
+  EXPECT_EQ(value["z"][4], false);
+  EXPECT_TRUE(value["z"][5].is_null());
+  EXPECT_EQ(value["a"], "\"\\/\b\f\n\r\t\xc3\xb6\xf0\x9f\x98\x80\xc3\xb6");
+}
+
+TEST(Json, NumbersKeepTheirKind) {
+  EXPECT_EQ(parse_json("18446744073709551615", "f").get<std::uint64_t>(), std::numeric_limits<std::uint64_t>::max());
+  EXPECT_TRUE(parse_json("18446744073709551615", "f").is_number_unsigned());
+  EXPECT_EQ(parse_json("-9223372036854775808", "f").get<std::int64_t>(), std::numeric_limits<std::int64_t>::min());
+  EXPECT_TRUE(parse_json("18446744073709551616", "f").is_number_float());
+  EXPECT_EQ(parse_json("18446744073709551616", "f").get<double>(), 0x1p64);
+  EXPECT_TRUE(parse_json("1.0", "f").is_number_float());
+  EXPECT_TRUE(std::signbit(parse_json("-0", "f").get<double>()));
+  EXPECT_EQ(parse_json("5e-324", "f").get<double>(), std::numeric_limits<double>::denorm_min());
+  EXPECT_EQ(parse_json("1.7976931348623157e308", "f").get<double>(), std::numeric_limits<double>::max());
+  EXPECT_EQ(parse_json("1e-999", "f").get<double>(), 0.0);
+  EXPECT_TRUE(std::signbit(parse_json("-0.00001e-999999999999", "f").get<double>()));
+  EXPECT_EQ(parse_json("0e999", "f").get<double>(), 0.0);
+}
+
+TEST_F(JsonTest, WritesShortestAndEndsTheLine) {
+  write_json(path("o.json"), parse_json(R"({"b": 0.1, "a": [1e-05, 3.0, 1e300], "n": null})", "f"));
+  EXPECT_EQ(bytes_of(path("o.json")),
+            "{\n  \"b\": 0.1,\n  \"a\": [\n    1e-05,\n    3.0,\n    1e+300\n  ],\n  \"n\": null\n}\n");
+  write_json(path("o.json"), parse_json("{\"b\": [1]}", "f"), -1);
+  EXPECT_EQ(bytes_of(path("o.json")), "{\"b\":[1]}\n");
+  EXPECT_EQ(names_in(folder_), (std::set<std::string>{"o.json"}));
+}
+
+TEST_F(JsonTest, EveryFloatComesBack) {
+  Json values = Json::array();
+  std::uint64_t state = 1;
+  for (int i = 0; i < 20'000; ++i) {
+    state = state * 6364136223846793005u + 1442695040888963407u;
+    double value;
+    std::memcpy(&value, &state, sizeof value);
+    if (std::isfinite(value)) values.push_back(value);
+  }
+  write_json(path("o.json"), values);
+  EXPECT_EQ(read_json(path("o.json")), values);
+}
+
+TEST_F(JsonTest, RefusesToWriteWhatJsonCannotHold) {
+  const std::string name = path("o.json").string();
+  Json value = {{"scales", {1.0, std::nan("")}}};
+  EXPECT_EQ(message_of([&] { write_json(name, value); }),
+            name + ": key 'scales' is NaN or infinite, which JSON can't hold");
+  value = {{"s", "\xff"}};
+  EXPECT_EQ(message_of([&] { write_json(name, value); }), name + ": a string or key to be written is not UTF-8");
+  EXPECT_TRUE(names_in(folder_).empty());
+}
+
+TEST_F(JsonTest, ReadNamesTheFile) {
+  const auto file = put("config.json", "{\n  \"a\": 1,\n  \"a\": 2\n}");
+  EXPECT_EQ(message_of([&] { read_json(file); }), file.string() + ":3:3: duplicate key 'a'");
+}
+
+// Members one by one, against the whole value at once.
+TEST(ParseJsonMembers, HandsOverTheMembersOfOneObject) {
+  const std::string text =
+      R"({"metadata": {"n": 1}, "map": {"b": [1, {"c": null}], "a": "x", "b": 2}, "last": {"map": {"d": 1}}})";
+  std::vector<std::pair<std::string, Json>> members;
+  const auto take = [&](std::string&& key, Json&& value) { members.emplace_back(std::move(key), std::move(value)); };
+  const Json rest = parse_json_members(text, "t", "map", take);
+  EXPECT_EQ(rest, Json::parse(R"({"metadata": {"n": 1}, "map": {}, "last": {"map": {"d": 1}}})"));
+  EXPECT_EQ(members, (std::vector<std::pair<std::string, Json>>{
+                         {"b", Json::parse(R"([1, {"c": null}])")}, {"a", "x"}, {"b", 2}}));
+  members.clear();
+  EXPECT_EQ(parse_json_members(R"({"x": 1, "y": {"x": 2}})", "t", "", take), Json::object());
+  EXPECT_EQ(members, (std::vector<std::pair<std::string, Json>>{{"x", 1}, {"y", Json{{"x", 2}}}}));
+  members.clear();
+  EXPECT_EQ(parse_json_members("[1]", "t", "", take), Json::parse("[1]"));
+  EXPECT_EQ(parse_json_members(R"({"map": 3})", "t", "map", take), Json::parse(R"({"map": 3})"));
+  EXPECT_TRUE(members.empty());
+}
+
+TEST(ParseJsonMembers, RefusesWhatParseJsonRefuses) {
+  const auto ignore = [](std::string&&, Json&&) {};
+  for (const char* text : {R"({"m": {"a": 1,}})", R"({"m": {"a" 1}})", R"({"m": {"a": {"x": 1, "x": 2}}})",
+                           R"({"m": {}, "m": {}})", R"({"m": {"a": 1})", R"({"m": {1: 2}})"}) {
+    EXPECT_EQ(message_of([&] { parse_json_members(text, "t", "m", ignore); }),
+              message_of([&] { parse_json(text, "t"); }));
+  }
+}
+
+TEST(ParseJsonMembers, OneMemberMayNotFillTheMemory) {
+  const auto ignore = [](std::string&&, Json&&) {};
+  const auto member = [](int values) {  // the array and its items
+    std::string text = "[0";
+    for (int i = 2; i < values; ++i) text += ",0";
+    return text + "]";
+  };
+  const std::string fits = member(1 << 20);
+  EXPECT_EQ(parse_json_members("{\"a\":" + fits + ",\"b\":" + fits + "}", "t", "", ignore), Json::object());
+  EXPECT_THAT(message_of([&] { parse_json_members("{\"a\":1,\"b\":" + member((1 << 20) + 1) + "}", "t", "", ignore); }),
+              testing::HasSubstr("more than 1048576 values in one member"));
+}
+
+}  // namespace
+}  // namespace fp8::io

@@ -1,0 +1,105 @@
+// SPDX-License-Identifier: Apache-2.0
+// Checkpoint of safetensors.h.
+#include "fp8/runtime/io/tensors/safetensors.h"
+#include "runtime/io/io_test.h"
+#include "runtime/io/tensors/safetensors_bytes.h"
+
+namespace fp8::io {
+namespace {
+
+using CheckpointTest = IoTest;
+using testing::HasSubstr;
+
+const std::string kIndex = "model.safetensors.index.json";
+
+// One tensor of two bytes.
+std::string shard(const std::string& tensor, const std::string& data) {
+  return safetensors_bytes("{\"" + tensor + "\":{\"dtype\":\"U8\",\"shape\":[2],\"data_offsets\":[0,2]}}", data);
+}
+
+TEST_F(CheckpointTest, OneFile) {
+  put("model.safetensors", shard("a", "12"));
+  put("consolidated.safetensors", "not a safetensors file, and none that is read");
+  const Checkpoint checkpoint(folder_);
+  EXPECT_EQ(checkpoint.folder(), folder_);
+  EXPECT_EQ(checkpoint.names(), std::vector<std::string>{"a"});
+  EXPECT_TRUE(checkpoint.contains("a"));
+  EXPECT_FALSE(checkpoint.contains("b"));
+  std::string data(2, '\0');
+  checkpoint.read("a", data.data());
+  EXPECT_EQ(data, "12");
+  checkpoint.read("a", data.data(), 1, 1);
+  EXPECT_EQ(data, "22");
+  EXPECT_EQ(checkpoint.total_bytes(), 2u);
+  EXPECT_EQ(message_of([&] { checkpoint.info("b"); }), folder_.string() + ": has no tensor 'b'");
+}
+
+TEST_F(CheckpointTest, AFileInsteadOfAFolder) {
+  const Checkpoint checkpoint(put("sub/any.safetensors", shard("a", "12")));
+  EXPECT_EQ(checkpoint.folder(), path("sub"));
+  EXPECT_EQ(checkpoint.names(), std::vector<std::string>{"a"});
+}
+
+TEST_F(CheckpointTest, ShardsOfTheIndexOnly) {
+  put("m-2.safetensors", shard("b", "34"));
+  put("m-1.safetensors", safetensors_bytes(R"({"extra":{"dtype":"U8","shape":[1],"data_offsets":[0,1]},)"
+                                           R"("a":{"dtype":"U8","shape":[2],"data_offsets":[1,3]}})",
+                                           "x12"));
+  put("model.safetensors", "stale");
+  put(kIndex, R"({"metadata":{"total_size":4},"weight_map":{"b":"m-2.safetensors","a":"m-1.safetensors"}})");
+  const Checkpoint checkpoint(folder_);
+  EXPECT_EQ(checkpoint.names(), (std::vector<std::string>{"a", "b"}));
+  EXPECT_FALSE(checkpoint.contains("extra"));
+  EXPECT_EQ(checkpoint.total_bytes(), 4u);
+  std::string data(2, '\0');
+  checkpoint.read("a", data.data());
+  EXPECT_EQ(data, "12");
+  checkpoint.read("b", data.data());
+  EXPECT_EQ(data, "34");
+}
+
+TEST_F(CheckpointTest, ATensorInTwoShardsComesFromTheOneInTheIndex) {
+  put("m-1.safetensors", shard("a", "11"));
+  put("m-2.safetensors", safetensors_bytes(R"({"a":{"dtype":"U8","shape":[1],"data_offsets":[0,1]},)"
+                                           R"("b":{"dtype":"U8","shape":[1],"data_offsets":[1,2]}})",
+                                           "22"));
+  put(kIndex, R"({"weight_map":{"a":"m-1.safetensors","b":"m-2.safetensors"}})");
+  const Checkpoint checkpoint(folder_);
+  EXPECT_EQ(checkpoint.names(), (std::vector<std::string>{"a", "b"}));
+  EXPECT_EQ(checkpoint.info("a").bytes(), 2u);
+}
+
+TEST_F(CheckpointTest, NamesWhatIsMissing) {
+  EXPECT_EQ(message_of([&] { Checkpoint c(path("none")); }), path("none").string() + ": no such folder");
+  EXPECT_EQ(
+      message_of([&] { Checkpoint c(folder_); }),
+      folder_.string() + ": holds neither model.safetensors nor model.safetensors.index.json (nor pytorch_model.bin)");
+  put(kIndex, R"({"weight_map":{"a":"m-1.safetensors"}})");
+  EXPECT_EQ(message_of([&] { Checkpoint c(folder_); }),
+            path(kIndex).string() + ": names the shard 'm-1.safetensors', which is missing");
+  put("m-1.safetensors", shard("b", "12"));
+  EXPECT_EQ(message_of([&] { Checkpoint c(folder_); }),
+            path(kIndex).string() + ": tensor 'a' is not in its shard 'm-1.safetensors'");
+}
+
+TEST_F(CheckpointTest, AnIndexLeadsNowhereElse) {
+  put("outside.safetensors", shard("a", "12"));
+  for (const char* name : {"\"../outside.safetensors\"", "\"/etc/passwd\"", "\"sub/x\"", "\"..\"", "\"\"", "\"a\\\\b\"",
+                           "\"a\\u0000b\"", "3"}) {
+    put("model/" + kIndex, std::string("{\"weight_map\":{\"a\":") + name + "}}");
+    EXPECT_THAT(message_of([&] { Checkpoint c(path("model")); }), HasSubstr(": weight_map of 'a' is ")) << name;
+  }
+}
+
+TEST_F(CheckpointTest, AnIndexWithoutItsMap) {
+  for (const char* text : {"{}", "[]", "3", R"({"weight_map":[]})"}) {
+    put(kIndex, text);
+    EXPECT_EQ(message_of([&] { Checkpoint c(folder_); }),
+              path(kIndex).string() + ": has no object 'weight_map' (tensor name: file name)");
+  }
+  put(kIndex, R"({"weight_map":{"a":"x","a":"y"}})");
+  EXPECT_THAT(message_of([&] { Checkpoint c(folder_); }), HasSubstr(kIndex + ":1:24: duplicate key 'a'"));
+}
+
+}  // namespace
+}  // namespace fp8::io

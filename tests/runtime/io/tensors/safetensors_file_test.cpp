@@ -1,0 +1,233 @@
+// SPDX-License-Identifier: Apache-2.0
+// DType and SafetensorsFile of safetensors.h.
+#include <cmath>
+#include <cstring>
+#include <thread>
+#include <vector>
+
+#include "fp8/runtime/io/json/json.h"
+#include "fp8/runtime/io/tensors/safetensors.h"
+#include "runtime/io/io_test.h"
+#include "runtime/io/tensors/safetensors_bytes.h"
+
+namespace fp8::io {
+namespace {
+
+using SafetensorsFileTest = IoTest;
+using testing::HasSubstr;
+namespace fs = std::filesystem;
+
+TEST(DType, NamesAndSizesOfTheFormat) {
+  const std::map<std::string, int> expected = {
+      {"BOOL", 1},    {"U8", 1},      {"I8", 1},          {"U16", 2},         {"I16", 2}, {"U32", 4}, {"I32", 4},
+      {"U64", 8},     {"I64", 8},     {"F16", 2},         {"BF16", 2},        {"F32", 4}, {"F64", 8}, {"F8_E4M3", 1},
+      {"F8_E5M2", 1}, {"F8_E8M0", 1}, {"F8_E4M3FNUZ", 1}, {"F8_E5M2FNUZ", 1}, {"C64", 8}};
+  for (const auto& [name, bytes] : expected) {
+    EXPECT_STREQ(name_of(dtype_from_name(name)), name.c_str());
+    EXPECT_EQ(size_of(dtype_from_name(name)), bytes) << name;
+  }
+  EXPECT_THAT(message_of([] { dtype_from_name("F4"); }), HasSubstr("unknown dtype 'F4', expected one of BOOL, U8,"));
+}
+
+TEST_F(SafetensorsFileTest, ReadsTensorsInFileOrder) {
+  const auto name = put(
+      "x", safetensors_bytes(R"({"b":{"dtype":"U8","shape":[2],"data_offsets":[8,10]},"__metadata__":{"format":"pt"},)"
+                             R"("empty":{"dtype":"F32","shape":[0,5],"data_offsets":[8,8]},)"
+                             R"("a":{"dtype":"F32","shape":[],"data_offsets":[0,4]},)"
+                             R"("c":{"dtype":"BF16","shape":[1,2],"data_offsets":[4,8]}}   )",
+                             std::string("\0\0\x80\x3f"
+                                         "\x01\x02\x03\x04"
+                                         "\x05\x06",
+                                         10)));
+  const SafetensorsFile file(name);
+  std::vector<std::string> names;
+  for (const auto& tensor : file.tensors()) names.push_back(tensor.name);
+  EXPECT_EQ(names, (std::vector<std::string>{"a", "c", "empty", "b"}));
+  EXPECT_EQ(file.metadata(), (std::map<std::string, std::string>{{"format", "pt"}}));
+  float one = 0;
+  ASSERT_EQ(file.find("a")->numel(), 1);
+  file.read(*file.find("a"), &one);
+  EXPECT_EQ(one, 1.0f);
+  EXPECT_EQ(file.find("c")->shape, (std::vector<std::int64_t>{1, 2}));
+  EXPECT_EQ(file.find("c")->dtype, DType::BF16);
+  char byte = 0;
+  file.read(*file.find("b"), &byte, 1, 1);
+  EXPECT_EQ(byte, 6);
+  EXPECT_EQ(file.find("empty")->numel(), 0);
+  file.read(*file.find("empty"), nullptr);
+  EXPECT_EQ(file.find("d"), nullptr);
+  EXPECT_EQ(message_of([&] { file.read(*file.find("b"), &byte, 1, 2); }),
+            name.string() + ": tensor 'b' has 2 bytes, asked for 2 at 1");
+}
+
+struct Refusal {
+  const char* label;
+  std::string bytes;
+  std::string message;  // a part of it, after "PATH"
+};
+
+std::string one(const std::string& entry, std::size_t data_bytes) {
+  return safetensors_bytes("{\"w\":" + entry + "}", std::string(data_bytes, 'x'));
+}
+
+class SafetensorsRefuses : public SafetensorsFileTest, public testing::WithParamInterface<Refusal> {};
+
+TEST_P(SafetensorsRefuses, NamingFileAndTensor) {
+  const auto name = put("model.safetensors", GetParam().bytes);
+  EXPECT_THAT(message_of([&] { SafetensorsFile file(name); }), testing::StartsWith(name.string() + GetParam().message));
+}
+
+const std::string kLength100000001 = std::string("\x01\xe1\xf5\x05\0\0\0\0", 8);
+const Refusal kRefusals[] = {
+    {"Empty", "", ": 0 bytes, too short"},
+    {"SevenBytes", "1234567", ": 7 bytes, too short"},
+    {"HeaderPastTheEnd", safetensors_bytes("{}").substr(0, 9), ": header of 2 bytes in a file of 9 (cut short?)"},
+    {"HeaderTooLong", kLength100000001 + "{}", ": header of 100000001 bytes, allowed at most 100000000"},
+    {"HeaderLengthOverflows", std::string(8, '\xff') + "{}", ": header of 18446744073709551615 bytes, allowed at most"},
+    {"NoHeader", safetensors_bytes(""), ": header is not a JSON object"},
+    {"HeaderIsArray", safetensors_bytes("[]"), ": header is not a JSON object"},
+    {"HeaderStartsWithSpace", safetensors_bytes(" {}"), ": header is not a JSON object"},
+    {"HeaderIsNotJson", safetensors_bytes("{\"w\":}"), " (header):1:6: expected a value, found '}'"},
+    {"DuplicateName",
+     safetensors_bytes(
+         R"({"w":{"dtype":"U8","shape":[1],"data_offsets":[0,1]},"w":{"dtype":"U8","shape":[1],"data_offsets":[0,1]}})",
+         "x"),
+     " (header):1:54: duplicate key 'w'"},
+    {"DuplicateMetadata", safetensors_bytes(R"({"__metadata__":{},"__metadata__":{}})"),
+     " (header):1:20: duplicate key '__metadata__'"},
+    {"InvalidUtf8", safetensors_bytes("{\"\xff\":{}}"), " (header):1:3: invalid UTF-8"},
+    {"TrailingZeros", safetensors_bytes(std::string("{}\0\0", 4)), " (header):1:3: text after the end"},
+    {"EntryIsNumber", one("1", 0), ": tensor 'w': is a number, expected an object"},
+    {"NoDtype", one(R"({"shape":[1],"data_offsets":[0,1]})", 1), ": tensor 'w': lacks the key 'dtype'"},
+    {"NoShape", one(R"({"dtype":"U8","data_offsets":[0,1]})", 1), ": tensor 'w': lacks the key 'shape'"},
+    {"NoOffsets", one(R"({"dtype":"U8","shape":[1]})", 1), ": tensor 'w': lacks the key 'data_offsets'"},
+    {"UnknownDtype", one(R"({"dtype":"F4","shape":[1],"data_offsets":[0,1]})", 1),
+     ": tensor 'w': unknown dtype 'F4', expected one of"},
+    {"DtypeIsNumber", one(R"({"dtype":4,"shape":[1],"data_offsets":[0,1]})", 1), ": tensor 'w': dtype is not a string"},
+    {"ShapeIsNumber", one(R"({"dtype":"U8","shape":1,"data_offsets":[0,1]})", 1),
+     ": tensor 'w': shape is not an array"},
+    {"NegativeShape", one(R"({"dtype":"U8","shape":[-1],"data_offsets":[0,1]})", 1),
+     ": tensor 'w': shape holds -1, expected integers"},
+    {"FractionalShape", one(R"({"dtype":"U8","shape":[1.0],"data_offsets":[0,1]})", 1),
+     ": tensor 'w': shape holds 1.0, expected integers"},
+    {"ShapeAboveInt64", one(R"({"dtype":"U8","shape":[9223372036854775808],"data_offsets":[0,1]})", 1),
+     ": tensor 'w': shape holds 9223372036854775808"},
+    {"ShapeOverflows", one(R"({"dtype":"U8","shape":[4294967296,4294967296],"data_offsets":[0,0]})", 0),
+     ": tensor 'w': shape [4294967296,4294967296] overflows 64 bits"},
+    {"ShapeOverflowsBesideZero", one(R"({"dtype":"U8","shape":[0,4294967296,4294967296],"data_offsets":[0,0]})", 0),
+     ": tensor 'w': shape [0,4294967296,4294967296] overflows 64 bits"},
+    {"BytesOverflow", one(R"({"dtype":"F64","shape":[4611686018427387904],"data_offsets":[0,0]})", 0),
+     ": tensor 'w': shape [4611686018427387904] overflows 64 bits"},
+    {"OffsetsAreOne", one(R"({"dtype":"U8","shape":[1],"data_offsets":[0]})", 1),
+     ": tensor 'w': data_offsets is [0], expected [begin, end]"},
+    {"NegativeOffset", one(R"({"dtype":"U8","shape":[1],"data_offsets":[-1,0]})", 1),
+     ": tensor 'w': data_offsets is [-1,0], expected"},
+    {"EndBeforeBegin", one(R"({"dtype":"U8","shape":[1],"data_offsets":[1,0]})", 1),
+     ": tensor 'w': data_offsets [1,0] don't hold the 1 bytes"},
+    {"WrongSize", one(R"({"dtype":"F32","shape":[2,3],"data_offsets":[0,23]})", 23),
+     ": tensor 'w': data_offsets [0,23] don't hold the 24 bytes of F32 [2,3]"},
+    {"OffsetOverflows", one(R"({"dtype":"U8","shape":[1],"data_offsets":[18446744073709551615,0]})", 1),
+     ": tensor 'w': data_offsets"},
+    {"Hole", one(R"({"dtype":"U8","shape":[1],"data_offsets":[1,2]})", 2),
+     ": tensor 'w' starts at byte 1 of the data, expected 0 (a hole"},
+    {"Overlap",
+     safetensors_bytes(
+         R"({"a":{"dtype":"U8","shape":[2],"data_offsets":[0,2]},"b":{"dtype":"U8","shape":[2],"data_offsets":[1,3]}})",
+         "xxx"),
+     ": tensor 'b' starts at byte 1 of the data, expected 2 (it overlaps"},
+    {"PastTheEnd", one(R"({"dtype":"U8","shape":[3],"data_offsets":[0,3]})", 2),
+     ": tensor 'w' ends at byte 3, but the file holds 2 bytes of data (cut short?)"},
+    {"TrailingBytes", one(R"({"dtype":"U8","shape":[1],"data_offsets":[0,1]})", 3),
+     ": 2 bytes after the last tensor, expected none"},
+    {"MetadataIsArray", safetensors_bytes(R"({"__metadata__":[]})"), ": __metadata__ is not an object"},
+    {"MetadataIsNumber", safetensors_bytes(R"({"__metadata__":{"a":1}})"), ": __metadata__ key 'a' is not a string"},
+    {"NameWithNewLine", safetensors_bytes("{\"a\\nb\":1}"), ": tensor 'a\\x0ab': is a number"},
+};
+INSTANTIATE_TEST_SUITE_P(, SafetensorsRefuses, testing::ValuesIn(kRefusals),
+                         [](const auto& info) { return info.param.label; });
+
+TEST_F(SafetensorsFileTest, TooManyDimensions) {
+  std::string shape = "1";
+  for (int i = 0; i < 64; ++i) shape += ",1";
+  const auto name = put("x", one("{\"dtype\":\"U8\",\"shape\":[" + shape + "],\"data_offsets\":[0,1]}", 1));
+  EXPECT_THAT(message_of([&] { SafetensorsFile file(name); }),
+              HasSubstr("tensor 'w': has 65 dimensions, allowed at most 64"));
+}
+
+TEST_F(SafetensorsFileTest, AFileWithoutTensorsIsOne) {
+  EXPECT_TRUE(SafetensorsFile(put("x", safetensors_bytes("{}"))).tensors().empty());
+}
+
+TEST_F(SafetensorsFileTest, AFileCutShortWhileOpenIsAnErrorNotASignal) {
+  const auto name = put("x", one(R"({"dtype":"U8","shape":[8192],"data_offsets":[0,8192]})", 8192));
+  const SafetensorsFile file(name);
+  fs::resize_file(name, 4096);
+  std::string data(8192, '\0');
+  EXPECT_THAT(message_of([&] { file.read(*file.find("w"), data.data()); }), HasSubstr("ends at byte 4096"));
+}
+
+TEST_F(SafetensorsFileTest, ManyTensorsTakeNoQuadraticTime) {
+  std::string header = "{";
+  for (int i = 0; i < 100'000; ++i)
+    header += (i ? "," : "") + ("\"t" + std::to_string(i)) + "\":{\"dtype\":\"U8\",\"shape\":[1],\"data_offsets\":[" +
+              std::to_string(i) + "," + std::to_string(i + 1) + "]}";
+  const SafetensorsFile file(put("x", safetensors_bytes(header + "}", std::string(100'000, 'x'))));
+  EXPECT_EQ(file.tensors().size(), 100'000u);
+  EXPECT_EQ(file.find("t99999")->begin, 99'999u);
+}
+
+TEST_F(SafetensorsFileTest, ReadsFromManyThreads) {
+  std::string data;
+  for (int i = 0; i < 4096; ++i) data += static_cast<char>(i * 7);
+  const SafetensorsFile file(
+      put("x", safetensors_bytes(R"({"w":{"dtype":"U8","shape":[4096],"data_offsets":[0,4096]}})", data)));
+  std::vector<std::thread> threads;
+  for (int t = 0; t < 4; ++t)
+    threads.emplace_back([&, t] {
+      for (std::size_t i = static_cast<std::size_t>(t); i + 16 <= 4096; i += 3) {
+        char bytes[16];
+        file.read(file.tensors()[0], bytes, i, 16);
+        ASSERT_EQ(std::string(bytes, 16), data.substr(i, 16));
+      }
+    });
+  for (auto& thread : threads) thread.join();
+}
+
+// Files of other tools: what their config.json promises must be found.
+TEST(SafetensorsOfOtherTools, AreRead) {
+  const char* root = std::getenv("FP8_TEST_DATA");
+  if (!root) GTEST_SKIP() << "FP8_TEST_DATA names no data folder";
+  std::size_t files = 0;
+  for (const auto& entry : fs::recursive_directory_iterator(root)) {
+    if (entry.path().extension() != ".safetensors") continue;
+    ++files;
+    const SafetensorsFile file(entry.path());
+    ASSERT_FALSE(file.tensors().empty()) << entry.path();
+    for (const auto& tensor : file.tensors()) {
+      std::string data(tensor.bytes(), '\0');
+      file.read(tensor, data.data());
+      if (tensor.dtype != DType::F32) continue;
+      for (std::int64_t i = 0; i < tensor.numel(); ++i) {
+        float value;
+        std::memcpy(&value, data.data() + 4 * i, 4);
+        ASSERT_TRUE(std::isfinite(value)) << entry.path() << tensor.name;
+      }
+    }
+    if (!fs::exists(entry.path().parent_path() / "config.json") || entry.path().filename() != "model.safetensors")
+      continue;
+    const Json config = read_json(entry.path().parent_path() / "config.json");
+    if (const auto* embedding = file.find("model.embed_tokens.weight")) {
+      EXPECT_EQ(embedding->shape, (std::vector<std::int64_t>{config["vocab_size"], config["hidden_size"]}))
+          << entry.path();
+    }
+    if (!config.contains("quantization_config")) continue;
+    const auto* weight = file.find("model.layers.0.mlp.down_proj.weight");
+    ASSERT_NE(weight, nullptr) << entry.path();
+    EXPECT_EQ(weight->dtype, DType::F8_E4M3);
+    EXPECT_EQ(weight->shape, (std::vector<std::int64_t>{config["hidden_size"], config["intermediate_size"]}));
+  }
+  EXPECT_GE(files, 8u);
+}
+
+}  // namespace
+}  // namespace fp8::io

@@ -1,0 +1,260 @@
+// SPDX-License-Identifier: Apache-2.0
+// TorchFile of torch_file.h: files that PyTorch wrote (fixtures/make_torch.py), files written by hand, and refusals.
+#include "fp8/runtime/io/tensors/torch_file.h"
+
+#include <cstring>
+#include <functional>
+#include <random>
+
+#include "fp8/runtime/io/tensors/safetensors.h"
+#include "runtime/io/io_test.h"
+#include "runtime/io/tensors/safetensors_bytes.h"
+#include "runtime/io/tensors/torch_bytes.h"
+
+namespace fp8::io {
+namespace {
+
+using namespace torch_bytes;  // NOLINT: only the words of the format
+using testing::HasSubstr;
+using TorchFileTest = IoTest;
+
+std::filesystem::path fixture(const std::string& name) {
+  return std::filesystem::path(FP8_SOURCE_DIR) / "tests/runtime/io/fixtures" / name;
+}
+
+template <class T>
+std::vector<T> values_of(const TensorFile& file, const std::string& name) {
+  const TensorInfo* info = file.find(name);
+  EXPECT_NE(info, nullptr) << name;
+  std::vector<T> values(static_cast<std::size_t>(info->numel()));
+  EXPECT_EQ(info->bytes(), values.size() * sizeof(T)) << name;
+  file.read(*info, values.data());
+  return values;
+}
+
+/// cube[i, j, k] = 35 i + 7 j + k
+float cube(int i, int j, int k) { return static_cast<float>(35 * i + 7 * j + k); }
+
+class SavedByTorch : public testing::TestWithParam<const char*> {};
+INSTANTIATE_TEST_SUITE_P(, SavedByTorch, testing::Values("torch_state.bin", "torch_nested.bin"),
+                         [](const auto& i) { return std::string(i.param).substr(6, 5); });
+
+TEST_P(SavedByTorch, EveryKindOfTensor) {
+  const TorchFile file(fixture(GetParam()));
+  std::vector<std::string> names;
+  for (const auto& t : file.tensors()) names.push_back(t.name);
+  EXPECT_EQ(names, (std::vector<std::string>{"matrix", "tied", "transposed", "permuted", "sliced", "parameter",
+                                             "scalar", "fp8", "empty", "tail"}));
+  EXPECT_EQ(values_of<double>(file, "matrix"), (std::vector<double>{0, 1, 2, 3, 4, 5}));
+  EXPECT_EQ(values_of<double>(file, "tied"), (std::vector<double>{0, 1, 2, 3, 4, 5}));
+  EXPECT_EQ(file.find("transposed")->shape, (std::vector<std::int64_t>{3, 2}));
+  EXPECT_EQ(values_of<double>(file, "transposed"), (std::vector<double>{0, 3, 1, 4, 2, 5}));
+  std::vector<float> permuted, sliced;
+  for (int k = 0; k < 7; ++k)
+    for (int i = 0; i < 3; ++i)
+      for (int j = 0; j < 5; ++j) permuted.push_back(cube(i, j, k));
+  for (int i = 1; i < 3; ++i)
+    for (int j = 0; j < 5; j += 2)
+      for (int k = 1; k < 6; k += 2) sliced.push_back(cube(i, j, k));
+  EXPECT_EQ(values_of<float>(file, "permuted"), permuted);
+  EXPECT_EQ(values_of<float>(file, "sliced"), sliced);
+  EXPECT_EQ(file.find("parameter")->dtype, DType::BF16);
+  EXPECT_EQ(values_of<std::uint16_t>(file, "parameter"), (std::vector<std::uint16_t>{0x3FC0, 0xC000}));
+  EXPECT_TRUE(file.find("scalar")->shape.empty());
+  EXPECT_EQ(values_of<std::int64_t>(file, "scalar"), (std::vector<std::int64_t>{7}));
+  EXPECT_EQ(file.find("fp8")->dtype, DType::F8_E4M3);
+  EXPECT_EQ(values_of<std::uint8_t>(file, "fp8"), (std::vector<std::uint8_t>{0x38, 0x40, 0xFE}));
+  EXPECT_EQ(file.find("empty")->shape, (std::vector<std::int64_t>{0, 4}));
+  EXPECT_EQ(file.find("empty")->bytes(), 0u);
+  EXPECT_EQ(values_of<std::uint16_t>(file, "tail"), (std::vector<std::uint16_t>{0x3C00, 0x4000, 0x4200}));
+  EXPECT_FALSE(file.place(*file.find("transposed")).has_value());
+  const auto place = file.place(*file.find("tail"));
+  ASSERT_TRUE(place.has_value());
+  std::uint16_t first = 0;
+  ASSERT_EQ(pread(place->fd, &first, 2, static_cast<off_t>(place->offset)), 2);
+  EXPECT_EQ(first, 0x3C00);
+}
+
+TEST(TorchFile, RefusesWhatIsNotADictOfTensorsByName) {
+  const auto message = [](const char* name) { return message_of([&] { TorchFile file(fixture(name)); }); };
+  EXPECT_THAT(message("torch_module.bin"), HasSubstr("asks for 'torch.nn.modules.linear.Linear', which is not allowed: "
+                                                     "a pickle is a program, and this reader runs none of it"));
+  EXPECT_THAT(message("torch_old_form.bin"), HasSubstr("was saved in the form before PyTorch 1.6"));
+  EXPECT_THAT(message("numpy2_scalars.npz"), HasSubstr("holds no data.pkl"));
+  EXPECT_THAT(message("make_torch.py"), HasSubstr("is not a file of torch.save"));
+}
+
+std::string floats(int n) {
+  std::vector<float> values;
+  for (int i = 0; i < n; ++i) values.push_back(static_cast<float>(i));
+  return {reinterpret_cast<const char*>(values.data()), values.size() * sizeof(float)};
+}
+
+TEST_F(TorchFileTest, DictsWithinDictsAndWhatIsNoTensor) {
+  const Tensor w{"0", "FloatStorage", 4, 1, {3}, {1}};
+  const std::string state = ordered_dict() + "(" + text("w") + pickled(w) + text("none") + "N" + text("n") +
+                            integer(3) + "u" + dict(text("_metadata") + ordered_dict()) + "b";  // BUILD
+  for (const char* key : {"state_dict", "model", "model_state_dict", "module"}) {
+    const std::string outer = dict(text("epoch") + integer(2) + text(key) + state);
+    const TorchFile file(put("x", zip({{"a/data.pkl", pickle(outer)}, {"a/data/0", floats(4)}})));
+    ASSERT_EQ(file.tensors().size(), 1u);
+    EXPECT_EQ(values_of<float>(file, "w"), (std::vector<float>{1, 2, 3}));
+  }
+  const auto message = [&](const std::string& value) {
+    return message_of([&] { TorchFile file(put("x", zip({{"a/data.pkl", pickle(value)}, {"a/data/0", floats(4)}}))); });
+  };
+  EXPECT_THAT(message(dict(text("generator") + state)),
+              HasSubstr("holds no tensors under its keys 'generator', expected a state_dict"));
+  EXPECT_THAT(message(pickled(w)), HasSubstr("holds something other than a dict of tensors"));
+  EXPECT_THAT(message(dict(integer(3) + pickled(w))), HasSubstr("a key that is not a string"));
+  EXPECT_THAT(message(dict(text("w") + pickled(w) + text("w") + pickled(w))), HasSubstr("two tensors have one name"));
+  EXPECT_THAT(message(dict(text("w") + "cos\nsystem\n(" + text("true") + "tR")),
+              HasSubstr("asks for 'os.system', which is not allowed"));
+  EXPECT_THAT(message(dict(text("w") + text("x") + "Q")), HasSubstr("a persistent id that is not"));
+  EXPECT_TRUE(TorchFile(put("x", zip({{"a/data.pkl", pickle("}")}}))).tensors().empty());
+}
+
+struct Refusal {
+  const char* name;
+  Tensor tensor;
+  const char* message;
+};
+
+class TorchFileRefuses : public TorchFileTest, public testing::WithParamInterface<Refusal> {};
+INSTANTIATE_TEST_SUITE_P(
+    , TorchFileRefuses,
+    testing::Values(
+        Refusal{"AnOffsetPastTheEnd", {"0", "FloatStorage", 4, 4, {1}, {1}}, "reaches past its storage of 16 bytes"},
+        Refusal{"ASizePastTheEnd", {"0", "FloatStorage", 4, 1, {4}, {1}}, "reaches past its storage of 16 bytes"},
+        Refusal{
+            "AStridePastTheEnd", {"0", "FloatStorage", 4, 0, {2, 2}, {3, 1}}, "reaches past its storage of 16 bytes"},
+        Refusal{"AnExpandedView", {"0", "FloatStorage", 4, 0, {1LL << 40, 4}, {0, 1}}, "is an expanded view"},
+        Refusal{"SizesThatOverflow",
+                {"0", "FloatStorage", 4, 0, {1LL << 40, 1LL << 40}, {0, 0}},
+                "has a shape that overflows 64 bits"},
+        Refusal{"EmptyButTooLarge",
+                {"0", "FloatStorage", 4, 0, {0, 1LL << 40, 1LL << 40}, {0, 0, 0}},
+                "has a shape that overflows 64 bits"},
+        Refusal{"StridesThatOverflow",
+                {"0", "FloatStorage", 4, 0, {4, 2}, {1, 1LL << 62}},
+                "reaches past its storage of 16 bytes"},
+        Refusal{"ANegativeSize", {"0", "FloatStorage", 4, 0, {-1}, {1}}, "has a size that is no size"},
+        Refusal{"ANegativeStride", {"0", "FloatStorage", 4, 3, {4}, {-1}}, "has a stride that is no size"},
+        Refusal{"ANegativeOffset", {"0", "FloatStorage", 4, -1, {1}, {1}}, "reaches past its storage of 16 bytes"},
+        Refusal{"MoreSizesThanStrides",
+                {"0", "FloatStorage", 4, 0, {2, 2}, {1}},
+                "has as many strides as it has not sizes"},
+        Refusal{"TooManyDimensions",
+                {"0", "FloatStorage", 4, 0, std::vector<std::int64_t>(65, 1), std::vector<std::int64_t>(65, 1)},
+                "has 65 dimensions, allowed at most 64"},
+        Refusal{"AStorageOfAnotherSize",
+                {"0", "DoubleStorage", 4, 0, {4}, {1}},
+                "its storage of 4 elements of F64 has 16 bytes"},
+        Refusal{"ANegativeStorage",
+                {"0", "FloatStorage", -4, 0, {1}, {1}},
+                "its storage of -4 elements of F32 has 16 bytes"},
+        Refusal{"AStorageThatIsNotThere", {"../0", "FloatStorage", 4, 0, {4}, {1}}, "lacks the member 'a/data/../0'"},
+        Refusal{"AStorageOfNoKnownClass",
+                {"0", "QInt8Storage", 16, 0, {4}, {1}},
+                "asks for 'torch.QInt8Storage', which is not allowed"}),
+    [](const auto& i) { return i.param.name; });
+
+TEST_P(TorchFileRefuses, WithTheTensorsName) {
+  const auto name = put("x", file_of(GetParam().tensor, floats(4)));
+  EXPECT_THAT(message_of([&] { TorchFile file(name); }), HasSubstr(GetParam().message));
+}
+
+TEST_F(TorchFileTest, RefusesDamagedZips) {
+  const Tensor w{"0", "FloatStorage", 4, 0, {4}, {1}};
+  const std::string pkl = pickle(dict(text("w") + pickled(w))), data = floats(4);
+  const auto message = [&](const std::string& bytes) { return message_of([&] { TorchFile file(put("x", bytes)); }); };
+  EXPECT_THAT(message(zip({{"a/data.pkl", pkl}, {"a/byteorder", "big"}, {"a/data/0", data}})),
+              HasSubstr("was saved big-endian"));
+  EXPECT_THAT(message(zip({{"a/data.pkl", pkl}, {"b/data.pkl", pkl}})), HasSubstr("two folders with a data.pkl"));
+  EXPECT_THAT(message(zip({{"a/data.pkl", pkl}, {"a/data.pkl", pkl}})),
+              HasSubstr("two members are named 'a/data.pkl'"));
+  EXPECT_THAT(message(zip({{"a/data.pkl", pkl}, {"a/data/0", data}}, false, 8)),
+              HasSubstr("is compressed (method 8), expected stored bytes"));
+  EXPECT_THAT(message(zip({{"a/data.pkl", pkl}, {"a/constants.pkl", pkl}})), HasSubstr("is a TorchScript archive"));
+  const std::string good = zip({{"a/data.pkl", pkl}, {"a/data/0", data}});
+  std::string changed = good;
+  changed[good.find("FloatStorage")] = 'f';
+  EXPECT_THAT(message(changed), HasSubstr("its checksum (CRC-32) is wrong"));
+  for (const std::size_t size : {good.size() - 1, good.size() / 2, std::size_t{30}})
+    EXPECT_THAT(message(good.substr(0, size)), HasSubstr("is not a zip file, or is cut short"));
+  EXPECT_THAT(message(good.substr(0, 10)), HasSubstr("too short for a zip file"));
+  EXPECT_THAT(message(""), HasSubstr("is not a file of torch.save"));
+}
+
+TEST_F(TorchFileTest, Zip64AndSharedStorages) {
+  const Tensor w{"0", "FloatStorage", 6, 0, {2, 3}, {3, 1}}, part{"0", "FloatStorage", 6, 3, {3}, {1}};
+  const std::string pkl = pickle(dict(text("w") + pickled(w) + text("part") + pickled(part)));
+  const TorchFile file(put("x", zip({{"a/data.pkl", pkl}, {"a/data/0", floats(6)}}, true)));
+  EXPECT_EQ(values_of<float>(file, "w"), (std::vector<float>{0, 1, 2, 3, 4, 5}));
+  EXPECT_EQ(values_of<float>(file, "part"), (std::vector<float>{3, 4, 5}));
+}
+
+// Larger than what is read at once, in every layout, whole and in random parts.
+TEST_F(TorchFileTest, LargeStridedTensors) {
+  constexpr int kElements = 6'000'000;  // 24 MB
+  std::vector<std::uint32_t> numbers(kElements);
+  for (std::uint32_t i = 0; i < kElements; ++i) numbers[i] = i;
+  const std::string data(reinterpret_cast<const char*>(numbers.data()), numbers.size() * 4);
+  const std::pair<std::vector<std::int64_t>, std::vector<std::int64_t>> views[] = {
+      {{3000, 2000}, {1, 3000}},
+      {{2000, 2500}, {3000, 1}},
+      {{2, 1500, 1000}, {1, 4, 6000}},
+      {{5, 7, 100'000}, {700'000, 100'000, 1}},
+      {{3'000'000}, {2}},
+      {{3, 1, 1000, 2}, {1, 1, 6000, 3}},
+      {{2000, 1500}, {3000, 2}}};
+  std::mt19937 random(5);
+  for (const auto& [sizes, strides] : views) {
+    const TorchFile file(put("x", file_of({"0", "IntStorage", kElements, 0, sizes, strides}, data)));
+    const TensorInfo& info = *file.find("w");
+    const auto expected = [&](std::int64_t i) {
+      std::int64_t at = 0;
+      for (std::size_t d = sizes.size(); d-- > 0; i /= sizes[d]) at += i % sizes[d] * strides[d];
+      return static_cast<std::uint32_t>(at);
+    };
+    std::vector<std::uint32_t> want;
+    for (std::int64_t i = 0; i < info.numel(); ++i) want.push_back(expected(i));
+    ASSERT_EQ(values_of<std::uint32_t>(file, "w"), want);
+    for (int round = 0; round < 10; ++round) {
+      const std::uint64_t offset = random() % info.bytes(), size = random() % (info.bytes() - offset) % 10'000'000;
+      std::string part(size, '\0');
+      file.read(info, part.data(), offset, size);
+      ASSERT_EQ(std::memcmp(part.data(), reinterpret_cast<const char*>(want.data()) + offset, size), 0)
+          << offset << " " << size;
+    }
+    EXPECT_THAT(message_of([&] { file.read(info, nullptr, info.bytes(), 1); }), HasSubstr("asked for 1 at"));
+  }
+}
+
+TEST_F(TorchFileTest, ACheckpointOfEitherKind) {
+  const Tensor w{"0", "FloatStorage", 2, 0, {2}, {1}};
+  const std::string bin = file_of(w, floats(2));
+  put("one/pytorch_model.bin", bin);
+  EXPECT_EQ(Checkpoint(path("one")).names(), std::vector<std::string>{"w"});
+  put("one/consolidated.00.pth", bin);
+  EXPECT_EQ(Checkpoint(path("one/consolidated.00.pth")).info("w").dtype, DType::F32);
+  put("one/model.safetensors", safetensors_bytes(R"({"s":{"dtype":"U8","shape":[1],"data_offsets":[0,1]}})", "x"));
+  EXPECT_EQ(Checkpoint(path("one")).names(), std::vector<std::string>{"s"});  // safetensors first
+
+  const std::string pkl = pickle(dict(text("b") + pickled(w) + text("a") + pickled(w)));
+  put("many/pytorch_model-00001-of-00002.bin", bin);
+  put("many/pytorch_model-00002-of-00002.bin", zip({{"x/data.pkl", pkl}, {"x/data/0", floats(2)}}));
+  put("many/pytorch_model.bin.index.json",
+      R"({"weight_map":{"a":"pytorch_model-00002-of-00002.bin","w":"pytorch_model-00001-of-00002.bin",)"
+      R"("b":"pytorch_model-00002-of-00002.bin"}})");
+  const Checkpoint many(path("many"));
+  EXPECT_EQ(many.names(), (std::vector<std::string>{"w", "b", "a"}));
+  EXPECT_EQ(many.total_bytes(), 24u);
+  float values[2] = {9, 9};
+  many.read("a", values);
+  EXPECT_EQ(values[1], 1);
+  EXPECT_TRUE(many.place("a").has_value());
+}
+
+}  // namespace
+}  // namespace fp8::io
