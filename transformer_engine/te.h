@@ -17,4 +17,4 @@
 #include "fp8/transformer_engine/modules/transformer_layer.h"
 #include "fp8/transformer_engine/products/fp8_weight.h"
 #include "fp8/transformer_engine/region/fp8_autocast.h"
-#include "fp8/transformer_engine/trainer/trainer.h"
+#include "fp8/transformer_engine/trainer.h"

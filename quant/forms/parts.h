@@ -53,8 +53,8 @@ bool is_byte_weight(const io::Checkpoint& checkpoint, const io::TensorInfo& info
 bool is_packed_weight(const io::Checkpoint& checkpoint, const io::TensorInfo& info);
 
 /// The modules X whose X.weight is fp8, in file order; `packed`: tensors of bytes that are known to be none. Throws for
-/// E5M2 unless allowed, AMD's FNUZ types, weights that are not two-dimensional, and byte weights unless the sidecar says
-/// that they are codes.
+/// E5M2 unless allowed, AMD's FNUZ types, weights that are not two-dimensional, and byte weights unless the sidecar
+/// says that they are codes.
 std::vector<std::string> fp8_modules(const io::Checkpoint& checkpoint, const char* form, const io::Json& sidecar,
                                      bool e5m2_allowed = false, const std::vector<std::string>& packed = {});
 /// The tensors X.ending that stand beside an X.weight in high precision.

@@ -18,8 +18,9 @@ std::vector<measure::StatsName> sets_at(const std::filesystem::path& path);
 std::string short_name(const measure::StatsName& name);
 
 /// What observers of several ranks or runs know, merged (histograms, measure/observers/observer_states.h): `file` gets
-/// what they make of all data, and their merged states are returned, to be written beside it under `target`. Nothing happens if
-/// none of `names` has states; if only some have, there is a warning, and the elementwise maximum in `file` stays.
+/// what they make of all data, and their merged states are returned, to be written beside it under `target`. Nothing
+/// happens if none of `names` has states; if only some have, there is a warning, and the elementwise maximum in `file`
+/// stays.
 std::vector<measure::FileBytes> merge_states(const std::vector<measure::StatsName>& names,
                                              const measure::StatsName& target, measure::MeasurementFile& file,
                                              std::vector<std::string>& warnings);

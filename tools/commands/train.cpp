@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-// fp8 train: a Llama from a config or a checkpoint, a text, te::Trainer, and a folder that it leaves:
+// fp8 train: a Llama from a config or a checkpoint, a text, trainer::Trainer, and a folder that it leaves:
 //
 //   OUT/config.json, tokenizer files, model.safetensors    the trained model, there when training ended
 //   OUT/log.jsonl, OUT/train.json                          a line per step; what the run was started with
@@ -18,6 +18,7 @@
 #include "fp8/runtime/io/base/checksum.h"
 #include "fp8/runtime/io/base/error.h"
 #include "fp8/runtime/io/json/json_edit.h"
+#include "fp8/runtime/trainer/trainer.h"
 #include "fp8/tools/commands/command.h"
 #include "fp8/tools/commands/memory_budget.h"
 #include "fp8/tools/commands/model_input.h"
@@ -32,7 +33,6 @@
 #include "fp8/tools/models/config_reader.h"
 #include "fp8/tools/models/initialize.h"
 #include "fp8/tools/models/load.h"
-#include "fp8/transformer_engine/trainer/trainer.h"
 
 namespace fp8::commands {
 namespace {
@@ -101,17 +101,17 @@ TextBatches batches_of(const fs::path& file, const TrainOptions& o, const Contex
 }
 
 /// A bar that knows where training starts.
-class ProgressCallback : public te::TrainerCallback {
+class ProgressCallback : public trainer::TrainerCallback {
  public:
   ProgressCallback(const Context& context, std::int64_t steps) : context_(context), steps_(steps) {}
-  void on_fit_start(te::Trainer&, std::int64_t step) override {
+  void on_fit_start(trainer::Trainer&, std::int64_t step) override {
     first_ = step;
     if (step < steps_) progress_.emplace(context_, "train", steps_ - step);
   }
-  void on_step_end(te::Trainer&, const te::StepReport& report) override {
+  void on_step_end(trainer::Trainer&, const trainer::StepReport& report) override {
     if (progress_) progress_->update(report.step - first_);
   }
-  void on_fit_end(te::Trainer&) override { progress_.reset(); }
+  void on_fit_end(trainer::Trainer&) override { progress_.reset(); }
 
  private:
   const Context& context_;
@@ -168,16 +168,16 @@ bool open_out(const TrainOptions& o, const Context& context, const io::Json& set
   return false;
 }
 
-te::TrainerOptions trainer_options(const TrainOptions& o, const TrainPrecision& precision) {
-  te::TrainerOptions t;
+trainer::TrainerOptions trainer_options(const TrainOptions& o, const TrainPrecision& precision) {
+  trainer::TrainerOptions t;
   t.max_steps = o.optimizer.steps;
   t.accumulate_grad_batches = o.grad_accum;
   t.gradient_clip_val = o.clip;
   t.val_every_n_steps = o.eval_every > 0 ? o.eval_every : o.optimizer.steps;
   t.throughput_warmup_steps = o.throughput_warmup;
   // torch begins at 65536 and leaves out steps until gradients fit, those of drawn weights being the largest.
-  if (o.precision == "16-mixed") t.grad_scaler = te::GradScalerOptions{.init_scale = 1024};
-  t.nonfinite = o.skip_nonfinite ? te::NonFinite::skip : te::NonFinite::error;
+  if (o.precision == "16-mixed") t.grad_scaler = trainer::GradScalerOptions{.init_scale = 1024};
+  t.nonfinite = o.skip_nonfinite ? trainer::NonFinite::skip : trainer::NonFinite::error;
   t.checkpoint_root = o.out / "checkpoints";
   t.save_every_n_steps = o.save_every;
   t.keep_checkpoints = o.keep_checkpoints;
@@ -186,7 +186,7 @@ te::TrainerOptions trainer_options(const TrainOptions& o, const TrainPrecision& 
   return t;
 }
 
-void print(const TrainOptions& o, const Context& context, const te::FitResult& result, io::Json more) {
+void print(const TrainOptions& o, const Context& context, const trainer::FitResult& result, io::Json more) {
   const double speed = result.speed.value("train_tokens_per_second", 0.0);
   io::Json json = {{"steps", result.steps},
                    {"epochs", result.epochs},
@@ -240,7 +240,7 @@ void train(const TrainOptions& o, Context& context) {
   auto options = trainer_options(o, precision);
   options.resume = resume;
   auto log = std::make_shared<TrainLog>(o.out / "log.jsonl", precision.log_hook());
-  te::Trainer trainer(std::move(options), {log, std::make_shared<ProgressCallback>(context, o.optimizer.steps)});
+  trainer::Trainer trainer(std::move(options), {log, std::make_shared<ProgressCallback>(context, o.optimizer.steps)});
   const auto result = trainer.fit(task, data, eval ? &*eval : nullptr);
   if (result.stopped && result.steps < o.optimizer.steps) {
     context.warn(fmt::format("stopped after step {}: a checkpoint is in {}, --resume goes on", result.steps,

@@ -43,7 +43,7 @@ void TextBatches::seek(std::int64_t epoch, std::int64_t batch) {
   for (std::size_t i = order_.size(); i > 1; --i) std::swap(order_[i - 1], order_[below(i, generator)]);
 }
 
-std::optional<te::Batch> TextBatches::next() {
+std::optional<trainer::Batch> TextBatches::next() {
   const auto count = std::min(batch_, chunks_.count - position_), length = chunks_.length;
   if (count <= 0) return std::nullopt;
   auto ids = at::empty({count, length}, at::kLong);
@@ -52,7 +52,7 @@ std::optional<te::Batch> TextBatches::next() {
     std::memcpy(to + i * length, chunks_.ids.data() + order_[static_cast<std::size_t>(position_ + i)] * length,
                 static_cast<std::size_t>(length) * sizeof *to);
   position_ += count;
-  return te::Batch{{ids.to(device_)}, count, count * length};
+  return trainer::Batch{{ids.to(device_)}, count, count * length};
 }
 
 std::uint64_t TextBatches::fingerprint() const {

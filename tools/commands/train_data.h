@@ -6,12 +6,12 @@
 #include <cstdint>
 #include <vector>
 
+#include "fp8/runtime/trainer/batch_source.h"
 #include "fp8/tools/text/dataset.h"
-#include "fp8/transformer_engine/trainer/batch_source.h"
 
 namespace fp8::commands {
 
-class TextBatches : public te::BatchSource {
+class TextBatches : public trainer::BatchSource {
  public:
   /// shuffle: false keeps the order of the text. The last batch of an epoch has what is left over.
   TextBatches(text::Chunks chunks, std::int64_t batch, bool shuffle, std::uint64_t seed, c10::Device device);
@@ -19,7 +19,7 @@ class TextBatches : public te::BatchSource {
   std::int64_t batches() const override { return (chunks_.count + batch_ - 1) / batch_; }
   void seek(std::int64_t epoch, std::int64_t batch) override;
   /// tensors[0]: ids [B, L] int64 on the device. tokens: B * L.
-  std::optional<te::Batch> next() override;
+  std::optional<trainer::Batch> next() override;
 
   const text::Chunks& chunks() const { return chunks_; }
   /// FNV-1a of all ids: a text that changed is another text.

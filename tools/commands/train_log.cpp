@@ -37,7 +37,7 @@ void for_each_line(const std::filesystem::path& path, F&& found) {
 
 }  // namespace
 
-io::Json log_entry(const te::StepReport& r) {
+io::Json log_entry(const trainer::StepReport& r) {
   io::Json entry = {{"step", r.step},
                     {"epoch", r.epoch},
                     {"loss", number(r.loss)},
@@ -81,7 +81,7 @@ TrainLog::TrainLog(std::filesystem::path path, std::function<void(io::Json&)> mo
   if (flock(file_.get(), LOCK_EX | LOCK_NB) != 0) io::fail(path_, "another run is writing it");
 }
 
-void TrainLog::on_fit_start(te::Trainer&, std::int64_t step) {
+void TrainLog::on_fit_start(trainer::Trainer&, std::int64_t step) {
   std::size_t keep = 0;
   std::int64_t last = 0;
   if (step > 0)
@@ -97,7 +97,7 @@ void TrainLog::on_fit_start(te::Trainer&, std::int64_t step) {
   if (ftruncate(file_.get(), static_cast<off_t>(keep)) != 0) io::fail_errno(path_, "truncate", errno);
 }
 
-void TrainLog::on_step_end(te::Trainer&, const te::StepReport& report) {
+void TrainLog::on_step_end(trainer::Trainer&, const trainer::StepReport& report) {
   auto entry = log_entry(report);
   if (more_) more_(entry);
   const auto line = entry.dump(-1, ' ', false, io::Json::error_handler_t::replace) + "\n";
@@ -109,7 +109,7 @@ void TrainLog::on_step_end(te::Trainer&, const te::StepReport& report) {
   }
 }
 
-void TrainLog::on_save_checkpoint(te::Trainer&, std::int64_t) {
+void TrainLog::on_save_checkpoint(trainer::Trainer&, std::int64_t) {
   if (fsync(file_.get()) != 0) io::fail_errno(path_, "sync", errno);
 }
 

@@ -16,18 +16,18 @@
 
 #include "fp8/runtime/io/base/file.h"
 #include "fp8/runtime/io/json/json.h"
-#include "fp8/transformer_engine/trainer/trainer_callback.h"
+#include "fp8/runtime/trainer/trainer_callback.h"
 
 namespace fp8::commands {
 
 /// The line of a step.
-io::Json log_entry(const te::StepReport& report);
+io::Json log_entry(const trainer::StepReport& report);
 
 /// The lines of a log; a last line cut short is left out. Throws io::Error naming file and line for anything else that
 /// is no such log.
 std::vector<io::Json> read_log(const std::filesystem::path& path);
 
-class TrainLog : public te::TrainerCallback {
+class TrainLog : public trainer::TrainerCallback {
  public:
   /// more: adds to a step's entry what else is to be logged. Opens the file and locks it for this process; throws
   /// io::Error if another run holds it.
@@ -38,9 +38,9 @@ class TrainLog : public te::TrainerCallback {
 
   bool is_logger() const override { return true; }
   /// The log ends with `step` from here on. Throws io::Error if it does not reach so far.
-  void on_fit_start(te::Trainer&, std::int64_t step) override;
-  void on_step_end(te::Trainer&, const te::StepReport& report) override;
-  void on_save_checkpoint(te::Trainer&, std::int64_t step) override;
+  void on_fit_start(trainer::Trainer&, std::int64_t step) override;
+  void on_step_end(trainer::Trainer&, const trainer::StepReport& report) override;
+  void on_save_checkpoint(trainer::Trainer&, std::int64_t step) override;
 
  private:
   std::filesystem::path path_;

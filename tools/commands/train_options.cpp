@@ -8,8 +8,8 @@
 #include <utility>
 
 #include "fp8/runtime/io/base/error.h"
+#include "fp8/runtime/trainer/checkpoint_io.h"
 #include "fp8/tools/models/load.h"
-#include "fp8/transformer_engine/trainer/checkpoint_io.h"
 
 namespace fp8::commands {
 namespace {
@@ -167,7 +167,7 @@ ResumedSteps check_resume(const std::filesystem::path& file, const io::Json& wri
     throw io::Error(file.string() + ": is no train.json of fp8 train");
   compare_settings(file, written, asked);
   const auto before = written["steps"].get<std::int64_t>(), steps = o.optimizer.steps;
-  const auto saved = te::checkpoint_steps(o.out / "checkpoints");
+  const auto saved = trainer::checkpoint_steps(o.out / "checkpoints");
   ResumedSteps found{saved.empty() ? 0 : saved.back(), ""};
   if (steps < found.done)
     throw io::Error(fmt::format("{}: key 'steps': {} of {} steps are done, --resume found {}, allowed: {} or more",

@@ -47,7 +47,7 @@ struct TrainPrecision::Impl {
   bool fp8() const { return recipe.has_value(); }
   bool counts(std::int64_t step) const { return statistics_every > 0 && (step == 1 || step % statistics_every == 0); }
 
-  std::shared_ptr<void> enter(const te::ForwardInfo& info) const {
+  std::shared_ptr<void> enter(const trainer::ForwardInfo& info) const {
     te::Fp8AutocastOptions options;
     options.seed = context.seed;
     options.statistics = info.training && counts(info.step);
@@ -172,9 +172,9 @@ TrainPrecision::Plan TrainPrecision::plan(const TrainOptions& options, const Con
           text.str()};
 }
 
-std::function<std::shared_ptr<void>(const te::ForwardInfo&)> TrainPrecision::context() const {
+std::function<std::shared_ptr<void>(const trainer::ForwardInfo&)> TrainPrecision::context() const {
   if (!impl_->plugin) return {};
-  return [impl = impl_.get()](const te::ForwardInfo& info) { return impl->enter(info); };
+  return [impl = impl_.get()](const trainer::ForwardInfo& info) { return impl->enter(info); };
 }
 
 io::Json TrainPrecision::settings() const {
@@ -189,9 +189,9 @@ StateHooks TrainPrecision::state_hooks() const {
   StateHooks hooks;
   hooks.save = [impl = impl_.get()] {
     auto state = te::get_extra_state(*impl->model);
-    return te::TrainingState{std::move(state.json), std::move(state.tensors)};
+    return trainer::TrainingState{std::move(state.json), std::move(state.tensors)};
   };
-  hooks.load = [impl = impl_.get()](const te::TrainingState& state) {
+  hooks.load = [impl = impl_.get()](const trainer::TrainingState& state) {
     const auto report = te::set_extra_state(*impl->model, {state.json, state.tensors});
     for (const auto& name : report.missing)
       impl->context.warn("the checkpoint has no fp8 state of '" + name + "': its scales start anew");

@@ -8,10 +8,10 @@
 #include <string>
 
 #include "fp8/runtime/io/json/json.h"
+#include "fp8/runtime/trainer/trainer.h"
 #include "fp8/tools/commands/context.h"
 #include "fp8/tools/commands/train_options.h"
 #include "fp8/tools/models/llama.h"
-#include "fp8/transformer_engine/trainer/trainer.h"
 
 namespace fp8::commands {
 
@@ -33,8 +33,8 @@ class TrainPrecision {
   };
   static Plan plan(const TrainOptions& options, const Context& context, models::CausalLM& model);
 
-  /// For te::TrainerOptions::forward_context; empty for 32-true.
-  std::function<std::shared_ptr<void>(const te::ForwardInfo&)> context() const;
+  /// For trainer::TrainerOptions::forward_context; empty for 32-true.
+  std::function<std::shared_ptr<void>(const trainer::ForwardInfo&)> context() const;
   /// Keys for train.json: the recipe as it was read, the fingerprint of --measurements.
   io::Json settings() const;
   /// State that the model's parameters do not hold.

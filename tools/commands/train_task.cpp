@@ -18,7 +18,8 @@ at::Tensor next_token_loss(const at::Tensor& logits, const at::Tensor& ids) {
 }
 
 std::function<double(std::int64_t)> cosine_factor(const OptimizerSettings& settings) {
-  return te::cosine_with_warmup(settings.warmup, settings.steps, settings.lr > 0 ? settings.min_lr / settings.lr : 0);
+  return trainer::cosine_with_warmup(settings.warmup, settings.steps,
+                                     settings.lr > 0 ? settings.min_lr / settings.lr : 0);
 }
 
 LanguageModelTask::LanguageModelTask(models::CausalLM model, OptimizerSettings settings, Files files, StateHooks hooks)
@@ -26,12 +27,12 @@ LanguageModelTask::LanguageModelTask(models::CausalLM model, OptimizerSettings s
 
 torch::nn::Module& LanguageModelTask::network() { return *model_; }
 
-at::Tensor LanguageModelTask::training_step(const te::Batch& batch, std::int64_t) {
+at::Tensor LanguageModelTask::training_step(const trainer::Batch& batch, std::int64_t) {
   const auto& ids = batch.tensors.at(0);
   return next_token_loss(model_->forward(ids), ids);
 }
 
-te::Optimizers LanguageModelTask::configure_optimizers() {
+trainer::Optimizers LanguageModelTask::configure_optimizers() {
   namespace optim = runtime::optim;
   const bool muon = settings_.kind == OptimizerSettings::Kind::muon;
   std::vector<at::Tensor> hidden, matrices, vectors;  // vectors: norms and biases, which do not decay
@@ -55,7 +56,7 @@ te::Optimizers LanguageModelTask::configure_optimizers() {
   if (!hidden.empty()) groups.emplace_back(hidden, std::make_unique<optim::MuonOptions>(orthogonal));
   groups.emplace_back(matrices, std::make_unique<optim::FusedAdamWOptions>(adamw(settings_.weight_decay)));
   groups.emplace_back(vectors, std::make_unique<optim::FusedAdamWOptions>(adamw(0)));
-  te::Optimizers optimizers;
+  trainer::Optimizers optimizers;
   if (muon)
     optimizers.optimizers.push_back(std::make_shared<optim::Muon>(groups, orthogonal));
   else

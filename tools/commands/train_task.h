@@ -9,8 +9,8 @@
 #include <string>
 #include <vector>
 
+#include "fp8/runtime/trainer/training_module.h"
 #include "fp8/tools/models/llama.h"
-#include "fp8/transformer_engine/trainer/training_module.h"
 
 namespace fp8::commands {
 
@@ -27,11 +27,11 @@ std::function<double(std::int64_t)> cosine_factor(const OptimizerSettings& setti
 
 /// State beside the parameters that checkpoints hold, for whoever has some (fp8 scales).
 struct StateHooks {
-  std::function<te::TrainingState()> save = {};
-  std::function<void(const te::TrainingState&)> load = {};
+  std::function<trainer::TrainingState()> save = {};
+  std::function<void(const trainer::TrainingState&)> load = {};
 };
 
-class LanguageModelTask : public te::TrainingModule {
+class LanguageModelTask : public trainer::TrainingModule {
  public:
   struct Files {
     std::string config;               ///< text of config.json of what is trained
@@ -43,12 +43,12 @@ class LanguageModelTask : public te::TrainingModule {
 
   torch::nn::Module& network() override;
   /// Mean over the B (L - 1) predicted tokens of a batch from TextBatches.
-  at::Tensor training_step(const te::Batch& batch, std::int64_t index) override;
-  te::Optimizers configure_optimizers() override;
+  at::Tensor training_step(const trainer::Batch& batch, std::int64_t index) override;
+  trainer::Optimizers configure_optimizers() override;
   /// A checkpoint that `fp8 evaluate --model` loads.
   void save_files(const std::filesystem::path& folder) override;
-  te::TrainingState extra_state() override { return hooks_.save ? hooks_.save() : te::TrainingState{}; }
-  void load_extra_state(const te::TrainingState& state) override {
+  trainer::TrainingState extra_state() override { return hooks_.save ? hooks_.save() : trainer::TrainingState{}; }
+  void load_extra_state(const trainer::TrainingState& state) override {
     if (hooks_.load) hooks_.load(state);
   }
 

@@ -23,14 +23,14 @@
 #include <vector>
 
 #include "fp8/runtime/io/json/json.h"
-#include "fp8/transformer_engine/trainer/batch_source.h"
-#include "fp8/transformer_engine/trainer/checkpoint_io.h"
-#include "fp8/transformer_engine/trainer/grad_scaler.h"
-#include "fp8/transformer_engine/trainer/throughput.h"
-#include "fp8/transformer_engine/trainer/trainer_callback.h"
-#include "fp8/transformer_engine/trainer/training_module.h"
+#include "fp8/runtime/trainer/batch_source.h"
+#include "fp8/runtime/trainer/checkpoint_io.h"
+#include "fp8/runtime/trainer/grad_scaler.h"
+#include "fp8/runtime/trainer/throughput.h"
+#include "fp8/runtime/trainer/trainer_callback.h"
+#include "fp8/runtime/trainer/training_module.h"
 
-namespace fp8::te {
+namespace fp8::trainer {
 
 /// A number of batches, or a fraction of those there are (0.0 to 1.0).
 using BatchLimit = std::variant<std::int64_t, double>;
@@ -126,4 +126,4 @@ class Trainer {
   std::vector<std::shared_ptr<TrainerCallback>> callbacks_;
 };
 
-}  // namespace fp8::te
+}  // namespace fp8::trainer

@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-#include "fp8/transformer_engine/trainer/trainer.h"
+#include "fp8/runtime/trainer/trainer.h"
 
 #include <ATen/core/grad_mode.h>
 #include <c10/core/AutogradState.h>
@@ -16,9 +16,9 @@
 #include <utility>
 
 #include "fp8/runtime/optim/fused_clip_norm.h"
-#include "fp8/transformer_engine/trainer/trainer_run.h"
+#include "fp8/runtime/trainer/trainer_run.h"
 
-namespace fp8::te {
+namespace fp8::trainer {
 namespace {
 
 double now() { return std::chrono::duration<double>(std::chrono::steady_clock::now().time_since_epoch()).count(); }
@@ -374,4 +374,4 @@ void Trainer::load(Run& run, std::int64_t step) {
   run.first_step = run.saved_step = run.step;
 }
 
-}  // namespace fp8::te
+}  // namespace fp8::trainer

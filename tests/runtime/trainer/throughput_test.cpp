@@ -1,10 +1,10 @@
 // SPDX-License-Identifier: Apache-2.0
 // Speeds by hand from clock readings. That the trainer reads the clock where it should: trainer_test.
-#include "fp8/transformer_engine/trainer/throughput.h"
+#include "fp8/runtime/trainer/throughput.h"
 
 #include <gtest/gtest.h>
 
-namespace fp8::te {
+namespace fp8::trainer {
 namespace {
 
 /// A clock that nobody reads: 10 steps of 4 samples in 20 s, the first 3 of which took 8 s; 2 s of the rest were for
@@ -40,4 +40,4 @@ TEST(Throughput, SpeedMetrics) {
 }
 
 }  // namespace
-}  // namespace fp8::te
+}  // namespace fp8::trainer

@@ -5,9 +5,9 @@
 #include <cstdint>
 #include <optional>
 
-#include "fp8/transformer_engine/trainer/batch_source.h"
+#include "fp8/runtime/trainer/batch_source.h"
 
-namespace fp8::te {
+namespace fp8::trainer {
 
 class Trainer;
 
@@ -57,4 +57,4 @@ class TrainerCallback {
   virtual void on_save_checkpoint(Trainer&, std::int64_t /*step*/) {}
 };
 
-}  // namespace fp8::te
+}  // namespace fp8::trainer

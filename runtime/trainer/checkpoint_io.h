@@ -14,7 +14,7 @@
 
 #include "fp8/runtime/io/json/json.h"
 
-namespace fp8::te {
+namespace fp8::trainer {
 
 struct TrainingState {
   io::Json json = io::Json::object();
@@ -51,4 +51,4 @@ std::vector<std::int64_t> checkpoint_steps(const std::filesystem::path& root);
 void write_tensors(const std::filesystem::path& file, const std::map<std::string, at::Tensor>& tensors);
 std::map<std::string, at::Tensor> read_tensors(const std::filesystem::path& file);
 
-}  // namespace fp8::te
+}  // namespace fp8::trainer

@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-#include "fp8/transformer_engine/trainer/trainer_run.h"
+#include "fp8/runtime/trainer/trainer_run.h"
 
 #include <ATen/Context.h>
 #include <ATen/core/grad_mode.h>
@@ -15,9 +15,9 @@
 
 #include "fp8/runtime/intercept/quantized_parameter.h"
 #include "fp8/runtime/io/base/error.h"
-#include "fp8/transformer_engine/trainer/optimizer_state.h"
+#include "fp8/runtime/trainer/optimizer_state.h"
 
-namespace fp8::te {
+namespace fp8::trainer {
 namespace {
 
 constexpr std::size_t kRecent = 20;
@@ -196,4 +196,4 @@ void Trainer::Run::restore(const TrainingState& state) {
   generator.set_state(rng->second);
 }
 
-}  // namespace fp8::te
+}  // namespace fp8::trainer

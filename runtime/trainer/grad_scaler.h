@@ -9,7 +9,7 @@
 
 #include "fp8/runtime/io/json/json.h"
 
-namespace fp8::te {
+namespace fp8::trainer {
 
 struct GradScalerOptions {
   double init_scale = 65536;
@@ -43,4 +43,4 @@ class GradScaler {
   std::int64_t growth_tracker_ = 0;
 };
 
-}  // namespace fp8::te
+}  // namespace fp8::trainer

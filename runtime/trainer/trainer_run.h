@@ -10,9 +10,9 @@
 #include <optional>
 #include <vector>
 
-#include "fp8/transformer_engine/trainer/trainer.h"
+#include "fp8/runtime/trainer/trainer.h"
 
-namespace fp8::te {
+namespace fp8::trainer {
 
 struct Trainer::Run {
   Run(TrainingModule& module, BatchSource& train, BatchSource* val, const TrainerOptions& options);
@@ -45,4 +45,4 @@ struct Trainer::Run {
   SpeedInput speed;
 };
 
-}  // namespace fp8::te
+}  // namespace fp8::trainer

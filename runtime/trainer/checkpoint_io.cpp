@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-#include "fp8/transformer_engine/trainer/checkpoint_io.h"
+#include "fp8/runtime/trainer/checkpoint_io.h"
 
 #include <ATen/ops/empty.h>
 
@@ -15,7 +15,7 @@
 #include "fp8/runtime/io/base/error.h"
 #include "fp8/runtime/io/tensors/safetensors.h"
 
-namespace fp8::te {
+namespace fp8::trainer {
 namespace {
 
 namespace fs = std::filesystem;
@@ -146,4 +146,4 @@ std::vector<std::int64_t> checkpoint_steps(const fs::path& root) {
   return steps;
 }
 
-}  // namespace fp8::te
+}  // namespace fp8::trainer

@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-#include "fp8/transformer_engine/trainer/grad_scaler.h"
+#include "fp8/runtime/trainer/grad_scaler.h"
 
 #include <algorithm>
 #include <stdexcept>
@@ -7,7 +7,7 @@
 
 #include "fp8/runtime/io/base/error.h"
 
-namespace fp8::te {
+namespace fp8::trainer {
 namespace {
 
 constexpr double kMost = 0x1p60;  // a loss of 1e20 is still a float
@@ -57,4 +57,4 @@ void GradScaler::load(const io::Json& state) {
   growth_tracker_ = tracker.get<std::int64_t>();
 }
 
-}  // namespace fp8::te
+}  // namespace fp8::trainer

@@ -11,9 +11,9 @@
 #include <vector>
 
 #include "fp8/runtime/optim/muon.h"
-#include "fp8/transformer_engine/trainer/trainer.h"
+#include "fp8/runtime/trainer/trainer.h"
 
-namespace fp8::te::testing {
+namespace fp8::trainer::testing {
 
 /// x [n, 4], y [n, 1] with y = sum(x); the order of an epoch depends on its number.
 class ToyBatches : public BatchSource {
@@ -151,4 +151,4 @@ struct Recorder : TrainerCallback {
   std::vector<StepReport> reports;
 };
 
-}  // namespace fp8::te::testing
+}  // namespace fp8::trainer::testing

@@ -7,7 +7,7 @@
 
 #include "fp8/runtime/io/json/json.h"
 
-namespace fp8::te {
+namespace fp8::trainer {
 
 /// Seconds are of any clock with one origin.
 struct SpeedInput {
@@ -24,4 +24,4 @@ struct SpeedInput {
 /// SPLIT_runtime.
 io::Json speed_metrics(const std::string& split, const SpeedInput& input);
 
-}  // namespace fp8::te
+}  // namespace fp8::trainer

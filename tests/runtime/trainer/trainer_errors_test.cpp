@@ -6,10 +6,10 @@
 
 #include <cmath>
 
+#include "runtime/trainer/toy_task.h"
 #include "support/hpu_test.h"
-#include "transformer_engine/trainer/toy_task.h"
 
-namespace fp8::te {
+namespace fp8::trainer {
 namespace {
 
 using test::error_of;
@@ -107,4 +107,4 @@ TEST(TrainerErrors, OptionsNameThemselves) {
 }
 
 }  // namespace
-}  // namespace fp8::te
+}  // namespace fp8::trainer

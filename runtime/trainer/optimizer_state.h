@@ -10,7 +10,7 @@
 #include <map>
 #include <string>
 
-#include "fp8/transformer_engine/trainer/checkpoint_io.h"
+#include "fp8/runtime/trainer/checkpoint_io.h"
 
 namespace torch::nn {
 class Module;
@@ -19,7 +19,7 @@ namespace torch::optim {
 class Optimizer;
 }
 
-namespace fp8::te {
+namespace fp8::trainer {
 
 /// Adds the state's tensors to state.tensors below `name` ("optimizer.0") and the tree to state.json[name]. The
 /// optimizer's parameters must be the network's. Throws c10::Error, io::Error.
@@ -31,4 +31,4 @@ void save_optimizer(torch::optim::Optimizer& optimizer, const torch::nn::Module&
 void load_optimizer(torch::optim::Optimizer& optimizer, const torch::nn::Module& network, const std::string& name,
                     const TrainingState& state, c10::Device device);
 
-}  // namespace fp8::te
+}  // namespace fp8::trainer

@@ -8,7 +8,7 @@
 #include <optional>
 #include <vector>
 
-namespace fp8::te {
+namespace fp8::trainer {
 
 struct Batch {
   std::vector<at::Tensor> tensors;  ///< what the module's steps expect, on whatever device it expects them
@@ -27,4 +27,4 @@ class BatchSource {
   virtual std::optional<Batch> next() = 0;
 };
 
-}  // namespace fp8::te
+}  // namespace fp8::trainer

@@ -1,7 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 // The loop: counts, order of callbacks, learning rates, accumulation against one large batch. What is not finite, empty
 // or refused: trainer_errors_test. Checkpoints: trainer_resume_test.
-#include "fp8/transformer_engine/trainer/trainer.h"
+#include "fp8/runtime/trainer/trainer.h"
 
 #include <gmock/gmock.h>
 #include <gtest/gtest.h>
@@ -11,10 +11,10 @@
 #include <numbers>
 #include <thread>
 
+#include "runtime/trainer/toy_task.h"
 #include "support/hpu_test.h"
-#include "transformer_engine/trainer/toy_task.h"
 
-namespace fp8::te {
+namespace fp8::trainer {
 namespace {
 
 using test::error_of;
@@ -426,4 +426,4 @@ TEST(Trainer, WarmupStepsDoNotCount) {
 }
 
 }  // namespace
-}  // namespace fp8::te
+}  // namespace fp8::trainer

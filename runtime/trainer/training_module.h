@@ -12,8 +12,8 @@
 #include <utility>
 #include <vector>
 
-#include "fp8/transformer_engine/trainer/batch_source.h"
-#include "fp8/transformer_engine/trainer/checkpoint_io.h"
+#include "fp8/runtime/trainer/batch_source.h"
+#include "fp8/runtime/trainer/checkpoint_io.h"
 
 namespace torch::nn {
 class Module;
@@ -23,7 +23,7 @@ class Optimizer;
 class LRScheduler;
 }  // namespace torch::optim
 
-namespace fp8::te {
+namespace fp8::trainer {
 
 enum class ScheduleInterval : std::uint8_t { step, epoch };
 
@@ -66,4 +66,4 @@ class TrainingModule {
 ///   min + (1 - min) (1 + cos(pi (step - warmup) / (steps - warmup))) / 2
 std::function<double(std::int64_t)> cosine_with_warmup(std::int64_t warmup, std::int64_t steps, double min_factor);
 
-}  // namespace fp8::te
+}  // namespace fp8::trainer

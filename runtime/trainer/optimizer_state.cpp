@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-#include "fp8/transformer_engine/trainer/optimizer_state.h"
+#include "fp8/runtime/trainer/optimizer_state.h"
 
 #include <c10/util/Exception.h>
 #include <torch/nn/module.h>
@@ -16,7 +16,7 @@
 #include "fp8/runtime/io/base/error.h"
 #include "fp8/runtime/optim/fused_optimizer.h"
 
-namespace fp8::te {
+namespace fp8::trainer {
 namespace {
 
 using io::Json;
@@ -221,4 +221,4 @@ void load_optimizer(torch::optim::Optimizer& optimizer, const torch::nn::Module&
   }
 }
 
-}  // namespace fp8::te
+}  // namespace fp8::trainer

@@ -11,12 +11,12 @@
 #include <map>
 
 #include "fp8/runtime/io/base/error.h"
-#include "fp8/transformer_engine/trainer/trainer.h"
+#include "fp8/runtime/trainer/trainer.h"
+#include "runtime/trainer/toy_task.h"
 #include "support/hpu_test.h"
 #include "support/temp_dir.h"
-#include "transformer_engine/trainer/toy_task.h"
 
-namespace fp8::te {
+namespace fp8::trainer {
 namespace {
 
 using test::error_of;
@@ -294,4 +294,4 @@ TEST(Checkpoints, AnotherModelIsNamed) {
 }
 
 }  // namespace
-}  // namespace fp8::te
+}  // namespace fp8::trainer

@@ -1,9 +1,9 @@
 // SPDX-License-Identifier: Apache-2.0
-#include "fp8/transformer_engine/trainer/throughput.h"
+#include "fp8/runtime/trainer/throughput.h"
 
 #include <cmath>
 
-namespace fp8::te {
+namespace fp8::trainer {
 namespace {
 
 double rounded(double value, double factor) { return std::round(value * factor) / factor; }
@@ -24,4 +24,4 @@ io::Json speed_metrics(const std::string& split, const SpeedInput& in) {
   return metrics;
 }
 
-}  // namespace fp8::te
+}  // namespace fp8::trainer

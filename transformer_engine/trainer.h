@@ -1,0 +1,10 @@
+// SPDX-License-Identifier: Apache-2.0
+// te::Trainer and what belongs to it: the loop of runtime/trainer, which knows nothing of fp8.
+#pragma once
+#include "fp8/runtime/trainer/trainer.h"
+
+namespace fp8::te {
+
+using namespace fp8::trainer;
+
+}  // namespace fp8::te
