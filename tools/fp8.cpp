@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
 // The fp8 program: measure, quantize and run models in 8-bit floating point. Commands stand in
-// tools/commands/main.cpp's table.
+// tools/commands/cli/main.cpp's table.
 //
 // It loads the rest itself, because OpenMP reads its environment when it is loaded: waiting threads that spin, its
 // default, make every command several times slower on a machine that has other work to do, and gain nothing on an idle

@@ -22,9 +22,9 @@
 #include "fp8/runtime/io/json/json.h"
 #include "fp8/runtime/kernels/simd.h"
 #include "fp8/runtime/kernels/thread_pool.h"
-#include "fp8/tools/commands/command.h"
-#include "fp8/tools/commands/output.h"
-#include "fp8/tools/commands/table.h"
+#include "fp8/tools/commands/cli/command.h"
+#include "fp8/tools/commands/cli/output.h"
+#include "fp8/tools/commands/cli/table.h"
 #include "fp8/version.h"
 
 namespace fp8::commands {

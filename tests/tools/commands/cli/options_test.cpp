@@ -1,0 +1,83 @@
+// SPDX-License-Identifier: Apache-2.0
+#include "fp8/tools/commands/cli/options.h"
+
+#include <gmock/gmock.h>
+#include <gtest/gtest.h>
+
+#include <algorithm>
+#include <cstdint>
+#include <optional>
+#include <string>
+#include <vector>
+
+namespace fp8::commands {
+namespace {
+
+TEST(ParseInteger, WholeTextOnly) {
+  EXPECT_EQ(parse_integer("42"), 42);
+  EXPECT_EQ(parse_integer("-7"), -7);
+  EXPECT_EQ(parse_integer("9223372036854775807"), INT64_MAX);
+  for (const char* bad : {"", " 1", "1 ", "1.0", "1e3", "0x10", "9223372036854775808", "one", "+1"})
+    EXPECT_EQ(parse_integer(bad), std::nullopt) << bad;
+}
+
+TEST(ParseNumber, DotWhateverTheLocaleAndFinite) {
+  EXPECT_EQ(parse_number("0.5"), 0.5);
+  EXPECT_EQ(parse_number("1e-3"), 1e-3);
+  for (const char* bad : {"", "0,5", "nan", "inf", "1e999", "1.5x"}) EXPECT_EQ(parse_number(bad), std::nullopt) << bad;
+}
+
+/// Parses with one option of each kind; the message of the error, or "".
+struct Parsed {
+  std::string text, error;
+  std::int64_t integer = 3;
+  double number = 1;
+  std::optional<std::size_t> choice;
+  bool flag = false;
+
+  explicit Parsed(std::vector<std::string> arguments) {
+    CLI::App app("", "test");
+    app.allow_extras();
+    Options options(app);
+    options.text("--text", text, "", Options::Need::required);
+    options.integer("--integer", integer, 1, 10, "");
+    options.number("--number", number, 0, 2, "");
+    options.choice("--choice", {"red", "green"}, [this](std::size_t i) { choice = i; }, "");
+    options.flag("--flag", flag, "");
+    std::reverse(arguments.begin(), arguments.end());  // as CLI11 wants a vector
+    try {
+      app.parse(std::move(arguments));
+      options.check();
+    } catch (const std::exception& e) {
+      error = e.what();
+    }
+  }
+};
+
+TEST(Options, ValuesReachTheirTargets) {
+  const Parsed parsed({"--text", "--odd [a,b]", "--integer=7", "--number", "0.25", "--choice", "green", "--flag"});
+  EXPECT_EQ(parsed.error, "");
+  EXPECT_EQ(parsed.text, "--odd [a,b]");
+  EXPECT_EQ(parsed.integer, 7);
+  EXPECT_EQ(parsed.number, 0.25);
+  EXPECT_EQ(parsed.choice, 1u);
+  EXPECT_TRUE(parsed.flag);
+  EXPECT_EQ(Parsed({"--text", "x"}).integer, 3);
+}
+
+TEST(Options, MessagesNameWhatWasFoundAndWhatIsAllowed) {
+  EXPECT_EQ(Parsed({"--integer", "11"}).error, "--integer: found '11', allowed: an integer from 1 to 10");
+  EXPECT_EQ(Parsed({"--integer", "five"}).error, "--integer: found 'five', allowed: an integer from 1 to 10");
+  EXPECT_EQ(Parsed({"--number", "2.5"}).error, "--number: found '2.5', allowed: a number from 0 to 2");
+  EXPECT_EQ(Parsed({"--choice", "Red"}).error, "--choice: found 'Red', allowed: red, green");
+  EXPECT_EQ(Parsed({"--txet=a"}).error,
+            "test: unknown option '--txet', allowed: --help, --text, --integer, --number, --choice, --flag");
+  EXPECT_EQ(Parsed({"--text", "a", "b"}).error, "test: unexpected argument 'b'");
+  EXPECT_EQ(Parsed({"--flag"}).error, "test: --text is required");
+  EXPECT_NE(Parsed({"--text", "a", "--flag=3"}).error, "");
+  EXPECT_NE(Parsed({"--text", "a", "--text", "b"}).error, "");
+  EXPECT_NE(Parsed({"--text"}).error, "");
+}
+
+}  // namespace
+}  // namespace fp8::commands

@@ -1,0 +1,322 @@
+// SPDX-License-Identifier: Apache-2.0
+// A run goes on as what it was started as, or not at all: what --resume compares, what --overwrite leaves alone, and
+// precisions that have a state or a setting of their own.
+#include <gmock/gmock.h>
+#include <gtest/gtest.h>
+
+#include <cmath>
+#include <numbers>
+
+#include "tools/commands/train/train_run.h"
+
+namespace fp8 {
+namespace {
+
+namespace fs = std::filesystem;
+using test::arguments;
+using test::demo;
+using test::expect_same_run;
+using test::log_of;
+using test::read_file;
+using test::run_and_signal;
+using test::run_fp8;
+using test::small_config;
+using ::testing::HasSubstr;
+
+TEST(TrainSettings, AnotherRunIsNotOverwrittenOrResumed) {
+  const test::TempDir folder;
+  small_config(folder);
+  const auto with = [&](std::vector<std::string> more) {
+    more.insert(more.begin(), {"--steps", "3", "--warmup", "1"});
+    return run_fp8(arguments(folder, "run", more));
+  };
+  ASSERT_EQ(with({}).code, 0);
+  auto run = with({});
+  EXPECT_EQ(run.code, 1);
+  EXPECT_THAT(run.err, HasSubstr("holds a run, allowed: --resume"));
+  run = with({"--resume", "--lr", "0.5"});
+  EXPECT_EQ(run.code, 1);
+  EXPECT_THAT(run.err, HasSubstr("key 'lr': the run was started with 0.01, --resume found 0.5"));
+  EXPECT_EQ(with({"--resume"}).code, 0);
+  EXPECT_EQ(with({"--overwrite", "--lr", "0.5"}).code, 0);
+  std::ofstream(folder / "init/precious.txt") << "mine";
+  auto list = arguments(folder, "init");
+  run = run_fp8(list);
+  EXPECT_EQ(run.code, 1);
+  EXPECT_THAT(run.err, HasSubstr("is not empty and holds no run of fp8 train"));
+  EXPECT_EQ(read_file(folder / "init/precious.txt"), "mine");
+}
+
+/// What is behind a path may change while the path stays.
+TEST(TrainSettings, ChangedInputsAreNamed) {
+  const test::TempDir folder;
+  const auto config = small_config(folder) / "config.json";
+  const auto text = folder / "text.txt", eval = folder / "eval.txt";
+  fs::copy_file(demo("kjv_heldout_16k.txt"), text);
+  fs::copy_file(demo("kjv_heldout_16k.txt"), eval);
+  const auto train = [&] {
+    return run_fp8(
+        arguments(folder, "run",
+                  {"--resume", "--steps", "3", "--warmup", "1", "--data", text.string(), "--eval", eval.string()}));
+  };
+  ASSERT_EQ(train().code, 0);
+  const auto message_after = [&](const fs::path& file, const std::string& from, const std::string& to) {
+    const auto before = read_file(file);
+    auto after = before;
+    after.replace(after.find(from), from.size(), to);
+    std::ofstream(file) << after;
+    const auto run = train();
+    std::ofstream(file) << before;
+    EXPECT_EQ(run.code, 1);
+    EXPECT_EQ(run.error_lines(), 1) << run.err;
+    return run.err;
+  };
+  EXPECT_THAT(message_after(text, "the", "teh"),
+              HasSubstr("train.json: key 'data_fingerprint': the run was started with"));
+  EXPECT_THAT(message_after(eval, "the", "teh"), HasSubstr("key 'eval_fingerprint'"));
+  EXPECT_THAT(message_after(config, "\"rope_theta\"", "\"rope_theta\": 77.0, \"was\""),
+              HasSubstr("key 'config_fingerprint'"));
+  auto spaced = io::read_json(config).dump(1);
+  std::ofstream(config) << spaced;
+  EXPECT_EQ(train().code, 0);  // the same config, written another way
+}
+
+/// A text is what it says, not where it lies; so are configs and recipes.
+TEST(TrainSettings, TheSameInputsAtOtherPathsGoOn) {
+  const test::TempDir folder;
+  const auto init = small_config(folder);
+  io::write_json(folder / "recipe.json", {{"recipe", "current"}});
+  const auto train = [&](const fs::path& at, const char* recipe) {
+    return run_fp8({"train",       "--resume",
+                    "--init",      (at / "init").string(),
+                    "--data",      (at / "text.txt").string(),
+                    "--eval",      (at / "eval.txt").string(),
+                    "--out",       (folder / "run").string(),
+                    "--steps",     "2",
+                    "--batch",     "2",
+                    "--seq-len",   "32",
+                    "--precision", "fp8",
+                    "--recipe",    recipe,
+                    "--json"});
+  };
+  fs::copy_file(demo("kjv_calib.txt"), folder / "text.txt");
+  fs::copy_file(demo("kjv_heldout_16k.txt"), folder / "eval.txt");
+  auto run = train(folder.path(), (folder / "recipe.json").c_str());
+  ASSERT_EQ(run.code, 0) << run.err;
+  const auto moved = folder / "moved";
+  fs::create_directory(moved);
+  for (const char* name : {"init", "text.txt", "eval.txt"}) fs::rename(folder / name, moved / name);
+  run = train(moved, "current");
+  EXPECT_EQ(run.code, 0) << run.err;
+  EXPECT_EQ(io::read_json(folder / "run/train.json")["data"], fs::canonical(moved / "text.txt").string());
+  fs::copy_file(demo("kjv_heldout_16k.txt"), moved / "text.txt", fs::copy_options::overwrite_existing);
+  run = train(moved, "current");
+  EXPECT_EQ(run.code, 1);
+  EXPECT_THAT(run.err, HasSubstr("key 'chunks'"));
+}
+
+/// More steps: as if they had been asked for from the start, but for the learning rate, and that is said.
+TEST(TrainSettings, MoreStepsGoOnFromTheLast) {
+  const test::TempDir folder;
+  small_config(folder);
+  const auto with = [&](const char* steps, const char* out = "run") {
+    return run_fp8(arguments(folder, out, {"--resume", "--steps", steps}));
+  };
+  ASSERT_EQ(with("10").code, 0);
+  const auto first = log_of(folder / "run");
+  auto run = with("16");
+  ASSERT_EQ(run.code, 0) << run.err;
+  EXPECT_THAT(run.err, HasSubstr("--steps: the run was started with 10, 10 are done, it goes on to 16: the learning "
+                                 "rate follows the cosine of 16 steps"));
+  EXPECT_EQ(run.error_lines(), 1);
+  EXPECT_EQ(io::parse_json(run.out, "stdout")["resumed_from"], 10);
+  const auto log = log_of(folder / "run");
+  ASSERT_EQ(log.size(), 16u);
+  for (std::size_t i = 0; i < first.size(); ++i) EXPECT_EQ(log[i], first[i]);
+  for (std::size_t i = 10; i < log.size(); ++i) {
+    const double share = (static_cast<double>(i) - 4) / (16 - 4);  // 4 steps of warm-up
+    EXPECT_NEAR(log[i]["lr"].get<double>(), 0.01 * 0.5 * (1 + std::cos(std::numbers::pi * share)), 1e-12) << i;
+  }
+  EXPECT_EQ(io::read_json(folder / "run/train.json")["steps"], 16);
+  EXPECT_TRUE(fs::exists(folder / "run/model.safetensors"));
+  run = with("16");  // it is what it is now
+  EXPECT_EQ(run.code, 0);
+  EXPECT_EQ(run.err, "");
+  run = with("12");
+  EXPECT_EQ(run.code, 1);
+  EXPECT_THAT(run.err,
+              HasSubstr("train.json: key 'steps': 16 of 16 steps are done, --resume found 12, allowed: 16 or more"));
+  EXPECT_EQ(io::read_json(folder / "run/train.json")["steps"], 16);
+}
+
+/// A run that is cut off and told to end elsewhere, sooner than it was to and later than it got; killed again on its
+/// way.
+TEST(TrainSettings, StepsMayChangeWhileTheyAreNotDone) {
+  const test::TempDir folder;
+  small_config(folder);
+  const auto list = [&](const char* steps) {
+    return arguments(folder, "run", {"--resume", "--save-every", "3", "--steps", steps});
+  };
+  ASSERT_TRUE(WIFSIGNALED(run_and_signal(list("100000"), folder / "run", 7, SIGKILL)));
+  ASSERT_TRUE(WIFSIGNALED(run_and_signal(list("200000"), folder / "run", 12, SIGKILL)));
+  EXPECT_EQ(io::read_json(folder / "run/train.json")["steps"], 200000);
+  EXPECT_FALSE(fs::exists(folder / "run/model.safetensors"));
+  const auto done = log_of(folder / "run").size();
+  const auto steps = std::to_string(done + 20);
+  const auto run = run_fp8(list(steps.c_str()));
+  ASSERT_EQ(run.code, 0) << run.err;
+  EXPECT_THAT(run.err, HasSubstr("it goes on to " + steps));
+  EXPECT_EQ(log_of(folder / "run").size(), done + 20);
+}
+
+/// Both passes of --measurements: the first step is scaled, and the measurement is part of what the run is.
+TEST(TrainSettings, MeasurementsWarmTheStart) {
+  const test::TempDir folder;
+  small_config(folder);
+  const auto with = [&](const char* out, const std::vector<std::string>& more) {
+    auto list = arguments(folder, out, {"--precision", "fp8", "--steps", "6"});
+    list.insert(list.end(), {"--recipe", "nvidia", "--stats-every", "1"});
+    list.insert(list.end(), more.begin(), more.end());
+    return run_fp8(list);
+  };
+  ASSERT_EQ(with("cold", {}).code, 0);
+  const auto measured = (folder / "cold/measurements").string();
+  auto run = with("warm", {"--measurements", measured});
+  ASSERT_EQ(run.code, 0) << run.err;
+  EXPECT_EQ(run.err, "");
+  const auto underflowed = [&](const char* out) {
+    return log_of(folder / out)[0]["fp8"]["underflowed"].get<std::int64_t>();
+  };
+  EXPECT_LT(underflowed("warm"), underflowed("cold"));  // drawn weights of 0.02 in E4M3: unscaled, many of them are 0
+  EXPECT_NE(log_of(folder / "warm")[0]["loss"], log_of(folder / "cold")[0]["loss"]);
+  EXPECT_TRUE(io::read_json(folder / "warm/train.json")["warm_start"].is_string());
+  EXPECT_EQ(with("warm", {"--resume", "--measurements", measured}).code, 0);
+  run = with("warm", {"--resume"});
+  EXPECT_EQ(run.code, 1);
+  EXPECT_THAT(run.err, HasSubstr("key 'warm_start'"));
+  auto old = io::read_json(folder / "cold/train.json");
+  old.erase("warm_start");  // as it was written before there was such a key
+  io::write_json(folder / "cold/train.json", old);
+  EXPECT_EQ(with("cold", {"--resume"}).code, 0);
+  run = run_fp8(arguments(folder, "none", {"--measurements", measured}));
+  EXPECT_EQ(run.code, 2);
+  EXPECT_THAT(run.err,
+              HasSubstr("--measurements: found '" + measured + "' with --precision 32-true, allowed: --precision fp8"));
+  EXPECT_EQ(with("none", {"--measurements", (folder / "nowhere").string()}).code, 1);
+  EXPECT_FALSE(fs::exists(folder / "none"));
+}
+
+/// What stayed in bf16 in training was not measured: it stays so in the checkpoint, with the reason.
+TEST(TrainSettings, WhatWasKeptIsLeftOutWhenTheMeasurementQuantizes) {
+  const test::TempDir folder;
+  small_config(folder);
+  const auto run = run_fp8(arguments(
+      folder, "run",
+      {"--precision", "fp8", "--recipe", "nvidia", "--steps", "4", "--keep", "lm_head", "--keep", "layers\\.0\\."}));
+  ASSERT_EQ(run.code, 0) << run.err;
+  const auto quantize = run_fp8({"quantize", "--model", (folder / "run").string(), "--measurements",
+                                 (folder / "run/measurements").string(), "--out", (folder / "fp8").string(), "--json"});
+  ASSERT_EQ(quantize.code, 0) << quantize.err;
+  const auto json = io::parse_json(quantize.out, "stdout");
+  EXPECT_EQ(json["modules_quantized"], 7);
+  int left = 0;
+  for (const auto& m : json["modules_skipped"])
+    left += m["reason"] == "no measurement of its input, which was not to be measured";
+  EXPECT_EQ(left, 7);
+}
+
+TEST(TrainSettings, PlanTellsAndChangesNothing) {
+  const test::TempDir folder;
+  const auto init = small_config(folder).string();
+  auto run = run_fp8({"train", "--plan", "--init", init, "--precision", "fp8", "--recipe", "nvidia", "--keep",
+                      "lm_head", "--keep", "layers\\.0\\.", "--json"});
+  ASSERT_EQ(run.code, 0) << run.err;
+  const auto json = io::parse_json(run.out, "stdout");
+  ASSERT_EQ(json["modules"].size(), 7u);
+  for (const auto& m : json["modules"]) {
+    EXPECT_EQ(m["name"].get<std::string>().rfind("model.layers.1.", 0), 0u);
+    EXPECT_GT(m["flops_per_row"].get<double>(), 0);
+    EXPECT_LT(m["operand_bytes"].get<std::int64_t>(), m["bytes"].get<std::int64_t>());  // f32 -> codes along both ways
+    EXPECT_GT(m["expected_error"].get<double>(), 0.01);
+    EXPECT_LT(m["expected_error"].get<double>(), 0.1);
+  }
+  EXPECT_GE(json["kept"].size(), 8u);
+  run = run_fp8({"train", "--plan", "--init", init, "--precision", "fp8"});
+  EXPECT_EQ(run.code, 0) << run.err;
+  EXPECT_THAT(run.out, HasSubstr("converted  model.layers.0.self_attn.q_proj (Linear)"));
+  run = run_fp8({"train", "--plan", "--init", init});
+  EXPECT_EQ(run.code, 2);
+  EXPECT_THAT(run.err, HasSubstr("--plan: found with --precision bf16-mixed, allowed: --precision fp8"));
+  EXPECT_EQ(run_fp8(arguments(folder, "run", {"--plan", "--precision", "fp8"})).code, 0);
+  EXPECT_FALSE(fs::exists(folder / "run"));
+  run = run_fp8({"train", "--init", init, "--out", (folder / "run").string()});
+  EXPECT_EQ(run.code, 2);
+  EXPECT_THAT(run.err, HasSubstr("train: --data is required"));
+}
+
+TEST(TrainSettings, OverwriteLeavesARunThatIsGoingOnAlone) {
+  const test::TempDir folder;
+  small_config(folder);
+  const auto list = arguments(folder, "run", {"--steps", "100000"});
+  const test::TempDir streams;
+  const pid_t child = fork();
+  if (child == 0) test::become_fp8(list, {}, (streams / "out").string(), (streams / "err").string());
+  for (int i = 0; i < 12000 && log_of(folder / "run").size() < 3; ++i)
+    std::this_thread::sleep_for(std::chrono::milliseconds(5));
+  const auto other = run_fp8(arguments(folder, "run", {"--overwrite", "--steps", "5"}));
+  EXPECT_EQ(other.code, 1);
+  EXPECT_THAT(other.err, HasSubstr("log.jsonl: another run is writing it"));
+  EXPECT_GE(log_of(folder / "run").size(), 3u);
+  kill(child, SIGTERM);
+  int status = 0;
+  ASSERT_EQ(waitpid(child, &status, 0), child);
+  EXPECT_TRUE(WIFEXITED(status));
+  EXPECT_EQ(fs::exists(folder / "run/checkpoints"), true);  // the first run could save
+}
+
+TEST(TrainSettings, LossScalingOf16MixedIsLoggedAndResumed) {
+  const test::TempDir folder;
+  small_config(folder);
+  const std::vector<std::string> more = {"--precision", "16-mixed", "--save-every", "7"};
+  ASSERT_EQ(run_fp8(arguments(folder, "whole", more)).code, 0);
+  const auto log = log_of(folder / "whole");
+  for (const auto& line : log) {
+    EXPECT_GE(line.at("loss_scale").get<double>(), 1);
+    EXPECT_EQ(line.contains("skipped"), line["grad_norm"].is_null());
+  }
+  auto list = arguments(folder, "cut", more);
+  list.push_back("--resume");
+  ASSERT_TRUE(WIFSIGNALED(run_and_signal(list, folder / "cut", 18, SIGKILL)));
+  ASSERT_EQ(run_fp8(list).code, 0);
+  expect_same_run(folder / "whole", folder / "cut");
+  const auto state = io::read_json(folder / "cut/checkpoints/step-00000040/trainer_state.json");
+  EXPECT_EQ(state.at("grad_scaler").at("scale"), log.back()["loss_scale"]);
+}
+
+/// E4M3 reaches 240 on one device and 448 on the other: other scales, other codes.
+TEST(TrainSettings, TheDialectIsPartOfTheRun) {
+  const test::TempDir folder;
+  small_config(folder);
+  const auto losses = [&](const char* out, std::vector<std::string> more) {
+    more.insert(more.end(), {"--precision", "fp8", "--recipe", "nvidia", "--steps", "6"});
+    const auto run = run_fp8(arguments(folder, out, more));
+    EXPECT_EQ(run.code, 0) << run.err;
+    std::vector<double> found;
+    for (const auto& line : log_of(folder / out)) found.push_back(line["loss"].get<double>());
+    return found;
+  };
+  const auto plain = losses("plain", {});
+  EXPECT_EQ(losses("gaudi3", {"--dialect", "gaudi3"}), plain);
+  EXPECT_EQ(losses("ocp", {"--dialect", "ocp"}), plain);
+  const auto gaudi2 = losses("gaudi2", {"--dialect", "gaudi2"});
+  ASSERT_EQ(gaudi2.size(), plain.size());
+  EXPECT_NE(gaudi2, plain);
+  EXPECT_NEAR(gaudi2.back() / plain.back(), 1, 0.01);
+  const auto run =
+      run_fp8(arguments(folder, "gaudi2", {"--resume", "--precision", "fp8", "--recipe", "nvidia", "--steps", "6"}));
+  EXPECT_EQ(run.code, 1);
+  EXPECT_THAT(run.err, HasSubstr("key 'dialect': the run was started with \"gaudi2\", --resume found \"gaudi3\""));
+}
+
+}  // namespace
+}  // namespace fp8

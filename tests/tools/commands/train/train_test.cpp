@@ -1,0 +1,380 @@
+// SPDX-License-Identifier: Apache-2.0
+// The program trains a small model: what it leaves behind, what `fp8 evaluate` says about it, that a run which was
+// killed or interrupted and resumed is the run that was not, and what it refuses.
+#include <gmock/gmock.h>
+#include <gtest/gtest.h>
+#include <sys/resource.h>
+
+#include <algorithm>
+#include <chrono>
+#include <cmath>
+#include <filesystem>
+#include <fstream>
+#include <map>
+#include <sstream>
+#include <string>
+#include <thread>
+#include <vector>
+
+#include "fp8/runtime/io/json/json.h"
+#include "support/temp_dir.h"
+#include "support/test_data.h"
+#include "tools/commands/train/train_run.h"
+
+namespace fp8 {
+namespace {
+
+namespace fs = std::filesystem;
+using test::arguments;
+using test::demo;
+using test::expect_same_run;
+using test::log_of;
+using test::read_file;
+using test::run_and_signal;
+using test::run_fp8;
+using test::small_config;
+using test::timeless;
+using ::testing::HasSubstr;
+
+TEST(Train, LearnsAndLeavesACheckpointThatEvaluateLoads) {
+  const test::TempDir folder;
+  small_config(folder);
+  const auto run = run_fp8(arguments(
+      folder, "run",
+      {"--save-dtype", "f32", "--eval", demo("kjv_heldout_16k.txt"), "--eval-every", "15", "--grad-accum", "2"}));
+  ASSERT_EQ(run.code, 0) << run.err;
+  const auto json = io::parse_json(run.out, "stdout");
+  const auto log = log_of(folder / "run");
+  ASSERT_EQ(log.size(), 40u);
+  double last = 0;
+  for (std::size_t i = 0; i < log.size(); ++i) {
+    EXPECT_EQ(log[i]["step"], i + 1);
+    EXPECT_EQ(log[i]["tokens"], 2 * 4 * 64);
+    EXPECT_GT(log[i]["seconds"].get<double>(), 0);
+    EXPECT_GT(log[i]["grad_norm"].get<double>(), 0);
+    EXPECT_GT(log[i]["memory"]["max"].get<std::int64_t>(), 0);
+    EXPECT_EQ(log[i].contains("eval_loss"), i == 14 || i == 29 || i == 39) << i;
+    if (i >= 20) last += log[i]["loss"].get<double>() / 20;
+  }
+  EXPECT_NEAR(log[0]["loss"].get<double>(), std::log(256), 0.1);  // drawn weights know nothing
+  EXPECT_LT(last, 3.2);
+  EXPECT_DOUBLE_EQ(log[0]["lr"].get<double>(), 0.0025);
+  EXPECT_DOUBLE_EQ(log[4]["lr"].get<double>(), 0.01);
+  EXPECT_NEAR(json["loss_last20"].get<double>(), last, 1e-12);
+  EXPECT_EQ(json["tokens"], 40 * 2 * 4 * 64);
+  EXPECT_GT(json["tokens_per_second"].get<double>(), 0);
+
+  const auto evaluate = run_fp8({"evaluate", "--model", (folder / "run").string(), "--data",
+                                 demo("kjv_heldout_16k.txt"), "--seq-len", "64", "--threads", "1", "--json"});
+  ASSERT_EQ(evaluate.code, 0) << evaluate.err;
+  EXPECT_NEAR(json["eval_loss"].get<double>(),
+              std::log(io::parse_json(evaluate.out, "stdout")["perplexity"].get<double>()), 1e-5);
+}
+
+TEST(Train, GoesOnFromACheckpoint) {
+  const test::TempDir folder;
+  std::vector<std::string> list = {"train",
+                                   "--model",
+                                   demo("kjv-byte-1.7M"),
+                                   "--data",
+                                   demo("kjv_calib.txt"),
+                                   "--out",
+                                   (folder / "run").string(),
+                                   "--steps",
+                                   "2",
+                                   "--batch",
+                                   "2",
+                                   "--seq-len",
+                                   "64",
+                                   "--precision",
+                                   "32-true",
+                                   "--lr",
+                                   "1e-6",
+                                   "--json"};
+  const auto run = run_fp8(list);
+  ASSERT_EQ(run.code, 0) << run.err;
+  EXPECT_LT(io::parse_json(run.out, "stdout")["loss"].get<double>(), 1.6);  // it knew this text
+  EXPECT_EQ(io::read_json(folder / "run/config.json")["torch_dtype"], "bfloat16");
+}
+
+TEST(Train, ThreadsChangeNothing) {
+  const test::TempDir folder;
+  small_config(folder);
+  // E5M2 gradients are rounded stochastically; the second layer has another recipe.
+  const auto recipe = (folder / "recipe.json").string();
+  io::write_json(
+      recipe,
+      {{"recipe", "delayed"},
+       {"fp8_format", "HYBRID"},
+       {"modules",
+        {{{"match", "layers\\.0\\.mlp"}, {"keep", "bf16"}}, {{"match", "layers\\.1"}, {"recipe", "current"}}}}});
+  for (const std::string precision : {"32-true", "fp8"}) {
+    for (const char* threads : {"1", "2"}) {
+      std::vector<std::string> more = {"--threads", threads, "--precision", precision};
+      if (precision == "fp8") more.insert(more.end(), {"--recipe", recipe});
+      const auto run = run_fp8(arguments(folder, precision + threads, more));
+      ASSERT_EQ(run.code, 0) << run.err;
+      if (precision == "fp8") {
+        EXPECT_EQ(io::parse_json(run.out, "stdout")["modules_fp8"], 11);
+      }
+    }
+    expect_same_run(folder / (precision + "1"), folder / (precision + "2"));
+  }
+}
+
+TEST(Train, KilledAndResumedIsTheSameRun) {
+  const test::TempDir folder;
+  small_config(folder);
+  ASSERT_EQ(run_fp8(arguments(folder, "whole", {"--save-every", "7"})).code, 0);
+  const auto list = arguments(folder, "cut", {"--save-every", "7", "--resume"});
+  for (const std::size_t lines : {3u, 17u, 30u}) {  // before the first checkpoint, and twice after one
+    const int status = run_and_signal(list, folder / "cut", lines, SIGKILL);
+    ASSERT_TRUE(WIFSIGNALED(status)) << lines;
+  }
+  std::ofstream(folder / "cut/log.jsonl", std::ios::app) << "{\"step\": 31, \"lo";  // as a cut off write leaves it
+  const auto last = run_fp8(list);
+  ASSERT_EQ(last.code, 0) << last.err;
+  EXPECT_GE(io::parse_json(last.out, "stdout")["resumed_from"].get<int>(), 28);
+  expect_same_run(folder / "whole", folder / "cut");
+}
+
+TEST(Train, InterruptedItSavesAndGoesOn) {
+  const test::TempDir folder;
+  small_config(folder);
+  ASSERT_EQ(run_fp8(arguments(folder, "whole")).code, 0);
+  const auto list = arguments(folder, "cut", {"--resume"});
+  const int status = run_and_signal(list, folder / "cut", 9, SIGINT);
+  ASSERT_TRUE(WIFEXITED(status));
+  EXPECT_EQ(WEXITSTATUS(status), 1);
+  const auto steps = log_of(folder / "cut").size();
+  ASSERT_GE(steps, 9u);
+  ASSERT_LT(steps, 40u);
+  EXPECT_FALSE(fs::exists(folder / "cut/model.safetensors"));
+  const auto rest = run_fp8(list);
+  ASSERT_EQ(rest.code, 0) << rest.err;
+  EXPECT_EQ(io::parse_json(rest.out, "stdout")["resumed_from"], steps);
+  expect_same_run(folder / "whole", folder / "cut");
+}
+
+TEST(Train, Fp8LogsItsCastsAndResumesBitEqual) {
+  const test::TempDir folder;
+  small_config(folder);
+  const std::vector<std::string> more = {"--precision",  "fp8", "--recipe",     "habana",
+                                         "--save-every", "7",   "--grad-accum", "2"};
+  auto whole = arguments(folder, "whole", more);
+  const auto run = run_fp8(whole);
+  ASSERT_EQ(run.code, 0) << run.err;
+  const auto json = io::parse_json(run.out, "stdout");
+  EXPECT_EQ(json["modules_fp8"], 14);  // seven linear modules in each of two layers
+  const auto log = log_of(folder / "whole");
+  for (std::size_t i = 0; i < log.size(); ++i) {
+    const bool counted = i == 0 || (i + 1) % 10 == 0;
+    ASSERT_EQ(log[i].contains("fp8") && log[i]["fp8"].contains("elements"), counted) << i;
+    if (!counted) continue;
+    const auto& fp8 = log[i]["fp8"];
+    EXPECT_EQ(fp8["modules"].size(), 14u);
+    EXPECT_GT(fp8["elements"].get<std::int64_t>(), 0);
+    EXPECT_LE(fp8["saturated"].get<std::int64_t>() + fp8["underflowed"].get<std::int64_t>(),
+              fp8["elements"].get<std::int64_t>());
+  }
+  auto list = arguments(folder, "cut", more);
+  list.push_back("--resume");
+  ASSERT_TRUE(WIFSIGNALED(run_and_signal(list, folder / "cut", 18, SIGKILL)));
+  ASSERT_EQ(run_fp8(list).code, 0);
+  expect_same_run(folder / "whole", folder / "cut");
+}
+
+TEST(Train, EveryPrecisionAndRecipeLearnsTheSame) {
+  const test::TempDir folder;
+  small_config(folder);
+  const auto loss = [&](const std::string& name, std::vector<std::string> more) {
+    const auto run = run_fp8(arguments(folder, name, std::move(more)));
+    EXPECT_EQ(run.code, 0) << name << ": " << run.err;
+    return run.code == 0 ? io::parse_json(run.out, "stdout")["loss_last20"].get<double>() : 0.0;
+  };
+  const double expected = loss("f32", {});
+  EXPECT_NEAR(loss("bf16", {"--precision", "bf16-mixed"}) / expected, 1, 0.01);
+  EXPECT_NEAR(loss("f16", {"--precision", "16-mixed"}) / expected, 1, 0.01);
+  for (const std::string recipe : {"habana", "habana-hybrid", "nvidia", "current", "block", "mxfp8"})
+    EXPECT_NEAR(loss(recipe, {"--precision", "fp8", "--recipe", recipe}) / expected, 1, 0.02) << recipe;
+}
+
+// What training met stands for a calibration, whatever the recipe.
+TEST(Train, ItsMeasurementQuantizesItsModel) {
+  const test::TempDir folder;
+  small_config(folder);
+  const auto out = (folder / "run").string(), measurement = (folder / "run/measurements").string();
+  const auto run = run_fp8(arguments(folder, "run", {"--precision", "fp8", "--recipe", "nvidia"}));
+  ASSERT_EQ(run.code, 0) << run.err;
+  EXPECT_EQ(io::parse_json(run.out, "stdout")["measurements"], measurement);
+  const auto nodes = io::read_json(folder / "run/measurements/inc_output_hooks_maxabs.json")["Nodes"];
+  ASSERT_EQ(nodes.size(), 14u);
+  // q, k and v read the same tensor.
+  const auto input = [&](const std::string& name) {
+    return nodes["model.layers.1.self_attn." + name + "_proj"]["inputs"];
+  };
+  EXPECT_GT(input("q")[0][0][0].get<double>(), 0);
+  EXPECT_EQ(input("q"), input("k"));
+  const auto quantize = run_fp8(
+      {"quantize", "--model", out, "--measurements", measurement, "--out", (folder / "fp8").string(), "--json"});
+  ASSERT_EQ(quantize.code, 0) << quantize.err;
+  EXPECT_EQ(io::parse_json(quantize.out, "stdout")["modules_quantized"], 14);
+  EXPECT_FALSE(fs::exists(folder / "fp8/checkpoints"));
+  const auto perplexity = [&](const std::string& model) {
+    const auto e =
+        run_fp8({"evaluate", "--model", model, "--data", demo("kjv_heldout_16k.txt"), "--seq-len", "64", "--json"});
+    EXPECT_EQ(e.code, 0) << e.err;
+    return e.code == 0 ? io::parse_json(e.out, "stdout")["perplexity"].get<double>() : 0.0;
+  };
+  EXPECT_NEAR(perplexity((folder / "fp8").string()) / perplexity(out), 1, 0.02);
+
+  for (const char* recipe : {"current", "mxfp8"}) {
+    const auto other =
+        run_fp8(arguments(folder, "run", {"--overwrite", "--precision", "fp8", "--recipe", recipe, "--steps", "4"}));
+    ASSERT_EQ(other.code, 0) << other.err;
+    EXPECT_EQ(io::parse_json(other.out, "stdout")["measurements"], measurement) << recipe;
+    const auto again = run_fp8(
+        {"quantize", "--model", out, "--measurements", measurement, "--out", (folder / recipe).string(), "--json"});
+    ASSERT_EQ(again.code, 0) << again.err;
+    EXPECT_EQ(io::parse_json(again.out, "stdout")["modules_quantized"], 14) << recipe;
+  }
+  const auto high = run_fp8(arguments(folder, "run", {"--overwrite", "--precision", "bf16-mixed", "--steps", "4"}));
+  ASSERT_EQ(high.code, 0) << high.err;
+  EXPECT_TRUE(io::parse_json(high.out, "stdout")["measurements"].is_null());
+  EXPECT_FALSE(fs::exists(measurement));  // not that of the run before
+}
+
+std::vector<io::Json> without_counts(std::vector<io::Json> lines) {
+  for (auto& line : lines) line.erase("fp8");
+  return timeless(std::move(lines));
+}
+
+/// Layers that run again in backward give the gradients that they would have given. In fp8 their second run is counted,
+/// too.
+TEST(Train, ActivationCheckpointingChangesMemoryOnly) {
+  const test::TempDir folder;
+  small_config(folder);
+  for (const std::string precision : {"32-true", "bf16-mixed", "fp8"}) {
+    const std::vector<std::string> more = {"--precision", precision, "--steps", "8", "--seq-len", "256"};
+    ASSERT_EQ(run_fp8(arguments(folder, "plain" + precision, more)).code, 0);
+    auto again = more;
+    again.insert(again.begin(), "--activation-checkpointing");
+    const auto run = run_fp8(arguments(folder, "again" + precision, again));
+    ASSERT_EQ(run.code, 0) << run.err;
+    const auto plain = log_of(folder / ("plain" + precision)), repeated = log_of(folder / ("again" + precision));
+    EXPECT_EQ(without_counts(plain), without_counts(repeated)) << precision;
+    EXPECT_LT(repeated[0]["memory"]["max"].get<double>(), plain[0]["memory"]["max"].get<double>()) << precision;
+  }
+}
+
+/// The most memory that a child of this process ever had.
+std::int64_t peak_of_children() {
+  struct rusage usage {};
+  getrusage(RUSAGE_CHILDREN, &usage);
+  return std::int64_t{usage.ru_maxrss} << 10;
+}
+
+struct Refusal {
+  std::vector<std::string> more;
+  int code;
+  std::string message;
+};
+
+TEST(Train, RefusesByName) {
+  const test::TempDir folder;
+  small_config(folder);
+  std::ofstream(folder / "short.txt") << "too short";
+  std::ofstream(folder / "empty.txt") << "";
+  const std::vector<Refusal> cases = {
+      {{"--model", demo("kjv-byte-1.7M")}, 2, "--init and --model: found both"},
+      {{"--precision", "fp16"}, 2, "--precision: found 'fp16', allowed: 32-true, bf16-mixed, 16-mixed, fp8"},
+      {{"--device", "cpu", "--precision", "fp8"}, 2, "--precision: found 'fp8' with --device cpu, allowed: 32-true"},
+      {{"--precision", "fp8", "--recipe", "habanna"}, 1, "habana"},
+      {{"--precision", "fp8", "--keep", "."}, 2, "--precision fp8: no module is left"},
+      {{"--dtype", "bf16"}, 2, "--dtype: weights are f32 in training"},
+      {{"--optimizer", "sgd"}, 2, "--optimizer: found 'sgd', allowed: adamw, muon"},
+      {{"--eval-every", "3"}, 2, "--eval-every: found 3, but no --eval"},
+      {{"--eval-batch", "3"}, 2, "--eval-batch: found 3, but no --eval"},
+      {{"--recipe", "nvidia"}, 2, "--recipe: found 'nvidia' with --precision 32-true, allowed: --precision fp8"},
+      {{"--keep", "lm_head"}, 2, "--keep: found 'lm_head' with --precision 32-true, allowed: --precision fp8"},
+      {{"--precision", "fp8", "--keep", "lm_haed"}, 2, "--keep: found 'lm_haed', which matches no module"},
+      {{"--precision", "fp8", "--keep", "("}, 2, "--keep: pattern '('"},
+      {{"--throughput-warmup", "40"}, 2, "--throughput-warmup: found 40, allowed: fewer than --steps 40"},
+      {{"--lr", "1e6"}, 2, "--lr: found '1e6', allowed: a number from 0 to 100"},
+      {{"--min-lr", "1"}, 2, "--min-lr: found 1, allowed: at most --lr 0.01"},
+      {{"--warmup", "50"}, 2, "--warmup: found 50, allowed: at most --steps 40"},
+      {{"--resume", "--overwrite"}, 2, "--resume and --overwrite"},
+      {{"--steps", "0"}, 2, "--steps: found '0', allowed: an integer from 1"},
+      {{"--batch", "0"}, 2, "--batch: found '0'"},
+      {{"--seq-len", "1024"}, 1, "allowed: up to max_position_embeddings 512"},
+      {{"--data", (folder / "short.txt").string()}, 1, "short.txt"},
+      {{"--data", (folder / "empty.txt").string()}, 1, "empty.txt"},
+      {{"--tokenizer", (folder / "nowhere").string()}, 1, "nowhere/tokenizer.json"},
+  };
+  for (const auto& c : cases) {
+    const auto run = run_fp8(arguments(folder, "run", c.more));
+    EXPECT_EQ(run.code, c.code) << c.message;
+    EXPECT_THAT(run.err, HasSubstr(c.message));
+    EXPECT_EQ(run.error_lines(), 1) << run.err;
+    EXPECT_FALSE(fs::exists(folder / "run")) << c.message;
+  }
+  EXPECT_EQ(run_fp8({"train", "--data", "x.txt", "--out", "y"}).code, 2);
+}
+
+TEST(Train, AnAbsurdConfigIsOneLineBeforeAnythingIsAllocated) {
+  const test::TempDir folder;
+  small_config(folder);
+  const auto before = peak_of_children();
+  const auto expect_refused = [&](const std::vector<std::string>& more,
+                                  const std::map<std::string, std::string>& environment) {
+    const auto run = run_fp8(arguments(folder, "run", more), {.environment = environment});
+    EXPECT_EQ(run.code, 1);
+    EXPECT_EQ(run.error_lines(), 1) << run.err;
+    EXPECT_THAT(run.err, ::testing::AllOf(HasSubstr("config.json"), HasSubstr("parameters"),
+                                          HasSubstr("needs at least"), HasSubstr("are free")));
+    EXPECT_FALSE(fs::exists(folder / "run"));
+  };
+  expect_refused({"--batch", "65536"}, {{"FP8_HPU_MEMORY", "1G"}});  // logits of 64 tokens each: 4 GB
+  const auto file = folder / "init/config.json";
+  auto config = io::read_json(file);
+  config["hidden_size"] = config["intermediate_size"] = 1 << 20;
+  config["num_hidden_layers"] = 4096;
+  io::write_json(file, config);
+  expect_refused({}, {});
+  EXPECT_LT(peak_of_children(), std::max<std::int64_t>(before, 1 << 30));
+}
+
+TEST(Train, InspectDrawsItsLoss) {
+  const test::TempDir folder;
+  small_config(folder);
+  for (const char* name : {"a", "b"})
+    ASSERT_EQ(run_fp8(arguments(folder, name,
+                                {"--steps", "6", "--eval", demo("kjv_heldout_16k.txt"), "--lr",
+                                 name[0] == 'a' ? "0.01" : "0.02"}))
+                  .code,
+              0);
+  const auto html = (folder / "loss.html").string(), svg = (folder / "loss.svg").string();
+  const auto run =
+      run_fp8({"inspect", (folder / "a").string(), "--reference", (folder / "b").string(), "--html", html, "--json"});
+  ASSERT_EQ(run.code, 0) << run.err;
+  const auto json = io::parse_json(run.out, "stdout");
+  EXPECT_EQ(json["kind"], "training");
+  ASSERT_EQ(json["runs"].size(), 2u);
+  const auto log = log_of(folder / "a");
+  EXPECT_EQ(json["runs"][0]["steps"], 6);
+  EXPECT_EQ(json["runs"][0]["first_loss"], log[0]["loss"]);
+  EXPECT_EQ(json["runs"][0]["eval_loss"], log[5]["eval_loss"]);
+  const auto page = read_file(html);
+  EXPECT_THAT(page, HasSubstr("<svg"));
+  EXPECT_THAT(page, HasSubstr((folder / "b").string()));
+  EXPECT_EQ(run_fp8({"inspect", (folder / "a").string(), "--with", (folder / "b").string(), "--html", svg}).code, 0);
+  EXPECT_EQ(read_file(svg).rfind("<svg", 0), 0u);
+  EXPECT_EQ(run_fp8({"inspect", demo("kjv-byte-1.7M"), "--with", (folder / "b").string()}).code, 2);
+  std::ofstream(folder / "a/log.jsonl") << "{\"step\": 1}\n";
+  const auto bad = run_fp8({"inspect", (folder / "a").string()});
+  EXPECT_EQ(bad.code, 1);
+  EXPECT_THAT(bad.err, HasSubstr("log.jsonl, line 1"));
+}
+
+}  // namespace
+}  // namespace fp8

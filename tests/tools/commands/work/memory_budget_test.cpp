@@ -1,0 +1,68 @@
+// SPDX-License-Identifier: Apache-2.0
+// Sizes as users write them, and what made-up machines have left.
+#include "fp8/tools/commands/work/memory_budget.h"
+
+#include <gtest/gtest.h>
+
+#include <fstream>
+
+#include "support/temp_dir.h"
+
+namespace fp8::commands {
+namespace {
+
+TEST(MemoryBudget, SizesAsUsersWriteThem) {
+  EXPECT_EQ(parse_bytes("300000000"), 300000000);
+  EXPECT_EQ(parse_bytes("500MB"), 500'000'000);
+  EXPECT_EQ(parse_bytes("2GiB"), std::int64_t{2} << 30);
+  EXPECT_EQ(parse_bytes("1.5 gb"), 1'500'000'000);
+  EXPECT_EQ(parse_bytes("4k"), 4096);
+  EXPECT_EQ(parse_bytes("12B"), 12);
+  for (const char* bad : {"", "GB", "-1", "0", "0.2", "1e9", "5 apples", "5GBs", "nan", "inf", "99999999TB", "1 2"})
+    EXPECT_EQ(parse_bytes(bad), std::nullopt) << bad;
+}
+
+class Machine : public ::testing::Test {
+ protected:
+  void write(const std::string& file, const std::string& text) {
+    std::filesystem::create_directories((folder / file).parent_path());
+    std::ofstream(folder / file) << text;
+  }
+  test::TempDir folder;
+};
+
+TEST_F(Machine, HasWhatIsAvailable) {
+  EXPECT_EQ(available_memory(folder.path()), std::int64_t{1} << 62);  // nothing is known
+  write("proc/meminfo", "MemTotal:       100 kB\nMemFree:    10 kB\nMemAvailable:   64 kB\n");
+  EXPECT_EQ(available_memory(folder.path()), 65536);
+}
+
+TEST_F(Machine, CgroupsV2OfAnyHeightLimitIt) {
+  write("proc/meminfo", "MemAvailable:   1000000 kB\n");
+  write("proc/self/cgroup", "0::/a/b\n");
+  write("sys/fs/cgroup/a/b/memory.max", "max\n");
+  write("sys/fs/cgroup/a/b/memory.current", "5000\n");
+  write("sys/fs/cgroup/a/memory.max", "90000\n");
+  write("sys/fs/cgroup/a/memory.current", "50000\n");
+  write("sys/fs/cgroup/a/memory.stat", "anon 1\ninactive_file 20000\nactive_file 3\n");
+  EXPECT_EQ(available_memory(folder.path()), 90000 - (50000 - 20000));
+  write("sys/fs/cgroup/a/memory.current", "200000\n");
+  EXPECT_EQ(available_memory(folder.path()), 0);
+}
+
+TEST_F(Machine, CgroupsV1LimitIt) {
+  write("proc/meminfo", "MemAvailable:   1000000 kB\n");
+  write("proc/self/cgroup", "3:cpu,cpuacct:/x\n9:memory:/docker/3f\n");
+  write("sys/fs/cgroup/memory/docker/3f/memory.limit_in_bytes", "70000\n");
+  write("sys/fs/cgroup/memory/docker/3f/memory.usage_in_bytes", "30000\n");
+  EXPECT_EQ(available_memory(folder.path()), 40000);
+}
+
+TEST(MemoryBudget, OfThisProcess) {
+  EXPECT_GT(resident_bytes(), 1 << 20);
+  EXPECT_GE(peak_resident_bytes(), resident_bytes() / 2);
+  EXPECT_GT(available_memory(), 1 << 20);
+}
+
+}  // namespace
+}  // namespace fp8::commands

@@ -1,0 +1,108 @@
+// SPDX-License-Identifier: Apache-2.0
+// Which share of the work a process takes: options, launchers' variables, shares on disk.
+#include "fp8/tools/commands/work/share.h"
+
+#include <gmock/gmock.h>
+#include <gtest/gtest.h>
+
+#include "fp8/runtime/io/base/error.h"
+#include "support/launchers.h"
+#include "support/temp_dir.h"
+
+namespace fp8::commands {
+namespace {
+
+using test::Variables;
+using ::testing::HasSubstr;
+
+Share share(const ShareOptions& options, const Variables& variables = {}, const std::filesystem::path& out = "out") {
+  return find_share(options, out, [&](const char* name) {
+    const auto found = variables.find(name);
+    return found == variables.end() ? nullptr : found->second.c_str();
+  });
+}
+
+void expect(const Share& found, std::int64_t rank, std::int64_t size, bool warned) {
+  EXPECT_EQ(found.rank, rank);
+  EXPECT_EQ(found.world_size, size);
+  EXPECT_EQ(!found.warning.empty(), warned);
+}
+
+template <class Error>
+std::string message_of(const std::function<void()>& work) {
+  try {
+    work();
+  } catch (const Error& error) {
+    return error.what();
+  }
+  ADD_FAILURE() << "no error";
+  return "";
+}
+
+ShareOptions given(std::int64_t rank, std::int64_t size) {
+  ShareOptions o;
+  o.rank = rank;
+  o.world_size = size;
+  return o;
+}
+
+TEST(Share, AloneUnlessTold) {
+  expect(share({}), 0, 1, false);
+  expect(
+      share(
+          {},
+          {{"RANK", "0"}, {"WORLD_SIZE", "1"}, {"SLURM_PROCID", "0"}, {"SLURM_STEP_NUM_TASKS", "1"}, {"PMI_SIZE", ""}}),
+      0, 1, false);
+  expect(share({}, {{"SLURM_PROCID", "0"}, {"SLURM_NTASKS", "8"}}), 0, 1,
+         false);  // the shell of an sbatch script does all of the work
+}
+
+TEST(Share, EveryLauncher) {
+  for (const auto& [name, variables] : test::launchers(2, 3)) {
+    SCOPED_TRACE(name);
+    expect(share({}, variables), 2, 3, true);
+  }
+  const auto pmi = share({}, {{"PMI_RANK", "0"}, {"PMI_SIZE", "2"}});
+  expect(pmi, 0, 2, true);
+  EXPECT_THAT(pmi.warning, AllOf(HasSubstr("rank 0 of 2"), HasSubstr("PMI_RANK")));
+}
+
+TEST(Share, OptionsWin) {
+  const Variables launcher = {{"RANK", "1"}, {"WORLD_SIZE", "4"}};
+  expect(share(given(2, 3), launcher), 2, 3, false);
+  expect(share(given(-1, 1), launcher), 0, 1, false);
+  EXPECT_THAT(message_of<UsageError>([&] { share(given(1, 0), launcher); }), HasSubstr("--rank needs --world-size"));
+  EXPECT_THAT(message_of<UsageError>([&] { share(given(-1, 2), launcher); }), HasSubstr("--world-size needs --rank"));
+  EXPECT_THAT(message_of<UsageError>([&] { share(given(3, 3)); }), HasSubstr("--rank: found 3, allowed: 0 to 2"));
+}
+
+TEST(Share, BadVariablesAreNamed) {
+  EXPECT_THAT(
+      message_of<io::Error>([] { share({}, {{"WORLD_SIZE", "two"}}); }),
+      AllOf(HasSubstr("'WORLD_SIZE': found 'two', allowed: an integer from 1"), HasSubstr("--world-size win over it")));
+  EXPECT_THAT(message_of<io::Error>([] { share({}, {{"WORLD_SIZE", "2"}}); }),
+              HasSubstr("'RANK': found nothing, but WORLD_SIZE is 2"));
+  EXPECT_THAT(message_of<io::Error>([] { share({}, {{"RANK", "7"}}); }),
+              HasSubstr("'WORLD_SIZE': found nothing, but RANK is 7"));
+}
+
+TEST(Share, JoinLooksForTheSharesOnDisk) {
+  const test::TempDir dir;
+  ShareOptions join;
+  join.join = true;
+  const auto out = dir / "out";
+  EXPECT_THAT(message_of<io::Error>([&] { share(join, {}, out); }), HasSubstr("no shares to join"));
+  for (const char* name :
+       {"out.rank-0-of-3", "out.rank-2-of-3", "out.rank-x-of-9", "out.rank-0-of-9x", "other.rank-0-of-5"})
+    std::filesystem::create_directory(dir / name);
+  expect(share(join, {{"RANK", "1"}, {"WORLD_SIZE", "4"}}, out), 0, 3, false);
+  std::filesystem::create_directory(dir / "out.rank-0-of-4");
+  EXPECT_THAT(message_of<UsageError>([&] { share(join, {}, out); }), HasSubstr("say which with --world-size"));
+  join.world_size = 4;
+  expect(share(join, {}, out), 0, 4, false);
+  join.rank = 1;
+  EXPECT_THAT(message_of<UsageError>([&] { share(join, {}, out); }), HasSubstr("exclude each other"));
+}
+
+}  // namespace
+}  // namespace fp8::commands

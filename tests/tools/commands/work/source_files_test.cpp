@@ -1,0 +1,71 @@
+// SPDX-License-Identifier: Apache-2.0
+// Files that change underneath are told apart, each way with its own words.
+#include "fp8/tools/commands/work/source_files.h"
+
+#include <gmock/gmock.h>
+#include <gtest/gtest.h>
+
+#include <fstream>
+
+#include "fp8/runtime/io/base/error.h"
+#include "support/temp_dir.h"
+
+namespace fp8::commands {
+namespace {
+
+namespace fs = std::filesystem;
+using ::testing::HasSubstr;
+
+class Sources : public ::testing::Test {
+ protected:
+  void SetUp() override {
+    fs::create_directory(model());
+    write(model() / "config.json", "{}");
+    write(model() / "model.safetensors", "12345678");
+    write(folder / "data.txt", "text");
+  }
+  fs::path model() const { return folder / "model"; }
+  static void write(const fs::path& path, const std::string& text) { std::ofstream(path) << text; }
+  static std::string change_in(const SourceFiles& files) {
+    try {
+      files.check_unchanged();
+    } catch (const io::Error& error) {
+      return error.what();
+    }
+    return "";
+  }
+  test::TempDir folder;
+};
+
+TEST_F(Sources, EveryChangeIsNamed) {
+  const auto look = [&] { return SourceFiles(model(), {folder / "data.txt", folder / "absent", ""}); };
+  auto files = look();
+  EXPECT_EQ(change_in(files), "");
+  write(model() / "measurement.json", "{}");  // not a part of the model
+  EXPECT_EQ(change_in(files), "");
+  EXPECT_EQ(files.to_json(), look().to_json());
+
+  write(model() / "model.safetensors", "1234");
+  EXPECT_THAT(change_in(files), ::testing::AllOf(HasSubstr("model.safetensors: changed"), HasSubstr("8 to 4 bytes")));
+  files = look();
+  write(model() / "new", "abcd");
+  fs::rename(model() / "new", model() / "model.safetensors");
+  EXPECT_THAT(change_in(files), HasSubstr("model.safetensors: was replaced"));
+  files = look();
+  fs::last_write_time(folder / "data.txt", fs::last_write_time(folder / "data.txt") + std::chrono::seconds(2));
+  EXPECT_THAT(change_in(files), HasSubstr("data.txt: was written to"));
+  EXPECT_NE(files.to_json(), look().to_json());
+  files = look();
+  fs::remove(model() / "config.json");
+  EXPECT_THAT(change_in(files), HasSubstr("config.json: was removed"));
+}
+
+TEST_F(Sources, OneFileIsAModelToo) {
+  const SourceFiles files(folder / "data.txt", {});
+  EXPECT_EQ(files.to_json().size(), 1u);
+  write(folder / "data.txt", "longer text");
+  EXPECT_THAT(change_in(files), HasSubstr("data.txt: changed"));
+}
+
+}  // namespace
+}  // namespace fp8::commands

@@ -1,0 +1,71 @@
+// SPDX-License-Identifier: Apache-2.0
+#include "fp8/tools/commands/cli/context.h"
+
+#include <fcntl.h>
+#include <signal.h>
+#include <unistd.h>
+
+#include <csignal>
+
+#include "fp8/runtime/io/atomic/atomic_file.h"
+#include "fp8/tools/commands/cli/output.h"
+
+namespace fp8::commands {
+namespace {
+
+volatile std::sig_atomic_t g_signals = 0;  // a signal handler reaches nothing but globals
+
+void on_stop_signal(int) {
+  if (g_signals != 0) {
+    io::remove_temporaries();
+    _exit(1);
+  }
+  g_signals = 1;
+}
+
+/// A closed descriptor 0, 1 or 2 would be given to the next file opened; what we print would end up in it.
+void hold_standard_streams() {
+  for (int fd = 0; fd <= 2; ++fd) {
+    if (fcntl(fd, F_GETFD) != -1) continue;
+    // The lowest free descriptor is this one. Open for the wrong direction, so that using it still fails; stderr may
+    // vanish.
+    const int got = open("/dev/null", fd == 1 ? O_RDONLY : O_WRONLY);
+    if (got != fd && got > 2) close(got);
+  }
+}
+
+}  // namespace
+
+void Context::result(const io::Json& object, std::string_view text) const {
+  if (json)
+    write_stdout(object.dump(-1, ' ', false, io::Json::error_handler_t::replace) + "\n");
+  else
+    write_stdout(text);
+}
+
+void Context::warn(const std::string& message) const {
+  // A progress bar's line is cleared, and drawn again by its next update.
+  if (!quiet)
+    write_stderr(std::string(shows_progress() ? "\r\x1b[K" : "") + "fp8: warning: " + one_line(message) + "\n");
+}
+
+bool Context::shows_progress() const { return !json && !quiet && isatty(STDERR_FILENO) != 0; }
+
+void install_signal_handlers() {
+  hold_standard_streams();
+  std::signal(SIGPIPE, SIG_IGN);
+  std::signal(SIGXFSZ, SIG_IGN);  // a file that grows past ulimit -f is a failed write
+  struct sigaction action = {};
+  action.sa_handler = on_stop_signal;
+  action.sa_flags = SA_RESTART;  // reads and writes go on; commands look at interrupted() between chunks
+  sigemptyset(&action.sa_mask);
+  for (const int number : {SIGINT, SIGTERM}) sigaction(number, &action, nullptr);
+}
+
+bool interrupted() { return g_signals != 0; }
+
+void check_interrupted() {
+  if (interrupted()) throw Interrupted();
+}
+
+}  // namespace fp8::commands

@@ -1,0 +1,64 @@
+// SPDX-License-Identifier: Apache-2.0
+// Options of one command: a thin layer over CLI11 in which every message names the option, what was found and what is
+// allowed. Requirements are checked after unknown options, so that a misspelt option is named and not the one it was
+// meant to be.
+#pragma once
+#include <CLI/App.hpp>
+#include <CLI/Config.hpp>
+#include <CLI/Formatter.hpp>
+#include <cstdint>
+#include <filesystem>
+#include <functional>
+#include <optional>
+#include <string>
+#include <string_view>
+#include <vector>
+
+#include "fp8/tools/commands/cli/context.h"
+
+namespace fp8::commands {
+
+/// The whole text as an integer; empty if it is anything else or does not fit.
+std::optional<std::int64_t> parse_integer(std::string_view text);
+
+/// The whole text as a finite number, '.' whatever the locale; empty if it is anything else.
+std::optional<double> parse_number(std::string_view text);
+
+class Options {
+ public:
+  enum class Need { required, optional };
+
+  explicit Options(CLI::App& app) : app_(app) {}
+
+  /// Targets must outlive the parse. name: "--model", or "PATH" for a positional argument.
+  void text(const std::string& name, std::string& target, const std::string& help, Need need = Need::optional);
+  void path(const std::string& name, std::filesystem::path& target, const std::string& help,
+            Need need = Need::optional);
+  /// An integer in [low, high]; the target's value is shown as the default unless `shown` says otherwise.
+  void integer(const std::string& name, std::int64_t& target, std::int64_t low, std::int64_t high,
+               const std::string& help, const std::string& shown = "");
+  void number(const std::string& name, double& target, double low, double high, const std::string& help);
+  /// One of `allowed`; set is called with the index.
+  void choice(const std::string& name, std::vector<std::string> allowed, std::function<void(std::size_t)> set,
+              const std::string& help);
+  void flag(const std::string& name, bool& target, const std::string& help);
+  /// One or more positional arguments.
+  void paths(const std::string& name, std::vector<std::filesystem::path>& target, const std::string& help);
+  /// May be given several times, one value each.
+  void list(const std::string& name, std::vector<std::string>& target, const std::string& help);
+  /// --json --device --dialect --dtype --threads --seed --quiet.
+  void common(Context& context);
+
+  /// After the parse: throws UsageError for what was not understood, then for a required option that is missing.
+  void check() const;
+  CLI::App& app() { return app_; }
+
+ private:
+  CLI::Option* add(const std::string& name, const std::string& type, std::function<void(const std::string&)> set,
+                   const std::string& help);
+
+  CLI::App& app_;
+  std::vector<CLI::Option*> required_;
+};
+
+}  // namespace fp8::commands

@@ -1,0 +1,89 @@
+// SPDX-License-Identifier: Apache-2.0
+#include "fp8/tools/commands/cli/output.h"
+
+#include <fmt/format.h>
+#include <unistd.h>
+
+#include <cerrno>
+#include <charconv>
+#include <cstring>
+
+#include "fp8/runtime/io/base/error.h"
+
+namespace fp8::commands {
+namespace {
+
+/// 0 or the errno of the write that failed.
+int write_all(int fd, std::string_view text) {
+  while (!text.empty()) {
+    const auto n = ::write(fd, text.data(), text.size());
+    if (n > 0) {
+      text.remove_prefix(static_cast<std::size_t>(n));
+    } else if (n < 0 && errno != EINTR) {
+      return errno;
+    }
+  }
+  return 0;
+}
+
+}  // namespace
+
+void write_stdout(std::string_view text) {
+  const int error = write_all(STDOUT_FILENO, text);
+  if (error == EPIPE) throw io::Error("[stdout] closed by its reader");
+  if (error != 0) throw io::Error(std::string("[stdout] can't be written: ") + std::strerror(error));
+}
+
+void write_stderr(std::string_view text) noexcept { write_all(STDERR_FILENO, text); }
+
+std::string one_line(std::string_view text) {
+  std::string line;
+  for (const char c : text) {
+    const bool control = static_cast<unsigned char>(c) < 0x20 || c == 0x7F;
+    if (!control)
+      line += c;
+    else if (!line.empty() && line.back() != ' ')
+      line += ' ';
+  }
+  while (!line.empty() && line.back() == ' ') line.pop_back();
+  return line;
+}
+
+std::string grouped(std::int64_t number) {
+  auto digits = std::to_string(number);
+  const std::size_t first = digits[0] == '-' ? 1 : 0;
+  for (auto i = static_cast<std::ptrdiff_t>(digits.size()) - 3; i > static_cast<std::ptrdiff_t>(first); i -= 3)
+    digits.insert(static_cast<std::size_t>(i), ",");
+  return digits;
+}
+
+std::string human_bytes(std::int64_t bytes) {
+  const char* units[] = {"B", "kB", "MB", "GB", "TB", "PB"};
+  auto value = static_cast<double>(bytes);
+  int unit = 0;
+  while (value >= 999.95 && unit < 5) {
+    value /= 1000;
+    ++unit;
+  }
+  return unit == 0 ? fmt::format("{} B", bytes) : fmt::format("{:.1f} {}", value, units[unit]);
+}
+
+std::string memory_message(const std::string& message) {
+  constexpr std::string_view kTried = "you tried to allocate ";
+  const auto at = message.find(kTried);
+  if (message.find("can't allocate memory") == std::string::npos || at == std::string::npos) return message;
+  const char* const first = message.data() + at + kTried.size();
+  std::int64_t bytes = 0;
+  const bool known = std::from_chars(first, message.data() + message.size(), bytes).ec == std::errc();
+  return known ? "out of memory: " + human_bytes(bytes) + " more are not to be had" : "out of memory";
+}
+
+std::string human_seconds(double seconds) {
+  if (seconds < 9.995) return fmt::format("{:.2f} s", seconds);
+  if (seconds < 119.95) return fmt::format("{:.1f} s", seconds);
+  const auto whole = static_cast<std::int64_t>(seconds + 0.5);
+  if (whole < 7200) return fmt::format("{} min {} s", whole / 60, whole % 60);
+  return fmt::format("{} h {} min", whole / 3600, whole % 3600 / 60);
+}
+
+}  // namespace fp8::commands

@@ -1,0 +1,38 @@
+// SPDX-License-Identifier: Apache-2.0
+#include "fp8/tools/commands/cli/progress.h"
+
+#include <fmt/format.h>
+
+#include <utility>
+
+#include "fp8/tools/commands/cli/output.h"
+
+namespace fp8::commands {
+
+Progress::Progress(const Context& context, std::string what, std::int64_t total)
+    : shown_(context.shows_progress()), what_(std::move(what)), total_(total), start_(Clock::now()), last_(start_) {}
+
+Progress::~Progress() {
+  if (drawn_) write_stderr("\r\x1b[K");
+}
+
+void Progress::update(std::int64_t done) {
+  if (!shown_) return;
+  const auto now = Clock::now();
+  if (drawn_ && now - last_ < std::chrono::milliseconds(100)) return;
+  last_ = now;
+  drawn_ = true;
+  write_stderr("\r" + line(what_, done, total_, std::chrono::duration<double>(now - start_).count()) + "\x1b[K");
+}
+
+std::string Progress::line(const std::string& what, std::int64_t done, std::int64_t total, double seconds) {
+  constexpr std::int64_t kWidth = 24;
+  const auto filled = static_cast<std::size_t>(done * kWidth / total);
+  const auto bar = std::string(filled, '#') + std::string(static_cast<std::size_t>(kWidth) - filled, '.');
+  auto text = fmt::format("{} [{}] {:3}% {}/{}", what, bar, done * 100 / total, done, total);
+  if (done > 0 && done < total)
+    text += ", " + human_seconds(seconds * static_cast<double>(total - done) / static_cast<double>(done)) + " left";
+  return text;
+}
+
+}  // namespace fp8::commands

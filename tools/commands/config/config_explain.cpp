@@ -1,0 +1,197 @@
+// SPDX-License-Identifier: Apache-2.0
+// fp8 config explain: keys, environment, and the modules of a model as the config sees them.
+#include <algorithm>
+#include <map>
+#include <set>
+
+#include "fp8/configs/module_types.h"
+#include "fp8/runtime/io/base/error.h"
+#include "fp8/tools/commands/cli/output.h"
+#include "fp8/tools/commands/cli/table.h"
+#include "fp8/tools/commands/config/config.h"
+
+namespace fp8::commands {
+namespace {
+
+using configs::QuantConfig;
+using recipes::ScaleMethod;
+
+/// "PTS MAXABS POW2 0.25"; the backoff where there is something to back off from.
+std::string text_of(const ScaleMethod& m) {
+  std::string text = std::string(name_of(m.granularity)) + " " + name_of(m.value) + " " + name_of(m.rounding);
+  if (m.value == recipes::ScaleValue::MAXABS || m.value == recipes::ScaleValue::OPT)
+    text += " " + io::Json(m.backoff).dump();
+  return text;
+}
+
+/// The activation's method as it acts: scales of each call have a backoff of their own.
+std::string activation_text(const QuantConfig& config, ScaleMethod m) {
+  if (!config.dynamic_quantization) return text_of(m);
+  m.backoff = 0.5f;
+  return text_of(m) + ", at each call";
+}
+
+/// Types without weights that this model does not have are other code's (vLLM's caches, say): nothing can be said about
+/// them.
+bool is_foreign(const std::string& type) {
+  const auto* known = configs::find_module_type(type);
+  return known != nullptr && !configs::info_of(known->kind).weight;
+}
+
+constexpr std::string_view kLayerTypes = "layer_types.";
+
+/// Entries of scale_method that no module takes.
+std::vector<std::string> unused_methods(const QuantConfig& config, const std::set<std::string>& used) {
+  std::vector<std::string> messages;
+  for (const auto& [entry, method] : config.scale_methods.all()) {
+    if (entry == "default" || used.count(entry) != 0 ||
+        (entry.rfind(kLayerTypes, 0) == 0 && is_foreign(entry.substr(kLayerTypes.size()))))
+      continue;
+    messages.push_back(config.source + ": key 'scale_method." + io::printable(entry) +
+                       "': no selected module takes it");
+  }
+  return messages;
+}
+
+/// What the config makes of modules or nodes.
+class Selection {
+ public:
+  Selection(const QuantConfig& config, Table& table)
+      : config_(config), filter_(configs::module_filter(config)), table_(table) {}
+
+  io::Json weight(const std::string& name, const std::string& type) {
+    io::Json module = one(name, type, "");
+    if (!module["selected"].get<bool>()) return module;
+    module["weight"] = text_of(method_of(name, type).weight);
+    return module;
+  }
+
+  /// kept: none of a checkpoint's forms holds its scales.
+  io::Json node(const quant::NodeInfo& n, bool kept) {
+    std::string note = n.way.empty() ? "" : "--attention " + n.way;
+    if (kept) note += (note.empty() ? "" : ", ") + std::string("in memory only");
+    io::Json module = one(n.name, n.type, note);
+    module["attention"] = n.way.empty() ? io::Json(nullptr) : io::Json(n.way);
+    module["in_checkpoint"] = !kept;
+    return module;
+  }
+
+  std::vector<std::string> unused() const {
+    std::vector<std::string> messages;
+    for (const auto& entry : filter_.unused_entries()) {
+      const bool type = entry.key == "allowlist.types" || entry.key == "blocklist.types";
+      if (!type || !is_foreign(entry.entry)) messages.push_back(entry.message);
+    }
+    for (auto& message : unused_methods(config_, used_)) messages.push_back(std::move(message));
+    return messages;
+  }
+
+ private:
+  const recipes::NamedScaleMethod& method_of(const std::string& name, const std::string& type) const {
+    return config_.scale_methods.for_module(name, type);
+  }
+
+  io::Json one(const std::string& name, const std::string& type, const std::string& note) {
+    const std::string reason = quant::reason_against(config_, filter_, name, type);
+    io::Json module = {{"name", name}, {"type", type}, {"selected", reason.empty()}};
+    if (!reason.empty()) {
+      module["reason"] = reason;
+      table_.row({io::printable(name), io::printable(type), "-", reason});
+      return module;
+    }
+    const auto& method = method_of(name, type);
+    const std::string from = config_.scale_methods.source_of(name, type),
+                      entry = from == "default" ? "" : io::printable(from);
+    used_.insert(from);
+    module["method"] = method.name;
+    module["method_from"] = from;
+    module["activation"] = activation_text(config_, method.activation);
+    table_.row({io::printable(name), io::printable(type), method.name,
+                entry + (entry.empty() || note.empty() ? "" : ", ") + note});
+    return module;
+  }
+
+  const QuantConfig& config_;
+  configs::ModuleFilter filter_;
+  Table& table_;
+  std::set<std::string> used_;  ///< entries of scale_method
+};
+
+/// "2 of 30 modules with weights are selected", and why the others are not.
+std::size_t count_selected(const io::Json& modules, const std::string& what, std::string& text) {
+  std::map<std::string, std::size_t> skipped;
+  std::size_t selected = 0;
+  for (const auto& m : modules) m["selected"].get<bool>() ? ++selected : ++skipped[m["reason"].get<std::string>()];
+  if (modules.empty()) return 0;
+  text += std::to_string(selected) + " of " + std::to_string(modules.size()) + " " + what + " are selected\n";
+  for (const auto& [reason, count] : skipped) text += std::to_string(count) + ": " + reason + "\n";
+  return selected;
+}
+
+}  // namespace
+
+Explanation explain(const QuantConfig& config, const configs::Environment& environment,
+                    const std::vector<std::string>& problems) {
+  Explanation result;
+  io::Json keys = io::Json::array(), variables = io::Json::array();
+  Table table({"key", "value", "from", "effect"});
+  for (const auto& key : configs::describe(config)) {
+    const bool ignored = key.status == configs::KeyStatus::ignored;
+    if (ignored && key.origin == "default") continue;  // keys of other tools that nobody set
+    keys.push_back({{"key", key.key},
+                    {"value", key.value},
+                    {"origin", key.origin},
+                    {"status", name_of(key.status)},
+                    {"note", key.note}});
+    table.row({key.key, io::printable(key.value), key.origin == "default" ? "default" : "file",
+               (ignored ? "none: " : "") + key.note});
+  }
+  for (const auto& v : environment.report) {
+    variables.push_back({{"name", v.name}, {"value", v.value}, {"in_effect", v.in_effect}, {"note", v.effect}});
+    table.row({v.name, v.value, "environment", (v.in_effect ? "" : "none: ") + v.effect});
+  }
+  result.json = {{"file", config.source},
+                 {"mode", name_of(config.mode)},
+                 {"keys", keys},
+                 {"environment", variables},
+                 {"problems", problems}};
+  result.text = table.text();
+  for (const auto& [entry, method] : config.scale_methods.all()) {
+    result.text += "scale_method " + io::printable(entry) + " is " + method->name + ": weight " +
+                   text_of(method->weight) + "; activation " + activation_text(config, method->activation) + "\n";
+  }
+  for (const auto& problem : problems) result.text += "problem: " + problem + "\n";
+  return result;
+}
+
+Explanation explain_modules(const QuantConfig& config, const ModelModules& model) {
+  Explanation result;
+  Table table({"module", "type", "method", "from"});
+  Selection selection(config, table);
+  io::Json weights = io::Json::array(), nodes = io::Json::array();
+  std::size_t in_memory = 0;
+  for (const auto& [name, type] : model.weights) weights.push_back(selection.weight(name, type));
+  for (const auto& n : model.nodes) {
+    const bool kept = model.checkpoint && !n.way.empty();
+    nodes.push_back(selection.node(n, kept));
+    in_memory += kept && nodes.back()["selected"].get<bool>() ? 1 : 0;
+  }
+  std::string counts;
+  const std::size_t selected = count_selected(weights, "modules with weights", counts),
+                    selected_nodes = count_selected(nodes, "modules without weights", counts);
+  if (in_memory > 0)
+    counts += std::to_string(in_memory) +
+              " of these run in fp8 in memory (QUANT_CONFIG with evaluate, generate) only: no form of checkpoint holds "
+              "their scales\n";
+  const auto unused = selection.unused();
+  result.json = {{"modules", weights},
+                 {"selected", selected},
+                 {"nodes", nodes},
+                 {"nodes_selected", selected_nodes},
+                 {"unused", unused}};
+  result.text = table.text() + counts;
+  for (const auto& message : unused) result.text += "unused: " + message + "\n";
+  return result;
+}
+
+}  // namespace fp8::commands

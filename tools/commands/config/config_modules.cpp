@@ -1,0 +1,80 @@
+// SPDX-License-Identifier: Apache-2.0
+// The modules that fp8 config explain --model shows: from a checkpoint's header, or from a TorchScript file.
+#include <c10/util/Exception.h>
+#include <torch/csrc/jit/api/module.h>
+#include <torch/csrc/jit/serialization/import.h>
+
+#include <set>
+
+#include "fp8/measure/model/module_tree.h"
+#include "fp8/measure/model/script_nodes.h"
+#include "fp8/quant/checkpoint/modules.h"
+#include "fp8/quant/checkpoint/stacked_experts.h"
+#include "fp8/quant/names/expert_names.h"
+#include "fp8/quant/plan/kv_plan.h"
+#include "fp8/runtime/io/base/error.h"
+#include "fp8/runtime/io/tensors/safetensors.h"
+#include "fp8/tools/commands/config/config.h"
+
+namespace fp8::commands {
+namespace {
+
+namespace fs = std::filesystem;
+
+/// DIR/config.json; an empty object without one.
+io::Json config_of(const fs::path& folder) {
+  std::error_code ignored;
+  return fs::exists(folder / "config.json", ignored) ? io::read_json(folder / "config.json") : io::Json::object();
+}
+
+/// By the names that modules have in memory: there the experts of a layer are one module each, whatever a file calls
+/// or stacks.
+ModelModules modules_of_checkpoint(const fs::path& folder) {
+  const io::Checkpoint checkpoint(folder);
+  const io::Json config = config_of(folder);
+  const quant::CheckpointModules found(checkpoint, config);
+  const quant::StackedExperts stacked(checkpoint, config, quant::ExpertForm::each, {});
+  ModelModules model;
+  model.checkpoint = true;
+  std::vector<std::string> names;
+  std::set<std::string> experts;
+  std::vector<quant::NodeInfo> mixtures;
+  const auto add = [&](const std::string& name, const std::string& type) {
+    names.push_back(name);
+    const auto expert = quant::expert_in_memory(name);
+    if (!expert.has_value()) return void(model.weights.emplace_back(name, type));
+    if (experts.insert(expert->name).second) model.weights.emplace_back(expert->name, quant::kExpertType);
+    if (experts.insert(expert->mixture).second) mixtures.push_back({expert->mixture, quant::kMixtureType});
+  };
+  for (const auto& m : found.all()) {
+    if (!stacked.is_stack(m.tensor)) add(m.name, quant::CheckpointModules::type_of(m));
+  }
+  for (const auto& m : stacked.modules()) add(m.name, m.type);
+  model.nodes = quant::attention_nodes(quant::attention_modules(names));
+  model.nodes.insert(model.nodes.end(), mixtures.begin(), mixtures.end());
+  return model;
+}
+
+ModelModules modules_of_script(const fs::path& file) {
+  ModelModules model;
+  try {
+    const auto script = torch::jit::load(file.string(), at::Device(at::kCPU));
+    for (const auto& m : measure::weight_modules(script)) model.weights.emplace_back(m.name, m.type);
+    for (const auto& n : measure::op_nodes(script)) model.nodes.push_back({n.name, n.type});
+  } catch (const c10::Error& error) {
+    const std::string text = error.what_without_backtrace();
+    throw io::Error(file.string() + ": found no TorchScript module (" + io::printable(text.substr(0, text.find('\n'))) +
+                    "), allowed: a checkpoint folder or a TorchScript file");
+  }
+  return model;
+}
+
+}  // namespace
+
+ModelModules modules_of(const fs::path& model) {
+  std::error_code ignored;
+  if (!fs::exists(model, ignored)) throw io::Error(model.string() + ": no such file or folder");
+  return fs::is_directory(model, ignored) ? modules_of_checkpoint(model) : modules_of_script(model);
+}
+
+}  // namespace fp8::commands

@@ -1,0 +1,180 @@
+// SPDX-License-Identifier: Apache-2.0
+// fp8 evaluate: perplexity = exp(mean NLL over tokens 2..L of every chunk), and with a reference model the mean KL
+// divergence over all positions and the share of positions with the same most likely token.
+#include <ATen/core/grad_mode.h>
+#include <ATen/ops/from_blob.h>
+#include <fmt/format.h>
+
+#include <algorithm>
+#include <chrono>
+#include <cmath>
+#include <filesystem>
+#include <memory>
+#include <optional>
+#include <utility>
+
+#include "fp8/runtime/io/base/error.h"
+#include "fp8/runtime/io/tensors/safetensors.h"
+#include "fp8/tools/commands/cli/command.h"
+#include "fp8/tools/commands/cli/output.h"
+#include "fp8/tools/commands/cli/progress.h"
+#include "fp8/tools/commands/cli/table.h"
+#include "fp8/tools/commands/evaluate/score.h"
+#include "fp8/tools/commands/inputs/environment_config.h"
+#include "fp8/tools/commands/inputs/kv_cache.h"
+#include "fp8/tools/commands/inputs/model_input.h"
+#include "fp8/tools/models/load.h"
+
+namespace fp8::commands {
+namespace {
+
+using Clock = std::chrono::steady_clock;
+
+double seconds_since(Clock::time_point start) { return std::chrono::duration<double>(Clock::now() - start).count(); }
+
+struct EvaluateOptions : DataOptions {
+  std::filesystem::path model, reference, dump_logits;
+  models::AttentionKind attention = models::AttentionKind::fused;
+  KvCacheOptions kv_cache;
+  bool allow_nonfinite = false;
+};
+
+struct Totals {
+  double nll = 0, kl = 0, seconds = 0, forward_seconds = 0;
+  std::int64_t agree = 0, chunks = 0, length = 0;
+  std::int64_t tokens() const { return chunks * length; }
+  double perplexity() const { return std::exp(nll / static_cast<double>(chunks * (length - 1))); }
+};
+
+/// Receives the f32 logits of consecutive chunks.
+class LogitsFile {
+ public:
+  LogitsFile(const std::filesystem::path& path, std::int64_t chunks, std::int64_t length, std::int64_t vocabulary)
+      : writer_(path, {{"logits", io::DType::F32, {chunks, length, vocabulary}}}) {}
+
+  void append(const at::Tensor& logits) {
+    const auto wide = logits.to(at::kFloat).contiguous();
+    writer_.write("logits", wide.const_data_ptr(), offset_, wide.nbytes());
+    offset_ += wide.nbytes();
+  }
+  void commit() { writer_.commit(); }
+
+ private:
+  io::SafetensorsWriter writer_;
+  std::uint64_t offset_ = 0;
+};
+
+/// Chunks per forward: as asked, but at most 1 GiB of f32 logits.
+std::int64_t chunks_per_forward(std::int64_t batch, std::int64_t length, std::int64_t vocabulary) {
+  constexpr std::int64_t kMaxLogits = std::int64_t{1} << 28;
+  return std::clamp<std::int64_t>(kMaxLogits / (length * vocabulary), 1, batch);
+}
+
+/// Perplexity, KL and agreement of `model`, and perplexity of `reference` (may be null), over all chunks.
+std::pair<Totals, Totals> score_models(const EvaluateOptions& options, const Context& context,
+                                       models::LoadedModel& model, models::LoadedModel* reference, text::Chunks& chunks,
+                                       EnvironmentConfig& quant_config) {
+  const auto device = resolve_device(context);
+  const auto vocabulary = model.config.vocab_size;
+  std::optional<LogitsFile> dump;
+  if (!options.dump_logits.empty()) dump.emplace(options.dump_logits, chunks.count, chunks.length, vocabulary);
+  Totals own, other;
+  own.chunks = other.chunks = chunks.count;
+  own.length = other.length = chunks.length;
+  const auto ids = at::from_blob(chunks.ids.data(), {chunks.count, chunks.length}, at::kLong);
+  Progress progress(context, "evaluate", chunks.count);
+  const auto start = Clock::now();
+  const auto step = chunks_per_forward(options.batch, chunks.length, vocabulary);
+  for (std::int64_t first = 0; first < chunks.count; first += step) {
+    check_interrupted();
+    const auto part = ids.narrow(0, first, std::min(step, chunks.count - first));
+    const auto input = part.to(device);
+    quant_config.begin_samples(first, part.size(0));
+    const auto forward_start = Clock::now();
+    const auto logits = model.model->forward(input).to(at::kCPU);
+    own.forward_seconds += seconds_since(forward_start);
+    const auto expected = reference != nullptr ? reference->model->forward(input).to(at::kCPU) : at::Tensor();
+    if (dump) dump->append(logits);
+    for (const auto& score : score_chunks(logits, part, expected)) {
+      own.nll += score.nll;
+      own.kl += score.kl;
+      own.agree += score.agree;
+    }
+    if (reference != nullptr)
+      for (const auto& score : score_chunks(expected, part, {})) other.nll += score.nll;
+    if (!std::isfinite(own.nll) || !std::isfinite(own.kl))
+      throw io::Error(fmt::format("{}: NaN or infinite logits in chunks {} to {}", options.model.string(), first,
+                                  first + part.size(0) - 1));
+    progress.update(first + part.size(0));
+  }
+  if (dump) dump->commit();
+  own.seconds = seconds_since(start);
+  return {own, other};
+}
+
+void print(const EvaluateOptions& options, const Context& context, const models::LoadedModel& model, const Totals& own,
+           const Totals& other) {
+  const auto bytes = models::weights_bytes(*model.model);
+  const double speed = static_cast<double>(own.tokens()) / std::max(own.forward_seconds, 1e-9);
+  io::Json json = {
+      {"perplexity", own.perplexity()}, {"tokens", own.tokens()}, {"chunks", own.chunks},
+      {"seq_len", own.length},          {"weights_bytes", bytes}, {"dtype", models::name_of_dtype(model.dtype)},
+      {"device", context.device},       {"seconds", own.seconds}, {"forward_seconds", own.forward_seconds},
+      {"tokens_per_second", speed}};
+  const auto kv_cache = kv_cache_of(model);
+  json["kv_cache"] = kv_cache.holds;
+  if (!kv_cache.scales.empty()) json["kv_cache_scales"] = kv_cache.scales;
+  Table table({"evaluate", ">" + options.model.filename().string()});
+  table.row({"perplexity", fmt::format("{:.6f}", own.perplexity())});
+  if (!options.reference.empty()) {
+    const auto positions = static_cast<double>(own.tokens());
+    json["reference_perplexity"] = other.perplexity();
+    json["kl"] = own.kl / positions;
+    json["top1_agreement"] = static_cast<double>(own.agree) / positions;
+    table.row({"reference perplexity", fmt::format("{:.6f}", other.perplexity())});
+    table.row({"KL to the reference", fmt::format("{:.4e}", own.kl / positions)});
+    table.row({"top-1 agreement", fmt::format("{:.2f} %", 100.0 * static_cast<double>(own.agree) / positions)});
+  }
+  table.row({"tokens", grouped(own.tokens())});
+  table.row({"weights", human_bytes(bytes)});
+  table.row({"key-value cache", kv_cache.text()});
+  table.row({"seconds", human_seconds(own.seconds)});
+  table.row({"tokens per second", grouped(std::llround(speed))});
+  context.result(json, table.text());
+}
+
+void evaluate(const EvaluateOptions& options, Context& context) {
+  at::NoGradGuard no_grad;
+  auto model = load_language_model(options.model, context, options.attention, options.allow_nonfinite);
+  EnvironmentConfig quant_config(model, context);
+  set_kv_cache(model, options.kv_cache, context);
+  std::optional<models::LoadedModel> reference;
+  if (!options.reference.empty()) {
+    reference = load_language_model(options.reference, context, options.attention, options.allow_nonfinite);
+    if (reference->config.vocab_size != model.config.vocab_size)
+      throw io::Error(fmt::format("{}: vocab_size {}, but the model has {}", options.reference.string(),
+                                  reference->config.vocab_size, model.config.vocab_size));
+  }
+  auto chunks = load_chunks_for(options, options.model, model.config);
+  const auto [own, other] =
+      score_models(options, context, model, reference ? &*reference : nullptr, chunks, quant_config);
+  quant_config.finish();
+  print(options, context, model, own, other);
+}
+
+}  // namespace
+
+Action add_evaluate(Options& options) {
+  auto values = std::make_shared<EvaluateOptions>();
+  options.path("--model", values->model, "Checkpoint folder", Options::Need::required);
+  options.path("--reference", values->reference, "Checkpoint folder to compare with");
+  add_data_options(options, *values);
+  add_attention_option(options, values->attention);
+  add_kv_cache_options(options, values->kv_cache);
+  add_nonfinite_option(options, values->allow_nonfinite);
+  options.path("--dump-logits", values->dump_logits,
+               "Write the logits there: safetensors, \"logits\" F32 [chunks, seq-len, vocabulary]");
+  return [values](Context& context) { evaluate(*values, context); };
+}
+
+}  // namespace fp8::commands

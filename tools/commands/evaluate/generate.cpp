@@ -1,0 +1,156 @@
+// SPDX-License-Identifier: Apache-2.0
+// fp8 generate: continues a prompt token by token with a key/value cache, greedily or by sampling at a temperature.
+// Text is shown as soon as it is whole: a token may end inside a UTF-8 sequence.
+#include <ATen/core/grad_mode.h>
+#include <ATen/ops/from_blob.h>
+#include <ATen/ops/softmax.h>
+#include <fmt/format.h>
+
+#include <algorithm>
+#include <chrono>
+#include <memory>
+#include <random>
+#include <string>
+#include <string_view>
+#include <vector>
+
+#include "fp8/runtime/io/base/error.h"
+#include "fp8/tools/commands/cli/command.h"
+#include "fp8/tools/commands/cli/output.h"
+#include "fp8/tools/commands/evaluate/text_stream.h"
+#include "fp8/tools/commands/inputs/environment_config.h"
+#include "fp8/tools/commands/inputs/kv_cache.h"
+#include "fp8/tools/commands/inputs/model_input.h"
+#include "fp8/tools/models/load.h"
+#include "fp8/tools/text/tokenizer.h"
+
+namespace fp8::commands {
+namespace {
+
+struct GenerateOptions {
+  std::filesystem::path model;
+  std::string prompt;
+  std::int64_t tokens = 128;
+  double temperature = 0;
+  models::AttentionKind attention = models::AttentionKind::fused;
+  KvCacheOptions kv_cache;
+  bool allow_nonfinite = false;
+};
+
+/// The next token from logits [V]: the largest, or drawn from softmax(logits / temperature). The draw uses only the
+/// generator's bits and f64 arithmetic on the host, so a seed gives the same text whatever the thread count.
+std::int64_t pick(const at::Tensor& logits, double temperature, std::mt19937_64& generator) {
+  if (temperature <= 0) return logits.argmax().item<std::int64_t>();
+  const auto p = at::softmax(logits.to(at::kDouble) / temperature, -1).contiguous();
+  const double* values = p.const_data_ptr<double>();
+  double rest = static_cast<double>(generator() >> 11) * 0x1p-53;  // uniform in [0, 1)
+  std::int64_t last = 0;                                           // the last possible token takes what rounding leaves
+  for (std::int64_t i = 0; i < p.numel(); ++i) {
+    if (values[i] <= 0) continue;
+    last = i;
+    rest -= values[i];
+    if (rest < 0) break;
+  }
+  return last;
+}
+
+std::vector<std::int64_t> encode_prompt(const GenerateOptions& options, const text::Tokenizer& tokenizer,
+                                        const models::LlamaConfig& config) {
+  auto ids = tokenizer.encode(options.prompt);
+  if (ids.empty()) ids = config.bos_token_ids;
+  if (ids.empty()) throw UsageError("--prompt: found no tokens, and the model has no bos_token_id to start from");
+  if (static_cast<std::int64_t>(ids.size()) > config.max_position_embeddings)
+    throw io::Error(fmt::format("--prompt: found {} tokens, allowed: up to max_position_embeddings {}", ids.size(),
+                                config.max_position_embeddings));
+  for (const auto id : ids)
+    if (id < 0 || id >= config.vocab_size)
+      throw io::Error(fmt::format("{}: tokenizer gives id {}, allowed: 0 to {} (vocab_size)", options.model.string(),
+                                  id, config.vocab_size - 1));
+  return ids;
+}
+
+struct Generated {
+  std::vector<std::int64_t> ids;
+  std::string text;
+  const char* stopped = "tokens";  ///< "tokens" (as many as asked), "eos" or "context" (max_position_embeddings)
+  double seconds = 0;
+};
+
+Generated run_model(const GenerateOptions& options, const Context& context, models::LoadedModel& loaded,
+                    const text::Tokenizer& tokenizer, const std::vector<std::int64_t>& prompt) {
+  const auto device = resolve_device(context);
+  const auto& config = loaded.config;
+  const auto limit =
+      std::min(config.max_position_embeddings, static_cast<std::int64_t>(prompt.size()) + options.tokens);
+  models::KVCache cache(limit);
+  std::mt19937_64 generator(context.seed);
+  Generated result;
+  TextStream stream(tokenizer, prompt);
+  const auto emit = [&](const std::string& piece) {
+    result.text += piece;
+    if (!context.json && !piece.empty()) write_stdout(piece);
+  };
+  const auto start = std::chrono::steady_clock::now();
+  auto input = prompt;
+  while (static_cast<std::int64_t>(result.ids.size()) < options.tokens) {
+    check_interrupted();
+    if (cache.length() + static_cast<std::int64_t>(input.size()) > limit) {
+      result.stopped = "context";
+      break;
+    }
+    const auto ids = at::from_blob(input.data(), {1, static_cast<std::int64_t>(input.size())}, at::kLong).to(device);
+    const auto logits = loaded.model->forward(ids, &cache).select(0, 0).select(0, -1).to(at::kCPU).to(at::kFloat);
+    if (!logits.isfinite().all().item<bool>()) throw io::Error(options.model.string() + ": NaN or infinite logits");
+    const auto next = pick(logits, options.temperature, generator);
+    if (std::count(config.eos_token_ids.begin(), config.eos_token_ids.end(), next) > 0) {
+      result.stopped = "eos";
+      break;
+    }
+    result.ids.push_back(next);
+    emit(stream.append(next));
+    input = {next};
+  }
+  emit(stream.finish());
+  result.seconds = std::chrono::duration<double>(std::chrono::steady_clock::now() - start).count();
+  return result;
+}
+
+void generate(const GenerateOptions& options, Context& context) {
+  at::NoGradGuard no_grad;
+  auto loaded = load_language_model(options.model, context, options.attention, options.allow_nonfinite);
+  EnvironmentConfig quant_config(loaded, context);
+  set_kv_cache(loaded, options.kv_cache, context);
+  const text::Tokenizer tokenizer(options.model);
+  const auto prompt = encode_prompt(options, tokenizer, loaded.config);
+  if (!context.json) write_stdout(options.prompt);
+  quant_config.begin_samples(0, 1);
+  const auto result = run_model(options, context, loaded, tokenizer, prompt);
+  quant_config.finish();
+  const io::Json json = {{"prompt", options.prompt},
+                         {"text", result.text},
+                         {"ids", result.ids},
+                         {"prompt_tokens", prompt.size()},
+                         {"tokens", result.ids.size()},
+                         {"stopped", result.stopped},
+                         {"kv_cache", kv_cache_of(loaded).holds},
+                         {"seconds", result.seconds}};
+  context.result(json, "\n");
+}
+
+}  // namespace
+
+Action add_generate(Options& options) {
+  auto values = std::make_shared<GenerateOptions>();
+  options.path("--model", values->model, "Checkpoint folder", Options::Need::required);
+  options.text("--prompt", values->prompt, "Text to continue; stdout shows it, then what the model adds",
+               Options::Need::required);
+  options.integer("--tokens", values->tokens, 1, 1 << 20, "Most tokens to add");
+  options.number("--temperature", values->temperature, 0, 1000,
+                 "0: the most likely token; else sampling, steered by --seed");
+  add_attention_option(options, values->attention);
+  add_kv_cache_options(options, values->kv_cache);
+  add_nonfinite_option(options, values->allow_nonfinite);
+  return [values](Context& context) { generate(*values, context); };
+}
+
+}  // namespace fp8::commands

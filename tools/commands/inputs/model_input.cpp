@@ -1,0 +1,69 @@
+// SPDX-License-Identifier: Apache-2.0
+#include "fp8/tools/commands/inputs/model_input.h"
+
+#include <fmt/format.h>
+
+#include <optional>
+
+#include "fp8/quant/forms/model_source.h"
+#include "fp8/runtime/io/base/error.h"
+
+namespace fp8::commands {
+
+void add_data_options(Options& options, DataOptions& target, Options::Need need) {
+  constexpr std::int64_t kMany = std::int64_t{1} << 40;
+  options.path("--data", target.data, ".txt, .jsonl (field text) or .safetensors (input_ids)", need);
+  options.integer("--samples", target.samples, 1, kMany, "Chunks to use", target.samples < 0 ? "all" : "");
+  options.integer("--seq-len", target.seq_len, 2, 1 << 20, "Tokens per chunk");
+  options.integer("--skip", target.skip, 0, kMany, "Chunks to pass over first");
+  options.integer("--batch", target.batch, 1, 65536, "Chunks per forward", target.batch == 0 ? "8" : "");
+}
+
+void add_attention_option(Options& options, models::AttentionKind& target) {
+  options.choice(
+      "--attention", {"fused", "eager"},
+      [&target](std::size_t i) { target = i == 0 ? models::AttentionKind::fused : models::AttentionKind::eager; },
+      "One fused operation (default), or products and softmax that are measured and quantized each by itself");
+}
+
+void add_nonfinite_option(Options& options, bool& target) {
+  options.flag(
+      "--allow-nonfinite", target,
+      "Take weights with NaN or Inf as they are, instead of refusing them (quantize and convert have the same option)");
+}
+
+models::LoadedModel load_language_model(const std::filesystem::path& folder, const Context& context,
+                                        models::AttentionKind attention, bool allow_nonfinite) {
+  quant::require_model_folder(folder);
+  auto loaded = models::load_model(folder, {.dtype = context.dtype,
+                                            .device = resolve_device(context),
+                                            .attention = attention,
+                                            .dialect = context.dialect,
+                                            .allow_nonfinite = allow_nonfinite});
+  for (const auto& warning : loaded.warnings) context.warn(folder.string() + ": " + warning);
+  if (!loaded.unused.empty())
+    context.warn(fmt::format("{}: {} tensors are not used, the first is '{}'", folder.string(), loaded.unused.size(),
+                             loaded.unused[0]));
+  return loaded;
+}
+
+text::Chunks load_chunks_for(const DataOptions& options, const std::filesystem::path& model,
+                             const models::LlamaConfig& config) {
+  std::optional<text::Tokenizer> tokenizer;
+  if (options.data.extension() != ".safetensors") tokenizer.emplace(model);
+  auto chunks = text::load_chunks(options.data, tokenizer ? &*tokenizer : nullptr,
+                                  {options.seq_len, options.samples, options.skip});
+  const auto name = options.data.string();
+  if (chunks.length < 2)
+    throw io::Error(name + ": found chunks of " + std::to_string(chunks.length) + " token, allowed: 2 or more");
+  if (chunks.length > config.max_position_embeddings)
+    throw io::Error(fmt::format("{}: chunks of {} tokens (--seq-len), allowed: up to max_position_embeddings {}", name,
+                                chunks.length, config.max_position_embeddings));
+  for (const auto id : chunks.ids)
+    if (id < 0 || id >= config.vocab_size)
+      throw io::Error(
+          fmt::format("{}: found token id {}, allowed: 0 to {} (vocab_size)", name, id, config.vocab_size - 1));
+  return chunks;
+}
+
+}  // namespace fp8::commands

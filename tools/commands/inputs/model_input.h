@@ -1,0 +1,39 @@
+// SPDX-License-Identifier: Apache-2.0
+// What measure and evaluate share: the data options, the model, its chunks of token ids.
+#pragma once
+#include <cstdint>
+#include <filesystem>
+
+#include "fp8/tools/commands/cli/context.h"
+#include "fp8/tools/commands/cli/options.h"
+#include "fp8/tools/models/load.h"
+#include "fp8/tools/text/dataset.h"
+
+namespace fp8::commands {
+
+struct DataOptions {
+  std::filesystem::path data;
+  std::int64_t samples = -1, seq_len = 256, skip = 0, batch = 8;
+};
+
+/// --data --samples --seq-len --skip --batch; the values in `target` are the defaults.
+void add_data_options(Options& options, DataOptions& target, Options::Need need = Options::Need::required);
+
+/// The model on the context's device and in its dtype, with warnings about tensors nobody takes and what other readers
+/// would misread.
+models::LoadedModel load_language_model(const std::filesystem::path& folder, const Context& context,
+                                        models::AttentionKind attention = models::AttentionKind::fused,
+                                        bool allow_nonfinite = false);
+
+/// --allow-nonfinite of a command that runs a model.
+void add_nonfinite_option(Options& options, bool& target);
+
+/// --attention fused|eager
+void add_attention_option(Options& options, models::AttentionKind& target);
+
+/// The chunks, checked against the model: at least 2 tokens each, at most max_position_embeddings, ids within the
+/// vocabulary.
+text::Chunks load_chunks_for(const DataOptions& options, const std::filesystem::path& model,
+                             const models::LlamaConfig& config);
+
+}  // namespace fp8::commands

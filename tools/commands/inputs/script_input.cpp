@@ -1,0 +1,282 @@
+// SPDX-License-Identifier: Apache-2.0
+#include "fp8/tools/commands/inputs/script_input.h"
+
+#include <ATen/ops/from_blob.h>
+#include <fmt/format.h>
+#include <torch/csrc/jit/api/function_impl.h>
+#include <torch/csrc/jit/api/module.h>
+#include <torch/csrc/jit/serialization/import.h>
+
+#include <algorithm>
+#include <set>
+
+#include "fp8/runtime/io/base/error.h"
+#include "fp8/runtime/io/base/file.h"
+#include "fp8/tools/commands/inputs/wav.h"
+#include "fp8/tools/models/load.h"
+
+namespace fp8::commands {
+namespace {
+
+constexpr std::int64_t kBatch = 8;
+constexpr int kMaxDepth = 16;  // of tuples in tuples
+
+bool sets_attributes(at::ArrayRef<const torch::jit::Block*> blocks) {
+  for (const auto* block : blocks) {
+    for (const torch::jit::Node* node : block->nodes()) {
+      if (node->kind() == torch::jit::prim::SetAttr || sets_attributes(node->blocks())) return true;
+    }
+  }
+  return false;
+}
+
+/// Device constants in the code of a function, and of the free functions that it calls, become `device`; tensor
+/// constants go there.
+void move_constants(torch::jit::Function& function, const c10::Device& device, std::set<torch::jit::Function*>& done);
+
+void move_constants(torch::jit::Block* block, const c10::Device& device, std::set<torch::jit::Function*>& done) {
+  for (torch::jit::Node* node : block->nodes()) {
+    for (auto* inner : node->blocks()) move_constants(inner, device, done);
+    constexpr auto kValue = torch::jit::attr::value;
+    const bool constant = node->kind() == torch::jit::prim::Constant && node->hasAttribute(kValue);
+    if (constant && node->output()->type()->kind() == c10::TypeKind::DeviceObjType) {
+      node->s_(kValue, device.str());
+    } else if (constant && node->kindOf(kValue) == torch::jit::AttributeKind::t) {
+      node->t_(kValue, node->t(kValue).to(device));
+    } else if (node->kind() == torch::jit::prim::CallFunction) {
+      if (const auto type = node->input(0)->type()->cast<c10::FunctionType>())
+        move_constants(*type->function(), device, done);
+    }
+  }
+}
+
+void move_constants(torch::jit::Function& function, const c10::Device& device, std::set<torch::jit::Function*>& done) {
+  auto* code = torch::jit::tryToGraphFunction(function);
+  if (code == nullptr || !done.insert(&function).second) return;
+  code->ensure_defined();
+  move_constants(code->graph()->block(), device, done);
+}
+
+/// The last line of a message with its kind, "RuntimeError: ", taken off; TorchScript puts the trace of its code before
+/// it.
+std::string last_line(std::string text) {
+  while (!text.empty() && (text.back() == '\n' || text.back() == ' ')) text.pop_back();
+  constexpr std::string_view kKind = "\nRuntimeError: ";
+  if (const auto kind = text.rfind(kKind); kind != std::string::npos) return text.substr(kind + kKind.size());
+  return text.substr(text.rfind('\n') + 1);
+}
+
+/// forward's arguments without self.
+std::vector<c10::Argument> forward_arguments(const torch::jit::Module& model) {
+  const auto all = model.get_method("forward").function().getSchema().arguments();
+  return {all.begin() + 1, all.end()};
+}
+
+bool is_tensor(const c10::Argument& argument) {
+  const auto& type = argument.type();
+  if (type->kind() == c10::TypeKind::TensorType) return true;
+  return type->kind() == c10::TypeKind::OptionalType &&
+         type->expectRef<c10::OptionalType>().getElementType()->kind() == c10::TypeKind::TensorType;
+}
+
+bool is_number(const c10::Argument& argument) {
+  const auto kind = argument.type()->kind();
+  return kind == c10::TypeKind::IntType || kind == c10::TypeKind::FloatType || kind == c10::TypeKind::BoolType;
+}
+
+/// A tensor of one element as the number that the argument takes.
+c10::IValue number_of(const at::Tensor& tensor, const c10::Argument& argument, const std::string& file) {
+  if (tensor.numel() != 1)
+    throw io::Error(fmt::format("{}: {}: found {} elements, allowed: 1 (forward takes {})", file, argument.name(),
+                                tensor.numel(), argument.type()->str()));
+  if (argument.type()->kind() == c10::TypeKind::FloatType) return tensor.item().toDouble();
+  if (tensor.is_floating_point())
+    throw io::Error(fmt::format("{}: {}: found {}, allowed: an integer (forward takes {})", file, argument.name(),
+                                c10::toString(tensor.scalar_type()), argument.type()->str()));
+  if (argument.type()->kind() == c10::TypeKind::BoolType) return tensor.item().toBool();
+  return tensor.item().toLong();
+}
+
+[[noreturn]] void fail_missing(const std::string& file, const c10::Argument& argument) {
+  throw io::Error(fmt::format("{}: expected a tensor '{}' (forward's argument of type {}), found none", file,
+                              argument.name(), argument.type()->str()));
+}
+
+void collect(const c10::IValue& value, const std::string& name, int depth,
+             std::vector<std::pair<std::string, at::Tensor>>& out) {
+  if (depth > kMaxDepth) throw io::Error("forward's result: found more than " + std::to_string(kMaxDepth) + " levels");
+  if (value.isNone()) return;
+  if (value.isTensor()) {
+    out.emplace_back(name, value.toTensor());
+  } else if (value.isTuple()) {
+    const auto& elements = value.toTupleRef().elements();
+    for (std::size_t i = 0; i < elements.size(); ++i)
+      collect(elements[i], name + "." + std::to_string(i), depth + 1, out);
+  } else if (value.isList()) {
+    const auto list = value.toListRef();
+    for (std::size_t i = 0; i < list.size(); ++i) collect(list[i], name + "." + std::to_string(i), depth + 1, out);
+  } else if (value.isGenericDict()) {
+    for (const auto& item : value.toGenericDict()) {
+      if (!item.key().isString())
+        throw io::Error("forward's result: found a dict with keys that are " + item.key().tagKind() +
+                        ", allowed: strings");
+      collect(item.value(), name + "." + item.key().toStringRef(), depth + 1, out);
+    }
+  } else {
+    throw io::Error("forward's result: " + name + " is " + value.tagKind() +
+                    ", allowed: tensors, tuples, lists and dicts of them");
+  }
+}
+
+}  // namespace
+
+bool is_script(const std::filesystem::path& model) {
+  return !std::filesystem::is_directory(model) && model.has_extension();
+}
+
+torch::jit::Module load_script(const std::filesystem::path& path, const Context& context) {
+  io::open_regular(path);  // a missing file or a folder has a better message here than in LibTorch
+  torch::jit::Module model;
+  try {
+    model = torch::jit::load(path.string(), at::Device(at::kCPU));
+  } catch (const c10::Error& error) {
+    const std::string text = error.what_without_backtrace();
+    throw io::Error(path.string() + ": not a TorchScript file that LibTorch can load: " +
+                    io::printable(text.substr(0, text.find('\n'))));
+  }
+  if (!model.find_method("forward").has_value())
+    throw io::Error(path.string() + ": the module has no method 'forward'");
+  model.eval();
+  const auto device = resolve_device(context);
+  model.to(device);
+  std::set<torch::jit::Function*> done;
+  for (const auto& module : model.modules()) {
+    for (auto* method : module.type()->methods()) move_constants(*method, device, done);
+  }
+  if (context.dtype.has_value()) model.to(*context.dtype);
+  const auto reset = model.find_method("reset_states");
+  if (reset.has_value() && reset->function().getSchema().arguments().size() == 1) (*reset)({});
+  return model;
+}
+
+c10::IValue call_forward(torch::jit::Module& model, std::vector<c10::IValue> arguments,
+                         const std::filesystem::path& path) {
+  try {
+    return model.forward(std::move(arguments));
+  } catch (const c10::Error& error) {
+    throw io::Error(path.string() + ": forward failed: " + last_line(error.what_without_backtrace()));
+  } catch (const std::exception& error) {
+    throw io::Error(path.string() + ": forward failed: " + last_line(error.what()));
+  }
+}
+
+bool keeps_state(const torch::jit::Module& model) {
+  for (const auto& module : model.modules()) {
+    for (const auto& method : module.get_methods()) {
+      const torch::jit::Block* block = method.graph()->block();
+      if (sets_attributes(block)) return true;
+    }
+  }
+  return false;
+}
+
+ScriptInputs::ScriptInputs(const std::filesystem::path& data, const torch::jit::Module& model,
+                           const ScriptDataOptions& options) {
+  const auto extension = data.extension();
+  if (extension == ".wav") {
+    read_sound(data, model, options.chunk);
+  } else if (extension == ".safetensors") {
+    read_tensors(data, model);
+  } else {
+    throw io::Error(data.string() + ": a TorchScript model takes its inputs from a .safetensors or .wav file");
+  }
+  const std::int64_t all = samples_;
+  first_ = std::min(options.skip, all);
+  samples_ = std::min(options.samples < 0 ? all : options.samples, all - first_);
+  if (samples_ <= 0)
+    throw io::Error(fmt::format("{}: found {} samples, --skip passes over all of them", data.string(), all));
+  batch_ = options.batch > 0 ? options.batch : keeps_state(model) ? 1 : kBatch;
+}
+
+void ScriptInputs::read_tensors(const std::filesystem::path& data, const torch::jit::Module& model) {
+  const io::Checkpoint file(data);
+  const std::string name = data.string();
+  samples_ = -1;
+  std::size_t needed = 0;  // trailing defaults are left to forward
+  for (const auto& argument : forward_arguments(model)) {
+    Argument a{argument.name(), {}, {}};
+    if (!file.contains(argument.name())) {
+      if (!argument.default_value().has_value()) fail_missing(name, argument);
+      a.value = *argument.default_value();
+    } else if (at::Tensor t = models::read_tensor(file, argument.name()); is_tensor(argument)) {
+      if (t.dim() < 1 || t.size(0) == 0 || (samples_ >= 0 && t.size(0) != samples_)) {
+        throw io::Error(
+            fmt::format("{}: {}: expected the same number of samples, at least one, in dimension 0 of every input",
+                        name, argument.name()));
+      }
+      samples_ = t.size(0);
+      a.tensor = std::move(t);
+      needed = arguments_.size() + 1;
+    } else if (is_number(argument)) {
+      a.value = number_of(t, argument, name);
+      needed = arguments_.size() + 1;
+    } else {
+      throw io::Error(fmt::format("{}: {}: forward takes {}, allowed: Tensor, int, float, bool", name, argument.name(),
+                                  argument.type()->str()));
+    }
+    arguments_.push_back(std::move(a));
+  }
+  if (samples_ < 0) throw io::Error(name + ": expected a tensor for one of forward's arguments, found none");
+  arguments_.resize(needed);
+}
+
+void ScriptInputs::read_sound(const std::filesystem::path& data, const torch::jit::Module& model, std::int64_t chunk) {
+  const Wav wav = read_wav(data);
+  const std::string name = data.string();
+  const auto frames = static_cast<std::int64_t>(wav.samples.size());
+  samples_ = frames / chunk;
+  if (samples_ == 0)
+    throw io::Error(
+        fmt::format("{}: found {} frames, allowed: at least one chunk of {} (--chunk)", name, frames, chunk));
+  bool sound_given = false;
+  for (const auto& argument : forward_arguments(model)) {
+    Argument a{argument.name(), {}, {}};
+    const bool rate = argument.name() == "sr" || argument.name() == "sample_rate" || argument.name() == "sampling_rate";
+    if (!sound_given && is_tensor(argument)) {
+      a.tensor = at::from_blob(const_cast<float*>(wav.samples.data()), {samples_, chunk}, at::kFloat).clone();
+      sound_given = true;
+    } else if (rate && argument.type()->kind() == c10::TypeKind::IntType) {
+      a.value = wav.sample_rate;
+    } else if (argument.default_value().has_value()) {
+      a.value = *argument.default_value();
+    } else {
+      throw io::Error(fmt::format(
+          "{}: forward's argument '{}' of type {} is none that a .wav file gives, allowed: one Tensor, an int sr", name,
+          argument.name(), argument.type()->str()));
+    }
+    arguments_.push_back(std::move(a));
+  }
+  if (!sound_given) throw io::Error(name + ": forward takes no Tensor");
+}
+
+std::vector<c10::IValue> ScriptInputs::arguments(std::int64_t first, std::int64_t count, at::Device device,
+                                                 std::optional<at::ScalarType> dtype) const {
+  std::vector<c10::IValue> values;
+  for (const auto& a : arguments_) {
+    if (!a.tensor.defined()) {
+      values.push_back(a.value);
+      continue;
+    }
+    const at::Tensor part = a.tensor.narrow(0, first_ + first, count);
+    values.emplace_back((dtype.has_value() && part.is_floating_point() ? part.to(*dtype) : part).to(device));
+  }
+  return values;
+}
+
+std::vector<std::pair<std::string, at::Tensor>> output_tensors(const c10::IValue& value) {
+  std::vector<std::pair<std::string, at::Tensor>> out;
+  collect(value, "output", 0, out);
+  return out;
+}
+
+}  // namespace fp8::commands

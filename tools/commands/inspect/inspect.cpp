@@ -1,0 +1,189 @@
+// SPDX-License-Identifier: Apache-2.0
+// fp8 inspect: finds out what PATH is.
+#include "fp8/tools/commands/inspect/inspect.h"
+
+#include <algorithm>
+#include <memory>
+#include <system_error>
+#include <vector>
+
+#include "fp8/quant/forms/model_source.h"
+#include "fp8/runtime/io/base/error.h"
+#include "fp8/tools/commands/cli/command.h"
+#include "fp8/tools/commands/inspect/inspect_damage.h"
+#include "fp8/tools/commands/inspect/inspect_training.h"
+#include "fp8/tools/commands/inspect/plan_table.h"
+#include "fp8/tools/commands/inspect/report_page.h"
+
+namespace fp8::commands {
+namespace {
+
+namespace fs = std::filesystem;
+
+bool ends_with(const std::string& text, const std::string& end) {
+  return text.size() >= end.size() && text.compare(text.size() - end.size(), end.size(), end) == 0;
+}
+
+/// The measurement of a folder that is no checkpoint: *_hooks_maxabs.json, else the only *_hooks_*.json.
+fs::path find_measurement(const fs::path& folder) {
+  std::vector<fs::path> all, plain;
+  for (const auto& entry : fs::directory_iterator(folder)) {
+    const auto name = entry.path().filename().string();
+    if (!ends_with(name, ".json") || ends_with(name, "_mod_list.json") || name.find("_hooks_") == std::string::npos)
+      continue;
+    all.push_back(entry.path());
+    if (ends_with(name, "_hooks_maxabs.json")) plain.push_back(entry.path());
+  }
+  if (plain.size() == 1) return plain[0];
+  if (all.size() == 1) return all[0];
+  if (all.empty())
+    throw io::Error(
+        folder.string() +
+        ": found neither model.safetensors, model.safetensors.index.json, pytorch_model.bin nor *_hooks_*.json");
+  std::sort(all.begin(), all.end());
+  throw io::Error(folder.string() + ": found " + std::to_string(all.size()) + " measurement files, name one: " +
+                  all[0].filename().string() + ", " + all[1].filename().string() + (all.size() > 2 ? ", ..." : ""));
+}
+
+Inspection inspect(const fs::path& path, bool as_json, bool read_values) {
+  std::error_code ignored;
+  if (!fs::exists(path, ignored))
+    throw io::Error(path.string() + ": no such file or folder" + quant::advice_on_name(path));
+  if (fs::is_directory(path, ignored)) {
+    for (const char* name : {"model.safetensors", "model.safetensors.index.json", "pytorch_model.bin",
+                             "pytorch_model.bin.index.json", "config.json"})
+      if (fs::exists(fs::symlink_status(path / name, ignored))) return inspect_checkpoint(path, as_json, read_values);
+    for (const char* name : {"model_index.json", "adapter_config.json"})
+      if (fs::exists(path / name, ignored)) quant::require_model_folder(path);
+    return inspect_measurement(find_measurement(path));
+  }
+  const auto extension = path.extension().string();
+  if (extension == ".safetensors" || extension == ".bin" || extension == ".pth" || extension == ".pt")
+    return inspect_checkpoint(path, as_json, read_values);
+  if (extension == ".json" || extension == ".npz") return inspect_measurement(path);
+  throw io::Error(path.string() + ": found a file ending in '" + extension +
+                  "', allowed: a folder, .safetensors, .bin, .pth, .pt, .json, .npz");
+}
+
+struct InspectOptions : DamageOptions {
+  fs::path path, html;
+  std::vector<std::string> with;  ///< more training runs
+  bool tensors_only = false, plan = false;
+};
+
+/// What a module's noise costs depends on what the model makes of its output.
+constexpr const char* kOrder = "by SQNR, which is not the order of KL divergence: fp8 quantize --budget measures that";
+
+/// Adds what casting does to the modules of a checkpoint folder. A form that can't be looked at so is a warning.
+void add_damage(const InspectOptions& o, const Context& context, Inspection& inspection) {
+  if (o.tensors_only || inspection.json["kind"] != "checkpoint" || !fs::exists(o.path / "config.json")) return;
+  quant::CheckpointDamage damage;
+  try {
+    damage = checkpoint_damage(o.path, o, context);
+  } catch (const io::Error& error) {
+    if (interrupted()) throw Interrupted();
+    if (!o.data.empty() || !o.measurements.empty() || !o.reference.empty() || !o.html.empty()) throw;
+    context.warn(std::string("no damage report: ") + error.what());
+    return;
+  }
+  for (const auto& warning : damage.warnings) context.warn(warning);
+  inspection.json["modules"] = damage_json(damage.modules);
+  inspection.json["order"] = kOrder;
+  inspection.json["skipped"] = io::Json::array();
+  for (const auto& s : damage.skipped) inspection.json["skipped"].push_back({{"name", s.name}, {"reason", s.reason}});
+  if (!damage.modules.empty())
+    inspection.text +=
+        "\nBy damage, " + damage.modules.front().scheme + " (" + kOrder + "):\n" + damage_table(damage.modules);
+}
+
+/// What the page shows: the modules of a damage report, or of a measurement its amax values.
+io::Json page_of(const InspectOptions& o, const Inspection& inspection) {
+  io::Json page = {
+      {"title", o.path.string()}, {"summary", ""}, {"modules", io::Json::array()}, {"skipped", io::Json::array()}};
+  const auto& json = inspection.json;
+  if (json["kind"] == "checkpoint") {
+    if (!json.contains("modules"))
+      throw io::Error(o.path.string() + ": --html expects a checkpoint folder with config.json, or a measurement");
+    page["modules"] = json["modules"];
+    page["skipped"] = json["skipped"];
+    page["summary"] =
+        std::to_string(page["modules"].size()) + " modules" +
+        (page["modules"].empty() ? "" : ", " + page["modules"][0]["scheme"].get<std::string>() + "; " + kOrder);
+    return page;
+  }
+  const auto largest = [](const io::Json& tensor) {
+    return io::Json{{"amax", tensor.value("max", io::Json(nullptr))}};
+  };
+  for (const auto& [name, m] : json["modules"].items()) {
+    io::Json entry = {{"name", name}, {"type", ""}, {"sqnr_db", nullptr}, {"weight", nullptr}, {"input", nullptr}};
+    if (m["params"].contains("weight")) entry["weight"] = largest(m["params"]["weight"]);
+    if (!m["inputs"].empty()) entry["input"] = largest(m["inputs"][0]);
+    page["modules"].push_back(std::move(entry));
+  }
+  page["summary"] = json["kind"].get<std::string>() + ", " + std::to_string(page["modules"].size()) + " modules";
+  return page;
+}
+
+/// A training run, alone or with others in one picture.
+void run_inspect_training(const InspectOptions& o, Context& context) {
+  std::vector<fs::path> paths = {o.path};
+  if (!o.reference.empty()) paths.push_back(o.reference);
+  for (const auto& more : o.with) paths.emplace_back(more);
+  auto inspection = inspect_training(paths);
+  if (!o.html.empty()) {
+    write_training_page(o.html, paths, inspection);
+    inspection.json["html"] = o.html.string();
+  }
+  context.result(inspection.json, inspection.text);
+}
+
+void run_inspect(const InspectOptions& o, Context& context) {
+  if (is_training(o.path)) return run_inspect_training(o, context);
+  if (o.plan) {
+    const auto plan = inspect_plan(o.path, o, context);
+    return context.result(plan.json, plan.text);
+  }
+  if (!o.with.empty())
+    throw UsageError("--with: found '" + o.with[0] + "', but " + o.path.string() + " is no training run");
+  auto inspection = inspect(o.path, context.json, !o.tensors_only);
+  add_damage(o, context, inspection);
+  if (!o.html.empty()) {
+    write_report_page(o.html, page_of(o, inspection));
+    inspection.json["html"] = o.html.string();
+  }
+  context.result(inspection.json, inspection.text);
+}
+
+}  // namespace
+
+Action add_inspect(Options& options) {
+  auto values = std::make_shared<InspectOptions>();
+  options.path("PATH", values->path,
+               "Checkpoint folder, .safetensors or .bin, a measurement or scale file (.json, .npz), or the folder of a "
+               "training run",
+               Options::Need::required);
+  options.path("--html", values->html,
+               "Write a page with heat map, histograms and table there; of a training run, one with its loss curve (or "
+               "the curve alone: .svg)");
+  add_data_options(options, *values, Options::Need::optional);
+  options.text("--measurements", values->measurements, "Static input scales from a measurement (default: per token)");
+  options.path("--reference", values->reference,
+               "Of an fp8 checkpoint: the high precision one it was made of; of a training run: one to compare with");
+  options.choice(
+      "--scheme", {"tensor", "channel"},
+      [values](std::size_t i) {
+        values->scheme = i == 0 ? quant::WeightGranularity::tensor : quant::WeightGranularity::channel;
+      },
+      "Weight scales (default: tensor with --measurements, else channel)");
+  options.flag("--weights-only", values->weights_only, "Inputs stay in high precision");
+  options.list("--include", values->include, "Regular expression: look at these modules too (lm_head, routers)");
+  options.list("--exclude", values->exclude, "Regular expression: leave these modules out");
+  options.list("--with", values->with, "Of a training run: more runs in the same table and picture");
+  options.flag("--plan", values->plan,
+               "What quantize would put into fp8, what not and why, folded by name; weights are not read");
+  options.flag("--tensors-only", values->tensors_only,
+               "No damage report, no search for NaN: headers and scales are read, weights are not");
+  return [values](Context& context) { run_inspect(*values, context); };
+}
+
+}  // namespace fp8::commands

@@ -1,0 +1,325 @@
+// SPDX-License-Identifier: Apache-2.0
+// Tensors of a checkpoint, for fp8 weights what their scales look like, in what form it is, and what is wrong with its
+// numbers.
+#include <fmt/format.h>
+
+#include <algorithm>
+#include <cmath>
+#include <filesystem>
+#include <map>
+#include <optional>
+#include <string>
+#include <vector>
+
+#include "fp8/quant/forms/assumed_form.h"
+#include "fp8/quant/forms/form.h"
+#include "fp8/quant/forms/nonfinite.h"
+#include "fp8/runtime/io/base/error.h"
+#include "fp8/runtime/io/tensors/safetensors.h"
+#include "fp8/runtime/kernels/block_cast.h"
+#include "fp8/runtime/kernels/float_bits.h"
+#include "fp8/tools/commands/cli/context.h"
+#include "fp8/tools/commands/cli/output.h"
+#include "fp8/tools/commands/cli/table.h"
+#include "fp8/tools/commands/inspect/inspect.h"
+
+namespace fp8::commands {
+namespace {
+
+using Weights = std::map<std::string, quant::StoredWeight>;  // by tensor
+
+std::string shape_text(const std::vector<std::int64_t>& shape) {
+  std::string text = "[";
+  for (const auto size : shape) text += (text.size() > 1 ? ", " : "") + std::to_string(size);
+  return text + "]";
+}
+
+bool is_fp8(io::DType dtype) {
+  return dtype == io::DType::F8_E4M3 || dtype == io::DType::F8_E5M2 || dtype == io::DType::F8_E4M3FNUZ ||
+         dtype == io::DType::F8_E5M2FNUZ;
+}
+
+/// Scales of one module's weight: how many weights share one, and their range.
+struct Scales {
+  std::string name, granularity;
+  double low = 0, high = 0;
+};
+
+/// What the form says.
+std::string granularity_of(const quant::StoredWeight& weight) {
+  const auto& scheme = weight.spec.scheme;
+  std::string text = quant::name_of(scheme.weights);
+  if (scheme.weights == quant::WeightGranularity::block)
+    text += fmt::format(" {}x{}", scheme.block.rows, scheme.block.cols);
+  return text + (weight.transposed ? ", weight transposed" : "");
+}
+
+/// What the shapes say, where nothing else does. tensor: one scale. channel: one per row (or column) of the weight.
+/// block AxB: one per rectangle.
+std::string granularity_of(const io::TensorInfo& weight, const io::TensorInfo& scale) {
+  if (scale.numel() == 1) return "tensor";
+  if (weight.shape.size() < 2) return shape_text(scale.shape);
+  const auto rows = weight.shape[weight.shape.size() - 2], columns = weight.shape.back();
+  const bool plain = weight.shape.size() == 2;
+  if (plain && scale.shape.size() <= 2 && scale.numel() == rows && scale.shape[0] == rows) return "channel";
+  if (plain && scale.shape.size() == 1 && scale.numel() == columns) return "channel, weight transposed";
+  const bool blocks =
+      scale.shape.size() == 2 || (scale.shape.size() == 4 && scale.shape[1] == 1 && scale.shape[3] == 1);
+  if (!plain || !blocks || scale.numel() == 0) return shape_text(scale.shape);
+  const auto ceil = [](std::int64_t n, std::int64_t parts) { return (n + parts - 1) / parts; };
+  return fmt::format("block {}x{}", ceil(rows, scale.shape[0]),
+                     ceil(columns, scale.shape[scale.shape.size() == 4 ? 2 : 1]));
+}
+
+bool is_scale_dtype(io::DType dtype) {
+  return dtype == io::DType::F32 || dtype == io::DType::BF16 || dtype == io::DType::F16 || dtype == io::DType::F8_E8M0;
+}
+
+float value_at(const std::uint8_t* bytes, io::DType dtype, std::int64_t i) {
+  if (dtype == io::DType::F8_E8M0) return kernels::e8m0_value(bytes[i]);
+  return kernels::load_element(bytes,
+                               dtype == io::DType::F32    ? kernels::FloatType::F32
+                               : dtype == io::DType::BF16 ? kernels::FloatType::BF16
+                                                          : kernels::FloatType::F16,
+                               i);
+}
+
+/// Smallest and largest value of a tensor, whatever they are; chunk by chunk. NaN if there is one.
+void find_range(const io::Checkpoint& checkpoint, const io::TensorInfo& info, double& low, double& high) {
+  constexpr std::uint64_t kChunk = 1 << 20;  // a multiple of every size
+  const auto size = static_cast<std::uint64_t>(io::size_of(info.dtype));
+  std::vector<std::uint8_t> bytes(static_cast<std::size_t>(std::min(kChunk, info.bytes())));
+  low = high = std::nan("");
+  bool first = true;
+  for (std::uint64_t at = 0; at < info.bytes(); at += kChunk) {
+    const auto n = std::min(kChunk, info.bytes() - at);
+    checkpoint.read(info.name, bytes.data(), at, n);
+    for (std::uint64_t i = 0; i < n / size; ++i) {
+      const double v = value_at(bytes.data(), info.dtype, static_cast<std::int64_t>(i));
+      if (first || std::isnan(v) || v < low) low = v;
+      if (first || std::isnan(v) || v > high) high = v;
+      if (std::isnan(v)) return;
+      first = false;
+    }
+  }
+}
+
+std::optional<Scales> scales_of(const io::Checkpoint& checkpoint, const io::TensorInfo& weight, const Weights& known) {
+  constexpr std::string_view kWeight = "weight";
+  const auto& name = weight.name;
+  if (name.size() < kWeight.size() || name.compare(name.size() - kWeight.size(), kWeight.size(), kWeight) != 0)
+    return std::nullopt;
+  const auto module = name.substr(0, name.size() - kWeight.size());
+  for (const char* suffix : {"weight_scale", "weight_scale_inv", "scale_weight", "dequant_weights.scale"}) {
+    if (!checkpoint.contains(module + suffix)) continue;
+    const auto& info = checkpoint.info(module + suffix);
+    if (info.numel() == 0 || !is_scale_dtype(info.dtype)) return std::nullopt;
+    const auto it = known.find(name);
+    Scales scales{suffix, it == known.end() ? granularity_of(weight, info) : granularity_of(it->second), 0, 0};
+    find_range(checkpoint, info, scales.low, scales.high);
+    return scales;
+  }
+  return std::nullopt;
+}
+
+io::Json finite_or_null(double value) { return std::isfinite(value) ? io::Json(value) : io::Json(nullptr); }
+
+std::string range_text(double low, double high) {
+  return low == high ? fmt::format("{:.4g}", low) : fmt::format("{:.4g} .. {:.4g}", low, high);
+}
+
+/// What the folder's config says, and whether the tensors agree.
+struct Form {
+  std::string method;                           ///< its quant_method; empty: none
+  std::string problem;                          ///< why fp8 weights can't be read by it
+  std::map<std::string, std::int64_t> schemes;  ///< number of weights by description
+  Weights weights;
+  std::vector<quant::KvScales> kv;
+  std::vector<std::string> warnings, strays;
+};
+
+Form form_of(const io::Checkpoint& checkpoint) {
+  Form form;
+  if (!std::filesystem::is_directory(checkpoint.folder())) return form;
+  try {
+    const auto config = quant::read_quantization_config(checkpoint.folder());
+    if (config.is_null()) {
+      if (const std::string found = quant::describe_codes(checkpoint); !found.empty())
+        form.problem = "config.json has no quantization_config that says what its codes are: " + found +
+                       " (fp8 convert --assume FORM)";
+      return form;
+    }
+    const auto it = config.find("quant_method");
+    form.method = it != config.end() && it->is_string() ? it->get<std::string>() : "unnamed";
+    form.method =
+        quant::name_of(quant::form_of_config(config, (checkpoint.folder() / "config.json").string()).format());
+    auto stored = quant::read_stored(checkpoint);
+    for (auto& w : stored.weights) {
+      ++form.schemes[w.spec.scheme.describe() + (w.transposed ? ", stored transposed" : "")];
+      const std::string name = w.weight;
+      form.weights.emplace(name, std::move(w));
+    }
+    form.kv = std::move(stored.kv);
+    form.warnings = std::move(stored.warnings);
+    form.strays = std::move(stored.strays);
+  } catch (const io::Error& e) {
+    form.problem = e.what();
+  }
+  return form;
+}
+
+/// The form in lines of text and as JSON.
+void add_form(const Form& form, io::Json& json, std::string& text) {
+  json["quantization"] = form.method.empty() ? io::Json(nullptr) : io::Json(form.method);
+  if (!form.method.empty()) text += "quantization: " + one_line(form.method) + "\n";
+  for (const auto& [scheme, n] : form.schemes) {
+    text += fmt::format("{} weights: {}\n", n, scheme);
+    json["schemes"][scheme] = n;
+  }
+  if (!form.kv.empty()) {
+    std::vector<float> k, v;
+    for (const auto& kv : form.kv) {
+      k.insert(k.end(), kv.k.begin(), kv.k.end());
+      v.insert(v.end(), kv.v.begin(), kv.v.end());
+      json["kv_scales"].push_back({{"attention", kv.attention}, {"k", kv.k}, {"v", kv.v}});
+    }
+    const auto range = [](const std::vector<float>& x) {
+      const auto [low, high] = std::minmax_element(x.begin(), x.end());
+      return range_text(*low, *high);
+    };
+    text += fmt::format("key-value scales: {} layers, {}, keys {}, values {}\n", form.kv.size(),
+                        k.size() > form.kv.size() ? "per head" : "per tensor", range(k), range(v));
+  }
+  json["warnings"] = form.warnings;
+  for (const auto& warning : form.warnings) text += "warning: " + one_line(warning) + "\n";
+  if (!form.problem.empty()) {
+    text += "can't be run: " + one_line(form.problem) + "\n";
+    json["problem"] = form.problem;
+  }
+}
+
+bool is_scale(const io::TensorInfo& info) {
+  constexpr const char* kEndings[] = {
+      ".weight_scale",     ".weight_scale_inv", ".scale_weight",      ".dequant_weights.scale", ".input_scale",
+      ".activation_scale", ".scale_input",      ".quant_input.scale", ".quant_input.scale_inv", ".dequant_output.scale",
+      ".k_scale",          ".v_scale",          ".kv_scale",          ".output_scale"};
+  return is_scale_dtype(info.dtype) && std::any_of(std::begin(kEndings), std::end(kEndings), [&](std::string_view end) {
+           return info.name.size() >= end.size() &&
+                  std::string_view(info.name).substr(info.name.size() - end.size()) == end;
+         });
+}
+
+/// What is wrong with a tensor of scales; empty: nothing.
+std::string scale_problem(const io::Checkpoint& checkpoint, const io::TensorInfo& info) {
+  constexpr std::uint64_t kChunk = 1 << 20;
+  const auto size = static_cast<std::uint64_t>(io::size_of(info.dtype));
+  std::vector<std::uint8_t> bytes(static_cast<std::size_t>(std::min(kChunk, info.bytes())));
+  std::uint64_t zero = 0, negative = 0, nonfinite = 0, absurd = 0;
+  for (std::uint64_t at = 0; at < info.bytes(); at += kChunk) {
+    const auto n = std::min(kChunk, info.bytes() - at);
+    checkpoint.read(info.name, bytes.data(), at, n);
+    for (std::uint64_t i = 0; i < n / size; ++i) {
+      const float v = value_at(bytes.data(), info.dtype, static_cast<std::int64_t>(i));
+      if (!std::isfinite(v)) {
+        ++nonfinite;
+      } else if (v == 0) {
+        ++zero;
+      } else if (v < 0) {
+        ++negative;
+      } else if (v >= kAbsurd || !std::isfinite(1 / v)) {
+        ++absurd;
+      }
+    }
+  }
+  std::string text;
+  for (const auto& [count, what] : {std::pair{zero, "scale 0"},
+                                    {negative, "a negative scale"},
+                                    {nonfinite, "NaN or Inf"},
+                                    {absurd, "an absurd scale (from 2^64 on, or with an infinite reciprocal)"}}) {
+    if (count > 0) text += fmt::format("{}{} in {} of {}", text.empty() ? "" : ", ", what, count, info.numel());
+  }
+  return text;
+}
+
+/// Of all tensors: what is wrong, by name.
+std::map<std::string, std::string> problems_of(const io::Checkpoint& checkpoint, const Form& form, bool read_values) {
+  std::map<std::string, std::string> problems;
+  if (read_values) {
+    const auto dialect =
+        form.weights.empty() ? kernels::Dialect::ocp : form.weights.begin()->second.spec.scheme.dialect;
+    for (const auto& [tensor, found] : quant::find_nonfinite(checkpoint, dialect, {}, [] { return interrupted(); })) {
+      const auto& info = checkpoint.info(tensor);
+      problems[tensor] =
+          (is_fp8(info.dtype) ? "codes are " : "") + found.text(static_cast<std::uint64_t>(info.numel()));
+    }
+  }
+  for (std::size_t i = 0; i < checkpoint.names().size(); ++i) {
+    const auto& info = checkpoint.info(i);
+    if (!is_scale(info)) continue;
+    if (std::string problem = scale_problem(checkpoint, info); !problem.empty())
+      problems[info.name] = std::move(problem);
+  }
+  for (const auto& stray : form.strays) problems.erase(stray);  // left there by a writer, read by nobody
+  return problems;
+}
+
+void add_problems(const std::map<std::string, std::string>& problems, io::Json& json, std::string& text) {
+  constexpr std::size_t kShown = 20;
+  json["problems"] = io::Json::array();
+  for (const auto& [tensor, problem] : problems) {
+    if (json["problems"].size() < kShown) text += "problem: " + one_line(tensor) + ": " + problem + "\n";
+    json["problems"].push_back({{"tensor", tensor}, {"problem", problem}});
+  }
+  if (problems.size() > kShown)
+    text += fmt::format("problem: {} more tensors (--json lists them)\n", problems.size() - kShown);
+}
+
+}  // namespace
+
+Inspection inspect_checkpoint(const std::filesystem::path& path, bool as_json, bool read_values) {
+  const io::Checkpoint checkpoint(path);
+  const Form form = form_of(checkpoint);
+  Table table({"tensor", "dtype", ">shape", ">bytes", "scale"});
+  io::Json tensors = io::Json::array();
+  std::map<std::string, std::pair<std::int64_t, std::int64_t>> by_dtype;  // tensors, bytes
+  for (std::size_t i = 0; i < checkpoint.names().size(); ++i) {
+    const auto& info = checkpoint.info(i);
+    const auto bytes = static_cast<std::int64_t>(info.bytes());
+    const auto scales = is_fp8(info.dtype) ? scales_of(checkpoint, info, form.weights) : std::nullopt;
+    auto& [count, sum] = by_dtype[io::name_of(info.dtype)];
+    ++count;
+    sum += bytes;
+    if (!as_json) {
+      const auto shown = scales ? scales->granularity + " " + range_text(scales->low, scales->high) : "";
+      table.row({one_line(info.name), io::name_of(info.dtype), shape_text(info.shape), grouped(bytes), shown});
+      continue;
+    }
+    io::Json entry = {{"name", info.name}, {"dtype", io::name_of(info.dtype)}, {"shape", info.shape}, {"bytes", bytes}};
+    if (scales) {
+      entry["scale"] = {{"name", scales->name},
+                        {"granularity", scales->granularity},
+                        {"min", finite_or_null(scales->low)},
+                        {"max", finite_or_null(scales->high)}};
+    }
+    tensors.push_back(std::move(entry));
+  }
+  Inspection result;
+  result.text = as_json ? "" : table.text();
+  result.json["kind"] = "checkpoint";
+  result.json["path"] = path.string();
+  io::Json totals = io::Json::object();
+  for (const auto& [dtype, total] : by_dtype) {
+    result.text += fmt::format("{}: {} tensors, {}\n", dtype, total.first, human_bytes(total.second));
+    totals[dtype] = {{"tensors", total.first}, {"bytes", total.second}};
+  }
+  result.text += fmt::format("total: {} tensors, {}\n", checkpoint.names().size(),
+                             human_bytes(static_cast<std::int64_t>(checkpoint.total_bytes())));
+  add_form(form, result.json, result.text);
+  add_problems(problems_of(checkpoint, form, read_values), result.json, result.text);
+  if (as_json) result.json["tensors"] = std::move(tensors);
+  result.json["dtypes"] = std::move(totals);
+  result.json["total_bytes"] = checkpoint.total_bytes();
+  return result;
+}
+
+}  // namespace fp8::commands

@@ -1,0 +1,293 @@
+// SPDX-License-Identifier: Apache-2.0
+// fp8 measure with one decoder layer in memory at a time:
+//
+//   embedding   rows that the data needs                    -> hidden states of all samples
+//   layer i     loaded, watched; every batch through it     -> hidden states; freed            snapshot
+//   head        norm and lm_head, if it is measured: whole, or as many rows at a time as fit
+//
+// The batches are those of the whole model's run, so every operation sees the same tensors and every observer the same
+// calls.
+#include <ATen/ops/empty.h>
+#include <ATen/ops/from_blob.h>
+#include <fmt/format.h>
+
+#include <algorithm>
+#include <optional>
+#include <set>
+
+#include "fp8/runtime/device/block.h"
+#include "fp8/runtime/io/base/error.h"
+#include "fp8/tools/commands/cli/output.h"
+#include "fp8/tools/commands/cli/progress.h"
+#include "fp8/tools/commands/measure/measure_run.h"
+#include "fp8/tools/commands/work/memory_budget.h"
+#include "fp8/tools/models/hidden_states.h"
+#include "fp8/tools/models/layer_stream.h"
+
+namespace fp8::commands {
+namespace {
+
+constexpr std::int64_t kPartBytes = std::int64_t{8} << 20;  ///< of an embedding that is looked at in parts
+/// Rows of lm_head at a time: a matrix product's result does not depend on how many columns it has, down to blocks this
+/// wide.
+constexpr std::int64_t kLeastRows = 256;
+
+class BlockRun {
+ public:
+  explicit BlockRun(MeasureRun& run);
+  void execute();
+
+ private:
+  /// Calls f(first, count) for every batch; begin_samples() and Ctrl-C are seen to.
+  template <class F>
+  void for_batches(const F& f);
+  std::int64_t needed_memory() const;
+  void check_memory() const;
+  void plan_memory();
+  void embed();
+  void look_at_embedding();
+  void run_layer(std::int64_t layer);
+  void run_head();
+  void run_head_in_parts(std::size_t record);
+  /// One pass over the head's rows; returns the batches with a NaN or Inf among their logits. skip: not run.
+  std::set<std::int64_t> head_pass(std::size_t record, bool first_pass, const std::set<std::int64_t>& skip);
+  at::Tensor hidden(std::int64_t first, std::int64_t count) const;
+  void save_snapshot(std::int64_t next_layer);
+  std::int64_t last_layer() const;
+
+  MeasureRun& run_;
+  models::LayerStream stream_;
+  text::Chunks chunks_;
+  std::int64_t batch_, layers_ = 0, head_rows_ = 0;  ///< layers that are run; head_rows_ 0: all at once
+  std::int64_t steps_ = 0, total_ = 1;  ///< of the progress bar: a batch through a layer or a part of the head
+  bool head_ = false;
+  std::optional<models::HiddenStates> hidden_;
+  std::optional<Progress> bar_;
+};
+
+BlockRun::BlockRun(MeasureRun& run)
+    : run_(run),
+      stream_(run.options.model,
+              {.dtype = run.context.dtype, .device = resolve_device(run.context), .attention = run.options.attention}),
+      chunks_(load_chunks_for(run.options, run.options.model, stream_.loaded().config)),
+      batch_(run.options.batch_or_default()) {
+  const auto& unused = stream_.loaded().unused;
+  if (!unused.empty())
+    run.context.warn(fmt::format("{}: {} tensors are not used, the first is '{}'", run.options.model.string(),
+                                 unused.size(), unused[0]));
+}
+
+template <class F>
+void BlockRun::for_batches(const F& f) {
+  for (std::int64_t first = 0; first < chunks_.count; first += batch_) {
+    check_interrupted();
+    const std::int64_t count = std::min(batch_, chunks_.count - first);
+    run_.session->begin_samples(first, count);
+    timed_forward(run_, [&] { f(first, count); });
+    bar_->update(std::min(total_, ++steps_));
+  }
+}
+
+/// The last decoder layer that must run: all where the head is measured, else the last with a module that is.
+std::int64_t BlockRun::last_layer() const {
+  if (head_) return stream_.layers() - 1;
+  const auto selected = run_.session->result().selected;
+  const auto& caches = run_.calibration.kv_cache;  // watched beside the selected modules
+  for (std::int64_t i = stream_.layers() - 1; i >= 0; --i) {
+    const std::string prefix = "model.layers." + std::to_string(i) + ".";
+    if (std::any_of(selected.begin(), selected.end(), [&](const auto& name) { return name.rfind(prefix, 0) == 0; }))
+      return i;
+    if (caches && (caches(prefix + "self_attn.k_cache") || caches(prefix + "self_attn.v_cache"))) return i;
+  }
+  return -1;
+}
+
+/// A decoder layer and a batch in it, at its largest: the norm in f32 and its result, q, k, v; or gate, up and their
+/// product.
+std::int64_t BlockRun::needed_memory() const {
+  const auto& config = stream_.loaded().config;
+  const auto size = static_cast<std::int64_t>(c10::elementSize(stream_.loaded().dtype));
+  const std::int64_t batch = std::min(batch_, chunks_.count), tokens = batch * chunks_.length;
+  std::int64_t work =
+      tokens * (config.hidden_size * (12 + 6 * size) + 3 * config.intermediate_size * size) + (std::int64_t{8} << 20);
+  if (config.attention == models::AttentionKind::eager)
+    work += batch * config.num_attention_heads * chunks_.length * chunks_.length * (8 + 2 * size);
+  return stream_.layer_bytes() + work;
+}
+
+/// Throws UsageError where --memory-limit does not leave that.
+void BlockRun::check_memory() const {
+  const std::int64_t needed = needed_memory(), batch = std::min(batch_, chunks_.count);
+  const std::string what = fmt::format("one decoder layer with a batch of {} samples", batch);
+  run_.require_memory(needed, what);
+  if (needed > run_.memory)
+    run_.context.warn(fmt::format("{} takes about {}, more than the {} that are free", what, human_bytes(needed),
+                                  human_bytes(run_.memory)));
+}
+
+/// What stays in memory beside a layer and what a batch needs there; the rest goes to files, or is done in parts.
+void BlockRun::plan_memory() {
+  const auto& config = stream_.loaded().config;
+  const auto size = static_cast<std::int64_t>(c10::elementSize(stream_.loaded().dtype));
+  const std::int64_t tokens = std::min(batch_, chunks_.count) * chunks_.length;
+  const std::int64_t states = chunks_.count * chunks_.length * config.hidden_size * size;
+  const bool in_memory = needed_memory() + states <= run_.memory;
+  hidden_.emplace(chunks_.count, chunks_.length * config.hidden_size * size,
+                  in_memory ? run_.snapshots.path() : run_.snapshots.folder(), in_memory);
+  const std::int64_t left = run_.memory - (in_memory ? states : 0) - (std::int64_t{8} << 20);
+  const std::int64_t per_row = (config.hidden_size + 2 * tokens) * size;  // of the weight, and its column of the logits
+  if (run_.session->takes_parts() && per_row * config.vocab_size > left)
+    head_rows_ = std::min(config.vocab_size, std::max(kLeastRows, left / 2 / per_row / kLeastRows * kLeastRows));
+}
+
+void BlockRun::execute() {
+  check_memory();
+  const auto& model = *stream_.loaded().model;
+  auto calibration = run_.calibration;
+  if (!run_.progress.is_null()) calibration.resume = run_.progress.value("session", io::Json());
+  measure::check_writable(calibration.prefix);
+  run_.session = measure::CalibrationSession::plan(measure::weight_modules(model), measure::op_nodes(model),
+                                                   std::move(calibration));
+  run_.require_selection();
+  head_ = run_.session->record_of("lm_head").has_value();
+  layers_ = last_layer() + 1;
+  plan_memory();
+  const std::int64_t batches = (chunks_.count + batch_ - 1) / batch_, rows = stream_.loaded().config.vocab_size;
+  total_ = std::max<std::int64_t>(1, batches * (layers_ + (!head_           ? 0
+                                                           : head_rows_ > 0 ? (rows + head_rows_ - 1) / head_rows_
+                                                                            : 1)));
+  bar_.emplace(run_.context, "measure", total_);
+  std::int64_t layer = 0;
+  if (run_.progress.is_null()) {
+    embed();
+  } else {
+    layer = run_.progress.value("next_layer", std::int64_t{0});
+    hidden_->restore(run_.progress.value("hidden", io::Json()));
+    steps_ = layer * batches;
+  }
+  for (; layer < layers_; ++layer) run_layer(layer);
+  if (head_) run_head();
+  run_.sources.check_unchanged();
+}
+
+at::Tensor BlockRun::hidden(std::int64_t first, std::int64_t count) const {
+  const auto h = at::empty({count, chunks_.length, stream_.loaded().config.hidden_size},
+                           at::TensorOptions(stream_.loaded().dtype).device(at::kHPU));
+  hidden_->read(first, count, runtime::cpu_alias(h).mutable_data_ptr());
+  return h;
+}
+
+/// The embedding is measured: all of it is looked at, though only some of its rows are needed.
+void BlockRun::look_at_embedding() {
+  const auto modules = stream_.embedding_modules();
+  if (modules.empty() || !run_.session->record_of(modules[0].name).has_value()) return;
+  const auto& weight = modules[0].weight;
+  if (!run_.session->takes_parts()) {
+    auto whole = modules[0];
+    whole.weight = stream_.rows(/*head=*/false, 0, weight.size(0));
+    run_.session->enter({whole});
+    run_.session->leave({whole});
+    return;
+  }
+  const std::int64_t row_bytes = weight.size(1) * static_cast<std::int64_t>(c10::elementSize(stream_.loaded().dtype));
+  const std::int64_t rows = std::max<std::int64_t>(1, kPartBytes / row_bytes);
+  for (std::int64_t first = 0; first < weight.size(0); first += rows) {
+    check_interrupted();
+    run_.session->look_at_part(modules[0], stream_.rows(false, first, std::min(rows, weight.size(0) - first)), first);
+  }
+}
+
+void BlockRun::embed() {
+  look_at_embedding();
+  const auto ids = at::from_blob(chunks_.ids.data(), {chunks_.count, chunks_.length}, at::kLong);
+  for (std::int64_t first = 0; first < chunks_.count; first += batch_) {
+    check_interrupted();
+    const std::int64_t count = std::min(batch_, chunks_.count - first);
+    run_.session->begin_samples(first, count);
+    const auto h = stream_.embed(ids.narrow(0, first, count)).contiguous();
+    hidden_->write(first, count, runtime::cpu_alias(h).const_data_ptr());
+  }
+  hidden_->advance();
+}
+
+void BlockRun::run_layer(std::int64_t layer) {
+  run_.sources.check_unchanged();
+  {
+    const auto resident = stream_.load_layer(layer);
+    const auto modules = stream_.layer_modules(layer);
+    run_.session->enter(modules);
+    for_batches([&](std::int64_t first, std::int64_t count) {
+      const auto out = stream_.run_layer(layer, hidden(first, count)).contiguous();
+      hidden_->write(first, count, runtime::cpu_alias(out).const_data_ptr());
+    });
+    run_.session->leave(modules);
+  }
+  trim_heap();
+  hidden_->advance();
+  if (run_.snapshots.due()) save_snapshot(layer + 1);
+}
+
+void BlockRun::save_snapshot(std::int64_t next_layer) {
+  run_.sources.check_unchanged();  // a snapshot of two models is worth nothing
+  io::Json hidden;
+  const bool saved = run_.snapshots.save([&]() -> io::Json {
+    run_.snapshots.folder();
+    io::Json session = run_.session->snapshot();
+    if (session.is_null()) return nullptr;
+    hidden = hidden_->save();
+    return {{"next_layer", next_layer},
+            {"hidden", hidden},
+            {"session", std::move(session)},
+            {"forward_seconds", run_.forward_seconds}};
+  });
+  if (saved) hidden_->keep_only(hidden);
+}
+
+void BlockRun::run_head() {
+  run_.sources.check_unchanged();
+  const auto record = *run_.session->record_of("lm_head");
+  if (head_rows_ > 0) return run_head_in_parts(record);
+  const auto resident = stream_.load_head();
+  const auto modules = stream_.head_modules();
+  run_.session->enter(modules);
+  for_batches(
+      [&](std::int64_t first, std::int64_t count) { stream_.run_head(stream_.run_norm(hidden(first, count))); });
+  run_.session->leave(modules);
+}
+
+std::set<std::int64_t> BlockRun::head_pass(std::size_t record, bool first_pass, const std::set<std::int64_t>& skip) {
+  const auto vocabulary = stream_.loaded().config.vocab_size;
+  auto whole = stream_.head_modules()[0];
+  whole.weight =
+      whole.weight.detach();  // the placeholder, which has the sizes, and keeps them when the module gets rows
+  std::set<std::int64_t> bad;
+  for (std::int64_t row = 0; row < vocabulary; row += head_rows_) {
+    const std::int64_t rows = std::min(head_rows_, vocabulary - row);
+    const auto resident = stream_.load_head(row, rows);
+    if (first_pass) run_.session->look_at_part(whole, stream_.head_modules()[0].weight, row);
+    for_batches([&](std::int64_t first, std::int64_t count) {
+      if (skip.count(first) != 0) return;
+      const auto n = stream_.run_norm(hidden(first, count));
+      if (first_pass && row == 0) run_.session->observe({record}, {n}, {});
+      if (!run_.session->observe_output_part(record, stream_.run_head(n), row, vocabulary, bad.count(first) == 0))
+        bad.insert(first);
+    });
+    trim_heap();
+  }
+  return bad;
+}
+
+/// Logits with a NaN or Inf are not shown to observers, not even their finite parts: the pass is made again without
+/// them.
+void BlockRun::run_head_in_parts(std::size_t record) {
+  const auto bad = head_pass(record, /*first_pass=*/true, {});
+  if (bad.empty()) return;
+  run_.session->forget_outputs(record);
+  head_pass(record, /*first_pass=*/false, bad);
+}
+
+}  // namespace
+
+void measure_blocks(MeasureRun& run) { BlockRun(run).execute(); }
+
+}  // namespace fp8::commands

@@ -1,0 +1,45 @@
+// SPDX-License-Identifier: Apache-2.0
+// `fp8 quantize --budget kl=X --data FILE`: keeps as few bytes in high precision as it takes for the KL divergence from
+// the high precision model, measured on FILE, to be at most X.
+//
+//   1. everything in fp8: if that meets the budget, nothing is kept and nothing else is run
+//   2. run the model with probes: every module's SQNR (quant/damage/damage.h)
+//   3. order the units by the KL that each causes alone in fp8 per byte that it saves, or of large models by noise per
+//      byte; a unit is what engines run as one product: q, k, v; gate, up; else one module
+//   4. smallest n such that KL(model with the first n units kept) <= X, by bisection; every KL is measured,
+//      none is estimated
+#pragma once
+#include <filesystem>
+#include <map>
+#include <string>
+#include <vector>
+
+#include "fp8/quant/plan/plan.h"
+#include "fp8/runtime/io/json/json.h"
+#include "fp8/tools/commands/cli/context.h"
+#include "fp8/tools/commands/inputs/model_input.h"
+
+namespace fp8::commands {
+
+struct BudgetOptions : DataOptions {
+  BudgetOptions() { samples = 64; }
+  double kl = 0;  ///< nats, mean over all positions
+};
+
+/// "kl=0.01" -> 0.01. Throws UsageError.
+double parse_budget(const std::string& text);
+
+struct BudgetResult {
+  std::map<std::string, std::string> keep;  ///< module -> why, for PlanOptions::keep
+  double kl = 0;                            ///< measured with these kept
+  double kl_of_all = 0;                     ///< measured with none kept
+  /// {"kl", "budget", "kl_of_all", "ranked_by": null | "kl per byte" | "noise per byte", "kept": [modules], "units":
+  /// [all, in order], "runs": [{"kept", "kl"}]}
+  io::Json report;
+};
+
+/// Throws io::Error if only the high precision model itself meets the budget.
+BudgetResult meet_budget(const std::filesystem::path& model, const quant::PlanOptions& plan,
+                         const BudgetOptions& options, const Context& context);
+
+}  // namespace fp8::commands

@@ -1,0 +1,253 @@
+// SPDX-License-Identifier: Apache-2.0
+// fp8 convert: an fp8 checkpoint into another form, or back into high precision, tensor by tensor.
+#include <fmt/format.h>
+
+#include <algorithm>
+#include <chrono>
+#include <memory>
+
+#include "fp8/quant/checkpoint/reform.h"
+#include "fp8/runtime/io/base/error.h"
+#include "fp8/tools/commands/cli/command.h"
+#include "fp8/tools/commands/cli/output.h"
+#include "fp8/tools/commands/cli/progress.h"
+#include "fp8/tools/commands/cli/table.h"
+#include "fp8/tools/commands/work/memory_budget.h"
+#include "fp8/tools/commands/work/share.h"
+
+namespace fp8::commands {
+namespace {
+
+using Clock = std::chrono::steady_clock;
+
+constexpr std::int64_t kSteps = 1000, kMaxBlock = 1 << 20;
+
+struct ConvertCommand {
+  std::filesystem::path model, out;
+  quant::ConvertOptions options;
+  std::string to;
+  std::int64_t block = 0, worst = 5;
+  ShareOptions share;
+  bool verify = false, verify_only = false;
+};
+
+const std::vector<std::string>& targets() {
+  static const std::vector<std::string> names = {"bf16", "f16",      "f32", "compressed-tensors",
+                                                 "fp8",  "modelopt", "inc", "inc-vllm"};
+  return names;
+}
+
+void set_target(ConvertCommand& c, std::size_t i) {
+  using quant::CheckpointFormat;
+  using recipes::FloatType;
+  constexpr FloatType kTypes[] = {FloatType::BF16, FloatType::F16, FloatType::F32};
+  constexpr CheckpointFormat kForms[] = {CheckpointFormat::compressed_tensors, CheckpointFormat::fp8,
+                                         CheckpointFormat::modelopt, CheckpointFormat::inc, CheckpointFormat::inc_vllm};
+  c.to = targets()[i];
+  if (i < std::size(kTypes)) {
+    c.options.type = kTypes[i];
+  } else {
+    c.options.type.reset();
+    c.options.form = kForms[i - std::size(kTypes)];
+  }
+}
+
+void check_usage(ConvertCommand& c, const Context& context) {
+  auto& o = c.options;
+  if (c.to.empty()) throw UsageError("convert: --to is required");
+  o.dialect = context.dialect;
+  if (c.block != 0) o.block = quant::Block{c.block, c.block};
+  if (o.type.has_value()) {
+    const char* given = o.weights.has_value()        ? "--scheme"
+                        : o.block.has_value()        ? "--block"
+                        : o.power_of_two.has_value() ? "--scale-format"
+                        : o.rescale.has_value()      ? "--rescale"
+                        : o.dialect.has_value()      ? "--dialect"
+                                                     : nullptr;
+    if (given != nullptr) throw UsageError(std::string("convert: ") + given + " is for fp8 forms, found --to " + c.to);
+  } else if (o.cast_all) {
+    throw UsageError("convert: --cast-all is for --to bf16, f16, f32, found --to " + c.to);
+  }
+  const bool block = o.weights.value_or(quant::WeightGranularity::block) == quant::WeightGranularity::block;
+  if (!block && (o.block.has_value() || o.power_of_two.has_value()))
+    throw UsageError("convert: --block and --scale-format need --scheme block");
+  if (c.verify_only && (o.dry_run || c.share.join))
+    throw UsageError("convert: --verify-only writes nothing, --dry-run and --join don't go with it");
+}
+
+/// The process' share of the work. Only a whole folder can be verified.
+Share set_share(ConvertCommand& c, const Context& context) {
+  const Share share = find_share(c.share, c.out);
+  if (!share.warning.empty()) context.warn(share.warning);
+  auto& stream = c.options.stream;
+  stream.rank = share.rank;
+  stream.world_size = share.world_size;
+  stream.resume = c.share.resume;
+  stream.shard_bytes = static_cast<std::uint64_t>(c.share.shard_bytes);
+  c.options.join = c.share.join;
+  if (c.verify && share.world_size > 1 && !c.share.join)
+    throw UsageError("convert: --verify needs the whole folder: with --join, or --verify-only afterwards");
+  return share;
+}
+
+/// The modules as JSON, and what a reader wants to know of them as rows.
+void tell_modules(const quant::ConvertReport& report, io::Json& json, Table& table) {
+  std::map<std::string, std::size_t> counts;
+  std::size_t exact = 0;
+  const quant::ConvertedWeight* worst = nullptr;
+  json["modules"] = io::Json::array();
+  for (const auto& m : report.modules) {
+    io::Json one = {{"name", m.name}, {"change", name_of(m.change)}, {"exact", m.exact}};
+    if (m.max_error.has_value()) one["max_relative_error"] = *m.max_error;
+    if (!m.reason.empty()) one["reason"] = m.reason;
+    json["modules"].push_back(one);
+    ++counts[name_of(m.change)];
+    exact += m.exact ? 1 : 0;
+    if (m.max_error.has_value() && (worst == nullptr || *m.max_error > *worst->max_error)) worst = &m;
+  }
+  json["modules_converted"] = report.modules.size();
+  json["exact"] = exact == report.modules.size();
+  for (const auto& [change, count] : counts) table.row({"modules " + change, std::to_string(count)});
+  table.row({"exact",
+             exact == report.modules.size() ? "yes" : fmt::format("{} of {} modules", exact, report.modules.size())});
+  if (worst != nullptr)
+    table.row({"largest relative error", fmt::format("{:.3e} ({})", *worst->max_error, worst->name)});
+  for (const auto& m : report.modules) {
+    if (!m.reason.empty()) table.row({"in high precision: " + m.name, m.reason});
+  }
+}
+
+void tell_verification(const quant::Verification& v, std::int64_t worst, io::Json& json, Table& table) {
+  io::Json all = io::Json::array();
+  std::size_t equal = 0;
+  for (const auto& d : v.modules) {
+    all.push_back({{"name", d.name},
+                   {"exact_promised", d.exact},
+                   {"bit_equal", d.equal},
+                   {"max_relative_error", d.max_error},
+                   {"rms_relative_error", d.rms_error}});
+    equal += d.equal ? 1 : 0;
+  }
+  json["verify"] = {
+      {"modules", all}, {"modules_bit_equal", equal}, {"tensors_compared", v.tensors}, {"broken", v.broken}};
+  table.row({"verified bit-equal", fmt::format("{} of {} modules", equal, v.modules.size())});
+  table.row({"verified tensors", std::to_string(v.tensors)});
+  for (std::size_t i = 0; i < std::min(v.modules.size(), static_cast<std::size_t>(worst)); ++i) {
+    const auto& d = v.modules[i];
+    table.row({"error of " + d.name,
+               fmt::format("max {:.3e}, rms {:.3e}{}", d.max_error, d.rms_error, d.equal ? ", as promised" : "")});
+  }
+}
+
+void convert(ConvertCommand& c, Context& context) {
+  check_usage(c, context);
+  const Share share = set_share(c, context);
+  const auto start = Clock::now();
+  Progress progress(context, "convert", kSteps);
+  c.options.stream.stop = [] { return interrupted(); };
+  c.options.stream.progress = [&](std::uint64_t done, std::uint64_t total) {
+    progress.update(static_cast<std::int64_t>(static_cast<double>(done) /
+                                              static_cast<double>(std::max<std::uint64_t>(total, 1)) * kSteps));
+  };
+  quant::ConvertOptions options = c.options;
+  options.dry_run = options.dry_run || c.verify_only;
+  if (c.verify_only) options.stream.resume = false;
+  const auto report = quant::convert_checkpoint(c.model, c.out, options);
+  const double seconds = std::chrono::duration<double>(Clock::now() - start).count();
+  std::optional<quant::Verification> verification;
+  if (c.verify_only || (c.verify && !options.dry_run))
+    verification = quant::verify_conversion(c.model, c.out, c.options);
+
+  io::Json json = {{"from", report.from}, {"to", report.to}};
+  Table table({c.verify_only     ? "convert (verify only)"
+               : options.dry_run ? "convert (dry run)"
+                                 : "convert",
+               ">" + c.model.filename().string()});
+  table.row({"from", report.from});
+  table.row({"to", report.to});
+  tell_modules(report, json, table);
+  if (report.kv != 0) table.row({"key-value cache scales", fmt::format("{} attention modules", report.kv)});
+  for (const auto& note : report.notes) table.row({"note", note});
+  if (report.finished_before)
+    table.row({"finished already", c.out.string() + " is what a run with these options wrote; nothing was done"});
+  json.update({{"kv_cache_scales", report.kv},
+               {"notes", report.notes},
+               {"weights_bytes", report.weights_bytes},
+               {"source_bytes", report.source_bytes},
+               {"seconds", seconds},
+               {"peak_rss_bytes", peak_resident_bytes()},
+               {"dry_run", c.options.dry_run},
+               {"finished_before", report.finished_before},
+               {"out", c.out.string()},
+               {"rank", share.rank},
+               {"world_size", share.world_size}});
+  if (share.world_size > 1 && !options.join)
+    table.row({"share", fmt::format("rank {} of {}; --join puts all together", share.rank, share.world_size)});
+  table.row({"source", human_bytes(static_cast<std::int64_t>(report.source_bytes))});
+  table.row({"weights", human_bytes(static_cast<std::int64_t>(report.weights_bytes))});
+  table.row({"seconds", human_seconds(seconds)});
+  if (verification.has_value()) tell_verification(*verification, c.worst, json, table);
+  context.result(json, table.text());
+  if (verification.has_value() && !verification->broken.empty()) {
+    throw io::Error(fmt::format("{}: differs from {} in {} places that were promised exact, the first is {}",
+                                c.out.string(), c.model.string(), verification->broken.size(),
+                                verification->broken.front()));
+  }
+}
+
+}  // namespace
+
+Action add_convert(Options& options) {
+  auto c = std::make_shared<ConvertCommand>();
+  options.path(
+      "--model", c->model,
+      "fp8 checkpoint folder of any form (for --to bf16, f16, f32 also a high precision one: its tensors are cast)",
+      Options::Need::required);
+  options.choice(
+      "--to", targets(), [c](std::size_t i) { set_target(*c, i); },
+      "Type or form to write. A type: code * scale, rounded once; config.json's dtype or torch_dtype is changed only "
+      "if it says another type "
+      "(required)");
+  options.path("--out", c->out, "Folder to write", Options::Need::required);
+  options.choice(
+      "--scheme", {"tensor", "channel", "block"},
+      [c](std::size_t i) { c->options.weights = static_cast<quant::WeightGranularity>(i); },
+      "Weight scales (default: the source's, or finer ones that keep every code). Coarser scales requantize, which is "
+      "not exact");
+  options.integer("--block", c->block, 1, kMaxBlock, "Rows and columns of a block of --scheme block",
+                  "the source's, else 128");
+  options.choice(
+      "--scale-format", {"f32", "e8m0"}, [c](std::size_t i) { c->options.power_of_two = i == 1; },
+      "Block scales: any number, or powers of two in one byte (default the source's)");
+  options.choice(
+      "--rescale", {"448/240", "2"}, [c](std::size_t i) { c->options.rescale = static_cast<quant::Rescale>(i); },
+      "With a --dialect of another range: scales times this, codes divided by it and rounded (default 448/240 to "
+      "gaudi2; from gaudi2 codes and "
+      "scales stay)");
+  options.choice(
+      "--assume", {"compressed-tensors", "fp8", "modelopt", "inc"},
+      [c](std::size_t i) {
+        constexpr quant::CheckpointFormat kForms[] = {quant::CheckpointFormat::compressed_tensors,
+                                                      quant::CheckpointFormat::fp8, quant::CheckpointFormat::modelopt,
+                                                      quant::CheckpointFormat::inc};
+        c->options.assume = kForms[i];
+      },
+      "Form of a --model whose config.json has no quantization_config, or whose codes are stored as U8 or I8 (E4M3 "
+      "then); refused without");
+  options.flag("--allow-nonfinite", c->options.allow_nonfinite,
+               "Copy tensors with NaN or Inf, noted in fp8.json, instead of refusing them");
+  options.flag("--cast-all", c->options.cast_all,
+               "To a type: cast the tensors that are not in fp8 too, instead of copying them");
+  options.flag(
+      "--verify", c->verify,
+      "Then compare both folders' weights, print the worst modules; exit 1 if one that is called exact is not");
+  options.flag("--verify-only", c->verify_only,
+               "Only compare --out, written before with the same options, with --model");
+  options.integer("--worst", c->worst, 0, 1'000'000, "Modules that --verify prints (--json has all)");
+  options.flag("--overwrite", c->options.stream.overwrite, "Replace a non-empty output folder");
+  add_share_options(options, c->share);
+  options.flag("--dry-run", c->options.dry_run, "Print the plan and the bytes, write nothing");
+  return [c](Context& context) { convert(*c, context); };
+}
+
+}  // namespace fp8::commands

@@ -1,0 +1,284 @@
+// SPDX-License-Identifier: Apache-2.0
+// fp8 quantize: checkpoint folder in, fp8 checkpoint folder out, tensor by tensor.
+#include "fp8/quant/checkpoint/quantize.h"
+
+#include <fmt/format.h>
+
+#include <chrono>
+#include <memory>
+
+#include "fp8/configs/configs.h"
+#include "fp8/measure/calibration/options.h"
+#include "fp8/quant/checkpoint/reader_check.h"
+#include "fp8/runtime/device/device.h"
+#include "fp8/runtime/io/base/error.h"
+#include "fp8/tools/commands/cli/command.h"
+#include "fp8/tools/commands/cli/output.h"
+#include "fp8/tools/commands/cli/progress.h"
+#include "fp8/tools/commands/cli/table.h"
+#include "fp8/tools/commands/inspect/plan_table.h"
+#include "fp8/tools/commands/quantize/budget.h"
+#include "fp8/tools/commands/work/memory_budget.h"
+#include "fp8/tools/commands/work/share.h"
+#include "fp8/tools/models/expert_weights.h"
+
+namespace fp8::commands {
+namespace {
+
+using Clock = std::chrono::steady_clock;
+
+struct QuantizeOptions {
+  BudgetOptions data;
+  std::string budget;
+  std::filesystem::path model, out, config;
+  std::string measurements;
+  std::vector<std::string> include, exclude, ignore;
+  quant::ExpertForm experts = quant::ExpertForm::each;
+  quant::ModuleChoice modules;
+  std::optional<quant::WeightGranularity> scheme;
+  std::int64_t block = 0;  ///< 0: not given
+  std::optional<bool> power_of_two;
+  ShareOptions share;
+  quant::CheckpointFormat format = quant::CheckpointFormat::compressed_tensors;
+  std::optional<quant::KvGranularity> kv_scales;
+  std::optional<bool> kv_cache;
+  bool dynamic = false, weights_only = false, overwrite = false, dry_run = false, no_fuse_scales = false,
+       allow_nonfinite = false, check = false;
+};
+
+quant::ActivationScaling activations_of(const QuantizeOptions& o) {
+  const bool kv_cache = o.kv_cache.value_or(false);
+  if (kv_cache && o.measurements.empty() && o.config.empty())
+    throw UsageError("quantize: --kv-cache fp8 makes its scales of --measurements DIR, which is not given");
+  const bool for_activations = !o.measurements.empty() && !(kv_cache && (o.dynamic || o.weights_only));
+  const int given = (for_activations ? 1 : 0) + (o.dynamic ? 1 : 0) + (o.weights_only ? 1 : 0);
+  if (given > 1) throw UsageError("quantize: --measurements, --dynamic and --weights-only exclude each other");
+  if (given == 0 && o.config.empty())
+    throw UsageError("quantize: one of --measurements DIR, --dynamic, --weights-only is required");
+  if (!o.config.empty() && (o.dynamic || o.weights_only))
+    throw UsageError("quantize: --config decides the scales, --dynamic and --weights-only don't go with it");
+  return o.dynamic        ? quant::ActivationScaling::dynamic_token
+         : o.weights_only ? quant::ActivationScaling::none
+                          : quant::ActivationScaling::static_tensor;
+}
+
+/// Measurements in the names of the model in memory.
+quant::PlanOptions plan_of(const QuantizeOptions& o, const Context& context) {
+  quant::PlanOptions plan;
+  plan.activations = activations_of(o);
+  if (o.kv_scales.has_value() && !o.kv_cache.value_or(!o.config.empty()))
+    throw UsageError("quantize: --kv-cache-scales goes with --kv-cache fp8");
+  plan.kv_cache = o.kv_cache;
+  plan.kv_scales = o.kv_scales.value_or(quant::KvGranularity::tensor);
+  plan.weights = o.scheme;
+  if (o.scheme != quant::WeightGranularity::block && (o.block > 0 || o.power_of_two.has_value()))
+    throw UsageError("quantize: --block and --scale-format go with --scheme block");
+  if (o.block > 0) plan.block = {o.block, o.block};
+  plan.power_of_two = o.power_of_two.value_or(false);
+  plan.fuse_scales = !o.no_fuse_scales;
+  plan.include = o.include;
+  plan.exclude = o.exclude;
+  plan.experts = o.experts;
+  plan.dialect = context.dialect.value_or(kernels::Dialect::ocp);
+  if (!o.config.empty()) {
+    if (o.scheme.has_value() || !o.include.empty() || !o.exclude.empty()) {
+      throw UsageError(
+          "quantize: --config decides modules and scales, --scheme, --include and --exclude don't go with it");
+    }
+    plan.config = configs::read_quant_config(o.config);
+    if (plan.config->mode != configs::QuantMode::QUANTIZE && plan.config->mode != configs::QuantMode::AUTO) {
+      throw io::Error(o.config.string() + ": key 'mode': found " + configs::name_of(plan.config->mode) +
+                      ", expected QUANTIZE");
+    }
+    configs::refuse_type_paths(*plan.config);
+    if (!context.dialect.has_value()) plan.dialect = runtime::device_dialect("quantize");
+    if (plan.config->needs_measurements() || o.kv_cache.value_or(false))
+      plan.measurements = measure::measurements_for(*plan.config, o.measurements);
+  } else if (!o.measurements.empty()) {
+    plan.measurements = measure::read_measurements(o.measurements);
+  }
+  return plan;
+}
+
+/// What the programs that read the form would make of what was written.
+void add_check(const std::filesystem::path& out, io::Json& json, Table& table) {
+  json["readers"] = io::Json::array();
+  for (const auto& verdict : quant::check_readers(out)) {
+    json["readers"].push_back(
+        {{"reader", verdict.reader}, {"loads", verdict.problems.empty()}, {"problems", verdict.problems}});
+    const auto more =
+        verdict.problems.size() > 1 ? fmt::format(" ({} more with --json)", verdict.problems.size() - 1) : "";
+    table.row({verdict.reader, verdict.problems.empty()
+                                   ? "loads it"
+                                   : "would be refused or misread: " + verdict.problems.front() + more});
+  }
+}
+
+void quantize(const QuantizeOptions& o, Context& context) {
+  if (o.budget.empty() != o.data.data.empty()) throw UsageError("quantize: --budget and --data go together");
+  const auto start = Clock::now();
+  quant::CheckpointOptions options;
+  options.plan = plan_of(o, context);
+  std::optional<BudgetResult> budget;
+  if (!o.budget.empty()) {
+    BudgetOptions data = o.data;
+    data.kl = parse_budget(o.budget);
+    budget = meet_budget(o.model, options.plan, data, context);
+    const io::Checkpoint checkpoint(o.model);
+    for (const auto& [name, reason] : budget->keep) {  // experts are called otherwise there
+      for (const auto& piece : models::pieces_of(name + ".weight", checkpoint))
+        options.plan.keep[piece.tensor.substr(0, piece.tensor.rfind(".weight"))] = reason;
+    }
+  }
+  if (options.plan.measurements.has_value())
+    options.plan.measurements = models::in_names_of_checkpoint(std::move(*options.plan.measurements));
+  options.format = o.format;
+  options.overwrite = o.overwrite;
+  options.allow_nonfinite = o.allow_nonfinite;
+  options.modules = o.modules;
+  options.ignore = o.ignore;
+  options.dry_run = o.dry_run;
+  const Share share = find_share(o.share, o.out);
+  if (!share.warning.empty()) context.warn(share.warning);
+  if (o.check && (o.dry_run || (share.world_size > 1 && !o.share.join)))
+    throw UsageError("quantize: --check reads a whole output, not that of --dry-run or one rank's share");
+  options.rank = share.rank;
+  options.world_size = share.world_size;
+  options.join = o.share.join;
+  options.resume = o.share.resume;
+  options.shard_bytes = static_cast<std::uint64_t>(o.share.shard_bytes);
+  options.stop = [] { return interrupted(); };
+  constexpr std::int64_t kSteps = 1000;
+  Progress progress(context, "quantize", kSteps);
+  options.progress = [&](std::uint64_t done, std::uint64_t total) {
+    progress.update(static_cast<std::int64_t>(static_cast<double>(done) /
+                                              static_cast<double>(std::max<std::uint64_t>(total, 1)) * kSteps));
+  };
+  const auto report = quant::quantize_checkpoint(o.model, o.out, options);
+  const double seconds = std::chrono::duration<double>(Clock::now() - start).count();
+  for (const auto& warning : report.warnings) context.warn(warning);
+  if (o.kv_scales.has_value() && report.kv_caches == 0)
+    context.warn("--kv-cache-scales has no effect: no scales of key-value caches are written");
+
+  io::Json json = {{"modules_quantized", report.quantized.size()},
+                   {"modules_skipped", io::Json::array()},
+                   {"scheme", report.quantized.front().second},
+                   {"weights_bytes", report.weights_bytes},
+                   {"source_bytes", report.source_bytes},
+                   {"seconds", seconds},
+                   {"peak_rss_bytes", peak_resident_bytes()},
+                   {"dry_run", o.dry_run},
+                   {"out", o.out.string()},
+                   {"units", report.units},
+                   {"units_kept", report.units_kept},
+                   {"finished_before", report.finished_before},
+                   {"rank", share.rank},
+                   {"world_size", share.world_size}};
+  Table table({o.dry_run ? "quantize (dry run)" : "quantize", ">" + o.model.filename().string()});
+  table.row({"modules quantized", std::to_string(report.quantized.size())});
+  table.row({"scheme", report.quantized.front().second});
+  table.row({"source", human_bytes(static_cast<std::int64_t>(report.source_bytes))});
+  table.row({"weights", human_bytes(static_cast<std::int64_t>(report.weights_bytes))});
+  table.row({"seconds", human_seconds(seconds)});
+  if (report.kv_caches > 0) {
+    json["kv_cache"] = "fp8";
+    json["kv_cache_scales"] = options.plan.kv_scales == quant::KvGranularity::head ? "head" : "tensor";
+    table.row({"key-value cache", fmt::format("fp8 in {} layers", report.kv_caches)});
+  }
+  if (share.world_size > 1 && !options.join)
+    table.row({"share", fmt::format("rank {} of {}; --join puts all together", share.rank, share.world_size)});
+  if (report.finished_before) {
+    table.row({"finished already", o.out.string() + " is what a run with these options wrote; nothing was done"});
+  } else if (report.units_kept > 0)
+    table.row({"kept of an earlier run", fmt::format("{} of {} parts", report.units_kept, report.units)});
+  if (budget.has_value()) {
+    json["budget"] = budget->report;
+    table.row({"KL, all in fp8", fmt::format("{:.3e}", budget->kl_of_all)});
+    table.row({"KL, as written", fmt::format("{:.3e} (budget {})", budget->kl, o.budget)});
+  }
+  for (const auto& s : report.skipped) json["modules_skipped"].push_back({{"name", s.name}, {"reason", s.reason}});
+  for (const auto& line : plan_lines(report)) {
+    if (!line.scheme.empty() && !o.dry_run) continue;
+    const std::string count = line.modules.size() > 1 ? fmt::format(" ({} modules)", line.modules.size()) : "";
+    table.row({(line.scheme.empty() ? "kept " : "fp8 ") + line.name + count,
+               line.scheme.empty() ? line.reason : line.scheme});
+  }
+  if (o.dry_run) {
+    json["modules"] = io::Json::array();
+    for (const auto& [name, scheme] : report.quantized) json["modules"].push_back(name);
+    for (const auto& [name, what] : report.guesses) {
+      json["guesses"][name] = what;
+      table.row({"taken " + name, what == "Linear" ? "for Linear" : "for none: " + what});
+    }
+  }
+  if (o.check) add_check(o.out, json, table);
+  context.result(json, table.text());
+}
+
+}  // namespace
+
+Action add_quantize(Options& options) {
+  auto values = std::make_shared<QuantizeOptions>();
+  options.path("--model", values->model, "High precision checkpoint folder", Options::Need::required);
+  options.path("--out", values->out, "Folder to write", Options::Need::required);
+  options.text("--measurements", values->measurements, "Static scales from a measurement: its folder or prefix");
+  options.flag("--dynamic", values->dynamic, "Activation scales per token, computed at each call");
+  options.flag("--weights-only", values->weights_only, "Activations stay in high precision");
+  options.choice(
+      "--scheme", {"tensor", "channel", "block"},
+      [values](std::size_t i) { values->scheme = static_cast<quant::WeightGranularity>(i); },
+      "Weight scales (default: tensor with --measurements, else channel); block: one per square, activations per "
+      "group");
+  options.integer("--block", values->block, 1, 65536, "Rows and columns of a block", "128");
+  options.choice(
+      "--scale-format", {"f32", "e8m0"}, [values](std::size_t i) { values->power_of_two = i == 1; },
+      "Scales of blocks: any number, or powers of two");
+  options.path("--config", values->config,
+               "QUANT_CONFIG JSON: Intel Neural Compressor's methods and lists instead of ours");
+  options.choice(
+      "--format", {"compressed-tensors", "inc", "inc-vllm", "fp8", "modelopt", "quark"},
+      [values](std::size_t i) { values->format = static_cast<quant::CheckpointFormat>(i); },
+      "Form of the checkpoint: for transformers and vLLM, for neural-compressor, what the latter calls vllm, "
+      "DeepSeek's with blocks and vLLM's "
+      "with one scale per tensor, NVIDIA ModelOpt's, AMD Quark's (gpt_oss beside its MXFP4 experts, for vLLM)");
+  options.choice(
+      "--kv-cache", {"off", "fp8"}, [values](std::size_t i) { values->kv_cache = i == 1; },
+      "fp8: scales for keys and values, made of --measurements (which --dynamic and --weights-only then take for "
+      "nothing else); engines keep the cache in fp8 then "
+      "(default: off; with --config as its lists say)");
+  options.choice(
+      "--kv-cache-scales", {"tensor", "head"},
+      [values](std::size_t i) { values->kv_scales = static_cast<quant::KvGranularity>(i); },
+      "One scale for keys and one for values of a layer (default), or for each head (compressed-tensors)");
+  options.list("--include", values->include, "Regular expression: quantize these modules too (lm_head, routers)");
+  options.list("--exclude", values->exclude, "Regular expression: keep these modules in high precision");
+  options.choice(
+      "--experts", {"each", "keep"}, [values](std::size_t i) { values->experts = static_cast<quant::ExpertForm>(i); },
+      "Experts: each in fp8 with its own scales and name, also where one tensor stacks them (default), or all kept as "
+      "they are");
+  options.list("--linear", values->modules.linear,
+               "Regular expression: these modules are Linear, whatever their names, sizes and places say");
+  options.list("--keep", values->modules.keep,
+               "Regular expression: these modules are no Linear; they stay in high precision and readers are told so");
+  options.choice(
+      "--towers", {"keep", "fp8"}, [values](std::size_t i) { values->modules.towers = i == 1; },
+      "Vision and audio towers and their projectors: in high precision (default), or like the rest");
+  options.list(
+      "--ignore", values->ignore,
+      "One more entry for the file's list of modules in high precision, as its form spells them (\"re:.*\\.gate$\")");
+  options.flag("--no-fuse-scales", values->no_fuse_scales, "Own per-tensor scales for q, k, v and for gate, up");
+  options.text("--budget", values->budget,
+               "kl=X: keep the most damaged modules in high precision until the KL measured on --data is at most X");
+  add_data_options(options, values->data, Options::Need::optional);
+  add_share_options(options, values->share);
+  options.flag("--overwrite", values->overwrite, "Replace a non-empty output folder");
+  options.flag("--allow-nonfinite", values->allow_nonfinite,
+               "Copy tensors with NaN or Inf in high precision, noted in fp8.json, instead of refusing them");
+  options.flag("--check", values->check,
+               "Read the output again and say of each program that reads its form whether it loads, or what it would "
+               "refuse or misread");
+  options.flag("--dry-run", values->dry_run, "Print the plan and the bytes, write nothing");
+  return [values](Context& context) { quantize(*values, context); };
+}
+
+}  // namespace fp8::commands

@@ -1,0 +1,264 @@
+// SPDX-License-Identifier: Apache-2.0
+// fp8 train: a Llama from a config or a checkpoint, a text, trainer::Trainer, and a folder that it leaves:
+//
+//   OUT/config.json, tokenizer files, model.safetensors    the trained model, there when training ended
+//   OUT/log.jsonl, OUT/train.json                          a line per step; what the run was started with
+//   OUT/measurements/                                      with fp8: the amaxes met, for fp8 quantize
+//   OUT/checkpoints/step-00000200/                         the same model files, and trainer_state.{json,safetensors}
+//   to go on from
+#include <fmt/format.h>
+
+#include <algorithm>
+#include <cmath>
+#include <memory>
+#include <optional>
+#include <utility>
+
+#include "fp8/runtime/device/memory.h"
+#include "fp8/runtime/io/base/checksum.h"
+#include "fp8/runtime/io/base/error.h"
+#include "fp8/runtime/io/json/json_edit.h"
+#include "fp8/runtime/trainer/trainer.h"
+#include "fp8/tools/commands/cli/command.h"
+#include "fp8/tools/commands/cli/output.h"
+#include "fp8/tools/commands/cli/progress.h"
+#include "fp8/tools/commands/cli/table.h"
+#include "fp8/tools/commands/inputs/model_input.h"
+#include "fp8/tools/commands/train/train_data.h"
+#include "fp8/tools/commands/train/train_log.h"
+#include "fp8/tools/commands/train/train_memory.h"
+#include "fp8/tools/commands/train/train_options.h"
+#include "fp8/tools/commands/train/train_precision.h"
+#include "fp8/tools/commands/work/memory_budget.h"
+#include "fp8/tools/models/config_reader.h"
+#include "fp8/tools/models/initialize.h"
+#include "fp8/tools/models/load.h"
+
+namespace fp8::commands {
+namespace {
+
+namespace fs = std::filesystem;
+
+struct Start {
+  models::CausalLM model{nullptr};
+  models::LlamaConfig config;
+  std::string config_text;
+  fs::path tokenizer;
+};
+
+/// Experts run through hpu::mixture_of_experts, which has no derivative.
+void refuse_experts(const models::LlamaConfig& config, const std::string& name) {
+  if (config.num_local_experts > 0)
+    throw io::Error(name + ": key 'model_type': found \"mixtral\", which cannot be trained, allowed: llama, mistral");
+}
+
+/// Before anything is made.
+void refuse_what_does_not_fit(const models::LlamaConfig& config, const TrainOptions& o, const Context& context,
+                              const fs::path& file) {
+  auto free = static_cast<double>(available_memory());
+  if (resolve_device(context).is_hpu()) free = std::min(free, static_cast<double>(runtime::memory_stats().Limit));
+  refuse_oversized(config, o, file.string(), free);
+}
+
+/// The model before its first step, f32 on the device.
+Start start_of(const TrainOptions& o, const Context& context) {
+  const auto device = resolve_device(context);
+  Start start;
+  if (!o.model.empty()) {
+    refuse_what_does_not_fit(models::read_llama_config(o.model), o, context, o.model / "config.json");
+    auto loaded = models::load_model(o.model, {.dtype = at::kFloat, .device = device});
+    const auto quantized = loaded.config_json.find("quantization_config");
+    if (quantized != loaded.config_json.end() && !quantized->is_null())
+      throw io::Error((o.model / "config.json").string() +
+                      ": key 'quantization_config': the model is quantized, allowed: a high precision checkpoint");
+    refuse_experts(loaded.config, (o.model / "config.json").string());
+    start = {loaded.model, loaded.config, io::read_json_edit(o.model / "config.json").text(), o.model};
+  } else {
+    const auto file = fs::is_directory(o.init) ? o.init / "config.json" : o.init;
+    start.config_text = io::read_json_edit(file).text();
+    const auto json = io::parse_json(start.config_text, file.string());
+    start.config = models::parse_llama_config(json, file.string());
+    refuse_experts(start.config, file.string());
+    refuse_what_does_not_fit(start.config, o, context, file);
+    const double range = models::ConfigReader(json, file.string()).number("initializer_range", 0, 100, 0.02);
+    start.model = models::CausalLM(start.config);
+    models::initialize(start.model, range, context.seed, device);
+    start.tokenizer = file.parent_path();
+  }
+  if (!o.tokenizer.empty())
+    start.tokenizer = o.tokenizer.filename() == "tokenizer.json" ? o.tokenizer.parent_path() : o.tokenizer;
+  if (start.tokenizer.empty()) start.tokenizer = ".";
+  return start;
+}
+
+TextBatches batches_of(const fs::path& file, const TrainOptions& o, const Context& context, const Start& start,
+                       std::int64_t batch, bool shuffle) {
+  DataOptions data;
+  data.data = file;
+  data.seq_len = o.seq_len;
+  auto chunks = load_chunks_for(data, start.tokenizer, start.config);
+  return TextBatches(std::move(chunks), batch, shuffle, context.seed, resolve_device(context));
+}
+
+/// A bar that knows where training starts.
+class ProgressCallback : public trainer::TrainerCallback {
+ public:
+  ProgressCallback(const Context& context, std::int64_t steps) : context_(context), steps_(steps) {}
+  void on_fit_start(trainer::Trainer&, std::int64_t step) override {
+    first_ = step;
+    if (step < steps_) progress_.emplace(context_, "train", steps_ - step);
+  }
+  void on_step_end(trainer::Trainer&, const trainer::StepReport& report) override {
+    if (progress_) progress_->update(report.step - first_);
+  }
+  void on_fit_end(trainer::Trainer&) override { progress_.reset(); }
+
+ private:
+  const Context& context_;
+  std::int64_t steps_, first_ = 0;
+  std::optional<Progress> progress_;
+};
+
+/// Nothing in the folder but what a killed run may have left under a temporary name.
+bool holds_nothing(const fs::path& folder) {
+  std::error_code error;
+  for (const auto& entry : fs::directory_iterator(folder, error))
+    if (entry.path().filename().string()[0] != '.') return false;
+  return true;
+}
+
+/// The run in OUT is the same but for its steps: train.json says the new ones, and what was made at the end of the old
+/// ones goes.
+void go_on(const TrainOptions& o, const Context& context, const io::Json& settings) {
+  const auto file = o.out / "train.json";
+  const auto written = io::read_json(file);
+  const auto steps = check_resume(file, written, settings, o);
+  TrainLog::refuse_if_locked(o.out / "log.jsonl");
+  if (!steps.warning.empty()) context.warn(steps.warning);
+  if (steps.done < o.optimizer.steps) {
+    std::error_code ignored;
+    fs::remove(o.out / "model.safetensors", ignored);
+    fs::remove_all(o.out / "measurements", ignored);
+  }
+  if (written != settings) io::write_json(file, settings);
+}
+
+/// Makes OUT, or finds the run in it that is to go on. Returns true for the latter.
+bool open_out(const TrainOptions& o, const Context& context, const io::Json& settings) {
+  const auto file = o.out / "train.json";
+  std::error_code error;
+  if (fs::exists(o.out, error) && !fs::is_directory(o.out, error))
+    throw io::Error(o.out.string() + ": found a file, allowed: a folder");
+  const bool empty = holds_nothing(o.out);
+  const bool run = fs::exists(file, error);
+  if (o.resume && run) {
+    go_on(o, context, settings);
+    return true;
+  }
+  if (!empty && !run)
+    throw io::Error(o.out.string() + ": is not empty and holds no run of fp8 train, allowed: a new or empty folder");
+  if (!empty && !o.overwrite)
+    throw io::Error(o.out.string() + ": holds a run, allowed: --resume to go on with it, --overwrite to begin anew");
+  if (!fs::create_directories(o.out, error) && error)
+    throw io::Error(o.out.string() + ": can't be made: " + error.message());
+  if (run) TrainLog::refuse_if_locked(o.out / "log.jsonl");  // --overwrite is not meant for a run that is going on
+  for (const char* name : {"checkpoints", "measurements"}) fs::remove_all(o.out / name);
+  for (const char* name : {"model.safetensors", "log.jsonl"}) fs::remove(o.out / name, error);
+  io::write_json(file, settings);
+  return false;
+}
+
+trainer::TrainerOptions trainer_options(const TrainOptions& o, const TrainPrecision& precision) {
+  trainer::TrainerOptions t;
+  t.max_steps = o.optimizer.steps;
+  t.accumulate_grad_batches = o.grad_accum;
+  t.gradient_clip_val = o.clip;
+  t.val_every_n_steps = o.eval_every > 0 ? o.eval_every : o.optimizer.steps;
+  t.throughput_warmup_steps = o.throughput_warmup;
+  // torch begins at 65536 and leaves out steps until gradients fit, those of drawn weights being the largest.
+  if (o.precision == "16-mixed") t.grad_scaler = trainer::GradScalerOptions{.init_scale = 1024};
+  t.nonfinite = o.skip_nonfinite ? trainer::NonFinite::skip : trainer::NonFinite::error;
+  t.checkpoint_root = o.out / "checkpoints";
+  t.save_every_n_steps = o.save_every;
+  t.keep_checkpoints = o.keep_checkpoints;
+  t.forward_context = precision.context();
+  t.should_stop = interrupted;
+  return t;
+}
+
+void print(const TrainOptions& o, const Context& context, const trainer::FitResult& result, io::Json more) {
+  const double speed = result.speed.value("train_tokens_per_second", 0.0);
+  io::Json json = {{"steps", result.steps},
+                   {"epochs", result.epochs},
+                   {"tokens", result.tokens},
+                   {"resumed_from", result.resumed_from},
+                   {"skipped_steps", result.skipped_steps},
+                   {"loss", result.last_loss},
+                   {"loss_last20", result.loss_last20},
+                   {"eval_loss", result.val_loss ? io::Json(*result.val_loss) : io::Json(nullptr)},
+                   {"precision", o.precision}};
+  json.update(more);
+  json.update(result.speed);
+  json["tokens_per_second"] = speed;
+  json["out"] = o.out.string();
+  Table table({"train", ">" + o.out.filename().string()});
+  table.row({"steps", grouped(result.steps)});
+  table.row({"tokens", grouped(result.tokens)});
+  table.row({"loss, last 20 steps", fmt::format("{:.5f}", result.loss_last20)});
+  if (result.val_loss) table.row({"eval loss (nats per token)", fmt::format("{:.5f}", *result.val_loss)});
+  if (result.skipped_steps > 0) table.row({"steps left out", grouped(result.skipped_steps)});
+  table.row({"seconds", human_seconds(result.speed.value("train_runtime", 0.0))});
+  table.row({"tokens per second", grouped(std::llround(speed))});
+  const auto measured = json.find("measurements");
+  if (measured != json.end() && measured->is_string()) table.row({"measurements", measured->get<std::string>()});
+  context.result(json, table.text());
+}
+
+void train(const TrainOptions& o, Context& context) {
+  check_train_options(o, context);
+  auto start = start_of(o, context);
+  if (o.plan) {
+    const auto plan = TrainPrecision::plan(o, context, start.model);
+    return context.result(plan.json, plan.text);
+  }
+  auto data = batches_of(o.data, o, context, start, o.batch, /*shuffle=*/true);
+  std::optional<TextBatches> eval;
+  if (!o.eval.empty())
+    eval = batches_of(o.eval, o, context, start, o.eval_batch > 0 ? o.eval_batch : o.batch, /*shuffle=*/false);
+  TrainPrecision precision(o, context, start.model);
+  const auto config = io::parse_json(start.config_text, "config.json").dump();  // spaces decide nothing
+  io::Json more = {
+      {"chunks", data.chunks().count},
+      {"data_fingerprint", fmt::format("{:016x}", data.fingerprint())},
+      {"eval_fingerprint", eval ? io::Json(fmt::format("{:016x}", eval->fingerprint())) : io::Json(nullptr)},
+      {"config_fingerprint", io::checksum_text(io::checksum(config))}};
+  more.update(precision.settings());
+  const bool resume = open_out(o, context, train_settings(o, context, more));
+
+  LanguageModelTask task(start.model, o.optimizer, {start.config_text, start.tokenizer, o.save_dtype},
+                         precision.state_hooks());
+  auto options = trainer_options(o, precision);
+  options.resume = resume;
+  auto log = std::make_shared<TrainLog>(o.out / "log.jsonl", precision.log_hook());
+  trainer::Trainer trainer(std::move(options), {log, std::make_shared<ProgressCallback>(context, o.optimizer.steps)});
+  const auto result = trainer.fit(task, data, eval ? &*eval : nullptr);
+  if (result.stopped && result.steps < o.optimizer.steps) {
+    context.warn(fmt::format("stopped after step {}: a checkpoint is in {}, --resume goes on", result.steps,
+                             (o.out / "checkpoints").string()));
+    throw Interrupted();
+  }
+  task.save_files(o.out);
+  precision.write_measurements(o.out / "measurements");
+  print(o, context, result, precision.summary());
+}
+
+}  // namespace
+
+Action add_train(Options& options) {
+  auto values = std::make_shared<TrainOptions>();
+  values->optimizer.steps = 1000;
+  add_train_options(options, values);
+  return [values](Context& context) { train(*values, context); };
+}
+
+}  // namespace fp8::commands

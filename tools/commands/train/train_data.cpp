@@ -1,0 +1,64 @@
+// SPDX-License-Identifier: Apache-2.0
+#include "fp8/tools/commands/train/train_data.h"
+
+#include <ATen/ops/empty.h>
+
+#include <algorithm>
+#include <cstring>
+#include <numeric>
+#include <random>
+#include <utility>
+
+namespace fp8::commands {
+namespace {
+
+/// A number below n, every one equally likely. std::uniform_int_distribution differs between standard libraries.
+std::uint64_t below(std::uint64_t n, std::mt19937_64& generator) {
+  const std::uint64_t limit = UINT64_MAX - UINT64_MAX % n;
+  std::uint64_t x;
+  do x = generator();
+  while (x >= limit);
+  return x % n;
+}
+
+}  // namespace
+
+TextBatches::TextBatches(text::Chunks chunks, std::int64_t batch, bool shuffle, std::uint64_t seed, c10::Device device)
+    : chunks_(std::move(chunks)),
+      batch_(batch),
+      shuffle_(shuffle),
+      seed_(seed),
+      device_(device),
+      order_(static_cast<std::size_t>(chunks_.count)) {}
+
+void TextBatches::seek(std::int64_t epoch, std::int64_t batch) {
+  position_ = std::min(batch * batch_, chunks_.count);
+  if (epoch == epoch_) return;
+  epoch_ = epoch;
+  std::iota(order_.begin(), order_.end(), std::int64_t{0});
+  if (!shuffle_) return;
+  std::seed_seq sequence{static_cast<std::uint32_t>(seed_), static_cast<std::uint32_t>(seed_ >> 32),
+                         static_cast<std::uint32_t>(epoch)};
+  std::mt19937_64 generator(sequence);
+  for (std::size_t i = order_.size(); i > 1; --i) std::swap(order_[i - 1], order_[below(i, generator)]);
+}
+
+std::optional<trainer::Batch> TextBatches::next() {
+  const auto count = std::min(batch_, chunks_.count - position_), length = chunks_.length;
+  if (count <= 0) return std::nullopt;
+  auto ids = at::empty({count, length}, at::kLong);
+  auto* to = ids.mutable_data_ptr<std::int64_t>();
+  for (std::int64_t i = 0; i < count; ++i)
+    std::memcpy(to + i * length, chunks_.ids.data() + order_[static_cast<std::size_t>(position_ + i)] * length,
+                static_cast<std::size_t>(length) * sizeof *to);
+  position_ += count;
+  return trainer::Batch{{ids.to(device_)}, count, count * length};
+}
+
+std::uint64_t TextBatches::fingerprint() const {
+  std::uint64_t hash = 0xcbf29ce484222325;
+  for (const auto id : chunks_.ids) hash = (hash ^ static_cast<std::uint64_t>(id)) * 0x100000001b3;
+  return hash;
+}
+
+}  // namespace fp8::commands

@@ -1,0 +1,116 @@
+// SPDX-License-Identifier: Apache-2.0
+#include "fp8/tools/commands/train/train_log.h"
+
+#include <fcntl.h>
+#include <sys/file.h>
+#include <sys/resource.h>
+#include <unistd.h>
+
+#include <cerrno>
+#include <cmath>
+#include <string>
+#include <utility>
+
+#include "fp8/runtime/device/memory.h"
+#include "fp8/runtime/io/base/error.h"
+
+namespace fp8::commands {
+namespace {
+
+constexpr std::uint64_t kMaxLog = std::uint64_t{1} << 30;
+
+io::Json number(double value) { return std::isfinite(value) ? io::Json(value) : io::Json(nullptr); }
+
+/// Calls found(entry, offset behind its line) for each whole line until it returns false.
+template <class F>
+void for_each_line(const std::filesystem::path& path, F&& found) {
+  const auto text = io::read_file(path, kMaxLog);
+  std::size_t line = 1;
+  for (std::size_t begin = 0, end; (end = text.find('\n', begin)) != std::string::npos; begin = end + 1, ++line) {
+    const auto where = path.string() + ", line " + std::to_string(line);
+    auto entry = io::parse_json(std::string_view(text).substr(begin, end - begin), where);
+    if (!entry.is_object() || !entry.contains("step") || !entry["step"].is_number_integer() || !entry.contains("loss"))
+      throw io::Error(where + ": is no step of a training log");
+    if (!found(std::move(entry), end + 1)) return;
+  }
+}
+
+}  // namespace
+
+io::Json log_entry(const trainer::StepReport& r) {
+  io::Json entry = {{"step", r.step},
+                    {"epoch", r.epoch},
+                    {"loss", number(r.loss)},
+                    {"lr", r.lr},
+                    {"grad_norm", number(r.grad_norm)},
+                    {"tokens", r.tokens},
+                    {"seconds", r.seconds},
+                    {"tokens_per_second", r.tokens_per_second}};
+  const auto memory = runtime::memory_stats();
+  if (memory.MaxInUse > 0) {
+    entry["memory"] = {{"in_use", memory.InUse}, {"max", memory.MaxInUse}};
+  } else {  // --device cpu: the system knows of the whole process only
+    rusage usage = {};
+    getrusage(RUSAGE_SELF, &usage);
+    entry["memory"] = {{"resident_max", usage.ru_maxrss * std::int64_t{1024}}};
+  }
+  if (r.val_loss) entry["eval_loss"] = number(*r.val_loss);
+  if (r.loss_scale) entry["loss_scale"] = *r.loss_scale;
+  if (r.skipped) entry["skipped"] = true;
+  return entry;
+}
+
+std::vector<io::Json> read_log(const std::filesystem::path& path) {
+  std::vector<io::Json> entries;
+  for_each_line(path, [&](io::Json entry, std::size_t) {
+    entries.push_back(std::move(entry));
+    return true;
+  });
+  return entries;
+}
+
+void TrainLog::refuse_if_locked(const std::filesystem::path& path) {
+  const io::Descriptor file(open(path.c_str(), O_RDWR | O_CLOEXEC));
+  if (file.get() >= 0 && flock(file.get(), LOCK_EX | LOCK_NB) != 0) io::fail(path, "another run is writing it");
+}
+
+TrainLog::TrainLog(std::filesystem::path path, std::function<void(io::Json&)> more)
+    : path_(std::move(path)), more_(std::move(more)) {
+  file_ = io::Descriptor(open(path_.c_str(), O_RDWR | O_CREAT | O_APPEND | O_CLOEXEC, 0666));
+  if (file_.get() < 0) io::fail_errno(path_, "open", errno);
+  if (flock(file_.get(), LOCK_EX | LOCK_NB) != 0) io::fail(path_, "another run is writing it");
+}
+
+void TrainLog::on_fit_start(trainer::Trainer&, std::int64_t step) {
+  std::size_t keep = 0;
+  std::int64_t last = 0;
+  if (step > 0)
+    for_each_line(path_, [&](const io::Json& entry, std::size_t end) {
+      if (entry["step"] != last + 1)
+        throw io::Error(path_.string() + ": step " + entry["step"].dump() + " follows step " + std::to_string(last));
+      last = entry["step"];
+      keep = end;
+      return last < step;
+    });
+  if (last != step)
+    io::fail(path_, "ends at step " + std::to_string(last) + ", but the checkpoint is of step " + std::to_string(step));
+  if (ftruncate(file_.get(), static_cast<off_t>(keep)) != 0) io::fail_errno(path_, "truncate", errno);
+}
+
+void TrainLog::on_step_end(trainer::Trainer&, const trainer::StepReport& report) {
+  auto entry = log_entry(report);
+  if (more_) more_(entry);
+  const auto line = entry.dump(-1, ' ', false, io::Json::error_handler_t::replace) + "\n";
+  for (std::size_t done = 0; done < line.size();) {
+    const auto n = write(file_.get(), line.data() + done, line.size() - done);
+    if (n < 0 && errno == EINTR) continue;
+    if (n < 0) io::fail_errno(path_, "write", errno, line.size());
+    done += static_cast<std::size_t>(n);
+  }
+}
+
+void TrainLog::on_save_checkpoint(trainer::Trainer&, std::int64_t) {
+  if (fsync(file_.get()) != 0) io::fail_errno(path_, "sync", errno);
+}
+
+}  // namespace fp8::commands

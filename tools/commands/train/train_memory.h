@@ -1,0 +1,23 @@
+// SPDX-License-Identifier: Apache-2.0
+// What training must hold at least, estimated before anything is allocated: a config that no machine can train is one
+// line, not an allocator's.
+#pragma once
+#include <string>
+
+#include "fp8/tools/commands/train/train_options.h"
+#include "fp8/tools/models/config.h"
+
+namespace fp8::commands {
+
+struct TrainingEstimate {
+  double parameters = 0;
+  double bytes = 0;  ///< f32 weights and gradients, the optimizer's moments, the logits of one micro-batch
+};
+
+TrainingEstimate estimate_training(const models::LlamaConfig& config, const TrainOptions& options);
+
+/// Throws io::Error naming `file` where that is more than `available` bytes.
+void refuse_oversized(const models::LlamaConfig& config, const TrainOptions& options, const std::string& file,
+                      double available);
+
+}  // namespace fp8::commands

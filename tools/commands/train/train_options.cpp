@@ -1,0 +1,195 @@
+// SPDX-License-Identifier: Apache-2.0
+#include "fp8/tools/commands/train/train_options.h"
+
+#include <fmt/format.h>
+
+#include <algorithm>
+#include <iterator>
+#include <utility>
+
+#include "fp8/runtime/io/base/error.h"
+#include "fp8/runtime/trainer/checkpoint_io.h"
+#include "fp8/tools/models/load.h"
+
+namespace fp8::commands {
+namespace {
+
+constexpr std::int64_t kMany = std::int64_t{1} << 40;
+
+std::string full_path(const std::filesystem::path& path) {
+  return path.empty() ? "" : std::filesystem::weakly_canonical(path).string();
+}
+
+}  // namespace
+
+void add_train_options(Options& options, std::shared_ptr<TrainOptions> v) {
+  options.path("--init", v->init, "config.json (or its folder): train from drawn weights, steered by --seed");
+  options.path("--model", v->model, "Checkpoint folder: go on from these weights");
+  options.path("--tokenizer", v->tokenizer, "Folder with tokenizer.json (default: beside the config or checkpoint)");
+  options.path("--data", v->data, "Text to train on: .txt, .jsonl (field text) or .safetensors (input_ids)");
+  options.path("--out", v->out, "Folder for the model, log.jsonl and checkpoints");
+  options.integer("--steps", v->optimizer.steps, 1, kMany, "Optimizer steps");
+  options.integer("--batch", v->batch, 1, 65536, "Chunks per forward");
+  options.integer("--seq-len", v->seq_len, 2, 1 << 20, "Tokens per chunk");
+  options.number("--lr", v->optimizer.lr, 0, 100, "Highest learning rate");
+  options.number("--min-lr", v->optimizer.min_lr, 0, 100, "Learning rate at the end of the cosine");
+  options.integer("--warmup", v->optimizer.warmup, 0, kMany, "Steps of linear warm-up");
+  options.number("--weight-decay", v->optimizer.weight_decay, 0, 100, "Of matrices and embeddings");
+  options.integer("--grad-accum", v->grad_accum, 1, 1 << 20, "Forwards per step");
+  options.number("--clip", v->clip, 0, 1e30, "Largest norm of the gradients; 0: not clipped");
+  const auto word = [&](const char* name, std::vector<std::string> words, std::string& target, const char* help) {
+    options.choice(name, words, [words, &target](std::size_t i) { target = words[i]; }, help);
+  };
+  word("--precision", {"32-true", "bf16-mixed", "16-mixed", "fp8"}, v->precision,
+       "Default bf16-mixed; weights are f32 in each");
+  options.text(
+      "--recipe", v->recipe,
+      "Of --precision fp8: habana (E5M2, the default), habana-hybrid, nvidia, current, block, mxfp8 or a JSON file");
+  options.list("--keep", v->keep, "Regular expression: modules that stay in bf16 (default lm_head and embeddings)");
+  options.text("--measurements", v->measurements,
+               "With fp8: the first step's scales from this measurement (folder, prefix or file)");
+  options.flag(
+      "--plan", v->plan,
+      "With fp8: print what would be converted, its bytes, flops and expected error; nothing is trained or written");
+  options.choice(
+      "--optimizer", {"adamw", "muon"},
+      [v](std::size_t i) {
+        v->optimizer.kind = i == 0 ? OptimizerSettings::Kind::adamw : OptimizerSettings::Kind::muon;
+      },
+      "Default adamw; muon: for the matrices of the layers, adamw for the rest");
+  options.path("--eval", v->eval, "Text for eval_loss, after the last step");
+  options.integer("--eval-every", v->eval_every, 1, kMany, "Steps between evaluations", "at the end only");
+  options.integer("--eval-batch", v->eval_batch, 1, 65536, "Chunks per forward of an evaluation", "--batch");
+  options.integer("--save-every", v->save_every, 1, kMany, "Steps between checkpoints", "at the end only");
+  options.integer("--keep-checkpoints", v->keep_checkpoints, 1, kMany, "Newest checkpoints that stay");
+  options.flag("--resume", v->resume,
+               "Go on from the newest checkpoint in --out, if there is one: as before, but for more --steps");
+  options.flag("--overwrite", v->overwrite, "Begin anew in an --out that holds a run");
+  options.flag("--activation-checkpointing", v->activation_checkpointing,
+               "Keep the inputs of layers only, run them again in backward");
+  options.choice(
+      "--save-dtype", {"bf16", "f32", "f16"},
+      [v](std::size_t i) { v->save_dtype = i == 0   ? c10::kBFloat16
+                                           : i == 1 ? c10::kFloat
+                                                    : c10::kHalf; },
+      "Of the weights that are written (default bf16)");
+  options.choice(
+      "--non-finite", {"error", "skip"}, [v](std::size_t i) { v->skip_nonfinite = i == 1; },
+      "A loss or gradient is NaN or infinite: end (default), or leave that step out");
+  options.integer("--stats-every", v->statistics_every, 0, kMany,
+                  "With fp8: steps between counts of saturated and underflowed elements in the log; 0: never");
+  options.integer("--throughput-warmup", v->throughput_warmup, 0, kMany,
+                  "First steps that do not count for tokens_per_second");
+}
+
+void check_train_options(const TrainOptions& o, const Context& context) {
+  if (!o.plan && o.data.empty()) throw UsageError("train: --data is required");
+  if (!o.plan && o.out.empty()) throw UsageError("train: --out is required");
+  if (context.dtype) throw UsageError("--dtype: weights are f32 in training, allowed: --precision and --save-dtype");
+  if (o.init.empty() == o.model.empty())
+    throw UsageError(o.init.empty() ? "--init or --model is required"
+                                    : "--init and --model: found both, allowed: one of them");
+  if (o.eval_every > 0 && o.eval.empty())
+    throw UsageError("--eval-every: found " + std::to_string(o.eval_every) + ", but no --eval");
+  if (o.eval_batch > 0 && o.eval.empty())
+    throw UsageError("--eval-batch: found " + std::to_string(o.eval_batch) + ", but no --eval");
+  // Whoever forgets --precision must not take a bf16 run for one in fp8.
+  if (o.precision != "fp8" && !o.recipe.empty())
+    throw UsageError("--recipe: found '" + o.recipe + "' with --precision " + o.precision +
+                     ", allowed: --precision fp8");
+  if (o.precision != "fp8" && !o.keep.empty())
+    throw UsageError("--keep: found '" + o.keep[0] + "' with --precision " + o.precision +
+                     ", allowed: --precision fp8");
+  if (o.precision != "fp8" && !o.measurements.empty())
+    throw UsageError("--measurements: found '" + o.measurements + "' with --precision " + o.precision +
+                     ", allowed: --precision fp8");
+  if (o.precision != "fp8" && o.plan)
+    throw UsageError("--plan: found with --precision " + o.precision + ", allowed: --precision fp8");
+  if (o.throughput_warmup > 0 && o.throughput_warmup >= o.optimizer.steps)
+    throw UsageError(fmt::format("--throughput-warmup: found {}, allowed: fewer than --steps {}", o.throughput_warmup,
+                                 o.optimizer.steps));
+  if (o.resume && o.overwrite) throw UsageError("--resume and --overwrite: found both, allowed: one of them");
+  if (o.optimizer.min_lr > o.optimizer.lr)
+    throw UsageError(fmt::format("--min-lr: found {}, allowed: at most --lr {}", o.optimizer.min_lr, o.optimizer.lr));
+  if (o.optimizer.warmup > o.optimizer.steps)
+    throw UsageError(
+        fmt::format("--warmup: found {}, allowed: at most --steps {}", o.optimizer.warmup, o.optimizer.steps));
+}
+
+io::Json train_settings(const TrainOptions& o, const Context& context, const io::Json& more) {
+  io::Json json = {
+      {"init", full_path(o.init)},
+      {"model", full_path(o.model)},
+      {"data", full_path(o.data)},
+      {"eval", full_path(o.eval)},
+      {"steps", o.optimizer.steps},
+      {"batch", o.batch},
+      {"seq_len", o.seq_len},
+      {"grad_accum", o.grad_accum},
+      {"optimizer", o.optimizer.kind == OptimizerSettings::Kind::adamw ? "adamw" : "muon"},
+      {"lr", o.optimizer.lr},
+      {"min_lr", o.optimizer.min_lr},
+      {"warmup", o.optimizer.warmup},
+      {"weight_decay", o.optimizer.weight_decay},
+      {"clip", o.clip},
+      {"precision", o.precision},
+      {"recipe", o.precision == "fp8" ? io::Json(o.recipe.empty() ? kDefaultRecipe : o.recipe) : io::Json(nullptr)},
+      {"keep", o.keep},
+      {"activation_checkpointing", o.activation_checkpointing},
+      {"save_dtype", models::name_of_dtype(o.save_dtype)},
+      {"non_finite", o.skip_nonfinite ? "skip" : "error"},
+      {"device", context.device},
+      {"seed", context.seed}};
+  json.update(more);
+  return json;
+}
+
+namespace {
+
+/// Keys that fingerprints and values stand for, and the one that may change.
+constexpr const char* kNotCompared[] = {"init", "data", "eval", "recipe", "steps"};
+
+void compare_settings(const std::filesystem::path& file, const io::Json& written, const io::Json& asked) {
+  for (const auto& [key, value] : asked.items()) {
+    if (std::find(std::begin(kNotCompared), std::end(kNotCompared), key) != std::end(kNotCompared)) continue;
+    const auto found = written.find(key);
+    if (found == written.end() ? !value.is_null() : *found != value)
+      throw io::Error(fmt::format("{}: key '{}': the run was started with {}, --resume found {}, allowed: the same",
+                                  file.string(), key, found == written.end() ? "none" : found->dump(), value.dump()));
+  }
+}
+
+}  // namespace
+
+ResumedSteps check_resume(const std::filesystem::path& file, const io::Json& written, const io::Json& asked,
+                          const TrainOptions& o) {
+  if (!written.is_object() || !written.value("steps", io::Json()).is_number_integer())
+    throw io::Error(file.string() + ": is no train.json of fp8 train");
+  compare_settings(file, written, asked);
+  const auto before = written["steps"].get<std::int64_t>(), steps = o.optimizer.steps;
+  const auto saved = trainer::checkpoint_steps(o.out / "checkpoints");
+  ResumedSteps found{saved.empty() ? 0 : saved.back(), ""};
+  if (steps < found.done)
+    throw io::Error(fmt::format("{}: key 'steps': {} of {} steps are done, --resume found {}, allowed: {} or more",
+                                file.string(), found.done, before, steps, found.done));
+  if (steps == before) return found;
+  if (found.done == 0) {
+    found.warning =
+        fmt::format("--steps: the run was started with {}, and begins with {} since none is done", before, steps);
+  } else if (steps > found.done) {
+    const double rate = o.optimizer.lr * cosine_factor(o.optimizer)(found.done);
+    found.warning = fmt::format(
+        "--steps: the run was started with {}, {} are done, it goes on to {}: the learning rate follows the cosine of "
+        "{} "
+        "steps from here on ({:.4g} at step {}), so the result is not that of {} steps from the start",
+        before, found.done, steps, steps, rate, found.done + 1, steps);
+  } else {
+    found.warning = fmt::format(
+        "--steps: the run was started with {} and ends after the {} that are done: the learning rate has not come down "
+        "its cosine",
+        before, found.done);
+  }
+  return found;
+}
+
+}  // namespace fp8::commands

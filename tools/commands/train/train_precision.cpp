@@ -1,0 +1,223 @@
+// SPDX-License-Identifier: Apache-2.0
+#include "fp8/tools/commands/train/train_precision.h"
+
+#include <fmt/format.h>
+#include <torch/nn/module.h>
+
+#include <optional>
+#include <sstream>
+#include <string>
+#include <utility>
+
+#include "fp8/configs/python_regex.h"
+#include "fp8/configs/recipe_config.h"
+#include "fp8/measure/files/measurement_file.h"
+#include "fp8/runtime/device/device.h"
+#include "fp8/runtime/io/base/error.h"
+#include "fp8/transformer_engine/convert/convert_training.h"
+#include "fp8/transformer_engine/convert/precision_plugin.h"
+#include "fp8/transformer_engine/modules/activation_checkpoint.h"
+#include "fp8/transformer_engine/modules/extra_state.h"
+
+namespace fp8::commands {
+namespace {
+
+constexpr int kMostWarnings = 5;
+constexpr float kJump = 4;  // times what the scale covers
+constexpr const char* kDefaultKeep[] = {"lm_head", "embed"};
+
+}  // namespace
+
+struct TrainPrecision::Impl {
+  Impl(const Context& context_, models::CausalLM model_, std::int64_t every)
+      : context(context_), model(std::move(model_)), statistics_every(every) {}
+
+  const Context& context;
+  models::CausalLM model;
+  std::int64_t statistics_every;
+  std::optional<runtime::DeviceKindScope> kind;  ///< of --dialect
+  std::optional<te::HPUPrecisionPlugin> plugin;  ///< none on the CPU, in f32
+  std::optional<configs::RecipeConfig> recipe;   ///< of fp8
+  std::size_t converted = 0, kept = 0;
+  std::string warm_start;  ///< fingerprint of --measurements; empty: not given
+  quant::ConversionReport report;
+  std::filesystem::path measured;  ///< folder of the measurement; empty: none
+  int warnings = 0;
+
+  bool fp8() const { return recipe.has_value(); }
+  bool counts(std::int64_t step) const { return statistics_every > 0 && (step == 1 || step % statistics_every == 0); }
+
+  std::shared_ptr<void> enter(const trainer::ForwardInfo& info) const {
+    te::Fp8AutocastOptions options;
+    options.seed = context.seed;
+    options.statistics = info.training && counts(info.step);
+    if (info.training && info.microbatches > 1) options.is_first_microbatch = info.microbatch == 0;
+    return std::shared_ptr<void>(new te::ForwardContext(plugin->forward_context(options)));
+  }
+
+  /// What --precision fp8 asks for. Fills `recipe` and `warm_start`.
+  te::ConvertOptions conversion(const TrainOptions& o) {
+    recipe = configs::recipe_from_argument(o.recipe.empty() ? kDefaultRecipe : o.recipe);
+    te::ConvertOptions options;
+    options.replace_layers = true;
+    options.plan_only = o.plan;
+    options.recipe = recipe->recipe;
+    options.warm_start = o.measurements;
+    if (!o.measurements.empty()) warm_start = measure::read_measurements(o.measurements).fingerprint();
+    for (const auto& rule : recipe->rules) options.rules.push_back({rule.pattern, rule.recipe});
+    options.block =
+        o.keep.empty() ? std::vector<std::string>(std::begin(kDefaultKeep), std::end(kDefaultKeep)) : o.keep;
+    check_keep(o.keep);
+    return options;
+  }
+
+  quant::ConversionReport convert(const TrainOptions& o) {
+    auto report = plugin->convert_modules(*model, conversion(o));
+    converted = report.converted.size();
+    kept = report.skipped.size();
+    if (converted == 0) throw UsageError("--precision fp8: no module is left to run in fp8, see --keep and --recipe");
+    for (const auto& warning : report.warnings) context.warn("--precision fp8: " + warning);
+    return report;
+  }
+
+  /// A misspelt pattern would leave a layer in fp8 that was to stay out of it.
+  void check_keep(const std::vector<std::string>& patterns) const {
+    for (const auto& pattern : patterns) {
+      std::optional<configs::PythonRegex> regex;
+      try {
+        regex.emplace(pattern, "--keep");
+      } catch (const io::Error& error) {
+        throw UsageError(error.what());
+      }
+      bool matches = false;
+      for (const auto& item : model->named_modules()) matches = matches || regex->search(item.key());
+      if (!matches)
+        throw UsageError("--keep: found '" + pattern + "', which matches no module, allowed: what matches one, as " +
+                         "'lm_head' or 'layers\\.0\\.'");
+    }
+  }
+
+  /// Early steps pass the scale a little all the time; a jump is what a user wants to hear of.
+  void warn_stale(std::int64_t step, const std::string& module, const te::CastStatistics& s) {
+    if (s.worst < kJump || ++warnings > kMostWarnings) return;
+    context.warn(fmt::format(
+        "step {}: '{}': {} of {} casts met an amax beyond what the delayed scale covers, up to {:.3g} times{}", step,
+        module, s.stale, s.casts, s.worst, warnings == kMostWarnings ? " (more of these are in the log only)" : ""));
+  }
+
+  void log(io::Json& entry) {
+    const auto step = entry["step"].get<std::int64_t>();
+    io::Json modules = io::Json::object(), stale = io::Json::object();
+    te::CastStatistics sum;
+    for (const auto& [name, s] : te::take_statistics(*model)) {
+      sum.elements += s.elements;
+      sum.saturated += s.saturated;
+      sum.underflowed += s.underflowed;
+      if (s.elements > 0)
+        modules[name] = {{"elements", s.elements}, {"saturated", s.saturated}, {"underflowed", s.underflowed}};
+      if (s.stale == 0) continue;
+      stale[name] = {{"casts", s.stale}, {"worst", s.worst}};
+      warn_stale(step, name, s);
+    }
+    io::Json fp8 = io::Json::object();
+    if (sum.elements > 0)
+      fp8 = {{"elements", sum.elements},
+             {"saturated", sum.saturated},
+             {"underflowed", sum.underflowed},
+             {"modules", std::move(modules)}};
+    if (!stale.empty()) fp8["stale"] = std::move(stale);
+    if (!fp8.empty()) entry["fp8"] = std::move(fp8);
+  }
+};
+
+TrainPrecision::TrainPrecision(const TrainOptions& options, const Context& context, models::CausalLM& model)
+    : impl_(std::make_unique<Impl>(context, model, options.statistics_every)) {
+  if (context.device == "cpu" && options.precision != "32-true")
+    throw UsageError("--precision: found '" + options.precision + "' with --device cpu, allowed: 32-true");
+  if (context.dialect) {
+    const bool gaudi2 = *context.dialect == kernels::Dialect::gaudi2;  // E4M3 to 240; the others' is OCP's
+    impl_->kind.emplace(gaudi2 ? runtime::DeviceKind::gaudi2 : runtime::DeviceKind::gaudi3);
+  }
+  if (context.device != "cpu") impl_->plugin.emplace(options.precision);
+  if (options.precision == "fp8") impl_->report = impl_->convert(options);
+  if (options.activation_checkpointing)
+    model->model->set_layer_runner([](const std::function<at::Tensor(const at::Tensor&)>& layer, const at::Tensor& h) {
+      return te::checkpoint(layer, h, {.preserve_rng_state = false});  // no layer draws random numbers
+    });
+}
+
+TrainPrecision::~TrainPrecision() = default;
+
+TrainPrecision::Plan TrainPrecision::plan(const TrainOptions& options, const Context& context,
+                                          models::CausalLM& model) {
+  const TrainPrecision precision(options, context, model);
+  const auto& report = precision.impl_->report;
+  io::Json modules = io::Json::array(), kept = io::Json::array();
+  for (const auto& m : report.converted) {
+    modules.push_back({{"name", m.name},
+                       {"type", m.type},
+                       {"scheme", m.scheme},
+                       {"bytes", m.bytes_before},
+                       {"operand_bytes", m.operand_bytes},
+                       {"flops_per_row", m.flops_per_row},
+                       {"expected_error", m.expected_error ? io::Json(*m.expected_error) : io::Json(nullptr)}});
+  }
+  for (const auto& m : report.skipped) kept.push_back({{"name", m.name}, {"reason", m.reason}});
+  std::ostringstream text;
+  text << quant::ConversionReport{report.converted, report.skipped, {}};  // the warnings stand on stderr
+  return {{{"modules", modules},
+           {"kept", kept},
+           {"warnings", report.warnings},
+           {"recipe", configs::to_json(*precision.impl_->recipe)}},
+          text.str()};
+}
+
+std::function<std::shared_ptr<void>(const trainer::ForwardInfo&)> TrainPrecision::context() const {
+  if (!impl_->plugin) return {};
+  return [impl = impl_.get()](const trainer::ForwardInfo& info) { return impl->enter(info); };
+}
+
+io::Json TrainPrecision::settings() const {
+  if (!impl_->fp8()) return io::Json::object();
+  return {{"recipe_values", configs::to_json(*impl_->recipe)},
+          {"dialect", kernels::name_of(runtime::device_dialect("train"))},
+          {"warm_start", impl_->warm_start.empty() ? io::Json(nullptr) : io::Json(impl_->warm_start)}};
+}
+
+StateHooks TrainPrecision::state_hooks() const {
+  if (!impl_->fp8()) return {};
+  StateHooks hooks;
+  hooks.save = [impl = impl_.get()] {
+    auto state = te::get_extra_state(*impl->model);
+    return trainer::TrainingState{std::move(state.json), std::move(state.tensors)};
+  };
+  hooks.load = [impl = impl_.get()](const trainer::TrainingState& state) {
+    const auto report = te::set_extra_state(*impl->model, {state.json, state.tensors});
+    for (const auto& name : report.missing)
+      impl->context.warn("the checkpoint has no fp8 state of '" + name + "': its scales start anew");
+  };
+  return hooks;
+}
+
+std::function<void(io::Json&)> TrainPrecision::log_hook() const {
+  if (!impl_->fp8()) return {};
+  return [impl = impl_.get()](io::Json& entry) { impl->log(entry); };
+}
+
+void TrainPrecision::write_measurements(const std::filesystem::path& folder) {
+  if (!impl_->fp8()) return;
+  const auto amaxes = te::export_amax(*impl_->model);
+  if (amaxes.modules.empty()) return;
+  measure::write_measurements((folder / "inc_output").string(), amaxes);
+  impl_->measured = folder;
+}
+
+io::Json TrainPrecision::summary() const {
+  if (!impl_->fp8()) return io::Json::object();
+  const auto& folder = impl_->measured;
+  return {{"modules_fp8", impl_->converted},
+          {"modules_kept", impl_->kept},
+          {"measurements", folder.empty() ? io::Json(nullptr) : io::Json(folder.string())}};
+}
+
+}  // namespace fp8::commands

@@ -1,0 +1,158 @@
+// SPDX-License-Identifier: Apache-2.0
+#include "fp8/tools/commands/work/snapshots.h"
+
+#include <fcntl.h>
+#include <sys/file.h>
+
+#include <algorithm>
+#include <cerrno>
+#include <system_error>
+
+#include "fp8/runtime/io/atomic/atomic_file.h"
+#include "fp8/runtime/io/base/checksum.h"
+#include "fp8/runtime/io/base/error.h"
+
+namespace fp8::commands {
+namespace {
+
+namespace fs = std::filesystem;
+
+constexpr double kWorthIt = 50;  // a snapshot may cost 1/50 of the time
+constexpr std::uint64_t kMostBytes = std::uint64_t{4} << 30;
+
+std::string checksum_of(const std::string& text) { return io::checksum_text(io::checksum(text)); }
+
+/// {"identity", "progress"}; null if there is no snapshot.
+io::Json read_state(const fs::path& file) {
+  std::error_code error;
+  if (!fs::exists(file, error)) return nullptr;
+  const auto text = io::read_file(file, kMostBytes);
+  const auto line = text.find('\n');
+  if (line == std::string::npos || text.substr(0, line) != checksum_of(text.substr(line + 1)))
+    io::fail(file, "is damaged: its checksum is not that of its text");
+  io::Json state = io::parse_json(text.substr(line + 1), file.string());
+  if (!state.is_object() || !state.contains("identity") || !state.contains("progress") ||
+      !state["identity"].is_object())
+    io::fail(file, "expected an object with 'identity' and 'progress'");
+  return state;
+}
+
+std::string shown(const io::Json& value) {
+  return io::printable(value.dump(-1, ' ', true, io::Json::error_handler_t::replace), 100);
+}
+
+/// Throws io::Error naming what of `now` is not as it was.
+void require_same(const io::Json& before, const io::Json& now, const fs::path& folder) {
+  const auto fail = [&](const std::string& key, const io::Json& was, const io::Json& is) {
+    throw io::Error("--resume: " + folder.string() + " is of another run: " + key + " was " + shown(was) + ", found " +
+                    shown(is));
+  };
+  for (const auto& [key, value] : now.items()) {
+    const io::Json was = before.value(key, io::Json());
+    if (was == value) continue;
+    if (value.is_object() && was.is_object()) {
+      for (const auto& [name, inner] : value.items()) {
+        if (was.value(name, io::Json()) != inner) fail(key + " " + name, was.value(name, io::Json()), inner);
+      }
+      for (const auto& [name, inner] : was.items()) {
+        if (!value.contains(name)) fail(key + " " + name, inner, nullptr);
+      }
+    }
+    fail(key, was, value);
+  }
+}
+
+}  // namespace
+
+Snapshots::Snapshots(fs::path folder, double seconds) : folder_(fs::absolute(folder)), seconds_(seconds) {}
+
+Snapshots::~Snapshots() {
+  std::error_code ignored;
+  if (made_ && !saved_) fs::remove_all(folder_, ignored);
+}
+
+void Snapshots::lock() {
+  if (lock_.get() >= 0) return;
+  const fs::path file = folder_ / "lock";
+  lock_ = io::Descriptor(::open(file.c_str(), O_RDWR | O_CREAT | O_CLOEXEC | O_NOFOLLOW, 0600));
+  if (lock_.get() < 0) io::fail_errno(file, "open", errno);
+  if (::flock(lock_.get(), LOCK_EX | LOCK_NB) == 0) return;
+  const int code = errno;
+  lock_.reset();
+  if (code == EWOULDBLOCK) io::fail(folder_, "another run is writing these measurements");
+}
+
+const fs::path& Snapshots::folder() {
+  if (made_) return folder_;
+  std::error_code error;
+  const bool is_new = fs::create_directories(folder_, error);
+  if (error) io::fail(folder_, "can't be made: " + error.message());
+  lock();
+  made_ = true;
+  if (is_new) listed_ = std::make_unique<io::ListedTemporary>(folder_, io::TemporaryKind::folder);
+  return folder_;
+}
+
+io::Json Snapshots::stored_identity() const {
+  const io::Json state = read_state(folder_ / "state");
+  return state.is_null() ? io::Json() : state["identity"];
+}
+
+io::Json Snapshots::begin(bool resume) {
+  std::error_code error;
+  if (!fs::is_directory(folder_, error)) return nullptr;
+  folder();
+  saved_ = resume && fs::exists(folder_ / "state", error);  // it stays if this run is not to go on from it
+  io::Json state = resume ? read_state(folder_ / "state") : io::Json();
+  if (state.is_null()) {
+    remove();
+    return nullptr;
+  }
+  require_same(state["identity"], identity_, folder_);
+  const io::Json& progress = state["progress"];
+  const io::Json hidden = progress.is_object() ? progress.value("hidden", io::Json()) : io::Json();
+  const std::string needed = hidden.is_object() && hidden.contains("file") && hidden["file"].is_string()
+                                 ? hidden["file"].get<std::string>()
+                                 : "";
+  for (fs::directory_iterator it(folder_, error), end; !error && it != end; it.increment(error)) {
+    const std::string name = it->path().filename().string();
+    std::error_code gone;
+    if (name != "state" && name != "lock" && name != needed)
+      fs::remove(it->path(), gone);  // what a killed run was writing
+  }
+  return progress;
+}
+
+bool Snapshots::due() const {
+  return std::chrono::duration<double>(Clock::now() - last_).count() >=
+         std::max(seconds_, seconds_ > 0 ? kWorthIt * cost_ : 0.0);
+}
+
+void Snapshots::write(const io::Json& progress) {
+  const std::string text = io::Json{{"identity", identity_}, {"progress", progress}}.dump(
+      -1, ' ', false, io::Json::error_handler_t::replace);
+  io::AtomicFile file(folder() / "state");
+  file.append(checksum_of(text) + "\n");
+  file.append(text);
+  file.commit();
+  saved_ = true;
+  listed_.reset();
+}
+
+void Snapshots::finished(Clock::time_point start) {
+  last_ = Clock::now();
+  cost_ = std::chrono::duration<double>(last_ - start).count();
+}
+
+void Snapshots::remove() {
+  std::error_code error;
+  saved_ = false;
+  if (!made_) return;
+  fs::remove(folder_ / "state", error);  // first: without it the rest is nothing to go on from
+  fs::remove_all(folder_, error);
+  listed_.reset();
+  lock_.reset();
+  made_ = false;
+}
+
+}  // namespace fp8::commands

@@ -1,0 +1,77 @@
+// SPDX-License-Identifier: Apache-2.0
+#include "fp8/tools/commands/work/source_files.h"
+
+#include <sys/stat.h>
+
+#include <algorithm>
+#include <iterator>
+#include <string_view>
+#include <system_error>
+
+#include "fp8/runtime/io/base/error.h"
+
+namespace fp8::commands {
+
+namespace fs = std::filesystem;
+
+namespace {
+constexpr std::string_view kNames[] = {
+    "config.json",    "generation_config.json", "model.safetensors.index.json", "pytorch_model.bin.index.json",
+    "tokenizer.json", "tokenizer_config.json",  "special_tokens_map.json"};
+}  // namespace
+
+SourceFiles::File SourceFiles::look_at(const fs::path& path) {
+  struct stat status = {};
+  File file{path};
+  if (::stat(path.c_str(), &status) != 0 || !S_ISREG(status.st_mode)) return file;
+  file.exists = true;
+  file.bytes = static_cast<std::uint64_t>(status.st_size);
+  file.device = status.st_dev, file.inode = status.st_ino;
+  file.modified = static_cast<std::int64_t>(status.st_mtim.tv_sec) * 1'000'000'000 + status.st_mtim.tv_nsec;
+  return file;
+}
+
+SourceFiles::SourceFiles(const fs::path& model, const std::vector<fs::path>& more) {
+  std::vector<fs::path> paths = more;
+  std::error_code error;
+  if (fs::is_directory(model, error)) {
+    for (fs::directory_iterator it(model, error), end; !error && it != end; it.increment(error)) {
+      const std::string name = it->path().filename().string();
+      const bool known = std::find(std::begin(kNames), std::end(kNames), name) !=
+                         std::end(kNames);  // measurements may lie there as well
+      if (known || it->path().extension() == ".safetensors" || it->path().extension() == ".bin")
+        paths.push_back(it->path());
+    }
+  } else {
+    paths.push_back(model);
+  }
+  std::sort(paths.begin(), paths.end());
+  for (const auto& path : paths) {
+    if (path.empty()) continue;  // an option that was not given
+    const auto file = look_at(fs::absolute(path));
+    if (file.exists) files_.push_back(file);
+  }
+}
+
+void SourceFiles::check_unchanged() const {
+  for (const auto& before : files_) {
+    const auto now = look_at(before.path);
+    if (now == before) continue;
+    const std::string name = io::printable(before.path.string(), 4096);
+    if (!now.exists) throw io::Error(name + ": was removed while it was being read");
+    if (now.bytes != before.bytes)
+      throw io::Error(name + ": changed while it was being read, from " + std::to_string(before.bytes) + " to " +
+                      std::to_string(now.bytes) + " bytes");
+    throw io::Error(name + ": was " +
+                    (now.inode != before.inode || now.device != before.device ? "replaced" : "written to") +
+                    " while it was being read");
+  }
+}
+
+io::Json SourceFiles::to_json() const {
+  io::Json json = io::Json::object();
+  for (const auto& f : files_) json[io::printable(f.path.string(), 4096)] = {f.bytes, f.modified};
+  return json;
+}
+
+}  // namespace fp8::commands
