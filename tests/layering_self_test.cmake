@@ -3,10 +3,15 @@
 # clean and one per kind of violation, and fails unless it passes the first and names file, line and reason of the rest.
 cmake_minimum_required(VERSION 3.22)
 
-# Writes `text` as WORK/tree/<file>, checks that tree; sets rc and output.
+# Writes `text` as WORK/tree/<file>, and further files and texts after it, checks that tree; sets rc and output.
 function(check file text rc output)
   file(REMOVE_RECURSE ${WORK}/tree)
   file(WRITE ${WORK}/tree/${file} "${text}")
+  set(more ${ARGN})
+  while(more)
+    list(POP_FRONT more other contents)
+    file(WRITE ${WORK}/tree/${other} "${contents}")
+  endwhile()
   execute_process(COMMAND ${CMAKE_COMMAND} -DROOT=${WORK}/tree -P ${CMAKE_CURRENT_LIST_DIR}/layering_test.cmake
     RESULT_VARIABLE code OUTPUT_VARIABLE out ERROR_VARIABLE out)
   set(${rc} ${code} PARENT_SCOPE)
@@ -15,14 +20,14 @@ function(check file text rc output)
 endfunction()
 
 function(expect_clean file text)
-  check(${file} "${text}" rc output)
+  check(${file} "${text}" rc output ${ARGN})
   if(NOT rc EQUAL 0)
     message(FATAL_ERROR "a legal tree was refused: ${file}: ${output}")
   endif()
 endfunction()
 
 function(expect_violation file text expected)
-  check(${file} "${text}" rc output)
+  check(${file} "${text}" rc output ${ARGN})
   if(rc EQUAL 0)
     message(FATAL_ERROR "not found: ${file}: ${text}")
   endif()
@@ -49,4 +54,16 @@ expect_violation(recipes/bad.h "#include \"torch/torch.h\"\n" "<- recipes is tor
 expect_violation(recipes/bad.cpp "#include \"fp8/runtime/device/block.h\"\n" "<- recipes is torch-free, that header is not")
 expect_violation(runtime/bad.cpp "#include \"fp8/kernels/cast.h\"\n" "<- no such folder")
 expect_violation(quant/bad.cpp "#include <vector>\nTORCH_LIBRARY_FRAGMENT(fp8, m) { m.def(1) }\n" "quant/bad.cpp:2: TORCH_LIBRARY_FRAGMENT(fp8, m)")
+
+set(order "add_subdirectory(scheme)\nadd_subdirectory(plan)\n")
+expect_clean(quant/plan/good.cpp "#include \"fp8/quant/scheme/scheme.h\"\n#include \"fp8/quant/plan/plan.h\"\n"
+  quant/CMakeLists.txt "${order}")
+expect_violation(quant/scheme/bad.cpp "#include \"fp8/quant/plan/plan.h\"\n"
+  "quant/scheme/bad.cpp:1: #include \"fp8/quant/plan/plan.h\" <- quant/scheme must not know quant/plan"
+  quant/CMakeLists.txt "${order}")
+expect_violation(quant/plan/bad.cpp "#include \"fp8/quant/quant.h\"\n" "<- it stands above the folders of quant"
+  quant/CMakeLists.txt "${order}")
+expect_violation(quant/plan/a.h "#include \"fp8/quant/plan/b.h\"\n" "quant/plan/a.h: in a circle of headers"
+  quant/plan/b.h "#include \"fp8/quant/plan/a.h\"\n")
+
 expect_violation(README.md "no sources" "no source files")

@@ -25,10 +25,6 @@ using io::Json;
 
 [[noreturn]] void fail(const std::string& where, const std::string& what) { throw io::Error(where + ": " + what); }
 
-bool ends_with(const std::string& text, const std::string& end) {
-  return text.size() >= end.size() && text.compare(text.size() - end.size(), end.size(), end) == 0;
-}
-
 std::string with_rank(const std::string& name, int rank, int world) {
   return world == 1 ? name : name + "_" + std::to_string(rank) + "_" + std::to_string(world);
 }
@@ -42,7 +38,7 @@ struct Parts {
 Parts parts_of(const std::string& tensor) {
   for (const char* end : {".quant_input.scale_inv", ".quant_input.scale", ".quant_input.zero_point",
                           ".dequant_weights.scale", ".dequant_weights.zero_point"}) {
-    if (ends_with(tensor, end)) return {tensor.substr(0, tensor.size() - std::strlen(end)), end + 1};
+    if (tensor.ends_with(end)) return {tensor.substr(0, tensor.size() - std::strlen(end)), end + 1};
   }
   const auto dot = tensor.rfind('.');
   return dot == std::string::npos ? Parts{"", tensor} : Parts{tensor.substr(0, dot), tensor.substr(dot + 1)};
@@ -338,7 +334,7 @@ void unify_checkpoint(const fs::path& in, const fs::path& out, int world, bool o
   std::vector<std::string> whole, shared_out;  // base names
   const std::string first = with_rank("", 0, source.world), last_part = "_" + std::to_string(source.world);
   for (const auto& name : source.checkpoint.names()) {
-    if (ends_with(name, first)) {
+    if (name.ends_with(first)) {
       shared_out.push_back(name.substr(0, name.size() - first.size()));
       for (int r = 1; r < source.world; ++r) {
         if (!source.checkpoint.contains(with_rank(shared_out.back(), r, source.world))) {
@@ -348,7 +344,7 @@ void unify_checkpoint(const fs::path& in, const fs::path& out, int world, bool o
       }
       continue;
     }
-    const std::string middle = ends_with(name, last_part) ? name.substr(0, name.size() - last_part.size()) : "";
+    const std::string middle = name.ends_with(last_part) ? name.substr(0, name.size() - last_part.size()) : "";
     const auto at = middle.find_last_not_of("0123456789");
     const bool of_a_rank = at != std::string::npos && at + 1 < middle.size() && middle[at] == '_';
     if (!of_a_rank) {

@@ -16,7 +16,7 @@ namespace {
 using io::DType;
 
 constexpr const char* kUpright[] = {".weight_scale_inv", ".weight_scale"};
-constexpr const char* kTransposed[] = {".scale_weight", ".dequant_weights.scale"};
+constexpr const char* kTransposedEndings[] = {".scale_weight", ".dequant_weights.scale"};
 constexpr const char* kInput[] = {".input_scale", ".activation_scale", ".scale_input", ".quant_input.scale"};
 
 /// Where a cache's scales stand below an attention module: of keys, of values or of both.
@@ -80,10 +80,6 @@ float element(const std::uint8_t* bytes, DType dtype, std::int64_t i) {
 bool is_number(DType dtype) {
   return dtype == DType::F64 || dtype == DType::F32 || dtype == DType::F16 || dtype == DType::BF16;
 }
-bool ends_with(const std::string& text, const std::string& end) {
-  return text.size() >= end.size() && text.compare(text.size() - end.size(), end.size(), end) == 0;
-}
-
 /// Every size of blocks that stands anywhere in config.json.
 void collect_blocks(const io::Json& json, std::vector<std::int64_t>& rows, std::vector<std::int64_t>& cols) {
   if (!json.is_structured()) return;
@@ -125,7 +121,7 @@ CheckpointReading::CheckpointReading(const io::Checkpoint& checkpoint, bool byte
     const DType dtype = checkpoint.info(tensor).dtype;
     const bool codes = dtype == DType::F8_E4M3 || dtype == DType::F8_E5M2,
                bytes = dtype == DType::U8 || dtype == DType::I8;
-    if ((codes || bytes) && ends_with(tensor, ".weight") && checkpoint.info(tensor).shape.size() == 2)
+    if ((codes || bytes) && tensor.ends_with(".weight") && checkpoint.info(tensor).shape.size() == 2)
       find_scales(tensor.substr(0, tensor.size() - 7), codes || bytes_are_codes);
   }
 }
@@ -144,7 +140,7 @@ std::vector<float> CheckpointReading::values_of(const std::string& tensor) const
 
 void CheckpointReading::find_cache(const std::string& tensor) {
   for (const auto& name : kCaches) {
-    if (!ends_with(tensor, name.ending)) continue;
+    if (!tensor.ends_with(name.ending)) continue;
     Cache& cache = caches_[tensor.substr(0, tensor.size() - std::strlen(name.ending))];
     if (name.k) cache.k = values_of(tensor);
     if (name.v) cache.v = values_of(tensor);
@@ -174,11 +170,11 @@ void CheckpointReading::find_scales(const std::string& module, bool codes) {
   const auto& info = checkpoint_.info(tensor);
   std::string scale;
   bool transposed = false;
-  for (const auto* endings : {&kUpright, &kTransposed}) {
+  for (const auto* endings : {&kUpright, &kTransposedEndings}) {
     for (const char* end : *endings) {
       if (!scale.empty() || !checkpoint_.contains(module + end)) continue;
       scale = module + end;
-      transposed = endings == &kTransposed;
+      transposed = endings == &kTransposedEndings;
     }
   }
   if (scale.empty() && io::size_of(info.dtype) == 1 && info.dtype != DType::F8_E4M3 && info.dtype != DType::F8_E5M2)
@@ -191,7 +187,7 @@ void CheckpointReading::find_scales(const std::string& module, bool codes) {
   }
   Weight w;
   w.e5m2 = info.dtype == DType::F8_E5M2;
-  if (!transposed && ends_with(module, "lm_head") &&
+  if (!transposed && module.ends_with("lm_head") &&
       checkpoint_.contains("model.embed_tokens.weight")) {  // INC's files have it so
     const auto& embedding = checkpoint_.info("model.embed_tokens.weight").shape;
     transposed = embedding.size() == 2 && embedding[0] != embedding[1] && info.shape[0] == embedding[1] &&

@@ -10,11 +10,11 @@
 namespace fp8::te {
 namespace {
 
-constexpr std::int64_t kMaxGemms = 65536, kMaxAlign = 65536;
+constexpr std::int64_t kMostGemms = 65536, kMaxAlign = 65536;
 
 void check(const char* module, const Fp8PaddingOptions& o) {
-  TORCH_CHECK(o.num_gemms >= 1 && o.num_gemms <= kMaxGemms, "[", module, "] num_gemms: found ", o.num_gemms,
-              ", allowed: 1 to ", kMaxGemms);
+  TORCH_CHECK(o.num_gemms >= 1 && o.num_gemms <= kMostGemms, "[", module, "] num_gemms: found ", o.num_gemms,
+              ", allowed: 1 to ", kMostGemms);
   TORCH_CHECK(!o.align_size.has_value() || (*o.align_size >= 1 && *o.align_size <= kMaxAlign), "[", module,
               "] align_size: found ", *o.align_size, ", allowed: 1 to ", kMaxAlign);
 }

@@ -11,7 +11,7 @@
 namespace fp8::io {
 namespace {
 
-constexpr std::uint64_t kMaxFileBytes = std::uint64_t{64} << 20;
+constexpr std::uint64_t kMaxEditBytes = std::uint64_t{64} << 20;
 constexpr std::string_view kSpace = " \t\r\n";
 
 std::size_t skip_space(std::string_view text, std::size_t at) {
@@ -145,7 +145,7 @@ void JsonEdit::apply(const Json& edits) {
 }
 
 JsonEdit read_json_edit(const std::filesystem::path& path) {
-  return JsonEdit(read_file(path, kMaxFileBytes), path.string());
+  return JsonEdit(read_file(path, kMaxEditBytes), path.string());
 }
 
 }  // namespace fp8::io

@@ -6,11 +6,11 @@
 
 #include "fp8/runtime/io/json/json_members.h"
 #include "fp8/runtime/io/tensors/safetensors.h"
+#include "fp8/runtime/io/tensors/safetensors_layout.h"
 
 namespace fp8::io {
 namespace {
 
-constexpr std::uint64_t kMaxHeaderBytes = 100'000'000;
 constexpr std::size_t kMaxRank = 64;
 
 // One tensor's entry of the header; `fail` adds file and tensor to what is wrong.

@@ -9,8 +9,6 @@
 namespace fp8::io {
 namespace {
 
-constexpr std::uint64_t kMaxHeaderBytes = 100'000'000;
-
 std::uint64_t bytes_of(const SafetensorsWriter::Entry& entry, const std::filesystem::path& path) {
   std::uint64_t bytes = static_cast<std::uint64_t>(size_of(entry.dtype));
   bool empty = false, overflow = false;

@@ -10,6 +10,9 @@
 
 namespace fp8::io {
 
+/// Of the JSON that describes a file: what the format's own library allows.
+inline constexpr std::uint64_t kMaxHeaderBytes = 100'000'000;
+
 struct SafetensorsLayout {
   struct Slot {
     std::uint64_t begin = 0, size = 0;  ///< begin: in the file

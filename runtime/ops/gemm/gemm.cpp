@@ -154,7 +154,7 @@ at::Tensor expanded(const at::Tensor& t, std::vector<std::int64_t> batch) {
   return t.expand(batch);
 }
 
-kernels::ActivationType activation_of(at::ScalarType type) {
+kernels::ActivationType fp8_activation(at::ScalarType type) {
   return type == at::kFloat8_e5m2 ? kernels::ActivationType::E5M2 : kernels::ActivationType::E4M3;
 }
 
@@ -208,7 +208,7 @@ at::Tensor fp8_gemm(const at::Tensor& a, const at::Tensor& b, const std::optiona
     g.n = p.n;
     g.k = p.k;
     g.a = a_codes.data() + i * rows * p.k;
-    g.a_type = activation_of(a.scalar_type());
+    g.a_type = fp8_activation(a.scalar_type());
     g.a_stride = p.k;
     g.w = w.data();
     g.w_format = format_of(b.scalar_type());
