@@ -12,6 +12,7 @@
 #include "fp8/quant/names/expert_families.h"
 #include "fp8/quant/names/expert_names.h"
 #include "fp8/quant/plan/kv_plan.h"
+#include "fp8/quant/scheme/float_dtype.h"
 #include "fp8/runtime/io/base/error.h"
 
 namespace fp8::quant {

@@ -10,6 +10,7 @@
 
 #include "fp8/configs/option_names.h"
 #include "fp8/quant/checkpoint/reform_plan.h"
+#include "fp8/quant/checkpoint/stream/stream.h"
 #include "fp8/quant/forms/carry_through.h"
 #include "fp8/quant/forms/nonfinite.h"
 #include "fp8/quant/forms/sidecar.h"

@@ -8,7 +8,6 @@
 #include <stdexcept>
 
 #include "fp8/quant/handlers/straight_through.h"
-#include "fp8/runtime/autocast/autocast.h"
 #include "fp8/runtime/ops/common/arguments.h"
 
 namespace fp8::quant {
@@ -43,7 +42,7 @@ at::Tensor FakeQuantHandler::weight_through_fp8(const at::Tensor& weight, std::i
 }
 
 at::Tensor FakeQuantHandler::linear(const runtime::LinearCall& call) {
-  const at::ScalarType compute = runtime::autocast::region_dtype().value_or(call.x.scalar_type());
+  const at::ScalarType compute = compute_dtype(call.x);
   const at::Tensor x = call.x.to(compute);
   const auto bias =
       call.bias.has_value() && call.bias->defined() ? std::optional<at::Tensor>(call.bias->to(compute)) : std::nullopt;

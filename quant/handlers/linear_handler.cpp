@@ -26,10 +26,6 @@ namespace {
 
 namespace ops = runtime::ops;
 
-at::ScalarType compute_dtype(const at::Tensor& x) {
-  return runtime::autocast::region_dtype().value_or(x.scalar_type());
-}
-
 std::optional<at::Tensor> bias_in(const std::optional<at::Tensor>& bias, at::ScalarType compute) {
   return bias.has_value() && bias->defined() && !ops::is_high_precision(bias->scalar_type())
              ? std::optional<at::Tensor>(bias->to(compute))

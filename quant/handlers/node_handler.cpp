@@ -8,7 +8,6 @@
 #include "fp8/quant/handlers/matmul_handler.h"
 #include "fp8/quant/handlers/moe_handler.h"
 #include "fp8/quant/handlers/softmax_handler.h"
-#include "fp8/runtime/autocast/autocast.h"
 
 namespace fp8::quant {
 namespace {
@@ -38,10 +37,6 @@ Needed needed_by(ModuleKind kind) {
 }
 
 }  // namespace
-
-at::ScalarType compute_dtype(const at::Tensor& x) {
-  return runtime::autocast::region_dtype().value_or(x.scalar_type());
-}
 
 NodeHandler::NodeHandler(NodeScheme scheme) : scheme_(std::move(scheme)) { make_quantizers(); }
 

@@ -41,7 +41,4 @@ class NodeHandler : public runtime::ModuleHandler {
 /// The handler of scheme.kind.
 std::shared_ptr<NodeHandler> make_node_handler(const NodeScheme& scheme);
 
-/// The dtype an operation computes in: the autocast region's, else x's.
-at::ScalarType compute_dtype(const at::Tensor& x);
-
 }  // namespace fp8::quant

@@ -12,6 +12,7 @@
 #include <stdexcept>
 
 #include "fp8/quant/handlers/straight_through.h"
+#include "fp8/runtime/autocast/autocast.h"
 #include "fp8/runtime/device/device.h"
 #include "fp8/runtime/kernels/block_cast.h"
 #include "fp8/runtime/kernels/cast.h"
@@ -174,6 +175,10 @@ at::Tensor Quantizer::through_fp8(const at::Tensor& x) const {
   op.forward = [this](const std::vector<at::Tensor>& in) { return values(cast(in[0]), in[0].scalar_type()); };
   op.differentiable = [](const std::vector<at::Tensor>& in) { return in[0]; };
   return straight_through(op, {x});
+}
+
+at::ScalarType compute_dtype(const at::Tensor& x) {
+  return runtime::autocast::region_dtype().value_or(x.scalar_type());
 }
 
 }  // namespace fp8::quant

@@ -79,4 +79,7 @@ class Quantizer {
   recipes::ScaleMethod method_;
 };
 
+/// The dtype an operation computes in: the autocast region's, else x's.
+at::ScalarType compute_dtype(const at::Tensor& x);
+
 }  // namespace fp8::quant

@@ -25,6 +25,12 @@ foreach(file include/fp8/fp8.h include/fp8/version.h include/fp8/runtime/kernels
   endif()
 endforeach()
 
+foreach(internal quant/plan/rules.h quant/checkpoint/stream/stream.h runtime/kernels/gemm_kernels.h runtime/kernels/x86)
+  if(EXISTS ${prefix}/include/fp8/${internal})
+    message(FATAL_ERROR "installed, and no interface: ${internal}")
+  endif()
+endforeach()
+
 run(${CMAKE_COMMAND} -S ${CONSUMER} -B ${work}/build -G ${GENERATOR} -DCMAKE_CXX_COMPILER=${COMPILER}
   -DCMAKE_PREFIX_PATH=${prefix})
 run(${CMAKE_COMMAND} --build ${work}/build)

@@ -1,25 +1,51 @@
 # SPDX-License-Identifier: Apache-2.0
 # What `cmake --install` copies, and the package file that find_package(fp8 CONFIG) reads:
-#   bin/fp8   lib/libfp8_*.so   include/fp8/<folder>/**.h   include/fp8/{version,fp8}.h   lib/cmake/fp8/
-# Libraries install themselves (fp8_add_library). Highway's *-inl.h stay home: they are no interface.
+#   bin/fp8   lib/libfp8_*.so   include/fp8/{version,fp8}.h   include/fp8/<folder>/...: public headers   lib/cmake/fp8/
+# Libraries install themselves (fp8_add_library).
 include(CMakePackageConfigHelpers)
 set(FP8_CMAKE_DIR lib/cmake/fp8)
 
 install(TARGETS fp8_flags fp8_fp8 EXPORT fp8Targets)
 install(EXPORT fp8Targets NAMESPACE fp8:: DESTINATION ${FP8_CMAKE_DIR})
 
-foreach(folder runtime recipes configs measure quant transformer_engine)
-  install(DIRECTORY ${PROJECT_SOURCE_DIR}/${folder} DESTINATION include/fp8
-    FILES_MATCHING PATTERN "*.h" PATTERN "*-inl.h" EXCLUDE PATTERN "gloo_stub" EXCLUDE)
-endforeach()
+# Public are these headers and what they include; all others are how it is done.
+set(FP8_PUBLIC_HEADERS
+  runtime/runtime.h recipes/recipes.h configs/configs.h measure/measure.h quant/quant.h transformer_engine/te.h
+  runtime/kernels/block_cast.h runtime/kernels/cast.h runtime/kernels/decode.h runtime/kernels/gemm.h
+  runtime/kernels/optim.h runtime/kernels/simd.h runtime/kernels/thread_pool.h
+  runtime/io/json/json.h runtime/io/tensors/npz.h runtime/io/tensors/safetensors.h runtime/io/tensors/torch_file.h
+  runtime/ops/attention/attention_ops.h runtime/ops/cast/block_ops.h runtime/ops/cast/fp8_ops.h runtime/ops/moe/moe_ops.h
+  quant/checkpoint/reader_check.h quant/checkpoint/reform.h quant/damage/checkpoint_damage.h quant/damage/damage_probe.h)
+set(FP8_PUBLIC_TOOL_HEADERS tools/text/dataset.h tools/text/tokenizer.h tools/models/initialize.h tools/models/llama.h
+  tools/models/load.h tools/models/save.h)
+
+# fp8_install_headers(header...): these, relative to the source tree, and what they include.
+function(fp8_install_headers)
+  set(pending ${ARGN})
+  set(done "")
+  while(pending)
+    list(POP_FRONT pending header)
+    if(header IN_LIST done)
+      continue()
+    endif()
+    list(APPEND done ${header})
+    get_filename_component(folder ${header} DIRECTORY)
+    install(FILES ${PROJECT_SOURCE_DIR}/${header} DESTINATION include/fp8/${folder})
+    file(STRINGS ${PROJECT_SOURCE_DIR}/${header} includes REGEX "^#include \"fp8/[a-z]+/")
+    foreach(line IN LISTS includes)
+      string(REGEX REPLACE "^#include \"fp8/([^\"]+)\".*" "\\1" other "${line}")
+      list(APPEND pending ${other})
+    endforeach()
+  endwhile()
+endfunction()
+fp8_install_headers(${FP8_PUBLIC_HEADERS})
 install(FILES ${FP8_INCLUDE_DIR}/fp8/version.h ${FP8_INCLUDE_DIR}/fp8/fp8.h DESTINATION include/fp8)
 
 if(TARGET fp8)
   set_target_properties(fp8 PROPERTIES INSTALL_RPATH "$ORIGIN/../lib")
   set_target_properties(fp8_program PROPERTIES INSTALL_RPATH "$ORIGIN;${FP8_TORCH_ROOT}/lib")
   install(TARGETS fp8 fp8_program RUNTIME DESTINATION bin LIBRARY DESTINATION lib)
-  install(DIRECTORY ${PROJECT_SOURCE_DIR}/tools/text ${PROJECT_SOURCE_DIR}/tools/models DESTINATION include/fp8/tools
-    FILES_MATCHING PATTERN "*.h" PATTERN "*-inl.h" EXCLUDE PATTERN "gloo_stub" EXCLUDE)
+  fp8_install_headers(${FP8_PUBLIC_TOOL_HEADERS})
 endif()
 
 configure_package_config_file(${PROJECT_SOURCE_DIR}/tools/cmake/fp8Config.cmake.in

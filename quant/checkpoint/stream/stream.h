@@ -12,10 +12,10 @@
 #include <cstdint>
 #include <filesystem>
 #include <functional>
-#include <set>
 #include <string>
 #include <vector>
 
+#include "fp8/quant/checkpoint/stream/stream_options.h"
 #include "fp8/quant/forms/folder.h"
 #include "fp8/quant/forms/form.h"
 
@@ -51,26 +51,6 @@ struct Unit {
 
 /// A tensor that stays as it is, as UnitContext::copy() does it.
 Unit copy_unit(const io::Checkpoint& source, const std::string& from, const std::string& to);
-
-struct StreamOptions {
-  bool overwrite = false;
-  /// Goes on where a run with the same identity was cut short; and what this one finishes stays if it is cut short.
-  bool resume = false;
-  /// What must be equal for a part to be kept: command, options, the source's files with sizes and times. Compared as a
-  /// whole.
-  io::Json identity;
-  std::uint64_t shard_bytes = 5'000'000'000;  ///< tensor data of one file, unless a single unit is larger
-  /// The source's folder, if its files must still be those of identity["source"] and of `carried` at the end; may be
-  /// empty.
-  std::filesystem::path source;
-  io::Json carried;                 ///< carried_identity_of(source), before anything was read (carry_through.h)
-  std::set<std::string> nonfinite;  ///< tensors of the source that copy() takes with their NaN and Inf
-  /// This process' share: whole files, by size. With world_size > 1 nothing appears under the final name;
-  /// join_checkpoint() makes it.
-  std::int64_t rank = 0, world_size = 1;
-  std::function<void(std::uint64_t, std::uint64_t)> progress;  ///< bytes done and in all; may be empty
-  std::function<bool()> stop;                                  ///< asked between chunks; may be empty
-};
 
 struct StreamResult {
   std::size_t kept = 0;          ///< units that an earlier run had finished
