@@ -8,15 +8,11 @@
 #include "fp8/configs/option_names.h"
 #include "fp8/quant/checkpoint/modules.h"
 #include "fp8/quant/checkpoint/stacked_experts.h"
-#include "fp8/quant/forms/assumed_form.h"
-#include "fp8/quant/forms/model_source.h"
 #include "fp8/quant/forms/sidecar.h"
 #include "fp8/runtime/io/base/error.h"
 
 namespace fp8::quant {
 namespace {
-
-namespace fs = std::filesystem;
 
 constexpr std::int64_t kChunkCodes = std::int64_t{1} << 18, kTransposedCodes = std::int64_t{1} << 20;
 
@@ -327,44 +323,7 @@ void plan_form(const ConvertSource& source, const ConvertOptions& o, ConvertPlan
     plan.notes.push_back(std::string("activations: ") + name_of(common.activations) + " -> " + name_of(to.activations));
 }
 
-recipes::FloatType type_of_config(const io::Json& config) {
-  for (const char* key : {"dtype", "torch_dtype"}) {
-    const auto it = config.find(key);
-    if (it == config.end() || !it->is_string()) continue;
-    if (*it == "float32") return recipes::FloatType::F32;
-    if (*it == "float16") return recipes::FloatType::F16;
-  }
-  return recipes::FloatType::BF16;
-}
-
-const fs::path& existing_folder(const fs::path& model) {
-  require_model_folder(model);
-  return model;
-}
-
 }  // namespace
-
-ConvertSource::ConvertSource(const fs::path& model, std::optional<CheckpointFormat> assume)
-    : checkpoint(existing_folder(model)) {
-  config = io::read_json(model / "config.json");
-  if (!config.is_object())
-    throw io::Error((model / "config.json").string() + ": expected an object, found " + config.type_name());
-  if (fs::exists(model / kSidecarName)) sidecar = io::read_json(model / kSidecarName);
-  if (assume.has_value()) {
-    auto assumed = read_assumed(checkpoint, *assume);
-    quantization = std::move(assumed.config);
-    stored = std::move(assumed.stored);
-  } else {
-    quantization = read_quantization_config(model);
-    stored = read_stored(checkpoint);
-  }
-  type = type_of_config(config);
-}
-
-std::string ConvertSource::form_name() const {
-  return high_precision() ? "high precision"
-                          : name_of(form_of_config(quantization, checkpoint.folder().string()).format());
-}
 
 std::int64_t rows_per_chunk(const PlannedWeight& w, bool transposed) {
   const bool whole_blocks = w.change == Change::requantized && w.to.scheme.weights == WeightGranularity::block;

@@ -2,26 +2,14 @@
 // What a conversion does with every fp8 weight, decided before anything is written. Internal to quant; no torch here.
 #pragma once
 #include <map>
-#include <optional>
 #include <set>
 #include <string>
 #include <vector>
 
 #include "fp8/quant/checkpoint/reform.h"
+#include "fp8/quant/checkpoint/reform_source.h"
 
 namespace fp8::quant {
-
-/// A folder to be converted: its tensors, what of them is in fp8, its config.json, its fp8.json (or null).
-struct ConvertSource {
-  explicit ConvertSource(const std::filesystem::path& model, std::optional<CheckpointFormat> assume = std::nullopt);
-
-  io::Checkpoint checkpoint;
-  io::Json config, sidecar, quantization;
-  StoredCheckpoint stored;
-  recipes::FloatType type = recipes::FloatType::BF16;  ///< config.json's dtype, of the model in high precision
-  bool high_precision() const { return stored.weights.empty(); }
-  std::string form_name() const;
-};
 
 struct PlannedWeight {
   StoredWeight from;

@@ -122,14 +122,15 @@ void ReformedWeights::convert_rows(UnitContext& context, Work& work, std::int64_
   }
 }
 
-void ReformedWeights::decode_source(const Work& work, const std::uint8_t* codes, std::int64_t row, std::int64_t rows, void* y,
-                   FloatType type) {
+void ReformedWeights::decode_source(const Work& work, const std::uint8_t* codes, std::int64_t row, std::int64_t rows,
+                                    void* y, FloatType type) {
   decode_weight_rows(codes, rows, work.w.to.cols, row, work.from.data(), static_cast<std::int64_t>(work.from.size()),
                      work.w.from.spec.scheme, y, type);
 }
 
 /// Whether a finite value of the rows just decoded became infinite.
-bool ReformedWeights::overflows(const UnitContext& context, const Work& work, std::int64_t row, std::int64_t rows) const {
+bool ReformedWeights::overflows(const UnitContext& context, const Work& work, std::int64_t row,
+                                std::int64_t rows) const {
   const std::int64_t n = rows * work.w.to.cols;
   if (!allowed(work.w.from.weight)) return !std::isfinite(kernels::amax(context.out.data(), plan_.type, n));
   std::vector<float> values(static_cast<std::size_t>(n));
@@ -143,16 +144,15 @@ void ReformedWeights::decode(UnitContext& context, Work& work, std::int64_t row,
   context.out.resize(static_cast<std::size_t>(rows * cols * size));
   decode_source(work, context.in.data(), row, rows, context.out.data(), plan_.type);
   if (work.may_overflow && overflows(context, work, row, rows)) {
-    throw io::Error(source_.folder().string() + ": " + work.w.from.weight +
-                    ": holds values that leave the range of " + kernels::name_of(plan_.type));
+    throw io::Error(source_.folder().string() + ": " + work.w.from.weight + ": holds values that leave the range of " +
+                    kernels::name_of(plan_.type));
   }
-  context.write(work.w.output(), context.out.data(), static_cast<std::uint64_t>(row * cols * size),
-                context.out.size());
+  context.write(work.w.output(), context.out.data(), static_cast<std::uint64_t>(row * cols * size), context.out.size());
 }
 
 /// codes: what is written, scaled by work.to. before: the values that they stand for.
-void ReformedWeights::note_deviation(Work& work, const std::vector<float>& before, const std::uint8_t* codes, std::int64_t row,
-                    std::int64_t rows) {
+void ReformedWeights::note_deviation(Work& work, const std::vector<float>& before, const std::uint8_t* codes,
+                                     std::int64_t row, std::int64_t rows) {
   std::vector<float> after(before.size());
   decode_weight_rows(codes, rows, work.w.to.cols, row, work.to.data(), static_cast<std::int64_t>(work.to.size()),
                      work.w.to.scheme, after.data(), FloatType::F32);

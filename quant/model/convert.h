@@ -52,10 +52,6 @@ Plan plan_for(const std::vector<measure::WeightModule>& modules, const std::vect
 inline Plan plan_for(const std::vector<measure::WeightModule>& modules, const PlanOptions& options) {
   return plan_for(modules, {}, options);
 }
-/// The scales that convert() gives every planned weight, in the plan's order. Throws for NaN, Inf, and weights that are
-/// not the measured ones.
-std::vector<WeightScales> planned_weight_scales(const Plan& plan, const std::vector<measure::WeightModule>& modules);
-
 /// Does what a plan says. used: gets the static scales that are in force, as a scale file stores them.
 ConversionReport convert_by(const Plan& plan, const std::vector<measure::WeightModule>& modules,
                             const std::vector<measure::OpNode>& nodes, std::vector<ModuleScales>* used = nullptr);

@@ -114,40 +114,130 @@ void add_check(const std::filesystem::path& out, io::Json& json, Table& table) {
   }
 }
 
-void quantize(const QuantizeOptions& o, Context& context) {
-  if (o.budget.empty() != o.data.data.empty()) throw UsageError("quantize: --budget and --data go together");
-  const auto start = Clock::now();
+/// All but the budget's choice and how progress is shown.
+quant::CheckpointOptions checkpoint_options(const QuantizeOptions& o, const Share& share, Context& context) {
   quant::CheckpointOptions options;
   options.plan = plan_of(o, context);
-  std::optional<BudgetResult> budget;
-  if (!o.budget.empty()) {
-    BudgetOptions data = o.data;
-    data.kl = parse_budget(o.budget);
-    budget = meet_budget(o.model, options.plan, data, context);
-    const io::Checkpoint checkpoint(o.model);
-    for (const auto& [name, reason] : budget->keep) {  // experts are called otherwise there
-      for (const auto& piece : models::pieces_of(name + ".weight", checkpoint))
-        options.plan.keep[piece.tensor.substr(0, piece.tensor.rfind(".weight"))] = reason;
-    }
-  }
-  if (options.plan.measurements.has_value())
-    options.plan.measurements = models::in_names_of_checkpoint(std::move(*options.plan.measurements));
   options.format = o.format;
   options.overwrite = o.overwrite;
   options.allow_nonfinite = o.allow_nonfinite;
   options.modules = o.modules;
   options.ignore = o.ignore;
   options.dry_run = o.dry_run;
-  const Share share = find_share(o.share, o.out);
-  if (!share.warning.empty()) context.warn(share.warning);
-  if (o.check && (o.dry_run || (share.world_size > 1 && !o.share.join)))
-    throw UsageError("quantize: --check reads a whole output, not that of --dry-run or one rank's share");
   options.rank = share.rank;
   options.world_size = share.world_size;
   options.join = o.share.join;
   options.resume = o.share.resume;
   options.shard_bytes = static_cast<std::uint64_t>(o.share.shard_bytes);
   options.stop = [] { return interrupted(); };
+  return options;
+}
+
+/// Chooses by --budget what stays in high precision.
+BudgetResult keep_within_budget(const QuantizeOptions& o, quant::PlanOptions& plan, Context& context) {
+  BudgetOptions data = o.data;
+  data.kl = parse_budget(o.budget);
+  BudgetResult budget = meet_budget(o.model, plan, data, context);
+  const io::Checkpoint checkpoint(o.model);
+  for (const auto& [name, reason] : budget.keep) {  // experts are called otherwise there
+    for (const auto& piece : models::pieces_of(name + ".weight", checkpoint))
+      plan.keep[piece.tensor.substr(0, piece.tensor.rfind(".weight"))] = reason;
+  }
+  return budget;
+}
+
+/// What a run did, for people and for machines.
+struct Outcome {
+  const QuantizeOptions& o;
+  const Share& share;
+  const quant::CheckpointReport& report;
+  double seconds;
+  io::Json json;
+  Table table;
+
+  Outcome(const QuantizeOptions& options, const Share& its_share, const quant::CheckpointReport& r, double its_seconds)
+      : o(options),
+        share(its_share),
+        report(r),
+        seconds(its_seconds),
+        table({o.dry_run ? "quantize (dry run)" : "quantize", ">" + o.model.filename().string()}) {
+    add_figures();
+  }
+
+  void add_figures() {
+    json = {{"modules_quantized", report.quantized.size()},
+            {"modules_skipped", io::Json::array()},
+            {"scheme", report.quantized.front().second},
+            {"weights_bytes", report.weights_bytes},
+            {"source_bytes", report.source_bytes},
+            {"seconds", seconds},
+            {"peak_rss_bytes", peak_resident_bytes()},
+            {"dry_run", o.dry_run},
+            {"out", o.out.string()},
+            {"units", report.units},
+            {"units_kept", report.units_kept},
+            {"finished_before", report.finished_before},
+            {"rank", share.rank},
+            {"world_size", share.world_size}};
+    table.row({"modules quantized", std::to_string(report.quantized.size())});
+    table.row({"scheme", report.quantized.front().second});
+    table.row({"source", human_bytes(static_cast<std::int64_t>(report.source_bytes))});
+    table.row({"weights", human_bytes(static_cast<std::int64_t>(report.weights_bytes))});
+    table.row({"seconds", human_seconds(seconds)});
+  }
+
+  void add_kv_cache(const quant::PlanOptions& plan) {
+    if (report.kv_caches == 0) return;
+    json["kv_cache"] = "fp8";
+    json["kv_cache_scales"] = plan.kv_scales == quant::KvGranularity::head ? "head" : "tensor";
+    table.row({"key-value cache", fmt::format("fp8 in {} layers", report.kv_caches)});
+  }
+
+  void add_work() {
+    if (share.world_size > 1 && !o.share.join)
+      table.row({"share", fmt::format("rank {} of {}; --join puts all together", share.rank, share.world_size)});
+    if (report.finished_before) {
+      table.row({"finished already", o.out.string() + " is what a run with these options wrote; nothing was done"});
+    } else if (report.units_kept > 0)
+      table.row({"kept of an earlier run", fmt::format("{} of {} parts", report.units_kept, report.units)});
+  }
+
+  void add_budget(const BudgetResult& budget) {
+    json["budget"] = budget.report;
+    table.row({"KL, all in fp8", fmt::format("{:.3e}", budget.kl_of_all)});
+    table.row({"KL, as written", fmt::format("{:.3e} (budget {})", budget.kl, o.budget)});
+  }
+
+  void add_modules() {
+    for (const auto& s : report.skipped) json["modules_skipped"].push_back({{"name", s.name}, {"reason", s.reason}});
+    for (const auto& line : plan_lines(report)) {
+      if (!line.scheme.empty() && !o.dry_run) continue;
+      const std::string count = line.modules.size() > 1 ? fmt::format(" ({} modules)", line.modules.size()) : "";
+      table.row({(line.scheme.empty() ? "kept " : "fp8 ") + line.name + count,
+                 line.scheme.empty() ? line.reason : line.scheme});
+    }
+    if (!o.dry_run) return;
+    json["modules"] = io::Json::array();
+    for (const auto& [name, scheme] : report.quantized) json["modules"].push_back(name);
+    for (const auto& [name, what] : report.guesses) {
+      json["guesses"][name] = what;
+      table.row({"taken " + name, what == "Linear" ? "for Linear" : "for none: " + what});
+    }
+  }
+};
+
+void quantize(const QuantizeOptions& o, Context& context) {
+  if (o.budget.empty() != o.data.data.empty()) throw UsageError("quantize: --budget and --data go together");
+  const auto start = Clock::now();
+  const Share share = find_share(o.share, o.out);
+  if (!share.warning.empty()) context.warn(share.warning);
+  if (o.check && (o.dry_run || (share.world_size > 1 && !o.share.join)))
+    throw UsageError("quantize: --check reads a whole output, not that of --dry-run or one rank's share");
+  quant::CheckpointOptions options = checkpoint_options(o, share, context);
+  std::optional<BudgetResult> budget;
+  if (!o.budget.empty()) budget = keep_within_budget(o, options.plan, context);
+  if (options.plan.measurements.has_value())
+    options.plan.measurements = models::in_names_of_checkpoint(std::move(*options.plan.measurements));
   constexpr std::int64_t kSteps = 1000;
   Progress progress(context, "quantize", kSteps);
   options.progress = [&](std::uint64_t done, std::uint64_t total) {
@@ -159,60 +249,13 @@ void quantize(const QuantizeOptions& o, Context& context) {
   for (const auto& warning : report.warnings) context.warn(warning);
   if (o.kv_scales.has_value() && report.kv_caches == 0)
     context.warn("--kv-cache-scales has no effect: no scales of key-value caches are written");
-
-  io::Json json = {{"modules_quantized", report.quantized.size()},
-                   {"modules_skipped", io::Json::array()},
-                   {"scheme", report.quantized.front().second},
-                   {"weights_bytes", report.weights_bytes},
-                   {"source_bytes", report.source_bytes},
-                   {"seconds", seconds},
-                   {"peak_rss_bytes", peak_resident_bytes()},
-                   {"dry_run", o.dry_run},
-                   {"out", o.out.string()},
-                   {"units", report.units},
-                   {"units_kept", report.units_kept},
-                   {"finished_before", report.finished_before},
-                   {"rank", share.rank},
-                   {"world_size", share.world_size}};
-  Table table({o.dry_run ? "quantize (dry run)" : "quantize", ">" + o.model.filename().string()});
-  table.row({"modules quantized", std::to_string(report.quantized.size())});
-  table.row({"scheme", report.quantized.front().second});
-  table.row({"source", human_bytes(static_cast<std::int64_t>(report.source_bytes))});
-  table.row({"weights", human_bytes(static_cast<std::int64_t>(report.weights_bytes))});
-  table.row({"seconds", human_seconds(seconds)});
-  if (report.kv_caches > 0) {
-    json["kv_cache"] = "fp8";
-    json["kv_cache_scales"] = options.plan.kv_scales == quant::KvGranularity::head ? "head" : "tensor";
-    table.row({"key-value cache", fmt::format("fp8 in {} layers", report.kv_caches)});
-  }
-  if (share.world_size > 1 && !options.join)
-    table.row({"share", fmt::format("rank {} of {}; --join puts all together", share.rank, share.world_size)});
-  if (report.finished_before) {
-    table.row({"finished already", o.out.string() + " is what a run with these options wrote; nothing was done"});
-  } else if (report.units_kept > 0)
-    table.row({"kept of an earlier run", fmt::format("{} of {} parts", report.units_kept, report.units)});
-  if (budget.has_value()) {
-    json["budget"] = budget->report;
-    table.row({"KL, all in fp8", fmt::format("{:.3e}", budget->kl_of_all)});
-    table.row({"KL, as written", fmt::format("{:.3e} (budget {})", budget->kl, o.budget)});
-  }
-  for (const auto& s : report.skipped) json["modules_skipped"].push_back({{"name", s.name}, {"reason", s.reason}});
-  for (const auto& line : plan_lines(report)) {
-    if (!line.scheme.empty() && !o.dry_run) continue;
-    const std::string count = line.modules.size() > 1 ? fmt::format(" ({} modules)", line.modules.size()) : "";
-    table.row({(line.scheme.empty() ? "kept " : "fp8 ") + line.name + count,
-               line.scheme.empty() ? line.reason : line.scheme});
-  }
-  if (o.dry_run) {
-    json["modules"] = io::Json::array();
-    for (const auto& [name, scheme] : report.quantized) json["modules"].push_back(name);
-    for (const auto& [name, what] : report.guesses) {
-      json["guesses"][name] = what;
-      table.row({"taken " + name, what == "Linear" ? "for Linear" : "for none: " + what});
-    }
-  }
-  if (o.check) add_check(o.out, json, table);
-  context.result(json, table.text());
+  Outcome outcome(o, share, report, seconds);
+  outcome.add_kv_cache(options.plan);
+  outcome.add_work();
+  if (budget.has_value()) outcome.add_budget(*budget);
+  outcome.add_modules();
+  if (o.check) add_check(o.out, outcome.json, outcome.table);
+  context.result(outcome.json, outcome.table.text());
 }
 
 }  // namespace

@@ -1,0 +1,53 @@
+// SPDX-License-Identifier: Apache-2.0
+#include "fp8/quant/checkpoint/reform_source.h"
+
+#include "fp8/quant/forms/assumed_form.h"
+#include "fp8/quant/forms/model_source.h"
+#include "fp8/quant/forms/sidecar.h"
+#include "fp8/runtime/io/base/error.h"
+
+namespace fp8::quant {
+namespace {
+
+namespace fs = std::filesystem;
+
+recipes::FloatType type_of_config(const io::Json& config) {
+  for (const char* key : {"dtype", "torch_dtype"}) {
+    const auto it = config.find(key);
+    if (it == config.end() || !it->is_string()) continue;
+    if (*it == "float32") return recipes::FloatType::F32;
+    if (*it == "float16") return recipes::FloatType::F16;
+  }
+  return recipes::FloatType::BF16;
+}
+
+const fs::path& existing_folder(const fs::path& model) {
+  require_model_folder(model);
+  return model;
+}
+
+}  // namespace
+
+ConvertSource::ConvertSource(const fs::path& model, std::optional<CheckpointFormat> assume)
+    : checkpoint(existing_folder(model)) {
+  config = io::read_json(model / "config.json");
+  if (!config.is_object())
+    throw io::Error((model / "config.json").string() + ": expected an object, found " + config.type_name());
+  if (fs::exists(model / kSidecarName)) sidecar = io::read_json(model / kSidecarName);
+  if (assume.has_value()) {
+    auto assumed = read_assumed(checkpoint, *assume);
+    quantization = std::move(assumed.config);
+    stored = std::move(assumed.stored);
+  } else {
+    quantization = read_quantization_config(model);
+    stored = read_stored(checkpoint);
+  }
+  type = type_of_config(config);
+}
+
+std::string ConvertSource::form_name() const {
+  return high_precision() ? "high precision"
+                          : name_of(form_of_config(quantization, checkpoint.folder().string()).format());
+}
+
+}  // namespace fp8::quant
