@@ -7,7 +7,7 @@
 #include <string>
 #include <vector>
 
-#include "op_call.h"
+#include "runtime/ops/op_call.h"
 
 namespace fp8::test {
 

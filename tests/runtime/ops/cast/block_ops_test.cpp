@@ -2,7 +2,7 @@
 // Block-scaled tensors on hpu and cpu: sizes, dtypes, and the formulas restated with torch's own operators.
 #include "fp8/runtime/ops/cast/block_ops.h"
 
-#include "op_call.h"
+#include "runtime/ops/op_call.h"
 
 namespace fp8::test {
 namespace {

@@ -2,7 +2,7 @@
 // The casts' other arguments: the forms of a scale, scale_shape, amax, fp8 inputs, strides, and
 // calculate_scale_for_cast.
 #include "fp8/runtime/ops/cast/cast.h"
-#include "op_call.h"
+#include "runtime/ops/op_call.h"
 
 namespace fp8::test {
 namespace {

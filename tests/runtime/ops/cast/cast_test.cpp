@@ -2,7 +2,7 @@
 // cast_to_fp8_v2 and cast_from_fp8 bit for bit against the vendor's rule written in f64: the scale rounded to the
 // input's dtype, the product rounded in it, to nearest even, saturating at 240 (E4M3 on Gaudi2), 448 (E4M3 else), 57344
 // (E5M2).
-#include "op_call.h"
+#include "runtime/ops/op_call.h"
 
 namespace fp8::test {
 namespace {

@@ -2,7 +2,7 @@
 // Arithmetic, comparisons, sums, isclose and allclose of float8 tensors on hpu.
 #include <functional>
 
-#include "op_call.h"
+#include "runtime/ops/op_call.h"
 
 namespace fp8::test {
 namespace {

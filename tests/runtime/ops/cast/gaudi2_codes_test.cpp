@@ -1,7 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 // Gaudi2's E4M3 is IEEE-like: code 0x78 is infinity, 0x79 to 0x7F are NaN (with the sign of bit 7). On the other
 // devices the same codes are 256 to 448 and NaN. Every operator that reads codes, against the formats in f64.
-#include "op_call.h"
+#include "runtime/ops/op_call.h"
 
 namespace fp8::test {
 namespace {

@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
 // convert_from_int4 / uint4 against arithmetic on the unpacked numbers, fake_quant_fp4 against its formula.
-#include "op_call.h"
+#include "runtime/ops/op_call.h"
 
 namespace fp8::test {
 namespace {

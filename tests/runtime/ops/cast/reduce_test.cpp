@@ -1,7 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 // sum_fp8: with a float out_dtype the float sum of the same values, as the vendor promises; in fp8 that sum rounded
 // once.
-#include "sdpa_reference.h"
+#include "runtime/ops/attention/sdpa_reference.h"
 
 namespace fp8::test {
 namespace {

@@ -4,7 +4,7 @@
 #include <torch/csrc/jit/ir/irparser.h>
 #include <torch/script.h>
 
-#include "op_call.h"
+#include "runtime/ops/op_call.h"
 
 namespace fp8::test {
 namespace {

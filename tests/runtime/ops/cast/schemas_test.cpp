@@ -2,7 +2,7 @@
 // The registered schemas equal the vendor's (bridge 1.19), argument by argument, default by default.
 #include <torch/csrc/jit/frontend/function_schema_parser.h>
 
-#include "op_call.h"
+#include "runtime/ops/op_call.h"
 #include "support/schema_test.h"
 
 namespace fp8::test {

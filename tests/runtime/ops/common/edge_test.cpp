@@ -6,7 +6,7 @@
 #include <cstdlib>
 
 #include "fp8/runtime/ops/cast/fp8_ops.h"
-#include "op_call.h"
+#include "runtime/ops/op_call.h"
 
 namespace fp8::test {
 namespace {

@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
 // conv2d_fp8 against the f64 convolution of the dequantized operands.
-#include "op_call.h"
+#include "runtime/ops/op_call.h"
 
 namespace fp8::test {
 namespace {

@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
 // The deprecated fp8_gemm against the exact product; the result lands in `out`.
-#include "op_call.h"
+#include "runtime/ops/op_call.h"
 
 namespace fp8::test {
 namespace {

@@ -3,7 +3,7 @@
 // weight.
 #include "fp8/runtime/ops/gemm/weight_only.h"
 
-#include "op_call.h"
+#include "runtime/ops/op_call.h"
 
 namespace fp8::test {
 namespace {

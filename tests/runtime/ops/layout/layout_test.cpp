@@ -1,7 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 // in_place_interleave, kv_reorder and the deprecated movers: bytes of every dtype against plain loops and PyTorch on
 // the CPU.
-#include "op_call.h"
+#include "runtime/ops/op_call.h"
 
 namespace fp8::test {
 namespace {

@@ -5,7 +5,7 @@
 #include <functional>
 #include <string>
 
-#include "op_call.h"
+#include "runtime/ops/op_call.h"
 
 namespace fp8::test {
 

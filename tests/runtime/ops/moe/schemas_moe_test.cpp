@@ -3,7 +3,7 @@
 // kernels for hpu and meta tensors.
 #include <torch/csrc/jit/frontend/function_schema_parser.h>
 
-#include "op_call.h"
+#include "runtime/ops/op_call.h"
 #include "support/schema_test.h"
 
 namespace fp8::test {

@@ -1,7 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 // quantized_decomposed:: on hpu: float8 against the formula in f64 (not rounded to integers), integers against
 // PyTorch's arithmetic on the CPU.
-#include "op_call.h"
+#include "runtime/ops/op_call.h"
 
 namespace fp8::test {
 namespace {
