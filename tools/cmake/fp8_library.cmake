@@ -1,12 +1,13 @@
 # SPDX-License-Identifier: Apache-2.0
-# fp8_add_library(name SOURCES ... [LINK ...] [PRIVATE_LINK ...] [PCH]): the shared library fp8_<name>, alias and export
+# fp8_add_library(name [SOURCES ...] [LINK ...] [PRIVATE_LINK ...] [PCH]): the shared library fp8_<name>, alias and export
 # fp8::<name>. LINK is what its headers need, PRIVATE_LINK what only its sources need. PCH: it includes LibTorch.
-# Shared, because a static archive drops registrations (TORCH_LIBRARY) that nobody refers to.
+# Shared, because a static archive drops registrations (TORCH_LIBRARY) that nobody refers to. Its folders add their
+# sources with fp8_sources().
 #
-# fp8_target_sources(target SOURCE...): adds the sources. A `|` ends a unit:
-#   fp8_target_sources(fp8_quant a.cpp b.cpp | c.cpp d.cpp | e.cpp)      with FP8_UNITY: {a b} {c d} {e}, else each alone
-# The headers of LibTorch take 80 to 95 % of a source's compile time; a unit reads them once. Two sources of one unit must
-# not use the same name in their anonymous namespaces. What follows the last `|` stays alone: new sources go there.
+# fp8_target_sources(target SOURCE...): of tests. A `|` ends a unit:
+#   fp8_target_sources(quant_test a.cpp b.cpp | c.cpp d.cpp | e.cpp)     with FP8_UNITY: {a b} {c d} {e}, else each alone
+# The headers of LibTorch take 80 to 95 % of a source's compile time; a unit reads them once. What follows the last `|`
+# stays alone: new sources go there.
 function(fp8_target_sources target)
   set(unit 1)
   set(pending "")
