@@ -20,6 +20,7 @@
 #include "fp8/quant/handlers/linear_handler.h"
 #include "fp8/quant/handlers/node_handler.h"
 #include "fp8/quant/model/convert_by_config.h"
+#include "fp8/quant/model/module_weight_scales.h"
 #include "fp8/runtime/device/device.h"
 #include "fp8/runtime/intercept/weight_tag.h"
 #include "fp8/runtime/io/base/error.h"
