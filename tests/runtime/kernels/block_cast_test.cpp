@@ -1,19 +1,16 @@
 // SPDX-License-Identifier: Apache-2.0
-// Casts and decodes with a scale per block against the formulas of block_cast.h in f64, every level, thread count and
-// kind of block; rows of x have gaps full of NaN, which nobody may read into an amax.
+// Casts with a scale per block against the formulas of block_cast.h in f64, every level, thread count and kind of
+// block; rows of x have gaps full of NaN, which nobody may read into an amax.
 #include "fp8/runtime/kernels/block_cast.h"
 
+#include "runtime/kernels/block_cast_reference.h"
 #include "runtime/kernels/cast_test.h"
 
 namespace fp8::kernels {
 namespace {
 
 using namespace test;
-constexpr float kInf = std::numeric_limits<float>::infinity(), kNaN = std::numeric_limits<float>::quiet_NaN();
 
-struct Shape {
-  std::int64_t rows, cols, block_rows, block_cols;
-};
 // 1 x B, B x 1, B x B; whole and partial tiles; blocks beyond the matrix, wide ones, more columns than one unit of
 // work.
 const Shape kShapes[] = {{1, 1, 1, 1},      {5, 256, 1, 128},    {7, 1000, 1, 128},  {300, 37, 128, 1},
@@ -26,55 +23,6 @@ float max_of_type(FloatType type) {
          : type == FloatType::BF16 ? std::bit_cast<float>(0x7F7F0000u)
                                    : 65504.0f;
 }
-
-/// A matrix of a type, row_stride = cols + 3, the gap NaN.
-struct Matrix {
-  FloatType type;
-  std::int64_t rows, cols;
-  std::vector<float> f32;
-  std::vector<std::uint16_t> half;
-
-  Matrix(FloatType t, std::int64_t r, std::int64_t c, unsigned seed) : type(t), rows(r), cols(c) {
-    std::mt19937 random(seed);
-    std::normal_distribution<float> normal;
-    for (std::int64_t i = 0; i < rows * stride(); ++i) {
-      const bool gap = i % stride() >= cols;
-      const float v = std::ldexp(normal(random), static_cast<int>(random() % 12) - 6);
-      if (type == FloatType::F32)
-        f32.push_back(gap ? kNaN : v);
-      else if (type == FloatType::BF16)
-        half.push_back(gap ? 0x7FC0 : static_cast<std::uint16_t>(std::bit_cast<std::uint32_t>(v) >> 16));
-      else
-        half.push_back(gap ? 0x7E00 : static_cast<std::uint16_t>((random() & 0x8000) | (0x2000 + random() % 0x2800)));
-    }
-  }
-  std::int64_t stride() const { return cols + 3; }
-  const void* data() const { return type == FloatType::F32 ? static_cast<const void*>(f32.data()) : half.data(); }
-  double at(std::int64_t r, std::int64_t c) const {
-    return element(data(), type, static_cast<std::size_t>(r * stride() + c));
-  }
-  bool sign(std::int64_t r, std::int64_t c) const {
-    return sign_of(data(), type, static_cast<std::size_t>(r * stride() + c));
-  }
-};
-
-double amax_of(const Matrix& x, const Shape& s, std::int64_t tile_row, std::int64_t tile_col) {
-  double amax = 0;
-  for (std::int64_t r = tile_row * s.block_rows; r < std::min(s.rows, (tile_row + 1) * s.block_rows); ++r)
-    for (std::int64_t c = tile_col * s.block_cols; c < std::min(s.cols, (tile_col + 1) * s.block_cols); ++c) {
-      if (std::isnan(x.at(r, c))) return std::numeric_limits<double>::quiet_NaN();
-      amax = std::max(amax, std::fabs(x.at(r, c)));
-    }
-  return amax;
-}
-
-/// The code of x(r, c) * scale by search on the grid.
-int code_of(const Matrix& x, std::int64_t r, std::int64_t c, double scale, const std::vector<double>& values) {
-  const double y = static_cast<double>(static_cast<float>(x.at(r, c) * scale));
-  return nearest_on_grid(y, values) | (x.sign(r, c) ? 0x80 : 0);
-}
-
-std::int64_t tiles(std::int64_t size, std::int64_t block) { return (size + block - 1) / block; }
 
 double scale_rule(double amax, FloatType type, float max, float epsilon, bool power_of_two) {
   if (amax < static_cast<double>(epsilon)) amax = static_cast<double>(epsilon);
@@ -341,107 +289,6 @@ TEST(BlockCast, AmaxOverMaxTellsWhatIsNotFinite) {
     EXPECT_EQ(found[5], 1.0f);
     EXPECT_EQ(found[6], power_of_two ? 2.0f : 449.0f / 448.0f);
     EXPECT_EQ(codes[10], 0x7E);
-  }
-}
-
-// --- MX
-
-int e8m0_by_definition(double amax, float max) {
-  const float v = static_cast<float>(amax * static_cast<double>(1.0f / max));
-  if (std::isnan(v)) return 0xFF;
-  for (int e = 0; e < 0xFE; ++e) {
-    if (std::ldexp(1.0, e - 127) >= static_cast<double>(v)) return e;
-  }
-  return 0xFE;
-}
-
-TEST(MxCast, FollowsTheFormulaInBothDirections) {
-  unsigned seed = 40;
-  for (const auto& [rows, cols] :
-       {std::pair<std::int64_t, std::int64_t>{1, 1}, {3, 320}, {64, 33}, {100, 2500}, {31, 32}, {33, 31}}) {
-    for (const bool columnwise : {false, true}) {
-      for (const FloatType type : {FloatType::F32, FloatType::BF16, FloatType::F16}) {
-        const Matrix x(type, rows, cols, ++seed);
-        const Target& target = kTargets[seed % 3];
-        const Shape s = {rows, cols, columnwise ? 32 : 1, columnwise ? 1 : 32};
-        const std::vector<double> values = grid(target.format, target.max);
-        const std::int64_t across = tiles(cols, s.block_cols);
-        std::vector<int> want;
-        for (std::int64_t tile = 0; tile < tiles(rows, s.block_rows) * across; ++tile)
-          want.push_back(e8m0_by_definition(amax_of(x, s, tile / across, tile % across), target.max));
-        for (const SimdLevel level : levels()) {
-          const ScopedSimdLevel scoped(level);
-          std::vector<std::uint8_t> codes(static_cast<std::size_t>(rows * cols));
-          std::vector<std::uint8_t> e8m0(static_cast<std::size_t>(tiles(rows, s.block_rows) * across));
-          MxCastArgs args;
-          args.x = x.data();
-          args.type = type;
-          args.rows = rows;
-          args.cols = cols;
-          args.row_stride = x.stride();
-          args.codes = codes.data();
-          args.format = target.format;
-          args.max = target.max;
-          args.columnwise = columnwise;
-          args.e8m0 = e8m0.data();
-          cast_mx(args);
-          for (std::int64_t r = 0; r < rows; ++r) {
-            for (std::int64_t c = 0; c < cols; ++c) {
-              const auto tile = static_cast<std::size_t>(r / s.block_rows * across + c / s.block_cols);
-              const int e = want[tile];
-              ASSERT_EQ(int{e8m0[tile]}, e) << name_of(level);
-              ASSERT_EQ(int{codes[static_cast<std::size_t>(r * cols + c)]},
-                        code_of(x, r, c, std::ldexp(1.0, 127 - e), values))
-                  << name_of(level) << " " << r << ", " << c;
-            }
-          }
-        }
-      }
-    }
-  }
-}
-
-TEST(MxCast, ExponentsOfHardAmaxes) {
-  // From the formula alone: powers of two times max, their neighbours, subnormal quotients, the ends of the range.
-  for (const float max : {448.0f, 240.0f, 57344.0f}) {
-    for (int e = -149; e <= 127; ++e) {
-      const float power = static_cast<float>(std::ldexp(1.0, e));
-      for (const float base : {power, power * max, power * 1.5f}) {
-        if (std::isinf(base)) continue;
-        for (const float amax : {base, std::nextafter(base, 0.0f), std::nextafter(base, kInf)}) {
-          EXPECT_EQ(int{e8m0_from_amax(amax, max)}, e8m0_by_definition(static_cast<double>(amax), max))
-              << amax << " " << max;
-        }
-      }
-    }
-    EXPECT_EQ(e8m0_from_amax(0.0f, max), 0);
-    EXPECT_EQ(e8m0_from_amax(kInf, max), 0xFE);
-    EXPECT_EQ(e8m0_from_amax(kNaN, max), 0xFF);
-  }
-  for (int e = 0; e < 0xFF; ++e)
-    EXPECT_EQ(static_cast<double>(e8m0_value(static_cast<std::uint8_t>(e))), std::ldexp(1.0, e - 127));
-  EXPECT_TRUE(std::isnan(e8m0_value(0xFF)));
-}
-
-TEST(MxCast, InfinitiesSaturateAndNaNIsNaNAllOver) {
-  std::vector<float> x(96, 1.0f);
-  x[3] = -kInf;
-  x[40] = kNaN;
-  for (const SimdLevel level : levels()) {
-    const ScopedSimdLevel scoped(level);
-    std::vector<std::uint8_t> codes(96), e8m0(3);
-    MxCastArgs args;
-    args.x = x.data();
-    args.rows = 1;
-    args.cols = args.row_stride = 96;
-    args.codes = codes.data();
-    args.e8m0 = e8m0.data();
-    cast_mx(args);
-    EXPECT_EQ(e8m0, (std::vector<std::uint8_t>{0xFE, 0xFF, 119}));  // 1 / 448 is between 2^-9 and 2^-8
-    EXPECT_EQ(codes[3], 0xFE);                                      // -448
-    EXPECT_EQ(codes[0], 0);
-    for (std::size_t i = 32; i < 64; ++i) EXPECT_EQ(codes[i] & 0x7F, 0x7F);
-    for (std::size_t i = 64; i < 96; ++i) EXPECT_EQ(codes[i], 0x78);  // 256
   }
 }
 

@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
-// The loop: counts, order of callbacks, learning rates, accumulation against one large batch. What is not finite, empty
-// or refused: trainer_errors_test. Checkpoints: trainer_resume_test.
+// The loop: counts, order of callbacks, learning rates, validation. Accumulated, averaged and clipped gradients:
+// trainer_gradients_test. What is not finite, empty or refused: trainer_errors_test. Checkpoints: trainer_resume_test.
 #include "fp8/runtime/trainer/trainer.h"
 
 #include <gmock/gmock.h>
@@ -22,7 +22,6 @@ using ::testing::ElementsAre;
 using ::testing::HasSubstr;
 using testing::Recorder;
 using testing::ToyBatches;
-using testing::ToyOptimizer;
 using testing::ToyTask;
 
 TEST(Trainer, CallbacksInOrder) {
@@ -42,51 +41,6 @@ TEST(Trainer, CallbacksInOrder) {
   EXPECT_TRUE(result.val_loss.has_value());
   EXPECT_EQ(task.net->calls.item<int>(), 3);  // the validation ran in eval mode
   EXPECT_TRUE(task.net->is_training());
-}
-
-/// Stands for an average over ranks: it must see every rank's whole gradient, and what it gives must be what is judged,
-/// clipped and applied.
-TEST(Trainer, GradientsMeetBeforeTheyAreClippedAndJudged) {
-  ToyTask task(1, at::kCPU, ToyOptimizer::sgd);
-  class Halve : public TrainerCallback {
-   public:
-    explicit Halve(testing::ToyNet n) : net(std::move(n)) {}
-    double norm() const {
-      double sum = 0;
-      for (const auto& p : net->parameters()) sum += p.grad().pow(2).sum().item<double>();
-      return std::sqrt(sum);
-    }
-    void on_after_backward(Trainer&) override {
-      before = norm();
-      for (const auto& p : net->parameters())
-        p.mutable_grad().mul_(steps == 1 ? std::numeric_limits<double>::quiet_NaN() : 0.5);
-    }
-    void on_before_optimizer_step(Trainer&) override { clipped = norm(); }
-    void on_step_end(Trainer&, const StepReport& r) override {
-      reports.push_back(r);
-      ++steps;
-    }
-    testing::ToyNet net;
-    double before = 0, clipped = 0;
-    int steps = 0;
-    std::vector<StepReport> reports;
-  };
-  const auto halve = std::make_shared<Halve>(task.net);
-  ToyBatches train(4, 2);
-  Trainer({.max_steps = 2, .accumulate_grad_batches = 1, .gradient_clip_val = 1e-3, .nonfinite = NonFinite::skip},
-          {halve})
-      .fit(task, train);
-  ASSERT_EQ(halve->reports.size(), 2u);
-  EXPECT_GT(halve->reports[0].grad_norm, 1e-3);
-  EXPECT_NEAR(halve->clipped, 1e-3, 1e-6);
-  EXPECT_FALSE(halve->reports[0].skipped);
-  EXPECT_TRUE(halve->reports[1].skipped);
-  // Half of what the backward passes gave, which a trainer without the callback reports.
-  ToyTask alone(1, at::kCPU, ToyOptimizer::sgd);
-  ToyBatches same(4, 2);
-  const auto recorder = std::make_shared<Recorder>();
-  Trainer({.max_steps = 1, .gradient_clip_val = 1e-3}, {recorder}).fit(alone, same);
-  EXPECT_NEAR(halve->reports[0].grad_norm, recorder->reports[0].grad_norm / 2, 1e-6 * recorder->reports[0].grad_norm);
 }
 
 TEST(Trainer, RaggedBatchesAndSteps) {
@@ -110,52 +64,6 @@ TEST(Trainer, BatchOfOneSample) {
   ToyTask task;
   ToyBatches train(1, 1);
   EXPECT_EQ(Trainer({.max_steps = 3}).fit(task, train).steps, 3);
-}
-
-/// Two batches of 2 accumulated are the mean over 4, so plain gradient descent moves to the same place.
-TEST(Trainer, AccumulationIsTheMeanOfItsBatches) {
-  const auto run = [](std::int64_t batch, std::int64_t accumulate) {
-    ToyTask task(1, at::kCPU, ToyOptimizer::sgd);
-    task.net->eval();
-    ToyBatches train(8, batch);
-    class Eval : public TrainerCallback {  // no dropout
-      void on_train_batch_start(Trainer&, const Batch&, std::int64_t) override { net->eval(); }
-
-     public:
-      explicit Eval(testing::ToyNet n) : net(std::move(n)) {}
-      testing::ToyNet net;
-    };
-    Trainer({.max_epochs = 1, .accumulate_grad_batches = accumulate}, {std::make_shared<Eval>(task.net)})
-        .fit(task, train);
-    return task.net->hidden->weight.detach().clone();
-  };
-  EXPECT_TRUE(torch::allclose(run(4, 1), run(2, 2), 1e-6, 1e-7));
-  EXPECT_FALSE(torch::allclose(run(4, 1), run(2, 1), 1e-6, 1e-7));
-}
-
-/// 7 samples as 2 + 2 + 2 + 1 in one step are one batch of 7, not the mean of four means.
-TEST(Trainer, AccumulationWeighsBatchesBySize) {
-  const auto run = [](std::int64_t batch, std::int64_t accumulate) {
-    ToyTask task(1, at::kCPU, ToyOptimizer::sgd);
-    task.lr = 0.1;
-    for (auto& p : task.net->parameters()) p.data().fill_(0.3);
-    struct NoDropout : TrainerCallback {
-      explicit NoDropout(testing::ToyNet n) : net(std::move(n)) {}
-      void on_train_batch_start(Trainer&, const Batch&, std::int64_t) override { net->eval(); }
-      testing::ToyNet net;
-    };
-    auto recorder = std::make_shared<Recorder>();
-    ToyBatches train(7, batch);
-    Trainer({.max_epochs = 1, .accumulate_grad_batches = accumulate}, {std::make_shared<NoDropout>(task.net), recorder})
-        .fit(task, train);
-    return std::pair(task.net->hidden->weight.detach().clone(), recorder->reports[0]);
-  };
-  const auto [whole, whole_report] = run(7, 1);
-  const auto [parts, parts_report] = run(2, 4);
-  EXPECT_TRUE(torch::allclose(whole, parts, 1e-6, 1e-7)) << whole - parts;
-  EXPECT_NEAR(parts_report.loss, whole_report.loss, 1e-6 * whole_report.loss);
-  EXPECT_NEAR(parts_report.grad_norm, whole_report.grad_norm, 1e-5 * whole_report.grad_norm);
-  EXPECT_EQ(parts_report.batches, 4);
 }
 
 TEST(Trainer, StepLrPerEpochAndPerStep) {
@@ -352,63 +260,6 @@ TEST(Trainer, ForwardContextEndsBeforeBackward) {
   };
   Trainer(options, {std::make_shared<Log>(events)}).fit(task, train);
   EXPECT_THAT(events, ElementsAre("in", "out", "in", "out", "step"));
-}
-
-// The optimizer has one layer; the other's gradients must not add up in the norm, nor stay after a step that failed.
-TEST(Trainer, NoGradientOutlivesItsStep) {
-  struct OneLayer : ToyTask {
-    Optimizers configure_optimizers() override {
-      return {{std::make_shared<torch::optim::SGD>(net->out->parameters(), torch::optim::SGDOptions(0.0))}};
-    }
-  };
-  struct Gradients : TrainerCallback {
-    explicit Gradients(testing::ToyNet n) : net(std::move(n)) {}
-    void on_step_end(Trainer&, const StepReport&) override {
-      for (const auto& p : net->parameters()) EXPECT_FALSE(p.grad().defined());
-    }
-    testing::ToyNet net;
-  };
-  OneLayer task;
-  ToyBatches train(8, 2);
-  Trainer({.max_steps = 2}, {std::make_shared<Gradients>(task.net)}).fit(task, train);
-  const auto first_norm = [&] {
-    auto recorder = std::make_shared<Recorder>();
-    torch::manual_seed(3);
-    Trainer({.max_steps = 1}, {recorder}).fit(task, train);
-    return recorder->reports[0].grad_norm;
-  };
-  const double clean = first_norm();
-  train.poison = 2;
-  EXPECT_ANY_THROW(Trainer({.max_steps = 1, .accumulate_grad_batches = 2}).fit(task, train));
-  train.poison = -1;
-  EXPECT_EQ(first_norm(), clean);
-}
-
-TEST(Trainer, GradientsAreClippedToTheirCommonNorm) {
-  struct Norms : TrainerCallback {
-    explicit Norms(testing::ToyNet n) : net(std::move(n)) {}
-    void on_before_optimizer_step(Trainer&) override {
-      double squares = 0;
-      for (const auto& p : net->parameters()) squares += p.grad().square().sum().item<double>();
-      found.push_back(std::sqrt(squares));
-    }
-    testing::ToyNet net;
-    std::vector<double> found;
-  };
-  const auto norms = [](double limit) {
-    ToyTask task;
-    ToyBatches train(2, 2);
-    auto watch = std::make_shared<Norms>(task.net);
-    auto recorder = std::make_shared<Recorder>();
-    Trainer({.max_steps = 1, .gradient_clip_val = limit}, {watch, recorder}).fit(task, train);
-    return std::pair(recorder->reports[0].grad_norm, watch->found[0]);
-  };
-  const auto [reported, free] = norms(0);
-  EXPECT_NEAR(reported, free, 1e-6 * free);
-  const auto [before, clipped] = norms(free / 2);
-  EXPECT_EQ(before, reported);
-  EXPECT_NEAR(clipped, free / 2, 1e-5 * free);
-  EXPECT_NEAR(norms(free * 2).second, free, 1e-6 * free);
 }
 
 TEST(Trainer, WarmupStepsDoNotCount) {

@@ -1,19 +1,17 @@
 // SPDX-License-Identifier: Apache-2.0
 // convert_modules on models that were not written for it: what is converted of them, that they learn in fp8 as in bf16
-// and f32, and that what else one does with a model (save, load, clone, another dtype or device, clipping, other
-// optimizers, odd batches) goes on working.
+// and f32, with other optimizers and odd batches too. What else one does with a model: convert_models_changes_test.
 #include <cmath>
+#include <cstdlib>
+#include <iostream>
 #include <limits>
 #include <map>
 #include <set>
-#include <sstream>
 
 #include "fp8/measure/calibration/session.h"
 #include "fp8/quant/model/save.h"
-#include "fp8/runtime/intercept/weight_tag.h"
 #include "fp8/transformer_engine/convert/convert_training.h"
 #include "fp8/transformer_engine/modules/extra_state.h"
-#include "fp8/transformer_engine/products/training_handler.h"
 #include "support/temp_dir.h"
 #include "transformer_engine/user_models.h"
 
@@ -23,11 +21,6 @@ namespace {
 using namespace test;
 using recipes::DelayedScaling;
 
-int handlers(const torch::nn::Module& model) {
-  int n = 0;
-  for (const auto& p : model.parameters()) n += training_handler(p) != nullptr;
-  return n;
-}
 std::string reason(const quant::ConversionReport& report, const std::string& name) {
   for (const auto& m : report.skipped) {
     if (m.name == name) return m.reason;
@@ -139,133 +132,6 @@ TEST(ConvertModels, AttentionsProjectionsRunInFp8) {
     EXPECT_EQ(steps, kdim == 32 ? one : three);
     EXPECT_EQ(plugin.restore(*attention), kdim == 32 ? 2 : 4);
   }
-}
-
-TEST(ConvertModels, AnotherDtypeOrDeviceKeepsHandlersAndState) {
-  const Task task = mlp_task();
-  HPUPrecisionPlugin plugin = converted(task, DelayedScaling::nvidia());
-  backward_step(task, plugin);
-  const auto scale = [&] { return fp8_states(*task.model).at(0).state->values().forward.scale[1]; };
-  const float before = scale();
-  EXPECT_NE(before, 1.0f);
-  std::int64_t steps = 1;
-  const auto goes_on = [&](const char* what) {
-    const auto loss = backward_step(task, plugin);
-    EXPECT_TRUE(std::isfinite(loss)) << what;
-    ASSERT_EQ(handlers(*task.model), 3) << what;
-    EXPECT_EQ(fp8_states(*task.model).at(0).state->values().step, ++steps) << what;
-    EXPECT_EQ(scale(), before) << what;  // the weights have not changed
-  };
-  task.model->to(at::kCPU);
-  EXPECT_EQ(handlers(*task.model), 0);
-  task.model->to(kHpu);
-  goes_on("cpu and back");
-  for (auto& p : task.model->parameters()) p.set_data(p.detach().clone());
-  goes_on("set_data");
-  task.model->zero_grad(/*set_to_none=*/true);
-  task.model->to(at::kBFloat16);
-  const auto loss = backward_step(task, plugin);
-  EXPECT_TRUE(std::isfinite(loss));
-  EXPECT_EQ(handlers(*task.model), 3);
-  EXPECT_EQ(fp8_states(*task.model).at(0).state->values().step, ++steps);
-  EXPECT_EQ(task.model->parameters()[0].grad().scalar_type(), at::kBFloat16);
-  // On purpose is on purpose: nothing comes back.
-  task.model->to(at::kFloat);
-  { const auto region = plugin.forward_context(); }
-  EXPECT_EQ(handlers(*task.model), 3);
-  EXPECT_EQ(restore(*task.model), 3);
-  { const auto region = plugin.forward_context(); }
-  EXPECT_EQ(handlers(*task.model), 0);
-}
-
-TEST(ConvertModels, ConvertingAgainAfterAMoveKeepsTheState) {
-  const Task task = mlp_task();
-  HPUPrecisionPlugin plugin = converted(task, DelayedScaling::nvidia());
-  backward_step(task, plugin);
-  task.model->to(at::kCPU);
-  task.model->to(kHpu);
-  plugin.convert_modules(*task.model, {.replace_layers = true, .recipe = DelayedScaling::nvidia()});
-  EXPECT_EQ(fp8_states(*task.model).at(0).state->values().step, 1);
-}
-
-TEST(ConvertModels, ArchivesRoundTrip) {
-  const Task task = mlp_task(), other = mlp_task(/*seed=*/9);
-  HPUPrecisionPlugin plugin = converted(task, DelayedScaling::nvidia());
-  torch::optim::AdamW optimizer(task.model->parameters(), torch::optim::AdamWOptions(1e-3));
-  train(task, plugin, optimizer, 3);
-  std::stringstream model, state;
-  torch::save(std::static_pointer_cast<MnistNetImpl>(task.model), model);
-  torch::save(optimizer, state);
-  const HPUPrecisionPlugin second = converted(other, DelayedScaling::nvidia());
-  auto loaded = std::static_pointer_cast<MnistNetImpl>(other.model);
-  torch::load(loaded, model);
-  EXPECT_EQ(handlers(*other.model), 3);
-  EXPECT_TRUE(all_same(values_of(*task.model), values_of(*other.model)));
-  torch::optim::AdamW again(other.model->parameters(), torch::optim::AdamWOptions(1e-3));
-  torch::load(again, state);
-  EXPECT_TRUE(set_extra_state(*other.model, get_extra_state(*task.model)).missing.empty());
-  const Task resumed{other.model, other.forward, task.x, task.labels};
-  EXPECT_EQ(train(task, plugin, optimizer, 3), train(resumed, second, again, 3));
-  EXPECT_TRUE(all_same(values_of(*task.model), values_of(*other.model)));
-}
-
-/// A model that can clone().
-struct CloneableNetImpl : torch::nn::Cloneable<CloneableNetImpl> {
-  torch::nn::Linear fc1{nullptr}, fc2{nullptr};
-  CloneableNetImpl() { reset(); }
-  void reset() override {
-    fc1 = register_module("fc1", torch::nn::Linear(16, 32));
-    fc2 = register_module("fc2", torch::nn::Linear(32, 4));
-  }
-  at::Tensor forward(const at::Tensor& x) { return fc2(torch::relu(fc1(x))); }
-};
-TORCH_MODULE(CloneableNet);
-
-TEST(ConvertModels, AClonesFp8IsItsOwn) {
-  CloneableNet net;
-  net->to(kHpu);
-  HPUPrecisionPlugin plugin("fp8");
-  plugin.convert_modules(*net, {.replace_layers = true, .recipe = DelayedScaling::nvidia()});
-  const auto copy = std::static_pointer_cast<CloneableNetImpl>(net->clone());
-  const at::Tensor x = hpu(torch::randn({4, 16}));
-  {
-    const auto region = plugin.forward_context();
-    net(x);
-    copy->forward(x);
-  }
-  EXPECT_EQ(handlers(*net), 2);
-  EXPECT_EQ(handlers(*copy), 0);
-  EXPECT_EQ(
-      plugin.convert_modules(*copy, {.replace_layers = true, .recipe = DelayedScaling::nvidia()}).converted.size(), 2u);
-  EXPECT_EQ(fp8_states(*copy).at(0).state->values().step, 0);
-  EXPECT_EQ(fp8_states(*net).at(0).state->values().step, 1);
-}
-
-TEST(ConvertModels, ClippingHooksAndFlagsStay) {
-  const Task task = mlp_task();
-  int calls = 0;
-  auto first = task.model->named_parameters()["fc1.weight"], frozen = task.model->named_parameters()["fc2.weight"];
-  first.register_hook([&](const at::Tensor& g) {
-    ++calls;
-    return g * 2;
-  });
-  frozen.set_requires_grad(false);
-  task.model->eval();
-  const HPUPrecisionPlugin plugin = converted(task, DelayedScaling::nvidia());
-  EXPECT_FALSE(task.model->is_training());
-  EXPECT_FALSE(frozen.requires_grad());
-  backward_step(task, plugin);
-  EXPECT_EQ(calls, 1);
-  EXPECT_FALSE(frozen.grad().defined());
-  double squares = 0;
-  for (const auto& p : task.model->parameters()) {
-    if (p.grad().defined()) squares += std::pow(p.grad().norm().item<double>(), 2);
-  }
-  const double norm = torch::nn::utils::clip_grad_norm_(task.model->parameters(), 1e-3);
-  EXPECT_NEAR(norm, std::sqrt(squares), 1e-4 * norm);
-  EXPECT_NEAR(torch::nn::utils::clip_grad_norm_(task.model->parameters(), 1e9), 1e-3, 1e-5);
-  task.model->zero_grad();
-  EXPECT_FALSE(first.grad().defined());
 }
 
 TEST(ConvertModels, OtherOptimizers) {

@@ -1,17 +1,17 @@
 // SPDX-License-Identifier: Apache-2.0
-// The engine with units made here: what it writes on any number of threads, what it keeps of a run that was cut short,
-// what it does when a unit fails, and several processes' shares.
+// The engine with units made here: what it writes on any number of threads, what it does when a unit fails or a source
+// changes, and several processes' shares. Runs that were cut short: stream_resume_test.
 #include "fp8/quant/checkpoint/stream/stream.h"
 
 #include <gmock/gmock.h>
 
-#include <atomic>
+#include <cmath>
 #include <fstream>
-#include <set>
 
 #include "fp8/quant/forms/carry_through.h"
 #include "fp8/runtime/io/base/error.h"
 #include "fp8/runtime/kernels/thread_pool.h"
+#include "quant/checkpoint/stream/stream_work.h"
 #include "support/temp_dir.h"
 #include "tools/commands/run_fp8.h"
 
@@ -20,103 +20,13 @@ namespace {
 
 namespace fs = std::filesystem;
 using io::DType;
+using test::contents;
+using test::names_in;
+using test::pattern;
+using test::Work;
 using ::testing::AllOf;
 using ::testing::ElementsAre;
 using ::testing::HasSubstr;
-
-std::string pattern(std::size_t size, std::size_t seed) {
-  std::string bytes(size, '\0');
-  for (std::size_t i = 0; i < size; ++i) bytes[i] = static_cast<char>((i + seed) * (i + 3 * seed) % 241);
-  return bytes;
-}
-
-std::vector<std::string> names_in(const fs::path& folder) {
-  std::vector<std::string> names;
-  for (const auto& entry : fs::directory_iterator(folder)) names.push_back(entry.path().filename().string());
-  std::sort(names.begin(), names.end());
-  return names;
-}
-
-std::map<std::string, std::string> contents(const fs::path& folder) {
-  std::map<std::string, std::string> files;
-  for (const auto& name : names_in(folder)) files[name] = test::read_file(folder / name);
-  return files;
-}
-
-struct Work {
-  test::TempDir dir;
-  StreamOptions options;
-  std::atomic<int> runs{0};
-  int fail_at = -1;  ///< the run of this number fails
-  std::vector<Unit> units;
-
-  Work() {
-    options.identity = {{"command", "test"}, {"option", {{"scheme", "channel"}}}};
-    for (int i = 0; i < 8; ++i) {
-      Unit unit;
-      const std::string name = "m" + std::to_string(i);
-      const std::size_t size = 1000 * static_cast<std::size_t>(i + 1);
-      unit.name = name;
-      unit.entries = {{name + ".weight", DType::U8, {static_cast<std::int64_t>(size)}},
-                      {name + ".scale", DType::F32, {i}}};
-      unit.source_bytes = 2 * size;
-      unit.run = [this, name, size, i](UnitContext& c) {
-        if (runs++ == fail_at) throw io::Error("made to fail");
-        const std::string bytes = pattern(size, static_cast<std::size_t>(i));
-        // The fifth is written like transposed codes: in very many pieces, out of order.
-        if (i == 5) {
-          for (std::size_t at = 1; at < size; at += 2) c.write(name + ".weight", bytes.data() + at, at, 1);
-          for (std::size_t at = 0; at < size; at += 2) c.write(name + ".weight", bytes.data() + at, at, 1);
-        } else {
-          c.write(name + ".weight", bytes.data() + size / 3, size / 3, size - size / 3);
-          c.write(name + ".weight", bytes.data(), 0, size / 3);
-        }
-        const std::vector<float> scales(static_cast<std::size_t>(i), 0.5f);
-        c.write(name + ".scale", scales.data(), 0, scales.size() * 4);
-        c.advance(2 * size);
-      };
-      units.push_back(std::move(unit));
-    }
-  }
-  /// Three parts and what comes after them.
-  void add_parts() {
-    Unit unit;
-    unit.name = "parts";
-    unit.entries = {{"parts.weight", DType::U8, {3000}}, {"parts.scale", DType::F32, {1}}};
-    unit.source_bytes = 3000;
-    auto sum = std::make_shared<std::atomic<int>>(0);
-    for (std::uint64_t i = 0; i < 3; ++i) {
-      unit.parts.push_back([i, sum](UnitContext& c) {
-        c.write("parts.weight", pattern(1000, i).data(), 1000 * i, 1000);
-        *sum += static_cast<int>(i) + 1;
-        c.advance(1000);
-      });
-    }
-    unit.run = [sum](UnitContext& c) {
-      const float value = static_cast<float>(sum->load());
-      c.write("parts.scale", &value, 0, 4);
-    };
-    units.push_back(std::move(unit));
-  }
-  StreamResult write(const std::string& name = "out") {
-    return write_checkpoint(dir / name, units, options,
-                            [](OutputFolder& f) { f.write_json("config.json", {{"a", 1}}); });
-  }
-  void join(const std::string& name = "out") {
-    join_checkpoint(dir / name, units, options, [](OutputFolder& f) { f.write_json("config.json", {{"a", 1}}); });
-  }
-  std::string error(const std::function<void()>& work) {
-    try {
-      work();
-    } catch (const io::Error& e) {
-      EXPECT_EQ(std::string(e.what()).find('\n'), std::string::npos);
-      return e.what();
-    }
-    ADD_FAILURE() << "no io::Error";
-    return "";
-  }
-  fs::path partial() const { return dir / ".out.partial"; }
-};
 
 TEST(CheckpointStream, WritesEveryTensorOnAnyNumberOfThreads) {
   const int before = kernels::num_threads();
@@ -164,93 +74,6 @@ TEST(CheckpointStream, AFailureLeavesNothing) {
     EXPECT_EQ(w.error([&] { w.write(); }), "made to fail");
     EXPECT_THAT(names_in(w.dir.path()), ElementsAre());
   }
-}
-
-TEST(CheckpointStream, ResumeRedoesOnlyWhatIsMissing) {
-  Work whole;
-  whole.write();
-  for (int at = 0; at < 8; ++at) {
-    Work w;
-    w.options.resume = true;
-    w.fail_at = at;
-    EXPECT_THAT(w.error([&] { w.write(); }), AllOf(HasSubstr("made to fail; what was finished is kept in"),
-                                                   HasSubstr(".out.partial, 'resume' goes on")));
-    EXPECT_THAT(names_in(w.dir.path()), ElementsAre(".out.partial"));
-    w.fail_at = -1;
-    const int before = w.runs;
-    const auto result = w.write();
-    EXPECT_EQ(result.kept + static_cast<std::size_t>(w.runs - before), 8u);
-    EXPECT_GE(result.kept + 4, static_cast<std::size_t>(at));  // beside the failing one, others were in the making
-    EXPECT_EQ(contents(w.dir / "out"), contents(whole.dir / "out"));
-    EXPECT_THAT(names_in(w.dir.path()), ElementsAre("out"));
-  }
-}
-
-/// Leaves a partial folder with every unit finished.
-void leave_all(Work& w) {
-  w.options.resume = true;
-  EXPECT_THAT(w.error([&] {
-    write_checkpoint(w.dir / "out", w.units, w.options, [](OutputFolder&) { throw io::Error("no config"); });
-  }),
-              HasSubstr("no config"));
-}
-
-TEST(CheckpointStream, ResumeVerifiesWhatItKeeps) {
-  Work whole;
-  whole.write();
-  const std::string file = test::read_file(whole.dir / "out/model.safetensors");
-  std::size_t redone = 0;
-  for (std::size_t at = 0; at < file.size(); at += 997) {
-    Work w;
-    leave_all(w);
-    std::string damaged = test::read_file(w.partial() / "model.safetensors");
-    ASSERT_EQ(damaged, file);
-    damaged[at] = static_cast<char>(damaged[at] ^ 4);
-    std::ofstream(w.partial() / "model.safetensors", std::ios::binary) << damaged;
-    redone += 8 - w.write().kept;
-    EXPECT_EQ(contents(w.dir / "out"), contents(whole.dir / "out")) << at;
-  }
-  EXPECT_GT(redone, 20u);
-}
-
-TEST(CheckpointStream, ResumeOutlivesATornOrDamagedJournal) {
-  Work whole;
-  whole.write();
-  Work first;
-  leave_all(first);
-  const std::string journal = test::read_file(first.partial() / "journal.jsonl");
-  for (std::size_t size = 0; size <= journal.size(); size += 1 + journal.size() / 40) {
-    Work w;
-    leave_all(w);
-    std::ofstream(w.partial() / "journal.jsonl", std::ios::binary) << journal.substr(0, size);
-    std::ofstream(w.partial() / ".config.json.partial-1-0") << "a killed run's";
-    const auto kept = w.write().kept;
-    EXPECT_LE(kept, 8u);
-    EXPECT_EQ(kept == 8, size == journal.size());
-    EXPECT_EQ(contents(w.dir / "out"), contents(whole.dir / "out")) << size;
-  }
-}
-
-TEST(CheckpointStream, ResumeNamesWhatDiffers) {
-  const auto expect = [](const std::function<void(Work&)>& change, const std::string& text) {
-    Work w;
-    leave_all(w);
-    change(w);
-    const std::string message = w.error([&] { w.write(); });
-    EXPECT_THAT(message,
-                AllOf(HasSubstr("can't resume"), HasSubstr(text), HasSubstr("without 'resume' it begins anew")));
-    EXPECT_THAT(names_in(w.dir.path()), ElementsAre(".out.partial"));
-    w.options.resume = false;
-    const auto result = w.write();
-    EXPECT_EQ(result.kept, 0u);
-    ASSERT_EQ(result.warnings.size(), 1u);
-    EXPECT_THAT(result.warnings[0], HasSubstr("'resume' would have gone on"));
-  };
-  expect([](Work& w) { w.options.identity["option"]["scheme"] = "tensor"; },
-         "'option: scheme' was \"channel\", is \"tensor\"");
-  expect([](Work& w) { w.options.identity["option"]["block"] = 128; }, "'option: block' was nothing, is 128");
-  expect([](Work& w) { w.options.shard_bytes = 9000; }, "'shard size' was 5000000000, is 9000");
-  expect([](Work& w) { w.units.pop_back(); }, "'tensors'");
 }
 
 TEST(CheckpointStream, AUnitMustWriteAllOfItsTensorsAndNoOther) {
@@ -386,72 +209,6 @@ TEST(CheckpointStream, RanksShareFilesAndJoinToTheSameBytes) {
     alone.write();
     EXPECT_EQ(contents(w.dir / "out"), contents(alone.dir / "out")) << world;
   }
-}
-
-/// As the commands do it: fp8.json with the mark.
-void finish(const Work& w, OutputFolder& folder) {
-  folder.write_json("config.json", {{"a", 1}});
-  folder.write_json("fp8.json", {{"run", run_mark(w.units, w.options)}});
-}
-
-TEST(CheckpointStream, ResumeOfAFinishedOutputSaysSo) {
-  Work w;
-  const auto write = [&] {
-    return write_checkpoint(w.dir / "out", w.units, w.options, [&](OutputFolder& f) { finish(w, f); });
-  };
-  EXPECT_FALSE(write().finished_before);
-  const auto before = contents(w.dir / "out");
-  w.options.resume = true;
-  for (const bool overwrite : {false, true}) {
-    w.options.overwrite = overwrite;
-    const auto result = write();
-    EXPECT_TRUE(result.finished_before);
-    EXPECT_EQ(result.kept, 8u);
-  }
-  EXPECT_EQ(w.runs, 8);
-  EXPECT_EQ(contents(w.dir / "out"), before);
-  EXPECT_THAT(names_in(w.dir.path()), ElementsAre("out"));
-  w.options.overwrite = false;
-  // Of another work it is not.
-  const auto other = [&](const std::function<void()>& change, const std::string& text) {
-    const auto options = w.options;
-    change();
-    EXPECT_THAT(w.error([&] { write(); }), HasSubstr(text));
-    w.options = options;
-  };
-  other([&] { w.options.identity["option"]["scheme"] = "tensor"; }, "not what this run would write");
-  other([&] { w.options.shard_bytes = 9000; }, "not what this run would write");
-  other([&] { w.options.resume = false; }, "exists and is not empty");
-  const std::string file = test::read_file(w.dir / "out/model.safetensors");
-  std::ofstream(w.dir / "out/model.safetensors", std::ios::binary) << file.substr(1);
-  EXPECT_THAT(w.error([&] { write(); }), HasSubstr("bytes, expected"));
-  // The ranks' output is known to ranks, and to who joins.
-  w.options.world_size = 2;
-  fs::remove_all(w.dir / "out");
-  const auto join = [&] {
-    return join_checkpoint(w.dir / "out", w.units, w.options, [&](OutputFolder& f) { finish(w, f); });
-  };
-  for (int rank : {0, 1}) {
-    w.options.rank = rank;
-    EXPECT_FALSE(write().finished_before);
-  }
-  EXPECT_FALSE(join().finished_before);
-  EXPECT_TRUE(join().finished_before);
-  EXPECT_TRUE(write().finished_before);
-  EXPECT_THAT(names_in(w.dir.path()), ElementsAre("out"));
-}
-
-TEST(CheckpointStream, ACutShortOverwriteGoesOnInsteadOfBeingFinished) {
-  Work w;
-  const auto write = [&] {
-    return write_checkpoint(w.dir / "out", w.units, w.options, [&](OutputFolder& f) { finish(w, f); });
-  };
-  write();
-  w.options.resume = w.options.overwrite = true;
-  fs::create_directory(w.dir / ".out.partial");  // what a cut-short run that is to replace it left
-  EXPECT_FALSE(write().finished_before);
-  EXPECT_EQ(w.runs, 16);
-  EXPECT_THAT(names_in(w.dir.path()), ElementsAre("out"));
 }
 
 TEST(CheckpointStream, CarriedFilesThatChangeOrVanishAreNoticed) {

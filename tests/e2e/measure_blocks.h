@@ -1,0 +1,89 @@
+// SPDX-License-Identifier: Apache-2.0
+// What the tests of fp8 measure with blocks share: its commands, and the comparison of its files with the whole model's
+// run.
+#pragma once
+#include <gtest/gtest.h>
+
+#include <cstdint>
+#include <filesystem>
+#include <map>
+#include <string>
+#include <vector>
+
+#include "e2e/e2e.h"
+#include "fp8/runtime/io/tensors/safetensors.h"
+
+namespace fp8::e2e {
+
+/// input_ids [chunks, length] that reach every row of a small vocabulary.
+inline void write_ids(const std::filesystem::path& path, std::int64_t chunks, std::int64_t length,
+                      std::int64_t vocabulary) {
+  std::vector<std::int64_t> ids(static_cast<std::size_t>(chunks * length));
+  for (std::size_t i = 0; i < ids.size(); ++i)
+    ids[i] = static_cast<std::int64_t>((i * i + 5 * i + i / 7) % static_cast<std::size_t>(vocabulary));
+  io::SafetensorsWriter writer(path, {{"input_ids", io::DType::I64, {chunks, length}}});
+  writer.write("input_ids", ids.data());
+  writer.commit();
+}
+
+/// Every file below `folder`, but for backups of earlier ones.
+inline std::map<std::string, std::string> all_files(const std::filesystem::path& folder) {
+  std::map<std::string, std::string> files;
+  for (const auto& entry : std::filesystem::recursive_directory_iterator(folder)) {
+    const std::string name = std::filesystem::relative(entry.path(), folder).string();
+    if (entry.is_regular_file() && name.rfind("backup_", 0) != 0) files[name] = test::read_file(entry.path());
+  }
+  return files;
+}
+
+inline Arguments joined(Arguments a, const Arguments& b) {
+  a.insert(a.end(), b.begin(), b.end());
+  return a;
+}
+
+/// Models in a folder, measured whole and in blocks.
+class Blocks : public ::testing::Test {
+ protected:
+  void SetUp() override { write_ids(folder / "ids.safetensors", 5, 24, 32); }
+
+  Arguments command(const std::filesystem::path& model, const std::string& out) const {
+    return {"measure", "--json", "--model", model.string(),         "--data", (folder / "ids.safetensors").string(),
+            "--batch", "2",      "--out",   (folder / out).string()};
+  }
+  /// Both runs; the files must be equal, and there must be some.
+  void expect_same(const std::filesystem::path& model, const Arguments& more,
+                   const Arguments& blocks = {"--block-wise"}) {
+    SCOPED_TRACE(model.filename().string() + " " + (more.empty() ? "" : more.back()));
+    const auto whole = json_of(fp8(joined(joined(command(model, "whole"), {"--whole"}), more)));
+    const auto parts = json_of(fp8(joined(joined(command(model, "blocks"), blocks), more)));
+    EXPECT_EQ(whole.value("mode", ""), "whole");
+    EXPECT_EQ(parts.value("mode", ""), "block-wise");
+    for (const char* key : {"modules", "tensors", "samples", "non_finite"}) EXPECT_EQ(whole[key], parts[key]) << key;
+    const auto expected = all_files(folder / "whole"), found = all_files(folder / "blocks");
+    EXPECT_GE(expected.size(), 4u);
+    EXPECT_EQ(expected.size(), found.size());
+    for (const auto& [name, bytes] : expected) EXPECT_TRUE(found.count(name) == 1 && found.at(name) == bytes) << name;
+    std::filesystem::remove_all(folder / "whole");
+    std::filesystem::remove_all(folder / "blocks");
+  }
+  /// What --memory-limit must say at least for this command, as its refusal tells: "203MB".
+  static std::string least(const Arguments& command) {
+    const auto run = fp8(joined(command, {"--memory-limit", "1kB"}));
+    expect_refused(run, {"--memory-limit: found '1kB', but the program itself takes "}, 2);
+    const std::string allowed = "allowed: ";
+    const auto at = run.err.find(allowed);
+    return at == std::string::npos
+               ? ""
+               : run.err.substr(at + allowed.size(), run.err.find(" or more", at) - at - allowed.size());
+  }
+  /// A QUANT_CONFIG that measures everything there is, embeddings too.
+  Arguments everything(const std::string& observer) const {
+    const auto path = folder / (observer + ".json");
+    write_file(path, R"({"mode": "MEASURE", "measure_exclude": "NONE", "observer": ")" + observer +
+                         R"(", "dump_stats_path": "s"})");
+    return {"--config", path.string()};
+  }
+  test::TempDir folder;
+};
+
+}  // namespace fp8::e2e

@@ -1,0 +1,178 @@
+// SPDX-License-Identifier: Apache-2.0
+// What the engine keeps of a run that was cut short, and when it goes on: every unit that is still whole, of the same
+// work, and an output that is finished already.
+#include <gmock/gmock.h>
+
+#include <fstream>
+
+#include "fp8/quant/checkpoint/stream/stream.h"
+#include "fp8/runtime/io/base/error.h"
+#include "quant/checkpoint/stream/stream_work.h"
+#include "tools/commands/run_fp8.h"
+
+namespace fp8::quant {
+namespace {
+
+namespace fs = std::filesystem;
+using test::contents;
+using test::names_in;
+using test::Work;
+using ::testing::AllOf;
+using ::testing::ElementsAre;
+using ::testing::HasSubstr;
+
+TEST(CheckpointStream, ResumeRedoesOnlyWhatIsMissing) {
+  Work whole;
+  whole.write();
+  for (int at = 0; at < 8; ++at) {
+    Work w;
+    w.options.resume = true;
+    w.fail_at = at;
+    EXPECT_THAT(w.error([&] { w.write(); }), AllOf(HasSubstr("made to fail; what was finished is kept in"),
+                                                   HasSubstr(".out.partial, 'resume' goes on")));
+    EXPECT_THAT(names_in(w.dir.path()), ElementsAre(".out.partial"));
+    w.fail_at = -1;
+    const int before = w.runs;
+    const auto result = w.write();
+    EXPECT_EQ(result.kept + static_cast<std::size_t>(w.runs - before), 8u);
+    EXPECT_GE(result.kept + 4, static_cast<std::size_t>(at));  // beside the failing one, others were in the making
+    EXPECT_EQ(contents(w.dir / "out"), contents(whole.dir / "out"));
+    EXPECT_THAT(names_in(w.dir.path()), ElementsAre("out"));
+  }
+}
+
+/// Leaves a partial folder with every unit finished.
+void leave_all(Work& w) {
+  w.options.resume = true;
+  EXPECT_THAT(w.error([&] {
+    write_checkpoint(w.dir / "out", w.units, w.options, [](OutputFolder&) { throw io::Error("no config"); });
+  }),
+              HasSubstr("no config"));
+}
+
+TEST(CheckpointStream, ResumeVerifiesWhatItKeeps) {
+  Work whole;
+  whole.write();
+  const std::string file = test::read_file(whole.dir / "out/model.safetensors");
+  std::size_t redone = 0;
+  for (std::size_t at = 0; at < file.size(); at += 997) {
+    Work w;
+    leave_all(w);
+    std::string damaged = test::read_file(w.partial() / "model.safetensors");
+    ASSERT_EQ(damaged, file);
+    damaged[at] = static_cast<char>(damaged[at] ^ 4);
+    std::ofstream(w.partial() / "model.safetensors", std::ios::binary) << damaged;
+    redone += 8 - w.write().kept;
+    EXPECT_EQ(contents(w.dir / "out"), contents(whole.dir / "out")) << at;
+  }
+  EXPECT_GT(redone, 20u);
+}
+
+TEST(CheckpointStream, ResumeOutlivesATornOrDamagedJournal) {
+  Work whole;
+  whole.write();
+  Work first;
+  leave_all(first);
+  const std::string journal = test::read_file(first.partial() / "journal.jsonl");
+  for (std::size_t size = 0; size <= journal.size(); size += 1 + journal.size() / 40) {
+    Work w;
+    leave_all(w);
+    std::ofstream(w.partial() / "journal.jsonl", std::ios::binary) << journal.substr(0, size);
+    std::ofstream(w.partial() / ".config.json.partial-1-0") << "a killed run's";
+    const auto kept = w.write().kept;
+    EXPECT_LE(kept, 8u);
+    EXPECT_EQ(kept == 8, size == journal.size());
+    EXPECT_EQ(contents(w.dir / "out"), contents(whole.dir / "out")) << size;
+  }
+}
+
+TEST(CheckpointStream, ResumeNamesWhatDiffers) {
+  const auto expect = [](const std::function<void(Work&)>& change, const std::string& text) {
+    Work w;
+    leave_all(w);
+    change(w);
+    const std::string message = w.error([&] { w.write(); });
+    EXPECT_THAT(message,
+                AllOf(HasSubstr("can't resume"), HasSubstr(text), HasSubstr("without 'resume' it begins anew")));
+    EXPECT_THAT(names_in(w.dir.path()), ElementsAre(".out.partial"));
+    w.options.resume = false;
+    const auto result = w.write();
+    EXPECT_EQ(result.kept, 0u);
+    ASSERT_EQ(result.warnings.size(), 1u);
+    EXPECT_THAT(result.warnings[0], HasSubstr("'resume' would have gone on"));
+  };
+  expect([](Work& w) { w.options.identity["option"]["scheme"] = "tensor"; },
+         "'option: scheme' was \"channel\", is \"tensor\"");
+  expect([](Work& w) { w.options.identity["option"]["block"] = 128; }, "'option: block' was nothing, is 128");
+  expect([](Work& w) { w.options.shard_bytes = 9000; }, "'shard size' was 5000000000, is 9000");
+  expect([](Work& w) { w.units.pop_back(); }, "'tensors'");
+}
+
+/// As the commands do it: fp8.json with the mark.
+void finish(const Work& w, OutputFolder& folder) {
+  folder.write_json("config.json", {{"a", 1}});
+  folder.write_json("fp8.json", {{"run", run_mark(w.units, w.options)}});
+}
+
+TEST(CheckpointStream, ResumeOfAFinishedOutputSaysSo) {
+  Work w;
+  const auto write = [&] {
+    return write_checkpoint(w.dir / "out", w.units, w.options, [&](OutputFolder& f) { finish(w, f); });
+  };
+  EXPECT_FALSE(write().finished_before);
+  const auto before = contents(w.dir / "out");
+  w.options.resume = true;
+  for (const bool overwrite : {false, true}) {
+    w.options.overwrite = overwrite;
+    const auto result = write();
+    EXPECT_TRUE(result.finished_before);
+    EXPECT_EQ(result.kept, 8u);
+  }
+  EXPECT_EQ(w.runs, 8);
+  EXPECT_EQ(contents(w.dir / "out"), before);
+  EXPECT_THAT(names_in(w.dir.path()), ElementsAre("out"));
+  w.options.overwrite = false;
+  // Of another work it is not.
+  const auto other = [&](const std::function<void()>& change, const std::string& text) {
+    const auto options = w.options;
+    change();
+    EXPECT_THAT(w.error([&] { write(); }), HasSubstr(text));
+    w.options = options;
+  };
+  other([&] { w.options.identity["option"]["scheme"] = "tensor"; }, "not what this run would write");
+  other([&] { w.options.shard_bytes = 9000; }, "not what this run would write");
+  other([&] { w.options.resume = false; }, "exists and is not empty");
+  const std::string file = test::read_file(w.dir / "out/model.safetensors");
+  std::ofstream(w.dir / "out/model.safetensors", std::ios::binary) << file.substr(1);
+  EXPECT_THAT(w.error([&] { write(); }), HasSubstr("bytes, expected"));
+  // The ranks' output is known to ranks, and to who joins.
+  w.options.world_size = 2;
+  fs::remove_all(w.dir / "out");
+  const auto join = [&] {
+    return join_checkpoint(w.dir / "out", w.units, w.options, [&](OutputFolder& f) { finish(w, f); });
+  };
+  for (int rank : {0, 1}) {
+    w.options.rank = rank;
+    EXPECT_FALSE(write().finished_before);
+  }
+  EXPECT_FALSE(join().finished_before);
+  EXPECT_TRUE(join().finished_before);
+  EXPECT_TRUE(write().finished_before);
+  EXPECT_THAT(names_in(w.dir.path()), ElementsAre("out"));
+}
+
+TEST(CheckpointStream, ACutShortOverwriteGoesOnInsteadOfBeingFinished) {
+  Work w;
+  const auto write = [&] {
+    return write_checkpoint(w.dir / "out", w.units, w.options, [&](OutputFolder& f) { finish(w, f); });
+  };
+  write();
+  w.options.resume = w.options.overwrite = true;
+  fs::create_directory(w.dir / ".out.partial");  // what a cut-short run that is to replace it left
+  EXPECT_FALSE(write().finished_before);
+  EXPECT_EQ(w.runs, 16);
+  EXPECT_THAT(names_in(w.dir.path()), ElementsAre("out"));
+}
+
+}  // namespace
+}  // namespace fp8::quant

@@ -1,0 +1,182 @@
+// SPDX-License-Identifier: Apache-2.0
+// What fp8 training leaves behind: the largest inputs, weights that are kept between microbatches, counters; and how
+// small it is in memory.
+#include <torch/torch.h>
+
+#include <cmath>
+#include <cstdlib>
+
+#include "fp8/runtime/device/memory.h"
+#include "fp8/transformer_engine/convert/convert_training.h"
+#include "transformer_engine/training_models.h"
+
+namespace fp8::te {
+namespace {
+
+using namespace test;
+
+// Every recipe, and regions that only calibrate, leave the largest inputs for a measurement file; evaluation and
+// recomputation do not.
+TEST(ExportedAmaxes, AreTheLargestInputsOfTraining) {
+  for (const recipes::Recipe& recipe :
+       {recipes::Recipe(nvidia(2)), recipes::Recipe(habana_hybrid()), recipes::Recipe(recipes::CurrentScaling{}),
+        recipes::Recipe(recipes::BlockScaling{}), recipes::Recipe(recipes::MXFP8{})}) {
+    for (const bool calibrating : {false, true}) {
+      Task task = mlp_task();
+      converted(task, recipe);
+      const at::Tensor x = task.x;
+      const auto run = [&](double scale) {
+        const fp8_autocast region({.enabled = !calibrating, .recipe = recipe, .calibrating = calibrating});
+        return loss_of(task, task.forward(x * scale));
+      };
+      for (const double scale : {1.0, 3.0, 2.0}) run(scale).backward();
+      {
+        const torch::NoGradGuard no_grad;
+        if (!calibrating) run(100.0);
+      }
+      const measure::MeasurementFile file = export_amax(*task.model);
+      ASSERT_EQ(file.modules.size(), 3u) << recipes::describe(recipe);
+      EXPECT_EQ(file.num_samples, 3);
+      EXPECT_EQ(file.modules[0].inputs[0][0], (x * 3).abs().max().item<float>()) << recipes::describe(recipe);
+    }
+  }
+}
+
+// ---- microbatches and memory
+
+TEST(Microbatches, TheKeptWeightGivesTheSameGradients) {
+  const Task cached = mlp_task(), anew = mlp_task(), small = mlp_task();
+  const HPUPrecisionPlugin plugin = converted(cached, recipes::CurrentScaling{});
+  converted(anew, recipes::CurrentScaling{});
+  converted(small, recipes::CurrentScaling{}, {.minimize_memory = true});
+  for (int step = 0; step < 2; ++step) {
+    for (int micro = 0; micro < 3; ++micro) {
+      const float a = backward_step(cached, plugin, {.is_first_microbatch = micro == 0});
+      EXPECT_EQ(a, backward_step(anew, plugin));
+      EXPECT_EQ(a, backward_step(small, plugin, {.is_first_microbatch = micro == 0}));
+    }
+    EXPECT_TRUE(all_same(gradients_of(*cached.model), gradients_of(*anew.model)));
+    EXPECT_TRUE(all_same(gradients_of(*cached.model), gradients_of(*small.model)));
+    for (const Task* t : {&cached, &anew, &small}) {
+      torch::optim::SGD(t->model->parameters(), 0.05).step();
+      t->model->zero_grad();
+    }
+  }
+  // The weight is cast in the first one only: casts are x, w and the gradient, then x and the gradient.
+  const Task counted = mlp_task();
+  const HPUPrecisionPlugin delayed = converted(counted, nvidia(4));
+  backward_step(counted, delayed, {.is_first_microbatch = true});
+  EXPECT_EQ(take_statistics(*counted.model).at("fc2").casts, 3);
+  backward_step(counted, delayed, {.is_first_microbatch = false});
+  EXPECT_EQ(take_statistics(*counted.model).at("fc2").casts, 2);
+  // Delayed scales move between microbatches; what backward multiplies with is what forward did, also where codes are
+  // not kept.
+  const Task kept = mlp_task(), minimal = mlp_task();
+  const HPUPrecisionPlugin kept_plugin = converted(kept, habana_hybrid());
+  converted(minimal, habana_hybrid(), {.minimize_memory = true});
+  for (int micro = 0; micro < 3; ++micro) {
+    for (const Task* t : {&kept, &minimal}) backward_step(*t, kept_plugin, {.is_first_microbatch = micro == 0});
+  }
+  EXPECT_TRUE(all_same(gradients_of(*kept.model), gradients_of(*minimal.model)));
+}
+
+/// Bytes that a forward pass leaves behind for its backward pass.
+std::int64_t saved_bytes(const Task& task, const HPUPrecisionPlugin& plugin) {
+  backward_step(task, plugin);  // gradients and scales exist
+  const std::int64_t before = runtime::memory_stats().InUse;
+  const auto region = plugin.forward_context();
+  const at::Tensor loss = loss_of(task, task.forward(task.x));
+  return runtime::memory_stats().InUse - before;
+}
+
+TEST(Memory, TheVendorsVariableMinimizesIt) {
+  const Task plain = lm_task(), small = lm_task();
+  const HPUPrecisionPlugin plugin = converted(plain, nvidia(4));
+  const std::int64_t expected = saved_bytes(plain, plugin);
+  setenv("PT_HPU_FP8_MINIMIZE_MEMORY", "1", 1);
+  converted(small, nvidia(4));
+  unsetenv("PT_HPU_FP8_MINIMIZE_MEMORY");
+  EXPECT_LT(saved_bytes(small, plugin), expected);
+}
+
+TEST(Memory, LessIsSavedForBackwardThanInBf16) {
+  const std::int64_t bf16 = saved_bytes(lm_task(), HPUPrecisionPlugin("bf16-mixed"));
+  for (const recipes::Recipe& recipe :
+       {recipes::Recipe(nvidia(4)), recipes::Recipe(habana_hybrid()), recipes::Recipe(recipes::CurrentScaling{})}) {
+    const Task task = lm_task(), small = lm_task();
+    const HPUPrecisionPlugin plugin = converted(task, recipe);
+    converted(small, recipe, {.minimize_memory = true});
+    const std::int64_t fp8 = saved_bytes(task, plugin), minimal = saved_bytes(small, plugin);
+    EXPECT_LT(fp8, bf16) << recipes::describe(recipe);
+    EXPECT_LT(minimal, fp8) << recipes::describe(recipe);
+    EXPECT_TRUE(all_same(gradients_of(*task.model), gradients_of(*small.model))) << recipes::describe(recipe);
+  }
+}
+
+// ---- counters
+
+TEST(Statistics, CountWhatCastsDo) {
+  torch::nn::Linear layer(torch::nn::LinearOptions(16, 16).bias(false));
+  layer->to(kHpu);
+  {
+    const torch::NoGradGuard no_grad;
+    layer->weight.fill_(1.0);
+  }
+  torch::nn::Sequential model(layer);
+  convert_for_training(*model);
+  at::Tensor x = torch::ones({8, 16});
+  x.narrow(0, 0, 2).fill_(1000.0);  // above 448: 32 elements
+  x.narrow(0, 2, 1).fill_(1e-6);    // below 2^-10: 16 elements
+  x[3][0] = 0.0;                    // zero is no underflow
+  const auto step = [&](const at::Tensor& input, bool statistics) {
+    at::Tensor y;
+    {
+      const fp8_autocast region({.recipe = nvidia(1), .statistics = statistics});
+      y = model->forward(hpu(input));
+    }
+    y.sum().backward();
+    return take_statistics(*model).at("0");
+  };
+  const CastStatistics first = step(x, true);
+  EXPECT_EQ(first.elements, 8 * 16 + 16 * 16 + 8 * 16);
+  EXPECT_EQ(first.saturated, 32);
+  EXPECT_EQ(first.underflowed, 16);
+  EXPECT_EQ(first.casts, 3);
+  EXPECT_EQ(first.stale, 0);  // a first step has no scale yet
+  const CastStatistics jumped = step(x * 4, false);
+  EXPECT_EQ(jumped.elements, 0);
+  EXPECT_EQ(jumped.stale, 1);
+  EXPECT_FLOAT_EQ(jumped.worst, 4.0f);
+  EXPECT_EQ(step(x * 4, false).stale, 0);
+}
+
+/// E4M3 ends at 448, and what is below 464 (half a step above) rounds to 448: nothing is lost that rounding would not
+/// have taken.
+TEST(Statistics, StaleCountsWhatRoundingDoesNotExplain) {
+  torch::nn::Linear layer(torch::nn::LinearOptions(16, 16).bias(false));
+  layer->to(kHpu);
+  torch::nn::Sequential model(layer);
+  convert_for_training(*model);
+  const at::Tensor x = torch::ones({8, 16});
+  const auto stale_after = [&](double factor) {
+    for (const double f : {1.0, 1.0, factor}) {  // two steps at 1: the scale of the third covers 1
+      (void)take_statistics(*model);
+      at::Tensor y;
+      {
+        const fp8_autocast region({.recipe = nvidia(1)});
+        y = model->forward(hpu(x * f));
+      }
+      y.sum().backward();
+    }
+    return take_statistics(*model).at("0");
+  };
+  EXPECT_EQ(stale_after(1.0000017).stale, 0);
+  EXPECT_EQ(stale_after(1.0 + std::ldexp(1.0, -8)).stale, 0);  // a step of bf16
+  EXPECT_EQ(stale_after(463.0 / 448.0).stale, 0);
+  const auto beyond = stale_after(465.0 / 448.0);
+  EXPECT_EQ(beyond.stale, 1);
+  EXPECT_FLOAT_EQ(beyond.worst, 465.0f / 448.0f);
+}
+
+}  // namespace
+}  // namespace fp8::te
