@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
-// The training block of README.md as a program: what stands between the two marks is the README's text. The names that
-// its sentences give for several processes, memory, optimizers and lists come from the same header.
+// The training block of transformer_engine/README.md as a program: what stands between the two marks is that text. The
+// names that the READMEs give for several processes, memory, optimizers and lists come from the same header.
 #include <torch/torch.h>
 
 #include <iostream>
