@@ -4,7 +4,7 @@
 //   decoded       y = round to the type(f32(value(code) * scale_inv)), one rounding; NaN codes are refused
 //   unchanged     codes and scales as they are, only spelt otherwise                               exact
 //   spread        codes as they are, scale_inv repeated over smaller blocks                        exact
-//   rescaled      code_convert.h: for a dialect with another largest number                        exact where nothing
+//   rescaled      requantize.h: for a dialect with another largest number                        exact where nothing
 //                                                                                                  is rounded
 //   requantized   code = RNE(clamp(f32(w * scale))) of w = f32(value * scale_inv), new scales      not exact
 //
@@ -94,7 +94,7 @@ struct Verification {
 };
 
 /// Streams both folders and compares them, with the promises that convert_checkpoint() makes for these options. Values
-/// are read by another reader than convert_checkpoint()'s (checkpoint_reading.h), which finds weights and scales by the
+/// are read by another reader than convert_checkpoint()'s (reading.h), which finds weights and scales by the
 /// tensors themselves. Throws io::Error for what can't be read or is missing.
 Verification verify_conversion(const std::filesystem::path& model, const std::filesystem::path& out,
                                const ConvertOptions& options);

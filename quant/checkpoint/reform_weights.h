@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
-// The weights of a checkpoint that takes another form: each becomes a unit of work that reads its codes, changes them as
-// the plan says and writes them. No torch here.
+// The weights of a checkpoint that takes another form: each becomes a unit of work that reads its codes, changes them
+// as the plan says and writes them. No torch here.
 #pragma once
 #include <cstddef>
 #include <map>

@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
 // What the readers and writers of all checkpoint forms share: messages, checked scale tensors, spellings of key-value
-// scales. Used by formats/*_form.cpp alone. No torch here.
+// scales. Used by forms/*.cpp alone. No torch here.
 #pragma once
 #include <initializer_list>
 #include <string>

@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-// The one check that the operands of a call lie on one device. The fallback, the hpu:: operators (ops/edge.h) and the
+// The one check that the operands of a call lie on one device. The fallback, the hpu:: operators (ops/common) and the
 // calls that meet a tagged weight (intercept/) all ask it, so FP8_HPU_MOVE_HOST_OPERANDS relaxes it in one place.
 //
 //   hpu:0 beside hpu:1         refused

@@ -1,7 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 // All that attaches or reads state, as operators: Python reaches them by
 // torch.ops.load_library("libfp8_transformer_engine.so") and torch.ops.fp8.NAME, TorchScript by the same names, without
-// binding code. This is their list; each is declared and registered in the folder that it belongs to (*_operators.h).
+// binding code. This is their list; each is declared and registered in the folder that it belongs to (*operators.h).
 //
 //   A model is three lists of one length: weights, the parameters themselves on hpu; modules, their dotted names;
 //   types, their classes' names as in allow- and blocklists ("Linear", "Conv2d", "Embedding"). What has several
