@@ -80,7 +80,7 @@ class Job {
     spec_.scheme = plan_.modules.front().scheme;
     for (const auto& m : plan_.modules) spec_.quantized.push_back(stacked_.written_name(m.info.name));
     spec_.kept_experts = planned_.kept_experts();
-    spec_.packed_experts = planned_.packed_experts();
+    spec_.packed_experts = stacked_.packed();
     spec_.kept_linears = planned_.kept_linears();
     spec_.names = planned_.modules().names();
     spec_.ignore = options_.ignore;

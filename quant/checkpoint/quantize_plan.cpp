@@ -64,8 +64,7 @@ ModuleChoice CheckpointPlan::choice(const CheckpointOptions& options) {
 
 /// The source is in high precision; what of it is NaN or Inf, if that is allowed (else whoever reads it refuses it).
 std::map<std::string, NonFinite> CheckpointPlan::checked() const {
-  const bool carries_mxfp4 = !form_.source_problem({}).empty();  // the form that is for nothing else
-  require_no_codes(source_, carries_mxfp4 ? mxfp4_stacks(source_) : std::vector<std::string>());
+  require_no_codes(source_, form_.needs_mxfp4() ? mxfp4_stacks(source_) : std::vector<std::string>());
   return options_.allow_nonfinite ? find_nonfinite(source_, recipes::Dialect::ocp, {}, options_.stop)
                                   : std::map<std::string, NonFinite>();
 }
@@ -202,8 +201,7 @@ std::map<std::string, std::string> CheckpointPlan::misread() const {
 void CheckpointPlan::check_plan() {
   if (const std::string reason = modules_.names().refused(names_of_modules()); !reason.empty())
     throw io::Error(source_.folder().string() + ": " + modules_.names().model_type() + ": " + reason);
-  if (const std::string problem = form_.source_problem(stacked_.packed()); !problem.empty())
-    throw io::Error(source_.folder().string() + ": " + problem);
+  if (form_.needs_mxfp4() && stacked_.packed().empty()) throw io::Error(source_.folder().string() + ": " + kNeedsMxfp4);
   if (plan_.modules.empty()) refuse_empty();
   const auto misread_modules = misread();
   std::vector<PlannedModule> linears;
@@ -380,8 +378,6 @@ std::vector<std::string> CheckpointPlan::kept_experts() const {
   for (const auto& mixture : kept_mixtures()) names.push_back(stacked_.written_name(mixture));
   return names;
 }
-
-std::vector<std::string> CheckpointPlan::packed_experts() const { return stacked_.packed(); }
 
 /// Of experts that the file holds one by one: the mixtures of which none is in fp8.
 std::set<std::string> CheckpointPlan::kept_mixtures() const {

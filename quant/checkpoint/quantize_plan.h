@@ -51,8 +51,6 @@ class CheckpointPlan {
   /// Readers need each Linear that stays by name, and the mixtures whose experts all stay: in the output's spelling.
   std::vector<std::string> kept_linears() const;
   std::vector<std::string> kept_experts() const;
-  /// The mixtures that are carried through in MXFP4.
-  std::vector<std::string> packed_experts() const;
 
  private:
   static ModuleChoice choice(const CheckpointOptions& options);

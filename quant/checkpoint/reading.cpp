@@ -80,6 +80,7 @@ float element(const std::uint8_t* bytes, DType dtype, std::int64_t i) {
 bool is_number(DType dtype) {
   return dtype == DType::F64 || dtype == DType::F32 || dtype == DType::F16 || dtype == DType::BF16;
 }
+
 /// Every size of blocks that stands anywhere in config.json.
 void collect_blocks(const io::Json& json, std::vector<std::int64_t>& rows, std::vector<std::int64_t>& cols) {
   if (!json.is_structured()) return;

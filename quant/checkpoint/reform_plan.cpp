@@ -8,6 +8,7 @@
 #include "fp8/configs/option_names.h"
 #include "fp8/quant/checkpoint/modules.h"
 #include "fp8/quant/checkpoint/stacked_experts.h"
+#include "fp8/quant/forms/mxfp4.h"
 #include "fp8/quant/forms/sidecar.h"
 #include "fp8/runtime/io/base/error.h"
 
@@ -281,7 +282,7 @@ std::string scale_method_of(const ConvertSource& source, bool granularity_kept) 
 
 void plan_form(const ConvertSource& source, const ConvertOptions& o, ConvertPlan& plan) {
   const CheckpointForm& form = *(plan.form = &form_of(o.form));
-  if (const std::string problem = form.source_problem({}); !problem.empty()) throw std::invalid_argument(problem);
+  if (form.needs_mxfp4()) throw std::invalid_argument(kNeedsMxfp4);
   const Scheme common = common_scheme(source);
   const Scheme to = target_scheme(source, o, form, common);
   std::optional<Rescale> how = o.rescale;

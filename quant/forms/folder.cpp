@@ -5,6 +5,7 @@
 
 #include "fp8/quant/forms/carry_through.h"
 #include "fp8/quant/forms/model_source.h"
+#include "fp8/quant/forms/mxfp4.h"
 #include "fp8/runtime/io/base/error.h"
 #include "fp8/runtime/io/json/json_edit.h"
 
@@ -27,7 +28,7 @@ io::Json read_model_config(const fs::path& model, const CheckpointForm* form) {
   io::Json config = io::read_json(path);
   if (!config.is_object()) throw io::Error(path.string() + ": expected an object, found " + config.type_name());
   const io::Json quantization = config.value("quantization_config", io::Json());
-  if (!quantization.is_null() && (form == nullptr || !form->carries(config))) {
+  if (!quantization.is_null() && !(form != nullptr && form->needs_mxfp4() && says_mxfp4(config))) {
     const std::string advice = advice_on_method(quantization);
     throw io::Error(
         path.string() +

@@ -16,7 +16,7 @@
 namespace fp8::quant {
 
 /// DIR/config.json of a high precision checkpoint. Throws io::Error if it is missing or says that the model is
-/// quantized already, unless `form` carries that.
+/// quantized already, unless that is what `form` needs.
 io::Json read_model_config(const std::filesystem::path& model, const CheckpointForm* form = nullptr);
 
 /// Bytes of a tensor to be written.

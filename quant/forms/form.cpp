@@ -80,10 +80,6 @@ void CheckpointForm::write_codes(TensorSink& sink, const WeightSpec& weight, con
 
 std::vector<std::pair<std::string, Json>> CheckpointForm::extra_files(const Json&) const { return {}; }
 
-bool CheckpointForm::carries(const Json&) const { return false; }
-
-std::string CheckpointForm::source_problem(const std::vector<std::string>&) const { return ""; }
-
 const CheckpointForm& form_of(CheckpointFormat format) {
   switch (format) {
     case CheckpointFormat::compressed_tensors:

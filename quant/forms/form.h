@@ -80,10 +80,8 @@ class CheckpointForm {
 
   // Writing
 
-  /// Whether the form has a place for what a source's config.json says is quantized already.
-  virtual bool carries(const io::Json& model_config) const;
-  /// Why the form is not written of a source with these stacks of experts in MXFP4; empty if it is.
-  virtual std::string source_problem(const std::vector<std::string>& packed) const;
+  /// True for the form that is written beside experts in MXFP4, and for nothing else (mxfp4.h).
+  virtual bool needs_mxfp4() const { return false; }
   /// Why the form can't hold the scheme in any module; empty if it can ("fp8 holds per tensor or block scales, found
   /// channel").
   virtual std::string scheme_problem(const Scheme& scheme) const = 0;

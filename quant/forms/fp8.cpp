@@ -86,28 +86,16 @@ class Fp8 final : public CheckpointForm {
   }
 
   std::vector<io::SafetensorsWriter::Entry> entries(const WeightSpec& w, const ConfigSpec&) const override {
-    std::vector<io::SafetensorsWriter::Entry> list{{w.module + ".weight", DType::F8_E4M3, {w.rows, w.cols}}};
-    if (w.scheme.weights == WeightGranularity::block) {
-      const ScaleGrid grid = scale_grid(w.scheme, w.rows, w.cols);
-      list.push_back({w.module + ".weight_scale_inv",
-                      w.scheme.power_of_two ? DType::F8_E8M0 : DType::F32,
-                      {grid.rows, grid.cols}});
-      return list;
-    }
-    list.push_back({w.module + ".weight_scale", DType::F32, {}});
-    if (w.scheme.activations == ActivationScaling::static_tensor)
-      list.push_back({w.module + ".input_scale", DType::F32, {}});
-    return list;
+    if (w.scheme.weights != WeightGranularity::block) return form_parts::plain_entries(w, {});
+    const ScaleGrid grid = scale_grid(w.scheme, w.rows, w.cols);
+    return {
+        {w.module + ".weight", DType::F8_E4M3, {w.rows, w.cols}},
+        {w.module + ".weight_scale_inv", w.scheme.power_of_two ? DType::F8_E8M0 : DType::F32, {grid.rows, grid.cols}}};
   }
 
   void write_scales(TensorSink& sink, const WeightSpec& w, const ConfigSpec&,
                     const std::vector<float>& scale_inv) const override {
-    if (w.scheme.weights != WeightGranularity::block) {
-      form_parts::write_f32(sink, w.module + ".weight_scale", scale_inv);
-      if (w.scheme.activations == ActivationScaling::static_tensor)
-        form_parts::write_f32(sink, w.module + ".input_scale", {w.scheme.input_scale_inv});
-      return;
-    }
+    if (w.scheme.weights != WeightGranularity::block) return form_parts::write_plain_scales(sink, w, scale_inv);
     const std::string name = w.module + ".weight_scale_inv";
     if (!w.scheme.power_of_two) return form_parts::write_f32(sink, name, scale_inv);
     const auto bytes = form_parts::e8m0_bytes(scale_inv, name);

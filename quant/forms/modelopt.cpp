@@ -116,18 +116,12 @@ class ModelOpt final : public CheckpointForm {
   }
 
   std::vector<io::SafetensorsWriter::Entry> entries(const WeightSpec& w, const ConfigSpec&) const override {
-    std::vector<io::SafetensorsWriter::Entry> list{{w.module + ".weight", DType::F8_E4M3, {w.rows, w.cols}},
-                                                   {w.module + ".weight_scale", DType::F32, scale_shapes(w)[0]}};
-    if (w.scheme.activations == ActivationScaling::static_tensor)
-      list.push_back({w.module + ".input_scale", DType::F32, {}});
-    return list;
+    return form_parts::plain_entries(w, scale_shapes(w)[0]);
   }
 
   void write_scales(TensorSink& sink, const WeightSpec& w, const ConfigSpec&,
                     const std::vector<float>& scale_inv) const override {
-    form_parts::write_f32(sink, w.module + ".weight_scale", scale_inv);
-    if (w.scheme.activations == ActivationScaling::static_tensor)
-      form_parts::write_f32(sink, w.module + ".input_scale", {w.scheme.input_scale_inv});
+    form_parts::write_plain_scales(sink, w, scale_inv);
   }
 
   std::string kv_problem(const KvScales& kv) const override { return form_parts::one_each(kv, "modelopt"); }
@@ -179,11 +173,7 @@ class ModelOpt final : public CheckpointForm {
     read_algorithm(config, where, scheme);
     StoredCheckpoint out;
     for (const auto& module : form_parts::fp8_modules(checkpoint, "modelopt", sidecar)) {
-      StoredWeight w = form_parts::stored_weight(checkpoint, module, scheme, module + ".weight_scale");
-      form_parts::check_scale(checkpoint, w, scale_shapes(w.spec));
-      if (scheme.activations == ActivationScaling::static_tensor)
-        form_parts::read_input_scale(checkpoint, w, module + ".input_scale");
-      out.weights.push_back(std::move(w));
+      out.weights.push_back(form_parts::read_plain_weight(checkpoint, module, scheme, scale_shapes));
     }
     form_parts::read_kv(
         checkpoint,

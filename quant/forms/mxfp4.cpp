@@ -5,6 +5,12 @@
 
 namespace fp8::quant {
 
+bool says_mxfp4(const io::Json& model_config) {
+  const io::Json quantization = model_config.value("quantization_config", io::Json());
+  return model_config.value("model_type", io::Json()) == "gpt_oss" && quantization.is_object() &&
+         quantization.value("quant_method", io::Json()) == "mxfp4";
+}
+
 std::vector<std::string> mxfp4_stacks(const io::Checkpoint& checkpoint) {
   constexpr std::string_view kBlocks = "_blocks";
   std::vector<std::string> stacks;

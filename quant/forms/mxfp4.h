@@ -8,9 +8,18 @@
 #include <string>
 #include <vector>
 
+#include "fp8/runtime/io/json/json.h"
 #include "fp8/runtime/io/tensors/safetensors.h"
 
 namespace fp8::quant {
+
+/// What a form that needs_mxfp4() says of any other source.
+inline constexpr char kNeedsMxfp4[] =
+    "quark is written for checkpoints of gpt_oss whose experts are in MXFP4, found none; compressed-tensors has a "
+    "place for all else";
+
+/// True for the config.json of gpt_oss as it is published.
+bool says_mxfp4(const io::Json& model_config);
 
 /// The names of the tensors of codes, in file order. Throws io::Error naming one whose scales do not fit it.
 std::vector<std::string> mxfp4_stacks(const io::Checkpoint& checkpoint);

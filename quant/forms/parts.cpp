@@ -297,6 +297,29 @@ std::vector<std::uint8_t> e8m0_bytes(const std::vector<float>& values, const std
   return bytes;
 }
 
+std::vector<io::SafetensorsWriter::Entry> plain_entries(const WeightSpec& w,
+                                                        const std::vector<std::int64_t>& scale_shape) {
+  std::vector<io::SafetensorsWriter::Entry> list{{w.module + ".weight", DType::F8_E4M3, {w.rows, w.cols}},
+                                                 {w.module + ".weight_scale", DType::F32, scale_shape}};
+  if (w.scheme.activations == ActivationScaling::static_tensor)
+    list.push_back({w.module + ".input_scale", DType::F32, {}});
+  return list;
+}
+
+void write_plain_scales(TensorSink& sink, const WeightSpec& w, const std::vector<float>& scale_inv) {
+  write_f32(sink, w.module + ".weight_scale", scale_inv);
+  if (w.scheme.activations == ActivationScaling::static_tensor)
+    write_f32(sink, w.module + ".input_scale", {w.scheme.input_scale_inv});
+}
+
+StoredWeight read_plain_weight(const io::Checkpoint& checkpoint, const std::string& module, const Scheme& scheme,
+                               std::vector<std::vector<std::int64_t>> (*shapes)(const WeightSpec&)) {
+  StoredWeight w = stored_weight(checkpoint, module, scheme, module + ".weight_scale");
+  check_scale(checkpoint, w, shapes(w.spec));
+  if (scheme.activations == ActivationScaling::static_tensor) read_input_scale(checkpoint, w, module + ".input_scale");
+  return w;
+}
+
 void write_f32(TensorSink& sink, const std::string& tensor, const std::vector<float>& values) {
   sink.write(tensor, values.data(), 0, values.size() * sizeof(float));
 }

@@ -73,6 +73,14 @@ void check_scale(const io::Checkpoint& checkpoint, const StoredWeight& weight,
 std::vector<float> read_scales(const io::Checkpoint& checkpoint, const std::string& tensor);
 /// One value, of shape [], [1] or [1, 1].
 float read_scale(const io::Checkpoint& checkpoint, const std::string& tensor);
+// The spelling of most forms: X.weight and X.weight_scale, with static activations X.input_scale [].
+std::vector<io::SafetensorsWriter::Entry> plain_entries(const WeightSpec& weight,
+                                                        const std::vector<std::int64_t>& scale_shape);
+void write_plain_scales(TensorSink& sink, const WeightSpec& weight, const std::vector<float>& scale_inv);
+/// shapes: those that the scale of a weight may have.
+StoredWeight read_plain_weight(const io::Checkpoint& checkpoint, const std::string& module, const Scheme& scheme,
+                               std::vector<std::vector<std::int64_t>> (*shapes)(const WeightSpec&));
+
 /// Fills in the static input scale and notes its tensor.
 void read_input_scale(const io::Checkpoint& checkpoint, StoredWeight& weight, const std::string& tensor);
 

@@ -99,17 +99,7 @@ class Quark final : public CheckpointForm {
  public:
   CheckpointFormat format() const override { return CheckpointFormat::quark; }
 
-  bool carries(const Json& model_config) const override {
-    const Json quantization = model_config.value("quantization_config", Json());
-    return model_config.value("model_type", Json()) == "gpt_oss" && quantization.is_object() &&
-           quantization.value("quant_method", Json()) == "mxfp4";
-  }
-
-  std::string source_problem(const std::vector<std::string>& packed) const override {
-    return packed.empty() ? "quark is written for checkpoints of gpt_oss whose experts are in MXFP4, found none; "
-                            "compressed-tensors has a place for all else"
-                          : "";
-  }
+  bool needs_mxfp4() const override { return true; }
 
   std::string scheme_problem(const Scheme& s) const override {
     if (s.format != recipes::Format::E4M3) return std::string("quark holds E4M3, found ") + kernels::name_of(s.format);
@@ -125,18 +115,12 @@ class Quark final : public CheckpointForm {
   std::string weight_problem(const WeightSpec&) const override { return ""; }
 
   std::vector<io::SafetensorsWriter::Entry> entries(const WeightSpec& w, const ConfigSpec&) const override {
-    std::vector<io::SafetensorsWriter::Entry> list{{w.module + ".weight", DType::F8_E4M3, {w.rows, w.cols}},
-                                                   {w.module + ".weight_scale", DType::F32, scale_shapes(w)[0]}};
-    if (w.scheme.activations == ActivationScaling::static_tensor)
-      list.push_back({w.module + ".input_scale", DType::F32, {}});
-    return list;
+    return form_parts::plain_entries(w, scale_shapes(w)[0]);
   }
 
   void write_scales(TensorSink& sink, const WeightSpec& w, const ConfigSpec&,
                     const std::vector<float>& scale_inv) const override {
-    form_parts::write_f32(sink, w.module + ".weight_scale", scale_inv);
-    if (w.scheme.activations == ActivationScaling::static_tensor)
-      form_parts::write_f32(sink, w.module + ".input_scale", {w.scheme.input_scale_inv});
+    form_parts::write_plain_scales(sink, w, scale_inv);
   }
 
   std::string kv_problem(const KvScales&) const override {
@@ -172,11 +156,7 @@ class Quark final : public CheckpointForm {
     out.packed = mxfp4_stacks(checkpoint);
     for (const auto& module : form_parts::fp8_modules(checkpoint, "quark", sidecar, false, out.packed)) {
       const Scheme scheme = read_scheme(config, module, where, base);
-      StoredWeight w = form_parts::stored_weight(checkpoint, module, scheme, module + ".weight_scale");
-      form_parts::check_scale(checkpoint, w, scale_shapes(w.spec));
-      if (scheme.activations == ActivationScaling::static_tensor)
-        form_parts::read_input_scale(checkpoint, w, module + ".input_scale");
-      out.weights.push_back(std::move(w));
+      out.weights.push_back(form_parts::read_plain_weight(checkpoint, module, scheme, scale_shapes));
     }
     form_parts::read_kv(checkpoint, {{"k_proj.output_scale", "v_proj.output_scale"}}, "", out);
     out.strays = form_parts::stray_scales(checkpoint, {".weight_scale", ".input_scale"});

@@ -14,6 +14,7 @@
 #include "fp8/quant/forms/carry_through.h"
 #include "fp8/quant/forms/folder.h"
 #include "fp8/quant/forms/form.h"
+#include "fp8/quant/forms/mxfp4.h"
 #include "fp8/quant/forms/sidecar.h"
 #include "fp8/quant/handlers/linear_handler.h"
 #include "fp8/quant/handlers/node_handler.h"
@@ -237,6 +238,7 @@ void save(const std::vector<std::pair<std::string, at::Tensor>>& tensors,
           const std::vector<measure::WeightModule>& modules, const std::vector<measure::OpNode>& nodes,
           const std::filesystem::path& out, CheckpointFormat format, const SaveOptions& options) {
   const CheckpointForm& form = form_of(format);
+  TORCH_CHECK(!form.needs_mxfp4(), "[save] ", kNeedsMxfp4);
   Contents contents = contents_of(tensors, modules, form);
   const Scheme& scheme = contents.config.scheme;
   contents.config.qdq = options.use_qdq || scheme.compute == Compute::qdq;

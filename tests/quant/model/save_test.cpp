@@ -160,6 +160,8 @@ TEST(Save, RefusesWhatTheFormatCannotHold) {
   };
   auto plain = test::tiny_lm();
   fails({"[save]", "no fp8 module"}, *plain);
+  EXPECT_TRUE(throws_with({"[save]", "quark is written for checkpoints of gpt_oss"},
+                          [&] { save(*plain, dir / "out", CheckpointFormat::quark); }));
   torch::nn::Sequential conv(torch::nn::Conv2d(4, 4, 1));
   conv->to(test::kHpu);
   convert(*conv, {});
