@@ -17,7 +17,7 @@ at::Tensor Fp8AttentionHandler::fused(const runtime::AttentionCall& call, const 
                                       const at::Tensor& v) const {
   const at::AutoDispatchBelowADInplaceOrView below;
   const runtime::DeviceKindScope kind(kind_of(scheme().dialect));
-  const Codes qc = input(0).cast(q), kc = input(1).cast(k), vc = input(2).cast(v);
+  const runtime::Fp8Tensor qc = input(0).cast(q), kc = input(1).cast(k), vc = input(2).cast(v);
   ops::FusedSdpaOptions options;
   options.mask = call.mask;
   options.is_causal = call.is_causal;
@@ -27,16 +27,16 @@ at::Tensor Fp8AttentionHandler::fused(const runtime::AttentionCall& call, const 
   options.seq_padding_type = call.seq_padding_type;
   const auto one = [](float value) { return at::full({1}, value, at::kFloat); };
   ops::Fp8SdpaScales scales;
-  scales.d_q = qc.scale_inv;
-  scales.d_k = kc.scale_inv;
-  scales.d_v = vc.scale_inv;
+  scales.d_q = one(qc.scale_inv);
+  scales.d_k = one(kc.scale_inv);
+  scales.d_v = one(vc.scale_inv);
   scales.d_s = one(input(3).scale_inv());
   scales.q_s = one(scale_for(scheme(), input(3).scale_inv(), "P"));
   if (scheme().output_scale_inv.empty())
     return ops::fp8_fused_sdpa(qc.codes, kc.codes, vc.codes, options, scales).out.to(compute_dtype(q));
   scales.q_o = one(scale_for(scheme(), output(0).scale_inv(), "o"));
   const at::Tensor o = ops::fp8_fused_sdpa(qc.codes, kc.codes, vc.codes, options, scales).out;
-  return output(0).values({o, one(output(0).scale_inv())}, compute_dtype(q));
+  return runtime::dequantize(output(0).with_scale(o), compute_dtype(q));
 }
 
 at::Tensor Fp8AttentionHandler::attention(const runtime::AttentionCall& call) {
@@ -58,7 +58,8 @@ at::Tensor Fp8AttentionHandler::attention(const runtime::AttentionCall& call) {
   op.forward = [&](const Tensors& in) { return fused(call, in[0], in[1], in[2]); };
   op.values = [q = input(0), k = input(1), v = input(2)](const Tensors& in) {
     const auto type = in[0].scalar_type();
-    return Tensors{q.values(q.cast(in[0]), type), k.values(k.cast(in[1]), type), v.values(v.cast(in[2]), type)};
+    return Tensors{runtime::dequantize(q.cast(in[0]), type), runtime::dequantize(k.cast(in[1]), type),
+                   runtime::dequantize(v.cast(in[2]), type)};
   };
   op.differentiable = plain;
   return straight_through(op, {call.q, call.k, call.v});

@@ -3,6 +3,7 @@
 
 #include <ATen/core/LegacyTypeDispatch.h>
 #include <ATen/ops/empty.h>
+#include <ATen/ops/from_blob.h>
 #include <ATen/ops/linear.h>
 
 #include <stdexcept>
@@ -34,8 +35,13 @@ at::Tensor FakeQuantHandler::weight_through_fp8(const at::Tensor& weight, std::i
     const at::Tensor codes = at::empty(w.sizes(), w.options().dtype(runtime::ops::dtype_of(scheme_.format)));
     cast_weight_rows(w.const_data_ptr(), runtime::ops::float_type_of(w.scalar_type()), rows, cols, 0, scales, scheme_,
                      static_cast<std::uint8_t*>(codes.mutable_data_ptr()));
-    return decode(codes, codes.sizes(), per_row ? rows : 1, w.scalar_type(), scheme_.format, scales.scale_inv.data(),
-                  per_row ? 1 : 0);
+    runtime::Fp8Tensor fp8{codes.view({rows, cols})};
+    fp8.scale_inv = scales.scale_inv[0];
+    if (per_row) {
+      fp8.layout = runtime::ScaleLayout::per_row();
+      fp8.grid = at::from_blob(scales.scale_inv.data(), rows, at::kFloat);
+    }
+    return runtime::dequantize(fp8, w.scalar_type()).view(w.sizes());
   };
   op.differentiable = [](const Tensors& in) { return in[0]; };
   return straight_through(op, {weight});

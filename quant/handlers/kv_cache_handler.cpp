@@ -3,7 +3,7 @@
 
 #include <ATen/core/LegacyTypeDispatch.h>
 #include <ATen/ops/empty.h>
-#include <ATen/ops/full.h>
+#include <ATen/ops/from_blob.h>
 #include <c10/util/Exception.h>
 
 #include <map>
@@ -12,7 +12,6 @@
 #include <stdexcept>
 
 #include "fp8/runtime/io/base/error.h"
-#include "fp8/runtime/ops/cast/fp8_ops.h"
 #include "fp8/runtime/ops/common/arguments.h"
 
 namespace fp8::quant {
@@ -30,14 +29,15 @@ at::Tensor Fp8KvCacheHandler::store(const at::Tensor& current) {
     const at::Tensor codes = cast_heads(current.detach());
     return scheme().compute == Compute::fp8 ? codes : values_of_heads(codes, current.scalar_type());
   }
-  const Codes codes = input(0).cast(current.detach());
-  return scheme().compute == Compute::fp8 ? codes.codes : input(0).values(codes, current.scalar_type());
+  const runtime::Fp8Tensor x = input(0).cast(current.detach());
+  return scheme().compute == Compute::fp8 ? x.codes : runtime::dequantize(x, current.scalar_type());
 }
 
 at::Tensor Fp8KvCacheHandler::fetch(const at::Tensor& stored, at::ScalarType dtype) {
   if (scheme().compute != Compute::fp8) return stored.to(dtype);
   if (heads() > 1) return values_of_heads(stored, dtype);
-  return input(0).values({stored, at::full({1}, input(0).scale_inv(), at::kFloat)}, dtype);
+  const at::AutoDispatchBelowADInplaceOrView below;
+  return runtime::dequantize(input(0).with_scale(stored), dtype);
 }
 
 void Fp8KvCacheHandler::check_heads(const at::Tensor& x) const {
@@ -49,19 +49,16 @@ void Fp8KvCacheHandler::check_heads(const at::Tensor& x) const {
 at::Tensor Fp8KvCacheHandler::cast_heads(const at::Tensor& current) const {
   check_heads(current);
   const at::AutoDispatchBelowADInplaceOrView below;
-  const runtime::DeviceKindScope kind(kind_of(scheme().dialect));
   const at::Tensor source = current.to(source_dtype(scheme())).contiguous();
-  const std::int64_t rows = source.size(0) * heads();
-  at::Tensor scale = at::empty({rows}, source.options().dtype(at::kFloat));
-  float* into = scale.mutable_data_ptr<float>();
-  for (std::int64_t h = 0; h < heads(); ++h) {
-    const float value = scale_for(scheme(), scheme().input_scale_inv[static_cast<std::size_t>(h)], "kv_cache");
-    for (std::int64_t r = h; r < rows; r += heads()) into[r] = value;
-  }
-  const at::Tensor codes =
-      runtime::ops::call_cast_to_fp8(source.view({rows, source.size(2) * source.size(3)}), scale,
-                                     runtime::ops::dtype_of(scheme().format), std::vector<std::int64_t>{rows, 1});
-  return codes.view(source.sizes());
+  std::vector<float> scales(static_cast<std::size_t>(source.size(0) * heads()));
+  for (std::size_t r = 0; r < scales.size(); ++r)
+    scales[r] = scale_for(scheme(), scheme().input_scale_inv[r % scheme().input_scale_inv.size()], "kv_cache");
+  runtime::CastSpec spec{.format = scheme().format, .dialect = scheme().dialect};
+  spec.layout = runtime::ScaleLayout::per_row();
+  spec.scales = scales.data();
+  spec.vendor = scheme().convention == Convention::inc;
+  const auto rows = static_cast<std::int64_t>(scales.size());
+  return runtime::quantize(source.view({rows, source.size(2) * source.size(3)}), spec).codes.view(source.sizes());
 }
 
 at::Tensor Fp8KvCacheHandler::values_of_heads(const at::Tensor& codes, at::ScalarType dtype) const {
@@ -70,7 +67,11 @@ at::Tensor Fp8KvCacheHandler::values_of_heads(const at::Tensor& codes, at::Scala
   const auto& one = scheme().input_scale_inv;
   std::vector<float> scale_inv;
   for (std::int64_t b = 0; b < codes.size(0); ++b) scale_inv.insert(scale_inv.end(), one.begin(), one.end());
-  return decode(codes, codes.sizes(), codes.size(0) * heads(), dtype, scheme().format, scale_inv.data(), 1);
+  const auto rows = static_cast<std::int64_t>(scale_inv.size());
+  runtime::Fp8Tensor x{codes.view(at::kByte).reshape({rows, codes.size(2) * codes.size(3)}).view(codes.scalar_type())};
+  x.layout = runtime::ScaleLayout::per_row();
+  x.grid = at::from_blob(scale_inv.data(), rows, at::kFloat);
+  return runtime::dequantize(x, dtype).view(codes.sizes());
 }
 
 namespace {

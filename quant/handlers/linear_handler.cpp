@@ -16,15 +16,17 @@
 #include "fp8/runtime/autocast/autocast.h"
 #include "fp8/runtime/device/block.h"
 #include "fp8/runtime/device/device.h"
+#include "fp8/runtime/fp8_tensor/product.h"
 #include "fp8/runtime/intercept/weight_tag.h"
 #include "fp8/runtime/io/base/checksum.h"
-#include "fp8/runtime/ops/cast/fp8_ops.h"
-#include "fp8/runtime/ops/common/arguments.h"
+#include "fp8/runtime/ops/gemm/gemm.h"
+#include "fp8/runtime/profile/trace.h"
 
 namespace fp8::quant {
 namespace {
 
 namespace ops = runtime::ops;
+using runtime::Fp8Tensor;
 
 std::optional<at::Tensor> bias_in(const std::optional<at::Tensor>& bias, at::ScalarType compute) {
   return bias.has_value() && bias->defined() && !ops::is_high_precision(bias->scalar_type())
@@ -129,11 +131,8 @@ void Fp8Handler::set_weight_scale_inv(float scale_inv) {
   weight_scale_inv_ = at::full(weight_scale_inv_.sizes(), scale_inv, weight_scale_inv_.options());
 }
 
-at::Tensor Fp8Handler::scale_inv_of(const runtime::WeightView& view) const {
-  return weight_scale_inv_.numel() == 1 ? weight_scale_inv_ : weight_scale_inv_.narrow(0, view.first_row, view.rows);
-}
-
-Fp8Handler::ColumnBlocks Fp8Handler::column_blocks(std::int64_t first_col, std::int64_t cols) const {
+/// The grid over a view's columns, and how many of them share a scale there: 1 where the view begins within a block.
+std::pair<at::Tensor, std::int64_t> Fp8Handler::column_blocks(std::int64_t first_col, std::int64_t cols) const {
   const std::int64_t block = scheme_.block.cols, groups = cols == 0 ? 0 : (cols - 1) / block + 1;
   if (first_col % block == 0) return {weight_scale_inv_.narrow(1, first_col / block, groups).contiguous(), block};
   const at::Tensor at =
@@ -141,28 +140,34 @@ Fp8Handler::ColumnBlocks Fp8Handler::column_blocks(std::int64_t first_col, std::
   return {weight_scale_inv_.index_select(1, at), 1};
 }
 
-at::Tensor Fp8Handler::block_product(const runtime::WeightView& view, const at::Tensor& weight, const at::Tensor& x,
-                                     at::ScalarType compute, const std::optional<at::Tensor>& bias) const {
-  const ColumnBlocks blocks = column_blocks(view.first_col, weight.size(1));
-  if (!input_.has_value())
-    return ops::call_block_linear(x.to(compute), std::nullopt, weight, blocks.scale_inv, scheme_.block.rows,
-                                  blocks.cols, view.first_row, bias, compute);
-  if (blocks.cols == scheme_.block.cols) {
-    const Codes in = input_->cast(x);
-    const std::int64_t groups = blocks.scale_inv.size(1), rows = x.size(-1) == 0 ? 0 : x.numel() / x.size(-1);
-    // One scale, or one per row, stands for all of its groups.
-    const bool per_group = scheme_.activations == ActivationScaling::dynamic_group;
-    const at::Tensor x_scale =
-        per_group ? in.scale_inv
-                  : in.scale_inv.to(weight_scale_inv_.device()).reshape({-1, 1}).expand({rows, groups}).contiguous();
-    return ops::call_block_linear(in.codes, x_scale, weight, blocks.scale_inv, scheme_.block.rows, blocks.cols,
-                                  view.first_row, bias, compute);
+Fp8Tensor Fp8Handler::weight_of(const runtime::WeightView& view, const at::Tensor& upright) const {
+  Fp8Tensor w{upright};
+  w.dialect = scheme_.dialect;
+  if (has_blocks()) {
+    const auto [grid, cols] = column_blocks(view.first_col, upright.size(-1));
+    w.grid = grid;
+    w.layout = {scheme_.block.rows, cols, view.first_row};
+  } else if (weight_scale_inv_.numel() == 1) {
+    w.scale_inv = *weight_scale_inv_.const_data_ptr<float>();
+  } else {
+    w.grid = weight_scale_inv_.narrow(0, view.first_row, view.rows);
+    w.layout = runtime::ScaleLayout::per_row();
   }
-  // A view that begins within a block: x's groups and the weight's don't meet.
-  const at::Tensor values_of_x = input_->values(input_->cast(x), at::kFloat);
-  return ops::call_block_linear(values_of_x, std::nullopt, weight, blocks.scale_inv, scheme_.block.rows, blocks.cols,
-                                view.first_row, bias, at::kFloat)
-      .to(compute);
+  return w;
+}
+
+Fp8Tensor Fp8Handler::all_of(const at::Tensor& weight) const {
+  const std::int64_t rows = weight.size(0);
+  return weight_of({0, rows, 0, weight.numel() / std::max<std::int64_t>(rows, 1), 0, false, true}, weight);
+}
+
+/// Blocks of x and of the weight lie over the same columns, unless the view begins within a block.
+at::Tensor Fp8Handler::block_product(const Fp8Tensor& w, const at::Tensor& x, at::ScalarType compute,
+                                     const std::optional<at::Tensor>& bias) const {
+  if (!input_.has_value()) return runtime::linear(x.to(compute), w, compute, bias);
+  const Fp8Tensor in = input_->cast_once(x);
+  if (w.layout.cols == scheme_.block.cols) return runtime::matmul(in, false, w, true, compute, bias);
+  return runtime::linear(runtime::dequantize(in, at::kFloat), w, at::kFloat, bias).to(compute);
 }
 
 at::Tensor Fp8Handler::product(const runtime::WeightView& view, const at::Tensor& weight, const at::Tensor& x,
@@ -174,10 +179,10 @@ at::Tensor Fp8Handler::product(const runtime::WeightView& view, const at::Tensor
   if (scheme_.compute == Compute::qdq)
     return at::linear(input_.has_value() ? input_->through_fp8(x.to(compute)) : x.to(compute),
                       values(view, weight, compute), b);
-  if (has_blocks()) return block_product(view, weight, x, compute, b);
-  if (!input_.has_value()) return ops::call_weight_only_linear(x.to(compute), weight, scale_inv_of(view), b);
-  const Codes in = input_->cast(x);
-  return ops::call_fp8_gemm(in.codes, weight, compute, in.scale_inv, scale_inv_of(view), b);
+  const Fp8Tensor w = weight_of(view, weight);
+  if (has_blocks()) return block_product(w, x, compute, b);
+  if (!input_.has_value()) return runtime::linear(x.to(compute), w, compute, b);
+  return runtime::matmul(input_->cast_once(x), false, w, true, compute, b);
 }
 
 at::Tensor Fp8Handler::linear(const runtime::LinearCall& call) {
@@ -189,19 +194,11 @@ at::Tensor Fp8Handler::linear(const runtime::LinearCall& call) {
 
 at::Tensor Fp8Handler::values(const runtime::WeightView& view, const at::Tensor& upright, at::ScalarType dtype) const {
   const at::AutoDispatchBelowADInplaceOrView below;
-  if (has_blocks()) {
-    const std::int64_t cols =
-        view.whole && view.batch == 0 && view.rows > 0 ? upright.numel() / view.rows : upright.size(-1);
-    const ColumnBlocks blocks = column_blocks(view.first_col, cols);
-    Scheme scheme = scheme_;
-    scheme.block.cols = blocks.cols;
-    return decode(upright, upright.sizes(), cols, dtype, scheme, view.first_row,
-                  blocks.scale_inv.const_data_ptr<float>(), blocks.scale_inv.numel());
-  }
-  const float* scale = weight_scale_inv_.const_data_ptr<float>();
-  if (weight_scale_inv_.numel() == 1) return decode(upright, upright.sizes(), 1, dtype, scheme_.format, scale, 0);
-  const std::int64_t rows = view.whole ? weight_scale_inv_.numel() : view.rows;
-  return decode(upright, upright.sizes(), rows, dtype, scheme_.format, scale + (view.whole ? 0 : view.first_row), 1);
+  // Rows are output channels, whatever lies in them: of a convolution [C_in, R, S].
+  const std::int64_t rows = view.whole ? upright.size(0) : view.rows;
+  const bool as_rows = upright.dim() != 2 && view.batch == 0 && rows > 0;
+  const at::Tensor codes = as_rows ? upright.view(at::kByte).reshape({rows, -1}).view(upright.scalar_type()) : upright;
+  return runtime::dequantize(weight_of(view, codes), dtype).view(upright.sizes());
 }
 
 at::Tensor Fp8Handler::dequantize(const runtime::WeightTag&, const runtime::WeightView& view,
@@ -218,18 +215,14 @@ at::Tensor Fp8Handler::embedding(const runtime::WeightTag&, const runtime::Weigh
   const at::Tensor codes = weight.view(at::kByte).index_select(0, flat).view(weight.scalar_type());
   auto sizes = indices.sizes().vec();
   sizes.push_back(weight.size(1));
+  Fp8Tensor rows = weight_of(view, codes);
   if (has_blocks()) {  // each row with its row of the grid
-    const ColumnBlocks blocks = column_blocks(view.first_col, weight.size(1));
-    const at::Tensor grid = blocks.scale_inv.index_select(0, flat.add(view.first_row).floor_divide(scheme_.block.rows));
-    Scheme rows = scheme_;
-    rows.block = {1, blocks.cols};
-    return decode(codes, sizes, weight.size(1), original_dtype_, rows, 0, grid.const_data_ptr<float>(), grid.numel());
+    rows.grid = rows.grid.index_select(0, flat.add(view.first_row).floor_divide(scheme_.block.rows));
+    rows.layout = runtime::ScaleLayout::blocks(1, rows.layout.cols);
+  } else if (!rows.layout.one()) {
+    rows.grid = rows.grid.index_select(0, flat);
   }
-  const at::Tensor scale = scale_inv_of(view);
-  if (scale.numel() == 1)
-    return decode(codes, sizes, 1, original_dtype_, scheme_.format, scale.const_data_ptr<float>(), 0);
-  const at::Tensor rows = scale.index_select(0, flat);
-  return decode(codes, sizes, flat.numel(), original_dtype_, scheme_.format, rows.const_data_ptr<float>(), 1);
+  return runtime::dequantize(rows, original_dtype_).view(sizes);
 }
 
 at::Tensor Fp8Handler::convolution_of_values(const runtime::ConvolutionCall& call) const {
@@ -268,9 +261,11 @@ at::Tensor Fp8Handler::convolution_product(const ConvolutionGeometry& g, const a
   const at::AutoDispatchBelowADInplaceOrView below;
   const runtime::DeviceKindScope kind(kind_of(scheme_.dialect));
   const at::ScalarType compute = compute_dtype(x);
-  const Codes in = image_->cast(x);
-  return ops::call_conv2d_fp8(in.codes, weight, bias_in(bias, compute), g.stride, g.padding, g.dilation, g.groups,
-                              compute, in.scale_inv, weight_scale_inv_);
+  const Fp8Tensor in = image_->cast_once(x);
+  ops::ConvOptions options{g.stride, g.padding, g.dilation, g.groups, compute, {{in.scale_inv}, {}}, {}};
+  options.scale_weight = ops::scale_of(weight_scale_inv_, std::nullopt);
+  const runtime::OpScope event("hpu::conv2d_fp8");
+  return ops::conv2d_fp8(in.codes, weight, bias_in(bias, compute), options);
 }
 
 at::Tensor Fp8Handler::all_values(const at::Tensor& weight, at::ScalarType dtype) const {

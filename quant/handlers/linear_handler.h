@@ -2,16 +2,14 @@
 // Answers for a weight that has become fp8: activations are cast, the product runs on codes, the result comes out in
 // the compute dtype.
 //
-//   static    hpu::cast_to_fp8_v2(x, input_scale)  -> hpu::fp8_gemm_v2(..., input_scale_inv, weight_scale_inv, bias)
-//   dynamic   per row: input_scale_inv = f32(amax / fp8_max), then the same
-//   weights only   fp8::weight_only_linear(x, w, weight_scale_inv, bias)
-//   blocks    fp8::block_linear(x, x_scale_inv, w, weight_scale_inv, bias):
-//             x in groups of block.cols columns, or in high precision
+//   static         matmul(cast(x), w, bias), the cast with input_scale           runtime/fp8_tensor/product.h
+//   dynamic        per row: input_scale_inv = f32(amax / fp8_max), then the same
+//   weights only   linear(x, w, bias)
+//   blocks         either; x in groups of block.cols columns, or in high precision
 //   qdq       linear(cast and decoded x, decoded w, bias) in the compute dtype
 //   conv1d    as a convolution of images of height 1; conv3d: the convolution of decoded values
 //
-// Under the own convention the activation is given to the cast in f32 (one rounding); under INC's in hp_dtype, as on
-// the device. The compute dtype is the autocast region's, else x's.
+// Under the own convention the cast rounds once; under INC's x and the product are in hp_dtype, as on the device. The compute dtype is the autocast region's, else x's.
 #pragma once
 #include <atomic>
 #include <memory>
@@ -73,21 +71,19 @@ class Fp8Handler final : public runtime::OpHandler,
   /// one activation scale.
   at::Tensor convolution_product(const ConvolutionGeometry& geometry, const at::Tensor& weight, const at::Tensor& x,
                                  const std::optional<at::Tensor>& bias) const;
+  /// All of a weight [N, ...] with its scales.
+  runtime::Fp8Tensor all_of(const at::Tensor& weight) const;
   /// All of a convolution's weight as values of `dtype`.
   at::Tensor all_values(const at::Tensor& weight, at::ScalarType dtype) const;
   /// The rows of the weight that `view` says (upright [N, K] codes) as values of `dtype`.
   at::Tensor values(const runtime::WeightView& view, const at::Tensor& upright, at::ScalarType dtype) const;
 
  private:
-  at::Tensor scale_inv_of(const runtime::WeightView& view) const;
-  /// The grid over a view's columns, and how many of them share a scale there: 1 where the view begins within a block.
-  struct ColumnBlocks {
-    at::Tensor scale_inv;
-    std::int64_t cols;
-  };
-  ColumnBlocks column_blocks(std::int64_t first_col, std::int64_t cols) const;
-  at::Tensor block_product(const runtime::WeightView& view, const at::Tensor& weight, const at::Tensor& x,
-                           at::ScalarType compute, const std::optional<at::Tensor>& bias) const;
+  std::pair<at::Tensor, std::int64_t> column_blocks(std::int64_t first_col, std::int64_t cols) const;
+  /// The rows and columns that `view` says, with their scales.
+  runtime::Fp8Tensor weight_of(const runtime::WeightView& view, const at::Tensor& upright) const;
+  at::Tensor block_product(const runtime::Fp8Tensor& w, const at::Tensor& x, at::ScalarType compute,
+                           const std::optional<at::Tensor>& bias) const;
   bool has_blocks() const { return scheme_.weights == WeightGranularity::block; }
   at::Tensor convolution_of_values(const runtime::ConvolutionCall& call) const;
   void make_quantizers();

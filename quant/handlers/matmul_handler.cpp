@@ -5,23 +5,19 @@
 #include <ATen/ops/matmul.h>
 
 #include "fp8/quant/handlers/straight_through.h"
-#include "fp8/runtime/ops/cast/fp8_ops.h"
+#include "fp8/runtime/fp8_tensor/product.h"
 
 namespace fp8::quant {
 
-namespace ops = runtime::ops;
+using runtime::Fp8Tensor;
 
-at::Tensor product_of_codes(const Codes& a, const Codes& b, at::ScalarType out_dtype) {
+at::Tensor product_of_codes(const Fp8Tensor& a, const Fp8Tensor& b, at::ScalarType out_dtype) {
   const at::AutoDispatchBelowADInplaceOrView below;
-  if (a.scale_inv.numel() == 1 && b.scale_inv.numel() == 1)
-    return ops::call_fp8_matmul(a.codes, b.codes, out_dtype, a.scale_inv, b.scale_inv);
-  // Scales that the operator has no place for (per batch and column): they multiply the f32 product. 1-D operands have
+  if (a.layout.one() && b.layout.one()) return runtime::matmul(a, false, b, false, out_dtype);
+  // Scales that the product has no place for (per batch and column): they multiply the f32 product. 1-D operands have
   // one scale.
-  at::Tensor y = ops::call_fp8_matmul(a.codes, b.codes, at::kFloat, std::nullopt, std::nullopt);
-  const auto factor = [](const Codes& c) {
-    return (c.scale_inv.numel() == 1 ? c.scale_inv.reshape({}) : c.scale_inv).to(c.codes.device());
-  };
-  y = y.mul(factor(a)).mul(factor(b));
+  at::Tensor y = runtime::matmul(Fp8Tensor{a.codes}, false, Fp8Tensor{b.codes}, false, at::kFloat);
+  for (const Fp8Tensor* x : {&a, &b}) y = x->layout.one() ? y.mul(x->scale_inv) : y.mul(x->grid.to(y.device()));
   return y.to(out_dtype);
 }
 
@@ -38,7 +34,8 @@ at::Tensor Fp8MatmulHandler::matmul(const runtime::MatmulCall& call) {
   StraightThrough op;
   op.forward = [this](const Tensors& in) { return product(in[0], in[1]); };
   op.values = [a = input(0), b = input(1)](const Tensors& in) {
-    return Tensors{a.values(a.cast(in[0]), in[0].scalar_type()), b.values(b.cast(in[1]), in[1].scalar_type())};
+    return Tensors{runtime::dequantize(a.cast(in[0]), in[0].scalar_type()),
+                   runtime::dequantize(b.cast(in[1]), in[1].scalar_type())};
   };
   op.differentiable = [](const Tensors& in) { return at::matmul(in[0], in[1]); };
   return straight_through(op, {call.a, call.b});

@@ -22,6 +22,6 @@ class Fp8MatmulHandler final : public NodeHandler {
 };
 
 /// codes(a) . codes(b) * their scales -> out_dtype, batched as at::matmul; any form of scales.
-at::Tensor product_of_codes(const Codes& a, const Codes& b, at::ScalarType out_dtype);
+at::Tensor product_of_codes(const runtime::Fp8Tensor& a, const runtime::Fp8Tensor& b, at::ScalarType out_dtype);
 
 }  // namespace fp8::quant

@@ -11,12 +11,14 @@
 
 #include "fp8/quant/handlers/linear_handler.h"
 #include "fp8/quant/handlers/straight_through.h"
+#include "fp8/runtime/fp8_tensor/product.h"
 #include "fp8/runtime/intercept/weight_tag.h"
-#include "fp8/runtime/ops/cast/fp8_ops.h"
 #include "fp8/runtime/ops/moe/moe_ops.h"
 
 namespace fp8::quant {
 namespace {
+
+using runtime::Fp8Tensor;
 
 at::Tensor activate(const std::string& name, const at::Tensor& x) {
   if (name == "silu") return at::silu(x);
@@ -40,9 +42,10 @@ at::Tensor values_of(const at::Tensor& weight, at::ScalarType dtype) {
 }
 
 /// Rows of codes, with the scales of those rows.
-Codes rows_of(const Codes& c, const at::Tensor& rows) {
-  const at::Tensor codes = c.codes.view(at::kByte).index_select(0, rows).view(c.codes.scalar_type());
-  return {codes, c.scale_inv.numel() == 1 ? c.scale_inv : c.scale_inv.index_select(0, rows)};
+Fp8Tensor rows_of(Fp8Tensor x, const at::Tensor& rows) {
+  x.codes = x.codes.view(at::kByte).index_select(0, rows).view(x.codes.scalar_type());
+  if (!x.layout.one()) x.grid = x.grid.index_select(0, rows);
+  return x;
 }
 
 /// Adds each expert's result, weighted, to the tokens routed to it. expert(e, tokens) -> [n, H].
@@ -62,18 +65,17 @@ at::Tensor combine(const runtime::MoeCall& call, const at::Tensor& like, const a
 
 }  // namespace
 
-at::Tensor Fp8MoeHandler::expert(const runtime::MoeCall& call, std::size_t e, const Codes& x,
+at::Tensor Fp8MoeHandler::expert(const runtime::MoeCall& call, std::size_t e, const Fp8Tensor& x,
                                  at::ScalarType compute) const {
-  namespace ops = runtime::ops;
-  const auto product = [&](const Codes& a, const at::Tensor& w) {
-    return ops::call_fp8_gemm(a.codes, w, compute, a.scale_inv, handler_of(w).weight_scale_inv(), std::nullopt);
+  const auto product = [&](const Fp8Tensor& a, const at::Tensor& w) {
+    return runtime::matmul(a, false, handler_of(w).all_of(w), true, compute);
   };
   const auto parts = product(x, call.w12[e]).chunk(2, -1);
   const at::Tensor h = activate(call.activation, parts[0]).mul(parts[1]);
   return product(intermediate(e).cast(h), call.w3[e]);
 }
 
-at::Tensor Fp8MoeHandler::with_operator(const runtime::MoeCall& call, const Codes& x) const {
+at::Tensor Fp8MoeHandler::with_operator(const runtime::MoeCall& call, const Fp8Tensor& x) const {
   const runtime::DeviceKindScope kind(kind_of(scheme().dialect));
   runtime::ops::MoeRoute route{x.codes,         call.expert_routing_table, call.router_weights, true,
                                call.activation, call.experts_min,          call.experts_max};
@@ -83,13 +85,14 @@ at::Tensor Fp8MoeHandler::with_operator(const runtime::MoeCall& call, const Code
     d_w12.push_back(handler_of(call.w12[e]).weight_scale_inv());
     d_w3.push_back(handler_of(call.w3[e]).weight_scale_inv());
   }
-  return runtime::ops::call_mixture_of_experts_fp8(route, call.w12, call.w3, x.scale_inv, d_intermediate, d_w12, d_w3);
+  return runtime::ops::call_mixture_of_experts_fp8(route, call.w12, call.w3, at::full({1}, x.scale_inv, at::kFloat),
+                                                   d_intermediate, d_w12, d_w3);
 }
 
 at::Tensor Fp8MoeHandler::mix(const runtime::MoeCall& call, const at::Tensor& hidden) const {
   const at::AutoDispatchBelowADInplaceOrView below;
   const at::ScalarType compute = compute_dtype(hidden);
-  const Codes x = input(0).cast(hidden);
+  const Fp8Tensor x = input(0).cast(hidden);
   if (compute == at::kBFloat16 && !scheme().dynamic) return with_operator(call, x);
   return combine(call, hidden.to(compute), call.router_weights,
                  [&](std::size_t e, const at::Tensor& token) { return expert(call, e, rows_of(x, token), compute); });
@@ -124,7 +127,7 @@ at::Tensor Fp8MoeHandler::mixture_of_experts(const runtime::MoeCall& call) {
   StraightThrough op;
   op.forward = [&](const Tensors& in) { return mix(call, in[0]); };
   op.values = [x = input(0)](const Tensors& in) {
-    return Tensors{x.values(x.cast(in[0]), in[0].scalar_type()), in[1]};
+    return Tensors{runtime::dequantize(x.cast(in[0]), in[0].scalar_type()), in[1]};
   };
   op.differentiable = [on_values, keep = shared_from_this()](const Tensors& in) { return on_values(in, false); };
   return straight_through(op, {call.hidden_states, call.router_weights});

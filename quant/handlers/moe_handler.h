@@ -21,8 +21,9 @@ class Fp8MoeHandler final : public NodeHandler, public std::enable_shared_from_t
 
  private:
   at::Tensor mix(const runtime::MoeCall& call, const at::Tensor& hidden) const;
-  at::Tensor with_operator(const runtime::MoeCall& call, const Codes& x) const;
-  at::Tensor expert(const runtime::MoeCall& call, std::size_t e, const Codes& x, at::ScalarType compute) const;
+  at::Tensor with_operator(const runtime::MoeCall& call, const runtime::Fp8Tensor& x) const;
+  at::Tensor expert(const runtime::MoeCall& call, std::size_t e, const runtime::Fp8Tensor& x,
+                    at::ScalarType compute) const;
   const Quantizer& intermediate(std::size_t e) const { return scheme().dynamic ? input(1) : input(1 + e); }
 };
 

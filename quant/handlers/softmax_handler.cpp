@@ -16,7 +16,7 @@ at::Tensor Fp8SoftmaxHandler::in_fp8(const at::Tensor& x) const {
   const auto one = [](float value) { return at::full({1}, value, at::kFloat); };
   const float s = output(0).scale_inv();
   const at::Tensor codes = runtime::ops::call_softmax_fp8(x, -1, one(1.0f), one(scale_for(scheme(), s, "P")));
-  return output(0).values({codes, one(s)}, x.scalar_type());
+  return runtime::dequantize(output(0).with_scale(codes), x.scalar_type());
 }
 
 at::Tensor Fp8SoftmaxHandler::softmax(const runtime::SoftmaxCall& call) {

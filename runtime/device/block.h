@@ -1,7 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 // One allocation of the hpu device, which lives in host memory under two StorageImpls:
 //
-//   hpu StorageImpl --DataPtr--> Block { memory, bytes, alias, tag }
+//   hpu StorageImpl --DataPtr--> Block { memory, bytes, alias, tag, casts }
 //                                               |
 //   CPU StorageImpl (alias, non-owning) <-------+   what CPU kernels work on, without a copy
 //
@@ -11,6 +11,8 @@
 #include <ATen/core/Tensor.h>
 #include <c10/core/StorageImpl.h>
 #include <c10/core/TensorImpl.h>
+
+#include <mutex>
 
 namespace fp8::runtime {
 
@@ -37,6 +39,9 @@ struct Block {
   c10::DeviceIndex device = 0;
   c10::intrusive_ptr<c10::StorageImpl> alias;
   c10::intrusive_ptr<BlockTag> tag;
+  /// What was computed from the memory's content and goes with it (fp8_tensor/cast_once.h).
+  c10::intrusive_ptr<c10::intrusive_ptr_target> casts = {};
+  std::mutex casts_mutex = {};
 };
 
 /// A DataPtr on hpu:device that owns a new Block around `memory`. Throws c10::OutOfMemoryError over the device's limit.

@@ -50,6 +50,12 @@ void trace_op(const std::string& op, at::ArrayRef<c10::IValue> arguments) {
   print(line);
 }
 
+OpScope::OpScope(const char* op) : event_(at::RecordScope::FUNCTION) {
+  if (event_.isActive()) event_.before(op);
+}
+
+OpScope::OpScope(const char* op, std::initializer_list<at::Tensor> inputs) : OpScope(op) { trace_op(op, inputs); }
+
 ModuleScope::ModuleScope(const std::string& module) : previous_(g_module) { g_module = &module; }
 ModuleScope::~ModuleScope() { g_module = previous_; }
 

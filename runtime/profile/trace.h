@@ -6,6 +6,7 @@
 // Ops that were handed to a handler do not run and are not listed; what the handler runs instead is.
 #pragma once
 #include <ATen/core/ivalue.h>
+#include <ATen/record_function.h>
 
 #include <initializer_list>
 #include <string>
@@ -18,6 +19,18 @@ bool trace_enabled();
 /// One line, if tracing. inputs: the tensors worth showing.
 void trace_op(const char* op, std::initializer_list<at::Tensor> inputs);
 void trace_op(const std::string& op, at::ArrayRef<c10::IValue> arguments);
+
+/// A computation of ours that no dispatcher sees: a line, if tracing, and an event for profilers, as long as it lives.
+class OpScope {
+ public:
+  OpScope(const char* op, std::initializer_list<at::Tensor> inputs);
+  explicit OpScope(const char* op);  ///< the event alone, of an op that writes its own line
+  OpScope(const OpScope&) = delete;
+  OpScope& operator=(const OpScope&) = delete;
+
+ private:
+  at::RecordFunction event_;
+};
 
 /// The module that this thread's ops serve while it lives.
 class ModuleScope {

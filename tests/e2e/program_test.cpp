@@ -1,6 +1,8 @@
 // SPDX-License-Identifier: Apache-2.0
 // The program in odd surroundings: other locales, closed or full standard streams, no colours, --quiet; and that it
 // documents itself.
+#include <sstream>
+
 #include "e2e/e2e.h"
 
 namespace fp8::e2e {
@@ -99,6 +101,30 @@ TEST(Program, WrongUsageIsExitCode2) {
         Arguments{"--dynamic", "--format", "gguf"}, Arguments{"--dynamic", "extra"}}) {
     expect_quantize_refused(model, more, {}, 2);
   }
+}
+
+// Activations go into fp8 from the dtype they have, and once for layers that share them: no copy in f32 in between.
+TEST(Program, TraceOfEvaluateShowsOneCastForEachInput) {
+  const test::TempDir dir;
+  const std::string quantized = (dir / "fp8").string();
+  expect_success(fp8({"quantize", "--dynamic", "--model", demo_model(), "--out", quantized, "--quiet"}));
+  const auto run =
+      fp8({"evaluate", "--model", quantized, "--data", heldout_text(), "--samples", "1", "--dtype", "bf16", "--quiet"},
+          {{"FP8_TRACE", "1"}});
+  ASSERT_EQ(run.code, 0);
+  std::map<std::string, std::vector<std::string>> ops;  // of each module
+  std::istringstream lines(run.err);
+  for (std::string line; std::getline(lines, line);) {
+    EXPECT_FALSE(line.find("_to_copy") != std::string::npos && line.find("BFloat16") != std::string::npos) << line;
+    const auto bar = line.find(" | ");
+    if (bar != std::string::npos) ops[line.substr(bar + 3)].push_back(line.substr(11, line.find(' ', 11) - 11));
+  }
+  using Ops = std::vector<std::string>;
+  const std::string layer = "model.layers.0.";
+  for (const char* first : {"self_attn.q_proj", "self_attn.o_proj", "mlp.up_proj", "mlp.down_proj"})
+    EXPECT_EQ(ops[layer + first], (Ops{"fp8::quantize", "hpu::fp8_gemm_v2"})) << first;
+  for (const char* next : {"self_attn.k_proj", "self_attn.v_proj", "mlp.gate_proj"})
+    EXPECT_EQ(ops[layer + next], Ops{"hpu::fp8_gemm_v2"}) << next;
 }
 
 }  // namespace

@@ -10,6 +10,7 @@
 
 #include "fp8/configs/module_types.h"
 #include "fp8/measure/model/module_tree.h"
+#include "fp8/runtime/fp8_tensor/cast.h"
 #include "fp8/runtime/intercept/weight_tag.h"
 #include "fp8/transformer_engine/convert/name_lists.h"
 #include "fp8/transformer_engine/convert/plan_training.h"
@@ -17,7 +18,6 @@
 #include "fp8/transformer_engine/modules/fp8_module.h"
 #include "fp8/transformer_engine/modules/linear.h"
 #include "fp8/transformer_engine/products/converted_weights.h"
-#include "fp8/transformer_engine/products/quantized_operand.h"
 #include "fp8/transformer_engine/products/training_handler.h"
 
 namespace fp8::te {
@@ -306,7 +306,7 @@ measure::MeasurementFile export_all(const std::vector<WeightModule>& modules, co
     measure::Measurement one;
     one.module = m.name;
     one.inputs = {{values.amax_seen[0]}};
-    one.weight = measure::Amax{amax_of(m.weight.detach().contiguous())};
+    one.weight = measure::Amax{runtime::amax_of(m.weight)};
     steps = std::max(steps, values.step);
     file.modules.push_back(std::move(one));
   }

@@ -8,6 +8,7 @@
 #include <cmath>
 
 #include "fp8/runtime/device/device.h"
+#include "fp8/runtime/fp8_tensor/cast.h"
 #include "fp8/transformer_engine/products/quantized_operand.h"
 
 namespace fp8::te {
@@ -17,7 +18,7 @@ double length_of(const at::Tensor& t) {
   return at::linalg_vector_norm(t, 2, std::nullopt, false, at::kDouble).item<double>();
 }
 
-std::int64_t bytes_of(const Operand& o) {
+std::int64_t bytes_of(const runtime::Fp8Tensor& o) {
   const std::int64_t scales =
       o.grid.defined() ? static_cast<std::int64_t>(o.grid.nbytes()) : static_cast<std::int64_t>(sizeof(float));
   return static_cast<std::int64_t>(o.codes.nbytes()) + scales;
@@ -37,7 +38,7 @@ void add_plan(const at::Tensor& weight, const recipes::Recipe& recipe, quant::Co
   const auto dialect = runtime::device_dialect("convert_modules");
   line.flops_per_row = 6.0 * static_cast<double>(weight.numel());
   const at::Tensor w = weight.detach().contiguous();
-  const float amax = amax_of(w);
+  const float amax = runtime::amax_of(w);
   const bool usable = amax > 0.0f && std::isfinite(amax);
   Fp8State state(line.name, 2, 1);
   if (usable) state.seed({amax, amax}, recipe);
@@ -56,7 +57,8 @@ void add_plan(const at::Tensor& weight, const recipes::Recipe& recipe, quant::Co
   if (pair.rows.codes.defined() && !pair.rows.codes.is_same(pair.columns.codes))
     line.operand_bytes += bytes_of(pair.rows);
   if (!usable) return;
-  const double weight_error = length_of(at::sub(dequantize(pair.columns, at::kFloat), w.to(at::kFloat))) / length_of(w);
+  const double weight_error =
+      length_of(at::sub(runtime::dequantize(pair.columns, at::kFloat), w.to(at::kFloat))) / length_of(w);
   line.expected_error =
       std::hypot(weight_error, expected_rounding(recipes::forward_format(recipes::format_of(recipe))));
 }

@@ -9,10 +9,12 @@
 #include "fp8/runtime/autocast/autocast.h"
 #include "fp8/runtime/device/device.h"
 #include "fp8/runtime/dispatch/operand_devices.h"
+#include "fp8/runtime/fp8_tensor/cast.h"
 #include "fp8/runtime/intercept/intercept.h"
 #include "fp8/runtime/ops/attention/sdpa.h"
 #include "fp8/runtime/ops/common/arguments.h"
 #include "fp8/runtime/ops/common/once_differentiable.h"
+#include "fp8/runtime/profile/trace.h"
 #include "fp8/transformer_engine/products/quantized_operand.h"
 #include "fp8/transformer_engine/region/replay_log.h"
 
@@ -184,6 +186,7 @@ struct Fp8Attention : torch::autograd::Function<Fp8Attention> {
     const auto call = c10::static_intrusive_pointer_cast<Call>(context->saved_data["call"].toCapsule());
     const runtime::autocast::InsideOp inside(std::nullopt);  // the region in force now is the backward thread's
     const runtime::DeviceKindScope device(call->device);
+    const runtime::ModuleScope module(call->state->name());
     variable_list result;
     {
       const at::NoGradGuard no_grad;
@@ -234,7 +237,7 @@ void record_attention(const at::Tensor& q, const at::Tensor& k, const at::Tensor
   const float max = recipes::fp8_max(recipes::forward_format(recipes::format_of(state->recipe_in(*region))),
                                      runtime::device_dialect("te::FusedAttention"));
   const at::Tensor* const tensors[] = {&q, &k, &v};
-  for (int i = 0; i < 3; ++i) state->record(Pass::forward, scales, i, amax_of(tensors[i]->detach().contiguous()), max);
+  for (int i = 0; i < 3; ++i) state->record(Pass::forward, scales, i, runtime::amax_of(*tensors[i]), max);
   state->record(Pass::forward, scales, kP, 1.0f, max);
 }
 
@@ -267,6 +270,7 @@ at::Tensor fp8_attention(const at::Tensor& query, const at::Tensor& key, const a
   call->scales = state->begin_forward(*region, options.training && (grad_mode || first_of_two_runs));
   const runtime::autocast::InsideOp inside(std::nullopt);
   const runtime::InterceptionPause pause;
+  const runtime::ModuleScope module(state->name());
   if (!call->needs_grad) {
     const at::NoGradGuard no_grad;
     return forward_product(q, k, v, mask, *call, nullptr);

@@ -14,9 +14,12 @@
 #include "fp8/runtime/autocast/autocast.h"
 #include "fp8/runtime/device/device.h"
 #include "fp8/runtime/dispatch/operand_devices.h"
+#include "fp8/runtime/fp8_tensor/cast.h"
+#include "fp8/runtime/fp8_tensor/product.h"
 #include "fp8/runtime/intercept/intercept.h"
 #include "fp8/runtime/ops/common/arguments.h"
 #include "fp8/runtime/ops/common/once_differentiable.h"
+#include "fp8/runtime/profile/trace.h"
 #include "fp8/transformer_engine/products/fp8_weight.h"
 #include "fp8/transformer_engine/products/quantized_operand.h"
 #include "fp8/transformer_engine/region/replay_log.h"
@@ -24,6 +27,7 @@
 namespace fp8::te {
 namespace {
 
+using runtime::Fp8Tensor;
 using torch::autograd::AutogradContext;
 using torch::autograd::variable_list;
 
@@ -40,7 +44,7 @@ struct Call : torch::CustomClassHolder {
   bool exact_weight_grad = false;  ///< override_linear_precision: dw from the unquantized operands
   std::vector<std::int64_t> x_sizes;
   StepScales scales;
-  Operand x_rows, weight_rows;  ///< without their tensors
+  Fp8Tensor x_rows, weight_rows;  ///< without their tensors
 
   bool keeps_input() const { return exact_weight_grad || options.save_original_input; }
 };
@@ -65,7 +69,7 @@ CastPlan plan_of(const Call& call, Role role, int index, const StepScales& scale
 /// The weight in fp8: cast, or one of an earlier microbatch, or the parameter's own codes.
 OperandPair weight_operands(const at::Tensor& weight, Call& call) {
   if (auto* parameter = fp8_weight(weight)) {
-    const Operand w = parameter->operand(weight.detach());
+    const Fp8Tensor w = parameter->operand(weight.detach());
     return {w, w};
   }
   const at::Tensor values = weight.detach().contiguous();
@@ -80,7 +84,7 @@ OperandPair weight_operands(const at::Tensor& weight, Call& call) {
   return pair;
 }
 
-at::Tensor without_tensors(Operand& operand, at::Tensor& grid) {
+at::Tensor without_tensors(Fp8Tensor& operand, at::Tensor& grid) {
   grid = std::exchange(operand.grid, {});
   return std::exchange(operand.codes, {});
 }
@@ -90,7 +94,9 @@ at::Tensor without_tensors(Operand& operand, at::Tensor& grid) {
 at::Tensor forward_product(const at::Tensor& x, const at::Tensor& weight, const std::optional<at::Tensor>& bias,
                            Call& call, variable_list* kept) {
   const at::Tensor x2 = as_matrix(x.detach().to(call.activation)).contiguous();
-  OperandPair input = quantize_operand(x2, plan_of(call, Role::input, 0, call.scales));
+  CastPlan plan = plan_of(call, Role::input, 0, call.scales);
+  if (!call.keeps_input()) plan.input = x;  // else codes would lie beside the input for as long as it is kept
+  OperandPair input = quantize_operand(x2, plan);
   OperandPair w = weight_operands(weight, call);
   std::optional<at::Tensor> b;
   if (call.has_bias) {
@@ -98,7 +104,7 @@ at::Tensor forward_product(const at::Tensor& x, const at::Tensor& weight, const 
     const bool vendor = d != nullptr && d->dialect == recipes::RecipeDialect::habana && call.activation == at::kFloat;
     b = vendor ? bias->detach().to(at::kBFloat16) : bias->detach();
   }
-  at::Tensor y = product(input.columns, false, w.columns, true, call.activation, b);
+  at::Tensor y = runtime::matmul(input.columns, false, w.columns, true, call.activation, b);
   auto sizes = x.sizes().vec();
   sizes.back() = weight.size(0);
   if (kept != nullptr) {
@@ -119,7 +125,7 @@ at::Tensor forward_product(const at::Tensor& x, const at::Tensor& weight, const 
 }
 
 /// How a tensor is cast a second time: with the scales of the first, recording nothing.
-Operand cast_again(const Call& call, Role role, int index, const at::Tensor& values) {
+Fp8Tensor cast_again(const Call& call, Role role, int index, const at::Tensor& values) {
   StepScales again = call.scales;
   again.record = false;
   CastPlan plan = plan_of(call, role, index, again);
@@ -129,17 +135,17 @@ Operand cast_again(const Call& call, Role role, int index, const at::Tensor& val
 }
 
 /// The input along its rows, as it was in the forward pass.
-Operand input_of(const Call& call, const variable_list& saved) {
+Fp8Tensor input_of(const Call& call, const variable_list& saved) {
   if (call.options.save_original_input) return cast_again(call, Role::input, 0, saved[0]);
-  Operand x = call.x_rows;
+  Fp8Tensor x = call.x_rows;
   x.codes = saved[0];
   x.grid = saved[1];
   return x;
 }
 
 /// The weight along its rows, as it was in the forward pass.
-Operand weight_of(const Call& call, const variable_list& saved) {
-  Operand w = call.weight_rows;
+Fp8Tensor weight_of(const Call& call, const variable_list& saved) {
+  Fp8Tensor w = call.weight_rows;
   if (saved[2].defined()) {
     w.codes = saved[2];
     w.grid = saved[3];
@@ -163,14 +169,14 @@ variable_list backward_products(AutogradContext* context, const c10::intrusive_p
     plan.stochastic = gradient_seed(call->recipe, *call->region, call->state->origin(), call->scales);
     const OperandPair g8 = quantize_operand(g, plan);
     if (wants_x)
-      dx = product(g8.columns, false, weight_of(*call, saved), false, call->activation)
+      dx = runtime::matmul(g8.columns, false, weight_of(*call, saved), false, call->activation)
                .reshape(call->x_sizes)
                .to(call->x_dtype);
     if (wants_w && call->exact_weight_grad) {
       dw = at::matmul(g.t(), saved[0]).to(call->weight_grad);
     } else if (wants_w) {
-      const Operand x = input_of(*call, saved);
-      dw = product(g8.rows, true, x, false, call->weight_grad);
+      const Fp8Tensor x = input_of(*call, saved);
+      dw = runtime::matmul(g8.rows, true, x, false, call->weight_grad);
     }
   }
   if (wants_b) db = at::sum(as_matrix(grad.detach()), at::IntArrayRef{0}, false, at::kFloat).to(call->bias_dtype);
@@ -192,6 +198,7 @@ struct Fp8Linear : torch::autograd::Function<Fp8Linear> {
     // The region in force now is the backward thread's, not the forward's: dtypes are those of the call.
     const runtime::autocast::InsideOp inside(std::nullopt);
     const auto call = c10::static_intrusive_pointer_cast<Call>(context->saved_data["call"].toCapsule());
+    const runtime::ModuleScope module(call->state->name());
     variable_list result;
     {
       const at::NoGradGuard no_grad;
@@ -260,6 +267,7 @@ at::Tensor fp8_linear(const at::Tensor& input, const at::Tensor& any_weight, con
   call->scales = state->begin_forward(*region, options.training && (grad_mode || first_of_two_runs));
   const runtime::autocast::InsideOp inside(std::nullopt);
   const runtime::InterceptionPause pause;
+  const runtime::ModuleScope module(state->name());
   if (!call->needs_grad) {
     const at::NoGradGuard no_grad;
     return forward_product(x, weight, bias, *call, nullptr);
@@ -274,11 +282,10 @@ void record_operands(const at::Tensor& x, const at::Tensor& weight, const std::s
   StepScales scales = state->begin_forward(*region, true);
   const float max = recipes::fp8_max(recipes::forward_format(recipes::format_of(state->recipe_in(*region))),
                                      runtime::device_dialect("fp8_autocast"));
-  const float amax = amax_of(x.detach().contiguous());
+  const float amax = runtime::amax_of(x);
   state->record(Pass::forward, scales, 0, amax, max);
   state->saw(scales, 0, amax);
-  if (!c10::isFloat8Type(weight.scalar_type()))
-    state->record(Pass::forward, scales, 1, amax_of(weight.detach().contiguous()), max);
+  if (!c10::isFloat8Type(weight.scalar_type())) state->record(Pass::forward, scales, 1, runtime::amax_of(weight), max);
 }
 
 }  // namespace fp8::te

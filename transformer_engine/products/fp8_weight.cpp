@@ -14,6 +14,7 @@
 #include <utility>
 
 #include "fp8/runtime/device/device.h"
+#include "fp8/runtime/fp8_tensor/cast.h"
 #include "fp8/runtime/ops/common/arguments.h"
 #include "fp8/transformer_engine/products/quantized_operand.h"
 
@@ -127,22 +128,25 @@ at::Tensor Fp8Weight::codes() const {
 }
 
 at::Tensor Fp8Weight::cast(const at::Tensor& values, std::optional<std::uint64_t> stochastic) {
-  const float max = recipes::fp8_max(format_, dialect_), amax = amax_of(values);
+  const float max = recipes::fp8_max(format_, dialect_), amax = runtime::amax_of(values);
   recipes::DelayedScaling rule = recipes::DelayedScaling::nvidia();
   if (power_of_two(recipe_of(options_))) rule = recipes::DelayedScaling::habana();
   const float scale = recipes::next_scale(amax, 1.0f, max, rule);
   scale_inv_ = 1.0f / scale;
-  return cast_tensor(values, format_, dialect_, scale, nullptr, stochastic);
+  runtime::CastSpec spec{.format = format_, .dialect = dialect_, .scale = scale, .scale_inv = scale_inv_};
+  spec.stochastic = stochastic;
+  return runtime::quantize(values, spec).codes;
 }
 
-Operand Fp8Weight::operand(const at::Tensor& codes) const {
-  Operand o;
-  o.codes = codes.detach();
-  o.scale_inv = scale_inv_;
-  return o;
+runtime::Fp8Tensor Fp8Weight::operand(const at::Tensor& codes) const {
+  runtime::Fp8Tensor x{codes.detach()};
+  x.scale_inv = scale_inv_;
+  return x;
 }
 
-at::Tensor Fp8Weight::values() { return master_.defined() ? master_ : te::dequantize(operand(codes()), at::kFloat); }
+at::Tensor Fp8Weight::values() {
+  return master_.defined() ? master_ : runtime::dequantize(operand(codes()), at::kFloat);
+}
 
 void Fp8Weight::set_state(float scale_inv, std::uint64_t assigned, const at::Tensor& master) {
   TORCH_CHECK(scale_inv > 0.0f && std::isfinite(scale_inv), "[Fp8Weight] scale_inv: found ", scale_inv,
@@ -153,7 +157,7 @@ void Fp8Weight::set_state(float scale_inv, std::uint64_t assigned, const at::Ten
   const at::NoGradGuard no_grad;
   scale_inv_ = scale_inv;
   assigned_ = assigned;
-  if (master_.defined()) master_.copy_(master.defined() ? master : te::dequantize(operand(codes()), at::kFloat));
+  if (master_.defined()) master_.copy_(master.defined() ? master : runtime::dequantize(operand(codes()), at::kFloat));
 }
 
 void Fp8Weight::assign(const at::Tensor& values) {
@@ -185,9 +189,7 @@ at::Tensor Fp8Weight::convolution(const runtime::ConvolutionCall& call) {
 }
 
 at::Tensor Fp8Weight::dequantize(const runtime::WeightTag&, const runtime::WeightView&, const at::Tensor& weight) {
-  return te::dequantize(
-      operand(weight.is_contiguous() ? weight : weight.view(at::kByte).contiguous().view(weight.scalar_type())),
-      at::kFloat);
+  return runtime::dequantize(operand(weight), at::kFloat);
 }
 
 std::string Fp8Weight::describe() const { return std::string(recipes::name_of(format_)) + " parameter, one scale"; }

@@ -22,10 +22,10 @@
 #include <vector>
 
 #include "fp8/recipes/recipe.h"
+#include "fp8/runtime/fp8_tensor/fp8_tensor.h"
 #include "fp8/runtime/intercept/op_handler.h"
 #include "fp8/runtime/intercept/quantized_parameter.h"
 #include "fp8/runtime/intercept/weight_values.h"
-#include "fp8/transformer_engine/region/operand.h"
 
 namespace fp8::te {
 
@@ -64,7 +64,7 @@ class Fp8Weight final : public runtime::OpHandler, public runtime::QuantizedPara
   std::shared_ptr<Fp8Weight> copy_for(const at::Tensor& codes) const;
 
   /// Both ways of the codes as a product's operand.
-  Operand operand(const at::Tensor& codes) const;
+  runtime::Fp8Tensor operand(const at::Tensor& codes) const;
   float scale_inv() const { return scale_inv_; }
   at::Tensor codes() const;
 

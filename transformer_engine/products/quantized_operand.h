@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-// Casts by recipe, and products of what they give.
+// Casts by recipe. What they give is multiplied by runtime/fp8_tensor/product.h.
 //
 //   recipe    along columns            along rows
 //   delayed   one scale                the same codes; habana HYBRID: E5M2 codes of their own for x and w
@@ -29,23 +29,12 @@ struct CastPlan {
   int index = 0;                                 ///< of the tensor in its pass
   std::optional<std::uint64_t> stochastic = {};  ///< seed; none: round to nearest even
   bool statistics = false;
+  at::Tensor input = {};  ///< of several products (q, k, v): cast once where their scale is one
 };
 
-/// x: [rows, cols] in f32, bf16 or f16, contiguous.
+/// x: [rows, cols] in f32, bf16 or f16, contiguous. plan.input: x is what this tensor became.
 OperandPair quantize_operand(const at::Tensor& x, const CastPlan& plan);
 
-/// op(a) . op(b) in `out` (f32, bf16 or f16) + bias; op transposes. Products are exact, sum and bias f32, one rounding
-/// to `out`. One scale each: hpu::fp8_gemm_v2. Blocks: fp8::block_linear with a bias, else the product of the
-/// dequantized values (in bf16 where all scales are powers of two and `out` is bf16, else in f32).
-at::Tensor product(const Operand& a, bool transpose_a, const Operand& b, bool transpose_b, at::ScalarType out,
-                   const std::optional<at::Tensor>& bias = {});
-
-/// values of an operand.
-at::Tensor dequantize(const Operand& operand, at::ScalarType dtype);
-
-/// One scale for all: RNE or stochastic cast of x * scale (f32 product), saturating. amax: where not null gets max |x|.
-at::Tensor cast_tensor(const at::Tensor& x, recipes::Format format, recipes::Dialect dialect, float scale, float* amax,
-                       std::optional<std::uint64_t> stochastic = {});
 /// Whether, and from which seed, this recipe's gradients are rounded stochastically: in the Gaudi dialect's HYBRID,
 /// unless PT_TE_FORCE_SR_BWD says otherwise. One seed per product (name, and number among those of one name), step and
 /// rank, the same in every process of that rank and on any number of threads.
@@ -55,8 +44,5 @@ std::optional<std::uint64_t> gradient_seed(const recipes::Recipe& recipe, const 
 /// current_scale() of a tensor of this dtype.
 float current_scale_of(float amax, recipes::Format format, recipes::Dialect dialect,
                        const recipes::CurrentScaling& recipe, at::ScalarType dtype);
-
-/// max |x|; NaN if any is.
-float amax_of(const at::Tensor& x);
 
 }  // namespace fp8::te

@@ -6,21 +6,13 @@
 //   dx [M, K] = g [M, N] . w [N, K]        g along columns (N), w along rows
 //   dw [N, K] = g^T . x                    g, x along rows (M)
 #pragma once
-#include <ATen/core/Tensor.h>
+#include "fp8/runtime/fp8_tensor/fp8_tensor.h"
 
 namespace fp8::te {
 
-/// codes [rows, cols] fp8 with one scale_inv, or with a grid of them (one per block).
-struct Operand {
-  at::Tensor codes;
-  float scale_inv = 1.0f;
-  at::Tensor grid;  ///< undefined: one scale_inv. F32 or E8M0 [ceil(rows / block_rows), ceil(cols / block_cols)]
-  std::int64_t block_rows = 0, block_cols = 0;
-  bool power_of_two = false;  ///< every scale is: values are exact in bf16
-};
-
+/// [rows, cols], twice; the two share codes where one cast serves both.
 struct OperandPair {
-  Operand columns, rows;
+  runtime::Fp8Tensor columns, rows;
 };
 
 }  // namespace fp8::te

@@ -13,8 +13,8 @@
 #include "fp8/runtime/device/block.h"
 #include "fp8/runtime/device/device.h"
 #include "fp8/runtime/device/environment.h"
+#include "fp8/runtime/fp8_tensor/cast.h"
 #include "fp8/runtime/kernels/cast.h"
-#include "fp8/runtime/kernels/decode.h"
 #include "fp8/runtime/profile/trace.h"
 
 namespace fp8::runtime::ops {
@@ -40,52 +40,28 @@ at::Tensor amax_result(const at::Tensor& like, bool is_amax) {
   return is_amax ? at::empty({}, options) : at::empty({0}, options);
 }
 
-struct Matrix {
-  std::int64_t rows, cols;
-};
-
-Matrix matrix_of(const at::Tensor& t) {
-  const std::int64_t cols = t.dim() == 0 ? 1 : t.size(-1);
-  return {cols == 0 ? 0 : t.numel() / cols, cols};
-}
-
 /// PT_HPU_STOCHASTIC_ROUNDING_MODE is about this cast alone.
 bool flushes(at::ScalarType from, at::ScalarType to) {
   return from == at::kBFloat16 && to == at::kFloat8_e5m2 && stochastic_rounding_flushes();
 }
 
-/// The kernel's arguments for `input` (contiguous, or 2-D with contiguous rows) into `out` (contiguous). They point
-/// into `scale`.
-kernels::CastArgs arguments(const at::Tensor& input, const Scale& scale, const Broadcast& broadcast, bool stochastic,
-                            const at::Tensor& out, float* amax) {
-  const Matrix m = matrix_of(input);
-  kernels::CastArgs args;
-  args.x = input.const_data_ptr();
-  args.type = float_type_of(input.scalar_type());
-  args.rows = m.rows;
-  args.cols = m.cols;
-  args.row_stride = input.dim() == 2 ? input.stride(0) : m.cols;
-  args.codes = static_cast<std::uint8_t*>(out.mutable_data_ptr());
-  args.format = format_of(out.scalar_type());
-  args.max = kernels::fp8_max(args.format, device_dialect("cast_to_fp8"));
-  args.scale = scale.none() ? nullptr : scale.values.data();
-  args.scale_row_stride = broadcast.row_stride;
-  args.scale_col_stride = broadcast.col_stride;
-  args.round_product = true;
-  args.stochastic = stochastic;
-  if (stochastic) args.seed = draw_seed();
-  args.flush_subnormal = stochastic && flushes(input.scalar_type(), out.scalar_type());
-  args.amax = amax;
-  return args;
+/// The vendor's cast with `scale`, rounded to the input's dtype already; the spec points into it.
+CastSpec spec_of(const at::Tensor& input, const Scale& scale, const Broadcast& broadcast, bool stochastic,
+                 at::ScalarType dtype, float* amax) {
+  CastSpec spec{.format = format_of(dtype), .dialect = device_dialect("cast_to_fp8"), .vendor = true, .amax = amax};
+  if (scale.per_tensor()) spec.scale = scale.values[0];
+  if (!scale.none() && !scale.per_tensor()) {
+    spec.layout = {broadcast.row_stride, broadcast.col_stride};
+    spec.scales = scale.values.data();
+  }
+  if (stochastic) spec.stochastic = draw_seed();
+  spec.flush_subnormal = stochastic && flushes(input.scalar_type(), dtype);
+  return spec;
 }
 
 void run_cast(const at::Tensor& input, const Scale& scale, const Broadcast& broadcast, bool stochastic,
               const at::Tensor& out, float* amax) {
-  kernels::cast_to_fp8(arguments(input, scale, broadcast, stochastic, out, amax));
-}
-
-bool rows_are_contiguous(const at::Tensor& t) {
-  return t.is_contiguous() || (t.dim() == 2 && t.stride(1) == 1 && t.stride(0) >= t.size(1));
+  runtime::cast_into(input, spec_of(input, scale, broadcast, stochastic, out.scalar_type(), amax), out);
 }
 
 /// Any broadcast the kernel does not know: the product in the input's dtype first, which is what the rule says anyway.
@@ -98,14 +74,12 @@ at::Tensor scaled(const at::Tensor& input, const Scale& scale) {
   return at::mul(cpu_alias(input.detach()), factor);
 }
 
-void cast_into(const at::Tensor& input, Scale scale, bool stochastic, const at::Tensor& out, float* amax) {
-  const at::Tensor x = rows_are_contiguous(input) ? input : input.contiguous();
+void scale_and_cast(const at::Tensor& x, Scale scale, bool stochastic, const at::Tensor& out, float* amax) {
   round_to(scale, x.scalar_type());
   const auto broadcast = broadcast_of(scale, x.sizes());
   if (broadcast.has_value()) return run_cast(x, scale, *broadcast, stochastic, out, amax);
   run_cast(scaled(x, scale), Scale{}, Broadcast{}, stochastic, out, nullptr);
-  if (amax != nullptr)
-    *amax = kernels::amax(x.contiguous().const_data_ptr(), float_type_of(x.scalar_type()), x.numel());
+  if (amax != nullptr) *amax = amax_of(x);
 }
 
 float pow2_ceil(float v) {
@@ -161,11 +135,11 @@ std::tuple<at::Tensor, at::Tensor> cast_to_fp8_v2(const at::Tensor& input, Scale
   float* amax_data = is_amax ? amax.mutable_data_ptr<float>() : nullptr;
   if (is_amax) *amax_data = 0;
   if (!is_fp8(input.scalar_type())) {
-    cast_into(input, std::move(scale), stochastic_rounding, out, amax_data);
+    scale_and_cast(input, std::move(scale), stochastic_rounding, out, amax_data);
   } else if (scale.none() || (scale.per_tensor() && scale.values[0] == 1.0f)) {
     out.view(at::kByte).copy_(input.view(at::kByte));
   } else {
-    cast_into(cast_from_fp8(input, Scale{}, at::kFloat), std::move(scale), stochastic_rounding, out, nullptr);
+    scale_and_cast(cast_from_fp8(input, Scale{}, at::kFloat), std::move(scale), stochastic_rounding, out, nullptr);
   }
   return {out, amax};
 }
@@ -180,8 +154,8 @@ std::tuple<at::Tensor&, at::Tensor&> cast_to_fp8(const at::Tensor& input, const 
               input.sizes(), ", got sizes ", out.sizes());
   TORCH_CHECK(amax.numel() == 0 || amax.scalar_type() == at::kFloat, "[cast_to_fp8] expected amax of dtype Float, got ",
               amax.scalar_type());
-  cast_into(input, scale_of(scale, std::nullopt), stochastic_rounding, out,
-            amax.numel() != 0 ? amax.mutable_data_ptr<float>() : nullptr);
+  scale_and_cast(input, scale_of(scale, std::nullopt), stochastic_rounding, out,
+                 amax.numel() != 0 ? amax.mutable_data_ptr<float>() : nullptr);
   return {out, amax};
 }
 
@@ -199,54 +173,49 @@ std::tuple<at::Tensor, at::Tensor, at::Tensor> cast_to_fp8_hybrid(const at::Tens
   trace_op("hpu::cast_to_fp8_hybrid", {input});
   auto [e5m2, e4m3, amax] = cast_to_fp8_hybrid_meta(input, is_amax);
   float* amax_data = is_amax ? amax.mutable_data_ptr<float>() : nullptr;
-  const at::Tensor x = rows_are_contiguous(input) ? input : input.contiguous();
   Scale wide = scale_of(scale_152, std::nullopt), narrow = scale_of(scale_143, std::nullopt);
-  round_to(wide, x.scalar_type());
-  round_to(narrow, x.scalar_type());
-  const auto wide_broadcast = broadcast_of(wide, x.sizes()), narrow_broadcast = broadcast_of(narrow, x.sizes());
+  round_to(wide, input.scalar_type());
+  round_to(narrow, input.scalar_type());
+  const auto wide_broadcast = broadcast_of(wide, input.sizes()), narrow_broadcast = broadcast_of(narrow, input.sizes());
   if (wide_broadcast.has_value() && narrow_broadcast.has_value()) {
-    kernels::cast_to_fp8_twice(arguments(x, wide, *wide_broadcast, stochastic_rounding, e5m2, amax_data),
-                               arguments(x, narrow, *narrow_broadcast, false, e4m3, nullptr));
+    runtime::cast_into(input, spec_of(input, wide, *wide_broadcast, stochastic_rounding, at::kFloat8_e5m2, amax_data),
+                       e5m2, spec_of(input, narrow, *narrow_broadcast, false, at::kFloat8_e4m3fn, nullptr), e4m3);
   } else {
-    cast_into(x, std::move(wide), stochastic_rounding, e5m2, amax_data);
-    cast_into(x, std::move(narrow), false, e4m3, nullptr);
+    scale_and_cast(input, std::move(wide), stochastic_rounding, e5m2, amax_data);
+    scale_and_cast(input, std::move(narrow), false, e4m3, nullptr);
   }
   return {e5m2, e4m3, amax};
 }
 
-at::Tensor cast_from_fp8_meta(const at::Tensor& input, at::ScalarType out_dtype) {
+namespace {
+void check_decode(const at::Tensor& input, at::ScalarType out_dtype) {
   check_fp8("cast_from_fp8", "input", input.scalar_type());
   TORCH_CHECK(is_high_precision(out_dtype), "[cast_from_fp8] expected out_dtype Float, BFloat16 or Half, got ",
               out_dtype);
+}
+}  // namespace
+
+at::Tensor cast_from_fp8_meta(const at::Tensor& input, at::ScalarType out_dtype) {
+  check_decode(input, out_dtype);
   return at::empty(input.sizes(), input.options().dtype(out_dtype));
 }
 
 at::Tensor cast_from_fp8(const at::Tensor& input, Scale scale, at::ScalarType out_dtype) {
   trace_op("hpu::cast_from_fp8", {input});
-  const kernels::Dialect dialect = device_dialect("cast_from_fp8");
-  at::Tensor out = cast_from_fp8_meta(input, out_dtype);
-  const at::Tensor codes = input.is_contiguous() ? input : input.view(at::kByte).contiguous();
+  Fp8Tensor x{input};
+  x.dialect = device_dialect("cast_from_fp8");
+  check_decode(input, out_dtype);
   round_to(scale, out_dtype);
   const auto broadcast = broadcast_of(scale, input.sizes());
-  const Matrix m = matrix_of(input);
-  kernels::DecodeArgs args;
-  args.codes = static_cast<const std::uint8_t*>(codes.const_data_ptr());
-  args.rows = m.rows;
-  args.cols = m.cols;
-  args.format = format_of(input.scalar_type());
-  args.y = out.mutable_data_ptr();
-  args.type = float_type_of(out_dtype);
-  args.dialect = dialect;
-  if (broadcast.has_value()) {
-    args.scale_inv = scale.none() ? nullptr : scale.values.data();
-    args.scale_row_stride = broadcast->row_stride;
-    args.scale_col_stride = broadcast->col_stride;
+  if (scale.per_tensor()) {
+    x.scale_inv = scale.values[0];
+  } else if (!scale.none() && broadcast.has_value()) {
+    x.layout = {broadcast->row_stride, broadcast->col_stride};
+    x.grid = at::from_blob(scale.values.data(), static_cast<std::int64_t>(scale.values.size()), at::kFloat);
   }
-  kernels::decode_from_fp8(args);
-  if (broadcast.has_value()) return out;
-  const at::Tensor product = scaled(out, scale);  // codes are exact in any output dtype, so this is the one rounding
-  out.copy_(product);
-  return out;
+  const at::Tensor y = decode(x, out_dtype);
+  if (!broadcast.has_value()) y.copy_(scaled(y, scale));  // codes are exact in any dtype: this is the one rounding
+  return y;
 }
 
 at::Tensor calculate_scale_for_cast_meta(const at::Tensor& input, int64_t max_mode, int64_t scale_mode,

@@ -21,27 +21,8 @@ std::vector<std::int64_t> shape_or(at::OptionalIntArrayRef shape, std::vector<st
 
 }  // namespace
 
-bool is_fp8(at::ScalarType type) { return type == at::kFloat8_e4m3fn || type == at::kFloat8_e5m2; }
-kernels::Format format_of(at::ScalarType type) {
-  return type == at::kFloat8_e5m2 ? kernels::Format::E5M2 : kernels::Format::E4M3;
-}
-at::ScalarType dtype_of(kernels::Format format) {
-  return format == kernels::Format::E5M2 ? at::kFloat8_e5m2 : at::kFloat8_e4m3fn;
-}
-bool is_high_precision(at::ScalarType type) { return type == at::kFloat || type == at::kBFloat16 || type == at::kHalf; }
-
 kernels::Dialect reading() {
   return device_kind() == DeviceKind::gaudi2 ? kernels::Dialect::gaudi2 : kernels::Dialect::gaudi3;
-}
-
-kernels::FloatType float_type_of(at::ScalarType type) {
-  return type == at::kFloat      ? kernels::FloatType::F32
-         : type == at::kBFloat16 ? kernels::FloatType::BF16
-                                 : kernels::FloatType::F16;
-}
-
-void check_fp8(const char* op, const char* what, at::ScalarType type) {
-  TORCH_CHECK(is_fp8(type), "[", op, "] expected ", what, " of dtype Float8_e4m3fn or Float8_e5m2, got ", type);
 }
 
 Scale scale_of(const std::optional<at::Tensor>& scale, at::OptionalIntArrayRef shape) {

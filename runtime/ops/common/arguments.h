@@ -1,28 +1,26 @@
 // SPDX-License-Identifier: Apache-2.0
-// What the fp8 operators share: type translation to the kernels' enums, and scales as f32 arrays with broadcast
-// strides.
+// What the fp8 operators share: scales as f32 arrays with broadcast strides.
 #pragma once
 #include <ATen/core/Tensor.h>
 
 #include <optional>
 #include <vector>
 
+#include "fp8/runtime/fp8_tensor/dtypes.h"
 #include "fp8/runtime/kernels/format.h"
 
 namespace fp8::runtime::ops {
 
-bool is_fp8(at::ScalarType type);                ///< float8_e4m3fn or float8_e5m2
-kernels::Format format_of(at::ScalarType type);  ///< of an fp8 dtype
-at::ScalarType dtype_of(kernels::Format format);
-kernels::FloatType float_type_of(at::ScalarType type);  ///< f32, bf16, f16
-bool is_high_precision(at::ScalarType type);            ///< f32, bf16, f16
+using runtime::check_fp8;
+using runtime::dtype_of;
+using runtime::float_type_of;
+using runtime::format_of;
+using runtime::is_fp8;
+using runtime::is_high_precision;
 
 /// How the device in force reads E4M3 codes: gaudi2 on Gaudi2, else gaudi3 (= ocp). To be asked on the calling thread,
 /// not in the pool's: a DeviceKindScope is a thread's own.
 kernels::Dialect reading();
-
-/// Throws "[op] expected <what> of dtype float8_e4m3fn or float8_e5m2, got ..." unless it is.
-void check_fp8(const char* op, const char* what, at::ScalarType type);
 
 /// A scale argument: empty means 1; `shape` broadcasts against the tensor it scales.
 struct Scale {

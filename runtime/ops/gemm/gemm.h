@@ -21,8 +21,6 @@ struct GemmOptions {
   Scale a_scale_inv;                         ///< one value, or [M, 1] per row
   Scale b_scale_inv;                         ///< one value, [N] / [1, N] per column of the output, or [M, 1] per row
   bool accumulate = false;                   ///< add D, which must be given then
-  /// Whose reading of E4M3; none: the device's in force.
-  std::optional<kernels::Dialect> dialect = std::nullopt;
 };
 
 /// A: [..., M, K] (or [K]), B: [..., K, N] (or [K]) after op(); batch dimensions broadcast as in matmul. bias:

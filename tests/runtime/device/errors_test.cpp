@@ -5,7 +5,7 @@
 
 #include "fp8/runtime/autocast/autocast.h"
 #include "fp8/runtime/device/memory.h"
-#include "fp8/runtime/ops/cast/block_ops.h"
+#include "fp8/runtime/fp8_tensor/cast.h"
 #include "support/hpu_test.h"
 
 namespace fp8::test {
@@ -28,10 +28,8 @@ TEST(Errors, WhatIsTheMessageAlone) {
       [&] { at::add(x, at::ones({4, 4})); },  // through the dispatcher
       [&] { x.detach().set_(at::ones({1}, on_hpu(at::kFloat8_e4m3fn))); },
       [] { runtime::autocast::set_autocast_hpu_dtype(at::kDouble); },
-      [] { at::empty({std::int64_t{1} << 50}, on_hpu()); },  // c10::OutOfMemoryError
-      [&] {
-        runtime::ops::quantize_blocks(x, at::kFloat8_e4m3fn, kernels::Dialect::ocp, 0, 1, false);
-      },                                                             // c10::ValueError
+      [] { at::empty({std::int64_t{1} << 50}, on_hpu()); },          // c10::OutOfMemoryError
+      [&] { runtime::quantize(x, {.layout = {-1, 1}}); },            // c10::ValueError
       [&] { at::exp(at::empty({2}, on_hpu(at::kFloat8_e4m3fn))); },  // c10::NotImplementedError
   };
   for (std::size_t i = 0; i < mistakes.size(); ++i) {

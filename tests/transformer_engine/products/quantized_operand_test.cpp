@@ -9,6 +9,8 @@
 #include <fstream>
 #include <iterator>
 
+#include "fp8/runtime/fp8_tensor/cast.h"
+#include "fp8/runtime/fp8_tensor/product.h"
 #include "fp8/runtime/kernels/thread_pool.h"
 #include "fp8/transformer_engine/modules/linear.h"
 #include "support/ranks.h"
@@ -140,10 +142,10 @@ TEST(BlockProducts, RoundSumAndBiasOnce) {
       const at::Tensor bias = hpu(torch::randn({96}) * 16).to(bias_dtype);
       const CastPlan of_x{.recipe = recipe, .dialect = recipes::Dialect::gaudi3, .role = Role::input},
           of_w{.recipe = recipe, .dialect = recipes::Dialect::gaudi3, .role = Role::weight};
-      const Operand a = quantize_operand(x, of_x).columns, b = quantize_operand(w, of_w).columns;
-      const at::Tensor got = product(a, false, b, true, at::kBFloat16, bias).cpu();
-      const at::Tensor exact = torch::matmul(dequantize(a, at::kFloat).cpu().to(at::kDouble),
-                                             dequantize(b, at::kFloat).cpu().to(at::kDouble).t()) +
+      const runtime::Fp8Tensor a = quantize_operand(x, of_x).columns, b = quantize_operand(w, of_w).columns;
+      const at::Tensor got = runtime::matmul(a, false, b, true, at::kBFloat16, bias).cpu();
+      const at::Tensor exact = torch::matmul(runtime::dequantize(a, at::kFloat).cpu().to(at::kDouble),
+                                             runtime::dequantize(b, at::kFloat).cpu().to(at::kDouble).t()) +
                                bias.cpu().to(at::kDouble);
       const double off = (got != exact.to(at::kBFloat16)).to(at::kDouble).mean().item<double>();
       EXPECT_LT(off, 0.002) << recipes::describe(recipe) << ", bias " << bias_dtype;

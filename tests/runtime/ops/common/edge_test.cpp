@@ -5,7 +5,6 @@
 
 #include <cstdlib>
 
-#include "fp8/runtime/ops/cast/fp8_ops.h"
 #include "runtime/ops/op_call.h"
 
 namespace fp8::test {
@@ -95,10 +94,16 @@ TEST(Edge, NoOperatorTakesAConvertedWeightForValues) {
 TEST(Edge, TheLibrarysOwnCallsThatHaveTheScaleGoThrough) {
   const Tensor w = converted(), x = random_codes({2, 4}, kE4M3, 1), one = at::ones({1}, on_hpu()),
                half = at::full({1}, 0.5, on_hpu());
-  const Tensor y = runtime::ops::call_fp8_gemm(x, w, at::kFloat, one, half, std::nullopt);
+  const auto product = [&] {
+    return call("fp8_gemm_v2", "", {x, false, w, true, kNone, code(at::kFloat), one, half})[0];
+  };
+  Tensor y;
+  {
+    const runtime::ops::CodesWithScale given;
+    y = product();
+  }
   EXPECT_TRUE(same_bits(y, at::matmul(values_of(x), at::ones({4, 4}, at::kDouble)).to(at::kFloat)));
-  EXPECT_TRUE(throws_with({"module 'fc1'"}, [&] { call("sum_fp8", "", {w}); }))
-      << "and only for as long as the call lasts";
+  EXPECT_TRUE(throws_with({"module 'fc1'"}, product)) << "and only for as long as the call lasts";
 }
 
 TEST(Edge, AnOperandOnTheHostIsRefusedAndAScaleThereIsRead) {

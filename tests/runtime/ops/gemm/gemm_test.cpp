@@ -3,7 +3,6 @@
 // rounding to the result's type.
 #include "fp8/runtime/ops/gemm/gemm.h"
 
-#include "fp8/runtime/ops/cast/fp8_ops.h"
 #include "runtime/ops/op_call.h"
 
 namespace fp8::test {
@@ -95,20 +94,18 @@ TEST(Gemm, BackwardProductsOfMixedFormats) {
   const at::Tensor x = random_codes({m, k}, kE4M3, 1), w = random_codes({n, k}, kE4M3, 2),
                    g = random_codes({m, n}, kE5M2, 3);
   const at::Tensor vx = values_of(x), vw = values_of(w), vg = values_of(g), scale = at::full({1}, 0.25f);
-  const at::Tensor dx =
-      runtime::ops::call_fp8_gemm_v2(g, false, w, false, std::nullopt, at::kFloat, scale, std::nullopt);
+  const at::Tensor dx = call("fp8_gemm_v2", "", {g, false, w, false, kNone, code(at::kFloat), scale})[0];
   expect_close(dx, at::matmul(vg, vw) * 0.25, at::matmul(vg.abs(), vw.abs()) * 0.25, n, "dx");
-  const at::Tensor dw = runtime::ops::call_fp8_gemm_v2(g, true, x, false, std::nullopt, at::kFloat, scale, scale);
+  const at::Tensor dw = call("fp8_gemm_v2", "", {g, true, x, false, kNone, code(at::kFloat), scale, scale})[0];
   expect_close(dw, at::matmul(vg.t(), vx) / 16, at::matmul(vg.t().abs(), vx.abs()) / 16, m, "dw");
-  at::Tensor sum = runtime::ops::call_fp8_gemm_v2(g, true, x, false, dw, at::kFloat, scale, scale, std::nullopt, true);
+  at::Tensor sum = call("fp8_gemm_v2", "", {g, true, x, false, dw, code(at::kFloat), scale, scale, kNone, true})[0];
   expect_close(sum, at::matmul(vg.t(), vx) / 8, at::matmul(vg.t().abs(), vx.abs()) / 8, m + 1, "dw twice");
 }
 
 // A transposed operand gives the bits that a copy of it gives, also as a part of a larger one and in a batch.
 TEST(Gemm, TransposedOperandsGiveTheSameBits) {
   const auto product = [](const at::Tensor& a, bool trans_a, const at::Tensor& b, bool trans_b) {
-    return runtime::ops::call_fp8_gemm_v2(a, trans_a, b, trans_b, std::nullopt, at::kBFloat16, std::nullopt,
-                                          std::nullopt);
+    return call("fp8_gemm_v2", "", {a, trans_a, b, trans_b, kNone, code(at::kBFloat16)})[0];
   };
   const at::Tensor a = random_codes({200, 130}, kE5M2, 5), b = random_codes({200, 90}, kE4M3, 6);
   for (const auto& [part_a, part_b] :

@@ -1,0 +1,19 @@
+// SPDX-License-Identifier: Apache-2.0
+// x . w^T with scales per block, and of high precision activations: what matmul() and linear() (product.h) and the
+// operators of ops/gemm/weight_only.h have in common. Not traced; the caller has checked that sizes fit.
+#pragma once
+#include <ATen/core/Tensor.h>
+
+#include "fp8/runtime/fp8_tensor/fp8_tensor.h"
+
+namespace fp8::runtime {
+
+/// x [..., K] codes with one scale per `w.layout.cols` neighbours of a row, x_scale_inv [rows, groups] f32, or in high
+/// precision without (undefined); w [N, K] with blocks, f32. bias: [N] or undefined.
+at::Tensor block_product(const at::Tensor& x, const at::Tensor& x_scale_inv, const Fp8Tensor& w, at::ScalarType out,
+                         const at::Tensor& bias);
+
+/// x [..., K] in high precision, w [N, K] with one scale or one per row. bias: [N] or undefined.
+at::Tensor weight_only_product(const at::Tensor& x, const Fp8Tensor& w, at::ScalarType out, const at::Tensor& bias);
+
+}  // namespace fp8::runtime

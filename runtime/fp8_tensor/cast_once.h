@@ -1,0 +1,29 @@
+// SPDX-License-Identifier: Apache-2.0
+// Products that share an input cast it once: q, k and v, gate and up, all that have the same scale. What a tensor was
+// cast to last is kept with its memory (device/block.h) and goes with it.
+//
+//   q = cast_once(x, x, spec)     casts          k = cast_once(x, x, spec)    takes q's codes
+//   x.add_(1)                                    v = cast_once(x, x, spec)    casts again
+//
+// "The same tensor" is the same TensorImpl at the same version: an in-place operation through any view makes it
+// another, as for autograd's saved tensors (a write through Tensor::data goes unnoticed, as there). Tensors made in
+// InferenceMode have no version, and are cast each time.
+#pragma once
+#include <ATen/core/Tensor.h>
+
+#include <utility>
+
+#include "fp8/runtime/fp8_tensor/cast.h"
+
+namespace fp8::runtime {
+
+/// quantize(values, spec); `values` is what the caller made of `x` (another dtype, contiguous, other sizes). The codes
+/// are shared: nobody may write into them. Stochastic casts and those with many given scales are never shared.
+Fp8Tensor cast_once(const at::Tensor& x, const at::Tensor& values, const CastSpec& spec);
+/// The same of quantize_both().
+std::pair<Fp8Tensor, Fp8Tensor> cast_both_once(const at::Tensor& x, const at::Tensor& values, const CastSpec& first,
+                                               const CastSpec& second);
+/// amax_of(values).
+float amax_once(const at::Tensor& x, const at::Tensor& values);
+
+}  // namespace fp8::runtime

@@ -1,0 +1,243 @@
+// SPDX-License-Identifier: Apache-2.0
+// Casts and decodes of every layout, on hpu and cpu: sizes, dtypes, and the formulas restated with torch's own operators.
+#include "fp8/runtime/fp8_tensor/cast.h"
+
+#include <limits>
+
+#include "runtime/ops/op_call.h"
+
+namespace fp8::test {
+namespace {
+
+using kernels::Dialect;
+using kernels::Format;
+using runtime::CastSpec;
+using runtime::Fp8Tensor;
+using runtime::ScaleLayout;
+using runtime::ScaleRule;
+
+/// The largest magnitude of every tile of x, zero padded: pad, view as tiles, amax.
+torch::Tensor tile_amax(const torch::Tensor& x, int64_t br, int64_t bc) {
+  const int64_t rows = (x.size(0) + br - 1) / br, cols = (x.size(1) + bc - 1) / bc;
+  const auto padded = torch::constant_pad_nd(x.to(torch::kFloat), {0, cols * bc - x.size(1), 0, rows * br - x.size(0)});
+  return padded.abs().view({rows, br, cols, bc}).amax({1, 3});
+}
+
+/// One value per tile -> one per element of a [rows, cols] matrix.
+torch::Tensor spread(const torch::Tensor& grid, int64_t br, int64_t bc, int64_t rows, int64_t cols) {
+  return grid.repeat_interleave(br, 0).repeat_interleave(bc, 1).slice(0, 0, rows).slice(1, 0, cols);
+}
+
+torch::Tensor bytes(const torch::Tensor& t) { return t.cpu().view(torch::kByte); }
+
+CastSpec blocks_of(int64_t rows, int64_t cols, bool power_of_two = false) {
+  CastSpec spec{.layout = ScaleLayout::blocks(rows, cols), .rule = ScaleRule::max_over_amax};
+  spec.power_of_two = power_of_two;
+  return spec;
+}
+
+TEST(Cast, BlocksFollowTheFormulaOnBothDevices) {
+  torch::manual_seed(3);
+  for (auto dtype : {torch::kFloat, torch::kBFloat16, torch::kHalf}) {
+    const auto x = (torch::randn({37, 300}) * 3).to(dtype);
+    for (auto [br, bc] : {std::pair<int64_t, int64_t>{1, 128}, {128, 1}, {16, 16}, {64, 700}}) {
+      const auto amax = tile_amax(x, br, bc);
+      for (bool power_of_two : {false, true}) {
+        auto scale = torch::full_like(amax, 448.0) / amax;
+        if (power_of_two) scale = torch::exp2(torch::floor(torch::log2(scale.to(torch::kDouble)))).to(torch::kFloat);
+        const auto product = x.to(torch::kFloat) * spread(scale, br, bc, 37, 300);
+        const auto codes = product.clamp(-448, 448).to(torch::kFloat8_e4m3fn);
+        for (const at::Device device : {at::Device(at::kCPU), kHpu}) {
+          const auto q = runtime::quantize(x.to(device), blocks_of(br, bc, power_of_two));
+          EXPECT_EQ(q.codes.device(), device);
+          EXPECT_TRUE(torch::equal(q.grid.cpu(), scale.reciprocal())) << br << " x " << bc;
+          EXPECT_TRUE(torch::equal(bytes(q.codes), codes.view(torch::kByte))) << br << " x " << bc;
+          const auto want = codes.to(torch::kFloat) * spread(scale.reciprocal(), br, bc, 37, 300);
+          for (auto out : {torch::kFloat, torch::kBFloat16, torch::kHalf}) {
+            EXPECT_TRUE(torch::equal(runtime::dequantize(q, out).cpu(), want.to(out)));
+          }
+        }
+      }
+    }
+  }
+}
+
+TEST(Cast, MxFollowsTheFormula) {
+  torch::manual_seed(4);
+  const auto x = torch::randn({70, 100}) * torch::exp2(torch::randint(-20, 20, {70, 1}));
+  for (const bool columns : {false, true}) {
+    const int64_t br = columns ? 32 : 1, bc = columns ? 1 : 32;
+    const auto exponent = torch::ceil(torch::log2(tile_amax(x, br, bc).to(torch::kDouble) / 57344.0));
+    const auto scale_inv = torch::exp2(exponent).to(torch::kFloat);
+    const auto codes = (x / spread(scale_inv, br, bc, 70, 100)).clamp(-57344, 57344).to(torch::kFloat8_e5m2);
+    auto q = runtime::quantize(
+        x.to(kHpu), {.format = Format::E5M2, .layout = ScaleLayout::blocks(br, bc), .rule = ScaleRule::e8m0});
+    EXPECT_EQ(q.grid.scalar_type(), torch::kFloat8_e8m0fnu);
+    EXPECT_TRUE(torch::equal(bytes(q.grid), (exponent + 127).to(torch::kByte)));
+    EXPECT_TRUE(torch::equal(q.grid.cpu().to(torch::kFloat), scale_inv));  // torch reads the same E8M0
+    EXPECT_TRUE(torch::equal(bytes(q.codes), codes.view(torch::kByte)));
+    const auto want = codes.to(torch::kFloat) * spread(scale_inv, br, bc, 70, 100);
+    EXPECT_TRUE(torch::equal(runtime::dequantize(q, torch::kFloat).cpu(), want));
+    q.grid = q.grid.view(torch::kByte);
+    EXPECT_TRUE(torch::equal(runtime::dequantize(q, torch::kFloat).cpu(), want));
+  }
+}
+
+// scale_inv = amax / 448 of the tensor, of each row, of each group: what activations get at the call.
+TEST(Cast, AmaxOverMaxOfEveryLayout) {
+  torch::manual_seed(5);
+  for (auto dtype : {torch::kFloat, torch::kBFloat16, torch::kHalf}) {
+    const auto x = (torch::randn({2, 19, 150}) * torch::exp2(torch::randint(-6, 6, {2, 19, 1}))).to(dtype);
+    const auto wide = x.to(torch::kFloat).view({38, 150});
+    for (const auto& [layout, cols] : {std::pair<ScaleLayout, int64_t>{ScaleLayout::per_tensor(), 0},
+                                       {ScaleLayout::per_row(), 150},
+                                       {ScaleLayout::blocks(1, 64), 64}}) {
+      const auto q = runtime::quantize(x.to(kHpu), {.layout = layout, .rule = ScaleRule::amax_over_max});
+      const auto scale_inv = (cols == 0 ? wide.abs().max().view({1, 1}) : tile_amax(wide, 1, cols)) / 448;
+      if (cols == 0) {
+        EXPECT_EQ(q.scale_inv, scale_inv.item<float>());
+      } else {
+        EXPECT_EQ(q.grid.sizes(), at::IntArrayRef({2, 19, cols == 64 ? 3 : 1}));
+        EXPECT_TRUE(torch::equal(q.grid.cpu().view({38, -1}), scale_inv));
+      }
+      const auto inv = cols == 0 ? scale_inv.expand({38, 150}) : spread(scale_inv, 1, cols, 38, 150);
+      const auto codes = (wide * inv.reciprocal()).clamp(-448, 448).to(torch::kFloat8_e4m3fn);
+      EXPECT_TRUE(torch::equal(bytes(q.codes).view({38, 150}), codes.view(torch::kByte)));
+      const auto values = runtime::dequantize(q, dtype).cpu();
+      EXPECT_TRUE(torch::equal(values.view({38, 150}), (codes.to(torch::kFloat) * inv).to(dtype)));
+    }
+  }
+}
+
+// One rounding, from any dtype; the vendor's rounds scale and product to x's dtype first.
+TEST(Cast, GivenScalesAndTheVendorsArithmetic) {
+  torch::manual_seed(6);
+  const auto x = (torch::randn({33, 70}) * 30).to(torch::kBFloat16).to(kHpu), host = x.cpu();
+  const float scale = 1.2345f;
+  const auto q = runtime::quantize(x, {.scale = scale, .scale_inv = 1 / scale});
+  EXPECT_TRUE(torch::equal(bytes(q.codes), bytes(runtime::quantize(x.to(torch::kFloat), {.scale = scale}).codes)));
+  const auto once = (host.to(torch::kFloat) * scale).clamp(-448, 448).to(torch::kFloat8_e4m3fn);
+  EXPECT_TRUE(torch::equal(bytes(q.codes), once.view(torch::kByte)));
+  const auto vendor = runtime::quantize(x, {.scale = scale, .vendor = true});
+  const auto twice = (host * torch::full({}, scale, torch::kBFloat16)).clamp(-448, 448);
+  EXPECT_TRUE(torch::equal(bytes(vendor.codes), twice.to(torch::kFloat8_e4m3fn).view(torch::kByte)));
+  EXPECT_FALSE(torch::equal(bytes(vendor.codes), bytes(q.codes)));
+}
+
+TEST(Cast, RowsAndColumnsOfGivenScales) {
+  const auto x = torch::randn({5, 7}).to(kHpu);
+  std::vector<float> scales{1, 2, 4, 8, 16, 32, 64};
+  for (const bool rows : {true, false}) {
+    CastSpec spec{.layout = rows ? ScaleLayout::per_row() : ScaleLayout::per_column(), .scales = scales.data()};
+    Fp8Tensor q = runtime::quantize(x, spec);
+    const auto factor = torch::tensor(scales).slice(0, 0, rows ? 5 : 7).view({rows ? 5 : 1, rows ? 1 : 7});
+    EXPECT_TRUE(torch::equal(bytes(q.codes), (x.cpu() * factor).to(torch::kFloat8_e4m3fn).view(torch::kByte)));
+    q.grid = factor.reciprocal();
+    const auto values = q.codes.cpu().to(torch::kFloat) * q.grid;
+    EXPECT_TRUE(torch::equal(runtime::dequantize(q, torch::kFloat).cpu(), values));
+    Fp8Tensor turned = q;  // not contiguous, as a cast of columns leaves it
+    turned.codes = q.codes.t();
+    turned.grid = q.grid.t();
+    turned.layout = rows ? ScaleLayout::per_column() : ScaleLayout::per_row();
+    EXPECT_TRUE(torch::equal(runtime::dequantize(turned, torch::kFloat).cpu(), values.t()));
+  }
+}
+
+TEST(Cast, BothFormatsAreWhatTwoCastsGive) {
+  const auto x = (torch::randn({64, 300}) * 9).to(torch::kBFloat16).to(kHpu);
+  float amax = 0;
+  const CastSpec narrow{.scale = 3, .scale_inv = 1.0f / 3, .amax = &amax},
+      wide{.format = Format::E5M2, .scale = 0.7f, .scale_inv = 1 / 0.7f};
+  const auto both = runtime::quantize_both(x, narrow, wide);
+  EXPECT_EQ(amax, x.abs().max().item<float>());
+  EXPECT_TRUE(torch::equal(bytes(both.first.codes), bytes(runtime::quantize(x, narrow).codes)));
+  EXPECT_TRUE(torch::equal(bytes(both.second.codes), bytes(runtime::quantize(x, wide).codes)));
+  EXPECT_EQ(both.second.scale_inv, 1 / 0.7f);
+}
+
+TEST(Cast, NanAndInfMakeNanOfAllThatSharesTheScale) {
+  for (const float bad : {std::numeric_limits<float>::infinity(), std::numeric_limits<float>::quiet_NaN()}) {
+    auto x = torch::ones({4, 64});
+    x[1][3] = bad;
+    for (const auto& layout : {ScaleLayout::per_tensor(), ScaleLayout::per_row(), ScaleLayout::blocks(1, 32)}) {
+      const auto q = runtime::quantize(x.to(kHpu), {.layout = layout, .rule = ScaleRule::amax_over_max});
+      const auto nan = runtime::dequantize(q, torch::kFloat).cpu().isnan();
+      const int64_t shared = layout.one() ? 256 : layout.cols == 0 ? 64 : 32;
+      EXPECT_EQ(nan.sum().item<int64_t>(), shared);
+    }
+  }
+}
+
+TEST(Cast, TakesStridedAndEmptyMatrices) {
+  const auto base = torch::randn({64, 96}).to(kHpu);
+  CastSpec spec = blocks_of(8, 8, true);
+  spec.format = Format::E5M2, spec.dialect = Dialect::gaudi2;
+  for (const auto& x : {base.slice(1, 3, 70), base.t(), base.slice(0, 0, 64, 2), base.slice(1, 0, 96, 3),
+                        base.slice(0, 5, 6).expand({9, 96})}) {
+    for (const CastSpec& how : {spec, CastSpec{.scale = 2}}) {
+      const auto a = runtime::quantize(x, how), b = runtime::quantize(x.contiguous(), how);
+      EXPECT_TRUE(torch::equal(bytes(a.codes), bytes(b.codes)));
+      EXPECT_TRUE(!a.grid.defined() || torch::equal(a.grid.cpu(), b.grid.cpu()));
+    }
+  }
+  for (auto sizes : {std::vector<int64_t>{0, 5}, {5, 0}, {0, 0}}) {
+    for (const CastSpec& how :
+         {CastSpec{.layout = ScaleLayout::blocks(1, 32), .rule = ScaleRule::e8m0},
+          CastSpec{.layout = ScaleLayout::per_row(), .rule = ScaleRule::amax_over_max}, CastSpec{}}) {
+      const auto q = runtime::quantize(torch::empty(sizes).to(kHpu), how);
+      EXPECT_EQ(q.codes.numel(), 0);
+      EXPECT_EQ(runtime::dequantize(q, torch::kFloat).sizes(), at::IntArrayRef(sizes));
+    }
+  }
+}
+
+// A part of a weight begins within a block of rows.
+TEST(Cast, DecodesAPartOfItsBlocks) {
+  const auto whole = runtime::quantize(torch::randn({40, 24}).to(kHpu), blocks_of(16, 8));
+  const auto values = runtime::dequantize(whole, torch::kFloat).cpu();
+  for (int64_t first : {0, 5, 16, 20, 37}) {
+    Fp8Tensor part = whole;
+    part.codes = whole.codes.slice(0, first);
+    part.layout.first_row = first;
+    EXPECT_TRUE(torch::equal(runtime::dequantize(part, torch::kFloat).cpu(), values.slice(0, first))) << first;
+  }
+}
+
+TEST(Cast, StochasticRoundingFollowsTheSeed) {
+  const auto x = torch::full({64, 64}, 18.5f).to(kHpu);  // scale 16: 296, between 288 and 320
+  const auto draw = [&](uint64_t seed) {
+    CastSpec spec = blocks_of(64, 64, true);
+    spec.stochastic = seed;
+    return bytes(runtime::quantize(x, spec).codes);
+  };
+  EXPECT_TRUE(torch::equal(draw(1), draw(1)));
+  EXPECT_FALSE(torch::equal(draw(1), draw(2)));
+  const double mean = draw(1).view(torch::kFloat8_e4m3fn).to(torch::kDouble).mean().item<double>();
+  EXPECT_NEAR(mean, 296.0, 5 * 32 * std::sqrt(0.25 * 0.75 / 4096));
+}
+
+TEST(Cast, NamesWhatItCannotTake) {
+  const auto x = torch::randn({4, 4});
+  const auto refused = [](const std::vector<std::string>& words, const torch::Tensor& t, const CastSpec& spec) {
+    EXPECT_TRUE(throws_with(words, [&] { runtime::quantize(t, spec); }));
+  };
+  refused({"expected a matrix for blocks of 4 x 4"}, x[0], blocks_of(4, 4));
+  refused({"expected x of dtype Float, BFloat16 or Half", "got Int"}, x.to(torch::kInt), {});
+  refused({"expected blocks"}, x, blocks_of(0, 4));
+  refused({"at least 1 x 1, got -1 x 4"}, x, blocks_of(-1, 4));
+  refused({"MX blocks of 1 x 32 or 32 x 1, got 1 x 16"}, x,
+          {.layout = ScaleLayout::blocks(1, 16), .rule = ScaleRule::e8m0});
+  refused({"expected a rule"}, x, {.layout = ScaleLayout::blocks(1, 4)});
+  refused({"expected the scales of rows"}, x, {.layout = ScaleLayout::per_row()});
+  CastSpec epsilon = blocks_of(4, 4);
+  epsilon.amax_epsilon = -1;
+  refused({"amax_epsilon"}, x, epsilon);
+  auto q = runtime::quantize(x, blocks_of(4, 4));
+  EXPECT_TRUE(throws_with({"expected an output of dtype"}, [&] { runtime::dequantize(q, torch::kInt); }));
+  q.grid = torch::ones({2, 3});
+  q.layout = ScaleLayout::blocks(2, 2);
+  EXPECT_TRUE(throws_with({"expected a grid of 2 x 2"}, [&] { runtime::dequantize(q, torch::kFloat); }));
+}
+
+}  // namespace
+}  // namespace fp8::test
