@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-// Casts and decodes of every layout, on hpu and cpu: sizes, dtypes, and the formulas restated with torch's own operators.
+// Casts and decodes of every layout, on hpu and cpu: sizes, dtypes, and the formulas by torch's own operators.
 #include "fp8/runtime/fp8_tensor/cast.h"
 
 #include <limits>
