@@ -1,5 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 // dequantize() of cast.h.
+#include "fp8/runtime/kernels/decode.h"
+
 #include <ATen/ops/empty.h>
 
 #include <algorithm>
@@ -7,7 +9,6 @@
 #include "fp8/runtime/fp8_tensor/cast.h"
 #include "fp8/runtime/fp8_tensor/dtypes.h"
 #include "fp8/runtime/kernels/block_cast.h"
-#include "fp8/runtime/kernels/decode.h"
 #include "fp8/runtime/profile/trace.h"
 
 namespace fp8::runtime {
@@ -59,8 +60,8 @@ void decode_band(const Fp8Tensor& x, const Decoding& d, const at::Tensor& grid, 
   } else {
     args.e8m0 = grid.const_data_ptr<std::uint8_t>() + first;
   }
-  args.y =
-      static_cast<char*>(d.values.mutable_data_ptr()) + row * d.cols * static_cast<std::int64_t>(d.values.element_size());
+  args.y = static_cast<char*>(d.values.mutable_data_ptr()) +
+           row * d.cols * static_cast<std::int64_t>(d.values.element_size());
   args.type = float_type_of(d.values.scalar_type());
   kernels::decode_blocks(args);
 }
@@ -72,8 +73,9 @@ void decode_blocks(const Fp8Tensor& x, const Decoding& d) {
               "[dequantize] expected scales of dtype Float, Float8_e8m0fnu or Byte, got ", type);
   const std::int64_t bands = kernels::blocks_of(l.first_row % l.rows + d.rows, l.rows) + l.first_row / l.rows,
                      groups = kernels::blocks_of(d.cols, l.cols);
-  TORCH_CHECK(d.codes.numel() == 0 || (x.grid.dim() > 0 && x.grid.size(-1) == groups && x.grid.numel() / groups >= bands),
-              "[dequantize] expected a grid of ", bands, " x ", groups, " scales, got sizes ", x.grid.sizes());
+  TORCH_CHECK(
+      d.codes.numel() == 0 || (x.grid.dim() > 0 && x.grid.size(-1) == groups && x.grid.numel() / groups >= bands),
+      "[dequantize] expected a grid of ", bands, " x ", groups, " scales, got sizes ", x.grid.sizes());
   const at::Tensor grid = type == at::kFloat ? x.grid.contiguous() : x.grid.view(at::kByte).contiguous();
   const std::int64_t begun = l.first_row % l.rows, rest = begun == 0 ? 0 : std::min(d.rows, l.rows - begun);
   if (rest > 0) decode_band(x, d, grid, 0, rest);
@@ -108,7 +110,8 @@ at::Tensor decode(const Fp8Tensor& x, at::ScalarType dtype) {
 at::Tensor dequantize(const Fp8Tensor& x, at::ScalarType dtype) {
   const OpScope traced("fp8::dequantize", {x.codes});
   check_fp8("dequantize", "codes", x.codes.scalar_type());
-  TORCH_CHECK(is_high_precision(dtype), "[dequantize] expected an output of dtype Float, BFloat16 or Half, got ", dtype);
+  TORCH_CHECK(is_high_precision(dtype), "[dequantize] expected an output of dtype Float, BFloat16 or Half, got ",
+              dtype);
   return decode(x, dtype);
 }
 

@@ -10,8 +10,8 @@
 //   blocks(r, c)    r x c elements    grid [ceil(R / r), ceil(C / c)]              groups of a token (1 x c), weights
 //                                                                                  (128 x 128), MX (1 x 32, E8M0)
 //
-// codes [..., C] are seen as a matrix [R, C]: all dimensions but the last are rows. Per row and in groups the grid keeps
-// the dimensions of the codes, with the number of groups as the last.
+// codes [..., C] are seen as a matrix [R, C]: all dimensions but the last are rows. Per row and in groups the grid
+// keeps the dimensions of the codes, with the number of groups as the last.
 #pragma once
 #include <ATen/core/Tensor.h>
 
@@ -38,9 +38,9 @@ struct ScaleLayout {
 };
 
 struct Fp8Tensor {
-  at::Tensor codes;         ///< float8_e4m3fn or float8_e5m2
-  float scale_inv = 1.0f;   ///< of the layout per_tensor(): a number, so that the common case allocates nothing
-  at::Tensor grid = {};     ///< of the others: f32, or float8_e8m0fnu; on any device, all of which are host memory
+  at::Tensor codes;        ///< float8_e4m3fn or float8_e5m2
+  float scale_inv = 1.0f;  ///< of the layout per_tensor(): a number, so that the common case allocates nothing
+  at::Tensor grid = {};    ///< of the others: f32, or float8_e8m0fnu; on any device, all of which are host memory
   ScaleLayout layout = {};
   bool power_of_two = false;  ///< every scale is: values are exact in bf16
   /// Whose reading of E4M3 the codes need. What is cast here has no code that two dialects read differently, whatever

@@ -97,8 +97,8 @@ GemmShape::GemmShape(const char* op, const at::Tensor& a_codes, bool transpose_a
                      bool transpose_b) {
   check_fp8(op, "A", a_codes.scalar_type());
   check_fp8(op, "B", b_codes.scalar_type());
-  TORCH_CHECK(a_codes.dim() >= 1 && b_codes.dim() >= 1, "[", op,
-              "] expected A and B of at least one dimension, got ", a_codes.dim(), " and ", b_codes.dim());
+  TORCH_CHECK(a_codes.dim() >= 1 && b_codes.dim() >= 1, "[", op, "] expected A and B of at least one dimension, got ",
+              a_codes.dim(), " and ", b_codes.dim());
   a = a_codes.dim() == 1 ? a_codes.unsqueeze(0) : transpose_a ? swapped(a_codes) : a_codes;
   bt = b_codes.dim() == 1 ? b_codes.unsqueeze(0) : transpose_b ? b_codes : swapped(b_codes);
   m = a.size(-2);
@@ -120,8 +120,8 @@ std::int64_t GemmShape::all_rows() const {
 
 void set_bias(kernels::GemmArgs& args, const at::Tensor& bias, const char* op) {
   if (!bias.defined()) return;
-  TORCH_CHECK(is_high_precision(bias.scalar_type()) && bias.numel() == args.n, "[", op, "] expected a bias of ",
-              args.n, " elements of dtype Float, BFloat16 or Half, got ", bias.numel(), " of ", bias.scalar_type());
+  TORCH_CHECK(is_high_precision(bias.scalar_type()) && bias.numel() == args.n, "[", op, "] expected a bias of ", args.n,
+              " elements of dtype Float, BFloat16 or Half, got ", bias.numel(), " of ", bias.scalar_type());
   args.bias = bias.const_data_ptr();
   args.bias_type = float_type_of(bias.scalar_type());
 }

@@ -62,8 +62,8 @@ TEST(Product, OfBlocksIsTheOperators) {
   const Fp8Tensor qx = cast(x, ScaleLayout::blocks(1, 128)), qw = cast(w, ScaleLayout::blocks(128, 128));
   const auto op = c10::Dispatcher::singleton().findSchemaOrThrow("fp8::block_linear", "");
   for (const bool biased : {false, true}) {
-    torch::jit::Stack stack{qx.codes, qx.grid, qw.codes, qw.grid, 128, 128, 0, biased ? at::IValue(bias) : kNone,
-                            code(at::kBFloat16)};
+    torch::jit::Stack stack{
+        qx.codes, qx.grid, qw.codes, qw.grid, 128, 128, 0, biased ? at::IValue(bias) : kNone, code(at::kBFloat16)};
     op.callBoxed(stack);
     const auto b = biased ? std::optional<at::Tensor>(bias) : std::nullopt;
     EXPECT_TRUE(same_bits(stack[0].toTensor(), runtime::matmul(qx, false, qw, true, at::kBFloat16, b)));
@@ -91,8 +91,8 @@ TEST(Product, NamesWhatDoesNotFit) {
   EXPECT_TRUE(throws_with({"inner dimensions"}, [&] { runtime::matmul(x, false, blocks, true, at::kFloat); }));
   EXPECT_TRUE(throws_with({"along the columns"}, [&] { runtime::matmul(x, true, x, false, at::kFloat); }));
   EXPECT_TRUE(throws_with({"[linear] expected x [..., K]"}, [&] { runtime::linear(x.codes, short_w, at::kFloat); }));
-  EXPECT_TRUE(throws_with({"bias of 8 elements"},
-                          [&] { runtime::matmul(x, false, w, true, at::kFloat, hpu(at::ones({7}))); }));
+  EXPECT_TRUE(
+      throws_with({"bias of 8 elements"}, [&] { runtime::matmul(x, false, w, true, at::kFloat, hpu(at::ones({7}))); }));
 }
 
 }  // namespace

@@ -68,12 +68,11 @@ TEST(Casts, LayersThatShareAnInputCastItOnce) {
       for (int i = 0; i < 3; ++i) qkv.emplace_back(64, 48);
       const at::Tensor x = hpu(torch::randn({32, 64}));
       runs.emplace_back();
-      for (int i = 0; i < 3; ++i) {  // the scales of delayed scaling follow each layer's own amaxes
+      for (int i = 0; i < 3; ++i) {        // the scales of delayed scaling follow each layer's own amaxes
         const at::Tensor one = x.clone();  // of this step
         const auto events = OpEvents::of([&] {
           const fp8_autocast region(true, recipe);
-          for (auto& layer : qkv)
-            runs.back().push_back(layer->forward(share ? one : one.clone()).detach().cpu());
+          for (auto& layer : qkv) runs.back().push_back(layer->forward(share ? one : one.clone()).detach().cpu());
         });
         const long casts = OpEvents::count(events, "fp8::quantize");
         EXPECT_EQ(casts, (share ? 1 : 3) * of_x + 3 * of_w) << recipes::describe(recipe);
