@@ -6,10 +6,11 @@
 //   dynamic        per row: input_scale_inv = f32(amax / fp8_max), then the same
 //   weights only   linear(x, w, bias)
 //   blocks         either; x in groups of block.cols columns, or in high precision
-//   qdq       linear(cast and decoded x, decoded w, bias) in the compute dtype
-//   conv1d    as a convolution of images of height 1; conv3d: the convolution of decoded values
+//   qdq            linear(cast and decoded x, decoded w, bias) in the compute dtype
+//   conv1d         as a convolution of images of height 1; conv3d: the convolution of decoded values
 //
-// Under the own convention the cast rounds once; under INC's x and the product are in hp_dtype, as on the device. The compute dtype is the autocast region's, else x's.
+// Under the own convention the cast rounds once; under INC's x and the product are in hp_dtype, as on the device. The
+// compute dtype is the autocast region's, else x's.
 #pragma once
 #include <atomic>
 #include <memory>
