@@ -24,10 +24,6 @@ constexpr int kMaxWorld = 1'000'000;
 
 [[noreturn]] void fail(const std::string& where, const std::string& what) { throw io::Error(where + ": " + what); }
 
-bool ends_with(const std::string& text, const std::string& end) {
-  return text.size() >= end.size() && text.compare(text.size() - end.size(), end.size(), end) == 0;
-}
-
 /// Takes "_N" off the end of `text`; -1 if there is none.
 int take_number(std::string& text) {
   std::size_t at = text.size();
@@ -167,7 +163,7 @@ std::optional<StatsName> parse_stats_name(const std::string& path) {
   const std::string extension = file.extension().string();
   if (extension != ".json" && extension != ".npz") return std::nullopt;
   const std::string stem = path.substr(0, path.size() - extension.size());
-  if (ends_with(stem, "_mod_list")) return std::nullopt;
+  if (stem.ends_with("_mod_list")) return std::nullopt;
   const auto hooks = stem.rfind(kHooks);
   const auto slash = stem.rfind('/');
   if (hooks == std::string::npos || (slash != std::string::npos && hooks < slash)) return std::nullopt;
@@ -201,7 +197,7 @@ std::vector<StatsName> list_stats(const fs::path& folder) {
   for (const auto& name : found) {
     const fs::path prefix(name.prefix);
     const std::string last = prefix.filename().string();
-    if (last.rfind("orig_", 0) == 0) {
+    if (last.starts_with("orig_")) {
       StatsName changed = name;
       changed.prefix = (prefix.parent_path() / last.substr(5)).string();
       if (found.count(changed) != 0) continue;

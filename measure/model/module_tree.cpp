@@ -18,7 +18,7 @@ using configs::ModuleKind;
 std::string class_name(const torch::nn::Module& module) {
   std::string name = module.name();
   if (const auto colon = name.rfind(':'); colon != std::string::npos) name.erase(0, colon + 1);
-  if (name.size() > 4 && name.compare(name.size() - 4, 4, "Impl") == 0) name.resize(name.size() - 4);
+  if (name.size() > 4 && name.ends_with("Impl")) name.resize(name.size() - 4);
   return name;
 }
 
@@ -51,7 +51,7 @@ void add_weights(const std::string& name, const configs::ModuleType& type, const
     return;
   }
   for (const std::string& p : parameters) {
-    if (p.rfind("weight_", 0) != 0) continue;
+    if (!p.starts_with("weight_")) continue;
     add(name.empty() ? p : name + "." + p, get(p), get("bias_" + p.substr(7)));
   }
 }

@@ -11,6 +11,7 @@
 #include <array>
 #include <map>
 #include <set>
+#include <string_view>
 
 #include "fp8/configs/module_types.h"
 #include "fp8/runtime/intercept/script_ops.h"
@@ -54,8 +55,6 @@ constexpr OpKind kOps[] = {{"aten::matmul", "matmul", "Matmul", ModuleKind::matm
                            {"aten::softmax", "softmax", "Softmax", ModuleKind::softmax},
                            {"aten::scaled_dot_product_attention", "sdpa", "ModuleFusedSDPA", ModuleKind::fused_sdpa}};
 constexpr std::size_t kNodeInputs = 4;  // nodes, index, name, type
-
-bool starts_with(const std::string& text, const std::string& start) { return text.rfind(start, 0) == 0; }
 
 template <class Visit>
 void for_each_node(Block* block, const Visit& visit) {
@@ -273,7 +272,7 @@ std::vector<NodeSpec> specs_of(const c10::ClassTypePtr& type) {
     auto* function = torch::jit::tryToGraphFunction(*method);
     if (function == nullptr) continue;
     for_each_node(function->graph()->block(), [&](Node* node) {
-      if (!starts_with(node->kind().toQualString(), "fp8::script_")) return;
+      if (!std::string_view(node->kind().toQualString()).starts_with("fp8::script_")) return;
       const auto index = torch::jit::constant_as<std::int64_t>(node->input(1));
       const auto name = torch::jit::constant_as<std::string>(node->input(2)),
                  kind = torch::jit::constant_as<std::string>(node->input(3));

@@ -33,10 +33,6 @@ ExpertName split(const std::string& module) {
   return {module.substr(0, dot), std::stoll(last)};
 }
 
-bool ends_with(const std::string& text, const std::string& end) {
-  return text.size() >= end.size() && text.compare(text.size() - end.size(), end.size(), end) == 0;
-}
-
 /// Number of experts in each list of a file: its largest id + 1.
 std::map<std::string, std::int64_t> expert_counts(const std::vector<std::string>& modules) {
   std::map<std::string, std::int64_t> counts;
@@ -181,7 +177,7 @@ void join(std::vector<std::string>& into, std::set<std::string>& seen, const std
 bool is_expert(const std::string& module) {
   const auto [list, id] = split(module);
   return id >= 0 && lower(module).find("moe") != std::string::npos &&
-         (ends_with(list, ".w13_list") || ends_with(list, ".w2_list"));
+         (list.ends_with(".w13_list") || list.ends_with(".w2_list"));
 }
 
 MeasurementFile unify(const std::vector<MeasurementFile>& group, const std::vector<std::string>& names,

@@ -161,7 +161,7 @@ void CheckpointPlan::forget_idle_names_of_experts() {
   std::erase_if(plan_.warnings, [&](const std::string& warning) {
     return warning.find(" matches no module of this model") != std::string::npos &&
            std::none_of(idle.begin(), idle.end(), [&](const auto& entry) {
-             return warning.rfind(entry.message.substr(0, entry.message.find(" matches no module")), 0) == 0;
+             return warning.starts_with(entry.message.substr(0, entry.message.find(" matches no module")));
            });
   });
 }
@@ -319,7 +319,7 @@ void CheckpointPlan::place_nodes() {
   for (const auto& n : find_nodes()) ways[n.name] = n.way;
   std::erase_if(plan_.skipped, [&](const SkippedModule& s) {  // what stays in high precision in memory too
     const auto node = ways.find(s.name);
-    return node != ways.end() && (!node->second.empty() || s.reason.rfind("not selected", 0) == 0);
+    return node != ways.end() && (!node->second.empty() || s.reason.starts_with("not selected"));
   });
   std::vector<std::string> caches, others;
   for (const auto& n : plan_.nodes)

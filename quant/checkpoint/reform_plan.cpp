@@ -318,8 +318,7 @@ void plan_form(const ConvertSource& source, const ConvertOptions& o, ConvertPlan
     throw io::Error(source.checkpoint.folder().string() + ": " + name_of(o.form) +
                     " can hold none of its weights: " + plan.weights.front().reason);
   plan.config.scale_method = scale_method_of(source, same_grid(common, to));
-  const std::string scale = plan.weights.front().from.scale, qdq = ".dequant_weights.scale";
-  plan.config.qdq = scale.size() > qdq.size() && scale.compare(scale.size() - qdq.size(), qdq.size(), qdq) == 0;
+  plan.config.qdq = plan.weights.front().from.scale.ends_with(".dequant_weights.scale");
   if (common.activations != to.activations)
     plan.notes.push_back(std::string("activations: ") + name_of(common.activations) + " -> " + name_of(to.activations));
 }

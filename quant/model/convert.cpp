@@ -138,7 +138,7 @@ void describe_into(const torch::nn::Module& module, const std::string& name, con
   out << std::string(static_cast<std::size_t>(2 * depth), ' ') << (name.empty() ? "" : "(" + name + "): ")
       << module.name();
   for (const auto& parameter : module.named_parameters(/*recurse=*/false)) {
-    if (parameter.key().rfind("weight", 0) != 0) continue;  // recurrent modules have several
+    if (!parameter.key().starts_with("weight")) continue;  // recurrent modules have several
     const auto* tag = runtime::find_tag(parameter.value());
     const auto* handler = tag != nullptr ? tag->handler.get() : nullptr;
     if (parameter.key() != "weight") out << " " << parameter.key();

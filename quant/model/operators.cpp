@@ -373,9 +373,7 @@ void save_tensors(at::TensorList tensors, const std::vector<std::string>& names,
     runtime::check_dense("save", "tensors", name, tensors[i]);
     if (seen.insert(tensors[i].unsafeGetTensorImpl()).second) stored.emplace_back(name, tensors[i]);
     constexpr std::string_view kWeight = ".weight";
-    const bool weight =
-        name.size() > kWeight.size() && name.compare(name.size() - kWeight.size(), kWeight.size(), kWeight) == 0;
-    if (weight && configs::find_module_type(types[i]) != nullptr)
+    if (name.size() > kWeight.size() && name.ends_with(kWeight) && configs::find_module_type(types[i]) != nullptr)
       modules.push_back({name.substr(0, name.size() - kWeight.size()), types[i], tensors[i], std::nullopt});
   }
   SaveOptions options;

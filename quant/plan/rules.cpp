@@ -165,7 +165,7 @@ void fail_unmeasured(const std::string& module, const PlanOptions& o) {
 }
 
 bool is_adapter(const std::string& name) {
-  return name.rfind("lora_", 0) == 0 || name.find(".lora_") != std::string::npos;
+  return name.starts_with("lora_") || name.find(".lora_") != std::string::npos;
 }
 
 std::size_t experts_of(const std::string& name, const std::vector<ModuleInfo>& modules) {

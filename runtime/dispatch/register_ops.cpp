@@ -99,7 +99,7 @@ bool takes_device_or_storage(const c10::FunctionSchema& schema) {
 
 bool wants_fallback(const c10::OperatorHandle& op) {
   const auto& schema = op.schema();
-  if (schema.name().rfind("aten::", 0) != 0 || kNotFallback.count(schema.name()) != 0) return false;
+  if (!schema.name().starts_with("aten::") || kNotFallback.count(schema.name()) != 0) return false;
   if (is_arithmetic(schema.name())) return false;
   bool tensors = false;
   for (const auto& argument : schema.arguments()) tensors = tensors || is_tensor_like(argument.type());

@@ -149,7 +149,7 @@ class GlooGroup final : public ProcessGroup {
   }
 
   static c10::intrusive_ptr<c10d::ProcessGroupGloo::Options> options_for(const GroupOptions& options) {
-    const bool loopback = options.file.empty() && (options.host == "localhost" || options.host.rfind("127.", 0) == 0);
+    const bool loopback = options.file.empty() && (options.host == "localhost" || options.host.starts_with("127."));
     if (!loopback) return c10d::ProcessGroupGloo::Options::create_default(options.timeout);
     auto made = c10d::ProcessGroupGloo::Options::create(options.timeout);
     made->devices.push_back(c10d::ProcessGroupGloo::createDeviceForHostname("127.0.0.1"));

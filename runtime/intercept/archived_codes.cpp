@@ -34,7 +34,7 @@ void write_line(const at::Tensor& t, Lines& lines) {
 
 void read_line(const at::Tensor& t, Lines& lines) {
   for (const auto& [key, value] : lines) {
-    if (key.rfind(kPrefix, 0) != 0 || !c10::isFloat8Type(t.scalar_type()) || t.numel() == 0) continue;
+    if (!key.starts_with(kPrefix) || !c10::isFloat8Type(t.scalar_type()) || t.numel() == 0) continue;
     const io::Json line = io::Json::parse(key.substr(kPrefix.size()), nullptr, /*allow_exceptions=*/false);
     TORCH_CHECK(line.is_object() && line.contains("modules") && line["modules"].is_array() &&
                     line.value("what", io::Json()).is_string() && line.value("scales", io::Json()).is_string() &&

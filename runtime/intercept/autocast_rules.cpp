@@ -184,7 +184,7 @@ Catalogue make_catalogue() {
   auto& dispatcher = c10::Dispatcher::singleton();
   for (const auto& name : dispatcher.getAllOpNames()) {
     constexpr std::string_view kAten = "aten::";
-    if (name.name.rfind(kAten, 0) != 0 || name.name.back() == '_' || name.name.find("backward") != std::string::npos)
+    if (!name.name.starts_with(kAten) || name.name.back() == '_' || name.name.find("backward") != std::string::npos)
       continue;
     const auto op = dispatcher.findSchema(name);
     if (!op.has_value() || op->schema().is_mutable() || !takes_tensors(op->schema())) continue;

@@ -52,7 +52,7 @@ at::ScalarType tensor_dtype(const fs::path& file, const io::TensorInfo& info) {
 /// The step in the name of a checkpoint's folder.
 std::optional<std::int64_t> step_of(const fs::path& folder) {
   const auto name = folder.filename().string();
-  if (name.compare(0, kPrefix.size(), kPrefix) != 0) return std::nullopt;
+  if (!name.starts_with(kPrefix)) return std::nullopt;
   std::int64_t step = 0;
   const auto [stop, bad] = std::from_chars(name.data() + kPrefix.size(), name.data() + name.size(), step);
   if (bad != std::errc() || stop != name.data() + name.size() || step < 0) return std::nullopt;

@@ -174,8 +174,7 @@ void load_fused(runtime::optim::FusedOptimizer& optimizer, const std::string& na
     groups[i].options().set_lr(found->at("learning_rates")[i].get<double>());
   std::map<std::string, at::Tensor> tensors;
   const auto prefix = name + ".";
-  for (auto it = state.tensors.lower_bound(prefix);
-       it != state.tensors.end() && it->first.compare(0, prefix.size(), prefix) == 0; ++it)
+  for (auto it = state.tensors.lower_bound(prefix); it != state.tensors.end() && it->first.starts_with(prefix); ++it)
     tensors[it->first.substr(prefix.size())] = it->second;
   optimizer.load_tensors(tensors);
 }

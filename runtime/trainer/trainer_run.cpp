@@ -175,7 +175,7 @@ void Trainer::Run::restore(const TrainingState& state) {
     TrainingState extra;
     extra.json = json.at("extra");
     for (const auto& [name, tensor] : state.tensors)
-      if (name.compare(0, 6, "extra.") == 0) extra.tensors[name.substr(6)] = tensor;
+      if (name.starts_with("extra.")) extra.tensors[name.substr(6)] = tensor;
     for_each_tensor(module.network(),
                     [&](const std::string& name, const at::Tensor& tensor) { copy_into(tensor, state, name); });
     const auto device = parameters.empty() ? c10::Device(at::kCPU) : parameters[0].device();

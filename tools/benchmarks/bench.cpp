@@ -67,7 +67,7 @@ Options parse(int argc, char** argv) {
       }
       if (word == "--threads") options.threads = std::max(1, static_cast<int>(value));
       if (word == "--seconds") options.seconds = value;
-    } else if (word.rfind("--", 0) == 0 || !options.filter.empty()) {
+    } else if (word.starts_with("--") || !options.filter.empty()) {
       throw std::invalid_argument("unexpected argument \"" + word + "\"\n" + kUsage);
     } else {
       options.filter = word;

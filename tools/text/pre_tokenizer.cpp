@@ -146,7 +146,7 @@ PreTokenizer make_metaspace(const JsonPart& part) {
   return [=](std::string_view text, bool first, const WordSink& sink) {
     std::string marked = spaces->replace(text, mark, mark.size() * text.size());
     const bool wanted = scheme == PrependScheme::always || (scheme == PrependScheme::first && first);
-    if (wanted && marked.compare(0, mark.size(), mark) != 0) marked.insert(0, mark);
+    if (wanted && !marked.starts_with(mark)) marked.insert(0, mark);
     if (!split) return sink(marked, first);
     return emit(marked, first, words_of(Behavior::MergedWithNext, marks->split(marked)), sink);
   };

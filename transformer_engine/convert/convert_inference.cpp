@@ -10,6 +10,7 @@
 #include <cmath>
 #include <cstdlib>
 #include <map>
+#include <string_view>
 
 #include "fp8/configs/module_types.h"
 #include "fp8/configs/option_names.h"
@@ -218,7 +219,7 @@ quant::ConversionReport quantize_model(const Model& model, const Request& reques
                          : quant::convert_with_config(model, config, dialect, keep);
     } catch (const io::Error& e) {
       if (config.mode == QuantMode::QUANTIZE && !name.exists() &&
-          std::string(e.what()).rfind(name.json().string(), 0) == 0)
+          std::string_view(e.what()).starts_with(name.json().string()))
         throw_unmeasured(e.what());
       throw;
     }

@@ -270,7 +270,7 @@ ExtraStateReport set_extra_state(const std::vector<NamedState>& states, const Ex
     }
     std::map<std::string, at::Tensor> own;
     for (auto it = extra.tensors.lower_bound(name + ".");
-         it != extra.tensors.end() && it->first.rfind(name + ".", 0) == 0; ++it) {
+         it != extra.tensors.end() && it->first.starts_with(name + "."); ++it) {
       own[it->first.substr(name.size() + 1)] = it->second;
     }
     found.emplace_back(state, state_from(name, *json, own));

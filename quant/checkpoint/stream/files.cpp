@@ -168,7 +168,7 @@ std::vector<std::int64_t> shares_of(const std::filesystem::path& out) {
     const std::string text = entry->path().filename().string();
     long long rank = 0, size = 0;
     int length = 0;
-    if (text.compare(0, prefix.size(), prefix) != 0) continue;
+    if (!text.starts_with(prefix)) continue;
     if (std::sscanf(text.c_str() + prefix.size(), "%9lld-of-%9lld%n", &rank, &size, &length) == 2 &&
         prefix.size() + static_cast<std::size_t>(length) == text.size())
       found.insert(size);

@@ -27,7 +27,7 @@ void remove_dead_siblings(const fs::path& folder, const std::string& prefix) {
   for (fs::directory_iterator entry(folder, ignored), end; entry != end; entry.increment(ignored)) {
     if (ignored) return;
     const std::string name = entry->path().filename().string();
-    if (name.compare(0, prefix.size(), prefix) != 0) continue;
+    if (!name.starts_with(prefix)) continue;
     long pid = 0;
     const auto [stop, error] = std::from_chars(name.data() + prefix.size(), name.data() + name.size(), pid);
     if (error != std::errc() || stop == name.data() + name.size() || *stop != '-' || pid <= 0) continue;

@@ -27,18 +27,14 @@ namespace {
 
 namespace fs = std::filesystem;
 
-bool ends_with(const std::string& text, std::string_view end) {
-  return text.size() >= end.size() && text.compare(text.size() - end.size(), end.size(), end) == 0;
-}
-
 // What a checkpoint, a measurement or an earlier output of ours holds: `--overwrite` of anything else is a mistyped
 // path.
 bool looks_like_an_output(const fs::path& folder) {
   for (const auto& entry : fs::directory_iterator(folder)) {
     const std::string name = entry.path().filename().string();
-    if (name == "config.json" || name == "model.safetensors.index.json" || ends_with(name, ".safetensors")) return true;
-    if (name.find("_hooks_") != std::string::npos && (ends_with(name, ".json") || ends_with(name, ".npz"))) return true;
-    if (ends_with(name, "_mod_list.json") || name == "share.json") return true;
+    if (name == "config.json" || name == "model.safetensors.index.json" || name.ends_with(".safetensors")) return true;
+    if (name.find("_hooks_") != std::string::npos && (name.ends_with(".json") || name.ends_with(".npz"))) return true;
+    if (name.ends_with("_mod_list.json") || name == "share.json") return true;
   }
   return false;
 }
@@ -62,7 +58,7 @@ std::vector<fs::path> numbered_siblings(const fs::path& folder, const std::strin
   std::vector<fs::path> found;
   for (const auto& entry : fs::directory_iterator(folder)) {
     const std::string name = entry.path().filename().string();
-    if (name.size() > prefix.size() && name.compare(0, prefix.size(), prefix) == 0 &&
+    if (name.size() > prefix.size() && name.starts_with(prefix) &&
         name.find_first_not_of("0123456789", prefix.size()) == std::string::npos)
       found.push_back(entry.path());
   }

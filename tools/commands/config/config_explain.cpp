@@ -45,7 +45,7 @@ std::vector<std::string> unused_methods(const QuantConfig& config, const std::se
   std::vector<std::string> messages;
   for (const auto& [entry, method] : config.scale_methods.all()) {
     if (entry == "default" || used.count(entry) != 0 ||
-        (entry.rfind(kLayerTypes, 0) == 0 && is_foreign(entry.substr(kLayerTypes.size()))))
+        (entry.starts_with(kLayerTypes) && is_foreign(entry.substr(kLayerTypes.size()))))
       continue;
     messages.push_back(config.source + ": key 'scale_method." + io::printable(entry) +
                        "': no selected module takes it");

@@ -11,10 +11,6 @@ constexpr std::size_t kWindow =
     8;  // ids before the new ones: enough for a character of four byte tokens and its neighbours
 constexpr std::size_t kMaxPending = 16;  // invalid bytes never become whole
 
-bool ends_with(std::string_view text, std::string_view end) {
-  return text.size() >= end.size() && text.substr(text.size() - end.size()) == end;
-}
-
 /// Length of the longest common prefix of whole characters: all of a, unless a ended inside a character that b
 /// completes.
 std::size_t common_prefix(const std::string& a, const std::string& b) {
@@ -44,7 +40,7 @@ std::string TextStream::take(bool final) {
   const auto known_end = ids_.begin() + static_cast<std::ptrdiff_t>(known_);
   const auto before = tokenizer_.decode({ids_.begin(), known_end});
   const auto after = tokenizer_.decode(ids_);
-  if (!final && (after.size() <= before.size() || ends_with(after, "\xEF\xBF\xBD"))) return {};
+  if (!final && (after.size() <= before.size() || after.ends_with("\xEF\xBF\xBD"))) return {};
   auto piece = after.substr(common_prefix(before, after));
   if (ids_.size() > kWindow) ids_.erase(ids_.begin(), ids_.end() - static_cast<std::ptrdiff_t>(kWindow));
   known_ = ids_.size();

@@ -20,19 +20,15 @@ namespace {
 
 namespace fs = std::filesystem;
 
-bool ends_with(const std::string& text, const std::string& end) {
-  return text.size() >= end.size() && text.compare(text.size() - end.size(), end.size(), end) == 0;
-}
-
 /// The measurement of a folder that is no checkpoint: *_hooks_maxabs.json, else the only *_hooks_*.json.
 fs::path find_measurement(const fs::path& folder) {
   std::vector<fs::path> all, plain;
   for (const auto& entry : fs::directory_iterator(folder)) {
     const auto name = entry.path().filename().string();
-    if (!ends_with(name, ".json") || ends_with(name, "_mod_list.json") || name.find("_hooks_") == std::string::npos)
+    if (!name.ends_with(".json") || name.ends_with("_mod_list.json") || name.find("_hooks_") == std::string::npos)
       continue;
     all.push_back(entry.path());
-    if (ends_with(name, "_hooks_maxabs.json")) plain.push_back(entry.path());
+    if (name.ends_with("_hooks_maxabs.json")) plain.push_back(entry.path());
   }
   if (plain.size() == 1) return plain[0];
   if (all.size() == 1) return all[0];

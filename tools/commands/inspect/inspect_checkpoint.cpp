@@ -107,8 +107,7 @@ void find_range(const io::Checkpoint& checkpoint, const io::TensorInfo& info, do
 std::optional<Scales> scales_of(const io::Checkpoint& checkpoint, const io::TensorInfo& weight, const Weights& known) {
   constexpr std::string_view kWeight = "weight";
   const auto& name = weight.name;
-  if (name.size() < kWeight.size() || name.compare(name.size() - kWeight.size(), kWeight.size(), kWeight) != 0)
-    return std::nullopt;
+  if (!name.ends_with(kWeight)) return std::nullopt;
   const auto module = name.substr(0, name.size() - kWeight.size());
   for (const char* suffix : {"weight_scale", "weight_scale_inv", "scale_weight", "dequant_weights.scale"}) {
     if (!checkpoint.contains(module + suffix)) continue;

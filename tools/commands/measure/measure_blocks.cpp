@@ -95,7 +95,7 @@ std::int64_t BlockRun::last_layer() const {
   const auto& caches = run_.calibration.kv_cache;  // watched beside the selected modules
   for (std::int64_t i = stream_.layers() - 1; i >= 0; --i) {
     const std::string prefix = "model.layers." + std::to_string(i) + ".";
-    if (std::any_of(selected.begin(), selected.end(), [&](const auto& name) { return name.rfind(prefix, 0) == 0; }))
+    if (std::any_of(selected.begin(), selected.end(), [&](const auto& name) { return name.starts_with(prefix); }))
       return i;
     if (caches && (caches(prefix + "self_attn.k_cache") || caches(prefix + "self_attn.v_cache"))) return i;
   }

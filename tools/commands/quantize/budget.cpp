@@ -226,7 +226,7 @@ class Search {
 }  // namespace
 
 double parse_budget(const std::string& text) {
-  const auto value = text.rfind("kl=", 0) == 0 ? parse_number(text.substr(3)) : std::nullopt;
+  const auto value = text.starts_with("kl=") ? parse_number(text.substr(3)) : std::nullopt;
   if (!value.has_value() || !(*value > 0))
     throw UsageError("--budget: found '" + text + "', allowed: kl=X with X > 0, e.g. kl=0.01");
   return *value;
