@@ -13,6 +13,7 @@
 #include "fp8/runtime/kernels/cast_kernels.h"
 #include "fp8/runtime/kernels/check_matrix.h"
 #include "fp8/runtime/kernels/float_bits.h"
+#include "fp8/runtime/kernels/random_bits.h"
 #include "fp8/runtime/kernels/simd.h"
 #include "fp8/runtime/kernels/thread_pool.h"
 
@@ -22,12 +23,6 @@ namespace {
 constexpr std::int64_t kGrain = 64 * 1024;  // elements per range: some 5 us of work, and a multiple of every vector
 constexpr std::int64_t kTwicePiece = 4096;  // elements: 16 KiB of f32 stay in L1 from the first cast to the second
 constexpr float kOne = 1.0f;
-
-std::uint64_t mix(std::uint64_t z) {  // the finalizer of splitmix64
-  z = (z ^ (z >> 30)) * 0xbf58476d1ce4e5b9u;
-  z = (z ^ (z >> 27)) * 0x94d049bb133111ebu;
-  return z ^ (z >> 31);
-}
 
 void check(const CastArgs& args, const char* what) {
   check_matrix(what, args.rows, args.cols, args.row_stride);
@@ -146,7 +141,7 @@ std::uint32_t cast_span_at(CastKernel kernel, FloatType type, CastSpan span, std
   if (!span.stochastic) return kernel(span);
   std::uint32_t amax = 0;
   for (std::int64_t left = span.n; left > 0; left -= span.n) {
-    const std::uint64_t key = mix(mix(seed + 0x9e3779b97f4a7c15u) ^ static_cast<std::uint64_t>(index >> 32));
+    const std::uint64_t key = mix(splitmix64(seed, 0) ^ static_cast<std::uint64_t>(index >> 32));
     span.key0 = static_cast<std::uint32_t>(key);
     span.key1 = static_cast<std::uint32_t>(key >> 32);
     span.index = static_cast<std::uint32_t>(index);

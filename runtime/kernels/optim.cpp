@@ -17,6 +17,7 @@
 #include "fp8/runtime/kernels/decode.h"
 #include "fp8/runtime/kernels/float_bits.h"
 #include "fp8/runtime/kernels/optim_kernels.h"
+#include "fp8/runtime/kernels/random_bits.h"
 #include "fp8/runtime/kernels/thread_pool.h"
 
 namespace fp8::kernels {
@@ -106,12 +107,6 @@ void store(const OptimKernels& k, const Array& a, std::int64_t begin, std::int64
     for (std::int64_t i = 0; i < n; ++i) bits[i] = f32_to_f16(values[i]);
   }
   if (a.type == Storage::BF16) k.narrow(values, static_cast<std::uint16_t*>(a.data) + begin, n);
-}
-
-std::uint64_t mix(std::uint64_t z) {  // the finalizer of splitmix64
-  z = (z ^ (z >> 30)) * 0xbf58476d1ce4e5b9u;
-  z = (z ^ (z >> 27)) * 0x94d049bb133111ebu;
-  return z ^ (z >> 31);
 }
 
 /// One of the two moments of a tensor.

@@ -9,6 +9,7 @@
 
 #include "fp8/runtime/device/device.h"
 #include "fp8/runtime/kernels/cast.h"
+#include "fp8/runtime/kernels/random_bits.h"
 #include "fp8/runtime/ops/cast/cast.h"
 #include "fp8/runtime/ops/common/arguments.h"
 #include "fp8/runtime/ops/optim/optim.h"
@@ -139,8 +140,8 @@ void adamw_update(const char* optimizer, const std::vector<Participant>& partici
     const bool habana = o.eps_mode() == EpsMode::habana;
     item.factors.root_scale = static_cast<float>(habana ? 1 : 1 / std::sqrt(correction2));
     item.factors.neg_step = static_cast<float>(-o.lr() * (habana ? std::sqrt(correction2) : 1) / correction1);
-    item.seed = ops::seed_of(
-        ops::seed_of(static_cast<std::uint64_t>(o.seed()), static_cast<std::uint64_t>(p.state->step)), p.number);
+    const auto seed = static_cast<std::uint64_t>(o.seed()), step = static_cast<std::uint64_t>(p.state->step);
+    item.seed = kernels::splitmix64(kernels::splitmix64(seed, step), p.number);
     items.push_back(std::move(item));
   }
   ops::adam_step(optimizer, items);

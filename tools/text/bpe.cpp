@@ -11,6 +11,7 @@
 #include <utility>
 
 #include "fp8/runtime/io/base/error.h"
+#include "fp8/runtime/kernels/random_bits.h"
 #include "fp8/tools/text/utf8.h"
 
 namespace fp8::text {
@@ -31,12 +32,8 @@ using StringMap = std::unordered_map<std::string, Value, StringHash, std::equal_
 
 std::uint64_t join(std::uint32_t left, std::uint32_t right) { return std::uint64_t{left} << 32 | right; }
 
-struct PairHash {  // splitmix64's finalizer
-  std::size_t operator()(std::uint64_t x) const {
-    x = (x ^ x >> 30) * 0xbf58476d1ce4e5b9ull;
-    x = (x ^ x >> 27) * 0x94d049bb133111ebull;
-    return x ^ x >> 31;
-  }
+struct PairHash {
+  std::size_t operator()(std::uint64_t pair) const { return kernels::mix(pair); }
 };
 
 struct Merge {

@@ -9,6 +9,7 @@
 
 #include "fp8/runtime/device/block.h"
 #include "fp8/runtime/kernels/float_bits.h"
+#include "fp8/runtime/kernels/random_bits.h"
 #include "fp8/runtime/ops/common/arguments.h"
 
 namespace fp8::runtime::ops {
@@ -140,23 +141,14 @@ void MaskReader::apply(std::int64_t head, std::int64_t row, std::int64_t first, 
   for (std::int64_t j = 0; j < n; ++j) scores[j] += kernels::load_element(data, type, begin + j * col_stride_);
 }
 
-namespace {
-/// The finalizer of splitmix64.
-std::uint64_t mixed(std::uint64_t x) {
-  x = (x ^ (x >> 30)) * 0xbf58476d1ce4e5b9ull;
-  x = (x ^ (x >> 27)) * 0x94d049bb133111ebull;
-  return x ^ (x >> 31);
-}
-}  // namespace
-
 Dropout::Dropout(const char* op, double p, std::int64_t seed) {
   TORCH_CHECK(p >= 0 && p <= 1, "[", op, "] expected a dropout probability from 0 to 1, got ", p);
   active_ = p > 0;
   scale_ = p == 1 ? 0 : 1 / (1 - p);
   threshold_ = static_cast<std::uint64_t>(std::ceil(std::ldexp(p, 24)));
-  key_ = mixed(static_cast<std::uint64_t>(seed) + 0x9e3779b97f4a7c15ull);
+  key_ = kernels::splitmix64(static_cast<std::uint64_t>(seed), 0);
 }
 
-bool Dropout::keep(std::uint64_t element) const { return mixed(element + key_) >> 40 >= threshold_; }
+bool Dropout::keep(std::uint64_t element) const { return kernels::mix(element + key_) >> 40 >= threshold_; }
 
 }  // namespace fp8::runtime::ops

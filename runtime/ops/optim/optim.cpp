@@ -283,11 +283,4 @@ double lamb_trust(double weight_norm, double step_norm, bool wanted) {
   return wanted && weight_norm > 0 && step_norm > 0 ? weight_norm / step_norm : 1.0;
 }
 
-std::uint64_t seed_of(std::uint64_t seed, std::uint64_t i) {
-  std::uint64_t z = seed + 0x9e3779b97f4a7c15u * (i + 1);  // splitmix64
-  z = (z ^ (z >> 30)) * 0xbf58476d1ce4e5b9u;
-  z = (z ^ (z >> 27)) * 0x94d049bb133111ebu;
-  return z ^ (z >> 31);
-}
-
 }  // namespace fp8::runtime::ops

@@ -64,7 +64,4 @@ double lars_factor(double weight_norm, double grad_norm, double eeta, double wei
 /// LAMB: |weight| / |step| if wanted and both are > 0, else 1.
 double lamb_trust(double weight_norm, double step_norm, bool wanted);
 
-/// The i-th seed made of one.
-std::uint64_t seed_of(std::uint64_t seed, std::uint64_t i);
-
 }  // namespace fp8::runtime::ops

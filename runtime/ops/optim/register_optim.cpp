@@ -14,6 +14,7 @@
 
 #include "fp8/runtime/device/block.h"
 #include "fp8/runtime/device/registration.h"
+#include "fp8/runtime/kernels/random_bits.h"
 #include "fp8/runtime/ops/cast/cast.h"
 #include "fp8/runtime/ops/common/arguments.h"
 #include "fp8/runtime/ops/common/edge.h"
@@ -77,7 +78,7 @@ void optimizer_adamw(TensorList gradient_vec, TensorList weight_vec, TensorList 
   }
   if (fp8) {
     const std::uint64_t seed = draw_seed();
-    for (std::size_t i = 0; i < n; ++i) items[i].seed = seed_of(seed, i);
+    for (std::size_t i = 0; i < n; ++i) items[i].seed = kernels::splitmix64(seed, i);
   }
   adam_step(op, items);
 }
