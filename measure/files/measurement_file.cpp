@@ -9,8 +9,8 @@
 #include <cstring>
 #include <system_error>
 
-#include "fp8/measure/model/fnv.h"
 #include "fp8/runtime/io/base/error.h"
+#include "fp8/runtime/io/base/hash.h"
 
 namespace fp8::measure {
 namespace {
@@ -177,7 +177,7 @@ const Measurement* MeasurementFile::find_cache(const std::string& module) const 
 }
 
 std::string MeasurementFile::fingerprint() const {
-  Fnv hash;
+  io::Fnv hash;
   for (const auto& m : modules) {
     hash.add(m.module);
     for (const auto& amax : m.inputs) hash.add(amax);

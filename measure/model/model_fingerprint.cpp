@@ -6,8 +6,8 @@
 #include <cmath>
 #include <map>
 
-#include "fp8/measure/model/fnv.h"
 #include "fp8/runtime/io/base/error.h"
+#include "fp8/runtime/io/base/hash.h"
 #include "fp8/runtime/kernels/float_bits.h"
 
 namespace fp8::measure {
@@ -76,7 +76,7 @@ const WeightFingerprint* ModelFingerprint::find(const std::string& module) const
 }
 
 std::string ModelFingerprint::digest() const {
-  Fnv hash;
+  io::Fnv hash;
   for (const auto& w : weights) {
     hash.add(w.module);
     hash.add(w.dtype);

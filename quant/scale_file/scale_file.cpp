@@ -6,8 +6,8 @@
 #include <stdexcept>
 #include <tuple>
 
-#include "fp8/measure/model/fnv.h"
 #include "fp8/runtime/io/base/error.h"
+#include "fp8/runtime/io/base/hash.h"
 
 namespace fp8::quant {
 namespace {
@@ -198,7 +198,7 @@ const ModuleScales* ScaleFile::find(const std::string& module) const {
 }
 
 std::string ScaleFile::fingerprint() const {
-  measure::Fnv hash;
+  io::Fnv hash;
   const auto add = [&](const StoredScale& s) {
     const auto n = static_cast<std::uint64_t>(s.values.size());
     hash.add(&n, sizeof n);

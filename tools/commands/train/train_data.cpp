@@ -9,6 +9,8 @@
 #include <random>
 #include <utility>
 
+#include "fp8/runtime/io/base/hash.h"
+
 namespace fp8::commands {
 namespace {
 
@@ -56,9 +58,9 @@ std::optional<trainer::Batch> TextBatches::next() {
 }
 
 std::uint64_t TextBatches::fingerprint() const {
-  std::uint64_t hash = 0xcbf29ce484222325;
-  for (const auto id : chunks_.ids) hash = (hash ^ static_cast<std::uint64_t>(id)) * 0x100000001b3;
-  return hash;
+  io::Fnv hash;
+  for (const auto id : chunks_.ids) hash.step(static_cast<std::uint64_t>(id));
+  return hash.value();
 }
 
 }  // namespace fp8::commands

@@ -22,7 +22,7 @@ class TextBatches : public trainer::BatchSource {
   std::optional<trainer::Batch> next() override;
 
   const text::Chunks& chunks() const { return chunks_; }
-  /// FNV-1a of all ids: a text that changed is another text.
+  /// A hash of all ids: a text that changed is another text.
   std::uint64_t fingerprint() const;
 
  private:
