@@ -11,6 +11,7 @@
 #include "fp8/configs/rules.h"
 #include "fp8/configs/scale_methods_reader.h"
 #include "fp8/runtime/io/base/error.h"
+#include "fp8/runtime/io/base/text.h"
 
 namespace fp8::configs {
 namespace {
@@ -45,10 +46,9 @@ void check_observer_parameters(const QuantConfig& config) {
     if (std::find(known->begin(), known->end(), name) != known->end()) continue;
     std::vector<std::string> allowed{"input_backoff", "weight_backoff"};
     allowed.insert(allowed.end(), known->begin(), known->end());
-    std::string list;
-    for (const std::string& word : allowed) list += (list.empty() ? "" : ", ") + word;
     throw io::Error(config.source + ": key 'scale_params': unknown key " + io::in_quotes(name) + " with observer " +
-                    config.observer + ", did you mean '" + closest(name, allowed) + "'? allowed: " + list);
+                    config.observer + ", did you mean '" + closest(name, allowed) +
+                    "'? allowed: " + io::joined(allowed));
   }
 }
 

@@ -9,22 +9,17 @@
 
 #include "fp8/configs/closest.h"
 #include "fp8/runtime/io/base/error.h"
+#include "fp8/runtime/io/base/text.h"
 
 namespace fp8::configs::detail {
 namespace {
 
-std::string join(std::initializer_list<const char*> words) {
-  std::string list;
-  for (const char* word : words) list += (list.empty() ? "" : ", ") + std::string(word);
-  return list;
-}
-
 // Index into `allowed` of a string, in any case.
 std::size_t choose(const KeyValue& value, std::initializer_list<const char*> allowed) {
-  if (!value.json.is_string()) reject(value, join(allowed));
+  if (!value.json.is_string()) reject(value, io::joined(allowed));
   const std::string word = upper(value.json.get<std::string>());
   const auto found = std::find(allowed.begin(), allowed.end(), word);
-  if (found == allowed.end()) reject(value, join(allowed));
+  if (found == allowed.end()) reject(value, io::joined(allowed));
   return static_cast<std::size_t>(found - allowed.begin());
 }
 
@@ -46,18 +41,11 @@ void read_mode(const KeyValue& value, QuantConfig& config) {
 
 // Names of observers are case-sensitive: they are part of file names.
 void read_observer(const KeyValue& value, QuantConfig& config) {
-  std::string allowed;
-  for (const std::string& name : value.options->observers) {
-    if (value.json.is_string() && value.json.get<std::string>() == name) {
-      config.observer = name;
-      return;
-    }
-    allowed += (allowed.empty() ? "" : ", ") + name;
-  }
-  if (value.json.is_string()) {
-    allowed += "; did you mean '" + closest(value.json.get<std::string>(), value.options->observers) + "'?";
-  }
-  reject(value, allowed);
+  const auto& observers = value.options->observers;
+  if (!value.json.is_string()) reject(value, io::joined(observers));
+  config.observer = value.json.get<std::string>();
+  if (std::ranges::find(observers, config.observer) == observers.end())
+    reject(value, io::joined(observers) + "; did you mean '" + closest(config.observer, observers) + "'?");
 }
 
 // Read when all keys are known, because scale_params has a say (quant_config.cpp).

@@ -5,6 +5,7 @@
 #include <vector>
 
 #include "fp8/configs/quant_config.h"
+#include "fp8/runtime/io/base/text.h"
 
 namespace fp8::configs::detail {
 
@@ -38,8 +39,7 @@ std::string canonical_name(const std::string& name);
 /// One value as messages show it: short text in JSON's spelling, or "an object", "an array".
 std::string found_text(const io::Json& json);
 
-/// ASCII upper case, whatever the locale.
-std::string upper(std::string text);
+using io::upper;
 
 /// The value, or the number that its text is: Python's tools take "50" for 50, and files that people publish say so.
 io::Json number_in(const io::Json& json);

@@ -33,13 +33,6 @@ bool is_injected(const std::string& name) { return name == "hp_dtype" || name ==
 
 }  // namespace
 
-std::string upper(std::string text) {
-  for (char& c : text) {
-    if (c >= 'a' && c <= 'z') c = static_cast<char>(c - 'a' + 'A');
-  }
-  return text;
-}
-
 io::Json number_in(const io::Json& json) {
   constexpr std::size_t kLongest = 40;
   if (!json.is_string() || json.get_ref<const std::string&>().size() > kLongest) return json;

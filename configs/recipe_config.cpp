@@ -14,6 +14,7 @@
 #include "fp8/configs/python_regex.h"
 #include "fp8/configs/quant_config_keys.h"
 #include "fp8/runtime/io/base/error.h"
+#include "fp8/runtime/io/base/text.h"
 
 namespace fp8::configs {
 namespace {
@@ -86,20 +87,14 @@ const std::vector<Field<MXFP8>>& fields_of(const MXFP8&) {
   return fields;
 }
 
-std::string joined(const std::vector<std::string>& words) {
-  std::string list;
-  for (const std::string& word : words) list += (list.empty() ? "" : ", ") + word;
-  return list;
-}
-
 // Index in `words`, whatever the case of ASCII letters. Throws io::Error that lists them and names the nearest.
 std::size_t choice(const KeyValue& value, const std::vector<std::string>& words) {
-  if (!value.json.is_string()) detail::reject(value, joined(words));
+  if (!value.json.is_string()) detail::reject(value, io::joined(words));
   const std::string found = value.json.get<std::string>();
   for (std::size_t i = 0; i < words.size(); ++i) {
     if (detail::upper(found) == detail::upper(words[i])) return i;
   }
-  detail::reject(value, joined(words) + "; did you mean '" + closest(found, words) + "'?");
+  detail::reject(value, io::joined(words) + "; did you mean '" + closest(found, words) + "'?");
 }
 
 // ---- reading and writing one value
@@ -341,7 +336,7 @@ RecipeConfig recipe_from_argument(const std::string& argument) {
   if (argument.find_first_of("/.") != std::string::npos || std::filesystem::exists(argument, ignored)) {
     return read_recipe(argument);
   }
-  throw io::Error("recipe: found " + io::in_quotes(argument) + ", allowed: " + joined(recipe_preset_names()) +
+  throw io::Error("recipe: found " + io::in_quotes(argument) + ", allowed: " + io::joined(recipe_preset_names()) +
                   ", or a JSON file; did you mean '" + closest(argument, recipe_preset_names()) + "'?");
 }
 

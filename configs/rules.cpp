@@ -4,10 +4,12 @@
 
 #include <algorithm>
 #include <functional>
+#include <ranges>
 
 #include "fp8/configs/closest.h"
 #include "fp8/configs/module_types.h"
 #include "fp8/runtime/io/base/error.h"
+#include "fp8/runtime/io/base/text.h"
 
 namespace fp8::configs {
 namespace {
@@ -17,18 +19,10 @@ using recipes::NamedScaleMethod;
 using recipes::Rounding;
 using recipes::ScaleValue;
 
-std::string lower(std::string text) {
-  for (char& c : text) c = c >= 'A' && c <= 'Z' ? static_cast<char>(c - 'A' + 'a') : c;
-  return text;
-}
-
 /// Methods that `allowed` accepts, as users write them.
 std::string methods_that(const std::function<bool(const NamedScaleMethod&)>& allowed) {
-  std::string list;
-  for (const NamedScaleMethod& method : recipes::scale_methods()) {
-    if (allowed(method)) list += (list.empty() ? "" : ", ") + lower(method.name);
-  }
-  return list;
+  return io::joined(recipes::scale_methods() | std::views::filter(allowed) |
+                    std::views::transform([](const NamedScaleMethod& method) { return io::lower(method.name); }));
 }
 
 /// "FILE: key 'scale_method.layers.3'"; the default of a string is 'scale_method' itself.
@@ -59,7 +53,7 @@ void check_dynamic(const QuantConfig& config, std::vector<std::string>& problems
   }
   for (const auto& [entry, method] : config.scale_methods.all()) {
     if (fits_dynamic(*method)) continue;
-    problems.push_back(where(config, entry) + ": found " + lower(method->name) + " with dynamic_quantization, " +
+    problems.push_back(where(config, entry) + ": found " + io::lower(method->name) + " with dynamic_quantization, " +
                        (is_fixed(*method) ? "which looks at no values" : "whose activations are HW_ALIGNED") +
                        ", allowed: " + methods_that(fits_dynamic));
   }
@@ -68,7 +62,7 @@ void check_dynamic(const QuantConfig& config, std::vector<std::string>& problems
 void check_static(const QuantConfig& config, std::vector<std::string>& problems) {
   for (const auto& [entry, method] : config.scale_methods.all()) {
     if (!method->dynamic_only) continue;
-    problems.push_back(where(config, entry) + ": found " + lower(method->name) +
+    problems.push_back(where(config, entry) + ": found " + io::lower(method->name) +
                        " without dynamic_quantization, allowed: set dynamic_quantization, or one of " +
                        methods_that([](const NamedScaleMethod& m) { return !m.dynamic_only; }));
   }
@@ -88,7 +82,7 @@ void check_device(const QuantConfig& config, recipes::Dialect device, std::vecto
   }
   for (const auto& [entry, method] : config.scale_methods.all()) {
     if (method->name == "MAXABS_HW") continue;
-    problems.push_back(key + " on a gaudi3 device with " + lower(method->name) + " (" + entry +
+    problems.push_back(key + " on a gaudi3 device with " + io::lower(method->name) + " (" + entry +
                        "), allowed: GAUDI3, null, or scale_method maxabs_hw");
     return;
   }
@@ -101,7 +95,7 @@ void check_environment(const QuantConfig& config, const Environment& environment
   if (!environment.runtime_scale_patching || !quantizes || config.dynamic_quantization) return;
   for (const auto& [entry, method] : config.scale_methods.all()) {
     if (!has_channels(*method)) continue;
-    problems.push_back(where(config, entry) + ": found " + lower(method->name) +
+    problems.push_back(where(config, entry) + ": found " + io::lower(method->name) +
                        " with RUNTIME_SCALE_PATCHING, which takes one scale per tensor, allowed: " +
                        methods_that([](const NamedScaleMethod& m) { return !has_channels(m); }));
   }
@@ -112,13 +106,11 @@ std::string observer_problem(const QuantConfig& config) {
   const bool shape = config.observer == "shape";
   if (!shape && config.observer != "save") return "";
   if (config.dynamic_quantization || !config.scale_methods.needs_measurements()) return "";
-  std::string allowed;
-  for (const std::string& name : built_in_observers()) {
-    if (name != "shape" && name != "save") allowed += (allowed.empty() ? "" : ", ") + name;
-  }
+  const auto measures = [](const std::string& name) { return name != "shape" && name != "save"; };
   return config.source + ": key 'observer': found \"" + config.observer + "\", which keeps " +
          (shape ? "sizes" : "tensors for a look at them") +
-         " and is no ground for scales, allowed where scales are made of measurements: " + allowed;
+         " and is no ground for scales, allowed where scales are made of measurements: " +
+         io::joined(built_in_observers() | std::views::filter(measures));
 }
 
 /// Class names in the file, and where they stand.

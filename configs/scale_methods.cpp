@@ -10,6 +10,7 @@
 #include "fp8/configs/quant_config_keys.h"
 #include "fp8/configs/scale_methods_reader.h"
 #include "fp8/runtime/io/base/error.h"
+#include "fp8/runtime/io/base/text.h"
 
 namespace fp8::configs {
 namespace {
@@ -36,18 +37,12 @@ struct Path {
   KeyValue value(const io::Json& json) const { return {json, file + ": key '" + key + "'"}; }
 };
 
-std::string joined(const std::vector<std::string>& words) {
-  std::string list;
-  for (const std::string& word : words) list += (list.empty() ? "" : ", ") + word;
-  return list;
-}
-
 void require_object(const io::Json& json, const Path& path, const std::vector<std::string>& keys) {
-  if (!json.is_object()) detail::reject(path.value(json), "an object with the keys " + joined(keys));
+  if (!json.is_object()) detail::reject(path.value(json), "an object with the keys " + io::joined(keys));
   for (const auto& [key, value] : json.items()) {
     if (std::find(keys.begin(), keys.end(), key) != keys.end()) continue;
     throw io::Error(path.value(json).where + ": unknown key " + io::in_quotes(key) + ", did you mean '" +
-                    closest(key, keys) + "'? allowed: " + joined(keys));
+                    closest(key, keys) + "'? allowed: " + io::joined(keys));
   }
 }
 
@@ -65,7 +60,7 @@ void read_enum(const io::Json& object, const char* key, const Path& path, std::i
       return;
     }
   }
-  detail::reject((path / key).value(*found), joined(names));
+  detail::reject((path / key).value(*found), io::joined(names));
 }
 
 void read_candidates(const io::Json& params, const Path& path, ScaleMethod& method) {
@@ -134,17 +129,16 @@ NamedScaleMethod named(const Entry& entry, const Path& path, const io::Json& jso
     method.activation = entry.activation.method;
     return method;
   }
-  std::string same_weight, activations, weights;
+  std::vector<std::string> activations, weights;
   for (const NamedScaleMethod& row : recipes::scale_methods()) {
-    if (row.weight.same_kind(entry.weight.method))
-      activations += (activations.empty() ? "" : ", ") + triple(row.activation);
-    const std::string weight = triple(row.weight);
-    if (weights.find(weight) == std::string::npos) weights += (weights.empty() ? "" : ", ") + weight;
+    if (row.weight.same_kind(entry.weight.method)) activations.push_back(triple(row.activation));
+    std::string weight = triple(row.weight);
+    if (std::ranges::find(weights, weight) == weights.end()) weights.push_back(std::move(weight));
   }
   const std::string where = path.value(json).where + ": Unsupported config: weight " + triple(entry.weight.method);
-  if (activations.empty()) throw io::Error(where + ", allowed for a weight: " + weights);
+  if (activations.empty()) throw io::Error(where + ", allowed for a weight: " + io::joined(weights));
   throw io::Error(where + " with activation " + triple(entry.activation.method) +
-                  ", allowed for that weight: " + activations);
+                  ", allowed for that weight: " + io::joined(activations));
 }
 
 bool is_number(const std::string& text) {

@@ -5,8 +5,11 @@
 #include <algorithm>
 #include <cmath>
 #include <limits>
+#include <ranges>
 #include <string>
 #include <tuple>
+
+#include "fp8/runtime/io/base/text.h"
 
 namespace fp8::recipes {
 namespace {
@@ -23,9 +26,7 @@ auto plain_fields(const DelayedScaling& r) {
 }
 
 std::string text_of(const std::array<bool, 3>& flags) {
-  std::string text = "(";
-  for (const bool flag : flags) text += std::string(text.size() > 1 ? ", " : "") + (flag ? "true" : "false");
-  return text + ")";
+  return "(" + io::joined(flags | std::views::transform([](bool flag) { return flag ? "true" : "false"; })) + ")";
 }
 
 std::optional<FieldProblem> range_problem(const char* field, int found, int low, int high) {

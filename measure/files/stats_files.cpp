@@ -10,6 +10,7 @@
 
 #include "fp8/runtime/io/atomic/atomic_file.h"
 #include "fp8/runtime/io/base/error.h"
+#include "fp8/runtime/io/base/text.h"
 #include "fp8/runtime/io/tensors/npz.h"
 
 namespace fp8::measure {
@@ -286,13 +287,12 @@ StatsHeader read_header(const Json& json, const std::string& name, const std::ve
   StatsHeader header;
   header.mode = "";
   const Json mode = json.value("Mode", Json(allowed.front()));
-  std::string list;
   for (const auto& word : allowed) {
-    list += (list.empty() ? "" : ", ") + word;
     if (mode == word) header.mode = word;
   }
   if (mode != header.mode)
-    fail(name, "key 'Mode': found " + io::printable(mode.dump(-1, ' ', true), 40) + ", allowed: " + list);
+    fail(name,
+         "key 'Mode': found " + io::printable(mode.dump(-1, ' ', true), 40) + ", allowed: " + io::joined(allowed));
   header.num_samples = integer_or_null(json, "NumSamples", name);
   header.global_rank = integer_or_null(json, "GlobalRank", name);
   header.local_rank = integer_or_null(json, "LocalRank", name);

@@ -8,6 +8,7 @@
 
 #include "fp8/runtime/io/base/error.h"
 #include "fp8/runtime/io/base/hash.h"
+#include "fp8/runtime/io/base/text.h"
 #include "fp8/runtime/kernels/float_bits.h"
 
 namespace fp8::measure {
@@ -18,12 +19,6 @@ using io::Json;
 constexpr std::int64_t kSamples = 32;
 
 [[noreturn]] void fail(const std::string& where, const std::string& what) { throw io::Error(where + ": " + what); }
-
-std::string text_of(const std::vector<std::int64_t>& shape) {
-  std::string text = "[";
-  for (auto d : shape) text += (text.size() > 1 ? ", " : "") + std::to_string(d);
-  return text + "]";
-}
 
 std::int64_t numel_of(const std::vector<std::int64_t>& shape) {
   std::int64_t n = 1;
@@ -140,8 +135,8 @@ void require_same_model(const ModelFingerprint& measured, const ModelFingerprint
     if (it == known.end()) continue;
     const WeightFingerprint& then = *it->second;
     if (then.shape != w.shape) {
-      fail(where, w.module + ".weight was " + text_of(then.shape) + " when measured and is " + text_of(w.shape) +
-                      " in this model; a measurement of another model?");
+      fail(where, w.module + ".weight was " + io::shape_text(then.shape) + " when measured and is " +
+                      io::shape_text(w.shape) + " in this model; a measurement of another model?");
     }
     if (!same(then.samples, w.samples, then.dtype == w.dtype)) {
       fail(where, w.module + ".weight has other values than when measured; a measurement of another model?");

@@ -2,21 +2,16 @@
 #include "fp8/measure/ranks/ranks.h"
 
 #include <algorithm>
-#include <cctype>
 #include <map>
 #include <set>
 
 #include "fp8/runtime/io/base/error.h"
+#include "fp8/runtime/io/base/text.h"
 
 namespace fp8::measure {
 namespace {
 
 [[noreturn]] void fail(const std::string& where, const std::string& what) { throw io::Error(where + ": " + what); }
-
-std::string lower(std::string text) {
-  for (char& c : text) c = static_cast<char>(std::tolower(static_cast<unsigned char>(c)));
-  return text;
-}
 
 /// "P.w13_list.11" as ("P.w13_list", 11).
 struct ExpertName {
@@ -64,7 +59,7 @@ class Mixtures {
     if (m.weight.has_value() || is_expert(m.module)) return false;
     if (parents_.count(m.module) != 0) return true;
     const auto dot = m.module.rfind('.');
-    return lower(dot == std::string::npos ? m.module : m.module.substr(dot + 1)).find("moe") != std::string::npos;
+    return io::lower(dot == std::string::npos ? m.module : m.module.substr(dot + 1)).find("moe") != std::string::npos;
   }
 
  private:
@@ -176,7 +171,7 @@ void join(std::vector<std::string>& into, std::set<std::string>& seen, const std
 
 bool is_expert(const std::string& module) {
   const auto [list, id] = split(module);
-  return id >= 0 && lower(module).find("moe") != std::string::npos &&
+  return id >= 0 && io::lower(module).find("moe") != std::string::npos &&
          (list.ends_with(".w13_list") || list.ends_with(".w2_list"));
 }
 

@@ -8,6 +8,7 @@
 #include "fp8/configs/option_names.h"
 #include "fp8/quant/names/name_patterns.h"
 #include "fp8/runtime/io/base/error.h"
+#include "fp8/runtime/io/base/text.h"
 
 namespace fp8::quant {
 namespace {
@@ -62,13 +63,6 @@ void collect_counts(const io::Json& config, int depth, std::map<std::int64_t, st
     const std::int64_t n = named ? value.get<std::int64_t>() : 0;
     if (n > 1) counts.try_emplace(n, key);
   }
-}
-
-std::string listed(const std::vector<std::string>& names) {
-  constexpr std::size_t kShown = 8;
-  std::string text;
-  for (std::size_t i = 0; i < std::min(names.size(), kShown); ++i) text += (i == 0 ? "" : ", ") + names[i];
-  return text + (names.size() > kShown ? ", ..." : "");
 }
 
 }  // namespace
@@ -298,9 +292,9 @@ std::string CheckpointModules::notice() const {
   const auto weights =
       std::count_if(modules_.begin(), modules_.end(), [](const auto& m) { return m.shape.size() == 2; });
   return "unknown family " + io::in_quotes(names_.model_type()) + ": these " + std::to_string(linears) +
-         " weights were taken for Linear (" + listed(linear) + "), these " + std::to_string(weights - linears) +
-         " were not (" + listed(others) + "); " + option_name("'linear' and 'keep'", "--linear and --keep") +
-         " decide otherwise";
+         " weights were taken for Linear (" + io::joined_first(linear) + "), these " +
+         std::to_string(weights - linears) + " were not (" + io::joined_first(others) + "); " +
+         option_name("'linear' and 'keep'", "--linear and --keep") + " decide otherwise";
 }
 
 }  // namespace fp8::quant

@@ -9,6 +9,7 @@
 #include "fp8/quant/names/expert_families.h"
 #include "fp8/quant/scheme/float_dtype.h"
 #include "fp8/runtime/io/base/error.h"
+#include "fp8/runtime/io/base/text.h"
 
 namespace fp8::quant {
 namespace {
@@ -18,12 +19,6 @@ constexpr std::string_view kWeight = ".weight";
 /// A tensor's name without ".weight".
 std::string stem_of(const std::string& tensor) {
   return tensor.ends_with(kWeight) ? tensor.substr(0, tensor.size() - kWeight.size()) : tensor;
-}
-
-std::string shape_text(const std::vector<std::int64_t>& shape) {
-  std::string text = "[";
-  for (const auto size : shape) text += (text.size() > 1 ? ", " : "") + std::to_string(size);
-  return text + "]";
 }
 
 /// What stands before `end` ("experts.down_proj") in a tensor's name, with its dot; nothing if the name has another
@@ -63,8 +58,9 @@ std::string mixture_of(const std::string& tensor, const ExpertFamily* family) {
 }
 
 [[noreturn]] void refuse(const io::Checkpoint& source, const io::TensorInfo& tensor, const std::string& problem) {
-  throw io::Error(source.folder().string() + ": " + io::printable(tensor.name) + ": shape " + shape_text(tensor.shape) +
-                  ": " + problem + configs::option_name("", " (--experts keep leaves stacked experts as they are)"));
+  throw io::Error(source.folder().string() + ": " + io::printable(tensor.name) + ": shape " +
+                  io::shape_text(tensor.shape) + ": " + problem +
+                  configs::option_name("", " (--experts keep leaves stacked experts as they are)"));
 }
 
 /// The axes of a stack of gate with up (fused), or of one of them, as the family has them and the stack of down agrees.
@@ -97,7 +93,7 @@ ExpertAxes axes_of(const io::Checkpoint& source, const io::TensorInfo& up, const
          "expected " +
              (wanted == ExpertAxes::in_out ? "[E, H, " + rows + "] beside [E, I, H]"
                                            : "[E, " + rows + ", H] beside [E, H, I]") +
-             ", found " + shape_text(down.shape) + " in " + down.name);
+             ", found " + io::shape_text(down.shape) + " in " + down.name);
 }
 
 /// One expert's part of a stack. parts: of the output rows, 2 where gate and up share it; part: which.

@@ -23,6 +23,7 @@
 #include "fp8/runtime/intercept/tag_operators.h"
 #include "fp8/runtime/intercept/weight_tag.h"
 #include "fp8/runtime/io/base/error.h"
+#include "fp8/runtime/io/base/text.h"
 
 namespace fp8::quant {
 namespace {
@@ -36,16 +37,10 @@ struct Key {
   Reader read;
 };
 
-std::string joined(const std::vector<std::string>& words) {
-  std::string text;
-  for (const auto& word : words) text += (text.empty() ? "" : ", ") + word;
-  return text;
-}
-
 /// One of `names`, to its place among them.
 template <class T>
 Key choice(const char* key, const std::vector<std::string>& names, T& into) {
-  return {key, joined(names), [names, &into](const io::Json& json) {
+  return {key, io::joined(names), [names, &into](const io::Json& json) {
             for (std::size_t i = 0; json.is_string() && i < names.size(); ++i) {
               if (json.get<std::string>() != names[i]) continue;
               into = static_cast<T>(i);
@@ -116,7 +111,7 @@ std::set<std::string> read_keys(const std::string& argument, const std::string& 
       if (k.name == name) key = &k;
     }
     if (key == nullptr) {
-      throw io::Error(argument + ": unknown key " + io::in_quotes(name) + ", allowed: " + joined(names) +
+      throw io::Error(argument + ": unknown key " + io::in_quotes(name) + ", allowed: " + io::joined(names) +
                       "; did you mean '" + configs::closest(name, names) + "'?");
     }
     if (!key->read(value))
@@ -242,7 +237,7 @@ CheckpointFormat format_of(const std::string& name) {
     if (name == name_of(format)) return format;
     names.emplace_back(name_of(format));
   }
-  TORCH_CHECK(false, "[fp8::save] format: found \"", name, "\", allowed: ", joined(names));
+  TORCH_CHECK(false, "[fp8::save] format: found \"", name, "\", allowed: ", io::joined(names));
 }
 
 }  // namespace

@@ -7,6 +7,7 @@
 #include "fp8/configs/option_names.h"
 #include "fp8/quant/plan/rules.h"
 #include "fp8/runtime/io/base/error.h"
+#include "fp8/runtime/io/base/text.h"
 
 namespace fp8::quant {
 namespace {
@@ -91,14 +92,15 @@ std::vector<float> kv_scale_inv(const std::string& module, const PlanOptions& op
                     "in high precision");
   }
   if (options.kv_scales == KvGranularity::tensor) amax = {largest};
-  std::string idle;
+  std::vector<std::size_t> idle;
   for (std::size_t h = 0; h < amax.size(); ++h) {
     if (amax[h] != 0.0f) continue;
-    idle += (idle.empty() ? "" : ", ") + std::to_string(h);
+    idle.push_back(h);
     amax[h] = largest;
   }
   if (!idle.empty())
-    warnings.push_back(module + ": found only zeros in head " + idle + "; the scale of the largest head stands in");
+    warnings.push_back(module + ": found only zeros in head " + io::joined(idle) +
+                       "; the scale of the largest head stands in");
   for (float& value : amax)
     value =
         activation_scale_inv(value, numbers, method != nullptr ? method->activation : recipes::ScaleMethod(), module);

@@ -8,6 +8,7 @@
 
 #include "fp8/runtime/io/base/error.h"
 #include "fp8/runtime/io/base/hash.h"
+#include "fp8/runtime/io/base/text.h"
 
 namespace fp8::quant {
 namespace {
@@ -167,12 +168,11 @@ bool read_origin(const StatsName& name, const ScaleFile& file, ScaleOrigin& orig
 
 std::string changed(const ScaleOrigin& stored, const ScaleOrigin& wanted) {
   const auto differs = [](const std::string& a, const std::string& b) { return !a.empty() && !b.empty() && a != b; };
-  std::string what;
-  const auto add = [&](const char* word) { what += (what.empty() ? "" : ", ") + std::string(word); };
-  if (differs(stored.model, wanted.model)) add("model");
-  if (differs(stored.measurement, wanted.measurement)) add("measurement");
-  if (differs(stored.method, wanted.method)) add("scale method");
-  return what;
+  std::vector<std::string> what;
+  if (differs(stored.model, wanted.model)) what.push_back("model");
+  if (differs(stored.measurement, wanted.measurement)) what.push_back("measurement");
+  if (differs(stored.method, wanted.method)) what.push_back("scale method");
+  return io::joined(what);
 }
 
 }  // namespace

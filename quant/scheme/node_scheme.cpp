@@ -4,6 +4,7 @@
 #include <algorithm>
 
 #include "fp8/runtime/io/base/error.h"
+#include "fp8/runtime/io/base/text.h"
 
 namespace fp8::quant {
 
@@ -38,14 +39,14 @@ std::vector<float> expert_amax(const measure::Measurement& measured, std::size_t
   std::vector<float> amax;
   for (std::size_t e = 0; e < experts; ++e) amax.push_back(one_amax(measured, false, 1 + e));
   const float largest = amax.empty() ? 0.0f : *std::max_element(amax.begin(), amax.end());
-  std::string idle;
+  std::vector<std::size_t> idle;
   for (std::size_t e = 0; e < experts; ++e) {
     if (amax[e] != 0.0f) continue;
-    idle += (idle.empty() ? "" : ", ") + std::to_string(e);
+    idle.push_back(e);
     amax[e] = largest;
   }
   if (!idle.empty()) {
-    warnings.push_back(measured.module + ": calibration gave no token to expert " + idle +
+    warnings.push_back(measured.module + ": calibration gave no token to expert " + io::joined(idle) +
                        "; the largest intermediate scale of the others stands in (more samples help)");
   }
   return amax;

@@ -9,6 +9,7 @@
 #include "fp8/runtime/device/host_block.h"
 #include "fp8/runtime/intercept/unknown_scales.h"
 #include "fp8/runtime/intercept/weight_copy.h"
+#include "fp8/runtime/io/base/text.h"
 
 namespace fp8::runtime {
 namespace {
@@ -95,11 +96,7 @@ void put_into(c10::intrusive_ptr<BlockTag>& slot, std::vector<c10::intrusive_ptr
 
 }  // namespace
 
-std::string WeightTag::module_names() const {
-  std::string names;
-  for (const auto& name : modules) names += (names.empty() ? "" : ", ") + name;
-  return names;
-}
+std::string WeightTag::module_names() const { return io::joined(modules); }
 
 std::string WeightTag::describe() const {
   return "the weight of module '" + module_names() + "' is " + c10::toString(dtype) + " (" + handler->describe() + ")";

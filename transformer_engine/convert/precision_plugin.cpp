@@ -5,7 +5,10 @@
 #include <torch/csrc/jit/api/module.h>
 #include <torch/nn/module.h>
 
+#include <ranges>
+
 #include "fp8/runtime/device/device.h"
+#include "fp8/runtime/io/base/text.h"
 #include "fp8/transformer_engine/convert/convert_inference.h"
 #include "fp8/transformer_engine/products/converted_weights.h"
 
@@ -61,12 +64,11 @@ ForwardContext::~ForwardContext() noexcept(false) {
 }
 
 HPUPrecisionPlugin::HPUPrecisionPlugin(const std::string& precision, const std::string& device) : device_(device) {
-  std::string allowed;
   for (const Name& name : kPrecisions) {
     if (precision == name.spelling) precision_ = name.precision;
-    allowed += (allowed.empty() ? "" : ", ") + std::string(name.spelling);
   }
-  TORCH_CHECK(!precision_.empty(), "[HPUPrecisionPlugin] found precision \"", precision, "\", allowed: ", allowed);
+  TORCH_CHECK(!precision_.empty(), "[HPUPrecisionPlugin] found precision \"", precision,
+              "\", allowed: ", io::joined(kPrecisions | std::views::transform(&Name::spelling)));
   std::string devices = "hpu";
   for (int i = 0; i < runtime::device_count(); ++i) devices += ", hpu:" + std::to_string(i);
   const bool known = !device.empty() && device.find_first_of(" ,") == std::string::npos &&

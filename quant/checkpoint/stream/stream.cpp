@@ -12,6 +12,7 @@
 #include "fp8/quant/forms/sidecar.h"
 #include "fp8/runtime/io/base/checksum.h"
 #include "fp8/runtime/io/base/error.h"
+#include "fp8/runtime/io/base/text.h"
 #include "fp8/runtime/kernels/thread_pool.h"
 
 namespace fp8::quant {
@@ -272,14 +273,15 @@ StreamResult join_checkpoint(const fs::path& out, const std::vector<Unit>& units
   check_rank(options);
   const auto files = stream::lay_out(units, options);
   if (is_finished(out, units, files, options)) return {units_in(files), true, {}};
-  std::string missing;
+  std::vector<std::int64_t> missing;
   std::error_code error;
   for (std::int64_t rank = 0; rank < options.world_size; ++rank) {
     if (!fs::exists(stream::share_folder(out, rank, options.world_size) / stream::kShareName, error))
-      missing += (missing.empty() ? "" : ", ") + std::to_string(rank);
+      missing.push_back(rank);
   }
   if (!missing.empty())
-    io::fail(out, "can't join the shares of " + std::to_string(options.world_size) + " ranks, missing: " + missing);
+    io::fail(out, "can't join the shares of " + std::to_string(options.world_size) +
+                      " ranks, missing: " + io::joined(missing));
   for (std::int64_t rank = 0; rank < options.world_size; ++rank)
     check_share(stream::share_folder(out, rank, options.world_size), units, files, rank, options);
   OutputFolder folder(out, options.overwrite);

@@ -33,7 +33,7 @@ std::string joined(Range&& words, std::string_view separator = ", ") {
 }
 
 /// At most `most` of them, "..." for those that are left out.
-inline std::string joined_first(const std::vector<std::string>& words, std::size_t most) {
+inline std::string joined_first(const std::vector<std::string>& words, std::size_t most = 8) {
   return joined(words | std::views::take(static_cast<std::ptrdiff_t>(most))) + (words.size() > most ? ", ..." : "");
 }
 

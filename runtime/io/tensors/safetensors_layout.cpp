@@ -4,6 +4,7 @@
 #include <algorithm>
 #include <limits>
 
+#include "fp8/runtime/io/base/text.h"
 #include "fp8/runtime/io/json/json.h"
 
 namespace fp8::io {
@@ -59,11 +60,9 @@ SafetensorsLayout::SafetensorsLayout(const std::vector<SafetensorsWriter::Entry>
       fail(path, "two tensors are named " + in_quotes(entry.name));
     if (end + size > static_cast<std::uint64_t>(std::numeric_limits<std::int64_t>::max()) - kMaxHeaderBytes - 8)
       fail(path, "the tensors together overflow 64 bits");
-    std::string shape;
-    for (const std::int64_t length : entry.shape) shape += (shape.empty() ? "" : ",") + std::to_string(length);
     header += (header.size() == 1 ? "" : ",") + json_string(entry.name, path) + ":{\"dtype\":\"" +
-              name_of(entry.dtype) + "\",\"shape\":[" + shape + "],\"data_offsets\":[" + std::to_string(end) + "," +
-              std::to_string(end + size) + "]}";
+              name_of(entry.dtype) + "\",\"shape\":[" + joined(entry.shape, ",") + "],\"data_offsets\":[" +
+              std::to_string(end) + "," + std::to_string(end + size) + "]}";
     end += size;
   }
   header += "}";

@@ -4,9 +4,11 @@
 #include <algorithm>
 #include <array>
 #include <numeric>
+#include <ranges>
 
 #include "fp8/runtime/io/base/error.h"
 #include "fp8/runtime/io/base/file.h"
+#include "fp8/runtime/io/base/text.h"
 
 namespace fp8::io {
 namespace {
@@ -50,12 +52,11 @@ const char* name_of(DType dtype) { return row_of(dtype).name; }
 int size_of(DType dtype) { return row_of(dtype).bytes; }
 
 DType dtype_from_name(const std::string& name) {
-  std::string allowed;
   for (const auto& row : kDTypes) {
     if (name == row.name) return row.dtype;
-    allowed += (allowed.empty() ? "" : ", ") + std::string(row.name);
   }
-  throw Error("unknown dtype " + in_quotes(name) + ", expected one of " + allowed);
+  throw Error("unknown dtype " + in_quotes(name) + ", expected one of " +
+              joined(kDTypes | std::views::transform([](const auto& row) { return row.name; })));
 }
 
 std::int64_t TensorInfo::numel() const {

@@ -9,8 +9,11 @@
 #include <map>
 #include <memory>
 #include <mutex>
+#include <ranges>
 #include <string>
 #include <utility>
+
+#include "fp8/runtime/io/base/text.h"
 
 namespace fp8::runtime::ops {
 
@@ -32,9 +35,8 @@ class Handles {
     const std::lock_guard<std::mutex> lock(mutex_);
     const auto found = objects_.find(number);
     if (found != objects_.end()) return found->second;
-    std::string open;
-    for (const auto& [known, object] : objects_) open += (open.empty() ? "" : ", ") + std::to_string(known);
-    TORCH_CHECK(false, "[fp8::", op, "] ", argument_, ": found ", number, ", open are ", open.empty() ? "none" : open);
+    TORCH_CHECK(false, "[fp8::", op, "] ", argument_, ": found ", number, ", open are ",
+                objects_.empty() ? "none" : io::joined(objects_ | std::views::keys));
   }
   /// False if another thread was first.
   bool take_out(std::int64_t number) {

@@ -6,6 +6,7 @@
 #include <exception>
 #include <memory>
 #include <new>
+#include <ranges>
 #include <string>
 #include <string_view>
 #include <vector>
@@ -13,6 +14,7 @@
 #include "fp8/configs/option_names.h"
 #include "fp8/runtime/device/environment.h"
 #include "fp8/runtime/io/base/error.h"
+#include "fp8/runtime/io/base/text.h"
 #include "fp8/tools/commands/cli/command.h"
 #include "fp8/tools/commands/cli/output.h"
 #include "fp8/version.h"
@@ -57,9 +59,7 @@ int report(const std::string& message, int code) {
 }
 
 std::string names_of(const std::vector<Command>& list) {
-  std::string names;
-  for (const auto& command : list) names += (names.empty() ? "" : ", ") + std::string(command.name);
-  return names;
+  return io::joined(list | std::views::transform(&Command::name));
 }
 
 /// No command of `list` was recognised below `app`: say what was found instead. `group`: "" or "measurements ".

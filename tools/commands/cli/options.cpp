@@ -6,6 +6,8 @@
 #include <limits>
 #include <utility>
 
+#include "fp8/runtime/io/base/text.h"
+
 namespace fp8::commands {
 namespace {
 
@@ -13,12 +15,6 @@ constexpr std::int64_t kMaxThreads = 1024;
 
 [[noreturn]] void bad_value(const std::string& name, const std::string& found, const std::string& allowed) {
   throw UsageError(name + ": found '" + found + "', allowed: " + allowed);
-}
-
-std::string joined(const std::vector<std::string>& words) {
-  std::string list;
-  for (const auto& word : words) list += (list.empty() ? "" : ", ") + word;
-  return list;
 }
 
 std::string plain(double value) {
@@ -89,7 +85,7 @@ void Options::choice(const std::string& name, std::vector<std::string> allowed, 
   const auto apply = [name, allowed = std::move(allowed), set = std::move(set)](const std::string& text) {
     for (std::size_t i = 0; i < allowed.size(); ++i)
       if (allowed[i] == text) return set(i);
-    bad_value(name, text, joined(allowed));
+    bad_value(name, text, io::joined(allowed));
   };
   add(name, type, apply, help);
 }
@@ -159,7 +155,7 @@ void Options::check() const {
     for (const auto* option : app_.get_options())
       if (!option->get_positional()) names.push_back(option->get_name());
     throw UsageError(app_.get_name() + ": unknown option '" + argument.substr(0, argument.find('=')) +
-                     "', allowed: " + joined(names));
+                     "', allowed: " + io::joined(names));
   }
   for (const auto* option : required_)
     if (option->count() == 0)

@@ -15,6 +15,7 @@
 #include "fp8/quant/forms/form.h"
 #include "fp8/quant/forms/nonfinite.h"
 #include "fp8/runtime/io/base/error.h"
+#include "fp8/runtime/io/base/text.h"
 #include "fp8/runtime/io/tensors/safetensors.h"
 #include "fp8/runtime/kernels/block_cast.h"
 #include "fp8/runtime/kernels/float_bits.h"
@@ -27,12 +28,6 @@ namespace fp8::commands {
 namespace {
 
 using Weights = std::map<std::string, quant::StoredWeight>;  // by tensor
-
-std::string shape_text(const std::vector<std::int64_t>& shape) {
-  std::string text = "[";
-  for (const auto size : shape) text += (text.size() > 1 ? ", " : "") + std::to_string(size);
-  return text + "]";
-}
 
 bool is_fp8(io::DType dtype) {
   return dtype == io::DType::F8_E4M3 || dtype == io::DType::F8_E5M2 || dtype == io::DType::F8_E4M3FNUZ ||
@@ -58,14 +53,14 @@ std::string granularity_of(const quant::StoredWeight& weight) {
 /// block AxB: one per rectangle.
 std::string granularity_of(const io::TensorInfo& weight, const io::TensorInfo& scale) {
   if (scale.numel() == 1) return "tensor";
-  if (weight.shape.size() < 2) return shape_text(scale.shape);
+  if (weight.shape.size() < 2) return io::shape_text(scale.shape);
   const auto rows = weight.shape[weight.shape.size() - 2], columns = weight.shape.back();
   const bool plain = weight.shape.size() == 2;
   if (plain && scale.shape.size() <= 2 && scale.numel() == rows && scale.shape[0] == rows) return "channel";
   if (plain && scale.shape.size() == 1 && scale.numel() == columns) return "channel, weight transposed";
   const bool blocks =
       scale.shape.size() == 2 || (scale.shape.size() == 4 && scale.shape[1] == 1 && scale.shape[3] == 1);
-  if (!plain || !blocks || scale.numel() == 0) return shape_text(scale.shape);
+  if (!plain || !blocks || scale.numel() == 0) return io::shape_text(scale.shape);
   const auto ceil = [](std::int64_t n, std::int64_t parts) { return (n + parts - 1) / parts; };
   return fmt::format("block {}x{}", ceil(rows, scale.shape[0]),
                      ceil(columns, scale.shape[scale.shape.size() == 4 ? 2 : 1]));
@@ -230,14 +225,14 @@ std::string scale_problem(const io::Checkpoint& checkpoint, const io::TensorInfo
       }
     }
   }
-  std::string text;
+  std::vector<std::string> problems;
   for (const auto& [count, what] : {std::pair{zero, "scale 0"},
                                     {negative, "a negative scale"},
                                     {nonfinite, "NaN or Inf"},
                                     {absurd, "an absurd scale (from 2^64 on, or with an infinite reciprocal)"}}) {
-    if (count > 0) text += fmt::format("{}{} in {} of {}", text.empty() ? "" : ", ", what, count, info.numel());
+    if (count > 0) problems.push_back(fmt::format("{} in {} of {}", what, count, info.numel()));
   }
-  return text;
+  return io::joined(problems);
 }
 
 /// Of all tensors: what is wrong, by name.
@@ -290,7 +285,7 @@ Inspection inspect_checkpoint(const std::filesystem::path& path, bool as_json, b
     sum += bytes;
     if (!as_json) {
       const auto shown = scales ? scales->granularity + " " + range_text(scales->low, scales->high) : "";
-      table.row({one_line(info.name), io::name_of(info.dtype), shape_text(info.shape), grouped(bytes), shown});
+      table.row({one_line(info.name), io::name_of(info.dtype), io::shape_text(info.shape), grouped(bytes), shown});
       continue;
     }
     io::Json entry = {{"name", info.name}, {"dtype", io::name_of(info.dtype)}, {"shape", info.shape}, {"bytes", bytes}};

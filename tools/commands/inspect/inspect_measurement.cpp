@@ -16,6 +16,7 @@
 #include <vector>
 
 #include "fp8/runtime/io/base/error.h"
+#include "fp8/runtime/io/base/text.h"
 #include "fp8/runtime/io/tensors/npz.h"
 #include "fp8/tools/commands/cli/output.h"
 #include "fp8/tools/commands/cli/table.h"
@@ -101,17 +102,17 @@ std::string range_text(const Range& range) {
 
 /// Why the numbers of a measurement or a scale file can't be what they should be; empty: they can.
 std::string problem_of(const Range& range, const std::string& kind) {
-  std::string text;
+  if (kind == "shapes") return "";
+  std::vector<std::string> problems;
   const auto add = [&](std::int64_t count, const char* what) {
-    if (count > 0) text += fmt::format("{}{} in {} of {}", text.empty() ? "" : ", ", what, count, range.count);
+    if (count > 0) problems.push_back(fmt::format("{} in {} of {}", what, count, range.count));
   };
-  if (kind == "shapes") return text;
   const bool scales = kind == "scales";
   if (scales) add(range.zero, "scale 0");
   add(range.negative, scales ? "a negative scale" : "a negative amax");
   add(range.absurd,
       scales ? "an absurd scale (from 2^64 on, Inf or NaN)" : "an absurd amax (from 2^64 on, Inf or NaN)");
-  return text;
+  return io::joined(problems);
 }
 
 /// One entry per tensor of "inputs", "outputs" (lists) or "params" (an object).

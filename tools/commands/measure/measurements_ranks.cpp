@@ -8,6 +8,7 @@
 #include "fp8/measure/ranks/ranks.h"
 #include "fp8/quant/scale_file/scale_ranks.h"
 #include "fp8/runtime/io/base/error.h"
+#include "fp8/runtime/io/base/text.h"
 #include "fp8/tools/commands/measure/measurements.h"
 
 namespace fp8::commands {
@@ -18,12 +19,6 @@ using measure::FileBytes;
 using measure::StatsName;
 
 constexpr std::int64_t kMaxRanks = 65536;
-
-std::string joined(const std::vector<std::string>& words, std::size_t most = 8) {
-  std::string text;
-  for (std::size_t i = 0; i < words.size() && i < most; ++i) text += (i > 0 ? ", " : "") + words[i];
-  return words.size() > most ? text + ", ..." : text;
-}
 
 /// Throws if the sets have different prefixes or observers: which one is meant?
 void require_one_family(const std::vector<StatsName>& sets, const fs::path& path) {
@@ -63,8 +58,8 @@ int world_of(const std::vector<StatsName>& sets, const UnifyOptions& o) {
                     short_name(sets[0].with_rank(configs::Rank{0, 8})) + ".json), found none");
   if (o.world != 0) {
     if (all.count(static_cast<int>(o.world)) == 0)
-      throw io::Error(o.path.string() + ": found files of " + joined(words) + " ranks, none of --world-size " +
-                      std::to_string(o.world));
+      throw io::Error(o.path.string() + ": found files of " + io::joined_first(words) +
+                      " ranks, none of --world-size " + std::to_string(o.world));
     if (o.world <= o.ranks || o.world % o.ranks != 0)
       throw UsageError("unify: --ranks: found " + std::to_string(o.ranks) + ", allowed: a divisor of " +
                        std::to_string(o.world) + ", smaller than it");
@@ -72,9 +67,9 @@ int world_of(const std::vector<StatsName>& sets, const UnifyOptions& o) {
   }
   if (fitting.empty())
     throw UsageError("unify: --ranks: found " + std::to_string(o.ranks) +
-                     ", allowed: a divisor of the number of ranks (" + joined(words) + "), smaller than it");
+                     ", allowed: a divisor of the number of ranks (" + io::joined_first(words) + "), smaller than it");
   if (fitting.size() > 1)
-    throw UsageError("unify: " + o.path.string() + " has files of " + joined(words) +
+    throw UsageError("unify: " + o.path.string() + " has files of " + io::joined_first(words) +
                      " ranks; say which with --world-size");
   return *fitting.begin();
 }
@@ -89,7 +84,7 @@ std::vector<StatsName> all_ranks(const StatsName& set, int world) {
   }
   if (!missing.empty()) {
     throw io::Error(fs::path(set.prefix).parent_path().string() + ": " + std::to_string(missing.size()) + " of " +
-                    std::to_string(world) + " ranks are missing: " + joined(missing));
+                    std::to_string(world) + " ranks are missing: " + io::joined_first(missing));
   }
   return names;
 }
