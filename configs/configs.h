@@ -3,7 +3,7 @@
 #pragma once
 #include "fp8/configs/environment.h"
 #include "fp8/configs/module_filter.h"
-#include "fp8/configs/python_regex.h"
+#include "fp8/configs/name_patterns.h"
 #include "fp8/configs/quant_config.h"
 #include "fp8/configs/recipe_config.h"
 #include "fp8/configs/rules.h"

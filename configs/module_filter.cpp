@@ -18,7 +18,7 @@ ModuleFilter::List ModuleFilter::make_list(const ModuleList& list, const char* k
   for (const std::string& type : list.types) result.types.push_back({type});
   for (std::size_t i = 0; i < list.names.size(); ++i) {
     result.names.push_back({list.names[i]});
-    result.patterns.emplace_back(list.names[i], source + ": key '" + key + ".names[" + std::to_string(i) + "]'");
+    result.patterns.add(list.names[i], source + ": key '" + key + ".names[" + std::to_string(i) + "]'");
   }
   return result;
 }

@@ -14,7 +14,7 @@
 #include <string_view>
 #include <vector>
 
-#include "fp8/configs/python_regex.h"
+#include "fp8/configs/name_patterns.h"
 
 namespace fp8::configs {
 
@@ -51,7 +51,7 @@ class ModuleFilter {
   struct List {
     std::string key;
     std::vector<Entry> types, names;
-    std::vector<PythonRegex> patterns;  // one per name
+    NamePatterns patterns;  // one per name
     bool has_type(std::string_view type);
     bool has_name(std::string_view name);
   };

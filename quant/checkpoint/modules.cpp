@@ -5,14 +5,15 @@
 #include <optional>
 #include <set>
 
+#include "fp8/configs/name_patterns.h"
 #include "fp8/configs/option_names.h"
-#include "fp8/quant/names/name_patterns.h"
 #include "fp8/runtime/io/base/error.h"
 #include "fp8/runtime/io/base/text.h"
 
 namespace fp8::quant {
 namespace {
 
+using configs::NamePatterns;
 using configs::option_name;
 
 constexpr std::string_view kWeight = ".weight";
@@ -99,9 +100,9 @@ class CheckpointModules::Judge {
   using Maybe = std::optional<Verdict>;
 
   Verdict verdict_on(const CheckpointModule& m) const {
-    if (keep_.match(m.name)) return {Role::other, "kept by " + option_name("'keep'", "--keep"), true};
+    if (keep_.matches(m.name)) return {Role::other, "kept by " + option_name("'keep'", "--keep"), true};
     if (m.shape.size() != 2) return {Role::other};
-    if (linear_.match(m.name)) return {};
+    if (linear_.matches(m.name)) return {};
     if (const Maybe said = by_row(m)) return *said;
     if (const Maybe shown = by_evidence(m)) return *shown;
     if (const Maybe called = by_name(m)) return *called;

@@ -8,8 +8,8 @@
 #include <stdexcept>
 
 #include "fp8/configs/module_types.h"
+#include "fp8/configs/name_patterns.h"
 #include "fp8/configs/option_names.h"
-#include "fp8/quant/names/name_patterns.h"
 #include "fp8/quant/plan/kv_plan.h"
 #include "fp8/quant/plan/rules.h"
 #include "fp8/runtime/io/base/error.h"
@@ -17,6 +17,7 @@
 namespace fp8::quant {
 
 using configs::ModuleKind;
+using configs::NamePatterns;
 using configs::option_name;
 
 namespace {
@@ -59,8 +60,8 @@ std::string asked_for() { return " (" + option_name("'include'", "--include") + 
 
 /// Why a module stays in high precision without a config; empty: it is quantized.
 std::string own_reason(const ModuleInfo& m, const NamePatterns& include, const NamePatterns& exclude) {
-  if (exclude.match(m.name)) return "excluded by " + option_name("'exclude'", "--exclude");
-  if (include.match(m.name)) return is_quantizable(m.type) ? "" : "no fp8 kernel for type " + m.type;
+  if (exclude.matches(m.name)) return "excluded by " + option_name("'exclude'", "--exclude");
+  if (include.matches(m.name)) return is_quantizable(m.type) ? "" : "no fp8 kernel for type " + m.type;
   if (plan_rules::is_adapter(m.name)) return "a LoRA adapter, kept in high precision" + asked_for();
   if (m.kept.has_value() && !m.kept->empty()) return *m.kept + asked_for();
   // The errors of heads and embeddings cost most, their products least.
@@ -105,7 +106,7 @@ void plan_own_node(const NodeInfo& n, const std::vector<ModuleInfo>& modules, co
   const bool cache = kind == ModuleKind::kv_cache, mixture = kind == ModuleKind::dynamic_moe;
   const auto skip = [&](const std::string& reason) { plan.skipped.push_back({n.name, reason}); };
   if (plan_rules::kept(n.name, o, plan)) return;
-  if (exclude.match(n.name)) return skip("excluded by " + option_name("'exclude'", "--exclude"));
+  if (exclude.matches(n.name)) return skip("excluded by " + option_name("'exclude'", "--exclude"));
   if (kind == ModuleKind::no_quantize) return skip("no fp8 kernel for type " + n.type);
   if (mixture && !plan_rules::experts_planned(n.name, modules, plan))
     return skip("its experts' weights stay in high precision");
@@ -164,7 +165,7 @@ Plan own_plan(const std::vector<ModuleInfo>& modules, const std::vector<NodeInfo
     std::string reason;
     if (!plan_rules::apply_measurement(planned, o, nodes, {}, true, plan.warnings, reason)) {
       const bool listed = plan_rules::was_to_be_measured(m.name, o);
-      if (listed && (m.type == "Linear" || m.type == "Conv2d" || include.match(m.name)))
+      if (listed && (m.type == "Linear" || m.type == "Conv2d" || include.matches(m.name)))
         plan_rules::fail_unmeasured(m.name, o);
       plan.skipped.push_back(
           {m.name, listed

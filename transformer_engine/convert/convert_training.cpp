@@ -36,7 +36,9 @@ bool is_linear(const std::string& class_name) {
 class Selection {
  public:
   explicit Selection(const TrainingOptions& options)
-      : options_(options), lists_(options.allow, options.block), rules_("rules", patterns_of(options.rules)) {
+      : options_(options),
+        lists_(options.allow, options.block),
+        rules_(argument_patterns("rules", patterns_of(options.rules))) {
     for (const auto& rule : options.rules) {
       if (rule.recipe.has_value()) recipes::validate(*rule.recipe);
     }
@@ -75,7 +77,7 @@ class Selection {
 
   void warn_of_idle_patterns(const std::vector<std::string>& names, std::vector<std::string>& warnings) const {
     lists_.warn_of_idle(names, warnings);
-    rules_.warn_of_idle(names, warnings);
+    warn_of_idle("rules", rules_, names, warnings);
   }
 
   std::string scheme(const WeightModule& m) const {
@@ -105,7 +107,7 @@ class Selection {
 
   const TrainingOptions& options_;
   NameLists lists_;
-  NamePatterns rules_;
+  configs::NamePatterns rules_;
 };
 
 void check_weight(const WeightModule& m) {

@@ -13,7 +13,6 @@
 
 #include "fp8/configs/configs.h"
 #include "fp8/configs/module_types.h"
-#include "fp8/configs/python_regex.h"
 #include "fp8/measure/files/measurement_file.h"
 #include "fp8/quant/forms/form.h"
 #include "fp8/runtime/io/base/checksum.h"
@@ -69,21 +68,16 @@ Selection selection_of(const MeasureOptions& o) {
   } else {
     s.options.rank = configs::environment().process();
   }
-  std::vector<configs::PythonRegex> exclude;
-  for (const auto& pattern : o.exclude) exclude.emplace_back(pattern, "--exclude");
+  const configs::NamePatterns exclude(o.exclude, "--exclude");
   s.options.select = [configured = s.options.select, exclude, script = is_script(o.model)](const std::string& name,
                                                                                            const std::string& type) {
-    for (const auto& pattern : exclude) {
-      if (pattern.search(name)) return false;
-    }
+    if (exclude.matches(name)) return false;
     return configured ? configured(name, type)
                       : type == "Linear" || type == "Conv2d" || is_mixture(type) || (script && holds_product(type));
   };
   // With a config INC's lists say whether key-value caches are measured, and where that stands.
   if (o.config.empty() && !is_script(o.model)) {
-    s.options.kv_cache = [exclude](const std::string& name) {
-      return std::none_of(exclude.begin(), exclude.end(), [&](const auto& pattern) { return pattern.search(name); });
-    };
+    s.options.kv_cache = [exclude](const std::string& name) { return !exclude.matches(name); };
   }
   s.options.prefix = (o.out / prefix).string();
   return s;

@@ -9,7 +9,7 @@
 #include <string>
 #include <utility>
 
-#include "fp8/configs/python_regex.h"
+#include "fp8/configs/name_patterns.h"
 #include "fp8/configs/recipe_config.h"
 #include "fp8/measure/files/measurement_file.h"
 #include "fp8/runtime/device/device.h"
@@ -82,19 +82,16 @@ struct TrainPrecision::Impl {
 
   /// A misspelt pattern would leave a layer in fp8 that was to stay out of it.
   void check_keep(const std::vector<std::string>& patterns) const {
-    for (const auto& pattern : patterns) {
-      std::optional<configs::PythonRegex> regex;
-      try {
-        regex.emplace(pattern, "--keep");
-      } catch (const io::Error& error) {
-        throw UsageError(error.what());
-      }
-      bool matches = false;
-      for (const auto& item : model->named_modules()) matches = matches || regex->search(item.key());
-      if (!matches)
-        throw UsageError("--keep: found '" + pattern + "', which matches no module, allowed: what matches one, as " +
-                         "'lm_head' or 'layers\\.0\\.'");
+    configs::NamePatterns keep;
+    try {
+      keep = {patterns, "--keep"};
+    } catch (const io::Error& error) {
+      throw UsageError(error.what());
     }
+    const auto idle = keep.idle(model->named_modules().keys());
+    if (!idle.empty())
+      throw UsageError("--keep: found '" + patterns[idle[0]] + "', which matches no module, allowed: what matches " +
+                       "one, as 'lm_head' or 'layers\\.0\\.'");
   }
 
   /// Early steps pass the scale a little all the time; a jump is what a user wants to hear of.

@@ -1,0 +1,46 @@
+// SPDX-License-Identifier: Apache-2.0
+// Lists of patterns that choose modules by their dotted names ("model.layers.0.mlp.up_proj"). No torch here.
+//
+//   kind      a name is meant if                        whose patterns are of that kind
+//   search    Python's re.search finds the expression   lists of a QUANT_CONFIG; "modules" of a recipe;
+//                                                       --include, --exclude, --linear, --keep; allow, block and rules
+//                                                       of convert_modules; the blocklist in INC's checkpoints
+//   match     re.match does: \A(?:EXPRESSION)           "re:EXPRESSION" in compressed-tensors' and quark's checkpoints;
+//                                                       modules_to_not_convert of transformers
+//   wildcard  fnmatch takes it whole                    modelopt's lists, layer_quant_config of quark
+//   parts     whole parts of it are the pattern's       the table of families, quant/names/model_names.h
+//
+// Here is the first. The next two are for entries of checkpoints' configs, quant/forms/ignore_list.h.
+#pragma once
+#include <cstddef>
+#include <optional>
+#include <string>
+#include <string_view>
+#include <vector>
+
+#include "fp8/configs/python_regex.h"
+
+namespace fp8::configs {
+
+class NamePatterns {
+ public:
+  NamePatterns() = default;
+  /// `where`: the option or key, for messages. Throws io::Error for an expression that does not compile.
+  NamePatterns(const std::vector<std::string>& patterns, std::string_view where);
+  void add(std::string_view pattern, std::string_view where) { patterns_.emplace_back(pattern, where); }
+
+  bool empty() const { return patterns_.empty(); }
+  std::size_t size() const { return patterns_.size(); }
+  const PythonRegex& operator[](std::size_t i) const { return patterns_[i]; }
+
+  /// Whether any of them is found in `name`; the first that is.
+  bool matches(std::string_view name) const { return first_match(name).has_value(); }
+  std::optional<std::size_t> first_match(std::string_view name) const;
+  /// Those that are found in none of `names`: most often a slip.
+  std::vector<std::size_t> idle(const std::vector<std::string>& names) const;
+
+ private:
+  std::vector<PythonRegex> patterns_;
+};
+
+}  // namespace fp8::configs
