@@ -11,6 +11,7 @@
 #include "fp8/quant/forms/folder.h"
 #include "fp8/quant/forms/form_table.h"
 #include "fp8/quant/forms/sidecar.h"
+#include "fp8/quant/names/model_names.h"
 #include "fp8/runtime/io/base/error.h"
 #include "fp8/runtime/kernels/cast.h"
 #include "fp8/runtime/kernels/decode.h"
@@ -269,13 +270,7 @@ class Group {
 
 }  // namespace
 
-Split usual_split(const std::string& module) {
-  const std::string last = module.substr(module.rfind('.') + 1);
-  for (const char* name : {"o_proj", "out_proj", "down_proj", "dense_4h_to_h", "fc2", "w2", "c_proj"}) {
-    if (last == name) return Split::input;
-  }
-  return Split::output;
-}
+Split usual_split(const std::string& module) { return is_row_parallel_name(module) ? Split::input : Split::output; }
 
 void split_checkpoint(const fs::path& in, const fs::path& out, int world, bool overwrite, const SplitOf& split) {
   const Source source(in);

@@ -19,7 +19,7 @@ namespace fp8::quant::inc {
 
 enum class Split { output, input };
 
-/// By the usual names: o_proj, out_proj, down_proj, dense_4h_to_h, fc2, w2, c_proj by input, all others by output.
+/// By the usual names (is_row_parallel_name): o_proj, down_proj and their like by input, all others by output.
 Split usual_split(const std::string& module);
 
 using SplitOf = std::function<Split(const std::string& module)>;

@@ -249,7 +249,7 @@ void CheckpointModules::add_tied_heads(const io::Checkpoint& checkpoint, bool un
     const auto at = std::find_if(modules_.begin(), modules_.end(), [&, &pattern = embedding](const auto& m) {
       return matches_pattern(pattern, m.name) && m.role != Role::linear;
     });
-    if (at == modules_.end() || (untied && at->name == "model.embed_tokens")) continue;
+    if (at == modules_.end() || (untied && at->name == kTiedEmbedding)) continue;
     heads.insert(head);
     CheckpointModule m;
     m.name = head;

@@ -124,7 +124,8 @@ class Job {
       else
         add_module(found->second);
     }
-    if (planned_.untied()) add_module(by_weight.at("lm_head.weight"));  // after the embedding, whose tensor it reads
+    if (planned_.untied())
+      add_module(by_weight.at(kTiedHead + std::string(".weight")));  // after the embedding, whose tensor it reads
     for (const auto& kv : spec_.kv) {
       units_.push_back({kv.attention,
                         form_.kv_entries(kv, spec_),
@@ -171,7 +172,7 @@ class Job {
   void finish_folder(OutputFolder& folder, const std::string& mark, CheckpointReport& report) const {
     const io::Json config = form_.config(spec_);
     io::Json edits = {{"quantization_config", config}};
-    if ((planned_.modules().tied() || planned_.untied()) && plan_.find("lm_head") != nullptr)
+    if ((planned_.modules().tied() || planned_.untied()) && plan_.find(kTiedHead) != nullptr)
       edits["tie_word_embeddings"] = false;
     folder.write_config(source_.folder() / "config.json", edits);
     for (const auto& [name, json] : form_.extra_files(config)) folder.write_json(name, json);

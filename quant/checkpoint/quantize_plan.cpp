@@ -265,7 +265,7 @@ void CheckpointPlan::refuse_tied_heads() {
   for (const auto& m : plan_.modules) {
     const auto* head = modules_.find(m.info.name);
     if (head == nullptr || !head->tied) continue;
-    if (m.info.name != "lm_head" || head->tensor != "model.embed_tokens.weight")
+    if (m.info.name != kTiedHead || head->tensor != kTiedEmbedding + std::string(".weight"))
       throw io::Error(source_.folder().string() + ": " + m.info.name + ": is tied to " + head->tensor +
                       "; built is: an lm_head that is tied to model.embed_tokens");
     untied_ = true;

@@ -24,6 +24,7 @@ constexpr Text kTowers =
     "vision_projection";
 constexpr Text kKeyProjections = "k_proj qkv_proj query_key_value W_pack c_attn";
 constexpr Text kConv1d = "c_attn q_attn c_proj c_fc";
+constexpr Text kRowParallel = "o_proj out_proj down_proj dense_4h_to_h fc2 w2 c_proj";
 constexpr Text kTied =
     "lm_head=embed_tokens lm_head=wte lm_head=word_embeddings lm_head=shared lm_head=embed_in lm_head=tok_embeddings "
     "lm_head=embeddings";
@@ -315,6 +316,8 @@ bool is_router_name(Text module) { return matches_any(kRouters, module); }
 bool is_tower_name(Text module) { return matches_any(kTowers, module); }
 bool is_conv1d_name(Text module) { return matches_any(kConv1d, module); }
 bool is_key_projection(Text module) { return matches_any(kKeyProjections, module); }
+bool is_row_parallel_name(Text module) { return matches_any(kRowParallel, module); }
+bool is_adapter_name(Text module) { return module.starts_with("lora_") || module.find(".lora_") != Text::npos; }
 
 std::string fuse_group_of(const std::string& module) {
   const Text last = last_part(module);

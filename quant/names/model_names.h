@@ -135,6 +135,14 @@ bool is_tower_name(std::string_view module);
 bool is_conv1d_name(std::string_view module);
 /// Of keys, or of queries, keys and values at once: its parent is an attention module.
 bool is_key_projection(std::string_view module);
+/// Of a layer's way back, so that ranks share out its input, not its output: o_proj, out_proj, down_proj, dense_4h_to_h,
+/// fc2, w2, c_proj.
+bool is_row_parallel_name(std::string_view module);
+/// Part of a LoRA adapter: "q_proj.lora_A.default".
+bool is_adapter_name(std::string_view module);
+
+/// The one tied head that readers are known to take as a tensor of its own, and its embedding.
+inline constexpr char kTiedHead[] = "lm_head", kTiedEmbedding[] = "model.embed_tokens";
 
 /// The group that a module shares its weight scale with (and that engines run as one product): "PARENT.q_proj" for q, k
 /// and v, "PARENT.gate_proj" for gate and up; empty for others.

@@ -20,8 +20,7 @@ std::string reason_against(const configs::QuantConfig& config, configs::ModuleFi
   if (!selected) return "not selected by allowlist and blocklist of " + config.source;
   const bool named = !config.allowlist.empty();
   if (type == "Embedding" && !named) return "type Embedding is not quantized unless the allowlist names it";
-  if (plan_rules::is_adapter(name) && !named)
-    return "a LoRA adapter, kept in high precision unless the allowlist names it";
+  if (is_adapter_name(name) && !named) return "a LoRA adapter, kept in high precision unless the allowlist names it";
   if (config.dynamic_quantization) {
     if (found->kind == ModuleKind::kv_cache)
       return "a key-value cache has no place for the scales of each call (dynamic_quantization)";

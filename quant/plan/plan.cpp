@@ -62,7 +62,7 @@ std::string asked_for() { return " (" + option_name("'include'", "--include") + 
 std::string own_reason(const ModuleInfo& m, const NamePatterns& include, const NamePatterns& exclude) {
   if (exclude.matches(m.name)) return "excluded by " + option_name("'exclude'", "--exclude");
   if (include.matches(m.name)) return is_quantizable(m.type) ? "" : "no fp8 kernel for type " + m.type;
-  if (plan_rules::is_adapter(m.name)) return "a LoRA adapter, kept in high precision" + asked_for();
+  if (is_adapter_name(m.name)) return "a LoRA adapter, kept in high precision" + asked_for();
   if (m.kept.has_value() && !m.kept->empty()) return *m.kept + asked_for();
   // The errors of heads and embeddings cost most, their products least.
   if (kind_of_type(m.type) == ModuleKind::embedding) return "kept in high precision by default" + asked_for();

@@ -5,33 +5,15 @@
 #include <set>
 
 #include "fp8/configs/option_names.h"
+#include "fp8/quant/names/expert_names.h"
 #include "fp8/quant/scheme/underflow.h"
 #include "fp8/runtime/io/base/error.h"
 
 namespace fp8::quant::plan_rules {
 namespace {
 
-constexpr const char* kUpLists[] = {".w13_list.", ".w2_list."};
-
-/// What an expert's weight is called: MIXTURE.w13_list.E or MIXTURE.w2_list.E.
-struct ExpertName {
-  std::string mixture;
-  std::size_t expert = 0;
-  bool down = false;  ///< w2_list
-};
-std::optional<ExpertName> expert_name(const std::string& name) {
-  for (const char* list : kUpLists) {
-    const auto at = name.rfind(list);
-    if (at == std::string::npos) continue;
-    const std::string number = name.substr(at + std::string(list).size());
-    if (number.empty() || number.size() > 6 || number.find_first_not_of("0123456789") != std::string::npos) continue;
-    return ExpertName{name.substr(0, at), static_cast<std::size_t>(std::stoul(number)), list == kUpLists[1]};
-  }
-  return std::nullopt;
-}
-
 /// The amax of an expert's input, from its mixture's measurement.
-std::optional<float> expert_input(const ExpertName& expert, const PlanOptions& o) {
+std::optional<float> expert_input(const ExpertWeight& expert, const PlanOptions& o) {
   const auto* mixture = measured(o, expert.mixture);
   if (mixture == nullptr) return std::nullopt;
   if (!expert.down) return one_amax(*mixture, true, 0);
@@ -100,7 +82,7 @@ bool apply_measurement(PlannedModule& planned, const PlanOptions& o, const std::
     set_input_scale(planned.scheme, 0.0f, method, name);
     return true;
   }
-  if (const auto expert = expert_name(name)) {
+  if (const auto expert = expert_weight(name)) {
     const bool known =
         std::any_of(nodes.begin(), nodes.end(), [&](const NodeInfo& n) { return n.name == expert->mixture; });
     const auto amax = known ? expert_input(*expert, o) : std::nullopt;
@@ -114,7 +96,7 @@ bool apply_measurement(PlannedModule& planned, const PlanOptions& o, const std::
     return false;
   }
   const float amax = one_amax(*m, true, 0);
-  if (amax == 0.0f && planned.info.type == "MoeMatmul") {
+  if (amax == 0.0f && planned.info.type == kExpertType) {
     warnings.push_back(name +
                        ": its measured input is a placeholder and the mixture it belongs to was not measured; only its "
                        "weight is quantized");
@@ -164,14 +146,10 @@ void fail_unmeasured(const std::string& module, const PlanOptions& o) {
   throw io::Error("measurements: no measurement of module '" + module + "', which is to be quantized; " + hint);
 }
 
-bool is_adapter(const std::string& name) {
-  return name.starts_with("lora_") || name.find(".lora_") != std::string::npos;
-}
-
 std::size_t experts_of(const std::string& name, const std::vector<ModuleInfo>& modules) {
   std::size_t count = 0;
   for (const auto& m : modules) {
-    const auto expert = expert_name(m.name);
+    const auto expert = expert_weight(m.name);
     count += expert.has_value() && expert->down && expert->mixture == name ? 1 : 0;
   }
   return count;
@@ -182,7 +160,7 @@ bool experts_planned(const std::string& name, const std::vector<ModuleInfo>& mod
   for (const auto& m : plan.modules) planned.insert(m.info.name);
   bool any = false;
   for (const auto& m : modules) {
-    const auto expert = expert_name(m.name);
+    const auto expert = expert_weight(m.name);
     if (!expert.has_value() || expert->mixture != name) continue;
     any = true;
     if (planned.count(m.name) == 0) return false;

@@ -33,9 +33,6 @@ bool was_to_be_measured(const std::string& name, const PlanOptions& options);
 
 [[noreturn]] void fail_unmeasured(const std::string& module, const PlanOptions& options);
 
-/// "q_proj.lora_A.default": part of an adapter.
-bool is_adapter(const std::string& name);
-
 /// How many experts the mixture `name` holds, by its w2_list; whether the weights of all are in the plan.
 std::size_t experts_of(const std::string& name, const std::vector<ModuleInfo>& modules);
 bool experts_planned(const std::string& name, const std::vector<ModuleInfo>& modules, const Plan& plan);

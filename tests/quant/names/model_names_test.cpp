@@ -45,6 +45,19 @@ TEST(NamePatterns, BelowAPartAndFromTheStart) {
   EXPECT_FALSE(matches_any("", "x"));
 }
 
+TEST(ModelNames, WhatRanksShareOutByInput) {
+  for (const char* name : {"o_proj", "model.layers.0.mlp.down_proj", "h.0.attn.c_proj", "experts.3.w2", "fc2"})
+    EXPECT_TRUE(is_row_parallel_name(name)) << name;
+  for (const char* name : {"q_proj", "lm_head", "w1", "down_proj.lora_A", "my_o_proj", ""})
+    EXPECT_FALSE(is_row_parallel_name(name)) << name;
+}
+
+TEST(ModelNames, Adapters) {
+  for (const char* name : {"lora_A", "q_proj.lora_A.default", "layers.0.lora_embedding_B"})
+    EXPECT_TRUE(is_adapter_name(name)) << name;
+  for (const char* name : {"q_proj", "explora_tion.fc", "lora", ""}) EXPECT_FALSE(is_adapter_name(name)) << name;
+}
+
 TEST(ModelFamilies, EachTypeHasOneRow) {
   std::set<std::string> seen;
   for (const auto& row : model_families()) {
