@@ -2,11 +2,11 @@
 // The books of the emulated memory: the ten statistics, the limit, the printed summary. Sizes are counted by hand here.
 #include "fp8/runtime/device/allocator.h"
 
-#include <sys/resource.h>
 #include <unistd.h>
 
 #include "fp8/runtime/device/memory.h"
 #include "support/hpu_test.h"
+#include "support/peak_memory.h"
 
 namespace fp8::test {
 namespace {
@@ -58,23 +58,16 @@ TEST(MemoryStats, ResultsOfCpuKernelsAreBooked) {
   EXPECT_EQ(memory_stats().ActiveAllocs, before.ActiveAllocs + 1);
 }
 
-/// The most memory that this process ever had.
-std::int64_t peak_rss() {
-  struct rusage usage {};
-  getrusage(RUSAGE_SELF, &usage);
-  return std::int64_t{usage.ru_maxrss} << 10;
-}
-
 TEST(MemoryLimit, IsAskedBeforeTheHostAllocates) {
   const at::Tensor column = at::ones({16384, 1}, on_hpu()), row = at::ones({1, 16384}, on_hpu());
   const auto before = memory_stats();
-  const std::int64_t peak = peak_rss();
+  const std::int64_t peak = peak_memory();
   const LimitScope limit(1 << 20);
   EXPECT_THROW(at::add(column, row), c10::OutOfMemoryError);  // 1 GiB, by a CPU kernel
   at::Tensor out = at::full({3}, 7, on_hpu());
   const void* memory = out.const_data_ptr();
   EXPECT_THROW(at::add_out(out, column, row), c10::OutOfMemoryError);
-  EXPECT_LT(peak_rss(), peak + (std::int64_t{256} << 20)) << "the host gave what the device had no room for";
+  EXPECT_LT(peak_memory(), peak + (std::int64_t{256} << 20)) << "the host gave what the device had no room for";
   EXPECT_EQ(memory_stats().InUse, before.InUse + 12);
   EXPECT_EQ(out.const_data_ptr(), memory);
   EXPECT_TRUE(same_bits(out + 1, at::full({3}, 8.0f)));

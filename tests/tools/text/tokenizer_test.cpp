@@ -4,7 +4,6 @@
 #include "fp8/tools/text/tokenizer.h"
 
 #include <gmock/gmock.h>
-#include <sys/resource.h>
 
 #include <chrono>
 #include <cstdlib>
@@ -14,6 +13,7 @@
 #include <tuple>
 #include <vector>
 
+#include "support/peak_memory.h"
 #include "tools/text/fixture.h"
 
 namespace fp8::text {
@@ -290,13 +290,6 @@ TEST(Tokenizer, RunawayReplacementsEnd) {
   EXPECT_THAT(error_of([&] { Tokenizer(folder.path()).encode(std::string(1 << 12, 'a')); }), HasSubstr("replacing by"));
 }
 
-/// Bytes of the largest resident set so far.
-std::int64_t peak_rss() {
-  struct rusage usage {};
-  getrusage(RUSAGE_SELF, &usage);
-  return std::int64_t{usage.ru_maxrss} << 10;
-}
-
 TEST(Tokenizer, AChainOfStepsIsHeldToOneLimit) {
   const io::Json base = io::parse_json(kSmall, "small");
   const auto chain = [](const char* list, const io::Json& step, int count) {
@@ -315,7 +308,7 @@ TEST(Tokenizer, AChainOfStepsIsHeldToOneLimit) {
       {"pre_tokenizer", chain("pretokenizers", bytes, 30), "the pre_tokenizer makes too long a text"},
       {"decoder", chain("decoders", growing, 20), "replacing by 'aaaaaaaaaaaaaaaa' makes too long a text"}};
   Folder folder;
-  const std::int64_t before = peak_rss();
+  const std::int64_t before = test::peak_memory();
   for (const auto& [part, steps, message] : chains) {
     io::Json json = base;
     json[part] = steps;
@@ -332,7 +325,7 @@ TEST(Tokenizer, AChainOfStepsIsHeldToOneLimit) {
 #else
   constexpr std::int64_t kKeptByTheSanitizer = 0;
 #endif
-  EXPECT_LT(peak_rss(), before + (std::int64_t{200} << 20) + kKeptByTheSanitizer);
+  EXPECT_LT(test::peak_memory(), before + (std::int64_t{200} << 20) + kKeptByTheSanitizer);
 }
 
 TEST(Tokenizer, AChainOfTooManyStepsIsNamed) {

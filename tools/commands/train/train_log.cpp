@@ -3,7 +3,6 @@
 
 #include <fcntl.h>
 #include <sys/file.h>
-#include <sys/resource.h>
 #include <unistd.h>
 
 #include <cerrno>
@@ -13,6 +12,7 @@
 
 #include "fp8/runtime/device/memory.h"
 #include "fp8/runtime/io/base/error.h"
+#include "fp8/tools/commands/work/memory_budget.h"
 
 namespace fp8::commands {
 namespace {
@@ -50,9 +50,7 @@ io::Json log_entry(const trainer::StepReport& r) {
   if (memory.MaxInUse > 0) {
     entry["memory"] = {{"in_use", memory.InUse}, {"max", memory.MaxInUse}};
   } else {  // --device cpu: the system knows of the whole process only
-    rusage usage = {};
-    getrusage(RUSAGE_SELF, &usage);
-    entry["memory"] = {{"resident_max", usage.ru_maxrss * std::int64_t{1024}}};
+    entry["memory"] = {{"resident_max", peak_resident_bytes()}};
   }
   if (r.val_loss) entry["eval_loss"] = number(*r.val_loss);
   if (r.loss_scale) entry["loss_scale"] = *r.loss_scale;

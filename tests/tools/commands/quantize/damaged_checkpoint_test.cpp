@@ -3,7 +3,6 @@
 // code 1, or none at all where the file is legal.
 #include <gmock/gmock.h>
 #include <gtest/gtest.h>
-#include <sys/resource.h>
 #include <sys/stat.h>
 
 #include <fstream>
@@ -13,6 +12,7 @@
 #include "fp8/runtime/io/json/json.h"
 #include "runtime/io/tensors/safetensors_bytes.h"
 #include "runtime/io/tensors/torch_bytes.h"
+#include "support/peak_memory.h"
 #include "tools/commands/run_fp8.h"
 
 namespace fp8 {
@@ -221,13 +221,6 @@ TEST(UnusualCheckpoint, UnalignedAndTransposedWeightsAreQuantizedAsTheyMean) {
   EXPECT_THAT(bytes[0], HasSubstr("\x76\x7e"));
 }
 
-/// Peak resident memory of the largest child so far, in bytes.
-long peak_of_children() {
-  rusage usage{};
-  getrusage(RUSAGE_CHILDREN, &usage);
-  return usage.ru_maxrss * 1024;
-}
-
 TEST(UnusualCheckpoint, ManyTensorsInBoundedMemory) {
   const test::TempDir dir;
   constexpr int kTensors = 300'000;
@@ -239,11 +232,11 @@ TEST(UnusualCheckpoint, ManyTensorsInBoundedMemory) {
   put(dir / "model.safetensors", header(text + "}", kTensors));
   const auto base = test::run_fp8({"--version"});
   ASSERT_EQ(base.code, 0);
-  const long before = peak_of_children();
+  const std::int64_t before = test::peak_memory_of_children();
   const auto run = test::run_fp8({"inspect", dir.path().string()});
   EXPECT_EQ(run.code, 0) << run.err;
   EXPECT_THAT(run.out, HasSubstr("total: 300000 tensors"));
-  EXPECT_LT(peak_of_children() - before, 10 * static_cast<long>(text.size()));
+  EXPECT_LT(test::peak_memory_of_children() - before, 10 * static_cast<std::int64_t>(text.size()));
 }
 
 }  // namespace

@@ -3,7 +3,6 @@
 // killed or interrupted and resumed is the run that was not, and what it refuses.
 #include <gmock/gmock.h>
 #include <gtest/gtest.h>
-#include <sys/resource.h>
 
 #include <algorithm>
 #include <chrono>
@@ -17,6 +16,7 @@
 #include <vector>
 
 #include "fp8/runtime/io/json/json.h"
+#include "support/peak_memory.h"
 #include "support/temp_dir.h"
 #include "support/test_data.h"
 #include "tools/commands/train/train_run.h"
@@ -267,13 +267,6 @@ TEST(Train, ActivationCheckpointingChangesMemoryOnly) {
   }
 }
 
-/// The most memory that a child of this process ever had.
-std::int64_t peak_of_children() {
-  struct rusage usage {};
-  getrusage(RUSAGE_CHILDREN, &usage);
-  return std::int64_t{usage.ru_maxrss} << 10;
-}
-
 struct Refusal {
   std::vector<std::string> more;
   int code;
@@ -324,7 +317,7 @@ TEST(Train, RefusesByName) {
 TEST(Train, AnAbsurdConfigIsOneLineBeforeAnythingIsAllocated) {
   const test::TempDir folder;
   small_config(folder);
-  const auto before = peak_of_children();
+  const auto before = test::peak_memory_of_children();
   const auto expect_refused = [&](const std::vector<std::string>& more,
                                   const std::map<std::string, std::string>& environment) {
     const auto run = run_fp8(arguments(folder, "run", more), {.environment = environment});
@@ -341,7 +334,7 @@ TEST(Train, AnAbsurdConfigIsOneLineBeforeAnythingIsAllocated) {
   config["num_hidden_layers"] = 4096;
   io::write_json(file, config);
   expect_refused({}, {});
-  EXPECT_LT(peak_of_children(), std::max<std::int64_t>(before, 1 << 30));
+  EXPECT_LT(test::peak_memory_of_children(), std::max<std::int64_t>(before, 1 << 30));
 }
 
 TEST(Train, InspectDrawsItsLoss) {
