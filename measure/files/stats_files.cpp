@@ -20,7 +20,6 @@ namespace fs = std::filesystem;
 using io::Json;
 using io::PyValue;
 
-constexpr char kHooks[] = "_hooks_";
 constexpr int kMaxWorld = 1'000'000;
 
 [[noreturn]] void fail(const std::string& where, const std::string& what) { throw io::Error(where + ": " + what); }
@@ -141,7 +140,7 @@ std::optional<std::int64_t> integer_or_null(const Json& json, const char* key, c
 }  // namespace
 
 std::string StatsName::base() const {
-  return prefix + kHooks + observer + (method.empty() ? "" : "_" + method) + configs::rank_suffix(rank);
+  return prefix + io::kHooks + observer + (method.empty() ? "" : "_" + method) + configs::rank_suffix(rank);
 }
 
 bool StatsName::exists() const {
@@ -164,13 +163,13 @@ std::optional<StatsName> parse_stats_name(const std::string& path) {
   const std::string extension = file.extension().string();
   if (extension != ".json" && extension != ".npz") return std::nullopt;
   const std::string stem = path.substr(0, path.size() - extension.size());
-  if (stem.ends_with("_mod_list")) return std::nullopt;
-  const auto hooks = stem.rfind(kHooks);
+  if (stem.ends_with(io::kModuleList)) return std::nullopt;
+  const auto hooks = stem.rfind(io::kHooks);
   const auto slash = stem.rfind('/');
   if (hooks == std::string::npos || (slash != std::string::npos && hooks < slash)) return std::nullopt;
   StatsName name;
   name.prefix = stem.substr(0, hooks);
-  name.observer = stem.substr(hooks + sizeof kHooks - 1);
+  name.observer = stem.substr(hooks + sizeof io::kHooks - 1);
   name.rank = take_rank(name.observer);
   if (const auto at = method_at(name.observer); at != std::string::npos) {
     name.method = name.observer.substr(at + 1);

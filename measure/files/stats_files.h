@@ -18,6 +18,7 @@
 #include <vector>
 
 #include "fp8/configs/stats_path.h"
+#include "fp8/runtime/io/base/file_names.h"
 #include "fp8/runtime/io/json/json.h"
 #include "fp8/runtime/io/pickle/pickle.h"
 
@@ -34,7 +35,7 @@ struct StatsName {
   std::string base() const;
   std::filesystem::path json() const { return base() + ".json"; }
   std::filesystem::path npz() const { return base() + ".npz"; }
-  std::filesystem::path mod_list() const { return base() + "_mod_list.json"; }
+  std::filesystem::path mod_list() const { return base() + io::kModuleList + ".json"; }
   std::filesystem::path fingerprint() const { return base() + ".fingerprint"; }
   std::filesystem::path kv_cache() const { return base() + ".kv_cache"; }
   /// Either form is there.

@@ -13,6 +13,7 @@
 #include "fp8/quant/forms/sidecar.h"
 #include "fp8/quant/names/model_names.h"
 #include "fp8/runtime/io/base/error.h"
+#include "fp8/runtime/io/base/file_names.h"
 #include "fp8/runtime/kernels/cast.h"
 #include "fp8/runtime/kernels/decode.h"
 #include "fp8/runtime/kernels/float_bits.h"
@@ -160,8 +161,8 @@ void requantize(Tensor& codes, const std::vector<float>& from, const std::vector
 
 /// The source folder: its configs, and how many ranks it is of.
 struct Source {
-  explicit Source(const fs::path& folder) : checkpoint(folder), config(io::read_json(folder / "config.json")) {
-    const std::string where = (folder / "config.json").string();
+  explicit Source(const fs::path& folder) : checkpoint(folder), config(io::read_json(folder / io::kConfigFile)) {
+    const std::string where = (folder / io::kConfigFile).string();
     if (!config.is_object() || !config.contains("quantization_config") ||
         !inc_form().recognizes(config["quantization_config"])) {
       fail(where, "key 'quantization_config': expected INC's ('fp8_config', 'scale_method')");
@@ -194,7 +195,7 @@ void write_folder(const Source& source, const fs::path& out, int world, bool ove
   writer.commit();
   Json edits = {{"quantization_config", source.config["quantization_config"]}};
   edits["quantization_config"]["world_size"] = world == 1 ? -1 : world;
-  folder.write_config(source.checkpoint.folder() / "config.json", edits);
+  folder.write_config(source.checkpoint.folder() / io::kConfigFile, edits);
   folder.write_json("quantization_config.json", edits["quantization_config"]);
   if (!source.sidecar.is_null()) folder.write_json(kSidecarName, source.sidecar);
   folder.carry_through(source.checkpoint.folder());

@@ -8,6 +8,7 @@
 #include "fp8/configs/name_patterns.h"
 #include "fp8/configs/option_names.h"
 #include "fp8/runtime/io/base/error.h"
+#include "fp8/runtime/io/base/file_names.h"
 #include "fp8/runtime/io/base/text.h"
 
 namespace fp8::quant {
@@ -205,7 +206,7 @@ CheckpointModules::CheckpointModules(const io::Checkpoint& checkpoint, const io:
     : names_(config) {
   const io::Json tie = config.is_object() ? config.value("tie_word_embeddings", io::Json(false)) : io::Json(false);
   if (!tie.is_boolean() && !tie.is_null()) {
-    throw io::Error((checkpoint.folder() / "config.json").string() + ": key 'tie_word_embeddings': found " +
+    throw io::Error((checkpoint.folder() / io::kConfigFile).string() + ": key 'tie_word_embeddings': found " +
                     io::printable(tie.dump(-1, ' ', true), 60) + ", allowed: true, false");
   }
   tied_ = tie == io::Json(true);

@@ -11,6 +11,7 @@
 #include "fp8/quant/plan/kv_plan.h"
 #include "fp8/runtime/io/base/checksum.h"
 #include "fp8/runtime/io/base/error.h"
+#include "fp8/runtime/io/base/file_names.h"
 
 namespace fp8::quant {
 namespace {
@@ -174,7 +175,7 @@ class Job {
     io::Json edits = {{"quantization_config", config}};
     if ((planned_.modules().tied() || planned_.untied()) && plan_.find(kTiedHead) != nullptr)
       edits["tie_word_embeddings"] = false;
-    folder.write_config(source_.folder() / "config.json", edits);
+    folder.write_config(source_.folder() / io::kConfigFile, edits);
     for (const auto& [name, json] : form_.extra_files(config)) folder.write_json(name, json);
     io::Json sidecar = make_sidecar(plan_, spec_.scheme);
     if (!planned_.nonfinite().empty()) sidecar["nonfinite"] = nonfinite_json(planned_.nonfinite());

@@ -13,6 +13,7 @@
 #include "fp8/quant/forms/sidecar.h"
 #include "fp8/quant/scheme/float_dtype.h"
 #include "fp8/runtime/io/base/error.h"
+#include "fp8/runtime/io/base/file_names.h"
 #include "fp8/runtime/kernels/cast.h"
 #include "fp8/version.h"
 
@@ -197,7 +198,7 @@ class Job {
     if (!nonfinite_.empty()) note["nonfinite"] = nonfinite_json(nonfinite_);
     note["run"] = mark;
     folder.write_json(kSidecarName, note);
-    folder.write_config(source_.checkpoint.folder() / "config.json", edits);
+    folder.write_config(source_.checkpoint.folder() / io::kConfigFile, edits);
     const auto warnings = folder.carry_through(source_.checkpoint.folder());
     report_.notes.insert(report_.notes.end(), warnings.begin(), warnings.end());
   }

@@ -5,6 +5,7 @@
 #include "fp8/quant/forms/model_source.h"
 #include "fp8/quant/forms/sidecar.h"
 #include "fp8/runtime/io/base/error.h"
+#include "fp8/runtime/io/base/file_names.h"
 
 namespace fp8::quant {
 namespace {
@@ -30,9 +31,9 @@ const fs::path& existing_folder(const fs::path& model) {
 
 ConvertSource::ConvertSource(const fs::path& model, std::optional<CheckpointFormat> assume)
     : checkpoint(existing_folder(model)) {
-  config = io::read_json(model / "config.json");
+  config = io::read_json(model / io::kConfigFile);
   if (!config.is_object())
-    throw io::Error((model / "config.json").string() + ": expected an object, found " + config.type_name());
+    throw io::Error((model / io::kConfigFile).string() + ": expected an object, found " + config.type_name());
   if (fs::exists(model / kSidecarName)) sidecar = io::read_json(model / kSidecarName);
   if (assume.has_value()) {
     auto assumed = read_assumed(checkpoint, *assume);

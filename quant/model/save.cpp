@@ -21,6 +21,7 @@
 #include "fp8/quant/names/model_names.h"
 #include "fp8/runtime/device/block.h"
 #include "fp8/runtime/intercept/weight_tag.h"
+#include "fp8/runtime/io/base/file_names.h"
 
 namespace fp8::quant {
 namespace {
@@ -252,7 +253,7 @@ void save(const std::vector<std::pair<std::string, at::Tensor>>& tensors,
   OutputFolder folder(out, options.overwrite);
   write_tensors(contents, form, folder.path());
   for (const auto& [name, value] : form.extra_files(config)) folder.write_json(name, value);
-  folder.write_config(options.source.empty() ? std::filesystem::path() : options.source / "config.json",
+  folder.write_config(options.source.empty() ? std::filesystem::path() : options.source / io::kConfigFile,
                       {{"quantization_config", config}});
   folder.write_json(kSidecarName, make_sidecar(plan, scheme));
   if (!options.source.empty()) folder.carry_through(options.source);

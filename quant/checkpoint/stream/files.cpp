@@ -10,6 +10,7 @@
 #include "fp8/quant/forms/sidecar.h"
 #include "fp8/runtime/io/base/checksum.h"
 #include "fp8/runtime/io/base/error.h"
+#include "fp8/runtime/io/base/file_names.h"
 #include "fp8/version.h"
 
 namespace fp8::quant {
@@ -22,12 +23,6 @@ std::uint64_t bytes_of_unit(const Unit& unit) {
   std::uint64_t bytes = 0;
   for (const auto& e : unit.entries) bytes += bytes_of(e);
   return bytes;
-}
-
-std::string shard_name(std::size_t i, std::size_t n) {
-  char text[64];
-  std::snprintf(text, sizeof text, "model-%05zu-of-%05zu.safetensors", i + 1, n);
-  return n == 1 ? "model.safetensors" : text;
 }
 
 void share_out(std::vector<File>& files, std::int64_t world_size) {
@@ -79,7 +74,7 @@ std::vector<File> lay_out(const std::vector<Unit>& units, const StreamOptions& o
     files.back().bytes += bytes;
     files.back().units.push_back(i);
   }
-  for (std::size_t i = 0; i < files.size(); ++i) files[i].name = shard_name(i, files.size());
+  for (std::size_t i = 0; i < files.size(); ++i) files[i].name = io::shard_file(i, files.size());
   share_out(files, options.world_size);
   return files;
 }
@@ -104,8 +99,7 @@ void write_index(OutputFolder& folder, const std::vector<File>& files, const std
   io::Json map = io::Json::object();
   auto& members = map.get_ref<io::Json::object_t&>();  // sorted already: no look-up per name
   for (auto& [tensor, file] : where) members.emplace_back(tensor, file);
-  folder.write_json("model.safetensors.index.json",
-                    io::Json{{"metadata", {{"total_size", total}}}, {"weight_map", std::move(map)}});
+  folder.write_json(io::kIndexFile, io::Json{{"metadata", {{"total_size", total}}}, {"weight_map", std::move(map)}});
 }
 
 fs::path share_folder(const fs::path& out, std::int64_t rank, std::int64_t world_size) {
@@ -183,7 +177,7 @@ io::Json identity_of(const std::filesystem::path& model) {
   if (fs::is_directory(model, error)) {
     for (fs::directory_iterator entry(model, error), end; !error && entry != end; entry.increment(error)) {
       const std::string name = entry->path().filename().string(), extension = entry->path().extension().string();
-      const bool config = name == "config.json" || name == "hf_quant_config.json" || name == kSidecarName ||
+      const bool config = name == io::kConfigFile || name == "hf_quant_config.json" || name == kSidecarName ||
                           name.find(".index.json") != std::string::npos;
       if (extension == ".safetensors" || extension == ".bin" || config) paths.push_back(entry->path());
     }

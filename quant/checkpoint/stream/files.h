@@ -12,7 +12,7 @@
 
 namespace fp8::quant::stream {
 
-inline constexpr char kJournalName[] = "journal.jsonl", kShareName[] = "share.json";
+inline constexpr char kJournalName[] = "journal.jsonl";
 
 struct File {
   std::string name;                ///< "model-00001-of-00002.safetensors"

@@ -12,6 +12,7 @@
 #include "fp8/quant/forms/sidecar.h"
 #include "fp8/runtime/io/base/checksum.h"
 #include "fp8/runtime/io/base/error.h"
+#include "fp8/runtime/io/base/file_names.h"
 #include "fp8/runtime/io/base/text.h"
 #include "fp8/runtime/kernels/thread_pool.h"
 
@@ -95,7 +96,7 @@ void check_pieces(const fs::path& path, int fd, const std::string& tensor, const
 /// Throws io::Error if the share's files are not there in full, to the byte.
 void check_share(const fs::path& folder, const std::vector<Unit>& units, const std::vector<File>& files,
                  std::int64_t rank, const StreamOptions& options) {
-  io::Json found = io::read_json(folder / stream::kShareName);
+  io::Json found = io::read_json(folder / io::kShareFile);
   const io::Json finished = found.is_object() ? found.value(kChecksums, io::Json()) : io::Json();
   if (found.is_object()) found.erase(kChecksums);
   if (const std::string text = stream::difference(found, share_of(units, files, rank, options)); !text.empty())
@@ -105,7 +106,7 @@ void check_share(const fs::path& folder, const std::vector<Unit>& units, const s
     for (const auto& [unit, tensors] : finished.items()) by_unit.emplace(unit, &tensors);
   }
   if (!finished.is_object())
-    io::fail(folder / stream::kShareName,
+    io::fail(folder / io::kShareFile,
              "has no checksums, expected an object '" + std::string(kChecksums) + "'; write the share again");
   for (const auto& file : files) {
     if (file.rank != rank) continue;
@@ -162,7 +163,7 @@ std::size_t units_in(const std::vector<File>& files) {
 bool share_is_finished(const fs::path& folder, const std::vector<Unit>& units, const std::vector<File>& files,
                        const StreamOptions& options) {
   std::error_code error;
-  if (!options.resume || !fs::exists(folder / stream::kShareName, error)) return false;
+  if (!options.resume || !fs::exists(folder / io::kShareFile, error)) return false;
   check_share(folder, units, files, options.rank, options);
   return true;
 }
@@ -250,7 +251,7 @@ StreamResult write_checkpoint(const fs::path& out, const std::vector<Unit>& unit
     if (shared) {
       io::Json share = share_of(units, files, options.rank, options);
       share[kChecksums] = run->finished();
-      folder.write_json(stream::kShareName, share);
+      folder.write_json(io::kShareFile, share);
     } else {
       stream::write_index(folder, files, units);
       finish(folder);
@@ -276,7 +277,7 @@ StreamResult join_checkpoint(const fs::path& out, const std::vector<Unit>& units
   std::vector<std::int64_t> missing;
   std::error_code error;
   for (std::int64_t rank = 0; rank < options.world_size; ++rank) {
-    if (!fs::exists(stream::share_folder(out, rank, options.world_size) / stream::kShareName, error))
+    if (!fs::exists(stream::share_folder(out, rank, options.world_size) / io::kShareFile, error))
       missing.push_back(rank);
   }
   if (!missing.empty())

@@ -20,6 +20,7 @@
 #include <vector>
 
 #include "fp8/runtime/io/atomic/atomic_file.h"
+#include "fp8/runtime/io/base/file_names.h"
 #include "fp8/runtime/io/base/sync.h"
 
 namespace fp8::io {
@@ -32,9 +33,9 @@ namespace fs = std::filesystem;
 bool looks_like_an_output(const fs::path& folder) {
   for (const auto& entry : fs::directory_iterator(folder)) {
     const std::string name = entry.path().filename().string();
-    if (name == "config.json" || name == "model.safetensors.index.json" || name.ends_with(".safetensors")) return true;
-    if (name.find("_hooks_") != std::string::npos && (name.ends_with(".json") || name.ends_with(".npz"))) return true;
-    if (name.ends_with("_mod_list.json") || name == "share.json") return true;
+    if (name == kConfigFile || name == kIndexFile || name == kShareFile || name.ends_with(".safetensors")) return true;
+    if (name.find(kHooks) != std::string::npos && (name.ends_with(".json") || name.ends_with(".npz"))) return true;
+    if (name.ends_with(kModuleList + std::string(".json"))) return true;
   }
   return false;
 }

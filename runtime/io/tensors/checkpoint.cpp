@@ -4,6 +4,7 @@
 #include <algorithm>
 #include <numeric>
 
+#include "fp8/runtime/io/base/file_names.h"
 #include "fp8/runtime/io/json/json_members.h"
 #include "fp8/runtime/io/tensors/safetensors.h"
 #include "fp8/runtime/io/tensors/torch_file.h"
@@ -75,8 +76,9 @@ Checkpoint::Checkpoint(fs::path folder) : folder_(std::move(folder)) {
     folder_ = folder_.has_parent_path() ? folder_.parent_path() : fs::path(".");
     return;
   }
-  for (const auto& [name, is_torch] : {std::pair("model.safetensors", false), std::pair("pytorch_model.bin", true)}) {
-    const fs::path file = folder_ / name, index = folder_ / (std::string(name) + ".index.json");
+  for (const bool is_torch : {false, true}) {
+    const fs::path file = folder_ / (is_torch ? kTorchWeightsFile : kWeightsFile),
+                   index = folder_ / (is_torch ? kTorchIndexFile : kIndexFile);
     if (!is_there(index) && !is_there(file)) continue;
     is_there(index) ? open_shards(index, is_torch) : open_file(file, is_torch);
     return;

@@ -13,6 +13,7 @@
 #include "fp8/quant/names/expert_names.h"
 #include "fp8/quant/plan/kv_plan.h"
 #include "fp8/runtime/io/base/error.h"
+#include "fp8/runtime/io/base/file_names.h"
 #include "fp8/runtime/io/tensors/safetensors.h"
 #include "fp8/tools/commands/config/config.h"
 
@@ -24,7 +25,7 @@ namespace fs = std::filesystem;
 /// DIR/config.json; an empty object without one.
 io::Json config_of(const fs::path& folder) {
   std::error_code ignored;
-  return fs::exists(folder / "config.json", ignored) ? io::read_json(folder / "config.json") : io::Json::object();
+  return fs::exists(folder / io::kConfigFile, ignored) ? io::read_json(folder / io::kConfigFile) : io::Json::object();
 }
 
 /// By the names that modules have in memory: there the experts of a layer are one module each, whatever a file calls

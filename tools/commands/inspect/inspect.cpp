@@ -7,8 +7,10 @@
 #include <system_error>
 #include <vector>
 
+#include "fp8/measure/files/stats_files.h"
 #include "fp8/quant/forms/model_source.h"
 #include "fp8/runtime/io/base/error.h"
+#include "fp8/runtime/io/base/file_names.h"
 #include "fp8/tools/commands/cli/command.h"
 #include "fp8/tools/commands/inspect/inspect_damage.h"
 #include "fp8/tools/commands/inspect/inspect_training.h"
@@ -24,11 +26,10 @@ namespace fs = std::filesystem;
 fs::path find_measurement(const fs::path& folder) {
   std::vector<fs::path> all, plain;
   for (const auto& entry : fs::directory_iterator(folder)) {
-    const auto name = entry.path().filename().string();
-    if (!name.ends_with(".json") || name.ends_with("_mod_list.json") || name.find("_hooks_") == std::string::npos)
-      continue;
+    const auto name = measure::parse_stats_name(entry.path().string());
+    if (!name || entry.path().extension() != ".json") continue;
     all.push_back(entry.path());
-    if (name.ends_with("_hooks_maxabs.json")) plain.push_back(entry.path());
+    if (name->observer == "maxabs" && !name->is_scales() && !name->rank) plain.push_back(entry.path());
   }
   if (plain.size() == 1) return plain[0];
   if (all.size() == 1) return all[0];
@@ -46,8 +47,8 @@ Inspection inspect(const fs::path& path, bool as_json, bool read_values) {
   if (!fs::exists(path, ignored))
     throw io::Error(path.string() + ": no such file or folder" + quant::advice_on_name(path));
   if (fs::is_directory(path, ignored)) {
-    for (const char* name : {"model.safetensors", "model.safetensors.index.json", "pytorch_model.bin",
-                             "pytorch_model.bin.index.json", "config.json"})
+    for (const char* name :
+         {io::kWeightsFile, io::kIndexFile, io::kTorchWeightsFile, io::kTorchIndexFile, io::kConfigFile})
       if (fs::exists(fs::symlink_status(path / name, ignored))) return inspect_checkpoint(path, as_json, read_values);
     for (const char* name : {"model_index.json", "adapter_config.json"})
       if (fs::exists(path / name, ignored)) quant::require_model_folder(path);
@@ -72,7 +73,7 @@ constexpr const char* kOrder = "by SQNR, which is not the order of KL divergence
 
 /// Adds what casting does to the modules of a checkpoint folder. A form that can't be looked at so is a warning.
 void add_damage(const InspectOptions& o, const Context& context, Inspection& inspection) {
-  if (o.tensors_only || inspection.json["kind"] != "checkpoint" || !fs::exists(o.path / "config.json")) return;
+  if (o.tensors_only || inspection.json["kind"] != "checkpoint" || !fs::exists(o.path / io::kConfigFile)) return;
   quant::CheckpointDamage damage;
   try {
     damage = checkpoint_damage(o.path, o, context);

@@ -15,6 +15,7 @@
 #include "fp8/quant/forms/form.h"
 #include "fp8/quant/forms/nonfinite.h"
 #include "fp8/runtime/io/base/error.h"
+#include "fp8/runtime/io/base/file_names.h"
 #include "fp8/runtime/io/base/text.h"
 #include "fp8/runtime/io/tensors/safetensors.h"
 #include "fp8/runtime/kernels/block_cast.h"
@@ -146,7 +147,7 @@ Form form_of(const io::Checkpoint& checkpoint) {
     const auto it = config.find("quant_method");
     form.method = it != config.end() && it->is_string() ? it->get<std::string>() : "unnamed";
     form.method =
-        quant::name_of(quant::form_of_config(config, (checkpoint.folder() / "config.json").string()).format());
+        quant::name_of(quant::form_of_config(config, (checkpoint.folder() / io::kConfigFile).string()).format());
     auto stored = quant::read_stored(checkpoint);
     for (auto& w : stored.weights) {
       ++form.schemes[w.spec.scheme.describe() + (w.transposed ? ", stored transposed" : "")];

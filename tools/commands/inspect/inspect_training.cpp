@@ -24,7 +24,7 @@ constexpr std::size_t kLast = 20;
 
 fs::path log_of(const fs::path& path) {
   std::error_code ignored;
-  return fs::is_directory(path, ignored) ? path / "log.jsonl" : path;
+  return fs::is_directory(path, ignored) ? path / kTrainLogFile : path;
 }
 
 std::string name_of_run(const fs::path& path) {
@@ -36,7 +36,7 @@ std::string name_of_run(const fs::path& path) {
 /// The precision and recipe that train.json beside the log names, if it is there.
 io::Json settings_beside(const fs::path& log) {
   std::error_code ignored;
-  const auto file = log.parent_path() / "train.json";
+  const auto file = log.parent_path() / kTrainSettingsFile;
   return fs::exists(file, ignored) ? io::read_json(file) : io::Json::object();
 }
 
@@ -128,7 +128,7 @@ std::string page(const std::string& svg, const Inspection& inspection) {
 
 bool is_training(const fs::path& path) {
   std::error_code ignored;
-  return fs::is_directory(path, ignored) ? fs::exists(path / "log.jsonl", ignored) : path.extension() == ".jsonl";
+  return fs::is_directory(path, ignored) ? fs::exists(path / kTrainLogFile, ignored) : path.extension() == ".jsonl";
 }
 
 Inspection inspect_training(const std::vector<fs::path>& paths) {

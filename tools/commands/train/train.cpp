@@ -17,6 +17,7 @@
 #include "fp8/runtime/device/memory.h"
 #include "fp8/runtime/io/base/checksum.h"
 #include "fp8/runtime/io/base/error.h"
+#include "fp8/runtime/io/base/file_names.h"
 #include "fp8/runtime/io/json/json_edit.h"
 #include "fp8/runtime/trainer/trainer.h"
 #include "fp8/tools/commands/cli/command.h"
@@ -65,16 +66,16 @@ Start start_of(const TrainOptions& o, const Context& context) {
   const auto device = resolve_device(context);
   Start start;
   if (!o.model.empty()) {
-    refuse_what_does_not_fit(models::read_llama_config(o.model), o, context, o.model / "config.json");
+    refuse_what_does_not_fit(models::read_llama_config(o.model), o, context, o.model / io::kConfigFile);
     auto loaded = models::load_model(o.model, {.dtype = at::kFloat, .device = device});
     const auto quantized = loaded.config_json.find("quantization_config");
     if (quantized != loaded.config_json.end() && !quantized->is_null())
-      throw io::Error((o.model / "config.json").string() +
+      throw io::Error((o.model / io::kConfigFile).string() +
                       ": key 'quantization_config': the model is quantized, allowed: a high precision checkpoint");
-    refuse_experts(loaded.config, (o.model / "config.json").string());
-    start = {loaded.model, loaded.config, io::read_json_edit(o.model / "config.json").text(), o.model};
+    refuse_experts(loaded.config, (o.model / io::kConfigFile).string());
+    start = {loaded.model, loaded.config, io::read_json_edit(o.model / io::kConfigFile).text(), o.model};
   } else {
-    const auto file = fs::is_directory(o.init) ? o.init / "config.json" : o.init;
+    const auto file = fs::is_directory(o.init) ? o.init / io::kConfigFile : o.init;
     start.config_text = io::read_json_edit(file).text();
     const auto json = io::parse_json(start.config_text, file.string());
     start.config = models::parse_llama_config(json, file.string());
@@ -130,14 +131,14 @@ bool holds_nothing(const fs::path& folder) {
 /// The run in OUT is the same but for its steps: train.json says the new ones, and what was made at the end of the old
 /// ones goes.
 void go_on(const TrainOptions& o, const Context& context, const io::Json& settings) {
-  const auto file = o.out / "train.json";
+  const auto file = o.out / kTrainSettingsFile;
   const auto written = io::read_json(file);
   const auto steps = check_resume(file, written, settings, o);
-  TrainLog::refuse_if_locked(o.out / "log.jsonl");
+  TrainLog::refuse_if_locked(o.out / kTrainLogFile);
   if (!steps.warning.empty()) context.warn(steps.warning);
   if (steps.done < o.optimizer.steps) {
     std::error_code ignored;
-    fs::remove(o.out / "model.safetensors", ignored);
+    fs::remove(o.out / io::kWeightsFile, ignored);
     fs::remove_all(o.out / "measurements", ignored);
   }
   if (written != settings) io::write_json(file, settings);
@@ -145,7 +146,7 @@ void go_on(const TrainOptions& o, const Context& context, const io::Json& settin
 
 /// Makes OUT, or finds the run in it that is to go on. Returns true for the latter.
 bool open_out(const TrainOptions& o, const Context& context, const io::Json& settings) {
-  const auto file = o.out / "train.json";
+  const auto file = o.out / kTrainSettingsFile;
   std::error_code error;
   if (fs::exists(o.out, error) && !fs::is_directory(o.out, error))
     throw io::Error(o.out.string() + ": found a file, allowed: a folder");
@@ -161,9 +162,9 @@ bool open_out(const TrainOptions& o, const Context& context, const io::Json& set
     throw io::Error(o.out.string() + ": holds a run, allowed: --resume to go on with it, --overwrite to begin anew");
   if (!fs::create_directories(o.out, error) && error)
     throw io::Error(o.out.string() + ": can't be made: " + error.message());
-  if (run) TrainLog::refuse_if_locked(o.out / "log.jsonl");  // --overwrite is not meant for a run that is going on
+  if (run) TrainLog::refuse_if_locked(o.out / kTrainLogFile);  // --overwrite is not meant for a run that is going on
   for (const char* name : {"checkpoints", "measurements"}) fs::remove_all(o.out / name);
-  for (const char* name : {"model.safetensors", "log.jsonl"}) fs::remove(o.out / name, error);
+  for (const char* name : {io::kWeightsFile, kTrainLogFile}) fs::remove(o.out / name, error);
   io::write_json(file, settings);
   return false;
 }
@@ -226,7 +227,7 @@ void train(const TrainOptions& o, Context& context) {
   if (!o.eval.empty())
     eval = batches_of(o.eval, o, context, start, o.eval_batch > 0 ? o.eval_batch : o.batch, /*shuffle=*/false);
   TrainPrecision precision(o, context, start.model);
-  const auto config = io::parse_json(start.config_text, "config.json").dump();  // spaces decide nothing
+  const auto config = io::parse_json(start.config_text, io::kConfigFile).dump();  // spaces decide nothing
   io::Json more = {
       {"chunks", data.chunks().count},
       {"data_fingerprint", fmt::format("{:016x}", data.fingerprint())},
@@ -239,7 +240,7 @@ void train(const TrainOptions& o, Context& context) {
                          precision.state_hooks());
   auto options = trainer_options(o, precision);
   options.resume = resume;
-  auto log = std::make_shared<TrainLog>(o.out / "log.jsonl", precision.log_hook());
+  auto log = std::make_shared<TrainLog>(o.out / kTrainLogFile, precision.log_hook());
   trainer::Trainer trainer(std::move(options), {log, std::make_shared<ProgressCallback>(context, o.optimizer.steps)});
   const auto result = trainer.fit(task, data, eval ? &*eval : nullptr);
   if (result.stopped && result.steps < o.optimizer.steps) {

@@ -20,6 +20,9 @@
 
 namespace fp8::commands {
 
+/// In the folder of a run: this log, and what the run was asked for.
+inline constexpr char kTrainLogFile[] = "log.jsonl", kTrainSettingsFile[] = "train.json";
+
 /// The line of a step.
 io::Json log_entry(const trainer::StepReport& report);
 

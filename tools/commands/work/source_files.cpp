@@ -9,15 +9,16 @@
 #include <system_error>
 
 #include "fp8/runtime/io/base/error.h"
+#include "fp8/runtime/io/base/file_names.h"
 
 namespace fp8::commands {
 
 namespace fs = std::filesystem;
 
 namespace {
-constexpr std::string_view kNames[] = {
-    "config.json",    "generation_config.json", "model.safetensors.index.json", "pytorch_model.bin.index.json",
-    "tokenizer.json", "tokenizer_config.json",  "special_tokens_map.json"};
+constexpr std::string_view kNames[] = {io::kConfigFile,          "generation_config.json", io::kIndexFile,
+                                       io::kTorchIndexFile,      "tokenizer.json",         "tokenizer_config.json",
+                                       "special_tokens_map.json"};
 }  // namespace
 
 SourceFiles::File SourceFiles::look_at(const fs::path& path) {
