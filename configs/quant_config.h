@@ -62,8 +62,8 @@ struct QuantConfig {
   /// CONST where INC makes it so: a PCS method, fake_quant, dynamic_quantization.
   ScaleFormat scale_format = ScaleFormat::SCALAR;
   ModuleList allowlist, blocklist;
-  /// Folder and beginning of the names of measurement files (stats_path.h); relative to the working directory. Empty:
-  /// none given, see require_stats_path().
+  /// Folder and beginning of the names of measurement files (measure/files/stats_files.h); relative to the working
+  /// directory. Empty: none given, see require_stats_path().
   std::filesystem::path dump_stats_path = "stats";
   recipes::Format fp8_config = recipes::Format::E4M3;
   recipes::FloatType hp_dtype = recipes::FloatType::BF16;

@@ -42,6 +42,25 @@ TEST(StatsName, IsTakenFromPaths) {
   expect("p_hooks_shape_0_1.json", "p", "shape", "", 0, 1);
 }
 
+// As Intel Neural Compressor writes them.
+TEST(StatsName, IsThatOfItsFiles) {
+  const StatsName alone{"out/inc_output"};
+  EXPECT_EQ(alone.json(), "out/inc_output_hooks_maxabs.json");
+  EXPECT_EQ(alone.npz(), "out/inc_output_hooks_maxabs.npz");
+  EXPECT_EQ(alone.mod_list(), "out/inc_output_hooks_maxabs_mod_list.json");
+  const StatsName rank = alone.with_rank(configs::Rank{3, 8});
+  EXPECT_EQ(rank.json(), "out/inc_output_hooks_maxabs_3_8.json");
+  EXPECT_EQ(rank.mod_list(), "out/inc_output_hooks_maxabs_3_8_mod_list.json");
+  const StatsName scales{"./hqt/measure", "maxabs", "MAXABS_POW2", configs::Rank{0, 2}};
+  EXPECT_EQ(scales.npz(), "./hqt/measure_hooks_maxabs_MAXABS_POW2_0_2.npz");
+}
+
+TEST(StatsName, BeginsWithAPrefixNotAFolder) {
+  EXPECT_EQ(StatsName{"stats"}.json(), "stats_hooks_maxabs.json");
+  EXPECT_EQ(StatsName{"out/v1.5"}.json(), "out/v1.5_hooks_maxabs.json");  // no extension is cut off
+  EXPECT_EQ(StatsName{"out/"}.npz(), "out/_hooks_maxabs.npz");
+}
+
 TEST(StatsName, EverythingElseIsNone) {
   for (const char* path : {"p_hooks_maxabs_mod_list.json", "p_hooks_maxabs_0_2_mod_list.json", "p_hooks_maxabs.txt",
                            "config.json", "p_hooks_.json", "a_hooks_maxabs/x.json", ""}) {
