@@ -134,13 +134,6 @@ const std::vector<std::string>& built_in_observers() {
   return names;
 }
 
-std::optional<double> ScaleParams::observer_parameter(std::string_view name) const {
-  for (const auto& [key, value] : observer) {
-    if (key == name) return value;
-  }
-  return std::nullopt;
-}
-
 bool QuantConfig::needs_measurements() const {
   const bool quantizes = mode == QuantMode::QUANTIZE || mode == QuantMode::AUTO;
   return quantizes && !dynamic_quantization && scale_methods.needs_measurements();

@@ -12,7 +12,6 @@
 #include <map>
 #include <optional>
 #include <string>
-#include <string_view>
 #include <utility>
 #include <vector>
 
@@ -48,8 +47,6 @@ struct ScaleParams {
   std::optional<float> input_backoff, weight_backoff;
   /// "percentile": (0, 100], "bins": 16 to 65536, "save_mib": above 0; others for observers of one's own, any number.
   std::vector<std::pair<std::string, double>> observer;
-  /// One of them by name.
-  std::optional<double> observer_parameter(std::string_view name) const;
 };
 
 struct QuantConfig {

@@ -278,8 +278,6 @@ StatsName find_measurement(const std::string& where, const std::string& observer
                   ".json, ...); name one by its prefix or file");
 }
 
-std::string find_measurements(const std::string& where) { return find_measurement(where).prefix; }
-
 MeasurementFile measurement_from_json(const Json& json, const std::string& name) {
   const StatsHeader header = read_header(json, name, {"DynamicRange", "Shape"});
   MeasurementFile file;

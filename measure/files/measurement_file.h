@@ -101,9 +101,6 @@ MeasurementFile read_measurements(const StatsName& name);
 /// without rank, else the only one.
 StatsName find_measurement(const std::string& where, const std::string& observer = "maxabs");
 
-/// Its prefix.
-std::string find_measurements(const std::string& where);
-
 /// The tree of a file that was read already; `name` stands in messages.
 MeasurementFile measurement_from_json(const io::Json& json, const std::string& name);
 

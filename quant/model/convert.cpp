@@ -189,6 +189,7 @@ void refuse_set_adapters(const torch::nn::Module& model, const Plan& plan) {
   }
 }
 
+namespace {
 /// A clipping threshold fits every weight with a larger amax: only sampled values tell whether it is this model's.
 void require_measured_model(const std::vector<measure::WeightModule>& modules, const PlanOptions& options) {
   if (!options.measurements.has_value() || !options.measurements->model.has_value() ||
@@ -203,6 +204,7 @@ void require_measured_model(const std::vector<measure::WeightModule>& modules, c
   }
   measure::require_same_model(*options.measurements->model, model, "measurements");
 }
+}  // namespace
 
 Plan plan_for(const std::vector<measure::WeightModule>& modules, const std::vector<measure::OpNode>& nodes,
               const PlanOptions& options) {

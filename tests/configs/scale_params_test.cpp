@@ -10,6 +10,8 @@ namespace fp8::configs {
 namespace {
 
 using testing::HasSubstr;
+using testing::Pair;
+using testing::UnorderedElementsAre;
 
 QuantConfig parse(const char* text) { return parse_quant_config(io::parse_json(text, "q.json"), "q.json"); }
 
@@ -60,9 +62,7 @@ TEST(ScaleParams, BadBackoffs) {
 
 TEST(ScaleParams, ParametersOfObservers) {
   const QuantConfig config = parse(R"({"observer": "percentile", "scale_params": {"percentile": 99.9, "bins": 2048}})");
-  EXPECT_EQ(config.scale_params.observer_parameter("percentile"), 99.9);
-  EXPECT_EQ(config.scale_params.observer_parameter("bins"), 2048.0);
-  EXPECT_EQ(config.scale_params.observer_parameter("other"), std::nullopt);
+  EXPECT_THAT(config.scale_params.observer, UnorderedElementsAre(Pair("percentile", 99.9), Pair("bins", 2048.0)));
   EXPECT_EQ(error_of(R"({"scale_params": {"percentil": 99}, "observer": "percentile"})"),
             "q.json: key 'scale_params': unknown key 'percentil' with observer percentile, did you mean 'percentile'? "
             "allowed: input_backoff, weight_backoff, percentile, bins");

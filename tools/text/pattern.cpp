@@ -131,8 +131,6 @@ std::string error_text(int code) {
 
 }  // namespace
 
-std::string to_pcre2(const std::string& expression, const JsonPart& part) { return Translator(expression, part).run(); }
-
 struct Pattern::Regex {
   pcre2_code* code = nullptr;
   std::string name;  // for errors while matching
@@ -154,7 +152,7 @@ Pattern Pattern::regex(const std::string& expression, const JsonPart& part) {
   constexpr std::size_t kLongest = 65536;
   if (expression.size() > kLongest)
     part.fail("is an expression of " + std::to_string(expression.size()) + " bytes, allowed 65536");
-  const std::string translated = to_pcre2(expression, part);
+  const std::string translated = Translator(expression, part).run();
   Pattern pattern;
   pattern.regex_ = std::make_unique<Regex>();
   pattern.regex_->name = io::in_quotes(expression);

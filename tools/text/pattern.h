@@ -52,7 +52,4 @@ class Pattern {
   std::unique_ptr<Regex> regex_;
 };
 
-/// The expression in PCRE2's syntax; throws io::Error naming `part` on what the header lists as refused.
-std::string to_pcre2(const std::string& expression, const JsonPart& part);
-
 }  // namespace fp8::text

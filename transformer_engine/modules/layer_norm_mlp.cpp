@@ -9,7 +9,9 @@
 #include <ATen/ops/zeros_like.h>
 
 #include <ostream>
+#include <ranges>
 
+#include "fp8/runtime/io/base/text.h"
 #include "fp8/transformer_engine/modules/activation_checkpoint.h"
 #include "fp8/transformer_engine/products/fp8_weight.h"
 
@@ -37,22 +39,22 @@ constexpr Activation kActivations[] = {
     {"qgeglu", quick_gelu, true},   {"glu", sigmoid, true}, {"sreglu", squared_relu, true}};
 
 const Activation& activation_of(const std::string& name) {
-  std::string allowed;
   for (const Activation& a : kActivations) {
     if (name == a.name) return a;
-    allowed += (allowed.empty() ? "\"" : ", \"") + std::string(a.name) + "\"";
   }
-  TORCH_CHECK(false, "[te::LayerNormMLP] activation: found \"", name, "\", allowed: ", allowed);
+  const auto quoted = [](const Activation& a) { return "\"" + std::string(a.name) + "\""; };
+  TORCH_CHECK(false, "[te::LayerNormMLP] activation: found \"", name,
+              "\", allowed: ", io::joined(kActivations | std::views::transform(quoted)));
 }
 
-}  // namespace
-
-at::Tensor mlp_activation(const std::string& name, const at::Tensor& x) {
+at::Tensor activate(const std::string& name, const at::Tensor& x) {
   const Activation& a = activation_of(name);
   if (!a.gated) return a.f(x);
   const auto halves = x.chunk(2, -1);
   return a.f(halves[0]) * halves[1];
 }
+
+}  // namespace
 
 LayerNormMLPImpl::LayerNormMLPImpl(LayerNormMLPOptions options)
     : options_(std::move(options)), kind_(normalization_of("te::LayerNormMLP", options_.normalization)) {
@@ -95,8 +97,7 @@ std::pair<at::Tensor, at::Tensor> LayerNormMLPImpl::run(const at::Tensor& x,
   const at::Tensor normal =
       normalize(kind_, x, layer_norm_weight, layer_norm_bias, options_.eps, options_.zero_centered_gamma);
   const Fp8LinearOptions o = product_options(options_.minimize_memory, is_first_microbatch, is_training());
-  const at::Tensor inner =
-      mlp_activation(options_.activation, linear_or_fp8(normal, fc1_weight, fc1_bias, fc1_state_, o));
+  const at::Tensor inner = activate(options_.activation, linear_or_fp8(normal, fc1_weight, fc1_bias, fc1_state_, o));
   return {linear_or_fp8(inner, fc2_weight, options_.return_bias ? at::Tensor() : fc2_bias, fc2_state_, o), normal};
 }
 

@@ -72,7 +72,4 @@ class LayerNormMLPImpl : public Fp8Cloneable<LayerNormMLPImpl> {
 };
 TORCH_MODULE(LayerNormMLP);
 
-/// act of the table above. Throws c10::Error naming the allowed ones.
-at::Tensor mlp_activation(const std::string& name, const at::Tensor& x);
-
 }  // namespace fp8::te

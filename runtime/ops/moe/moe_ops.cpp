@@ -39,23 +39,6 @@ Tensor call_mixture_of_experts_fused(const MoeRoute& route, TensorList w12, Tens
   return call(op, route, w12, w3);
 }
 
-std::tuple<Tensor, Tensor> call_mixture_of_experts_measurement(const MoeRoute& r, TensorList w1, TensorList w2,
-                                                               TensorList w3) {
-  static const auto op =
-      handle<std::tuple<Tensor, Tensor>(const Tensor&, const Tensor&, const Tensor&, TensorList, TensorList, TensorList,
-                                        bool, std::string_view, int64_t, int64_t, bool)>("fp8_measurement");
-  return op.call(r.hidden_states, r.expert_routing_table, r.router_weights, w1, w2, w3, r.permuted_weights,
-                 r.activation, r.experts_min, r.experts_max, true);
-}
-
-std::tuple<Tensor, Tensor> call_mixture_of_experts_measurement_fused(const MoeRoute& r, TensorList w12, TensorList w3) {
-  static const auto op =
-      handle<std::tuple<Tensor, Tensor>(const Tensor&, const Tensor&, const Tensor&, TensorList, TensorList, bool,
-                                        std::string_view, int64_t, int64_t, bool)>("fp8_measurement_fused_weights");
-  return op.call(r.hidden_states, r.expert_routing_table, r.router_weights, w12, w3, r.permuted_weights, r.activation,
-                 r.experts_min, r.experts_max, true);
-}
-
 Tensor call_mixture_of_experts_fp8(const MoeRoute& r, TensorList w12, TensorList w3, const Tensor& d_hidden,
                                    TensorList d_intermediate, TensorList d_w12, TensorList d_w3) {
   const CodesWithScale given;

@@ -5,7 +5,6 @@
 #include <ATen/core/Tensor.h>
 
 #include <string>
-#include <tuple>
 
 namespace fp8::runtime::ops {
 
@@ -22,12 +21,6 @@ struct MoeRoute {
 at::Tensor call_mixture_of_experts(const MoeRoute& route, at::TensorList w1, at::TensorList w2, at::TensorList w3);
 /// w12: w1's outputs, then w2's.
 at::Tensor call_mixture_of_experts_fused(const MoeRoute& route, at::TensorList w12, at::TensorList w3);
-
-/// Result and amax (f32 [experts], max |act(x w1) * (x w2)|, 0 for experts without tokens).
-std::tuple<at::Tensor, at::Tensor> call_mixture_of_experts_measurement(const MoeRoute& route, at::TensorList w1,
-                                                                       at::TensorList w2, at::TensorList w3);
-std::tuple<at::Tensor, at::Tensor> call_mixture_of_experts_measurement_fused(const MoeRoute& route, at::TensorList w12,
-                                                                             at::TensorList w3);
 
 /// fp8, fused weights. hidden_states are codes with d_hidden (1 or T values); d_intermediate one value per expert, or
 /// an empty list: per token. d_w12 and d_w3: 1 value or one per output, each. Result bf16.

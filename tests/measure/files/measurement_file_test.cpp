@@ -271,11 +271,11 @@ TEST(MeasurementFile, FindsThePrefix) {
   write_measurements(prefix, example());
   for (const std::string& where :
        {prefix, prefix + "_hooks_maxabs.json", prefix + "_hooks_maxabs.npz", (dir / "out").string()}) {
-    EXPECT_EQ(find_measurements(where), prefix) << where;
+    EXPECT_EQ(find_measurement(where).prefix, prefix) << where;
     EXPECT_EQ(read_measurements(where).modules.size(), 3u);
   }
   std::ofstream(dir / "out/inc_output_hooks_maxabs_MAXABS_HW.json") << "{}";  // scales are no measurements
-  EXPECT_EQ(find_measurements((dir / "out").string()), prefix);
+  EXPECT_EQ(find_measurement((dir / "out").string()).prefix, prefix);
 }
 
 TEST(MeasurementFile, SaysWhatIsMissing) {

@@ -35,8 +35,7 @@ void for_each_line(const std::filesystem::path& path, F&& found) {
   }
 }
 
-}  // namespace
-
+/// The line of a step.
 io::Json log_entry(const trainer::StepReport& r) {
   io::Json entry = {{"step", r.step},
                     {"epoch", r.epoch},
@@ -57,6 +56,8 @@ io::Json log_entry(const trainer::StepReport& r) {
   if (r.skipped) entry["skipped"] = true;
   return entry;
 }
+
+}  // namespace
 
 std::vector<io::Json> read_log(const std::filesystem::path& path) {
   std::vector<io::Json> entries;

@@ -23,9 +23,6 @@ namespace fp8::commands {
 /// In the folder of a run: this log, and what the run was asked for.
 inline constexpr char kTrainLogFile[] = "log.jsonl", kTrainSettingsFile[] = "train.json";
 
-/// The line of a step.
-io::Json log_entry(const trainer::StepReport& report);
-
 /// The lines of a log; a last line cut short is left out. Throws io::Error naming file and line for anything else that
 /// is no such log.
 std::vector<io::Json> read_log(const std::filesystem::path& path);

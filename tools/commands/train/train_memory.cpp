@@ -9,6 +9,12 @@
 #include "fp8/tools/commands/cli/output.h"
 
 namespace fp8::commands {
+namespace {
+
+struct TrainingEstimate {
+  double parameters = 0;
+  double bytes = 0;
+};
 
 TrainingEstimate estimate_training(const models::LlamaConfig& config, const TrainOptions& options) {
   const double hidden = static_cast<double>(config.hidden_size), inner = static_cast<double>(config.intermediate_size);
@@ -25,6 +31,8 @@ TrainingEstimate estimate_training(const models::LlamaConfig& config, const Trai
   e.bytes = e.parameters * 4 * (2 + moments) + tokens * vocabulary * 4;
   return e;
 }
+
+}  // namespace
 
 void refuse_oversized(const models::LlamaConfig& config, const TrainOptions& options, const std::string& file,
                       double available) {

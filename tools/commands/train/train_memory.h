@@ -9,14 +9,8 @@
 
 namespace fp8::commands {
 
-struct TrainingEstimate {
-  double parameters = 0;
-  double bytes = 0;  ///< f32 weights and gradients, the optimizer's moments, the logits of one micro-batch
-};
-
-TrainingEstimate estimate_training(const models::LlamaConfig& config, const TrainOptions& options);
-
-/// Throws io::Error naming `file` where that is more than `available` bytes.
+/// Throws io::Error naming `file` where f32 weights and gradients, the optimizer's moments and the logits of one
+/// micro-batch are more than `available` bytes.
 void refuse_oversized(const models::LlamaConfig& config, const TrainOptions& options, const std::string& file,
                       double available);
 
