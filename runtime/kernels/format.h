@@ -9,13 +9,30 @@
 #pragma once
 #include <cstdint>
 
+#include "fp8/runtime/kernels/enum_names.h"
+
 namespace fp8::kernels {
 
+using fp8::name_of;
+
 enum class Format : std::uint8_t { E4M3, E5M2 };
+constexpr auto names_of(Format) {
+  using enum Format;
+  return std::to_array<EnumName<Format>>({{E4M3, "E4M3"}, {E5M2, "E5M2"}});
+}
+
 enum class Dialect : std::uint8_t { gaudi2, gaudi3, ocp };
+constexpr auto names_of(Dialect) {
+  using enum Dialect;
+  return std::to_array<EnumName<Dialect>>({{gaudi2, "gaudi2"}, {gaudi3, "gaudi3"}, {ocp, "ocp"}});
+}
 
 /// The types a code is made from and decoded to.
 enum class FloatType : std::uint8_t { F32, BF16, F16 };
+constexpr auto names_of(FloatType) {
+  using enum FloatType;
+  return std::to_array<EnumName<FloatType>>({{F32, "f32"}, {BF16, "bf16"}, {F16, "f16"}});
+}
 
 /// Largest finite magnitude; every cast saturates there.
 constexpr float fp8_max(Format format, Dialect dialect) {
@@ -24,13 +41,5 @@ constexpr float fp8_max(Format format, Dialect dialect) {
 }
 
 constexpr int size_of(FloatType type) { return type == FloatType::F32 ? 4 : 2; }
-
-constexpr const char* name_of(Format format) { return format == Format::E4M3 ? "E4M3" : "E5M2"; }
-constexpr const char* name_of(Dialect dialect) {
-  return dialect == Dialect::gaudi2 ? "gaudi2" : dialect == Dialect::gaudi3 ? "gaudi3" : "ocp";
-}
-constexpr const char* name_of(FloatType type) {
-  return type == FloatType::F32 ? "f32" : type == FloatType::BF16 ? "bf16" : "f16";
-}
 
 }  // namespace fp8::kernels

@@ -18,8 +18,6 @@
 namespace fp8::kernels {
 namespace {
 
-constexpr SimdLevel kLevels[] = {SimdLevel::scalar, SimdLevel::avx2, SimdLevel::avx512, SimdLevel::avx512bf16};
-
 #if defined(__x86_64__)
 /// clang 16's __builtin_cpu_supports does not know "f16c".
 bool has_f16c() {
@@ -48,19 +46,16 @@ SimdLevel detect() {
 }
 
 std::string allowed_levels() {
-  std::string text;
-  for (SimdLevel level : kLevels) {
-    if (level <= best_simd_level()) text += std::string(text.empty() ? "" : ", ") + name_of(level);
-  }
-  return text;
+  auto levels = enum_values<SimdLevel>();
+  std::erase_if(levels, [](SimdLevel level) { return level > best_simd_level(); });
+  return allowed_names(levels);
 }
 
 SimdLevel from_environment() {
   const char* word = std::getenv("FP8_SIMD");
   if (word == nullptr || *word == '\0') return best_simd_level();
-  for (SimdLevel level : kLevels) {
-    if (std::string(word) == name_of(level) && level <= best_simd_level()) return level;
-  }
+  const auto level = parse_enum<SimdLevel>(word);
+  if (level && *level <= best_simd_level()) return *level;
   throw std::invalid_argument("FP8_SIMD: found \"" + std::string(word) + "\", this machine allows " + allowed_levels());
 }
 
@@ -79,20 +74,6 @@ SimdLevel simd_level() {
   if (forced >= 0) return static_cast<SimdLevel>(forced);
   static const SimdLevel level = from_environment();  // a throw leaves it unset: the next call reports the error again
   return level;
-}
-
-const char* name_of(SimdLevel level) {
-  switch (level) {
-    case SimdLevel::scalar:
-      return "scalar";
-    case SimdLevel::avx2:
-      return "avx2";
-    case SimdLevel::avx512:
-      return "avx512";
-    case SimdLevel::avx512bf16:
-      return "avx512bf16";
-  }
-  return "unknown";
 }
 
 std::int64_t streaming_bytes() {

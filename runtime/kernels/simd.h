@@ -4,21 +4,26 @@
 // choices).
 #pragma once
 #include <cstdint>
-#include <string>
+
+#include "fp8/runtime/kernels/enum_names.h"
 
 namespace fp8::kernels {
 
+using fp8::name_of;
+
 /// Each level includes those before it. avx2: + FMA, F16C. avx512: F, BW, DQ, VL. avx512bf16: + VBMI, BF16.
 enum class SimdLevel { scalar, avx2, avx512, avx512bf16 };
+constexpr auto names_of(SimdLevel) {
+  using enum SimdLevel;
+  return std::to_array<EnumName<SimdLevel>>(
+      {{scalar, "scalar"}, {avx2, "avx2"}, {avx512, "avx512"}, {avx512bf16, "avx512bf16"}});
+}
 
 /// The best level this machine runs.
 SimdLevel best_simd_level();
 
 /// The level in force: best_simd_level(), or FP8_SIMD's, or that of the innermost ScopedSimdLevel.
 SimdLevel simd_level();
-
-/// "scalar", "avx2", "avx512", "avx512bf16".
-const char* name_of(SimdLevel level);
 
 /// Bytes of output from which a kernel stores around the caches: half of the last-level cache, at most 16 MiB. A
 /// smaller result is likely to be read from the cache soon.

@@ -5,6 +5,8 @@
 
 #include <cstdint>
 
+#include "fp8/runtime/kernels/format.h"
+#include "fp8/runtime/kernels/simd.h"
 #include "support/enum_names.h"
 
 namespace fp8::test {
@@ -16,14 +18,10 @@ constexpr auto names_of(Fruit) {
 }
 
 enum class Tree : std::uint8_t { oak, elm, ash };
-constexpr auto names_of(Tree) {
-  return std::to_array<EnumName<Tree>>({{Tree::oak, "oak"}, {Tree::elm, "elm"}});
-}
+constexpr auto names_of(Tree) { return std::to_array<EnumName<Tree>>({{Tree::oak, "oak"}, {Tree::elm, "elm"}}); }
 
 enum class Bush : std::uint8_t { rose, sloe };
-constexpr auto names_of(Bush) {
-  return std::to_array<EnumName<Bush>>({{Bush::rose, "rose"}, {Bush::sloe, "rose"}});
-}
+constexpr auto names_of(Bush) { return std::to_array<EnumName<Bush>>({{Bush::rose, "rose"}, {Bush::sloe, "rose"}}); }
 
 enum class Nameless : std::uint8_t { one };
 
@@ -33,7 +31,13 @@ static_assert(NamedEnum<Fruit> && !NamedEnum<Nameless> && !NamedEnum<int>);
 static_assert(std::string_view(name_of(Fruit::apple)) == "red apple");
 static_assert(parse_enum<Fruit>("red apple") == Fruit::apple);
 
-TEST(EnumNames, RoundTrip) { check_names<Fruit>(); }
+TEST(EnumNames, RoundTrip) {
+  check_names<Fruit>();
+  check_names<kernels::Format>();
+  check_names<kernels::Dialect>();
+  check_names<kernels::FloatType>();
+  check_names<kernels::SimdLevel>();
+}
 
 TEST(EnumNames, ListsInTheOrderOfTheTable) {
   EXPECT_EQ(allowed_names<Fruit>(), "pear, red apple, plum");
