@@ -47,7 +47,7 @@ kernels::GemmArgs arguments_of(const at::Tensor& x, const Fp8Tensor& w, const at
   g.k = g.a_stride = w.codes.size(1);
   g.n = g.y_stride = w.codes.size(0);
   g.m = c10::multiply_integers(x.sizes().slice(0, static_cast<std::size_t>(x.dim()) - 1));
-  g.a_type = activation_of(x.scalar_type());
+  g.a_type = storage_of(x.scalar_type());
   g.w_format = format_of(w.codes.scalar_type());
   g.y = y.mutable_data_ptr();
   g.y_type = float_type_of(y.scalar_type());

@@ -20,6 +20,14 @@ kernels::FloatType float_type_of(at::ScalarType type) {
                                  : kernels::FloatType::F16;
 }
 
+kernels::Storage storage_of(at::ScalarType type) {
+  return type == at::kFloat         ? kernels::Storage::F32
+         : type == at::kBFloat16    ? kernels::Storage::BF16
+         : type == at::kHalf        ? kernels::Storage::F16
+         : type == at::kFloat8_e5m2 ? kernels::Storage::E5M2
+                                    : kernels::Storage::E4M3;
+}
+
 void check_fp8(const char* op, const char* what, at::ScalarType type) {
   TORCH_CHECK(is_fp8(type), "[", op, "] expected ", what, " of dtype Float8_e4m3fn or Float8_e5m2, got ", type);
 }

@@ -126,14 +126,6 @@ void set_bias(kernels::GemmArgs& args, const at::Tensor& bias, const char* op) {
   args.bias_type = float_type_of(bias.scalar_type());
 }
 
-kernels::ActivationType activation_of(at::ScalarType type) {
-  return type == at::kFloat         ? kernels::ActivationType::F32
-         : type == at::kBFloat16    ? kernels::ActivationType::BF16
-         : type == at::kHalf        ? kernels::ActivationType::F16
-         : type == at::kFloat8_e5m2 ? kernels::ActivationType::E5M2
-                                    : kernels::ActivationType::E4M3;
-}
-
 at::Tensor gemm(const GemmShape& p, at::ScalarType out_dtype, const GemmTerms& terms) {
   at::Tensor out = at::empty(p.sizes, p.a.options().dtype(out_dtype));
   if (terms.add.defined()) out.copy_(terms.add);
@@ -153,7 +145,7 @@ at::Tensor gemm(const GemmShape& p, at::ScalarType out_dtype, const GemmTerms& t
     g.n = p.n;
     g.k = p.k;
     g.a = a_codes.data() + i * rows * p.k;
-    g.a_type = activation_of(p.a.scalar_type());
+    g.a_type = storage_of(p.a.scalar_type());
     g.a_stride = p.k;
     g.w = w.data();
     g.w_format = format_of(p.bt.scalar_type());

@@ -35,9 +35,7 @@ struct GemmTerms {
 
 at::Tensor gemm(const GemmShape& shape, at::ScalarType out, const GemmTerms& terms);
 
-// For whoever fills kernels::GemmArgs.
-kernels::ActivationType activation_of(at::ScalarType type);
-/// bias: contiguous, or undefined. Throws c10::Error for other sizes and dtypes.
+/// For whoever fills kernels::GemmArgs. bias: contiguous, or undefined. Throws c10::Error for other sizes and dtypes.
 void set_bias(kernels::GemmArgs& args, const at::Tensor& bias, const char* op);
 
 }  // namespace fp8::runtime

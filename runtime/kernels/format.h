@@ -34,6 +34,10 @@ constexpr auto names_of(FloatType) {
   return std::to_array<EnumName<FloatType>>({{F32, "f32"}, {BF16, "bf16"}, {F16, "f16"}});
 }
 
+/// How an array is stored.
+enum class Storage : std::uint8_t { F32, BF16, F16, E4M3, E5M2 };
+constexpr bool is_fp8(Storage type) { return type == Storage::E4M3 || type == Storage::E5M2; }
+
 /// Largest finite magnitude; every cast saturates there.
 constexpr float fp8_max(Format format, Dialect dialect) {
   if (format == Format::E5M2) return 57344.0f;

@@ -51,8 +51,8 @@ class Scratch {
 
 constexpr std::int64_t round_up(std::int64_t value, std::int64_t unit) { return (value + unit - 1) / unit * unit; }
 
-const GemmKernels& kernels_for(ActivationType type) {
-  const bool exact_in_bf16 = type != ActivationType::F32 && type != ActivationType::F16;
+const GemmKernels& kernels_for(Storage type) {
+  const bool exact_in_bf16 = type != Storage::F32 && type != Storage::F16;
 #if defined(__x86_64__)
   switch (simd_level()) {
     case SimdLevel::avx512bf16:

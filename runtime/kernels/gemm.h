@@ -26,13 +26,11 @@ namespace fp8::kernels {
 
 enum class Layout : std::uint8_t { row_major, packed };
 
-/// Activations: high precision as they are (F32 and F16 are multiplied in f32, unrounded), or fp8 codes.
-enum class ActivationType : std::uint8_t { F32, BF16, F16, E4M3, E5M2 };
-
 struct GemmArgs {
   std::int64_t m = 0, n = 0, k = 0;
   const void* a = nullptr;  ///< [m, k], elements contiguous within a row
-  ActivationType a_type = ActivationType::F32;
+  /// Activations: high precision as they are (F32 and F16 are multiplied in f32, unrounded), or fp8 codes.
+  Storage a_type = Storage::F32;
   std::int64_t a_stride = 0;        ///< elements between rows of a, >= k
   const std::uint8_t* w = nullptr;  ///< [n, k] codes, row-major dense or packed
   Format w_format = Format::E4M3;

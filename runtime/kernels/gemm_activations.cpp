@@ -104,10 +104,10 @@ void pack_activations(const GemmArgs& args, std::int64_t row0, std::int64_t rows
                       void* out) {
   const auto* a16 = static_cast<const std::uint16_t*>(args.a);
   const auto* a8 = static_cast<const std::uint8_t*>(args.a);
-  const CodeTables& tables = code_tables(args.a_type == ActivationType::E5M2 ? Format::E5M2 : Format::E4M3);
+  const CodeTables& tables = code_tables(args.a_type == Storage::E5M2 ? Format::E5M2 : Format::E4M3);
   if (layout == XLayout::BF16Pair) {
     auto* bits = static_cast<std::uint16_t*>(out);
-    if (args.a_type == ActivationType::BF16)
+    if (args.a_type == Storage::BF16)
       pack_all(args, row0, rows, tile_rows, true, LoadBf16Bits{a16}, bits);
     else
       pack_all(args, row0, rows, tile_rows, true, LoadCodeBits{a8, tables.bf16}, bits);
@@ -116,14 +116,14 @@ void pack_activations(const GemmArgs& args, std::int64_t row0, std::int64_t rows
   const bool pairs = layout == XLayout::F32Pair;
   auto* values = static_cast<float*>(out);
   switch (args.a_type) {
-    case ActivationType::F32:
+    case Storage::F32:
       return pack_all(args, row0, rows, tile_rows, pairs, LoadF32{static_cast<const float*>(args.a)}, values);
-    case ActivationType::BF16:
+    case Storage::BF16:
       return pack_all(args, row0, rows, tile_rows, pairs, LoadBf16{a16}, values);
-    case ActivationType::F16:
+    case Storage::F16:
       return pack_all(args, row0, rows, tile_rows, pairs, LoadF16{a16}, values);
-    case ActivationType::E4M3:
-    case ActivationType::E5M2:
+    case Storage::E4M3:
+    case Storage::E5M2:
       return pack_all(args, row0, rows, tile_rows, pairs, LoadCode{a8, tables.value}, values);
   }
 }

@@ -22,15 +22,15 @@ std::int64_t weight_at(const GemmArgs& args, std::int64_t n, std::int64_t k) {
 float activation(const GemmArgs& args, std::int64_t row, std::int64_t k) {
   const std::int64_t at = row * args.a_stride + k;
   switch (args.a_type) {
-    case ActivationType::F32:
+    case Storage::F32:
       return static_cast<const float*>(args.a)[at];
-    case ActivationType::BF16:
+    case Storage::BF16:
       return bf16_to_f32(static_cast<const std::uint16_t*>(args.a)[at]);
-    case ActivationType::F16:
+    case Storage::F16:
       return f16_to_f32(static_cast<const std::uint16_t*>(args.a)[at]);
-    case ActivationType::E4M3:
+    case Storage::E4M3:
       return decode_table(Format::E4M3, args.dialect)[static_cast<const std::uint8_t*>(args.a)[at]];
-    case ActivationType::E5M2:
+    case Storage::E5M2:
       break;
   }
   return decode_table(Format::E5M2)[static_cast<const std::uint8_t*>(args.a)[at]];
@@ -49,7 +49,7 @@ bool has_them(const std::uint8_t* codes, std::int64_t n) {
 
 std::vector<std::int64_t> rows_with_them(const GemmArgs& args) {
   std::vector<std::int64_t> rows;
-  if (args.a_type != ActivationType::E4M3 || args.k == 0) return rows;
+  if (args.a_type != Storage::E4M3 || args.k == 0) return rows;
   const auto* codes = static_cast<const std::uint8_t*>(args.a);
   const bool dense = args.m == 1 || args.a_stride == args.k;
   if (dense && !has_them(codes, args.m * args.k)) return rows;

@@ -18,10 +18,6 @@ namespace fp8::kernels {
 
 inline constexpr std::int64_t kOptimChunk = 2048;
 
-/// How an array is stored.
-enum class Storage : std::uint8_t { F32, BF16, F16, E4M3, E5M2 };
-constexpr bool is_fp8(Storage type) { return type == Storage::E4M3 || type == Storage::E5M2; }
-
 /// A dense array of f32, bf16 or f16; of fp8 codes only where a function says so.
 struct Array {
   void* data = nullptr;

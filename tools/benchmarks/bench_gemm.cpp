@@ -27,13 +27,13 @@ constexpr std::size_t kWeights = 4;
 
 struct Activations {
   const char* name;
-  kernels::ActivationType type;
+  kernels::Storage type;
   at::ScalarType torch_type;  // of the linear that it replaces
 };
 const Activations kActivations[] = {
-    {"bf16", kernels::ActivationType::BF16, at::kBFloat16},
-    {"e4m3", kernels::ActivationType::E4M3, at::kBFloat16},
-    {"f32", kernels::ActivationType::F32, at::kFloat},
+    {"bf16", kernels::Storage::BF16, at::kBFloat16},
+    {"e4m3", kernels::Storage::E4M3, at::kBFloat16},
+    {"f32", kernels::Storage::F32, at::kFloat},
 };
 
 struct Weights {
@@ -75,7 +75,7 @@ void check(const std::string& name, const at::Tensor& y, const at::Tensor& x, co
 void bench_case(Runner& runner, const Weights& weights, std::int64_t m, const Activations& a) {
   const std::string name = std::string(a.name) + " M=" + std::to_string(m);
   const at::Tensor codes = at::randint(0, 0x70, {m, kK}, at::kByte);
-  const bool coded = a.type == kernels::ActivationType::E4M3;
+  const bool coded = a.type == kernels::Storage::E4M3;
   const at::Tensor torch_x =
       coded ? codes.view(at::kFloat8_e4m3fn).to(at::kBFloat16) : at::randn({m, kK}).to(a.torch_type);
   const at::Tensor x = coded ? codes : torch_x;
@@ -116,7 +116,7 @@ void bench_transposed(Runner& runner, std::int64_t m, std::int64_t n, std::int64
                    bf16_x = x.view(at::kFloat8_e4m3fn).to(at::kBFloat16);
   kernels::GemmArgs args;
   args.m = m, args.n = n, args.k = k;
-  args.a = gt.const_data_ptr(), args.a_type = kernels::ActivationType::E5M2, args.a_stride = k;
+  args.a = gt.const_data_ptr(), args.a_type = kernels::Storage::E5M2, args.a_stride = k;
   args.w = xt.const_data_ptr<std::uint8_t>();
   args.y = y.mutable_data_ptr(), args.y_stride = n, args.y_type = kernels::FloatType::BF16;
   kernels::gemm(args);

@@ -164,14 +164,13 @@ void ForwardThread::multiply_v(std::int64_t head, std::int64_t rows) {
 }
 
 void ForwardThread::multiply_v_fp8(std::int64_t rows) {
-  const bool e5m2 = in_.q.scalar_type() == at::kFloat8_e5m2;
   for (std::int64_t key = first_; key < last_; key += kKeyChunk) {
     kernels::GemmArgs g;
     g.m = rows;
     g.n = in_.heads.value_depth;
     g.k = std::min(kKeyChunk, last_ - key);
     g.a = codes_.data() + (key - first_);
-    g.a_type = e5m2 ? kernels::ActivationType::E5M2 : kernels::ActivationType::E4M3;
+    g.a_type = storage_of(in_.q.scalar_type());
     g.a_stride = last_ - first_;
     g.w = v_turned_.data() + key * g.n;
     g.w_format = format_of(in_.v.scalar_type());

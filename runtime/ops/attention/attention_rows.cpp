@@ -71,7 +71,7 @@ void ScoreBlock::compute(std::int64_t head, std::int64_t row, std::int64_t rows,
     g.n = n;
     g.k = h.depth;
     g.a = const_bytes_at(in_.q, q0);
-    g.a_type = in_.q.scalar_type() == at::kFloat8_e5m2 ? kernels::ActivationType::E5M2 : kernels::ActivationType::E4M3;
+    g.a_type = storage_of(in_.q.scalar_type());
     g.a_stride = h.depth;
     g.w = const_bytes_at(in_.k, k0 + first * h.depth);
     g.w_format = format_of(in_.k.scalar_type());

@@ -17,6 +17,7 @@ using runtime::float_type_of;
 using runtime::format_of;
 using runtime::is_fp8;
 using runtime::is_high_precision;
+using runtime::storage_of;
 
 /// How the device in force reads E4M3 codes: gaudi2 on Gaudi2, else gaudi3 (= ocp). To be asked on the calling thread,
 /// not in the pool's: a DeviceKindScope is a thread's own.

@@ -124,8 +124,7 @@ at::Tensor conv2d_fp8(const at::Tensor& input, const at::Tensor& weight, const s
       p.n = per_group;
       p.k = g.patch();
       p.a = patches.const_data_ptr();
-      p.a_type =
-          input.scalar_type() == at::kFloat8_e5m2 ? kernels::ActivationType::E5M2 : kernels::ActivationType::E4M3;
+      p.a_type = storage_of(input.scalar_type());
       p.a_stride = p.k;
       p.w = bytes(w) + group * per_group * p.k;
       p.w_format = format_of(weight.scalar_type());

@@ -33,14 +33,6 @@ struct Rows {
   std::vector<float> scale;
 };
 
-kernels::ActivationType activation_type(at::ScalarType type) {
-  if (type == at::kFloat8_e5m2) return kernels::ActivationType::E5M2;
-  if (type == at::kFloat8_e4m3fn) return kernels::ActivationType::E4M3;
-  return type == at::kFloat      ? kernels::ActivationType::F32
-         : type == at::kBFloat16 ? kernels::ActivationType::BF16
-                                 : kernels::ActivationType::F16;
-}
-
 /// The weight as [N, K] bytes.
 at::Tensor upright(const at::Tensor& w, bool permuted) {
   const at::Tensor codes = w.view(at::kByte), turned = permuted ? codes : codes.t();
@@ -72,7 +64,7 @@ kernels::GemmArgs product_of(const Rows& a, const at::Tensor& w, kernels::Format
   g.n = w.size(0);
   g.k = w.size(1);
   g.a = a.data.const_data_ptr();
-  g.a_type = activation_type(a.data.scalar_type());
+  g.a_type = storage_of(a.data.scalar_type());
   g.a_stride = g.k;
   g.w = static_cast<const std::uint8_t*>(w.const_data_ptr());
   g.w_format = format;

@@ -17,7 +17,6 @@ namespace fp8::runtime::ops {
 namespace {
 
 using kernels::Array;
-using kernels::Storage;
 
 bool same_strides(at::IntArrayRef a, at::IntArrayRef b, at::IntArrayRef sizes) {
   for (std::size_t i = 0; i < sizes.size(); ++i) {
@@ -118,11 +117,7 @@ class HostArrays {
     Array array;
     array.data = const_cast<void*>(host.const_data_ptr());
     array.n = host.numel();
-    array.type = type == at::kFloat           ? Storage::F32
-                 : type == at::kBFloat16      ? Storage::BF16
-                 : type == at::kHalf          ? Storage::F16
-                 : type == at::kFloat8_e4m3fn ? Storage::E4M3
-                                              : Storage::E5M2;
+    array.type = storage_of(type);
     return array;
   }
 

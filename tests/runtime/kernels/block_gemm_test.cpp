@@ -86,7 +86,7 @@ TEST_P(BlockGemm, OddSizesMatchF64) {
       for (const std::int64_t k : {0, 1, 4, 31, 64, 130, 300}) {
         Problem p;
         p.m = m, p.n = n, p.k = k;
-        p.a_type = static_cast<ActivationType>(turn % 5);
+        p.a_type = static_cast<Storage>(turn % 5);
         p.w_format = turn % 7 == 2 ? Format::E5M2 : Format::E4M3;
         p.y_type = turn % 2 == 0 ? FloatType::F32 : FloatType::BF16;
         p.bias_type = static_cast<FloatType>(turn / 2 % 3);
@@ -113,7 +113,7 @@ TEST_P(BlockGemm, BitsDependOnNeitherThreadsNorRows) {
   const ScopedSimdLevel level(GetParam());
   Problem p;
   p.m = 70, p.n = 200, p.k = 520;
-  p.a_type = ActivationType::E4M3;
+  p.a_type = Storage::E4M3;
   p.fill(3);
   Blocks b;
   b.group = 128, b.block_rows = 48;

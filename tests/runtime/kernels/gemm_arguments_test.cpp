@@ -31,7 +31,7 @@ TEST(Gemm, StaysWithinItsBuffers) {
         for (const std::int64_t k : {1, 5, 61, 67, 257}) {
           Problem p;
           p.m = m, p.n = n, p.k = k;
-          p.a_type = static_cast<ActivationType>(k % 5), p.y_type = static_cast<FloatType>(n % 3), p.w_channels = true,
+          p.a_type = static_cast<Storage>(k % 5), p.y_type = static_cast<FloatType>(n % 3), p.w_channels = true,
           p.has_bias = true;
           p.fill(2);
           p.a_scale = {0x1p-12f};

@@ -80,7 +80,7 @@ inline void store(std::vector<std::uint8_t>& bytes, FloatType type, std::int64_t
 // A gemm with everything it reads, surrounded by NaN.
 struct Problem {
   std::int64_t m = 1, n = 1, k = 1;
-  ActivationType a_type = ActivationType::F32;
+  Storage a_type = Storage::F32;
   Format w_format = Format::E4M3;
   FloatType y_type = FloatType::F32, bias_type = FloatType::F32;
   bool has_bias = false, accumulate = false, a_rows = false, w_channels = false;
@@ -88,24 +88,22 @@ struct Problem {
   std::vector<std::uint8_t> a, w, packed, bias, y0;
   std::vector<float> a_scale, w_scale;
 
-  int a_size() const {
-    return a_type == ActivationType::F32 ? 4 : a_type == ActivationType::BF16 || a_type == ActivationType::F16 ? 2 : 1;
-  }
+  int a_size() const { return a_type == Storage::F32 ? 4 : a_type == Storage::BF16 || a_type == Storage::F16 ? 2 : 1; }
   std::int64_t a_stride() const { return k + a_gap; }
   std::int64_t y_stride() const { return n + y_gap; }
 
   double a_at(std::int64_t row, std::int64_t col) const {
     const std::int64_t i = row * a_stride() + col;
     switch (a_type) {
-      case ActivationType::E4M3:
+      case Storage::E4M3:
         return value_of(a[static_cast<std::size_t>(i)], Format::E4M3);
-      case ActivationType::E5M2:
+      case Storage::E5M2:
         return value_of(a[static_cast<std::size_t>(i)], Format::E5M2);
-      case ActivationType::F32:
+      case Storage::F32:
         return load(a, FloatType::F32, i);
-      case ActivationType::BF16:
+      case Storage::BF16:
         return load(a, FloatType::BF16, i);
-      case ActivationType::F16:
+      case Storage::F16:
         return load(a, FloatType::F16, i);
     }
     return 0;
@@ -132,15 +130,15 @@ struct Problem {
     for (std::int64_t r = 0; r < m; ++r)
       for (std::int64_t c = 0; c < k; ++c) {
         const std::int64_t i = r * a_stride() + c;
-        if (a_type == ActivationType::E4M3)
+        if (a_type == Storage::E4M3)
           a[static_cast<std::size_t>(i)] = code(Format::E4M3);
-        else if (a_type == ActivationType::E5M2)
+        else if (a_type == Storage::E5M2)
           a[static_cast<std::size_t>(i)] = code(Format::E5M2);
         else
           store(a,
-                a_type == ActivationType::F32    ? FloatType::F32
-                : a_type == ActivationType::BF16 ? FloatType::BF16
-                                                 : FloatType::F16,
+                a_type == Storage::F32    ? FloatType::F32
+                : a_type == Storage::BF16 ? FloatType::BF16
+                                          : FloatType::F16,
                 i, normal(random));
       }
     w.resize(static_cast<std::size_t>(n * k));

@@ -42,7 +42,7 @@ TEST_P(GemmLevel, OddSizesMatchF64) {
       for (const std::int64_t k : kOdd) {
         Problem p;
         p.m = m, p.n = n, p.k = k;
-        p.a_type = static_cast<ActivationType>(turn % 5);
+        p.a_type = static_cast<Storage>(turn % 5);
         p.w_format = turn % 3 == 2 ? Format::E5M2 : Format::E4M3;
         p.y_type = static_cast<FloatType>(turn / 5 % 3);
         p.bias_type = static_cast<FloatType>(turn / 2 % 3);
@@ -66,7 +66,7 @@ TEST_P(GemmLevel, OddSizesMatchF64) {
 TEST_P(GemmLevel, LongSumsMatchF64) {
   const ScopedSimdLevel level(GetParam());
   for (const std::int64_t m : {1, 3, 6, 16, 47})
-    for (const auto a_type : {ActivationType::F32, ActivationType::BF16, ActivationType::E5M2}) {
+    for (const auto a_type : {Storage::F32, Storage::BF16, Storage::E5M2}) {
       Problem p;
       p.m = m, p.n = 16 * 7 + 3, p.k = 1283;
       p.a_type = a_type;
@@ -83,7 +83,7 @@ TEST_P(GemmLevel, LongSumsMatchF64) {
 TEST_P(GemmLevel, All256CodesAreExact) {
   const ScopedSimdLevel level(GetParam());
   for (const Format format : {Format::E4M3, Format::E5M2})
-    for (const auto a_type : {ActivationType::F32, ActivationType::BF16, ActivationType::E4M3})
+    for (const auto a_type : {Storage::F32, Storage::BF16, Storage::E4M3})
       for (const std::int64_t m : {1, 4, 7, 40}) {
         Problem p;
         p.m = m, p.n = 256, p.k = 9, p.a_type = a_type, p.w_format = format;
@@ -95,10 +95,10 @@ TEST_P(GemmLevel, All256CodesAreExact) {
           p.w[static_cast<std::size_t>(c * 9 + c % 9)] = static_cast<std::uint8_t>(c);
         for (std::int64_t r = 0; r < m; ++r)
           for (std::int64_t i = 0; i < 9; ++i) {
-            if (a_type == ActivationType::E4M3)
+            if (a_type == Storage::E4M3)
               p.a[static_cast<std::size_t>(r * 9 + i)] = 0x38;
             else
-              store(p.a, a_type == ActivationType::F32 ? FloatType::F32 : FloatType::BF16, r * 9 + i, 1.0);
+              store(p.a, a_type == Storage::F32 ? FloatType::F32 : FloatType::BF16, r * 9 + i, 1.0);
           }
         p.pack();
         for (const Layout layout : {Layout::packed, Layout::row_major}) {
@@ -120,8 +120,7 @@ TEST_P(GemmLevel, All256CodesAreExact) {
 TEST_P(GemmLevel, NanReachesItsOutputsOnly) {
   const ScopedSimdLevel level(GetParam());
   for (const Format format : {Format::E4M3, Format::E5M2})
-    for (const auto a_type :
-         {ActivationType::F32, ActivationType::BF16, ActivationType::F16, ActivationType::E4M3, ActivationType::E5M2})
+    for (const auto a_type : {Storage::F32, Storage::BF16, Storage::F16, Storage::E4M3, Storage::E5M2})
       for (const std::int64_t m : {1, 3, 9, 35}) {
         Problem p;
         p.m = m, p.n = 37, p.k = 700, p.a_type = a_type, p.w_format = format;
@@ -149,7 +148,7 @@ TEST_P(GemmLevel, ThreadsDoNotChangeABit) {
       for (const Layout layout : {Layout::packed, Layout::row_major}) {
         Problem p;
         p.m = m, p.n = n, p.k = 517;
-        p.a_type = ActivationType::BF16, p.y_type = FloatType::BF16, p.a_rows = p.w_channels = true;
+        p.a_type = Storage::BF16, p.y_type = FloatType::BF16, p.a_rows = p.w_channels = true;
         p.fill(static_cast<unsigned>(m + n));
         set_num_threads(1);
         const auto one = p.run(layout);
@@ -164,7 +163,7 @@ TEST_P(GemmLevel, ThreadsDoNotChangeABit) {
 // A row's result does not depend on the rows that were computed with it (header: the order depends on k alone).
 TEST_P(GemmLevel, ARowAloneGivesTheSameBits) {
   const ScopedSimdLevel level(GetParam());
-  for (const auto a_type : {ActivationType::F32, ActivationType::BF16, ActivationType::E4M3}) {
+  for (const auto a_type : {Storage::F32, Storage::BF16, Storage::E4M3}) {
     Problem p;
     p.m = 100, p.n = 70, p.k = 1029, p.a_type = a_type;
     p.fill(77);
@@ -188,7 +187,7 @@ TEST_P(GemmLevel, ManyRowsAndLongRows) {
   const ScopedSimdLevel level(GetParam());
   for (const auto& [m, n, k] : {std::tuple<int, int, int>{1030, 33, 21}, {40, 5, 140001}}) {
     Problem p;
-    p.m = m, p.n = n, p.k = k, p.a_type = ActivationType::BF16, p.a_rows = true;
+    p.m = m, p.n = n, p.k = k, p.a_type = Storage::BF16, p.a_rows = true;
     p.fill(9);
     p.check(p.run(Layout::row_major), "row_major");
     if (HasFatalFailure()) return;
@@ -267,7 +266,7 @@ double ieee_value(std::uint8_t code, Format format) {
 // An output that meets a code from 0x78 on is what arithmetic with infinity and NaN gives; all others keep their bits.
 TEST_P(GemmLevel, OnGaudi2OutputsThatMeetInfinityOrNanShowItAndTheOthersKeepTheirBits) {
   const ScopedSimdLevel level(GetParam());
-  for (const auto a_type : {ActivationType::E4M3, ActivationType::E5M2, ActivationType::BF16}) {
+  for (const auto a_type : {Storage::E4M3, Storage::E5M2, Storage::BF16}) {
     for (const auto w_format : {Format::E4M3, Format::E5M2}) {
       Problem p;
       p.m = 9, p.n = 37, p.k = 130, p.a_type = a_type, p.w_format = w_format;
@@ -277,13 +276,13 @@ TEST_P(GemmLevel, OnGaudi2OutputsThatMeetInfinityOrNanShowItAndTheOthersKeepThei
       const auto tame = [](std::uint8_t& code) {
         if ((code & 0x7F) >= 0x78) code = 0x40;
       };
-      if (a_type == ActivationType::E4M3)
+      if (a_type == Storage::E4M3)
         for (auto& code : p.a) tame(code);
       if (w_format == Format::E4M3)
         for (auto& code : p.w) tame(code);
       p.pack();
       const std::vector<std::uint8_t> plain = p.run(Layout::row_major);
-      if (a_type == ActivationType::E4M3) {
+      if (a_type == Storage::E4M3) {
         p.a[static_cast<std::size_t>(2 * p.a_stride() + 5)] = 0x78;    // infinity
         p.a[static_cast<std::size_t>(4 * p.a_stride() + 129)] = 0xFB;  // NaN
       }
@@ -295,13 +294,12 @@ TEST_P(GemmLevel, OnGaudi2OutputsThatMeetInfinityOrNanShowItAndTheOthersKeepThei
       }
       p.pack();
       const auto a_at = [&](std::int64_t r, std::int64_t k) {
-        return a_type == ActivationType::E4M3
-                   ? ieee_value(p.a[static_cast<std::size_t>(r * p.a_stride() + k)], Format::E4M3)
-                   : p.a_at(r, k);
+        return a_type == Storage::E4M3 ? ieee_value(p.a[static_cast<std::size_t>(r * p.a_stride() + k)], Format::E4M3)
+                                       : p.a_at(r, k);
       };
       Problem zeroed = p;  // the reference of outputs whose weights were zeroed
       for (auto& code : zeroed.w) tame(code);
-      if (a_type == ActivationType::E4M3)
+      if (a_type == Storage::E4M3)
         for (auto& code : zeroed.a) tame(code);
       const std::vector<std::uint8_t> finite = zeroed.run(Layout::row_major);
       for (const Layout layout : {Layout::row_major, Layout::packed}) {
@@ -325,10 +323,10 @@ TEST_P(GemmLevel, OnGaudi2OutputsThatMeetInfinityOrNanShowItAndTheOthersKeepThei
             ASSERT_TRUE(std::isnan(sum) ? std::isnan(got) : got == sum) << r << "," << c << ": " << got;
           }
         }
-        EXPECT_EQ(special, (a_type == ActivationType::E4M3 ? 2 * p.n : 0) + (w_format == Format::E4M3 ? 2 * p.m : 0) -
-                               (a_type == ActivationType::E4M3 && w_format == Format::E4M3 ? 4 : 0));
+        EXPECT_EQ(special, (a_type == Storage::E4M3 ? 2 * p.n : 0) + (w_format == Format::E4M3 ? 2 * p.m : 0) -
+                               (a_type == Storage::E4M3 && w_format == Format::E4M3 ? 4 : 0));
       }
-      if (a_type != ActivationType::E4M3 && w_format != Format::E4M3) {
+      if (a_type != Storage::E4M3 && w_format != Format::E4M3) {
         EXPECT_EQ(plain == finite, true);
       }
     }
