@@ -9,9 +9,11 @@
 //   }
 //   using fp8::name_of;  // once a header: quant::name_of(x) besides name_of(x)
 //
-// A row for each value, in the order in which messages list them; no name stands twice.
+// A row for each value, in the order in which messages list them; no name stands twice. Rows may have more columns than
+// EnumName.
 #pragma once
 #include <array>
+#include <initializer_list>
 #include <optional>
 #include <string>
 #include <string_view>
@@ -52,20 +54,35 @@ constexpr std::optional<E> parse_enum(std::string_view name) {
   return std::nullopt;
 }
 
-/// All values, in the order of the table.
+/// What a reader takes, and what it calls it: a table, some of its rows, or names of the reader's own.
+template <class E>
+using EnumChoice = std::vector<EnumName<E>>;
+
 template <NamedEnum E>
-std::vector<E> enum_values() {
-  std::vector<E> values;
-  for (const auto& row : enum_names<E>) values.push_back(row.value);
-  return values;
+EnumChoice<E> choice_of() {
+  EnumChoice<E> all;
+  for (const auto& row : enum_names<E>) all.push_back({row.value, row.name});
+  return all;
+}
+
+template <NamedEnum E>
+EnumChoice<E> choice_of(std::initializer_list<E> values) {
+  EnumChoice<E> some;
+  for (const E value : values) some.push_back({value, name_of(value)});
+  return some;
 }
 
 /// "own, inc": what messages call allowed.
-template <NamedEnum E>
-std::string allowed_names(const std::vector<E>& among = enum_values<E>()) {
+template <class E>
+std::string allowed_names(const EnumChoice<E>& choice) {
   std::string list;
-  for (const E value : among) list += (list.empty() ? "" : ", ") + std::string(name_of(value));
+  for (const auto& row : choice) list += (list.empty() ? "" : ", ") + std::string(row.name);
   return list;
+}
+
+template <NamedEnum E>
+std::string allowed_names() {
+  return allowed_names(choice_of<E>());
 }
 
 }  // namespace fp8

@@ -46,8 +46,8 @@ SimdLevel detect() {
 }
 
 std::string allowed_levels() {
-  auto levels = enum_values<SimdLevel>();
-  std::erase_if(levels, [](SimdLevel level) { return level > best_simd_level(); });
+  auto levels = choice_of<SimdLevel>();
+  std::erase_if(levels, [](const auto& level) { return level.value > best_simd_level(); });
   return allowed_names(levels);
 }
 

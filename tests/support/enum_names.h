@@ -39,10 +39,10 @@ template <NamedEnum E>
 void check_names() {
   static_assert(has_a_row_for_each_value<E>());
   static_assert(has_a_name_for_each_row<E>(), "a name is empty, or stands for two values");
-  for (const auto& [value, name] : enum_names<E>) {
-    EXPECT_STREQ(name_of(value), name);
-    EXPECT_TRUE(parse_enum<E>(name) == value) << name;
-    EXPECT_FALSE(parse_enum<E>(name + std::string(" ")).has_value()) << name;
+  for (const auto& row : enum_names<E>) {
+    EXPECT_STREQ(name_of(row.value), row.name);
+    EXPECT_TRUE(parse_enum<E>(row.name) == row.value) << row.name;
+    EXPECT_FALSE(parse_enum<E>(row.name + std::string(" ")).has_value()) << row.name;
   }
   EXPECT_FALSE(parse_enum<E>("").has_value());
   EXPECT_STREQ(name_of(static_cast<E>(enum_names<E>.size())), "unknown");
