@@ -96,10 +96,6 @@ DeviceKind device_kind() {
   return g_kind_override >= 0 ? static_cast<DeviceKind>(g_kind_override) : from_environment;
 }
 
-const char* name_of(DeviceKind kind) {
-  return kind == DeviceKind::gaudi ? "GAUDI" : kind == DeviceKind::gaudi2 ? "GAUDI2" : "GAUDI3";
-}
-
 kernels::Dialect device_dialect(const char* op) {
   const DeviceKind kind = device_kind();
   TORCH_CHECK(kind != DeviceKind::gaudi, "[", op,

@@ -7,6 +7,8 @@
 
 namespace fp8::runtime {
 
+using fp8::name_of;
+
 inline constexpr int kMaxDevices = 16;
 
 /// FP8_HPU_DEVICES, default 1; never invented.
@@ -17,11 +19,13 @@ c10::DeviceIndex current_device();
 
 /// Which accelerator is emulated. The first generation has neither fp8 nor fp16.
 enum class DeviceKind : std::uint8_t { gaudi, gaudi2, gaudi3 };
+constexpr auto names_of(DeviceKind) {
+  using enum DeviceKind;
+  return std::to_array<EnumName<DeviceKind>>({{gaudi, "GAUDI"}, {gaudi2, "GAUDI2"}, {gaudi3, "GAUDI3"}});
+}
 
 /// FP8_HPU_DEVICE=gaudi|gaudi2|gaudi3 (default gaudi3), or the innermost DeviceKindScope of this thread.
 DeviceKind device_kind();
-/// "GAUDI", "GAUDI2", "GAUDI3".
-const char* name_of(DeviceKind kind);
 
 /// The E4M3 dialect of the hpu:: operators: gaudi2 on Gaudi2, else gaudi3 (= ocp numbers). Throws on the first
 /// generation.

@@ -7,7 +7,7 @@
 //     using enum Convention;
 //     return std::to_array<EnumName<Convention>>({{own, "own"}, {inc, "inc"}});
 //   }
-//   using fp8::name_of;  // once a header: quant::name_of(x) besides name_of(x)
+//   using fp8::name_of;  // once a header, so that quant::name_of(x) is a spelling of it too
 //
 // A row for each value, in the order in which messages list them; no name stands twice. Rows may have more columns than
 // EnumName.

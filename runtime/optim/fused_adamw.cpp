@@ -77,12 +77,12 @@ at::Tensor& moment(Participant& p, const std::string& name, at::ScalarType type)
 
 }  // namespace
 
-c10::IValue to_value(EpsMode mode) { return mode == EpsMode::habana ? "habana" : "torch"; }
+c10::IValue to_value(EpsMode mode) { return name_of(mode); }
 void from_value(const c10::IValue& value, EpsMode& mode) {
   const std::string& word = value.toStringRef();
-  TORCH_CHECK(word == "habana" || word == "torch", "FusedAdamW: eps_mode is \"", word,
-              "\", allowed are habana and torch");
-  mode = word == "habana" ? EpsMode::habana : EpsMode::torch;
+  const auto found = parse_enum<EpsMode>(word);
+  TORCH_CHECK(found, "FusedAdamW: eps_mode is \"", word, "\", allowed are habana and torch");
+  mode = *found;
 }
 
 c10::IValue to_value(const MomentTypes& types) {

@@ -12,12 +12,17 @@
 // stochastically). For exp_avg_sq E5M2 is the better fp8: E4M3 has no code between 0 and amax / 2^17, E5M2 none between
 // 0 and amax / 2^31, and where exp_avg_sq is 0 the step is exp_avg / eps.
 #pragma once
+#include "fp8/runtime/kernels/enum_names.h"
 #include "fp8/runtime/optim/fused_optimizer.h"
 
 namespace fp8::runtime::optim {
 
 enum class EpsMode : std::uint8_t { habana, torch };
-c10::IValue to_value(EpsMode mode);  ///< "habana", "torch"
+constexpr auto names_of(EpsMode) {
+  using enum EpsMode;
+  return std::to_array<EnumName<EpsMode>>({{habana, "habana"}, {torch, "torch"}});
+}
+c10::IValue to_value(EpsMode mode);
 void from_value(const c10::IValue& value, EpsMode& mode);
 
 /// Types of exp_avg and exp_avg_sq: Float, BFloat16, Float8_e4m3fn or Float8_e5m2.

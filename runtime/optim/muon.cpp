@@ -70,12 +70,12 @@ void orthogonalize_all(at::ArrayRef<Participant> participants, const std::vector
 
 }  // namespace
 
-c10::IValue to_value(MuonRatio ratio) { return ratio == MuonRatio::original ? "original" : "match_rms_adamw"; }
+c10::IValue to_value(MuonRatio ratio) { return name_of(ratio); }
 void from_value(const c10::IValue& value, MuonRatio& ratio) {
   const std::string& word = value.toStringRef();
-  TORCH_CHECK(word == "original" || word == "match_rms_adamw", "Muon: ratio is \"", word,
-              "\", allowed are original and match_rms_adamw");
-  ratio = word == "original" ? MuonRatio::original : MuonRatio::match_rms_adamw;
+  const auto found = parse_enum<MuonRatio>(word);
+  TORCH_CHECK(found, "Muon: ratio is \"", word, "\", allowed are original and match_rms_adamw");
+  ratio = *found;
 }
 
 void MuonOptions::check(const char* optimizer) const {

@@ -23,6 +23,7 @@
 #include <vector>
 
 #include "fp8/runtime/io/json/json.h"
+#include "fp8/runtime/kernels/enum_names.h"
 #include "fp8/runtime/trainer/batch_source.h"
 #include "fp8/runtime/trainer/checkpoint_io.h"
 #include "fp8/runtime/trainer/grad_scaler.h"
@@ -42,6 +43,10 @@ std::int64_t resolve_limit(const std::string& name, const BatchLimit& limit, std
 /// What to do when a loss or a gradient is NaN or infinite: end with an error naming the step, or leave the parameters
 /// as they are.
 enum class NonFinite : std::uint8_t { error, skip };
+constexpr auto names_of(NonFinite) {
+  using enum NonFinite;
+  return std::to_array<EnumName<NonFinite>>({{error, "error"}, {skip, "skip"}});
+}
 
 /// The forward that a context is asked for.
 struct ForwardInfo {

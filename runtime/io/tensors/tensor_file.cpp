@@ -2,61 +2,22 @@
 #include "fp8/runtime/io/tensors/tensor_file.h"
 
 #include <algorithm>
-#include <array>
 #include <numeric>
-#include <ranges>
 
 #include "fp8/runtime/io/base/error.h"
 #include "fp8/runtime/io/base/file.h"
-#include "fp8/runtime/io/base/text.h"
 
 namespace fp8::io {
-namespace {
 
-struct DTypeRow {
-  DType dtype;
-  const char* name;
-  int bytes;
-};
-constexpr std::array<DTypeRow, 19> kDTypes{{
-    {DType::BOOL, "BOOL", 1},
-    {DType::U8, "U8", 1},
-    {DType::I8, "I8", 1},
-    {DType::U16, "U16", 2},
-    {DType::I16, "I16", 2},
-    {DType::U32, "U32", 4},
-    {DType::I32, "I32", 4},
-    {DType::U64, "U64", 8},
-    {DType::I64, "I64", 8},
-    {DType::F16, "F16", 2},
-    {DType::BF16, "BF16", 2},
-    {DType::F32, "F32", 4},
-    {DType::F64, "F64", 8},
-    {DType::F8_E4M3, "F8_E4M3", 1},
-    {DType::F8_E5M2, "F8_E5M2", 1},
-    {DType::F8_E8M0, "F8_E8M0", 1},
-    {DType::F8_E4M3FNUZ, "F8_E4M3FNUZ", 1},
-    {DType::F8_E5M2FNUZ, "F8_E5M2FNUZ", 1},
-    {DType::C64, "C64", 8},
-}};
-
-const DTypeRow& row_of(DType dtype) {
-  for (const auto& row : kDTypes)
-    if (row.dtype == dtype) return row;
+int size_of(DType dtype) {
+  for (const auto& row : enum_names<DType>)
+    if (row.value == dtype) return row.bytes;
   throw Error("unknown dtype number " + std::to_string(static_cast<int>(dtype)));
 }
 
-}  // namespace
-
-const char* name_of(DType dtype) { return row_of(dtype).name; }
-int size_of(DType dtype) { return row_of(dtype).bytes; }
-
 DType dtype_from_name(const std::string& name) {
-  for (const auto& row : kDTypes) {
-    if (name == row.name) return row.dtype;
-  }
-  throw Error("unknown dtype " + in_quotes(name) + ", expected one of " +
-              joined(kDTypes | std::views::transform([](const auto& row) { return row.name; })));
+  if (const auto dtype = parse_enum<DType>(name)) return *dtype;
+  throw Error("unknown dtype " + in_quotes(name) + ", expected one of " + allowed_names<DType>());
 }
 
 std::int64_t TensorInfo::numel() const {

@@ -8,7 +8,11 @@
 #include <string>
 #include <vector>
 
+#include "fp8/runtime/kernels/enum_names.h"
+
 namespace fp8::io {
+
+using fp8::name_of;
 
 enum class DType : std::uint8_t {
   BOOL,
@@ -31,7 +35,37 @@ enum class DType : std::uint8_t {
   F8_E5M2FNUZ,
   C64
 };
-const char* name_of(DType dtype);                ///< "BF16"
+
+struct DTypeRow {
+  DType value;
+  const char* name;
+  int bytes;
+};
+constexpr auto names_of(DType) {
+  using enum DType;
+  return std::to_array<DTypeRow>({
+      {BOOL, "BOOL", 1},
+      {U8, "U8", 1},
+      {I8, "I8", 1},
+      {U16, "U16", 2},
+      {I16, "I16", 2},
+      {U32, "U32", 4},
+      {I32, "I32", 4},
+      {U64, "U64", 8},
+      {I64, "I64", 8},
+      {F16, "F16", 2},
+      {BF16, "BF16", 2},
+      {F32, "F32", 4},
+      {F64, "F64", 8},
+      {F8_E4M3, "F8_E4M3", 1},
+      {F8_E5M2, "F8_E5M2", 1},
+      {F8_E8M0, "F8_E8M0", 1},
+      {F8_E4M3FNUZ, "F8_E4M3FNUZ", 1},
+      {F8_E5M2FNUZ, "F8_E5M2FNUZ", 1},
+      {C64, "C64", 8},
+  });
+}
+
 int size_of(DType dtype);                        ///< bytes
 DType dtype_from_name(const std::string& name);  ///< throws io::Error listing the allowed names
 

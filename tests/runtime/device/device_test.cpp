@@ -9,6 +9,7 @@
 #include <thread>
 
 #include "fp8/runtime/dispatch/minimal_ops.h"
+#include "support/enum_names.h"
 #include "support/hpu_test.h"
 
 namespace fp8::test {
@@ -54,6 +55,7 @@ TEST(DeviceKind, AScopeIsItsThreadsOwn) {
 }
 
 TEST(DeviceKind, Names) {
+  check_names<DeviceKind>();
   EXPECT_STREQ(runtime::name_of(DeviceKind::gaudi), "GAUDI");
   EXPECT_STREQ(runtime::name_of(DeviceKind::gaudi2), "GAUDI2");
   EXPECT_STREQ(runtime::name_of(DeviceKind::gaudi3), "GAUDI3");

@@ -3,6 +3,7 @@
 
 #include "fp8/runtime/intercept/quantized_parameter.h"
 #include "optim_test.h"
+#include "support/enum_names.h"
 
 namespace fp8::runtime::optim {
 namespace {
@@ -245,6 +246,15 @@ TEST(FusedAdamW, ParametersHeldInFp8Learn) {
     EXPECT_TRUE(test::same_bits(p.detach().cpu(), (mirror.detach() * scale).to(at::kFloat8_e4m3fn))) << keep;
     EXPECT_FALSE(test::same_bits(p.detach().cpu(), start));
   }
+}
+
+TEST(FusedAdamW, ModesAreReadByTheirNames) {
+  test::check_names<EpsMode>();
+  EpsMode mode = EpsMode::habana;
+  from_value(to_value(EpsMode::torch), mode);
+  EXPECT_EQ(mode, EpsMode::torch);
+  EXPECT_TRUE(test::throws_with({"FusedAdamW: eps_mode is \"nvidia\", allowed are habana and torch"},
+                                [&] { from_value(c10::IValue("nvidia"), mode); }));
 }
 
 TEST(FusedAdamW, BadOptionsNameThemselves) {

@@ -2,6 +2,7 @@
 #include "fp8/runtime/optim/muon.h"
 
 #include "optim_test.h"
+#include "support/enum_names.h"
 
 namespace fp8::runtime::optim {
 namespace {
@@ -84,6 +85,15 @@ TEST(Muon, RefusesWhatIsNoMatrixAndBadOptions) {
   EXPECT_TRUE(test::throws_with({"momentum is 1", "below 1"}, [&] { Muon({p[1]}, {}, MuonOptions().momentum(1)); }));
   EXPECT_TRUE(test::throws_with({"ns_steps is 0", "1 to 99"}, [&] { Muon({p[1]}, {}, MuonOptions().ns_steps(0)); }));
   EXPECT_TRUE(test::throws_with({"eps is 0"}, [&] { Muon({p[1]}, {}, MuonOptions().eps(0)); }));
+}
+
+TEST(Muon, RatiosAreReadByTheirNames) {
+  test::check_names<MuonRatio>();
+  MuonRatio ratio = MuonRatio::original;
+  from_value(to_value(MuonRatio::match_rms_adamw), ratio);
+  EXPECT_EQ(ratio, MuonRatio::match_rms_adamw);
+  EXPECT_TRUE(test::throws_with({"Muon: ratio is \"adamw\", allowed are original and match_rms_adamw"},
+                                [&] { from_value(c10::IValue("adamw"), ratio); }));
 }
 
 TEST(Muon, TellsHiddenWeightsByNameAndShape) {

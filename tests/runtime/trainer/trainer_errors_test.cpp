@@ -7,6 +7,7 @@
 #include <cmath>
 
 #include "runtime/trainer/toy_task.h"
+#include "support/enum_names.h"
 #include "support/hpu_test.h"
 
 namespace fp8::trainer {
@@ -93,6 +94,8 @@ TEST(TrainerErrors, DataThatIsNoneOrEndsEarly) {
               HasSubstr("validation data: found no batch"));
   EXPECT_EQ(Trainer({.max_steps = 1, .val_every_n_steps = 1}).fit(task, fine, &none).val_loss, std::nullopt);
 }
+
+TEST(TrainerErrors, NonFiniteHasNames) { fp8::test::check_names<NonFinite>(); }
 
 TEST(TrainerErrors, OptionsNameThemselves) {
   const auto message = [](TrainerOptions options) { return error_of([&] { Trainer trainer(options); }); };

@@ -9,6 +9,7 @@
 #include "fp8/runtime/io/tensors/safetensors.h"
 #include "runtime/io/io_test.h"
 #include "runtime/io/tensors/safetensors_bytes.h"
+#include "support/enum_names.h"
 
 namespace fp8::io {
 namespace {
@@ -18,6 +19,7 @@ using testing::HasSubstr;
 namespace fs = std::filesystem;
 
 TEST(DType, NamesAndSizesOfTheFormat) {
+  fp8::test::check_names<DType>();
   const std::map<std::string, int> expected = {
       {"BOOL", 1},    {"U8", 1},      {"I8", 1},          {"U16", 2},         {"I16", 2}, {"U32", 4}, {"I32", 4},
       {"U64", 8},     {"I64", 8},     {"F16", 2},         {"BF16", 2},        {"F32", 4}, {"F64", 8}, {"F8_E4M3", 1},
