@@ -12,6 +12,9 @@ kernels::Format format_of(at::ScalarType type) {
 at::ScalarType dtype_of(kernels::Format format) {
   return format == kernels::Format::E5M2 ? at::kFloat8_e5m2 : at::kFloat8_e4m3fn;
 }
+at::ScalarType dtype_of(kernels::FloatType type) {
+  return type == kernels::FloatType::F32 ? at::kFloat : type == kernels::FloatType::BF16 ? at::kBFloat16 : at::kHalf;
+}
 bool is_high_precision(at::ScalarType type) { return type == at::kFloat || type == at::kBFloat16 || type == at::kHalf; }
 
 kernels::FloatType float_type_of(at::ScalarType type) {

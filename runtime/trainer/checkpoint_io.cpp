@@ -14,6 +14,7 @@
 #include "fp8/runtime/io/atomic/atomic_file.h"
 #include "fp8/runtime/io/base/error.h"
 #include "fp8/runtime/io/tensors/safetensors.h"
+#include "fp8/runtime/ops/common/file_dtype.h"
 
 namespace fp8::trainer {
 namespace {
@@ -22,30 +23,13 @@ namespace fs = std::filesystem;
 
 constexpr std::string_view kPrefix = "step-";
 
-constexpr std::pair<at::ScalarType, io::DType> kDTypes[] = {
-    {at::kBool, io::DType::BOOL},
-    {at::kByte, io::DType::U8},
-    {at::kChar, io::DType::I8},
-    {at::kShort, io::DType::I16},
-    {at::kInt, io::DType::I32},
-    {at::kLong, io::DType::I64},
-    {at::kHalf, io::DType::F16},
-    {at::kBFloat16, io::DType::BF16},
-    {at::kFloat, io::DType::F32},
-    {at::kDouble, io::DType::F64},
-    {at::kFloat8_e4m3fn, io::DType::F8_E4M3},
-    {at::kFloat8_e5m2, io::DType::F8_E5M2},
-};
-
 io::DType file_dtype(at::ScalarType dtype, const std::string& name) {
-  for (const auto& [own, file] : kDTypes)
-    if (own == dtype) return file;
+  if (const auto stored = runtime::ops::file_dtype(dtype)) return *stored;
   throw io::Error("[trainer] tensor '" + name + "': dtype " + c10::toString(dtype) + " cannot be saved");
 }
 
 at::ScalarType tensor_dtype(const fs::path& file, const io::TensorInfo& info) {
-  for (const auto& [own, stored] : kDTypes)
-    if (stored == info.dtype) return own;
+  if (const auto own = runtime::ops::tensor_dtype(info.dtype)) return *own;
   io::fail(file, "tensor '" + info.name + "': found dtype " + io::name_of(info.dtype) + ", which LibTorch lacks");
 }
 

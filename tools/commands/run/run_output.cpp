@@ -8,37 +8,18 @@
 #include <cmath>
 
 #include "fp8/runtime/io/base/error.h"
+#include "fp8/runtime/ops/common/arguments.h"
+#include "fp8/runtime/ops/common/file_dtype.h"
 #include "fp8/tools/models/load.h"
 
 namespace fp8::commands {
 namespace {
 
 io::DType file_dtype(at::ScalarType dtype, const std::string& name) {
-  switch (dtype) {
-    case at::kBool:
-      return io::DType::BOOL;
-    case at::kByte:
-      return io::DType::U8;
-    case at::kChar:
-      return io::DType::I8;
-    case at::kShort:
-      return io::DType::I16;
-    case at::kInt:
-      return io::DType::I32;
-    case at::kLong:
-      return io::DType::I64;
-    case at::kHalf:
-      return io::DType::F16;
-    case at::kBFloat16:
-      return io::DType::BF16;
-    case at::kFloat:
-      return io::DType::F32;
-    case at::kDouble:
-      return io::DType::F64;
-    default:
-      throw io::Error("forward's result: " + name + " is of dtype " + c10::toString(dtype) +
-                      ", allowed: bool, integers, f16, bf16, f32, f64");
-  }
+  const auto stored = runtime::ops::file_dtype(dtype);
+  if (stored && !runtime::ops::is_fp8(dtype)) return *stored;
+  throw io::Error("forward's result: " + name + " is of dtype " + c10::toString(dtype) +
+                  ", allowed: bool, integers, f16, bf16, f32, f64");
 }
 
 }  // namespace

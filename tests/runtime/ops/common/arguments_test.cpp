@@ -13,6 +13,19 @@ using runtime::ops::scale_of;
 
 Scale scale(const std::vector<std::int64_t>& shape) { return scale_of(at::ones(shape), std::nullopt); }
 
+TEST(Arguments, TypesOfTheKernels) {
+  for (const auto& [type, name] : enum_names<kernels::FloatType>) {
+    EXPECT_TRUE(runtime::ops::float_type_of(runtime::ops::dtype_of(type)) == type) << name;
+    EXPECT_FALSE(is_fp8(runtime::ops::storage_of(runtime::ops::dtype_of(type)))) << name;
+  }
+  for (const auto& [format, name] : enum_names<kernels::Format>) {
+    EXPECT_TRUE(runtime::ops::format_of(runtime::ops::dtype_of(format)) == format) << name;
+    EXPECT_TRUE(is_fp8(runtime::ops::storage_of(runtime::ops::dtype_of(format)))) << name;
+  }
+  EXPECT_TRUE(runtime::ops::storage_of(at::kBFloat16) == kernels::Storage::BF16);
+  EXPECT_TRUE(runtime::ops::storage_of(at::kFloat8_e5m2) == kernels::Storage::E5M2);
+}
+
 TEST(ScaleOf, TakesTensorsOfThreeTypesOnEitherDevice) {
   for (const auto type : {at::kFloat, at::kBFloat16, at::kHalf}) {
     for (const at::Tensor& t : {at::full({2}, 0.5, type), at::full({2}, 0.5, on_hpu(type))}) {
