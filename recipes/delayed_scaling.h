@@ -34,12 +34,20 @@ namespace fp8::recipes {
 /// Whose timing, history and backward operands: habana quantizes input and weight once more to E5M2 for the backward
 /// products of HYBRID; nvidia multiplies the forward's E4M3 codes with E5M2 gradients.
 enum class RecipeDialect : std::uint8_t { habana, nvidia };
+constexpr auto names_of(RecipeDialect) {
+  using enum RecipeDialect;
+  return std::to_array<EnumName<RecipeDialect>>({{habana, "habana"}, {nvidia, "nvidia"}});
+}
 
 /// A history of n tensors, Shape [H, n].
 using AmaxRows = Eigen::ArrayXXf;
 
 /// Which entry of the history stands for the tensor, by name.
 enum class AmaxComputeAlgo : std::uint8_t { most_recent, max };
+constexpr auto names_of(AmaxComputeAlgo) {
+  using enum AmaxComputeAlgo;
+  return std::to_array<EnumName<AmaxComputeAlgo>>({{most_recent, "most_recent"}, {max, "max"}});
+}
 
 /// The same, or one's own choice: a callable [H, n], the newest row first -> [n].
 class AmaxChoice {
@@ -101,17 +109,11 @@ struct DelayedScaling {
   bool operator==(const DelayedScaling& other) const;
 };
 
-/// "most_recent", "max".
-constexpr const char* name_of(AmaxComputeAlgo algo) { return algo == AmaxComputeAlgo::max ? "max" : "most_recent"; }
-
 /// "most_recent", "max", "a callable".
 inline const char* name_of(const AmaxChoice& choice) {
   if (choice.callable() != nullptr) return "a callable";
-  return choice == AmaxComputeAlgo::max ? "max" : "most_recent";
+  return name_of(choice == AmaxComputeAlgo::max ? AmaxComputeAlgo::max : AmaxComputeAlgo::most_recent);
 }
-
-/// "habana", "nvidia".
-constexpr const char* name_of(RecipeDialect dialect) { return dialect == RecipeDialect::nvidia ? "nvidia" : "habana"; }
 
 /// The first field that is out of its range, if any:
 ///   margin -64..64; interval 1..2^20, nvidia: 1; amax_history_len 1..65536

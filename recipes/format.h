@@ -11,14 +11,18 @@
 
 namespace fp8::recipes {
 
+using fp8::name_of;
 using kernels::Dialect;
 using kernels::FloatType;
 using kernels::Format;
 using kernels::fp8_max;
-using kernels::name_of;
 
 /// Which format tensors get on the way forward and backward.
 enum class RecipeFormat : std::uint8_t { E4M3, E5M2, HYBRID };
+constexpr auto names_of(RecipeFormat) {
+  using enum RecipeFormat;
+  return std::to_array<EnumName<RecipeFormat>>({{E4M3, "E4M3"}, {E5M2, "E5M2"}, {HYBRID, "HYBRID"}});
+}
 
 /// Format of activations and weights.
 constexpr Format forward_format(RecipeFormat format) {
@@ -28,11 +32,6 @@ constexpr Format forward_format(RecipeFormat format) {
 /// Format of gradients.
 constexpr Format backward_format(RecipeFormat format) {
   return format == RecipeFormat::E4M3 ? Format::E4M3 : Format::E5M2;
-}
-
-/// "E4M3", "E5M2", "HYBRID".
-constexpr const char* name_of(RecipeFormat format) {
-  return format == RecipeFormat::E4M3 ? "E4M3" : format == RecipeFormat::E5M2 ? "E5M2" : "HYBRID";
 }
 
 }  // namespace fp8::recipes

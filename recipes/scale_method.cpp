@@ -90,40 +90,6 @@ std::string upper(std::string_view text) {
 
 }  // namespace
 
-const char* name_of(Granularity granularity) { return granularity == Granularity::PTS ? "PTS" : "PCS"; }
-
-const char* name_of(ScaleValue value) {
-  switch (value) {
-    case ScaleValue::MAXABS:
-      return "MAXABS";
-    case ScaleValue::FIXED_VALUE:
-      return "FIXED_VALUE";
-    case ScaleValue::OPT:
-      return "OPT";
-    case ScaleValue::CUSTOM:
-      return "CUSTOM";
-    case ScaleValue::DUMMY_SCALES:
-      break;
-  }
-  return "DUMMY_SCALES";
-}
-
-const char* name_of(Rounding rounding) {
-  switch (rounding) {
-    case Rounding::IDENTITY:
-      return "IDENTITY";
-    case Rounding::POW2:
-      return "POW2";
-    case Rounding::HW_ALIGNED:
-      return "HW_ALIGNED";
-    case Rounding::HW_ALIGNED_FIXED:
-      return "HW_ALIGNED_FIXED";
-    case Rounding::SCALE_UNIT:
-      break;
-  }
-  return "SCALE_UNIT";
-}
-
 const std::vector<NamedScaleMethod>& scale_methods() {
   static const std::vector<NamedScaleMethod> table = make_table();
   return table;

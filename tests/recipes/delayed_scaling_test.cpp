@@ -13,6 +13,8 @@
 #include <set>
 #include <string>
 
+#include "support/enum_names.h"
+
 namespace fp8::recipes {
 namespace {
 
@@ -78,6 +80,8 @@ TEST(DelayedScaling, EqualityLooksAtEveryFieldAndNotIntoCallables) {
 }
 
 TEST(DelayedScaling, Names) {
+  fp8::test::check_names<AmaxComputeAlgo>();
+  fp8::test::check_names<RecipeDialect>();
   EXPECT_STREQ(name_of(AmaxComputeAlgo::most_recent), "most_recent");
   EXPECT_STREQ(name_of(AmaxComputeAlgo::max), "max");
   EXPECT_STREQ(name_of(DelayedScaling::nvidia().amax_compute_algo), "max");

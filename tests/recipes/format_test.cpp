@@ -7,6 +7,8 @@
 #include <cmath>
 #include <string>
 
+#include "support/enum_names.h"
+
 namespace fp8::recipes {
 namespace {
 
@@ -36,6 +38,7 @@ TEST(RecipeFormat, PureFormatsAreTheSameBothWays) {
 }
 
 TEST(RecipeFormat, Names) {
+  fp8::test::check_names<RecipeFormat>();
   EXPECT_EQ(std::string(name_of(RecipeFormat::E4M3)), "E4M3");
   EXPECT_EQ(std::string(name_of(RecipeFormat::E5M2)), "E5M2");
   EXPECT_EQ(std::string(name_of(RecipeFormat::HYBRID)), "HYBRID");

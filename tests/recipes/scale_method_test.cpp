@@ -13,6 +13,7 @@
 #include <thread>
 
 #include "fp8/recipes/inc_scale.h"
+#include "support/enum_names.h"
 
 namespace fp8::recipes {
 namespace {
@@ -159,7 +160,12 @@ TEST(ScaleMethod, OnlyTheFixedOnesNeedNoMeasurements) {
   }
 }
 
-TEST(ScaleMethod, NamesOfDummyScales) { EXPECT_EQ(std::string(name_of(ScaleValue::DUMMY_SCALES)), "DUMMY_SCALES"); }
+TEST(ScaleMethod, NamesOfItsParts) {
+  fp8::test::check_names<Granularity>();
+  fp8::test::check_names<ScaleValue>();
+  fp8::test::check_names<Rounding>();
+  EXPECT_STREQ(name_of(ScaleValue::DUMMY_SCALES), "DUMMY_SCALES");
+}
 
 }  // namespace
 }  // namespace fp8::recipes
