@@ -3,36 +3,6 @@
 
 namespace fp8::configs {
 
-const char* name_of(ModuleKind kind) {
-  switch (kind) {
-    case ModuleKind::linear:
-      return "linear";
-    case ModuleKind::row_parallel_linear:
-      return "row_parallel_linear";
-    case ModuleKind::convolution:
-      return "convolution";
-    case ModuleKind::recurrent:
-      return "recurrent";
-    case ModuleKind::embedding:
-      return "embedding";
-    case ModuleKind::matmul:
-      return "matmul";
-    case ModuleKind::b2b_matmul:
-      return "b2b_matmul";
-    case ModuleKind::softmax:
-      return "softmax";
-    case ModuleKind::fused_sdpa:
-      return "fused_sdpa";
-    case ModuleKind::kv_cache:
-      return "kv_cache";
-    case ModuleKind::dynamic_moe:
-      return "dynamic_moe";
-    case ModuleKind::no_quantize:
-      return "no_quantize";
-  }
-  return "";
-}
-
 KindInfo info_of(ModuleKind kind) {
   switch (kind) {
     case ModuleKind::linear:

@@ -21,7 +21,11 @@
 #include <string_view>
 #include <vector>
 
+#include "fp8/runtime/kernels/enum_names.h"
+
 namespace fp8::configs {
+
+using fp8::name_of;
 
 enum class ModuleKind : std::uint8_t {
   linear,
@@ -37,9 +41,23 @@ enum class ModuleKind : std::uint8_t {
   dynamic_moe,
   no_quantize
 };
-
-/// "linear", "fused_sdpa", ...
-const char* name_of(ModuleKind kind);
+constexpr auto names_of(ModuleKind) {
+  using enum ModuleKind;
+  return std::to_array<EnumName<ModuleKind>>({
+      {linear, "linear"},
+      {row_parallel_linear, "row_parallel_linear"},
+      {convolution, "convolution"},
+      {recurrent, "recurrent"},
+      {embedding, "embedding"},
+      {matmul, "matmul"},
+      {b2b_matmul, "b2b_matmul"},
+      {softmax, "softmax"},
+      {fused_sdpa, "fused_sdpa"},
+      {kv_cache, "kv_cache"},
+      {dynamic_moe, "dynamic_moe"},
+      {no_quantize, "no_quantize"},
+  });
+}
 
 struct ModuleType {
   std::string_view name;  ///< exact class name: "QKVParallelLinear"

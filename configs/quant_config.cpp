@@ -112,22 +112,6 @@ QuantConfig read_all(const io::Json& json, const std::string& name, const ParseO
 
 }  // namespace
 
-const char* name_of(QuantMode mode) {
-  constexpr const char* kNames[] = {"NONE", "QUANTIZE", "MEASURE", "SHAPE", "LOAD", "AUTO"};
-  return kNames[static_cast<std::size_t>(mode)];
-}
-
-const char* name_of(MeasureExclude exclude) {
-  constexpr const char* kNames[] = {"NONE", "INPUT", "OUTPUT", "PARAMS", "ALL"};
-  return kNames[static_cast<std::size_t>(exclude)];
-}
-
-const char* name_of(ScaleFormat format) { return format == ScaleFormat::SCALAR ? "SCALAR" : "CONST"; }
-
-const char* name_of(KeyStatus status) {
-  return status == KeyStatus::built ? "built" : status == KeyStatus::ignored ? "ignored" : "not built yet";
-}
-
 const std::vector<std::string>& built_in_observers() {
   static const std::vector<std::string> names{"maxabs",    "maxabs_per_channel", "save", "shape",
                                               "histogram", "percentile",         "mse",  "kl"};

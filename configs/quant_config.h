@@ -22,23 +22,36 @@
 #include "fp8/recipes/format.h"
 #include "fp8/recipes/inc_scale.h"
 #include "fp8/runtime/io/json/json.h"
+#include "fp8/runtime/kernels/enum_names.h"
 
 namespace fp8::configs {
+
+using fp8::name_of;
 
 /// NONE: leave the model alone. SHAPE: measure shapes. LOAD: the model is an fp8 checkpoint. AUTO (INC's FP8Config
 /// writes it): whoever uses the config decides, measuring in prepare and quantizing in convert; see mode_for().
 enum class QuantMode : std::uint8_t { NONE, QUANTIZE, MEASURE, SHAPE, LOAD, AUTO };
+constexpr auto names_of(QuantMode) {
+  using enum QuantMode;
+  return std::to_array<EnumName<QuantMode>>(
+      {{NONE, "NONE"}, {QUANTIZE, "QUANTIZE"}, {MEASURE, "MEASURE"}, {SHAPE, "SHAPE"}, {LOAD, "LOAD"}, {AUTO, "AUTO"}});
+}
 
 /// What is left out of measurements. Only OUTPUT and ALL have an effect: no outputs, unless a module type always
 /// needs them.
 enum class MeasureExclude : std::uint8_t { NONE, INPUT, OUTPUT, PARAMS, ALL };
+constexpr auto names_of(MeasureExclude) {
+  using enum MeasureExclude;
+  return std::to_array<EnumName<MeasureExclude>>(
+      {{NONE, "NONE"}, {INPUT, "INPUT"}, {OUTPUT, "OUTPUT"}, {PARAMS, "PARAMS"}, {ALL, "ALL"}});
+}
 
 /// SCALAR: scales as plain numbers. CONST: as tensors of the module.
 enum class ScaleFormat : std::uint8_t { SCALAR, CONST };
-
-const char* name_of(QuantMode mode);
-const char* name_of(MeasureExclude exclude);
-const char* name_of(ScaleFormat format);
+constexpr auto names_of(ScaleFormat) {
+  using enum ScaleFormat;
+  return std::to_array<EnumName<ScaleFormat>>({{SCALAR, "SCALAR"}, {CONST, "CONST"}});
+}
 
 /// "scale_params": backoffs (they may stand at the top level too), and parameters of the observer.
 struct ScaleParams {
@@ -121,7 +134,10 @@ QuantMode mode_for(const QuantConfig& config, QuantMode automatic);
 
 /// built: in effect. ignored: accepted, without effect here. not_built_yet: accepted with its default value only.
 enum class KeyStatus : std::uint8_t { built, ignored, not_built_yet };
-const char* name_of(KeyStatus status);  ///< "built", "ignored", "not built yet"
+constexpr auto names_of(KeyStatus) {
+  using enum KeyStatus;
+  return std::to_array<EnumName<KeyStatus>>({{built, "built"}, {ignored, "ignored"}, {not_built_yet, "not built yet"}});
+}
 
 /// One key as it is in force.
 struct KeyReport {

@@ -2,8 +2,6 @@
 // Readers of single values, and the table (see quant_config_keys.h). To add a key: one reader, one row, one test.
 #include "fp8/configs/quant_config_keys.h"
 
-#include <algorithm>
-#include <initializer_list>
 #include <limits>
 #include <string_view>
 
@@ -13,15 +11,6 @@
 
 namespace fp8::configs::detail {
 namespace {
-
-// Index into `allowed` of a string, in any case.
-std::size_t choose(const KeyValue& value, std::initializer_list<const char*> allowed) {
-  if (!value.json.is_string()) reject(value, io::joined(allowed));
-  const std::string word = upper(value.json.get<std::string>());
-  const auto found = std::find(allowed.begin(), allowed.end(), word);
-  if (found == allowed.end()) reject(value, io::joined(allowed));
-  return static_cast<std::size_t>(found - allowed.begin());
-}
 
 // INC takes JSON's true as well as "True" and "TRUE".
 bool boolean(const KeyValue& value) {
@@ -35,9 +24,7 @@ bool boolean(const KeyValue& value) {
 
 std::string text(bool value) { return value ? "true" : "false"; }
 
-void read_mode(const KeyValue& value, QuantConfig& config) {
-  config.mode = static_cast<QuantMode>(choose(value, {"NONE", "QUANTIZE", "MEASURE", "SHAPE", "LOAD", "AUTO"}));
-}
+void read_mode(const KeyValue& value, QuantConfig& config) { config.mode = choose<QuantMode>(value); }
 
 // Names of observers are case-sensitive: they are part of file names.
 void read_observer(const KeyValue& value, QuantConfig& config) {
@@ -63,9 +50,7 @@ std::string show_scale_method(const QuantConfig& config) {
   return text;
 }
 
-void read_scale_format(const KeyValue& value, QuantConfig& config) {
-  config.scale_format = choose(value, {"SCALAR", "CONST"}) == 0 ? ScaleFormat::SCALAR : ScaleFormat::CONST;
-}
+void read_scale_format(const KeyValue& value, QuantConfig& config) { config.scale_format = choose<ScaleFormat>(value); }
 
 void read_input_backoff(const KeyValue& value, QuantConfig& config) {
   config.scale_params.input_backoff = backoff(value);
@@ -116,23 +101,19 @@ void read_dump_stats_path(const KeyValue& value, QuantConfig& config) {
   config.dump_stats_path = path;  // empty: none, which is an error only where a file is needed (require_stats_path)
 }
 
-void read_fp8_config(const KeyValue& value, QuantConfig& config) {
-  config.fp8_config = choose(value, {"E4M3", "E5M2"}) == 0 ? recipes::Format::E4M3 : recipes::Format::E5M2;
-}
+void read_fp8_config(const KeyValue& value, QuantConfig& config) { config.fp8_config = choose<recipes::Format>(value); }
 
-void read_hp_dtype(const KeyValue& value, QuantConfig& config) {
-  using recipes::FloatType;
-  constexpr FloatType kTypes[] = {FloatType::BF16, FloatType::F16, FloatType::F32};
-  config.hp_dtype = kTypes[choose(value, {"BF16", "FP16", "FP32"})];
+// As INC calls them.
+const EnumChoice<recipes::FloatType>& hp_dtypes() {
+  using enum recipes::FloatType;
+  static const EnumChoice<recipes::FloatType> types = {{BF16, "BF16"}, {F16, "FP16"}, {F32, "FP32"}};
+  return types;
 }
-
-std::string show_hp_dtype(const QuantConfig& config) {
-  using recipes::FloatType;
-  return config.hp_dtype == FloatType::BF16 ? "BF16" : config.hp_dtype == FloatType::F16 ? "FP16" : "FP32";
-}
+void read_hp_dtype(const KeyValue& value, QuantConfig& config) { config.hp_dtype = choose(value, hp_dtypes()); }
+std::string show_hp_dtype(const QuantConfig& config) { return name_of(config.hp_dtype, hp_dtypes()); }
 
 void read_measure_exclude(const KeyValue& value, QuantConfig& config) {
-  config.measure_exclude = static_cast<MeasureExclude>(choose(value, {"NONE", "INPUT", "OUTPUT", "PARAMS", "ALL"}));
+  config.measure_exclude = choose<MeasureExclude>(value);
 }
 
 void read_device_for_scales(const KeyValue& value, QuantConfig& config) {
@@ -165,7 +146,9 @@ void read_interval(const KeyValue& value, QuantConfig& config) {
 }
 
 // Readers of keys without effect check the value all the same: a typing error there is a typing error.
-void check_method(const KeyValue& value, QuantConfig&) { choose(value, {"HOOKS"}); }
+void check_method(const KeyValue& value, QuantConfig&) {
+  if (!value.json.is_string() || upper(value.json.get<std::string>()) != "HOOKS") reject(value, "HOOKS");
+}
 void check_boolean(const KeyValue& value, QuantConfig&) { boolean(value); }
 void check_string(const KeyValue& value, QuantConfig&) {
   if (!value.json.is_string()) reject(value, "a string");

@@ -44,6 +44,19 @@ using io::upper;
 /// The value, or the number that its text is: Python's tools take "50" for 50, and files that people publish say so.
 io::Json number_in(const io::Json& json);
 
+/// Throws io::Error: "WHERE: found X, allowed: Y".
+[[noreturn]] void reject(const KeyValue& value, const std::string& allowed);
+
+/// The value of a name, in any case. Throws io::Error that lists the names.
+template <class E>
+E choose(const KeyValue& value, const EnumChoice<E>& among = choice_of<E>()) {
+  const std::string word = value.json.is_string() ? upper(value.json.get<std::string>()) : "";
+  for (const auto& row : among) {
+    if (word == upper(row.name)) return row.value;
+  }
+  reject(value, allowed_names(among));
+}
+
 /// A number above 0, up to 1. Throws io::Error.
 float backoff(const KeyValue& value);
 
@@ -52,8 +65,5 @@ void read_scale_params(const KeyValue& value, QuantConfig& config);
 
 /// As JSON, "{}" if there are none.
 std::string show_scale_params(const QuantConfig& config);
-
-/// Throws io::Error: "WHERE: found X, allowed: Y".
-[[noreturn]] void reject(const KeyValue& value, const std::string& allowed);
 
 }  // namespace fp8::configs::detail

@@ -27,6 +27,7 @@ using recipes::CurrentScaling;
 using recipes::DelayedScaling;
 using recipes::MXFP8;
 using recipes::Recipe;
+using recipes::RecipeDialect;
 using recipes::RecipeFormat;
 
 using ScaleCallable = decltype(DelayedScaling::scaling_factor_compute_algo);
@@ -97,6 +98,18 @@ std::size_t choice(const KeyValue& value, const std::vector<std::string>& words)
   detail::reject(value, io::joined(words) + "; did you mean '" + closest(found, words) + "'?");
 }
 
+template <NamedEnum E>
+std::vector<std::string> words_of() {
+  std::vector<std::string> words;
+  for (const auto& row : enum_names<E>) words.emplace_back(row.name);
+  return words;
+}
+
+template <NamedEnum E>
+E choice(const KeyValue& value) {
+  return enum_names<E>[choice(value, words_of<E>())].value;
+}
+
 // ---- reading and writing one value
 
 void read(const KeyValue& value, int& to) {
@@ -122,14 +135,8 @@ void read(const KeyValue& value, float& to) {
   to = static_cast<float>(number);
 }
 
-void read(const KeyValue& value, RecipeFormat& to) {
-  constexpr RecipeFormat kFormats[] = {RecipeFormat::E4M3, RecipeFormat::E5M2, RecipeFormat::HYBRID};
-  to = kFormats[choice(value, {"E4M3", "E5M2", "HYBRID"})];
-}
-
-void read(const KeyValue& value, AmaxChoice& to) {
-  to = choice(value, {"most_recent", "max"}) == 0 ? AmaxComputeAlgo::most_recent : AmaxComputeAlgo::max;
-}
+void read(const KeyValue& value, RecipeFormat& to) { to = choice<RecipeFormat>(value); }
+void read(const KeyValue& value, AmaxChoice& to) { to = choice<AmaxComputeAlgo>(value); }
 
 void read(const KeyValue& value, ScaleCallable&) {
   if (!value.json.is_null()) detail::reject(value, "null (JSON holds no callables)");
@@ -180,7 +187,7 @@ Recipe preset_recipe(const std::string& name) {
 // What "recipe" and "preset" ("dialect": as the struct calls it) say.
 Recipe starting_point(const Reading& in) {
   const std::vector<std::string> kinds = {"delayed", "current", "block", "mxfp8"},
-                                 presets = {"habana", "nvidia", "habana-hybrid"}, dialects = {"habana", "nvidia"};
+                                 presets = {"habana", "nvidia", "habana-hybrid"}, dialects = words_of<RecipeDialect>();
   const auto kind = in.json.find("recipe"), preset = in.json.find("preset"), dialect = in.json.find("dialect");
   const std::size_t which = kind == in.json.end() ? 0 : choice({*kind, in.where("recipe")}, kinds);
   if (preset == in.json.end() && dialect == in.json.end()) return preset_recipe(kinds[which]);
@@ -189,9 +196,12 @@ Recipe starting_point(const Reading& in) {
   if (which != 0) detail::reject(said, "no " + key + " with recipe " + kinds[which]);
   const auto& words = preset != in.json.end() ? presets : dialects;
   Recipe recipe = preset_recipe(words[choice(said, words)]);
-  const std::string chosen = recipes::name_of(std::get<DelayedScaling>(recipe).dialect);
-  if (dialect != in.json.end() && dialects[choice({*dialect, in.where("dialect")}, dialects)] != chosen) {
-    detail::reject({*dialect, in.where("dialect")}, "the same as preset, " + chosen);
+  if (dialect != in.json.end()) {
+    const KeyValue again{*dialect, in.where("dialect")};
+    const RecipeDialect chosen = std::get<DelayedScaling>(recipe).dialect;
+    if (choice<RecipeDialect>(again) != chosen) {
+      detail::reject(again, std::string("the same as preset, ") + name_of(chosen));
+    }
   }
   return recipe;
 }

@@ -4,7 +4,6 @@
 
 #include <algorithm>
 #include <cmath>
-#include <initializer_list>
 
 #include "fp8/configs/closest.h"
 #include "fp8/configs/quant_config_keys.h"
@@ -46,21 +45,12 @@ void require_object(const io::Json& json, const Path& path, const std::vector<st
   }
 }
 
-// One of an enumeration by its name, in any case.
-template <class Enum>
-void read_enum(const io::Json& object, const char* key, const Path& path, std::initializer_list<Enum> allowed,
-               Enum& out) {
-  const auto found = object.find(key);
-  if (found == object.end()) return;
-  std::vector<std::string> names;
-  for (const Enum value : allowed) {
-    names.emplace_back(recipes::name_of(value));
-    if (found->is_string() && detail::upper(found->template get<std::string>()) == names.back()) {
-      out = value;
-      return;
-    }
+template <class E>
+void read_enum(const io::Json& object, const char* key, const Path& path, E& out,
+               const EnumChoice<E>& among = choice_of<E>()) {
+  if (const auto found = object.find(key); found != object.end()) {
+    out = detail::choose((path / key).value(*found), among);
   }
-  detail::reject((path / key).value(*found), io::joined(names));
 }
 
 void read_candidates(const io::Json& params, const Path& path, ScaleMethod& method) {
@@ -83,14 +73,12 @@ void read_candidates(const io::Json& params, const Path& path, ScaleMethod& meth
 
 // {granularity, scale_value_type, rounding_method, backoff, params}; `tensor` comes with what it inherits.
 void read_tensor(const io::Json& json, const Path& path, Tensor& tensor) {
-  using enum recipes::Granularity;
   using enum recipes::ScaleValue;
-  using enum recipes::Rounding;
   require_object(json, path, {"granularity", "scale_value_type", "rounding_method", "backoff", "params"});
   ScaleMethod& method = tensor.method;
-  read_enum(json, "granularity", path, {PTS, PCS}, method.granularity);
-  read_enum(json, "scale_value_type", path, {MAXABS, FIXED_VALUE, OPT, DUMMY_SCALES}, method.value);
-  read_enum(json, "rounding_method", path, {IDENTITY, POW2, HW_ALIGNED, HW_ALIGNED_FIXED, SCALE_UNIT}, method.rounding);
+  read_enum(json, "granularity", path, method.granularity);
+  read_enum(json, "scale_value_type", path, method.value, choice_of({MAXABS, FIXED_VALUE, OPT, DUMMY_SCALES}));
+  read_enum(json, "rounding_method", path, method.rounding);
   if (const auto found = json.find("backoff"); found != json.end()) {
     method.backoff = detail::backoff((path / "backoff").value(*found));
     tensor.has_backoff = true;

@@ -72,6 +72,14 @@ EnumChoice<E> choice_of(std::initializer_list<E> values) {
   return some;
 }
 
+template <class E>
+const char* name_of(E value, const EnumChoice<E>& choice) {
+  for (const auto& row : choice) {
+    if (row.value == value) return row.name;
+  }
+  return "unknown";
+}
+
 /// "own, inc": what messages call allowed.
 template <class E>
 std::string allowed_names(const EnumChoice<E>& choice) {

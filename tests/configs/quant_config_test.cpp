@@ -7,7 +7,9 @@
 #include <gtest/gtest.h>
 
 #include "configs/quant_config_text.h"
+#include "fp8/configs/module_types.h"
 #include "fp8/runtime/io/base/error.h"
+#include "support/enum_names.h"
 
 namespace fp8::configs {
 namespace {
@@ -36,6 +38,14 @@ TEST(QuantConfig, DefaultsAreIncs) {
   EXPECT_FALSE(c.ignore_modules_wo_measures);
   EXPECT_TRUE(c.separate_measure_files);
   EXPECT_EQ(c.source, "q.json");
+}
+
+TEST(QuantConfig, NamesOfValues) {
+  fp8::test::check_names<QuantMode>();
+  fp8::test::check_names<MeasureExclude>();
+  fp8::test::check_names<ScaleFormat>();
+  fp8::test::check_names<KeyStatus>();
+  fp8::test::check_names<ModuleKind>();
 }
 
 TEST(QuantConfig, Mode) {

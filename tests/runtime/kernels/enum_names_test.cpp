@@ -43,7 +43,13 @@ TEST(EnumNames, ListsInTheOrderOfTheTable) {
   EXPECT_EQ(allowed_names<Fruit>(), "pear, red apple, plum");
   EXPECT_EQ(allowed_names(choice_of({Fruit::plum, Fruit::pear})), "plum, pear");
   EXPECT_TRUE(choice_of<Fruit>().at(1).value == Fruit::apple);
-  EXPECT_EQ(allowed_names(EnumChoice<Fruit>{{Fruit::plum, "damson"}}), "damson");
+}
+
+TEST(EnumNames, AReaderMayHaveNamesOfItsOwn) {
+  const EnumChoice<Fruit> own = {{Fruit::plum, "damson"}, {Fruit::pear, "Williams"}};
+  EXPECT_EQ(allowed_names(own), "damson, Williams");
+  EXPECT_STREQ(name_of(Fruit::plum, own), "damson");
+  EXPECT_STREQ(name_of(Fruit::apple, own), "unknown");
 }
 
 TEST(EnumNames, KnowsExactNamesOnly) {
