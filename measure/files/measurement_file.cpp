@@ -67,8 +67,7 @@ PyValue tree_of(const MeasurementFile& file) {
     }
     nodes.insert(m.module, std::move(node));
   }
-  const char* mode = file.mode == MeasurementMode::shape ? "Shape" : "DynamicRange";
-  io::PyDict out = header_of({file.num_samples, file.global_rank, file.local_rank, mode});
+  io::PyDict out = header_of({file.num_samples, file.global_rank, file.local_rank, name_of(file.mode)});
   out.insert("Nodes", std::move(nodes));
   return out;
 }
@@ -279,12 +278,13 @@ StatsName find_measurement(const std::string& where, const std::string& observer
 }
 
 MeasurementFile measurement_from_json(const Json& json, const std::string& name) {
-  const StatsHeader header = read_header(json, name, {"DynamicRange", "Shape"});
+  using enum MeasurementMode;
+  const StatsHeader header = read_header(json, name, {name_of(dynamic_range), name_of(shape)});
   MeasurementFile file;
   file.num_samples = header.num_samples;
   file.global_rank = header.global_rank;
   file.local_rank = header.local_rank;
-  file.mode = header.mode == "Shape" ? MeasurementMode::shape : MeasurementMode::dynamic_range;
+  file.mode = parse_enum<MeasurementMode>(header.mode).value();
   for (const auto& [module, node] : json["Nodes"].items()) {
     file.modules.push_back(node_from(module, node, file.mode, name + ": Nodes." + io::printable(module)));
   }

@@ -29,6 +29,7 @@
 #include "fp8/configs/stats_path.h"
 #include "fp8/measure/files/stats_files.h"
 #include "fp8/measure/model/model_fingerprint.h"
+#include "fp8/runtime/kernels/enum_names.h"
 
 namespace fp8::measure {
 
@@ -43,6 +44,10 @@ struct Measurement {
 };
 
 enum class MeasurementMode : std::uint8_t { dynamic_range, shape };
+constexpr auto names_of(MeasurementMode) {
+  using enum MeasurementMode;
+  return std::to_array<EnumName<MeasurementMode>>({{dynamic_range, "DynamicRange"}, {shape, "Shape"}});
+}
 
 struct MeasurementFile {
   std::optional<std::int64_t> num_samples;

@@ -12,6 +12,7 @@
 #include "fp8/quant/forms/form_table.h"
 #include "fp8/quant/forms/sidecar.h"
 #include "fp8/quant/names/model_names.h"
+#include "fp8/quant/scheme/float_dtype.h"
 #include "fp8/runtime/io/base/error.h"
 #include "fp8/runtime/io/base/file_names.h"
 #include "fp8/runtime/kernels/cast.h"
@@ -100,14 +101,10 @@ Tensor concatenate(const std::vector<Tensor>& parts, std::size_t dim, const std:
 }
 
 std::vector<float> values_of(const Tensor& t, const std::string& where) {
-  if (t.dtype != DType::F32 && t.dtype != DType::BF16 && t.dtype != DType::F16)
-    fail(where, std::string("expected dtype F32, BF16 or F16, found ") + io::name_of(t.dtype));
-  const auto type = t.dtype == DType::F32    ? kernels::FloatType::F32
-                    : t.dtype == DType::BF16 ? kernels::FloatType::BF16
-                                             : kernels::FloatType::F16;
+  if (!is_float(t.dtype)) fail(where, std::string("expected dtype F32, BF16 or F16, found ") + io::name_of(t.dtype));
   std::vector<float> values(t.bytes.size() / static_cast<std::size_t>(t.item()));
   for (std::size_t i = 0; i < values.size(); ++i) {
-    values[i] = kernels::load_element(t.bytes.data(), type, static_cast<std::int64_t>(i));
+    values[i] = kernels::load_element(t.bytes.data(), float_type(t.dtype), static_cast<std::int64_t>(i));
     if (!std::isfinite(values[i]) || values[i] <= 0)
       fail(where, "expected finite scales > 0, found " + std::to_string(values[i]));
   }

@@ -233,22 +233,6 @@ class Job {
 
 }  // namespace
 
-const char* name_of(Change change) {
-  switch (change) {
-    case Change::decoded:
-      return "decoded";
-    case Change::unchanged:
-      return "unchanged";
-    case Change::spread:
-      return "scales spread";
-    case Change::rescaled:
-      return "rescaled";
-    case Change::requantized:
-      break;
-  }
-  return "requantized";
-}
-
 ConvertReport convert_checkpoint(const fs::path& model, const fs::path& out, const ConvertOptions& options) {
   if (!options.dry_run) io::refuse_same_path(model, out);
   Job job(model, options);

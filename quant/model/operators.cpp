@@ -24,10 +24,12 @@
 #include "fp8/runtime/intercept/weight_tag.h"
 #include "fp8/runtime/io/base/error.h"
 #include "fp8/runtime/io/base/text.h"
+#include "fp8/runtime/ops/common/arguments.h"
 
 namespace fp8::quant {
 namespace {
 
+using recipes::Dialect;
 using recipes::FloatType;
 using Reader = std::function<bool(const io::Json&)>;
 
@@ -37,27 +39,14 @@ struct Key {
   Reader read;
 };
 
-/// One of `names`, to its place among them.
-template <class T>
-Key choice(const char* key, const std::vector<std::string>& names, T& into) {
-  return {key, io::joined(names), [names, &into](const io::Json& json) {
-            for (std::size_t i = 0; json.is_string() && i < names.size(); ++i) {
-              if (json.get<std::string>() != names[i]) continue;
-              into = static_cast<T>(i);
-              return true;
+/// The value of a name; T: E or std::optional<E>.
+template <class E, class T>
+Key choice(const char* key, T& into, const EnumChoice<E>& among = choice_of<E>()) {
+  return {key, allowed_names(among), [among, &into](const io::Json& json) {
+            for (const auto& row : among) {
+              if (json == row.name) return (into = row.value, true);
             }
             return false;
-          }};
-}
-
-template <class T>
-Key choice(const char* key, const std::vector<std::string>& names, std::optional<T>& into) {
-  auto chosen = std::make_shared<T>();
-  const Key one = choice(key, names, *chosen);
-  return {key, one.allowed, [read = one.read, chosen, &into](const io::Json& json) {
-            if (!read(json)) return false;
-            into = *chosen;
-            return true;
           }};
 }
 
@@ -88,15 +77,15 @@ Key block(Block& into) {
           }};
 }
 
-const std::vector<std::string> kWeights = {"tensor", "channel", "block"};
-const std::vector<std::string> kActivations = {"none", "static_tensor", "dynamic_token", "dynamic_tensor",
-                                               "dynamic_group"};
-const std::vector<std::string> kFloats = {"f32", "bf16", "f16"};
-constexpr FloatType kFloatTypes[] = {FloatType::F32, FloatType::BF16, FloatType::F16};
-constexpr at::ScalarType kDtypes[] = {at::kFloat, at::kBFloat16, at::kHalf};
-const std::vector<std::string> kDialects = {"gaudi2", "gaudi3", "ocp"};
-
-recipes::Dialect dialect_at(std::size_t i) { return dialect_from_name(kDialects[i], "dialect"); }
+const EnumChoice<ActivationScaling>& activation_words() {
+  using enum ActivationScaling;
+  static const EnumChoice<ActivationScaling> words = {{none, "none"},
+                                                      {static_tensor, "static_tensor"},
+                                                      {dynamic_token, "dynamic_token"},
+                                                      {dynamic_tensor, "dynamic_tensor"},
+                                                      {dynamic_group, "dynamic_group"}};
+  return words;
+}
 
 /// Reads an argument's JSON; which keys it has.
 std::set<std::string> read_keys(const std::string& argument, const std::string& text, const std::vector<Key>& keys) {
@@ -134,7 +123,6 @@ Request request_of(const std::string& text) {
   Request request;
   std::string measurements;
   std::optional<ActivationScaling> activations;
-  std::optional<std::size_t> dialect;
   io::Json config_json;
   const Key config = {"quant_config", "an object or the path of a file", [&](const io::Json& json) {
                         config_json = json;
@@ -145,12 +133,12 @@ Request request_of(const std::string& text) {
                           return !measurements.empty();
                         }};
   PlanOptions& plan = request.plan;
-  const auto keys = read_keys(
-      where, text,
-      {config, measured, choice("activations", kActivations, activations), choice("weights", kWeights, plan.weights),
-       block(plan.block), boolean("power_of_two", plan.power_of_two), boolean("fuse_scales", plan.fuse_scales),
-       choice("dialect", kDialects, dialect), words("include", plan.include), words("exclude", plan.exclude),
-       boolean("recurrent", request.recurrent)});
+  const auto keys = read_keys(where, text,
+                              {config, measured, choice("activations", activations, activation_words()),
+                               choice<WeightGranularity>("weights", plan.weights), block(plan.block),
+                               boolean("power_of_two", plan.power_of_two), boolean("fuse_scales", plan.fuse_scales),
+                               choice<Dialect>("dialect", plan.dialect), words("include", plan.include),
+                               words("exclude", plan.exclude), boolean("recurrent", request.recurrent)});
   if (!config_json.is_null()) {
     if (keys.size() > 1 + keys.count("recurrent"))
       throw io::Error(where + ": expected 'quant_config' alone, it decides the rest");
@@ -159,7 +147,7 @@ Request request_of(const std::string& text) {
                          : configs::read_quant_config(config_json.get<std::string>(), measure::parse_options());
     return request;
   }
-  plan.dialect = dialect.has_value() ? dialect_at(*dialect) : runtime::device_dialect("convert");
+  if (!plan.dialect.has_value()) plan.dialect = runtime::device_dialect("convert");
   if (!measurements.empty()) plan.measurements = measure::read_measurements(measurements);
   plan.activations =
       activations.value_or(measurements.empty() ? ActivationScaling::dynamic_token : ActivationScaling::static_tensor);
@@ -189,8 +177,6 @@ const Fp8Handler& handler_of(const char* op, const at::Tensor& weight) {
   return *handler;
 }
 
-std::size_t place_of(at::ScalarType dtype) { return dtype == at::kFloat ? 0 : dtype == at::kBFloat16 ? 1 : 2; }
-
 struct TagScheme {
   Scheme scheme;
   at::ScalarType original = at::kBFloat16;
@@ -204,20 +190,20 @@ TagScheme tag_scheme(const std::string& text, const at::Tensor& scale_inv) {
                    : scale_inv.dim() == 2 ? WeightGranularity::block
                                           : WeightGranularity::channel;
   scheme.activations = ActivationScaling::none;
-  std::size_t dialect = kDialects.size(), dtype = 1, hp = 1;
+  std::optional<Dialect> dialect;
+  FloatType dtype = FloatType::BF16;
   const Key input = {"input_scale_inv", "a positive finite number", [&](const io::Json& json) {
                        if (json.is_number()) scheme.input_scale_inv = json.get<float>();
                        return json.is_number() && std::isfinite(scheme.input_scale_inv) && scheme.input_scale_inv > 0;
                      }};
-  const auto keys =
-      read_keys(where, text,
-                {choice("weights", kWeights, scheme.weights), choice("activations", kActivations, scheme.activations),
-                 block(scheme.block), boolean("power_of_two", scheme.power_of_two),
-                 choice("dialect", kDialects, dialect), input, choice("dtype", kFloats, dtype),
-                 choice("convention", {"own", "inc"}, scheme.convention), choice("hp_dtype", kFloats, hp)});
-  scheme.dialect = dialect < kDialects.size() ? dialect_at(dialect) : runtime::device_dialect("tag");
-  scheme.hp = kFloatTypes[hp];
-  out.original = kDtypes[dtype];
+  const auto keys = read_keys(where, text,
+                              {choice<WeightGranularity>("weights", scheme.weights),
+                               choice("activations", scheme.activations, activation_words()), block(scheme.block),
+                               boolean("power_of_two", scheme.power_of_two), choice<Dialect>("dialect", dialect), input,
+                               choice<FloatType>("dtype", dtype), choice<Convention>("convention", scheme.convention),
+                               choice<FloatType>("hp_dtype", scheme.hp)});
+  scheme.dialect = dialect.has_value() ? *dialect : runtime::device_dialect("tag");
+  out.original = runtime::ops::dtype_of(dtype);
   const bool is_static = scheme.activations == ActivationScaling::static_tensor;
   if (is_static != (keys.count("input_scale_inv") != 0))
     throw io::Error(where + ": key 'input_scale_inv': expected with activations static_tensor, and only with them");
@@ -320,14 +306,13 @@ std::string scheme_of(const at::Tensor& weight) {
                   (s.convention == Convention::own || is_static || s.activations == ActivationScaling::none),
               "[fp8::scheme_of] weight: expected fp8 products with scales that a scheme tells, found ", s.describe(),
               ", INC's convention");
-  io::Json json = {{"weights", kWeights[static_cast<std::size_t>(s.weights)]},
-                   {"activations", kActivations[static_cast<std::size_t>(s.activations)]}};
+  io::Json json = {{"weights", name_of(s.weights)}, {"activations", name_of(s.activations, activation_words())}};
   if (s.weights == WeightGranularity::block || s.activations == ActivationScaling::dynamic_group)
     json["block"] = {s.block.rows, s.block.cols};
   if (s.power_of_two) json["power_of_two"] = true;
   json["dialect"] = recipes::name_of(s.dialect);
   if (is_static) json["input_scale_inv"] = s.input_scale_inv;
-  json["dtype"] = kFloats[place_of(handler.original_dtype())];
+  json["dtype"] = name_of(runtime::ops::float_type_of(handler.original_dtype()));
   json["convention"] = name_of(s.convention);
   if (s.convention == Convention::inc) json["hp_dtype"] = recipes::name_of(s.hp);
   return json.dump();

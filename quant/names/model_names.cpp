@@ -133,28 +133,6 @@ void add_rows(const io::Json& config, int depth, std::vector<const Family*>& row
 
 }  // namespace
 
-const char* name_of(Role role) {
-  switch (role) {
-    case Role::linear:
-      return "Linear";
-    case Role::embedding:
-      return "embedding";
-    case Role::head:
-      return "head";
-    case Role::router:
-      return "router";
-    case Role::tower:
-      return "tower";
-    case Role::transposed:
-      return "Conv1D";
-    case Role::cut:
-      return "cut on load";
-    case Role::other:
-      break;
-  }
-  return "other";
-}
-
 const Family* family_of(Text model_type) {
   for (const auto& row : model_families()) {
     if (any_part(row.model_types, ' ', [&](Text type) { return type == model_type; })) return &row;

@@ -20,6 +20,7 @@
 #include <vector>
 
 #include "fp8/runtime/io/json/json.h"
+#include "fp8/runtime/kernels/enum_names.h"
 
 namespace fp8::quant {
 
@@ -34,7 +35,18 @@ enum class Role {
   cut,         ///< readers cut it, merge it or use it without its module: its scale would be lost
   other,       ///< no product at all: convolutions, norms, tables
 };
-const char* name_of(Role role);
+constexpr auto names_of(Role) {
+  using enum Role;
+  return std::to_array<EnumName<Role>>({{linear, "Linear"},
+                                        {embedding, "embedding"},
+                                        {head, "head"},
+                                        {router, "router"},
+                                        {tower, "tower"},
+                                        {transposed, "Conv1D"},
+                                        {cut, "cut on load"},
+                                        {other, "other"}});
+}
+using fp8::name_of;
 
 /// A row of the table. Whatever a cell leaves open, the general rule decides.
 struct Family {

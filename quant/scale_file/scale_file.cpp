@@ -177,20 +177,6 @@ std::string changed(const ScaleOrigin& stored, const ScaleOrigin& wanted) {
 
 }  // namespace
 
-const char* name_of(ScaleState state) {
-  switch (state) {
-    case ScaleState::missing:
-      return "missing";
-    case ScaleState::fresh:
-      return "fresh";
-    case ScaleState::stale:
-      return "stale";
-    case ScaleState::foreign:
-      break;
-  }
-  return "foreign";
-}
-
 const ModuleScales* ScaleFile::find(const std::string& module) const {
   const auto it =
       std::find_if(modules.begin(), modules.end(), [&](const ModuleScales& m) { return m.module == module; });

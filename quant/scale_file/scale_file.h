@@ -19,6 +19,7 @@
 #include <vector>
 
 #include "fp8/measure/files/stats_files.h"
+#include "fp8/runtime/kernels/enum_names.h"
 
 namespace fp8::quant {
 
@@ -82,7 +83,12 @@ ScaleFile scales_from_json(const io::Json& json, const std::string& name);
 /// fresh: made of exactly `wanted`. stale: made of something else. foreign: nobody says what of (another tool's, or
 /// replaced since).
 enum class ScaleState : std::uint8_t { missing, fresh, stale, foreign };
-const char* name_of(ScaleState state);
+constexpr auto names_of(ScaleState) {
+  using enum ScaleState;
+  return std::to_array<EnumName<ScaleState>>(
+      {{missing, "missing"}, {fresh, "fresh"}, {stale, "stale"}, {foreign, "foreign"}});
+}
+using fp8::name_of;
 
 /// What a run that needs scales starts from.
 struct ScaleChoice {

@@ -20,6 +20,10 @@ namespace fp8::quant {
 
 /// What shares a scale of a key-value cache.
 enum class KvGranularity : std::uint8_t { tensor, head };
+constexpr auto names_of(KvGranularity) {
+  using enum KvGranularity;
+  return std::to_array<EnumName<KvGranularity>>({{tensor, "tensor"}, {head, "head"}});
+}
 
 struct NodeScheme : Numbers {
   configs::ModuleKind kind = configs::ModuleKind::matmul;

@@ -57,31 +57,6 @@ kernels::BlockCastArgs block_args(const void* w, recipes::FloatType type, std::i
 
 }  // namespace
 
-const char* name_of(Convention convention) { return convention == Convention::own ? "own" : "inc"; }
-const char* name_of(WeightGranularity granularity) {
-  return granularity == WeightGranularity::tensor    ? "tensor"
-         : granularity == WeightGranularity::channel ? "channel"
-                                                     : "block";
-}
-const char* name_of(ActivationScaling scaling) {
-  switch (scaling) {
-    case ActivationScaling::none:
-      return "high precision";
-    case ActivationScaling::static_tensor:
-      return "static tensor";
-    case ActivationScaling::dynamic_token:
-      return "dynamic token";
-    case ActivationScaling::dynamic_group:
-      return "dynamic group";
-    case ActivationScaling::dynamic_tensor:
-      break;
-  }
-  return "dynamic tensor";
-}
-const char* name_of(Compute compute) {
-  return compute == Compute::fp8 ? "fp8" : compute == Compute::qdq ? "quantize-dequantize" : "fake quantization";
-}
-
 ScaleGrid scale_grid(const Scheme& scheme, std::int64_t rows, std::int64_t cols) {
   switch (scheme.weights) {
     case WeightGranularity::tensor:

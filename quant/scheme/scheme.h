@@ -12,24 +12,46 @@
 #include <vector>
 
 #include "fp8/recipes/recipes.h"
+#include "fp8/runtime/kernels/enum_names.h"
 
 namespace fp8::quant {
 
+using fp8::name_of;
+
 enum class Convention : std::uint8_t { own, inc };
+constexpr auto names_of(Convention) {
+  using enum Convention;
+  return std::to_array<EnumName<Convention>>({{own, "own"}, {inc, "inc"}});
+}
+
 /// block: a scale per rectangle of the weight (Scheme::block).
 enum class WeightGranularity : std::uint8_t { tensor, channel, block };
+constexpr auto names_of(WeightGranularity) {
+  using enum WeightGranularity;
+  return std::to_array<EnumName<WeightGranularity>>({{tensor, "tensor"}, {channel, "channel"}, {block, "block"}});
+}
+
 /// none: weights only. static_tensor: one measured scale. dynamic_token: a scale per row of the activation, at each
 /// call. dynamic_tensor: one scale for all of it, at each call. dynamic_group: one per Scheme::block.cols neighbours in
 /// a row, at each call.
 enum class ActivationScaling : std::uint8_t { none, static_tensor, dynamic_token, dynamic_tensor, dynamic_group };
+constexpr auto names_of(ActivationScaling) {
+  using enum ActivationScaling;
+  return std::to_array<EnumName<ActivationScaling>>({{none, "high precision"},
+                                                     {static_tensor, "static tensor"},
+                                                     {dynamic_token, "dynamic token"},
+                                                     {dynamic_tensor, "dynamic tensor"},
+                                                     {dynamic_group, "dynamic group"}});
+}
+
 /// fp8: products of codes. qdq: values are cast to fp8 and back, products are in high precision. fake_quant: the same
 /// in training, weights keep their dtype and get gradients.
 enum class Compute : std::uint8_t { fp8, qdq, fake_quant };
-
-const char* name_of(Convention convention);
-const char* name_of(WeightGranularity granularity);
-const char* name_of(ActivationScaling scaling);
-const char* name_of(Compute compute);
+constexpr auto names_of(Compute) {
+  using enum Compute;
+  return std::to_array<EnumName<Compute>>(
+      {{fp8, "fp8"}, {qdq, "quantize-dequantize"}, {fake_quant, "fake quantization"}});
+}
 
 /// What every tensor of a module shares: the numbers' format and the arithmetic of scales.
 struct Numbers {

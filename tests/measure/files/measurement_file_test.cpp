@@ -10,6 +10,7 @@
 #include "fp8/runtime/io/base/error.h"
 #include "fp8/runtime/io/json/json.h"
 #include "fp8/runtime/io/tensors/npz.h"
+#include "support/enum_names.h"
 #include "support/hpu_test.h"
 #include "support/temp_dir.h"
 
@@ -54,6 +55,8 @@ MeasurementFile read_text(const std::string& json) {
   std::ofstream(dir / "p_hooks_maxabs.json") << json;
   return read_measurements((dir / "p").string());
 }
+
+TEST(MeasurementFile, ModesHaveNames) { test::check_names<MeasurementMode>(); }
 
 TEST(MeasurementFile, RoundTripsThroughJson) {
   const test::TempDir dir;

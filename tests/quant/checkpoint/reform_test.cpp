@@ -9,6 +9,7 @@
 
 #include "fp8/runtime/io/base/error.h"
 #include "quant/checkpoint/fp8_source.h"
+#include "support/enum_names.h"
 #include "support/temp_dir.h"
 
 namespace fp8::quant {
@@ -81,6 +82,8 @@ std::vector<Row> rows() {
        false,
        {same, same, coarser, coarser, coarser}}};
 }
+
+TEST(CheckpointConvert, ChangesHaveNames) { test::check_names<Change>(); }
 
 TEST(CheckpointConvert, EveryFormIntoEveryOtherAndBack) {
   for (const auto& row : rows()) {

@@ -9,6 +9,8 @@
 #include <random>
 #include <string>
 
+#include "support/enum_names.h"
+
 namespace fp8::quant {
 namespace {
 
@@ -43,6 +45,8 @@ void expect_codes(const Rescaling& r, std::int64_t num, std::int64_t den, int to
     EXPECT_EQ(r.code[static_cast<std::size_t>(code)], expected) << "code " << code;
   }
 }
+
+TEST(CodeConvert, RescalesHaveNames) { test::check_names<Rescale>(); }
 
 TEST(CodeConvert, RescaledCodesAreTheNearestOnes) {
   constexpr int k240 = 0x77, k448 = 0x7E;

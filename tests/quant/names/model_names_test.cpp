@@ -7,6 +7,8 @@
 #include <set>
 #include <sstream>
 
+#include "support/enum_names.h"
+
 namespace fp8::quant {
 namespace {
 
@@ -57,6 +59,7 @@ TEST(ModelNames, Adapters) {
     EXPECT_TRUE(is_adapter_name(name)) << name;
   for (const char* name : {"q_proj", "explora_tion.fc", "lora", ""}) EXPECT_FALSE(is_adapter_name(name)) << name;
 }
+TEST(ModelNames, RolesHaveNames) { test::check_names<Role>(); }
 
 TEST(ModelFamilies, EachTypeHasOneRow) {
   std::set<std::string> seen;

@@ -4,6 +4,7 @@
 
 #include "fp8/configs/option_names.h"
 #include "fp8/runtime/io/base/error.h"
+#include "support/enum_names.h"
 #include "support/hpu_test.h"
 
 namespace fp8::quant {
@@ -40,6 +41,8 @@ std::string reason(const Plan& plan, const std::string& name) {
   }
   return "";
 }
+
+TEST(Plan, FormsOfExpertsHaveNames) { test::check_names<ExpertForm>(); }
 
 TEST(Plan, DynamicByDefault) {
   const Plan plan = make_plan(kModel, {});

@@ -9,6 +9,7 @@
 #include "fp8/runtime/io/base/error.h"
 #include "fp8/runtime/io/json/json.h"
 #include "fp8/runtime/io/tensors/npz.h"
+#include "support/enum_names.h"
 #include "support/hpu_test.h"
 #include "support/temp_dir.h"
 
@@ -146,6 +147,8 @@ TEST(ScaleFile, DisagreeingFilesAreAnError) {
       throws_with({"MAXABS_HW.json", "MAXABS_HW.npz", "disagree", "Nodes.up_proj.params.weight.0[1]: 2.0 and 3.0"},
                   [&] { read_scales(name_in(dir)); }));
 }
+
+TEST(ScaleChoice, StatesHaveNames) { test::check_names<ScaleState>(); }
 
 TEST(ScaleChoice, FreshScalesAreUsedInSilence) {
   const test::TempDir dir;

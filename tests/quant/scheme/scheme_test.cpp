@@ -2,6 +2,8 @@
 // Scales and codes of both conventions against their formulas, element by element.
 #include "fp8/quant/scheme/scheme.h"
 
+#include "fp8/quant/scheme/node_scheme.h"
+#include "support/enum_names.h"
 #include "support/fp8_reference.h"
 #include "support/hpu_test.h"
 
@@ -170,8 +172,14 @@ TEST(Scheme, DescribesItself) {
   Scheme s = own(Dialect::gaudi2);
   s.activations = ActivationScaling::static_tensor;
   EXPECT_EQ(s.describe(), "E4M3 tensor weights, static tensor activations, gaudi2");
-  EXPECT_STREQ(name_of(Convention::own), "own");
-  EXPECT_STREQ(name_of(Convention::inc), "inc");
+}
+
+TEST(Scheme, Names) {
+  test::check_names<Convention>();
+  test::check_names<WeightGranularity>();
+  test::check_names<ActivationScaling>();
+  test::check_names<Compute>();
+  test::check_names<KvGranularity>();
 }
 
 Scheme blocks(std::int64_t rows, std::int64_t cols, bool power_of_two = false, Dialect dialect = Dialect::ocp) {

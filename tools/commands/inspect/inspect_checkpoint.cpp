@@ -14,6 +14,7 @@
 #include "fp8/quant/forms/assumed_form.h"
 #include "fp8/quant/forms/form.h"
 #include "fp8/quant/forms/nonfinite.h"
+#include "fp8/quant/scheme/float_dtype.h"
 #include "fp8/runtime/io/base/error.h"
 #include "fp8/runtime/io/base/file_names.h"
 #include "fp8/runtime/io/base/text.h"
@@ -67,17 +68,11 @@ std::string granularity_of(const io::TensorInfo& weight, const io::TensorInfo& s
                      ceil(columns, scale.shape[scale.shape.size() == 4 ? 2 : 1]));
 }
 
-bool is_scale_dtype(io::DType dtype) {
-  return dtype == io::DType::F32 || dtype == io::DType::BF16 || dtype == io::DType::F16 || dtype == io::DType::F8_E8M0;
-}
+bool is_scale_dtype(io::DType dtype) { return quant::is_float(dtype) || dtype == io::DType::F8_E8M0; }
 
 float value_at(const std::uint8_t* bytes, io::DType dtype, std::int64_t i) {
   if (dtype == io::DType::F8_E8M0) return kernels::e8m0_value(bytes[i]);
-  return kernels::load_element(bytes,
-                               dtype == io::DType::F32    ? kernels::FloatType::F32
-                               : dtype == io::DType::BF16 ? kernels::FloatType::BF16
-                                                          : kernels::FloatType::F16,
-                               i);
+  return kernels::load_element(bytes, quant::float_type(dtype), i);
 }
 
 /// Smallest and largest value of a tensor, whatever they are; chunk by chunk. NaN if there is one.
