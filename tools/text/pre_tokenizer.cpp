@@ -7,6 +7,7 @@
 #include <utility>
 #include <vector>
 
+#include "fp8/runtime/kernels/enum_names.h"
 #include "fp8/tools/text/byte_alphabet.h"
 #include "fp8/tools/text/growth.h"
 #include "fp8/tools/text/pattern.h"
@@ -24,15 +25,25 @@ namespace {
 //   MergedWithPrevious  the- final- - countdown
 //   MergedWithNext      the -final - -countdown
 enum class Behavior { Isolated, Removed, Contiguous, MergedWithPrevious, MergedWithNext };
+constexpr auto names_of(Behavior) {
+  using enum Behavior;
+  return std::to_array<EnumName<Behavior>>({{Isolated, "Isolated"},
+                                            {Removed, "Removed"},
+                                            {Contiguous, "Contiguous"},
+                                            {MergedWithPrevious, "MergedWithPrevious"},
+                                            {MergedWithNext, "MergedWithNext"}});
+}
 
-Behavior behavior_from_json(const JsonPart& part) {
-  const std::string& name = part.string();
-  if (name == "Isolated") return Behavior::Isolated;
-  if (name == "Removed") return Behavior::Removed;
-  if (name == "Contiguous") return Behavior::Contiguous;
-  if (name == "MergedWithPrevious") return Behavior::MergedWithPrevious;
-  if (name == "MergedWithNext") return Behavior::MergedWithNext;
-  part.unsupported(name, "Isolated, Removed, Contiguous, MergedWithPrevious, MergedWithNext");
+enum class PrependScheme { first, always, never };
+constexpr auto names_of(PrependScheme) {
+  using enum PrependScheme;
+  return std::to_array<EnumName<PrependScheme>>({{first, "first"}, {always, "always"}, {never, "never"}});
+}
+
+template <NamedEnum E>
+E value_of(const JsonPart& part) {
+  if (const auto value = parse_enum<E>(part.string())) return *value;
+  part.unsupported(part.string(), allowed_names<E>());
 }
 
 // stretches: consecutive, covering the text. The words, empty ones included.
@@ -80,7 +91,7 @@ bool emit(std::string_view text, bool first, const std::vector<Stretch>& words, 
 
 PreTokenizer make_split(const JsonPart& part) {
   const auto pattern = std::make_shared<const Pattern>(Pattern::from_json(part.at("pattern")));
-  const Behavior behavior = behavior_from_json(part.at("behavior"));
+  const Behavior behavior = value_of<Behavior>(part.at("behavior"));
   const bool invert = part.at("invert").boolean();
   return [=](std::string_view text, bool first, const WordSink& sink) {
     std::vector<Stretch> stretches = pattern->split(text);
@@ -117,19 +128,9 @@ PreTokenizer make_byte_level(const JsonPart& part) {
   };
 }
 
-enum class PrependScheme { first, always, never };
-
 PrependScheme prepend_scheme(const JsonPart& part) {
-  PrependScheme scheme = PrependScheme::always;
-  if (const auto name = part.find("prepend_scheme")) {
-    if (name->string() == "first") {
-      scheme = PrependScheme::first;
-    } else if (name->string() == "never") {
-      scheme = PrependScheme::never;
-    } else if (name->string() != "always") {
-      name->unsupported(name->string(), "first, always, never");
-    }
-  }
+  const auto name = part.find("prepend_scheme");
+  const PrependScheme scheme = name ? value_of<PrependScheme>(*name) : PrependScheme::always;
   if (!part.boolean_or("add_prefix_space", true) && scheme != PrependScheme::never) {
     part.fail("has add_prefix_space false, which needs prepend_scheme 'never'");
   }
