@@ -3,8 +3,6 @@
 
 #include <ATen/ops/arange.h>
 #include <ATen/ops/cat.h>
-#include <ATen/ops/empty.h>
-#include <ATen/ops/full.h>
 #include <ATen/ops/le.h>
 #include <ATen/ops/ones.h>
 #include <ATen/ops/pow.h>
@@ -14,39 +12,12 @@
 #include <cmath>
 #include <limits>
 #include <numbers>
-#include <optional>
-#include <string>
+#include <tuple>
+
+#include "fp8/tools/models/placeholders.h"
 
 namespace fp8::models {
 namespace {
-
-/// A tensor of that shape with one NaN behind all its elements.
-at::Tensor placeholder(at::IntArrayRef shape) {
-  return at::full({1}, std::numeric_limits<float>::quiet_NaN(), at::kFloat).expand(shape);
-}
-
-/// A Linear without the cost of its random initialisation.
-torch::nn::Linear make_linear(std::int64_t in, std::int64_t out, bool bias) {
-  torch::nn::Linear linear(torch::nn::LinearOptions(1, 1).bias(bias));
-  linear->options.in_features(in);
-  linear->options.out_features(out);
-  linear->weight.set_data(placeholder({out, in}));
-  if (bias) linear->bias.set_data(placeholder({out}));
-  return linear;
-}
-
-/// Module::parameters_ is protected, and a Linear subclass would have another class name; a pointer to the member
-/// reaches it.
-struct ParameterAccess : torch::nn::Module {
-  static auto member() { return &ParameterAccess::parameters_; }
-};
-
-/// Makes linear's weight the very tensor `weight`.
-void tie(torch::nn::Linear& linear, const at::Tensor& weight) {
-  torch::nn::Module& module = *linear;
-  (module.*ParameterAccess::member())["weight"] = weight;
-  linear->weight = weight;
-}
 
 /// [B, K, L, D] -> [B, K * repeats, L, D], each kv head repeated for its group of query heads.
 at::Tensor repeat_kv(const at::Tensor& x, std::int64_t repeats) {
@@ -84,29 +55,6 @@ at::Tensor scale_llama3(const at::Tensor& frequencies, const RopeScaling& scalin
 }
 
 }  // namespace
-
-at::Tensor KVCache::append(at::Tensor& stored, const at::Tensor& current, const runtime::KVCache& module) const {
-  const auto handler = module->slot()->handler;
-  const auto dtype = handler != nullptr ? handler->cache_dtype(current.scalar_type()) : current.scalar_type();
-  const auto tokens = current.size(2);
-  if (!stored.defined())
-    stored = at::empty({current.size(0), current.size(1), capacity_, current.size(3)}, current.options().dtype(dtype));
-  TORCH_CHECK(stored.scalar_type() == dtype,
-              "[models] the key/value cache was filled before the model was converted: it holds ", stored.scalar_type(),
-              ", not ", dtype);
-  stored.narrow(2, length_, tokens).copy_(handler != nullptr ? handler->store(current) : current);
-  const auto seen = stored.narrow(2, 0, length_ + tokens);
-  return handler != nullptr ? handler->fetch(seen, current.scalar_type()) : seen;
-}
-
-std::pair<at::Tensor, at::Tensor> KVCache::append(std::size_t layer, const at::Tensor& k, const at::Tensor& v,
-                                                  const runtime::KVCache& keys, const runtime::KVCache& values) {
-  TORCH_CHECK(length_ + k.size(2) <= capacity_, "[models] the key/value cache holds ", capacity_, " tokens, found ",
-              length_ + k.size(2));
-  if (layers_.size() <= layer) layers_.resize(layer + 1);
-  auto& [stored_keys, stored_values] = layers_[layer];
-  return {append(stored_keys, k, keys), append(stored_values, v, values)};
-}
 
 LlamaRMSNormImpl::LlamaRMSNormImpl(std::int64_t size, double eps) : torch::nn::Module("LlamaRMSNorm"), eps_(eps) {
   weight = register_parameter("weight", placeholder({size}));
@@ -229,10 +177,7 @@ at::Tensor LlamaDecoderLayerImpl::forward(const at::Tensor& x, const RotaryAngle
 }
 
 LlamaModelImpl::LlamaModelImpl(const LlamaConfig& config) : torch::nn::Module("LlamaModel") {
-  const auto table = placeholder({config.vocab_size, config.hidden_size});
-  embed_tokens = register_module(
-      "embed_tokens",
-      torch::nn::Embedding(torch::nn::EmbeddingOptions(config.vocab_size, config.hidden_size)._weight(table)));
+  embed_tokens = register_module("embed_tokens", make_embedding(config.vocab_size, config.hidden_size));
   layers = register_module("layers", torch::nn::ModuleList());
   for (std::int64_t i = 0; i < config.num_hidden_layers; ++i)
     layers->push_back(LlamaDecoderLayer(config, static_cast<std::size_t>(i)));

@@ -1,12 +1,12 @@
 // SPDX-License-Identifier: Apache-2.0
 #include "fp8/tools/models/sparse_moe.h"
 
-#include <ATen/ops/full.h>
 #include <ATen/ops/softmax.h>
 #include <ATen/ops/topk.h>
 
-#include <limits>
 #include <tuple>
+
+#include "fp8/tools/models/placeholders.h"
 
 namespace fp8::models {
 
@@ -16,9 +16,7 @@ MixtralExpertsImpl::MixtralExpertsImpl(const LlamaConfig& config) : torch::nn::M
   options.hidden_size = config.hidden_size;
   options.intermediate_size = config.intermediate_size;
   moe_op = register_module("moe_op", runtime::MixtureOfExperts(options));
-  // Shapes without memory, as all of a fresh model's weights: the experts of all layers may be more than there is.
-  const auto nan = at::full({1}, std::numeric_limits<float>::quiet_NaN(), at::kFloat);
-  for (auto& weight : moe_op->parameters()) weight.set_data(nan.expand(weight.sizes()));
+  for (auto& weight : moe_op->parameters()) weight.set_data(placeholder(weight.sizes()));
 }
 
 MixtralSparseMoeBlockImpl::MixtralSparseMoeBlockImpl(const LlamaConfig& config, torch::nn::Linear router)
