@@ -22,8 +22,8 @@
 #include <vector>
 
 #include "fp8/runtime/modules/attention.h"
-#include "fp8/tools/models/config.h"
 #include "fp8/tools/models/kv_cache.h"
+#include "fp8/tools/models/llama_config.h"
 #include "fp8/tools/models/sparse_moe.h"
 
 namespace fp8::models {

@@ -11,8 +11,8 @@
 #include "fp8/runtime/io/json/json.h"
 #include "fp8/runtime/io/tensors/safetensors.h"
 #include "fp8/runtime/kernels/format.h"
-#include "fp8/tools/models/config.h"
 #include "fp8/tools/models/llama.h"
+#include "fp8/tools/models/llama_config.h"
 
 namespace fp8::models {
 

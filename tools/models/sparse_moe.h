@@ -11,7 +11,7 @@
 #include <torch/nn/modules/linear.h>
 
 #include "fp8/runtime/modules/mixture_of_experts.h"
-#include "fp8/tools/models/config.h"
+#include "fp8/tools/models/llama_config.h"
 
 namespace fp8::models {
 

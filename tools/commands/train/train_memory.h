@@ -5,7 +5,7 @@
 #include <string>
 
 #include "fp8/tools/commands/train/train_options.h"
-#include "fp8/tools/models/config.h"
+#include "fp8/tools/models/llama_config.h"
 
 namespace fp8::commands {
 

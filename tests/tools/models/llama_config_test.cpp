@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-#include "fp8/tools/models/config.h"
+#include "fp8/tools/models/llama_config.h"
 
 #include <gmock/gmock.h>
 #include <gtest/gtest.h>

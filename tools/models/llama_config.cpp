@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
 // The keys of config.json, their ranges and their defaults (those of transformers' LlamaConfig and MixtralConfig).
-#include "fp8/tools/models/config.h"
+#include "fp8/tools/models/llama_config.h"
 
 #include <system_error>
 
